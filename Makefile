@@ -1,0 +1,93 @@
+# Every target works in a fresh clone that has only make and python3 with venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?= -n 2 --dist loadfile
+
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+CONSTRAINTS := $(wildcard constraints/py$(subst .,,$(VERSION)).txt)
+PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
+  $(addprefix --constraint ,$(CONSTRAINTS))
+
+# The environment belongs to one Python version and one checkout: it is made
+# anew when either has changed, or when its interpreter no longer runs.
+WANTED := $(VERSION) $(CURDIR)
+FOUND := $(shell $(RUN) -c 'import sys; print(open(sys.prefix + "/.installed").read())' 2>/dev/null)
+
+.PHONY: help install quickstart lint format test check bench pins clean FORCE
+.DEFAULT_GOAL := help
+
+help: ## Show this list
+	@echo 'usage: make TARGET [PYTHON=python3.12] [VENV=.venv] [PYTEST_ARGS="-n 2"]'
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' \
+	  $(firstword $(MAKEFILE_LIST))
+
+install: $(STAMP) ## Make the environment, with pinned packages on 3.11 and 3.12
+
+quickstart: install ## Train two methods on real text, then report (minutes)
+	$(RUN) -m experiments.quickstart --workdir=runs/quickstart
+
+lint: install ## Style, types and import contracts; a part of `make test`
+	$(RUN) -m pytest tests/contracts/test_lint.py tests/contracts/test_layers.py
+
+format: install ## Rewrite the code in the house style
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+test: install ## The fast tier of tests, lint included: what CI runs
+	$(RUN) -m pytest $(PYTEST_ARGS)
+
+check: install ## Every test, the slow tier too
+	$(RUN) -m pytest $(PYTEST_ARGS) -m ''
+
+bench: install ## Measure the overhead of a round; ratios as JSON
+	$(RUN) -m experiments.bench round --workdir=runs/bench
+
+pins: ## Renew the constraint file of this Python version
+	@$(check-python)
+	rm -rf build/pins
+	$(PYTHON) -m venv build/pins
+	build/pins/bin/python -m pip install --quiet '.[dev]'
+	{ echo '# The tested set for Python $(VERSION), development tools included.'; \
+	  echo '# Renew: make pins PYTHON=python$(VERSION)'; \
+	  build/pins/bin/python -m pip freeze --all \
+	    --exclude dilocox_jax --exclude pip --exclude wheel; \
+	} > constraints/py$(subst .,,$(VERSION)).txt
+
+clean: ## Remove the environment, caches and builds; runs/ is kept
+	rm -rf .cache .hypothesis .ruff_cache .import_linter_cache build dist *.egg-info
+	test ! -f $(VENV)/pyvenv.cfg || rm -rf $(VENV)
+
+define check-python
+if [ -z '$(VERSION)' ]; then \
+  echo 'error: cannot run "$(PYTHON)"; say which one: make PYTHON=python3.12' >&2; \
+  exit 1; fi; \
+if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+  echo 'error: $(PYTHON) is Python $(VERSION); 3.11 or newer is needed: make PYTHON=python3.12' >&2; \
+  exit 1; fi; \
+if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
+  echo 'error: $(PYTHON) has no venv or ensurepip; on Debian: apt install python$(VERSION)-venv' >&2; \
+  exit 1; fi
+endef
+
+ifneq ($(FOUND),$(WANTED))
+$(STAMP): FORCE
+endif
+
+# setuptools comes first and the build runs without isolation, so that it too
+# is a pinned version.
+$(STAMP): setup.py $(CONSTRAINTS)
+	@$(check-python)
+	@if [ -d $(VENV) ] && [ ! -f $(VENV)/pyvenv.cfg ]; then \
+	  echo 'error: $(VENV) exists and is no virtual environment: choose VENV=...' >&2; \
+	  exit 1; fi
+	@$(if $(CONSTRAINTS),,echo 'note: no pinned set for Python $(VERSION); taking current versions')
+	@echo 'Installing into $(VENV) (Python $(VERSION)); this takes a few minutes.'
+ifneq ($(FOUND),$(WANTED))
+	@$(PYTHON) -m venv --clear $(VENV)
+endif
+	@$(PIP) setuptools
+	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@printf '%s' '$(WANTED)' > $@

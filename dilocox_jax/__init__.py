@@ -1,0 +1,1 @@
+"""Training across slow links: DiLoCoX and its relatives in JAX."""

@@ -1,0 +1,169 @@
+"""The stations of a run, built from its config and joined nowhere else.
+
+Each station takes plain arguments and knows no config. Here they get them;
+the trainer then only walks the plan.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dilocox_jax.config import RunConfig
+from dilocox_jax.data import sources
+from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.data.streams import ReplicaStreams, validation_batches
+from dilocox_jax.exchange.mean import mean_over_replicas
+from dilocox_jax.inner.optimizer import inner_optimizer, learning_rate_schedule
+from dilocox_jax.inner.step import accumulated_gradient, inner_step
+from dilocox_jax.mesh import Replicas
+from dilocox_jax.models import transformer
+from dilocox_jax.models.loss import next_token_loss
+from dilocox_jax.optimizers import named_optimizer
+from dilocox_jax.outer.partition import Partition
+from dilocox_jax.outer.programs import RoundPrograms, StepPrograms
+from dilocox_jax.outer.transforms import OuterTransform
+from dilocox_jax.plan.segments import RunPlan
+from dilocox_jax.plan.shapes import parameter_shapes
+from dilocox_jax.plan.traffic import Traffic
+from dilocox_jax.pytypes import Scalar, Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+  """Everything that runs on the devices.
+
+  Attributes:
+    model: The model's two functions.
+    schedule: Learning rate by inner step.
+    steps: Data-parallel steps of all replicas.
+    single: The same of one replica alone.
+    rounds: Rounds of the method.
+  """
+
+  model: transformer.Model
+  schedule: optax.Schedule
+  steps: StepPrograms
+  single: StepPrograms
+  rounds: RoundPrograms
+
+  def steps_of(self, phase: str) -> StepPrograms:
+    """The programs of a phase without rounds."""
+    return self.single if phase == "single" else self.steps
+
+  @functools.cached_property
+  def evaluate(self):
+    """The jitted mean loss: (params, batches [N, B, L + 1]) -> nats."""
+
+    def mean_loss(params: Tree, batches: Tree) -> Scalar:
+      losses = jax.lax.map(
+        lambda batch: next_token_loss(self.model, params, batch), batches
+      )
+      return jnp.mean(losses)
+
+    return jax.jit(mean_loss)
+
+
+def run_plan(config: RunConfig) -> RunPlan:
+  """What the run does when."""
+  sync = config.sync
+  return RunPlan(
+    sync.named,
+    config.total_steps,
+    sync.warm_start,
+    sync.warm_start_steps,
+    sync.steps_per_dispatch,
+  )
+
+
+def traffic(config: RunConfig) -> Traffic:
+  """What the run puts on the wire."""
+  shapes = parameter_shapes(config.model.shape)
+  return Traffic(
+    config.sync.named, config.fragments, shapes, config.mesh.num_replicas
+  )
+
+
+def programs(config: RunConfig) -> Programs:
+  """Builds model, optimizers and the programs of all phases."""
+  sizes, inner, outer = config.model, config.inner, config.outer
+  model = transformer.build(
+    sizes.shape, dtype=jnp.dtype(sizes.compute_dtype), unroll=sizes.scan_unroll
+  )
+
+  def loss(params: Tree, tokens: Tree) -> Scalar:
+    return next_token_loss(model, params, tokens, sizes.z_loss)
+
+  gradient = accumulated_gradient(loss, inner.accumulate_steps)
+  schedule = learning_rate_schedule(
+    inner.schedule,
+    inner.learning_rate,
+    warmup_steps=inner.warmup_steps,
+    total_steps=config.total_steps,
+    final_fraction=inner.final_fraction,
+  )
+  optimizer = inner_optimizer(
+    inner.optimizer,
+    schedule,
+    clip_norm=inner.clip_norm,
+    b1=inner.b1,
+    b2=inner.b2,
+    weight_decay=inner.weight_decay,
+    momentum=inner.momentum,
+  )
+  aggregator = mean_over_replicas()
+  replicas = Replicas(config.mesh.num_replicas, config.mesh.layout)
+  alone = dataclasses.replace(replicas, num_replicas=1)
+  transform = OuterTransform(
+    config.sync.named,
+    Partition(config.fragments),
+    named_optimizer(
+      outer.optimizer,
+      outer.learning_rate,
+      momentum=outer.momentum or None,
+      nesterov=outer.nesterov and bool(outer.momentum),
+    ),
+    aggregator,
+  )
+  return Programs(
+    model=model,
+    schedule=schedule,
+    steps=StepPrograms(gradient, optimizer, aggregator, replicas),
+    single=StepPrograms(gradient, optimizer, aggregator, alone),
+    rounds=RoundPrograms(transform, inner_step(gradient, optimizer), replicas),
+  )
+
+
+def corpus(config: RunConfig) -> Corpus:
+  """Loads the text, or raises ValueError with one line."""
+  data = config.data
+  return sources.load(
+    data.source,
+    glob=data.glob,
+    seed=config.seed,
+    validation_fraction=data.validation_fraction,
+  )
+
+
+def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
+  """The replicas' training batches."""
+  return ReplicaStreams(
+    text.train,
+    num_replicas=config.mesh.num_replicas,
+    batch_size=config.data.batch_size,
+    sequence_length=config.data.sequence_length,
+    seed=config.seed,
+  )
+
+
+def held_out(config: RunConfig, text: Corpus) -> np.ndarray:
+  """The batches of every evaluation, [N, B, L + 1]."""
+  return validation_batches(
+    text.validation,
+    batch_size=config.data.batch_size,
+    sequence_length=config.data.sequence_length,
+    max_sequences=config.evaluation.num_sequences,
+  )

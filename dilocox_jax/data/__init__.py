@@ -1,0 +1,1 @@
+"""Where tokens come from and in which order the replicas read them."""

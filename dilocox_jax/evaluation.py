@@ -1,0 +1,89 @@
+"""Numbers read off a state or a segment, for the records."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from dilocox_jax.assembly import Programs
+from dilocox_jax.outer.data_parallel import SharedState
+from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.programs import mean_of
+from dilocox_jax.plan.segments import Segment
+from dilocox_jax.pytypes import Tree
+from dilocox_jax.states import State
+
+
+def losses(programs: Programs, state: State, batches) -> dict[str, float]:
+  """Validation losses of the three views of a state, in nats a token.
+
+  Args:
+    programs: The run's programs.
+    state: State of all replicas.
+    batches: Held-out tokens [N, B, L + 1], on a device.
+
+  Returns:
+    "outer_loss" (outer parameters), "mean_loss" (the replicas' mean),
+    "replica_loss" (replica 0).
+  """
+  views = _views(programs, state)
+  values = {}
+  for params in views.values():
+    if id(params) not in values:  # A warm start has one view three times.
+      here = jax.device_put(params, batches.sharding)
+      values[id(params)] = float(programs.evaluate(here, batches))
+  return {f"{name}_loss": values[id(p)] for name, p in views.items()}
+
+
+def _views(programs: Programs, state: State) -> dict[str, Tree]:
+  if isinstance(state, SharedState):
+    return dict.fromkeys(("outer", "mean", "replica"), state.params)
+  inner = state.replica.params
+  return {
+    "outer": programs.rounds.outer_params(state),
+    "mean": mean_of(inner),
+    "replica": jax.tree.map(lambda leaf: leaf[0], inner),
+  }
+
+
+def first_not_finite(*values: np.ndarray) -> tuple[int, int] | None:
+  """(replica, step) of the earliest value that is not finite, if any.
+
+  Args:
+    *values: Arrays [M, num_steps].
+  """
+  bad = ~np.isfinite(np.stack(values)).all(axis=0)
+  if not bad.any():
+    return None
+  step = int(np.argmax(bad.any(axis=0)))
+  return int(np.argmax(bad[:, step])), step
+
+
+def drift_rows(
+  segment: Segment, drifts: Sequence[Drift], local_start: int
+) -> list[dict[str, Any]]:
+  """Drifts by event, in the order of the segment's arrivals.
+
+  Args:
+    segment: What was run.
+    drifts: For every piece with an arrival its values, [num_windows] each.
+    local_start: Inner step of the run at which the schedule began.
+  """
+  arrivals = [w.applied for w in segment.windows if w.applied]
+  if not arrivals:
+    return []
+  columns = Drift(*(np.concatenate(c) for c in zip(*drifts, strict=True)))
+  return [
+    {
+      "fragment": event.fragment,
+      "step": event.send_step + local_start,
+      "cosine": cosine if math.isfinite(cosine) else None,
+      "disagreement": disagreement,
+      "pseudo_gradient_norm": norm,
+    }
+    for event, cosine, disagreement, norm in zip(
+      arrivals, *columns, strict=True
+    )
+  ]

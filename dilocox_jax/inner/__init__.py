@@ -1,0 +1,1 @@
+"""The local step that does not know it is averaged."""

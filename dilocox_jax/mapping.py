@@ -1,0 +1,107 @@
+"""Nested mappings turned into frozen values, and compared.
+
+Typing errors in a configuration are found here, once and for every section:
+an unknown field is answered with the nearest known one.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def build(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
+  """Builds a dataclass, sections and all, from a nested mapping.
+
+  Args:
+    cls: A dataclass whose fields are plain values or dataclasses.
+    values: What to set; missing fields keep their defaults.
+    prefix: Path of this section, for messages.
+
+  Raises:
+    ValueError: One line that names an unknown field, or a value of a wrong
+      type.
+  """
+  fields = typing.get_type_hints(cls)
+  built = {}
+  for name, value in values.items():
+    path = prefix + name
+    if name not in fields:
+      raise ValueError(_unknown(path, name, fields))
+    kind = fields[name]
+    if dataclasses.is_dataclass(kind):
+      if not isinstance(value, Mapping):
+        raise ValueError(f"{path}={value!r} must be a section of fields")
+      built[name] = build(kind, value, f"{path}.")
+    else:
+      built[name] = _checked(path, kind, value)
+  return cls(**built)
+
+
+def check_path(cls: type, path: str) -> None:
+  """Raises ValueError, with the nearest name, if a field does not exist.
+
+  Args:
+    cls: A dataclass, possibly of dataclasses.
+    path: Names joined by dots, e.g. "sync.sync_interval".
+  """
+  kind = cls
+  for name in path.split("."):
+    fields = (
+      typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+    )
+    if name not in fields:
+      raise ValueError(_unknown(path, name, fields))
+    kind = fields[name]
+
+
+def _unknown(path: str, name: str, fields: Mapping[str, Any]) -> str:
+  near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
+  hint = f"did you mean {near[0]!r}?" if near else f"have: {', '.join(fields)}"
+  return f"unknown config field {path!r}: {hint}"
+
+
+def _checked(path: str, kind: Any, value: Any) -> Any:
+  """Returns the value if it has the field's type; ints serve as floats."""
+  is_union = isinstance(kind, types.UnionType)
+  kinds = typing.get_args(kind) if is_union else (kind,)
+  if float in kinds and type(value) is int:
+    return float(value)
+  if type(value) not in kinds:
+    names = " or ".join(k.__name__ for k in kinds if k is not type(None))
+    raise ValueError(f"{path}={value!r} must be of type {names}")
+  return value
+
+
+def changed_fields(
+  old: Mapping[str, Any], new: Mapping[str, Any], free: Sequence[str] = ()
+) -> list[str]:
+  """Fields in which two nested mappings differ.
+
+  Args:
+    old: A nested mapping.
+    new: Another.
+    free: Fields, or whole sections, that may differ.
+
+  Returns:
+    Lines "section.field: old -> new".
+  """
+  before, after = _flat(old), _flat(new)
+  return [
+    f"{path}: {before.get(path)!r} -> {after.get(path)!r}"
+    for path in sorted(before.keys() | after.keys())
+    if before.get(path) != after.get(path)
+    and not any(f"{path}.".startswith(f"{free}.") for free in FREE_ON_RESUME)
+  ]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  flat: dict[str, Any] = {}
+  for name, value in values.items():
+    if isinstance(value, Mapping):
+      flat |= _flat(value, f"{prefix}{name}.")
+    else:
+      flat[prefix + name] = value
+  return flat

@@ -1,0 +1,18 @@
+"""What a run writes down: rows, the clock, TensorBoard, the run record.
+
+The names below are the whole interface; the modules behind them are one for
+each kind of file in the run directory.
+"""
+
+from dilocox_jax.metrics.lines import JsonLines as JsonLines
+from dilocox_jax.metrics.lines import RecordError as RecordError
+from dilocox_jax.metrics.lines import read_rows as read_rows
+from dilocox_jax.metrics.lines import write_atomically as write_atomically
+from dilocox_jax.metrics.lines import write_json as write_json
+from dilocox_jax.metrics.recorder import Recorder as Recorder
+from dilocox_jax.metrics.rows import Drift as Drift
+from dilocox_jax.metrics.rows import Evaluation as Evaluation
+from dilocox_jax.metrics.rows import Round as Round
+from dilocox_jax.metrics.rows import Timing as Timing
+from dilocox_jax.metrics.rows import from_json as from_json
+from dilocox_jax.metrics.run_record import write_run_record as write_run_record

@@ -1,0 +1,312 @@
+"""The one decoder everything else trains.
+
+Only this file knows Flax: the rest of the project sees a `Model`, two pure
+functions over a plain nested dict of arrays, which can be stacked, averaged,
+sharded and compressed without asking what a module is. Blocks are stacked
+along a leading layer axis and scanned, so the program does not grow with
+depth.
+
+Letters in names: B batch, L length, T = B * L tokens, D model, N heads, K head
+width, F feed-forward, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from flax import nnx
+import jax
+from jaxtyping import Array, Float, Int
+import jax.numpy as jnp
+
+from dilocox_jax.plan.shapes import ModelShape
+
+Params = dict[str, Any]
+
+INIT_SCALE = 0.02
+ROPE_BASE = 10_000.0
+NORM_EPSILON = 1e-6
+
+
+class Model(NamedTuple):
+  """A decoder as two pure functions.
+
+  Attributes:
+    shape: Its sizes.
+    init: Key to parameters: a nested dict of fp32 arrays, leaves and paths as
+      in `plan.shapes.parameter_shapes`.
+    apply: Parameters and tokens [B, L] (int32) to logits [B, L, V] (fp32).
+  """
+
+  shape: ModelShape
+  init: Callable[[Array], Params]
+  apply: Callable[[Params, Array], Array]
+
+
+class _Norm(nnx.Module):
+  """Root-mean-square norm (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+
+  def __init__(self, width: int):
+    self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
+
+  def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+    # Squares of bf16 values lose too much when summed in bf16.
+    x_fp32 = x.astype(jnp.float32)
+    mean_square = jnp.mean(jnp.square(x_fp32), axis=-1, keepdims=True)
+    y = x_fp32 * jax.lax.rsqrt(mean_square + NORM_EPSILON)
+    scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
+    return (y * scale).astype(x.dtype)
+
+
+def _linear(
+  fan_in: int, fan_out: int, scale: float, dtype: Any, rngs: nnx.Rngs
+) -> nnx.Linear:
+  return nnx.Linear(
+    fan_in,
+    fan_out,
+    use_bias=False,
+    dtype=dtype,
+    param_dtype=jnp.float32,
+    kernel_init=nnx.initializers.normal(scale),
+    rngs=rngs,
+  )
+
+
+def _residual_scale(shape: ModelShape) -> float:
+  # Each layer adds two terms to the stream; this keeps their sum's variance
+  # independent of depth (Radford et al. 2019, GPT-2, section 2.3).
+  return INIT_SCALE / (2 * shape.num_layers) ** 0.5
+
+
+def rotate(x_BxLxNxK: Float[Array, "B L N K"]) -> Float[Array, "B L N K"]:
+  """Turns pairs of features by angles that grow with the position.
+
+  Feature i < K/2 is paired with i + K/2 and turned by
+  position * ROPE_BASE^(-2 i / K), so that a product of a query and a key
+  depends on the distance between them alone.
+
+  Source: Su et al. 2021, arXiv 2104.09864, equation 34.
+  Differs: pairs are halves apart instead of neighbours, which is the same up
+  to a permutation of the features and needs no strided access.
+
+  Args:
+    x_BxLxNxK: Queries or keys; the position is the index along L.
+
+  Returns:
+    The same shape and dtype.
+  """
+  _, length, _, width = x_BxLxNxK.shape
+  exponents = jnp.arange(0, width, 2, dtype=jnp.float32) / width
+  positions = jnp.arange(length, dtype=jnp.float32)
+  angles = jnp.outer(positions, ROPE_BASE**-exponents)[None, :, None, :]
+  cos, sin = jnp.cos(angles), jnp.sin(angles)
+  first, second = jnp.split(x_BxLxNxK.astype(jnp.float32), 2, axis=-1)
+  turned = (first * cos - second * sin, second * cos + first * sin)
+  return jnp.concatenate(turned, axis=-1).astype(x_BxLxNxK.dtype)
+
+
+def attend(
+  query_BxLxNxK: Float[Array, "B L N K"],
+  key_BxLxNxK: Float[Array, "B L N K"],
+  value_BxLxNxK: Float[Array, "B L N K"],
+) -> Float[Array, "B L N K"]:
+  """Mixes values of the present and the past, by softmax(q k / sqrt(K)).
+
+  Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1.
+
+  Args:
+    query_BxLxNxK: Queries.
+    key_BxLxNxK: Keys.
+    value_BxLxNxK: Values.
+
+  Returns:
+    The same shape and dtype; weights are computed in fp32.
+  """
+  _, length, _, width = query_BxLxNxK.shape
+  logits = jnp.einsum(
+    "blnk,bmnk->bnlm",
+    query_BxLxNxK * width**-0.5,
+    key_BxLxNxK,
+    preferred_element_type=jnp.float32,
+  )
+  past = jnp.tril(jnp.ones((length, length), bool))[None, None]
+  logits = jnp.where(past, logits, jnp.finfo(jnp.float32).min)
+  highest = jnp.max(logits, axis=-1, keepdims=True)
+  # Dividing by the sum after the product with the values instead of before
+  # spares the backward pass one sweep over [L, L]: a sixth of a step on CPU.
+  weights = jnp.exp(logits - jax.lax.stop_gradient(highest))
+  sums_BxLxN = jnp.sum(weights, axis=-1).transpose(0, 2, 1)
+  mixed = jnp.einsum(
+    "bnlm,bmnk->blnk",
+    weights.astype(value_BxLxNxK.dtype),
+    value_BxLxNxK,
+    preferred_element_type=jnp.float32,
+  )
+  return (mixed / sums_BxLxN[..., None]).astype(value_BxLxNxK.dtype)
+
+
+class _Attention(nnx.Module):
+  """Causal self-attention with its own norm in front."""
+
+  def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
+    heads = shape.num_heads * shape.head_width
+    self.shape = shape
+    self.norm = _Norm(shape.model_dim)
+    self.query = _linear(shape.model_dim, heads, INIT_SCALE, dtype, rngs)
+    self.key = _linear(shape.model_dim, heads, INIT_SCALE, dtype, rngs)
+    self.value = _linear(shape.model_dim, heads, INIT_SCALE, dtype, rngs)
+    if shape.qk_norm:
+      self.query_norm = _Norm(shape.head_width)
+      self.key_norm = _Norm(shape.head_width)
+    scale = _residual_scale(shape)
+    self.output = _linear(heads, shape.model_dim, scale, dtype, rngs)
+
+  def __call__(
+    self, x_TxD: Float[Array, "T D"], length: int
+  ) -> Float[Array, "T D"]:
+    y_TxD = self.norm(x_TxD)
+    heads = (-1, length, self.shape.num_heads, self.shape.head_width)
+    query, key, value = (
+      project(y_TxD).reshape(heads)
+      for project in (self.query, self.key, self.value)
+    )
+    if self.shape.qk_norm:
+      query, key = self.query_norm(query), self.key_norm(key)
+    mixed = attend(rotate(query), rotate(key), value)
+    return self.output(mixed.reshape(x_TxD.shape[0], -1))
+
+
+class _Mlp(nnx.Module):
+  """SwiGLU or GELU feed-forward with its own norm in front."""
+
+  def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
+    d, f = shape.model_dim, shape.ff_dim
+    self.gated = shape.activation == "swiglu"
+    self.norm = _Norm(d)
+    if self.gated:
+      self.gate = _linear(d, f, INIT_SCALE, dtype, rngs)
+    self.up = _linear(d, f, INIT_SCALE, dtype, rngs)
+    self.down = _linear(f, d, _residual_scale(shape), dtype, rngs)
+
+  def __call__(self, x_TxD: Float[Array, "T D"]) -> Float[Array, "T D"]:
+    y_TxD = self.norm(x_TxD)
+    up_TxF = self.up(y_TxD)
+    if self.gated:
+      return self.down(jax.nn.silu(self.gate(y_TxD)) * up_TxF)
+    return self.down(jax.nn.gelu(up_TxF))
+
+
+class _Block(nnx.Module):
+  """One layer: attention, then MLP, each added to the stream."""
+
+  def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
+    self.attention = _Attention(shape, dtype, rngs)
+    self.mlp = _Mlp(shape, dtype, rngs)
+
+  def __call__(
+    self, x_TxD: Float[Array, "T D"], length: int
+  ) -> Float[Array, "T D"]:
+    x_TxD = x_TxD + self.attention(x_TxD, length)
+    return x_TxD + self.mlp(x_TxD)
+
+
+class _Embed(nnx.Module):
+  """The token table. Positions come from `rotate`."""
+
+  def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
+    table = (shape.vocab_size, shape.model_dim)
+    normal = nnx.initializers.normal(INIT_SCALE)
+    self.embedding = nnx.Param(normal(rngs.params(), table, jnp.float32))
+    self.dtype = dtype
+
+  def __call__(self, tokens_T: Int[Array, " T"]) -> Float[Array, "T D"]:
+    # A token outside the vocabulary must become NaN, which stops a run,
+    # instead of training on its clamped neighbour.
+    rows = jnp.take(self.embedding[...], tokens_T, axis=0, mode="fill")
+    return rows.astype(self.dtype)
+
+
+class Transformer(nnx.Module):
+  """The whole decoder; see `build` for what the project uses of it."""
+
+  def __init__(
+    self, shape: ModelShape, dtype: Any, unroll: int, rngs: nnx.Rngs
+  ):
+    """Draws the parameters.
+
+    Args:
+      shape: Sizes.
+      dtype: Compute dtype; parameters are fp32.
+      unroll: Layers per iteration of the scan; 0 is all of them.
+      rngs: Source of the `params` keys.
+    """
+    self.unroll = unroll or shape.num_layers
+    self.embed = _Embed(shape, dtype, rngs)
+
+    @nnx.split_rngs(splits=shape.num_layers)
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def stacked(rngs: nnx.Rngs) -> _Block:
+      return _Block(shape, dtype, rngs)
+
+    self.blocks = stacked(rngs)
+    self.final_norm = _Norm(shape.model_dim)
+    self.head = _linear(
+      shape.model_dim, shape.vocab_size, INIT_SCALE, dtype, rngs
+    )
+
+  def __call__(
+    self, tokens_BxL: Int[Array, "B L"]
+  ) -> Float[Array, "B L V"]:
+    """Predicts the next token at every position; fp32 logits."""
+    length = tokens_BxL.shape[1]
+    block, leaves = nnx.split(self.blocks)
+
+    def layer(x_TxD, layer_leaves):
+      return nnx.merge(block, layer_leaves)(x_TxD, length), None
+
+    # Tokens are flattened outside attention: a weight gradient that contracts
+    # batch and length as two dimensions is over twice as slow on CPU.
+    x_TxD = self.embed(tokens_BxL.reshape(-1))
+    x_TxD, _ = jax.lax.scan(layer, x_TxD, leaves, unroll=self.unroll)
+    logits_TxV = self.head(self.final_norm(x_TxD)).astype(jnp.float32)
+    return logits_TxV.reshape(*tokens_BxL.shape, -1)
+
+
+def build(
+  shape: ModelShape, *, dtype: Any = jnp.float32, unroll: int = 1
+) -> Model:
+  """Makes the model's two functions; allocates nothing.
+
+  Args:
+    shape: Sizes.
+    dtype: Compute dtype, float32 or bfloat16. Parameters, norms' statistics,
+      softmax and logits are fp32 in any case.
+    unroll: Layers per iteration of the scan over layers. 1 compiles fastest, 0
+      (all) runs fastest on CPU.
+
+  Returns:
+    A `Model`; its functions are pure and may be jitted, differentiated,
+    vmapped and used inside `shard_map`.
+
+  Raises:
+    ValueError: If the dtype is another, or `unroll` is negative.
+  """
+  if jnp.dtype(dtype) not in (jnp.dtype("float32"), jnp.dtype("bfloat16")):
+    raise ValueError(f"dtype={dtype} must be float32 or bfloat16")
+  if unroll < 0:
+    raise ValueError(f"unroll={unroll} must be 0 (all layers) or more")
+
+  def module(key: Array) -> Transformer:
+    return Transformer(shape, dtype, unroll, nnx.Rngs(key))
+
+  def init(key: Array) -> Params:
+    return nnx.to_pure_dict(nnx.state(module(key), nnx.Param))
+
+  abstract = nnx.eval_shape(lambda: module(jax.random.key(0)))
+  graph, abstract_state = nnx.split(abstract)
+
+  def apply(params: Params, tokens_BxL: Array) -> Array:
+    state = jax.tree.map(lambda leaf: leaf, abstract_state)
+    nnx.replace_by_pure_dict(state, params)
+    return nnx.merge(graph, state)(tokens_BxL)
+
+  return Model(shape, init, apply)

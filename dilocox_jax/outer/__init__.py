@@ -1,0 +1,1 @@
+"""From pseudo-gradients to new outer parameters."""

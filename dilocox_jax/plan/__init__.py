@@ -1,0 +1,1 @@
+"""The run described without arrays: numpy only, shared by all."""

@@ -1,0 +1,156 @@
+"""What a model is made of, as numbers, before any array exists.
+
+Payload sizes, fragments, the simulator and the model itself must agree on
+every leaf's path and shape. Writing them down here, without JAX, lets a model
+of 107 billion parameters be planned at no cost, and a test holds the real
+parameters to this list.
+"""
+
+import dataclasses
+import math
+
+ACTIVATIONS = ("swiglu", "gelu")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelShape:
+  """The sizes of a decoder-only transformer.
+
+  Attributes:
+    num_layers: Transformer blocks (count).
+    model_dim: Width of the residual stream, D.
+    num_heads: Attention heads, N.
+    ff_dim: Hidden width of the MLP, F; of each of its two branches for SwiGLU.
+    vocab_size: Tokens the model knows, V.
+    head_dim: Width of one head as configured; 0 means model_dim / num_heads.
+      Read `head_width` for the value in force.
+    activation: "swiglu" (Shazeer 2020, arXiv 2002.05202) or "gelu".
+    qk_norm: Normalise queries and keys of each head before their product
+      (Dehghani et al. 2023, arXiv 2302.05442, section 2.1).
+  """
+
+  num_layers: int
+  model_dim: int
+  num_heads: int
+  ff_dim: int
+  vocab_size: int
+  head_dim: int = 0
+  activation: str = "swiglu"
+  qk_norm: bool = False
+
+  def __post_init__(self):
+    """Raises ValueError, naming the values, when the sizes cannot be built."""
+    for name in "num_layers model_dim num_heads ff_dim vocab_size".split():
+      if getattr(self, name) < 1:
+        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+    if self.head_dim < 0:
+      raise ValueError(f"head_dim={self.head_dim} must not be negative")
+    if not self.head_dim and self.model_dim % self.num_heads:
+      raise ValueError(
+        f"model_dim={self.model_dim} must be divisible by "
+        f"num_heads={self.num_heads}, or head_dim be given"
+      )
+    if self.head_width % 2:
+      raise ValueError(
+        f"head width {self.head_width} (head_dim={self.head_dim}, "
+        f"model_dim={self.model_dim} / num_heads={self.num_heads}) must be "
+        "even: rotary positions turn pairs"
+      )
+    if self.activation not in ACTIVATIONS:
+      raise ValueError(
+        f"activation={self.activation!r} must be one of {ACTIVATIONS}"
+      )
+
+  @property
+  def head_width(self) -> int:
+    """Width of one attention head, K."""
+    return self.head_dim or self.model_dim // self.num_heads
+
+
+def _block_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+  d, f = shape.model_dim, shape.ff_dim
+  k = shape.head_width
+  heads = shape.num_heads * k
+  leaves: dict[str, tuple[int, ...]] = {"attention/norm/scale": (d,)}
+  for name in ("query", "key", "value"):
+    leaves[f"attention/{name}/kernel"] = (d, heads)
+  if shape.qk_norm:
+    leaves |= {f"attention/{n}_norm/scale": (k,) for n in ("query", "key")}
+  leaves |= {"attention/output/kernel": (heads, d), "mlp/norm/scale": (d,)}
+  if shape.activation == "swiglu":
+    leaves["mlp/gate/kernel"] = (d, f)
+  return leaves | {"mlp/up/kernel": (d, f), "mlp/down/kernel": (f, d)}
+
+
+def parameter_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+  """Lists every parameter leaf of the model.
+
+  Args:
+    shape: The model.
+
+  Returns:
+    Path ("/" between keys) to shape. Leaves of all blocks are stacked: their
+    paths begin with "blocks/" and their first axis is the layer.
+  """
+  layers, d, v = shape.num_layers, shape.model_dim, shape.vocab_size
+  blocks = {
+    f"blocks/{path}": (layers, *leaf)
+    for path, leaf in _block_shapes(shape).items()
+  }
+  return {
+    "embed/embedding": (v, d),
+    **blocks,
+    "final_norm/scale": (d,),
+    "head/kernel": (d, v),
+  }
+
+
+def parameter_count(shape: ModelShape) -> int:
+  """Counts all parameters: the sum over leaves of the product of their sizes.
+
+  With W = N K, g = 3 (SwiGLU) or 2 (GELU) matrices in the MLP, and q = 2 K
+  with QK-norm, else 0:
+
+    2 V D + D + num_layers (4 D W + g D F + 2 D + q)
+
+  Source: counting; the matrix terms are those of Hoffmann et al. 2022, arXiv
+  2203.15556, appendix F, and the projections are free of biases.
+
+  Args:
+    shape: The model.
+
+  Returns:
+    Number of scalars, embedding and head included.
+  """
+  return sum(math.prod(leaf) for leaf in parameter_shapes(shape).values())
+
+
+def flops_per_token(shape: ModelShape, sequence_length: int) -> int:
+  """Floating-point operations to train on one token, forward and backward.
+
+    6 N_mm + 12 num_layers W L,    W = N K
+
+  N_mm counts the parameters that are multiplied as matrices: all but the
+  embedding table, which is looked up, and the norms. Each costs one multiply
+  and one add forward and twice that backward. Attention multiplies queries
+  with keys and weights with values, 4 W L forward and twice that backward; the
+  causal mask is not credited, and nothing is recomputed.
+
+  Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
+  Differs: the paper's N includes the embedding; ours is untied and only looked
+  up.
+
+  Args:
+    shape: The model.
+    sequence_length: Tokens that attend to each other, L.
+
+  Returns:
+    Operations per token; a multiply-add counts as two.
+  """
+  matrix_parameters = sum(
+    math.prod(leaf)
+    for path, leaf in parameter_shapes(shape).items()
+    if path.endswith("/kernel")
+  )
+  attention = shape.num_layers * shape.num_heads * shape.head_width
+  return 6 * matrix_parameters + 12 * attention * sequence_length

@@ -1,0 +1,11 @@
+"""What a reader sees of a run, and of several runs side by side.
+
+Everything here reads run directories and nothing else: a report can be made
+again years later, by a machine without an accelerator, from the files alone.
+"""
+
+from dilocox_jax.report.compare import compare as compare
+from dilocox_jax.report.compare import print_table as print_table
+from dilocox_jax.report.page import write_report as write_report
+from dilocox_jax.report.run import Run as Run
+from dilocox_jax.report.run import load_run as load_run

@@ -1,0 +1,186 @@
+"""The page of one run: what came out, with what, at which cost, and again how.
+
+A reader who has only this page must be able to judge the number on it, so the
+loss stands beside the corpus it was measured on, and every figure says whether
+it is measured or derived.
+"""
+
+import math
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dilocox_jax.metrics.lines import Directory, one_line, write_atomically
+from dilocox_jax.report import figures, units
+from dilocox_jax.report.run import Run, load_run
+
+PAGE, FIGURES = "report.md", "figures"
+_SHOWN = (
+  (
+    "loss",
+    figures.loss,
+    "Training and validation loss against the tokens of all replicas"
+    " (measured).",
+  ),
+  (
+    "drift",
+    figures.drift,
+    "Pairwise cosine of the replicas' pseudo-gradients, and the norm of their"
+    " disagreement, by inner step (measured).",
+  ),
+  (
+    "sent",
+    figures.sent,
+    "Bytes one replica put on the wire, in all and in each round (derived"
+    " from the plan).",
+  ),
+)
+
+
+def markdown_table(
+  header: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> list[str]:
+  """Lines of a table; a bar inside a cell is escaped."""
+  table = [list(header), ["---"] * len(header), *map(list, rows)]
+  return [
+    "| " + " | ".join(str(cell).replace("|", r"\|") for cell in row) + " |"
+    for row in table
+  ]
+
+
+def save_figure(figure: Any, path: pathlib.Path) -> None:
+  """Writes a PNG; a failing disk is one line that names the path."""
+  with one_line(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple]:
+  for name, value in config.items():
+    if isinstance(value, Mapping) and value:
+      yield from _flat(value, f"{prefix}{name}.")
+    else:
+      yield f"`{prefix}{name}`", f"`{value}`"
+
+
+def _summary(run: Run) -> str:
+  record = run.record
+  replicas = record["num_replicas"]
+  who = "one replica" if replicas == 1 else f"{replicas} replicas"
+  start = (
+    f"`{record['method']}` trained {record['parameter_count']:,} parameters"
+    f" on {who} for {run.steps:,} steps ({units.human_tokens(run.tokens)})."
+  )
+  if run.result is None:
+    return f"{start} No validation has been made yet."
+  which = "Final" if run.finished else "The run has not ended; so far the"
+  return (
+    f"{start} {which} validation loss:"
+    f" **{units.human_loss(run.validation_loss)}** nats a token (measured) on"
+    f" the corpus {record['corpus_name']} with digest"
+    f" `{record['corpus_digest']}`; losses compare only on the same digest."
+    f" Each replica put {units.human_bytes(run.total_sent_bytes)} on the wire"
+    " (derived from the plan)."
+  )
+
+
+def _results(run: Run) -> list[str]:
+  rows: list[tuple[str, str, str]] = []
+  if run.result:
+    names = ("outer parameters", "replicas' mean", "replica 0")
+    fields = ("outer_loss", "mean_loss", "replica_loss")
+    for name, field in zip(names, fields, strict=True):
+      loss = units.human_loss(getattr(run.result, field))
+      rows.append((f"validation loss, {name}", loss, "measured"))
+  if run.rounds:
+    loss = units.human_loss(run.rounds[-1].loss)
+    rows.append(("training loss, last round", loss, "measured"))
+    largest = max(row.sent_bytes for row in run.rounds)
+    human = units.human_bytes(largest)
+    rows.append(("most bytes in one round, a replica", human, "derived"))
+  total = f"{units.human_bytes(run.total_sent_bytes)}"
+  rows.append(("bytes on the wire, a replica", total, "derived"))
+  rows.append(("inner steps", f"{run.steps:,}", "counted"))
+  rows.append(("tokens, all replicas", f"{run.tokens:,}", "counted"))
+  return markdown_table(("quantity", "value", "kind"), rows)
+
+
+def _cost(run: Run) -> list[str]:
+  rows = []
+  for event in sorted({timing.event for timing in run.timings}):
+    spent = [t.wall_s for t in run.timings if t.event == event]
+    rows.append((event, len(spent), f"{math.fsum(spent):.1f}"))
+  rows.append(("all", len(run.timings), f"{run.wall_s:.1f}"))
+  lines = markdown_table(("event", "times", "wall time (s)"), rows)
+  speed = run.tokens_per_s
+  if math.isfinite(speed):
+    lines += ["", f"Throughput of the rounds: {speed:,.0f} tokens/s."]
+  platform = run.record["platform"]
+  return [
+    *lines,
+    "",
+    f"All measured on `{platform}`; a resumed run counts the"
+    " work that was kept.",
+  ]
+
+
+def _again(run: Run) -> list[str]:
+  method = run.record["method"]
+  command = run.record.get("command") or (
+    "python -m experiments.train"
+    f" --config=experiments/configs/{method}.py --workdir=runs/{method}"
+  )
+  versions = run.record["versions"]
+  rows = [(name, versions[name]) for name in sorted(versions)]
+  revision = run.record["source_revision"] or "unknown"
+  return [
+    "```",
+    command,
+    "```",
+    "",
+    "`config.json` in this directory holds every value the run used (the table"
+    " of settings above); pass what differs from the config file as"
+    " `--config.section.field=value`.",
+    "",
+    *markdown_table(("what", "version"), [*rows, ("source", revision)]),
+  ]
+
+
+def _draw(run: Run) -> list[str]:
+  lines = []
+  for name, draw, caption in _SHOWN:
+    figure = draw(run)
+    if figure is not None:
+      save_figure(figure, run.workdir / FIGURES / f"{name}.png")
+      lines += [f"![{caption}]({FIGURES}/{name}.png)", "", f"*{caption}*", ""]
+  return lines or ["Nothing to draw yet.", ""]
+
+
+def write_report(workdir: Directory) -> pathlib.Path:
+  """Writes `report.md` and `figures/` of a run, finished or not.
+
+  Args:
+    workdir: The run directory.
+
+  Returns:
+    The path of the page.
+
+  Raises:
+    ValueError: It is not a run directory.
+    RecordError: The disk refused.
+  """
+  run = load_run(workdir)
+  sections = {
+    "Results": _results(run),
+    "Figures": _draw(run),
+    "What it cost": _cost(run),
+    "Settings": markdown_table(("field", "value"), _flat(run.config)),
+    "How to reproduce": _again(run),
+  }
+  lines = [f"# {run.record['method']} on {run.record['corpus_name']}", ""]
+  lines += [_summary(run), ""]
+  for title, body in sections.items():
+    lines += [f"## {title}", "", *body, ""]
+  path = run.workdir / PAGE
+  write_atomically(path, "\n".join(lines).rstrip() + "\n")
+  return path

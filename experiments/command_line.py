@@ -1,0 +1,137 @@
+"""What all binaries share at the edge: flags, logging, and short errors.
+
+Bad input ends in one line on standard error and exit code 2, a run that had
+to stop in one line and exit code 1. Anything else is a bug and keeps its
+traceback.
+"""
+
+import logging
+import pathlib
+import re
+import sys
+from collections.abc import Callable
+
+from absl import app, flags
+from ml_collections import config_dict, config_flags
+
+_DEFAULT_CONFIG = pathlib.Path(__file__).parent / "configs" / "default.py"
+
+flags.disclaim_key_flags()  # Flags belong to the binary that asks for them.
+
+
+class UsageError(Exception):
+  """Bad input; the message says what to change."""
+
+
+class StoppedError(Exception):
+  """A run that cannot go on; the message says why."""
+
+
+def main(
+  function: Callable[[flags.FlagValues], None],
+  define_flags: Callable[[], None],
+) -> None:
+  """Runs a binary.
+
+  Args:
+    function: Takes the flags; raises `UsageError` on bad input and
+      `StoppedError` where it must give up.
+    define_flags: Defines them. Config files are loaded in there.
+  """
+  logging.basicConfig(format="%(message)s", level=logging.INFO)
+  for loud in ("absl", "jax", "orbax"):
+    logging.getLogger(loud).setLevel(logging.WARNING)
+  try:
+    arguments = _parsed(define_flags)
+    app.run(lambda _: function(flags.FLAGS), argv=arguments[:1])
+  except (UsageError, StoppedError) as error:
+    print(f"error: {_one_line(error)}", file=sys.stderr)
+    sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+def _one_line(error: Exception) -> str:
+  return " ".join(str(error).split())
+
+
+def _parsed(define_flags: Callable[[], None]) -> list[str]:
+  try:
+    app.define_help_flags()
+    define_flags()
+    arguments = flags.FLAGS(sys.argv)
+  except (
+    flags.Error,
+    AttributeError,  # An override of a config field that does not exist.
+    KeyError,
+    TypeError,
+    ValueError,
+  ) as error:
+    _check_overrides()
+    raise UsageError(error) from None
+  if arguments[1:]:
+    raise UsageError(f"unexpected argument {arguments[1]!r}: flags start --")
+  return arguments
+
+
+def _check_overrides() -> None:
+  """Names the config field on the command line that does not exist."""
+  from dilocox_jax.config import RunConfig
+  from dilocox_jax.mapping import check_path
+
+  for argument in sys.argv[1:]:
+    match = re.match(r"--?config\.([\w.]+)", argument)
+    try:
+      check_path(RunConfig, match[1] if match else "seed")
+    except ValueError as error:
+      raise UsageError(error) from None
+
+
+def define_config() -> None:
+  """Defines --config and --config.section.field."""
+  config_flags.DEFINE_config_file(
+    "config",
+    str(_DEFAULT_CONFIG),
+    "Python file with get_config(); set a field with --config.section.field=.",
+  )
+
+
+def define_workdir() -> None:
+  """Defines --workdir."""
+  flags.DEFINE_string(
+    "workdir",
+    None,
+    "Directory of results; made if missing, continued if it holds a run.",
+    required=True,
+  )
+
+
+def run_config(config: config_dict.ConfigDict):
+  """The checked config behind --config.
+
+  Raises:
+    UsageError: If the file or a field is wrong.
+  """
+  from dilocox_jax.config import from_mapping
+
+  try:
+    return from_mapping(config.to_dict())
+  except (ValueError, OSError, AttributeError, ImportError) as error:
+    raise UsageError(f"--config: {error}") from error
+
+
+def writable(workdir: str) -> pathlib.Path:
+  """Makes the work directory and proves that it can be written.
+
+  Raises:
+    UsageError: If it cannot.
+  """
+  path = pathlib.Path(workdir)
+  probe = path / ".writable"
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+    probe.touch()
+    probe.unlink()
+  except OSError as error:
+    raise UsageError(
+      f"--workdir={workdir} cannot be written ({error.strerror}): take another"
+    ) from error
+  return path

@@ -1,0 +1,1 @@
+"""Configs: `default` holds every field, the others are diffs of it."""

@@ -1,0 +1,51 @@
+"""Packages the library and the experiment binaries as one distribution."""
+
+from setuptools import find_packages, setup
+
+RUNTIME = [
+  "absl-py>=2.5",
+  "chex>=0.1.92",
+  "flax>=0.12.8",
+  "grain>=0.2.18",
+  "jax>=0.10.0",
+  "jaxtyping>=0.3.11",
+  "matplotlib>=3.11",
+  "ml-collections>=1.1",
+  "numpy>=2.4",
+  "optax>=0.2.8",
+  "orbax-checkpoint>=0.12.8",
+  "rich>=15.0",
+  "tensorboard>=2.21",
+]
+
+DEV = [
+  "beartype>=0.23",
+  "hypothesis>=6.170",
+  "import-linter>=2.16",
+  # The extra brings its own Node.js, so the machine needs none.
+  "pyright[nodejs]>=1.1.414",
+  "pytest>=9.2",
+  "pytest-timeout>=2.4",
+  "pytest-xdist>=3.8",
+  "ruff>=0.17.6",
+  # Listed so that its version is pinned: wheels are built without isolation.
+  "setuptools>=77",
+]
+
+setup(
+  name="dilocox_jax",
+  version="0.1.0",
+  description="Low-communication training of language models in JAX and Flax",
+  license="Apache-2.0",
+  license_files=["LICENSE"],
+  python_requires=">=3.11",
+  packages=find_packages(
+    include=["dilocox_jax", "dilocox_jax.*", "experiments", "experiments.*"]
+  ),
+  install_requires=RUNTIME,
+  extras_require={
+    "dev": DEV,
+    "gpu": ["jax[cuda12]>=0.10.0"],
+    "tpu": ["jax[tpu]>=0.10.0"],
+  },
+)

@@ -1,0 +1,1 @@
+"""Tests, one folder and file for each of the package's."""

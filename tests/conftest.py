@@ -1,0 +1,41 @@
+"""Makes every test run under JAX's strictest settings.
+
+The settings must stand before any test module touches a device, hence here
+and at import.
+"""
+
+import os
+import pathlib
+
+# Read by matplotlib, by JAX and by every process that a test starts.
+os.environ["MPLBACKEND"] = "Agg"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+os.environ.setdefault("DILOCOX_JAX_CACHE", str(_ROOT / ".cache" / "jax"))
+
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_compilation_cache_dir", os.environ["DILOCOX_JAX_CACHE"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+# The same examples every time, at any speed; the other profile goes looking:
+# pytest --hypothesis-profile=search
+hypothesis.settings.register_profile(
+  "steady", derandomize=True, deadline=None, database=None, max_examples=50
+)
+hypothesis.settings.register_profile(
+  "search", deadline=None, database=None, max_examples=1000
+)
+hypothesis.settings.load_profile("steady")
+
+
+@pytest.fixture
+def x64():
+  """Enables float64 for one test; oracles agree to 1e-12 only there."""
+  with jax.enable_x64(True):
+    yield

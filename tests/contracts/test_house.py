@@ -1,0 +1,170 @@
+import ast
+import importlib.metadata
+import importlib.util
+import math
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES_P90 = 45
+
+# Modules without a test file of their own, each with the reason.
+UNMIRRORED = {
+  "dilocox_jax/pytypes.py": "names only; executed by every other test",
+}
+
+
+def _sources(*folders: str) -> dict[str, str]:
+  """Texts of the Python files below the folders, by path from the root."""
+  files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+  return {
+    str(file.relative_to(ROOT)): file.read_text() for file in sorted(files)
+  }
+
+
+PACKAGES = _sources("dilocox_jax", "experiments")
+
+
+def _tracked_files() -> list[str]:
+  """Files of the repository, those not yet added to it included."""
+  if not (shutil.which("git") and (ROOT / ".git").exists()):
+    pytest.skip("not a git checkout")
+  listed = subprocess.run(
+    ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  names = listed.stdout.split("\0")
+  return [name for name in names if (ROOT / name).is_file()]
+
+
+def test_no_file_is_longer_than_a_reader_can_hold():
+  lengths = {path: len(text.splitlines()) for path, text in PACKAGES.items()}
+  long = {p: lines for p, lines in lengths.items() if lines > MAX_FILE_LINES}
+  assert not long
+
+
+def test_nine_functions_in_ten_are_short():
+  lengths = [
+    (node.end_lineno or node.lineno) - node.lineno + 1
+    for text in PACKAGES.values()
+    for node in ast.walk(ast.parse(text))
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+  ]
+  ninetieth = sorted(lengths)[math.ceil(0.9 * len(lengths)) - 1]
+  assert ninetieth <= MAX_FUNCTION_LINES_P90
+
+
+def test_every_module_has_a_test_file_in_the_same_place():
+  missing = []
+  for path in _sources("dilocox_jax"):
+    module = pathlib.Path(path)
+    folder = ROOT / "tests" / module.parent.relative_to("dilocox_jax")
+    mirror = folder / f"test_{module.name}"
+    if module.name == "__init__.py" or path in UNMIRRORED or mirror.exists():
+      continue
+    missing.append(f"{path} has no {mirror.relative_to(ROOT)}")
+  assert not missing, "\n".join(missing)
+
+
+def test_every_excused_module_exists_and_needs_its_excuse():
+  for path in UNMIRRORED:
+    module = pathlib.Path(path)
+    folder = ROOT / "tests" / module.parent.relative_to("dilocox_jax")
+    assert (ROOT / path).exists()
+    assert not (folder / f"test_{module.name}").exists()
+
+
+def test_every_folder_of_modules_is_a_package():
+  folders = {pathlib.Path(path).parent for path in PACKAGES}
+  bare = [str(f) for f in folders if not (ROOT / f / "__init__.py").exists()]
+  assert not bare, "\n".join(bare)
+
+
+def test_no_module_is_called_utils():
+  named = [path for path in PACKAGES if re.search(r"util|helper|misc", path)]
+  assert not named, "\n".join(named)
+
+
+def test_nobody_indexes_optimizer_state():
+  """`optax.tree_utils.tree_get` finds a field whatever the chain looks like."""
+  indexed = re.compile(r"state\[-?\d|state\)\[-?\d")
+  found = [
+    f"{path}:{number}: {line.strip()}"
+    for path, text in PACKAGES.items()
+    for number, line in enumerate(text.splitlines(), start=1)
+    if indexed.search(line)
+  ]
+  assert not found, "\n".join(found)
+
+
+def test_every_foreign_import_is_a_declared_requirement():
+  declared = {
+    _normal(re.split(r"[^\w-]", requirement)[0])
+    for requirement in _requirements()
+  }
+  own = {"dilocox_jax", "experiments"} | set(sys.stdlib_module_names)
+  distributions = importlib.metadata.packages_distributions()
+  undeclared = []
+  for path, text in PACKAGES.items():
+    for name in _imported(ast.parse(text)) - own:
+      sources = distributions.get(name, ())
+      if not declared & {_normal(source) for source in sources}:
+        undeclared.append(f"{path} imports {name}")
+  assert not undeclared, "\n".join(undeclared)
+
+
+def _normal(distribution: str) -> str:
+  return distribution.replace("_", "-").lower()
+
+
+def _requirements() -> list[str]:
+  """The run-time requirements that setup.py states."""
+  for node in ast.parse((ROOT / "setup.py").read_text()).body:
+    if (
+      isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RUNTIME"
+    ):
+      return ast.literal_eval(node.value)
+  raise AssertionError("setup.py states no RUNTIME requirements")
+
+
+def _imported(tree: ast.AST) -> set[str]:
+  names = set()
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Import):
+      names |= {alias.name.split(".")[0] for alias in node.names}
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+      names.add(node.module.split(".")[0])
+  return names
+
+
+def test_the_annotations_of_the_package_are_executed():
+  spec = importlib.util.find_spec("dilocox_jax.pytypes")
+  assert spec is not None
+  assert type(spec.loader).__module__.startswith("jaxtyping")
+
+
+@pytest.mark.parametrize(
+  "what, pattern",
+  [
+    # Written so that this file does not match itself.
+    ("registry", r"(?:pypi|pythonhosted|npmjs|yarnpkg|crates)\.(?:org|com|io)"),
+    ("index option", r"--(?:extra-)?index[-]url|--find[-]links"),
+    ("machine path", r"(?<![\w.])/(?:root|work|home)[/]\w"),
+  ],
+)
+def test_no_file_names_a_machine_or_a_registry(what, pattern):
+  found = []
+  for name in _tracked_files():
+    text = (ROOT / name).read_bytes().decode(errors="replace")
+    if match := re.search(pattern, text):
+      found.append(f"{name}: {match.group()}")
+  assert not found, f"{what}: {found}"

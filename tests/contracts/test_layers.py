@@ -1,0 +1,91 @@
+import configparser
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CONTRACTS = ROOT / ".importlinter"
+LINT_IMPORTS = "from importlinter.cli import lint_imports_command as c; c()"
+
+
+def _lint_imports(folder: pathlib.Path, *arguments: str):
+  return subprocess.run(
+    [sys.executable, "-c", LINT_IMPORTS, "--no-cache", "--no-logo"]
+    + ["--config", str(CONTRACTS), *arguments],
+    cwd=folder,
+    capture_output=True,
+    text=True,
+  )
+
+
+def _layered_modules() -> list[str]:
+  parser = configparser.ConfigParser()
+  parser.read(CONTRACTS)
+  layers = parser["importlinter:contract:flow"]["layers"]
+  for mark in "|:()":
+    layers = layers.replace(mark, " ")
+  return layers.split()
+
+
+@pytest.fixture
+def skeleton(tmp_path):
+  """An empty package that has every module the contracts speak of."""
+  for module in _layered_modules():
+    folder = tmp_path / "dilocox_jax" / module
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "part.py").touch()
+  (tmp_path / "dilocox_jax" / "__init__.py").touch()
+  return tmp_path
+
+
+def test_the_package_keeps_every_contract():
+  result = _lint_imports(ROOT)
+  if result.returncode:
+    pytest.fail(result.stdout + result.stderr, pytrace=False)
+
+
+def test_an_empty_skeleton_breaks_no_contract(skeleton):
+  result = _lint_imports(skeleton)
+  assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+  "contract, importer, imported",
+  [
+    ("flow", "plan", "dilocox_jax.codecs"),
+    ("flow", "config", "dilocox_jax.trainer"),
+    ("flow", "inner", "dilocox_jax.exchange"),
+    ("flow", "exchange", "dilocox_jax.outer.part"),
+    ("flow", "trainer", "dilocox_jax.simulate"),
+    ("flow", "pytypes", "dilocox_jax.plan"),
+    ("stations", "outer", "dilocox_jax.models"),
+    ("stations", "exchange", "dilocox_jax.data.part"),
+    ("inner", "inner", "dilocox_jax.codecs"),
+    ("simulator", "simulate", "dilocox_jax.config"),
+    ("simulator", "simulate", "dilocox_jax.mesh"),
+    ("no-jax", "plan", "jax.numpy"),
+    ("no-jax", "simulate", "optax"),
+    ("edge", "config", "ml_collections"),
+    ("edge", "trainer", "absl.logging"),
+    ("figures", "metrics", "matplotlib.pyplot"),
+  ],
+)
+def test_a_planted_import_breaks_its_contract(
+  skeleton, contract, importer, imported
+):
+  planted = skeleton / "dilocox_jax" / importer / "part.py"
+  planted.write_text(f"import {imported}\n")
+  result = _lint_imports(skeleton, "--contract", contract)
+  assert result.returncode == 1, result.stdout + result.stderr
+  assert "BROKEN" in result.stdout
+  assert f"dilocox_jax.{importer}" in result.stdout
+
+
+def test_a_module_without_a_layer_breaks_the_flow(skeleton):
+  (skeleton / "dilocox_jax" / "newcomer.py").touch()
+  result = _lint_imports(skeleton, "--contract", "flow")
+  assert result.returncode == 1
+  assert "newcomer" in result.stdout

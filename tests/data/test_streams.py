@@ -1,0 +1,178 @@
+import json
+
+import numpy as np
+import pytest
+
+from dilocox_jax.data.streams import ReplicaStreams, validation_batches
+
+LENGTH = 4
+# 53 windows and a rest of 3 tokens: neither replicas nor batches divide it.
+NUM_WINDOWS = 53
+TOKENS = np.arange(NUM_WINDOWS * (LENGTH + 1) + 3, dtype=np.int32)
+
+
+def streams(seed=0, num_replicas=3, batch_size=2, tokens: np.ndarray = TOKENS):
+  return ReplicaStreams(
+    tokens,
+    num_replicas=num_replicas,
+    batch_size=batch_size,
+    sequence_length=LENGTH,
+    seed=seed,
+  )
+
+
+def window_ids(batches):
+  """Which window of `TOKENS` each row is, after checking that it is one."""
+  starts = batches[..., :1]
+  np.testing.assert_array_equal(batches, starts + np.arange(LENGTH + 1))
+  assert (starts % (LENGTH + 1) == 0).all()
+  return starts[..., 0] // (LENGTH + 1)
+
+
+def test_take_returns_one_batch_a_step_and_replica():
+  taken = streams().take(5)
+  assert taken.shape == (3, 5, 2, LENGTH + 1)
+  assert taken.dtype == np.int32
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 4])
+def test_an_epoch_reads_every_window_once_and_no_replica_anothers(epoch):
+  ids = window_ids(streams(batch_size=1).take(5 * NUM_WINDOWS))[..., 0]
+  seen = []
+  for m, own in enumerate(ids):
+    size = len(range(m, NUM_WINDOWS, 3))
+    seen.append(own[epoch * size : (epoch + 1) * size])
+    assert (own % 3 == m).all()
+  np.testing.assert_array_equal(
+    np.sort(np.concatenate(seen)), np.arange(NUM_WINDOWS)
+  )
+
+
+def test_epochs_and_replicas_differ_in_order():
+  size = NUM_WINDOWS // 3  # Replica 2 owns this many; look at as many of each.
+  ids = window_ids(streams(batch_size=1).take(2 * size + 1))[..., 0]
+  positions = ids // 3
+  first = [positions[0, :size], positions[1, :size], positions[2, :size]]
+  second = positions[2, size : 2 * size]
+  for one, other in [(0, 1), (1, 2), (0, 2)]:
+    assert (first[one] != first[other]).any()
+  assert (first[2] != second).any()
+  assert (first[2] != np.arange(size)).any()
+
+
+def test_no_replica_repeats_anothers_order_an_epoch_later():
+  # 54 windows: every replica owns 18, so the orders can be compared.
+  tokens = np.arange(54 * (LENGTH + 1), dtype=np.int32)
+  taken = streams(batch_size=1, tokens=tokens).take(4 * 18)
+  orders = (window_ids(taken)[..., 0] // 3).reshape(3 * 4, 18)
+  assert len({tuple(order) for order in orders.tolist()}) == 12
+
+
+def test_the_seed_decides_the_order():
+  np.testing.assert_array_equal(streams(7).take(9), streams(7).take(9))
+  assert (streams(7).take(9) != streams(8).take(9)).any()
+
+
+def test_any_integer_is_a_seed():
+  assert (streams(-1).take(3) != streams(2**70).take(3)).any()
+
+
+def test_the_order_does_not_depend_on_how_many_steps_are_taken_at_once():
+  parts = streams()
+  parts = np.concatenate([parts.take(3), parts.take(0), parts.take(7)], axis=1)
+  np.testing.assert_array_equal(streams().take(10), parts)
+
+
+def test_a_stream_goes_on_where_its_state_was_saved():
+  whole = streams().take(40)
+  first = streams()
+  first.take(17)
+  saved = json.loads(json.dumps(first.get_state()))
+  second = streams()
+  second.set_state(saved)
+  np.testing.assert_array_equal(second.take(23), whole[:, 17:])
+  first.set_state(streams().get_state())
+  np.testing.assert_array_equal(first.take(5), whole[:, :5])
+
+
+def test_a_replica_reads_the_same_whichever_others_are_read():
+  whole = streams().take(20)
+  for chosen in ([0], [1], [2, 0]):
+    some = streams()
+    taken = np.concatenate(
+      [some.take(8, replicas=chosen), some.take(12, replicas=chosen)], axis=1
+    )
+    np.testing.assert_array_equal(taken, whole[chosen])
+
+
+def test_replicas_move_on_together_whichever_are_read():
+  whole = streams().take(20)
+  one = streams()
+  one.take(8, replicas=[0])
+  assert one.get_state()["step"] == 8
+  np.testing.assert_array_equal(one.take(12), whole[:, 8:])
+
+
+@pytest.mark.parametrize(
+  ("other", "text"),
+  [
+    (streams(seed=1), "seed=1 there and 0 here"),
+    (streams(num_replicas=2), "num_replicas=2 there and 3 here"),
+    (streams(batch_size=1), "batch_size=1 there and 2 here"),
+    (streams(tokens=TOKENS[:200]), "num_windows=40 there and 53 here"),
+  ],
+)
+def test_a_state_of_other_streams_is_refused(other, text):
+  with pytest.raises(ValueError, match=text) as error:
+    streams().set_state(other.get_state())
+  assert "resume with the same data" in str(error.value)
+
+
+def test_too_little_text_for_a_batch_each_is_an_error_with_both_numbers():
+  enough = 6 * (LENGTH + 1)
+  assert streams(tokens=TOKENS[:enough]).take(4).shape[1] == 4
+  text = "29 training tokens make 5 windows of 5, but .* need 6: use more text"
+  with pytest.raises(ValueError, match=text):
+    streams(tokens=TOKENS[: enough - 1])
+
+
+def validation(batch_size=4, max_sequences=20, tokens: np.ndarray = TOKENS):
+  return validation_batches(
+    tokens,
+    batch_size=batch_size,
+    sequence_length=LENGTH,
+    max_sequences=max_sequences,
+  )
+
+
+def test_validation_windows_are_evenly_spaced_over_the_text():
+  batches = validation()
+  assert batches.shape == (5, 4, LENGTH + 1)
+  assert batches.dtype == np.int32
+  gaps = np.diff(window_ids(batches).ravel())
+  assert set(gaps) == {NUM_WINDOWS // 20, NUM_WINDOWS // 20 + 1}
+
+
+def test_validation_takes_whole_batches_of_different_windows():
+  ids = window_ids(validation(max_sequences=1000)).ravel()
+  assert len(ids) == len(set(ids)) == NUM_WINDOWS // 4 * 4
+  assert len(window_ids(validation(max_sequences=11)).ravel()) == 8
+
+
+def test_bytes_become_token_ids():
+  # What is above 127 must not turn negative on the way.
+  tokens = np.full(NUM_WINDOWS * (LENGTH + 1), 200, np.uint8)
+  assert (validation(tokens=tokens) == 200).all()
+  assert (streams(tokens=tokens).take(2) == 200).all()
+
+
+@pytest.mark.parametrize(
+  ("tokens", "max_sequences", "text"),
+  [
+    (TOKENS[:19], 20, "19 validation tokens make 3 windows .* needs 4"),
+    (TOKENS, 3, "max_sequences is 3, but one batch needs 4"),
+  ],
+)
+def test_no_whole_validation_batch_is_an_error(tokens, max_sequences, text):
+  with pytest.raises(ValueError, match=text):
+    validation(tokens=tokens, max_sequences=max_sequences)

@@ -1,0 +1,1 @@
+"""Slow float64 twins of the methods, written from their definitions alone."""

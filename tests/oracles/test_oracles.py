@@ -1,0 +1,231 @@
+"""The oracles obey the reductions that tie the rules to each other."""
+
+import numpy as np
+import pytest
+
+from . import allreduce, fragments, least_squares, methods, optimizers, sync
+
+NUM_STEPS = 34
+PROBLEM = least_squares.make_problem(
+  seed=3, num_replicas=3, num_steps=NUM_STEPS, num_layers=5, width=3, batch=8
+)
+ALONE = (PROBLEM[0], PROBLEM[1][:1], PROBLEM[2][:1])
+NESTEROV = optimizers.Sgd(0.5, momentum=0.6, nesterov=True)
+AVERAGE = optimizers.Sgd(1.0)  # the outer step that goes to the mean
+
+
+def train(rule, problem=PROBLEM, **changes):
+  settings = {
+    "sync_interval": 5,
+    "num_fragments": 1,
+    "fragment_order": "strided",
+    "overlap_steps": 0,
+    "mixing_alpha": 0.0,
+    "inner": optimizers.AdamW(0.02),
+    "outer": NESTEROV,
+    "num_steps": NUM_STEPS,
+  }
+  return sync.simulate(*problem, rule=rule, **{**settings, **changes})
+
+
+def distance(a, b):
+  """Largest difference between two trees."""
+  difference = least_squares.to_vector(a) - least_squares.to_vector(b)
+  return np.max(np.abs(difference))
+
+
+def farthest(a, b):
+  """Largest difference between two lists of trees."""
+  return max(distance(x, y) for x, y in zip(a, b, strict=True))
+
+
+def inner_step(w, optimizer, m, step):
+  """Plain training of one replica, for the loops written out below."""
+  _, grads = least_squares.loss_and_grad(
+    fragments.join(w), PROBLEM[1][m][step - 1], PROBLEM[2][m][step - 1]
+  )
+  return optimizer.step(w, fragments.split(grads))
+
+
+def test_streaming_with_one_fragment_no_delay_and_no_mixing_is_diloco():
+  shared = {"inner": optimizers.AdamW(0.02), "num_steps": NUM_STEPS}
+  shared["sync_interval"] = 5
+  streaming = methods.streaming_diloco(
+    *PROBLEM, num_fragments=1, overlap_steps=0, mixing_alpha=0.0, **shared
+  )
+  diloco = methods.diloco(*PROBLEM, **shared)
+  assert distance(streaming.theta, diloco.theta) == 0.0
+  assert np.array_equal(streaming.losses, diloco.losses)
+  assert farthest(streaming.snapshots, diloco.snapshots) == 0.0
+
+
+@pytest.mark.parametrize(
+  ("rule", "overlap_steps", "num_fragments"),
+  [
+    ("synchronous", 0, 1),
+    ("synchronous", 0, 3),
+    ("continue", 3, 4),
+    ("continue", 5, 1),
+    ("continue", 12, 3),
+    ("eager", 5, 3),
+  ],
+)
+def test_one_replica_with_outer_sgd_lr_1_is_plain_training(
+  rule, overlap_steps, num_fragments
+):
+  run = train(
+    rule,
+    ALONE,
+    overlap_steps=overlap_steps,
+    num_fragments=num_fragments,
+    outer=AVERAGE,
+  )
+  plain = methods.allreduce(
+    *ALONE, inner=optimizers.AdamW(0.02), num_steps=NUM_STEPS
+  )
+  np.testing.assert_allclose(run.losses, plain.losses, rtol=1e-12)
+  assert distance(run.params[0], plain.theta) < 1e-12
+
+
+def test_averaging_every_step_of_sgd_is_data_parallel():
+  sgd = optimizers.Sgd(0.05)
+  run = train("synchronous", sync_interval=1, inner=sgd, outer=AVERAGE)
+  parallel = methods.allreduce(*PROBLEM, inner=sgd, num_steps=NUM_STEPS)
+  assert farthest(run.snapshots, parallel.snapshots) < 1e-12
+
+
+def test_data_parallel_is_one_replica_with_all_the_batches():
+  params0, A, y = PROBLEM
+  joined = (
+    params0,
+    np.concatenate(list(A), axis=1)[None],
+    np.concatenate(list(y), axis=1)[None],
+  )
+  inner = optimizers.AdamW(0.02)
+  many = methods.allreduce(*PROBLEM, inner=inner, num_steps=NUM_STEPS)
+  one = methods.allreduce(*joined, inner=inner, num_steps=NUM_STEPS)
+  assert distance(many.theta, one.theta) < 1e-12
+
+
+def delayed_model_averaging(interval, delay):
+  """w_m <- w_m + mean_k v_k(s) - v_m(s) at s + delay, with v_m(s) what
+  w_m(s) will be when the corrections already on their way have arrived."""
+  w = [fragments.split(PROBLEM[0]) for _ in range(3)]
+  inners = [optimizers.AdamW(0.02) for _ in range(3)]
+  waiting = []
+  for step in range(1, NUM_STEPS + 1):
+    w = [inner_step(w[m], inners[m], m, step) for m in range(3)]
+    correction = None
+    if step % interval == 0:
+      v = [dict(w_m) for w_m in w]
+      for _, earlier in waiting:
+        for m in range(3):
+          v[m] = {n: v[m][n] + earlier[m][n] for n in v[m]}
+      mean = {n: (v[0][n] + v[1][n] + v[2][n]) / 3 for n in v[0]}
+      correction = [{n: mean[n] - v_m[n] for n in v_m} for v_m in v]
+    if waiting and waiting[0][0] + delay == step:
+      _, arrived = waiting.pop(0)
+      for m in range(3):
+        w[m] = {n: w[m][n] + arrived[m][n] for n in w[m]}
+    if correction is not None:
+      waiting.append((step, correction))
+  return [fragments.join(w_m) for w_m in w]
+
+
+@pytest.mark.parametrize("delay", [1, 3, 5, 7, 12])
+def test_continue_with_outer_sgd_lr_1_is_delayed_model_averaging(delay):
+  run = train("continue", overlap_steps=delay, outer=AVERAGE, flush=False)
+  assert farthest(run.params, delayed_model_averaging(5, delay)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["continue", "mix", "reset"])
+def test_within_a_round_the_rules_differ_only_in_later_progress(rule):
+  interval, delay, alpha = 5, 2, 0.3
+  w = [fragments.split(PROBLEM[0]) for _ in range(3)]
+  inners = [optimizers.AdamW(0.02) for _ in range(3)]
+  theta, trace = dict(w[0]), {n: 0.0 for n in w[0]}
+  sent = w
+  for step in range(1, NUM_STEPS + 1):
+    w = [inner_step(w[m], inners[m], m, step) for m in range(3)]
+    if step > interval and step % interval == delay:
+      for n in theta:
+        delta = theta[n] - (sent[0][n] + sent[1][n] + sent[2][n]) / 3
+        trace[n] = delta + 0.6 * trace[n]
+        theta[n] = theta[n] - 0.5 * (delta + 0.6 * trace[n])
+        for m in range(3):
+          kept = {
+            "continue": w[m][n] - sent[m][n],
+            "mix": alpha * (w[m][n] - theta[n]),
+            "reset": 0.0,
+          }
+          w[m][n] = theta[n] + kept[rule]
+    if step % interval == 0:
+      sent = [dict(w_m) for w_m in w]
+  run = train(rule, overlap_steps=delay, mixing_alpha=alpha, flush=False)
+  assert distance(run.theta, fragments.join(theta)) < 1e-12
+  assert farthest(run.params, [fragments.join(w_m) for w_m in w]) < 1e-12
+
+
+@pytest.mark.parametrize("num_fragments", [1, 3])
+def test_eager_on_one_replica_is_diloco(num_fragments):
+  changes = {"num_fragments": num_fragments, "flush": False}
+  eager = train("eager", ALONE, overlap_steps=5, **changes)
+  diloco = train("synchronous", ALONE, **changes)
+  assert distance(eager.theta[0], diloco.theta) < 1e-12
+  assert distance(eager.params[0], diloco.params[0]) < 1e-12
+
+
+def recording_sgd(moved):
+  """SGD that adds all it moves, over all its copies, to the dict `moved`."""
+
+  class Recording(optimizers.Sgd):
+    def step(self, params, grads):
+      new = super().step(params, grads)
+      for n in params:
+        moved[n] = moved.get(n, 0.0) + params[n] - new[n]
+      return new
+
+  return Recording(0.05)
+
+
+@pytest.mark.parametrize(
+  ("rule", "overlap_steps"),
+  [
+    ("synchronous", 0),
+    ("continue", 2),
+    ("continue", 5),
+    ("continue", 13),
+    ("eager", 5),
+  ],
+)
+@pytest.mark.parametrize("num_steps", [3, 10, NUM_STEPS])
+def test_no_progress_is_lost_or_counted_twice(rule, overlap_steps, num_steps):
+  moved = {}
+  run = train(
+    rule,
+    num_fragments=3,
+    overlap_steps=overlap_steps,
+    inner=recording_sgd(moved),
+    outer=AVERAGE,
+    num_steps=num_steps,
+  )
+  start = fragments.split(PROBLEM[0])
+  end = fragments.join({n: start[n] - moved[n] / 3 for n in start})
+  thetas = run.theta if rule == "eager" else [run.theta]
+  for theta in thetas:
+    assert distance(theta, end) < 1e-12
+  for params in run.params:
+    assert distance(params, end) < 1e-12
+
+
+@pytest.mark.parametrize("on", ["all", "first"])
+def test_a_warm_start_hands_over_parameters_and_inner_state(on):
+  params0, A, y = PROBLEM if on == "all" else ALONE
+  inner = optimizers.AdamW(lambda count: 0.02 / (1 + count))
+  warm, state = allreduce.warm_start(*PROBLEM, inner=inner, num_steps=10, on=on)
+  rest = methods.allreduce(
+    warm, A[:, 10:], y[:, 10:], inner=state, num_steps=NUM_STEPS - 10
+  )
+  whole = methods.allreduce(params0, A, y, inner=inner, num_steps=NUM_STEPS)
+  assert distance(rest.theta, whole.theta) == 0.0
+  assert inner.count == 0
