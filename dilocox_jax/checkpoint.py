@@ -70,8 +70,8 @@ class Checkpoints:
     """Reads the newest checkpoint that is whole.
 
     Args:
-      template: From a checkpoint's record to arrays with the shapes, types
-        and placement that its state must have; may raise `RefusedError`.
+      template: From a checkpoint's record to the shapes, types and placement
+        that its state must have; may raise `RefusedError`.
 
     Returns:
       The state and the record; None if there is no whole checkpoint.

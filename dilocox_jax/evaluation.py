@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax.assembly import Programs
@@ -12,7 +13,7 @@ from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.programs import mean_of
 from dilocox_jax.plan.segments import Segment
-from dilocox_jax.pytypes import Tree
+from dilocox_jax.pytypes import Boolean, Tree
 from dilocox_jax.states import State
 
 
@@ -46,6 +47,17 @@ def _views(programs: Programs, state: State) -> dict[str, Tree]:
     "mean": mean_of(inner),
     "replica": jax.tree.map(lambda leaf: leaf[0], inner),
   }
+
+
+def is_finite(state: State) -> bool:
+  """Whether every floating value of a state is finite; waits for it."""
+  return bool(_all_finite(state))
+
+
+@jax.jit
+def _all_finite(state: State) -> Boolean:
+  leaves = [x for x in jax.tree.leaves(state) if jnp.isdtype(x.dtype, "real floating")]
+  return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]).all()
 
 
 def first_not_finite(*values: np.ndarray) -> tuple[int, int] | None:

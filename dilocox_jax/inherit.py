@@ -72,7 +72,7 @@ def _state_of(config: RunConfig, source: pathlib.Path) -> State:
   checkpoints = Checkpoints(source / "checkpoints", config.checkpoint.keep)
   try:
     restored = checkpoints.restore(
-      lambda record: states.like(programs, record["phase"])
+      lambda record: states.abstract(programs, record["phase"])
     )
   finally:
     checkpoints.close()

@@ -11,7 +11,13 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+  SingleDeviceSharding,
+)
 
 from dilocox_jax.pytypes import Tree
 
@@ -87,15 +93,34 @@ class Replicas:
     )
 
   def place(self, tree: Tree, axes) -> Tree:
-    """Puts values where the mapped functions expect them."""
+    """Puts values where the mapped functions expect them.
+
+    Args:
+      tree: Arrays.
+      axes: Tree prefix as for `over`.
+    """
+    return jax.device_put(tree, self._shardings(axes))
+
+  def abstract(self, tree: Tree, axes) -> Tree:
+    """Shapes, types and places of values, without values."""
+    return jax.tree.map(
+      lambda sharding, part: jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        part,
+      ),
+      self._shardings(axes),
+      tree,
+    )
+
+  def _shardings(self, axes) -> Tree:
     if self.layout == "stacked":
-      return jax.device_put(tree, jax.devices()[0])
-    shardings = jax.tree.map(
+      here = SingleDeviceSharding(jax.devices()[0])
+      return jax.tree.map(lambda _: here, axes, is_leaf=_is_none)
+    return jax.tree.map(
       lambda spec: NamedSharding(self.mesh, spec),
       _specs(axes),
       is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
-    return jax.device_put(tree, shardings)
 
 
 def _is_none(axis) -> bool:

@@ -18,11 +18,14 @@ def fresh(programs: Programs, phase: str, params: Tree) -> State:
   """The state of a phase that starts from given parameters."""
   if phase == "local":
     optimizer = programs.steps.optimizer
-    return programs.rounds.init(params, optimizer.init(params))
+    return programs.rounds.init(params, jax.jit(optimizer.init)(params))
   return programs.steps_of(phase).init(params)
 
 
-def like(programs: Programs, phase: str) -> State:
-  """Arrays with the structure, shapes and placement of a phase's state."""
-  params = jax.jit(programs.model.init)(jax.random.key(0))
-  return fresh(programs, phase, params)
+def abstract(programs: Programs, phase: str) -> State:
+  """Structure, shapes, types and placement of a phase's state."""
+  params = jax.eval_shape(programs.model.init, jax.random.key(0))
+  if phase == "local":
+    optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
+    return programs.rounds.abstract(params, optimizer)
+  return programs.steps_of(phase).abstract(params)

@@ -1,66 +1,34 @@
 """Walks the plan and calls each station.
 
 Nothing is computed here: segments come from the plan, programs from the
-assembly, rows go to the recorder, state to the checkpoints. A segment is
+assembly, rows go to the logbook, state to the checkpoints. A segment is
 dispatched before the metrics of the one before it are read, so the devices
 never wait for the host.
 """
 
 import dataclasses
-import logging
 import math
 import pathlib
-import time
-from typing import Any
 
 import jax
-import numpy as np
 
-from dilocox_jax import (
-  assembly,
-  evaluation,
-  inherit,
-  metrics,
-  report,
-  states,
-)
-from dilocox_jax.checkpoint import Checkpoints, RefusedError
-from dilocox_jax.config import FREE_ON_RESUME, RunConfig
-from dilocox_jax.mapping import changed_fields
+from dilocox_jax import assembly, evaluation, metrics, report, starting
+from dilocox_jax.checkpoint import Checkpoints
+from dilocox_jax.config import RunConfig
+from dilocox_jax.logbook import Dispatched, Logbook, NotFiniteError
 from dilocox_jax.outer.data_parallel import SharedState
-from dilocox_jax.outer.round import RoundState, StepMetrics
-from dilocox_jax.plan import shapes
+from dilocox_jax.outer.round import RoundState
+from dilocox_jax.plan.pieces import pieces
 from dilocox_jax.plan.segments import Segment
+from dilocox_jax.plan.shapes import parameter_count
 from dilocox_jax.plan.traffic import broadcast_bytes
 from dilocox_jax.progress import Progress
-from dilocox_jax.pytypes import Tree
+from dilocox_jax.starting import Position
 from dilocox_jax.states import State
 
 
 class TrainingStoppedError(RuntimeError):
   """The run cannot go on; the message says where and what to change."""
-
-
-@dataclasses.dataclass
-class Position:
-  """How far a run is; all of it is in every checkpoint's record."""
-
-  step: int = 0
-  tokens: int = 0
-  total_sent_bytes: int = 0
-  is_finished: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Dispatched:
-  """A segment whose metrics have not been read yet."""
-
-  segment: Segment
-  position: Position
-  sent_bytes: int
-  metrics: Any  # StepMetrics of [M, H] arrays, still on the device.
-  drifts: Any
-  since: float  # time.perf_counter() when the devices could start.
 
 
 class Trainer:
@@ -84,7 +52,7 @@ class Trainer:
     self.programs = assembly.programs(config)
     self.validation = jax.device_put(assembly.held_out(config, self.corpus))
     self.position = Position()
-    self._last_read = 0.0
+    self._compiled = set()
 
   def run(self) -> pathlib.Path:
     """Trains to the end and writes the report.
@@ -94,54 +62,47 @@ class Trainer:
 
     Raises:
       TrainingStoppedError: If a value is not finite.
+      RefusedError: If the directory holds a run that means something else.
     """
-    checkpoints = Checkpoints(
-      self.workdir / "checkpoints", self.config.checkpoint.keep
-    )
+    keep = self.config.checkpoint.keep
+    self._checkpoints = Checkpoints(self.workdir / "checkpoints", keep)
     try:
-      restored = checkpoints.restore(self._template)
-      state = self._resume(*restored) if restored else self._first_state()
-      if not self.position.is_finished:
-        self._record_run()
-        step = self.position.step if restored else None
-        with metrics.Recorder(self.workdir, step) as recorder:
-          self._walk(state, recorder, checkpoints)
+      self._start_and_walk()
+    except NotFiniteError as error:
+      raise TrainingStoppedError(
+        f"{error}: lower inner.learning_rate="
+        f"{self.config.inner.learning_rate} or outer.learning_rate="
+        f"{self.config.outer.learning_rate}; the last good checkpoint in "
+        f"{self.workdir} is kept"
+      ) from error
     finally:
-      checkpoints.close()
+      self._checkpoints.close()
     return report.write_report(self.workdir)
 
-  def _first_state(self) -> State:
-    phase, source = self.plan.phase(0), self.config.checkpoint.init_from
-    if source:
-      return inherit.inherited_state(
-        self.config, self.programs, phase, pathlib.Path(source)
-      )
-    params = jax.jit(self.programs.model.init)(jax.random.key(self.config.seed))
-    return states.fresh(self.programs, phase, params)
-
-  def _template(self, record: dict[str, Any]) -> State:
-    """Arrays like a checkpoint's, once its run is known to be this one."""
-    changed = changed_fields(
-      record["config"], self.config.to_mapping(), FREE_ON_RESUME
+  def _start_and_walk(self) -> None:
+    resumed = starting.resumed_state(
+      self.config, self.programs, self._checkpoints, self.corpus.digest
     )
-    if record["corpus_digest"] != self.corpus.digest:
-      changed.append(
-        f"corpus digest: {record['corpus_digest']} -> {self.corpus.digest}"
+    if resumed:
+      state, record = resumed
+      self.position = Position(**record["position"])
+      self.streams.set_state(record["streams"])
+    else:
+      phase = self.plan.phase(0)
+      state = starting.first_state(self.config, self.programs, phase)
+    if self.position.is_finished:
+      return
+    self._record_run()
+    step, total = self.position.step, self.plan.total_steps
+    with (
+      metrics.Recorder(self.workdir, step if resumed else None) as recorder,
+      Progress(self.config.sync.method, total, step) as progress,
+    ):
+      self._recorder = recorder
+      self._logbook = Logbook(
+        recorder, progress, self.programs.schedule, self.plan.local_start
       )
-    if changed:
-      raise RefusedError(
-        f"{self.workdir} holds a run with other settings "
-        f"({'; '.join(changed)}): take another --workdir, or set them back"
-      )
-    return states.like(self.programs, record["phase"])
-
-  def _resume(self, state: Tree, record: dict[str, Any]) -> Tree:
-    self.position = Position(**record["position"])
-    self.streams.set_state(record["streams"])
-    logging.getLogger(__name__).info(
-      "continuing at step %d of %d", self.position.step, self.plan.total_steps
-    )
-    return state
+      self._walk(state)
 
   def _record_run(self) -> None:
     metrics.write_run_record(
@@ -149,176 +110,110 @@ class Trainer:
       config=self.config.to_mapping(),
       method=self.config.sync.method,
       num_replicas=self.config.mesh.num_replicas,
-      parameter_count=shapes.parameter_count(self.config.model.shape),
+      parameter_count=parameter_count(self.config.model.shape),
       corpus_name=self.corpus.name,
       corpus_digest=self.corpus.digest,
       platform=jax.devices()[0].device_kind,
       command=self.command,
     )
 
-  def _walk(
-    self, state: Tree, recorder: metrics.Recorder, checkpoints: Checkpoints
-  ) -> None:
+  def _walk(self, state: State) -> None:
     waiting: Dispatched | None = None
-    title = self.config.sync.method
-    step, total = self.position.step, self.plan.total_steps
-    with Progress(title, total, step) as progress:
-      for segment in self.plan.segments(step):
-        state, current = self._dispatch(state, segment, recorder)
-        if waiting:
-          self._read(waiting, recorder, progress)
-        waiting = current
-        if segment.ends_phase:
-          state = self._begin_local(state, segment.phase)
-        if self._is_due(segment):
-          self._read(waiting, recorder, progress)
-          waiting = None
-          self._evaluate_and_save(state, segment, recorder, checkpoints)
+    for segment in self.plan.segments(self.position.step):
+      is_new = self._is_new(segment)
+      if is_new and waiting:  # So that compiling is booked on its own.
+        self._logbook.read(waiting)
+        waiting = None
+      state, dispatched = self._dispatch(state, segment)
+      if is_new:
+        self._logbook.book("compile", segment.start)
       if waiting:
-        self._read(waiting, recorder, progress)
-    self._finish(state, recorder, checkpoints)
+        self._logbook.read(waiting)
+      waiting = dispatched
+      if self._needs_pause(segment):
+        self._logbook.read(waiting)
+        waiting = None
+        state = self._pause(state, segment)
+    if waiting:
+      self._logbook.read(waiting)
+    self._finish(state)
 
-  def _is_due(self, segment: Segment) -> bool:
-    """Whether evaluation or a save follows (the end has its own)."""
-    if segment.stop == self.plan.total_steps:
-      return False
-    return segment.crosses(
-      self.config.evaluation.interval_steps
-    ) or segment.crosses(self.config.checkpoint.interval_steps)
+  def _is_new(self, segment: Segment) -> bool:
+    """Whether no segment of this program has run yet."""
+    shapes, _ = pieces(self.plan.method.schedule, segment.windows)
+    program = (segment.phase, segment.num_steps, shapes)
+    is_new = program not in self._compiled
+    self._compiled.add(program)
+    return is_new
 
   def _dispatch(
-    self, state: Tree, segment: Segment, recorder: metrics.Recorder
-  ) -> tuple[Tree, Dispatched]:
-    alone = segment.phase == "single"
-    batches = self.streams.take(segment.num_steps, [0] if alone else None)
-    started = time.perf_counter()
+    self, state: State, segment: Segment
+  ) -> tuple[State, Dispatched]:
+    """Starts a segment; nothing crosses to or from the devices unasked."""
+    is_alone = segment.phase == "single"
+    batches = self.streams.take(segment.num_steps, [0] if is_alone else None)
+    drifts = []
     with jax.transfer_guard("disallow"):
-      if segment.phase == "local":
+      if isinstance(state, RoundState):
         state, seen, drifts = self.programs.rounds.round(
           state, batches, segment.windows
         )
       else:
-        steps = self.programs.steps_of(segment.phase)
-        state, seen = steps.steps(state, batches)
-        drifts = []
-    called = time.perf_counter()
+        programs = self.programs.steps_of(segment.phase)
+        state, seen = programs.steps(state, batches)
     sent_bytes = self.traffic.segment_bytes(segment)
-    if alone and segment.ends_phase:
-      payload = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-      sent_bytes += broadcast_bytes(payload, self.config.mesh.num_replicas)
-    replicas = 1 if alone else self.config.mesh.num_replicas
-    tokens = segment.num_steps * self.config.tokens_per_replica_step * replicas
+    if is_alone and segment.ends_phase:
+      copied_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+      sent_bytes += broadcast_bytes(
+        copied_bytes, self.config.mesh.num_replicas
+      )
+    tokens = len(batches) * (
+      segment.num_steps * self.config.tokens_per_replica_step
+    )
     self.position = Position(
       segment.stop,
       self.position.tokens + tokens,
       self.position.total_sent_bytes + sent_bytes,
     )
-    if called - started > 1.0:  # Only tracing and compiling block a dispatch.
-      recorder.record_timing(
-        step=segment.stop, event="compile", wall_s=called - started
-      )
-      self._last_read = max(self._last_read, called)
-    since = max(started, self._last_read)
     return state, Dispatched(
-      segment, self.position, sent_bytes, seen, drifts, since
+      segment, self.position, sent_bytes, tokens, seen, drifts
     )
 
-  def _begin_local(self, state: SharedState, phase: str) -> RoundState:
-    """Hands the warm start over: every replica gets parameters and state."""
-    if phase == "single":  # From one device to where all replicas see it.
-      state = self.programs.rounds.replicas.place(state, None)
-    return self.programs.rounds.init(state.params, state.optimizer)
-
-  def _read(
-    self,
-    done: Dispatched,
-    recorder: metrics.Recorder,
-    progress: Progress,
-  ) -> None:
-    """Waits for a segment's metrics, checks and records them."""
-    seen, drifts = jax.device_get((done.metrics, done.drifts))
-    now = time.perf_counter()
-    wall_s = now - max(done.since, self._last_read)
-    self._last_read = now
-    segment, position = done.segment, done.position
-    self._check_finite(seen, segment)
-    recorder.record_round(
-      step=position.step,
-      tokens=position.tokens,
-      phase=segment.phase,
-      loss=np.mean(seen.loss, dtype=np.float64),
-      loss_per_replica=np.mean(seen.loss, axis=1, dtype=np.float64),
-      grad_norm=np.mean(seen.grad_norm, dtype=np.float64),
-      learning_rate=self.programs.schedule(position.step - 1),
-      sent_bytes=done.sent_bytes,
-      total_sent_bytes=position.total_sent_bytes,
-      drift=evaluation.drift_rows(segment, drifts, self.plan.local_start),
-    )
-    replicas = seen.loss.shape[0]
-    tokens = segment.num_steps * self.config.tokens_per_replica_step * replicas
-    speed = tokens / max(wall_s, 1e-9)
-    recorder.record_timing(
-      step=position.step, event="round", wall_s=wall_s, tokens_per_s=speed
-    )
-    loss = float(np.mean(seen.loss))
-    progress.update(position.step, loss, speed, position.total_sent_bytes)
-
-  def _check_finite(self, seen: StepMetrics, segment: Segment) -> None:
-    place = evaluation.first_not_finite(seen.loss, seen.grad_norm)
-    if place:
-      replica, offset = place
-      raise TrainingStoppedError(
-        "the loss or its gradient is not finite at step "
-        f"{segment.start + offset + 1} on replica {replica}: "
-        f"{self._what_to_lower()}"
-      )
-
-  def _what_to_lower(self) -> str:
+  def _needs_pause(self, segment: Segment) -> bool:
+    """Whether something follows before the next segment (the end apart)."""
+    if segment.stop == self.plan.total_steps:
+      return False
     return (
-      f"lower inner.learning_rate={self.config.inner.learning_rate} or "
-      f"outer.learning_rate={self.config.outer.learning_rate}; the last good "
-      f"checkpoint in {self.workdir} is kept"
+      segment.ends_phase
+      or segment.crosses(self.config.evaluation.interval_steps)
+      or segment.crosses(self.config.checkpoint.interval_steps)
     )
 
-  def _evaluate_and_save(
-    self,
-    state: Tree,
-    segment: Segment,
-    recorder: metrics.Recorder,
-    checkpoints: Checkpoints,
-  ) -> None:
+  def _pause(self, state: State, segment: Segment) -> State:
+    """Hands a warm start over, evaluates, saves, as the segment asks."""
+    if segment.ends_phase:
+      assert isinstance(state, SharedState), "only a warm start ends"
+      state = self._begin_rounds(state)
     if segment.crosses(self.config.evaluation.interval_steps):
-      losses = self._losses(state, recorder)
-      recorder.record_evaluation(**losses, **self._totals())
+      self._recorder.record_evaluation(**self._losses(state), **self._totals())
     if segment.crosses(self.config.checkpoint.interval_steps):
-      phase = self.plan.phase(segment.stop)
-      self._save(state, phase, recorder, checkpoints)
+      self._save(state, self.plan.phase(segment.stop))
+    return state
 
-  def _save(
-    self,
-    state: Tree,
-    phase: str,
-    recorder: metrics.Recorder,
-    checkpoints: Checkpoints,
-  ) -> None:
-    started = time.perf_counter()
-    record = {
-      "position": dataclasses.asdict(self.position),
-      "phase": phase,
-      "streams": self.streams.get_state(),
-      "config": self.config.to_mapping(),
-      "corpus_digest": self.corpus.digest,
-    }
-    checkpoints.save(self.position.step, state, record)
-    self._account("checkpoint", started, recorder)
+  def _begin_rounds(self, state: SharedState) -> RoundState:
+    """Every replica starts from the warm start's parameters and state."""
+    rounds = self.programs.rounds
+    state = rounds.replicas.place(state, None)
+    return rounds.init(state.params, state.optimizer)
 
-  def _account(
-    self, event: str, started: float, recorder: metrics.Recorder
-  ) -> None:
-    self._last_read = time.perf_counter()
-    recorder.record_timing(
-      step=self.position.step, event=event, wall_s=self._last_read - started
-    )
+  def _losses(self, state: State) -> dict[str, float]:
+    losses = evaluation.losses(self.programs, state, self.validation)
+    self._logbook.book("evaluation", self.position.step)
+    if not all(math.isfinite(loss) for loss in losses.values()):
+      raise NotFiniteError(
+        f"the validation loss is not finite at step {self.position.step}"
+      )
+    return losses
 
   def _totals(self) -> dict[str, int]:
     return {
@@ -327,30 +222,31 @@ class Trainer:
       "total_sent_bytes": self.position.total_sent_bytes,
     }
 
-  def _losses(
-    self, state: Tree, recorder: metrics.Recorder
-  ) -> dict[str, float]:
-    started = time.perf_counter()
-    losses = evaluation.losses(self.programs, state, self.validation)
-    self._account("evaluation", started, recorder)
-    if not all(math.isfinite(loss) for loss in losses.values()):
-      raise TrainingStoppedError(
-        f"the validation loss is not finite at step {self.position.step}: "
-        f"{self._what_to_lower()}"
+  def _save(self, state: State, phase: str) -> None:
+    if not evaluation.is_finite(state):
+      raise NotFiniteError(
+        f"a parameter is not finite after step {self.position.step}"
       )
-    return losses
+    record = {
+      "position": dataclasses.asdict(self.position),
+      "phase": phase,
+      "streams": self.streams.get_state(),
+      "config": self.config.to_mapping(),
+      "corpus_digest": self.corpus.digest,
+    }
+    self._checkpoints.save(self.position.step, state, record)
+    self._logbook.book("checkpoint", self.position.step)
 
-  def _finish(
-    self, state: Tree, recorder: metrics.Recorder, checkpoints: Checkpoints
-  ) -> None:
-    phase = self.plan.phase(self.plan.total_steps - 1)
-    if phase == "local":
+  def _finish(self, state: State) -> None:
+    """Flushes, evaluates and saves; the run cannot be continued after."""
+    phase = "data_parallel"
+    if isinstance(state, RoundState):
+      phase = "local"
       step = self.plan.total_steps - self.plan.local_start
       state = self.programs.rounds.flush(state, step)
       self.position.total_sent_bytes += self.traffic.flush_bytes(step)
-    losses = self._losses(state, recorder)
-    recorder.record_final(
-      num_steps=self.plan.total_steps, **losses, **self._totals()
+    self._recorder.record_final(
+      num_steps=self.plan.total_steps, **self._losses(state), **self._totals()
     )
     self.position.is_finished = True
-    self._save(state, phase, recorder, checkpoints)
+    self._save(state, phase)

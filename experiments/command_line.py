@@ -42,8 +42,8 @@ def main(
   for loud in ("absl", "jax", "orbax"):
     logging.getLogger(loud).setLevel(logging.WARNING)
   try:
-    arguments = _parsed(define_flags)
-    app.run(lambda _: function(flags.FLAGS), argv=arguments[:1])
+    _parse(define_flags)
+    function(flags.FLAGS)
   except (UsageError, StoppedError) as error:
     print(f"error: {_one_line(error)}", file=sys.stderr)
     sys.exit(2 if isinstance(error, UsageError) else 1)
@@ -53,7 +53,7 @@ def _one_line(error: Exception) -> str:
   return " ".join(str(error).split())
 
 
-def _parsed(define_flags: Callable[[], None]) -> list[str]:
+def _parse(define_flags: Callable[[], None]) -> None:
   try:
     app.define_help_flags()
     define_flags()
@@ -69,7 +69,6 @@ def _parsed(define_flags: Callable[[], None]) -> list[str]:
     raise UsageError(error) from None
   if arguments[1:]:
     raise UsageError(f"unexpected argument {arguments[1]!r}: flags start --")
-  return arguments
 
 
 def _check_overrides() -> None:

@@ -20,7 +20,9 @@ import pytest  # noqa: E402
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 8)
-jax.config.update("jax_compilation_cache_dir", os.environ["DILOCOX_JAX_CACHE"])
+jax.config.update(
+  "jax_compilation_cache_dir", os.environ["DILOCOX_JAX_CACHE"] or None
+)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 # The same examples every time, at any speed; the other profile goes looking:

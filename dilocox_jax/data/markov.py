@@ -24,7 +24,7 @@ _BRANCHES = (0, 0, 0, 0, 1, 1, 2, 3)
 def synthetic(
   seed: int = 0,
   *,
-  num_tokens: int = 2**18,
+  num_tokens: int = 2**20,
   vocab_size: int = 64,
   validation_fraction: float = VALIDATION_FRACTION,
 ) -> Corpus:

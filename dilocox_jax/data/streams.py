@@ -60,8 +60,10 @@ class ReplicaStreams:
       "sequence_length": sequence_length,
       "seed": seed,
     }
+    self._windows = windows
+    # Of indices, since it is cheaper to gather a whole batch at once.
     self._batches = [
-      grain.MapDataset.source(windows)
+      grain.MapDataset.range(len(windows))
       .slice(slice(m, None, num_replicas))
       .shuffle(seed=_replica_seed(seed, m))
       .repeat()
@@ -86,11 +88,13 @@ class ReplicaStreams:
       Tokens, [replicas, num_steps, batch_size, sequence_length + 1].
     """
     chosen = range(len(self._batches)) if replicas is None else replicas
-    shape = (len(chosen), num_steps, *self._batches[0][0].shape)
+    steps = range(self._step, self._step + num_steps)
+    batch_size, width = self._identity["batch_size"], self._windows.shape[1]
+    shape = (len(chosen), num_steps, batch_size, width)
     out = np.empty(shape, np.int32)
-    for row, m in zip(out, chosen, strict=True):
-      for offset in range(num_steps):
-        row[offset] = self._batches[m][self._step + offset]
+    for stream, m in zip(out, chosen, strict=True):
+      for batch, step in zip(stream, steps, strict=True):
+        batch[:] = self._windows[np.asarray(self._batches[m][step])]
     self._step += num_steps
     return out
 

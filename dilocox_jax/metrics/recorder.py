@@ -182,8 +182,8 @@ def _drift(entry: Mapping[str, Any]) -> rows.Drift:
   )
 
 
-def _round_scalars(row: rows.Round) -> dict[str, float]:
-  values = {
+def _round_scalars(row: rows.Round) -> dict[str, float | int]:
+  values: dict[str, float | int] = {
     "train/loss": row.loss,
     "train/grad_norm": row.grad_norm,
     "train/learning_rate": row.learning_rate,

@@ -38,7 +38,7 @@ class TensorBoardWriter:
     with lines.one_line(self._directory):
       self._writer.add_event(event)
 
-  def scalars(self, step: int, values: Mapping[str, float]) -> None:
+  def scalars(self, step: int, values: Mapping[str, float | int]) -> None:
     """Adds one event; values that are not finite are left out."""
     summary = summary_pb2.Summary()
     for tag, value in values.items():

@@ -58,11 +58,16 @@ class RoundPrograms:
       params: Parameters of the model.
       optimizer: Inner optimizer state to start from, one replica's.
     """
-    start = RoundState(self.outer.init(params), ReplicaState(params, optimizer))
-    return self.broadcast(start)
+    state = jax.jit(self._start)(params, optimizer)
+    return self.replicas.place(state, self.axes)
 
-  def broadcast(self, state: RoundState) -> RoundState:
-    """Copies one replica's state to all, where replicas have their own."""
+  def abstract(self, params: Tree, optimizer: Tree) -> RoundState:
+    """Shapes, types and places of `init`'s result."""
+    state = jax.eval_shape(self._start, params, optimizer)
+    return self.replicas.abstract(state, self.axes)
+
+  def _start(self, params: Tree, optimizer: Tree) -> RoundState:
+    start = RoundState(self.outer.init(params), ReplicaState(params, optimizer))
     count = self.replicas.num_replicas
 
     def copy(axis, tree):
@@ -72,8 +77,7 @@ class RoundPrograms:
         lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), tree
       )
 
-    copied = jax.tree.map(copy, self.axes, state, is_leaf=lambda x: x is None)
-    return self.replicas.place(copied, self.axes)
+    return jax.tree.map(copy, self.axes, start, is_leaf=lambda x: x is None)
 
   def round(
     self, state: RoundState, batches: Tree, windows: Sequence[Window]
@@ -143,8 +147,14 @@ class StepPrograms:
 
   def init(self, params: Tree) -> data_parallel.SharedState:
     """The first state."""
-    state = data_parallel.init_shared(params, self.optimizer, self.aggregator)
-    return self.replicas.place(state, None)
+    return self.replicas.place(jax.jit(self._start)(params), None)
+
+  def abstract(self, params: Tree) -> data_parallel.SharedState:
+    """Shapes, types and places of `init`'s result."""
+    return self.replicas.abstract(jax.eval_shape(self._start, params), None)
+
+  def _start(self, params: Tree) -> data_parallel.SharedState:
+    return data_parallel.init_shared(params, self.optimizer, self.aggregator)
 
   def steps(
     self, state: data_parallel.SharedState, batches: Tree

@@ -222,7 +222,7 @@ def _comparison_title(runs: Sequence[Run], labels: Sequence[str]) -> str:
 def _bytes_axis(ax: Axes, sent_bytes: Sequence[int]) -> None:
   ax.set_xlabel("sent by one replica")
   if not sent_bytes:
-    ax.text(0.5, 0.5, "nothing was sent", ha="center", transform=ax.transAxes)
+    ax.text(0.5, 0.5, "nothing to show", ha="center", transform=ax.transAxes)
     return
   decades = math.log10(max(sent_bytes) / min(sent_bytes))
   if decades > 0.7:
@@ -261,7 +261,8 @@ def comparison(runs: Sequence[Run], labels: Sequence[str]) -> Figure:
   cut = _cut_early_loss(axes[0], [row.outer_loss for row in rows])
   axes[1].set_ylim(axes[0].get_ylim())
   axes[0].set_xlabel(f"{unit}, all replicas")
-  _bytes_axis(axes[1], [n for r in rows if (n := r.total_sent_bytes) > 0])
+  drawn = [row for row in rows if math.isfinite(row.outer_loss)]
+  _bytes_axis(axes[1], [n for r in drawn if (n := r.total_sent_bytes) > 0])
   for ax in axes:
     ax.set_ylabel("validation loss (nats a token)")
   _caption(axes[0], f"measured{cut}")

@@ -6,7 +6,7 @@ _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 _COUNTS = ("", "k", "M", "B", "T")
 
 
-def _scaled(value: float, names: tuple[str, ...]) -> tuple[float, str]:
+def _scaled(value: float | int, names: tuple[str, ...]) -> tuple[float, str]:
   """Divides by the power of 1000 that leaves at least one whole digit."""
   index = 0
   if value and math.isfinite(value):
@@ -15,23 +15,23 @@ def _scaled(value: float, names: tuple[str, ...]) -> tuple[float, str]:
   return 1000.0**index, names[index]
 
 
-def bytes_axis(largest: float) -> tuple[float, str]:
+def bytes_axis(largest: float | int) -> tuple[float, str]:
   """The divisor and the unit that suit values up to `largest` bytes."""
   return _scaled(largest, _BYTES)
 
 
-def tokens_axis(largest: float) -> tuple[float, str]:
+def tokens_axis(largest: float | int) -> tuple[float, str]:
   """The divisor and the unit that suit values up to `largest` tokens."""
   divisor, prefix = _scaled(largest, _COUNTS)
   return divisor, f"{prefix} tokens".strip()
 
 
-def _three_digits(value: float) -> str:
+def _three_digits(value: float | int) -> str:
   digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
   return f"{value:.{digits}f}"
 
 
-def human_bytes(value: float) -> str:
+def human_bytes(value: float | int) -> str:
   """Bytes in powers of 1000, three digits: "27.9 MB"."""
   divisor, unit = bytes_axis(value)
   return (
@@ -41,19 +41,19 @@ def human_bytes(value: float) -> str:
   )
 
 
-def bytes_tick(value: float) -> str:
+def bytes_tick(value: float | int) -> str:
   """Bytes as a label on an axis: "20 MB"."""
   divisor, unit = bytes_axis(value)
   return f"{value / divisor:g} {unit}"
 
 
-def human_tokens(value: float) -> str:
+def human_tokens(value: float | int) -> str:
   """Tokens in powers of 1000, three digits: "1.23 M tokens"."""
   divisor, unit = tokens_axis(value)
   number = f"{value}" if divisor == 1 else _three_digits(value / divisor)
   return f"{number} {unit}"
 
 
-def human_loss(value: float) -> str:
+def human_loss(value: float | int) -> str:
   """Four decimals, or a word where there is no number."""
   return f"{value:.4f}" if math.isfinite(value) else "not finite"

@@ -1,0 +1,124 @@
+"""Metrics on their way from the devices to the records.
+
+Segments are dispatched without waiting; their metrics are read here, later,
+which is also where a value that is not finite stops the run and where the
+wall clock is divided between the segments.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+import optax
+
+from dilocox_jax import evaluation, metrics
+from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.round import StepMetrics
+from dilocox_jax.plan.segments import Segment
+from dilocox_jax.progress import Progress
+from dilocox_jax.starting import Position
+
+
+class NotFiniteError(RuntimeError):
+  """A loss or gradient that is not finite; the message says where."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispatched:
+  """A segment whose metrics have not been read yet.
+
+  Attributes:
+    segment: What runs.
+    position: Where the run is after it.
+    sent_bytes: What it puts on the wire, a replica.
+    tokens: What all replicas see in it.
+    metrics: Arrays [M, H], still on the devices.
+    drifts: For every piece with an arrival, likewise.
+  """
+
+  segment: Segment
+  position: Position
+  sent_bytes: int
+  tokens: int
+  metrics: StepMetrics
+  drifts: Sequence[Drift]
+
+
+class Logbook:
+  """Reads segments in order and accounts for the time between them."""
+
+  def __init__(
+    self,
+    recorder: metrics.Recorder,
+    progress: Progress,
+    schedule: optax.Schedule,
+    local_start: int,
+  ):
+    """Starts the clock.
+
+    Args:
+      recorder: Where rows go.
+      progress: The bar.
+      schedule: Learning rate by inner step.
+      local_start: Inner step from which rounds are counted.
+    """
+    self._recorder, self._progress = recorder, progress
+    self._schedule, self._local_start = schedule, local_start
+    self._accounted = time.perf_counter()
+    self._tokens, self._training_s = 0, 0.0
+
+  def book(self, event: str, step: int) -> None:
+    """Books the time since the last booking under an event."""
+    self._recorder.record_timing(step=step, event=event, wall_s=self._lap())
+
+  def _lap(self) -> float:
+    """Seconds since the last booking; every second is booked once."""
+    before, self._accounted = self._accounted, time.perf_counter()
+    return self._accounted - before
+
+  def read(self, done: Dispatched) -> None:
+    """Waits for a segment, checks it and records it.
+
+    Raises:
+      NotFiniteError: Nothing of the segment is recorded then.
+    """
+    seen, drifts = jax.device_get((done.metrics, done.drifts))
+    _check_finite(seen, done.segment)
+    position, loss = done.position, np.mean(seen.loss, dtype=np.float64)
+    self._recorder.record_round(
+      step=position.step,
+      tokens=position.tokens,
+      phase=done.segment.phase,
+      loss=loss,
+      loss_per_replica=np.mean(seen.loss, axis=1, dtype=np.float64),
+      grad_norm=np.mean(seen.grad_norm, dtype=np.float64),
+      learning_rate=self._schedule(position.step - 1),
+      sent_bytes=done.sent_bytes,
+      total_sent_bytes=position.total_sent_bytes,
+      drift=evaluation.drift_rows(done.segment, drifts, self._local_start),
+    )
+    wall_s = self._lap()
+    self._recorder.record_timing(
+      step=position.step,
+      event="round",
+      wall_s=wall_s,
+      tokens_per_s=done.tokens / wall_s,
+    )
+    self._tokens += done.tokens
+    self._training_s += wall_s
+    speed = self._tokens / self._training_s
+    self._progress.update(
+      position.step, float(loss), speed, position.total_sent_bytes
+    )
+
+
+def _check_finite(seen: StepMetrics, segment: Segment) -> None:
+  place = evaluation.first_not_finite(seen.loss, seen.grad_norm)
+  if place:
+    replica, offset = place
+    raise NotFiniteError(
+      "the loss or its gradient is not finite at step "
+      f"{segment.start + offset + 1} on replica {replica}"
+    )

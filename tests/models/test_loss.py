@@ -1,0 +1,86 @@
+import dataclasses
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dilocox_jax.models.loss import next_token_loss
+from dilocox_jax.models.presets import PRESETS, nano
+from dilocox_jax.models.transformer import Model, build
+from tests.oracles import transformer as oracle
+
+# fp32 against float64, over two layers.
+ROUNDING_TOLERANCE = 1e-5
+
+
+def tokens(*shape, seed=1):
+  return jax.random.randint(
+    jax.random.key(seed), shape, 0, nano.vocab_size, jnp.int32
+  )
+
+
+def fixed_logits(logits_BxLxV):
+  """A model that says the same whatever it reads."""
+  return Model(
+    nano, lambda key: {}, lambda params, tokens_BxL: logits_BxLxV
+  )
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+@pytest.mark.parametrize("head_dim", [0, 6])
+def test_the_loss_is_the_oracles(activation, qk_norm, head_dim):
+  shape = dataclasses.replace(
+    nano, activation=activation, qk_norm=qk_norm, head_dim=head_dim
+  )
+  model = build(shape)
+  # Values far from their start, so that every term of the model counts.
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: (x + rng.normal(size=x.shape) * 0.4).astype(np.float32),
+    jax.tree.map(np.asarray, model.init(jax.random.key(0))),
+  )
+  batch = tokens(2, 12)
+  loss = next_token_loss(model, jax.tree.map(jnp.asarray, params), batch)
+  doubles = jax.tree.map(lambda x: x.astype(np.float64), params)
+  expected = oracle.loss(doubles, np.asarray(batch), shape)
+  assert float(loss) == pytest.approx(expected, rel=ROUNDING_TOLERANCE)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_an_untrained_model_knows_nothing(name):
+  model = build(PRESETS[name])
+  loss = next_token_loss(model, model.init(jax.random.key(0)), tokens(4, 33))
+  assert loss.dtype == jnp.float32
+  assert float(loss) == pytest.approx(math.log(nano.vocab_size), abs=0.05)
+
+
+def test_each_token_is_predicted_from_those_before_it():
+  # Logits that are certain of the next token, and wrong about any other.
+  batch = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]], jnp.int32)
+  certain = 100.0 * jax.nn.one_hot(batch[:, 1:], 10)
+  assert float(next_token_loss(fixed_logits(certain), {}, batch)) < 1e-6
+
+
+def test_the_loss_is_a_mean_over_all_predicted_tokens():
+  logits = jax.random.normal(jax.random.key(0), (2, 3, 5))
+  batch = jnp.array([[0, 1, 2, 3], [4, 3, 2, 1]], jnp.int32)
+  nats = []
+  for b, i in itertools.product(range(2), range(3)):
+    p = np.exp(logits[b, i], dtype=np.float64)
+    nats.append(-np.log(p[batch[b, i + 1]] / p.sum()))
+  loss = next_token_loss(fixed_logits(logits), {}, batch)
+  assert float(loss) == pytest.approx(np.mean(nats), rel=1e-6)
+
+
+def test_the_z_loss_weighs_the_squared_log_partition():
+  # All logits equal to c: the partition is V exp(c), the target's share 1 / V.
+  batch = jnp.zeros((1, 4), jnp.int32)
+  model = fixed_logits(jnp.full((1, 3, 8), 2.0))
+  plain = next_token_loss(model, {}, batch)
+  weighted = next_token_loss(model, {}, batch, z_loss=0.1)
+  expected = 0.1 * (math.log(8) + 2.0) ** 2
+  assert float(weighted - plain) == pytest.approx(expected, rel=1e-5)

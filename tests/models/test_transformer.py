@@ -1,0 +1,196 @@
+import dataclasses
+import itertools
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dilocox_jax.models.loss import next_token_loss
+from dilocox_jax.models.presets import nano
+from dilocox_jax.models.transformer import attend, build, rotate
+from dilocox_jax.plan.shapes import parameter_count, parameter_shapes
+
+# Angles of up to 30 radians are rounded to fp32 before their sine is taken.
+ROTATION_TOLERANCE = 1e-5
+# Layers fused differently round differently.
+FUSION_TOLERANCE = 1e-6
+# bf16 keeps 8 bits; the stream passes some ten roundings.
+BFLOAT16_TOLERANCE = 0.02
+
+OPTIONS = [
+  dataclasses.replace(nano, activation=activation, qk_norm=qk, head_dim=head)
+  for activation, qk, head in itertools.product(
+    ("swiglu", "gelu"), (False, True), (0, 6)
+  )
+]
+
+
+def tokens(*shape, seed=1):
+  return jax.random.randint(
+    jax.random.key(seed), shape, 0, nano.vocab_size, jnp.int32
+  )
+
+
+def lively(params, seed=2):
+  """Adds noise to every leaf, so that no norm's scale stays one."""
+  leaves, tree = jax.tree.flatten(params)
+  keys = jax.random.split(jax.random.key(seed), len(leaves))
+  noisy = [
+    x + 0.3 * jax.random.normal(k, x.shape)
+    for x, k in zip(leaves, keys, strict=True)
+  ]
+  return jax.tree.unflatten(tree, noisy)
+
+
+def by_path(params):
+  return {
+    "/".join(key.key for key in path): leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+  }
+
+
+@pytest.mark.parametrize("shape", OPTIONS)
+def test_parameters_are_the_leaves_that_the_plan_lists(shape):
+  params = jax.eval_shape(build(shape).init, jax.random.key(0))
+  leaves = by_path(params)
+  assert {p: x.shape for p, x in leaves.items()} == parameter_shapes(shape)
+  assert {x.dtype for x in leaves.values()} == {jnp.dtype("float32")}
+  assert sum(x.size for x in leaves.values()) == parameter_count(shape)
+
+
+def test_every_layer_draws_its_own_values_and_outputs_start_smaller():
+  deep = dataclasses.replace(nano, num_layers=8, model_dim=64)
+  leaves = by_path(build(deep).init(jax.random.key(0)))
+  for path, leaf in leaves.items():
+    if path.endswith("scale"):
+      assert jnp.all(leaf == 1)
+      continue
+    residual = path.endswith(("output/kernel", "down/kernel"))
+    expected = 0.02 / math.sqrt(2 * 8) if residual else 0.02
+    assert jnp.std(leaf) == pytest.approx(expected, rel=0.05)
+    if path.startswith("blocks/"):
+      assert len(np.unique(leaf)) > 0.99 * leaf.size
+
+
+@pytest.mark.parametrize("shape", OPTIONS[:4])
+def test_a_token_changes_nothing_before_it(shape):
+  model = build(shape)
+  params = lively(model.init(jax.random.key(0)))
+  before = tokens(2, 9)
+  after = before.at[:, 5].set((before[:, 5] + 1) % nano.vocab_size)
+  logits = [model.apply(params, t) for t in (before, after)]
+  assert jnp.array_equal(logits[0][:, :5], logits[1][:, :5])
+  assert jnp.all(jnp.any(logits[0][:, 5:] != logits[1][:, 5:], axis=-1))
+
+
+def test_attention_depends_on_distances_alone():
+  query, key = jax.random.normal(jax.random.key(0), (2, 2, 7, 2, 8))
+  # The same items where they are and 20 positions later.
+  pad = ((0, 0), (20, 0), (0, 0), (0, 0))
+  products = []
+  for widths in (((0, 0),) * 4, pad):
+    q, k = (rotate(jnp.pad(x, widths))[:, -7:] for x in (query, key))
+    products.append(jnp.einsum("blnk,bmnk->bnlm", q, k))
+  chex.assert_trees_all_close(*products, atol=ROTATION_TOLERANCE)
+  # And it does depend on them.
+  still = jnp.einsum("blnk,bmnk->bnlm", query, key)
+  assert not jnp.allclose(still, products[0], atol=0.1)
+
+
+def test_attention_averages_the_past_when_all_keys_are_alike():
+  query, _, value = jax.random.normal(jax.random.key(0), (3, 2, 7, 2, 8))
+  key = jnp.ones_like(query)
+  counts = jnp.arange(1.0, 8.0)[None, :, None, None]
+  expected = jnp.cumsum(value, axis=1) / counts
+  chex.assert_trees_all_close(attend(query, key, value), expected, atol=1e-6)
+
+
+def test_attention_survives_scores_whose_exponentials_overflow():
+  query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 8))
+  mixed = attend(1e4 * query, key, value)
+  assert jnp.all(jnp.isfinite(mixed))
+
+
+@pytest.mark.parametrize("unroll", [0, 2, 3])
+def test_unrolled_layers_compute_what_scanned_ones_do(unroll):
+  shape = dataclasses.replace(nano, num_layers=4)
+  batch = tokens(2, 9)
+  params = lively(build(shape).init(jax.random.key(0)))
+
+  def loss_and_gradient(unroll):
+    model = build(shape, unroll=unroll)
+    return jax.value_and_grad(lambda p: next_token_loss(model, p, batch))(
+      params
+    )
+
+  chex.assert_trees_all_close(
+    loss_and_gradient(unroll), loss_and_gradient(1), rtol=1e-4,
+    atol=FUSION_TOLERANCE,
+  )
+
+
+@pytest.mark.parametrize("shape", OPTIONS[:4])
+def test_bfloat16_computes_nearly_the_same_from_the_same_parameters(shape):
+  params = build(shape).init(jax.random.key(0))
+  batch = tokens(2, 9)
+  exact = build(shape).apply(params, batch)
+  model = build(shape, dtype=jnp.bfloat16)
+  chex.assert_trees_all_equal(model.init(jax.random.key(0)), params)
+  rounded = model.apply(params, batch)
+  assert rounded.dtype == jnp.float32
+  error = jnp.linalg.norm(rounded - exact) / jnp.linalg.norm(exact)
+  assert 0 < error < BFLOAT16_TOLERANCE
+
+
+def test_the_program_does_not_grow_with_depth():
+  def operations(num_layers, unroll):
+    shape = dataclasses.replace(nano, num_layers=num_layers)
+    model = build(shape, unroll=unroll)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    gradient = jax.grad(lambda p, t: next_token_loss(model, p, t))
+    return len(jax.jit(gradient).lower(params, tokens(2, 9)).as_text().split(
+      "\n"
+    ))
+
+  assert operations(2, unroll=1) == operations(8, unroll=1)
+  assert operations(2, unroll=0) < operations(8, unroll=0)
+
+
+def test_a_token_outside_the_vocabulary_is_not_a_number():
+  model = build(nano)
+  params = model.init(jax.random.key(0))
+  batch = tokens(2, 9).at[0, 4].set(nano.vocab_size)
+  logits = model.apply(params, batch)
+  assert jnp.all(jnp.isnan(logits[0, 4:]))
+  assert jnp.all(jnp.isfinite(logits[1]))
+
+
+def test_stacked_replicas_equal_replicas_one_by_one():
+  model = build(nano)
+  params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 3))
+  batch = tokens(3, 2, 9)
+  gradient = jax.value_and_grad(lambda p, t: next_token_loss(model, p, t))
+
+  def averaged(params, batch):
+    loss, gradients = gradient(params, batch)
+    return jax.lax.pmean(loss, "replica"), gradients
+
+  loss, gradients = jax.vmap(averaged, axis_name="replica")(params, batch)
+  apart = [
+    gradient(jax.tree.map(lambda x, m=m: x[m], params), batch[m])
+    for m in range(3)
+  ]
+  mean = jnp.mean(jnp.stack([loss for loss, _ in apart]))
+  chex.assert_trees_all_close(loss, jnp.full(3, mean), rtol=1e-6)
+  stacked = jax.tree.map(lambda *x: jnp.stack(x), *[g for _, g in apart])
+  chex.assert_trees_all_close(gradients, stacked, rtol=1e-4, atol=1e-6)
+
+
+def test_other_dtypes_and_negative_unrolls_are_refused():
+  with pytest.raises(ValueError, match="float16.* must be float32 or bfloat16"):
+    build(nano, dtype=jnp.float16)
+  with pytest.raises(ValueError, match="unroll=-1 must be 0"):
+    build(nano, unroll=-1)

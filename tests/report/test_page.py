@@ -1,0 +1,88 @@
+import re
+
+import pytest
+from matplotlib.image import imread
+
+from dilocox_jax.metrics import RecordError, read_rows
+from dilocox_jax.report import write_report
+from dilocox_jax.report.page import markdown_table
+
+SECTIONS = (
+  "Results",
+  "Figures",
+  "What it cost",
+  "Settings",
+  "How to reproduce",
+)
+
+
+def _sections(text):
+  return re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+  ("changes", "shown"),
+  [
+    ({}, ["loss", "drift", "sent"]),
+    ({"method": "allreduce"}, ["loss", "sent"]),
+    ({"method": "single", "num_replicas": 1, "finish": False}, ["loss"]),
+    ({"num_steps": 0, "finish": False}, []),
+  ],
+)
+def test_the_page_has_every_section_and_the_figures_it_names(
+  write_run, tmp_path, changes, shown
+):
+  page = write_report(write_run(tmp_path / "a", **changes))
+  text = page.read_text()
+  assert page == tmp_path / "a/report.md"
+  assert tuple(_sections(text)) == SECTIONS
+  named = re.findall(r"\]\((figures/.*?)\)", text)
+  assert named == [f"figures/{name}.png" for name in shown]
+  for name in named:
+    assert (page.parent / name).read_bytes().startswith(b"\x89PNG")
+    pixels = imread(page.parent / name)
+    assert min(pixels.shape[:2]) > 400 and pixels.std() > 0.05
+
+
+def test_the_page_names_loss_corpus_and_what_is_measured(write_run, tmp_path):
+  workdir = write_run(tmp_path / "a")
+  final = read_rows(workdir / "metrics.jsonl")[-1]
+  text = write_report(workdir).read_text()
+  summary = text.split("\n\n")[1]
+  assert f"**{final['outer_loss']:.4f}** nats a token (measured)" in summary
+  assert "Final validation loss" in summary
+  assert "`9f3a61c2d07e`" in summary and "derived from the plan" in summary
+  assert f"| validation loss, replica 0 | {final['replica_loss']:.4f} |" in text
+
+
+def test_the_page_of_an_unfinished_run_says_so(write_run, tmp_path):
+  text = write_report(write_run(tmp_path / "a", finish=False)).read_text()
+  assert "The run has not ended" in text and "Final" not in text
+
+
+def test_the_cost_is_the_sum_of_the_timing_rows(write_run, tmp_path):
+  workdir = write_run(tmp_path / "a")
+  rows = read_rows(workdir / "timing.jsonl")
+  text = write_report(workdir).read_text()
+  total = sum(row["wall_s"] for row in rows)
+  assert f"| all | {len(rows)} | {total:.1f} |" in text
+  assert "| round | 20 | 50.0 |" in text
+  assert "12,288 tokens/s" in text
+
+
+def test_settings_are_told_by_the_names_one_can_override(write_run, tmp_path):
+  text = write_report(write_run(tmp_path / "a")).read_text()
+  assert "| `sync.sync_interval` | `30` |" in text
+  assert "| `seed` | `0` |" in text
+  assert "--config=experiments/configs/diloco.py" in text
+
+
+def test_a_bar_in_a_cell_does_not_end_it():
+  assert markdown_table(["a"], [["x|y"]])[-1] == r"| x\|y |"
+
+
+def test_figures_that_cannot_be_written_are_one_line(write_run, tmp_path):
+  workdir = write_run(tmp_path / "a")
+  (workdir / "figures").write_text("in the way")
+  with pytest.raises(RecordError, match="cannot write .*figures"):
+    write_report(workdir)

@@ -1,0 +1,37 @@
+import math
+
+import pytest
+
+from dilocox_jax.report import units
+
+
+@pytest.mark.parametrize(
+  ("value", "text"),
+  [
+    (0, "0 B"),
+    (999, "999 B"),
+    (1000, "1.00 kB"),
+    (27_930_000, "27.9 MB"),
+    (2_094_287_872, "2.09 GB"),
+    (3 * 10**18, "3000 PB"),
+  ],
+)
+def test_bytes_are_told_in_powers_of_1000(value, text):
+  assert units.human_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+  ("value", "text"),
+  [(12, "12 tokens"), (1_228_800, "1.23 M tokens"), (2e10, "20.0 B tokens")],
+)
+def test_tokens_are_told_in_powers_of_1000(value, text):
+  assert units.human_tokens(value) == text
+
+
+def test_a_tick_has_no_digits_to_spare():
+  assert units.bytes_tick(20_000_000) == "20 MB"
+
+
+def test_a_loss_without_a_number_is_a_word():
+  assert units.human_loss(1.23456) == "1.2346"
+  assert units.human_loss(math.nan) == "not finite"
