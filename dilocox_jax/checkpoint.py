@@ -101,7 +101,10 @@ class Checkpoints:
     )
 
   def _read(self, step: int, template: Callable) -> tuple[Tree, dict]:
-    parts = {_RECORD: ocp.args.JsonRestore(), _CHECKSUMS: ocp.args.JsonRestore()}
+    parts = {
+      _RECORD: ocp.args.JsonRestore(),
+      _CHECKSUMS: ocp.args.JsonRestore(),
+    }
     read = self._manager.restore(step, args=ocp.args.Composite(**parts))
     like = template(read[_RECORD])
     arrays = self._manager.restore(

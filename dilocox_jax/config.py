@@ -27,7 +27,7 @@ def _require(condition: bool, message: str) -> None:
     raise ValueError(message)
 
 
-def _positive(section: str, **values: float) -> None:
+def _positive(section: str, **values: int | float) -> None:
   for name, value in values.items():
     _require(value > 0, f"{section}.{name}={value} must be positive")
 
@@ -41,7 +41,7 @@ def _one_of(name: str, value: str, choices) -> None:
 class DataConfig:
   """Where tokens come from."""
 
-  source: str = "stdlib"  # stdlib (Python's own library), text_files, synthetic.
+  source: str = "stdlib"  # Python's own library; or text_files, synthetic.
   glob: str = ""  # Files of text_files, e.g. "notes/**/*.txt".
   validation_fraction: float = 0.05  # Share of files kept for validation.
   batch_size: int = 8  # Sequences a replica and inner step.
@@ -75,9 +75,7 @@ class ModelConfig:
 
   def __post_init__(self):
     _one_of("model.preset", self.preset, PRESETS)
-    _one_of(
-      "model.compute_dtype", self.compute_dtype, ("float32", "bfloat16")
-    )
+    _one_of("model.compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
     _require(
       self.scan_unroll >= 0,
       f"model.scan_unroll={self.scan_unroll} must be 0 (all) or more",

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dilocox_jax.assembly import Programs
 from dilocox_jax.outer.data_parallel import SharedState
@@ -56,17 +57,19 @@ def is_finite(state: State) -> bool:
 
 @jax.jit
 def _all_finite(state: State) -> Boolean:
-  leaves = [x for x in jax.tree.leaves(state) if jnp.isdtype(x.dtype, "real floating")]
+  leaves = [
+    x for x in jax.tree.leaves(state) if jnp.isdtype(x.dtype, "real floating")
+  ]
   return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]).all()
 
 
-def first_not_finite(*values: np.ndarray) -> tuple[int, int] | None:
+def first_not_finite(*values: ArrayLike) -> tuple[int, int] | None:
   """(replica, step) of the earliest value that is not finite, if any.
 
   Args:
     *values: Arrays [M, num_steps].
   """
-  bad = ~np.isfinite(np.stack(values)).all(axis=0)
+  bad: np.ndarray = ~np.isfinite(np.stack(values)).all(axis=0)
   if not bad.any():
     return None
   step = int(np.argmax(bad.any(axis=0)))
@@ -86,7 +89,7 @@ def drift_rows(
   arrivals = [w.applied for w in segment.windows if w.applied]
   if not arrivals:
     return []
-  columns = Drift(*(np.concatenate(c) for c in zip(*drifts, strict=True)))
+  columns = [np.concatenate(column) for column in zip(*drifts, strict=True)]
   return [
     {
       "fragment": event.fragment,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def build(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
+def build(cls: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
   """Builds a dataclass, sections and all, from a nested mapping.
 
   Args:
@@ -93,7 +93,7 @@ def changed_fields(
     f"{path}: {before.get(path)!r} -> {after.get(path)!r}"
     for path in sorted(before.keys() | after.keys())
     if before.get(path) != after.get(path)
-    and not any(f"{path}.".startswith(f"{free}.") for free in FREE_ON_RESUME)
+    and not any(f"{path}.".startswith(f"{name}.") for name in free)
   ]
 
 

@@ -129,8 +129,8 @@ def _is_none(axis) -> bool:
 
 def _specs(axes):
   return jax.tree.map(
-    lambda axis: PartitionSpec() if axis is None else PartitionSpec(
-      REPLICA_AXIS
+    lambda axis: (
+      PartitionSpec() if axis is None else PartitionSpec(REPLICA_AXIS)
     ),
     axes,
     is_leaf=_is_none,

@@ -5,13 +5,16 @@ not have are left out rather than listed case by case.
 """
 
 import inspect
+from typing import Any
 
 import jax
 import optax
 
 
 def named_optimizer(
-  name: str, learning_rate: float | optax.Schedule, **options: float | bool
+  name: str,
+  learning_rate: float | optax.Schedule,
+  **options: float | bool | None,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds an optimizer of optax.
 
@@ -23,14 +26,15 @@ def named_optimizer(
   Raises:
     ValueError: If optax has no such optimizer.
   """
-  build = getattr(optax, name, None)
+  build: Any = getattr(optax, name, None)
   takes = inspect.signature(build).parameters if callable(build) else {}
   if build is None or "learning_rate" not in takes:
     raise ValueError(
       f"optimizer={name!r} is not an optimizer of optax; try 'adamw' or 'sgd'"
     )
   known = {k: v for k, v in options.items() if k in takes}
-  return standard_promotion(build(learning_rate=learning_rate, **known))
+  optimizer: Any = build(learning_rate=learning_rate, **known)
+  return standard_promotion(optimizer)
 
 
 def standard_promotion(

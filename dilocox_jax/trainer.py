@@ -9,6 +9,7 @@ never wait for the host.
 import dataclasses
 import math
 import pathlib
+from typing import Any
 
 import jax
 
@@ -164,9 +165,7 @@ class Trainer:
     sent_bytes = self.traffic.segment_bytes(segment)
     if is_alone and segment.ends_phase:
       copied_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-      sent_bytes += broadcast_bytes(
-        copied_bytes, self.config.mesh.num_replicas
-      )
+      sent_bytes += broadcast_bytes(copied_bytes, self.config.mesh.num_replicas)
     tokens = len(batches) * (
       segment.num_steps * self.config.tokens_per_replica_step
     )
@@ -215,7 +214,7 @@ class Trainer:
       )
     return losses
 
-  def _totals(self) -> dict[str, int]:
+  def _totals(self) -> dict[str, Any]:
     return {
       "step": self.position.step,
       "tokens": self.position.tokens,

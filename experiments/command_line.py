@@ -58,6 +58,8 @@ def _parse(define_flags: Callable[[], None]) -> None:
     app.define_help_flags()
     define_flags()
     arguments = flags.FLAGS(sys.argv)
+  except SystemExit:  # Help was asked for and given; absl calls that failure.
+    sys.exit(0)
   except (
     flags.Error,
     AttributeError,  # An override of a config field that does not exist.

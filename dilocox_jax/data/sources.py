@@ -6,6 +6,7 @@ ends in a `Corpus`, and a line in `load`.
 """
 
 import glob
+import itertools
 import os
 import pathlib
 import sysconfig
@@ -139,7 +140,6 @@ def _library_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def _fixed_part(pattern: str) -> pathlib.Path:
   parts = pathlib.Path(pattern).parts
-  fixed = 0
-  while fixed < len(parts) - 1 and not glob.has_magic(parts[fixed]):
-    fixed += 1
-  return pathlib.Path(*parts[:fixed])
+  return pathlib.Path(
+    *itertools.takewhile(lambda part: not glob.has_magic(part), parts)
+  )

@@ -31,13 +31,10 @@ def learning_rate_schedule(
     ValueError: If the name is unknown or the warm-up does not fit.
   """
   if name not in SCHEDULES:
-    raise ValueError(
-      f"schedule={name!r} must be one of {', '.join(SCHEDULES)}"
-    )
+    raise ValueError(f"schedule={name!r} must be one of {', '.join(SCHEDULES)}")
   if not 0 <= warmup_steps < total_steps:
     raise ValueError(
-      f"warmup_steps={warmup_steps} must be less than "
-      f"total_steps={total_steps}"
+      f"warmup_steps={warmup_steps} must be less than total_steps={total_steps}"
     )
   warmup = optax.linear_schedule(0.0, peak, warmup_steps)
   final = peak * final_fraction
@@ -45,7 +42,8 @@ def learning_rate_schedule(
   if name == "constant":
     parts, starts = [optax.constant_schedule(peak)], []
   elif name == "cosine":
-    parts, starts = [optax.cosine_decay_schedule(peak, rest, final_fraction)], []
+    cosine = optax.cosine_decay_schedule(peak, rest, final_fraction)
+    parts, starts = [cosine], []
   else:
     decay = max(1, min(rest, round(decay_fraction * total_steps)))
     parts = [

@@ -5,8 +5,8 @@ fp32, so that curves of different methods can share an axis.
 """
 
 import jax
-from jaxtyping import Array, Float, Int
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from dilocox_jax.models.transformer import Model, Params
 

@@ -13,10 +13,10 @@ width, F feed-forward, V vocabulary.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from flax import nnx
 import jax
-from jaxtyping import Array, Float, Int
 import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
 
 from dilocox_jax.plan.shapes import ModelShape
 
@@ -253,9 +253,7 @@ class Transformer(nnx.Module):
       shape.model_dim, shape.vocab_size, INIT_SCALE, dtype, rngs
     )
 
-  def __call__(
-    self, tokens_BxL: Int[Array, "B L"]
-  ) -> Float[Array, "B L V"]:
+  def __call__(self, tokens_BxL: Int[Array, "B L"]) -> Float[Array, "B L V"]:
     """Predicts the next token at every position; fp32 logits."""
     length = tokens_BxL.shape[1]
     block, leaves = nnx.split(self.blocks)

@@ -9,6 +9,7 @@ in which nothing arrives yet, and all the others.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +26,11 @@ from dilocox_jax.pytypes import Aggregator, Tree
 
 def state_axes(outer: OuterTransform) -> RoundState:
   """Which parts of the state have a leading replica axis (tree prefix)."""
-  shared = 0 if outer.rule.is_personal else None
+  own: Any = 0
+  outer_axes: list[Any] = [0 if outer.rule.is_personal else None] * 2
   return RoundState(
-    OuterState(shared, shared, exchange=0, in_flight=0),
-    ReplicaState(0, 0),
+    OuterState(*outer_axes, exchange=own, in_flight=own),
+    ReplicaState(own, own),
   )
 
 

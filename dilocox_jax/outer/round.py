@@ -79,7 +79,9 @@ def run_round(
   drifts = []
   for piece, table in zip(pieces, tables, strict=True):
     window = _window(outer, steps, piece)
-    if piece.num_windows == 1:
+    # Of windows with fragment 0 there is never more than one; the others are
+    # scanned even if there is one, so that P does not show in the program.
+    if "first" in (piece.applied, piece.sent):
       carry, out = window(carry, jax.tree.map(lambda x: x[0], table))
       out = jax.tree.map(lambda x: x[None], out)
     else:
@@ -92,21 +94,25 @@ def run_round(
 def _inner_steps(inner_step: InnerStep, batches: Tree):
   """Builds (carry, count) -> carry after that many inner steps."""
 
-  def body(_, carry: _Carry) -> _Carry:
-    batch = jax.tree.map(lambda leaf: leaf[carry.step], batches)
-    params, optimizer, seen = inner_step(*carry.state.replica, batch)
+  def body(_, carry: tuple[ReplicaState, Index, StepMetrics]):
+    replica, step, metrics = carry
+    batch = jax.tree.map(lambda leaf: leaf[step], batches)
+    params, optimizer, seen = inner_step(*replica, batch)
     metrics = jax.tree.map(
-      lambda buffer, value: buffer.at[carry.step].set(
-        value.astype(buffer.dtype)
-      ),
-      carry.metrics,
+      lambda buffer, value: buffer.at[step].set(value.astype(buffer.dtype)),
+      metrics,
       StepMetrics(*seen),
     )
-    state = carry.state._replace(replica=ReplicaState(params, optimizer))
-    return _Carry(state, carry.step + 1, metrics)
+    return ReplicaState(params, optimizer), step + 1, metrics
 
   def run(carry: _Carry, count: Index) -> _Carry:
-    return jax.lax.fori_loop(jnp.int32(0), count, body, carry)
+    # The outer state stays outside the loop: an exchange leaves its own state
+    # there, and steps that carried it would have to wait.
+    (outer, replica), step, metrics = carry
+    replica, step, metrics = jax.lax.fori_loop(
+      jnp.int32(0), count, body, (replica, step, metrics)
+    )
+    return _Carry(RoundState(outer, replica), step, metrics)
 
   return run
 

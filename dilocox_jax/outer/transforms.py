@@ -136,9 +136,7 @@ class OuterTransform:
   ) -> Tree:
     """A pseudo-gradient that was sent and is not applied yet."""
     assert state.in_flight is not None, "without overlap nothing is in flight"
-    return jax.tree.map(
-      lambda leaf: leaf[slot], state.in_flight.get(fragment)
-    )
+    return jax.tree.map(lambda leaf: leaf[slot], state.in_flight.get(fragment))
 
   def exchange(
     self, state: OuterState, fragment: FragmentIndex, own: Tree

@@ -78,9 +78,7 @@ class Fragments:
     if fragment == 0:
       return {k: v for k, v in shapes.items() if not _is_stacked(k)}
     count = len(self.layers(fragment))
-    return {
-      k: (count, *v[1:]) for k, v in shapes.items() if _is_stacked(k)
-    }
+    return {k: (count, *v[1:]) for k, v in shapes.items() if _is_stacked(k)}
 
   def num_values(
     self, fragment: int, shapes: Mapping[str, tuple[int, ...]]

@@ -39,9 +39,7 @@ class Method:
     interval = self.schedule.sync_interval
     overlap = self.schedule.overlap_steps
     if self.rule not in RULES:
-      raise ValueError(
-        f"rule={self.rule!r} must be one of {', '.join(RULES)}"
-      )
+      raise ValueError(f"rule={self.rule!r} must be one of {', '.join(RULES)}")
     if not 0 <= self.mixing_alpha <= 1:
       raise ValueError(
         f"mixing_alpha={self.mixing_alpha} must lie between 0 and 1"

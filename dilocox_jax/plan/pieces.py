@@ -8,7 +8,7 @@ the program reads. Hence a program does not grow with fragments or steps.
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,14 +32,18 @@ class Piece:
 
 
 class Table(NamedTuple):
-  """The numbers of a piece's windows, each [num_windows] int32."""
+  """The numbers of a piece's windows.
 
-  steps_before: np.ndarray
-  steps_after: np.ndarray
-  applied: np.ndarray
-  applied_slot: np.ndarray
-  sent: np.ndarray
-  sent_slot: np.ndarray
+  Each is [num_windows] int32 here, and one number on the device once a
+  program walks the windows. Fragments and slots are 0 where there are none.
+  """
+
+  steps_before: Any
+  steps_after: Any
+  applied: Any
+  applied_slot: Any
+  sent: Any
+  sent_slot: Any
 
 
 def _kind(event: Event | None) -> str | None:

@@ -4,7 +4,8 @@ Source: arXiv 2501.18512. Claim (published): the loss of DiLoCo at a fraction
 of its peak bandwidth. Differs: fp32 on the wire until the codecs are there;
 outer momentum 0.6. Cost: two minutes on two CPU cores.
 
-    python -m experiments.train --config=experiments/configs/streaming_diloco.py \
+    python -m experiments.train \
+        --config=experiments/configs/streaming_diloco.py \
         --workdir=runs/streaming_diloco
 """
 
