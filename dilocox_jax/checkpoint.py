@@ -1,26 +1,27 @@
-"""State that survives: Orbax, with checksums and a way past broken saves.
+"""State that survives: Orbax, with digests and a way past broken saves.
 
 A checkpoint holds arrays (parameters, optimizer states, everything in flight)
 and a small JSON record (position, streams, totals). Orbax writes in the
 background and renames when done, so a killed save leaves nothing that looks
-finished; a finished one that was damaged later fails its checksums and is
-passed over.
+finished. Just before the rename every file's digest is put down; a checkpoint
+that was damaged later is recognised by them, and passed over.
 """
 
+import hashlib
+import json
 import logging
 import pathlib
 import shutil
-import zlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 
 from dilocox_jax.pytypes import Tree
 
-_ARRAYS, _RECORD, _CHECKSUMS = "arrays", "record", "checksums"
+_ARRAYS, _RECORD, _DIGESTS = "arrays", "record", "digests.json"
+_PARTIAL = ".orbax-checkpoint-tmp"  # In the name of a save until it is done.
 
 
 class RefusedError(ValueError):
@@ -30,39 +31,50 @@ class RefusedError(ValueError):
 class Checkpoints:
   """The checkpoints of one run directory."""
 
-  def __init__(self, directory: pathlib.Path, keep: int = 2):
+  def __init__(
+    self, directory: pathlib.Path, keep: int = 2, *, read_only: bool = False
+  ):
     """Opens, and creates, the directory.
 
     Args:
       directory: Where checkpoints lie, one folder a step.
       keep: How many to keep.
+      read_only: Whether the directory is another run's, to be left alone.
     """
-    self._directory = directory.resolve()
+    self._directory, self._read_only = directory.resolve(), read_only
+    if not read_only:  # What a kill left of a save would stay for ever.
+      for partial in self._partial():
+        shutil.rmtree(partial)
     options = ocp.CheckpointManagerOptions(
-      max_to_keep=keep, enable_async_checkpointing=True
+      max_to_keep=keep,
+      create=not read_only,
+      enable_async_checkpointing=True,
+      async_options=ocp.AsyncOptions(post_finalization_callback=self._seal),
     )
     self._manager = ocp.CheckpointManager(self._directory, options=options)
+
+  def _partial(self) -> list[pathlib.Path]:
+    return list(self._directory.glob(f"*{_PARTIAL}*"))
 
   def save(self, step: int, state: Tree, record: dict[str, Any]) -> None:
     """Starts a save and returns; a later save waits for it.
 
     Args:
       step: Inner steps finished; names the checkpoint.
-      state: Tree of arrays.
+      state: Tree of arrays. They may be donated as soon as this returns.
       record: Anything JSON can hold.
     """
-    arrays = _leaves(state)
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        **{
-          _ARRAYS: ocp.args.StandardSave(arrays),
-          _RECORD: ocp.args.JsonSave(record),
-          _CHECKSUMS: ocp.args.JsonSave(_checksums(arrays)),
-        }
-      ),
-      force=True,
-    )
+    args = {
+      _ARRAYS: ocp.args.StandardSave(_leaves(state)),
+      _RECORD: ocp.args.JsonSave(record),
+    }
+    self._manager.save(step, args=ocp.args.Composite(**args), force=True)
+
+  def _seal(self) -> None:
+    """Puts down the digests of a save whose files are written."""
+    for partial in self._partial():  # There is one, as saves wait for saves.
+      text = json.dumps(_digests(partial), indent=2)
+      (partial / _DIGESTS).write_text(text)
 
   def restore(
     self, template: Callable[[dict[str, Any]], Tree]
@@ -75,48 +87,50 @@ class Checkpoints:
 
     Returns:
       The state and the record; None if there is no whole checkpoint.
+
+    Raises:
+      RefusedError: If a whole checkpoint does not fit the template.
     """
+    self._manager.wait_until_finished()
     for step in sorted(self._manager.all_steps(), reverse=True):
-      try:
+      damage = _damage(self._directory / str(step))
+      if damage:
+        self._set_aside(step, damage)
+      else:
         return self._read(step, template)
-      except RefusedError:
-        raise
-      except Exception as error:  # Whatever broke, an older one may be whole.
-        self._set_aside(step, error)
     return None
 
-  def _set_aside(self, step: int, error: Exception) -> None:
+  def _set_aside(self, step: int, damage: str) -> None:
     """Moves a broken checkpoint out of the way, so its step can be saved."""
-    aside = self._directory.with_name("broken_checkpoints") / str(step)
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.parent.mkdir(exist_ok=True)
-    (self._directory / str(step)).rename(aside)
-    self._manager.reload()
-    lines = str(error).strip().splitlines() or [repr(error)]
+    path = self._directory / str(step)
+    if not self._read_only:
+      aside = self._directory.with_name("broken_checkpoints") / str(step)
+      shutil.rmtree(aside, ignore_errors=True)
+      aside.parent.mkdir(exist_ok=True)
+      path = path.rename(aside)
+      self._manager.reload()
     logging.getLogger(__name__).warning(
-      "skipping the broken checkpoint of step %d (now %s): %s",
-      step,
-      aside,
-      lines[0],
+      "skipping the broken checkpoint of step %d (%s): %s", step, path, damage
     )
 
   def _read(self, step: int, template: Callable) -> tuple[Tree, dict]:
-    parts = {
-      _RECORD: ocp.args.JsonRestore(),
-      _CHECKSUMS: ocp.args.JsonRestore(),
-    }
-    read = self._manager.restore(step, args=ocp.args.Composite(**parts))
-    like = template(read[_RECORD])
-    arrays = self._manager.restore(
-      step,
-      args=ocp.args.Composite(
-        **{_ARRAYS: ocp.args.StandardRestore(_leaves(like))}
-      ),
-    )[_ARRAYS]
-    if _checksums(arrays) != read[_CHECKSUMS]:
-      raise ValueError("its checksums do not match its arrays")
+    record = self._item(step, _RECORD, ocp.args.JsonRestore())
+    like = template(record)
+    try:
+      wanted = ocp.args.StandardRestore(_leaves(like))
+      arrays = self._item(step, _ARRAYS, wanted)
+    except (ValueError, KeyError, TypeError) as error:
+      # Whole, so it must not be lost: perhaps another version can read it.
+      raise RefusedError(
+        f"the checkpoint of step {step} in {self._directory} does not fit "
+        f"this version of the program: {str(error).strip().splitlines()[0]}"
+      ) from error
     leaves = [arrays[name] for name in sorted(arrays)]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves), read[_RECORD]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves), record
+
+  def _item(self, step: int, name: str, args: Any) -> Any:
+    composite = ocp.args.Composite(**{name: args})
+    return self._manager.restore(step, args=composite)[name]
 
   def close(self) -> None:
     """Waits for the save that is under way."""
@@ -133,9 +147,23 @@ def _leaves(state: Tree) -> dict[str, Any]:
   }
 
 
-def _checksums(arrays: dict[str, Any]) -> dict[str, int]:
-  """CRC-32 of every array's bytes."""
-  return {
-    name: zlib.crc32(np.ascontiguousarray(leaf).view(np.uint8).data)
-    for name, leaf in jax.device_get(arrays).items()
-  }
+def _digests(checkpoint: pathlib.Path) -> dict[str, str]:
+  """SHA-256 of every file of the items, by relative path."""
+  digests = {}
+  for path in sorted(checkpoint.glob("*/**/*")):
+    if path.is_file():
+      with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+      digests[path.relative_to(checkpoint).as_posix()] = digest
+  return digests
+
+
+def _damage(checkpoint: pathlib.Path) -> str:
+  """What is wrong with the files of a checkpoint; empty if nothing is."""
+  try:
+    expected = json.loads((checkpoint / _DIGESTS).read_text())
+    found = _digests(checkpoint)
+  except (OSError, ValueError) as error:
+    return f"its files cannot be read ({error})"
+  wrong = [path for path in expected if found.get(path) != expected[path]]
+  return f"{wrong[0]} is damaged or missing" if wrong else ""

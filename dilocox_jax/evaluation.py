@@ -69,7 +69,7 @@ def first_not_finite(*values: ArrayLike) -> tuple[int, int] | None:
   Args:
     *values: Arrays [M, num_steps].
   """
-  bad: np.ndarray = ~np.isfinite(np.stack(values)).all(axis=0)
+  bad = np.asarray(~np.isfinite(np.stack(values)).all(axis=0))
   if not bad.any():
     return None
   step = int(np.argmax(bad.any(axis=0)))

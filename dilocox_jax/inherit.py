@@ -5,6 +5,7 @@ all start where the old outer parameters stood, with nothing in flight, no
 residuals and fresh inner optimizers.
 """
 
+import dataclasses
 import json
 import logging
 import pathlib
@@ -12,7 +13,7 @@ import pathlib
 import jax
 
 from dilocox_jax import assembly, states
-from dilocox_jax.checkpoint import Checkpoints
+from dilocox_jax.checkpoint import Checkpoints, RefusedError
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round import RoundState
@@ -35,16 +36,18 @@ def inherited_state(
     source: Directory of the other run.
 
   Raises:
-    ValueError: If there is no such run, or its model has another shape.
+    RefusedError: If there is no such run, or its model has another shape.
   """
   old_config = _config_of(source)
   if old_config.model.shape != config.model.shape:
-    raise ValueError(
+    raise RefusedError(
       f"checkpoint.init_from={source} holds a model of another shape "
       f"({old_config.model.shape}): set the same model"
     )
-  old = _state_of(old_config, source)
-  params, outer_optimizer = _outer_of(old_config, old)
+  # One device is enough to read what lay on many.
+  mesh = dataclasses.replace(old_config.mesh, layout="stacked")
+  old = assembly.programs(dataclasses.replace(old_config, mesh=mesh))
+  params, outer_optimizer = _outer_of(old, _state_of(old, source))
   state = states.fresh(programs, phase, params)
   if not isinstance(state, RoundState):
     return state
@@ -63,13 +66,17 @@ def inherited_state(
 def _config_of(source: pathlib.Path) -> RunConfig:
   path = source / "config.json"
   if not path.exists():
-    raise ValueError(f"checkpoint.init_from={source} is not a run directory")
-  return from_mapping(json.loads(path.read_text()))
+    raise RefusedError(f"checkpoint.init_from={source} is not a run directory")
+  try:
+    return from_mapping(json.loads(path.read_text()))
+  except ValueError as error:
+    raise RefusedError(f"{path} is not a run's config: {error}") from error
 
 
-def _state_of(config: RunConfig, source: pathlib.Path) -> State:
-  programs = assembly.programs(config)
-  checkpoints = Checkpoints(source / "checkpoints", config.checkpoint.keep)
+def _state_of(programs: assembly.Programs, source: pathlib.Path) -> State:
+  if not (source / "checkpoints").is_dir():
+    raise RefusedError(f"checkpoint.init_from={source} has no checkpoints")
+  checkpoints = Checkpoints(source / "checkpoints", read_only=True)
   try:
     restored = checkpoints.restore(
       lambda record: states.abstract(programs, record["phase"])
@@ -77,15 +84,15 @@ def _state_of(config: RunConfig, source: pathlib.Path) -> State:
   finally:
     checkpoints.close()
   if restored is None:
-    raise ValueError(f"checkpoint.init_from={source} has no whole checkpoint")
+    raise RefusedError(f"checkpoint.init_from={source} has no whole checkpoint")
   return restored[0]
 
 
-def _outer_of(config: RunConfig, state: State) -> tuple[Tree, Tree]:
+def _outer_of(programs: assembly.Programs, state: State) -> tuple[Tree, Tree]:
   """Outer parameters, and outer optimizer state where replicas share one."""
   if isinstance(state, SharedState):
     return state.params, None
-  rounds = assembly.programs(config).rounds
+  rounds = programs.rounds
   is_personal = rounds.outer.rule.is_personal
   return rounds.outer_params(state), (
     None if is_personal else state.outer.optimizer

@@ -46,7 +46,7 @@ def first_state(config: RunConfig, programs: Programs, phase: str) -> State:
     phase: Its first phase.
 
   Raises:
-    ValueError: If it should start from another run and cannot.
+    RefusedError: If it should start from another run and cannot.
   """
   source = config.checkpoint.init_from
   if source:

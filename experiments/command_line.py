@@ -57,20 +57,44 @@ def _parse(define_flags: Callable[[], None]) -> None:
   try:
     app.define_help_flags()
     define_flags()
+    _check_config_file()
     arguments = flags.FLAGS(sys.argv)
   except SystemExit:  # Help was asked for and given; absl calls that failure.
     sys.exit(0)
-  except (
-    flags.Error,
-    AttributeError,  # An override of a config field that does not exist.
-    KeyError,
-    TypeError,
-    ValueError,
-  ) as error:
+  except UsageError:
+    raise
+  except Exception as error:  # A config file is code and may raise anything.
     _check_overrides()
-    raise UsageError(error) from None
+    raise UsageError(_reason(error)) from None
   if arguments[1:]:
     raise UsageError(f"unexpected argument {arguments[1]!r}: flags start --")
+
+
+def _reason(error: Exception) -> str:
+  """A flag's own message, or whose code raised what."""
+  lines = str(error).strip().splitlines() or ["no reason given"]
+  if not isinstance(error, flags.Error):
+    lines = [f"{type(error).__name__}: {' '.join(lines)}"]
+  elif len(lines) == 1:
+    return lines[0]
+  return f"--config={_config_file()}: {lines[-1]}"  # Of a quoted traceback.
+
+
+def _config_file() -> str:
+  """The config file that the command line names."""
+  named = str(_DEFAULT_CONFIG)
+  for argument, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
+    if match := re.fullmatch(r"--?config(?:=(.*))?", argument):
+      named = following if match[1] is None else match[1]
+  return named.split(":", 1)[0]  # What follows a colon goes to get_config.
+
+
+def _check_config_file() -> None:
+  path = pathlib.Path(_config_file())
+  if "config" in flags.FLAGS and not path.is_file():
+    raise UsageError(
+      f"--config={path} is no file: take one of experiments/configs/*.py"
+    )
 
 
 def _check_overrides() -> None:
@@ -79,7 +103,7 @@ def _check_overrides() -> None:
   from dilocox_jax.mapping import check_path
 
   for argument in sys.argv[1:]:
-    match = re.match(r"--?config\.([\w.]+)", argument)
+    match = re.match(r"--?(?:no)?config\.([\w.]+)", argument)
     try:
       check_path(RunConfig, match[1] if match else "seed")
     except ValueError as error:
@@ -101,7 +125,6 @@ def define_workdir() -> None:
     "workdir",
     None,
     "Directory of results; made if missing, continued if it holds a run.",
-    required=True,
   )
 
 
@@ -119,12 +142,14 @@ def run_config(config: config_dict.ConfigDict):
     raise UsageError(f"--config: {error}") from error
 
 
-def writable(workdir: str) -> pathlib.Path:
+def writable(workdir: str | None) -> pathlib.Path:
   """Makes the work directory and proves that it can be written.
 
   Raises:
     UsageError: If it cannot.
   """
+  if not workdir:
+    raise UsageError("--workdir is missing: say where the results should go")
   path = pathlib.Path(workdir)
   probe = path / ".writable"
   try:

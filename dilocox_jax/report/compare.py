@@ -161,7 +161,8 @@ def print_table(runs: Sequence[Run], console: Console) -> None:
   _require_one_corpus(runs)
   table = Table(caption=f"corpus {runs[0].corpus}; bytes derived from the plan")
   for index, column in enumerate(_COLUMNS):
-    table.add_column(column, justify="left" if index == 0 else "right")
+    side = "left" if index == 0 else "right"
+    table.add_column(column, justify=side, no_wrap=index == 0)
   for cells in _table(runs):
     table.add_row(*cells)
   console.print(table)

@@ -156,15 +156,23 @@ def test_the_annotations_of_the_package_are_executed():
   "what, pattern",
   [
     # Written so that this file does not match itself.
-    ("registry", r"(?:pypi|pythonhosted|npmjs|yarnpkg|crates)\.(?:org|com|io)"),
     ("index option", r"--(?:extra-)?index[-]url|--find[-]links"),
     ("machine path", r"(?<![\w.])/(?:root|work|home)[/]\w"),
   ],
 )
-def test_no_file_names_a_machine_or_a_registry(what, pattern):
+def test_no_file_names_a_machine_or_an_index(what, pattern):
   found = []
   for name in _tracked_files():
     text = (ROOT / name).read_bytes().decode(errors="replace")
     if match := re.search(pattern, text):
       found.append(f"{name}: {match.group()}")
   assert not found, f"{what}: {found}"
+
+
+@pytest.mark.parametrize("version", ["py311", "py312"])
+def test_constraints_pin_versions_and_say_nothing_of_where_from(version):
+  text = (ROOT / "constraints" / f"{version}.txt").read_text()
+  pins = [line for line in text.splitlines() if not line.startswith("#")]
+  loose = [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", pin)]
+  assert len(pins) > len(_requirements())
+  assert not loose, "\n".join(loose)

@@ -20,10 +20,10 @@ def _lint_imports(folder: pathlib.Path, *arguments: str):
   )
 
 
-def _layered_modules() -> list[str]:
+def _modules_of(contract: str) -> list[str]:
   parser = configparser.ConfigParser()
   parser.read(CONTRACTS)
-  layers = parser["importlinter:contract:flow"]["layers"]
+  layers = parser[f"importlinter:contract:{contract}"]["layers"]
   for mark in "|:()":
     layers = layers.replace(mark, " ")
   return layers.split()
@@ -32,7 +32,7 @@ def _layered_modules() -> list[str]:
 @pytest.fixture
 def skeleton(tmp_path):
   """An empty package that has every module the contracts speak of."""
-  for module in _layered_modules():
+  for module in _modules_of("flow"):
     folder = tmp_path / "dilocox_jax" / module
     folder.mkdir(parents=True)
     (folder / "__init__.py").touch()
@@ -45,6 +45,12 @@ def test_the_package_keeps_every_contract():
   result = _lint_imports(ROOT)
   if result.returncode:
     pytest.fail(result.stdout + result.stderr, pytrace=False)
+
+
+def test_the_simulator_is_kept_from_every_module_but_the_plan():
+  # The trainer is its independent neighbour in the flow already.
+  allowed = {"trainer", "plan", "pytypes", "mapping"}
+  assert set(_modules_of("simulator")) == set(_modules_of("flow")) - allowed
 
 
 def test_an_empty_skeleton_breaks_no_contract(skeleton):

@@ -97,7 +97,7 @@ def test_a_digest_is_16_hex_digits():
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 5.0, float("nan")])
 def test_a_share_that_leaves_a_part_empty_is_refused(fraction):
-  with pytest.raises(ValueError, match=f"validation_fraction={fraction}"):
+  with pytest.raises(ValueError, match=f"={fraction} must lie above 0"):
     corpus.from_files("text_files", FILES, fraction)
 
 

@@ -65,6 +65,12 @@ def test_the_seed_decides_every_token_and_the_digest():
   np.testing.assert_array_equal(first.train, again.train)
   assert first.digest == again.digest != other.digest
   assert (first.train != other.train).any()
+  # Another chain, not only another walk: successors are others as well.
+  pairs = [
+    set(zip(t[:-1], t[1:], strict=True))
+    for t in (first.train.tolist(), other.train.tolist())
+  ]
+  assert len(pairs[0] & pairs[1]) < len(pairs[0]) / 2
 
 
 def test_a_longer_text_begins_with_the_shorter_one():

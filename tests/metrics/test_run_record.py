@@ -41,6 +41,8 @@ def test_the_record_holds_the_config_and_what_ran_it(tmp_path):
 @pytest.fixture(name="checkout")
 def checkout_fixture(tmp_path):
   """A copy of the package in a repository of its own, with one commit."""
+  if shutil.which("git") is None:
+    pytest.skip("needs git")
   source = Path(run_record.__file__).parents[1]
   target = tmp_path / "project/dilocox_jax"
   ignore = shutil.ignore_patterns("__pycache__")

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dilocox_jax.exchange.mean import mean_over_replicas
@@ -22,56 +23,97 @@ def loss(params, batch):
   return 0.5 * jnp.mean(jnp.square(inputs @ x - targets))
 
 
-def round_programs(method, num_layers, num_replicas, inner, outer, layout):
+def outer_transform(method, num_layers, outer, aggregator=None):
   fragments = Fragments(
     method.schedule.num_fragments, num_layers, method.fragment_order
   )
-  transform = OuterTransform(
-    method, Partition(fragments), outer, mean_over_replicas()
-  )
+  aggregator = aggregator or mean_over_replicas()
+  return OuterTransform(method, Partition(fragments), outer, aggregator)
+
+
+def round_programs(method, num_layers, num_replicas, inner, outer, layout):
+  transform = outer_transform(method, num_layers, outer)
   step = inner_step(accumulated_gradient(loss), inner)
   return RoundPrograms(transform, step, Replicas(num_replicas, layout))
+
+
+def batches_of(problem, start, stop):
+  """The batches of inner steps start < s <= stop, leaves [M, steps, ...]."""
+  return problem[1][:, start:stop], problem[2][:, start:stop]
+
+
+def walk(programs, state, problem, num_steps, start=0):
+  """Runs rounds; yields (steps done, state, metrics) after each.
+
+  A state that was yielded is used up by the next round.
+  """
+  schedule = programs.outer.method.schedule
+  while start < num_steps:
+    stop = min(start + schedule.sync_interval, num_steps)
+    windows = schedule.round_windows(
+      start // schedule.sync_interval, stop - start
+    )
+    batches = jax.tree.map(jnp.asarray, batches_of(problem, start, stop))
+    state, metrics, _ = programs.round(state, batches, windows)
+    start = stop
+    yield start, state, metrics
+
+
+def begin(problem, method, inner, outer, layout="stacked"):
+  """The programs for a problem, and their first state."""
+  params = jax.tree.map(jnp.asarray, problem[0])
+  num_layers = params["blocks"]["b"].shape[0]
+  num_replicas = problem[1].shape[0]
+  programs = round_programs(
+    method, num_layers, num_replicas, inner, outer, layout
+  )
+  return programs, programs.init(params, inner.init(params))
 
 
 def run_rounds(
   problem, method, inner, outer, *, num_steps, layout="stacked", flush=True
 ):
   """Trains by rounds and returns (state, losses [M, steps], programs)."""
-  params, inputs, targets = jax.tree.map(jnp.asarray, problem)
-  num_layers = params["blocks"]["b"].shape[0]
-  programs = round_programs(
-    method, num_layers, inputs.shape[0], inner, outer, layout
-  )
-  state = programs.init(params, inner.init(params))
-  interval = method.schedule.sync_interval
+  programs, state = begin(problem, method, inner, outer, layout)
   losses = []
-  for start in range(0, num_steps, interval):
-    count = min(interval, num_steps - start)
-    batches = (
-      inputs[:, start : start + count],
-      targets[:, start : start + count],
-    )
-    windows = method.schedule.round_windows(start // interval, count)
-    state, metrics, _ = programs.round(state, batches, windows)
+  for _, state, metrics in walk(programs, state, problem, num_steps):  # noqa: B020
     losses.append(metrics.loss)
   if flush:
     state = programs.flush(state, num_steps)
   return state, jnp.concatenate(losses, axis=1), programs
 
 
-def run_steps(problem, optimizer, *, num_steps, layout="stacked"):
-  """Trains data parallel and returns (state, losses)."""
-  params, inputs, targets = jax.tree.map(jnp.asarray, problem)
-  programs = StepPrograms(
+def step_programs(optimizer, num_replicas, layout="stacked"):
+  return StepPrograms(
     accumulated_gradient(loss),
     optimizer,
     mean_over_replicas(),
-    Replicas(inputs.shape[0], layout),
+    Replicas(num_replicas, layout),
   )
-  batches = inputs[:, :num_steps], targets[:, :num_steps]
-  state, metrics = programs.steps(programs.init(params), batches)
+
+
+def run_steps(problem, optimizer, *, num_steps, layout="stacked"):
+  """Trains data parallel and returns (state, losses)."""
+  problem = jax.tree.map(jnp.asarray, problem)
+  programs = step_programs(optimizer, problem[1].shape[0], layout)
+  state = programs.init(problem[0])
+  state, metrics = programs.steps(state, batches_of(problem, 0, num_steps))
   return state, metrics.loss
 
 
 def nesterov(learning_rate=0.7, momentum=0.6):
   return optax.sgd(learning_rate, momentum=momentum, nesterov=True)
+
+
+def assert_close(actual, expected, tolerance):
+  """Compares trees leaf by leaf, relative and absolute."""
+
+  def close(a, b):
+    np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+  jax.tree.map(close, actual, expected)
+
+
+def assert_equal(actual, expected):
+  """Compares trees bit by bit."""
+  jax.tree.map(np.testing.assert_array_equal, actual, expected)

@@ -9,7 +9,7 @@ from dilocox_jax.plan import methods
 from tests.oracles import allreduce as allreduce_oracle
 from tests.oracles import optimizers, sync
 from tests.oracles.least_squares import make_problem
-from tests.outer.problem import nesterov, run_rounds, run_steps
+from tests.outer.problem import assert_close, begin, nesterov, run_steps, walk
 
 EXACT = 1e-12  # float64; sums of a few hundred terms near 1
 INNER_RATE = 0.05
@@ -22,9 +22,7 @@ CASES = {
   "eager": methods.eager(4),
   "dilocox_continue": methods.dilocox(4, "continue"),
   "dilocox_reset": methods.dilocox(4, "reset"),
-  "streaming_sequential": methods.streaming_diloco(
-    7, 3, 5, 0.3, "sequential"
-  ),
+  "streaming_sequential": methods.streaming_diloco(7, 3, 5, 0.3, "sequential"),
   "streaming_waits": methods.streaming_diloco(6, 3, 0, 0.0),
   "several_in_flight": methods.delayed(6, 3, 5, "continue"),
   "uneven_phases": methods.delayed(7, 4, 4, "continue"),
@@ -34,9 +32,19 @@ CASES = {
   "late_reset": methods.delayed(5, 2, 3, "reset"),
   "eager_fragments": methods.eager(6, 3),
 }
+# Cut rounds and the flushes after them are programs of their own, which take
+# longer to compile than to run.
+CUT_SHORT = {
+  "diloco",
+  "streaming_diloco",
+  "eager",
+  "dilocox_continue",
+  "dilocox_reset",
+  "delay_over_a_round",
+}
 
 
-def oracle(problem, method, num_steps, outer):
+def oracle(problem, method, num_steps, flush=True):
   schedule = method.schedule
   waits = schedule.overlap_steps == 0 and method.rule != "mix"
   return sync.simulate(
@@ -48,33 +56,56 @@ def oracle(problem, method, num_steps, outer):
     rule="synchronous" if waits else method.rule,
     mixing_alpha=method.mixing_alpha,
     inner=optimizers.Sgd(INNER_RATE),
-    outer=outer,
+    outer=optimizers.Sgd(0.7, 0.6, nesterov=True),
     num_steps=num_steps,
+    flush=flush,
   )
 
 
-@pytest.mark.parametrize("extra_steps", [0, 2])
+def stacked(thetas):
+  """One tree with leaves [M, ...] where replicas have their own theta."""
+  if isinstance(thetas, list):
+    return jax.tree.map(lambda *x: np.stack(x), *thetas)
+  return thetas
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_rounds_equal_the_numpy_twin(name, extra_steps, x64):
+def test_rounds_equal_the_numpy_twin(name, x64):
   method = CASES[name]
-  num_steps = ROUNDS * method.schedule.sync_interval + extra_steps
+  num_steps = ROUNDS * method.schedule.sync_interval
   problem = make_problem(0, 3, num_steps, 4, 2, 3)
-  state, losses, _ = run_rounds(
-    problem,
-    method,
-    optax.sgd(INNER_RATE),
-    nesterov(),
-    num_steps=num_steps,
-  )
-  expected = oracle(
-    problem, method, num_steps, optimizers.Sgd(0.7, 0.6, nesterov=True)
-  )
-  np.testing.assert_allclose(losses, expected.losses, rtol=1e-5)
-  theta = expected.theta
-  if method.rule == "eager":
-    theta = jax.tree.map(lambda *x: np.stack(x), *theta)
-  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=EXACT, atol=EXACT)  # noqa: E731
-  jax.tree.map(close, state.outer.params, theta)
+  unflushed = oracle(problem, method, num_steps, flush=False)
+  programs, state = begin(problem, method, optax.sgd(INNER_RATE), nesterov())
+  losses = []
+  rounds = walk(programs, state, problem, num_steps)
+  for (_, state, seen), theta in zip(rounds, unflushed.snapshots, strict=True):
+    assert_close(state.outer.params, stacked(theta), EXACT)
+    losses.append(seen.loss)
+  assert_close(state.replica.params, stacked(unflushed.params), EXACT)
+  losses = np.concatenate(losses, axis=1)
+  np.testing.assert_allclose(losses, unflushed.losses, rtol=1e-5)
+  flushed = programs.flush(state, num_steps)
+  theta = stacked(oracle(problem, method, num_steps).theta)
+  assert_close(flushed.outer.params, theta, EXACT)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    name if name in CUT_SHORT else pytest.param(name, marks=pytest.mark.slow)
+    for name in CASES
+  ],
+)
+def test_a_run_may_end_inside_a_round(name, x64):
+  method = CASES[name]
+  num_steps = 3 * method.schedule.sync_interval + 2
+  problem = make_problem(0, 3, num_steps, 4, 2, 3)
+  programs, state = begin(problem, method, optax.sgd(INNER_RATE), nesterov())
+  *_, (_, state, _) = walk(programs, state, problem, num_steps)
+  flushed = programs.flush(state, num_steps)
+  expected = oracle(problem, method, num_steps)
+  assert_close(flushed.outer.params, stacked(expected.theta), EXACT)
+  assert_close(flushed.replica.params, stacked(expected.params), EXACT)
 
 
 def test_allreduce_equals_the_numpy_twin(x64):
@@ -85,5 +116,4 @@ def test_allreduce_equals_the_numpy_twin(x64):
     inner=optimizers.Sgd(0.05, 0.9, nesterov=True),
     num_steps=ROUNDS,
   )
-  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=EXACT, atol=EXACT)  # noqa: E731
-  jax.tree.map(close, state.params, expected.theta)
+  assert_close(state.params, expected.theta, EXACT)

@@ -35,9 +35,7 @@ def test_methods_are_the_schedules_and_rules_of_their_papers():
         "mixing_alpha": 0.25,
         "fragment_order": "sequential",
       },
-      Method(
-        SyncSchedule(8, 2, 7), "mix", 0.25, fragment_order="sequential"
-      ),
+      Method(SyncSchedule(8, 2, 7), "mix", 0.25, fragment_order="sequential"),
     ),
     (
       "eager",
@@ -59,9 +57,7 @@ def test_methods_are_the_schedules_and_rules_of_their_papers():
         "mixing_alpha": 0.75,
         "fragment_order": "sequential",
       },
-      Method(
-        SyncSchedule(6, 3, 2), "mix", 0.75, fragment_order="sequential"
-      ),
+      Method(SyncSchedule(6, 3, 2), "mix", 0.75, fragment_order="sequential"),
     ),
   ],
 )

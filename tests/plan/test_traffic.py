@@ -35,9 +35,7 @@ def run_bytes(plan, num_replicas):
 @pytest.mark.parametrize(
   ("num_replicas", "num_bytes"), [(1, 0), (2, 12), (3, 16), (4, 18)]
 )
-def test_a_ring_sends_two_passes_of_all_chunks_but_one(
-  num_replicas, num_bytes
-):
+def test_a_ring_sends_two_passes_of_all_chunks_but_one(num_replicas, num_bytes):
   assert ring_all_reduce_bytes(12, num_replicas) == num_bytes
 
 

@@ -1,0 +1,98 @@
+"""Replicas stacked on one device and on a device each train alike."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from dilocox_jax.plan.methods import METHODS
+from tests.outer import nano
+
+SAME = 1e-5  # fp32; the two layouts sum in different orders
+INTERVAL = 4
+ROUNDS = 3
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+CASES = {
+  "diloco": {"method": "diloco"},
+  "open_diloco": {"method": "open_diloco"},
+  "streaming_diloco": {
+    "method": "streaming_diloco",
+    "num_fragments": 3,
+    "overlap_steps": 1,
+  },
+  "eager": {"method": "eager"},
+  "dilocox_continue": {"method": "dilocox", "rule": "continue"},
+  "dilocox_reset": {"method": "dilocox", "rule": "reset"},
+  "delayed": {"method": "delayed", "overlap_steps": 6, "rule": "continue"},
+}
+
+
+def train(layout, settings, num_replicas=3):
+  config = nano.config(
+    num_steps=ROUNDS * INTERVAL,
+    num_replicas=num_replicas,
+    layout=layout,
+    model={"num_layers": 3},
+    **settings,
+  )
+  return nano.train(config)
+
+
+def assert_same(actual, expected):
+  def same(a, b):
+    np.testing.assert_allclose(a, b, rtol=SAME, atol=SAME)
+
+  # Compared on the host: the two layouts own different devices.
+  jax.tree.map(same, jax.device_get(actual), jax.device_get(expected))
+
+
+def assert_placed(tree, spec, mesh):
+  for leaf in jax.tree.leaves(tree):
+    assert leaf.sharding.is_equivalent_to(NamedSharding(mesh, spec), leaf.ndim)
+
+
+def assert_copies_are_equal(tree):
+  for leaf in jax.tree.leaves(tree):
+    first, *others = [np.asarray(x.data) for x in leaf.addressable_shards]
+    assert others
+    for other in others:
+      np.testing.assert_array_equal(other, first)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_layouts_train_alike(name):
+  settings = {**CASES[name], "sync_interval": INTERVAL}
+  programs, on_mesh, seen = train("mesh", settings)
+  stacked_programs, stacked, stacked_seen = train("stacked", settings)
+  assert_same(on_mesh, stacked)
+  assert_same(seen, stacked_seen)
+  mesh = programs.rounds.replicas.mesh
+  across, everywhere = PartitionSpec("replica"), PartitionSpec()
+  is_personal = programs.rounds.outer.rule.is_personal
+  assert_placed(on_mesh.replica, across, mesh)
+  assert_placed(on_mesh.outer.in_flight, across, mesh)
+  shared = (on_mesh.outer.params, on_mesh.outer.optimizer)
+  assert_placed(shared, across if is_personal else everywhere, mesh)
+  if not is_personal:
+    assert_copies_are_equal(shared)
+  flushed = programs.rounds.flush(on_mesh, ROUNDS * INTERVAL)
+  expected = stacked_programs.rounds.flush(stacked, ROUNDS * INTERVAL)
+  assert_same(flushed, expected)
+  evaluated = programs.rounds.outer_params(flushed)
+  assert_same(evaluated, stacked_programs.rounds.outer_params(expected))
+
+
+def test_both_layouts_average_every_step_alike():
+  programs, on_mesh, seen = train("mesh", {"method": "allreduce"}, 4)
+  _, stacked, stacked_seen = train("stacked", {"method": "allreduce"}, 4)
+  assert_same(on_mesh, stacked)
+  assert_same(seen, stacked_seen)
+  assert_placed(on_mesh, PartitionSpec(), programs.steps.replicas.mesh)
+  assert_copies_are_equal(on_mesh)
+
+
+def test_every_named_method_is_compared():
+  compared = {settings["method"] for settings in CASES.values()}
+  assert compared | {"allreduce"} == set(METHODS)

@@ -1,0 +1,134 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dilocox_jax.outer.partition import Partition, Store
+from dilocox_jax.plan.fragments import ORDERS, Fragments
+
+LAYERS = 5
+DIVISIONS = [
+  (1, "strided"),
+  (2, "strided"),
+  *((count, order) for count in (3, 5) for order in ORDERS),
+]
+
+
+def tree():
+  rng = np.random.default_rng(0)
+  shapes = {
+    "embed": {"embedding": (7, 2)},
+    "blocks": {"w": (LAYERS, 3, 2), "norm": {"scale": (LAYERS,)}},
+    "head": (4,),
+  }
+  return jax.tree.map(
+    lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32),
+    shapes,
+    is_leaf=lambda x: isinstance(x, tuple),
+  )
+
+
+def index(fragment):
+  return jnp.int32(fragment) if fragment else 0
+
+
+def layers_of(fragments, fragment):
+  """Rows of stacked leaves, and names of others, in a fragment, by hand."""
+  if fragments.num_fragments == 1:
+    return list(range(LAYERS)), ["embed", "head"]
+  if fragment == 0:
+    return [], ["embed", "head"]
+  return list(fragments.layers(fragment)), []
+
+
+def assert_equal(actual, expected):
+  assert jax.tree.structure(actual) == jax.tree.structure(expected)
+  jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+@pytest.mark.parametrize(("count", "order"), DIVISIONS)
+def test_taking_a_fragment_and_putting_it_back_changes_nothing(count, order):
+  partition = Partition(Fragments(count, LAYERS, order))
+  whole = tree()
+  for fragment in map(index, range(count)):
+    part = partition.take(whole, fragment)
+    assert_equal(partition.put(whole, fragment, part), whole)
+
+
+@pytest.mark.parametrize(("count", "order"), DIVISIONS)
+def test_a_put_reaches_its_own_fragment_and_no_other(count, order):
+  fragments = Fragments(count, LAYERS, order)
+  partition = Partition(fragments)
+  whole = tree()
+  for fragment in range(count):
+    part = partition.take(whole, index(fragment))
+    changed = partition.put(
+      whole, index(fragment), jax.tree.map(lambda x: x + 1, part)
+    )
+    rows, names = layers_of(fragments, fragment)
+    expected = jax.tree.map(np.array, whole)
+    for leaf in jax.tree.leaves(expected["blocks"]):
+      leaf[rows] += 1
+    for name in names:
+      expected[name] = jax.tree.map(lambda x: x + 1, expected[name])
+    assert_equal(changed, expected)
+
+
+def test_a_short_fragment_ends_in_zeros():
+  partition = Partition(Fragments(3, LAYERS))  # Layers 0, 2, 4 and 1, 3.
+  whole = tree()
+  part = jax.jit(partition.take)(whole, jnp.int32(2))
+  assert set(part) == {"w", "norm"}
+  np.testing.assert_array_equal(part["w"][:2], whole["blocks"]["w"][1::2])
+  np.testing.assert_array_equal(part["w"][2], np.zeros([3, 2]))
+  np.testing.assert_array_equal(
+    partition.take(whole, jnp.int32(1))["w"], whole["blocks"]["w"][::2]
+  )
+
+
+def test_the_first_fragment_is_all_but_the_blocks():
+  whole = tree()
+  part = Partition(Fragments(3, LAYERS)).take(whole, 0)
+  assert_equal(part, {"embed": whole["embed"], "head": whole["head"]})
+  assert_equal(Partition(Fragments(1, LAYERS)).take(whole, 0), whole)
+
+
+def test_padding_is_never_written_back():
+  partition = Partition(Fragments(3, LAYERS))
+  whole = tree()
+  part = partition.take(whole, jnp.int32(2))
+  part = jax.tree.map(lambda x: x.at[2].set(jnp.nan), part)
+  assert_equal(partition.put(whole, jnp.int32(2), part), whole)
+
+
+@pytest.mark.parametrize(("count", "order"), DIVISIONS)
+def test_a_store_holds_a_value_for_every_fragment(count, order):
+  partition = Partition(Fragments(count, LAYERS, order))
+  whole = tree()
+
+  def double(part):
+    return optax.EmptyState(), jax.tree.map(lambda x: 2 * x, part)
+
+  store = partition.store(double, whole)
+  for fragment in map(index, range(count)):
+    expected = double(partition.take(whole, fragment))
+    assert_equal(store.get(fragment), expected)
+
+
+def test_setting_an_entry_of_a_store_leaves_the_others():
+  partition = Partition(Fragments(4, LAYERS))
+  optimizer = optax.adam(0.1)
+  store = partition.store(optimizer.init, tree())
+  for changed in range(4):
+    value = jax.tree.map(lambda x: x + 1, store.get(index(changed)))
+    after = store.set(index(changed), value)
+    for fragment in range(4):
+      expected = value if fragment == changed else store.get(index(fragment))
+      assert_equal(after.get(index(fragment)), expected)
+
+
+def test_a_store_of_one_fragment_has_no_others():
+  store = Partition(Fragments(1, LAYERS)).store(lambda part: part, tree())
+  assert_equal(store, Store(tree(), None))
+  assert_equal(store.set(0, 3.0).get(0), 3.0)

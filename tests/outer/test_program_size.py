@@ -1,0 +1,62 @@
+"""The program of a round is the same however much a round does."""
+
+import jax
+import numpy as np
+import pytest
+
+from dilocox_jax import assembly
+from dilocox_jax.plan.pieces import pieces
+from tests.outer import nano
+
+LATE = 5  # By this round all that can arrive does.
+# Base: 12 steps, 12 layers and, with fragments, 3 of them. The delay is given
+# in steps a twelfth of a round, so that it stays the same part of a round.
+CASES = {
+  "diloco": ({"method": "diloco"}, None),
+  "streaming_diloco": ({"method": "streaming_diloco"}, 1),
+  "dilocox": ({"method": "dilocox"}, None),
+  "eager": ({"method": "eager"}, None),
+  "several_in_flight": ({"method": "delayed", "rule": "continue"}, 25),
+  "whole_rounds_in_flight": ({"method": "delayed", "rule": "continue"}, 24),
+}
+HAS_FRAGMENTS = {"streaming_diloco", "eager", *list(CASES)[4:]}
+
+
+def num_operations(name, interval=12, num_layers=12, num_fragments=3):
+  settings, twelfths = CASES[name]
+  if twelfths:
+    settings = {**settings, "overlap_steps": twelfths * interval // 12}
+  if name in HAS_FRAGMENTS:
+    settings = {**settings, "num_fragments": num_fragments}
+  config = nano.config(
+    num_steps=10 * interval,
+    num_replicas=2,
+    batch_size=2,
+    model={"num_layers": num_layers},
+    sync_interval=interval,
+    **settings,
+  )
+  programs, schedule = assembly.programs(config), config.sync.named.schedule
+  shapes, tables = pieces(schedule, schedule.round_windows(LATE))
+  params = jax.eval_shape(programs.model.init, jax.random.key(0))
+  optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
+  state = programs.rounds.abstract(params, optimizer)
+  batch = (2, interval, 2, nano.SEQUENCE_LENGTH + 1)
+  batches = jax.ShapeDtypeStruct(batch, np.int32)
+  lowered = programs.rounds.compiled(shapes).lower(state, batches, tables)
+  return sum(" = " in line for line in lowered.as_text().splitlines())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_four_times_everything_is_the_same_number_of_operations(name):
+  larger = {"interval": 48, "num_layers": 48, "num_fragments": 12}
+  assert num_operations(name) == num_operations(name, **larger)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "larger", [{"interval": 48}, {"num_layers": 48}, {"num_fragments": 12}]
+)
+@pytest.mark.parametrize("name", CASES)
+def test_four_times_one_thing_is_the_same_number_of_operations(name, larger):
+  assert num_operations(name) == num_operations(name, **larger)

@@ -1,0 +1,129 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dilocox_jax.mesh import REPLICA_AXIS
+from dilocox_jax.outer import rules
+from dilocox_jax.outer.rules import Arrival, apply_rule
+from dilocox_jax.plan import methods
+
+
+def leaves(value):
+  """A tree whose leaves show the value, its double and its negative."""
+  value = jnp.float32(value)
+  return {"a": value, "b": [2 * value, -value]}
+
+
+def assert_shows(tree, value):
+  expected = {"a": value, "b": [2 * value, -value]}
+  jax.tree.map(np.testing.assert_array_equal, tree, expected)
+
+
+# Numbers in eighths, so that fp32 is exact.
+INNER, OLD, NEW, OWN, MEAN, FRESH = 5.0, 3.0, 2.5, -0.75, 0.125, 16.0
+ARRIVAL = Arrival(leaves(MEAN), leaves(OWN))
+
+
+def rejoined(rule):
+  return rule.rejoin(leaves(INNER), leaves(OLD), leaves(NEW), leaves(OWN))
+
+
+@pytest.mark.parametrize("rule", [rules.reset(), rules.mix(0.5), rules.eager()])
+def test_most_rules_measure_from_the_outer_parameters(rule):
+  measured = rule.measure(leaves(OLD), leaves(OWN), leaves(INNER))
+  assert_shows(measured, OLD - INNER)
+
+
+def test_continue_measures_what_was_not_sent_yet():
+  # The replica stands where theta - U would be, plus its new progress.
+  rule = rules.continue_()
+  reached = OLD - OWN
+  assert_shows(rule.measure(leaves(OLD), leaves(OWN), leaves(reached)), 0.0)
+  assert_shows(
+    rule.measure(leaves(OLD), leaves(OWN), leaves(INNER)), OLD - OWN - INNER
+  )
+
+
+@pytest.mark.parametrize(
+  "rule", [rules.reset(), rules.continue_(), rules.mix(0.5)]
+)
+def test_shared_rules_hand_the_mean_to_the_optimizer(rule):
+  assert not rule.is_personal
+  assert_shows(rule.gradient(ARRIVAL, leaves(FRESH)), MEAN)
+
+
+def test_reset_goes_on_from_the_new_outer_parameters():
+  assert_shows(rejoined(rules.reset()), NEW)
+
+
+def test_continue_adds_the_outer_move_and_takes_back_its_own_part():
+  assert_shows(rejoined(rules.continue_()), INNER + (NEW - OLD) + OWN)
+
+
+def test_continue_alone_with_rate_one_goes_on_as_if_nothing_happened():
+  # One replica: the outer move is minus its own pseudo-gradient.
+  new = leaves(OLD - OWN)
+  rule = rules.continue_()
+  after = rule.rejoin(leaves(INNER), leaves(OLD), new, leaves(OWN))
+  assert_shows(after, INNER)
+
+
+@pytest.mark.parametrize(
+  ("alpha", "expected"),
+  [(0.0, NEW), (0.25, 0.25 * INNER + 0.75 * NEW), (0.5, 3.75), (1.0, INNER)],
+)
+def test_mixing_weighs_the_local_value_by_alpha(alpha, expected):
+  assert_shows(rejoined(rules.mix(alpha)), expected)
+
+
+def test_eager_replaces_its_own_old_part_by_its_fresh_one():
+  rule = rules.eager()
+  assert rule.is_personal
+  own = np.asarray([1.0, 3.0, 8.0, 4.0], np.float32)
+  fresh = np.asarray([2.0, -1.0, 0.0, 4.0], np.float32)
+  mean = own.mean()
+
+  def gradient(old, new):
+    arrival = Arrival(leaves(mean), old)
+    return rule.gradient(arrival, new)
+
+  stacked = jax.vmap(leaves)
+  seen = jax.vmap(gradient, axis_name=REPLICA_AXIS)(
+    stacked(own), stacked(fresh)
+  )
+  for replica in range(4):
+    others = sum(own[k] for k in range(4) if k != replica)
+    expected = (others + fresh[replica]) / 4
+    assert_shows(jax.tree.map(lambda x, m=replica: x[m], seen), expected)
+
+
+def test_eager_goes_on_from_its_own_outer_parameters():
+  assert_shows(rejoined(rules.eager()), NEW)
+
+
+@pytest.mark.parametrize(
+  ("method", "expected"),
+  [
+    (methods.diloco(), rules.reset()),
+    (methods.dilocox(rule="reset"), rules.reset()),
+    (methods.dilocox(rule="continue"), rules.continue_()),
+    (methods.delayed(overlap_steps=40), rules.continue_()),
+    (methods.streaming_diloco(mixing_alpha=0.25), rules.mix(0.25)),
+    (methods.eager(), rules.eager()),
+    # Nothing can be done between a send and an apply on the same step.
+    (methods.delayed(overlap_steps=0), rules.reset()),
+  ],
+)
+def test_every_method_has_its_rule(method, expected):
+  rule = apply_rule(method)
+  assert rule.is_personal == expected.is_personal
+  jax.tree.map(
+    np.testing.assert_array_equal, rejoined(rule), rejoined(expected)
+  )
+  values = leaves(OLD), leaves(OWN), leaves(INNER)
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    rule.measure(*values),
+    expected.measure(*values),
+  )

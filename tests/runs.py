@@ -1,0 +1,138 @@
+"""Whole runs of the nano model, short enough to be made by the dozen."""
+
+import functools
+import json
+import pathlib
+
+import jax
+import numpy as np
+
+from dilocox_jax import assembly, metrics, states
+from dilocox_jax.checkpoint import Checkpoints
+from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.trainer import Trainer
+
+BATCH_SIZE, SEQUENCE_LENGTH = 2, 16
+
+
+class Killed(Exception):
+  """Stands for the end of a process."""
+
+
+def settings(
+  *,
+  total_steps=15,
+  num_replicas=2,
+  layout="stacked",
+  model=None,
+  inner=None,
+  outer=None,
+  evaluation=None,
+  checkpoint=None,
+  data=None,
+  **sync,
+) -> RunConfig:
+  """A run of rounds of three steps that is evaluated and saved every six."""
+  schedule = {"method": "dilocox", "sync_interval": 3}
+  return from_mapping(
+    {
+      "total_steps": total_steps,
+      "data": {
+        "source": "synthetic",
+        "batch_size": BATCH_SIZE,
+        "sequence_length": SEQUENCE_LENGTH,
+        **(data or {}),
+      },
+      # One layer a scan step compiles fastest.
+      "model": {"preset": "nano", "scan_unroll": 1, **(model or {})},
+      "inner": {"warmup_steps": 2, **(inner or {})},
+      "outer": outer or {},
+      "sync": schedule | sync,
+      "mesh": {"num_replicas": num_replicas, "layout": layout},
+      "evaluation": {
+        "interval_steps": 6,
+        "num_sequences": 4,
+        **(evaluation or {}),
+      },
+      "checkpoint": {"interval_steps": 6, **(checkpoint or {})},
+    }
+  )
+
+
+@functools.cache
+def programs(config: RunConfig) -> assembly.Programs:
+  """A config's programs, compiled once for all tests of a process."""
+  return assembly.programs(config)
+
+
+def train(config: RunConfig, workdir, *, until: int | None = None):
+  """Takes a run to its end, or kills it before the step after `until`.
+
+  Returns:
+    The trainer.
+  """
+  trainer = Trainer(config, pathlib.Path(workdir))
+  trainer.programs = programs(config)
+  if until is None:
+    trainer.run()
+    return trainer
+  dispatch = trainer._dispatch
+
+  def dispatch_or_die(state, segment):
+    if segment.start >= until:
+      raise Killed
+    return dispatch(state, segment)
+
+  trainer._dispatch = dispatch_or_die
+  try:
+    trainer.run()
+  except Killed:
+    return trainer
+  raise AssertionError(f"the run ended before step {until}")
+
+
+def rows(workdir, kind: str | None = None) -> list[dict]:
+  """The rows of metrics.jsonl, or those of one kind."""
+  every = metrics.read_rows(pathlib.Path(workdir) / "metrics.jsonl")
+  return [row for row in every if kind in (None, row["kind"])]
+
+
+def metrics_text(workdir) -> bytes:
+  """The bytes of metrics.jsonl."""
+  return (pathlib.Path(workdir) / "metrics.jsonl").read_bytes()
+
+
+def saved(workdir) -> tuple:
+  """The newest checkpoint: state and record."""
+  path = pathlib.Path(workdir)
+  config = from_mapping(json.loads((path / "config.json").read_text()))
+  checkpoints = Checkpoints(path / "checkpoints", read_only=True)
+  try:
+    restored = checkpoints.restore(
+      lambda record: states.abstract(programs(config), record["phase"])
+    )
+  finally:
+    checkpoints.close()
+  assert restored, f"{path} has no whole checkpoint"
+  return restored
+
+
+def assert_same_bits(one, other) -> None:
+  """Two trees of arrays have one structure and the same bytes."""
+  assert jax.tree.structure(one) == jax.tree.structure(other)
+  pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+  for a, b in jax.device_get(list(pairs)):
+    assert a.dtype == b.dtype and a.shape == b.shape
+    assert np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(
+      b
+    ).tobytes()
+
+
+def files(directory) -> dict[str, bytes]:
+  """Every file below a directory with its content."""
+  root = pathlib.Path(directory)
+  return {
+    str(path.relative_to(root)): path.read_bytes()
+    for path in sorted(root.rglob("*"))
+    if path.is_file()
+  }
