@@ -1,5 +1,7 @@
 """The nano transformer, assembled from a config as a run is."""
 
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -57,7 +59,9 @@ def first_state(programs: assembly.Programs):
   return programs.rounds.init(start, programs.steps.optimizer.init(start))
 
 
-def train(config: RunConfig, batches=None):
+def train(
+  config: RunConfig, batches=None
+) -> tuple[assembly.Programs, Any, Any]:
   """Runs all segments; returns (programs, state, metrics of every step)."""
   programs, plan = assembly.programs(config), assembly.run_plan(config)
   batches = tokens(config) if batches is None else batches

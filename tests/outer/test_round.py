@@ -126,10 +126,10 @@ def test_diloco_waits_for_the_steps():
 )
 def test_outer_parameters_rest_until_the_first_apply(method):
   optimizer = optax.chain(optax.trace(0.9), optax.scale_by_schedule(jnp.cos))
-  programs, state = begin(PROBLEM, method, optax.sgd(0.05), optimizer)
-  start = jax.device_get(state)
+  programs, first = begin(PROBLEM, method, optax.sgd(0.05), optimizer)
+  start = jax.device_get(first)
   arrival = method.schedule.sync_interval + method.schedule.overlap_steps
-  for step, state, _ in walk(programs, state, PROBLEM, 12):
+  for step, state, _ in walk(programs, first, PROBLEM, 12):
     rests = step < arrival
     is_same = [
       np.array_equal(a, b)

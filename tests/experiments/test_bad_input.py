@@ -1,0 +1,133 @@
+"""Bad input through the real command line: one line, a code, nothing lost."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests import runs
+
+SMALL = (
+  "--config.data.source=synthetic",
+  "--config.data.batch_size=2",
+  "--config.data.sequence_length=16",
+  "--config.model.preset=nano",
+  "--config.model.scan_unroll=1",
+  "--config.total_steps=12",
+  "--config.inner.warmup_steps=2",
+  "--config.sync.sync_interval=3",
+  "--config.evaluation.num_sequences=4",
+  "--config.checkpoint.interval_steps=3",
+)
+CONFIG = "--config=experiments/configs/{}.py"
+
+BAD = {
+  "misspelt field": (
+    ["--config.sync.sync_intervall=3"],
+    "did you mean 'sync_interval'?",
+  ),
+  "misspelt section": (
+    ["--config.snyc.sync_interval=3"],
+    "did you mean 'sync'?",
+  ),
+  "unknown method": (["--config.sync.method=dilocoy"], "dilocox"),
+  "interval of zero": (
+    ["--config.sync.sync_interval=0"],
+    "sync_interval=0 must be at least 1",
+  ),
+  "negative interval": (
+    ["--config.sync.sync_interval=-5"],
+    "sync_interval=-5 must be at least 1",
+  ),
+  "overlap not below the interval": (
+    [CONFIG.format("streaming_diloco"), "--config.sync.overlap_steps=30"],
+    "overlap_steps=30 must be less than sync_interval=30",
+  ),
+  "more fragments than layers": (
+    [CONFIG.format("streaming_diloco"), "--config.sync.num_fragments=5"],
+    "num_fragments=5 must not exceed num_layers=4",
+  ),
+  "batch not divisible": (
+    ["--config.inner.accumulate_steps=3"],
+    "data.batch_size=8 must be divisible by inner.accumulate_steps=3",
+  ),
+  "wrong type": (["--config.total_steps=many"], "many"),
+  "setting of another method": (
+    ["--config.sync.overlap_steps=3"],
+    "is not a setting of method 'diloco'",
+  ),
+  "missing config file": (["--config=nowhere.py"], "--config=nowhere.py"),
+  "misspelt flag": (["--wrokdir=x"], "workdir"),
+  "stray argument": (["train"], "unexpected argument 'train'"),
+  "empty glob": (
+    [
+      "--config.data.source=text_files",
+      "--config.data.glob=nowhere/*.txt",
+    ],
+    "nowhere/*.txt",
+  ),
+  "unknown source": (["--config.data.source=web"], "stdlib"),
+}
+
+
+def train(*arguments):
+  return subprocess.run(
+    [sys.executable, "-m", "experiments.train", *arguments],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+def assert_one_line(done, code):
+  lines = done.stderr.splitlines()
+  assert done.returncode == code, done.stderr
+  assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_answered_with_one_line(case, tmp_path):
+  arguments, hint = BAD[case]
+  done = train(*arguments, f"--workdir={tmp_path / 'run'}")
+  assert_one_line(done, 2)
+  assert hint in done.stderr
+  assert not runs.files(tmp_path)
+
+
+def test_a_missing_work_directory_is_asked_for():
+  done = train()
+  assert_one_line(done, 2)
+  assert "workdir" in done.stderr
+
+
+def test_a_work_directory_that_cannot_be_written_is_refused(tmp_path):
+  (tmp_path / "file").write_text("in the way")
+  done = train(f"--workdir={tmp_path / 'file' / 'run'}")
+  assert_one_line(done, 2)
+  assert "cannot be written" in done.stderr
+  assert runs.files(tmp_path) == {"file": b"in the way"}
+
+
+def test_a_changed_config_is_refused_and_nothing_is_lost(tmp_path):
+  assert train(*SMALL, f"--workdir={tmp_path}").returncode == 0
+  before = runs.files(tmp_path)
+  done = train(*SMALL, f"--workdir={tmp_path}", "--config.seed=7")
+  assert_one_line(done, 2)
+  assert "seed: 0 -> 7" in done.stderr
+  assert runs.files(tmp_path) == before
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
+  done = train(
+    *SMALL,
+    f"--workdir={tmp_path}",
+    "--config.inner.learning_rate=1e38",
+    "--config.inner.warmup_steps=8",
+    "--config.inner.clip_norm=0",
+  )
+  errors = [x for x in done.stderr.splitlines() if x.startswith("error: ")]
+  assert done.returncode == 1, done.stderr
+  assert len(errors) == 1 and done.stderr.splitlines()[-1] == errors[0]
+  assert "Traceback" not in done.stderr
+  assert "at step" in errors[0] and "on replica" in errors[0]
+  assert "inner.learning_rate=1e+38" in errors[0]
