@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.custom_batching import sequential_vmap
 
 from dilocox_jax.config import RunConfig
 from dilocox_jax.data import sources
@@ -98,6 +99,8 @@ def programs(config: RunConfig) -> Programs:
     return next_token_loss(model, params, tokens, sizes.z_loss)
 
   gradient = accumulated_gradient(loss, inner.accumulate_steps)
+  if config.mesh.stacked_by == "map":  # A batched product is slow on CPU.
+    gradient = sequential_vmap(gradient)
   schedule = learning_rate_schedule(
     inner.schedule,
     inner.learning_rate,

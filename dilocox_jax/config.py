@@ -181,10 +181,12 @@ class MeshConfig:
 
   num_replicas: int = 2
   layout: str = "stacked"  # stacked (one device) or mesh (one each).
+  stacked_by: str = "map"  # map (in turn: CPU) or vmap (at once: GPU).
 
   def __post_init__(self):
     _positive("mesh", num_replicas=self.num_replicas)
     _one_of("mesh.layout", self.layout, LAYOUTS)
+    _one_of("mesh.stacked_by", self.stacked_by, ("map", "vmap"))
 
 
 @dataclasses.dataclass(frozen=True)

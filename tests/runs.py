@@ -1,13 +1,15 @@
 """Whole runs of the nano model, short enough to be made by the dozen."""
 
+import dataclasses
 import functools
 import json
 import pathlib
+from unittest import mock
 
 import jax
 import numpy as np
 
-from dilocox_jax import assembly, metrics, states
+from dilocox_jax import assembly, metrics, report, states
 from dilocox_jax.checkpoint import Checkpoints
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.trainer import Trainer
@@ -21,7 +23,7 @@ class Killed(Exception):
 
 def settings(
   *,
-  total_steps=15,
+  total_steps=21,
   num_replicas=2,
   layout="stacked",
   model=None,
@@ -59,35 +61,57 @@ def settings(
   )
 
 
-@functools.cache
 def programs(config: RunConfig) -> assembly.Programs:
   """A config's programs, compiled once for all tests of a process."""
-  return assembly.programs(config)
+  plain = RunConfig()
+  return _programs(
+    dataclasses.replace(
+      config, evaluation=plain.evaluation, checkpoint=plain.checkpoint
+    )
+  )
 
 
-def train(config: RunConfig, workdir, *, until: int | None = None):
+_programs = functools.cache(assembly.programs)
+_load = functools.cache(assembly.corpus)
+
+
+def trainer(config: RunConfig, workdir) -> Trainer:
+  """A trainer whose text and programs were made before, if they were."""
+  with mock.patch.object(assembly, "corpus", _load):
+    made = Trainer(config, pathlib.Path(workdir))
+  made.programs = programs(config)
+  return made
+
+
+def run(made: Trainer) -> None:
+  """Takes a run to its end, without the pictures of its report."""
+  page = made.workdir / "report.md"
+  with mock.patch.object(report, "write_report", return_value=page):
+    made.run()
+
+
+def train(config: RunConfig, workdir, *, until: int | None = None) -> Trainer:
   """Takes a run to its end, or kills it before the step after `until`.
 
   Returns:
     The trainer.
   """
-  trainer = Trainer(config, pathlib.Path(workdir))
-  trainer.programs = programs(config)
+  made = trainer(config, workdir)
   if until is None:
-    trainer.run()
-    return trainer
-  dispatch = trainer._dispatch
+    run(made)
+    return made
+  dispatch = made._dispatch
 
   def dispatch_or_die(state, segment):
     if segment.start >= until:
       raise Killed
     return dispatch(state, segment)
 
-  trainer._dispatch = dispatch_or_die
+  made._dispatch = dispatch_or_die
   try:
-    trainer.run()
+    run(made)
   except Killed:
-    return trainer
+    return made
   raise AssertionError(f"the run ended before step {until}")
 
 

@@ -110,6 +110,7 @@ def test_a_path_to_a_field_or_a_section_exists():
     ("engine.powr", "'engine.powr': did you mean 'power'?"),
     ("motor.power", "'motor.power': have: name, wheels, engine"),
     ("wheels.number", "unknown config field 'wheels.number'"),
+    ("engine.share.of", "unknown config field 'engine.share.of'"),
   ],
 )
 def test_a_path_that_leads_nowhere_is_refused(path, message):

@@ -36,7 +36,7 @@ def finished_fixture(tmp_path_factory):
     read = spy_on(logbook.Logbook, "read", lambda done: done.segment.start)
     patch.setattr(Trainer, "_dispatch", dispatch)
     patch.setattr(logbook.Logbook, "read", read)
-    runs.train(runs.settings(total_steps=21), workdir)
+    runs.trainer(runs.settings(), workdir).run()
   return workdir, calls
 
 
@@ -119,7 +119,7 @@ def test_every_second_is_booked_under_one_event(tmp_path, monkeypatch):
       return readings[-1]
 
   monkeypatch.setattr(logbook, "time", Clock)
-  runs.train(runs.settings(total_steps=21), tmp_path)
+  runs.train(runs.settings(), tmp_path)
   rows = read_rows(tmp_path / "timing.jsonl")
   assert [row["wall_s"] for row in rows] == [
     b - a for a, b in itertools.pairwise(readings)
@@ -134,10 +134,8 @@ def test_every_second_is_booked_under_one_event(tmp_path, monkeypatch):
 def test_nothing_crosses_to_the_devices_unasked(tmp_path, monkeypatch):
   """The loop's guard bites: batches as numpy arrays are turned away."""
   monkeypatch.setattr(Replicas, "place", lambda self, tree, axes: tree)
-  config = runs.settings()
-  run = Trainer(config, tmp_path)
   with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
-    run.run()
+    runs.train(runs.settings(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -175,24 +173,22 @@ def test_a_run_stopped_and_continued_equals_one_that_was_not(tmp_path, sync):
 def test_continuing_reads_the_checkpoint_and_trains_only_the_rest(tmp_path):
   config = runs.settings()
   runs.train(config, tmp_path, until=12)
-  continued = Trainer(config, tmp_path)
-  continued.programs = runs.programs(config)
+  continued = runs.trainer(config, tmp_path)
   starts = []
   dispatch = continued._dispatch
   continued._dispatch = lambda state, segment: (
     starts.append(segment.start),
     dispatch(state, segment),
   )[1]
-  continued.run()
-  assert starts == [12]
+  runs.run(continued)
+  assert starts == [12, 15, 18]
 
 
 def test_how_often_one_looks_does_not_change_the_run(finished, tmp_path):
-  config = runs.settings(total_steps=21)
+  config = runs.settings()
   runs.train(config, tmp_path, until=9)
   runs.train(
     runs.settings(
-      total_steps=21,
       evaluation={"interval_steps": 0, "num_sequences": 2},
       checkpoint={"interval_steps": 3, "keep": 1},
     ),
@@ -206,20 +202,14 @@ def test_how_often_one_looks_does_not_change_the_run(finished, tmp_path):
 
 def test_a_finished_run_is_left_as_it_is(finished):
   before = runs.files(finished[0])
-  runs.train(runs.settings(total_steps=21), finished[0])
-  after = runs.files(finished[0])
-  assert after.pop("report.md") and before.pop("report.md")
-  pictures = [name for name in before if name.endswith(".png")]
-  for name in pictures:
-    del before[name], after[name]
-  assert after == before
+  runs.train(runs.settings(), finished[0])
+  assert "report.md" in before
+  assert runs.files(finished[0]) == before
 
 
 def test_another_config_is_refused_and_nothing_is_touched(finished):
   before = runs.files(finished[0])
-  config = runs.settings(
-    total_steps=21, inner={"learning_rate": 0.1}, rule="reset"
-  )
+  config = runs.settings(inner={"learning_rate": 0.1}, rule="reset")
   with pytest.raises(RefusedError) as error:
     runs.train(config, finished[0])
   message = str(error.value)

@@ -75,12 +75,13 @@ def run_rounds(
 ):
   """Trains by rounds and returns (state, losses [M, steps], programs)."""
   programs, state = begin(problem, method, inner, outer, layout)
-  end, losses = state, []
-  for _, end, metrics in walk(programs, state, problem, num_steps):
+  losses = []
+  for passed in walk(programs, state, problem, num_steps):
+    _, state, metrics = passed
     losses.append(metrics.loss)
   if flush:
-    end = programs.flush(end, num_steps)
-  return end, jnp.concatenate(losses, axis=1), programs
+    state = programs.flush(state, num_steps)
+  return state, jnp.concatenate(losses, axis=1), programs
 
 
 def step_programs(optimizer, num_replicas, layout="stacked"):

@@ -20,12 +20,11 @@ from tests.outer.problem import (
 EXACT = 1e-12  # float64; sums of a few hundred terms near 1
 PROBLEM = least_squares.make_problem(7, 3, 18, 4, 2, 3)
 WARM = 6
-MOMENTUM = {"learning_rate": 0.05, "momentum": 0.9}
 
 
 def warm_started(on):
   """Steps of all replicas or the first, then rounds of all of them."""
-  inner = optax.sgd(**MOMENTUM)
+  inner = optax.sgd(0.05, momentum=0.9)
   programs = step_programs(inner, 3 if on == "all" else 1)
   problem = jax.tree.map(jnp.asarray, PROBLEM)
   shared = programs.init(problem[0])
