@@ -1,0 +1,127 @@
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dilocox_jax import logbook, metrics
+from dilocox_jax.logbook import Dispatched, Logbook, NotFiniteError
+from dilocox_jax.metrics import read_rows
+from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.round import StepMetrics
+from dilocox_jax.plan.schedule import SyncSchedule
+from dilocox_jax.plan.segments import Segment
+from dilocox_jax.progress import Progress
+from dilocox_jax.starting import Position
+from tests import runs
+
+SCHEDULE = SyncSchedule(4)
+# The second round of a run whose warm start took ten steps.
+SEGMENT = Segment("local", 14, 4, tuple(SCHEDULE.round_windows(1)))
+
+
+class Bar(Progress):
+  """A bar that keeps what it was told."""
+
+  def __init__(self):
+    super().__init__("diloco", 100)
+    self.told = []
+
+  def update(self, *args):
+    self.told.append(args)
+
+
+@pytest.fixture(name="desk")
+def desk_fixture(tmp_path, monkeypatch):
+  """A logbook with its files, its bar and a clock set by hand."""
+  now = [100.0]
+  clock = SimpleNamespace(perf_counter=lambda: now[0])
+  monkeypatch.setattr(logbook, "time", clock)
+  bar = Bar()
+  with metrics.Recorder(tmp_path) as recorder:
+    schedule = optax.linear_schedule(0.0, 1.0, 100)
+    book = Logbook(recorder, bar, schedule, 10)
+    yield SimpleNamespace(book=book, bar=bar, workdir=tmp_path, now=now)
+
+
+def _dispatched(loss=None, grad_norm=None):
+  values = np.arange(8, dtype=np.float32).reshape(2, 4)
+  drift = Drift(jnp.ones(1), jnp.full(1, 2.0), jnp.full(1, 3.0))
+  return Dispatched(
+    SEGMENT,
+    Position(18, 720, 5_000),
+    sent_bytes=300,
+    tokens=160,
+    metrics=StepMetrics(
+      jnp.asarray(values if loss is None else loss),
+      jnp.asarray(2.0 * values if grad_norm is None else grad_norm),
+    ),
+    drifts=[drift],
+  )
+
+
+def test_a_segment_becomes_a_row_of_means(desk):
+  desk.book.read(_dispatched())
+  (row,) = runs.rows(desk.workdir)
+  assert row == {
+    "kind": "round",
+    "step": 18,
+    "tokens": 720,
+    "phase": "local",
+    "loss": 3.5,
+    "loss_per_replica": [1.5, 5.5],
+    "grad_norm": 7.0,
+    "learning_rate": pytest.approx(0.17, rel=1e-6),  # Of the last step done.
+    "sent_bytes": 300,
+    "total_sent_bytes": 5_000,
+    "drift": [
+      {
+        "fragment": 0,
+        "step": 18,
+        "cosine": 1.0,
+        "disagreement": 2.0,
+        "pseudo_gradient_norm": 3.0,
+      }
+    ],
+  }
+
+
+def test_time_is_booked_from_one_booking_to_the_next(desk):
+  desk.now[0] += 3.0
+  desk.book.book("compile", 14)
+  desk.now[0] += 4.0
+  desk.book.read(_dispatched())
+  desk.now[0] += 0.5
+  desk.book.book("evaluation", 18)
+  rows = read_rows(desk.workdir / "timing.jsonl")
+  assert [(r["event"], r["step"], r["wall_s"]) for r in rows] == [
+    ("compile", 14, 3.0),
+    ("round", 18, 4.0),
+    ("evaluation", 18, 0.5),
+  ]
+  assert [r["tokens_per_s"] for r in rows] == [None, 160 / 4.0, None]
+
+
+def test_the_bar_shows_the_speed_of_training_alone(desk):
+  desk.now[0] += 100.0
+  desk.book.book("compile", 14)
+  desk.now[0] += 1.0
+  desk.book.read(_dispatched())
+  desk.now[0] += 3.0
+  desk.book.read(_dispatched())
+  speeds = [speed for _, _, speed, _ in desk.bar.told]
+  assert speeds == [160.0, 320 / 4.0]
+  assert desk.bar.told[0] == (18, 3.5, 160.0, 5_000)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("field", ["loss", "grad_norm"])
+def test_a_value_that_is_not_finite_is_named_and_not_recorded(desk, field, bad):
+  values = np.ones((2, 4), np.float32)
+  values[1, 2] = bad
+  with pytest.raises(NotFiniteError, match="at step 17 on replica 1"):
+    desk.book.read(_dispatched(**{field: values}))
+  assert not runs.rows(desk.workdir)
+  assert not read_rows(desk.workdir / "timing.jsonl")
+  assert not desk.bar.told
