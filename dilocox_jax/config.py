@@ -9,10 +9,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from dilocox_jax.inner.optimizer import SCHEDULES
 from dilocox_jax.mapping import build
-from dilocox_jax.mesh import LAYOUTS
 from dilocox_jax.models.presets import PRESETS
+from dilocox_jax.plan.choices import LAYOUTS, SCHEDULES
 from dilocox_jax.plan.fragments import Fragments
 from dilocox_jax.plan.methods import Method, named_method
 from dilocox_jax.plan.shapes import ModelShape

@@ -19,10 +19,10 @@ from jax.sharding import (
   SingleDeviceSharding,
 )
 
+from dilocox_jax.plan.choices import LAYOUTS
 from dilocox_jax.pytypes import Tree
 
 REPLICA_AXIS = "replica"
-LAYOUTS = ("stacked", "mesh")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,7 +64,7 @@ def train(
     raise UsageError(str(error)) from error
   tracing = contextlib.nullcontext()
   if profile:
-    tracing = jax.profiler.trace(str(workdir / "profile"))
+    tracing = _trace(workdir / "profile")
   try:
     with tracing:
       path = trainer.run()
@@ -75,6 +75,13 @@ def train(
   report.print_table([report.load_run(workdir)], Console())
   print(f"report: {path}")
   return path
+
+
+def _trace(directory: pathlib.Path) -> contextlib.AbstractContextManager:
+  options = jax.profiler.ProfileOptions()
+  # Every Python call of the compiler would make a trace a hundred times larger.
+  options.python_tracer_level = 0
+  return jax.profiler.trace(str(directory), profiler_options=options)
 
 
 def _module_and_arguments() -> list[str]:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+from typing import Any
 from unittest import mock
 
 import jax
@@ -126,7 +127,7 @@ def metrics_text(workdir) -> bytes:
   return (pathlib.Path(workdir) / "metrics.jsonl").read_bytes()
 
 
-def saved(workdir) -> tuple:
+def saved(workdir) -> tuple[Any, dict[str, Any]]:
   """The newest checkpoint: state and record."""
   path = pathlib.Path(workdir)
   config = from_mapping(json.loads((path / "config.json").read_text()))
@@ -147,9 +148,9 @@ def assert_same_bits(one, other) -> None:
   pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
   for a, b in jax.device_get(list(pairs)):
     assert a.dtype == b.dtype and a.shape == b.shape
-    assert np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(
-      b
-    ).tobytes()
+    assert (
+      np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+    )
 
 
 def files(directory) -> dict[str, bytes]:

@@ -86,9 +86,7 @@ def test_values_that_are_not_finite_come_back_too(tmp_path):
 
 def test_arrays_spread_over_devices_come_back_where_they_were(tmp_path):
   replicas = Replicas(8, "mesh")
-  state = replicas.place(
-    (_state(1).params["w"], jnp.arange(5.0)), (0, None)
-  )
+  state = replicas.place((_state(1).params["w"], jnp.arange(5.0)), (0, None))
   checkpoints = Checkpoints(tmp_path / "checkpoints")
   checkpoints.save(1, state, {})
   restored = checkpoints.restore(lambda record: _shapes(state))

@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +32,7 @@ def _noisy(tree, seed):
   )
 
 
-def _state(programs, phase="local"):
+def _state(programs, phase="local") -> Any:
   params = jax.jit(programs.model.init)(jax.random.key(1))
   return states.fresh(programs, phase, params)
 
@@ -38,7 +40,7 @@ def _state(programs, phase="local"):
 def _loss(programs, params, batches):
   """Mean over the batches, one call each."""
   loss = jax.jit(lambda p, batch: next_token_loss(programs.model, p, batch))
-  return np.mean([loss(params, batch) for batch in batches], dtype=np.float64)
+  return np.mean([float(loss(params, batch)) for batch in batches])
 
 
 @pytest.mark.parametrize("layout", ["stacked", "mesh"])
@@ -99,7 +101,9 @@ def test_one_bad_value_anywhere_is_found(value, where):
   assert evaluation.is_finite(state)
   leaves, structure = jax.tree.flatten(state)
   floats = [
-    i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.float32)
+    i
+    for i, leaf in enumerate(leaves)
+    if jnp.issubdtype(leaf.dtype, jnp.float32)
   ]
   place = floats[0 if where == "first" else -1]
   flat = leaves[place].reshape(-1).at[-1].set(value)
@@ -126,8 +130,8 @@ def test_drifts_find_their_events():
   arrivals = [window.applied for window in windows if window.applied]
   assert len(arrivals) == 2
   segment = Segment("local", 14, 4, windows)
-  one = Drift(np.ones(1), np.full(1, 2.0), np.full(1, 3.0))
-  two = Drift(np.full(1, np.nan), np.full(1, 5.0), np.full(1, 6.0))
+  one = Drift(*(jnp.full(1, value) for value in (1.0, 2.0, 3.0)))
+  two = Drift(*(jnp.full(1, value) for value in (np.nan, 5.0, 6.0)))
   rows = evaluation.drift_rows(segment, [one, two], local_start=10)
   # Sent after steps 4 and 6 of the schedule, which began at step 10.
   assert [(row["fragment"], row["step"]) for row in rows] == [(0, 14), (1, 16)]

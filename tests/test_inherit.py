@@ -1,6 +1,7 @@
 import json
 import logging
 import shutil
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,7 +31,7 @@ def _settings(source, **changes):
   )
 
 
-def _inherited(source, phase="local", **changes):
+def _inherited(source, phase="local", **changes) -> Any:
   config = _settings(source, **changes)
   return inherit.inherited_state(config, runs.programs(config), phase, source)
 
@@ -93,7 +94,9 @@ def test_an_outer_optimizer_that_does_not_fit_starts_fresh_with_a_warning(
   with caplog.at_level(logging.WARNING, "dilocox_jax"):
     state = _inherited(source, outer={"optimizer": "adam"})
   assert "does not fit" in caplog.text and str(source) in caplog.text
-  assert not any(np.asarray(x).any() for x in jax.tree.leaves(state.outer.optimizer))
+  assert not any(
+    np.asarray(x).any() for x in jax.tree.leaves(state.outer.optimizer)
+  )
   old, _ = runs.saved(source)
   runs.assert_same_bits(state.outer.params, old.outer.params)
 
@@ -104,9 +107,7 @@ def test_one_that_fits_is_kept_without_a_word(source, caplog):
 
 
 def test_a_warm_start_begins_with_the_outer_parameters_too(source):
-  state = _inherited(
-    source, "single", warm_start="single", warm_start_steps=3
-  )
+  state = _inherited(source, "single", warm_start="single", warm_start_steps=3)
   old, _ = runs.saved(source)
   runs.assert_same_bits(state.params, old.outer.params)
 
@@ -132,7 +133,7 @@ def test_a_run_over_many_devices_is_read_on_one(source, tmp_path, monkeypatch):
   config = _settings(tmp_path)
   programs = runs.programs(config)
   monkeypatch.setattr(jax, "devices", lambda: one)
-  state = inherit.inherited_state(config, programs, "local", tmp_path)
+  state: Any = inherit.inherited_state(config, programs, "local", tmp_path)
   runs.assert_same_bits(state.outer.params, old.outer.params)
 
 

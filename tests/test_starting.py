@@ -1,5 +1,6 @@
 import dataclasses
 import logging
+from typing import Any
 
 import jax
 import pytest
@@ -81,6 +82,6 @@ def test_where_a_run_was_inherited_from_is_a_part_of_it(stopped):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_seed_decides_where_a_run_begins(stopped, seed):
   config = dataclasses.replace(stopped.config, seed=seed)
-  state = starting.first_state(config, stopped.programs, "local")
+  state: Any = starting.first_state(config, stopped.programs, "local")
   expected = jax.jit(stopped.programs.model.init)(jax.random.key(seed))
   runs.assert_same_bits(state.outer.params, expected)

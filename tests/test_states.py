@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -36,7 +38,7 @@ def test_a_fresh_state_is_what_its_description_says(phase, layout):
 
 def test_the_state_of_rounds_has_every_replica_start_alike():
   programs, params = _programs_and_params("stacked")
-  state = states.fresh(programs, "local", params)
+  state: Any = states.fresh(programs, "local", params)
   runs.assert_same_bits(state.outer.params, params)
   for own, start in zip(
     jax.tree.leaves(state.replica.params), jax.tree.leaves(params), strict=True
@@ -47,7 +49,7 @@ def test_the_state_of_rounds_has_every_replica_start_alike():
 @pytest.mark.parametrize("phase", ["single", "data_parallel"])
 def test_the_state_before_rounds_is_shared(phase):
   programs, params = _programs_and_params("stacked")
-  state = states.fresh(programs, phase, params)
+  state: Any = states.fresh(programs, phase, params)
   runs.assert_same_bits(state.params, params)
 
 

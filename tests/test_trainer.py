@@ -220,7 +220,7 @@ def test_another_config_is_refused_and_nothing_is_touched(finished):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_where_it_was_good(tmp_path):
-  """The second step moves every weight by 1e30; the third cannot be computed."""
+  """The second step moves all weights by 1e30; the third has no gradient."""
   config = runs.settings(
     method="diloco",
     sync_interval=1,

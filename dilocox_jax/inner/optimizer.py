@@ -3,8 +3,7 @@
 import optax
 
 from dilocox_jax.optimizers import named_optimizer
-
-SCHEDULES = ("constant", "cosine", "wsd")
+from dilocox_jax.plan.choices import SCHEDULES
 
 
 def learning_rate_schedule(

@@ -1,0 +1,36 @@
+import json
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import pytest
+
+from dilocox_jax.inner.optimizer import learning_rate_schedule
+from dilocox_jax.mesh import Replicas
+from dilocox_jax.plan.choices import LAYOUTS, SCHEDULES
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_exists(layout):
+  assert Replicas(2, layout).layout == layout
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_exists(name):
+  schedule = learning_rate_schedule(
+    name, 0.5, warmup_steps=2, total_steps=9, final_fraction=0.1
+  )
+  assert jnp.asarray(schedule(2)) == 0.5
+
+
+def test_a_config_is_checked_without_jax():
+  code = (
+    "import json, sys, dilocox_jax.config as c; c.RunConfig();"
+    "print(json.dumps(sorted(sys.modules)))"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
+  loaded = set(json.loads(done.stdout))
+  assert "dilocox_jax.config" in loaded
+  assert not loaded & {"jax", "jaxlib", "optax", "flax"}
