@@ -142,8 +142,11 @@ def test_nothing_crosses_to_the_devices_unasked(tmp_path, monkeypatch):
   "sync",
   [
     {"method": "dilocox"},
-    {"method": "diloco"},
-    {"method": "streaming_diloco", "num_fragments": 2, "overlap_steps": 1},
+    pytest.param({"method": "diloco"}, marks=pytest.mark.slow),
+    pytest.param(
+      {"method": "streaming_diloco", "num_fragments": 2, "overlap_steps": 1},
+      marks=pytest.mark.slow,
+    ),
     {"method": "eager"},
     {"method": "allreduce", "sync_interval": None, "steps_per_dispatch": 3},
     {

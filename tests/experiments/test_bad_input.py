@@ -67,6 +67,10 @@ BAD = {
     "nowhere/*.txt",
   ),
   "unknown source": (["--config.data.source=web"], "stdlib"),
+  "nothing to start from": (
+    ["--config.checkpoint.init_from=nowhere"],
+    "checkpoint.init_from=nowhere is not a run directory",
+  ),
 }
 
 
@@ -94,15 +98,37 @@ def test_bad_input_is_answered_with_one_line(case, tmp_path):
   assert not runs.files(tmp_path)
 
 
-def test_a_missing_work_directory_is_asked_for():
-  done = train()
+@pytest.mark.parametrize("arguments", [[], ["--workdir="]])
+def test_a_missing_work_directory_is_asked_for(arguments):
+  done = train(*arguments)
   assert_one_line(done, 2)
-  assert "workdir" in done.stderr
+  assert "--workdir is missing" in done.stderr
 
 
-def test_a_work_directory_that_cannot_be_written_is_refused(tmp_path):
+@pytest.mark.parametrize(
+  "code, hint",
+  [
+    ("x = (", "SyntaxError"),
+    (
+      "def get_config():\n  raise ValueError('too late')",
+      "ValueError: too late",
+    ),
+    ("def get_config():\n  return {}['total_stepz']", "total_stepz"),
+  ],
+)
+def test_a_config_file_that_fails_is_named_with_the_reason(
+  code, hint, tmp_path
+):
+  (tmp_path / "mine.py").write_text(code + "\n")
+  done = train(f"--config={tmp_path / 'mine.py'}", f"--workdir={tmp_path}/run")
+  assert_one_line(done, 2)
+  assert hint in done.stderr and f"{tmp_path / 'mine.py'}" in done.stderr
+
+
+@pytest.mark.parametrize("where", ["file/run", "/proc/run"])
+def test_a_work_directory_that_cannot_be_written_is_refused(where, tmp_path):
   (tmp_path / "file").write_text("in the way")
-  done = train(f"--workdir={tmp_path / 'file' / 'run'}")
+  done = train(f"--workdir={tmp_path / where}")
   assert_one_line(done, 2)
   assert "cannot be written" in done.stderr
   assert runs.files(tmp_path) == {"file": b"in the way"}
@@ -118,16 +144,21 @@ def test_a_changed_config_is_refused_and_nothing_is_lost(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
+  """Rounds of one step: the second moves the weights out of range."""
   done = train(
     *SMALL,
     f"--workdir={tmp_path}",
-    "--config.inner.learning_rate=1e38",
-    "--config.inner.warmup_steps=8",
+    "--config.sync.sync_interval=1",
+    "--config.checkpoint.interval_steps=1",
+    "--config.inner.learning_rate=1e30",
     "--config.inner.clip_norm=0",
   )
   errors = [x for x in done.stderr.splitlines() if x.startswith("error: ")]
   assert done.returncode == 1, done.stderr
   assert len(errors) == 1 and done.stderr.splitlines()[-1] == errors[0]
   assert "Traceback" not in done.stderr
-  assert "at step" in errors[0] and "on replica" in errors[0]
-  assert "inner.learning_rate=1e+38" in errors[0]
+  assert "at step 3 on replica 0" in errors[0]
+  assert "inner.learning_rate=1e+30" in errors[0]
+  _, record = runs.saved(tmp_path)
+  assert record["position"]["step"] == 2
+  assert [row["step"] for row in runs.rows(tmp_path, "round")] == [1, 2]

@@ -62,9 +62,12 @@ def written(workdir):
   return read_rows(path) if path.exists() else []
 
 
+def partial_saves(workdir):
+  return list((workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"))
+
+
 def is_saving(workdir):
-  partial = (workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*")
-  return has_rows(workdir, "round", 8) and any(partial)
+  return has_rows(workdir, "round", 8) and bool(partial_saves(workdir))
 
 
 MOMENTS = {
@@ -129,6 +132,7 @@ def assert_same_run(workdir, other):
   expected, expected_record = runs.saved(other)
   assert record == expected_record and record["position"]["is_finished"]
   runs.assert_same_bits(state, expected)
+  assert not partial_saves(workdir), "what the kill left was not swept"
 
 
 @pytest.mark.parametrize("method, moment", CASES)
