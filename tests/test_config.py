@@ -189,6 +189,7 @@ def test_a_sync_section_that_cannot_be_says_why(values, parts):
     ("outer", "learning_rate", -0.7),
     ("mesh", "num_replicas", 0),
     ("mesh", "layout", "grid"),
+    ("mesh", "stacked_by", "turn"),
     ("evaluation", "num_sequences", 0),
     ("evaluation", "interval_steps", -1),
     ("checkpoint", "interval_steps", 0),

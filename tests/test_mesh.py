@@ -78,6 +78,20 @@ def test_stacked_replicas_share_one_device():
   assert own.devices() == shared.devices() == {jax.devices()[0]}
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_abstract_values_have_the_shapes_and_places_of_real_ones(layout):
+  replicas = Replicas(4, layout)
+  tree, axes = ({"x": OWN}, [SHARED, np.int32(3)]), (0, None)
+  real, abstract = replicas.place(tree, axes), replicas.abstract(tree, axes)
+  assert jax.tree.structure(abstract) == jax.tree.structure(real)
+  for known, leaf in zip(
+    jax.tree.leaves(abstract), jax.tree.leaves(real), strict=True
+  ):
+    assert isinstance(known, jax.ShapeDtypeStruct)
+    assert (known.shape, known.dtype) == (leaf.shape, leaf.dtype)
+    assert known.sharding == leaf.sharding
+
+
 def test_more_replicas_than_devices_are_refused_in_a_mesh_alone():
   count = len(jax.devices()) + 1
   message = f"num_replicas={count} needs as many devices, but there are"
