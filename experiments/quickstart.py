@@ -19,7 +19,7 @@ METHODS = ("dilocox", "allreduce")
 def define_flags() -> None:
   """Defines the flags of this binary."""
   command_line.define_workdir()
-  flags.DEFINE_integer("steps", 600, "Inner steps of each run.", lower_bound=60)
+  flags.DEFINE_integer("steps", 450, "Inner steps of each run.", lower_bound=60)
 
 
 def main(values: flags.FlagValues) -> None:
