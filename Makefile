@@ -16,7 +16,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
 WANTED := $(VERSION) $(CURDIR)
 FOUND := $(shell $(RUN) -c 'import sys; print(open(sys.prefix + "/.installed").read())' 2>/dev/null)
 
-.PHONY: help install quickstart lint format test check bench pins clean FORCE
+.PHONY: help install quickstart ablation lint format test check bench pins clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -28,6 +28,9 @@ install: $(STAMP) ## Make the environment, with pinned packages on 3.11 and 3.12
 
 quickstart: install ## Train two methods on real text, then report (minutes)
 	$(RUN) -m experiments.quickstart --workdir=runs/quickstart
+
+ablation: install ## Twenty ways to send less, by loss and bytes (half an hour)
+	$(RUN) -m experiments.ablate --workdir=runs/ablation
 
 lint: install ## Style, types and import contracts; a part of `make test`
 	$(RUN) -m pytest tests/contracts/test_lint.py tests/contracts/test_layers.py
@@ -42,8 +45,9 @@ test: install ## The fast tier of tests, lint included: what CI runs
 check: install ## Every test, the slow tier too
 	$(RUN) -m pytest $(PYTEST_ARGS) -m ''
 
-bench: install ## Measure the overhead of a round; ratios as JSON
+bench: install ## Measure rounds and codecs; ratios as JSON
 	$(RUN) -m experiments.bench round --workdir=runs/bench
+	$(RUN) -m experiments.bench codecs --workdir=runs/bench --repeats=21
 
 pins: ## Renew the constraint file of this Python version
 	@$(check-python)

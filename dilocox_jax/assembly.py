@@ -17,6 +17,8 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.data import sources
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.streams import ReplicaStreams, validation_batches
+from dilocox_jax.exchange.compressed import Compression
+from dilocox_jax.exchange.feedback import Feedback, compressed_mean
 from dilocox_jax.exchange.mean import mean_over_replicas
 from dilocox_jax.inner.optimizer import inner_optimizer, learning_rate_schedule
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
@@ -27,10 +29,18 @@ from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.programs import RoundPrograms, StepPrograms
 from dilocox_jax.outer.transforms import OuterTransform
+from dilocox_jax.plan.adaptive import (
+  Choice,
+  Policy,
+  low_rank_of,
+  with_ranks,
+)
+from dilocox_jax.plan.methods import Method, with_interval
+from dilocox_jax.plan.payload import Dense, Payload
 from dilocox_jax.plan.segments import RunPlan
 from dilocox_jax.plan.shapes import parameter_shapes
 from dilocox_jax.plan.traffic import Traffic
-from dilocox_jax.pytypes import Scalar, Tree
+from dilocox_jax.pytypes import Aggregator, Scalar, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +78,40 @@ class Programs:
     return jax.jit(mean_loss)
 
 
-def run_plan(config: RunConfig) -> RunPlan:
+# Room that ranks by leaf have in states: this times the first rank.
+ROOM_BY_LEAF = 2
+
+
+def policy(config: RunConfig) -> Policy:
+  """How rank and H are chosen on the way; the first choice is the config's."""
+  found = low_rank_of(config.codec.payload)
+  interval = config.sync.named.schedule.sync_interval
+  return Policy(
+    Choice(found.rank if found else 0, interval),
+    config.adaptive.window_rounds,
+    config.adaptive.mode == "rank_and_interval",
+  )
+
+
+def payload(config: RunConfig, choice: Choice | None = None) -> Payload:
+  """What travels, with the config's own ranks or chosen ones."""
+  own = config.codec.payload
+  return with_ranks(own, choice) if choice else own
+
+
+def method(config: RunConfig, choice: Choice | None = None) -> Method:
+  """The method, with its own H or a chosen one."""
+  named = config.sync.named
+  if choice is None or choice.sync_interval == named.schedule.sync_interval:
+    return named
+  return with_interval(named, choice.sync_interval)
+
+
+def run_plan(config: RunConfig, choice: Choice | None = None) -> RunPlan:
   """What the run does when."""
   sync = config.sync
   return RunPlan(
-    sync.named,
+    method(config, choice),
     config.total_steps,
     sync.warm_start,
     sync.warm_start_steps,
@@ -80,16 +119,49 @@ def run_plan(config: RunConfig) -> RunPlan:
   )
 
 
-def traffic(config: RunConfig) -> Traffic:
+def traffic(config: RunConfig, choice: Choice | None = None) -> Traffic:
   """What the run puts on the wire."""
-  shapes = parameter_shapes(config.model.shape)
   return Traffic(
-    config.sync.named, config.fragments, shapes, config.mesh.num_replicas
+    method(config, choice),
+    config.fragments,
+    parameter_shapes(config.model.shape),
+    config.mesh.num_replicas,
+    payload(config, choice),
+    config.exchange.collective,
   )
 
 
-def programs(config: RunConfig) -> Programs:
-  """Builds model, optimizers and the programs of all phases."""
+def aggregator(config: RunConfig, choice: Choice | None = None) -> Aggregator:
+  """The exchange of the method; without a codec, a plain mean."""
+  exchange, sent = config.exchange, payload(config, choice)
+  is_plain = sent == Dense() and exchange.collective == "auto"
+  if is_plain and not exchange.error_feedback:
+    return mean_over_replicas()
+  feedback = Feedback(
+    exchange.feedback_decay, exchange.feedback_against, exchange.feedback_dtype
+  )
+  return compressed_mean(
+    Compression(sent, exchange.collective, config.seed, _max_rank(config)),
+    feedback if exchange.error_feedback else None,
+  )
+
+
+def _max_rank(config: RunConfig) -> int:
+  """Rank that states have room for; 0 where no rank ever changes."""
+  if config.adaptive.mode == "off":
+    return 0
+  return policy(config).first.rank * (
+    ROOM_BY_LEAF if config.adaptive.by_leaf else 1
+  )
+
+
+def programs(config: RunConfig, choice: Choice | None = None) -> Programs:
+  """Builds model, optimizers and the programs of all phases.
+
+  Args:
+    config: The run.
+    choice: Rank and H of the rounds; None: the config's own.
+  """
   sizes, inner, outer = config.model, config.inner, config.outer
   model = transformer.build(
     sizes.shape, dtype=jnp.dtype(sizes.compute_dtype), unroll=sizes.scan_unroll
@@ -117,11 +189,12 @@ def programs(config: RunConfig) -> Programs:
     weight_decay=inner.weight_decay,
     momentum=inner.momentum,
   )
-  aggregator = mean_over_replicas()
+  sends_gradients = config.sync.named.exchanged == "gradient"
+  exchange, plain = aggregator(config, choice), mean_over_replicas()
   replicas = Replicas(config.mesh.num_replicas, config.mesh.layout)
   alone = dataclasses.replace(replicas, num_replicas=1)
   transform = OuterTransform(
-    config.sync.named,
+    method(config, choice),
     Partition(config.fragments),
     named_optimizer(
       outer.optimizer,
@@ -129,13 +202,15 @@ def programs(config: RunConfig) -> Programs:
       momentum=outer.momentum or None,
       nesterov=outer.nesterov and bool(outer.momentum),
     ),
-    aggregator,
+    exchange,
   )
   return Programs(
     model=model,
     schedule=schedule,
-    steps=StepPrograms(gradient, optimizer, aggregator, replicas),
-    single=StepPrograms(gradient, optimizer, aggregator, alone),
+    steps=StepPrograms(
+      gradient, optimizer, exchange if sends_gradients else plain, replicas
+    ),
+    single=StepPrograms(gradient, optimizer, plain, alone),
     rounds=RoundPrograms(transform, inner_step(gradient, optimizer), replicas),
   )
 

@@ -10,209 +10,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from dilocox_jax.mapping import build
-from dilocox_jax.models.presets import PRESETS
-from dilocox_jax.plan.choices import LAYOUTS, SCHEDULES
+from dilocox_jax.plan.adaptive import low_rank_of
+from dilocox_jax.plan.collectives import check_collective
 from dilocox_jax.plan.fragments import Fragments
-from dilocox_jax.plan.methods import Method, named_method
-from dilocox_jax.plan.shapes import ModelShape
+from dilocox_jax.plan.methods import with_interval
+from dilocox_jax.sections import (
+  AdaptiveConfig,
+  CheckpointConfig,
+  CodecConfig,
+  DataConfig,
+  EvaluationConfig,
+  ExchangeConfig,
+  InnerConfig,
+  MeshConfig,
+  ModelConfig,
+  OuterConfig,
+  SyncConfig,
+  require,
+)
 
-WARM_STARTS = ("none", "data_parallel", "single")
 # Fields that may differ when a run goes on: they do not change its meaning.
 FREE_ON_RESUME = ("evaluation", "checkpoint.interval_steps", "checkpoint.keep")
-
-
-def _require(condition: bool, message: str) -> None:
-  if not condition:
-    raise ValueError(message)
-
-
-def _positive(section: str, **values: int | float) -> None:
-  for name, value in values.items():
-    _require(value > 0, f"{section}.{name}={value} must be positive")
-
-
-def _one_of(name: str, value: str, choices) -> None:
-  if value not in choices:
-    raise ValueError(f"{name}={value!r} must be one of {', '.join(choices)}")
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-  """Where tokens come from."""
-
-  source: str = "stdlib"  # Python's own library; or text_files, synthetic.
-  glob: str = ""  # Files of text_files, e.g. "notes/**/*.txt".
-  validation_fraction: float = 0.05  # Share of files kept for validation.
-  batch_size: int = 8  # Sequences a replica and inner step.
-  sequence_length: int = 128  # Tokens predicted a sequence.
-
-  def __post_init__(self):
-    _positive(
-      "data", batch_size=self.batch_size, sequence_length=self.sequence_length
-    )
-    _require(
-      0 < self.validation_fraction < 1,
-      f"data.validation_fraction={self.validation_fraction} must lie "
-      "between 0 and 1",
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
-  """Which model; unset sizes are the preset's."""
-
-  preset: str = "tiny"
-  num_layers: int | None = None
-  model_dim: int | None = None
-  num_heads: int | None = None
-  ff_dim: int | None = None
-  activation: str | None = None  # swiglu or gelu.
-  qk_norm: bool | None = None
-  compute_dtype: str = "float32"  # float32 or bfloat16; parameters are fp32.
-  scan_unroll: int = 0  # Blocks a scan step; 0 = all: fast on CPU.
-  z_loss: float = 0.0  # Weight of log(sum(exp(logits)))^2 in training.
-
-  def __post_init__(self):
-    _one_of("model.preset", self.preset, PRESETS)
-    _one_of("model.compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
-    _require(
-      self.scan_unroll >= 0,
-      f"model.scan_unroll={self.scan_unroll} must be 0 (all) or more",
-    )
-
-  @property
-  def shape(self) -> ModelShape:
-    """The preset with the set sizes replaced."""
-    preset = PRESETS[self.preset]
-    names = {field.name for field in dataclasses.fields(preset)}
-    given = {
-      k: v
-      for k, v in dataclasses.asdict(self).items()
-      if k in names and v is not None
-    }
-    return dataclasses.replace(preset, **given)
-
-
-@dataclasses.dataclass(frozen=True)
-class InnerConfig:
-  """The local optimizer step."""
-
-  optimizer: str = "adamw"  # Any optimizer of optax by name.
-  learning_rate: float = 2e-3
-  schedule: str = "cosine"  # constant, cosine or wsd.
-  warmup_steps: int = 50
-  final_fraction: float = 0.05  # Last learning rate over the highest.
-  clip_norm: float = 1.0  # 0 turns clipping off.
-  accumulate_steps: int = 1  # Micro-batches an inner step.
-  b1: float = 0.9
-  b2: float = 0.95
-  weight_decay: float = 0.1
-  momentum: float = 0.0  # Read by sgd and its like.
-
-  def __post_init__(self):
-    _one_of("inner.schedule", self.schedule, SCHEDULES)
-    _positive(
-      "inner",
-      learning_rate=self.learning_rate,
-      accumulate_steps=self.accumulate_steps,
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class SyncConfig:
-  """When and how replicas meet; what is unset is the method's own."""
-
-  method: str = "diloco"
-  sync_interval: int | None = None  # H, inner steps.
-  num_fragments: int | None = None  # P.
-  overlap_steps: int | None = None  # tau, inner steps.
-  rule: str | None = None  # reset, continue, mix or eager.
-  mixing_alpha: float | None = None  # Weight of the local value.
-  fragment_order: str | None = None  # strided or sequential.
-  warm_start: str = "none"  # data_parallel, or single (one replica, copied).
-  warm_start_steps: int = 0
-  steps_per_dispatch: int = 50  # Steps a program where there are no rounds.
-
-  def __post_init__(self):
-    _one_of("sync.warm_start", self.warm_start, WARM_STARTS)
-    _positive("sync", steps_per_dispatch=self.steps_per_dispatch)
-    is_warm = self.warm_start != "none"
-    _require(
-      is_warm == (self.warm_start_steps > 0),
-      f"sync.warm_start={self.warm_start!r} does not go with "
-      f"sync.warm_start_steps={self.warm_start_steps}: set both or neither",
-    )
-    is_gradient = self.named.exchanged == "gradient"
-    _require(
-      not (is_warm and is_gradient),
-      f"sync.method={self.method!r} already averages every step: "
-      "leave sync.warm_start at 'none'",
-    )
-
-  @property
-  def named(self) -> Method:
-    """The method with its settings."""
-    given = dataclasses.asdict(self)
-    for name in ("warm_start", "warm_start_steps", "steps_per_dispatch"):
-      given.pop(name)
-    try:
-      return named_method(given.pop("method"), **given)
-    except ValueError as error:
-      raise ValueError(f"sync.{error}") from error
-
-
-@dataclasses.dataclass(frozen=True)
-class OuterConfig:
-  """The optimizer of the outer parameters."""
-
-  optimizer: str = "sgd"  # Any optimizer of optax by name.
-  learning_rate: float = 0.7
-  momentum: float = 0.6  # The papers have 0.9; see docs/log.md.
-  nesterov: bool = True
-
-  def __post_init__(self):
-    _positive("outer", learning_rate=self.learning_rate)
-
-
-@dataclasses.dataclass(frozen=True)
-class MeshConfig:
-  """Replicas and where they live."""
-
-  num_replicas: int = 2
-  layout: str = "stacked"  # stacked (one device) or mesh (one each).
-  stacked_by: str = "map"  # map (in turn: CPU) or vmap (at once: GPU).
-
-  def __post_init__(self):
-    _positive("mesh", num_replicas=self.num_replicas)
-    _one_of("mesh.layout", self.layout, LAYOUTS)
-    _one_of("mesh.stacked_by", self.stacked_by, ("map", "vmap"))
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationConfig:
-  """Validation during and after the run."""
-
-  interval_steps: int = 150  # 0 evaluates at the end only.
-  num_sequences: int = 128
-
-  def __post_init__(self):
-    _positive("evaluation", num_sequences=self.num_sequences)
-    _require(
-      self.interval_steps >= 0,
-      f"evaluation.interval_steps={self.interval_steps} must not be negative",
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointConfig:
-  """What survives."""
-
-  interval_steps: int = 150  # Inner steps between saves, at ends of rounds.
-  keep: int = 2  # How many to keep.
-  init_from: str = ""  # Run directory whose outer state a new run starts from.
-
-  def __post_init__(self):
-    _positive("checkpoint", interval_steps=self.interval_steps, keep=self.keep)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,23 +43,26 @@ class RunConfig:
   model: ModelConfig = ModelConfig()
   inner: InnerConfig = InnerConfig()
   sync: SyncConfig = SyncConfig()
+  codec: CodecConfig = CodecConfig()
+  exchange: ExchangeConfig = ExchangeConfig()
+  adaptive: AdaptiveConfig = AdaptiveConfig()
   outer: OuterConfig = OuterConfig()
   mesh: MeshConfig = MeshConfig()
   evaluation: EvaluationConfig = EvaluationConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
 
   def __post_init__(self):
-    _require(
+    require(
       self.total_steps > self.sync.warm_start_steps,
       f"total_steps={self.total_steps} must exceed "
       f"sync.warm_start_steps={self.sync.warm_start_steps}",
     )
-    _require(
+    require(
       0 <= self.inner.warmup_steps < self.total_steps,
       f"inner.warmup_steps={self.inner.warmup_steps} must be less than "
       f"total_steps={self.total_steps}",
     )
-    _require(
+    require(
       self.data.batch_size % self.inner.accumulate_steps == 0,
       f"data.batch_size={self.data.batch_size} must be divisible by "
       f"inner.accumulate_steps={self.inner.accumulate_steps}",
@@ -250,6 +71,29 @@ class RunConfig:
       _ = self.model.shape, self.fragments
     except ValueError as error:
       raise ValueError(f"model/sync: {error}") from error
+    try:
+      check_collective(self.codec.payload, self.exchange.collective)
+    except ValueError as error:
+      raise ValueError(f"exchange.{error}") from error
+    self._check_adaptive()
+
+  def _check_adaptive(self) -> None:
+    mode = self.adaptive.mode
+    if mode == "off":
+      return
+    found = low_rank_of(self.codec.payload)
+    require(
+      found is not None and found.is_projection,
+      f"adaptive.mode={mode!r} needs a rank to adapt, but codec.name="
+      f"{self.codec.name!r} has no shared low-rank part: take 'low_rank+int'",
+    )
+    if mode == "rank_and_interval":
+      try:
+        with_interval(self.sync.named, 1)
+      except ValueError as error:
+        raise ValueError(
+          f"adaptive.mode={mode!r} with sync.{error}: take mode 'rank'"
+        ) from error
 
   @property
   def fragments(self) -> Fragments:

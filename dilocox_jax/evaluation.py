@@ -13,6 +13,7 @@ from dilocox_jax.assembly import Programs
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.programs import mean_of
+from dilocox_jax.plan.ranks import measured_rank, spectra_of
 from dilocox_jax.plan.segments import Segment
 from dilocox_jax.pytypes import Boolean, Tree
 from dilocox_jax.states import State
@@ -77,28 +78,41 @@ def first_not_finite(*values: ArrayLike) -> tuple[int, int] | None:
 
 
 def drift_rows(
-  segment: Segment, drifts: Sequence[Drift], local_start: int
+  segment: Segment, drifts: Sequence[Drift], energy_share: float
 ) -> list[dict[str, Any]]:
   """Drifts by event, in the order of the segment's arrivals.
 
   Args:
     segment: What was run.
     drifts: For every piece with an arrival its values, [num_windows] each.
-    local_start: Inner step of the run at which the schedule began.
+    energy_share: Of an update's energy, by which its rank is counted.
   """
   arrivals = [w.applied for w in segment.windows if w.applied]
-  if not arrivals:
-    return []
-  columns = [np.concatenate(column) for column in zip(*drifts, strict=True)]
+  seen = [
+    jax.tree.map(lambda leaf, n=window: leaf[n], drift)
+    for drift in drifts
+    for window in range(len(drift.cosine))
+  ]
   return [
     {
       "fragment": event.fragment,
-      "step": event.send_step + local_start,
-      "cosine": cosine if math.isfinite(cosine) else None,
-      "disagreement": disagreement,
-      "pseudo_gradient_norm": norm,
+      "step": event.send_step + segment.schedule_start,
+      "cosine": drift.cosine if math.isfinite(drift.cosine) else None,
+      "disagreement": drift.disagreement,
+      "pseudo_gradient_norm": drift.pseudo_gradient_norm,
+      **_ranks(drift.observed, energy_share),
     }
-    for event, cosine, disagreement, norm in zip(
-      arrivals, *columns, strict=True
-    )
+    for event, drift in zip(arrivals, seen, strict=True)
   ]
+
+
+def _ranks(grams: dict[str, Any], energy_share: float) -> dict[str, float]:
+  """What factors say of the update, if it was sent as low-rank factors."""
+  spectra = spectra_of(grams)
+  if not spectra:
+    return {}
+  return {
+    "rank": float(np.mean([each.shape[1] for each in spectra.values()])),
+    "energy_rank": measured_rank(spectra, "energy", energy_share),
+    "stable_rank": measured_rank(spectra, "stable", energy_share),
+  }

@@ -54,7 +54,7 @@ class Logbook:
     recorder: metrics.Recorder,
     progress: Progress,
     schedule: optax.Schedule,
-    local_start: int,
+    energy_share: float,
   ):
     """Starts the clock.
 
@@ -62,10 +62,10 @@ class Logbook:
       recorder: Where rows go.
       progress: The bar.
       schedule: Learning rate by inner step.
-      local_start: Inner step from which rounds are counted.
+      energy_share: Of an update's energy, by which its rank is recorded.
     """
     self._recorder, self._progress = recorder, progress
-    self._schedule, self._local_start = schedule, local_start
+    self._schedule, self._energy_share = schedule, energy_share
     self._accounted = time.perf_counter()
     self._tokens, self._training_s = 0, 0.0
 
@@ -78,8 +78,11 @@ class Logbook:
     before, self._accounted = self._accounted, time.perf_counter()
     return self._accounted - before
 
-  def read(self, done: Dispatched) -> None:
+  def read(self, done: Dispatched) -> Sequence[Drift]:
     """Waits for a segment, checks it and records it.
+
+    Returns:
+      Its drifts, on the host.
 
     Raises:
       NotFiniteError: Nothing of the segment is recorded then.
@@ -97,7 +100,7 @@ class Logbook:
       learning_rate=float(np.asarray(self._schedule(position.step - 1))),
       sent_bytes=done.sent_bytes,
       total_sent_bytes=position.total_sent_bytes,
-      drift=evaluation.drift_rows(done.segment, drifts, self._local_start),
+      drift=evaluation.drift_rows(done.segment, drifts, self._energy_share),
     )
     wall_s = self._lap()
     self._recorder.record_timing(
@@ -112,6 +115,7 @@ class Logbook:
     self._progress.update(
       position.step, float(loss), speed, position.total_sent_bytes
     )
+    return drifts
 
 
 def _check_finite(seen: StepMetrics, segment: Segment) -> None:

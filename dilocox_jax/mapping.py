@@ -88,7 +88,7 @@ def changed_fields(
   Returns:
     Lines "section.field: old -> new".
   """
-  before, after = _flat(old), _flat(new)
+  before, after = flat(old), flat(new)
   return [
     f"{path}: {before.get(path)!r} -> {after.get(path)!r}"
     for path in sorted(before.keys() | after.keys())
@@ -97,11 +97,17 @@ def changed_fields(
   ]
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  flat: dict[str, Any] = {}
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  """Values of a nested mapping by their dotted names, in order.
+
+  Args:
+    values: A nested mapping; names that are dotted already stay as they are.
+    prefix: What every name starts with.
+  """
+  found: dict[str, Any] = {}
   for name, value in values.items():
     if isinstance(value, Mapping):
-      flat |= _flat(value, f"{prefix}{name}.")
+      found |= flat(value, f"{prefix}{name}.")
     else:
-      flat[prefix + name] = value
-  return flat
+      found[prefix + name] = value
+  return found

@@ -5,28 +5,31 @@ not have are left out rather than listed case by case.
 """
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
+import optax.contrib
 
 
 def named_optimizer(
   name: str,
   learning_rate: float | optax.Schedule,
-  **options: float | bool | None,
+  **options: float | bool | Callable | None,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds an optimizer of optax.
 
   Args:
-    name: A function of optax with a `learning_rate`, such as "adamw", "sgd".
+    name: A function of optax or optax.contrib with a `learning_rate`, such as
+      "adamw", "sgd", "muon".
     learning_rate: A number or a schedule.
     **options: Keyword arguments; those the optimizer lacks are ignored.
 
   Raises:
     ValueError: If optax has no such optimizer.
   """
-  build: Any = getattr(optax, name, None)
+  build: Any = getattr(optax, name, getattr(optax.contrib, name, None))
   takes = inspect.signature(build).parameters if callable(build) else {}
   if build is None or "learning_rate" not in takes:
     raise ValueError(

@@ -23,9 +23,19 @@ class Aggregator(NamedTuple):
 
   Attributes:
     init: From one fragment's parameters to the aggregator's state.
-    update: From one replica's values and the state to the replicas' mean,
-      the same on all, and the new state.
+    average: From one replica's values and the state to the replicas' mean,
+      the same on all, what of the values went into it, and the new state.
+    axes: Tree prefix of the state: 0 where it is a replica's own, None where
+      it is the same on all.
+    observe: From the state to arrays worth recording, by name.
   """
 
   init: Callable[[Tree], Tree]
-  update: Callable[[Tree, Tree], tuple[Tree, Tree]]
+  average: Callable[[Tree, Tree], tuple[Tree, Tree, Tree]]
+  axes: Any = 0
+  observe: Callable[[Tree], dict[str, Array]] = lambda state: {}
+
+  def update(self, values: Tree, state: Tree) -> tuple[Tree, Tree]:
+    """The mean and the new state alone."""
+    mean, _, state = self.average(values, state)
+    return mean, state

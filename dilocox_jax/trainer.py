@@ -19,6 +19,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.logbook import Dispatched, Logbook, NotFiniteError
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round import RoundState
+from dilocox_jax.pilot import Pilot
 from dilocox_jax.plan.pieces import pieces
 from dilocox_jax.plan.segments import Segment
 from dilocox_jax.plan.shapes import parameter_count
@@ -47,10 +48,10 @@ class Trainer:
     """
     self.config, self.workdir, self.command = config, workdir, command
     self.plan = assembly.run_plan(config)
-    self.traffic = assembly.traffic(config)
     self.corpus = assembly.corpus(config)
     self.streams = assembly.streams(config, self.corpus)
     self.programs = assembly.programs(config)
+    self.pilot = Pilot(config, self.programs)
     self.validation = jax.device_put(assembly.held_out(config, self.corpus))
     self.position = Position()
     self._compiled = set()
@@ -88,6 +89,7 @@ class Trainer:
       state, record = resumed
       self.position = Position(**record["position"])
       self.streams.set_state(record["streams"])
+      self.pilot.set_state(record["pilot"])
     else:
       phase = self.plan.phase(0)
       state = starting.first_state(self.config, self.programs, phase)
@@ -101,7 +103,7 @@ class Trainer:
     ):
       self._recorder = recorder
       self._logbook = Logbook(
-        recorder, progress, self.programs.schedule, self.plan.local_start
+        recorder, progress, self.programs.schedule, self.config.adaptive.energy
       )
       self._walk(state)
 
@@ -120,29 +122,31 @@ class Trainer:
 
   def _walk(self, state: State) -> None:
     waiting: Dispatched | None = None
-    for segment in self.plan.segments(self.position.step):
+    while self.position.step < self.plan.total_steps:
+      segment = self.pilot.plan.segment(self.position.step)
       is_new = self._is_new(segment)
-      if is_new and waiting:  # So that compiling is booked on its own.
-        self._logbook.read(waiting)
-        waiting = None
+      if is_new:  # So that compiling is booked on its own.
+        waiting = self._read(waiting)
       state, dispatched = self._dispatch(state, segment)
       if is_new:
         self._logbook.book("compile", segment.start)
-      if waiting:
-        self._logbook.read(waiting)
+      self._read(waiting)
       waiting = dispatched
       if self._needs_pause(segment):
-        self._logbook.read(waiting)
-        waiting = None
+        waiting = self._read(waiting)
         state = self._pause(state, segment)
-    if waiting:
-      self._logbook.read(waiting)
+    self._read(waiting)
     self._finish(state)
+
+  def _read(self, waiting: Dispatched | None) -> None:
+    """Waits for a segment; the pilot hears what was measured in it."""
+    if waiting:
+      self.pilot.note(self._logbook.read(waiting))
 
   def _is_new(self, segment: Segment) -> bool:
     """Whether no segment of this program has run yet."""
     shapes, _ = pieces(self.plan.method.schedule, segment.windows)
-    program = (segment.phase, segment.num_steps, shapes)
+    program = (segment.phase, segment.num_steps, shapes, self.pilot.choice)
     is_new = program not in self._compiled
     self._compiled.add(program)
     return is_new
@@ -156,13 +160,13 @@ class Trainer:
     drifts = []
     with jax.transfer_guard("disallow"):
       if isinstance(state, RoundState):
-        state, seen, drifts = self.programs.rounds.round(
+        state, seen, drifts = self.pilot.rounds.round(
           state, batches, segment.windows
         )
       else:
         programs = self.programs.steps_of(segment.phase)
         state, seen = programs.steps(state, batches)
-    sent_bytes = self.traffic.segment_bytes(segment)
+    sent_bytes = self.pilot.traffic.segment_bytes(segment)
     if is_alone and segment.ends_phase:
       copied_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
       sent_bytes += broadcast_bytes(copied_bytes, self.config.mesh.num_replicas)
@@ -184,15 +188,18 @@ class Trainer:
       return False
     return (
       segment.ends_phase
+      or self.pilot.is_adaptive
       or segment.crosses(self.config.evaluation.interval_steps)
       or segment.crosses(self.config.checkpoint.interval_steps)
     )
 
   def _pause(self, state: State, segment: Segment) -> State:
-    """Hands a warm start over, evaluates, saves, as the segment asks."""
+    """Hands over a warm start, steers, evaluates, saves, as is due."""
     if segment.ends_phase:
       assert isinstance(state, SharedState), "only a warm start ends"
       state = self._begin_rounds(state)
+    if self.pilot.is_window_full():
+      self.pilot.turn(segment)
     if segment.crosses(self.config.evaluation.interval_steps):
       self._recorder.record_evaluation(**self._losses(state), **self._totals())
     if segment.crosses(self.config.checkpoint.interval_steps):
@@ -202,8 +209,8 @@ class Trainer:
   def _begin_rounds(self, state: SharedState) -> RoundState:
     """Every replica starts from the warm start's parameters and state."""
     rounds = self.programs.rounds
-    state = rounds.replicas.place(state, None)
-    return rounds.init(state.params, state.optimizer)
+    shared = (state.params, state.optimizer)
+    return rounds.init(*rounds.replicas.place(shared, None))
 
   def _losses(self, state: State) -> dict[str, float]:
     losses = evaluation.losses(self.programs, state, self.validation)
@@ -230,6 +237,7 @@ class Trainer:
       "position": dataclasses.asdict(self.position),
       "phase": phase,
       "streams": self.streams.get_state(),
+      "pilot": self.pilot.get_state(),
       "config": self.config.to_mapping(),
       "corpus_digest": self.corpus.digest,
     }
@@ -241,9 +249,9 @@ class Trainer:
     phase = "data_parallel"
     if isinstance(state, RoundState):
       phase = "local"
-      step = self.plan.total_steps - self.plan.local_start
-      state = self.programs.rounds.flush(state, step)
-      self.position.total_sent_bytes += self.traffic.flush_bytes(step)
+      step = self.pilot.plan.schedule_step(self.plan.total_steps)
+      state = self.pilot.rounds.flush(state, step)
+      self.position.total_sent_bytes += self.pilot.traffic.flush_bytes(step)
     self._recorder.record_final(
       num_steps=self.plan.total_steps, **self._losses(state), **self._totals()
     )

@@ -1,38 +1,43 @@
-"""Measures what the outer side costs, as ratios within one process.
+"""Measures what the outer side and the codecs cost, as ratios.
 
   python -m experiments.bench round --workdir=runs/bench
+  python -m experiments.bench codecs --workdir=runs/bench --repeats=21
 
 Programs that are compared run in turn, many times over, and medians of the
 paired ratios are reported, since one machine's speed drifts. Results go to
-WORKDIR/bench_round.json and to the terminal.
+WORKDIR/bench_NAME.json and to the terminal.
 """
 
+import importlib
 import sys
 
 from absl import flags
 
 from experiments import command_line
 
-BENCHES = ("round",)
+BENCHES = ("round", "codecs")
 
 
 def define_flags() -> None:
   """Defines the flags of this binary."""
   command_line.define_workdir()
+  flags.DEFINE_enum("bench", "round", BENCHES, "What is measured.")
   flags.DEFINE_integer(
     "repeats", 9, "Paired measurements of every ratio.", lower_bound=3
   )
 
 
 def main(values: flags.FlagValues) -> None:
-  """Runs the bench that the first argument names."""
+  """Runs the bench that was named first."""
   workdir = command_line.writable(values.workdir)
-  from experiments import bench_round
+  from experiments import ratios, running
 
-  bench_round.run(workdir, values.repeats)
+  running.set_up_jax()
+  module = importlib.import_module(f"experiments.bench_{values.bench}")
+  ratios.run(values.bench, module.ratios(), workdir, values.repeats)
 
 
 if __name__ == "__main__":
   if len(sys.argv) > 1 and sys.argv[1] in BENCHES:
-    del sys.argv[1]
+    sys.argv[1] = f"--bench={sys.argv[1]}"
   command_line.main(main, define_flags)

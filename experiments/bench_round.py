@@ -1,45 +1,17 @@
 """The bench `round`: overhead of delay, of stacking, and of a step itself."""
 
-import dataclasses
-import json
-import pathlib
-import statistics
-import time
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 from dilocox_jax import assembly
-from dilocox_jax.config import MeshConfig, RunConfig, SyncConfig
+from dilocox_jax.config import RunConfig
 from dilocox_jax.inner.step import inner_step
-from experiments import running
+from dilocox_jax.sections import MeshConfig, SyncConfig
+from experiments.ratios import Ratio, Timed
 
 SYNC_INTERVAL = 50
 _STACKED = 4
-
-# What a ratio must not exceed (published with the project's issue list).
-BOUNDS = {
-  "delayed_round_over_inner_steps": 1.03,
-  "stacked_replicas_over_single_steps": 1.1,
-  "step_over_forward": 3.6,
-}
-
-Timed = Callable[[], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Ratio:
-  """One comparison: how often slower `measured` is than `baseline`."""
-
-  name: str
-  measured: Timed
-  baseline: Timed
-  scale: float = 1.0  # The ratio is divided by it.
 
 
 def _config(num_replicas: int) -> RunConfig:
@@ -112,62 +84,23 @@ def _forward(config: RunConfig) -> Timed:
   return lambda: jax.block_until_ready(programs.evaluate(params, batches))
 
 
-def _ratios() -> list[Ratio]:
+def ratios() -> list[Ratio]:
+  """What is compared; the bounds are those of the project's issue list."""
   two, one, many = _config(2), _config(1), _config(_STACKED)
   single = _inner_steps(one)
-  names = list(BOUNDS)
   return [
-    Ratio(names[0], _delayed_round(two), _inner_steps(two)),
-    Ratio(names[1], _inner_steps(many), single, scale=_STACKED),
-    Ratio(names[2], single, _forward(one)),
+    Ratio(
+      "delayed_round_over_inner_steps",
+      _delayed_round(two),
+      _inner_steps(two),
+      bound=1.03,
+    ),
+    Ratio(
+      "stacked_replicas_over_single_steps",
+      _inner_steps(many),
+      single,
+      bound=1.1,
+      scale=_STACKED,
+    ),
+    Ratio("step_over_forward", single, _forward(one), bound=3.6),
   ]
-
-
-def _seconds(function: Timed) -> float:
-  started = time.perf_counter()
-  function()
-  return time.perf_counter() - started
-
-
-def _measure(ratio: Ratio, repeats: int) -> dict[str, float | bool]:
-  ratio.measured()  # Compiles.
-  ratio.baseline()
-  pairs = [
-    (_seconds(ratio.measured), _seconds(ratio.baseline))
-    for _ in track(range(repeats), description=ratio.name)
-  ]
-  values = [a / b / ratio.scale for a, b in pairs]
-  median = statistics.median(values)
-  return {
-    "median": median,
-    "min": min(values),
-    "max": max(values),
-    "measured_s": statistics.median(a for a, _ in pairs),
-    "baseline_s": statistics.median(b for _, b in pairs),
-    "bound": BOUNDS[ratio.name],
-    "is_within_bound": median <= BOUNDS[ratio.name],
-  }
-
-
-def run(workdir: pathlib.Path, repeats: int) -> dict:
-  """Measures all ratios, writes bench_round.json and prints a table."""
-  running.set_up_jax()
-  results = {ratio.name: _measure(ratio, repeats) for ratio in _ratios()}
-  record = {
-    "device": jax.devices()[0].device_kind,
-    "jax": jax.__version__,
-    "repeats": repeats,
-    "label": "measured: medians of paired ratios in one process",
-    "ratios": results,
-  }
-  path = workdir / "bench_round.json"
-  path.write_text(json.dumps(record, indent=2) + "\n")
-  table = Table(title="Ratios of wall time, measured")
-  for name in ("ratio", "median", "min", "max", "bound"):
-    table.add_column(name)
-  for name, row in results.items():
-    cells = [f"{row[key]:.3f}" for key in ("median", "min", "max", "bound")]
-    table.add_row(name, *cells)
-  Console().print(table)
-  print(f"results: {path}")
-  return record

@@ -30,6 +30,7 @@ class StoppedError(Exception):
 def main(
   function: Callable[[flags.FlagValues], None],
   define_flags: Callable[[], None],
+  check_field: Callable[[str], None] | None = None,
 ) -> None:
   """Runs a binary.
 
@@ -37,12 +38,14 @@ def main(
     function: Takes the flags; raises `UsageError` on bad input and
       `StoppedError` where it must give up.
     define_flags: Defines them. Config files are loaded in there.
+    check_field: Raises ValueError for a dotted name that --config does not
+      have; by default the fields are a run's.
   """
   logging.basicConfig(format="%(message)s", level=logging.INFO)
   for loud in ("absl", "jax", "orbax"):
     logging.getLogger(loud).setLevel(logging.WARNING)
   try:
-    _parse(define_flags)
+    _parse(define_flags, check_field or _check_run_field)
     function(flags.FLAGS)
   except (UsageError, StoppedError) as error:
     print(f"error: {_one_line(error)}", file=sys.stderr)
@@ -53,7 +56,9 @@ def _one_line(error: Exception) -> str:
   return " ".join(str(error).split())
 
 
-def _parse(define_flags: Callable[[], None]) -> None:
+def _parse(
+  define_flags: Callable[[], None], check_field: Callable[[str], None]
+) -> None:
   try:
     app.define_help_flags()
     define_flags()
@@ -64,7 +69,7 @@ def _parse(define_flags: Callable[[], None]) -> None:
   except UsageError:
     raise
   except Exception as error:  # A config file is code and may raise anything.
-    _check_overrides()
+    _check_overrides(check_field)
     raise UsageError(_reason(error)) from None
   if arguments[1:]:
     raise UsageError(f"unexpected argument {arguments[1]!r}: flags start --")
@@ -97,24 +102,29 @@ def _check_config_file() -> None:
     )
 
 
-def _check_overrides() -> None:
-  """Names the config field on the command line that does not exist."""
+def _check_run_field(path: str) -> None:
   from dilocox_jax.config import RunConfig
   from dilocox_jax.mapping import check_path
 
+  check_path(RunConfig, path)
+
+
+def _check_overrides(check_field: Callable[[str], None]) -> None:
+  """Names the config field on the command line that does not exist."""
   for argument in sys.argv[1:]:
     match = re.match(r"--?(?:no)?config\.([\w.]+)", argument)
     try:
-      check_path(RunConfig, match[1] if match else "seed")
+      if match:
+        check_field(match[1])
     except ValueError as error:
       raise UsageError(error) from None
 
 
-def define_config() -> None:
+def define_config(default: pathlib.Path = _DEFAULT_CONFIG) -> None:
   """Defines --config and --config.section.field."""
   config_flags.DEFINE_config_file(
     "config",
-    str(_DEFAULT_CONFIG),
+    str(default),
     "Python file with get_config(); set a field with --config.section.field=.",
   )
 

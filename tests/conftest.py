@@ -41,3 +41,14 @@ def x64():
   """Enables float64 for one test; oracles agree to 1e-12 only there."""
   with jax.enable_x64(True):
     yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs_are_let_go():
+  """Frees a module's compiled programs when it is done.
+
+  Every program maps memory of its own, and the system grants a process some
+  65,000 maps; a thousand tests in one process come near, and XLA then aborts.
+  """
+  yield
+  jax.clear_caches()

@@ -2,11 +2,8 @@ import dataclasses
 
 import pytest
 
-from dilocox_jax import config
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping
 from dilocox_jax.mapping import changed_fields, check_path
-from dilocox_jax.models.presets import nano, tiny
-from dilocox_jax.plan import methods
 from dilocox_jax.plan.fragments import Fragments
 
 EVERYTHING = {
@@ -24,6 +21,14 @@ EVERYTHING = {
     "fragment_order": "sequential",
     "warm_start": "single",
     "warm_start_steps": 10,
+  },
+  "codec": {"name": "low_rank+int", "rank": 2, "bits": 8},
+  "exchange": {
+    "collective": "reduce_scatter",
+    "error_feedback": True,
+    "feedback_decay": 0.5,
+    "feedback_against": "mean",
+    "feedback_dtype": "int8",
   },
   "outer": {"learning_rate": 1.0, "nesterov": False},
   "mesh": {"num_replicas": 4, "layout": "mesh"},
@@ -55,24 +60,10 @@ def test_a_config_comes_back_from_its_own_mapping():
       assert getattr(built, name) == section
 
 
-def test_the_method_is_built_from_the_settings():
-  assert from_mapping(EVERYTHING).sync.named == methods.streaming_diloco(
-    12, 4, 5, 0.25, "sequential"
-  )
-  assert RunConfig().sync.named == methods.diloco()
-
-
 def test_derived_values_follow_from_the_fields():
   built = from_mapping(EVERYTHING)
   assert built.fragments == Fragments(4, 5, "sequential")
   assert built.tokens_per_replica_step == 6 * built.data.sequence_length
-
-
-def test_the_model_is_the_preset_with_what_is_set():
-  assert RunConfig().model.shape == tiny
-  assert from_mapping(EVERYTHING).model.shape == dataclasses.replace(
-    nano, num_layers=5, qk_norm=True
-  )
 
 
 def test_fields_that_are_free_on_resume_exist():
@@ -129,6 +120,27 @@ def test_a_misspelt_field_is_answered_with_the_nearest():
     ),
     ({"model": {"num_layers": 0}}, ["model", "num_layers=0"]),
     (
+      {"codec": {"name": "e3m0"}, "exchange": {"collective": "all_reduce"}},
+      ["exchange.collective='all_reduce'", "add up codes", "all_gather"],
+    ),
+    (
+      {
+        "codec": {"name": "top_k+int"},
+        "exchange": {"collective": "reduce_scatter"},
+      },
+      ["exchange.collective='reduce_scatter'", "selects", "all_gather"],
+    ),
+    # What a projection carries is encoded, so that is what must fit.
+    (
+      {
+        "codec": {"name": "low_rank+int"},
+        "exchange": {"collective": "all_reduce"},
+      },
+      ["exchange.collective='all_reduce'", "add up codes"],
+    ),
+    ({"codec": {"name": "int", "rank": 3}}, ["codec.rank=3", "'int'"]),
+    ({"exchange": {"feedback_decay": 2}}, ["exchange.feedback_decay=2"]),
+    (
       {"model": {"activation": "relu"}},
       ["model", "activation='relu'", "swiglu", "gelu"],
     ),
@@ -141,71 +153,19 @@ def test_values_that_clash_are_named_in_one_line(values, parts):
 
 
 @pytest.mark.parametrize(
-  ("values", "parts"),
+  ("name", "collective"),
   [
-    ({"method": "dilco"}, ["sync.method='dilco'", "diloco"]),
-    ({"sync_interval": 0}, ["sync.sync_interval=0", "at least 1"]),
-    (
-      {"method": "streaming_diloco", "overlap_steps": 30},
-      ["sync.overlap_steps=30", "sync_interval=30"],
-    ),
-    (
-      {"method": "diloco", "overlap_steps": 3},
-      ["sync.overlap_steps=3", "'diloco'"],
-    ),
-    ({"warm_start": "single"}, ["warm_start='single'", "warm_start_steps=0"]),
-    ({"warm_start_steps": 5}, ["warm_start='none'", "warm_start_steps=5"]),
-    ({"warm_start": "both"}, ["sync.warm_start='both'", "data_parallel"]),
-    (
-      {
-        "method": "allreduce",
-        "warm_start": "data_parallel",
-        "warm_start_steps": 5,
-      },
-      ["sync.method='allreduce'", "sync.warm_start"],
-    ),
-    ({"steps_per_dispatch": 0}, ["sync.steps_per_dispatch=0"]),
+    ("float16", "all_reduce"),
+    ("low_rank", "all_reduce"),
+    ("low_rank+int", "reduce_scatter"),
+    ("random_mask+e3m0", "reduce_scatter"),
+    ("top_k+int", "all_gather"),
   ],
 )
-def test_a_sync_section_that_cannot_be_says_why(values, parts):
-  message = refusal({"sync": values})
-  for part in parts:
-    assert part in message
-
-
-@pytest.mark.parametrize(
-  ("section", "name", "value"),
-  [
-    ("data", "batch_size", 0),
-    ("data", "sequence_length", -4),
-    ("data", "validation_fraction", 0.0),
-    ("data", "validation_fraction", 1.0),
-    ("model", "preset", "huge"),
-    ("model", "compute_dtype", "float16"),
-    ("model", "scan_unroll", -1),
-    ("inner", "schedule", "linear"),
-    ("inner", "learning_rate", 0.0),
-    ("inner", "accumulate_steps", 0),
-    ("outer", "learning_rate", -0.7),
-    ("mesh", "num_replicas", 0),
-    ("mesh", "layout", "grid"),
-    ("mesh", "stacked_by", "turn"),
-    ("evaluation", "num_sequences", 0),
-    ("evaluation", "interval_steps", -1),
-    ("checkpoint", "interval_steps", 0),
-    ("checkpoint", "keep", 0),
-  ],
-)
-def test_a_field_out_of_range_is_named_with_its_value(section, name, value):
-  assert f"{section}.{name}={value!r}" in refusal({section: {name: value}})
-
-
-def test_every_section_is_a_value_that_cannot_be_changed():
-  for field in dataclasses.fields(RunConfig):
-    section = getattr(RunConfig(), field.name)
-    if not dataclasses.is_dataclass(section):
-      continue
-    assert type(section).__module__ == config.__name__
-    first = dataclasses.fields(section)[0].name
-    with pytest.raises(dataclasses.FrozenInstanceError):
-      setattr(section, first, None)
+def test_a_payload_may_travel_by_any_collective_that_can_carry_it(
+  name, collective
+):
+  built = from_mapping(
+    {"codec": {"name": name}, "exchange": {"collective": collective}}
+  )
+  assert built.exchange.collective == collective

@@ -129,18 +129,29 @@ def test_drifts_find_their_events():
   windows = tuple(schedule.round_windows(1))
   arrivals = [window.applied for window in windows if window.applied]
   assert len(arrivals) == 2
-  segment = Segment("local", 14, 4, windows)
-  one = Drift(*(jnp.full(1, value) for value in (1.0, 2.0, 3.0)))
-  two = Drift(*(jnp.full(1, value) for value in (np.nan, 5.0, 6.0)))
-  rows = evaluation.drift_rows(segment, [one, two], local_start=10)
+  segment = Segment("local", 14, 4, windows, schedule_start=10)
+
+  def drift(*values, observed):
+    columns: list[Any] = [np.full(1, value) for value in values]
+    return Drift(*columns, observed=observed)
+
+  one = drift(1.0, 2.0, 3.0, observed={})
+  gram = np.diag([3.0, 1.0, 0.0])[None, None]  # [windows, layers, ...]
+  low_rank = {"w": gram, "not_sent": np.zeros((1, 1, 3, 3))}
+  two = drift(np.nan, 5.0, 6.0, observed=low_rank)
+  rows = evaluation.drift_rows(segment, [one, two], energy_share=0.7)
   # Sent after steps 4 and 6 of the schedule, which began at step 10.
   assert [(row["fragment"], row["step"]) for row in rows] == [(0, 14), (1, 16)]
   assert [row["cosine"] for row in rows] == [1.0, None]
   assert [row["disagreement"] for row in rows] == [2.0, 5.0]
   assert [row["pseudo_gradient_norm"] for row in rows] == [3.0, 6.0]
+  assert "rank" not in rows[0]
+  assert rows[1]["rank"] == 2
+  assert rows[1]["energy_rank"] == 1
+  assert rows[1]["stable_rank"] == pytest.approx(4 / 3)
 
 
 def test_where_nothing_arrives_there_is_no_drift():
   windows = tuple(SyncSchedule(4, 1, 4).round_windows(0))
   segment = Segment("local", 0, 4, windows)
-  assert evaluation.drift_rows(segment, [], local_start=0) == []
+  assert evaluation.drift_rows(segment, [], energy_share=0.9) == []

@@ -18,7 +18,9 @@ from tests import runs
 
 SCHEDULE = SyncSchedule(4)
 # The second round of a run whose warm start took ten steps.
-SEGMENT = Segment("local", 14, 4, tuple(SCHEDULE.round_windows(1)))
+SEGMENT = Segment(
+  "local", 14, 4, tuple(SCHEDULE.round_windows(1)), schedule_start=10
+)
 
 
 class Bar(Progress):
@@ -41,13 +43,13 @@ def desk_fixture(tmp_path, monkeypatch):
   bar = Bar()
   with metrics.Recorder(tmp_path) as recorder:
     schedule = optax.linear_schedule(0.0, 1.0, 100)
-    book = Logbook(recorder, bar, schedule, 10)
+    book = Logbook(recorder, bar, schedule, 0.9)
     yield SimpleNamespace(book=book, bar=bar, workdir=tmp_path, now=now)
 
 
 def _dispatched(loss=None, grad_norm=None):
   values = np.arange(8, dtype=np.float32).reshape(2, 4)
-  drift = Drift(jnp.ones(1), jnp.full(1, 2.0), jnp.full(1, 3.0))
+  drift = Drift(jnp.ones(1), jnp.full(1, 2.0), jnp.full(1, 3.0), {})
   return Dispatched(
     SEGMENT,
     Position(18, 720, 5_000),
@@ -83,6 +85,9 @@ def test_a_segment_becomes_a_row_of_means(desk):
         "cosine": 1.0,
         "disagreement": 2.0,
         "pseudo_gradient_norm": 3.0,
+        "rank": None,
+        "energy_rank": None,
+        "stable_rank": None,
       }
     ],
   }

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from dilocox_jax.mapping import build, changed_fields, check_path
+from dilocox_jax.mapping import build, changed_fields, check_path, flat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,3 +142,8 @@ def test_free_fields_and_sections_may_change():
     "evaluate: 1 -> 2",
     "total: 1 -> 2",
   ]
+
+
+def test_nested_values_have_dotted_names_in_their_order():
+  nested = {"b": {"x": 1, "c": {"y": None}}, "a.z": 2, "empty": {}}
+  assert list(flat(nested).items()) == [("b.x", 1), ("b.c.y", None), ("a.z", 2)]

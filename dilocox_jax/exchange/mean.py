@@ -1,7 +1,7 @@
 """The uncompressed exchange: a mean over replicas.
 
-Codecs and error feedback will be further aggregators, with a state of their
-own, in the place of this one.
+Codecs and error feedback are further aggregators, with a state of their own,
+in the place of this one.
 """
 
 import jax
@@ -28,7 +28,7 @@ def mean_over_replicas() -> Aggregator:
     del params
     return optax.EmptyState()
 
-  def update(values: Tree, state: Tree) -> tuple[Tree, Tree]:
+  def average(values: Tree, state: Tree) -> tuple[Tree, Tree, Tree]:
     finite = all_finite(values)
     count = jax.lax.psum(finite.astype(jnp.int32), REPLICA_AXIS)
     count = jnp.maximum(count, 1)
@@ -39,9 +39,9 @@ def mean_over_replicas() -> Aggregator:
       total = jax.lax.psum(kept, REPLICA_AXIS)
       return (total / count.astype(total.dtype)).astype(leaf.dtype)
 
-    return jax.tree.map(mean, values), state
+    return jax.tree.map(mean, values), values, state
 
-  return Aggregator(init, update)
+  return Aggregator(init, average)
 
 
 def all_finite(tree: Tree) -> Boolean:

@@ -1,9 +1,17 @@
 """The inner optimizer: clip, schedule, and any optimizer of optax."""
 
+import jax
 import optax
+import optax.contrib
 
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.plan.choices import SCHEDULES
+from dilocox_jax.plan.fragments import BLOCKS
+from dilocox_jax.pytypes import Tree
+
+# Muon's updates are scaled to the usual size of AdamW's (Liu et al., 2025,
+# arXiv 2502.16982, section 2.2), so that learning rates carry over.
+_MUON_UPDATE_RMS = 0.2
 
 
 def learning_rate_schedule(
@@ -70,7 +78,30 @@ def inner_optimizer(
     clip_norm: Largest gradient norm; 0 leaves gradients alone.
     **options: Options of the optimizer, e.g. b1, b2, weight_decay.
   """
-  optimizer = named_optimizer(name, schedule, **options)
+  for_muon = {
+    "muon_weight_dimension_numbers": block_matrices,
+    "consistent_rms": _MUON_UPDATE_RMS,
+  }
+  optimizer = named_optimizer(name, schedule, **options, **for_muon)
   if not clip_norm:
     return optimizer
   return optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)
+
+
+def block_matrices(params: Tree) -> Tree:
+  """Which leaves Muon steps on: the stacked matrices of the blocks.
+
+  Embedding, head and norms are left to its AdamW, as its authors advise
+  (Jordan et al., 2024, "Muon").
+
+  Args:
+    params: Parameters; those under "blocks" have a layer axis in front.
+  """
+
+  def axes(path, leaf):
+    in_block = path[0] == jax.tree_util.DictKey(BLOCKS)
+    if not in_block or leaf.ndim != 3:
+      return None
+    return optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2)
+
+  return jax.tree_util.tree_map_with_path(axes, params)

@@ -8,6 +8,7 @@ TensorBoard gets the same values on the side.
 """
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any, SupportsFloat, SupportsInt
@@ -179,6 +180,7 @@ def _drift(entry: Mapping[str, Any]) -> rows.Drift:
     cosine=rows.number(entry["cosine"]),
     disagreement=float(entry["disagreement"]),
     pseudo_gradient_norm=float(entry["pseudo_gradient_norm"]),
+    **{name: rows.number(entry.get(name)) for name in rows.RANKS},
   )
 
 
@@ -194,4 +196,7 @@ def _round_scalars(row: rows.Round) -> dict[str, float | int]:
     suffix = f"fragment_{entry.fragment}"
     values[f"drift/cosine/{suffix}"] = entry.cosine
     values[f"drift/disagreement/{suffix}"] = entry.disagreement
+    for name in rows.RANKS:
+      if not math.isnan(getattr(entry, name)):
+        values[f"rank/{name}/{suffix}"] = getattr(entry, name)
   return values

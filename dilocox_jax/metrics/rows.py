@@ -14,6 +14,7 @@ from typing import Any, SupportsFloat, TypeVar
 Row = TypeVar("Row")
 
 PHASES = ("local", "data_parallel", "single")
+RANKS = ("rank", "energy_rank", "stable_rank")  # Of a drift, if low rank.
 EVENTS = ("round", "compile", "evaluation", "checkpoint")
 
 
@@ -40,6 +41,9 @@ class Drift:
       meaning (one replica, or a zero vector).
     disagreement: Norm of the pseudo-gradients about their mean.
     pseudo_gradient_norm: Norm of the averaged pseudo-gradient.
+    rank: Mean rank with which its matrices were sent; NaN without low rank.
+    energy_rank: Mean rank that holds a share of the averaged update's energy.
+    stable_rank: Mean stable rank of the averaged update.
   """
 
   fragment: int
@@ -47,6 +51,9 @@ class Drift:
   cosine: float
   disagreement: float
   pseudo_gradient_norm: float
+  rank: float = math.nan
+  energy_rank: float = math.nan
+  stable_rank: float = math.nan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +145,8 @@ def from_json(kind: type[Row], row: Mapping[str, Any]) -> Row:
   """
   values = {}
   for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
+    if field.name not in row and field.default is not dataclasses.MISSING:
+      continue
     read = _READERS.get(field.type, lambda value: value)
     values[field.name] = read(row[field.name])
   return kind(**values)

@@ -2,7 +2,8 @@
 
 Pairwise cosines would cost a second exchange. With the mean already at hand
 sum_{i != j} d_i . d_j = M^2 |mean|^2 - sum_i |d_i|^2, so three scalars a
-fragment are enough.
+fragment are enough. All of it is about what was sent: with a codec, that is
+not quite what was measured.
 """
 
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 
 from dilocox_jax.mesh import REPLICA_AXIS
 from dilocox_jax.outer.rules import Arrival
-from dilocox_jax.pytypes import Scalar, Tree
+from dilocox_jax.pytypes import Array, Scalar, Tree
 
 
 class Drift(NamedTuple):
@@ -23,11 +24,13 @@ class Drift(NamedTuple):
       the product of their norms; not finite for one replica.
     disagreement: Root mean square over replicas of |own - mean|.
     pseudo_gradient_norm: |mean|.
+    observed: What the aggregator found worth recording, by name.
   """
 
   cosine: Scalar
   disagreement: Scalar
   pseudo_gradient_norm: Scalar
+  observed: dict[str, Array]
 
 
 def squared_norm(tree: Tree) -> Scalar:
@@ -42,11 +45,16 @@ def drift(arrival: Arrival) -> Drift:
   """Measures the disagreement behind an exchange; sends four scalars."""
   count = jax.lax.psum(1, REPLICA_AXIS)
   mean_squared = squared_norm(arrival.mean)
-  own_squared = squared_norm(arrival.own)
-  difference = jax.tree.map(jnp.subtract, arrival.own, arrival.mean)
+  own_squared = squared_norm(arrival.sent)
+  difference = jax.tree.map(jnp.subtract, arrival.sent, arrival.mean)
   norms = jnp.stack(
     [own_squared, jnp.sqrt(own_squared), squared_norm(difference)]
   )
   squares, lengths, apart = jax.lax.psum(norms, REPLICA_AXIS)
   cosine = (count**2 * mean_squared - squares) / (lengths**2 - squares)
-  return Drift(cosine, jnp.sqrt(apart / count), jnp.sqrt(mean_squared))
+  return Drift(
+    cosine,
+    jnp.sqrt(apart / count),
+    jnp.sqrt(mean_squared),
+    dict(arrival.observed),
+  )

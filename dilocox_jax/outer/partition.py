@@ -61,7 +61,7 @@ class Partition:
       return tree
     if isinstance(fragment, int):
       return {k: v for k, v in tree.items() if k != BLOCKS}
-    return self._gather(tree[BLOCKS], fragment)
+    return self._gather(tree, fragment)
 
   def put(self, tree: Tree, fragment: FragmentIndex, part: Tree) -> Tree:
     """The tree with one fragment replaced."""
@@ -74,7 +74,8 @@ class Partition:
     def scatter(leaf, rows):
       return leaf.at[layers].set(rows, mode="drop", unique_indices=False)
 
-    return {**tree, BLOCKS: jax.tree.map(scatter, tree[BLOCKS], part)}
+    blocks = jax.tree.map(scatter, tree[BLOCKS], part[BLOCKS])
+    return {**tree, BLOCKS: blocks}
 
   def store(self, function, params: Tree) -> Store:
     """A store of function(fragment of params) for every fragment."""
@@ -82,13 +83,17 @@ class Partition:
     if self.fragments.num_fragments == 1:
       return Store(first, None)
     numbers = jnp.arange(1, self.fragments.num_fragments, dtype=jnp.int32)
-    parts = jax.vmap(lambda p: self._gather(params[BLOCKS], p))(numbers)
+    parts = jax.vmap(lambda p: self._gather(params, p))(numbers)
     return Store(first, jax.vmap(function)(parts))
 
-  def _gather(self, blocks: Tree, fragment: FragmentIndex) -> Tree:
+  def for_all(self, value: Any) -> Store:
+    """A store that holds one value for every fragment."""
+    return Store(value, None if self.fragments.num_fragments == 1 else value)
+
+  def _gather(self, tree: Tree, fragment: FragmentIndex) -> Tree:
     layers = jnp.asarray(self._table)[fragment - 1]
 
     def gather(leaf):
       return leaf.at[layers].get(mode="fill", fill_value=0)
 
-    return jax.tree.map(gather, blocks)
+    return {BLOCKS: jax.tree.map(gather, tree[BLOCKS])}

@@ -28,8 +28,9 @@ def state_axes(outer: OuterTransform) -> RoundState:
   """Which parts of the state have a leading replica axis (tree prefix)."""
   own: Any = 0
   outer_axes: list[Any] = [0 if outer.rule.is_personal else None] * 2
+  exchange = outer.partition.for_all(outer.aggregator.axes)
   return RoundState(
-    OuterState(*outer_axes, exchange=own, in_flight=own),
+    OuterState(*outer_axes, exchange=exchange, in_flight=own),
     ReplicaState(own, own),
   )
 
@@ -70,16 +71,7 @@ class RoundPrograms:
 
   def _start(self, params: Tree, optimizer: Tree) -> RoundState:
     start = RoundState(self.outer.init(params), ReplicaState(params, optimizer))
-    count = self.replicas.num_replicas
-
-    def copy(axis, tree):
-      if axis is None:
-        return tree
-      return jax.tree.map(
-        lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), tree
-      )
-
-    return jax.tree.map(copy, self.axes, start, is_leaf=lambda x: x is None)
+    return _copied(self.axes, start, self.replicas.num_replicas)
 
   def round(
     self, state: RoundState, batches: Tree, windows: Sequence[Window]
@@ -147,16 +139,23 @@ class StepPrograms:
   aggregator: Aggregator
   replicas: Replicas
 
+  @property
+  def axes(self) -> data_parallel.SharedState:
+    """Tree prefix of the state: 0 where leaves are [M, ...]."""
+    return data_parallel.SharedState(None, None, self.aggregator.axes)
+
   def init(self, params: Tree) -> data_parallel.SharedState:
     """The first state."""
-    return self.replicas.place(jax.jit(self._start)(params), None)
+    return self.replicas.place(jax.jit(self._start)(params), self.axes)
 
   def abstract(self, params: Tree) -> data_parallel.SharedState:
     """Shapes, types and places of `init`'s result."""
-    return self.replicas.abstract(jax.eval_shape(self._start, params), None)
+    state = jax.eval_shape(self._start, params)
+    return self.replicas.abstract(state, self.axes)
 
   def _start(self, params: Tree) -> data_parallel.SharedState:
-    return data_parallel.init_shared(params, self.optimizer, self.aggregator)
+    start = data_parallel.init_shared(params, self.optimizer, self.aggregator)
+    return _copied(self.axes, start, self.replicas.num_replicas)
 
   def steps(
     self, state: data_parallel.SharedState, batches: Tree
@@ -178,8 +177,21 @@ class StepPrograms:
     one = functools.partial(
       data_parallel.run_steps, self.gradient, self.optimizer, self.aggregator
     )
-    over = self.replicas.over(one, (None, 0), (None, 0))
+    over = self.replicas.over(one, (self.axes, 0), (self.axes, 0))
     return jax.jit(over, donate_argnums=0)
+
+
+def _copied(axes, state: Tree, num_replicas: int) -> Tree:
+  """A state with [M, ...] leaves wherever a tree prefix says 0."""
+
+  def copy(axis, tree):
+    if axis is None:
+      return tree
+    return jax.tree.map(
+      lambda leaf: jnp.broadcast_to(leaf, (num_replicas, *leaf.shape)), tree
+    )
+
+  return jax.tree.map(copy, axes, state, is_leaf=lambda x: x is None)
 
 
 @jax.jit

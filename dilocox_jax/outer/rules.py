@@ -6,7 +6,8 @@ given, and where the replica goes on from. All are pure functions of one
 fragment's trees, for one replica.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from dilocox_jax.mesh import REPLICA_AXIS
 from dilocox_jax.outer.pseudo_gradient import pseudo_gradient
 from dilocox_jax.plan.methods import Method
-from dilocox_jax.pytypes import Tree
+from dilocox_jax.pytypes import Array, Tree
 
 
 class Arrival(NamedTuple):
@@ -24,10 +25,14 @@ class Arrival(NamedTuple):
   Attributes:
     mean: The replicas' averaged pseudo-gradient.
     own: This replica's contribution to it, uncompressed.
+    sent: What the others received of it.
+    observed: What the aggregator found worth recording, by name.
   """
 
   mean: Tree
   own: Tree
+  sent: Tree
+  observed: Mapping[str, Array] = MappingProxyType({})
 
 
 class ApplyRule(NamedTuple):

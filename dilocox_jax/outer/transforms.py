@@ -47,7 +47,7 @@ class OuterTransform:
     method: Schedule and rule.
     partition: How fragments are cut from the tree.
     optimizer: Any optax optimizer or chain.
-    aggregator: Averages over replicas .
+    aggregator: Averages over replicas.
   """
 
   method: Method
@@ -142,15 +142,17 @@ class OuterTransform:
     self, state: OuterState, fragment: FragmentIndex, own: Tree
   ) -> tuple[OuterState, Arrival]:
     """Averages a pseudo-gradient over replicas; the one slow operation."""
-    mean, kept = self.aggregator.update(own, state.exchange.get(fragment))
+    before = state.exchange.get(fragment)
+    mean, sent, kept = self.aggregator.average(own, before)
     exchange = state.exchange.set(fragment, kept)
-    return state._replace(exchange=exchange), Arrival(mean, own)
+    arrival = Arrival(mean, own, sent, self.aggregator.observe(kept))
+    return state._replace(exchange=exchange), arrival
 
   def nothing(self, state: OuterState, fragment: FragmentIndex) -> Arrival:
     """The arrival before there is one: zeros, as eager updates start from."""
     part = self.partition.take(state.params, fragment)
     zeros = jax.tree.map(jnp.zeros_like, part)
-    return Arrival(zeros, zeros)
+    return Arrival(zeros, zeros, zeros)
 
   def apply(
     self,

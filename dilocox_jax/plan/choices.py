@@ -6,3 +6,5 @@ that it takes to load JAX.
 
 LAYOUTS = ("stacked", "mesh")  # Of replicas: on one device, or on one each.
 SCHEDULES = ("constant", "cosine", "wsd")  # Of the inner learning rate.
+REFERENCES = ("own", "mean")
+RESIDUAL_DTYPES = ("float32", "bfloat16", "int8")

@@ -8,7 +8,6 @@ fragment by a number and need not grow with P.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -71,21 +70,17 @@ class Fragments:
       shapes: Shapes of the whole tree by path ("blocks/..." are stacked).
 
     Returns:
-      Path to shape, layers counted without padding.
+      Path to shape. Layer fragments are all as long as the longest, which is
+      how they are held and sent: short ones end in zeros.
     """
     if self.num_fragments == 1:
       return dict(shapes)
     if fragment == 0:
-      return {k: v for k, v in shapes.items() if not _is_stacked(k)}
-    count = len(self.layers(fragment))
-    return {k: (count, *v[1:]) for k, v in shapes.items() if _is_stacked(k)}
-
-  def num_values(
-    self, fragment: int, shapes: Mapping[str, tuple[int, ...]]
-  ) -> int:
-    """Parameters in one fragment (count)."""
-    return sum(math.prod(s) for s in self.shapes(fragment, shapes).values())
+      return {k: v for k, v in shapes.items() if not is_stacked(k)}
+    count = self.layer_table.shape[1]
+    return {k: (count, *v[1:]) for k, v in shapes.items() if is_stacked(k)}
 
 
-def _is_stacked(path: str) -> bool:
+def is_stacked(path: str) -> bool:
+  """Whether the leaf at a path has a layer axis in front."""
   return path.split("/", 1)[0] == BLOCKS

@@ -69,6 +69,14 @@ def allreduce() -> Method:
   return Method(SyncSchedule(1), exchanged="gradient")
 
 
+def cocktail_sgd() -> Method:
+  """Averages every step's gradients, compressed by the codec.
+
+  Source: Wang et al., 2023, "CocktailSGD", ICML.
+  """
+  return allreduce()
+
+
 def diloco(sync_interval: int = 30) -> Method:
   """Averages pseudo-gradients every H steps and waits for them.
 
@@ -84,10 +92,32 @@ def open_diloco(sync_interval: int = 30) -> Method:
   """DiLoCo as OpenDiLoCo runs it; the schedules are the same.
 
   Source: Jaghouar et al., 2024, arXiv 2407.07852. Differs: their fp16
-  all-reduce is a matter of the codec, which is dense fp32 so far.
+  all-reduce is a matter of the codec (its config names it).
 
   Args:
     sync_interval: H (inner steps); the paper has 500.
+  """
+  return diloco(sync_interval)
+
+
+def sparse_loco(sync_interval: int = 30) -> Method:
+  """DiLoCo's schedule; what makes SparseLoCo is its codec and feedback.
+
+  Source: Sarfi et al., 2025, arXiv 2508.15706.
+
+  Args:
+    sync_interval: H (inner steps).
+  """
+  return diloco(sync_interval)
+
+
+def muloco(sync_interval: int = 30) -> Method:
+  """DiLoCo's schedule; what makes MuLoCo is Muon inside and its codec.
+
+  Source: Therien et al., 2025, arXiv 2505.23725.
+
+  Args:
+    sync_interval: H (inner steps).
   """
   return diloco(sync_interval)
 
@@ -133,7 +163,7 @@ def dilocox(sync_interval: int = 30, rule: str = "continue") -> Method:
   Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap. Differs:
   the text leaves open what becomes of progress made during the delay; "reset"
   drops it from the replica, "continue" keeps it (design.md section 7). The
-  compression arrives with the codecs.
+  compression is a matter of the codec (its config names it).
 
   Args:
     sync_interval: H (inner steps), also the delay.
@@ -171,8 +201,11 @@ METHODS: Mapping[str, Callable[..., Method]] = {
   function.__name__: function
   for function in (
     allreduce,
+    cocktail_sgd,
     diloco,
     open_diloco,
+    sparse_loco,
+    muloco,
     streaming_diloco,
     eager,
     dilocox,
@@ -203,3 +236,26 @@ def named_method(name: str, **settings: int | float | str | None) -> Method:
         f"{takes}); drop it or take method 'delayed'"
       )
   return METHODS[name](**given)
+
+
+def with_interval(method: Method, sync_interval: int) -> Method:
+  """The same method with another H; a whole round of delay stays one.
+
+  Args:
+    method: With one fragment, and no delay or that of a whole round.
+    sync_interval: The new H (inner steps).
+
+  Raises:
+    ValueError: If the method's events would not fit the new H.
+  """
+  old = method.schedule
+  overlap = {0: 0, old.sync_interval: sync_interval}.get(old.overlap_steps)
+  if old.num_fragments != 1 or overlap is None:
+    raise ValueError(
+      f"num_fragments={old.num_fragments}, overlap_steps={old.overlap_steps}: "
+      "sync_interval can adapt only with one fragment and no delay or that of "
+      "a whole round"
+    )
+  return dataclasses.replace(
+    method, schedule=SyncSchedule(sync_interval, 1, overlap)
+  )

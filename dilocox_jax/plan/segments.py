@@ -22,6 +22,7 @@ class Segment:
     num_steps: Inner steps in it.
     windows: What a local segment walks.
     ends_phase: Whether the next segment is of another phase.
+    schedule_start: Inner step of the run from which its windows count.
   """
 
   phase: str
@@ -29,6 +30,7 @@ class Segment:
   num_steps: int
   windows: tuple[Window, ...] = ()
   ends_phase: bool = False
+  schedule_start: int = 0
 
   @property
   def stop(self) -> int:
@@ -52,6 +54,8 @@ class RunPlan:
     warm_start: "none", "data_parallel" or "single".
     warm_start_steps: Inner steps before the first round.
     steps_per_dispatch: Steps a segment where there are no rounds.
+    schedule_start: Inner step of the run from which the method's schedule
+      counts; None: the first of the local phase.
   """
 
   method: Method
@@ -59,6 +63,7 @@ class RunPlan:
   warm_start: str = "none"
   warm_start_steps: int = 0
   steps_per_dispatch: int = 50
+  schedule_start: int | None = None
 
   @property
   def local_start(self) -> int:
@@ -76,11 +81,17 @@ class RunPlan:
   def segments(self, step: int = 0) -> Iterator[Segment]:
     """Yields the segments from a step on, which must end one."""
     while step < self.total_steps:
-      segment = self._segment(step)
+      segment = self.segment(step)
       yield segment
       step = segment.stop
 
-  def _segment(self, step: int) -> Segment:
+  def schedule_step(self, step: int) -> int:
+    """Inner steps of the schedule, given those of the run."""
+    start = self.schedule_start
+    return step - (self.local_start if start is None else start)
+
+  def segment(self, step: int) -> Segment:
+    """The segment that begins after a number of inner steps."""
     phase = self.phase(step)
     if phase != "local":
       count = min(self.steps_per_dispatch, self.local_start - step)
@@ -88,6 +99,8 @@ class RunPlan:
       return Segment(phase, step, count, ends_phase=ends)
     interval = self.method.schedule.sync_interval
     count = min(interval, self.total_steps - step)
-    index = (step - self.local_start) // interval
-    windows = self.method.schedule.round_windows(index, count)
-    return Segment(phase, step, count, tuple(windows))
+    done = self.schedule_step(step)
+    windows = self.method.schedule.round_windows(done // interval, count)
+    return Segment(
+      phase, step, count, tuple(windows), schedule_start=step - done
+    )

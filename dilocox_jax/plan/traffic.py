@@ -1,38 +1,22 @@
 """What one exchange puts on the wire.
 
-Bytes are derived here, once, from shapes and the chosen collective; trainer,
+Bytes are derived here, once, from shapes, payload and collective; trainer,
 report and simulator quote this and count nothing themselves.
 """
 
 import dataclasses
-import math
-from collections.abc import Mapping
 
+from dilocox_jax.plan.collectives import Collective, collectives
 from dilocox_jax.plan.fragments import Fragments
+from dilocox_jax.plan.leaf import Shapes
 from dilocox_jax.plan.methods import Method
+from dilocox_jax.plan.payload import Dense, Payload
 from dilocox_jax.plan.segments import Segment
 
-DENSE_VALUE_BYTES = 4  # Uncompressed pseudo-gradients travel as fp32.
-
-
-def dense_bytes(num_values: int) -> int:
-  """Payload of an uncompressed fragment (bytes)."""
-  return num_values * DENSE_VALUE_BYTES
-
-
-def ring_all_reduce_bytes(payload_bytes: int, num_replicas: int) -> int:
-  """Bytes a replica sends, and receives, for one ring all-reduce.
-
-  Each of M replicas passes on M - 1 chunks of 1/M twice, once reduced and
-  once gathered: 2 (M - 1) / M of the payload, rounded up to whole bytes.
-
-  Args:
-    payload_bytes: Size of the reduced buffer (bytes).
-    num_replicas: M; one replica alone sends nothing.
-
-  Source: Patarasuk and Yuan, 2009, "Bandwidth optimal all-reduce".
-  """
-  return -(-2 * (num_replicas - 1) * payload_bytes // num_replicas)
+# Beside the payload every exchange agrees on how many replicas are finite
+# (one int32), and pseudo-gradients on their drift (three fp32).
+FINITE_COUNT = Collective("all_reduce", 4)
+DRIFT_SUMS = Collective("all_reduce", 12)
 
 
 def broadcast_bytes(payload_bytes: int, num_replicas: int) -> int:
@@ -56,22 +40,32 @@ class Traffic:
     fragments: The division of the tree.
     shapes: Leaf shapes of the whole tree by path.
     num_replicas: M.
+    payload: What the method sends; warm starts send dense fp32.
+    collective: How (`plan.collectives`).
   """
 
   method: Method
   fragments: Fragments
-  shapes: Mapping[str, tuple[int, ...]]
+  shapes: Shapes
   num_replicas: int
+  payload: Payload = Dense()
+  collective: str = "auto"
+
+  def exchange(self, fragment: int) -> list[Collective]:
+    """The operations of one exchange of a fragment."""
+    shapes = self.fragments.shapes(fragment, self.shapes)
+    return [*self._operations(self.payload, shapes), FINITE_COUNT, DRIFT_SUMS]
 
   def exchange_bytes(self, fragment: int) -> int:
     """One exchange of a fragment."""
-    payload = dense_bytes(self.fragments.num_values(fragment, self.shapes))
-    return ring_all_reduce_bytes(payload, self.num_replicas)
+    return self._sent_bytes(self.exchange(fragment))
 
   def gradient_bytes(self) -> int:
     """One data-parallel step: the whole tree's gradients."""
-    values = sum(math.prod(shape) for shape in self.shapes.values())
-    return ring_all_reduce_bytes(dense_bytes(values), self.num_replicas)
+    is_method = self.method.exchanged == "gradient"
+    payload = self.payload if is_method else Dense()
+    operations = self._operations(payload, self.shapes)
+    return self._sent_bytes([*operations, FINITE_COUNT])
 
   def segment_bytes(self, segment: Segment) -> int:
     """All exchanges that a segment completes."""
@@ -92,3 +86,9 @@ class Traffic:
       schedule.flush_exchanges(step, fragment) * self.exchange_bytes(fragment)
       for fragment in range(schedule.num_fragments)
     )
+
+  def _operations(self, payload: Payload, shapes: Shapes) -> list[Collective]:
+    return collectives(payload, shapes, self.num_replicas, self.collective)
+
+  def _sent_bytes(self, operations: list[Collective]) -> int:
+    return sum(each.sent_bytes(self.num_replicas) for each in operations)

@@ -57,3 +57,8 @@ def human_tokens(value: float | int) -> str:
 def human_loss(value: float | int) -> str:
   """Four decimals, or a word where there is no number."""
   return f"{value:.4f}" if math.isfinite(value) else "not finite"
+
+
+def human_ratio(value: float) -> str:
+  """How many times, three digits: "25.3x"; a dash where that has no meaning."""
+  return f"{_three_digits(value)}x" if math.isfinite(value) else "-"

@@ -1,8 +1,8 @@
 """OpenDiLoCo: DiLoCo as its open reproduction sets it.
 
 Source: arXiv 2407.07852. Claim (published): perplexity 13.73 with 8 replicas
-against 13.68 for data parallel. Differs: H = 30 for 500, and fp32 on the wire
-until the codecs are there. Cost: two minutes on two CPU cores.
+against 13.68 for data parallel. Differs: H = 30 for 500. Cost: two minutes on
+two CPU cores.
 
     python -m experiments.train --config=experiments/configs/open_diloco.py \
         --workdir=runs/open_diloco
@@ -18,4 +18,5 @@ def get_config():
   config.sync.sync_interval = 30
   config.outer.learning_rate = 0.7
   config.outer.momentum = 0.9
+  config.codec.name = "float16"
   return config

@@ -1,8 +1,8 @@
 """Streaming DiLoCo: fragments in turn, each hidden behind tau steps.
 
 Source: arXiv 2501.18512. Claim (published): the loss of DiLoCo at a fraction
-of its peak bandwidth. Differs: fp32 on the wire until the codecs are there;
-outer momentum 0.6. Cost: two minutes on two CPU cores.
+of its peak bandwidth. Differs: outer momentum 0.6; E3M0 with a scale a block.
+Cost: two minutes on two CPU cores.
 
     python -m experiments.train \
         --config=experiments/configs/streaming_diloco.py \
@@ -20,4 +20,5 @@ def get_config():
   config.sync.num_fragments = 3
   config.sync.overlap_steps = 4
   config.sync.mixing_alpha = 0.5
+  config.codec.name = "e3m0"
   return config

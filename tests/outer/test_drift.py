@@ -16,7 +16,7 @@ def measured(own, layout="stacked"):
   num_replicas = jax.tree.leaves(own)[0].shape[0]
 
   def one(mean, own):
-    return drift(Arrival(mean, own))
+    return drift(Arrival(mean, own, own))
 
   over = Replicas(num_replicas, layout).over(one, (None, 0), None)
   return jax.jit(over)(mean, own)

@@ -79,10 +79,11 @@ def counting_mean():
   """The mean, and how often each fragment has been exchanged."""
   mean = mean_over_replicas()
 
-  def update(values, state):
-    return mean.update(values, None)[0], state + 1
+  def average(values, state):
+    total, sent, _ = mean.average(values, None)
+    return total, sent, state + 1
 
-  return Aggregator(lambda params: jnp.int32(0), update)
+  return Aggregator(lambda params: jnp.int32(0), average)
 
 
 @pytest.mark.parametrize(

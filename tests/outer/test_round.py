@@ -29,11 +29,11 @@ def counting_mean():
   """The mean, with a state that every exchange changes, as a codec's does."""
   mean = mean_over_replicas()
 
-  def update(values, state):
-    total, _ = mean.update(values, None)
-    return total, state + jax.tree.leaves(total)[0].reshape(-1)[0]
+  def average(values, state):
+    total, sent, _ = mean.average(values, None)
+    return total, sent, state + jax.tree.leaves(total)[0].reshape(-1)[0]
 
-  return Aggregator(lambda params: jnp.zeros(()), update)
+  return Aggregator(lambda params: jnp.zeros(()), average)
 
 
 def jaxpr_of_a_round(method, round_index):

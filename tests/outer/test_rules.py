@@ -22,7 +22,7 @@ def assert_shows(tree, value):
 
 # Numbers in eighths, so that fp32 is exact.
 INNER, OLD, NEW, OWN, MEAN, FRESH = 5.0, 3.0, 2.5, -0.75, 0.125, 16.0
-ARRIVAL = Arrival(leaves(MEAN), leaves(OWN))
+ARRIVAL = Arrival(leaves(MEAN), leaves(OWN), leaves(OWN))
 
 
 def rejoined(rule):
@@ -85,7 +85,7 @@ def test_eager_replaces_its_own_old_part_by_its_fresh_one():
   mean = own.mean()
 
   def gradient(old, new):
-    arrival = Arrival(leaves(mean), old)
+    arrival = Arrival(leaves(mean), old, old)
     return rule.gradient(arrival, new)
 
   stacked = jax.vmap(leaves)

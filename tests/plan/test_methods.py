@@ -13,6 +13,9 @@ def test_methods_are_the_schedules_and_rules_of_their_papers():
     "allreduce": Method(SyncSchedule(1, 1, 0), exchanged="gradient"),
     "diloco": Method(SyncSchedule(30, 1, 0), "reset"),
     "open_diloco": Method(SyncSchedule(30, 1, 0), "reset"),
+    "sparse_loco": Method(SyncSchedule(30, 1, 0), "reset"),
+    "muloco": Method(SyncSchedule(30, 1, 0), "reset"),
+    "cocktail_sgd": Method(SyncSchedule(1), "reset", exchanged="gradient"),
     "streaming_diloco": Method(SyncSchedule(30, 3, 4), "mix", 0.5),
     "eager": Method(SyncSchedule(30, 1, 30), "eager"),
     "dilocox": Method(SyncSchedule(30, 1, 30), "continue"),
@@ -134,3 +137,19 @@ def test_an_unknown_rule_is_answered_with_those_there_are():
   message = "rule='rest' must be one of reset, continue, mix, eager"
   with pytest.raises(ValueError, match=re.escape(message)):
     methods.dilocox(rule="rest")
+
+
+@pytest.mark.parametrize("method", [methods.diloco(12), methods.dilocox(12)])
+def test_another_interval_keeps_no_delay_or_a_whole_round_of_it(method):
+  shorter = methods.with_interval(method, 5)
+  expected = 5 if method.schedule.overlap_steps else 0
+  assert shorter.schedule == SyncSchedule(5, 1, expected)
+  assert methods.with_interval(shorter, 12) == method
+
+
+@pytest.mark.parametrize(
+  "method", [methods.streaming_diloco(), methods.delayed(12, 1, 3)]
+)
+def test_an_interval_that_events_depend_on_cannot_change(method):
+  with pytest.raises(ValueError, match="only with one fragment and no delay"):
+    methods.with_interval(method, 5)

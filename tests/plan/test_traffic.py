@@ -1,27 +1,44 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_jax.plan import methods
+from dilocox_jax.plan.collectives import Collective
 from dilocox_jax.plan.fragments import Fragments
+from dilocox_jax.plan.payload import Int
 from dilocox_jax.plan.segments import RunPlan
 from dilocox_jax.plan.traffic import (
+  DRIFT_SUMS,
+  FINITE_COUNT,
   Traffic,
   broadcast_bytes,
-  dense_bytes,
-  ring_all_reduce_bytes,
 )
+from dilocox_jax.plan.wire import num_bytes
 
 SHAPES = {"embed": (7, 3), "blocks/w": (5, 3, 2), "blocks/b": (5, 3)}
 NUM_VALUES = 21 + 30 + 15
-# Strided in three: layers 0, 2, 4 and layers 1, 3, with nine values each.
-FRAGMENT_VALUES = (21, 27, 18)
+# Strided in three: layers 0, 2, 4 and layers 1, 3, with nine values each; the
+# shorter one is padded.
+FRAGMENT_VALUES = (21, 27, 27)
 
 
-def traffic(method, num_replicas):
+def traffic(method, num_replicas, **kwargs):
   num_fragments = method.schedule.num_fragments
   fragments = Fragments(num_fragments, 5, method.fragment_order)
-  return Traffic(method, fragments, SHAPES, num_replicas)
+  return Traffic(method, fragments, SHAPES, num_replicas, **kwargs)
+
+
+def ring(num_values, num_replicas, *others):
+  """Bytes of fp32 values on a ring, and of what goes with them."""
+  parts = [Collective("all_reduce", 4 * num_values), *others]
+  return sum(part.sent_bytes(num_replicas) for part in parts)
+
+
+def gradients(num_replicas):
+  return ring(NUM_VALUES, num_replicas, FINITE_COUNT)
+
+
+def exchange(num_values, num_replicas):
+  return ring(num_values, num_replicas, FINITE_COUNT, DRIFT_SUMS)
 
 
 def run_bytes(plan, num_replicas):
@@ -32,21 +49,6 @@ def run_bytes(plan, num_replicas):
   return total
 
 
-@pytest.mark.parametrize(
-  ("num_replicas", "num_bytes"), [(1, 0), (2, 12), (3, 16), (4, 18)]
-)
-def test_a_ring_sends_two_passes_of_all_chunks_but_one(num_replicas, num_bytes):
-  assert ring_all_reduce_bytes(12, num_replicas) == num_bytes
-
-
-def test_a_ring_rounds_up_to_whole_bytes():
-  assert ring_all_reduce_bytes(10, 3) == 14  # 13.33
-
-
-def test_a_dense_value_has_four_bytes():
-  assert dense_bytes(9) == 36
-
-
 def test_a_copy_of_one_replica_passes_everybody_once():
   assert [broadcast_bytes(12, m) for m in (1, 2, 5)] == [0, 12, 12]
 
@@ -54,8 +56,8 @@ def test_a_copy_of_one_replica_passes_everybody_once():
 def test_an_exchange_carries_its_fragment_alone():
   counted = traffic(methods.streaming_diloco(30, 3, 4), 2)
   for fragment, values in enumerate(FRAGMENT_VALUES):
-    assert counted.exchange_bytes(fragment) == 4 * values
-  assert counted.gradient_bytes() == 4 * NUM_VALUES
+    assert counted.exchange_bytes(fragment) == 4 * values + 16
+  assert counted.gradient_bytes() == 4 * NUM_VALUES + 4
 
 
 def schedules(parts):
@@ -83,20 +85,20 @@ def test_every_send_of_a_run_is_paid_for_once(schedule, steps, warm_steps):
   )
   interval, parts, _ = schedule
   num_replicas = 3
-  expected = warm_steps * ring_all_reduce_bytes(4 * NUM_VALUES, num_replicas)
+  expected = warm_steps * gradients(num_replicas)
   for fragment in range(parts):
     phase = fragment * interval // parts
     sent = [s for s in range(1, steps + 1) if (s - phase) % interval == 0]
     # What is done since the last send is exchanged at the end.
     sends = len(sent) + (max(sent, default=0) < steps)
     values = FRAGMENT_VALUES[fragment] if parts > 1 else NUM_VALUES
-    expected += sends * ring_all_reduce_bytes(4 * values, num_replicas)
+    expected += sends * exchange(values, num_replicas)
   assert run_bytes(plan, num_replicas) == expected
 
 
 def test_allreduce_sends_all_gradients_at_every_step():
   plan = RunPlan(methods.allreduce(), 7, steps_per_dispatch=3)
-  assert run_bytes(plan, 2) == 7 * 4 * NUM_VALUES
+  assert run_bytes(plan, 2) == 7 * gradients(2)
 
 
 def test_one_replica_sends_nothing():
@@ -111,7 +113,9 @@ def test_a_warm_start_on_one_replica_sends_nothing():
   warm, *rounds = plan.segments()
   counted = traffic(plan.method, 2)
   assert counted.segment_bytes(warm) == 0
-  assert [counted.segment_bytes(s) for s in rounds] == [4 * NUM_VALUES] * 2
+  assert [counted.segment_bytes(s) for s in rounds] == [
+    exchange(NUM_VALUES, 2)
+  ] * 2
 
 
 def test_bytes_fall_due_when_a_fragment_arrives():
@@ -119,7 +123,16 @@ def test_bytes_fall_due_when_a_fragment_arrives():
   first, second = plan.segments()
   counted = traffic(plan.method, 2)
   # Fragment 0 leaves with step 30 and arrives in the second round.
-  assert counted.segment_bytes(first) == 4 * (27 + 18)
-  assert counted.segment_bytes(second) == 4 * NUM_VALUES
+  layers = 2 * exchange(27, 2)
+  assert counted.segment_bytes(first) == layers
+  assert counted.segment_bytes(second) == exchange(21, 2) + layers
   # In flight is fragment 0; 1 and 2 have steps that were never sent.
-  assert counted.flush_bytes(60) == 4 * NUM_VALUES
+  assert counted.flush_bytes(60) == exchange(21, 2) + layers
+
+
+def test_a_codec_shrinks_the_exchange_but_not_a_warm_start():
+  counted = traffic(methods.diloco(4), 2, payload=Int(8))
+  assert counted.exchange_bytes(0) == num_bytes(Int(8), SHAPES) + 16
+  assert counted.gradient_bytes() == gradients(2)
+  every_step = traffic(methods.allreduce(), 2, payload=Int(8))
+  assert every_step.gradient_bytes() == num_bytes(Int(8), SHAPES) + 4

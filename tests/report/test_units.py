@@ -35,3 +35,8 @@ def test_a_tick_has_no_digits_to_spare():
 def test_a_loss_without_a_number_is_a_word():
   assert units.human_loss(1.23456) == "1.2346"
   assert units.human_loss(math.nan) == "not finite"
+
+
+def test_a_ratio_without_meaning_is_a_dash():
+  assert units.human_ratio(25.31) == "25.3x"
+  assert units.human_ratio(math.nan) == "-"

@@ -1,0 +1,1 @@
+"""From values to what is on the wire, and back."""

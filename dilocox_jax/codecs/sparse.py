@@ -1,0 +1,121 @@
+"""A few values stand for many: the largest ones, or a random part."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dilocox_jax.codecs.base import (
+  Codec,
+  Encoder,
+  Reduced,
+  Run,
+  grouped,
+  ungrouped,
+)
+from dilocox_jax.plan.leaf import Leaf
+from dilocox_jax.plan.payload import group_shape
+from dilocox_jax.plan.reduction import RandomMask, TopK
+from dilocox_jax.pytypes import Array, Tree
+
+
+def top_k(payload: TopK, leaf: Leaf, inner: Encoder) -> Encoder:
+  """Keeps the largest values of each block; the others decode to zero.
+
+  ||x - C(x)||^2 <= (1 - k / n) ||x||^2 if the kept values are sent exactly.
+
+  Wire: packed indices of ceil(log2(block)) bits each, or one bit a value of
+  the block; then what `inner` makes of the kept values.
+  Source: SparseLoCo, arXiv 2508.15706 (64 of 4096); CocktailSGD (Wang et al.,
+  2023, ICML) for the bitmap.
+  Differs: blocks are made equally long; CocktailSGD selects over a whole
+  tensor.
+  """
+  groups, width = group_shape(leaf, "block", payload.block_size)
+  count = payload.num_kept(width)
+  is_packed = payload.indices == "packed"
+
+  def encode(values: Array, key: Array) -> tuple[Array, ...]:
+    blocks = grouped(values, groups, width)
+    _, places = jax.lax.top_k(jnp.abs(blocks), count)
+    places = jnp.sort(places, axis=-1)
+    kept = jnp.take_along_axis(blocks, places, axis=-1)
+    carried = inner.encode(kept.reshape(len(kept), -1), key)
+    if is_packed:
+      return (_pack_places(places, payload.index_bits(width)), *carried)
+    chosen = jnp.zeros(blocks.shape, bool)
+    chosen = jnp.put_along_axis(chosen, places, True, -1, inplace=False)
+    return (jnp.packbits(chosen, axis=-1), *carried)
+
+  def decode(arrays: tuple[Array, ...]) -> Array:
+    indices, *carried = arrays
+    kept = inner.decode(tuple(carried))
+    kept = kept.reshape(len(kept), groups, count)
+    if is_packed:
+      places = _unpack_places(indices, payload.index_bits(width), count)
+      blocks = jnp.zeros((len(kept), groups, width), kept.dtype)
+      blocks = jnp.put_along_axis(blocks, places, kept, -1, inplace=False)
+    else:
+      chosen = jnp.unpackbits(indices, axis=-1, count=width)
+      number = jnp.cumsum(chosen, axis=-1, dtype=jnp.int32) - 1
+      values = jnp.take_along_axis(kept, jnp.maximum(number, 0), axis=-1)
+      blocks = jnp.where(chosen == 1, values, 0.0)
+    return ungrouped(blocks, leaf)
+
+  return Encoder(encode, decode)
+
+
+def _pack_places(places: Array, bits: int) -> Array:
+  digits = (places[..., None] >> _shifts(bits, places.ndim + 1)) & 1
+  flat = digits.reshape(*places.shape[:-1], -1).astype(jnp.uint8)
+  return jnp.packbits(flat, axis=-1)
+
+
+def _unpack_places(packed: Array, bits: int, count: int) -> Array:
+  flat = jnp.unpackbits(packed, axis=-1, count=count * bits)
+  digits = flat.reshape(*packed.shape[:-1], count, bits).astype(jnp.int32)
+  return jnp.sum(digits << _shifts(bits, digits.ndim), axis=-1, dtype=jnp.int32)
+
+
+def _shifts(bits: int, ndim: int) -> Array:
+  """0 to bits - 1 along the last of some axes."""
+  return jnp.arange(bits, dtype=jnp.int32).reshape((1,) * (ndim - 1) + (bits,))
+
+
+def random_mask(payload: RandomMask, leaf: Leaf, inner: Codec) -> Codec:
+  """Exchanges a random part of the values, drawn anew each time.
+
+  The values are cut into as many strata as are drawn, and one is drawn of
+  each: every value's chance is the payload's fraction, to rounding of the
+  strata. The others decode to zero, so E ||x - C(x)||^2 = (1 - p) ||x||^2;
+  error feedback sends them later.
+
+  Wire: nothing of its own, the seed is shared.
+  Source: CocktailSGD (Wang et al., 2023, ICML).
+  Differs: drawn by strata, which needs no permutation of all values.
+  """
+  count = payload.num_kept(leaf.size)
+  bounds = np.linspace(0, leaf.size, count + 1).astype(np.int32)
+  widths = np.diff(bounds)
+
+  def places(key: Array) -> Array:
+    shape = (leaf.num_layers, count)
+    chance = jax.random.uniform(key, shape, jnp.float32)
+    offset = jnp.floor(chance * jnp.asarray(widths, jnp.float32)[None])
+    last = jnp.asarray(widths - 1)[None]
+    offset = jnp.minimum(offset.astype(jnp.int32), last)
+    return jnp.asarray(bounds[:-1])[None] + offset
+
+  def run(values: Array, state: Tree, key: Array) -> Run:
+    drawn = places(key)
+    flat = values.reshape(leaf.num_layers, -1)
+    part = jnp.take_along_axis(flat, drawn, axis=-1)
+    reduced, state = yield from inner.run(part, state, key)
+
+    def spread(part: Array) -> Array:
+      whole = jnp.zeros(flat.shape, part.dtype)
+      whole = jnp.put_along_axis(whole, drawn, part, -1, inplace=False)
+      return whole.reshape(values.shape)
+
+    return Reduced(*map(spread, reduced)), state
+
+  return Codec(inner.init, run, inner.phases)

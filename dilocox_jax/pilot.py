@@ -1,0 +1,170 @@
+"""Steers a run from round to round: which program, which bytes, which steps.
+
+Without adaptive compression every round is like the first. With it, the rank
+of the averaged update is measured in every round, and after each window the
+policy chooses the rank and H of the next. What is remembered is in every
+checkpoint, so that a run that was stopped chooses as one that was not.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dilocox_jax import assembly
+from dilocox_jax.config import RunConfig
+from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.programs import RoundPrograms
+from dilocox_jax.plan.adaptive import Choice
+from dilocox_jax.plan.leaf import leaf_of
+from dilocox_jax.plan.ranks import leaf_ranks, measured_rank, spectra_of
+from dilocox_jax.plan.reduction import LowRank
+from dilocox_jax.plan.segments import RunPlan, Segment
+from dilocox_jax.plan.shapes import parameter_shapes
+from dilocox_jax.plan.traffic import Traffic
+from dilocox_jax.plan.wire import num_bytes
+
+Spectra = dict[str, np.ndarray]
+
+
+class Pilot:
+  """The rounds of a run, as they are chosen on the way.
+
+  Attributes:
+    choice: What rounds run with now.
+    is_adaptive: Whether that may change.
+  """
+
+  def __init__(self, config: RunConfig, programs: assembly.Programs):
+    """Begins with the config's own choice.
+
+    Args:
+      config: The run.
+      programs: Its programs.
+    """
+    self._config = config
+    self._policy = assembly.policy(config)
+    self._rounds = {self._policy.first: programs.rounds}
+    self._chosen: dict[int, Choice] = {}
+    self._since: int | None = None
+    self._measured: list[float] = []
+    self._spectra: Spectra = {}
+    self.choice = self._policy.first
+    self.is_adaptive = config.adaptive.mode != "off"
+
+  @property
+  def rounds(self) -> RoundPrograms:
+    """The programs of the present choice; each is built once."""
+    if self.choice not in self._rounds:
+      built = assembly.programs(self._config, self.choice)
+      self._rounds[self.choice] = built.rounds
+    return self._rounds[self.choice]
+
+  @property
+  def traffic(self) -> Traffic:
+    """The bytes of the present choice."""
+    return assembly.traffic(self._config, self.choice)
+
+  @property
+  def plan(self) -> RunPlan:
+    """The plan in force: H is the choice's, counted from where it began.
+
+    The round before that looks like one of the same H, so what it sent is
+    found in flight.
+    """
+    plan = assembly.run_plan(self._config, self.choice)
+    if self._since is None:
+      return plan
+    start = self._since - self.choice.sync_interval
+    return dataclasses.replace(plan, schedule_start=start)
+
+  def note(self, drifts: Sequence[Drift]) -> None:
+    """Takes in what was measured in a segment.
+
+    Args:
+      drifts: For every piece with an arrival, leaves [num_windows, ...].
+    """
+    adaptive = self._config.adaptive
+    for drift in drifts:
+      if not drift.observed or not self.is_adaptive:
+        continue
+      for window in range(len(drift.cosine)):
+        grams = {k: np.asarray(v[window]) for k, v in drift.observed.items()}
+        spectra = spectra_of(grams)
+        if spectra:
+          rank = measured_rank(spectra, adaptive.criterion, adaptive.energy)
+          self._measured.append(rank)
+          self._spectra |= spectra
+
+  def is_window_full(self) -> bool:
+    """Whether enough was measured for a new choice.
+
+    Fragments are measured in turn, and each once a round.
+    """
+    fragments = self._config.sync.named.schedule.num_fragments
+    wanted = self._config.adaptive.window_rounds * fragments
+    return self.is_adaptive and len(self._measured) >= wanted
+
+  def turn(self, segment: Segment) -> None:
+    """Chooses anew after a window that ends with a segment.
+
+    A rank's division among the leaves is settled when it is first chosen, so
+    that there are never more programs than ranks on the ladder.
+    """
+    before = self.choice
+    choice = self._policy.next_choice(self._measured, self._bytes_of)
+    if self._config.adaptive.by_leaf and choice.rank not in self._chosen:
+      choice = dataclasses.replace(choice, leaf_ranks=self._by_leaf(choice))
+    choice = self._chosen.setdefault(choice.rank, choice)
+    if choice.sync_interval != before.sync_interval:
+      self._since = segment.stop
+    self.choice, self._measured, self._spectra = choice, [], {}
+
+  def _bytes_of(self, rank: int) -> int:
+    choice = dataclasses.replace(self._policy.first, rank=rank)
+    shapes = parameter_shapes(self._config.model.shape)
+    return num_bytes(assembly.payload(self._config, choice), shapes)
+
+  def _by_leaf(self, choice: Choice) -> tuple[tuple[str, int], ...]:
+    """Ranks by leaf for the bytes of one rank for all."""
+    shapes = parameter_shapes(self._config.model.shape)
+    leaves = {path: leaf_of(path, shapes[path]) for path in self._spectra}
+    cost = {p: leaf.num_layers * sum(leaf.shape) for p, leaf in leaves.items()}
+    ranks = leaf_ranks(
+      self._spectra,
+      cost,
+      sum(choice.rank * values for values in cost.values()),
+      {p: _most(leaf.shape, self._policy.first) for p, leaf in leaves.items()},
+    )
+    return tuple(sorted(ranks.items()))
+
+  def get_state(self) -> dict[str, Any]:
+    """What a checkpoint must hold, as plain values."""
+    return {
+      "choice": dataclasses.asdict(self.choice),
+      "chosen": [dataclasses.asdict(each) for each in self._chosen.values()],
+      "since": self._since,
+      "measured": self._measured,
+      "spectra": {k: v.tolist() for k, v in self._spectra.items()},
+    }
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Goes on from `get_state`."""
+    self.choice = _choice(state["choice"])
+    chosen = [_choice(each) for each in state["chosen"]]
+    self._chosen = {each.rank: each for each in chosen}
+    self._since, self._measured = state["since"], list(state["measured"])
+    self._spectra = {k: np.asarray(v) for k, v in state["spectra"].items()}
+
+
+def _choice(saved: dict[str, Any]) -> Choice:
+  pairs = tuple((path, rank) for path, rank in saved["leaf_ranks"])
+  return Choice(saved["rank"], saved["sync_interval"], pairs)
+
+
+def _most(shape: tuple[int, ...], first: Choice) -> int:
+  """The largest rank that saves bytes and that states have room for."""
+  ranks = range(1, assembly.ROOM_BY_LEAF * first.rank + 1)
+  matrix = leaf_of("", shape)
+  return max(r for r in ranks if LowRank(r).factorises(matrix))

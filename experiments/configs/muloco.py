@@ -1,0 +1,25 @@
+"""MuLoCo: Muon inside, 2 bits between.
+
+Source: Therien et al., 2025, arXiv 2505.23725. Claim (published): Muon's
+pseudo-gradients compress better than AdamW's; 2 bits with error feedback end at
+the loss of full-precision AdamW DiLoCo. Differs: H = 30; outer momentum 0.6.
+Cost: three minutes on two CPU cores.
+
+    python -m experiments.train --config=experiments/configs/muloco.py \
+        --workdir=runs/muloco
+"""
+
+from experiments.configs import default
+
+
+def get_config():
+  """The default with Muon and 2 bits a value."""
+  config = default.get_config()
+  config.sync.method = "muloco"
+  config.sync.sync_interval = 30
+  config.inner.optimizer = "muon"
+  config.codec.name = "int"
+  config.codec.bits = 2
+  config.exchange.error_feedback = True
+  config.exchange.feedback_decay = 0.95
+  return config

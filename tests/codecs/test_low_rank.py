@@ -1,0 +1,197 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dilocox_jax.codecs.base import Reduced
+from dilocox_jax.codecs.compose import alone, codec
+from dilocox_jax.codecs.low_rank import orthonormal
+from dilocox_jax.plan.leaf import Leaf
+from dilocox_jax.plan.reduction import LowRank
+from tests.oracles import codecs as oracle
+
+LEAF = Leaf(3, (14, 24))
+RANK = 4
+KEY = jax.random.key(0)
+EXACT = 2e-6  # fp32, relative to the norm
+SHARED = codec(LowRank(RANK), LEAF)
+LOCAL = codec(LowRank(RANK, factorisation="local"), LEAF)
+PROGRAMS = {
+  name: jax.jit(
+    lambda values, state, key, built=built: alone(built, values, state, key)[:2]
+  )
+  for name, built in (("shared", SHARED), ("local", LOCAL))
+}
+both = pytest.mark.parametrize("name", PROGRAMS)
+
+
+def of_rank(rank, seed=0, leaf=LEAF):
+  rng = np.random.default_rng(seed)
+  rows, columns = leaf.shape
+  left = rng.normal(size=(leaf.num_layers, rows, rank))
+  right = rng.normal(size=(leaf.num_layers, rank, columns))
+  return jnp.asarray(left @ right, jnp.float32)
+
+
+def start(name, seed=1):
+  built = {"shared": SHARED, "local": LOCAL}[name]
+  return built.init(jax.random.key(seed))
+
+
+def distance(found, values):
+  """Relative to the norm of the values."""
+  error = np.asarray(found, np.float64) - np.asarray(values, np.float64)
+  return np.linalg.norm(error) / np.linalg.norm(values)
+
+
+@both
+@pytest.mark.parametrize("rank", [1, 3, RANK])
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_matrices_of_a_rank_up_to_that_are_recovered(name, rank, scale):
+  values = scale * of_rank(rank)
+  found, _ = PROGRAMS[name](values, start(name), KEY)
+  assert distance(found, values) < EXACT
+
+
+@both
+def test_matrices_of_a_higher_rank_are_not(name):
+  values = of_rank(RANK + 1)
+  found, _ = PROGRAMS[name](values, start(name), KEY)
+  assert distance(found, values) > 0.01
+
+
+def test_one_power_iteration_is_that_of_the_plain_twin():
+  values, state = of_rank(10), start("shared")
+  found, _ = PROGRAMS["shared"](values, state, KEY)
+  for layer in range(LEAF.num_layers):
+    expected = oracle.power_iteration(
+      np.asarray(values[layer], np.float64),
+      np.asarray(state.right[layer], np.float64),
+    )
+    np.testing.assert_allclose(found[layer], expected, atol=1e-6 * 30)
+
+
+def test_a_factor_kept_warm_converges_to_the_best_of_that_rank():
+  values, state = of_rank(10), start("shared")
+  errors = []
+  for _ in range(30):
+    found, state = PROGRAMS["shared"](values, state, KEY)
+    errors.append(distance(found, values))
+  spectrum = np.linalg.svd(np.asarray(values), compute_uv=False)
+  best = np.sqrt(np.sum(spectrum[:, RANK:] ** 2) / np.sum(spectrum**2))
+  assert errors[0] > 1.02 * best
+  assert errors[-1] == pytest.approx(best, rel=1e-3)
+
+
+@both
+def test_a_matrix_of_nothing_leaves_no_trace(name):
+  zeros, state = jnp.zeros(LEAF.stacked_shape, jnp.float32), start(name)
+  found, state = PROGRAMS[name](zeros, state, KEY)
+  assert np.all(np.asarray(found) == 0)
+  values = of_rank(RANK)
+  found, state = PROGRAMS[name](values, state, KEY)
+  assert distance(found, values) < EXACT
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_a_warm_factor_serves_whatever_size_the_updates_have(scale):
+  # The factor is as large as the update, and their product leaves fp32.
+  values, state = scale * of_rank(RANK), start("shared")
+  for _ in range(2):
+    found, state = PROGRAMS["shared"](values, state, KEY)
+  assert distance(found / scale, values / scale) < EXACT
+
+
+def test_directions_that_were_missing_revive():
+  state = start("shared")
+  _, state = PROGRAMS["shared"](of_rank(1), state, KEY)
+  missing = np.all(np.asarray(state.right) == 0, axis=1)
+  assert missing.sum(-1).tolist() == [RANK - 1] * LEAF.num_layers
+  values = of_rank(RANK, seed=5)
+  found, state = PROGRAMS["shared"](values, state, jax.random.key(2))
+  assert distance(found, values) < EXACT
+  assert not np.any(np.all(np.asarray(state.right) == 0, axis=1))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e12, 1e30])
+@pytest.mark.parametrize("rank", [1, 3, RANK])
+def test_a_basis_is_orthonormal_and_spans_what_there_is(scale, rank):
+  columns = np.asarray(of_rank(rank))[:, :, :RANK].astype(np.float64)
+  basis = np.asarray(
+    orthonormal(jnp.asarray(scale * columns, jnp.float32)), np.float64
+  )
+  gram = np.swapaxes(basis, 1, 2) @ basis
+  lengths = np.sort(np.diagonal(gram, axis1=1, axis2=2), axis=-1)
+  assert lengths[:, : RANK - rank] == pytest.approx(0.0, abs=1e-12)
+  assert lengths[:, RANK - rank :] == pytest.approx(1.0, abs=1e-5)
+  off = gram * (1 - np.eye(RANK))
+  assert np.max(np.abs(off)) < 1e-5
+  rest = columns - basis @ (np.swapaxes(basis, 1, 2) @ columns)
+  assert np.linalg.norm(rest) < 1e-5 * np.linalg.norm(columns)
+
+
+def test_columns_of_very_different_size_are_all_spanned():
+  columns = np.asarray(of_rank(RANK))[:, :, :RANK] * 10.0 ** -np.arange(
+    0, 12, 3
+  )
+  basis = np.asarray(orthonormal(jnp.asarray(columns, jnp.float32)))
+  rest = columns - basis @ (np.swapaxes(basis, 1, 2) @ columns)
+  lengths = np.linalg.norm(columns, axis=1)
+  assert np.max(np.linalg.norm(rest, axis=1) / lengths) < 1e-5
+
+
+def exchanged(values, built=SHARED):
+  """Runs one codec a replica, with dense exchanges in between."""
+  state = start("shared")
+  runs = [built.run(each, state, KEY) for each in values]
+  asked = [next(run) for run in runs]
+  while True:
+    mean = sum(asked[1:], asked[0]) / len(asked)
+    answers = []
+    for run, own in zip(runs, asked, strict=True):
+      try:
+        answers.append(run.send(Reduced(mean, own)))
+      except StopIteration as stop:
+        answers.append(stop.value)
+    if isinstance(answers[0], tuple):
+      return answers
+    asked = answers
+
+
+def test_replicas_agree_on_the_mean_and_their_own_parts_average_to_it():
+  values = [of_rank(RANK, seed) for seed in (1, 2, 3)]
+  answers = exchanged(values)
+  means = [np.asarray(reduced.mean) for reduced, _ in answers]
+  for mean in means[1:]:
+    assert np.array_equal(mean, means[0])
+  owns = np.mean([np.asarray(reduced.own) for reduced, _ in answers], axis=0)
+  np.testing.assert_allclose(owns, means[0], atol=1e-5)
+  factors = [np.asarray(state.right) for _, state in answers]
+  assert np.array_equal(factors[0], factors[1])
+
+
+def test_a_mean_of_low_rank_is_exact_though_the_replicas_matrices_are_not():
+  noise = of_rank(12, seed=9)
+  mean = of_rank(2, seed=3)
+  (reduced, _), _ = exchanged([mean + noise, mean - noise])
+  assert distance(reduced.mean, mean) < 1e-5
+  assert distance(reduced.own, mean + noise) > 0.01
+
+
+def test_room_for_a_higher_rank_is_kept_as_it_was():
+  built = codec(LowRank(2), LEAF, max_rank=RANK)
+  state = built.init(KEY)
+  assert state.right.shape == (3, 24, RANK)
+  run = jax.jit(lambda values: alone(built, values, state, KEY)[1])
+  after = run(of_rank(RANK))
+  assert np.array_equal(after.right[..., 2:], state.right[..., 2:])
+  assert not np.any(after.right[..., :2] == state.right[..., :2])
+  assert np.all(np.asarray(after.gram)[:, 2:] == 0)
+
+
+def test_the_gram_matrix_has_the_spectrum_of_what_is_decoded():
+  values = of_rank(10)
+  found, state = PROGRAMS["shared"](values, start("shared"), KEY)
+  spectrum = np.linalg.svd(np.asarray(found, np.float64), compute_uv=False)
+  energies = np.linalg.eigvalsh(np.asarray(state.gram, np.float64))[:, ::-1]
+  np.testing.assert_allclose(energies, spectrum[:, :RANK] ** 2, rtol=1e-4)

@@ -1,0 +1,150 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dilocox_jax.codecs.base import Codec, Reduced
+from dilocox_jax.codecs.compose import alone, codec, encoder
+from dilocox_jax.codecs.sparse import random_mask
+from dilocox_jax.plan.leaf import Leaf
+from dilocox_jax.plan.payload import Dense, Int
+from dilocox_jax.plan.reduction import RandomMask, TopK
+from dilocox_jax.plan.wire import Encoding
+from tests.oracles import codecs as oracle
+
+KEY = jax.random.key(0)
+LEAF = Leaf(2, (4, 45))  # blocks of 60, three a layer
+
+
+def gaussian(leaf, seed=0):
+  values = np.random.default_rng(seed).normal(size=leaf.stacked_shape)
+  return values.astype(np.float32)
+
+
+def through(coder, values):
+  """Encoded and decoded, and what was sent."""
+
+  def run(values):
+    arrays = coder.encode(values, KEY)
+    return coder.decode(arrays), arrays
+
+  return jax.jit(run)(values)
+
+
+@pytest.mark.parametrize("indices", ["packed", "bitmap"])
+def test_top_k_keeps_exactly_what_its_plain_twin_keeps(indices):
+  values = gaussian(LEAF)
+  coder = encoder(Encoding((TopK(0.15, 70, indices), Dense())), LEAF)
+  found, (places, _) = through(coder, jnp.asarray(values))
+  blocks = values.reshape(6, 60)
+  twins = [oracle.top_k(block, 9) for block in blocks]
+  expected = np.stack([sparse for _, sparse in twins])
+  assert np.array_equal(np.asarray(found).reshape(6, 60), expected)
+  bits = np.unpackbits(np.asarray(places).reshape(6, -1), axis=-1)
+  for row, (chosen, _) in zip(bits, twins, strict=True):
+    if indices == "bitmap":
+      assert np.flatnonzero(row[:60]).tolist() == chosen
+    else:
+      digits = row[: 9 * 6].reshape(9, 6)
+      assert (digits @ (1 << np.arange(6))).tolist() == chosen
+
+
+def test_both_codings_of_the_places_decode_to_the_same():
+  values = jnp.asarray(gaussian(LEAF))
+  found = []
+  for indices in ("packed", "bitmap"):
+    parts = TopK(0.15, 70, indices), Int(2, "tensor")
+    found.append(through(encoder(Encoding(parts), LEAF), values)[0])
+  assert np.array_equal(*found)
+
+
+def test_top_k_of_everything_loses_nothing_even_where_values_are_equal():
+  values = np.tile(np.array([1, -1, 0, 2], np.float32), 45).reshape(1, 4, 45)
+  for indices in ("packed", "bitmap"):
+    coder = encoder(
+      Encoding((TopK(1.0, 70, indices), Dense())), Leaf(1, (4, 45))
+    )
+    found, _ = through(coder, jnp.asarray(values))
+    assert np.array_equal(found, values)
+
+
+def masked(leaf, fraction, values, key):
+  built = codec(RandomMask(fraction), leaf)
+  run = jax.jit(lambda values, key: alone(built, values, (), key))
+  found, _, sent = run(jnp.asarray(values), key)
+  return np.asarray(found), sent
+
+
+@pytest.mark.parametrize(
+  "size, fraction",
+  [(1, 1.0), (7, 0.01), (7, 0.75), (360, 0.3), (360, 0.999)],
+)
+def test_a_mask_keeps_its_share_of_different_places(fraction, size):
+  leaf = Leaf(2, (size,))
+  values = np.arange(1, 2 * size + 1, dtype=np.float32).reshape(2, size)
+  found, ((sent,),) = masked(leaf, fraction, values, KEY)
+  kept = max(1, round(fraction * size))
+  assert sent.shape == (2, kept)
+  # Every value is another, so that one drawn twice would be missed here.
+  assert np.count_nonzero(found, axis=-1).tolist() == [kept, kept]
+  assert np.array_equal(found[found > 0], values[found > 0])
+
+
+def test_every_value_has_the_same_chance_and_layers_are_drawn_apart():
+  leaf, draws = Leaf(2, (64,)), 400
+  draw = jax.jit(jax.vmap(lambda key: masked_mean(leaf, key)))
+  chosen = np.asarray(draw(jax.random.split(KEY, draws))) != 0
+  share = chosen.mean(0)
+  # 128 shares of 400 draws: the largest of as many normals is about 2.8.
+  error = np.sqrt(0.25 * 0.75 / draws)
+  assert np.max(np.abs(share - 0.25)) < 5 * error
+  assert np.any(chosen[:, 0] != chosen[:, 1])
+
+
+def masked_mean(leaf, key):
+  ones = jnp.ones(leaf.stacked_shape, jnp.float32)
+  return alone(codec(RandomMask(0.25), leaf), ones, (), key)[0]
+
+
+def test_the_expected_error_is_the_part_that_is_not_sent():
+  leaf = Leaf(1, (640,))
+  values = jnp.asarray(gaussian(leaf))
+  draw = jax.jit(
+    lambda key: alone(codec(RandomMask(0.3), leaf), values, (), key)[0]
+  )
+  errors = [
+    float(jnp.sum(jnp.square(values - draw(key))))
+    for key in jax.random.split(KEY, 100)
+  ]
+  deviation = np.mean(errors) - 0.7 * float(jnp.sum(jnp.square(values)))
+  assert abs(deviation) < 4 * np.std(errors) / 10
+
+
+def test_the_same_key_draws_the_same_places_for_other_values():
+  leaf = Leaf(1, (30,))
+  first, _ = masked(leaf, 0.4, np.ones((1, 30), np.float32), KEY)
+  second, _ = masked(leaf, 0.4, np.full((1, 30), 7, np.float32), KEY)
+  other, _ = masked(leaf, 0.4, np.ones((1, 30), np.float32), jax.random.key(1))
+  assert np.array_equal(7 * first, second)
+  assert not np.array_equal(first, other)
+
+
+def test_the_mean_and_the_own_part_return_to_the_places_they_came_from():
+  leaf = Leaf(1, (4, 6))
+
+  def run(values, state, key):
+    reduced = yield values
+    return reduced, state
+
+  inner = Codec(lambda key: (), run, ())
+  built = random_mask(RandomMask(0.5), leaf, inner)
+  values = jnp.arange(1.0, 25.0, dtype=jnp.float32).reshape(1, 4, 6)
+  running = built.run(values, (), KEY)
+  part = next(running)
+  with pytest.raises(StopIteration) as stop:
+    running.send(Reduced(part + 100, part))
+  (mean, own), _ = stop.value.value
+  is_drawn = np.asarray(own) > 0
+  assert np.array_equal(own[is_drawn], values[is_drawn])
+  assert np.array_equal(mean[is_drawn], values[is_drawn] + 100)
+  assert np.all(np.asarray(mean)[~is_drawn] == 0)

@@ -1,0 +1,256 @@
+"""What the plan says is on the wire is what the compiled program moves."""
+
+import collections
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from dilocox_jax.exchange.compressed import Compression
+from dilocox_jax.exchange.feedback import Feedback, compressed_mean
+from dilocox_jax.mesh import Replicas
+from dilocox_jax.outer.drift import drift
+from dilocox_jax.outer.partition import Partition
+from dilocox_jax.outer.programs import RoundPrograms, StepPrograms
+from dilocox_jax.outer.transforms import OuterTransform
+from dilocox_jax.plan import methods
+from dilocox_jax.plan.fragments import Fragments
+from dilocox_jax.plan.payload import E3M0, Dense, Int
+from dilocox_jax.plan.pieces import pieces
+from dilocox_jax.plan.reduction import LowRank, RandomMask, TopK
+from dilocox_jax.plan.traffic import FINITE_COUNT, Traffic
+from dilocox_jax.plan.wire import Chain
+
+NUM_LAYERS = 4
+# Odd sizes: bytes that are not filled and chunks that are not whole.
+SHAPES = {
+  "embed": (37, 11),
+  "blocks/w": (NUM_LAYERS, 13, 9),
+  "blocks/b": (NUM_LAYERS, 7),
+}
+LOW_RANK = Chain((LowRank(2), Int(4)))
+SPARSE = Chain((TopK(0.1, 64), Int(2)))
+COCKTAIL = Chain((RandomMask(0.5), TopK(0.25, 4096, "bitmap"), Int(4)))
+KINDS = {
+  "all-reduce": "all_reduce",
+  "all-gather": "all_gather",
+  "all-to-all": "all_to_all",
+}
+ITEM_BITS = {"pred": 8, "bf16": 16}
+
+
+def operand_bytes(text):
+  """Bytes that one device hands to each kind of collective.
+
+  Args:
+    text: A compiled module; every collective counts as often as it stands
+      there, whatever loop it stands in.
+  """
+  kinds = "|".join(KINDS)
+  sizes, found = {}, []
+  for line in text.splitlines():
+    match = re.match(r"\s*(?:ROOT )?%?([\w.-]+) = (.*)", line)
+    if not match:
+      continue
+    name, rest = match.groups()
+    # A type comes first: one array, or several in round brackets.
+    kind = re.search(r"([a-z][a-z-]+)\((.*?)\)(?:,|$)", _untyped(rest))
+    sizes[name] = _size(rest[: len(rest) - len(_untyped(rest))])
+    if kind and re.fullmatch(rf"({kinds})(-start)?", kind.group(1)):
+      operands = re.findall(r"%([\w.-]+)", kind.group(2))
+      found.append((kind.group(1).removesuffix("-start"), operands))
+    elif kind and re.search(r"reduce-scatter|permute|broadcast-start", kind[1]):
+      raise AssertionError(f"not expected among replicas: {line}")
+  total = collections.Counter()
+  for kind, operands in found:
+    total[KINDS[kind]] += sum(sizes[operand] for operand in operands)
+  return dict(total)
+
+
+def _untyped(rest):
+  """An instruction without the type in front of it."""
+  if rest.startswith("("):
+    depth = 0
+    for place, letter in enumerate(rest):
+      depth += (letter == "(") - (letter == ")")
+      if not depth:
+        return rest[place + 1 :].lstrip()
+  return rest.split(" ", 1)[1]
+
+
+def _size(kind):
+  """Bytes of an array or of several, from their types."""
+  total = 0
+  for item, shape in re.findall(r"([a-z]+\d*)\[([\d,]*)\]", kind):
+    count = 1
+    for length in filter(None, shape.split(",")):
+      count *= int(length)
+    bits = ITEM_BITS.get(item) or int(re.sub(r"\D", "", item) or 0)
+    total += count * bits // 8
+  return total
+
+
+def by_kind(operations):
+  total = collections.Counter()
+  for operation in operations:
+    total[operation.kind] += operation.operand_bytes
+  return dict(total)
+
+
+def params_like(shapes):
+  tree = {}
+  for path, shape in shapes.items():
+    *above, name = path.split("/")
+    part = tree
+    for key in above:
+      part = part.setdefault(key, {})
+    part[name] = jnp.zeros(shape)
+  return tree
+
+
+def traffic(method, payload, collective, num_replicas):
+  fragments = Fragments(method.schedule.num_fragments, NUM_LAYERS)
+  return Traffic(method, fragments, SHAPES, num_replicas, payload, collective)
+
+
+def outer_transform(method, payload, collective):
+  aggregator = compressed_mean(Compression(payload, collective), Feedback())
+  fragments = Fragments(method.schedule.num_fragments, NUM_LAYERS)
+  return OuterTransform(
+    method, Partition(fragments), optax.sgd(1.0), aggregator
+  )
+
+
+def exchange(outer, fragment, own, state):
+  """One exchange of a fragment, and the drift behind it."""
+  state, arrival = outer.exchange(state, fragment, own)
+  return state.exchange, arrival.mean, drift(arrival)
+
+
+def test_collectives_are_read_from_a_compiled_program():
+  text = """
+  %p = f32[3,5]{1,0} parameter(0)
+  %q.1 = bf16[7]{0} parameter(1), sharding={replicated}
+  %r = (u8[1,9]{1,0}, u8[1,9]{1,0}) custom-call(%p)
+  %s = s32[] constant(3)
+  %t.2 = pred[] compare(%s, %s), direction=LT
+  %a = (f32[3,5]{1,0}, bf16[7]{0}) all-reduce(%p, %q.1), to_apply=%add
+  ROOT %b = u8[2,14]{1,0} all-gather(%g), dimensions={0}
+  %g = u8[1,14]{1,0} fusion(%a), kind=kLoop, calls=%f
+  %c = (u8[1,14]{1,0}, u8[2,14]{1,0}) all-gather-start(u8[1,14]{1,0} %g)
+  %d = (u8[1,14]{1,0}, u8[1,14]{1,0}) all-to-all(%g, %g), replica_groups={}
+  %e = s32[] all-reduce(%s), to_apply=%add
+  """
+  assert operand_bytes(text) == {
+    "all_reduce": 60 + 14 + 4,
+    "all_gather": 14 + 14,
+    "all_to_all": 28,
+  }
+
+
+@pytest.mark.parametrize(
+  ("payload", "collective", "num_replicas", "num_fragments"),
+  [
+    (Dense(), "auto", 2, 3),
+    (Dense(), "all_gather", 3, 1),
+    (Dense(), "reduce_scatter", 3, 1),
+    (Dense("float16"), "auto", 2, 1),
+    (Dense("bfloat16"), "reduce_scatter", 2, 3),
+    (Int(4), "auto", 2, 1),
+    (Int(4), "auto", 3, 3),
+    (Int(4, "row"), "reduce_scatter", 3, 1),
+    (E3M0(), "all_gather", 3, 3),
+    (LOW_RANK, "all_gather", 3, 1),
+    (LOW_RANK, "reduce_scatter", 2, 1),
+    (SPARSE, "auto", 3, 1),
+    (COCKTAIL, "auto", 2, 1),
+  ],
+)
+def test_an_exchange_moves_the_bytes_of_the_plan(
+  payload, collective, num_replicas, num_fragments
+):
+  method = methods.delayed(7, num_fragments)
+  outer = outer_transform(method, payload, collective)
+  plan = traffic(method, payload, collective, num_replicas)
+  params = params_like(SHAPES)
+
+  replicas = Replicas(num_replicas, "mesh")
+  state = outer.init(params)
+  for number in {0, num_fragments - 1}:
+    fragment = jnp.int32(number) if number else 0
+    own = outer.partition.take(params, fragment)
+    own = jax.tree.map(lambda leaf: jnp.stack([leaf] * num_replicas), own)
+    one = functools.partial(exchange, outer, fragment)
+    program = jax.jit(replicas.over(one, (0, None), 0))
+    text = program.lower(own, state).compile().as_text()
+    assert operand_bytes(text) == by_kind(plan.exchange(number))
+
+
+def quadratic(params, batch):
+  """A loss without a transformer: it has no part in what is exchanged."""
+  gradient = jax.tree.map(lambda leaf: leaf - batch, params)
+  return optax.tree.norm(gradient), gradient
+
+
+def descend(params, state, batch):
+  loss, gradient = quadratic(params, batch)
+  params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+  return params, state, (loss, loss)
+
+
+@pytest.mark.parametrize(
+  ("method", "payload", "num_replicas"),
+  [
+    (methods.diloco(4), LOW_RANK, 3),
+    (methods.streaming_diloco(6, 3, 1), E3M0(), 2),
+    (methods.dilocox(4), COCKTAIL, 2),
+    (methods.delayed(6, 3, 9), Int(4), 3),
+  ],
+)
+def test_a_round_moves_the_bytes_of_the_exchanges_that_arrive_in_it(
+  method, payload, num_replicas
+):
+  outer = outer_transform(method, payload, "auto")
+  plan = traffic(method, payload, "auto", num_replicas)
+  programs = RoundPrograms(outer, descend, Replicas(num_replicas, "mesh"))
+  windows = method.schedule.round_windows(3)
+  shapes, tables = pieces(method.schedule, windows)
+  state = programs.abstract(params_like(SHAPES), ())
+  batches = programs.replicas.abstract(
+    jnp.zeros((num_replicas, method.schedule.sync_interval)), 0
+  )
+  tables = programs.replicas.abstract(tables, None)
+  text = programs.compiled(shapes).lower(state, batches, tables)
+  # Layer fragments are alike, and one loop exchanges them in turn.
+  expected = [
+    operation
+    for piece in shapes
+    if piece.applied
+    for operation in plan.exchange(0 if piece.applied == "first" else 1)
+  ]
+  assert expected
+  assert operand_bytes(text.compile().as_text()) == by_kind(expected)
+
+
+def test_a_data_parallel_step_moves_the_bytes_of_its_gradients():
+  method = methods.cocktail_sgd()
+  aggregator = compressed_mean(Compression(COCKTAIL), Feedback())
+  programs = StepPrograms(
+    quadratic, optax.sgd(0.1), aggregator, Replicas(2, "mesh")
+  )
+  state = programs.abstract(params_like(SHAPES))
+  batches = programs.replicas.abstract(jnp.zeros((2, 5)), 0)
+  text = programs.compiled.lower(state, batches).compile().as_text()
+  plan = traffic(method, COCKTAIL, "auto", 2)
+  gradients = [
+    operation
+    for operation in plan.exchange(0)
+    if operation.operand_bytes != 12  # A gradient has no drift.
+  ]
+  assert FINITE_COUNT in gradients
+  assert operand_bytes(text) == by_kind(gradients)
+  sent = sum(operation.sent_bytes(2) for operation in gradients)
+  assert plan.gradient_bytes() == sent

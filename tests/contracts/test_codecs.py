@@ -1,0 +1,348 @@
+"""What every codec promises, whatever it sends.
+
+Properties of one codec share one compiled program, since compiling takes far
+longer than running.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dilocox_jax.codecs.compose import alone, codec
+from dilocox_jax.plan.leaf import Leaf, leaf_of
+from dilocox_jax.plan.payload import (
+  BITS,
+  E3M0,
+  FLOATS,
+  ROUNDINGS,
+  SCALES,
+  Dense,
+  Int,
+  Payload,
+  group_shape,
+)
+from dilocox_jax.plan.reduction import LowRank, RandomMask, TopK
+from dilocox_jax.plan.wire import Chain, num_bytes, parts_of, wires
+
+LEAF = Leaf(2, (12, 22))  # 264 values: three blocks of 88
+BLOCK_SIZE = 100
+ROUNDED = 2.0**-7  # Relative; bfloat16 scales, and fp32 sums of 264 squares.
+RANK = 3
+
+
+def integers():
+  for bits in BITS:
+    for scale in SCALES:
+      for rounding in ROUNDINGS:
+        payload = Int(bits, scale, BLOCK_SIZE, rounding)
+        yield f"int{bits}_{scale}_{rounding}", payload
+
+
+CODECS: dict[str, Payload] = {
+  **{dtype: Dense(dtype) for dtype in FLOATS},
+  **dict(integers()),
+  "e3m0": E3M0(BLOCK_SIZE),
+  "low_rank_shared": LowRank(RANK),
+  "low_rank_local": LowRank(RANK, 2, "local"),
+  "top_k_packed": TopK(0.1, BLOCK_SIZE),
+  "top_k_bitmap": TopK(0.1, BLOCK_SIZE, "bitmap"),
+  "random_mask": RandomMask(0.3),
+  "dilocox": Chain((LowRank(RANK), Int(4))),
+  "cocktail_sgd": Chain((RandomMask(0.5), TopK(0.2, 64, "bitmap"), Int(4))),
+  "sparse_loco": Chain((TopK(0.1, BLOCK_SIZE), Int(2, "tensor"))),
+}
+every_codec = pytest.mark.parametrize("name", CODECS)
+
+
+def codecs_but(*left_out):
+  """Marks a test for all codecs but those whose names start so."""
+  names = [name for name in CODECS if not name.startswith(left_out)]
+  return pytest.mark.parametrize("name", names)
+
+
+STOCHASTIC = [name for name in CODECS if name.endswith("stochastic")]
+# The norm of a matrix must be a float, too.
+MATRICES = ("low_rank", "dilocox")
+
+
+@dataclasses.dataclass
+class Program:
+  """A codec's one program, and how often it was traced."""
+
+  payload: Payload
+  num_traces: int = 0
+
+  def __post_init__(self):
+    self.codec = codec(self.payload, LEAF)
+    self.start = self.codec.init(jax.random.key(7))
+    self.compiled = jax.jit(self.run)
+
+  def run(self, values, state, key):
+    self.num_traces += 1
+    return alone(self.codec, values, state, key)
+
+  def decoded(self, values, seed=0):
+    """What comes back of some values, in float64."""
+    values = jnp.asarray(values, jnp.float32)
+    found, _, _ = self.compiled(values, self.start, jax.random.key(seed))
+    return np.asarray(found, np.float64)
+
+
+@functools.cache
+def program(name):
+  return Program(CODECS[name])
+
+
+@functools.cache
+def gaussian():
+  values = np.random.default_rng(0).normal(size=LEAF.stacked_shape)
+  return values.astype(np.float32).astype(np.float64)
+
+
+def energy(values):
+  return float(np.sum(np.square(values)))
+
+
+def by_layer(values):
+  return values.reshape(LEAF.num_layers, -1)
+
+
+def contraction(payload, leaf=LEAF):
+  """delta in ||x - C(x)||^2 <= (1 - delta) ||x||^2 for every x, or None."""
+  head, *rest = parts_of(payload)
+  if isinstance(head, Dense):
+    return (
+      1 - {"float32": 0, "bfloat16": 2.0**-16, "float16": 2.0**-22}[head.dtype]
+    )
+  if isinstance(head, E3M0):
+    # A ninth of each square, or (2^-7 s)^2 if it is small.
+    return 8 / 9 - BLOCK_SIZE * 2.0**-14
+  if isinstance(head, Int):
+    return integer_contraction(head, leaf)
+  if isinstance(head, TopK):
+    _, width = group_shape(leaf, "block", head.block_size)
+    (kept,) = head.carried(leaf)
+    return head.num_kept(width) / width * contraction(Chain((*rest,)), kept)
+  # A draw may miss, and a matrix may have its energy elsewhere.
+  return 0.0
+
+
+def integer_contraction(head, leaf):
+  _, width = group_shape(leaf, head.scale, head.block_size)
+  if head.rounding == "stochastic":
+    return None
+  if head.bits <= 2:
+    # The energy of the means is at least that of one mean for all.
+    return 1 / width
+  # The largest is exact; the others err by half a step, or less than they are.
+  steps = 2 ** (head.bits - 1) - 1
+  return 4 * steps**2 / (width - 1 + 4 * steps**2)
+
+
+# Shapes and bytes.
+
+SHAPES = st.lists(st.integers(1, 40), max_size=3).map(tuple)
+TREES = st.builds(
+  lambda plain, stacked, layers: {
+    **{f"leaf{n}": shape for n, shape in enumerate(plain)},
+    **{f"blocks/{n}": (layers, *s) for n, s in enumerate(stacked)},
+  },
+  st.lists(SHAPES, min_size=1, max_size=2),
+  st.lists(SHAPES, max_size=2),
+  st.integers(1, 4),
+)
+
+
+def encoded(payload, path, shape):
+  """The arrays of one leaf, as shapes and types."""
+  leaf = leaf_of(path, shape)
+  built = codec(payload.at(path), leaf)
+
+  def run(key):
+    values = jnp.zeros(leaf.stacked_shape, jnp.float32)
+    return alone(built, values, built.init(key), key)[2]
+
+  sent = jax.eval_shape(run, jax.random.key(0))
+  return [array for phase in sent for array in phase]
+
+
+@every_codec
+@settings(max_examples=3)
+@example(shapes={"leaf": (), "blocks/0": (3,), "blocks/1": (2, 13, 29)})
+@given(shapes=TREES)
+def test_predicted_bytes_are_those_of_the_encoded_arrays(name, shapes):
+  payload, total_bytes = CODECS[name], 0
+  for path, shape in shapes.items():
+    arrays = encoded(payload, path, shape)
+    expected = wires(payload, path, shape)
+    assert [array.shape for array in arrays] == [w.shape for w in expected]
+    sizes = [math.prod(a.shape) * a.dtype.itemsize for a in arrays]
+    assert sizes == [wire.num_bytes for wire in expected]
+    total_bytes += sum(sizes)
+  assert num_bytes(payload, shapes) == total_bytes
+
+
+@every_codec
+def test_arrays_that_are_really_sent_have_the_predicted_bytes(name):
+  it = program(name)
+  values = jnp.asarray(gaussian(), jnp.float32)
+  _, _, sent = it.compiled(values, it.start, jax.random.key(0))
+  found = sum(array.nbytes for phase in sent for array in phase)
+  shapes = {"blocks/w": LEAF.stacked_shape}
+  assert found == num_bytes(CODECS[name], shapes)
+
+
+# Values.
+
+
+@codecs_but(*STOCHASTIC)  # which trades the bound for having no bias
+def test_the_error_is_a_part_of_the_input(name):
+  share = 1 - contraction(CODECS[name])
+  kinds = [
+    gaussian(),
+    np.where(gaussian() == gaussian().max(), 1.0, 0.0),
+    np.where(gaussian() > 0, gaussian(), 0.0),
+    np.ones(LEAF.stacked_shape),
+    gaussian() ** 5,
+  ]
+  for values in kinds:
+    # 1e-6 is below fp16's normal numbers.
+    for scale in (1.0, 10.0) if name == "float16" else (1e-6, 1.0, 1e4):
+      scaled = np.float64(np.float32(scale * values))
+      error = energy(scaled - program(name).decoded(scaled))
+      assert error <= share * (1 + ROUNDED) * energy(scaled)
+
+
+@every_codec
+def test_what_is_decoded_and_what_is_left_add_up_to_the_input(name):
+  values = gaussian()
+  decoded = program(name).decoded(values)
+  residual = np.float32(values) - np.float32(decoded)
+  total = np.float64(residual) + decoded
+  # One rounding, of the difference.
+  bound = 2.0**-23 * np.max(np.abs(residual))
+  assert np.max(np.abs(total - values)) <= bound
+  assert energy(residual) > 0 or name == "float32"
+
+
+@every_codec
+def test_zero_in_is_zero_out(name):
+  found = program(name).decoded(np.zeros(LEAF.stacked_shape))
+  assert np.all(found == 0)
+
+
+# Levels of 1 and 2 bits lie on both sides of zero.
+@codecs_but("int1", "int2")
+def test_zeros_among_other_values_stay_zero_where_there_is_such_a_level(name):
+  values = gaussian().copy()
+  values[:, :, ::2] = 0
+  found = program(name).decoded(values)
+  bound = 1e-6 if name.startswith(MATRICES) else 0.0
+  assert np.max(np.abs(found[:, :, ::2])) <= bound
+
+
+@every_codec
+def test_constants_at_the_ends_of_fp32_stay_finite_and_in_range(name):
+  huge = 1e30 if name.startswith(MATRICES) else 1e38
+  huge = 6e4 if name == "float16" else huge
+  for constant in (huge, -huge, 1e-38):
+    found = program(name).decoded(np.full(LEAF.stacked_shape, constant))
+    assert np.all(np.isfinite(found))
+    # The scale of stochastic rounding reaches a little too far.
+    assert np.max(np.abs(found)) <= (1 + 2 * ROUNDED) * abs(constant)
+    # Saturation is no disappearance, as an inverse flushed to zero would be.
+    assert np.max(np.abs(found)) > 0.2 * abs(constant) or constant == 1e-38
+
+
+@codecs_but("float16")  # which has no such values
+def test_errors_grow_with_the_scale_from_tiny_to_huge(name):
+  # Codes saturate at 2e37.
+  huge = 1e30 if name.startswith(MATRICES) else 1e37
+  values = gaussian() / np.max(np.abs(gaussian()))
+  near = energy(values - program(name).decoded(values))
+  for scale in (huge, 1e-30):
+    far = program(name).decoded(scale * values) / scale
+    # Scales and ties are rounded otherwise.
+    bound = 1.15 * near + 1e-4 * energy(values)
+    assert energy(values - far) <= bound
+
+
+@every_codec
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_raises_nothing(name, bad):
+  values = gaussian().copy()
+  values[0, 3, 5] = bad
+  found = program(name).decoded(values)
+  # The other layer is none of its business.
+  assert np.all(np.isfinite(found[1]))
+
+
+@pytest.mark.parametrize("name", STOCHASTIC)
+def test_stochastic_rounding_has_no_bias_and_errs_by_a_step_at_most(name):
+  it, values, draws = program(name), gaussian(), 200
+  found = np.stack([it.decoded(values, seed) for seed in range(draws)])
+  spread = found.std(0) / math.sqrt(draws)
+  is_random = spread > 0
+  deviation = (found.mean(0) - values)[is_random] / spread[is_random]
+  # The largest of 528 normals is about 3.2; all together show a smaller slant.
+  assert np.max(np.abs(deviation)) < 5.5
+  assert abs(np.mean(deviation)) * math.sqrt(deviation.size) < 4
+  error = np.max(np.abs(found - values), axis=0)
+  step = steps_of(CODECS[name], values)
+  assert np.all(error <= step)
+  assert np.max(error / step) > 0.5
+
+
+def steps_of(payload, values):
+  """Distance of two levels for each value, at most."""
+  groups, width = group_shape(LEAF, payload.scale, payload.block_size)
+  grouped = np.abs(values).reshape(-1, groups, width)
+  levels = 2**payload.bits - (0 if payload.bits <= 2 else 1)
+  steps = 2 * np.max(grouped, axis=-1, keepdims=True) / (levels - 1)
+  steps = np.broadcast_to(steps * (1 + 2 * ROUNDED), grouped.shape)
+  return steps.reshape(values.shape)
+
+
+@every_codec
+def test_nothing_is_compiled_twice_and_the_state_keeps_its_form(name):
+  it = program(name)
+  values = jnp.asarray(gaussian(), jnp.float32)
+  _, state, _ = it.compiled(values, it.start, jax.random.key(0))
+  _, again, _ = it.compiled(2 * values, state, jax.random.key(1))
+  assert it.num_traces == 1
+  kinds = [
+    jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    for tree in (it.start, state, again)
+  ]
+  assert kinds[0] == kinds[1] == kinds[2]
+
+
+# One of every kind: operation by operation, each takes seconds to compile.
+@pytest.mark.parametrize(
+  "name",
+  [
+    "int4_block_nearest",
+    "int8_row_stochastic",
+    "e3m0",
+    "cocktail_sgd",
+    "low_rank_shared",
+  ],
+)
+def test_compiled_and_step_by_step_agree(name):
+  it = program(name)
+  values = jnp.asarray(gaussian(), jnp.float32)
+  key = jax.random.key(3)
+  compiled, _, sent = it.compiled(values, it.start, key)
+  found, _, steps = alone(it.codec, values, it.start, key)
+  np.testing.assert_allclose(found, compiled, rtol=1e-5, atol=1e-5)
+  pairs = zip(jax.tree.leaves(sent), jax.tree.leaves(steps), strict=True)
+  for ours, theirs in pairs:
+    if ours.dtype == jnp.uint8:
+      assert np.array_equal(ours, theirs)

@@ -1,0 +1,240 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dilocox_jax.codecs.compose import alone, codec
+from dilocox_jax.exchange.compressed import (
+  Compression,
+  by_path,
+  compressed,
+  finite_part,
+)
+from dilocox_jax.mesh import Replicas
+from dilocox_jax.plan.leaf import leaf_of
+from dilocox_jax.plan.payload import Dense, Int
+from dilocox_jax.plan.reduction import LowRank, RandomMask
+from dilocox_jax.plan.wire import Chain
+from tests.exchange.problem import (
+  NUM_REPLICAS,
+  PAYLOADS,
+  WAYS,
+  assert_all_have_the_same,
+  close,
+  draw,
+  every_replicas,
+  exchanged,
+  mean_of,
+  named,
+  replica,
+)
+
+EXACT = 1e-6  # fp32, values near 1
+
+
+def tolerance_of(name, collective):
+  """How far two orders of the same sums may lead apart."""
+  if (name, collective) == ("float16", "all_reduce"):
+    return 2**-10  # The network rounds every sum.
+  if name == "rank 2, int4":
+    # The last bit of a sum may turn a basis within its own span, and the
+    # codes of turned factors are others: they share the bound of int4 alone.
+    return 0.3
+  return EXACT
+
+
+MASK = RandomMask(0.25)
+
+
+def with_own(
+  payload, values, *, rounds=1, collective="auto", layout="stacked", seed=0
+):
+  """(mean, own, state) of exchanges in a row, leaves [M, ...]."""
+  exchange = compressed(Compression(payload, collective, seed))
+  replicas = Replicas(NUM_REPLICAS, layout)
+  state = every_replicas(exchange.init(replica(values)))
+  update = jax.jit(replicas.over(exchange.update, (0, 0, 0), 0))
+  takes_part = jnp.ones(NUM_REPLICAS, bool)
+  for _ in range(rounds):
+    args = (replicas.place(x, 0) for x in (values, takes_part, state))
+    mean, own, state = update(*args)
+    yield mean, own, state
+
+
+@pytest.mark.parametrize(("name", "collective"), WAYS)
+def test_replicas_agree_bit_by_bit_and_a_mesh_equals_a_stack(name, collective):
+  payload, values = PAYLOADS[name], draw()
+  stacked = exchanged(values, payload, collective)
+  mesh = exchanged(values, payload, collective, layout="mesh")
+  # Warm factors are compared by what they span, below.
+  one, other = ((mean, state.residual) for mean, state in (mesh, stacked))
+  close(one, other, tolerance_of(name, collective))
+  for mean, state in (stacked, mesh):
+    assert_all_have_the_same((mean, state.codec))
+
+
+@pytest.mark.parametrize(("name", "collective"), WAYS)
+def test_the_order_of_the_replicas_does_not_matter(name, collective):
+  values = draw()
+  turned = jax.tree.map(lambda leaf: leaf[np.asarray([2, 0, 1])], values)
+  mean, _ = exchanged(values, PAYLOADS[name], collective)
+  again, _ = exchanged(turned, PAYLOADS[name], collective)
+  close(again, mean, tolerance_of(name, collective))
+
+
+@pytest.mark.parametrize(
+  "name", ["float16", "int4", "e3m0", "local rank 2, int8", "top, int2"]
+)
+def test_what_is_gathered_is_the_mean_of_what_each_would_send_alone(name):
+  payload, values = PAYLOADS[name], draw()
+  mean, _ = exchanged(values, payload, "all_gather")
+
+  @jax.jit
+  def received(own):
+    whole = {}
+    for path, leaf in by_path(own).items():
+      where = leaf_of(path, leaf.shape)
+      whole[path], _, _ = alone(
+        codec(payload.at(path), where),
+        leaf.reshape(where.stacked_shape),
+        (),
+        jax.random.key(0),
+      )
+    return whole
+
+  each = [received(replica(values, m)) for m in range(NUM_REPLICAS)]
+  for path, leaf in named(replica(mean)).items():
+    total = np.sum([np.asarray(own[path], np.float64) for own in each], axis=0)
+    close(leaf, total.reshape(leaf.shape) / NUM_REPLICAS, EXACT)
+
+
+@pytest.mark.parametrize(
+  ("name", "collective"),
+  [("float32", "all_reduce"), ("float32", "reduce_scatter")],
+)
+def test_without_loss_the_mean_is_the_mean(name, collective):
+  values = draw()
+  mean, _ = exchanged(values, PAYLOADS[name], collective)
+  close(replica(mean), mean_of(values), EXACT)
+
+
+def test_factors_made_together_find_the_mean_of_different_matrices():
+  # No two replicas share a direction: only the mean is of rank 2.
+  rng = np.random.default_rng(3)
+  thin = rng.normal(size=(2, 12, 2)) @ rng.normal(size=(2, 2, 10))
+  noise = rng.normal(size=(NUM_REPLICAS, 2, 12, 10))
+  matrices = thin + noise - noise.mean(axis=0)
+  values = {**draw(), "blocks": {"w": jnp.asarray(matrices, jnp.float32)}}
+  mean, own, _ = next(with_own(LowRank(2), values))
+  close(mean["blocks"]["w"][0], matrices.mean(axis=0), 1e-5)
+  # What each replica had in it adds up to it.
+  close(own["blocks"]["w"].mean(axis=0), mean["blocks"]["w"][0], EXACT)
+
+
+@pytest.mark.parametrize("layout", ["stacked", "mesh"])
+def test_warm_factors_are_one_for_all_and_come_from_the_mean(layout):
+  payload, values = Chain((LowRank(2), Int(8))), draw(1)
+  states = [
+    state for *_, state in with_own(payload, values, rounds=2, layout=layout)
+  ]
+  for number, state in enumerate(states, start=1):
+    assert_all_have_the_same(state)
+    np.testing.assert_array_equal(state.count, number)
+  first, second = (state.leaves["blocks/w"].right[0] for state in states)
+  assert first.shape == (2, 10, 2)
+  # Power iteration on the same mean turns the factor to its main directions.
+  mean = mean_of(values)["blocks"]["w"]
+  for layer in range(2):
+    _, _, main = np.linalg.svd(mean[layer])
+    main = main[:2].T
+
+    def off(factor, main=main):
+      basis, _ = np.linalg.qr(np.asarray(factor, np.float64))
+      return np.linalg.norm(basis - main @ (main.T @ basis))
+
+    assert off(second[layer]) < off(first[layer])
+
+
+@pytest.mark.parametrize("layout", ["stacked", "mesh"])
+def test_a_mask_is_one_for_all_replicas_and_another_the_next_time(layout):
+  values = draw(2)
+  chosen = []
+  for mean, own, _ in with_own(MASK, values, rounds=2, layout=layout):
+    is_sent = jax.tree.map(lambda leaf: np.asarray(leaf) != 0, own)
+    assert_all_have_the_same(is_sent)
+    exact = jax.tree.map(np.multiply, mean_of(values), replica(is_sent))
+    close(replica(mean), exact, EXACT)
+    chosen.append(named(is_sent))
+  for path, first in chosen[0].items():
+    second = chosen[1][path]
+    assert first.sum() == second.sum()
+    assert (first != second).any(), path
+
+
+def test_masks_depend_on_the_seed_and_on_the_leaf():
+  values = {"a": draw()["embed"], "b": draw()["embed"]}
+  sent = [next(with_own(MASK, values, seed=seed))[1] for seed in (0, 1)]
+  masks = [own[leaf][0] != 0 for own in sent for leaf in "ab"]
+  for number, one in enumerate(masks):
+    for other in masks[:number]:
+      assert (one != other).any()
+
+
+def test_replicas_round_by_chances_of_their_own():
+  own = every_replicas(replica(draw()))
+  payload = Int(4, rounding="stochastic")
+  (mean, first, _), (_, second, _) = with_own(
+    payload, own, rounds=2, collective="all_gather"
+  )
+  for path, sent in named(first).items():
+    whole = named(own)[path]
+    step = 2 * np.abs(whole).max() / 7
+    assert np.abs(sent - whole).max() < step
+    for m in range(1, NUM_REPLICAS):
+      assert (sent[0] != sent[m]).any(), path
+    assert (sent[0] != named(second)[path][0]).any(), path
+    # Errors that are independent shrink in the mean.
+    error = np.square(named(mean)[path][0] - whole[0]).mean()
+    assert error < 0.7 * np.square(sent - whole).mean()
+
+
+def test_replicas_that_take_no_part_are_as_if_they_were_not_there():
+  exchange = compressed(Compression(Int(8), "all_gather"))
+  values = draw(4)
+  state = every_replicas(exchange.init(replica(values)))
+  update = jax.jit(Replicas(NUM_REPLICAS).over(exchange.update, (0, 0, 0), 0))
+  takes_part = jnp.asarray([True, False, True])
+  mean, own, _ = update(values, takes_part, state)
+  for path, leaf in named(own).items():
+    assert not leaf[1].any()
+    close(named(mean)[path][0], (leaf[0] + leaf[2]) / 2, EXACT)
+  nobody, own, _ = update(values, jnp.zeros(NUM_REPLICAS, bool), state)
+  for leaf in jax.tree.leaves((nobody, own)):
+    assert not leaf.any()
+
+
+def test_results_are_like_the_values_whatever_was_sent():
+  values = {"a": jnp.ones((NUM_REPLICAS, 3, 2, 2))}
+  for payload in (Dense("float16"), LowRank(1), Int(8, "tensor")):
+    mean, own, _ = next(with_own(payload, values))
+    for tree in (mean, own):
+      assert tree["a"].shape == values["a"].shape
+      assert tree["a"].dtype == jnp.float32
+      close(tree, values, 1e-2)
+
+
+def test_leaves_are_found_by_their_path():
+  one, two, three = jnp.arange(3)
+  found = by_path({"b": {"w": one, "a": two}, "a": three})
+  assert found == {"a": three, "b/a": two, "b/w": one}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_bad_value_makes_a_whole_tree_zero(bad):
+  good = {"a": jnp.ones(3), "b": jnp.arange(2.0)}
+  kept, is_finite = finite_part(good)
+  assert bool(is_finite)
+  close(kept, good, 0)
+  kept, is_finite = finite_part({**good, "b": jnp.asarray([1.0, bad])})
+  assert not bool(is_finite)
+  assert not any(leaf.any() for leaf in jax.tree.leaves(kept))

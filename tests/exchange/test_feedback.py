@@ -1,0 +1,276 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dilocox_jax.codecs.compose import alone, codec
+from dilocox_jax.exchange.compressed import Compression
+from dilocox_jax.exchange.feedback import Feedback, compressed_mean
+from dilocox_jax.exchange.mean import mean_over_replicas
+from dilocox_jax.mesh import Replicas
+from dilocox_jax.plan.choices import LAYOUTS
+from dilocox_jax.plan.leaf import Leaf
+from dilocox_jax.plan.payload import Dense, Int
+from tests.exchange.problem import (
+  NUM_REPLICAS,
+  PAYLOADS,
+  WAYS,
+  assert_all_have_the_same,
+  close,
+  draw,
+  every_replicas,
+  exchanged,
+  mean_of,
+  named,
+  program,
+  replica,
+)
+from tests.oracles import feedback as oracle
+
+EXACT = 1e-6  # fp32, values near 1
+INT4 = PAYLOADS["int4"]
+# Lossy, and every value rounded once on its way; others round the mean again.
+ONCE_ROUNDED = [
+  (name, collective)
+  for name, collective in WAYS
+  if collective == "all_gather" and name != "float32"
+]
+VECTORS = 4, NUM_REPLICAS, 23  # exchanges, replicas, values
+
+
+@functools.cache
+def received(payload):
+  """What is received of one vector, the real codec in float64 clothes."""
+  built = codec(payload, Leaf(1, VECTORS[-1:]))
+
+  @jax.jit
+  def sent(values):
+    return alone(built, values[None], (), jax.random.key(0))[0][0]
+
+  return lambda values: np.asarray(
+    sent(jnp.asarray(values, jnp.float32)), np.float64
+  )
+
+
+@functools.cache
+def vector_program(payload, feedback, layout="stacked"):
+  aggregator = compressed_mean(Compression(payload, "all_gather"), feedback)
+  replicas = Replicas(NUM_REPLICAS, layout)
+  first = every_replicas(aggregator.init(jnp.zeros(VECTORS[-1:])))
+  update = jax.jit(replicas.over(aggregator.update, (0, 0), (0, 0)))
+  return replicas.place(first, 0), lambda values, state: update(
+    replicas.place(jnp.asarray(values, jnp.float32), 0), state
+  )
+
+
+def rounds_of(seed=0):
+  return np.random.default_rng(seed).normal(size=VECTORS).astype(np.float32)
+
+
+def in_a_row(rounds, payload, feedback, layout="stacked"):
+  """Yields (mean [M, N], residual as it is kept) of every exchange."""
+  state, update = vector_program(payload, feedback, layout)
+  for values in rounds:
+    mean, state = update(values, state)
+    yield np.asarray(mean), state.residual
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+  ("decay", "against"), [(1.0, "own"), (0.9, "own"), (0.9, "mean")]
+)
+def test_feedback_is_that_of_the_numpy_twin(decay, against, layout):
+  rounds = rounds_of()
+  rounds[1, 2, 5] = np.nan  # One replica diverges for one exchange.
+  rounds[2, 0, 7] = np.inf
+  expected = oracle.simulate(
+    rounds, received(INT4), decay=decay, against=against
+  )
+  actual = in_a_row(rounds, INT4, Feedback(decay, against), layout)
+  for (mean, residual), (mean_, residuals_) in zip(
+    actual, expected, strict=True
+  ):
+    for own in mean:
+      close(own, mean_, EXACT)
+    close(residual, residuals_, EXACT)
+
+
+@pytest.mark.parametrize(("name", "collective"), ONCE_ROUNDED)
+def test_what_arrived_and_what_is_kept_is_what_was_wanted(name, collective):
+  values = draw(1)
+  run, state = program(PAYLOADS[name], collective, Feedback())
+  for _ in range(2):
+    owed = mean_of(state.residual)
+    mean, state = run(values, state)
+    wanted = jax.tree.map(np.add, mean_of(values), owed)
+    kept = mean_of(state.residual)
+    assert all(leaf.any() for leaf in named(kept).values())
+    close(jax.tree.map(np.add, replica(mean), kept), wanted, 3e-6)
+
+
+def test_nothing_is_lost_over_many_exchanges():
+  # The sum of all means plus the mean of what is owed is all that was wanted.
+  rounds = rounds_of(2)
+  seen = list(in_a_row(rounds, INT4, Feedback()))
+  total = sum(mean[0].astype(np.float64) for mean, _ in seen)
+  owed = np.asarray(seen[-1][1], np.float64).mean(axis=0)
+  close(total + owed, rounds.astype(np.float64).mean(axis=1).sum(axis=0), 5e-6)
+  assert np.abs(owed).max() > 0.01
+
+
+def test_without_feedback_every_exchange_is_a_first_one():
+  values = draw(3)
+  run, first = program(INT4, "all_gather", None)
+  mean, state = run(values, first)
+  again, state = run(values, state)
+  assert state.residual is None
+  close(again, mean, 0)
+  _, kept = exchanged(values, INT4, "all_gather", Feedback(0.0))
+  assert not any(leaf.any() for leaf in named(kept.residual).values())
+
+
+@pytest.mark.parametrize(
+  ("dtype", "bytes_a_value", "bound"),
+  # 8 significant bits; half a step of max / 127, and its scale's 8 bits.
+  [("bfloat16", 2.0, 2**-8), ("int8", 25 / 23, 0.5 / 127 + 2**-8)],
+)
+def test_a_residual_may_be_kept_in_less_memory(dtype, bytes_a_value, bound):
+  rounds = rounds_of(4)
+  whole = next(in_a_row(rounds, INT4, Feedback()))[1]
+  whole = np.asarray(whole, np.float64)
+  narrow = in_a_row(rounds, INT4, Feedback(dtype=dtype))
+  (_, kept), (mean, _) = next(narrow), next(narrow)
+  size = sum(leaf.nbytes for leaf in jax.tree.leaves(kept))
+  assert size == bytes_a_value * whole.size
+  if dtype == "bfloat16":
+    restored = np.asarray(kept, np.float64)
+  else:
+    codes, scales = (np.asarray(x, np.float64) for x in kept)
+    restored = ((codes - 128) * scales).reshape(whole.shape)
+  assert np.abs(restored - whole).max() <= bound * np.abs(whole).max()
+  assert np.abs(restored - whole).max() > 0
+  # The next exchange sends what was kept, not what was lost.
+  wanted = rounds[1] + restored
+  sent = [received(INT4)(own) for own in wanted]
+  close(mean[0], np.mean(sent, axis=0), EXACT)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_replica_that_is_not_finite_neither_spreads_nor_owes(bad, dtype):
+  rounds = rounds_of(5)
+  rounds[1, 1, 3] = bad
+  feedback = Feedback(dtype=dtype)
+  seen = list(in_a_row(rounds[:3], INT4, feedback))
+  others = list(in_a_row(rounds[:1], INT4, feedback))
+  close(seen[0][0], others[0][0], 0)
+  for mean, residual in seen:
+    assert np.isfinite(mean).all()
+    for leaf in jax.tree.leaves(residual):
+      assert np.isfinite(np.asarray(leaf, np.float32)).all()
+  after = seen[1][1]
+  codes = np.asarray(after[0] if dtype == "int8" else after, np.float32)
+  nothing = 128 if dtype == "int8" else 0
+  assert (codes[1] == nothing).all()
+  assert (codes[0] != nothing).any() and (codes[2] != nothing).any()
+
+
+def test_a_replica_that_is_not_finite_shows_in_what_was_sent():
+  values = jnp.asarray(rounds_of(8)[0]).at[1, 3].set(jnp.nan)
+  state, _ = vector_program(INT4, Feedback())
+  aggregator = compressed_mean(Compression(INT4, "all_gather"), Feedback())
+  over = Replicas(NUM_REPLICAS).over(aggregator.average, (0, 0), 0)
+  _, sent, _ = jax.jit(over)(values, state)
+  for m in (0, 2):
+    close(sent[m], received(INT4)(values[m]), EXACT)
+  assert not np.isfinite(sent[1]).all()
+
+
+def test_a_residual_that_grows_out_of_range_is_dropped():
+  # fp16 ends at 65504: each time nearly all of the value is left over.
+  values = np.full(VECTORS[1:], 1.0, np.float32)
+  values[0, 4] = 3e38
+  rounds = [values, values, np.full_like(values, 0.5)]
+  (_, kept), (mean, dropped), (last, after) = in_a_row(
+    rounds, Dense("float16"), Feedback()
+  )
+  assert kept[0, 4] > 2e38
+  # 6e38 is no fp32: the replica has no part in this exchange.
+  close(mean, np.ones_like(mean), EXACT)
+  assert not np.asarray(dropped[0]).any()
+  close(last, np.full_like(last, 0.5), EXACT)
+  assert not np.asarray(after).any()
+
+
+def test_without_a_finite_replica_the_mean_is_zero():
+  rounds = np.full((1, *VECTORS[1:]), np.nan, np.float32)
+  [(mean, residual)] = in_a_row(rounds, INT4, Feedback())
+  assert not mean.any() and not np.asarray(residual).any()
+
+
+def test_lossless_feedback_is_the_plain_mean():
+  values = draw(6)
+  mean, state = exchanged(values, Dense(), feedback=Feedback())
+  close(replica(mean), mean_of(values), EXACT)
+  plain = mean_over_replicas()
+  over = Replicas(NUM_REPLICAS).over(lambda x: plain.update(x, ()), (0,), None)
+  close(replica(mean), jax.jit(over)(values)[0], 0)
+  assert not any(leaf.any() for leaf in named(state.residual).values())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_second_exchange_needs_no_compilation(layout):
+  run, state = program(
+    PAYLOADS["mask, top, int4"], "all_gather", Feedback(), layout=layout
+  )
+  for seed in range(3):
+    _, state = run(draw(seed), state)
+    assert_all_have_the_same(state.codec)
+    assert run._cache_size() == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_codecs_are_shared_and_residuals_are_each_replicas_own(dtype):
+  aggregator = compressed_mean(
+    Compression(PAYLOADS["rank 2, int4"]), Feedback(dtype=dtype)
+  )
+  values = draw(7)
+  state = aggregator.init(replica(values))
+  state = state._replace(residual=every_replicas(state.residual))
+  # Mapping refuses to share what differs between replicas.
+  update = Replicas(NUM_REPLICAS).over(
+    aggregator.update, (0, aggregator.axes), (None, aggregator.axes)
+  )
+  mean, new = jax.eval_shape(update, values, state)
+  assert jax.tree.map(jnp.shape, new) == jax.tree.map(jnp.shape, state)
+  assert jax.tree.map(jnp.shape, mean) == jax.tree.map(
+    jnp.shape, replica(values)
+  )
+
+
+@pytest.mark.parametrize(
+  ("settings", "message"),
+  [
+    ({"against": "theirs"}, "against='theirs' must be one of own, mean"),
+    ({"dtype": "int4"}, "dtype='int4' must be one of float32, bfloat16, int8"),
+    ({"decay": 1.5}, "decay=1.5 must lie between 0 and 1"),
+    ({"decay": -0.5}, "decay=-0.5 must lie between 0 and 1"),
+  ],
+)
+def test_a_feedback_that_cannot_be_says_why(settings, message):
+  with pytest.raises(ValueError) as caught:
+    Feedback(**settings)
+  assert str(caught.value) == message
+
+
+def test_eight_bits_a_value_are_what_the_residual_of_a_large_leaf_costs():
+  aggregator = compressed_mean(Compression(Int(4)), Feedback(dtype="int8"))
+  state = jax.eval_shape(
+    aggregator.init, {"blocks": {"w": jnp.zeros((2, 64, 128))}}
+  )
+  size = sum(
+    leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.residual)
+  )
+  assert size == 2 * 64 * 128 * (1 + 2 / 128)

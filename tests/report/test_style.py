@@ -1,0 +1,60 @@
+import math
+
+import pytest
+
+from dilocox_jax.report import style
+
+
+@pytest.mark.parametrize("panels", [1, 2])
+def test_a_frame_has_its_panels_and_its_title(panels):
+  figure, axes = style.frame(panels, "what is seen")
+  assert len(axes) == panels == len(figure.axes)
+  assert figure.get_suptitle() == "what is seen"
+
+
+def test_a_size_can_be_chosen():
+  figure, _ = style.frame(1, "", size=(8.0, 5.0))
+  assert tuple(figure.get_size_inches()) == (8.0, 5.0)
+
+
+def test_losses_far_above_the_rest_are_cut_and_it_is_said():
+  _, (ax,) = style.frame(1, "")
+  losses = [2.0 + 0.01 * number for number in range(20)]
+  ax.plot(losses)
+  assert style.cut_high(ax, losses) == ""
+  said = style.cut_high(ax, [*losses, 60.0, math.nan], "some are cut")
+  assert said == "; some are cut"
+  low, high = ax.get_ylim()
+  assert low < min(losses) and max(losses) < high < 3
+
+
+def test_losses_that_are_not_finite_cut_nothing():
+  _, (ax,) = style.frame(1, "")
+  assert style.cut_high(ax, [math.nan]) == ""
+
+
+@pytest.mark.parametrize(
+  ("sent_bytes", "scale"),
+  [([10**6, 2 * 10**6], "linear"), ([10**6, 10**8], "log")],
+)
+def test_bytes_that_spread_over_decades_are_on_a_log_scale(sent_bytes, scale):
+  _, (ax,) = style.frame(1, "")
+  ax.plot(sent_bytes, [1, 2])
+  style.bytes_axis(ax, sent_bytes)
+  assert ax.get_xscale() == scale
+  assert ax.xaxis.get_major_formatter()(10**6, 0) == "1 MB"
+
+
+def test_an_axis_without_bytes_says_so():
+  _, (ax,) = style.frame(1, "")
+  style.bytes_axis(ax, [])
+  assert ax.texts[0].get_text() == "nothing to show"
+
+
+def test_the_legend_names_every_line():
+  figure, (ax,) = style.frame(1, "")
+  for name in ("one", "two"):
+    ax.plot([1, 2], label=name)
+  style.legend(figure, ax, 4)
+  (legend,) = figure.legends
+  assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]
