@@ -203,6 +203,7 @@ def programs(config: RunConfig, choice: Choice | None = None) -> Programs:
       nesterov=outer.nesterov and bool(outer.momentum),
     ),
     exchange,
+    config.exchange.keep_unsent,
   )
   return Programs(
     model=model,

@@ -75,7 +75,21 @@ class RunConfig:
       check_collective(self.codec.payload, self.exchange.collective)
     except ValueError as error:
       raise ValueError(f"exchange.{error}") from error
+    self._check_unsent()
     self._check_adaptive()
+
+  def _check_unsent(self) -> None:
+    method = self.sync.named
+    is_reset = method.rule == "reset" and not method.schedule.overlap_steps
+    sends_progress = method.exchanged == "pseudo_gradient"
+    require(
+      not self.exchange.keep_unsent
+      or (sends_progress and (is_reset or method.rule == "continue")),
+      "exchange.keep_unsent=True needs replicas that go on from the outer "
+      f"parameters at once, or rule 'continue', not {method.rule!r} with "
+      f"overlap_steps={method.schedule.overlap_steps}: take "
+      "exchange.error_feedback",
+    )
 
   def _check_adaptive(self) -> None:
     mode = self.adaptive.mode

@@ -199,7 +199,8 @@ class ExchangeConfig:
   """How it travels, and what becomes of what was lost."""
 
   collective: str = "auto"  # all_reduce, all_gather or reduce_scatter.
-  error_feedback: bool = False
+  error_feedback: bool = False  # What was lost is added to the next exchange.
+  keep_unsent: bool = False  # What was lost stays in the replica's parameters.
   feedback_decay: float = 1.0  # Share of the residual that is kept.
   feedback_against: str = "own"  # own or mean: what the residual is left of.
   feedback_dtype: str = "float32"  # float32, bfloat16 or int8.
@@ -208,6 +209,11 @@ class ExchangeConfig:
     _one_of("exchange.collective", self.collective, COLLECTIVES)
     _one_of("exchange.feedback_against", self.feedback_against, REFERENCES)
     _one_of("exchange.feedback_dtype", self.feedback_dtype, RESIDUAL_DTYPES)
+    require(
+      not (self.error_feedback and self.keep_unsent),
+      "exchange.error_feedback and exchange.keep_unsent both make up for what "
+      "a codec loses: set one of them",
+    )
     require(
       0 <= self.feedback_decay <= 1,
       f"exchange.feedback_decay={self.feedback_decay} must lie between 0 and 1",

@@ -48,12 +48,15 @@ class OuterTransform:
     partition: How fragments are cut from the tree.
     optimizer: Any optax optimizer or chain.
     aggregator: Averages over replicas.
+    keeps_unsent: Whether a replica goes on with the part of its progress that
+      a codec did not send, rather than losing it or owing it.
   """
 
   method: Method
   partition: Partition
   optimizer: optax.GradientTransformation
   aggregator: Aggregator
+  keeps_unsent: bool = False
 
   @property
   def rule(self) -> ApplyRule:
@@ -182,6 +185,10 @@ class OuterTransform:
     new = optax.apply_updates(old, updates)
     part = self.partition.take(inner, fragment)
     part = self.rule.rejoin(part, old, new, arrival.own)
+    if self.keeps_unsent:
+      part = jax.tree.map(
+        lambda w, own, sent: w - (own - sent), part, arrival.own, arrival.sent
+      )
     state = state._replace(
       params=self.partition.put(state.params, fragment, new),
       optimizer=state.optimizer.set(fragment, kept),
