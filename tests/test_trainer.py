@@ -13,6 +13,9 @@ from dilocox_jax.trainer import Trainer, TrainingStoppedError
 from tests import runs
 
 PARAMETER_BYTES = 4 * parameter_count(runs.settings().model.shape)
+# With the number of finite replicas, and the sums behind the drift.
+GRADIENT_BYTES = PARAMETER_BYTES + 4
+EXCHANGE_BYTES = GRADIENT_BYTES + 12
 STEP_TOKENS = 2 * runs.BATCH_SIZE * runs.SEQUENCE_LENGTH  # Of two replicas.
 
 
@@ -49,7 +52,7 @@ def test_every_round_has_a_row_with_its_tokens_and_bytes(finished):
   # One-round delay: the first exchange is complete at the end of round two,
   # and all-reducing n bytes between two replicas takes n bytes each.
   sent = [row["sent_bytes"] for row in rows]
-  assert sent == [0] + 6 * [PARAMETER_BYTES]
+  assert sent == [0] + 6 * [EXCHANGE_BYTES]
   totals = [row["total_sent_bytes"] for row in rows]
   assert totals == list(itertools.accumulate(sent))
 
@@ -85,7 +88,7 @@ def test_the_closing_row_counts_the_flush(finished):
   assert final["flushed"] and final["num_steps"] == final["step"] == 21
   assert final["tokens"] == last["tokens"]
   flush_bytes = final["total_sent_bytes"] - last["total_sent_bytes"]
-  assert flush_bytes == PARAMETER_BYTES  # What the last round sent.
+  assert flush_bytes == EXCHANGE_BYTES  # What the last round sent.
 
 
 def test_evaluations_come_at_their_interval_and_not_twice_at_the_end(finished):
@@ -291,11 +294,11 @@ def test_a_warm_start_is_trained_counted_and_handed_over(tmp_path, kind):
     5 * warm_tokens + 6 * STEP_TOKENS,
   ]
   if kind == "data_parallel":
-    warm_bytes = [2 * PARAMETER_BYTES, 2 * PARAMETER_BYTES, PARAMETER_BYTES]
+    warm_bytes = [2 * GRADIENT_BYTES, 2 * GRADIENT_BYTES, GRADIENT_BYTES]
   else:  # Parameters, two moments, and the two counts of AdamW's chain.
     warm_bytes = [0, 0, 3 * PARAMETER_BYTES + 2 * 4]
   sent = [row["sent_bytes"] for row in rows]
-  assert sent == warm_bytes + 2 * [PARAMETER_BYTES]
+  assert sent == warm_bytes + 2 * [EXCHANGE_BYTES]
   (final,) = runs.rows(tmp_path, "final")
   assert final["total_sent_bytes"] == sum(sent)  # Nothing was left to flush.
   assert final["outer_loss"] == final["mean_loss"] == final["replica_loss"]
