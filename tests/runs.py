@@ -13,6 +13,7 @@ import numpy as np
 from dilocox_jax import assembly, metrics, report, states
 from dilocox_jax.checkpoint import Checkpoints
 from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.pilot import Pilot
 from dilocox_jax.trainer import Trainer
 
 BATCH_SIZE, SEQUENCE_LENGTH = 2, 16
@@ -81,6 +82,7 @@ def trainer(config: RunConfig, workdir) -> Trainer:
   with mock.patch.object(assembly, "corpus", _load):
     made = Trainer(config, pathlib.Path(workdir))
   made.programs = programs(config)
+  made.pilot = Pilot(config, made.programs)
   return made
 
 
