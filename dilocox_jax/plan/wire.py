@@ -26,6 +26,8 @@ class Chain(Payload):
   parts: tuple[Payload, ...]
 
   def __post_init__(self):
+    flat = [p for part in self.parts for p in _links(part)]
+    object.__setattr__(self, "parts", tuple(flat))
     if not self.parts:
       raise ValueError("a chain must have at least one part")
     if not _ends(self.parts[-1]):
@@ -41,6 +43,11 @@ class Chain(Payload):
   def at(self, path: str) -> "Chain":
     """The chain of one leaf."""
     return Chain(tuple(part.at(path) for part in self.parts))
+
+
+def _links(part: Payload) -> tuple[Payload, ...]:
+  """A chain inside a chain is its own parts."""
+  return part.parts if isinstance(part, Chain) else (part,)
 
 
 def _order(part: Payload) -> int:
@@ -66,6 +73,8 @@ class ByLeaf(Payload):
 
 def parts_of(payload: Payload) -> tuple[Payload, ...]:
   """The parts of a payload as of a chain that is complete."""
+  if isinstance(payload, ByLeaf):  # All leaves have parts of one kind.
+    return parts_of(payload.default)
   if isinstance(payload, Chain):
     return payload.parts
   return Chain((payload,)).parts

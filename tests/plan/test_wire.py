@@ -80,6 +80,18 @@ def test_a_chain_in_the_wrong_order_is_refused_by_name(parts):
   assert "\n" not in str(caught.value)
 
 
+def test_a_chain_inside_a_chain_is_one_chain():
+  inner = Chain((TopK(), Int(2)))
+  assert Chain((SHARED, inner)) == Chain((SHARED, TopK(), Int(2)))
+  with pytest.raises(ValueError, match="TopK -> Int -> TopK -> Int"):
+    Chain((inner, inner))
+
+
+def test_parts_are_found_below_leaves_of_their_own():
+  mixed = ByLeaf(Chain((SHARED, Int(4))), (("w", Chain((LowRank(9), Int(4)))),))
+  assert parts_of(mixed) == (SHARED, Int(4))
+
+
 def test_a_chain_of_nothing_is_refused():
   with pytest.raises(ValueError, match="at least one part"):
     Chain(())
