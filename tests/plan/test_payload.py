@@ -9,24 +9,7 @@ from hypothesis import strategies as st
 
 from dilocox_jax.plan.leaf import Leaf
 from dilocox_jax.plan.payload import E3M0, Dense, Int, group_shape
-from dilocox_jax.plan.reduction import LowRank, TopK
-from dilocox_jax.plan.wire import (
-  Chain,
-  num_bytes,
-  wires,
-)
-
-SHARED = LowRank(2)
-LOCAL = LowRank(2, factorisation="local")
-SPARSE_LOCO = Chain((TopK(64 / 4096, 4096), Int(2, "tensor")))
-
-
-def wire_bytes(payload, path, shape):
-  """By name, added up."""
-  found = {}
-  for wire in wires(payload, path, shape):
-    found[wire.name] = found.get(wire.name, 0) + wire.num_bytes
-  return found
+from dilocox_jax.plan.wire import num_bytes
 
 
 @pytest.mark.parametrize("dtype, size", [("float32", 4), ("bfloat16", 2)])

@@ -8,19 +8,8 @@ import pytest
 from dilocox_jax.plan.leaf import Leaf
 from dilocox_jax.plan.payload import Dense, Int
 from dilocox_jax.plan.reduction import LowRank, RandomMask, TopK
-from dilocox_jax.plan.wire import Chain, num_bytes, phases, wires
-
-SHARED = LowRank(2)
-LOCAL = LowRank(2, factorisation="local")
-SPARSE_LOCO = Chain((TopK(64 / 4096, 4096), Int(2, "tensor")))
-
-
-def wire_bytes(payload, path, shape):
-  """By name, added up."""
-  found = {}
-  for wire in wires(payload, path, shape):
-    found[wire.name] = found.get(wire.name, 0) + wire.num_bytes
-  return found
+from dilocox_jax.plan.wire import Chain, num_bytes, phases
+from tests.plan.sizes import LOCAL, SHARED, wire_bytes
 
 
 def test_low_rank_sends_both_factors_once_a_power_iteration():

@@ -13,20 +13,10 @@ from dilocox_jax.plan.wire import (
   bits_per_value,
   num_bytes,
   parts_of,
-  wires,
 )
+from tests.plan.sizes import LOCAL, SHARED, wire_bytes
 
-SHARED = LowRank(2)
-LOCAL = LowRank(2, factorisation="local")
 SPARSE_LOCO = Chain((TopK(64 / 4096, 4096), Int(2, "tensor")))
-
-
-def wire_bytes(payload, path, shape):
-  """By name, added up."""
-  found = {}
-  for wire in wires(payload, path, shape):
-    found[wire.name] = found.get(wire.name, 0) + wire.num_bytes
-  return found
 
 
 @pytest.mark.parametrize("num_blocks", [1, 3, 250])
