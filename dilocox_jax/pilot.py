@@ -17,7 +17,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.programs import RoundPrograms
 from dilocox_jax.plan.adaptive import Choice
-from dilocox_jax.plan.leaf import leaf_of
+from dilocox_jax.plan.leaf import Leaf, leaf_of
 from dilocox_jax.plan.ranks import leaf_ranks, measured_rank, spectra_of
 from dilocox_jax.plan.reduction import LowRank
 from dilocox_jax.plan.segments import RunPlan, Segment
@@ -135,7 +135,7 @@ class Pilot:
       self._spectra,
       cost,
       sum(choice.rank * values for values in cost.values()),
-      {p: _most(leaf.shape, self._policy.first) for p, leaf in leaves.items()},
+      {p: _most(leaf, self._policy.first) for p, leaf in leaves.items()},
     )
     return tuple(sorted(ranks.items()))
 
@@ -163,8 +163,7 @@ def _choice(saved: dict[str, Any]) -> Choice:
   return Choice(saved["rank"], saved["sync_interval"], pairs)
 
 
-def _most(shape: tuple[int, ...], first: Choice) -> int:
+def _most(leaf: Leaf, first: Choice) -> int:
   """The largest rank that saves bytes and that states have room for."""
   ranks = range(1, assembly.ROOM_BY_LEAF * first.rank + 1)
-  matrix = leaf_of("", shape)
-  return max(r for r in ranks if LowRank(r).factorises(matrix))
+  return max(r for r in ranks if LowRank(r).factorises(leaf))

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 
 from dilocox_jax.plan.leaf import Leaf
-from dilocox_jax.plan.payload import Payload
 from dilocox_jax.plan.wire import Encoding
 from dilocox_jax.pytypes import Array, Tree
 
@@ -62,10 +61,6 @@ class Codec(NamedTuple):
   init: Callable[[Array], Tree]
   run: Callable[[Array, Tree, Array], Run]
   phases: tuple[tuple[Encoding, Leaf], ...]
-
-
-EncoderOf = Callable[[Encoding, Leaf], Encoder]
-Build = Callable[[Payload, Leaf], Codec]
 
 
 def grouped(values: Array, groups: int, width: int) -> Array:
