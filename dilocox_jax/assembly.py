@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax.custom_batching import sequential_vmap
 
+from dilocox_jax import planning
 from dilocox_jax.config import RunConfig
 from dilocox_jax.data import sources
 from dilocox_jax.data.corpus import Corpus
@@ -29,17 +30,8 @@ from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.programs import RoundPrograms, StepPrograms
 from dilocox_jax.outer.transforms import OuterTransform
-from dilocox_jax.plan.adaptive import (
-  Choice,
-  Policy,
-  low_rank_of,
-  with_ranks,
-)
-from dilocox_jax.plan.methods import Method, with_interval
-from dilocox_jax.plan.payload import Dense, Payload
-from dilocox_jax.plan.segments import RunPlan
-from dilocox_jax.plan.shapes import parameter_shapes
-from dilocox_jax.plan.traffic import Traffic
+from dilocox_jax.plan.adaptive import Choice
+from dilocox_jax.plan.payload import Dense
 from dilocox_jax.pytypes import Aggregator, Scalar, Tree
 
 
@@ -78,62 +70,9 @@ class Programs:
     return jax.jit(mean_loss)
 
 
-# Room that ranks by leaf have in states: this times the first rank.
-ROOM_BY_LEAF = 2
-
-
-def policy(config: RunConfig) -> Policy:
-  """How rank and H are chosen on the way; the first choice is the config's."""
-  found = low_rank_of(config.codec.payload)
-  interval = config.sync.named.schedule.sync_interval
-  return Policy(
-    Choice(found.rank if found else 0, interval),
-    config.adaptive.window_rounds,
-    config.adaptive.mode == "rank_and_interval",
-  )
-
-
-def payload(config: RunConfig, choice: Choice | None = None) -> Payload:
-  """What travels, with the config's own ranks or chosen ones."""
-  own = config.codec.payload
-  return with_ranks(own, choice) if choice else own
-
-
-def method(config: RunConfig, choice: Choice | None = None) -> Method:
-  """The method, with its own H or a chosen one."""
-  named = config.sync.named
-  if choice is None or choice.sync_interval == named.schedule.sync_interval:
-    return named
-  return with_interval(named, choice.sync_interval)
-
-
-def run_plan(config: RunConfig, choice: Choice | None = None) -> RunPlan:
-  """What the run does when."""
-  sync = config.sync
-  return RunPlan(
-    method(config, choice),
-    config.total_steps,
-    sync.warm_start,
-    sync.warm_start_steps,
-    sync.steps_per_dispatch,
-  )
-
-
-def traffic(config: RunConfig, choice: Choice | None = None) -> Traffic:
-  """What the run puts on the wire."""
-  return Traffic(
-    method(config, choice),
-    config.fragments,
-    parameter_shapes(config.model.shape),
-    config.mesh.num_replicas,
-    payload(config, choice),
-    config.exchange.collective,
-  )
-
-
 def aggregator(config: RunConfig, choice: Choice | None = None) -> Aggregator:
   """The exchange of the method; without a codec, a plain mean."""
-  exchange, sent = config.exchange, payload(config, choice)
+  exchange, sent = config.exchange, planning.payload(config, choice)
   is_plain = sent == Dense() and exchange.collective == "auto"
   if is_plain and not exchange.error_feedback:
     return mean_over_replicas()
@@ -150,8 +89,8 @@ def _max_rank(config: RunConfig) -> int:
   """Rank that states have room for; 0 where no rank ever changes."""
   if config.adaptive.mode == "off":
     return 0
-  return policy(config).first.rank * (
-    ROOM_BY_LEAF if config.adaptive.by_leaf else 1
+  return planning.policy(config).first.rank * (
+    planning.ROOM_BY_LEAF if config.adaptive.by_leaf else 1
   )
 
 
@@ -194,7 +133,7 @@ def programs(config: RunConfig, choice: Choice | None = None) -> Programs:
   replicas = Replicas(config.mesh.num_replicas, config.mesh.layout)
   alone = dataclasses.replace(replicas, num_replicas=1)
   transform = OuterTransform(
-    method(config, choice),
+    planning.method(config, choice),
     Partition(config.fragments),
     named_optimizer(
       outer.optimizer,

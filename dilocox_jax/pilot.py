@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_jax import assembly
+from dilocox_jax import assembly, planning
 from dilocox_jax.config import RunConfig
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.programs import RoundPrograms
@@ -44,7 +44,7 @@ class Pilot:
       programs: Its programs.
     """
     self._config = config
-    self._policy = assembly.policy(config)
+    self._policy = planning.policy(config)
     self._rounds = {self._policy.first: programs.rounds}
     self._chosen: dict[int, Choice] = {}
     self._since: int | None = None
@@ -64,7 +64,7 @@ class Pilot:
   @property
   def traffic(self) -> Traffic:
     """The bytes of the present choice."""
-    return assembly.traffic(self._config, self.choice)
+    return planning.traffic(self._config, self.choice)
 
   @property
   def plan(self) -> RunPlan:
@@ -73,7 +73,7 @@ class Pilot:
     The round before that looks like one of the same H, so what it sent is
     found in flight.
     """
-    plan = assembly.run_plan(self._config, self.choice)
+    plan = planning.run_plan(self._config, self.choice)
     if self._since is None:
       return plan
     start = self._since - self.choice.sync_interval
@@ -124,7 +124,7 @@ class Pilot:
   def _bytes_of(self, rank: int) -> int:
     choice = dataclasses.replace(self._policy.first, rank=rank)
     shapes = parameter_shapes(self._config.model.shape)
-    return num_bytes(assembly.payload(self._config, choice), shapes)
+    return num_bytes(planning.payload(self._config, choice), shapes)
 
   def _by_leaf(self, choice: Choice) -> tuple[tuple[str, int], ...]:
     """Ranks by leaf for the bytes of one rank for all."""
@@ -165,5 +165,5 @@ def _choice(saved: dict[str, Any]) -> Choice:
 
 def _most(leaf: Leaf, first: Choice) -> int:
   """The largest rank that saves bytes and that states have room for."""
-  ranks = range(1, assembly.ROOM_BY_LEAF * first.rank + 1)
+  ranks = range(1, planning.ROOM_BY_LEAF * first.rank + 1)
   return max(r for r in ranks if LowRank(r).factorises(leaf))

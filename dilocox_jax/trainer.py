@@ -13,7 +13,14 @@ from typing import Any
 
 import jax
 
-from dilocox_jax import assembly, evaluation, metrics, report, starting
+from dilocox_jax import (
+  assembly,
+  evaluation,
+  metrics,
+  planning,
+  report,
+  starting,
+)
 from dilocox_jax.checkpoint import Checkpoints
 from dilocox_jax.config import RunConfig
 from dilocox_jax.logbook import Dispatched, Logbook, NotFiniteError
@@ -47,7 +54,7 @@ class Trainer:
       command: The command line, for the record.
     """
     self.config, self.workdir, self.command = config, workdir, command
-    self.plan = assembly.run_plan(config)
+    self.plan = planning.run_plan(config)
     self.corpus = assembly.corpus(config)
     self.streams = assembly.streams(config, self.corpus)
     self.programs = assembly.programs(config)

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dilocox_jax import assembly
+from dilocox_jax import assembly, planning
 from dilocox_jax.config import from_mapping
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.pilot import Pilot
@@ -60,7 +60,7 @@ def fly(steered, ranks):
 
 def test_a_run_that_does_not_adapt_keeps_its_plan():
   steered = pilot(mode="off")
-  expected = assembly.run_plan(config(mode="off")).segments()
+  expected = planning.run_plan(config(mode="off")).segments()
   for segment, planned in zip(fly(steered, [1] * 5), expected, strict=False):
     assert segment == planned
   assert steered.rounds is steered.rounds

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dilocox_jax import assembly
+from dilocox_jax import assembly, planning
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.outer.data_parallel import SharedState
 
@@ -63,7 +63,7 @@ def train(
   config: RunConfig, batches=None
 ) -> tuple[assembly.Programs, Any, Any]:
   """Runs all segments; returns (programs, state, metrics of every step)."""
-  programs, plan = assembly.programs(config), assembly.run_plan(config)
+  programs, plan = assembly.programs(config), planning.run_plan(config)
   batches = tokens(config) if batches is None else batches
   is_data_parallel = plan.local_start == plan.total_steps
   if is_data_parallel:
