@@ -6,7 +6,6 @@ by `config.RunConfig`.
 
 import dataclasses
 
-from dilocox_jax.models.presets import PRESETS
 from dilocox_jax.plan.adaptive import MODES
 from dilocox_jax.plan.chains import named_payload
 from dilocox_jax.plan.choices import (
@@ -18,6 +17,7 @@ from dilocox_jax.plan.choices import (
 from dilocox_jax.plan.collectives import COLLECTIVES
 from dilocox_jax.plan.methods import Method, named_method
 from dilocox_jax.plan.payload import Payload
+from dilocox_jax.plan.presets import PRESETS
 from dilocox_jax.plan.ranks import CRITERIA
 from dilocox_jax.plan.shapes import ModelShape
 
@@ -72,6 +72,8 @@ class ModelConfig:
   ff_dim: int | None = None
   activation: str | None = None  # swiglu or gelu.
   qk_norm: bool | None = None
+  num_kv_heads: int | None = None  # Fewer than num_heads share keys, values.
+  tied_head: bool | None = None  # The head is the token table.
   compute_dtype: str = "float32"  # float32 or bfloat16; parameters are fp32.
   scan_unroll: int = 0  # Blocks a scan step; 0 = all: fast on CPU.
   z_loss: float = 0.0  # Weight of log(sum(exp(logits)))^2 in training.

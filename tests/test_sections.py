@@ -4,9 +4,9 @@ import pytest
 
 from dilocox_jax import sections
 from dilocox_jax.config import RunConfig
-from dilocox_jax.models.presets import nano, tiny
 from dilocox_jax.plan import methods
 from dilocox_jax.plan.payload import E3M0, Dense, Int
+from dilocox_jax.plan.presets import nano, tiny
 from dilocox_jax.plan.reduction import LowRank, RandomMask, TopK
 from dilocox_jax.plan.wire import Chain
 from dilocox_jax.sections import (

@@ -85,8 +85,9 @@ class _Attention(nnx.Module):
     self.shape = shape
     self.norm = _Norm(shape.model_dim)
     self.query = _linear(shape.model_dim, heads, INIT_SCALE, dtype, rngs)
-    self.key = _linear(shape.model_dim, heads, INIT_SCALE, dtype, rngs)
-    self.value = _linear(shape.model_dim, heads, INIT_SCALE, dtype, rngs)
+    shared = shape.kv_heads * shape.head_width
+    self.key = _linear(shape.model_dim, shared, INIT_SCALE, dtype, rngs)
+    self.value = _linear(shape.model_dim, shared, INIT_SCALE, dtype, rngs)
     if shape.qk_norm:
       self.query_norm = _Norm(shape.head_width)
       self.key_norm = _Norm(shape.head_width)
@@ -97,13 +98,19 @@ class _Attention(nnx.Module):
     self, x_TxD: Float[Array, "T D"], length: int
   ) -> Float[Array, "T D"]:
     y_TxD = self.norm(x_TxD)
-    heads = (-1, length, self.shape.num_heads, self.shape.head_width)
     query, key, value = (
-      project(y_TxD).reshape(heads)
-      for project in (self.query, self.key, self.value)
+      project(y_TxD).reshape(-1, length, heads, self.shape.head_width)
+      for project, heads in (
+        (self.query, self.shape.num_heads),
+        (self.key, self.shape.kv_heads),
+        (self.value, self.shape.kv_heads),
+      )
     )
     if self.shape.qk_norm:
       query, key = self.query_norm(query), self.key_norm(key)
+    group = self.shape.num_heads // self.shape.kv_heads
+    if group > 1:
+      key, value = (jnp.repeat(x, group, axis=2) for x in (key, value))
     mixed = attend(rotate(query), rotate(key), value)
     return self.output(mixed.reshape(x_TxD.shape[0], -1))
 
@@ -157,6 +164,10 @@ class _Embed(nnx.Module):
     rows = jnp.take(self.embedding[...], tokens_T, axis=0, mode="fill")
     return rows.astype(self.dtype)
 
+  def scores(self, x_TxD: Float[Array, "T D"]) -> Float[Array, "T V"]:
+    """How well every token fits, where the table is the head too."""
+    return x_TxD @ self.embedding[...].astype(self.dtype).T
+
 
 class Transformer(nnx.Module):
   """The whole decoder; see `build` for what the project uses of it."""
@@ -182,9 +193,11 @@ class Transformer(nnx.Module):
 
     self.blocks = stacked(rngs)
     self.final_norm = _Norm(shape.model_dim)
-    self.head = _linear(
-      shape.model_dim, shape.vocab_size, INIT_SCALE, dtype, rngs
-    )
+    self.is_tied = shape.tied_head
+    if not self.is_tied:
+      self.head = _linear(
+        shape.model_dim, shape.vocab_size, INIT_SCALE, dtype, rngs
+      )
 
   def __call__(self, tokens_BxL: Int[Array, "B L"]) -> Float[Array, "B L V"]:
     """Predicts the next token at every position; fp32 logits."""
@@ -198,7 +211,9 @@ class Transformer(nnx.Module):
     # batch and length as two dimensions is over twice as slow on CPU.
     x_TxD = self.embed(tokens_BxL.reshape(-1))
     x_TxD, _ = jax.lax.scan(layer, x_TxD, leaves, unroll=self.unroll)
-    logits_TxV = self.head(self.final_norm(x_TxD)).astype(jnp.float32)
+    x_TxD = self.final_norm(x_TxD)
+    logits_TxV = self.embed.scores(x_TxD) if self.is_tied else self.head(x_TxD)
+    logits_TxV = logits_TxV.astype(jnp.float32)
     return logits_TxV.reshape(*tokens_BxL.shape, -1)
 
 

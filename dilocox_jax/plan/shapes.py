@@ -27,6 +27,10 @@ class ModelShape:
     activation: "swiglu" (Shazeer 2020, arXiv 2002.05202) or "gelu".
     qk_norm: Normalise queries and keys of each head before their product
       (Dehghani et al. 2023, arXiv 2302.05442, section 2.1).
+    num_kv_heads: Heads of keys and values as configured, each shared by the
+      same number of query heads (Ainslie et al. 2023, arXiv 2305.13245); 0
+      means num_heads. Read `kv_heads` for the value in force.
+    tied_head: Whether the head is the token table, not a matrix of its own.
   """
 
   num_layers: int
@@ -37,6 +41,8 @@ class ModelShape:
   head_dim: int = 0
   activation: str = "swiglu"
   qk_norm: bool = False
+  num_kv_heads: int = 0
+  tied_head: bool = False
 
   def __post_init__(self):
     """Raises ValueError, naming the values, when the sizes cannot be built."""
@@ -49,6 +55,11 @@ class ModelShape:
       raise ValueError(
         f"model_dim={self.model_dim} must be divisible by "
         f"num_heads={self.num_heads}, or head_dim be given"
+      )
+    if self.num_kv_heads < 0 or self.num_heads % self.kv_heads:
+      raise ValueError(
+        f"num_kv_heads={self.num_kv_heads} must divide "
+        f"num_heads={self.num_heads}"
       )
     if self.head_width % 2:
       raise ValueError(
@@ -66,14 +77,20 @@ class ModelShape:
     """Width of one attention head, K."""
     return self.head_dim or self.model_dim // self.num_heads
 
+  @property
+  def kv_heads(self) -> int:
+    """Heads of keys and of values."""
+    return self.num_kv_heads or self.num_heads
+
 
 def _block_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
   d, f = shape.model_dim, shape.ff_dim
   k = shape.head_width
   heads = shape.num_heads * k
   leaves: dict[str, tuple[int, ...]] = {"attention/norm/scale": (d,)}
-  for name in ("query", "key", "value"):
-    leaves[f"attention/{name}/kernel"] = (d, heads)
+  leaves["attention/query/kernel"] = (d, heads)
+  for name in ("key", "value"):
+    leaves[f"attention/{name}/kernel"] = (d, shape.kv_heads * k)
   if shape.qk_norm:
     leaves |= {f"attention/{n}_norm/scale": (k,) for n in ("query", "key")}
   leaves |= {"attention/output/kernel": (heads, d), "mlp/norm/scale": (d,)}
@@ -97,21 +114,18 @@ def parameter_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     f"blocks/{path}": (layers, *leaf)
     for path, leaf in _block_shapes(shape).items()
   }
-  return {
-    "embed/embedding": (v, d),
-    **blocks,
-    "final_norm/scale": (d,),
-    "head/kernel": (d, v),
-  }
+  leaves = {"embed/embedding": (v, d), **blocks, "final_norm/scale": (d,)}
+  return leaves if shape.tied_head else leaves | {"head/kernel": (d, v)}
 
 
 def parameter_count(shape: ModelShape) -> int:
   """Counts all parameters: the sum over leaves of the product of their sizes.
 
-  With W = N K, g = 3 (SwiGLU) or 2 (GELU) matrices in the MLP, and q = 2 K
-  with QK-norm, else 0:
+  With W = N K, U = W for keys and values of every head (less where heads share
+  them), g = 3 (SwiGLU) or 2 (GELU) matrices in the MLP, q = 2 K with QK-norm,
+  else 0, and h = 2 tables, 1 where head and embedding are tied:
 
-    2 V D + D + num_layers (4 D W + g D F + 2 D + q)
+    h V D + D + num_layers (2 D (W + U) + g D F + 2 D + q)
 
   Source: counting; the matrix terms are those of Hoffmann et al. 2022, arXiv
   2203.15556, appendix F, and the projections are free of biases.
@@ -131,14 +145,15 @@ def flops_per_token(shape: ModelShape, sequence_length: int) -> int:
     6 N_mm + 12 num_layers W L,    W = N K
 
   N_mm counts the parameters that are multiplied as matrices: all but the
-  embedding table, which is looked up, and the norms. Each costs one multiply
-  and one add forward and twice that backward. Attention multiplies queries
-  with keys and weights with values, 4 W L forward and twice that backward; the
-  causal mask is not credited, and nothing is recomputed.
+  norms and the embedding table, which is looked up unless it is the head too.
+  Each costs one multiply and one add forward and twice that backward.
+  Attention multiplies queries with keys and weights with values, 4 W L forward
+  and twice that backward; the causal mask is not credited, and nothing is
+  recomputed.
 
   Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
-  Differs: the paper's N includes the embedding; ours is untied and only looked
-  up.
+  Differs: the paper's N includes the embedding; ours is only looked up, unless
+  it is the head too.
 
   Args:
     shape: The model.
@@ -151,6 +166,7 @@ def flops_per_token(shape: ModelShape, sequence_length: int) -> int:
     math.prod(leaf)
     for path, leaf in parameter_shapes(shape).items()
     if path.endswith("/kernel")
+    or (shape.tied_head and path.endswith("/embedding"))
   )
   attention = shape.num_layers * shape.num_heads * shape.head_width
   return 6 * matrix_parameters + 12 * attention * sequence_length

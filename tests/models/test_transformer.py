@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dilocox_jax.models.loss import next_token_loss
-from dilocox_jax.models.presets import nano
 from dilocox_jax.models.transformer import build
+from dilocox_jax.plan.presets import nano
 from dilocox_jax.plan.shapes import parameter_count, parameter_shapes
 
 # Layers fused differently round differently.
@@ -24,7 +24,7 @@ OPTIONS = [
   for activation, qk, head in itertools.product(
     ("swiglu", "gelu"), (False, True), (0, 6)
   )
-]
+] + [dataclasses.replace(nano, num_heads=4, num_kv_heads=2, tied_head=True)]
 
 
 def tokens(*shape, seed=1):

@@ -30,11 +30,12 @@ def silu(x):
 def attention(p, stream, shape):
   """What attention adds to each position of one sequence."""
   n, k = shape.num_heads, shape.head_width
+  group = n // shape.kv_heads
   queries, keys, values = [], [], []
   for position, x in enumerate(stream):
     y = rms_norm(x, p["norm"]["scale"])
     q, h, v = (
-      (y @ p[name]["kernel"]).reshape(n, k)
+      (y @ p[name]["kernel"]).reshape(-1, k)
       for name in ("query", "key", "value")
     )
     if shape.qk_norm:
@@ -48,11 +49,13 @@ def attention(p, stream, shape):
     heads = []
     for head in range(n):
       scores = [
-        queries[now][head] @ keys[then][head] / np.sqrt(k)
+        queries[now][head] @ keys[then][head // group] / np.sqrt(k)
         for then in range(now + 1)
       ]
       weights = np.exp(scores) / np.sum(np.exp(scores))
-      heads.append(sum(w * values[t][head] for t, w in enumerate(weights)))
+      heads.append(
+        sum(w * values[t][head // group] for t, w in enumerate(weights))
+      )
     added.append(np.concatenate(heads) @ p["output"]["kernel"])
   return added
 
@@ -83,6 +86,7 @@ def loss(params, sequences, shape):
       stream = [x + mlp(p["mlp"], x, shape) for x in stream]
     for x, target in zip(stream, tokens[1:], strict=True):
       y = rms_norm(x, params["final_norm"]["scale"])
-      logits = y @ params["head"]["kernel"]
+      head = params["embed"]["embedding"].T
+      logits = y @ (head if shape.tied_head else params["head"]["kernel"])
       nats.append(np.log(np.sum(np.exp(logits))) - logits[target])
   return np.mean(nats)

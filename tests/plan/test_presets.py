@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from dilocox_jax.models.presets import BYTE_VOCABULARY, PRESETS, nano, tiny
+from dilocox_jax.plan.presets import BYTE_VOCABULARY, PRESETS, nano, tiny
 from dilocox_jax.plan.shapes import parameter_count
 
 
