@@ -22,7 +22,7 @@ class Collective:
   """One operation over the replica axis.
 
   Attributes:
-    kind: "all_reduce", "all_gather" or "all_to_all".
+    kind: "all_reduce", "all_gather", "all_to_all" or "broadcast".
     operand_bytes: What one replica hands to it (bytes).
   """
 
@@ -34,12 +34,14 @@ class Collective:
 
     Source: Patarasuk and Yuan, 2009, "Bandwidth optimal all-reduce": 2 (M -
     1) / M of the operand, rounded up; M - 1 times the operand to gather it;
-    (M - 1) / M of it to exchange chunks.
+    (M - 1) / M of it to exchange chunks. A broadcast is passed along a chain.
 
     Args:
       num_replicas: M; one replica alone sends nothing.
     """
     others = num_replicas - 1
+    if self.kind == "broadcast":
+      return self.operand_bytes if others else 0
     if self.kind == "all_gather":
       return others * self.operand_bytes
     twice = 2 if self.kind == "all_reduce" else 1

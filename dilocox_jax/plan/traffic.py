@@ -60,12 +60,15 @@ class Traffic:
     """One exchange of a fragment."""
     return self._sent_bytes(self.exchange(fragment))
 
-  def gradient_bytes(self) -> int:
-    """One data-parallel step: the whole tree's gradients."""
+  def gradient(self) -> list[Collective]:
+    """The operations of one data-parallel step: the whole tree's gradients."""
     is_method = self.method.exchanged == "gradient"
     payload = self.payload if is_method else Dense()
-    operations = self._operations(payload, self.shapes)
-    return self._sent_bytes([*operations, FINITE_COUNT])
+    return [*self._operations(payload, self.shapes), FINITE_COUNT]
+
+  def gradient_bytes(self) -> int:
+    """One data-parallel step."""
+    return self._sent_bytes(self.gradient())
 
   def segment_bytes(self, segment: Segment) -> int:
     """All exchanges that a segment completes."""

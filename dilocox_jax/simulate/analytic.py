@@ -1,0 +1,157 @@
+"""Times by formula: replicas in step, no events.
+
+Every replica has a clock and a channel; a collective is a recurrence over its
+rounds, in which a message leaves when the one before it has left and arrived.
+That is exact where the messages of a round share no link, or share it evenly
+and in step. The engine needs no such assumption and must agree wherever both
+apply.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from dilocox_jax.plan.collectives import Collective
+from dilocox_jax.simulate.edges import Edges, rounds
+from dilocox_jax.simulate.noise import Noise
+from dilocox_jax.simulate.outcome import Outcome, Work
+from dilocox_jax.simulate.script import Compute, Key, Launch, Op, Wait
+
+_ARRAYS = (
+  "_now",
+  "_channel",
+  "_compute",
+  "_codec",
+  "_exposed",
+  "_exchange",
+)
+
+
+class Clock:
+  """Walks a script; ask it at any time where the run stands."""
+
+  def __init__(self, edges: Edges, work: Work):
+    """Starts at zero.
+
+    Args:
+      edges: Cluster and transport.
+      work: Seconds of a replica's own work.
+    """
+    self._edges, self._work = edges, work
+    self._num_replicas = edges.cluster.num_replicas
+    self._noise = Noise(edges.cluster.jitter, self._num_replicas)
+    self._now, self._channel = self._zeros(), self._zeros()
+    self._back: dict[Key, np.ndarray] = {}
+    self._compute, self._codec = self._zeros(), self._zeros()
+    self._exposed, self._exchange = self._zeros(), self._zeros()
+    self._num_steps, self._sent_bytes = 0, 0
+
+  def walk(self, ops: Iterable[Op]) -> Outcome:
+    """Goes through more of the script.
+
+    Args:
+      ops: What follows.
+
+    Returns:
+      Where the run stands afterwards.
+    """
+    for op in ops:
+      if isinstance(op, Compute):
+        self._take_steps(op)
+      elif isinstance(op, Launch):
+        self._launch(op)
+      else:
+        self._wait(op)
+    return Outcome(
+      busy_until_s=self._now.copy(),
+      end_s=np.maximum(self._now, self._channel),
+      compute_s=self._compute.copy(),
+      codec_s=self._codec.copy(),
+      exposed_s=self._exposed.copy(),
+      exchange_s=self._exchange.copy(),
+      num_steps=self._num_steps,
+      sent_bytes=self._sent_bytes,
+    )
+
+  def get_state(self) -> dict[str, Any]:
+    """Everything it knows, as plain values."""
+    arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
+    back = [[*key, end.tolist()] for key, end in self._back.items()]
+    return arrays | {
+      "_back": back,
+      "_num_steps": self._num_steps,
+      "_sent_bytes": self._sent_bytes,
+      "noise": self._noise.get_state(),
+    }
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Goes on from `get_state`."""
+    for name in _ARRAYS:
+      setattr(self, name, np.array(state[name]))
+    self._back = {tuple(k): np.array(end) for *k, end in state["_back"]}
+    self._num_steps = state["_num_steps"]
+    self._sent_bytes = state["_sent_bytes"]
+    self._noise.set_state(state["noise"])
+
+  def _zeros(self) -> np.ndarray:
+    return np.zeros(self._num_replicas)
+
+  def _take_steps(self, op: Compute) -> None:
+    taken_s = self._noise.steps(op.num_steps) * self._work.step_s
+    if op.is_alone:
+      taken_s[1:] = 0.0
+    self._now = self._now + taken_s
+    self._compute = self._compute + taken_s
+    self._num_steps += op.num_steps
+
+  def _launch(self, op: Launch) -> None:
+    self._spend_on_codec()
+    start = np.maximum(self._now, self._channel)
+    end = start
+    for number, operation in enumerate(op.operations):
+      end = self._collective(operation, end, is_first=number == 0)
+      self._sent_bytes += operation.sent_bytes(self._num_replicas)
+    self._channel = end
+    self._back[op.key] = end
+    self._exchange = self._exchange + (end - start)
+
+  def _wait(self, op: Wait) -> None:
+    waited_s = np.maximum(self._back.pop(op.key) - self._now, 0.0)
+    self._exposed = self._exposed + waited_s
+    self._now = self._now + waited_s
+    self._spend_on_codec()
+
+  def _spend_on_codec(self) -> None:
+    # Half before the exchange, half after it.
+    self._now = self._now + self._work.codec_s / 2
+    self._codec = self._codec + self._work.codec_s / 2
+
+  def _collective(
+    self, operation: Collective, start: np.ndarray, is_first: bool
+  ) -> np.ndarray:
+    """When each replica has sent and received all of a collective."""
+    todo = rounds(operation, self._num_replicas)
+    factors = self._noise.transfers(len(todo))
+    for number, (each, factor) in enumerate(zip(todo, factors, strict=True)):
+      hop = self._edges.hop(each.hop)
+      took_s = each.size_bytes * factor / hop.rate_bytes_per_s + hop.latency_s
+      if is_first and number == 0:
+        took_s = took_s + self._edges.slow_start_s(each)
+      end = start + took_s
+      if each.sender is not None:
+        silent = np.arange(self._num_replicas) != each.sender
+        end = np.where(silent, start, end)
+      start = np.maximum(end, np.roll(end, each.hop))
+    return start
+
+
+def run_time(edges: Edges, work: Work, ops: Iterable[Op]) -> Outcome:
+  """The cost of a script.
+
+  Args:
+    edges: Cluster and transport.
+    work: Seconds of a replica's own work.
+    ops: The script.
+  """
+  return Clock(edges, work).walk(ops)

@@ -1,0 +1,237 @@
+"""Replicas at sites, and the links that a transfer between two occupies.
+
+Most of what a link costs is decided by who shares it: two replicas behind one
+access link halve each other, and a ring that visits the sites in a bad order
+crosses a link twice. Hence a cluster is described as people know it, and the
+names of the links that a transfer occupies are derived here, in one place.
+
+A transfer leaves over "up:END" and arrives over "down:END", where END is a
+site whose link is shared, or "site/3" for the fourth replica of a site whose
+replicas have a link each. A measured pair of sites adds "pair:END>END".
+Replicas of one site talk over the "inside:END" of the sender alone.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+
+from dilocox_jax.simulate.graph import Outage
+from dilocox_jax.simulate.quantities import require_number
+from dilocox_jax.simulate.sites import (
+  Jitter,
+  Pair,
+  Site,
+  SiteOutage,
+  unknown_name,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+  """How a transfer goes from one replica to another.
+
+  Attributes:
+    links: Names of the links that it occupies.
+    rtt_s: Round trip.
+    loss: Probability that a packet is lost on the way.
+    streams: Parallel TCP streams.
+    window_bytes: TCP window of a stream; None is no limit.
+  """
+
+  links: tuple[str, ...]
+  rtt_s: float
+  loss: float
+  streams: int
+  window_bytes: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+  """Sites, the replicas placed at them, and what lies between.
+
+  Attributes:
+    name: For reports.
+    sites: At least one, of different names.
+    placement: Index of the site of every replica, in rank order, which is the
+      order of a ring; by default one replica a site, as they are listed.
+    pairs: Measured limits between sites; all others meet only their links.
+    jitter: Noise of steps and transfers.
+    outages: When sites are cut off.
+  """
+
+  name: str
+  sites: tuple[Site, ...]
+  placement: tuple[int, ...] = ()
+  pairs: tuple[Pair, ...] = ()
+  jitter: Jitter = Jitter()
+  outages: tuple[SiteOutage, ...] = ()
+
+  def __post_init__(self):
+    if not self.sites:
+      raise ValueError("sites=() must hold at least one site")
+    placed = self.placement or tuple(range(len(self.sites)))
+    object.__setattr__(self, "placement", placed)
+    self._check_placement()
+    self._check_names()
+
+  def _check_placement(self):
+    for rank, index in enumerate(self.placement):
+      require_number(f"placement[{rank}]", index, 0, len(self.sites) - 1)
+    counts = collections.Counter(self.placement)
+    for index, site in enumerate(self.sites):
+      count = counts[index]
+      if not count:
+        raise ValueError(f"placement leaves site {site.name!r} without replica")
+      if site.num_devices % count:
+        raise ValueError(
+          f"site {site.name!r}: num_devices={site.num_devices} must be a"
+          f" multiple of its {count} replicas"
+        )
+      if (site.num_stages or 1) * count > site.num_devices:
+        raise ValueError(
+          f"site {site.name!r}: num_stages={site.num_stages} must be at most"
+          f" the {site.num_devices // count} devices of a replica"
+        )
+
+  def _check_names(self):
+    names = [site.name for site in self.sites]
+    for name, count in collections.Counter(names).items():
+      if count > 1:
+        raise ValueError(f"name={name!r} must be that of one site only")
+    named = [name for pair in self.pairs for name in pair.sites]
+    for name in named + [outage.site for outage in self.outages]:
+      if name not in names:
+        raise ValueError(unknown_name("site", name, names))
+    both = collections.Counter(frozenset(pair.sites) for pair in self.pairs)
+    for ends, count in both.items():
+      if count > 1:
+        raise ValueError(f"pairs must state {sorted(ends)} only once")
+
+  @property
+  def num_replicas(self) -> int:
+    """Replicas over all sites."""
+    return len(self.placement)
+
+  def site(self, replica: int) -> Site:
+    """The site of a replica.
+
+    Args:
+      replica: Its rank.
+
+    Raises:
+      ValueError: If there is no such rank.
+    """
+    require_number("replica", replica, 0, self.num_replicas - 1)
+    return self.sites[self.placement[replica]]
+
+  def num_devices(self, replica: int) -> int:
+    """Devices of a replica: its part of those at its site."""
+    site = self.site(replica)
+    return site.num_devices // len(self._ranks[site.name])
+
+  def replica_flops(self, replica: int) -> float:
+    """What a replica computes while it trains (FLOP/s)."""
+    site = self.site(replica)
+    peak_flops = self.num_devices(replica) * site.peak_flops
+    return peak_flops * site.achieved_fraction * site.speed
+
+  def route(self, sender: int, receiver: int) -> Route:
+    """How a transfer goes; to oneself over no link and in no time.
+
+    Args:
+      sender: Rank of the replica that sends.
+      receiver: Rank of the one that receives.
+    """
+    start, stop = self.site(sender), self.site(receiver)
+    streams = min(start.link.streams, stop.link.streams)
+    if sender == receiver:
+      return Route((), 0.0, 0.0, streams, None)
+    source, target = self._ends[sender], self._ends[receiver]
+    if start.name == stop.name:
+      return Route((f"inside:{source}",), start.intra_rtt_s, 0.0, streams, None)
+    pair = self._pair_of.get(frozenset((start.name, stop.name)))
+    between = (f"pair:{source}>{target}",) if pair else ()
+    windows = [start.link.window_bytes, stop.link.window_bytes]
+    return Route(
+      (f"up:{source}", *between, f"down:{target}"),
+      pair.rtt_s if pair else (start.link.rtt_s + stop.link.rtt_s) / 2,
+      1 - (1 - start.link.loss) * (1 - stop.link.loss),
+      streams,
+      min((window for window in windows if window is not None), default=None),
+    )
+
+  def path(self, sender: int, receiver: int) -> tuple[str, ...]:
+    """Names of the links from one replica to another."""
+    return self.route(sender, receiver).links
+
+  def rtt_s(self, sender: int, receiver: int) -> float:
+    """Round trip between two replicas."""
+    return self.route(sender, receiver).rtt_s
+
+  @functools.cached_property
+  def capacity_bps(self) -> dict[str, float]:
+    """Line rate of every link, by name (bit/s)."""
+    return {name: bps for name, (bps, _) in self._capacities.items()}
+
+  @functools.cached_property
+  def goodput_bps(self) -> dict[str, float]:
+    """Payload that every link carries at most, by name (bit/s).
+
+    What was measured between a pair, or is stated of the inside of a site, is
+    payload already.
+    """
+    return {name: bps * part for name, (bps, part) in self._capacities.items()}
+
+  @functools.cached_property
+  def link_outages(self) -> tuple[Outage, ...]:
+    """The outages of sites as outages of all their access links."""
+    return tuple(
+      Outage(f"{way}:{end}", outage.start_s, outage.stop_s)
+      for outage in self.outages
+      for end in self._ends_at(outage.site)
+      for way in ("up", "down")
+    )
+
+  @functools.cached_property
+  def _ranks(self) -> dict[str, list[int]]:
+    """Ranks of the replicas of every site."""
+    ranks = {site.name: [] for site in self.sites}
+    for rank, index in enumerate(self.placement):
+      ranks[self.sites[index].name].append(rank)
+    return ranks
+
+  @functools.cached_property
+  def _ends(self) -> list[str]:
+    """Where every replica meets the network."""
+    ends = [site.name for site in map(self.site, range(self.num_replicas))]
+    for site in self.sites:
+      if not site.link.is_shared:
+        for index, rank in enumerate(self._ranks[site.name]):
+          ends[rank] = f"{site.name}/{index}"
+    return ends
+
+  def _ends_at(self, name: str) -> list[str]:
+    """The different ends of a site, in rank order."""
+    return list(dict.fromkeys(self._ends[rank] for rank in self._ranks[name]))
+
+  @functools.cached_property
+  def _pair_of(self) -> dict[frozenset[str], Pair]:
+    return {frozenset(pair.sites): pair for pair in self.pairs}
+
+  @functools.cached_property
+  def _capacities(self) -> dict[str, tuple[float, float]]:
+    """Line rate (bit/s) of every link and the part of it that is payload."""
+    found = {}
+    for site in self.sites:
+      for end in self._ends_at(site.name):
+        found[f"up:{end}"] = (site.link.up_bps, site.link.efficiency)
+        found[f"down:{end}"] = (site.link.down_bps, site.link.efficiency)
+        if len(self._ranks[site.name]) > 1:
+          found[f"inside:{end}"] = (site.intra_bps, 1.0)
+    for pair in self.pairs:
+      ends = itertools.product(*map(self._ends_at, pair.sites))
+      for left, right in ends:
+        found[f"pair:{left}>{right}"] = (pair.bps, 1.0)
+        found[f"pair:{right}>{left}"] = (pair.bps, 1.0)
+    return found

@@ -1,0 +1,71 @@
+"""How long an inner step takes before anything leaves the site.
+
+Operations over what the devices achieve, stretched by the pipeline's bubble,
+which is read off the very lists of ticks that a pipelined step executes.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from dilocox_jax.plan.pipeline import Pipeline, TickTimes, timeline
+from dilocox_jax.simulate.cluster import Cluster
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+  """Inner steps of all replicas.
+
+  Attributes:
+    seconds: Of one step, by replica, [M].
+    bubble_fraction: Share of a step in which a stage has nothing to do.
+  """
+
+  seconds: np.ndarray
+  bubble_fraction: float = 0.0
+
+
+def step_seconds(
+  cluster: Cluster,
+  step_flops: float | int,
+  pipeline: Pipeline | None = None,
+  hop_bytes: float = 0.0,
+) -> Steps:
+  """Seconds of an inner step, from operations.
+
+  Every stage has an equal share of the work; a backward costs twice a forward.
+  Activations travel at the site's own rate, and beside the next micro-batch.
+
+  Args:
+    cluster: Sites and their devices.
+    step_flops: Operations of one replica's step (FLOP).
+    pipeline: None: no stages, no bubble.
+    hop_bytes: Activations of a micro-batch between two stages (bytes).
+
+  Raises:
+    ValueError: If a replica has fewer devices than stages.
+  """
+  busy_s = np.array(
+    [step_flops / cluster.replica_flops(r) for r in range(cluster.num_replicas)]
+  )
+  if pipeline is None:
+    return Steps(busy_s)
+  for replica in range(cluster.num_replicas):
+    devices = cluster.num_devices(replica)
+    if devices < pipeline.num_stages:
+      raise ValueError(
+        f"num_stages={pipeline.num_stages} must be at most the {devices} "
+        f"devices of a replica at site {cluster.site(replica).name!r}"
+      )
+  lines = []
+  for replica, seconds in enumerate(busy_s):
+    one_s = seconds / pipeline.num_micro_batches
+    hop_s = 8 * hop_bytes / cluster.site(replica).intra_bps
+    times = TickTimes(
+      one_s / 3, 2 * one_s / 3, forward_hop_s=hop_s, backward_hop_s=hop_s
+    )
+    lines.append(timeline(pipeline, times))
+  return Steps(
+    np.array([line.step_s for line in lines]),
+    float(np.mean([line.bubble_fraction for line in lines])),
+  )

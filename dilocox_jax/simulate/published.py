@@ -1,0 +1,112 @@
+"""Figures that papers report, read from data files with their standing.
+
+A prediction is worth what it is compared with, and some figures that go around
+were never read in their paper. So a figure carries its source and its status
+wherever it is shown, and a file that leaves either out is refused. Where the
+files lie is the caller's business: the package reads what it is given.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+from typing import Any
+
+STATUSES = ("published", "recalled, unverified")
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+  """One number of a paper.
+
+  Attributes:
+    name: What it is, unique in its file.
+    value: In `unit`.
+    unit: As printed, "Gbit/s" for example; "ratio" for a bare number.
+    source: Paper, and table or section.
+    status: One of `STATUSES`.
+    note: What a reader should know; may be empty.
+  """
+
+  name: str
+  value: float
+  unit: str
+  source: str
+  status: str
+  note: str = ""
+
+  def __post_init__(self):
+    for field in ("name", "unit", "source"):
+      if not getattr(self, field).strip():
+        raise ValueError(f"{field} is missing")
+    if not math.isfinite(self.value):
+      raise ValueError(f"value={self.value} must be finite")
+    if self.status not in STATUSES:
+      allowed = " or ".join(map(repr, STATUSES))
+      raise ValueError(f"status={self.status!r} must be {allowed}")
+
+  @property
+  def is_verified(self) -> bool:
+    """Whether somebody read it in its source."""
+    return self.status == STATUSES[0]
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Figure]:
+  """Reads the figures of one paper.
+
+  Args:
+    path: A JSON file: {"paper": citation, "figures": [figure, ...]}, with the
+      fields of `Figure` in every figure; the note may be left out.
+
+  Returns:
+    Figures by name, in the order of the file.
+
+  Raises:
+    ValueError: It cannot be read or a field is missing, unknown or wrong; one
+      line that names the file and the figure.
+  """
+  path = pathlib.Path(path)
+  try:
+    content = json.loads(path.read_text(encoding="utf-8"))
+  except OSError as error:
+    raise ValueError(f"{path}: {error.strerror or 'cannot be read'}") from error
+  except ValueError as error:
+    raise ValueError(f"{path}: not JSON ({error})") from error
+  if not isinstance(content, dict) or set(content) != {"paper", "figures"}:
+    raise ValueError(f'{path}: expected {{"paper": ..., "figures": [...]}}')
+  if not isinstance(content["figures"], list):
+    raise ValueError(f"{path}: figures must be a list")
+  figures: dict[str, Figure] = {}
+  for number, entry in enumerate(content["figures"], start=1):
+    where = f"{path}: figure {number}"
+    if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+      where += f" ({entry['name']!r})"
+    try:
+      figure = _figure(entry)
+    except ValueError as error:
+      raise ValueError(f"{where}: {error}") from error
+    if figure.name in figures:
+      raise ValueError(f"{where}: a second figure of this name")
+    figures[figure.name] = figure
+  return figures
+
+
+def _figure(entry: Any) -> Figure:
+  """The figure behind a JSON object, each field of the type it should have."""
+  if not isinstance(entry, dict):
+    raise ValueError("must be an object")
+  fields = {field.name: field for field in dataclasses.fields(Figure)}
+  if unknown := sorted(set(entry) - set(fields)):
+    raise ValueError(f"{unknown[0]} is no field ({', '.join(fields)})")
+  for name, field in fields.items():
+    if name not in entry:
+      if field.default is dataclasses.MISSING:
+        raise ValueError(f"{name} is missing")
+      continue
+    value, numeric = entry[name], name == "value"
+    kinds = (int, float) if numeric else (str,)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+      expected = "a number" if numeric else "a text"
+      raise ValueError(f"{name}={value!r} must be {expected}")
+  return Figure(**{**entry, "value": float(entry["value"])})

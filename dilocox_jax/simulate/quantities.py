@@ -1,0 +1,179 @@
+"""Numbers that carry their units, as people write them.
+
+A bandwidth without a unit is wrong by eight or by a million sooner or later,
+so a description of a cluster has none: "1 Gbit/s", "40 ms", "16 MiB",
+"312 TFLOP/s", "2 %". Bits and bytes differ by their letters alone, hence
+"bit" is always spelt out. Decimal arithmetic keeps what was written exact.
+"""
+
+import dataclasses
+import decimal
+import math
+import re
+from typing import Any
+
+_NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf)(.*)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """One kind of quantity and its units.
+
+  Attributes:
+    name: What it measures, for messages.
+    units: Names of units and their size in the base unit, as decimals.
+    base: The unit of the numbers that the program computes with.
+    example: The unit that a message recommends.
+    foreign: Units that are understood but never printed.
+  """
+
+  name: str
+  units: dict[str, str]
+  base: str
+  example: str
+  foreign: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+RATE = Kind(
+  "rate",
+  {
+    "bit/s": "1",
+    "kbit/s": "1e3",
+    "Mbit/s": "1e6",
+    "Gbit/s": "1e9",
+    "Tbit/s": "1e12",
+  },
+  base="bit/s",
+  example="Mbit/s",
+  foreign={"B/s": "8", "kB/s": "8e3", "MB/s": "8e6", "GB/s": "8e9"},
+)
+TIME = Kind(
+  "time",
+  {"us": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "h": "3600"},
+  base="s",
+  example="ms",
+)
+SIZE = Kind(
+  "size",
+  {
+    "B": "1",
+    "kB": "1e3",
+    "MB": "1e6",
+    "GB": "1e9",
+    "TB": "1e12",
+    "KiB": "1024",
+    "MiB": "1048576",
+    "GiB": "1073741824",
+  },
+  base="B",
+  example="MB",
+)
+COMPUTE = Kind(
+  "compute rate",
+  {
+    "FLOP/s": "1",
+    "GFLOP/s": "1e9",
+    "TFLOP/s": "1e12",
+    "PFLOP/s": "1e15",
+    "EFLOP/s": "1e18",
+  },
+  base="FLOP/s",
+  example="TFLOP/s",
+)
+SHARE = Kind("share", {"%": "1e-2"}, base="", example="%")
+
+
+def parse_quantity(text: Any, kind: Kind, field: str) -> float:
+  """The number that a text with a unit stands for.
+
+  Args:
+    text: A number and its unit, e.g. "100 Mbit/s"; "inf bit/s" is unlimited.
+    kind: What is expected.
+    field: Where it was written, for messages.
+
+  Returns:
+    The value in the kind's base unit; a share as a fraction.
+
+  Raises:
+    ValueError: One line that names the field and a unit it expects.
+  """
+  match = _NUMBER.fullmatch(str(text).strip())
+  if match is None:
+    raise ValueError(
+      f"{field}: {text!r} is no {kind.name}: write e.g. '1 {kind.example}'"
+    )
+  number, unit = match.group(1), match.group(2).strip()
+  if not unit:
+    raise ValueError(
+      f"{field}: {number} has no unit: write e.g. '{number} {kind.example}'"
+    )
+  factor = (kind.units | kind.foreign).get(unit)
+  if factor is None:
+    units = ", ".join([*kind.units, *kind.foreign])
+    raise ValueError(
+      f"{field}: {text!r} has no unit of a {kind.name}: have {units}"
+    )
+  return float(decimal.Decimal(number) * decimal.Decimal(factor))
+
+
+def format_quantity(value: float, kind: Kind) -> str:
+  """The shortest text that `parse_quantity` reads back to the same number.
+
+  Of equally short ones that with a number between 1 and 1000, and of those the
+  one in the smaller unit.
+
+  Args:
+    value: In the kind's base unit; a share as a fraction.
+    kind: What it measures.
+  """
+  if not math.isfinite(value):
+    return f"{value} {kind.base or '%'}"
+  texts = []
+  for unit, factor in kind.units.items():
+    number = decimal.Decimal(repr(float(value))) / decimal.Decimal(factor)
+    text = f"{_number(number)} {unit}"
+    texts.append((len(text), not 1 <= abs(number) < 1000, len(texts), text))
+  return min(texts)[-1]
+
+
+def _number(value: decimal.Decimal) -> str:
+  """Digits without an exponent and without zeros that say nothing."""
+  text = f"{value:f}"
+  return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def require_number(
+  field: str,
+  value: float | int,
+  low: float | int,
+  high: float | int = math.inf,
+  ends: str = "[]",
+  kind: Kind | None = None,
+):
+  """Raises ValueError unless a number lies in its range.
+
+  Args:
+    field: Its name.
+    value: The number.
+    low: Lower end.
+    high: Upper end.
+    ends: "[" or "(" and "]" or ")": whether the ends belong to the range.
+    kind: What it measures, for messages; None for plain numbers.
+  """
+  above = value >= low if ends[0] == "[" else value > low
+  below = value <= high if ends[1] == "]" else value < high
+  if above and below:
+    return
+
+  def shown(number: float | int) -> str:
+    if kind is None:
+      return f"{number:g}"
+    return format_quantity(float(number), kind)
+
+  wanted = f"be {'at least' if ends[0] == '[' else 'more than'} {shown(low)}"
+  if math.isfinite(high):
+    wanted += f" and {'at most' if ends[1] == ']' else 'less than'} "
+    wanted += shown(high)
+  elif ends[1] == ")":
+    wanted += " and finite"
+  raise ValueError(f"{field}={shown(value)} must {wanted}")

@@ -1,0 +1,140 @@
+"""A run as every replica lives it: compute, launch, wait.
+
+The plan's segments say what the trainer does; here they become the few verbs
+that cost time. Both paths of the simulator walk this one script, and neither
+counts a step or a byte itself.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from dilocox_jax.plan.collectives import Collective
+from dilocox_jax.plan.schedule import Event, Window
+from dilocox_jax.plan.segments import RunPlan, Segment
+from dilocox_jax.plan.traffic import Traffic
+
+Key = tuple[str, int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+  """Inner steps.
+
+  Attributes:
+    num_steps: How many.
+    is_alone: Whether only the first replica takes them (a warm start).
+  """
+
+  num_steps: int
+  is_alone: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+  """The start of an exchange; the replica goes on at once.
+
+  Attributes:
+    key: Names the exchange.
+    operations: Its collectives, one after the other.
+  """
+
+  key: Key
+  operations: tuple[Collective, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+  """The replica goes on when an exchange has come back.
+
+  Attributes:
+    key: Names the exchange.
+  """
+
+  key: Key
+
+
+Op = Compute | Launch | Wait
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+  """Turns segments into ops.
+
+  Attributes:
+    traffic: What every exchange puts on the wire.
+    copied_bytes: State that a lone warm start hands to the other replicas.
+  """
+
+  traffic: Traffic
+  copied_bytes: int = 0
+
+  def ops(self, plan: RunPlan, stop: int | None = None) -> Iterator[Op]:
+    """The ops of a run, flush included.
+
+    Args:
+      plan: Its segments.
+      stop: Inner step of the run at whose segment to end; None: the end, with
+        the flush.
+    """
+    end = plan.total_steps if stop is None else min(stop, plan.total_steps)
+    for segment in plan.segments():
+      if segment.start >= end:
+        return
+      yield from self.segment(segment)
+    if stop is None and plan.local_start < plan.total_steps:
+      yield from self.flush(plan.schedule_step(plan.total_steps))
+
+  def segment(self, segment: Segment) -> Iterator[Op]:
+    """The ops of one segment."""
+    if segment.phase == "local":
+      for window in segment.windows:
+        yield from self._window(window)
+      return
+    for step in range(segment.start, segment.stop):
+      is_alone = segment.phase == "single"
+      yield Compute(1, is_alone)
+      if not is_alone:
+        gradient = ("gradient", step, 0)
+        yield Launch(gradient, tuple(self.traffic.gradient()))
+        yield Wait(gradient)
+    if segment.phase == "single" and segment.ends_phase:
+      copy = ("copy", segment.stop, 0)
+      yield Launch(copy, (Collective("broadcast", self.copied_bytes),))
+      yield Wait(copy)
+
+  def flush(self, step: int) -> Iterator[Op]:
+    """The end of a run: what is in flight arrives, what is unsent is sent.
+
+    Args:
+      step: Inner steps of the schedule finished.
+    """
+    schedule = self.traffic.method.schedule
+    for fragment in range(schedule.num_fragments):
+      for event in schedule.in_flight(step, fragment):
+        yield Wait(_key(event))
+      if schedule.unsent_steps(step, fragment):
+        last = Event(step, "send", fragment, step)
+        yield self._launch(last)
+        yield Wait(_key(last))
+
+  def _window(self, window: Window) -> Iterator[Op]:
+    schedule = self.traffic.method.schedule
+    if window.steps_before:
+      yield Compute(window.steps_before)
+    # Without overlap the exchange that is applied is the one just measured.
+    waits_for_own = window.applied and not schedule.overlap_steps
+    if window.applied and not waits_for_own:
+      yield Wait(_key(window.applied))
+    if window.steps_after:
+      yield Compute(window.steps_after)
+    if window.sent:
+      yield self._launch(window.sent)
+    if window.applied and waits_for_own:
+      yield Wait(_key(window.applied))
+
+  def _launch(self, event: Event) -> Launch:
+    return Launch(_key(event), tuple(self.traffic.exchange(event.fragment)))
+
+
+def _key(event: Event) -> Key:
+  return ("fragment", event.fragment, event.send_step)

@@ -1,0 +1,70 @@
+"""Graphs and links that tests of the engine share."""
+
+import math
+import random
+
+from dilocox_jax.simulate.graph import Graph, LinkRate, Outage
+
+
+def alone(capacity=4.0, discipline="fair"):
+  return {"up": LinkRate(capacity, discipline)}
+
+
+def sends(*sizes, **fields):
+  """Flows over one link, all ready at once."""
+  graph = Graph()
+  for size_bytes in sizes:
+    graph.flow("send", ("up",), size_bytes, **fields)
+  return graph
+
+
+def ring(num, size_bytes, latency_s=0.0):
+  """A ring all-reduce; a rank passes on what it was just sent."""
+  graph = Graph()
+  last = [()] * num
+  for _ in range(2 * (num - 1)):
+    chunks = [
+      graph.flow(
+        "chunk",
+        (f"up{rank}", f"down{(rank + 1) % num}"),
+        size_bytes / num,
+        last[rank],
+        latency_s,
+      )
+      for rank in range(num)
+    ]
+    last = [(chunks[rank], chunks[rank - 1]) for rank in range(num)]
+  return graph
+
+
+def ports(num, capacity, discipline="fair"):
+  names = [f"{way}{rank}" for way in ("up", "down") for rank in range(num)]
+  return {name: LinkRate(capacity, discipline) for name in names}
+
+
+def drawn(seed, discipline="fair", num=40, sizes=(1.0, 10.0)):
+  """Tasks and flows that wait for each other, links, and outages."""
+  draw = random.Random(seed)
+  graph = Graph()
+  names = [f"link{index}" for index in range(draw.randint(1, 6))]
+  for number in range(num):
+    after = draw.sample(range(number), min(number, draw.randint(0, 3)))
+    if draw.random() < 0.4:
+      duration_s = draw.choice([0.0, 1.0, draw.random()])
+      graph.task("step", f"gpu{draw.randrange(3)}", duration_s, after)
+      continue
+    route = draw.sample(names, draw.randint(1, min(3, len(names))))
+    graph.flow(
+      "send",
+      tuple(route),
+      draw.choice([0.0, 1.0, draw.uniform(*sizes)]),
+      after,
+      draw.choice([0.0, 0.5]),
+      draw.choice([math.inf, draw.uniform(1, 5)]),
+    )
+  links = {name: LinkRate(draw.uniform(1, 9), discipline) for name in names}
+  outages = [
+    Outage(draw.choice(names), start_s, start_s + draw.random() * 3)
+    for start_s in (draw.random() * 10 for _ in range(draw.randint(0, 4)))
+  ]
+  return graph, links, outages

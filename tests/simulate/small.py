@@ -1,0 +1,60 @@
+"""Small runs and clusters for the simulator's tests."""
+
+import dataclasses
+
+import numpy as np
+
+from dilocox_jax.plan.fragments import Fragments
+from dilocox_jax.plan.methods import named_method
+from dilocox_jax.plan.payload import Dense, Int
+from dilocox_jax.plan.segments import RunPlan
+from dilocox_jax.plan.traffic import Traffic
+from dilocox_jax.simulate.cluster import Cluster
+from dilocox_jax.simulate.edges import Edges
+from dilocox_jax.simulate.outcome import Work
+from dilocox_jax.simulate.script import Script
+from dilocox_jax.simulate.sites import Jitter, Link, Site
+from dilocox_jax.simulate.transfer import IDEAL, TCP
+
+SHAPES = {
+  "embed/embedding": (256, 96),
+  "blocks/mlp/up/kernel": (6, 96, 200),
+  "head/kernel": (96, 256),
+}
+PAYLOADS = {"fp32": Dense(), "int4": Int(4), "int8": Int(8)}
+
+
+def link(bps=1e8, **changes):
+  return Link(bps, bps, **changes)
+
+
+def cluster(num_replicas=2, jitter=None, **changes):
+  sites = tuple(
+    Site(f"site {number}", link(**changes)) for number in range(num_replicas)
+  )
+  return Cluster("test", sites, jitter=jitter or Jitter())
+
+
+def script(method="diloco", num_replicas=2, payload="fp32", **settings):
+  """A script and the plan that goes with it."""
+  plan_settings = {
+    key: settings.pop(key)
+    for key in ("total_steps", "warm_start", "warm_start_steps")
+    if key in settings
+  }
+  chosen = named_method(method, **settings)
+  fragments = Fragments(chosen.schedule.num_fragments, 6)
+  traffic = Traffic(chosen, fragments, SHAPES, num_replicas, PAYLOADS[payload])
+  plan = RunPlan(chosen, **({"total_steps": 40} | plan_settings))
+  return Script(traffic, copied_bytes=3_000_000), plan
+
+
+def edges(one, is_ideal=True):
+  return Edges(one, IDEAL if is_ideal else TCP)
+
+
+def work(one, step_s=0.05, codec_s=0.0, speeds=None):
+  even = Work.even(one.num_replicas, step_s, codec_s)
+  if speeds is None:
+    return even
+  return dataclasses.replace(even, step_s=even.step_s / np.asarray(speeds))

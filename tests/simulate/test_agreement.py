@@ -1,0 +1,92 @@
+"""Formulas and events: two ways to one cost."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dilocox_jax.simulate.analytic import run_time
+from dilocox_jax.simulate.lowering import lower, simulate
+from dilocox_jax.simulate.sites import Jitter
+from tests.simulate import small
+
+METHODS = [
+  ("diloco", {"sync_interval": 10}),
+  ("diloco", {"sync_interval": 7}),
+  ("dilocox", {"sync_interval": 8}),
+  ("eager", {"sync_interval": 5, "num_fragments": 3}),
+  ("streaming_diloco", {"sync_interval": 9, "overlap_steps": 4}),
+  ("delayed", {"sync_interval": 4, "num_fragments": 2, "overlap_steps": 6}),
+  ("delayed", {"sync_interval": 3, "overlap_steps": 7}),
+  ("allreduce", {"total_steps": 9}),
+  ("diloco", {"warm_start": "single", "warm_start_steps": 12}),
+  ("dilocox", {"warm_start": "data_parallel", "warm_start_steps": 5}),
+]
+FIELDS = (
+  "busy_until_s",
+  "end_s",
+  "compute_s",
+  "codec_s",
+  "exposed_s",
+  "exchange_s",
+)
+
+
+def both(one, script, plan, work, is_ideal=True):
+  edges = small.edges(one, is_ideal)
+  by_formula = run_time(edges, work, script.ops(plan))
+  by_events, timeline = simulate(edges, lower(edges, work, script.ops(plan)))
+  return by_formula, by_events, timeline
+
+
+def assert_agree(by_formula, by_events, tolerance=1e-9):
+  for field in FIELDS:
+    np.testing.assert_allclose(
+      getattr(by_events, field),
+      getattr(by_formula, field),
+      rtol=tolerance,
+      atol=tolerance * by_formula.total_s,
+      err_msg=field,
+    )
+  assert by_events.num_steps == by_formula.num_steps
+  assert by_events.sent_bytes == by_formula.sent_bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+  method=st.sampled_from(METHODS),
+  num_replicas=st.integers(1, 6),
+  payload=st.sampled_from(sorted(small.PAYLOADS)),
+  bps=st.floats(1e6, 1e11),
+  rtt_s=st.floats(0, 0.3),
+  loss=st.sampled_from([0.0, 1e-4]),
+  step_s=st.floats(1e-3, 1.0),
+  codec_s=st.sampled_from([0.0, 0.02]),
+  is_ideal=st.booleans(),
+)
+def test_formulas_and_events_agree_on_every_homogeneous_case(
+  method, num_replicas, payload, bps, rtt_s, loss, step_s, codec_s, is_ideal
+):
+  name, changes = method
+  one = small.cluster(num_replicas, bps=bps, rtt_s=rtt_s, loss=loss)
+  script, plan = small.script(name, num_replicas, payload, **changes)
+  work = small.work(one, step_s, codec_s)
+  by_formula, by_events, _ = both(one, script, plan, work, is_ideal)
+  assert_agree(by_formula, by_events)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+  method=st.sampled_from(METHODS),
+  speeds=st.lists(st.floats(0.2, 2), min_size=2, max_size=6),
+  sigma=st.sampled_from([0.0, 0.3]),
+  seed=st.integers(0, 99),
+)
+def test_they_agree_on_uneven_replicas_whose_links_nobody_shares(
+  method, speeds, sigma, seed
+):
+  name, changes = method
+  one = small.cluster(len(speeds), Jitter(sigma, sigma, seed))
+  script, plan = small.script(name, len(speeds), **changes)
+  work = small.work(one, speeds=speeds)
+  by_formula, by_events, _ = both(one, script, plan, work)
+  assert_agree(by_formula, by_events)

@@ -1,0 +1,119 @@
+"""What formulas cannot say: outages, bytes on links, uneven sharing."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dilocox_jax.plan.collectives import Collective
+from dilocox_jax.simulate.analytic import run_time
+from dilocox_jax.simulate.lowering import fits, lower, simulate
+from dilocox_jax.simulate.script import Launch
+from dilocox_jax.simulate.sites import SiteOutage
+from tests.simulate import small
+from tests.simulate.test_agreement import METHODS, assert_agree, both
+
+
+def engine(one, script, plan, work=None, stop=None):
+  edges = small.edges(one)
+  lowered = lower(edges, work or small.work(one), script.ops(plan, stop))
+  return *simulate(edges, lowered), lowered
+
+
+@pytest.mark.parametrize("outage_s", [0.5, 20.0])
+def test_an_outage_delays_a_blocked_exchange_by_its_length(outage_s):
+  one = small.cluster(2, rtt_s=0.0)
+  script, plan = small.script("diloco", sync_interval=10, total_steps=10)
+  before, _, _ = engine(one, script, plan)
+  start_s = 0.05 * 10 + 1e-3  # The exchange has just begun.
+  away = SiteOutage("site 1", start_s, start_s + outage_s)
+  cut = dataclasses.replace(one, outages=(away,))
+  after, _, _ = engine(cut, script, plan)
+  assert after.total_s - before.total_s == pytest.approx(outage_s)
+
+
+def test_an_outage_while_nobody_sends_costs_nothing():
+  one = small.cluster(2)
+  script, plan = small.script("diloco", sync_interval=10, total_steps=10)
+  cut = dataclasses.replace(one, outages=(SiteOutage("site 0", 0.0, 0.4),))
+  assert engine(cut, script, plan)[0].total_s == (
+    engine(one, script, plan)[0].total_s
+  )
+
+
+@pytest.mark.parametrize("name, changes", METHODS)
+def test_links_carry_what_the_plan_says_and_no_more(name, changes):
+  one = small.cluster(3)
+  script, plan = small.script(name, 3, **changes)
+  _, timeline, _ = engine(one, script, plan)
+  edges, expected = small.edges(one), {}
+  for op in script.ops(plan):
+    for operation in op.operations if isinstance(op, Launch) else ():
+      for link, size in edges.link_bytes(operation).items():
+        expected[link] = expected.get(link, 0) + size
+  carried = {k: v for k, v in timeline.link_bytes.items() if v}
+  assert carried == pytest.approx(expected)
+  ups = [v for k, v in carried.items() if k.startswith("up:")]
+  launched = (op for op in script.ops(plan) if isinstance(op, Launch))
+  sent = sum(each.sent_bytes(3) for op in launched for each in op.operations)
+  assert max(ups) == pytest.approx(sent, rel=1e-5)  # Bytes are whole there.
+
+
+def test_eight_uneven_replicas_collapse_to_the_formula():
+  rng = np.random.default_rng(3)
+  base = small.cluster(8)
+  sites = tuple(
+    dataclasses.replace(
+      site,
+      link=small.link(float(rng.uniform(1e7, 1e9)), rtt_s=rng.uniform(0, 0.2)),
+    )
+    for site in base.sites
+  )
+  one = dataclasses.replace(base, sites=sites)
+  script, plan = small.script("dilocox", 8, sync_interval=6)
+  work = small.work(one, speeds=rng.uniform(0.3, 2, 8))
+  by_formula, by_events, _ = both(one, script, plan, work)
+  assert_agree(by_formula, by_events)
+
+
+def test_replicas_of_one_site_share_its_link_also_out_of_step():
+  one = small.cluster(2)
+  shared = dataclasses.replace(one, placement=(0, 1, 0, 1))
+  script, plan = small.script("diloco", 4, sync_interval=10)
+  work = small.work(shared, speeds=[1.0, 0.5, 0.8, 0.7])
+  by_events, timeline, _ = engine(shared, script, plan, work)
+  edges = small.edges(shared)
+  by_formula = run_time(edges, work, script.ops(plan))
+  # The formula divides a link even while only one flow is on it.
+  assert by_events.total_s <= by_formula.total_s * (1 + 1e-9)
+  for link, carried in timeline.link_bytes.items():
+    capacity = edges.capacities[link]
+    assert carried <= capacity * timeline.makespan_s * (1 + 1e-12)
+
+
+def test_the_same_run_twice_is_the_same_to_the_bit():
+  one = small.cluster(4)
+  script, plan = small.script("streaming_diloco", 4)
+  first, second = (engine(one, script, plan)[1] for _ in range(2))
+  np.testing.assert_array_equal(first.end_s, second.end_s)
+
+
+def test_the_size_of_a_graph_is_known_before_it_is_built():
+  one = small.cluster(3)
+  script, plan = small.script("diloco", 3, total_steps=20)
+  ops = list(script.ops(plan))
+  _, _, lowered = engine(one, script, plan)
+  nodes = (
+    len(lowered.graph)
+    + 3 * sum(not isinstance(op, Launch) for op in ops)
+    - sum(len(each) for each in lowered.steps)
+  )
+  assert fits(ops, 3, nodes)
+  assert not fits(ops, 3, nodes - 1)
+
+
+def test_a_collective_nobody_knows_is_refused():
+  one = small.cluster(2)
+  ops = [Launch(("x", 0, 0), (Collective("gossip", 8),))]
+  with pytest.raises(ValueError, match="kind='gossip' is not a collective"):
+    lower(small.edges(one), small.work(one), ops)

@@ -1,0 +1,75 @@
+"""What the simulator walks is what the trainer does."""
+
+import pytest
+
+from dilocox_jax.simulate.script import Compute, Launch, Wait
+from tests.simulate import small
+from tests.simulate.test_agreement import METHODS
+
+
+def walked(name, settings, total_steps=40):
+  settings = {"total_steps": total_steps} | settings
+  script, plan = small.script(name, 3, **settings)
+  return script, plan, list(script.ops(plan))
+
+
+def sent_bytes(ops, num_replicas=3):
+  return sum(
+    operation.sent_bytes(num_replicas)
+    for op in ops
+    if isinstance(op, Launch)
+    for operation in op.operations
+  )
+
+
+@pytest.mark.parametrize("name, settings", METHODS)
+@pytest.mark.parametrize("total_steps", [37, 40])
+def test_bytes_and_steps_are_those_of_the_trainer(name, settings, total_steps):
+  script, plan, ops = walked(name, settings, total_steps)
+  segments = list(plan.segments())
+  trainers = sum(script.traffic.segment_bytes(each) for each in segments)
+  if plan.local_start < plan.total_steps:
+    step = plan.schedule_step(plan.total_steps)
+    trainers += script.traffic.flush_bytes(step)
+  if any(each.phase == "single" for each in segments):
+    trainers += script.copied_bytes
+  assert sent_bytes(ops) == trainers
+  steps = sum(op.num_steps for op in ops if isinstance(op, Compute))
+  assert steps == plan.total_steps
+
+
+@pytest.mark.parametrize("name, settings", METHODS)
+def test_every_exchange_is_launched_once_and_waited_for_once(name, settings):
+  _, _, ops = walked(name, settings)
+  launched = [op.key for op in ops if isinstance(op, Launch)]
+  waited = [op.key for op in ops if isinstance(op, Wait)]
+  assert len(set(launched)) == len(launched) > 0
+  assert sorted(waited) == sorted(launched)
+  for key in launched:
+    assert (
+      ops.index(Wait(key))
+      > [n for n, op in enumerate(ops) if getattr(op, "key", None) == key][0]
+    )
+
+
+@pytest.mark.parametrize("overlap_steps", [0, 3, 5, 7, 10])
+def test_between_launch_and_wait_lie_the_steps_of_the_overlap(overlap_steps):
+  settings = {"sync_interval": 5, "overlap_steps": overlap_steps}
+  _, _, ops = walked("delayed", settings)
+  done, launched, gaps = 0, {}, []
+  for op in ops:
+    if isinstance(op, Compute):
+      done += op.num_steps
+    elif isinstance(op, Launch):
+      launched[op.key] = done
+    elif done < 40:  # The flush at the end waits for less.
+      gaps.append(done - launched[op.key])
+  assert set(gaps) == {overlap_steps}
+
+
+def test_a_script_cut_short_has_no_flush():
+  script, plan, whole = walked("dilocox", {"sync_interval": 10})
+  part = list(script.ops(plan, 20))
+  assert part == whole[: len(part)]
+  assert sum(op.num_steps for op in part if isinstance(op, Compute)) == 20
+  assert len([op for op in part if isinstance(op, Wait)]) == 1
