@@ -69,9 +69,13 @@ class Logbook:
     self._accounted = time.perf_counter()
     self._tokens, self._training_s = 0, 0.0
 
-  def book(self, event: str, step: int) -> None:
+  def book(
+    self, event: str, step: int, simulated_s: float | None = None
+  ) -> None:
     """Books the time since the last booking under an event."""
-    self._recorder.record_timing(step=step, event=event, wall_s=self._lap())
+    self._recorder.record_timing(
+      step=step, event=event, wall_s=self._lap(), simulated_s=simulated_s
+    )
 
   def _lap(self) -> float:
     """Seconds since the last booking; every second is booked once."""
@@ -108,6 +112,7 @@ class Logbook:
       event="round",
       wall_s=wall_s,
       tokens_per_s=done.tokens / wall_s,
+      simulated_s=position.simulated_s,
     )
     self._tokens += done.tokens
     self._training_s += wall_s

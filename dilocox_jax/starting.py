@@ -29,12 +29,14 @@ class Position:
     tokens: Tokens seen by all replicas together.
     total_sent_bytes: What one replica has put on the wire.
     is_finished: Whether the flush and the last evaluation are done.
+    simulated_s: What the run's clock says, if it carries one (seconds).
   """
 
   step: int = 0
   tokens: int = 0
   total_sent_bytes: int = 0
   is_finished: bool = False
+  simulated_s: float | None = None
 
 
 def first_state(config: RunConfig, programs: Programs, phase: str) -> State:

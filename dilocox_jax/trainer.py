@@ -21,7 +21,8 @@ from dilocox_jax import (
   report,
   starting,
 )
-from dilocox_jax.checkpoint import Checkpoints
+from dilocox_jax.checkpoint import Checkpoints, RefusedError
+from dilocox_jax.clock import Clock
 from dilocox_jax.config import RunConfig
 from dilocox_jax.logbook import Dispatched, Logbook, NotFiniteError
 from dilocox_jax.outer.data_parallel import SharedState
@@ -44,7 +45,11 @@ class Trainer:
   """One run in one directory; `run` takes it to its end."""
 
   def __init__(
-    self, config: RunConfig, workdir: pathlib.Path, command: str = ""
+    self,
+    config: RunConfig,
+    workdir: pathlib.Path,
+    command: str = "",
+    clock: Clock | None = None,
   ):
     """Builds all stations; raises ValueError with one line if it cannot.
 
@@ -52,7 +57,9 @@ class Trainer:
       config: What to run.
       workdir: The run directory; made if missing, continued if not.
       command: The command line, for the record.
+      clock: Says what the run would have cost elsewhere; shown, never asked.
     """
+    self.clock = clock
     self.config, self.workdir, self.command = config, workdir, command
     self.plan = planning.run_plan(config)
     self.corpus = assembly.corpus(config)
@@ -97,6 +104,7 @@ class Trainer:
       self.position = Position(**record["position"])
       self.streams.set_state(record["streams"])
       self.pilot.set_state(record["pilot"])
+      self._set_clock(record.get("clock"))
     else:
       phase = self.plan.phase(0)
       state = starting.first_state(self.config, self.programs, phase)
@@ -113,6 +121,22 @@ class Trainer:
         recorder, progress, self.programs.schedule, self.config.adaptive.energy
       )
       self._walk(state)
+
+  def _set_clock(self, saved: dict[str, Any] | None) -> None:
+    """The clock goes on, and the run keeps the one it began with."""
+    if self.position.is_finished:
+      return
+    if (saved is None) != (self.clock is None):
+      began = "without" if saved is None else "with"
+      raise RefusedError(
+        f"the work directory holds a run that began {began} --cluster: go on "
+        "likewise, or take another --workdir"
+      )
+    if self.clock and saved:
+      try:
+        self.clock.set_state(saved)
+      except ValueError as error:
+        raise RefusedError(str(error)) from error
 
   def _record_run(self) -> None:
     metrics.write_run_record(
@@ -173,10 +197,13 @@ class Trainer:
       else:
         programs = self.programs.steps_of(segment.phase)
         state, seen = programs.steps(state, batches)
-    sent_bytes = self.pilot.traffic.segment_bytes(segment)
+    traffic = self.pilot.traffic
+    sent_bytes = traffic.segment_bytes(segment)
     if is_alone and segment.ends_phase:
       copied_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
       sent_bytes += broadcast_bytes(copied_bytes, self.config.mesh.num_replicas)
+    clock = self.clock
+    simulated_s = clock.advance(segment, traffic) if clock else None
     tokens = len(batches) * (
       segment.num_steps * self.config.tokens_per_replica_step
     )
@@ -184,6 +211,7 @@ class Trainer:
       segment.stop,
       self.position.tokens + tokens,
       self.position.total_sent_bytes + sent_bytes,
+      simulated_s=simulated_s,
     )
     return state, Dispatched(
       segment, self.position, sent_bytes, tokens, seen, drifts
@@ -221,7 +249,8 @@ class Trainer:
 
   def _losses(self, state: State) -> dict[str, float]:
     losses = evaluation.losses(self.programs, state, self.validation)
-    self._logbook.book("evaluation", self.position.step)
+    at = self.position
+    self._logbook.book("evaluation", at.step, at.simulated_s)
     if not all(math.isfinite(loss) for loss in losses.values()):
       raise NotFiniteError(
         f"the validation loss is not finite at step {self.position.step}"
@@ -245,6 +274,7 @@ class Trainer:
       "phase": phase,
       "streams": self.streams.get_state(),
       "pilot": self.pilot.get_state(),
+      "clock": self.clock.get_state() if self.clock else None,
       "config": self.config.to_mapping(),
       "corpus_digest": self.corpus.digest,
     }
@@ -258,7 +288,10 @@ class Trainer:
       phase = "local"
       step = self.pilot.plan.schedule_step(self.plan.total_steps)
       state = self.pilot.rounds.flush(state, step)
-      self.position.total_sent_bytes += self.pilot.traffic.flush_bytes(step)
+      traffic = self.pilot.traffic
+      self.position.total_sent_bytes += traffic.flush_bytes(step)
+      if self.clock:
+        self.position.simulated_s = self.clock.finish(step, traffic)
     self._recorder.record_final(
       num_steps=self.plan.total_steps, **self._losses(state), **self._totals()
     )

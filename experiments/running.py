@@ -11,6 +11,7 @@ from rich.console import Console
 
 from dilocox_jax import report
 from dilocox_jax.checkpoint import RefusedError
+from dilocox_jax.clock import Clock
 from dilocox_jax.config import RunConfig
 from dilocox_jax.metrics import RecordError
 from dilocox_jax.trainer import Trainer, TrainingStoppedError
@@ -39,7 +40,11 @@ def set_up_jax(num_cpu_devices: int = 1) -> None:
 
 
 def train(
-  config: RunConfig, workdir: pathlib.Path, *, profile: bool = False
+  config: RunConfig,
+  workdir: pathlib.Path,
+  *,
+  profile: bool = False,
+  clock: Clock | None = None,
 ) -> pathlib.Path:
   """Trains one run to its end and prints its table.
 
@@ -47,6 +52,7 @@ def train(
     config: What to run.
     workdir: The run directory.
     profile: Whether to write a profiler trace to workdir/profile.
+    clock: Says what the run would have cost elsewhere.
 
   Returns:
     Path of the report.
@@ -59,7 +65,7 @@ def train(
   set_up_jax(config.mesh.num_replicas if is_mesh else 1)
   command = shlex.join(["python", "-m", *_module_and_arguments()])
   try:
-    trainer = Trainer(config, workdir, command)
+    trainer = Trainer(config, workdir, command, clock)
   except ValueError as error:
     raise UsageError(str(error)) from error
   tracing = contextlib.nullcontext()

@@ -21,14 +21,42 @@ def define_flags() -> None:
     "profile", False, "Write a jax.profiler trace to WORKDIR/profile."
   )
 
+  flags.DEFINE_string(
+    "cluster",
+    None,
+    "Also say what the run would cost on this cluster (see experiments."
+    "simulate): loss against simulated hours. The loss does not depend on it.",
+  )
+  flags.DEFINE_float(
+    "step_s",
+    None,
+    "With --cluster: seconds of an inner step; by default from operations.",
+    lower_bound=0.0,
+  )
+
 
 def main(values: flags.FlagValues) -> None:
   """Trains and prints where the report is."""
   config = command_line.run_config(values.config)
+  clock = _clock(values, config)
   workdir = command_line.writable(values.workdir)
   from experiments import running  # Loads JAX: nothing bad waits for it.
 
-  running.train(config, workdir, profile=values.profile)
+  running.train(config, workdir, profile=values.profile, clock=clock)
+
+
+def _clock(values: flags.FlagValues, config):
+  if values.cluster is None:
+    if values.step_s is not None:
+      raise command_line.UsageError("--step_s needs --cluster")
+    return None
+  from experiments import cluster_clock, simulating
+
+  options = simulating.Options(step_s=values.step_s)
+  try:
+    return cluster_clock.ClusterClock(config, values.cluster, options)
+  except (ValueError, OSError) as error:
+    raise command_line.UsageError(error) from error
 
 
 if __name__ == "__main__":

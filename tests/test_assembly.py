@@ -4,45 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from dilocox_jax import assembly, planning
+from dilocox_jax import assembly
 from dilocox_jax.models.loss import next_token_loss
-from dilocox_jax.plan.methods import streaming_diloco
 from tests import runs
-
-
-def test_the_plan_is_the_configs():
-  config = runs.settings(
-    method="streaming_diloco",
-    sync_interval=8,
-    num_fragments=2,
-    overlap_steps=3,
-    mixing_alpha=0.25,
-    warm_start="single",
-    warm_start_steps=5,
-    steps_per_dispatch=4,
-  )
-  plan = planning.run_plan(config)
-  assert plan.method == streaming_diloco(8, 2, 3, 0.25)
-  assert plan.total_steps == 21 and plan.local_start == 5
-  sizes = [(segment.phase, segment.num_steps) for segment in plan.segments()]
-  assert sizes == [
-    ("single", 4),
-    ("single", 1),
-    ("local", 8),
-    ("local", 8),
-  ]
-
-
-def test_traffic_is_counted_on_the_shapes_that_the_model_really_has():
-  config = runs.settings(num_replicas=3)
-  programs = runs.programs(config)
-  params = jax.eval_shape(programs.model.init, jax.random.key(0))
-  parameter_bytes = sum(4 * leaf.size for leaf in jax.tree.leaves(params))
-  traffic = planning.traffic(config)
-  # A ring passes 2 (M - 1) / M of the payload on, and of two small sums.
-  control_bytes = -(-4 * 4 // 3) + -(-4 * 12 // 3)
-  expected = -(-4 * parameter_bytes // 3) + control_bytes
-  assert traffic.exchange_bytes(0) == expected
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,7 @@ class Recorder:
     event: str,
     wall_s: SupportsFloat,
     tokens_per_s: SupportsFloat | None = None,
+    simulated_s: SupportsFloat | None = None,
   ) -> None:
     """Records what an event cost; events must not overlap in time.
 
@@ -149,14 +150,19 @@ class Recorder:
       event: "round", "compile", "evaluation" or "checkpoint".
       wall_s: Duration of the event.
       tokens_per_s: For rounds; None otherwise.
+      simulated_s: What the run's clock says, if it carries one.
     """
     row = rows.Timing(
       step=int(step),
       event=rows.one_of("event", event, rows.EVENTS),
       wall_s=float(wall_s),
       tokens_per_s=rows.number(tokens_per_s),
+      simulated_s=rows.number(simulated_s),
     )
-    self._timing.append(dataclasses.asdict(row))
+    fields = dataclasses.asdict(row)
+    if simulated_s is None:
+      del fields["simulated_s"]
+    self._timing.append(fields)
     if row.event == "round":
       self._board.scalars(row.step, {"time/tokens_per_s": row.tokens_per_s})
 

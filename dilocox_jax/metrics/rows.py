@@ -118,12 +118,14 @@ class Timing:
     wall_s: Duration of the event, not time since the start.
     tokens_per_s: All replicas' tokens over the duration; NaN where no tokens
       were trained on.
+    simulated_s: What the run's clock says since the start; NaN without one.
   """
 
   step: int
   event: str
   wall_s: float
   tokens_per_s: float
+  simulated_s: float = math.nan
 
 
 _READERS = {

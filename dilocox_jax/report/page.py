@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dilocox_jax.metrics.lines import Directory, one_line, write_atomically
-from dilocox_jax.report import figures, ranks, units
+from dilocox_jax.report import figures, hours, ranks, units
 from dilocox_jax.report.run import Run, load_run
 
 PAGE, FIGURES = "report.md", "figures"
@@ -33,6 +33,12 @@ _SHOWN = (
     figures.sent,
     "Bytes one replica put on the wire, in all and in each round (derived"
     " from the plan).",
+  ),
+  (
+    "hours",
+    hours.simulated_hours,
+    "Validation loss (measured) against the time that the run would have taken"
+    " on the given cluster (derived).",
   ),
   (
     "ranks",

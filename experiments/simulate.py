@@ -1,0 +1,91 @@
+"""Says what a run would cost on given links, without running it.
+
+  python -m experiments.simulate --config=experiments/configs/dilocox.py
+  --cluster=1gbit --workdir=runs/simulated
+  --config.model.preset=qwen_107b --config.codec.rank=2048
+
+Takes the config files of `train`, and a cluster: a preset (--cluster=help
+lists them) or a JSON file such as experiments/clusters/example.json. Two
+independent paths are run, formulas over the whole run and an event engine
+over its first steps, and the page says how far they agree.
+"""
+
+from absl import flags
+
+from experiments import command_line
+
+
+def define_flags() -> None:
+  """Defines the flags of this binary."""
+  command_line.define_config()
+  command_line.define_workdir()
+  flags.DEFINE_string(
+    "cluster", "1gbit", "Preset or JSON file; 'help' lists the presets."
+  )
+  flags.DEFINE_float(
+    "step_s",
+    None,
+    "Seconds of an inner step; by default its operations over what the "
+    "cluster's devices achieve.",
+    lower_bound=0.0,
+  )
+  flags.DEFINE_float(
+    "codec_s",
+    0.0,
+    "Seconds on the devices to encode and decode one exchange.",
+    lower_bound=0.0,
+  )
+  flags.DEFINE_enum(
+    "transport",
+    "tcp",
+    ("tcp", "ideal"),
+    "tcp: a round trip a message, and slow start; ideal: half a round trip.",
+  )
+  flags.DEFINE_integer(
+    "engine_steps",
+    0,
+    "Inner steps that the event engine simulates; 0: six rounds.",
+    lower_bound=0,
+  )
+  flags.DEFINE_enum(
+    "pipeline",
+    "none",
+    ("none", "gpipe", "1f1b", "interleaved", "zb_h1"),
+    "Pipeline schedule inside a replica.",
+  )
+  flags.DEFINE_integer("stages", 1, "Pipeline stages.", lower_bound=1)
+  flags.DEFINE_integer("micro_batches", 1, "A step's.", lower_bound=1)
+  flags.DEFINE_integer("chunks", 1, "A stage's (interleaved).", lower_bound=1)
+
+
+def main(values: flags.FlagValues) -> None:
+  """Simulates and prints the costs."""
+  from experiments import simulating
+
+  if values.cluster == "help":
+    print("\n".join(simulating.preset_lines()))
+    return
+  config = command_line.run_config(values.config)
+  try:
+    page = simulating.prepare(
+      config,
+      values.cluster,
+      simulating.Options(
+        step_s=values.step_s,
+        codec_s=values.codec_s,
+        transport=values.transport,
+        engine_steps=values.engine_steps,
+        pipeline=values.pipeline,
+        num_stages=values.stages,
+        num_micro_batches=values.micro_batches,
+        chunks_per_stage=values.chunks,
+      ),
+    )
+  except (ValueError, OSError) as error:
+    raise command_line.UsageError(error) from error
+  workdir = command_line.writable(values.workdir)
+  simulating.finish(page, workdir)
+
+
+if __name__ == "__main__":
+  command_line.main(main, define_flags)

@@ -1,0 +1,115 @@
+"""The binary, from the command line to its page."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from experiments import simulating
+from experiments.simulating import Options
+from tests import runs
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def simulate(*arguments):
+  return subprocess.run(
+    [sys.executable, "-m", "experiments.simulate", *arguments],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+
+
+def test_a_config_and_a_cluster_make_a_page_and_a_trace(tmp_path):
+  done = simulate(
+    "--config=experiments/configs/dilocox.py",
+    "--cluster=dilocox_107b",
+    "--config.model.preset=qwen_107b",
+    "--config.codec.rank=2048",
+    "--config.sync.sync_interval=125",
+    "--config.total_steps=1000",
+    "--step_s=8.79",
+    f"--workdir={tmp_path}",
+  )
+  assert done.returncode == 0, done.stderr
+  assert "compute utilisation" in done.stdout
+  numbers = json.loads((tmp_path / "simulation.json").read_text())
+  # Eight exchanges of 17.9 GB, each hidden but the last; derived by hand.
+  sync_s = numbers["sent_bytes"] / 8 / (125e6 * 1448 / 1514)
+  assert numbers["exposed_s"] == pytest.approx(sync_s, rel=0.01)
+  assert numbers["compute_s"] == pytest.approx(8790)
+  assert abs(numbers["engine_over_formula"]) < 1e-9
+  assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+  assert "![Gantt]" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+  "arguments, said",
+  [
+    (["--cluster=1gbot"], "unknown cluster preset '1gbot'"),
+    (["--cluster=nowhere.json"], "nowhere.json"),
+    (["--config.mesh.num_replicas=0"], "num_replicas"),
+    (["--stages=4"], "--stages=4 needs --pipeline"),
+    (
+      ["--pipeline=1f1b", "--stages=99", "--micro_batches=4"],
+      "num_stages=99 must be at most the 8 devices",
+    ),
+    (["--pipeline=interleaved"], "chunks_per_stage=1 must be at least 2"),
+    (["--step_s=-1"], "step_s"),
+    (
+      ["--cluster=experiments/clusters/example.json"],
+      "num_replicas=2 must be the 4 that are placed",
+    ),
+  ],
+)
+def test_bad_input_is_one_line_that_says_what_to_change(
+  arguments, said, tmp_path
+):
+  done = simulate(*arguments, f"--workdir={tmp_path / 'out'}")
+  assert done.returncode == 2
+  assert said in done.stderr
+  assert len(done.stderr.strip().splitlines()) == 1
+  assert not (tmp_path / "out").exists()
+
+
+def test_help_for_clusters_lists_them():
+  done = simulate("--cluster=help")
+  assert done.returncode == 0
+  assert {"1gbit", "consumer", "dtfm_worldwide"} <= {
+    line.split()[0] for line in done.stdout.splitlines()
+  }
+
+
+def test_the_example_cluster_is_simulated_with_its_noise_and_outage(tmp_path):
+  config = runs.settings(num_replicas=4, method="diloco")
+  made = simulating.prepare(
+    config, "experiments/clusters/example.json", Options(step_s=0.5)
+  )
+  numbers = made.page.numbers
+  assert numbers["total_s"] > 21 * 0.5 / 0.8  # The slow site sets the pace.
+  assert any("Outages" in note for note in made.page.notes)
+
+
+def test_operations_give_the_step_time_if_nobody_does():
+  config = runs.settings()
+  plain = simulating.set_up(config, "1gbit", Options())
+  assert (plain.steps.seconds > 0).all()
+  piped = simulating.set_up(
+    config,
+    "1gbit",
+    Options(pipeline="1f1b", num_stages=4, num_micro_batches=8),
+  )
+  # Activations of so small a model take longer than its operations.
+  assert 3 / 11 < piped.steps.bubble_fraction < 1
+  assert (piped.steps.seconds > plain.steps.seconds).all()
+
+
+def test_a_run_too_large_for_the_engine_is_left_to_the_formula(monkeypatch):
+  monkeypatch.setattr(simulating, "_MOST_NODES", 10)
+  made = simulating.prepare(runs.settings(), "1gbit", Options(step_s=0.5))
+  assert not made.trace and not made.page.bars
+  assert any(q.value == "too large" for q in made.page.quantities)
