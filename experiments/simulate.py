@@ -7,7 +7,8 @@
 Takes the config files of `train`, and a cluster: a preset (--cluster=help
 lists them) or a JSON file such as experiments/clusters/example.json. Two
 independent paths are run, formulas over the whole run and an event engine
-over its first steps, and the page says how far they agree.
+over its first steps, and the page says how far they agree. With --run=RUNDIR
+the rounds and bytes of a finished run are put on the clock instead.
 """
 
 from absl import flags
@@ -21,6 +22,9 @@ def define_flags() -> None:
   command_line.define_workdir()
   flags.DEFINE_string(
     "cluster", "1gbit", "Preset or JSON file; 'help' lists the presets."
+  )
+  flags.DEFINE_string(
+    "run", None, "A run directory instead of --config: what it would have cost."
   )
   flags.DEFINE_float(
     "step_s",
@@ -60,31 +64,31 @@ def define_flags() -> None:
 
 def main(values: flags.FlagValues) -> None:
   """Simulates and prints the costs."""
-  from experiments import simulating
+  from experiments import simulated_page, simulated_run, simulating
 
   if values.cluster == "help":
     print("\n".join(simulating.preset_lines()))
     return
-  config = command_line.run_config(values.config)
+  options = simulating.Options(
+    step_s=values.step_s,
+    codec_s=values.codec_s,
+    transport=values.transport,
+    engine_steps=values.engine_steps,
+    pipeline=values.pipeline,
+    num_stages=values.stages,
+    num_micro_batches=values.micro_batches,
+    chunks_per_stage=values.chunks,
+  )
   try:
-    page = simulating.prepare(
-      config,
-      values.cluster,
-      simulating.Options(
-        step_s=values.step_s,
-        codec_s=values.codec_s,
-        transport=values.transport,
-        engine_steps=values.engine_steps,
-        pipeline=values.pipeline,
-        num_stages=values.stages,
-        num_micro_batches=values.micro_batches,
-        chunks_per_stage=values.chunks,
-      ),
-    )
+    if values.run:
+      found = simulated_run.timed(values.run, values.cluster, options)
+      simulated_run.write(found, command_line.writable(values.workdir))
+      return
+    config = command_line.run_config(values.config)
+    page = simulated_page.prepare(config, values.cluster, options)
   except (ValueError, OSError) as error:
     raise command_line.UsageError(error) from error
-  workdir = command_line.writable(values.workdir)
-  simulating.finish(page, workdir)
+  simulated_page.finish(page, command_line.writable(values.workdir))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from experiments import simulating
+from dilocox_jax.simulate.analytic import run_time
+from experiments import simulated_page, simulating
 from experiments.simulating import Options
 from tests import runs
 
@@ -86,7 +87,7 @@ def test_help_for_clusters_lists_them():
 
 def test_the_example_cluster_is_simulated_with_its_noise_and_outage(tmp_path):
   config = runs.settings(num_replicas=4, method="diloco")
-  made = simulating.prepare(
+  made = simulated_page.prepare(
     config, "experiments/clusters/example.json", Options(step_s=0.5)
   )
   numbers = made.page.numbers
@@ -109,7 +110,38 @@ def test_operations_give_the_step_time_if_nobody_does():
 
 
 def test_a_run_too_large_for_the_engine_is_left_to_the_formula(monkeypatch):
-  monkeypatch.setattr(simulating, "_MOST_NODES", 10)
-  made = simulating.prepare(runs.settings(), "1gbit", Options(step_s=0.5))
+  monkeypatch.setattr(simulated_page, "_MOST_NODES", 10)
+  made = simulated_page.prepare(runs.settings(), "1gbit", Options(step_s=0.5))
   assert not made.trace and not made.page.bars
   assert any(q.value == "too large" for q in made.page.quantities)
+
+
+def test_a_finished_run_is_put_on_the_clock(tmp_path):
+  config = runs.settings(method="diloco")
+  runs.train(config, tmp_path / "run")
+  done = simulate(
+    f"--run={tmp_path / 'run'}",
+    "--cluster=1gbit",
+    "--step_s=0.5",
+    f"--workdir={tmp_path / 'out'}",
+  )
+  assert done.returncode == 0, done.stderr
+  rows = json.loads((tmp_path / "out" / "recorded.json").read_text())
+  assert [row["step"] for row in rows] == [6, 12, 18, 21]
+  made = simulating.set_up(config, "1gbit", Options(step_s=0.5))
+  expected = run_time(made.edges, made.work, made.script.ops(made.plan, 18))
+  assert rows[2]["simulated_s"] == pytest.approx(expected.now_s)
+  kinds = ("evaluation", "final")
+  losses = [
+    row["outer_loss"]
+    for row in runs.rows(tmp_path / "run")
+    if row["kind"] in kinds
+  ]
+  assert [row["outer_loss"] for row in rows] == losses
+  assert (tmp_path / "out" / "figures" / "hours.png").exists()
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path):
+  done = simulate(f"--run={tmp_path}", f"--workdir={tmp_path / 'out'}")
+  assert done.returncode == 2
+  assert "is not a run directory" in done.stderr

@@ -1,0 +1,63 @@
+"""A run simulated from its rows costs what its plan says."""
+
+import pytest
+
+from dilocox_jax.simulate.analytic import Clock
+from dilocox_jax.simulate.recorded import RecordedRound, recorded_ops
+from dilocox_jax.simulate.script import Compute
+from tests.simulate import small
+
+
+def rows_of(script, plan):
+  return [
+    RecordedRound(
+      segment.num_steps,
+      script.traffic.segment_bytes(segment),
+      segment.phase == "local",
+    )
+    for segment in plan.segments()
+  ]
+
+
+@pytest.mark.parametrize(
+  "name, settings",
+  [
+    ("diloco", {"sync_interval": 10}),
+    ("dilocox", {"sync_interval": 8}),
+    ("delayed", {"sync_interval": 8, "overlap_steps": 3}),
+    ("allreduce", {"total_steps": 12}),
+    ("diloco", {"warm_start": "data_parallel", "warm_start_steps": 10}),
+  ],
+)
+def test_rows_cost_what_the_plan_of_the_same_run_costs(name, settings):
+  one = small.cluster(2, bps=3e7, rtt_s=0.03)
+  script, plan = small.script(name, 2, **settings)
+  edges, work = small.edges(one), small.work(one)
+  planned, recorded = Clock(edges, work), Clock(edges, work)
+  rounds = recorded_ops(rows_of(script, plan), script.traffic)
+  for segment, ops in zip(plan.segments(), rounds, strict=True):
+    expected = planned.walk(script.segment(segment))
+    found = recorded.walk(ops)
+    assert found.num_steps == expected.num_steps
+    assert found.now_s == pytest.approx(expected.now_s, rel=1e-6)
+
+
+def test_rounds_may_differ_in_length_and_bytes():
+  rows = [RecordedRound(5, 0), RecordedRound(5, 900), RecordedRound(2, 100)]
+  script, _ = small.script("dilocox", 4, sync_interval=5)
+  found = list(recorded_ops(rows, script.traffic))
+  steps = [
+    sum(op.num_steps for op in ops if isinstance(op, Compute)) for ops in found
+  ]
+  assert steps == [5, 5, 2]
+  one = small.cluster(4)
+  clock = Clock(small.edges(one), small.work(one))
+  for ops in found:
+    outcome = clock.walk(ops)
+  assert outcome.sent_bytes == pytest.approx(1000, abs=6)
+
+
+def test_several_fragments_are_left_to_the_plan():
+  script, _ = small.script("streaming_diloco", 2)
+  with pytest.raises(ValueError, match="num_fragments=3"):
+    list(recorded_ops([], script.traffic))
