@@ -16,7 +16,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
 WANTED := $(VERSION) $(CURDIR)
 FOUND := $(shell $(RUN) -c 'import sys; print(open(sys.prefix + "/.installed").read())' 2>/dev/null)
 
-.PHONY: help install quickstart ablation lint format test check bench pins clean FORCE
+.PHONY: help install quickstart ablation tables lint format test check bench pins clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -29,8 +29,11 @@ install: $(STAMP) ## Make the environment, with pinned packages on 3.11 and 3.12
 quickstart: install ## Train two methods on real text, then report (minutes)
 	$(RUN) -m experiments.quickstart --workdir=runs/quickstart
 
-ablation: install ## Twenty ways to send less, by loss and bytes (half an hour)
+ablation: install ## Ways to send less, by loss and bytes (half an hour)
 	$(RUN) -m experiments.ablate --workdir=runs/ablation
+
+tables: install ## Published speed-up tables beside predictions (seconds)
+	$(RUN) -m experiments.speedup_tables --workdir=runs/tables
 
 lint: install ## Style, types and import contracts; a part of `make test`
 	$(RUN) -m pytest tests/contracts/test_lint.py tests/contracts/test_layers.py
@@ -45,9 +48,10 @@ test: install ## The fast tier of tests, lint included: what CI runs
 check: install ## Every test, the slow tier too
 	$(RUN) -m pytest $(PYTEST_ARGS) -m ''
 
-bench: install ## Measure rounds and codecs; ratios as JSON
+bench: install ## Measure rounds, codecs and the simulator; results as JSON
 	$(RUN) -m experiments.bench round --workdir=runs/bench
 	$(RUN) -m experiments.bench codecs --workdir=runs/bench --repeats=21
+	$(RUN) -m experiments.bench simulate --workdir=runs/bench
 
 pins: ## Renew the constraint file of this Python version
 	@$(check-python)

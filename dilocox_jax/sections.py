@@ -230,7 +230,7 @@ class AdaptiveConfig:
   window_rounds: int = 5  # Rounds measured before each choice.
   criterion: str = "energy"  # How ranks are measured: energy or stable.
   energy: float = 0.95  # Share of the squared norm that the rank must hold.
-  by_leaf: bool = True  # Spend the bytes where they lower the error most.
+  by_leaf: bool = False  # Divide bytes among leaves by energy (docs/log.md).
 
   def __post_init__(self):
     _one_of("adaptive.mode", self.mode, MODES)

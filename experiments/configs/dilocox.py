@@ -13,7 +13,7 @@ from experiments.configs import default
 
 
 def get_config():
-  """The default with one round of delay and low-rank factors in 4 bits."""
+  """The default with a round of delay and low-rank factors that adapt."""
   config = default.get_config()
   config.sync.method = "dilocox"
   config.sync.sync_interval = 30
@@ -22,4 +22,5 @@ def get_config():
   config.codec.rank = 16
   config.codec.bits = 4
   config.exchange.error_feedback = True
+  config.adaptive.mode = "rank_and_interval"
   return config
