@@ -77,7 +77,8 @@ class Hop:
   latency_s: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
+# Compared by identity: hashing a thousand sites at every question is slow.
+@dataclasses.dataclass(frozen=True, eq=False)
 class Edges:
   """The messages of a cluster.
 
