@@ -117,3 +117,13 @@ def test_a_collective_nobody_knows_is_refused():
   ops = [Launch(("x", 0, 0), (Collective("gossip", 8),))]
   with pytest.raises(ValueError, match="kind='gossip' is not a collective"):
     lower(small.edges(one), small.work(one), ops)
+
+
+def test_loss_on_the_way_slows_events_as_it_slows_formulas():
+  lossy, clean = (
+    small.cluster(3, bps=1e10, rtt_s=0.1, loss=loss) for loss in (1e-3, 0.0)
+  )
+  script, plan = small.script("diloco", 3, sync_interval=10)
+  by_formula, by_events, _ = both(lossy, script, plan, small.work(lossy))
+  assert_agree(by_formula, by_events)
+  assert by_events.total_s > engine(clean, script, plan)[0].total_s
