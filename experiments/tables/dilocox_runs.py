@@ -1,0 +1,154 @@
+"""The runs of DiLoCoX's paper (arXiv 2506.21263), with one number fitted.
+
+The paper's throughput of DiLoCoX is that of its devices, so it gives the step;
+every other run is then the plan's bytes over a link.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+from dilocox_jax.plan.presets import PRESETS
+from dilocox_jax.plan.shapes import flops_per_token
+from dilocox_jax.simulate.published import Figure
+from experiments.tables.runs import Pace, Rounds, alike, config_of
+
+SEQUENCE_LENGTH = 2048
+MODELS = {"OPT-1.3B": "opt_1_3b", "107B": "qwen_107b"}
+PEAK_FLOPS = 312e12  # Of an A800, half precision, as recalled.
+DENSE = {"rank": None, "bits": None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """What the paper leaves open, one for both models.
+
+  Attributes:
+    num_clusters: D, each with one link.
+    value_bytes: Of a value that is sent uncompressed: 4 or 2.
+    tokens: Of a global step.
+    efficiency: Part of 1 Gbit/s that is payload.
+  """
+
+  num_clusters: int = 2
+  value_bytes: int = 4
+  tokens: int = 16 * SEQUENCE_LENGTH
+  efficiency: float = 1.0
+
+  def __str__(self):
+    precision = "fp32" if self.value_bytes == 4 else "bf16"
+    return f"{precision}, D={self.num_clusters}, {self.tokens:,} tokens"
+
+  @property
+  def dense(self) -> str:
+    """The codec that sends every value."""
+    return "float32" if self.value_bytes == 4 else "bfloat16"
+
+
+RECIPE = Setting()
+
+
+class Runs:
+  """The paper's runs of one model."""
+
+  def __init__(self, figures: Mapping[str, Figure], model: str):
+    """Fits the step to the published throughput of DiLoCoX.
+
+    Args:
+      figures: The paper's.
+      model: One of `MODELS`.
+    """
+    self.model, self._figures = model, figures
+    self.interval = int(figures["sync interval"].value)
+    self.rank = int(figures[f"{model}, rank"].value)
+    self.bps = figures["bandwidth between clusters"].value * 1e9
+    self._tokens_per_s = self.published("DiLoCoX").value
+
+  def published(self, method: str) -> Figure:
+    """Throughput of a method."""
+    return self._figures[f"{self.model}, {method}, throughput"]
+
+  @property
+  def shape(self):
+    """The model's."""
+    return PRESETS[MODELS[self.model]]
+
+  def step_s(self, setting: Setting = RECIPE) -> float:
+    """The one fitted constant: DiLoCoX is taken to be bound by compute."""
+    return setting.tokens / self._tokens_per_s
+
+  def pace(
+    self,
+    config: str,
+    setting: Setting = RECIPE,
+    codec_s: float = 0.0,
+    **changes,
+  ) -> Pace:
+    """The steady state of a method's config with fields changed."""
+    changes["model"] = {"preset": MODELS[self.model]}
+    changes["mesh"] = {"num_replicas": setting.num_clusters}
+    cluster = alike(
+      setting.num_clusters,
+      self.bps,
+      rtt_s=0.0,
+      efficiency=setting.efficiency,
+    )
+    rounds = Rounds.of(config_of(config, **changes))
+    return rounds.on(cluster, self.step_s(setting), codec_s)
+
+  @functools.cache  # noqa: B019 - it lives as long as the tables.
+  def allreduce(self, setting: Setting = RECIPE) -> Pace:
+    """Gradients at every step."""
+    return self.pace("allreduce", setting, codec={"name": setting.dense})
+
+  @functools.cache  # noqa: B019 - as above.
+  def dilocox(
+    self,
+    setting: Setting = RECIPE,
+    is_hidden: bool = True,
+    is_compressed: bool = True,
+    codec_s: float = 0.0,
+  ) -> Pace:
+    """DiLoCoX, whole or without one of its parts."""
+    sync = {"sync_interval": self.interval}
+    if not is_hidden:
+      sync |= {"method": "diloco", "rule": None}
+    codec = {"rank": self.rank}
+    if not is_compressed:
+      codec = {"name": setting.dense, **DENSE}
+    return self.pace("dilocox", setting, codec_s, sync=sync, codec=codec)
+
+  def open_diloco(self, setting: Setting = RECIPE) -> Pace:
+    """OpenDiLoCo: fp16, waited for, at the same H."""
+    sync = {"sync_interval": self.interval}
+    return self.pace("open_diloco", setting, sync=sync)
+
+  def cocktail_sgd(self, setting: Setting = RECIPE) -> Pace:
+    """Every step, masked so that 117 times fewer bytes are sent."""
+    return self.pace("cocktail_sgd", setting, codec={"mask_fraction": 0.15})
+
+  def speed_up(self, setting: Setting = RECIPE) -> float:
+    """DiLoCoX over AllReduce."""
+    return self.allreduce(setting).seconds / self.dilocox(setting).seconds
+
+  def codec_s(self) -> float:
+    """What the row without overlap has beyond compute and bytes."""
+    round_s = self.interval * RECIPE.tokens
+    round_s /= self.published("DiLoCoX without overlap").value
+    return round_s - self.interval * self.dilocox(is_hidden=False).seconds
+
+  def cocktail_ratio(self) -> float:
+    """Times fewer bytes than AllReduce that CocktailSGD's row needs."""
+    step_s = RECIPE.tokens / self.published("CocktailSGD").value
+    return self.allreduce().exchange_s / (step_s - self.step_s())
+
+  def implied_utilisation(self) -> float:
+    """Share of the devices' peak that the published throughput needs."""
+    devices = self._figures[f"{self.model}, GPUs"].value
+    flops = flops_per_token(self.shape, SEQUENCE_LENGTH)
+    return self._tokens_per_s * flops / (devices * PEAK_FLOPS)
+
+
+def tokens_per_s(pace: Pace, setting: Setting = RECIPE) -> float:
+  """Throughput of all clusters together."""
+  return setting.tokens / pace.seconds

@@ -1,0 +1,144 @@
+"""INTELLECT-1 (arXiv 2412.01152): utilisation in three settings.
+
+The paper gives times of rounds and of all-reduces but no bandwidth, so a rate
+is fitted a setting; what then follows is little, and said.
+"""
+
+import pathlib
+from collections.abc import Mapping
+
+from dilocox_jax.plan.fragments import Fragments
+from dilocox_jax.plan.methods import allreduce, diloco
+from dilocox_jax.plan.payload import Dense, Int
+from dilocox_jax.plan.traffic import Traffic
+from dilocox_jax.simulate.presets import cluster_preset
+from dilocox_jax.simulate.published import Figure, load
+from experiments.tables.rows import (
+  DERIVED,
+  FITTED_ELSEWHERE,
+  FITTED_HERE,
+  Row,
+  Table,
+)
+from experiments.tables.runs import Pace, Rounds, alike, least
+
+_SETTINGS = ("USA", "USA and Europe", "global")
+_RTT_S = 0.1
+
+
+class _Runs:
+  """One ring of the most nodes that took part."""
+
+  def __init__(self, figures: Mapping[str, Figure]):
+    self._count = int(figures["most concurrent nodes"].value)
+    self._interval = int(figures["sync interval"].value)
+    self._shapes = {"parameters": (int(figures["parameters"].value),)}
+    self._round_s = figures["compute of a round"].value * 60
+    bits = int(figures["bits of a parameter in the all-reduce"].value)
+    self._rounds = Rounds(self._traffic(diloco(self._interval), Int(bits)))
+
+  def _traffic(self, method, payload) -> Traffic:
+    fragments = Fragments(1, 1)
+    return Traffic(method, fragments, self._shapes, self._count, payload)
+
+  def at(self, mbps: float | None) -> Pace:
+    """At a rate of all links, or at the preset's."""
+    cluster = cluster_preset("intellect_1", self._count)
+    if mbps is not None:
+      cluster = alike(self._count, mbps * 1e6, rtt_s=_RTT_S)
+    return self._rounds.on(cluster, self._round_s / self._interval)
+
+  def rate_for(self, exchange_s: float) -> float:
+    """The rate (Mbit/s) at which the exchange takes so long."""
+    return least(
+      lambda mbps: self.at(mbps).exchange_s <= exchange_s, 10.0, 1e5, 1e-4
+    )
+
+  def reduction(self) -> float:
+    """Bytes of H data-parallel steps over those of one exchange."""
+    dense = self._traffic(allreduce(), Dense()).gradient_bytes()
+    return dense * self._interval / self._rounds.traffic.exchange_bytes(0)
+
+
+def build(folder: pathlib.Path) -> list[Table]:
+  """The run's utilisation, its exchange, and what both imply.
+
+  Args:
+    folder: Of the published figures.
+
+  Raises:
+    ValueError: A file is missing or wrong.
+  """
+  figures = load(folder / "intellect_1.json")
+  runs = _Runs(figures)
+  lowest, highest = (
+    figures[f"utilisation, {end}"] for end in ("lowest", "highest")
+  )
+  slow = runs.at(None)
+  preset = "14 nodes, int8 ring, 340 Mbit/s fitted on the lowest utilisation"
+  rows = [
+    Row(lowest, 100 * slow.utilisation, FITTED_HERE, preset),
+    Row(
+      figures["global, all-reduce"], slow.exchange_s, FITTED_ELSEWHERE, preset
+    ),
+    Row(
+      figures["sync as quoted by Covenant-72B"],
+      slow.exchange_s / 60,
+      FITTED_ELSEWHERE,
+      preset,
+    ),
+  ]
+  rates = {}
+  for name in _SETTINGS:
+    exchange_s = figures[f"{name}, all-reduce"].value
+    rates[name] = runs.rate_for(exchange_s)
+    percent = 100 * runs.at(rates[name]).utilisation
+    basis = f"{rates[name]:.0f} Mbit/s, fitted on {exchange_s:.0f} s"
+    figure = figures[f"{name}, utilisation"]
+    rows.append(Row(figure, percent, FITTED_ELSEWHERE, basis))
+    if name == "USA":
+      rows.append(Row(highest, percent, FITTED_ELSEWHERE, basis))
+  rows.append(
+    Row(
+      figures["bandwidth reduction"],
+      runs.reduction(),
+      DERIVED,
+      "H = 100, int8 with a scale for every 128 values",
+    )
+  )
+  rows.append(_flops_row(figures))
+  return [
+    Table(
+      "intellect_1",
+      "INTELLECT-1: compute utilisation, 14 nodes",
+      rows,
+      _notes(rates),
+    )
+  ]
+
+
+def _flops_row(figures: Mapping[str, Figure]) -> Row:
+  """The lowest MFU, if devices compute alike and only waiting differs."""
+  best = figures["model FLOPS utilisation, highest"].value
+  waiting = figures["utilisation, lowest"].value
+  waiting /= figures["utilisation, highest"].value
+  return Row(
+    figures["model FLOPS utilisation, lowest"],
+    best * waiting,
+    DERIVED,
+    "the highest times the ratio of both utilisations",
+  )
+
+
+def _notes(rates: Mapping[str, float]) -> tuple[str, ...]:
+  found = ", ".join(f"{mbps:.0f} ({name})" for name, mbps in rates.items())
+  return (
+    "No bandwidth is published, so the rows of utilisation say only that 38 min"
+    " of compute and the all-reduce times agree with them, and which rate of"
+    f" the slowest link a ring of 14 nodes would need: {found} Mbit/s, each"
+    " fitted on its all-reduce. How many nodes the two smaller settings had is"
+    " not known to us; a ring of 8 instead of 14 would need 6 % less. 100 ms"
+    " are assumed.",
+    "Derived are the last two rows: the bytes, of which 1.6 % are"
+    " scales, and the share of the peak, which falls as the waiting grows.",
+  )

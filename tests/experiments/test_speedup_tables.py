@@ -1,0 +1,137 @@
+"""The binary of the papers' tables: what it writes, shows and refuses."""
+
+import csv
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from dilocox_jax.report.sweeps import Panel, draw
+from dilocox_jax.simulate.published import Figure
+from experiments import speedup_tables
+from experiments.tables import (
+  covenant_72b,
+  open_diloco,
+  page,
+  streaming_diloco,
+)
+from experiments.tables.rows import DERIVED, KINDS, Prediction, Row, Table
+
+PUBLISHED = speedup_tables._PUBLISHED
+FIGURE = Figure("speed", 8.0, "tokens/s", "a paper, table 1", "published")
+
+
+def run(*arguments):
+  return subprocess.run(
+    [sys.executable, "-m", "experiments.speedup_tables", *arguments],
+    cwd=PUBLISHED.parents[1],
+    capture_output=True,
+    text=True,
+  )
+
+
+def test_an_error_is_relative_or_in_grid_steps():
+  assert Row(FIGURE, 10.0, DERIVED).error == "+25.0%"
+  assert Row(FIGURE, 10.0, DERIVED, grid_steps=-2).error == "-2 steps"
+  assert Row(FIGURE, 10.0, DERIVED, grid_steps=0).error == "exact"
+
+
+def test_a_row_must_say_where_its_prediction_comes_from():
+  with pytest.raises(ValueError, match="kind='guessed' must be one of"):
+    Row(FIGURE, 8.0, "guessed")
+  with pytest.raises(ValueError, match="kind='guessed' must be one of"):
+    Prediction("speed", 8.0, "tokens/s", "guessed")
+
+
+def test_every_paper_has_a_module_that_builds_tables():
+  for name in speedup_tables.PAPERS:
+    module = importlib.import_module(f"experiments.tables.{name}")
+    assert callable(module.build)
+
+
+def test_what_cannot_be_reached_is_no_number():
+  endless = Prediction("bandwidth", float("inf"), "Mbit/s", DERIVED)
+  assert page._data(endless)["predicted"] is None
+  assert (
+    page._data(endless).keys() == page._data(Row(FIGURE, 1, DERIVED)).keys()
+  )
+
+
+def test_tables_are_made_without_jax():
+  code = (
+    "import importlib, sys\n"
+    "from experiments.speedup_tables import PAPERS\n"
+    "for name in PAPERS:\n"
+    "  importlib.import_module('experiments.tables.' + name)\n"
+    "sys.exit('jax' in sys.modules)"
+  )
+  done = subprocess.run([sys.executable, "-c", code], cwd=PUBLISHED.parents[1])
+  assert done.returncode == 0
+
+
+def test_every_cell_of_the_streaming_table_has_a_row():
+  table, hours = streaming_diloco.build(PUBLISHED)
+  assert len({row.published.name for row in table.rows}) == 75
+  assert all(row.kind in KINDS for row in (*table.rows, *hours.rows))
+  exact = sum(row.grid_steps == 0 for row in table.rows)
+  assert f"{exact} of 75 cells are exact" in table.paragraphs[0]
+  differing = sum(" / " in cell for cells in table.cells for cell in cells)
+  assert differing == 75 - exact
+
+
+def test_the_page_and_the_data_hold_the_same_predictions(tmp_path):
+  done = run(f"--workdir={tmp_path}", "--papers=covenant_72b,open_diloco")
+  assert done.returncode == 0, done.stderr
+  data = json.loads((tmp_path / "tables.json").read_text())
+  text = (tmp_path / "report.md").read_text()
+  tables = covenant_72b.build(PUBLISHED) + open_diloco.build(PUBLISHED)
+  built = {table.name: table for table in tables}
+  assert set(data) == set(built)
+  for name, rows in data.items():
+    assert [row["predicted"] for row in rows] == [
+      row.predicted for row in built[name].rows
+    ]
+    with (tmp_path / f"{name}.csv").open() as file:
+      lines = list(csv.DictReader(file))
+    assert [float(line["predicted"]) for line in lines] == [
+      row["predicted"] for row in rows
+    ]
+    assert f"`{name}.csv`" in text
+
+
+def test_a_picture_is_drawn_beside_its_caption(tmp_path):
+  drawn = draw("Lines", [Panel("rank", "simulated", (1, 2), {"a": [0.1, 0.2]})])
+  rows = [Prediction("speed", 8.0, "tokens/s", DERIVED)]
+  table = Table("t", "T", rows, (), pictures={"lines": ("Some lines.", drawn)})
+  text = page.write([table], tmp_path, "python -m x").read_text()
+  assert "![Some lines.](figures/lines.png)" in text
+  assert "| speed |  | 8 tokens/s |  | derived |  |" in text
+  assert (tmp_path / "figures" / "lines.png").stat().st_size > 0
+
+
+def test_a_figure_that_is_missing_is_named_in_one_line(tmp_path):
+  shutil.copytree(PUBLISHED, tmp_path / "figures")
+  path = tmp_path / "figures" / "streaming_diloco.json"
+  content = json.loads(path.read_text())
+  content["figures"] = content["figures"][:-20]
+  path.write_text(json.dumps(content))
+  done = run(
+    f"--workdir={tmp_path / 'out'}",
+    f"--published={tmp_path / 'figures'}",
+    "--papers=streaming_diloco",
+  )
+  assert done.returncode == 2
+  assert "tables of streaming_diloco need a figure 'table " in done.stderr
+  assert done.stderr.count("\n") == 1
+
+
+def test_a_paper_without_tables_is_refused(tmp_path):
+  done = run(f"--workdir={tmp_path}", "--papers=nobody")
+  assert done.returncode == 2
+  assert done.stderr == (
+    "error: --papers=nobody must name some of"
+    f" {', '.join(speedup_tables.PAPERS)}\n"
+  )
