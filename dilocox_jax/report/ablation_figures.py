@@ -19,6 +19,7 @@ from dilocox_jax.report.trials import Entry, pareto_front
 
 _MAX_LINES = 6
 _ABOVE = "higher losses are above the axis (see the table)"
+_BELOW = 0.12  # Share of the height that is left free below.
 _OFFSETS = [  # Of a label from its point (points), the nearest first.
   (x * far, y * far)
   for far in (1, 2, 3.5)
@@ -67,7 +68,9 @@ def _cut(ax: Axes, shown: Sequence[Entry], marked: Sequence[Entry]) -> str:
   low, high = ax.get_ylim()
   top = max((entry.validation_loss for entry in marked), default=high)
   if top > high:
-    ax.set_ylim(low, high := top + 0.05 * (top - low))
+    high = top + 0.05 * (top - low)
+  # The front ends in a corner: names need room below it.
+  ax.set_ylim(low - _BELOW * (high - low), high)
   return cut if any(loss > high for loss in losses) else ""
 
 
