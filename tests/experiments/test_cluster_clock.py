@@ -17,9 +17,11 @@ from tests import runs
 OPTIONS = Options(step_s=0.25)
 
 
-def clocked(config, workdir, cluster="100mbit", until=None, options=OPTIONS):
+def clocked(
+  config, workdir, cluster: str | None = "100mbit", until=None, options=OPTIONS
+):
   """A run, to its end or killed, that carries a clock if one is named."""
-  clock = cluster and ClusterClock(config, cluster, options)
+  clock = ClusterClock(config, cluster, options) if cluster else None
   make = runs.trainer
 
   def with_clock(config, workdir):

@@ -29,9 +29,9 @@ def test_the_figure_shows_loss_against_the_time_of_the_clock(
   (ax,) = figure.axes
   (line,) = ax.get_lines()
   at = [e.step * seconds_a_step / divisor for e in run.evaluations]
-  np.testing.assert_allclose(line.get_xdata(), at)
+  np.testing.assert_allclose(np.asarray(line.get_xdata()), at)
   np.testing.assert_allclose(
-    line.get_ydata(), [e.outer_loss for e in run.evaluations]
+    np.asarray(line.get_ydata()), [e.outer_loss for e in run.evaluations]
   )
   assert ax.get_xlabel().endswith(f"({unit})")
   assert f"{run.validation_loss:.4f}" in figure.get_suptitle()

@@ -1,6 +1,7 @@
 import io
 import json
 
+from matplotlib.patches import Rectangle
 from rich.console import Console
 
 from dilocox_jax.report import simulation
@@ -46,6 +47,7 @@ def test_every_bar_is_drawn_where_and_when_it_was():
   drawn = {
     (round(patch.get_x(), 6), round(patch.get_width(), 6), patch.get_y() + 0.4)
     for patch in ax.patches
+    if isinstance(patch, Rectangle)
   }
   assert drawn == {(0.0, 3.0, 0.0), (3.0, 1.0, 1.0), (3.5, 1.0, 2.0)}
   assert [t.get_text() for t in ax.get_yticklabels()] == [

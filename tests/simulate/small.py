@@ -1,6 +1,7 @@
 """Small runs and clusters for the simulator's tests."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ def cluster(num_replicas=2, jitter=None, **changes):
 
 def script(method="diloco", num_replicas=2, payload="fp32", **settings):
   """A script and the plan that goes with it."""
-  plan_settings = {
+  plan_settings: dict[str, Any] = {"total_steps": 40} | {
     key: settings.pop(key)
     for key in ("total_steps", "warm_start", "warm_start_steps")
     if key in settings
@@ -45,7 +46,7 @@ def script(method="diloco", num_replicas=2, payload="fp32", **settings):
   chosen = named_method(method, **settings)
   fragments = Fragments(chosen.schedule.num_fragments, 6)
   traffic = Traffic(chosen, fragments, SHAPES, num_replicas, PAYLOADS[payload])
-  plan = RunPlan(chosen, **({"total_steps": 40} | plan_settings))
+  plan = RunPlan(chosen, **plan_settings)
   return Script(traffic, copied_bytes=3_000_000), plan
 
 

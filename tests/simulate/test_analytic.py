@@ -148,11 +148,11 @@ def test_more_bandwidth_never_costs_time(
   assert times[1] <= times[0] * (1 + 1e-12)
 
 
-def jittered(num_replicas, jitter, seeds):
+def jittered(num_replicas, sigmas, seeds):
   script, plan = small.script("diloco", num_replicas, sync_interval=20)
   found = []
   for seed in range(seeds):
-    one = small.cluster(num_replicas, Jitter(*jitter, seed))
+    one = small.cluster(num_replicas, Jitter(sigmas[0], sigmas[1], seed))
     edges = small.edges(one)
     found.append(run_time(edges, small.work(one), script.ops(plan)).total_s)
   return np.mean(found), np.std(found) / np.sqrt(seeds)
