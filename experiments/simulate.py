@@ -18,6 +18,8 @@ from experiments import command_line
 
 def define_flags() -> None:
   """Defines the flags of this binary."""
+  from dilocox_jax.plan.pipeline_orders import PIPELINES
+
   command_line.define_config()
   command_line.define_workdir()
   flags.DEFINE_string(
@@ -54,7 +56,7 @@ def define_flags() -> None:
   flags.DEFINE_enum(
     "pipeline",
     "none",
-    ("none", "gpipe", "1f1b", "interleaved", "zb_h1"),
+    ("none", *PIPELINES),
     "Pipeline schedule inside a replica.",
   )
   flags.DEFINE_integer("stages", 1, "Pipeline stages.", lower_bound=1)
@@ -82,7 +84,7 @@ def main(values: flags.FlagValues) -> None:
   try:
     if values.run:
       found = simulated_run.timed(values.run, values.cluster, options)
-      simulated_run.write(found, command_line.writable(values.workdir))
+      simulated_run.finish(found, command_line.writable(values.workdir))
       return
     config = command_line.run_config(values.config)
     page = simulated_page.prepare(config, values.cluster, options)

@@ -1,5 +1,6 @@
 """Both paths of the simulator, and the page that sets them side by side."""
 
+import collections
 import dataclasses
 import json
 import math
@@ -12,6 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from dilocox_jax.config import RunConfig
+from dilocox_jax.metrics import RecordError
 from dilocox_jax.report import simulation, units
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.lowering import fits, lower, simulate
@@ -133,11 +135,16 @@ def _human_s(seconds: float) -> str:
 
 
 def _links(one: Setup, whole: Outcome) -> dict:
+  times = collections.Counter(
+    operation
+    for op in one.script.ops(one.plan)
+    if isinstance(op, Launch)
+    for operation in op.operations
+  )
   carried: dict[str, float] = {}
-  for op in one.script.ops(one.plan):
-    for operation in op.operations if isinstance(op, Launch) else ():
-      for link, size in one.edges.link_bytes(operation).items():
-        carried[link] = carried.get(link, 0.0) + size
+  for operation, count in times.items():
+    for link, size in one.edges.link_bytes(operation).items():
+      carried[link] = carried.get(link, 0.0) + count * size
   found = {}
   for link, total in sorted(carried.items()):
     capacity = one.edges.capacities[link]
@@ -171,7 +178,7 @@ def finish(simulated: Simulated, workdir: pathlib.Path) -> None:
     path = simulation.write_simulation(simulated.page, workdir, command)
     if simulated.trace:
       (workdir / "trace.json").write_text(json.dumps(simulated.trace))
-  except OSError as error:
+  except (RecordError, OSError) as error:
     raise StoppedError(str(error)) from error
   simulation.print_simulation(simulated.page, Console())
   print(f"report: {path}")

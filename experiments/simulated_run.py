@@ -1,7 +1,6 @@
 """A finished run on a cluster: its own rounds and bytes, its own losses."""
 
 import dataclasses
-import json
 import pathlib
 import shlex
 import sys
@@ -10,12 +9,14 @@ from rich.console import Console
 
 from dilocox_jax import report
 from dilocox_jax.config import RunConfig, from_mapping
-from dilocox_jax.metrics import Timing
+from dilocox_jax.metrics import RecordError, Timing
+from dilocox_jax.metrics.lines import write_atomically, write_json
 from dilocox_jax.report import hours
-from dilocox_jax.report.page import markdown_table, save_figure
+from dilocox_jax.report.page import PAGE, markdown_table, save_figure
 from dilocox_jax.report.run import Run
 from dilocox_jax.simulate.analytic import Clock
 from dilocox_jax.simulate.recorded import RecordedRound, recorded_ops
+from experiments.command_line import StoppedError
 from experiments.simulating import Options, Setup, set_up
 
 
@@ -80,14 +81,25 @@ def _times(run: Run, config: RunConfig, setup: Setup) -> dict[int, float]:
   }
 
 
-def write(found: Timed, workdir: pathlib.Path) -> pathlib.Path:
+def finish(found: Timed, workdir: pathlib.Path) -> pathlib.Path:
+  """Writes and prints what was found; a full disk is one line."""
+  try:
+    return _write(found, workdir)
+  except RecordError as error:
+    raise StoppedError(str(error)) from error
+
+
+def _write(found: Timed, workdir: pathlib.Path) -> pathlib.Path:
   """Writes loss against simulated time as page, picture and JSON."""
   run, cluster = found.run, found.setup.edges.cluster
   at = {timing.step: timing.simulated_s for timing in run.timings}
-  rows = [
-    (e.step, f"{at[e.step]:.6g}", f"{e.outer_loss:.4f}")
-    for e in run.evaluations
-  ]
+  table = markdown_table(
+    ("inner step", "simulated time (s)", "loss"),
+    [
+      (e.step, f"{at[e.step]:.6g}", f"{e.outer_loss:.4f}")
+      for e in run.evaluations
+    ],
+  )
   command = shlex.join(["python", "-m", "experiments.simulate", *sys.argv[1:]])
   lines = [
     f"# {run.record['method']}, as recorded, on {cluster.name}",
@@ -97,7 +109,7 @@ def write(found: Timed, workdir: pathlib.Path) -> pathlib.Path:
     "Losses were measured; times are simulated from the run's rounds and bytes."
     " The flush at the end is not on the clock.",
     "",
-    *markdown_table(("inner step", "simulated time (s)", "loss"), rows),
+    *table,
   ]
   figure = hours.simulated_hours(run)
   if figure is not None:
@@ -107,9 +119,9 @@ def write(found: Timed, workdir: pathlib.Path) -> pathlib.Path:
     {"step": e.step, "simulated_s": at[e.step], "outer_loss": e.outer_loss}
     for e in run.evaluations
   ]
-  (workdir / "recorded.json").write_text(json.dumps(values, indent=2) + "\n")
-  page = workdir / "report.md"
-  page.write_text("\n".join(lines) + "\n")
-  Console().print(*lines[6 : 6 + 2 + len(rows)], sep="\n")
+  write_json(workdir / "recorded.json", values)
+  page = workdir / PAGE
+  write_atomically(page, "\n".join(lines) + "\n")
+  Console().print(*table, sep="\n")
   print(f"report: {page}")
   return page
