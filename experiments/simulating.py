@@ -15,7 +15,7 @@ from dilocox_jax.plan.pipeline import Pipeline
 from dilocox_jax.plan.segments import RunPlan
 from dilocox_jax.plan.shapes import flops_per_token, parameter_count
 from dilocox_jax.simulate.cluster_file import load_cluster
-from dilocox_jax.simulate.compute import Steps, step_seconds
+from dilocox_jax.simulate.compute import Steps, stated_seconds, step_seconds
 from dilocox_jax.simulate.edges import Edges
 from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.presets import PRESETS
@@ -90,12 +90,6 @@ def set_up(config: RunConfig, cluster_name: str, options: Options) -> Setup:
   """
   num_replicas = config.mesh.num_replicas
   cluster = load_cluster(cluster_name, num_replicas)
-  if cluster.num_replicas != num_replicas:
-    raise ValueError(
-      f"--cluster={cluster_name} has {cluster.num_replicas} replicas but "
-      f"mesh.num_replicas={num_replicas}: set "
-      f"--config.mesh.num_replicas={cluster.num_replicas}"
-    )
   steps = _steps(config, cluster, options)
   script = Script(
     planning.traffic(config),
@@ -111,10 +105,8 @@ def set_up(config: RunConfig, cluster_name: str, options: Options) -> Setup:
 
 
 def _steps(config: RunConfig, cluster, options: Options) -> Steps:
-  num_replicas = cluster.num_replicas
   if options.step_s is not None:
-    speeds = np.array([cluster.site(r).speed for r in range(num_replicas)])
-    return Steps(options.step_s / speeds)
+    return stated_seconds(cluster, options.step_s)
   pipeline = None
   if options.pipeline != "none":
     pipeline = Pipeline(

@@ -28,7 +28,7 @@ def broadcast_bytes(payload_bytes: int, num_replicas: int) -> int:
     payload_bytes: Size of what is copied (bytes).
     num_replicas: M; one replica alone sends nothing.
   """
-  return payload_bytes if num_replicas > 1 else 0
+  return Collective("broadcast", payload_bytes).sent_bytes(num_replicas)
 
 
 @dataclasses.dataclass(frozen=True)

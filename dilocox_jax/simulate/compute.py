@@ -25,6 +25,17 @@ class Steps:
   bubble_fraction: float = 0.0
 
 
+def stated_seconds(cluster: Cluster, step_s: float | int) -> Steps:
+  """Seconds of an inner step that somebody knows; slow sites take longer.
+
+  Args:
+    cluster: Sites and their speeds.
+    step_s: Of a step at speed 1 (seconds).
+  """
+  replicas = range(cluster.num_replicas)
+  return Steps(step_s / np.array([cluster.site(r).speed for r in replicas]))
+
+
 def step_seconds(
   cluster: Cluster,
   step_flops: float | int,

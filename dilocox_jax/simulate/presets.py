@@ -42,7 +42,7 @@ def symmetric(name: str, num_replicas: int = 2) -> Cluster:
     num_replicas: Sites, of one replica each.
   """
   bps = parse_quantity(_RATES[name], RATE, "up")
-  return _alike(name, Site("site", Link(bps, bps)), num_replicas)
+  return alike(name, Site("site", Link(bps, bps)), num_replicas)
 
 
 def consumer(num_replicas: int = 2) -> Cluster:
@@ -54,7 +54,7 @@ def consumer(num_replicas: int = 2) -> Cluster:
     num_replicas: Homes.
   """
   link = Link(up_bps=40e6, down_bps=1e9, rtt_s=0.03)
-  return _alike("consumer", Site("home", link, 1, _RTX4090_FLOPS), num_replicas)
+  return alike("consumer", Site("home", link, 1, _RTX4090_FLOPS), num_replicas)
 
 
 def infinite(num_replicas: int = 2) -> Cluster:
@@ -65,7 +65,7 @@ def infinite(num_replicas: int = 2) -> Cluster:
   """
   link = Link(math.inf, math.inf, rtt_s=0.0)
   site = Site("site", link, intra_bps=math.inf, intra_rtt_s=0.0)
-  return _alike("infinite", site, num_replicas)
+  return alike("infinite", site, num_replicas)
 
 
 def dilocox_107b(num_replicas: int = 2) -> Cluster:
@@ -125,7 +125,7 @@ def streaming(num_replicas: int = 2) -> Cluster:
   """
   link = Link(1e9, 1e9, rtt_s=0.0, efficiency=1.0)
   site = Site("site", link, achieved_fraction=0.6)
-  return _alike("streaming", site, num_replicas)
+  return alike("streaming", site, num_replicas)
 
 
 def intellect_1(num_replicas: int = 14) -> Cluster:
@@ -141,7 +141,7 @@ def intellect_1(num_replicas: int = 14) -> Cluster:
   """
   link = Link(340e6, 340e6, rtt_s=0.1)
   site = Site("node", link, 8, _H100_FLOPS, achieved_fraction=0.362)
-  return _alike("intellect_1", site, num_replicas)
+  return alike("intellect_1", site, num_replicas)
 
 
 def covenant_72b(num_replicas: int = 20) -> Cluster:
@@ -156,7 +156,7 @@ def covenant_72b(num_replicas: int = 20) -> Cluster:
   """
   link = Link(up_bps=110e6, down_bps=500e6, rtt_s=0.1)
   site = Site("peer", link, 8, _B200_FLOPS, achieved_fraction=0.24)
-  return _alike("covenant_72b", site, num_replicas)
+  return alike("covenant_72b", site, num_replicas)
 
 
 PRESETS: dict[str, Callable[..., Cluster]] = {
@@ -195,8 +195,14 @@ def cluster_preset(name: str, num_replicas: int | None = None) -> Cluster:
   return PRESETS[name](num_replicas)
 
 
-def _alike(name: str, site: Site, num_replicas: int) -> Cluster:
-  """A cluster of sites that differ by their numbers alone."""
+def alike(name: str, site: Site, num_replicas: int) -> Cluster:
+  """A cluster of sites that differ by their numbers alone.
+
+  Args:
+    name: Of the cluster.
+    site: All of them; its name gets a number.
+    num_replicas: Sites, of one replica each.
+  """
   return Cluster(
     name,
     tuple(
@@ -222,4 +228,4 @@ def _dilocox(
     _A800_FLOPS,
     achieved_fraction,
   )
-  return _alike(name, site, num_replicas)
+  return alike(name, site, num_replicas)

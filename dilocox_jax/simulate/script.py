@@ -6,6 +6,7 @@ counts a step or a byte itself.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 from dilocox_jax.plan.collectives import Collective
@@ -68,6 +69,16 @@ class Script:
   traffic: Traffic
   copied_bytes: int = 0
 
+  @functools.cached_property
+  def _gradient(self) -> tuple[Collective, ...]:
+    return tuple(self.traffic.gradient())
+
+  @functools.cached_property
+  def _exchanges(self) -> list[tuple[Collective, ...]]:
+    """The operations of every fragment: a large model's take long to count."""
+    fragments = range(self.traffic.method.schedule.num_fragments)
+    return [tuple(self.traffic.exchange(each)) for each in fragments]
+
   def ops(self, plan: RunPlan, stop: int | None = None) -> Iterator[Op]:
     """The ops of a run, flush included.
 
@@ -95,7 +106,7 @@ class Script:
       yield Compute(1, is_alone)
       if not is_alone:
         gradient = ("gradient", step, 0)
-        yield Launch(gradient, tuple(self.traffic.gradient()))
+        yield Launch(gradient, self._gradient)
         yield Wait(gradient)
     if segment.phase == "single" and segment.ends_phase:
       copy = ("copy", segment.stop, 0)
@@ -133,7 +144,7 @@ class Script:
       yield Wait(_key(window.applied))
 
   def _launch(self, event: Event) -> Launch:
-    return Launch(_key(event), tuple(self.traffic.exchange(event.fragment)))
+    return Launch(_key(event), self._exchanges[event.fragment])
 
 
 def _key(event: Event) -> Key:

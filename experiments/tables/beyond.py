@@ -12,7 +12,7 @@ import pathlib
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.presets import cluster_preset
 from dilocox_jax.simulate.sites import Jitter
-from experiments.tables.large import METHODS, RTT_S, Large
+from experiments.tables.large import METHODS, RTT_S, STEP_BASIS, Large
 from experiments.tables.rows import FITTED_ELSEWHERE, Prediction, Table
 from experiments.tables.runs import alike, least
 
@@ -27,7 +27,6 @@ LINKS = {
 }
 TARGET = 0.99
 _JITTER = Jitter(step_sigma=0.1, transfer_sigma=0.1, seed=0)
-_STEP = "step fitted on DiLoCoX's row"
 
 
 def build(folder: pathlib.Path) -> list[Table]:
@@ -75,7 +74,7 @@ def _on_links(large: Large, links: str) -> Table:
         name = f"{method}, {count} clusters, {state}"
         both.append(speed)
         rows.append(
-          Prediction(name, speed, "tokens/s", FITTED_ELSEWHERE, _STEP)
+          Prediction(name, speed, "tokens/s", FITTED_ELSEWHERE, STEP_BASIS)
         )
       line.append(" / ".join(map(_short, both)))
     cells.append(line)
@@ -131,7 +130,7 @@ def _needed(large: Large) -> Table:
           bps / 1e6,
           "Mbit/s",
           FITTED_ELSEWHERE,
-          _STEP,
+          STEP_BASIS,
         )
       )
       line.append(_rate(bps))

@@ -13,7 +13,7 @@ from dilocox_jax.plan.payload import Int
 from dilocox_jax.plan.reduction import TopK
 from dilocox_jax.plan.traffic import Traffic
 from dilocox_jax.plan.wire import Chain, num_bytes
-from dilocox_jax.simulate.cluster import Cluster
+from dilocox_jax.simulate import presets
 from dilocox_jax.simulate.published import Figure, load
 from dilocox_jax.simulate.sites import Link, Site
 from experiments.tables.rows import DERIVED, Prediction, Row, Table
@@ -54,13 +54,13 @@ class _Runs:
     """
     up, down = self.up_bps / share, self.down_bps / share
     link = Link(up, down, rtt_s=_RTT_S)
-    sites = tuple(Site(f"peer{i}", link) for i in range(num_replicas))
+    cluster = presets.alike("covenant", Site("peer", link), num_replicas)
     method = sparse_loco(self._interval)
     traffic = Traffic(
       method, Fragments(1, 1), self.shapes, num_replicas, self.payload
     )
     step_s = self._round_s / self._interval
-    return Rounds(traffic).on(Cluster("covenant", sites), step_s)
+    return Rounds(traffic).on(cluster, step_s)
 
 
 def build(folder: pathlib.Path) -> list[Table]:

@@ -14,6 +14,7 @@ from experiments.tables.dilocox_runs import RECIPE, Runs
 from experiments.tables.runs import Pace, Rounds, alike, config_of
 
 RTT_S = 0.04
+STEP_BASIS = "step fitted on DiLoCoX's row"
 _EVERY_STEP = ("allreduce", "cocktail_sgd")
 _STREAMING = {"num_fragments": 27}  # 26 of three layers, and the tables.
 METHODS = {  # What readers call it: its config.

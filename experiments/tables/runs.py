@@ -6,7 +6,6 @@ trainer would walk: no table counts a step or a byte itself.
 """
 
 import dataclasses
-import functools
 import importlib
 from collections.abc import Callable
 
@@ -14,18 +13,21 @@ import numpy as np
 
 from dilocox_jax import planning
 from dilocox_jax.config import RunConfig, from_mapping
-from dilocox_jax.plan.collectives import Collective
 from dilocox_jax.plan.segments import RunPlan
 from dilocox_jax.plan.traffic import Traffic
+from dilocox_jax.simulate import presets
 from dilocox_jax.simulate.analytic import Clock
 from dilocox_jax.simulate.cluster import Cluster
+from dilocox_jax.simulate.compute import stated_seconds
 from dilocox_jax.simulate.edges import Edges
 from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.sites import Link, Site
 from dilocox_jax.simulate.transfer import TCP, Transport
 
-GOODPUT = 1448 / 1514  # Of a line rate, after the headers of TCP and Ethernet.
+GOODPUT = (
+  Link.efficiency
+)  # Of a line rate, after the headers of TCP and Ethernet.
 _SKIPPED, _COUNTED = 3, 4
 
 
@@ -55,9 +57,8 @@ def alike(
     name: Of the cluster.
     **link: What else `Link` takes.
   """
-  one = Link(bps, bps, **link)
-  sites = (Site(f"site{index}", one) for index in range(num_replicas))
-  return Cluster(name, tuple(sites))
+  one = Site("site", Link(bps, bps, **link))
+  return presets.alike(name, one, num_replicas)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,25 +78,6 @@ class Pace:
   sent_bytes: int
 
 
-@dataclasses.dataclass(frozen=True)
-class _Remembered(Traffic):
-  """Traffic that works every exchange out once."""
-
-  @functools.cached_property
-  def _known(self) -> dict[int, list[Collective]]:
-    return {}
-
-  def exchange(self, fragment: int) -> list[Collective]:
-    if fragment not in self._known:
-      self._known[fragment] = super().exchange(fragment)
-    return self._known[fragment]
-
-  def gradient(self) -> list[Collective]:
-    if -1 not in self._known:
-      self._known[-1] = super().gradient()
-    return self._known[-1]
-
-
 class Rounds:
   """A few rounds of a run, planned once and timed on any cluster."""
 
@@ -109,13 +91,11 @@ class Rounds:
       skipped: Rounds before the steady state.
       counted: Rounds that are measured.
     """
-    fields = dataclasses.fields(traffic)
-    known = _Remembered(**{f.name: getattr(traffic, f.name) for f in fields})
     interval = traffic.method.schedule.sync_interval
     # One round more, so that the run does not end in those counted.
     total = (skipped + counted + 1) * interval
     plan = RunPlan(traffic.method, total, steps_per_dispatch=1)
-    script = Script(known)
+    script = Script(traffic)
     self.traffic, self._counted, self._interval = traffic, counted, interval
     self._before = list(script.ops(plan, skipped * interval))
     both = script.ops(plan, (skipped + counted) * interval)
@@ -141,9 +121,8 @@ class Rounds:
       codec_s: Seconds of encoding and decoding that nothing hides.
       transport: How messages are sent.
     """
-    count = cluster.num_replicas
-    speeds = np.array([cluster.site(r).speed for r in range(count)])
-    work = Work(step_s / speeds, np.full(count, codec_s))
+    steps_s = stated_seconds(cluster, step_s).seconds
+    work = Work(steps_s, np.full(cluster.num_replicas, codec_s))
     clock = Clock(Edges(cluster, transport), work)
     first, last = clock.walk(self._before), clock.walk(self._ops)
     took_s = last.now_s - first.now_s

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dilocox_jax.report.sweeps import Panel, draw
-from experiments.tables.large import METHODS, RTT_S, Large
+from experiments.tables.large import METHODS, RTT_S, STEP_BASIS, Large
 from experiments.tables.rows import FITTED_ELSEWHERE, Prediction, Table
 from experiments.tables.runs import alike
 
@@ -24,7 +24,6 @@ _SLOW_BPS = {
 }
 _LOSSES = {"no loss": 0.0, "loss 1e-4": 1e-4, "loss 1e-3": 1e-3}
 _LOSSES |= {"loss 1e-2": 1e-2}
-_STEP = "step fitted on DiLoCoX's row"
 _HELD = "simulated; else H 125, rank 2048, 4 bits, D = 2, 40 ms"
 
 
@@ -151,7 +150,7 @@ def _table(
       percents = [100 * shares[index] for shares in panel.lines.values()]
       rows += [
         Prediction(
-          f"{line}, {varied}", percent, "percent", FITTED_ELSEWHERE, _STEP
+          f"{line}, {varied}", percent, "percent", FITTED_ELSEWHERE, STEP_BASIS
         )
         for line, percent in zip(panel.lines, percents, strict=True)
       ]
@@ -163,5 +162,5 @@ def _table(
     (reading,),
     ("varied", *columns),
     cells,
-    {name: (f"{title}: simulated, {_STEP}.", draw(title, panels))},
+    {name: (f"{title}: simulated, {STEP_BASIS}.", draw(title, panels))},
   )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.plan.pipeline import Pipeline
-from dilocox_jax.simulate.compute import step_seconds
+from dilocox_jax.simulate.compute import stated_seconds, step_seconds
 from tests.simulate import small
 
 
@@ -53,3 +53,12 @@ def test_activations_on_the_way_lengthen_a_step():
 def test_more_stages_than_devices_are_refused():
   with pytest.raises(ValueError, match="num_stages=5 must be at most the 4"):
     step_seconds(devices(4), 8e12, Pipeline("1f1b", 5, 8))
+
+
+def test_a_stated_step_takes_as_long_as_the_speed_of_its_site_says():
+  one = devices(4)
+  slow = dataclasses.replace(one.sites[1], speed=0.25)
+  uneven = dataclasses.replace(one, sites=(one.sites[0], slow))
+  steps = stated_seconds(uneven, 2.0)
+  np.testing.assert_allclose(steps.seconds, [2.0, 8.0])
+  assert steps.bubble_fraction == 0
