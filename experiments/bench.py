@@ -1,13 +1,14 @@
-"""Measures what the outer side and the codecs cost, and the simulator's speed.
+"""Measures what parts of the system cost, and draws pipeline schedules.
 
   python -m experiments.bench round --workdir=runs/bench
   python -m experiments.bench codecs --workdir=runs/bench --repeats=21
   python -m experiments.bench simulate --workdir=runs/bench
+  python -m experiments.bench pipeline --workdir=runs/bench --micro_batches=16
 
 Programs that are compared run in turn, many times over, and medians of the
 paired ratios are reported, since one machine's speed drifts. The simulator is
-compared with nothing: its rates are absolute. Results go to
-WORKDIR/bench_NAME.json and to the terminal.
+compared with nothing: its rates are absolute. Pipelines are derived, not
+measured. Results go to WORKDIR/bench_NAME.json and to the terminal.
 """
 
 import importlib
@@ -15,9 +16,10 @@ import sys
 
 from absl import flags
 
+from dilocox_jax.plan.pipeline_orders import PIPELINES
 from experiments import command_line
 
-BENCHES = ("round", "codecs", "simulate")
+BENCHES = ("round", "codecs", "simulate", "pipeline")
 
 
 def define_flags() -> None:
@@ -27,15 +29,37 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "repeats", 9, "Measurements of every ratio or rate.", lower_bound=3
   )
+  _define_pipeline_flags()
+
+
+def _define_pipeline_flags() -> None:
+  flags.DEFINE_multi_enum(
+    "schedule",
+    PIPELINES,
+    PIPELINES,
+    "Pipeline schedules to draw; give it several times for several.",
+  )
+  for name, default, text in (
+    ("stages", 4, "Stages of a pipeline."),
+    ("micro_batches", 8, "Micro-batches of a step."),
+    ("chunks", 2, "Chunks of layers a stage, of interleaved."),
+  ):
+    flags.DEFINE_integer(name, default, text, lower_bound=1)
 
 
 def main(values: flags.FlagValues) -> None:
   """Runs the bench that was named first."""
   workdir = command_line.writable(values.workdir)
-  if values.bench == "simulate":  # Needs no JAX, which takes long to start.
+  if values.bench == "simulate":  # Without JAX, which takes long to start.
     from experiments import bench_simulate
 
     bench_simulate.run(workdir, values.repeats)
+    return
+  if values.bench == "pipeline":
+    from experiments import bench_pipeline
+
+    sizes = values.stages, values.micro_batches, values.chunks
+    bench_pipeline.run(workdir, values.schedule, *sizes)
     return
   from experiments import ratios, running
 
