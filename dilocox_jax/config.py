@@ -9,28 +9,45 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from dilocox_jax.checks import require
 from dilocox_jax.mapping import build
 from dilocox_jax.plan.adaptive import low_rank_of
 from dilocox_jax.plan.collectives import check_collective
 from dilocox_jax.plan.fragments import Fragments
 from dilocox_jax.plan.methods import with_interval
+from dilocox_jax.plan.parts import Parts
+from dilocox_jax.plan.pipeline import Pipeline
+from dilocox_jax.plan.shards import Division
 from dilocox_jax.sections import (
-  AdaptiveConfig,
   CheckpointConfig,
-  CodecConfig,
   DataConfig,
   EvaluationConfig,
-  ExchangeConfig,
   InnerConfig,
   MeshConfig,
   ModelConfig,
+)
+from dilocox_jax.sync_sections import (
+  AdaptiveConfig,
+  CodecConfig,
+  ExchangeConfig,
   OuterConfig,
   SyncConfig,
-  require,
 )
 
-# Fields that may differ when a run goes on: they do not change its meaning.
-FREE_ON_RESUME = ("evaluation", "checkpoint.interval_steps", "checkpoint.keep")
+# Fields that may differ when a run goes on: they do not change its meaning,
+# only what is recorded, or on which devices it is computed.
+FREE_ON_RESUME = (
+  "evaluation",
+  "checkpoint.interval_steps",
+  "checkpoint.keep",
+  "mesh.layout",
+  "mesh.num_data_shards",
+  "mesh.num_stages",
+  "mesh.pipeline",
+  "mesh.chunks_per_stage",
+  "mesh.remat",
+  "mesh.outer_memory",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +79,6 @@ class RunConfig:
       f"inner.warmup_steps={self.inner.warmup_steps} must be less than "
       f"total_steps={self.total_steps}",
     )
-    require(
-      self.data.batch_size % self.inner.accumulate_steps == 0,
-      f"data.batch_size={self.data.batch_size} must be divisible by "
-      f"inner.accumulate_steps={self.inner.accumulate_steps}",
-    )
     try:
       _ = self.model.shape, self.fragments
     except ValueError as error:
@@ -75,8 +87,22 @@ class RunConfig:
       check_collective(self.codec.payload, self.exchange.collective)
     except ValueError as error:
       raise ValueError(f"exchange.{error}") from error
+    self._check_mesh()
     self._check_unsent()
     self._check_adaptive()
+
+  def _check_mesh(self) -> None:
+    pieces = self.inner.accumulate_steps * self.mesh.num_data_shards
+    require(
+      self.data.batch_size % pieces == 0,
+      f"data.batch_size={self.data.batch_size} must be divisible by "
+      f"inner.accumulate_steps={self.inner.accumulate_steps} times "
+      f"mesh.num_data_shards={self.mesh.num_data_shards}",
+    )
+    try:
+      _ = self.pipeline, self.parts
+    except ValueError as error:
+      raise ValueError(f"mesh: {error}") from error
 
   def _check_unsent(self) -> None:
     method = self.sync.named
@@ -117,6 +143,35 @@ class RunConfig:
       method.schedule.num_fragments,
       self.model.shape.num_layers,
       method.fragment_order,
+    )
+
+  @property
+  def pipeline(self) -> Pipeline:
+    """In which order a replica's stages run an inner step's micro-batches."""
+    return Pipeline(
+      self.mesh.pipeline,
+      self.mesh.num_stages,
+      self.inner.accumulate_steps,
+      self.mesh.chunks_per_stage,
+    )
+
+  @property
+  def parts(self) -> Parts:
+    """Which layers are which stage's."""
+    return Parts(
+      self.model.shape.num_layers,
+      self.mesh.num_stages,
+      self.mesh.chunks_per_stage,
+    )
+
+  @property
+  def division(self) -> Division:
+    """How a replica's arrays are divided among its devices."""
+    is_whole = self.fragments.num_fragments == 1
+    return Division(
+      self.mesh.num_data_shards,
+      self.mesh.num_stages,
+      layers_on_stages=is_whole and self.parts.is_in_order,
     )
 
   @property

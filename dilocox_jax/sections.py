@@ -1,43 +1,23 @@
 """The sections of a run's config, each checked by itself.
 
-One section a station, named like it. What clashes between sections is found
-by `config.RunConfig`.
+One section a station, named like it; those of the exchange between replicas
+are in `sync_sections`. What clashes between sections is found by
+`config.RunConfig`.
 """
 
 import dataclasses
 
-from dilocox_jax.plan.adaptive import MODES
-from dilocox_jax.plan.chains import named_payload
+from dilocox_jax.checks import one_of, positive, require
 from dilocox_jax.plan.choices import (
+  BOUNDARIES,
   LAYOUTS,
-  REFERENCES,
-  RESIDUAL_DTYPES,
+  MEMORIES,
+  REMATS,
   SCHEDULES,
 )
-from dilocox_jax.plan.collectives import COLLECTIVES
-from dilocox_jax.plan.methods import Method, named_method
-from dilocox_jax.plan.payload import Payload
+from dilocox_jax.plan.pipeline_orders import PIPELINES
 from dilocox_jax.plan.presets import PRESETS
-from dilocox_jax.plan.ranks import CRITERIA
 from dilocox_jax.plan.shapes import ModelShape
-
-WARM_STARTS = ("none", "data_parallel", "single")
-
-
-def require(condition: bool, message: str) -> None:
-  """Raises ValueError with a message unless a condition holds."""
-  if not condition:
-    raise ValueError(message)
-
-
-def _positive(section: str, **values: int | float) -> None:
-  for name, value in values.items():
-    require(value > 0, f"{section}.{name}={value} must be positive")
-
-
-def _one_of(name: str, value: str, choices) -> None:
-  if value not in choices:
-    raise ValueError(f"{name}={value!r} must be one of {', '.join(choices)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +31,7 @@ class DataConfig:
   sequence_length: int = 128  # Tokens predicted a sequence.
 
   def __post_init__(self):
-    _positive(
+    positive(
       "data", batch_size=self.batch_size, sequence_length=self.sequence_length
     )
     require(
@@ -79,8 +59,8 @@ class ModelConfig:
   z_loss: float = 0.0  # Weight of log(sum(exp(logits)))^2 in training.
 
   def __post_init__(self):
-    _one_of("model.preset", self.preset, PRESETS)
-    _one_of("model.compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
+    one_of("model.preset", self.preset, PRESETS)
+    one_of("model.compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
     require(
       self.scan_unroll >= 0,
       f"model.scan_unroll={self.scan_unroll} must be 0 (all) or more",
@@ -116,8 +96,8 @@ class InnerConfig:
   momentum: float = 0.0  # Read by sgd and its like.
 
   def __post_init__(self):
-    _one_of("inner.schedule", self.schedule, SCHEDULES)
-    _positive(
+    one_of("inner.schedule", self.schedule, SCHEDULES)
+    positive(
       "inner",
       learning_rate=self.learning_rate,
       accumulate_steps=self.accumulate_steps,
@@ -125,148 +105,41 @@ class InnerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class SyncConfig:
-  """When and how replicas meet; what is unset is the method's own."""
-
-  method: str = "diloco"
-  sync_interval: int | None = None  # H, inner steps.
-  num_fragments: int | None = None  # P.
-  overlap_steps: int | None = None  # tau, inner steps.
-  rule: str | None = None  # reset, continue, mix or eager.
-  mixing_alpha: float | None = None  # Weight of the local value.
-  fragment_order: str | None = None  # strided or sequential.
-  warm_start: str = "none"  # data_parallel, or single (one replica, copied).
-  warm_start_steps: int = 0
-  steps_per_dispatch: int = 50  # Steps a program where there are no rounds.
-
-  def __post_init__(self):
-    _one_of("sync.warm_start", self.warm_start, WARM_STARTS)
-    _positive("sync", steps_per_dispatch=self.steps_per_dispatch)
-    is_warm = self.warm_start != "none"
-    require(
-      is_warm == (self.warm_start_steps > 0),
-      f"sync.warm_start={self.warm_start!r} does not go with "
-      f"sync.warm_start_steps={self.warm_start_steps}: set both or neither",
-    )
-    is_gradient = self.named.exchanged == "gradient"
-    require(
-      not (is_warm and is_gradient),
-      f"sync.method={self.method!r} already averages every step: "
-      "leave sync.warm_start at 'none'",
-    )
-
-  @property
-  def named(self) -> Method:
-    """The method with its settings."""
-    given = dataclasses.asdict(self)
-    for name in ("warm_start", "warm_start_steps", "steps_per_dispatch"):
-      given.pop(name)
-    try:
-      return named_method(given.pop("method"), **given)
-    except ValueError as error:
-      raise ValueError(f"sync.{error}") from error
-
-
-@dataclasses.dataclass(frozen=True)
-class CodecConfig:
-  """What travels between replicas; what is unset is the part's own."""
-
-  name: str = "float32"  # Parts joined by "+", e.g. low_rank+int.
-  rank: int | None = None  # low_rank: columns of a factor.
-  power_iterations: int | None = None  # low_rank: passes over the matrix.
-  factorisation: str | None = None  # low_rank: shared or local.
-  bits: int | None = None  # int: 8, 4, 2 or 1.
-  scale: str | None = None  # int: one scale a block, row or tensor.
-  block_size: int | None = None  # int, e3m0: values that share a scale.
-  rounding: str | None = None  # int: nearest or stochastic.
-  top_k_fraction: float | None = None  # top_k: share of values kept.
-  top_k_block_size: int | None = None  # top_k: values it chooses among.
-  indices: str | None = None  # top_k: packed or bitmap.
-  mask_fraction: float | None = None  # random_mask: share of values sent.
-
-  def __post_init__(self):
-    _ = self.payload
-
-  @property
-  def payload(self) -> Payload:
-    """The payload with its settings."""
-    try:
-      return named_payload(**dataclasses.asdict(self))
-    except ValueError as error:
-      raise ValueError(f"codec.{error}") from error
-
-
-@dataclasses.dataclass(frozen=True)
-class ExchangeConfig:
-  """How it travels, and what becomes of what was lost."""
-
-  collective: str = "auto"  # all_reduce, all_gather or reduce_scatter.
-  error_feedback: bool = False  # What was lost is added to the next exchange.
-  keep_unsent: bool = False  # What was lost stays in the replica's parameters.
-  feedback_decay: float = 1.0  # Share of the residual that is kept.
-  feedback_against: str = "own"  # own or mean: what the residual is left of.
-  feedback_dtype: str = "float32"  # float32, bfloat16 or int8.
-
-  def __post_init__(self):
-    _one_of("exchange.collective", self.collective, COLLECTIVES)
-    _one_of("exchange.feedback_against", self.feedback_against, REFERENCES)
-    _one_of("exchange.feedback_dtype", self.feedback_dtype, RESIDUAL_DTYPES)
-    require(
-      not (self.error_feedback and self.keep_unsent),
-      "exchange.error_feedback and exchange.keep_unsent both make up for what "
-      "a codec loses: set one of them",
-    )
-    require(
-      0 <= self.feedback_decay <= 1,
-      f"exchange.feedback_decay={self.feedback_decay} must lie between 0 and 1",
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class AdaptiveConfig:
-  """Ranks, and H, that follow the rank of the averaged update."""
-
-  mode: str = "off"  # off, rank, or rank_and_interval.
-  window_rounds: int = 5  # Rounds measured before each choice.
-  criterion: str = "energy"  # How ranks are measured: energy or stable.
-  energy: float = 0.95  # Share of the squared norm that the rank must hold.
-  by_leaf: bool = False  # Divide bytes among leaves by energy (docs/log.md).
-
-  def __post_init__(self):
-    _one_of("adaptive.mode", self.mode, MODES)
-    _one_of("adaptive.criterion", self.criterion, CRITERIA)
-    _positive("adaptive", window_rounds=self.window_rounds)
-    require(
-      0 < self.energy <= 1,
-      f"adaptive.energy={self.energy} must be above 0 and at most 1",
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class OuterConfig:
-  """The optimizer of the outer parameters."""
-
-  optimizer: str = "sgd"  # Any optimizer of optax by name.
-  learning_rate: float = 0.7
-  momentum: float = 0.6  # The papers have 0.9; see docs/log.md.
-  nesterov: bool = True
-
-  def __post_init__(self):
-    _positive("outer", learning_rate=self.learning_rate)
-
-
-@dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """Replicas and where they live."""
+  """Replicas, where they live, and how one is divided among its devices."""
 
   num_replicas: int = 2
-  layout: str = "stacked"  # stacked (one device) or mesh (one each).
+  layout: str = "stacked"  # stacked (one device) or mesh (their own).
   stacked_by: str = "map"  # map (in turn: CPU) or vmap (at once: GPU).
+  num_data_shards: int = 1  # Devices that share the work of a stage.
+  num_stages: int = 1  # Pipeline stages of a replica.
+  pipeline: str = "1f1b"  # gpipe, 1f1b, interleaved or zb_h1.
+  chunks_per_stage: int = 1  # interleaved: parts of the model a stage has.
+  remat: str = "dots"  # Kept in a pipeline: none (all), dots, or full (least).
+  boundary: str = "none"  # Between stages: none, bfloat16 or int8.
+  outer_memory: str = "device"  # Outer state: device or pinned_host.
 
   def __post_init__(self):
-    _positive("mesh", num_replicas=self.num_replicas)
-    _one_of("mesh.layout", self.layout, LAYOUTS)
-    _one_of("mesh.stacked_by", self.stacked_by, ("map", "vmap"))
+    positive("mesh", num_replicas=self.num_replicas)
+    positive("mesh", num_data_shards=self.num_data_shards)
+    positive("mesh", num_stages=self.num_stages)
+    one_of("mesh.layout", self.layout, LAYOUTS)
+    one_of("mesh.stacked_by", self.stacked_by, ("map", "vmap"))
+    one_of("mesh.pipeline", self.pipeline, PIPELINES)
+    one_of("mesh.remat", self.remat, REMATS)
+    one_of("mesh.boundary", self.boundary, BOUNDARIES)
+    one_of("mesh.outer_memory", self.outer_memory, MEMORIES)
+    require(
+      self.layout == "mesh" or not self.is_divided,
+      f"mesh.layout={self.layout!r} has one device for all, but "
+      f"num_data_shards={self.num_data_shards} and "
+      f"num_stages={self.num_stages} divide a replica: take layout 'mesh'",
+    )
+
+  @property
+  def is_divided(self) -> bool:
+    """Whether a replica has several devices."""
+    return self.num_data_shards * self.num_stages > 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,7 +150,7 @@ class EvaluationConfig:
   num_sequences: int = 128
 
   def __post_init__(self):
-    _positive("evaluation", num_sequences=self.num_sequences)
+    positive("evaluation", num_sequences=self.num_sequences)
     require(
       self.interval_steps >= 0,
       f"evaluation.interval_steps={self.interval_steps} must not be negative",
@@ -293,4 +166,4 @@ class CheckpointConfig:
   init_from: str = ""  # Run directory whose outer state a new run starts from.
 
   def __post_init__(self):
-    _positive("checkpoint", interval_steps=self.interval_steps, keep=self.keep)
+    positive("checkpoint", interval_steps=self.interval_steps, keep=self.keep)

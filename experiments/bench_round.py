@@ -7,7 +7,8 @@ import numpy as np
 from dilocox_jax import assembly
 from dilocox_jax.config import RunConfig
 from dilocox_jax.inner.step import inner_step
-from dilocox_jax.sections import MeshConfig, SyncConfig
+from dilocox_jax.sections import MeshConfig
+from dilocox_jax.sync_sections import SyncConfig
 from experiments.ratios import Ratio, Timed
 
 SYNC_INTERVAL = 50

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dilocox_jax.sections import (
+from dilocox_jax.sync_sections import (
   AdaptiveConfig,
   CodecConfig,
   ExchangeConfig,

@@ -7,7 +7,7 @@ from dilocox_jax.plan.adaptive import Choice
 from dilocox_jax.plan.methods import streaming_diloco
 from dilocox_jax.plan.shapes import parameter_shapes
 from dilocox_jax.plan.wire import num_bytes
-from dilocox_jax.sections import CodecConfig
+from dilocox_jax.sync_sections import CodecConfig
 from tests import runs
 
 
