@@ -8,6 +8,7 @@ Letters in names: B batch, L length, N heads, K head width.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 ROPE_BASE = 10_000.0
@@ -31,11 +32,12 @@ def rotate(x_BxLxNxK: Float[Array, "B L N K"]) -> Float[Array, "B L N K"]:
     The same shape and dtype.
   """
   _, length, _, width = x_BxLxNxK.shape
-  exponents = jnp.arange(0, width, 2, dtype=jnp.float32) / width
-  positions = jnp.arange(length, dtype=jnp.float32)
+  wide = np.promote_types(np.float32, x_BxLxNxK.dtype)
+  exponents = jnp.arange(0, width, 2, dtype=wide) / width
+  positions = jnp.arange(length, dtype=wide)
   angles = jnp.outer(positions, ROPE_BASE**-exponents)[None, :, None, :]
   cos, sin = jnp.cos(angles), jnp.sin(angles)
-  first, second = jnp.split(x_BxLxNxK.astype(jnp.float32), 2, axis=-1)
+  first, second = jnp.split(x_BxLxNxK.astype(wide), 2, axis=-1)
   turned = (first * cos - second * sin, second * cos + first * sin)
   return jnp.concatenate(turned, axis=-1).astype(x_BxLxNxK.dtype)
 
@@ -55,17 +57,18 @@ def attend(
     value_BxLxNxK: Values.
 
   Returns:
-    The same shape and dtype; weights are computed in fp32.
+    The same shape and dtype; weights are computed in fp32 at least.
   """
   _, length, _, width = query_BxLxNxK.shape
+  wide = np.promote_types(np.float32, query_BxLxNxK.dtype)
   logits = jnp.einsum(
     "blnk,bmnk->bnlm",
     query_BxLxNxK * width**-0.5,
     key_BxLxNxK,
-    preferred_element_type=jnp.float32,
+    preferred_element_type=wide,
   )
   past = jnp.tril(jnp.ones((length, length), bool))[None, None]
-  logits = jnp.where(past, logits, jnp.finfo(jnp.float32).min)
+  logits = jnp.where(past, logits, jnp.finfo(wide).min)
   highest = jnp.max(logits, axis=-1, keepdims=True)
   # Dividing by the sum after the product with the values instead of before
   # spares the backward pass one sweep over [L, L].
@@ -75,6 +78,6 @@ def attend(
     "bnlm,bmnk->blnk",
     weights.astype(value_BxLxNxK.dtype),
     value_BxLxNxK,
-    preferred_element_type=jnp.float32,
+    preferred_element_type=wide,
   )
   return (mixed / sums_BxLxN[..., None]).astype(value_BxLxNxK.dtype)

@@ -1,20 +1,22 @@
 """The one decoder everything else trains.
 
-Only this file knows Flax: the rest of the project sees a `Model`, two pure
+Only this file knows Flax: the rest of the project sees a `Model`, pure
 functions over a plain nested dict of arrays, which can be stacked, averaged,
 sharded and compressed without asking what a module is. Blocks are stacked
 along a leading layer axis and scanned, so the program does not grow with
-depth.
+depth; the parts between which a pipeline cuts are functions of their own.
 
 Letters in names: B batch, L length, T = B * L tokens, D model, N heads, K head
 width, F feed-forward, V vocabulary.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -22,24 +24,37 @@ from dilocox_jax.models.attention import attend, rotate
 from dilocox_jax.plan.shapes import ModelShape
 
 Params = dict[str, Any]
+# (path of the kernel in its block, x [T, I], kernel [I, O]) -> x @ kernel.
+Multiply = Callable[[str, Array, Array], Array]
 
 INIT_SCALE = 0.02
 NORM_EPSILON = 1e-6
 
 
 class Model(NamedTuple):
-  """A decoder as two pure functions.
+  """A decoder as pure functions; `apply` is made of the three after it.
 
   Attributes:
     shape: Its sizes.
     init: Key to parameters: a nested dict of fp32 arrays, leaves and paths as
       in `plan.shapes.parameter_shapes`.
-    apply: Parameters and tokens [B, L] (int32) to logits [B, L, V] (fp32).
+    apply: Parameters and tokens [B, L] (int32) to logits [B, L, V] (fp32, in a
+      float64 model float64).
+    embed: Parameters, of which those of blocks are not read, and tokens [B, L]
+      to the stream [T, D].
+    block: (one layer's slice of `params["blocks"]`, stream [T, D], L,
+      multiply=None) to the stream; every product with a kernel goes through
+      `multiply`, if it is given.
+    logits: Parameters, of which those of blocks are not read, and the stream
+      [T, D] to logits [T, V].
   """
 
   shape: ModelShape
   init: Callable[[Array], Params]
   apply: Callable[[Params, Array], Array]
+  embed: Callable[[Params, Array], Array]
+  block: Callable[..., Array]
+  logits: Callable[[Params, Array], Array]
 
 
 class _Norm(nnx.Module):
@@ -50,9 +65,9 @@ class _Norm(nnx.Module):
 
   def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
     # Squares of bf16 values lose too much when summed in bf16.
-    x_fp32 = x.astype(jnp.float32)
-    mean_square = jnp.mean(jnp.square(x_fp32), axis=-1, keepdims=True)
-    y = x_fp32 * jax.lax.rsqrt(mean_square + NORM_EPSILON)
+    wide = x.astype(np.promote_types(np.float32, x.dtype))
+    mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    y = wide * jax.lax.rsqrt(mean_square + NORM_EPSILON)
     scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
     return (y * scale).astype(x.dtype)
 
@@ -169,21 +184,10 @@ class _Embed(nnx.Module):
     return x_TxD @ self.embedding[...].astype(self.dtype).T
 
 
-class Transformer(nnx.Module):
-  """The whole decoder; see `build` for what the project uses of it."""
+class _Decoder(nnx.Module):
+  """All modules, in the order in which they draw their parameters."""
 
-  def __init__(
-    self, shape: ModelShape, dtype: Any, unroll: int, rngs: nnx.Rngs
-  ):
-    """Draws the parameters.
-
-    Args:
-      shape: Sizes.
-      dtype: Compute dtype; parameters are fp32.
-      unroll: Layers per iteration of the scan; 0 is all of them.
-      rngs: Source of the `params` keys.
-    """
-    self.unroll = unroll or shape.num_layers
+  def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
     self.embed = _Embed(shape, dtype, rngs)
 
     @nnx.split_rngs(splits=shape.num_layers)
@@ -193,39 +197,46 @@ class Transformer(nnx.Module):
 
     self.blocks = stacked(rngs)
     self.final_norm = _Norm(shape.model_dim)
-    self.is_tied = shape.tied_head
-    if not self.is_tied:
+    if not shape.tied_head:
       self.head = _linear(
         shape.model_dim, shape.vocab_size, INIT_SCALE, dtype, rngs
       )
 
-  def __call__(self, tokens_BxL: Int[Array, "B L"]) -> Float[Array, "B L V"]:
-    """Predicts the next token at every position; fp32 logits."""
-    length = tokens_BxL.shape[1]
-    block, leaves = nnx.split(self.blocks)
 
-    def layer(x_TxD, layer_leaves):
-      return nnx.merge(block, layer_leaves)(x_TxD, length), None
+def _pure(module: nnx.Module) -> Callable[[Params], Any]:
+  """From a module's leaves, as a nested dict, to the module."""
+  graph, abstract_state = nnx.split(module)
 
-    # Tokens are flattened outside attention: a weight gradient that contracts
-    # batch and length as two dimensions is over twice as slow on CPU.
-    x_TxD = self.embed(tokens_BxL.reshape(-1))
-    x_TxD, _ = jax.lax.scan(layer, x_TxD, leaves, unroll=self.unroll)
-    x_TxD = self.final_norm(x_TxD)
-    logits_TxV = self.embed.scores(x_TxD) if self.is_tied else self.head(x_TxD)
-    logits_TxV = logits_TxV.astype(jnp.float32)
-    return logits_TxV.reshape(*tokens_BxL.shape, -1)
+  def bound(leaves: Params) -> Any:
+    state = jax.tree.map(lambda leaf: leaf, abstract_state)
+    nnx.replace_by_pure_dict(state, leaves)
+    return nnx.merge(graph, state)
+
+  return bound
+
+
+def _divert(module: nnx.Module, multiply: Multiply) -> None:
+  """Sends the products of a module's linear layers through a function."""
+
+  def dot_general(path: str, x: Array, kernel: Array, *_, **__) -> Array:
+    return multiply(path, x, kernel)
+
+  for path, part in nnx.iter_modules(module):
+    if isinstance(part, nnx.Linear):
+      name = "/".join(map(str, (*path, "kernel")))
+      part.dot_general = functools.partial(dot_general, name)
 
 
 def build(
   shape: ModelShape, *, dtype: Any = jnp.float32, unroll: int = 1
 ) -> Model:
-  """Makes the model's two functions; allocates nothing.
+  """Makes the model's functions; allocates nothing.
 
   Args:
     shape: Sizes.
-    dtype: Compute dtype, float32 or bfloat16. Parameters, norms' statistics,
-      softmax and logits are fp32 in any case.
+    dtype: Compute dtype: float32, bfloat16, or float64 where JAX has it
+      enabled and parameters are cast to it. Parameters as drawn, and with
+      bfloat16 norms' statistics, softmax and logits too, are fp32.
     unroll: Layers per iteration of the scan over layers. 1 compiles fastest, 0
       (all) runs fastest on CPU.
 
@@ -236,23 +247,53 @@ def build(
   Raises:
     ValueError: If the dtype is another, or `unroll` is negative.
   """
-  if jnp.dtype(dtype) not in (jnp.dtype("float32"), jnp.dtype("bfloat16")):
-    raise ValueError(f"dtype={dtype} must be float32 or bfloat16")
+  if jnp.dtype(dtype).name not in ("float32", "bfloat16", "float64"):
+    raise ValueError(f"dtype={dtype} must be float32, bfloat16 or float64")
   if unroll < 0:
     raise ValueError(f"unroll={unroll} must be 0 (all layers) or more")
 
-  def module(key: Array) -> Transformer:
-    return Transformer(shape, dtype, unroll, nnx.Rngs(key))
+  def module(key: Array) -> _Decoder:
+    return _Decoder(shape, dtype, nnx.Rngs(key))
 
   def init(key: Array) -> Params:
     return nnx.to_pure_dict(nnx.state(module(key), nnx.Param))
 
   abstract = nnx.eval_shape(lambda: module(jax.random.key(0)))
-  graph, abstract_state = nnx.split(abstract)
+  table, one_block = _pure(abstract.embed), _pure(abstract.blocks)
+  final_norm = _pure(abstract.final_norm)
+  head = None if shape.tied_head else _pure(abstract.head)
+
+  def embed(params: Params, tokens_BxL: Array) -> Array:
+    return table(params["embed"])(tokens_BxL.reshape(-1))
+
+  def block(
+    layer: Params, x_TxD: Array, length: int, multiply: Multiply | None = None
+  ) -> Array:
+    bound = one_block(layer)
+    if multiply is not None:
+      _divert(bound, multiply)
+    return bound(x_TxD, length)
+
+  def logits(params: Params, x_TxD: Array) -> Array:
+    x_TxD = final_norm(params["final_norm"])(x_TxD)
+    if head is None:
+      logits_TxV = table(params["embed"]).scores(x_TxD)
+    else:
+      logits_TxV = head(params["head"])(x_TxD)
+    return logits_TxV.astype(np.promote_types(np.float32, dtype))
 
   def apply(params: Params, tokens_BxL: Array) -> Array:
-    state = jax.tree.map(lambda leaf: leaf, abstract_state)
-    nnx.replace_by_pure_dict(state, params)
-    return nnx.merge(graph, state)(tokens_BxL)
+    def layer(x_TxD: Array, leaves: Params):
+      return block(leaves, x_TxD, tokens_BxL.shape[1]), None
 
-  return Model(shape, init, apply)
+    # Tokens are flattened outside attention: a weight gradient that contracts
+    # batch and length as two dimensions is over twice as slow on CPU.
+    x_TxD, _ = jax.lax.scan(
+      layer,
+      embed(params, tokens_BxL),
+      params["blocks"],
+      unroll=unroll or shape.num_layers,
+    )
+    return logits(params, x_TxD).reshape(*tokens_BxL.shape, -1)
+
+  return Model(shape, init, apply, embed, block, logits)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.models.loss import next_token_loss
-from dilocox_jax.models.transformer import Model, build
+from dilocox_jax.models.loss import next_token_loss, token_loss
+from dilocox_jax.models.transformer import build
 from dilocox_jax.plan.presets import PRESETS, nano
 from tests.oracles import transformer as oracle
 
@@ -24,7 +24,7 @@ def tokens(*shape, seed=1):
 
 def fixed_logits(logits_BxLxV):
   """A model that says the same whatever it reads."""
-  return Model(nano, lambda key: {}, lambda params, tokens_BxL: logits_BxLxV)
+  return build(nano)._replace(apply=lambda params, tokens_BxL: logits_BxLxV)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,12 @@ def test_the_z_loss_weighs_the_squared_log_partition():
   weighted = next_token_loss(model, {}, batch, z_loss=0.1)
   expected = 0.1 * (math.log(8) + 2.0) ** 2
   assert float(weighted - plain) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_loss_of_tokens_is_that_of_their_logits():
+  logits = jax.random.normal(jax.random.key(0), (2, 3, 5))
+  batch = jnp.array([[0, 1, 2, 3], [3, 3, 2, 1]], jnp.int32)
+  whole = next_token_loss(fixed_logits(logits), {}, batch, z_loss=0.1)
+  targets = batch[:, 1:].reshape(-1)
+  assert token_loss(logits.reshape(6, 5), targets, z_loss=0.1) == whole
+  assert token_loss(logits.reshape(6, 5), targets + 1, z_loss=0.1) != whole

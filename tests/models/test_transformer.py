@@ -166,8 +166,62 @@ def test_stacked_replicas_equal_replicas_one_by_one():
   chex.assert_trees_all_close(gradients, stacked, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [OPTIONS[3], OPTIONS[-1]])
+def test_every_kernel_of_a_block_is_multiplied_through_the_hook(shape):
+  model = build(shape)
+  params = lively(drawn(model))
+  layer = jax.tree.map(lambda x: x[1], params["blocks"])
+  kernels = {p: x for p, x in by_path(layer).items() if p.endswith("kernel")}
+  x = jax.random.normal(jax.random.key(0), (6, shape.model_dim))
+  seen = []
+
+  def multiply(path, x, kernel):
+    assert jnp.array_equal(kernel, kernels[path])
+    seen.append(path)
+    return x @ kernel
+
+  diverted = model.block(layer, x, 3, multiply)
+  chex.assert_trees_all_equal(diverted, model.block(layer, x, 3))
+  assert sorted(seen) == sorted(kernels)
+  doubled = model.block(layer, x, 3, lambda p, x, kernel: 2 * x @ kernel)
+  assert not jnp.allclose(doubled, diverted, atol=0.1)
+
+
+@pytest.mark.parametrize("shape", [OPTIONS[0], OPTIONS[-1]])
+def test_embedding_and_logits_read_no_block(shape):
+  model = build(shape)
+  params = lively(drawn(model))
+  rest = {name: x for name, x in params.items() if name != "blocks"}
+  x = model.embed(rest, tokens(2, 5))
+  for number in range(shape.num_layers):
+    layer = jax.tree.map(lambda x, n=number: x[n], params["blocks"])
+    x = model.block(layer, x, 5)
+  logits = model.logits(rest, x)
+  assert logits.shape == (10, shape.vocab_size)
+  chex.assert_trees_all_close(
+    logits.reshape(2, 5, -1),
+    model.apply(params, tokens(2, 5)),
+    rtol=1e-4,
+    atol=FUSION_TOLERANCE,
+  )
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("shape", [OPTIONS[3], OPTIONS[-1]])
+def test_a_float64_model_computes_in_float64_throughout(shape):
+  params = lively(drawn(build(shape)))
+  params = jax.tree.map(lambda x: x.astype(jnp.float64), params)
+  model = build(shape, dtype=jnp.float64)
+  batch = tokens(2, 9)
+  loss = lambda p: next_token_loss(model, p, batch, z_loss=0.1)  # noqa: E731
+  program = str(jax.make_jaxpr(jax.grad(loss))(params))
+  assert "f64[" in program
+  assert "f32[" not in program
+  assert model.apply(params, batch[:, :-1]).dtype == jnp.float64
+
+
 def test_other_dtypes_and_negative_unrolls_are_refused():
-  with pytest.raises(ValueError, match="float16.* must be float32 or bfloat16"):
+  with pytest.raises(ValueError, match="float16.* must be float32, bfl"):
     build(nano, dtype=jnp.float16)
   with pytest.raises(ValueError, match="unroll=-1 must be 0"):
     build(nano, unroll=-1)

@@ -1,0 +1,65 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dilocox_jax.inner.pipeline_stage import Tick, get, put, when
+from tests.inner.flops import product_flops
+
+
+def tick(number=0):
+  return Tick(*[jnp.int32(number)] * len(Tick._fields))
+
+
+@pytest.mark.parametrize(("condition", "expected"), [(True, 5.0), (False, 2.0)])
+def test_an_action_runs_if_its_condition_holds(condition, expected):
+  def run(condition):
+    return when(condition, "add", lambda at, x: x + at.chunk, tick(3), 2)
+
+  assert int(jax.jit(run)(jnp.bool_(condition))) == expected
+
+
+def test_an_action_that_does_not_run_multiplies_nothing():
+  def run(condition, factors, kernel, at):
+    def action(at, total):
+      return total + get(factors, at.pair_slot) @ kernel
+
+    return when(condition, "action", action, at, jnp.zeros((3, 4)))
+
+  lowered = jax.jit(run).lower(
+    jnp.bool_(True), jnp.ones((2, 3, 5)), jnp.ones((5, 4)), tick()
+  )
+  text = lowered.compile().as_text()
+  # The product needs nothing that the loop changes, and yet stays inside it.
+  assert product_flops(text, lambda name, branch: 0.0) == 0
+  assert product_flops(text, lambda name, branch: 1.0) == 2 * 3 * 5 * 4
+
+
+def test_an_action_changes_a_buffer_in_place():
+  def run(conditions, buffer):
+    def body(buffer, condition):
+      action = lambda at, x: put(x, jnp.sin(get(x, jnp.int32(1))), at.chunk)  # noqa: E731
+      return when(condition, "action", action, tick(), buffer), None
+
+    return jax.lax.scan(body, buffer, conditions)[0]
+
+  buffer = jax.ShapeDtypeStruct((64, 1000), np.float32)
+  conditions = jax.ShapeDtypeStruct((9,), np.bool_)
+  compiled = jax.jit(run, donate_argnums=1).lower(conditions, buffer).compile()
+  used = compiled.memory_analysis().temp_size_in_bytes
+  assert used < 0.1 * buffer.size * buffer.dtype.itemsize
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_is_put_somewhere_is_there_and_nothing_else_changes(count):
+  rng = np.random.default_rng(0)
+  tree = {"a": rng.normal(size=(4, 3, 2)), "b": rng.normal(size=(4, 3, 2, 5))}
+  tree = jax.tree.map(jnp.float32, tree)
+  place = tuple(map(jnp.int32, (2, 1)[:count]))
+  new = jax.tree.map(lambda x: -x[place], tree)
+  changed = jax.jit(put)(tree, new, *place)
+  for name in tree:
+    expected = np.array(tree[name])
+    expected[place] *= -1
+    np.testing.assert_array_equal(changed[name], expected)
+    np.testing.assert_array_equal(get(changed, *place)[name], new[name])

@@ -1,0 +1,120 @@
+"""Parameters come to the stages, and gradients back, whatever the division."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dilocox_jax.inner.sharded import sharded_gradient
+from dilocox_jax.mesh import Replicas
+from dilocox_jax.plan.parts import Parts
+from dilocox_jax.plan.shards import STAGE_AXIS, Division
+
+DIM = 8
+BATCH_SIZE, LENGTH = 8, 3
+CASES = {
+  "even": (4, Division(2, 2), 1),
+  "stages only": (4, Division(1, 4), 1),
+  "data only": (3, Division(4, 1), 1),
+  "uneven": (5, Division(2, 2, layers_on_stages=False), 1),
+  "5 over 4": (5, Division(1, 4, layers_on_stages=False), 1),
+  "interleaved": (6, Division(2, 2, layers_on_stages=False), 2),
+}
+
+
+def parameters(num_layers):
+  rng = np.random.default_rng(0)
+
+  def draw(*shape):
+    return jnp.asarray(rng.integers(-4, 5, shape), jnp.float32)
+
+  return {
+    "embed": {"embedding": draw(16, DIM)},
+    "blocks": {
+      "up": {"kernel": draw(num_layers, DIM, 2 * DIM)},
+      "norm": {"scale": draw(num_layers, DIM)},
+    },
+    "final_norm": {"scale": draw(DIM)},
+  }
+
+
+def weighted(leaf):
+  """Sums of squares by layer in which every place counts differently."""
+  size = int(np.prod(leaf.shape[1:]))
+  weights = jnp.linspace(0.5, 1.5, size, dtype=jnp.float32)
+  flat = leaf.reshape(leaf.shape[0], size)
+  return jnp.sum(flat**2 * weights[None], axis=1)
+
+
+def value(params, tokens):
+  """A number on which every leaf and token has its own influence."""
+  layers = jnp.arange(1, params["blocks"]["norm"]["scale"].shape[0] + 1)
+  layers = layers.astype(jnp.float32)
+  up = weighted(params["blocks"]["up"]["kernel"]) * layers
+  norm = weighted(params["blocks"]["norm"]["scale"]) * layers**2
+  seen = jnp.mean(params["embed"]["embedding"][tokens] ** 2)
+  last = weighted(params["final_norm"]["scale"][None])[0]
+  return jnp.mean(up + norm) + seen + 2 * last
+
+
+def by_stage(parts):
+  """Stands for the pipeline: each stage adds what its own layers do."""
+  table = jnp.asarray(parts.table)
+
+  def stage_gradient(blocks, rest, tokens):
+    stage = jax.lax.axis_index(STAGE_AXIS)
+    numbers = table[stage].reshape(-1)
+
+    def part(blocks, rest):
+      flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), blocks)
+      layers = (numbers + 1).astype(jnp.float32)
+      is_own = numbers < parts.num_layers
+      up = weighted(flat["up"]["kernel"]) * layers
+      norm = weighted(flat["norm"]["scale"]) * layers**2
+      own = jnp.sum(jnp.where(is_own, up + norm, 0.0)) / parts.num_layers
+      seen = jnp.mean(rest["embed"]["embedding"][tokens] ** 2)
+      last = 2 * weighted(rest["final_norm"]["scale"][None])[0]
+      first = jnp.where(stage == 0, seen, 0.0)
+      return own + first + jnp.where(stage == parts.num_stages - 1, last, 0.0)
+
+    loss, gradients = jax.value_and_grad(part, argnums=(0, 1))(blocks, rest)
+    return loss, *gradients
+
+  return stage_gradient
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layers_reach_their_stages_and_gradients_come_back(name):
+  num_layers, division, chunks = CASES[name]
+  parts = Parts(num_layers, division.num_stages, chunks)
+  params = parameters(num_layers)
+  tokens = np.random.default_rng(1).integers(0, 16, (BATCH_SIZE, LENGTH))
+  replicas = Replicas(1, "mesh", division)
+  gradient = sharded_gradient(by_stage(parts), division, parts, 2)
+  program = jax.jit(replicas.over(gradient, (None, 0), (None, None)))
+  loss, gradients = program(
+    replicas.place_state(params, None), tokens.astype(np.int32)[None]
+  )
+  expected = jax.value_and_grad(value)(params, tokens)
+  np.testing.assert_allclose(loss, expected[0], rtol=1e-6)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
+    gradients,
+    expected[1],
+  )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_kept_as_the_parameters_are(name):
+  num_layers, division, chunks = CASES[name]
+  parts = Parts(num_layers, division.num_stages, chunks)
+  replicas = Replicas(1, "mesh", division)
+  params = replicas.place_state(parameters(num_layers), None)
+  gradient = sharded_gradient(by_stage(parts), division, parts, 2)
+  program = jax.jit(replicas.over(gradient, (None, 0), (None, None)))
+  tokens = np.zeros((1, BATCH_SIZE, LENGTH), np.int32)
+  _, gradients = program(params, tokens)
+  for new, old in zip(
+    jax.tree.leaves(gradients), jax.tree.leaves(params), strict=True
+  ):
+    assert new.sharding.is_equivalent_to(old.sharding, new.ndim)
