@@ -21,17 +21,23 @@ from dilocox_jax.data.streams import ReplicaStreams, validation_batches
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, compressed_mean
 from dilocox_jax.exchange.mean import mean_over_replicas
+from dilocox_jax.inner.boundary import BOUNDARIES
 from dilocox_jax.inner.optimizer import inner_optimizer, learning_rate_schedule
-from dilocox_jax.inner.step import accumulated_gradient, inner_step
+from dilocox_jax.inner.pipeline import Parts as Pieces
+from dilocox_jax.inner.pipeline import pipelined_gradient
+from dilocox_jax.inner.sharded import sharded_gradient
+from dilocox_jax.inner.step import Gradient, accumulated_gradient, inner_step
 from dilocox_jax.mesh import Replicas
 from dilocox_jax.models import transformer
-from dilocox_jax.models.loss import next_token_loss
+from dilocox_jax.models.loss import next_token_loss, token_loss
 from dilocox_jax.optimizers import named_optimizer
+from dilocox_jax.outer import memory
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.programs import RoundPrograms, StepPrograms
 from dilocox_jax.outer.transforms import OuterTransform
 from dilocox_jax.plan.adaptive import Choice
 from dilocox_jax.plan.payload import Dense
+from dilocox_jax.plan.timetable import timetable
 from dilocox_jax.pytypes import Aggregator, Scalar, Tree
 
 
@@ -43,7 +49,7 @@ class Programs:
     model: The model's two functions.
     schedule: Learning rate by inner step.
     steps: Data-parallel steps of all replicas.
-    single: The same of one replica alone.
+    single: The same of one replica alone, if a warm start asks for it.
     rounds: Rounds of the method.
   """
 
@@ -56,6 +62,10 @@ class Programs:
   def steps_of(self, phase: str) -> StepPrograms:
     """The programs of a phase without rounds."""
     return self.single if phase == "single" else self.steps
+
+  def replicas_of(self, phase: str) -> Replicas:
+    """Who takes part in a phase."""
+    return self.single.replicas if phase == "single" else self.rounds.replicas
 
   @functools.cached_property
   def evaluate(self):
@@ -101,17 +111,13 @@ def programs(config: RunConfig, choice: Choice | None = None) -> Programs:
     config: The run.
     choice: Rank and H of the rounds; None: the config's own.
   """
+  _check_memory(config.mesh.outer_memory)
   sizes, inner, outer = config.model, config.inner, config.outer
   model = transformer.build(
     sizes.shape, dtype=jnp.dtype(sizes.compute_dtype), unroll=sizes.scan_unroll
   )
 
-  def loss(params: Tree, tokens: Tree) -> Scalar:
-    return next_token_loss(model, params, tokens, sizes.z_loss)
-
-  gradient = accumulated_gradient(loss, inner.accumulate_steps)
-  if config.mesh.stacked_by == "map":  # A batched product is slow on CPU.
-    gradient = sequential_vmap(gradient)
+  gradient = _gradient(config, model)
   schedule = learning_rate_schedule(
     inner.schedule,
     inner.learning_rate,
@@ -130,8 +136,12 @@ def programs(config: RunConfig, choice: Choice | None = None) -> Programs:
   )
   sends_gradients = config.sync.named.exchanged == "gradient"
   exchange, plain = aggregator(config, choice), mean_over_replicas()
-  replicas = Replicas(config.mesh.num_replicas, config.mesh.layout)
-  alone = dataclasses.replace(replicas, num_replicas=1)
+  replicas = Replicas(
+    config.mesh.num_replicas, config.mesh.layout, config.division
+  )
+  alone = replicas
+  if config.sync.warm_start == "single":
+    alone = dataclasses.replace(replicas, num_replicas=1)
   transform = OuterTransform(
     planning.method(config, choice),
     Partition(config.fragments),
@@ -151,8 +161,46 @@ def programs(config: RunConfig, choice: Choice | None = None) -> Programs:
       gradient, optimizer, exchange if sends_gradients else plain, replicas
     ),
     single=StepPrograms(gradient, optimizer, plain, alone),
-    rounds=RoundPrograms(transform, inner_step(gradient, optimizer), replicas),
+    rounds=RoundPrograms(
+      transform,
+      inner_step(gradient, optimizer),
+      replicas,
+      config.mesh.outer_memory,
+    ),
   )
+
+
+def _check_memory(kind: str) -> None:
+  lack = memory.unsupported(kind, jax.local_devices())
+  if lack:
+    raise ValueError(f"mesh.outer_memory={kind!r}: {lack}: take 'device'")
+
+
+def _gradient(config: RunConfig, model: transformer.Model) -> Gradient:
+  """One replica's (params, batch) -> (loss, gradients)."""
+  mesh, z_loss = config.mesh, config.model.z_loss
+  micro_batches = config.inner.accumulate_steps
+  if mesh.is_divided:
+
+    def end(rest: Tree, x: Tree, targets: Tree) -> Scalar:
+      return token_loss(model.logits(rest, x), targets, z_loss)
+
+    stage = pipelined_gradient(
+      Pieces(model.embed, model.block, end),
+      timetable(config.pipeline),
+      config.parts.counts,
+      remat=mesh.remat,
+      boundary=BOUNDARIES[mesh.boundary],
+    )
+    return sharded_gradient(stage, config.division, config.parts, micro_batches)
+
+  def loss(params: Tree, tokens: Tree) -> Scalar:
+    return next_token_loss(model, params, tokens, z_loss)
+
+  gradient = accumulated_gradient(loss, micro_batches)
+  if mesh.stacked_by == "map":  # A batched product is slow on CPU.
+    gradient = sequential_vmap(gradient)
+  return gradient
 
 
 def corpus(config: RunConfig) -> Corpus:

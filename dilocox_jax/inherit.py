@@ -15,9 +15,11 @@ import jax
 from dilocox_jax import assembly, states
 from dilocox_jax.checkpoint import Checkpoints, RefusedError
 from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.devices import Devices
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round import RoundState
 from dilocox_jax.pytypes import Tree
+from dilocox_jax.sections import MeshConfig
 from dilocox_jax.states import State
 
 
@@ -44,10 +46,12 @@ def inherited_state(
       f"checkpoint.init_from={source} holds a model of another shape "
       f"({old_config.model.shape}): set the same model"
     )
-  # One device is enough to read what lay on many.
-  mesh = dataclasses.replace(old_config.mesh, layout="stacked")
+  # What is read lies on this run's devices; how the other's lay is forgotten.
+  mesh = MeshConfig(num_replicas=old_config.mesh.num_replicas)
   old = assembly.programs(dataclasses.replace(old_config, mesh=mesh))
-  params, outer_optimizer = _outer_of(old, _state_of(old, source))
+  replicas = programs.replicas_of(phase)
+  params, outer_optimizer = _outer_of(old, _state_of(old, source, replicas))
+  params = replicas.place_state(params, None)
   state = states.fresh(programs, phase, params)
   if not isinstance(state, RoundState):
     return state
@@ -58,9 +62,7 @@ def inherited_state(
       source,
     )
     return state
-  axes = programs.rounds.axes.outer.optimizer
-  placed = programs.rounds.replicas.place(outer_optimizer, axes)
-  return state._replace(outer=state.outer._replace(optimizer=placed))
+  return programs.rounds.with_outer_optimizer(state, outer_optimizer)
 
 
 def _config_of(source: pathlib.Path) -> RunConfig:
@@ -73,13 +75,17 @@ def _config_of(source: pathlib.Path) -> RunConfig:
     raise RefusedError(f"{path} is not a run's config: {error}") from error
 
 
-def _state_of(programs: assembly.Programs, source: pathlib.Path) -> State:
+def _state_of(
+  programs: assembly.Programs, source: pathlib.Path, devices: Devices
+) -> State:
   if not (source / "checkpoints").is_dir():
     raise RefusedError(f"checkpoint.init_from={source} has no checkpoints")
   checkpoints = Checkpoints(source / "checkpoints", read_only=True)
   try:
     restored = checkpoints.restore(
-      lambda record: states.abstract(programs, record["phase"])
+      lambda record: devices.abstract(
+        states.abstract(programs, record["phase"]), None
+      )
     )
   finally:
     checkpoints.close()

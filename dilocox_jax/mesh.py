@@ -1,60 +1,30 @@
-"""Where replicas live: stacked on one device, or one device each.
+"""One replica's code, mapped over all replicas.
 
 Everything that replicas do together is written once, for one replica, with
 collectives by the name of the axis. Here that code is mapped over the axis:
 by `jax.vmap` for replicas simulated on one device, by `jax.shard_map` for
 real ones. Which of the two is a matter of configuration, never of algorithm.
+Inside a replica of several devices the code still sees whole arrays; the
+partitioner divides them along the axes "data" and "stage".
 """
 
-import dataclasses
 from collections.abc import Callable
 
 import jax
-import numpy as np
-from jax.sharding import (
-  AxisType,
-  Mesh,
-  NamedSharding,
-  PartitionSpec,
-  SingleDeviceSharding,
-)
+from jax.sharding import PartitionSpec
 
-from dilocox_jax.plan.choices import LAYOUTS
+from dilocox_jax.by_device import INNER_AXES
+from dilocox_jax.devices import (
+  REPLICA_AXIS,
+  Devices,
+  is_none,
+  partition,
+)
 from dilocox_jax.pytypes import Tree
 
-REPLICA_AXIS = "replica"
 
-
-@dataclasses.dataclass(frozen=True)
-class Replicas:
-  """The replica axis: how many, and in which layout.
-
-  Attributes:
-    num_replicas: M.
-    layout: "stacked" (one device holds all) or "mesh" (one device each).
-  """
-
-  num_replicas: int
-  layout: str = "stacked"
-
-  def __post_init__(self):
-    if self.layout not in LAYOUTS:
-      raise ValueError(
-        f"layout={self.layout!r} must be one of {', '.join(LAYOUTS)}"
-      )
-    if self.num_replicas < 1:
-      raise ValueError(f"num_replicas={self.num_replicas} must be at least 1")
-    if self.layout == "mesh" and self.num_replicas > len(jax.devices()):
-      raise ValueError(
-        f"num_replicas={self.num_replicas} needs as many devices, but there "
-        f"are {len(jax.devices())}: take mesh.layout='stacked'"
-      )
-
-  @property
-  def mesh(self) -> Mesh:
-    """One device a replica, along the axis `REPLICA_AXIS`."""
-    devices = np.asarray(jax.devices()[: self.num_replicas])
-    return Mesh(devices, (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
+class Replicas(Devices):
+  """The replica axis: how many, in which layout, and code mapped over it."""
 
   def over(self, function: Callable, in_axes, out_axes) -> Callable:
     """Maps code written for one replica over all of them.
@@ -82,49 +52,28 @@ class Replicas:
       out = function(*_map_prefix(lambda x: x[0], in_axes, args))
       return _map_prefix(lambda x: x[None], out_axes, out)
 
+    manual = (REPLICA_AXIS, *(() if self.is_divided else INNER_AXES))
     return jax.shard_map(
       local,
       mesh=self.mesh,
       in_specs=_specs(in_axes),
       out_specs=_specs(out_axes),
+      axis_names=set(manual),
       # Marking values as varying (pcast) has no rule under vmap, and the code
       # must be the same under both; tests compare the replicas' copies.
       check_vma=False,
     )
 
-  def place(self, tree: Tree, axes) -> Tree:
-    """Puts values where the mapped functions expect them.
+  def divided(self, tree: Tree) -> Tree:
+    """One replica's state, held to the division; for use under `over`."""
+    if not self.is_divided:
+      return tree
 
-    Args:
-      tree: Arrays.
-      axes: Tree prefix as for `over`.
-    """
-    return jax.device_put(tree, self._shardings(axes))
+    def held(path, leaf):
+      spec = partition(self.spec(path, leaf.shape))
+      return jax.lax.with_sharding_constraint(leaf, spec)
 
-  def abstract(self, tree: Tree, axes) -> Tree:
-    """Shapes, types and places of values, without values."""
-    return jax.tree.map(
-      lambda sharding, part: jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        part,
-      ),
-      self._shardings(axes),
-      tree,
-    )
-
-  def _shardings(self, axes) -> Tree:
-    if self.layout == "stacked":
-      here = SingleDeviceSharding(jax.devices()[0])
-      return jax.tree.map(lambda _: here, axes, is_leaf=_is_none)
-    return jax.tree.map(
-      lambda spec: NamedSharding(self.mesh, spec),
-      _specs(axes),
-      is_leaf=lambda x: isinstance(x, PartitionSpec),
-    )
-
-
-def _is_none(axis) -> bool:
-  return axis is None
+    return jax.tree_util.tree_map_with_path(held, tree)
 
 
 def _specs(axes):
@@ -133,7 +82,7 @@ def _specs(axes):
       PartitionSpec() if axis is None else PartitionSpec(REPLICA_AXIS)
     ),
     axes,
-    is_leaf=_is_none,
+    is_leaf=is_none,
   )
 
 
@@ -143,4 +92,4 @@ def _map_prefix(function, axes, tree):
   def under(axis, subtree):
     return subtree if axis is None else jax.tree.map(function, subtree)
 
-  return jax.tree.map(under, axes, tree, is_leaf=_is_none)
+  return jax.tree.map(under, axes, tree, is_leaf=is_none)

@@ -10,8 +10,6 @@ import logging
 import pathlib
 from typing import Any
 
-import jax
-
 from dilocox_jax import inherit, states
 from dilocox_jax.assembly import Programs
 from dilocox_jax.checkpoint import Checkpoints, RefusedError
@@ -55,7 +53,7 @@ def first_state(config: RunConfig, programs: Programs, phase: str) -> State:
     return inherit.inherited_state(
       config, programs, phase, pathlib.Path(source)
     )
-  params = jax.jit(programs.model.init)(jax.random.key(config.seed))
+  params = states.first_params(programs, phase, config.seed)
   return states.fresh(programs, phase, params)
 
 

@@ -14,12 +14,27 @@ from dilocox_jax.pytypes import Tree
 State = SharedState | RoundState
 
 
+def first_params(programs: Programs, phase: str, seed: int) -> Tree:
+  """Parameters drawn from a seed; no device ever holds more than its part."""
+  replicas = programs.replicas_of(phase)
+
+  def draw() -> Tree:
+    return programs.model.init(jax.random.key(seed))
+
+  places = replicas.state_shardings(jax.eval_shape(draw), None)
+  return jax.jit(draw, out_shardings=places)()
+
+
 def fresh(programs: Programs, phase: str, params: Tree) -> State:
   """The state of a phase that starts from given parameters."""
-  if phase == "local":
-    optimizer = programs.steps.optimizer
-    return programs.rounds.init(params, jax.jit(optimizer.init)(params))
-  return programs.steps_of(phase).init(params)
+  if phase != "local":
+    return programs.steps_of(phase).init(params)
+  start = programs.steps.optimizer.init
+  shapes = jax.eval_shape(start, params)
+  places = programs.replicas_of(phase).state_shardings(shapes, None)
+  return programs.rounds.init(
+    params, jax.jit(start, out_shardings=places)(params)
+  )
 
 
 def abstract(programs: Programs, phase: str) -> State:

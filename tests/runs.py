@@ -34,6 +34,9 @@ def settings(
   evaluation=None,
   checkpoint=None,
   data=None,
+  mesh=None,
+  codec=None,
+  exchange=None,
   **sync,
 ) -> RunConfig:
   """A run of rounds of three steps that is evaluated and saved every six."""
@@ -52,7 +55,13 @@ def settings(
       "inner": {"warmup_steps": 2, **(inner or {})},
       "outer": outer or {},
       "sync": schedule | sync,
-      "mesh": {"num_replicas": num_replicas, "layout": layout},
+      "codec": codec or {},
+      "exchange": exchange or {},
+      "mesh": {
+        "num_replicas": num_replicas,
+        "layout": layout,
+        **(mesh or {}),
+      },
       "evaluation": {
         "interval_steps": 6,
         "num_sequences": 4,

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from dilocox_jax.mesh import LAYOUTS, REPLICA_AXIS, Replicas
+from dilocox_jax.mesh import REPLICA_AXIS, Replicas
+from dilocox_jax.plan.choices import LAYOUTS
 
 OWN = np.arange(12, dtype=np.float32).reshape(4, 3)
 SHARED = np.asarray([1.0, -2.0, 0.5], np.float32)
@@ -55,7 +56,7 @@ def test_in_a_mesh_every_replica_has_a_device_of_its_own():
   assert own.sharding.spec == PartitionSpec(REPLICA_AXIS)
   assert shared.sharding.spec == PartitionSpec()
   devices = jax.devices()[:4]
-  assert list(replicas.mesh.devices) == devices
+  assert list(replicas.mesh.devices.flat) == devices
   for shard in own.addressable_shards:
     row = devices.index(shard.device)
     np.testing.assert_array_equal(shard.data, OWN[row : row + 1])

@@ -1,9 +1,12 @@
 """A few values stand for many: the largest ones, or a random part."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dilocox_jax.by_device import by_row
 from dilocox_jax.codecs.base import (
   Codec,
   Encoder,
@@ -34,17 +37,29 @@ def top_k(payload: TopK, leaf: Leaf, inner: Encoder) -> Encoder:
   count = payload.num_kept(width)
   is_packed = payload.indices == "packed"
 
-  def encode(values: Array, key: Array) -> tuple[Array, ...]:
-    blocks = grouped(values, groups, width)
+  def largest(blocks: Array) -> tuple[Array, Array]:
     _, places = jax.lax.top_k(jnp.abs(blocks), count)
     places = jnp.sort(places, axis=-1)
-    kept = jnp.take_along_axis(blocks, places, axis=-1)
+    return places, jnp.take_along_axis(blocks, places, axis=-1)
+
+  def bitmap(places: Array) -> Array:
+    chosen = jnp.zeros((*places.shape[:-1], width), bool)
+    chosen = jnp.put_along_axis(chosen, places, True, -1, inplace=False)
+    return jnp.packbits(chosen, axis=-1)
+
+  def from_bitmap(packed: Array, kept: Array) -> Array:
+    chosen = jnp.unpackbits(packed, axis=-1, count=width)
+    number = jnp.cumsum(chosen, axis=-1, dtype=jnp.int32) - 1
+    values = jnp.take_along_axis(kept, jnp.maximum(number, 0), axis=-1)
+    return jnp.where(chosen == 1, values, 0.0)
+
+  def encode(values: Array, key: Array) -> tuple[Array, ...]:
+    blocks = grouped(values, groups, width)
+    places, kept = by_row(largest, blocks)
     carried = inner.encode(kept.reshape(len(kept), -1), key)
     if is_packed:
       return (_pack_places(places, payload.index_bits(width)), *carried)
-    chosen = jnp.zeros(blocks.shape, bool)
-    chosen = jnp.put_along_axis(chosen, places, True, -1, inplace=False)
-    return (jnp.packbits(chosen, axis=-1), *carried)
+    return (by_row(bitmap, places), *carried)
 
   def decode(arrays: tuple[Array, ...]) -> Array:
     indices, *carried = arrays
@@ -52,16 +67,18 @@ def top_k(payload: TopK, leaf: Leaf, inner: Encoder) -> Encoder:
     kept = kept.reshape(len(kept), groups, count)
     if is_packed:
       places = _unpack_places(indices, payload.index_bits(width), count)
-      blocks = jnp.zeros((len(kept), groups, width), kept.dtype)
-      blocks = jnp.put_along_axis(blocks, places, kept, -1, inplace=False)
+      blocks = by_row(functools.partial(_spread, width), kept, places)
     else:
-      chosen = jnp.unpackbits(indices, axis=-1, count=width)
-      number = jnp.cumsum(chosen, axis=-1, dtype=jnp.int32) - 1
-      values = jnp.take_along_axis(kept, jnp.maximum(number, 0), axis=-1)
-      blocks = jnp.where(chosen == 1, values, 0.0)
+      blocks = by_row(from_bitmap, indices, kept)
     return ungrouped(blocks, leaf)
 
   return Encoder(encode, decode)
+
+
+def _spread(width: int, part: Array, places: Array) -> Array:
+  """Values [..., count] at their places among zeros [..., width]."""
+  whole = jnp.zeros((*part.shape[:-1], width), part.dtype)
+  return jnp.put_along_axis(whole, places, part, -1, inplace=False)
 
 
 def _pack_places(places: Array, bits: int) -> Array:
@@ -107,14 +124,14 @@ def random_mask(payload: RandomMask, leaf: Leaf, inner: Codec) -> Codec:
 
   def run(values: Array, state: Tree, key: Array) -> Run:
     drawn = places(key)
-    flat = values.reshape(leaf.num_layers, -1)
-    part = jnp.take_along_axis(flat, drawn, axis=-1)
-    reduced, state = yield from inner.run(part, state, key)
+    flat = values.reshape(leaf.num_layers, 1, -1)
+    drawn = drawn[:, None]
+    part = by_row(functools.partial(jnp.take_along_axis, axis=-1), flat, drawn)
+    reduced, state = yield from inner.run(part[:, 0], state, key)
 
     def spread(part: Array) -> Array:
-      whole = jnp.zeros(flat.shape, part.dtype)
-      whole = jnp.put_along_axis(whole, drawn, part, -1, inplace=False)
-      return whole.reshape(values.shape)
+      put = functools.partial(_spread, leaf.size)
+      return by_row(put, part[:, None], drawn).reshape(values.shape)
 
     return Reduced(*map(spread, reduced)), state
 

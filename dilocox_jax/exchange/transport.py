@@ -1,9 +1,8 @@
 """Encoded values across the replica axis.
 
-All leaves of one phase travel together: what is gathered or scattered is laid
-out as bytes in one array, so that a slow link sees one message and not one a
-leaf. Which collective carries what is the plan's choice
-(`plan.collectives`), by which bytes are also counted.
+All leaves of one phase travel together, as one message (`messages`). Which
+collective carries what is the plan's choice (`plan.collectives`), by which
+bytes are also counted.
 """
 
 import math
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 
 from dilocox_jax.codecs.base import Reduced
 from dilocox_jax.codecs.compose import encoder
+from dilocox_jax.exchange import messages
 from dilocox_jax.mesh import REPLICA_AXIS
 from dilocox_jax.plan.collectives import chosen, chunks
 from dilocox_jax.plan.leaf import Leaf
@@ -86,8 +86,7 @@ def _gather(
     coder.encode(parcel.values, parcel.key)
     for coder, parcel in zip(coders, parcels, strict=True)
   ]
-  gathered = jax.lax.all_gather(_bundled(sent, 0), REPLICA_AXIS)
-  arrived = _unbundled(gathered, sent)
+  arrived = messages.gathered(sent)
   answers = []
   for coder, own, all_of_it in zip(coders, sent, arrived, strict=True):
     # One at a time, so that no more than one replica's values are decoded.
@@ -114,19 +113,17 @@ def _scatter(
     coder.encode(_cut(parcel.values, cut), parcel.key)
     for coder, parcel, cut in zip(coders, parcels, cuts, strict=True)
   ]
-  swapped = jax.lax.all_to_all(_bundled(sent, 1), REPLICA_AXIS, 0, 0)
   means, owners = [], []
   for parcel, coder, cut, arrived in zip(
-    parcels, coders, cuts, _unbundled(swapped, sent, 1), strict=True
+    parcels, coders, cuts, messages.swapped(sent), strict=True
   ):
     mean = _over(jnp.sum(coder.decode(arrived), axis=0, keepdims=True), count)
     owners.append(encoder(parcel.encoding, Leaf(1, cut.shape)))
     key = jax.random.fold_in(parcel.key, num_replicas)
     means.append(owners[-1].encode(mean, key))
-  gathered = jax.lax.all_gather(_bundled(means, 0), REPLICA_AXIS)
   answers = []
   for parcel, coder, own, whole in zip(
-    parcels, coders, sent, _unbundled(gathered, means), strict=True
+    parcels, coders, sent, messages.gathered(means), strict=True
   ):
     mean = coder.decode(tuple(array[:, 0] for array in whole))
     answers.append(
@@ -151,43 +148,3 @@ def _cut(values: Array, cut: Leaf) -> Array:
 
 def _joined(chunked: Array, shape: tuple[int, ...]) -> Array:
   return chunked.reshape(-1)[: math.prod(shape)].reshape(shape)
-
-
-def _bundled(sent: Sequence[tuple[Array, ...]], num_kept: int) -> Array:
-  """All arrays as bytes in one; their first `num_kept` axes stay."""
-
-  def as_bytes(array: Array) -> Array:
-    raw = jax.lax.bitcast_convert_type(array, jnp.uint8)
-    return raw.reshape(*array.shape[:num_kept], -1)
-
-  return jnp.concatenate(
-    [as_bytes(array) for arrays in sent for array in arrays], axis=-1
-  )
-
-
-def _unbundled(
-  raw: Array, like: Sequence[tuple[Array, ...]], num_kept: int = 0
-) -> list[tuple[Array, ...]]:
-  """Arrays like those that were bundled, with the axes of `raw` in front.
-
-  Args:
-    raw: Bytes [..., N]; the axes before the last replace the kept ones.
-    like: What was bundled.
-    num_kept: As it was bundled.
-  """
-  start, found = 0, []
-  for arrays in like:
-    row = []
-    for array in arrays:
-      shape = (*raw.shape[:-1], *array.shape[num_kept:])
-      size = array.dtype.itemsize
-      length = math.prod(array.shape[num_kept:]) * size
-      part = raw[..., start : start + length]
-      start += length
-      if size > 1:
-        part = part.reshape(*shape, size)
-        row.append(jax.lax.bitcast_convert_type(part, array.dtype))
-      else:
-        row.append(part.reshape(shape).astype(array.dtype))
-    found.append(tuple(row))
-  return found

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dilocox_jax.devices import described
 from dilocox_jax.mesh import Replicas
-from dilocox_jax.outer import data_parallel, flush, round
+from dilocox_jax.outer import data_parallel, flush, memory, round
 from dilocox_jax.outer.round import ReplicaState, RoundState
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
 from dilocox_jax.plan.pieces import Piece, Table, pieces
@@ -43,11 +44,13 @@ class RoundPrograms:
     outer: The outer side.
     inner_step: One replica's optimizer step.
     replicas: How many, and where.
+    outer_memory: Where the outer state lies, "device" or "pinned_host".
   """
 
   outer: OuterTransform
   inner_step: round.InnerStep
   replicas: Replicas
+  outer_memory: str = memory.DEVICE
 
   @functools.cached_property
   def axes(self) -> RoundState:
@@ -61,13 +64,31 @@ class RoundPrograms:
       params: Parameters of the model.
       optimizer: Inner optimizer state to start from, one replica's.
     """
-    state = jax.jit(self._start)(params, optimizer)
-    return self.replicas.place(state, self.axes)
+    shapes = jax.eval_shape(self._start, params, optimizer)
+    places = self._places(shapes)
+    return jax.jit(self._start, out_shardings=places)(params, optimizer)
 
   def abstract(self, params: Tree, optimizer: Tree) -> RoundState:
     """Shapes, types and places of `init`'s result."""
     state = jax.eval_shape(self._start, params, optimizer)
-    return self.replicas.abstract(state, self.axes)
+    return described(state, self._places(state))
+
+  def _places(self, state: RoundState) -> RoundState:
+    places = self.replicas.state_shardings(state, self.axes)
+    if self.outer_memory == memory.DEVICE:
+      return places
+    outer = jax.tree.map(
+      lambda place: place.with_memory_kind(self.outer_memory), places.outer
+    )
+    return places._replace(outer=outer)
+
+  def with_outer_optimizer(self, state: RoundState, kept: Tree) -> RoundState:
+    """A state that goes on from another one's outer optimizer state."""
+    places = self._places(state).outer.optimizer
+    axes = self.axes.outer.optimizer
+    kept = self.replicas.place_state(kept, axes)
+    placed = jax.jit(lambda tree: tree, out_shardings=places)(kept)
+    return state._replace(outer=state.outer._replace(optimizer=placed))
 
   def _start(self, params: Tree, optimizer: Tree) -> RoundState:
     start = RoundState(self.outer.init(params), ReplicaState(params, optimizer))
@@ -80,28 +101,45 @@ class RoundPrograms:
 
     Args:
       state: State of all replicas.
-      batches: Leaves [M, H, ...].
+      batches: Leaves [M, H, ...]; of several processes each has its own
+        replicas' (`Replicas.own`).
       windows: A round of the method's schedule, or its first part.
 
     Returns:
       The new state; losses and gradient norms [M, H]; drifts by piece.
     """
     shapes, tables = pieces(self.outer.method.schedule, windows)
-    batches = self.replicas.place(batches, 0)
+    batches = self.replicas.place_batches(batches)
     tables = self.replicas.place(tables, None)
-    return self.compiled(shapes)(state, batches, tables)
+    places = None
+    if self.outer_memory != memory.DEVICE:
+      leaves, structure = jax.tree.flatten(state)
+      places = structure, tuple(leaf.sharding for leaf in leaves)
+    return self.compiled(shapes, places)(state, batches, tables)
 
   @functools.cache  # noqa: B019 - programs live as long as the run.
-  def compiled(self, shapes: tuple[Piece, ...]):
-    """The jitted program of one static shape: (state, batches, tables)."""
+  def compiled(self, shapes: tuple[Piece, ...], places=None):
+    """The jitted program of one static shape: (state, batches, tables).
+
+    Args:
+      shapes: Static shape of the round.
+      places: Structure of the state, and where its leaves lie. Only needed
+        where that is in two memories: JAX would else match old leaves with
+        new ones by shape alone, and give memory of one kind to the other.
+    """
 
     def one(state: RoundState, batches: Tree, tables: tuple[Table, ...]):
-      return round.run_round(
+      state, *seen = round.run_round(
         self.outer, self.inner_step, shapes, state, batches, tables
       )
+      return self.replicas.divided(state), *seen
 
     over = self.replicas.over(one, (self.axes, 0, None), (self.axes, 0, None))
-    return jax.jit(over, donate_argnums=0)
+    if places is None:
+      return jax.jit(over, donate_argnums=0)
+    kept = jax.tree.unflatten(*places)
+    seen = self.replicas.whole(0), self.replicas.whole(None)
+    return jax.jit(over, donate_argnums=0, out_shardings=(kept, *seen))
 
   def flush(self, state: RoundState, step: int) -> RoundState:
     """The state with everything pending and unsent exchanged.
@@ -114,13 +152,17 @@ class RoundPrograms:
 
   @functools.cache  # noqa: B019 - as above.
   def _flush(self, step: int):
-    one = functools.partial(flush.flush, self.outer, step)
+    def one(state: RoundState) -> RoundState:
+      return self.replicas.divided(flush.flush(self.outer, step, state))
+
     return jax.jit(self.replicas.over(one, (self.axes,), self.axes))
 
   def outer_params(self, state: RoundState) -> Tree:
-    """The parameters to evaluate: the outer ones, or their mean."""
+    """The parameters to evaluate, on the device: the outer, or their mean."""
     params = state.outer.params
-    return mean_of(params) if self.outer.rule.is_personal else params
+    if self.outer.rule.is_personal:
+      return mean_of(params)
+    return params if self.outer_memory == memory.DEVICE else _fetched(params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +188,9 @@ class StepPrograms:
 
   def init(self, params: Tree) -> data_parallel.SharedState:
     """The first state."""
-    return self.replicas.place(jax.jit(self._start)(params), self.axes)
+    shapes = jax.eval_shape(self._start, params)
+    places = self.replicas.state_shardings(shapes, self.axes)
+    return jax.jit(self._start, out_shardings=places)(params)
 
   def abstract(self, params: Tree) -> data_parallel.SharedState:
     """Shapes, types and places of `init`'s result."""
@@ -164,19 +208,22 @@ class StepPrograms:
 
     Args:
       state: The shared state.
-      batches: Leaves [M, num_steps, ...].
+      batches: Leaves [M, num_steps, ...], as for `RoundPrograms.round`.
 
     Returns:
       The new state; losses and gradient norms, [M, num_steps].
     """
-    return self.compiled(state, self.replicas.place(batches, 0))
+    return self.compiled(state, self.replicas.place_batches(batches))
 
   @functools.cached_property
   def compiled(self):
     """The jitted program: (state, batches)."""
-    one = functools.partial(
-      data_parallel.run_steps, self.gradient, self.optimizer, self.aggregator
-    )
+    parts = self.gradient, self.optimizer, self.aggregator
+
+    def one(state: data_parallel.SharedState, batches: Tree):
+      state, seen = data_parallel.run_steps(*parts, state, batches)
+      return self.replicas.divided(state), seen
+
     over = self.replicas.over(one, (self.axes, 0), (self.axes, 0))
     return jax.jit(over, donate_argnums=0)
 
@@ -197,4 +244,8 @@ def _copied(axes, state: Tree, num_replicas: int) -> Tree:
 @jax.jit
 def mean_of(tree: Tree) -> Tree:
   """The mean of leaves [M, ...] over replicas."""
+  tree = memory.on_device(tree)
   return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree)
+
+
+_fetched = jax.jit(memory.on_device)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dilocox_jax.exchange.mean import all_finite, mean_over_replicas
-from dilocox_jax.mesh import LAYOUTS, Replicas
+from dilocox_jax.mesh import Replicas
+from dilocox_jax.plan.choices import LAYOUTS
 
 
 def averaged(values, layout="stacked"):

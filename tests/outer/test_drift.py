@@ -3,9 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.mesh import LAYOUTS, Replicas
+from dilocox_jax.mesh import Replicas
 from dilocox_jax.outer.drift import drift, squared_norm
 from dilocox_jax.outer.rules import Arrival
+from dilocox_jax.plan.choices import LAYOUTS
 
 EXACT = 1e-12  # float64; differences of sums of a dozen squares
 

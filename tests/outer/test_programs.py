@@ -4,9 +4,9 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.mesh import LAYOUTS
 from dilocox_jax.outer.programs import mean_of
 from dilocox_jax.plan import methods
+from dilocox_jax.plan.choices import LAYOUTS
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import (
   assert_close,

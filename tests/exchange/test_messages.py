@@ -1,0 +1,124 @@
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from dilocox_jax.exchange import messages
+from dilocox_jax.mesh import Replicas
+from dilocox_jax.plan.shards import Division
+
+NUM_REPLICAS = 2
+DIVISIONS = {
+  "whole": Division(),
+  "by_data": Division(4, 1),
+  "by_stage": Division(1, 4),
+  "by_both": Division(2, 2),
+}
+
+
+def wire_arrays(num_replicas, lead=()):
+  """Arrays that come out even, nearly even and not at all, of three types."""
+  rng = np.random.default_rng(0)
+  shapes = {
+    "codes": ((4, 6, 8), np.uint8),
+    "scales": ((4, 6, 1), np.float16),
+    "wide": ((1, 8, 5), np.float32),
+    "odd": ((3, 5, 7), np.uint8),
+    "norm": ((3, 1, 1), np.float32),
+  }
+  return [
+    tuple(
+      rng.integers(0, 200, (num_replicas, *lead, *shape)).astype(dtype)
+      for shape, dtype in shapes.values()
+    )
+  ]
+
+
+def moved(function, division, arrays):
+  replicas = Replicas(NUM_REPLICAS, "mesh", division)
+  program = jax.jit(replicas.over(lambda x: function(x), (0,), 0))
+  placed = replicas.place(arrays, 0)
+  text = program.lower(placed).compile().as_text()
+  return program(placed), text
+
+
+def sent_bytes(text, operation):
+  """Bytes that one device hands to the collectives of one kind."""
+  found = re.findall(rf"= u8\[([\d,]+)\][^=]*? {operation}\(", text)
+  return [np.prod([int(size) for size in dims.split(",")]) for dims in found]
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_every_replica_receives_what_all_sent_however_it_is_divided(name):
+  arrays = wire_arrays(NUM_REPLICAS)
+  received, _ = moved(messages.gathered, DIVISIONS[name], arrays)
+  for own, got in zip(arrays[0], received[0], strict=True):
+    assert got.dtype == own.dtype
+    for replica in range(NUM_REPLICAS):
+      np.testing.assert_array_equal(got[replica], own)
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_what_is_swapped_comes_from_its_sender(name):
+  arrays = wire_arrays(NUM_REPLICAS, lead=(NUM_REPLICAS,))
+  received, _ = moved(messages.swapped, DIVISIONS[name], arrays)
+  for own, got in zip(arrays[0], received[0], strict=True):
+    np.testing.assert_array_equal(got, np.swapaxes(own, 0, 1))
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_devices_send_together_what_one_would_in_one_message_each(name):
+  division = DIVISIONS[name]
+  arrays = wire_arrays(NUM_REPLICAS)
+  _, text = moved(messages.gathered, division, arrays)
+  own_bytes = sum(array[0].nbytes for array in arrays[0])
+  over_replicas = [
+    line
+    for line in text.splitlines()
+    if " all-gather(" in line and crosses_replicas(line, division)
+  ]
+  assert len(over_replicas) == 1
+  (message,) = sent_bytes(over_replicas[0], "all-gather")
+  together = message // NUM_REPLICAS * division.num_devices
+  assert own_bytes <= together < own_bytes + division.num_devices
+
+
+def test_what_devices_hold_is_sent_without_being_collected_first():
+  division = DIVISIONS["by_both"]
+  replicas = Replicas(NUM_REPLICAS, "mesh", division)
+  codes = np.arange(NUM_REPLICAS * 4 * 6 * 8, dtype=np.uint8)
+  spec = PartitionSpec("replica", "stage", "data")
+  own = jax.device_put(
+    codes.reshape(NUM_REPLICAS, 4, 6, 8), NamedSharding(replicas.mesh, spec)
+  )
+  program = jax.jit(replicas.over(messages.gathered, (0,), 0))
+  text = program.lower([(own,)]).compile().as_text()
+  moves = re.findall(
+    r"= \S+ (all-\S+|collective-\S+|reduce-scatter\S*)\(", text
+  )
+  assert moves == ["all-gather"]
+  assert "u8[2,48]" in text.split(" all-gather(")[0].splitlines()[-1]
+
+
+def crosses_replicas(line, division):
+  """Whether a collective's first group holds devices of two replicas."""
+  named = re.search(r"replica_groups=mesh\[.*?\] \{([^}]*)\}", line)
+  if named:
+    return "replica" in named[1]
+  explicit = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
+  if explicit:
+    group = [int(number) for number in explicit[1].split(",")]
+    return len({n // division.num_devices for n in group}) > 1
+  shaped = re.search(
+    r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](T\S+)?", line
+  )
+  assert shaped, line
+  order = [int(number) for number in shaped[3].split(",")]
+  numbers = np.arange(np.prod(order)).reshape(order)
+  if shaped[4]:
+    axes = re.findall(r"\d+", shaped[4])
+    numbers = numbers.transpose([int(axis) for axis in axes])
+  group = numbers.reshape(int(shaped[1]), int(shaped[2]))[0]
+  return len({n // division.num_devices for n in group}) > 1

@@ -1,0 +1,103 @@
+"""A run goes on, or another starts, on devices that are divided otherwise."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dilocox_jax import evaluation, inherit, starting
+from dilocox_jax.checkpoint import Checkpoints, RefusedError
+from dilocox_jax.sections import MeshConfig
+from tests import runs
+
+SAVED_AT = 12
+SAME_LOSS = 1e-6  # fp32; sums run in another order
+LAYERS = {"num_layers": 4}
+
+ONE_DEVICE = MeshConfig()
+MESHES = {
+  "one stage": MeshConfig(layout="mesh"),
+  "two data shards": MeshConfig(layout="mesh", num_data_shards=2),
+  "four stages": MeshConfig(layout="mesh", num_stages=4),
+  "interleaved": MeshConfig(
+    layout="mesh", num_stages=2, pipeline="interleaved", chunks_per_stage=2
+  ),
+  "stacked": ONE_DEVICE,
+}
+
+
+def config_on(mesh, **changes):
+  """A run with everything that a checkpoint can hold."""
+  config = runs.settings(
+    model=LAYERS,
+    inner={"accumulate_steps": 2},
+    data={"batch_size": 4},
+    codec={"name": "low_rank+int", "rank": 2},
+    exchange={"error_feedback": True},
+    **changes,
+  )
+  return dataclasses.replace(config, mesh=mesh)
+
+
+@pytest.fixture(scope="module", name="source")
+def source_fixture(tmp_path_factory):
+  """A run of two replicas, two stages each, that was killed after a save."""
+  workdir = tmp_path_factory.mktemp("source")
+  config = config_on(MeshConfig(layout="mesh", num_stages=2))
+  runs.train(config, workdir, until=SAVED_AT)
+  return workdir
+
+
+def losses_before(source):
+  (row,) = [
+    row for row in runs.rows(source, "evaluation") if row["step"] == SAVED_AT
+  ]
+  return row
+
+
+def resumed(config, workdir):
+  made = runs.trainer(config, workdir)
+  checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
+  try:
+    found = starting.resumed_state(
+      config, made.programs, checkpoints, made.corpus.digest
+    )
+  finally:
+    checkpoints.close()
+  assert found
+  return made, found[0]
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_run_goes_on_with_the_same_losses_on_other_devices(source, name):
+  made, state = resumed(config_on(MESHES[name]), source)
+  seen = evaluation.losses(made.programs, state, made.validation)
+  before = losses_before(source)
+  for view in ("outer_loss", "mean_loss", "replica_loss"):
+    np.testing.assert_allclose(seen[view], before[view], atol=SAME_LOSS, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["four stages", "stacked"])
+def test_every_saved_bit_arrives_on_other_devices(source, name):
+  _, state = resumed(config_on(MESHES[name]), source)
+  old, _ = runs.saved(source)
+  runs.assert_same_bits(state, old)
+
+
+def test_the_number_of_replicas_does_not_change_on_the_way(source):
+  mesh = MeshConfig(num_replicas=4, layout="mesh", num_stages=2)
+  with pytest.raises(RefusedError, match="mesh.num_replicas: 2 -> 4"):
+    resumed(config_on(mesh), source)
+
+
+def test_twice_as_many_replicas_start_from_the_outer_parameters(
+  source, tmp_path
+):
+  mesh = MeshConfig(num_replicas=4, layout="mesh", num_stages=2)
+  config = config_on(mesh, checkpoint={"init_from": str(source)})
+  made = runs.trainer(config, tmp_path)
+  state = inherit.inherited_state(config, made.programs, "local", source)
+  seen = evaluation.losses(made.programs, state, made.validation)
+  before = losses_before(source)["outer_loss"]
+  for view in ("outer_loss", "mean_loss", "replica_loss"):
+    np.testing.assert_allclose(seen[view], before, atol=SAME_LOSS, rtol=0)
