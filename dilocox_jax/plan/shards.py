@@ -48,7 +48,7 @@ _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
   (r"(^|/)final_norm/scale$", ()),
   # Codes and scales of a residual that is kept in 8 bits, by block.
   (r"/(kernel|embedding|scale)/\d+$", ((_WHOLE, _BY_LAYER, _WHOLE),)),
-  (r"(^|/)count$", ()),
+  (r"(^|/)(count|ns_coeffs)$", ()),  # Of optimizers; a few numbers each.
 )
 
 

@@ -30,6 +30,9 @@ METHOD_FILES = (
   "sparse_loco",
   "streaming_diloco",
 )
+SMALL = 16 * 16  # Norms, and products of factors; what is larger is divided.
+# One of each kind: gradients, low rank, indices, fragments.
+QUICK = ("allreduce", "dilocox", "sparse_loco", "streaming_diloco")
 DIVIDED = {"layout": "mesh", "num_data_shards": 2, "num_stages": 2}
 
 
@@ -82,7 +85,13 @@ def test_every_named_method_has_a_config_file_here():
   assert named == set(METHODS)
 
 
-@pytest.mark.parametrize("name", METHOD_FILES)
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in METHOD_FILES
+  ],
+)
 def test_two_replicas_of_four_devices_train_as_two_stacked_ones(name):
   expected, _ = losses(config_of(name, {}))
   found, state = losses(config_of(name, DIVIDED))
@@ -92,6 +101,6 @@ def test_two_replicas_of_four_devices_train_as_two_stacked_ones(name):
   whole = [
     jax.tree_util.keystr(path)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-    if leaf.ndim > 2 and leaf.sharding.is_fully_replicated
+    if leaf.size > SMALL and leaf.sharding.is_fully_replicated
   ]
   assert not whole
