@@ -2,16 +2,19 @@
 
   python -m experiments.bench round --workdir=runs/bench
   python -m experiments.bench codecs --workdir=runs/bench --repeats=21
+  python -m experiments.bench inner --workdir=runs/bench --config=...
   python -m experiments.bench simulate --workdir=runs/bench
   python -m experiments.bench pipeline --workdir=runs/bench --micro_batches=16
 
 Programs that are compared run in turn, many times over, and medians of the
-paired ratios are reported, since one machine's speed drifts. The simulator is
-compared with nothing: its rates are absolute. Pipelines are derived, not
+paired ratios are reported, since one machine's speed drifts. Inner steps of
+--config, which the other benches do not read, and the simulator are compared
+with nothing: their rates are absolute. Pipelines are derived, not
 measured. Results go to WORKDIR/bench_NAME.json and to the terminal.
 """
 
 import importlib
+import pathlib
 import sys
 
 from absl import flags
@@ -19,11 +22,12 @@ from absl import flags
 from dilocox_jax.plan.pipeline_orders import PIPELINES
 from experiments import command_line
 
-BENCHES = ("round", "codecs", "simulate", "pipeline")
+BENCHES = ("round", "codecs", "inner", "simulate", "pipeline")
 
 
 def define_flags() -> None:
   """Defines the flags of this binary."""
+  command_line.define_config()
   command_line.define_workdir()
   flags.DEFINE_enum("bench", "round", BENCHES, "What is measured.")
   flags.DEFINE_integer(
@@ -61,11 +65,26 @@ def main(values: flags.FlagValues) -> None:
     sizes = values.stages, values.micro_batches, values.chunks
     bench_pipeline.run(workdir, values.schedule, *sizes)
     return
+  if values.bench == "inner":
+    _inner(values, workdir)
+    return
   from experiments import ratios, running
 
   running.set_up_jax()
   module = importlib.import_module(f"experiments.bench_{values.bench}")
   ratios.run(values.bench, module.ratios(), workdir, values.repeats)
+
+
+def _inner(values: flags.FlagValues, workdir: pathlib.Path) -> None:
+  config = command_line.run_config(values.config)
+  from experiments import bench_inner, peers, running
+
+  is_mesh = config.mesh.layout == "mesh"
+  running.set_up_jax(peers.num_devices(config) if is_mesh else 1)
+  try:
+    bench_inner.run(config, workdir, values.repeats)
+  except ValueError as error:
+    raise command_line.UsageError(error) from error
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a replica does when an exchange comes back.
 
 The rules are the points at which the papers really differ (docs/design.md,
-section 7). Each says what a replica measures, what the outer optimizer is
+section 8). Each says what a replica measures, what the outer optimizer is
 given, and where the replica goes on from. All are pure functions of one
 fragment's trees, for one replica.
 """

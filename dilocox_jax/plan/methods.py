@@ -21,7 +21,7 @@ class Method:
 
   Attributes:
     schedule: When fragments are sent and applied.
-    rule: What a replica does at an apply (`RULES`; design.md section 7).
+    rule: What a replica does at an apply (`RULES`; design.md section 8).
     mixing_alpha: Weight of the local value under "mix"; 1 ignores the
       exchange.
     exchanged: "pseudo_gradient", or "gradient" for methods that exchange at
@@ -162,7 +162,7 @@ def dilocox(sync_interval: int = 30, rule: str = "continue") -> Method:
 
   Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap. Differs:
   the text leaves open what becomes of progress made during the delay; "reset"
-  drops it from the replica, "continue" keeps it (design.md section 7). The
+  drops it from the replica, "continue" keeps it (design.md section 8). The
   compression is a matter of the codec (its config names it).
 
   Args:
