@@ -7,6 +7,7 @@ here. Without divided replicas around it, it simply runs.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
@@ -42,7 +43,7 @@ def by_device(function: Callable, in_specs, out_specs) -> Callable:
   )
 
 
-def by_row(function: Callable, *arrays: Array) -> Array | tuple[Array, ...]:
+def by_row(function: Callable, *arrays: Array) -> Any:
   """Applies a function that treats rows alike and apart.
 
   Every device takes its part of the rows, as far as they come out even.

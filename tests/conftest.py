@@ -10,6 +10,10 @@ import pathlib
 # Read by matplotlib, by JAX and by every process that a test starts.
 os.environ["MPLBACKEND"] = "Agg"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Eight devices share a few cores: one may be late without being lost.
+os.environ.setdefault(
+  "XLA_FLAGS", "--xla_cpu_collective_call_terminate_timeout_seconds=300"
+)
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 os.environ.setdefault("DILOCOX_JAX_CACHE", str(_ROOT / ".cache" / "jax"))
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dilocox_jax.outer import memory
 from dilocox_jax.outer.round import RoundState
 from dilocox_jax.outer.transforms import OuterTransform
 from dilocox_jax.pytypes import Tree
@@ -28,7 +29,8 @@ def flush(outer: OuterTransform, step: int, state: RoundState) -> RoundState:
   """
   for fragment in range(outer.method.schedule.num_fragments):
     state = _flush_fragment(outer, step, fragment, state)
-  replica = state.replica._replace(params=state.outer.params)
+  params = memory.on_device(state.outer.params)
+  replica = state.replica._replace(params=params)
   return state._replace(replica=replica)
 
 

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from dilocox_jax.outer import memory
 from dilocox_jax.plan.fragments import BLOCKS, Fragments
-from dilocox_jax.pytypes import Index, Tree
+from dilocox_jax.pytypes import Array, Index, Tree
 
 # The integer 0 is fragment 0; a traced scalar is one of the layer fragments.
 FragmentIndex = int | Index
@@ -30,21 +32,32 @@ class Store(NamedTuple):
   first: Any
   layers: Any
 
-  def get(self, fragment: FragmentIndex) -> Tree:
-    """The value of one fragment."""
-    if isinstance(fragment, int):
-      return self.first
-    return jax.tree.map(lambda leaf: leaf[fragment - 1], self.layers)
+  def get(self, fragment: FragmentIndex, *slot: Index) -> Tree:
+    """The value of one fragment, or of one of its slots, on the device."""
+    values, index = self._place(fragment, slot)
+    if not index:
+      return memory.on_device(values)
+    return jax.tree.map(lambda leaf: memory.row(leaf, *index), values)
 
-  def set(self, fragment: FragmentIndex, value: Tree) -> "Store":
-    """The store with one fragment's value replaced."""
-    if isinstance(fragment, int):
-      return self._replace(first=value)
+  def set(self, fragment: FragmentIndex, value: Tree, *slot: Index) -> "Store":
+    """The store with one fragment's value, or one slot of it, replaced."""
+    values, index = self._place(fragment, slot)
 
     def put(leaf, new):
-      return leaf.at[fragment - 1].set(new)
+      return memory.with_row(leaf, new, *index)
 
-    return self._replace(layers=jax.tree.map(put, self.layers, value))
+    if index:
+      new = jax.tree.map(put, values, value)
+    else:
+      new = memory.like(value, values)
+    if isinstance(fragment, int):
+      return self._replace(first=new)
+    return self._replace(layers=new)
+
+  def _place(self, fragment: FragmentIndex, slot: tuple[Index, ...]):
+    if isinstance(fragment, int):
+      return self.first, slot
+    return self.layers, (fragment - 1, *slot)
 
 
 class Partition:
@@ -54,24 +67,35 @@ class Partition:
     """Builds the gather table of a division into fragments."""
     self.fragments = fragments
     self._table = fragments.layer_table
+    # In host memory, where nothing can be dropped, rows that a short fragment
+    # does not have stand for its first layer again.
+    self._is_there = self._table < fragments.num_layers
+    self._rows = np.where(self._is_there, self._table, self._table[:, :1])
+    places = np.arange(self._table.shape[1], dtype=np.int32)
+    self._places = np.where(self._is_there, places, np.int32(0))
 
   def take(self, tree: Tree, fragment: FragmentIndex) -> Tree:
-    """One fragment of a parameter tree; short layer fragments end in zeros."""
+    """One fragment of a parameter tree, on the device.
+
+    Short layer fragments end in zeros.
+    """
     if self.fragments.num_fragments == 1:
-      return tree
+      return memory.on_device(tree)
     if isinstance(fragment, int):
-      return {k: v for k, v in tree.items() if k != BLOCKS}
+      return memory.on_device({k: v for k, v in tree.items() if k != BLOCKS})
     return self._gather(tree, fragment)
 
   def put(self, tree: Tree, fragment: FragmentIndex, part: Tree) -> Tree:
-    """The tree with one fragment replaced."""
+    """The tree, where it lies, with one fragment replaced."""
     if self.fragments.num_fragments == 1:
-      return part
+      return memory.like(part, tree)
     if isinstance(fragment, int):
-      return {**tree, **part}
-    layers = jnp.asarray(self._table)[fragment - 1]
+      return {**tree, **memory.like(part, {k: tree[k] for k in part})}
+    layers, numbers, places = self._numbers(fragment)
 
     def scatter(leaf, rows):
+      if memory.lies_on_host(leaf):
+        return memory.with_rows(leaf, rows, numbers, places)
       return leaf.at[layers].set(rows, mode="drop", unique_indices=False)
 
     blocks = jax.tree.map(scatter, tree[BLOCKS], part[BLOCKS])
@@ -91,9 +115,19 @@ class Partition:
     return Store(value, None if self.fragments.num_fragments == 1 else value)
 
   def _gather(self, tree: Tree, fragment: FragmentIndex) -> Tree:
-    layers = jnp.asarray(self._table)[fragment - 1]
+    layers, numbers, _ = self._numbers(fragment)
+    is_there = jnp.asarray(self._is_there)[fragment - 1]
 
     def gather(leaf):
-      return leaf.at[layers].get(mode="fill", fill_value=0)
+      if not memory.lies_on_host(leaf):
+        return leaf.at[layers].get(mode="fill", fill_value=0)
+      rows = memory.rows(leaf, numbers)
+      kept = is_there.reshape(-1, *[1] * (leaf.ndim - 1))
+      return jnp.where(kept, rows, jnp.zeros_like(rows))
 
     return {BLOCKS: jax.tree.map(gather, tree[BLOCKS])}
+
+  def _numbers(self, fragment: Index) -> tuple[Array, Array, Array]:
+    """A fragment's layers; the same without gaps; and whose rows they are."""
+    layers, rows, places = self._table, self._rows, self._places
+    return tuple(jnp.asarray(x)[fragment - 1] for x in (layers, rows, places))

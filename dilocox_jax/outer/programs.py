@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dilocox_jax.devices import described
+from dilocox_jax.devices import described, is_none
 from dilocox_jax.mesh import Replicas
 from dilocox_jax.outer import data_parallel, flush, memory, round
 from dilocox_jax.outer.round import ReplicaState, RoundState
@@ -66,7 +66,11 @@ class RoundPrograms:
     """
     shapes = jax.eval_shape(self._start, params, optimizer)
     places = self._places(shapes)
-    return jax.jit(self._start, out_shardings=places)(params, optimizer)
+
+    def start(params: Tree, optimizer: Tree) -> RoundState:
+      return memory.placed(self._start(params, optimizer), places)
+
+    return jax.jit(start, out_shardings=places)(params, optimizer)
 
   def abstract(self, params: Tree, optimizer: Tree) -> RoundState:
     """Shapes, types and places of `init`'s result."""
@@ -77,18 +81,30 @@ class RoundPrograms:
     places = self.replicas.state_shardings(state, self.axes)
     if self.outer_memory == memory.DEVICE:
       return places
+
+    def moved(axis, part, place):
+      shape = place.shard_shape(part.shape)[0 if axis is None else 1 :]
+      if not memory.is_worth_moving(shape):
+        return place
+      return place.with_memory_kind(self.outer_memory)
+
     outer = jax.tree.map(
-      lambda place: place.with_memory_kind(self.outer_memory), places.outer
+      lambda axis, *parts: jax.tree.map(functools.partial(moved, axis), *parts),
+      self.axes.outer,
+      state.outer,
+      places.outer,
+      is_leaf=is_none,
     )
     return places._replace(outer=outer)
 
   def with_outer_optimizer(self, state: RoundState, kept: Tree) -> RoundState:
     """A state that goes on from another one's outer optimizer state."""
-    places = self._places(state).outer.optimizer
-    axes = self.axes.outer.optimizer
-    kept = self.replicas.place_state(kept, axes)
-    placed = jax.jit(lambda tree: tree, out_shardings=places)(kept)
-    return state._replace(outer=state.outer._replace(optimizer=placed))
+    places = jax.tree.map(lambda leaf: leaf.sharding, state.outer.optimizer)
+    kept = self.replicas.place_state(kept, self.axes.outer.optimizer)
+    move = jax.jit(
+      lambda tree: memory.placed(tree, places), out_shardings=places
+    )
+    return state._replace(outer=state.outer._replace(optimizer=move(kept)))
 
   def _start(self, params: Tree, optimizer: Tree) -> RoundState:
     start = RoundState(self.outer.init(params), ReplicaState(params, optimizer))

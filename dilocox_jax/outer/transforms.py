@@ -127,19 +127,15 @@ class OuterTransform:
     """Puts a measured pseudo-gradient in flight."""
     if state.in_flight is None:
       return state
-    slots = jax.tree.map(
-      lambda leaf, new: leaf.at[slot].set(new),
-      state.in_flight.get(fragment),
-      own,
-    )
-    return state._replace(in_flight=state.in_flight.set(fragment, slots))
+    kept = state.in_flight.set(fragment, own, slot)
+    return state._replace(in_flight=kept)
 
   def in_flight(
     self, state: OuterState, fragment: FragmentIndex, slot: Index
   ) -> Tree:
     """A pseudo-gradient that was sent and is not applied yet."""
     assert state.in_flight is not None, "without overlap nothing is in flight"
-    return jax.tree.map(lambda leaf: leaf[slot], state.in_flight.get(fragment))
+    return state.in_flight.get(fragment, slot)
 
   def exchange(
     self, state: OuterState, fragment: FragmentIndex, own: Tree

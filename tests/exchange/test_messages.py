@@ -1,6 +1,7 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
@@ -40,7 +41,7 @@ def moved(function, division, arrays):
   replicas = Replicas(NUM_REPLICAS, "mesh", division)
   program = jax.jit(replicas.over(lambda x: function(x), (0,), 0))
   placed = replicas.place(arrays, 0)
-  text = program.lower(placed).compile().as_text()
+  text = program.lower(placed).compile().as_text() or ""
   return program(placed), text
 
 
@@ -94,12 +95,30 @@ def test_what_devices_hold_is_sent_without_being_collected_first():
     codes.reshape(NUM_REPLICAS, 4, 6, 8), NamedSharding(replicas.mesh, spec)
   )
   program = jax.jit(replicas.over(messages.gathered, (0,), 0))
-  text = program.lower([(own,)]).compile().as_text()
+  text = program.lower([(own,)]).compile().as_text() or ""
   moves = re.findall(
     r"= \S+ (all-\S+|collective-\S+|reduce-scatter\S*)\(", text
   )
   assert moves == ["all-gather"]
   assert "u8[2,48]" in text.split(" all-gather(")[0].splitlines()[-1]
+
+
+@pytest.mark.parametrize("num_kept", [0, 1])
+def test_bundled_arrays_come_back_bit_by_bit(num_kept):
+  rng = np.random.default_rng(6)
+  sent = [
+    jnp.asarray(rng.integers(0, 256, (3, 5)), jnp.uint8),
+    jnp.asarray(rng.normal(size=(3, 2)), jnp.bfloat16),
+    jnp.asarray(rng.normal(size=(3, 2, 2)), jnp.float32),
+    jnp.asarray(rng.normal(size=(3, 1)), jnp.float16),
+  ]
+  raw = messages._bundled(sent, num_kept)
+  assert raw.dtype == jnp.uint8
+  assert raw.nbytes == sum(array.nbytes for array in sent)
+  back = messages._unbundled(raw, sent, num_kept)
+  for one, other in zip(sent, back, strict=True):
+    assert one.dtype == other.dtype and one.shape == other.shape
+    assert one.tobytes() == other.tobytes()
 
 
 def crosses_replicas(line, division):

@@ -162,24 +162,3 @@ def test_an_encoding_is_refused_where_it_cannot_travel(name, choice):
     ValueError, match=f"^collective='{choice}' .*'all_gather'"
   ):
     list(reduced((name,), values_of(2), choice))
-
-
-@pytest.mark.parametrize("num_kept", [0, 1])
-def test_bundled_arrays_come_back_bit_by_bit(num_kept):
-  rng = np.random.default_rng(6)
-  sent = [
-    (
-      jnp.asarray(rng.integers(0, 256, (3, 5)), jnp.uint8),
-      jnp.asarray(rng.normal(size=(3, 2)), jnp.bfloat16),
-    ),
-    (jnp.asarray(rng.normal(size=(3, 2, 2)), jnp.float32),),
-    (jnp.asarray(rng.normal(size=(3, 1)), jnp.float16),),
-  ]
-  raw = transport._bundled(sent, num_kept)
-  assert raw.dtype == jnp.uint8
-  assert raw.nbytes == sum(array.nbytes for arrays in sent for array in arrays)
-  back = transport._unbundled(raw, sent, num_kept)
-  for arrays, same in zip(sent, back, strict=True):
-    for one, other in zip(arrays, same, strict=True):
-      assert one.dtype == other.dtype and one.shape == other.shape
-      assert one.tobytes() == other.tobytes()

@@ -1,6 +1,7 @@
 """A replica of several devices trains as one device would."""
 
 import importlib
+from typing import Any
 
 import jax
 import numpy as np
@@ -64,7 +65,7 @@ def losses(config):
   programs, plan = runs.programs(config), planning.run_plan(config)
   phase, found = plan.phase(0), []
   params = states.first_params(programs, phase, config.seed)
-  state = states.fresh(programs, phase, params)
+  state: Any = states.fresh(programs, phase, params)
   tokens = np.random.default_rng(0)
   step = 0
   for _ in range(ROUNDS):

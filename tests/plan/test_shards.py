@@ -98,7 +98,8 @@ def test_an_array_is_divided_among_all_devices_or_not_at_all(division, shape):
     assert all(size % division.num_devices for size in shape)
 
 
-@pytest.mark.parametrize("name", ["num_data_shards", "num_stages"])
-def test_at_least_one_device_is_needed(name):
-  with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
-    Division(**{name: 0})
+def test_at_least_one_device_is_needed():
+  with pytest.raises(ValueError, match="num_data_shards=0 must be at least 1"):
+    Division(num_data_shards=0)
+  with pytest.raises(ValueError, match="num_stages=0 must be at least 1"):
+    Division(num_stages=0)
