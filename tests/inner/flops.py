@@ -1,4 +1,4 @@
-"""Counts the matrix products that a compiled program runs, from its text.
+"""Matrix products and memory of a compiled program, products from its text.
 
 XLA's own cost analysis takes a loop for one round of it, and both branches of
 a conditional as run.
@@ -7,6 +7,8 @@ a conditional as run.
 import math
 import re
 from collections.abc import Callable, Iterator
+
+import jax
 
 # How often a loop or branch runs whenever control comes to it, by the name of
 # its operation and the number of the branch (None for a loop).
@@ -21,7 +23,7 @@ def _unknown(name: str, branch: int | None) -> float:
   raise ValueError(f"{name}: rounds of {branch=} are not in the program")
 
 
-def product_flops(text: str, rounds: Rounds = _unknown) -> float:
+def product_flops(text: str | None, rounds: Rounds = _unknown) -> float:
   """Operations in matrix products; a multiply-add counts as two.
 
   Args:
@@ -29,6 +31,7 @@ def product_flops(text: str, rounds: Rounds = _unknown) -> float:
     rounds: Of what the program does not say itself: loops whose number of
       rounds is not known, and branches.
   """
+  assert text, "the program has no text"
   computations, entry = _parse(text)
 
   def flops(name: str) -> float:
@@ -38,6 +41,13 @@ def product_flops(text: str, rounds: Rounds = _unknown) -> float:
     )
 
   return flops(entry)
+
+
+def temporary_bytes(compiled: jax.stages.Compiled) -> int:
+  """What a program needs beside its arguments and results (bytes)."""
+  memory = compiled.memory_analysis()
+  assert memory is not None
+  return memory.temp_size_in_bytes
 
 
 def _parse(text: str) -> tuple[dict[str, list[tuple[str, str]]], str]:

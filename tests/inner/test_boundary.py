@@ -9,7 +9,7 @@ from dilocox_jax.inner.boundary import AS_COMPUTED, BOUNDARIES
 
 VALUES = hnp.arrays(
   np.float32,
-  hnp.array_shapes(min_dims=2, max_dims=2, max_side=6),
+  (4, 5),  # One shape, because JAX compiles for each.
   elements=st.floats(-(2.0**66), 2.0**66, width=32, allow_subnormal=False),
 )
 

@@ -10,10 +10,12 @@ import pytest
 
 from dilocox_jax.inner.boundary import BOUNDARIES
 from dilocox_jax.inner.pipeline import Parts, pipelined_gradient
-from dilocox_jax.inner.pipeline_layer import REMATS
+from dilocox_jax.inner.pipeline_layer import REMATS, layer
 from dilocox_jax.inner.pipeline_stage import Stage
+from dilocox_jax.models.transformer import build
 from dilocox_jax.plan.pipeline import PIPELINES, Pipeline
 from dilocox_jax.plan.timetable import ACTIONS, timetable
+from tests.inner.flops import temporary_bytes
 from tests.inner.pipelines import SMALL, Case, counts, error, over_stages
 
 FLOAT32_TOLERANCE = 1e-5
@@ -36,7 +38,6 @@ CASES = [
   case("gpipe", 4, shape=TIED),
   case("1f1b", 2, remat="full", shape=TIED),
   case("1f1b", 4),
-  case("interleaved", 1, remat="full"),
   case("interleaved", 4, shape=TIED),  # Three of eight chunks have no layer.
   case("zb_h1", 2, remat="full", shape=TIED),
   case("zb_h1", 4, remat="none"),
@@ -65,7 +66,7 @@ def check_float64(case):
   assert error(gradients, expected) < FLOAT64_TOLERANCE
 
 
-@pytest.mark.parametrize("case", CASES[3::2], ids=named)
+@pytest.mark.parametrize("case", CASES[3::3], ids=named)
 def test_every_gradient_is_that_of_the_plain_step(case):
   check_float32(case)
 
@@ -77,7 +78,9 @@ def test_every_gradient_is_that_of_the_plain_step_in_float64(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ALL, ids=named)
+@pytest.mark.parametrize(
+  "case", [case for case in ALL if case.remat == "dots"], ids=named
+)
 def test_all_ways_to_run_it_give_the_plain_gradient(case):
   check_float32(case)
 
@@ -115,7 +118,7 @@ def drawn_cases(draw):
 
 @pytest.mark.usefixtures("x64")
 @hypothesis.settings(
-  max_examples=3,
+  max_examples=2,
   suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 @hypothesis.given(drawn_cases())
@@ -143,9 +146,10 @@ def test_what_buffers_hold_before_they_are_written_changes_nothing():
 
 
 def test_bfloat16_gradients_are_as_near_as_plain_ones_and_summed_in_float32():
-  one = case("zb_h1", 2)
+  one = case("zb_h1", 2, remat="none")
   rounded = dataclasses.replace(one, dtype="bfloat16")
-  _, gradients = rounded.pipelined()
+  loss, gradients = rounded.pipelined()
+  assert loss.dtype == jnp.float32
   assert {x.dtype for x in jax.tree.leaves(gradients)} == {np.dtype("float32")}
   _, exact = one.plain()
   _, plain = rounded.plain()
@@ -162,18 +166,24 @@ def test_a_compressed_boundary_costs_accuracy_but_not_much(name, least, most):
   assert least < error(gradients, expected) < most
 
 
-def scaled_parts():
-  """A model of one number a layer, which says what it multiplies with."""
+def scaled_parts(lost):
+  """A model of one number a layer; lists the stages that compute a loss."""
+
+  def loss(rest, x, targets):
+    stage = jax.lax.axis_index("stage")
+    jax.debug.callback(lambda stage: lost.append(int(stage)), stage)
+    return jnp.mean(x)
+
   return Parts(
     lambda rest, tokens: tokens.reshape(-1, 1).astype(jnp.float32),
     lambda layer, x, length, multiply: multiply("kernel", x, layer["kernel"]),
-    lambda rest, x, targets: jnp.mean(x),
+    loss,
   )
 
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_each_stage_does_what_its_list_says_and_nothing_else(name, monkeypatch):
-  done = []
+  done, lost = [], []
 
   def logged(action, method):
     def run(stage, at, state):
@@ -192,7 +202,9 @@ def test_each_stage_does_what_its_list_says_and_nothing_else(name, monkeypatch):
   stages, chunks, batches = 4, 2 if name == "interleaved" else 1, 8
   pipeline = Pipeline(name, stages, batches, chunks)
   step = over_stages(
-    scaled_parts(), timetable(pipeline), counts(stages * chunks, stages, chunks)
+    scaled_parts(lost),
+    timetable(pipeline),
+    counts(stages * chunks, stages, chunks),
   )
   blocks = {"kernel": jnp.full((stages, chunks, 1, 1, 1), 2.0)}
   tokens = jnp.ones((batches, 1, 3), jnp.int32)
@@ -205,13 +217,16 @@ def test_each_stage_does_what_its_list_says_and_nothing_else(name, monkeypatch):
   ]
   assert float(loss) == 2.0 ** (stages * chunks)
   assert sorted(done) == sorted(expected)
+  assert lost == [stages - 1] * batches
 
 
-def temporary_bytes(name, num_stages, num_micro_batches):
-  shape = dataclasses.replace(SMALL, num_layers=2 * num_stages)
-  one = Case(name, num_stages, num_micro_batches, shape=shape)
-  compiled = one.lowered(batch_size=8, length=16).compile()
-  return compiled.memory_analysis().temp_size_in_bytes
+def deep(num_stages):
+  return dataclasses.replace(SMALL, num_layers=2 * num_stages)
+
+
+def step_bytes(name, num_stages, num_micro_batches):
+  one = Case(name, num_stages, num_micro_batches, shape=deep(num_stages))
+  return temporary_bytes(one.lowered(batch_size=8, length=16).compile())
 
 
 def input_bytes(num_micro_batches):
@@ -220,16 +235,30 @@ def input_bytes(num_micro_batches):
   return 4 * (num_micro_batches * 8 * 17 + 2 * 10 * ticks)
 
 
+def kept_bytes():
+  """What the two layers of a stage keep of one micro-batch."""
+  model = build(deep(1))
+  block = jax.eval_shape(
+    lambda: jax.tree.map(
+      lambda x: x[0], model.init(jax.random.key(0))["blocks"]
+    )
+  )
+  x = jax.ShapeDtypeStruct((8 * 16, SMALL.model_dim), np.float32)
+  kept = layer(model.block, block, x, 16, "dots").kept
+  return 2 * sum(one.size * one.dtype.itemsize for one in kept)
+
+
 def check_memory(micro_batches):
   few, *_, many = micro_batches
-  flat = [temporary_bytes("1f1b", 2, m) for m in micro_batches]
+  flat = [step_bytes("1f1b", 2, m) for m in micro_batches]
   assert max(flat) - min(flat) <= input_bytes(many)
-  growing = [temporary_bytes("gpipe", 2, m) for m in micro_batches]
-  assert sorted(set(growing)) == growing
-  # Nearly all of it is what micro-batches leave.
-  assert growing[-1] > 0.7 * many / few * growing[0]
+  growing = [step_bytes("gpipe", 2, m) for m in micro_batches]
+  each = np.diff(growing) / np.diff(micro_batches)
+  # Kept once, not copied, and besides the tokens and the turned activations.
+  assert np.all(each >= kept_bytes())
+  assert np.all(each <= 1.2 * kept_bytes())
   # Two slots a stage against four.
-  assert temporary_bytes("1f1b", 4, few) > 1.4 * flat[0]
+  assert step_bytes("1f1b", 4, few) > 1.4 * flat[0]
 
 
 def test_memory_of_1f1b_grows_with_stages_and_of_gpipe_with_micro_batches():
@@ -253,4 +282,4 @@ def test_the_program_does_not_grow_with_ticks_or_layers():
 def test_layer_counts_that_do_not_fit_the_table_are_refused():
   table = timetable(Pipeline("1f1b", 2, 3))
   with pytest.raises(ValueError, match="must be 2 stages of 1 chunks"):
-    pipelined_gradient(scaled_parts(), table, ((1,), (1,), (1,)))
+    pipelined_gradient(scaled_parts([]), table, ((1,), (1,), (1,)))

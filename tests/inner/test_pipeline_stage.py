@@ -35,21 +35,6 @@ def test_an_action_that_does_not_run_multiplies_nothing():
   assert product_flops(text, lambda name, branch: 1.0) == 2 * 3 * 5 * 4
 
 
-def test_an_action_changes_a_buffer_in_place():
-  def run(conditions, buffer):
-    def body(buffer, condition):
-      action = lambda at, x: put(x, jnp.sin(get(x, jnp.int32(1))), at.chunk)  # noqa: E731
-      return when(condition, "action", action, tick(), buffer), None
-
-    return jax.lax.scan(body, buffer, conditions)[0]
-
-  buffer = jax.ShapeDtypeStruct((64, 1000), np.float32)
-  conditions = jax.ShapeDtypeStruct((9,), np.bool_)
-  compiled = jax.jit(run, donate_argnums=1).lower(conditions, buffer).compile()
-  used = compiled.memory_analysis().temp_size_in_bytes
-  assert used < 0.1 * buffer.size * buffer.dtype.itemsize
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_what_is_put_somewhere_is_there_and_nothing_else_changes(count):
   rng = np.random.default_rng(0)
