@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from dilocox_jax import processes
 from dilocox_jax.pytypes import Tree
 
 _ARRAYS, _RECORD, _DIGESTS = "arrays", "record", "digests.json"
@@ -42,7 +43,8 @@ class Checkpoints:
       read_only: Whether the directory is another run's, to be left alone.
     """
     self._directory, self._read_only = directory.resolve(), read_only
-    if not read_only:  # What a kill left of a save would stay for ever.
+    # What a kill left of a save would stay for ever.
+    if processes.is_main() and not read_only:
       for partial in self._partial():
         shutil.rmtree(partial)
     options = ocp.CheckpointManagerOptions(
@@ -71,7 +73,9 @@ class Checkpoints:
     self._manager.save(step, args=ocp.args.Composite(**args), force=True)
 
   def _seal(self) -> None:
-    """Puts down the digests of a save whose files are written."""
+    """Puts down the digests of a save whose files are written, by all."""
+    if not processes.is_main():
+      return
     for partial in self._partial():  # There is one, as saves wait for saves.
       text = json.dumps(_digests(partial), indent=2)
       (partial / _DIGESTS).write_text(text)
@@ -92,12 +96,19 @@ class Checkpoints:
       RefusedError: If a whole checkpoint does not fit the template.
     """
     self._manager.wait_until_finished()
+    # One process judges and moves, so that all read the same checkpoint.
+    step = self._newest_whole() if processes.is_main() else None
+    step = processes.from_main(step)
+    if not processes.is_main():
+      self._manager.reload()  # The main one may have moved some.
+    return None if step is None else self._read(step, template)
+
+  def _newest_whole(self) -> int | None:
     for step in sorted(self._manager.all_steps(), reverse=True):
       damage = _damage(self._directory / str(step))
-      if damage:
-        self._set_aside(step, damage)
-      else:
-        return self._read(step, template)
+      if not damage:
+        return step
+      self._set_aside(step, damage)
     return None
 
   def _set_aside(self, step: int, damage: str) -> None:

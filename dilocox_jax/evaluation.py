@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dilocox_jax.assembly import Programs
+from dilocox_jax.outer import memory
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.programs import mean_of
@@ -25,7 +26,8 @@ def losses(programs: Programs, state: State, batches) -> dict[str, float]:
   Args:
     programs: The run's programs.
     state: State of all replicas.
-    batches: Held-out tokens [N, B, L + 1], on a device.
+    batches: Held-out tokens [N, B, L + 1]. Where they lie, the loss is
+      computed: on one device, or by all devices of a mesh.
 
   Returns:
     "outer_loss" (outer parameters), "mean_loss" (the replicas' mean),
@@ -35,9 +37,18 @@ def losses(programs: Programs, state: State, batches) -> dict[str, float]:
   values = {}
   for params in views.values():
     if id(params) not in values:  # A warm start has one view three times.
-      here = jax.device_put(params, batches.sharding)
+      here = _where(params, batches)
       values[id(params)] = float(programs.evaluate(here, batches))
   return {f"{name}_loss": values[id(p)] for name, p in views.items()}
+
+
+def _where(params: Tree, batches: jax.Array) -> Tree:
+  """Parameters on the devices of the batches; divided ones stay divided."""
+  devices = batches.sharding.device_set
+  leaves = jax.tree.leaves(params)
+  if all(leaf.sharding.device_set == devices for leaf in leaves):
+    return params
+  return jax.device_put(params, batches.sharding)
 
 
 def _views(programs: Programs, state: State) -> dict[str, Tree]:
@@ -47,8 +58,13 @@ def _views(programs: Programs, state: State) -> dict[str, Tree]:
   return {
     "outer": programs.rounds.outer_params(state),
     "mean": mean_of(inner),
-    "replica": jax.tree.map(lambda leaf: leaf[0], inner),
+    "replica": _first(inner),
   }
+
+
+@jax.jit
+def _first(tree: Tree) -> Tree:
+  return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
 def is_finite(state: State) -> bool:
@@ -59,7 +75,9 @@ def is_finite(state: State) -> bool:
 @jax.jit
 def _all_finite(state: State) -> Boolean:
   leaves = [
-    x for x in jax.tree.leaves(state) if jnp.isdtype(x.dtype, "real floating")
+    memory.on_device(x)
+    for x in jax.tree.leaves(state)
+    if jnp.isdtype(x.dtype, "real floating")
   ]
   return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]).all()
 

@@ -2,21 +2,28 @@
 
 Segments are dispatched without waiting; their metrics are read here, later,
 which is also where a value that is not finite stops the run and where the
-wall clock is divided between the segments.
+wall clock is divided between the segments. Of several processes all read and
+judge, so that they stop together, and one writes.
 """
 
+import contextlib
 import dataclasses
+import math
+import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
 import optax
 
-from dilocox_jax import evaluation, metrics
+from dilocox_jax import evaluation, metrics, processes
+from dilocox_jax.config import RunConfig
+from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.round import StepMetrics
 from dilocox_jax.plan.segments import Segment
+from dilocox_jax.plan.shapes import parameter_count
 from dilocox_jax.progress import Progress
 from dilocox_jax.starting import Position
 
@@ -34,7 +41,7 @@ class Dispatched:
     position: Where the run is after it.
     sent_bytes: What it puts on the wire, a replica.
     tokens: What all replicas see in it.
-    metrics: Arrays [M, H], still on the devices.
+    metrics: Arrays [M, H], still on the devices, whole in every process.
     drifts: For every piece with an arrival, likewise.
   """
 
@@ -81,6 +88,38 @@ class Logbook:
     """Seconds since the last booking; every second is booked once."""
     before, self._accounted = self._accounted, time.perf_counter()
     return self._accounted - before
+
+  def record_evaluation(
+    self,
+    losses: Mapping[str, float],
+    position: Position,
+    num_steps: int | None = None,
+  ) -> None:
+    """Checks and records validation losses.
+
+    Args:
+      losses: By view, in nats a token.
+      position: Where the run is.
+      num_steps: For the closing row only: the steps asked for.
+
+    Raises:
+      NotFiniteError: Nothing is recorded then.
+    """
+    self.book("evaluation", position.step, position.simulated_s)
+    if not all(math.isfinite(loss) for loss in losses.values()):
+      raise NotFiniteError(
+        f"the validation loss is not finite at step {position.step}"
+      )
+    row = {
+      **losses,
+      "step": position.step,
+      "tokens": position.tokens,
+      "total_sent_bytes": position.total_sent_bytes,
+    }
+    if num_steps is None:
+      self._recorder.record_evaluation(**row)
+    else:
+      self._recorder.record_final(num_steps=num_steps, **row)
 
   def read(self, done: Dispatched) -> Sequence[Drift]:
     """Waits for a segment, checks it and records it.
@@ -131,3 +170,49 @@ def _check_finite(seen: StepMetrics, segment: Segment) -> None:
       "the loss or its gradient is not finite at step "
       f"{segment.start + offset + 1} on replica {replica}"
     )
+
+
+@contextlib.contextmanager
+def opened(
+  config: RunConfig,
+  workdir: pathlib.Path,
+  *,
+  corpus: Corpus,
+  schedule: optax.Schedule,
+  command: str,
+  step: int,
+  is_resumed: bool,
+) -> Iterator[Logbook]:
+  """The books of a run from one start of it to its end or interruption.
+
+  Args:
+    config: The run.
+    workdir: Its directory.
+    corpus: Its text.
+    schedule: Learning rate by inner step.
+    command: The command line, for the record.
+    step: Where it starts.
+    is_resumed: Whether a checkpoint was restored.
+  """
+  title, total = config.sync.method, config.total_steps
+  if not processes.is_main():
+    with Progress(title, total, step, is_shown=False) as progress:
+      recorder = metrics.SilentRecorder()
+      yield Logbook(recorder, progress, schedule, config.adaptive.energy)
+    return
+  metrics.write_run_record(
+    workdir,
+    config=config.to_mapping(),
+    method=config.sync.method,
+    num_replicas=config.mesh.num_replicas,
+    parameter_count=parameter_count(config.model.shape),
+    corpus_name=corpus.name,
+    corpus_digest=corpus.digest,
+    platform=jax.devices()[0].device_kind,
+    command=command,
+  )
+  with (
+    metrics.Recorder(workdir, step if is_resumed else None) as recorder,
+    Progress(title, total, step) as progress,
+  ):
+    yield Logbook(recorder, progress, schedule, config.adaptive.energy)

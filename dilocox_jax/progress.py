@@ -11,15 +11,22 @@ class Progress:
   Where there is no terminal, a line is logged now and then instead.
   """
 
-  def __init__(self, title: str, total_steps: int, first_step: int = 0):
+  def __init__(
+    self,
+    title: str,
+    total_steps: int,
+    first_step: int = 0,
+    is_shown: bool = True,
+  ):
     """Prepares the bar; it is drawn between `__enter__` and `__exit__`.
 
     Args:
       title: What is running.
       total_steps: Inner steps of the run.
       first_step: Steps done before.
+      is_shown: Whether anything is drawn or logged at all.
     """
-    self._title = title
+    self._title, self._is_shown = title, is_shown
     self._bar = progress.Progress(
       progress.TextColumn("[bold]{task.description}"),
       progress.BarColumn(),
@@ -28,6 +35,7 @@ class Progress:
       progress.TimeElapsedColumn(),
       progress.TextColumn("left"),
       progress.TimeRemainingColumn(),
+      disable=not is_shown,
     )
     self._task = self._bar.add_task(
       title, total=total_steps, completed=first_step, status=""
@@ -54,7 +62,8 @@ class Progress:
     )
     self._bar.update(self._task, completed=step, status=status)
     is_due = step - self._logged >= self._total_steps / 8
-    if not self._bar.console.is_terminal and is_due:
+    is_logged = self._is_shown and not self._bar.console.is_terminal
+    if is_logged and is_due:
       self._logged = step
       logging.getLogger(__name__).info(
         "%s: step %d of %d | %s", self._title, step, self._total_steps, status

@@ -3,36 +3,38 @@
 Nothing is computed here: segments come from the plan, programs from the
 assembly, rows go to the logbook, state to the checkpoints. A segment is
 dispatched before the metrics of the one before it are read, so the devices
-never wait for the host.
+never wait for the host. Of several processes each walks the whole plan with
+the batches of its own replicas.
 """
 
 import dataclasses
-import math
 import pathlib
+import sys
 from typing import Any
 
 import jax
 
 from dilocox_jax import (
+  agreement,
   assembly,
   evaluation,
-  metrics,
+  logbook,
   planning,
+  processes,
   report,
   starting,
 )
 from dilocox_jax.checkpoint import Checkpoints, RefusedError
 from dilocox_jax.clock import Clock
 from dilocox_jax.config import RunConfig
-from dilocox_jax.logbook import Dispatched, Logbook, NotFiniteError
+from dilocox_jax.logbook import Dispatched, NotFiniteError
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round import RoundState
 from dilocox_jax.pilot import Pilot
 from dilocox_jax.plan.pieces import pieces
 from dilocox_jax.plan.segments import Segment
-from dilocox_jax.plan.shapes import parameter_count
 from dilocox_jax.plan.traffic import broadcast_bytes
-from dilocox_jax.progress import Progress
+from dilocox_jax.report.page import PAGE
 from dilocox_jax.starting import Position
 from dilocox_jax.states import State
 
@@ -62,11 +64,16 @@ class Trainer:
     self.clock = clock
     self.config, self.workdir, self.command = config, workdir, command
     self.plan = planning.run_plan(config)
-    self.corpus = assembly.corpus(config)
-    self.streams = assembly.streams(config, self.corpus)
     self.programs = assembly.programs(config)
+    self.replicas = self.programs.rounds.replicas
+    if processes.count() > 1:
+      processes.open_connections(self.replicas.mesh)
+    self.corpus = assembly.corpus(config)
+    processes.check_alike(config=config.to_mapping(), text=self.corpus.digest)
+    self.streams = assembly.streams(config, self.corpus)
     self.pilot = Pilot(config, self.programs)
-    self.validation = jax.device_put(assembly.held_out(config, self.corpus))
+    held_out = assembly.held_out(config, self.corpus)
+    self.validation = self.replicas.place(held_out, None)
     self.position = Position()
     self._compiled = set()
 
@@ -74,16 +81,18 @@ class Trainer:
     """Trains to the end and writes the report.
 
     Returns:
-      Path of the report.
+      Path of the report; of several processes only the main one writes it.
 
     Raises:
       TrainingStoppedError: If a value is not finite.
       RefusedError: If the directory holds a run that means something else.
+      LostPeerError: If another process of the run is gone.
     """
     keep = self.config.checkpoint.keep
     self._checkpoints = Checkpoints(self.workdir / "checkpoints", keep)
     try:
-      self._start_and_walk()
+      with processes.peers_needed():
+        self._start_and_walk()
     except NotFiniteError as error:
       raise TrainingStoppedError(
         f"{error}: lower inner.learning_rate="
@@ -92,7 +101,11 @@ class Trainer:
         f"{self.workdir} is kept"
       ) from error
     finally:
-      self._checkpoints.close()
+      # A save that needs a lost process would not end.
+      if not isinstance(sys.exception(), processes.LostPeerError):
+        self._checkpoints.close()
+    if not processes.is_main():
+      return self.workdir / PAGE
     return report.write_report(self.workdir)
 
   def _start_and_walk(self) -> None:
@@ -110,16 +123,15 @@ class Trainer:
       state = starting.first_state(self.config, self.programs, phase)
     if self.position.is_finished:
       return
-    self._record_run()
-    step, total = self.position.step, self.plan.total_steps
-    with (
-      metrics.Recorder(self.workdir, step if resumed else None) as recorder,
-      Progress(self.config.sync.method, total, step) as progress,
-    ):
-      self._recorder = recorder
-      self._logbook = Logbook(
-        recorder, progress, self.programs.schedule, self.config.adaptive.energy
-      )
+    with logbook.opened(
+      self.config,
+      self.workdir,
+      corpus=self.corpus,
+      schedule=self.programs.schedule,
+      command=self.command,
+      step=self.position.step,
+      is_resumed=bool(resumed),
+    ) as self._logbook:
       self._walk(state)
 
   def _set_clock(self, saved: dict[str, Any] | None) -> None:
@@ -137,19 +149,6 @@ class Trainer:
         self.clock.set_state(saved)
       except ValueError as error:
         raise RefusedError(str(error)) from error
-
-  def _record_run(self) -> None:
-    metrics.write_run_record(
-      self.workdir,
-      config=self.config.to_mapping(),
-      method=self.config.sync.method,
-      num_replicas=self.config.mesh.num_replicas,
-      parameter_count=parameter_count(self.config.model.shape),
-      corpus_name=self.corpus.name,
-      corpus_digest=self.corpus.digest,
-      platform=jax.devices()[0].device_kind,
-      command=self.command,
-    )
 
   def _walk(self, state: State) -> None:
     waiting: Dispatched | None = None
@@ -187,7 +186,9 @@ class Trainer:
   ) -> tuple[State, Dispatched]:
     """Starts a segment; nothing crosses to or from the devices unasked."""
     is_alone = segment.phase == "single"
-    batches = self.streams.take(segment.num_steps, [0] if is_alone else None)
+    batches = self.streams.take(
+      segment.num_steps, [0] if is_alone else self.replicas.own
+    )
     drifts = []
     with jax.transfer_guard("disallow"):
       if isinstance(state, RoundState):
@@ -204,15 +205,16 @@ class Trainer:
       sent_bytes += broadcast_bytes(copied_bytes, self.config.mesh.num_replicas)
     clock = self.clock
     simulated_s = clock.advance(segment, traffic) if clock else None
-    tokens = len(batches) * (
-      segment.num_steps * self.config.tokens_per_replica_step
-    )
+    tokens = segment.num_steps * self.config.tokens_per_replica_step
+    tokens *= 1 if is_alone else self.config.mesh.num_replicas
     self.position = Position(
       segment.stop,
       self.position.tokens + tokens,
       self.position.total_sent_bytes + sent_bytes,
       simulated_s=simulated_s,
     )
+    # Started here, so that reading need not wait for the next segment.
+    seen, drifts = processes.share((seen, drifts))
     return state, Dispatched(
       segment, self.position, sent_bytes, tokens, seen, drifts
     )
@@ -232,42 +234,38 @@ class Trainer:
     """Hands over a warm start, steers, evaluates, saves, as is due."""
     if segment.ends_phase:
       assert isinstance(state, SharedState), "only a warm start ends"
-      state = self._begin_rounds(state)
+      state = self._begin_rounds(state, segment)
     if self.pilot.is_window_full():
       self.pilot.turn(segment)
+      # A spectrum's last bits differ by machine, and so might a choice.
+      self.pilot.set_state(processes.from_main(self.pilot.get_state()))
     if segment.crosses(self.config.evaluation.interval_steps):
-      self._recorder.record_evaluation(**self._losses(state), **self._totals())
+      self._evaluate(state)
     if segment.crosses(self.config.checkpoint.interval_steps):
       self._save(state, self.plan.phase(segment.stop))
     return state
 
-  def _begin_rounds(self, state: SharedState) -> RoundState:
+  def _begin_rounds(self, state: SharedState, segment: Segment) -> RoundState:
     """Every replica starts from the warm start's parameters and state."""
-    rounds = self.programs.rounds
     shared = (state.params, state.optimizer)
-    return rounds.init(*rounds.replicas.place(shared, None))
+    if segment.phase == "single":  # It had the devices of one replica only.
+      shared = self.replicas.place(shared, None)
+    return self.programs.rounds.init(*shared)
 
-  def _losses(self, state: State) -> dict[str, float]:
+  def _evaluate(self, state: State, num_steps: int | None = None) -> None:
     losses = evaluation.losses(self.programs, state, self.validation)
-    at = self.position
-    self._logbook.book("evaluation", at.step, at.simulated_s)
-    if not all(math.isfinite(loss) for loss in losses.values()):
-      raise NotFiniteError(
-        f"the validation loss is not finite at step {self.position.step}"
-      )
-    return losses
-
-  def _totals(self) -> dict[str, Any]:
-    return {
-      "step": self.position.step,
-      "tokens": self.position.tokens,
-      "total_sent_bytes": self.position.total_sent_bytes,
-    }
+    self._logbook.record_evaluation(losses, self.position, num_steps)
 
   def _save(self, state: State, phase: str) -> None:
     if not evaluation.is_finite(state):
       raise NotFiniteError(
         f"a parameter is not finite after step {self.position.step}"
+      )
+    if not agreement.copies_agree(state):
+      raise TrainingStoppedError(
+        f"the replicas' copies of the outer state differ after step "
+        f"{self.position.step}: their devices do not compute alike; the last "
+        f"good checkpoint in {self.workdir} is kept"
       )
     record = {
       "position": dataclasses.asdict(self.position),
@@ -292,8 +290,6 @@ class Trainer:
       self.position.total_sent_bytes += traffic.flush_bytes(step)
       if self.clock:
         self.position.simulated_s = self.clock.finish(step, traffic)
-    self._recorder.record_final(
-      num_steps=self.plan.total_steps, **self._losses(state), **self._totals()
-    )
+    self._evaluate(state, self.plan.total_steps)
     self.position.is_finished = True
     self._save(state, phase)

@@ -9,12 +9,13 @@ after its parent alone was killed, finds the lock and leaves that run alone.
 import contextlib
 import dataclasses
 import fcntl
+import math
 import os
 import pathlib
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich import progress
 
@@ -98,13 +99,26 @@ class _Process:
 class Batch:
   """Jobs waiting, at work and done, with the bar that shows them."""
 
-  def __init__(self, jobs: Sequence[Job], processes: int):
+  def __init__(
+    self,
+    jobs: Sequence[Job],
+    processes: int,
+    *,
+    title: str = "ablation",
+    ended: Callable[[Job, str], None] = lambda job, reason: None,
+    deadline_s: float = math.inf,
+  ):
     """Takes jobs that are not done yet, in order.
 
     Args:
       jobs: What to run.
       processes: How many at once.
+      title: What stands before the bar.
+      ended: Hears of every job that has ended, and why it failed if it did.
+      deadline_s: When to stop what still runs (by the monotonic clock); it
+        goes on from its checkpoint another time.
     """
+    self._ended, self._deadline_s = ended, deadline_s
     self._waiting = list(jobs)
     self._processes = processes
     self._running: list[_Process] = []
@@ -123,20 +137,25 @@ class Batch:
       speed_estimate_period=3600,  # Compiling would fool a shorter memory.
     )
     total = sum(self._left(job) for job in jobs)
-    self._task = self._bar.add_task("ablation", total=total, status="")
+    self._task = self._bar.add_task(title, total=total, status="")
 
   def _left(self, job: Job) -> int:
     return job.total_steps - min(self._first[job.workdir], job.total_steps)
 
+  @property
+  def is_late(self) -> bool:
+    """Whether the deadline has passed."""
+    return time.monotonic() >= self._deadline_s
+
   def run(self) -> dict[pathlib.Path, str]:
-    """Runs all jobs.
+    """Runs all jobs, or those that end before the deadline.
 
     Returns:
       The reasons of those that failed, by run directory.
     """
     with self._bar, contextlib.ExitStack() as stack:
       stack.callback(self._stop)
-      while self._waiting or self._running:
+      while (self._waiting or self._running) and not self.is_late:
         self._start()
         self._show()
         if self._running:
@@ -174,6 +193,7 @@ class Batch:
       highlight=False,
       soft_wrap=True,
     )
+    self._ended(job, reason)
 
   def _show(self) -> None:
     steps = self._ended_steps

@@ -2,7 +2,8 @@
 
 Bad input ends in one line on standard error and exit code 2, a run that had
 to stop in one line and exit code 1. Anything else is a bug and keeps its
-traceback.
+traceback. Where nothing is wrong but another process, and the same command
+goes on, the exit code is 75, which schedulers may take as "try again".
 """
 
 import logging
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from absl import app, flags
 from ml_collections import config_dict, config_flags
 
+TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h.
+
 _DEFAULT_CONFIG = pathlib.Path(__file__).parent / "configs" / "default.py"
 
 flags.disclaim_key_flags()  # Flags belong to the binary that asks for them.
@@ -22,9 +25,15 @@ flags.disclaim_key_flags()  # Flags belong to the binary that asks for them.
 class UsageError(Exception):
   """Bad input; the message says what to change."""
 
+  exit_code = 2
+
 
 class StoppedError(Exception):
   """A run that cannot go on; the message says why."""
+
+  def __init__(self, message: object, exit_code: int = 1):
+    super().__init__(message)
+    self.exit_code = exit_code
 
 
 def main(
@@ -48,12 +57,13 @@ def main(
     _parse(define_flags, check_field or _check_run_field)
     function(flags.FLAGS)
   except (UsageError, StoppedError) as error:
-    print(f"error: {_one_line(error)}", file=sys.stderr)
-    sys.exit(2 if isinstance(error, UsageError) else 1)
+    print_error(error)
+    sys.exit(error.exit_code)
 
 
-def _one_line(error: Exception) -> str:
-  return " ".join(str(error).split())
+def print_error(error: Exception, where: str = "") -> None:
+  """Prints one line on standard error, after the name of a place."""
+  print(f"error: {where}{' '.join(str(error).split())}", file=sys.stderr)
 
 
 def _parse(
@@ -165,7 +175,7 @@ def writable(workdir: str | None) -> pathlib.Path:
   try:
     path.mkdir(parents=True, exist_ok=True)
     probe.touch()
-    probe.unlink()
+    probe.unlink(missing_ok=True)  # Other processes of the run do the same.
   except OSError as error:
     raise UsageError(
       f"--workdir={workdir} cannot be written ({error.strerror}): take another"

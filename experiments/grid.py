@@ -213,17 +213,18 @@ def _config(
     values = flat(base) | dict(changed) | {"seed": seed}
     for path in changed:
       check_path(RunConfig, path)
-    return from_mapping(_nested(values))
+    return from_mapping(nested(values))
   except ValueError as error:
     raise ValueError(f"run {name!r}: {error}") from error
 
 
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-  nested: dict[str, Any] = {}
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Values by dotted names as sections of fields."""
+  made: dict[str, Any] = {}
   for path, value in values.items():
     *sections, last = path.split(".")
-    section = nested
+    section = made
     for each in sections:
       section = section.setdefault(each, {})
     section[last] = value
-  return nested
+  return made

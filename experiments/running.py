@@ -1,23 +1,28 @@
 """Running the trainer from a binary: devices, compilation cache, errors."""
 
 import contextlib
+import logging
 import os
 import pathlib
 import shlex
 import sys
+import traceback
+from collections.abc import Iterator
 
 import jax
 from rich.console import Console
 
-from dilocox_jax import report
+from dilocox_jax import processes, report
 from dilocox_jax.checkpoint import RefusedError
 from dilocox_jax.clock import Clock
 from dilocox_jax.config import RunConfig
 from dilocox_jax.metrics import RecordError
 from dilocox_jax.trainer import Trainer, TrainingStoppedError
+from experiments import command_line, peers
 from experiments.command_line import StoppedError, UsageError
 
 CACHE_VARIABLE = "DILOCOX_JAX_CACHE"
+COMMAND_VARIABLE = "DILOCOX_JAX_COMMAND"  # What a user typed to get here.
 _DEFAULT_CACHE = "~/.cache/dilocox_jax"
 
 
@@ -45,7 +50,8 @@ def train(
   *,
   profile: bool = False,
   clock: Clock | None = None,
-) -> pathlib.Path:
+  place: peers.Peers | None = None,
+) -> None:
   """Trains one run to its end and prints its table.
 
   Args:
@@ -53,23 +59,38 @@ def train(
     workdir: The run directory.
     profile: Whether to write a profiler trace to workdir/profile.
     clock: Says what the run would have cost elsewhere.
-
-  Returns:
-    Path of the report.
+    place: This process's place, if it is one of several; any error then
+      ends it here and now, as an orderly end would wait for the others.
 
   Raises:
     UsageError: If the run cannot be set up as asked.
     StoppedError: If it had to stop.
   """
-  is_mesh = config.mesh.layout == "mesh"
-  set_up_jax(config.mesh.num_replicas if is_mesh else 1)
-  command = shlex.join(["python", "-m", *_module_and_arguments()])
+  devices, company = 1, contextlib.nullcontext()
+  if place:
+    devices = place.local_devices
+    if not devices and place.num_processes:
+      devices = peers.devices_each(config, place.num_processes)
+    company = _joined(config, place)
+  elif config.mesh.layout == "mesh":
+    devices = peers.num_devices(config)
+  set_up_jax(devices)
+  with company:
+    _train(config, workdir, profile, clock)
+
+
+def _train(
+  config: RunConfig, workdir: pathlib.Path, profile: bool, clock: Clock | None
+) -> None:
+  command = os.environ.get(COMMAND_VARIABLE) or shlex.join(
+    ["python", "-m", *_module_and_arguments()]
+  )
   try:
     trainer = Trainer(config, workdir, command, clock)
   except ValueError as error:
     raise UsageError(str(error)) from error
   tracing = contextlib.nullcontext()
-  if profile:
+  if profile and processes.is_main():
     tracing = _trace(workdir / "profile")
   try:
     with tracing:
@@ -78,9 +99,47 @@ def train(
     raise UsageError(str(error)) from error
   except (TrainingStoppedError, RecordError, OSError) as error:
     raise StoppedError(str(error)) from error
-  report.print_table([report.load_run(workdir)], Console())
-  print(f"report: {path}")
-  return path
+  if processes.is_main():
+    report.print_table([report.load_run(workdir)], Console())
+    print(f"report: {path}")
+
+
+@contextlib.contextmanager
+def _joined(config: RunConfig, place: peers.Peers) -> Iterator[None]:
+  """Joins the other processes; whatever goes wrong inside ends this one."""
+  where = "" if place.process_id is None else f"process {place.process_id}: "
+  try:
+    try:
+      processes.start(place.coordinator, place.num_processes, place.process_id)
+    except ValueError as error:
+      raise UsageError(error) from error
+    with processes.peers_needed():
+      where = f"process {jax.process_index()}: "
+      _speak_as(where)
+      peers.check_devices(config, len(jax.devices()))
+      yield
+    return
+  except (UsageError, StoppedError) as error:
+    command_line.print_error(error, where)
+    code = error.exit_code
+  except processes.LostPeerError as error:
+    command_line.print_error(error, where)
+    code = command_line.TRY_AGAIN
+  except KeyboardInterrupt:
+    code = 130
+  except BaseException:
+    traceback.print_exc()
+    code = 1
+  processes.leave(code)
+
+
+def _speak_as(where: str) -> None:
+  """Beside the main process only what is wrong is said, and by whom."""
+  if processes.is_main():
+    return
+  for handler in logging.getLogger().handlers:
+    handler.setFormatter(logging.Formatter(f"{where}%(message)s"))
+    handler.setLevel(logging.WARNING)
 
 
 def _trace(directory: pathlib.Path) -> contextlib.AbstractContextManager:

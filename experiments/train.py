@@ -6,11 +6,15 @@
 The same command again continues a run that was interrupted. The directory
 explains itself: config, versions, metrics.jsonl, TensorBoard events, figures
 and report.md.
+
+With --distributed it is one of several processes of the run: start the same
+command on every machine of a cluster, or see experiments.launch for several
+processes on this one.
 """
 
 from absl import flags
 
-from experiments import command_line
+from experiments import command_line, peers
 
 
 def define_flags() -> None:
@@ -33,19 +37,30 @@ def define_flags() -> None:
     "With --cluster: seconds of an inner step; by default from operations.",
     lower_bound=0.0,
   )
+  peers.define_flags()
 
 
 def main(values: flags.FlagValues) -> None:
   """Trains and prints where the report is."""
+  place = peers.from_flags(values)
   config = command_line.run_config(values.config)
-  clock = _clock(values, config)
+  if place:
+    peers.check_config(config)
+  made = clock(values, config)
   workdir = command_line.writable(values.workdir)
   from experiments import running  # Loads JAX: nothing bad waits for it.
 
-  running.train(config, workdir, profile=values.profile, clock=clock)
+  running.train(
+    config, workdir, profile=values.profile, clock=made, place=place
+  )
 
 
-def _clock(values: flags.FlagValues, config):
+def clock(values: flags.FlagValues, config):
+  """The clock that --cluster asks for, or None.
+
+  Raises:
+    UsageError: If it does not fit the run.
+  """
   if values.cluster is None:
     if values.step_s is not None:
       raise command_line.UsageError("--step_s needs --cluster")

@@ -10,6 +10,7 @@ from dilocox_jax.metrics.lines import read_rows as read_rows
 from dilocox_jax.metrics.lines import write_atomically as write_atomically
 from dilocox_jax.metrics.lines import write_json as write_json
 from dilocox_jax.metrics.recorder import Recorder as Recorder
+from dilocox_jax.metrics.recorder import SilentRecorder as SilentRecorder
 from dilocox_jax.metrics.rows import Drift as Drift
 from dilocox_jax.metrics.rows import Evaluation as Evaluation
 from dilocox_jax.metrics.rows import Round as Round

@@ -179,6 +179,25 @@ class Recorder:
     self.close()
 
 
+class SilentRecorder(Recorder):
+  """Takes everything and writes nothing: for processes beside the main one."""
+
+  def __init__(self):
+    """Opens nothing."""
+
+  def record_round(self, **fields: Any) -> None:
+    """Forgets a finished round."""
+
+  def record_evaluation(self, **fields: Any) -> None:
+    """Forgets validation losses."""
+
+  def record_timing(self, **fields: Any) -> None:
+    """Forgets what an event cost."""
+
+  def close(self) -> None:
+    """Closes nothing."""
+
+
 def _drift(entry: Mapping[str, Any]) -> rows.Drift:
   return rows.Drift(
     fragment=int(entry["fragment"]),

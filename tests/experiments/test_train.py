@@ -18,7 +18,7 @@ CONFIGS = sorted(
   path.stem
   for path in (ROOT / "experiments" / "configs").glob("*.py")
   if path.stem not in ("__init__", "default")
-  and not path.stem.startswith("ablate_")
+  and not path.stem.startswith(("ablate_", "convergence_"))
 )
 SMALL = (
   "--config.data.source=synthetic",

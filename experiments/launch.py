@@ -1,0 +1,158 @@
+"""Starts one run in several processes on this machine, as a cluster would.
+
+  python -m experiments.launch --processes=2 --
+  --config=experiments/configs/dilocox.py --workdir=runs/dilocox
+
+What follows -- are the flags of experiments.train. Processes talk over the
+loopback interface. When one fails, all are ended, and the same command
+continues the run from its newest checkpoint.
+"""
+
+import contextlib
+import fcntl
+import functools
+import itertools
+import os
+import pathlib
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+
+from absl import flags
+
+from experiments import command_line, group, peers, train
+from experiments.command_line import StoppedError, UsageError
+
+
+def define_flags() -> None:
+  """Defines the flags of this binary, and those of the processes."""
+  flags.DEFINE_integer(
+    "processes", 2, "Processes to start; they share the replicas' devices.", 1
+  )
+  flags.DEFINE_enum(
+    "devices",
+    "cpu",
+    ["cpu", "gpu"],
+    "What processes train on: the CPU, or GPUs divided among them in order.",
+  )
+  train.define_flags()
+
+
+def main(train_flags: Sequence[str], values: flags.FlagValues) -> None:
+  """Checks everything that can be checked here, then runs the processes.
+
+  Args:
+    train_flags: What the processes get, before their own places.
+    values: The same, and the flags of this binary, read.
+  """
+  if not train_flags:
+    raise UsageError("the flags of experiments.train are missing: after --")
+  for name in peers.NAMES:
+    if values[name].present:
+      raise UsageError(f"--{name} is set by experiments.launch: leave it out")
+  values.config.mesh.layout = "mesh"
+  config = command_line.run_config(values.config)
+  peers.check_config(config)
+  train.clock(values, config)
+  count = values.processes
+  devices = values.local_devices or peers.devices_each(config, count)
+  workdir = command_line.writable(values.workdir)
+  with locked(workdir) as lock:
+    coordinator = f"127.0.0.1:{_free_port()}"
+    members = [
+      group.Member(
+        number,
+        [
+          *(sys.executable, "-m", "experiments.train", *train_flags),
+          *("--distributed", f"--coordinator={coordinator}"),
+          *(f"--num_processes={count}", f"--process_id={number}"),
+        ],
+        _environment(values.devices, number, devices, count),
+        keep_open=[lock],
+      )
+      for number in range(count)
+    ]
+    _run(group.Group(members))
+
+
+def _run(members: group.Group) -> None:
+  """Brings all to their end, or none."""
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  try:
+    failure = members.run()
+  except KeyboardInterrupt:
+    raise StoppedError(
+      "interrupted: the same command continues the run", 130
+    ) from None
+  if failure:
+    hint = "all others were ended"
+    if failure.is_from_outside:
+      hint += ", and the same command continues the run"
+    raise StoppedError(f"{failure.reason}; {hint}", failure.exit_code)
+
+
+def _environment(
+  platform: str, number: int, num_devices: int, count: int
+) -> dict[str, str]:
+  """A process's surroundings: its devices, and its share of the cores."""
+  threads = str(max(1, (os.cpu_count() or 1) // count))
+  environment = {
+    # XLA's pool, and the one behind numpy: together they would fight.
+    **dict.fromkeys(("NPROC", "OMP_NUM_THREADS"), threads),
+    **os.environ,
+    "DILOCOX_JAX_COMMAND": shlex.join(
+      ["python", "-m", "experiments.launch", *sys.orig_argv[3:]]
+    ),
+  }
+  if platform == "cpu":
+    environment["JAX_PLATFORMS"] = "cpu"
+  else:
+    first = number * num_devices
+    own = range(first, first + num_devices)
+    environment["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, own))
+  return environment
+
+
+@contextlib.contextmanager
+def locked(workdir: pathlib.Path) -> Iterator[int]:
+  """Holds the work directory as long as any process of the run lives.
+
+  Processes inherit the lock, so it outlives a launcher that was killed.
+  """
+  with (workdir / ".launch.lock").open("w") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise UsageError(
+        f"processes of another launch are still at --workdir={workdir}: wait "
+        "for them, or end them"
+      ) from None
+    yield file.fileno()
+
+
+def _free_port() -> int:
+  """A port that nobody uses now; also proves that gloo will find its way."""
+  try:
+    socket.getaddrinfo(socket.gethostname(), None)
+  except OSError as error:
+    raise UsageError(
+      f"this machine's host name {socket.gethostname()!r} does not resolve, "
+      "but processes meet under it: add it to /etc/hosts"
+    ) from error
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    return probe.getsockname()[1]
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+  """Arguments before the first --, and after it."""
+  own = list(itertools.takewhile(lambda each: each != "--", arguments))
+  return own, list(arguments[len(own) + 1 :])
+
+
+if __name__ == "__main__":
+  _own, _given = split(sys.argv[1:])
+  sys.argv[1:] = _own + _given
+  command_line.main(functools.partial(main, _given), define_flags)

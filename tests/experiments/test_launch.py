@@ -1,0 +1,187 @@
+"""Several real processes through the real command line.
+
+They compile everything anew, since JAX keeps programs of the first process
+only: hence few runs, of a tiny model, without the compiler's optimizations.
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from dilocox_jax.metrics import read_rows
+from experiments import launch
+from tests import runs
+
+CONFIG = pathlib.Path(__file__).parents[2] / "experiments/configs/dilocox.py"
+SETTINGS = (
+  f"--config={CONFIG}",
+  "--config.data.source=synthetic",
+  "--config.data.batch_size=2",
+  "--config.data.sequence_length=16",
+  "--config.model.preset=nano",
+  "--config.model.scan_unroll=1",
+  "--config.total_steps=15",
+  "--config.inner.warmup_steps=2",
+  "--config.sync.sync_interval=3",
+  "--config.codec.rank=4",
+  "--config.adaptive.mode=off",
+  "--config.evaluation.interval_steps=0",
+  "--config.evaluation.num_sequences=4",
+  "--config.checkpoint.interval_steps=3",
+)
+TWO_STAGES = "--config.mesh.num_stages=2"  # Hence two devices a process.
+FAST = "--xla_backend_optimization_level=0"
+FAST += " --xla_llvm_disable_expensive_passes=true"
+DEADLINE_S = 600
+
+
+def start(module, *arguments):
+  return subprocess.Popen(
+    [sys.executable, "-m", module, *arguments],
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
+    text=True,
+    env=os.environ | {"XLA_FLAGS": FAST},
+  )
+
+
+def end(process):
+  _, errors = process.communicate(timeout=DEADLINE_S)
+  return process.returncode, errors
+
+
+def together(workdir):
+  given = (*SETTINGS, TWO_STAGES, f"--workdir={workdir}")
+  return start("experiments.launch", "--processes=2", "--", *given)
+
+
+def members(workdir):
+  """Process ids by number of the training processes at a directory."""
+  listed = subprocess.run(
+    ["ps", "-A", "-ww", "-o", "pid=,args="],
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  found = {}
+  for line in listed.stdout.splitlines():
+    pid, *arguments = line.split()
+    if "experiments.train" in arguments and f"--workdir={workdir}" in arguments:
+      found[int(arguments[-1].removeprefix("--process_id="))] = int(pid)
+  return found
+
+
+def num_rounds(workdir):
+  path = workdir / "metrics.jsonl"
+  written = read_rows(path) if path.exists() else []
+  return sum(row["kind"] == "round" for row in written)
+
+
+@pytest.fixture(scope="module", name="whole")
+def whole_fixture(tmp_path_factory):
+  """A run of two processes that nobody disturbed."""
+  workdir = tmp_path_factory.mktemp("whole")
+  code, errors = end(together(workdir))
+  assert code == 0, errors
+  return workdir
+
+
+def test_two_processes_end_where_one_does(whole, tmp_path):
+  """That both hold the same bits, they see to before every checkpoint."""
+  code, errors = end(
+    start("experiments.train", *SETTINGS, f"--workdir={tmp_path}")
+  )
+  assert code == 0, errors
+  (state, record), (alone, _) = runs.saved(whole), runs.saved(tmp_path)
+  assert record["position"]["is_finished"]
+  shared, own = jax.device_get((state.outer.params, state.replica.params))
+  expected = jax.device_get((alone.outer.params, alone.replica.params))
+  for found, wanted in zip(
+    jax.tree.leaves((shared, own)), jax.tree.leaves(expected), strict=True
+  ):
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
+  rows, rows_alone = runs.rows(whole), runs.rows(tmp_path)
+  assert [row["kind"] for row in rows] == [row["kind"] for row in rows_alone]
+  for row, other in zip(rows, rows_alone, strict=True):
+    assert row["tokens"] == other["tokens"]
+    assert row["total_sent_bytes"] == other["total_sent_bytes"]
+  losses = [row["loss"] for row in runs.rows(whole, "round")]
+  alone_losses = [row["loss"] for row in runs.rows(tmp_path, "round")]
+  np.testing.assert_allclose(losses, alone_losses, rtol=0, atol=1e-4)
+
+
+def test_a_process_that_is_killed_ends_the_run_and_costs_nothing(
+  whole, tmp_path
+):
+  process = together(tmp_path)
+  give_up = time.monotonic() + DEADLINE_S
+  while num_rounds(tmp_path) < 3:
+    assert process.poll() is None, process.communicate()[1]
+    assert time.monotonic() < give_up, "the third round never came"
+    time.sleep(0.01)
+  os.kill(members(tmp_path)[1], signal.SIGKILL)
+  code, errors = end(process)
+  assert code == 128 + signal.SIGKILL
+  last = errors.strip().splitlines()[-1]
+  assert "process 1 was killed by SIGKILL" in last
+  assert "the same command continues the run" in last
+  assert "Traceback" not in errors
+  assert not members(tmp_path), "a process outlived the launcher"
+  assert not runs.rows(tmp_path, "final"), "it was killed too late"
+
+  code, errors = end(together(tmp_path))
+  assert code == 0, errors
+  assert "continuing at step" in errors and "process 1" not in errors
+  assert runs.metrics_text(tmp_path) == runs.metrics_text(whole)
+  (state, record), (wanted, wanted_record) = map(runs.saved, (tmp_path, whole))
+  assert record == wanted_record
+  runs.assert_same_bits(state, wanted)
+
+
+BAD = {
+  "devices that cannot be shared": (
+    ["--config.mesh.num_replicas=3"],
+    "2 processes cannot share 3 devices",
+  ),
+  "one replica alone": (
+    [
+      "--config.sync.warm_start=single",
+      "--config.sync.warm_start_steps=3",
+    ],
+    "needs one process",
+  ),
+  "what the launcher sets": (["--num_processes=4"], "leave it out"),
+  "a bad config": (["--config.total_steps=0"], "total_steps=0"),
+}
+
+
+@pytest.mark.parametrize("given, expected", BAD.values(), ids=BAD.keys())
+def test_bad_input_is_refused_before_anything_starts(given, expected, tmp_path):
+  flags = (*SETTINGS, f"--workdir={tmp_path}/run", *given)
+  code, errors = end(start("experiments.launch", "--", *flags))
+  assert code == 2
+  (line,) = errors.strip().splitlines()
+  assert line.startswith("error: ") and expected in line
+  assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_directory_has_one_launch_at_a_time(tmp_path):
+  with launch.locked(tmp_path):
+    flags = (*SETTINGS, f"--workdir={tmp_path}")
+    code, errors = end(start("experiments.launch", "--", *flags))
+  assert code == 2 and "another launch" in errors
+  with launch.locked(tmp_path):
+    pass  # Let go with the block.
+
+
+def test_what_follows_two_dashes_is_for_the_processes():
+  own, given = launch.split(["--processes=2", "--", "--workdir=x", "--", "y"])
+  assert own == ["--processes=2"] and given == ["--workdir=x", "--", "y"]
+  assert launch.split(["--help"]) == (["--help"], [])

@@ -1,0 +1,75 @@
+"""What one process can tell of several; the rest is in test_launch.py."""
+
+import jax
+import numpy as np
+import pytest
+
+from dilocox_jax import processes
+from dilocox_jax.checkpoint import RefusedError
+from dilocox_jax.mesh import Replicas
+from dilocox_jax.metrics import RecordError
+from dilocox_jax.plan.shards import Division
+
+GLOO = "UNKNOWN: Gloo all-reduce failed: Connection reset by peer"
+
+
+@pytest.fixture(name="several")
+def several_fixture(monkeypatch):
+  monkeypatch.setattr(processes, "count", lambda: 2)
+
+
+def test_alone_a_process_agrees_with_itself_and_has_everything():
+  assert processes.is_main() and processes.count() == 1
+  value, tree = object(), {"loss": jax.numpy.arange(3)}
+  assert processes.from_main(value) is value
+  assert processes.share(tree) is tree
+  np.testing.assert_array_equal(processes.fetch(tree)["loss"], [0, 1, 2])
+  processes.check_alike(config={"a": 1})
+
+
+def test_another_config_or_text_is_named(several, monkeypatch):
+  main = {"config": {"a": 1}, "text": "0123"}
+  monkeypatch.setattr(processes, "from_main", lambda own: main)
+  processes.check_alike(config={"a": 1}, text="0123")
+  with pytest.raises(ValueError, match="has another text than process 0"):
+    processes.check_alike(config={"a": 1}, text="4567")
+
+
+def test_a_lost_peer_is_recognised_below_other_errors(several):
+  with pytest.raises(processes.LostPeerError) as found:
+    with processes.peers_needed():
+      raise RefusedError("does not fit") from ValueError(GLOO)
+  assert "the same command continues the run" in str(found.value)
+  assert "\n" not in str(found.value)
+
+
+def test_what_a_process_did_itself_is_not_blamed_on_a_peer(several):
+  for error in (
+    RecordError("cannot write runs/gloo/metrics.jsonl: no space"),
+    OSError(5, "coordination"),
+    ValueError("sync_interval=0 must be at least 1"),
+  ):
+    with pytest.raises(type(error)) as found, processes.peers_needed():
+      raise error
+    assert found.value is error
+
+
+def test_a_process_that_is_alone_has_no_peer_to_lose():
+  with pytest.raises(ValueError), processes.peers_needed():
+    raise ValueError(GLOO)
+
+
+def test_connections_are_opened_along_every_set_of_axes(monkeypatch):
+  opened, psum = [], jax.lax.psum
+  monkeypatch.setattr(
+    jax.lax, "psum", lambda x, axes: (opened.append(axes), psum(x, axes))[1]
+  )
+  processes.open_connections(Replicas(2, "mesh", Division(2, 2)).mesh)
+  assert {frozenset(axes) for axes in opened} == {
+    frozenset(axes)
+    for axes in [
+      *(["replica"], ["data"], ["stage"], ["replica", "data"]),
+      *(["replica", "stage"], ["data", "stage"]),
+      ["replica", "data", "stage"],
+    ]
+  }
