@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from dilocox_jax import processes
 from dilocox_jax.mesh import REPLICA_AXIS
@@ -30,7 +30,7 @@ def copies_agree(state: Tree) -> bool:
   leaves, specs, mesh = [], [], None
   for leaf in jax.tree.leaves(state):
     where = leaf.sharding
-    if isinstance(where, NamedSharding) and not _names_replicas(where.spec):
+    if _is_shared(where):
       leaves.append(leaf)
       specs.append(where.spec)
       mesh = where.mesh  # A state has one.
@@ -40,9 +40,13 @@ def copies_agree(state: Tree) -> bool:
   return bool((sums == sums[0]).all())
 
 
-def _names_replicas(spec: PartitionSpec) -> bool:
-  parts = [part if isinstance(part, tuple) else (part,) for part in spec]
-  return any(REPLICA_AXIS in part for part in parts)
+def _is_shared(where: Sharding) -> bool:
+  """Whether replicas on devices of their own have a copy each."""
+  if not isinstance(where, NamedSharding):
+    return False
+  spec = [part if isinstance(part, tuple) else (part,) for part in where.spec]
+  is_replicated = REPLICA_AXIS in where.mesh.axis_names
+  return is_replicated and not any(REPLICA_AXIS in part for part in spec)
 
 
 @functools.cache

@@ -217,7 +217,8 @@ class Devices:
 
 
 def _put(leaf, sharding):
-  if getattr(leaf, "sharding", None) == sharding:
+  # One that is there by chance would make a program compile twice.
+  if getattr(leaf, "sharding", None) == sharding and leaf.committed:
     return leaf
   if sharding.is_fully_addressable:
     return jax.device_put(leaf, sharding)

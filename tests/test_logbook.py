@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax import logbook, metrics
+from dilocox_jax import assembly, logbook, metrics
 from dilocox_jax.logbook import Dispatched, Logbook, NotFiniteError
 from dilocox_jax.metrics import read_rows
 from dilocox_jax.outer.drift import Drift
@@ -131,3 +131,25 @@ def test_a_value_that_is_not_finite_is_named_and_not_recorded(desk, field, bad):
   assert not runs.rows(desk.workdir)
   assert not read_rows(desk.workdir / "timing.jsonl")
   assert not desk.bar.told
+
+
+def test_beside_the_main_process_all_is_checked_and_nothing_written(
+  tmp_path, monkeypatch, capfd
+):
+  monkeypatch.setattr(logbook.processes, "is_main", lambda: False)
+  config = runs.settings()
+  opened = logbook.opened(
+    config,
+    tmp_path / "run",
+    corpus=assembly.corpus(config),
+    schedule=optax.constant_schedule(1.0),
+    command="train",
+    step=0,
+    is_resumed=False,
+  )
+  with opened as book:
+    assert book.read(_dispatched())
+    book.record_evaluation({"outer_loss": 1.0}, Position(18))
+    with pytest.raises(NotFiniteError, match="validation loss"):
+      book.record_evaluation({"outer_loss": float("nan")}, Position(18))
+  assert not (tmp_path / "run").exists() and not capfd.readouterr().out

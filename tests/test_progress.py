@@ -45,3 +45,13 @@ def test_on_a_terminal_the_bar_says_it_all_and_nothing_is_logged(
   for part in ("diloco", "60/80", "loss 2.500", "1,234 tokens/s", "3.0 MB"):
     assert part in shown
   assert not lines()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_hidden_bar_shows_and_logs_nothing(lines, monkeypatch, is_terminal):
+  out = io.StringIO()
+  console = Console(file=out, force_terminal=is_terminal)
+  monkeypatch.setattr("rich.progress.get_console", lambda: console)
+  with Progress("diloco", 80, is_shown=False) as progress:
+    progress.update(60, 2.5, 1_234.0, 3_000_000)
+  assert not out.getvalue() and not lines()

@@ -12,7 +12,16 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import custom_vmap
+from jax.sharding import (
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+  Sharding,
+  SingleDeviceSharding,
+)
 from jax.typing import ArrayLike
 
 from dilocox_jax.plan.choices import MEMORIES
@@ -62,19 +71,14 @@ def like(tree: Tree, old: Tree) -> Tree:
   )
 
 
-def placed(tree: Tree, places: Tree) -> Tree:
-  """Values under tracing, brought to the memories of some shardings.
-
-  Naming the shardings as a program's `out_shardings` moves values too, but
-  leaves arrays that do not say so by their type.
-  """
-  return jax.tree.map(
-    lambda leaf, place: (
-      jax.device_put(leaf, _HOST) if place.memory_kind == HOST else leaf
-    ),
-    tree,
-    places,
-  )
+def beside(place: Sharding, kind: str) -> Sharding:
+  """The same place in another memory of the same devices."""
+  if isinstance(place, SingleDeviceSharding):
+    # Arrays of a mesh say by their type where they lie; others may not.
+    (device,) = place.device_set
+    mesh = Mesh(np.asarray([device]), ("device",), axis_types=(AxisType.Auto,))
+    place = NamedSharding(mesh, PartitionSpec())
+  return place.with_memory_kind(kind)
 
 
 def row(leaf: Array, *index: Index) -> Array:

@@ -127,7 +127,8 @@ class Partition:
 
     return {BLOCKS: jax.tree.map(gather, tree[BLOCKS])}
 
-  def _numbers(self, fragment: Index) -> tuple[Array, Array, Array]:
+  def _numbers(self, fragment: FragmentIndex) -> tuple[Array, Array, Array]:
     """A fragment's layers; the same without gaps; and whose rows they are."""
-    layers, rows, places = self._table, self._rows, self._places
-    return tuple(jnp.asarray(x)[fragment - 1] for x in (layers, rows, places))
+    tables = self._table, self._rows, self._places
+    layers, rows, places = (jnp.asarray(x)[fragment - 1] for x in tables)
+    return layers, rows, places

@@ -66,11 +66,7 @@ class RoundPrograms:
     """
     shapes = jax.eval_shape(self._start, params, optimizer)
     places = self._places(shapes)
-
-    def start(params: Tree, optimizer: Tree) -> RoundState:
-      return memory.placed(self._start(params, optimizer), places)
-
-    return jax.jit(start, out_shardings=places)(params, optimizer)
+    return jax.jit(self._start, out_shardings=places)(params, optimizer)
 
   def abstract(self, params: Tree, optimizer: Tree) -> RoundState:
     """Shapes, types and places of `init`'s result."""
@@ -86,7 +82,7 @@ class RoundPrograms:
       shape = place.shard_shape(part.shape)[0 if axis is None else 1 :]
       if not memory.is_worth_moving(shape):
         return place
-      return place.with_memory_kind(self.outer_memory)
+      return memory.beside(place, self.outer_memory)
 
     outer = jax.tree.map(
       lambda axis, *parts: jax.tree.map(functools.partial(moved, axis), *parts),
@@ -101,10 +97,8 @@ class RoundPrograms:
     """A state that goes on from another one's outer optimizer state."""
     places = jax.tree.map(lambda leaf: leaf.sharding, state.outer.optimizer)
     kept = self.replicas.place_state(kept, self.axes.outer.optimizer)
-    move = jax.jit(
-      lambda tree: memory.placed(tree, places), out_shardings=places
-    )
-    return state._replace(outer=state.outer._replace(optimizer=move(kept)))
+    placed = jax.jit(lambda tree: tree, out_shardings=places)(kept)
+    return state._replace(outer=state.outer._replace(optimizer=placed))
 
   def _start(self, params: Tree, optimizer: Tree) -> RoundState:
     start = RoundState(self.outer.init(params), ReplicaState(params, optimizer))

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 import pytest
 
@@ -124,3 +125,25 @@ def test_processes_end_with_an_interrupted_ablation(tmp_path):
     interrupted.run()
   (running,) = interrupted._running
   assert running.process.returncode == -signal.SIGTERM
+
+
+def test_the_end_of_every_job_is_told_at_once_with_its_reason(tmp_path):
+  told = []
+
+  def hear(ended, reason):
+    told.append((ended.name, reason, (tmp_path / "runs" / "b").exists()))
+
+  broken = job(tmp_path, "a", "print('error: hot'); raise SystemExit(1)")
+  batch.Batch([broken, job(tmp_path, "b")], 1, ended=hear).run()
+  assert told == [("a", "hot", False), ("b", "", True)]
+
+
+def test_a_deadline_stops_what_runs_and_starts_no_more(tmp_path):
+  sleeper = "import sys, time; open(sys.argv[1] + 'x', 'w'); time.sleep(600)"
+  jobs = [job(tmp_path, name, sleeper) for name in ("a", "b")]
+  (tmp_path / "runs").mkdir()
+  made = batch.Batch(jobs, 1, deadline_s=time.monotonic() + 3)
+  assert not made.is_late
+  assert made.run() == {} and made.is_late
+  started = sorted(path.name for path in (tmp_path / "runs").iterdir())
+  assert started == ["ax"]

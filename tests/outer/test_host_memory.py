@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.extend.core import jaxprs_in_params
 
-from dilocox_jax import assembly
+from dilocox_jax import assembly, evaluation
 from dilocox_jax.checkpoint import Checkpoints
 from dilocox_jax.config import RunConfig
 from dilocox_jax.exchange.compressed import Compression
@@ -28,6 +29,7 @@ from dilocox_jax.outer.transforms import OuterTransform
 from dilocox_jax.plan import methods
 from dilocox_jax.plan.fragments import Fragments
 from dilocox_jax.plan.payload import Int
+from dilocox_jax.plan.pieces import pieces
 from dilocox_jax.plan.shards import Division
 from tests import runs
 
@@ -205,6 +207,52 @@ def test_a_whole_run_writes_the_same_rows_from_host_memory(tmp_path):
   state, _ = runs.saved(tmp_path / "host")
   assert HOST in kinds(state.outer.params).values()
   runs.assert_same_bits(state, runs.saved(tmp_path / "device")[0])
+
+
+# What may be done with an array in host memory: nothing that computes, and of
+# what indexes, only what compilers can do without bringing all of it over.
+MOVES = {
+  "device_put",
+  "dynamic_slice",
+  "dynamic_update_slice",
+  "reshape",
+  "slice",
+  "squeeze",
+  "broadcast_in_dim",
+  "sharding_constraint",
+}
+
+
+def on_host(jaxpr):
+  """Names of all primitives that read an array in host memory."""
+  found = set()
+  for equation in jaxpr.eqns:
+    inside = list(jaxprs_in_params(equation.params))
+    for each in inside:
+      found |= on_host(each)
+    spaces = {
+      getattr(variable.aval, "memory_space", None)
+      for variable in equation.invars
+    }
+    if not inside and jax.memory.Space.Host in spaces:
+      found.add(equation.primitive.name)
+  return found
+
+
+@has_host_memory
+@pytest.mark.parametrize("layout", ["stacked", "divided"])
+@pytest.mark.parametrize("name", ["whole_round", "two_in_flight", "eager"])
+def test_arrays_in_host_memory_are_only_moved(name, layout):
+  programs = programs_of(METHODS[name], LAYOUTS[layout], HOST)
+  state, schedule = first_state(programs), programs.outer.method.schedule
+  shapes, tables = pieces(schedule, schedule.round_windows(3))
+  batches = programs.replicas.place_batches(batches_of(0, INTERVAL))
+  of_round = jax.make_jaxpr(programs.compiled(shapes))(state, batches, tables)
+  of_flush = jax.make_jaxpr(lambda s: programs.flush(s, STEPS))(state)
+  of_check = jax.make_jaxpr(evaluation._all_finite)(state)
+  assert {"device_put"} <= on_host(of_round.jaxpr) <= MOVES
+  assert {"device_put"} <= on_host(of_flush.jaxpr) <= MOVES
+  assert {"device_put"} == on_host(of_check.jaxpr)
 
 
 def device_with(*names):
