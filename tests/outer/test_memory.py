@@ -136,8 +136,14 @@ def kinds(tree):
   return found
 
 
+def slow_after(count, cases):
+  """The first cases as they are, the others for the slow tier."""
+  rest = [pytest.param(*case, marks=pytest.mark.slow) for case in cases[count:]]
+  return [*cases[:count], *rest]
+
+
 @has_host_memory
-@pytest.mark.parametrize(("name", "layout"), CASES)
+@pytest.mark.parametrize(("name", "layout"), slow_after(2, CASES))
 def test_rounds_and_flush_are_the_same_from_host_memory(name, layout):
   ends = []
   for kind in (memory.DEVICE, HOST):
@@ -164,8 +170,18 @@ def test_matrices_of_the_outer_state_and_nothing_else_lie_on_the_host():
 
 
 @has_host_memory
-@pytest.mark.parametrize("layout", ["stacked", "divided"])
-@pytest.mark.parametrize("saved_in", [memory.DEVICE, HOST])
+@pytest.mark.parametrize(
+  ("saved_in", "layout"),
+  slow_after(
+    1,
+    [
+      (memory.DEVICE, "divided"),
+      (HOST, "divided"),
+      (memory.DEVICE, "stacked"),
+      (HOST, "stacked"),
+    ],
+  ),
+)
 def test_a_run_goes_on_in_host_memory_from_either(tmp_path, saved_in, layout):
   method, replicas = METHODS["fragments"], LAYOUTS[layout]
   before = programs_of(method, replicas, saved_in)
@@ -195,6 +211,7 @@ def test_an_inherited_outer_optimizer_lies_where_its_forerunner_did():
 
 
 @has_host_memory
+@pytest.mark.slow
 def test_a_whole_run_writes_the_same_rows_from_host_memory(tmp_path):
   """Evaluation, checks and saves read the outer state too."""
   config = runs.settings()
