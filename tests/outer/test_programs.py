@@ -74,7 +74,7 @@ def test_ten_rounds_are_two_programs():
   built = []
   real = programs.compiled
   object.__setattr__(
-    programs, "compiled", lambda shapes: built.append(real(shapes)) or built[-1]
+    programs, "compiled", lambda *how: built.append(real(*how)) or built[-1]
   )
   for _ in walk(programs, state, PROBLEM, 40):
     pass
