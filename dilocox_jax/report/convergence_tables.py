@@ -1,0 +1,237 @@
+"""The tables of a convergence sweep.
+
+Every table names its clock, or says that it has none, and what is claimed of
+an ordering is worked out from the numbers beside it.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dilocox_jax.report import units
+from dilocox_jax.report.convergence import (
+  Comparison,
+  Spread,
+  mean_seconds_to,
+)
+from dilocox_jax.report.convergence_orderings import (
+  bounded,
+  summary,
+  verdicts,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+  """A table.
+
+  Attributes:
+    title: What it shows, and on which clock.
+    header: Of its columns; the first is text.
+    rows: Its cells.
+    notes: Sentences below it.
+  """
+
+  title: str
+  header: Sequence[str]
+  rows: Sequence[Sequence[str]]
+  notes: Sequence[str] = ()
+
+
+def tables(found: Comparison) -> Iterator[Grid]:
+  """All tables in the order of the page.
+
+  Args:
+    found: The results.
+  """
+  yield _losses(found)
+  for clock in found.clocks:
+    yield _hours(found, clock)
+  for each in found.equal_time:
+    yield _equal_time(found, each.clock)
+  yield _orderings(found)
+  yield _pairs(found)
+  yield _tuned(found)
+
+
+def _losses(found: Comparison) -> Grid:
+  rows = [
+    (
+      entry.name + _count(len(entry.traces), found.seeds),
+      _mean(entry.spread),
+      _range(entry.spread),
+      _percent(found.gap(entry)),
+      _bytes(entry.sent_bytes),
+      f"{entry.interval}/{entry.overlap_steps}",
+    )
+    for entry in found.entries
+  ]
+  cut = [entry.name for entry in found.entries if not entry.ends_round]
+  notes = [
+    "Mean over seeds of the outer parameters' validation loss after the flush"
+    " (measured), with the lowest and the highest; the gap is that of the"
+    " means. Bytes are derived from the plan; warm start and flush are in them."
+  ]
+  if cut:
+    notes.append(f"Last round cut short, then flushed: {', '.join(cut)}.")
+  return Grid(
+    "At equal tokens (no clock)",
+    ("method", "loss", "lowest..highest", "gap", "bytes", "H/tau"),
+    rows,
+    notes,
+  )
+
+
+def _hours(found: Comparison, clock: str) -> Grid:
+  target = found.target_loss
+  rows = []
+  for entry in found.entries:
+    to_s = mean_seconds_to(entry, clock, target)
+    rows.append(
+      (
+        entry.name,
+        _share(entry.utilisation.get(clock, math.nan)),
+        _time(entry.seconds.get(clock, math.nan)),
+        _time(to_s) if not math.isinf(to_s) else "not reached",
+      )
+    )
+  return Grid(
+    f"Hours on the clock '{clock}'",
+    ("method", "utilisation", "whole run (h)", f"to loss {target:g} (h)"),
+    rows,
+    [
+      f"Clock '{clock}': {found.clocks[clock]}. Times are simulated, losses"
+      " measured; between two evaluations the loss is taken to fall evenly."
+    ],
+  )
+
+
+def _equal_time(found: Comparison, clock: str) -> Grid:
+  each = next(e for e in found.equal_time if e.clock == clock)
+  rows = [
+    (
+      timed.name
+      + _count(len(timed.losses), 0 if timed.is_too_few else found.seeds),
+      f"{timed.steps:,}",
+      "too few steps" if timed.is_too_few else _mean(timed.spread),
+      _range(timed.spread),
+    )
+    for timed in each.methods
+  ]
+  return Grid(
+    f"At equal time on the clock '{clock}', {_time(each.budget_s)} h",
+    ("method", "steps", "loss", "lowest..highest"),
+    rows,
+    [
+      f"Clock '{clock}': {found.clocks[clock]}. Every method has as many inner"
+      " steps as fit, at most those of equal tokens, and its schedule ends at"
+      " its own last step. Its settings are those tuned at equal tokens."
+    ],
+  )
+
+
+def _where(at: str) -> str:
+  return "equal tokens" if at == "tokens" else f"equal time on '{at}'"
+
+
+def _orderings(found: Comparison) -> Grid:
+  by_claim = itertools.groupby(verdicts(found), lambda v: (v.better, v.at))
+  rows = []
+  for (better, at), each in by_claim:
+    of_claim = list(each)
+    names = ", ".join(v.other for v in of_claim)
+    rows.append((f"{better} < {names}", _where(at), summary(of_claim)))
+  by_name = {entry.name: entry for entry in found.entries}
+  for name, most in found.gaps.items():
+    gap = found.gap(by_name[name]) if name in by_name else math.nan
+    rows.append(
+      (
+        f"{name} at most {most:.1%} above allreduce",
+        "equal tokens",
+        f"{bounded(gap, most)} ({_percent(gap)})",
+      )
+    )
+  return Grid(
+    "Orderings (clocks as named)",
+    ("claim", "where", "verdict"),
+    rows,
+    [
+      "A claim holds if no seed of the one ends as high as any seed of the"
+      " others, all seeds run. Worked out from the losses, not written by hand."
+    ],
+  )
+
+
+def _pairs(found: Comparison) -> Grid:
+  return Grid(
+    "Orderings, pair by pair (clocks as named)",
+    ("lower", "than", "where", "highest", "lowest", "verdict"),
+    [
+      (
+        v.better,
+        v.other,
+        _where(v.at),
+        units.human_loss(v.better_spread.high),
+        units.human_loss(v.other_spread.low),
+        v.result + ("" if v.is_complete else " (seeds missing)"),
+      )
+      for v in verdicts(found)
+    ],
+  )
+
+
+def _tuned(found: Comparison) -> Grid:
+  rows = [
+    (
+      entry.name,
+      " ".join(f"{k}={_text(v)}" for k, v in entry.tuned.items())
+      + (" (end of the grid)" if entry.at_edge else ""),
+      str(entry.tuning_runs),
+    )
+    for entry in found.entries
+  ]
+  return Grid(
+    "Tuned values (no clock)",
+    ("method", "values", "tuning runs"),
+    rows,
+    found.tuning,
+  )
+
+
+def _text(value: Any) -> str:
+  return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _count(count: int, wanted: int) -> str:
+  return "" if count == wanted else f" ({count} of {wanted} seeds)"
+
+
+def _mean(spread: Spread) -> str:
+  if not spread.losses:
+    return "-"
+  mean = spread.mean
+  return units.human_loss(mean) if math.isfinite(mean) else "diverged"
+
+
+def _range(spread: Spread) -> str:
+  if not spread.losses:
+    return "-"
+  return f"{units.human_loss(spread.low)}..{units.human_loss(spread.high)}"
+
+
+def _percent(share: float) -> str:
+  return f"{100 * share:+.2f} %" if math.isfinite(share) else "-"
+
+
+def _share(share: float) -> str:
+  return f"{100 * share:.1f} %" if math.isfinite(share) else "-"
+
+
+def _bytes(value: float) -> str:
+  return units.human_bytes(value) if math.isfinite(value) else "-"
+
+
+def _time(seconds: float) -> str:
+  return f"{seconds / 3600:.3g}" if math.isfinite(seconds) else "-"

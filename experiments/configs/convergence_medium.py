@@ -1,0 +1,30 @@
+"""Every method under one budget: ten million parameters, hours on a CPU.
+
+The budget and the methods are those of `convergence_small`; the model has
+eight layers of width 320, and a step is stated as half a second. Claim: none;
+the report says which orderings hold. Cost: as many runs, each some ten times
+as long: hours on two CPU cores, minutes on a GPU (there with
+--config.base.mesh.stacked_by=vmap).
+
+    python -m experiments.convergence \
+        --config=experiments/configs/convergence_medium.py \
+        --workdir=runs/convergence_medium --max_minutes=60
+"""
+
+from experiments.configs import convergence_small
+
+
+def get_config():
+  """All methods on two replicas of a larger `tiny`."""
+  config = convergence_small.get_config()
+  base = config.base
+  base.model.num_layers = 8
+  base.model.model_dim = 320
+  base.model.num_heads = 5
+  base.model.ff_dim = 856
+  base.data.sequence_length = 256
+  base.checkpoint.interval_steps = 100
+  config.tuning.inner_learning_rates = (5e-4, 1e-3, 1.75e-3, 3e-3, 5e-3)
+  config.clusters = [{"name": "1gbit", "cluster": "1gbit", "step_s": 0.5}]
+  config.target_loss = 1.2
+  return config

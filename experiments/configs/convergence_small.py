@@ -1,0 +1,56 @@
+"""Every method under one budget: about a million parameters, 2000 steps.
+
+Claim: none; the report says which published orderings hold. H = 25 divides
+2000, and so does OpenDiLoCo's 500, so every run ends with a whole round. A
+step is stated as 50 ms, what a replica with two CPU cores of its own takes.
+Cost: 9 tuning runs of 1000 steps and 3 results of 2000 a method, each at most
+6 minutes on two CPU cores, and shorter ones at equal time.
+
+    python -m experiments.convergence \
+        --config=experiments/configs/convergence_small.py \
+        --workdir=runs/convergence_small --processes=2
+"""
+
+from ml_collections import config_dict
+
+from experiments import convergence_methods as methods
+from experiments.configs import default
+
+
+def get_config():
+  """All methods on two replicas of `tiny`."""
+  config = config_dict.ConfigDict()
+  config.base = base = default.get_config()
+  base.total_steps = 2000
+  base.inner.warmup_steps = 100
+  base.evaluation.interval_steps = 100
+  base.evaluation.num_sequences = 512
+  base.checkpoint.interval_steps = 500
+  base.checkpoint.keep = 1
+  config.methods = methods.every(25, 500, ("1gbit", "107b"))
+  config.tuning = config_dict.ConfigDict(
+    {
+      "seed": 1000,
+      "total_steps": 1000,
+      "inner_learning_rates": (1e-3, 2e-3, 3.5e-3, 6e-3, 1e-2),
+    }
+  )
+  config.seeds = (0, 1, 2)
+  config.clusters = [{"name": "1gbit", "cluster": "1gbit", "step_s": 0.05}]
+  config.clock_107b = config_dict.ConfigDict(
+    {
+      "name": "107b",
+      "cluster": "dilocox_107b",
+      "model": {"preset": "qwen_107b"},
+      "data": {"batch_size": 8, "sequence_length": 2048},
+      "codec": {"rank": 2048},
+    }
+  )
+  config.target_loss = 1.45
+  config.equal_time = config_dict.ConfigDict(
+    {"reference": "dilocox_continue", "clocks": ("1gbit", "107b")}
+  )
+  config.claims = methods.claims("1gbit", "107b")
+  config.gaps = {"diloco": 0.012}
+  config.lock()
+  return config

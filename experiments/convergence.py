@@ -1,0 +1,158 @@
+"""Trains every method under one budget, and says which orderings hold.
+
+  python -m experiments.convergence
+  --config=experiments/configs/convergence_small.py
+  --workdir=runs/convergence_small --processes=2
+
+Every method is tuned with as many runs on a seed of its own, then trained on
+the seeds of the results, at equal tokens and in equal simulated time. A
+finished run is one line of --results, which belongs into the repository: the
+same command goes on from there, after a kill or in a fresh clone. A long
+sweep can be done in slices with --stage, --methods and --max_minutes. The
+report is made anew each time, from what there is.
+"""
+
+import math
+import pathlib
+import re
+import shlex
+import signal
+import sys
+import time
+
+from absl import flags
+
+from experiments import command_line
+
+_ROOT = pathlib.Path(__file__).parent
+_DEFAULT_CONFIG = _ROOT / "configs" / "convergence_small.py"
+_RESULTS = _ROOT.parent / "docs" / "results"
+STAGES = ("all", "tune_inner", "tune_outer", "results", "equal_time", "report")
+
+
+def define_flags() -> None:
+  """Defines the flags of this binary."""
+  command_line.define_config(_DEFAULT_CONFIG)
+  command_line.define_workdir()
+  flags.DEFINE_string(
+    "results", None, "CSV of finished runs; by default docs/results/CONFIG.csv."
+  )
+  flags.DEFINE_enum(
+    "stage", "all", STAGES, "What to do; 'report' trains nothing."
+  )
+  flags.DEFINE_list("methods", [], "Which methods to train; all by default.")
+  flags.DEFINE_integer(
+    "processes", 1, "How many runs at once, each a process.", lower_bound=1
+  )
+  flags.DEFINE_float(
+    "max_minutes", None, "Stop then; the same command goes on.", lower_bound=0.0
+  )
+
+
+def _check_field(path: str) -> None:
+  from experiments import convergence_sweep
+
+  convergence_sweep.check_field(path)
+
+
+def main(values: flags.FlagValues) -> None:
+  """Runs what is missing and reports on what is there."""
+  from dilocox_jax.metrics import RecordError
+  from experiments import convergence_plan, convergence_sweep
+
+  try:
+    sweep = convergence_sweep.sweep(values.config.to_dict())
+    for name in values.methods:
+      names = [each.name for each in sweep.methods]
+      convergence_sweep.known("method", name, names)
+    plan = convergence_plan.Plan(sweep)
+    for method in sweep.methods:
+      plan.tune_inner(method)
+  except (KeyError, ValueError, TypeError, OSError) as error:
+    raise command_line.UsageError(f"--config: {error}") from error
+  workdir = command_line.writable(values.workdir)
+  signal.signal(signal.SIGTERM, _interrupt)
+  try:
+    _run(values, plan, workdir)
+  except KeyboardInterrupt:
+    raise command_line.StoppedError(
+      "interrupted: the same command goes on from here"
+    ) from None
+  except RecordError as error:
+    raise command_line.StoppedError(error) from error
+
+
+def _run(values: flags.FlagValues, plan, workdir: pathlib.Path) -> None:
+  from experiments import convergence_page
+  from experiments.convergence_results import Results
+  from experiments.convergence_runs import Runs
+
+  name = _name()
+  path = pathlib.Path(values.results or _RESULTS / f"{name}.csv")
+  results = Results(path, plan.sweep.base)
+  is_report = values.stage == "report"
+  runs = Runs(results, workdir, any_text=is_report)
+  failed, is_late, lack = 0, False, ""
+  if not is_report:
+    failed, is_late, lack = _stages(values, plan, runs)
+  command = ["python", "-m", "experiments.convergence", *sys.argv[1:]]
+  convergence_page.write(
+    plan, runs, results, workdir, name, shlex.join(command)
+  )
+  if failed:
+    raise command_line.StoppedError(f"{failed} runs failed: see above")
+  if is_late:
+    raise command_line.StoppedError(
+      f"--max_minutes={values.max_minutes:g} are over: the same command goes"
+      " on",
+      command_line.TRY_AGAIN,
+    )
+  if lack:
+    raise command_line.StoppedError(lack)
+
+
+def _stages(values: flags.FlagValues, plan, runs) -> tuple[int, bool, str]:
+  """Makes the runs of the stages that were asked for, in order."""
+  from experiments import convergence_plan
+
+  minutes = values.max_minutes
+  limit_s = math.inf if minutes is None else 60 * minutes
+  deadline_s = time.monotonic() + limit_s
+  all_stages = convergence_plan.STAGES
+  stages = all_stages if values.stage == "all" else (values.stage,)
+  methods = [
+    each
+    for each in plan.sweep.methods
+    if not values.methods or each.name in values.methods
+  ]
+  for stage in stages:
+    try:
+      planned = plan.stage(stage, methods, runs.loss)
+    except (LookupError, ValueError) as error:
+      return 0, False, str(error.args[0])
+    left = runs.missing(planned)
+    print(f"{stage}: {len(planned)} runs, {len(left)} of them to do")
+    failed, is_late = runs.make(planned, values.processes, deadline_s)
+    if failed or is_late:
+      return failed, is_late, ""
+  return 0, False, ""
+
+
+def _name() -> str:
+  """The config's name, with its argument if it has one."""
+  named = str(_DEFAULT_CONFIG)
+  for argument, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
+    if match := re.fullmatch(r"--?config(?:=(.*))?", argument):
+      named = following if match[1] is None else match[1]
+  path, _, argument = named.partition(":")
+  return "_".join(filter(None, [pathlib.Path(path).stem, argument])).replace(
+    ",", "_"
+  )
+
+
+def _interrupt(*_: object) -> None:
+  raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+  command_line.main(main, define_flags, _check_field)

@@ -1,0 +1,139 @@
+"""Simulated time of a planned run, and what follows from it.
+
+The formulas of the simulator walk the very segments that the trainer does, so
+a clock can be put on a run long after it, and on another model than the one
+that was trained. How long a transfer takes also says how long a replica has
+to go on without it, and time says how many steps a method gets.
+"""
+
+import bisect
+import dataclasses
+import math
+
+from dilocox_jax.config import RunConfig
+from dilocox_jax.simulate.analytic import Clock, run_time
+from dilocox_jax.simulate.outcome import Outcome
+from dilocox_jax.simulate.script import Launch, Wait
+from experiments.convergence_sweep import ClockSpec
+from experiments.simulating import Options, Setup, set_up
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+  """A run on a clock.
+
+  Attributes:
+    at_s: Seconds after every segment, by inner step; before the flush.
+    end_s: Seconds of all of it, flush included.
+    utilisation: Share of them in which replicas took inner steps.
+  """
+
+  at_s: dict[int, float]
+  end_s: float
+  utilisation: float
+
+  def after(self, step: int) -> float:
+    """Seconds when the last segment up to a step had ended."""
+    return max((s for at, s in self.at_s.items() if at <= step), default=0.0)
+
+
+class PlannedTime:
+  """One config on one clock."""
+
+  def __init__(self, config: RunConfig, clock: ClockSpec):
+    """Joins the two.
+
+    Args:
+      config: The run that is trained.
+      clock: Cluster, and what is timed in its place.
+
+    Raises:
+      ValueError: One line that says what does not fit.
+    """
+    timed = clock.timed(config)
+    options = Options(step_s=clock.step_s)
+    self._setup: Setup = set_up(timed, clock.cluster, options)
+
+  @property
+  def step_s(self) -> float:
+    """Of the fastest replica."""
+    return float(min(self._setup.work.step_s))
+
+  def exchange_s(self) -> float:
+    """One exchange of everything, from launch to arrival."""
+    clock, script = Clock(self._setup.edges, self._setup.work), self._setup
+    fragments = script.plan.method.schedule.num_fragments
+    for index in range(fragments):
+      key = ("whole", index, 0)
+      operations = tuple(script.script.traffic.exchange(index))
+      clock.walk([Launch(key, operations), Wait(key)])
+    return clock.walk([]).now_s
+
+  def times(self) -> Times:
+    """Seconds at every end of a segment."""
+    made = self._setup
+    clock = Clock(made.edges, made.work)
+    at_s = {
+      each.stop: clock.walk(made.script.segment(each)).now_s
+      for each in made.plan.segments()
+    }
+    plan = made.plan
+    outcome = clock.walk([])
+    if plan.local_start < plan.total_steps:
+      step = plan.schedule_step(plan.total_steps)
+      outcome = clock.walk(made.script.flush(step))
+    return Times(at_s, outcome.now_s, outcome.utilisation)
+
+  def affordable_steps(self, budget_s: float, most: int) -> int:
+    """Inner steps of the longest run that ends in time, flush included.
+
+    Args:
+      budget_s: Seconds.
+      most: Inner steps that are enough.
+
+    Returns:
+      Whole rounds, or all of `most`; 0 where not even one round fits.
+    """
+    interval = self._setup.plan.method.schedule.sync_interval
+    start = self._setup.plan.warm_start_steps
+
+    def cost_s(rounds: int) -> float:
+      return self._run(start + rounds * interval).now_s
+
+    rounds = range(1, (most - start) // interval + 1)
+    # A hair more, lest a method not afford what is exactly its own time.
+    count = bisect.bisect_right(rounds, budget_s * (1 + 1e-9), key=cost_s)
+    if count == len(rounds) and self._run(most).now_s <= budget_s * (1 + 1e-9):
+      return most
+    return start + count * interval if count else 0
+
+  def _run(self, total_steps: int) -> Outcome:
+    made = self._setup
+    plan = dataclasses.replace(made.plan, total_steps=total_steps)
+    return run_time(made.edges, made.work, made.script.ops(plan))
+
+
+def overlap_steps(exchange_s: float, step_s: float) -> int:
+  """tau: the fewest inner steps behind which an exchange hides, at least 1.
+
+  Args:
+    exchange_s: Seconds of an exchange.
+    step_s: Seconds of an inner step.
+  """
+  # A hair less, lest rounding make a step of nothing.
+  return max(1, math.ceil(exchange_s / step_s - 1e-9))
+
+
+def sync_interval(tau: int, total_steps: int) -> int:
+  """H: about twice tau, such that the run ends with a whole round.
+
+  Args:
+    tau: Of the exchange (inner steps).
+    total_steps: Of the run.
+
+  Returns:
+    The least divisor of `total_steps` that is at least 2 tau; 2 tau itself
+    where the next one is more than three times tau.
+  """
+  divisors = (h for h in range(2 * tau, 3 * tau + 1) if total_steps % h == 0)
+  return next(divisors, 2 * tau)

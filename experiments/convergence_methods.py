@@ -1,0 +1,141 @@
+"""The methods of a convergence sweep, as diffs that the configs already are.
+
+A method here is what its own config file says beyond the default, and nothing
+written twice. Ranks and H do not adapt, so that a run's plan is known before
+it starts and any clock can be put on it afterwards; what adapting does is in
+docs/log.md.
+"""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from dilocox_jax.mapping import flat
+from experiments.configs import default
+
+# Learning rate and momentum of the outer optimizer: every method that has one
+# sees all of them, the one that its config brings included.
+OUTER_GRID = ((0.7, 0.6), (0.7, 0.9), (0.7, 0.3), (0.7, 0.0), (1.0, 0.0))
+# Methods without one get as many runs, on what they do have.
+INNER_GRID = (
+  {"inner_factor": 0.75},
+  {"inner_factor": 1.3},
+  {"warmup_factor": 0.5},
+  {"warmup_factor": 2.0},
+)
+PLAIN = {"codec.name": "float32"}
+_GRADIENTS = ("allreduce", "cocktail_sgd")
+
+
+def of(config: str, name: str = "", **others: Any) -> dict[str, Any]:
+  """A method of a sweep.
+
+  Args:
+    config: Name of its file in `experiments/configs`.
+    name: What the sweep calls it; by default the same.
+    **others: `changed`, fields to set on top; `tau_from`, a clock whose
+      transfer time gives tau and H.
+  """
+  module = importlib.import_module(f"experiments.configs.{config}")
+  before = flat(default.get_config().to_dict())
+  own = flat(module.get_config().to_dict()) | {"adaptive.mode": "off"}
+  fields = {k: v for k, v in own.items() if v != before[k]}
+  fields |= others.pop("changed", {})
+  refine = INNER_GRID if config in _GRADIENTS else _outer_grid(before | fields)
+  return {"name": name or config, "refine": refine, **others, **fields}
+
+
+def _outer_grid(fields: dict[str, Any]) -> tuple[dict[str, float], ...]:
+  own = (fields["outer.learning_rate"], fields["outer.momentum"])
+  return tuple(
+    {"outer.learning_rate": rate, "outer.momentum": momentum}
+    for rate, momentum in OUTER_GRID
+    if (rate, momentum) != own
+  )
+
+
+def _every(interval: int, **fields: Any) -> dict[str, Any]:
+  return {"sync.sync_interval": interval, **fields}
+
+
+def streaming(interval: int, overlap_steps: int = 4) -> list[dict[str, Any]]:
+  """Streaming DiLoCo, one of its three ideas after the other.
+
+  Args:
+    interval: H (inner steps).
+    overlap_steps: tau of those that overlap (inner steps).
+  """
+  at = _every(interval)
+  waits = {"sync.overlap_steps": 0, "sync.mixing_alpha": 0.0}
+  hides = {"sync.overlap_steps": overlap_steps}
+  name = "streaming"
+  return [
+    of("streaming_diloco", name, changed=at | waits | PLAIN),
+    of("streaming_diloco", f"{name}_overlap", changed=at | hides | PLAIN),
+    of("streaming_diloco", f"{name}_e3m0", changed=at | hides),
+  ]
+
+
+def ours(name: str, tau_from: str) -> dict[str, Any]:
+  """DiLoCoX that keeps progress and waits no longer than a transfer takes.
+
+  Args:
+    name: What the sweep calls it.
+    tau_from: The clock that says how long that is.
+  """
+  delayed = {"sync.method": "delayed", "sync.rule": "continue"}
+  return of("dilocox", name, changed=delayed, tau_from=tau_from)
+
+
+def every(
+  interval: int, open_interval: int, clocks: Sequence[str]
+) -> list[dict[str, Any]]:
+  """All methods, the published ones and ours.
+
+  Args:
+    interval: The common H (inner steps).
+    open_interval: H of OpenDiLoCo as published (inner steps).
+    clocks: Those whose transfer time gives ours its tau.
+  """
+  at = _every(interval)
+  keeps, drops = {"sync.rule": "continue"}, {"sync.rule": "reset"}
+  return [
+    of("allreduce"),
+    of("cocktail_sgd"),
+    of("diloco", changed=at),
+    of("open_diloco", changed=at),
+    of("open_diloco", "open_diloco_long", changed=_every(open_interval)),
+    *streaming(interval),
+    of("eager", changed=at),
+    of("dilocox", "dilocox_reset", changed=at | drops),
+    of("dilocox", "dilocox_continue", changed=at | keeps),
+    of("sparse_loco", changed=at),
+    of("muloco", changed=at),
+    *(ours(f"ours_{clock}", clock) for clock in clocks),
+  ]
+
+
+def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
+  """The published orderings, for either reading of DiLoCoX's apply rule.
+
+  Args:
+    clock: Of the models that are trained.
+    clock_107b: Of the large model.
+  """
+  readings = ("dilocox_continue", "dilocox_reset")
+  open_diloco = ("open_diloco", "open_diloco_long")
+  others = (*open_diloco, "cocktail_sgd")
+  published = (
+    *("diloco", *others, *readings, "eager", "sparse_loco", "muloco"),
+    *("streaming", "streaming_overlap", "streaming_e3m0"),
+  )
+  first = {"better": "allreduce", "than": published, "at": "tokens"}
+  at = ((clock, (*others, "allreduce")), (clock_107b, others))
+  return [
+    first,
+    *(
+      {"better": reading, "than": than, "at": name}
+      for name, than in at
+      for reading in readings
+    ),
+  ]

@@ -1,0 +1,203 @@
+"""From the lines of a sweep to its report: curves joined with clocks.
+
+Losses come from the lines, times from the plan of each run, so the report can
+be made on another machine, on other clocks, years later.
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from dilocox_jax.plan.shapes import parameter_count
+from dilocox_jax.report import convergence as report
+from dilocox_jax.report import convergence_page, units
+from experiments import grid
+from experiments.convergence_clock import PlannedTime, Times
+from experiments.convergence_plan import Plan, Planned
+from experiments.convergence_results import Results, Row
+from experiments.convergence_runs import Runs
+from experiments.convergence_sweep import ClockSpec, Method, Sweep
+
+
+class Gathered:
+  """What a sweep has found so far."""
+
+  def __init__(self, plan: Plan, runs: Runs, results: Results):
+    """Takes the plan and what has been made of it.
+
+    Args:
+      plan: Which runs there should be.
+      runs: Which there are.
+      results: Their curves.
+    """
+    self._plan, self._runs, self._results = plan, runs, results
+
+  def comparison(self, name: str, command: str) -> report.Comparison:
+    """Everything that the report says.
+
+    Args:
+      name: Of the sweep.
+      command: The command line.
+    """
+    sweep = self._plan.sweep
+    ready = [m for m in sweep.methods if self._is_tuned(m)]
+    entries = [self._entry(method) for method in ready]
+    rows = [
+      row
+      for method in ready
+      for each in self._plan.results(method, self._runs.loss)
+      if (row := self._runs.row(each))
+    ]
+    corpora = sorted({row.corpus for row in rows})
+    return report.Comparison(
+      name=name,
+      corpus=", ".join(corpora) or "none yet",
+      budget=f"{_budget(sweep)} {_machines(rows)}".strip(),
+      seeds=len(sweep.seeds),
+      clocks={k: _clock_text(sweep, spec) for k, spec in sweep.clocks.items()},
+      target_loss=sweep.target_loss,
+      entries=entries,
+      equal_time=self._equal_time(ready),
+      claims=[report.Claim(c.better, c.than, c.at) for c in sweep.claims],
+      gaps=sweep.gaps,
+      tuning=_tuning_text(sweep),
+      command=command,
+    )
+
+  def _is_tuned(self, method: Method) -> bool:
+    try:
+      self._plan.tuned(method, self._runs.loss)
+    except (LookupError, ValueError):
+      return False
+    return True
+
+  def _entry(self, method: Method) -> report.Entry:
+    planned = self._plan.results(method, self._runs.loss)
+    tuned = self._plan.tuned(method, self._runs.loss)
+    config = planned[0].config
+    times = {
+      name: self._plan.times(method, name, self._runs.loss)
+      for name in self._plan.sweep.clocks
+    }
+    schedule = config.sync.named.schedule
+    found = [(each, self._runs.row(each)) for each in planned]
+    return report.Entry(
+      name=method.name,
+      traces=[self._trace(p, row, times) for p, row in found if row],
+      utilisation={k: each.utilisation for k, each in times.items()},
+      seconds={k: each.end_s for k, each in times.items()},
+      interval=schedule.sync_interval,
+      overlap_steps=schedule.overlap_steps,
+      ends_round=planned[0].ends_round,
+      tuned={grid.short(k): v for k, v in tuned.changed.items()},
+      tuning_runs=tuned.num_runs,
+      at_edge=tuned.at_edge,
+    )
+
+  def _trace(
+    self, planned: Planned, row: Row, times: dict[str, Times]
+  ) -> report.Trace:
+    points = [
+      report.Point(
+        each.step,
+        each.tokens,
+        each.sent_bytes,
+        each.loss,
+        {
+          k: t.end_s if each.flushed else t.after(each.step)
+          for k, t in times.items()
+        },
+      )
+      for each in self._results.curve((row.digest, row.corpus))
+    ]
+    return report.Trace(
+      planned.seed, row.final_loss, row.total_sent_bytes, points
+    )
+
+  def _equal_time(self, ready: list[Method]) -> list[report.EqualTime]:
+    sweep, loss_of = self._plan.sweep, self._runs.loss
+    if sweep.reference not in [method.name for method in ready]:
+      return []
+    made = []
+    for clock in sweep.equal_time:
+      methods = []
+      for method in ready:
+        planned = self._plan.equal_time(method, clock, loss_of)
+        steps = self._plan.steps_at(method, clock, loss_of)
+        losses = [loss_of(each) for each in planned]
+        ended = tuple(loss for loss in losses if loss is not None)
+        methods.append(report.Timed(method.name, steps, not planned, ended))
+      budget_s = self._plan.budget_s(clock, loss_of)
+      made.append(report.EqualTime(clock, budget_s, methods))
+    return made
+
+
+def write(
+  plan: Plan,
+  runs: Runs,
+  results: Results,
+  workdir: pathlib.Path,
+  name: str,
+  command: str,
+) -> None:
+  """Writes and prints what there is.
+
+  Args:
+    plan: Which runs there should be.
+    runs: Which there are.
+    results: Their curves.
+    workdir: Where the report goes.
+    name: Of the sweep.
+    command: The command line.
+  """
+  found = Gathered(plan, runs, results).comparison(name, command)
+  page = convergence_page.write(found, workdir)
+  convergence_page.show(found, Console())
+  print(f"results: {results.path}")
+  print(f"report: {page}")
+
+
+def _budget(sweep: Sweep) -> str:
+  config = sweep.config({})
+  replicas = config.mesh.num_replicas
+  tokens = config.total_steps * config.tokens_per_replica_step * replicas
+  return (
+    f"{config.total_steps:,} inner steps of {replicas} replicas,"
+    f" {units.human_tokens(tokens)}, {parameter_count(config.model.shape):,}"
+    f" parameters, {len(sweep.seeds)} seeds."
+  )
+
+
+def _machines(rows: Sequence[Row]) -> str:
+  """Where the results were made, as bits depend on it."""
+  found = {f"{r.platform}, Python {r.python}, JAX {r.jax}" for r in rows}
+  return f"Trained on {'; '.join(sorted(found))}." if found else ""
+
+
+def _clock_text(sweep: Sweep, spec: ClockSpec) -> str:
+  config = sweep.config({})
+  timed = spec.timed(config)
+  step_s = PlannedTime(config, spec).step_s
+  how = "from operations" if spec.step_s is None else "stated"
+  text = (
+    f"{timed.model.preset} on {spec.cluster}, {step_s:.3g} s a step ({how})"
+  )
+  if timed.model.shape != config.model.shape:
+    text += f", put on the losses of {config.model.preset}"
+  return text
+
+
+def _tuning_text(sweep: Sweep) -> list[str]:
+  tuning = sweep.tuning
+  rates = ", ".join(f"{rate:g}" for rate in tuning.inner_learning_rates)
+  return [
+    f"{sweep.tuning_runs} tuning runs a method, each of"
+    f" {tuning.total_steps:,} steps on seed {tuning.seed}, which is none of the"
+    f" results': inner learning rates {rates}, then"
+    f" {len(sweep.methods[0].refine)} settings of the method at the best of"
+    " them (outer learning rate and momentum; a finer inner rate and the"
+    " warm-up where there is no outer optimizer). The lowest loss of all wins.",
+    "Ranks and H do not adapt here, so that a run's plan, and with it its time,"
+    " is known from its config.",
+  ]

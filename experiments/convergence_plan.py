@@ -1,0 +1,290 @@
+"""Which runs a sweep needs, stage by stage.
+
+Tuning comes first and decides what the results run with: the inner learning
+rate from one grid for all, then the method's own settings at the best of it.
+A run's schedule always ends at its own last step, also where it is shorter.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dilocox_jax.config import RunConfig
+from experiments.convergence_clock import (
+  PlannedTime,
+  Times,
+  overlap_steps,
+  sync_interval,
+)
+from experiments.convergence_sweep import FACTORS, Method, Sweep
+
+STAGES = ("tune_inner", "tune_outer", "results", "equal_time")
+# A shorter run warms up for as long, but not for more than this share of it.
+_MOST_WARMUP = 0.25
+# Shorter ones say nothing: the learning rate hardly leaves the ground.
+LEAST_STEPS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+  """A run to be made.
+
+  Attributes:
+    stage: One of `STAGES`.
+    method: Name of its method.
+    changed: Dotted fields over the sweep's base.
+    config: All of it, checked.
+  """
+
+  stage: str
+  method: str
+  changed: Mapping[str, Any]
+  config: RunConfig
+
+  @property
+  def seed(self) -> int:
+    """Of the run."""
+    return self.config.seed
+
+  @property
+  def ends_round(self) -> bool:
+    """Whether its last step ends a round, so that none is cut short."""
+    sync = self.config.sync
+    steps = self.config.total_steps - sync.warm_start_steps
+    return steps % sync.named.schedule.sync_interval == 0
+
+
+# The final loss of a run that has been made; None: not yet; NaN: diverged.
+LossOf = Callable[[Planned], float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+  """What tuning found.
+
+  Attributes:
+    changed: Fields that the method runs with, over its own.
+    loss: Of the best tuning run.
+    num_runs: Tuning runs, those that diverged included.
+    at_edge: Whether the best inner learning rate is an end of the grid.
+  """
+
+  changed: Mapping[str, Any]
+  loss: float
+  num_runs: int
+  at_edge: bool
+
+
+class Plan:
+  """The runs of a sweep, as far as what they depend on is known."""
+
+  def __init__(self, sweep: Sweep):
+    """Plans nothing yet.
+
+    Args:
+      sweep: What is asked for.
+    """
+    self.sweep = sweep
+    self._own: dict[str, dict[str, Any]] = {}
+    # Stages ask again and again, and checking a config takes a while.
+    self._planned: dict[tuple, Planned] = {}
+    self._times: dict[tuple[RunConfig, str], Times] = {}
+    self._steps: dict[tuple[RunConfig, str, float], int] = {}
+
+  def own(self, method: Method) -> dict[str, Any]:
+    """A method's fields, tau and H from its transfer time if it asks."""
+    if method.name not in self._own:
+      self._own[method.name] = self._with_tau(method)
+    return self._own[method.name]
+
+  def _with_tau(self, method: Method) -> dict[str, Any]:
+    fields = dict(method.changed)
+    if method.tau_from:
+      config = self.sweep.config(fields)
+      timed = PlannedTime(config, self.sweep.clocks[method.tau_from])
+      tau = overlap_steps(timed.exchange_s(), timed.step_s)
+      fields["sync.overlap_steps"] = tau
+      fields["sync.sync_interval"] = sync_interval(tau, config.total_steps)
+    return fields
+
+  def planned(
+    self, stage: str, method: Method, changed: Mapping[str, Any], **free: Any
+  ) -> Planned:
+    """A run of a method.
+
+    Args:
+      stage: One of `STAGES`.
+      method: The method.
+      changed: Fields over its own.
+      **free: `seed` and `total_steps`.
+    """
+    fields = {**self.own(method), **changed, **free}
+    asked = (stage, method.name, tuple(sorted(fields.items())))
+    if asked not in self._planned:
+      self._planned[asked] = self._checked(stage, method, fields)
+    return self._planned[asked]
+
+  def _checked(
+    self, stage: str, method: Method, fields: dict[str, Any]
+  ) -> Planned:
+    warmup = fields.get(
+      "inner.warmup_steps", self.sweep.base["inner.warmup_steps"]
+    )
+    total_steps = fields.get("total_steps", self.sweep.base["total_steps"])
+    fields["inner.warmup_steps"] = min(warmup, int(_MOST_WARMUP * total_steps))
+    return Planned(stage, method.name, fields, self.sweep.config(fields))
+
+  def tune_inner(self, method: Method) -> list[Planned]:
+    """The method as it is, with every inner learning rate."""
+    return [
+      self._tuning("tune_inner", method, {"inner.learning_rate": rate})
+      for rate in self.sweep.tuning.inner_learning_rates
+    ]
+
+  def tune_outer(self, method: Method, loss_of: LossOf) -> list[Planned]:
+    """The method's own settings at its best inner learning rate.
+
+    Raises:
+      LookupError: That is not known yet.
+      ValueError: No learning rate works.
+    """
+    best = _best(self.tune_inner(method), loss_of)
+    found = []
+    for setting in method.refine:
+      fields = {"inner.learning_rate": best.config.inner.learning_rate}
+      fields |= {k: v for k, v in setting.items() if k not in FACTORS}
+      for name in FACTORS.keys() & setting.keys():
+        fields[FACTORS[name]] = self._scaled(best, FACTORS[name], setting[name])
+      found.append(self._tuning("tune_outer", method, fields))
+    return found
+
+  def _scaled(self, best: Planned, path: str, factor: float) -> float | int:
+    section, _, name = path.partition(".")
+    value = getattr(getattr(best.config, section), name)
+    return type(value)(round(factor * value, 8))
+
+  def _tuning(
+    self, stage: str, method: Method, changed: Mapping[str, Any]
+  ) -> Planned:
+    tuning = self.sweep.tuning
+    fields = {**changed, "evaluation.interval_steps": 0}
+    free = {"seed": tuning.seed, "total_steps": tuning.total_steps}
+    return self.planned(stage, method, fields, **free)
+
+  def tuned(self, method: Method, loss_of: LossOf) -> Tuned:
+    """What the results run with.
+
+    Raises:
+      LookupError: Tuning is not over.
+      ValueError: No setting works.
+    """
+    inner = self.tune_inner(method)
+    runs = [*inner, *self.tune_outer(method, loss_of)]
+    best = _best(runs, loss_of)
+    own = self.own(method)
+    apart = {"seed", "total_steps", "evaluation.interval_steps"}
+    warmup = "inner.warmup_steps"
+    fields = {
+      path: value
+      for path, value in best.changed.items()
+      if path not in apart and own.get(path) != value
+    }
+    if best.changed[warmup] == inner[0].changed[warmup]:
+      fields.pop(warmup, None)  # Not tuned, only cut to the run's length.
+    rates = self.sweep.tuning.inner_learning_rates
+    rate = _best(inner, loss_of).config.inner.learning_rate
+    at_edge = rate in (min(rates), max(rates))
+    return Tuned(fields, _value(loss_of(best)), len(runs), at_edge)
+
+  def results(self, method: Method, loss_of: LossOf) -> list[Planned]:
+    """A run a seed with what was tuned."""
+    changed = self.tuned(method, loss_of).changed
+    return [
+      self.planned("results", method, changed, seed=seed)
+      for seed in self.sweep.seeds
+    ]
+
+  def times(self, method: Method, clock_name: str, loss_of: LossOf) -> Times:
+    """A method's results on a clock."""
+    config = self.results(method, loss_of)[0].config
+    if (config, clock_name) not in self._times:
+      timed = PlannedTime(config, self.sweep.clocks[clock_name])
+      self._times[config, clock_name] = timed.times()
+    return self._times[config, clock_name]
+
+  def budget_s(self, clock_name: str, loss_of: LossOf) -> float:
+    """Seconds that every method gets on a clock: the reference's own."""
+    reference = self.sweep.method(self.sweep.reference)
+    return self.times(reference, clock_name, loss_of).end_s
+
+  def steps_at(self, method: Method, clock_name: str, loss_of: LossOf) -> int:
+    """Inner steps of a method in the reference's time."""
+    config = self.results(method, loss_of)[0].config
+    budget_s = self.budget_s(clock_name, loss_of)
+    asked = (config, clock_name, budget_s)
+    if asked not in self._steps:
+      timed = PlannedTime(config, self.sweep.clocks[clock_name])
+      most = config.total_steps
+      self._steps[asked] = timed.affordable_steps(budget_s, most)
+    return self._steps[asked]
+
+  def equal_time(
+    self, method: Method, clock_name: str, loss_of: LossOf
+  ) -> list[Planned]:
+    """A run a seed, as long as fits; none where that is hardly any."""
+    steps = self.steps_at(method, clock_name, loss_of)
+    whole = self.results(method, loss_of)
+    if steps == whole[0].config.total_steps:
+      return [dataclasses.replace(each, stage="equal_time") for each in whole]
+    if steps < LEAST_STEPS:
+      return []
+    changed = self.tuned(method, loss_of).changed
+    return [
+      self.planned("equal_time", method, changed, seed=seed, total_steps=steps)
+      for seed in self.sweep.seeds
+    ]
+
+  def stage(
+    self, stage: str, methods: Sequence[Method], loss_of: LossOf
+  ) -> list[Planned]:
+    """All runs of a stage, seeds of a method beside each other.
+
+    Raises:
+      LookupError: An earlier stage is not over.
+      ValueError: Nothing works for some method.
+    """
+    if stage == "tune_inner":
+      return [run for each in methods for run in self.tune_inner(each)]
+    if stage == "tune_outer":
+      return [run for each in methods for run in self.tune_outer(each, loss_of)]
+    if stage == "results":
+      return [run for each in methods for run in self.results(each, loss_of)]
+    return [
+      run
+      for name in self.sweep.equal_time
+      for each in methods
+      for run in self.equal_time(each, name, loss_of)
+    ]
+
+
+def _best(runs: Sequence[Planned], loss_of: LossOf) -> Planned:
+  """The run that ended lowest."""
+  missing = [run for run in runs if loss_of(run) is None]
+  if missing:
+    raise LookupError(
+      f"{len(missing)} of {len(runs)} tuning runs of {runs[0].method!r} are"
+      " missing: run --stage=tune_inner, then --stage=tune_outer"
+    )
+  losses = [_value(loss_of(run)) for run in runs]
+  best = min(range(len(runs)), key=losses.__getitem__)
+  if math.isinf(losses[best]):
+    raise ValueError(
+      f"every tuning run of {runs[0].method!r} diverged: add lower rates to"
+      " tuning.inner_learning_rates"
+    )
+  return runs[best]
+
+
+def _value(loss: float | None) -> float:
+  return loss if loss is not None and math.isfinite(loss) else math.inf

@@ -1,0 +1,156 @@
+"""Brings planned runs to their end and keeps what they found.
+
+Each is a process of `experiments.train` in its own directory, and its line is
+written the moment it has ended. A run that diverges is a finding like any
+other; one that fails otherwise is tried again the next time.
+"""
+
+import collections
+import functools
+import json
+import math
+import pathlib
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+
+from dilocox_jax.config import RunConfig
+from dilocox_jax.data import sources
+from dilocox_jax.report.run import load_run
+from experiments import batch, grid
+from experiments.convergence_plan import Planned
+from experiments.convergence_results import Results, Row, evaluations, row_of
+
+_DIVERGED = re.compile(r"is not finite (at|after) step")
+
+
+@functools.cache
+def _digest(source: str, pattern: str, fraction: float, seed: int) -> str:
+  found = sources.load(
+    source, glob=pattern, seed=seed, validation_fraction=fraction
+  )
+  return found.digest
+
+
+def corpus_digest(config: RunConfig) -> str:
+  """The digest of the text that a run would see here."""
+  data = config.data
+  seed = config.seed if data.source == "synthetic" else 0
+  return _digest(data.source, data.glob, data.validation_fraction, seed)
+
+
+class Runs:
+  """Planned runs, their directories and their lines."""
+
+  def __init__(self, results: Results, workdir: pathlib.Path, any_text: bool):
+    """Takes what there is.
+
+    Args:
+      results: Where lines are kept.
+      workdir: Where the directories are.
+      any_text: Whether lines on a text other than the one here count too;
+        nothing can be run then.
+    """
+    self._results, self._workdir = results, workdir
+    self._any_text = any_text
+
+  def row(self, planned: Planned) -> Row | None:
+    """The line of a run, if it has ended."""
+    digest, rows = self._results.digest(planned.config), self._results.rows
+    if not self._any_text:
+      return rows.get((digest, corpus_digest(planned.config)))
+    text = self._usual_text(planned)
+    return rows.get((digest, text)) if text else None
+
+  def _usual_text(self, planned: Planned) -> str | None:
+    """The text of most lines: losses on different ones do not compare."""
+    by_seed = planned.config.data.source == "synthetic"
+    texts = collections.Counter(
+      row.corpus
+      for row in self._results.rows.values()
+      if not by_seed or row.seed == planned.seed
+    )
+    return max(texts, key=texts.__getitem__, default=None)
+
+  def loss(self, planned: Planned) -> float | None:
+    """Its final loss; None if it has not ended, NaN if it diverged."""
+    row = self.row(planned)
+    return row.final_loss if row else None
+
+  def missing(self, planned: Sequence[Planned]) -> list[Planned]:
+    """Runs without a line, each once."""
+    by_digest = {self._results.digest(p.config): p for p in reversed(planned)}
+    return [p for p in reversed(by_digest.values()) if self.row(p) is None]
+
+  def make(
+    self, planned: Sequence[Planned], processes: int, deadline_s: float
+  ) -> tuple[int, bool]:
+    """Makes what is missing.
+
+    Args:
+      planned: The runs.
+      processes: How many at once.
+      deadline_s: When to stop (by the monotonic clock).
+
+    Returns:
+      How many failed, and whether time was over before the end.
+    """
+    jobs = {self._job(each).workdir: each for each in self.missing(planned)}
+    waiting = []
+    for path, each in jobs.items():
+      job = self._job(each)
+      if job.is_done:  # Its line was lost, or is that of another file.
+        self._keep(each, path)
+      else:
+        waiting.append(job)
+    failures = set()
+
+    def ended(job: batch.Job, reason: str) -> None:
+      if reason and not _DIVERGED.search(reason):
+        failures.add(job.workdir)
+      else:
+        self._keep(jobs[job.workdir], job.workdir, reason)
+
+    work = batch.Batch(
+      waiting, processes, title="runs", ended=ended, deadline_s=deadline_s
+    )
+    work.run()
+    return len(failures), bool(self.missing(planned)) and work.is_late
+
+  def _job(self, planned: Planned) -> batch.Job:
+    config = planned.config
+    digest = self._results.digest(config)
+    name = f"{planned.method}-seed{config.seed}-{digest}"
+    workdir = self._workdir / "runs" / name
+    trial = grid.Trial(planned.method, planned.changed, config)
+    return batch.Job(
+      name=f"{planned.stage} of {planned.method}, seed {config.seed}",
+      workdir=workdir,
+      log=self._workdir / "logs" / f"{name}.log",
+      command=[
+        *(sys.executable, "-m", "experiments.train"),
+        *trial.arguments,
+        f"--workdir={workdir}",
+      ],
+      total_steps=config.total_steps,
+    )
+
+  def _keep(
+    self, planned: Planned, workdir: pathlib.Path, failure: str = ""
+  ) -> None:
+    """Writes a run's line; its state, much larger, is not needed any more."""
+    run, digest = load_run(workdir), self._results.digest(planned.config)
+    row = row_of(
+      run,
+      failure,
+      stage=planned.stage,
+      method=planned.method,
+      seed=planned.seed,
+      digest=digest,
+      changed=json.dumps(dict(planned.changed), sort_keys=True),
+      total_steps=planned.config.total_steps,
+    )
+    is_shown = planned.stage == "results" and math.isfinite(row.final_loss)
+    self._results.add(row, evaluations(run, digest) if is_shown else [])
+    shutil.rmtree(workdir / "checkpoints", ignore_errors=True)

@@ -1,0 +1,268 @@
+"""A convergence sweep as checked values: methods, budgets, clocks, claims.
+
+All that can be wrong with a sweep is found here, before its first run. What
+is fair is kept here too: no method may have more tuning runs than another, and
+no seed of the results may have been tuned on.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.mapping import check_path, flat
+from dilocox_jax.sections import ModelConfig
+from experiments import grid
+
+FIELDS = (
+  *("base", "methods", "tuning", "seeds", "clusters", "clock_107b"),
+  *("target_loss", "equal_time", "claims", "gaps"),
+)
+TOKENS = "tokens"  # Where a claim is about equal tokens.
+# Besides fields, what a tuning run may change: factors on what it began with.
+FACTORS = {
+  "inner_factor": "inner.learning_rate",
+  "warmup_factor": "inner.warmup_steps",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+  """One method of a sweep.
+
+  Attributes:
+    name: What reports call it.
+    changed: Dotted fields that make it, over the base.
+    refine: Settings to try at its best inner learning rate.
+    tau_from: Clock whose transfer time gives tau and H; empty: as changed.
+  """
+
+  name: str
+  changed: Mapping[str, Any]
+  refine: tuple[Mapping[str, Any], ...] = ()
+  tau_from: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+  """How every method is tuned.
+
+  Attributes:
+    seed: Of all tuning runs.
+    total_steps: Inner steps of a tuning run.
+    inner_learning_rates: Tried for every method.
+  """
+
+  seed: int
+  total_steps: int
+  inner_learning_rates: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClockSpec:
+  """A clock: a cluster and the model that is timed on it.
+
+  Attributes:
+    name: What reports call it.
+    cluster: Preset or file.
+    step_s: Seconds of an inner step; None: from operations.
+    changed: Fields of the run that is timed, where it is not the one that
+      was trained.
+  """
+
+  name: str
+  cluster: str
+  step_s: float | None = None
+  changed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def timed(self, config: RunConfig) -> RunConfig:
+    """The run that is timed in place of a trained one.
+
+    A model replaces the other whole, sizes that were set included; a codec's
+    settings apply where the codec has them.
+
+    Args:
+      config: The trained run.
+    """
+    values = flat(config.to_mapping())
+    if "model.preset" in self.changed:
+      values |= flat({"model": dataclasses.asdict(ModelConfig())})
+    has = {
+      path: value
+      for path, value in self.changed.items()
+      if not path.startswith("codec.") or values.get(path) is not None
+    }
+    return from_mapping(grid.nested(values | has))
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+  """An ordering that is looked for.
+
+  Attributes:
+    better: Method that should end lower.
+    than: Those that should end higher.
+    at: `TOKENS`, or the clock on which all have equal time.
+  """
+
+  better: str
+  than: tuple[str, ...]
+  at: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+  """All that a sweep is.
+
+  Attributes:
+    base: Fields of every run.
+    methods: In the order of tables.
+    tuning: The budget of each.
+    seeds: Of the results.
+    clocks: By name, in the order of tables.
+    target_loss: Of which reports say when it is reached (nats a token).
+    reference: Method whose time all others get.
+    equal_time: Clocks on which they get it.
+    claims: Orderings to look for.
+    gaps: Most that a method may be above AllReduce (share of its loss).
+  """
+
+  base: Mapping[str, Any]
+  methods: tuple[Method, ...]
+  tuning: Tuning
+  seeds: tuple[int, ...]
+  clocks: Mapping[str, ClockSpec]
+  target_loss: float
+  reference: str
+  equal_time: tuple[str, ...]
+  claims: tuple[Claim, ...]
+  gaps: Mapping[str, float]
+
+  def __post_init__(self):
+    self._check_names()
+    if self.tuning.seed in self.seeds or not self.seeds:
+      raise ValueError(
+        f"seeds={self.seeds} must be some, and not tuning.seed="
+        f"{self.tuning.seed}: results on a seed that was tuned on flatter"
+      )
+    budgets = {method.name: len(method.refine) for method in self.methods}
+    if len(set(budgets.values())) != 1:
+      raise ValueError(
+        f"every method needs as many settings in refine: {budgets}"
+      )
+    for method in self.methods:
+      try:
+        self.config(method.changed)
+        for setting in method.refine:
+          self.config({**method.changed, **_fields_of(setting)})
+      except ValueError as error:
+        raise ValueError(f"method {method.name!r}: {error}") from error
+
+  @property
+  def tuning_runs(self) -> int:
+    """Of each method."""
+    return len(self.tuning.inner_learning_rates) + len(self.methods[0].refine)
+
+  def method(self, name: str) -> Method:
+    """A method by its name."""
+    return next(each for each in self.methods if each.name == name)
+
+  def config(self, changed: Mapping[str, Any]) -> RunConfig:
+    """The checked config of a run.
+
+    Args:
+      changed: Dotted fields over the base.
+
+    Raises:
+      ValueError: One line that names the field.
+    """
+    for path in changed:
+      check_path(RunConfig, path)
+    return from_mapping(grid.nested({**self.base, **changed}))
+
+  def _check_names(self) -> None:
+    names = [method.name for method in self.methods]
+    if not names or len(set(names)) != len(names):
+      raise ValueError(f"methods must be some, each named once: {names}")
+    used = [self.reference, *self.gaps]
+    for claim in self.claims:
+      used += [claim.better, *claim.than]
+    for name in used:
+      known("method", name, names)
+    clocks = [each.tau_from for each in self.methods if each.tau_from]
+    clocks += [*self.equal_time]
+    clocks += [each.at for each in self.claims if each.at != TOKENS]
+    for name in clocks:
+      known("clock", name, list(self.clocks))
+
+
+def known(what: str, name: str, names: Sequence[str]) -> None:
+  """Raises ValueError, with the nearest, if a name is none of those known."""
+  if name not in names:
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"have: {list(names)}"
+    raise ValueError(f"unknown {what} {name!r}: {hint}")
+
+
+def check_field(path: str) -> None:
+  """Raises ValueError, with the nearest name, for no field of a sweep."""
+  head, _, rest = path.partition(".")
+  known("field", head, FIELDS)
+  if head == "base" and rest:
+    check_path(RunConfig, rest)
+
+
+def sweep(values: Mapping[str, Any]) -> Sweep:
+  """Reads a sweep from a config's plain values.
+
+  Args:
+    values: By `FIELDS`.
+
+  Raises:
+    ValueError: One line that says what to change.
+  """
+  for name in values:
+    check_field(name)
+  clocks = [_clock(each) for each in values["clusters"]]
+  clocks.append(_clock(values["clock_107b"]))
+  tuning, equal = values["tuning"], values["equal_time"]
+  return Sweep(
+    base=flat(values["base"]),
+    methods=tuple(_method(each) for each in values["methods"]),
+    tuning=Tuning(
+      tuning["seed"],
+      tuning["total_steps"],
+      tuple(tuning["inner_learning_rates"]),
+    ),
+    seeds=tuple(values["seeds"]),
+    clocks={each.name: each for each in clocks},
+    target_loss=values["target_loss"],
+    reference=equal["reference"],
+    equal_time=tuple(equal["clocks"]),
+    claims=tuple(
+      Claim(each["better"], tuple(each["than"]), each["at"])
+      for each in values["claims"]
+    ),
+    gaps=dict(values["gaps"]),
+  )
+
+
+def _method(given: Mapping[str, Any]) -> Method:
+  fields = dict(given)
+  name, tau_from = fields.pop("name"), fields.pop("tau_from", "")
+  refine = tuple(dict(each) for each in fields.pop("refine"))
+  return Method(name, flat(fields), refine, tau_from)
+
+
+def _clock(given: Mapping[str, Any]) -> ClockSpec:
+  fields = dict(given)
+  name, cluster = fields.pop("name"), fields.pop("cluster")
+  step_s = fields.pop("step_s", None)
+  for path in flat(fields):
+    check_path(RunConfig, path)
+  return ClockSpec(name, cluster, step_s, flat(fields))
+
+
+def _fields_of(setting: Mapping[str, Any]) -> dict[str, Any]:
+  return {k: v for k, v in setting.items() if k not in FACTORS}

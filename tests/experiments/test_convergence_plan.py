@@ -1,0 +1,137 @@
+import collections
+import functools
+import math
+
+import pytest
+
+from experiments.convergence_plan import STAGES
+from tests.experiments import sweeps
+
+
+@functools.cache
+def every():
+  """All planned runs by stage, with made losses."""
+  plan = sweeps.plan()
+  methods = plan.sweep.methods
+  return {s: plan.stage(s, methods, sweeps.loss_of) for s in STAGES}
+
+
+def test_every_method_gets_as_many_tuning_runs_of_the_same_length():
+  plan, found = sweeps.plan(), every()
+  tuning = [*found["tune_inner"], *found["tune_outer"]]
+  counts = collections.Counter(run.method for run in tuning)
+  assert set(counts) == set(sweeps.NAMES)
+  assert set(counts.values()) == {plan.sweep.tuning_runs} == {7}
+  assert {run.config.total_steps for run in tuning} == {12}
+  rates = collections.defaultdict(list)
+  for run in found["tune_inner"]:
+    rates[run.method].append(run.config.inner.learning_rate)
+  assert set(map(tuple, rates.values())) == {(1e-3, 3e-3, 9e-3)}
+  settings = {(run.method, str(run.config)) for run in tuning}
+  assert len(settings) == len(tuning)
+
+
+def test_no_result_is_on_the_seed_that_was_tuned_on():
+  found = every()
+  tuning = {r.seed for s in STAGES[:2] for r in found[s]}
+  results = {r.seed for s in STAGES[2:] for r in found[s]}
+  assert tuning == {1000} and results == {0, 1}
+
+
+def test_every_schedule_ends_at_the_runs_own_last_step():
+  found = every()
+  assert {r.config.total_steps for r in found["results"]} == {48}
+  for run in (*found["results"], *found["equal_time"]):
+    assert run.ends_round
+    assert run.config.inner.warmup_steps <= run.config.total_steps // 4
+  # On a slow link AllReduce gets fewer steps, and its schedule is as short.
+  short = {r.config.total_steps for r in found["equal_time"]}
+  assert len(short) > 1
+
+
+def test_results_run_with_what_tuned_best():
+  plan = sweeps.plan()
+  diloco = plan.sweep.method("diloco")
+  tuned = plan.tuned(diloco, sweeps.loss_of)
+  assert tuned.changed == {
+    "inner.learning_rate": 3e-3,
+    "outer.learning_rate": 0.7,
+    "outer.momentum": 0.9,
+  }
+  assert tuned.num_runs == 7 and not tuned.at_edge
+  for run in plan.results(diloco, sweeps.loss_of):
+    assert run.config.outer.momentum == 0.9
+    assert run.config.inner.learning_rate == 3e-3
+    assert run.config.inner.warmup_steps == 2
+    assert run.config.evaluation.interval_steps == 12
+
+
+def test_a_method_without_an_outer_optimizer_tunes_what_it_has():
+  plan = sweeps.plan()
+  allreduce = plan.sweep.method("allreduce")
+  runs = plan.tune_outer(allreduce, sweeps.loss_of)
+  assert [
+    (run.config.inner.learning_rate, run.config.inner.warmup_steps)
+    for run in runs
+  ] == [(0.00225, 2), (0.0039, 2), (3e-3, 1), (3e-3, 3)]  # 3: a quarter of 12.
+
+  assert plan.tuned(allreduce, sweeps.loss_of).changed == {
+    "inner.learning_rate": 3e-3,
+    "inner.warmup_steps": 1,
+  }
+
+
+def test_the_best_rate_at_an_end_of_the_grid_is_told():
+  plan = sweeps.plan()
+  diloco = plan.sweep.method("diloco")
+
+  def loves_high_rates(run):
+    return 1 - run.config.inner.learning_rate
+
+  assert plan.tuned(diloco, loves_high_rates).at_edge
+
+
+def test_a_tuning_run_that_diverged_never_wins_and_counts():
+  plan = sweeps.plan()
+  diloco = plan.sweep.method("diloco")
+
+  def diverges(run):
+    high = run.config.inner.learning_rate > 2e-3
+    return math.nan if high else sweeps.loss_of(run)
+
+  tuned = plan.tuned(diloco, diverges)
+  assert tuned.changed["inner.learning_rate"] == 1e-3
+  assert tuned.num_runs == 7
+  with pytest.raises(ValueError, match="every tuning run of 'diloco'"):
+    plan.tuned(diloco, lambda run: math.nan)
+
+
+def test_results_wait_for_tuning():
+  plan = sweeps.plan()
+  with pytest.raises(LookupError, match="--stage=tune_inner"):
+    plan.stage("results", plan.sweep.methods, lambda run: None)
+
+
+def test_only_ours_depends_on_the_link():
+  def found(cluster):
+    slow = [{"name": "1gbit", "cluster": cluster, "step_s": 0.05}]
+    plan = sweeps.plan(clusters=slow)
+    return {
+      (run.method, run.seed): run.config
+      for run in plan.stage("results", plan.sweep.methods, sweeps.loss_of)
+    }
+
+  slow, fast = found("100mbit"), found("infinite")
+  differ = {key[0] for key in slow if slow[key] != fast[key]}
+  assert slow.keys() == fast.keys() and differ == {"ours_1gbit"}
+
+
+def test_equal_time_leaves_out_what_gets_hardly_a_step():
+  plan = sweeps.plan()
+  allreduce = plan.sweep.method("allreduce")
+  assert plan.steps_at(allreduce, "107b", sweeps.loss_of) < 20
+  assert plan.equal_time(allreduce, "107b", sweeps.loss_of) == []
+  reference = plan.sweep.method("dilocox_continue")
+  runs = plan.equal_time(reference, "107b", sweeps.loss_of)
+  results = plan.results(reference, sweeps.loss_of)
+  assert [r.config for r in runs] == [r.config for r in results]

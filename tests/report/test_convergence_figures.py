@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+
+from dilocox_jax.report import convergence_figures as figures
+from tests.report import convergences
+
+DRAW = {
+  "tokens": figures.tokens,
+  "bytes": figures.sent,
+  "hours": lambda found: figures.hours(found, "large"),
+}
+
+
+def lines(figure):
+  (ax,) = figure.axes
+  return {
+    line.get_label(): np.asarray(line.get_xydata())
+    for line in ax.lines
+    if not line.get_label().startswith("_")
+  }
+
+
+@pytest.mark.parametrize(
+  "name, last", [("tokens", 4.0), ("bytes", 1e7), ("hours", 1.0)]
+)
+def test_a_line_is_the_mean_of_the_seeds(name, last):
+  found = lines(DRAW[name](convergences.comparison()))
+  assert list(found) == ["allreduce", "diloco", "dilocox", "eager", "wild"]
+  assert found["diloco"].shape == (4, 2)
+  assert found["diloco"][-1] == pytest.approx((last, 1.06))
+
+
+def test_a_band_reaches_from_the_lowest_seed_to_the_highest():
+  (ax,) = figures.tokens(convergences.comparison()).axes
+  vertices = np.asarray(ax.collections[1].get_paths()[0].vertices)
+  at_end = vertices[vertices[:, 0] == 4.0][:, 1]
+  assert (min(at_end), max(at_end)) == pytest.approx((1.05, 1.07))
+
+
+def test_no_two_of_sixteen_methods_look_alike():
+  entries = [convergences.entry(f"m{i}", 1.0) for i in range(15)]
+  entries.insert(0, convergences.entry("allreduce", 1.0))
+  (ax,) = figures.tokens(convergences.comparison(entries=entries)).axes
+  shown = [x for x in ax.lines if not str(x.get_label()).startswith("_")]
+  looks = {(x.get_color(), x.get_linestyle()) for x in shown}
+  assert len(looks) == len(shown) == 16
+
+
+def test_the_clock_of_a_figure_is_named_on_it():
+  (ax,) = figures.hours(convergences.comparison(), "large").axes
+  assert convergences.CLOCKS["large"] in ax.get_xlabel()
+
+
+def test_curves_are_shown_where_they_end():
+  (ax,) = figures.hours(convergences.comparison(), "near").axes
+  low, high = ax.get_ylim()
+  assert low < 1.0 and 1.2 < high < 1.2 + 4 * (1 / 10 - 1 / 40)
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_nothing_to_show_is_said(name):
+  figure = DRAW[name](convergences.comparison(entries=[], target_loss=0.0))
+  (ax,) = figure.axes
+  assert any(text.get_text() == "nothing to show" for text in ax.texts)
