@@ -53,7 +53,9 @@ def test_the_learning_rate_follows_the_configs_schedule():
 
 
 def test_one_replica_alone_has_programs_of_its_own():
-  config = runs.settings(num_replicas=3, layout="mesh")
+  config = runs.settings(
+    num_replicas=3, layout="mesh", warm_start="single", warm_start_steps=3
+  )
   programs = assembly.programs(config)
   assert programs.steps_of("single").replicas.num_replicas == 1
   assert programs.steps_of("data_parallel").replicas.num_replicas == 3
