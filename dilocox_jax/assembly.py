@@ -23,8 +23,7 @@ from dilocox_jax.exchange.feedback import Feedback, compressed_mean
 from dilocox_jax.exchange.mean import mean_over_replicas
 from dilocox_jax.inner.boundary import BOUNDARIES
 from dilocox_jax.inner.optimizer import inner_optimizer, learning_rate_schedule
-from dilocox_jax.inner.pipeline import Parts as Pieces
-from dilocox_jax.inner.pipeline import pipelined_gradient
+from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
 from dilocox_jax.inner.sharded import sharded_gradient
 from dilocox_jax.inner.step import Gradient, accumulated_gradient, inner_step
 from dilocox_jax.mesh import Replicas
@@ -186,7 +185,7 @@ def _gradient(config: RunConfig, model: transformer.Model) -> Gradient:
       return token_loss(model.logits(rest, x), targets, z_loss)
 
     stage = pipelined_gradient(
-      Pieces(model.embed, model.block, end),
+      CutModel(model.embed, model.block, end),
       timetable(config.pipeline),
       config.parts.counts,
       remat=mesh.remat,

@@ -20,7 +20,7 @@ from jaxtyping import Array, Int
 from dilocox_jax.inner.boundary import AS_COMPUTED, Boundary
 from dilocox_jax.inner.pipeline_layer import by_path, layer
 from dilocox_jax.inner.pipeline_stage import (
-  Parts,
+  CutModel,
   Stage,
   State,
   Tick,
@@ -36,7 +36,7 @@ PipelinedGradient = Callable[[Tree, Tree, Array], tuple[Scalar, Tree, Tree]]
 
 
 def pipelined_gradient(
-  parts: Parts,
+  model: CutModel,
   table: Timetable,
   layer_counts: Sequence[Sequence[int]],
   *,
@@ -47,7 +47,7 @@ def pipelined_gradient(
   """Builds one stage's gradient, for a region that is manual over the stages.
 
   Args:
-    parts: The model.
+    model: What it computes.
     table: Which stage does what in which tick.
     layer_counts: Layers that each chunk of each stage holds: [stage][chunk].
     remat: What a layer's forward keeps for its backward: "none", "dots" or
@@ -77,16 +77,16 @@ def pipelined_gradient(
   boundary = boundary if table.num_stages > 1 else AS_COMPUTED
 
   def gradient(blocks: Tree, rest: Tree, tokens: Int[Array, "m b S"]):
-    x_TxD = jax.eval_shape(parts.embed, rest, tokens[0, :, :-1])
+    x_TxD = jax.eval_shape(model.embed, rest, tokens[0, :, :-1])
     one = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0, 0], blocks))
-    split = layer(parts.block, one, x_TxD, tokens.shape[2] - 1, remat)
+    split = layer(model.block, one, x_TxD, tokens.shape[2] - 1, remat)
     # Cast once: a kernel that is cast by a forward would be kept by it.
     leaves = {
       path: x.astype(split.kernel_dtypes.get(path, x.dtype))
       for path, x in by_path(blocks).items()
     }
     number = jax.lax.axis_index(STAGE_AXIS)
-    stage = Stage(parts, split, boundary, counts, number, leaves, rest, tokens)
+    stage = Stage(model, split, boundary, counts, number, leaves, rest, tokens)
     totals = by_path(blocks), rest
     state = _first_state(stage, table, x_TxD, totals, fill)
     state, _ = jax.lax.scan(

@@ -24,7 +24,7 @@ from dilocox_jax.inner.pipeline_layer import Block, Layer, Leaves, Pairs
 from dilocox_jax.pytypes import Index, Scalar, Tree
 
 
-class Parts(NamedTuple):
+class CutModel(NamedTuple):
   """A model, cut where a pipeline may cut it.
 
   Attributes:
@@ -85,7 +85,7 @@ class Stage:
   """A stage's actions, and what does not change from tick to tick.
 
   Attributes:
-    parts: The model.
+    model: What it computes.
     layer: Its block, taken apart.
     boundary: How values travel between stages.
     counts: Layers of every chunk of every stage: int32 [stages, chunks].
@@ -95,7 +95,7 @@ class Stage:
     tokens: int32 [m, b, L + 1].
   """
 
-  parts: Parts
+  model: CutModel
   layer: Layer
   boundary: Boundary
   counts: np.ndarray
@@ -109,7 +109,7 @@ class Stage:
 
     def embed(at: Tick, _: Array) -> Array:
       tokens = get(self.tokens, at.micro_batch)
-      return self.parts.embed(self.rest, tokens[:, :-1])
+      return self.model.embed(self.rest, tokens[:, :-1])
 
     def body(place: Index, carry: tuple[Array, list[Array]]):
       x_TxD, kept = carry
@@ -176,7 +176,7 @@ class Stage:
     def head(at: Tick, carry: tuple[Array, Scalar, Tree]):
       x_TxD, loss_total, totals = carry
       targets = get(self.tokens, at.micro_batch)[:, 1:].reshape(-1)
-      loss, (rest, gradient) = jax.value_and_grad(self.parts.loss, (0, 1))(
+      loss, (rest, gradient) = jax.value_and_grad(self.model.loss, (0, 1))(
         self.rest, x_TxD, targets
       )
       totals = jax.tree.map(_sum, totals, rest)
@@ -192,7 +192,7 @@ class Stage:
 
     def embed(at: Tick, totals: Tree) -> Tree:
       tokens = get(self.tokens, at.micro_batch)[:, :-1]
-      _, pullback = jax.vjp(lambda r: self.parts.embed(r, tokens), self.rest)
+      _, pullback = jax.vjp(lambda r: self.model.embed(r, tokens), self.rest)
       return jax.tree.map(_sum, totals, *pullback(gradient))
 
     return when(self._is_first(at), "embed", embed, at, totals)

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from dilocox_jax.inner.boundary import AS_COMPUTED
-from dilocox_jax.inner.pipeline import Parts, pipelined_gradient
+from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
 from dilocox_jax.inner.step import accumulated_gradient
 from dilocox_jax.models.loss import next_token_loss, token_loss
 from dilocox_jax.models.transformer import Model, build
@@ -66,17 +66,17 @@ def gathered(blocks, layer_counts):
   return jax.tree.map(lambda x: np.asarray(x)[stage, chunk, row], blocks)
 
 
-def parts(model: Model) -> Parts:
-  return Parts(
+def cut(model: Model) -> CutModel:
+  return CutModel(
     model.embed,
     model.block,
     lambda rest, x, targets: token_loss(model.logits(rest, x), targets, Z_LOSS),
   )
 
 
-def over_stages(parts: Parts, table: Timetable, layer_counts, **options):
+def over_stages(model: CutModel, table: Timetable, layer_counts, **options):
   """(blocks [stages, ...], rest, tokens) -> the whole loss and gradients."""
-  gradient = pipelined_gradient(parts, table, layer_counts, **options)
+  gradient = pipelined_gradient(model, table, layer_counts, **options)
   devices = np.asarray(jax.devices()[: table.num_stages])
 
   def local(blocks, rest, tokens):
@@ -129,7 +129,7 @@ class Case:
       params.pop("blocks"),
     )
     tokens = (self.num_micro_batches, batch_size, length + 1)
-    step = over_stages(parts(model), self.table, self.counts, remat=self.remat)
+    step = over_stages(cut(model), self.table, self.counts, remat=self.remat)
     return step.lower(blocks, params, jax.ShapeDtypeStruct(tokens, np.int32))
 
   def pipelined(self, boundary=AS_COMPUTED, fill=np.nan):
@@ -139,7 +139,7 @@ class Case:
     )
     rest = {name: x for name, x in params.items() if name != "blocks"}
     step = over_stages(
-      parts(model),
+      cut(model),
       self.table,
       self.counts,
       remat=self.remat,

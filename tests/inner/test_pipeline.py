@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.inner.boundary import BOUNDARIES
-from dilocox_jax.inner.pipeline import Parts, pipelined_gradient
+from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
 from dilocox_jax.inner.pipeline_layer import REMATS, layer
 from dilocox_jax.inner.pipeline_stage import Stage
 from dilocox_jax.models.transformer import build
@@ -166,7 +166,7 @@ def test_a_compressed_boundary_costs_accuracy_but_not_much(name, least, most):
   assert least < error(gradients, expected) < most
 
 
-def scaled_parts(lost):
+def scaled_model(lost):
   """A model of one number a layer; lists the stages that compute a loss."""
 
   def loss(rest, x, targets):
@@ -174,7 +174,7 @@ def scaled_parts(lost):
     jax.debug.callback(lambda stage: lost.append(int(stage)), stage)
     return jnp.mean(x)
 
-  return Parts(
+  return CutModel(
     lambda rest, tokens: tokens.reshape(-1, 1).astype(jnp.float32),
     lambda layer, x, length, multiply: multiply("kernel", x, layer["kernel"]),
     loss,
@@ -202,7 +202,7 @@ def test_each_stage_does_what_its_list_says_and_nothing_else(name, monkeypatch):
   stages, chunks, batches = 4, 2 if name == "interleaved" else 1, 8
   pipeline = Pipeline(name, stages, batches, chunks)
   step = over_stages(
-    scaled_parts(lost),
+    scaled_model(lost),
     timetable(pipeline),
     counts(stages * chunks, stages, chunks),
   )
@@ -282,4 +282,4 @@ def test_the_program_does_not_grow_with_ticks_or_layers():
 def test_layer_counts_that_do_not_fit_the_table_are_refused():
   table = timetable(Pipeline("1f1b", 2, 3))
   with pytest.raises(ValueError, match="must be 2 stages of 1 chunks"):
-    pipelined_gradient(scaled_parts([]), table, ((1,), (1,), (1,)))
+    pipelined_gradient(scaled_model([]), table, ((1,), (1,), (1,)))
