@@ -37,8 +37,6 @@ SETTINGS = (
   "--config.checkpoint.interval_steps=3",
 )
 TWO_STAGES = "--config.mesh.num_stages=2"  # Hence two devices a process.
-FAST = "--xla_backend_optimization_level=0"
-FAST += " --xla_llvm_disable_expensive_passes=true"
 DEADLINE_S = 600
 
 
@@ -48,7 +46,6 @@ def start(module, *arguments):
     stdout=subprocess.DEVNULL,
     stderr=subprocess.PIPE,
     text=True,
-    env=os.environ | {"XLA_FLAGS": FAST},
   )
 
 

@@ -23,8 +23,6 @@ COCKTAIL = CodecConfig(
 )
 FEEDBACK = ExchangeConfig(error_feedback=True)
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 @dataclasses.dataclass(frozen=True)
 class Case:

@@ -12,8 +12,6 @@ SAME = 1e-5  # fp32; the two layouts sum in different orders
 INTERVAL = 4
 ROUNDS = 3
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 CASES = {
   "diloco": {"method": "diloco"},
   "open_diloco": {"method": "open_diloco"},

@@ -61,7 +61,6 @@ CASES = (
   ("eager", "stacked"),
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 has_host_memory = pytest.mark.skipif(
   memory.unsupported(HOST, jax.local_devices()) is not None,
   reason="these devices have no host memory of their own",

@@ -137,9 +137,7 @@ def test_one_replica_is_plain_training_in_fp32(name):
     pytest.param("eager", {}, marks=pytest.mark.slow),
   ],
 )
-def test_one_transformer_is_trained_plainly_in_fp32(
-  method, settings, quick_compiles
-):
+def test_one_transformer_is_trained_plainly_in_fp32(method, settings):
   alone = {
     "num_steps": 12,
     "num_replicas": 1,
@@ -190,9 +188,7 @@ def test_allreduce_is_one_replica_with_all_the_batches(bits):
     assert distance(np.mean(losses, axis=0), loss[0]) < CLOSE
 
 
-def test_allreduce_of_a_transformer_is_one_replica_with_all_the_batches(
-  quick_compiles,
-):
+def test_allreduce_of_a_transformer_is_one_replica_with_all_the_batches():
   many = nano.config(method="allreduce", num_steps=8, num_replicas=3)
   one = nano.config(
     method="allreduce", num_steps=8, num_replicas=1, batch_size=12
