@@ -16,7 +16,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
 WANTED := $(VERSION) $(CURDIR)
 FOUND := $(shell $(RUN) -c 'import sys; print(open(sys.prefix + "/.installed").read())' 2>/dev/null)
 
-.PHONY: help install quickstart ablation tables lint format test check bench pins clean FORCE
+.PHONY: help install quickstart ablation convergence tables lint format test check bench pins clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -31,6 +31,9 @@ quickstart: install ## Train two methods on real text, then report (minutes)
 
 ablation: install ## Ways to send less, by loss and bytes (half an hour)
 	$(RUN) -m experiments.ablate --workdir=runs/ablation
+
+convergence: install ## Every method under one budget (hours; the same command goes on)
+	$(RUN) -m experiments.convergence --workdir=runs/convergence_small --processes=2
 
 tables: install ## Published speed-up tables beside predictions (seconds)
 	$(RUN) -m experiments.speedup_tables --workdir=runs/tables
@@ -49,10 +52,11 @@ check: install ## Every test, the slow tier too, compiled as users compile
 	XLA_FLAGS=--xla_cpu_collective_call_terminate_timeout_seconds=300 \
 	  $(RUN) -m pytest $(PYTEST_ARGS) -m ''
 
-bench: install ## Measure rounds, codecs and the simulator; results as JSON
+bench: install ## Measure rounds, codecs and the simulator; draw schedules
 	$(RUN) -m experiments.bench round --workdir=runs/bench
 	$(RUN) -m experiments.bench codecs --workdir=runs/bench --repeats=21
 	$(RUN) -m experiments.bench simulate --workdir=runs/bench
+	$(RUN) -m experiments.bench pipeline --workdir=runs/bench
 
 pins: ## Renew the constraint file of this Python version
 	@$(check-python)
