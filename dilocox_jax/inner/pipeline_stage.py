@@ -243,7 +243,8 @@ def when(
   def body(number: Index, state: Tree) -> Tree:
     # What does not depend on the round would be moved out of the loop, and so
     # run where the loop has none. Now all that follows from the tick depends.
-    here, _ = jax.lax.optimization_barrier((at, number))
+    is_on = number < rounds
+    here = jax.tree.map(lambda index: jnp.where(is_on, index, -1), at)
     return action(here, state)
 
   with jax.named_scope(name):
@@ -255,11 +256,16 @@ def get(tree: Tree, *place: Index) -> Tree:
   """Leaves [N1, ..., *shape] at a place along their first axes: [*shape]."""
 
   def one(buffer: Array) -> Array:
-    shape = buffer.shape[len(place) :]
+    axes, shape = buffer.shape[: len(place)], buffer.shape[len(place) :]
     sizes = (*[1] * len(place), *shape)
-    return jax.lax.dynamic_slice(buffer, _starts(buffer, place), sizes).reshape(
-      shape
-    )
+    found = jax.lax.dynamic_slice(buffer, _starts(buffer, place), sizes)
+    if (
+      max(axes) == 1
+    ):  # The only place there is depends on no tick: see `when`.
+      found = jnp.where(
+        jnp.asarray(place[0]) >= 0, found, np.zeros((), found.dtype)
+      )
+    return found.reshape(shape)
 
   return jax.tree.map(one, tree)
 

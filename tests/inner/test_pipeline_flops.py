@@ -85,7 +85,8 @@ def needed(case):
 
 def check_products(case):
   text = program(case)
-  assert 1 <= sum(executed(text, case)) / needed(case) <= EXCESS
+  # Rounds are counted as shares of ticks, which add up but for rounding.
+  assert 1 - 1e-9 <= sum(executed(text, case)) / needed(case) <= EXCESS
   # A stage that is idle runs none of the step's loops.
   assert product_flops(text, lambda *_: 0.0) == 0
 

@@ -19,7 +19,8 @@ def test_an_action_runs_if_its_condition_holds(condition, expected):
   assert int(jax.jit(run)(jnp.bool_(condition))) == expected
 
 
-def test_an_action_that_does_not_run_multiplies_nothing():
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_an_action_that_does_not_run_multiplies_nothing(num_slots):
   def run(condition, factors, kernel, at):
     def action(at, total):
       return total + get(factors, at.pair_slot) @ kernel
@@ -27,7 +28,7 @@ def test_an_action_that_does_not_run_multiplies_nothing():
     return when(condition, "action", action, at, jnp.zeros((3, 4)))
 
   lowered = jax.jit(run).lower(
-    jnp.bool_(True), jnp.ones((2, 3, 5)), jnp.ones((5, 4)), tick()
+    jnp.bool_(True), jnp.ones((num_slots, 3, 5)), jnp.ones((5, 4)), tick()
   )
   text = lowered.compile().as_text()
   # The product needs nothing that the loop changes, and yet stays inside it.
