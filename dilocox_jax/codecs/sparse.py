@@ -24,21 +24,24 @@ from dilocox_jax.pytypes import Array, Tree
 def top_k(payload: TopK, leaf: Leaf, inner: Encoder) -> Encoder:
   """Keeps the largest values of each block; the others decode to zero.
 
-  ||x - C(x)||^2 <= (1 - k / n) ||x||^2 if the kept values are sent exactly.
+  ||x - C(x)||^2 <= (1 - (1 - 2^-6) k / n) ||x||^2 if the kept values are sent
+  exactly. They are compared in bfloat16, and of equals the first are kept:
+  rows of an embedding that Adam moved once are as far from zero but for
+  rounding, which must not decide what is sent, as it differs between meshes.
 
   Wire: packed indices of ceil(log2(block)) bits each, or one bit a value of
   the block; then what `inner` makes of the kept values.
   Source: SparseLoCo, arXiv 2508.15706 (64 of 4096); CocktailSGD (Wang et al.,
   2023, ICML) for the bitmap.
   Differs: blocks are made equally long; CocktailSGD selects over a whole
-  tensor.
+  tensor; both compare values as they are.
   """
   groups, width = group_shape(leaf, "block", payload.block_size)
   count = payload.num_kept(width)
   is_packed = payload.indices == "packed"
 
   def largest(blocks: Array) -> tuple[Array, Array]:
-    _, places = jax.lax.top_k(jnp.abs(blocks), count)
+    _, places = jax.lax.top_k(jnp.abs(blocks).astype(jnp.bfloat16), count)
     places = jnp.sort(places, axis=-1)
     return places, jnp.take_along_axis(blocks, places, axis=-1)
 

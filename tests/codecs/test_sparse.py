@@ -49,6 +49,16 @@ def test_top_k_keeps_exactly_what_its_plain_twin_keeps(indices):
       assert (digits @ (1 << np.arange(6))).tolist() == chosen
 
 
+def test_rounding_does_not_decide_which_of_equal_values_are_kept():
+  rng = np.random.default_rng(0)
+  sizes = np.float32(0.1 * (1 + 1e-6 * rng.normal(size=(6, 60))))
+  values = (rng.choice([-1, 1], (6, 60)) * sizes).astype(np.float32)
+  coder = encoder(Encoding((TopK(0.15, 70), Dense())), LEAF)
+  found, _ = through(coder, jnp.asarray(values.reshape(gaussian(LEAF).shape)))
+  expected = np.where(np.arange(60) < 9, values, 0)
+  assert np.array_equal(np.asarray(found).reshape(6, 60), expected)
+
+
 def test_both_codings_of_the_places_decode_to_the_same():
   values = jnp.asarray(gaussian(LEAF))
   found = []

@@ -57,8 +57,12 @@ def powers_of_two(values):
 
 
 def top_k(values, count):
-  """The places of the largest values, ascending, and what is left of all."""
-  order = sorted(range(len(values)), key=lambda place: -abs(values[place]))
+  """The places of the largest values, ascending, and what is left of all.
+
+  Values are compared in bfloat16; of equal ones the first are the larger.
+  """
+  sizes = [bfloat16(abs(x)) for x in values]
+  order = sorted(range(len(values)), key=lambda place: -sizes[place])
   places = sorted(order[:count])
   return places, [x if n in places else 0.0 for n, x in enumerate(values)]
 
