@@ -259,12 +259,10 @@ def get(tree: Tree, *place: Index) -> Tree:
     axes, shape = buffer.shape[: len(place)], buffer.shape[len(place) :]
     sizes = (*[1] * len(place), *shape)
     found = jax.lax.dynamic_slice(buffer, _starts(buffer, place), sizes)
-    if (
-      max(axes) == 1
-    ):  # The only place there is depends on no tick: see `when`.
-      found = jnp.where(
-        jnp.asarray(place[0]) >= 0, found, np.zeros((), found.dtype)
-      )
+    if max(axes) == 1:
+      # What lies in the only place there is depends on no tick: see `when`.
+      is_on = jnp.asarray(place[0]) >= 0
+      found = jnp.where(is_on, found, jnp.zeros_like(found))
     return found.reshape(shape)
 
   return jax.tree.map(one, tree)

@@ -13,6 +13,7 @@ from typing import Any
 from dilocox_jax.report import units
 from dilocox_jax.report.convergence import (
   Comparison,
+  EqualTime,
   Spread,
   mean_seconds_to,
 )
@@ -50,7 +51,7 @@ def tables(found: Comparison) -> Iterator[Grid]:
   for clock in found.clocks:
     yield _hours(found, clock)
   for each in found.equal_time:
-    yield _equal_time(found, each.clock)
+    yield _equal_time(found, each)
   yield _orderings(found)
   yield _pairs(found)
   yield _tuned(found)
@@ -108,8 +109,7 @@ def _hours(found: Comparison, clock: str) -> Grid:
   )
 
 
-def _equal_time(found: Comparison, clock: str) -> Grid:
-  each = next(e for e in found.equal_time if e.clock == clock)
+def _equal_time(found: Comparison, each: EqualTime) -> Grid:
   rows = [
     (
       timed.name
@@ -121,13 +121,13 @@ def _equal_time(found: Comparison, clock: str) -> Grid:
     for timed in each.methods
   ]
   return Grid(
-    f"At equal time on the clock '{clock}', {_time(each.budget_s)} h",
+    f"At equal time on the clock '{each.clock}', {_time(each.budget_s)} h",
     ("method", "steps", "loss", "lowest..highest"),
     rows,
     [
-      f"Clock '{clock}': {found.clocks[clock]}. Every method has as many inner"
-      " steps as fit, at most those of equal tokens, and its schedule ends at"
-      " its own last step. Its settings are those tuned at equal tokens."
+      f"Clock '{each.clock}': {found.clocks[each.clock]}. Every method has as"
+      " many inner steps as fit, at most those of equal tokens, and its"
+      " schedule ends at its own last step. Its settings are those tuned at equal tokens."
     ],
   )
 

@@ -17,7 +17,7 @@ CASES = {
   "open_diloco": {"method": "open_diloco"},
   "streaming_diloco": {
     "method": "streaming_diloco",
-    "num_fragments": 2,
+    "num_fragments": 3,
     "overlap_steps": 1,
   },
   "eager": {"method": "eager"},
