@@ -127,7 +127,8 @@ def _equal_time(found: Comparison, each: EqualTime) -> Grid:
     [
       f"Clock '{each.clock}': {found.clocks[each.clock]}. Every method has as"
       " many inner steps as fit, at most those of equal tokens, and its"
-      " schedule ends at its own last step. Its settings are those tuned at equal tokens."
+      " schedule ends at its own last step. Its settings are those tuned at"
+      " equal tokens."
     ],
   )
 
