@@ -7,23 +7,25 @@ a conditional as run.
 import math
 import re
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 
 import jax
 
 # How often a loop or branch runs whenever control comes to it, by the name of
-# its operation and the number of the branch (None for a loop).
-Rounds = Callable[[str, int | None], float]
+# its operation and the number of the branch (None for a loop). A mean may be a
+# fraction; floats would not add up to what the model needs.
+Rounds = Callable[[str, int | None], Fraction | int]
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*)$")
 _SHAPE = re.compile(r"^\w+\[([\d,]*)\]")
 
 
-def _unknown(name: str, branch: int | None) -> float:
+def _unknown(name: str, branch: int | None) -> int:
   raise ValueError(f"{name}: rounds of {branch=} are not in the program")
 
 
-def product_flops(text: str | None, rounds: Rounds = _unknown) -> float:
+def product_flops(text: str | None, rounds: Rounds = _unknown) -> Fraction:
   """Operations in matrix products; a multiply-add counts as two.
 
   Args:
@@ -34,11 +36,12 @@ def product_flops(text: str | None, rounds: Rounds = _unknown) -> float:
   assert text, "the program has no text"
   computations, entry = _parse(text)
 
-  def flops(name: str) -> float:
-    return sum(
-      own + sum(times * flops(callee) for callee, times in callees)
-      for own, callees in _costs(computations[name], rounds)
-    )
+  def flops(name: str) -> Fraction:
+    total = Fraction(0)
+    for own, callees in _costs(computations[name], rounds):
+      total += own
+      total += sum(times * flops(callee) for callee, times in callees)
+    return total
 
   return flops(entry)
 
@@ -63,7 +66,7 @@ def _parse(text: str) -> tuple[dict[str, list[tuple[str, str]]], str]:
 
 def _costs(
   instructions: list[tuple[str, str]], rounds: Rounds
-) -> Iterator[tuple[float, list[tuple[str, float]]]]:
+) -> Iterator[tuple[int, list[tuple[str, Fraction | int]]]]:
   """Every instruction's own operations, and what it calls how often."""
   shapes = {
     name: [int(n) for n in shape[1].split(",") if n]
@@ -77,33 +80,33 @@ def _costs(
       case "dot":
         yield _dot_flops(shapes[name], right, shapes), []
       case "while":
-        yield 0.0, [(_one(r"body=%?([\w.-]+)", right), _rounds(right, rounds))]
+        yield 0, [(_one(r"body=%?([\w.-]+)", right), _rounds(right, rounds))]
       case "conditional":
-        yield 0.0, _branches(right, rounds)
+        yield 0, _branches(right, rounds)
       case "custom-call":
         target = _one(r'custom_call_target="([^"]*)"', right)
         assert not re.search("dot|matmul|gemm", target.lower()), target
-        yield 0.0, []
+        yield 0, []
       case _:
         callees = re.findall(r"(?:calls|to_apply)=%?([\w.-]+)", right)
-        yield 0.0, [(callee, 1.0) for callee in callees]
+        yield 0, [(callee, 1) for callee in callees]
 
 
 def _dot_flops(
   result: list[int], right: str, shapes: dict[str, list[int]]
-) -> float:
+) -> int:
   operand = shapes[_one(r"dot\([^%)]*%([\w.-]+)", right)]
   contracted = _one(r"lhs_contracting_dims=\{([\d,]*)\}", right)
   sizes = [operand[int(axis)] for axis in contracted.split(",") if axis]
-  return 2.0 * math.prod(result) * math.prod(sizes)
+  return 2 * math.prod(result) * math.prod(sizes)
 
 
-def _rounds(right: str, rounds: Rounds) -> float:
+def _rounds(right: str, rounds: Rounds) -> Fraction | int:
   known = re.search(r'known_trip_count":\{"n":"(\d+)"', right)
-  return float(known[1]) if known else rounds(_name(right), None)
+  return int(known[1]) if known else rounds(_name(right), None)
 
 
-def _branches(right: str, rounds: Rounds) -> list[tuple[str, float]]:
+def _branches(right: str, rounds: Rounds) -> list[tuple[str, Fraction | int]]:
   if listed := re.search(r"branch_computations=\{([^}]*)\}", right):
     branches = re.findall(r"%?([\w.-]+)", listed[1])
   else:  # Of a condition that is true or false; false is number 0.

@@ -32,8 +32,8 @@ def test_an_action_that_does_not_run_multiplies_nothing(num_slots):
   )
   text = lowered.compile().as_text()
   # The product needs nothing that the loop changes, and yet stays inside it.
-  assert product_flops(text, lambda name, branch: 0.0) == 0
-  assert product_flops(text, lambda name, branch: 1.0) == 2 * 3 * 5 * 4
+  assert product_flops(text, lambda name, branch: 0) == 0
+  assert product_flops(text, lambda name, branch: 1) == 2 * 3 * 5 * 4
 
 
 @pytest.mark.parametrize("count", [1, 2])
