@@ -14,13 +14,13 @@ report is made anew each time, from what there is.
 
 import math
 import pathlib
-import re
 import shlex
 import signal
 import sys
 import time
 
 from absl import flags
+from ml_collections import config_flags
 
 from experiments import command_line
 
@@ -87,7 +87,7 @@ def _run(values: flags.FlagValues, plan, workdir: pathlib.Path) -> None:
   from experiments.convergence_results import Results
   from experiments.convergence_runs import Runs
 
-  name = _name()
+  name = _name(values["config"])
   path = pathlib.Path(values.results or _RESULTS / f"{name}.csv")
   results = Results(path, plan.sweep.base)
   is_report = values.stage == "report"
@@ -138,12 +138,9 @@ def _stages(values: flags.FlagValues, plan, runs) -> tuple[int, bool, str]:
   return 0, False, ""
 
 
-def _name() -> str:
+def _name(flag: flags.Flag) -> str:
   """The config's name, with its argument if it has one."""
-  named = str(_DEFAULT_CONFIG)
-  for argument, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
-    if match := re.fullmatch(r"--?config(?:=(.*))?", argument):
-      named = following if match[1] is None else match[1]
+  named = config_flags.get_config_filename(flag)
   path, _, argument = named.partition(":")
   return "_".join(filter(None, [pathlib.Path(path).stem, argument])).replace(
     ",", "_"

@@ -24,6 +24,8 @@ INNER_GRID = (
   {"warmup_factor": 2.0},
 )
 PLAIN = {"codec.name": "float32"}
+_READINGS = ("dilocox_continue", "dilocox_reset")  # Of DiLoCoX's apply rule.
+_OTHERS = ("open_diloco", "open_diloco_long", "cocktail_sgd")
 _GRADIENTS = ("allreduce", "cocktail_sgd")
 
 
@@ -115,6 +117,16 @@ def every(
   ]
 
 
+def timed(clocks: Sequence[str]) -> tuple[str, ...]:
+  """Methods worth hours at equal time: those of the orderings, and ours.
+
+  Args:
+    clocks: Those whose transfer time gives ours its tau.
+  """
+  ours_by_clock = (f"ours_{clock}" for clock in clocks)
+  return ("allreduce", *_OTHERS, *_READINGS, *ours_by_clock)
+
+
 def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
   """The published orderings, for either reading of DiLoCoX's apply rule.
 
@@ -122,20 +134,17 @@ def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
     clock: Of the models that are trained.
     clock_107b: Of the large model.
   """
-  readings = ("dilocox_continue", "dilocox_reset")
-  open_diloco = ("open_diloco", "open_diloco_long")
-  others = (*open_diloco, "cocktail_sgd")
   published = (
-    *("diloco", *others, *readings, "eager", "sparse_loco", "muloco"),
+    *("diloco", *_OTHERS, *_READINGS, "eager", "sparse_loco", "muloco"),
     *("streaming", "streaming_overlap", "streaming_e3m0"),
   )
   first = {"better": "allreduce", "than": published, "at": "tokens"}
-  at = ((clock, (*others, "allreduce")), (clock_107b, others))
+  at = ((clock, (*_OTHERS, "allreduce")), (clock_107b, _OTHERS))
   return [
     first,
     *(
       {"better": reading, "than": than, "at": name}
       for name, than in at
-      for reading in readings
+      for reading in _READINGS
     ),
   ]

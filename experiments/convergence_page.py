@@ -59,7 +59,7 @@ class Gathered:
       target_loss=sweep.target_loss,
       entries=entries,
       equal_time=self._equal_time(ready),
-      claims=[report.Claim(c.better, c.than, c.at) for c in sweep.claims],
+      claims=sweep.claims,
       gaps=sweep.gaps,
       tuning=_tuning_text(sweep),
       command=command,
@@ -122,7 +122,7 @@ class Gathered:
     made = []
     for clock in sweep.equal_time:
       methods = []
-      for method in ready:
+      for method in filter(sweep.is_timed, ready):
         planned = self._plan.equal_time(method, clock, loss_of)
         steps = self._plan.steps_at(method, clock, loss_of)
         losses = [loss_of(each) for each in planned]

@@ -263,7 +263,7 @@ class Plan:
     return [
       run
       for name in self.sweep.equal_time
-      for each in methods
+      for each in filter(self.sweep.is_timed, methods)
       for run in self.equal_time(each, name, loss_of)
     ]
 

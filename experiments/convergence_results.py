@@ -23,7 +23,7 @@ from typing import Any
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig
 from dilocox_jax.mapping import flat
 from dilocox_jax.metrics import RecordError
-from dilocox_jax.metrics.lines import one_line, write_json
+from dilocox_jax.metrics.lines import make_directory, one_line, write_json
 from dilocox_jax.report.run import Run
 
 _FREE = tuple(each for each in FREE_ON_RESUME if each != "evaluation")
@@ -120,8 +120,7 @@ class Results:
     self.path = path
     self.curves_path = path.with_name(f"{path.stem}_curves.csv")
     base_path = path.with_name(f"{path.stem}_base.json")
-    with one_line(path):
-      path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     if not base_path.exists():
       write_json(base_path, base)
     with one_line(base_path, "read"):

@@ -12,6 +12,7 @@ from typing import Any
 
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.mapping import check_path, flat
+from dilocox_jax.report.convergence import TOKENS, Claim
 from dilocox_jax.sections import ModelConfig
 from experiments import grid
 
@@ -19,7 +20,6 @@ FIELDS = (
   *("base", "methods", "tuning", "seeds", "clusters", "clock_107b"),
   *("target_loss", "equal_time", "claims", "gaps"),
 )
-TOKENS = "tokens"  # Where a claim is about equal tokens.
 # Besides fields, what a tuning run may change: factors on what it began with.
 FACTORS = {
   "inner_factor": "inner.learning_rate",
@@ -97,21 +97,6 @@ class ClockSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Claim:
-  """An ordering that is looked for.
-
-  Attributes:
-    better: Method that should end lower.
-    than: Those that should end higher.
-    at: `TOKENS`, or the clock on which all have equal time.
-  """
-
-  better: str
-  than: tuple[str, ...]
-  at: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Sweep:
   """All that a sweep is.
 
@@ -124,6 +109,7 @@ class Sweep:
     target_loss: Of which reports say when it is reached (nats a token).
     reference: Method whose time all others get.
     equal_time: Clocks on which they get it.
+    timed_methods: Who gets it; all if empty.
     claims: Orderings to look for.
     gaps: Most that a method may be above AllReduce (share of its loss).
   """
@@ -136,6 +122,7 @@ class Sweep:
   target_loss: float
   reference: str
   equal_time: tuple[str, ...]
+  timed_methods: tuple[str, ...]
   claims: tuple[Claim, ...]
   gaps: Mapping[str, float]
 
@@ -168,6 +155,10 @@ class Sweep:
     """A method by its name."""
     return next(each for each in self.methods if each.name == name)
 
+  def is_timed(self, method: Method) -> bool:
+    """Whether it is trained in the reference's time too."""
+    return not self.timed_methods or method.name in self.timed_methods
+
   def config(self, changed: Mapping[str, Any]) -> RunConfig:
     """The checked config of a run.
 
@@ -185,7 +176,7 @@ class Sweep:
     names = [method.name for method in self.methods]
     if not names or len(set(names)) != len(names):
       raise ValueError(f"methods must be some, each named once: {names}")
-    used = [self.reference, *self.gaps]
+    used = [self.reference, *self.timed_methods, *self.gaps]
     for claim in self.claims:
       used += [claim.better, *claim.than]
     for name in used:
@@ -195,6 +186,18 @@ class Sweep:
     clocks += [each.at for each in self.claims if each.at != TOKENS]
     for name in clocks:
       known("clock", name, list(self.clocks))
+    for claim in self.claims:
+      self._check_time(claim)
+
+  def _check_time(self, claim: Claim) -> None:
+    if claim.at == TOKENS:
+      return
+    known("clock of equal_time", claim.at, self.equal_time)
+    for name in (claim.better, *claim.than):
+      if not self.is_timed(self.method(name)):
+        raise ValueError(
+          f"equal_time.methods lacks {name!r}, of which a claim speaks: add it"
+        )
 
 
 def known(what: str, name: str, names: Sequence[str]) -> None:
@@ -240,6 +243,7 @@ def sweep(values: Mapping[str, Any]) -> Sweep:
     target_loss=values["target_loss"],
     reference=equal["reference"],
     equal_time=tuple(equal["clocks"]),
+    timed_methods=tuple(equal["methods"]),
     claims=tuple(
       Claim(each["better"], tuple(each["than"]), each["at"])
       for each in values["claims"]

@@ -33,6 +33,18 @@ def one_line(path: Directory, verb: str = "write") -> Iterator[None]:
     raise RecordError(f"cannot {verb} {os.fspath(path)}: {reason}") from error
 
 
+def make_directory(path: Directory) -> pathlib.Path:
+  """Makes a directory, those above it included, unless it is there.
+
+  Raises:
+    RecordError: The disk refused, or a file has its name.
+  """
+  path = pathlib.Path(path)
+  with one_line(path):
+    path.mkdir(parents=True, exist_ok=True)
+  return path
+
+
 def plain(value: Any) -> Any:
   """Turns numpy values, tuples and paths into what JSON can hold.
 

@@ -9,7 +9,6 @@ TensorBoard gets the same values on the side.
 
 import dataclasses
 import math
-import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any, SupportsFloat, SupportsInt
 
@@ -29,9 +28,7 @@ class Recorder:
       resume_step: Inner step of the restored checkpoint. None starts afresh:
         rows left by a run that was killed before its first checkpoint go.
     """
-    workdir = pathlib.Path(workdir)
-    with lines.one_line(workdir):
-      workdir.mkdir(parents=True, exist_ok=True)
+    workdir = lines.make_directory(workdir)
     last_step = -1 if resume_step is None else resume_step
     self._metrics = lines.JsonLines(workdir / METRICS)
     self._timing = lines.JsonLines(workdir / TIMING)

@@ -76,9 +76,7 @@ def write_run_record(
   Raises:
     RecordError: The directory cannot be written.
   """
-  workdir = pathlib.Path(workdir)
-  with lines.one_line(workdir):
-    workdir.mkdir(parents=True, exist_ok=True)
+  workdir = lines.make_directory(workdir)
   lines.write_json(workdir / CONFIG, config)
   versions = {name: _version(name) for name in _PACKAGES}
   record = {

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from dilocox_jax.metrics.lines import (
   Directory,
-  one_line,
+  make_directory,
   write_atomically,
   write_json,
 )
@@ -163,9 +163,7 @@ def write_ablation(
   Raises:
     RecordError: The disk refused.
   """
-  out_dir = pathlib.Path(out_dir)
-  with one_line(out_dir):
-    out_dir.mkdir(parents=True, exist_ok=True)
+  out_dir = make_directory(out_dir)
   found = _by_corpus(outcomes)
   rows = []
   lines = ["# Ablation", "", *([f"    {command}", ""] if command else [])]

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from dilocox_jax.metrics.lines import (
   Directory,
-  one_line,
+  make_directory,
   write_atomically,
   write_json,
 )
@@ -134,9 +134,7 @@ def compare(workdirs: Sequence[Directory], out_dir: Directory) -> pathlib.Path:
   runs = [load_run(workdir) for workdir in workdirs]
   _require_one_corpus(runs)
   labels = _labels(runs)
-  out_dir = pathlib.Path(out_dir)
-  with one_line(out_dir):
-    out_dir.mkdir(parents=True, exist_ok=True)
+  out_dir = make_directory(out_dir)
   entries = [_entry(*pair) for pair in zip(runs, labels, strict=True)]
   write_json(
     out_dir / "comparison.json",

@@ -10,6 +10,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+TOKENS = "tokens"  # Where a claim is about equal tokens.
+
 
 @dataclasses.dataclass(frozen=True)
 class Point:
@@ -161,7 +163,7 @@ class Claim:
   Attributes:
     better: Method that should end lower.
     than: Those that should end higher.
-    at: "tokens", or the clock on which all have equal time.
+    at: `TOKENS`, or the clock on which all have equal time.
   """
 
   better: str

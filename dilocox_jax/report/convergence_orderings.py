@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from dilocox_jax.report.convergence import Comparison, Spread
+from dilocox_jax.report.convergence import TOKENS, Comparison, Spread
 
 HOLDS, REVERSED, OVERLAP = "holds", "reversed", "spreads overlap"
 MISSING, TOO_FEW = "not run", "too few steps"
@@ -22,7 +22,7 @@ class Verdict:
   Attributes:
     better: Method that should end lower.
     other: Method that should end higher.
-    at: "tokens", or a clock.
+    at: `TOKENS`, or a clock.
     result: One of the words above.
     better_spread: Losses of the one.
     other_spread: Losses of the other.
@@ -82,7 +82,7 @@ def verdicts(found: Comparison) -> Iterator[Verdict]:
 
 def _at(found: Comparison, at: str) -> tuple[dict[str, Spread], set[str]]:
   """Losses by method, and the methods that could not be trained."""
-  if at == "tokens":
+  if at == TOKENS:
     return {entry.name: entry.spread for entry in found.entries}, set()
   for each in found.equal_time:
     if each.clock == at:

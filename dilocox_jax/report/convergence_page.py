@@ -14,7 +14,7 @@ from rich.table import Table
 
 from dilocox_jax.metrics.lines import (
   Directory,
-  one_line,
+  make_directory,
   write_atomically,
   write_json,
 )
@@ -42,9 +42,7 @@ def write(found: Comparison, out_dir: Directory) -> pathlib.Path:
   Raises:
     RecordError: The disk refused.
   """
-  out_dir = pathlib.Path(out_dir)
-  with one_line(out_dir):
-    out_dir.mkdir(parents=True, exist_ok=True)
+  out_dir = make_directory(out_dir)
   lines = [f"# Convergence: {found.name}", "", f"    {found.command}", ""]
   lines += [f"{found.budget} Corpus digest `{found.corpus}`.", ""]
   for each in tables(found):
@@ -100,7 +98,7 @@ def _data(found: Comparison) -> dict[str, Any]:
 
 
 def show(found: Comparison, console: Console) -> None:
-  """Prints the tables; pairs of orderings stand on the page alone.
+  """Prints the tables; those of the page alone are left out.
 
   Args:
     found: The results.
@@ -109,7 +107,7 @@ def show(found: Comparison, console: Console) -> None:
   for name, what in found.clocks.items():
     console.print(f"Clock '{name}': {what}.", highlight=False)
   for each in tables(found):
-    if each.title.startswith("Orderings, pair"):
+    if each.on_page_alone:
       continue
     table = Table(title=each.title, title_justify="left")
     for index, column in enumerate(each.header):

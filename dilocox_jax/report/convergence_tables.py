@@ -12,6 +12,7 @@ from typing import Any
 
 from dilocox_jax.report import units
 from dilocox_jax.report.convergence import (
+  TOKENS,
   Comparison,
   EqualTime,
   Spread,
@@ -33,12 +34,14 @@ class Grid:
     header: Of its columns; the first is text.
     rows: Its cells.
     notes: Sentences below it.
+    on_page_alone: Whether a terminal goes without it.
   """
 
   title: str
   header: Sequence[str]
   rows: Sequence[Sequence[str]]
   notes: Sequence[str] = ()
+  on_page_alone: bool = False
 
 
 def tables(found: Comparison) -> Iterator[Grid]:
@@ -134,7 +137,7 @@ def _equal_time(found: Comparison, each: EqualTime) -> Grid:
 
 
 def _where(at: str) -> str:
-  return "equal tokens" if at == "tokens" else f"equal time on '{at}'"
+  return "equal tokens" if at == TOKENS else f"equal time on '{at}'"
 
 
 def _orderings(found: Comparison) -> Grid:
@@ -180,6 +183,7 @@ def _pairs(found: Comparison) -> Grid:
       )
       for v in verdicts(found)
     ],
+    on_page_alone=True,
   )
 
 

@@ -10,7 +10,12 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.metrics.lines import Directory, one_line, write_atomically
+from dilocox_jax.metrics.lines import (
+  Directory,
+  make_directory,
+  one_line,
+  write_atomically,
+)
 from dilocox_jax.report import figures, hours, ranks, units
 from dilocox_jax.report.run import Run, load_run
 
@@ -62,8 +67,8 @@ def markdown_table(
 
 def save_figure(figure: Any, path: pathlib.Path) -> None:
   """Writes a PNG; a failing disk is one line that names the path."""
+  make_directory(path.parent)
   with one_line(path):
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 

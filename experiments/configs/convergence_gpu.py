@@ -49,7 +49,11 @@ def get_config(setting="chinchilla_35m,2"):
   config.clusters = [{"name": "1gbit", "cluster": "1gbit"}]
   config.target_loss = 1.2
   config.equal_time = config_dict.ConfigDict(
-    {"reference": "dilocox_continue_h30", "clocks": ("1gbit", "107b")}
+    {
+      "reference": "dilocox_continue_h30",
+      "clocks": ("1gbit", "107b"),
+      "methods": (),  # All.
+    }
   )
   config.claims = _claims()
   config.gaps = {f"{name}_h30": 0.012 for name in ("diloco", "streaming_e3m0")}

@@ -27,7 +27,8 @@ def get_config():
   base.evaluation.num_sequences = 512
   base.checkpoint.interval_steps = 500
   base.checkpoint.keep = 1
-  config.methods = methods.every(25, 500, ("1gbit", "107b"))
+  clocks = ("1gbit", "107b")
+  config.methods = methods.every(25, 500, clocks)
   config.tuning = config_dict.ConfigDict(
     {
       "seed": 1000,
@@ -48,9 +49,13 @@ def get_config():
   )
   config.target_loss = 1.45
   config.equal_time = config_dict.ConfigDict(
-    {"reference": "dilocox_continue", "clocks": ("1gbit", "107b")}
+    {
+      "reference": "dilocox_continue",
+      "clocks": clocks,
+      "methods": methods.timed(clocks),
+    }
   )
-  config.claims = methods.claims("1gbit", "107b")
+  config.claims = methods.claims(*clocks)
   config.gaps = {"diloco": 0.012}
   config.lock()
   return config

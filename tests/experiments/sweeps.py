@@ -35,6 +35,7 @@ def values(**changed):
   }
   config["seeds"] = (0, 1)
   config["clusters"] = [{"name": "1gbit", "cluster": "1gbit", "step_s": 0.3}]
+  config["equal_time"]["methods"] = ()
   config["claims"] = [
     {"better": "allreduce", "than": ("diloco",), "at": "tokens"},
     {"better": "dilocox_continue", "than": ("allreduce",), "at": "1gbit"},

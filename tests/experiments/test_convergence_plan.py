@@ -135,3 +135,12 @@ def test_equal_time_leaves_out_what_gets_hardly_a_step():
   runs = plan.equal_time(reference, "107b", sweeps.loss_of)
   results = plan.results(reference, sweeps.loss_of)
   assert [r.config for r in runs] == [r.config for r in results]
+
+
+def test_only_the_named_methods_are_trained_at_equal_time():
+  named = {"reference": "dilocox_continue", "clocks": ("1gbit",)}
+  plan = sweeps.plan(
+    equal_time=named | {"methods": ("dilocox_continue", "allreduce")}
+  )
+  planned = plan.stage("equal_time", plan.sweep.methods, sweeps.loss_of)
+  assert {p.method for p in planned} == {"dilocox_continue", "allreduce"}

@@ -60,6 +60,10 @@ def test_all_who_have_an_outer_optimizer_see_the_same_settings():
   assert len(seen) == 1 and len(next(iter(seen))) == 5
 
 
+def equal_time(**changed):
+  return {"equal_time": sweeps.values()["equal_time"] | changed}
+
+
 @pytest.mark.parametrize(
   "changed, hint",
   [
@@ -70,6 +74,9 @@ def test_all_who_have_an_outer_optimizer_see_the_same_settings():
       {"claims": [{"better": "diloco", "than": (), "at": "2gbit"}]},
       "did you mean '1gbit'?",
     ),
+    (equal_time(methods=("diloco",)), "lacks 'dilocox_continue'"),
+    (equal_time(methods=("dilocoo",)), "did you mean 'diloco'?"),
+    (equal_time(clocks=("107b",)), "clock of equal_time '1gbit'"),
   ],
 )
 def test_a_mistake_is_one_line_that_says_what_to_change(changed, hint):
