@@ -5,7 +5,6 @@ model's own (`plan.shapes.flops_per_token`): what is recomputed, or spent on
 layers' norms, counts for nothing.
 """
 
-import json
 import pathlib
 import statistics
 import time
@@ -14,7 +13,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
@@ -23,6 +21,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.inner.step import inner_step
 from dilocox_jax.plan.shapes import flops_per_token, parameter_count
 from dilocox_jax.pytypes import Tree
+from experiments import bench_record
 
 STEPS = 10  # Inner steps of one measurement.
 
@@ -142,14 +141,11 @@ def run(config: RunConfig, workdir: pathlib.Path, repeats: int) -> dict:
     repeats: Measurements.
   """
   found = measure(config, repeats)
-  path = workdir / "bench_inner.json"
-  path.write_text(json.dumps(found, indent=2) + "\n")
   table = Table("value", "measured", title=f"Inner steps on {found['device']}")
   for name, value in found.items():
     if name not in ("device", "label"):
       table.add_row(name, _cell(name, value))
-  Console().print(table)
-  print(f"results: {path}")
+  bench_record.keep(workdir, "inner", found, table)
   return found
 
 

@@ -5,7 +5,6 @@ step runs and the simulator times, for a backward that takes two forwards and
 activations that travel in no time. JAX has no part in it.
 """
 
-import json
 import pathlib
 from collections.abc import Sequence
 
@@ -26,6 +25,7 @@ from dilocox_jax.report.pipeline_chart import (
   held_activations,
   pipeline_figure,
 )
+from experiments import bench_record
 from experiments.command_line import UsageError
 
 # One forward is the unit of time.
@@ -162,18 +162,17 @@ def run(
     console.print(Text(f"\n{pipeline.name}", style="bold"))
     for line in chart(table, console.width):
       console.print(line, no_wrap=True)
-  console.print(_table(shown, results))
   record = {
     "label": "derived: a backward takes two forwards, a hop no time",
     "num_stages": num_stages,
     "num_micro_batches": num_micro_batches,
     "schedules": results,
   }
-  path = workdir / "bench_pipeline.json"
-  path.write_text(json.dumps(record, indent=2) + "\n")
+  shown_table = _table(shown, results)
+  path = bench_record.keep(workdir, "pipeline", record, shown_table, console)
   figure = path.with_suffix(".png")
   save_figure(pipeline_figure(shown, TIMES, "forwards"), figure)
-  print(f"results: {path}\nfigure:  {figure}")
+  print(f"figure:  {figure}")
   return record
 
 

@@ -6,7 +6,6 @@ had a core for, so a busy machine lowers them less. JAX has no part in it.
 """
 
 import dataclasses
-import json
 import pathlib
 import platform
 import random
@@ -14,13 +13,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from dilocox_jax.simulate.engine import run as simulate
 from dilocox_jax.simulate.graph import Graph, LinkRate
 from dilocox_jax.simulate.timeline import Timeline
+from experiments import bench_record
 
 NUM_CONCURRENT = 32
 
@@ -152,14 +151,11 @@ def run(workdir: pathlib.Path, repeats: int) -> dict:
     "label": "measured: medians, in one second of one core",
     "rates": results,
   }
-  path = workdir / "bench_simulate.json"
-  path.write_text(json.dumps(record, indent=2) + "\n")
   table = Table(title="Per second of one core, measured")
   for column in ("what", "median", "min", "max", "at least"):
     table.add_column(column)
   for name, row in results.items():
     cells = [f"{row[key]:,.0f}" for key in ("median", "min", "max", "bound")]
     table.add_row(name, *cells)
-  Console().print(table)
-  print(f"results: {path}")
+  bench_record.keep(workdir, "simulate", record, table)
   return record

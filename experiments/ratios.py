@@ -5,16 +5,16 @@ in turn and the median of their ratios is taken.
 """
 
 import dataclasses
-import json
 import pathlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
 
 import jax
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+
+from experiments import bench_record
 
 Timed = Callable[[], object]
 
@@ -98,14 +98,11 @@ def run(
     "label": "measured: medians of paired ratios in one process",
     "ratios": results,
   }
-  path = workdir / f"bench_{name}.json"
-  path.write_text(json.dumps(record, indent=2) + "\n")
   table = Table(title="Ratios of wall time, measured")
-  for name in ("ratio", "median", "min", "max", "bound"):
-    table.add_column(name)
-  for name, row in results.items():
+  for column in ("ratio", "median", "min", "max", "bound"):
+    table.add_column(column)
+  for what, row in results.items():
     cells = [f"{row[key]:.3f}" for key in ("median", "min", "max", "bound")]
-    table.add_row(name, *cells)
-  Console().print(table)
-  print(f"results: {path}")
+    table.add_row(what, *cells)
+  bench_record.keep(workdir, name, record, table)
   return record

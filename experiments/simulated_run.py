@@ -12,8 +12,9 @@ from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.metrics import RecordError, Timing
 from dilocox_jax.metrics.lines import write_atomically, write_json
 from dilocox_jax.report import hours
-from dilocox_jax.report.page import PAGE, markdown_table, save_figure
+from dilocox_jax.report.page import PAGE, save_figure
 from dilocox_jax.report.run import Run
+from dilocox_jax.report.text_tables import markdown_table
 from dilocox_jax.simulate.analytic import Clock
 from dilocox_jax.simulate.recorded import RecordedRound, recorded_ops
 from experiments.command_line import StoppedError

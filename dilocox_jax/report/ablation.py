@@ -5,8 +5,6 @@ get tables and pictures of their own. What failed stands beside what ended, for
 a setting that diverges is a result too.
 """
 
-import csv
-import io
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +20,8 @@ from dilocox_jax.metrics.lines import (
   write_json,
 )
 from dilocox_jax.report import ablation_figures, units
-from dilocox_jax.report.page import PAGE, markdown_table, save_figure
+from dilocox_jax.report.page import PAGE, save_figure
+from dilocox_jax.report.text_tables import csv_table, markdown_table
 from dilocox_jax.report.trials import Entry, Outcome, entries, pareto_front
 
 _COLUMNS = (
@@ -81,18 +80,9 @@ def _data(entry: Entry, on_front: bool) -> dict[str, Any]:
   }
 
 
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-  text = io.StringIO()
-  plain = [
-    {k: v for k, v in row.items() if not isinstance(v, dict | list)}
-    | {f"setting:{k}": v for k, v in row["settings"].items()}
-    for row in rows
-  ]
-  fields = dict.fromkeys(name for row in plain for name in row)
-  writer = csv.DictWriter(text, list(fields), lineterminator="\n")
-  writer.writeheader()
-  writer.writerows(plain)
-  return text.getvalue()
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+  plain = {k: v for k, v in row.items() if not isinstance(v, dict | list)}
+  return plain | {f"setting:{k}": v for k, v in row["settings"].items()}
 
 
 def _draw(
@@ -179,7 +169,7 @@ def write_ablation(
     if o.failure
   ]
   write_json(out_dir / "ablation.json", {"runs": rows, "failed": failed})
-  write_atomically(out_dir / "ablation.csv", _csv(rows))
+  write_atomically(out_dir / "ablation.csv", csv_table([*map(_flat, rows)]))
   write_atomically(out_dir / PAGE, "\n".join(lines).rstrip() + "\n")
   return out_dir / PAGE
 

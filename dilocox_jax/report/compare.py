@@ -5,8 +5,6 @@ Python versions, so runs with different digests are refused rather than put in
 one table with a footnote. Every number comes from the rows, none is recomputed.
 """
 
-import csv
-import io
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +19,9 @@ from dilocox_jax.metrics.lines import (
   write_json,
 )
 from dilocox_jax.report import figures, units
-from dilocox_jax.report.page import PAGE, markdown_table, save_figure
+from dilocox_jax.report.page import PAGE, save_figure
 from dilocox_jax.report.run import Run, load_run
+from dilocox_jax.report.text_tables import csv_table, markdown_table
 
 _COLUMNS = (
   "method",
@@ -80,14 +79,6 @@ def _table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
   return [_cells(*pair) for pair in zip(runs, _labels(runs), strict=True)]
 
 
-def _csv(entries: Sequence[dict[str, Any]]) -> str:
-  text = io.StringIO()
-  writer = csv.DictWriter(text, list(entries[0]), lineterminator="\n")
-  writer.writeheader()
-  writer.writerows(entries)
-  return text.getvalue()
-
-
 def _page(runs: Sequence[Run]) -> str:
   budgets = {run.tokens for run in runs}
   same = (
@@ -140,7 +131,7 @@ def compare(workdirs: Sequence[Directory], out_dir: Directory) -> pathlib.Path:
     out_dir / "comparison.json",
     {"corpus_digest": runs[0].record["corpus_digest"], "runs": entries},
   )
-  write_atomically(out_dir / "comparison.csv", _csv(entries))
+  write_atomically(out_dir / "comparison.csv", csv_table(entries))
   save_figure(figures.comparison(runs, labels), out_dir / "comparison.png")
   write_atomically(out_dir / PAGE, _page(runs))
   return out_dir / PAGE

@@ -26,7 +26,8 @@ from dilocox_jax.report.convergence import (
 )
 from dilocox_jax.report.convergence_orderings import verdicts
 from dilocox_jax.report.convergence_tables import tables
-from dilocox_jax.report.page import PAGE, markdown_table, save_figure
+from dilocox_jax.report.page import PAGE, save_figure
+from dilocox_jax.report.text_tables import markdown_table
 
 
 def write(found: Comparison, out_dir: Directory) -> pathlib.Path:

@@ -7,7 +7,7 @@ it is measured or derived.
 
 import math
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dilocox_jax.metrics.lines import (
@@ -18,6 +18,7 @@ from dilocox_jax.metrics.lines import (
 )
 from dilocox_jax.report import figures, hours, ranks, units
 from dilocox_jax.report.run import Run, load_run
+from dilocox_jax.report.text_tables import markdown_table
 
 PAGE, FIGURES = "report.md", "figures"
 _SHOWN = (
@@ -52,17 +53,6 @@ _SHOWN = (
     " rounds, by inner step.",
   ),
 )
-
-
-def markdown_table(
-  header: Sequence[str], rows: Iterable[Sequence[Any]]
-) -> list[str]:
-  """Lines of a table; a bar inside a cell is escaped."""
-  table = [list(header), ["---"] * len(header), *map(list, rows)]
-  return [
-    "| " + " | ".join(str(cell).replace("|", r"\|") for cell in row) + " |"
-    for row in table
-  ]
 
 
 def save_figure(figure: Any, path: pathlib.Path) -> None:

@@ -15,7 +15,8 @@ from rich.table import Table
 
 from dilocox_jax.metrics.lines import Directory, write_atomically, write_json
 from dilocox_jax.report import style, units
-from dilocox_jax.report.page import PAGE, markdown_table, save_figure
+from dilocox_jax.report.page import PAGE, save_figure
+from dilocox_jax.report.text_tables import markdown_table
 
 # Bars that are drawn; more cannot be told apart.
 _MOST_BARS = 4000

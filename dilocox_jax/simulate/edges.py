@@ -100,10 +100,6 @@ class Edges:
     """What every link carries (bytes of payload a second)."""
     return {k: bps / 8 for k, bps in self.cluster.goodput_bps.items()}
 
-  def has_sharing(self, hop: int) -> bool:
-    """Whether two messages of a round may meet on a link."""
-    return max(self._crossings(hop).values(), default=0) > 1
-
   @functools.cache  # noqa: B019 - an Edges lives as long as a simulation.
   def hop(self, hop: int) -> Hop:
     """Costs of messages over a distance.

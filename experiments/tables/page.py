@@ -1,7 +1,5 @@
 """Tables on the terminal, as a page, and as data, all from the same rows."""
 
-import csv
-import io
 import math
 import pathlib
 from collections.abc import Sequence
@@ -12,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from dilocox_jax.metrics.lines import one_line, write_atomically, write_json
-from dilocox_jax.report.page import PAGE, markdown_table, save_figure
+from dilocox_jax.report.page import PAGE, save_figure
+from dilocox_jax.report.text_tables import csv_table, markdown_table
 from experiments.tables.rows import Prediction, Row, Table
 
 _READING = (
@@ -70,14 +69,6 @@ def _number(value: float) -> float | None:
   return float(value) if math.isfinite(value) else None
 
 
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-  text = io.StringIO()
-  writer = csv.DictWriter(text, _FIELDS, lineterminator="\n")
-  writer.writeheader()
-  writer.writerows(rows)
-  return text.getvalue()
-
-
 def write(
   tables: Sequence[Table], out_dir: pathlib.Path, command: str
 ) -> pathlib.Path:
@@ -107,7 +98,7 @@ def write(
   data = {table.name: list(map(_data, table.rows)) for table in tables}
   with one_line(out_dir):
     for name, rows in data.items():
-      write_atomically(out_dir / f"{name}.csv", _csv(rows))
+      write_atomically(out_dir / f"{name}.csv", csv_table(rows))
     write_json(out_dir / "tables.json", data)
     path = out_dir / PAGE
     write_atomically(path, "\n".join(lines).rstrip() + "\n")

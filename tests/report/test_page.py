@@ -5,7 +5,6 @@ from matplotlib.image import imread
 
 from dilocox_jax.metrics import RecordError, read_rows
 from dilocox_jax.report import write_report
-from dilocox_jax.report.page import markdown_table
 
 SECTIONS = (
   "Results",
@@ -75,10 +74,6 @@ def test_settings_are_told_by_the_names_one_can_override(write_run, tmp_path):
   assert "| `sync.sync_interval` | `30` |" in text
   assert "| `seed` | `0` |" in text
   assert "--config=experiments/configs/diloco.py" in text
-
-
-def test_a_bar_in_a_cell_does_not_end_it():
-  assert markdown_table(["a"], [["x|y"]])[-1] == r"| x\|y |"
 
 
 def test_figures_that_cannot_be_written_are_one_line(write_run, tmp_path):

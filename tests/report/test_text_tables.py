@@ -1,0 +1,20 @@
+"""Tables as text lose no cell and invent no column."""
+
+import csv
+import io
+
+from dilocox_jax.report.text_tables import csv_table, markdown_table
+
+
+def test_a_bar_in_a_cell_does_not_end_it():
+  assert markdown_table(["a"], [["x|y"]])[-1] == r"| x\|y |"
+
+
+def test_columns_are_all_that_some_row_names_in_that_order():
+  rows = [{"b": 1, "a": "x, y"}, {"b": 2, "c": 0.1 + 0.2}]
+  found = list(csv.reader(io.StringIO(csv_table(rows))))
+  assert found == [
+    ["b", "a", "c"],
+    ["1", "x, y", ""],
+    ["2", "", "0.30000000000000004"],
+  ]
