@@ -135,5 +135,27 @@ def sync_interval(tau: int, total_steps: int) -> int:
     The least divisor of `total_steps` that is at least 2 tau; 2 tau itself
     where the next one is more than three times tau.
   """
-  divisors = (h for h in range(2 * tau, 3 * tau + 1) if total_steps % h == 0)
-  return next(divisors, 2 * tau)
+  return _divisor(2 * tau, total_steps)
+
+
+def whole_round(tau: int, total_steps: int) -> int:
+  """H of a method that waits a whole round: the exchange just hides in it.
+
+  Source: DiLoCoX, arXiv 2506.21263 (recalled), by whose rule H changes such
+  that the transfer still just hides behind the local steps.
+
+  Args:
+    tau: Of the exchange (inner steps).
+    total_steps: Of the run.
+
+  Returns:
+    The least divisor of `total_steps` that is at least tau; tau itself where
+    the next one is more than half as long again.
+  """
+  return _divisor(tau, total_steps)
+
+
+def _divisor(least: int, total_steps: int) -> int:
+  """The next divisor, or `least` where that is more than half as much again."""
+  near = range(least, least + least // 2 + 1)
+  return next((h for h in near if total_steps % h == 0), least)

@@ -24,8 +24,7 @@ INNER_GRID = (
   {"warmup_factor": 2.0},
 )
 PLAIN = {"codec.name": "float32"}
-_READINGS = ("dilocox_continue", "dilocox_reset")  # Of DiLoCoX's apply rule.
-_OTHERS = ("open_diloco", "open_diloco_long", "cocktail_sgd")
+_RULES = ("continue", "reset")  # Readings of DiLoCoX's apply rule.
 _GRADIENTS = ("allreduce", "cocktail_sgd")
 
 
@@ -36,7 +35,7 @@ def of(config: str, name: str = "", **others: Any) -> dict[str, Any]:
     config: Name of its file in `experiments/configs`.
     name: What the sweep calls it; by default the same.
     **others: `changed`, fields to set on top; `tau_from`, a clock whose
-      transfer time gives tau and H.
+      transfer time gives tau and H; `interval_of`, a method whose H it has.
   """
   module = importlib.import_module(f"experiments.configs.{config}")
   before = flat(default.get_config().to_dict())
@@ -78,15 +77,39 @@ def streaming(interval: int, overlap_steps: int = 4) -> list[dict[str, Any]]:
   ]
 
 
-def ours(name: str, tau_from: str) -> dict[str, Any]:
+def ours(clock: str) -> dict[str, Any]:
   """DiLoCoX that keeps progress and waits no longer than a transfer takes.
 
   Args:
-    name: What the sweep calls it.
-    tau_from: The clock that says how long that is.
+    clock: The one that says how long that is.
   """
   delayed = {"sync.method": "delayed", "sync.rule": "continue"}
-  return of("dilocox", name, changed=delayed, tau_from=tau_from)
+  return of("dilocox", f"ours_{clock}", changed=delayed, tau_from=clock)
+
+
+def on_clock(clock: str) -> list[dict[str, Any]]:
+  """Methods whose H follows from a clock: DiLoCoX, OpenDiLoCo beside it, ours.
+
+  DiLoCoX, in both readings, has the shortest rounds behind which its exchange
+  hides, as its own rule for H asks.
+
+  Args:
+    clock: Which clock; names end with it.
+  """
+  continues = f"dilocox_continue_{clock}"
+  return [
+    of("open_diloco", f"open_diloco_{clock}", interval_of=continues),
+    *(
+      of(
+        "dilocox",
+        f"dilocox_{rule}_{clock}",
+        changed={"sync.rule": rule},
+        tau_from=clock,
+      )
+      for rule in _RULES
+    ),
+    ours(clock),
+  ]
 
 
 def every(
@@ -97,34 +120,44 @@ def every(
   Args:
     interval: The common H (inner steps).
     open_interval: H of OpenDiLoCo as published (inner steps).
-    clocks: Those whose transfer time gives ours its tau.
+    clocks: Those from which H follows, where it follows from one.
   """
   at = _every(interval)
-  keeps, drops = {"sync.rule": "continue"}, {"sync.rule": "reset"}
   return [
     of("allreduce"),
     of("cocktail_sgd"),
     of("diloco", changed=at),
-    of("open_diloco", changed=at),
     of("open_diloco", "open_diloco_long", changed=_every(open_interval)),
     *streaming(interval),
     of("eager", changed=at),
-    of("dilocox", "dilocox_reset", changed=at | drops),
-    of("dilocox", "dilocox_continue", changed=at | keeps),
     of("sparse_loco", changed=at),
     of("muloco", changed=at),
-    *(ours(f"ours_{clock}", clock) for clock in clocks),
+    *(method for clock in clocks for method in on_clock(clock)),
   ]
 
 
-def timed(clocks: Sequence[str]) -> tuple[str, ...]:
-  """Methods worth hours at equal time: those of the orderings, and ours.
+def _rivals(clock: str) -> tuple[str, ...]:
+  return (f"open_diloco_{clock}", "open_diloco_long", "cocktail_sgd")
+
+
+def contests(clocks: Sequence[str]) -> list[dict[str, Any]]:
+  """Methods at equal time: those of the published orderings, and ours.
 
   Args:
-    clocks: Those whose transfer time gives ours its tau.
+    clocks: Those from which H follows.
   """
-  ours_by_clock = (f"ours_{clock}" for clock in clocks)
-  return ("allreduce", *_OTHERS, *_READINGS, *ours_by_clock)
+  return [
+    {
+      "clock": clock,
+      "reference": f"dilocox_continue_{clock}",
+      "methods": (
+        *("allreduce", *_rivals(clock)),
+        *(f"dilocox_{rule}_{clock}" for rule in _RULES),
+        f"ours_{clock}",
+      ),
+    }
+    for clock in clocks
+  ]
 
 
 def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
@@ -132,19 +165,20 @@ def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
 
   Args:
     clock: Of the models that are trained.
-    clock_107b: Of the large model.
+    clock_107b: Of the large model, on which AllReduce has hardly a step.
   """
-  published = (
-    *("diloco", *_OTHERS, *_READINGS, "eager", "sparse_loco", "muloco"),
+  published = [
+    *("diloco", *_rivals(clock), "eager", "sparse_loco", "muloco"),
     *("streaming", "streaming_overlap", "streaming_e3m0"),
-  )
-  first = {"better": "allreduce", "than": published, "at": "tokens"}
-  at = ((clock, (*_OTHERS, "allreduce")), (clock_107b, _OTHERS))
+    *(f"dilocox_{rule}_{clock}" for rule in _RULES),
+  ]
+  rivals = {clock: (*_rivals(clock), "allreduce")}
+  rivals[clock_107b] = _rivals(clock_107b)
   return [
-    first,
+    {"better": "allreduce", "than": published, "at": "tokens"},
     *(
-      {"better": reading, "than": than, "at": name}
-      for name, than in at
-      for reading in _READINGS
+      {"better": f"dilocox_{rule}_{at}", "than": than, "at": at}
+      for at, than in rivals.items()
+      for rule in _RULES
     ),
   ]

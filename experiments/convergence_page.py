@@ -117,12 +117,15 @@ class Gathered:
 
   def _equal_time(self, ready: list[Method]) -> list[report.EqualTime]:
     sweep, loss_of = self._plan.sweep, self._runs.loss
-    if sweep.reference not in [method.name for method in ready]:
-      return []
     made = []
-    for clock in sweep.equal_time:
+    for clock, contest in sweep.contests.items():
       methods = []
-      for method in filter(sweep.is_timed, ready):
+      names = [method.name for method in ready]
+      if contest.reference not in names:
+        continue
+      for method in ready:
+        if method.name not in contest.methods:
+          continue
         planned = self._plan.equal_time(method, clock, loss_of)
         steps = self._plan.steps_at(method, clock, loss_of)
         losses = [loss_of(each) for each in planned]

@@ -16,6 +16,7 @@ from experiments.convergence_clock import (
   Times,
   overlap_steps,
   sync_interval,
+  whole_round,
 )
 from experiments.convergence_sweep import FACTORS, Method, Sweep
 
@@ -93,20 +94,33 @@ class Plan:
     self._steps: dict[tuple[RunConfig, str, float], int] = {}
 
   def own(self, method: Method) -> dict[str, Any]:
-    """A method's fields, tau and H from its transfer time if it asks."""
+    """A method's fields, tau and H from elsewhere if it asks."""
     if method.name not in self._own:
-      self._own[method.name] = self._with_tau(method)
+      self._own[method.name] = self._with_interval(method)
     return self._own[method.name]
 
-  def _with_tau(self, method: Method) -> dict[str, Any]:
+  def _with_interval(self, method: Method) -> dict[str, Any]:
     fields = dict(method.changed)
     if method.tau_from:
-      config = self.sweep.config(fields)
-      timed = PlannedTime(config, self.sweep.clocks[method.tau_from])
-      tau = overlap_steps(timed.exchange_s(), timed.step_s)
-      fields["sync.overlap_steps"] = tau
-      fields["sync.sync_interval"] = sync_interval(tau, config.total_steps)
+      fields |= self._from_transfer(fields, method.tau_from)
+    if method.interval_of:
+      other = self.sweep.config(self.own(self.sweep.method(method.interval_of)))
+      schedule = other.sync.named.schedule
+      fields["sync.sync_interval"] = schedule.sync_interval
     return fields
+
+  def _from_transfer(
+    self, fields: Mapping[str, Any], clock: str
+  ) -> dict[str, int]:
+    """Tau as long as an exchange takes, and H that goes with it."""
+    config = self.sweep.config(fields)
+    timed = PlannedTime(config, self.sweep.clocks[clock])
+    tau = overlap_steps(timed.exchange_s(), timed.step_s)
+    schedule = config.sync.named.schedule
+    if schedule.overlap_steps == schedule.sync_interval:  # By its nature.
+      return {"sync.sync_interval": whole_round(tau, config.total_steps)}
+    interval = sync_interval(tau, config.total_steps)
+    return {"sync.overlap_steps": tau, "sync.sync_interval": interval}
 
   def planned(
     self, stage: str, method: Method, changed: Mapping[str, Any], **free: Any
@@ -215,7 +229,7 @@ class Plan:
 
   def budget_s(self, clock_name: str, loss_of: LossOf) -> float:
     """Seconds that every method gets on a clock: the reference's own."""
-    reference = self.sweep.method(self.sweep.reference)
+    reference = self.sweep.method(self.sweep.contests[clock_name].reference)
     return self.times(reference, clock_name, loss_of).end_s
 
   def steps_at(self, method: Method, clock_name: str, loss_of: LossOf) -> int:
@@ -262,9 +276,10 @@ class Plan:
       return [run for each in methods for run in self.results(each, loss_of)]
     return [
       run
-      for name in self.sweep.equal_time
-      for each in filter(self.sweep.is_timed, methods)
-      for run in self.equal_time(each, name, loss_of)
+      for clock, contest in self.sweep.contests.items()
+      for each in methods
+      if each.name in contest.methods
+      for run in self.equal_time(each, clock, loss_of)
     ]
 
 

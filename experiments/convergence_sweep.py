@@ -36,12 +36,14 @@ class Method:
     changed: Dotted fields that make it, over the base.
     refine: Settings to try at its best inner learning rate.
     tau_from: Clock whose transfer time gives tau and H; empty: as changed.
+    interval_of: Method whose H this one has; empty: its own.
   """
 
   name: str
   changed: Mapping[str, Any]
   refine: tuple[Mapping[str, Any], ...] = ()
   tau_from: str = ""
+  interval_of: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +99,19 @@ class ClockSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class Contest:
+  """Methods in the time that one of them takes.
+
+  Attributes:
+    reference: Whose time it is.
+    methods: Who has it.
+  """
+
+  reference: str
+  methods: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Sweep:
   """All that a sweep is.
 
@@ -107,9 +122,7 @@ class Sweep:
     seeds: Of the results.
     clocks: By name, in the order of tables.
     target_loss: Of which reports say when it is reached (nats a token).
-    reference: Method whose time all others get.
-    equal_time: Clocks on which they get it.
-    timed_methods: Who gets it; all if empty.
+    contests: At equal time, by clock.
     claims: Orderings to look for.
     gaps: Most that a method may be above AllReduce (share of its loss).
   """
@@ -120,9 +133,7 @@ class Sweep:
   seeds: tuple[int, ...]
   clocks: Mapping[str, ClockSpec]
   target_loss: float
-  reference: str
-  equal_time: tuple[str, ...]
-  timed_methods: tuple[str, ...]
+  contests: Mapping[str, Contest]
   claims: tuple[Claim, ...]
   gaps: Mapping[str, float]
 
@@ -155,10 +166,6 @@ class Sweep:
     """A method by its name."""
     return next(each for each in self.methods if each.name == name)
 
-  def is_timed(self, method: Method) -> bool:
-    """Whether it is trained in the reference's time too."""
-    return not self.timed_methods or method.name in self.timed_methods
-
   def config(self, changed: Mapping[str, Any]) -> RunConfig:
     """The checked config of a run.
 
@@ -176,14 +183,15 @@ class Sweep:
     names = [method.name for method in self.methods]
     if not names or len(set(names)) != len(names):
       raise ValueError(f"methods must be some, each named once: {names}")
-    used = [self.reference, *self.timed_methods, *self.gaps]
+    used = [*self.gaps, *(m.interval_of for m in self.methods if m.interval_of)]
+    clocks = [each.tau_from for each in self.methods if each.tau_from]
+    for clock, contest in self.contests.items():
+      used += [contest.reference, *contest.methods]
+      clocks.append(clock)
     for claim in self.claims:
       used += [claim.better, *claim.than]
     for name in used:
       known("method", name, names)
-    clocks = [each.tau_from for each in self.methods if each.tau_from]
-    clocks += [*self.equal_time]
-    clocks += [each.at for each in self.claims if each.at != TOKENS]
     for name in clocks:
       known("clock", name, list(self.clocks))
     for claim in self.claims:
@@ -192,11 +200,12 @@ class Sweep:
   def _check_time(self, claim: Claim) -> None:
     if claim.at == TOKENS:
       return
-    known("clock of equal_time", claim.at, self.equal_time)
+    known("clock of equal_time", claim.at, list(self.contests))
     for name in (claim.better, *claim.than):
-      if not self.is_timed(self.method(name)):
+      if name not in self.contests[claim.at].methods:
         raise ValueError(
-          f"equal_time.methods lacks {name!r}, of which a claim speaks: add it"
+          f"equal_time on {claim.at!r} lacks {name!r}, of which a claim speaks:"
+          " add it to its methods"
         )
 
 
@@ -229,7 +238,7 @@ def sweep(values: Mapping[str, Any]) -> Sweep:
     check_field(name)
   clocks = [_clock(each) for each in values["clusters"]]
   clocks.append(_clock(values["clock_107b"]))
-  tuning, equal = values["tuning"], values["equal_time"]
+  tuning = values["tuning"]
   return Sweep(
     base=flat(values["base"]),
     methods=tuple(_method(each) for each in values["methods"]),
@@ -241,9 +250,10 @@ def sweep(values: Mapping[str, Any]) -> Sweep:
     seeds=tuple(values["seeds"]),
     clocks={each.name: each for each in clocks},
     target_loss=values["target_loss"],
-    reference=equal["reference"],
-    equal_time=tuple(equal["clocks"]),
-    timed_methods=tuple(equal["methods"]),
+    contests={
+      each["clock"]: Contest(each["reference"], tuple(each["methods"]))
+      for each in values["equal_time"]
+    },
     claims=tuple(
       Claim(each["better"], tuple(each["than"]), each["at"])
       for each in values["claims"]
@@ -254,9 +264,10 @@ def sweep(values: Mapping[str, Any]) -> Sweep:
 
 def _method(given: Mapping[str, Any]) -> Method:
   fields = dict(given)
-  name, tau_from = fields.pop("name"), fields.pop("tau_from", "")
+  name = fields.pop("name")
   refine = tuple(dict(each) for each in fields.pop("refine"))
-  return Method(name, flat(fields), refine, tau_from)
+  links = {k: fields.pop(k, "") for k in ("tau_from", "interval_of")}
+  return Method(name, flat(fields), refine, **links)
 
 
 def _clock(given: Mapping[str, Any]) -> ClockSpec:

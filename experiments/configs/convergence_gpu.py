@@ -12,8 +12,6 @@ slices (--max_minutes). What follows the colon is the model and M.
         --workdir=runs/convergence_gpu
 """
 
-from ml_collections import config_dict
-
 from experiments import convergence_methods as methods
 from experiments.configs import convergence_small
 
@@ -48,13 +46,11 @@ def get_config(setting="chinchilla_35m,2"):
   # From operations: what the cluster's devices would take, not these.
   config.clusters = [{"name": "1gbit", "cluster": "1gbit"}]
   config.target_loss = 1.2
-  config.equal_time = config_dict.ConfigDict(
-    {
-      "reference": "dilocox_continue_h30",
-      "clocks": ("1gbit", "107b"),
-      "methods": (),  # All.
-    }
-  )
+  names = tuple(each["name"] for each in config.methods)
+  config.equal_time = [
+    {"clock": clock, "reference": "dilocox_continue_h30", "methods": names}
+    for clock in ("1gbit", "107b")
+  ]
   config.claims = _claims()
   config.gaps = {f"{name}_h30": 0.012 for name in ("diloco", "streaming_e3m0")}
   return config
@@ -75,7 +71,7 @@ def _methods():
       ),
     ]
     found += [m | {"name": f"{m['name']}_h{interval}"} for m in each]
-  return [*found, methods.ours("ours_107b", "107b")]
+  return [*found, methods.ours("107b")]
 
 
 def _claims():

@@ -48,13 +48,7 @@ def get_config():
     }
   )
   config.target_loss = 1.45
-  config.equal_time = config_dict.ConfigDict(
-    {
-      "reference": "dilocox_continue",
-      "clocks": clocks,
-      "methods": methods.timed(clocks),
-    }
-  )
+  config.equal_time = methods.contests(clocks)
   config.claims = methods.claims(*clocks)
   config.gaps = {"diloco": 0.012}
   config.lock()

@@ -27,20 +27,33 @@ def values(**changed):
   base["inner"]["warmup_steps"] = 2
   base["sync"]["steps_per_dispatch"] = 6
   base["evaluation"] = {"interval_steps": 12, "num_sequences": 4}
-  every = convergence_methods.every(6, 12, ("1gbit",))
-  config["methods"] = [m for m in every if m["name"] in NAMES]
+  config["methods"] = _methods()
   config["tuning"] |= {
     "total_steps": 12,
     "inner_learning_rates": (1e-3, 3e-3, 9e-3),
   }
   config["seeds"] = (0, 1)
   config["clusters"] = [{"name": "1gbit", "cluster": "1gbit", "step_s": 0.3}]
-  config["equal_time"]["methods"] = ()
+  config["equal_time"] = [
+    {"clock": clock, "reference": "dilocox_continue", "methods": NAMES}
+    for clock in ("1gbit", "107b")
+  ]
   config["claims"] = [
     {"better": "allreduce", "than": ("diloco",), "at": "tokens"},
     {"better": "dilocox_continue", "than": ("allreduce",), "at": "1gbit"},
   ]
   return config | changed
+
+
+def _methods():
+  at = {"sync.sync_interval": 6}
+  keeps = {"sync.rule": "continue"}
+  return [
+    convergence_methods.of("allreduce"),
+    convergence_methods.of("diloco", changed=at),
+    convergence_methods.of("dilocox", "dilocox_continue", changed=at | keeps),
+    convergence_methods.ours("1gbit"),
+  ]
 
 
 def sweep(**changed):

@@ -26,10 +26,14 @@ def get_config(names="dilocox_continue,allreduce,diloco,ours_1gbit"):
     m | {few} for m in values["methods"] if m["name"] in names.split(",")
   ]
   values["claims"], values["gaps"] = (), {{}}
-  values["equal_time"]["reference"] = names.partition(",")[0]
-  methods, clusters = values.pop("methods"), values.pop("clusters")
+  for each in values["equal_time"]:
+    each["methods"] = names.split(",")
+    each["reference"] = each["methods"][0]
+  # Lists of mappings stay what they are where they are set as fields.
+  apart = {{k: values.pop(k) for k in ("methods", "clusters", "equal_time")}}
   config = config_dict.ConfigDict(values)
-  config.methods, config.clusters = methods, clusters
+  for name, value in apart.items():
+    config[name] = value
   config.lock()
   return config
 """

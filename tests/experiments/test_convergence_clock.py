@@ -8,6 +8,7 @@ from experiments.convergence_clock import (
   PlannedTime,
   overlap_steps,
   sync_interval,
+  whole_round,
 )
 from experiments.convergence_sweep import ClockSpec
 from experiments.simulating import Options, set_up
@@ -40,6 +41,16 @@ def test_h_is_about_twice_tau_and_divides_the_run_if_it_can(
   tau, total_steps, interval
 ):
   assert sync_interval(tau, total_steps) == interval
+
+
+@pytest.mark.parametrize(
+  "tau, total_steps, interval",
+  [(5, 2000, 5), (17, 2000, 20), (1, 2000, 1), (17, 1999, 17)],
+)
+def test_a_round_that_just_hides_an_exchange_divides_the_run_if_it_can(
+  tau, total_steps, interval
+):
+  assert whole_round(tau, total_steps) == interval
 
 
 def test_behind_tau_from_the_transfer_everything_hides():

@@ -4,7 +4,9 @@ import math
 
 import pytest
 
-from experiments.convergence_plan import STAGES
+from experiments.convergence_clock import whole_round
+from experiments.convergence_plan import STAGES, Plan
+from experiments.convergence_sweep import sweep
 from tests.experiments import sweeps
 
 
@@ -138,9 +140,30 @@ def test_equal_time_leaves_out_what_gets_hardly_a_step():
 
 
 def test_only_the_named_methods_are_trained_at_equal_time():
-  named = {"reference": "dilocox_continue", "clocks": ("1gbit",)}
-  plan = sweeps.plan(
-    equal_time=named | {"methods": ("dilocox_continue", "allreduce")}
-  )
+  named = ("dilocox_continue", "allreduce")
+  contest = {"clock": "1gbit", "reference": named[0], "methods": named}
+  plan = sweeps.plan(equal_time=[contest])
   planned = plan.stage("equal_time", plan.sweep.methods, sweeps.loss_of)
-  assert {p.method for p in planned} == {"dilocox_continue", "allreduce"}
+  assert {p.method for p in planned} == set(named)
+
+
+def test_a_method_may_have_the_rounds_of_another():
+  given = sweeps.values()
+  given["methods"][1]["interval_of"] = "ours_1gbit"
+  plan = Plan(sweep(given))
+  ours = plan.own(plan.sweep.method("ours_1gbit"))
+  diloco = plan.own(plan.sweep.method("diloco"))
+  interval = "sync.sync_interval"
+  assert diloco[interval] == ours[interval] != 6
+  assert "sync.overlap_steps" not in diloco
+
+
+def test_a_method_that_waits_a_round_gets_one_that_just_hides_the_exchange():
+  given = sweeps.values()
+  given["methods"][2]["tau_from"] = "1gbit"
+  plan = Plan(sweep(given))
+  ours = plan.own(plan.sweep.method("ours_1gbit"))
+  waits = plan.own(plan.sweep.method("dilocox_continue"))
+  tau = ours["sync.overlap_steps"]
+  assert waits["sync.sync_interval"] == whole_round(tau, 48)
+  assert "sync.overlap_steps" not in waits

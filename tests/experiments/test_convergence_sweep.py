@@ -7,6 +7,7 @@ from experiments.configs import (
   convergence_medium,
   convergence_small,
 )
+from experiments.convergence_plan import Plan
 from experiments.convergence_sweep import ClockSpec, check_field, sweep
 from tests.experiments import sweeps
 
@@ -40,11 +41,20 @@ def test_the_small_config_has_every_method_of_the_comparison():
   }
   schedules = {n: s.named.schedule for n, s in by_name.items()}
   assert schedules["open_diloco_long"].sync_interval == 500
-  assert schedules["open_diloco"] == schedules["diloco"]
   assert schedules["streaming"].overlap_steps == 0
   assert schedules["streaming_overlap"].overlap_steps == 4
-  rules = {by_name[f"dilocox_{rule}"].rule for rule in ("reset", "continue")}
-  assert rules == {"reset", "continue"}
+  for rule in ("reset", "continue"):
+    for clock in found.clocks:
+      assert by_name[f"dilocox_{rule}_{clock}"].rule == rule
+
+
+def test_open_diloco_is_compared_at_the_rounds_of_dilocox():
+  plan = Plan(sweep(convergence_small.get_config().to_dict()))
+  for clock, contest in plan.sweep.contests.items():
+    names = (contest.reference, f"open_diloco_{clock}")
+    first, other = (plan.own(plan.sweep.method(name)) for name in names)
+    assert first["sync.sync_interval"] == other["sync.sync_interval"]
+    assert "open_diloco_long" in contest.methods
 
 
 def test_all_who_have_an_outer_optimizer_see_the_same_settings():
@@ -61,7 +71,7 @@ def test_all_who_have_an_outer_optimizer_see_the_same_settings():
 
 
 def equal_time(**changed):
-  return {"equal_time": sweeps.values()["equal_time"] | changed}
+  return {"equal_time": [sweeps.values()["equal_time"][0] | changed]}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +86,7 @@ def equal_time(**changed):
     ),
     (equal_time(methods=("diloco",)), "lacks 'dilocox_continue'"),
     (equal_time(methods=("dilocoo",)), "did you mean 'diloco'?"),
-    (equal_time(clocks=("107b",)), "clock of equal_time '1gbit'"),
+    (equal_time(clock="107b"), "clock of equal_time '1gbit'"),
   ],
 )
 def test_a_mistake_is_one_line_that_says_what_to_change(changed, hint):
