@@ -155,6 +155,22 @@ def whole_round(tau: int, total_steps: int) -> int:
   return _divisor(tau, total_steps)
 
 
+def rounds_from(clock: ClockSpec, config: RunConfig) -> dict[str, int]:
+  """Fields of a run that waits as long as an exchange takes, and no longer.
+
+  Args:
+    clock: The one that says how long that is.
+    config: The run; where tau is H by the method's nature, only H is given.
+  """
+  timed = PlannedTime(config, clock)
+  tau = overlap_steps(timed.exchange_s(), timed.step_s)
+  schedule = config.sync.named.schedule
+  if schedule.overlap_steps == schedule.sync_interval:
+    return {"sync.sync_interval": whole_round(tau, config.total_steps)}
+  interval = sync_interval(tau, config.total_steps)
+  return {"sync.overlap_steps": tau, "sync.sync_interval": interval}
+
+
 def _divisor(least: int, total_steps: int) -> int:
   """The next divisor, or `least` where that is more than half as much again."""
   near = range(least, least + least // 2 + 1)

@@ -59,6 +59,20 @@ def _every(interval: int, **fields: Any) -> dict[str, Any]:
   return {"sync.sync_interval": interval, **fields}
 
 
+def warm(num_steps: int) -> dict[str, Any]:
+  """Fields of a data-parallel start, as DiLoCo was published.
+
+  Source: DiLoCo, arXiv 2311.08105 (recalled): 24,000 of 88,000 steps.
+
+  Args:
+    num_steps: Inner steps before the first round.
+  """
+  return {
+    "sync.warm_start": "data_parallel",
+    "sync.warm_start_steps": num_steps,
+  }
+
+
 def streaming(interval: int, overlap_steps: int = 4) -> list[dict[str, Any]]:
   """Streaming DiLoCo, one of its three ideas after the other.
 
@@ -113,20 +127,24 @@ def on_clock(clock: str) -> list[dict[str, Any]]:
 
 
 def every(
-  interval: int, open_interval: int, clocks: Sequence[str]
+  interval: int, open_interval: int, warm_steps: int, clocks: Sequence[str]
 ) -> list[dict[str, Any]]:
   """All methods, the published ones and ours.
+
+  DiLoCo alone has a warm start, as published; without one it is there too.
 
   Args:
     interval: The common H (inner steps).
     open_interval: H of OpenDiLoCo as published (inner steps).
+    warm_steps: Of DiLoCo's data-parallel start (inner steps).
     clocks: Those from which H follows, where it follows from one.
   """
   at = _every(interval)
   return [
     of("allreduce"),
     of("cocktail_sgd"),
-    of("diloco", changed=at),
+    of("diloco", changed=at | warm(warm_steps)),
+    of("diloco", "diloco_cold", changed=at),
     of("open_diloco", "open_diloco_long", changed=_every(open_interval)),
     *streaming(interval),
     of("eager", changed=at),
@@ -168,8 +186,8 @@ def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
     clock_107b: Of the large model, on which AllReduce has hardly a step.
   """
   published = [
-    *("diloco", *_rivals(clock), "eager", "sparse_loco", "muloco"),
-    *("streaming", "streaming_overlap", "streaming_e3m0"),
+    *("diloco", "diloco_cold", *_rivals(clock), "eager", "sparse_loco"),
+    *("muloco", "streaming", "streaming_overlap", "streaming_e3m0"),
     *(f"dilocox_{rule}_{clock}" for rule in _RULES),
   ]
   rivals = {clock: (*_rivals(clock), "allreduce")}

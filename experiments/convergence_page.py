@@ -89,6 +89,7 @@ class Gathered:
       seconds={k: each.end_s for k, each in times.items()},
       interval=schedule.sync_interval,
       overlap_steps=schedule.overlap_steps,
+      warm_start_steps=config.sync.warm_start_steps,
       ends_round=planned[0].ends_round,
       tuned={grid.short(k): v for k, v in tuned.changed.items()},
       tuning_runs=tuned.num_runs,

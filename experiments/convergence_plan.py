@@ -14,15 +14,15 @@ from dilocox_jax.config import RunConfig
 from experiments.convergence_clock import (
   PlannedTime,
   Times,
-  overlap_steps,
-  sync_interval,
-  whole_round,
+  rounds_from,
 )
 from experiments.convergence_sweep import FACTORS, Method, Sweep
 
 STAGES = ("tune_inner", "tune_outer", "results", "equal_time")
 # A shorter run warms up for as long, but not for more than this share of it.
 _MOST_WARMUP = 0.25
+# As much shorter in a tuning run as that is.
+_WARM_START = "sync.warm_start_steps"
 # Shorter ones say nothing: the learning rate hardly leaves the ground.
 LEAST_STEPS = 20
 
@@ -102,25 +102,13 @@ class Plan:
   def _with_interval(self, method: Method) -> dict[str, Any]:
     fields = dict(method.changed)
     if method.tau_from:
-      fields |= self._from_transfer(fields, method.tau_from)
+      clock = self.sweep.clocks[method.tau_from]
+      fields |= rounds_from(clock, self.sweep.config(fields))
     if method.interval_of:
       other = self.sweep.config(self.own(self.sweep.method(method.interval_of)))
       schedule = other.sync.named.schedule
       fields["sync.sync_interval"] = schedule.sync_interval
     return fields
-
-  def _from_transfer(
-    self, fields: Mapping[str, Any], clock: str
-  ) -> dict[str, int]:
-    """Tau as long as an exchange takes, and H that goes with it."""
-    config = self.sweep.config(fields)
-    timed = PlannedTime(config, self.sweep.clocks[clock])
-    tau = overlap_steps(timed.exchange_s(), timed.step_s)
-    schedule = config.sync.named.schedule
-    if schedule.overlap_steps == schedule.sync_interval:  # By its nature.
-      return {"sync.sync_interval": whole_round(tau, config.total_steps)}
-    interval = sync_interval(tau, config.total_steps)
-    return {"sync.overlap_steps": tau, "sync.sync_interval": interval}
 
   def planned(
     self, stage: str, method: Method, changed: Mapping[str, Any], **free: Any
@@ -183,6 +171,9 @@ class Plan:
   ) -> Planned:
     tuning = self.sweep.tuning
     fields = {**changed, "evaluation.interval_steps": 0}
+    if steps := self.own(method).get(_WARM_START):
+      share = tuning.total_steps / self.sweep.base["total_steps"]
+      fields[_WARM_START] = round(share * steps)
     free = {"seed": tuning.seed, "total_steps": tuning.total_steps}
     return self.planned(stage, method, fields, **free)
 
@@ -197,7 +188,7 @@ class Plan:
     runs = [*inner, *self.tune_outer(method, loss_of)]
     best = _best(runs, loss_of)
     own = self.own(method)
-    apart = {"seed", "total_steps", "evaluation.interval_steps"}
+    apart = {"seed", "total_steps", "evaluation.interval_steps", _WARM_START}
     warmup = "inner.warmup_steps"
     fields = {
       path: value

@@ -90,6 +90,7 @@ class Entry:
     seconds: Of the whole run, flush included, by clock.
     interval: H (inner steps).
     overlap_steps: tau (inner steps).
+    warm_start_steps: Inner steps before the first round.
     ends_round: Whether the last round was a whole one.
     tuned: Fields that tuning changed, short names.
     tuning_runs: How many tuning runs were made.
@@ -102,6 +103,7 @@ class Entry:
   seconds: Mapping[str, float]
   interval: int
   overlap_steps: int
+  warm_start_steps: int
   ends_round: bool
   tuned: Mapping[str, float | int | str]
   tuning_runs: int

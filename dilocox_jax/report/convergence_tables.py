@@ -72,12 +72,19 @@ def _losses(found: Comparison) -> Grid:
     )
     for entry in found.entries
   ]
+  warm = [
+    f"{entry.name} {entry.warm_start_steps:,} steps"
+    for entry in found.entries
+    if entry.warm_start_steps
+  ]
   cut = [entry.name for entry in found.entries if not entry.ends_round]
   notes = [
     "Mean over seeds of the outer parameters' validation loss after the flush"
     " (measured), with the lowest and the highest; the gap is that of the"
     " means. Bytes are derived from the plan; warm start and flush are in them."
   ]
+  if warm:
+    notes.append(f"Warm start: {', '.join(warm)}; no other method has one.")
   if cut:
     notes.append(f"Last round cut short, then flushed: {', '.join(cut)}.")
   return Grid(

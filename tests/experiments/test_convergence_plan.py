@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from experiments import convergence_methods
 from experiments.convergence_clock import whole_round
 from experiments.convergence_plan import STAGES, Plan
 from experiments.convergence_sweep import sweep
@@ -145,6 +146,20 @@ def test_only_the_named_methods_are_trained_at_equal_time():
   plan = sweeps.plan(equal_time=[contest])
   planned = plan.stage("equal_time", plan.sweep.methods, sweeps.loss_of)
   assert {p.method for p in planned} == set(named)
+
+
+def test_a_warm_start_is_as_much_shorter_as_a_tuning_run():
+  given = sweeps.values()
+  given["methods"][1] |= convergence_methods.warm(12)
+  plan = Plan(sweep(given))
+  diloco = plan.sweep.method("diloco")
+  tuning = plan.tune_outer(diloco, sweeps.loss_of)
+  results = plan.results(diloco, sweeps.loss_of)
+  assert {r.config.sync.warm_start_steps for r in tuning} == {3}
+  assert {r.config.sync.warm_start_steps for r in results} == {12}
+  assert (
+    "sync.warm_start_steps" not in plan.tuned(diloco, sweeps.loss_of).changed
+  )
 
 
 def test_a_method_may_have_the_rounds_of_another():

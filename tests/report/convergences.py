@@ -40,6 +40,7 @@ def entry(name, *losses, sent_bytes=1000, **changed):
     "seconds": {name: 40 * each_s for name, each_s in SECONDS.items()},
     "interval": 5,
     "overlap_steps": 0,
+    "warm_start_steps": 0,
     "ends_round": True,
     "tuned": {"inner.learning_rate": 3e-3},
     "tuning_runs": 9,

@@ -31,6 +31,13 @@ def test_losses_stand_beside_spread_gap_and_bytes():
   assert "cut short, then flushed: dilocox." in table.notes[-1]
 
 
+def test_who_had_a_warm_start_is_said():
+  warm = convergences.entry("diloco", 1.05, 1.07, warm_start_steps=300)
+  notes = found(entries=[warm])["At equal tokens (no clock)"].notes
+  assert any("Warm start: diloco 300 steps;" in note for note in notes)
+  assert "Warm start" not in str(found()["At equal tokens (no clock)"].notes)
+
+
 def test_hours_are_of_the_clock():
   near = rows(found()["Hours on the clock 'near'"])
   large = rows(found()["Hours on the clock 'large'"])
