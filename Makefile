@@ -49,8 +49,7 @@ test: install ## The fast tier of tests, lint included: what CI runs
 	$(RUN) -m pytest $(PYTEST_ARGS)
 
 check: install ## Every test, the slow tier too, compiled as users compile
-	XLA_FLAGS=--xla_cpu_collective_call_terminate_timeout_seconds=300 \
-	  $(RUN) -m pytest $(PYTEST_ARGS) -m ''
+	DILOCOX_JAX_COMPILE=full $(RUN) -m pytest $(PYTEST_ARGS) -m ''
 
 bench: install ## Measure rounds, codecs and the simulator; draw schedules
 	$(RUN) -m experiments.bench round --workdir=runs/bench

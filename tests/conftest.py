@@ -13,11 +13,14 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Eight devices share a few cores: one may be late without being lost. Programs
 # here are small and many, so that compiling them quickly saves a third of the
 # time; `make check` compiles them as users do.
+_PATIENT = "--xla_cpu_collective_call_terminate_timeout_seconds=300"
+_QUICK = (
+  "--xla_backend_optimization_level=0",
+  "--xla_llvm_disable_expensive_passes=true",
+)
+_COMPILES_FULLY = os.environ.get("DILOCOX_JAX_COMPILE") == "full"
 os.environ.setdefault(
-  "XLA_FLAGS",
-  "--xla_cpu_collective_call_terminate_timeout_seconds=300"
-  " --xla_backend_optimization_level=0"
-  " --xla_llvm_disable_expensive_passes=true",
+  "XLA_FLAGS", " ".join((_PATIENT, *(() if _COMPILES_FULLY else _QUICK)))
 )
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 os.environ.setdefault("DILOCOX_JAX_CACHE", str(_ROOT / ".cache" / "jax"))

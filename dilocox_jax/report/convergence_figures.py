@@ -1,8 +1,8 @@
 """Loss against tokens, bytes and simulated hours, all methods in one picture.
 
 A line is the mean over seeds, the band around it reaches from the lowest to
-the highest. Sixteen lines need colour, stroke and marker to be told apart, and
-AllReduce, which all are held against, is the only black one.
+the highest. A score of lines needs colour, stroke and marker to be told apart,
+and AllReduce, which all are held against, is the only black one.
 """
 
 import math
