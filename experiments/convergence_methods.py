@@ -190,13 +190,15 @@ def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
     *("muloco", "streaming", "streaming_overlap", "streaming_e3m0"),
     *(f"dilocox_{rule}_{clock}" for rule in _RULES),
   ]
-  rivals = {clock: (*_rivals(clock), "allreduce")}
-  rivals[clock_107b] = _rivals(clock_107b)
+  rivals = (
+    (clock, (*_rivals(clock), "allreduce")),
+    (clock_107b, _rivals(clock_107b)),
+  )
   return [
     {"better": "allreduce", "than": published, "at": "tokens"},
     *(
       {"better": f"dilocox_{rule}_{at}", "than": than, "at": at}
-      for at, than in rivals.items()
+      for at, than in rivals
       for rule in _RULES
     ),
   ]
