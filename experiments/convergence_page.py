@@ -120,10 +120,9 @@ class Gathered:
     sweep, loss_of = self._plan.sweep, self._runs.loss
     made = []
     for clock, contest in sweep.contests.items():
-      methods = []
-      names = [method.name for method in ready]
-      if contest.reference not in names:
+      if all(method.name != contest.reference for method in ready):
         continue
+      methods = []
       for method in ready:
         if method.name not in contest.methods:
           continue

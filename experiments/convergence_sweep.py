@@ -196,6 +196,15 @@ class Sweep:
       known("clock", name, list(self.clocks))
     for claim in self.claims:
       self._check_time(claim)
+    for method in self.methods:
+      self._check_interval(method)
+
+  def _check_interval(self, method: Method) -> None:
+    if method.interval_of and self.method(method.interval_of).interval_of:
+      raise ValueError(
+        f"method {method.name!r} has the H of {method.interval_of!r}, which has"
+        " that of another: name the last one"
+      )
 
   def _check_time(self, claim: Claim) -> None:
     if claim.at == TOKENS:

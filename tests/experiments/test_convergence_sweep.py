@@ -95,6 +95,15 @@ def test_a_mistake_is_one_line_that_says_what_to_change(changed, hint):
   assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("first, second", [(1, 1), (1, 2)])
+def test_rounds_of_one_who_has_those_of_another_are_refused(first, second):
+  given = sweeps.values()
+  for method, other in ((first, second), (second, first)):
+    given["methods"][method]["interval_of"] = given["methods"][other]["name"]
+  with pytest.raises(ValueError, match="name the last one"):
+    sweep(given)
+
+
 def test_a_method_with_a_larger_budget_is_refused():
   given = sweeps.values()
   given["methods"][0]["refine"] = given["methods"][0]["refine"][1:]
