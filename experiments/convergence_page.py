@@ -122,18 +122,19 @@ class Gathered:
     for clock, contest in sweep.contests.items():
       if all(method.name != contest.reference for method in ready):
         continue
-      methods = []
-      for method in ready:
-        if method.name not in contest.methods:
-          continue
-        planned = self._plan.equal_time(method, clock, loss_of)
-        steps = self._plan.steps_at(method, clock, loss_of)
-        losses = [loss_of(each) for each in planned]
-        ended = tuple(loss for loss in losses if loss is not None)
-        methods.append(report.Timed(method.name, steps, not planned, ended))
+      entered = [m for m in ready if m.name in contest.methods]
+      methods = [self._timed(method, clock) for method in entered]
       budget_s = self._plan.budget_s(clock, loss_of)
       made.append(report.EqualTime(clock, budget_s, methods))
     return made
+
+  def _timed(self, method: Method, clock: str) -> report.Timed:
+    loss_of = self._runs.loss
+    planned = self._plan.equal_time(method, clock, loss_of)
+    steps = self._plan.steps_at(method, clock, loss_of)
+    losses = [loss_of(each) for each in planned]
+    ended = tuple(loss for loss in losses if loss is not None)
+    return report.Timed(method.name, steps, not planned, ended)
 
 
 def write(

@@ -1,4 +1,4 @@
-"""Every method under one budget: ten million parameters, hours on a CPU.
+"""Every method under one budget: ten million parameters.
 
 The budget and the methods are those of `convergence_small`; the model has
 eight layers of width 320, and a step is stated as 0.7 s, derived from the

@@ -162,23 +162,23 @@ def test_a_warm_start_is_as_much_shorter_as_a_tuning_run():
   )
 
 
-def test_a_method_may_have_the_rounds_of_another():
+def beside_ours(name, **link):
+  """Fields of ours, and of a method that is linked to a clock or another."""
   given = sweeps.values()
-  given["methods"][1]["interval_of"] = "ours_1gbit"
+  given["methods"][sweeps.NAMES.index(name)] |= link
   plan = Plan(sweep(given))
-  ours = plan.own(plan.sweep.method("ours_1gbit"))
-  diloco = plan.own(plan.sweep.method("diloco"))
+  return [plan.own(plan.sweep.method(each)) for each in ("ours_1gbit", name)]
+
+
+def test_a_method_may_have_the_rounds_of_another():
+  ours, diloco = beside_ours("diloco", interval_of="ours_1gbit")
   interval = "sync.sync_interval"
   assert diloco[interval] == ours[interval] != 6
   assert "sync.overlap_steps" not in diloco
 
 
 def test_a_method_that_waits_a_round_gets_one_that_just_hides_the_exchange():
-  given = sweeps.values()
-  given["methods"][2]["tau_from"] = "1gbit"
-  plan = Plan(sweep(given))
-  ours = plan.own(plan.sweep.method("ours_1gbit"))
-  waits = plan.own(plan.sweep.method("dilocox_continue"))
+  ours, waits = beside_ours("dilocox_continue", tau_from="1gbit")
   tau = ours["sync.overlap_steps"]
   assert waits["sync.sync_interval"] == whole_round(tau, 48)
   assert "sync.overlap_steps" not in waits
