@@ -1,4 +1,4 @@
-"""Runs of an ablation as processes of their own, a few at a time.
+"""Runs as processes of their own, a few at a time, each with its own cores.
 
 A process that crashes takes no other with it, and its memory and its compiled
 programs go when it ends. Each writes to a log file that stays locked as long
@@ -21,6 +21,7 @@ from rich import progress
 
 from dilocox_jax.metrics import read_rows
 from dilocox_jax.report.page import PAGE
+from experiments import cores
 
 _POLL_S = 0.25
 
@@ -60,8 +61,8 @@ class Job:
 class _Process:
   """A job at work."""
 
-  def __init__(self, job: Job, environment: dict[str, str]):
-    self.job = job
+  def __init__(self, job: Job, own_cores: list[int], environment: dict):
+    self.job, self.own_cores = job, own_cores
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("ab") as log:
       fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,8 +72,9 @@ class _Process:
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        env=environment,
+        env=cores.limits(own_cores) | environment,
       )
+    cores.pin(self.process.pid, own_cores)
 
   def reason(self) -> str:
     """Why it failed, in one line; empty if it did not."""
@@ -121,6 +123,7 @@ class Batch:
     self._ended, self._deadline_s = ended, deadline_s
     self._waiting = list(jobs)
     self._processes = processes
+    self._free_cores = cores.divided(processes)
     self._running: list[_Process] = []
     self.failures: dict[pathlib.Path, str] = {}
     self._first = {job.workdir: job.step for job in jobs}
@@ -170,15 +173,18 @@ class Batch:
       environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     while self._waiting and len(self._running) < self._processes:
       job = self._waiting.pop(0)
+      own = self._free_cores.pop()
       try:
-        self._running.append(_Process(job, environment))
+        self._running.append(_Process(job, own, environment))
       except BlockingIOError:
+        self._free_cores.append(own)
         self._end(job, "another process is still at this run: wait for it")
 
   def _collect(self) -> None:
     for running in list(self._running):
       if running.process.poll() is not None:
         self._running.remove(running)
+        self._free_cores.append(running.own_cores)
         self._end(running.job, running.reason())
 
   def _end(self, job: Job, reason: str) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 
 from absl import flags
 
-from experiments import command_line, group, peers, train
+from experiments import command_line, cores, group, peers, train
 from experiments.command_line import StoppedError, UsageError
 
 
@@ -97,10 +97,8 @@ def _environment(
   platform: str, number: int, num_devices: int, count: int
 ) -> dict[str, str]:
   """A process's surroundings: its devices, and its share of the cores."""
-  threads = str(max(1, (os.cpu_count() or 1) // count))
   environment = {
-    # XLA's pool, and the one behind numpy: together they would fight.
-    **dict.fromkeys(("NPROC", "OMP_NUM_THREADS"), threads),
+    **cores.limits(cores.divided(count)[0]),
     **os.environ,
     "DILOCOX_JAX_COMMAND": shlex.join(
       ["python", "-m", "experiments.launch", *sys.orig_argv[3:]]
