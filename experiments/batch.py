@@ -2,8 +2,8 @@
 
 A process that crashes takes no other with it, and its memory and its compiled
 programs go when it ends. Each writes to a log file that stays locked as long
-as it lives: a second ablation in the same directory, or one started again
-after its parent alone was killed, finds the lock and leaves that run alone.
+as it lives: a second batch in the same directory, or one started again after
+its parent alone was killed, finds the lock and leaves that run alone.
 """
 
 import contextlib
@@ -106,8 +106,8 @@ class Batch:
     jobs: Sequence[Job],
     processes: int,
     *,
-    title: str = "ablation",
-    ended: Callable[[Job, str], None] = lambda job, reason: None,
+    title: str = "runs",
+    ended: Callable[[Job, str], str] = lambda job, reason: "",
     deadline_s: float = math.inf,
   ):
     """Takes jobs that are not done yet, in order.
@@ -116,7 +116,8 @@ class Batch:
       jobs: What to run.
       processes: How many at once.
       title: What stands before the bar.
-      ended: Hears of every job that has ended, and why it failed if it did.
+      ended: Hears of every job that has ended, and why it failed if it did;
+        may say what to print of it.
       deadline_s: When to stop what still runs (by the monotonic clock); it
         goes on from its checkpoint another time.
     """
@@ -193,13 +194,13 @@ class Batch:
       self.failures[job.workdir] = reason
     done = self._count - len(self._waiting) - len(self._running)
     result = f"failed: {reason} (log: {job.log})" if reason else "done"
+    result = self._ended(job, reason) or result
     self._bar.console.print(
       f"run {done} of {self._count}, {job.name}: {result}",
       markup=False,
       highlight=False,
       soft_wrap=True,
     )
-    self._ended(job, reason)
 
   def _show(self) -> None:
     steps = self._ended_steps

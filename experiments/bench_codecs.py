@@ -61,7 +61,7 @@ def _multiplied(values: Array) -> Timed:
 
 
 def ratios() -> list[Ratio]:
-  """What is compared; the bounds are those of the project's issue list."""
+  """What is compared; bounds are goals, set beforehand."""
   int4 = encoder(Encoding((Int(4),)), _VALUES)
   values = functools.cache(lambda: _drawn(_VALUES))
   matrices = _drawn(_MATRICES)

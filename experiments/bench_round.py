@@ -86,7 +86,7 @@ def _forward(config: RunConfig) -> Timed:
 
 
 def ratios() -> list[Ratio]:
-  """What is compared; the bounds are those of the project's issue list."""
+  """What is compared; bounds are goals, set beforehand."""
   two, one, many = _config(2), _config(1), _config(_STACKED)
   single = _inner_steps(one)
   return [

@@ -6,18 +6,20 @@
 
 Every method is tuned with as many runs on a seed of its own, then trained on
 the seeds of the results, at equal tokens and in equal simulated time. A
-finished run is one line of --results, which belongs into the repository: the
+finished run is one line of --results, which belongs in the repository: the
 same command goes on from there, after a kill or in a fresh clone. A long
 sweep can be done in slices with --stage, --methods and --max_minutes. The
 report is made anew each time, from what there is.
 """
 
+import dataclasses
 import math
 import pathlib
 import shlex
 import signal
 import sys
 import time
+from collections.abc import Sequence
 
 from absl import flags
 from ml_collections import config_flags
@@ -40,12 +42,20 @@ def define_flags() -> None:
   flags.DEFINE_enum(
     "stage", "all", STAGES, "What to do; 'report' trains nothing."
   )
-  flags.DEFINE_list("methods", [], "Which methods to train; all by default.")
+  flags.DEFINE_list(
+    "methods",
+    [],
+    "Which methods to train; all by default. Equal time needs its reference"
+    " tuned.",
+  )
   flags.DEFINE_integer(
     "processes", 1, "How many runs at once, each a process.", lower_bound=1
   )
   flags.DEFINE_float(
-    "max_minutes", None, "Stop then; the same command goes on.", lower_bound=0.0
+    "max_minutes",
+    None,
+    "Stop then; the same command goes on, each run from its last checkpoint.",
+    lower_bound=0.0,
   )
 
 
@@ -66,9 +76,10 @@ def main(values: flags.FlagValues) -> None:
       names = [each.name for each in sweep.methods]
       convergence_sweep.known("method", name, names)
     plan = convergence_plan.Plan(sweep)
-    for method in sweep.methods:
-      plan.tune_inner(method)
-  except (KeyError, ValueError, TypeError, OSError) as error:
+    plan.check()  # All that does not fit, before the first run.
+  except KeyError as error:
+    raise command_line.UsageError(f"--config: no field {error}") from error
+  except (ValueError, TypeError, OSError) as error:
     raise command_line.UsageError(f"--config: {error}") from error
   workdir = command_line.writable(values.workdir)
   signal.signal(signal.SIGTERM, _interrupt)
@@ -91,27 +102,41 @@ def _run(values: flags.FlagValues, plan, workdir: pathlib.Path) -> None:
   path = pathlib.Path(values.results or _RESULTS / f"{name}.csv")
   results = Results(path, plan.sweep.base)
   is_report = values.stage == "report"
+  if is_report and not path.exists():
+    raise command_line.UsageError(f"--stage=report: there is no {path} yet")
   runs = Runs(results, workdir, any_text=is_report)
-  failed, is_late, lack = 0, False, ""
+  outcome = _Outcome()
   if not is_report:
-    failed, is_late, lack = _stages(values, plan, runs)
+    with results.held():
+      outcome = _stages(values, plan, runs)
   command = ["python", "-m", "experiments.convergence", *sys.argv[1:]]
   convergence_page.write(
     plan, runs, results, workdir, name, shlex.join(command)
   )
-  if failed:
-    raise command_line.StoppedError(f"{failed} runs failed: see above")
-  if is_late:
+  if outcome.failed:
+    raise command_line.StoppedError(
+      f"{len(outcome.failed)} runs failed, first {outcome.failed[0]}"
+    )
+  if outcome.is_late:
     raise command_line.StoppedError(
       f"--max_minutes={values.max_minutes:g} are over: the same command goes"
       " on",
       command_line.TRY_AGAIN,
     )
-  if lack:
-    raise command_line.StoppedError(lack)
+  if outcome.lacking:
+    raise command_line.StoppedError("; ".join(outcome.lacking))
 
 
-def _stages(values: flags.FlagValues, plan, runs) -> tuple[int, bool, str]:
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+  """Why runs failed, whether time was over, and what could not be begun."""
+
+  failed: Sequence[str] = ()
+  is_late: bool = False
+  lacking: Sequence[str] = ()
+
+
+def _stages(values: flags.FlagValues, plan, runs) -> _Outcome:
   """Makes the runs of the stages that were asked for, in order."""
   from experiments import convergence_plan
 
@@ -125,17 +150,30 @@ def _stages(values: flags.FlagValues, plan, runs) -> tuple[int, bool, str]:
     for each in plan.sweep.methods
     if not values.methods or each.name in values.methods
   ]
+  lacking: list[str] = []
   for stage in stages:
-    try:
-      planned = plan.stage(stage, methods, runs.loss)
-    except (LookupError, ValueError) as error:
-      return 0, False, str(error.args[0])
-    left = runs.missing(planned)
-    print(f"{stage}: {len(planned)} runs, {len(left)} of them to do")
+    planned, lacking = _planned(plan, stage, methods, runs.loss)
+    line = f"{stage}: {len(planned)} runs, {len(runs.missing(planned))} to do"
+    if count := runs.elsewhere(planned):
+      line += f" ({count} of these have lines, on another text)"
+    print(line)
     failed, is_late = runs.make(planned, values.processes, deadline_s)
     if failed or is_late:
-      return failed, is_late, ""
-  return 0, False, ""
+      return _Outcome(failed, is_late)
+  return _Outcome(lacking=lacking)
+
+
+def _planned(plan, stage: str, methods: Sequence, loss_of) -> tuple[list, list]:
+  """Runs of a stage, and why methods have none: they stop no others."""
+  from experiments.convergence_planned import NotTunedError
+
+  planned, lacking = [], []
+  for method in methods:
+    try:
+      planned += plan.stage(stage, [method], loss_of)
+    except NotTunedError as error:
+      lacking.append(str(error))
+  return planned, lacking
 
 
 def _name(flag: flags.Flag) -> str:

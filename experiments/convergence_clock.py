@@ -61,11 +61,11 @@ class PlannedTime:
 
   def exchange_s(self) -> float:
     """One exchange of everything, from launch to arrival."""
-    clock, script = Clock(self._setup.edges, self._setup.work), self._setup
-    fragments = script.plan.method.schedule.num_fragments
-    for index in range(fragments):
+    made = self._setup
+    clock = Clock(made.edges, made.work)
+    for index in range(made.plan.method.schedule.num_fragments):
       key = ("whole", index, 0)
-      operations = tuple(script.script.traffic.exchange(index))
+      operations = tuple(made.script.traffic.exchange(index))
       clock.walk([Launch(key, operations), Wait(key)])
     return clock.walk([]).now_s
 

@@ -14,7 +14,8 @@ from dilocox_jax.report import convergence as report
 from dilocox_jax.report import convergence_page, units
 from experiments import grid
 from experiments.convergence_clock import PlannedTime, Times
-from experiments.convergence_plan import Plan, Planned
+from experiments.convergence_plan import Plan
+from experiments.convergence_planned import NotTunedError, Planned
 from experiments.convergence_results import Results, Row
 from experiments.convergence_runs import Runs
 from experiments.convergence_sweep import ClockSpec, Method, Sweep
@@ -53,7 +54,7 @@ class Gathered:
     return report.Comparison(
       name=name,
       corpus=", ".join(corpora) or "none yet",
-      budget=f"{_budget(sweep)} {_machines(rows)}".strip(),
+      budget=f"{_budget(sweep)} {_machines(rows)} {self._effort()}".strip(),
       seeds=len(sweep.seeds),
       clocks={k: _clock_text(sweep, spec) for k, spec in sweep.clocks.items()},
       target_loss=sweep.target_loss,
@@ -65,10 +66,15 @@ class Gathered:
       command=command,
     )
 
+  def _effort(self) -> str:
+    rows = self._results.rows.values()
+    hours = sum(row.wall_s for row in rows) / 3600
+    return f"All {len(rows)} runs on file took {hours:.3g} hours, added up."
+
   def _is_tuned(self, method: Method) -> bool:
     try:
       self._plan.tuned(method, self._runs.loss)
-    except (LookupError, ValueError):
+    except NotTunedError:
       return False
     return True
 
@@ -93,6 +99,7 @@ class Gathered:
       ends_round=planned[0].ends_round,
       tuned={grid.short(k): v for k, v in tuned.changed.items()},
       tuning_runs=tuned.num_runs,
+      tuning_rounds=self._plan.tuning_rounds(method),
       at_edge=tuned.at_edge,
     )
 

@@ -6,8 +6,7 @@ A run's schedule always ends at its own last step, also where it is shorter.
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dilocox_jax.config import RunConfig
@@ -15,6 +14,13 @@ from experiments.convergence_clock import (
   PlannedTime,
   Times,
   rounds_from,
+)
+from experiments.convergence_planned import (
+  LossOf,
+  Planned,
+  Tuned,
+  lowest,
+  value,
 )
 from experiments.convergence_sweep import FACTORS, Method, Sweep
 
@@ -25,56 +31,6 @@ _MOST_WARMUP = 0.25
 _WARM_START = "sync.warm_start_steps"
 # Shorter ones say nothing: the learning rate hardly leaves the ground.
 LEAST_STEPS = 20
-
-
-@dataclasses.dataclass(frozen=True)
-class Planned:
-  """A run to be made.
-
-  Attributes:
-    stage: One of `STAGES`.
-    method: Name of its method.
-    changed: Dotted fields over the sweep's base.
-    config: All of it, checked.
-  """
-
-  stage: str
-  method: str
-  changed: Mapping[str, Any]
-  config: RunConfig
-
-  @property
-  def seed(self) -> int:
-    """Of the run."""
-    return self.config.seed
-
-  @property
-  def ends_round(self) -> bool:
-    """Whether its last step ends a round, so that none is cut short."""
-    sync = self.config.sync
-    steps = self.config.total_steps - sync.warm_start_steps
-    return steps % sync.named.schedule.sync_interval == 0
-
-
-# The final loss of a run that has been made; None: not yet; NaN: diverged.
-LossOf = Callable[[Planned], float | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Tuned:
-  """What tuning found.
-
-  Attributes:
-    changed: Fields that the method runs with, over its own.
-    loss: Of the best tuning run.
-    num_runs: Tuning runs, those that diverged included.
-    at_edge: Whether the best inner learning rate is an end of the grid.
-  """
-
-  changed: Mapping[str, Any]
-  loss: float
-  num_runs: int
-  at_edge: bool
 
 
 class Plan:
@@ -98,6 +54,17 @@ class Plan:
     if method.name not in self._own:
       self._own[method.name] = self._with_interval(method)
     return self._own[method.name]
+
+  def check(self) -> None:
+    """Puts every method on every clock.
+
+    Raises:
+      ValueError: One line that says what does not fit.
+    """
+    for method in self.sweep.methods:
+      config = self.tune_inner(method)[0].config
+      for clock in self.sweep.clocks.values():
+        PlannedTime(config, clock)
 
   def _with_interval(self, method: Method) -> dict[str, Any]:
     fields = dict(method.changed)
@@ -148,10 +115,9 @@ class Plan:
     """The method's own settings at its best inner learning rate.
 
     Raises:
-      LookupError: That is not known yet.
-      ValueError: No learning rate works.
+      NotTunedError: That is not known yet, or none works.
     """
-    best = _best(self.tune_inner(method), loss_of)
+    best = lowest(self.tune_inner(method), loss_of)
     found = []
     for setting in method.refine:
       fields = {"inner.learning_rate": best.config.inner.learning_rate}
@@ -177,16 +143,21 @@ class Plan:
     free = {"seed": tuning.seed, "total_steps": tuning.total_steps}
     return self.planned(stage, method, fields, **free)
 
+  def tuning_rounds(self, method: Method) -> int:
+    """Whole rounds that a tuning run has to show what it is worth."""
+    config = self.tune_inner(method)[0].config
+    steps = config.total_steps - config.sync.warm_start_steps
+    return steps // config.sync.named.schedule.sync_interval
+
   def tuned(self, method: Method, loss_of: LossOf) -> Tuned:
     """What the results run with.
 
     Raises:
-      LookupError: Tuning is not over.
-      ValueError: No setting works.
+      NotTunedError: Tuning is not over, or no setting works.
     """
     inner = self.tune_inner(method)
     runs = [*inner, *self.tune_outer(method, loss_of)]
-    best = _best(runs, loss_of)
+    best = lowest(runs, loss_of)
     own = self.own(method)
     apart = {"seed", "total_steps", "evaluation.interval_steps", _WARM_START}
     warmup = "inner.warmup_steps"
@@ -198,9 +169,9 @@ class Plan:
     if best.changed[warmup] == inner[0].changed[warmup]:
       fields.pop(warmup, None)  # Not tuned, only cut to the run's length.
     rates = self.sweep.tuning.inner_learning_rates
-    rate = _best(inner, loss_of).config.inner.learning_rate
+    rate = lowest(inner, loss_of).config.inner.learning_rate
     at_edge = rate in (min(rates), max(rates))
-    return Tuned(fields, _value(loss_of(best)), len(runs), at_edge)
+    return Tuned(fields, value(loss_of(best)), len(runs), at_edge)
 
   def results(self, method: Method, loss_of: LossOf) -> list[Planned]:
     """A run a seed with what was tuned."""
@@ -256,8 +227,7 @@ class Plan:
     """All runs of a stage, seeds of a method beside each other.
 
     Raises:
-      LookupError: An earlier stage is not over.
-      ValueError: Nothing works for some method.
+      NotTunedError: An earlier stage is not over.
     """
     if stage == "tune_inner":
       return [run for each in methods for run in self.tune_inner(each)]
@@ -272,25 +242,3 @@ class Plan:
       if each.name in contest.methods
       for run in self.equal_time(each, clock, loss_of)
     ]
-
-
-def _best(runs: Sequence[Planned], loss_of: LossOf) -> Planned:
-  """The run that ended lowest."""
-  missing = [run for run in runs if loss_of(run) is None]
-  if missing:
-    raise LookupError(
-      f"{len(missing)} of {len(runs)} tuning runs of {runs[0].method!r} are"
-      " missing: run --stage=tune_inner, then --stage=tune_outer"
-    )
-  losses = [_value(loss_of(run)) for run in runs]
-  best = min(range(len(runs)), key=losses.__getitem__)
-  if math.isinf(losses[best]):
-    raise ValueError(
-      f"every tuning run of {runs[0].method!r} diverged: add lower rates to"
-      " tuning.inner_learning_rates"
-    )
-  return runs[best]
-
-
-def _value(loss: float | None) -> float:
-  return loss if loss is not None and math.isfinite(loss) else math.inf

@@ -4,9 +4,10 @@ A run is one line of NAME.csv, its curve some lines of NAME_curves.csv, both
 written once it has ended. A fresh clone goes on from them: a run whose config
 and text are those of a line is not made again. Of the config all fields count
 that can change a number; fields that came later count where they are set, so
-NAME_base.json keeps which there were.
+NAME_base.json keeps the names of those there were.
 """
 
+import contextlib
 import csv
 import dataclasses
 import fcntl
@@ -17,7 +18,7 @@ import math
 import os
 import pathlib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig
@@ -111,7 +112,7 @@ class Results:
     """Reads what is there.
 
     Args:
-      path: Of the CSV; its directory is made if missing.
+      path: Of the CSV, which need not exist.
       base: Fields of every run, by dotted names.
 
     Raises:
@@ -119,17 +120,40 @@ class Results:
     """
     self.path = path
     self.curves_path = path.with_name(f"{path.stem}_curves.csv")
-    base_path = path.with_name(f"{path.stem}_base.json")
-    make_directory(path.parent)
-    if not base_path.exists():
-      write_json(base_path, base)
-    with one_line(base_path, "read"):
-      self._fields = frozenset(json.loads(base_path.read_text()))
+    self._base_path = path.with_name(f"{path.stem}_base.json")
+    self._fields = frozenset(base)
+    if self._base_path.exists():
+      with one_line(self._base_path, "read"):
+        self._fields = frozenset(json.loads(self._base_path.read_text()))
     self.rows = {(r.digest, r.corpus): r for r in _read(path, Row)}
     self._digests: dict[RunConfig, str] = {}
     self._curves: dict[Key, list[CurveRow]] = {}
     for each in _read(self.curves_path, CurveRow):
       self._note(each)
+
+  @contextlib.contextmanager
+  def held(self) -> Iterator[None]:
+    """Keeps other sweeps out, as two would make the same runs.
+
+    Raises:
+      RecordError: Another has it, or the disk refused.
+    """
+    self._begin()
+    with one_line(self._base_path, "read"):
+      file = self._base_path.open()
+    with file:
+      try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        raise RecordError(
+          f"another sweep is at work on {self.path}: wait for its end"
+        ) from None
+      yield
+
+  def _begin(self) -> None:
+    make_directory(self.path.parent)
+    if not self._base_path.exists():
+      write_json(self._base_path, sorted(self._fields))
 
   def digest(self, config: RunConfig) -> str:
     """Twelve digits that two configs share only if they mean one run."""
@@ -158,6 +182,7 @@ class Results:
     Raises:
       RecordError: The disk refused.
     """
+    self._begin()
     if curve:
       _append(self.curves_path, CurveRow, curve)
     _append(self.path, Row, [row])

@@ -8,7 +8,6 @@ other; one that fails otherwise is tried again the next time.
 import collections
 import functools
 import json
-import math
 import pathlib
 import re
 import shutil
@@ -19,7 +18,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.data import sources
 from dilocox_jax.report.run import load_run
 from experiments import batch, grid
-from experiments.convergence_plan import Planned
+from experiments.convergence_planned import Planned
 from experiments.convergence_results import Results, Row, evaluations, row_of
 
 _DIVERGED = re.compile(r"is not finite (at|after) step")
@@ -63,6 +62,12 @@ class Runs:
     text = self._usual_text(planned)
     return rows.get((digest, text)) if text else None
 
+  def elsewhere(self, planned: Sequence[Planned]) -> int:
+    """How many missing runs have a line, but on another text."""
+    known = {digest for digest, _ in self._results.rows}
+    missing = self.missing(planned)
+    return sum(self._results.digest(each.config) in known for each in missing)
+
   def _usual_text(self, planned: Planned) -> str | None:
     """The text of most lines: losses on different ones do not compare."""
     by_seed = planned.config.data.source == "synthetic"
@@ -85,7 +90,7 @@ class Runs:
 
   def make(
     self, planned: Sequence[Planned], processes: int, deadline_s: float
-  ) -> tuple[int, bool]:
+  ) -> tuple[list[str], bool]:
     """Makes what is missing.
 
     Args:
@@ -94,7 +99,7 @@ class Runs:
       deadline_s: When to stop (by the monotonic clock).
 
     Returns:
-      How many failed, and whether time was over before the end.
+      Why runs failed, and whether time was over before the end.
     """
     jobs = {self._job(each).workdir: each for each in self.missing(planned)}
     waiting = []
@@ -104,24 +109,26 @@ class Runs:
         self._keep(each, path)
       else:
         waiting.append(job)
-    failures = set()
+    failures = []
 
-    def ended(job: batch.Job, reason: str) -> None:
+    def ended(job: batch.Job, reason: str) -> str:
       if reason and not _DIVERGED.search(reason):
-        failures.add(job.workdir)
-      else:
-        self._keep(jobs[job.workdir], job.workdir, reason)
+        failures.append(f"{job.name}: {reason} (log: {job.log})")
+        return f"failed: {reason} (log: {job.log})"
+      row = self._keep(jobs[job.workdir], job.workdir, reason)
+      return f"diverged: {reason}" if reason else f"loss {row.final_loss:.4f}"
 
     work = batch.Batch(
       waiting, processes, title="runs", ended=ended, deadline_s=deadline_s
     )
     work.run()
-    return len(failures), bool(self.missing(planned)) and work.is_late
+    return failures, bool(self.missing(planned)) and work.is_late
 
   def _job(self, planned: Planned) -> batch.Job:
     config = planned.config
-    digest = self._results.digest(config)
-    name = f"{planned.method}-seed{config.seed}-{digest}"
+    # Texts differ between machines, and a directory may outlive its own.
+    digest, text = self._results.digest(config), corpus_digest(config)[:6]
+    name = f"{planned.method}-seed{config.seed}-{digest}-{text}"
     workdir = self._workdir / "runs" / name
     trial = grid.Trial(planned.method, planned.changed, config)
     return batch.Job(
@@ -138,7 +145,7 @@ class Runs:
 
   def _keep(
     self, planned: Planned, workdir: pathlib.Path, failure: str = ""
-  ) -> None:
+  ) -> Row:
     """Writes a run's line; its state, much larger, is not needed any more."""
     run, digest = load_run(workdir), self._results.digest(planned.config)
     row = row_of(
@@ -151,6 +158,8 @@ class Runs:
       changed=json.dumps(dict(planned.changed), sort_keys=True),
       total_steps=planned.config.total_steps,
     )
-    is_shown = planned.stage == "results" and math.isfinite(row.final_loss)
-    self._results.add(row, evaluations(run, digest) if is_shown else [])
+    # Of tuning nothing but the end counts, so it has no curve.
+    has_curve = bool(planned.config.evaluation.interval_steps)
+    self._results.add(row, evaluations(run, digest) if has_curve else [])
     shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
+    return row

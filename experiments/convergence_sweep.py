@@ -17,8 +17,8 @@ from dilocox_jax.sections import ModelConfig
 from experiments import grid
 
 FIELDS = (
-  *("base", "methods", "tuning", "seeds", "clusters", "clock_107b"),
-  *("target_loss", "equal_time", "claims", "gaps"),
+  *("base", "methods", "tuning", "seeds", "clusters", "target_loss"),
+  *("equal_time", "claims", "gaps"),
 )
 # Besides fields, what a tuning run may change: factors on what it began with.
 FACTORS = {
@@ -144,6 +144,8 @@ class Sweep:
         f"seeds={self.seeds} must be some, and not tuning.seed="
         f"{self.tuning.seed}: results on a seed that was tuned on flatter"
       )
+    if len(set(self.seeds)) < len(self.seeds):
+      raise ValueError(f"seeds={self.seeds} must differ")
     budgets = {method.name: len(method.refine) for method in self.methods}
     if len(set(budgets.values())) != 1:
       raise ValueError(
@@ -245,8 +247,10 @@ def sweep(values: Mapping[str, Any]) -> Sweep:
   """
   for name in values:
     check_field(name)
+  for name in FIELDS:
+    if name not in values:
+      raise ValueError(f"field {name!r} is missing")
   clocks = [_clock(each) for each in values["clusters"]]
-  clocks.append(_clock(values["clock_107b"]))
   tuning = values["tuning"]
   return Sweep(
     base=flat(values["base"]),

@@ -57,7 +57,7 @@ def define_flags() -> None:
     "pipeline",
     "none",
     ("none", *PIPELINES),
-    "Pipeline schedule inside a replica.",
+    "Pipeline schedule inside a replica; none: the config's.",
   )
   flags.DEFINE_integer("stages", 1, "Pipeline stages.", lower_bound=1)
   flags.DEFINE_integer("micro_batches", 1, "A step's.", lower_bound=1)

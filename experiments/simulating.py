@@ -35,7 +35,7 @@ class Options:
     codec_s: Seconds on the devices around an exchange.
     transport: "tcp" or "ideal".
     engine_steps: Inner steps for the event engine; 0: six rounds.
-    pipeline: A schedule's name, or "none".
+    pipeline: A schedule's name; "none": the run's own, if it has stages.
     num_stages: Of the pipeline.
     num_micro_batches: Of a step.
     chunks_per_stage: For the interleaved schedule.
@@ -107,21 +107,27 @@ def set_up(config: RunConfig, cluster_name: str, options: Options) -> Setup:
 def _steps(config: RunConfig, cluster, options: Options) -> Steps:
   if options.step_s is not None:
     return stated_seconds(cluster, options.step_s)
-  pipeline = None
+  pipeline = _pipeline(config, options)
+  shape = config.model.shape
+  tokens = config.tokens_per_replica_step
+  step_flops = tokens * flops_per_token(shape, config.data.sequence_length)
+  bf16_bytes = 2
+  micro_batches = pipeline.num_micro_batches if pipeline else 1
+  hop_bytes = bf16_bytes * tokens * shape.model_dim / micro_batches
+  return step_seconds(cluster, step_flops, pipeline, hop_bytes)
+
+
+def _pipeline(config: RunConfig, options: Options) -> Pipeline | None:
+  """The one asked for, or else the one that the run would have."""
   if options.pipeline != "none":
-    pipeline = Pipeline(
+    return Pipeline(
       options.pipeline,
       options.num_stages,
       options.num_micro_batches,
       options.chunks_per_stage,
     )
-  elif options.num_stages > 1:
+  if options.num_stages > 1:
     raise ValueError(
       f"--stages={options.num_stages} needs --pipeline, e.g. --pipeline=1f1b"
     )
-  shape = config.model.shape
-  tokens = config.tokens_per_replica_step
-  step_flops = tokens * flops_per_token(shape, config.data.sequence_length)
-  bf16_bytes = 2
-  hop_bytes = bf16_bytes * tokens * shape.model_dim / options.num_micro_batches
-  return step_seconds(cluster, step_flops, pipeline, hop_bytes)
+  return config.pipeline if config.mesh.num_stages > 1 else None

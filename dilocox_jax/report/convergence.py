@@ -94,6 +94,7 @@ class Entry:
     ends_round: Whether the last round was a whole one.
     tuned: Fields that tuning changed, short names.
     tuning_runs: How many tuning runs were made.
+    tuning_rounds: Rounds of each of them.
     at_edge: Whether the best inner learning rate is an end of the grid.
   """
 
@@ -107,6 +108,7 @@ class Entry:
   ends_round: bool
   tuned: Mapping[str, float | int | str]
   tuning_runs: int
+  tuning_rounds: int
   at_edge: bool
 
   @property

@@ -6,6 +6,7 @@ and AllReduce, which all are held against, is the only black one.
 """
 
 import math
+import statistics
 from collections.abc import Callable
 
 import numpy as np
@@ -18,6 +19,7 @@ from dilocox_jax.report.convergence import Comparison, Entry, Point
 
 _STROKES = ("-", "--", ":")
 _SIZE = (8.4, 6.2)
+_FAR = 4.0
 Along = Callable[[Point], float]
 
 
@@ -69,13 +71,17 @@ def _points(found: Comparison) -> list[Point]:
   ]
 
 
+def _finite(found: Comparison) -> list[Entry]:
+  return [e for e in found.entries if math.isfinite(e.spread.mean)]
+
+
 def _frame(found: Comparison, where: str) -> tuple[Figure, Axes]:
-  ended = [e for e in found.entries if math.isfinite(e.spread.mean)]
+  ended = [e for e in _finite(found) if len(e.traces) == found.seeds]
   title = f"Validation loss {where}"
   if ended and where == "at equal tokens":
     best = min(ended, key=lambda entry: entry.spread.mean)
     reached = units.human_loss(best.spread.mean)
-    title = f"Lowest loss {where}: {best.name}, {reached}"
+    title = f"Lowest mean loss {where}: {best.name}, {reached}"
   figure, (ax,) = style.frame(1, title, size=_SIZE)
   return figure, ax
 
@@ -100,9 +106,15 @@ def _lines(ax: Axes, found: Comparison, along: Along) -> None:
       marker=marker,
       markersize=3,
       linewidth=1.4,
-      label=entry.name,
+      label=_label(entry, found.seeds),
     )
     ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _label(entry: Entry, seeds: int) -> str:
+  """Its name, and how many seeds a line stands for if not all have one."""
+  drawn = sum(bool(trace.points) for trace in entry.traces)
+  return entry.name if drawn == seeds else f"{entry.name} ({drawn} of {seeds})"
 
 
 def _band(
@@ -139,17 +151,24 @@ def _finish(figure: Figure, ax: Axes, found: Comparison, kind: str) -> Figure:
 
 
 def _cut(ax: Axes, found: Comparison) -> str:
-  """Shows where curves end, not where they begin, which is alike for all."""
-  means = [entry.spread.mean for entry in found.entries]
-  ends = [mean for mean in means if math.isfinite(mean)]
+  """Shows where curves end, not where they begin, which is alike for all.
+
+  One that ends far above the others would squeeze them, so it is left out:
+  farther from the best than four times what the middle one is.
+  """
+  ends = {e.name: e.spread.mean for e in _finite(found)}
   losses = [p.loss for p in _points(found) if math.isfinite(p.loss)]
   if not ends or not losses:
     return ""
-  low, high = min(losses), max(ends)
+  best, middle = min(ends.values()), statistics.median(ends.values())
+  most = best + _FAR * (middle - best)
+  low, high = min(losses), max(x for x in ends.values() if x <= most)
   top = high + 0.6 * max(high - low, 0.05 * low)
   ax.set_ylim(low - 0.04 * (top - low), top)
   drawn = [np.asarray(line.get_xydata()) for line in ax.lines]
   seen = [x for each in drawn for x, y in each if y <= top]
   if seen and ax.get_xscale() == "log":
     ax.set_xlim(left=0.8 * min(seen))
+  if hidden := [name for name, loss in ends.items() if loss > top]:
+    return f"; above the axis: {', '.join(hidden)}"
   return "; higher losses are above the axis" if max(losses) > top else ""

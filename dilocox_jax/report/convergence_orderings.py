@@ -12,7 +12,10 @@ from collections.abc import Iterator, Sequence
 from dilocox_jax.report.convergence import TOKENS, Comparison, Spread
 
 HOLDS, REVERSED, OVERLAP = "holds", "reversed", "spreads overlap"
-MISSING, TOO_FEW = "not run", "too few steps"
+DIVERGED, TOO_FEW = "diverged", "too few steps"
+SEEDS, MISSING = "seeds missing", "not run"
+# What keeps a claim from holding, the worst first.
+_AGAINST = (REVERSED, OVERLAP, DIVERGED, TOO_FEW, SEEDS, MISSING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +29,6 @@ class Verdict:
     result: One of the words above.
     better_spread: Losses of the one.
     other_spread: Losses of the other.
-    is_complete: Whether both have all their seeds.
   """
 
   better: str
@@ -35,23 +37,26 @@ class Verdict:
   result: str
   better_spread: Spread
   other_spread: Spread
-  is_complete: bool
 
 
-def compared(better: Spread, other: Spread) -> str:
+def compared(better: Spread, other: Spread, seeds: int) -> str:
   """Says how two spreads lie.
 
   Args:
-    better: Should be lower; a seed that diverged counts as infinitely high.
+    better: Should be lower.
     other: Should be higher.
+    seeds: How many each should have.
   """
   if not better.losses or not other.losses:
     return MISSING
+  if {len(better.losses), len(other.losses)} != {seeds}:
+    return SEEDS
+  # To win against one that diverged says nothing of an ordering.
+  if not (math.isfinite(better.mean) and math.isfinite(other.mean)):
+    return DIVERGED
   if better.high < other.low:
     return HOLDS
-  if better.low > other.high:
-    return REVERSED
-  return OVERLAP
+  return REVERSED if better.low > other.high else OVERLAP
 
 
 def verdicts(found: Comparison) -> Iterator[Verdict]:
@@ -65,19 +70,10 @@ def verdicts(found: Comparison) -> Iterator[Verdict]:
     better = spreads.get(claim.better, Spread(()))
     for name in claim.than:
       other = spreads.get(name, Spread(()))
-      counts = {len(better.losses), len(other.losses)}
-      result = compared(better, other)
+      result = compared(better, other, found.seeds)
       if {claim.better, name} & few:
         result = TOO_FEW
-      yield Verdict(
-        claim.better,
-        name,
-        claim.at,
-        result,
-        better,
-        other,
-        counts == {found.seeds},
-      )
+      yield Verdict(claim.better, name, claim.at, result, better, other)
 
 
 def _at(found: Comparison, at: str) -> tuple[dict[str, Spread], set[str]]:
@@ -93,29 +89,32 @@ def _at(found: Comparison, at: str) -> tuple[dict[str, Spread], set[str]]:
 
 
 def summary(found: Sequence[Verdict]) -> str:
-  """Whether a claim holds against all it names.
+  """Whether a claim holds against all it names, or against whom it does not.
 
   Args:
     found: The verdicts of one claim.
   """
-  if all(v.result == HOLDS and v.is_complete for v in found):
-    return HOLDS
-  if any(v.result == REVERSED for v in found):
-    return REVERSED
-  if any(v.result == OVERLAP for v in found):
-    return OVERLAP
-  if any(v.result == TOO_FEW for v in found):
-    return TOO_FEW
-  return MISSING if any(v.result == MISSING for v in found) else "seeds missing"
+  against = [
+    f"{word}: {', '.join(names)}"
+    for word in _AGAINST
+    if (names := [v.other for v in found if v.result == word])
+  ]
+  return "; ".join(against) or HOLDS
 
 
-def bounded(gap: float, most: float) -> str:
-  """Whether a gap keeps a bound.
+def bounded(found: Comparison, name: str, most: float) -> str:
+  """Whether a method's gap to AllReduce keeps a bound, and the gap.
 
   Args:
-    gap: Share of AllReduce's loss; NaN if not known.
-    most: The bound.
+    found: The results.
+    name: Of the method.
+    most: The bound (share of AllReduce's loss).
   """
+  by_name = {entry.name: entry for entry in found.entries}
+  gap = found.gap(by_name[name]) if name in by_name else math.nan
   if math.isnan(gap):
     return MISSING
-  return HOLDS if gap <= most else "exceeded"
+  counts = {len(by_name[each].traces) for each in (name, "allreduce")}
+  if counts != {found.seeds}:
+    return SEEDS
+  return f"{HOLDS if gap <= most else 'exceeded'} ({100 * gap:+.2f} %)"

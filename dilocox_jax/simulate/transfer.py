@@ -20,9 +20,9 @@ class Transport:
   """How messages are sent.
 
   Attributes:
-    rtts_per_message: Round trips that a message costs beside its bytes; 1 was
-      measured for JAX's CPU collectives, which ask before they send; 0.5 is a
-      bare message.
+    rtts_per_message: Round trips that a message costs beside its bytes; 1 if
+      peers ask before they send, as JAX's CPU collectives do (recalled);
+      0.5 is a bare message.
     starts_slowly: Whether the first message after a silence pays for TCP's
       slow start.
   """
@@ -49,8 +49,7 @@ def limit_bytes_per_s(route: Route) -> float:
 
   Source: Mathis et al., 1997, "The macroscopic behavior of the TCP congestion
   avoidance algorithm", equation 3. Newer congestion controls do better at small
-  p: 67 instead of 35 Mbit/s at p = 1e-4 and 40 ms (published measurement in
-  our notes: CUBIC, 1 Gbit/s).
+  p: 67 instead of 35 Mbit/s at p = 1e-4 and 40 ms (recalled: CUBIC, 1 Gbit/s).
 
   Args:
     route: Round trip, loss, streams and window.

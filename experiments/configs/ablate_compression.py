@@ -1,7 +1,7 @@
 """What a byte buys: DiLoCo under every codec, bits, ranks and feedback varied.
 
-Claim: none; the figure says. Cost: 22 runs of about a minute, half an
-hour at most on two CPU cores.
+Claim: none; the figure says. Cost: 22 runs a seed; with one seed 22 minutes on
+two CPU cores, two at once (measured).
 
     python -m experiments.ablate \
         --config=experiments/configs/ablate_compression.py \

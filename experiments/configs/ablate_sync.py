@@ -6,7 +6,7 @@ of about a minute, 15 to 20 minutes on two CPU cores.
 
     python -m experiments.ablate \
         --config=experiments/configs/ablate_sync.py \
-        --workdir=runs/ablate_sync --config.base.total_steps=900
+        --workdir=runs/ablate_sync
 """
 
 from ml_collections import config_dict

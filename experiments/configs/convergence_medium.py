@@ -26,6 +26,9 @@ def get_config():
   base.data.sequence_length = 256
   base.checkpoint.interval_steps = 100
   config.tuning.inner_learning_rates = (5e-4, 1e-3, 1.75e-3, 3e-3, 5e-3)
-  config.clusters = [{"name": "1gbit", "cluster": "1gbit", "step_s": 0.7}]
+  config.clusters = [
+    {"name": "1gbit", "cluster": "1gbit", "step_s": 0.7},
+    convergence_small.CLOCK_107B,
+  ]
   config.target_loss = 1.2
   return config

@@ -1,7 +1,8 @@
 """The default run: DiLoCo on the embedded text, sized for a laptop.
 
-Every field, and what it means, stands in `dilocox_jax/sections.py`, the one
-place where fields are declared. Any of them can be set on the command line.
+Every field, and what it means, stands in `dilocox_jax/sections.py`,
+`sync_sections.py` (what replicas have in common) and `config.py`. Any of them
+can be set on the command line.
 
 Claim: none. Cost: two minutes on two CPU cores.
 

@@ -1,6 +1,6 @@
 """Eager updates: a round of delay, one's own part applied fresh.
 
-Source: arXiv 2502.12996. Claim (published): hours at 1 Gbit/s equal hours at
+Source: arXiv 2502.12996. Claim (recalled): hours at 1 Gbit/s equal hours at
 infinite bandwidth, loss close to data parallel. Differs: H = 30, outer
 momentum 0.6. Cost: two minutes on two CPU cores.
 

@@ -1,6 +1,6 @@
 """MuLoCo: Muon inside, 2 bits between.
 
-Source: Therien et al., 2025, arXiv 2505.23725. Claim (published): Muon's
+Source: Therien et al., 2025, arXiv 2505.23725. Claim (recalled): Muon's
 pseudo-gradients compress better than AdamW's; 2 bits with error feedback end at
 the loss of full-precision AdamW DiLoCo. Differs: H = 30; outer momentum 0.6.
 Cost: three minutes on two CPU cores.

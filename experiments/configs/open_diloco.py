@@ -1,6 +1,6 @@
 """OpenDiLoCo: DiLoCo as its open reproduction sets it.
 
-Source: arXiv 2407.07852. Claim (published): perplexity 13.73 with 8 replicas
+Source: arXiv 2407.07852. Claim (recalled): perplexity 13.73 with 8 replicas
 against 13.68 for data parallel. Differs: H = 30 for 500. Cost: two minutes on
 two CPU cores.
 

@@ -1,6 +1,6 @@
 """SparseLoCo: the largest pseudo-gradients of each block, in 2 bits.
 
-Source: Sarfi et al., 2025, arXiv 2508.15706. Claim (published): better loss
+Source: Sarfi et al., 2025, arXiv 2508.15706. Claim (recalled): better loss
 than full-precision DiLoCo at 1 to 3 % of the values and 2 bits. Differs: H =
 30; the outer learning rate is 1, without momentum, as in the paper. Cost: two
 minutes on two CPU cores.

@@ -33,7 +33,7 @@ def values(**changed):
     "inner_learning_rates": (1e-3, 3e-3, 9e-3),
   }
   config["seeds"] = (0, 1)
-  config["clusters"] = [{"name": "1gbit", "cluster": "1gbit", "step_s": 0.3}]
+  config["clusters"] = clocks("1gbit", 0.3)
   config["equal_time"] = [
     {"clock": clock, "reference": "dilocox_continue", "methods": NAMES}
     for clock in ("1gbit", "107b")
@@ -43,6 +43,12 @@ def values(**changed):
     {"better": "dilocox_continue", "than": ("allreduce",), "at": "1gbit"},
   ]
   return config | changed
+
+
+def clocks(cluster, step_s):
+  """A cluster's, named '1gbit' whatever it is, and that of the large model."""
+  near = {"name": "1gbit", "cluster": cluster, "step_s": step_s}
+  return [near, convergence_small.CLOCK_107B]
 
 
 def _methods():

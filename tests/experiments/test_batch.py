@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from experiments import batch
+from experiments import batch, cores
 
 FINAL = '{"kind": "final", "step": 4}'
 WRITE = """
@@ -106,7 +106,7 @@ mark.unlink()
 def test_a_run_that_another_process_is_at_is_left_alone(tmp_path):
   """As when an ablation was killed and its processes were not."""
   slow = job(tmp_path, code="import time; time.sleep(60)")
-  left = batch._Process(slow, dict(os.environ))
+  left = batch._Process(slow, cores.divided(1)[0], dict(os.environ))
   made = job(tmp_path)
   assert "another process" in failures([made])["a"]
   assert not made.workdir.exists()
@@ -127,15 +127,18 @@ def test_processes_end_with_an_interrupted_ablation(tmp_path):
   assert running.process.returncode == -signal.SIGTERM
 
 
-def test_the_end_of_every_job_is_told_at_once_with_its_reason(tmp_path):
+def test_the_end_of_every_job_is_told_at_once_with_its_reason(tmp_path, capsys):
   told = []
 
   def hear(ended, reason):
     told.append((ended.name, reason, (tmp_path / "runs" / "b").exists()))
+    return f"heard of {ended.name}"
 
   broken = job(tmp_path, "a", "print('error: hot'); raise SystemExit(1)")
   batch.Batch([broken, job(tmp_path, "b")], 1, ended=hear).run()
   assert told == [("a", "hot", False), ("b", "", True)]
+  printed = capsys.readouterr().out
+  assert "run 1 of 2, a: heard of a" in printed and "failed" not in printed
 
 
 def test_a_deadline_stops_what_runs_and_starts_no_more(tmp_path):

@@ -1,5 +1,6 @@
 """The binary of convergence sweeps: what it runs, keeps, reports, refuses."""
 
+import math
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 
 import pytest
 
+from experiments import convergence
 from experiments.convergence_plan import STAGES, Plan
 from experiments.convergence_results import Results
 from experiments.convergence_runs import Runs
@@ -76,6 +78,27 @@ def test_a_mistake_is_one_line_before_anything_runs(arguments, hint, tmp_path):
   assert line.startswith("error: ") and hint in line
   assert not (tmp_path / "work").exists()
   assert not (tmp_path / "kept.csv").exists()
+
+
+def test_a_report_on_no_lines_is_refused_and_writes_nothing(tmp_path):
+  done = run(tmp_path, "--stage=report")
+  assert done.returncode == 2 and "there is no" in done.stderr
+  assert not list(tmp_path.glob("kept*"))
+
+
+def test_one_method_that_cannot_go_on_stops_no_other():
+  plan = sweeps.plan()
+
+  def only_diloco_works(planned):
+    is_diloco = planned.method == "diloco"
+    return sweeps.loss_of(planned) if is_diloco else math.nan
+
+  methods = plan.sweep.methods
+  planned, lacking = convergence._planned(
+    plan, "results", methods, only_diloco_works
+  )
+  assert {each.method for each in planned} == {"diloco"}
+  assert len(lacking) == len(methods) - 1
 
 
 def test_results_that_tuning_has_not_prepared_are_refused(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from experiments import convergence_methods
 from experiments.convergence_clock import whole_round
 from experiments.convergence_plan import STAGES, Plan
+from experiments.convergence_planned import NotTunedError
 from experiments.convergence_sweep import sweep
 from tests.experiments import sweeps
 
@@ -105,20 +106,32 @@ def test_a_tuning_run_that_diverged_never_wins_and_counts():
   tuned = plan.tuned(diloco, diverges)
   assert tuned.changed["inner.learning_rate"] == 1e-3
   assert tuned.num_runs == 7
-  with pytest.raises(ValueError, match="every tuning run of 'diloco'"):
+  with pytest.raises(NotTunedError, match="every tuning run of 'diloco'"):
     plan.tuned(diloco, lambda run: math.nan)
 
 
 def test_results_wait_for_tuning():
   plan = sweeps.plan()
-  with pytest.raises(LookupError, match="--stage=tune_inner"):
+  with pytest.raises(NotTunedError, match="--stage=tune_inner"):
     plan.stage("results", plan.sweep.methods, lambda run: None)
+
+
+def test_a_clock_that_does_not_fit_is_found_before_the_first_run():
+  sweeps.plan().check()
+  slow = [*sweeps.clocks("1gbit", 0.3), {"name": "no", "cluster": "moon"}]
+  with pytest.raises(ValueError, match="moon"):
+    sweeps.plan(clusters=slow).check()
+
+
+def test_how_many_rounds_tuning_has_seen_is_known():
+  plan = sweeps.plan()
+  rounds = {m.name: plan.tuning_rounds(m) for m in plan.sweep.methods}
+  assert rounds["allreduce"] == 12 and rounds["diloco"] == 2
 
 
 def test_only_ours_depends_on_the_link():
   def found(cluster):
-    slow = [{"name": "1gbit", "cluster": cluster, "step_s": 0.05}]
-    plan = sweeps.plan(clusters=slow)
+    plan = sweeps.plan(clusters=sweeps.clocks(cluster, 0.05))
     return {
       (run.method, run.seed): run.config
       for run in plan.stage("results", plan.sweep.methods, sweeps.loss_of)

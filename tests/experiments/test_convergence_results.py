@@ -82,6 +82,21 @@ def test_a_curve_written_twice_counts_once(path):
   assert Results(path, BASE).curve(("a", TEXT)) == curve()
 
 
+def test_a_second_sweep_on_the_same_file_is_refused(path):
+  first, second = Results(path, BASE), Results(path, BASE)
+  with first.held():
+    with pytest.raises(RecordError, match=r"another sweep .*nano.csv"):
+      with second.held():
+        pass
+    first.add(row(), curve())
+  with second.held():
+    pass
+
+
+def test_looking_at_results_writes_nothing(path):
+  assert Results(path, BASE).rows == {} and not path.parent.exists()
+
+
 def test_a_file_of_another_kind_is_refused_in_one_line(path):
   path.parent.mkdir(parents=True)
   path.write_text("a,b\n1,2\n")
@@ -108,6 +123,8 @@ def test_a_field_that_came_later_counts_only_where_it_is_set(path):
   results = Results(path, before)
   config = from_mapping({})
   known = results.digest(config)
+  with results.held():
+    pass
   # The file remembers which fields there were when it was begun.
   assert Results(path, BASE).digest(config) == known
   changed = from_mapping({"model": {"z_loss": 0.1}})

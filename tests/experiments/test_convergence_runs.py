@@ -19,7 +19,7 @@ def opened(tmp_path, work="work", any_text=False):
 def make_all(plan: Plan, runs: Runs):
   for stage in STAGES:
     planned = plan.stage(stage, plan.sweep.methods, runs.loss)
-    assert runs.make(planned, 1, float("inf")) == (0, False)
+    assert runs.make(planned, 1, float("inf")) == ([], False)
 
 
 def test_a_sweep_that_was_killed_goes_on_and_makes_nothing_twice(
@@ -89,12 +89,39 @@ def test_lines_on_another_text_count_for_a_report_alone(tmp_path, monkeypatch):
   sweeps.stand_in(monkeypatch)
   plan, _, runs = opened(tmp_path)
   make_all(plan, runs)
-  monkeypatch.setattr(convergence_runs, "corpus_digest", lambda c: "other")
   planned = plan.tune_inner(plan.sweep.methods[0])
+  assert runs.elsewhere(planned) == 0
+  monkeypatch.setattr(convergence_runs, "corpus_digest", lambda c: "other")
   _, _, here = opened(tmp_path)
   assert here.missing(planned) == planned
+  assert here.elsewhere(planned) == len(planned)
   _, _, anywhere = opened(tmp_path, any_text=True)
   assert anywhere.missing(planned) == []
+
+
+def test_a_directory_of_another_text_is_left_alone(tmp_path, monkeypatch):
+  """As after an upgrade of Python, whose library is the text."""
+  made = sweeps.stand_in(monkeypatch)
+  plan, results, runs = opened(tmp_path)
+  planned = plan.tune_inner(plan.sweep.methods[0])
+  runs.make(planned, 1, float("inf"))
+  monkeypatch.setattr(convergence_runs, "corpus_digest", lambda c: "other")
+  count = len(results.rows)
+  runs.make(planned, 1, float("inf"))
+  assert len(set(made)) == len(made) == 2 * len(planned)
+  assert len(results.rows) == count  # The made runs are of the first text.
+
+
+def test_curves_are_kept_whichever_stage_comes_first(tmp_path, monkeypatch):
+  sweeps.stand_in(monkeypatch)
+  plan, results, runs = opened(tmp_path)
+  for stage in (*STAGES[:2], "equal_time"):
+    planned = plan.stage(stage, plan.sweep.methods, runs.loss)
+    runs.make(planned, 1, float("inf"))
+  reference = plan.sweep.method("dilocox_continue")
+  for each in plan.results(reference, runs.loss):
+    row = runs.row(each)
+    assert row and results.curve((row.digest, row.corpus))
 
 
 def test_a_report_never_mixes_two_texts(tmp_path, monkeypatch):
@@ -141,7 +168,9 @@ def test_only_a_run_that_diverged_is_a_result(
   monkeypatch.setattr(convergence_runs.batch, "Batch", Ends)
   plan, results, runs = opened(tmp_path)
   planned = plan.tune_inner(plan.sweep.methods[0])
-  assert runs.make(planned, 1, float("inf")) == (failed, bool(left))
+  failures, is_late = runs.make(planned, 1, float("inf"))
+  assert (len(failures), is_late) == (failed, bool(left))
+  assert all(reason in each and ".log" in each for each in failures)
   assert len(runs.missing(planned)) == left
   for row in results.rows.values():
     assert row.final_loss != row.final_loss and row.failure == reason

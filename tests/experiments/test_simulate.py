@@ -111,6 +111,19 @@ def test_operations_give_the_step_time_if_nobody_does():
   assert (piped.steps.seconds > plain.steps.seconds).all()
 
 
+def test_a_runs_own_stages_cost_their_bubble():
+  config = runs.settings(
+    layout="mesh",
+    mesh={"num_stages": 2, "pipeline": "gpipe"},
+    inner={"accumulate_steps": 2},
+  )
+  own = simulating.set_up(config, "dilocox_107b", Options()).steps
+  asked = Options(pipeline="gpipe", num_stages=2, num_micro_batches=2)
+  same = simulating.set_up(runs.settings(), "dilocox_107b", asked).steps
+  assert own.bubble_fraction == same.bubble_fraction > 0
+  assert (own.seconds == same.seconds).all()
+
+
 def test_a_run_too_large_for_the_engine_is_left_to_the_formula(monkeypatch):
   monkeypatch.setattr(simulated_page, "_MOST_NODES", 10)
   made = simulated_page.prepare(runs.settings(), "1gbit", Options(step_s=0.5))

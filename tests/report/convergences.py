@@ -30,6 +30,7 @@ def trace(seed, loss, sent_bytes=1000, steps=(10, 20, 30, 40)):
       {name: step * each_s for name, each_s in SECONDS.items()},
     )
     for step in steps
+    if math.isfinite(loss)  # It diverged before the first.
   ]
   return Trace(seed, loss, sent_bytes, points)
 
@@ -44,6 +45,7 @@ def entry(name, *losses, sent_bytes=1000, **changed):
     "ends_round": True,
     "tuned": {"inner.learning_rate": 3e-3},
     "tuning_runs": 9,
+    "tuning_rounds": 8,
     "at_edge": False,
   }
   traces = [trace(seed, x, sent_bytes) for seed, x in enumerate(losses)]

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.report import convergence_figures as figures
+from experiments.configs import convergence_small
 from tests.report import convergences
 
 DRAW = {
@@ -25,7 +26,9 @@ def lines(figure):
 )
 def test_a_line_is_the_mean_of_the_seeds(name, last):
   found = lines(DRAW[name](convergences.comparison()))
-  assert list(found) == ["allreduce", "diloco", "dilocox", "eager", "wild"]
+  assert list(found) == [
+    *("allreduce", "diloco", "dilocox", "eager (1 of 2)", "wild (1 of 2)")
+  ]
   assert found["diloco"].shape == (4, 2)
   assert found["diloco"][-1] == pytest.approx((last, 1.06))
 
@@ -37,13 +40,13 @@ def test_a_band_reaches_from_the_lowest_seed_to_the_highest():
   assert (min(at_end), max(at_end)) == pytest.approx((1.05, 1.07))
 
 
-def test_no_two_of_sixteen_methods_look_alike():
-  entries = [convergences.entry(f"m{i}", 1.0) for i in range(15)]
-  entries.insert(0, convergences.entry("allreduce", 1.0))
+def test_no_two_methods_of_the_comparison_look_alike():
+  methods = convergence_small.get_config().to_dict()["methods"]
+  entries = [convergences.entry(each["name"], 1.0) for each in methods]
   (ax,) = figures.tokens(convergences.comparison(entries=entries)).axes
   shown = [x for x in ax.lines if not str(x.get_label()).startswith("_")]
   looks = {(x.get_color(), x.get_linestyle()) for x in shown}
-  assert len(looks) == len(shown) == 16
+  assert len(looks) == len(shown) == len(methods)
 
 
 def test_the_clock_of_a_figure_is_named_on_it():
@@ -55,6 +58,15 @@ def test_curves_are_shown_where_they_end():
   (ax,) = figures.hours(convergences.comparison(), "near").axes
   low, high = ax.get_ylim()
   assert low < 1.0 and 1.2 < high < 1.2 + 4 * (1 / 10 - 1 / 40)
+
+
+def test_one_that_ends_far_above_does_not_squeeze_the_others():
+  entries = [*convergences.comparison().entries]
+  entries.append(convergences.entry("lost", 2.4, 2.5))
+  (ax,) = figures.tokens(convergences.comparison(entries=entries)).axes
+  _, high = ax.get_ylim()
+  assert 1.2 < high < 1.5
+  assert ax.get_title(loc="left").endswith("above the axis: lost")
 
 
 @pytest.mark.parametrize("name", DRAW)

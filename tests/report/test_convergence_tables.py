@@ -63,17 +63,25 @@ def test_orderings_are_worked_out_from_the_losses():
   assert table()[claim] == ("equal tokens", "holds")
   better = [*convergences.comparison().entries]
   better[1] = convergences.entry("diloco", 0.9, 0.95)
-  assert table(entries=better)[claim] == ("equal tokens", "reversed")
+  assert table(entries=better)[claim] == ("equal tokens", "reversed: diloco")
   gaps = {k: v[1] for k, v in table().items() if "at most" in k}
   assert gaps == {
     "diloco at most 4.0% above allreduce": "exceeded (+4.95 %)",
     "dilocox at most 8.0% above allreduce": "holds (+6.93 %)",
-    "absent at most 10.0% above allreduce": "not run (-)",
+    "absent at most 10.0% above allreduce": "not run",
   }
+
+
+def test_who_was_tuned_at_an_end_of_the_grid_is_said_beside_the_orderings():
+  notes = found()["Orderings (clocks as named)"].notes
+  assert notes[-1].endswith("tuned less well: eager.")
+  entries = convergences.comparison().entries[:3]
+  notes = found(entries=entries)["Orderings (clocks as named)"].notes
+  assert len(notes) == 1
 
 
 def test_tuned_values_stand_with_how_many_runs_found_them():
   table = found()["Tuned values (no clock)"]
-  assert rows(table)["diloco"] == ("inner.learning_rate=0.003", "9")
+  assert rows(table)["diloco"] == ("inner.learning_rate=0.003", "9 x 8")
   assert rows(table)["eager"][0].endswith("(end of the grid)")
   assert table.notes == ["9 tuning runs a method."]

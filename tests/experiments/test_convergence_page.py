@@ -1,0 +1,71 @@
+"""Lines of a sweep joined with their clocks."""
+
+import pytest
+
+from experiments.convergence_clock import PlannedTime
+from experiments.convergence_page import Gathered
+from experiments.convergence_plan import STAGES
+from experiments.convergence_results import Results
+from experiments.convergence_runs import Runs
+from tests.experiments import sweeps
+
+
+@pytest.fixture(name="made")
+def made_fixture(tmp_path, monkeypatch):
+  """A finished sweep: its plan, and what it found."""
+  sweeps.stand_in(monkeypatch)
+  plan = sweeps.plan()
+  results = Results(tmp_path / "kept.csv", plan.sweep.base)
+  runs = Runs(results, tmp_path / "work", any_text=False)
+  for stage in STAGES:
+    planned = plan.stage(stage, plan.sweep.methods, runs.loss)
+    runs.make(planned, 1, float("inf"))
+  return plan, runs, Gathered(plan, runs, results).comparison("made", "x")
+
+
+def test_every_point_has_the_time_of_its_step_on_every_clock(made):
+  plan, runs, found = made
+  for entry, method in zip(found.entries, plan.sweep.methods, strict=True):
+    config = plan.results(method, runs.loss)[0].config
+    for name, clock in plan.sweep.clocks.items():
+      times = PlannedTime(config, clock).times()
+      assert entry.seconds[name] == times.end_s
+      for trace in entry.traces:
+        seconds = [point.seconds[name] for point in trace.points]
+        after = [times.after(point.step) for point in trace.points]
+        assert seconds[:-1] == after[:-1] and seconds[-1] == times.end_s
+        assert seconds == sorted(set(seconds))
+
+
+def test_losses_and_bytes_are_those_of_the_lines(made):
+  plan, runs, found = made
+  for entry, method in zip(found.entries, plan.sweep.methods, strict=True):
+    rows = [runs.row(each) for each in plan.results(method, runs.loss)]
+    assert entry.spread.losses == tuple(row.final_loss for row in rows)
+    assert entry.sent_bytes == rows[0].total_sent_bytes
+    assert entry.tuning_runs == plan.sweep.tuning_runs
+
+
+def test_at_equal_time_everyone_has_the_steps_that_fit(made):
+  plan, runs, found = made
+  for each in found.equal_time:
+    assert each.budget_s == plan.budget_s(each.clock, runs.loss)
+    for timed in each.methods:
+      method = plan.sweep.method(timed.name)
+      planned = plan.equal_time(method, each.clock, runs.loss)
+      assert timed.is_too_few == (not planned)
+      assert timed.losses == tuple(map(runs.loss, planned))
+      assert all(run.config.total_steps == timed.steps for run in planned)
+
+
+def test_the_page_says_what_it_took(made):
+  plan, _, found = made
+  assert f"All {len(_planned(made))} runs on file took" in found.budget
+  assert f"{plan.sweep.base['total_steps']} inner steps" in found.budget
+
+
+def _planned(made):
+  plan, runs, _ = made
+  methods = plan.sweep.methods
+  every = [run for s in STAGES for run in plan.stage(s, methods, runs.loss)]
+  return {str(run.config) for run in every}
