@@ -7,7 +7,7 @@ is none of the trainer's business.
 
 from typing import Any, Protocol, runtime_checkable
 
-from dilocox_jax.plan.segments import Segment
+from dilocox_jax.plan.segments import RunPlan, Segment
 from dilocox_jax.plan.traffic import Traffic
 
 
@@ -19,8 +19,8 @@ class Clock(Protocol):
     """Goes through a segment; seconds since the start of the run."""
     ...
 
-  def finish(self, step: int, traffic: Traffic) -> float:
-    """Goes through the flush after a number of schedule steps; likewise."""
+  def finish(self, plan: RunPlan, traffic: Traffic) -> float:
+    """Goes through the flush at the end of a run; likewise."""
     ...
 
   def get_state(self) -> dict[str, Any]:

@@ -289,7 +289,7 @@ class Trainer:
       traffic = self.pilot.traffic
       self.position.total_sent_bytes += traffic.flush_bytes(step)
       if self.clock:
-        self.position.simulated_s = self.clock.finish(step, traffic)
+        self.position.simulated_s = self.clock.finish(self.pilot.plan, traffic)
     self._evaluate(state, self.plan.total_steps)
     self.position.is_finished = True
     self._save(state, phase)

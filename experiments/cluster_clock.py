@@ -3,7 +3,7 @@
 from typing import Any
 
 from dilocox_jax.config import RunConfig
-from dilocox_jax.plan.segments import Segment
+from dilocox_jax.plan.segments import RunPlan, Segment
 from dilocox_jax.plan.traffic import Traffic
 from dilocox_jax.simulate.analytic import Clock
 from dilocox_jax.simulate.cluster_file import cluster_text
@@ -28,7 +28,8 @@ class ClusterClock:
     made = set_up(config, cluster, options)
     self._copied_bytes = made.script.copied_bytes
     self._clock = Clock(made.edges, made.work)
-    self._name = f"{cluster_text(made.edges.cluster)} {options}"
+    step_s = made.steps.seconds.tolist()  # Stages change them, too.
+    self._name = f"{cluster_text(made.edges.cluster)} {options} {step_s}"
     self._asked_for = cluster
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:
@@ -36,9 +37,9 @@ class ClusterClock:
     script = Script(traffic, self._copied_bytes)
     return self._clock.walk(script.segment(segment)).now_s
 
-  def finish(self, step: int, traffic: Traffic) -> float:
-    """Goes through the flush after a number of schedule steps; likewise."""
-    return self._clock.walk(Script(traffic).flush(step)).now_s
+  def finish(self, plan: RunPlan, traffic: Traffic) -> float:
+    """Goes through the flush at the end of a run; likewise."""
+    return self._clock.walk(Script(traffic).flush(plan)).now_s
 
   def get_state(self) -> dict[str, Any]:
     """What a checkpoint must hold, as plain values."""

@@ -77,11 +77,7 @@ class PlannedTime:
       each.stop: clock.walk(made.script.segment(each)).now_s
       for each in made.plan.segments()
     }
-    plan = made.plan
-    outcome = clock.walk([])
-    if plan.local_start < plan.total_steps:
-      step = plan.schedule_step(plan.total_steps)
-      outcome = clock.walk(made.script.flush(step))
+    outcome = clock.walk(made.script.flush(made.plan))
     return Times(at_s, outcome.now_s, outcome.utilisation)
 
   def affordable_steps(self, budget_s: float, most: int) -> int:

@@ -25,7 +25,8 @@ INNER_GRID = (
 )
 PLAIN = {"codec.name": "float32"}
 _RULES = ("continue", "reset")  # Readings of DiLoCoX's apply rule.
-_GRADIENTS = ("allreduce", "cocktail_sgd")
+# Without an outer optimizer, or with one that only averages.
+_AVERAGES = ("allreduce", "cocktail_sgd", "cocktail_params")
 
 
 def of(config: str, name: str = "", **others: Any) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def of(config: str, name: str = "", **others: Any) -> dict[str, Any]:
   own = flat(module.get_config().to_dict()) | {"adaptive.mode": "off"}
   fields = {k: v for k, v in own.items() if v != before[k]}
   fields |= others.pop("changed", {})
-  refine = INNER_GRID if config in _GRADIENTS else _outer_grid(before | fields)
+  refine = INNER_GRID if config in _AVERAGES else _outer_grid(before | fields)
   return {"name": name or config, "refine": refine, **others, **fields}
 
 
@@ -143,6 +144,7 @@ def every(
   return [
     of("allreduce"),
     of("cocktail_sgd"),
+    of("cocktail_params"),
     of("diloco", changed=at | warm(warm_steps)),
     of("diloco", "diloco_cold", changed=at),
     of("open_diloco", "open_diloco_long", changed=_every(open_interval)),
@@ -155,7 +157,10 @@ def every(
 
 
 def _rivals(clock: str) -> tuple[str, ...]:
-  return (f"open_diloco_{clock}", "open_diloco_long", "cocktail_sgd")
+  return (
+    *(f"open_diloco_{clock}", "open_diloco_long"),
+    *("cocktail_sgd", "cocktail_params"),
+  )
 
 
 def contests(clocks: Sequence[str]) -> list[dict[str, Any]]:

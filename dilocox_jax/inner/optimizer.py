@@ -82,6 +82,12 @@ def inner_optimizer(
     "muon_weight_dimension_numbers": block_matrices,
     "consistent_rms": _MUON_UPDATE_RMS,
   }
+  # What Muon leaves to AdamW steps as AdamW alone would, but for Nesterov's.
+  for_muon |= {
+    f"adam_{option}": options[option]
+    for option in ("b1", "b2", "weight_decay")
+    if option in options
+  }
   optimizer = named_optimizer(name, schedule, **options, **for_muon)
   if not clip_norm:
     return optimizer

@@ -17,7 +17,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from dilocox_jax.report import style, units
 from dilocox_jax.report.convergence import Comparison, Entry, Point
 
-_STROKES = ("-", "--", ":")
+_STROKES = ("-", "--", ":", "-.")
 _SIZE = (8.4, 6.2)
 _FAR = 4.0
 Along = Callable[[Point], float]

@@ -17,6 +17,7 @@ from dilocox_jax.simulate.edges import Edges, rounds
 from dilocox_jax.simulate.noise import Noise
 from dilocox_jax.simulate.outcome import Outcome, Work
 from dilocox_jax.simulate.script import Compute, Key, Launch, Op, Wait
+from dilocox_jax.simulate.silence import Silence
 
 _ARRAYS = (
   "_now",
@@ -42,6 +43,7 @@ class Clock:
     self._num_replicas = edges.cluster.num_replicas
     self._noise = Noise(edges.cluster.jitter, self._num_replicas)
     self._now, self._channel = self._zeros(), self._zeros()
+    self._silence = Silence(self._num_replicas)
     self._back: dict[Key, np.ndarray] = {}
     self._compute, self._codec = self._zeros(), self._zeros()
     self._exposed, self._exchange = self._zeros(), self._zeros()
@@ -82,6 +84,7 @@ class Clock:
       "_back": back,
       "_num_steps": self._num_steps,
       "_sent_bytes": self._sent_bytes,
+      "silence": self._silence.seconds.tolist(),
       "noise": self._noise.get_state(),
     }
 
@@ -92,6 +95,7 @@ class Clock:
     self._back = {tuple(k): np.array(end) for *k, end in state["_back"]}
     self._num_steps = state["_num_steps"]
     self._sent_bytes = state["_sent_bytes"]
+    self._silence.seconds = np.array(state["silence"])
     self._noise.set_state(state["noise"])
 
   def _zeros(self) -> np.ndarray:
@@ -103,14 +107,16 @@ class Clock:
       taken_s[1:] = 0.0
     self._now = self._now + taken_s
     self._compute = self._compute + taken_s
+    self._silence.last(op.num_steps * self._work.step_s)
     self._num_steps += op.num_steps
 
   def _launch(self, op: Launch) -> None:
     self._spend_on_codec()
     start = np.maximum(self._now, self._channel)
-    end = start
-    for number, operation in enumerate(op.operations):
-      end = self._collective(operation, end, is_first=number == 0)
+    end, starts_anew = start, self._silence.end()
+    for operation in op.operations:
+      end = self._collective(operation, end, starts_anew)
+      starts_anew = np.zeros_like(starts_anew)
       self._sent_bytes += operation.sent_bytes(self._num_replicas)
     self._channel = end
     self._back[op.key] = end
@@ -128,7 +134,7 @@ class Clock:
     self._codec = self._codec + self._work.codec_s / 2
 
   def _collective(
-    self, operation: Collective, start: np.ndarray, is_first: bool
+    self, operation: Collective, start: np.ndarray, starts_anew: np.ndarray
   ) -> np.ndarray:
     """When each replica has sent and received all of a collective."""
     todo = rounds(operation, self._num_replicas)
@@ -136,8 +142,9 @@ class Clock:
     for number, (each, factor) in enumerate(zip(todo, factors, strict=True)):
       hop = self._edges.hop(each.hop)
       took_s = each.size_bytes * factor / hop.rate_bytes_per_s + hop.latency_s
-      if is_first and number == 0:
-        took_s = took_s + self._edges.slow_start_s(each)
+      if number == 0 and starts_anew.any():
+        slow_s = self._edges.slow_start_s(each)
+        took_s = took_s + np.where(starts_anew, slow_s, 0.0)
       end = start + took_s
       if each.sender is not None:
         silent = np.arange(self._num_replicas) != each.sender

@@ -18,6 +18,7 @@ from dilocox_jax.simulate.graph import Graph, LinkRate
 from dilocox_jax.simulate.noise import Noise
 from dilocox_jax.simulate.outcome import Outcome, Work
 from dilocox_jax.simulate.script import Compute, Key, Launch, Op, Wait
+from dilocox_jax.simulate.silence import Silence
 from dilocox_jax.simulate.transfer import limit_bytes_per_s
 
 Nodes = list[list[int]]  # For every replica, what has to have ended.
@@ -58,6 +59,7 @@ class _Lowering:
     self._edges, self._work = edges, work
     self._replicas = range(num_replicas)
     self._noise = Noise(edges.cluster.jitter, num_replicas)
+    self._silence = Silence(num_replicas)
     self._now: Nodes = [[] for _ in self._replicas]
     self._channel: Nodes = [[] for _ in self._replicas]
     self._back: dict[Key, Nodes] = {}
@@ -91,16 +93,18 @@ class _Lowering:
       name = f"{op.num_steps} steps"
       number = self._task(replica, name, taken_s[replica], "steps")
       self.lowered.steps[replica].append(number)
+    self._silence.last(op.num_steps * self._work.step_s)
     self.lowered.num_steps += op.num_steps
 
   def _launch(self, op: Launch) -> None:
     self._spend_on_codec("encode")
     num_replicas = len(self._replicas)
     start = [self._now[r] + self._channel[r] for r in self._replicas]
-    nodes = start
-    for number, operation in enumerate(op.operations):
+    nodes, starts_anew = start, self._silence.end()
+    for operation in op.operations:
       name = f"{op.key[0]} {op.key[1]} {operation.kind}"
-      nodes = self._collective(name, operation, nodes, is_first=number == 0)
+      nodes = self._collective(name, operation, nodes, starts_anew)
+      starts_anew = np.zeros_like(starts_anew)
       self.lowered.sent_bytes += operation.sent_bytes(num_replicas)
     self._channel = nodes
     self._back[op.key] = nodes
@@ -122,12 +126,16 @@ class _Lowering:
         self.lowered.codecs[replica].append(number)
 
   def _collective(
-    self, name: str, operation: Collective, start: Nodes, is_first: bool
+    self,
+    name: str,
+    operation: Collective,
+    start: Nodes,
+    starts_anew: np.ndarray,
   ) -> Nodes:
     todo = rounds(operation, len(self._replicas))
     factors = self._noise.transfers(len(todo))
     for number, (each, factor) in enumerate(zip(todo, factors, strict=True)):
-      is_slow = is_first and number == 0
+      is_slow = starts_anew & (number == 0)
       start = self._round(name, each, factor, start, is_slow)
     return start
 
@@ -137,11 +145,12 @@ class _Lowering:
     each: Round,
     factor: np.ndarray,
     start: Nodes,
-    is_slow: bool,
+    is_slow: np.ndarray,
   ) -> Nodes:
     waits_s = self._edges.hop(each.hop).latency_s
-    if is_slow:
-      waits_s = waits_s + self._edges.slow_start_s(each)
+    if is_slow.any():
+      slow_s = self._edges.slow_start_s(each)
+      waits_s = waits_s + np.where(is_slow, slow_s, 0.0)
     sent: Nodes = []
     for replica in self._replicas:
       if each.sender not in (None, replica):

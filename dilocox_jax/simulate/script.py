@@ -92,14 +92,14 @@ class Script:
       if segment.start >= end:
         return
       yield from self.segment(segment)
-    if stop is None and plan.local_start < plan.total_steps:
-      yield from self.flush(plan.schedule_step(plan.total_steps))
+    if stop is None:
+      yield from self.flush(plan)
 
   def segment(self, segment: Segment) -> Iterator[Op]:
     """The ops of one segment."""
     if segment.phase == "local":
       for window in segment.windows:
-        yield from self._window(window)
+        yield from self._window(window, segment.schedule_start)
       return
     for step in range(segment.start, segment.stop):
       is_alone = segment.phase == "single"
@@ -113,39 +113,44 @@ class Script:
       yield Launch(copy, (Collective("broadcast", self.copied_bytes),))
       yield Wait(copy)
 
-  def flush(self, step: int) -> Iterator[Op]:
+  def flush(self, plan: RunPlan) -> Iterator[Op]:
     """The end of a run: what is in flight arrives, what is unsent is sent.
 
     Args:
-      step: Inner steps of the schedule finished.
+      plan: The run; without rounds there is nothing to flush.
     """
+    if plan.local_start >= plan.total_steps:
+      return
     schedule = self.traffic.method.schedule
+    step = plan.schedule_step(plan.total_steps)
+    start = plan.total_steps - step
     for fragment in range(schedule.num_fragments):
       for event in schedule.in_flight(step, fragment):
-        yield Wait(_key(event))
+        yield Wait(_key(event, start))
       if schedule.unsent_steps(step, fragment):
         last = Event(step, "send", fragment, step)
-        yield self._launch(last)
-        yield Wait(_key(last))
+        yield self._launch(last, start)
+        yield Wait(_key(last, start))
 
-  def _window(self, window: Window) -> Iterator[Op]:
+  def _window(self, window: Window, start: int) -> Iterator[Op]:
     schedule = self.traffic.method.schedule
     if window.steps_before:
       yield Compute(window.steps_before)
     # Without overlap the exchange that is applied is the one just measured.
     waits_for_own = window.applied and not schedule.overlap_steps
     if window.applied and not waits_for_own:
-      yield Wait(_key(window.applied))
+      yield Wait(_key(window.applied, start))
     if window.steps_after:
       yield Compute(window.steps_after)
     if window.sent:
-      yield self._launch(window.sent)
+      yield self._launch(window.sent, start)
     if window.applied and waits_for_own:
-      yield Wait(_key(window.applied))
+      yield Wait(_key(window.applied, start))
 
-  def _launch(self, event: Event) -> Launch:
-    return Launch(_key(event), self._exchanges[event.fragment])
+  def _launch(self, event: Event, start: int) -> Launch:
+    return Launch(_key(event, start), self._exchanges[event.fragment])
 
 
-def _key(event: Event) -> Key:
-  return ("fragment", event.fragment, event.send_step)
+def _key(event: Event, start: int) -> Key:
+  """By the run's own step: a schedule begins anew where H changes."""
+  return ("fragment", event.fragment, start + event.send_step)

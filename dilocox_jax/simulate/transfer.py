@@ -2,7 +2,7 @@
 
 Long links are slow for reasons that no capacity shows: a window that the
 round trip exhausts, losses that halve it, a connection that starts anew after
-minutes of silence. They are three short formulas, kept here.
+a silence. They are three short formulas, kept here.
 """
 
 import dataclasses
@@ -12,6 +12,9 @@ from dilocox_jax.simulate.cluster import Route
 
 SEGMENT_BYTES = 1448  # TCP payload of an Ethernet frame.
 FIRST_WINDOW_SEGMENTS = 10  # RFC 6928.
+# A connection that was silent for longer starts anew (RFC 5681, section 4.1);
+# Linux takes at least this.
+RETRANSMISSION_TIMEOUT_S = 0.2
 RENO = math.sqrt(3 / 2)
 
 
@@ -23,8 +26,8 @@ class Transport:
     rtts_per_message: Round trips that a message costs beside its bytes; 1 if
       peers ask before they send, as JAX's CPU collectives do (recalled);
       0.5 is a bare message.
-    starts_slowly: Whether the first message after a silence pays for TCP's
-      slow start.
+    starts_slowly: Whether the first message after a silence (longer than
+      `RETRANSMISSION_TIMEOUT_S`) pays for TCP's slow start.
   """
 
   rtts_per_message: float = 1.0

@@ -2,6 +2,7 @@ import pytest
 
 from dilocox_jax.config import from_mapping
 from dilocox_jax.plan.presets import PRESETS
+from experiments import convergence_methods
 from experiments.configs import (
   convergence_gpu,
   convergence_medium,
@@ -62,7 +63,8 @@ def test_all_who_have_an_outer_optimizer_see_the_same_settings():
   seen = set()
   for method in found.methods:
     config = found.config(method.changed)
-    if config.sync.named.exchanged == "gradient":
+    if method.refine == convergence_methods.INNER_GRID:
+      assert config.sync.named.schedule.sync_interval == 1
       continue
     settings = [{}, *method.refine]
     outers = [found.config({**method.changed, **s}).outer for s in settings]

@@ -128,6 +128,23 @@ def test_options_reach_the_optimizer_and_the_rest_is_left_out():
   assert float(moved(0.0, jnp.float32(2.0), b1=0.5, weight_decay=1.0)) == 2
 
 
+def test_what_muon_leaves_to_adamw_has_the_options_of_adamw():
+  options = {"b1": 0.8, "b2": 0.5, "weight_decay": 0.1}
+  rate = optax.constant_schedule(0.1)
+  muon = inner_optimizer("muon", rate, clip_norm=0.0, **options)
+  adamw = optax.adamw(rate, nesterov=True, **options)
+  params = {"embedding": jnp.asarray([[3.0, -2.0], [0.5, 1.0]])}
+  states = [optimizer.init(params) for optimizer in (muon, adamw)]
+  for scale in (1.0, -0.3, 2.0):
+    gradients = {"embedding": scale * jnp.asarray([[1.0, 4.0], [-2.0, 0.1]])}
+    found, states[0] = muon.update(gradients, states[0], params)
+    with jax.numpy_dtype_promotion("standard"):
+      wanted, states[1] = adamw.update(gradients, states[1], params)
+    jax.tree.map(
+      lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), found, wanted
+    )
+
+
 def test_the_schedule_counts_the_steps_of_the_optimizer():
   schedule = learning_rate_schedule(
     "constant", 1.0, warmup_steps=2, total_steps=9, final_fraction=0.0

@@ -1,5 +1,7 @@
 """What the simulator walks is what the trainer does."""
 
+import dataclasses
+
 import pytest
 
 from dilocox_jax.simulate.script import Compute, Launch, Wait
@@ -65,6 +67,21 @@ def test_between_launch_and_wait_lie_the_steps_of_the_overlap(overlap_steps):
     elif done < 40:  # The flush at the end waits for less.
       gaps.append(done - launched[op.key])
   assert set(gaps) == {overlap_steps}
+
+
+def test_what_was_sent_before_h_changed_is_found_after_it():
+  """As adaptive intervals do: the schedule begins anew, a round in flight."""
+  script, plan = small.script("dilocox", 3, sync_interval=8, total_steps=34)
+  shorter, later = small.script("dilocox", 3, sync_interval=3, total_steps=34)
+  later = dataclasses.replace(later, schedule_start=16 - 3)
+  ops = list(script.ops(plan, 16))
+  for segment in later.segments(16):
+    ops += shorter.segment(segment)
+  ops += shorter.flush(later)
+  launched = [op.key for op in ops if isinstance(op, Launch)]
+  waited = [op.key for op in ops if isinstance(op, Wait)]
+  assert waited == launched and len(set(launched)) == len(launched)
+  assert sum(op.num_steps for op in ops if isinstance(op, Compute)) == 34
 
 
 def test_a_script_cut_short_has_no_flush():

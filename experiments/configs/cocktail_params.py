@@ -1,0 +1,29 @@
+"""CocktailSGD as its authors' code has it: progress is sent, not gradients.
+
+Source: Wang et al., 2023, ICML, and the code published with it (read). Every
+step each replica takes its own AdamW step; how far it is from the common
+parameters is what goes through mask, top-k and 4 bits, and arrives a step
+later; what was not sent stays in its parameters. Claim: none of its own.
+Differs: top-k by blocks; gathered, where the code's owners of a part compress
+the mean again. Cost: three minutes on two CPU cores.
+
+    python -m experiments.train \
+        --config=experiments/configs/cocktail_params.py \
+        --workdir=runs/cocktail_params
+"""
+
+from experiments.configs import cocktail_sgd
+
+
+def get_config():
+  """Rounds of one step with a delay of one, averaged as they are."""
+  config = cocktail_sgd.get_config()
+  config.sync.method = "delayed"
+  config.sync.sync_interval = 1
+  config.sync.overlap_steps = 1
+  config.sync.rule = "continue"
+  config.outer.learning_rate = 1.0
+  config.outer.momentum = 0.0
+  config.exchange.error_feedback = False
+  config.exchange.keep_unsent = True
+  return config
