@@ -13,6 +13,17 @@ def positive(section: str, **values: int | float) -> None:
     require(value > 0, f"{section}.{name}={value} must be positive")
 
 
+def within(
+  low: int, high: float | int, section: str, **values: float | int
+) -> None:
+  """Raises ValueError for the first value outside a range, or not a number."""
+  for name, value in values.items():
+    require(
+      low <= value <= high,
+      f"{section}.{name}={value} must be from {low:g} to {high:g}",
+    )
+
+
 def one_of(name: str, value: str, choices) -> None:
   """Raises ValueError, with the choices, unless a value is one of them."""
   if value not in choices:

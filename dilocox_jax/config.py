@@ -127,6 +127,11 @@ class RunConfig:
       f"adaptive.mode={mode!r} needs a rank to adapt, but codec.name="
       f"{self.codec.name!r} has no shared low-rank part: take 'low_rank+int'",
     )
+    require(
+      self.sync.named.exchanged == "pseudo_gradient",
+      f"adaptive.mode={mode!r} follows rounds, but sync.method="
+      f"{self.sync.method!r} sends gradients: take mode 'off'",
+    )
     if mode == "rank_and_interval":
       try:
         with_interval(self.sync.named, 1)

@@ -6,8 +6,9 @@ are in `sync_sections`. What clashes between sections is found by
 """
 
 import dataclasses
+import math
 
-from dilocox_jax.checks import one_of, positive, require
+from dilocox_jax.checks import one_of, positive, require, within
 from dilocox_jax.plan.choices import (
   BOUNDARIES,
   LAYOUTS,
@@ -102,6 +103,11 @@ class InnerConfig:
       learning_rate=self.learning_rate,
       accumulate_steps=self.accumulate_steps,
     )
+    # A negative limit would turn every gradient round, and train uphill.
+    within(0, math.inf, "inner", clip_norm=self.clip_norm)
+    within(0, math.inf, "inner", weight_decay=self.weight_decay)
+    within(0, 1, "inner", final_fraction=self.final_fraction)
+    within(0, 1, "inner", b1=self.b1, b2=self.b2, momentum=self.momentum)
 
 
 @dataclasses.dataclass(frozen=True)

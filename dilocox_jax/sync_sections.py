@@ -6,7 +6,7 @@ itself. What clashes between sections is found by `config.RunConfig`.
 
 import dataclasses
 
-from dilocox_jax.checks import one_of, positive, require
+from dilocox_jax.checks import one_of, positive, require, within
 from dilocox_jax.plan.adaptive import MODES
 from dilocox_jax.plan.chains import named_payload
 from dilocox_jax.plan.choices import REFERENCES, RESIDUAL_DTYPES
@@ -147,3 +147,4 @@ class OuterConfig:
 
   def __post_init__(self):
     positive("outer", learning_rate=self.learning_rate)
+    within(0, 1, "outer", momentum=self.momentum)

@@ -16,6 +16,7 @@ from absl import app, flags
 from ml_collections import config_dict, config_flags
 
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h.
+INTERRUPTED = 130  # 128 and SIGINT, as shells have it.
 
 _DEFAULT_CONFIG = pathlib.Path(__file__).parent / "configs" / "default.py"
 
@@ -59,6 +60,16 @@ def main(
   except (UsageError, StoppedError) as error:
     print_error(error)
     sys.exit(error.exit_code)
+  except KeyboardInterrupt:
+    print_error(StoppedError("interrupted"))
+    sys.exit(INTERRUPTED)
+  except RuntimeError as error:
+    from dilocox_jax.metrics import RecordError
+
+    if not isinstance(error, RecordError):
+      raise  # A bug, so its traceback is wanted.
+    print_error(error)
+    sys.exit(1)
 
 
 def print_error(error: Exception, where: str = "") -> None:

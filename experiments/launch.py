@@ -14,6 +14,7 @@ import functools
 import itertools
 import os
 import pathlib
+import re
 import shlex
 import signal
 import socket
@@ -24,6 +25,8 @@ from absl import flags
 
 from experiments import command_line, cores, group, peers, train
 from experiments.command_line import StoppedError, UsageError
+
+_OWN = re.compile(r"--?(processes|devices|h|\?|help\w*)(=|$)")
 
 
 def define_flags() -> None:
@@ -40,15 +43,21 @@ def define_flags() -> None:
   train.define_flags()
 
 
-def main(train_flags: Sequence[str], values: flags.FlagValues) -> None:
+def main(
+  own_flags: Sequence[str],
+  train_flags: Sequence[str],
+  values: flags.FlagValues,
+) -> None:
   """Checks everything that can be checked here, then runs the processes.
 
   Args:
+    own_flags: Those before --.
     train_flags: What the processes get, before their own places.
     values: The same, and the flags of this binary, read.
   """
   if not train_flags:
     raise UsageError("the flags of experiments.train are missing: after --")
+  _check_own(own_flags)
   for name in peers.NAMES:
     if values[name].present:
       raise UsageError(f"--{name} is set by experiments.launch: leave it out")
@@ -75,6 +84,13 @@ def main(train_flags: Sequence[str], values: flags.FlagValues) -> None:
       for number in range(count)
     ]
     _run(group.Group(members))
+
+
+def _check_own(own_flags: Sequence[str]) -> None:
+  """The processes would never see what is for them but stands before --."""
+  for flag in own_flags:
+    if flag.startswith("-") and not _OWN.match(flag):
+      raise UsageError(f"{flag} is for the processes: put it behind --")
 
 
 def _run(members: group.Group) -> None:
@@ -153,4 +169,4 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 if __name__ == "__main__":
   _own, _given = split(sys.argv[1:])
   sys.argv[1:] = _own + _given
-  command_line.main(functools.partial(main, _given), define_flags)
+  command_line.main(functools.partial(main, _own, _given), define_flags)

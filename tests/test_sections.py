@@ -33,6 +33,22 @@ def test_a_requirement_that_does_not_hold_is_an_error_with_its_message():
     checks.require(False, "a=3 must be even")
 
 
+@pytest.mark.parametrize(
+  "section, name, value",
+  [
+    ("inner", "clip_norm", -0.5),
+    ("inner", "weight_decay", float("nan")),
+    ("inner", "b2", 1.5),
+    ("inner", "final_fraction", -0.1),
+    ("outer", "momentum", float("nan")),
+  ],
+)
+def test_numbers_without_a_meaning_are_refused(section, name, value):
+  assert f"{section}.{name}={value} must be from 0" in refusal(
+    section, **{name: value}
+  )
+
+
 def test_the_method_is_built_from_the_settings():
   sync = SyncConfig(
     "streaming_diloco",

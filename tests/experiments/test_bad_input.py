@@ -51,6 +51,15 @@ BAD = {
     ["--config.inner.accumulate_steps=3"],
     "data.batch_size=8 must be divisible by inner.accumulate_steps=3",
   ),
+  "ranks of gradients": (
+    [
+      CONFIG.format("allreduce"),
+      "--config.codec.name=low_rank+int",
+      "--config.codec.rank=4",
+      "--config.adaptive.mode=rank",
+    ],
+    "'allreduce' sends gradients",
+  ),
   "wrong type": (["--config.total_steps=many"], "many"),
   "setting of another method": (
     ["--config.sync.overlap_steps=3"],
@@ -162,3 +171,32 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
   _, record = runs.saved(tmp_path)
   assert record["position"]["step"] == 2
   assert [row["step"] for row in runs.rows(tmp_path, "round")] == [1, 2]
+
+
+STOPS = """
+from dilocox_jax.metrics import RecordError
+from experiments import command_line
+
+def stop(values):
+  raise {}
+
+command_line.main(stop, lambda: None)
+"""
+
+
+@pytest.mark.parametrize(
+  "error, code, said",
+  [
+    ("KeyboardInterrupt", 130, "interrupted"),
+    ("RecordError('x.jsonl line 3')", 1, "x.jsonl line 3"),
+  ],
+)
+def test_what_stops_a_binary_is_one_line(error, code, said):
+  done = subprocess.run(
+    [sys.executable, "-c", STOPS.format(error)],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == code
+  assert done.stderr.splitlines() == [f"error: {said}"]

@@ -169,6 +169,15 @@ def test_bad_input_is_refused_before_anything_starts(given, expected, tmp_path):
   assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+def test_what_is_for_the_processes_must_stand_behind_the_dashes(tmp_path):
+  flags = (*SETTINGS, f"--workdir={tmp_path}/run")
+  code, errors = end(
+    start("experiments.launch", "--cluster=1gbit", "--", *flags)
+  )
+  assert code == 2 and "--cluster=1gbit is for the processes" in errors
+  launch._check_own(["--processes=2", "--devices", "gpu", "--help"])
+
+
 def test_a_directory_has_one_launch_at_a_time(tmp_path):
   with launch.locked(tmp_path):
     flags = (*SETTINGS, f"--workdir={tmp_path}")
