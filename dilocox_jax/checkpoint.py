@@ -90,26 +90,37 @@ class Checkpoints:
         that its state must have; may raise `RefusedError`.
 
     Returns:
-      The state and the record; None if there is no whole checkpoint.
+      The state and the record; None if there is no checkpoint, or none of
+      another run's is whole.
 
     Raises:
-      RefusedError: If a whole checkpoint does not fit the template.
+      RefusedError: If a whole checkpoint does not fit the template, or none of
+        several is whole: a run that began anew would cut all its rows.
     """
     self._manager.wait_until_finished()
     # One process judges and moves, so that all read the same checkpoint.
-    step = self._newest_whole() if processes.is_main() else None
-    step = processes.from_main(step)
+    found = self._newest_whole() if processes.is_main() else None
+    step, damage = processes.from_main(found)
+    if damage and not self._read_only:
+      raise RefusedError(
+        f"no checkpoint in {self._directory} is whole, the newest: {damage}; "
+        "if the disk cannot bring one back, take another --workdir"
+      )
     if not processes.is_main():
       self._manager.reload()  # The main one may have moved some.
     return None if step is None else self._read(step, template)
 
-  def _newest_whole(self) -> int | None:
+  def _newest_whole(self) -> tuple[int | None, str]:
+    """Its step, or None and what is wrong with the newest, if there is one."""
+    damages: dict[int, str] = {}
     for step in sorted(self._manager.all_steps(), reverse=True):
       damage = _damage(self._directory / str(step))
       if not damage:
-        return step
-      self._set_aside(step, damage)
-    return None
+        for broken, reason in damages.items():
+          self._set_aside(broken, reason)
+        return step, ""
+      damages[step] = damage
+    return None, next(iter(damages.values()), "")
 
   def _set_aside(self, step: int, damage: str) -> None:
     """Moves a broken checkpoint out of the way, so its step can be saved."""

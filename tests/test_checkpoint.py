@@ -258,12 +258,17 @@ def test_the_half_of_a_killed_save_is_ignored_and_removed(directory):
   assert not partial.exists()
 
 
-def test_if_all_are_broken_there_is_nothing_to_restore(directory):
+def test_if_all_are_broken_nothing_is_begun_anew_or_moved(directory):
+  """The disk may bring them back; a new run would cut all rows of this one."""
   for step in (3, 6):
     _truncate(directory / str(step))
-  assert _restore(directory) is None
-  kept = directory.parent / "broken_checkpoints"
-  assert sorted(path.name for path in kept.iterdir()) == ["3", "6"]
+  before = runs.files(directory.parent)
+  with pytest.raises(RefusedError, match="no checkpoint in .* is whole"):
+    _restore(directory)
+  assert runs.files(directory.parent) == before
+  other = Checkpoints(directory, read_only=True)
+  assert other.restore(_template) is None
+  other.close()
 
 
 def test_an_empty_directory_has_nothing_to_restore(tmp_path):

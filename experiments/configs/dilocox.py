@@ -2,7 +2,9 @@
 
 Source: arXiv 2506.21263. Claim (published): 357 times the throughput of
 AllReduce for 107B parameters over 1 Gbit/s. Differs: replicas keep progress not
-averaged yet ("continue"), which ends lower than dropping it (docs/log.md).
+averaged yet ("continue"), which ends lower than dropping it (docs/log.md);
+feedback remembers what the replica's own message lost, where the paper has what
+the mean lost (recalled).
 Cost: two minutes on two CPU cores.
 
     python -m experiments.train --config=experiments/configs/dilocox.py \
