@@ -51,7 +51,7 @@ def get_config():
     {"name": "1gbit", "cluster": "1gbit", "step_s": 0.03},
     CLOCK_107B,
   ]
-  config.target_loss = 1.45
+  config.target_loss = 1.5
   config.equal_time = methods.contests(clocks)
   config.claims = methods.claims(*clocks)
   config.gaps = {"diloco": 0.012}
