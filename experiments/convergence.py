@@ -173,7 +173,7 @@ def _planned(plan, stage: str, methods: Sequence, loss_of) -> tuple[list, list]:
       planned += plan.stage(stage, [method], loss_of)
     except NotTunedError as error:
       lacking.append(str(error))
-  return planned, lacking
+  return planned, list(dict.fromkeys(lacking))  # Many wait for one reference.
 
 
 def _name(flag: flags.Flag) -> str:
