@@ -72,7 +72,7 @@ class _Process:
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        env=cores.limits(own_cores) | environment,
+        env=environment,
       )
     cores.pin(self.process.pid, own_cores)
 
@@ -169,7 +169,7 @@ class Batch:
     return self.failures
 
   def _start(self) -> None:
-    environment = dict(os.environ)
+    environment = cores.limits(self._processes) | os.environ
     if self._processes > 1:  # One process would take all of a GPU's memory.
       environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     while self._waiting and len(self._running) < self._processes:

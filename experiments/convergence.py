@@ -67,7 +67,6 @@ def _check_field(path: str) -> None:
 
 def main(values: flags.FlagValues) -> None:
   """Runs what is missing and reports on what is there."""
-  from dilocox_jax.metrics import RecordError
   from experiments import convergence_plan, convergence_sweep
 
   try:
@@ -89,8 +88,6 @@ def main(values: flags.FlagValues) -> None:
     raise command_line.StoppedError(
       "interrupted: the same command goes on from here"
     ) from None
-  except RecordError as error:
-    raise command_line.StoppedError(error) from error
 
 
 def _run(values: flags.FlagValues, plan, workdir: pathlib.Path) -> None:

@@ -114,7 +114,7 @@ class Runs:
     def ended(job: batch.Job, reason: str) -> str:
       if reason and not _DIVERGED.search(reason):
         failures.append(f"{job.name}: {reason} (log: {job.log})")
-        return f"failed: {reason} (log: {job.log})"
+        return ""  # As the batch puts it.
       row = self._keep(jobs[job.workdir], job.workdir, reason)
       return f"diverged: {reason}" if reason else f"loss {row.final_loss:.4f}"
 

@@ -21,13 +21,14 @@ def divided(count: int) -> list[list[int]]:
   return [cores[i * share : (i + 1) * share] for i in range(count)]
 
 
-def limits(own: list[int]) -> dict[str, str]:
-  """Variables that keep thread pools, XLA's and numpy's, to that many cores.
+def limits(count: int) -> dict[str, str]:
+  """Variables that keep thread pools, XLA's and numpy's, to a share of cores.
 
   Args:
-    own: Cores of the process.
+    count: Processes; each has a thread at least.
   """
-  return dict.fromkeys(("NPROC", "OMP_NUM_THREADS"), str(len(own)))
+  threads = max(1, len(_usable()) // count)
+  return dict.fromkeys(("NPROC", "OMP_NUM_THREADS"), str(threads))
 
 
 def pin(process_id: int, own: list[int]) -> None:

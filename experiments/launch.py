@@ -114,7 +114,7 @@ def _environment(
 ) -> dict[str, str]:
   """A process's surroundings: its devices, and its share of the cores."""
   environment = {
-    **cores.limits(cores.divided(count)[0]),
+    **cores.limits(count),
     **os.environ,
     "DILOCOX_JAX_COMMAND": shlex.join(
       ["python", "-m", "experiments.launch", *sys.orig_argv[3:]]
