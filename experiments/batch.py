@@ -106,7 +106,6 @@ class Batch:
     jobs: Sequence[Job],
     processes: int,
     *,
-    title: str = "runs",
     ended: Callable[[Job, str], str] = lambda job, reason: "",
     deadline_s: float = math.inf,
   ):
@@ -115,7 +114,6 @@ class Batch:
     Args:
       jobs: What to run.
       processes: How many at once.
-      title: What stands before the bar.
       ended: Hears of every job that has ended, and why it failed if it did;
         may say what to print of it.
       deadline_s: When to stop what still runs (by the monotonic clock); it
@@ -141,7 +139,7 @@ class Batch:
       speed_estimate_period=3600,  # Compiling would fool a shorter memory.
     )
     total = sum(self._left(job) for job in jobs)
-    self._task = self._bar.add_task(title, total=total, status="")
+    self._task = self._bar.add_task("runs", total=total, status="")
 
   def _left(self, job: Job) -> int:
     return job.total_steps - min(self._first[job.workdir], job.total_steps)

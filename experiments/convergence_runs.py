@@ -118,9 +118,7 @@ class Runs:
       row = self._keep(jobs[job.workdir], job.workdir, reason)
       return f"diverged: {reason}" if reason else f"loss {row.final_loss:.4f}"
 
-    work = batch.Batch(
-      waiting, processes, title="runs", ended=ended, deadline_s=deadline_s
-    )
+    work = batch.Batch(waiting, processes, ended=ended, deadline_s=deadline_s)
     work.run()
     return failures, bool(self.missing(planned)) and work.is_late
 

@@ -7,7 +7,7 @@ from dilocox_jax import metrics
 from dilocox_jax.config import RunConfig
 from experiments import batch, convergence_methods, convergence_sweep
 from experiments.configs import convergence_small
-from experiments.convergence_plan import Plan
+from experiments.convergence_plan import STAGES, Plan
 
 NAMES = ("allreduce", "diloco", "dilocox_continue", "ours_1gbit")
 TEXT = "feedfacefeedface"
@@ -70,6 +70,13 @@ def plan(**changed):
   return Plan(sweep(**changed))
 
 
+def make_all(made_of, runs) -> None:
+  """Makes every run of a plan, stage by stage."""
+  for stage in STAGES:
+    planned = made_of.stage(stage, made_of.sweep.methods, runs.loss)
+    assert runs.make(planned, 1, float("inf")) == ([], False)
+
+
 def loss_of(planned) -> float:
   """A made loss: lowest at a rate of 3e-3 and the second outer setting."""
   inner, outer = planned.config.inner, planned.config.outer
@@ -118,7 +125,7 @@ class MadeBatch:
   kill_after = 10**9
   configs: dict[pathlib.Path, RunConfig] = {}
 
-  def __init__(self, jobs, processes, *, title, ended, deadline_s):
+  def __init__(self, jobs, processes, *, ended, deadline_s):
     self.jobs, self.ended, self.is_late = jobs, ended, False
 
   def run(self):

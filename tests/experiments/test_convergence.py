@@ -10,7 +10,7 @@ import time
 import pytest
 
 from experiments import convergence
-from experiments.convergence_plan import STAGES, Plan
+from experiments.convergence_plan import Plan
 from experiments.convergence_results import Results
 from experiments.convergence_runs import Runs
 from experiments.convergence_sweep import sweep
@@ -113,9 +113,7 @@ def test_a_report_needs_the_kept_lines_and_nothing_else(tmp_path, monkeypatch):
   found = sweep(sweeps.values())
   plan = Plan(found)
   runs = Runs(Results(tmp_path / "kept.csv", found.base), tmp_path / "a", False)
-  for stage in STAGES:
-    planned = plan.stage(stage, found.methods, runs.loss)
-    runs.make(planned, 1, float("inf"))
+  sweeps.make_all(plan, runs)
   kept = (tmp_path / "kept.csv").read_bytes()
   done = run(tmp_path, "--stage=report", "--config.target_loss=3.0")
   assert done.returncode == 0, done.stderr

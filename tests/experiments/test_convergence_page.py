@@ -17,9 +17,7 @@ def made_fixture(tmp_path, monkeypatch):
   plan = sweeps.plan()
   results = Results(tmp_path / "kept.csv", plan.sweep.base)
   runs = Runs(results, tmp_path / "work", any_text=False)
-  for stage in STAGES:
-    planned = plan.stage(stage, plan.sweep.methods, runs.loss)
-    runs.make(planned, 1, float("inf"))
+  sweeps.make_all(plan, runs)
   return plan, runs, Gathered(plan, runs, results).comparison("made", "x")
 
 

@@ -4,7 +4,7 @@ import pathlib
 import pytest
 
 from experiments import convergence_runs
-from experiments.convergence_plan import STAGES, Plan
+from experiments.convergence_plan import STAGES
 from experiments.convergence_results import Results
 from experiments.convergence_runs import Runs, corpus_digest
 from tests.experiments import sweeps
@@ -16,12 +16,6 @@ def opened(tmp_path, work="work", any_text=False):
   return plan, results, Runs(results, tmp_path / work, any_text)
 
 
-def make_all(plan: Plan, runs: Runs):
-  for stage in STAGES:
-    planned = plan.stage(stage, plan.sweep.methods, runs.loss)
-    assert runs.make(planned, 1, float("inf")) == ([], False)
-
-
 def test_a_sweep_that_was_killed_goes_on_and_makes_nothing_twice(
   tmp_path, monkeypatch
 ):
@@ -29,13 +23,13 @@ def test_a_sweep_that_was_killed_goes_on_and_makes_nothing_twice(
     first = sweeps.stand_in(patch, kill_after=9)
     plan, _, runs = opened(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-      make_all(plan, runs)
+      sweeps.make_all(plan, runs)
   assert len(first) == 9
   kept = (tmp_path / "results.csv").read_bytes()
   assert kept.count(b"\n") == 10
   rest = sweeps.stand_in(monkeypatch)
   plan, results, runs = opened(tmp_path)
-  make_all(plan, runs)
+  sweeps.make_all(plan, runs)
   assert (tmp_path / "results.csv").read_bytes().startswith(kept)
   done = [path.name for path in (*first, *rest)]
   assert len(set(done)) == len(done) == len(results.rows)
@@ -48,10 +42,10 @@ def test_a_sweep_that_was_killed_goes_on_and_makes_nothing_twice(
 def test_a_fresh_clone_goes_on_from_the_lines_alone(tmp_path, monkeypatch):
   made = sweeps.stand_in(monkeypatch)
   plan, _, runs = opened(tmp_path)
-  make_all(plan, runs)
+  sweeps.make_all(plan, runs)
   count = len(made)
   plan, _, runs = opened(tmp_path, work="elsewhere")
-  make_all(plan, runs)
+  sweeps.make_all(plan, runs)
   assert len(made) == count
 
 
@@ -60,18 +54,18 @@ def test_a_run_that_ended_before_its_line_was_written_is_not_made_again(
 ):
   made = sweeps.stand_in(monkeypatch)
   plan, results, runs = opened(tmp_path)
-  make_all(plan, runs)
+  sweeps.make_all(plan, runs)
   count, lines = len(made), results.rows
   results.path.unlink()
   plan, results, runs = opened(tmp_path)
-  make_all(plan, runs)
+  sweeps.make_all(plan, runs)
   assert len(made) == count and results.rows.keys() == lines.keys()
 
 
 def test_a_finished_runs_state_goes_and_its_numbers_stay(tmp_path, monkeypatch):
   made = sweeps.stand_in(monkeypatch)
   plan, results, runs = opened(tmp_path)
-  make_all(plan, runs)
+  sweeps.make_all(plan, runs)
   for workdir in made:
     assert not (workdir / "checkpoints").exists()
     assert (workdir / "metrics.jsonl").exists()
@@ -88,7 +82,7 @@ def test_a_finished_runs_state_goes_and_its_numbers_stay(tmp_path, monkeypatch):
 def test_lines_on_another_text_count_for_a_report_alone(tmp_path, monkeypatch):
   sweeps.stand_in(monkeypatch)
   plan, _, runs = opened(tmp_path)
-  make_all(plan, runs)
+  sweeps.make_all(plan, runs)
   planned = plan.tune_inner(plan.sweep.methods[0])
   assert runs.elsewhere(planned) == 0
   monkeypatch.setattr(convergence_runs, "corpus_digest", lambda c: "other")
@@ -143,7 +137,7 @@ class Ends:
 
   reason = ""
 
-  def __init__(self, jobs, processes, *, title, ended, deadline_s):
+  def __init__(self, jobs, processes, *, ended, deadline_s):
     self.jobs, self.ended, self.is_late = jobs, ended, True
 
   def run(self):
