@@ -88,8 +88,6 @@ def compressed(how: Compression) -> Exchange:
     values: Tree, takes_part: Boolean, state: CodecState
   ) -> tuple[Tree, Tree, CodecState]:
     num_replicas = jax.lax.psum(1, REPLICA_AXIS)
-    count = jax.lax.psum(takes_part.astype(jnp.int32), REPLICA_AXIS)
-    count = jnp.maximum(count, 1)
     shared = jax.random.fold_in(jax.random.key(how.seed), state.count)
     # Masks must agree, roundings must not.
     own_number = jax.lax.axis_index(REPLICA_AXIS)
@@ -104,7 +102,7 @@ def compressed(how: Compression) -> Exchange:
         )
         for path, values in asked.items()
       }
-      return transport.reduce(parcels, count, num_replicas, how.collective)
+      return transport.reduce(parcels, takes_part, num_replicas, how.collective)
 
     leaves = by_path(values)
     kept = {

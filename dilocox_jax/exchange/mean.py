@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from dilocox_jax.mesh import REPLICA_AXIS
-from dilocox_jax.pytypes import Aggregator, Boolean, Tree
+from dilocox_jax.pytypes import Aggregator, Array, Boolean, Scalar, Tree
 
 
 def mean_over_replicas() -> Aggregator:
@@ -30,18 +30,36 @@ def mean_over_replicas() -> Aggregator:
 
   def average(values: Tree, state: Tree) -> tuple[Tree, Tree, Tree]:
     finite = all_finite(values)
-    count = jax.lax.psum(finite.astype(jnp.int32), REPLICA_AXIS)
-    count = jnp.maximum(count, 1)
 
-    def mean(leaf):
+    def kept(leaf):
       wide = leaf.astype(np.promote_types(np.float32, leaf.dtype))
-      kept = jnp.where(finite, wide, jnp.zeros_like(wide))
-      total = jax.lax.psum(kept, REPLICA_AXIS)
-      return (total / count.astype(total.dtype)).astype(leaf.dtype)
+      return jnp.where(finite, wide, jnp.zeros_like(wide))
 
-    return jax.tree.map(mean, values), values, state
+    totals, count = summed(jax.tree.map(kept, values), finite)
+    mean = jax.tree.map(
+      lambda total, leaf: over(total, count).astype(leaf.dtype), totals, values
+    )
+    return mean, values, state
 
   return Aggregator(init, average)
+
+
+def summed(values: Tree, takes_part: Boolean) -> tuple[Tree, Scalar]:
+  """Sums over replicas, and how many of them took part.
+
+  The count is a number of the same type as most values, so that it travels in
+  their message: one of its own would cost a slow link as much latency again.
+
+  Args:
+    values: Zeros from those who take no part.
+    takes_part: Whether this replica does.
+  """
+  return jax.lax.psum((values, takes_part.astype(jnp.float32)), REPLICA_AXIS)
+
+
+def over(total: Array, count: Scalar) -> Array:
+  """The mean of those who took part; what none of them sent stays zero."""
+  return total / jnp.maximum(count, 1).astype(total.dtype)
 
 
 def all_finite(tree: Tree) -> Boolean:

@@ -1,8 +1,9 @@
 """Encoded values across the replica axis.
 
-All leaves of one phase travel together, as one message (`messages`). Which
-collective carries what is the plan's choice (`plan.collectives`), by which
-bytes are also counted.
+All leaves of one phase travel together, as one message (`messages`), and with
+them whether their sender takes part: a message of its own would cost a slow
+link as much latency again. Which collective carries what is the plan's choice
+(`plan.collectives`), by which bytes are also counted.
 """
 
 import math
@@ -15,11 +16,11 @@ import jax.numpy as jnp
 from dilocox_jax.codecs.base import Reduced
 from dilocox_jax.codecs.compose import encoder
 from dilocox_jax.exchange import messages
-from dilocox_jax.mesh import REPLICA_AXIS
+from dilocox_jax.exchange.mean import over, summed
 from dilocox_jax.plan.collectives import chosen, chunks
 from dilocox_jax.plan.leaf import Leaf
 from dilocox_jax.plan.wire import Encoding
-from dilocox_jax.pytypes import Array, Index
+from dilocox_jax.pytypes import Array, Boolean, Scalar
 
 
 class Parcel(NamedTuple):
@@ -39,13 +40,16 @@ class Parcel(NamedTuple):
 
 
 def reduce(
-  parcels: Mapping[str, Parcel], count: Index, num_replicas: int, choice: str
+  parcels: Mapping[str, Parcel],
+  takes_part: Boolean,
+  num_replicas: int,
+  choice: str,
 ) -> dict[str, Reduced]:
-  """Averages parcels over replicas.
+  """Averages parcels over those replicas that take part.
 
   Args:
     parcels: By any name.
-    count: Replicas that take part (int32); the others' values are zero.
+    takes_part: Whether this replica does; if not, its values are zero.
     num_replicas: M.
     choice: One of `plan.collectives.COLLECTIVES`.
   """
@@ -58,27 +62,31 @@ def reduce(
       if chosen(parcel.encoding, choice, num_replicas) == kind
     ]
     if names:
-      answers = way([parcels[name] for name in names], count, num_replicas)
+      chosen_ones = [parcels[name] for name in names]
+      answers = way(chosen_ones, takes_part, num_replicas)
       found.update(zip(names, answers, strict=True))
   return found
 
 
 def _add(
-  parcels: Sequence[Parcel], count: Index, num_replicas: int
+  parcels: Sequence[Parcel], takes_part: Boolean, num_replicas: int
 ) -> list[Reduced]:
   """The network adds; in fp32, or in fewer bits if the user asks for it."""
   del num_replicas
-  answers = []
-  for parcel in parcels:
-    coder = encoder(parcel.encoding, parcel.leaf)
-    sent = coder.encode(parcel.values, parcel.key)
-    total = coder.decode(jax.lax.psum(sent, REPLICA_AXIS))
-    answers.append(Reduced(_over(total, count), coder.decode(sent)))
-  return answers
+  coders = [encoder(parcel.encoding, parcel.leaf) for parcel in parcels]
+  sent = [
+    coder.encode(parcel.values, parcel.key)
+    for coder, parcel in zip(coders, parcels, strict=True)
+  ]
+  totals, count = summed(sent, takes_part)
+  return [
+    Reduced(over(coder.decode(total), count), coder.decode(own))
+    for coder, own, total in zip(coders, sent, totals, strict=True)
+  ]
 
 
 def _gather(
-  parcels: Sequence[Parcel], count: Index, num_replicas: int
+  parcels: Sequence[Parcel], takes_part: Boolean, num_replicas: int
 ) -> list[Reduced]:
   """Everybody receives everything, decodes it and adds it up."""
   coders = [encoder(parcel.encoding, parcel.leaf) for parcel in parcels]
@@ -86,19 +94,21 @@ def _gather(
     coder.encode(parcel.values, parcel.key)
     for coder, parcel in zip(coders, parcels, strict=True)
   ]
-  arrived = messages.gathered(sent)
+  flag = takes_part.astype(jnp.uint8)
+  *arrived, flags = messages.gathered([*sent, (flag[None],)])
+  count = _count(flags)
   answers = []
   for coder, own, all_of_it in zip(coders, sent, arrived, strict=True):
     # One at a time, so that no more than one replica's values are decoded.
     total = coder.decode(tuple(array[0] for array in all_of_it))
     for replica in range(1, num_replicas):
       total += coder.decode(tuple(array[replica] for array in all_of_it))
-    answers.append(Reduced(_over(total, count), coder.decode(own)))
+    answers.append(Reduced(over(total, count), coder.decode(own)))
   return answers
 
 
 def _scatter(
-  parcels: Sequence[Parcel], count: Index, num_replicas: int
+  parcels: Sequence[Parcel], takes_part: Boolean, num_replicas: int
 ) -> list[Reduced]:
   """Each replica adds up one chunk and sends its mean to all.
 
@@ -113,11 +123,14 @@ def _scatter(
     coder.encode(_cut(parcel.values, cut), parcel.key)
     for coder, parcel, cut in zip(coders, parcels, cuts, strict=True)
   ]
+  flag = jnp.full((num_replicas, 1), takes_part, jnp.uint8)
+  *swapped, flags = messages.swapped([*sent, (flag,)])
+  count = _count(flags)
   means, owners = [], []
   for parcel, coder, cut, arrived in zip(
-    parcels, coders, cuts, messages.swapped(sent), strict=True
+    parcels, coders, cuts, swapped, strict=True
   ):
-    mean = _over(jnp.sum(coder.decode(arrived), axis=0, keepdims=True), count)
+    mean = over(jnp.sum(coder.decode(arrived), axis=0, keepdims=True), count)
     owners.append(encoder(parcel.encoding, Leaf(1, cut.shape)))
     key = jax.random.fold_in(parcel.key, num_replicas)
     means.append(owners[-1].encode(mean, key))
@@ -135,8 +148,10 @@ def _scatter(
   return answers
 
 
-def _over(total: Array, count: Index) -> Array:
-  return total / count.astype(total.dtype)
+def _count(flags: tuple[Array, ...]) -> Scalar:
+  """How many take part, from everybody's flag."""
+  (each,) = flags
+  return jnp.sum(each, dtype=jnp.float32)
 
 
 def _cut(values: Array, cut: Leaf) -> Array:

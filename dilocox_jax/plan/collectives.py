@@ -115,7 +115,10 @@ def collectives(
   num_replicas: int,
   choice: str = "auto",
 ) -> list[Collective]:
-  """The operations of one exchange of some leaves, one of each kind.
+  """The operations of one exchange of some leaves, one after the other.
+
+  All leaves of a phase that go one way are one message, and each says whether
+  its sender takes part.
 
   Args:
     payload: What is sent.
@@ -126,13 +129,31 @@ def collectives(
   Raises:
     ValueError: If the payload cannot travel that way.
   """
-  operands: collections.Counter[str] = collections.Counter()
+  messages: dict[tuple[int, str], collections.Counter[str]] = {}
   for path, shape in shapes.items():
-    for encoding, leaf in phases(payload.at(path), leaf_of(path, shape)):
-      kind = chosen(encoding, choice, num_replicas)
-      if kind == "reduce_scatter":
+    asked = phases(payload.at(path), leaf_of(path, shape))
+    for phase, (encoding, leaf) in enumerate(asked):
+      way = chosen(encoding, choice, num_replicas)
+      operands = messages.setdefault((phase, way), _flags(way, num_replicas))
+      if way == "reduce_scatter":
         pieces = chunks(encoding, leaf, num_replicas)
         operands["all_to_all"] += encoding.num_bytes(pieces)
-        kind, leaf = "all_gather", Leaf(1, pieces.shape)
-      operands[kind] += encoding.num_bytes(leaf)
-  return [Collective(*item) for item in operands.items()]
+        operands["all_gather"] += encoding.num_bytes(Leaf(1, pieces.shape))
+      else:
+        operands[way] += encoding.num_bytes(leaf)
+  return [
+    Collective(*item)
+    for _, operands in sorted(messages.items(), key=lambda each: each[0][0])
+    for item in operands.items()
+  ]
+
+
+def _flags(way: str, num_replicas: int) -> collections.Counter[str]:
+  """Bytes by which a message says whether its sender takes part.
+
+  In a sum a number among others; a byte where each sender is read by itself.
+  The owner of a chunk has divided already and says nothing any more.
+  """
+  if way == "reduce_scatter":
+    return collections.Counter(all_to_all=num_replicas)
+  return collections.Counter({way: 4 if way == "all_reduce" else 1})

@@ -13,9 +13,8 @@ from dilocox_jax.plan.methods import Method
 from dilocox_jax.plan.payload import Dense, Payload
 from dilocox_jax.plan.segments import Segment
 
-# Beside the payload every exchange agrees on how many replicas are finite
-# (one int32), and pseudo-gradients on their drift (three fp32).
-FINITE_COUNT = Collective("all_reduce", 4)
+# What is measured of pseudo-gradients on the side: three fp32, after an
+# exchange has arrived, for which nobody waits.
 DRIFT_SUMS = Collective("all_reduce", 12)
 
 
@@ -52,19 +51,20 @@ class Traffic:
   collective: str = "auto"
 
   def exchange(self, fragment: int) -> list[Collective]:
-    """The operations of one exchange of a fragment."""
-    shapes = self.fragments.shapes(fragment, self.shapes)
-    return [*self._operations(self.payload, shapes), FINITE_COUNT, DRIFT_SUMS]
+    """The operations after which a fragment has arrived."""
+    return self._operations(
+      self.payload, self.fragments.shapes(fragment, self.shapes)
+    )
 
   def exchange_bytes(self, fragment: int) -> int:
-    """One exchange of a fragment."""
-    return self._sent_bytes(self.exchange(fragment))
+    """One exchange of a fragment, and the drift sums that follow it."""
+    return self._sent_bytes([*self.exchange(fragment), DRIFT_SUMS])
 
   def gradient(self) -> list[Collective]:
     """The operations of one data-parallel step: the whole tree's gradients."""
     is_method = self.method.exchanged == "gradient"
     payload = self.payload if is_method else Dense()
-    return [*self._operations(payload, self.shapes), FINITE_COUNT]
+    return self._operations(payload, self.shapes)
 
   def gradient_bytes(self) -> int:
     """One data-parallel step."""

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from dilocox_jax.plan.collectives import Collective
-from dilocox_jax.plan.traffic import Traffic
+from dilocox_jax.plan.traffic import DRIFT_SUMS, Traffic
 from dilocox_jax.simulate.script import Compute, Launch, Op, Wait
 
 
@@ -53,9 +53,13 @@ def recorded_ops(
     if not each.is_local:
       yield _data_parallel(number, each, traffic)
       continue
+    beside = DRIFT_SUMS.sent_bytes(traffic.num_replicas)
     launch = Launch(
       ("recorded", number, 0),
-      _sized(traffic.exchange(0), each.sent_bytes, traffic.num_replicas),
+      _sized(
+        traffic.exchange(0), each.sent_bytes - beside, traffic.num_replicas
+      ),
+      (DRIFT_SUMS,),
     )
     tau = schedule.overlap_steps
     if not each.sent_bytes:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dilocox_jax.plan.collectives import Collective
 from dilocox_jax.plan.schedule import Event, Window
 from dilocox_jax.plan.segments import RunPlan, Segment
-from dilocox_jax.plan.traffic import Traffic
+from dilocox_jax.plan.traffic import DRIFT_SUMS, Traffic
 
 Key = tuple[str, int, int]
 
@@ -37,10 +37,17 @@ class Launch:
   Attributes:
     key: Names the exchange.
     operations: Its collectives, one after the other.
+    trailing: What follows on the same channel, and nobody waits for.
   """
 
   key: Key
   operations: tuple[Collective, ...]
+  trailing: tuple[Collective, ...] = ()
+
+  @property
+  def everything(self) -> tuple[Collective, ...]:
+    """All that is sent, in order."""
+    return (*self.operations, *self.trailing)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +155,8 @@ class Script:
       yield Wait(_key(window.applied, start))
 
   def _launch(self, event: Event, start: int) -> Launch:
-    return Launch(_key(event, start), self._exchanges[event.fragment])
+    operations = self._exchanges[event.fragment]
+    return Launch(_key(event, start), operations, (DRIFT_SUMS,))
 
 
 def _key(event: Event, start: int) -> Key:

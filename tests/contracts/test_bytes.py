@@ -21,7 +21,7 @@ from dilocox_jax.plan.fragments import Fragments
 from dilocox_jax.plan.payload import E3M0, Dense, Int
 from dilocox_jax.plan.pieces import pieces
 from dilocox_jax.plan.reduction import LowRank, RandomMask, TopK
-from dilocox_jax.plan.traffic import FINITE_COUNT, Traffic
+from dilocox_jax.plan.traffic import DRIFT_SUMS, Traffic
 from dilocox_jax.plan.wire import Chain
 
 NUM_LAYERS = 4
@@ -42,8 +42,8 @@ KINDS = {
 ITEM_BITS = {"pred": 8, "bf16": 16}
 
 
-def operand_bytes(text):
-  """Bytes that one device hands to each kind of collective.
+def operations(text):
+  """Kind and operand bytes of one device's collectives, sorted.
 
   Args:
     text: A compiled module; every collective counts as often as it stands
@@ -64,10 +64,10 @@ def operand_bytes(text):
       found.append((kind.group(1).removesuffix("-start"), operands))
     elif kind and re.search(r"reduce-scatter|permute|broadcast-start", kind[1]):
       raise AssertionError(f"not expected among replicas: {line}")
-  total = collections.Counter()
-  for kind, operands in found:
-    total[KINDS[kind]] += sum(sizes[operand] for operand in operands)
-  return dict(total)
+  return sorted(
+    (KINDS[kind], sum(sizes[operand] for operand in operands))
+    for kind, operands in found
+  )
 
 
 def _untyped(rest):
@@ -93,11 +93,16 @@ def _size(kind):
   return total
 
 
-def by_kind(operations):
+def planned(*collectives):
+  """The same of the plan."""
+  return sorted((each.kind, each.operand_bytes) for each in collectives)
+
+
+def totals(operations):
   total = collections.Counter()
-  for operation in operations:
-    total[operation.kind] += operation.operand_bytes
-  return dict(total)
+  for kind, operand_bytes in operations:
+    total[kind] += operand_bytes
+  return total
 
 
 def params_like(shapes):
@@ -144,11 +149,13 @@ def test_collectives_are_read_from_a_compiled_program():
   %d = (u8[1,14]{1,0}, u8[1,14]{1,0}) all-to-all(%g, %g), replica_groups={}
   %e = s32[] all-reduce(%s), to_apply=%add
   """
-  assert operand_bytes(text) == {
-    "all_reduce": 60 + 14 + 4,
-    "all_gather": 14 + 14,
-    "all_to_all": 28,
-  }
+  assert operations(text) == [
+    ("all_gather", 14),
+    ("all_gather", 14),
+    ("all_reduce", 4),
+    ("all_reduce", 60 + 14),
+    ("all_to_all", 28),
+  ]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +193,8 @@ def test_an_exchange_moves_the_bytes_of_the_plan(
     one = functools.partial(exchange, outer, fragment)
     program = jax.jit(replicas.over(one, (0, None), 0))
     text = program.lower(own, state).compile().as_text()
-    assert operand_bytes(text) == by_kind(plan.exchange(number))
+    moved = plan.exchange(number)
+    assert operations(text) == planned(*moved, DRIFT_SUMS)
 
 
 def quadratic(params, batch):
@@ -229,10 +237,15 @@ def test_a_round_moves_the_bytes_of_the_exchanges_that_arrive_in_it(
     operation
     for piece in shapes
     if piece.applied
-    for operation in plan.exchange(0 if piece.applied == "first" else 1)
+    for operation in (
+      *plan.exchange(0 if piece.applied == "first" else 1),
+      DRIFT_SUMS,
+    )
   ]
   assert expected
-  assert operand_bytes(text.compile().as_text()) == by_kind(expected)
+  found = operations(text.compile().as_text())
+  # The compiler may put what nobody waits for into one message at the end.
+  assert totals(found) == totals(planned(*expected))
 
 
 def test_a_data_parallel_step_moves_the_bytes_of_its_gradients():
@@ -245,12 +258,4 @@ def test_a_data_parallel_step_moves_the_bytes_of_its_gradients():
   batches = programs.replicas.abstract(jnp.zeros((2, 5)), 0)
   text = programs.compiled.lower(state, batches).compile().as_text()
   plan = traffic(method, COCKTAIL, "auto", 2)
-  gradients = [
-    operation
-    for operation in plan.exchange(0)
-    if operation.operand_bytes != 12  # A gradient has no drift.
-  ]
-  assert FINITE_COUNT in gradients
-  assert operand_bytes(text) == by_kind(gradients)
-  sent = sum(operation.sent_bytes(2) for operation in gradients)
-  assert plan.gradient_bytes() == sent
+  assert operations(text) == planned(*plan.gradient())

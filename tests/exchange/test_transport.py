@@ -34,7 +34,7 @@ FLOAT32 = ("float32",)
 def program(names, choice, num_replicas, layout):
   """Reduces both leaves in each of some encodings, all in one phase."""
 
-  def one(own, count):
+  def one(own, takes_part):
     number = jax.lax.axis_index("replica")
     key = jax.random.fold_in(jax.random.key(5), number)
     parcels = {
@@ -44,20 +44,24 @@ def program(names, choice, num_replicas, layout):
       for name in names
       for path in LEAVES
     }
-    return transport.reduce(parcels, count, num_replicas, choice)
+    return transport.reduce(parcels, takes_part, num_replicas, choice)
 
   replicas = Replicas(num_replicas, layout)
-  compiled = jax.jit(replicas.over(one, (0, None), 0))
-  return lambda own, count: compiled(
-    replicas.place(own, 0), replicas.place(count, None)
+  compiled = jax.jit(replicas.over(one, 0, 0))
+  return lambda own, takes_part: compiled(
+    replicas.place(own, 0), replicas.place(takes_part, 0)
   )
 
 
 def reduced(names, values, choice, *, count=None, layout="stacked"):
-  """(encoding, leaf, values, answer [M, ...]) of every parcel."""
+  """(encoding, leaf, values, answer [M, ...]) of every parcel.
+
+  The first `count` replicas take part.
+  """
   num_replicas = len(values["vector"])
-  count = jnp.int32(num_replicas if count is None else count)
-  answers = program(names, choice, num_replicas, layout)(values, count)
+  count = num_replicas if count is None else count
+  takes_part = jnp.arange(num_replicas) < count
+  answers = program(names, choice, num_replicas, layout)(values, takes_part)
   for name in names:
     for path, leaf in LEAVES.items():
       yield ENCODINGS[name], leaf, values[path], answers[f"{name}, {path}"]

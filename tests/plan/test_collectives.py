@@ -119,8 +119,18 @@ def test_a_payload_that_cannot_travel_that_way_is_refused_at_once(
 def test_projections_may_be_added_up_if_what_they_carry_may(projection):
   check_collective(projection, "all_reduce")
   parts = collectives(projection, SHAPES, 4)
-  total = num_bytes(projection, SHAPES)
-  assert parts == [Collective("all_reduce", total)]
+  assert {part.kind for part in parts} == {"all_reduce"}
+  flags = 4 * len(parts)
+  total = sum(part.operand_bytes for part in parts)
+  assert total == num_bytes(projection, SHAPES) + flags
+
+
+def test_what_is_asked_for_in_turn_is_sent_in_turn():
+  # Both factors of [30, 20] at rank 2 in 8 bits, a scale each 128 values.
+  factors = Chain((LowRank(2), Int(8)))
+  found = collectives(factors, {"w": (30, 20), "u": (30, 20)}, 2)
+  sizes = [2 * (values + 2) + 1 for values in (60, 40)]
+  assert found == [Collective("all_gather", size) for size in sizes]
 
 
 def test_leaves_are_cut_into_equal_chunks_across_layers():
@@ -138,7 +148,8 @@ def test_rows_that_share_a_scale_are_not_cut():
 def test_what_is_gathered_is_the_payload():
   payload = Chain((TopK(0.1, 64), Int(2)))
   (part,) = collectives(payload, SHAPES, 5)
-  assert part == Collective("all_gather", num_bytes(payload, SHAPES))
+  flag = 1
+  assert part == Collective("all_gather", num_bytes(payload, SHAPES) + flag)
 
 
 def test_scattering_exchanges_chunks_and_gathers_their_means():
@@ -147,12 +158,12 @@ def test_scattering_exchanges_chunks_and_gathers_their_means():
   shapes = {"w": (30, 20)}
   found = collectives(Int(4), shapes, 3)
   assert found == [
-    Collective("all_to_all", 3 * chunk_bytes),
+    Collective("all_to_all", 3 * (chunk_bytes + 1)),  # A flag for each owner.
     Collective("all_gather", chunk_bytes),
   ]
 
 
-def test_there_is_one_operation_of_each_kind_however_many_leaves():
+def test_a_phase_is_one_message_each_way_however_many_leaves():
   mixed = Chain((RandomMask(0.5), Int(4)))
   kinds = [part.kind for part in collectives(mixed, SHAPES, 3)]
   assert sorted(kinds) == ["all_gather", "all_to_all"]

@@ -6,12 +6,7 @@ from dilocox_jax.plan.collectives import Collective
 from dilocox_jax.plan.fragments import Fragments
 from dilocox_jax.plan.payload import Int
 from dilocox_jax.plan.segments import RunPlan
-from dilocox_jax.plan.traffic import (
-  DRIFT_SUMS,
-  FINITE_COUNT,
-  Traffic,
-  broadcast_bytes,
-)
+from dilocox_jax.plan.traffic import DRIFT_SUMS, Traffic, broadcast_bytes
 from dilocox_jax.plan.wire import num_bytes
 
 SHAPES = {"embed": (7, 3), "blocks/w": (5, 3, 2), "blocks/b": (5, 3)}
@@ -28,17 +23,17 @@ def traffic(method, num_replicas, **kwargs):
 
 
 def ring(num_values, num_replicas, *others):
-  """Bytes of fp32 values on a ring, and of what goes with them."""
-  parts = [Collective("all_reduce", 4 * num_values), *others]
+  """Bytes of fp32 values and a flag on a ring, and of what follows them."""
+  parts = [Collective("all_reduce", 4 * num_values + 4), *others]
   return sum(part.sent_bytes(num_replicas) for part in parts)
 
 
 def gradients(num_replicas):
-  return ring(NUM_VALUES, num_replicas, FINITE_COUNT)
+  return ring(NUM_VALUES, num_replicas)
 
 
 def exchange(num_values, num_replicas):
-  return ring(num_values, num_replicas, FINITE_COUNT, DRIFT_SUMS)
+  return ring(num_values, num_replicas, DRIFT_SUMS)
 
 
 def run_bytes(plan, num_replicas):
@@ -132,7 +127,7 @@ def test_bytes_fall_due_when_a_fragment_arrives():
 
 def test_a_codec_shrinks_the_exchange_but_not_a_warm_start():
   counted = traffic(methods.diloco(4), 2, payload=Int(8))
-  assert counted.exchange_bytes(0) == num_bytes(Int(8), SHAPES) + 16
+  assert counted.exchange_bytes(0) == num_bytes(Int(8), SHAPES) + 1 + 12
   assert counted.gradient_bytes() == gradients(2)
   every_step = traffic(methods.allreduce(), 2, payload=Int(8))
-  assert every_step.gradient_bytes() == num_bytes(Int(8), SHAPES) + 4
+  assert every_step.gradient_bytes() == num_bytes(Int(8), SHAPES) + 1
