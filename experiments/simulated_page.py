@@ -165,6 +165,13 @@ def _notes(config: RunConfig, one: Setup) -> Iterator[str]:
     f"{one.edges.transport.rtts_per_message:g} round trips beside its bytes."
   )
   yield "The formula takes replicas that share links to be in step."
+  schedule = one.plan.method.schedule
+  if schedule.hiding_steps < schedule.overlap_steps:
+    yield (
+      f"overlap_steps={schedule.overlap_steps} hides an exchange behind as few "
+      f"as {schedule.hiding_steps} steps: it begins with the window in which "
+      "it arrives, so more than sync_interval / num_fragments only delays it."
+    )
   if cluster.outages:
     yield "Outages are in the event engine's part only, not in the formula's."
   if config.adaptive.mode != "off":

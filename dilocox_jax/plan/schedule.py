@@ -95,6 +95,18 @@ class SyncSchedule:
     """Whether a fragment is applied and sent on the same steps."""
     return self.overlap_steps % self.sync_interval == 0
 
+  @property
+  def hiding_steps(self) -> int:
+    """Inner steps behind which a program hides each exchange, at least.
+
+    An exchange begins with the window in which it arrives: a tau above H / P
+    makes it staler and hides no more of it.
+    """
+    if not self.overlap_steps:
+      return 0
+    windows = self.round_windows(self.depth + 1)
+    return min(window.steps_before for window in windows if window.applied)
+
   def offset(self, fragment: int) -> int:
     """t_p, the phase of a fragment inside the round (inner steps)."""
     return fragment * self.sync_interval // self.num_fragments

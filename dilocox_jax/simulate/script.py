@@ -133,32 +133,29 @@ class Script:
     start = plan.total_steps - step
     for fragment in range(schedule.num_fragments):
       for event in schedule.in_flight(step, fragment):
-        yield Wait(_key(event, start))
+        yield from self._exchange(event, start, 0)
       if schedule.unsent_steps(step, fragment):
         last = Event(step, "send", fragment, step)
-        yield self._launch(last, start)
-        yield Wait(_key(last, start))
+        yield from self._exchange(last, start, 0)
 
   def _window(self, window: Window, start: int) -> Iterator[Op]:
-    schedule = self.traffic.method.schedule
-    if window.steps_before:
+    """As the program walks it: what arrives is exchanged from its start on."""
+    hides = bool(self.traffic.method.schedule.overlap_steps)
+    if window.applied and hides:
+      yield from self._exchange(window.applied, start, window.steps_before)
+    elif window.steps_before:
       yield Compute(window.steps_before)
-    # Without overlap the exchange that is applied is the one just measured.
-    waits_for_own = window.applied and not schedule.overlap_steps
-    if window.applied and not waits_for_own:
-      yield Wait(_key(window.applied, start))
     if window.steps_after:
       yield Compute(window.steps_after)
-    if window.sent:
-      yield self._launch(window.sent, start)
-    if window.applied and waits_for_own:
-      yield Wait(_key(window.applied, start))
+    # Without overlap the exchange that is applied is the one just measured.
+    if window.applied and not hides:
+      yield from self._exchange(window.applied, start, 0)
 
-  def _launch(self, event: Event, start: int) -> Launch:
-    operations = self._exchanges[event.fragment]
-    return Launch(_key(event, start), operations, (DRIFT_SUMS,))
-
-
-def _key(event: Event, start: int) -> Key:
-  """By the run's own step: a schedule begins anew where H changes."""
-  return ("fragment", event.fragment, start + event.send_step)
+  def _exchange(self, event: Event, start: int, num_steps: int) -> Iterator[Op]:
+    """An exchange behind inner steps."""
+    # By the run's own step: a schedule begins anew where H changes.
+    key = ("fragment", event.fragment, start + event.send_step)
+    yield Launch(key, self._exchanges[event.fragment], (DRIFT_SUMS,))
+    if num_steps:
+      yield Compute(num_steps)
+    yield Wait(key)

@@ -226,6 +226,22 @@ def test_a_delay_of_more_than_a_round_keeps_two_in_flight():
   assert schedule.slot(send(4, 0)) != schedule.slot(send(8, 0))
 
 
+@pytest.mark.parametrize(
+  "schedule, steps",
+  [
+    (SyncSchedule(6, 1, 0), 0),
+    (SyncSchedule(6, 1, 4), 4),
+    (SyncSchedule(6, 1, 6), 6),
+    (SyncSchedule(6, 1, 8), 2),
+    (SyncSchedule(30, 3, 10), 10),
+    (SyncSchedule(30, 3, 12), 2),
+    (SyncSchedule(25, 3, 9), 0),  # Due on the last step, after the last send.
+  ],
+)
+def test_an_exchange_hides_behind_its_last_window_alone(schedule, steps):
+  assert schedule.hiding_steps == steps
+
+
 def test_an_apply_on_the_last_step_has_a_window_of_its_own():
   # t_1 = floor(5 / 2) = 2 and 2 + 3 = 5: due with the round's last send.
   schedule = SyncSchedule(5, 2, 3)

@@ -54,9 +54,28 @@ def test_every_exchange_is_launched_once_and_waited_for_once(name, settings):
     )
 
 
-@pytest.mark.parametrize("overlap_steps", [0, 3, 5, 7, 10])
-def test_between_launch_and_wait_lie_the_steps_of_the_overlap(overlap_steps):
-  settings = {"sync_interval": 5, "overlap_steps": overlap_steps}
+@pytest.mark.parametrize(
+  "num_fragments, overlap_steps, hiding_steps",
+  [
+    (1, 0, {0}),
+    (1, 3, {3}),
+    (1, 6, {6}),
+    # The program exchanges in the window that ends with the arrival.
+    (1, 7, {1}),
+    (1, 12, {6}),
+    (2, 2, {2}),
+    (2, 3, {3}),
+    (2, 5, {2}),
+  ],
+)
+def test_an_exchange_hides_behind_the_steps_of_its_last_window(
+  num_fragments, overlap_steps, hiding_steps
+):
+  settings = {
+    "sync_interval": 6,
+    "num_fragments": num_fragments,
+    "overlap_steps": overlap_steps,
+  }
   _, _, ops = walked("delayed", settings)
   done, launched, gaps = 0, {}, []
   for op in ops:
@@ -66,7 +85,7 @@ def test_between_launch_and_wait_lie_the_steps_of_the_overlap(overlap_steps):
       launched[op.key] = done
     elif done < 40:  # The flush at the end waits for less.
       gaps.append(done - launched[op.key])
-  assert set(gaps) == {overlap_steps}
+  assert set(gaps) == hiding_steps
 
 
 def test_what_was_sent_before_h_changed_is_found_after_it():
