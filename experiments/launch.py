@@ -8,24 +8,25 @@ loopback interface. When one fails, all are ended, and the same command
 continues the run from its newest checkpoint.
 """
 
-import contextlib
-import fcntl
 import functools
 import itertools
 import os
-import pathlib
 import re
 import shlex
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from absl import flags
 
-from experiments import command_line, cores, group, peers, train
+from experiments import alone, command_line, cores, group, peers, train
 from experiments.command_line import StoppedError, UsageError
 
+_REFUSAL = (
+  "processes of another launch are still at --workdir={}: wait for them, or "
+  "end them"
+)
 _OWN = re.compile(r"--?(processes|devices|h|\?|help\w*)(=|$)")
 
 
@@ -68,7 +69,8 @@ def main(
   count = values.processes
   devices = values.local_devices or peers.devices_each(config, count)
   workdir = command_line.writable(values.workdir)
-  with locked(workdir) as lock:
+  # Processes inherit the lock, so it outlives a launcher that was killed.
+  with alone.held(workdir / ".launch.lock", _REFUSAL.format(workdir)) as lock:
     coordinator = f"127.0.0.1:{_free_port()}"
     members = [
       group.Member(
@@ -127,23 +129,6 @@ def _environment(
     own = range(first, first + num_devices)
     environment["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, own))
   return environment
-
-
-@contextlib.contextmanager
-def locked(workdir: pathlib.Path) -> Iterator[int]:
-  """Holds the work directory as long as any process of the run lives.
-
-  Processes inherit the lock, so it outlives a launcher that was killed.
-  """
-  with (workdir / ".launch.lock").open("w") as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      raise UsageError(
-        f"processes of another launch are still at --workdir={workdir}: wait "
-        "for them, or end them"
-      ) from None
-    yield file.fileno()
 
 
 def _free_port() -> int:

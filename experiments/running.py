@@ -18,7 +18,7 @@ from dilocox_jax.clock import Clock
 from dilocox_jax.config import RunConfig
 from dilocox_jax.metrics import RecordError
 from dilocox_jax.trainer import Trainer, TrainingStoppedError
-from experiments import command_line, peers
+from experiments import alone, command_line, peers
 from experiments.command_line import StoppedError, UsageError
 
 CACHE_VARIABLE = "DILOCOX_JAX_CACHE"
@@ -75,7 +75,7 @@ def train(
   elif config.mesh.layout == "mesh":
     devices = peers.num_devices(config)
   set_up_jax(devices)
-  with company:
+  with company, _alone(workdir):
     _train(config, workdir, profile, clock)
 
 
@@ -102,6 +102,14 @@ def _train(
   if processes.is_main():
     report.print_table([report.load_run(workdir)], Console())
     print(f"report: {path}")
+
+
+def _alone(workdir: pathlib.Path) -> contextlib.AbstractContextManager:
+  """Two runs would mix their rows; a run's processes have one main one."""
+  if not processes.is_main():
+    return contextlib.nullcontext()
+  refusal = f"another run is at work in --workdir={workdir}: wait for its end"
+  return alone.held(workdir / ".train.lock", refusal)
 
 
 @contextlib.contextmanager

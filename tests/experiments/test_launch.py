@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.metrics import read_rows
-from experiments import launch
+from experiments import alone, launch
 from tests import runs
 
 CONFIG = pathlib.Path(__file__).parents[2] / "experiments/configs/dilocox.py"
@@ -179,11 +179,11 @@ def test_what_is_for_the_processes_must_stand_behind_the_dashes(tmp_path):
 
 
 def test_a_directory_has_one_launch_at_a_time(tmp_path):
-  with launch.locked(tmp_path):
+  with alone.held(tmp_path / ".launch.lock", ""):
     flags = (*SETTINGS, f"--workdir={tmp_path}")
     code, errors = end(start("experiments.launch", "--", *flags))
   assert code == 2 and "another launch" in errors
-  with launch.locked(tmp_path):
+  with alone.held(tmp_path / ".launch.lock", ""):
     pass  # Let go with the block.
 
 

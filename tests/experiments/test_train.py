@@ -11,6 +11,7 @@ import pytest
 
 from dilocox_jax.config import from_mapping
 from dilocox_jax.plan.methods import METHODS
+from experiments import alone
 from tests import runs
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -36,7 +37,13 @@ SMALL = (
 
 
 def _train(*arguments, cwd=ROOT):
-  done = subprocess.run(
+  done = _tried(*arguments, cwd=cwd)
+  assert done.returncode == 0, done.stderr
+  return done
+
+
+def _tried(*arguments, cwd=ROOT):
+  return subprocess.run(
     [sys.executable, "-m", "experiments.train", *arguments],
     capture_output=True,
     text=True,
@@ -44,8 +51,6 @@ def _train(*arguments, cwd=ROOT):
     cwd=cwd,
     env=os.environ | {"PYTHONPATH": str(ROOT)},
   )
-  assert done.returncode == 0, done.stderr
-  return done
 
 
 def test_help_explains_from_any_directory_and_starts_no_jax(tmp_path):
@@ -98,10 +103,19 @@ def test_a_profile_holds_the_devices_work(stacked):
 def test_replicas_on_devices_of_their_own_learn_the_same(stacked, tmp_path):
   """The command line makes as many CPU devices as there are replicas."""
   _train(*SMALL, f"--workdir={tmp_path}", "--config.mesh.layout=mesh")
-  (alone,), (spread,) = (runs.rows(w, "final") for w in (stacked[0], tmp_path))
+  (stack,), (spread,) = (runs.rows(w, "final") for w in (stacked[0], tmp_path))
   for view in ("outer_loss", "mean_loss", "replica_loss"):
-    np.testing.assert_allclose(spread[view], alone[view], rtol=0, atol=1e-4)
-  assert spread["total_sent_bytes"] == alone["total_sent_bytes"] > 0
+    np.testing.assert_allclose(spread[view], stack[view], rtol=0, atol=1e-4)
+  assert spread["total_sent_bytes"] == stack["total_sent_bytes"] > 0
+
+
+def test_a_directory_has_one_run_at_a_time(tmp_path):
+  with alone.held(tmp_path / ".train.lock", ""):
+    refused = _tried(*SMALL, f"--workdir={tmp_path}")
+  assert refused.returncode == 2
+  assert refused.stderr.startswith("error: another run is at work in --workdir")
+  assert refused.stderr.count("\n") == 1
+  assert [each.name for each in tmp_path.iterdir()] == [".train.lock"]
 
 
 def test_text_files_are_found_by_a_glob(tmp_path):
