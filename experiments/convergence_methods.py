@@ -143,6 +143,8 @@ def every(
   at = _every(interval)
   return [
     of("allreduce"),
+    # Beside MuLoCo: what its optimizer gains is not to pass for its exchange's.
+    of("allreduce", "allreduce_muon", changed={"inner.optimizer": "muon"}),
     of("cocktail_sgd"),
     of("cocktail_params"),
     of("diloco", changed=at | warm(warm_steps)),
@@ -201,6 +203,7 @@ def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
   )
   return [
     {"better": "allreduce", "than": published, "at": "tokens"},
+    {"better": "allreduce_muon", "than": published, "at": "tokens"},
     *(
       {"better": f"dilocox_{rule}_{at}", "than": than, "at": at}
       for at, than in rivals
