@@ -71,17 +71,17 @@ def main(values: flags.FlagValues) -> None:
   if values.cluster == "help":
     print("\n".join(simulating.preset_lines()))
     return
-  options = simulating.Options(
-    step_s=values.step_s,
-    codec_s=values.codec_s,
-    transport=values.transport,
-    engine_steps=values.engine_steps,
-    pipeline=values.pipeline,
-    num_stages=values.stages,
-    num_micro_batches=values.micro_batches,
-    chunks_per_stage=values.chunks,
-  )
   try:
+    options = simulating.Options(
+      step_s=values.step_s,
+      codec_s=values.codec_s,
+      transport=values.transport,
+      engine_steps=values.engine_steps,
+      pipeline=values.pipeline,
+      num_stages=values.stages,
+      num_micro_batches=values.micro_batches,
+      chunks_per_stage=values.chunks,
+    )
     if values.run:
       found = simulated_run.timed(values.run, values.cluster, options)
       simulated_run.finish(found, command_line.writable(values.workdir))

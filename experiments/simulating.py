@@ -5,6 +5,7 @@ here, for `experiments.simulate` and for the clock of `experiments.train`.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -49,6 +50,12 @@ class Options:
   num_stages: int = 1
   num_micro_batches: int = 1
   chunks_per_stage: int = 1
+
+  def __post_init__(self):
+    for name in ("step_s", "codec_s"):
+      value = getattr(self, name)
+      if value is not None and not 0 <= value < math.inf:
+        raise ValueError(f"{name}={value} must be seconds, 0 or more")
 
 
 @dataclasses.dataclass(frozen=True)

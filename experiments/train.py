@@ -67,8 +67,8 @@ def clock(values: flags.FlagValues, config):
     return None
   from experiments import cluster_clock, simulating
 
-  options = simulating.Options(step_s=values.step_s)
   try:
+    options = simulating.Options(step_s=values.step_s)
     return cluster_clock.ClusterClock(config, values.cluster, options)
   except (ValueError, OSError) as error:
     raise command_line.UsageError(error) from error

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
+from dilocox_jax.report import units
 from dilocox_jax.report.convergence import TOKENS, Comparison, Spread
 
 HOLDS, REVERSED, OVERLAP = "holds", "reversed", "spreads overlap"
@@ -117,4 +118,4 @@ def bounded(found: Comparison, name: str, most: float) -> str:
   counts = {len(by_name[each].traces) for each in (name, "allreduce")}
   if counts != {found.seeds}:
     return SEEDS
-  return f"{HOLDS if gap <= most else 'exceeded'} ({100 * gap:+.2f} %)"
+  return f"{HOLDS if gap <= most else 'exceeded'} ({units.human_gap(gap)})"

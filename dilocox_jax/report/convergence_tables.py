@@ -66,7 +66,7 @@ def _losses(found: Comparison) -> Grid:
       entry.name + _count(len(entry.traces), found.seeds),
       _mean(entry.spread),
       _range(entry.spread),
-      _percent(found.gap(entry)),
+      units.human_gap(found.gap(entry)),
       _bytes(entry.sent_bytes),
       f"{entry.interval}/{entry.overlap_steps}",
     )
@@ -103,7 +103,7 @@ def _hours(found: Comparison, clock: str) -> Grid:
     rows.append(
       (
         entry.name,
-        _share(entry.utilisation.get(clock, math.nan)),
+        units.human_share(entry.utilisation.get(clock, math.nan)),
         _time(entry.seconds.get(clock, math.nan)),
         _time(to_s) if not math.isinf(to_s) else "not reached",
       )
@@ -227,14 +227,6 @@ def _range(spread: Spread) -> str:
   if not spread.losses:
     return "-"
   return f"{units.human_loss(spread.low)}..{units.human_loss(spread.high)}"
-
-
-def _percent(share: float) -> str:
-  return f"{100 * share:+.2f} %" if math.isfinite(share) else "-"
-
-
-def _share(share: float) -> str:
-  return f"{100 * share:.1f} %" if math.isfinite(share) else "-"
 
 
 def _bytes(value: float) -> str:

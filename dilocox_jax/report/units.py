@@ -54,6 +54,16 @@ def human_tokens(value: float | int) -> str:
   return f"{number} {unit}"
 
 
+def human_gap(share: float) -> str:
+  """A difference as a share, in per cent and signed: "+0.78 %"."""
+  return f"{100 * share:+.2f} %" if math.isfinite(share) else "-"
+
+
+def human_share(share: float) -> str:
+  """A part of a whole in per cent: "93.1 %"."""
+  return f"{100 * share:.1f} %" if math.isfinite(share) else "-"
+
+
 def human_loss(value: float | int) -> str:
   """Four decimals, or a word where there is no number."""
   return f"{value:.4f}" if math.isfinite(value) else "not finite"

@@ -51,6 +51,7 @@ def test_a_config_and_a_cluster_make_a_page_and_a_trace(tmp_path):
 @pytest.mark.parametrize(
   "arguments, said",
   [
+    (["--step_s=nan"], "step_s=nan must be seconds, 0 or more"),
     (["--cluster=1gbot"], "unknown cluster preset '1gbot'"),
     (["--cluster=nowhere.json"], "nowhere.json"),
     (["--config.mesh.num_replicas=0"], "num_replicas"),

@@ -37,6 +37,13 @@ def test_a_loss_without_a_number_is_a_word():
   assert units.human_loss(math.nan) == "not finite"
 
 
+def test_shares_are_in_per_cent_and_gaps_have_a_sign():
+  assert units.human_gap(0.0078) == "+0.78 %"
+  assert units.human_gap(-0.1) == "-10.00 %"
+  assert units.human_share(0.931) == "93.1 %"
+  assert units.human_gap(math.nan) == units.human_share(math.nan) == "-"
+
+
 def test_a_ratio_without_meaning_is_a_dash():
   assert units.human_ratio(25.31) == "25.3x"
   assert units.human_ratio(math.nan) == "-"
