@@ -56,7 +56,7 @@ def human_tokens(value: float | int) -> str:
 
 def human_gap(share: float) -> str:
   """A difference as a share, in per cent and signed: "+0.78 %"."""
-  return f"{100 * share:+.2f} %" if math.isfinite(share) else "-"
+  return "-" if math.isnan(share) else f"{100 * share:+.2f} %"
 
 
 def human_share(share: float) -> str:
