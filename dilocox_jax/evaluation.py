@@ -1,6 +1,5 @@
 """Numbers read off a state or a segment, for the records."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from numpy.typing import ArrayLike
 from dilocox_jax.assembly import Programs
 from dilocox_jax.outer import memory
 from dilocox_jax.outer.data_parallel import SharedState
-from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.drift import Drift, by_window, disagreement
 from dilocox_jax.outer.programs import mean_of
 from dilocox_jax.plan.ranks import measured_rank, spectra_of
 from dilocox_jax.plan.segments import Segment
@@ -102,25 +101,19 @@ def drift_rows(
 
   Args:
     segment: What was run.
-    drifts: For every piece with an arrival its values, [num_windows] each.
+    drifts: For every piece with an arrival what was reported.
     energy_share: Of an update's energy, by which its rank is counted.
   """
   arrivals = [w.applied for w in segment.windows if w.applied]
-  seen = [
-    jax.tree.map(lambda leaf, n=window: leaf[n], drift)
-    for drift in drifts
-    for window in range(len(drift.cosine))
-  ]
+  seen = [each for drift in drifts for each in by_window(drift)]
   return [
     {
       "fragment": event.fragment,
       "step": event.send_step + segment.schedule_start,
-      "cosine": drift.cosine if math.isfinite(drift.cosine) else None,
-      "disagreement": drift.disagreement,
-      "pseudo_gradient_norm": drift.pseudo_gradient_norm,
-      **_ranks(drift.observed, energy_share),
+      **disagreement(*sums)._asdict(),
+      **_ranks(observed, energy_share),
     }
-    for event, drift in zip(arrivals, seen, strict=True)
+    for event, (*sums, observed) in zip(arrivals, seen, strict=True)
   ]
 
 

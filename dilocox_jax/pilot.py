@@ -14,7 +14,7 @@ import numpy as np
 
 from dilocox_jax import assembly, planning
 from dilocox_jax.config import RunConfig
-from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.drift import Drift, by_window
 from dilocox_jax.outer.programs import RoundPrograms
 from dilocox_jax.plan.adaptive import Choice
 from dilocox_jax.plan.leaf import Leaf, leaf_of
@@ -83,14 +83,14 @@ class Pilot:
     """Takes in what was measured in a segment.
 
     Args:
-      drifts: For every piece with an arrival, leaves [num_windows, ...].
+      drifts: For every piece with an arrival what was reported.
     """
     adaptive = self._config.adaptive
     for drift in drifts:
       if not drift.observed or not self.is_adaptive:
         continue
-      for window in range(len(drift.cosine)):
-        grams = {k: np.asarray(v[window]) for k, v in drift.observed.items()}
+      for each in by_window(drift):
+        grams = {k: np.asarray(v) for k, v in each.observed.items()}
         spectra = spectra_of(grams)
         if spectra:
           rank = measured_rank(spectra, adaptive.criterion, adaptive.energy)

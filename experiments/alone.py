@@ -6,10 +6,11 @@ killed or not.
 
 import contextlib
 import fcntl
+import logging
 import pathlib
 from collections.abc import Iterator
 
-from experiments.command_line import UsageError
+from experiments.command_line import TRY_AGAIN, StoppedError, UsageError
 
 
 @contextlib.contextmanager
@@ -24,13 +25,19 @@ def held(path: pathlib.Path, refusal: str) -> Iterator[int]:
     The file's descriptor: a process that inherits it holds the lock too.
 
   Raises:
-    UsageError: Another process has it.
+    StoppedError: Another process has it; later it may not.
+    UsageError: There can be no such file.
   """
-  with path.open("w") as file:
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("w")
+  except OSError as error:
+    raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+  with file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-      raise UsageError(refusal) from None
-    except OSError:
-      pass  # Some network file systems have no locks; the work goes on.
+      raise StoppedError(refusal, TRY_AGAIN) from None
+    except OSError as error:  # Some network file systems have no locks.
+      logging.warning("%s cannot be locked (%s)", path, error.strerror)
     yield file.fileno()

@@ -203,7 +203,7 @@ def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
   )
   return [
     {"better": "allreduce", "than": published, "at": "tokens"},
-    {"better": "allreduce_muon", "than": published, "at": "tokens"},
+    {"better": "allreduce_muon", "than": ["muloco"], "at": "tokens"},
     *(
       {"better": f"dilocox_{rule}_{at}", "than": than, "at": at}
       for at, than in rivals

@@ -139,7 +139,7 @@ def _links(one: Setup, whole: Outcome) -> dict:
     operation
     for op in one.script.ops(one.plan)
     if isinstance(op, Launch)
-    for operation in op.everything
+    for operation in op.operations
   )
   carried: dict[str, float] = {}
   for operation, count in times.items():

@@ -131,14 +131,14 @@ def test_drifts_find_their_events():
   assert len(arrivals) == 2
   segment = Segment("local", 14, 4, windows, schedule_start=10)
 
-  def drift(*values, observed):
-    columns: list[Any] = [np.full(1, value) for value in values]
-    return Drift(*columns, observed=observed)
+  def drift(own, apart, mean, observed):
+    own, apart = (np.reshape(each, (2, 1)) for each in (own, apart))
+    return Drift(own, apart, np.full(1, mean), observed)
 
-  one = drift(1.0, 2.0, 3.0, observed={})
+  one = drift([9.0, 9.0], [4.0, 4.0], 9.0, observed={})
   gram = np.diag([3.0, 1.0, 0.0])[None, None]  # [windows, layers, ...]
   low_rank = {"w": gram, "not_sent": np.zeros((1, 1, 3, 3))}
-  two = drift(np.nan, 5.0, 6.0, observed=low_rank)
+  two = drift([np.nan, 1.0], [25.0, 25.0], 36.0, observed=low_rank)
   rows = evaluation.drift_rows(segment, [one, two], energy_share=0.7)
   # Sent after steps 4 and 6 of the schedule, which began at step 10.
   assert [(row["fragment"], row["step"]) for row in rows] == [(0, 14), (1, 16)]

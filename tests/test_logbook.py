@@ -49,7 +49,9 @@ def desk_fixture(tmp_path, monkeypatch):
 
 def _dispatched(loss=None, grad_norm=None):
   values = np.arange(8, dtype=np.float32).reshape(2, 4)
-  drift = Drift(jnp.ones(1), jnp.full(1, 2.0), jnp.full(1, 3.0), {})
+  # Two replicas that sent the same, two away from the mean.
+  each = jnp.ones((2, 1))
+  drift = Drift(9 * each, 4 * each, jnp.full(1, 9.0), {})
   return Dispatched(
     SEGMENT,
     Position(18, 720, 5_000),

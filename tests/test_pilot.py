@@ -41,8 +41,8 @@ def measured(settings, rank, room=RANK):
   shapes = parameter_shapes(settings.model.shape)
   matrices = [k for k, s in shapes.items() if len(s) - ("blocks" in k) == 2]
   grams: Any = {k: np.tile(gram, (1, len(matrices), 1, 1)) for k in matrices}
-  one: Any = np.ones(1)
-  return [Drift(one, one, one, grams)]
+  own: Any = np.ones((2, 1))
+  return [Drift(own, own, own[0], grams)]
 
 
 def fly(steered, ranks):

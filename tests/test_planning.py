@@ -40,10 +40,10 @@ def test_traffic_is_counted_on_the_shapes_that_the_model_really_has():
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   parameter_bytes = sum(4 * leaf.size for leaf in jax.tree.leaves(params))
   traffic = planning.traffic(config)
-  # A ring passes 2 (M - 1) / M of the payload and its flag on, and of drift.
-  flag_bytes, drift_bytes = 4, 12
-  payload = -(-4 * (parameter_bytes + flag_bytes) // 3)
-  assert traffic.exchange_bytes(0) == payload + -(-4 * drift_bytes // 3)
+  # A ring passes 2 (M - 1) / M of the payload and its flag on.
+  flag_bytes = 4
+  expected = -(-4 * (parameter_bytes + flag_bytes) // 3)
+  assert traffic.exchange_bytes(0) == expected
 
 
 def test_a_choice_changes_the_rank_and_the_interval_everywhere():

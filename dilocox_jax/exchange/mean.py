@@ -47,14 +47,16 @@ def mean_over_replicas() -> Aggregator:
 def summed(values: Tree, takes_part: Boolean) -> tuple[Tree, Scalar]:
   """Sums over replicas, and how many of them took part.
 
-  The count is a number of the same type as most values, so that it travels in
-  their message: one of its own would cost a slow link as much latency again.
+  The count is one more number of the values' type, so that the compiler puts
+  it into their message: one of its own would cost a slow link as much latency
+  again. In 16 bits it is exact up to `plan.collectives.MOST_IN_16_BITS`.
 
   Args:
-    values: Zeros from those who take no part.
+    values: Of one type; zeros from those who take no part.
     takes_part: Whether this replica does.
   """
-  return jax.lax.psum((values, takes_part.astype(jnp.float32)), REPLICA_AXIS)
+  flag = takes_part.astype(jax.tree.leaves(values)[0].dtype)
+  return jax.lax.psum((values, flag), REPLICA_AXIS)
 
 
 def over(total: Array, count: Scalar) -> Array:

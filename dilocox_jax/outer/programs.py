@@ -18,6 +18,7 @@ import optax
 from dilocox_jax.devices import described, is_none
 from dilocox_jax.mesh import Replicas
 from dilocox_jax.outer import data_parallel, flush, memory, round
+from dilocox_jax.outer.drift import AXES
 from dilocox_jax.outer.round import ReplicaState, RoundState
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
 from dilocox_jax.plan.pieces import Piece, Table, pieces
@@ -116,7 +117,8 @@ class RoundPrograms:
       windows: A round of the method's schedule, or its first part.
 
     Returns:
-      The new state; losses and gradient norms [M, H]; drifts by piece.
+      The new state; losses and gradient norms [M, H]; drifts by piece, with
+      axes as in `drift.AXES`, then [num_windows].
     """
     shapes, tables = pieces(self.outer.method.schedule, windows)
     batches = self.replicas.place_batches(batches)
@@ -144,11 +146,12 @@ class RoundPrograms:
       )
       return self.replicas.divided(state), *seen
 
-    over = self.replicas.over(one, (self.axes, 0, None), (self.axes, 0, None))
+    drifts = [AXES for shape in shapes if shape.applied]
+    over = self.replicas.over(one, (self.axes, 0, None), (self.axes, 0, drifts))
     if places is None:
       return jax.jit(over, donate_argnums=0)
     kept = jax.tree.unflatten(*places)
-    seen = self.replicas.whole(0), self.replicas.whole(None)
+    seen = jax.tree.map(self.replicas.whole, (0, drifts), is_leaf=is_none)
     return jax.jit(over, donate_argnums=0, out_shardings=(kept, *seen))
 
   def flush(self, state: RoundState, step: int) -> RoundState:

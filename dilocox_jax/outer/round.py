@@ -70,7 +70,7 @@ def run_round(
 
   Returns:
     The new state; metrics of every inner step; for every piece with an
-    arrival the drift, [num_windows] each.
+    arrival the drift, leaves [num_windows, ...].
   """
   num_steps = jax.tree.leaves(batches)[0].shape[0]
   empty = jnp.zeros((num_steps,), jnp.float32)

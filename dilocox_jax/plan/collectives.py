@@ -14,6 +14,8 @@ from dilocox_jax.plan.leaf import Leaf, Shapes, leaf_of
 from dilocox_jax.plan.payload import Dense, Int, Payload, row_width
 from dilocox_jax.plan.wire import Encoding, parts_of, phases
 
+# Replicas that a sum of 16-bit values can count: 257 is no bfloat16.
+MOST_IN_16_BITS = 256
 COLLECTIVES = ("auto", "all_reduce", "all_gather", "reduce_scatter")
 
 
@@ -73,6 +75,12 @@ def chosen(encoding: Encoding, choice: str, num_replicas: int) -> str:
       f"collective={choice!r} would add up codes: take 'all_gather' or "
       "'reduce_scatter', or a dense codec"
     )
+  if choice == "all_reduce" and num_replicas > MOST_IN_16_BITS:
+    if not encoding.is_summable:
+      raise ValueError(
+        f"collective={choice!r} counts at most {MOST_IN_16_BITS} replicas in "
+        "16 bits: take 'all_gather' or 'reduce_scatter', or float32"
+      )
   if choice == "reduce_scatter" and not encoding.keeps_places:
     raise ValueError(
       f"collective={choice!r} needs every value in its place, but the codec "
@@ -134,7 +142,8 @@ def collectives(
     asked = phases(payload.at(path), leaf_of(path, shape))
     for phase, (encoding, leaf) in enumerate(asked):
       way = chosen(encoding, choice, num_replicas)
-      operands = messages.setdefault((phase, way), _flags(way, num_replicas))
+      flags = _flags(encoding, way, num_replicas)
+      operands = messages.setdefault((phase, way), flags)
       if way == "reduce_scatter":
         pieces = chunks(encoding, leaf, num_replicas)
         operands["all_to_all"] += encoding.num_bytes(pieces)
@@ -148,12 +157,16 @@ def collectives(
   ]
 
 
-def _flags(way: str, num_replicas: int) -> collections.Counter[str]:
+def _flags(
+  encoding: Encoding, way: str, num_replicas: int
+) -> collections.Counter[str]:
   """Bytes by which a message says whether its sender takes part.
 
-  In a sum a number among others; a byte where each sender is read by itself.
-  The owner of a chunk has divided already and says nothing any more.
+  In a sum one more number; a byte where each sender is read by itself. The
+  owner of a chunk has divided already and says nothing any more.
   """
   if way == "reduce_scatter":
     return collections.Counter(all_to_all=num_replicas)
-  return collections.Counter({way: 4 if way == "all_reduce" else 1})
+  if way == "all_gather":
+    return collections.Counter(all_gather=1)
+  return collections.Counter(all_reduce=encoding.num_bytes(Leaf(1, (1,))))

@@ -13,10 +13,6 @@ from dilocox_jax.plan.methods import Method
 from dilocox_jax.plan.payload import Dense, Payload
 from dilocox_jax.plan.segments import Segment
 
-# What is measured of pseudo-gradients on the side: three fp32, after an
-# exchange has arrived, for which nobody waits.
-DRIFT_SUMS = Collective("all_reduce", 12)
-
 
 def broadcast_bytes(payload_bytes: int, num_replicas: int) -> int:
   """Bytes the busiest replica sends when one replica's state is copied.
@@ -51,14 +47,14 @@ class Traffic:
   collective: str = "auto"
 
   def exchange(self, fragment: int) -> list[Collective]:
-    """The operations after which a fragment has arrived."""
+    """The operations of one exchange of a fragment."""
     return self._operations(
       self.payload, self.fragments.shapes(fragment, self.shapes)
     )
 
   def exchange_bytes(self, fragment: int) -> int:
-    """One exchange of a fragment, and the drift sums that follow it."""
-    return self._sent_bytes([*self.exchange(fragment), DRIFT_SUMS])
+    """One exchange of a fragment."""
+    return self._sent_bytes(self.exchange(fragment))
 
   def gradient(self) -> list[Collective]:
     """The operations of one data-parallel step: the whole tree's gradients."""

@@ -117,14 +117,10 @@ class Clock:
     for operation in op.operations:
       end = self._collective(operation, end, starts_anew)
       starts_anew = np.zeros_like(starts_anew)
+      self._sent_bytes += operation.sent_bytes(self._num_replicas)
+    self._channel = end
     self._back[op.key] = end
     self._exchange = self._exchange + (end - start)
-    for operation in op.trailing:
-      end = self._collective(operation, end, starts_anew)
-    self._channel = end
-    self._sent_bytes += sum(
-      operation.sent_bytes(self._num_replicas) for operation in op.everything
-    )
 
   def _wait(self, op: Wait) -> None:
     waited_s = np.maximum(self._back.pop(op.key) - self._now, 0.0)

@@ -105,16 +105,11 @@ class _Lowering:
       name = f"{op.key[0]} {op.key[1]} {operation.kind}"
       nodes = self._collective(name, operation, nodes, starts_anew)
       starts_anew = np.zeros_like(starts_anew)
+      self.lowered.sent_bytes += operation.sent_bytes(num_replicas)
+    self._channel = nodes
     self._back[op.key] = nodes
     self.lowered.exchanges += list(
       zip(self._replicas, start, nodes, strict=True)
-    )
-    for operation in op.trailing:
-      name = f"{op.key[0]} {op.key[1]} drift"
-      nodes = self._collective(name, operation, nodes, starts_anew)
-    self._channel = nodes
-    self.lowered.sent_bytes += sum(
-      operation.sent_bytes(num_replicas) for operation in op.everything
     )
 
   def _wait(self, op: Wait) -> None:
@@ -241,5 +236,5 @@ def fits(ops: Iterable[Op], num_replicas: int, most_nodes: int) -> bool:
 def _num_nodes(op: Op, num_replicas: int) -> int:
   if not isinstance(op, Launch):
     return num_replicas
-  each = (len(rounds(one, num_replicas)) for one in op.everything)
+  each = (len(rounds(one, num_replicas)) for one in op.operations)
   return num_replicas * sum(each)

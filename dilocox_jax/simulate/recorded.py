@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from dilocox_jax.plan.collectives import Collective
-from dilocox_jax.plan.traffic import DRIFT_SUMS, Traffic
+from dilocox_jax.plan.traffic import Traffic
 from dilocox_jax.simulate.script import Compute, Launch, Op, Wait
 
 
@@ -32,9 +32,9 @@ def recorded_ops(
   """The ops of every round.
 
   A round sends by the operations of the plan, at the size that was recorded.
-  With a delay they start when the round begins and are waited for after tau
-  steps; otherwise they start after its last step. A warm start's bytes are
-  spread over its steps.
+  With a delay they start when the round begins and are waited for after as
+  many steps as hide them; otherwise they start after its last step. A warm
+  start's bytes are spread over its steps.
 
   Args:
     rounds: In order.
@@ -53,21 +53,18 @@ def recorded_ops(
     if not each.is_local:
       yield _data_parallel(number, each, traffic)
       continue
-    beside = DRIFT_SUMS.sent_bytes(traffic.num_replicas)
     launch = Launch(
       ("recorded", number, 0),
-      _sized(
-        traffic.exchange(0), each.sent_bytes - beside, traffic.num_replicas
-      ),
-      (DRIFT_SUMS,),
+      _sized(traffic.exchange(0), each.sent_bytes, traffic.num_replicas),
     )
-    tau = schedule.overlap_steps
     if not each.sent_bytes:
       yield [Compute(each.num_steps)]
-    elif not tau:
+    elif not schedule.overlap_steps:
       yield [Compute(each.num_steps), launch, Wait(launch.key)]
     else:
-      before = min(tau, each.num_steps)
+      before = each.num_steps
+      if not schedule.is_joint:  # Otherwise all of a round, however long.
+        before = min(schedule.hiding_steps, before)
       after = each.num_steps - before
       rest = [Compute(after)] if after else []
       yield [launch, Compute(before), Wait(launch.key), *rest]
@@ -90,10 +87,9 @@ def _data_parallel(
 def _sized(
   planned: Sequence[Collective], sent_bytes: float | int, num_replicas: int
 ) -> tuple[Collective, ...]:
-  """The planned operations, the largest of them as large as was recorded."""
-  largest = max(planned, key=lambda each: each.operand_bytes)
-  others = [each for each in planned if each is not largest]
-  left = sent_bytes - sum(each.sent_bytes(num_replicas) for each in others)
-  planned_bytes = largest.sent_bytes(num_replicas) or 1
-  operand_bytes = round(largest.operand_bytes * max(left, 0) / planned_bytes)
-  return (Collective(largest.kind, operand_bytes), *others)
+  """The planned operations, together as large as was recorded."""
+  planned_bytes = sum(each.sent_bytes(num_replicas) for each in planned)
+  scale = sent_bytes / (planned_bytes or 1)
+  return tuple(
+    Collective(each.kind, round(each.operand_bytes * scale)) for each in planned
+  )

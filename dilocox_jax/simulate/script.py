@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dilocox_jax.plan.collectives import Collective
 from dilocox_jax.plan.schedule import Event, Window
 from dilocox_jax.plan.segments import RunPlan, Segment
-from dilocox_jax.plan.traffic import DRIFT_SUMS, Traffic
+from dilocox_jax.plan.traffic import Traffic
 
 Key = tuple[str, int, int]
 
@@ -37,17 +37,10 @@ class Launch:
   Attributes:
     key: Names the exchange.
     operations: Its collectives, one after the other.
-    trailing: What follows on the same channel, and nobody waits for.
   """
 
   key: Key
   operations: tuple[Collective, ...]
-  trailing: tuple[Collective, ...] = ()
-
-  @property
-  def everything(self) -> tuple[Collective, ...]:
-    """All that is sent, in order."""
-    return (*self.operations, *self.trailing)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +148,7 @@ class Script:
     """An exchange behind inner steps."""
     # By the run's own step: a schedule begins anew where H changes.
     key = ("fragment", event.fragment, start + event.send_step)
-    yield Launch(key, self._exchanges[event.fragment], (DRIFT_SUMS,))
+    yield Launch(key, self._exchanges[event.fragment])
     if num_steps:
       yield Compute(num_steps)
     yield Wait(key)

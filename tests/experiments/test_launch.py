@@ -182,7 +182,7 @@ def test_a_directory_has_one_launch_at_a_time(tmp_path):
   with alone.held(tmp_path / ".launch.lock", ""):
     flags = (*SETTINGS, f"--workdir={tmp_path}")
     code, errors = end(start("experiments.launch", "--", *flags))
-  assert code == 2 and "another launch" in errors
+  assert code == 75 and "another launch" in errors
   with alone.held(tmp_path / ".launch.lock", ""):
     pass  # Let go with the block.
 

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from dilocox_jax.mesh import Replicas
-from dilocox_jax.outer.drift import drift, squared_norm
+from dilocox_jax.outer.drift import (
+  AXES,
+  Drift,
+  by_window,
+  disagreement,
+  drift,
+  squared_norm,
+)
 from dilocox_jax.outer.rules import Arrival
 from dilocox_jax.plan.choices import LAYOUTS
 
@@ -19,8 +26,15 @@ def measured(own, layout="stacked"):
   def one(mean, own):
     return drift(Arrival(mean, own, own))
 
-  over = Replicas(num_replicas, layout).over(one, (None, 0), None)
-  return jax.jit(over)(mean, own)
+  over = Replicas(num_replicas, layout).over(one, (None, 0), AXES)
+  *sums, _ = jax.jit(over)(mean, own)
+  return disagreement(*sums)
+
+
+def cosine(own, layout="stacked"):
+  found = measured(own, layout).cosine
+  assert found is not None
+  return found
 
 
 def draw(num_replicas):
@@ -43,7 +57,7 @@ def test_of_two_replicas_the_cosine_is_the_one_between_them(layout, x64):
   own = draw(2)
   a, b = rows(own)
   expected = a @ b / np.sqrt((a @ a) * (b @ b))
-  np.testing.assert_allclose(measured(own, layout).cosine, expected, EXACT)
+  np.testing.assert_allclose(cosine(own, layout), expected, EXACT)
 
 
 @pytest.mark.parametrize("num_replicas", [3, 5])
@@ -56,7 +70,7 @@ def test_of_more_replicas_long_pairs_weigh_more(num_replicas, x64):
       if i != j:
         dots += vectors[i] @ vectors[j]
         weights += np.linalg.norm(vectors[i]) * np.linalg.norm(vectors[j])
-  np.testing.assert_allclose(measured(own).cosine, dots / weights, 1e-11)
+  np.testing.assert_allclose(cosine(own), dots / weights, 1e-11)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -76,23 +90,35 @@ def test_disagreement_is_the_root_mean_square_distance_from_the_mean(
 
 def test_replicas_that_agree_have_no_disagreement():
   own = {"w": np.full([3, 2], 0.5, np.float32)}
-  seen = measured(own)
-  np.testing.assert_allclose(seen.cosine, 1.0, rtol=1e-6)
-  assert float(seen.disagreement) == 0
+  np.testing.assert_allclose(cosine(own), 1.0, rtol=1e-6)
+  assert measured(own).disagreement == 0
 
 
 def test_replicas_that_oppose_each_other_have_cosine_minus_one():
-  seen = measured({"w": np.asarray([[2.0, 0.0], [-2.0, 0.0]], np.float32)})
-  np.testing.assert_allclose(seen.cosine, -1.0, rtol=1e-6)
+  own = {"w": np.asarray([[2.0, 0.0], [-2.0, 0.0]], np.float32)}
+  seen = measured(own)
+  np.testing.assert_allclose(cosine(own), -1.0, rtol=1e-6)
   np.testing.assert_allclose(seen.disagreement, 2.0, rtol=1e-6)
   assert float(seen.pseudo_gradient_norm) == 0
 
 
 def test_one_replica_has_no_cosine_and_no_disagreement():
   seen = measured({"w": np.asarray([[3.0, 4.0]], np.float32)})
-  assert not np.isfinite(seen.cosine)
+  assert seen.cosine is None
   assert float(seen.disagreement) == 0
   assert float(seen.pseudo_gradient_norm) == 5
+
+
+def test_what_a_piece_reports_is_parted_by_window():
+  own = np.arange(6.0).reshape(2, 3)  # Two replicas, three windows.
+  apart, mean = own + 10, np.arange(3.0)
+  found = by_window(Drift(own, apart, mean, {"w": np.arange(12).reshape(3, 4)}))
+  assert len(found) == 3
+  for window, each in enumerate(found):
+    np.testing.assert_array_equal(each.own_squared, own[:, window])
+    np.testing.assert_array_equal(each.apart_squared, apart[:, window])
+    assert each.mean_squared == window
+    assert list(each.observed["w"]) == [4 * window + n for n in range(4)]
 
 
 def test_a_squared_norm_adds_up_all_leaves():

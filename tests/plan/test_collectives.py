@@ -115,6 +115,13 @@ def test_a_payload_that_cannot_travel_that_way_is_refused_at_once(
     collectives(payload, SHAPES, 2, choice)
 
 
+def test_sixteen_bits_do_not_count_any_number_of_replicas():
+  assert chosen(FP16, "all_reduce", 256) == "all_reduce"
+  assert chosen(FP32, "all_reduce", 257) == "all_reduce"
+  with pytest.raises(ValueError, match="at most 256 replicas in 16 bits"):
+    chosen(FP16, "all_reduce", 257)
+
+
 @pytest.mark.parametrize("projection", [LowRank(2), RandomMask(0.5)])
 def test_projections_may_be_added_up_if_what_they_carry_may(projection):
   check_collective(projection, "all_reduce")

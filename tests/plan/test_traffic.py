@@ -6,7 +6,7 @@ from dilocox_jax.plan.collectives import Collective
 from dilocox_jax.plan.fragments import Fragments
 from dilocox_jax.plan.payload import Int
 from dilocox_jax.plan.segments import RunPlan
-from dilocox_jax.plan.traffic import DRIFT_SUMS, Traffic, broadcast_bytes
+from dilocox_jax.plan.traffic import Traffic, broadcast_bytes
 from dilocox_jax.plan.wire import num_bytes
 
 SHAPES = {"embed": (7, 3), "blocks/w": (5, 3, 2), "blocks/b": (5, 3)}
@@ -22,10 +22,10 @@ def traffic(method, num_replicas, **kwargs):
   return Traffic(method, fragments, SHAPES, num_replicas, **kwargs)
 
 
-def ring(num_values, num_replicas, *others):
-  """Bytes of fp32 values and a flag on a ring, and of what follows them."""
-  parts = [Collective("all_reduce", 4 * num_values + 4), *others]
-  return sum(part.sent_bytes(num_replicas) for part in parts)
+def ring(num_values, num_replicas):
+  """Bytes of fp32 values and a flag on a ring."""
+  operand_bytes = 4 * num_values + 4
+  return Collective("all_reduce", operand_bytes).sent_bytes(num_replicas)
 
 
 def gradients(num_replicas):
@@ -33,7 +33,7 @@ def gradients(num_replicas):
 
 
 def exchange(num_values, num_replicas):
-  return ring(num_values, num_replicas, DRIFT_SUMS)
+  return ring(num_values, num_replicas)
 
 
 def run_bytes(plan, num_replicas):
@@ -51,7 +51,7 @@ def test_a_copy_of_one_replica_passes_everybody_once():
 def test_an_exchange_carries_its_fragment_alone():
   counted = traffic(methods.streaming_diloco(30, 3, 4), 2)
   for fragment, values in enumerate(FRAGMENT_VALUES):
-    assert counted.exchange_bytes(fragment) == 4 * values + 16
+    assert counted.exchange_bytes(fragment) == 4 * values + 4
   assert counted.gradient_bytes() == 4 * NUM_VALUES + 4
 
 
@@ -127,7 +127,7 @@ def test_bytes_fall_due_when_a_fragment_arrives():
 
 def test_a_codec_shrinks_the_exchange_but_not_a_warm_start():
   counted = traffic(methods.diloco(4), 2, payload=Int(8))
-  assert counted.exchange_bytes(0) == num_bytes(Int(8), SHAPES) + 1 + 12
+  assert counted.exchange_bytes(0) == num_bytes(Int(8), SHAPES) + 1
   assert counted.gradient_bytes() == gradients(2)
   every_step = traffic(methods.allreduce(), 2, payload=Int(8))
   assert every_step.gradient_bytes() == num_bytes(Int(8), SHAPES) + 1

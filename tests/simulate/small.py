@@ -8,8 +8,10 @@ import numpy as np
 from dilocox_jax.plan.fragments import Fragments
 from dilocox_jax.plan.methods import named_method
 from dilocox_jax.plan.payload import Dense, Int
+from dilocox_jax.plan.reduction import LowRank
 from dilocox_jax.plan.segments import RunPlan
 from dilocox_jax.plan.traffic import Traffic
+from dilocox_jax.plan.wire import Chain
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.edges import Edges
 from dilocox_jax.simulate.outcome import Work
@@ -22,7 +24,13 @@ SHAPES = {
   "blocks/mlp/up/kernel": (6, 96, 200),
   "head/kernel": (96, 256),
 }
-PAYLOADS = {"fp32": Dense(), "int4": Int(4), "int8": Int(8)}
+PAYLOADS = {
+  "fp32": Dense(),
+  "int4": Int(4),
+  "int8": Int(8),
+  "rank 2": Chain((LowRank(2), Int(4))),
+  "rank 16": Chain((LowRank(16), Int(4))),
+}
 
 
 def link(bps=1e8, **changes):

@@ -48,14 +48,14 @@ def test_links_carry_what_the_plan_says_and_no_more(name, changes):
   _, timeline, _ = engine(one, script, plan)
   edges, expected = small.edges(one), {}
   for op in script.ops(plan):
-    for operation in op.everything if isinstance(op, Launch) else ():
+    for operation in op.operations if isinstance(op, Launch) else ():
       for link, size in edges.link_bytes(operation).items():
         expected[link] = expected.get(link, 0) + size
   carried = {k: v for k, v in timeline.link_bytes.items() if v}
   assert carried == pytest.approx(expected)
   ups = [v for k, v in carried.items() if k.startswith("up:")]
   launched = (op for op in script.ops(plan) if isinstance(op, Launch))
-  sent = sum(each.sent_bytes(3) for op in launched for each in op.everything)
+  sent = sum(each.sent_bytes(3) for op in launched for each in op.operations)
   assert max(ups) == pytest.approx(sent, rel=1e-5)  # Bytes are whole there.
 
 

@@ -25,6 +25,8 @@ def rows_of(script, plan):
     ("diloco", {"sync_interval": 10}),
     ("dilocox", {"sync_interval": 8}),
     ("delayed", {"sync_interval": 8, "overlap_steps": 3}),
+    ("delayed", {"sync_interval": 8, "overlap_steps": 12}),
+    ("delayed", {"sync_interval": 8, "overlap_steps": 16}),
     ("allreduce", {"total_steps": 12}),
     ("diloco", {"warm_start": "data_parallel", "warm_start_steps": 10}),
   ],
@@ -55,6 +57,18 @@ def test_rounds_may_differ_in_length_and_bytes():
   for ops in found:
     outcome = clock.walk(ops)
   assert outcome.sent_bytes == pytest.approx(1000, abs=6)
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_all_of_an_exchange_shrinks_with_an_adaptive_rank(num_replicas):
+  adapted, _ = small.script("dilocox", num_replicas, "rank 2", sync_interval=5)
+  planned, _ = small.script("dilocox", num_replicas, "rank 16", sync_interval=5)
+  expected = adapted.traffic.exchange_bytes(0)
+  assert expected < 0.2 * planned.traffic.exchange_bytes(0)
+  (ops,) = recorded_ops([RecordedRound(5, expected)], planned.traffic)
+  one = small.cluster(num_replicas)
+  found = Clock(small.edges(one), small.work(one)).walk(ops)
+  assert found.sent_bytes == pytest.approx(expected, abs=6)
 
 
 def test_several_fragments_are_left_to_the_plan():

@@ -20,7 +20,7 @@ def sent_bytes(ops, num_replicas=3):
     operation.sent_bytes(num_replicas)
     for op in ops
     if isinstance(op, Launch)
-    for operation in op.everything
+    for operation in op.operations
   )
 
 
