@@ -5,7 +5,8 @@ Streaming DiLoCo end within 1 % of data parallel. As there: three layers a
 fragment, tau = 1, z-loss 1e-4, sequences of 1024. Differs: a local text, read
 as bytes, so that of the 32,000 tokens that the shapes have 256 occur, and fewer
 of them; outer values are tuned. Losses compare with each other only. Give it a
-large text: --config.base.data.source=text_files --config.base.data.glob='texts/**/*.txt'.
+large text: --config.base.data.source=text_files
+--config.base.data.glob='texts/**/*.txt'.
 Cost: 9 tuning runs of 1500 steps and 3 results of 3000 a method; made for
 slices (--max_minutes). What follows the colon is the model and M.
 
