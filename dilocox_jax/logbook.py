@@ -210,6 +210,7 @@ def opened(
     corpus_digest=corpus.digest,
     platform=jax.devices()[0].device_kind,
     command=command,
+    continues=is_resumed,
   )
   with (
     metrics.Recorder(workdir, step if is_resumed else None) as recorder,

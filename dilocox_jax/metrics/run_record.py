@@ -7,6 +7,7 @@ to ask for its number.
 """
 
 import importlib.metadata
+import json
 import pathlib
 import platform as host
 import subprocess
@@ -59,8 +60,12 @@ def write_run_record(
   corpus_digest: str,
   platform: str,
   command: str | None = None,
+  continues: bool = False,
 ) -> None:
   """Writes `config.json` and `run.json`: what ran, on what, from what.
+
+  A run that is continued keeps how it was started before, where that was
+  otherwise: by another command, on other devices, from other source.
 
   Args:
     workdir: The run directory; created when missing.
@@ -72,6 +77,7 @@ def write_run_record(
     corpus_digest: Hash of the text; runs compare only when it is equal.
     platform: Backend and devices, as JAX names them.
     command: The command line that started the run, where there was one.
+    continues: Whether the run goes on from a checkpoint.
 
   Raises:
     RecordError: The directory cannot be written.
@@ -79,15 +85,35 @@ def write_run_record(
   workdir = lines.make_directory(workdir)
   lines.write_json(workdir / CONFIG, config)
   versions = {name: _version(name) for name in _PACKAGES}
-  record = {
+  start = {
     "command": command,
+    "platform": platform,
+    "source_revision": source_revision(),
+    "versions": {"python": host.python_version(), **versions},
+  }
+  record = {
     "corpus_digest": corpus_digest,
     "corpus_name": corpus_name,
     "method": method,
     "num_replicas": num_replicas,
     "parameter_count": parameter_count,
-    "platform": platform,
-    "source_revision": source_revision(),
-    "versions": {"python": host.python_version(), **versions},
+    **start,
+    "earlier_starts": _earlier_starts(workdir, start) if continues else [],
   }
   lines.write_json(workdir / RECORD, record)
+
+
+def _earlier_starts(
+  workdir: pathlib.Path, start: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+  """Every other way in which a run was started before, the first one first."""
+  try:
+    before = json.loads((workdir / RECORD).read_text())
+  except (OSError, ValueError):
+    return []  # It explains the run; without it the run still goes on.
+  last = {name: before.get(name) for name in start}
+  found = []
+  for each in (*before.get("earlier_starts", ()), last):
+    if each not in (*found, start):
+      found.append(each)
+  return found

@@ -140,6 +140,12 @@ def _again(run: Run) -> list[str]:
   versions = run.record["versions"]
   rows = [(name, versions[name]) for name in sorted(versions)]
   revision = run.record["source_revision"] or "unknown"
+  earlier = run.record.get("earlier_starts", [])
+  before = (
+    f"Parts of the run were started otherwise ({len(earlier)} earlier starts"
+    " by another command, on another platform or from other source):"
+    " `run.json` names them."
+  )
   return [
     "```",
     command,
@@ -150,6 +156,7 @@ def _again(run: Run) -> list[str]:
     " `--config.section.field=value`.",
     "",
     *markdown_table(("what", "version"), [*rows, ("source", revision)]),
+    *(["", before] if earlier else []),
   ]
 
 

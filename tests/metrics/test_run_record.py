@@ -38,6 +38,23 @@ def test_the_record_holds_the_config_and_what_ran_it(tmp_path):
   assert record["versions"]["python"] == platform.python_version()
 
 
+def test_a_continued_run_keeps_how_else_it_was_started(tmp_path):
+  def started(platform, **changes):
+    _write(tmp_path, platform=platform, **changes)
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["platform"] == platform
+    return [each["platform"] for each in record["earlier_starts"]]
+
+  assert started("cpu", continues=True) == []  # Nothing was there before.
+  assert started("cpu", continues=True) == []
+  assert started("gpu", continues=True) == ["cpu"]
+  assert started("tpu", continues=True) == ["cpu", "gpu"]
+  assert started("gpu", continues=True) == ["cpu", "tpu"]
+  (tmp_path / "run.json").write_text("{")
+  assert started("cpu", continues=True) == []
+  assert started("gpu") == []  # A new run in an old directory.
+
+
 @pytest.fixture(name="checkout")
 def checkout_fixture(tmp_path):
   """A copy of the package in a repository of its own, with one commit."""
