@@ -75,7 +75,7 @@ def train(
   elif config.mesh.layout == "mesh":
     devices = peers.num_devices(config)
   set_up_jax(devices)
-  with company, _alone(workdir):
+  with company:
     _train(config, workdir, profile, clock)
 
 
@@ -93,7 +93,7 @@ def _train(
   if profile and processes.is_main():
     tracing = _trace(workdir / "profile")
   try:
-    with tracing:
+    with _alone(workdir), tracing:
       path = trainer.run()
   except RefusedError as error:
     raise UsageError(str(error)) from error

@@ -13,9 +13,7 @@ from dilocox_jax.trainer import Trainer, TrainingStoppedError
 from tests import runs
 
 PARAMETER_BYTES = 4 * parameter_count(runs.settings().model.shape)
-# With the number of finite replicas, and the sums behind the drift.
-GRADIENT_BYTES = PARAMETER_BYTES + 4
-EXCHANGE_BYTES = GRADIENT_BYTES + 12
+EXCHANGE_BYTES = PARAMETER_BYTES + 4  # And the flag of who takes part.
 STEP_TOKENS = 2 * runs.BATCH_SIZE * runs.SEQUENCE_LENGTH  # Of two replicas.
 
 
@@ -294,7 +292,7 @@ def test_a_warm_start_is_trained_counted_and_handed_over(tmp_path, kind):
     5 * warm_tokens + 6 * STEP_TOKENS,
   ]
   if kind == "data_parallel":
-    warm_bytes = [2 * GRADIENT_BYTES, 2 * GRADIENT_BYTES, GRADIENT_BYTES]
+    warm_bytes = [2 * EXCHANGE_BYTES, 2 * EXCHANGE_BYTES, EXCHANGE_BYTES]
   else:  # Parameters, two moments, and the two counts of AdamW's chain.
     warm_bytes = [0, 0, 3 * PARAMETER_BYTES + 2 * 4]
   sent = [row["sent_bytes"] for row in rows]

@@ -131,7 +131,7 @@ def test_how_many_rounds_tuning_has_seen_is_known():
 
 def test_only_ours_depends_on_the_link():
   def found(cluster):
-    plan = sweeps.plan(clusters=sweeps.clocks(cluster, 0.05))
+    plan = sweeps.plan(clusters=sweeps.clocks(cluster, 0.02))
     return {
       (run.method, run.seed): run.config
       for run in plan.stage("results", plan.sweep.methods, sweeps.loss_of)

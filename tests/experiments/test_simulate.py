@@ -100,9 +100,12 @@ def test_the_example_cluster_is_simulated_with_its_noise_and_outage(tmp_path):
 
 @pytest.mark.parametrize("overlap_steps, is_said", [(3, False), (4, True)])
 def test_a_delay_that_hides_nothing_more_is_named(overlap_steps, is_said):
-  sync = {"sync_interval": 6, "num_fragments": 2}
   config = runs.settings(
-    method="delayed", overlap_steps=overlap_steps, total_steps=12, **sync
+    method="delayed",
+    sync_interval=6,
+    num_fragments=2,
+    overlap_steps=overlap_steps,
+    total_steps=12,
   )
   made = simulated_page.prepare(config, "1gbit", Options(step_s=0.5))
   named = [note for note in made.page.notes if "only delays it" in note]
