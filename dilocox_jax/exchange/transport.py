@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.codecs.base import Reduced
+from dilocox_jax.codecs.base import Encoder, Reduced
 from dilocox_jax.codecs.compose import encoder
 from dilocox_jax.exchange import messages
 from dilocox_jax.exchange.mean import over, summed
@@ -73,11 +73,7 @@ def _add(
 ) -> list[Reduced]:
   """The network adds; in fp32, or in fewer bits if the user asks for it."""
   del num_replicas
-  coders = [encoder(parcel.encoding, parcel.leaf) for parcel in parcels]
-  sent = [
-    coder.encode(parcel.values, parcel.key)
-    for coder, parcel in zip(coders, parcels, strict=True)
-  ]
+  coders, sent = _encoded(parcels)
   totals, count = summed(sent, takes_part)
   return [
     Reduced(over(coder.decode(total), count), coder.decode(own))
@@ -89,11 +85,7 @@ def _gather(
   parcels: Sequence[Parcel], takes_part: Boolean, num_replicas: int
 ) -> list[Reduced]:
   """Everybody receives everything, decodes it and adds it up."""
-  coders = [encoder(parcel.encoding, parcel.leaf) for parcel in parcels]
-  sent = [
-    coder.encode(parcel.values, parcel.key)
-    for coder, parcel in zip(coders, parcels, strict=True)
-  ]
+  coders, sent = _encoded(parcels)
   flag = takes_part.astype(jnp.uint8)
   *arrived, flags = messages.gathered([*sent, (flag[None],)])
   count = _count(flags)
@@ -146,6 +138,18 @@ def _scatter(
       )
     )
   return answers
+
+
+def _encoded(
+  parcels: Sequence[Parcel],
+) -> tuple[list[Encoder], list[tuple[Array, ...]]]:
+  """Each parcel's encoder, and what it makes of the values."""
+  coders = [encoder(parcel.encoding, parcel.leaf) for parcel in parcels]
+  sent = [
+    coder.encode(parcel.values, parcel.key)
+    for coder, parcel in zip(coders, parcels, strict=True)
+  ]
+  return coders, sent
 
 
 def _count(flags: tuple[Array, ...]) -> Scalar:
