@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from dilocox_jax import processes
+from dilocox_jax.gathering import gathered
 from dilocox_jax.mesh import REPLICA_AXIS
 from dilocox_jax.outer import memory
 from dilocox_jax.pytypes import Tree
@@ -36,7 +36,7 @@ def copies_agree(state: Tree) -> bool:
       mesh = where.mesh  # A state has one.
   if mesh is None:
     return True
-  sums = processes.fetch(_summing(mesh, tuple(specs))(leaves))
+  sums = gathered(_summing(mesh, tuple(specs))(leaves))
   return bool((sums == sums[0]).all())
 
 

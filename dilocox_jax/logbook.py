@@ -20,6 +20,7 @@ import optax
 from dilocox_jax import evaluation, metrics, processes
 from dilocox_jax.config import RunConfig
 from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.gathering import gathered
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.round import StepMetrics
 from dilocox_jax.plan.segments import Segment
@@ -41,7 +42,7 @@ class Dispatched:
     position: Where the run is after it.
     sent_bytes: What it puts on the wire, a replica.
     tokens: What all replicas see in it.
-    metrics: Arrays [M, H], still on the devices, whole in every process.
+    metrics: Arrays [M, H], still on the devices of their replicas.
     drifts: For every piece with an arrival, likewise.
   """
 
@@ -130,7 +131,7 @@ class Logbook:
     Raises:
       NotFiniteError: Nothing of the segment is recorded then.
     """
-    seen, drifts = jax.device_get((done.metrics, done.drifts))
+    seen, drifts = gathered((done.metrics, done.drifts))
     _check_finite(seen, done.segment)
     position, loss = done.position, np.mean(seen.loss, dtype=np.float64)
     self._recorder.record_round(

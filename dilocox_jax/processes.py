@@ -7,7 +7,6 @@ anything, so the rest of the project need not ask how many there are.
 """
 
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -17,11 +16,9 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
-from dilocox_jax.pytypes import Tree
+from dilocox_jax import host_messages
 
 # A process that says nothing for so long is taken for dead, and all others
 # end. Most notice far sooner, by a connection that closes.
@@ -114,50 +111,16 @@ def is_main() -> bool:
   return jax.process_index() == 0
 
 
-def share(tree: Tree) -> Tree:
-  """Starts copying to every process what lies in several; waits for nothing.
-
-  Args:
-    tree: Arrays on one mesh, and values that every process has anyway.
-  """
-  for mesh in {_mesh_of(leaf) for leaf in jax.tree.leaves(tree)} - {None}:
-    tree = _replicate(mesh)(tree)
-  return tree
-
-
-def _mesh_of(leaf: Any) -> Any:
-  """The mesh of an array that this process holds a part of only."""
-  is_far = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-  where = leaf.sharding if is_far else None
-  return where.mesh if isinstance(where, NamedSharding) else None
-
-
-@functools.cache
-def _replicate(mesh: Mesh):
-  everywhere = NamedSharding(mesh, PartitionSpec())
-  return jax.jit(lambda tree: tree, out_shardings=everywhere)
-
-
-def fetch(tree: Tree) -> Tree:
-  """The values of arrays, wherever they lie, as numpy in every process."""
-  return jax.device_get(share(tree))
-
-
 def from_main(value: Any) -> Any:
-  """Process 0's value, in every process; all wait for it.
+  """Process 0's value, in every process; all wait for all.
 
   Args:
     value: Anything that JSON can hold; only process 0's is looked at.
   """
   if count() == 1:
     return value
-  text = json.dumps(value).encode() if is_main() else b""
-  length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
-  # Powers of two, so that there are few programs to compile.
-  padded = np.zeros(max(1 << (length - 1).bit_length(), 256), np.uint8)
-  padded[: len(text)] = np.frombuffer(text, np.uint8)
-  sent = np.asarray(multihost_utils.broadcast_one_to_all(padded))
-  return json.loads(sent[:length].tobytes())
+  own = json.dumps(value).encode() if is_main() else b""
+  return json.loads(host_messages.allgather(own)[0])
 
 
 def check_alike(**values: Any) -> None:

@@ -213,8 +213,6 @@ class Trainer:
       self.position.total_sent_bytes + sent_bytes,
       simulated_s=simulated_s,
     )
-    # Started here, so that reading need not wait for the next segment.
-    seen, drifts = processes.share((seen, drifts))
     return state, Dispatched(
       segment, self.position, sent_bytes, tokens, seen, drifts
     )
