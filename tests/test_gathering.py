@@ -93,9 +93,9 @@ def member(port, number):
   store = distributed.global_state.client
   assert store
   names = [name for name, _ in store.key_value_dir_get("dilocox_jax")]
-  turns = [int(name.split("/")[1]) for name in names]
-  heard = [turn for turn, name in zip(turns, names) if name.endswith("all")]
-  assert number or [min(turns)] == heard, names  # The other may be ahead.
+  first = min(int(name.split("/")[1]) for name in names)
+  heard = [int(name.split("/")[1]) for name in names if name.endswith("all")]
+  assert number or [first] == heard, names  # The other may be ahead.
   processes.from_main(0)  # So that neither ends while the other asks.
 
 
