@@ -19,7 +19,7 @@ import optax
 
 from dilocox_jax import evaluation, metrics, processes
 from dilocox_jax.config import RunConfig
-from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.data.corpus import Corpus, digest_of
 from dilocox_jax.gathering import gathered
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.round import StepMetrics
@@ -179,6 +179,7 @@ def opened(
   workdir: pathlib.Path,
   *,
   corpus: Corpus,
+  held_out: np.ndarray,
   schedule: optax.Schedule,
   command: str,
   step: int,
@@ -190,6 +191,7 @@ def opened(
     config: The run.
     workdir: Its directory.
     corpus: Its text.
+    held_out: The windows of its evaluations.
     schedule: Learning rate by inner step.
     command: The command line, for the record.
     step: Where it starts.
@@ -209,6 +211,7 @@ def opened(
     parameter_count=parameter_count(config.model.shape),
     corpus_name=corpus.name,
     corpus_digest=corpus.digest,
+    held_out_digest=digest_of({"windows": held_out.tobytes()}),
     platform=jax.devices()[0].device_kind,
     command=command,
     continues=is_resumed,

@@ -72,8 +72,8 @@ class Trainer:
     processes.check_alike(config=config.to_mapping(), text=self.corpus.digest)
     self.streams = assembly.streams(config, self.corpus)
     self.pilot = Pilot(config, self.programs)
-    held_out = assembly.held_out(config, self.corpus)
-    self.validation = self.replicas.place(held_out, None)
+    self.held_out = assembly.held_out(config, self.corpus)
+    self.validation = self.replicas.place(self.held_out, None)
     self.position = Position()
     self._compiled = set()
 
@@ -127,6 +127,7 @@ class Trainer:
       self.config,
       self.workdir,
       corpus=self.corpus,
+      held_out=self.held_out,
       schedule=self.programs.schedule,
       command=self.command,
       step=self.position.step,

@@ -1,3 +1,4 @@
+import json
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -135,21 +136,33 @@ def test_a_value_that_is_not_finite_is_named_and_not_recorded(desk, field, bad):
   assert not desk.bar.told
 
 
-def test_beside_the_main_process_all_is_checked_and_nothing_written(
-  tmp_path, monkeypatch, capfd
-):
-  monkeypatch.setattr(logbook.processes, "is_main", lambda: False)
+def _opened(workdir, held_out=0):
   config = runs.settings()
-  opened = logbook.opened(
+  return logbook.opened(
     config,
-    tmp_path / "run",
+    workdir,
     corpus=assembly.corpus(config),
+    held_out=np.full((1, 2, 3), held_out, np.int32),
     schedule=optax.constant_schedule(1.0),
     command="train",
     step=0,
     is_resumed=False,
   )
-  with opened as book:
+
+
+def test_the_record_names_the_windows_of_the_evaluations(tmp_path):
+  def digest(held_out):
+    with _opened(tmp_path, held_out):
+      return json.loads((tmp_path / "run.json").read_text())["held_out_digest"]
+
+  assert digest(0) == digest(0) != digest(1)
+
+
+def test_beside_the_main_process_all_is_checked_and_nothing_written(
+  tmp_path, monkeypatch, capfd
+):
+  monkeypatch.setattr(logbook.processes, "is_main", lambda: False)
+  with _opened(tmp_path / "run") as book:
     assert book.read(_dispatched())
     book.record_evaluation({"outer_loss": 1.0}, Position(18))
     with pytest.raises(NotFiniteError, match="validation loss"):

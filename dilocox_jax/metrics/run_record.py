@@ -58,6 +58,7 @@ def write_run_record(
   parameter_count: int,
   corpus_name: str,
   corpus_digest: str,
+  held_out_digest: str,
   platform: str,
   command: str | None = None,
   continues: bool = False,
@@ -75,6 +76,7 @@ def write_run_record(
     parameter_count: Parameters of one replica (count).
     corpus_name: What people call the training text.
     corpus_digest: Hash of the text; runs compare only when it is equal.
+    held_out_digest: Hash of the windows of every evaluation; likewise.
     platform: Backend and devices, as JAX names them.
     command: The command line that started the run, where there was one.
     continues: Whether the run goes on from a checkpoint.
@@ -94,6 +96,7 @@ def write_run_record(
   record = {
     "corpus_digest": corpus_digest,
     "corpus_name": corpus_name,
+    "held_out_digest": held_out_digest,
     "method": method,
     "num_replicas": num_replicas,
     "parameter_count": parameter_count,

@@ -2,7 +2,8 @@
 
 A loss means nothing across two corpora, and the default corpus differs between
 Python versions, so runs with different digests are refused rather than put in
-one table with a footnote. Every number comes from the rows, none is recomputed.
+one table with a footnote; other windows of one corpus are another text. Every
+number comes from the rows, none is recomputed.
 """
 
 import pathlib
@@ -33,7 +34,7 @@ _COLUMNS = (
 )
 
 
-def _require_one_corpus(runs: Sequence[Run]) -> None:
+def _require_one_text(runs: Sequence[Run]) -> None:
   first = runs[0]
   for run in runs[1:]:
     if run.record["corpus_digest"] != first.record["corpus_digest"]:
@@ -41,6 +42,17 @@ def _require_one_corpus(runs: Sequence[Run]) -> None:
         f"losses on different corpora do not compare: {first.workdir} has"
         f" {first.corpus}, {run.workdir} has {run.corpus}"
       )
+    if _held_out(run) != _held_out(first):
+      raise ValueError(
+        f"{first.workdir} and {run.workdir} were evaluated on different windows"
+        " of one corpus: data.validation_fraction, data.sequence_length and"
+        " evaluation.num_sequences must be the same"
+      )
+
+
+def _held_out(run: Run) -> str | None:
+  """What a run was evaluated on; older runs do not say."""
+  return run.record.get("held_out_digest")
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
@@ -110,20 +122,20 @@ def compare(workdirs: Sequence[Directory], out_dir: Directory) -> pathlib.Path:
   """Writes a table, its data and a picture of several runs.
 
   Args:
-    workdirs: Run directories, at least one, all on one corpus.
+    workdirs: Run directories, at least one, all evaluated on one text.
     out_dir: Where `report.md`, `comparison.json`, `.csv` and `.png` go.
 
   Returns:
     The path of `report.md`.
 
   Raises:
-    ValueError: No run was given, or the corpora differ.
+    ValueError: No run was given, or they were not evaluated on one text.
     RecordError: The disk refused.
   """
   if not workdirs:
     raise ValueError("nothing to compare: give at least one run directory")
   runs = [load_run(workdir) for workdir in workdirs]
-  _require_one_corpus(runs)
+  _require_one_text(runs)
   labels = _labels(runs)
   out_dir = make_directory(out_dir)
   entries = [_entry(*pair) for pair in zip(runs, labels, strict=True)]
@@ -141,13 +153,13 @@ def print_table(runs: Sequence[Run], console: Console) -> None:
   """Prints the comparison's table on a terminal.
 
   Args:
-    runs: At least one, all on one corpus.
+    runs: At least one, all evaluated on one text.
     console: Where to print.
 
   Raises:
-    ValueError: The corpora differ.
+    ValueError: They were not evaluated on one text.
   """
-  _require_one_corpus(runs)
+  _require_one_text(runs)
   table = Table(caption=f"corpus {runs[0].corpus}; bytes derived from the plan")
   for index, column in enumerate(_COLUMNS):
     side = "left" if index == 0 else "right"

@@ -96,6 +96,7 @@ def write_run(job, config: RunConfig, loss: float) -> None:
     parameter_count=1,
     corpus_name="synthetic",
     corpus_digest=TEXT,
+    held_out_digest=TEXT,
     platform="cpu x 1",
   )
   (job.workdir / "checkpoints").mkdir()

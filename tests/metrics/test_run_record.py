@@ -22,6 +22,7 @@ def _write(workdir, **changes):
     "parameter_count": 871_168,
     "corpus_name": "stdlib",
     "corpus_digest": "9f3a",
+    "held_out_digest": "51d0",
     "platform": "cpu x 2",
   }
   metrics.write_run_record(workdir, **(fields | changes))
@@ -33,6 +34,7 @@ def test_the_record_holds_the_config_and_what_ran_it(tmp_path):
   record = json.loads((tmp_path / "runs/a/run.json").read_text())
   assert config == {"seed": 3, "outer": {"betas": [0.9, 0.95]}}
   assert record["corpus_digest"] == "9f3a"
+  assert record["held_out_digest"] == "51d0"
   assert record["parameter_count"] == 871_168
   assert record["versions"]["jax"] == jax.__version__
   assert record["versions"]["python"] == platform.python_version()

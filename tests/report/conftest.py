@@ -19,6 +19,7 @@ def write_run(
   warm_steps=0,
   floor=1.9,
   digest="9f3a61c2d07e",
+  held_out="51d0",
   finish=True,
 ):
   """Writes made-up rows that look like a run's."""
@@ -36,6 +37,7 @@ def write_run(
     parameter_count=871_168,
     corpus_name="python-stdlib",
     corpus_digest=digest,
+    held_out_digest=held_out,
     platform="cpu x 1",
   )
   tokens_a_step = num_replicas * 8 * 128

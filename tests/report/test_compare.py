@@ -62,13 +62,16 @@ def test_the_comparison_has_a_picture(write_run, tmp_path):
   assert min(pixels.shape[:2]) > 400 and pixels.std() > 0.05
 
 
+@pytest.mark.parametrize(
+  "field, says", [("digest", "bbbb"), ("held_out", "different windows")]
+)
 @pytest.mark.parametrize("way", ["page", "table"])
-def test_runs_on_different_corpora_are_refused_in_one_line(
-  write_run, tmp_path, way
+def test_runs_on_different_texts_are_refused_in_one_line(
+  write_run, tmp_path, way, field, says
 ):
   workdirs = [
-    write_run(tmp_path / "a", digest="aaaa"),
-    write_run(tmp_path / "b", digest="bbbb"),
+    write_run(tmp_path / "a", **{field: "aaaa"}),
+    write_run(tmp_path / "b", **{field: "bbbb"}),
   ]
   with pytest.raises(ValueError) as error:
     if way == "page":
@@ -76,7 +79,8 @@ def test_runs_on_different_corpora_are_refused_in_one_line(
     else:
       print_table([load_run(workdir) for workdir in workdirs], Console())
   text = str(error.value)
-  assert "aaaa" in text and "bbbb" in text and "\n" not in text
+  assert says in text and "\n" not in text
+  assert all(str(workdir) in text for workdir in workdirs)
   assert not (tmp_path / "out").exists()
 
 
