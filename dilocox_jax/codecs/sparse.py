@@ -20,6 +20,8 @@ from dilocox_jax.plan.payload import group_shape
 from dilocox_jax.plan.reduction import RandomMask, TopK
 from dilocox_jax.pytypes import Array, Tree
 
+_ORDER_BITS = 15  # Of a bfloat16 without its sign.
+
 
 def top_k(payload: TopK, leaf: Leaf, inner: Encoder) -> Encoder:
   """Keeps the largest values of each block; the others decode to zero.
@@ -41,14 +43,12 @@ def top_k(payload: TopK, leaf: Leaf, inner: Encoder) -> Encoder:
   is_packed = payload.indices == "packed"
 
   def largest(blocks: Array) -> tuple[Array, Array]:
-    _, places = jax.lax.top_k(jnp.abs(blocks).astype(jnp.bfloat16), count)
-    places = jnp.sort(places, axis=-1)
-    return places, jnp.take_along_axis(blocks, places, axis=-1)
-
-  def bitmap(places: Array) -> Array:
-    chosen = jnp.zeros((*places.shape[:-1], width), bool)
-    chosen = jnp.put_along_axis(chosen, places, True, -1, inplace=False)
-    return jnp.packbits(chosen, axis=-1)
+    chosen = _among_largest(blocks, count)
+    places = _places(chosen, count)
+    kept = jnp.take_along_axis(blocks, places, axis=-1)
+    if is_packed:
+      return _pack_places(places, payload.index_bits(width)), kept
+    return jnp.packbits(chosen, axis=-1), kept
 
   def from_bitmap(packed: Array, kept: Array) -> Array:
     chosen = jnp.unpackbits(packed, axis=-1, count=width)
@@ -58,11 +58,8 @@ def top_k(payload: TopK, leaf: Leaf, inner: Encoder) -> Encoder:
 
   def encode(values: Array, key: Array) -> tuple[Array, ...]:
     blocks = grouped(values, groups, width)
-    places, kept = by_row(largest, blocks)
-    carried = inner.encode(kept.reshape(len(kept), -1), key)
-    if is_packed:
-      return (_pack_places(places, payload.index_bits(width)), *carried)
-    return (by_row(bitmap, places), *carried)
+    indices, kept = by_row(largest, blocks)
+    return indices, *inner.encode(kept.reshape(len(kept), -1), key)
 
   def decode(arrays: tuple[Array, ...]) -> Array:
     indices, *carried = arrays
@@ -76,6 +73,37 @@ def top_k(payload: TopK, leaf: Leaf, inner: Encoder) -> Encoder:
     return ungrouped(blocks, leaf)
 
   return Encoder(encode, decode)
+
+
+def _among_largest(blocks: Array, count: int) -> Array:
+  """Which values [..., width] are the `count` largest; of equals, the first.
+
+  The smallest of them is found bit by bit, counting how many reach it: sorting
+  takes 20 times as long on a CPU (docs/log.md).
+  """
+  # Without a sign, bits are ordered like the values they stand for.
+  order = jax.lax.bitcast_convert_type(
+    jnp.abs(blocks).astype(jnp.bfloat16), jnp.uint16
+  )
+
+  def next_bit(number: Array, least: Array) -> Array:
+    bit = jnp.uint16(1) << (_ORDER_BITS - 1 - number).astype(jnp.uint16)
+    reaching = jnp.sum(order >= (least | bit), -1, jnp.int32, keepdims=True)
+    return jnp.where(reaching >= count, least | bit, least)
+
+  least = jnp.zeros((*order.shape[:-1], 1), jnp.uint16)
+  least = jax.lax.fori_loop(0, _ORDER_BITS, next_bit, least)
+  above, equal = order > least, order == least
+  left = count - jnp.sum(above, -1, jnp.int32, keepdims=True)
+  return above | (equal & (jnp.cumsum(equal, -1, jnp.int32) <= left))
+
+
+@functools.partial(jnp.vectorize, excluded=(1,), signature="(w)->(c)")
+def _places(chosen: Array, count: int) -> Array:
+  """Where `count` of [..., width] are true, in order."""
+  number = jnp.cumsum(chosen, dtype=jnp.int32)
+  nth = jnp.arange(1, count + 1, dtype=jnp.int32)
+  return jnp.searchsorted(number, nth).astype(jnp.int32)
 
 
 def _spread(width: int, part: Array, places: Array) -> Array:

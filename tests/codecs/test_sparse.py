@@ -59,6 +59,30 @@ def test_rounding_does_not_decide_which_of_equal_values_are_kept():
   assert np.array_equal(np.asarray(found).reshape(6, 60), expected)
 
 
+AWKWARD = {
+  "nothing": np.zeros(60),
+  "one value": np.eye(60)[17],
+  "fewer than are kept": np.where(np.arange(60) % 9 == 4, -2.0, 0.0),
+  "signs": np.tile([3.0, -3.0, 1.0], 20),
+  "far apart": np.float32(10.0) ** (np.arange(60) * 1.2 - 36),
+  "the smallest kept one many times": np.repeat([5.0, 4.0, -4.0, 1.0], 15),
+}
+
+
+@pytest.mark.parametrize("values", AWKWARD.values(), ids=AWKWARD.keys())
+@pytest.mark.parametrize("count", [1, 9, 20, 60])
+def test_awkward_values_are_selected_as_by_a_plain_sort(values, count):
+  values = values.astype(np.float32)
+  parts = TopK(count / 60, 60, "bitmap"), Dense()
+  coder = encoder(Encoding(parts), Leaf(1, (60,)))
+  found, (bitmap, kept) = through(coder, jnp.asarray(values)[None])
+  chosen, expected = oracle.top_k(values, count)
+  bits = np.unpackbits(np.asarray(bitmap).ravel())[:60]
+  assert np.flatnonzero(bits).tolist() == chosen
+  assert np.asarray(kept).size == count
+  assert np.array_equal(np.asarray(found).ravel(), expected)
+
+
 def test_both_codings_of_the_places_decode_to_the_same():
   values = jnp.asarray(gaussian(LEAF))
   found = []
