@@ -35,8 +35,8 @@ class Traffic:
     fragments: The division of the tree.
     shapes: Leaf shapes of the whole tree by path.
     num_replicas: M.
-    payload: What the method sends; warm starts send dense fp32.
-    collective: How (`plan.collectives`).
+    payload: What the method sends; warm starts send a plain sum in fp32.
+    collective: How the method sends it (`plan.collectives`).
   """
 
   method: Method
@@ -58,9 +58,9 @@ class Traffic:
 
   def gradient(self) -> list[Collective]:
     """The operations of one data-parallel step: the whole tree's gradients."""
-    is_method = self.method.exchanged == "gradient"
-    payload = self.payload if is_method else Dense()
-    return self._operations(payload, self.shapes)
+    if self.method.exchanged == "gradient":
+      return self._operations(self.payload, self.shapes)
+    return collectives(Dense(), self.shapes, self.num_replicas)  # A warm start.
 
   def gradient_bytes(self) -> int:
     """One data-parallel step."""

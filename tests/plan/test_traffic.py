@@ -129,5 +129,9 @@ def test_a_codec_shrinks_the_exchange_but_not_a_warm_start():
   counted = traffic(methods.diloco(4), 2, payload=Int(8))
   assert counted.exchange_bytes(0) == num_bytes(Int(8), SHAPES) + 1
   assert counted.gradient_bytes() == gradients(2)
+  gathered = traffic(
+    methods.diloco(4), 2, payload=Int(8), collective="all_gather"
+  )
+  assert gathered.gradient() == counted.gradient()
   every_step = traffic(methods.allreduce(), 2, payload=Int(8))
   assert every_step.gradient_bytes() == num_bytes(Int(8), SHAPES) + 1
