@@ -24,13 +24,16 @@ def spectra_of(grams: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     grams: Path to [num_layers, rank, rank]; zeros beyond the rank in use.
 
   Returns:
-    Path to [num_layers, rank in use], descending; leaves of zeros left out.
+    Path to [layers in use, rank in use], descending. Layers of zeros, which
+    fill short fragments up, are left out, and so are leaves of them alone.
   """
   found = {}
   for path, gram in grams.items():
-    rank = int(np.count_nonzero(np.diagonal(gram, 0, 1, 2).any(axis=0)))
+    is_used = np.diagonal(gram, 0, 1, 2) != 0
+    rank = int(np.count_nonzero(is_used.any(axis=0)))
     if rank:
-      values = np.linalg.eigvalsh(gram[:, :rank, :rank].astype(np.float64))
+      square = gram[is_used.any(axis=1), :rank, :rank].astype(np.float64)
+      values = np.linalg.eigvalsh(square)
       found[path] = np.maximum(values[:, ::-1], 0)
   return found
 

@@ -51,12 +51,16 @@ def test_factors_give_the_spectrum_of_what_they_multiply_to():
   rng = np.random.default_rng(0)
   right = rng.normal(size=(2, 7, 3))
   basis = np.stack([np.linalg.qr(rng.normal(size=(9, 3)))[0]] * 2)
-  padded = np.zeros((2, 5, 5))
-  padded[:, :3, :3] = right.transpose(0, 2, 1) @ right
-  found = spectra_of({"w": padded, "unsent": np.zeros((2, 5, 5))})
+  padded = np.zeros((3, 5, 5))  # The last layer fills a fragment up.
+  padded[:2, :3, :3] = right.transpose(0, 2, 1) @ right
+  found = spectra_of({"w": padded, "unsent": np.zeros((3, 5, 5))})
   assert found.keys() == {"w"}
   values = np.linalg.svd(basis @ right.transpose(0, 2, 1), compute_uv=False)
   np.testing.assert_allclose(found["w"], values[:, :3] ** 2, rtol=1e-12)
+  whole = {"w": padded[:2]}
+  for criterion in "energy", "stable":
+    expected = measured_rank(spectra_of(whole), criterion, 0.9)
+    assert measured_rank(found, criterion, 0.9) == expected
 
 
 def lost(spectra, ranks):
