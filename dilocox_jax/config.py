@@ -37,7 +37,7 @@ from dilocox_jax.sync_sections import (
 # Fields that may differ when a run goes on: they do not change its meaning,
 # only what is recorded, or on which devices it is computed.
 FREE_ON_RESUME = (
-  "evaluation",
+  "evaluation.interval_steps",
   "checkpoint.interval_steps",
   "checkpoint.keep",
   "mesh.layout",

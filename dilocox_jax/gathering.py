@@ -54,8 +54,10 @@ def _is_far(leaf: Any) -> bool:
 def _with_own_parts(leaf: jax.Array) -> np.ndarray:
   """An array with what this process holds; waits for its devices."""
   values = np.empty(leaf.shape, leaf.dtype)
-  for shard in leaf.addressable_shards:
-    values[shard.index] = shard.data
+  shards = leaf.addressable_shards
+  parts = jax.device_get([shard.data for shard in shards])
+  for shard, part in zip(shards, parts, strict=True):
+    values[shard.index] = part
   return values
 
 

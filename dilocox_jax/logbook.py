@@ -211,7 +211,7 @@ def opened(
     parameter_count=parameter_count(config.model.shape),
     corpus_name=corpus.name,
     corpus_digest=corpus.digest,
-    held_out_digest=digest_of({"windows": held_out.tobytes()}),
+    held_out_digest=digest_of({str(held_out.shape): held_out.tobytes()}),
     platform=jax.devices()[0].device_kind,
     command=command,
     continues=is_resumed,

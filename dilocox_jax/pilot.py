@@ -102,9 +102,18 @@ class Pilot:
 
     Fragments are measured in turn, and each once a round.
     """
+    return self.is_adaptive and len(self._measured) >= self._window
+
+  def may_turn(self, segment: Segment) -> bool:
+    """Whether a segment whose drifts are not known yet may fill the window."""
+    arrivals = sum(window.applied is not None for window in segment.windows)
+    return self.is_adaptive and len(self._measured) + arrivals >= self._window
+
+  @property
+  def _window(self) -> int:
+    """Measurements before a new choice."""
     fragments = self._config.sync.named.schedule.num_fragments
-    wanted = self._config.adaptive.window_rounds * fragments
-    return self.is_adaptive and len(self._measured) >= wanted
+    return self._config.adaptive.window_rounds * fragments
 
   def turn(self, segment: Segment) -> None:
     """Chooses anew after a window that ends with a segment.

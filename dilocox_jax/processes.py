@@ -21,7 +21,8 @@ from jax.sharding import Mesh, PartitionSpec
 from dilocox_jax import host_messages
 
 # A process that says nothing for so long is taken for dead, and all others
-# end. Most notice far sooner, by a connection that closes.
+# end. Who is in the middle of an exchange with it notices far sooner, by a
+# connection that closes.
 HEARTBEAT_TIMEOUT_S = 30
 START_TIMEOUT_S = 120  # For all processes to come.
 END_TIMEOUT_S = 600  # For the one that writes the report.

@@ -224,7 +224,7 @@ class Trainer:
       return False
     return (
       segment.ends_phase
-      or self.pilot.is_adaptive
+      or self.pilot.may_turn(segment)
       or segment.crosses(self.config.evaluation.interval_steps)
       or segment.crosses(self.config.checkpoint.interval_steps)
     )

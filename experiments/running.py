@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import jax
 from rich.console import Console
 
-from dilocox_jax import processes, report
+from dilocox_jax import host_messages, processes, report
 from dilocox_jax.checkpoint import RefusedError
 from dilocox_jax.clock import Clock
 from dilocox_jax.config import RunConfig
@@ -130,6 +130,7 @@ def _joined(config: RunConfig, place: peers.Peers) -> Iterator[None]:
   except (UsageError, StoppedError) as error:
     command_line.print_error(error, where)
     code = error.exit_code
+    host_messages.part()
   except processes.LostPeerError as error:
     command_line.print_error(error, where)
     code = command_line.TRY_AGAIN

@@ -75,12 +75,13 @@ def test_a_resumed_run_may_be_evaluated_otherwise_but_not_trained_otherwise():
   old = RunConfig().to_mapping()
   values = {
     "seed": 1,
-    "evaluation": {"interval_steps": 7},
+    "evaluation": {"interval_steps": 7, "num_sequences": 9},
     "checkpoint": {"keep": 9, "init_from": "elsewhere"},
   }
   new = from_mapping(values).to_mapping()
   assert changed_fields(old, new, FREE_ON_RESUME) == [
     "checkpoint.init_from: '' -> 'elsewhere'",
+    "evaluation.num_sequences: 128 -> 9",
     "seed: 0 -> 1",
   ]
 

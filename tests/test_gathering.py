@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import traceback
 
 import jax
@@ -96,7 +97,18 @@ def member(port, number):
   first = min(int(name.split("/")[1]) for name in names)
   heard = [int(name.split("/")[1]) for name in names if name.endswith("all")]
   assert number or [first] == heard, names  # The other may be ahead.
-  processes.from_main(0)  # So that neither ends while the other asks.
+  host_messages.allgather(b"")  # So that neither is too far ahead.
+
+
+def end_together(number):
+  """Process 1 hears last what ends both, and still ends as process 0."""
+  store = distributed.global_state.client
+  assert store
+  if number:
+    time.sleep(1)
+    assert store.key_value_dir_get("dilocox_jax")
+  host_messages.part()
+  processes.leave(7)
 
 
 def test_processes_put_their_parts_together_without_a_program():
@@ -118,7 +130,11 @@ def test_processes_put_their_parts_together_without_a_program():
     for number in range(2)
   ]
   errors = [each.communicate(timeout=600)[1] for each in members]
-  assert [each.returncode for each in members] == [0, 0], "\n".join(errors)
+  assert [each.returncode for each in members] == [7, 7], "\n".join(errors)
+
+
+def test_who_parts_alone_waits_for_nobody():
+  host_messages.part()
 
 
 def test_alone_everything_is_at_hand():
@@ -131,6 +147,7 @@ def test_alone_everything_is_at_hand():
 if __name__ == "__main__":
   try:
     member(int(sys.argv[1]), int(sys.argv[2]))
+    end_together(int(sys.argv[2]))
   except BaseException:  # The other would be waited for.
     traceback.print_exc()
     processes.leave(1)

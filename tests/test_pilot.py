@@ -68,6 +68,23 @@ def test_a_run_that_does_not_adapt_keeps_its_plan():
 
 
 @pytest.mark.parametrize("method", ["dilocox", "diloco"])
+def test_it_is_known_before_it_ends_which_segment_fills_the_window(method):
+  steered, step, turns = pilot(method=method), 0, []
+  for _ in range(3 * WINDOW + 1):
+    segment = steered.plan.segment(step)
+    may_turn = steered.may_turn(segment)
+    if any(window.applied for window in segment.windows):
+      steered.note(measured(config(), RANK, steered.choice.rank))
+    assert may_turn == steered.is_window_full()
+    if may_turn:
+      steered.turn(segment)
+    turns.append(may_turn)
+    step = segment.stop
+  assert turns.count(True) == 3
+  assert not pilot(mode="off").may_turn(segment)
+
+
+@pytest.mark.parametrize("method", ["dilocox", "diloco"])
 def test_rounds_grow_shorter_with_the_rank(method):
   steered = pilot(method=method)
   segments = fly(steered, [1] * 6)

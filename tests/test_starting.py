@@ -67,7 +67,7 @@ def test_the_refusal_names_every_field_that_changes_the_run(stopped):
 
 def test_fields_that_leave_the_run_alone_may_change(stopped):
   free = runs.settings(
-    evaluation={"interval_steps": 1, "num_sequences": 2},
+    evaluation={"interval_steps": 1},
     checkpoint={"interval_steps": 1, "keep": 5},
   )
   assert _resumed(stopped, free)

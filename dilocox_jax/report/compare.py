@@ -42,17 +42,13 @@ def _require_one_text(runs: Sequence[Run]) -> None:
         f"losses on different corpora do not compare: {first.workdir} has"
         f" {first.corpus}, {run.workdir} has {run.corpus}"
       )
-    if _held_out(run) != _held_out(first):
+    if run.corpus != first.corpus:
       raise ValueError(
         f"{first.workdir} and {run.workdir} were evaluated on different windows"
-        " of one corpus: data.validation_fraction, data.sequence_length and"
-        " evaluation.num_sequences must be the same"
+        f" of one text, {first.corpus} and {run.corpus}: they follow from"
+        " data.validation_fraction, data.sequence_length, data.batch_size and"
+        " evaluation.num_sequences"
       )
-
-
-def _held_out(run: Run) -> str | None:
-  """What a run was evaluated on; older runs do not say."""
-  return run.record.get("held_out_digest")
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

@@ -79,8 +79,10 @@ class Run:
 
   @property
   def corpus(self) -> str:
-    """The corpus as the reports name it."""
-    return f"{self.record['corpus_name']} ({self.record['corpus_digest']})"
+    """The text as reports name it; losses compare where the name is equal."""
+    held_out = self.record.get("held_out_digest", "unknown windows")
+    digest = self.record["corpus_digest"]
+    return f"{self.record['corpus_name']} ({digest}, evaluated on {held_out})"
 
 
 def _furthest(run: Run, field: str) -> int:
