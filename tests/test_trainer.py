@@ -193,7 +193,7 @@ def test_how_often_one_looks_does_not_change_the_run(finished, tmp_path):
   runs.train(config, tmp_path, until=9)
   runs.train(
     runs.settings(
-      evaluation={"interval_steps": 0, "num_sequences": 2},
+      evaluation={"interval_steps": 0},
       checkpoint={"interval_steps": 3, "keep": 1},
     ),
     tmp_path,
