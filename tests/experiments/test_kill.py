@@ -79,7 +79,6 @@ MOMENTS = {
 }
 FAST = {
   ("diloco", "during_a_save"),
-  ("streaming_diloco", "during_a_round"),
   ("dilocox", "between_rounds"),
 }
 CASES = [
