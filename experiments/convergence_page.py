@@ -101,6 +101,7 @@ class Gathered:
       tuning_runs=tuned.num_runs,
       tuning_rounds=self._plan.tuning_rounds(method),
       at_edge=tuned.at_edge,
+      baseline=baseline(self._plan.sweep, method),
     )
 
   def _trace(
@@ -167,6 +168,27 @@ def write(
   convergence_page.show(found, Console())
   print(f"results: {results.path}")
   print(f"report: {page}")
+
+
+def baseline(sweep: Sweep, method: Method) -> str:
+  """AllReduce with a method's inner optimizer, or else the first one.
+
+  What an optimizer gains must not pass for what an exchange loses.
+
+  Args:
+    sweep: All methods.
+    method: One of them.
+  """
+  configs = {each.name: sweep.config(each.changed) for each in sweep.methods}
+  synchronous = [
+    name for name, each in configs.items() if each.sync.method == "allreduce"
+  ]
+  if method.name not in synchronous:
+    wanted = configs[method.name].inner.optimizer
+    for name in synchronous:
+      if configs[name].inner.optimizer == wanted:
+        return name
+  return next(iter(synchronous), "allreduce")
 
 
 def _budget(sweep: Sweep) -> str:

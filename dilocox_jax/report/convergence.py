@@ -96,6 +96,7 @@ class Entry:
     tuning_runs: How many tuning runs were made.
     tuning_rounds: Rounds of each of them.
     at_edge: Whether the best inner learning rate is an end of the grid.
+    baseline: Name of AllReduce with the same inner optimizer.
   """
 
   name: str
@@ -110,6 +111,7 @@ class Entry:
   tuning_runs: int
   tuning_rounds: int
   at_edge: bool
+  baseline: str = "allreduce"
 
   @property
   def spread(self) -> Spread:
@@ -208,8 +210,8 @@ class Comparison:
   command: str
 
   def gap(self, entry: Entry) -> float:
-    """Mean loss over that of AllReduce, less one; NaN without it."""
-    base = [e.spread.mean for e in self.entries if e.name == "allreduce"]
+    """Mean loss over that of its baseline, less one; NaN without it."""
+    base = [e.spread.mean for e in self.entries if e.name == entry.baseline]
     if not base or not math.isfinite(base[0]):
       return math.nan
     return entry.spread.mean / base[0] - 1

@@ -115,7 +115,9 @@ def bounded(found: Comparison, name: str, most: float) -> str:
   gap = found.gap(by_name[name]) if name in by_name else math.nan
   if math.isnan(gap):
     return MISSING
-  counts = {len(by_name[each].traces) for each in (name, "allreduce")}
+  counts = {
+    len(by_name[each].traces) for each in (name, by_name[name].baseline)
+  }
   if counts != {found.seeds}:
     return SEEDS
   return f"{HOLDS if gap <= most else 'exceeded'} ({units.human_gap(gap)})"

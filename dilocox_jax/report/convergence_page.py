@@ -77,6 +77,7 @@ def _data(found: Comparison) -> dict[str, Any]:
       "method": entry.name,
       "losses": {trace.seed: trace.loss for trace in entry.traces},
       "gap": found.gap(entry),
+      "baseline": entry.baseline,
       "sent_bytes": entry.sent_bytes,
       "utilisation": entry.utilisation,
       "seconds": entry.seconds,

@@ -83,6 +83,11 @@ def _losses(found: Comparison) -> Grid:
     " (measured), with the lowest and the highest; the gap is that of the"
     " means. Bytes are derived from the plan; warm start and flush are in them."
   ]
+  notes += [
+    f"The gap of {entry.name} is to {entry.baseline}, with its inner optimizer."
+    for entry in found.entries
+    if entry.baseline != found.entries[0].baseline
+  ]
   if warm:
     notes.append(f"Warm start: {', '.join(warm)}; no other method has one.")
   if cut:

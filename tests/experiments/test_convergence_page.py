@@ -2,11 +2,13 @@
 
 import pytest
 
+from experiments.configs import convergence_small
 from experiments.convergence_clock import PlannedTime
-from experiments.convergence_page import Gathered
+from experiments.convergence_page import Gathered, baseline
 from experiments.convergence_plan import STAGES
 from experiments.convergence_results import Results
 from experiments.convergence_runs import Runs
+from experiments.convergence_sweep import sweep
 from tests.experiments import sweeps
 
 
@@ -67,3 +69,10 @@ def _planned(made):
   methods = plan.sweep.methods
   every = [run for s in STAGES for run in plan.stage(s, methods, runs.loss)]
   return {str(run.config) for run in every}
+
+
+def test_a_gap_is_to_allreduce_with_the_same_inner_optimizer():
+  small = sweep(convergence_small.get_config().to_dict())
+  baselines = {m.name: baseline(small, m) for m in small.methods}
+  assert baselines.pop("muloco") == "allreduce_muon"
+  assert set(baselines.values()) == {"allreduce"}

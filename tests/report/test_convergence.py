@@ -23,6 +23,18 @@ def test_a_seed_that_diverged_is_infinitely_high():
   assert spread.mean == spread.high == math.inf and spread.low == 1.5
 
 
+def test_a_gap_may_be_to_another_baseline():
+  entries = [
+    convergences.entry("allreduce", 1.0, 1.0),
+    convergences.entry("muon", 0.8, 0.8),
+    convergences.entry("muloco", 0.9, 0.9, baseline="muon"),
+  ]
+  found = convergences.comparison(entries=entries)
+  assert [found.gap(entry) for entry in entries] == pytest.approx(
+    [0, -0.2, 0.125]
+  )
+
+
 def test_the_gap_is_that_of_the_means_to_allreduce():
   found = convergences.comparison()
   gaps = {entry.name: found.gap(entry) for entry in found.entries}
