@@ -15,13 +15,20 @@ from experiments.configs import default
 
 # Learning rate and momentum of the outer optimizer: every method that has one
 # sees all of them, the one that its config brings included.
-OUTER_GRID = ((0.7, 0.6), (0.7, 0.9), (0.7, 0.3), (0.7, 0.0), (1.0, 0.0))
+OUTER_GRID = (
+  *((0.7, 0.6), (0.7, 0.9), (0.7, 0.3), (0.7, 0.0)),
+  *((1.0, 0.0), (0.4, 0.0)),
+)
+# Inner rates are chosen before: at a momentum that short rounds do not bear,
+# the choice would be for the momentum's sake.
+OUTER_START = {"outer.learning_rate": 0.7, "outer.momentum": 0.6}
 # Methods without one get as many runs, on what they do have.
 INNER_GRID = (
   {"inner_factor": 0.75},
   {"inner_factor": 1.3},
   {"warmup_factor": 0.5},
   {"warmup_factor": 2.0},
+  {"inner_factor": 1.3, "warmup_factor": 2.0},
 )
 PLAIN = {"codec.name": "float32"}
 _RULES = ("continue", "reset")  # Readings of DiLoCoX's apply rule.
@@ -113,7 +120,12 @@ def on_clock(clock: str) -> list[dict[str, Any]]:
   """
   continues = f"dilocox_continue_{clock}"
   return [
-    of("open_diloco", f"open_diloco_{clock}", interval_of=continues),
+    of(
+      "open_diloco",
+      f"open_diloco_{clock}",
+      changed=OUTER_START,
+      interval_of=continues,
+    ),
     *(
       of(
         "dilocox",
@@ -149,7 +161,11 @@ def every(
     of("cocktail_params"),
     of("diloco", changed=at | warm(warm_steps)),
     of("diloco", "diloco_cold", changed=at),
-    of("open_diloco", "open_diloco_long", changed=_every(open_interval)),
+    of(
+      "open_diloco",
+      "open_diloco_long",
+      changed=_every(open_interval) | OUTER_START,
+    ),
     *streaming(interval),
     of("eager", changed=at),
     of("sparse_loco", changed=at),
