@@ -27,7 +27,8 @@ from dilocox_jax.metrics import RecordError
 from dilocox_jax.metrics.lines import make_directory, one_line, write_json
 from dilocox_jax.report.run import Run
 
-_FREE = tuple(each for each in FREE_ON_RESUME if each != "evaluation")
+# Curves are kept, so that it matters when a run is evaluated.
+_FREE = tuple(e for e in FREE_ON_RESUME if not e.startswith("evaluation."))
 
 
 @dataclasses.dataclass(frozen=True)
