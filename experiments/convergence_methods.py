@@ -192,7 +192,7 @@ def contests(clocks: Sequence[str]) -> list[dict[str, Any]]:
       "clock": clock,
       "reference": f"dilocox_continue_{clock}",
       "methods": (
-        *("allreduce", *_rivals(clock)),
+        *("allreduce", "diloco_cold", *_rivals(clock)),
         *(f"dilocox_{rule}_{clock}" for rule in _RULES),
         f"ours_{clock}",
       ),
@@ -203,6 +203,9 @@ def contests(clocks: Sequence[str]) -> list[dict[str, Any]]:
 
 def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
   """The published orderings, for either reading of DiLoCoX's apply rule.
+
+  DiLoCoX's were published at equal steps; at equal time they are what its
+  compression and overlap are for.
 
   Args:
     clock: Of the models that are trained.
@@ -218,11 +221,32 @@ def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
     (clock_107b, _rivals(clock_107b)),
   )
   return [
-    {"better": "allreduce", "than": published, "at": "tokens"},
-    {"better": "allreduce_muon", "than": ["muloco"], "at": "tokens"},
+    claim("allreduce", published, "tokens", "all papers"),
+    claim("allreduce_muon", ["muloco"], "tokens", "MuLoCo (recalled)"),
+    claim("muloco", ["diloco_cold"], "tokens", "MuLoCo (recalled)"),
+    claim("sparse_loco", ["diloco_cold"], "tokens", "SparseLoCo (recalled)"),
     *(
-      {"better": f"dilocox_{rule}_{at}", "than": than, "at": at}
+      claim(f"dilocox_{rule}_{at}", _rivals(at), "tokens", "DiLoCoX (recalled)")
+      for at, _ in rivals
+      for rule in _RULES
+    ),
+    *(
+      claim(f"dilocox_{rule}_{at}", than, at, "ours, after DiLoCoX")
       for at, than in rivals
       for rule in _RULES
     ),
   ]
+
+
+def claim(
+  better: str, than: Sequence[str], at: str, source: str
+) -> dict[str, Any]:
+  """An ordering to look for.
+
+  Args:
+    better: Method that should end lower.
+    than: Those that should end higher.
+    at: "tokens", or a clock.
+    source: Who says so, and how well that is known.
+  """
+  return {"better": better, "than": than, "at": at, "source": source}

@@ -4,6 +4,7 @@ Losses come from the lines, times from the plan of each run, so the report can
 be made on another machine, on other clocks, years later.
 """
 
+import math
 import pathlib
 from collections.abc import Sequence
 
@@ -142,7 +143,11 @@ class Gathered:
     steps = self._plan.steps_at(method, clock, loss_of)
     losses = [loss_of(each) for each in planned]
     ended = tuple(loss for loss in losses if loss is not None)
-    return report.Timed(method.name, steps, not planned, ended)
+    used_s = math.nan
+    if planned:
+      timed = PlannedTime(planned[0].config, self._plan.sweep.clocks[clock])
+      used_s = timed.times().end_s
+    return report.Timed(method.name, steps, used_s, not planned, ended)
 
 
 def write(
@@ -218,7 +223,9 @@ def _clock_text(sweep: Sweep, spec: ClockSpec) -> str:
   )
   if timed.model.shape != config.model.shape:
     text += f", put on the losses of {config.model.preset}"
-  return text
+  if timed.codec.rank != config.codec.rank:
+    text += f", low rank at {timed.codec.rank} instead of {config.codec.rank}"
+  return f"{text}; codecs take no time"
 
 
 def _tuning_text(sweep: Sweep) -> list[str]:

@@ -170,7 +170,9 @@ class Plan:
       fields.pop(warmup, None)  # Not tuned, only cut to the run's length.
     rates = self.sweep.tuning.inner_learning_rates
     rate = lowest(inner, loss_of).config.inner.learning_rate
-    at_edge = rate in (min(rates), max(rates))
+    at_edge = _is_end(rate, rates) or _is_end(
+      _outer_step(best), [_outer_step(run) for run in runs]
+    )
     return Tuned(fields, value(loss_of(best)), len(runs), at_edge)
 
   def results(self, method: Method, loss_of: LossOf) -> list[Planned]:
@@ -242,3 +244,14 @@ class Plan:
       if each.name in contest.methods
       for run in self.equal_time(each, clock, loss_of)
     ]
+
+
+def _is_end(value: float, tried: Sequence[float]) -> bool:
+  """Whether a value is the smallest or largest of several."""
+  return min(tried) < max(tried) and value in (min(tried), max(tried))
+
+
+def _outer_step(planned: Planned) -> float:
+  """What an outer step comes to after many alike."""
+  outer = planned.config.outer
+  return outer.learning_rate / (1 - outer.momentum)

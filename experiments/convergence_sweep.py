@@ -268,7 +268,7 @@ def sweep(values: Mapping[str, Any]) -> Sweep:
       for each in values["equal_time"]
     },
     claims=tuple(
-      Claim(each["better"], tuple(each["than"]), each["at"])
+      Claim(each["better"], tuple(each["than"]), each["at"], each["source"])
       for each in values["claims"]
     ),
     gaps=dict(values["gaps"]),

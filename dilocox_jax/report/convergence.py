@@ -95,7 +95,8 @@ class Entry:
     tuned: Fields that tuning changed, short names.
     tuning_runs: How many tuning runs were made.
     tuning_rounds: Rounds of each of them.
-    at_edge: Whether the best inner learning rate is an end of the grid.
+    at_edge: Whether the best inner learning rate or outer step is an end of
+      its grid.
     baseline: Name of AllReduce with the same inner optimizer.
   """
 
@@ -132,12 +133,14 @@ class Timed:
   Attributes:
     name: Of the method.
     steps: Inner steps that it got.
+    used_s: Time that they and the flush take (seconds).
     is_too_few: Whether they are too few to train.
     losses: Final losses, one a seed.
   """
 
   name: str
   steps: int
+  used_s: float
   is_too_few: bool
   losses: tuple[float, ...]
 
@@ -170,11 +173,13 @@ class Claim:
     better: Method that should end lower.
     than: Those that should end higher.
     at: `TOKENS`, or the clock on which all have equal time.
+    source: Who says so, and how well that is known.
   """
 
   better: str
   than: Sequence[str]
   at: str
+  source: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +220,20 @@ class Comparison:
     if not base or not math.isfinite(base[0]):
       return math.nan
     return entry.spread.mean / base[0] - 1
+
+  def seed_gaps(self, entry: Entry) -> list[float]:
+    """The same seed by seed, lowest first, where both have a seed."""
+    base = {
+      trace.seed: trace.loss
+      for each in self.entries
+      if each.name == entry.baseline
+      for trace in each.traces
+    }
+    return sorted(
+      trace.loss / base[trace.seed] - 1
+      for trace in entry.traces
+      if trace.seed in base
+    )
 
 
 def seconds_to(trace: Trace, clock: str, target_loss: float) -> float:

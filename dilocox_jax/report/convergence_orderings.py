@@ -27,6 +27,7 @@ class Verdict:
     better: Method that should end lower.
     other: Method that should end higher.
     at: `TOKENS`, or a clock.
+    source: Who says so.
     result: One of the words above.
     better_spread: Losses of the one.
     other_spread: Losses of the other.
@@ -35,6 +36,7 @@ class Verdict:
   better: str
   other: str
   at: str
+  source: str
   result: str
   better_spread: Spread
   other_spread: Spread
@@ -74,7 +76,9 @@ def verdicts(found: Comparison) -> Iterator[Verdict]:
       result = compared(better, other, found.seeds)
       if {claim.better, name} & few:
         result = TOO_FEW
-      yield Verdict(claim.better, name, claim.at, result, better, other)
+      yield Verdict(
+        *(claim.better, name, claim.at, claim.source), result, better, other
+      )
 
 
 def _at(found: Comparison, at: str) -> tuple[dict[str, Spread], set[str]]:
@@ -120,4 +124,8 @@ def bounded(found: Comparison, name: str, most: float) -> str:
   }
   if counts != {found.seeds}:
     return SEEDS
-  return f"{HOLDS if gap <= most else 'exceeded'} ({units.human_gap(gap)})"
+  by_seed = [units.human_gap(each) for each in found.seed_gaps(by_name[name])]
+  return (
+    f"{HOLDS if gap <= most else 'exceeded'} ({units.human_gap(gap)}; by seed"
+    f" {by_seed[0]} to {by_seed[-1]})"
+  )

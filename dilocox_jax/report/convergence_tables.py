@@ -14,9 +14,11 @@ from dilocox_jax.report import units
 from dilocox_jax.report.convergence import (
   TOKENS,
   Comparison,
+  Entry,
   EqualTime,
   Spread,
   mean_seconds_to,
+  seconds_to,
 )
 from dilocox_jax.report.convergence_orderings import (
   bounded,
@@ -110,7 +112,7 @@ def _hours(found: Comparison, clock: str) -> Grid:
         entry.name,
         units.human_share(entry.utilisation.get(clock, math.nan)),
         _time(entry.seconds.get(clock, math.nan)),
-        _time(to_s) if not math.isinf(to_s) else "not reached",
+        _time(to_s) if not math.isinf(to_s) else _reached(entry, clock, target),
       )
     )
   return Grid(
@@ -124,12 +126,20 @@ def _hours(found: Comparison, clock: str) -> Grid:
   )
 
 
+def _reached(entry: Entry, clock: str, target_loss: float) -> str:
+  """How many seeds reached a loss that not all of them did."""
+  times = [seconds_to(trace, clock, target_loss) for trace in entry.traces]
+  count = sum(map(math.isfinite, times))
+  return f"{count} of {len(times)} seeds" if count else "not reached"
+
+
 def _equal_time(found: Comparison, each: EqualTime) -> Grid:
   rows = [
     (
       timed.name
       + _count(len(timed.losses), 0 if timed.is_too_few else found.seeds),
       f"{timed.steps:,}",
+      units.human_share(timed.used_s / each.budget_s),
       "too few steps" if timed.is_too_few else _mean(timed.spread),
       _range(timed.spread),
     )
@@ -137,13 +147,14 @@ def _equal_time(found: Comparison, each: EqualTime) -> Grid:
   ]
   return Grid(
     f"At equal time on the clock '{each.clock}', {_time(each.budget_s)} h",
-    ("method", "steps", "loss", "lowest..highest"),
+    ("method", "steps", "time used", "loss", "lowest..highest"),
     rows,
     [
       f"Clock '{each.clock}': {found.clocks[each.clock]}. Every method has as"
-      " many inner steps as fit, at most those of equal tokens, and its"
-      " schedule ends at its own last step. Its settings are those tuned at"
-      " equal tokens."
+      " many inner steps as fit to a thousandth of the time, at most those of"
+      " equal tokens, its last round cut short if need be, and its schedule"
+      " ends at its own last step. Its settings are those tuned at equal"
+      " tokens."
     ],
   )
 
@@ -153,15 +164,17 @@ def _where(at: str) -> str:
 
 
 def _orderings(found: Comparison) -> Grid:
-  by_claim = itertools.groupby(verdicts(found), lambda v: (v.better, v.at))
+  by_claim = itertools.groupby(
+    verdicts(found), lambda v: (v.better, v.at, v.source)
+  )
   rows = []
-  for (better, at), each in by_claim:
+  for (better, at, source), each in by_claim:
     of_claim = list(each)
-    names = ", ".join(v.other for v in of_claim)
-    rows.append((f"{better} < {names}", _where(at), summary(of_claim)))
+    claim = f"{better} < {', '.join(v.other for v in of_claim)}"
+    rows.append((claim, _where(at), source, summary(of_claim)))
   for name, most in found.gaps.items():
     claim = f"{name} at most {most:.1%} above allreduce"
-    rows.append((claim, "equal tokens", bounded(found, name, most)))
+    rows.append((claim, "equal tokens", "ours", bounded(found, name, most)))
   notes = [
     "A claim holds if no seed of the one ends as high as any seed of the"
     " others, all seeds run; a gap is that of the means. Worked out from the"
@@ -169,10 +182,11 @@ def _orderings(found: Comparison) -> Grid:
   ]
   if edge := [entry.name for entry in found.entries if entry.at_edge]:
     notes.append(
-      "Best at an end of the grid of inner learning rates, so tuned less well:"
-      f" {', '.join(edge)}."
+      "Best at an end of the grid of inner learning rates, or at the smallest"
+      " or largest outer step tried (rate over one less momentum), so tuned"
+      f" less well: {', '.join(edge)}."
     )
-  header = ("claim", "where", "verdict")
+  header = ("claim", "where", "said by", "verdict")
   return Grid("Orderings (clocks as named)", header, rows, notes)
 
 

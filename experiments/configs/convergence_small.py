@@ -54,6 +54,6 @@ def get_config():
   config.target_loss = 1.5
   config.equal_time = methods.contests(clocks)
   config.claims = methods.claims(*clocks)
-  config.gaps = {"diloco": 0.012}
+  config.gaps = {"diloco": 0.012, "diloco_cold": 0.012}
   config.lock()
   return config

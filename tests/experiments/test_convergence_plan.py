@@ -25,7 +25,7 @@ def test_every_method_gets_as_many_tuning_runs_of_the_same_length():
   tuning = [*found["tune_inner"], *found["tune_outer"]]
   counts = collections.Counter(run.method for run in tuning)
   assert set(counts) == set(sweeps.NAMES)
-  assert set(counts.values()) == {plan.sweep.tuning_runs} == {7}
+  assert set(counts.values()) == {plan.sweep.tuning_runs} == {8}
   assert {run.config.total_steps for run in tuning} == {12}
   rates = collections.defaultdict(list)
   for run in found["tune_inner"]:
@@ -45,8 +45,8 @@ def test_no_result_is_on_the_seed_that_was_tuned_on():
 def test_every_schedule_ends_at_the_runs_own_last_step():
   found = every()
   assert {r.config.total_steps for r in found["results"]} == {48}
+  assert all(run.ends_round for run in found["results"])
   for run in (*found["results"], *found["equal_time"]):
-    assert run.ends_round
     assert run.config.inner.warmup_steps <= run.config.total_steps // 4
   # On a slow link AllReduce gets fewer steps, and its schedule is as short.
   short = {r.config.total_steps for r in found["equal_time"]}
@@ -60,11 +60,11 @@ def test_results_run_with_what_tuned_best():
   assert tuned.changed == {
     "inner.learning_rate": 3e-3,
     "outer.learning_rate": 0.7,
-    "outer.momentum": 0.9,
+    "outer.momentum": 0.3,
   }
-  assert tuned.num_runs == 7 and not tuned.at_edge
+  assert tuned.num_runs == 8 and not tuned.at_edge
   for run in plan.results(diloco, sweeps.loss_of):
-    assert run.config.outer.momentum == 0.9
+    assert run.config.outer.momentum == 0.3
     assert run.config.inner.learning_rate == 3e-3
     assert run.config.inner.warmup_steps == 2
     assert run.config.evaluation.interval_steps == 12
@@ -77,7 +77,13 @@ def test_a_method_without_an_outer_optimizer_tunes_what_it_has():
   assert [
     (run.config.inner.learning_rate, run.config.inner.warmup_steps)
     for run in runs
-  ] == [(0.00225, 2), (0.0039, 2), (3e-3, 1), (3e-3, 3)]  # 3: a quarter of 12.
+  ] == [
+    (0.00225, 2),
+    (0.0039, 2),
+    (3e-3, 1),
+    (3e-3, 3),
+    (0.0039, 3),
+  ]  # 3: a quarter of 12.
 
   assert plan.tuned(allreduce, sweeps.loss_of).changed == {
     "inner.learning_rate": 3e-3,
@@ -85,14 +91,31 @@ def test_a_method_without_an_outer_optimizer_tunes_what_it_has():
   }
 
 
-def test_the_best_rate_at_an_end_of_the_grid_is_told():
+@pytest.mark.parametrize(
+  "best, at_edge",
+  [
+    ((9e-3, 0.7, 0.3), True),
+    ((3e-3, 0.7, 0.9), True),
+    ((3e-3, 0.4, 0.0), True),
+    ((3e-3, 1.0, 0.0), False),  # Long steps come of momentum too.
+  ],
+)
+def test_a_best_value_at_an_end_of_its_grid_is_told(best, at_edge):
   plan = sweeps.plan()
   diloco = plan.sweep.method("diloco")
 
-  def loves_high_rates(run):
-    return 1 - run.config.inner.learning_rate
+  def away(run):
+    inner, outer = run.config.inner, run.config.outer
+    values = (inner.learning_rate, outer.learning_rate, outer.momentum)
+    return sum(abs(a - b) for a, b in zip(values, best, strict=True))
 
-  assert plan.tuned(diloco, loves_high_rates).at_edge
+  assert plan.tuned(diloco, away).at_edge == at_edge
+
+
+def test_without_an_outer_optimizer_there_is_no_outer_step_to_be_at_an_end():
+  plan = sweeps.plan()
+  allreduce = plan.sweep.method("allreduce")
+  assert not plan.tuned(allreduce, sweeps.loss_of).at_edge
 
 
 def test_a_tuning_run_that_diverged_never_wins_and_counts():
@@ -105,7 +128,7 @@ def test_a_tuning_run_that_diverged_never_wins_and_counts():
 
   tuned = plan.tuned(diloco, diverges)
   assert tuned.changed["inner.learning_rate"] == 1e-3
-  assert tuned.num_runs == 7
+  assert tuned.num_runs == 8
   with pytest.raises(NotTunedError, match="every tuning run of 'diloco'"):
     plan.tuned(diloco, lambda run: math.nan)
 

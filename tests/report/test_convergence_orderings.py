@@ -54,7 +54,7 @@ def test_every_pair_of_a_claim_is_judged_where_it_is_made():
 
 def test_a_claim_names_those_against_whom_it_does_not_hold():
   def of(better, than, at="tokens"):
-    claims = [Claim(better, than, at)]
+    claims = [Claim(better, than, at, "us")]
     return summary(list(verdicts(convergences.comparison(claims=claims))))
 
   assert of("allreduce", ("diloco", "dilocox")) == HOLDS
@@ -72,10 +72,10 @@ def test_a_claim_names_those_against_whom_it_does_not_hold():
 @pytest.mark.parametrize(
   "name, most, result",
   [
-    ("diloco", 0.0496, "holds (+4.95 %)"),
-    ("diloco", 0.0494, "exceeded (+4.95 %)"),
+    ("diloco", 0.0496, "holds (+4.95 %; by seed +4.90 % to +5.00 %)"),
+    ("diloco", 0.0494, "exceeded (+4.95 %; by seed +4.90 % to +5.00 %)"),
     ("eager", 0.9, SEEDS),
-    ("wild", 0.9, "exceeded (+inf %)"),
+    ("wild", 0.9, "exceeded (+inf %; by seed +1.00 % to -)"),
     ("absent", 0.9, MISSING),
   ],
 )
