@@ -223,8 +223,8 @@ def _clock_text(sweep: Sweep, spec: ClockSpec) -> str:
   )
   if timed.model.shape != config.model.shape:
     text += f", put on the losses of {config.model.preset}"
-  if timed.codec.rank != config.codec.rank:
-    text += f", low rank at {timed.codec.rank} instead of {config.codec.rank}"
+  if rank := spec.changed.get("codec.rank"):
+    text += f", low rank at {rank} there"
   return f"{text}; codecs take no time"
 
 

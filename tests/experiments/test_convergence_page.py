@@ -76,3 +76,9 @@ def test_a_gap_is_to_allreduce_with_the_same_inner_optimizer():
   baselines = {m.name: baseline(small, m) for m in small.methods}
   assert baselines.pop("muloco") == "allreduce_muon"
   assert set(baselines.values()) == {"allreduce"}
+
+
+def test_a_clock_says_what_it_times_and_what_it_leaves_out(made):
+  _, _, found = made
+  assert found.clocks["1gbit"].endswith("(stated); codecs take no time")
+  assert "on the losses of nano, low rank at 2048 there" in found.clocks["107b"]
