@@ -53,7 +53,7 @@ def test_every_setting_is_run_with_every_seed():
 
 
 def test_what_means_one_run_is_run_once():
-  lines = [{}, {"sync.sync_interval": 6}, {"evaluation.num_sequences": 8}]
+  lines = [{}, {"sync.sync_interval": 6}, {"evaluation.interval_steps": 8}]
   assert names({"runs": lines}) == ["base"]
 
 
