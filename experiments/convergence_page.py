@@ -34,6 +34,7 @@ class Gathered:
       results: Their curves.
     """
     self._plan, self._runs, self._results = plan, runs, results
+    self._baselines = baselines(plan.sweep)
 
   def comparison(self, name: str, command: str) -> report.Comparison:
     """Everything that the report says.
@@ -102,7 +103,7 @@ class Gathered:
       tuning_runs=tuned.num_runs,
       tuning_rounds=self._plan.tuning_rounds(method),
       at_edge=tuned.at_edge,
-      baseline=baseline(self._plan.sweep, method),
+      baseline=self._baselines[method.name],
     )
 
   def _trace(
@@ -175,25 +176,29 @@ def write(
   print(f"report: {page}")
 
 
-def baseline(sweep: Sweep, method: Method) -> str:
-  """AllReduce with a method's inner optimizer, or else the first one.
+def baselines(sweep: Sweep) -> dict[str, str]:
+  """By method, AllReduce with its inner optimizer, or else the first one.
 
-  What an optimizer gains must not pass for what an exchange loses.
+  What an optimizer gains must not pass for what an exchange loses. AllReduce
+  itself is held against the first one.
 
   Args:
     sweep: All methods.
-    method: One of them.
   """
   configs = {each.name: sweep.config(each.changed) for each in sweep.methods}
   synchronous = [
     name for name, each in configs.items() if each.sync.method == "allreduce"
   ]
-  if method.name not in synchronous:
-    wanted = configs[method.name].inner.optimizer
-    for name in synchronous:
-      if configs[name].inner.optimizer == wanted:
-        return name
-  return next(iter(synchronous), "allreduce")
+  first = next(iter(synchronous), "allreduce")
+  of_optimizer: dict[str, str] = {}
+  for name in synchronous:
+    of_optimizer.setdefault(configs[name].inner.optimizer, name)
+  return {
+    name: first
+    if name in synchronous
+    else of_optimizer.get(config.inner.optimizer, first)
+    for name, config in configs.items()
+  }
 
 
 def _budget(sweep: Sweep) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from experiments.configs import convergence_small
 from experiments.convergence_clock import PlannedTime
-from experiments.convergence_page import Gathered, baseline
+from experiments.convergence_page import Gathered, baselines
 from experiments.convergence_plan import STAGES
 from experiments.convergence_results import Results
 from experiments.convergence_runs import Runs
@@ -73,9 +73,9 @@ def _planned(made):
 
 def test_a_gap_is_to_allreduce_with_the_same_inner_optimizer():
   small = sweep(convergence_small.get_config().to_dict())
-  baselines = {m.name: baseline(small, m) for m in small.methods}
-  assert baselines.pop("muloco") == "allreduce_muon"
-  assert set(baselines.values()) == {"allreduce"}
+  found = baselines(small)
+  assert found.pop("muloco") == "allreduce_muon"
+  assert set(found.values()) == {"allreduce"}
 
 
 def test_a_clock_says_what_it_times_and_what_it_leaves_out(made):
