@@ -199,8 +199,8 @@ def _pairs(found: Comparison) -> Grid:
         v.better,
         v.other,
         _where(v.at),
-        units.human_loss(v.better_spread.high),
-        units.human_loss(v.other_spread.low),
+        _end(v.better_spread.high),
+        _end(v.other_spread.low),
         v.result,
       )
       for v in verdicts(found)
@@ -245,7 +245,12 @@ def _mean(spread: Spread) -> str:
 def _range(spread: Spread) -> str:
   if not spread.losses:
     return "-"
-  return f"{units.human_loss(spread.low)}..{units.human_loss(spread.high)}"
+  return f"{_end(spread.low)}..{_end(spread.high)}"
+
+
+def _end(loss: float) -> str:
+  """One end of a spread; NaN is that of a method without a loss."""
+  return "-" if math.isnan(loss) else units.human_loss(loss)
 
 
 def _bytes(value: float) -> str:

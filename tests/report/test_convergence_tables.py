@@ -50,6 +50,13 @@ def test_hours_are_of_the_clock():
   assert abs(ratio - 180) < 2
 
 
+def test_a_pair_that_has_not_run_shows_no_loss():
+  table = found()["Orderings"]
+  last = table.rows[-1]
+  assert last[:2] == ("dilocox", "allreduce")
+  assert last[3:] == ("-", "-", "not run")
+
+
 def test_equal_time_says_the_steps_and_who_had_too_few():
   table = found()["At equal time on the clock 'near'"]
   assert table.title.endswith("1 h")
