@@ -7,12 +7,13 @@ finished. Just before the rename every file's digest is put down; a checkpoint
 that was damaged later is recognised by them, and passed over.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -27,6 +28,10 @@ _PARTIAL = ".orbax-checkpoint-tmp"  # In the name of a save until it is done.
 
 class RefusedError(ValueError):
   """A whole checkpoint that must not be read; the message says why."""
+
+
+class SaveError(OSError):
+  """The disk did not take a checkpoint; the message says why."""
 
 
 class Checkpoints:
@@ -65,12 +70,39 @@ class Checkpoints:
       step: Inner steps finished; names the checkpoint.
       state: Tree of arrays. They may be donated as soon as this returns.
       record: Anything JSON can hold.
+
+    Raises:
+      SaveError: If there is no room, or the disk refused the save before.
     """
     args = {
       _ARRAYS: ocp.args.StandardSave(_leaves(state)),
       _RECORD: ocp.args.JsonSave(record),
     }
-    self._manager.save(step, args=ocp.args.Composite(**args), force=True)
+    with self._taking():
+      self._manager.wait_until_finished()
+      self._check_room(_own_bytes(state))
+      self._manager.save(step, args=ocp.args.Composite(**args), force=True)
+
+  def _check_room(self, needed_bytes: int) -> None:
+    """A disk that fills up in the middle makes Orbax's threads die loudly."""
+    free_bytes = shutil.disk_usage(self._directory).free
+    if needed_bytes > free_bytes:
+      raise OSError(
+        f"{needed_bytes / 1e6:,.1f} MB are needed and {free_bytes / 1e6:,.1f}"
+        " MB free"
+      )
+
+  @contextlib.contextmanager
+  def _taking(self) -> Iterator[None]:
+    """Words what a disk refuses; Orbax passes it on with the next call."""
+    try:
+      yield
+    except (OSError, ValueError) as error:
+      reason = str(error).strip().partition("\n")[0]
+      raise SaveError(
+        f"cannot save a checkpoint in {self._directory}: {reason}; once the"
+        " disk takes it, the same command goes on from the checkpoint before it"
+      ) from error
 
   def _seal(self) -> None:
     """Puts down the digests of a save whose files are written, by all."""
@@ -155,8 +187,13 @@ class Checkpoints:
     return self._manager.restore(step, args=composite)[name]
 
   def close(self) -> None:
-    """Waits for the save that is under way."""
-    self._manager.wait_until_finished()
+    """Waits for the save that is under way.
+
+    Raises:
+      SaveError: If the disk refused it.
+    """
+    with self._taking():
+      self._manager.wait_until_finished()
     self._manager.close()
 
 
@@ -167,6 +204,16 @@ def _leaves(state: Tree) -> dict[str, Any]:
     f"{number:04d}{jax.tree_util.keystr(path)}".replace("/", "|"): leaf
     for number, (path, leaf) in enumerate(paths)
   }
+
+
+def _own_bytes(state: Tree) -> int:
+  """What this process writes of a state: of equal shards, one."""
+  return sum(
+    shard.data.nbytes
+    for leaf in jax.tree.leaves(state)
+    for shard in leaf.addressable_shards
+    if shard.replica_id == 0
+  )
 
 
 def _digests(checkpoint: pathlib.Path) -> dict[str, str]:

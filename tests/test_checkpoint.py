@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dilocox_jax.checkpoint import Checkpoints, RefusedError
+from dilocox_jax.checkpoint import Checkpoints, RefusedError, SaveError
 from dilocox_jax.mesh import Replicas
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.outer.round import ReplicaState
@@ -301,6 +301,39 @@ def test_a_checkpoint_that_its_reader_refuses_is_not_called_broken(
   with pytest.raises(error, match="not step 6"):
     _restore(directory, refuse)
   assert runs.files(directory.parent) == before
+
+
+def _fill_disk(monkeypatch, free_bytes):
+  usage = shutil.disk_usage("/")._replace(free=free_bytes)
+  monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+
+def test_a_save_without_room_is_refused_and_those_before_it_stay(
+  directory, monkeypatch
+):
+  state = _state(9)
+  size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+  checkpoints = Checkpoints(directory)
+  _fill_disk(monkeypatch, size - 1)
+  with pytest.raises(SaveError, match=r"^cannot save .* MB free; once"):
+    checkpoints.save(9, state, RECORD)
+  _fill_disk(monkeypatch, size)
+  checkpoints.save(12, state, RECORD)
+  checkpoints.close()
+  assert sorted(path.name for path in directory.iterdir()) == ["12", "6"]
+
+
+def test_what_the_disk_refuses_in_the_background_is_said_in_one_line(tmp_path):
+  checkpoints = Checkpoints(tmp_path / "checkpoints")
+
+  def refuse():
+    raise OSError(5, "Input/output error\nand more")
+
+  checkpoints._manager.wait_until_finished = refuse
+  for call in (checkpoints.close, lambda: checkpoints.save(1, _state(1), {})):
+    with pytest.raises(SaveError, match=r"Input/output error; once") as e:
+      call()
+    assert "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize("keep", [1, 3])
