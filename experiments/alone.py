@@ -9,6 +9,7 @@ import fcntl
 import logging
 import pathlib
 from collections.abc import Iterator
+from typing import IO
 
 from experiments.command_line import TRY_AGAIN, StoppedError, UsageError
 
@@ -34,10 +35,23 @@ def held(path: pathlib.Path, refusal: str) -> Iterator[int]:
   except OSError as error:
     raise UsageError(f"{path} cannot be written: {error.strerror}") from error
   with file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      raise StoppedError(refusal, TRY_AGAIN) from None
-    except OSError as error:  # Some network file systems have no locks.
-      logging.warning("%s cannot be locked (%s)", path, error.strerror)
+    lock(file, refusal)
     yield file.fileno()
+
+
+def lock(file: IO, refusal: str) -> None:
+  """Locks an open file until it is closed.
+
+  Args:
+    file: Any; nothing is written to it.
+    refusal: What to say where another process has it.
+
+  Raises:
+    StoppedError: Another process has it; later it may not.
+  """
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    raise StoppedError(refusal, TRY_AGAIN) from None
+  except OSError as error:  # Some network file systems have no locks.
+    logging.warning("%s cannot be locked (%s)", file.name, error.strerror)

@@ -8,7 +8,6 @@ its parent alone was killed, finds the lock and leaves that run alone.
 
 import contextlib
 import dataclasses
-import fcntl
 import math
 import os
 import pathlib
@@ -21,7 +20,8 @@ from rich import progress
 
 from dilocox_jax.metrics import read_rows
 from dilocox_jax.report.page import PAGE
-from experiments import cores
+from experiments import alone, cores
+from experiments.command_line import StoppedError
 
 _POLL_S = 0.25
 
@@ -65,7 +65,7 @@ class _Process:
     self.job, self.own_cores = job, own_cores
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("ab") as log:
-      fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      alone.lock(log, "another process is still at this run: wait for it")
       self.log_start_bytes = log.tell()
       self.process = subprocess.Popen(
         list(job.command),
@@ -175,9 +175,9 @@ class Batch:
       own = self._free_cores.pop()
       try:
         self._running.append(_Process(job, own, environment))
-      except BlockingIOError:
+      except StoppedError as error:
         self._free_cores.append(own)
-        self._end(job, "another process is still at this run: wait for it")
+        self._end(job, str(error))
 
   def _collect(self) -> None:
     for running in list(self._running):

@@ -26,6 +26,7 @@ from dilocox_jax.mapping import flat
 from dilocox_jax.metrics import RecordError
 from dilocox_jax.metrics.lines import make_directory, one_line, write_json
 from dilocox_jax.report.run import Run
+from experiments import alone
 
 # Curves are kept, so that it matters when a run is evaluated.
 _FREE = tuple(e for e in FREE_ON_RESUME if not e.startswith("evaluation."))
@@ -137,18 +138,15 @@ class Results:
     """Keeps other sweeps out, as two would make the same runs.
 
     Raises:
-      RecordError: Another has it, or the disk refused.
+      StoppedError: Another has it.
+      RecordError: The disk refused.
     """
     self._begin()
     with one_line(self._base_path, "read"):
       file = self._base_path.open()
     with file:
-      try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except BlockingIOError:
-        raise RecordError(
-          f"another sweep is at work on {self.path}: wait for its end"
-        ) from None
+      refusal = f"another sweep is at work on {self.path}: wait for its end"
+      alone.lock(file, refusal)
       yield
 
   def _begin(self) -> None:

@@ -8,6 +8,7 @@ from dilocox_jax import report
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.mapping import flat
 from dilocox_jax.metrics import RecordError
+from experiments.command_line import TRY_AGAIN, StoppedError
 from experiments.configs import convergence_small
 from experiments.convergence_plan import Plan
 from experiments.convergence_results import (
@@ -89,9 +90,10 @@ def test_a_curve_written_twice_counts_once(path):
 def test_a_second_sweep_on_the_same_file_is_refused(path):
   first, second = Results(path, BASE), Results(path, BASE)
   with first.held():
-    with pytest.raises(RecordError, match=r"another sweep .*nano.csv"):
+    with pytest.raises(StoppedError, match=r"another sweep .*nano.csv") as e:
       with second.held():
         pass
+    assert e.value.exit_code == TRY_AGAIN
     first.add(row(), curve())
   with second.held():
     pass
