@@ -23,6 +23,7 @@ from dilocox_jax import processes
 from dilocox_jax.pytypes import Tree
 
 _ARRAYS, _RECORD, _DIGESTS = "arrays", "record", "digests.json"
+_SAVE_TIMEOUT_S = 60 * 60  # Digests are in it, which process 0 works out alone.
 _PARTIAL = ".orbax-checkpoint-tmp"  # In the name of a save until it is done.
 
 
@@ -56,7 +57,9 @@ class Checkpoints:
       max_to_keep=keep,
       create=not read_only,
       enable_async_checkpointing=True,
-      async_options=ocp.AsyncOptions(post_finalization_callback=self._seal),
+      async_options=ocp.AsyncOptions(
+        timeout_secs=_SAVE_TIMEOUT_S, post_finalization_callback=self._seal
+      ),
     )
     self._manager = ocp.CheckpointManager(self._directory, options=options)
 
@@ -80,12 +83,19 @@ class Checkpoints:
     }
     with self._taking():
       self._manager.wait_until_finished()
-      self._check_room(_own_bytes(state))
+      self._check_room(state)
       self._manager.save(step, args=ocp.args.Composite(**args), force=True)
 
-  def _check_room(self, needed_bytes: int) -> None:
-    """A disk that fills up in the middle makes Orbax's threads die loudly."""
+  def _check_room(self, state: Tree) -> None:
+    """A disk that fills up in the middle makes Orbax's threads die loudly.
+
+    Processes write to one directory, and refuse a save together.
+    """
     free_bytes = shutil.disk_usage(self._directory).free
+    all_needed, all_free = zip(
+      *processes.from_all([_own_bytes(state), free_bytes]), strict=True
+    )
+    needed_bytes, free_bytes = sum(all_needed), min(all_free)
     if needed_bytes > free_bytes:
       raise OSError(
         f"{needed_bytes / 1e6:,.1f} MB are needed and {free_bytes / 1e6:,.1f}"

@@ -10,8 +10,10 @@ import contextlib
 import itertools
 import json
 import os
+import pathlib
 import re
 import sys
+import uuid
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -33,6 +35,7 @@ _SIGNS = re.compile(
   r"|unavailable:|deadline_exceeded|broken pipe",
   re.IGNORECASE,
 )
+_STATUS = re.compile("[A-Z_]+: ")  # Begins what comes from below Python.
 
 
 class LostPeerError(RuntimeError):
@@ -68,11 +71,14 @@ def start(
       heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
       shutdown_timeout_seconds=END_TIMEOUT_S,
     )
-  except (ValueError, TypeError) as error:
-    raise ValueError(
-      f"{error} No cluster says so: give --coordinator=HOST:PORT, "
-      "--num_processes and --process_id"
-    ) from error
+  except (ValueError, TypeError, RuntimeError) as error:
+    reason = " ".join(str(error).split())
+    if None in given:
+      reason += (
+        " No cluster says so: give --coordinator=HOST:PORT, --num_processes"
+        " and --process_id"
+      )
+    raise ValueError(reason) from error
   try:
     jax.devices()
   except RuntimeError as error:
@@ -124,6 +130,35 @@ def from_main(value: Any) -> Any:
   return json.loads(host_messages.allgather(own)[0])
 
 
+def from_all(value: Any) -> list[Any]:
+  """Every process's value, by process, in every process; all wait for all.
+
+  Args:
+    value: Anything that JSON can hold.
+  """
+  told = host_messages.allgather(json.dumps(value).encode())
+  return [json.loads(each) for each in told]
+
+
+def have_in_common(directory: pathlib.Path) -> bool:
+  """Whether all processes see one directory; all wait for all.
+
+  Args:
+    directory: Where process 0 may write.
+  """
+  if count() == 1:
+    return True
+  # A name that no one has asked for before is in no file system's cache.
+  mark = directory / from_main(f".common-{uuid.uuid4().hex}")
+  if is_main():
+    mark.touch()
+  from_main(None)  # It is there now.
+  found = from_all(mark.exists())
+  if is_main():
+    mark.unlink()
+  return all(found)
+
+
 def check_alike(**values: Any) -> None:
   """Raises ValueError, with one line, where this process differs from 0.
 
@@ -160,7 +195,10 @@ def _names_a_peer(error: BaseException | None) -> bool:
   """Whether JAX, Orbax or a backend complains of a process, here or below."""
   kinds = (RuntimeError, ValueError, TimeoutError, jax.errors.JaxRuntimeError)
   while error:
-    if type(error) in kinds and _SIGNS.search(str(error)):
+    text = str(error)
+    # A bad value that a user typed may hold any word.
+    is_own = type(error) is ValueError and not _STATUS.match(text)
+    if type(error) in kinds and not is_own and _SIGNS.search(text):
       return True
     error = error.__cause__ or error.__context__
   return False

@@ -63,13 +63,15 @@ class Trainer:
     """
     self.clock = clock
     self.config, self.workdir, self.command = config, workdir, command
+    # First: processes that differ would look for each other in vain.
+    processes.check_alike(config=config.to_mapping())
     self.plan = planning.run_plan(config)
     self.programs = assembly.programs(config)
     self.replicas = self.programs.rounds.replicas
     if processes.count() > 1:
       processes.open_connections(self.replicas.mesh)
     self.corpus = assembly.corpus(config)
-    processes.check_alike(config=config.to_mapping(), text=self.corpus.digest)
+    processes.check_alike(text=self.corpus.digest)
     self.streams = assembly.streams(config, self.corpus)
     self.pilot = Pilot(config, self.programs)
     self.held_out = assembly.held_out(config, self.corpus)

@@ -19,7 +19,9 @@ from typing import IO
 from experiments.command_line import TRY_AGAIN
 
 _POLL_S = 0.1
-_SETTLE_S = 1.0  # For the cause to show when a consequence was seen first.
+# For the cause to show when a consequence was seen first: who knows it waits
+# some seconds for the others before it ends (host_messages.part).
+_SETTLE_S = 7.0
 _END_S = 5.0
 
 
@@ -194,6 +196,7 @@ class Group:
     while True:
       failed = [member for member in self._members if member.exit_code]
       causes = [member for member in failed if not member.is_consequence]
-      if causes or time.monotonic() > give_up:
+      is_over = len(failed) == len(self._members)
+      if causes or is_over or time.monotonic() > give_up:
         return (causes or failed)[0]
       time.sleep(_POLL_S)

@@ -5,7 +5,9 @@ which must know whether they make sense before it starts anything. So they are
 read here, without JAX.
 """
 
+import collections
 import dataclasses
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -134,12 +136,23 @@ def devices_each(config: RunConfig, num_processes: int) -> int:
   return total // num_processes
 
 
-def check_devices(config: RunConfig, found: int) -> None:
-  """Raises UsageError if all processes have not what the run needs."""
-  needed = num_devices(config)
-  if found != needed:
+def check_devices(config: RunConfig, owners: Sequence[int]) -> None:
+  """Raises UsageError if the processes have not what the run needs.
+
+  Args:
+    config: What to run.
+    owners: Of every device, the process that has it.
+  """
+  shares = collections.Counter(owners).values()
+  if len(set(shares)) > 1:
     raise UsageError(
-      f"all processes have {found} devices together, and the run needs "
+      f"processes have {min(shares)} to {max(shares)} devices: give each as "
+      "many, by --local_devices or by what the machine lets it see"
+    )
+  needed = num_devices(config)
+  if len(owners) != needed:
+    raise UsageError(
+      f"all processes have {len(owners)} devices together, and the run needs "
       f"{needed} (num_replicas x num_data_shards x num_stages of mesh): change "
       "those, the number of processes, or --local_devices"
     )

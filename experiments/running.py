@@ -94,6 +94,11 @@ def _train(
     tracing = _trace(workdir / "profile")
   try:
     with _alone(workdir), tracing:
+      if not processes.have_in_common(workdir):
+        raise UsageError(
+          f"processes do not see one directory at --workdir={workdir}: take "
+          "one on a file system that all share"
+        )
       path = trainer.run()
   except RefusedError as error:
     raise UsageError(str(error)) from error
@@ -124,7 +129,8 @@ def _joined(config: RunConfig, place: peers.Peers) -> Iterator[None]:
     with processes.peers_needed():
       where = f"process {jax.process_index()}: "
       _speak_as(where)
-      peers.check_devices(config, len(jax.devices()))
+      owners = [device.process_index for device in jax.devices()]
+      peers.check_devices(config, owners)
       yield
     return
   except (UsageError, StoppedError) as error:

@@ -1,3 +1,4 @@
+import contextlib
 import logging
 import pathlib
 import shutil
@@ -9,6 +10,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from dilocox_jax import processes
 from dilocox_jax.checkpoint import Checkpoints, RefusedError, SaveError
 from dilocox_jax.mesh import Replicas
 from dilocox_jax.optimizers import named_optimizer
@@ -321,6 +323,23 @@ def test_a_save_without_room_is_refused_and_those_before_it_stay(
   checkpoints.save(12, state, RECORD)
   checkpoints.close()
   assert sorted(path.name for path in directory.iterdir()) == ["12", "6"]
+
+
+def test_processes_together_need_room_on_the_fullest_of_their_disks(
+  directory, monkeypatch
+):
+  checkpoints = Checkpoints(directory)
+  for told, is_refused in (
+    ([[60, 110], [50, 200]], False),
+    ([[60, 110], [51, 200]], True),
+    ([[60, 200], [51, 110]], True),
+  ):
+    monkeypatch.setattr(processes, "from_all", lambda own, told=told: told)
+    context = contextlib.nullcontext()
+    if is_refused:
+      context = pytest.raises(OSError, match="are needed and 0.0 MB free")
+    with context:
+      checkpoints._check_room(_state(1))
 
 
 def test_what_the_disk_refuses_in_the_background_is_said_in_one_line(tmp_path):

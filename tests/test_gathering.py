@@ -1,6 +1,7 @@
 """Real processes with two devices each, which compile nothing."""
 
 import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -74,7 +75,7 @@ def assert_that_what_all_hold_is_not_sent():
   assert len(found) == 3 * len(DTYPES) + 2
 
 
-def member(port, number):
+def member(port, number, directory):
   """What each of two processes does."""
   processes.start(f"127.0.0.1:{port}", 2, number)
   assert len(jax.local_devices()) == 2
@@ -84,6 +85,12 @@ def member(port, number):
   assert host_messages.allgather(own) == [b"\0" * 3, b"\1" * 4]
   assert host_messages.allgather(b"" if number else b"x") == [b"x", b""]
   assert processes.from_main([number, "é"]) == [0, "é"]
+  assert processes.from_all([number, "é"]) == [[0, "é"], [1, "é"]]
+  own_directory = directory / str(number)
+  own_directory.mkdir()
+  assert processes.have_in_common(directory)
+  assert not processes.have_in_common(own_directory)
+  assert not list(directory.rglob(".*"))
   processes.check_alike(config={"a": 1})
   try:
     processes.check_alike(config={"a": 1}, text=f"text {number}")
@@ -111,7 +118,7 @@ def end_together(number):
   processes.leave(7)
 
 
-def test_processes_put_their_parts_together_without_a_program():
+def test_processes_put_their_parts_together_without_a_program(tmp_path):
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     port = probe.getsockname()[1]
@@ -122,7 +129,10 @@ def test_processes_put_their_parts_together_without_a_program():
   }
   members = [
     subprocess.Popen(
-      [sys.executable, "-m", "tests.test_gathering", str(port), str(number)],
+      [
+        *(sys.executable, "-m", "tests.test_gathering"),
+        *(str(port), str(number), str(tmp_path)),
+      ],
       env=environment,
       stderr=subprocess.PIPE,
       text=True,
@@ -146,7 +156,7 @@ def test_alone_everything_is_at_hand():
 
 if __name__ == "__main__":
   try:
-    member(int(sys.argv[1]), int(sys.argv[2]))
+    member(int(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3]))
     end_together(int(sys.argv[2]))
   except BaseException:  # The other would be waited for.
     traceback.print_exc()

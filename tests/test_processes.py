@@ -32,6 +32,21 @@ def test_another_config_or_text_is_named(several, monkeypatch):
     processes.check_alike(config={"a": 1}, text="4567")
 
 
+@pytest.mark.parametrize(
+  "given, hint", [(("host:1", 2, 0), False), (("host:1", 2, None), True)]
+)
+def test_what_keeps_a_run_from_starting_is_one_line(monkeypatch, given, hint):
+  def refuse(*args, **kwargs):
+    raise RuntimeError("UNKNOWN: Failed to start\n  RPC server")
+
+  monkeypatch.setattr(jax.distributed, "initialize", refuse)
+  monkeypatch.setattr(jax.config, "update", lambda *args: None)
+  with pytest.raises(ValueError) as found:
+    processes.start(*given)
+  assert str(found.value).startswith("UNKNOWN: Failed to start RPC server")
+  assert ("give --coordinator=HOST:PORT" in str(found.value)) == hint
+
+
 def test_a_lost_peer_is_recognised_below_other_errors(several):
   with pytest.raises(processes.LostPeerError) as found:
     with processes.peers_needed():
@@ -45,6 +60,7 @@ def test_what_a_process_did_itself_is_not_blamed_on_a_peer(several):
     RecordError("cannot write runs/gloo/metrics.jsonl: no space"),
     OSError(5, "coordination"),
     ValueError("sync_interval=0 must be at least 1"),
+    ValueError("no file matches the glob '/data/nccl-logs/*.txt'"),
   ):
     with pytest.raises(type(error)) as found, processes.peers_needed():
       raise error

@@ -10,7 +10,7 @@ from experiments.command_line import TRY_AGAIN
 from experiments.group import Group, Member
 
 WAIT = "import time; time.sleep(600)"
-DIE = "import os, time; time.sleep(0.3); os.kill(os.getpid(), 9)"
+DIE = "import os, time; time.sleep(1.5); os.kill(os.getpid(), 9)"
 
 
 def group(*programs):
@@ -59,9 +59,16 @@ def test_the_cause_is_named_though_a_consequence_shows_first(consequence):
   assert failure.exit_code == 128 + 9 and failure.is_from_outside
 
 
-def test_a_consequence_without_a_cause_is_a_failure_too():
+def test_a_consequence_without_a_cause_is_a_failure_too(monkeypatch):
+  monkeypatch.setattr("experiments.group._SETTLE_S", 0.1)
   failure = group(WAIT, f"raise SystemExit({TRY_AGAIN})").run()
   assert failure and failure.exit_code == TRY_AGAIN and failure.is_from_outside
+
+
+def test_where_all_have_failed_no_cause_is_waited_for():
+  again = f"raise SystemExit({TRY_AGAIN})"
+  failure = group(again, again).run()
+  assert failure and failure.exit_code == TRY_AGAIN
 
 
 def test_the_error_line_is_the_reason_and_the_noise_of_others_is_dropped(
