@@ -2,7 +2,7 @@
 
 Replicas are stacked on one device, or spread over a mesh whose axes are
 replica, data shard and stage. What lies where follows from the plan's
-division; nothing else in the project puts an array on a device of a mesh.
+division, and nothing else in the project works that out.
 """
 
 import dataclasses

@@ -58,6 +58,7 @@ def start(
 
   Raises:
     ValueError: If something was neither given nor found; one line.
+    LostPeerError: If not all came.
   """
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   # It would swallow SIGTERM, and nothing here asks it.
@@ -78,6 +79,11 @@ def start(
         " No cluster says so: give --coordinator=HOST:PORT, --num_processes"
         " and --process_id"
       )
+    elif _SIGNS.search(reason):
+      raise LostPeerError(
+        f"not all {num_processes} processes came within {START_TIMEOUT_S} s: "
+        "the same command tries again"
+      ) from error
     raise ValueError(reason) from error
   try:
     jax.devices()

@@ -62,7 +62,8 @@ def main(values: flags.FlagValues) -> None:
     failures = batch.Batch(waiting, values.processes).run()
   except KeyboardInterrupt:
     raise command_line.StoppedError(
-      "interrupted: the same command goes on from here"
+      "interrupted: the same command goes on from here",
+      command_line.INTERRUPTED,
     ) from None
   _report(trials, jobs, failures, workdir)
   if failures:

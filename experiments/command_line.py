@@ -1,9 +1,10 @@
 """What all binaries share at the edge: flags, logging, and short errors.
 
 Bad input ends in one line on standard error and exit code 2, a run that had
-to stop in one line and exit code 1. Anything else is a bug and keeps its
-traceback. Where nothing is wrong but another process, and the same command
-goes on, the exit code is 75, which schedulers may take as "try again".
+to stop in one line and exit code 1, one that was interrupted with 130. Anything
+else is a bug and keeps its traceback. Where nothing is wrong but another
+process, or the time that was given is over, and the same command goes on, the
+exit code is 75, which schedulers may take as "try again".
 """
 
 import logging

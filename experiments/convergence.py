@@ -86,7 +86,8 @@ def main(values: flags.FlagValues) -> None:
     _run(values, plan, workdir)
   except KeyboardInterrupt:
     raise command_line.StoppedError(
-      "interrupted: the same command goes on from here"
+      "interrupted: the same command goes on from here",
+      command_line.INTERRUPTED,
     ) from None
 
 

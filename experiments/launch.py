@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from experiments import alone, command_line, cores, group, peers, train
-from experiments.command_line import StoppedError, UsageError
+from experiments.command_line import INTERRUPTED, StoppedError, UsageError
 
 _REFUSAL = (
   "processes of another launch are still at --workdir={}: wait for them, or "
@@ -102,7 +102,7 @@ def _run(members: group.Group) -> None:
     failure = members.run()
   except KeyboardInterrupt:
     raise StoppedError(
-      "interrupted: the same command continues the run", 130
+      "interrupted: the same command continues the run", INTERRUPTED
     ) from None
   if failure:
     hint = "all others were ended"

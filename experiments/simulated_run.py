@@ -49,6 +49,11 @@ def timed(workdir: str, cluster_name: str, options: Options) -> Timed:
   config = from_mapping(run.config)
   if not run.rounds:
     raise ValueError(f"--run={workdir} has no finished round yet")
+  if _has_fragments(config) and config.adaptive.mode != "off":
+    raise ValueError(
+      f"--run={workdir} has fragments whose ranks adapt, and rows do not say"
+      " which message had which: train it with --cluster instead"
+    )
   setup = set_up(config, cluster_name, options)
   at_s = _times(run, config, setup)
   timings = []
@@ -64,7 +69,7 @@ def timed(workdir: str, cluster_name: str, options: Options) -> Timed:
 def _times(run: Run, config: RunConfig, setup: Setup) -> dict[int, float]:
   """Simulated seconds by inner step, at the end of every round."""
   clock = Clock(setup.edges, setup.work)
-  if config.sync.named.schedule.num_fragments > 1:
+  if _has_fragments(config):
     segments = setup.plan.segments()
     return {
       each.stop: clock.walk(setup.script.segment(each)).now_s
@@ -80,6 +85,10 @@ def _times(run: Run, config: RunConfig, setup: Setup) -> dict[int, float]:
     row.step: clock.walk(each).now_s
     for row, each in zip(run.rounds, ops, strict=True)
   }
+
+
+def _has_fragments(config: RunConfig) -> bool:
+  return config.sync.named.schedule.num_fragments > 1
 
 
 def finish(found: Timed, workdir: pathlib.Path) -> pathlib.Path:

@@ -12,6 +12,7 @@ from dilocox_jax.pytypes import Tree
 # Muon's updates are scaled to the usual size of AdamW's (Liu et al., 2025,
 # arXiv 2502.16982, section 2.2), so that learning rates carry over.
 _MUON_UPDATE_RMS = 0.2
+_WSD_DECAY = 0.2  # Of the run's steps.
 
 
 def learning_rate_schedule(
@@ -21,7 +22,6 @@ def learning_rate_schedule(
   warmup_steps: int,
   total_steps: int,
   final_fraction: float,
-  decay_fraction: float = 0.2,
 ) -> optax.Schedule:
   """A learning rate by inner step.
 
@@ -32,7 +32,6 @@ def learning_rate_schedule(
     warmup_steps: Steps until it is reached.
     total_steps: Steps of the whole run, at whose end the decay is complete.
     final_fraction: Last learning rate over the peak.
-    decay_fraction: Part of the run that "wsd" decays in.
 
   Raises:
     ValueError: If the name is unknown or the warm-up does not fit.
@@ -52,7 +51,7 @@ def learning_rate_schedule(
     cosine = optax.cosine_decay_schedule(peak, rest, final_fraction)
     parts, starts = [cosine], []
   else:
-    decay = max(1, min(rest, round(decay_fraction * total_steps)))
+    decay = max(1, min(rest, round(_WSD_DECAY * total_steps)))
     parts = [
       optax.constant_schedule(peak),
       optax.linear_schedule(peak, final, decay),

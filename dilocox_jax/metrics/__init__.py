@@ -1,6 +1,6 @@
 """What a run writes down: rows, the clock, TensorBoard, the run record.
 
-The names below are the whole interface; the modules behind them are one for
+The names below are what most others need; the modules behind them are one for
 each kind of file in the run directory.
 """
 

@@ -28,7 +28,8 @@ class OuterState(NamedTuple):
     params: Outer parameters, like the model's tree. Shared by all replicas
       unless the rule is personal.
     optimizer: Outer optimizer state by fragment; shared like `params`.
-    exchange: The aggregator's state by fragment, a replica's own.
+    exchange: The aggregator's state by fragment: shared, but for residuals,
+      which are a replica's own.
     in_flight: Own pseudo-gradients by fragment, [depth, ...] each leaf; a
       replica's own. None where no exchange is ever in flight.
   """

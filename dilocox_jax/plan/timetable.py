@@ -73,7 +73,7 @@ class Timetable:
 
   @property
   def num_ticks(self) -> int:
-    """_Rows: ticks of one step."""
+    """Rows of the table: ticks of one step."""
     return self.action.shape[0]
 
   @property

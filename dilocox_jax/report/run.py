@@ -2,7 +2,7 @@
 
 The figures, the page and the comparison all start here, so a field has one
 reader. A run that is not finished yet, or was killed, is still a run: what is
-missing is empty, and `final` says whether it ended.
+missing is empty, and `finished` says whether it ended.
 """
 
 import dataclasses

@@ -7,7 +7,7 @@ as bytes, so that of the 32,000 tokens that the shapes have 256 occur, and fewer
 of them; outer values are tuned. Losses compare with each other only. Give it a
 large text: --config.base.data.source=text_files
 --config.base.data.glob='texts/**/*.txt'.
-Cost: 11 tuning runs of 1500 steps and 3 results of 3000 a method; made for
+Cost: 10 tuning runs of 1500 steps and 3 results of 3000 a method; made for
 slices (--max_minutes). What follows the colon is the model and M.
 
     python -m experiments.convergence --max_minutes=9 \

@@ -1,11 +1,12 @@
 """Every method under one budget: ten million parameters.
 
-The budget and the methods are those of `convergence_small`; the model has
-eight layers of width 320, and a step is stated as 0.7 s, derived from the
-operations and from the rate at which two CPU cores do those of the small one.
-Claim: none; the report says which orderings hold. Cost: as many runs, each
-some twenty times as long: days on two CPU cores, minutes a run on a GPU (there
-with --config.base.mesh.stacked_by=vmap).
+The methods are those of `convergence_small`, with as many steps of twice the
+tokens; the model has eight layers of width 320, and a step is stated as 0.7 s,
+derived from the operations and from the rate at which two CPU cores do those of
+the small one. Claim: none; the report says which orderings hold. Cost: 10
+tuning runs and 3 results a method, each some twenty times as long: days on two
+CPU cores, minutes a run on a GPU (there with
+--config.base.mesh.stacked_by=vmap).
 
     python -m experiments.convergence \
         --config=experiments/configs/convergence_medium.py \

@@ -1,10 +1,11 @@
 """Every method under one budget: about a million parameters, 2000 steps.
 
 Claim: none; the report says which published orderings hold. H = 25 divides
-2000, and so does OpenDiLoCo's 500, so every run ends with a whole round. A
-step is stated as 30 ms: a replica with two CPU cores of its own takes 32 ms
-(measured). Cost: 11 tuning runs of 1000 steps and 3 results of 2000 a method,
-each at most 6 minutes on two CPU cores, and shorter ones at equal time.
+2000, and so does OpenDiLoCo's 500, so every run at equal tokens ends with a
+whole round. A step is stated as 30 ms: a replica with two CPU cores of its own
+takes 32 ms (measured). Cost: 11 tuning runs of 1000 steps and 3 results of 2000
+a method, each at most 6 minutes on two CPU cores, and shorter ones at equal
+time.
 
     python -m experiments.convergence \
         --config=experiments/configs/convergence_small.py \

@@ -131,7 +131,7 @@ def start_and_stop(command, is_moment):
     time.sleep(0.01)
   os.kill(process.pid, signal.SIGTERM)
   output, _ = process.communicate()
-  assert process.returncode == 1 and "the same command goes on" in output
+  assert process.returncode == 130 and "the same command goes on" in output
 
 
 @pytest.mark.slow

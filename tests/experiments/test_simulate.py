@@ -4,11 +4,13 @@ import json
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
+from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
-from experiments import simulated_page, simulating
+from experiments import simulated_page, simulated_run, simulating
 from experiments.simulating import Options
 from tests import runs
 
@@ -176,3 +178,17 @@ def test_a_directory_without_a_run_is_refused(tmp_path):
   done = simulate(f"--run={tmp_path}", f"--workdir={tmp_path / 'out'}")
   assert done.returncode == 2
   assert "is not a run directory" in done.stderr
+
+
+def test_a_run_whose_fragments_adapt_is_refused(monkeypatch):
+  config = from_mapping(
+    {
+      "sync": {"method": "streaming_diloco"},
+      "codec": {"name": "low_rank+int", "rank": 2},
+      "adaptive": {"mode": "rank"},
+    }
+  )
+  run = types.SimpleNamespace(config=config.to_mapping(), rounds=[None])
+  monkeypatch.setattr(simulated_run.report, "load_run", lambda workdir: run)
+  with pytest.raises(ValueError, match="fragments whose ranks adapt"):
+    simulated_run.timed("runs/x", "1gbit", Options(step_s=0.5))
