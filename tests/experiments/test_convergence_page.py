@@ -1,11 +1,15 @@
 """Lines of a sweep joined with their clocks."""
 
+import pathlib
+
 import pytest
 
+from dilocox_jax.report import convergence_page
+from dilocox_jax.report.page import PAGE
 from experiments.configs import convergence_small
 from experiments.convergence_clock import PlannedTime
 from experiments.convergence_page import Gathered, baselines
-from experiments.convergence_plan import STAGES
+from experiments.convergence_plan import STAGES, Plan
 from experiments.convergence_results import Results
 from experiments.convergence_runs import Runs
 from experiments.convergence_sweep import sweep
@@ -82,3 +86,15 @@ def test_a_clock_says_what_it_times_and_what_it_leaves_out(made):
   _, _, found = made
   assert found.clocks["1gbit"].endswith("(stated); codecs take no time")
   assert "on the losses of nano, low rank at 2048 there" in found.clocks["107b"]
+
+
+@pytest.mark.slow
+def test_the_committed_page_is_what_the_committed_lines_say(tmp_path):
+  kept = pathlib.Path(__file__).parents[2] / "docs/results"
+  committed = (kept / "convergence_small" / PAGE).read_text()
+  plan = Plan(sweep(convergence_small.get_config().to_dict()))
+  results = Results(kept / "convergence_small.csv", plan.sweep.base)
+  runs = Runs(results, tmp_path, any_text=True)
+  command = committed.splitlines()[2].strip()
+  found = Gathered(plan, runs, results).comparison("convergence_small", command)
+  assert convergence_page.write(found, tmp_path).read_text() == committed
