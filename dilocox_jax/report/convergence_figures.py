@@ -7,6 +7,7 @@ and AllReduce, which all are held against, is the only black one.
 
 import math
 import statistics
+import textwrap
 from collections.abc import Callable
 
 import numpy as np
@@ -20,6 +21,7 @@ from dilocox_jax.report.convergence import Comparison, Entry, Point
 _STROKES = ("-", "--", ":", "-.")
 _SIZE = (8.4, 6.2)
 _FAR = 4.0
+_LINE_CHARACTERS = 90  # As many as the figure is wide.
 Along = Callable[[Point], float]
 
 
@@ -53,7 +55,8 @@ def hours(found: Comparison, clock: str) -> Figure:
   """
   figure, ax = _frame(found, f"on the clock '{clock}'")
   _lines(ax, found, lambda point: point.seconds[clock] / 3600)
-  ax.set_xlabel(f"simulated hours (log scale)\n{found.clocks[clock]}")
+  what = textwrap.fill(found.clocks[clock], _LINE_CHARACTERS)
+  ax.set_xlabel(f"simulated hours (log scale)\n{what}")
   ax.set_xscale("log")
   ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
   ax.xaxis.set_minor_formatter(NullFormatter())

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from dilocox_jax.report import convergence_figures as figures
 from experiments.configs import convergence_small
@@ -52,6 +53,15 @@ def test_no_two_methods_of_the_comparison_look_alike():
 def test_the_clock_of_a_figure_is_named_on_it():
   (ax,) = figures.hours(convergences.comparison(), "large").axes
   assert convergences.CLOCKS["large"] in ax.get_xlabel()
+
+
+def test_a_long_name_of_a_clock_is_not_cut_off():
+  clocks = {"large": "what is timed, and what is left out of it; " * 4}
+  figure = figures.hours(convergences.comparison(clocks=clocks), "large")
+  canvas = FigureCanvasAgg(figure)
+  canvas.draw()
+  label = figure.axes[0].xaxis.label.get_window_extent(canvas.get_renderer())
+  assert 0 < label.x0 and label.x1 < figure.bbox.width
 
 
 def test_curves_are_shown_where_they_end():
