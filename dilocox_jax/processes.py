@@ -73,17 +73,17 @@ def start(
       shutdown_timeout_seconds=END_TIMEOUT_S,
     )
   except (ValueError, TypeError, RuntimeError) as error:
+    if _names_a_peer(error):
+      raise LostPeerError(
+        f"not all {num_processes or 'the'} processes came within "
+        f"{START_TIMEOUT_S} s: the same command tries again"
+      ) from error
     reason = " ".join(str(error).split())
     if None in given:
       reason += (
         " No cluster says so: give --coordinator=HOST:PORT, --num_processes"
         " and --process_id"
       )
-    elif _SIGNS.search(reason):
-      raise LostPeerError(
-        f"not all {num_processes} processes came within {START_TIMEOUT_S} s: "
-        "the same command tries again"
-      ) from error
     raise ValueError(reason) from error
   try:
     jax.devices()
@@ -155,10 +155,10 @@ def have_in_common(directory: pathlib.Path) -> bool:
   if count() == 1:
     return True
   # A name that no one has asked for before is in no file system's cache.
-  mark = directory / from_main(f".common-{uuid.uuid4().hex}")
+  own = directory / f".common-{uuid.uuid4().hex}"
   if is_main():
-    mark.touch()
-  from_main(None)  # It is there now.
+    own.touch()
+  mark = directory / from_main(own.name)  # Told once it is there.
   found = from_all(mark.exists())
   if is_main():
     mark.unlink()

@@ -47,14 +47,20 @@ def test_what_keeps_a_run_from_starting_is_one_line(monkeypatch, given, hint):
   assert ("give --coordinator=HOST:PORT" in str(found.value)) == hint
 
 
-def test_processes_that_do_not_come_are_waited_for_again(monkeypatch):
+@pytest.mark.parametrize(
+  "given, who", [(("host:1", 2, 0), "2"), ((None, None, None), "the")]
+)
+def test_processes_that_do_not_come_are_waited_for_again(
+  monkeypatch, given, who
+):
   def refuse(*args, **kwargs):
     raise RuntimeError("DEADLINE_EXCEEDED: Barrier timed out")
 
   monkeypatch.setattr(jax.distributed, "initialize", refuse)
   monkeypatch.setattr(jax.config, "update", lambda *args: None)
-  with pytest.raises(processes.LostPeerError, match="not all 2 .* tries again"):
-    processes.start("host:1", 2, 0)
+  line = f"not all {who} .* tries again"
+  with pytest.raises(processes.LostPeerError, match=line):
+    processes.start(*given)
 
 
 def test_a_lost_peer_is_recognised_below_other_errors(several):
