@@ -3,7 +3,6 @@
 A setting that no part of the chain has is refused, not ignored.
 """
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 
@@ -80,24 +79,3 @@ def _settings(name: str) -> dict[str, str]:
   renamed = _RENAMED.get(name, {})
   attributes = inspect.signature(PARTS[name]).parameters
   return {renamed.get(each, each): each for each in attributes}
-
-
-def describe(payload: Payload) -> str:
-  """A payload in a few words, for tables and reports."""
-  parts = payload.parts if isinstance(payload, Chain) else (payload,)
-  return " + ".join(_words(part) for part in parts)
-
-
-def _words(part: Payload) -> str:
-  if isinstance(part, Dense):
-    return part.dtype
-  if isinstance(part, Int):
-    return f"int{part.bits}"
-  if isinstance(part, LowRank):
-    return f"rank {part.rank}"
-  if isinstance(part, TopK):
-    return f"top {part.fraction:.3g}"
-  if isinstance(part, RandomMask):
-    return f"mask {part.fraction:.3g}"
-  assert dataclasses.is_dataclass(part)
-  return type(part).__name__

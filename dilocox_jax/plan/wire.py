@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import numpy as np
-
 from dilocox_jax.plan.leaf import Leaf, Shapes, leaf_of
 from dilocox_jax.plan.payload import E3M0, Dense, Int, Payload, Wire
 
@@ -147,9 +145,3 @@ def num_bytes(payload: Payload, shapes: Shapes) -> int:
     for path, shape in shapes.items()
     for wire in wires(payload, path, shape)
   )
-
-
-def bits_per_value(payload: Payload, shapes: Shapes) -> float:
-  """Size of the encoded tree over its number of values (bits)."""
-  values = sum(int(np.prod(shape)) for shape in shapes.values())
-  return 8 * num_bytes(payload, shapes) / values

@@ -17,12 +17,6 @@ class Work:
   step_s: np.ndarray
   codec_s: np.ndarray
 
-  @staticmethod
-  def even(num_replicas: int, step_s: float, codec_s: float = 0.0) -> "Work":
-    """The same for all replicas."""
-    full = np.full(num_replicas, 1.0)
-    return Work(full * step_s, full * codec_s)
-
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:

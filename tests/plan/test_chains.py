@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from dilocox_jax.plan.chains import PARTS, describe, named_payload
+from dilocox_jax.plan.chains import PARTS, named_payload
 from dilocox_jax.plan.payload import E3M0, FLOATS, Dense, Int
 from dilocox_jax.plan.reduction import LowRank, RandomMask, TopK
 from dilocox_jax.plan.wire import Chain
@@ -78,19 +78,3 @@ def test_an_error_is_one_line_that_names_what_to_change(
   with pytest.raises(ValueError, match=re.escape(message)) as caught:
     named_payload(name, **settings)
   assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-  "payload, words",
-  [
-    (Dense("bfloat16"), "bfloat16"),
-    (E3M0(), "E3M0"),
-    (Chain((LowRank(8), Int(4))), "rank 8 + int4"),
-    (
-      Chain((RandomMask(0.1), TopK(0.25), Int(2))),
-      "mask 0.1 + top 0.25 + int2",
-    ),
-  ],
-)
-def test_a_payload_is_described_part_by_part(payload, words):
-  assert describe(payload) == words

@@ -10,7 +10,6 @@ from dilocox_jax.plan.reduction import LowRank, RandomMask, TopK
 from dilocox_jax.plan.wire import (
   ByLeaf,
   Chain,
-  bits_per_value,
   num_bytes,
   parts_of,
 )
@@ -38,8 +37,9 @@ def test_sparse_loco_sends_7_bits_for_32_values_and_its_scales_on_top(
 def test_cocktail_sgd_sends_what_its_formula_says(mask, kept, bits, known):
   parts = RandomMask(mask), TopK(kept, 4000, "bitmap"), Int(bits)
   # Blocks of 4000 divide what is drawn, blocks of 128 what is kept.
-  shapes = {"embed": (6_400_000,)}
-  found = bits_per_value(Chain(parts), shapes)
+  values = 6_400_000
+  sent = num_bytes(Chain(parts), {"embed": (values,)})
+  found = 8 * sent / values
   assert math.isclose(found, mask * (kept * (bits + 16 / 128) + 1))
   assert math.isclose(found, known)
 

@@ -1,6 +1,5 @@
 """Small runs and clusters for the simulator's tests."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -63,7 +62,6 @@ def edges(one, is_ideal=True):
 
 
 def work(one, step_s=0.05, codec_s=0.0, speeds=None):
-  even = Work.even(one.num_replicas, step_s, codec_s)
-  if speeds is None:
-    return even
-  return dataclasses.replace(even, step_s=even.step_s / np.asarray(speeds))
+  full = np.ones(one.num_replicas)
+  speeds = full if speeds is None else np.asarray(speeds)
+  return Work(full * step_s / speeds, full * codec_s)

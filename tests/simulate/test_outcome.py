@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dilocox_jax.simulate.outcome import Outcome, Work
+from dilocox_jax.simulate.outcome import Outcome
 
 
 def outcome(**changes):
@@ -31,9 +31,3 @@ def test_utilisation_is_the_share_of_the_run_spent_on_steps():
 
 def test_what_was_not_waited_for_was_hidden():
   np.testing.assert_array_equal(outcome().hidden_s, [3.0, 0.0])
-
-
-def test_even_work_is_the_same_for_all():
-  work = Work.even(3, 0.5, 0.1)
-  np.testing.assert_array_equal(work.step_s, [0.5] * 3)
-  np.testing.assert_array_equal(work.codec_s, [0.1] * 3)
