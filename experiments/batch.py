@@ -2,8 +2,8 @@
 
 A process that crashes takes no other with it, and its memory and its compiled
 programs go when it ends. Each writes to a log file that stays locked as long
-as it lives: a second batch in the same directory, or one started again after
-its parent alone was killed, finds the lock and leaves that run alone.
+as it lives: a batch started again after its parent alone was killed finds the
+lock, goes on with the others, and takes that run up when the lock is free.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ class _Process:
     self.job, self.own_cores = job, own_cores
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("ab") as log:
-      alone.lock(log, "another process is still at this run: wait for it")
+      alone.lock(log, "another process is still at this run: waiting for it")
       self.log_start_bytes = log.tell()
       self.process = subprocess.Popen(
         list(job.command),
@@ -124,6 +124,7 @@ class Batch:
     self._processes = processes
     self._free_cores = cores.divided(processes)
     self._running: list[_Process] = []
+    self._told: set[pathlib.Path] = set()
     self.failures: dict[pathlib.Path, str] = {}
     self._first = {job.workdir: job.step for job in jobs}
     self._ended_steps = 0
@@ -160,7 +161,7 @@ class Batch:
       while (self._waiting or self._running) and not self.is_late:
         self._start()
         self._show()
-        if self._running:
+        if self._running or self._waiting:
           time.sleep(_POLL_S)
         self._collect()
       self._show()
@@ -170,14 +171,22 @@ class Batch:
     environment = cores.limits(self._processes) | os.environ
     if self._processes > 1:  # One process would take all of a GPU's memory.
       environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    while self._waiting and len(self._running) < self._processes:
-      job = self._waiting.pop(0)
+    for job in list(self._waiting):
+      if not self._free_cores:
+        return
       own = self._free_cores.pop()
       try:
         self._running.append(_Process(job, own, environment))
       except StoppedError as error:
         self._free_cores.append(own)
-        self._end(job, str(error))
+        self._tell_once(job, error)
+      else:
+        self._waiting.remove(job)
+
+  def _tell_once(self, job: Job, error: StoppedError) -> None:
+    if job.workdir not in self._told:
+      self._told.add(job.workdir)
+      self._print(f"{job.name}: {error} (log: {job.log})")
 
   def _collect(self) -> None:
     for running in list(self._running):
@@ -193,12 +202,10 @@ class Batch:
     done = self._count - len(self._waiting) - len(self._running)
     result = f"failed: {reason} (log: {job.log})" if reason else "done"
     result = self._ended(job, reason) or result
-    self._bar.console.print(
-      f"run {done} of {self._count}, {job.name}: {result}",
-      markup=False,
-      highlight=False,
-      soft_wrap=True,
-    )
+    self._print(f"run {done} of {self._count}, {job.name}: {result}")
+
+  def _print(self, line: str) -> None:
+    self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
   def _show(self) -> None:
     steps = self._ended_steps

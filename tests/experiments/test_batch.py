@@ -103,15 +103,31 @@ mark.unlink()
   assert failures([job(tmp_path, name, code) for name in "abc"]) == {}
 
 
-def test_a_run_that_another_process_is_at_is_left_alone(tmp_path):
+def test_a_run_that_another_process_is_at_waits_for_it(tmp_path, capsys):
   """As when an ablation was killed and its processes were not."""
   slow = job(tmp_path, code="import time; time.sleep(60)")
   left = batch._Process(slow, cores.divided(1)[0], dict(os.environ))
-  made = job(tmp_path)
-  assert "another process" in failures([made])["a"]
-  assert not made.workdir.exists()
+  made, other = job(tmp_path), job(tmp_path, "b")
+  found = []
+
+  def hear(ended, reason):
+    found.append((ended.name, reason, made.workdir.exists()))
+    if ended is other:
+      left.stop()
+    return ""
+
+  assert batch.Batch([made, other], 1, ended=hear).run() == {}
+  assert found == [("b", "", False), ("a", "", True)]
+  assert capsys.readouterr().out.count("a: another process is still at") == 1
+
+
+def test_a_deadline_ends_the_wait_for_another_process(tmp_path):
+  slow = job(tmp_path, code="import time; time.sleep(60)")
+  left = batch._Process(slow, cores.divided(1)[0], dict(os.environ))
+  made = batch.Batch([job(tmp_path)], 1, deadline_s=time.monotonic() + 1)
+  assert made.run() == {} and made.is_late
+  assert not slow.workdir.exists()
   left.stop()
-  assert failures([made]) == {}
 
 
 def test_processes_end_with_an_interrupted_ablation(tmp_path):
