@@ -150,7 +150,8 @@ def _stages(values: flags.FlagValues, plan, runs) -> _Outcome:
   ]
   lacking: list[str] = []
   for stage in stages:
-    planned, lacking = _planned(plan, stage, methods, runs.loss)
+    planned, without = _planned(plan, stage, methods, runs.loss)
+    lacking += [why for why in without if why not in lacking]
     line = f"{stage}: {len(planned)} runs, {len(runs.missing(planned))} to do"
     if count := runs.elsewhere(planned):
       line += f" ({count} of these have lines, on another text)"

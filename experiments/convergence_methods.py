@@ -7,7 +7,7 @@ docs/log.md.
 """
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dilocox_jax.mapping import flat
@@ -22,6 +22,9 @@ OUTER_GRID = (
 # Inner rates are chosen before: at a momentum that short rounds do not bear,
 # the choice would be for the momentum's sake.
 OUTER_START = {"outer.learning_rate": 0.7, "outer.momentum": 0.6}
+# Where a stale pseudo-gradient replaces one's own progress, any momentum is
+# too much: with the start above, the lowest inner rate of the grid was best.
+RESET_START = {"outer.learning_rate": 0.7, "outer.momentum": 0.0}
 # Methods without one get as many runs, on what they do have.
 INNER_GRID = (
   {"inner_factor": 0.75},
@@ -31,7 +34,11 @@ INNER_GRID = (
   {"inner_factor": 1.3, "warmup_factor": 2.0},
 )
 PLAIN = {"codec.name": "float32"}
-_RULES = ("continue", "reset")  # Readings of DiLoCoX's apply rule.
+# Readings of DiLoCoX's apply rule, and what each starts from.
+RULES: Mapping[str, Mapping[str, float]] = {
+  "continue": {},
+  "reset": RESET_START,
+}
 # Without an outer optimizer, or with one that only averages.
 _AVERAGES = ("allreduce", "cocktail_sgd", "cocktail_params")
 
@@ -130,10 +137,10 @@ def on_clock(clock: str) -> list[dict[str, Any]]:
       of(
         "dilocox",
         f"dilocox_{rule}_{clock}",
-        changed={"sync.rule": rule},
+        changed={"sync.rule": rule, **start},
         tau_from=clock,
       )
-      for rule in _RULES
+      for rule, start in RULES.items()
     ),
     ours(clock),
   ]
@@ -193,7 +200,7 @@ def contests(clocks: Sequence[str]) -> list[dict[str, Any]]:
       "reference": f"dilocox_continue_{clock}",
       "methods": (
         *("allreduce", "diloco_cold", *_rivals(clock)),
-        *(f"dilocox_{rule}_{clock}" for rule in _RULES),
+        *(f"dilocox_{rule}_{clock}" for rule in RULES),
         f"ours_{clock}",
       ),
     }
@@ -214,11 +221,11 @@ def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
   published = [
     *("diloco", "diloco_cold", *_rivals(clock), "eager", "sparse_loco"),
     *("muloco", "streaming", "streaming_overlap", "streaming_e3m0"),
-    *(f"dilocox_{rule}_{clock}" for rule in _RULES),
+    *(f"dilocox_{rule}_{clock}" for rule in RULES),
   ]
   rivals = (
-    (clock, (*_rivals(clock), "allreduce")),
-    (clock_107b, _rivals(clock_107b)),
+    (clock, (*_rivals(clock), "diloco_cold", "allreduce")),
+    (clock_107b, (*_rivals(clock_107b), "diloco_cold")),
   )
   return [
     claim("allreduce", published, "tokens", "all papers"),
@@ -228,12 +235,16 @@ def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
     *(
       claim(f"dilocox_{rule}_{at}", _rivals(at), "tokens", "DiLoCoX (recalled)")
       for at, _ in rivals
-      for rule in _RULES
+      for rule in RULES
     ),
     *(
       claim(f"dilocox_{rule}_{at}", than, at, "ours, after DiLoCoX")
       for at, than in rivals
-      for rule in _RULES
+      for rule in RULES
+    ),
+    *(
+      claim(f"ours_{at}", [f"dilocox_continue_{at}"], at, "ours")
+      for at, _ in rivals
     ),
   ]
 

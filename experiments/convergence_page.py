@@ -66,6 +66,8 @@ class Gathered:
       gaps=sweep.gaps,
       tuning=_tuning_text(sweep),
       command=command,
+      notes=sweep.notes,
+      untuned=[m.name for m in sweep.methods if m not in ready],
     )
 
   def _effort(self) -> str:
@@ -104,7 +106,14 @@ class Gathered:
       tuning_rounds=self._plan.tuning_rounds(method),
       at_edge=tuned.at_edge,
       baseline=self._baselines[method.name],
+      clock=self._clock_of(method),
     )
+
+  def _clock_of(self, method: Method) -> str:
+    """The clock from which its H follows; empty if from none."""
+    if method.interval_of:
+      method = self._plan.sweep.method(method.interval_of)
+    return method.tau_from
 
   def _trace(
     self, planned: Planned, row: Row, times: dict[str, Times]

@@ -170,8 +170,9 @@ class Plan:
       fields.pop(warmup, None)  # Not tuned, only cut to the run's length.
     rates = self.sweep.tuning.inner_learning_rates
     rate = lowest(inner, loss_of).config.inner.learning_rate
-    at_edge = _is_end(rate, rates) or _is_end(
-      _outer_step(best), [_outer_step(run) for run in runs]
+    at_edge = _is_end(rate, rates) or any(
+      _is_end(of(best), [of(run) for run in runs])
+      for of in (_outer_step, _warmup_steps)
     )
     return Tuned(fields, value(loss_of(best)), len(runs), at_edge)
 
@@ -249,6 +250,10 @@ class Plan:
 def _is_end(value: float, tried: Sequence[float]) -> bool:
   """Whether a value is the smallest or largest of several."""
   return min(tried) < max(tried) and value in (min(tried), max(tried))
+
+
+def _warmup_steps(planned: Planned) -> float:
+  return planned.config.inner.warmup_steps
 
 
 def _outer_step(planned: Planned) -> float:

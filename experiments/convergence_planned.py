@@ -53,8 +53,8 @@ class Tuned:
     changed: Fields that the method runs with, over its own.
     loss: Of the best tuning run.
     num_runs: Tuning runs, those that diverged included.
-    at_edge: Whether the best inner learning rate, or the best outer step
-      (rate over one less momentum), is an end of what was tried.
+    at_edge: Whether the best inner learning rate, warm-up or outer step
+      (rate over one less momentum) is an end of what was tried.
   """
 
   changed: Mapping[str, Any]

@@ -18,7 +18,7 @@ from experiments import grid
 
 FIELDS = (
   *("base", "methods", "tuning", "seeds", "clusters", "target_loss"),
-  *("equal_time", "claims", "gaps"),
+  *("equal_time", "claims", "gaps", "notes"),
 )
 # Besides fields, what a tuning run may change: factors on what it began with.
 FACTORS = {
@@ -125,6 +125,7 @@ class Sweep:
     contests: At equal time, by clock.
     claims: Orderings to look for.
     gaps: Most that a method may be above AllReduce (share of its loss).
+    notes: Sentences on how to read the report.
   """
 
   base: Mapping[str, Any]
@@ -136,6 +137,7 @@ class Sweep:
   contests: Mapping[str, Contest]
   claims: tuple[Claim, ...]
   gaps: Mapping[str, float]
+  notes: tuple[str, ...]
 
   def __post_init__(self):
     self._check_names()
@@ -272,6 +274,7 @@ def sweep(values: Mapping[str, Any]) -> Sweep:
       for each in values["claims"]
     ),
     gaps=dict(values["gaps"]),
+    notes=tuple(values["notes"]),
   )
 
 

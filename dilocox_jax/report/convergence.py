@@ -95,9 +95,10 @@ class Entry:
     tuned: Fields that tuning changed, short names.
     tuning_runs: How many tuning runs were made.
     tuning_rounds: Rounds of each of them.
-    at_edge: Whether the best inner learning rate or outer step is an end of
-      its grid.
+    at_edge: Whether the best inner learning rate, warm-up or outer step is an
+      end of its grid.
     baseline: Name of AllReduce with the same inner optimizer.
+    clock: Of whose transfer times H is made; empty: of none.
   """
 
   name: str
@@ -113,6 +114,7 @@ class Entry:
   tuning_rounds: int
   at_edge: bool
   baseline: str = "allreduce"
+  clock: str = ""
 
   @property
   def spread(self) -> Spread:
@@ -199,6 +201,8 @@ class Comparison:
     gaps: Most that a method may be above AllReduce (share of its loss).
     tuning: Sentences on the budget of tuning.
     command: The command line.
+    notes: Sentences on how to read it.
+    untuned: Methods of which nothing is said: tuning is not over, or in vain.
   """
 
   name: str
@@ -213,6 +217,8 @@ class Comparison:
   gaps: Mapping[str, float]
   tuning: Sequence[str]
   command: str
+  notes: Sequence[str] = ()
+  untuned: Sequence[str] = ()
 
   def gap(self, entry: Entry) -> float:
     """Mean loss over that of its baseline, less one; NaN without it."""

@@ -51,10 +51,11 @@ def hours(found: Comparison, clock: str) -> Figure:
 
   Args:
     found: The results.
-    clock: Which clock.
+    clock: Which clock; methods whose H was made for another are left out.
   """
   figure, ax = _frame(found, f"on the clock '{clock}'")
-  _lines(ax, found, lambda point: point.seconds[clock] / 3600)
+  _lines(ax, found, lambda point: point.seconds[clock] / 3600, clock)
+  _mark_equal_time(ax, found, clock)
   what = textwrap.fill(found.clocks[clock], _LINE_CHARACTERS)
   ax.set_xlabel(f"simulated hours (log scale)\n{what}")
   ax.set_xscale("log")
@@ -89,7 +90,21 @@ def _frame(found: Comparison, where: str) -> tuple[Figure, Axes]:
   return figure, ax
 
 
-def _lines(ax: Axes, found: Comparison, along: Along) -> None:
+def _mark_equal_time(ax: Axes, found: Comparison, clock: str) -> None:
+  """Where the runs at equal time end, whose schedules end there too."""
+  for each in found.equal_time:
+    if each.clock == clock:
+      where = each.budget_s / 3600
+      ax.axvline(where, color=style.GREY, linewidth=0.8, dashes=(4, 3))
+      ax.annotate(
+        "equal time ",
+        (where, 1),
+        xycoords=ax.get_xaxis_transform(),
+        **{"ha": "right", "va": "top", "fontsize": 8, "color": style.GREY},
+      )
+
+
+def _lines(ax: Axes, found: Comparison, along: Along, clock: str = "") -> None:
   number = 0
   for entry in found.entries:
     colour, stroke, marker = "black", "-", "."
@@ -99,7 +114,7 @@ def _lines(ax: Axes, found: Comparison, along: Along) -> None:
       stroke = _STROKES[cycle % len(_STROKES)]
       number += 1
     x, low, mean, high = _band(entry, along)
-    if not x:
+    if not x or (clock and entry.clock not in ("", clock)):
       continue
     ax.plot(
       x,
@@ -141,12 +156,19 @@ def _band(
 def _finish(figure: Figure, ax: Axes, found: Comparison, kind: str) -> Figure:
   cut = _cut(ax, found)
   ax.set_ylabel("validation loss (nats a token)")
-  if len(ax.lines) and found.target_loss:
+  has_curves = bool(ax.get_legend_handles_labels()[0])
+  if has_curves and found.target_loss:
     ax.axhline(
       found.target_loss, color=style.GREY, linewidth=0.8, dashes=(4, 3)
     )
+    ax.annotate(
+      f"target {found.target_loss:g}",
+      (1, found.target_loss),
+      xycoords=ax.get_yaxis_transform(),
+      **{"ha": "right", "va": "bottom", "fontsize": 8, "color": style.GREY},
+    )
   style.caption(ax, f"{kind}; bands: all seeds{cut}")
-  if ax.lines:
+  if has_curves:
     style.legend(figure, ax, 4)
   else:
     ax.text(0.5, 0.5, "nothing to show", ha="center", transform=ax.transAxes)
@@ -157,14 +179,15 @@ def _cut(ax: Axes, found: Comparison) -> str:
   """Shows where curves end, not where they begin, which is alike for all.
 
   One that ends far above the others would squeeze them, so it is left out:
-  farther from the best than four times what the middle one is.
+  farther above the middle one than four times what is usual on either side.
   """
   ends = {e.name: e.spread.mean for e in _finite(found)}
   losses = [p.loss for p in _points(found) if math.isfinite(p.loss)]
   if not ends or not losses:
     return ""
-  best, middle = min(ends.values()), statistics.median(ends.values())
-  most = best + _FAR * (middle - best)
+  middle = statistics.median(ends.values())
+  usual = statistics.median(abs(loss - middle) for loss in ends.values())
+  most = middle + _FAR * usual
   low, high = min(losses), max(x for x in ends.values() if x <= most)
   top = high + 0.6 * max(high - low, 0.05 * low)
   ax.set_ylim(low - 0.04 * (top - low), top)

@@ -46,6 +46,7 @@ def write(found: Comparison, out_dir: Directory) -> pathlib.Path:
   out_dir = make_directory(out_dir)
   lines = [f"# Convergence: {found.name}", "", f"    {found.command}", ""]
   lines += [f"{found.budget} Corpus digest `{found.corpus}`.", ""]
+  lines += [text for note in _notes(found) for text in (f"- {note}", "")]
   for each in tables(found):
     rows = markdown_table(each.header, each.rows)
     lines += [f"## {each.title}", "", *rows, ""]
@@ -54,6 +55,14 @@ def write(found: Comparison, out_dir: Directory) -> pathlib.Path:
   write_json(out_dir / "convergence.json", _data(found))
   write_atomically(out_dir / PAGE, "\n".join(lines).rstrip() + "\n")
   return out_dir / PAGE
+
+
+def _notes(found: Comparison) -> list[str]:
+  notes = list(found.notes)
+  if found.untuned:
+    names = ", ".join(found.untuned)
+    notes.append(f"Not in this report, as they are not tuned: {names}.")
+  return notes
 
 
 def _draw(found: Comparison, out_dir: pathlib.Path) -> list[str]:
@@ -108,6 +117,8 @@ def show(found: Comparison, console: Console) -> None:
   """
   for name, what in found.clocks.items():
     console.print(f"Clock '{name}': {what}.", highlight=False)
+  for note in _notes(found):
+    console.print(note, markup=False, highlight=False)
   for each in tables(found):
     if each.on_page_alone:
       continue

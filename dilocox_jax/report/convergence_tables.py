@@ -182,9 +182,9 @@ def _orderings(found: Comparison) -> Grid:
   ]
   if edge := [entry.name for entry in found.entries if entry.at_edge]:
     notes.append(
-      "Best at an end of the grid of inner learning rates, or at the smallest"
-      " or largest outer step tried (rate over one less momentum), so tuned"
-      f" less well: {', '.join(edge)}."
+      "Best at an end of what was tried of inner learning rates, warm-ups or"
+      " outer steps (rate over one less momentum), so tuned less well:"
+      f" {', '.join(edge)}."
     )
   header = ("claim", "where", "said by", "verdict")
   return Grid("Orderings (clocks as named)", header, rows, notes)

@@ -61,6 +61,7 @@ def get_config(setting="chinchilla_35m,2"):
   ]
   others = names[1:-1]
   config.claims = [methods.claim("allreduce", others, "tokens", "all papers")]
+  config.notes = convergence_small.NOTES[:1] + convergence_small.NOTES[3:4]
   config.gaps = {f"{name}_h30": 0.012 for name in ("diloco", "streaming_e3m0")}
   return config
 
@@ -76,9 +77,11 @@ def _methods(shape):
       *(each | parts for each in methods.streaming(interval, 1)),
       *(
         methods.of(
-          "dilocox", f"dilocox_{rule}", changed=at | {"sync.rule": rule}
+          "dilocox",
+          f"dilocox_{rule}",
+          changed={**at, "sync.rule": rule, **start},
         )
-        for rule in ("reset", "continue")
+        for rule, start in methods.RULES.items()
       ),
     ]
     found += [m | {"name": f"{m['name']}_h{interval}"} for m in each]

@@ -4,8 +4,8 @@ Claim: none; the report says which published orderings hold. H = 25 divides
 2000, and so does OpenDiLoCo's 500, so every run at equal tokens ends with a
 whole round. A step is stated as 30 ms: a replica with two CPU cores of its own
 takes 32 ms (measured). Cost: 11 tuning runs of 1000 steps and 3 results of 2000
-a method, each at most 6 minutes on two CPU cores, and shorter ones at equal
-time.
+a method, and shorter ones at equal time. A run of 2000 took 4 to 9 minutes with
+two at once on two CPU cores (measured; docs/log.md).
 
     python -m experiments.convergence \
         --config=experiments/configs/convergence_small.py \
@@ -25,6 +25,23 @@ CLOCK_107B = {
   "data": {"batch_size": 8, "sequence_length": 2048},
   "codec": {"rank": 2048},
 }
+
+NOTES = (
+  "`continue` and `reset` are the two readings of DiLoCoX's rule for what comes"
+  " late: added to one's own progress, or put in its place. `ours` is"
+  " `continue` with tau no longer than the transfer takes, and H about twice"
+  " that.",
+  "A name that ends with a clock has the shortest H behind which an exchange of"
+  " DiLoCoX hides on it. `diloco_cold` is DiLoCo without its warm start.",
+  "Codecs take no time on the clocks, which favours those that compress. On"
+  " `1gbit` latency (40 ms) outweighs the bytes of so small a model: it shows"
+  " what hiding is worth, and `107b` what compressing is.",
+  "Curves are those of the schedule at equal tokens. Runs at equal time have a"
+  " schedule that ends there, and do not end where a curve crosses that time.",
+  "Batch, DiLoCoX's rule for H, warm start and target loss were chosen after a"
+  " look at runs of seed 0; rates, warm-ups and momenta on the seed of tuning"
+  " alone.",
+)
 
 
 def get_config():
@@ -56,5 +73,6 @@ def get_config():
   config.equal_time = methods.contests(clocks)
   config.claims = methods.claims(*clocks)
   config.gaps = {"diloco": 0.012, "diloco_cold": 0.012}
+  config.notes = NOTES
   config.lock()
   return config

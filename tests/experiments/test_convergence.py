@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+import types
+from typing import Any
 
 import pytest
 
@@ -99,6 +101,29 @@ def test_one_method_that_cannot_go_on_stops_no_other():
   )
   assert {each.method for each in planned} == {"diloco"}
   assert len(lacking) == len(methods) - 1
+
+
+def test_a_method_that_no_setting_trains_is_told_at_the_end():
+  """Also one that is in no contest, of which the last stage says nothing."""
+  contest = {
+    "clock": "1gbit",
+    "reference": "dilocox_continue",
+    "methods": ("allreduce", "dilocox_continue"),
+  }
+  plan = sweeps.plan(equal_time=[contest])
+  runs = types.SimpleNamespace(
+    loss=lambda each: (
+      math.nan if each.method == "diloco" else sweeps.loss_of(each)
+    ),
+    missing=lambda planned: [],
+    elsewhere=lambda planned: 0,
+    make=lambda *_: ([], False),
+  )
+  asked: Any = types.SimpleNamespace(
+    max_minutes=None, stage="all", methods=[], processes=1
+  )
+  (why,) = convergence._stages(asked, plan, runs).lacking
+  assert "'diloco' diverged" in why
 
 
 def test_results_that_tuning_has_not_prepared_are_refused(tmp_path):

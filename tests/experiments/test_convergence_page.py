@@ -50,6 +50,20 @@ def test_losses_and_bytes_are_those_of_the_lines(made):
     assert entry.tuning_runs == plan.sweep.tuning_runs
 
 
+def test_it_is_known_for_which_clock_the_rounds_of_a_method_were_made(tmp_path):
+  values = convergence_small.get_config().to_dict()
+  plan = Plan(sweep(values))
+  results = Results(tmp_path / "kept.csv", plan.sweep.base)
+  runs = Runs(results, tmp_path / "work", any_text=False)
+  gathered = Gathered(plan, runs, results)
+  clocks = {m.name: gathered._clock_of(m) for m in plan.sweep.methods}
+  for clock in plan.sweep.clocks:
+    for name in ("ours", "dilocox_reset", "open_diloco"):
+      assert clocks.pop(f"{name}_{clock}") == clock
+    assert clocks.pop(f"dilocox_continue_{clock}") == clock
+  assert set(clocks.values()) == {""}
+
+
 def test_at_equal_time_everyone_has_the_steps_that_fit(made):
   plan, runs, found = made
   for each in found.equal_time:

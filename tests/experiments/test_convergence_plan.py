@@ -112,10 +112,18 @@ def test_a_best_value_at_an_end_of_its_grid_is_told(best, at_edge):
   assert plan.tuned(diloco, away).at_edge == at_edge
 
 
-def test_without_an_outer_optimizer_there_is_no_outer_step_to_be_at_an_end():
+@pytest.mark.parametrize("warmup, at_edge", [(1, True), (2, False), (3, True)])
+def test_without_an_outer_optimizer_only_a_warm_up_can_be_at_an_end(
+  warmup, at_edge
+):
   plan = sweeps.plan()
   allreduce = plan.sweep.method("allreduce")
-  assert not plan.tuned(allreduce, sweeps.loss_of).at_edge
+
+  def away(run):
+    inner = run.config.inner
+    return abs(inner.learning_rate - 3e-3) + abs(inner.warmup_steps - warmup)
+
+  assert plan.tuned(allreduce, away).at_edge == at_edge
 
 
 def test_a_tuning_run_that_diverged_never_wins_and_counts():

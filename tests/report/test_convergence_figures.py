@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Annotation
 
 from dilocox_jax.report import convergence_figures as figures
 from experiments.configs import convergence_small
@@ -79,8 +80,35 @@ def test_one_that_ends_far_above_does_not_squeeze_the_others():
   assert ax.get_title(loc="left").endswith("above the axis: lost")
 
 
-@pytest.mark.parametrize("name", DRAW)
+def test_a_clock_shows_no_method_whose_rounds_were_made_for_another():
+  entries = [*convergences.comparison().entries]
+  entries.insert(1, convergences.entry("there", 1.1, 1.1, clock="near"))
+  found = convergences.comparison(entries=entries)
+  near, large = (figures.hours(found, clock) for clock in ("near", "large"))
+  assert lines(near).keys() - lines(large).keys() == {"there"}
+  colours = [
+    {x.get_label(): x.get_color() for x in each.axes[0].lines}
+    for each in (near, large)
+  ]
+  assert colours[0]["diloco"] == colours[1]["diloco"]
+
+
+def test_equal_time_is_marked_on_its_clock_alone():
+  found = convergences.comparison()
+  marked = {}
+  for clock in ("near", "large"):
+    (ax,) = figures.hours(found, clock).axes
+    marked[clock] = [
+      text.xy
+      for text in ax.texts
+      if isinstance(text, Annotation) and "equal time" in text.get_text()
+    ]
+  assert marked == {"near": [(1.0, 1)], "large": []}
+
+
+@pytest.mark.parametrize("name", [*DRAW, "marked"])
 def test_nothing_to_show_is_said(name):
-  figure = DRAW[name](convergences.comparison(entries=[], target_loss=0.0))
+  draw = DRAW.get(name, lambda found: figures.hours(found, "near"))
+  figure = draw(convergences.comparison(entries=[], target_loss=0.0))
   (ax,) = figure.axes
   assert any(text.get_text() == "nothing to show" for text in ax.texts)

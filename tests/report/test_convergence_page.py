@@ -38,6 +38,15 @@ def test_a_sweep_that_has_just_begun_has_a_page_too(tmp_path):
   assert "not run" in write(empty, tmp_path).read_text()
 
 
+def test_notes_and_methods_that_are_left_out_are_on_the_page(tmp_path):
+  found = convergences.comparison(
+    notes=("Clocks are free.",), untuned=("lost",)
+  )
+  text = write(found, tmp_path).read_text()
+  assert "- Clocks are free." in text
+  assert "- Not in this report, as they are not tuned: lost." in text
+
+
 def test_the_terminal_shows_the_tables_in_eighty_columns():
   text = io.StringIO()
   show(convergences.comparison(), Console(file=text, width=80))
