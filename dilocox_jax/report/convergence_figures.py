@@ -21,6 +21,8 @@ from dilocox_jax.report.convergence import Comparison, Entry, Point
 _STROKES = ("-", "--", ":", "-.")
 _SIZE = (8.4, 6.2)
 _FAR = 4.0
+_MARK = {"color": style.GREY, "linewidth": 0.8, "dashes": (4, 3)}
+_MARK_TEXT = {"color": style.GREY, "fontsize": 8, "ha": "right"}
 _LINE_CHARACTERS = 90  # As many as the figure is wide.
 Along = Callable[[Point], float]
 
@@ -95,12 +97,13 @@ def _mark_equal_time(ax: Axes, found: Comparison, clock: str) -> None:
   for each in found.equal_time:
     if each.clock == clock:
       where = each.budget_s / 3600
-      ax.axvline(where, color=style.GREY, linewidth=0.8, dashes=(4, 3))
+      ax.axvline(where, **_MARK)
       ax.annotate(
         "equal time ",
         (where, 1),
         xycoords=ax.get_xaxis_transform(),
-        **{"ha": "right", "va": "top", "fontsize": 8, "color": style.GREY},
+        va="top",
+        **_MARK_TEXT,
       )
 
 
@@ -158,14 +161,13 @@ def _finish(figure: Figure, ax: Axes, found: Comparison, kind: str) -> Figure:
   ax.set_ylabel("validation loss (nats a token)")
   has_curves = bool(ax.get_legend_handles_labels()[0])
   if has_curves and found.target_loss:
-    ax.axhline(
-      found.target_loss, color=style.GREY, linewidth=0.8, dashes=(4, 3)
-    )
+    ax.axhline(found.target_loss, **_MARK)
     ax.annotate(
       f"target {found.target_loss:g}",
       (1, found.target_loss),
       xycoords=ax.get_yaxis_transform(),
-      **{"ha": "right", "va": "bottom", "fontsize": 8, "color": style.GREY},
+      va="bottom",
+      **_MARK_TEXT,
     )
   style.caption(ax, f"{kind}; bands: all seeds{cut}")
   if has_curves:

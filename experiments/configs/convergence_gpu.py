@@ -61,7 +61,7 @@ def get_config(setting="chinchilla_35m,2"):
   ]
   others = names[1:-1]
   config.claims = [methods.claim("allreduce", others, "tokens", "all papers")]
-  config.notes = convergence_small.NOTES[:1] + convergence_small.NOTES[3:4]
+  config.notes = (convergence_small.ON_RULES, convergence_small.ON_CURVES)
   config.gaps = {f"{name}_h30": 0.012 for name in ("diloco", "streaming_e3m0")}
   return config
 

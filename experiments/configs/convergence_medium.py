@@ -32,4 +32,9 @@ def get_config():
     convergence_small.CLOCK_107B,
   ]
   config.target_loss = 1.2
+  config.notes = (
+    convergence_small.ON_RULES,
+    convergence_small.ON_NAMES,
+    convergence_small.ON_CURVES,
+  )
   return config

@@ -26,18 +26,29 @@ CLOCK_107B = {
   "codec": {"rank": 2048},
 }
 
-NOTES = (
+# True of every sweep of these methods, whatever its model.
+ON_RULES = (
   "`continue` and `reset` are the two readings of DiLoCoX's rule for what comes"
   " late: added to one's own progress, or put in its place. `ours` is"
   " `continue` with tau no longer than the transfer takes, and H about twice"
-  " that.",
+  " that."
+)
+ON_CURVES = (
+  "Curves are those of the schedule at equal tokens. Runs at equal time have a"
+  " schedule that ends there, and do not end where a curve crosses that time."
+)
+ON_NAMES = (
   "A name that ends with a clock has the shortest H behind which an exchange of"
-  " DiLoCoX hides on it. `diloco_cold` is DiLoCo without its warm start.",
+  " DiLoCoX hides on it. `diloco_cold` is DiLoCo without its warm start."
+)
+# True of this one.
+NOTES = (
+  ON_RULES,
+  ON_NAMES,
   "Codecs take no time on the clocks, which favours those that compress. On"
   " `1gbit` latency (40 ms) outweighs the bytes of so small a model: it shows"
   " what hiding is worth, and `107b` what compressing is.",
-  "Curves are those of the schedule at equal tokens. Runs at equal time have a"
-  " schedule that ends there, and do not end where a curve crosses that time.",
+  ON_CURVES,
   "Batch, DiLoCoX's rule for H, warm start and target loss were chosen after a"
   " look at runs of seed 0; rates, warm-ups and momenta on the seed of tuning"
   " alone.",
