@@ -1,4 +1,8 @@
-"""How sections of a config say what is wrong with a field."""
+"""Checks of values, whose messages say what is wrong and what is allowed."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
 
 
 def require(condition: bool, message: str) -> None:
@@ -24,7 +28,29 @@ def within(
     )
 
 
-def one_of(name: str, value: str, choices) -> None:
+def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
   """Raises ValueError, with the choices, unless a value is one of them."""
+  choices = list(choices)
   if value not in choices:
-    raise ValueError(f"{name}={value!r} must be one of {', '.join(choices)}")
+    names = ", ".join(str(choice) for choice in choices)
+    raise ValueError(f"{name}={value!r} must be one of {names}")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+  """A hint that ends a message: the nearest known name, or all of them."""
+  names = list(names)
+  near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+  return f"did you mean {near[0]!r}?" if near else f"have: {', '.join(names)}"
+
+
+def known(what: str, name: str, names: Iterable[str]) -> None:
+  """Raises ValueError, with a hint, unless a name is one of those known.
+
+  Args:
+    what: What the name stands for, e.g. "method".
+    name: What was given.
+    names: What there is.
+  """
+  names = list(names)
+  if name not in names:
+    raise ValueError(f"unknown {what} {name!r}: {did_you_mean(name, names)}")

@@ -5,11 +5,12 @@ an unknown field is answered with the nearest known one.
 """
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from dilocox_jax.checks import did_you_mean
 
 
 def build(cls: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
@@ -58,9 +59,7 @@ def check_path(cls: type, path: str) -> None:
 
 
 def _unknown(path: str, name: str, fields: Mapping[str, Any]) -> str:
-  near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
-  hint = f"did you mean {near[0]!r}?" if near else f"have: {', '.join(fields)}"
-  return f"unknown config field {path!r}: {hint}"
+  return f"unknown config field {path!r}: {did_you_mean(name, fields)}"
 
 
 def _checked(path: str, kind: Any, value: Any) -> Any:

@@ -12,6 +12,10 @@ import jax
 import optax
 import optax.contrib
 
+from dilocox_jax.plan.choices import SCHEDULES
+from dilocox_jax.plan.schedule.fragments import BLOCKS
+from dilocox_jax.pytypes import Tree
+
 
 def named_optimizer(
   name: str,
@@ -55,3 +59,106 @@ def standard_promotion(
       return inner.update(updates, state, params, **extra)
 
   return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+# Muon's updates are scaled to the usual size of AdamW's (Liu et al., 2025,
+# arXiv 2502.16982, section 2.2), so that learning rates carry over.
+_MUON_UPDATE_RMS = 0.2
+_WSD_DECAY = 0.2  # Of the run's steps.
+
+
+def learning_rate_schedule(
+  name: str,
+  peak: float,
+  *,
+  warmup_steps: int,
+  total_steps: int,
+  final_fraction: float,
+) -> optax.Schedule:
+  """A learning rate by inner step.
+
+  Args:
+    name: "constant", "cosine" or "wsd" (warm-up, stable, linear decay); all
+      with a linear warm-up from 0.
+    peak: Highest learning rate.
+    warmup_steps: Steps until it is reached.
+    total_steps: Steps of the whole run, at whose end the decay is complete.
+    final_fraction: Last learning rate over the peak.
+
+  Raises:
+    ValueError: If the name is unknown or the warm-up does not fit.
+  """
+  if name not in SCHEDULES:
+    raise ValueError(f"schedule={name!r} must be one of {', '.join(SCHEDULES)}")
+  if not 0 <= warmup_steps < total_steps:
+    raise ValueError(
+      f"warmup_steps={warmup_steps} must be less than total_steps={total_steps}"
+    )
+  warmup = optax.linear_schedule(0.0, peak, warmup_steps)
+  final = peak * final_fraction
+  rest = total_steps - warmup_steps
+  if name == "constant":
+    parts, starts = [optax.constant_schedule(peak)], []
+  elif name == "cosine":
+    cosine = optax.cosine_decay_schedule(peak, rest, final_fraction)
+    parts, starts = [cosine], []
+  else:
+    decay = max(1, min(rest, round(_WSD_DECAY * total_steps)))
+    parts = [
+      optax.constant_schedule(peak),
+      optax.linear_schedule(peak, final, decay),
+    ]
+    starts = [total_steps - decay]
+  if not warmup_steps:
+    return optax.join_schedules(parts, starts)
+  return optax.join_schedules([warmup, *parts], [warmup_steps, *starts])
+
+
+def inner_optimizer(
+  name: str,
+  schedule: optax.Schedule,
+  *,
+  clip_norm: float,
+  **options: float | bool,
+) -> optax.GradientTransformation:
+  """Clips by the global norm, then steps.
+
+  Args:
+    name: An optimizer of optax.
+    schedule: Learning rate by inner step.
+    clip_norm: Largest gradient norm; 0 leaves gradients alone.
+    **options: Options of the optimizer, e.g. b1, b2, weight_decay.
+  """
+  for_muon = {
+    "muon_weight_dimension_numbers": block_matrices,
+    "consistent_rms": _MUON_UPDATE_RMS,
+  }
+  # What Muon leaves to AdamW steps as AdamW alone would, but for Nesterov's.
+  for_muon |= {
+    f"adam_{option}": options[option]
+    for option in ("b1", "b2", "weight_decay")
+    if option in options
+  }
+  optimizer = named_optimizer(name, schedule, **options, **for_muon)
+  if not clip_norm:
+    return optimizer
+  return optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)
+
+
+def block_matrices(params: Tree) -> Tree:
+  """Which leaves Muon steps on: the stacked matrices of the blocks.
+
+  Embedding, head and norms are left to its AdamW, as its authors advise
+  (Jordan et al., 2024, "Muon").
+
+  Args:
+    params: Parameters; those under "blocks" have a layer axis in front.
+  """
+
+  def axes(path, leaf):
+    in_block = path[0] == jax.tree_util.DictKey(BLOCKS)
+    if not in_block or leaf.ndim != 3:
+      return None
+    return optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2)
+
+  return jax.tree_util.tree_map_with_path(axes, params)

@@ -18,7 +18,7 @@ import sys
 from absl import flags
 from rich.console import Console
 
-from experiments import command_line
+from experiments.runtime import command_line
 
 _DEFAULT_CONFIG = (
   pathlib.Path(__file__).parent / "configs" / "ablate_compression.py"
@@ -35,14 +35,14 @@ def define_flags() -> None:
 
 
 def _check_field(path: str) -> None:
-  from experiments import grid  # Only a mistake needs it this early.
+  from experiments.sweeps import grid  # Only a mistake needs it this early.
 
   grid.check_field(path)
 
 
 def main(values: flags.FlagValues) -> None:
   """Runs what is not finished and reports on everything."""
-  from experiments import grid
+  from experiments.sweeps import grid
 
   try:
     trials = grid.trials(values.config.to_dict())
@@ -50,16 +50,16 @@ def main(values: flags.FlagValues) -> None:
   except (ValueError, TypeError, OSError) as error:
     raise command_line.UsageError(f"--config: {error}") from error
   workdir = command_line.writable(values.workdir)
-  from experiments import batch
+  from experiments.runtime import job_pool
 
-  jobs = [_job(trial, workdir, batch.Job) for trial in trials]
+  jobs = [_job(trial, workdir, job_pool.Job) for trial in trials]
   waiting = [job for job in jobs if not job.is_done]
   print(
     f"{len(trials)} runs, {len(trials) - len(waiting)} of them finished before"
   )
   signal.signal(signal.SIGTERM, _interrupt)
   try:
-    failures = batch.Batch(waiting, values.processes).run()
+    failures = job_pool.JobPool(waiting, values.processes).run()
   except KeyboardInterrupt:
     raise command_line.StoppedError(
       "interrupted: the same command goes on from here",
@@ -89,7 +89,7 @@ def _check_what_they_name(trials) -> None:
       named_optimizer(optimizer, 1.0)
   for (source, pattern, fraction), name in texts.items():
     with _of_run(f"{name!r}: data."):
-      sources.load(source, glob=pattern, validation_fraction=fraction)
+      sources.load_corpus(source, glob=pattern, validation_fraction=fraction)
 
 
 @contextlib.contextmanager
@@ -124,11 +124,11 @@ def _job(trial, workdir: pathlib.Path, make):
 
 def _report(trials, jobs, failures, workdir: pathlib.Path) -> None:
   from dilocox_jax import report
-  from experiments import grid
+  from experiments.sweeps import grid
 
   varied = grid.varied(trials)
   outcomes = [
-    report.Outcome(
+    report.TrialOutcome(
       name=trial.name,
       seed=trial.config.seed,
       workdir=job.workdir,

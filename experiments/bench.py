@@ -19,8 +19,8 @@ import sys
 
 from absl import flags
 
-from dilocox_jax.plan.pipeline_orders import PIPELINES
-from experiments import command_line
+from dilocox_jax.plan.pipeline.orders import PIPELINES
+from experiments.runtime import command_line
 
 BENCHES = ("round", "codecs", "inner", "simulate", "pipeline")
 
@@ -55,34 +55,36 @@ def main(values: flags.FlagValues) -> None:
   """Runs the bench that was named first."""
   workdir = command_line.writable(values.workdir)
   if values.bench == "simulate":  # Without JAX, which takes long to start.
-    from experiments import bench_simulate
+    from experiments.benchmarks import simulate
 
-    bench_simulate.run(workdir, values.repeats)
+    simulate.run(workdir, values.repeats)
     return
   if values.bench == "pipeline":
-    from experiments import bench_pipeline
+    from experiments.benchmarks import pipeline
 
     sizes = values.stages, values.micro_batches, values.chunks
-    bench_pipeline.run(workdir, values.schedule, *sizes)
+    pipeline.run(workdir, values.schedule, *sizes)
     return
   if values.bench == "inner":
     _inner(values, workdir)
     return
-  from experiments import ratios, running
+  from experiments.benchmarks import ratios
+  from experiments.runtime import running
 
   running.set_up_jax()
-  module = importlib.import_module(f"experiments.bench_{values.bench}")
+  module = importlib.import_module(f"experiments.benchmarks.{values.bench}")
   ratios.run(values.bench, module.ratios(), workdir, values.repeats)
 
 
 def _inner(values: flags.FlagValues, workdir: pathlib.Path) -> None:
   config = command_line.run_config(values.config)
-  from experiments import bench_inner, peers, running
+  from experiments.benchmarks import inner
+  from experiments.runtime import distributed_flags, running
 
   is_mesh = config.mesh.layout == "mesh"
-  running.set_up_jax(peers.num_devices(config) if is_mesh else 1)
+  running.set_up_jax(distributed_flags.num_devices(config) if is_mesh else 1)
   try:
-    bench_inner.run(config, workdir, values.repeats)
+    inner.run(config, workdir, values.repeats)
   except ValueError as error:
     raise command_line.UsageError(error) from error
 

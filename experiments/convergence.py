@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import config_flags
 
-from experiments import command_line
+from experiments.runtime import command_line
 
 _ROOT = pathlib.Path(__file__).parent
 _DEFAULT_CONFIG = _ROOT / "configs" / "convergence_small.py"
@@ -60,21 +60,22 @@ def define_flags() -> None:
 
 
 def _check_field(path: str) -> None:
-  from experiments import convergence_sweep
+  from experiments.sweeps import sweep_spec
 
-  convergence_sweep.check_field(path)
+  sweep_spec.check_field(path)
 
 
 def main(values: flags.FlagValues) -> None:
   """Runs what is missing and reports on what is there."""
-  from experiments import convergence_plan, convergence_sweep
+  from dilocox_jax.checks import known
+  from experiments.sweeps import required_runs, sweep_spec
 
   try:
-    sweep = convergence_sweep.sweep(values.config.to_dict())
+    sweep = sweep_spec.sweep(values.config.to_dict())
     for name in values.methods:
       names = [each.name for each in sweep.methods]
-      convergence_sweep.known("method", name, names)
-    plan = convergence_plan.Plan(sweep)
+      known("method", name, names)
+    plan = required_runs.Plan(sweep)
     plan.check()  # All that does not fit, before the first run.
   except KeyError as error:
     raise command_line.UsageError(f"--config: no field {error}") from error
@@ -92,9 +93,9 @@ def main(values: flags.FlagValues) -> None:
 
 
 def _run(values: flags.FlagValues, plan, workdir: pathlib.Path) -> None:
-  from experiments import convergence_page
-  from experiments.convergence_results import Results
-  from experiments.convergence_runs import Runs
+  from experiments.sweeps import page
+  from experiments.sweeps.results import Results
+  from experiments.sweeps.runs import Runs
 
   name = _name(values["config"])
   path = pathlib.Path(values.results or _RESULTS / f"{name}.csv")
@@ -108,9 +109,7 @@ def _run(values: flags.FlagValues, plan, workdir: pathlib.Path) -> None:
     with results.held():
       outcome = _stages(values, plan, runs)
   command = ["python", "-m", "experiments.convergence", *sys.argv[1:]]
-  convergence_page.write(
-    plan, runs, results, workdir, name, shlex.join(command)
-  )
+  page.write(plan, runs, results, workdir, name, shlex.join(command))
   if outcome.failed:
     raise command_line.StoppedError(
       f"{len(outcome.failed)} runs failed, first {outcome.failed[0]}"
@@ -136,12 +135,12 @@ class _Outcome:
 
 def _stages(values: flags.FlagValues, plan, runs) -> _Outcome:
   """Makes the runs of the stages that were asked for, in order."""
-  from experiments import convergence_plan
+  from experiments.sweeps import required_runs
 
   minutes = values.max_minutes
   limit_s = math.inf if minutes is None else 60 * minutes
   deadline_s = time.monotonic() + limit_s
-  all_stages = convergence_plan.STAGES
+  all_stages = required_runs.STAGES
   stages = all_stages if values.stage == "all" else (values.stage,)
   methods = [
     each
@@ -164,7 +163,7 @@ def _stages(values: flags.FlagValues, plan, runs) -> _Outcome:
 
 def _planned(plan, stage: str, methods: Sequence, loss_of) -> tuple[list, list]:
   """Runs of a stage, and why methods have none: they stop no others."""
-  from experiments.convergence_planned import NotTunedError
+  from experiments.sweeps.required_run import NotTunedError
 
   planned, lacking = [], []
   for method in methods:

@@ -20,8 +20,19 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from experiments import alone, command_line, cores, group, peers, train
-from experiments.command_line import INTERRUPTED, StoppedError, UsageError
+from experiments import train
+from experiments.runtime import (
+  command_line,
+  cores,
+  distributed_flags,
+  file_lock,
+  process_group,
+)
+from experiments.runtime.command_line import (
+  INTERRUPTED,
+  StoppedError,
+  UsageError,
+)
 
 _REFUSAL = (
   "processes of another launch are still at --workdir={}: wait for them, or "
@@ -59,21 +70,25 @@ def main(
   if not train_flags:
     raise UsageError("the flags of experiments.train are missing: after --")
   _check_own(own_flags)
-  for name in peers.NAMES:
+  for name in distributed_flags.NAMES:
     if values[name].present:
       raise UsageError(f"--{name} is set by experiments.launch: leave it out")
   values.config.mesh.layout = "mesh"
   config = command_line.run_config(values.config)
-  peers.check_config(config)
+  distributed_flags.check_config(config)
   train.clock(values, config)
   count = values.processes
-  devices = values.local_devices or peers.devices_each(config, count)
+  devices = values.local_devices or distributed_flags.devices_each(
+    config, count
+  )
   workdir = command_line.writable(values.workdir)
   # Processes inherit the lock, so it outlives a launcher that was killed.
-  with alone.held(workdir / ".launch.lock", _REFUSAL.format(workdir)) as lock:
+  with file_lock.held(
+    workdir / ".launch.lock", _REFUSAL.format(workdir)
+  ) as lock:
     coordinator = f"127.0.0.1:{_free_port()}"
     members = [
-      group.Member(
+      process_group.Member(
         number,
         [
           *(sys.executable, "-m", "experiments.train", *train_flags),
@@ -85,7 +100,7 @@ def main(
       )
       for number in range(count)
     ]
-    _run(group.Group(members))
+    _run(process_group.Group(members))
 
 
 def _check_own(own_flags: Sequence[str]) -> None:
@@ -95,7 +110,7 @@ def _check_own(own_flags: Sequence[str]) -> None:
       raise UsageError(f"{flag} is for the processes: put it behind --")
 
 
-def _run(members: group.Group) -> None:
+def _run(members: process_group.Group) -> None:
   """Brings all to their end, or none."""
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:

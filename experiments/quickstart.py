@@ -11,7 +11,7 @@ import importlib
 from absl import flags
 from rich.console import Console
 
-from experiments import command_line
+from experiments.runtime import command_line
 
 METHODS = ("dilocox", "allreduce")
 
@@ -26,7 +26,7 @@ def main(values: flags.FlagValues) -> None:
   """Runs both and writes the comparison."""
   workdir = command_line.writable(values.workdir)
   from dilocox_jax import report
-  from experiments import running
+  from experiments.runtime import running
 
   paths = [workdir / name for name in METHODS]
   for name, path in zip(METHODS, paths, strict=True):

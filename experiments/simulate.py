@@ -13,12 +13,12 @@ the rounds and bytes of a finished run are put on the clock instead.
 
 from absl import flags
 
-from experiments import command_line
+from experiments.runtime import command_line
 
 
 def define_flags() -> None:
   """Defines the flags of this binary."""
-  from dilocox_jax.plan.pipeline_orders import PIPELINES
+  from dilocox_jax.plan.pipeline.orders import PIPELINES
 
   command_line.define_config()
   command_line.define_workdir()
@@ -66,13 +66,13 @@ def define_flags() -> None:
 
 def main(values: flags.FlagValues) -> None:
   """Simulates and prints the costs."""
-  from experiments import simulated_page, simulated_run, simulating
+  from experiments.simulation import page, run, setup
 
   if values.cluster == "help":
-    print("\n".join(simulating.preset_lines()))
+    print("\n".join(setup.preset_lines()))
     return
   try:
-    options = simulating.Options(
+    options = setup.Options(
       step_s=values.step_s,
       codec_s=values.codec_s,
       transport=values.transport,
@@ -83,14 +83,14 @@ def main(values: flags.FlagValues) -> None:
       chunks_per_stage=values.chunks,
     )
     if values.run:
-      found = simulated_run.timed(values.run, values.cluster, options)
-      simulated_run.finish(found, command_line.writable(values.workdir))
+      found = run.timed(values.run, values.cluster, options)
+      run.finish(found, command_line.writable(values.workdir))
       return
     config = command_line.run_config(values.config)
-    page = simulated_page.prepare(config, values.cluster, options)
+    simulated = page.prepare(config, values.cluster, options)
   except (ValueError, OSError) as error:
     raise command_line.UsageError(error) from error
-  simulated_page.finish(page, command_line.writable(values.workdir))
+  page.finish(simulated, command_line.writable(values.workdir))
 
 
 if __name__ == "__main__":

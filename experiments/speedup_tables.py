@@ -16,7 +16,7 @@ import sys
 from absl import flags
 from rich.console import Console
 
-from experiments import command_line
+from experiments.runtime import command_line
 
 PAPERS = (  # Modules of experiments/tables, in order.
   "dilocox",

@@ -14,7 +14,7 @@ processes on this one.
 
 from absl import flags
 
-from experiments import command_line, peers
+from experiments.runtime import command_line, distributed_flags
 
 
 def define_flags() -> None:
@@ -37,18 +37,20 @@ def define_flags() -> None:
     "With --cluster: seconds of an inner step; by default from operations.",
     lower_bound=0.0,
   )
-  peers.define_flags()
+  distributed_flags.define_flags()
 
 
 def main(values: flags.FlagValues) -> None:
   """Trains and prints where the report is."""
-  place = peers.from_flags(values)
+  place = distributed_flags.from_flags(values)
   config = command_line.run_config(values.config)
   if place:
-    peers.check_config(config)
+    distributed_flags.check_config(config)
   made = clock(values, config)
   workdir = command_line.writable(values.workdir)
-  from experiments import running  # Loads JAX: nothing bad waits for it.
+  from experiments.runtime import (
+    running,  # Loads JAX: nothing bad waits for it.
+  )
 
   running.train(
     config, workdir, profile=values.profile, clock=made, place=place
@@ -65,10 +67,10 @@ def clock(values: flags.FlagValues, config):
     if values.step_s is not None:
       raise command_line.UsageError("--step_s needs --cluster")
     return None
-  from experiments import cluster_clock, simulating
+  from experiments.simulation import cluster_clock, setup
 
   try:
-    options = simulating.Options(step_s=values.step_s)
+    options = setup.Options(step_s=values.step_s)
     return cluster_clock.ClusterClock(config, values.cluster, options)
   except (ValueError, OSError) as error:
     raise command_line.UsageError(error) from error

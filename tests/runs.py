@@ -10,11 +10,12 @@ from unittest import mock
 import jax
 import numpy as np
 
-from dilocox_jax import assembly, metrics, report, states
-from dilocox_jax.checkpoint import Checkpoints
+from dilocox_jax import metrics, report
 from dilocox_jax.config import RunConfig, from_mapping
-from dilocox_jax.pilot import Pilot
-from dilocox_jax.trainer import Trainer
+from dilocox_jax.training import build, states
+from dilocox_jax.training.adaptive_controller import AdaptiveController
+from dilocox_jax.training.checkpoint import Checkpoints
+from dilocox_jax.training.trainer import Trainer
 
 BATCH_SIZE, SEQUENCE_LENGTH = 2, 16
 
@@ -72,7 +73,7 @@ def settings(
   )
 
 
-def programs(config: RunConfig) -> assembly.Programs:
+def programs(config: RunConfig) -> build.Programs:
   """A config's programs, compiled once for all tests of a process."""
   plain = RunConfig()
   return _programs(
@@ -82,16 +83,16 @@ def programs(config: RunConfig) -> assembly.Programs:
   )
 
 
-_programs = functools.cache(assembly.programs)
-_load = functools.cache(assembly.corpus)
+_programs = functools.cache(build.programs)
+_load = functools.cache(build.corpus)
 
 
 def trainer(config: RunConfig, workdir) -> Trainer:
   """A trainer whose text and programs were made before, if they were."""
-  with mock.patch.object(assembly, "corpus", _load):
+  with mock.patch.object(build, "corpus", _load):
     made = Trainer(config, pathlib.Path(workdir))
   made.programs = programs(config)
-  made.pilot = Pilot(config, made.programs)
+  made.pilot = AdaptiveController(config, made.programs)
   return made
 
 

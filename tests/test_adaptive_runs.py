@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dilocox_jax.sync_sections import (
+from dilocox_jax.config.sections import (
   AdaptiveConfig,
   CodecConfig,
   ExchangeConfig,

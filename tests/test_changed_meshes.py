@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dilocox_jax import evaluation, inherit, starting
-from dilocox_jax.checkpoint import Checkpoints, RefusedError
-from dilocox_jax.sections import MeshConfig
+from dilocox_jax.config.sections import MeshConfig
+from dilocox_jax.training import evaluation, start
+from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
 from tests import runs
 
 SAVED_AT = 12
@@ -59,7 +59,7 @@ def resumed(config, workdir):
   made = runs.trainer(config, workdir)
   checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
   try:
-    found = starting.resumed_state(
+    found = start.resumed_state(
       config, made.programs, checkpoints, made.corpus.digest
     )
   finally:
@@ -96,7 +96,7 @@ def test_twice_as_many_replicas_start_from_the_outer_parameters(
   mesh = MeshConfig(num_replicas=4, layout="mesh", num_stages=2)
   config = config_on(mesh, checkpoint={"init_from": str(source)})
   made = runs.trainer(config, tmp_path)
-  state = inherit.inherited_state(config, made.programs, "local", source)
+  state = start.state_from_run(config, made.programs, "local", source)
   seen = evaluation.losses(made.programs, state, made.validation)
   before = losses_before(source)["outer_loss"]
   for view in ("outer_loss", "mean_loss", "replica_loss"):

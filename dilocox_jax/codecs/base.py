@@ -15,8 +15,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.plan.leaf import Leaf
-from dilocox_jax.plan.wire import Encoding
+from dilocox_jax.plan.wire.chain import Encoding
+from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.pytypes import Array, Tree
 
 
@@ -45,7 +45,7 @@ class Reduced(NamedTuple):
   own: Array
 
 
-Run = Generator[Array, Reduced, tuple[Reduced, Tree]]
+CodecSteps = Generator[Array, Reduced, tuple[Reduced, Tree]]
 
 
 class Codec(NamedTuple):
@@ -55,12 +55,12 @@ class Codec(NamedTuple):
     init: Random key -> state, the same on all replicas.
     run: (values, state, random key) -> a generator that ends with the reduced
       values and the new state. The key is the same on all replicas.
-    phases: For every yield in turn, how it is encoded and as what leaf.
+    messages: For every yield in turn, how it is encoded and as what leaf.
   """
 
   init: Callable[[Array], Tree]
-  run: Callable[[Array, Tree, Array], Run]
-  phases: tuple[tuple[Encoding, Leaf], ...]
+  run: Callable[[Array, Tree, Array], CodecSteps]
+  messages: tuple[tuple[Encoding, Leaf], ...]
 
 
 def grouped(values: Array, groups: int, width: int) -> Array:

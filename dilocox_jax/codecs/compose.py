@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from dilocox_jax.codecs import low_rank, quantize, sparse
-from dilocox_jax.codecs.base import Codec, Encoder, Reduced, Run
-from dilocox_jax.plan.leaf import Leaf
-from dilocox_jax.plan.payload import E3M0, Dense, Int, Payload
-from dilocox_jax.plan.reduction import LowRank, RandomMask, TopK
-from dilocox_jax.plan.wire import Chain, Encoding, parts_of
+from dilocox_jax.codecs.base import Codec, CodecSteps, Encoder, Reduced
+from dilocox_jax.plan.wire.chain import Chain, Encoding, links_of
+from dilocox_jax.plan.wire.leaf import Leaf
+from dilocox_jax.plan.wire.payload import E3M0, Dense, Int, Payload
+from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
 from dilocox_jax.pytypes import Array, Tree
 
 
@@ -21,7 +21,7 @@ def encoder(encoding: Encoding, leaf: Leaf) -> Encoder:
     encoding: Selections and a quantiser.
     leaf: What is encoded.
   """
-  head, *rest = encoding.parts
+  head, *rest = encoding.links
   if isinstance(head, Dense):
     return quantize.dense(head, leaf)
   if isinstance(head, Int):
@@ -45,7 +45,7 @@ def codec(payload: Payload, leaf: Leaf, max_rank: int = 0) -> Codec:
     leaf: What is compressed.
     max_rank: Rank that the state of low-rank factors has room for.
   """
-  head, *rest = parts_of(payload)
+  head, *rest = links_of(payload)
   if not head.is_projection:
     return _exchanged_once(Encoding((head, *rest)), leaf)
   follow = Chain(tuple(rest))
@@ -63,7 +63,7 @@ def codec(payload: Payload, leaf: Leaf, max_rank: int = 0) -> Codec:
 
 
 def _exchanged_once(encoding: Encoding, leaf: Leaf) -> Codec:
-  def run(values: Array, state: Tree, key: Array) -> Run:
+  def run(values: Array, state: Tree, key: Array) -> CodecSteps:
     del key
     reduced = yield values
     return reduced, state
@@ -87,7 +87,7 @@ def alone(
   """
   run, sent = built.run(values, state, key), []
   asked = next(run)
-  for number, (encoding, leaf) in enumerate(built.phases):
+  for number, (encoding, leaf) in enumerate(built.messages):
     coder = encoder(encoding, leaf)
     sent.append(coder.encode(asked, jax.random.fold_in(key, number)))
     decoded = coder.decode(sent[-1])

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.codecs.base import Codec, Encoder, Reduced, Run
-from dilocox_jax.plan.leaf import Leaf
-from dilocox_jax.plan.reduction import LowRank
+from dilocox_jax.codecs.base import Codec, CodecSteps, Encoder, Reduced
+from dilocox_jax.plan.wire.leaf import Leaf
+from dilocox_jax.plan.wire.reduction import LowRank
 from dilocox_jax.pytypes import Array, Index
 
 
@@ -70,7 +70,7 @@ def shared_factors(
   def init(key: Array) -> Factors:
     return first_factors(leaf, max(max_rank, rank), key)
 
-  def run(values: Array, state: Factors, key: Array) -> Run:
+  def run(values: Array, state: Factors, key: Array) -> CodecSteps:
     matrix = values.astype(jnp.float32)
     factor = _revived(state.right[..., :rank], key)
     for _ in range(payload.power_iterations):
@@ -88,7 +88,7 @@ def shared_factors(
     return Reduced(*matrices), kept
 
   return Codec(
-    init, run, (left.phases + right.phases) * payload.power_iterations
+    init, run, (left.messages + right.messages) * payload.power_iterations
   )
 
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from dilocox_jax.codecs.base import Encoder, grouped, ungrouped
-from dilocox_jax.plan.leaf import Leaf
-from dilocox_jax.plan.payload import E3M0, Dense, Int, group_shape
+from dilocox_jax.plan.wire.leaf import Leaf
+from dilocox_jax.plan.wire.payload import E3M0, Dense, Int, group_shape
 from dilocox_jax.pytypes import Array
 
 _LARGEST_SCALE = float(jnp.finfo(jnp.bfloat16).max)

@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dilocox_jax.by_device import by_row
 from dilocox_jax.codecs.base import (
   Codec,
+  CodecSteps,
   Encoder,
   Reduced,
-  Run,
   grouped,
   ungrouped,
 )
-from dilocox_jax.plan.leaf import Leaf
-from dilocox_jax.plan.payload import group_shape
-from dilocox_jax.plan.reduction import RandomMask, TopK
+from dilocox_jax.distributed.local_map import map_over_rows
+from dilocox_jax.plan.wire.leaf import Leaf
+from dilocox_jax.plan.wire.payload import group_shape
+from dilocox_jax.plan.wire.reduction import RandomMask, TopK
 from dilocox_jax.pytypes import Array, Tree
 
 _ORDER_BITS = 15  # Of a bfloat16 without its sign.
@@ -58,7 +58,7 @@ def top_k(payload: TopK, leaf: Leaf, inner: Encoder) -> Encoder:
 
   def encode(values: Array, key: Array) -> tuple[Array, ...]:
     blocks = grouped(values, groups, width)
-    indices, kept = by_row(largest, blocks)
+    indices, kept = map_over_rows(largest, blocks)
     return indices, *inner.encode(kept.reshape(len(kept), -1), key)
 
   def decode(arrays: tuple[Array, ...]) -> Array:
@@ -67,9 +67,9 @@ def top_k(payload: TopK, leaf: Leaf, inner: Encoder) -> Encoder:
     kept = kept.reshape(len(kept), groups, count)
     if is_packed:
       places = _unpack_places(indices, payload.index_bits(width), count)
-      blocks = by_row(functools.partial(_spread, width), kept, places)
+      blocks = map_over_rows(functools.partial(_spread, width), kept, places)
     else:
-      blocks = by_row(from_bitmap, indices, kept)
+      blocks = map_over_rows(from_bitmap, indices, kept)
     return ungrouped(blocks, leaf)
 
   return Encoder(encode, decode)
@@ -153,17 +153,19 @@ def random_mask(payload: RandomMask, leaf: Leaf, inner: Codec) -> Codec:
     offset = jnp.minimum(offset.astype(jnp.int32), last)
     return jnp.asarray(bounds[:-1])[None] + offset
 
-  def run(values: Array, state: Tree, key: Array) -> Run:
+  def run(values: Array, state: Tree, key: Array) -> CodecSteps:
     drawn = places(key)
     flat = values.reshape(leaf.num_layers, 1, -1)
     drawn = drawn[:, None]
-    part = by_row(functools.partial(jnp.take_along_axis, axis=-1), flat, drawn)
+    part = map_over_rows(
+      functools.partial(jnp.take_along_axis, axis=-1), flat, drawn
+    )
     reduced, state = yield from inner.run(part[:, 0], state, key)
 
     def spread(part: Array) -> Array:
       put = functools.partial(_spread, leaf.size)
-      return by_row(put, part[:, None], drawn).reshape(values.shape)
+      return map_over_rows(put, part[:, None], drawn).reshape(values.shape)
 
     return Reduced(*map(spread, reduced)), state
 
-  return Codec(inner.init, run, inner.phases)
+  return Codec(inner.init, run, inner.messages)

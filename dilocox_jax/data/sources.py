@@ -30,7 +30,7 @@ _LEFT_OUT = frozenset(
 _LEFT_OUT_FILES = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
 
-def load(
+def load_corpus(
   source: str,
   *,
   glob: str = "",

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from dilocox_jax.codecs.base import Codec, Reduced, split_keys
 from dilocox_jax.codecs.compose import codec
 from dilocox_jax.codecs.low_rank import Factors
+from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.exchange import transport
-from dilocox_jax.exchange.mean import all_finite
-from dilocox_jax.mesh import REPLICA_AXIS
-from dilocox_jax.plan.leaf import leaf_of
-from dilocox_jax.plan.payload import Payload
+from dilocox_jax.plan.wire.leaf import leaf_of
+from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.pytypes import Array, Boolean, Index, Tree
+from dilocox_jax.trees import all_finite, leaves_by_path
 
 
 class CodecState(NamedTuple):
@@ -75,7 +75,7 @@ def compressed(how: Compression) -> Exchange:
   def codecs(tree: Tree) -> dict[str, Codec]:
     return {
       path: codec(how.payload.at(path), leaf_of(path, leaf.shape), how.max_rank)
-      for path, leaf in by_path(tree).items()
+      for path, leaf in leaves_by_path(tree).items()
     }
 
   def init(params: Tree) -> CodecState:
@@ -85,7 +85,7 @@ def compressed(how: Compression) -> Exchange:
     return CodecState(jnp.int32(0), leaves)
 
   def update(
-    values: Tree, takes_part: Boolean, state: CodecState
+    values: Tree, participates: Boolean, state: CodecState
   ) -> tuple[Tree, Tree, CodecState]:
     num_replicas = jax.lax.psum(1, REPLICA_AXIS)
     shared = jax.random.fold_in(jax.random.key(how.seed), state.count)
@@ -94,19 +94,21 @@ def compressed(how: Compression) -> Exchange:
 
     def reduce(asked: dict[str, Array], built: dict[str, Codec], phase: int):
       keys = split_keys(jax.random.fold_in(shared, phase + 1), asked)
-      parcels = {
-        path: transport.Parcel(
+      outgoing = {
+        path: transport.LeafMessage(
           values,
-          *built[path].phases[phase],
+          *built[path].messages[phase],
           jax.random.fold_in(keys[path], own_number),
         )
         for path, values in asked.items()
       }
-      return transport.reduce(parcels, takes_part, num_replicas, how.collective)
+      return transport.reduce(
+        outgoing, participates, num_replicas, how.collective
+      )
 
-    leaves = by_path(values)
+    leaves = leaves_by_path(values)
     kept = {
-      path: jnp.where(takes_part, leaf, jnp.zeros_like(leaf))
+      path: jnp.where(participates, leaf, jnp.zeros_like(leaf))
       for path, leaf in leaves.items()
     }
     ends = _run(codecs(values), kept, state.leaves, shared, reduce)
@@ -158,19 +160,11 @@ def grams(state: CodecState) -> dict[str, Array]:
   }
 
 
-def by_path(tree: Tree) -> dict[str, Array]:
-  """The leaves of nested dictionaries by path, "/" between keys."""
-  leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-  return {
-    jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-    for path, leaf in leaves
-  }
-
-
 def _like(tree: Tree, leaves: dict[str, Array]) -> Tree:
   """Leaves by path in the structure and shapes of a tree."""
   shaped = [
-    leaves[path].reshape(leaf.shape) for path, leaf in by_path(tree).items()
+    leaves[path].reshape(leaf.shape)
+    for path, leaf in leaves_by_path(tree).items()
   ]
   return jax.tree.unflatten(jax.tree.structure(tree), shaped)
 

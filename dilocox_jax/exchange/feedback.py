@@ -23,8 +23,8 @@ from dilocox_jax.exchange.compressed import (
   grams,
 )
 from dilocox_jax.plan.choices import REFERENCES, RESIDUAL_DTYPES
-from dilocox_jax.plan.leaf import Leaf
-from dilocox_jax.plan.payload import Int
+from dilocox_jax.plan.wire.leaf import Leaf
+from dilocox_jax.plan.wire.payload import Int
 from dilocox_jax.pytypes import Aggregator, Array, Tree
 
 _EIGHT_BITS = Int(8)

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dilocox_jax.mesh import REPLICA_AXIS
+from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.pytypes import Aggregator, Array, Boolean, Scalar, Tree
+from dilocox_jax.trees import all_finite
 
 
-def mean_over_replicas() -> Aggregator:
+def mean_of_finite_replicas() -> Aggregator:
   """Averages over those replicas whose values are all finite.
 
   A replica that has diverged is left out of the mean, so that it cannot
@@ -37,14 +38,16 @@ def mean_over_replicas() -> Aggregator:
 
     totals, count = summed(jax.tree.map(kept, values), finite)
     mean = jax.tree.map(
-      lambda total, leaf: over(total, count).astype(leaf.dtype), totals, values
+      lambda total, leaf: mean_of_participants(total, count).astype(leaf.dtype),
+      totals,
+      values,
     )
     return mean, values, state
 
   return Aggregator(init, average)
 
 
-def summed(values: Tree, takes_part: Boolean) -> tuple[Tree, Scalar]:
+def summed(values: Tree, participates: Boolean) -> tuple[Tree, Scalar]:
   """Sums over replicas, and how many of them took part.
 
   The count is one more number of the values' type, so that the compiler puts
@@ -53,18 +56,12 @@ def summed(values: Tree, takes_part: Boolean) -> tuple[Tree, Scalar]:
 
   Args:
     values: Of one type; zeros from those who take no part.
-    takes_part: Whether this replica does.
+    participates: Whether this replica does.
   """
-  flag = takes_part.astype(jax.tree.leaves(values)[0].dtype)
+  flag = participates.astype(jax.tree.leaves(values)[0].dtype)
   return jax.lax.psum((values, flag), REPLICA_AXIS)
 
 
-def over(total: Array, count: Scalar) -> Array:
+def mean_of_participants(total: Array, count: Scalar) -> Array:
   """The mean of those who took part; what none of them sent stays zero."""
   return total / jnp.maximum(count, 1).astype(total.dtype)
-
-
-def all_finite(tree: Tree) -> Boolean:
-  """Whether every value of a tree is finite (boolean scalar)."""
-  leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
-  return jnp.stack(leaves).all()

@@ -15,20 +15,24 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from dilocox_jax.by_device import INNER_AXES, ambient_division, by_device
-from dilocox_jax.devices import REPLICA_AXIS, partition
-from dilocox_jax.plan.shards import Division
+from dilocox_jax.distributed.local_map import (
+  INNER_AXES,
+  current_division,
+  map_over_devices,
+)
+from dilocox_jax.distributed.replicas import REPLICA_AXIS, partition
+from dilocox_jax.plan.model.division import Division
 from dilocox_jax.pytypes import Array
 
 Sent = Sequence[tuple[Array, ...]]  # Wire arrays of every parcel.
 
 
-def gathered(sent: Sent) -> list[tuple[Array, ...]]:
+def all_gathered(sent: Sent) -> list[tuple[Array, ...]]:
   """Everything that all replicas send, [M, ...] where it was [...]."""
   return _by_device(sent, 0, lambda raw: jax.lax.all_gather(raw, REPLICA_AXIS))
 
 
-def swapped(sent: Sent) -> list[tuple[Array, ...]]:
+def all_to_all(sent: Sent) -> list[tuple[Array, ...]]:
   """From [M, ...] by receiver to [M, ...] by sender."""
   return _by_device(
     sent, 1, lambda raw: jax.lax.all_to_all(raw, REPLICA_AXIS, 0, 0)
@@ -46,7 +50,7 @@ def _by_device(
     move: From bytes [..., N] to bytes [M, N].
   """
   arrays, tree = jax.tree.flatten(list(sent))
-  division = ambient_division()
+  division = current_division()
   if division.num_devices == 1:
     return jax.tree.unflatten(tree, _moved(arrays, num_kept, move))
   specs = [_spec(division, array, num_kept) for array in arrays]
@@ -62,7 +66,9 @@ def _by_device(
   def local(*pieces: Array) -> tuple[Array, ...]:
     return tuple(_moved(pieces, num_kept, move))
 
-  found = list(by_device(local, tuple(in_specs), tuple(out_specs))(*even))
+  found = list(
+    map_over_devices(local, tuple(in_specs), tuple(out_specs))(*even)
+  )
   cut = _unbundled(found.pop(), odd, num_kept) if odd else []
   of_even, of_odd = iter(found), iter(cut)
   moved = [next(of_even if spec else of_odd) for spec in specs]

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 from dilocox_jax.codecs.base import Encoder, Reduced
 from dilocox_jax.codecs.compose import encoder
 from dilocox_jax.exchange import messages
-from dilocox_jax.exchange.mean import over, summed
-from dilocox_jax.plan.collectives import chosen, chunks
-from dilocox_jax.plan.leaf import Leaf
-from dilocox_jax.plan.wire import Encoding
+from dilocox_jax.exchange.mean import mean_of_participants, summed
+from dilocox_jax.plan.wire.chain import Encoding
+from dilocox_jax.plan.wire.collectives import chosen, owner_slices
+from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.pytypes import Array, Boolean, Scalar
 
 
-class Parcel(NamedTuple):
+class LeafMessage(NamedTuple):
   """One leaf's part of a phase.
 
   Attributes:
@@ -40,16 +40,16 @@ class Parcel(NamedTuple):
 
 
 def reduce(
-  parcels: Mapping[str, Parcel],
-  takes_part: Boolean,
+  outgoing: Mapping[str, LeafMessage],
+  participates: Boolean,
   num_replicas: int,
   choice: str,
 ) -> dict[str, Reduced]:
-  """Averages parcels over those replicas that take part.
+  """Averages outgoing over those replicas that take part.
 
   Args:
-    parcels: By any name.
-    takes_part: Whether this replica does; if not, its values are zero.
+    outgoing: By any name.
+    participates: Whether this replica does; if not, its values are zero.
     num_replicas: M.
     choice: One of `plan.collectives.COLLECTIVES`.
   """
@@ -58,36 +58,36 @@ def reduce(
   for kind, way in ways.items():
     names = [
       name
-      for name, parcel in parcels.items()
+      for name, parcel in outgoing.items()
       if chosen(parcel.encoding, choice, num_replicas) == kind
     ]
     if names:
-      chosen_ones = [parcels[name] for name in names]
-      answers = way(chosen_ones, takes_part, num_replicas)
+      chosen_ones = [outgoing[name] for name in names]
+      answers = way(chosen_ones, participates, num_replicas)
       found.update(zip(names, answers, strict=True))
   return found
 
 
 def _add(
-  parcels: Sequence[Parcel], takes_part: Boolean, num_replicas: int
+  outgoing: Sequence[LeafMessage], participates: Boolean, num_replicas: int
 ) -> list[Reduced]:
   """The network adds; in fp32, or in fewer bits if the user asks for it."""
   del num_replicas
-  coders, sent = _encoded(parcels)
-  totals, count = summed(sent, takes_part)
+  coders, sent = _encoded(outgoing)
+  totals, count = summed(sent, participates)
   return [
-    Reduced(over(coder.decode(total), count), coder.decode(own))
+    Reduced(mean_of_participants(coder.decode(total), count), coder.decode(own))
     for coder, own, total in zip(coders, sent, totals, strict=True)
   ]
 
 
 def _gather(
-  parcels: Sequence[Parcel], takes_part: Boolean, num_replicas: int
+  outgoing: Sequence[LeafMessage], participates: Boolean, num_replicas: int
 ) -> list[Reduced]:
   """Everybody receives everything, decodes it and adds it up."""
-  coders, sent = _encoded(parcels)
-  flag = takes_part.astype(jnp.uint8)
-  *arrived, flags = messages.gathered([*sent, (flag[None],)])
+  coders, sent = _encoded(outgoing)
+  flag = participates.astype(jnp.uint8)
+  *arrived, flags = messages.all_gathered([*sent, (flag[None],)])
   count = _count(flags)
   answers = []
   for coder, own, all_of_it in zip(coders, sent, arrived, strict=True):
@@ -95,40 +95,44 @@ def _gather(
     total = coder.decode(tuple(array[0] for array in all_of_it))
     for replica in range(1, num_replicas):
       total += coder.decode(tuple(array[replica] for array in all_of_it))
-    answers.append(Reduced(over(total, count), coder.decode(own)))
+    answers.append(
+      Reduced(mean_of_participants(total, count), coder.decode(own))
+    )
   return answers
 
 
 def _scatter(
-  parcels: Sequence[Parcel], takes_part: Boolean, num_replicas: int
+  outgoing: Sequence[LeafMessage], participates: Boolean, num_replicas: int
 ) -> list[Reduced]:
   """Each replica adds up one chunk and sends its mean to all.
 
   The mean is rounded once more on its way; the replica's own part is what it
   was before that.
   """
-  cuts = [chunks(p.encoding, p.leaf, num_replicas) for p in parcels]
+  cuts = [owner_slices(p.encoding, p.leaf, num_replicas) for p in outgoing]
   coders = [
-    encoder(p.encoding, cut) for p, cut in zip(parcels, cuts, strict=True)
+    encoder(p.encoding, cut) for p, cut in zip(outgoing, cuts, strict=True)
   ]
   sent = [
     coder.encode(_cut(parcel.values, cut), parcel.key)
-    for coder, parcel, cut in zip(coders, parcels, cuts, strict=True)
+    for coder, parcel, cut in zip(coders, outgoing, cuts, strict=True)
   ]
-  flag = jnp.full((num_replicas, 1), takes_part, jnp.uint8)
-  *swapped, flags = messages.swapped([*sent, (flag,)])
+  flag = jnp.full((num_replicas, 1), participates, jnp.uint8)
+  *swapped, flags = messages.all_to_all([*sent, (flag,)])
   count = _count(flags)
   means, owners = [], []
   for parcel, coder, cut, arrived in zip(
-    parcels, coders, cuts, swapped, strict=True
+    outgoing, coders, cuts, swapped, strict=True
   ):
-    mean = over(jnp.sum(coder.decode(arrived), axis=0, keepdims=True), count)
+    mean = mean_of_participants(
+      jnp.sum(coder.decode(arrived), axis=0, keepdims=True), count
+    )
     owners.append(encoder(parcel.encoding, Leaf(1, cut.shape)))
     key = jax.random.fold_in(parcel.key, num_replicas)
     means.append(owners[-1].encode(mean, key))
   answers = []
   for parcel, coder, own, whole in zip(
-    parcels, coders, sent, messages.gathered(means), strict=True
+    outgoing, coders, sent, messages.all_gathered(means), strict=True
   ):
     mean = coder.decode(tuple(array[:, 0] for array in whole))
     answers.append(
@@ -141,13 +145,13 @@ def _scatter(
 
 
 def _encoded(
-  parcels: Sequence[Parcel],
+  outgoing: Sequence[LeafMessage],
 ) -> tuple[list[Encoder], list[tuple[Array, ...]]]:
   """Each parcel's encoder, and what it makes of the values."""
-  coders = [encoder(parcel.encoding, parcel.leaf) for parcel in parcels]
+  coders = [encoder(parcel.encoding, parcel.leaf) for parcel in outgoing]
   sent = [
     coder.encode(parcel.values, parcel.key)
-    for coder, parcel in zip(coders, parcels, strict=True)
+    for coder, parcel in zip(coders, outgoing, strict=True)
   ]
   return coders, sent
 

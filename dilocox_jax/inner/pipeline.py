@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from dilocox_jax.inner.boundary import AS_COMPUTED, Boundary
-from dilocox_jax.inner.pipeline_layer import by_path, layer
+from dilocox_jax.inner.pipeline_layer import layer
 from dilocox_jax.inner.pipeline_stage import (
   CutModel,
   Stage,
@@ -27,9 +27,10 @@ from dilocox_jax.inner.pipeline_stage import (
   put,
   when,
 )
-from dilocox_jax.plan.shards import STAGE_AXIS
-from dilocox_jax.plan.timetable import ACTIONS, Timetable
+from dilocox_jax.plan.model.division import STAGE_AXIS
+from dilocox_jax.plan.pipeline.timetable import ACTIONS, Timetable
 from dilocox_jax.pytypes import Scalar, Tree
+from dilocox_jax.trees import leaves_by_path
 
 # (blocks, rest, tokens) -> (loss, gradients of blocks, gradients of rest).
 PipelinedGradient = Callable[[Tree, Tree, Array], tuple[Scalar, Tree, Tree]]
@@ -83,11 +84,11 @@ def pipelined_gradient(
     # Cast once: a kernel that is cast by a forward would be kept by it.
     leaves = {
       path: x.astype(split.kernel_dtypes.get(path, x.dtype))
-      for path, x in by_path(blocks).items()
+      for path, x in leaves_by_path(blocks).items()
     }
     number = jax.lax.axis_index(STAGE_AXIS)
     stage = Stage(model, split, boundary, counts, number, leaves, rest, tokens)
-    totals = by_path(blocks), rest
+    totals = leaves_by_path(blocks), rest
     state = _first_state(stage, table, x_TxD, totals, fill)
     state, _ = jax.lax.scan(
       _tick(stage, table), state, _column(table, stage.number)

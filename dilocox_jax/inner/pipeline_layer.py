@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from dilocox_jax.pytypes import Tree
+from dilocox_jax.trees import leaves_by_path
 
 # (layer's parameters, x [T, D], length, multiply) -> x [T, D].
 Block = Callable[..., Array]
@@ -50,15 +51,6 @@ def _tapped_backward(kept, y_gradient):
 
 
 _tapped.defvjp(_tapped_forward, _tapped_backward)
-
-
-def by_path(tree: Tree) -> dict[str, Any]:
-  """A nested dict's leaves by their paths, "/" between keys."""
-  leaves, _ = jax.tree.flatten_with_path(tree)
-  return {
-    jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-    for path, leaf in leaves
-  }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,7 +147,7 @@ def layer(
   """
   if remat not in REMATS:
     raise ValueError(f"remat={remat!r} must be one of {', '.join(REMATS)}")
-  shapes, structure = by_path(leaves), jax.tree.structure(leaves)
+  shapes, structure = leaves_by_path(leaves), jax.tree.structure(leaves)
   dtypes, sources, pairs = _products(block, leaves, x_TxD, length)
   for path in dtypes:
     if path not in shapes:

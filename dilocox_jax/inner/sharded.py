@@ -13,13 +13,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from dilocox_jax.by_device import INNER_AXES, by_device
-from dilocox_jax.devices import partition
+from dilocox_jax.distributed.local_map import INNER_AXES, map_over_devices
+from dilocox_jax.distributed.replicas import partition
 from dilocox_jax.inner.step import Gradient
-from dilocox_jax.plan.fragments import BLOCKS
-from dilocox_jax.plan.parts import Parts
-from dilocox_jax.plan.shards import DATA_AXIS, STAGE_AXIS, Division, Spec
+from dilocox_jax.plan.model.division import (
+  DATA_AXIS,
+  STAGE_AXIS,
+  Division,
+  Spec,
+)
+from dilocox_jax.plan.pipeline.stage_layers import StageLayers
+from dilocox_jax.plan.schedule.fragments import BLOCKS
 from dilocox_jax.pytypes import Array, Scalar, Tree
+from dilocox_jax.trees import path_name
 
 # (blocks [v, K, ...], other leaves, tokens [m, b, L + 1]) -> (loss, and the
 # same two trees of gradients), all of them this stage's contribution.
@@ -35,7 +41,7 @@ class _Held(NamedTuple):
 def sharded_gradient(
   stage_gradient: StageGradient,
   division: Division,
-  parts: Parts,
+  parts: StageLayers,
   num_micro_batches: int,
 ) -> Gradient:
   """Spreads a gradient over the devices of one replica.
@@ -83,7 +89,7 @@ def sharded_gradient(
     specs = jax.tree.map(
       lambda where: partition(where.spec), held, is_leaf=_is_held
     )
-    mapped = by_device(
+    mapped = map_over_devices(
       local, (specs, PartitionSpec(DATA_AXIS)), (PartitionSpec(), specs)
     )
     return mapped(params, batch)
@@ -97,7 +103,7 @@ def _is_held(value: Any) -> bool:
 
 def _divisions(params: Tree, division: Division) -> Tree:
   def held(path, leaf) -> _Held:
-    named = jax.tree_util.keystr(path, simple=True, separator="/")
+    named = path_name(path)
     return _Held(division.spec(named, leaf.shape))
 
   return jax.tree_util.tree_map_with_path(held, params)
@@ -108,7 +114,7 @@ def _dimension(spec: Spec, axis: str) -> int | None:
   return next((n for n, axes in enumerate(spec) if axis in axes), None)
 
 
-def _to_stages(leaf: Array, spec: Spec, parts: Parts) -> Array:
+def _to_stages(leaf: Array, spec: Spec, parts: StageLayers) -> Array:
   """A leaf's layers, as kept, to those of this stage, [v, K, ...] whole."""
   by_stage = _dimension(spec, STAGE_AXIS)
   if by_stage is None:
@@ -123,7 +129,7 @@ def _to_stages(leaf: Array, spec: Spec, parts: Parts) -> Array:
   return leaf.reshape(*parts.table.shape[1:], *leaf.shape[1:])
 
 
-def _from_stages(leaf: Array, spec: Spec, parts: Parts) -> Array:
+def _from_stages(leaf: Array, spec: Spec, parts: StageLayers) -> Array:
   """Gradients of this stage's layers, summed, to where the leaf is kept."""
   leaf = leaf.reshape(-1, *leaf.shape[2:])
   by_stage, by_data = _dimension(spec, STAGE_AXIS), _dimension(spec, DATA_AXIS)

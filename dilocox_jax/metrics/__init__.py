@@ -11,9 +11,9 @@ from dilocox_jax.metrics.lines import write_atomically as write_atomically
 from dilocox_jax.metrics.lines import write_json as write_json
 from dilocox_jax.metrics.recorder import Recorder as Recorder
 from dilocox_jax.metrics.recorder import SilentRecorder as SilentRecorder
-from dilocox_jax.metrics.rows import Drift as Drift
+from dilocox_jax.metrics.rows import DriftRow as DriftRow
 from dilocox_jax.metrics.rows import Evaluation as Evaluation
-from dilocox_jax.metrics.rows import Round as Round
+from dilocox_jax.metrics.rows import RoundRow as RoundRow
 from dilocox_jax.metrics.rows import Timing as Timing
 from dilocox_jax.metrics.rows import from_json as from_json
 from dilocox_jax.metrics.run_record import write_run_record as write_run_record

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, SupportsFloat, SupportsInt
 
+from dilocox_jax.checks import one_of
 from dilocox_jax.metrics import lines, rows, tensorboard
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
@@ -66,10 +67,11 @@ class Recorder:
       total_sent_bytes: Of one replica so far.
       drift: Mappings with `rows.Drift`'s fields; `cosine` may be None.
     """
-    row = rows.Round(
+    one_of("phase", phase, rows.PHASES)
+    row = rows.RoundRow(
       step=int(step),
       tokens=int(tokens),
-      phase=rows.one_of("phase", phase, rows.PHASES),
+      phase=phase,
       loss=float(loss),
       loss_per_replica=[float(x) for x in loss_per_replica],
       grad_norm=float(grad_norm),
@@ -149,9 +151,10 @@ class Recorder:
       tokens_per_s: For rounds; None otherwise.
       simulated_s: What the run's clock says, if it carries one.
     """
+    one_of("event", event, rows.EVENTS)
     row = rows.Timing(
       step=int(step),
-      event=rows.one_of("event", event, rows.EVENTS),
+      event=event,
       wall_s=float(wall_s),
       tokens_per_s=rows.number(tokens_per_s),
       simulated_s=rows.number(simulated_s),
@@ -195,8 +198,8 @@ class SilentRecorder(Recorder):
     """Closes nothing."""
 
 
-def _drift(entry: Mapping[str, Any]) -> rows.Drift:
-  return rows.Drift(
+def _drift(entry: Mapping[str, Any]) -> rows.DriftRow:
+  return rows.DriftRow(
     fragment=int(entry["fragment"]),
     step=int(entry["step"]),
     cosine=rows.number(entry["cosine"]),
@@ -206,7 +209,7 @@ def _drift(entry: Mapping[str, Any]) -> rows.Drift:
   )
 
 
-def _round_scalars(row: rows.Round) -> dict[str, float | int]:
+def _round_scalars(row: rows.RoundRow) -> dict[str, float | int]:
   values: dict[str, float | int] = {
     "train/loss": row.loss,
     "train/grad_norm": row.grad_norm,

@@ -8,7 +8,7 @@ reads.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, SupportsFloat, TypeVar
 
 Row = TypeVar("Row")
@@ -23,15 +23,8 @@ def number(value: SupportsFloat | None) -> float:
   return math.nan if value is None else float(value)
 
 
-def one_of(name: str, value: str, allowed: Sequence[str]) -> str:
-  """Passes the value through, or says what it may be."""
-  if value not in allowed:
-    raise ValueError(f"{name}={value!r} must be one of {', '.join(allowed)}")
-  return value
-
-
 @dataclasses.dataclass(frozen=True)
-class Drift:
+class DriftRow:
   """How far the replicas are apart when a fragment is measured.
 
   Attributes:
@@ -57,7 +50,7 @@ class Drift:
 
 
 @dataclasses.dataclass(frozen=True)
-class Round:
+class RoundRow:
   """One round of training.
 
   Attributes:
@@ -82,7 +75,7 @@ class Round:
   learning_rate: float
   sent_bytes: int
   total_sent_bytes: int
-  drift: list[Drift]
+  drift: list[DriftRow]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +124,9 @@ class Timing:
 _READERS = {
   float: number,
   list[float]: lambda values: [number(value) for value in values],
-  list[Drift]: lambda values: [from_json(Drift, value) for value in values],
+  list[DriftRow]: lambda values: [
+    from_json(DriftRow, value) for value in values
+  ],
 }
 
 

@@ -21,7 +21,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from dilocox_jax.models.attention import attend, rotate
-from dilocox_jax.plan.shapes import ModelShape
+from dilocox_jax.plan.model.shapes import ModelShape
 
 Params = dict[str, Any]
 # (path of the kernel in its block, x [T, I], kernel [I, O]) -> x @ kernel.

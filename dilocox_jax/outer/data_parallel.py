@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dilocox_jax.outer.round import StepMetrics
+from dilocox_jax.outer.round_program import StepMetrics
 from dilocox_jax.pytypes import Aggregator, Tree
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dilocox_jax.outer.rules import Arrival
+from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.pytypes import Scalar, Tree
 
 
@@ -49,7 +49,7 @@ def squared_norm(tree: Tree) -> Scalar:
   )
 
 
-def drift(arrival: Arrival) -> Drift:
+def drift(arrival: ExchangeResult) -> Drift:
   """Measures one replica's disagreement behind an exchange; sends nothing."""
   difference = jax.tree.map(jnp.subtract, arrival.sent, arrival.mean)
   return Drift(

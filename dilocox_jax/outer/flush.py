@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dilocox_jax.outer import memory
-from dilocox_jax.outer.round import RoundState
+from dilocox_jax.distributed import host_memory
+from dilocox_jax.outer.round_program import RoundState
 from dilocox_jax.outer.transforms import OuterTransform
 from dilocox_jax.pytypes import Tree
 
@@ -29,7 +29,7 @@ def flush(outer: OuterTransform, step: int, state: RoundState) -> RoundState:
   """
   for fragment in range(outer.method.schedule.num_fragments):
     state = _flush_fragment(outer, step, fragment, state)
-  params = memory.on_device(state.outer.params)
+  params = host_memory.on_device(state.outer.params)
   replica = state.replica._replace(params=params)
   return state._replace(replica=replica)
 
@@ -50,7 +50,7 @@ def _flush_fragment(
   for slot in slots:
     own = outer.in_flight(state.outer, index, jnp.int32(slot))
     state = _exchange_and_apply(outer, index, state, own, fresh)
-  if outer.rule.is_personal and has_unsent and not slots:
+  if outer.rule.is_per_replica and has_unsent and not slots:
     state = _apply(outer, index, state, None, fresh)
   if not has_unsent:
     return state

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dilocox_jax.outer import memory
-from dilocox_jax.plan.fragments import BLOCKS, Fragments
+from dilocox_jax.distributed import host_memory
+from dilocox_jax.plan.schedule.fragments import BLOCKS, Fragments
 from dilocox_jax.pytypes import Array, Index, Tree
 
 # The integer 0 is fragment 0; a traced scalar is one of the layer fragments.
@@ -36,20 +36,20 @@ class Store(NamedTuple):
     """The value of one fragment, or of one of its slots, on the device."""
     values, index = self._place(fragment, slot)
     if not index:
-      return memory.on_device(values)
-    return jax.tree.map(lambda leaf: memory.row(leaf, *index), values)
+      return host_memory.on_device(values)
+    return jax.tree.map(lambda leaf: host_memory.row(leaf, *index), values)
 
   def set(self, fragment: FragmentIndex, value: Tree, *slot: Index) -> "Store":
     """The store with one fragment's value, or one slot of it, replaced."""
     values, index = self._place(fragment, slot)
 
     def put(leaf, new):
-      return memory.with_row(leaf, new, *index)
+      return host_memory.with_row(leaf, new, *index)
 
     if index:
       new = jax.tree.map(put, values, value)
     else:
-      new = memory.like(value, values)
+      new = host_memory.like(value, values)
     if isinstance(fragment, int):
       return self._replace(first=new)
     return self._replace(layers=new)
@@ -80,22 +80,24 @@ class Partition:
     Short layer fragments end in zeros.
     """
     if self.fragments.num_fragments == 1:
-      return memory.on_device(tree)
+      return host_memory.on_device(tree)
     if isinstance(fragment, int):
-      return memory.on_device({k: v for k, v in tree.items() if k != BLOCKS})
+      return host_memory.on_device(
+        {k: v for k, v in tree.items() if k != BLOCKS}
+      )
     return self._gather(tree, fragment)
 
   def put(self, tree: Tree, fragment: FragmentIndex, part: Tree) -> Tree:
     """The tree, where it lies, with one fragment replaced."""
     if self.fragments.num_fragments == 1:
-      return memory.like(part, tree)
+      return host_memory.like(part, tree)
     if isinstance(fragment, int):
-      return {**tree, **memory.like(part, {k: tree[k] for k in part})}
+      return {**tree, **host_memory.like(part, {k: tree[k] for k in part})}
     layers, numbers, places = self._numbers(fragment)
 
     def scatter(leaf, rows):
-      if memory.lies_on_host(leaf):
-        return memory.with_rows(leaf, rows, numbers, places)
+      if host_memory.lies_on_host(leaf):
+        return host_memory.with_rows(leaf, rows, numbers, places)
       return leaf.at[layers].set(rows, mode="drop", unique_indices=False)
 
     blocks = jax.tree.map(scatter, tree[BLOCKS], part[BLOCKS])
@@ -119,9 +121,9 @@ class Partition:
     is_there = jnp.asarray(self._is_there)[fragment - 1]
 
     def gather(leaf):
-      if not memory.lies_on_host(leaf):
+      if not host_memory.lies_on_host(leaf):
         return leaf.at[layers].get(mode="fill", fill_value=0)
-      rows = memory.rows(leaf, numbers)
+      rows = host_memory.rows(leaf, numbers)
       kept = is_there.reshape(-1, *[1] * (leaf.ndim - 1))
       return jnp.where(kept, rows, jnp.zeros_like(rows))
 

@@ -15,21 +15,25 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dilocox_jax.devices import described, is_none
-from dilocox_jax.mesh import Replicas
-from dilocox_jax.outer import data_parallel, flush, memory, round
+from dilocox_jax.distributed import host_memory
+from dilocox_jax.distributed.replicas import Replicas, described, is_none
+from dilocox_jax.outer import data_parallel, flush, round_program
 from dilocox_jax.outer.drift import AXES
-from dilocox_jax.outer.round import ReplicaState, RoundState
+from dilocox_jax.outer.round_program import ReplicaState, RoundState
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
-from dilocox_jax.plan.pieces import Piece, Table, pieces
-from dilocox_jax.plan.schedule import Window
+from dilocox_jax.plan.schedule.sync_schedule import Window
+from dilocox_jax.plan.schedule.window_groups import (
+  WindowGroup,
+  WindowTable,
+  window_groups,
+)
 from dilocox_jax.pytypes import Aggregator, Tree
 
 
 def state_axes(outer: OuterTransform) -> RoundState:
   """Which parts of the state have a leading replica axis (tree prefix)."""
   own: Any = 0
-  outer_axes: list[Any] = [0 if outer.rule.is_personal else None] * 2
+  outer_axes: list[Any] = [0 if outer.rule.is_per_replica else None] * 2
   exchange = outer.partition.for_all(outer.aggregator.axes)
   return RoundState(
     OuterState(*outer_axes, exchange=exchange, in_flight=own),
@@ -49,9 +53,9 @@ class RoundPrograms:
   """
 
   outer: OuterTransform
-  inner_step: round.InnerStep
+  inner_step: round_program.InnerStep
   replicas: Replicas
-  outer_memory: str = memory.DEVICE
+  outer_memory: str = host_memory.DEVICE
 
   @functools.cached_property
   def axes(self) -> RoundState:
@@ -76,14 +80,14 @@ class RoundPrograms:
 
   def _places(self, state: RoundState) -> RoundState:
     places = self.replicas.state_shardings(state, self.axes)
-    if self.outer_memory == memory.DEVICE:
+    if self.outer_memory == host_memory.DEVICE:
       return places
 
     def moved(axis, part, place):
       shape = place.shard_shape(part.shape)[0 if axis is None else 1 :]
-      if not memory.is_worth_moving(shape):
+      if not host_memory.is_worth_moving(shape):
         return place
-      return memory.beside(place, self.outer_memory)
+      return host_memory.beside(place, self.outer_memory)
 
     outer = jax.tree.map(
       lambda axis, *parts: jax.tree.map(functools.partial(moved, axis), *parts),
@@ -107,7 +111,7 @@ class RoundPrograms:
 
   def round(
     self, state: RoundState, batches: Tree, windows: Sequence[Window]
-  ) -> tuple[RoundState, round.StepMetrics, list]:
+  ) -> tuple[RoundState, round_program.StepMetrics, list]:
     """Runs windows of the plan; the old state's memory is used up.
 
     Args:
@@ -120,17 +124,17 @@ class RoundPrograms:
       The new state; losses and gradient norms [M, H]; drifts by piece, with
       axes as in `drift.AXES`, then [num_windows].
     """
-    shapes, tables = pieces(self.outer.method.schedule, windows)
+    shapes, tables = window_groups(self.outer.method.schedule, windows)
     batches = self.replicas.place_batches(batches)
     tables = self.replicas.place(tables, None)
     places = None
-    if self.outer_memory != memory.DEVICE:
+    if self.outer_memory != host_memory.DEVICE:
       leaves, structure = jax.tree.flatten(state)
       places = structure, tuple(leaf.sharding for leaf in leaves)
     return self.compiled(shapes, places)(state, batches, tables)
 
   @functools.cache  # noqa: B019 - programs live as long as the run.
-  def compiled(self, shapes: tuple[Piece, ...], places=None):
+  def compiled(self, shapes: tuple[WindowGroup, ...], places=None):
     """The jitted program of one static shape: (state, batches, tables).
 
     Args:
@@ -140,14 +144,14 @@ class RoundPrograms:
         new ones by shape alone, and give memory of one kind to the other.
     """
 
-    def one(state: RoundState, batches: Tree, tables: tuple[Table, ...]):
-      state, *seen = round.run_round(
+    def one(state: RoundState, batches: Tree, tables: tuple[WindowTable, ...]):
+      state, *seen = round_program.run_round(
         self.outer, self.inner_step, shapes, state, batches, tables
       )
       return self.replicas.divided(state), *seen
 
     drifts = [AXES for shape in shapes if shape.applied]
-    over = self.replicas.over(one, (self.axes, 0, None), (self.axes, 0, drifts))
+    over = self.replicas.map(one, (self.axes, 0, None), (self.axes, 0, drifts))
     if places is None:
       return jax.jit(over, donate_argnums=0)
     kept = jax.tree.unflatten(*places)
@@ -168,14 +172,16 @@ class RoundPrograms:
     def one(state: RoundState) -> RoundState:
       return self.replicas.divided(flush.flush(self.outer, step, state))
 
-    return jax.jit(self.replicas.over(one, (self.axes,), self.axes))
+    return jax.jit(self.replicas.map(one, (self.axes,), self.axes))
 
   def outer_params(self, state: RoundState) -> Tree:
     """The parameters to evaluate, on the device: the outer, or their mean."""
     params = state.outer.params
-    if self.outer.rule.is_personal:
+    if self.outer.rule.is_per_replica:
       return mean_of(params)
-    return params if self.outer_memory == memory.DEVICE else _fetched(params)
+    return (
+      params if self.outer_memory == host_memory.DEVICE else _fetched(params)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +222,7 @@ class StepPrograms:
 
   def steps(
     self, state: data_parallel.SharedState, batches: Tree
-  ) -> tuple[data_parallel.SharedState, round.StepMetrics]:
+  ) -> tuple[data_parallel.SharedState, round_program.StepMetrics]:
     """Runs one step a batch; the old state's memory is used up.
 
     Args:
@@ -237,7 +243,7 @@ class StepPrograms:
       state, seen = data_parallel.run_steps(*parts, state, batches)
       return self.replicas.divided(state), seen
 
-    over = self.replicas.over(one, (self.axes, 0), (self.axes, 0))
+    over = self.replicas.map(one, (self.axes, 0), (self.axes, 0))
     return jax.jit(over, donate_argnums=0)
 
 
@@ -257,8 +263,8 @@ def _copied(axes, state: Tree, num_replicas: int) -> Tree:
 @jax.jit
 def mean_of(tree: Tree) -> Tree:
   """The mean of leaves [M, ...] over replicas."""
-  tree = memory.on_device(tree)
+  tree = host_memory.on_device(tree)
   return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree)
 
 
-_fetched = jax.jit(memory.on_device)
+_fetched = jax.jit(host_memory.on_device)

@@ -13,13 +13,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.mesh import REPLICA_AXIS
-from dilocox_jax.outer.pseudo_gradient import pseudo_gradient
-from dilocox_jax.plan.methods import Method
+from dilocox_jax.distributed.replicas import REPLICA_AXIS
+from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.pytypes import Array, Tree
 
 
-class Arrival(NamedTuple):
+class ExchangeResult(NamedTuple):
   """What comes back from an exchange.
 
   Attributes:
@@ -44,13 +43,13 @@ class ApplyRule(NamedTuple):
     gradient: (arrival, fresh) -> what the outer optimizer is given; `fresh`
       is the pseudo-gradient measured on this very step.
     rejoin: (inner, old outer, new outer, own) -> the replica's parameters.
-    is_personal: Whether every replica has outer parameters of its own.
+    is_per_replica: Whether every replica has outer parameters of its own.
   """
 
   measure: Callable[[Tree, Tree, Tree], Tree]
-  gradient: Callable[[Arrival, Tree], Tree]
+  gradient: Callable[[ExchangeResult, Tree], Tree]
   rejoin: Callable[[Tree, Tree, Tree, Tree], Tree]
-  is_personal: bool = False
+  is_per_replica: bool = False
 
 
 def _from_outer(outer: Tree, unapplied: Tree, inner: Tree) -> Tree:
@@ -58,7 +57,7 @@ def _from_outer(outer: Tree, unapplied: Tree, inner: Tree) -> Tree:
   return pseudo_gradient(outer, inner)
 
 
-def _averaged(arrival: Arrival, fresh: Tree) -> Tree:
+def _averaged(arrival: ExchangeResult, fresh: Tree) -> Tree:
   del fresh
   return arrival.mean
 
@@ -68,7 +67,7 @@ def _adopt(inner: Tree, old: Tree, new: Tree, own: Tree) -> Tree:
   return new
 
 
-def reset() -> ApplyRule:
+def reset_rule() -> ApplyRule:
   """The replica takes over the new outer parameters.
 
   Source: DiLoCo, arXiv 2311.08105 (tau = 0); DiLoCoX, arXiv 2506.21263, in
@@ -78,7 +77,7 @@ def reset() -> ApplyRule:
   return ApplyRule(_from_outer, _averaged, _adopt)
 
 
-def continue_() -> ApplyRule:
+def continue_rule() -> ApplyRule:
   """The replica keeps the progress that has not been averaged yet.
 
   It adds the outer move and takes back its own contribution, which the move
@@ -99,7 +98,7 @@ def continue_() -> ApplyRule:
   return ApplyRule(measure, _averaged, rejoin)
 
 
-def mix(alpha: float) -> ApplyRule:
+def mix_rule(alpha: float) -> ApplyRule:
   """The replica moves part of the way to the new outer parameters.
 
   Source: Streaming DiLoCo, arXiv 2501.18512, Algorithm 2.
@@ -115,7 +114,7 @@ def mix(alpha: float) -> ApplyRule:
   return ApplyRule(_from_outer, _averaged, rejoin)
 
 
-def eager() -> ApplyRule:
+def eager_rule() -> ApplyRule:
   """The replica's own part is fresh, the others' a round old.
 
   g_m = mean_k d_k(t - 1) + (d_m(t) - d_m(t - 1)) / M. The own terms telescope
@@ -124,7 +123,7 @@ def eager() -> ApplyRule:
   Source: Kale et al., 2025, arXiv 2502.12996.
   """
 
-  def gradient(arrival: Arrival, fresh: Tree) -> Tree:
+  def gradient(arrival: ExchangeResult, fresh: Tree) -> Tree:
     num_replicas = jax.lax.psum(1, REPLICA_AXIS)
     return jax.tree.map(
       lambda mean, new, old: mean + (new - old) / num_replicas,
@@ -133,15 +132,27 @@ def eager() -> ApplyRule:
       arrival.own,
     )
 
-  return ApplyRule(_from_outer, gradient, _adopt, is_personal=True)
+  return ApplyRule(_from_outer, gradient, _adopt, is_per_replica=True)
 
 
 def apply_rule(method: Method) -> ApplyRule:
   """The rule of a method; without overlap `continue` has nothing to keep."""
   if method.rule == "mix":
-    return mix(method.mixing_alpha)
+    return mix_rule(method.mixing_alpha)
   if method.rule == "eager":
-    return eager()
+    return eager_rule()
   if method.rule == "continue" and method.schedule.overlap_steps:
-    return continue_()
-  return reset()
+    return continue_rule()
+  return reset_rule()
+
+
+def pseudo_gradient(outer: Tree, inner: Tree) -> Tree:
+  """The outer gradient of a replica, outer minus inner.
+
+  Args:
+    outer: Outer parameters.
+    inner: The replica's parameters, same structure and shapes.
+
+  Source: Douillard et al., 2023, arXiv 2311.08105, Algorithm 1, line 8.
+  """
+  return jax.tree.map(jnp.subtract, outer, inner)

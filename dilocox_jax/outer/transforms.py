@@ -16,8 +16,8 @@ import optax
 
 from dilocox_jax.outer.drift import Drift, drift
 from dilocox_jax.outer.partition import FragmentIndex, Partition, Store
-from dilocox_jax.outer.rules import ApplyRule, Arrival, apply_rule
-from dilocox_jax.plan.methods import Method
+from dilocox_jax.outer.rules import ApplyRule, ExchangeResult, apply_rule
+from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.pytypes import Aggregator, Array, Index, Tree
 
 
@@ -49,7 +49,7 @@ class OuterTransform:
     partition: How fragments are cut from the tree.
     optimizer: Any optax optimizer or chain.
     aggregator: Averages over replicas.
-    keeps_unsent: Whether a replica goes on with the part of its progress that
+    keep_unsent: Whether a replica goes on with the part of its progress that
       a codec did not send, rather than losing it or owing it.
   """
 
@@ -57,7 +57,7 @@ class OuterTransform:
   partition: Partition
   optimizer: optax.GradientTransformation
   aggregator: Aggregator
-  keeps_unsent: bool = False
+  keep_unsent: bool = False
 
   @property
   def rule(self) -> ApplyRule:
@@ -116,7 +116,7 @@ class OuterTransform:
     With tau a multiple of H the oldest is still there, as measuring comes
     before applying; otherwise its slot is free already.
     """
-    if self.method.schedule.is_joint:
+    if self.method.schedule.is_whole_rounds:
       return jnp.ones((self.depth,), bool) if self.depth else None
     if self.depth == 1:
       return None
@@ -140,26 +140,28 @@ class OuterTransform:
 
   def exchange(
     self, state: OuterState, fragment: FragmentIndex, own: Tree
-  ) -> tuple[OuterState, Arrival]:
+  ) -> tuple[OuterState, ExchangeResult]:
     """Averages a pseudo-gradient over replicas; the one slow operation."""
     before = state.exchange.get(fragment)
     mean, sent, kept = self.aggregator.average(own, before)
     exchange = state.exchange.set(fragment, kept)
-    arrival = Arrival(mean, own, sent, self.aggregator.observe(kept))
+    arrival = ExchangeResult(mean, own, sent, self.aggregator.observe(kept))
     return state._replace(exchange=exchange), arrival
 
-  def nothing(self, state: OuterState, fragment: FragmentIndex) -> Arrival:
+  def nothing(
+    self, state: OuterState, fragment: FragmentIndex
+  ) -> ExchangeResult:
     """The arrival before there is one: zeros, as eager updates start from."""
     part = self.partition.take(state.params, fragment)
     zeros = jax.tree.map(jnp.zeros_like, part)
-    return Arrival(zeros, zeros, zeros)
+    return ExchangeResult(zeros, zeros, zeros)
 
   def apply(
     self,
     state: OuterState,
     inner: Tree,
     fragment: FragmentIndex,
-    arrival: Arrival,
+    arrival: ExchangeResult,
     fresh: Tree,
   ) -> tuple[OuterState, Tree, Drift]:
     """Takes the outer step for one fragment and lets the replica rejoin.
@@ -182,7 +184,7 @@ class OuterTransform:
     new = optax.apply_updates(old, updates)
     part = self.partition.take(inner, fragment)
     part = self.rule.rejoin(part, old, new, arrival.own)
-    if self.keeps_unsent:
+    if self.keep_unsent:
       part = jax.tree.map(
         lambda w, own, sent: w - (own - sent), part, arrival.own, arrival.sent
       )

@@ -1,1 +1,1 @@
-"""The run described without arrays: numpy only, shared by all."""
+"""What a run does and sends, described without arrays (numpy only)."""

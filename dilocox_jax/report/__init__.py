@@ -4,11 +4,11 @@ Everything here reads run directories and nothing else: a report can be made
 again years later, by a machine without an accelerator, from the files alone.
 """
 
-from dilocox_jax.report.ablation import print_ablation as print_ablation
-from dilocox_jax.report.ablation import write_ablation as write_ablation
+from dilocox_jax.report.ablation.page import print_ablation as print_ablation
+from dilocox_jax.report.ablation.page import write_ablation as write_ablation
+from dilocox_jax.report.ablation.trials import TrialOutcome as TrialOutcome
 from dilocox_jax.report.compare import compare as compare
 from dilocox_jax.report.compare import print_table as print_table
 from dilocox_jax.report.page import write_report as write_report
-from dilocox_jax.report.run import Run as Run
+from dilocox_jax.report.run import LoadedRun as LoadedRun
 from dilocox_jax.report.run import load_run as load_run
-from dilocox_jax.report.trials import Outcome as Outcome

@@ -21,7 +21,7 @@ from dilocox_jax.metrics.lines import (
 )
 from dilocox_jax.report import figures, units
 from dilocox_jax.report.page import PAGE, save_figure
-from dilocox_jax.report.run import Run, load_run
+from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.report.text_tables import csv_table, markdown_table
 
 _COLUMNS = (
@@ -34,7 +34,7 @@ _COLUMNS = (
 )
 
 
-def _require_one_text(runs: Sequence[Run]) -> None:
+def _require_one_text(runs: Sequence[LoadedRun]) -> None:
   first = runs[0]
   for run in runs[1:]:
     if run.record["corpus_digest"] != first.record["corpus_digest"]:
@@ -51,7 +51,7 @@ def _require_one_text(runs: Sequence[Run]) -> None:
       )
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
+def _labels(runs: Sequence[LoadedRun]) -> list[str]:
   methods = [run.record["method"] for run in runs]
   return [
     method if methods.count(method) == 1 else f"{method} ({run.workdir.name})"
@@ -59,7 +59,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
   ]
 
 
-def _entry(run: Run, label: str) -> dict[str, Any]:
+def _entry(run: LoadedRun, label: str) -> dict[str, Any]:
   return {
     "label": label,
     "method": run.record["method"],
@@ -72,7 +72,7 @@ def _entry(run: Run, label: str) -> dict[str, Any]:
   }
 
 
-def _cells(run: Run, label: str) -> tuple[str, ...]:
+def _cells(run: LoadedRun, label: str) -> tuple[str, ...]:
   return (
     label if run.finished else f"{label} (not finished)",
     units.human_loss(run.validation_loss),
@@ -83,11 +83,11 @@ def _cells(run: Run, label: str) -> tuple[str, ...]:
   )
 
 
-def _table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+def _table(runs: Sequence[LoadedRun]) -> list[tuple[str, ...]]:
   return [_cells(*pair) for pair in zip(runs, _labels(runs), strict=True)]
 
 
-def _page(runs: Sequence[Run]) -> str:
+def _page(runs: Sequence[LoadedRun]) -> str:
   budgets = {run.tokens for run in runs}
   same = (
     f"the same budget of {units.human_tokens(runs[0].tokens)}"
@@ -145,7 +145,7 @@ def compare(workdirs: Sequence[Directory], out_dir: Directory) -> pathlib.Path:
   return out_dir / PAGE
 
 
-def print_table(runs: Sequence[Run], console: Console) -> None:
+def print_table(runs: Sequence[LoadedRun], console: Console) -> None:
   """Prints the comparison's table on a terminal.
 
   Args:

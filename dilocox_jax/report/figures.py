@@ -13,11 +13,12 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dilocox_jax.metrics import Drift
-from dilocox_jax.report import units
-from dilocox_jax.report.run import Run
+from dilocox_jax.metrics import DriftRow
+from dilocox_jax.report import style, units
+from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.report.style import (
   COLOURS,
+  GREY,
   MARKERS,
   PALE,
   bytes_axis,
@@ -35,20 +36,20 @@ def _palette(count: int) -> list[Any]:
   return [scale(0.92 * index / (count - 1)) for index in range(count)]
 
 
-def _identity(run: Run) -> str:
+def _identity(run: LoadedRun) -> str:
   count = run.record["num_replicas"]
   noun = "replica" if count == 1 else "replicas"
   return f"{run.record['method']}, {count} {noun}"
 
 
-def _shade_warm_start(ax: Axes, run: Run, divisor: float) -> None:
+def _shade_warm_start(ax: Axes, run: LoadedRun, divisor: float) -> None:
   local = [index for index, r in enumerate(run.rounds) if r.phase == "local"]
   if local and local[0] > 0:
     end = run.rounds[local[0] - 1].tokens / divisor
     ax.axvspan(0, end, color="#F1F1F1", zorder=0, label="warm start")
 
 
-def loss(run: Run) -> Figure | None:
+def loss(run: LoadedRun) -> Figure | None:
   """Training and validation loss against tokens."""
   if not run.rounds and not run.evaluations:
     return None
@@ -63,12 +64,12 @@ def loss(run: Run) -> Figure | None:
   shown = [("outer", "outer parameters", "-")]
   if run.record["num_replicas"] > 1:
     shown += [("mean", "replicas' mean", "--"), ("replica", "replica 0", ":")]
-  for index, (field, label, style) in enumerate(shown):
+  for index, (field, label, line_style) in enumerate(shown):
     values = [getattr(e, f"{field}_loss") for e in run.evaluations]
     ax.plot(
       tokens,
       values,
-      style,
+      line_style,
       color=COLOURS[index],
       marker=MARKERS[index],
       markersize=(4, 5.5, 7)[index],
@@ -94,7 +95,7 @@ def loss(run: Run) -> Figure | None:
   return figure
 
 
-def _drift_title(entries: Sequence[Drift], num_fragments: int) -> str:
+def _drift_title(entries: Sequence[DriftRow], num_fragments: int) -> str:
   last = [e.cosine for e in entries[-num_fragments:] if math.isfinite(e.cosine)]
   if not last:
     return "How far the replicas are apart"
@@ -102,7 +103,7 @@ def _drift_title(entries: Sequence[Drift], num_fragments: int) -> str:
   return f"The replicas' pseudo-gradients end with a cosine of {mean:.2f}"
 
 
-def drift(run: Run) -> Figure | None:
+def drift(run: LoadedRun) -> Figure | None:
   """Pairwise cosine and disagreement by step, one line a fragment."""
   entries = [entry for row in run.rounds for entry in row.drift]
   if not entries:
@@ -135,7 +136,7 @@ def drift(run: Run) -> Figure | None:
   return figure
 
 
-def sent(run: Run) -> Figure | None:
+def sent(run: LoadedRun) -> Figure | None:
   """Bytes on the wire of one replica: in all, and in each round."""
   if not any(row.sent_bytes for row in run.rounds):
     return None
@@ -166,7 +167,7 @@ def sent(run: Run) -> Figure | None:
   return figure
 
 
-def _comparison_title(runs: Sequence[Run], labels: Sequence[str]) -> str:
+def _comparison_title(runs: Sequence[LoadedRun], labels: Sequence[str]) -> str:
   named = list(zip(runs, labels, strict=True))
   ended = [pair for pair in named if math.isfinite(pair[0].validation_loss)]
   if not ended:
@@ -178,7 +179,7 @@ def _comparison_title(runs: Sequence[Run], labels: Sequence[str]) -> str:
   return f"{title}. Fewest bytes: {label}, {sent_least}"
 
 
-def comparison(runs: Sequence[Run], labels: Sequence[str]) -> Figure:
+def comparison(runs: Sequence[LoadedRun], labels: Sequence[str]) -> Figure:
   """Validation loss of several runs against tokens and against bytes."""
   figure, axes = frame(2, _comparison_title(runs, labels))
   rows = [row for run in runs for row in run.evaluations]
@@ -211,4 +212,88 @@ def comparison(runs: Sequence[Run], labels: Sequence[str]) -> Figure:
   caption(axes[0], f"measured{cut}")
   caption(axes[1], "loss measured, bytes derived from the plan")
   legend(figure, axes[0], 4)
+  return figure
+
+
+_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+
+def simulated_hours(run: LoadedRun) -> Figure | None:
+  """Validation loss against simulated time; None for a run without a clock."""
+  at = {
+    timing.step: timing.simulated_s
+    for timing in run.timings
+    if timing.event == "evaluation" and math.isfinite(timing.simulated_s)
+  }
+  shown = [e for e in run.evaluations if e.step in at]
+  if not shown:
+    return None
+  last_s = max(at.values())
+  divisor, unit = next(
+    (pair for pair in _UNITS if last_s >= pair[0]), _UNITS[-1]
+  )
+  reached = units.human_loss(shown[-1].outer_loss)
+  figure, (ax,) = style.frame(
+    1, f"Loss {reached} after {last_s / divisor:.3g} simulated {unit}"
+  )
+  ax.plot(
+    [at[e.step] / divisor for e in shown],
+    [e.outer_loss for e in shown],
+    color=style.COLOURS[0],
+    marker=style.MARKERS[0],
+    label="validation, outer parameters",
+  )
+  ax.set_xlabel(f"simulated time on the given cluster ({unit})")
+  ax.set_ylabel("loss (nats a token)")
+  style.caption(ax, "loss measured, time derived (simulated)")
+  style.legend(figure, ax, 1)
+  return figure
+
+
+def ranks(run: LoadedRun) -> Figure | None:
+  """Rank measured and sent, and H, by step; None without low rank."""
+  entries = [
+    entry
+    for row in run.rounds
+    for entry in row.drift
+    if math.isfinite(entry.rank)
+  ]
+  if not entries:
+    return None
+  first, last = entries[0].rank, entries[-1].rank
+  title = f"The rank stayed at {last:.3g}"
+  if first != last:
+    title = f"The rank went from {first:.3g} to {last:.3g}"
+  figure, axes = frame(2, title)
+  steps = [entry.step for entry in entries]
+  for field, label, colour, line_style in (
+    ("rank", "sent", GREY, "steps-mid"),
+    ("energy_rank", "measured, by energy", COLOURS[0], "default"),
+    ("stable_rank", "measured, stable rank", COLOURS[1], "default"),
+  ):
+    values = [getattr(entry, field) for entry in entries]
+    axes[0].plot(steps, values, color=colour, drawstyle=line_style, label=label)
+  axes[0].set_ylim(bottom=0)
+  axes[0].set_ylabel("rank, mean over matrices")
+  rounds = [row for row in run.rounds if row.phase == "local"]
+  starts = [0, *(row.step for row in run.rounds)]
+  lengths = [
+    row.step - start
+    for start, row in zip(starts, run.rounds, strict=False)
+    if row.phase == "local"
+  ]
+  axes[1].plot(
+    [row.step for row in rounds],
+    lengths,
+    color=COLOURS[2],
+    drawstyle="steps-pre",
+  )
+  axes[1].set_ylim(bottom=0)
+  axes[1].set_ylabel("inner steps a round")
+  for ax in axes:
+    ax.set_xlabel("inner steps")
+  caption(axes[0], f"measured, averaged update of {run.record['method']}")
+  sent = units.human_bytes(run.total_sent_bytes)
+  caption(axes[1], f"chosen; {sent} a replica in all")
+  legend(figure, axes[0], 3)
   return figure

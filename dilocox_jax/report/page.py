@@ -16,8 +16,8 @@ from dilocox_jax.metrics.lines import (
   one_line,
   write_atomically,
 )
-from dilocox_jax.report import figures, hours, ranks, units
-from dilocox_jax.report.run import Run, load_run
+from dilocox_jax.report import figures, units
+from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.report.text_tables import markdown_table
 
 PAGE, FIGURES = "report.md", "figures"
@@ -42,13 +42,13 @@ _SHOWN = (
   ),
   (
     "hours",
-    hours.simulated_hours,
+    figures.simulated_hours,
     "Validation loss (measured) against the time that the run would have taken"
     " on the given cluster (derived).",
   ),
   (
     "ranks",
-    ranks.ranks,
+    figures.ranks,
     "Rank of the averaged updates, measured and sent, and the length of the"
     " rounds, by inner step.",
   ),
@@ -70,7 +70,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple]:
       yield f"`{prefix}{name}`", f"`{value}`"
 
 
-def _summary(run: Run) -> str:
+def _summary(run: LoadedRun) -> str:
   record = run.record
   replicas = record["num_replicas"]
   who = "one replica" if replicas == 1 else f"{replicas} replicas"
@@ -91,7 +91,7 @@ def _summary(run: Run) -> str:
   )
 
 
-def _results(run: Run) -> list[str]:
+def _results(run: LoadedRun) -> list[str]:
   rows: list[tuple[str, str, str]] = []
   if run.result:
     names = ("outer parameters", "replicas' mean", "replica 0")
@@ -112,7 +112,7 @@ def _results(run: Run) -> list[str]:
   return markdown_table(("quantity", "value", "kind"), rows)
 
 
-def _cost(run: Run) -> list[str]:
+def _cost(run: LoadedRun) -> list[str]:
   rows = []
   for event in sorted({timing.event for timing in run.timings}):
     spent = [t.wall_s for t in run.timings if t.event == event]
@@ -131,7 +131,7 @@ def _cost(run: Run) -> list[str]:
   ]
 
 
-def _again(run: Run) -> list[str]:
+def _again(run: LoadedRun) -> list[str]:
   method = run.record["method"]
   command = run.record.get("command") or (
     "python -m experiments.train"
@@ -160,7 +160,7 @@ def _again(run: Run) -> list[str]:
   ]
 
 
-def _draw(run: Run) -> list[str]:
+def _draw(run: LoadedRun) -> list[str]:
   lines = []
   for name, draw, caption in _SHOWN:
     figure = draw(run)

@@ -16,14 +16,14 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from dilocox_jax.plan.pipeline import (
+from dilocox_jax.plan.pipeline.orders import Tick
+from dilocox_jax.plan.pipeline.timeline import (
   Pipeline,
   TickTimes,
   peak_activations,
   timeline,
 )
-from dilocox_jax.plan.pipeline_orders import Tick
-from dilocox_jax.plan.timetable import ACTIONS, timetable
+from dilocox_jax.plan.pipeline.timetable import ACTIONS, timetable
 from dilocox_jax.report import style
 
 DIRECTION_COLOURS = {

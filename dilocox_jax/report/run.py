@@ -11,14 +11,20 @@ import math
 import pathlib
 from typing import Any
 
-from dilocox_jax.metrics import Evaluation, Round, Timing, from_json, read_rows
+from dilocox_jax.metrics import (
+  Evaluation,
+  RoundRow,
+  Timing,
+  from_json,
+  read_rows,
+)
 from dilocox_jax.metrics.lines import Directory
 from dilocox_jax.metrics.recorder import METRICS, TIMING
 from dilocox_jax.metrics.run_record import CONFIG, RECORD
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class LoadedRun:
   """What a run directory says.
 
   Attributes:
@@ -34,7 +40,7 @@ class Run:
   workdir: pathlib.Path
   config: dict[str, Any]
   record: dict[str, Any]
-  rounds: list[Round]
+  rounds: list[RoundRow]
   evaluations: list[Evaluation]
   finished: bool
   timings: list[Timing]
@@ -85,7 +91,7 @@ class Run:
     return f"{self.record['corpus_name']} ({digest}, evaluated on {held_out})"
 
 
-def _furthest(run: Run, field: str) -> int:
+def _furthest(run: LoadedRun, field: str) -> int:
   last = [*run.rounds[-1:], *run.evaluations[-1:]]
   return max((getattr(row, field) for row in last), default=0)
 
@@ -101,7 +107,7 @@ def _read_object(path: pathlib.Path) -> dict[str, Any]:
     raise ValueError(f"{path} cannot be read: {error}") from error
 
 
-def load_run(workdir: Directory) -> Run:
+def load_run(workdir: Directory) -> LoadedRun:
   """Reads a run directory.
 
   Args:
@@ -117,11 +123,11 @@ def load_run(workdir: Directory) -> Run:
   config, record = (_read_object(workdir / name) for name in (CONFIG, RECORD))
   rows = read_rows(workdir / METRICS)
   evaluations = [row for row in rows if row["kind"] in ("evaluation", "final")]
-  return Run(
+  return LoadedRun(
     workdir=workdir,
     config=config,
     record=record,
-    rounds=[from_json(Round, row) for row in rows if row["kind"] == "round"],
+    rounds=[from_json(RoundRow, row) for row in rows if row["kind"] == "round"],
     evaluations=[from_json(Evaluation, row) for row in evaluations],
     finished=any(row["kind"] == "final" for row in evaluations),
     timings=[from_json(Timing, row) for row in read_rows(workdir / TIMING)],

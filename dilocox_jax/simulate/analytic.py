@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_jax.plan.collectives import Collective
-from dilocox_jax.simulate.edges import Edges, rounds
+from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.simulate.idle_time import Silence
+from dilocox_jax.simulate.link_costs import LinkCosts, rounds
 from dilocox_jax.simulate.noise import Noise
 from dilocox_jax.simulate.outcome import Outcome, Work
 from dilocox_jax.simulate.script import Compute, Key, Launch, Op, Wait
-from dilocox_jax.simulate.silence import Silence
 
 _ARRAYS = (
   "_now",
@@ -29,10 +29,10 @@ _ARRAYS = (
 )
 
 
-class Clock:
+class AnalyticClock:
   """Walks a script; ask it at any time where the run stands."""
 
-  def __init__(self, edges: Edges, work: Work):
+  def __init__(self, edges: LinkCosts, work: Work):
     """Starts at zero.
 
     Args:
@@ -153,7 +153,7 @@ class Clock:
     return start
 
 
-def run_time(edges: Edges, work: Work, ops: Iterable[Op]) -> Outcome:
+def run_time(edges: LinkCosts, work: Work, ops: Iterable[Op]) -> Outcome:
   """The cost of a script.
 
   Args:
@@ -161,4 +161,4 @@ def run_time(edges: Edges, work: Work, ops: Iterable[Op]) -> Outcome:
     work: Seconds of a replica's own work.
     ops: The script.
   """
-  return Clock(edges, work).walk(ops)
+  return AnalyticClock(edges, work).walk(ops)

@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.presets import PRESETS, cluster_preset
+from dilocox_jax.simulate.presets import CLUSTER_PRESETS, cluster_preset
 from dilocox_jax.simulate.quantities import (
   COMPUTE,
   RATE,
@@ -111,7 +111,7 @@ def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
   """A preset by its name, or the cluster that a file describes.
 
   Args:
-    name_or_path: One of `PRESETS`, or a JSON file.
+    name_or_path: One of `CLUSTER_PRESETS`, or a JSON file.
     num_replicas: Replicas; None is as many as the cluster has. A file's own
       cannot be changed.
 
@@ -120,7 +120,7 @@ def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
   """
   path = pathlib.Path(name_or_path)
   is_path = path.suffix == ".json" or path.name != name_or_path or path.exists()
-  if name_or_path in PRESETS or not is_path:
+  if name_or_path in CLUSTER_PRESETS or not is_path:
     return cluster_preset(name_or_path, num_replicas)
   if not path.is_file():
     raise ValueError(f"{name_or_path}: no such cluster file")

@@ -8,7 +8,7 @@ import dataclasses
 
 import numpy as np
 
-from dilocox_jax.plan.pipeline import Pipeline, TickTimes, timeline
+from dilocox_jax.plan.pipeline.timeline import Pipeline, TickTimes, timeline
 from dilocox_jax.simulate.cluster import Cluster
 
 

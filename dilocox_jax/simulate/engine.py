@@ -19,7 +19,7 @@ from dilocox_jax.simulate.timeline import Timeline, link_bytes, rates_of
 _SENT, _ENDED, _FAILED_OR_BACK = range(3)
 
 
-def run(
+def run_graph(
   graph: Graph,
   links: Mapping[str, LinkRate],
   outages: Sequence[Outage] = (),

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from dilocox_jax.plan.fragments import Fragments
-from dilocox_jax.plan.schedule import SyncSchedule
+from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 
 # Every value of Table 4 lies on this grid, rounded to two decimals of a
 # Gbit/s and then to one.
@@ -169,7 +169,7 @@ def sends(
   return sent
 
 
-def run(
+def simulate_layers(
   model: LayerModel,
   method: LayerMethod,
   bandwidth_bps: Sequence[float] | Bandwidths,
@@ -243,7 +243,10 @@ def needed_bandwidth_bps(
     [targets] (bit/s), infinity where no bandwidth of the grid suffices.
   """
   grid = np.asarray(grid_bps, np.float64)
-  reached = run(model, method, grid, constants).utilisation[:, None] >= targets
+  reached = (
+    simulate_layers(model, method, grid, constants).utilisation[:, None]
+    >= targets
+  )
   return np.where(reached.any(0), grid[reached.argmax(0)], np.inf)
 
 

@@ -11,14 +11,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dilocox_jax.plan.collectives import Collective
-from dilocox_jax.simulate.edges import Edges, Round, rounds
-from dilocox_jax.simulate.engine import Timeline, run
+from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.simulate.engine import Timeline, run_graph
 from dilocox_jax.simulate.graph import Graph, LinkRate
+from dilocox_jax.simulate.idle_time import Silence
+from dilocox_jax.simulate.link_costs import LinkCosts, MessageRound, rounds
 from dilocox_jax.simulate.noise import Noise
 from dilocox_jax.simulate.outcome import Outcome, Work
 from dilocox_jax.simulate.script import Compute, Key, Launch, Op, Wait
-from dilocox_jax.simulate.silence import Silence
 from dilocox_jax.simulate.transfer import limit_bytes_per_s
 
 Nodes = list[list[int]]  # For every replica, what has to have ended.
@@ -54,7 +54,7 @@ class Lowered:
 class _Lowering:
   """Adds ops to a graph, replica by replica."""
 
-  def __init__(self, edges: Edges, work: Work):
+  def __init__(self, edges: LinkCosts, work: Work):
     num_replicas = edges.cluster.num_replicas
     self._edges, self._work = edges, work
     self._replicas = range(num_replicas)
@@ -142,7 +142,7 @@ class _Lowering:
   def _round(
     self,
     name: str,
-    each: Round,
+    each: MessageRound,
     factor: np.ndarray,
     start: Nodes,
     is_slow: np.ndarray,
@@ -173,7 +173,7 @@ class _Lowering:
     ]
 
 
-def lower(edges: Edges, work: Work, ops: Iterable[Op]) -> Lowered:
+def lower(edges: LinkCosts, work: Work, ops: Iterable[Op]) -> Lowered:
   """Turns a script into tasks and flows.
 
   Args:
@@ -187,7 +187,7 @@ def lower(edges: Edges, work: Work, ops: Iterable[Op]) -> Lowered:
   return lowering.finish()
 
 
-def simulate(edges: Edges, lowered: Lowered) -> tuple[Outcome, Timeline]:
+def simulate(edges: LinkCosts, lowered: Lowered) -> tuple[Outcome, Timeline]:
   """Runs what was lowered through the engine.
 
   Args:
@@ -198,7 +198,7 @@ def simulate(edges: Edges, lowered: Lowered) -> tuple[Outcome, Timeline]:
     The cost, and when every task and flow began and ended.
   """
   links = {name: LinkRate(rate) for name, rate in edges.capacities.items()}
-  timeline = run(lowered.graph, links, edges.cluster.link_outages)
+  timeline = run_graph(lowered.graph, links, edges.cluster.link_outages)
   ends_s = timeline.end_s
   lengths_s = ends_s - timeline.start_s
 

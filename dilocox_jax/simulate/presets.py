@@ -152,14 +152,14 @@ def covenant_72b(num_replicas: int = 20) -> Cluster:
   which is 24 % of the peak. Assumed: 100 ms.
 
   Args:
-    num_replicas: Peers.
+    num_replicas: DistributedFlags.
   """
   link = Link(up_bps=110e6, down_bps=500e6, rtt_s=0.1)
   site = Site("peer", link, 8, _B200_FLOPS, achieved_fraction=0.24)
   return alike("covenant_72b", site, num_replicas)
 
 
-PRESETS: dict[str, Callable[..., Cluster]] = {
+CLUSTER_PRESETS: dict[str, Callable[..., Cluster]] = {
   **{name: functools.partial(symmetric, name) for name in _RATES},
   "consumer": consumer,
   "infinite": infinite,
@@ -181,18 +181,18 @@ def cluster_preset(name: str, num_replicas: int | None = None) -> Cluster:
   """A cluster by its name.
 
   Args:
-    name: One of `PRESETS`.
+    name: One of `CLUSTER_PRESETS`.
     num_replicas: Replicas; None is as many as the setting has.
 
   Raises:
     ValueError: If there is no such preset, or not with so many replicas.
   """
-  if name not in PRESETS:
-    raise ValueError(unknown_name("cluster preset", name, PRESETS))
+  if name not in CLUSTER_PRESETS:
+    raise ValueError(unknown_name("cluster preset", name, CLUSTER_PRESETS))
   if num_replicas is None:
-    return PRESETS[name]()
+    return CLUSTER_PRESETS[name]()
   require_number("num_replicas", num_replicas, 1)
-  return PRESETS[name](num_replicas)
+  return CLUSTER_PRESETS[name](num_replicas)
 
 
 def alike(name: str, site: Site, num_replicas: int) -> Cluster:

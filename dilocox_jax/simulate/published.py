@@ -52,7 +52,7 @@ class Figure:
     return self.status == STATUSES[0]
 
 
-def load(path: str | os.PathLike[str]) -> dict[str, Figure]:
+def load_published(path: str | os.PathLike[str]) -> dict[str, Figure]:
   """Reads the figures of one paper.
 
   Args:

@@ -6,8 +6,8 @@ Where rank and H adapt, the plan cannot foresee them; the run's own rows tell.
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from dilocox_jax.plan.collectives import Collective
-from dilocox_jax.plan.traffic import Traffic
+from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.script import Compute, Launch, Op, Wait
 
 
@@ -63,7 +63,9 @@ def recorded_ops(
       yield [Compute(each.num_steps), launch, Wait(launch.key)]
     else:
       before = each.num_steps
-      if not schedule.is_joint:  # Otherwise all of a round, however long.
+      if (
+        not schedule.is_whole_rounds
+      ):  # Otherwise all of a round, however long.
         before = min(schedule.hiding_steps, before)
       after = each.num_steps - before
       rest = [Compute(after)] if after else []

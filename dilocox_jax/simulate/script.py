@@ -9,10 +9,10 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-from dilocox_jax.plan.collectives import Collective
-from dilocox_jax.plan.schedule import Event, Window
-from dilocox_jax.plan.segments import RunPlan, Segment
-from dilocox_jax.plan.traffic import Traffic
+from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
+from dilocox_jax.plan.schedule.sync_schedule import Event, Window
+from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.plan.wire.traffic import Traffic
 
 Key = tuple[str, int, int]
 

@@ -15,9 +15,9 @@ slices (--max_minutes). What follows the colon is the model and M.
         --workdir=runs/convergence_gpu
 """
 
-from dilocox_jax.plan.presets import PRESETS
-from experiments import convergence_methods as methods
+from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from experiments.configs import convergence_small
+from experiments.sweeps import method_list as methods
 
 SHAPES = ("chinchilla_35m", "chinchilla_100m")
 INTERVALS = (30, 100)
@@ -69,7 +69,7 @@ def get_config(setting="chinchilla_35m,2"):
 def _methods(shape):
   found = [methods.of("allreduce")]
   # One fragment holds what is no layer.
-  parts = {"sync.num_fragments": 1 + PRESETS[shape].num_layers // 3}
+  parts = {"sync.num_fragments": 1 + MODEL_PRESETS[shape].num_layers // 3}
   for interval in INTERVALS:
     at = {"sync.sync_interval": interval}
     each = [

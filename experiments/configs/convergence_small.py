@@ -14,8 +14,8 @@ two at once on two CPU cores (measured; docs/log.md).
 
 from ml_collections import config_dict
 
-from experiments import convergence_methods as methods
 from experiments.configs import default
+from experiments.sweeps import method_list as methods
 
 # The largest model of the papers, whose links are as slow.
 CLOCK_107B = {

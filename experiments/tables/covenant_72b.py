@@ -7,14 +7,14 @@ takes those of the others from there, which changes what a slow uplink costs.
 import pathlib
 from collections.abc import Mapping
 
-from dilocox_jax.plan.fragments import Fragments
-from dilocox_jax.plan.methods import sparse_loco
-from dilocox_jax.plan.payload import Int
-from dilocox_jax.plan.reduction import TopK
-from dilocox_jax.plan.traffic import Traffic
-from dilocox_jax.plan.wire import Chain, num_bytes
+from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.methods import sparse_loco
+from dilocox_jax.plan.wire.chain import Chain, num_bytes
+from dilocox_jax.plan.wire.payload import Int
+from dilocox_jax.plan.wire.reduction import TopK
+from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate import presets
-from dilocox_jax.simulate.published import Figure, load
+from dilocox_jax.simulate.published import Figure, load_published
 from dilocox_jax.simulate.sites import Link, Site
 from experiments.tables.rows import DERIVED, Prediction, Row, Table
 from experiments.tables.runs import GOODPUT, Pace, Rounds
@@ -72,7 +72,7 @@ def build(folder: pathlib.Path) -> list[Table]:
   Raises:
     ValueError: A file is missing or wrong.
   """
-  figures = load(folder / "covenant_72b.json")
+  figures = load_published(folder / "covenant_72b.json")
   runs = _Runs(figures)
   count = int(figures["most contributing peers"].value)
   upload, ring = runs.among(2), runs.among(count)

@@ -8,8 +8,8 @@ the paper's numbers follow from that and which do not.
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from dilocox_jax.plan.shapes import parameter_count
-from dilocox_jax.simulate.published import Figure, load
+from dilocox_jax.plan.model.shapes import parameter_count
+from dilocox_jax.simulate.published import Figure, load_published
 from experiments.tables import dilocox_text
 from experiments.tables.dilocox_runs import (
   MODELS,
@@ -46,7 +46,7 @@ def build(folder: pathlib.Path) -> list[Table]:
   Raises:
     ValueError: A file is missing or wrong.
   """
-  figures = load(folder / "dilocox.json")
+  figures = load_published(folder / "dilocox.json")
   runs = [Runs(figures, model) for model in MODELS]
   return [_throughput(figures, runs), _sensitivity(figures, runs)]
 

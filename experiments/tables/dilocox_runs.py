@@ -8,8 +8,8 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
-from dilocox_jax.plan.presets import PRESETS
-from dilocox_jax.plan.shapes import flops_per_token
+from dilocox_jax.plan.model.presets import MODEL_PRESETS
+from dilocox_jax.plan.model.shapes import flops_per_token
 from dilocox_jax.simulate.published import Figure
 from experiments.tables.runs import Pace, Rounds, alike, config_of
 
@@ -71,7 +71,7 @@ class Runs:
   @property
   def shape(self):
     """The model's."""
-    return PRESETS[MODELS[self.model]]
+    return MODEL_PRESETS[MODELS[self.model]]
 
   def step_s(self, setting: Setting = RECIPE) -> float:
     """The one fitted constant: DiLoCoX is taken to be bound by compute."""

@@ -7,12 +7,12 @@ is fitted a setting; what then follows is little, and said.
 import pathlib
 from collections.abc import Mapping
 
-from dilocox_jax.plan.fragments import Fragments
-from dilocox_jax.plan.methods import allreduce, diloco
-from dilocox_jax.plan.payload import Dense, Int
-from dilocox_jax.plan.traffic import Traffic
+from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.methods import allreduce, diloco
+from dilocox_jax.plan.wire.payload import Dense, Int
+from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.presets import cluster_preset
-from dilocox_jax.simulate.published import Figure, load
+from dilocox_jax.simulate.published import Figure, load_published
 from experiments.tables.rows import (
   DERIVED,
   FITTED_ELSEWHERE,
@@ -69,7 +69,7 @@ def build(folder: pathlib.Path) -> list[Table]:
   Raises:
     ValueError: A file is missing or wrong.
   """
-  figures = load(folder / "intellect_1.json")
+  figures = load_published(folder / "intellect_1.json")
   runs = _Runs(figures)
   lowest, highest = (
     figures[f"utilisation, {end}"] for end in ("lowest", "highest")

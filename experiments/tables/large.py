@@ -9,7 +9,7 @@ import functools
 import pathlib
 
 from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.published import load
+from dilocox_jax.simulate.published import load_published
 from experiments.tables.dilocox_runs import RECIPE, Runs
 from experiments.tables.runs import Pace, Rounds, alike, config_of
 
@@ -43,7 +43,7 @@ class Large:
     Raises:
       ValueError: A file is missing or wrong.
     """
-    paper = Runs(load(folder / "dilocox.json"), "107B")
+    paper = Runs(load_published(folder / "dilocox.json"), "107B")
     self.interval, self.rank = paper.interval, paper.rank
     self.step_s = paper.step_s()
 

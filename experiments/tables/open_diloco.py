@@ -7,12 +7,12 @@ slowest link, and a round is long.
 import pathlib
 from collections.abc import Mapping
 
-from dilocox_jax.plan.fragments import Fragments
-from dilocox_jax.plan.methods import open_diloco
-from dilocox_jax.plan.payload import Dense
-from dilocox_jax.plan.traffic import Traffic
+from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.methods import open_diloco
+from dilocox_jax.plan.wire.payload import Dense
+from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.presets import cluster_preset
-from dilocox_jax.simulate.published import Figure, load
+from dilocox_jax.simulate.published import Figure, load_published
 from experiments.tables.rows import DERIVED, Prediction, Row, Table
 from experiments.tables.runs import Pace, Rounds, alike, least
 
@@ -28,7 +28,7 @@ def build(folder: pathlib.Path) -> list[Table]:
   Raises:
     ValueError: A file is missing or wrong.
   """
-  figures = load(folder / "opendiloco.json")
+  figures = load_published(folder / "opendiloco.json")
   pace = _pace(figures, None)
   mbps = least(
     lambda mbps: _pace(figures, mbps).utilisation >= 0.9, 1.0, 1000.0

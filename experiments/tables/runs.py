@@ -11,15 +11,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dilocox_jax import planning
-from dilocox_jax.config import RunConfig, from_mapping
-from dilocox_jax.plan.segments import RunPlan
-from dilocox_jax.plan.traffic import Traffic
+from dilocox_jax.config import RunConfig, from_mapping, to_plan
+from dilocox_jax.plan.schedule.run_plan import RunPlan
+from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate import presets
-from dilocox_jax.simulate.analytic import Clock
+from dilocox_jax.simulate.analytic import AnalyticClock
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.compute import stated_seconds
-from dilocox_jax.simulate.edges import Edges
+from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.sites import Link, Site
@@ -104,7 +103,7 @@ class Rounds:
   @classmethod
   def of(cls, config: RunConfig, **counts) -> "Rounds":
     """The rounds of a config."""
-    return cls(planning.traffic(config), **counts)
+    return cls(to_plan.traffic(config), **counts)
 
   def on(
     self,
@@ -123,7 +122,7 @@ class Rounds:
     """
     steps_s = stated_seconds(cluster, step_s).seconds
     work = Work(steps_s, np.full(cluster.num_replicas, codec_s))
-    clock = Clock(Edges(cluster, transport), work)
+    clock = AnalyticClock(LinkCosts(cluster, transport), work)
     first, last = clock.walk(self._before), clock.walk(self._ops)
     took_s = last.now_s - first.now_s
     compute_s = np.mean(last.compute_s - first.compute_s)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Picture
 
 from dilocox_jax.report import style
 from dilocox_jax.simulate import layers
-from dilocox_jax.simulate.published import Figure, load
+from dilocox_jax.simulate.published import Figure, load_published
 from experiments.tables.rows import (
   DERIVED,
   FITTED_ELSEWHERE,
@@ -65,7 +65,7 @@ def build(folder: pathlib.Path) -> list[Table]:
   Raises:
     ValueError: A file or a figure is missing or wrong.
   """
-  figures = load(folder / "streaming_diloco.json")
+  figures = load_published(folder / "streaming_diloco.json")
   return [_table_4(figures), _table_1(figures)]
 
 
@@ -139,7 +139,7 @@ def _picture(
   for ax, (name, model) in zip(axes, models.items(), strict=True):
     methods = layers.table_methods(model.num_layers)
     for look, (label, method) in zip(looks, methods.items(), strict=False):
-      run = layers.run(model, method, layers.GRID_BPS)
+      run = layers.simulate_layers(model, method, layers.GRID_BPS)
       ax.plot(
         layers.GRID_BPS / _GBPS, run.utilisation, color=look[0], label=label
       )
@@ -173,7 +173,7 @@ def _table_1(figures: Mapping[str, Figure]) -> Table:
 
   def hours(name: str, model: layers.LayerModel, bps: float) -> float:
     method = methods[name]
-    run = layers.run(model, method, [bps])
+    run = layers.simulate_layers(model, method, [bps])
     (step_s,) = run.steady_step_s(method.schedule.sync_interval)
     return step_s * num_steps / _HOUR_S
 

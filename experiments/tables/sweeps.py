@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dilocox_jax.report.sweeps import Panel, draw
+from dilocox_jax.report.line_panels import Panel, draw
 from experiments.tables.large import METHODS, RTT_S, STEP_BASIS, Large
 from experiments.tables.rows import FITTED_ELSEWHERE, Prediction, Table
 from experiments.tables.runs import alike

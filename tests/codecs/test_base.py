@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.codecs.base import grouped, split_keys, ungrouped
-from dilocox_jax.plan.leaf import Leaf
+from dilocox_jax.plan.wire.leaf import Leaf
 
 PATHS = ("embed", "blocks/attention/query", "blocks/attention/key", "debme")
 

@@ -5,10 +5,10 @@ import pytest
 
 from dilocox_jax.codecs.base import Reduced
 from dilocox_jax.codecs.compose import alone, codec, encoder
-from dilocox_jax.plan.leaf import Leaf
-from dilocox_jax.plan.payload import Dense, Int
-from dilocox_jax.plan.reduction import LowRank, RandomMask, TopK
-from dilocox_jax.plan.wire import Chain, Encoding, phases
+from dilocox_jax.plan.wire.chain import Chain, Encoding, leaf_messages
+from dilocox_jax.plan.wire.leaf import Leaf
+from dilocox_jax.plan.wire.payload import Dense, Int
+from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
 
 LEAF = Leaf(2, (9, 16))
 KEY = jax.random.key(0)
@@ -35,7 +35,7 @@ def compiled(built):
   ],
 )
 def test_a_codec_has_the_phases_of_its_payload(payload):
-  assert codec(payload, LEAF).phases == phases(payload, LEAF)
+  assert codec(payload, LEAF).messages == leaf_messages(payload, LEAF)
 
 
 def test_the_quantiser_of_a_chain_sees_only_what_was_selected():

@@ -6,8 +6,8 @@ import pytest
 from dilocox_jax.codecs.base import Reduced
 from dilocox_jax.codecs.compose import alone, codec
 from dilocox_jax.codecs.low_rank import orthonormal
-from dilocox_jax.plan.leaf import Leaf
-from dilocox_jax.plan.reduction import LowRank
+from dilocox_jax.plan.wire.leaf import Leaf
+from dilocox_jax.plan.wire.reduction import LowRank
 from tests.oracles import codecs as oracle
 
 LEAF = Leaf(3, (14, 24))

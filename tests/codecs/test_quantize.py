@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dilocox_jax.codecs.quantize import dense, e3m0, integer, pack, unpack
-from dilocox_jax.plan.leaf import Leaf
-from dilocox_jax.plan.payload import E3M0, Dense, Int
+from dilocox_jax.plan.wire.leaf import Leaf
+from dilocox_jax.plan.wire.payload import E3M0, Dense, Int
 from tests.oracles import codecs as oracle
 
 KEY = jax.random.key(0)

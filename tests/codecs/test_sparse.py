@@ -6,10 +6,10 @@ import pytest
 from dilocox_jax.codecs.base import Codec, Reduced
 from dilocox_jax.codecs.compose import alone, codec, encoder
 from dilocox_jax.codecs.sparse import random_mask
-from dilocox_jax.plan.leaf import Leaf
-from dilocox_jax.plan.payload import Dense, Int
-from dilocox_jax.plan.reduction import RandomMask, TopK
-from dilocox_jax.plan.wire import Encoding
+from dilocox_jax.plan.wire.chain import Encoding
+from dilocox_jax.plan.wire.leaf import Leaf
+from dilocox_jax.plan.wire.payload import Dense, Int
+from dilocox_jax.plan.wire.reduction import RandomMask, TopK
 from tests.oracles import codecs as oracle
 
 KEY = jax.random.key(0)

@@ -8,20 +8,20 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, compressed_mean
-from dilocox_jax.mesh import Replicas
 from dilocox_jax.outer.drift import drift
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.programs import RoundPrograms, StepPrograms
 from dilocox_jax.outer.transforms import OuterTransform
-from dilocox_jax.plan import methods
-from dilocox_jax.plan.fragments import Fragments
-from dilocox_jax.plan.payload import E3M0, Dense, Int
-from dilocox_jax.plan.pieces import pieces
-from dilocox_jax.plan.reduction import LowRank, RandomMask, TopK
-from dilocox_jax.plan.traffic import Traffic
-from dilocox_jax.plan.wire import Chain
+from dilocox_jax.plan.schedule import methods
+from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.window_groups import window_groups
+from dilocox_jax.plan.wire.chain import Chain
+from dilocox_jax.plan.wire.payload import E3M0, Dense, Int
+from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
+from dilocox_jax.plan.wire.traffic import Traffic
 
 NUM_LAYERS = 4
 # Odd sizes: bytes that are not filled and chunks that are not whole.
@@ -184,7 +184,7 @@ def test_an_exchange_moves_the_bytes_of_the_plan(
     own = outer.partition.take(params, fragment)
     own = jax.tree.map(lambda leaf: jnp.stack([leaf] * num_replicas), own)
     one = functools.partial(exchange, outer, fragment)
-    program = jax.jit(replicas.over(one, (0, None), 0))
+    program = jax.jit(replicas.map(one, (0, None), 0))
     text = program.lower(own, state).compile().as_text()
     assert operations(text) == planned(*plan.exchange(number))
 
@@ -217,7 +217,7 @@ def test_a_round_moves_the_bytes_of_the_exchanges_that_arrive_in_it(
   plan = traffic(method, payload, "auto", num_replicas)
   programs = RoundPrograms(outer, descend, Replicas(num_replicas, "mesh"))
   windows = method.schedule.round_windows(3)
-  shapes, tables = pieces(method.schedule, windows)
+  shapes, tables = window_groups(method.schedule, windows)
   state = programs.abstract(params_like(SHAPES), ())
   batches = programs.replicas.abstract(
     jnp.zeros((num_replicas, method.schedule.sync_interval)), 0

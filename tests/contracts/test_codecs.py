@@ -16,8 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dilocox_jax.codecs.compose import alone, codec
-from dilocox_jax.plan.leaf import Leaf, leaf_of
-from dilocox_jax.plan.payload import (
+from dilocox_jax.plan.wire.chain import Chain, links_of, num_bytes, wires
+from dilocox_jax.plan.wire.leaf import Leaf, leaf_of
+from dilocox_jax.plan.wire.payload import (
   BITS,
   E3M0,
   FLOATS,
@@ -28,8 +29,7 @@ from dilocox_jax.plan.payload import (
   Payload,
   group_shape,
 )
-from dilocox_jax.plan.reduction import LowRank, RandomMask, TopK
-from dilocox_jax.plan.wire import Chain, num_bytes, parts_of, wires
+from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
 
 LEAF = Leaf(2, (12, 22))  # 264 values: three blocks of 88
 BLOCK_SIZE = 100
@@ -116,7 +116,7 @@ def by_layer(values):
 
 def contraction(payload, leaf=LEAF):
   """delta in ||x - C(x)||^2 <= (1 - delta) ||x||^2 for every x, or None."""
-  head, *rest = parts_of(payload)
+  head, *rest = links_of(payload)
   if isinstance(head, Dense):
     return (
       1 - {"float32": 0, "bfloat16": 2.0**-16, "float16": 2.0**-22}[head.dtype]

@@ -11,14 +11,14 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-MAX_FILE_LINES = 300
+MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES_P90 = 45
 
 # Modules without a test file of their own, each with the reason.
 UNMIRRORED = {
-  "dilocox_jax/clock.py": "a protocol; tests/experiments/test_cluster_clock.py",
-  "dilocox_jax/checks.py": "three lines; tests/test_sections.py",
-  "dilocox_jax/sync_sections.py": "all sections alike; tests/test_sections.py",
+  "dilocox_jax/training/clock.py": (
+    "a protocol; tests/experiments/simulation/test_cluster_clock.py"
+  ),
   "dilocox_jax/pytypes.py": "names only; executed by every other test",
 }
 

@@ -38,8 +38,9 @@ def test_it_loads_without_jax(package, allowed):
   if not (ROOT / "dilocox_jax" / package).is_dir():
     pytest.skip(f"dilocox_jax.{package} does not exist yet")
   loaded = _loaded(LOADED, f"dilocox_jax.{package}")
-  files = (ROOT / "dilocox_jax" / package).glob("[!_]*.py")
-  assert {f"dilocox_jax.{package}.{file.stem}" for file in files} <= loaded
+  files = (ROOT / "dilocox_jax" / package).rglob("[!_]*.py")
+  names = [file.relative_to(ROOT).with_suffix("").parts for file in files]
+  assert {".".join(parts) for parts in names} <= loaded
   assert not loaded & (HEAVY - allowed)
 
 

@@ -142,7 +142,7 @@ def test_an_unreadable_file_of_the_library_is_skipped(tmp_path, monkeypatch):
 def test_load_finds_every_source_by_its_name(tmp_path):
   write(tmp_path, NAMES)
   for name in sources.SOURCES:
-    corpus = sources.load(
+    corpus = sources.load_corpus(
       name, glob=f"{tmp_path}/**/*.txt", validation_fraction=0.2
     )
     assert corpus.name == name
@@ -150,10 +150,12 @@ def test_load_finds_every_source_by_its_name(tmp_path):
 
 
 def test_load_hands_on_what_its_source_needs():
-  first, second = (sources.load("synthetic", seed=s).digest for s in (1, 2))
+  first, second = (
+    sources.load_corpus("synthetic", seed=s).digest for s in (1, 2)
+  )
   assert first != second
   few, many = (
-    sources.load(name, validation_fraction=f).validation.size
+    sources.load_corpus(name, validation_fraction=f).validation.size
     for name in ("synthetic",)
     for f in (0.1, 0.2)
   )
@@ -162,4 +164,4 @@ def test_load_hands_on_what_its_source_needs():
 
 def test_an_unknown_source_is_answered_with_the_known_ones():
   with pytest.raises(ValueError, match="'wiki': use one of stdlib, text_files"):
-    sources.load("wiki")
+    sources.load_corpus("wiki")

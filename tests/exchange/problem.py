@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dilocox_jax.exchange.compressed import Compression, by_path
+from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import compressed_mean
-from dilocox_jax.mesh import Replicas
-from dilocox_jax.plan.payload import E3M0, Dense, Int
-from dilocox_jax.plan.reduction import LowRank, RandomMask, TopK
-from dilocox_jax.plan.wire import Chain
+from dilocox_jax.plan.wire.chain import Chain
+from dilocox_jax.plan.wire.payload import E3M0, Dense, Int
+from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
+from dilocox_jax.trees import leaves_by_path
 
 SHAPES = {"embed": (23,), "blocks": {"w": (2, 12, 10)}}
 PATHS = {"embed": (23,), "blocks/w": (2, 12, 10)}
@@ -82,7 +83,7 @@ def program(payload, collective, feedback=None, layout="stacked", seed=0):
   aggregator = compressed_mean(Compression(payload, collective, seed), feedback)
   replicas = Replicas(NUM_REPLICAS, layout)
   state = every_replicas(aggregator.init(replica(draw())))
-  update = jax.jit(replicas.over(aggregator.update, (0, 0), (0, 0)))
+  update = jax.jit(replicas.map(aggregator.update, (0, 0), (0, 0)))
 
   def run(values, state):
     return update(replicas.place(values, 0), replicas.place(state, 0))
@@ -100,7 +101,7 @@ def exchanged(values, payload, collective="auto", feedback=None, **how):
 def named(tree):
   """Leaves by path, as numpy arrays; floats in float64."""
   found = {}
-  for path, leaf in by_path(jax.tree.map(jnp.asarray, tree)).items():
+  for path, leaf in leaves_by_path(jax.tree.map(jnp.asarray, tree)).items():
     is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
     found[path] = np.asarray(leaf, np.float64 if is_float else None)
   return found

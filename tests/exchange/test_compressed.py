@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 from dilocox_jax.codecs.compose import alone, codec
+from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import (
   Compression,
-  by_path,
   compressed,
   finite_part,
 )
-from dilocox_jax.mesh import Replicas
-from dilocox_jax.plan.leaf import leaf_of
-from dilocox_jax.plan.payload import Dense, Int
-from dilocox_jax.plan.reduction import LowRank, RandomMask
-from dilocox_jax.plan.wire import Chain
+from dilocox_jax.plan.wire.chain import Chain
+from dilocox_jax.plan.wire.leaf import leaf_of
+from dilocox_jax.plan.wire.payload import Dense, Int
+from dilocox_jax.plan.wire.reduction import LowRank, RandomMask
+from dilocox_jax.trees import leaves_by_path
 from tests.exchange.problem import (
   NUM_REPLICAS,
   PAYLOADS,
@@ -53,10 +53,10 @@ def with_own(
   exchange = compressed(Compression(payload, collective, seed))
   replicas = Replicas(NUM_REPLICAS, layout)
   state = every_replicas(exchange.init(replica(values)))
-  update = jax.jit(replicas.over(exchange.update, (0, 0, 0), 0))
-  takes_part = jnp.ones(NUM_REPLICAS, bool)
+  update = jax.jit(replicas.map(exchange.update, (0, 0, 0), 0))
+  participates = jnp.ones(NUM_REPLICAS, bool)
   for _ in range(rounds):
-    args = (replicas.place(x, 0) for x in (values, takes_part, state))
+    args = (replicas.place(x, 0) for x in (values, participates, state))
     mean, own, state = update(*args)
     yield mean, own, state
 
@@ -92,7 +92,7 @@ def test_what_is_gathered_is_the_mean_of_what_each_would_send_alone(name):
   @jax.jit
   def received(own):
     whole = {}
-    for path, leaf in by_path(own).items():
+    for path, leaf in leaves_by_path(own).items():
       where = leaf_of(path, leaf.shape)
       whole[path], _, _ = alone(
         codec(payload.at(path), where),
@@ -202,9 +202,9 @@ def test_replicas_that_take_no_part_are_as_if_they_were_not_there():
   exchange = compressed(Compression(Int(8), "all_gather"))
   values = draw(4)
   state = every_replicas(exchange.init(replica(values)))
-  update = jax.jit(Replicas(NUM_REPLICAS).over(exchange.update, (0, 0, 0), 0))
-  takes_part = jnp.asarray([True, False, True])
-  mean, own, _ = update(values, takes_part, state)
+  update = jax.jit(Replicas(NUM_REPLICAS).map(exchange.update, (0, 0, 0), 0))
+  participates = jnp.asarray([True, False, True])
+  mean, own, _ = update(values, participates, state)
   for path, leaf in named(own).items():
     assert not leaf[1].any()
     close(named(mean)[path][0], (leaf[0] + leaf[2]) / 2, EXACT)
@@ -225,7 +225,7 @@ def test_results_are_like_the_values_whatever_was_sent():
 
 def test_leaves_are_found_by_their_path():
   one, two, three = jnp.arange(3)
-  found = by_path({"b": {"w": one, "a": two}, "a": three})
+  found = leaves_by_path({"b": {"w": one, "a": two}, "a": three})
   assert found == {"a": three, "b/a": two, "b/w": one}
 
 

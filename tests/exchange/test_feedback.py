@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from dilocox_jax.codecs.compose import alone, codec
+from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, compressed_mean
-from dilocox_jax.exchange.mean import mean_over_replicas
-from dilocox_jax.mesh import Replicas
+from dilocox_jax.exchange.mean import mean_of_finite_replicas
 from dilocox_jax.plan.choices import LAYOUTS
-from dilocox_jax.plan.leaf import Leaf
-from dilocox_jax.plan.payload import Dense, Int
+from dilocox_jax.plan.wire.leaf import Leaf
+from dilocox_jax.plan.wire.payload import Dense, Int
 from tests.exchange.problem import (
   NUM_REPLICAS,
   PAYLOADS,
@@ -59,7 +59,7 @@ def vector_program(payload, feedback, layout="stacked"):
   aggregator = compressed_mean(Compression(payload, "all_gather"), feedback)
   replicas = Replicas(NUM_REPLICAS, layout)
   first = every_replicas(aggregator.init(jnp.zeros(VECTORS[-1:])))
-  update = jax.jit(replicas.over(aggregator.update, (0, 0), (0, 0)))
+  update = jax.jit(replicas.map(aggregator.update, (0, 0), (0, 0)))
   return replicas.place(first, 0), lambda values, state: update(
     replicas.place(jnp.asarray(values, jnp.float32), 0), state
   )
@@ -181,7 +181,7 @@ def test_a_replica_that_is_not_finite_shows_in_what_was_sent():
   values = jnp.asarray(rounds_of(8)[0]).at[1, 3].set(jnp.nan)
   state, _ = vector_program(INT4, Feedback())
   aggregator = compressed_mean(Compression(INT4, "all_gather"), Feedback())
-  over = Replicas(NUM_REPLICAS).over(aggregator.average, (0, 0), 0)
+  over = Replicas(NUM_REPLICAS).map(aggregator.average, (0, 0), 0)
   _, sent, _ = jax.jit(over)(values, state)
   for m in (0, 2):
     close(sent[m], received(INT4)(values[m]), EXACT)
@@ -214,8 +214,8 @@ def test_lossless_feedback_is_the_plain_mean():
   values = draw(6)
   mean, state = exchanged(values, Dense(), feedback=Feedback())
   close(replica(mean), mean_of(values), EXACT)
-  plain = mean_over_replicas()
-  over = Replicas(NUM_REPLICAS).over(lambda x: plain.update(x, ()), (0,), None)
+  plain = mean_of_finite_replicas()
+  over = Replicas(NUM_REPLICAS).map(lambda x: plain.update(x, ()), (0,), None)
   close(replica(mean), jax.jit(over)(values)[0], 0)
   assert not any(leaf.any() for leaf in named(state.residual).values())
 
@@ -240,7 +240,7 @@ def test_codecs_are_shared_and_residuals_are_each_replicas_own(dtype):
   state = aggregator.init(replica(values))
   state = state._replace(residual=every_replicas(state.residual))
   # Mapping refuses to share what differs between replicas.
-  update = Replicas(NUM_REPLICAS).over(
+  update = Replicas(NUM_REPLICAS).map(
     aggregator.update, (0, aggregator.axes), (None, aggregator.axes)
   )
   mean, new = jax.eval_shape(update, values, state)

@@ -3,14 +3,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.exchange.mean import all_finite, mean_over_replicas
-from dilocox_jax.mesh import Replicas
+from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.exchange.mean import mean_of_finite_replicas
 from dilocox_jax.plan.choices import LAYOUTS
+from dilocox_jax.trees import all_finite
 
 
 def averaged(values, layout="stacked"):
   """The mean that all replicas agree on; leaves of values are [M, ...]."""
-  aggregator = mean_over_replicas()
+  aggregator = mean_of_finite_replicas()
 
   def one(own):
     state = aggregator.init(own)
@@ -19,7 +20,7 @@ def averaged(values, layout="stacked"):
     return mean
 
   replicas = Replicas(jax.tree.leaves(values)[0].shape[0], layout)
-  return jax.jit(replicas.over(one, (0,), None))(values)
+  return jax.jit(replicas.map(one, (0,), None))(values)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

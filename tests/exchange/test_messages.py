@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange import messages
-from dilocox_jax.mesh import Replicas
-from dilocox_jax.plan.shards import Division
+from dilocox_jax.plan.model.division import Division
 
 NUM_REPLICAS = 2
 DIVISIONS = {
@@ -39,7 +39,7 @@ def wire_arrays(num_replicas, lead=()):
 
 def moved(function, division, arrays):
   replicas = Replicas(NUM_REPLICAS, "mesh", division)
-  program = jax.jit(replicas.over(lambda x: function(x), (0,), 0))
+  program = jax.jit(replicas.map(lambda x: function(x), (0,), 0))
   placed = replicas.place(arrays, 0)
   text = program.lower(placed).compile().as_text() or ""
   return program(placed), text
@@ -54,7 +54,7 @@ def sent_bytes(text, operation):
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_every_replica_receives_what_all_sent_however_it_is_divided(name):
   arrays = wire_arrays(NUM_REPLICAS)
-  received, _ = moved(messages.gathered, DIVISIONS[name], arrays)
+  received, _ = moved(messages.all_gathered, DIVISIONS[name], arrays)
   for own, got in zip(arrays[0], received[0], strict=True):
     assert got.dtype == own.dtype
     for replica in range(NUM_REPLICAS):
@@ -64,7 +64,7 @@ def test_every_replica_receives_what_all_sent_however_it_is_divided(name):
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_what_is_swapped_comes_from_its_sender(name):
   arrays = wire_arrays(NUM_REPLICAS, lead=(NUM_REPLICAS,))
-  received, _ = moved(messages.swapped, DIVISIONS[name], arrays)
+  received, _ = moved(messages.all_to_all, DIVISIONS[name], arrays)
   for own, got in zip(arrays[0], received[0], strict=True):
     np.testing.assert_array_equal(got, np.swapaxes(own, 0, 1))
 
@@ -73,7 +73,7 @@ def test_what_is_swapped_comes_from_its_sender(name):
 def test_devices_send_together_what_one_would_in_one_message_each(name):
   division = DIVISIONS[name]
   arrays = wire_arrays(NUM_REPLICAS)
-  _, text = moved(messages.gathered, division, arrays)
+  _, text = moved(messages.all_gathered, division, arrays)
   own_bytes = sum(array[0].nbytes for array in arrays[0])
   over_replicas = [
     line
@@ -94,7 +94,7 @@ def test_what_devices_hold_is_sent_without_being_collected_first():
   own = jax.device_put(
     codes.reshape(NUM_REPLICAS, 4, 6, 8), NamedSharding(replicas.mesh, spec)
   )
-  program = jax.jit(replicas.over(messages.gathered, (0,), 0))
+  program = jax.jit(replicas.map(messages.all_gathered, (0,), 0))
   text = program.lower([(own,)]).compile().as_text() or ""
   moves = re.findall(
     r"= \S+ (all-\S+|collective-\S+|reduce-scatter\S*)\(", text

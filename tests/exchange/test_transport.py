@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from dilocox_jax.codecs.compose import encoder
+from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange import transport
-from dilocox_jax.mesh import Replicas
 from dilocox_jax.plan.choices import LAYOUTS
-from dilocox_jax.plan.collectives import chunks
-from dilocox_jax.plan.leaf import Leaf
-from dilocox_jax.plan.payload import E3M0, Dense, Int
-from dilocox_jax.plan.reduction import TopK
-from dilocox_jax.plan.wire import Chain, Encoding
+from dilocox_jax.plan.wire.chain import Chain, Encoding
+from dilocox_jax.plan.wire.collectives import owner_slices
+from dilocox_jax.plan.wire.leaf import Leaf
+from dilocox_jax.plan.wire.payload import E3M0, Dense, Int
+from dilocox_jax.plan.wire.reduction import TopK
 
 LEAVES = {"vector": Leaf(1, (13,)), "matrices": Leaf(2, (5, 6))}
 ENCODINGS = {
@@ -23,7 +23,7 @@ ENCODINGS = {
   "int4": Encoding((Int(block_size=16),)),
   "int2 by row": Encoding((Int(2, "row"),)),
   "e3m0": Encoding((E3M0(16),)),
-  "top, int8": Encoding(Chain((TopK(0.3, 16), Int(8))).parts),
+  "top, int8": Encoding(Chain((TopK(0.3, 16), Int(8))).links),
 }
 DENSE = ("float32", "float16", "bfloat16")
 IN_PLACE = tuple(name for name in ENCODINGS if name != "top, int8")
@@ -34,22 +34,22 @@ FLOAT32 = ("float32",)
 def program(names, choice, num_replicas, layout):
   """Reduces both leaves in each of some encodings, all in one phase."""
 
-  def one(own, takes_part):
+  def one(own, participates):
     number = jax.lax.axis_index("replica")
     key = jax.random.fold_in(jax.random.key(5), number)
-    parcels = {
-      f"{name}, {path}": transport.Parcel(
+    outgoing = {
+      f"{name}, {path}": transport.LeafMessage(
         own[path], ENCODINGS[name], LEAVES[path], key
       )
       for name in names
       for path in LEAVES
     }
-    return transport.reduce(parcels, takes_part, num_replicas, choice)
+    return transport.reduce(outgoing, participates, num_replicas, choice)
 
   replicas = Replicas(num_replicas, layout)
-  compiled = jax.jit(replicas.over(one, 0, 0))
-  return lambda own, takes_part: compiled(
-    replicas.place(own, 0), replicas.place(takes_part, 0)
+  compiled = jax.jit(replicas.map(one, 0, 0))
+  return lambda own, participates: compiled(
+    replicas.place(own, 0), replicas.place(participates, 0)
   )
 
 
@@ -60,8 +60,8 @@ def reduced(names, values, choice, *, count=None, layout="stacked"):
   """
   num_replicas = len(values["vector"])
   count = num_replicas if count is None else count
-  takes_part = jnp.arange(num_replicas) < count
-  answers = program(names, choice, num_replicas, layout)(values, takes_part)
+  participates = jnp.arange(num_replicas) < count
+  answers = program(names, choice, num_replicas, layout)(values, participates)
   for name in names:
     for path, leaf in LEAVES.items():
       yield ENCODINGS[name], leaf, values[path], answers[f"{name}, {path}"]
@@ -110,7 +110,7 @@ def test_a_chunk_is_averaged_by_its_owner_and_rounded_once_more():
   for encoding, leaf, own, answer in reduced(
     IN_PLACE, values, "reduce_scatter", layout="mesh"
   ):
-    cut, size = chunks(encoding, leaf, 3), own[0].size
+    cut, size = owner_slices(encoding, leaf, 3), own[0].size
     missing = cut.num_layers * cut.size - size
     pieces = np.pad(own.reshape(3, -1), ((0, 0), (0, missing)))
     pieces = pieces.reshape(3, *cut.stacked_shape)
@@ -131,7 +131,7 @@ def test_floats_are_added_in_the_type_they_are_sent_in(layout):
     np.testing.assert_array_equal(answer.own, each)
     # Two sums and a mean, each rounded to the significant bits of the type.
     step = {"float32": 2**-24, "float16": 2**-11, "bfloat16": 2**-8}
-    (part,) = encoding.parts
+    (part,) = encoding.links
     assert isinstance(part, Dense)
     bound = 2 * step[part.dtype] * np.abs(each).sum(axis=0)
     for mean in answer.mean:

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from experiments import convergence
-from experiments.convergence_plan import Plan
-from experiments.convergence_results import Results
-from experiments.convergence_runs import Runs
-from experiments.convergence_sweep import sweep
-from tests.experiments import sweeps
+from experiments.sweeps.required_runs import Plan
+from experiments.sweeps.results import Results
+from experiments.sweeps.runs import Runs
+from experiments.sweeps.sweep_spec import sweep
+from tests.experiments.sweeps import fakes as sweeps
 
 CONFIG = """
 from ml_collections import config_dict
 
-from tests.experiments import sweeps
+from tests.experiments.sweeps import fakes as sweeps
 
 
 def get_config(names="dilocox_continue,allreduce,diloco,ours_1gbit"):

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from dilocox_jax.metrics import read_rows
-from experiments import alone, launch
+from experiments import launch
+from experiments.runtime import file_lock
 from tests import runs
 
 CONFIG = pathlib.Path(__file__).parents[2] / "experiments/configs/dilocox.py"
@@ -96,10 +97,10 @@ def test_two_processes_end_where_one_does(whole, tmp_path):
     start("experiments.train", *SETTINGS, f"--workdir={tmp_path}")
   )
   assert code == 0, errors
-  (state, record), (alone, _) = runs.saved(whole), runs.saved(tmp_path)
+  (state, record), (file_lock, _) = runs.saved(whole), runs.saved(tmp_path)
   assert record["position"]["is_finished"]
   shared, own = jax.device_get((state.outer.params, state.replica.params))
-  expected = jax.device_get((alone.outer.params, alone.replica.params))
+  expected = jax.device_get((file_lock.outer.params, file_lock.replica.params))
   for found, wanted in zip(
     jax.tree.leaves((shared, own)), jax.tree.leaves(expected), strict=True
   ):
@@ -179,11 +180,11 @@ def test_what_is_for_the_processes_must_stand_behind_the_dashes(tmp_path):
 
 
 def test_a_directory_has_one_launch_at_a_time(tmp_path):
-  with alone.held(tmp_path / ".launch.lock", ""):
+  with file_lock.held(tmp_path / ".launch.lock", ""):
     flags = (*SETTINGS, f"--workdir={tmp_path}")
     code, errors = end(start("experiments.launch", "--", *flags))
   assert code == 75 and "another launch" in errors
-  with alone.held(tmp_path / ".launch.lock", ""):
+  with file_lock.held(tmp_path / ".launch.lock", ""):
     pass  # Let go with the block.
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
-from experiments import simulated_page, simulated_run, simulating
-from experiments.simulating import Options
+from experiments.simulation import page, setup
+from experiments.simulation.setup import Options
 from tests import runs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -90,7 +90,7 @@ def test_help_for_clusters_lists_them():
 
 def test_the_example_cluster_is_simulated_with_its_noise_and_outage(tmp_path):
   config = runs.settings(num_replicas=4, method="diloco")
-  made = simulated_page.prepare(
+  made = page.prepare(
     config, "experiments/clusters/example.json", Options(step_s=0.5)
   )
   numbers = made.page.numbers
@@ -109,7 +109,7 @@ def test_a_delay_that_hides_nothing_more_is_named(overlap_steps, is_said):
     overlap_steps=overlap_steps,
     total_steps=12,
   )
-  made = simulated_page.prepare(config, "1gbit", Options(step_s=0.5))
+  made = page.prepare(config, "1gbit", Options(step_s=0.5))
   named = [note for note in made.page.notes if "only delays it" in note]
   assert bool(named) == is_said
   assert not is_said or "as few as 1 steps" in named[0]
@@ -117,9 +117,9 @@ def test_a_delay_that_hides_nothing_more_is_named(overlap_steps, is_said):
 
 def test_operations_give_the_step_time_if_nobody_does():
   config = runs.settings()
-  plain = simulating.set_up(config, "1gbit", Options())
+  plain = setup.set_up(config, "1gbit", Options())
   assert (plain.steps.seconds > 0).all()
-  piped = simulating.set_up(
+  piped = setup.set_up(
     config,
     "1gbit",
     Options(pipeline="1f1b", num_stages=4, num_micro_batches=8),
@@ -135,16 +135,16 @@ def test_a_runs_own_stages_cost_their_bubble():
     mesh={"num_stages": 2, "pipeline": "gpipe"},
     inner={"accumulate_steps": 2},
   )
-  own = simulating.set_up(config, "dilocox_107b", Options()).steps
+  own = setup.set_up(config, "dilocox_107b", Options()).steps
   asked = Options(pipeline="gpipe", num_stages=2, num_micro_batches=2)
-  same = simulating.set_up(runs.settings(), "dilocox_107b", asked).steps
+  same = setup.set_up(runs.settings(), "dilocox_107b", asked).steps
   assert own.bubble_fraction == same.bubble_fraction > 0
   assert (own.seconds == same.seconds).all()
 
 
 def test_a_run_too_large_for_the_engine_is_left_to_the_formula(monkeypatch):
-  monkeypatch.setattr(simulated_page, "_MOST_NODES", 10)
-  made = simulated_page.prepare(runs.settings(), "1gbit", Options(step_s=0.5))
+  monkeypatch.setattr(page, "_MOST_NODES", 10)
+  made = page.prepare(runs.settings(), "1gbit", Options(step_s=0.5))
   assert not made.trace and not made.page.bars
   assert any(q.value == "too large" for q in made.page.quantities)
 
@@ -161,7 +161,7 @@ def test_a_finished_run_is_put_on_the_clock(tmp_path):
   assert done.returncode == 0, done.stderr
   rows = json.loads((tmp_path / "out" / "recorded.json").read_text())
   assert [row["step"] for row in rows] == [6, 12, 18, 21]
-  made = simulating.set_up(config, "1gbit", Options(step_s=0.5))
+  made = setup.set_up(config, "1gbit", Options(step_s=0.5))
   expected = run_time(made.edges, made.work, made.script.ops(made.plan, 18))
   assert rows[2]["simulated_s"] == pytest.approx(expected.now_s)
   kinds = ("evaluation", "final")
@@ -189,6 +189,6 @@ def test_a_run_whose_fragments_adapt_is_refused(monkeypatch):
     }
   )
   run = types.SimpleNamespace(config=config.to_mapping(), rounds=[None])
-  monkeypatch.setattr(simulated_run.report, "load_run", lambda workdir: run)
+  monkeypatch.setattr(run.report, "load_run", lambda workdir: run)
   with pytest.raises(ValueError, match="fragments whose ranks adapt"):
-    simulated_run.timed("runs/x", "1gbit", Options(step_s=0.5))
+    run.timed("runs/x", "1gbit", Options(step_s=0.5))

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dilocox_jax.report.sweeps import Panel, draw
+from dilocox_jax.report.line_panels import Panel, draw
 from dilocox_jax.simulate.published import Figure
 from experiments import speedup_tables
 from experiments.tables import (

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dilocox_jax.config import from_mapping
-from dilocox_jax.plan.methods import METHODS
-from experiments import alone
+from dilocox_jax.plan.schedule.methods import METHODS
+from experiments.runtime import file_lock
 from tests import runs
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -110,7 +110,7 @@ def test_replicas_on_devices_of_their_own_learn_the_same(stacked, tmp_path):
 
 
 def test_a_directory_has_one_run_at_a_time(tmp_path):
-  with alone.held(tmp_path / ".train.lock", ""):
+  with file_lock.held(tmp_path / ".train.lock", ""):
     refused = _tried(*SMALL, f"--workdir={tmp_path}")
   assert refused.returncode == 75  # The same command goes on later.
   assert refused.stderr.startswith("error: another run is at work in --workdir")

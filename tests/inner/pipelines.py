@@ -13,9 +13,9 @@ from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
 from dilocox_jax.inner.step import accumulated_gradient
 from dilocox_jax.models.loss import next_token_loss, token_loss
 from dilocox_jax.models.transformer import Model, build
-from dilocox_jax.plan.pipeline import Pipeline
-from dilocox_jax.plan.shapes import ModelShape
-from dilocox_jax.plan.timetable import Timetable, timetable
+from dilocox_jax.plan.model.shapes import ModelShape
+from dilocox_jax.plan.pipeline.timeline import Pipeline
+from dilocox_jax.plan.pipeline.timetable import Timetable, timetable
 
 SMALL = ModelShape(
   num_layers=5, model_dim=8, num_heads=2, ff_dim=12, vocab_size=17, qk_norm=True

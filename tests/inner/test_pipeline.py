@@ -13,8 +13,8 @@ from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
 from dilocox_jax.inner.pipeline_layer import REMATS, layer
 from dilocox_jax.inner.pipeline_stage import Stage
 from dilocox_jax.models.transformer import build
-from dilocox_jax.plan.pipeline import PIPELINES, Pipeline
-from dilocox_jax.plan.timetable import ACTIONS, timetable
+from dilocox_jax.plan.pipeline.timeline import PIPELINES, Pipeline
+from dilocox_jax.plan.pipeline.timetable import ACTIONS, timetable
 from tests.inner.flops import temporary_bytes
 from tests.inner.pipelines import SMALL, Case, counts, error, over_stages
 

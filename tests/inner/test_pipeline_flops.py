@@ -7,9 +7,9 @@ from fractions import Fraction
 
 import pytest
 
-from dilocox_jax.plan.pipeline import PIPELINES
-from dilocox_jax.plan.shapes import flops_per_token
-from dilocox_jax.plan.timetable import ACTIONS
+from dilocox_jax.plan.model.shapes import flops_per_token
+from dilocox_jax.plan.pipeline.timeline import PIPELINES
+from dilocox_jax.plan.pipeline.timetable import ACTIONS
 from tests.inner.flops import product_flops
 from tests.inner.pipelines import SMALL, Case
 

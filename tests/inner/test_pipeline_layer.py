@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.inner.pipeline_layer import REMATS, by_path, layer
+from dilocox_jax.inner.pipeline_layer import REMATS, layer
 from dilocox_jax.models.transformer import build
+from dilocox_jax.trees import leaves_by_path
 from tests.inner.flops import product_flops
 from tests.inner.pipelines import SMALL
 
@@ -48,9 +49,9 @@ def test_the_steps_of_a_layer_make_its_gradient(remat):
   apart = taken_apart(block, leaves, x, remat)
 
   def steps(leaves, x, gradient):
-    y, kept = apart.forward(by_path(leaves), x)
+    y, kept = apart.forward(leaves_by_path(leaves), x)
     x_gradient, found, pairs = apart.input_gradient(
-      by_path(leaves), kept, gradient
+      leaves_by_path(leaves), kept, gradient
     )
     assert jax.tree.map(abstract, kept) == apart.kept
     assert jax.tree.map(abstract, pairs) == apart.pairs
@@ -59,7 +60,7 @@ def test_the_steps_of_a_layer_make_its_gradient(remat):
   def whole(leaves, x, gradient):
     y, pullback = jax.vjp(lambda p, x: block(p, x, LENGTH), leaves, x)
     found, x_gradient = pullback(gradient)
-    return y, by_path(found), x_gradient
+    return y, leaves_by_path(found), x_gradient
 
   chex.assert_trees_all_close(
     jax.jit(steps)(leaves, x, gradient),
@@ -74,7 +75,7 @@ def test_the_steps_of_a_layer_make_its_gradient(remat):
 def test_no_parameter_is_kept(remat, dtype):
   block, leaves, x, _ = drawn(dtype)
   kept = taken_apart(block, leaves, x, remat).kept
-  weights = {leaf.shape for leaf in by_path(leaves).values()}
+  weights = {leaf.shape for leaf in leaves_by_path(leaves).values()}
   assert kept
   assert not weights & {x.shape for x in kept}
 
@@ -101,7 +102,7 @@ def test_products_that_read_the_same_keep_it_once():
 def test_each_product_runs_in_its_step_and_nowhere_else(remat):
   block, leaves, x, gradient = drawn()
   apart = taken_apart(block, leaves, x, remat)
-  leaves = by_path(leaves)
+  leaves = leaves_by_path(leaves)
   y, kept = jax.eval_shape(apart.forward, leaves, x)
 
   def flops(step, *args):

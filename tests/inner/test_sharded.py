@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.inner.sharded import sharded_gradient
-from dilocox_jax.mesh import Replicas
-from dilocox_jax.plan.parts import Parts
-from dilocox_jax.plan.shards import STAGE_AXIS, Division
+from dilocox_jax.plan.model.division import STAGE_AXIS, Division
+from dilocox_jax.plan.pipeline.stage_layers import StageLayers
 
 DIM = 8
 BATCH_SIZE, LENGTH = 8, 3
@@ -86,12 +86,12 @@ def by_stage(parts):
 @pytest.mark.parametrize("name", CASES)
 def test_layers_reach_their_stages_and_gradients_come_back(name):
   num_layers, division, chunks = CASES[name]
-  parts = Parts(num_layers, division.num_stages, chunks)
+  parts = StageLayers(num_layers, division.num_stages, chunks)
   params = parameters(num_layers)
   tokens = np.random.default_rng(1).integers(0, 16, (BATCH_SIZE, LENGTH))
   replicas = Replicas(1, "mesh", division)
   gradient = sharded_gradient(by_stage(parts), division, parts, 2)
-  program = jax.jit(replicas.over(gradient, (None, 0), (None, None)))
+  program = jax.jit(replicas.map(gradient, (None, 0), (None, None)))
   loss, gradients = program(
     replicas.place_state(params, None), tokens.astype(np.int32)[None]
   )
@@ -107,11 +107,11 @@ def test_layers_reach_their_stages_and_gradients_come_back(name):
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_kept_as_the_parameters_are(name):
   num_layers, division, chunks = CASES[name]
-  parts = Parts(num_layers, division.num_stages, chunks)
+  parts = StageLayers(num_layers, division.num_stages, chunks)
   replicas = Replicas(1, "mesh", division)
   params = replicas.place_state(parameters(num_layers), None)
   gradient = sharded_gradient(by_stage(parts), division, parts, 2)
-  program = jax.jit(replicas.over(gradient, (None, 0), (None, None)))
+  program = jax.jit(replicas.map(gradient, (None, 0), (None, None)))
   tokens = np.zeros((1, BATCH_SIZE, LENGTH), np.int32)
   _, gradients = program(params, tokens)
   for new, old in zip(

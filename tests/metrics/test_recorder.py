@@ -7,7 +7,7 @@ from dilocox_jax.metrics import (
   Evaluation,
   Recorder,
   RecordError,
-  Round,
+  RoundRow,
   from_json,
   read_rows,
 )
@@ -64,7 +64,7 @@ def test_a_round_is_read_back_as_it_was_recorded(tmp_path):
   (row,) = read_rows(tmp_path / "metrics.jsonl")
   assert row["kind"] == "round"
   assert row["drift"][0]["cosine"] is None
-  read = from_json(Round, row)
+  read = from_json(RoundRow, row)
   assert read.loss == float(np.float32(0.1))
   assert read.loss_per_replica == [
     float(np.float32(0.1)),

@@ -9,7 +9,7 @@ import pytest
 
 from dilocox_jax.models.loss import next_token_loss, token_loss
 from dilocox_jax.models.transformer import build
-from dilocox_jax.plan.presets import PRESETS, nano
+from dilocox_jax.plan.model.presets import MODEL_PRESETS, nano
 from tests.oracles import transformer as oracle
 
 # fp32 against float64, over two layers.
@@ -51,7 +51,7 @@ def test_the_loss_is_the_oracles(activation, qk_norm, head_dim):
 
 @pytest.mark.parametrize("name", ["tiny", "nano"])
 def test_an_untrained_model_knows_nothing(name):
-  model = build(PRESETS[name])
+  model = build(MODEL_PRESETS[name])
   loss = jax.jit(
     lambda key: next_token_loss(model, model.init(key), tokens(4, 33))
   )(jax.random.key(0))

@@ -11,8 +11,8 @@ import pytest
 
 from dilocox_jax.models.loss import next_token_loss
 from dilocox_jax.models.transformer import build
-from dilocox_jax.plan.presets import nano
-from dilocox_jax.plan.shapes import parameter_count, parameter_shapes
+from dilocox_jax.plan.model.presets import nano
+from dilocox_jax.plan.model.shapes import parameter_count, parameter_shapes
 
 # Layers fused differently round differently.
 FUSION_TOLERANCE = 1e-6

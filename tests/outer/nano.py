@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from dilocox_jax import assembly, planning
-from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.config import RunConfig, from_mapping, to_plan
 from dilocox_jax.outer.data_parallel import SharedState
+from dilocox_jax.training import build
 
 SEQUENCE_LENGTH = 16
 
@@ -50,20 +50,18 @@ def tokens(config: RunConfig, seed=0):
   ).astype(np.int32)
 
 
-def params(programs: assembly.Programs):
+def params(programs: build.Programs):
   return programs.model.init(jax.random.key(0))
 
 
-def first_state(programs: assembly.Programs):
+def first_state(programs: build.Programs):
   start = params(programs)
   return programs.rounds.init(start, programs.steps.optimizer.init(start))
 
 
-def train(
-  config: RunConfig, batches=None
-) -> tuple[assembly.Programs, Any, Any]:
+def train(config: RunConfig, batches=None) -> tuple[build.Programs, Any, Any]:
   """Runs all segments; returns (programs, state, metrics of every step)."""
-  programs, plan = assembly.programs(config), planning.run_plan(config)
+  programs, plan = build.programs(config), to_plan.run_plan(config)
   batches = tokens(config) if batches is None else batches
   is_data_parallel = plan.local_start == plan.total_steps
   if is_data_parallel:

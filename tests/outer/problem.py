@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dilocox_jax.exchange.mean import mean_over_replicas
+from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.exchange.mean import mean_of_finite_replicas
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
-from dilocox_jax.mesh import Replicas
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.programs import RoundPrograms, StepPrograms
 from dilocox_jax.outer.transforms import OuterTransform
-from dilocox_jax.plan.fragments import Fragments
+from dilocox_jax.plan.schedule.fragments import Fragments
 
 
 def loss(params, batch):
@@ -27,7 +27,7 @@ def outer_transform(method, num_layers, outer, aggregator=None):
   fragments = Fragments(
     method.schedule.num_fragments, num_layers, method.fragment_order
   )
-  aggregator = aggregator or mean_over_replicas()
+  aggregator = aggregator or mean_of_finite_replicas()
   return OuterTransform(method, Partition(fragments), outer, aggregator)
 
 
@@ -88,7 +88,7 @@ def step_programs(optimizer, num_replicas, layout="stacked"):
   return StepPrograms(
     accumulated_gradient(loss),
     optimizer,
-    mean_over_replicas(),
+    mean_of_finite_replicas(),
     Replicas(num_replicas, layout),
   )
 

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.plan import methods
+from dilocox_jax.plan.schedule import methods
 from tests.oracles import allreduce as allreduce_oracle
 from tests.oracles import optimizers, sync
 from tests.oracles.least_squares import make_problem

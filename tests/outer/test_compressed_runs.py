@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from dilocox_jax.config.sections import CodecConfig, ExchangeConfig
 from dilocox_jax.outer.data_parallel import SharedState
-from dilocox_jax.sync_sections import CodecConfig, ExchangeConfig
 from tests import runs
 from tests.exchange.problem import close
 from tests.outer import nano

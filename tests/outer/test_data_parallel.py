@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.plan import methods
+from dilocox_jax.plan.schedule import methods
 from tests.oracles import allreduce, least_squares, optimizers, sync
 from tests.outer.problem import (
   assert_close,

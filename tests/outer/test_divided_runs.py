@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from dilocox_jax import planning, states
-from dilocox_jax.config import from_mapping
-from dilocox_jax.plan.methods import METHODS
+from dilocox_jax.config import from_mapping, to_plan
+from dilocox_jax.plan.schedule.methods import METHODS
+from dilocox_jax.training import states
 from tests import runs
 
 SAME_LOSS = 1e-4
@@ -59,7 +59,7 @@ def config_of(name, mesh, **model):
 
 def losses(config):
   """Losses of every replica and step of five rounds."""
-  programs, plan = runs.programs(config), planning.run_plan(config)
+  programs, plan = runs.programs(config), to_plan.run_plan(config)
   phase, found = plan.phase(0), []
   params = states.first_params(programs, phase, config.seed)
   state: Any = states.fresh(programs, phase, params)

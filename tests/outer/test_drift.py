@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.mesh import Replicas
+from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.outer.drift import (
   AXES,
   Drift,
@@ -12,7 +12,7 @@ from dilocox_jax.outer.drift import (
   drift,
   squared_norm,
 )
-from dilocox_jax.outer.rules import Arrival
+from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.plan.choices import LAYOUTS
 
 EXACT = 1e-12  # float64; differences of sums of a dozen squares
@@ -24,9 +24,9 @@ def measured(own, layout="stacked"):
   num_replicas = jax.tree.leaves(own)[0].shape[0]
 
   def one(mean, own):
-    return drift(Arrival(mean, own, own))
+    return drift(ExchangeResult(mean, own, own))
 
-  over = Replicas(num_replicas, layout).over(one, (None, 0), AXES)
+  over = Replicas(num_replicas, layout).map(one, (None, 0), AXES)
   *sums, _ = jax.jit(over)(mean, own)
   return disagreement(*sums)
 

@@ -4,11 +4,11 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.exchange.mean import mean_over_replicas
+from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.exchange.mean import mean_of_finite_replicas
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
-from dilocox_jax.mesh import Replicas
 from dilocox_jax.outer.programs import RoundPrograms
-from dilocox_jax.plan import methods
+from dilocox_jax.plan.schedule import methods
 from dilocox_jax.pytypes import Aggregator
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import (
@@ -77,7 +77,7 @@ def test_replicas_go_on_from_the_flushed_outer_parameters(method):
 
 def counting_mean():
   """The mean, and how often each fragment has been exchanged."""
-  mean = mean_over_replicas()
+  mean = mean_of_finite_replicas()
 
   def average(values, state):
     total, sent, _ = mean.average(values, None)

@@ -8,11 +8,11 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.exchange.mean import mean_over_replicas
+from dilocox_jax.exchange.mean import mean_of_finite_replicas
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.transforms import OuterTransform
-from dilocox_jax.plan import methods
-from dilocox_jax.plan.fragments import Fragments
+from dilocox_jax.plan.schedule import methods
+from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.pytypes import Aggregator
 
 NUM_REPLICAS = 3
@@ -26,7 +26,7 @@ RULES = {
 
 def lossy():
   """Sends a quarter of every value."""
-  plain = mean_over_replicas()
+  plain = mean_of_finite_replicas()
 
   def average(values, state):
     sent = jax.tree.map(lambda x: SENT * x, values)
@@ -36,13 +36,13 @@ def lossy():
   return Aggregator(plain.init, average)
 
 
-def transform(method, aggregator, keeps_unsent):
+def transform(method, aggregator, keep_unsent):
   return OuterTransform(
     method,
     Partition(Fragments(1, 2)),
     optax.sgd(0.5),
     aggregator,
-    keeps_unsent,
+    keep_unsent,
   )
 
 
@@ -71,7 +71,7 @@ def test_what_was_not_sent_is_measured_again(name):
   # Progress made since the send has the other sign of a pseudo-gradient.
   np.testing.assert_array_equal(again, own - sent - later)
   np.testing.assert_array_equal(sent, SENT * own)
-  _, _, _, expected = meet(dataclasses.replace(outer, keeps_unsent=False), 0.0)
+  _, _, _, expected = meet(dataclasses.replace(outer, keep_unsent=False), 0.0)
   np.testing.assert_array_equal(params, expected)
 
 
@@ -84,7 +84,7 @@ def test_without_it_what_was_not_sent_is_lost(name):
 
 @pytest.mark.parametrize("name", RULES)
 def test_where_everything_is_sent_it_changes_no_bit(name):
-  plain = transform(RULES[name], mean_over_replicas(), False)
-  kept = transform(RULES[name], mean_over_replicas(), True)
+  plain = transform(RULES[name], mean_of_finite_replicas(), False)
+  kept = transform(RULES[name], mean_of_finite_replicas(), True)
   for one, other in zip(meet(plain, 0.3), meet(kept, 0.3), strict=True):
     np.testing.assert_array_equal(one, other)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dilocox_jax.plan.methods import METHODS
+from dilocox_jax.plan.schedule.methods import METHODS
 from tests.outer import nano
 
 SAME = 1e-5  # fp32; the two layouts sum in different orders
@@ -76,12 +76,12 @@ def test_both_layouts_train_alike(name):
   assert_same(seen, stacked_seen)
   mesh = programs.rounds.replicas.mesh
   across, everywhere = PartitionSpec("replica"), PartitionSpec()
-  is_personal = programs.rounds.outer.rule.is_personal
+  is_per_replica = programs.rounds.outer.rule.is_per_replica
   assert_placed(on_mesh.replica, across, mesh)
   assert_placed(on_mesh.outer.in_flight, across, mesh)
   shared = (on_mesh.outer.params, on_mesh.outer.optimizer)
-  assert_placed(shared, across if is_personal else everywhere, mesh)
-  if not is_personal:
+  assert_placed(shared, across if is_per_replica else everywhere, mesh)
+  if not is_per_replica:
     assert_copies_are_equal(shared)
   flushed = programs.rounds.flush(on_mesh, ROUNDS * INTERVAL)
   expected = stacked_programs.rounds.flush(stacked, ROUNDS * INTERVAL)

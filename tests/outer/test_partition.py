@@ -5,7 +5,7 @@ import optax
 import pytest
 
 from dilocox_jax.outer.partition import Partition, Store
-from dilocox_jax.plan.fragments import ORDERS, Fragments
+from dilocox_jax.plan.schedule.fragments import ORDERS, Fragments
 
 LAYERS = 5
 DIVISIONS = [

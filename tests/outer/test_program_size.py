@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from dilocox_jax import assembly
-from dilocox_jax.plan.pieces import pieces
+from dilocox_jax.plan.schedule.window_groups import window_groups
+from dilocox_jax.training import build
 from tests.outer import nano
 
 # No other axis may have this length: lowering shares the code of leaves whose
@@ -39,8 +39,8 @@ def num_operations(name, interval=12, num_layers=12, num_fragments=3):
     sync_interval=interval,
     **settings,
   )
-  programs, schedule = assembly.programs(config), config.sync.named.schedule
-  shapes, tables = pieces(schedule, schedule.round_windows(LATE))
+  programs, schedule = build.programs(config), config.sync.named.schedule
+  shapes, tables = window_groups(schedule, schedule.round_windows(LATE))
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
   state = programs.rounds.abstract(params, optimizer)

@@ -5,8 +5,8 @@ import optax
 import pytest
 
 from dilocox_jax.outer.programs import mean_of
-from dilocox_jax.plan import methods
 from dilocox_jax.plan.choices import LAYOUTS
+from dilocox_jax.plan.schedule import methods
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import (
   assert_close,

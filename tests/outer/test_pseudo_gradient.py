@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dilocox_jax.outer.pseudo_gradient import pseudo_gradient
+from dilocox_jax.outer.rules import pseudo_gradient
 
 OUTER = {"a": jnp.asarray([1.0, -2.0]), "b": {"c": jnp.float32(0.5)}}
 INNER = {"a": jnp.asarray([4.0, 0.25]), "b": {"c": jnp.float32(-1.5)}}

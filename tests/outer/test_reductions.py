@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from dilocox_jax.optimizers import named_optimizer
-from dilocox_jax.plan import methods
+from dilocox_jax.plan.schedule import methods
 from tests.oracles.least_squares import make_problem
 from tests.outer import nano
 from tests.outer.problem import (

@@ -9,11 +9,11 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.mesh import Replicas
+from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.optimizers import standard_promotion
 from dilocox_jax.outer.programs import RoundPrograms, state_axes
 from dilocox_jax.outer.transforms import OuterTransform
-from dilocox_jax.plan import methods
+from dilocox_jax.plan.schedule import methods
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import (
   assert_close,
@@ -93,7 +93,7 @@ def sync(outer: OuterTransform, num_replicas=NUM_REPLICAS, is_first=False):
     return state, inner
 
   axes = state_axes(outer).outer
-  over = Replicas(num_replicas).over(one, (axes, 0, None), (axes, 0))
+  over = Replicas(num_replicas).map(one, (axes, 0, None), (axes, 0))
   return jax.jit(over)
 
 
@@ -226,7 +226,7 @@ def test_the_order_of_replicas_does_not_matter(name, variant):
   again, moved_again = program(state, permute(inner), jnp.int32(1))
   assert_close(moved_again, permute(moved), ROUNDING)
   expected = once.params
-  if outer.rule.is_personal:
+  if outer.rule.is_per_replica:
     expected = permute(expected)
   assert_close(again.params, expected, ROUNDING)
 
@@ -242,7 +242,7 @@ def test_a_broken_replica_does_not_break_the_others(name, bad, variant):
   after, moved = sync(outer, is_first=True)(state, broken, jnp.int32(0))
   for leaf in jax.tree.leaves((moved, after.in_flight)):
     assert np.all(np.isfinite(leaf[jnp.asarray([0, 2])]))
-  if outer.rule.is_personal:
+  if outer.rule.is_per_replica:
     return
   others = jax.tree.map(lambda leaf: leaf[jnp.asarray([0, 2])], inner)
   state, _ = begin(outer, params, 2)

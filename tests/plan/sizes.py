@@ -1,7 +1,7 @@
 """Bytes of payloads, and the low-rank payloads, that tests share."""
 
-from dilocox_jax.plan.reduction import LowRank
-from dilocox_jax.plan.wire import wires
+from dilocox_jax.plan.wire.chain import wires
+from dilocox_jax.plan.wire.reduction import LowRank
 
 SHARED = LowRank(2)
 LOCAL = LowRank(2, factorisation="local")

@@ -5,8 +5,8 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-from dilocox_jax.inner.optimizer import learning_rate_schedule
-from dilocox_jax.mesh import Replicas
+from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.optimizers import learning_rate_schedule
 from dilocox_jax.plan.choices import LAYOUTS, SCHEDULES
 
 

@@ -2,11 +2,11 @@
 
 import math
 
-from dilocox_jax.report.convergence import (
+from dilocox_jax.report.convergence.comparison import (
   Claim,
   Comparison,
-  Entry,
   EqualTime,
+  MethodResult,
   Point,
   Timed,
   Trace,
@@ -49,7 +49,7 @@ def entry(name, *losses, sent_bytes=1000, **changed):
     "at_edge": False,
   }
   traces = [trace(seed, x, sent_bytes) for seed, x in enumerate(losses)]
-  return Entry(name, traces, **(fields | changed))
+  return MethodResult(name, traces, **(fields | changed))
 
 
 def comparison(**changed):

@@ -6,7 +6,7 @@ import pytest
 
 from dilocox_jax.metrics import Timing
 from dilocox_jax.report import load_run
-from dilocox_jax.report.hours import simulated_hours
+from dilocox_jax.report.figures import simulated_hours
 
 
 def with_clock(run, seconds_a_step):

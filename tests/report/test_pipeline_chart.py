@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from dilocox_jax.plan.pipeline import Pipeline, TickTimes, timeline
-from dilocox_jax.plan.timetable import timetable
+from dilocox_jax.plan.pipeline.timeline import Pipeline, TickTimes, timeline
+from dilocox_jax.plan.pipeline.timetable import timetable
 from dilocox_jax.report.pipeline_chart import (
   DIRECTION_COLOURS,
   IDLE_COLOUR,

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 
 from dilocox_jax.report import load_run
-from dilocox_jax.report.ranks import ranks
+from dilocox_jax.report.figures import ranks
 
 
 def with_ranks(run, values):

@@ -4,15 +4,15 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_jax.plan.fragments import Fragments
-from dilocox_jax.plan.methods import named_method
-from dilocox_jax.plan.payload import Dense, Int
-from dilocox_jax.plan.reduction import LowRank
-from dilocox_jax.plan.segments import RunPlan
-from dilocox_jax.plan.traffic import Traffic
-from dilocox_jax.plan.wire import Chain
+from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.methods import named_method
+from dilocox_jax.plan.schedule.run_plan import RunPlan
+from dilocox_jax.plan.wire.chain import Chain
+from dilocox_jax.plan.wire.payload import Dense, Int
+from dilocox_jax.plan.wire.reduction import LowRank
+from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.edges import Edges
+from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.sites import Jitter, Link, Site
@@ -58,7 +58,7 @@ def script(method="diloco", num_replicas=2, payload="fp32", **settings):
 
 
 def edges(one, is_ideal=True):
-  return Edges(one, IDEAL if is_ideal else TCP)
+  return LinkCosts(one, IDEAL if is_ideal else TCP)
 
 
 def work(one, step_s=0.05, codec_s=0.0, speeds=None):

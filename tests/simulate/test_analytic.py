@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilocox_jax.plan.collectives import Collective
+from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.edges import Edges
+from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Launch, Wait
 from dilocox_jax.simulate.sites import Jitter, Link, Site
 from dilocox_jax.simulate.transfer import IDEAL
@@ -23,7 +23,7 @@ def collective_s(one, kind, size_bytes=MEBIBYTES_16, transport=IDEAL):
     Launch(("x", 0, 0), (Collective(kind, size_bytes),)),
     Wait(("x", 0, 0)),
   ]
-  return run_time(Edges(one, transport), small.work(one), ops).total_s
+  return run_time(LinkCosts(one, transport), small.work(one), ops).total_s
 
 
 def star(num_replicas, bps=1e9):

@@ -12,7 +12,7 @@ from dilocox_jax.simulate.cluster_file import (
   cluster_text,
   load_cluster,
 )
-from dilocox_jax.simulate.presets import PRESETS, cluster_preset
+from dilocox_jax.simulate.presets import CLUSTER_PRESETS, cluster_preset
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "experiments" / "clusters" / "example.json"
@@ -66,7 +66,7 @@ def test_the_documentation_names_every_key():
     assert f'"{key}"' in (cluster_file.__doc__ or "")
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", CLUSTER_PRESETS)
 def test_a_preset_printed_and_read_is_the_same(name, tmp_path):
   cluster = cluster_preset(name, 4)
   path = tmp_path / "cluster.json"

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dilocox_jax.plan.pipeline import Pipeline
+from dilocox_jax.plan.pipeline.timeline import Pipeline
 from dilocox_jax.simulate.compute import stated_seconds, step_seconds
 from tests.simulate import small
 

@@ -2,13 +2,13 @@ import math
 
 import pytest
 
-from dilocox_jax.simulate.engine import run
+from dilocox_jax.simulate.engine import run_graph
 from dilocox_jax.simulate.graph import Graph, LinkRate, Outage
 from tests.simulate.graphs import alone, sends
 
 
 def test_an_empty_graph_takes_no_time():
-  timeline = run(Graph(), alone())
+  timeline = run_graph(Graph(), alone())
   assert timeline.makespan_s == 0 and timeline.num_events == 0
 
 
@@ -19,7 +19,7 @@ def test_a_resource_runs_one_task_at_a_time_in_order_of_readiness():
   late = graph.task("late", "third", 1.5)
   third = graph.task("third", "gpu", 1.0, (late,))
   second = graph.task("second", "gpu", 4.0, (early,))
-  timeline = run(graph, {})
+  timeline = run_graph(graph, {})
   assert timeline.start_s[[first, second, third]].tolist() == [0.0, 2.0, 6.0]
   assert timeline.ready_s[[first, second, third]].tolist() == [0.0, 1.0, 1.5]
   assert timeline.makespan_s == 7.0
@@ -33,17 +33,17 @@ def test_of_tasks_ready_at_one_time_the_lower_number_runs_first():
   # Takes no time, so what follows it is ready at the same moment.
   instant = graph.task("instant", "other", 0.0, (gates[1],))
   graph.task("step", "gpu", 1.0, (instant,))
-  assert run(graph, {}).start_s.tolist()[2:] == [1.0, 5.0, 1.0, 7.0]
+  assert run_graph(graph, {}).start_s.tolist()[2:] == [1.0, 5.0, 1.0, 7.0]
 
 
 def test_flows_share_a_fair_link():
-  timeline = run(sends(8.0, 2.0), alone(4.0))
+  timeline = run_graph(sends(8.0, 2.0), alone(4.0))
   assert timeline.end_s.tolist() == [2.5, 1.0]
   assert timeline.start_s.tolist() == [0.0, 0.0]
 
 
 def test_flows_pass_a_fifo_link_one_at_a_time():
-  timeline = run(sends(8.0, 2.0), alone(4.0, "fifo"))
+  timeline = run_graph(sends(8.0, 2.0), alone(4.0, "fifo"))
   assert timeline.end_s.tolist() == [2.0, 2.5]
   assert timeline.start_s.tolist() == [0.0, 2.0]
 
@@ -55,7 +55,7 @@ def test_a_flow_over_two_fifo_links_is_not_overtaken_while_it_waits():
   both = graph.flow("both", ("left", "right"), 2.0, (gate,))
   later = graph.flow("later", ("right",), 1.0, (both - 1,))
   links = {name: LinkRate(1.0, "fifo") for name in ("left", "right")}
-  timeline = run(graph, links)
+  timeline = run_graph(graph, links)
   assert timeline.start_s[[busy, both, later]].tolist() == [0.0, 4.0, 6.0]
 
 
@@ -65,15 +65,15 @@ def test_a_fifo_link_admits_one_flow_to_a_fair_link_behind_it():
     graph.flow("queued", ("up", "wan"), 4.0)
   graph.flow("free", ("wan",), 4.0)
   links = {"up": LinkRate(8.0, "fifo"), "wan": LinkRate(2.0)}
-  assert run(graph, links).sent_s.tolist() == [4.0, 6.0, 4.0]
+  assert run_graph(graph, links).sent_s.tolist() == [4.0, 6.0, 4.0]
 
 
 def test_a_flow_keeps_to_its_own_limit():
-  timeline = run(sends(4.0, limit_bytes_per_s=0.5), alone())
+  timeline = run_graph(sends(4.0, limit_bytes_per_s=0.5), alone())
   assert timeline.end_s.tolist() == [8.0]
   graph = Graph()
   graph.flow("copy", (), 6.0, limit_bytes_per_s=3.0)
-  assert run(graph, {}).end_s.tolist() == [2.0]
+  assert run_graph(graph, {}).end_s.tolist() == [2.0]
 
 
 @pytest.mark.parametrize("discipline", ["fair", "fifo"])
@@ -82,7 +82,7 @@ def test_the_link_is_free_while_bytes_travel(discipline):
   follower = graph.flow("send", ("up",), 4.0, (0,))
   graph.task("gate", "gate", 1.0)
   other = graph.flow("send", ("up",), 4.0, (2,))
-  timeline = run(graph, alone(4.0, discipline))
+  timeline = run_graph(graph, alone(4.0, discipline))
   assert timeline.sent_s[0] == 1.0 and timeline.end_s[0] == 11.0
   assert timeline.sent_s[other] == 2.0
   assert timeline.start_s[follower] == 11.0
@@ -91,7 +91,7 @@ def test_the_link_is_free_while_bytes_travel(discipline):
 def test_a_flow_of_nothing_needs_no_link():
   graph = sends(0.0, latency_s=0.5)
   graph.task("step", "gpu", 1.0, (0,))
-  timeline = run(graph, alone(0.0, "fifo"))
+  timeline = run_graph(graph, alone(0.0, "fifo"))
   assert timeline.end_s.tolist() == [0.5, 1.5]
   assert timeline.sent_s[0] == 0.0
 
@@ -101,13 +101,13 @@ def test_a_flow_of_nothing_needs_no_link():
 def test_an_outage_delays_a_blocked_flow_by_what_it_lasts(discipline, start_s):
   links = alone(2.0, discipline)
   outage = Outage("up", start_s, start_s + 5.5)
-  assert run(sends(4.0), links).end_s.tolist() == [2.0]
-  assert run(sends(4.0), links, [outage]).end_s.tolist() == [7.5]
+  assert run_graph(sends(4.0), links).end_s.tolist() == [2.0]
+  assert run_graph(sends(4.0), links, [outage]).end_s.tolist() == [7.5]
 
 
 def test_outages_that_overlap_are_one():
   outages = [Outage("up", 1.0, 3.0), Outage("up", 2.0, 5.0)]
-  assert run(sends(4.0), alone(2.0), outages).end_s.tolist() == [6.0]
+  assert run_graph(sends(4.0), alone(2.0), outages).end_s.tolist() == [6.0]
 
 
 def test_an_outage_of_one_link_stops_a_flow_over_two():
@@ -116,13 +116,13 @@ def test_an_outage_of_one_link_stops_a_flow_over_two():
   graph.flow("send", ("up",), 6.0)
   links = {"up": LinkRate(4.0), "down": LinkRate(4.0)}
   # The other has the first link for itself meanwhile.
-  timeline = run(graph, links, [Outage("down", 1.0, 2.0)])
+  timeline = run_graph(graph, links, [Outage("down", 1.0, 2.0)])
   assert timeline.sent_s.tolist() == [2.5, 2.0]
 
 
 def test_an_outage_of_an_idle_link_delays_nobody():
   outages = [Outage("up", 2.0, 9.0)]
-  assert run(sends(4.0), alone(2.0), outages).end_s.tolist() == [2.0]
+  assert run_graph(sends(4.0), alone(2.0), outages).end_s.tolist() == [2.0]
 
 
 def test_more_bandwidth_can_end_a_run_later():
@@ -132,8 +132,8 @@ def test_more_bandwidth_can_end_a_run_later():
   gate = graph.task("gate", "gate", 2.0)
   urgent = graph.task("urgent", "gpu", 1.0, (gate,))
   graph.task("rest", "other", 10.0, (urgent,))
-  slow = run(graph, alone(2.0, "fifo"))
-  fast = run(graph, alone(6.0, "fifo"))
+  slow = run_graph(graph, alone(2.0, "fifo"))
+  fast = run_graph(graph, alone(6.0, "fifo"))
   assert slow.start_s[urgent] < slow.start_s[bulk]
   assert fast.start_s[urgent] > fast.start_s[bulk]
   assert (slow.makespan_s, fast.makespan_s) == (13.0, 22.0)
@@ -144,17 +144,17 @@ def test_every_start_end_and_change_of_a_link_is_an_event():
   graph.task("step", "gpu", 1.0)
   graph.flow("nothing", ("up",), 0.0)
   outages = [Outage("up", 0.5, 1.0)]
-  assert run(graph, alone(), outages).num_events == 3 + 2 + 2 + 2
+  assert run_graph(graph, alone(), outages).num_events == 3 + 2 + 2 + 2
 
 
 def test_an_unknown_link_is_named():
   graph = sends(1.0)
   with pytest.raises(ValueError, match="^flow 'send': link 'up' is unknown"):
-    run(graph, {"down": LinkRate(1.0)})
+    run_graph(graph, {"down": LinkRate(1.0)})
   with pytest.raises(ValueError, match="'down'"):
-    run(graph, {"down": LinkRate(1.0)})
+    run_graph(graph, {"down": LinkRate(1.0)})
   with pytest.raises(ValueError, match="outage of link 'sideways'"):
-    run(graph, alone(), [Outage("sideways", 0.0, 1.0)])
+    run_graph(graph, alone(), [Outage("sideways", 0.0, 1.0)])
 
 
 @pytest.mark.parametrize("discipline", ["fair", "fifo"])
@@ -166,9 +166,9 @@ def test_a_flow_that_can_never_finish_is_an_error(
 ):
   graph = sends(1.0, 1.0)
   with pytest.raises(ValueError, match="flow 'send' can never .* link 'up'"):
-    run(graph, alone(capacity, discipline), outages)
+    run_graph(graph, alone(capacity, discipline), outages)
 
 
 def test_a_link_that_never_comes_back_hurts_only_those_who_need_it():
-  timeline = run(sends(4.0), alone(4.0), [Outage("up", 1.0, math.inf)])
+  timeline = run_graph(sends(4.0), alone(4.0), [Outage("up", 1.0, math.inf)])
   assert timeline.makespan_s == 1.0

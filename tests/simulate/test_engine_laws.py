@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_jax.simulate.engine import run
+from dilocox_jax.simulate.engine import run_graph
 from dilocox_jax.simulate.fair import max_min_rates
 from dilocox_jax.simulate.graph import Graph, LinkRate
 from tests.simulate.graphs import alone, drawn, ports, ring, sends
@@ -37,15 +37,17 @@ def test_a_link_without_end_leaves_only_compute():
       limit = graph.limits_bytes_per_s[number]
       delay_s = graph.amounts[number] / limit + graph.latencies_s[number]
       without.task("delay", f"delay{number}", delay_s, after)
-  expected = run(without, {}).end_s
-  np.testing.assert_allclose(run(graph, free).end_s, expected, rtol=ROUNDING)
+  expected = run_graph(without, {}).end_s
+  np.testing.assert_allclose(
+    run_graph(graph, free).end_s, expected, rtol=ROUNDING
+  )
 
 
 @pytest.mark.parametrize("discipline", ["fair", "fifo"])
 @pytest.mark.parametrize("num", range(2, 9))
 def test_a_ring_takes_what_its_closed_form_says(num, discipline):
   size_bytes, capacity, latency_s = 16e6, 119.55e6, 0.04
-  timeline = run(
+  timeline = run_graph(
     ring(num, size_bytes, latency_s), ports(num, capacity, discipline)
   )
   rounds = 2 * (num - 1)
@@ -68,7 +70,7 @@ def rates_at_changes(timeline, num):
 @given(DRAWN, st.sampled_from(["fair", "fifo"]))
 def test_bytes_are_neither_lost_nor_made(seed, discipline):
   graph, links, outages = drawn(seed, discipline)
-  timeline = run(graph, links, outages, record_rates=True)
+  timeline = run_graph(graph, links, outages, record_rates=True)
   carried = np.zeros(len(graph))
   for start_s, stop_s, rates in rates_at_changes(timeline, len(graph)):
     carried += rates * (stop_s - start_s)
@@ -86,7 +88,7 @@ def test_bytes_are_neither_lost_nor_made(seed, discipline):
 @given(DRAWN, st.sampled_from(["fair", "fifo"]))
 def test_no_link_is_ever_above_its_capacity(seed, discipline):
   graph, links, outages = drawn(seed, discipline)
-  timeline = run(graph, links, outages, record_rates=True)
+  timeline = run_graph(graph, links, outages, record_rates=True)
   places = graph.places
   crosses = {name: np.array([name in p for p in places]) for name in links}
   for start_s, stop_s, rates in rates_at_changes(timeline, len(graph)):
@@ -143,7 +145,7 @@ def test_flows_end_when_solving_everything_at_each_change_says(seed):
         whole.latencies_s[number],
         whole.limits_bytes_per_s[number],
       )
-  end_s = run(graph, links).end_s
+  end_s = run_graph(graph, links).end_s
   np.testing.assert_allclose(end_s, stepped(graph, links), rtol=1e-10)
 
 
@@ -160,7 +162,7 @@ def places_and_time(graph, links, number):
 @given(DRAWN)
 def test_on_fifo_links_a_flow_starts_once_those_before_it_are_through(seed):
   graph, links, _ = drawn(seed, "fifo")
-  timeline = run(graph, links)
+  timeline = run_graph(graph, links)
   order = sorted(range(len(graph)), key=lambda n: (timeline.ready_s[n], n))
   free_s = {}
   for number in order:
@@ -178,7 +180,7 @@ def test_on_fifo_links_a_flow_starts_once_those_before_it_are_through(seed):
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e18])
 def test_sizes_of_any_magnitude_are_exact(scale):
   sizes = np.random.default_rng(0).uniform(0.1, 1, 32) * scale
-  timeline = run(sends(*sizes.tolist()), alone(125e6))
+  timeline = run_graph(sends(*sizes.tolist()), alone(125e6))
   # Sorted, each flow adds what those still under way send together.
   ascending = np.sort(sizes)
   steps = np.diff(ascending, prepend=0) * np.arange(32, 0, -1)
@@ -187,7 +189,7 @@ def test_sizes_of_any_magnitude_are_exact(scale):
 
 
 def test_a_flow_is_exact_beside_one_much_larger():
-  timeline = run(sends(1e-6, 1e15), alone(2.0))
+  timeline = run_graph(sends(1e-6, 1e15), alone(2.0))
   np.testing.assert_allclose(timeline.end_s, [1e-6, 5e14], rtol=ROUNDING)
 
 
@@ -196,7 +198,7 @@ def test_flows_that_should_end_together_do(num):
   graph = Graph()
   for pair in itertools.combinations(range(num), 2):
     graph.flow("send", tuple(f"up{site}" for site in pair), 0.1)
-  end_s = run(graph, ports(num, 0.7)).end_s
+  end_s = run_graph(graph, ports(num, 0.7)).end_s
   assert set(end_s) == {end_s[0]}
   assert end_s[0] == pytest.approx(0.1 * (num - 1) / 0.7, rel=ROUNDING)
 
@@ -209,12 +211,12 @@ def test_flows_alone_gain_what_all_links_gain(seed, factor):
     if not isinstance(place, str):
       last = len(graph) - 1
       graph.flow("send", place, amount, (last // 2,) if last > 0 else ())
-  slow_s = run(graph, links).end_s
+  slow_s = run_graph(graph, links).end_s
   faster = {
     name: LinkRate(link.capacity_bytes_per_s * factor)
     for name, link in links.items()
   }
-  fast_s = run(graph, faster).end_s
+  fast_s = run_graph(graph, faster).end_s
   np.testing.assert_allclose(fast_s * factor, slow_s, rtol=ROUNDING)
 
 
@@ -223,7 +225,7 @@ def digest():
   outcomes = []
   for seed in range(20):
     discipline = ("fair", "fifo")[seed % 2]
-    timeline = run(*drawn(seed, discipline, num=60), record_rates=True)
+    timeline = run_graph(*drawn(seed, discipline, num=60), record_rates=True)
     assert timeline.rates
     for column in (timeline.end_s, timeline.start_s, timeline.rates.time_s):
       outcomes.append(column.tobytes().hex())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilocox_jax.plan.schedule import SyncSchedule
+from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 from dilocox_jax.simulate import layers
 from dilocox_jax.simulate.layers import LayerMethod, LayerModel, TableConstants
 
@@ -129,7 +129,7 @@ def test_the_recurrence_agrees_with_an_event_simulation_of_every_node(row):
   method = layers.table_methods(7, sync_interval=10, layers_per_fragment=2)[row]
   constants = TableConstants(0.3, 3)
   bandwidths = np.array([3e7, 2e8, 1e9, 2e10])
-  found = layers.run(SMALL, method, bandwidths, constants)
+  found = layers.simulate_layers(SMALL, method, bandwidths, constants)
   for index, bandwidth in enumerate(bandwidths):
     ends = free_running(SMALL, method, bandwidth, constants)
     num_steps = constants.num_rounds * method.schedule.sync_interval
@@ -145,7 +145,7 @@ def test_the_recurrence_agrees_with_an_event_simulation_of_every_node(row):
 def test_an_infinite_bandwidth_leaves_only_compute(row):
   method = layers.table_methods(24)[row]
   model = layers.TABLE_MODELS["1B"]
-  (found,) = layers.run(model, method, [np.inf]).utilisation
+  (found,) = layers.simulate_layers(model, method, [np.inf]).utilisation
   assert found == pytest.approx(1, rel=1e-12)
 
 
@@ -162,7 +162,9 @@ def methods(draw):
 @settings(max_examples=60)
 def test_more_bandwidth_never_makes_a_step_end_later(method, share, rounds):
   grid = np.logspace(5, 11, 40)
-  found = layers.run(SMALL, method, grid, TableConstants(share, rounds))
+  found = layers.simulate_layers(
+    SMALL, method, grid, TableConstants(share, rounds)
+  )
   assert np.all(np.diff(found.ends_s, axis=1) <= 1e-12)
   assert np.all(found.utilisation <= 1 + 1e-12)
 
@@ -185,7 +187,9 @@ def test_every_layer_is_sent_once_a_round_after_the_first(method, rounds):
 
 def test_the_link_is_never_faster_than_its_bandwidth():
   for row, method in layers.table_methods(24).items():
-    found = layers.run(layers.TABLE_MODELS["1B"], method, layers.GRID_BPS)
+    found = layers.simulate_layers(
+      layers.TABLE_MODELS["1B"], method, layers.GRID_BPS
+    )
     carried = layers.GRID_BPS * found.link_s
     assert np.all(carried >= found.sent_bits * (1 - 1e-12)), row
 
@@ -205,7 +209,9 @@ def test_half_utilisation_of_data_parallel_is_a_transfer_of_two_steps():
 def test_steady_steps_of_a_saturated_link_take_as_long_as_the_transfer():
   model = layers.TABLE_MODELS["1B"]
   method = layers.table_methods(24)["Data-Parallel"]
-  found = layers.run(model, method, [1e9], TableConstants(num_rounds=20))
+  found = layers.simulate_layers(
+    model, method, [1e9], TableConstants(num_rounds=20)
+  )
   (step_s,) = found.steady_step_s(10)
   backward_of_last_layer_s = 2 * 0.08 / 47
   expected = 16.0 + 0.02 + backward_of_last_layer_s
@@ -214,7 +220,7 @@ def test_steady_steps_of_a_saturated_link_take_as_long_as_the_transfer():
 
 def hours(model, row, bandwidth_bps):
   method = layers.table_methods(24)[row]
-  found = layers.run(model, method, [bandwidth_bps])
+  found = layers.simulate_layers(model, method, [bandwidth_bps])
   (step_s,) = found.steady_step_s(method.schedule.sync_interval)
   return step_s * 25e9 / (512 * 2048) / 3600
 
@@ -246,7 +252,9 @@ def test_an_unreachable_utilisation_needs_infinite_bandwidth():
     (lambda: TableConstants(1.5), "forward_share=1.5"),
     (lambda: TableConstants(num_rounds=0), "num_rounds=0"),
     (
-      lambda: layers.run(SMALL, LayerMethod(SyncSchedule(1)), [1e9, -2.0]),
+      lambda: layers.simulate_layers(
+        SMALL, LayerMethod(SyncSchedule(1)), [1e9, -2.0]
+      ),
       "bandwidth_bps=-2.0",
     ),
   ],

@@ -2,12 +2,12 @@ import math
 
 import pytest
 
-from dilocox_jax.simulate.presets import PRESETS, cluster_preset
+from dilocox_jax.simulate.presets import CLUSTER_PRESETS, cluster_preset
 
-SYMMETRIC = [name for name in PRESETS if name.endswith("bit")]
+SYMMETRIC = [name for name in CLUSTER_PRESETS if name.endswith("bit")]
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", CLUSTER_PRESETS)
 def test_every_preset_carries_its_name_and_connects_all_its_replicas(name):
   cluster = cluster_preset(name)
   assert cluster.name == name
@@ -16,7 +16,7 @@ def test_every_preset_carries_its_name_and_connects_all_its_replicas(name):
     assert all(cluster.capacity_bps[link] > 0 for link in cluster.path(*ends))
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", CLUSTER_PRESETS)
 def test_every_preset_comes_with_two_replicas_and_with_eight(name):
   for num_replicas in (1, 2, 8):
     assert cluster_preset(name, num_replicas).num_replicas == num_replicas
@@ -101,7 +101,7 @@ def test_an_unknown_preset_is_answered_with_the_nearest_and_the_list():
   assert message.startswith(
     "unknown cluster preset 'dilocox_107': did you mean 'dilocox_107b'?"
   )
-  assert all(name in message for name in PRESETS)
+  assert all(name in message for name in CLUSTER_PRESETS)
   assert "\n" not in message
 
 

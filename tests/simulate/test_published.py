@@ -4,7 +4,7 @@ import pathlib
 import pytest
 
 from dilocox_jax.simulate import published
-from dilocox_jax.simulate.published import Figure, load
+from dilocox_jax.simulate.published import Figure, load_published
 
 FOLDER = pathlib.Path(__file__).parents[2] / "third_party" / "published"
 GOOD = {
@@ -25,7 +25,7 @@ def write(path, *figures):
   "path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem
 )
 def test_every_file_of_the_project_loads_and_names_its_sources(path):
-  figures = load(path)
+  figures = load_published(path)
   assert figures
   assert all(name == figure.name for name, figure in figures.items())
   readme = (FOLDER / "README.md").read_text()
@@ -33,14 +33,14 @@ def test_every_file_of_the_project_loads_and_names_its_sources(path):
 
 
 def test_what_was_not_read_in_a_paper_is_not_called_published():
-  figures = load(FOLDER / "dilocox.json")
+  figures = load_published(FOLDER / "dilocox.json")
   assert figures["107B, speed-up over AllReduce"].is_verified
   for name in ("107B, AllReduce, throughput", "107B, DiLoCoX, throughput"):
     assert not figures[name].is_verified
 
 
 def test_ratios_that_are_recalled_agree_with_the_published_ratio():
-  figures = load(FOLDER / "dilocox.json")
+  figures = load_published(FOLDER / "dilocox.json")
   quotient = (
     figures["107B, DiLoCoX, throughput"].value
     / figures["107B, AllReduce, throughput"].value
@@ -54,7 +54,7 @@ def test_a_figure_keeps_what_its_file_says(tmp_path):
   expected = Figure(
     "utilisation", 90.0, "percent", "a paper, table 1", "published", "of 3"
   )
-  assert load(path) == {"utilisation": expected}
+  assert load_published(path) == {"utilisation": expected}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_wrong_figure_is_refused_in_one_line(tmp_path, change, words):
     tmp_path / "a.json", GOOD | {"name": "first"}, {**GOOD, **change}
   )
   with pytest.raises(ValueError) as caught:
-    load(path)
+    load_published(path)
   message = str(caught.value)
   assert words in message
   assert "figure 2 ('utilisation')" in message
@@ -88,13 +88,13 @@ def test_every_field_but_the_note_is_needed(tmp_path, field):
     tmp_path / "a.json", {k: v for k, v in GOOD.items() if k != field}
   )
   with pytest.raises(ValueError, match=f"{field} is missing"):
-    load(path)
+    load_published(path)
 
 
 def test_a_name_is_used_once(tmp_path):
   path = write(tmp_path / "a.json", GOOD, GOOD)
   with pytest.raises(ValueError, match="a second figure of this name"):
-    load(path)
+    load_published(path)
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_a_file_of_another_shape_is_refused(tmp_path, text, words):
   path = tmp_path / "a.json"
   path.write_text(text)
   with pytest.raises(ValueError, match=words) as caught:
-    load(path)
+    load_published(path)
   assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path):
   with pytest.raises(ValueError, match="absent.json"):
-    published.load(tmp_path / "absent.json")
+    published.load_published(tmp_path / "absent.json")

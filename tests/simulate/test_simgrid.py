@@ -33,7 +33,7 @@ def ends_s(case):
       )
     )
   links = {name: graph.LinkRate(rate) for name, rate in case["links"].items()}
-  return engine.run(built, links).end_s[numbers]
+  return engine.run_graph(built, links).end_s[numbers]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from dilocox_jax.simulate.published import load
+from dilocox_jax.simulate.published import load_published
 from experiments import speedup_tables
 from experiments.tables import covenant_72b
 from tests.experiments.tables.compared import compared
 
-FIGURES = load(speedup_tables._PUBLISHED / "covenant_72b.json")
+FIGURES = load_published(speedup_tables._PUBLISHED / "covenant_72b.json")
 (TABLE,) = covenant_72b.build(speedup_tables._PUBLISHED)
 UTILISATION, EXCHANGE, COMPRESSION, RING = TABLE.rows
 PAYLOAD_BITS = 72.7e9 * 64 / 4096 * (12 + 2)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from dilocox_jax.simulate.published import load
+from dilocox_jax.simulate.published import load_published
 from experiments import speedup_tables
 from experiments.tables import dilocox
 from experiments.tables.dilocox_runs import RECIPE, Runs, Setting, tokens_per_s
 from experiments.tables.rows import FITTED_ELSEWHERE, FITTED_HERE, Row
 from experiments.tables.runs import GOODPUT
 
-FIGURES = load(speedup_tables._PUBLISHED / "dilocox.json")
+FIGURES = load_published(speedup_tables._PUBLISHED / "dilocox.json")
 TOKENS, INTERVAL = 32_768, 125
 # Counted by hand: 78 layers, D 8192, F 49152, 8 of 64 heads of width 128.
 MATRICES = 2 * 8192**2 + 3 * 8192 * 49152

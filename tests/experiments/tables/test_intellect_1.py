@@ -2,13 +2,13 @@
 
 import pytest
 
-from dilocox_jax.simulate.published import load
+from dilocox_jax.simulate.published import load_published
 from experiments import speedup_tables
 from experiments.tables import intellect_1
 from experiments.tables.rows import DERIVED
 from tests.experiments.tables.compared import compared
 
-FIGURES = load(speedup_tables._PUBLISHED / "intellect_1.json")
+FIGURES = load_published(speedup_tables._PUBLISHED / "intellect_1.json")
 (TABLE,) = intellect_1.build(speedup_tables._PUBLISHED)
 
 

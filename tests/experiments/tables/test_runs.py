@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dilocox_jax import planning
+from dilocox_jax.config import to_plan
 from dilocox_jax.simulate.transfer import IDEAL
 from experiments.tables.runs import Rounds, alike, config_of, least
 
@@ -31,10 +31,10 @@ def test_a_round_that_waits_is_steps_codec_and_exchange():
 
 def test_the_bytes_of_a_round_are_those_of_the_traffic():
   config, one = rounds()
-  expected = planning.traffic(config).exchange_bytes(0)
+  expected = to_plan.traffic(config).exchange_bytes(0)
   assert one.on(alike(2, 1e9), 1.0).sent_bytes == expected
   config = config_of("streaming_diloco", sync=STREAMING)
-  traffic = planning.traffic(config)
+  traffic = to_plan.traffic(config)
   expected = sum(traffic.exchange_bytes(fragment) for fragment in range(4))
   pace = Rounds.of(config).on(alike(2, 1e9), 1.0)
   assert pace.sent_bytes == expected

@@ -1,0 +1,199 @@
+"""One run, described completely and checked before anything is built.
+
+Experiments hand over a plain mapping; from here on there are frozen values
+only. Numbers that follow from others (tokens, bytes, overlap of a whole
+round) are derived where they are used and are never fields.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from dilocox_jax.checks import require
+from dilocox_jax.config.sections import (
+  AdaptiveConfig,
+  CheckpointConfig,
+  CodecConfig,
+  DataConfig,
+  EvaluationConfig,
+  ExchangeConfig,
+  InnerConfig,
+  MeshConfig,
+  ModelConfig,
+  OuterConfig,
+  SyncConfig,
+)
+from dilocox_jax.mapping import build
+from dilocox_jax.plan.model.division import Division
+from dilocox_jax.plan.pipeline.stage_layers import StageLayers
+from dilocox_jax.plan.pipeline.timeline import Pipeline
+from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.methods import with_interval
+from dilocox_jax.plan.wire.adaptive import low_rank_of
+from dilocox_jax.plan.wire.collectives import check_collective
+
+# Fields that may differ when a run goes on: they do not change its meaning,
+# only what is recorded, or on which devices it is computed.
+FREE_ON_RESUME = (
+  "evaluation.interval_steps",
+  "checkpoint.interval_steps",
+  "checkpoint.keep",
+  "mesh.layout",
+  "mesh.num_data_shards",
+  "mesh.num_stages",
+  "mesh.pipeline",
+  "mesh.chunks_per_stage",
+  "mesh.remat",
+  "mesh.outer_memory",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+  """Everything that a run depends on."""
+
+  seed: int = 0
+  total_steps: int = 600  # Inner steps, warm start included.
+  data: DataConfig = DataConfig()
+  model: ModelConfig = ModelConfig()
+  inner: InnerConfig = InnerConfig()
+  sync: SyncConfig = SyncConfig()
+  codec: CodecConfig = CodecConfig()
+  exchange: ExchangeConfig = ExchangeConfig()
+  adaptive: AdaptiveConfig = AdaptiveConfig()
+  outer: OuterConfig = OuterConfig()
+  mesh: MeshConfig = MeshConfig()
+  evaluation: EvaluationConfig = EvaluationConfig()
+  checkpoint: CheckpointConfig = CheckpointConfig()
+
+  def __post_init__(self):
+    require(
+      self.total_steps > self.sync.warm_start_steps,
+      f"total_steps={self.total_steps} must exceed "
+      f"sync.warm_start_steps={self.sync.warm_start_steps}",
+    )
+    require(
+      0 <= self.inner.warmup_steps < self.total_steps,
+      f"inner.warmup_steps={self.inner.warmup_steps} must be less than "
+      f"total_steps={self.total_steps}",
+    )
+    try:
+      _ = self.model.shape, self.fragments
+    except ValueError as error:
+      raise ValueError(f"model/sync: {error}") from error
+    try:
+      check_collective(self.codec.payload, self.exchange.collective)
+    except ValueError as error:
+      raise ValueError(f"exchange.{error}") from error
+    self._check_mesh()
+    self._check_unsent()
+    self._check_adaptive()
+
+  def _check_mesh(self) -> None:
+    pieces = self.inner.accumulate_steps * self.mesh.num_data_shards
+    require(
+      self.data.batch_size % pieces == 0,
+      f"data.batch_size={self.data.batch_size} must be divisible by "
+      f"inner.accumulate_steps={self.inner.accumulate_steps} times "
+      f"mesh.num_data_shards={self.mesh.num_data_shards}",
+    )
+    try:
+      _ = self.pipeline, self.stage_layers
+    except ValueError as error:
+      raise ValueError(f"mesh: {error}") from error
+
+  def _check_unsent(self) -> None:
+    method = self.sync.named
+    is_reset = method.rule == "reset" and not method.schedule.overlap_steps
+    sends_progress = method.exchanged == "pseudo_gradient"
+    require(
+      not self.exchange.keep_unsent
+      or (sends_progress and (is_reset or method.rule == "continue")),
+      "exchange.keep_unsent=True needs replicas that go on from the outer "
+      f"parameters at once, or rule 'continue', not {method.rule!r} with "
+      f"overlap_steps={method.schedule.overlap_steps}: take "
+      "exchange.error_feedback",
+    )
+
+  def _check_adaptive(self) -> None:
+    mode = self.adaptive.mode
+    if mode == "off":
+      return
+    found = low_rank_of(self.codec.payload)
+    require(
+      found is not None and found.is_projection,
+      f"adaptive.mode={mode!r} needs a rank to adapt, but codec.name="
+      f"{self.codec.name!r} has no shared low-rank part: take 'low_rank+int'",
+    )
+    require(
+      self.sync.named.exchanged == "pseudo_gradient",
+      f"adaptive.mode={mode!r} follows rounds, but sync.method="
+      f"{self.sync.method!r} sends gradients: take mode 'off'",
+    )
+    if mode == "rank_and_interval":
+      try:
+        with_interval(self.sync.named, 1)
+      except ValueError as error:
+        raise ValueError(
+          f"adaptive.mode={mode!r} with sync.{error}: take mode 'rank'"
+        ) from error
+
+  @property
+  def fragments(self) -> Fragments:
+    """How the method divides this model."""
+    method = self.sync.named
+    return Fragments(
+      method.schedule.num_fragments,
+      self.model.shape.num_layers,
+      method.fragment_order,
+    )
+
+  @property
+  def pipeline(self) -> Pipeline:
+    """In which order a replica's stages run an inner step's micro-batches."""
+    return Pipeline(
+      self.mesh.pipeline,
+      self.mesh.num_stages,
+      self.inner.accumulate_steps,
+      self.mesh.chunks_per_stage,
+    )
+
+  @property
+  def stage_layers(self) -> StageLayers:
+    """Which layers are which stage's."""
+    return StageLayers(
+      self.model.shape.num_layers,
+      self.mesh.num_stages,
+      self.mesh.chunks_per_stage,
+    )
+
+  @property
+  def division(self) -> Division:
+    """How a replica's arrays are divided among its devices."""
+    is_whole = self.fragments.num_fragments == 1
+    return Division(
+      self.mesh.num_data_shards,
+      self.mesh.num_stages,
+      layers_on_stages=is_whole and self.stage_layers.is_in_order,
+    )
+
+  @property
+  def tokens_per_replica_step(self) -> int:
+    """Tokens one replica learns from in an inner step."""
+    return self.data.batch_size * self.data.sequence_length
+
+  def to_mapping(self) -> dict[str, Any]:
+    """Nested plain values, the inverse of `from_mapping`."""
+    return dataclasses.asdict(self)
+
+
+def from_mapping(values: Mapping[str, Any]) -> RunConfig:
+  """Builds a checked config.
+
+  Args:
+    values: Nested mapping, sections by name; what is missing is default.
+
+  Raises:
+    ValueError: One line that names the field, the value and what to change.
+  """
+  return build(RunConfig, values)

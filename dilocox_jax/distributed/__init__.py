@@ -1,0 +1,1 @@
+"""Devices, processes, and which of them holds what of a replica."""

@@ -1,0 +1,328 @@
+"""Which devices belong to which replica, and values on them.
+
+Replicas are stacked on one device, or spread over a mesh whose axes are
+replica, data shard and stage. What lies where follows from the plan's
+division, and nothing else in the project works that out.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import (
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+  Sharding,
+  SingleDeviceSharding,
+)
+
+from dilocox_jax.distributed.local_map import INNER_AXES
+from dilocox_jax.plan.choices import LAYOUTS
+from dilocox_jax.plan.model.division import DATA_AXIS, Division, Spec
+from dilocox_jax.pytypes import Tree
+from dilocox_jax.trees import path_name
+
+REPLICA_AXIS = "replica"
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicas:
+  """The devices of all replicas.
+
+  Attributes:
+    num_replicas: M.
+    layout: "stacked" (one device holds all) or "mesh" (devices of their own).
+    division: How a replica is divided among its devices.
+  """
+
+  num_replicas: int
+  layout: str = "stacked"
+  division: Division = Division()
+
+  def __post_init__(self):
+    if self.layout not in LAYOUTS:
+      raise ValueError(
+        f"layout={self.layout!r} must be one of {', '.join(LAYOUTS)}"
+      )
+    if self.num_replicas < 1:
+      raise ValueError(f"num_replicas={self.num_replicas} must be at least 1")
+    if self.layout == "mesh":
+      self._check_devices()
+    elif self.is_divided:
+      raise ValueError(
+        f"layout={self.layout!r} has one device, but a replica is divided "
+        f"among {self.division.num_devices}: take mesh.layout='mesh'"
+      )
+
+  def _check_devices(self):
+    there, count = len(jax.devices()), self.num_devices
+    each = self.division.num_devices
+    needed = "as many devices" if each == 1 else f"{each} devices each"
+    if count > there:
+      raise ValueError(
+        f"num_replicas={self.num_replicas} needs {needed}, but there are "
+        f"{there}: take mesh.layout='stacked', or a smaller mesh"
+      )
+    if jax.process_count() > 1 and count < there:
+      raise ValueError(
+        f"num_replicas={self.num_replicas} needs {needed}, but there are "
+        f"{there}: several processes must use all of theirs"
+      )
+
+  @property
+  def is_divided(self) -> bool:
+    """Whether a replica has several devices."""
+    return self.division.num_devices > 1
+
+  @property
+  def num_devices(self) -> int:
+    """Devices of all replicas in a mesh."""
+    return self.num_replicas * self.division.num_devices
+
+  @functools.cached_property
+  def mesh(self) -> Mesh:
+    """All devices, by replica, data shard and stage; the slow axis outermost.
+
+    Where devices form slices, or belong to processes, a replica takes
+    neighbours: slow links then lie along `REPLICA_AXIS` alone.
+    """
+    division = self.division
+    inside = (division.num_data_shards, division.num_stages)
+    shape = (self.num_replicas, *inside)
+    devices = jax.devices()[: self.num_devices]
+    slices = {getattr(device, "slice_index", 0) for device in devices}
+    if len(slices) > 1 and self.num_replicas % len(slices) == 0:
+      within = (self.num_replicas // len(slices), *inside)
+      grid = mesh_utils.create_hybrid_device_mesh(
+        within, (len(slices), 1, 1), devices
+      )
+    else:  # Devices are numbered process by process.
+      grid = np.asarray(devices).reshape(shape)
+    types = (AxisType.Auto,) * len(shape)
+    return Mesh(grid, (REPLICA_AXIS, *INNER_AXES), axis_types=types)
+
+  @property
+  def own(self) -> list[int]:
+    """Replicas that have a device in this process."""
+    if self.layout == "stacked":
+      return list(range(self.num_replicas))
+    here = jax.process_index()
+    return [
+      replica
+      for replica, devices in enumerate(self.mesh.devices)
+      if any(device.process_index == here for device in devices.flat)
+    ]
+
+  def place(self, tree: Tree, axes) -> Tree:
+    """Puts values, alike in every process, on the devices of their replicas.
+
+    Args:
+      tree: Arrays, kept whole inside a replica.
+      axes: Tree prefix as for `map`.
+    """
+    return self._put(tree, self._shardings(tree, axes, _whole))
+
+  def place_state(self, tree: Tree, axes) -> Tree:
+    """As `place`, for parameters and states, which are divided."""
+    return self._put(tree, self.state_shardings(tree, axes))
+
+  def place_batches(self, batches: Tree) -> Tree:
+    """Puts a process's own batches on the devices that read them.
+
+    Args:
+      batches: Leaves [len(own), H, B, ...]; data shards part B.
+    """
+    own = {replica: place for place, replica in enumerate(self.own)}
+
+    def put(leaf):
+      if self.layout == "stacked":
+        return jax.device_put(leaf, self._here)
+      parts = (REPLICA_AXIS, None, *([DATA_AXIS] * self.is_divided))
+      shape = (self.num_replicas, *leaf.shape[1:])
+
+      def part(index):
+        replica, *rest = index
+        places = [own[m] for m in range(*replica.indices(shape[0]))]
+        return leaf[(places, *rest)]
+
+      sharding = NamedSharding(self.mesh, PartitionSpec(*parts))
+      return _assembled(shape, sharding, part)
+
+    return jax.tree.map(put, batches)
+
+  def abstract(self, tree: Tree, axes) -> Tree:
+    """Shapes, types and places of a state, without values."""
+    return described(tree, self.state_shardings(tree, axes))
+
+  def state_shardings(self, tree: Tree, axes) -> Tree:
+    """Where every leaf of a state belongs.
+
+    Args:
+      tree: Arrays, or their shapes.
+      axes: Tree prefix as for `map`.
+
+    Raises:
+      ValueError: If no rule says how a leaf is divided.
+    """
+    return self._shardings(tree, axes, self.spec)
+
+  def whole(self, axis: int | None) -> Sharding:
+    """Where values lie that are not divided inside a replica.
+
+    Args:
+      axis: 0 for values [M, ...]; None for those that all replicas share.
+    """
+    if self.layout == "stacked":
+      return self._here
+    parts = () if axis is None else (REPLICA_AXIS,)
+    return NamedSharding(self.mesh, PartitionSpec(*parts))
+
+  def _shardings(self, tree: Tree, axes, spec_of: Callable) -> Tree:
+    if self.layout == "stacked":
+      return jax.tree.map(lambda _: self._here, tree)
+
+    def under(axis, prefix, subtree):
+      def sharding(path, leaf):
+        shape = leaf.shape if axis is None else leaf.shape[1:]
+        parts = partition(spec_of((*prefix, *path), shape))
+        outer = () if axis is None else (REPLICA_AXIS,)
+        return NamedSharding(self.mesh, PartitionSpec(*outer, *parts))
+
+      return jax.tree_util.tree_map_with_path(sharding, subtree)
+
+    return jax.tree_util.tree_map_with_path(
+      lambda path, axis, subtree: under(axis, path, subtree),
+      axes,
+      tree,
+      is_leaf=is_none,
+    )
+
+  def spec(self, path, shape: tuple[int, ...]) -> Spec:
+    """How a leaf of one replica's state is divided, by its key path."""
+    if not self.is_divided:
+      return ()
+    named = path_name(path)
+    return self.division.spec(named, shape)
+
+  def map(self, function: Callable, in_axes, out_axes) -> Callable:
+    """Maps code written for one replica over all of them.
+
+    Args:
+      function: Takes and returns one replica's values; may use collectives
+        over `REPLICA_AXIS`.
+      in_axes: Tree prefix of the arguments: 0 where leaves have a leading
+        axis [M, ...], None where all replicas share the value.
+      out_axes: The same for the results.
+
+    Returns:
+      The function of all replicas, not yet compiled.
+    """
+    if self.layout == "stacked":
+      return jax.vmap(
+        function,
+        in_axes,
+        out_axes,
+        axis_name=REPLICA_AXIS,
+        axis_size=self.num_replicas,
+      )
+
+    def local(*args):
+      out = function(*_map_prefix(lambda x: x[0], in_axes, args))
+      return _map_prefix(lambda x: x[None], out_axes, out)
+
+    manual = (REPLICA_AXIS, *(() if self.is_divided else INNER_AXES))
+    return jax.shard_map(
+      local,
+      mesh=self.mesh,
+      in_specs=_specs(in_axes),
+      out_specs=_specs(out_axes),
+      axis_names=set(manual),
+      # Marking values as varying (pcast) has no rule under vmap, and the code
+      # must be the same under both; tests compare the replicas' copies.
+      check_vma=False,
+    )
+
+  def divided(self, tree: Tree) -> Tree:
+    """One replica's state, held to the division; for use under `map`."""
+    if not self.is_divided:
+      return tree
+
+    def held(path, leaf):
+      spec = partition(self.spec(path, leaf.shape))
+      return jax.lax.with_sharding_constraint(leaf, spec)
+
+    return jax.tree_util.tree_map_with_path(held, tree)
+
+  @property
+  def _here(self) -> SingleDeviceSharding:
+    return SingleDeviceSharding(jax.local_devices()[0])
+
+  def _put(self, tree: Tree, shardings: Tree) -> Tree:
+    return jax.tree.map(_put, tree, shardings)
+
+
+def _put(leaf, sharding):
+  # One that is there by chance would make a program compile twice.
+  if getattr(leaf, "sharding", None) == sharding and leaf.committed:
+    return leaf
+  if sharding.is_fully_addressable:
+    return jax.device_put(leaf, sharding)
+  values = np.asarray(leaf)
+  return _assembled(values.shape, sharding, lambda index: values[index])
+
+
+def _assembled(shape, sharding, part: Callable) -> jax.Array:
+  """An array of which this process knows its own devices' parts."""
+  found = sharding.addressable_devices_indices_map(shape)
+  pieces = [
+    jax.device_put(part(index), device) for device, index in found.items()
+  ]
+  return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+
+
+def described(tree: Tree, shardings: Tree) -> Tree:
+  """Shapes and types of arrays, with the places where they shall lie."""
+  return jax.tree.map(
+    lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
+    tree,
+    shardings,
+  )
+
+
+def _whole(path, shape: tuple[int, ...]) -> Spec:
+  del path, shape
+  return ()
+
+
+def partition(spec: Spec) -> PartitionSpec:
+  """A division of dimensions in JAX's own words."""
+  return PartitionSpec(*(axes or None for axes in spec))
+
+
+def is_none(axis) -> bool:
+  """Whether an entry of a tree prefix is None, for use as `is_leaf`."""
+  return axis is None
+
+
+def _specs(axes):
+  return jax.tree.map(
+    lambda axis: (
+      PartitionSpec() if axis is None else PartitionSpec(REPLICA_AXIS)
+    ),
+    axes,
+    is_leaf=is_none,
+  )
+
+
+def _map_prefix(function, axes, tree):
+  """Applies a function to the leaves under every 0 of a tree prefix."""
+
+  def under(axis, subtree):
+    return subtree if axis is None else jax.tree.map(function, subtree)
+
+  return jax.tree.map(under, axes, tree, is_leaf=is_none)

@@ -1,0 +1,1 @@
+"""Sizes of models, and how their arrays are divided among devices."""

@@ -1,0 +1,83 @@
+"""Models by name, so that configs, tests and tables mean the same sizes.
+
+A preset is only a `ModelShape`: it can be counted, planned and simulated
+without building anything.
+"""
+
+from dilocox_jax.plan.model.shapes import ModelShape
+
+BYTE_VOCABULARY = 256
+
+# The project's default: it trains to something readable in minutes on two CPU
+# cores. With F = 344, SwiGLU's three matrices weigh what GELU's two do at 4 D.
+tiny = ModelShape(
+  num_layers=4,
+  model_dim=128,
+  num_heads=4,
+  ff_dim=344,
+  vocab_size=BYTE_VOCABULARY,
+)
+
+# For tests: small enough for loops in numpy, large enough to have two of
+# everything that is stacked.
+nano = ModelShape(
+  num_layers=2,
+  model_dim=16,
+  num_heads=2,
+  ff_dim=24,
+  vocab_size=BYTE_VOCABULARY,
+)
+
+# DiLoCoX's two models (arXiv 2506.21263, by their names; sizes of OPT are of
+# Zhang et al. 2022, arXiv 2205.01068, table 1, without biases and with rotary
+# for learned positions; sizes of the large one recalled, unverified).
+opt_1_3b = ModelShape(
+  num_layers=24,
+  model_dim=2048,
+  num_heads=32,
+  ff_dim=8192,
+  vocab_size=50272,
+  activation="gelu",
+  tied_head=True,
+)
+qwen_107b = ModelShape(
+  num_layers=78,
+  model_dim=8192,
+  num_heads=64,
+  ff_dim=49152,
+  vocab_size=152064,
+  num_kv_heads=8,
+)
+
+
+def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
+  """Streaming DiLoCo, arXiv 2501.18512, table 2; its hidden dim is the MLP's.
+
+  Not stated: the MLP's form (two matrices, as 4 D suggests) and whether the
+  head is tied (it is here: 35M is then 35.3 million).
+  """
+  return ModelShape(
+    num_layers=num_layers,
+    model_dim=ff_dim // 4,
+    num_heads=num_heads,
+    ff_dim=ff_dim,
+    vocab_size=32000,
+    activation="gelu",
+    qk_norm=True,
+    tied_head=True,
+  )
+
+
+MODEL_PRESETS: dict[str, ModelShape] = {
+  "tiny": tiny,
+  "nano": nano,
+  "opt_1_3b": opt_1_3b,
+  "qwen_107b": qwen_107b,
+  "chinchilla_35m": _chinchilla(6, 2048, 8),
+  "chinchilla_100m": _chinchilla(9, 3072, 12),
+  "chinchilla_200m": _chinchilla(12, 4096, 16),
+  "chinchilla_300m": _chinchilla(15, 5120, 20),
+  "chinchilla_500m": _chinchilla(18, 6144, 24),
+  "chinchilla_1b": _chinchilla(24, 8192, 32),
+  "chinchilla_4b": _chinchilla(36, 12288, 48),
+}

@@ -1,0 +1,1 @@
+"""In which order pipeline stages compute micro-batches."""

@@ -1,0 +1,1 @@
+"""When which fragment is sent and applied."""

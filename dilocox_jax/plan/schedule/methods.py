@@ -1,0 +1,261 @@
+"""The named methods, as values.
+
+Every method is a schedule plus what happens when an exchange comes back. The
+papers differ in these few values alone; one program runs them all. Each
+function takes exactly the settings that its method leaves open, so that a
+setting which would be ignored is refused instead.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+
+from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
+
+RULES = ("reset", "continue", "mix", "eager")
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+  """How replicas are kept together.
+
+  Attributes:
+    schedule: When fragments are sent and applied.
+    rule: What a replica does at an apply (`RULES`; design.md section 8).
+    mixing_alpha: Weight of the local value under "mix"; 1 ignores the
+      exchange.
+    exchanged: "pseudo_gradient", or "gradient" for methods that exchange at
+      every step and let the inner optimizer run on the mean.
+    fragment_order: "strided" or "sequential".
+  """
+
+  schedule: SyncSchedule
+  rule: str = "reset"
+  mixing_alpha: float = 0.0
+  exchanged: str = "pseudo_gradient"
+  fragment_order: str = "strided"
+
+  def __post_init__(self):
+    interval = self.schedule.sync_interval
+    overlap = self.schedule.overlap_steps
+    if self.rule not in RULES:
+      raise ValueError(f"rule={self.rule!r} must be one of {', '.join(RULES)}")
+    if not 0 <= self.mixing_alpha <= 1:
+      raise ValueError(
+        f"mixing_alpha={self.mixing_alpha} must lie between 0 and 1"
+      )
+    if self.rule == "mix" and overlap >= interval:
+      raise ValueError(
+        f"overlap_steps={overlap} must be less than "
+        f"sync_interval={interval} where replicas mix (streaming)"
+      )
+    if self.rule == "reset" and overlap > interval:
+      raise ValueError(
+        f"overlap_steps={overlap} must not exceed sync_interval={interval} "
+        "under rule='reset'; rule='continue' allows it"
+      )
+    if self.rule == "eager" and overlap != interval:
+      raise ValueError(
+        f"overlap_steps={overlap} must equal sync_interval={interval} "
+        "under rule='eager'"
+      )
+
+
+def allreduce() -> Method:
+  """Averages every step's gradients: plain data parallel training.
+
+  Source: the baseline of all the papers below.
+  """
+  return Method(SyncSchedule(1), exchanged="gradient")
+
+
+def cocktail_sgd() -> Method:
+  """Averages every step's gradients, compressed by the codec.
+
+  Source: Wang et al., 2023, "CocktailSGD", ICML.
+  """
+  return allreduce()
+
+
+def diloco(sync_interval: int = 30) -> Method:
+  """Averages pseudo-gradients every H steps and waits for them.
+
+  Source: Douillard et al., 2023, arXiv 2311.08105, Algorithm 1.
+
+  Args:
+    sync_interval: H (inner steps).
+  """
+  return Method(SyncSchedule(sync_interval))
+
+
+def open_diloco(sync_interval: int = 30) -> Method:
+  """DiLoCo as OpenDiLoCo runs it; the schedules are the same.
+
+  Source: Jaghouar et al., 2024, arXiv 2407.07852. Differs: their fp16
+  all-reduce is a matter of the codec (its config names it).
+
+  Args:
+    sync_interval: H (inner steps); the paper has 500.
+  """
+  return diloco(sync_interval)
+
+
+def sparse_loco(sync_interval: int = 30) -> Method:
+  """DiLoCo's schedule; what makes SparseLoCo is its codec and feedback.
+
+  Source: Sarfi et al., 2025, arXiv 2508.15706.
+
+  Args:
+    sync_interval: H (inner steps).
+  """
+  return diloco(sync_interval)
+
+
+def muloco(sync_interval: int = 30) -> Method:
+  """DiLoCo's schedule; what makes MuLoCo is Muon inside and its codec.
+
+  Source: Therien et al., 2025, arXiv 2505.23725.
+
+  Args:
+    sync_interval: H (inner steps).
+  """
+  return diloco(sync_interval)
+
+
+def streaming_diloco(
+  sync_interval: int = 30,
+  num_fragments: int = 3,
+  overlap_steps: int = 4,
+  mixing_alpha: float = 0.5,
+  fragment_order: str = "strided",
+) -> Method:
+  """Sends fragments in turn, hides each behind tau steps, and mixes.
+
+  Source: Douillard et al., 2025, arXiv 2501.18512, Algorithm 2.
+
+  Args:
+    sync_interval: H (inner steps) between sends of one fragment.
+    num_fragments: P.
+    overlap_steps: tau (inner steps), less than H.
+    mixing_alpha: Weight of the local value at an apply.
+    fragment_order: "strided" or "sequential".
+  """
+  schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
+  return Method(schedule, "mix", mixing_alpha, fragment_order=fragment_order)
+
+
+def eager(sync_interval: int = 30, num_fragments: int = 1) -> Method:
+  """One round of delay; a replica's own part is applied fresh.
+
+  Source: Kale et al., 2025, arXiv 2502.12996, eager updates.
+
+  Args:
+    sync_interval: H (inner steps), also the delay.
+    num_fragments: P; the paper has 1.
+  """
+  schedule = SyncSchedule(sync_interval, num_fragments, sync_interval)
+  return Method(schedule, "eager")
+
+
+def dilocox(sync_interval: int = 30, rule: str = "continue") -> Method:
+  """One whole round of delay: the exchange hides behind the next H steps.
+
+  Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap. Differs:
+  the text leaves open what becomes of progress made during the delay; "reset"
+  drops it from the replica, "continue" keeps it (design.md section 8). The
+  compression is a matter of the codec (its config names it).
+
+  Args:
+    sync_interval: H (inner steps), also the delay.
+    rule: "continue" or "reset".
+  """
+  return Method(SyncSchedule(sync_interval, 1, sync_interval), rule)
+
+
+def delayed(
+  sync_interval: int = 30,
+  num_fragments: int = 1,
+  overlap_steps: int = 4,
+  rule: str = "continue",
+  mixing_alpha: float = 0.0,
+  fragment_order: str = "strided",
+) -> Method:
+  """The whole family: any schedule with any rule that it allows.
+
+  Source: ours; with rule="continue", outer SGD and learning rate 1 it is
+  delayed model averaging.
+
+  Args:
+    sync_interval: H (inner steps).
+    num_fragments: P.
+    overlap_steps: tau (inner steps); may exceed H under "continue".
+    rule: One of `RULES`.
+    mixing_alpha: Weight of the local value under "mix".
+    fragment_order: "strided" or "sequential".
+  """
+  schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
+  return Method(schedule, rule, mixing_alpha, fragment_order=fragment_order)
+
+
+METHODS: Mapping[str, Callable[..., Method]] = {
+  function.__name__: function
+  for function in (
+    allreduce,
+    cocktail_sgd,
+    diloco,
+    open_diloco,
+    sparse_loco,
+    muloco,
+    streaming_diloco,
+    eager,
+    dilocox,
+    delayed,
+  )
+}
+
+
+def named_method(name: str, **settings: int | float | str | None) -> Method:
+  """Builds a method by name.
+
+  Args:
+    name: One of `METHODS`.
+    **settings: Values for the method's arguments; None leaves its default.
+
+  Raises:
+    ValueError: If the name is unknown, or the method has no such setting.
+  """
+  if name not in METHODS:
+    raise ValueError(f"method={name!r} must be one of {', '.join(METHODS)}")
+  taken = list(inspect.signature(METHODS[name]).parameters)
+  given = {k: v for k, v in settings.items() if v is not None}
+  for key, value in given.items():
+    if key not in taken:
+      takes = ", ".join(taken) or "none"
+      raise ValueError(
+        f"{key}={value} is not a setting of method {name!r} (it has: "
+        f"{takes}); drop it or take method 'delayed'"
+      )
+  return METHODS[name](**given)
+
+
+def with_interval(method: Method, sync_interval: int) -> Method:
+  """The same method with another H; a whole round of delay stays one.
+
+  Args:
+    method: With one fragment, and no delay or that of a whole round.
+    sync_interval: The new H (inner steps).
+
+  Raises:
+    ValueError: If the method's events would not fit the new H.
+  """
+  old = method.schedule
+  overlap = {0: 0, old.sync_interval: sync_interval}.get(old.overlap_steps)
+  if old.num_fragments != 1 or overlap is None:
+    raise ValueError(
+      f"num_fragments={old.num_fragments}, overlap_steps={old.overlap_steps}: "
+      "sync_interval can adapt only with one fragment and no delay or that of "
+      "a whole round"
+    )
+  return dataclasses.replace(
+    method, schedule=SyncSchedule(sync_interval, 1, overlap)
+  )

@@ -1,0 +1,1 @@
+"""What a message contains and how many bytes it has."""

@@ -1,0 +1,1 @@
+"""The report of an ablation: one table and its figures."""

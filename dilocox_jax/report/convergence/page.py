@@ -1,0 +1,131 @@
+"""The page of a convergence sweep, its tables on a terminal, and its data.
+
+A sweep goes on for hours and in slices, so what is not there yet is left open
+and never keeps the rest from being shown.
+"""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dilocox_jax.metrics.lines import (
+  Directory,
+  make_directory,
+  write_atomically,
+  write_json,
+)
+from dilocox_jax.report.convergence import figures
+from dilocox_jax.report.convergence.comparison import (
+  Comparison,
+  MethodResult,
+  mean_seconds_to,
+)
+from dilocox_jax.report.convergence.orderings import verdicts
+from dilocox_jax.report.convergence.tables import tables
+from dilocox_jax.report.page import PAGE, save_figure
+from dilocox_jax.report.text_tables import markdown_table
+
+
+def write(found: Comparison, out_dir: Directory) -> pathlib.Path:
+  """Writes `report.md`, `convergence.json` and `figures/`.
+
+  Args:
+    found: The results.
+    out_dir: Where they go.
+
+  Returns:
+    The path of `report.md`.
+
+  Raises:
+    RecordError: The disk refused.
+  """
+  out_dir = make_directory(out_dir)
+  lines = [f"# Convergence: {found.name}", "", f"    {found.command}", ""]
+  lines += [f"{found.budget} Corpus digest `{found.corpus}`.", ""]
+  lines += [text for note in _notes(found) for text in (f"- {note}", "")]
+  for each in tables(found):
+    rows = markdown_table(each.header, each.rows)
+    lines += [f"## {each.title}", "", *rows, ""]
+    lines += [text for note in each.notes for text in (note, "")]
+  lines += ["## Figures", "", *_draw(found, out_dir)]
+  write_json(out_dir / "convergence.json", _data(found))
+  write_atomically(out_dir / PAGE, "\n".join(lines).rstrip() + "\n")
+  return out_dir / PAGE
+
+
+def _notes(found: Comparison) -> list[str]:
+  notes = list(found.notes)
+  if found.untuned:
+    names = ", ".join(found.untuned)
+    notes.append(f"Not in this report, as they are not tuned: {names}.")
+  return notes
+
+
+def _draw(found: Comparison, out_dir: pathlib.Path) -> list[str]:
+  drawn = {
+    "tokens": figures.tokens(found),
+    "bytes": figures.sent(found),
+  }
+  for clock in found.clocks:
+    drawn[f"hours_{clock}"] = figures.hours(found, clock)
+  lines = []
+  for name, figure in drawn.items():
+    save_figure(figure, out_dir / "figures" / f"{name}.png")
+    against = name.replace("_", " on the clock ")
+    lines += [f"![Loss against {against}](figures/{name}.png)", ""]
+  return lines
+
+
+def _data(found: Comparison) -> dict[str, Any]:
+  def of(entry: MethodResult) -> dict[str, Any]:
+    return {
+      "method": entry.name,
+      "losses": {trace.seed: trace.loss for trace in entry.traces},
+      "gap": found.gap(entry),
+      "baseline": entry.baseline,
+      "sent_bytes": entry.sent_bytes,
+      "utilisation": entry.utilisation,
+      "seconds": entry.seconds,
+      "seconds_to_target": {
+        clock: mean_seconds_to(entry, clock, found.target_loss)
+        for clock in found.clocks
+      },
+      "tuned": entry.tuned,
+      "tuning_runs": entry.tuning_runs,
+    }
+
+  return {
+    "corpus_digest": found.corpus,
+    "clocks": found.clocks,
+    "target_loss": found.target_loss,
+    "methods": [of(entry) for entry in found.entries],
+    "equal_time": [dataclasses.asdict(each) for each in found.equal_time],
+    "orderings": [dataclasses.asdict(each) for each in verdicts(found)],
+  }
+
+
+def show(found: Comparison, console: Console) -> None:
+  """Prints the tables; those of the page alone are left out.
+
+  Args:
+    found: The results.
+    console: Where to print.
+  """
+  for name, what in found.clocks.items():
+    console.print(f"Clock '{name}': {what}.", highlight=False)
+  for note in _notes(found):
+    console.print(note, markup=False, highlight=False)
+  for each in tables(found):
+    if each.on_page_alone:
+      continue
+    table = Table(title=each.title, title_justify="left")
+    for index, column in enumerate(each.header):
+      side = "left" if index == 0 or each.header[-1] == "verdict" else "right"
+      table.add_column(column, justify=side, overflow="fold")
+    for row in each.rows:
+      table.add_row(*map(escape, row))
+    console.print(table)

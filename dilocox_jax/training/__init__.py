@@ -1,0 +1,1 @@
+"""One run: building its parts, training, evaluating, saving and resuming."""

@@ -1,0 +1,225 @@
+"""Metrics on their way from the devices to the records.
+
+Segments are dispatched without waiting; their metrics are read here, later,
+which is also where a value that is not finite stops the run and where the
+wall clock is divided between the segments. Of several processes all read and
+judge, so that they stop together, and one writes.
+"""
+
+import contextlib
+import dataclasses
+import math
+import pathlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import jax
+import numpy as np
+import optax
+
+from dilocox_jax import metrics
+from dilocox_jax.config import RunConfig
+from dilocox_jax.data.corpus import Corpus, digest_of
+from dilocox_jax.distributed import processes
+from dilocox_jax.distributed.host_arrays import arrays_to_host
+from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.round_program import StepMetrics
+from dilocox_jax.plan.model.shapes import parameter_count
+from dilocox_jax.plan.schedule.run_plan import Segment
+from dilocox_jax.training import evaluation
+from dilocox_jax.training.progress_bar import ProgressBar
+from dilocox_jax.training.start import TrainingProgress
+
+
+class NotFiniteError(RuntimeError):
+  """A loss or gradient that is not finite; the message says where."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispatched:
+  """A segment whose metrics have not been read yet.
+
+  Attributes:
+    segment: What runs.
+    position: Where the run is after it.
+    sent_bytes: What it puts on the wire, a replica.
+    tokens: What all replicas see in it.
+    metrics: Arrays [M, H], still on the devices of their replicas.
+    drifts: For every piece with an arrival, likewise.
+  """
+
+  segment: Segment
+  position: TrainingProgress
+  sent_bytes: int
+  tokens: int
+  metrics: StepMetrics
+  drifts: Sequence[Drift]
+
+
+class MetricsReader:
+  """Reads segments in order and accounts for the time between them."""
+
+  def __init__(
+    self,
+    recorder: metrics.Recorder,
+    progress: ProgressBar,
+    schedule: optax.Schedule,
+    energy_share: float,
+  ):
+    """Starts the clock.
+
+    Args:
+      recorder: Where rows go.
+      progress: The bar.
+      schedule: Learning rate by inner step.
+      energy_share: Of an update's energy, by which its rank is recorded.
+    """
+    self._recorder, self._progress = recorder, progress
+    self._schedule, self._energy_share = schedule, energy_share
+    self._accounted = time.perf_counter()
+    self._tokens, self._training_s = 0, 0.0
+
+  def book(
+    self, event: str, step: int, simulated_s: float | None = None
+  ) -> None:
+    """Books the time since the last booking under an event."""
+    self._recorder.record_timing(
+      step=step, event=event, wall_s=self._lap(), simulated_s=simulated_s
+    )
+
+  def _lap(self) -> float:
+    """Seconds since the last booking; every second is booked once."""
+    before, self._accounted = self._accounted, time.perf_counter()
+    return self._accounted - before
+
+  def record_evaluation(
+    self,
+    losses: Mapping[str, float],
+    position: TrainingProgress,
+    num_steps: int | None = None,
+  ) -> None:
+    """Checks and records validation losses.
+
+    Args:
+      losses: By view, in nats a token.
+      position: Where the run is.
+      num_steps: For the closing row only: the steps asked for.
+
+    Raises:
+      NotFiniteError: Nothing is recorded then.
+    """
+    self.book("evaluation", position.step, position.simulated_s)
+    if not all(math.isfinite(loss) for loss in losses.values()):
+      raise NotFiniteError(
+        f"the validation loss is not finite at step {position.step}"
+      )
+    row = {
+      **losses,
+      "step": position.step,
+      "tokens": position.tokens,
+      "total_sent_bytes": position.total_sent_bytes,
+    }
+    if num_steps is None:
+      self._recorder.record_evaluation(**row)
+    else:
+      self._recorder.record_final(num_steps=num_steps, **row)
+
+  def read(self, done: Dispatched) -> Sequence[Drift]:
+    """Waits for a segment, checks it and records it.
+
+    Returns:
+      Its drifts, on the host.
+
+    Raises:
+      NotFiniteError: Nothing of the segment is recorded then.
+    """
+    seen, drifts = arrays_to_host((done.metrics, done.drifts))
+    _check_finite(seen, done.segment)
+    position, loss = done.position, np.mean(seen.loss, dtype=np.float64)
+    self._recorder.record_round(
+      step=position.step,
+      tokens=position.tokens,
+      phase=done.segment.phase,
+      loss=loss,
+      loss_per_replica=np.asarray(seen.loss, np.float64).mean(axis=1).tolist(),
+      grad_norm=np.mean(seen.grad_norm, dtype=np.float64),
+      learning_rate=float(np.asarray(self._schedule(position.step - 1))),
+      sent_bytes=done.sent_bytes,
+      total_sent_bytes=position.total_sent_bytes,
+      drift=evaluation.drift_rows(done.segment, drifts, self._energy_share),
+    )
+    wall_s = self._lap()
+    self._recorder.record_timing(
+      step=position.step,
+      event="round",
+      wall_s=wall_s,
+      tokens_per_s=done.tokens / wall_s,
+      simulated_s=position.simulated_s,
+    )
+    self._tokens += done.tokens
+    self._training_s += wall_s
+    speed = self._tokens / self._training_s
+    self._progress.update(
+      position.step, float(loss), speed, position.total_sent_bytes
+    )
+    return drifts
+
+
+def _check_finite(seen: StepMetrics, segment: Segment) -> None:
+  place = evaluation.first_not_finite(seen.loss, seen.grad_norm)
+  if place:
+    replica, offset = place
+    raise NotFiniteError(
+      "the loss or its gradient is not finite at step "
+      f"{segment.start + offset + 1} on replica {replica}"
+    )
+
+
+@contextlib.contextmanager
+def opened(
+  config: RunConfig,
+  workdir: pathlib.Path,
+  *,
+  corpus: Corpus,
+  held_out: np.ndarray,
+  schedule: optax.Schedule,
+  command: str,
+  step: int,
+  is_resumed: bool,
+) -> Iterator[MetricsReader]:
+  """The books of a run from one start of it to its end or interruption.
+
+  Args:
+    config: The run.
+    workdir: Its directory.
+    corpus: Its text.
+    held_out: The windows of its evaluations.
+    schedule: Learning rate by inner step.
+    command: The command line, for the record.
+    step: Where it starts.
+    is_resumed: Whether a checkpoint was restored.
+  """
+  title, total = config.sync.method, config.total_steps
+  if not processes.is_main():
+    with ProgressBar(title, total, step, is_shown=False) as progress:
+      recorder = metrics.SilentRecorder()
+      yield MetricsReader(recorder, progress, schedule, config.adaptive.energy)
+    return
+  metrics.write_run_record(
+    workdir,
+    config=config.to_mapping(),
+    method=config.sync.method,
+    num_replicas=config.mesh.num_replicas,
+    parameter_count=parameter_count(config.model.shape),
+    corpus_name=corpus.name,
+    corpus_digest=corpus.digest,
+    held_out_digest=digest_of({str(held_out.shape): held_out.tobytes()}),
+    platform=jax.devices()[0].device_kind,
+    command=command,
+    continues=is_resumed,
+  )
+  with (
+    metrics.Recorder(workdir, step if is_resumed else None) as recorder,
+    ProgressBar(title, total, step) as progress,
+  ):
+    yield MetricsReader(recorder, progress, schedule, config.adaptive.energy)

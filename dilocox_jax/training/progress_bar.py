@@ -1,0 +1,70 @@
+"""The bar that says how far a run is and when it will be done."""
+
+import logging
+
+from rich import progress
+
+
+class ProgressBar:
+  """A progress bar with loss, speed, bytes and time left.
+
+  Where there is no terminal, a line is logged now and then instead.
+  """
+
+  def __init__(
+    self,
+    title: str,
+    total_steps: int,
+    first_step: int = 0,
+    is_shown: bool = True,
+  ):
+    """Prepares the bar; it is drawn between `__enter__` and `__exit__`.
+
+    Args:
+      title: What is running.
+      total_steps: Inner steps of the run.
+      first_step: Steps done before.
+      is_shown: Whether anything is drawn or logged at all.
+    """
+    self._title, self._is_shown = title, is_shown
+    self._bar = progress.Progress(
+      progress.TextColumn("[bold]{task.description}"),
+      progress.BarColumn(),
+      progress.MofNCompleteColumn(),
+      progress.TextColumn("{task.fields[status]}"),
+      progress.TimeElapsedColumn(),
+      progress.TextColumn("left"),
+      progress.TimeRemainingColumn(),
+      disable=not is_shown,
+    )
+    self._task = self._bar.add_task(
+      title, total=total_steps, completed=first_step, status=""
+    )
+    self._total_steps = total_steps
+    self._logged = first_step
+
+  def __enter__(self) -> "ProgressBar":
+    """Starts drawing."""
+    self._bar.start()
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    """Stops drawing."""
+    self._bar.stop()
+
+  def update(
+    self, step: int, loss: float, tokens_per_s: float, total_sent_bytes: int
+  ) -> None:
+    """Shows where the run is."""
+    status = (
+      f"loss {loss:.3f} | {tokens_per_s:,.0f} tokens/s | "
+      f"sent {total_sent_bytes / 1e6:,.1f} MB"
+    )
+    self._bar.update(self._task, completed=step, status=status)
+    is_due = step - self._logged >= self._total_steps / 8
+    is_logged = self._is_shown and not self._bar.console.is_terminal
+    if is_logged and is_due:
+      self._logged = step
+      logging.getLogger(__name__).info(
+        "%s: step %d of %d | %s", self._title, step, self._total_steps, status
+      )

@@ -1,0 +1,161 @@
+"""The bench `inner`: tokens a second, utilisation and memory of inner steps.
+
+Rates are absolute and belong to the device that they name. Operations are the
+model's own (`plan.shapes.flops_per_token`): what is recomputed, or spent on
+layers' norms, counts for nothing.
+"""
+
+import pathlib
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.progress import track
+from rich.table import Table
+
+from dilocox_jax.config import RunConfig
+from dilocox_jax.inner.step import inner_step
+from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
+from dilocox_jax.pytypes import Tree
+from dilocox_jax.training import build, states
+from experiments.benchmarks.record import keep_record
+
+STEPS = 10  # Inner steps of one measurement.
+
+# Dense bfloat16 operations a second, by `device_kind` (recalled).
+PEAK_FLOPS = {
+  "NVIDIA H200": 989e12,
+  "NVIDIA H100 80GB HBM3": 989e12,
+  "NVIDIA A100-SXM4-80GB": 312e12,
+  "NVIDIA A100-SXM4-40GB": 312e12,
+  "TPU v4": 275e12,
+  "TPU v5 lite": 197e12,
+  "TPU v5p": 459e12,
+  "TPU v6 lite": 918e12,
+}
+
+
+def _program(programs: build.Programs) -> Callable:
+  """STEPS inner steps of all replicas: (carry, batches) -> the same."""
+  step = inner_step(programs.steps.gradient, programs.steps.optimizer)
+  replicas = programs.rounds.replicas
+
+  def steps(carry: Tree, batches: Tree):
+    def body(carry, batch):
+      params, optimizer, seen = step(*carry, batch)
+      return (params, optimizer), seen
+
+    carry, seen = jax.lax.scan(body, carry, batches)
+    return replicas.divided(carry), seen
+
+  return jax.jit(replicas.map(steps, (0, 0), (0, 0)), donate_argnums=0)
+
+
+def _start(programs: build.Programs) -> Tree:
+  """Parameters and inner optimizer state of all replicas."""
+  replicas = programs.rounds.replicas
+  params = states.first_params(programs, "local", 0)
+
+  def spread(params: Tree) -> Tree:
+    own = params, programs.steps.optimizer.init(params)
+    return jax.tree.map(
+      lambda x: jnp.broadcast_to(x, (replicas.num_replicas, *x.shape)), own
+    )
+
+  places = replicas.state_shardings(jax.eval_shape(spread, params), 0)
+  return jax.jit(spread, out_shardings=places)(params)
+
+
+def measure(config: RunConfig, repeats: int) -> dict:
+  """Runs inner steps and says how fast they were.
+
+  Args:
+    config: The run; nothing is exchanged.
+    repeats: Measurements of `STEPS` steps each.
+
+  Returns:
+    Values by name, ready for JSON.
+  """
+  programs = build.programs(config)
+  replicas, data = programs.rounds.replicas, config.data
+  shape = (len(replicas.own), STEPS, data.batch_size, data.sequence_length + 1)
+  vocab_size = config.model.shape.vocab_size
+  drawn = np.random.default_rng(0).integers(0, vocab_size, shape, np.int32)
+  batches = replicas.place_batches(drawn)
+  carry = _start(programs)
+  program = _program(programs).lower(carry, batches).compile()
+  seconds = []
+  for number in track(range(repeats + 1), description="inner steps"):
+    start_s = time.perf_counter()
+    carry, seen = program(carry, batches)
+    jax.block_until_ready((carry, seen))
+    if number:  # The first one warms up.
+      seconds.append(time.perf_counter() - start_s)
+  return _rates(config, seconds) | _memory(program)
+
+
+def _rates(config: RunConfig, seconds: list[float]) -> dict:
+  mesh, shape = config.mesh, config.model.shape
+  step_s = statistics.median(seconds) / STEPS
+  tokens_per_s = mesh.num_replicas * config.tokens_per_replica_step / step_s
+  flops = tokens_per_s * flops_per_token(shape, config.data.sequence_length)
+  num_devices = 1
+  if mesh.layout == "mesh":
+    num_devices = mesh.num_replicas * config.division.num_devices
+  kind = jax.devices()[0].device_kind
+  peak = PEAK_FLOPS.get(kind)
+  return {
+    "device": kind,
+    "num_devices": num_devices,
+    "jax": jax.__version__,
+    "parameters": parameter_count(shape),
+    "compute_dtype": config.model.compute_dtype,
+    "step_s": step_s,
+    "tokens_per_s": tokens_per_s,
+    "model_flops_per_s_per_device": flops / num_devices,
+    "mfu": flops / num_devices / peak if peak else None,
+    "label": f"measured: median of {len(seconds)} times {STEPS} inner steps",
+  }
+
+
+def _memory(program: jax.stages.Compiled) -> dict:
+  """Bytes of one device, as the compiler and as the device count them."""
+  analysis = program.memory_analysis()
+  stats = jax.local_devices()[0].memory_stats() or {}
+  return {
+    "argument_bytes": getattr(analysis, "argument_size_in_bytes", None),
+    "temporary_bytes": getattr(analysis, "temp_size_in_bytes", None),
+    "peak_bytes": stats.get("peak_bytes_in_use"),
+  }
+
+
+def run(config: RunConfig, workdir: pathlib.Path, repeats: int) -> dict:
+  """Measures, writes bench_inner.json and prints a table.
+
+  Args:
+    config: The run.
+    workdir: Where the file goes.
+    repeats: Measurements.
+  """
+  found = measure(config, repeats)
+  table = Table("value", "measured", title=f"Inner steps on {found['device']}")
+  for name, value in found.items():
+    if name not in ("device", "label"):
+      table.add_row(name, _cell(name, value))
+  keep_record(workdir, "inner", found, table)
+  return found
+
+
+def _cell(name: str, value) -> str:
+  if value is None:
+    return "unknown"
+  if name == "mfu":
+    return f"{100 * value:.1f} %"
+  if isinstance(value, int):
+    return f"{value:,}"
+  if isinstance(value, float):
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+  return value

@@ -1,0 +1,161 @@
+"""The bench `simulate`: how much the event engine does in a second of one core.
+
+Rates are absolute, not ratios: what counts is whether a graph of millions of
+events is a matter of seconds or of hours. Seconds are those that the process
+had a core for, so a busy machine lowers them less. JAX has no part in it.
+"""
+
+import dataclasses
+import pathlib
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+from rich.progress import track
+from rich.table import Table
+
+from dilocox_jax.simulate.engine import run_graph as simulate
+from dilocox_jax.simulate.graph import Graph, LinkRate
+from dilocox_jax.simulate.timeline import Timeline
+from experiments.benchmarks.record import keep_record
+
+NUM_CONCURRENT = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Rate:
+  """Something counted, for each second that the engine takes.
+
+  Attributes:
+    name: What is counted.
+    graph: What is simulated.
+    links: On which links.
+    count: How often it happened.
+    bound: The rate must be at least this (1/s).
+  """
+
+  name: str
+  graph: Graph
+  links: Mapping[str, LinkRate]
+  count: Callable[[Timeline], int]
+  bound: float
+
+
+def queued(num_sites: int, num_rounds: int) -> tuple[Graph, dict]:
+  """Sites that compute and pass something on, over FIFO links."""
+  graph = Graph()
+  links = {
+    f"{way}{site}": LinkRate(1e8, "fifo")
+    for way in ("up", "down")
+    for site in range(num_sites)
+  }
+  last: list[tuple[int, ...]] = [()] * num_sites
+  for _ in range(num_rounds):
+    steps, sent = [], []
+    for site in range(num_sites):
+      # Sites differ, so that few events share a time.
+      step = graph.task("step", f"gpu{site}", 1 + 0.01 * site, last[site])
+      path = (f"up{site}", f"down{(site + 1) % num_sites}")
+      steps.append(step)
+      sent.append(graph.flow("send", path, 1e8 + site, (step,), 0.01))
+    last = [(steps[site], sent[site - 1]) for site in range(num_sites)]
+  return graph, links
+
+
+def contended(
+  num_sites: int, num_flows: int, limit: Callable[[random.Random], float]
+) -> tuple[Graph, dict]:
+  """Flows between random sites, NUM_CONCURRENT at a time, over fair links."""
+  draw, graph, last = random.Random(0), Graph(), {}
+  links = {
+    f"{way}{site}": LinkRate(draw.uniform(50e6, 200e6))
+    for way in ("up", "down")
+    for site in range(num_sites)
+  }
+  for number in range(num_flows):
+    source, target = draw.sample(range(num_sites), 2)
+    lane = number % NUM_CONCURRENT
+    last[lane] = graph.flow(
+      "send",
+      (f"up{source}", f"down{target}"),
+      draw.uniform(1e6, 1e8),
+      (last[lane],) if lane in last else (),
+      limit_bytes_per_s=limit(draw),
+    )
+  return graph, links
+
+
+def rates() -> list[Rate]:
+  """What is measured, and what must be reached."""
+  limited = contended(8, 6400, lambda draw: draw.uniform(5e6, 50e6))
+  unlimited = contended(8, 6400, lambda draw: float("inf"))
+  return [
+    Rate(
+      "events on FIFO links",
+      *queued(64, 200),
+      lambda timeline: timeline.num_events,
+      100_000,
+    ),
+    Rate(
+      "solves of 32 flows",
+      *unlimited,
+      lambda timeline: timeline.num_solves,
+      10_000,
+    ),
+    Rate(
+      "solves of 32 flows with limits",
+      *limited,
+      lambda timeline: timeline.num_solves,
+      10_000,
+    ),
+  ]
+
+
+def measure(rate: Rate, repeats: int) -> dict[str, float | bool]:
+  """Simulates several times and takes the median rate.
+
+  Args:
+    rate: What is counted.
+    repeats: How often.
+  """
+  values, count = [], 0
+  for _ in track(range(repeats), description=rate.name):
+    started_s = time.process_time()
+    timeline = simulate(rate.graph, rate.links)
+    count = rate.count(timeline)
+    values.append(count / (time.process_time() - started_s))
+  median = statistics.median(values)
+  return {
+    "median": median,
+    "min": min(values),
+    "max": max(values),
+    "count": count,
+    "bound": rate.bound,
+    "is_within_bound": median >= rate.bound,
+  }
+
+
+def run(workdir: pathlib.Path, repeats: int) -> dict:
+  """Measures all rates, writes bench_simulate.json and prints a table.
+
+  Args:
+    workdir: Where the file goes.
+    repeats: Measurements of every rate.
+  """
+  results = {rate.name: measure(rate, repeats) for rate in rates()}
+  record = {
+    "python": platform.python_version(),
+    "repeats": repeats,
+    "label": "measured: medians, in one second of one core",
+    "rates": results,
+  }
+  table = Table(title="Per second of one core, measured")
+  for column in ("what", "median", "min", "max", "at least"):
+    table.add_column(column)
+  for name, row in results.items():
+    cells = [f"{row[key]:,.0f}" for key in ("median", "min", "max", "bound")]
+    table.add_row(name, *cells)
+  keep_record(workdir, "simulate", record, table)
+  return record

@@ -1,0 +1,1 @@
+"""What all binaries share: flags, errors, processes, locks and logs."""

@@ -1,0 +1,158 @@
+"""How a training process finds the others of its run: flags, and their sense.
+
+The same flags are typed by a cluster's job file and by `experiments.launch`,
+which must know whether they make sense before it starts anything. So they are
+read here, without JAX.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+from absl import flags
+
+from dilocox_jax.config import RunConfig
+from experiments.runtime.command_line import UsageError
+
+NAMES = ("coordinator", "num_processes", "process_id", "distributed")
+
+
+@dataclasses.dataclass(frozen=True)
+class DistributedFlags:
+  """A process's place among those of its run.
+
+  Attributes:
+    coordinator: Address of process 0, host:port; None: the cluster says.
+    num_processes: How many; likewise.
+    process_id: Which one this is; likewise.
+    local_devices: Devices that a CPU stands for in this process.
+  """
+
+  coordinator: str | None
+  num_processes: int | None
+  process_id: int | None
+  local_devices: int
+
+
+def define_flags() -> None:
+  """Defines --distributed and what goes with it."""
+  flags.DEFINE_bool(
+    "distributed",
+    False,
+    "Be one of several processes of a run, on one machine or many, that share "
+    "WORKDIR. Start the same command everywhere. Sets mesh.layout=mesh.",
+  )
+  flags.DEFINE_string(
+    "coordinator",
+    None,
+    "With --distributed: HOST:PORT of process 0, free there and reachable "
+    "from all. This and the next two are found where JAX knows the cluster "
+    "(Slurm, Kubernetes, Open MPI, TPU).",
+  )
+  flags.DEFINE_integer(
+    "num_processes",
+    None,
+    "With --distributed: how many processes.",
+    lower_bound=1,
+  )
+  flags.DEFINE_integer(
+    "process_id",
+    None,
+    "With --distributed: which one this is, from 0. Process 0 writes.",
+    lower_bound=0,
+  )
+  flags.DEFINE_integer(
+    "local_devices",
+    None,
+    "With --distributed: devices that the CPU of a process stands for; by "
+    "default its share of what the run needs. Other devices are counted.",
+    lower_bound=1,
+  )
+
+
+def from_flags(values: flags.FlagValues) -> DistributedFlags | None:
+  """This process's place, or None for a run of one process.
+
+  Changes the layout of --config, as several processes leave no choice.
+
+  Raises:
+    UsageError: If the flags do not go together.
+  """
+  names = ("coordinator", "num_processes", "process_id", "local_devices")
+  given = [name for name in names if values[name].value is not None]
+  if not values.distributed:
+    if given:
+      raise UsageError(f"--{given[0]} needs --distributed")
+    return None
+  values.config.mesh.layout = "mesh"
+  if values.coordinator is not None and ":" not in values.coordinator:
+    raise UsageError(
+      f"--coordinator={values.coordinator} has no port: give HOST:PORT"
+    )
+  if None not in (values.num_processes, values.process_id):
+    if values.process_id >= values.num_processes:
+      raise UsageError(
+        f"--process_id={values.process_id} must be less than "
+        f"--num_processes={values.num_processes}: they count from 0"
+      )
+  return DistributedFlags(
+    values.coordinator,
+    values.num_processes,
+    values.process_id,
+    values.local_devices or 0,
+  )
+
+
+def check_config(config: RunConfig) -> None:
+  """Raises UsageError for what needs all replicas in one process."""
+  if config.sync.warm_start == "single":
+    raise UsageError(
+      "sync.warm_start='single' trains one replica while the others wait, and "
+      "needs one process: take 'data_parallel' or 'none', or train it alone "
+      "and start from it with checkpoint.init_from"
+    )
+
+
+def num_devices(config: RunConfig) -> int:
+  """Devices of all replicas, where each has its own."""
+  mesh = config.mesh
+  return mesh.num_replicas * mesh.num_data_shards * mesh.num_stages
+
+
+def devices_each(config: RunConfig, num_processes: int) -> int:
+  """Devices of each of some processes.
+
+  Raises:
+    UsageError: If they cannot share them alike.
+  """
+  total = num_devices(config)
+  if total % num_processes:
+    mesh = config.mesh
+    raise UsageError(
+      f"{num_processes} processes cannot share {total} devices alike "
+      f"(num_replicas={mesh.num_replicas} x num_data_shards="
+      f"{mesh.num_data_shards} x num_stages={mesh.num_stages}): change one"
+    )
+  return total // num_processes
+
+
+def check_devices(config: RunConfig, owners: Sequence[int]) -> None:
+  """Raises UsageError if the processes have not what the run needs.
+
+  Args:
+    config: What to run.
+    owners: Of every device, the process that has it.
+  """
+  shares = collections.Counter(owners).values()
+  if len(set(shares)) > 1:
+    raise UsageError(
+      f"processes have {min(shares)} to {max(shares)} devices: give each as "
+      "many, by --local_devices or by what the machine lets it see"
+    )
+  needed = num_devices(config)
+  if len(owners) != needed:
+    raise UsageError(
+      f"all processes have {len(owners)} devices together, and the run needs "
+      f"{needed} (num_replicas x num_data_shards x num_stages of mesh): change "
+      "those, the number of processes, or --local_devices"
+    )

@@ -1,0 +1,173 @@
+"""Running the trainer from a binary: devices, compilation cache, errors."""
+
+import contextlib
+import logging
+import os
+import pathlib
+import shlex
+import sys
+import traceback
+from collections.abc import Iterator
+
+import jax
+from rich.console import Console
+
+from dilocox_jax import report
+from dilocox_jax.config import RunConfig
+from dilocox_jax.distributed import coordinator_store, processes
+from dilocox_jax.metrics import RecordError
+from dilocox_jax.training.checkpoint import RefusedError
+from dilocox_jax.training.clock import Clock
+from dilocox_jax.training.trainer import Trainer, TrainingStoppedError
+from experiments.runtime import command_line, distributed_flags, file_lock
+from experiments.runtime.command_line import StoppedError, UsageError
+
+CACHE_VARIABLE = "DILOCOX_JAX_CACHE"
+COMMAND_VARIABLE = "DILOCOX_JAX_COMMAND"  # What a user typed to get here.
+_DEFAULT_CACHE = "~/.cache/dilocox_jax"
+
+
+def set_up_jax(num_cpu_devices: int = 1) -> None:
+  """Chooses devices and the compilation cache before JAX starts.
+
+  Programs compiled once are kept in $DILOCOX_JAX_CACHE, or in the user's
+  cache directory; an empty value turns that off.
+
+  Args:
+    num_cpu_devices: Devices that a CPU stands for.
+  """
+  if num_cpu_devices > 1:
+    jax.config.update("jax_num_cpu_devices", num_cpu_devices)
+  cache = os.environ.get(CACHE_VARIABLE, _DEFAULT_CACHE)
+  if cache:
+    path = str(pathlib.Path(cache).expanduser())
+    jax.config.update("jax_compilation_cache_dir", path)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def train(
+  config: RunConfig,
+  workdir: pathlib.Path,
+  *,
+  profile: bool = False,
+  clock: Clock | None = None,
+  place: distributed_flags.DistributedFlags | None = None,
+) -> None:
+  """Trains one run to its end and prints its table.
+
+  Args:
+    config: What to run.
+    workdir: The run directory.
+    profile: Whether to write a profiler trace to workdir/profile.
+    clock: Says what the run would have cost elsewhere.
+    place: This process's place, if it is one of several; any error then
+      ends it here and now, as an orderly end would wait for the others.
+
+  Raises:
+    UsageError: If the run cannot be set up as asked.
+    StoppedError: If it had to stop.
+  """
+  devices, company = 1, contextlib.nullcontext()
+  if place:
+    devices = place.local_devices
+    if not devices and place.num_processes:
+      devices = distributed_flags.devices_each(config, place.num_processes)
+    company = _joined(config, place)
+  elif config.mesh.layout == "mesh":
+    devices = distributed_flags.num_devices(config)
+  set_up_jax(devices)
+  with company:
+    _train(config, workdir, profile, clock)
+
+
+def _train(
+  config: RunConfig, workdir: pathlib.Path, profile: bool, clock: Clock | None
+) -> None:
+  command = os.environ.get(COMMAND_VARIABLE) or shlex.join(
+    ["python", "-m", *_module_and_arguments()]
+  )
+  try:
+    trainer = Trainer(config, workdir, command, clock)
+  except ValueError as error:
+    raise UsageError(str(error)) from error
+  tracing = contextlib.nullcontext()
+  if profile and processes.is_main():
+    tracing = _trace(workdir / "profile")
+  try:
+    with _alone(workdir), tracing:
+      if not processes.have_in_common(workdir):
+        raise UsageError(
+          f"processes do not see one directory at --workdir={workdir}: take "
+          "one on a file system that all share"
+        )
+      path = trainer.run()
+  except RefusedError as error:
+    raise UsageError(str(error)) from error
+  except (TrainingStoppedError, RecordError, OSError) as error:
+    raise StoppedError(str(error)) from error
+  if processes.is_main():
+    report.print_table([report.load_run(workdir)], Console())
+    print(f"report: {path}")
+
+
+def _alone(workdir: pathlib.Path) -> contextlib.AbstractContextManager:
+  """Two runs would mix their rows; a run's processes have one main one."""
+  if not processes.is_main():
+    return contextlib.nullcontext()
+  refusal = f"another run is at work in --workdir={workdir}: wait for its end"
+  return file_lock.held(workdir / ".train.lock", refusal)
+
+
+@contextlib.contextmanager
+def _joined(
+  config: RunConfig, place: distributed_flags.DistributedFlags
+) -> Iterator[None]:
+  """Joins the other processes; whatever goes wrong inside ends this one."""
+  where = "" if place.process_id is None else f"process {place.process_id}: "
+  try:
+    try:
+      processes.start(place.coordinator, place.num_processes, place.process_id)
+    except ValueError as error:
+      raise UsageError(error) from error
+    with processes.peers_needed():
+      where = f"process {jax.process_index()}: "
+      _speak_as(where)
+      owners = [device.process_index for device in jax.devices()]
+      distributed_flags.check_devices(config, owners)
+      yield
+    return
+  except (UsageError, StoppedError) as error:
+    command_line.print_error(error, where)
+    code = error.exit_code
+    coordinator_store.part()
+  except processes.LostPeerError as error:
+    command_line.print_error(error, where)
+    code = command_line.TRY_AGAIN
+  except KeyboardInterrupt:
+    code = 130
+  except BaseException:
+    traceback.print_exc()
+    code = 1
+  processes.leave(code)
+
+
+def _speak_as(where: str) -> None:
+  """Beside the main process only what is wrong is said, and by whom."""
+  if processes.is_main():
+    return
+  for handler in logging.getLogger().handlers:
+    handler.setFormatter(logging.Formatter(f"{where}%(message)s"))
+    handler.setLevel(logging.WARNING)
+
+
+def _trace(directory: pathlib.Path) -> contextlib.AbstractContextManager:
+  options = jax.profiler.ProfileOptions()
+  # Every Python call of the compiler would make a trace a hundred times larger.
+  options.python_tracer_level = 0
+  return jax.profiler.trace(str(directory), profiler_options=options)
+
+
+def _module_and_arguments() -> list[str]:
+  """The command line as one would type it in the checkout."""
+  script = pathlib.Path(sys.argv[0])
+  return [f"{script.parent.name}.{script.stem}", *sys.argv[1:]]

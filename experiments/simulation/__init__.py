@@ -1,0 +1,1 @@
+"""The simulator as a binary uses it: options, runs and pages."""

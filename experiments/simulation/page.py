@@ -1,0 +1,191 @@
+"""Both paths of the simulator, and the page that sets them side by side."""
+
+import collections
+import dataclasses
+import json
+import math
+import pathlib
+import shlex
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+from rich.console import Console
+
+from dilocox_jax.config import RunConfig
+from dilocox_jax.metrics import RecordError
+from dilocox_jax.report import simulation, units
+from dilocox_jax.simulate.analytic import run_time
+from dilocox_jax.simulate.lowering import fits, lower, simulate
+from dilocox_jax.simulate.outcome import Outcome
+from dilocox_jax.simulate.script import Launch
+from dilocox_jax.simulate.trace import bars, chrome_trace
+from experiments.runtime.command_line import StoppedError
+from experiments.simulation.setup import Options, Setup, set_up
+
+_ROUNDS = 6
+_MOST_NODES = 300_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulated:
+  """A page and the trace that goes with it."""
+
+  page: simulation.SimulatedRun
+  trace: dict
+
+
+def prepare(
+  config: RunConfig, cluster_name: str, options: Options
+) -> Simulated:
+  """Runs both paths.
+
+  Args:
+    config: The run.
+    cluster_name: Preset or file.
+    options: The rest.
+
+  Raises:
+    ValueError: One line that says what does not fit.
+  """
+  one = set_up(config, cluster_name, options)
+  whole = run_time(one.edges, one.work, one.script.ops(one.plan))
+  interval = one.plan.method.schedule.sync_interval
+  stop = options.engine_steps or one.plan.warm_start_steps + _ROUNDS * interval
+  stop = min(stop, one.plan.total_steps)
+  start = run_time(one.edges, one.work, one.script.ops(one.plan, stop))
+  num_replicas = one.edges.cluster.num_replicas
+  if not fits(one.script.ops(one.plan, stop), num_replicas, _MOST_NODES):
+    return Simulated(_page(config, one, whole, start, None, []), {})
+  lowered = lower(one.edges, one.work, one.script.ops(one.plan, stop))
+  engine, timeline = simulate(one.edges, lowered)
+  drawn = [
+    simulation.Bar(
+      track,
+      lane,
+      float(timeline.start_s[number]),
+      float(timeline.end_s[number]),
+      lowered.graph.tags[number],
+    )
+    for track, lane, number in bars(lowered.graph, timeline)
+  ]
+  page = _page(config, one, whole, start, engine, drawn)
+  return Simulated(page, chrome_trace(lowered.graph, timeline))
+
+
+def _page(
+  config: RunConfig,
+  one: Setup,
+  whole: Outcome,
+  start: Outcome,
+  engine: Outcome | None,
+  drawn: list[simulation.Bar],
+) -> simulation.SimulatedRun:
+  step_s = whole.total_s / whole.num_steps
+  tokens = config.mesh.num_replicas * config.tokens_per_replica_step
+  gap = math.nan if engine is None else engine.total_s / start.total_s - 1
+  numbers = {
+    "seconds_a_step": step_s,
+    "tokens_per_s": tokens / step_s,
+    "utilisation": whole.utilisation,
+    "total_s": whole.total_s,
+    "compute_s": float(np.mean(whole.compute_s)),
+    "codec_s": float(np.mean(whole.codec_s)),
+    "exposed_s": float(np.mean(whole.exposed_s)),
+    "hidden_s": float(np.mean(whole.hidden_s)),
+    "sent_bytes": whole.sent_bytes,
+    "bubble_fraction": one.steps.bubble_fraction,
+    "engine_over_formula": gap,
+    "engine_steps": start.num_steps,
+  }
+  formula = "derived: formula, whole run"
+  quantities = [
+    ("seconds a step", f"{step_s:.4g}", formula),
+    ("tokens a second", f"{tokens / step_s:,.4g}", formula),
+    ("compute utilisation", f"{whole.utilisation:.2%}", formula),
+    ("whole run", _human_s(whole.total_s), formula),
+    ("inner steps", _human_s(numbers["compute_s"]), formula),
+    ("codec", _human_s(numbers["codec_s"]), "given"),
+    ("exposed communication", _human_s(numbers["exposed_s"]), formula),
+    ("hidden communication", _human_s(numbers["hidden_s"]), formula),
+    ("bytes sent a replica", units.human_bytes(whole.sent_bytes), "plan"),
+    ("pipeline bubble", f"{one.steps.bubble_fraction:.2%}", "derived: ticks"),
+    (
+      f"event engine over formula, {start.num_steps:,} steps",
+      "too large" if engine is None else f"{gap:+.2%}",
+      "derived: both",
+    ),
+  ]
+  return simulation.SimulatedRun(
+    title=f"{config.sync.method} on {one.edges.cluster.name}",
+    quantities=[simulation.Quantity(*row) for row in quantities],
+    links=_links(one, whole),
+    numbers=numbers,
+    notes=tuple(_notes(config, one)),
+    bars=drawn,
+  )
+
+
+def _human_s(seconds: float) -> str:
+  if seconds < 600:
+    return f"{seconds:.4g} s"
+  if seconds < 36_000:
+    return f"{seconds / 60:.4g} min"
+  return f"{seconds / 3600:,.4g} h"
+
+
+def _links(one: Setup, whole: Outcome) -> dict:
+  times = collections.Counter(
+    operation
+    for op in one.script.ops(one.plan)
+    if isinstance(op, Launch)
+    for operation in op.operations
+  )
+  carried: dict[str, float] = {}
+  for operation, count in times.items():
+    for link, size in one.edges.link_bytes(operation).items():
+      carried[link] = carried.get(link, 0.0) + count * size
+  found = {}
+  for link, total in sorted(carried.items()):
+    capacity = one.edges.capacities[link]
+    used = total / capacity / whole.total_s if math.isfinite(capacity) else 0.0
+    found[link] = (8 * capacity, total, used)
+  return found
+
+
+def _notes(config: RunConfig, one: Setup) -> Iterator[str]:
+  cluster = one.edges.cluster
+  yield (
+    f"An inner step takes {np.min(one.steps.seconds):.4g} to "
+    f"{np.max(one.steps.seconds):.4g} s, by replica."
+  )
+  yield (
+    "A collective is a ring in rank order; exchanges of a replica follow one "
+    "another; a message costs "
+    f"{one.edges.transport.rtts_per_message:g} round trips beside its bytes."
+  )
+  yield "The formula takes replicas that share links to be in step."
+  schedule = one.plan.method.schedule
+  if schedule.hiding_steps < schedule.overlap_steps:
+    yield (
+      f"overlap_steps={schedule.overlap_steps} hides an exchange behind as few "
+      f"as {schedule.hiding_steps} steps: it begins with the window in which "
+      "it arrives, so more than sync_interval / num_fragments only delays it."
+    )
+  if cluster.outages:
+    yield "Outages are in the event engine's part only, not in the formula's."
+  if config.adaptive.mode != "off":
+    yield "The rank and H are those of the config; what adapts is not foreseen."
+
+
+def finish(simulated: Simulated, workdir: pathlib.Path) -> None:
+  """Writes page and trace, and prints the table."""
+  command = shlex.join(["python", "-m", "experiments.simulate", *sys.argv[1:]])
+  try:
+    path = simulation.write_simulation(simulated.page, workdir, command)
+    if simulated.trace:
+      (workdir / "trace.json").write_text(json.dumps(simulated.trace))
+  except (RecordError, OSError) as error:
+    raise StoppedError(str(error)) from error
+  simulation.print_simulation(simulated.page, Console())
+  print(f"report: {path}")

@@ -1,0 +1,137 @@
+"""A finished run on a cluster: its own rounds and bytes, its own losses."""
+
+import dataclasses
+import pathlib
+import shlex
+import sys
+
+from rich.console import Console
+
+from dilocox_jax import report
+from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.metrics import RecordError, Timing
+from dilocox_jax.metrics.lines import write_atomically, write_json
+from dilocox_jax.report import figures
+from dilocox_jax.report.page import PAGE, save_figure
+from dilocox_jax.report.run import LoadedRun
+from dilocox_jax.report.text_tables import markdown_table
+from dilocox_jax.simulate.analytic import AnalyticClock
+from dilocox_jax.simulate.recorded import RecordedRound, recorded_ops
+from experiments.runtime.command_line import StoppedError
+from experiments.simulation.setup import Options, Setup, set_up
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+  """A run whose evaluations have a simulated time.
+
+  Attributes:
+    run: The run; its timings are the clock's alone.
+    setup: Cluster and work.
+  """
+
+  run: LoadedRun
+  setup: Setup
+
+
+def timed(workdir: str, cluster_name: str, options: Options) -> Timed:
+  """Puts a clock beside a run that is over.
+
+  Args:
+    workdir: The run directory.
+    cluster_name: Preset or file.
+    options: What is left open.
+
+  Raises:
+    ValueError: One line that says what is wrong.
+  """
+  run = report.load_run(workdir)
+  config = from_mapping(run.config)
+  if not run.rounds:
+    raise ValueError(f"--run={workdir} has no finished round yet")
+  if _has_fragments(config) and config.adaptive.mode != "off":
+    raise ValueError(
+      f"--run={workdir} has fragments whose ranks adapt, and rows do not say"
+      " which message had which: train it with --cluster instead"
+    )
+  setup = set_up(config, cluster_name, options)
+  at_s = _times(run, config, setup)
+  timings = []
+  for evaluation in run.evaluations:
+    before = [step for step in at_s if step <= evaluation.step]
+    now_s = at_s[max(before)] if before else 0.0
+    timings.append(
+      Timing(evaluation.step, "evaluation", 0.0, float("nan"), now_s)
+    )
+  return Timed(dataclasses.replace(run, timings=timings), setup)
+
+
+def _times(run: LoadedRun, config: RunConfig, setup: Setup) -> dict[int, float]:
+  """Simulated seconds by inner step, at the end of every round."""
+  clock = AnalyticClock(setup.edges, setup.work)
+  if _has_fragments(config):
+    segments = setup.plan.segments()
+    return {
+      each.stop: clock.walk(setup.script.segment(each)).now_s
+      for each in segments
+    }
+  steps = [0, *(row.step for row in run.rounds)]
+  rows = [
+    RecordedRound(row.step - before, row.sent_bytes, row.phase == "local")
+    for row, before in zip(run.rounds, steps, strict=False)
+  ]
+  ops = recorded_ops(rows, setup.script.traffic)
+  return {
+    row.step: clock.walk(each).now_s
+    for row, each in zip(run.rounds, ops, strict=True)
+  }
+
+
+def _has_fragments(config: RunConfig) -> bool:
+  return config.sync.named.schedule.num_fragments > 1
+
+
+def finish(found: Timed, workdir: pathlib.Path) -> pathlib.Path:
+  """Writes and prints what was found; a full disk is one line."""
+  try:
+    return _write(found, workdir)
+  except RecordError as error:
+    raise StoppedError(str(error)) from error
+
+
+def _write(found: Timed, workdir: pathlib.Path) -> pathlib.Path:
+  """Writes loss against simulated time as page, picture and JSON."""
+  run, cluster = found.run, found.setup.edges.cluster
+  at = {timing.step: timing.simulated_s for timing in run.timings}
+  table = markdown_table(
+    ("inner step", "simulated time (s)", "loss"),
+    [
+      (e.step, f"{at[e.step]:.6g}", f"{e.outer_loss:.4f}")
+      for e in run.evaluations
+    ],
+  )
+  command = shlex.join(["python", "-m", "experiments.simulate", *sys.argv[1:]])
+  lines = [
+    f"# {run.record['method']}, as recorded, on {cluster.name}",
+    "",
+    f"    {command}",
+    "",
+    "Losses were measured; times are simulated from the run's rounds and bytes."
+    " The flush at the end is not on the clock.",
+    "",
+    *table,
+  ]
+  figure = figures.simulated_hours(run)
+  if figure is not None:
+    save_figure(figure, workdir / "figures" / "figures.png")
+    lines += ["", "![Loss against simulated time](figures/figures.png)"]
+  values = [
+    {"step": e.step, "simulated_s": at[e.step], "outer_loss": e.outer_loss}
+    for e in run.evaluations
+  ]
+  write_json(workdir / "recorded.json", values)
+  page = workdir / PAGE
+  write_atomically(page, "\n".join(lines) + "\n")
+  Console().print(*table, sep="\n")
+  print(f"report: {page}")
+  return page

@@ -1,0 +1,1 @@
+"""Many runs under one plan: grids, tuning, results at equal time."""

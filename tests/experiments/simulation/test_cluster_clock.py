@@ -1,0 +1,103 @@
+"""A real run with a simulated clock: the clock is told, never asked."""
+
+import json
+import math
+from unittest import mock
+
+import pytest
+
+from dilocox_jax.simulate.analytic import run_time
+from dilocox_jax.training import trainer as trainer_module
+from dilocox_jax.training.checkpoint import RefusedError
+from experiments.simulation import setup
+from experiments.simulation.cluster_clock import ClusterClock
+from experiments.simulation.setup import Options
+from tests import runs
+
+OPTIONS = Options(step_s=0.25)
+
+
+def clocked(
+  config, workdir, cluster: str | None = "100mbit", until=None, options=OPTIONS
+):
+  """A run, to its end or killed, that carries a clock if one is named."""
+  clock = ClusterClock(config, cluster, options) if cluster else None
+  make = runs.trainer
+
+  def with_clock(config, workdir):
+    made = make(config, workdir)
+    made.clock = clock
+    return made
+
+  with mock.patch.object(runs, "trainer", with_clock):
+    runs.train(config, workdir, until=until)
+  return workdir
+
+
+def times(workdir, event):
+  rows = map(json.loads, (workdir / "timing.jsonl").read_text().splitlines())
+  return {r["step"]: r["simulated_s"] for r in rows if r["event"] == event}
+
+
+def test_no_loss_depends_on_the_link(tmp_path):
+  config = runs.settings(method="diloco")
+  found = [
+    runs.metrics_text(clocked(config, tmp_path / str(name), name))
+    for name in ("100mbit", "100gbit", None)
+  ]
+  assert found[0] == found[1] == found[2]
+  slow, fast = (
+    times(tmp_path / name, "round") for name in ("100mbit", "100gbit")
+  )
+  assert slow.keys() == fast.keys()
+  assert max(slow.values()) > max(fast.values())
+
+
+def test_the_clock_ends_where_the_simulator_does(tmp_path):
+  config = runs.settings()
+  workdir = clocked(config, tmp_path)
+  made = setup.set_up(config, "100mbit", OPTIONS)
+  expected = run_time(made.edges, made.work, made.script.ops(made.plan))
+  assert times(workdir, "evaluation")[21] == expected.now_s
+  assert expected.now_s > 21 * 0.25
+
+
+def test_a_killed_run_goes_on_with_the_time_it_had(tmp_path):
+  config = runs.settings()
+  clocked(config, tmp_path / "killed", until=9)
+  assert max(times(tmp_path / "killed", "round")) <= 9
+  for directory in ("killed", "whole"):
+    clocked(config, tmp_path / directory)
+  for event in ("round", "evaluation"):
+    assert times(tmp_path / "killed", event) == times(tmp_path / "whole", event)
+
+
+def test_warm_starts_are_on_the_clock(tmp_path):
+  config = runs.settings(warm_start="single", warm_start_steps=6)
+  rounds = times(clocked(config, tmp_path), "round")
+  assert rounds[6] > 6 * 0.25  # The copy to the other replica is in it.
+  assert math.isclose(rounds[9] - rounds[6], 3 * 0.25)
+
+
+@pytest.mark.parametrize(
+  "before, after, said",
+  [
+    (("100mbit", OPTIONS), ("1gbit", OPTIONS), "--cluster=1gbit or --step_s"),
+    (("100mbit", OPTIONS), ("100mbit", Options(step_s=0.5)), "or --step_s"),
+    (("100mbit", OPTIONS), (None, OPTIONS), "began with --cluster"),
+    ((None, OPTIONS), ("100mbit", OPTIONS), "began without --cluster"),
+  ],
+)
+def test_a_run_keeps_the_clock_that_it_began_with(
+  tmp_path, before, after, said
+):
+  config = runs.settings()
+  clocked(config, tmp_path, before[0], 9, before[1])
+  kept = runs.files(tmp_path)
+  with pytest.raises(RefusedError, match=said):
+    clocked(config, tmp_path, after[0], None, after[1])
+  assert runs.files(tmp_path) == kept
+
+
+def test_the_trainer_knows_no_cluster():
+  assert not [name for name in vars(trainer_module) if "simul" in name.lower()]

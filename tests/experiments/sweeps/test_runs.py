@@ -1,0 +1,187 @@
+import dataclasses
+import pathlib
+
+import pytest
+
+from experiments.sweeps import runs as sweep_runs
+from experiments.sweeps.required_runs import STAGES
+from experiments.sweeps.results import Results
+from experiments.sweeps.runs import Runs, corpus_digest
+from tests.experiments.sweeps import fakes as sweeps
+
+
+def opened(tmp_path, work="work", any_text=False):
+  plan = sweeps.plan()
+  results = Results(tmp_path / "results.csv", plan.sweep.base)
+  return plan, results, Runs(results, tmp_path / work, any_text)
+
+
+def test_a_sweep_that_was_killed_goes_on_and_makes_nothing_twice(
+  tmp_path, monkeypatch
+):
+  with monkeypatch.context() as patch:
+    first = sweeps.stand_in(patch, kill_after=9)
+    plan, _, runs = opened(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+      sweeps.make_all(plan, runs)
+  assert len(first) == 9
+  kept = (tmp_path / "results.csv").read_bytes()
+  assert kept.count(b"\n") == 10
+  rest = sweeps.stand_in(monkeypatch)
+  plan, results, runs = opened(tmp_path)
+  sweeps.make_all(plan, runs)
+  assert (tmp_path / "results.csv").read_bytes().startswith(kept)
+  done = [path.name for path in (*first, *rest)]
+  assert len(set(done)) == len(done) == len(results.rows)
+  plan, results, runs = opened(tmp_path)
+  for stage in STAGES:
+    planned = plan.stage(stage, plan.sweep.methods, runs.loss)
+    assert runs.missing(planned) == []
+
+
+def test_a_fresh_clone_goes_on_from_the_lines_alone(tmp_path, monkeypatch):
+  made = sweeps.stand_in(monkeypatch)
+  plan, _, runs = opened(tmp_path)
+  sweeps.make_all(plan, runs)
+  count = len(made)
+  plan, _, runs = opened(tmp_path, work="elsewhere")
+  sweeps.make_all(plan, runs)
+  assert len(made) == count
+
+
+def test_a_run_that_ended_before_its_line_was_written_is_not_made_again(
+  tmp_path, monkeypatch
+):
+  made = sweeps.stand_in(monkeypatch)
+  plan, results, runs = opened(tmp_path)
+  sweeps.make_all(plan, runs)
+  count, lines = len(made), results.rows
+  results.path.unlink()
+  plan, results, runs = opened(tmp_path)
+  sweeps.make_all(plan, runs)
+  assert len(made) == count and results.rows.keys() == lines.keys()
+
+
+def test_a_finished_runs_state_goes_and_its_numbers_stay(tmp_path, monkeypatch):
+  made = sweeps.stand_in(monkeypatch)
+  plan, results, runs = opened(tmp_path)
+  sweeps.make_all(plan, runs)
+  for workdir in made:
+    assert not (workdir / "checkpoints").exists()
+    assert (workdir / "metrics.jsonl").exists()
+  planned = plan.stage("results", plan.sweep.methods, runs.loss)[0]
+  row = runs.row(planned)
+  assert row and row.final_loss == sweeps.loss_of(planned)
+  curve = results.curve((row.digest, row.corpus))
+  assert [each.step for each in curve] == [12, 24, 36, 48]
+  assert curve[-1].loss == row.final_loss and curve[-1].flushed
+  tuning = runs.row(plan.tune_inner(plan.sweep.methods[0])[0])
+  assert tuning and results.curve((tuning.digest, tuning.corpus)) == []
+
+
+def test_lines_on_another_text_count_for_a_report_alone(tmp_path, monkeypatch):
+  sweeps.stand_in(monkeypatch)
+  plan, _, runs = opened(tmp_path)
+  sweeps.make_all(plan, runs)
+  planned = plan.tune_inner(plan.sweep.methods[0])
+  assert runs.elsewhere(planned) == 0
+  monkeypatch.setattr(sweep_runs, "corpus_digest", lambda c: "other")
+  _, _, here = opened(tmp_path)
+  assert here.missing(planned) == planned
+  assert here.elsewhere(planned) == len(planned)
+  _, _, anywhere = opened(tmp_path, any_text=True)
+  assert anywhere.missing(planned) == []
+
+
+def test_a_directory_of_another_text_is_left_alone(tmp_path, monkeypatch):
+  """As after an upgrade of Python, whose library is the text."""
+  made = sweeps.stand_in(monkeypatch)
+  plan, results, runs = opened(tmp_path)
+  planned = plan.tune_inner(plan.sweep.methods[0])
+  runs.make(planned, 1, float("inf"))
+  monkeypatch.setattr(sweep_runs, "corpus_digest", lambda c: "other")
+  count = len(results.rows)
+  runs.make(planned, 1, float("inf"))
+  assert len(set(made)) == len(made) == 2 * len(planned)
+  assert len(results.rows) == count  # The made runs are of the first text.
+
+
+def test_curves_are_kept_whichever_stage_comes_first(tmp_path, monkeypatch):
+  sweeps.stand_in(monkeypatch)
+  plan, results, runs = opened(tmp_path)
+  for stage in (*STAGES[:2], "equal_time"):
+    planned = plan.stage(stage, plan.sweep.methods, runs.loss)
+    runs.make(planned, 1, float("inf"))
+  reference = plan.sweep.method("dilocox_continue")
+  for each in plan.results(reference, runs.loss):
+    row = runs.row(each)
+    assert row and results.curve((row.digest, row.corpus))
+
+
+def test_a_report_never_mixes_two_texts(tmp_path, monkeypatch):
+  sweeps.stand_in(monkeypatch)
+  plan, results, runs = opened(tmp_path, any_text=True)
+  planned = plan.tune_inner(plan.sweep.methods[0])
+  runs.make(planned[:2], 1, float("inf"))
+  lone = dataclasses.replace(
+    results.rows[results.digest(planned[0].config), sweeps.TEXT],
+    digest=results.digest(planned[2].config),
+    corpus="other",
+  )
+  results.add(lone, [])
+  assert runs.missing(planned) == [planned[2]]
+
+
+class Ends:
+  """A batch in which every job ends for one reason."""
+
+  reason = ""
+
+  def __init__(self, jobs, processes, *, ended, deadline_s):
+    self.jobs, self.ended, self.is_late = jobs, ended, True
+
+  def run(self):
+    for job in self.jobs:
+      sweeps.write_run(job, sweeps.sweep().config({}), 1.0)
+      self.ended(job, self.reason)
+
+
+@pytest.mark.parametrize(
+  "reason, failed, left",
+  [
+    ("the loss or its gradient is not finite at step 3: lower it", 0, 0),
+    ("a parameter is not finite after step 6: lower it", 0, 0),
+    ("killed by SIGKILL", 3, 3),
+  ],
+)
+def test_only_a_run_that_diverged_is_a_result(
+  reason, failed, left, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(sweep_runs, "corpus_digest", lambda c: sweeps.TEXT)
+  monkeypatch.setattr(Ends, "reason", reason)
+  monkeypatch.setattr(sweep_runs.job_pool, "JobPool", Ends)
+  plan, results, runs = opened(tmp_path)
+  planned = plan.tune_inner(plan.sweep.methods[0])
+  failures, is_late = runs.make(planned, 1, float("inf"))
+  assert (len(failures), is_late) == (failed, bool(left))
+  assert all(reason in each and ".log" in each for each in failures)
+  assert len(runs.missing(planned)) == left
+  for row in results.rows.values():
+    assert row.final_loss != row.final_loss and row.failure == reason
+
+
+def test_the_text_of_a_run_is_the_one_that_training_would_see():
+  from dilocox_jax.training import build
+
+  config = sweeps.sweep().config({"seed": 3})
+  assert corpus_digest(config) == build.corpus(config).digest
+
+
+def test_the_process_of_a_run_gets_its_whole_config(tmp_path):
+  plan, _, runs = opened(tmp_path)
+  planned = plan.tune_inner(plan.sweep.method("diloco"))[0]
+  job = runs._job(planned)
+  assert "--config.inner.learning_rate=0.001" in job.command
+  assert "--config.seed=1000" in job.command
+  assert job.total_steps == 12
+  assert job.workdir.parent == pathlib.Path(tmp_path / "work" / "runs")

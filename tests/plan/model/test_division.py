@@ -1,0 +1,105 @@
+import math
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from dilocox_jax.plan.model.division import Division
+from dilocox_jax.plan.model.presets import MODEL_PRESETS
+from dilocox_jax.plan.model.shapes import parameter_shapes
+
+KERNEL = "blocks/mlp/up/kernel"
+DIVISIONS = (Division(2, 2), Division(1, 4), Division(4, 1), Division(8, 8))
+
+divisions = st.builds(
+  Division, st.integers(1, 8), st.integers(1, 8), st.booleans()
+)
+shapes = st.lists(st.integers(1, 64), min_size=1, max_size=5).map(tuple)
+paths = st.sampled_from(
+  [
+    KERNEL,
+    f"optimizer/mu/{KERNEL}",
+    f"exchange/first/codec/leaves/{KERNEL}/right",
+    f"residual/{KERNEL}/0",
+    "blocks/attention/norm/scale",
+    "embed/embedding",
+    "head/kernel",
+    "final_norm/scale",
+    "outer/optimizer/count",
+  ]
+)
+
+
+@hypothesis.given(divisions, paths, shapes)
+def test_a_division_comes_out_even_and_uses_an_axis_once(division, path, shape):
+  spec = division.spec(path, shape)
+  assert len(spec) == len(shape)
+  assert division.divides(spec, shape)
+  used = [axis for axes in spec for axis in axes]
+  assert len(used) == len(set(used))
+
+
+@pytest.mark.parametrize("preset", MODEL_PRESETS)
+@pytest.mark.parametrize("division", DIVISIONS, ids=str)
+def test_every_parameter_of_every_preset_has_a_rule(preset, division):
+  for path, shape in parameter_shapes(MODEL_PRESETS[preset]).items():
+    division.spec(path, shape)
+
+
+@pytest.mark.parametrize("preset", ["qwen_107b", "chinchilla_35m", "tiny"])
+def test_a_device_holds_little_more_than_its_share(preset):
+  division = Division(2, 2)
+  held = whole = 0
+  for path, shape in parameter_shapes(MODEL_PRESETS[preset]).items():
+    parts = math.prod(map(division.num_shards, division.spec(path, shape)))
+    whole += math.prod(shape)
+    held += math.prod(shape) // parts
+  assert whole / 4 <= held < 1.01 * whole / 4
+
+
+def test_a_leaf_without_a_rule_is_named():
+  with pytest.raises(ValueError, match=r"divide memory/strange \(3, 4\)"):
+    Division(2).spec("memory/strange", (3, 4))
+
+
+def test_scalars_need_no_rule():
+  assert Division(2).spec("memory/strange", ()) == ()
+
+
+def test_layers_lie_on_the_stages_that_compute_them_unless_told_otherwise():
+  shape = (8, 16, 32)
+  assert Division(2, 4).spec(KERNEL, shape)[0] == ("stage",)
+  spread = Division(2, 4, layers_on_stages=False).spec(KERNEL, shape)
+  assert spread[0] == ()
+  assert set(spread[1]) == {"data", "stage"}
+
+
+def test_layers_that_do_not_come_out_even_are_spread_over_all_devices():
+  assert Division(2, 4).spec(KERNEL, (5, 16, 32)) == ((), ("data", "stage"), ())
+
+
+def test_what_stands_before_the_layers_is_kept_whole():
+  own = Division(2, 2).spec(KERNEL, (4, 8, 8))
+  assert Division(2, 2).spec(KERNEL, (3, 4, 8, 8)) == ((), *own)
+
+
+def test_a_leaf_with_fewer_dimensions_than_its_rule_is_kept_whole():
+  assert Division(2, 2).spec(f"v_row/{KERNEL}", (4, 8)) == ((), ())
+
+
+@hypothesis.given(divisions, shapes)
+def test_an_array_is_divided_among_all_devices_or_not_at_all(division, shape):
+  spec = division.flat_spec(shape)
+  if spec is not None:
+    assert division.divides(spec, shape)
+    parts = math.prod(map(division.num_shards, spec))
+    assert parts == division.num_devices
+  else:
+    assert all(size % division.num_devices for size in shape)
+
+
+def test_at_least_one_device_is_needed():
+  with pytest.raises(ValueError, match="num_data_shards=0 must be at least 1"):
+    Division(num_data_shards=0)
+  with pytest.raises(ValueError, match="num_stages=0 must be at least 1"):
+    Division(num_stages=0)

@@ -1,0 +1,285 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dilocox_jax.plan.pipeline.orders import PIPELINES, Tick
+from dilocox_jax.plan.pipeline.timeline import (
+  Pipeline,
+  TickTimes,
+  peak_activations,
+  timeline,
+)
+from dilocox_jax.plan.pipeline.timetable import ACTIONS, timetable
+
+SECONDS = st.floats(1e-3, 1e3)
+ROUNDING = 1e-9  # A few hundred additions of float64.
+KINDS = {
+  "saved": ("saved_slot", "saved_slot"),
+  "activation": ("activation_put", "activation_slot"),
+  "gradient": ("gradient_put", "gradient_slot"),
+  "pair": ("pair_slot", "pair_slot"),
+}
+
+
+@st.composite
+def pipelines(draw, names=PIPELINES, least_stages=1):
+  name = draw(st.sampled_from(names))
+  stages = draw(st.integers(least_stages, 6))
+  if name != "interleaved":
+    return Pipeline(name, stages, draw(st.integers(1, 12)))
+  groups = draw(st.integers(1, 12 // stages))
+  return Pipeline(name, stages, stages * groups, draw(st.integers(2, 3)))
+
+
+class Stage:
+  """Buffers that hold tags, and will neither lose nor invent one."""
+
+  def __init__(self, table, stage):
+    self.table, self.stage = table, stage
+    self.held = {
+      kind: [None] * getattr(table, f"num_{kind}_slots") for kind in KINDS
+    }
+    self.most = dict.fromkeys(KINDS, 0)
+    self.unused = set()
+
+  def begin(self, at):
+    """Every slot that the row names has to be used before the next."""
+    assert not self.unused
+    self.at = at
+    columns = {column for pair in KINDS.values() for column in pair}
+    for column in (*columns, "turn_slot"):
+      if self._slot(column) < len(self.held[self._kind(column)]):
+        self.unused.add(column)
+
+  def _kind(self, column):
+    kind = column.split("_")[0]
+    return "gradient" if kind == "turn" else kind
+
+  def _slot(self, column):
+    slot = getattr(self.table, column)[self.at, self.stage]
+    assert 0 <= slot <= len(self.held[self._kind(column)])
+    return slot
+
+  def put(self, column, tag):
+    held = self.held[self._kind(column)]
+    self.unused.remove(column)
+    assert held[self._slot(column)] is None  # Nobody needs it any more.
+    held[self._slot(column)] = tag
+    count = sum(value is not None for value in held)
+    self.most[self._kind(column)] = max(self.most[self._kind(column)], count)
+
+  def read(self, column, tag):
+    held = self.held[self._kind(column)]
+    self.unused.remove(column)
+    assert held[self._slot(column)] == tag
+    held[self._slot(column)] = None
+
+
+def act(stage, tick, num_parts):
+  """Does what a row says; returns activations and gradients to send."""
+  batch = tick.micro_batch
+  part = tick.chunk * stage.table.num_stages + stage.stage
+  is_last = part + 1 == num_parts
+  if tick.direction == "forward":
+    if part:
+      stage.read("activation_slot", (part, batch))
+    stage.put("saved_slot", (part, batch))
+    if is_last:
+      stage.put("turn_slot", ("turned", batch))
+      return None, None
+    return (part + 1, batch), None
+  if tick.direction == "weight_gradient":
+    stage.read("pair_slot", (part, batch))
+    return None, None
+  stage.read("saved_slot", (part, batch))
+  stage.read("gradient_slot", ("turned", batch) if is_last else (part, batch))
+  if tick.direction == "input_gradient":
+    stage.put("pair_slot", (part, batch))
+  return None, (part - 1, batch) if part else None
+
+
+def walk(pipeline, table):
+  """Runs the whole table; returns the stages and what each of them did."""
+  num_stages = pipeline.num_stages
+  num_parts = num_stages * pipeline.chunks_per_stage
+  stages = [Stage(table, stage) for stage in range(num_stages)]
+  done = [[] for _ in stages]
+  sent = [(None, None)] * num_stages
+  for at in range(table.num_ticks):
+    arrived, sent = sent, [(None, None)] * num_stages
+    for number, stage in enumerate(stages):
+      stage.begin(at)
+      activation = arrived[(number - 1) % num_stages][0]
+      gradient = arrived[(number + 1) % num_stages][1]
+      for column, tag in (
+        ("activation_put", activation),
+        ("gradient_put", gradient),
+      ):
+        if tag is not None:
+          stage.put(column, tag)
+      action = ACTIONS[table.action[at, number]]
+      batch, chunk = (
+        int(values[at, number]) for values in (table.micro_batch, table.chunk)
+      )
+      if action == "idle":
+        assert batch == chunk == 0
+        continue
+      tick = Tick(action, batch, chunk)
+      done[number].append((at, tick))
+      sent[number] = act(stage, tick, num_parts)
+  for stage in stages:
+    assert not stage.unused
+  return stages, done
+
+
+@given(pipelines())
+def test_every_entry_of_every_list_runs_once_and_in_order(pipeline):
+  _, done = walk(pipeline, timetable(pipeline))
+  assert tuple(tuple(t for _, t in row) for row in done) == pipeline.orders
+
+
+@given(pipelines())
+def test_what_is_needed_is_there_and_all_buffers_end_empty(pipeline):
+  table = timetable(pipeline)
+  stages, done = walk(pipeline, table)  # Asserts at every read and write.
+  assert any(done)
+  for stage in stages:
+    for held in stage.held.values():
+      assert set(held) <= {None}
+
+
+@given(pipelines())
+def test_there_is_no_slot_that_no_stage_needs(pipeline):
+  table = timetable(pipeline)
+  stages, _ = walk(pipeline, table)
+  for kind in KINDS:
+    most = max(stage.most[kind] for stage in stages)
+    assert getattr(table, f"num_{kind}_slots") == most
+
+
+@given(pipelines())
+def test_an_entry_runs_in_the_first_tick_that_its_needs_allow(pipeline):
+  _, done = walk(pipeline, timetable(pipeline))
+  row = {
+    (stage, tick): at
+    for stage, entries in enumerate(done)
+    for at, tick in entries
+  }
+  for stage, entries in enumerate(done):
+    before = -1
+    for at, tick in entries:
+      needed = [row[key] for key in pipeline.dependencies(stage, tick)]
+      assert at == 1 + max([before, *needed])
+      before = at
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@given(st.data())
+def test_a_step_has_as_many_ticks_as_the_closed_form_says(name, data):
+  pipeline = data.draw(pipelines((name,)))
+  stages, batches = pipeline.num_stages, pipeline.num_micro_batches
+  whole = 2 * (batches * pipeline.chunks_per_stage + stages - 1)
+  ticks = {
+    # Weight gradients fill what they can of the way back.
+    "zb_h1": whole + batches - (min(batches, stages) - 1),
+  }.get(name, whole)
+  assert timetable(pipeline).num_ticks == ticks
+
+
+@given(pipelines())
+def test_saved_slots_are_as_few_as_the_schedule_promises(pipeline):
+  num_slots = timetable(pipeline).num_saved_slots
+  stages, batches = pipeline.num_stages, pipeline.num_micro_batches
+  assert num_slots <= max(peak_activations(pipeline))
+  if pipeline.name == "1f1b":
+    assert num_slots == min(batches, stages)
+  if pipeline.name == "gpipe":
+    assert num_slots == batches
+
+
+@given(st.integers(2, 6), st.integers(2, 12))
+def test_zb_h1_is_idle_in_fewer_places_than_1f1b(stages, batches):
+  zb_h1, plain = (
+    timetable(Pipeline(name, stages, batches)) for name in ("zb_h1", "1f1b")
+  )
+  assert zb_h1.idle_ticks < plain.idle_ticks
+
+
+@given(pipelines(("interleaved",), least_stages=2))
+def test_interleaved_is_idle_for_a_smaller_share_than_1f1b(pipeline):
+  plain = dataclasses.replace(pipeline, name="1f1b", chunks_per_stage=1)
+  share = timetable(plain).idle_fraction
+  assert timetable(pipeline).idle_fraction < share
+
+
+@given(pipelines())
+def test_places_without_an_entry_are_idle(pipeline):
+  table = timetable(pipeline)
+  entries = sum(map(len, pipeline.orders))
+  places = table.num_ticks * table.num_stages
+  assert table.idle_ticks == places - entries
+  assert table.idle_fraction == (places - entries) / places
+  assert table.num_chunks == pipeline.chunks_per_stage
+
+
+@given(
+  pipelines(),
+  st.builds(TickTimes, SECONDS, SECONDS, st.floats(0, 1), SECONDS, SECONDS),
+)
+def test_lockstep_is_never_faster_than_stages_that_run_freely(pipeline, times):
+  free_s = timeline(pipeline, times).step_s
+  table = timetable(pipeline)
+  assert table.lockstep_step_s(times) >= free_s * (1 - ROUNDING)
+
+
+@given(pipelines(), SECONDS)
+def test_lockstep_costs_nothing_where_all_actions_take_as_long(pipeline, one_s):
+  backward_s = 2 * one_s if pipeline.name == "zb_h1" else one_s
+  times = TickTimes(one_s, backward_s)
+  free_s = timeline(pipeline, times).step_s
+  found_s = timetable(pipeline).lockstep_step_s(times)
+  assert found_s == pytest.approx(free_s, rel=ROUNDING)
+
+
+@given(pipelines(("gpipe",)), SECONDS, SECONDS)
+def test_lockstep_costs_gpipe_nothing(pipeline, forward_s, backward_s):
+  times = TickTimes(forward_s, backward_s)
+  free_s = timeline(pipeline, times).step_s
+  found_s = timetable(pipeline).lockstep_step_s(times)
+  assert found_s == pytest.approx(free_s, rel=ROUNDING)
+
+
+@given(st.integers(2, 6), st.integers(0, 6), SECONDS, SECONDS)
+def test_another_micro_batch_costs_1f1b_two_backwards_in_lockstep(
+  stages, more, forward_s, backward_s
+):
+  assume(forward_s <= backward_s)
+  times = TickTimes(forward_s, backward_s)
+  fewer_s, more_s = (
+    timetable(Pipeline("1f1b", stages, batches)).lockstep_step_s(times)
+    for batches in (stages + more, stages + more + 1)
+  )
+  assert more_s - fewer_s == pytest.approx(2 * backward_s, rel=1e-6)
+
+
+@given(pipelines(), SECONDS, SECONDS)
+def test_lockstep_pays_the_longer_hop_in_every_tick(pipeline, there_s, back_s):
+  table = timetable(pipeline)
+  near_s = table.lockstep_step_s(TickTimes(1, 2))
+  far = TickTimes(1, 2, forward_hop_s=there_s, backward_hop_s=back_s)
+  hops_s = table.num_ticks * max(there_s, back_s)
+  wanted_s = near_s + hops_s * (pipeline.num_stages > 1)
+  assert table.lockstep_step_s(far) == pytest.approx(wanted_s, rel=ROUNDING)
+
+
+@given(pipelines())
+def test_all_arrays_are_int32_of_ticks_by_stages(pipeline):
+  table = timetable(pipeline)
+  for field in dataclasses.fields(table):
+    value = getattr(table, field.name)
+    if not field.name.startswith("num_"):
+      assert value.dtype == np.int32
+      assert value.shape == (table.num_ticks, pipeline.num_stages)

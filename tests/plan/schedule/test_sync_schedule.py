@@ -1,0 +1,266 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox_jax.plan.schedule.sync_schedule import Event, SyncSchedule, Window
+
+
+def log(schedule, stop):
+  """Every event up to a step, by looking at each step and fragment."""
+  interval, parts = schedule.sync_interval, schedule.num_fragments
+  found = []
+  for step in range(1, stop + 1):
+    for kind in ("apply", "send"):
+      sent_at = step - schedule.overlap_steps if kind == "apply" else step
+      for fragment in range(parts):
+        phase = fragment * interval // parts
+        if sent_at > 0 and (sent_at - phase) % interval == 0:
+          found.append(Event(step, kind, fragment, sent_at))
+  return found
+
+
+def walked(windows, start):
+  """Events of windows in their order, with the steps counted by walking."""
+  for window in windows:
+    start += window.steps_before
+    if window.applied:
+      assert window.applied.kind == "apply"
+      assert window.applied.step == start
+      yield window.applied
+    start += window.steps_after
+    if window.sent:
+      assert window.sent.kind == "send"
+      assert window.sent.step == start
+      yield window.sent
+
+
+@st.composite
+def schedules(draw):
+  interval = draw(st.integers(1, 24))
+  parts = draw(st.integers(1, interval))
+  return SyncSchedule(interval, parts, draw(st.integers(0, 3 * interval)))
+
+
+@given(schedules())
+def test_events_are_those_of_the_phase_rule(schedule):
+  stop = 6 * schedule.sync_interval
+  assert list(schedule.events(0, stop)) == log(schedule, stop)
+  middle = stop // 2 + 1
+  assert list(schedule.events(middle, stop)) == [
+    event for event in log(schedule, stop) if event.step > middle
+  ]
+
+
+@given(schedules(), st.integers(0, 5), st.data())
+def test_windows_hold_exactly_the_events_of_their_steps(
+  schedule, round_index, data
+):
+  interval = schedule.sync_interval
+  start = round_index * interval
+  count = data.draw(st.none() | st.integers(1, interval), label="num_steps")
+  stop = start + (interval if count is None else count)
+  windows = schedule.round_windows(round_index, count)
+  events = list(walked(windows, start))
+  expected = [e for e in log(schedule, stop) if e.step > start]
+  assert sorted(events) == sorted(expected)
+  assert sum(window.num_steps for window in windows) == stop - start
+  # The order between fragments is free on one step; within one it is not.
+  for fragment in range(schedule.num_fragments):
+    assert [e for e in events if e.fragment == fragment] == [
+      e for e in expected if e.fragment == fragment
+    ]
+
+
+@given(schedules())
+def test_a_steady_round_has_a_window_a_send(schedule):
+  windows = schedule.round_windows(5)
+  assert all(window.sent for window in windows[: schedule.num_fragments])
+  # An apply may still fall on the last step, after the last send.
+  late = windows[schedule.num_fragments :]
+  divides = schedule.sync_interval % schedule.num_fragments == 0
+  assert len(late) <= (0 if divides else 1)
+  assert all(not w.num_steps and w.applied and not w.sent for w in late)
+
+
+@given(schedules(), st.integers(0, 100))
+def test_every_fragment_is_sent_once_an_interval_and_applied_tau_later(
+  schedule, start
+):
+  interval, tau = schedule.sync_interval, schedule.overlap_steps
+  start += 1  # Fragment 0 is not sent at step 0, where nothing is done yet.
+  seen = list(schedule.events(start, start + interval))
+  sends = [event for event in seen if event.kind == "send"]
+  assert sorted(e.fragment for e in sends) == [*range(schedule.num_fragments)]
+  applies = [
+    event
+    for event in schedule.events(start + tau, start + tau + interval)
+    if event.kind == "apply"
+  ]
+  assert [(e.step - tau, e.fragment) for e in applies] == [
+    (e.step, e.fragment) for e in sends
+  ]
+  assert all(e.send_step == e.step - tau for e in applies)
+
+
+@given(schedules(), st.data())
+def test_what_is_pending_and_unsent_follows_from_the_events(schedule, data):
+  step = data.draw(st.integers(0, 5 * schedule.sync_interval), label="step")
+  later = step + schedule.overlap_steps
+  for fragment in range(schedule.num_fragments):
+    past = [e for e in log(schedule, step) if e.fragment == fragment]
+    sent = [e.send_step for e in past if e.kind == "send"]
+    applied = [e.send_step for e in past if e.kind == "apply"]
+    due = [
+      e
+      for e in log(schedule, later)
+      if e.kind == "apply"
+      and e.fragment == fragment
+      and e.send_step in sent
+      and e.send_step not in applied
+    ]
+    assert schedule.in_flight(step, fragment) == due
+    unsent = step - max(sent, default=0)
+    assert schedule.unsent_steps(step, fragment) == unsent
+    flushed = len(due) + (1 if unsent else 0)
+    assert schedule.flush_exchanges(step, fragment) == flushed
+
+
+@given(schedules())
+def test_no_two_pseudo_gradients_in_flight_share_a_slot(schedule):
+  kept = {}
+  most = 0
+  for event in log(schedule, 8 * schedule.sync_interval):
+    if not schedule.overlap_steps:
+      assert schedule.depth == schedule.slot(event) == 0
+      continue
+    place = event.fragment, schedule.slot(event)
+    if event.kind == "apply":
+      assert kept.pop(place) == event.send_step
+      continue
+    assert 0 <= schedule.slot(event) < schedule.depth
+    assert place not in kept
+    kept[place] = event.send_step
+    most = max(most, sum(f == event.fragment for f, _ in kept))
+  assert most == schedule.depth  # None is kept in vain.
+
+
+def apply(step, fragment, send_step):
+  return Event(step, "apply", fragment, send_step)
+
+
+def send(step, fragment):
+  return Event(step, "send", fragment, step)
+
+
+def test_diloco_waits_for_its_exchange():
+  schedule = SyncSchedule(3)
+  assert list(schedule.events(0, 7)) == [
+    apply(3, 0, 3),
+    send(3, 0),
+    apply(6, 0, 6),
+    send(6, 0),
+  ]
+  assert schedule.round_windows(1) == [Window(3, apply(6, 0, 6), 0, send(6, 0))]
+  assert (schedule.depth, schedule.is_whole_rounds) == (0, True)
+  assert schedule.in_flight(6, 0) == []
+  assert schedule.unsent_steps(7, 0) == 1
+
+
+def test_streaming_diloco_sends_a_third_every_ten_steps():
+  schedule = SyncSchedule(30, 3, 4)
+  assert list(schedule.events(0, 40)) == [
+    send(10, 1),
+    apply(14, 1, 10),
+    send(20, 2),
+    apply(24, 2, 20),
+    send(30, 0),
+    apply(34, 0, 30),
+    send(40, 1),
+  ]
+  assert schedule.round_windows(0) == [
+    Window(4, None, 6, send(10, 1)),
+    Window(4, apply(14, 1, 10), 6, send(20, 2)),
+    Window(4, apply(24, 2, 20), 6, send(30, 0)),
+  ]
+  assert schedule.round_windows(1, 5) == [Window(4, apply(34, 0, 30), 1, None)]
+  assert (schedule.depth, schedule.is_whole_rounds) == (1, False)
+  assert schedule.in_flight(31, 0) == [apply(34, 0, 30)]
+  assert schedule.in_flight(31, 1) == []
+  assert [schedule.unsent_steps(31, p) for p in range(3)] == [1, 21, 11]
+  assert [schedule.flush_exchanges(31, p) for p in range(3)] == [2, 1, 1]
+
+
+def test_a_delay_of_one_round_applies_where_it_sends():
+  schedule = SyncSchedule(4, 1, 4)
+  assert list(schedule.events(0, 12)) == [
+    send(4, 0),
+    apply(8, 0, 4),
+    send(8, 0),
+    apply(12, 0, 8),
+    send(12, 0),
+  ]
+  assert schedule.round_windows(0) == [Window(4, None, 0, send(4, 0))]
+  assert schedule.round_windows(1) == [Window(4, apply(8, 0, 4), 0, send(8, 0))]
+  assert (schedule.depth, schedule.is_whole_rounds) == (1, True)
+  assert schedule.flush_exchanges(8, 0) == 1
+
+
+def test_a_delay_of_more_than_a_round_keeps_two_in_flight():
+  schedule = SyncSchedule(4, 1, 6)
+  assert list(schedule.events(0, 14)) == [
+    send(4, 0),
+    send(8, 0),
+    apply(10, 0, 4),
+    send(12, 0),
+    apply(14, 0, 8),
+  ]
+  assert schedule.round_windows(1) == [Window(2, None, 2, send(8, 0))]
+  assert schedule.round_windows(2) == [
+    Window(2, apply(10, 0, 4), 2, send(12, 0))
+  ]
+  assert (schedule.depth, schedule.is_whole_rounds) == (2, False)
+  assert schedule.in_flight(9, 0) == [apply(10, 0, 4), apply(14, 0, 8)]
+  assert schedule.slot(send(4, 0)) == schedule.slot(apply(10, 0, 4))
+  assert schedule.slot(send(4, 0)) != schedule.slot(send(8, 0))
+
+
+@pytest.mark.parametrize(
+  "schedule, steps",
+  [
+    (SyncSchedule(6, 1, 0), 0),
+    (SyncSchedule(6, 1, 4), 4),
+    (SyncSchedule(6, 1, 6), 6),
+    (SyncSchedule(6, 1, 8), 2),
+    (SyncSchedule(30, 3, 10), 10),
+    (SyncSchedule(30, 3, 12), 2),
+    (SyncSchedule(25, 3, 9), 0),  # Due on the last step, after the last send.
+  ],
+)
+def test_an_exchange_hides_behind_its_last_window_alone(schedule, steps):
+  assert schedule.hiding_steps == steps
+
+
+def test_an_apply_on_the_last_step_has_a_window_of_its_own():
+  # t_1 = floor(5 / 2) = 2 and 2 + 3 = 5: due with the round's last send.
+  schedule = SyncSchedule(5, 2, 3)
+  assert schedule.round_windows(1) == [
+    Window(0, None, 2, send(7, 1)),
+    Window(1, apply(8, 0, 5), 2, send(10, 0)),
+    Window(0, apply(10, 1, 7), 0, None),
+  ]
+
+
+@pytest.mark.parametrize(
+  ("values", "message"),
+  [
+    ((0,), "sync_interval=0 must be at least 1"),
+    ((4, 5), "num_fragments=5 must lie between 1 and sync_interval=4"),
+    ((4, 0), "num_fragments=0 must lie between 1 and sync_interval=4"),
+    ((4, 1, -2), "overlap_steps=-2 must not be negative"),
+  ],
+)
+def test_an_impossible_schedule_says_which_values_clash(values, message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    SyncSchedule(*values)

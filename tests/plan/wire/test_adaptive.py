@@ -1,0 +1,122 @@
+import numpy as np
+import pytest
+
+from dilocox_jax.plan.wire.adaptive import (
+  Policy,
+  RoundSetting,
+  low_rank_of,
+  with_ranks,
+)
+from dilocox_jax.plan.wire.chain import Chain, num_bytes
+from dilocox_jax.plan.wire.payload import Int
+from dilocox_jax.plan.wire.ranks import energy_rank
+from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
+
+FIRST, INTERVAL, WINDOW = 32, 64, 5
+SHAPES = {"w": (256, 256), "blocks/w": (4, 128, 512)}
+LINK = 1 / INTERVAL  # Of the first transfer's bytes, in one inner step.
+
+
+def payload(rank):
+  return Chain((LowRank(rank), Int(4)))
+
+
+def bytes_of(rank):
+  return num_bytes(payload(rank), SHAPES)
+
+
+def policy(**kwargs):
+  first = RoundSetting(FIRST, INTERVAL)
+  return Policy(first, WINDOW, adapts_interval=True, **kwargs)
+
+
+def spectrum(rank, noise=1e-4):
+  """An update with so many directions and a little of everything else."""
+  values = np.full(FIRST, noise)
+  values[:rank] = 1
+  return values[None]
+
+
+def follow(steered, ranks, chooses=True):
+  """The choices in force while the update's rank takes these values."""
+  now, choices, seen = steered.first, [], []
+  for rank in ranks:
+    choices.append(now)
+    # What is sent shows no more directions than it has room for.
+    seen.append(energy_rank(spectrum(rank)[:, : now.rank], 0.95))
+    if len(seen) == WINDOW:
+      if chooses:
+        now = steered.next_choice(seen, bytes_of)
+      seen = []
+  return choices
+
+
+FALLING = [32] * 10 + [16] * 10 + [8] * 10 + [4] * 15
+
+
+def assert_follows(choices):
+  for number, rank in enumerate(FALLING):
+    settled = number >= WINDOW and rank == FALLING[number - WINDOW]
+    if settled and number % WINDOW == 0:
+      assert rank <= choices[number].rank <= 2 * rank
+  # Transfers hide behind the local steps all the time.
+  for choice in choices:
+    transfer_steps = bytes_of(choice.rank) / bytes_of(FIRST) / LINK
+    assert transfer_steps <= choice.sync_interval
+  sent = [bytes_of(choice.rank) for choice in choices]
+  assert sent[-1] < 0.25 * sent[0]
+  assert sent == sorted(sent, reverse=True)
+
+
+def test_rank_and_interval_follow_an_update_whose_rank_falls():
+  assert_follows(follow(policy(), FALLING))
+
+
+def test_a_frozen_rank_does_not_pass_for_one_that_follows():
+  with pytest.raises(AssertionError):
+    assert_follows(follow(policy(), FALLING, chooses=False))
+
+
+def test_the_interval_is_the_shortest_that_hides_the_transfer():
+  for choice in follow(policy(), FALLING):
+    transfer_steps = bytes_of(choice.rank) / bytes_of(FIRST) / LINK
+    assert choice.sync_interval - 1 < transfer_steps
+
+
+def test_an_update_that_fills_its_rank_is_given_more_room():
+  steered = policy()
+  ladder = steered.ladder
+  now = RoundSetting(ladder[-1], 8)
+  for wider in reversed(ladder[:-1]):
+    now = steered.next_choice([now.rank] * WINDOW, bytes_of)
+    assert now.rank == wider
+  assert steered.next_choice([now.rank], bytes_of) == steered.first
+
+
+def test_the_interval_stays_where_only_the_rank_adapts():
+  steered = Policy(RoundSetting(FIRST, INTERVAL), WINDOW)
+  assert {c.sync_interval for c in follow(steered, FALLING)} == {INTERVAL}
+
+
+@pytest.mark.parametrize("rank", [1, 2, 7, 24, 2048])
+def test_a_ladder_is_short_and_begins_at_the_first_rank(rank):
+  ladder = Policy(RoundSetting(rank, INTERVAL)).ladder
+  assert ladder[0] == rank
+  assert ladder[-1] == max(1, rank // 8)
+  assert len(ladder) <= 5
+  assert list(ladder) == sorted(set(ladder), reverse=True)
+
+
+def test_chosen_ranks_replace_those_of_the_payload_leaf_by_leaf():
+  chosen = with_ranks(payload(9), RoundSetting(5, 1, (("w", 7),)))
+  assert chosen.at("w") == payload(7)
+  assert chosen.at("elsewhere") == payload(5)
+  assert with_ranks(payload(9), RoundSetting(5, 1)) == payload(5)
+  other = Chain((RandomMask(0.5), TopK(0.1), Int(2)))
+  assert with_ranks(other, RoundSetting(0, 30)) == other
+
+
+def test_the_low_rank_part_of_a_chain_is_found():
+  assert low_rank_of(payload(3)) == LowRank(3)
+  assert low_rank_of(LowRank(4)) == LowRank(4)
+  assert low_rank_of(Int(4)) is None

@@ -1,0 +1,80 @@
+import re
+
+import pytest
+
+from dilocox_jax.plan.wire.chain import Chain
+from dilocox_jax.plan.wire.payload import E3M0, FLOATS, Dense, Int
+from dilocox_jax.plan.wire.payload_names import PAYLOADS, named_payload
+from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_float_type_is_a_name(name):
+  assert named_payload(name) == Dense(name)
+
+
+@pytest.mark.parametrize("name", PAYLOADS)
+def test_a_part_by_itself_has_its_defaults(name):
+  assert named_payload(name) == PAYLOADS[name]()
+
+
+def test_names_joined_by_a_plus_are_a_chain_in_that_order():
+  found = named_payload("random_mask+top_k+int")
+  assert found == Chain((RandomMask(), TopK(), Int()))
+  assert named_payload("low_rank+float16") == Chain(
+    (LowRank(), Dense("float16"))
+  )
+
+
+def test_every_setting_reaches_its_own_part():
+  found = named_payload(
+    "random_mask+low_rank+top_k+int",
+    mask_fraction=0.3,
+    rank=5,
+    power_iterations=2,
+    factorisation="shared",
+    top_k_fraction=0.4,
+    top_k_block_size=64,
+    indices="bitmap",
+    bits=2,
+    scale="row",
+    block_size=32,
+    rounding="stochastic",
+  )
+  assert found == Chain(
+    (
+      RandomMask(0.3),
+      LowRank(5, 2),
+      TopK(0.4, 64, "bitmap"),
+      Int(2, "row", 32, "stochastic"),
+    )
+  )
+
+
+def test_none_leaves_a_default_and_is_no_setting():
+  assert named_payload("e3m0", block_size=None, rank=None) == E3M0()
+
+
+@pytest.mark.parametrize(
+  "name, settings, message",
+  [
+    ("int5", {}, "name='int5' must be one of float32, "),
+    ("", {}, "name='' must be one of float32, "),
+    ("low_rank+", {}, "name='' must be one of float32, "),
+    ("int", {"rank": 4}, "rank=4 is not a setting of 'int' (it has: bits, "),
+    ("float16", {"bits": 4}, "not a setting of 'float16' (it has: none)"),
+    ("top_k", {"fraction": 0.1}, "(it has: indices, top_k_block_size, "),
+    ("random_mask+top_k", {"mask_fraction": 2.0}, "mask_fraction=2.0 must"),
+    ("random_mask+top_k", {"top_k_fraction": 2.0}, "top_k_fraction=2.0 must"),
+    ("top_k+int", {"top_k_block_size": 0}, "top_k_block_size=0 must be"),
+    ("top_k+int", {"block_size": 0}, "block_size=0 must be"),
+    ("int+low_rank", {}, "the chain Int -> LowRank"),
+    ("int", {"bits": 3}, "bits=3 must be one of 8, 4, 2, 1"),
+  ],
+)
+def test_an_error_is_one_line_that_names_what_to_change(
+  name, settings, message
+):
+  with pytest.raises(ValueError, match=re.escape(message)) as caught:
+    named_payload(name, **settings)
+  assert "\n" not in str(caught.value)

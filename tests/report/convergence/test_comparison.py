@@ -1,0 +1,76 @@
+import math
+
+import pytest
+
+from dilocox_jax.report.convergence.comparison import (
+  Spread,
+  Trace,
+  mean_seconds_to,
+  seconds_to,
+)
+from tests.report import convergences
+
+
+def test_a_loss_is_the_mean_of_its_seeds_between_lowest_and_highest():
+  spread = Spread((1.5, 1.0, 1.1))
+  assert spread.mean == pytest.approx(1.2)
+  assert (spread.low, spread.high) == (1.0, 1.5)
+  assert math.isnan(Spread(()).mean) and math.isnan(Spread(()).high)
+
+
+def test_a_seed_that_diverged_is_infinitely_high():
+  spread = Spread((1.5, math.nan))
+  assert spread.mean == spread.high == math.inf and spread.low == 1.5
+
+
+def test_a_gap_may_be_to_another_baseline():
+  entries = [
+    convergences.entry("allreduce", 1.0, 1.0),
+    convergences.entry("muon", 0.8, 0.8),
+    convergences.entry("muloco", 0.9, 0.9, baseline="muon"),
+  ]
+  found = convergences.comparison(entries=entries)
+  assert [found.gap(entry) for entry in entries] == pytest.approx(
+    [0, -0.2, 0.125]
+  )
+
+
+def test_the_gap_is_that_of_the_means_to_allreduce():
+  found = convergences.comparison()
+  gaps = {entry.name: found.gap(entry) for entry in found.entries}
+  assert gaps["allreduce"] == 0
+  assert gaps["diloco"] == pytest.approx(1.06 / 1.01 - 1)
+  alone = convergences.comparison(entries=found.entries[1:])
+  assert math.isnan(alone.gap(found.entries[1]))
+
+
+def test_a_target_is_reached_between_two_evaluations():
+  trace = convergences.trace(0, 1.0)
+  before, after = trace.points[1], trace.points[2]
+  middle = (before.loss + after.loss) / 2
+  assert seconds_to(trace, "near", middle) == pytest.approx(0.5 * 25)
+  assert seconds_to(trace, "large", middle) == pytest.approx(90 * 25)
+  assert seconds_to(trace, "near", before.loss) == 0.5 * 20
+  assert seconds_to(trace, "near", 99.0) == 0.5 * 10
+  assert seconds_to(trace, "near", 0.9) == math.inf
+
+
+def test_the_first_time_counts_where_a_curve_is_not_steady():
+  points = [
+    point.__class__(point.step, 0, 0, loss, point.seconds)
+    for point, loss in zip(
+      convergences.trace(0, 1.0).points, (2.0, 1.0, 1.8, 0.5), strict=True
+    )
+  ]
+  trace = Trace(0, 0.5, 0, points)
+  assert seconds_to(trace, "near", 1.0) == 0.5 * 20
+  assert 0.5 * 30 < seconds_to(trace, "near", 0.9) < 0.5 * 40
+
+
+def test_hours_to_a_target_are_a_mean_that_needs_every_seed():
+  entry = convergences.entry("a", 1.0, 1.1)
+  each = [seconds_to(trace, "near", 1.2) for trace in entry.traces]
+  mean = mean_seconds_to(entry, "near", 1.2)
+  assert min(each) < mean < max(each) and mean == sum(each) / 2
+  assert mean_seconds_to(entry, "near", 1.05) == math.inf
+  assert math.isnan(mean_seconds_to(convergences.entry("b"), "near", 1.0))

@@ -1,0 +1,106 @@
+from dilocox_jax.report.convergence.tables import tables
+from tests.report import convergences
+
+
+def found(**changed):
+  made = tables(convergences.comparison(**changed))
+  return {each.title.partition(",")[0]: each for each in made}
+
+
+def rows(table):
+  return {row[0]: tuple(row[1:]) for row in table.rows}
+
+
+def test_every_table_names_its_clock_or_that_it_has_none():
+  made = list(tables(convergences.comparison()))
+  assert len(made) == 7
+  for table in made:
+    named = [name for name in convergences.CLOCKS if f"'{name}'" in table.title]
+    assert named or "clock" in table.title
+    for name in named:
+      assert any(convergences.CLOCKS[name] in note for note in table.notes)
+    assert {len(row) for row in table.rows} == {len(table.header)}
+
+
+def test_losses_stand_beside_spread_gap_and_bytes():
+  table = found()["At equal tokens (no clock)"]
+  line = rows(table)["diloco"]
+  assert line == ("1.0600", "1.0500..1.0700", "+4.95 %", "10.0 MB", "25/0")
+  assert rows(table)["eager (1 of 2 seeds)"][0] == "1.2000"
+  assert rows(table)["wild"][:2] == ("diverged", "1.0100..not finite")
+  assert "cut short, then flushed: dilocox." in table.notes[-1]
+
+
+def test_who_had_a_warm_start_is_said():
+  warm = convergences.entry("diloco", 1.05, 1.07, warm_start_steps=300)
+  notes = found(entries=[warm])["At equal tokens (no clock)"].notes
+  assert any("Warm start: diloco 300 steps;" in note for note in notes)
+  assert "Warm start" not in str(found()["At equal tokens (no clock)"].notes)
+
+
+def test_hours_are_of_the_clock():
+  near = rows(found()["Hours on the clock 'near'"])
+  large = rows(found()["Hours on the clock 'large'"])
+  assert near["diloco"][:2] == ("50.0 %", "0.00556")
+  assert large["diloco"][:2] == ("25.0 %", "1")
+  assert near["eager"][2] == "not reached"
+  some = rows(found(target_loss=1.065)["Hours on the clock 'near'"])
+  assert some["dilocox"][2] == "1 of 2 seeds"
+  ratio = float(large["diloco"][2]) / float(near["diloco"][2])
+  assert abs(ratio - 180) < 2
+
+
+def test_a_pair_that_has_not_run_shows_no_loss():
+  table = found()["Orderings"]
+  last = table.rows[-1]
+  assert last[:2] == ("dilocox", "allreduce")
+  assert last[3:] == ("-", "-", "not run")
+
+
+def test_equal_time_says_the_steps_and_who_had_too_few():
+  table = found()["At equal time on the clock 'near'"]
+  assert table.title.endswith("1 h")
+  assert rows(table)["allreduce"] == (
+    *("12", "100.0 %"),
+    *("1.5500", "1.5000..1.6000"),
+  )
+  assert rows(table)["eager"] == ("3", "-", "too few steps", "-")
+
+
+def test_orderings_are_worked_out_from_the_losses():
+  def table(**changed):
+    return rows(found(**changed)["Orderings (clocks as named)"])
+
+  claim = "allreduce < diloco, dilocox"
+  assert table()[claim] == ("equal tokens", "us", "holds")
+  better = [*convergences.comparison().entries]
+  better[1] = convergences.entry("diloco", 0.9, 0.95)
+  assert table(entries=better)[claim] == (
+    *("equal tokens", "us"),
+    "reversed: diloco",
+  )
+  gaps = {k: v[2] for k, v in table().items() if "at most" in k}
+  assert gaps == {
+    "diloco at most 4.0% above allreduce": (
+      "exceeded (+4.95 %; by seed +4.90 % to +5.00 %)"
+    ),
+    "dilocox at most 8.0% above allreduce": (
+      "holds (+6.93 %; by seed +6.00 % to +7.84 %)"
+    ),
+    "absent at most 10.0% above allreduce": "not run",
+  }
+
+
+def test_who_was_tuned_at_an_end_of_the_grid_is_said_beside_the_orderings():
+  notes = found()["Orderings (clocks as named)"].notes
+  assert notes[-1].endswith("tuned less well: eager.")
+  entries = convergences.comparison().entries[:3]
+  notes = found(entries=entries)["Orderings (clocks as named)"].notes
+  assert len(notes) == 1
+
+
+def test_tuned_values_stand_with_how_many_runs_found_them():
+  table = found()["Tuned values (no clock)"]
+  assert rows(table)["diloco"] == ("inner.learning_rate=0.003", "9 x 8")
+  assert rows(table)["eager"][0].endswith("(end of the grid)")
+  assert table.notes == ["9 tuning runs a method."]

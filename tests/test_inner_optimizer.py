@@ -1,0 +1,159 @@
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dilocox_jax.optimizers import (
+  SCHEDULES,
+  inner_optimizer,
+  learning_rate_schedule,
+)
+
+PEAK = 2.0
+FINAL = 0.1
+
+
+def number(value: Any) -> float:
+  """A scalar of optax, whose types allow for whole trees, as a float."""
+  return float(value)
+
+
+def rates(name, steps, **changes):
+  settings = {"warmup_steps": 10, "total_steps": 110, "final_fraction": FINAL}
+  schedule = learning_rate_schedule(name, PEAK, **(settings | changes))
+  with jax.numpy_dtype_promotion("standard"):
+    return [number(schedule(step)) for step in steps]
+
+
+def assert_rates(actual, expected):
+  # Schedules compute in fp32.
+  np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_warm_up_rises_in_a_line_to_the_peak(name):
+  assert_rates(rates(name, [0, 1, 5, 10]), [0.0, 0.2, 1.0, PEAK])
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_without_a_warm_up_the_first_step_is_at_the_peak(name):
+  assert_rates(rates(name, [0], warmup_steps=0), [PEAK])
+
+
+@pytest.mark.parametrize("name", ["cosine", "wsd"])
+@pytest.mark.parametrize("warmup_steps", [0, 10, 100])
+def test_the_decay_is_complete_when_the_run_ends(name, warmup_steps):
+  changed = rates(name, [110, 500], warmup_steps=warmup_steps)
+  assert_rates(changed, [PEAK * FINAL] * 2)
+
+
+def test_a_constant_rate_stays_at_the_peak():
+  assert_rates(rates("constant", [11, 60, 110]), [PEAK] * 3)
+
+
+def test_a_cosine_is_half_way_down_in_the_middle():
+  middle = PEAK * (1 + FINAL) / 2
+  quarter = PEAK * (FINAL + (1 - FINAL) * (1 + np.sqrt(0.5)) / 2)
+  assert_rates(rates("cosine", [35, 60]), [quarter, middle])
+
+
+def test_wsd_is_stable_and_falls_in_a_line_in_its_last_part():
+  # A fifth of 110 steps is 22.
+  seen = rates("wsd", [50, 88, 99, 110])
+  assert_rates(seen, [PEAK, PEAK, PEAK * (1 + FINAL) / 2, PEAK * FINAL])
+
+
+def test_a_decay_that_leaves_no_stable_part_begins_after_the_warm_up():
+  seen = rates("wsd", [99, 100, 105, 110], warmup_steps=100)
+  assert_rates(seen, [1.98, PEAK, PEAK * (1 + FINAL) / 2, PEAK * FINAL])
+
+
+@pytest.mark.parametrize(
+  ("name", "changes", "message"),
+  [
+    ("linear", {}, "schedule='linear' must be one of constant, cosine, wsd"),
+    ("wsd", {"warmup_steps": 110}, "warmup_steps=110 must be less than total"),
+    ("cosine", {"total_steps": 9}, "must be less than total_steps=9"),
+    ("constant", {"warmup_steps": -1}, "warmup_steps=-1 must be less than"),
+  ],
+)
+def test_an_impossible_schedule_says_which_values_clash(name, changes, message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    rates(name, [0], **changes)
+
+
+def moved(clip_norm, gradients, name="sgd", **options):
+  """What one step at rate 1 takes from zero parameters."""
+  schedule = optax.constant_schedule(1.0)
+  optimizer = inner_optimizer(name, schedule, clip_norm=clip_norm, **options)
+  params = jax.tree.map(jnp.zeros_like, gradients)
+  updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+  return jax.tree.map(jnp.negative, updates)
+
+
+def test_gradients_are_clipped_by_the_norm_of_all_leaves():
+  gradients = {"a": jnp.float32(3.0), "b": jnp.asarray([0.0, -4.0])}
+  clipped = moved(1.0, gradients)
+  np.testing.assert_allclose(clipped["a"], 0.6, rtol=1e-6)
+  np.testing.assert_allclose(clipped["b"], [0.0, -0.8], rtol=1e-6)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 5.5])
+def test_short_gradients_and_a_limit_of_zero_leave_them_alone(clip_norm):
+  gradients = {"a": jnp.float32(3.0), "b": jnp.asarray([0.0, -4.0])}
+  jax.tree.map(
+    np.testing.assert_array_equal, moved(clip_norm, gradients), gradients
+  )
+
+
+def test_clipping_comes_before_the_optimizer():
+  # Decayed weights are added by the optimizer; a clip after it would cut them.
+  schedule = optax.constant_schedule(1.0)
+  optimizer = inner_optimizer(
+    "adamw", schedule, clip_norm=1.0, weight_decay=0.5
+  )
+  params = jnp.float32(100.0)
+  updates, _ = optimizer.update(
+    jnp.float32(30.0), optimizer.init(params), params
+  )
+  np.testing.assert_allclose(number(updates), -51.0, rtol=1e-5)
+
+
+def test_options_reach_the_optimizer_and_the_rest_is_left_out():
+  assert float(moved(0.0, jnp.float32(2.0), momentum=0.5, nesterov=True)) == 3
+  assert float(moved(0.0, jnp.float32(2.0), b1=0.5, weight_decay=1.0)) == 2
+
+
+def test_what_muon_leaves_to_adamw_has_the_options_of_adamw():
+  options = {"b1": 0.8, "b2": 0.5, "weight_decay": 0.1}
+  rate = optax.constant_schedule(0.1)
+  muon = inner_optimizer("muon", rate, clip_norm=0.0, **options)
+  adamw = optax.adamw(rate, nesterov=True, **options)
+  params = {"embedding": jnp.asarray([[3.0, -2.0], [0.5, 1.0]])}
+  states = [optimizer.init(params) for optimizer in (muon, adamw)]
+  for scale in (1.0, -0.3, 2.0):
+    gradients = {"embedding": scale * jnp.asarray([[1.0, 4.0], [-2.0, 0.1]])}
+    found, states[0] = muon.update(gradients, states[0], params)
+    with jax.numpy_dtype_promotion("standard"):
+      wanted, states[1] = adamw.update(gradients, states[1], params)
+    jax.tree.map(
+      lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), found, wanted
+    )
+
+
+def test_the_schedule_counts_the_steps_of_the_optimizer():
+  schedule = learning_rate_schedule(
+    "constant", 1.0, warmup_steps=2, total_steps=9, final_fraction=0.0
+  )
+  optimizer = inner_optimizer("sgd", schedule, clip_norm=0.5)
+  params = jnp.float32(0.0)
+  state = optimizer.init(params)
+  seen = []
+  for _ in range(4):
+    updates, state = optimizer.update(jnp.float32(8.0), state, params)
+    seen.append(number(updates))
+  np.testing.assert_allclose(seen, [0.0, -0.25, -0.5, -0.5], rtol=1e-6)

@@ -1,0 +1,158 @@
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dilocox_jax.config import from_mapping, to_plan
+from dilocox_jax.outer.drift import Drift
+from dilocox_jax.plan.model.shapes import parameter_shapes
+from dilocox_jax.training import build
+from dilocox_jax.training.adaptive_controller import AdaptiveController
+
+INTERVAL, RANK, WINDOW = 8, 6, 2
+
+
+def config(method="dilocox", mode="rank_and_interval", by_leaf=False):
+  return from_mapping(
+    {
+      "total_steps": 100,
+      "model": {"preset": "nano", "model_dim": 32, "ff_dim": 48},
+      "inner": {"warmup_steps": 5},
+      "sync": {"method": method, "sync_interval": INTERVAL},
+      "codec": {"name": "low_rank+int", "rank": RANK},
+      "adaptive": {
+        "mode": mode,
+        "window_rounds": WINDOW,
+        "by_leaf": by_leaf,
+      },
+    }
+  )
+
+
+def pilot(**kwargs):
+  settings = config(**kwargs)
+  return AdaptiveController(settings, build.programs(settings))
+
+
+def measured(settings, rank, room=RANK):
+  """What a round reports whose updates have so many directions."""
+  gram = np.diag((np.arange(room) < rank).astype(np.float32))
+  shapes = parameter_shapes(settings.model.shape)
+  matrices = [k for k, s in shapes.items() if len(s) - ("blocks" in k) == 2]
+  grams: Any = {k: np.tile(gram, (1, len(matrices), 1, 1)) for k in matrices}
+  own: Any = np.ones((2, 1))
+  return [Drift(own, own, own[0], grams)]
+
+
+def fly(steered, ranks):
+  """Runs rounds of which only the measurements are real."""
+  segments, step = [], 0
+  for rank in ranks:
+    segment = steered.plan.segment(step)
+    segments.append(segment)
+    steered.note(measured(config(), rank, steered.choice.rank))
+    if steered.is_window_full():
+      steered.turn(segment)
+    step = segment.stop
+  return segments
+
+
+def test_a_run_that_does_not_adapt_keeps_its_plan():
+  steered = pilot(mode="off")
+  expected = to_plan.run_plan(config(mode="off")).segments()
+  for segment, planned in zip(fly(steered, [1] * 5), expected, strict=False):
+    assert segment == planned
+  assert steered.rounds is steered.rounds
+  assert not steered.is_window_full()
+
+
+@pytest.mark.parametrize("method", ["dilocox", "diloco"])
+def test_it_is_known_before_it_ends_which_segment_fills_the_window(method):
+  steered, step, turns = pilot(method=method), 0, []
+  for _ in range(3 * WINDOW + 1):
+    segment = steered.plan.segment(step)
+    may_turn = steered.may_turn(segment)
+    if any(window.applied for window in segment.windows):
+      steered.note(measured(config(), RANK, steered.choice.rank))
+    assert may_turn == steered.is_window_full()
+    if may_turn:
+      steered.turn(segment)
+    turns.append(may_turn)
+    step = segment.stop
+  assert turns.count(True) == 3
+  assert not pilot(mode="off").may_turn(segment)
+
+
+@pytest.mark.parametrize("method", ["dilocox", "diloco"])
+def test_rounds_grow_shorter_with_the_rank(method):
+  steered = pilot(method=method)
+  segments = fly(steered, [1] * 6)
+  lengths = [segment.num_steps for segment in segments]
+  assert lengths[:WINDOW] == [INTERVAL] * WINDOW
+  assert lengths[WINDOW] < INTERVAL
+  assert steered.choice.rank == 2  # There is room to see a second direction.
+  for before, after in zip(segments, segments[1:], strict=False):
+    assert before.stop == after.start
+
+
+def test_a_shorter_round_applies_what_the_longer_one_sent():
+  segments = fly(pilot(), [1] * 5)
+  for before, after in zip(segments, segments[1:], strict=False):
+    (sent,) = [w.sent for w in before.windows if w.sent]
+    (arrived,) = [w.applied for w in after.windows if w.applied]
+    assert before.schedule_start + sent.send_step == before.stop
+    assert after.schedule_start + arrived.send_step == before.stop
+    assert after.schedule_start + arrived.step == after.stop
+
+
+@pytest.mark.parametrize("by_leaf", [True, False])
+def test_a_pilot_that_was_replaced_steers_as_the_old_one(by_leaf):
+  ranks = [1, 2, 1, 6, 6, 6, 3, 3, 2]
+  whole = pilot(by_leaf=by_leaf)
+  fly(whole, ranks)
+  halves = pilot(by_leaf=by_leaf)
+  for number, rank in enumerate(ranks):
+    fly_on = pilot(by_leaf=by_leaf)
+    fly_on.set_state(json.loads(json.dumps(halves.get_state())))
+    step = sum_of_steps(fly_on, number)
+    segment = fly_on.plan.segment(step)
+    fly_on.note(measured(config(), rank, fly_on.choice.rank))
+    if fly_on.is_window_full():
+      fly_on.turn(segment)
+    halves = fly_on
+  assert halves.choice == whole.choice
+  assert halves.get_state()["measured"] == whole.get_state()["measured"]
+
+
+def sum_of_steps(steered, number):
+  """A step at which a segment may begin."""
+  start = steered.plan.schedule_start or 0
+  return start + steered.choice.sync_interval * max(1, number)
+
+
+def test_bytes_of_a_round_fall_with_the_rank():
+  steered = pilot(mode="rank")
+  before = steered.traffic.exchange_bytes(0)
+  fly(steered, [1] * WINDOW)
+  assert steered.traffic.exchange_bytes(0) < 0.5 * before
+
+
+def test_ranks_by_leaf_spend_no_more_than_one_rank_for_all():
+  uniform, divided = pilot(mode="rank"), pilot(mode="rank", by_leaf=True)
+  for steered in uniform, divided:
+    fly(steered, [3] * WINDOW)
+  assert divided.choice.leaf_ranks
+  assert divided.traffic.exchange_bytes(
+    0
+  ) <= 1.02 * uniform.traffic.exchange_bytes(0)
+
+
+def test_there_are_never_more_programs_than_ranks_on_the_ladder():
+  steered = pilot(by_leaf=True)
+  rng = np.random.default_rng(0)
+  seen = set()
+  for rank in rng.integers(1, RANK + 1, 200):
+    fly(steered, [min(int(rank), steered.choice.rank)])
+    seen.add(steered.choice)
+  assert len(seen) <= 6

@@ -1,0 +1,157 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dilocox_jax.models.loss import next_token_loss
+from dilocox_jax.outer.drift import Drift
+from dilocox_jax.plan.schedule.run_plan import Segment
+from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
+from dilocox_jax.training import evaluation, states
+from tests import runs
+
+
+@pytest.fixture(scope="module", name="batches")
+def batches_fixture():
+  shape = (2, 2, runs.SEQUENCE_LENGTH + 1)
+  return jax.random.randint(jax.random.key(3), shape, 0, 256)
+
+
+def _noisy(tree, seed):
+  """Every leaf moved by noise of its own."""
+  leaves, structure = jax.tree.flatten(tree)
+  keys = jax.random.split(jax.random.key(seed), len(leaves))
+  return jax.tree.unflatten(
+    structure,
+    [
+      leaf + 0.1 * jax.random.normal(key, leaf.shape)
+      for leaf, key in zip(leaves, keys, strict=True)
+    ],
+  )
+
+
+def _state(programs, phase="local") -> Any:
+  params = jax.jit(programs.model.init)(jax.random.key(1))
+  return states.fresh(programs, phase, params)
+
+
+def _loss(programs, params, batches):
+  """Mean over the batches, one call each."""
+  loss = jax.jit(lambda p, batch: next_token_loss(programs.model, p, batch))
+  return np.mean([float(loss(params, batch)) for batch in batches])
+
+
+@pytest.mark.parametrize("layout", ["stacked", "mesh"])
+def test_outer_mean_and_replica_are_three_views_of_a_state(batches, layout):
+  programs = runs.programs(runs.settings(layout=layout, num_replicas=3))
+  state = _state(programs)
+  own = _noisy(state.replica.params, seed=2)
+  state = state._replace(replica=state.replica._replace(params=own))
+  seen = evaluation.losses(programs, state, batches)
+  own = jax.device_get(own)
+  views = {
+    "outer_loss": jax.device_get(state.outer.params),
+    "mean_loss": jax.tree.map(lambda leaf: leaf.mean(axis=0), own),
+    "replica_loss": jax.tree.map(lambda leaf: leaf[0], own),
+  }
+  assert list(seen) == list(views)
+  assert len(set(seen.values())) == 3
+  for name, params in views.items():
+    expected = _loss(programs, params, batches)
+    np.testing.assert_allclose(seen[name], expected, rtol=1e-5)
+
+
+def test_personal_outer_parameters_are_judged_by_their_mean(batches):
+  programs = runs.programs(runs.settings(method="eager", num_replicas=2))
+  state = _state(programs)
+  outer = _noisy(state.outer.params, seed=4)
+  state = state._replace(outer=state.outer._replace(params=outer))
+  mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), jax.device_get(outer))
+  seen = evaluation.losses(programs, state, batches)
+  expected = _loss(programs, mean, batches)
+  np.testing.assert_allclose(seen["outer_loss"], expected, rtol=1e-5)
+
+
+def test_before_the_rounds_there_is_one_view_computed_once(
+  batches, monkeypatch
+):
+  programs = runs.programs(runs.settings())
+  state = _state(programs, "data_parallel")
+  calls = []
+  evaluate = programs.evaluate
+
+  def counted(*args):
+    calls.append(args)
+    return evaluate(*args)
+
+  monkeypatch.setitem(programs.__dict__, "evaluate", counted)
+  seen = evaluation.losses(programs, state, batches)
+  assert len(calls) == 1 and len(set(seen.values())) == 1
+  expected = _loss(programs, state.params, batches)
+  np.testing.assert_allclose(seen["outer_loss"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_one_bad_value_anywhere_is_found(value, where):
+  programs = runs.programs(runs.settings())
+  state = _state(programs)
+  assert evaluation.is_finite(state)
+  leaves, structure = jax.tree.flatten(state)
+  floats = [
+    i
+    for i, leaf in enumerate(leaves)
+    if jnp.issubdtype(leaf.dtype, jnp.float32)
+  ]
+  place = floats[0 if where == "first" else -1]
+  flat = leaves[place].reshape(-1).at[-1].set(value)
+  leaves[place] = flat.reshape(leaves[place].shape)
+  assert not evaluation.is_finite(jax.tree.unflatten(structure, leaves))
+
+
+def test_the_earliest_step_counts_and_then_the_lowest_replica():
+  good = np.ones((3, 5), np.float32)
+  assert evaluation.first_not_finite(good, good) is None
+  late, early = good.copy(), good.copy()
+  late[0, 4] = np.nan
+  assert evaluation.first_not_finite(late, good) == (0, 4)
+  early[2, 1] = np.inf
+  early[1, 1] = np.nan
+  assert evaluation.first_not_finite(late, early) == (1, 1)
+  assert evaluation.first_not_finite(early, late) == (1, 1)
+
+
+def test_drifts_find_their_events():
+  """Two fragments, a delay of one step, the second round."""
+  schedule = SyncSchedule(4, 2, 1)
+  windows = tuple(schedule.round_windows(1))
+  arrivals = [window.applied for window in windows if window.applied]
+  assert len(arrivals) == 2
+  segment = Segment("local", 14, 4, windows, schedule_start=10)
+
+  def drift(own, apart, mean, observed):
+    own, apart = (np.reshape(each, (2, 1)) for each in (own, apart))
+    return Drift(own, apart, np.full(1, mean), observed)
+
+  one = drift([9.0, 9.0], [4.0, 4.0], 9.0, observed={})
+  gram = np.diag([3.0, 1.0, 0.0])[None, None]  # [windows, layers, ...]
+  low_rank = {"w": gram, "not_sent": np.zeros((1, 1, 3, 3))}
+  two = drift([np.nan, 1.0], [25.0, 25.0], 36.0, observed=low_rank)
+  rows = evaluation.drift_rows(segment, [one, two], energy_share=0.7)
+  # Sent after steps 4 and 6 of the schedule, which began at step 10.
+  assert [(row["fragment"], row["step"]) for row in rows] == [(0, 14), (1, 16)]
+  assert [row["cosine"] for row in rows] == [1.0, None]
+  assert [row["disagreement"] for row in rows] == [2.0, 5.0]
+  assert [row["pseudo_gradient_norm"] for row in rows] == [3.0, 6.0]
+  assert "rank" not in rows[0]
+  assert rows[1]["rank"] == 2
+  assert rows[1]["energy_rank"] == 1
+  assert rows[1]["stable_rank"] == pytest.approx(4 / 3)
+
+
+def test_where_nothing_arrives_there_is_no_drift():
+  windows = tuple(SyncSchedule(4, 1, 4).round_windows(0))
+  segment = Segment("local", 0, 4, windows)
+  assert evaluation.drift_rows(segment, [], energy_share=0.9) == []

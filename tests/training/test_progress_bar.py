@@ -1,0 +1,57 @@
+import io
+import logging
+
+import pytest
+from rich.console import Console
+
+from dilocox_jax.training.progress_bar import ProgressBar
+
+
+@pytest.fixture(name="lines")
+def lines_fixture(caplog):
+  """The lines logged where there is no terminal."""
+  caplog.set_level(logging.INFO, "dilocox_jax")
+  return lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_without_a_terminal_a_line_comes_every_eighth_of_the_run(lines):
+  with ProgressBar("diloco", 80) as progress:
+    for step in range(1, 81):
+      progress.update(step, 2.5, 1_234.0, step * 500_000)
+  assert len(lines()) == 8
+  assert lines()[0] == (
+    "diloco: step 10 of 80 | loss 2.500 | 1,234 tokens/s | sent 5.0 MB"
+  )
+  assert lines()[-1].startswith("diloco: step 80 of 80")
+
+
+def test_a_run_that_goes_on_counts_from_where_it_was(lines):
+  with ProgressBar("diloco", 80, first_step=40) as progress:
+    progress.update(45, 2.5, 1.0, 0)
+    assert not lines()
+    progress.update(50, 2.5, 1.0, 0)
+  assert len(lines()) == 1
+
+
+def test_on_a_terminal_the_bar_says_it_all_and_nothing_is_logged(
+  lines, monkeypatch
+):
+  out = io.StringIO()
+  console = Console(file=out, force_terminal=True, width=120)
+  monkeypatch.setattr("rich.progress.get_console", lambda: console)
+  with ProgressBar("diloco", 80) as progress:
+    progress.update(60, 2.5, 1_234.0, 3_000_000)
+  shown = out.getvalue()
+  for part in ("diloco", "60/80", "loss 2.500", "1,234 tokens/s", "3.0 MB"):
+    assert part in shown
+  assert not lines()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_hidden_bar_shows_and_logs_nothing(lines, monkeypatch, is_terminal):
+  out = io.StringIO()
+  console = Console(file=out, force_terminal=is_terminal)
+  monkeypatch.setattr("rich.progress.get_console", lambda: console)
+  with ProgressBar("diloco", 80, is_shown=False) as progress:
+    progress.update(60, 2.5, 1_234.0, 3_000_000)
+  assert not out.getvalue() and not lines()

@@ -1,0 +1,339 @@
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.metrics import read_rows
+from dilocox_jax.plan.model.shapes import parameter_count
+from dilocox_jax.training import metrics_reader, trainer
+from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
+from dilocox_jax.training.trainer import Trainer, TrainingStoppedError
+from tests import runs
+
+PARAMETER_BYTES = 4 * parameter_count(runs.settings().model.shape)
+EXCHANGE_BYTES = PARAMETER_BYTES + 4  # And the flag of who takes part.
+STEP_TOKENS = 2 * runs.BATCH_SIZE * runs.SEQUENCE_LENGTH  # Of two replicas.
+
+
+@pytest.fixture(scope="module", name="finished")
+def finished_fixture(tmp_path_factory):
+  """A run of five rounds in its directory, and the order of its calls."""
+  workdir = tmp_path_factory.mktemp("finished")
+  calls = []
+
+  def spy_on(cls, name, at):
+    plain = getattr(cls, name)
+
+    def spy(self, *args):
+      calls.append((name, at(*args)))
+      return plain(self, *args)
+
+    return spy
+
+  with pytest.MonkeyPatch.context() as patch:
+    dispatch = spy_on(Trainer, "_dispatch", lambda _, segment: segment.start)
+    read = spy_on(
+      metrics_reader.MetricsReader, "read", lambda done: done.segment.start
+    )
+    patch.setattr(Trainer, "_dispatch", dispatch)
+    patch.setattr(metrics_reader.MetricsReader, "read", read)
+    runs.trainer(runs.settings(), workdir).run()
+  return workdir, calls
+
+
+def test_every_round_has_a_row_with_its_tokens_and_bytes(finished):
+  rows = runs.rows(finished[0], "round")
+  assert [row["step"] for row in rows] == [3, 6, 9, 12, 15, 18, 21]
+  assert [row["tokens"] for row in rows] == [
+    STEP_TOKENS * row["step"] for row in rows
+  ]
+  # One-round delay: the first exchange is complete at the end of round two,
+  # and all-reducing n bytes between two replicas takes n bytes each.
+  sent = [row["sent_bytes"] for row in rows]
+  assert sent == [0] + 6 * [EXCHANGE_BYTES]
+  totals = [row["total_sent_bytes"] for row in rows]
+  assert totals == list(itertools.accumulate(sent))
+
+
+def test_rows_name_the_phase_the_learning_rate_and_every_replica(finished):
+  rows = runs.rows(finished[0], "round")
+  assert {row["phase"] for row in rows} == {"local"}
+  # Cosine from 2e-3 after two steps of warm-up; the row has its last step's.
+  angle = np.pi * (3 - 1 - 2) / (21 - 2)
+  expected = 2e-3 * (0.95 * 0.5 * (1 + np.cos(angle)) + 0.05)
+  np.testing.assert_allclose(rows[0]["learning_rate"], expected, rtol=1e-6)
+  for row in rows:
+    first, second = row["loss_per_replica"]
+    assert first != second
+    np.testing.assert_allclose(row["loss"], (first + second) / 2, rtol=1e-12)
+  assert rows[-1]["loss"] < rows[0]["loss"]
+
+
+def test_every_arrival_has_its_drift_and_says_when_it_was_sent(finished):
+  rows = runs.rows(finished[0], "round")
+  steps = [[drift["step"] for drift in row["drift"]] for row in rows]
+  assert steps == [[], [3], [6], [9], [12], [15], [18]]
+  assert all(
+    -1 <= drift["cosine"] <= 1 and drift["disagreement"] > 0
+    for row in rows
+    for drift in row["drift"]
+  )
+
+
+def test_the_closing_row_counts_the_flush(finished):
+  (final,) = runs.rows(finished[0], "final")
+  last = runs.rows(finished[0], "round")[-1]
+  assert final["flushed"] and final["num_steps"] == final["step"] == 21
+  assert final["tokens"] == last["tokens"]
+  flush_bytes = final["total_sent_bytes"] - last["total_sent_bytes"]
+  assert flush_bytes == EXCHANGE_BYTES  # What the last round sent.
+
+
+def test_evaluations_come_at_their_interval_and_not_twice_at_the_end(finished):
+  rows = runs.rows(finished[0])
+  assert [row["step"] for row in rows if row["kind"] == "evaluation"] == [
+    6,
+    12,
+    18,
+  ]
+  assert rows[-1]["kind"] == "final"
+
+
+def test_a_segment_is_dispatched_before_the_last_ones_metrics_are_read(
+  finished,
+):
+  calls = finished[1]
+  for start in (9, 15):  # Rounds 1 and 2 are new programs; pauses at 6, 12.
+    dispatched = calls.index(("_dispatch", start))
+    assert dispatched < calls.index(("read", start - 3))
+  reads = [start for name, start in calls if name == "read"]
+  assert reads == [0, 3, 6, 9, 12, 15, 18]
+
+
+def test_every_second_is_booked_under_one_event(tmp_path, monkeypatch):
+  readings = []
+
+  class Clock:
+    @staticmethod
+    def perf_counter():
+      readings.append(len(readings) ** 2.0)  # No two intervals are alike.
+      return readings[-1]
+
+  monkeypatch.setattr(metrics_reader, "time", Clock)
+  runs.train(runs.settings(), tmp_path)
+  rows = read_rows(tmp_path / "timing.jsonl")
+  assert [row["wall_s"] for row in rows] == [
+    b - a for a, b in itertools.pairwise(readings)
+  ]
+  events = [row["event"] for row in rows]
+  assert events.count("compile") == 2  # Without and with an arrival.
+  assert events.count("round") == 7
+  assert events.count("evaluation") == 4 and events.count("checkpoint") == 4
+  assert events[0] == "compile" and rows[0]["tokens_per_s"] is None
+
+
+def test_nothing_crosses_to_the_devices_unasked(tmp_path, monkeypatch):
+  """The loop's guard bites: batches as numpy arrays are turned away."""
+  monkeypatch.setattr(Replicas, "place", lambda self, tree, axes: tree)
+  with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+    runs.train(runs.settings(), tmp_path)
+
+
+@pytest.mark.parametrize(
+  "sync",
+  [
+    {"method": "dilocox"},
+    pytest.param({"method": "diloco"}, marks=pytest.mark.slow),
+    pytest.param(
+      {"method": "streaming_diloco", "num_fragments": 2, "overlap_steps": 1},
+      marks=pytest.mark.slow,
+    ),
+    {"method": "eager"},
+    {"method": "allreduce", "sync_interval": None, "steps_per_dispatch": 3},
+    {
+      "method": "diloco",
+      "warm_start": "single",
+      "warm_start_steps": 9,
+      "steps_per_dispatch": 3,
+    },
+  ],
+  ids=lambda sync: "_".join(str(v) for v in sync.values() if v),
+)
+def test_a_run_stopped_and_continued_equals_one_that_was_not(tmp_path, sync):
+  config = runs.settings(**sync)
+  runs.train(config, tmp_path / "whole")
+  stopped = runs.train(config, tmp_path / "parts", until=9)
+  assert stopped.position.step == 9
+  continued = runs.train(config, tmp_path / "parts")
+  assert continued.position.is_finished
+  assert runs.metrics_text(tmp_path / "parts") == runs.metrics_text(
+    tmp_path / "whole"
+  )
+  whole, parts = runs.saved(tmp_path / "whole"), runs.saved(tmp_path / "parts")
+  runs.assert_same_bits(parts[0], whole[0])
+  assert parts[1] == whole[1]
+
+
+def test_continuing_reads_the_checkpoint_and_trains_only_the_rest(tmp_path):
+  config = runs.settings()
+  runs.train(config, tmp_path, until=12)
+  continued = runs.trainer(config, tmp_path)
+  starts = []
+  dispatch = continued._dispatch
+  continued._dispatch = lambda state, segment: (
+    starts.append(segment.start),
+    dispatch(state, segment),
+  )[1]
+  runs.run(continued)
+  assert starts == [12, 15, 18]
+
+
+def test_how_often_one_looks_does_not_change_the_run(finished, tmp_path):
+  config = runs.settings()
+  runs.train(config, tmp_path, until=9)
+  runs.train(
+    runs.settings(
+      evaluation={"interval_steps": 0},
+      checkpoint={"interval_steps": 3, "keep": 1},
+    ),
+    tmp_path,
+  )
+  assert runs.rows(tmp_path, "round") == runs.rows(finished[0], "round")
+  runs.assert_same_bits(runs.saved(tmp_path)[0], runs.saved(finished[0])[0])
+  names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+  assert names == ["21"]
+
+
+def test_a_finished_run_is_left_as_it_is(finished):
+  before = runs.files(finished[0])
+  runs.train(runs.settings(), finished[0])
+  assert "report.md" in before
+  assert runs.files(finished[0]) == before
+
+
+def test_another_config_is_refused_and_nothing_is_touched(finished):
+  before = runs.files(finished[0])
+  config = runs.settings(inner={"learning_rate": 0.1}, rule="reset")
+  with pytest.raises(RefusedError) as error:
+    runs.train(config, finished[0])
+  message = str(error.value)
+  assert "inner.learning_rate: 0.002 -> 0.1" in message
+  assert "sync.rule: None -> 'reset'" in message
+  assert "total_steps" not in message and "\n" not in message
+  assert runs.files(finished[0]) == before
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_where_it_was_good(tmp_path):
+  """The second step moves all weights by 1e30; the third has no gradient."""
+  config = runs.settings(
+    method="diloco",
+    sync_interval=1,
+    inner={"learning_rate": 1e30, "clip_norm": 0.0},
+    evaluation={"interval_steps": 0},
+    checkpoint={"interval_steps": 1, "keep": 9},
+  )
+  for _ in range(2):  # The same command again ends in the same place.
+    with pytest.raises(TrainingStoppedError) as error:
+      runs.train(config, tmp_path)
+    message = str(error.value)
+    assert "step 3 on replica 0" in message
+    assert "inner.learning_rate=1e+30" in message and "\n" not in message
+    assert str(tmp_path) in message
+    (state, record) = runs.saved(tmp_path)
+    assert record["position"]["step"] < 3
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
+    assert [row["step"] for row in runs.rows(tmp_path, "round")] == [1, 2]
+
+
+def test_a_state_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
+  finite = iter([True, False])
+  monkeypatch.setattr(
+    trainer.evaluation, "is_finite", lambda state: next(finite)
+  )
+  with pytest.raises(TrainingStoppedError, match="after step 12"):
+    runs.train(runs.settings(), tmp_path)
+  names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+  assert names == ["6"]
+
+
+def test_a_validation_loss_that_is_not_finite_stops_the_run(
+  tmp_path, monkeypatch
+):
+  values = {"outer_loss": 1.0, "mean_loss": float("nan"), "replica_loss": 1.0}
+  monkeypatch.setattr(trainer.evaluation, "losses", lambda *args: values)
+  with pytest.raises(TrainingStoppedError, match="at step 6"):
+    runs.train(runs.settings(), tmp_path)
+  assert not runs.rows(tmp_path, "evaluation")
+
+
+@pytest.mark.parametrize("kind", ["data_parallel", "single"])
+def test_a_warm_start_is_trained_counted_and_handed_over(tmp_path, kind):
+  config = runs.settings(
+    method="diloco",
+    warm_start=kind,
+    warm_start_steps=5,
+    steps_per_dispatch=2,
+    total_steps=11,
+  )
+  run = runs.train(config, tmp_path)
+  rows = runs.rows(tmp_path, "round")
+  assert [row["step"] for row in rows] == [2, 4, 5, 8, 11]
+  assert [row["phase"] for row in rows] == 3 * [kind] + 2 * ["local"]
+  replicas = 2 if kind == "data_parallel" else 1
+  assert [len(row["loss_per_replica"]) for row in rows] == 3 * [replicas] + [
+    2,
+    2,
+  ]
+  warm_tokens = STEP_TOKENS // 2 * replicas
+  tokens = [2, 4, 5]
+  assert [row["tokens"] for row in rows] == [
+    *(steps * warm_tokens for steps in tokens),
+    5 * warm_tokens + 3 * STEP_TOKENS,
+    5 * warm_tokens + 6 * STEP_TOKENS,
+  ]
+  if kind == "data_parallel":
+    warm_bytes = [2 * EXCHANGE_BYTES, 2 * EXCHANGE_BYTES, EXCHANGE_BYTES]
+  else:  # Parameters, two moments, and the two counts of AdamW's chain.
+    warm_bytes = [0, 0, 3 * PARAMETER_BYTES + 2 * 4]
+  sent = [row["sent_bytes"] for row in rows]
+  assert sent == warm_bytes + 2 * [EXCHANGE_BYTES]
+  (final,) = runs.rows(tmp_path, "final")
+  assert final["total_sent_bytes"] == sum(sent)  # Nothing was left to flush.
+  assert final["outer_loss"] == final["mean_loss"] == final["replica_loss"]
+  assert run.position.step == 11
+
+
+def test_after_a_warm_start_all_replicas_are_where_it_ended(tmp_path):
+  config = runs.settings(
+    method="diloco",
+    warm_start="single",
+    warm_start_steps=6,
+    steps_per_dispatch=3,
+    num_replicas=3,
+  )
+  runs.train(config, tmp_path, until=6)
+  (row,) = runs.rows(tmp_path, "evaluation")
+  assert row["step"] == 6
+  assert row["outer_loss"] == row["replica_loss"]
+  state, record = runs.saved(tmp_path)
+  assert record["phase"] == "local"
+  outer = state.outer.params
+  for m in range(3):
+    own = jax.tree.map(lambda leaf, m=m: leaf[m], state.replica.params)
+    runs.assert_same_bits(own, outer)
+  counts = [
+    np.asarray(leaf)
+    for leaf in jax.tree.leaves(state.replica.optimizer)
+    if leaf.dtype == np.int32
+  ]
+  # The inner optimizer goes on; it does not begin again.
+  assert counts and all((count == 6).all() for count in counts)
+
+
+def test_a_checkpoint_is_closed_even_if_the_run_fails(tmp_path, monkeypatch):
+  closed = []
+  monkeypatch.setattr(Checkpoints, "close", lambda self: closed.append(self))
+  runs.train(runs.settings(), tmp_path, until=0)
+  assert len(closed) == 1
