@@ -1,4 +1,5 @@
 import ast
+import collections
 import importlib.metadata
 import importlib.util
 import math
@@ -179,3 +180,74 @@ def test_constraints_pin_versions_and_say_nothing_of_where_from(version):
   loose = [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", pin)]
   assert len(pins) > len(_requirements())
   assert not loose, "\n".join(loose)
+
+
+MAX_LOOSE_MODULES = 5
+
+
+def test_few_modules_lie_loose_at_the_top_of_the_package():
+  loose = [
+    path
+    for path in PACKAGES
+    if re.fullmatch(r"dilocox_jax/[^/]+\.py", path)
+    and not path.endswith("__init__.py")
+  ]
+  assert len(loose) <= MAX_LOOSE_MODULES, loose
+
+
+def _public_definitions(tree: ast.Module) -> list[str]:
+  """Public names that a module defines at its top level."""
+  names = []
+  for node in tree.body:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+      names.append(node.name)
+    elif isinstance(node, ast.Assign):
+      names += [t.id for t in node.targets if isinstance(t, ast.Name)]
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+      names.append(node.target.id)
+  return [name for name in names if not name.startswith("_")]
+
+
+def test_no_public_name_of_the_package_is_defined_twice():
+  homes = collections.defaultdict(list)
+  for path, text in _sources("dilocox_jax").items():
+    for name in _public_definitions(ast.parse(text)):
+      homes[name].append(path)
+  twice = {name: paths for name, paths in homes.items() if len(paths) > 1}
+  assert not twice
+
+
+def _definitions(tree: ast.AST) -> list[str]:
+  """Functions, methods and classes, but for Python's own special names."""
+  return [
+    node.name
+    for node in ast.walk(tree)
+    if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    and not re.fullmatch(r"__\w+__", node.name)
+  ]
+
+
+def _names_in_use(tree: ast.AST) -> set[str]:
+  return {
+    node.id if isinstance(node, ast.Name) else node.attr
+    for node in ast.walk(tree)
+    if isinstance(node, ast.Name | ast.Attribute)
+  }
+
+
+# Called by name from a config, a registry or another program, with the reason.
+CALLED_FROM_OUTSIDE = {
+  "get_config": "config files are read by ml_collections",
+}
+
+
+def test_no_function_is_there_for_tests_alone():
+  trees = {path: ast.parse(text) for path, text in PACKAGES.items()}
+  used = set().union(*(_names_in_use(tree) for tree in trees.values()))
+  unused = [
+    f"{path}: {name}"
+    for path, tree in trees.items()
+    for name in _definitions(tree)
+    if name not in used | CALLED_FROM_OUTSIDE.keys()
+  ]
+  assert not unused, "\n".join(unused)
