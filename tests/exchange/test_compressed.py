@@ -15,6 +15,7 @@ from dilocox_jax.plan.leaf import leaf_of
 from dilocox_jax.plan.payload import Dense, Int
 from dilocox_jax.plan.reduction import LowRank, RandomMask
 from dilocox_jax.plan.wire import Chain
+from dilocox_jax.sync_sections import CodecConfig, ExchangeConfig
 from tests.exchange.problem import (
   NUM_REPLICAS,
   PAYLOADS,
@@ -28,6 +29,7 @@ from tests.exchange.problem import (
   named,
   replica,
 )
+from tests.oracles import config as oracle
 
 EXACT = 1e-6  # fp32, values near 1
 
@@ -36,10 +38,6 @@ def tolerance_of(name, collective):
   """How far two orders of the same sums may lead apart."""
   if (name, collective) == ("float16", "all_reduce"):
     return 2**-10  # The network rounds every sum.
-  if name == "rank 2, int4":
-    # The last bit of a sum may turn a basis within its own span, and the
-    # codes of turned factors are others: they share the bound of int4 alone.
-    return 0.3
   return EXACT
 
 
@@ -129,6 +127,30 @@ def test_factors_made_together_find_the_mean_of_different_matrices():
   close(mean["blocks"]["w"][0], matrices.mean(axis=0), 1e-5)
   # What each replica had in it adds up to it.
   close(own["blocks"]["w"].mean(axis=0), mean["blocks"]["w"][0], EXACT)
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+def test_factors_of_few_bits_are_those_of_the_numpy_twin(collective):
+  payload, values = PAYLOADS["rank 2, int4"], draw()
+  mean, own, _ = next(with_own(payload, values, collective=collective))
+  twin = oracle.Exchange(
+    ExchangeConfig(collective),
+    CodecConfig(
+      "int", bits=4, scale="block", block_size=128, rounding="nearest"
+    ),
+  )
+  state = compressed(Compression(payload, collective)).init(replica(values))
+  start = np.asarray(state.leaves["blocks/w"].right, np.float64)
+  matrices = named(values)["blocks/w"]
+  start /= np.linalg.norm(start, axis=1, keepdims=True)
+  left, _ = twin.reduced("blocks/left", list(matrices @ start))
+  basis, _ = np.linalg.qr(left)
+  right, rights = twin.reduced(
+    "blocks/right", list(matrices.swapaxes(2, 3) @ basis)
+  )
+  close(replica(mean)["blocks"]["w"], basis @ right.swapaxes(1, 2), EXACT)
+  for m, each in enumerate(rights):
+    close(replica(own, m)["blocks"]["w"], basis @ each.swapaxes(1, 2), EXACT)
 
 
 @pytest.mark.parametrize("layout", ["stacked", "mesh"])
