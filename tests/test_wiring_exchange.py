@@ -157,6 +157,39 @@ def test_what_was_lost_is_treated_as_in_the_numpy_twin(
   check_rounds("exchange", field, exchange, otherwise, INT4)
 
 
+def test_methods_that_send_gradients_send_them_by_codec_and_with_feedback():
+  config = runs.settings(
+    method="cocktail_sgd",
+    sync_interval=None,
+    num_replicas=NUM_REPLICAS,
+    # Parameters move by minus the gradient.
+    inner={
+      "optimizer": "sgd",
+      "learning_rate": 1.0,
+      "schedule": "constant",
+      "warmup_steps": 0,
+      "clip_norm": 0.0,
+    },
+    exchange=OWED,
+    codec=INT4,
+  )
+  steps = dataclasses.replace(
+    assembly.programs(config).steps,
+    gradient=lambda params, batch: (jnp.float32(0.0), batch),
+  )
+  each = [draw(step) for step in range(NUM_ROUNDS)]
+  gradients = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *each)
+  start = replica(draw(100))
+  state, _ = steps.steps(steps.init(start), gradients)
+  exchange = oracle.Exchange(config.exchange, config.codec)
+  twin = named(start)
+  for values in each:
+    own = [named(replica(values, m)) for m in range(NUM_REPLICAS)]
+    mean, _ = exchange.average(own)
+    twin = {name: leaf - mean[name] for name, leaf in twin.items()}
+  close(named(state.params), twin, EXACT)
+
+
 # One exchange, by every codec.
 
 CODECS = [
