@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.codecs.compose import alone, codec
+from dilocox_jax.config.sections import CodecConfig, ExchangeConfig
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import (
   Compression,
@@ -28,6 +29,7 @@ from tests.exchange.problem import (
   named,
   replica,
 )
+from tests.oracles import config as oracle
 
 EXACT = 1e-6  # fp32, values near 1
 
@@ -36,10 +38,6 @@ def tolerance_of(name, collective):
   """How far two orders of the same sums may lead apart."""
   if (name, collective) == ("float16", "all_reduce"):
     return 2**-10  # The network rounds every sum.
-  if name == "rank 2, int4":
-    # The last bit of a sum may turn a basis within its own span, and the
-    # codes of turned factors are others: they share the bound of int4 alone.
-    return 0.3
   return EXACT
 
 
@@ -129,6 +127,30 @@ def test_factors_made_together_find_the_mean_of_different_matrices():
   close(mean["blocks"]["w"][0], matrices.mean(axis=0), 1e-5)
   # What each replica had in it adds up to it.
   close(own["blocks"]["w"].mean(axis=0), mean["blocks"]["w"][0], EXACT)
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+def test_factors_of_few_bits_are_those_of_the_numpy_twin(collective):
+  payload, values = PAYLOADS["rank 2, int4"], draw()
+  mean, own, _ = next(with_own(payload, values, collective=collective))
+  twin = oracle.Exchange(
+    ExchangeConfig(collective),
+    CodecConfig(
+      "int", bits=4, scale="block", block_size=128, rounding="nearest"
+    ),
+  )
+  state = compressed(Compression(payload, collective)).init(replica(values))
+  start = np.asarray(state.leaves["blocks/w"].right, np.float64)
+  matrices = named(values)["blocks/w"]
+  start /= np.linalg.norm(start, axis=1, keepdims=True)
+  left, _ = twin.reduced("blocks/left", list(matrices @ start))
+  basis, _ = np.linalg.qr(left)
+  right, rights = twin.reduced(
+    "blocks/right", list(np.swapaxes(matrices, 2, 3) @ basis)
+  )
+  close(replica(mean)["blocks"]["w"], basis @ np.swapaxes(right, 1, 2), EXACT)
+  for m, each in enumerate(rights):
+    close(replica(own, m)["blocks"]["w"], basis @ each.swapaxes(1, 2), EXACT)
 
 
 @pytest.mark.parametrize("layout", ["stacked", "mesh"])
