@@ -32,12 +32,17 @@ def _modules_of(contract: str) -> list[str]:
 @pytest.fixture
 def skeleton(tmp_path):
   """An empty package that has every module the contracts speak of."""
-  for module in _modules_of("flow"):
-    folder = tmp_path / "dilocox_jax" / module
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").touch()
-    (folder / "part.py").touch()
-  (tmp_path / "dilocox_jax" / "__init__.py").touch()
+  root = tmp_path / "dilocox_jax"
+  inside = {"training": "training", "plan": "plan"}
+  homes = [root, *(root / folder for folder in inside)]
+  for home, contract in zip(homes, ["flow", *inside.values()], strict=True):
+    for module in _modules_of(contract):
+      folder = home / module
+      folder.mkdir(parents=True, exist_ok=True)
+      (folder / "__init__.py").touch()
+      (folder / "part.py").touch()
+    (home / "part.py").unlink(missing_ok=True)
+    (home / "__init__.py").touch()
   return tmp_path
 
 
@@ -61,21 +66,23 @@ def test_an_empty_skeleton_breaks_no_contract(skeleton):
 @pytest.mark.parametrize(
   "contract, importer, imported",
   [
-    ("flow", "plan", "dilocox_jax.codecs"),
-    ("flow", "config", "dilocox_jax.training"),
+    ("flow", "plan/wire", "dilocox_jax.codecs"),
+    ("training", "training/build", "dilocox_jax.training.trainer"),
+    ("plan", "plan/schedule", "dilocox_jax.plan.wire.part"),
+    ("flow", "config", "dilocox_jax.training.build"),
     ("flow", "inner", "dilocox_jax.exchange"),
     ("flow", "exchange", "dilocox_jax.outer.part"),
-    ("flow", "training", "dilocox_jax.simulate"),
+    ("flow", "training/trainer", "dilocox_jax.simulate"),
     ("flow", "pytypes", "dilocox_jax.plan"),
     ("stations", "outer", "dilocox_jax.models"),
     ("stations", "exchange", "dilocox_jax.data.part"),
     ("inner", "inner", "dilocox_jax.codecs"),
     ("simulator", "simulate", "dilocox_jax.config"),
     ("simulator", "simulate", "dilocox_jax.distributed"),
-    ("no-jax", "plan", "jax.numpy"),
+    ("no-jax", "plan/wire", "jax.numpy"),
     ("no-jax", "simulate", "optax"),
     ("edge", "config", "ml_collections"),
-    ("edge", "training", "absl.logging"),
+    ("edge", "training/trainer", "absl.logging"),
     ("figures", "metrics", "matplotlib.pyplot"),
   ],
 )
@@ -87,7 +94,7 @@ def test_a_planted_import_breaks_its_contract(
   result = _lint_imports(skeleton, "--contract", contract)
   assert result.returncode == 1, result.stdout + result.stderr
   assert "BROKEN" in result.stdout
-  assert f"dilocox_jax.{importer}" in result.stdout
+  assert f"dilocox_jax.{importer.replace('/', '.')}" in result.stdout
 
 
 def test_a_module_without_a_layer_breaks_the_flow(skeleton):
