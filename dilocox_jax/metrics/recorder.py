@@ -205,7 +205,7 @@ def _drift(entry: Mapping[str, Any]) -> rows.DriftRow:
     cosine=rows.number(entry["cosine"]),
     disagreement=float(entry["disagreement"]),
     pseudo_gradient_norm=float(entry["pseudo_gradient_norm"]),
-    **{name: rows.number(entry.get(name)) for name in rows.RANKS},
+    **{name: rows.number(entry.get(name)) for name in rows.RANK_FIELDS},
   )
 
 
@@ -221,7 +221,7 @@ def _round_scalars(row: rows.RoundRow) -> dict[str, float | int]:
     suffix = f"fragment_{entry.fragment}"
     values[f"drift/cosine/{suffix}"] = entry.cosine
     values[f"drift/disagreement/{suffix}"] = entry.disagreement
-    for name in rows.RANKS:
+    for name in rows.RANK_FIELDS:
       if not math.isnan(getattr(entry, name)):
         values[f"rank/{name}/{suffix}"] = getattr(entry, name)
   return values

@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, SupportsFloat, TypeVar
 
-Row = TypeVar("Row")
+_Row = TypeVar("_Row")
 
 PHASES = ("local", "data_parallel", "single")
-RANKS = ("rank", "energy_rank", "stable_rank")  # Of a drift, if low rank.
+RANK_FIELDS = ("rank", "energy_rank", "stable_rank")  # Of a drift, if low rank.
 EVENTS = ("round", "compile", "evaluation", "checkpoint")
 
 
@@ -130,7 +130,7 @@ _READERS = {
 }
 
 
-def from_json(kind: type[Row], row: Mapping[str, Any]) -> Row:
+def from_json(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
   """Builds a row from a line's object; null in a float becomes NaN.
 
   Args:

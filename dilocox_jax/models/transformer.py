@@ -227,7 +227,7 @@ def _divert(module: nnx.Module, multiply: Multiply) -> None:
       part.dot_general = functools.partial(dot_general, name)
 
 
-def build(
+def build_model(
   shape: ModelShape, *, dtype: Any = jnp.float32, unroll: int = 1
 ) -> Model:
   """Makes the model's functions; allocates nothing.
