@@ -163,5 +163,5 @@ def test_load_hands_on_what_its_source_needs():
 
 
 def test_an_unknown_source_is_answered_with_the_known_ones():
-  with pytest.raises(ValueError, match="'wiki': use one of stdlib, text_files"):
+  with pytest.raises(ValueError, match="'wiki': have: stdlib, text_files"):
     sources.load_corpus("wiki")
