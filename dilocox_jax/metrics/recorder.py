@@ -1,10 +1,10 @@
-"""The one object the trainer talks to about numbers.
+"""Records the numbers of a run; the trainer writes them through one object.
 
-It keeps what repeats (`metrics.jsonl`) apart from the clock (`timing.jsonl`):
-rows of the first depend on seed and config alone, so a killed and resumed run
-must produce the same bytes as one that was not. For that the trainer must have
-recorded every row up to a step before it saves a checkpoint of that step.
-TensorBoard gets the same values on the side.
+There are two files. Rows of `metrics.jsonl` depend on seed and config alone. A
+run that was killed and resumed must write the same bytes as one that was not.
+For that the trainer must record every row up to a step before it saves a
+checkpoint of that step. Rows of `timing.jsonl` depend on the machine, so they
+differ between two runs. TensorBoard gets the values of both.
 """
 
 import dataclasses
@@ -19,15 +19,16 @@ METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 
 
 class Recorder:
-  """Writes the rows of one run; use it as a context manager."""
+  """Writes the rows of one run. It is a context manager."""
 
   def __init__(self, workdir: lines.Directory, resume_step: int | None = None):
-    """Opens the files and cuts what a restored run will do again.
+    """Opens the files and cuts the rows that a restored run writes again.
 
     Args:
-      workdir: The run directory; created when missing.
-      resume_step: Inner step of the restored checkpoint. None starts afresh:
-        rows left by a run that was killed before its first checkpoint go.
+      workdir: Run directory; created if missing.
+      resume_step: Inner step of the restored checkpoint. None starts a new run
+        and cuts all rows. There are some if a run was killed before its first
+        checkpoint.
     """
     workdir = lines.make_directory(workdir)
     last_step = -1 if resume_step is None else resume_step
@@ -53,19 +54,19 @@ class Recorder:
     total_sent_bytes: SupportsInt,
     drift: Iterable[Mapping[str, Any]] = (),
   ) -> None:
-    """Records a finished round; the arguments are `rows.Round`'s fields.
+    """Records a finished round; arguments are the fields of `rows.RoundRow`.
 
     Args:
       step: Inner steps finished.
-      tokens: Of all replicas so far.
+      tokens: Tokens that all replicas together have seen so far.
       phase: "local", "data_parallel" or "single".
-      loss: Mean over the round.
-      loss_per_replica: M values.
-      grad_norm: Inner gradient's norm.
-      learning_rate: Inner optimizer's.
-      sent_bytes: Of one replica in this round.
-      total_sent_bytes: Of one replica so far.
-      drift: Mappings with `rows.Drift`'s fields; `cosine` may be None.
+      loss: Mean loss over the round's steps and the replicas, in nats.
+      loss_per_replica: Mean loss over the round's steps of each replica, [M].
+      grad_norm: Norm of the inner gradient before clipping.
+      learning_rate: Learning rate of the inner optimizer.
+      sent_bytes: Bytes that one replica sent in this round.
+      total_sent_bytes: Bytes that one replica has sent so far.
+      drift: Mappings with the fields of `rows.DriftRow`; `cosine` may be None.
     """
     one_of("phase", phase, rows.PHASES)
     row = rows.RoundRow(
@@ -95,17 +96,18 @@ class Recorder:
     flushed: bool = False,
     num_steps: int | None = None,
   ) -> None:
-    """Records validation losses, side by side.
+    """Records the validation losses of one evaluation, in nats per token.
 
     Args:
       step: Inner steps finished.
-      tokens: Of all replicas so far.
-      total_sent_bytes: Of one replica so far.
-      outer_loss: Of the outer parameters.
-      mean_loss: Of the replicas' mean.
-      replica_loss: Of replica 0.
-      flushed: Whether everything pending had been applied.
-      num_steps: Given for the closing row only: the steps asked for.
+      tokens: Tokens that all replicas together have seen so far.
+      total_sent_bytes: Bytes that one replica has sent so far.
+      outer_loss: Loss of the outer parameters.
+      mean_loss: Loss of the mean of the replicas' parameters.
+      replica_loss: Loss of replica 0.
+      flushed: Whether all pending exchanges had been applied.
+      num_steps: Inner steps that the run was asked for. Given for the closing
+        row only.
     """
     row = rows.Evaluation(
       step=int(step),
@@ -128,8 +130,8 @@ class Recorder:
     """Records the closing row, after the flush.
 
     Args:
-      num_steps: Inner steps the run was asked for.
-      **fields: As for `record_evaluation`, without `flushed`.
+      num_steps: Inner steps that the run was asked for.
+      **fields: Arguments of `record_evaluation` without `flushed`.
     """
     self.record_evaluation(num_steps=num_steps, flushed=True, **fields)
 
@@ -142,24 +144,27 @@ class Recorder:
     tokens_per_s: SupportsFloat | None = None,
     simulated_s: SupportsFloat | None = None,
   ) -> None:
-    """Records what an event cost; events must not overlap in time.
+    """Records the time of an event; events must not overlap in time.
 
     Args:
-      step: Inner steps finished when it ended.
+      step: Inner steps finished when the event ended.
       event: "round", "compile", "evaluation" or "checkpoint".
-      wall_s: Duration of the event.
-      tokens_per_s: For rounds; None otherwise.
-      simulated_s: What the run's clock says, if it carries one.
+      wall_s: Duration of the event in seconds.
+      tokens_per_s: Tokens of all replicas per second in a round; None for
+        other events.
+      simulated_s: Seconds since the start on the run's simulated clock; None
+        for a run without one.
     """
     one_of("event", event, rows.EVENTS)
     row = rows.Timing(
       step=int(step),
       event=event,
       wall_s=float(wall_s),
-      tokens_per_s=rows.number(tokens_per_s),
-      simulated_s=rows.number(simulated_s),
+      tokens_per_s=rows.float_or_nan(tokens_per_s),
+      simulated_s=rows.float_or_nan(simulated_s),
     )
     fields = dataclasses.asdict(row)
+    # Runs without a clock have no column of NaN.
     if simulated_s is None:
       del fields["simulated_s"]
     self._timing.append(fields)
@@ -167,7 +172,7 @@ class Recorder:
       self._board.scalars(row.step, {"time/tokens_per_s": row.tokens_per_s})
 
   def close(self) -> None:
-    """Writes what is queued and closes the files."""
+    """Writes queued TensorBoard events and closes the files."""
     self._board.close()
 
   def __enter__(self) -> "Recorder":
@@ -175,37 +180,37 @@ class Recorder:
     return self
 
   def __exit__(self, *exception: object) -> None:
-    """Closes, whatever happened."""
+    """Closes the recorder, also after an exception."""
     self.close()
 
 
 class SilentRecorder(Recorder):
-  """Takes everything and writes nothing: for processes beside the main one."""
+  """A recorder that writes nothing, for all processes but the first."""
 
   def __init__(self):
     """Opens nothing."""
 
   def record_round(self, **fields: Any) -> None:
-    """Forgets a finished round."""
+    """Ignores a finished round."""
 
   def record_evaluation(self, **fields: Any) -> None:
-    """Forgets validation losses."""
+    """Ignores validation losses."""
 
   def record_timing(self, **fields: Any) -> None:
-    """Forgets what an event cost."""
+    """Ignores the time of an event."""
 
   def close(self) -> None:
-    """Closes nothing."""
+    """Does nothing, because nothing is open."""
 
 
 def _drift(entry: Mapping[str, Any]) -> rows.DriftRow:
   return rows.DriftRow(
     fragment=int(entry["fragment"]),
     step=int(entry["step"]),
-    cosine=rows.number(entry["cosine"]),
+    cosine=rows.float_or_nan(entry["cosine"]),
     disagreement=float(entry["disagreement"]),
     pseudo_gradient_norm=float(entry["pseudo_gradient_norm"]),
-    **{name: rows.number(entry.get(name)) for name in rows.RANK_FIELDS},
+    **{name: rows.float_or_nan(entry.get(name)) for name in rows.RANK_FIELDS},
   )
 
 
