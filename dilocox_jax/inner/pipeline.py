@@ -138,12 +138,9 @@ def _tick(stage: Stage, table: Timetable) -> Callable:
     if table.num_stages > 1:
       # Every stage sends in every tick, because a collective needs all of
       # them. A stage that made nothing new passes on what it received last.
-      state = state._replace(
-        activations_sent=jax.lax.ppermute(
-          state.activations_sent, STAGE_AXIS, down
-        ),
-        gradients_sent=jax.lax.ppermute(state.gradients_sent, STAGE_AXIS, up),
-      )
+      sent = jax.lax.ppermute(state.activations_sent, STAGE_AXIS, down)
+      gradients = jax.lax.ppermute(state.gradients_sent, STAGE_AXIS, up)
+      state = state._replace(activations_sent=sent, gradients_sent=gradients)
     return state, None
 
   return tick

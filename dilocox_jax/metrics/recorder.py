@@ -9,7 +9,6 @@ differ between two runs. TensorBoard gets the values of both.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
 from typing import Any, SupportsFloat, SupportsInt
 
 from dilocox_jax.checks import one_of
@@ -40,84 +39,30 @@ class Recorder:
       workdir / "tensorboard", last_step + 1
     )
 
-  def record_round(
-    self,
-    *,
-    step: SupportsInt,
-    tokens: SupportsInt,
-    phase: str,
-    loss: SupportsFloat,
-    loss_per_replica: Iterable[SupportsFloat],
-    grad_norm: SupportsFloat,
-    learning_rate: SupportsFloat,
-    sent_bytes: SupportsInt,
-    total_sent_bytes: SupportsInt,
-    drift: Iterable[Mapping[str, Any]] = (),
-  ) -> None:
-    """Records a finished round; arguments are the fields of `rows.RoundRow`.
+  def record_round(self, **fields: Any) -> None:
+    """Records a finished round.
 
     Args:
-      step: Inner steps finished.
-      tokens: Tokens that all replicas together have seen so far.
-      phase: "local", "data_parallel" or "single".
-      loss: Mean loss over the round's steps and the replicas, in nats.
-      loss_per_replica: Mean loss over the round's steps of each replica, [M].
-      grad_norm: Norm of the inner gradient before clipping.
-      learning_rate: Learning rate of the inner optimizer.
-      sent_bytes: Bytes that one replica sent in this round.
-      total_sent_bytes: Bytes that one replica has sent so far.
-      drift: Mappings with the fields of `rows.DriftRow`; `cosine` may be None.
+      **fields: Fields of `rows.RoundRow`, as Python, numpy or JAX numbers.
+        `drift` is a sequence of mappings with the fields of `rows.DriftRow`.
     """
-    one_of("phase", phase, rows.PHASES)
-    row = rows.RoundRow(
-      step=int(step),
-      tokens=int(tokens),
-      phase=phase,
-      loss=float(loss),
-      loss_per_replica=[float(x) for x in loss_per_replica],
-      grad_norm=float(grad_norm),
-      learning_rate=float(learning_rate),
-      sent_bytes=int(sent_bytes),
-      total_sent_bytes=int(total_sent_bytes),
-      drift=[_drift(entry) for entry in drift],
-    )
+    row = rows.from_json(rows.RoundRow, fields)
+    one_of("phase", row.phase, rows.PHASES)
     self._metrics.append({"kind": "round", **dataclasses.asdict(row)})
     self._board.scalars(row.step, _round_scalars(row))
 
   def record_evaluation(
-    self,
-    *,
-    step: SupportsInt,
-    tokens: SupportsInt,
-    total_sent_bytes: SupportsInt,
-    outer_loss: SupportsFloat,
-    mean_loss: SupportsFloat,
-    replica_loss: SupportsFloat,
-    flushed: bool = False,
-    num_steps: int | None = None,
+    self, *, flushed: bool = False, num_steps: int | None = None, **fields: Any
   ) -> None:
-    """Records the validation losses of one evaluation, in nats per token.
+    """Records the validation losses of one evaluation.
 
     Args:
-      step: Inner steps finished.
-      tokens: Tokens that all replicas together have seen so far.
-      total_sent_bytes: Bytes that one replica has sent so far.
-      outer_loss: Loss of the outer parameters.
-      mean_loss: Loss of the mean of the replicas' parameters.
-      replica_loss: Loss of replica 0.
       flushed: Whether all pending exchanges had been applied.
       num_steps: Inner steps that the run was asked for. Given for the closing
         row only.
+      **fields: All other fields of `rows.Evaluation`.
     """
-    row = rows.Evaluation(
-      step=int(step),
-      tokens=int(tokens),
-      total_sent_bytes=int(total_sent_bytes),
-      outer_loss=float(outer_loss),
-      mean_loss=float(mean_loss),
-      replica_loss=float(replica_loss),
-      flushed=bool(flushed),
-    )
+    row = rows.from_json(rows.Evaluation, {**fields, "flushed": flushed})
     kind: dict[str, Any] = {"kind": "evaluation"}
     if num_steps is not None:
       kind = {"kind": "final", "num_steps": int(num_steps)}
@@ -157,11 +102,11 @@ class Recorder:
     """
     one_of("event", event, rows.EVENTS)
     row = rows.Timing(
-      step=int(step),
-      event=event,
-      wall_s=float(wall_s),
-      tokens_per_s=rows.float_or_nan(tokens_per_s),
-      simulated_s=rows.float_or_nan(simulated_s),
+      int(step),
+      event,
+      float(wall_s),
+      rows.float_or_nan(tokens_per_s),
+      rows.float_or_nan(simulated_s),
     )
     fields = dataclasses.asdict(row)
     # Runs without a clock have no column of NaN.
@@ -201,17 +146,6 @@ class SilentRecorder(Recorder):
 
   def close(self) -> None:
     """Does nothing, because nothing is open."""
-
-
-def _drift(entry: Mapping[str, Any]) -> rows.DriftRow:
-  return rows.DriftRow(
-    fragment=int(entry["fragment"]),
-    step=int(entry["step"]),
-    cosine=rows.float_or_nan(entry["cosine"]),
-    disagreement=float(entry["disagreement"]),
-    pseudo_gradient_norm=float(entry["pseudo_gradient_norm"]),
-    **{name: rows.float_or_nan(entry.get(name)) for name in rows.RANK_FIELDS},
-  )
 
 
 def _round_scalars(row: rows.RoundRow) -> dict[str, float | int]:

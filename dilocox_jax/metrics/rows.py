@@ -125,26 +125,30 @@ class Timing:
   simulated_s: float = math.nan
 
 
-_READERS = {
+# Function that converts a number or JSON value to the type of a field.
+_CONVERT = {
+  int: int,
   float: float_or_nan,
+  str: str,
+  bool: bool,
   list[float]: lambda values: [float_or_nan(value) for value in values],
-  list[DriftRow]: lambda values: [
-    from_json(DriftRow, value) for value in values
-  ],
+  list[DriftRow]: lambda rows: [from_json(DriftRow, row) for row in rows],
 }
 
 
 def from_json(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
-  """Builds a row from a line's object; null in a float field becomes NaN.
+  """Builds a row from the object of a JSON line, or from a mapping of numbers.
 
   Args:
     kind: `RoundRow`, `Evaluation`, `Timing` or `DriftRow`.
-    row: Object of the line; fields that `kind` does not have are skipped.
+    row: Values by field; None in a float field becomes NaN. Fields that `kind`
+      does not have are skipped.
+
+  Raises:
+    KeyError: If a field without a default is missing.
   """
   values = {}
   for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
-    if field.name not in row and field.default is not dataclasses.MISSING:
-      continue
-    read = _READERS.get(field.type, lambda value: value)
-    values[field.name] = read(row[field.name])
+    if field.name in row or field.default is dataclasses.MISSING:
+      values[field.name] = _CONVERT[field.type](row[field.name])
   return kind(**values)
