@@ -83,9 +83,9 @@ def over_stages(model: CutModel, table: Timetable, layer_counts, **options):
 
   def local(blocks, rest, tokens):
     blocks = jax.tree.map(lambda x: x[0], blocks)
-    loss, found, rest = gradient(blocks, rest, tokens)
+    loss, block_gradients, rest = gradient(blocks, rest, tokens)
     total = jax.lax.psum((loss, rest), "stage")
-    return total, jax.tree.map(lambda x: x[None], found)
+    return total, jax.tree.map(lambda x: x[None], block_gradients)
 
   return jax.jit(
     jax.shard_map(
@@ -194,12 +194,12 @@ def _plain(shape: ModelShape, dtype: str, num_micro_batches: int):
   )
 
 
-def error(found, expected) -> float:
+def error(actual, expected) -> float:
   """Largest difference in any leaf, as a share of the leaf's maximum."""
-  assert jax.tree.structure(found) == jax.tree.structure(expected)
+  assert jax.tree.structure(actual) == jax.tree.structure(expected)
   worst = 0.0
   for a, b in zip(
-    jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
+    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
   ):
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     assert a.shape == b.shape

@@ -28,17 +28,17 @@ def crossed(name, x):
 def test_bfloat16_is_off_by_a_part_in_256_of_each_value(x):
   # What is smaller than bfloat16's normal numbers may be flushed to zero.
   x = np.where(np.abs(x) < 1e-37, np.float32(0), x)
-  found = np.asarray(crossed("bfloat16", jnp.asarray(x)))
-  assert np.all(np.abs(found - x) <= 2.0**-8 * np.abs(x))
+  decoded = np.asarray(crossed("bfloat16", jnp.asarray(x)))
+  assert np.all(np.abs(decoded - x) <= 2.0**-8 * np.abs(x))
 
 
 @hypothesis.given(VALUES)
 def test_int8_is_off_by_a_part_in_254_of_the_largest_value_of_a_token(x):
   x = np.where(np.abs(x) < 1e-30, np.float32(0), x)
-  found = np.asarray(crossed("int8", jnp.asarray(x)), np.float64)
+  decoded = np.asarray(crossed("int8", jnp.asarray(x)), np.float64)
   largest = np.max(np.abs(x.astype(np.float64)), axis=1, keepdims=True)
-  assert np.all(np.abs(found - x) <= (1 / 254 + 1e-6) * largest)
-  assert np.all(np.abs(found) <= (1 + 1e-6) * largest)
+  assert np.all(np.abs(decoded - x) <= (1 / 254 + 1e-6) * largest)
+  assert np.all(np.abs(decoded) <= (1 + 1e-6) * largest)
 
 
 def test_int8_uses_all_its_levels():
@@ -52,22 +52,22 @@ def test_int8_uses_all_its_levels():
 @pytest.mark.parametrize("name", BOUNDARIES)
 def test_what_is_not_finite_stays_so(name, bad):
   x = jnp.ones((3, 4)).at[1, 2].set(bad)
-  found = np.asarray(crossed(name, x))
-  assert not np.isfinite(found[1, 2])
-  assert np.all(np.isfinite(found[[0, 2]]))
+  decoded = np.asarray(crossed(name, x))
+  assert not np.isfinite(decoded[1, 2])
+  assert np.all(np.isfinite(decoded[[0, 2]]))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("name", BOUNDARIES)
 def test_a_value_keeps_its_dtype_and_shape(name, dtype):
-  found = crossed(name, jnp.ones((2, 6), dtype))
-  assert (found.dtype, found.shape) == (dtype, (2, 6))
+  decoded = crossed(name, jnp.ones((2, 6), dtype))
+  assert (decoded.dtype, decoded.shape) == (dtype, (2, 6))
 
 
 def test_fewer_bits_travel_than_were_computed():
   x = jnp.ones((2, 64))
   sent = {
-    name: sum(one.nbytes for one in activation_codec(name).encode(x))
+    name: sum(array.nbytes for array in activation_codec(name).encode(x))
     for name in BOUNDARIES
   }
   assert sent == {

@@ -246,7 +246,7 @@ def kept_bytes():
   )
   x = jax.ShapeDtypeStruct((8 * 16, SMALL.model_dim), np.float32)
   saved = split_layer(model.block, block, x, 16, "dots").saved
-  return 2 * sum(one.size * one.dtype.itemsize for one in saved)
+  return 2 * sum(array.size * array.dtype.itemsize for array in saved)
 
 
 def check_memory(micro_batches):
@@ -254,10 +254,10 @@ def check_memory(micro_batches):
   flat = [step_bytes("1f1b", 2, m) for m in micro_batches]
   assert max(flat) - min(flat) <= input_bytes(many)
   growing = [step_bytes("gpipe", 2, m) for m in micro_batches]
-  each = np.diff(growing) / np.diff(micro_batches)
+  growth = np.diff(growing) / np.diff(micro_batches)
   # Kept once, not copied, and besides the tokens and the turned activations.
-  assert np.all(each >= kept_bytes())
-  assert np.all(each <= 1.2 * kept_bytes())
+  assert np.all(growth >= kept_bytes())
+  assert np.all(growth <= 1.2 * kept_bytes())
   # Two slots a stage against four.
   assert step_bytes("1f1b", 4, few) > 1.4 * flat[0]
 

@@ -55,17 +55,17 @@ def test_the_steps_of_a_layer_make_its_gradient(remat):
 
   def steps(leaves, x, gradient):
     y, saved = apart.forward(leaves_by_path(leaves), x)
-    x_gradient, found, pairs = apart.input_gradient(
+    x_gradient, gradients, pairs = apart.input_gradient(
       leaves_by_path(leaves), saved, gradient
     )
     assert jax.tree.map(abstract, saved) == apart.saved
     assert jax.tree.map(abstract, pairs) == apart.pairs
-    return y, {**found, **apart.weight_gradients(pairs)}, x_gradient
+    return y, {**gradients, **apart.weight_gradients(pairs)}, x_gradient
 
   def whole(leaves, x, gradient):
     y, pullback = jax.vjp(lambda p, x: block(p, x, LENGTH), leaves, x)
-    found, x_gradient = pullback(gradient)
-    return y, leaves_by_path(found), x_gradient
+    gradients, x_gradient = pullback(gradient)
+    return y, leaves_by_path(gradients), x_gradient
 
   chex.assert_trees_all_close(
     jax.jit(steps)(leaves, x, gradient),
@@ -88,7 +88,7 @@ def test_no_parameter_is_kept(remat, dtype):
 def test_each_way_keeps_less_than_the_one_before():
   block, leaves, x, _ = drawn()
   sizes = [
-    sum(one.size for one in taken_apart(block, leaves, x, remat).saved)
+    sum(array.size for array in taken_apart(block, leaves, x, remat).saved)
     for remat in REMATS
   ]
   assert sizes[0] > sizes[1] > sizes[2] == x.size
@@ -127,9 +127,9 @@ def test_weight_gradients_of_bfloat16_factors_are_sums_in_float32():
   block, leaves, x, _ = drawn(jnp.bfloat16)
   apart = taken_apart(block, leaves, x, "dots")
   ones = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), apart.pairs)
-  found = apart.weight_gradients(ones)
-  assert {x.dtype for x in found.values()} == {jnp.dtype("float32")}
-  assert {float(x.max()) for x in found.values()} == {float(TOKENS)}
+  gradients = apart.weight_gradients(ones)
+  assert {x.dtype for x in gradients.values()} == {jnp.dtype("float32")}
+  assert {float(x.max()) for x in gradients.values()} == {float(TOKENS)}
 
 
 def test_blocks_that_multiply_in_other_ways_are_refused():
