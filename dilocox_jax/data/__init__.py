@@ -1,1 +1,1 @@
-"""Where tokens come from and in which order the replicas read them."""
+"""Texts, their split into training and validation, and replicas' batches."""

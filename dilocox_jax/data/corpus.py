@@ -1,9 +1,10 @@
-"""A corpus parts its training text from its validation text by file.
+"""Splits a set of files into training text and validation text.
 
-A loss means something only beside the text it was measured on, so a corpus
-carries a digest of its files, and every reported loss can name it. Which part
-a file belongs to depends on its own path alone: a validation file stays one
-when the corpus grows. A tokeniser would take the place of the bytes here.
+A loss means something only together with the text it was measured on. So a
+corpus has a digest of its files, and every reported loss can name it. A file
+goes to training or validation by its own path alone. So a validation file
+stays one when other files are added. Tokens are bytes; a tokeniser would
+replace `_join`.
 """
 
 import dataclasses
@@ -13,25 +14,28 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from jaxtyping import Integer
 
+from dilocox_jax.checks import require
+
 VALIDATION_FRACTION = 0.05
 
 _BYTE_VOCAB_SIZE = 256
-# One separator keeps the last word of a file from running into the next file;
-# a newline does for bytes, a tokeniser would use its end-of-text token.
+# A separator keeps the last word of a file apart from the next file. For bytes
+# a newline is enough; a tokeniser would use its end-of-text token.
 _SEPARATOR = b"\n"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Corpus:
-  """Tokens in two parts that share no file.
+  """Training tokens and validation tokens that have no file in common.
 
   Attributes:
-    name: The source, one of `sources.SOURCES`.
-    train: Tokens to learn from; uint8 where the vocabulary allows, else int32.
-    validation: Tokens held out; the same type.
+    name: Name of the source, one of `sources.SOURCES`.
+    train: Training tokens [train_tokens]; uint8 if the vocabulary has at most
+      256 tokens, else int32.
+    validation: Validation tokens [validation_tokens] of the same dtype.
     digest: 16 hex digits that name the content.
-    vocab_size: Tokens are below this.
-    num_files: Files read; 0 where there are none.
+    vocab_size: Number of different tokens; every token is below it.
+    num_files: Number of files read; 0 for a source without files.
   """
 
   name: str
@@ -43,31 +47,30 @@ class Corpus:
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:
-  """Names a set of files by their paths and content, in whatever order.
+  """Returns 16 hex digits that name a set of files, in any order.
 
   Args:
-    files: Relative path to content.
-
-  Returns:
-    16 hex digits.
+    files: Content of each file by its relative path.
   """
   whole = hashlib.sha256()
   for path, content in sorted(files.items()):
-    # Hashes have one length, so no path can pass for a piece of content.
+    # Every hash has the same length, so {"ab": b"c"} and {"a": b"bc"} differ.
     whole.update(hashlib.sha256(path.encode(errors="surrogateescape")).digest())
     whole.update(hashlib.sha256(content).digest())
   return whole.hexdigest()[:16]
 
 
 def is_held_out(path: str, validation_fraction: float) -> bool:
-  """Says whether a file belongs to the validation part.
+  """Returns whether a file belongs to the validation text.
+
+  The hash of the path, read as a number from 0 to 1, is compared with the
+  fraction. Example: "a.txt" has 0.097 and "ast.py" has 0.707. With the fraction
+  0.1 only "a.txt" is held out, with 0.8 both are. So a larger fraction holds
+  out every file that a smaller one does.
 
   Args:
-    path: Path relative to the corpus' root, with forward slashes.
-    validation_fraction: Share of the files held out.
-
-  Returns:
-    True for validation, False for training.
+    path: Path relative to the root of the corpus, with forward slashes.
+    validation_fraction: Share of the files held out, above 0 and below 1.
   """
   head = hashlib.sha256(path.encode(errors="surrogateescape")).digest()[:8]
   return int.from_bytes(head, "big") < validation_fraction * 2**64
@@ -76,33 +79,35 @@ def is_held_out(path: str, validation_fraction: float) -> bool:
 def from_files(
   name: str, files: Mapping[str, bytes], validation_fraction: float
 ) -> Corpus:
-  """Parts files into training and validation bytes.
+  """Splits files into training and validation bytes.
 
   Args:
-    name: The source.
-    files: Relative path to content.
-    validation_fraction: Share of the files held out.
+    name: Name of the source.
+    files: Content of each file by its relative path.
+    validation_fraction: Share of the files held out, above 0 and below 1.
 
   Returns:
-    The bytes of each part's files in the order of their paths, a newline
+    A corpus whose files are joined in the order of their paths, with a newline
     between two files.
 
   Raises:
-    ValueError: One part has no text.
+    ValueError: If the fraction is out of range, or training or validation has
+      no text.
   """
   check_fraction(validation_fraction)
   paths = sorted(files)
   held_out = [p for p in paths if is_held_out(p, validation_fraction)]
-  # A copy of a validation file under another name would leak it.
-  seen = {files[p] for p in held_out}
-  train = _join(files[p] for p in paths if files[p] not in seen)
+  # If training had a copy of a validation file under another name, the
+  # validation loss would measure memory.
+  held_out_contents = {files[p] for p in held_out}
+  train = _join(files[p] for p in paths if files[p] not in held_out_contents)
   validation = _join(files[p] for p in held_out)
   if not train.size or not validation.size:
-    part, change = (
+    empty, change = (
       ("validation", "raise") if train.size else ("training", "lower")
     )
     raise ValueError(
-      f"{name} has no {part} text: validation_fraction={validation_fraction}"
+      f"{name} has no {empty} text: validation_fraction={validation_fraction}"
       f" puts {len(held_out)} of {len(files)} files in validation; more files"
       f" are needed, or {change} validation_fraction"
     )
@@ -112,11 +117,11 @@ def from_files(
 
 
 def check_fraction(validation_fraction: float) -> None:
-  """Raises ValueError unless both parts get a share."""
-  if not 0 < validation_fraction < 1:
-    raise ValueError(
-      f"validation_fraction={validation_fraction} must lie above 0 and below 1"
-    )
+  """Raises ValueError unless the fraction is above 0 and below 1."""
+  require(
+    0 < validation_fraction < 1,
+    f"validation_fraction={validation_fraction} must lie above 0 and below 1",
+  )
 
 
 def _join(contents: Iterator[bytes]) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""The names a config can ask for, and where each of them finds its text.
+"""Loads the text of each data source that a config can name.
 
-The default has to be real text that is there on every machine, without a
-download; Python's own library is. A new source is one more function that
-ends in a `Corpus`, and a line in `load`.
+The default source must be real text that is on every machine without a
+download. Python's own library is. A new source is one more function that
+returns a `Corpus`, a name in `SOURCES` and a line in `load_corpus`.
 """
 
 import glob
@@ -12,21 +12,23 @@ import pathlib
 import sysconfig
 from collections.abc import Iterator
 
+from dilocox_jax.checks import known
 from dilocox_jax.data.corpus import VALIDATION_FRACTION, Corpus, from_files
 from dilocox_jax.data.markov import synthetic
 
 SOURCES = ("stdlib", "text_files", "synthetic")
 
 _LEFT_OUT = frozenset(
-  # What distributions leave out, move or add, so that two builds of one
-  # version of Python seldom differ.
+  # Distributions leave out, move or add these folders. Without them two builds
+  # of one version of Python seldom differ.
   "site-packages dist-packages __pycache__ test tests idle_test idlelib"
   " lib2to3 distutils ensurepip tkinter turtledemo"
-  # What is generated: code pages are near copies of one another and would leak
-  # between the parts; the help texts alone would be most of a validation part.
+  # These folders are generated. Code pages are near copies of one another, so
+  # training text would have near copies of validation text. The help texts of
+  # pydoc would be most of the validation text.
   " encodings pydoc_data".split()
 )
-# Written when Python was built or installed: they describe one machine.
+# Python's build or installation writes these files for one machine.
 _LEFT_OUT_FILES = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
 
@@ -37,42 +39,36 @@ def load_corpus(
   seed: int = 0,
   validation_fraction: float = VALIDATION_FRACTION,
 ) -> Corpus:
-  """Loads a corpus by the name of its source.
+  """Loads a corpus into memory by the name of its source.
 
   Args:
     source: One of `SOURCES`.
-    glob: Pattern of the files, for `text_files` only.
-    seed: Which chain, for `synthetic` only.
+    glob: Pattern of the files; read by `text_files` only.
+    seed: Integer seed of the chain; read by `synthetic` only.
     validation_fraction: Share held out, above 0 and below 1.
 
-  Returns:
-    The corpus, in memory.
-
   Raises:
-    ValueError: The source is unknown, or has too little text.
+    ValueError: If the source is unknown or has too little text.
   """
+  known("data source", source, SOURCES)
   if source == "stdlib":
     return stdlib(validation_fraction=validation_fraction)
   if source == "text_files":
     return text_files(glob, validation_fraction=validation_fraction)
-  if source == "synthetic":
-    return synthetic(seed, validation_fraction=validation_fraction)
-  raise ValueError(
-    f"unknown data source {source!r}: use one of {', '.join(SOURCES)}"
-  )
+  return synthetic(seed, validation_fraction=validation_fraction)
 
 
 def stdlib(*, validation_fraction: float = VALIDATION_FRACTION) -> Corpus:
   """Reads Python's own library, found beside the running interpreter.
 
-  About 8 MB of real text that is always there. It differs between versions
-  of Python, and so does its digest. Files that cannot be read are skipped.
+  This is about 8 MB of real text. It differs between versions of Python, and
+  so does its digest. Files that cannot be read are skipped.
 
   Args:
-    validation_fraction: Share of the files held out.
+    validation_fraction: Share of the files held out, above 0 and below 1.
 
   Returns:
-    The library's modules as bytes, without tests, generated tables and
+    The bytes of the library's modules, without tests, generated tables and
     packages installed later.
   """
   root = pathlib.Path(sysconfig.get_paths()["stdlib"])
@@ -80,7 +76,7 @@ def stdlib(*, validation_fraction: float = VALIDATION_FRACTION) -> Corpus:
   for path in _library_modules(root):
     try:
       files[path.relative_to(root).as_posix()] = path.read_bytes()
-    except OSError:  # Not ours to repair, and the rest is enough.
+    except OSError:  # The user cannot repair it, and the other files suffice.
       continue
   return from_files("stdlib", files, validation_fraction)
 
@@ -90,19 +86,17 @@ def text_files(
 ) -> Corpus:
   """Reads every file that a pattern matches, as bytes.
 
-  Paths count from the part of the pattern before its first wildcard, so a
+  Paths count from the part of the pattern before its first wildcard. With
+  "/data/texts/**/*.txt" the path of /data/texts/a/b.txt is "a/b.txt". So the
   folder can move without changing the digest or the split.
 
   Args:
     pattern: Glob pattern; `**` stands for folders of any depth.
-    validation_fraction: Share of the files held out.
-
-  Returns:
-    The files in the order of their paths.
+    validation_fraction: Share of the files held out, above 0 and below 1.
 
   Raises:
-    ValueError: No file matches, one cannot be read, or all of them fall in
-      one part.
+    ValueError: If no file matches, one cannot be read, or training or
+      validation has no text.
   """
   pattern = os.path.expanduser(pattern)
   root = _fixed_part(pattern)
@@ -128,6 +122,7 @@ def text_files(
 
 def _library_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
   for folder, subfolders, names in os.walk(root):
+    # Assigning in place keeps os.walk out of the folders that are left out.
     subfolders[:] = (
       s
       for s in subfolders

@@ -1,1 +1,1 @@
-"""The local step that does not know it is averaged."""
+"""One optimizer step of a replica, which does not know other replicas."""

@@ -1,11 +1,11 @@
-"""The gradient of a model whose layers are spread over a replica's stages.
+"""Computes the gradient of a model whose layers are spread over stages.
 
-All stages run this one program. In every tick each looks up in the timetable
-what it has to do, does it, and hands what it made to its neighbours. Forward
-and backward are ticks like any other, so the schedule alone decides how many
-micro-batches' activations are alive at once. The program is a scan over ticks
-around a loop over layers: it grows with neither, nor with the number of
-micro-batches.
+All stages of a replica run this one program. In every tick each stage looks up
+its action in the timetable, runs it, and sends the result to its neighbours.
+Forward and backward are ticks like any other, so the schedule alone decides
+how many micro-batches' activations are alive at once. The program is a scan
+over ticks around a loop over layers. It does not grow with the number of
+ticks, layers or micro-batches.
 
 Letters in names: T tokens, D model, K layers of a chunk.
 """
@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from dilocox_jax.inner.boundary import AS_COMPUTED, Boundary
-from dilocox_jax.inner.pipeline_layer import layer
+from dilocox_jax.inner.activation_codec import AS_COMPUTED, ActivationCodec
+from dilocox_jax.inner.pipeline_layer import split_layer
 from dilocox_jax.inner.pipeline_stage import (
   CutModel,
   Stage,
-  State,
-  Tick,
+  StageState,
+  TickNumbers,
   put,
   when,
 )
@@ -42,28 +42,26 @@ def pipelined_gradient(
   layer_counts: Sequence[Sequence[int]],
   *,
   remat: str = "dots",
-  boundary: Boundary = AS_COMPUTED,
-  fill: float | int = 0.0,
+  codec: ActivationCodec = AS_COMPUTED,
 ) -> PipelinedGradient:
   """Builds one stage's gradient, for a region that is manual over the stages.
 
   Args:
-    model: What it computes.
-    table: Which stage does what in which tick.
+    model: The model.
+    table: The action of every stage in every tick.
     layer_counts: Layers that each chunk of each stage holds: [stage][chunk].
-    remat: What a layer's forward keeps for its backward: "none", "dots" or
-      "full"; see `pipeline_layer.layer`.
-    boundary: How activations and gradients travel between stages.
-    fill: What buffers hold before they are written. No value may change the
-      result.
+    remat: What a layer's forward saves for its backward: "none", "dots" or
+      "full"; see `pipeline_layer.remat_wrapper`.
+    codec: Encoding of activations and gradients between stages.
 
   Returns:
     (blocks, rest, tokens) -> (loss, block gradients, rest gradients).
-    `blocks`: this stage's layers, leaves [chunks, K, ...] with K the largest
-    of all layer counts; last rows of a shorter chunk are not read. `rest`: all
-    other leaves, whole. `tokens`: int32 [m, b, L + 1]. Results are means over
-    the m micro-batches, in fp32 at least, and this stage's contribution: loss
-    and rest gradients are for the caller to sum over the stages.
+    `blocks`: this stage's layers, leaves [chunks, K, ...], where K is the
+    largest of all layer counts. The last rows of a shorter chunk are not read.
+    `rest`: all other leaves, whole. `tokens`: int32 [m, b, L + 1]. Results are
+    means over the m micro-batches, in fp32 or wider. They are this stage's
+    contribution: the caller must sum the loss and the rest gradients over the
+    stages.
 
   Raises:
     ValueError: If the layer counts do not fit the table.
@@ -74,75 +72,88 @@ def pipelined_gradient(
       f"layer_counts={layer_counts} must be {table.num_stages} stages of "
       f"{table.num_chunks} chunks"
     )
-  # A stage by itself has no link to save.
-  boundary = boundary if table.num_stages > 1 else AS_COMPUTED
+  # A single stage sends nothing, so rounding would only lose accuracy.
+  codec = codec if table.num_stages > 1 else AS_COMPUTED
 
   def gradient(blocks: Tree, rest: Tree, tokens: Int[Array, "m b S"]):
     x_TxD = jax.eval_shape(model.embed, rest, tokens[0, :, :-1])
-    one = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0, 0], blocks))
-    split = layer(model.block, one, x_TxD, tokens.shape[2] - 1, remat)
-    # Cast once: a kernel that is cast by a forward would be kept by it.
+    layer = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0, 0], blocks))
+    split = split_layer(model.block, layer, x_TxD, tokens.shape[2] - 1, remat)
+    # Kernels are cast once, before the scan. If a forward cast its kernel, the
+    # cast copy would be a residual and so be saved for every micro-batch.
     leaves = {
       path: x.astype(split.kernel_dtypes.get(path, x.dtype))
       for path, x in leaves_by_path(blocks).items()
     }
     number = jax.lax.axis_index(STAGE_AXIS)
-    stage = Stage(model, split, boundary, counts, number, leaves, rest, tokens)
+    stage = Stage(model, split, codec, counts, number, leaves, rest, tokens)
     totals = leaves_by_path(blocks), rest
-    state = _first_state(stage, table, x_TxD, totals, fill)
+    state = _first_state(stage, table, x_TxD, totals)
     state, _ = jax.lax.scan(
       _tick(stage, table), state, _column(table, stage.number)
     )
-    loss, found, rest_gradients = jax.tree.map(
+    loss, block_gradients, rest_gradients = jax.tree.map(
       lambda total: total / tokens.shape[0],
       (state.loss, state.block_gradients, state.rest_gradients),
     )
     structure = jax.tree.structure(blocks)
-    in_order = [found[path] for path in leaves]
+    in_order = [block_gradients[path] for path in leaves]
     return loss, jax.tree.unflatten(structure, in_order), rest_gradients
 
   return gradient
 
 
 def _tick(stage: Stage, table: Timetable) -> Callable:
-  """One row of the timetable, on one stage: the body of the scan."""
-  busy = [n for n in np.unique(table.action) if ACTIONS[n] != "idle"]
-  decode = stage.boundary.decode
+  """Returns the body of the scan: one row of the timetable on one stage."""
+  actions = {
+    "forward": stage.forward,
+    "backward": stage.backward,
+    "input_gradient": stage.input_gradient,
+    "weight_gradient": stage.weight_gradient,
+  }
+  used = [n for n in np.unique(table.action) if ACTIONS[n] != "idle"]
+  decode = stage.codec.decode
+  # Both rings for S = 3: activations go 0 -> 1 -> 2 -> 0, gradients go
+  # 0 -> 2 -> 1 -> 0. The hop from 2 round to 0 carries something useful only
+  # if stages hold several chunks: the output of stage 2's chunk 0 is the input
+  # of stage 0's chunk 1. Otherwise it lands in a slot that nobody reads.
   down = [(s, (s + 1) % table.num_stages) for s in range(table.num_stages)]
   up = [(target, source) for source, target in down]
 
-  def tick(state: State, at: Tick) -> tuple[State, None]:
+  def tick(state: StageState, at: TickNumbers) -> tuple[StageState, None]:
+    # What neighbours sent at the end of the last tick is unpacked first, so an
+    # action can read it in the same tick. 1F1B, S = 2: stage 0 runs F0 in tick
+    # 0; stage 1 puts its output into slot 0 in tick 1 and runs F0 on it.
     dtype = state.activations.dtype
-    arrived = decode(state.activations_sent, dtype)
-    turned = decode(state.gradients_sent, dtype)
+    activations = decode(state.activations_sent, dtype)
+    gradients = decode(state.gradients_sent, dtype)
     state = state._replace(
-      activations=put(state.activations, arrived, at.activation_put),
-      gradients=put(state.gradients, turned, at.gradient_put),
+      activations=put(state.activations, activations, at.activation_put),
+      gradients=put(state.gradients, gradients, at.gradient_put),
     )
-    for number in busy:
+    # At most one of these conditions is true.
+    for number in used:
       name = ACTIONS[number]
-      action = getattr(stage, name)
-      state = when(at.action == number, name, action, at, state)
+      state = when(at.action == number, name, actions[name], at, state)
     if table.num_stages > 1:
-      state = state._replace(
-        activations_sent=jax.lax.ppermute(
-          state.activations_sent, STAGE_AXIS, down
-        ),
-        gradients_sent=jax.lax.ppermute(state.gradients_sent, STAGE_AXIS, up),
-      )
+      # Every stage sends in every tick, because a collective needs all of
+      # them. A stage that made nothing new passes on what it received last.
+      sent = jax.lax.ppermute(state.activations_sent, STAGE_AXIS, down)
+      gradients = jax.lax.ppermute(state.gradients_sent, STAGE_AXIS, up)
+      state = state._replace(activations_sent=sent, gradients_sent=gradients)
     return state, None
 
   return tick
 
 
-def _column(table: Timetable, number: Array) -> Tick:
-  """What one stage reads of the timetable; leaves [ticks]."""
-  return Tick(
+def _column(table: Timetable, number: Array) -> TickNumbers:
+  """Returns one stage's column of the timetable; leaves [ticks]."""
+  return TickNumbers(
     *(
       jax.lax.dynamic_index_in_dim(
         jnp.asarray(getattr(table, field)), number, axis=1, keepdims=False
       )
-      for field in Tick._fields
+      for field in TickNumbers._fields
     )
   )
 
@@ -152,31 +163,34 @@ def _first_state(
   table: Timetable,
   x_TxD: jax.ShapeDtypeStruct,
   totals: tuple[Tree, Tree],
-  fill: float | int,
-) -> State:
-  """Buffers that hold nothing yet, and sums of nothing."""
+) -> StageState:
+  """Returns the state before the first tick: empty buffers and zero sums."""
 
   def buffers(tree: Tree, *slots: int) -> Tree:
-    def buffer(one: jax.ShapeDtypeStruct) -> Array:
-      value = fill if jnp.issubdtype(one.dtype, jnp.inexact) else 0
-      return jnp.full((*slots, *one.shape), value, one.dtype)
-
-    return jax.tree.map(buffer, tree)
+    return jax.tree.map(
+      lambda leaf: _empty((*slots, *leaf.shape), leaf.dtype), tree
+    )
 
   def zeros(x: Array | jax.ShapeDtypeStruct) -> Array:
     return jnp.zeros(x.shape, np.promote_types(np.float32, x.dtype))
 
   most = int(stage.counts.max())
-  message = jax.eval_shape(stage.boundary.encode, x_TxD)
+  message = jax.eval_shape(stage.codec.encode, x_TxD)
   block_gradients, rest_gradients = jax.tree.map(zeros, totals)
-  return State(
+  return StageState(
+    # One slot more than the table uses, for arrays that nobody reads.
     activations=buffers(x_TxD, table.num_activation_slots + 1),
     gradients=buffers(x_TxD, table.num_gradient_slots + 1),
     activations_sent=buffers(message),
     gradients_sent=buffers(message),
-    kept=buffers(stage.layer.kept, table.num_saved_slots, most),
+    saved=buffers(stage.layer.saved, table.num_saved_slots, most),
     pairs=buffers(stage.layer.pairs, table.num_pair_slots, most),
     loss=zeros(jax.ShapeDtypeStruct((), x_TxD.dtype)),
     block_gradients=block_gradients,
     rest_gradients=rest_gradients,
   )
+
+
+def _empty(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+  """Returns a buffer before it is written; no result depends on its values."""
+  return jnp.zeros(shape, dtype)

@@ -1,16 +1,18 @@
-"""The gradient of one layer, taken apart into the steps that a schedule moves.
+"""Splits the gradient of one layer into steps that a schedule can move.
 
 A pipeline runs a layer's forward, its input gradient and its weight gradient
-in different ticks, so what one leaves for the next must be plain arrays that
-lie in a buffer. JAX differentiates the layer; here its residuals are sorted
-into those that are parameters, which a stage has anyway and must never store
-per micro-batch, and the rest, and every product with a kernel is given a tap
-at which the two factors of its weight gradient can be drawn off.
+in different ticks. So everything that one step leaves for the next must be
+plain arrays that lie in a buffer. JAX differentiates the layer. This module
+sorts the residuals of that derivative into two groups: parameters, which a
+stage has anyway and must never store once per micro-batch, and all the rest.
+It also gives every product with a kernel a tap, from which the two factors of
+the kernel's gradient can be read.
 
 Letters in names: T tokens, D model.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from dilocox_jax.checks import one_of
+from dilocox_jax.plan.choices import REMATS
 from dilocox_jax.pytypes import Tree
 from dilocox_jax.trees import leaves_by_path
 
@@ -28,25 +32,39 @@ Leaves = dict[str, Array]  # A layer's leaves by path.
 Pairs = dict[str, Leaves]  # "inputs" and "outputs" of products, by path.
 PairShapes = dict[str, dict[str, jax.ShapeDtypeStruct]]
 
-REMATS = ("none", "dots", "full")
+# The differentiated function takes (kernels, others, x, taps).
+_NUM_ARGUMENTS, _X = 4, 2
 
 
+# How the taps split a gradient, for y = x @ W with x [T, I] and W [I, O]:
+#
+#   dx = dy @ W.T     the input gradient; the stage before waits for it
+#   dW = x.T @ dy     the weight gradient; nobody waits for it before the
+#                     optimizer, so ZB-H1 runs it in a tick that would be idle
+#
+# JAX would compute both at once. A tap is an extra argument that adds nothing
+# to y. We may define its "gradient" as we like, so we define it to be x or dy.
+# The backward pass then returns (x, dy) in place of dW, and the product of the
+# two is left for `SplitLayer.weight_gradients`.
 @jax.custom_vjp
 def _tapped(x, kernel, taps):
-  """The product, whose taps get x and the gradient of the product."""
+  """Returns x @ kernel; the gradients of the taps are x and dy."""
   del taps
   return jax.lax.dot(x, kernel)
 
 
 def _tapped_forward(x, kernel, taps):
+  # Query, key and value read the same x. Only the first of them has an input
+  # tap, so x is saved once and not three times.
   input_tap, _ = taps
   return jax.lax.dot(x, kernel), (None if input_tap is None else x, kernel)
 
 
-def _tapped_backward(kept, y_gradient):
-  x, kernel = kept
+def _tapped_backward(residuals, y_gradient):
+  x, kernel = residuals
   x_gradient = jax.lax.dot_general(y_gradient, kernel, (((1,), (1,)), ((), ())))
-  # Nobody reads the kernel's gradient: `weight_gradients` makes it.
+  # Nothing reads these zeros, so XLA removes them: `weight_gradients` makes
+  # the kernel's gradient.
   return x_gradient, jnp.zeros_like(kernel), (x, y_gradient)
 
 
@@ -54,56 +72,62 @@ _tapped.defvjp(_tapped_forward, _tapped_backward)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Layer:
+class SplitLayer:
   """A block's gradient in three steps, and the shapes of what lies between.
 
   Attributes:
-    kernel_dtypes: Of every leaf that the block multiplies with, by path: the
-      dtype of the product. Leaves are given to the methods in these.
-    kept: Shapes and dtypes of what a forward leaves for its backward.
-    pairs: The same of what an input gradient leaves for the weight gradient.
+    kernel_dtypes: Dtype of the product by path, for every leaf that the block
+      multiplies with. The methods take these leaves in these dtypes.
+    saved: Shapes and dtypes of the arrays that a forward saves for its
+      backward.
+    pairs: Shapes and dtypes of the arrays that an input gradient leaves for
+      its weight gradient.
   """
 
   kernel_dtypes: dict[str, Any]
-  kept: list[jax.ShapeDtypeStruct]
+  saved: list[jax.ShapeDtypeStruct]
   pairs: PairShapes
   _call: Callable[..., Array]
-  _sources: dict[str, str]  # Path of a product to that whose x is the same.
-  _residuals: Any  # Structure of what jax.vjp keeps beside its arguments.
-  _keeps_input: bool
+  # Path of each product -> path of the first product that reads the same x.
+  _sources: dict[str, str]
+  _residuals: Any  # Tree structure of what jax.vjp saves beside its arguments.
+  _saves_input: bool
 
   def forward(
     self, leaves: Leaves, x_TxD: Float[Array, "T D"]
   ) -> tuple[Float[Array, "T D"], list[Array]]:
-    """The layer's output, and what is kept for `input_gradient`."""
+    """Returns the layer's output, and the arrays for `input_gradient`."""
     y_TxD, pullback = jax.vjp(self._call, *self._arguments(leaves, x_TxD))
-    kept, _ = _strip(pullback)
-    return y_TxD, [*kept, x_TxD] if self._keeps_input else kept
+    replace_saved_arguments(pullback, [])
+    saved = jax.tree.leaves(pullback)
+    return y_TxD, [*saved, x_TxD] if self._saves_input else saved
 
   def input_gradient(
-    self, leaves: Leaves, kept: list[Array], y_gradient: Float[Array, "T D"]
+    self, leaves: Leaves, saved: list[Array], y_gradient: Float[Array, "T D"]
   ) -> tuple[Float[Array, "T D"], Leaves, Pairs]:
-    """Runs the layer backward, but for products that make weight gradients.
+    """Runs the layer backward, without the products of weight gradients.
 
     Args:
       leaves: The layer's parameters, as in `forward`.
-      kept: What `forward` kept.
+      saved: The arrays that `forward` saved.
       y_gradient: Gradient of the layer's output.
 
     Returns:
-      Gradients of the input and of the leaves that are no kernels, and the
-      factors of the kernels' gradients.
+      Gradient of the input, gradients of the leaves that are not kernels, and
+      the factors of the kernels' gradients.
     """
-    # Where the input is not kept nothing reads what stands in its place.
-    x_TxD = kept[-1] if self._keeps_input else y_gradient
-    residuals = kept[:-1] if self._keeps_input else kept
+    # If the input was not saved, the derivative does not read it. Then any
+    # array of the same shape can take its place.
+    x_TxD = saved[-1] if self._saves_input else y_gradient
+    residuals = saved[:-1] if self._saves_input else saved
     pullback = jax.tree.unflatten(self._residuals, residuals)
-    pullback.args_res = jax.tree.leaves(self._arguments(leaves, x_TxD))
+    arguments = self._arguments(leaves, x_TxD)
+    replace_saved_arguments(pullback, jax.tree.leaves(arguments))
     _, others, x_gradient, pairs = pullback(y_gradient)
     return x_gradient, others, pairs
 
   def weight_gradients(self, pairs: Pairs) -> Leaves:
-    """One product a kernel; sums of low-precision factors in fp32."""
+    """Returns x.T @ dy for each kernel, summed in fp32 or wider."""
     return {
       path: jax.lax.dot_general(
         pairs["inputs"][self._sources[path]],
@@ -117,36 +141,35 @@ class Layer:
   def _arguments(self, leaves: Leaves, x_TxD: Array) -> tuple:
     kernels = {p: x for p, x in leaves.items() if p in self.kernel_dtypes}
     others = {p: x for p, x in leaves.items() if p not in self.kernel_dtypes}
-    # The taps have values for the sake of their gradients only.
+    # Only the gradients of the taps matter; their values are never read.
     taps = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.pairs)
     return kernels, others, x_TxD, taps
 
 
-def layer(
+def split_layer(
   block: Block,
   leaves: Tree,
   x_TxD: jax.ShapeDtypeStruct,
   length: int,
   remat: str = "dots",
-) -> Layer:
-  """Takes a block apart; computes nothing.
+) -> SplitLayer:
+  """Splits the gradient of a block; works with shapes and computes nothing.
 
   Args:
     block: (parameters, x [T, D], length, multiply) -> x [T, D]. It must send
       each product with a kernel through multiply(path, x, kernel).
     leaves: Shapes and dtypes of one layer's parameters, a nested dict.
-    x_TxD: Those of the stream.
+    x_TxD: Shape and dtype of the stream.
     length: Tokens that attend to each other, L.
-    remat: What a forward keeps. "none": whatever JAX does. "dots": results of
-      products, and what is elementwise is computed again. "full": the input
-      alone, and every product but the last is computed again.
+    remat: What a forward saves, see `remat_wrapper`.
 
   Raises:
-    ValueError: If the block multiplies with what is no leaf of its own, or
-      twice with the same.
+    ValueError: If `remat` is unknown, if the block multiplies with something
+      that is not one of its leaves, or twice with the same leaf.
+    RuntimeError: If this JAX cannot split a gradient, see
+      `replace_saved_arguments`.
   """
-  if remat not in REMATS:
-    raise ValueError(f"remat={remat!r} must be one of {', '.join(REMATS)}")
+  wrap = remat_wrapper(remat)
   shapes, structure = leaves_by_path(leaves), jax.tree.structure(leaves)
   dtypes, sources, pairs = _products(block, leaves, x_TxD, length)
   for path in dtypes:
@@ -160,42 +183,106 @@ def layer(
       )
 
     both = {**kernels, **others}
-    tree = jax.tree.unflatten(structure, [both[path] for path in shapes])
-    return block(tree, x_TxD, length, multiply)
+    layer = jax.tree.unflatten(structure, [both[path] for path in shapes])
+    return block(layer, x_TxD, length, multiply)
 
-  if remat != "none":
-    saveable = jax.checkpoint_policies.dots_saveable
-    policy = saveable if remat == "dots" else None
-    # Forward and backward lie in different branches: nothing to keep apart.
-    call = jax.checkpoint(call, policy=policy, prevent_cse=False)
+  call = wrap(call)
   cast = {
     path: jax.ShapeDtypeStruct(leaf.shape, dtypes.get(path, leaf.dtype))
     for path, leaf in shapes.items()
   }
-  unsorted = Layer(dtypes, [], pairs, call, sources, None, False)
-  found = []
+  unfinished = SplitLayer(dtypes, [], pairs, call, sources, None, False)
+  residuals, saves_input = None, False
 
   def probe(leaves: Leaves, x_TxD: Array) -> list[Array]:
-    _, pullback = jax.vjp(call, *unsorted._arguments(leaves, x_TxD))
-    keeps_input = bool(jax.tree.leaves(pullback.args_res[2]))
-    kept, residuals = _strip(pullback)
-    found.append((residuals, keeps_input))
-    return [*kept, x_TxD] if keeps_input else kept
+    nonlocal residuals, saves_input
+    _, pullback = jax.vjp(call, *unfinished._arguments(leaves, x_TxD))
+    arguments = replace_saved_arguments(pullback, [])
+    # An argument that the derivative does not read has no leaves here.
+    saves_input = bool(jax.tree.leaves(arguments[_X]))
+    saved, residuals = jax.tree.flatten(pullback)
+    return [*saved, x_TxD] if saves_input else saved
 
-  kept = jax.eval_shape(probe, cast, x_TxD)
-  return Layer(dtypes, kept, pairs, call, sources, *found[-1])
+  saved = jax.eval_shape(probe, cast, x_TxD)
+  return dataclasses.replace(
+    unfinished, saved=saved, _residuals=residuals, _saves_input=saves_input
+  )
 
 
-def _strip(pullback: Any) -> tuple[list[Array], Any]:
-  """Residuals of jax.vjp that are no arguments of it, and their structure."""
-  pullback.args_res = []
-  return jax.tree.flatten(pullback)
+def remat_wrapper(name: str) -> Callable[[Callable], Callable]:
+  """Returns a wrapper that decides what a layer's forward saves.
+
+  Args:
+    name: One of `plan.choices.REMATS`. "none" saves whatever JAX saves. "dots"
+      saves the results of products; the backward computes everything that is
+      elementwise again. "full" saves the layer's input alone; the backward
+      computes every product but the last again.
+
+  Raises:
+    ValueError: If the name is not in that list.
+  """
+  one_of("remat", name, REMATS)
+  # `prevent_cse` would keep XLA from merging the forward with the forward that
+  # is computed again. Here they lie in different loops, so XLA cannot do so.
+  checkpoint = functools.partial(jax.checkpoint, prevent_cse=False)
+  saves_products = jax.checkpoint_policies.dots_saveable
+  return {
+    "none": lambda call: call,
+    "dots": functools.partial(checkpoint, policy=saves_products),
+    "full": checkpoint,
+  }[name]
+
+
+def replace_saved_arguments(pullback: Any, arguments: list[Array]) -> list[Any]:
+  """Replaces the arguments that a result of `jax.vjp` has saved.
+
+  Nothing else in this package touches the attribute `args_res`, which JAX does
+  not document. It is needed because a derivative saves the layer's kernels
+  among its residuals. With 8 micro-batches in flight the buffers of a stage
+  would hold every kernel 8 times. JAX keeps arguments that are residuals in
+  this list, apart from all other residuals. So a forward empties the list
+  before its residuals go into a buffer, and a backward fills it with the
+  parameters that the stage holds anyway.
+
+  JAX 0.10.2 and 0.12.0.1, which `constraints/` pins, have the attribute.
+
+  Args:
+    pullback: Second result of `jax.vjp` of a function of four arguments, or
+      such a result that was flattened with an empty list and unflattened. It
+      is changed in place.
+    arguments: New arguments, as a flat list of arrays.
+
+  Returns:
+    The old list: one entry per argument, or no entry.
+
+  Raises:
+    RuntimeError: If the attribute is missing, cannot be set, or has another
+      form in the installed version of JAX.
+  """
+  try:
+    before = pullback.args_res
+    if not isinstance(before, list) or len(before) not in (0, _NUM_ARGUMENTS):
+      raise AttributeError(f"args_res is {type(before).__name__}")
+    pullback.args_res = arguments
+  except AttributeError as error:
+    raise RuntimeError(
+      f"JAX {jax.__version__} does not keep the saved arguments of jax.vjp in a"
+      f" list args_res ({error}), so stages cannot split gradients: install a"
+      " version pinned in constraints/, or use mesh.num_stages=1 and"
+      " mesh.num_data_shards=1"
+    ) from error
+  return before
 
 
 def _products(
   block: Block, leaves: Tree, x_TxD: jax.ShapeDtypeStruct, length: int
 ) -> tuple[dict[str, Any], dict[str, str], PairShapes]:
-  """What a block multiplies with what, from tracing it once."""
+  """Traces a block once and lists its products with kernels.
+
+  Returns:
+    Dtype of each product by path, the path of the first product that reads
+    the same x, and shapes of the factors of the weight gradients.
+  """
   dtypes, sources, inputs, outputs = {}, {}, {}, {}
   seen = []
 

@@ -1,11 +1,12 @@
-"""What a stage of a pipeline does in one tick, apart from when and with whom.
+"""Runs the action of one stage in one tick of a pipeline.
 
-Each action takes the stage's state to its next state and touches the slots
-that the timetable names, so that the memory of a step is decided there and
-nowhere else. Layers run in a loop, each put together from what
-`pipeline_layer` took apart; the first and the last part of the model have the
-embedding and the loss to do besides, under a condition, as all stages run the
-same program.
+The timetable says when an action runs and which slots it uses; `pipeline`
+moves values between stages. Each action here takes the stage's state to its
+next state and touches only the slots that the timetable names. So the
+timetable alone decides the memory of a step. Layers run in a loop, one
+`SplitLayer` after the other. All stages run the same program, so the embedding
+and the loss, which only the model's first and last chunk have, stand under a
+condition.
 
 Letters in names: T tokens, D model, K layers of a chunk.
 """
@@ -19,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from dilocox_jax.inner.boundary import Boundary, Message
-from dilocox_jax.inner.pipeline_layer import Block, Layer, Leaves, Pairs
+from dilocox_jax.inner.activation_codec import ActivationCodec, Message
+from dilocox_jax.inner.pipeline_layer import Block, Leaves, Pairs, SplitLayer
 from dilocox_jax.pytypes import Index, Scalar, Tree
 
 
@@ -28,10 +29,10 @@ class CutModel(NamedTuple):
   """A model, cut where a pipeline may cut it.
 
   Attributes:
-    embed: (leaves that are no block's, tokens [b, L]) -> x [T, D], T = b L.
+    embed: (leaves outside the blocks, tokens [b, L]) -> x [T, D], T = b L.
     block: (one layer's leaves, x [T, D], L, multiply) -> x [T, D]; products
       with kernels go through multiply(path, x, kernel).
-    loss: (leaves that are no block's, x [T, D], targets [T]) -> mean loss.
+    loss: (leaves outside the blocks, x [T, D], targets [T]) -> mean loss.
   """
 
   embed: Callable[[Tree, Array], Array]
@@ -39,8 +40,20 @@ class CutModel(NamedTuple):
   loss: Callable[[Tree, Array, Array], Array]
 
 
-class Tick(NamedTuple):
-  """One stage's entries of a row of the timetable, which explains them."""
+class TickNumbers(NamedTuple):
+  """The numbers that one stage reads from one row of the timetable.
+
+  `plan.pipeline.timetable.Timetable` explains each of them. This is what the
+  first of two stages reads in 1F1B with four micro-batches (F2 is the forward
+  of micro-batch 2, B2 its backward, "." means none):
+
+      tick        0   1   2   3   4   5   6   7   8   9
+      action      F0  F1  .   B0  F2  B1  F3  B2  .   B3
+      saved_slot  0   1   .   0   0   1   1   0   .   1
+
+  Two slots are enough for four micro-batches. B0 reads slot 0 in tick 3, so F2
+  may write there in tick 4. A "." is stored as the number of slots, here 2.
+  """
 
   action: Index
   micro_batch: Index
@@ -54,26 +67,29 @@ class Tick(NamedTuple):
   pair_slot: Index
 
 
-class State(NamedTuple):
-  """What a stage holds between two ticks.
+class StageState(NamedTuple):
+  """The arrays that a stage holds between two ticks.
 
   Attributes:
-    activations: Inbox [slots + 1, T, D]; what nobody reads goes to the last.
-    gradients: The same for gradients.
-    activations_sent: What is on its way from the stage before.
-    gradients_sent: The same from the stage after.
-    kept: From forwards for backwards; leaves [slots, K, ...].
-    pairs: From input gradients for weight gradients; leaves [slots, K, ...].
-    loss: Sum over micro-batches.
-    block_gradients: The same by path; leaves [chunks, K, ...].
-    rest_gradients: The same of all other leaves.
+    activations: Inbox [slots + 1, T, D] of activations. A stage receives an
+      array in every tick; one that nobody reads is put into the last slot.
+    gradients: Inbox [slots + 1, T, D] of gradients, used in the same way.
+    activations_sent: Activations that arrived from the stage before.
+    gradients_sent: Gradients that arrived from the stage after.
+    saved: Arrays from forwards for backwards; leaves [slots, K, ...].
+    pairs: Arrays from input gradients for weight gradients; leaves
+      [slots, K, ...].
+    loss: Sum of the losses of the micro-batches so far.
+    block_gradients: Sums of the blocks' gradients by path; leaves
+      [chunks, K, ...].
+    rest_gradients: Sums of the gradients of all other leaves.
   """
 
   activations: Array
   gradients: Array
   activations_sent: Message
   gradients_sent: Message
-  kept: list[Array]
+  saved: list[Array]
   pairs: Pairs
   loss: Scalar
   block_gradients: Leaves
@@ -82,98 +98,109 @@ class State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
-  """A stage's actions, and what does not change from tick to tick.
+  """A stage's actions, and the values that are the same in every tick.
 
   Attributes:
-    model: What it computes.
-    layer: Its block, taken apart.
-    boundary: How values travel between stages.
+    model: The model.
+    layer: The model's block with its gradient split in steps.
+    codec: Encoding of values on their way to another stage.
     counts: Layers of every chunk of every stage: int32 [stages, chunks].
-    number: Which stage this is.
-    leaves: Its layers' parameters by path, [chunks, K, ...].
-    rest: The leaves that are no block's.
+    number: Index of this stage.
+    leaves: Parameters of this stage's layers by path, [chunks, K, ...].
+    rest: Parameters outside the blocks.
     tokens: int32 [m, b, L + 1].
   """
 
   model: CutModel
-  layer: Layer
-  boundary: Boundary
+  layer: SplitLayer
+  codec: ActivationCodec
   counts: np.ndarray
   number: Index
   leaves: Leaves
   rest: Tree
   tokens: Array
 
-  def forward(self, at: Tick, state: State) -> State:
-    """Runs a chunk's layers and sends what comes out."""
+  def forward(self, at: TickNumbers, state: StageState) -> StageState:
+    """Runs a chunk's layers and sends their output."""
 
-    def embed(at: Tick, _: Array) -> Array:
+    def embed(at: TickNumbers, _: Array) -> Array:
       tokens = get(self.tokens, at.micro_batch)
       return self.model.embed(self.rest, tokens[:, :-1])
 
-    def body(place: Index, carry: tuple[Array, list[Array]]):
-      x_TxD, kept = carry
-      x_TxD, new = self.layer.forward(self._leaves(at, place), x_TxD)
-      return x_TxD, put(kept, new, at.saved_slot, place)
+    def body(row: Index, carry: tuple[Array, list[Array]]):
+      x_TxD, saved = carry
+      x_TxD, new = self.layer.forward(self._leaves(at, row), x_TxD)
+      return x_TxD, put(saved, new, at.saved_slot, row)
 
-    arrived = get(state.activations, at.activation_slot)
-    x_TxD = when(self._is_first(at), "embed", embed, at, arrived)
-    x_TxD, kept = self._loop(at, body, (x_TxD, state.kept))
+    x_TxD = get(state.activations, at.activation_slot)
+    x_TxD = when(self._is_first(at), "embed", embed, at, x_TxD)
+    x_TxD, saved = self._loop(at, body, (x_TxD, state.saved))
+    # The model's last output is not sent anywhere. It turns round: it waits
+    # among the gradients until the backward computes the loss from it. On
+    # every other chunk `turn_slot` is the last slot, which nobody reads.
     return state._replace(
-      kept=kept,
+      saved=saved,
       gradients=put(state.gradients, x_TxD, at.turn_slot),
-      activations_sent=self.boundary.encode(x_TxD),
+      activations_sent=self.codec.encode(x_TxD),
     )
 
-  def backward(self, at: Tick, state: State) -> State:
-    """Both halves of the gradient, layer by layer."""
+  def backward(self, at: TickNumbers, state: StageState) -> StageState:
+    """Computes input and weight gradients, layer by layer."""
     return self._backward(at, state, is_split=False)
 
-  def input_gradient(self, at: Tick, state: State) -> State:
-    """The half that the stage before waits for."""
+  def input_gradient(self, at: TickNumbers, state: StageState) -> StageState:
+    """Computes input gradients, for which the stage before waits."""
     return self._backward(at, state, is_split=True)
 
-  def weight_gradient(self, at: Tick, state: State) -> State:
-    """The other half."""
+  def weight_gradient(self, at: TickNumbers, state: StageState) -> StageState:
+    """Computes the weight gradients that `input_gradient` left out."""
 
-    def body(place: Index, totals: Leaves) -> Leaves:
-      pairs = get(state.pairs, at.pair_slot, place)
-      return _add(totals, self.layer.weight_gradients(pairs), at.chunk, place)
+    def body(row: Index, totals: Leaves) -> Leaves:
+      pairs = get(state.pairs, at.pair_slot, row)
+      return _add(totals, self.layer.weight_gradients(pairs), at.chunk, row)
 
     totals = self._loop(at, body, state.block_gradients)
     return state._replace(block_gradients=totals)
 
-  def _backward(self, at: Tick, state: State, is_split: bool) -> State:
-    state, gradient = self._turned(at, state)
+  def _backward(
+    self, at: TickNumbers, state: StageState, is_split: bool
+  ) -> StageState:
+    state, gradient = self._last_gradient(at, state)
     last = self._count(at) - 1
 
     def body(step: Index, carry: tuple[Array, Pairs, Leaves]):
       gradient, pairs, totals = carry
-      place = last - step
-      kept = get(state.kept, at.saved_slot, place)
-      gradient, found, new = self.layer.input_gradient(
-        self._leaves(at, place), kept, gradient
+      row = last - step
+      saved = get(state.saved, at.saved_slot, row)
+      gradient, leaf_gradients, new = self.layer.input_gradient(
+        self._leaves(at, row), saved, gradient
       )
       if is_split:
-        pairs = put(pairs, new, at.pair_slot, place)
+        pairs = put(pairs, new, at.pair_slot, row)
       else:
-        found |= self.layer.weight_gradients(new)
-      return gradient, pairs, _add(totals, found, at.chunk, place)
+        leaf_gradients |= self.layer.weight_gradients(new)
+      return gradient, pairs, _add(totals, leaf_gradients, at.chunk, row)
 
     gradient, pairs, totals = self._loop(
       at, body, (gradient, state.pairs, state.block_gradients)
     )
     return state._replace(
-      gradients_sent=self.boundary.encode(gradient),
+      gradients_sent=self.codec.encode(gradient),
       pairs=pairs,
       block_gradients=totals,
-      rest_gradients=self._embedded(at, gradient, state.rest_gradients),
+      rest_gradients=self._add_embedding(at, gradient, state.rest_gradients),
     )
 
-  def _turned(self, at: Tick, state: State) -> tuple[State, Array]:
-    """The gradient to start from; of the last part, with loss and head's."""
+  def _last_gradient(
+    self, at: TickNumbers, state: StageState
+  ) -> tuple[StageState, Array]:
+    """Returns the gradient of the chunk's output.
 
-    def head(at: Tick, carry: tuple[Array, Scalar, Tree]):
+    It comes from the inbox. The model's last chunk finds its own output there
+    instead, and computes the loss and the gradients of the head from it.
+    """
+
+    def head(at: TickNumbers, carry: tuple[Array, Scalar, Tree]):
       x_TxD, loss_total, totals = carry
       targets = get(self.tokens, at.micro_batch)[:, 1:].reshape(-1)
       loss, (rest, gradient) = jax.value_and_grad(self.model.loss, (0, 1))(
@@ -187,62 +214,67 @@ class Stage:
     gradient, loss, totals = when(self._is_last(at), "head", head, at, start)
     return state._replace(loss=loss, rest_gradients=totals), gradient
 
-  def _embedded(self, at: Tick, gradient: Array, totals: Tree) -> Tree:
-    """Adds the gradient of the embedding, where the first part has it."""
+  def _add_embedding(
+    self, at: TickNumbers, gradient: Array, totals: Tree
+  ) -> Tree:
+    """Adds the gradient of the embedding, on the model's first chunk."""
 
-    def embed(at: Tick, totals: Tree) -> Tree:
+    def embed(at: TickNumbers, totals: Tree) -> Tree:
       tokens = get(self.tokens, at.micro_batch)[:, :-1]
       _, pullback = jax.vjp(lambda r: self.model.embed(r, tokens), self.rest)
       return jax.tree.map(_sum, totals, *pullback(gradient))
 
     return when(self._is_first(at), "embed", embed, at, totals)
 
-  def _is_first(self, at: Tick) -> Array:
+  def _is_first(self, at: TickNumbers) -> Array:
     return (self.number == 0) & (at.chunk == 0)
 
-  def _is_last(self, at: Tick) -> Array:
+  def _is_last(self, at: TickNumbers) -> Array:
     stages, chunks = self.counts.shape
     return (self.number == stages - 1) & (at.chunk == chunks - 1)
 
-  def _count(self, at: Tick) -> np.int32 | Index:
-    """Layers of a chunk; known beforehand where all chunks are alike."""
+  def _count(self, at: TickNumbers) -> np.int32 | Index:
+    """Returns the layers of a chunk, as a constant if all chunks are alike."""
     most = self.counts.max()
     if np.all(self.counts == most):
       return most
     return get(jnp.asarray(self.counts), self.number, at.chunk)
 
-  def _loop(self, at: Tick, body: Callable, start: Tree) -> Tree:
+  def _loop(self, at: TickNumbers, body: Callable, start: Tree) -> Tree:
     return jax.lax.fori_loop(np.int32(0), self._count(at), body, start)
 
-  def _leaves(self, at: Tick, place: Index) -> Leaves:
-    return get(self.leaves, at.chunk, place)
+  def _leaves(self, at: TickNumbers, row: Index) -> Leaves:
+    return get(self.leaves, at.chunk, row)
 
 
 def when(
   condition: Array,
   name: str,
-  action: Callable[[Tick, Tree], Tree],
-  at: Tick,
+  action: Callable[[TickNumbers, Tree], Tree],
+  at: TickNumbers,
   state: Tree,
 ) -> Tree:
-  """The state after an action, or as it was.
+  """Returns the state after an action, or unchanged if a condition is false.
 
-  A loop of one round or none, because what a loop carries is changed in place.
-  One conditional over all actions was seen to copy every buffer in each tick,
-  idle ones too, which doubled both memory and traffic.
+  This is `jax.lax.cond`, written as a loop of one round or none, because XLA
+  changes the values that a loop carries in place. With one conditional over
+  all actions it copied every buffer in each tick, also in idle ones. That
+  doubled memory and traffic.
 
   Args:
     condition: Whether to run the action.
-    name: What compiled operations and profiles call it.
-    action: (tick, state) -> state. It must find what it reads of other
-      values than its state by the tick's indices.
-    at: The tick.
-    state: The state.
+    name: Name of the action in compiled operations and profiles.
+    action: (tick numbers, state) -> state. Any other array must be read at an
+      index from the tick numbers that the action is given.
+    at: Numbers of the tick.
+    state: State before the action.
   """
 
   def body(number: Index, state: Tree) -> Tree:
-    # What does not depend on the round would be moved out of the loop, and so
-    # run where the loop has none. Now all that follows from the tick depends.
+    # XLA moves operations that do not depend on the round out of a loop. Then
+    # they would run although the loop has no round. `is_on` is always true
+    # here, but XLA does not know that. So all tick numbers depend on the round,
+    # and with them every slice that the action reads.
     is_on = number < rounds
     here = jax.tree.map(lambda index: jnp.where(is_on, index, -1), at)
     return action(here, state)
@@ -252,35 +284,42 @@ def when(
     return jax.lax.fori_loop(np.int32(0), rounds, body, state)
 
 
-def get(tree: Tree, *place: Index) -> Tree:
-  """Leaves [N1, ..., *shape] at a place along their first axes: [*shape]."""
+def get(tree: Tree, *indices: Index) -> Tree:
+  """Reads leaves [N1, ..., *shape] at indices of their first axes.
 
-  def one(buffer: Array) -> Array:
-    axes, shape = buffer.shape[: len(place)], buffer.shape[len(place) :]
-    sizes = (*[1] * len(place), *shape)
-    found = jax.lax.dynamic_slice(buffer, _starts(buffer, place), sizes)
+  Example: get(saved, 1, 3) of a leaf [slots, K, T, D] is leaf[1, 3], with the
+  shape [T, D]. It is layer 3 of the chunk whose arrays lie in slot 1.
+  """
+
+  def read(buffer: Array) -> Array:
+    axes, shape = buffer.shape[: len(indices)], buffer.shape[len(indices) :]
+    sizes = (*[1] * len(indices), *shape)
+    leaf = jax.lax.dynamic_slice(buffer, _starts(buffer, indices), sizes)
     if max(axes) == 1:
-      # What lies in the only place there is depends on no tick: see `when`.
-      is_on = jnp.asarray(place[0]) >= 0
-      found = jnp.where(is_on, found, jnp.zeros_like(found))
-    return found.reshape(shape)
+      # With a single slot XLA knows that the index must be 0, so the slice
+      # does not depend on the tick and would leave the loop of `when`. The
+      # first index is -1 only in a round that never runs.
+      is_on = jnp.asarray(indices[0]) >= 0
+      leaf = jnp.where(is_on, leaf, jnp.zeros_like(leaf))
+    return leaf.reshape(shape)
 
-  return jax.tree.map(one, tree)
-
-
-def put(tree: Tree, new: Tree, *place: Index) -> Tree:
-  """The tree with leaves [*shape] put at a place along its first axes."""
-
-  def one(buffer: Array, value: Array) -> Array:
-    value = value.reshape(*[1] * len(place), *value.shape)
-    return jax.lax.dynamic_update_slice(buffer, value, _starts(buffer, place))
-
-  return jax.tree.map(one, tree, new)
+  return jax.tree.map(read, tree)
 
 
-def _starts(buffer: Array, place: tuple[Index, ...]) -> list:
-  # A loop counts in int64 where that is enabled; starts must be of one type.
-  starts = (*place, *[0] * (buffer.ndim - len(place)))
+def put(tree: Tree, new: Tree, *indices: Index) -> Tree:
+  """Writes leaves [*shape] at indices of the first axes; reverses `get`."""
+
+  def write(buffer: Array, leaf: Array) -> Array:
+    leaf = leaf.reshape(*[1] * len(indices), *leaf.shape)
+    return jax.lax.dynamic_update_slice(buffer, leaf, _starts(buffer, indices))
+
+  return jax.tree.map(write, tree, new)
+
+
+def _starts(buffer: Array, indices: tuple[Index, ...]) -> list:
+  # All starts must have one type, but a loop counts in int64 where JAX has
+  # that enabled.
+  starts = (*indices, *[0] * (buffer.ndim - len(indices)))
   return [jnp.asarray(start, np.int32) for start in starts]
 
 
@@ -288,10 +327,10 @@ def _sum(total: Array, value: Array) -> Array:
   return total + value.astype(total.dtype)
 
 
-def _add(totals: Leaves, found: Leaves, *place: Index) -> Leaves:
-  """Adds to some of the leaves, at a place along their first axes."""
+def _add(totals: Leaves, gradients: Leaves, *indices: Index) -> Leaves:
+  """Adds gradients of some of the leaves at indices of the first axes."""
   new = {
-    path: put(totals[path], _sum(get(totals[path], *place), value), *place)
-    for path, value in found.items()
+    path: put(totals[path], _sum(get(totals[path], *indices), value), *indices)
+    for path, value in gradients.items()
   }
   return {**totals, **new}

@@ -1,9 +1,10 @@
-"""The gradient of one replica whose arrays lie on several devices.
+"""Computes the gradient of one replica whose arrays lie on several devices.
 
 Before the pipeline starts, every device collects the layers that its stage
-computes and the few leaves that all stages share; afterwards the gradients go
-back to where the parameters are kept. Both happen once an optimizer step,
-however many micro-batches it has, over the fast links inside a cluster.
+computes and the few leaves that all stages share. Afterwards the gradients go
+back to the devices that keep the parameters. Both happen once per optimizer
+step, whatever the number of micro-batches, over the fast links inside a
+cluster.
 """
 
 from collections.abc import Callable
@@ -27,13 +28,14 @@ from dilocox_jax.plan.schedule.fragments import BLOCKS
 from dilocox_jax.pytypes import Array, Scalar, Tree
 from dilocox_jax.trees import path_name
 
-# (blocks [v, K, ...], other leaves, tokens [m, b, L + 1]) -> (loss, and the
-# same two trees of gradients), all of them this stage's contribution.
+# (blocks [v, K, ...], other leaves, tokens [m, b, L + 1]) -> (loss, gradients
+# of the blocks, gradients of the other leaves). All three results are this
+# stage's contribution to a sum over the stages.
 StageGradient = Callable[[Tree, Tree, Array], tuple[Scalar, Tree, Tree]]
 
 
-class _Held(NamedTuple):
-  """A leaf's division; a leaf of the tree of divisions."""
+class _LeafSpec(NamedTuple):
+  """Wraps a leaf's spec, which is a tuple, so that trees see one leaf."""
 
   spec: Spec
 
@@ -41,44 +43,49 @@ class _Held(NamedTuple):
 def sharded_gradient(
   stage_gradient: StageGradient,
   division: Division,
-  parts: StageLayers,
+  stage_layers: StageLayers,
   num_micro_batches: int,
 ) -> Gradient:
   """Spreads a gradient over the devices of one replica.
 
   Args:
-    stage_gradient: What a stage does, under the axis "stage".
-    division: How parameters are kept.
-    parts: Which layers are whose.
-    num_micro_batches: m, of every data shard's part of a batch.
+    stage_gradient: Gradient of one stage, under the mesh axis "stage".
+    division: Division of the parameters among the devices.
+    stage_layers: Layers of every stage.
+    num_micro_batches: Number m of micro-batches into which every data shard
+      cuts its rows of a batch.
 
   Returns:
     (params, batch [B, L + 1]) -> (loss, gradients), for use under
-    `mesh.Replicas.over`; the gradients are divided like the parameters.
+    `distributed.replicas.Replicas.map`. The gradients are divided like the
+    parameters.
   """
 
   def gradient(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
-    held = _divisions(params, division)
+    specs = _leaf_specs(params, division)
 
     def local(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
       rest = {key: tree for key, tree in params.items() if key != BLOCKS}
-      rest_held = {key: held[key] for key in rest}
+      rest_specs = {key: specs[key] for key in rest}
       blocks = jax.tree.map(
-        lambda leaf, where: _to_stages(leaf, where.spec, parts),
+        lambda leaf, at: _to_stages(leaf, at.spec, stage_layers),
         params[BLOCKS],
-        held[BLOCKS],
+        specs[BLOCKS],
       )
-      whole = jax.tree.map(lambda x, at: _gathered(x, at.spec), rest, rest_held)
+      whole = jax.tree.map(lambda x, at: _gather(x, at.spec), rest, rest_specs)
       tokens = batch.reshape(num_micro_batches, -1, *batch.shape[1:])
       loss, for_blocks, for_rest = stage_gradient(blocks, whole, tokens)
       gradients = {
         BLOCKS: jax.tree.map(
-          lambda leaf, where: _from_stages(leaf, where.spec, parts),
+          lambda leaf, at: _from_stages(leaf, at.spec, stage_layers),
           for_blocks,
-          held[BLOCKS],
+          specs[BLOCKS],
         ),
-        **jax.tree.map(lambda x, at: _summed(x, at.spec), for_rest, rest_held),
+        **jax.tree.map(lambda x, at: _sum(x, at.spec), for_rest, rest_specs),
       }
+      # Sums over stages are complete now: each stage contributed its part. Sums
+      # over data shards must become means, because every shard's loss is
+      # already the mean over its own rows.
       shards = jax.lax.axis_size(DATA_AXIS)
       loss = jax.lax.psum(loss, INNER_AXES) / shards
       gradients = jax.tree.map(
@@ -86,51 +93,66 @@ def sharded_gradient(
       )
       return loss, {key: gradients[key] for key in params}
 
-    specs = jax.tree.map(
-      lambda where: partition(where.spec), held, is_leaf=_is_held
+    partitions = jax.tree.map(
+      lambda at: partition(at.spec),
+      specs,
+      is_leaf=lambda x: isinstance(x, _LeafSpec),
     )
     mapped = map_over_devices(
-      local, (specs, PartitionSpec(DATA_AXIS)), (PartitionSpec(), specs)
+      local,
+      (partitions, PartitionSpec(DATA_AXIS)),
+      (PartitionSpec(), partitions),
     )
     return mapped(params, batch)
 
   return gradient
 
 
-def _is_held(value: Any) -> bool:
-  return isinstance(value, _Held)
+def _leaf_specs(params: Tree, division: Division) -> Tree:
+  def leaf_spec(path: Any, leaf: Array) -> _LeafSpec:
+    return _LeafSpec(division.spec(path_name(path), leaf.shape))
 
-
-def _divisions(params: Tree, division: Division) -> Tree:
-  def held(path, leaf) -> _Held:
-    named = path_name(path)
-    return _Held(division.spec(named, leaf.shape))
-
-  return jax.tree_util.tree_map_with_path(held, params)
+  return jax.tree_util.tree_map_with_path(leaf_spec, params)
 
 
 def _dimension(spec: Spec, axis: str) -> int | None:
-  """The dimension that an axis divides."""
+  """Returns the dimension that a mesh axis divides, or None."""
   return next((n for n, axes in enumerate(spec) if axis in axes), None)
 
 
-def _to_stages(leaf: Array, spec: Spec, parts: StageLayers) -> Array:
-  """A leaf's layers, as kept, to those of this stage, [v, K, ...] whole."""
+# Five layers over four stages, one chunk each (S = 4, v = 1, K = 2):
+#
+#   stage_layers.table   [0, 1] [2, 5] [3, 5] [4, 5]   by stage
+#   stage_layers.places  [0, 1, 2, 4, 6]               by layer
+#
+# There is no layer 5: the number fills the rows of short chunks. Five does not
+# divide by four, so no stage can keep its own layers. A kernel [5, D, F] is
+# divided along D instead: each stage keeps [5, D / 4, F].
+#
+# `_to_stages` puts the rows in the order of the table, [8, D / 4, F] with zeros
+# for layer 5. The all-to-all gives rows 2 s and 2 s + 1 to stage s and joins
+# the pieces of D there: [2, D, F]. `_from_stages` runs the all-to-all backward
+# and picks the rows `places` of the eight, which leaves out the fillers.
+def _to_stages(leaf: Array, spec: Spec, stage_layers: StageLayers) -> Array:
+  """Takes a leaf as it is kept to this stage's layers, [v, K, ...] whole."""
   by_stage = _dimension(spec, STAGE_AXIS)
+  table = jnp.asarray(stage_layers.table)
   if by_stage is None:
-    table = jnp.asarray(parts.table)[jax.lax.axis_index(STAGE_AXIS)]
+    # Every stage keeps all layers of this leaf and picks its own.
+    table = table[jax.lax.axis_index(STAGE_AXIS)]
     leaf = _rows(leaf, table.reshape(-1))
-  elif by_stage:
-    leaf = _rows(leaf, jnp.asarray(parts.table.reshape(-1)))
+  elif by_stage > 0:
+    leaf = _rows(leaf, table.reshape(-1))
     leaf = jax.lax.all_to_all(leaf, STAGE_AXIS, 0, by_stage, tiled=True)
+  # If `by_stage` is 0, the stage keeps exactly the layers that it computes.
   by_data = _dimension(spec, DATA_AXIS)
   if by_data is not None:
     leaf = jax.lax.all_gather(leaf, DATA_AXIS, axis=by_data, tiled=True)
-  return leaf.reshape(*parts.table.shape[1:], *leaf.shape[1:])
+  return leaf.reshape(*stage_layers.table.shape[1:], *leaf.shape[1:])
 
 
-def _from_stages(leaf: Array, spec: Spec, parts: StageLayers) -> Array:
-  """Gradients of this stage's layers, summed, to where the leaf is kept."""
+def _from_stages(leaf: Array, spec: Spec, stage_layers: StageLayers) -> Array:
+  """Sums gradients of this stage's layers over data; reverses `_to_stages`."""
   leaf = leaf.reshape(-1, *leaf.shape[2:])
   by_stage, by_data = _dimension(spec, STAGE_AXIS), _dimension(spec, DATA_AXIS)
   if by_data is None:
@@ -145,24 +167,24 @@ def _from_stages(leaf: Array, spec: Spec, parts: StageLayers) -> Array:
     leaf = jax.lax.all_gather(leaf, STAGE_AXIS, axis=0, tiled=True)
   else:
     leaf = jax.lax.all_to_all(leaf, STAGE_AXIS, by_stage, 0, tiled=True)
-  return _rows(leaf, jnp.asarray(parts.places))
+  return _rows(leaf, jnp.asarray(stage_layers.places))
 
 
 def _rows(leaf: Array, numbers: Array) -> Array:
-  """Layers by number; zeros where there is no such layer."""
+  """Picks layers by number; a number without a layer gives zeros."""
   return leaf.at[numbers].get(mode="fill", fill_value=0)
 
 
-def _gathered(leaf: Array, spec: Spec) -> Array:
-  """The whole of a leaf that devices keep parts of."""
+def _gather(leaf: Array, spec: Spec) -> Array:
+  """Returns the whole leaf of which every device keeps a part."""
   for dimension, axes in enumerate(spec):
     if axes:
       leaf = jax.lax.all_gather(leaf, axes, axis=dimension, tiled=True)
   return leaf
 
 
-def _summed(leaf: Array, spec: Spec) -> Array:
-  """The part that is kept of the sum over all devices."""
+def _sum(leaf: Array, spec: Spec) -> Array:
+  """Sums a leaf over all devices; each returns the part that it keeps."""
   used = set()
   for dimension, axes in enumerate(spec):
     if axes:
@@ -170,5 +192,6 @@ def _summed(leaf: Array, spec: Spec) -> Array:
       leaf = jax.lax.psum_scatter(
         leaf, axes, scatter_dimension=dimension, tiled=True
       )
+  # A leaf that is not divided along an axis is kept by all devices of it.
   missing = tuple(axis for axis in INNER_AXES if axis not in used)
   return jax.lax.psum(leaf, missing) if missing else leaf

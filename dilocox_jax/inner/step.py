@@ -1,7 +1,8 @@
 """One optimizer step of one replica.
 
-H counts these: however many micro-batches a gradient is accumulated over, an
-inner step is one call of the optimizer. Nothing here knows of other replicas.
+H counts these steps. An inner step is one call of the optimizer, whatever the
+number of micro-batches over which the gradient is accumulated. This module
+does not know that there are other replicas.
 """
 
 from collections.abc import Callable
@@ -12,17 +13,22 @@ import optax
 
 from dilocox_jax.pytypes import Scalar, Tree
 
+# (params, batch) -> mean loss, and -> (mean loss, gradients).
 Loss = Callable[[Tree, Tree], Scalar]
 Gradient = Callable[[Tree, Tree], tuple[Scalar, Tree]]
 
 
 def accumulated_gradient(loss: Loss, accumulate_steps: int = 1) -> Gradient:
-  """The mean loss and gradient over a batch's micro-batches.
+  """Builds the mean loss and gradient over a batch's micro-batches.
+
+  Example: a batch of 12 rows and 4 steps are 4 micro-batches of 3 rows. Rows
+  0, 1 and 2 are the first. The micro-batches have equal sizes, so the mean of
+  their means is the mean over the batch.
 
   Args:
     loss: (params, micro-batch) -> mean loss.
-    accumulate_steps: Micro-batches in a batch; each batch leaf's leading axis
-      is divided by it.
+    accumulate_steps: Number of micro-batches in a batch. It must divide the
+      leading axis of each leaf of the batch.
 
   Returns:
     (params, batch) -> (loss, gradients).
@@ -32,19 +38,20 @@ def accumulated_gradient(loss: Loss, accumulate_steps: int = 1) -> Gradient:
     return gradient
 
   def accumulate(params: Tree, batch: Tree) -> tuple[Scalar, Tree]:
-    micro = jax.tree.map(
+    micro_batches = jax.tree.map(
       lambda x: x.reshape(accumulate_steps, -1, *x.shape[1:]), batch
     )
 
-    def body(total, part):
-      return jax.tree.map(jnp.add, total, gradient(params, part)), None
+    def body(total, micro_batch):
+      new = gradient(params, micro_batch)
+      return jax.tree.map(jnp.add, total, new), None
 
-    first = jax.tree.map(lambda x: x[0], micro)
+    first = jax.tree.map(lambda x: x[0], micro_batches)
     zeros = jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype),
       jax.eval_shape(gradient, params, first),
     )
-    total, _ = jax.lax.scan(body, zeros, micro)
+    total, _ = jax.lax.scan(body, zeros, micro_batches)
     return jax.tree.map(lambda x: x / accumulate_steps, total)
 
   return accumulate
@@ -53,15 +60,15 @@ def accumulated_gradient(loss: Loss, accumulate_steps: int = 1) -> Gradient:
 def inner_step(
   gradient: Gradient, optimizer: optax.GradientTransformation
 ) -> Callable:
-  """Builds the step that a round repeats.
+  """Builds the inner step that a round repeats H times.
 
   Args:
     gradient: (params, batch) -> (loss, gradients).
-    optimizer: The inner optimizer.
+    optimizer: Inner optimizer.
 
   Returns:
     (params, optimizer state, batch) -> (params, optimizer state, (loss,
-    gradient norm before clipping)).
+    gradient norm)). The norm is taken before the optimizer clips.
   """
 
   def step(params: Tree, state: Tree, batch: Tree):

@@ -1,7 +1,7 @@
-"""What a run writes down: rows, the clock, TensorBoard, the run record.
+"""Files that a run writes: rows, timing, TensorBoard events, run record.
 
-The names below are what most others need; the modules behind them are one for
-each kind of file in the run directory.
+Each module writes one kind of file of the run directory. The names below are
+those that other packages use most.
 """
 
 from dilocox_jax.metrics.lines import JsonLines as JsonLines

@@ -1,9 +1,15 @@
-"""JSON lines that survive a kill, and files replaced as a whole.
+"""JSON lines that survive a kill, and files that are replaced as a whole.
 
-A row is one line, written by one system call, and a line counts only once its
-newline is on disk; so a kill at any moment leaves at most one torn tail, which
-reading ignores and the next writer cuts. JSON has no NaN or infinity: a float
-that is not finite is written as null, and the row types read null back as NaN.
+A row is one line, written by one system call. A line counts only if it ends
+with a newline. So a kill at any moment leaves at most one torn line at the end
+of the file, which readers ignore and the next writer cuts:
+
+    {"loss": 2.5, "step": 30}   newline: this is a row
+    {"loss": 2.4, "step": 60}   newline: this is a row
+    {"loss": 2.3, "st           torn: no newline, so this is no row
+
+JSON has no NaN or infinity. A float that is not finite is written as null, and
+the row types read null as NaN.
 """
 
 import contextlib
@@ -20,12 +26,12 @@ Directory = str | os.PathLike[str]
 
 
 class RecordError(RuntimeError):
-  """A file of the run directory could not be written or read; one line."""
+  """A file cannot be written or read; the message is one line."""
 
 
 @contextlib.contextmanager
 def one_line(path: Directory, verb: str = "write") -> Iterator[None]:
-  """Turns an OSError inside the block into one line that names the path."""
+  """Turns an OSError in the block into a RecordError that names the path."""
   try:
     yield
   except OSError as error:
@@ -34,10 +40,10 @@ def one_line(path: Directory, verb: str = "write") -> Iterator[None]:
 
 
 def make_directory(path: Directory) -> pathlib.Path:
-  """Makes a directory, those above it included, unless it is there.
+  """Creates a directory and its parents unless they exist.
 
   Raises:
-    RecordError: The disk refused, or a file has its name.
+    RecordError: If the system refuses, or a file has the name.
   """
   path = pathlib.Path(path)
   with one_line(path):
@@ -46,13 +52,14 @@ def make_directory(path: Directory) -> pathlib.Path:
 
 
 def plain(value: Any) -> Any:
-  """Turns numpy values, tuples and paths into what JSON can hold.
+  """Converts numpy values, tuples and paths to types that JSON has.
 
   Args:
     value: Nested mappings and sequences of numbers, strings and None.
 
   Returns:
-    The same with Python numbers; floats that are not finite become None.
+    Nested dictionaries and lists of Python numbers, strings and None. Floats
+    that are not finite become None.
   """
   if isinstance(value, Mapping):
     return {str(key): plain(item) for key, item in value.items()}
@@ -68,12 +75,16 @@ def plain(value: Any) -> Any:
 def write_atomically(path: Directory, text: str | bytes) -> None:
   """Replaces a file as a whole, so that no reader sees half of it.
 
+  Example: `run.json` is written as `.run.json.partial`, flushed to the disk and
+  then renamed. A kill before the rename leaves the old `run.json`, a kill after
+  it leaves the new one.
+
   Args:
-    path: The file; its directory must exist.
-    text: The new content; a string is written as UTF-8.
+    path: File to replace; its directory must exist.
+    text: New content; a string is written as UTF-8.
 
   Raises:
-    RecordError: The disk refused.
+    RecordError: If the system refuses.
   """
   path = pathlib.Path(path)
   partial = path.with_name(f".{path.name}.partial")
@@ -81,12 +92,13 @@ def write_atomically(path: Directory, text: str | bytes) -> None:
     with partial.open("wb") as file:
       file.write(text.encode() if isinstance(text, str) else text)
       file.flush()
+      # Without this a power cut could leave the new name on an empty file.
       os.fsync(file.fileno())
     partial.replace(path)
 
 
 def write_json(path: Directory, value: Any) -> None:
-  """Writes indented JSON with sorted keys, atomically (see `plain`)."""
+  """Writes any value that `plain` accepts as indented JSON, atomically."""
   text = json.dumps(plain(value), indent=2, sort_keys=True, allow_nan=False)
   write_atomically(path, text + "\n")
 
@@ -113,26 +125,26 @@ def read_rows(path: Directory) -> list[dict[str, Any]]:
   """Reads a JSON-lines file; a missing file has no rows.
 
   Args:
-    path: The file. A last line without its newline is ignored.
+    path: File to read. A last line without a newline is ignored.
 
   Returns:
-    One dictionary a line, in order.
+    One dictionary per line, in order.
 
   Raises:
-    RecordError: A whole line is not a JSON object.
+    RecordError: If the file cannot be read, or a line is not a JSON object.
   """
   path = pathlib.Path(path)
   return _parse(path, _whole_lines(path))
 
 
 class JsonLines:
-  """An append-only file of rows, one JSON object a line."""
+  """A file of rows to which rows are appended, one JSON object per line."""
 
   def __init__(self, path: Directory):
-    """Opens the file for appending, and cuts a torn last line.
+    """Cuts a torn last line, so that the next row begins a line.
 
     Args:
-      path: The file, created with the first row; its directory must exist.
+      path: File, created with the first row; its directory must exist.
     """
     self.path = pathlib.Path(path)
     size = sum(map(len, _whole_lines(self.path)))
@@ -141,37 +153,43 @@ class JsonLines:
         os.truncate(self.path, size)
 
   def append(self, row: Mapping[str, Any]) -> None:
-    """Writes one row so that a killed process leaves all of it or a torn tail.
+    """Writes one row with one system call.
+
+    A process that is killed leaves the whole row or a torn line.
 
     Args:
-      row: Anything `plain` accepts. Floats read back bit-equal.
+      row: Any mapping that `plain` accepts. Floats read back with equal bits.
 
     Raises:
-      RecordError: The disk refused; the earlier rows are untouched.
+      RecordError: If the system refuses. The earlier rows are unchanged.
     """
     text = json.dumps(plain(row), sort_keys=True, allow_nan=False)
     line = text.encode() + b"\n"
     with one_line(self.path), self.path.open("ab", buffering=0) as file:
       size = os.fstat(file.fileno()).st_size
+      # A disk that is almost full may take only the first bytes of the row.
       if file.write(line) != len(line):
         file.truncate(size)
         raise OSError("the disk took only part of a row")
 
   def truncate_after(self, step: int) -> None:
-    """Cuts the rows of steps that a restored run will do again.
+    """Cuts the rows of steps that a restored run will run again.
 
-    The closing row is cut whatever its step: it comes after the flush, which
-    no checkpoint holds, so a run that ends again writes it again.
+    Example: rows of the steps 30, 60 and 90 and a checkpoint of step 60. The
+    row of step 90 is cut, and the restored run writes it again.
+
+    The closing row is always cut. It is written after the flush, and no
+    checkpoint holds the flush. So a run that ends again writes it again.
 
     Args:
-      step: The restored inner step; -1 cuts every row.
+      step: Inner step of the checkpoint; -1 cuts every row.
     """
     lines = _whole_lines(self.path)
     rows = _parse(self.path, lines)
-    kept = [
+    remaining = [
       line
       for line, row in zip(lines, rows, strict=True)
       if row["step"] <= step and row.get("kind") != "final"
     ]
-    if len(kept) != len(lines):
-      write_atomically(self.path, b"".join(kept))
+    if len(remaining) != len(lines):
+      write_atomically(self.path, b"".join(remaining))

@@ -1,15 +1,14 @@
-"""The one object the trainer talks to about numbers.
+"""Records the numbers of a run; the trainer writes them through one object.
 
-It keeps what repeats (`metrics.jsonl`) apart from the clock (`timing.jsonl`):
-rows of the first depend on seed and config alone, so a killed and resumed run
-must produce the same bytes as one that was not. For that the trainer must have
-recorded every row up to a step before it saves a checkpoint of that step.
-TensorBoard gets the same values on the side.
+There are two files. Rows of `metrics.jsonl` depend on seed and config alone. A
+run that was killed and resumed must write the same bytes as one that was not.
+For that the trainer must record every row up to a step before it saves a
+checkpoint of that step. Rows of `timing.jsonl` depend on the machine, so they
+differ between two runs. TensorBoard gets the values of both.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
 from typing import Any, SupportsFloat, SupportsInt
 
 from dilocox_jax.checks import one_of
@@ -19,15 +18,16 @@ METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 
 
 class Recorder:
-  """Writes the rows of one run; use it as a context manager."""
+  """Writes the rows of one run. It is a context manager."""
 
   def __init__(self, workdir: lines.Directory, resume_step: int | None = None):
-    """Opens the files and cuts what a restored run will do again.
+    """Opens the files and cuts the rows that a restored run writes again.
 
     Args:
-      workdir: The run directory; created when missing.
-      resume_step: Inner step of the restored checkpoint. None starts afresh:
-        rows left by a run that was killed before its first checkpoint go.
+      workdir: Run directory; created if missing.
+      resume_step: Inner step of the restored checkpoint. None starts a new run
+        and cuts all rows. There are some if a run was killed before its first
+        checkpoint.
     """
     workdir = lines.make_directory(workdir)
     last_step = -1 if resume_step is None else resume_step
@@ -39,83 +39,30 @@ class Recorder:
       workdir / "tensorboard", last_step + 1
     )
 
-  def record_round(
-    self,
-    *,
-    step: SupportsInt,
-    tokens: SupportsInt,
-    phase: str,
-    loss: SupportsFloat,
-    loss_per_replica: Iterable[SupportsFloat],
-    grad_norm: SupportsFloat,
-    learning_rate: SupportsFloat,
-    sent_bytes: SupportsInt,
-    total_sent_bytes: SupportsInt,
-    drift: Iterable[Mapping[str, Any]] = (),
-  ) -> None:
-    """Records a finished round; the arguments are `rows.Round`'s fields.
+  def record_round(self, **fields: Any) -> None:
+    """Records a finished round.
 
     Args:
-      step: Inner steps finished.
-      tokens: Of all replicas so far.
-      phase: "local", "data_parallel" or "single".
-      loss: Mean over the round.
-      loss_per_replica: M values.
-      grad_norm: Inner gradient's norm.
-      learning_rate: Inner optimizer's.
-      sent_bytes: Of one replica in this round.
-      total_sent_bytes: Of one replica so far.
-      drift: Mappings with `rows.Drift`'s fields; `cosine` may be None.
+      **fields: Fields of `rows.RoundRow`, as Python, numpy or JAX numbers.
+        `drift` is a sequence of mappings with the fields of `rows.DriftRow`.
     """
-    one_of("phase", phase, rows.PHASES)
-    row = rows.RoundRow(
-      step=int(step),
-      tokens=int(tokens),
-      phase=phase,
-      loss=float(loss),
-      loss_per_replica=[float(x) for x in loss_per_replica],
-      grad_norm=float(grad_norm),
-      learning_rate=float(learning_rate),
-      sent_bytes=int(sent_bytes),
-      total_sent_bytes=int(total_sent_bytes),
-      drift=[_drift(entry) for entry in drift],
-    )
+    row = rows.from_json(rows.RoundRow, fields)
+    one_of("phase", row.phase, rows.PHASES)
     self._metrics.append({"kind": "round", **dataclasses.asdict(row)})
     self._board.scalars(row.step, _round_scalars(row))
 
   def record_evaluation(
-    self,
-    *,
-    step: SupportsInt,
-    tokens: SupportsInt,
-    total_sent_bytes: SupportsInt,
-    outer_loss: SupportsFloat,
-    mean_loss: SupportsFloat,
-    replica_loss: SupportsFloat,
-    flushed: bool = False,
-    num_steps: int | None = None,
+    self, *, flushed: bool = False, num_steps: int | None = None, **fields: Any
   ) -> None:
-    """Records validation losses, side by side.
+    """Records the validation losses of one evaluation.
 
     Args:
-      step: Inner steps finished.
-      tokens: Of all replicas so far.
-      total_sent_bytes: Of one replica so far.
-      outer_loss: Of the outer parameters.
-      mean_loss: Of the replicas' mean.
-      replica_loss: Of replica 0.
-      flushed: Whether everything pending had been applied.
-      num_steps: Given for the closing row only: the steps asked for.
+      flushed: Whether all pending exchanges had been applied.
+      num_steps: Inner steps that the run was asked for. Given for the closing
+        row only.
+      **fields: All other fields of `rows.Evaluation`.
     """
-    row = rows.Evaluation(
-      step=int(step),
-      tokens=int(tokens),
-      total_sent_bytes=int(total_sent_bytes),
-      outer_loss=float(outer_loss),
-      mean_loss=float(mean_loss),
-      replica_loss=float(replica_loss),
-      flushed=bool(flushed),
-    )
+    row = rows.from_json(rows.Evaluation, {**fields, "flushed": flushed})
     kind: dict[str, Any] = {"kind": "evaluation"}
     if num_steps is not None:
       kind = {"kind": "final", "num_steps": int(num_steps)}
@@ -128,8 +75,8 @@ class Recorder:
     """Records the closing row, after the flush.
 
     Args:
-      num_steps: Inner steps the run was asked for.
-      **fields: As for `record_evaluation`, without `flushed`.
+      num_steps: Inner steps that the run was asked for.
+      **fields: Arguments of `record_evaluation` without `flushed`.
     """
     self.record_evaluation(num_steps=num_steps, flushed=True, **fields)
 
@@ -142,24 +89,27 @@ class Recorder:
     tokens_per_s: SupportsFloat | None = None,
     simulated_s: SupportsFloat | None = None,
   ) -> None:
-    """Records what an event cost; events must not overlap in time.
+    """Records the time of an event; events must not overlap in time.
 
     Args:
-      step: Inner steps finished when it ended.
+      step: Inner steps finished when the event ended.
       event: "round", "compile", "evaluation" or "checkpoint".
-      wall_s: Duration of the event.
-      tokens_per_s: For rounds; None otherwise.
-      simulated_s: What the run's clock says, if it carries one.
+      wall_s: Duration of the event in seconds.
+      tokens_per_s: Tokens of all replicas per second in a round; None for
+        other events.
+      simulated_s: Seconds since the start on the run's simulated clock; None
+        for a run without one.
     """
     one_of("event", event, rows.EVENTS)
     row = rows.Timing(
-      step=int(step),
-      event=event,
-      wall_s=float(wall_s),
-      tokens_per_s=rows.number(tokens_per_s),
-      simulated_s=rows.number(simulated_s),
+      int(step),
+      event,
+      float(wall_s),
+      rows.float_or_nan(tokens_per_s),
+      rows.float_or_nan(simulated_s),
     )
     fields = dataclasses.asdict(row)
+    # Runs without a clock have no column of NaN.
     if simulated_s is None:
       del fields["simulated_s"]
     self._timing.append(fields)
@@ -167,7 +117,7 @@ class Recorder:
       self._board.scalars(row.step, {"time/tokens_per_s": row.tokens_per_s})
 
   def close(self) -> None:
-    """Writes what is queued and closes the files."""
+    """Writes queued TensorBoard events and closes the files."""
     self._board.close()
 
   def __enter__(self) -> "Recorder":
@@ -175,38 +125,27 @@ class Recorder:
     return self
 
   def __exit__(self, *exception: object) -> None:
-    """Closes, whatever happened."""
+    """Closes the recorder, also after an exception."""
     self.close()
 
 
 class SilentRecorder(Recorder):
-  """Takes everything and writes nothing: for processes beside the main one."""
+  """A recorder that writes nothing, for all processes but the first."""
 
   def __init__(self):
     """Opens nothing."""
 
   def record_round(self, **fields: Any) -> None:
-    """Forgets a finished round."""
+    """Ignores a finished round."""
 
   def record_evaluation(self, **fields: Any) -> None:
-    """Forgets validation losses."""
+    """Ignores validation losses."""
 
   def record_timing(self, **fields: Any) -> None:
-    """Forgets what an event cost."""
+    """Ignores the time of an event."""
 
   def close(self) -> None:
-    """Closes nothing."""
-
-
-def _drift(entry: Mapping[str, Any]) -> rows.DriftRow:
-  return rows.DriftRow(
-    fragment=int(entry["fragment"]),
-    step=int(entry["step"]),
-    cosine=rows.number(entry["cosine"]),
-    disagreement=float(entry["disagreement"]),
-    pseudo_gradient_norm=float(entry["pseudo_gradient_norm"]),
-    **{name: rows.number(entry.get(name)) for name in rows.RANKS},
-  )
+    """Does nothing, because nothing is open."""
 
 
 def _round_scalars(row: rows.RoundRow) -> dict[str, float | int]:
@@ -221,7 +160,7 @@ def _round_scalars(row: rows.RoundRow) -> dict[str, float | int]:
     suffix = f"fragment_{entry.fragment}"
     values[f"drift/cosine/{suffix}"] = entry.cosine
     values[f"drift/disagreement/{suffix}"] = entry.disagreement
-    for name in rows.RANKS:
+    for name in rows.RANK_FIELDS:
       if not math.isnan(getattr(entry, name)):
         values[f"rank/{name}/{suffix}"] = getattr(entry, name)
   return values

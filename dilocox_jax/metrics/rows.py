@@ -1,9 +1,8 @@
-"""The rows of a run as types: one place for their names, units and meaning.
+"""Types of the rows of a run, with the names, units and meaning of fields.
 
-The recorder builds them from whatever numbers the trainer has, and the report
-reads them back, so a field cannot be spelt in two ways. Fields that a reader
-does not know are skipped: a later version may write more than an older one
-reads.
+The recorder builds these types from the trainer's numbers, and reports read
+them again. So every field has one spelling. A reader skips fields that it does
+not know, so an older version can read the files of a newer one.
 """
 
 import dataclasses
@@ -11,32 +10,36 @@ import math
 from collections.abc import Mapping
 from typing import Any, SupportsFloat, TypeVar
 
-Row = TypeVar("Row")
+_Row = TypeVar("_Row")
 
 PHASES = ("local", "data_parallel", "single")
-RANKS = ("rank", "energy_rank", "stable_rank")  # Of a drift, if low rank.
+# Fields of a `DriftRow` that only a low-rank codec fills.
+RANK_FIELDS = ("rank", "energy_rank", "stable_rank")
 EVENTS = ("round", "compile", "evaluation", "checkpoint")
 
 
-def number(value: SupportsFloat | None) -> float:
-  """A Python float; None, which stands for "not finite", becomes NaN."""
+def float_or_nan(value: SupportsFloat | None) -> float:
+  """Returns a Python float; None, which means "not finite", becomes NaN."""
   return math.nan if value is None else float(value)
 
 
 @dataclasses.dataclass(frozen=True)
 class DriftRow:
-  """How far the replicas are apart when a fragment is measured.
+  """The distances between replicas when a fragment is measured.
 
   Attributes:
     fragment: Index of the fragment.
     step: Inner step of the measurement.
-    cosine: Mean pairwise cosine of the pseudo-gradients; NaN where it has no
-      meaning (one replica, or a zero vector).
-    disagreement: Norm of the pseudo-gradients about their mean.
+    cosine: Mean cosine over all pairs of replicas' pseudo-gradients; NaN if it
+      has no meaning (one replica, or a zero vector).
+    disagreement: Norm of the differences between the pseudo-gradients and
+      their mean.
     pseudo_gradient_norm: Norm of the averaged pseudo-gradient.
-    rank: Mean rank with which its matrices were sent; NaN without low rank.
-    energy_rank: Mean rank that holds a share of the averaged update's energy.
-    stable_rank: Mean stable rank of the averaged update.
+    rank: Mean rank with which the fragment's matrices were sent; NaN without
+      low rank.
+    energy_rank: Mean rank that holds a given share of the averaged update's
+      energy; NaN without low rank.
+    stable_rank: Mean stable rank of the averaged update; NaN without low rank.
   """
 
   fragment: int
@@ -57,13 +60,13 @@ class RoundRow:
     step: Inner steps finished.
     tokens: Tokens seen so far by all replicas together.
     phase: One of `PHASES`.
-    loss: Mean over the round's steps and the replicas.
-    loss_per_replica: Mean over the round's steps, one value a replica.
+    loss: Mean loss over the round's steps and the replicas, in nats.
+    loss_per_replica: Mean loss over the round's steps, one value per replica.
     grad_norm: Norm of the inner gradient before clipping.
-    learning_rate: Of the inner optimizer at the round's last step.
-    sent_bytes: What one replica put on the wire in this round.
-    total_sent_bytes: The same since the start.
-    drift: One entry a fragment that was measured in the round.
+    learning_rate: Learning rate of the inner optimizer at the last step.
+    sent_bytes: Bytes that one replica sent in this round.
+    total_sent_bytes: Bytes that one replica has sent since the start.
+    drift: One entry per fragment that was measured in the round.
   """
 
   step: int
@@ -80,16 +83,16 @@ class RoundRow:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """Validation losses side by side, in nats a token.
+  """The validation losses of one evaluation, in nats per token.
 
   Attributes:
     step: Inner steps finished.
     tokens: Tokens seen so far by all replicas together.
-    total_sent_bytes: What one replica has put on the wire so far.
-    outer_loss: Of the outer parameters.
-    mean_loss: Of the mean of the replicas' parameters.
-    replica_loss: Of replica 0.
-    flushed: Whether everything pending had been exchanged and applied.
+    total_sent_bytes: Bytes that one replica has sent since the start.
+    outer_loss: Loss of the outer parameters.
+    mean_loss: Loss of the mean of the replicas' parameters.
+    replica_loss: Loss of replica 0.
+    flushed: Whether all pending exchanges had been applied.
   """
 
   step: int
@@ -103,15 +106,16 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-  """What one event cost on the wall clock.
+  """The time that one event took on the wall clock.
 
   Attributes:
-    step: Inner steps finished when it ended.
+    step: Inner steps finished when the event ended.
     event: One of `EVENTS`.
-    wall_s: Duration of the event, not time since the start.
-    tokens_per_s: All replicas' tokens over the duration; NaN where no tokens
-      were trained on.
-    simulated_s: What the run's clock says since the start; NaN without one.
+    wall_s: Duration of the event in seconds, not the time since the start.
+    tokens_per_s: Tokens of all replicas divided by the duration; NaN for an
+      event that trained on no tokens.
+    simulated_s: Seconds since the start on the run's simulated clock; NaN for
+      a run without one.
   """
 
   step: int
@@ -121,29 +125,30 @@ class Timing:
   simulated_s: float = math.nan
 
 
-_READERS = {
-  float: number,
-  list[float]: lambda values: [number(value) for value in values],
-  list[DriftRow]: lambda values: [
-    from_json(DriftRow, value) for value in values
-  ],
+# Function that converts a number or JSON value to the type of a field.
+_CONVERT = {
+  int: int,
+  float: float_or_nan,
+  str: str,
+  bool: bool,
+  list[float]: lambda values: [float_or_nan(value) for value in values],
+  list[DriftRow]: lambda rows: [from_json(DriftRow, row) for row in rows],
 }
 
 
-def from_json(kind: type[Row], row: Mapping[str, Any]) -> Row:
-  """Builds a row from a line's object; null in a float becomes NaN.
+def from_json(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
+  """Builds a row from the object of a JSON line, or from a mapping of numbers.
 
   Args:
-    kind: `Round`, `Evaluation`, `Timing` or `Drift`.
-    row: The object; fields that `kind` has not are skipped.
+    kind: `RoundRow`, `Evaluation`, `Timing` or `DriftRow`.
+    row: Values by field; None in a float field becomes NaN. Fields that `kind`
+      does not have are skipped.
 
-  Returns:
-    The row.
+  Raises:
+    KeyError: If a field without a default is missing.
   """
   values = {}
   for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
-    if field.name not in row and field.default is not dataclasses.MISSING:
-      continue
-    read = _READERS.get(field.type, lambda value: value)
-    values[field.name] = read(row[field.name])
+    if field.name in row or field.default is dataclasses.MISSING:
+      values[field.name] = _CONVERT[field.type](row[field.name])
   return kind(**values)

@@ -1,9 +1,9 @@
-"""Who ran what: the two files that let a run directory explain itself.
+"""Writes the two files that say what was run: config.json and run.json.
 
-A loss without its config, source revision and corpus digest cannot be compared
-with any other, so these are written before the first step and read by every
-report. Versions come from the installed packages' metadata: nothing is imported
-to ask for its number.
+A loss can only be compared with another one if its config, source revision and
+corpus digest are known. So they are written before the first step, and every
+report reads them. Versions come from the metadata of installed packages, so no
+package is imported for its version.
 """
 
 import importlib.metadata
@@ -37,9 +37,13 @@ def _git(*arguments: str) -> str:
 
 
 def source_revision() -> str | None:
-  """The commit of this source ("-dirty": edited); None outside a checkout."""
+  """Returns the commit of this source, or None outside a checkout.
+
+  It ends with "-dirty" if tracked files were edited.
+  """
   try:
-    # An installed copy inside someone else's checkout is not that checkout.
+    # An installed copy may lie inside the checkout of another project, for
+    # example in its virtual environment. That commit is not ours.
     if _git("rev-parse", "--show-prefix") != "dilocox_jax/metrics/":
       return None
     revision = _git("rev-parse", "--verify", "HEAD")
@@ -63,26 +67,28 @@ def write_run_record(
   command: str | None = None,
   continues: bool = False,
 ) -> None:
-  """Writes `config.json` and `run.json`: what ran, on what, from what.
+  """Writes `config.json` and `run.json`.
 
-  A run that is continued keeps how it was started before, where that was
-  otherwise: by another command, on other devices, from other source.
+  The record of a continued run lists its earlier starts if they differ: by
+  another command, on other devices, or from other source.
 
   Args:
-    workdir: The run directory; created when missing.
-    config: The whole config as nested mappings.
+    workdir: Run directory; created if missing.
+    config: Whole config as nested mappings.
     method: Name of the method.
-    num_replicas: M.
-    parameter_count: Parameters of one replica (count).
-    corpus_name: What people call the training text.
-    corpus_digest: Hash of the text; runs compare only when it is equal.
-    held_out_digest: Hash of the windows of every evaluation; likewise.
+    num_replicas: Number of replicas, M.
+    parameter_count: Number of parameters of one replica.
+    corpus_name: Name of the training text.
+    corpus_digest: Hash of the training text. Runs can be compared only if it
+      is equal.
+    held_out_digest: Hash of the sequences of every evaluation. Runs can be
+      compared only if it is equal.
     platform: Backend and devices, as JAX names them.
-    command: The command line that started the run, where there was one.
-    continues: Whether the run goes on from a checkpoint.
+    command: Command line that started the run; None if there was none.
+    continues: Whether the run continues from a checkpoint.
 
   Raises:
-    RecordError: The directory cannot be written.
+    RecordError: If the directory cannot be written.
   """
   workdir = lines.make_directory(workdir)
   lines.write_json(workdir / CONFIG, config)
@@ -109,14 +115,14 @@ def write_run_record(
 def _earlier_starts(
   workdir: pathlib.Path, start: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """Every other way in which a run was started before, the first one first."""
+  """Lists the earlier starts that differ from this one, the oldest first."""
   try:
     before = json.loads((workdir / RECORD).read_text())
   except (OSError, ValueError):
-    return []  # It explains the run; without it the run still goes on.
+    return []  # A run without its old record can still continue.
   last = {name: before.get(name) for name in start}
-  found = []
-  for each in (*before.get("earlier_starts", ()), last):
-    if each not in (*found, start):
-      found.append(each)
-  return found
+  starts = []
+  for earlier in (*before.get("earlier_starts", ()), last):
+    if earlier not in (*starts, start):
+      starts.append(earlier)
+  return starts

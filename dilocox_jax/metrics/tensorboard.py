@@ -1,9 +1,10 @@
 # pyright: reportAttributeAccessIssue=false
-# The protocol buffers' classes are made at import, out of pyright's sight.
-"""The bridge to TensorBoard, by its own writer: TensorFlow stays out.
+# Classes of protocol buffers are made at import, so pyright cannot see them.
+"""Writes TensorBoard event files without TensorFlow.
 
-An event file cannot be cut like a JSON-lines file, since a reader may hold it
-open. A restart is announced instead, and the reader hides what it replaces.
+An event file cannot be cut like a JSON-lines file, because a reader may have it
+open. A restarted run begins a new file that says from which step on it
+replaces older events. TensorBoard then hides those.
 """
 
 import math
@@ -18,14 +19,14 @@ from dilocox_jax.metrics import lines
 
 
 class TensorBoardWriter:
-  """Scalars for TensorBoard, by its own writer (no TensorFlow)."""
+  """Writes scalars with TensorBoard's own writer."""
 
   def __init__(self, directory: lines.Directory, first_step: int = 0):
     """Starts an event file.
 
     Args:
-      directory: Where event files go; created when missing.
-      first_step: Older events of this step and later are hidden by the reader.
+      directory: Directory of event files; created if missing.
+      first_step: TensorBoard hides older events of this step and later steps.
     """
     self._directory = os.fspath(directory)
     with lines.one_line(directory):
@@ -39,7 +40,7 @@ class TensorBoardWriter:
       self._writer.add_event(event)
 
   def scalars(self, step: int, values: Mapping[str, float | int]) -> None:
-    """Adds one event; values that are not finite are left out."""
+    """Adds one event of a step, without values that are not finite."""
     summary = summary_pb2.Summary()
     for tag, value in values.items():
       if math.isfinite(value):
@@ -47,6 +48,6 @@ class TensorBoardWriter:
     self._add(event_pb2.Event(step=step, summary=summary))
 
   def close(self) -> None:
-    """Writes what is queued and closes the file."""
+    """Writes queued events and closes the file."""
     with lines.one_line(self._directory):
       self._writer.close()

@@ -1,1 +1,1 @@
-"""The decoder and its loss."""
+"""The decoder that every run trains, and its loss."""

@@ -1,7 +1,8 @@
-"""How tokens look at each other, apart from any parameter.
+"""Rotary positions and causal attention, without parameters.
 
-Positions and attention are pure functions of queries, keys and values, so
-their laws - the past alone, distances alone - are tested without a model.
+Both are pure functions of queries, keys and values. So their laws are tested
+without a model: attention reads the past alone, and a product of a rotated
+query and a rotated key depends on their distance alone.
 
 Letters in names: B batch, L length, N heads, K head width.
 """
@@ -15,21 +16,27 @@ ROPE_BASE = 10_000.0
 
 
 def rotate(x_BxLxNxK: Float[Array, "B L N K"]) -> Float[Array, "B L N K"]:
-  """Turns pairs of features by angles that grow with the position.
+  """Rotates pairs of features by angles that grow with the position (RoPE).
 
-  Feature i < K/2 is paired with i + K/2 and turned by
-  position * ROPE_BASE^(-2 i / K), so that a product of a query and a key
-  depends on the distance between them alone.
+  Feature i < K/2 is paired with i + K/2. The pair is rotated by the angle
+  position * ROPE_BASE^(-2 i / K). So a product of a query and a key depends on
+  the distance between them alone.
+
+  Example with K = 4: features 0 and 2 are rotated by 1 radian per position,
+  features 1 and 3 by 10,000^(-1/2) = 0.01. At position 3 the angles are 3 and
+  0.03. A query there and a key at position 1 differ by the angles 2 and 0.02,
+  as at positions 12 and 10.
 
   Source: Su et al. 2021, arXiv 2104.09864, equation 34.
-  Differs: pairs are halves apart instead of neighbours, which is the same up
-  to a permutation of the features and needs no strided access.
+  Differs: pairs are K/2 apart instead of neighbours. This is the same up to a
+  permutation of the features, and needs no strided access.
 
   Args:
     x_BxLxNxK: Queries or keys; the position is the index along L.
 
   Returns:
-    The same shape and dtype.
+    Rotated queries or keys, in the shape and dtype of the argument. Angles are
+    computed in fp32 or wider.
   """
   _, length, _, width = x_BxLxNxK.shape
   wide = np.promote_types(np.float32, x_BxLxNxK.dtype)
@@ -38,8 +45,8 @@ def rotate(x_BxLxNxK: Float[Array, "B L N K"]) -> Float[Array, "B L N K"]:
   angles = jnp.outer(positions, ROPE_BASE**-exponents)[None, :, None, :]
   cos, sin = jnp.cos(angles), jnp.sin(angles)
   first, second = jnp.split(x_BxLxNxK.astype(wide), 2, axis=-1)
-  turned = (first * cos - second * sin, second * cos + first * sin)
-  return jnp.concatenate(turned, axis=-1).astype(x_BxLxNxK.dtype)
+  rotated = (first * cos - second * sin, second * cos + first * sin)
+  return jnp.concatenate(rotated, axis=-1).astype(x_BxLxNxK.dtype)
 
 
 def attend(
@@ -47,7 +54,9 @@ def attend(
   key_BxLxNxK: Float[Array, "B L N K"],
   value_BxLxNxK: Float[Array, "B L N K"],
 ) -> Float[Array, "B L N K"]:
-  """Mixes values of the present and the past, by softmax(q k / sqrt(K)).
+  """Averages values up to each position, weighted by softmax(q k / sqrt(K)).
+
+  It materialises the weights [B, N, L, L].
 
   Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1.
 
@@ -57,7 +66,8 @@ def attend(
     value_BxLxNxK: Values.
 
   Returns:
-    The same shape and dtype; weights are computed in fp32 at least.
+    Averages in the shape and dtype of the values. Weights are computed in fp32
+    or wider.
   """
   _, length, _, width = query_BxLxNxK.shape
   wide = np.promote_types(np.float32, query_BxLxNxK.dtype)
@@ -67,11 +77,14 @@ def attend(
     key_BxLxNxK,
     preferred_element_type=wide,
   )
+  # Row l has ones in the columns 0 to l. Position 0 reads itself alone.
   past = jnp.tril(jnp.ones((length, length), bool))[None, None]
   logits = jnp.where(past, logits, jnp.finfo(wide).min)
   highest = jnp.max(logits, axis=-1, keepdims=True)
-  # Dividing by the sum after the product with the values instead of before
-  # spares the backward pass one sweep over [L, L].
+  # Subtracting the row's maximum keeps exp from overflowing. It cancels in the
+  # division by the sum, so it needs no gradient. That division comes after the
+  # product with the values, which saves the backward pass one sweep over
+  # [L, L].
   weights = jnp.exp(logits - jax.lax.stop_gradient(highest))
   sums_BxLxN = jnp.sum(weights, axis=-1).transpose(0, 2, 1)
   mixed = jnp.einsum(

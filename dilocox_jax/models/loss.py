@@ -1,7 +1,7 @@
-"""The one number that is minimised, in one unit.
+"""The loss that training minimises and every report shows.
 
-Every loss the project reports is the mean over predicted tokens in nats and
-fp32, so that curves of different methods can share an axis.
+It is the mean over predicted tokens, in nats and fp32. All methods use this
+function, so their curves can share an axis.
 """
 
 import jax
@@ -16,17 +16,26 @@ def token_loss(
   targets_T: Int[Array, " T"],
   z_loss: float | int = 0.0,
 ) -> Float[Array, ""]:
-  """Cross-entropy of tokens, given the logits for each.
+  """Computes the mean cross-entropy of tokens.
+
+  Every token has the weight 1 / T. So the mean of this loss over micro-batches
+  of equal size is the loss of the whole batch.
+
+  Example: V = 2 and logits [0, 0] give log Z = log 2 = 0.693, so the loss of
+  either token is 0.693 nats. With z_loss = 1e-4 it is larger by
+  1e-4 * 0.693^2 = 0.00005. Logits [50, 50] give the same cross-entropy, but
+  log Z = 50.7 and a z-loss of 0.257, which pulls them back.
 
   Args:
     logits_TxV: Logits.
-    targets_T: The tokens that came.
-    z_loss: Weight of the mean squared log-partition, which keeps logits from
-      drifting (Chowdhery et al. 2022, arXiv 2204.02311, section 5; 1e-4
-      there).
+    targets_T: Tokens that should have been predicted.
+    z_loss: Weight of the mean of log(Z)^2, where Z is the sum of exp(logits).
+      It keeps logits from drifting. Source: Chowdhery et al. 2022, arXiv
+      2204.02311, section 5, which uses 1e-4.
 
   Returns:
-    Mean over T tokens (nats, dtype of the logits), with the z-loss added.
+    Mean over T tokens in nats, in the dtype of the logits, with the z-loss
+    added.
   """
   log_partition_T = jax.nn.logsumexp(logits_TxV, axis=-1)
   target_T = jnp.take_along_axis(logits_TxV, targets_T[:, None], axis=-1)[:, 0]
@@ -42,18 +51,18 @@ def next_token_loss(
   tokens_BxS: Int[Array, "B S"],
   z_loss: float | int = 0.0,
 ) -> Float[Array, ""]:
-  """Cross-entropy of each token given those before it.
+  """Computes the mean cross-entropy of each token given those before it.
 
   Args:
-    model: The model.
-    params: Its parameters.
-    tokens_BxS: Token numbers, S = L + 1: the first L are read, the last L are
-      predicted.
-    z_loss: As for `token_loss`.
+    model: Model.
+    params: Parameters of the model.
+    tokens_BxS: Sequences of S = L + 1 tokens. The model reads the first L and
+      predicts the last L.
+    z_loss: Weight of the z-loss, as in `token_loss`.
 
   Returns:
-    Mean over B * L tokens (nats, fp32; of a float64 model float64), with the
-    z-loss added.
+    Mean over B * L tokens in nats, with the z-loss added. The dtype is fp32,
+    or float64 for a float64 model.
   """
   logits_BxLxV = model.apply(params, tokens_BxS[:, :-1])
   logits_TxV = logits_BxLxV.reshape(-1, logits_BxLxV.shape[-1])

@@ -1,10 +1,10 @@
-"""The one decoder everything else trains.
+"""The decoder that every run trains.
 
-Only this file knows Flax: the rest of the project sees a `Model`, pure
-functions over a plain nested dict of arrays, which can be stacked, averaged,
-sharded and compressed without asking what a module is. Blocks are stacked
-along a leading layer axis and scanned, so the program does not grow with
-depth; the parts between which a pipeline cuts are functions of their own.
+Only this file uses Flax. The rest of the project sees a `Model`: pure functions
+over a plain nested dict of arrays, which can be stacked, averaged, sharded and
+compressed like any other tree. Blocks are stacked along a leading layer axis
+and scanned, so the program does not grow with depth. A pipeline cuts the model
+between embedding, blocks and logits, so each of them is a function.
 
 Letters in names: B batch, L length, T = B * L tokens, D model, N heads, K head
 width, F feed-forward, V vocabulary.
@@ -32,21 +32,23 @@ NORM_EPSILON = 1e-6
 
 
 class Model(NamedTuple):
-  """A decoder as pure functions; `apply` is made of the three after it.
+  """A decoder as pure functions.
+
+  `apply` is `embed`, then `block` for every layer, then `logits`.
 
   Attributes:
-    shape: Its sizes.
-    init: Key to parameters: a nested dict of fp32 arrays, leaves and paths as
-      in `plan.shapes.parameter_shapes`.
-    apply: Parameters and tokens [B, L] (int32) to logits [B, L, V] (fp32, in a
-      float64 model float64).
-    embed: Parameters, of which those of blocks are not read, and tokens [B, L]
-      to the stream [T, D].
+    shape: Sizes of the model.
+    init: (key) -> parameters, a nested dict of fp32 arrays with the paths and
+      shapes of `plan.model.shapes.parameter_shapes`.
+    apply: (parameters, int32 tokens [B, L]) -> logits [B, L, V] in fp32, or in
+      float64 for a float64 model.
+    embed: (parameters, tokens [B, L]) -> stream [T, D]. It does not read the
+      parameters of blocks.
     block: (one layer's slice of `params["blocks"]`, stream [T, D], L,
-      multiply=None) to the stream; every product with a kernel goes through
-      `multiply`, if it is given.
-    logits: Parameters, of which those of blocks are not read, and the stream
-      [T, D] to logits [T, V].
+      multiply=None) -> stream [T, D]. If `multiply` is given, every product
+      with a kernel goes through it.
+    logits: (parameters, stream [T, D]) -> logits [T, V]. It does not read the
+      parameters of blocks.
   """
 
   shape: ModelShape
@@ -87,13 +89,14 @@ def _linear(
 
 
 def _residual_scale(shape: ModelShape) -> float:
-  # Each layer adds two terms to the stream; this keeps their sum's variance
-  # independent of depth (Radford et al. 2019, GPT-2, section 2.3).
+  # Each layer adds two terms to the stream. With this scale the variance of
+  # their sum does not depend on depth: 12 layers add 24 terms, each with 1/24
+  # of the variance (Radford et al. 2019, GPT-2, section 2.3).
   return INIT_SCALE / (2 * shape.num_layers) ** 0.5
 
 
 class _Attention(nnx.Module):
-  """Causal self-attention with its own norm in front."""
+  """Causal self-attention after a norm."""
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
     heads = shape.num_heads * shape.head_width
@@ -123,6 +126,9 @@ class _Attention(nnx.Module):
     )
     if self.shape.qk_norm:
       query, key = self.query_norm(query), self.key_norm(key)
+    # Grouped queries: neighbouring query heads share a key and a value head.
+    # With 8 heads and 2 key-value heads the group is 4, and repeating gives
+    # [0, 0, 0, 0, 1, 1, 1, 1].
     group = self.shape.num_heads // self.shape.kv_heads
     if group > 1:
       key, value = (jnp.repeat(x, group, axis=2) for x in (key, value))
@@ -131,7 +137,7 @@ class _Attention(nnx.Module):
 
 
 class _Mlp(nnx.Module):
-  """SwiGLU or GELU feed-forward with its own norm in front."""
+  """SwiGLU or GELU feed-forward after a norm."""
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
     d, f = shape.model_dim, shape.ff_dim
@@ -151,7 +157,7 @@ class _Mlp(nnx.Module):
 
 
 class _Block(nnx.Module):
-  """One layer: attention, then MLP, each added to the stream."""
+  """One layer: attention and then the MLP, each added to the stream."""
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
     self.attention = _Attention(shape, dtype, rngs)
@@ -165,7 +171,7 @@ class _Block(nnx.Module):
 
 
 class _Embed(nnx.Module):
-  """The token table. Positions come from `rotate`."""
+  """The token table, without positions: `rotate` adds them in attention."""
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
     table = (shape.vocab_size, shape.model_dim)
@@ -174,18 +180,21 @@ class _Embed(nnx.Module):
     self.dtype = dtype
 
   def __call__(self, tokens_T: Int[Array, " T"]) -> Float[Array, "T D"]:
-    # A token outside the vocabulary must become NaN, which stops a run,
-    # instead of training on its clamped neighbour.
+    # "fill" gives NaN for a token outside the vocabulary, and NaN stops the
+    # run. The default would clamp the token and train on another one.
     rows = jnp.take(self.embedding[...], tokens_T, axis=0, mode="fill")
     return rows.astype(self.dtype)
 
   def scores(self, x_TxD: Float[Array, "T D"]) -> Float[Array, "T V"]:
-    """How well every token fits, where the table is the head too."""
+    """Returns the logits of a model whose head is the token table."""
     return x_TxD @ self.embedding[...].astype(self.dtype).T
 
 
 class _Decoder(nnx.Module):
-  """All modules, in the order in which they draw their parameters."""
+  """All modules, in the order in which they draw their parameters.
+
+  Changing the order would change the parameters that a seed gives.
+  """
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
     self.embed = _Embed(shape, dtype, rngs)
@@ -204,7 +213,7 @@ class _Decoder(nnx.Module):
 
 
 def _pure(module: nnx.Module) -> Callable[[Params], Any]:
-  """From a module's leaves, as a nested dict, to the module."""
+  """Returns the function from a module's leaves, a nested dict, to it."""
   graph, abstract_state = nnx.split(module)
 
   def bound(leaves: Params) -> Any:
@@ -216,36 +225,39 @@ def _pure(module: nnx.Module) -> Callable[[Params], Any]:
 
 
 def _divert(module: nnx.Module, multiply: Multiply) -> None:
-  """Sends the products of a module's linear layers through a function."""
+  """Makes a module's linear layers call `multiply` for their products.
+
+  A pipeline needs this: it splits the gradient of each product in two.
+  """
 
   def dot_general(path: str, x: Array, kernel: Array, *_, **__) -> Array:
     return multiply(path, x, kernel)
 
-  for path, part in nnx.iter_modules(module):
-    if isinstance(part, nnx.Linear):
+  for path, layer in nnx.iter_modules(module):
+    if isinstance(layer, nnx.Linear):
       name = "/".join(map(str, (*path, "kernel")))
-      part.dot_general = functools.partial(dot_general, name)
+      layer.dot_general = functools.partial(dot_general, name)
 
 
-def build(
+def build_model(
   shape: ModelShape, *, dtype: Any = jnp.float32, unroll: int = 1
 ) -> Model:
-  """Makes the model's functions; allocates nothing.
+  """Builds the model's functions; allocates nothing.
 
   Args:
-    shape: Sizes.
-    dtype: Compute dtype: float32, bfloat16, or float64 where JAX has it
-      enabled and parameters are cast to it. Parameters as drawn, and with
-      bfloat16 norms' statistics, softmax and logits too, are fp32.
-    unroll: Layers per iteration of the scan over layers. 1 compiles fastest, 0
-      (all) runs fastest on CPU.
+    shape: Sizes of the model.
+    dtype: Compute dtype: float32, bfloat16, or float64 if JAX has it enabled
+      and the parameters are cast to it. `init` draws parameters in fp32. With
+      bfloat16 the statistics of norms, softmax and logits are fp32 too.
+    unroll: Layers per iteration of the scan over layers; 0 means all. 1
+      compiles fastest, 0 runs fastest on CPU.
 
   Returns:
-    A `Model`; its functions are pure and may be jitted, differentiated,
+    A `Model`. Its functions are pure and may be jitted, differentiated,
     vmapped and used inside `shard_map`.
 
   Raises:
-    ValueError: If the dtype is another, or `unroll` is negative.
+    ValueError: If the dtype is none of these, or `unroll` is negative.
   """
   if jnp.dtype(dtype).name not in ("float32", "bfloat16", "float64"):
     raise ValueError(f"dtype={dtype} must be float32, bfloat16 or float64")
@@ -286,8 +298,9 @@ def build(
     def layer(x_TxD: Array, leaves: Params):
       return block(leaves, x_TxD, tokens_BxL.shape[1]), None
 
-    # Tokens are flattened outside attention: a weight gradient that contracts
-    # batch and length as two dimensions is over twice as slow on CPU.
+    # The stream is [T, D] everywhere outside attention. With [B, L, D] a weight
+    # gradient would contract two dimensions, which is over twice as slow on
+    # CPU.
     x_TxD, _ = jax.lax.scan(
       layer,
       embed(params, tokens_BxL),

@@ -22,7 +22,7 @@ from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, compressed_mean
 from dilocox_jax.exchange.mean import mean_of_finite_replicas
-from dilocox_jax.inner.boundary import BOUNDARIES
+from dilocox_jax.inner.activation_codec import activation_codec
 from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
 from dilocox_jax.inner.sharded import sharded_gradient
 from dilocox_jax.inner.step import Gradient, accumulated_gradient, inner_step
@@ -116,7 +116,7 @@ def programs(config: RunConfig, choice: RoundSetting | None = None) -> Programs:
   """
   _check_memory(config.mesh.outer_memory)
   sizes, inner, outer = config.model, config.inner, config.outer
-  model = transformer.build(
+  model = transformer.build_model(
     sizes.shape, dtype=jnp.dtype(sizes.compute_dtype), unroll=sizes.scan_unroll
   )
 
@@ -193,7 +193,7 @@ def _gradient(config: RunConfig, model: transformer.Model) -> Gradient:
       timetable(config.pipeline),
       config.stage_layers.counts,
       remat=mesh.remat,
-      boundary=BOUNDARIES[mesh.boundary],
+      codec=activation_codec(mesh.boundary),
     )
     return sharded_gradient(
       stage, config.division, config.stage_layers, micro_batches

@@ -102,15 +102,15 @@ def test_a_share_that_leaves_a_part_empty_is_refused(fraction):
 
 
 def test_an_empty_part_is_an_error_that_says_what_to_change():
-  one = {"a.txt": b"text"}
-  kept = f"validation_fraction={1e-6} puts 0 of 1 files in validation"
+  files = {"a.txt": b"text"}
+  text = f"validation_fraction={1e-6} puts 0 of 1 files in validation"
   with pytest.raises(ValueError, match="more files are needed") as error:
-    corpus.from_files("text_files", one, 1e-6)
-  assert kept in str(error.value)
+    corpus.from_files("text_files", files, 1e-6)
+  assert text in str(error.value)
   assert "no validation text" in str(error.value)
   assert "raise validation_fraction" in str(error.value)
   with pytest.raises(ValueError, match="no training text.* lower") as error:
-    corpus.from_files("text_files", one, 1 - 1e-6)
+    corpus.from_files("text_files", files, 1 - 1e-6)
   assert "\n" not in str(error.value)
 
 

@@ -21,8 +21,8 @@ def test_text_files_reads_each_matching_file_once(tmp_path):
   write(tmp_path, NAMES + ["a/image.png"])
   corpus = sources.text_files(f"{tmp_path}/**/*.txt", validation_fraction=0.2)
   text = corpus.train.tobytes() + b"\n" + corpus.validation.tobytes()
-  found = [line for line in text.decode().split("\n") if line]
-  assert sorted(found) == sorted(f"text of {name}" for name in NAMES)
+  lines = [line for line in text.decode().split("\n") if line]
+  assert sorted(lines) == sorted(f"text of {name}" for name in NAMES)
   assert corpus.num_files == len(NAMES)
 
 
@@ -99,7 +99,9 @@ def test_the_standard_library_is_real_text_in_the_share_asked_for():
 
 
 def fake_library(root, monkeypatch):
-  kept = [f"{folder}module{i}.py" for folder in ("", "xml/") for i in range(50)]
+  modules = [
+    f"{folder}module{i}.py" for folder in ("", "xml/") for i in range(50)
+  ]
   left_out = [
     "test/test_x.py",
     "xml/tests/test_x.py",
@@ -113,21 +115,21 @@ def fake_library(root, monkeypatch):
     "sitecustomize.py",
     "README.txt",
   ]
-  write(root, kept + left_out)
+  write(root, modules + left_out)
   monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(root)})
-  return kept
+  return modules
 
 
 def test_the_standard_library_leaves_out_what_varies(tmp_path, monkeypatch):
-  kept = fake_library(tmp_path, monkeypatch)
+  modules = fake_library(tmp_path, monkeypatch)
   corpus = sources.stdlib(validation_fraction=0.2)
   text = corpus.train.tobytes() + b"\n" + corpus.validation.tobytes()
-  found = [line for line in text.decode().split("\n") if line]
-  assert sorted(found) == sorted(f"text of {name}" for name in kept)
+  lines = [line for line in text.decode().split("\n") if line]
+  assert sorted(lines) == sorted(f"text of {name}" for name in modules)
 
 
 def test_an_unreadable_file_of_the_library_is_skipped(tmp_path, monkeypatch):
-  kept = fake_library(tmp_path, monkeypatch)
+  modules = fake_library(tmp_path, monkeypatch)
   read_bytes = pathlib.Path.read_bytes
 
   def refuse_one(path):
@@ -136,7 +138,7 @@ def test_an_unreadable_file_of_the_library_is_skipped(tmp_path, monkeypatch):
     return read_bytes(path)
 
   monkeypatch.setattr(pathlib.Path, "read_bytes", refuse_one)
-  assert sources.stdlib(validation_fraction=0.2).num_files == len(kept) - 2
+  assert sources.stdlib(validation_fraction=0.2).num_files == len(modules) - 2
 
 
 def test_load_finds_every_source_by_its_name(tmp_path):
@@ -163,5 +165,5 @@ def test_load_hands_on_what_its_source_needs():
 
 
 def test_an_unknown_source_is_answered_with_the_known_ones():
-  with pytest.raises(ValueError, match="'wiki': use one of stdlib, text_files"):
+  with pytest.raises(ValueError, match="'wiki': have: stdlib, text_files"):
     sources.load_corpus("wiki")

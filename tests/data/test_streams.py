@@ -7,8 +7,8 @@ from dilocox_jax.data.streams import ReplicaStreams, validation_batches
 
 LENGTH = 4
 # And a rest of 3 tokens; neither 3 replicas nor batches of 2 divide it.
-NUM_WINDOWS = 1001
-TOKENS = np.arange(NUM_WINDOWS * (LENGTH + 1) + 3, dtype=np.int32)
+NUM_SEQUENCES = 1001
+TOKENS = np.arange(NUM_SEQUENCES * (LENGTH + 1) + 3, dtype=np.int32)
 
 
 def streams(seed=0, num_replicas=3, batch_size=2, tokens: np.ndarray = TOKENS):
@@ -21,8 +21,8 @@ def streams(seed=0, num_replicas=3, batch_size=2, tokens: np.ndarray = TOKENS):
   )
 
 
-def window_ids(batches):
-  """Which window of `TOKENS` each row is, after checking that it is one."""
+def sequence_ids(batches):
+  """Index in `TOKENS` of each row, after checking that it is a sequence."""
   starts = batches[..., :1]
   np.testing.assert_array_equal(batches, starts + np.arange(LENGTH + 1))
   assert (starts % (LENGTH + 1) == 0).all()
@@ -35,27 +35,27 @@ def test_take_returns_one_batch_a_step_and_replica():
   assert taken.dtype == np.int32
 
 
-def test_an_epoch_reads_every_window_once_and_no_replica_anothers():
-  longest = NUM_WINDOWS // 3 + 1
-  ids = window_ids(streams(batch_size=1).take(2 * longest))[..., 0]
+def test_an_epoch_reads_every_sequence_once_and_no_replica_anothers():
+  longest = NUM_SEQUENCES // 3 + 1
+  ids = sequence_ids(streams(batch_size=1).take(2 * longest))[..., 0]
   assert (ids % 3 == np.arange(3)[:, None]).all()
-  sizes = [len(range(m, NUM_WINDOWS, 3)) for m in range(3)]
+  sizes = [len(range(m, NUM_SEQUENCES, 3)) for m in range(3)]
   for epoch in range(2):
     seen = [
       own[epoch * size : (epoch + 1) * size]
       for own, size in zip(ids, sizes, strict=True)
     ]
     np.testing.assert_array_equal(
-      np.sort(np.concatenate(seen)), np.arange(NUM_WINDOWS)
+      np.sort(np.concatenate(seen)), np.arange(NUM_SEQUENCES)
     )
 
 
 def test_every_epoch_of_every_replica_has_an_order_of_its_own():
-  # One window more, so that all replicas own equally many.
-  tokens = np.arange((NUM_WINDOWS + 1) * (LENGTH + 1), dtype=np.int32)
+  # One sequence more, so that all replicas own equally many.
+  tokens = np.arange((NUM_SEQUENCES + 1) * (LENGTH + 1), dtype=np.int32)
   size = len(tokens) // (LENGTH + 1) // 3
   taken = streams(batch_size=1, tokens=tokens).take(2 * size)
-  orders = (window_ids(taken)[..., 0] // 3).reshape(3 * 2, size).tolist()
+  orders = (sequence_ids(taken)[..., 0] // 3).reshape(3 * 2, size).tolist()
   assert len({tuple(order) for order in [*orders, range(size)]}) == 7
 
 
@@ -122,7 +122,9 @@ def test_a_state_of_other_streams_is_refused(other, text):
 def test_too_little_text_for_a_batch_each_is_an_error_with_both_numbers():
   enough = 6 * (LENGTH + 1)
   streams(tokens=TOKENS[:enough])
-  text = "29 training tokens make 5 windows of 5, but .* need 6: use more text"
+  text = (
+    "29 training tokens make 5 sequences of 5, but .* need 6: use more text"
+  )
   with pytest.raises(ValueError, match=text):
     streams(tokens=TOKENS[: enough - 1])
 
@@ -136,23 +138,23 @@ def validation(batch_size=4, max_sequences=20, tokens: np.ndarray = TOKENS):
   )
 
 
-def test_validation_windows_are_evenly_spaced_over_the_text():
+def test_validation_sequences_are_evenly_spaced_over_the_text():
   batches = validation(max_sequences=48)
   assert batches.shape == (12, 4, LENGTH + 1)
   assert batches.dtype == np.int32
-  gaps = np.diff(window_ids(batches).ravel())
-  assert set(gaps.tolist()) == {NUM_WINDOWS // 48, NUM_WINDOWS // 48 + 1}
+  gaps = np.diff(sequence_ids(batches).ravel())
+  assert set(gaps.tolist()) == {NUM_SEQUENCES // 48, NUM_SEQUENCES // 48 + 1}
 
 
-def test_validation_takes_whole_batches_of_different_windows():
-  ids = window_ids(validation(max_sequences=1000)).ravel()
-  assert len(ids) == len(set(ids)) == NUM_WINDOWS // 4 * 4
-  assert len(window_ids(validation(max_sequences=11)).ravel()) == 8
+def test_validation_takes_whole_batches_of_different_sequences():
+  ids = sequence_ids(validation(max_sequences=1000)).ravel()
+  assert len(ids) == len(set(ids)) == NUM_SEQUENCES // 4 * 4
+  assert len(sequence_ids(validation(max_sequences=11)).ravel()) == 8
 
 
 def test_bytes_become_token_ids():
   # What is above 127 must not turn negative on the way.
-  tokens = np.full(NUM_WINDOWS * (LENGTH + 1), 200, np.uint8)
+  tokens = np.full(NUM_SEQUENCES * (LENGTH + 1), 200, np.uint8)
   assert (validation(tokens=tokens) == 200).all()
   assert (streams(tokens=tokens).take(2) == 200).all()
 
@@ -160,7 +162,7 @@ def test_bytes_become_token_ids():
 @pytest.mark.parametrize(
   ("tokens", "max_sequences", "text"),
   [
-    (TOKENS[:19], 20, "19 validation tokens make 3 windows .* needs 4"),
+    (TOKENS[:19], 20, "19 validation tokens make 3 sequences .* needs 4"),
     (TOKENS, 3, "max_sequences is 3, but one batch needs 4"),
   ],
 )

@@ -2,17 +2,19 @@
 
 import dataclasses
 import functools
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from dilocox_jax.inner.boundary import AS_COMPUTED
+from dilocox_jax.inner import pipeline
+from dilocox_jax.inner.activation_codec import AS_COMPUTED
 from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
 from dilocox_jax.inner.step import accumulated_gradient
 from dilocox_jax.models.loss import next_token_loss, token_loss
-from dilocox_jax.models.transformer import Model, build
+from dilocox_jax.models.transformer import Model, build_model
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.pipeline.timeline import Pipeline
 from dilocox_jax.plan.pipeline.timetable import Timetable, timetable
@@ -81,9 +83,9 @@ def over_stages(model: CutModel, table: Timetable, layer_counts, **options):
 
   def local(blocks, rest, tokens):
     blocks = jax.tree.map(lambda x: x[0], blocks)
-    loss, found, rest = gradient(blocks, rest, tokens)
+    loss, block_gradients, rest = gradient(blocks, rest, tokens)
     total = jax.lax.psum((loss, rest), "stage")
-    return total, jax.tree.map(lambda x: x[None], found)
+    return total, jax.tree.map(lambda x: x[None], block_gradients)
 
   return jax.jit(
     jax.shard_map(
@@ -121,7 +123,7 @@ class Case:
 
   def lowered(self, batch_size=BATCH_SIZE, length=LENGTH):
     """The step, lowered; nothing is allocated."""
-    model = build(self.shape)
+    model = build_model(self.shape)
     params = jax.eval_shape(model.init, jax.random.key(0))
     rows = (*np.shape(self.counts), int(np.max(self.counts)))
     blocks = jax.tree.map(
@@ -132,8 +134,12 @@ class Case:
     step = over_stages(cut(model), self.table, self.counts, remat=self.remat)
     return step.lower(blocks, params, jax.ShapeDtypeStruct(tokens, np.int32))
 
-  def pipelined(self, boundary=AS_COMPUTED, fill=np.nan):
-    """Loss and gradients, as a tree like the parameters."""
+  def pipelined(self, codec=AS_COMPUTED, fill=np.nan):
+    """Loss and gradients, as a tree like the parameters.
+
+    Buffers hold `fill` before they are written. NaN by default, so that a slot
+    that is read too early spoils the result.
+    """
     model, params, tokens = _drawn(
       self.shape, self.dtype, self.num_micro_batches
     )
@@ -143,11 +149,16 @@ class Case:
       self.table,
       self.counts,
       remat=self.remat,
-      boundary=boundary,
-      fill=fill,
+      codec=codec,
     )
     blocks = spread(params["blocks"], self.counts)
-    (loss, rest), blocks = step(blocks, rest, tokens)
+
+    def filled(shape, dtype):
+      is_float = jnp.issubdtype(dtype, jnp.inexact)
+      return jnp.full(shape, fill if is_float else 0, dtype)
+
+    with unittest.mock.patch.object(pipeline, "_empty", filled):
+      (loss, rest), blocks = step(blocks, rest, tokens)
     return loss, {**rest, "blocks": gathered(blocks, self.counts)}
 
   def plain(self):
@@ -156,7 +167,7 @@ class Case:
 
 @functools.cache
 def _drawn(shape: ModelShape, dtype: str, num_micro_batches: int):
-  model = build(shape, dtype=jnp.dtype(dtype))
+  model = build_model(shape, dtype=jnp.dtype(dtype))
   rng = np.random.default_rng(0)
   params = jax.tree.map(
     # Far from where training starts, so that every term counts.
@@ -183,12 +194,12 @@ def _plain(shape: ModelShape, dtype: str, num_micro_batches: int):
   )
 
 
-def error(found, expected) -> float:
+def error(actual, expected) -> float:
   """Largest difference in any leaf, as a share of the leaf's maximum."""
-  assert jax.tree.structure(found) == jax.tree.structure(expected)
+  assert jax.tree.structure(actual) == jax.tree.structure(expected)
   worst = 0.0
   for a, b in zip(
-    jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
+    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
   ):
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     assert a.shape == b.shape

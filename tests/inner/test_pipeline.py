@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.inner.boundary import BOUNDARIES
+from dilocox_jax.inner.activation_codec import activation_codec
 from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
-from dilocox_jax.inner.pipeline_layer import REMATS, layer
+from dilocox_jax.inner.pipeline_layer import split_layer
 from dilocox_jax.inner.pipeline_stage import Stage
-from dilocox_jax.models.transformer import build
+from dilocox_jax.models.transformer import build_model
+from dilocox_jax.plan.choices import REMATS
 from dilocox_jax.plan.pipeline.timeline import PIPELINES, Pipeline
 from dilocox_jax.plan.pipeline.timetable import ACTIONS, timetable
 from tests.inner.flops import temporary_bytes
@@ -161,7 +162,7 @@ def test_bfloat16_gradients_are_as_near_as_plain_ones_and_summed_in_float32():
 )
 def test_a_compressed_boundary_costs_accuracy_but_not_much(name, least, most):
   one = case("1f1b", 2)
-  _, gradients = one.pipelined(boundary=BOUNDARIES[name])
+  _, gradients = one.pipelined(codec=activation_codec(name))
   _, expected = one.plain()
   assert least < error(gradients, expected) < most
 
@@ -237,15 +238,15 @@ def input_bytes(num_micro_batches):
 
 def kept_bytes():
   """What the two layers of a stage keep of one micro-batch."""
-  model = build(deep(1))
+  model = build_model(deep(1))
   block = jax.eval_shape(
     lambda: jax.tree.map(
       lambda x: x[0], model.init(jax.random.key(0))["blocks"]
     )
   )
   x = jax.ShapeDtypeStruct((8 * 16, SMALL.model_dim), np.float32)
-  kept = layer(model.block, block, x, 16, "dots").kept
-  return 2 * sum(one.size * one.dtype.itemsize for one in kept)
+  saved = split_layer(model.block, block, x, 16, "dots").saved
+  return 2 * sum(array.size * array.dtype.itemsize for array in saved)
 
 
 def check_memory(micro_batches):
@@ -253,10 +254,10 @@ def check_memory(micro_batches):
   flat = [step_bytes("1f1b", 2, m) for m in micro_batches]
   assert max(flat) - min(flat) <= input_bytes(many)
   growing = [step_bytes("gpipe", 2, m) for m in micro_batches]
-  each = np.diff(growing) / np.diff(micro_batches)
+  growth = np.diff(growing) / np.diff(micro_batches)
   # Kept once, not copied, and besides the tokens and the turned activations.
-  assert np.all(each >= kept_bytes())
-  assert np.all(each <= 1.2 * kept_bytes())
+  assert np.all(growth >= kept_bytes())
+  assert np.all(growth <= 1.2 * kept_bytes())
   # Two slots a stage against four.
   assert step_bytes("1f1b", 4, few) > 1.4 * flat[0]
 

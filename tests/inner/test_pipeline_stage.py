@@ -3,12 +3,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.inner.pipeline_stage import Tick, get, put, when
+from dilocox_jax.inner.pipeline_stage import TickNumbers, get, put, when
 from tests.inner.flops import product_flops
 
 
 def tick(number=0):
-  return Tick(*[jnp.int32(number)] * len(Tick._fields))
+  return TickNumbers(*[jnp.int32(number)] * len(TickNumbers._fields))
 
 
 @pytest.mark.parametrize(("condition", "expected"), [(True, 5.0), (False, 2.0)])

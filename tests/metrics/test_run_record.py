@@ -45,7 +45,7 @@ def test_a_continued_run_keeps_how_else_it_was_started(tmp_path):
     _write(tmp_path, platform=platform, **changes)
     record = json.loads((tmp_path / "run.json").read_text())
     assert record["platform"] == platform
-    return [each["platform"] for each in record["earlier_starts"]]
+    return [start["platform"] for start in record["earlier_starts"]]
 
   assert started("cpu", continues=True) == []  # Nothing was there before.
   assert started("cpu", continues=True) == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.models.loss import next_token_loss, token_loss
-from dilocox_jax.models.transformer import build
+from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.presets import MODEL_PRESETS, nano
 from tests.oracles import transformer as oracle
 
@@ -24,7 +24,9 @@ def tokens(*shape, seed=1):
 
 def fixed_logits(logits_BxLxV):
   """A model that says the same whatever it reads."""
-  return build(nano)._replace(apply=lambda params, tokens_BxL: logits_BxLxV)
+  return build_model(nano)._replace(
+    apply=lambda params, tokens_BxL: logits_BxLxV
+  )
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,7 @@ def test_the_loss_is_the_oracles(activation, qk_norm, head_dim):
   shape = dataclasses.replace(
     nano, activation=activation, qk_norm=qk_norm, head_dim=head_dim
   )
-  model = build(shape)
+  model = build_model(shape)
   # Values far from their start, so that every term of the model counts.
   rng = np.random.default_rng(0)
   params = jax.tree.map(
@@ -51,7 +53,7 @@ def test_the_loss_is_the_oracles(activation, qk_norm, head_dim):
 
 @pytest.mark.parametrize("name", ["tiny", "nano"])
 def test_an_untrained_model_knows_nothing(name):
-  model = build(MODEL_PRESETS[name])
+  model = build_model(MODEL_PRESETS[name])
   loss = jax.jit(
     lambda key: next_token_loss(model, model.init(key), tokens(4, 33))
   )(jax.random.key(0))

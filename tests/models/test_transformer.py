@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.models.loss import next_token_loss
-from dilocox_jax.models.transformer import build
+from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.presets import nano
 from dilocox_jax.plan.model.shapes import parameter_count, parameter_shapes
 
@@ -54,7 +54,7 @@ def by_path(params):
 
 @pytest.mark.parametrize("shape", OPTIONS)
 def test_parameters_are_the_leaves_that_the_plan_lists(shape):
-  params = jax.eval_shape(build(shape).init, jax.random.key(0))
+  params = jax.eval_shape(build_model(shape).init, jax.random.key(0))
   leaves = by_path(params)
   assert {p: x.shape for p, x in leaves.items()} == parameter_shapes(shape)
   assert {x.dtype for x in leaves.values()} == {jnp.dtype("float32")}
@@ -63,7 +63,7 @@ def test_parameters_are_the_leaves_that_the_plan_lists(shape):
 
 def test_every_layer_draws_its_own_values_and_outputs_start_smaller():
   deep = dataclasses.replace(nano, num_layers=8, model_dim=64)
-  leaves = by_path(drawn(build(deep)))
+  leaves = by_path(drawn(build_model(deep)))
   for path, leaf in leaves.items():
     if path.endswith("scale"):
       assert jnp.all(leaf == 1)
@@ -77,7 +77,7 @@ def test_every_layer_draws_its_own_values_and_outputs_start_smaller():
 
 @pytest.mark.parametrize("shape", OPTIONS[::5])
 def test_a_token_changes_nothing_before_it(shape):
-  model = build(shape)
+  model = build_model(shape)
   params = lively(drawn(model))
   before = tokens(2, 9)
   after = before.at[:, 5].set((before[:, 5] + 1) % nano.vocab_size)
@@ -91,10 +91,10 @@ def test_a_token_changes_nothing_before_it(shape):
 def test_unrolled_layers_compute_what_scanned_ones_do(unroll):
   shape = dataclasses.replace(nano, num_layers=4)
   batch = tokens(2, 9)
-  params = lively(drawn(build(shape)))
+  params = lively(drawn(build_model(shape)))
 
   def loss_and_gradient(unroll):
-    model = build(shape, unroll=unroll)
+    model = build_model(shape, unroll=unroll)
     loss = jax.value_and_grad(lambda p: next_token_loss(model, p, batch))
     return jax.jit(loss)(params)
 
@@ -108,10 +108,10 @@ def test_unrolled_layers_compute_what_scanned_ones_do(unroll):
 
 @pytest.mark.parametrize("shape", OPTIONS[::5])
 def test_bfloat16_computes_nearly_the_same_from_the_same_parameters(shape):
-  params = drawn(build(shape))
+  params = drawn(build_model(shape))
   batch = tokens(2, 9)
-  exact = jax.jit(build(shape).apply)(params, batch)
-  model = build(shape, dtype=jnp.bfloat16)
+  exact = jax.jit(build_model(shape).apply)(params, batch)
+  model = build_model(shape, dtype=jnp.bfloat16)
   chex.assert_trees_all_equal(drawn(model), params)
   rounded = jax.jit(model.apply)(params, batch)
   assert rounded.dtype == jnp.float32
@@ -122,7 +122,7 @@ def test_bfloat16_computes_nearly_the_same_from_the_same_parameters(shape):
 def test_the_program_does_not_grow_with_depth():
   def operations(num_layers, unroll):
     shape = dataclasses.replace(nano, num_layers=num_layers)
-    model = build(shape, unroll=unroll)
+    model = build_model(shape, unroll=unroll)
     params = jax.eval_shape(model.init, jax.random.key(0))
     gradient = jax.grad(lambda p, t: next_token_loss(model, p, t))
     return len(
@@ -134,7 +134,7 @@ def test_the_program_does_not_grow_with_depth():
 
 
 def test_a_token_outside_the_vocabulary_is_not_a_number():
-  model = build(nano)
+  model = build_model(nano)
   params = drawn(model)
   batch = tokens(2, 9).at[0, 4].set(nano.vocab_size)
   logits = jax.jit(model.apply)(params, batch)
@@ -143,7 +143,7 @@ def test_a_token_outside_the_vocabulary_is_not_a_number():
 
 
 def test_stacked_replicas_equal_replicas_one_by_one():
-  model = build(nano)
+  model = build_model(nano)
   params = jax.jit(jax.vmap(model.init))(jax.random.split(jax.random.key(0), 3))
   batch = tokens(3, 2, 9)
   gradient = jax.jit(
@@ -168,7 +168,7 @@ def test_stacked_replicas_equal_replicas_one_by_one():
 
 @pytest.mark.parametrize("shape", [OPTIONS[3], OPTIONS[-1]])
 def test_every_kernel_of_a_block_is_multiplied_through_the_hook(shape):
-  model = build(shape)
+  model = build_model(shape)
   params = lively(drawn(model))
   layer = jax.tree.map(lambda x: x[1], params["blocks"])
   kernels = {p: x for p, x in by_path(layer).items() if p.endswith("kernel")}
@@ -189,7 +189,7 @@ def test_every_kernel_of_a_block_is_multiplied_through_the_hook(shape):
 
 @pytest.mark.parametrize("shape", [OPTIONS[0], OPTIONS[-1]])
 def test_embedding_and_logits_read_no_block(shape):
-  model = build(shape)
+  model = build_model(shape)
   params = lively(drawn(model))
   rest = {name: x for name, x in params.items() if name != "blocks"}
   x = model.embed(rest, tokens(2, 5))
@@ -209,9 +209,9 @@ def test_embedding_and_logits_read_no_block(shape):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("shape", [OPTIONS[3], OPTIONS[-1]])
 def test_a_float64_model_computes_in_float64_throughout(shape):
-  params = lively(drawn(build(shape)))
+  params = lively(drawn(build_model(shape)))
   params = jax.tree.map(lambda x: x.astype(jnp.float64), params)
-  model = build(shape, dtype=jnp.float64)
+  model = build_model(shape, dtype=jnp.float64)
   batch = tokens(2, 9)
   loss = lambda p: next_token_loss(model, p, batch, z_loss=0.1)  # noqa: E731
   program = str(jax.make_jaxpr(jax.grad(loss))(params))
@@ -223,6 +223,6 @@ def test_a_float64_model_computes_in_float64_throughout(shape):
 
 def test_other_dtypes_and_negative_unrolls_are_refused():
   with pytest.raises(ValueError, match="float16.* must be float32, bfl"):
-    build(nano, dtype=jnp.float16)
+    build_model(nano, dtype=jnp.float16)
   with pytest.raises(ValueError, match="unroll=-1 must be 0"):
-    build(nano, unroll=-1)
+    build_model(nano, unroll=-1)
