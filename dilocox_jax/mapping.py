@@ -13,7 +13,9 @@ from typing import Any
 from dilocox_jax.checks import did_you_mean
 
 
-def build(cls: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
+def dataclass_from(
+  cls: Any, values: Mapping[str, Any], prefix: str = ""
+) -> Any:
   """Builds a dataclass, sections and all, from a nested mapping.
 
   Args:
@@ -35,7 +37,7 @@ def build(cls: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
     if dataclasses.is_dataclass(kind):
       if not isinstance(value, Mapping):
         raise ValueError(f"{path}={value!r} must be a section of fields")
-      built[name] = build(kind, value, f"{path}.")
+      built[name] = dataclass_from(kind, value, f"{path}.")
     else:
       built[name] = _checked(path, kind, value)
   return cls(**built)

@@ -23,7 +23,7 @@ from dilocox_jax.config.sections import (
   OuterConfig,
   SyncConfig,
 )
-from dilocox_jax.mapping import build
+from dilocox_jax.mapping import dataclass_from
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.pipeline.stage_layers import StageLayers
 from dilocox_jax.plan.pipeline.timeline import Pipeline
@@ -196,4 +196,4 @@ def from_mapping(values: Mapping[str, Any]) -> RunConfig:
   Raises:
     ValueError: One line that names the field, the value and what to change.
   """
-  return build(RunConfig, values)
+  return dataclass_from(RunConfig, values)

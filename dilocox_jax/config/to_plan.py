@@ -22,7 +22,7 @@ ROOM_BY_LEAF = 2
 
 
 def policy(config: RunConfig) -> Policy:
-  """How rank and H are chosen on the way; the first choice is the config's."""
+  """How rank and H are chosen on the way; the first setting is the config's."""
   found = low_rank_of(config.codec.payload)
   interval = config.sync.named.schedule.sync_interval
   return Policy(
@@ -32,25 +32,25 @@ def policy(config: RunConfig) -> Policy:
   )
 
 
-def payload(config: RunConfig, choice: RoundSetting | None = None) -> Payload:
+def payload(config: RunConfig, setting: RoundSetting | None = None) -> Payload:
   """What travels, with the config's own ranks or chosen ones."""
   own = config.codec.payload
-  return with_ranks(own, choice) if choice else own
+  return with_ranks(own, setting) if setting else own
 
 
-def method(config: RunConfig, choice: RoundSetting | None = None) -> Method:
+def method(config: RunConfig, setting: RoundSetting | None = None) -> Method:
   """The method, with its own H or a chosen one."""
   named = config.sync.named
-  if choice is None or choice.sync_interval == named.schedule.sync_interval:
+  if setting is None or setting.sync_interval == named.schedule.sync_interval:
     return named
-  return with_interval(named, choice.sync_interval)
+  return with_interval(named, setting.sync_interval)
 
 
-def run_plan(config: RunConfig, choice: RoundSetting | None = None) -> RunPlan:
+def run_plan(config: RunConfig, setting: RoundSetting | None = None) -> RunPlan:
   """What the run does when."""
   sync = config.sync
   return RunPlan(
-    method(config, choice),
+    method(config, setting),
     config.total_steps,
     sync.warm_start,
     sync.warm_start_steps,
@@ -58,13 +58,13 @@ def run_plan(config: RunConfig, choice: RoundSetting | None = None) -> RunPlan:
   )
 
 
-def traffic(config: RunConfig, choice: RoundSetting | None = None) -> Traffic:
+def traffic(config: RunConfig, setting: RoundSetting | None = None) -> Traffic:
   """What the run puts on the wire."""
   return Traffic(
-    method(config, choice),
+    method(config, setting),
     config.fragments,
     parameter_shapes(config.model.shape),
     config.mesh.num_replicas,
-    payload(config, choice),
+    payload(config, setting),
     config.exchange.collective,
   )

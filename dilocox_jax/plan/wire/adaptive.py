@@ -39,15 +39,15 @@ class RoundSetting:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """How choices follow from measurements.
+  """How settings follow from measurements.
 
   Source: DiLoCoX, arXiv 2506.21263, Algorithm 3 (recalled): r_t is the mean
   effective rank of a window, H_t = H_1 r_t / r_1. Differs: ranks move on a
   ladder; H follows the bytes, which are not quite proportional to the rank.
 
   Attributes:
-    first: The choice to begin with: the largest rank, and its H.
-    window_rounds: Rounds measured between choices, c.
+    first: The setting to begin with: the largest rank, and its H.
+    window_rounds: Rounds measured between settings, c.
     adapts_interval: Whether H follows the rank.
     num_rungs: Ranks on the ladder at most.
   """
@@ -67,12 +67,12 @@ class Policy:
     }
     return tuple(sorted(rungs, reverse=True))
 
-  def next_choice(
+  def next_setting(
     self,
     measured: Sequence[float | int],
     bytes_of: Callable[[int], int],
   ) -> RoundSetting:
-    """The choice after a window: room for what was measured, and a tenth.
+    """The setting after a window: room for what was measured, and a tenth.
 
     What is measured never exceeds the rank in force, so the rank grows by one
     rung a window.
@@ -93,7 +93,7 @@ class Policy:
 
     Args:
       num_bytes: Of a sync (bytes).
-      first_bytes: Of a sync with the first choice (bytes).
+      first_bytes: Of a sync with the first setting (bytes).
     """
     if not self.adapts_interval:
       return self.first.sync_interval
@@ -101,14 +101,14 @@ class Policy:
     return max(1, math.ceil(self.first.sync_interval * share))
 
 
-def with_ranks(payload: Payload, choice: RoundSetting) -> Payload:
-  """A payload with the chosen ranks; others stay as they are."""
-  if not choice.leaf_ranks:
-    return _with_rank(payload, choice.rank)
+def with_ranks(payload: Payload, setting: RoundSetting) -> Payload:
+  """A payload with the ranks of a setting; others stay as they are."""
+  if not setting.leaf_ranks:
+    return _with_rank(payload, setting.rank)
   special = tuple(
-    (path, _with_rank(payload, rank)) for path, rank in choice.leaf_ranks
+    (path, _with_rank(payload, rank)) for path, rank in setting.leaf_ranks
   )
-  return ByLeaf(_with_rank(payload, choice.rank), special)
+  return ByLeaf(_with_rank(payload, setting.rank), special)
 
 
 def _with_rank(payload: Payload, rank: int) -> Payload:

@@ -50,7 +50,9 @@ class Collective:
     return -(-twice * others * self.operand_bytes // num_replicas)
 
 
-def chosen(encoding: Encoding, choice: str, num_replicas: int) -> str:
+def chosen_collective(
+  encoding: Encoding, collective: str, num_replicas: int
+) -> str:
   """The collective for an encoding.
 
   Left to itself, the one that sends least; where two replicas make gathering
@@ -58,45 +60,45 @@ def chosen(encoding: Encoding, choice: str, num_replicas: int) -> str:
 
   Args:
     encoding: What is sent.
-    choice: One of `COLLECTIVES`.
+    collective: One of `COLLECTIVES`.
     num_replicas: M.
 
   Raises:
     ValueError: If the encoding cannot travel that way.
   """
-  if choice == "auto":
+  if collective == "auto":
     if encoding.is_summable:
       return "all_reduce"
     scatters = encoding.keeps_places and num_replicas > 2
     return "reduce_scatter" if scatters else "all_gather"
   is_dense = isinstance(encoding.links[0], Dense)
-  if choice == "all_reduce" and not is_dense:
+  if collective == "all_reduce" and not is_dense:
     raise ValueError(
-      f"collective={choice!r} would add up codes: take 'all_gather' or "
+      f"collective={collective!r} would add up codes: take 'all_gather' or "
       "'reduce_scatter', or a dense codec"
     )
-  if choice == "all_reduce" and num_replicas > MOST_IN_16_BITS:
+  if collective == "all_reduce" and num_replicas > MOST_IN_16_BITS:
     if not encoding.is_summable:
       raise ValueError(
-        f"collective={choice!r} counts at most {MOST_IN_16_BITS} replicas in "
+        f"collective={collective!r} counts at most {MOST_IN_16_BITS} replicas in "
         "16 bits: take 'all_gather' or 'reduce_scatter', or float32"
       )
-  if choice == "reduce_scatter" and not encoding.keeps_places:
+  if collective == "reduce_scatter" and not encoding.keeps_places:
     raise ValueError(
-      f"collective={choice!r} needs every value in its place, but the codec "
+      f"collective={collective!r} needs every value in its place, but the codec "
       "selects values: take 'all_gather'"
     )
-  if choice not in COLLECTIVES:
+  if collective not in COLLECTIVES:
     raise ValueError(
-      f"collective={choice!r} must be one of {', '.join(COLLECTIVES)}"
+      f"collective={collective!r} must be one of {', '.join(COLLECTIVES)}"
     )
   return choice
 
 
-def check_collective(payload: Payload, choice: str) -> None:
+def check_collective(payload: Payload, collective: str) -> None:
   """Raises ValueError if a payload cannot travel that way."""
   parts = [part for part in links_of(payload) if not part.is_projection]
-  chosen(Encoding(tuple(parts)), choice, 2)
+  chosen_collective(Encoding(tuple(parts)), collective, 2)
 
 
 def owner_slices(encoding: Encoding, leaf: Leaf, num_replicas: int) -> Leaf:
@@ -121,7 +123,7 @@ def collectives(
   payload: Payload,
   shapes: Shapes,
   num_replicas: int,
-  choice: str = "auto",
+  collective: str = "auto",
 ) -> list[Collective]:
   """The operations of one exchange of some leaves, one after the other.
 
@@ -132,7 +134,7 @@ def collectives(
     payload: What is sent.
     shapes: Leaf shapes by path.
     num_replicas: M.
-    choice: One of `COLLECTIVES`.
+    collective: One of `COLLECTIVES`.
 
   Raises:
     ValueError: If the payload cannot travel that way.
@@ -141,7 +143,7 @@ def collectives(
   for path, shape in shapes.items():
     asked = leaf_messages(payload.at(path), leaf_of(path, shape))
     for phase, (encoding, leaf) in enumerate(asked):
-      way = chosen(encoding, choice, num_replicas)
+      way = chosen_collective(encoding, collective, num_replicas)
       flags = _flags(encoding, way, num_replicas)
       operands = messages.setdefault((phase, way), flags)
       if way == "reduce_scatter":
