@@ -80,19 +80,19 @@ def chosen_collective(
   if collective == "all_reduce" and num_replicas > MOST_IN_16_BITS:
     if not encoding.is_summable:
       raise ValueError(
-        f"collective={collective!r} counts at most {MOST_IN_16_BITS} replicas in "
-        "16 bits: take 'all_gather' or 'reduce_scatter', or float32"
+        f"collective={collective!r} counts at most {MOST_IN_16_BITS} replicas "
+        "in 16 bits: take 'all_gather' or 'reduce_scatter', or float32"
       )
   if collective == "reduce_scatter" and not encoding.keeps_places:
     raise ValueError(
-      f"collective={collective!r} needs every value in its place, but the codec "
-      "selects values: take 'all_gather'"
+      f"collective={collective!r} needs every value in its place, but the "
+      "codec selects values: take 'all_gather'"
     )
   if collective not in COLLECTIVES:
     raise ValueError(
       f"collective={collective!r} must be one of {', '.join(COLLECTIVES)}"
     )
-  return choice
+  return collective
 
 
 def check_collective(payload: Payload, collective: str) -> None:
