@@ -11,19 +11,33 @@ def require(condition: bool, message: str) -> None:
     raise ValueError(message)
 
 
-def positive(section: str, **values: int | float) -> None:
-  """Raises ValueError for the first value of a section that is not above 0."""
+def positive(section: str, **values: int | float | None) -> None:
+  """Raises ValueError for the first value of a section that is not above 0.
+
+  Args:
+    section: Name of the section, for the message.
+    **values: Values by the names of their fields; None passes.
+  """
   for name, value in values.items():
-    require(value > 0, f"{section}.{name}={value} must be positive")
+    require(
+      value is None or value > 0, f"{section}.{name}={value} must be positive"
+    )
 
 
 def within(
-  low: int, high: float | int, section: str, **values: float | int
+  low: int, high: float | int, section: str, **values: float | int | None
 ) -> None:
-  """Raises ValueError for the first value outside a range, or not a number."""
+  """Raises ValueError for the first value outside a range, or not a number.
+
+  Args:
+    low: The smallest value that is allowed.
+    high: The largest value that is allowed.
+    section: Name of the section, for the message.
+    **values: Values by the names of their fields; None passes.
+  """
   for name, value in values.items():
     require(
-      low <= value <= high,
+      value is None or low <= value <= high,
       f"{section}.{name}={value} must be from {low:g} to {high:g}",
     )
 

@@ -5,7 +5,6 @@ an unknown field is answered with the nearest known one.
 """
 
 import dataclasses
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -66,8 +65,7 @@ def _unknown(path: str, name: str, fields: Mapping[str, Any]) -> str:
 
 def _checked(path: str, kind: Any, value: Any) -> Any:
   """Returns the value if it has the field's type; ints serve as floats."""
-  is_union = isinstance(kind, types.UnionType)
-  kinds = typing.get_args(kind) if is_union else (kind,)
+  kinds = typing.get_args(kind) or (kind,)  # A union of types, or one type.
   if float in kinds and type(value) is int:
     return float(value)
   if type(value) not in kinds:

@@ -6,10 +6,12 @@ round) are derived where they are used and are never fields.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from dilocox_jax.checks import require
+from dilocox_jax.config.recipes import PLAIN, resolved
 from dilocox_jax.config.sections import (
   AdaptiveConfig,
   CheckpointConfig,
@@ -23,14 +25,17 @@ from dilocox_jax.config.sections import (
   OuterConfig,
   SyncConfig,
 )
-from dilocox_jax.mapping import dataclass_from
+from dilocox_jax.config.unread import unread_fields
+from dilocox_jax.mapping import dataclass_from, flat
 from dilocox_jax.plan.model.division import Division
+from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.pipeline.stage_layers import StageLayers
 from dilocox_jax.plan.pipeline.timeline import Pipeline
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import with_interval
 from dilocox_jax.plan.wire.adaptive import low_rank_of
 from dilocox_jax.plan.wire.collectives import check_collective
+from dilocox_jax.plan.wire.leaf import leaf_of
 
 # Fields that may differ when a run goes on: they do not change its meaning,
 # only what is recorded, or on which devices it is computed.
@@ -46,6 +51,8 @@ FREE_ON_RESUME = (
   "mesh.remat",
   "mesh.outer_memory",
 )
+
+LARGEST_SEED = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +74,12 @@ class RunConfig:
   checkpoint: CheckpointConfig = CheckpointConfig()
 
   def __post_init__(self):
+    self._resolve()
+    require(
+      0 <= self.seed <= LARGEST_SEED,
+      f"seed={self.seed} must be from 0 to {LARGEST_SEED}: JAX's keys hold 32 "
+      "bits of it",
+    )
     require(
       self.total_steps > self.sync.warm_start_steps,
       f"total_steps={self.total_steps} must exceed "
@@ -85,9 +98,41 @@ class RunConfig:
       check_collective(self.codec.payload, self.exchange.collective)
     except ValueError as error:
       raise ValueError(f"exchange.{error}") from error
+    self._check_rank()
     self._check_mesh()
     self._check_unsent()
     self._check_adaptive()
+    for message in unread_fields(flat(self.to_mapping()), _defaults()).values():
+      raise ValueError(message)
+
+  def _resolve(self) -> None:
+    """Puts values in the place of all that is left to the method."""
+    values = resolved(flat(self.to_mapping()))
+    for field in dataclasses.fields(self):
+      section = getattr(self, field.name)
+      if not dataclasses.is_dataclass(section):
+        continue
+      filled = {
+        name: values[f"{field.name}.{name}"]
+        for name in (each.name for each in dataclasses.fields(section))
+        if getattr(section, name) is None
+      }
+      section = dataclasses.replace(section, **filled)  # pyright: ignore
+      object.__setattr__(self, field.name, section)
+
+  def _check_rank(self) -> None:
+    """Refuses a rank that no matrix has, as none would be factorised then."""
+    low_rank = low_rank_of(self.codec.payload)
+    if low_rank is None:
+      return
+    shapes = parameter_shapes(self.model.shape)
+    matrices = [leaf_of(path, shape).shape for path, shape in shapes.items()]
+    highest = max(min(shape) for shape in matrices if len(shape) == 2)
+    require(
+      low_rank.rank <= highest,
+      f"codec.rank={low_rank.rank} exceeds the rank of every matrix of the "
+      f"model, so nothing would be factorised: take at most {highest}",
+    )
 
   def _check_mesh(self) -> None:
     pieces = self.inner.accumulate_steps * self.mesh.num_data_shards
@@ -185,6 +230,18 @@ class RunConfig:
   def to_mapping(self) -> dict[str, Any]:
     """Nested plain values, the inverse of `from_mapping`."""
     return dataclasses.asdict(self)
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+  """Default values of all fields of all sections, by their dotted names."""
+  defaults: dict[str, Any] = {
+    field.name: field.default for field in dataclasses.fields(RunConfig)
+  }
+  for name, default in defaults.items():
+    if dataclasses.is_dataclass(default):
+      defaults[name] = vars(default)
+  return flat(defaults) | dict(PLAIN)
 
 
 def from_mapping(values: Mapping[str, Any]) -> RunConfig:

@@ -12,12 +12,14 @@ the mean again. Cost: three minutes on two CPU cores.
         --workdir=runs/cocktail_params
 """
 
-from experiments.configs import cocktail_sgd
+from dilocox_jax.config.recipes import RECIPES
+from experiments.configs import default
 
 
 def get_config():
-  """Rounds of one step with a delay of one, averaged as they are."""
-  config = cocktail_sgd.get_config()
+  """Returns CocktailSGD's codec in rounds of one step that arrive one late."""
+  config = default.get_config()
+  config.update_from_flattened_dict(RECIPES["cocktail_sgd"])
   config.sync.method = "delayed"
   config.sync.sync_interval = 1
   config.sync.overlap_steps = 1

@@ -14,13 +14,7 @@ from experiments.configs import default
 
 
 def get_config():
-  """The default with compressed gradients at every step."""
+  """Returns CocktailSGD's recipe."""
   config = default.get_config()
   config.sync.method = "cocktail_sgd"
-  config.codec.name = "random_mask+top_k+int"
-  config.codec.mask_fraction = 0.1
-  config.codec.top_k_fraction = 0.2
-  config.codec.indices = "bitmap"
-  config.codec.bits = 4
-  config.exchange.error_feedback = True
   return config

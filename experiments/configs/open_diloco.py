@@ -12,11 +12,8 @@ from experiments.configs import default
 
 
 def get_config():
-  """The default with OpenDiLoCo's outer optimizer."""
+  """Returns OpenDiLoCo's recipe with rounds of 30 steps."""
   config = default.get_config()
   config.sync.method = "open_diloco"
   config.sync.sync_interval = 30
-  config.outer.learning_rate = 0.7
-  config.outer.momentum = 0.9
-  config.codec.name = "float16"
   return config

@@ -13,12 +13,11 @@ from experiments.configs import default
 
 
 def get_config():
-  """The default with three strided fragments and tau = 4."""
+  """Returns its recipe with three strided fragments and tau = 4."""
   config = default.get_config()
   config.sync.method = "streaming_diloco"
   config.sync.sync_interval = 30
   config.sync.num_fragments = 3
   config.sync.overlap_steps = 4
   config.sync.mixing_alpha = 0.5
-  config.codec.name = "e3m0"
   return config

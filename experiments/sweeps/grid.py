@@ -60,7 +60,15 @@ class Trial:
   @property
   def arguments(self) -> list[str]:
     """Flags that make the default config this one."""
-    default = flat(RunConfig().to_mapping())
+    # What is left out must follow from the flags that are given.
+    given = {
+      "total_steps": self.config.total_steps,
+      "sync": {"method": self.config.sync.method},
+    }
+    default = flat(from_mapping(given).to_mapping()) | {
+      "total_steps": RunConfig().total_steps,
+      "sync.method": RunConfig().sync.method,
+    }
     return [
       f"--config.{path}={value}"
       for path, value in flat(self.config.to_mapping()).items()
