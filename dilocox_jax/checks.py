@@ -42,6 +42,17 @@ def within(
     )
 
 
+def at_least(low: int, **values: int) -> None:
+  """Raises ValueError for the first value below a bound.
+
+  Args:
+    low: The smallest value that is allowed.
+    **values: Values by the names of their fields.
+  """
+  for name, value in values.items():
+    require(value >= low, f"{name}={value} must be at least {low}")
+
+
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
   """Raises ValueError, with the choices, unless a value is one of them."""
   choices = list(choices)

@@ -12,6 +12,7 @@ import jax
 import optax
 import optax.contrib
 
+from dilocox_jax.checks import one_of
 from dilocox_jax.plan.choices import SCHEDULES
 from dilocox_jax.plan.schedule.fragments import BLOCKS
 from dilocox_jax.pytypes import Tree
@@ -88,8 +89,7 @@ def learning_rate_schedule(
   Raises:
     ValueError: If the name is unknown or the warm-up does not fit.
   """
-  if name not in SCHEDULES:
-    raise ValueError(f"schedule={name!r} must be one of {', '.join(SCHEDULES)}")
+  one_of("schedule", name, SCHEDULES)
   if not 0 <= warmup_steps < total_steps:
     raise ValueError(
       f"warmup_steps={warmup_steps} must be less than total_steps={total_steps}"

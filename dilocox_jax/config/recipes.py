@@ -15,7 +15,7 @@ from typing import Any
 from dilocox_jax.config.unread import unread_fields
 
 # The value of every field that a recipe may set, for methods that leave it.
-PLAIN: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, Any] = {
   "inner.optimizer": "adamw",
   "codec.name": "float32",
   "exchange.error_feedback": False,
@@ -25,7 +25,7 @@ PLAIN: Mapping[str, Any] = {
   "outer.momentum": 0.6,  # The papers have 0.9; see docs/log.md.
 }
 
-# Methods that are not listed here are their schedule and `PLAIN`.
+# Methods that are not listed here are their schedule and `DEFAULTS`.
 RECIPES: Mapping[str, Mapping[str, Any]] = {
   # Wang et al., 2023, ICML: a random mask, top-k of its values, 4 bits.
   "cocktail_sgd": {
@@ -92,7 +92,7 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
       set.
 
   Returns:
-    The same fields with values for those of `PLAIN` and the warm-up. Fields
+    The same fields with values for those of `DEFAULTS` and the warm-up. Fields
     that may stay unset, e.g. `codec.bits`, are None if the recipe does not
     set them.
   """
@@ -101,12 +101,12 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
     recipe = {k: v for k, v in recipe.items() if not k.startswith("codec.")}
   recipe = {k: v for k, v in recipe.items() if given[k] is None}
   values = {**given, "inner.warmup_steps": _warmup_steps(given)}
-  values |= {k: v for k, v in PLAIN.items() if given[k] is None} | recipe
+  values |= {k: v for k, v in DEFAULTS.items() if given[k] is None} | recipe
   # A field that is left out may be what another one needs: float32 leaves out
   # the error feedback, and that leaves out its decay. So this is repeated.
-  while left_out := recipe.keys() & unread_fields(values, PLAIN).keys():
+  while left_out := recipe.keys() & unread_fields(values, DEFAULTS).keys():
     for path in left_out:
-      values[path] = PLAIN.get(path)
+      values[path] = DEFAULTS.get(path)
       del recipe[path]
   return values
 

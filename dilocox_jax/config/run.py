@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dilocox_jax.checks import require
-from dilocox_jax.config.recipes import PLAIN, resolved
+from dilocox_jax.config.recipes import DEFAULTS, resolved
 from dilocox_jax.config.sections import (
   AdaptiveConfig,
   CheckpointConfig,
@@ -241,7 +241,7 @@ def _defaults() -> dict[str, Any]:
   for name, default in defaults.items():
     if dataclasses.is_dataclass(default):
       defaults[name] = vars(default)
-  return flat(defaults) | dict(PLAIN)
+  return flat(defaults) | dict(DEFAULTS)
 
 
 def from_mapping(values: Mapping[str, Any]) -> RunConfig:

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from dilocox_jax.config import RunConfig, from_mapping
-from dilocox_jax.config.recipes import PLAIN, RECIPES
+from dilocox_jax.config.recipes import DEFAULTS, RECIPES
 from dilocox_jax.mapping import check_path, flat
 from dilocox_jax.plan.schedule.methods import METHODS
 from experiments.configs import convergence_small
@@ -177,10 +177,10 @@ def test_recipes_are_of_known_methods_and_fields():
   assert RECIPES.keys() <= METHODS.keys()
   for path in {path for recipe in RECIPES.values() for path in recipe}:
     check_path(RunConfig, path)
-    assert path in PLAIN or path.startswith("codec.")
+    assert path in DEFAULTS or path.startswith("codec.")
 
 
-@pytest.mark.parametrize(("path", "value"), PLAIN.items())
+@pytest.mark.parametrize(("path", "value"), DEFAULTS.items())
 @pytest.mark.parametrize("name", RECIPES)
 def test_an_explicit_value_wins_also_where_others_have_it_by_default(
   name, path, value

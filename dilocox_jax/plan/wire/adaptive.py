@@ -126,5 +126,5 @@ def _with_rank(payload: Payload, rank: int) -> Payload:
 
 def low_rank_of(payload: Payload) -> LowRank | None:
   """The low-rank part of a chain, if it has one."""
-  found = [part for part in links_of(payload) if isinstance(part, LowRank)]
-  return found[0] if found else None
+  links = links_of(payload)
+  return next((link for link in links if isinstance(link, LowRank)), None)

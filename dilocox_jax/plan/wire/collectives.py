@@ -10,6 +10,7 @@ always gathered.
 import collections
 import dataclasses
 
+from dilocox_jax.checks import one_of
 from dilocox_jax.plan.wire.chain import Encoding, leaf_messages, links_of
 from dilocox_jax.plan.wire.leaf import Leaf, Shapes, leaf_of
 from dilocox_jax.plan.wire.payload import Dense, Int, Payload, row_width
@@ -88,10 +89,7 @@ def chosen_collective(
       f"collective={collective!r} needs every value in its place, but the "
       "codec selects values: take 'all_gather'"
     )
-  if collective not in COLLECTIVES:
-    raise ValueError(
-      f"collective={collective!r} must be one of {', '.join(COLLECTIVES)}"
-    )
+  one_of("collective", collective, COLLECTIVES)
   return collective
 
 
