@@ -1,4 +1,4 @@
-"""Checks of values, whose messages say what is wrong and what is allowed."""
+"""Checks of values; their messages say what is wrong and what is allowed."""
 
 import difflib
 from collections.abc import Iterable
@@ -54,7 +54,7 @@ def at_least(low: int, **values: int) -> None:
 
 
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
-  """Raises ValueError, with the choices, unless a value is one of them."""
+  """Raises ValueError, which lists the choices, for any other value."""
   choices = list(choices)
   if value not in choices:
     names = ", ".join(str(choice) for choice in choices)
@@ -62,7 +62,7 @@ def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-  """A hint that ends a message: the nearest known name, or all of them."""
+  """Returns the end of a message: the nearest known name, or all names."""
   names = list(names)
   near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
   return f"did you mean {near[0]!r}?" if near else f"have: {', '.join(names)}"
@@ -72,9 +72,9 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
   """Raises ValueError, with a hint, unless a name is one of those known.
 
   Args:
-    what: What the name stands for, e.g. "method".
-    name: What was given.
-    names: What there is.
+    what: Kind of thing that has the name, e.g. "method".
+    name: The name to check.
+    names: All known names.
   """
   names = list(names)
   if name not in names:

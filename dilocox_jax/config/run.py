@@ -1,8 +1,8 @@
-"""One run, described completely and checked before anything is built.
+"""The config of one run, which is checked before anything is built.
 
-Experiments hand over a plain mapping; from here on there are frozen values
-only. Numbers that follow from others (tokens, bytes, overlap of a whole
-round) are derived where they are used and are never fields.
+Experiments give a plain mapping, which becomes frozen values here. Numbers that
+follow from others (tokens, bytes, the overlap of a whole round) are computed
+where they are used and are no fields.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ from dilocox_jax.plan.wire.adaptive import low_rank_of
 from dilocox_jax.plan.wire.collectives import check_collective
 from dilocox_jax.plan.wire.leaf import leaf_of
 
-# Fields that may differ when a run goes on: they do not change its meaning,
-# only what is recorded, or on which devices it is computed.
+# Fields that may differ when a run is resumed. They do not change its results,
+# only what is recorded or which devices compute it.
 FREE_ON_RESUME = (
   "evaluation.interval_steps",
   "checkpoint.interval_steps",
@@ -52,14 +52,17 @@ FREE_ON_RESUME = (
   "mesh.outer_memory",
 )
 
-LARGEST_SEED = 2**32 - 1
+LARGEST_SEED = 2**32 - 1  # jax.random.key drops the bits above the 32nd.
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-  """Everything that a run depends on."""
+  """Everything that a run depends on.
 
-  seed: int = 0
+  Fields that were left to the method (None) have values once it is built.
+  """
+
+  seed: int = 0  # 0 to LARGEST_SEED.
   total_steps: int = 600  # Inner steps, warm start included.
   data: DataConfig = DataConfig()
   model: ModelConfig = ModelConfig()
@@ -135,9 +138,9 @@ class RunConfig:
     )
 
   def _check_mesh(self) -> None:
-    pieces = self.inner.accumulate_steps * self.mesh.num_data_shards
+    divisor = self.inner.accumulate_steps * self.mesh.num_data_shards
     require(
-      self.data.batch_size % pieces == 0,
+      self.data.batch_size % divisor == 0,
       f"data.batch_size={self.data.batch_size} must be divisible by "
       f"inner.accumulate_steps={self.inner.accumulate_steps} times "
       f"mesh.num_data_shards={self.mesh.num_data_shards}",
@@ -164,9 +167,9 @@ class RunConfig:
     mode = self.adaptive.mode
     if mode == "off":
       return
-    found = low_rank_of(self.codec.payload)
+    low_rank = low_rank_of(self.codec.payload)
     require(
-      found is not None and found.is_projection,
+      low_rank is not None and low_rank.is_projection,
       f"adaptive.mode={mode!r} needs a rank to adapt, but codec.name="
       f"{self.codec.name!r} has no shared low-rank part: take 'low_rank+int'",
     )
@@ -185,7 +188,7 @@ class RunConfig:
 
   @property
   def fragments(self) -> Fragments:
-    """How the method divides this model."""
+    """Fragments into which the method divides the model."""
     method = self.sync.named
     return Fragments(
       method.schedule.num_fragments,
@@ -195,7 +198,7 @@ class RunConfig:
 
   @property
   def pipeline(self) -> Pipeline:
-    """In which order a replica's stages run an inner step's micro-batches."""
+    """Order in which the stages run the micro-batches of an inner step."""
     return Pipeline(
       self.mesh.pipeline,
       self.mesh.num_stages,
@@ -205,7 +208,7 @@ class RunConfig:
 
   @property
   def stage_layers(self) -> StageLayers:
-    """Which layers are which stage's."""
+    """Layers of each pipeline stage."""
     return StageLayers(
       self.model.shape.num_layers,
       self.mesh.num_stages,
@@ -214,7 +217,7 @@ class RunConfig:
 
   @property
   def division(self) -> Division:
-    """How a replica's arrays are divided among its devices."""
+    """Division of a replica's arrays among its devices."""
     is_whole = self.fragments.num_fragments == 1
     return Division(
       self.mesh.num_data_shards,
@@ -224,11 +227,11 @@ class RunConfig:
 
   @property
   def tokens_per_replica_step(self) -> int:
-    """Tokens one replica learns from in an inner step."""
+    """Number of tokens in one replica's inner step."""
     return self.data.batch_size * self.data.sequence_length
 
   def to_mapping(self) -> dict[str, Any]:
-    """Nested plain values, the inverse of `from_mapping`."""
+    """Returns nested plain values, from which `from_mapping` builds it."""
     return dataclasses.asdict(self)
 
 
@@ -245,10 +248,12 @@ def _defaults() -> dict[str, Any]:
 
 
 def from_mapping(values: Mapping[str, Any]) -> RunConfig:
-  """Builds a checked config.
+  """Builds a config and checks it.
 
   Args:
-    values: Nested mapping, sections by name; what is missing is default.
+    values: Nested mapping from sections to fields. Fields that are missing have
+      their defaults; None leaves a field to the method where a method may set
+      it.
 
   Raises:
     ValueError: One line that names the field, the value and what to change.

@@ -1,8 +1,8 @@
-"""Which fields of a config nothing would read, and what would read them.
+"""Fields of a config that a run would ignore.
 
-A field that is set and then ignored misleads: whoever sets `data.glob` and
-forgets `data.source` trains on another text without a word. So every field
-that only some runs read stands here with its condition, in one table.
+A field that is set and then ignored misleads: someone who sets `data.glob` and
+forgets `data.source` would train on another text without a warning. So every
+field that only some runs read stands in one table here, with its condition.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ Values = Mapping[str, Any]  # All fields of a run by their dotted names.
 
 @dataclasses.dataclass(frozen=True)
 class _Condition:
-  """What some fields need in order to be read.
+  """What a run needs in order to read some fields.
 
   Attributes:
     paths: The fields, by their dotted names.
@@ -122,15 +122,15 @@ _TABLE = (
 
 
 def unread_fields(values: Values, defaults: Values) -> dict[str, str]:
-  """Fields that are not at their default and that nothing would read.
+  """Finds fields that are not at their default and that the run ignores.
 
   Args:
-    values: All fields of a run by their dotted names, none left unset that a
-      method would set.
-    defaults: Default values of (at least) the fields to look at.
+    values: All fields of a run by their dotted names, with values for those
+      that a method may set.
+    defaults: Default values by dotted names; only these fields are looked at.
 
   Returns:
-    What to do about each field, by its dotted name.
+    A message for each such field, by its dotted name.
   """
   return {
     path: f"{path}={values[path]!r} would be ignored, as "

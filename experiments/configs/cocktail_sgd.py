@@ -1,10 +1,10 @@
-"""CocktailSGD: every step's gradients, through a mask, top-k and 4 bits.
+"""CocktailSGD: the gradients of every step, by mask, top-k and 4 bits.
 
 Source: Wang et al., 2023, ICML. Claim (published): 117 times fewer bytes, 1.2
 times slower over 500 Mbit/s than on a fast network. Differs: top-k by blocks;
-AdamW runs on the mean, and steps wait. The authors' code sends progress instead
-of gradients, one step late: that is `cocktail_params`, which ends far lower.
-Cost: three minutes on two CPU cores.
+AdamW runs on the mean, and a step waits for it. The authors' code sends
+progress one step late instead of gradients. That is `cocktail_params`, which
+ends far lower. Cost: three minutes on two CPU cores.
 
     python -m experiments.train --config=experiments/configs/cocktail_sgd.py \
         --workdir=runs/cocktail_sgd

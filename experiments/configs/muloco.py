@@ -1,4 +1,4 @@
-"""MuLoCo: Muon inside, 2 bits between.
+"""MuLoCo: Muon as inner optimizer, 2 bits a value between replicas.
 
 Source: Therien et al., 2025, arXiv 2505.23725. Claim (recalled): Muon's
 pseudo-gradients compress better than AdamW's; 2 bits with error feedback end at

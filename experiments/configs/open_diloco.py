@@ -1,8 +1,8 @@
-"""OpenDiLoCo: DiLoCo as its open reproduction sets it.
+"""OpenDiLoCo: the open reproduction of DiLoCo.
 
 Source: arXiv 2407.07852. Claim (recalled): perplexity 13.73 with 8 replicas
-against 13.68 for data parallel. Differs: H = 30 for 500. Cost: two minutes on
-two CPU cores.
+against 13.68 for data parallel. Differs: H = 30 instead of 500. Cost: two
+minutes on two CPU cores.
 
     python -m experiments.train --config=experiments/configs/open_diloco.py \
         --workdir=runs/open_diloco

@@ -1,4 +1,4 @@
-"""SparseLoCo: the largest pseudo-gradients of each block, in 2 bits.
+"""SparseLoCo: the largest values of a pseudo-gradient's blocks, in 2 bits.
 
 Source: Sarfi et al., 2025, arXiv 2508.15706. Claim (recalled): better loss
 than full-precision DiLoCo at 1 to 3 % of the values and 2 bits. Differs: H =

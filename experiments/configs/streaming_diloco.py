@@ -1,8 +1,8 @@
-"""Streaming DiLoCo: fragments in turn, each hidden behind tau steps.
+"""Streaming DiLoCo: fragments in turn; tau steps hide each exchange.
 
-Source: arXiv 2501.18512. Claim (published): the loss of DiLoCo at a fraction
-of its peak bandwidth. Differs: outer momentum 0.6; E3M0 with a scale a block.
-Cost: two minutes on two CPU cores.
+Source: arXiv 2501.18512. Claim (published): the loss of DiLoCo at a fraction of
+its peak bandwidth. Differs: outer momentum 0.6; E3M0 has a scale for each
+block. Cost: two minutes on two CPU cores.
 
     python -m experiments.train \
         --config=experiments/configs/streaming_diloco.py \

@@ -9,8 +9,8 @@ from dilocox_jax.plan.model.shapes import ModelShape
 BYTE_VOCABULARY = 256
 
 # The project's default: it trains to something readable in minutes on two CPU
-# cores. With F = 344 the three matrices of SwiGLU have as many parameters as the
-# two of GELU with F = 4 D = 512: 3 x 344 = 1032 and 2 x 512 = 1024 columns.
+# cores. With F = 344, SwiGLU's three matrices have about as many parameters as
+# GELU's two with F = 4 D = 512: 3 x 344 = 1032 and 2 x 512 = 1024 columns.
 tiny = ModelShape(
   num_layers=4,
   model_dim=128,
