@@ -1,4 +1,4 @@
-"""Checks of values, whose messages say what is wrong and what is allowed."""
+"""Checks of values; their messages say what is wrong and what is allowed."""
 
 import difflib
 from collections.abc import Iterable
@@ -11,25 +11,50 @@ def require(condition: bool, message: str) -> None:
     raise ValueError(message)
 
 
-def positive(section: str, **values: int | float) -> None:
-  """Raises ValueError for the first value of a section that is not above 0."""
+def positive(section: str, **values: int | float | None) -> None:
+  """Raises ValueError for the first value of a section that is not above 0.
+
+  Args:
+    section: Name of the section, for the message.
+    **values: Values by the names of their fields; None passes.
+  """
   for name, value in values.items():
-    require(value > 0, f"{section}.{name}={value} must be positive")
+    require(
+      value is None or value > 0, f"{section}.{name}={value} must be positive"
+    )
 
 
 def within(
-  low: int, high: float | int, section: str, **values: float | int
+  low: int, high: float | int, section: str, **values: float | int | None
 ) -> None:
-  """Raises ValueError for the first value outside a range, or not a number."""
+  """Raises ValueError for the first value outside a range, or not a number.
+
+  Args:
+    low: The smallest value that is allowed.
+    high: The largest value that is allowed.
+    section: Name of the section, for the message.
+    **values: Values by the names of their fields; None passes.
+  """
   for name, value in values.items():
     require(
-      low <= value <= high,
+      value is None or low <= value <= high,
       f"{section}.{name}={value} must be from {low:g} to {high:g}",
     )
 
 
+def at_least(low: int, **values: int) -> None:
+  """Raises ValueError for the first value below a bound.
+
+  Args:
+    low: The smallest value that is allowed.
+    **values: Values by the names of their fields.
+  """
+  for name, value in values.items():
+    require(value >= low, f"{name}={value} must be at least {low}")
+
+
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
-  """Raises ValueError, with the choices, unless a value is one of them."""
+  """Raises ValueError, which lists the choices, for any other value."""
   choices = list(choices)
   if value not in choices:
     names = ", ".join(str(choice) for choice in choices)
@@ -37,7 +62,7 @@ def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-  """A hint that ends a message: the nearest known name, or all of them."""
+  """Returns the end of a message: the nearest known name, or all names."""
   names = list(names)
   near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
   return f"did you mean {near[0]!r}?" if near else f"have: {', '.join(names)}"
@@ -47,9 +72,9 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
   """Raises ValueError, with a hint, unless a name is one of those known.
 
   Args:
-    what: What the name stands for, e.g. "method".
-    name: What was given.
-    names: What there is.
+    what: Kind of thing that has the name, e.g. "method".
+    name: The name to check.
+    names: All known names.
   """
   names = list(names)
   if name not in names:

@@ -1,11 +1,10 @@
-"""Nested mappings turned into frozen values, and compared.
+"""Nested mappings: building dataclasses from them, and comparing them.
 
-Typing errors in a configuration are found here, once and for every section:
-an unknown field is answered with the nearest known one.
+Misspelt fields of all sections of a config are found here. The message names
+the nearest known field.
 """
 
 import dataclasses
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,13 +12,15 @@ from typing import Any
 from dilocox_jax.checks import did_you_mean
 
 
-def build(cls: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
-  """Builds a dataclass, sections and all, from a nested mapping.
+def dataclass_from(
+  cls: Any, values: Mapping[str, Any], prefix: str = ""
+) -> Any:
+  """Builds a dataclass and the dataclasses in it from a nested mapping.
 
   Args:
     cls: A dataclass whose fields are plain values or dataclasses.
-    values: What to set; missing fields keep their defaults.
-    prefix: Path of this section, for messages.
+    values: Values by field; missing fields keep their defaults.
+    prefix: Dotted path of `cls` in front of its fields, for messages.
 
   Raises:
     ValueError: One line that names an unknown field, or a value of a wrong
@@ -35,7 +36,7 @@ def build(cls: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
     if dataclasses.is_dataclass(kind):
       if not isinstance(value, Mapping):
         raise ValueError(f"{path}={value!r} must be a section of fields")
-      built[name] = build(kind, value, f"{path}.")
+      built[name] = dataclass_from(kind, value, f"{path}.")
     else:
       built[name] = _checked(path, kind, value)
   return cls(**built)
@@ -63,9 +64,8 @@ def _unknown(path: str, name: str, fields: Mapping[str, Any]) -> str:
 
 
 def _checked(path: str, kind: Any, value: Any) -> Any:
-  """Returns the value if it has the field's type; ints serve as floats."""
-  is_union = isinstance(kind, types.UnionType)
-  kinds = typing.get_args(kind) if is_union else (kind,)
+  """Returns a value of the field's type; an int may stand for a float."""
+  kinds = typing.get_args(kind) or (kind,)  # A union of types, or one type.
   if float in kinds and type(value) is int:
     return float(value)
   if type(value) not in kinds:
@@ -77,12 +77,12 @@ def _checked(path: str, kind: Any, value: Any) -> Any:
 def changed_fields(
   old: Mapping[str, Any], new: Mapping[str, Any], free: Sequence[str] = ()
 ) -> list[str]:
-  """Fields in which two nested mappings differ.
+  """Lists the fields in which two nested mappings differ.
 
   Args:
-    old: A nested mapping.
-    new: Another.
-    free: Fields, or whole sections, that may differ.
+    old: The nested mapping from before.
+    new: The nested mapping from now.
+    free: Dotted names of fields or sections that may differ.
 
   Returns:
     Lines "section.field: old -> new".
@@ -97,16 +97,16 @@ def changed_fields(
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Values of a nested mapping by their dotted names, in order.
+  """Returns the values of a nested mapping by their dotted names, in order.
 
   Args:
     values: A nested mapping; names that are dotted already stay as they are.
-    prefix: What every name starts with.
+    prefix: Text in front of every name.
   """
-  found: dict[str, Any] = {}
+  by_path: dict[str, Any] = {}
   for name, value in values.items():
     if isinstance(value, Mapping):
-      found |= flat(value, f"{prefix}{name}.")
+      by_path |= flat(value, f"{prefix}{name}.")
     else:
-      found[prefix + name] = value
-  return found
+      by_path[prefix + name] = value
+  return by_path

@@ -1,7 +1,8 @@
-"""Any optax optimizer by name, inside or outside.
+"""Optimizers of optax by name, and learning rate schedules.
 
-Both sides take optimizers from configuration. Options that an optimizer does
-not have are left out rather than listed case by case.
+Inner and outer optimizers are named in a config. Options that an optimizer does
+not have are left out here; the config refuses those that were set explicitly
+(`config.unread`).
 """
 
 import inspect
@@ -12,6 +13,7 @@ import jax
 import optax
 import optax.contrib
 
+from dilocox_jax.checks import one_of
 from dilocox_jax.plan.choices import SCHEDULES
 from dilocox_jax.plan.schedule.fragments import BLOCKS
 from dilocox_jax.pytypes import Tree
@@ -28,7 +30,7 @@ def named_optimizer(
     name: A function of optax or optax.contrib with a `learning_rate`, such as
       "adamw", "sgd", "muon".
     learning_rate: A number or a schedule.
-    **options: Keyword arguments; those the optimizer lacks are ignored.
+    **options: Keyword arguments; those that the optimizer lacks are left out.
 
   Raises:
     ValueError: If optax has no such optimizer.
@@ -47,10 +49,10 @@ def named_optimizer(
 def standard_promotion(
   optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-  """Lets an optimizer mix dtypes even where the program forbids it.
+  """Lets an optimizer mix dtypes although the program forbids it.
 
-  Several of optax's raise a float to an integer count, which strict dtype
-  promotion refuses; the exception is opened around that call only.
+  Several optimizers of optax raise a float to the power of an integer count,
+  which strict dtype promotion refuses. It is relaxed for their update only.
   """
   inner = optax.with_extra_args_support(optimizer)
 
@@ -64,7 +66,7 @@ def standard_promotion(
 # Muon's updates are scaled to the usual size of AdamW's (Liu et al., 2025,
 # arXiv 2502.16982, section 2.2), so that learning rates carry over.
 _MUON_UPDATE_RMS = 0.2
-_WSD_DECAY = 0.2  # Of the run's steps.
+_WSD_DECAY = 0.2  # Share of the run's steps in which "wsd" decays.
 
 
 def learning_rate_schedule(
@@ -75,21 +77,24 @@ def learning_rate_schedule(
   total_steps: int,
   final_fraction: float,
 ) -> optax.Schedule:
-  """A learning rate by inner step.
+  """Builds a learning rate schedule, a function of the inner step.
+
+  With 600 steps, a peak of 2e-3, 50 steps of warm-up and final_fraction 0.05,
+  "wsd" rises to 2e-3 until step 50, stays there until step 480 and falls to
+  1e-4 at step 600.
 
   Args:
     name: "constant", "cosine" or "wsd" (warm-up, stable, linear decay); all
       with a linear warm-up from 0.
     peak: Highest learning rate.
-    warmup_steps: Steps until it is reached.
-    total_steps: Steps of the whole run, at whose end the decay is complete.
-    final_fraction: Last learning rate over the peak.
+    warmup_steps: Inner steps until the peak.
+    total_steps: Inner steps of the run, at whose end the decay ends.
+    final_fraction: Ratio of the last learning rate to the peak.
 
   Raises:
     ValueError: If the name is unknown or the warm-up does not fit.
   """
-  if name not in SCHEDULES:
-    raise ValueError(f"schedule={name!r} must be one of {', '.join(SCHEDULES)}")
+  one_of("schedule", name, SCHEDULES)
   if not 0 <= warmup_steps < total_steps:
     raise ValueError(
       f"warmup_steps={warmup_steps} must be less than total_steps={total_steps}"
@@ -121,10 +126,10 @@ def inner_optimizer(
   clip_norm: float,
   **options: float | bool,
 ) -> optax.GradientTransformation:
-  """Clips by the global norm, then steps.
+  """Builds an optimizer that clips gradients by their global norm first.
 
   Args:
-    name: An optimizer of optax.
+    name: Name of an optimizer of optax.
     schedule: Learning rate by inner step.
     clip_norm: Largest gradient norm; 0 leaves gradients alone.
     **options: Options of the optimizer, e.g. b1, b2, weight_decay.
@@ -133,7 +138,8 @@ def inner_optimizer(
     "muon_weight_dimension_numbers": block_matrices,
     "consistent_rms": _MUON_UPDATE_RMS,
   }
-  # What Muon leaves to AdamW steps as AdamW alone would, but for Nesterov's.
+  # Leaves that Muon gives to its AdamW get the steps that AdamW alone would
+  # take, except that Muon's AdamW has Nesterov momentum.
   for_muon |= {
     f"adam_{option}": options[option]
     for option in ("b1", "b2", "weight_decay")
@@ -146,13 +152,17 @@ def inner_optimizer(
 
 
 def block_matrices(params: Tree) -> Tree:
-  """Which leaves Muon steps on: the stacked matrices of the blocks.
+  """Selects the leaves that Muon updates: the stacked matrices of the blocks.
 
   Embedding, head and norms are left to its AdamW, as its authors advise
   (Jordan et al., 2024, "Muon").
 
   Args:
-    params: Parameters; those under "blocks" have a layer axis in front.
+    params: Parameters of one replica; leaves under "blocks" are
+      [num_layers, ...].
+
+  Returns:
+    A tree of Muon's dimension numbers, None for leaves left to AdamW.
   """
 
   def axes(path, leaf):

@@ -1,6 +1,6 @@
-"""Names for arrays, trees and what is done to them.
+"""Types of arrays and trees, and the aggregator between them.
 
-Dimension letters, the same everywhere: B batch, L length, D model, N heads,
+Dimension letters in all modules: B batch, L length, D model, N heads,
 K head width, F feed-forward, V vocabulary, S stages, M replicas, R rank.
 """
 
@@ -9,25 +9,27 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
 
-Tree = Any  # A pytree of arrays; structure is checked by chex at the borders.
+Tree = Any  # A pytree of arrays.
 Scalar = Float[Array, ""]
 Index = Int[Array, ""]
 Boolean = Bool[Array, ""]
 
 
 class Aggregator(NamedTuple):
-  """Averages a tree over the replica axis, written for one replica.
+  """Averages a tree over the replica axis.
 
-  It is optax's pair of functions with a replica axis in the middle; from
-  outside it takes leaves [M, ...] to leaves [...].
+  Like an optax transformation it is a pair of functions, written for one
+  replica that sends to the others. Mapped over M replicas it takes leaves
+  [M, ...] to leaves [...].
 
   Attributes:
-    init: From one fragment's parameters to the aggregator's state.
-    average: From one replica's values and the state to the replicas' mean,
-      the same on all, what of the values went into it, and the new state.
-    axes: Tree prefix of the state: 0 where it is a replica's own, None where
-      it is the same on all.
-    observe: From the state to arrays worth recording, by name.
+    init: Function from the parameters of one fragment to the state.
+    average: Function from one replica's values and the state to three things:
+      the mean over replicas (equal on all), the share of the values that was
+      sent, and the new state.
+    axes: Tree prefix of the state: 0 where each replica has its own, None
+      where all replicas have the same.
+    observe: Function from the state to arrays to record, by name.
   """
 
   init: Callable[[Tree], Tree]
@@ -36,6 +38,6 @@ class Aggregator(NamedTuple):
   observe: Callable[[Tree], dict[str, Array]] = lambda state: {}
 
   def update(self, values: Tree, state: Tree) -> tuple[Tree, Tree]:
-    """The mean and the new state alone."""
+    """Returns the mean and the new state."""
     mean, _, state = self.average(values, state)
     return mean, state

@@ -56,8 +56,10 @@ def settings(
       "inner": {"warmup_steps": 2, **(inner or {})},
       "outer": outer or {},
       "sync": schedule | sync,
-      "codec": codec or {},
-      "exchange": exchange or {},
+      # What is not asked for is plain, whatever the method would bring.
+      "codec": codec or {"name": "float32"},
+      "exchange": {"error_feedback": False, **(exchange or {})},
+      "adaptive": {"mode": "off"},
       "mesh": {
         "num_replicas": num_replicas,
         "layout": layout,

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from dilocox_jax.mapping import build, changed_fields, check_path, flat
+from dilocox_jax.mapping import changed_fields, check_path, dataclass_from, flat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,20 +28,20 @@ class Car:
 def refusal(values):
   """The one line that a mapping is refused with."""
   with pytest.raises(ValueError) as caught:
-    build(Car, values)
+    dataclass_from(Car, values)
   assert "\n" not in str(caught.value)
   return str(caught.value)
 
 
 def test_what_is_set_is_set_and_the_rest_is_default():
-  assert build(Car, {}) == Car()
-  built = build(Car, {"wheels": 3, "engine": {"cylinders": 6}})
+  assert dataclass_from(Car, {}) == Car()
+  built = dataclass_from(Car, {"wheels": 3, "engine": {"cylinders": 6}})
   assert built == Car(wheels=3, engine=Engine(cylinders=6))
 
 
 def test_a_built_value_comes_back_from_its_own_mapping():
   car = Car("large", 6, Engine(2.5, 8, None, True))
-  assert build(Car, dataclasses.asdict(car)) == car
+  assert dataclass_from(Car, dataclasses.asdict(car)) == car
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_a_value_of_a_wrong_type_is_refused_with_its_path(values, message):
 
 @pytest.mark.parametrize("name", ["power", "share"])
 def test_ints_serve_as_floats(name):
-  value = getattr(build(Car, {"engine": {name: 2}}).engine, name)
+  value = getattr(dataclass_from(Car, {"engine": {name: 2}}).engine, name)
   assert type(value) is float
   assert value == 2
 
 
 def test_none_unsets_a_field_that_may_be_unset():
-  assert build(Engine, {"cylinders": None, "share": None}) == Engine()
+  assert dataclass_from(Engine, {"cylinders": None, "share": None}) == Engine()
 
 
 def test_checks_of_the_value_itself_run_too():

@@ -1,15 +1,17 @@
-"""One run, described completely and checked before anything is built.
+"""The config of one run, which is checked before anything is built.
 
-Experiments hand over a plain mapping; from here on there are frozen values
-only. Numbers that follow from others (tokens, bytes, overlap of a whole
-round) are derived where they are used and are never fields.
+Experiments give a plain mapping, which becomes frozen values here. Numbers that
+follow from others (tokens, bytes, the overlap of a whole round) are computed
+where they are used and are no fields.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from dilocox_jax.checks import require
+from dilocox_jax.config.recipes import DEFAULTS, resolved
 from dilocox_jax.config.sections import (
   AdaptiveConfig,
   CheckpointConfig,
@@ -23,17 +25,20 @@ from dilocox_jax.config.sections import (
   OuterConfig,
   SyncConfig,
 )
-from dilocox_jax.mapping import build
+from dilocox_jax.config.unread import unread_fields
+from dilocox_jax.mapping import dataclass_from, flat
 from dilocox_jax.plan.model.division import Division
+from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.pipeline.stage_layers import StageLayers
 from dilocox_jax.plan.pipeline.timeline import Pipeline
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import with_interval
 from dilocox_jax.plan.wire.adaptive import low_rank_of
 from dilocox_jax.plan.wire.collectives import check_collective
+from dilocox_jax.plan.wire.leaf import leaf_of
 
-# Fields that may differ when a run goes on: they do not change its meaning,
-# only what is recorded, or on which devices it is computed.
+# Fields that may differ when a run is resumed. They do not change its results,
+# only what is recorded or which devices compute it.
 FREE_ON_RESUME = (
   "evaluation.interval_steps",
   "checkpoint.interval_steps",
@@ -47,12 +52,17 @@ FREE_ON_RESUME = (
   "mesh.outer_memory",
 )
 
+LARGEST_SEED = 2**32 - 1  # jax.random.key drops the bits above the 32nd.
+
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-  """Everything that a run depends on."""
+  """Everything that a run depends on.
 
-  seed: int = 0
+  Fields that were left to the method (None) have values once it is built.
+  """
+
+  seed: int = 0  # 0 to LARGEST_SEED.
   total_steps: int = 600  # Inner steps, warm start included.
   data: DataConfig = DataConfig()
   model: ModelConfig = ModelConfig()
@@ -67,6 +77,12 @@ class RunConfig:
   checkpoint: CheckpointConfig = CheckpointConfig()
 
   def __post_init__(self):
+    self._resolve()
+    require(
+      0 <= self.seed <= LARGEST_SEED,
+      f"seed={self.seed} must be from 0 to {LARGEST_SEED}: JAX's keys hold 32 "
+      "bits of it",
+    )
     require(
       self.total_steps > self.sync.warm_start_steps,
       f"total_steps={self.total_steps} must exceed "
@@ -85,14 +101,46 @@ class RunConfig:
       check_collective(self.codec.payload, self.exchange.collective)
     except ValueError as error:
       raise ValueError(f"exchange.{error}") from error
+    self._check_rank()
     self._check_mesh()
     self._check_unsent()
     self._check_adaptive()
+    for message in unread_fields(flat(self.to_mapping()), _defaults()).values():
+      raise ValueError(message)
+
+  def _resolve(self) -> None:
+    """Puts values in the place of all that is left to the method."""
+    values = resolved(flat(self.to_mapping()))
+    for field in dataclasses.fields(self):
+      section = getattr(self, field.name)
+      if not dataclasses.is_dataclass(section):
+        continue
+      filled = {
+        name: values[f"{field.name}.{name}"]
+        for name in (each.name for each in dataclasses.fields(section))
+        if getattr(section, name) is None
+      }
+      section = dataclasses.replace(section, **filled)  # pyright: ignore
+      object.__setattr__(self, field.name, section)
+
+  def _check_rank(self) -> None:
+    """Refuses a rank that no matrix has, as none would be factorised then."""
+    low_rank = low_rank_of(self.codec.payload)
+    if low_rank is None:
+      return
+    shapes = parameter_shapes(self.model.shape)
+    matrices = [leaf_of(path, shape).shape for path, shape in shapes.items()]
+    highest = max(min(shape) for shape in matrices if len(shape) == 2)
+    require(
+      low_rank.rank <= highest,
+      f"codec.rank={low_rank.rank} exceeds the rank of every matrix of the "
+      f"model, so nothing would be factorised: take at most {highest}",
+    )
 
   def _check_mesh(self) -> None:
-    pieces = self.inner.accumulate_steps * self.mesh.num_data_shards
+    divisor = self.inner.accumulate_steps * self.mesh.num_data_shards
     require(
-      self.data.batch_size % pieces == 0,
+      self.data.batch_size % divisor == 0,
       f"data.batch_size={self.data.batch_size} must be divisible by "
       f"inner.accumulate_steps={self.inner.accumulate_steps} times "
       f"mesh.num_data_shards={self.mesh.num_data_shards}",
@@ -119,9 +167,9 @@ class RunConfig:
     mode = self.adaptive.mode
     if mode == "off":
       return
-    found = low_rank_of(self.codec.payload)
+    low_rank = low_rank_of(self.codec.payload)
     require(
-      found is not None and found.is_projection,
+      low_rank is not None and low_rank.is_projection,
       f"adaptive.mode={mode!r} needs a rank to adapt, but codec.name="
       f"{self.codec.name!r} has no shared low-rank part: take 'low_rank+int'",
     )
@@ -140,7 +188,7 @@ class RunConfig:
 
   @property
   def fragments(self) -> Fragments:
-    """How the method divides this model."""
+    """Fragments into which the method divides the model."""
     method = self.sync.named
     return Fragments(
       method.schedule.num_fragments,
@@ -150,7 +198,7 @@ class RunConfig:
 
   @property
   def pipeline(self) -> Pipeline:
-    """In which order a replica's stages run an inner step's micro-batches."""
+    """Order in which the stages run the micro-batches of an inner step."""
     return Pipeline(
       self.mesh.pipeline,
       self.mesh.num_stages,
@@ -160,7 +208,7 @@ class RunConfig:
 
   @property
   def stage_layers(self) -> StageLayers:
-    """Which layers are which stage's."""
+    """Layers of each pipeline stage."""
     return StageLayers(
       self.model.shape.num_layers,
       self.mesh.num_stages,
@@ -169,7 +217,7 @@ class RunConfig:
 
   @property
   def division(self) -> Division:
-    """How a replica's arrays are divided among its devices."""
+    """Division of a replica's arrays among its devices."""
     is_whole = self.fragments.num_fragments == 1
     return Division(
       self.mesh.num_data_shards,
@@ -179,21 +227,35 @@ class RunConfig:
 
   @property
   def tokens_per_replica_step(self) -> int:
-    """Tokens one replica learns from in an inner step."""
+    """Number of tokens in one replica's inner step."""
     return self.data.batch_size * self.data.sequence_length
 
   def to_mapping(self) -> dict[str, Any]:
-    """Nested plain values, the inverse of `from_mapping`."""
+    """Returns nested plain values, from which `from_mapping` builds it."""
     return dataclasses.asdict(self)
 
 
+@functools.cache
+def _defaults() -> dict[str, Any]:
+  """Default values of all fields of all sections, by their dotted names."""
+  defaults: dict[str, Any] = {
+    field.name: field.default for field in dataclasses.fields(RunConfig)
+  }
+  for name, default in defaults.items():
+    if dataclasses.is_dataclass(default):
+      defaults[name] = vars(default)
+  return flat(defaults) | dict(DEFAULTS)
+
+
 def from_mapping(values: Mapping[str, Any]) -> RunConfig:
-  """Builds a checked config.
+  """Builds a config and checks it.
 
   Args:
-    values: Nested mapping, sections by name; what is missing is default.
+    values: Nested mapping from sections to fields. Fields that are missing have
+      their defaults; None leaves a field to the method where a method may set
+      it.
 
   Raises:
     ValueError: One line that names the field, the value and what to change.
   """
-  return build(RunConfig, values)
+  return dataclass_from(RunConfig, values)

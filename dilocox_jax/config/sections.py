@@ -1,12 +1,14 @@
-"""The sections of a run's config, each checked by itself.
+"""The sections of a run's config.
 
-One section a station, named like it; those of the exchange between replicas
-are in `sync_sections`. What clashes between sections is found by
-`config.RunConfig`.
+Each section checks its own fields. `config.run.RunConfig` checks how sections
+fit together. A field that is None by default has the value of the preset, the
+method or the codec.
 """
 
 import dataclasses
 import math
+import typing
+from typing import Any
 
 from dilocox_jax.checks import one_of, positive, require, within
 from dilocox_jax.plan.choices import (
@@ -28,16 +30,26 @@ from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.plan.wire.payload_names import named_payload
 from dilocox_jax.plan.wire.ranks import CRITERIA
 
+# A field that the method's recipe may set (`config.recipes`) is None until a
+# `RunConfig` is built, which then puts a value in its place. So type checkers
+# are told the type that readers of a run's config find, without the None.
+OF_METHOD: Any = None
+if typing.TYPE_CHECKING:
+  Value = typing.TypeVar("Value")
+  OfMethod = typing.Annotated[Value, "None until a run's config is built"]
+else:
+  OfMethod = typing.Optional
+
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-  """Where tokens come from."""
+  """The text that replicas are trained on."""
 
   source: str = "stdlib"  # Python's own library; or text_files, synthetic.
   glob: str = ""  # Files of text_files, e.g. "notes/**/*.txt".
   validation_fraction: float = 0.05  # Share of files kept for validation.
-  batch_size: int = 8  # Sequences a replica and inner step.
-  sequence_length: int = 128  # Tokens predicted a sequence.
+  batch_size: int = 8  # Sequences of one replica's inner step.
+  sequence_length: int = 128  # Tokens that a sequence predicts.
 
   def __post_init__(self):
     positive(
@@ -52,7 +64,7 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """Which model; unset sizes are the preset's."""
+  """The model; sizes that are not set are those of the preset."""
 
   preset: str = "tiny"
   num_layers: int | None = None
@@ -64,12 +76,14 @@ class ModelConfig:
   num_kv_heads: int | None = None  # Fewer than num_heads share keys, values.
   tied_head: bool | None = None  # The head is the token table.
   compute_dtype: str = "float32"  # float32 or bfloat16; parameters are fp32.
-  scan_unroll: int = 0  # Blocks a scan step; 0 = all: fast on CPU.
+  scan_unroll: int = 0  # Blocks of one scan step; 0: all (fast on CPU).
   z_loss: float = 0.0  # Weight of log(sum(exp(logits)))^2 in training.
 
   def __post_init__(self):
     one_of("model.preset", self.preset, MODEL_PRESETS)
     one_of("model.compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
+    # A negative weight would reward large logits.
+    within(0, math.inf, "model", z_loss=self.z_loss)
     require(
       self.scan_unroll >= 0,
       f"model.scan_unroll={self.scan_unroll} must be 0 (all) or more",
@@ -77,7 +91,7 @@ class ModelConfig:
 
   @property
   def shape(self) -> ModelShape:
-    """The preset with the set sizes replaced."""
+    """Sizes of the preset, except for those that are set."""
     preset = MODEL_PRESETS[self.preset]
     names = {field.name for field in dataclasses.fields(preset)}
     given = {
@@ -92,17 +106,17 @@ class ModelConfig:
 class InnerConfig:
   """The local optimizer step."""
 
-  optimizer: str = "adamw"  # Any optimizer of optax by name.
+  optimizer: OfMethod[str] = OF_METHOD  # Name of any optimizer of optax.
   learning_rate: float = 2e-3
   schedule: str = "cosine"  # constant, cosine or wsd.
-  warmup_steps: int = 50
-  final_fraction: float = 0.05  # Last learning rate over the highest.
+  warmup_steps: OfMethod[int] = OF_METHOD  # None: a quarter, at most 50.
+  final_fraction: float = 0.05  # Last learning rate / highest one.
   clip_norm: float = 1.0  # 0 turns clipping off.
-  accumulate_steps: int = 1  # Micro-batches an inner step.
+  accumulate_steps: int = 1  # Micro-batches of an inner step.
   b1: float = 0.9
   b2: float = 0.95
   weight_decay: float = 0.1
-  momentum: float = 0.0  # Read by sgd and its like.
+  momentum: float = 0.0  # For optimizers that have it, such as sgd.
 
   def __post_init__(self):
     one_of("inner.schedule", self.schedule, SCHEDULES)
@@ -111,7 +125,7 @@ class InnerConfig:
       learning_rate=self.learning_rate,
       accumulate_steps=self.accumulate_steps,
     )
-    # A negative limit would turn every gradient round, and train uphill.
+    # A negative limit would reverse every gradient, so the loss would grow.
     within(0, math.inf, "inner", clip_norm=self.clip_norm)
     within(0, math.inf, "inner", weight_decay=self.weight_decay)
     within(0, 1, "inner", final_fraction=self.final_fraction)
@@ -120,17 +134,17 @@ class InnerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """Replicas, where they live, and how one is divided among its devices."""
+  """The number of replicas, and how each is divided among devices."""
 
   num_replicas: int = 2
-  layout: str = "stacked"  # stacked (one device) or mesh (their own).
-  stacked_by: str = "map"  # map (in turn: CPU) or vmap (at once: GPU).
+  layout: str = "stacked"  # stacked (on one device) or mesh (on their own).
+  stacked_by: str = "map"  # map (one by one: CPU) or vmap (together: GPU).
   num_data_shards: int = 1  # Devices that share the work of a stage.
   num_stages: int = 1  # Pipeline stages of a replica.
   pipeline: str = "1f1b"  # gpipe, 1f1b, interleaved or zb_h1.
-  chunks_per_stage: int = 1  # interleaved: parts of the model a stage has.
-  remat: str = "dots"  # Kept in a pipeline: none (all), dots, or full (least).
-  boundary: str = "none"  # Between stages: none, bfloat16 or int8.
+  chunks_per_stage: int = 1  # interleaved: runs of layers that a stage has.
+  remat: str = "dots"  # Recomputed: none, all but dots, or full.
+  boundary: str = "none"  # Compression between stages: bfloat16 or int8.
   outer_memory: str = "device"  # Outer state: device or pinned_host.
 
   def __post_init__(self):
@@ -152,15 +166,15 @@ class MeshConfig:
 
   @property
   def is_divided(self) -> bool:
-    """Whether a replica has several devices."""
+    """Whether a replica has more than one device."""
     return self.num_data_shards * self.num_stages > 1
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-  """Validation during and after the run."""
+  """Validation during the run and at its end."""
 
-  interval_steps: int = 150  # 0 evaluates at the end only.
+  interval_steps: int = 150  # 0: at the end only.
   num_sequences: int = 128
 
   def __post_init__(self):
@@ -173,11 +187,11 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-  """What survives."""
+  """What is saved, and what a new run starts from."""
 
-  interval_steps: int = 150  # Inner steps between saves, at ends of rounds.
-  keep: int = 2  # How many to keep.
-  init_from: str = ""  # Run directory whose outer state a new run starts from.
+  interval_steps: int = 150  # At the end of the round that follows.
+  keep: int = 2  # Number of checkpoints that are kept.
+  init_from: str = ""  # Run directory to take the first parameters from.
 
   def __post_init__(self):
     positive("checkpoint", interval_steps=self.interval_steps, keep=self.keep)
@@ -188,18 +202,18 @@ WARM_STARTS = ("none", "data_parallel", "single")
 
 @dataclasses.dataclass(frozen=True)
 class SyncConfig:
-  """When and how replicas meet; what is unset is the method's own."""
+  """The method and its schedule; what is not set is the method's own."""
 
   method: str = "diloco"
   sync_interval: int | None = None  # H, inner steps.
   num_fragments: int | None = None  # P.
   overlap_steps: int | None = None  # tau, inner steps.
   rule: str | None = None  # reset, continue, mix or eager.
-  mixing_alpha: float | None = None  # Weight of the local value.
+  mixing_alpha: float | None = None  # Weight of the replica's own value.
   fragment_order: str | None = None  # strided or sequential.
   warm_start: str = "none"  # data_parallel, or single (one replica, copied).
   warm_start_steps: int = 0
-  steps_per_dispatch: int = 50  # Steps a program where there are no rounds.
+  steps_per_dispatch: int = 50  # Steps of a program without rounds.
 
   def __post_init__(self):
     one_of("sync.warm_start", self.warm_start, WARM_STARTS)
@@ -219,7 +233,7 @@ class SyncConfig:
 
   @property
   def named(self) -> Method:
-    """The method with its settings."""
+    """The schedule and rule of the method with these settings."""
     given = dataclasses.asdict(self)
     for name in ("warm_start", "warm_start_steps", "steps_per_dispatch"):
       given.pop(name)
@@ -231,23 +245,24 @@ class SyncConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CodecConfig:
-  """What travels between replicas; what is unset is the part's own."""
+  """What replicas send each other; what is not set is the link's own."""
 
-  name: str = "float32"  # Parts joined by "+", e.g. low_rank+int.
+  name: OfMethod[str] = OF_METHOD  # float32, or e.g. low_rank+int.
   rank: int | None = None  # low_rank: columns of a factor.
   power_iterations: int | None = None  # low_rank: passes over the matrix.
   factorisation: str | None = None  # low_rank: shared or local.
   bits: int | None = None  # int: 8, 4, 2 or 1.
-  scale: str | None = None  # int: one scale a block, row or tensor.
+  scale: str | None = None  # int: block, row or tensor shares a scale.
   block_size: int | None = None  # int, e3m0: values that share a scale.
   rounding: str | None = None  # int: nearest or stochastic.
   top_k_fraction: float | None = None  # top_k: share of values kept.
-  top_k_block_size: int | None = None  # top_k: values it chooses among.
+  top_k_block_size: int | None = None  # top_k: values of which it keeps some.
   indices: str | None = None  # top_k: packed or bitmap.
   mask_fraction: float | None = None  # random_mask: share of values sent.
 
   def __post_init__(self):
-    _ = self.payload
+    if self.name is not OF_METHOD:
+      _ = self.payload
 
   @property
   def payload(self) -> Payload:
@@ -260,13 +275,13 @@ class CodecConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeConfig:
-  """How it travels, and what becomes of what was lost."""
+  """How payloads are sent, and what becomes of what a codec loses."""
 
   collective: str = "auto"  # all_reduce, all_gather or reduce_scatter.
-  error_feedback: bool = False  # What was lost is added to the next exchange.
-  keep_unsent: bool = False  # What was lost stays in the replica's parameters.
-  feedback_decay: float = 1.0  # Share of the residual that is kept.
-  feedback_against: str = "own"  # own or mean: what the residual is left of.
+  error_feedback: OfMethod[bool] = OF_METHOD  # Sends later what was lost.
+  keep_unsent: bool = False  # Leaves what was lost in the replica.
+  feedback_decay: OfMethod[float] = OF_METHOD  # Share of residuals kept.
+  feedback_against: str = "own"  # Residual of one's own message, or the mean.
   feedback_dtype: str = "float32"  # float32, bfloat16 or int8.
 
   def __post_init__(self):
@@ -278,24 +293,22 @@ class ExchangeConfig:
       "exchange.error_feedback and exchange.keep_unsent both make up for what "
       "a codec loses: set one of them",
     )
-    require(
-      0 <= self.feedback_decay <= 1,
-      f"exchange.feedback_decay={self.feedback_decay} must lie between 0 and 1",
-    )
+    within(0, 1, "exchange", feedback_decay=self.feedback_decay)
 
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveConfig:
-  """Ranks, and H, that follow the rank of the averaged update."""
+  """Ranks and H that follow the measured rank of the averaged update."""
 
-  mode: str = "off"  # off, rank, or rank_and_interval.
+  mode: OfMethod[str] = OF_METHOD  # off, rank, or rank_and_interval.
   window_rounds: int = 5  # Rounds measured before each choice.
-  criterion: str = "energy"  # How ranks are measured: energy or stable.
-  energy: float = 0.95  # Share of the squared norm that the rank must hold.
-  by_leaf: bool = False  # Divide bytes among leaves by energy (docs/log.md).
+  criterion: str = "energy"  # Measure of the rank: energy or stable.
+  energy: float = 0.95  # Share of the squared norm in that rank.
+  by_leaf: bool = False  # Gives leaves different ranks (docs/log.md).
 
   def __post_init__(self):
-    one_of("adaptive.mode", self.mode, MODES)
+    if self.mode is not OF_METHOD:
+      one_of("adaptive.mode", self.mode, MODES)
     one_of("adaptive.criterion", self.criterion, CRITERIA)
     positive("adaptive", window_rounds=self.window_rounds)
     require(
@@ -309,8 +322,8 @@ class OuterConfig:
   """The optimizer of the outer parameters."""
 
   optimizer: str = "sgd"  # Any optimizer of optax by name.
-  learning_rate: float = 0.7
-  momentum: float = 0.6  # The papers have 0.9; see docs/log.md.
+  learning_rate: OfMethod[float] = OF_METHOD
+  momentum: OfMethod[float] = OF_METHOD
   nesterov: bool = True
 
   def __post_init__(self):

@@ -1,7 +1,7 @@
-"""What a run will do and send, from its config, without JAX.
+"""The plan of a run, made from its config without JAX.
 
-The trainer and the simulator both read the plan that is made here, so they
-cannot have two ideas of one run.
+The trainer and the simulator both read the plan that is made here, so what is
+simulated is what is trained.
 """
 
 from dilocox_jax.config import RunConfig
@@ -17,40 +17,40 @@ from dilocox_jax.plan.wire.adaptive import (
 from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.plan.wire.traffic import Traffic
 
-# Room that ranks by leaf have in states: this times the first rank.
+# States have room for this times the first rank where leaves differ in rank.
 ROOM_BY_LEAF = 2
 
 
 def policy(config: RunConfig) -> Policy:
-  """How rank and H are chosen on the way; the first choice is the config's."""
-  found = low_rank_of(config.codec.payload)
+  """Returns how rank and H follow measurements, beginning with the config's."""
+  low_rank = low_rank_of(config.codec.payload)
   interval = config.sync.named.schedule.sync_interval
   return Policy(
-    RoundSetting(found.rank if found else 0, interval),
+    RoundSetting(low_rank.rank if low_rank else 0, interval),
     config.adaptive.window_rounds,
     config.adaptive.mode == "rank_and_interval",
   )
 
 
-def payload(config: RunConfig, choice: RoundSetting | None = None) -> Payload:
-  """What travels, with the config's own ranks or chosen ones."""
-  own = config.codec.payload
-  return with_ranks(own, choice) if choice else own
+def payload(config: RunConfig, setting: RoundSetting | None = None) -> Payload:
+  """Returns the payload, with the ranks of a setting if one is given."""
+  sent = config.codec.payload
+  return with_ranks(sent, setting) if setting else sent
 
 
-def method(config: RunConfig, choice: RoundSetting | None = None) -> Method:
-  """The method, with its own H or a chosen one."""
+def method(config: RunConfig, setting: RoundSetting | None = None) -> Method:
+  """Returns the method, with the H of a setting if one is given."""
   named = config.sync.named
-  if choice is None or choice.sync_interval == named.schedule.sync_interval:
+  if setting is None or setting.sync_interval == named.schedule.sync_interval:
     return named
-  return with_interval(named, choice.sync_interval)
+  return with_interval(named, setting.sync_interval)
 
 
-def run_plan(config: RunConfig, choice: RoundSetting | None = None) -> RunPlan:
-  """What the run does when."""
+def run_plan(config: RunConfig, setting: RoundSetting | None = None) -> RunPlan:
+  """Returns the segments of the run, with the H of a setting if given."""
   sync = config.sync
   return RunPlan(
-    method(config, choice),
+    method(config, setting),
     config.total_steps,
     sync.warm_start,
     sync.warm_start_steps,
@@ -58,13 +58,13 @@ def run_plan(config: RunConfig, choice: RoundSetting | None = None) -> RunPlan:
   )
 
 
-def traffic(config: RunConfig, choice: RoundSetting | None = None) -> Traffic:
-  """What the run puts on the wire."""
+def traffic(config: RunConfig, setting: RoundSetting | None = None) -> Traffic:
+  """Returns the bytes that the run sends, at a setting if one is given."""
   return Traffic(
-    method(config, choice),
+    method(config, setting),
     config.fragments,
     parameter_shapes(config.model.shape),
     config.mesh.num_replicas,
-    payload(config, choice),
+    payload(config, setting),
     config.exchange.collective,
   )

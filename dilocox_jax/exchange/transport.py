@@ -18,7 +18,7 @@ from dilocox_jax.codecs.compose import encoder
 from dilocox_jax.exchange import messages
 from dilocox_jax.exchange.mean import mean_of_participants, summed
 from dilocox_jax.plan.wire.chain import Encoding
-from dilocox_jax.plan.wire.collectives import chosen, owner_slices
+from dilocox_jax.plan.wire.collectives import chosen_collective, owner_slices
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.pytypes import Array, Boolean, Scalar
 
@@ -59,7 +59,7 @@ def reduce(
     names = [
       name
       for name, parcel in outgoing.items()
-      if chosen(parcel.encoding, choice, num_replicas) == kind
+      if chosen_collective(parcel.encoding, choice, num_replicas) == kind
     ]
     if names:
       chosen_ones = [outgoing[name] for name in names]

@@ -122,7 +122,7 @@ class AdaptiveController:
     that there are never more programs than ranks on the ladder.
     """
     before = self.choice
-    choice = self._policy.next_choice(self._measured, self._bytes_of)
+    choice = self._policy.next_setting(self._measured, self._bytes_of)
     if self._config.adaptive.by_leaf and choice.rank not in self._chosen:
       choice = dataclasses.replace(choice, leaf_ranks=self._by_leaf(choice))
     choice = self._chosen.setdefault(choice.rank, choice)

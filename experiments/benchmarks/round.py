@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax.config import RunConfig
-from dilocox_jax.config.sections import MeshConfig, SyncConfig
+from dilocox_jax.config.sections import CodecConfig, MeshConfig, SyncConfig
 from dilocox_jax.inner.step import inner_step
 from dilocox_jax.training import build
 from experiments.benchmarks.ratios import Ratio, Timed
@@ -18,6 +18,7 @@ def _config(num_replicas: int) -> RunConfig:
   return RunConfig(
     mesh=MeshConfig(num_replicas=num_replicas),
     sync=SyncConfig(method="dilocox", sync_interval=SYNC_INTERVAL),
+    codec=CodecConfig("float32"),  # The delay alone is timed.
   )
 
 

@@ -1,23 +1,25 @@
 """CocktailSGD as its authors' code has it: progress is sent, not gradients.
 
-Source: Wang et al., 2023, ICML, and the code published with it (read). Every
-step each replica takes its own AdamW step; how far it is from the common
-parameters is what goes through mask, top-k and 4 bits, and arrives a step
-later; what was not sent stays in its parameters. Claim: none of its own.
-Differs: top-k by blocks; gathered, where the code's owners of a part compress
-the mean again. Cost: three minutes on two CPU cores.
+Source: Wang et al., 2023, ICML, and the code published with it (read). In every
+step each replica takes an AdamW step by itself. Its difference from the common
+parameters goes through mask, top-k and 4 bits and is applied a step later. What
+was not sent stays in its parameters. Claim: none of its own. Differs: top-k by
+blocks; messages are gathered, where in that code the owner of a slice
+compresses the mean again. Cost: three minutes on two CPU cores.
 
     python -m experiments.train \
         --config=experiments/configs/cocktail_params.py \
         --workdir=runs/cocktail_params
 """
 
-from experiments.configs import cocktail_sgd
+from dilocox_jax.config.recipes import RECIPES
+from experiments.configs import default
 
 
 def get_config():
-  """Rounds of one step with a delay of one, averaged as they are."""
-  config = cocktail_sgd.get_config()
+  """Returns CocktailSGD's codec in rounds of one step that arrive one late."""
+  config = default.get_config()
+  config.update_from_flattened_dict(RECIPES["cocktail_sgd"])
   config.sync.method = "delayed"
   config.sync.sync_interval = 1
   config.sync.overlap_steps = 1

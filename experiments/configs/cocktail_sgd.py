@@ -1,10 +1,10 @@
-"""CocktailSGD: every step's gradients, through a mask, top-k and 4 bits.
+"""CocktailSGD: the gradients of every step, by mask, top-k and 4 bits.
 
 Source: Wang et al., 2023, ICML. Claim (published): 117 times fewer bytes, 1.2
 times slower over 500 Mbit/s than on a fast network. Differs: top-k by blocks;
-AdamW runs on the mean, and steps wait. The authors' code sends progress instead
-of gradients, one step late: that is `cocktail_params`, which ends far lower.
-Cost: three minutes on two CPU cores.
+AdamW runs on the mean, and a step waits for it. The authors' code sends
+progress one step late instead of gradients. That is `cocktail_params`, which
+ends far lower. Cost: three minutes on two CPU cores.
 
     python -m experiments.train --config=experiments/configs/cocktail_sgd.py \
         --workdir=runs/cocktail_sgd
@@ -14,13 +14,7 @@ from experiments.configs import default
 
 
 def get_config():
-  """The default with compressed gradients at every step."""
+  """Returns CocktailSGD's recipe."""
   config = default.get_config()
   config.sync.method = "cocktail_sgd"
-  config.codec.name = "random_mask+top_k+int"
-  config.codec.mask_fraction = 0.1
-  config.codec.top_k_fraction = 0.2
-  config.codec.indices = "bitmap"
-  config.codec.bits = 4
-  config.exchange.error_feedback = True
   return config

@@ -1,14 +1,14 @@
 """Streaming DiLoCo's Table 5 on a GPU: 35M and 100M, H = 30 and 100, M = 2, 4.
 
 Source: arXiv 2501.18512, Tables 5 and 6 (on C4). Claim (published): DiLoCo and
-Streaming DiLoCo end within 1 % of data parallel. As there: three layers a
-fragment, tau = 1, z-loss 1e-4, sequences of 1024. Differs: a local text, read
-as bytes, so that of the 32,000 tokens that the shapes have 256 occur, and fewer
-of them; outer values are tuned. Losses compare with each other only. Give it a
-large text: --config.base.data.source=text_files
---config.base.data.glob='texts/**/*.txt'.
-Cost: 10 tuning runs of 1500 steps and 3 results of 3000 a method; made for
-slices (--max_minutes). What follows the colon is the model and M.
+Streaming DiLoCo end within 1 % of data parallel. As there, a fragment has three
+layers, tau = 1, z-loss 1e-4, sequences of 1024. Differs: the text is a local
+one, read as bytes, so only 256 of the 32,000 tokens of the shapes occur, and
+runs are shorter; outer values are tuned. Losses can be compared with each other
+only. Give it a large text: --config.base.data.source=text_files
+--config.base.data.glob='texts/**/*.txt'. Cost: 10 tuning runs of 1500 steps and
+3 results of 3000 a method; made for slices (--max_minutes). The model and M
+follow the colon.
 
     python -m experiments.convergence --max_minutes=9 \
         --config=experiments/configs/convergence_gpu.py:chinchilla_35m,2 \
@@ -24,7 +24,7 @@ INTERVALS = (30, 100)
 
 
 def get_config(setting="chinchilla_35m,2"):
-  """The paper's methods at both H, and DiLoCoX beside them.
+  """Returns the paper's methods and DiLoCoX, at both H.
 
   Args:
     setting: Model and number of replicas, e.g. "chinchilla_100m,4".
@@ -54,7 +54,7 @@ def get_config(setting="chinchilla_35m,2"):
     convergence_small.CLOCK_107B,
   ]
   config.target_loss = 1.2
-  names = tuple(each["name"] for each in config.methods)
+  names = tuple(method["name"] for method in config.methods)
   config.equal_time = [
     {"clock": clock, "reference": "dilocox_continue_h30", "methods": names}
     for clock in ("1gbit", "107b")
@@ -67,14 +67,14 @@ def get_config(setting="chinchilla_35m,2"):
 
 
 def _methods(shape):
-  found = [methods.of("allreduce")]
-  # One fragment holds what is no layer.
-  parts = {"sync.num_fragments": 1 + MODEL_PRESETS[shape].num_layers // 3}
+  all_methods = [methods.of("allreduce")]
+  # Fragment 0 holds no layers: 6 layers make 2 fragments of three, P = 3.
+  fragments = {"sync.num_fragments": 1 + MODEL_PRESETS[shape].num_layers // 3}
   for interval in INTERVALS:
     at = {"sync.sync_interval": interval}
-    each = [
+    at_interval = [
       methods.of("diloco", changed=at),
-      *(each | parts for each in methods.streaming(interval, 1)),
+      *(method | fragments for method in methods.streaming(interval, 1)),
       *(
         methods.of(
           "dilocox",
@@ -84,5 +84,8 @@ def _methods(shape):
         for rule, start in methods.RULES.items()
       ),
     ]
-    found += [m | {"name": f"{m['name']}_h{interval}"} for m in each]
-  return [*found, methods.ours("107b")]
+    all_methods += [
+      method | {"name": f"{method['name']}_h{interval}"}
+      for method in at_interval
+    ]
+  return [*all_methods, methods.ours("107b")]

@@ -1,11 +1,11 @@
 """Every method under one budget: ten million parameters.
 
-The methods are those of `convergence_small`, with as many steps of twice the
-tokens; the model has eight layers of width 320, and a step is stated as 0.7 s,
-derived from the operations and from the rate at which two CPU cores do those of
-the small one. Claim: none; the report says which orderings hold. Cost: 10
-tuning runs and 3 results a method, each some twenty times as long: days on two
-CPU cores, minutes a run on a GPU (there with
+The methods and steps are those of `convergence_small`, with twice the tokens in
+a step. The model has eight layers of width 320. A step is stated as 0.7 s,
+which is derived from its operations and from the rate at which two CPU cores do
+those of the small model. Claim: none; the report says which orderings hold.
+Cost: 10 tuning runs and 3 results a method, each some twenty times as long:
+days on two CPU cores, minutes a run on a GPU (there with
 --config.base.mesh.stacked_by=vmap).
 
     python -m experiments.convergence \
@@ -17,7 +17,7 @@ from experiments.configs import convergence_small
 
 
 def get_config():
-  """All methods on two replicas of a larger `tiny`."""
+  """Returns all methods on two replicas of a larger `tiny`."""
   config = convergence_small.get_config()
   base = config.base
   base.model.num_layers = 8

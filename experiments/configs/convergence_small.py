@@ -17,7 +17,7 @@ from ml_collections import config_dict
 from experiments.configs import default
 from experiments.sweeps import method_list as methods
 
-# The largest model of the papers, whose links are as slow.
+# The largest model of the papers, on links of the same speed.
 CLOCK_107B = {
   "name": "107b",
   "cluster": "dilocox_107b",
@@ -26,7 +26,7 @@ CLOCK_107B = {
   "codec": {"rank": 2048},
 }
 
-# True of every sweep of these methods, whatever its model.
+# Notes for every sweep of these methods, whatever its model.
 ON_RULES = (
   "`continue` and `reset` are the two readings of DiLoCoX's rule for what comes"
   " late: added to one's own progress, or put in its place. `ours` is"
@@ -41,7 +41,7 @@ ON_NAMES = (
   "A name that ends with a clock has the shortest H behind which an exchange of"
   " DiLoCoX hides on it. `diloco_cold` is DiLoCo without its warm start."
 )
-# True of this one.
+# Notes for this sweep alone.
 NOTES = (
   ON_RULES,
   ON_NAMES,
@@ -56,7 +56,7 @@ NOTES = (
 
 
 def get_config():
-  """All methods on two replicas of `tiny`."""
+  """Returns all methods on two replicas of `tiny`."""
   config = config_dict.ConfigDict()
   config.base = base = default.get_config()
   base.total_steps = 2000

@@ -1,4 +1,4 @@
-"""The whole family: any schedule, any rule.
+"""Any schedule with any rule that it allows.
 
 Source: ours. Claim: at equal delay "continue" ends lower than "reset"
 (measured, docs/log.md). Cost: two minutes on two CPU cores.
@@ -11,7 +11,7 @@ from experiments.configs import default
 
 
 def get_config():
-  """The default with a delay of four steps in rounds of thirty."""
+  """Returns the default with rounds of thirty steps and a delay of four."""
   config = default.get_config()
   config.sync.method = "delayed"
   config.sync.sync_interval = 30

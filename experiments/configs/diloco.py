@@ -1,4 +1,4 @@
-"""DiLoCo: replicas meet every H steps and wait for each other.
+"""DiLoCo: replicas exchange every H steps and wait for each other.
 
 Source: arXiv 2311.08105. Claim (published): matches data parallel training
 at 500 times fewer exchanges. Differs: H = 30, since a laptop's run is short;
@@ -13,7 +13,7 @@ from experiments.configs import default
 
 
 def get_config():
-  """The default with DiLoCo's schedule."""
+  """Returns the default with DiLoCo's schedule."""
   config = default.get_config()
   config.sync.method = "diloco"
   config.sync.sync_interval = 30

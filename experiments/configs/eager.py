@@ -1,4 +1,4 @@
-"""Eager updates: a round of delay, one's own part applied fresh.
+"""Eager updates: a replica's own share counts at once, the rest a round late.
 
 Source: arXiv 2502.12996. Claim (recalled): hours at 1 Gbit/s equal hours at
 infinite bandwidth, loss close to data parallel. Differs: H = 30, outer
@@ -12,7 +12,7 @@ from experiments.configs import default
 
 
 def get_config():
-  """The default with eager updates."""
+  """Returns the default with eager updates."""
   config = default.get_config()
   config.sync.method = "eager"
   config.sync.sync_interval = 30

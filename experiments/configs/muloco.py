@@ -1,4 +1,4 @@
-"""MuLoCo: Muon inside, 2 bits between.
+"""MuLoCo: Muon as inner optimizer, 2 bits a value between replicas.
 
 Source: Therien et al., 2025, arXiv 2505.23725. Claim (recalled): Muon's
 pseudo-gradients compress better than AdamW's; 2 bits with error feedback end at
@@ -13,13 +13,8 @@ from experiments.configs import default
 
 
 def get_config():
-  """The default with Muon and 2 bits a value."""
+  """Returns MuLoCo's recipe with rounds of 30 steps."""
   config = default.get_config()
   config.sync.method = "muloco"
   config.sync.sync_interval = 30
-  config.inner.optimizer = "muon"
-  config.codec.name = "int"
-  config.codec.bits = 2
-  config.exchange.error_feedback = True
-  config.exchange.feedback_decay = 0.95
   return config

@@ -1,8 +1,8 @@
-"""Streaming DiLoCo: fragments in turn, each hidden behind tau steps.
+"""Streaming DiLoCo: fragments in turn; tau steps hide each exchange.
 
-Source: arXiv 2501.18512. Claim (published): the loss of DiLoCo at a fraction
-of its peak bandwidth. Differs: outer momentum 0.6; E3M0 with a scale a block.
-Cost: two minutes on two CPU cores.
+Source: arXiv 2501.18512. Claim (published): the loss of DiLoCo at a fraction of
+its peak bandwidth. Differs: outer momentum 0.6; E3M0 has a scale for each
+block. Cost: two minutes on two CPU cores.
 
     python -m experiments.train \
         --config=experiments/configs/streaming_diloco.py \
@@ -13,12 +13,11 @@ from experiments.configs import default
 
 
 def get_config():
-  """The default with three strided fragments and tau = 4."""
+  """Returns its recipe with three strided fragments and tau = 4."""
   config = default.get_config()
   config.sync.method = "streaming_diloco"
   config.sync.sync_interval = 30
   config.sync.num_fragments = 3
   config.sync.overlap_steps = 4
   config.sync.mixing_alpha = 0.5
-  config.codec.name = "e3m0"
   return config

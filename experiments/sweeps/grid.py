@@ -17,6 +17,7 @@ from typing import Any
 
 from dilocox_jax.checks import known
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping
+from dilocox_jax.config.recipes import RECIPES
 from dilocox_jax.mapping import check_path, flat
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.wire.traffic import Traffic
@@ -60,7 +61,19 @@ class Trial:
   @property
   def arguments(self) -> list[str]:
     """Flags that make the default config this one."""
-    default = flat(RunConfig().to_mapping())
+    # A flag is left out only if its value follows from the flags before it: the
+    # method and the codec decide about others, the length about the warm-up.
+    sync, codec = self.config.sync, self.config.codec
+    given = {
+      "total_steps": self.config.total_steps,
+      "sync": {"method": sync.method},
+      "codec": {"name": codec.name},
+    }
+    default = flat(from_mapping(given).to_mapping()) | {
+      "total_steps": RunConfig().total_steps,
+      "sync.method": RunConfig().sync.method,
+      "codec.name": "" if sync.method in RECIPES else RunConfig().codec.name,
+    }
     return [
       f"--config.{path}={value}"
       for path, value in flat(self.config.to_mapping()).items()

@@ -10,8 +10,8 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.mapping import flat
-from experiments.configs import default
 
 # Learning rate and momentum of the outer optimizer: every method that has one
 # sees all of them, the one that its config brings included.
@@ -53,8 +53,10 @@ def of(config: str, name: str = "", **others: Any) -> dict[str, Any]:
       transfer time gives tau and H; `interval_of`, a method whose H it has.
   """
   module = importlib.import_module(f"experiments.configs.{config}")
-  before = flat(default.get_config().to_dict())
-  own = flat(module.get_config().to_dict()) | {"adaptive.mode": "off"}
+  before = flat(RunConfig().to_mapping())
+  # A recipe is spelled out, since what is changed may be the method's name.
+  config_values = from_mapping(module.get_config().to_dict()).to_mapping()
+  own = flat(config_values) | {"adaptive.mode": "off"}
   fields = {k: v for k, v in own.items() if v != before[k]}
   fields |= others.pop("changed", {})
   refine = INNER_GRID if config in _AVERAGES else _outer_grid(before | fields)

@@ -247,7 +247,8 @@ def sweep(values: Mapping[str, Any]) -> Sweep:
   clocks = [_clock(each) for each in values["clusters"]]
   tuning = values["tuning"]
   return Sweep(
-    base=flat(values["base"]),
+    # Methods are changes to the base, not to what a method's name brings.
+    base=flat(from_mapping(values["base"]).to_mapping()),
     methods=tuple(_method(each) for each in values["methods"]),
     tuning=Tuning(
       tuning["seed"],

@@ -113,10 +113,11 @@ class Runs:
     sync = {"sync_interval": self.interval}
     if not is_hidden:
       sync |= {"method": "diloco", "rule": None}
-    codec = {"rank": self.rank}
+    changes: dict[str, dict] = {"codec": {"rank": self.rank}}
     if not is_compressed:
-      codec = {"name": setting.dense, **DENSE}
-    return self.pace("dilocox", setting, codec_s, sync=sync, codec=codec)
+      changes["codec"] = {"name": setting.dense, **DENSE}
+      changes["exchange"] = {"error_feedback": False}
+    return self.pace("dilocox", setting, codec_s, sync=sync, **changes)
 
   def open_diloco(self, setting: Setting = RECIPE) -> Pace:
     """OpenDiLoCo: fp16, waited for, at the same H."""

@@ -38,7 +38,8 @@ def config_of(name: str, **changes) -> RunConfig:
     **changes: Section to a mapping from field to value.
   """
   module = importlib.import_module(f"experiments.configs.{name}")
-  values = module.get_config().to_dict()
+  # A recipe is spelled out, since what is changed may be the method's name.
+  values = from_mapping(module.get_config().to_dict()).to_mapping()
   values["adaptive"]["mode"] = "off"  # A table has one rank and one H.
   for section, fields in changes.items():
     values[section] |= fields

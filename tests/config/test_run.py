@@ -107,6 +107,21 @@ def test_a_misspelt_field_is_answered_with_the_nearest():
       ["inner.warmup_steps=30", "total_steps=30"],
     ),
     ({"inner": {"warmup_steps": -1}}, ["inner.warmup_steps=-1"]),
+    ({"total_steps": 0}, ["total_steps=0"]),
+    ({"seed": -1}, ["seed=-1", "from 0 to 4294967295"]),
+    ({"seed": 2**32}, ["seed=4294967296", "from 0 to 4294967295"]),
+    ({"seed": 2**63}, ["seed=9223372036854775808", "32 bits"]),
+    (
+      {"codec": {"name": "low_rank+int", "rank": 129}},
+      ["codec.rank=129", "take at most 128"],
+    ),
+    (
+      {
+        "codec": {"name": "low_rank", "rank": 17},
+        "model": {"preset": "nano"},
+      },
+      ["codec.rank=17", "take at most 16"],
+    ),
     (
       {"data": {"batch_size": 8}, "inner": {"accumulate_steps": 3}},
       ["data.batch_size=8", "inner.accumulate_steps=3"],

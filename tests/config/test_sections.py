@@ -40,6 +40,7 @@ def test_a_requirement_that_does_not_hold_is_an_error_with_its_message():
 @pytest.mark.parametrize(
   "section, name, value",
   [
+    ("model", "z_loss", -1.0),
     ("inner", "clip_norm", -0.5),
     ("inner", "weight_decay", float("nan")),
     ("inner", "b2", 1.5),
@@ -78,7 +79,7 @@ def test_the_model_is_the_preset_with_what_is_set():
 @pytest.mark.parametrize(
   ("settings", "payload"),
   [
-    ({}, Dense()),
+    ({"name": "float32"}, Dense()),
     ({"name": "bfloat16"}, Dense("bfloat16")),
     ({"name": "e3m0", "block_size": 32}, E3M0(32)),
     (

@@ -68,6 +68,40 @@ BAD = {
   "missing config file": (["--config=nowhere.py"], "--config=nowhere.py"),
   "misspelt flag": (["--wrokdir=x"], "workdir"),
   "stray argument": (["train"], "unexpected argument 'train'"),
+  "glob without its source": (
+    ["--config.data.glob=*.txt"],
+    "data.glob='*.txt' would be ignored, as data.source=stdlib reads no files: "
+    "set data.source=text_files",
+  ),
+  "seed beyond any integer": (
+    ["--config.seed=9223372036854775808"],
+    "seed=9223372036854775808 must be from 0 to 4294967295",
+  ),
+  "negative seed": (["--config.seed=-1"], "seed=-1 must be from 0"),
+  "negative z-loss": (
+    ["--config.model.z_loss=-1"],
+    "model.z_loss=-1.0 must be from 0",
+  ),
+  "rank above that of any matrix": (
+    ["--config.sync.method=dilocox", "--config.codec.rank=99999"],
+    "codec.rank=99999 exceeds the rank of every matrix",
+  ),
+  "momentum of AdamW": (
+    ["--config.inner.momentum=0.9"],
+    "inner.momentum=0.9 would be ignored, as inner.optimizer=adamw",
+  ),
+  "feedback on float32": (
+    ["--config.exchange.error_feedback"],
+    "exchange.error_feedback=True would be ignored",
+  ),
+  "pipeline of one stage": (
+    ["--config.mesh.pipeline=gpipe"],
+    "mesh.pipeline='gpipe' would be ignored",
+  ),
+  "warm-up as long as the run": (
+    ["--config.total_steps=40", "--config.inner.warmup_steps=40"],
+    "inner.warmup_steps=40 must be less than total_steps=40",
+  ),
   "empty glob": (
     [
       "--config.data.source=text_files",
@@ -175,7 +209,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
 
 STOPS = """
 from dilocox_jax.metrics import RecordError
-from experiments import command_line
+from experiments.runtime import command_line
 
 def stop(values):
   raise {}

@@ -1,5 +1,7 @@
 """A method with some of its numbers at their neutral values is another one."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -138,13 +140,12 @@ def test_one_replica_is_plain_training_in_fp32(name):
   ],
 )
 def test_one_transformer_is_trained_plainly_in_fp32(method, settings):
-  alone = {
-    "num_steps": 12,
-    "num_replicas": 1,
-    "outer": {"learning_rate": 1.0, "momentum": 0.0},
-  }
+  alone: dict[str, Any] = {"num_steps": 12, "num_replicas": 1}
+  outer = {"learning_rate": 1.0, "momentum": 0.0}
   programs, state, _ = nano.train(
-    nano.config(method=method, sync_interval=4, **settings, **alone)
+    nano.config(
+      method=method, sync_interval=4, outer=outer, **settings, **alone
+    )
   )
   state = programs.rounds.flush(state, 12)
   _, plain, _ = nano.train(nano.config(method="allreduce", **alone))

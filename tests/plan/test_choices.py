@@ -1,13 +1,16 @@
+import inspect
 import json
 import subprocess
 import sys
 
 import jax.numpy as jnp
+import optax
+import optax.contrib
 import pytest
 
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.optimizers import learning_rate_schedule
-from dilocox_jax.plan.choices import LAYOUTS, SCHEDULES
+from dilocox_jax.plan.choices import LAYOUTS, OPTIMIZER_OPTIONS, SCHEDULES
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -21,6 +24,20 @@ def test_every_schedule_exists(name):
     name, 0.5, warmup_steps=2, total_steps=9, final_fraction=0.1
   )
   assert jnp.asarray(schedule(2)) == 0.5
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_OPTIONS)
+def test_an_optimizer_has_the_options_that_a_config_may_set_and_no_other(name):
+  build = getattr(optax, name, None) or getattr(optax.contrib, name)
+  has = inspect.signature(build).parameters
+  options = ("b1", "b2", "weight_decay", "momentum", "nesterov")
+  expected = {
+    option
+    for option in options
+    # Muon leaves some leaves to AdamW, whose options it takes too.
+    if option in has or f"adam_{option}" in has
+  }
+  assert set(OPTIMIZER_OPTIONS[name]) == expected
 
 
 def test_a_config_is_checked_without_jax():

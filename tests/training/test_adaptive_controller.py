@@ -21,11 +21,10 @@ def config(method="dilocox", mode="rank_and_interval", by_leaf=False):
       "inner": {"warmup_steps": 5},
       "sync": {"method": method, "sync_interval": INTERVAL},
       "codec": {"name": "low_rank+int", "rank": RANK},
-      "adaptive": {
-        "mode": mode,
-        "window_rounds": WINDOW,
-        "by_leaf": by_leaf,
-      },
+      "adaptive": {"mode": mode}
+      | (
+        {"window_rounds": WINDOW, "by_leaf": by_leaf} if mode != "off" else {}
+      ),
     }
   )
 

@@ -1,17 +1,24 @@
-"""Which device of a replica keeps which part of every array.
+"""How a replica's arrays are divided among its devices.
 
 A replica may be spread over data shards and pipeline stages. Parameters, both
 optimizers' states, residuals and everything in flight are divided alike, so
 that a device holds its share of each and nothing else. The division is a
-table by path, and a leaf that no line of it knows is an error: silently
-keeping it whole everywhere could cost more memory than the model.
+table by path. A leaf that no line of the table matches is an error, because
+keeping it whole on every device could cost more memory than the model.
+
+With 2 data shards and 2 stages, a kernel of 4 layers [4, 128, 344] is divided
+into [2, 64, 344] on each of the 4 devices: layers by stage, rows by data shard.
+If layers are not kept on stages, the rule (_WHOLE, _ALL, _WHOLE) divides the
+rows among all devices instead: [4, 32, 344].
 """
 
 import dataclasses
 import math
 import re
 
-# One entry a dimension: the mesh axes that divide it, the first outermost.
+from dilocox_jax.checks import at_least
+
+# One entry for each dimension: the mesh axes that divide it, outermost first.
 Spec = tuple[tuple[str, ...], ...]
 
 DATA_AXIS, STAGE_AXIS = "data", "stage"
@@ -19,9 +26,10 @@ _DATA, _STAGE, _WHOLE = (DATA_AXIS,), (STAGE_AXIS,), ()
 _ALL = (DATA_AXIS, STAGE_AXIS)
 _BY_LAYER = (STAGE_AXIS, DATA_AXIS)
 
-# Ways to divide the last dimensions of a leaf, the best first; the first that
-# comes out even is taken. What fits no way is kept whole. Ways that put layers
-# on stages come first and are left out where layers are not kept there.
+# Ways to divide the last dimensions of a leaf, the best first. The first way in
+# which all sizes are divisible is taken; a leaf that none of them fits is kept
+# whole on every device. Ways that put layers on stages come first; they are
+# skipped where stages do not keep their layers.
 _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
   (
     r"(^|/)blocks/.*/kernel(/right)?$",
@@ -46,9 +54,9 @@ _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
   ),
   (r"(^|/)(embed/embedding|head/kernel)/gram$", ()),
   (r"(^|/)final_norm/scale$", ()),
-  # Codes and scales of a residual that is kept in 8 bits, by block.
+  # Codes and scales of an 8-bit residual, [layers, blocks, values].
   (r"/(kernel|embedding|scale)/\d+$", ((_WHOLE, _BY_LAYER, _WHOLE),)),
-  (r"(^|/)(count|ns_coeffs)$", ()),  # Of optimizers; a few numbers each.
+  (r"(^|/)(count|ns_coeffs)$", ()),  # A few numbers of an optimizer.
 )
 
 
@@ -57,12 +65,13 @@ class Division:
   """How a replica is divided among its devices.
 
   Attributes:
-    num_data_shards: Devices that share a stage; each reads its own part of
-      a batch and keeps its part of every array.
-    num_stages: Pipeline stages.
+    num_data_shards: Number of devices that share a stage; each reads its own
+      share of a batch and keeps its share of every array.
+    num_stages: Number of pipeline stages.
     layers_on_stages: Whether a stage keeps the layers that it computes. If
-      not - where they do not come out even, or fragments pick layers of all
-      stages - every device keeps a part of each layer instead.
+      not, every device keeps a share of each layer instead. That is so where
+      stages have unequal numbers of layers, or where a fragment has layers of
+      several stages.
   """
 
   num_data_shards: int = 1
@@ -70,25 +79,26 @@ class Division:
   layers_on_stages: bool = True
 
   def __post_init__(self):
-    for name in ("num_data_shards", "num_stages"):
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+    at_least(
+      1, num_data_shards=self.num_data_shards, num_stages=self.num_stages
+    )
 
   @property
   def num_devices(self) -> int:
-    """Devices of one replica."""
+    """Number of devices of one replica."""
     return self.num_data_shards * self.num_stages
 
   def spec(self, path: str, shape: tuple[int, ...]) -> Spec:
-    """The mesh axes that divide each dimension of a leaf.
+    """Returns the mesh axes that divide each dimension of a leaf.
 
     Args:
-      path: Keys joined by "/"; what stands before the model's own path, such
-        as the name of an optimizer's moment, does not matter.
-      shape: One replica's; dimensions in front of the model's are kept whole.
+      path: Keys joined by "/". Keys in front of the model's own path, such as
+        the name of an optimizer's moment, do not matter.
+      shape: Shape of the leaf in one replica; dimensions in front of those of
+        the model are kept whole.
 
     Raises:
-      ValueError: If the table does not know the leaf.
+      ValueError: If no line of the table matches the leaf.
     """
     if not shape:
       return ()
@@ -96,7 +106,8 @@ class Division:
       if re.search(pattern, path):
         return self._first_even(ways, shape)
     raise ValueError(
-      f"no rule says how to divide {path} {shape}: add one to plan/shards.py"
+      f"no rule says how to divide {path} {shape}: add one to "
+      "dilocox_jax/plan/model/division.py"
     )
 
   def _first_even(self, ways: tuple[Spec, ...], shape: tuple[int, ...]) -> Spec:
@@ -110,23 +121,23 @@ class Division:
     return (_WHOLE,) * len(shape)
 
   def divides(self, spec: Spec, shape: tuple[int, ...]) -> bool:
-    """Whether every dimension comes out even."""
+    """Whether every dimension is divisible by its number of shards."""
     pairs = zip(spec, shape, strict=True)
     return all(size % self.num_shards(axes) == 0 for axes, size in pairs)
 
   def num_shards(self, axes: tuple[str, ...]) -> int:
-    """Into how many parts some axes divide a dimension."""
+    """Returns into how many shards some axes divide a dimension."""
     sizes = {DATA_AXIS: self.num_data_shards, STAGE_AXIS: self.num_stages}
     return math.prod(sizes[axis] for axis in axes)
 
   def flat_spec(self, shape: tuple[int, ...]) -> Spec | None:
-    """Divides an array among all devices, wherever it comes out even.
+    """Divides an array among all devices along any dimensions that fit.
 
     Args:
-      shape: Of an array whose first dimension counts layers.
+      shape: Shape of an array whose first dimension counts layers.
 
     Returns:
-      None if it does not come out even anywhere.
+      The mesh axes of each dimension, or None if no dimensions fit.
     """
     rest = (_WHOLE,) * (len(shape) - 1)
     ways = [(_STAGE, _DATA, *rest[1:])] if rest else []

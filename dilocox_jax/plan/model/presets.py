@@ -1,4 +1,4 @@
-"""Models by name, so that configs, tests and tables mean the same sizes.
+"""Named model sizes, shared by configs, tests and tables.
 
 A preset is only a `ModelShape`: it can be counted, planned and simulated
 without building anything.
@@ -9,7 +9,8 @@ from dilocox_jax.plan.model.shapes import ModelShape
 BYTE_VOCABULARY = 256
 
 # The project's default: it trains to something readable in minutes on two CPU
-# cores. With F = 344, SwiGLU's three matrices weigh what GELU's two do at 4 D.
+# cores. With F = 344, SwiGLU's three matrices have about as many parameters as
+# GELU's two with F = 4 D = 512: 3 x 344 = 1032 and 2 x 512 = 1024 columns.
 tiny = ModelShape(
   num_layers=4,
   model_dim=128,
@@ -18,7 +19,7 @@ tiny = ModelShape(
   vocab_size=BYTE_VOCABULARY,
 )
 
-# For tests: small enough for loops in numpy, large enough to have two of
+# A model for tests. It is small enough for loops in numpy, and has two of
 # everything that is stacked.
 nano = ModelShape(
   num_layers=2,
@@ -51,10 +52,11 @@ qwen_107b = ModelShape(
 
 
 def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
-  """Streaming DiLoCo, arXiv 2501.18512, table 2; its hidden dim is the MLP's.
+  """Returns a model of Streaming DiLoCo, arXiv 2501.18512, table 2.
 
-  Not stated: the MLP's form (two matrices, as 4 D suggests) and whether the
-  head is tied (it is here: 35M is then 35.3 million).
+  The hidden dim of the table is that of the MLP. The paper does not say whether
+  the MLP has two matrices (the width of 4 D suggests it) or whether the head is
+  tied (it is here, as 35M is then 35.3 million parameters).
   """
   return ModelShape(
     num_layers=num_layers,

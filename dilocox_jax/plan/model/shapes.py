@@ -1,13 +1,15 @@
-"""What a model is made of, as numbers, before any array exists.
+"""Sizes and parameter shapes of models, known before any array exists.
 
-Payload sizes, fragments, the simulator and the model itself must agree on
-every leaf's path and shape. Writing them down here, without JAX, lets a model
-of 107 billion parameters be planned at no cost, and a test holds the real
-parameters to this list.
+Payload sizes, fragments, the simulator and the model itself must agree on the
+path and shape of every leaf. They stand here without JAX, so that planning a
+model of 107 billion parameters costs nothing. A test compares them with the
+parameters that the model really has.
 """
 
 import dataclasses
 import math
+
+from dilocox_jax.checks import at_least, one_of
 
 ACTIVATIONS = ("swiglu", "gelu")
 
@@ -20,7 +22,7 @@ class ModelShape:
     num_layers: Transformer blocks (count).
     model_dim: Width of the residual stream, D.
     num_heads: Attention heads, N.
-    ff_dim: Hidden width of the MLP, F; of each of its two branches for SwiGLU.
+    ff_dim: Hidden width of the MLP, F; for SwiGLU, of each of its two branches.
     vocab_size: Tokens the model knows, V.
     head_dim: Width of one head as configured; 0 means model_dim / num_heads.
       Read `head_width` for the value in force.
@@ -45,10 +47,9 @@ class ModelShape:
   tied_head: bool = False
 
   def __post_init__(self):
-    """Raises ValueError, naming the values, when the sizes cannot be built."""
-    for name in "num_layers model_dim num_heads ff_dim vocab_size".split():
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+    """Raises ValueError, naming the values, if no such model can be built."""
+    names = "num_layers model_dim num_heads ff_dim vocab_size".split()
+    at_least(1, **{name: getattr(self, name) for name in names})
     if self.head_dim < 0:
       raise ValueError(f"head_dim={self.head_dim} must not be negative")
     if not self.head_dim and self.model_dim % self.num_heads:
@@ -67,10 +68,7 @@ class ModelShape:
         f"model_dim={self.model_dim} / num_heads={self.num_heads}) must be "
         "even: rotary positions turn pairs"
       )
-    if self.activation not in ACTIVATIONS:
-      raise ValueError(
-        f"activation={self.activation!r} must be one of {ACTIVATIONS}"
-      )
+    one_of("activation", self.activation, ACTIVATIONS)
 
   @property
   def head_width(self) -> int:
@@ -79,7 +77,7 @@ class ModelShape:
 
   @property
   def kv_heads(self) -> int:
-    """Heads of keys and of values."""
+    """Number of heads of keys, and of values."""
     return self.num_kv_heads or self.num_heads
 
 

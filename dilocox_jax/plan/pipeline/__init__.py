@@ -1,1 +1,1 @@
-"""In which order pipeline stages compute micro-batches."""
+"""The order in which pipeline stages compute micro-batches."""

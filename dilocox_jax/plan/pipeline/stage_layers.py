@@ -1,8 +1,10 @@
-"""Which layers every stage computes.
+"""The layers that each pipeline stage computes.
 
-The model's layers are cut into parts of neighbouring layers, as even as
-possible, the longer ones first: the last stage also has the head. Part k of
-the model is chunk k // S of stage k mod S, as in `plan.pipeline`.
+The model's layers are cut into S v runs of neighbouring layers, as even as
+possible. The longer ones come first, because the last stage also has the head.
+Run k of layers is chunk k // S of stage k mod S, as in `plan.pipeline`.
+Five layers on S = 2 stages with v = 2 chunks are cut into 0-1, 2, 3 and 4:
+stage 0 has chunks (0, 1) and (3), stage 1 has (2) and (4).
 """
 
 import dataclasses
@@ -13,12 +15,12 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class StageLayers:
-  """The layers of a model by stage and chunk.
+  """Assigns the layers of a model to stages and chunks.
 
   Attributes:
     num_layers: Layers of the model.
-    num_stages: S.
-    chunks_per_stage: v.
+    num_stages: Number of pipeline stages, S.
+    chunks_per_stage: Number of chunks of a stage, v.
   """
 
   num_layers: int
@@ -36,7 +38,7 @@ class StageLayers:
 
   @functools.cached_property
   def table(self) -> np.ndarray:
-    """Layers [S, v, K] int32; where a part is short, `num_layers` fills it."""
+    """Layer indices [S, v, K] int32; `num_layers` fills short chunks."""
     count = self.num_stages * self.chunks_per_stage
     parts = np.array_split(np.arange(self.num_layers), count)
     shape = (self.num_stages, self.chunks_per_stage, len(parts[0]))
@@ -48,18 +50,18 @@ class StageLayers:
 
   @property
   def counts(self) -> tuple[tuple[int, ...], ...]:
-    """Layers of every stage's chunks."""
+    """Number of layers of each chunk, one tuple for each stage."""
     is_layer = self.table < self.num_layers
     return tuple(tuple(map(int, row)) for row in is_layer.sum(axis=2))
 
   @property
   def places(self) -> np.ndarray:
-    """Where each layer stands in the flattened table, [num_layers] int32."""
+    """Place of each layer in the flattened table, [num_layers] int32."""
     flat = self.table.reshape(-1)
     return np.argsort(flat, kind="stable")[: self.num_layers].astype(np.int32)
 
   @property
   def is_in_order(self) -> bool:
-    """Whether stages hold equal stretches of layers, one after the other."""
+    """Whether stages hold equally many neighbouring layers, in order."""
     flat = self.table.reshape(-1)
     return np.array_equal(flat, np.arange(self.num_layers))

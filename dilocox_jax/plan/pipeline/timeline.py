@@ -1,32 +1,33 @@
-"""Pipeline schedules as values: who waits for whom, idle time, and memory.
+"""Pipeline schedules as values: dependencies, idle time and memory.
 
-The train step executes a schedule's lists and the simulator lowers the same
-lists to tasks, so a predicted bubble is that of the program that runs. What
-the literature states in closed form - step time, bubble, activations held -
-is computed here from the lists themselves; the closed form stands beside it
-as the second opinion.
+The train step executes a schedule's lists and the simulator turns the same
+lists into tasks, so a predicted bubble is that of the program that runs. Step
+time, bubble and activations held are computed from the lists; tests compare
+them with the closed forms of the papers.
 """
 
 import dataclasses
 import functools
 import math
 
+from dilocox_jax.checks import at_least, one_of
 from dilocox_jax.plan.pipeline import orders
 from dilocox_jax.plan.pipeline.orders import PIPELINES, Order, Tick
 
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-  """A schedule of one step's micro-batches over the stages of a replica.
+  """The schedule of one step's micro-batches over the stages of a replica.
 
-  Chunk c of stage s is part k = c p + s of the model, in order of its layers;
-  with one chunk a stage, part and stage are the same.
+  Chunk c of stage s is the k-th run of the model's layers, k = c p + s. With
+  p = 4, chunk 1 of stage 2 has k = 6: it follows chunk 1 of stage 1 (k = 5).
 
   Attributes:
     name: One of `PIPELINES`.
-    num_stages: p.
-    num_micro_batches: m, in one step of the optimizer.
-    chunks_per_stage: v; above 1 for "interleaved" only.
+    num_stages: Number of stages, p.
+    num_micro_batches: Micro-batches in one step of the optimizer, m.
+    chunks_per_stage: Chunks of layers that a stage has, v; above 1 for
+      "interleaved" only.
   """
 
   name: str
@@ -35,12 +36,13 @@ class Pipeline:
   chunks_per_stage: int = 1
 
   def __post_init__(self):
-    if self.name not in PIPELINES:
-      choices = ", ".join(PIPELINES)
-      raise ValueError(f"name={self.name!r} must be one of {choices}")
-    for field in ("num_stages", "num_micro_batches", "chunks_per_stage"):
-      if getattr(self, field) < 1:
-        raise ValueError(f"{field}={getattr(self, field)} must be at least 1")
+    one_of("name", self.name, PIPELINES)
+    at_least(
+      1,
+      num_stages=self.num_stages,
+      num_micro_batches=self.num_micro_batches,
+      chunks_per_stage=self.chunks_per_stage,
+    )
     if self.name == "interleaved":
       self._check_interleaved()
     elif self.chunks_per_stage > 1:
@@ -63,7 +65,7 @@ class Pipeline:
 
   @functools.cached_property
   def orders(self) -> tuple[Order, ...]:
-    """What every stage does, in order; one list per stage."""
+    """The ticks of every stage in order; one list for each stage."""
     return tuple(self._order(stage) for stage in range(self.num_stages))
 
   def _order(self, stage: int) -> Order:
@@ -77,42 +79,42 @@ class Pipeline:
     return orders.interleaved(stage, *sizes, self.chunks_per_stage)
 
   def dependencies(self, stage: int, tick: Tick) -> list[tuple[int, Tick]]:
-    """What must have ended before a tick may start, as stages and ticks.
+    """Lists what must have ended before a tick may start.
 
-    Where the stage differs, an activation or its gradient has to travel.
+    If the stage differs, an activation or its gradient has to travel.
 
     Args:
       stage: The stage whose list holds the tick.
       tick: The tick.
     """
     batch, chunk = tick.micro_batch, tick.chunk
-    part = chunk * self.num_stages + stage
+    place = chunk * self.num_stages + stage  # Among all chunks of the model.
     if tick.direction == "weight_gradient":
       return [(stage, Tick("input_gradient", batch, chunk))]
     if tick.direction == "forward":
-      return [self._at(part - 1, tick)] if part else []
-    own = stage, Tick("forward", batch, chunk)
-    is_last = part + 1 == self.num_stages * self.chunks_per_stage
-    return [own] if is_last else [own, self._at(part + 1, tick)]
+      return [self._at(place - 1, tick)] if place else []
+    forward = stage, Tick("forward", batch, chunk)
+    is_last = place + 1 == self.num_stages * self.chunks_per_stage
+    return [forward] if is_last else [forward, self._at(place + 1, tick)]
 
-  def _at(self, part: int, tick: Tick) -> tuple[int, Tick]:
-    """The same tick in another part of the model."""
-    chunk, stage = divmod(part, self.num_stages)
+  def _at(self, place: int, tick: Tick) -> tuple[int, Tick]:
+    """Returns the same tick in another chunk of the model."""
+    chunk, stage = divmod(place, self.num_stages)
     return stage, Tick(tick.direction, tick.micro_batch, chunk)
 
 
 @dataclasses.dataclass(frozen=True)
 class TickTimes:
-  """How long the work of one micro-batch takes; alike on all stages.
+  """How long the work of one micro-batch takes; the same on all stages.
 
   Attributes:
-    forward_s: All chunks of one stage, forward (s).
-    backward_s: All chunks of one stage, backward (s).
-    weight_gradient_share: Part of the backward that only makes gradients of
-      weights, 0 to 1; the rest makes those of inputs, which others wait for.
-    forward_hop_s: From the end of a forward until another stage has its
+    forward_s: Forward through all chunks of one stage (s).
+    backward_s: Backward through all chunks of one stage (s).
+    weight_gradient_share: Share of the backward, 0 to 1, that makes gradients
+      of weights; the rest makes those of inputs, which other stages need.
+    forward_hop_s: Time from the end of a forward until another stage has its
       activations (s); hops do not wait for each other.
-    backward_hop_s: The same for gradients on their way back (s).
+    backward_hop_s: Time that a gradient takes to another stage (s).
   """
 
   forward_s: float | int
@@ -137,7 +139,7 @@ class TickTimes:
       )
 
   def work_s(self, direction: str) -> float | int:
-    """Seconds of one direction of `Tick`, over all chunks of a stage."""
+    """Returns the seconds of one direction over all chunks of a stage."""
     return {
       "forward": self.forward_s,
       "backward": self.backward_s,
@@ -146,17 +148,18 @@ class TickTimes:
     }[direction]
 
   def hop_s(self, direction: str) -> float | int:
-    """Seconds for what a tick of this direction hands to another stage."""
+    """Returns the seconds until another stage has what a tick sends."""
     return self.forward_hop_s if direction == "forward" else self.backward_hop_s
 
 
 @dataclasses.dataclass(frozen=True)
 class PipelineTimeline:
-  """When every tick of a step runs; rows and places are those of the orders.
+  """When every tick of a step runs, in the order of the stages' lists.
 
   Attributes:
-    starts_s: One row per stage (s, from the start of the step).
-    ends_s: The same for the ends.
+    starts_s: Starts of the ticks, a row for each stage (s from the start of
+      the step).
+    ends_s: Ends of the same ticks (s from the start of the step).
   """
 
   starts_s: tuple[tuple[float | int, ...], ...]
@@ -164,7 +167,7 @@ class PipelineTimeline:
 
   @property
   def step_s(self) -> float | int:
-    """From the start of the step until the last stage is done (s)."""
+    """Time from the start of the step until the last stage is done (s)."""
     return max(max(row) for row in self.ends_s)
 
   @property
@@ -183,9 +186,9 @@ def timeline(
 
   Args:
     pipeline: The schedule.
-    times: What a tick takes; a chunk takes its share of the stage.
-    orders: The same ticks in another order, one list per stage; the
-      schedule's own if None.
+    times: Seconds of the ticks; a chunk takes its share of the stage.
+    orders: Lists of the same ticks in another order, one for each stage;
+      None: the schedule's own.
 
   Raises:
     ValueError: If the stages wait for each other for ever.
@@ -229,7 +232,7 @@ def _ready_s(
   tick: Tick,
   ended_s: dict[tuple[int, Tick], float | int],
 ) -> float | int | None:
-  """When all that a tick needs has arrived; None if that is not known yet."""
+  """Returns when a tick's inputs have arrived; None if not known yet."""
   ready_s = 0.0
   for source, needed in pipeline.dependencies(stage, tick):
     if (source, needed) not in ended_s:
@@ -240,11 +243,11 @@ def _ready_s(
 
 
 def peak_activations(pipeline: Pipeline) -> tuple[int, ...]:
-  """Most activations that each stage holds at once.
+  """Counts the most activations that each stage holds at once.
 
-  Counted in micro-batches of one chunk, which are a v-th of a stage's layers,
-  from the start of a forward until its backward - where that is split, its
-  weight gradient - has ended.
+  One activation is that of a micro-batch in one chunk, a v-th of a stage's
+  layers. It is held from the start of its forward to the end of its backward,
+  or of its weight gradient where the backward is split.
   """
   peaks = []
   for order in pipeline.orders:
@@ -255,36 +258,3 @@ def peak_activations(pipeline: Pipeline) -> tuple[int, ...]:
       live -= tick.direction in ("backward", "weight_gradient")
     peaks.append(peak)
   return tuple(peaks)
-
-
-def closed_form_step_s(pipeline: Pipeline, times: TickTimes) -> float | int:
-  """Seconds of a step without hops, from a formula instead of the lists.
-
-  With F, B, I and W for forward, backward and its halves: GPipe and 1F1B take
-  (m + p - 1)(F + B), interleaved m (F + B) + (p - 1)(F + B) / v, and ZB-H1
-  m (F + B) + (p - 1)(F + I) - (min(m, p) - 1) min(F, I, W). All are exact.
-
-  Source: GPipe, arXiv 1811.06965; arXiv 2104.04473, sections 2.2.1 and 2.2.2;
-  ZB-H1, arXiv 2401.10241, Table 2: a bubble of (p - 1)(F + I - W).
-  Differs: the table's bubble is this one for m >= p and W <= min(F, I) only.
-  With fewer micro-batches fewer weight gradients are left to fill it, and one
-  that is longer than a forward or an input gradient delays those behind it.
-
-  Raises:
-    ValueError: If an activation or a gradient takes time to travel.
-  """
-  for field in ("forward_hop_s", "backward_hop_s"):
-    if getattr(times, field):
-      raise ValueError(
-        f"{field}={getattr(times, field)} must be 0 for a closed form"
-      )
-  filling = pipeline.num_stages - 1
-  both_s = times.forward_s + times.backward_s
-  work_s = pipeline.num_micro_batches * both_s
-  if pipeline.name != "zb_h1":
-    return work_s + filling * both_s / pipeline.chunks_per_stage
-  input_s = times.work_s("input_gradient")
-  weight_s = times.work_s("weight_gradient")
-  filled = min(pipeline.num_micro_batches, pipeline.num_stages) - 1
-  saved_s = filled * min(times.forward_s, input_s, weight_s)
-  return work_s + filling * (times.forward_s + input_s) - saved_s

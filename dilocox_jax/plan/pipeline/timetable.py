@@ -1,11 +1,17 @@
-"""A pipeline schedule as a table that one compiled program can walk.
+"""A pipeline schedule as a table that one compiled program executes.
 
-Devices that run the same program cannot each follow a list of their own: they
-move in lockstep, a row of this table at a time, and every buffer they touch
-has a fixed size and a slot number known beforehand. Working both out here, as
-plain integers, keeps the train step free of scheduling, and lets the whole
-protocol - nothing read too early, nothing overwritten too soon - be tested by
-a machine that moves tags instead of activations.
+Devices that run the same program cannot follow a list each. They move in
+lockstep, one row of this table at a time, and every buffer has a fixed size
+and slot numbers that are known beforehand. All of this is worked out here as
+plain integers. The train step then schedules nothing, and a test can check
+with numbers in place of activations that nothing is read before it arrived or
+overwritten before it was read.
+
+1F1B with p = 2 stages and m = 2 micro-batches takes six ticks:
+
+    tick      0   1   2   3   4   5
+    stage 0   F0  F1  .   B0  .   B1
+    stage 1   .   F0  B0  F1  B1  .
 """
 
 import dataclasses
@@ -18,42 +24,43 @@ from dilocox_jax.plan.pipeline.timeline import Pipeline, TickTimes, timeline
 
 ACTIONS = ("idle", "forward", "backward", "input_gradient", "weight_gradient")
 
-_BACKWARDS = ("backward", "input_gradient")  # Those that others wait for.
+_BACKWARDS = ("backward", "input_gradient")  # Other stages wait for these.
 
-
-# In which tick a stage does an entry of its list.
+# From a stage and an entry of its list to the row in which it is done.
 _Rows = dict[tuple[int, Tick], int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Timetable:
-  """Who does what in which tick, and where it lies meanwhile.
+  """What each stage does in each tick, and in which slots its data lies.
 
-  Every array is int32 [num_ticks, num_stages]. What a tick makes is sent at
-  its end and has arrived at the start of the next: activations of part k go
-  to part k + 1, so to the stage after, from the last stage round to the
-  first; gradients go the other way. A slot number equal to its count means
-  none. A slot is free again after the tick that reads it.
+  Every array is int32 [num_ticks, num_stages]. The result of a tick is sent at
+  its end and has arrived at the start of the next tick. Activations go to the
+  next stage, from the last stage on to the first (its next chunk); gradients
+  go the other way. A slot number equal to the number of slots means no slot. A
+  slot is free again after the tick that reads it.
 
   Attributes:
     action: Index into `ACTIONS`.
-    micro_batch: Of the action; 0 when idle.
-    chunk: Of the action; 0 when idle.
+    micro_batch: Micro-batch of the action; 0 when idle.
+    chunk: Chunk of the action; 0 when idle.
     saved_slot: Where a forward puts what its backward needs, and where the
       backward or input gradient finds it.
-    activation_put: Inbox slot that keeps the activations which arrived at
-      the start of the tick; none if nothing did.
-    activation_slot: Inbox slot that a forward of any part but the first reads.
-    gradient_put: The same as `activation_put` for gradients.
+    activation_put: Inbox slot for the activations that arrived at the start
+      of the tick; no slot if none arrived.
+    activation_slot: Inbox slot that a forward reads, except for the first
+      chunk of the model, which reads tokens.
+    gradient_put: Inbox slot for the gradients that arrived at the start of
+      the tick; no slot if none arrived.
     gradient_slot: Inbox slot that a backward or input gradient reads.
-    turn_slot: Where a forward of the last part of the model puts its output,
-      among the gradients: the backward of that part starts from it.
-    pair_slot: Where an input gradient puts what its weight gradient needs,
-      and where that finds it.
-    num_saved_slots: Slots of `saved_slot`, on the stage that needs most.
-    num_activation_slots: The same for activations that have arrived.
-    num_gradient_slots: The same for gradients and turned activations.
-    num_pair_slots: The same for `pair_slot`.
+    turn_slot: Slot among the gradients where a forward of the model's last
+      chunk puts its output, from which the backward of that chunk starts.
+    pair_slot: Slot where an input gradient puts what its weight gradient
+      needs, and where the weight gradient finds it.
+    num_saved_slots: Slots for `saved_slot`, on the stage that needs most.
+    num_activation_slots: Slots for activations that have arrived, likewise.
+    num_gradient_slots: Slots for gradients and turned activations, likewise.
+    num_pair_slots: Slots for `pair_slot`, likewise.
   """
 
   action: np.ndarray
@@ -73,38 +80,41 @@ class Timetable:
 
   @property
   def num_ticks(self) -> int:
-    """Rows of the table: ticks of one step."""
+    """Number of rows: ticks of one step."""
     return self.action.shape[0]
 
   @property
   def num_stages(self) -> int:
-    """Columns: stages of the pipeline."""
+    """Number of columns: stages of the pipeline."""
     return self.action.shape[1]
 
   @property
   def num_chunks(self) -> int:
-    """Chunks of layers that each stage holds."""
+    """Number of chunks of layers that each stage holds."""
     return int(self.chunk.max()) + 1
 
   @property
   def idle_ticks(self) -> int:
-    """Places without an action, over all stages."""
+    """Number of entries without an action, over all stages."""
     return int(np.sum(self.action == ACTIONS.index("idle")))
 
   @property
   def idle_fraction(self) -> float:
-    """Share of the places without an action."""
+    """Share of the entries without an action."""
     return self.idle_ticks / self.action.size
 
   def tick_lengths_s(self, times: TickTimes) -> np.ndarray:
-    """Seconds of every tick, [num_ticks]: of its longest action and a hop.
+    """Computes the seconds of every tick: its longest action and a hop.
 
-    The hop is paid in every tick, since the exchange at its end is part of
-    the program whether or not something useful is sent. One stage alone has
-    nobody to send to.
+    The hop is paid in every tick, since the exchange at the end of a tick is
+    part of the program whether or not it carries something. A single stage
+    sends nothing.
 
     Args:
-      times: What an action takes; a chunk takes its share of the stage.
+      times: Seconds of the actions; a chunk takes its share of the stage.
+
+    Returns:
+      Seconds, [num_ticks].
     """
     work_s = [0.0, *map(times.work_s, ACTIONS[1:])]
     taken_s = np.array(work_s, np.float64)[self.action] / self.num_chunks
@@ -112,24 +122,25 @@ class Timetable:
     return taken_s.max(axis=1) + (hop_s if self.num_stages > 1 else 0.0)
 
   def lockstep_step_s(self, times: TickTimes) -> float:
-    """Seconds of a step if no stage starts a tick before all ended the last.
+    """Computes the seconds of a step in which all stages end a tick together.
 
-    Never less than `timeline` says of stages that run freely. A tick in which
-    some go forward while others go backward lasts as long as the backward. In
-    1F1B that is every tick between filling and draining, so where a backward
-    takes two forwards, a micro-batch costs four forwards there, not three.
-    Without hops GPipe loses nothing, nor does ZB-H1 where forwards and both
-    halves of a backward take as long. Stages wait for their neighbours only,
-    so where sends are pairwise, a real step lies between the two.
+    The result is never less than that of `timeline`, where stages run freely.
+    A tick in which some stages go forward and others backward lasts as long as
+    the backward. In 1F1B that is every tick between filling and draining. If a
+    backward takes 2 s and a forward 1 s, a micro-batch costs two ticks of 2 s
+    there, so 4 s instead of 3 s. Without hops GPipe loses nothing, and neither
+    does ZB-H1 if forwards and both halves of a backward take equally long.
+    Where sends are pairwise, stages wait for their neighbours only, so a real
+    step lies between the two results.
 
     Args:
-      times: What an action takes; a chunk takes its share of the stage.
+      times: Seconds of the actions; a chunk takes its share of the stage.
     """
     return float(self.tick_lengths_s(times).sum())
 
 
 def timetable(pipeline: Pipeline) -> Timetable:
-  """Every stage's list in lockstep, as early as earlier ticks allow.
+  """Puts every stage's list in lockstep, as early as dependencies allow.
 
   Args:
     pipeline: The schedule.
@@ -166,7 +177,9 @@ def timetable(pipeline: Pipeline) -> Timetable:
 
 
 def _rows(pipeline: Pipeline) -> _Rows:
-  # Lockstep is a step in which every entry takes one second.
+  # In lockstep every entry takes one tick, as if each took one second. So the
+  # timeline is asked with times that make it one second: v chunks share the v
+  # seconds of a stage, and the halves of a backward share twice as many.
   halves = 2 if pipeline.name == "zb_h1" else 1
   chunks = pipeline.chunks_per_stage
   starts_s = timeline(pipeline, TickTimes(chunks, halves * chunks)).starts_s
@@ -179,7 +192,7 @@ def _rows(pipeline: Pipeline) -> _Rows:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class _Life:
-  """How long a slot is needed: both ticks included."""
+  """The ticks at which a slot is filled and read, both included."""
 
   put: int
   read: int
@@ -187,7 +200,7 @@ class _Life:
 
 
 def _lives(row: _Rows, since: str, until: Iterable[str]) -> list[_Life]:
-  """From one action on a micro-batch and chunk to another on the same."""
+  """Lives from one action on a micro-batch and chunk to a later one."""
   return [
     _Life(row[stage, dataclasses.replace(tick, direction=since)], read, stage)
     for (stage, tick), read in row.items()
@@ -198,25 +211,36 @@ def _lives(row: _Rows, since: str, until: Iterable[str]) -> list[_Life]:
 def _arriving(
   pipeline: Pipeline, row: _Rows, directions: Iterable[str]
 ) -> list[_Life]:
-  """From an arrival, one tick after it was made, to the tick that reads it."""
+  """Lives from an arrival, a tick after it was made, to its reader."""
   return [
     _Life(row[source, needed] + 1, read, stage)
     for (stage, tick), read in row.items()
     if tick.direction in directions
     for source, needed in pipeline.dependencies(stage, tick)
-    if needed.direction == tick.direction  # Of another part, so it was sent.
+    if needed.direction == tick.direction  # Another chunk made and sent it.
   ]
 
 
 def _turning(pipeline: Pipeline, row: _Rows) -> list[_Life]:
-  """From a forward of the model's last part to its backward."""
+  """Lives from a forward of the model's last chunk to its backward."""
   last = pipeline.num_stages - 1, pipeline.chunks_per_stage - 1
   ends = {key: at for key, at in row.items() if (key[0], key[1].chunk) == last}
   return _lives(ends, "forward", _BACKWARDS)
 
 
 class _Buffer:
-  """As few slots as lives that overlap allow: the first that is free."""
+  """Assigns slots to lives: each gets the first slot that is free.
+
+  No stage needs more slots than it has lives that overlap in one tick. On the
+  first stage of 1F1B with p = 2 and m = 3, what forwards save lives
+
+      F0 in tick 0 to B0 in tick 3    slot 0
+      F1 in tick 1 to B1 in tick 5    slot 1
+      F2 in tick 4 to B2 in tick 7    slot 0, which is free after tick 3
+
+  so two slots are enough. A slot that is read in tick 3 may be filled again in
+  tick 4 and not in tick 3, since a tick may write before it reads.
+  """
 
   def __init__(self, shape: tuple[int, int], lives: Iterable[_Life]):
     self._shape = shape
@@ -234,7 +258,12 @@ class _Buffer:
   def slots(
     self, put: Iterable[_Life] = (), read: Iterable[_Life] = ()
   ) -> np.ndarray:
-    """The slots of some lives, where they begin and where they end."""
+    """Returns the slots of lives by tick and stage, [num_ticks, num_stages].
+
+    Args:
+      put: Lives whose slot is entered at the tick that fills it.
+      read: Lives whose slot is entered at the tick that reads it.
+    """
     slots = np.full(self._shape, self.num_slots, np.int32)
     for life in put:
       slots[life.put, life.stage] = self._slot[life]

@@ -1,10 +1,10 @@
-"""Which parameters travel together.
+"""Fragments: parts of the parameter tree that are sent together.
 
 A model's blocks are stacked: every leaf under "blocks" has a leading layer
 axis. Fragment 0 is everything else (embedding, final norm, head); fragments
 1 to P - 1 share the layers. With P = 1 the whole tree is fragment 0. The
-layers of a fragment are a row of a table, so that a program can pick a
-fragment by a number and need not grow with P.
+layers of a fragment are a row of a table, so a program can pick a fragment by
+its number and does not grow with P.
 """
 
 import dataclasses
@@ -12,17 +12,19 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dilocox_jax.checks import one_of
+
 BLOCKS = "blocks"  # Top-level key of the stacked leaves.
 ORDERS = ("sequential", "strided")
 
 
 @dataclasses.dataclass(frozen=True)
 class Fragments:
-  """A division of the tree into P disjoint fragments that cover it.
+  """A division of the parameter tree into P disjoint fragments.
 
   Attributes:
-    num_fragments: P.
-    num_layers: Length of the layer axis.
+    num_fragments: Number of fragments, P.
+    num_layers: Number of layers, the length of the layer axis.
     order: "sequential" (neighbouring layers together) or "strided"
       (interleaved, the default of Streaming DiLoCo, arXiv 2501.18512).
   """
@@ -32,10 +34,7 @@ class Fragments:
   order: str = "strided"
 
   def __post_init__(self):
-    if self.order not in ORDERS:
-      raise ValueError(
-        f"fragment_order={self.order!r} must be one of {', '.join(ORDERS)}"
-      )
+    one_of("fragment_order", self.order, ORDERS)
     if self.num_fragments > max(self.num_layers, 1):
       raise ValueError(
         f"num_fragments={self.num_fragments} must not exceed "
@@ -43,7 +42,7 @@ class Fragments:
       )
 
   def layers(self, fragment: int) -> np.ndarray:
-    """The layers of a fragment >= 1, ascending."""
+    """Returns the layers of a fragment, 1 or higher, in ascending order."""
     groups = self.num_fragments - 1
     if self.order == "strided":
       return np.arange(fragment - 1, self.num_layers, groups)
@@ -51,7 +50,15 @@ class Fragments:
 
   @property
   def layer_table(self) -> np.ndarray:
-    """Layers by fragment, [P - 1, K] int32; short rows end in num_layers."""
+    """Layers of fragments 1 to P - 1, a row [K] int32 for each.
+
+    K is the number of layers of the longest fragment. Shorter rows end in
+    `num_layers`, which is no layer. With P = 4, seven layers are divided into
+
+        strided     0 3 6      sequential   0 1 2
+                    1 4 7                   3 4 7
+                    2 5 7                   5 6 7
+    """
     groups = self.num_fragments - 1
     width = -(-self.num_layers // groups) if groups else 0
     table = np.full((groups, width), self.num_layers, np.int32)
@@ -63,15 +70,15 @@ class Fragments:
   def shapes(
     self, fragment: int, shapes: Mapping[str, tuple[int, ...]]
   ) -> dict[str, tuple[int, ...]]:
-    """Leaf shapes of one fragment.
+    """Returns the leaf shapes of one fragment.
 
     Args:
       fragment: Index of the fragment.
-      shapes: Shapes of the whole tree by path ("blocks/..." are stacked).
+      shapes: Leaf shapes of the whole tree by path ("blocks/..." are stacked).
 
     Returns:
-      Path to shape. Layer fragments are all as long as the longest, which is
-      how they are held and sent: short ones end in zeros.
+      Shapes by path. All fragments of layers are kept and sent with as many
+      layers as the longest has; shorter ones are filled up with zeros.
     """
     if self.num_fragments == 1:
       return dict(shapes)
@@ -82,5 +89,5 @@ class Fragments:
 
 
 def is_stacked(path: str) -> bool:
-  """Whether the leaf at a path has a layer axis in front."""
+  """Whether the first axis of the leaf at a path is the layer."""
   return path.split("/", 1)[0] == BLOCKS

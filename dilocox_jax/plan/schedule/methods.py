@@ -1,15 +1,17 @@
-"""The named methods, as values.
+"""The schedules of the named methods.
 
-Every method is a schedule plus what happens when an exchange comes back. The
-papers differ in these few values alone; one program runs them all. Each
-function takes exactly the settings that its method leaves open, so that a
-setting which would be ignored is refused instead.
+Here a method is a schedule and the rule by which a replica applies the result
+of an exchange. One program runs them all. Each function takes exactly the
+settings that its method leaves open, so that a setting which would be ignored
+is refused. The codec, optimizers and feedback that make up the rest of a method
+are in `config.recipes`.
 """
 
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 
+from dilocox_jax.checks import one_of
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 
 RULES = ("reset", "continue", "mix", "eager")
@@ -21,12 +23,13 @@ class Method:
 
   Attributes:
     schedule: When fragments are sent and applied.
-    rule: What a replica does at an apply (`RULES`; design.md section 8).
-    mixing_alpha: Weight of the local value under "mix"; 1 ignores the
-      exchange.
-    exchanged: "pseudo_gradient", or "gradient" for methods that exchange at
-      every step and let the inner optimizer run on the mean.
-    fragment_order: "strided" or "sequential".
+    rule: How a replica applies a result (`RULES`; design.md section 8).
+    mixing_alpha: Weight of the replica's own value under "mix", 0 to 1;
+      with 1 the exchange has no effect.
+    exchanged: "pseudo_gradient", or "gradient" for methods that average the
+      gradients of every step and give the mean to the inner optimizer.
+    fragment_order: How layers are divided among fragments: "strided" or
+      "sequential".
   """
 
   schedule: SyncSchedule
@@ -38,8 +41,7 @@ class Method:
   def __post_init__(self):
     interval = self.schedule.sync_interval
     overlap = self.schedule.overlap_steps
-    if self.rule not in RULES:
-      raise ValueError(f"rule={self.rule!r} must be one of {', '.join(RULES)}")
+    one_of("rule", self.rule, RULES)
     if not 0 <= self.mixing_alpha <= 1:
       raise ValueError(
         f"mixing_alpha={self.mixing_alpha} must lie between 0 and 1"
@@ -70,7 +72,7 @@ def allreduce() -> Method:
 
 
 def cocktail_sgd() -> Method:
-  """Averages every step's gradients, compressed by the codec.
+  """Averages every step's gradients, which its recipe's codec compresses.
 
   Source: Wang et al., 2023, "CocktailSGD", ICML.
   """
@@ -89,10 +91,9 @@ def diloco(sync_interval: int = 30) -> Method:
 
 
 def open_diloco(sync_interval: int = 30) -> Method:
-  """DiLoCo as OpenDiLoCo runs it; the schedules are the same.
+  """Has DiLoCo's schedule; OpenDiLoCo's recipe has an fp16 all-reduce.
 
-  Source: Jaghouar et al., 2024, arXiv 2407.07852. Differs: their fp16
-  all-reduce is a matter of the codec (its config names it).
+  Source: Jaghouar et al., 2024, arXiv 2407.07852.
 
   Args:
     sync_interval: H (inner steps); the paper has 500.
@@ -101,7 +102,7 @@ def open_diloco(sync_interval: int = 30) -> Method:
 
 
 def sparse_loco(sync_interval: int = 30) -> Method:
-  """DiLoCo's schedule; what makes SparseLoCo is its codec and feedback.
+  """Has DiLoCo's schedule; SparseLoCo's recipe has its codec and feedback.
 
   Source: Sarfi et al., 2025, arXiv 2508.15706.
 
@@ -112,7 +113,7 @@ def sparse_loco(sync_interval: int = 30) -> Method:
 
 
 def muloco(sync_interval: int = 30) -> Method:
-  """DiLoCo's schedule; what makes MuLoCo is Muon inside and its codec.
+  """Has DiLoCo's schedule; MuLoCo's recipe has Muon and its codec.
 
   Source: Therien et al., 2025, arXiv 2505.23725.
 
@@ -135,9 +136,9 @@ def streaming_diloco(
 
   Args:
     sync_interval: H (inner steps) between sends of one fragment.
-    num_fragments: P.
+    num_fragments: Number of fragments, P.
     overlap_steps: tau (inner steps), less than H.
-    mixing_alpha: Weight of the local value at an apply.
+    mixing_alpha: Weight of the replica's own value at an apply.
     fragment_order: "strided" or "sequential".
   """
   schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
@@ -145,28 +146,28 @@ def streaming_diloco(
 
 
 def eager(sync_interval: int = 30, num_fragments: int = 1) -> Method:
-  """One round of delay; a replica's own part is applied fresh.
+  """Applies a replica's own share at once and the others' a round later.
 
   Source: Kale et al., 2025, arXiv 2502.12996, eager updates.
 
   Args:
-    sync_interval: H (inner steps), also the delay.
-    num_fragments: P; the paper has 1.
+    sync_interval: H (inner steps), which is also the delay.
+    num_fragments: Number of fragments, P; the paper has 1.
   """
   schedule = SyncSchedule(sync_interval, num_fragments, sync_interval)
   return Method(schedule, "eager")
 
 
 def dilocox(sync_interval: int = 30, rule: str = "continue") -> Method:
-  """One whole round of delay: the exchange hides behind the next H steps.
+  """Applies a result one round late, so the next H steps hide the exchange.
 
   Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap. Differs:
-  the text leaves open what becomes of progress made during the delay; "reset"
-  drops it from the replica, "continue" keeps it (design.md section 8). The
-  compression is a matter of the codec (its config names it).
+  the text leaves open what becomes of progress made during the delay. "reset"
+  drops it from the replica, "continue" keeps it (design.md section 8). Its
+  recipe has the compression.
 
   Args:
-    sync_interval: H (inner steps), also the delay.
+    sync_interval: H (inner steps), which is also the delay.
     rule: "continue" or "reset".
   """
   return Method(SyncSchedule(sync_interval, 1, sync_interval), rule)
@@ -180,17 +181,17 @@ def delayed(
   mixing_alpha: float = 0.0,
   fragment_order: str = "strided",
 ) -> Method:
-  """The whole family: any schedule with any rule that it allows.
+  """Takes any schedule with any rule that the schedule allows.
 
-  Source: ours; with rule="continue", outer SGD and learning rate 1 it is
+  Source: ours. With rule="continue" and outer SGD with learning rate 1 it is
   delayed model averaging.
 
   Args:
     sync_interval: H (inner steps).
-    num_fragments: P.
+    num_fragments: Number of fragments, P.
     overlap_steps: tau (inner steps); may exceed H under "continue".
     rule: One of `RULES`.
-    mixing_alpha: Weight of the local value under "mix".
+    mixing_alpha: Weight of the replica's own value under "mix".
     fragment_order: "strided" or "sequential".
   """
   schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
@@ -218,14 +219,13 @@ def named_method(name: str, **settings: int | float | str | None) -> Method:
   """Builds a method by name.
 
   Args:
-    name: One of `METHODS`.
+    name: A name in `METHODS`.
     **settings: Values for the method's arguments; None leaves its default.
 
   Raises:
     ValueError: If the name is unknown, or the method has no such setting.
   """
-  if name not in METHODS:
-    raise ValueError(f"method={name!r} must be one of {', '.join(METHODS)}")
+  one_of("method", name, METHODS)
   taken = list(inspect.signature(METHODS[name]).parameters)
   given = {k: v for k, v in settings.items() if v is not None}
   for key, value in given.items():
@@ -239,10 +239,10 @@ def named_method(name: str, **settings: int | float | str | None) -> Method:
 
 
 def with_interval(method: Method, sync_interval: int) -> Method:
-  """The same method with another H; a whole round of delay stays one.
+  """Gives a method another H; a delay of a whole round stays a whole round.
 
   Args:
-    method: With one fragment, and no delay or that of a whole round.
+    method: A method with one fragment and a delay of 0 or H.
     sync_interval: The new H (inner steps).
 
   Raises:

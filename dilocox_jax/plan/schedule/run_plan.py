@@ -1,8 +1,11 @@
-"""A run cut into the stretches that are dispatched as one program each.
+"""A run cut into segments, each of which is dispatched as one program.
 
-A stretch of a method with rounds is a round; data-parallel steps have none
-and are cut by a chosen length. The cut depends on the config alone, so a run
-that was stopped and one that was not are cut alike.
+Where a method has rounds, a segment is a round. Data-parallel steps have no
+rounds and are cut at a chosen length. The cuts depend on the config alone, so a
+run that was stopped and continued has the same segments as one that was not.
+
+With 130 steps, of which the first 60 are data parallel, H = 30 and
+steps_per_dispatch = 50, the segments have 50, 10, 30, 30 and 10 steps.
 """
 
 import dataclasses
@@ -14,15 +17,15 @@ from dilocox_jax.plan.schedule.sync_schedule import Window
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-  """One dispatch.
+  """A stretch of a run that is dispatched as one program.
 
   Attributes:
     phase: "local" (rounds), "data_parallel", or "single" (one replica alone).
-    start: Inner steps of the run before it.
-    num_steps: Inner steps in it.
-    windows: What a local segment walks.
+    start: Inner steps of the run before the segment.
+    num_steps: Inner steps of the segment.
+    windows: Windows of a local segment, in order.
     ends_phase: Whether the next segment is of another phase.
-    schedule_start: Inner step of the run from which its windows count.
+    schedule_start: Inner step of the run at which step 0 of its windows lies.
   """
 
   phase: str
@@ -34,7 +37,7 @@ class Segment:
 
   @property
   def stop(self) -> int:
-    """Inner steps of the run after it."""
+    """Inner steps of the run after the segment."""
     return self.start + self.num_steps
 
   def crosses(self, interval_steps: int) -> bool:
@@ -46,16 +49,16 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-  """All segments of a run.
+  """Cuts a run into segments.
 
   Attributes:
-    method: Schedule and rule of the local phase.
-    total_steps: Inner steps, warm start included.
+    method: Schedule and apply rule of the local phase.
+    total_steps: Inner steps of the run, warm start included.
     warm_start: "none", "data_parallel" or "single".
     warm_start_steps: Inner steps before the first round.
-    steps_per_dispatch: Steps a segment where there are no rounds.
-    schedule_start: Inner step of the run from which the method's schedule
-      counts; None: the first of the local phase.
+    steps_per_dispatch: Inner steps of a segment where there are no rounds.
+    schedule_start: Inner step of the run at which step 0 of the schedule
+      lies; None: where the local phase begins.
   """
 
   method: Method
@@ -67,31 +70,31 @@ class RunPlan:
 
   @property
   def local_start(self) -> int:
-    """Inner step from which rounds are counted; the end if there are none."""
+    """Inner step at which rounds begin; the last one if there are none."""
     if self.method.exchanged == "gradient":
       return self.total_steps
     return self.warm_start_steps
 
   def phase(self, step: int) -> str:
-    """The phase that the step after `step` finished ones belongs to."""
+    """Returns the phase of the step that follows `step` finished steps."""
     if step >= self.local_start and self.local_start < self.total_steps:
       return "local"
     return "single" if self.warm_start == "single" else "data_parallel"
 
   def segments(self, step: int = 0) -> Iterator[Segment]:
-    """Yields the segments from a step on, which must end one."""
+    """Yields all segments that follow a step at which a segment ends."""
     while step < self.total_steps:
       segment = self.segment(step)
       yield segment
       step = segment.stop
 
   def schedule_step(self, step: int) -> int:
-    """Inner steps of the schedule, given those of the run."""
+    """Returns the step of the schedule at a step of the run."""
     start = self.schedule_start
     return step - (self.local_start if start is None else start)
 
   def segment(self, step: int) -> Segment:
-    """The segment that begins after a number of inner steps."""
+    """Returns the segment that begins after `step` inner steps."""
     phase = self.phase(step)
     if phase != "local":
       count = min(self.steps_per_dispatch, self.local_start - step)

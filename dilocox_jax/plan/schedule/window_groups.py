@@ -1,8 +1,21 @@
-"""A round's windows grouped into what one compiled program can walk.
+"""Groups of a round's windows, each of which one scan runs.
 
-Neighbouring windows that differ only in numbers become one piece: the shape
-of the piece is static and decides the program, its numbers are a table that
-the program reads. Hence a program does not grow with fragments or steps.
+Neighbouring windows that differ only in numbers become one window group. What
+they have in common is static and decides the program; their numbers are a table
+that the program reads. So a program does not grow with fragments or steps.
+
+H = 6, P = 3, tau = 1: in a round, fragments 0, 1 and 2 are sent after steps 6,
+2 and 4, and applied one step later. Its three windows are
+
+    steps_before  applied  steps_after  sent
+         1           0          1         1
+         1           1          1         2
+         1           2          1         0
+
+Fragment 0 holds no layers and is handled by other operations than fragments 1
+and 2, so the windows form three groups here: (first, layers), (layers, layers)
+and (layers, first). With P = 10 they would be three groups too, and the middle
+one a scan over eight windows.
 """
 
 import dataclasses
@@ -17,13 +30,13 @@ from dilocox_jax.plan.schedule.sync_schedule import Event, SyncSchedule, Window
 
 @dataclasses.dataclass(frozen=True)
 class WindowGroup:
-  """The static shape of equal windows.
+  """What neighbouring windows have in common.
 
   Attributes:
-    num_windows: How many.
-    applied: Which fragment arrives: "first" (fragment 0), "layers" (one of
-      the others, by number) or None.
-    sent: Likewise for the fragment that leaves.
+    num_windows: Number of windows.
+    applied: Kind of the fragment that is applied: "first" (fragment 0),
+      "layers" (any other fragment), or None if none is.
+    sent: Kind of the fragment that is sent, likewise.
   """
 
   num_windows: int
@@ -32,10 +45,10 @@ class WindowGroup:
 
 
 class WindowTable(NamedTuple):
-  """The numbers of a piece's windows.
+  """The numbers of a group's windows.
 
-  Each is [num_windows] int32 here, and one number on the device once a
-  program walks the windows. Fragments and slots are 0 where there are none.
+  Each field is [num_windows] int32 here, and one number in the program that
+  scans over the windows. Fragments and slots are 0 where there are none.
   """
 
   steps_before: Any
@@ -78,14 +91,14 @@ def _table(schedule: SyncSchedule, windows: Sequence[Window]) -> WindowTable:
 def window_groups(
   schedule: SyncSchedule, windows: Sequence[Window]
 ) -> tuple[tuple[WindowGroup, ...], tuple[WindowTable, ...]]:
-  """Groups windows into pieces.
+  """Groups neighbouring windows that differ only in numbers.
 
   Args:
-    schedule: Where the windows come from.
-    windows: A round, or the part of one.
+    schedule: The schedule that the windows are from.
+    windows: Windows of a round, or of the first steps of one.
 
   Returns:
-    The pieces, static, and their tables, in the same order.
+    The groups, and their tables in the same order.
   """
   groups = [
     (key, list(group))

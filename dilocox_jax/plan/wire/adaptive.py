@@ -1,11 +1,15 @@
-"""Adaptive compression: which rank, and which H, the next rounds run with.
+"""Adaptive compression: the rank and the H of the next rounds.
 
-Every round the rank of the averaged update is measured; after a window of
-rounds the mean sets the next rank, on a short ladder, since each rung is a
-program of its own. H follows, so that a transfer still just hides behind the
-local steps: it took no longer than H inner steps with the first rank, and it
-takes less in proportion to the bytes. Everything here is a pure function of
-what was measured, so that a run continues as if it had not been interrupted.
+The rank of the averaged update is measured in every round. After some rounds
+their mean sets the next rank. Ranks are on a short ladder, since every rank has
+a program of its own. H follows the bytes: at the first rank a transfer takes no
+longer than H inner steps, and a smaller rank needs proportionally fewer steps
+to hide behind. Everything here is a pure function of what was measured, so a
+run that is resumed goes on as if it had not been interrupted.
+
+With a first rank of 16 the ladder is 16, 10, 6, 3, 2. A measured mean of 8
+needs 8 / 0.9 = 8.9, so the next rank is 10. If a sync at rank 10 has 0.65 times
+the bytes of one at rank 16, H = 30 becomes ceil(30 x 0.65) = 20.
 """
 
 import dataclasses
@@ -17,17 +21,17 @@ from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.plan.wire.reduction import LowRank
 
 MODES = ("off", "rank", "rank_and_interval")
-# An update that fills more than this share of its rank may have directions
-# that were not sent: there must be room to see them.
+# An update that fills more of its rank than this share may have directions
+# that were not sent. A tenth is left free, so that those can be seen.
 _FULL = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundSetting:
-  """What the rounds of a window run with.
+  """Rank and H of some rounds.
 
   Attributes:
-    rank: Of low-rank factors; 0 where there are none.
+    rank: Rank of low-rank factors; 0 where there are none.
     sync_interval: H (inner steps).
     leaf_ranks: Pairs of path and rank for leaves that differ.
   """
@@ -39,17 +43,17 @@ class RoundSetting:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """How choices follow from measurements.
+  """Chooses settings from measurements.
 
   Source: DiLoCoX, arXiv 2506.21263, Algorithm 3 (recalled): r_t is the mean
   effective rank of a window, H_t = H_1 r_t / r_1. Differs: ranks move on a
   ladder; H follows the bytes, which are not quite proportional to the rank.
 
   Attributes:
-    first: The choice to begin with: the largest rank, and its H.
-    window_rounds: Rounds measured between choices, c.
+    first: The setting of the first rounds: the largest rank, and its H.
+    window_rounds: Rounds measured before each new setting, c.
     adapts_interval: Whether H follows the rank.
-    num_rungs: Ranks on the ladder at most.
+    num_rungs: Most ranks that the ladder has (count).
   """
 
   first: RoundSetting
@@ -59,7 +63,11 @@ class Policy:
 
   @property
   def ladder(self) -> tuple[int, ...]:
-    """Ranks to choose among, descending: down to an eighth of the first."""
+    """Ranks to choose among, descending, from the first to its eighth.
+
+    Neighbours have about the same ratio, the fourth root of 8 = 1.68 for five
+    ranks.
+    """
     lowest = max(1, self.first.rank // 8)
     rungs = {
       round(self.first.rank * (lowest / self.first.rank) ** share)
@@ -67,19 +75,19 @@ class Policy:
     }
     return tuple(sorted(rungs, reverse=True))
 
-  def next_choice(
+  def next_setting(
     self,
     measured: Sequence[float | int],
     bytes_of: Callable[[int], int],
   ) -> RoundSetting:
-    """The choice after a window: room for what was measured, and a tenth.
+    """Returns the lowest rank with room for what was measured, and its H.
 
-    What is measured never exceeds the rank in force, so the rank grows by one
-    rung a window.
+    What is measured never exceeds the rank in force. So a rank that is too
+    small grows by one rung at a time.
 
     Args:
-      measured: Rank of the averaged update, one value a round.
-      bytes_of: Rank to the bytes of a sync.
+      measured: Rank of the averaged update, one value for each round.
+      bytes_of: Function from a rank to the bytes of a sync.
     """
     ladder = self.ladder
     needed = sum(measured) / len(measured) / _FULL
@@ -89,11 +97,11 @@ class Policy:
     )
 
   def interval(self, num_bytes: int, first_bytes: int) -> int:
-    """The shortest H behind which a transfer hides as the first one did.
+    """Returns the shortest H that hides a transfer as the first H did.
 
     Args:
-      num_bytes: Of a sync (bytes).
-      first_bytes: Of a sync with the first choice (bytes).
+      num_bytes: Bytes of a sync.
+      first_bytes: Bytes of a sync with the first setting.
     """
     if not self.adapts_interval:
       return self.first.sync_interval
@@ -101,14 +109,14 @@ class Policy:
     return max(1, math.ceil(self.first.sync_interval * share))
 
 
-def with_ranks(payload: Payload, choice: RoundSetting) -> Payload:
-  """A payload with the chosen ranks; others stay as they are."""
-  if not choice.leaf_ranks:
-    return _with_rank(payload, choice.rank)
+def with_ranks(payload: Payload, setting: RoundSetting) -> Payload:
+  """Returns a payload with the ranks of a setting."""
+  if not setting.leaf_ranks:
+    return _with_rank(payload, setting.rank)
   special = tuple(
-    (path, _with_rank(payload, rank)) for path, rank in choice.leaf_ranks
+    (path, _with_rank(payload, rank)) for path, rank in setting.leaf_ranks
   )
-  return ByLeaf(_with_rank(payload, choice.rank), special)
+  return ByLeaf(_with_rank(payload, setting.rank), special)
 
 
 def _with_rank(payload: Payload, rank: int) -> Payload:
@@ -125,6 +133,6 @@ def _with_rank(payload: Payload, rank: int) -> Payload:
 
 
 def low_rank_of(payload: Payload) -> LowRank | None:
-  """The low-rank part of a chain, if it has one."""
-  found = [part for part in links_of(payload) if isinstance(part, LowRank)]
-  return found[0] if found else None
+  """Returns the low-rank link of a payload, or None."""
+  links = links_of(payload)
+  return next((link for link in links if isinstance(link, LowRank)), None)

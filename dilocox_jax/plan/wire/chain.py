@@ -1,4 +1,4 @@
-"""From payloads to the wire: chains, the exchanges they ask for, and bytes."""
+"""Chains of payloads, the messages that they need, and their bytes."""
 
 import dataclasses
 
@@ -12,52 +12,58 @@ def _ends(payload: Payload) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Chain(Payload):
-  """Payloads one after the other, each on what the one before carries.
+  """Payloads one after the other; each is applied to what the last carries.
 
-  Wire: the sum over its parts.
+  Links must stand in the order projections, selections, quantiser. Projections
+  come first, since only they may be undone after the mean: whatever follows
+  them is decoded before it. A quantiser comes last, as codes can be decoded but
+  not reduced further. So low_rank+int, top_k+int and
+  random_mask+top_k+int are chains; int+top_k and top_k+low_rank are refused.
+
+  Wire: the sum over its links.
 
   Attributes:
-    links: Projections, then selections, then one that ends the chain (dense
-      fp32 if none is given).
+    links: The payloads; dense fp32 is added if no quantiser ends the chain.
   """
 
   links: tuple[Payload, ...]
 
   def __post_init__(self):
-    flat = [p for part in self.links for p in _links(part)]
-    object.__setattr__(self, "links", tuple(flat))
-    if not self.links:
-      raise ValueError("a chain must have at least one part")
-    if not _ends(self.links[-1]):
-      object.__setattr__(self, "links", (*self.links, Dense()))
-    kinds = [_order(part) for part in self.links]
+    links = tuple(link for part in self.links for link in _links(part))
+    if not links:
+      raise ValueError("a chain must have at least one link")
+    if not _ends(links[-1]):
+      links += (Dense(),)
+    object.__setattr__(self, "links", links)
+    kinds = [_order(link) for link in links]
     if kinds != sorted(kinds) or kinds.count(2) != 1:
-      names = " -> ".join(type(part).__name__ for part in self.links)
+      names = " -> ".join(type(link).__name__ for link in links)
       raise ValueError(
         f"the chain {names} cannot be built: shared low rank and random masks "
         "come first, one quantiser comes last"
       )
 
   def at(self, path: str) -> "Chain":
-    """The chain of one leaf."""
-    return Chain(tuple(part.at(path) for part in self.links))
+    """Returns the chain of one leaf."""
+    return Chain(tuple(link.at(path) for link in self.links))
 
 
-def _links(part: Payload) -> tuple[Payload, ...]:
-  """A chain inside a chain is its own parts."""
-  return part.links if isinstance(part, Chain) else (part,)
+def _links(payload: Payload) -> tuple[Payload, ...]:
+  """Returns a payload, or the links of a chain inside a chain."""
+  return payload.links if isinstance(payload, Chain) else (payload,)
 
 
-def _order(part: Payload) -> int:
-  return 0 if part.is_projection else 2 if _ends(part) else 1
+def _order(link: Payload) -> int:
+  """Returns 0 for projections, 1 for selections, 2 for quantisers."""
+  return 0 if link.is_projection else 2 if _ends(link) else 1
 
 
 @dataclasses.dataclass(frozen=True)
 class ByLeaf(Payload):
-  """Leaves with payloads of their own.
+  """Gives some leaves payloads of their own, e.g. with other ranks.
 
   Attributes:
-    default: For every leaf that is not named.
+    default: Payload of every leaf that is not named.
     special: Pairs of path and payload.
   """
 
@@ -65,13 +71,13 @@ class ByLeaf(Payload):
   special: tuple[tuple[str, Payload], ...] = ()
 
   def at(self, path: str) -> Payload:
-    """The payload of one leaf."""
+    """Returns the payload of one leaf."""
     return dict(self.special).get(path, self.default)
 
 
 def links_of(payload: Payload) -> tuple[Payload, ...]:
-  """The parts of a payload as of a chain that is complete."""
-  if isinstance(payload, ByLeaf):  # All leaves have parts of one kind.
+  """Returns the links of the complete chain that a payload stands for."""
+  if isinstance(payload, ByLeaf):  # All leaves have links of the same kinds.
     return links_of(payload.default)
   if isinstance(payload, Chain):
     return payload.links
@@ -80,7 +86,7 @@ def links_of(payload: Payload) -> tuple[Payload, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-  """What remains of a chain after its projections: decoded before the mean.
+  """The links of a chain after its projections, decoded before the mean.
 
   Attributes:
     links: Selections, then the quantiser.
@@ -89,57 +95,60 @@ class Encoding:
   links: tuple[Payload, ...]
 
   def wires(self, leaf: Leaf) -> tuple[Wire, ...]:
-    """Arrays sent for one leaf."""
+    """Returns the arrays sent for one leaf."""
     head, *rest = self.links
-    found = head.own_wires(leaf)
+    arrays = head.own_wires(leaf)
     for carried in head.carried(leaf):
-      found += Encoding(tuple(rest)).wires(carried)
-    return found
+      arrays += Encoding(tuple(rest)).wires(carried)
+    return arrays
 
   def num_bytes(self, leaf: Leaf) -> int:
-    """Their size (bytes)."""
+    """Returns the size of the arrays sent for one leaf (bytes)."""
     return sum(wire.num_bytes for wire in self.wires(leaf))
 
   @property
   def keeps_places(self) -> bool:
-    """Whether every value is sent, in order."""
+    """Whether every value is sent, in the order of the leaf."""
     return len(self.links) == 1
 
   @property
   def is_summable(self) -> bool:
-    """Whether a network may add it up in full precision."""
+    """Whether a network may add it up without a loss of precision."""
     return self.links == (Dense(),)
 
 
 def leaf_messages(
   payload: Payload, leaf: Leaf
 ) -> tuple[tuple[Encoding, Leaf], ...]:
-  """The exchanges of one leaf, in turn: what is encoded, and how.
+  """Lists the messages of one leaf in turn: an encoding and what it encodes.
+
+  low_rank+int has two messages, the left factor and the right one, both as int
+  codes. All other chains have one.
 
   Args:
-    payload: The leaf's payload (`Payload.at`).
+    payload: The payload of the leaf (`Payload.at`).
     leaf: The leaf.
   """
   head, *rest = links_of(payload)
   if not head.is_projection:
     return ((Encoding((head, *rest)), leaf),)
-  found = ()
+  messages = ()
   for carried in head.carried(leaf):
-    found += leaf_messages(Chain(tuple(rest)), carried)
-  return found
+    messages += leaf_messages(Chain(tuple(rest)), carried)
+  return messages
 
 
 def wires(payload: Payload, path: str, shape: tuple[int, ...]) -> list[Wire]:
-  """Everything one replica encodes of a leaf for one sync."""
-  found = leaf_messages(payload.at(path), leaf_of(path, shape))
-  return [wire for encoding, leaf in found for wire in encoding.wires(leaf)]
+  """Lists all arrays in which one replica encodes a leaf for one exchange."""
+  messages = leaf_messages(payload.at(path), leaf_of(path, shape))
+  return [wire for encoding, leaf in messages for wire in encoding.wires(leaf)]
 
 
 def num_bytes(payload: Payload, shapes: Shapes) -> int:
-  """Size of one replica's encoded tree (bytes).
+  """Returns the size of one replica's encoded tree (bytes).
 
   Args:
-    payload: What is sent.
+    payload: Payload of the exchange.
     shapes: Leaf shapes by path.
   """
   return sum(

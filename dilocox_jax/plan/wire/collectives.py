@@ -1,20 +1,28 @@
-"""Which collective carries an encoding, and what each replica then sends.
+"""The collective that carries an encoding, and the bytes that it sends.
 
-Sums of fp32 may be left to the network. Codes cannot be added, so they are
-either gathered by all, or added up by the replica that owns a chunk, which
-encodes the mean once more: twice the rounding, but bytes that hardly grow
-with the number of replicas. Selected values have no common places and are
-always gathered.
+The network may add up fp32 values. Codes cannot be added. Either all replicas
+gather all codes, or each replica decodes and adds up one slice and encodes the
+mean of the slice once more. The second rounds twice, but its bytes hardly grow
+with the number of replicas. Selected values have different places on different
+replicas and are always gathered.
+
+The bytes that one of M = 3 replicas sends when each has 1200 bytes of codes:
+
+    all_gather       2 x 1200 = 2400
+    reduce_scatter   800 (two slices of 400 to their owners) + 2 x 400 = 1600
+
+With M = 9 they are 9600 and about 2140. For M = 2 both are 1200.
 """
 
 import collections
 import dataclasses
 
+from dilocox_jax.checks import one_of
 from dilocox_jax.plan.wire.chain import Encoding, leaf_messages, links_of
 from dilocox_jax.plan.wire.leaf import Leaf, Shapes, leaf_of
 from dilocox_jax.plan.wire.payload import Dense, Int, Payload, row_width
 
-# Replicas that a sum of 16-bit values can count: 257 is no bfloat16.
+# Replicas that a sum of 16-bit values can count: bfloat16 has no 257.
 MOST_IN_16_BITS = 256
 COLLECTIVES = ("auto", "all_reduce", "all_gather", "reduce_scatter")
 
@@ -25,21 +33,25 @@ class Collective:
 
   Attributes:
     kind: "all_reduce", "all_gather", "all_to_all" or "broadcast".
-    operand_bytes: What one replica hands to it (bytes).
+    operand_bytes: Size of one replica's operand (bytes).
   """
 
   kind: str
   operand_bytes: int
 
   def sent_bytes(self, num_replicas: int) -> int:
-    """Bytes a replica sends, and receives, on a ring.
+    """Returns the bytes that a replica sends, and receives, on a ring.
 
-    Source: Patarasuk and Yuan, 2009, "Bandwidth optimal all-reduce": 2 (M -
-    1) / M of the operand, rounded up; M - 1 times the operand to gather it;
-    (M - 1) / M of it to exchange chunks. A broadcast is passed along a chain.
+    An all-reduce sends 2 (M - 1) / M of the operand, rounded up; an all-gather
+    M - 1 times the operand; an all-to-all (M - 1) / M of it, as every replica
+    keeps its own slice. With M = 3 and an operand of 1200 bytes these are 1600,
+    2400 and 800 bytes. A broadcast is passed on from one replica to the next,
+    so that none sends it twice.
+
+    Source: Patarasuk and Yuan, 2009, "Bandwidth optimal all-reduce".
 
     Args:
-      num_replicas: M; one replica alone sends nothing.
+      num_replicas: Number of replicas, M; a single replica sends nothing.
     """
     others = num_replicas - 1
     if self.kind == "broadcast":
@@ -50,64 +62,68 @@ class Collective:
     return -(-twice * others * self.operand_bytes // num_replicas)
 
 
-def chosen(encoding: Encoding, choice: str, num_replicas: int) -> str:
-  """The collective for an encoding.
+def chosen_collective(
+  encoding: Encoding, collective: str, num_replicas: int
+) -> str:
+  """Returns the collective for an encoding.
 
-  Left to itself, the one that sends least; where two replicas make gathering
-  and scattering equal, gathering, which rounds once.
+  "auto" stands for the one that sends least. For two replicas gathering and
+  scattering send equally much, and gathering is taken, since it rounds once.
 
   Args:
-    encoding: What is sent.
-    choice: One of `COLLECTIVES`.
-    num_replicas: M.
+    encoding: Encoding of the values to send.
+    collective: One of `COLLECTIVES`.
+    num_replicas: Number of replicas, M.
 
   Raises:
-    ValueError: If the encoding cannot travel that way.
+    ValueError: If the collective cannot carry the encoding.
   """
-  if choice == "auto":
+  if collective == "auto":
     if encoding.is_summable:
       return "all_reduce"
     scatters = encoding.keeps_places and num_replicas > 2
     return "reduce_scatter" if scatters else "all_gather"
   is_dense = isinstance(encoding.links[0], Dense)
-  if choice == "all_reduce" and not is_dense:
+  if collective == "all_reduce" and not is_dense:
     raise ValueError(
-      f"collective={choice!r} would add up codes: take 'all_gather' or "
+      f"collective={collective!r} would add up codes: take 'all_gather' or "
       "'reduce_scatter', or a dense codec"
     )
-  if choice == "all_reduce" and num_replicas > MOST_IN_16_BITS:
+  if collective == "all_reduce" and num_replicas > MOST_IN_16_BITS:
     if not encoding.is_summable:
       raise ValueError(
-        f"collective={choice!r} counts at most {MOST_IN_16_BITS} replicas in "
-        "16 bits: take 'all_gather' or 'reduce_scatter', or float32"
+        f"collective={collective!r} counts at most {MOST_IN_16_BITS} replicas "
+        "in 16 bits: take 'all_gather' or 'reduce_scatter', or float32"
       )
-  if choice == "reduce_scatter" and not encoding.keeps_places:
+  if collective == "reduce_scatter" and not encoding.keeps_places:
     raise ValueError(
-      f"collective={choice!r} needs every value in its place, but the codec "
-      "selects values: take 'all_gather'"
+      f"collective={collective!r} needs every value in its place, but the "
+      "codec selects values: take 'all_gather'"
     )
-  if choice not in COLLECTIVES:
-    raise ValueError(
-      f"collective={choice!r} must be one of {', '.join(COLLECTIVES)}"
-    )
-  return choice
+  one_of("collective", collective, COLLECTIVES)
+  return collective
 
 
-def check_collective(payload: Payload, choice: str) -> None:
-  """Raises ValueError if a payload cannot travel that way."""
-  parts = [part for part in links_of(payload) if not part.is_projection]
-  chosen(Encoding(tuple(parts)), choice, 2)
+def check_collective(payload: Payload, collective: str) -> None:
+  """Raises ValueError if a collective cannot carry a payload."""
+  links = [link for link in links_of(payload) if not link.is_projection]
+  chosen_collective(Encoding(tuple(links)), collective, 2)
 
 
 def owner_slices(encoding: Encoding, leaf: Leaf, num_replicas: int) -> Leaf:
-  """A leaf cut into one chunk a replica, zeros at the end.
+  """Cuts a leaf into one slice for each replica, with zeros at the end.
 
-  Where rows share a scale they are not cut.
+  Rows that share a scale are not cut. With M = 3, a leaf of 10 values becomes
+  slices of 4 values, the last of them with two zeros; 10 rows of 8 become
+  slices of 4 rows.
 
   Args:
-    encoding: What is sent.
-    leaf: The leaf; its layers are cut as one.
-    num_replicas: M; the first axis of the result.
+    encoding: Encoding of the slices.
+    leaf: The leaf; its layers are cut as one array.
+    num_replicas: Number of replicas, M.
+
+  Returns:
+    The slices as layers of one leaf, [M, ...].
   """
   last = encoding.links[0]
   total = leaf.num_layers * leaf.size
@@ -121,38 +137,39 @@ def collectives(
   payload: Payload,
   shapes: Shapes,
   num_replicas: int,
-  choice: str = "auto",
+  collective: str = "auto",
 ) -> list[Collective]:
-  """The operations of one exchange of some leaves, one after the other.
+  """Lists the operations of one exchange of some leaves in turn.
 
-  All leaves of a phase that go one way are one message, and each says whether
-  its sender takes part.
+  The first messages of all leaves that use the same collective are sent as one
+  message; so are their second messages. Each says whether its sender
+  participates.
 
   Args:
-    payload: What is sent.
+    payload: Payload of the exchange.
     shapes: Leaf shapes by path.
-    num_replicas: M.
-    choice: One of `COLLECTIVES`.
+    num_replicas: Number of replicas, M.
+    collective: One of `COLLECTIVES`.
 
   Raises:
-    ValueError: If the payload cannot travel that way.
+    ValueError: If the collective cannot carry the payload.
   """
   messages: dict[tuple[int, str], collections.Counter[str]] = {}
   for path, shape in shapes.items():
-    asked = leaf_messages(payload.at(path), leaf_of(path, shape))
-    for phase, (encoding, leaf) in enumerate(asked):
-      way = chosen(encoding, choice, num_replicas)
+    of_leaf = leaf_messages(payload.at(path), leaf_of(path, shape))
+    for turn, (encoding, leaf) in enumerate(of_leaf):
+      way = chosen_collective(encoding, collective, num_replicas)
       flags = _flags(encoding, way, num_replicas)
-      operands = messages.setdefault((phase, way), flags)
+      operands = messages.setdefault((turn, way), flags)
       if way == "reduce_scatter":
-        pieces = owner_slices(encoding, leaf, num_replicas)
-        operands["all_to_all"] += encoding.num_bytes(pieces)
-        operands["all_gather"] += encoding.num_bytes(Leaf(1, pieces.shape))
+        slices = owner_slices(encoding, leaf, num_replicas)
+        operands["all_to_all"] += encoding.num_bytes(slices)
+        operands["all_gather"] += encoding.num_bytes(Leaf(1, slices.shape))
       else:
         operands[way] += encoding.num_bytes(leaf)
   return [
     Collective(*item)
-    for _, operands in sorted(messages.items(), key=lambda each: each[0][0])
+    for _, operands in sorted(messages.items(), key=lambda item: item[0][0])
     for item in operands.items()
   ]
 
@@ -160,10 +177,11 @@ def collectives(
 def _flags(
   encoding: Encoding, way: str, num_replicas: int
 ) -> collections.Counter[str]:
-  """Bytes by which a message says whether its sender takes part.
+  """Returns the bytes with which a message says if its sender participates.
 
-  In a sum one more number; a byte where each sender is read by itself. The
-  owner of a chunk has divided already and says nothing any more.
+  A sum has one more number, and what is gathered has one more byte from each
+  sender. In a reduce-scatter, each owner of a slice gets a byte from each
+  sender; the means that the owners then send need none.
   """
   if way == "reduce_scatter":
     return collections.Counter(all_to_all=num_replicas)

@@ -1,8 +1,8 @@
-"""One parameter leaf as codecs see it: a pile of equal matrices or vectors.
+"""A parameter leaf as codecs see it: matrices or vectors of equal shape.
 
-A model's blocks are stacked, and each layer is compressed by itself, so that
-what is sent for a layer depends neither on its neighbours nor on how many
-layers a fragment has.
+The blocks of a model are stacked, and a codec compresses each layer by itself.
+So what is sent for a layer depends neither on other layers nor on how many
+layers its fragment has.
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-  """A leaf with its layer axis set apart.
+  """The shape of a leaf, with its layer axis separate.
 
   Attributes:
-    num_layers: Matrices or vectors in it; 1 where leaves are not stacked.
-    shape: Shape of one of them.
+    num_layers: Number of layers; 1 for a leaf that is not stacked.
+    shape: Shape of one layer.
   """
 
   num_layers: int
@@ -28,17 +28,17 @@ class Leaf:
 
   @property
   def size(self) -> int:
-    """Values in one layer (count)."""
+    """Number of values in one layer."""
     return math.prod(self.shape)
 
   @property
   def stacked_shape(self) -> tuple[int, ...]:
-    """Shape of the array that holds all layers."""
+    """Shape of the array with all layers, [num_layers, ...]."""
     return (self.num_layers, *self.shape)
 
 
 def leaf_of(path: str, shape: tuple[int, ...]) -> Leaf:
-  """The leaf at a path: under "blocks" the first axis is the layer."""
+  """Returns the leaf at a path: under "blocks" the first axis is the layer."""
   if is_stacked(path):
     return Leaf(shape[0], tuple(shape[1:]))
   return Leaf(1, tuple(shape))

@@ -1,15 +1,15 @@
-"""Payloads as values: floats, and codes of a few bits.
+"""Payloads, which describe what a codec sends: floats, or codes of few bits.
 
-A codec is built from its payload, so that predicted bytes and sent bytes
-cannot differ. The payloads here send every value and end a chain; those that
-send fewer values are in `reduction`, and chains in `wire`.
+A codec is built from its payload, so predicted bytes and sent bytes cannot
+differ. The payloads here send every value and end a chain. Those that send
+fewer values are in `reduction`, and chains are in `chain`.
 """
 
 import dataclasses
 import math
 from typing import ClassVar
 
-from dilocox_jax.checks import one_of
+from dilocox_jax.checks import at_least, one_of
 from dilocox_jax.plan.wire.leaf import Leaf
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -21,11 +21,11 @@ SCALE_BYTES = 2  # bfloat16: fp16 would underflow on small pseudo-gradients.
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-  """One array on the wire.
+  """An array that is sent.
 
   Attributes:
-    name: What it holds.
-    shape: Its shape; the first axis is the layer.
+    name: Name of the contents, e.g. "codes" or "scales".
+    shape: Shape of the array; the first axis is the layer.
     item_bytes: Size of an element (bytes).
   """
 
@@ -35,46 +35,46 @@ class Wire:
 
   @property
   def num_bytes(self) -> int:
-    """Size of the whole array (bytes)."""
+    """Size of the array (bytes)."""
     return math.prod(self.shape) * self.item_bytes
 
 
 class Payload:
-  """What a codec sends.
+  """Describes what a codec sends.
 
   Attributes:
-    is_projection: Whether its parts may be averaged before decoding.
+    is_projection: Whether what it carries may be averaged before decoding.
   """
 
   is_projection: ClassVar[bool] = False
 
   def carried(self, leaf: Leaf) -> tuple[Leaf, ...]:
-    """Dense arrays left for the next payload of a chain, in order."""
+    """Returns the arrays that the next payload of a chain sends, in order."""
     del leaf
     return ()
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
-    """Arrays that this payload sends itself."""
+    """Returns the arrays that this payload sends itself."""
     del leaf
     return ()
 
   def at(self, path: str) -> "Payload":
-    """The payload of one leaf; most treat all alike."""
+    """Returns the payload of one leaf; most are the same for all leaves."""
     del path
     return self
 
 
 def share(name: str, value: float) -> None:
-  """Raises ValueError unless an attribute is a share, above 0."""
+  """Raises ValueError unless a value is a share, above 0 and at most 1."""
   if not 0 < value <= 1:
     raise ValueError(f"{name}={value} must be above 0 and at most 1")
 
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Payload):
-  """Every value as a float.
+  """Sends every value as a float.
 
-  Wire: item size a value.
+  Wire: 4 bytes a value for float32, 2 bytes for bfloat16 and float16.
 
   Attributes:
     dtype: One of `FLOATS`.
@@ -86,21 +86,28 @@ class Dense(Payload):
     one_of("dtype", self.dtype, FLOATS)
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
-    """The values."""
+    """Returns the array of values."""
     item_bytes = 4 if self.dtype == "float32" else 2
     return (Wire("values", leaf.stacked_shape, item_bytes),)
 
 
 def row_width(leaf: Leaf) -> int:
-  """Values along the last axis; 1 for a scalar."""
+  """Returns the length of the last axis; 1 for a scalar."""
   return leaf.shape[-1] if leaf.shape else 1
 
 
 def group_shape(leaf: Leaf, scale: str, block_size: int) -> tuple[int, int]:
-  """How a layer's values are grouped: (groups, values in each).
+  """Returns how the values of a layer share scales: (groups, values in each).
 
-  Blocks are made equally long, so the last one is padded by less than a
-  value a block rather than by up to a whole block.
+  The last group is padded with zeros. Blocks are made equally long, which pads
+  by less than one value for each block. A layer of 300 values in blocks of at
+  most 128 needs 3 blocks: blocks of 100 need no padding, while blocks of 128
+  would have to be padded by 84 values.
+
+  Args:
+    leaf: The leaf.
+    scale: What shares a scale: "tensor", "row" or "block".
+    block_size: Most values of a block (count).
   """
   if scale == "tensor":
     return 1, leaf.size
@@ -117,16 +124,17 @@ def _coded(leaf: Leaf, groups: int, width: int, bits: int) -> Wire:
 
 @dataclasses.dataclass(frozen=True)
 class Int(Payload):
-  """Values rounded to few bits, packed, with scales a group.
+  """Sends values rounded to few bits, packed, with scales for each group.
 
-  Wire: bits a value, and for each group 2 bytes (4 bytes at 2 bits, which
-  sends two magnitudes).
+  Wire: `bits` bits a value, and for each group 2 bytes (4 bytes at 2 bits with
+  rounding to the nearest, which sends two magnitudes). A layer of 128 x 344
+  values at 4 bits in blocks of 128 is 22,016 bytes of codes and 688 of scales.
 
   Attributes:
-    bits: 8, 4, 2 or 1.
-    scale: What shares a scale: "block", "row" (last axis) or "tensor" (one
-      layer).
-    block_size: Values a block at most (count).
+    bits: Bits of a code: 8, 4, 2 or 1.
+    scale: Values that share a scale: "block", "row" (last axis) or "tensor"
+      (one layer).
+    block_size: Most values of a block (count).
     rounding: "nearest" or "stochastic" (unbiased).
   """
 
@@ -139,16 +147,15 @@ class Int(Payload):
     one_of("bits", self.bits, BITS)
     one_of("scale", self.scale, SCALES)
     one_of("rounding", self.rounding, ROUNDINGS)
-    if self.block_size < 1:
-      raise ValueError(f"block_size={self.block_size} must be at least 1")
+    at_least(1, block_size=self.block_size)
 
   @property
   def num_scales(self) -> int:
-    """Scales a group."""
+    """Number of scales of a group."""
     return 2 if self.bits == 2 and self.rounding == "nearest" else 1
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
-    """Codes and scales."""
+    """Returns the arrays of codes and scales."""
     groups, width = group_shape(leaf, self.scale, self.block_size)
     scales = (leaf.num_layers, groups, self.num_scales)
     return (
@@ -159,22 +166,21 @@ class Int(Payload):
 
 @dataclasses.dataclass(frozen=True)
 class E3M0(Payload):
-  """Sign and a power of two, 4 bits, one scale a block.
+  """Sends a sign and a power of two in 4 bits, and a scale for each block.
 
   Wire: 4 bits a value and 2 bytes a block.
 
   Attributes:
-    block_size: Values a block at most (count).
+    block_size: Most values of a block (count).
   """
 
   block_size: int = 128
 
   def __post_init__(self):
-    if self.block_size < 1:
-      raise ValueError(f"block_size={self.block_size} must be at least 1")
+    at_least(1, block_size=self.block_size)
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
-    """Codes and scales."""
+    """Returns the arrays of codes and scales."""
     groups, width = group_shape(leaf, "block", self.block_size)
     return (
       _coded(leaf, groups, width, 4),

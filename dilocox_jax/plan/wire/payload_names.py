@@ -1,6 +1,6 @@
-"""Payloads by name, as configurations write them: "low_rank+int".
+"""Payloads by name, as configs write them: "low_rank+int".
 
-A setting that no part of the chain has is refused, not ignored.
+A setting that no link of the chain has is refused.
 """
 
 import inspect
@@ -17,7 +17,7 @@ PAYLOADS: Mapping[str, Callable[..., Payload]] = {
   "top_k": TopK,
   "random_mask": RandomMask,
 }
-# Names of settings that two parts would otherwise share.
+# Names of settings that two links would otherwise share.
 _RENAMED = {
   "top_k": {"fraction": "top_k_fraction", "block_size": "top_k_block_size"},
   "random_mask": {"fraction": "mask_fraction"},
@@ -30,26 +30,28 @@ def named_payload(name: str, **settings: int | float | str | None) -> Payload:
   Args:
     name: A float type ("float32", "bfloat16", "float16"), or `PAYLOADS` in the
       order in which they are applied.
-    **settings: Values for the parts' attributes, `fraction` and `block_size`
-      of top_k and random_mask under longer names; None leaves a default.
+    **settings: Values for the attributes of the links; `fraction` and
+      `block_size` of top_k and random_mask have longer names here. None leaves
+      the default.
 
   Raises:
-    ValueError: If a name is unknown, a setting belongs to no part, or the
-      parts make no chain.
+    ValueError: If a name is unknown, a setting belongs to no link, or the links
+      cannot form a chain.
   """
   given = {k: v for k, v in settings.items() if v is not None}
-  parts = [_part(each, given) for each in name.split("+")]
-  known = {setting for each in name.split("+") for setting in _settings(each)}
+  names = name.split("+")
+  links = [_link(link_name, given) for link_name in names]
+  known = {setting for link_name in names for setting in _settings(link_name)}
   for key, value in given.items():
     if key not in known:
       has = ", ".join(sorted(known)) or "none"
       raise ValueError(
         f"{key}={value} is not a setting of {name!r} (it has: {has}): drop it"
       )
-  return parts[0] if len(parts) == 1 else Chain(tuple(parts))
+  return links[0] if len(links) == 1 else Chain(tuple(links))
 
 
-def _part(name: str, given: Mapping) -> Payload:
+def _link(name: str, given: Mapping) -> Payload:
   if name in FLOATS:
     return Dense(name)
   if name not in PAYLOADS:
@@ -73,9 +75,9 @@ def _part(name: str, given: Mapping) -> Payload:
 
 
 def _settings(name: str) -> dict[str, str]:
-  """Setting to attribute, of one part."""
+  """Returns the attributes of a link by the names of their settings."""
   if name not in PAYLOADS:
     return {}
   renamed = _RENAMED.get(name, {})
   attributes = inspect.signature(PAYLOADS[name]).parameters
-  return {renamed.get(each, each): each for each in attributes}
+  return {renamed.get(name, name): name for name in attributes}

@@ -1,11 +1,12 @@
-"""How many directions an averaged update has, from its squared singular values.
+"""The rank of an averaged update, from its squared singular values.
 
 Low-rank factors carry the spectrum of what they send: with an orthonormal
 left factor, the singular values of the right one are those of the product.
-Two readings of "the rank" are in use. The *energy rank* counts the directions
-that hold a given share of the squared norm; it is what must be sent to lose no
-more than the rest. The *stable rank*, squared norm over largest squared
-singular value, is smoother but blind to a long tail.
+Two measures of the rank are in use. The *energy rank* is the number of
+directions that hold a given share of the squared norm. The *stable rank* is the
+squared norm over the largest squared singular value; it is smoother, but hardly
+sees a long tail. The spectrum (8, 1, 0.5, 0.5) has squared norm 10: its energy
+rank is 3 for a share of 0.95 and 2 for 0.9, and its stable rank is 1.25.
 """
 
 import heapq
@@ -14,36 +15,41 @@ from collections.abc import Mapping
 import numpy as np
 
 CRITERIA = ("energy", "stable")
-Spectra = Mapping[str, np.ndarray]  # Path to [num_layers, rank], descending.
+Spectra = Mapping[str, np.ndarray]  # By path: [num_layers, rank], descending.
 
 
 def spectra_of(grams: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Squared singular values of factors, from the products of their columns.
+  """Computes squared singular values from the products of factors' columns.
 
   Args:
-    grams: Path to [num_layers, rank, rank]; zeros beyond the rank in use.
+    grams: Gram matrices by path, [num_layers, rank, rank], with zeros beyond
+      the rank in use.
 
   Returns:
-    Path to [layers in use, rank in use], descending. Layers of zeros, which
-    fill short fragments up, are left out, and so are leaves of them alone.
+    Spectra by path, [layers in use, rank in use], descending. Layers of zeros,
+    which fill up short fragments, are left out, and so are leaves that have
+    no other layers.
   """
-  found = {}
+  spectra = {}
   for path, gram in grams.items():
     is_used = np.diagonal(gram, 0, 1, 2) != 0
     rank = int(np.count_nonzero(is_used.any(axis=0)))
     if rank:
       square = gram[is_used.any(axis=1), :rank, :rank].astype(np.float64)
       values = np.linalg.eigvalsh(square)
-      found[path] = np.maximum(values[:, ::-1], 0)
-  return found
+      spectra[path] = np.maximum(values[:, ::-1], 0)
+  return spectra
 
 
 def energy_rank(spectrum: np.ndarray, share: float) -> float:
-  """Directions that hold a share of the energy, mean over matrices.
+  """Computes how many directions hold a share of the energy.
 
   Args:
     spectrum: Squared singular values [num_matrices, rank], descending.
-    share: Of the energy, above 0 and at most 1.
+    share: Share of the energy, above 0 and at most 1.
+
+  Returns:
+    The mean over the matrices.
   """
   total = spectrum.sum(axis=-1, keepdims=True)
   reached = np.cumsum(spectrum, axis=-1) >= share * total * (1 - 1e-6)
@@ -52,24 +58,31 @@ def energy_rank(spectrum: np.ndarray, share: float) -> float:
 
 
 def stable_rank(spectrum: np.ndarray) -> float:
-  """Energy over the largest direction's energy, mean over matrices."""
+  """Computes energy over the largest direction's, as a mean over matrices.
+
+  Args:
+    spectrum: Squared singular values [num_matrices, rank], descending.
+  """
   largest = spectrum[..., 0]
   rank = spectrum.sum(axis=-1) / np.where(largest > 0, largest, 1)
   return float(rank.mean())
 
 
 def measured_rank(spectra: Spectra, criterion: str, share: float) -> float:
-  """One number for a whole update: the mean over all its matrices.
+  """Computes the rank of a whole update, the mean over all its matrices.
 
   Args:
     spectra: Squared singular values by leaf.
     criterion: "energy" or "stable".
-    share: Of the energy.
+    criterion: One of `CRITERIA`.
+    share: Share of the energy that the energy rank must hold.
   """
-  counts = [len(each) for each in spectra.values()]
+  counts = [len(spectrum) for spectrum in spectra.values()]
   ranks = [
-    energy_rank(each, share) if criterion == "energy" else stable_rank(each)
-    for each in spectra.values()
+    energy_rank(spectrum, share)
+    if criterion == "energy"
+    else stable_rank(spectrum)
+    for spectrum in spectra.values()
   ]
   return float(np.average(ranks, weights=counts))
 
@@ -81,22 +94,22 @@ def leaf_ranks(
   max_ranks: Mapping[str, int],
   step: int = 4,
 ) -> dict[str, int]:
-  """Spends bytes where they lower the error most.
+  """Divides bytes among leaves so that the error is lowest.
 
-  The error of a truncated matrix is the energy of the directions left out, so
-  directions are bought by energy a byte until the budget is spent; as spectra
-  fall, no other division loses less, up to the step. Directions beyond those
-  measured are extrapolated geometrically.
+  The error of a truncated matrix is the energy of the directions left out. So
+  directions are taken in the order of their energy for each byte until the
+  budget is spent. As spectra fall, no other division has a lower error, up to
+  the step. Directions beyond those measured are extrapolated geometrically.
 
   Args:
     spectra: Squared singular values by leaf, [num_layers, rank].
-    bytes_per_rank: What one more direction of a leaf costs (bytes).
-    budget_bytes: For all leaves together.
-    max_ranks: Directions that a leaf may have at most.
-    step: Directions bought at a time, and the fewest a leaf has.
+    bytes_per_rank: Bytes of one more direction, by leaf.
+    budget_bytes: Bytes of all leaves together.
+    max_ranks: Most directions that a leaf may have, by leaf.
+    step: Directions taken at a time, and the fewest that a leaf has (count).
 
   Returns:
-    Rank by leaf.
+    Ranks by leaf.
   """
   curves = {
     path: _extended(spectrum.sum(axis=0), max_ranks[path])
@@ -124,7 +137,7 @@ def leaf_ranks(
 
 
 def _extended(curve: np.ndarray, length: int) -> np.ndarray:
-  """A falling curve continued at the rate of its last half."""
+  """Continues a falling curve at the rate of its last half."""
   curve = np.asarray(curve, np.float64)
   missing = length - len(curve)
   if missing <= 0:

@@ -1,15 +1,15 @@
-"""Payloads that leave fewer values than there were, for another to round.
+"""Payloads that reduce the number of values, which another payload then rounds.
 
-*Projections* are linear and the same on all replicas: the mean of what they
-leave is what they would leave of the mean, so it may be averaged before it is
-spread out again, and a projection may ask for several exchanges in turn.
-*Selections* differ by replica and must be undone before the mean.
+*Projections* are linear and the same on all replicas. So projecting and then
+averaging is the same as averaging and then projecting, and what they carry may
+be averaged before it is decoded. A projection may need several exchanges in
+turn. *Selections* differ by replica and must be decoded before the mean.
 """
 
 import dataclasses
 from typing import ClassVar
 
-from dilocox_jax.checks import one_of
+from dilocox_jax.checks import at_least, one_of
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.payload import (
   Payload,
@@ -24,18 +24,19 @@ FACTORISATIONS = ("shared", "local")
 
 @dataclasses.dataclass(frozen=True)
 class LowRank(Payload):
-  """Each matrix as two thin factors.
+  """Sends each matrix as two thin factors.
 
-  A leaf is factorised if it is a matrix and the factors hold fewer values
-  than it does; otherwise it is handed on whole.
+  A leaf is factorised if it is a matrix and the factors have fewer values than
+  the matrix has. Otherwise the next payload gets it whole.
 
-  Wire: rank (rows + columns) values a matrix and power iteration.
+  Wire: rank (rows + columns) values for each matrix and power iteration. A
+  matrix of 128 x 344 at rank 16 is 7,552 values instead of 44,032.
 
   Attributes:
     rank: Columns of a factor (count).
-    power_iterations: Passes over the matrix; "shared" exchanges both factors
-      in each.
-    factorisation: "shared" (PowerSGD: factors are averaged one after the
+    power_iterations: Passes over the matrix (count); "shared" exchanges both
+      factors in each.
+    factorisation: "shared" (PowerSGD: the factors are averaged, one after the
       other) or "local" (each replica factorises alone and sends both).
   """
 
@@ -45,15 +46,11 @@ class LowRank(Payload):
 
   def __post_init__(self):
     one_of("factorisation", self.factorisation, FACTORISATIONS)
-    if self.rank < 1 or self.power_iterations < 1:
-      raise ValueError(
-        f"rank={self.rank} and power_iterations={self.power_iterations} "
-        "must be at least 1"
-      )
+    at_least(1, rank=self.rank, power_iterations=self.power_iterations)
 
   @property
   def is_projection(self) -> bool:  # type: ignore[override]
-    """Factors made together may be averaged."""
+    """Whether factors are made together and may be averaged."""
     return self.factorisation == "shared"
 
   def factorises(self, leaf: Leaf) -> bool:
@@ -63,7 +60,7 @@ class LowRank(Payload):
     return self.rank * sum(leaf.shape) < leaf.size
 
   def carried(self, leaf: Leaf) -> tuple[Leaf, ...]:
-    """The factors, left and right in turn."""
+    """Returns the factors, left and right in turn."""
     if not self.factorises(leaf):
       return (leaf,)
     pair = tuple(Leaf(leaf.num_layers, (n, self.rank)) for n in leaf.shape)
@@ -72,15 +69,17 @@ class LowRank(Payload):
 
 @dataclasses.dataclass(frozen=True)
 class TopK(Payload):
-  """The largest values of each block, and where they stand.
+  """Sends the largest values of each block, and their places.
 
-  Wire: for "packed", ceil(log2(block)) bits a kept value; for "bitmap", one
-  bit a value of the block; the kept values are left to the next payload.
+  Wire: for "packed", ceil(log2(block)) bits for each kept value; for "bitmap",
+  one bit for each value of the block. The next payload sends the kept values.
+  In a block of 4096, 64 kept values need 96 bytes packed, or a bitmap of 512;
+  from 342 kept values on the bitmap is smaller.
 
   Attributes:
     fraction: Share of a block's values that is kept.
-    block_size: Values a block at most (count).
-    indices: "packed" or "bitmap".
+    block_size: Most values of a block (count).
+    indices: Coding of the places: "packed" or "bitmap".
   """
 
   fraction: float = 1 / 64
@@ -90,24 +89,23 @@ class TopK(Payload):
   def __post_init__(self):
     share("fraction", self.fraction)
     one_of("indices", self.indices, INDEX_CODINGS)
-    if self.block_size < 1:
-      raise ValueError(f"block_size={self.block_size} must be at least 1")
+    at_least(1, block_size=self.block_size)
 
   def num_kept(self, width: int) -> int:
-    """Values kept of a block."""
+    """Returns the number of values kept of a block."""
     return max(1, round(self.fraction * width))
 
   def index_bits(self, width: int) -> int:
-    """Bits of one packed index."""
+    """Returns the number of bits of one packed index."""
     return max(1, (width - 1).bit_length())
 
   def carried(self, leaf: Leaf) -> tuple[Leaf, ...]:
-    """The kept values of all blocks."""
+    """Returns the array of kept values of all blocks."""
     groups, width = group_shape(leaf, "block", self.block_size)
     return (Leaf(leaf.num_layers, (groups * self.num_kept(width),)),)
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
-    """The indices."""
+    """Returns the array of indices."""
     groups, width = group_shape(leaf, "block", self.block_size)
     bits = width
     if self.indices == "packed":
@@ -117,13 +115,13 @@ class TopK(Payload):
 
 @dataclasses.dataclass(frozen=True)
 class RandomMask(Payload):
-  """A random part of the values, drawn alike on all replicas.
+  """Sends randomly chosen values, the same ones on all replicas.
 
-  Wire: nothing of its own, since the seed is shared; the part's values are
-  left to the next payload.
+  Wire: nothing of its own, since replicas share the seed of the mask. The next
+  payload sends the chosen values.
 
   Attributes:
-    fraction: Share of the values.
+    fraction: Share of the values that is sent.
   """
 
   fraction: float = 0.1
@@ -133,9 +131,9 @@ class RandomMask(Payload):
     share("fraction", self.fraction)
 
   def num_kept(self, size: int) -> int:
-    """Values drawn of a layer."""
+    """Returns the number of values chosen of a layer."""
     return max(1, round(self.fraction * size))
 
   def carried(self, leaf: Leaf) -> tuple[Leaf, ...]:
-    """The drawn values."""
+    """Returns the array of chosen values."""
     return (Leaf(leaf.num_layers, (self.num_kept(leaf.size),)),)

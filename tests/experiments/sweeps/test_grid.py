@@ -1,3 +1,4 @@
+import ast
 import math
 import re
 import subprocess
@@ -6,8 +7,14 @@ import sys
 import pytest
 
 from dilocox_jax.config import RunConfig, from_mapping
-from experiments.configs import ablate_compression, ablate_sync
+from experiments.configs import (
+  ablate_compression,
+  ablate_sync,
+  convergence_small,
+  default,
+)
 from experiments.sweeps import grid
+from experiments.sweeps.sweep_spec import sweep
 
 BASE = {"sync": {"sync_interval": 6}, "total_steps": 60}
 
@@ -78,14 +85,56 @@ def test_a_directory_is_one_name_whatever_the_setting():
 def test_the_flags_of_a_trial_make_its_config():
   for config in (ablate_compression, ablate_sync):
     for trial in grid.trials(config.get_config().to_dict()):
-      default = grid.flat(RunConfig().to_mapping())
+      plain = grid.flat(RunConfig().to_mapping())
       given = dict(flag[9:].split("=", 1) for flag in trial.arguments)
       changed = grid.flat(trial.config.to_mapping())
       assert {
         path: str(value)
         for path, value in changed.items()
-        if value != default[path]
+        if value != plain[path]
       } == given
+
+
+def run_by_flags(trial):
+  """The config of the default run with a trial's flags."""
+  values = grid.flat(default.get_config().to_dict())
+  for flag in trial.arguments:
+    path, text = flag.removeprefix("--config.").split("=", 1)
+    try:
+      values[path] = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+      values[path] = text
+  return from_mapping(grid.nested(values))
+
+
+RUNS = [
+  {"sync.method": "muloco"},
+  {"sync.method": "muloco", "codec.name": "int"},
+  {"sync.method": "muloco", "codec.name": "float32"},
+  {"sync.method": "muloco", "codec.bits": 8, "total_steps": 100},
+  {"sync.method": "muloco", "exchange.error_feedback": False},
+  {"sync.method": "dilocox", "adaptive.mode": "off"},
+  {"sync.method": "dilocox", "codec.name": "int"},
+  {"sync.method": "sparse_loco", "outer.optimizer": "adam"},
+  {"sync.method": "open_diloco", "outer.momentum": 0.6},
+  {"sync.method": "delayed", "codec.name": "int"},
+  {"total_steps": 100, "inner.warmup_steps": 50},
+  {"total_steps": 100},
+]
+
+
+@pytest.mark.parametrize("changed", RUNS, ids=str)
+def test_flags_bring_back_what_the_method_would_set_otherwise(changed):
+  (trial,) = grid.trials({"base": {}, "runs": [changed]})
+  assert run_by_flags(trial) == trial.config
+
+
+def test_flags_bring_back_every_method_of_a_sweep():
+  small = sweep(convergence_small.get_config().to_dict())
+  for method in small.methods:
+    config = small.config(method.changed)
+    trial = grid.Trial(method.name, method.changed, config)
+    assert run_by_flags(trial) == config
 
 
 def test_only_what_differs_somewhere_is_said_to_vary():

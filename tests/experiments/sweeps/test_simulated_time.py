@@ -20,7 +20,7 @@ SLOW = SweepClock("slow", "100mbit", 0.25)
 def config(method, **sync):
   return from_mapping(
     {"total_steps": 60, "inner": {"warmup_steps": 2}}
-    | {"sync": {"method": method, **sync}}
+    | {"sync": {"method": method, **sync}, "codec": {"name": "float32"}}
   )
 
 

@@ -11,10 +11,10 @@ from dilocox_jax.plan.pipeline.orders import PIPELINES, Tick
 from dilocox_jax.plan.pipeline.timeline import (
   Pipeline,
   TickTimes,
-  closed_form_step_s,
   peak_activations,
   timeline,
 )
+from tests.plan.pipeline.closed_form import closed_form_step_s
 
 # A few hundred additions of float64.
 ROUNDING = 1e-12

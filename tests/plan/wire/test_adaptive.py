@@ -46,7 +46,7 @@ def follow(steered, ranks, chooses=True):
     seen.append(energy_rank(spectrum(rank)[:, : now.rank], 0.95))
     if len(seen) == WINDOW:
       if chooses:
-        now = steered.next_choice(seen, bytes_of)
+        now = steered.next_setting(seen, bytes_of)
       seen = []
   return choices
 
@@ -88,9 +88,9 @@ def test_an_update_that_fills_its_rank_is_given_more_room():
   ladder = steered.ladder
   now = RoundSetting(ladder[-1], 8)
   for wider in reversed(ladder[:-1]):
-    now = steered.next_choice([now.rank] * WINDOW, bytes_of)
+    now = steered.next_setting([now.rank] * WINDOW, bytes_of)
     assert now.rank == wider
-  assert steered.next_choice([now.rank], bytes_of) == steered.first
+  assert steered.next_setting([now.rank], bytes_of) == steered.first
 
 
 def test_the_interval_stays_where_only_the_rank_adapts():

@@ -78,7 +78,7 @@ def test_parts_are_found_below_leaves_of_their_own():
 
 
 def test_a_chain_of_nothing_is_refused():
-  with pytest.raises(ValueError, match="at least one part"):
+  with pytest.raises(ValueError, match="at least one link"):
     Chain(())
 
 

@@ -7,7 +7,7 @@ from dilocox_jax.plan.wire.collectives import (
   COLLECTIVES,
   Collective,
   check_collective,
-  chosen,
+  chosen_collective,
   collectives,
   owner_slices,
 )
@@ -55,7 +55,7 @@ def test_a_part_of_a_byte_counts_as_one():
   ],
 )
 def test_the_choice_by_itself_follows_from_the_encoding(encoding, two, three):
-  found = [chosen(encoding, "auto", m) for m in (2, 3, 8)]
+  found = [chosen_collective(encoding, "auto", m) for m in (2, 3, 8)]
   assert found == [two, three, three]
 
 
@@ -87,10 +87,10 @@ def test_the_choice_by_itself_sends_no_more_than_another(
 def test_a_choice_is_kept_where_it_is_possible(encoding, possible):
   for choice in set(COLLECTIVES) - {"auto"}:
     if choice in possible:
-      assert chosen(encoding, choice, 2) == choice
+      assert chosen_collective(encoding, choice, 2) == choice
     else:
       with pytest.raises(ValueError, match=f"collective='{choice}'"):
-        chosen(encoding, choice, 2)
+        chosen_collective(encoding, choice, 2)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_a_payload_that_cannot_travel_that_way_is_refused_at_once(
 
 
 def test_sixteen_bits_do_not_count_any_number_of_replicas():
-  assert chosen(FP16, "all_reduce", 256) == "all_reduce"
-  assert chosen(FP32, "all_reduce", 257) == "all_reduce"
+  assert chosen_collective(FP16, "all_reduce", 256) == "all_reduce"
+  assert chosen_collective(FP32, "all_reduce", 257) == "all_reduce"
   with pytest.raises(ValueError, match="at most 256 replicas in 16 bits"):
-    chosen(FP16, "all_reduce", 257)
+    chosen_collective(FP16, "all_reduce", 257)
 
 
 @pytest.mark.parametrize("projection", [LowRank(2), RandomMask(0.5)])

@@ -71,7 +71,7 @@ def test_a_random_mask_sends_no_more_than_its_values():
 @pytest.mark.parametrize(
   "make, message",
   [
-    (lambda: LowRank(0), "rank=0 and power_iterations=1 must be at least 1"),
+    (lambda: LowRank(0), "rank=0 must be at least 1"),
     (lambda: LowRank(power_iterations=0), "power_iterations=0 must be"),
     (lambda: LowRank(2, 1, "own"), "factorisation='own' must be one of"),
     (lambda: TopK(0.0), "fraction=0.0 must be above 0 and at most 1"),

@@ -1,0 +1,122 @@
+"""What a named method consists of beside its schedule, as plain data.
+
+A paper's method is a schedule (`plan.schedule.methods`) together with an inner
+optimizer, a codec, error feedback and an outer optimizer. The schedule follows
+from the method's name alone. The rest stands here, once for each method, so
+that `sync.method=muloco` is MuLoCo wherever it is written.
+
+A config field that was set explicitly always wins over the recipe, also where
+it was set to the value that other methods have.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dilocox_jax.config.unread import unread_fields
+
+# The value of every field that a recipe may set, for methods that leave it.
+DEFAULTS: Mapping[str, Any] = {
+  "inner.optimizer": "adamw",
+  "codec.name": "float32",
+  "exchange.error_feedback": False,
+  "exchange.feedback_decay": 1.0,
+  "adaptive.mode": "off",
+  "outer.learning_rate": 0.7,
+  "outer.momentum": 0.6,  # The papers have 0.9; see docs/log.md.
+}
+
+# Methods that are not listed here are their schedule and `DEFAULTS`.
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+  # Wang et al., 2023, ICML: a random mask, top-k of its values, 4 bits.
+  "cocktail_sgd": {
+    "codec.name": "random_mask+top_k+int",
+    "codec.mask_fraction": 0.1,
+    "codec.top_k_fraction": 0.2,
+    "codec.indices": "bitmap",
+    "codec.bits": 4,
+    "exchange.error_feedback": True,
+  },
+  # arXiv 2407.07852: pseudo-gradients travel in fp16; outer Nesterov at 0.9.
+  "open_diloco": {
+    "codec.name": "float16",
+    "outer.learning_rate": 0.7,
+    "outer.momentum": 0.9,
+  },
+  # arXiv 2508.15706: 64 of 4096 values in 2 bits; the outer step is plain SGD.
+  "sparse_loco": {
+    "codec.name": "top_k+int",
+    "codec.top_k_fraction": 1 / 64,
+    "codec.top_k_block_size": 4096,
+    "codec.bits": 2,
+    "codec.scale": "tensor",
+    "exchange.error_feedback": True,
+    "exchange.feedback_decay": 0.95,
+    "outer.learning_rate": 1.0,
+    "outer.momentum": 0.0,
+  },
+  # arXiv 2505.23725: Muon inside, 2 bits a value between replicas.
+  "muloco": {
+    "inner.optimizer": "muon",
+    "codec.name": "int",
+    "codec.bits": 2,
+    "exchange.error_feedback": True,
+    "exchange.feedback_decay": 0.95,
+  },
+  # arXiv 2501.18512: sign and exponent alone, 4 bits a value.
+  "streaming_diloco": {"codec.name": "e3m0"},
+  # arXiv 2506.21263: low-rank factors in 4 bits; rank and H follow the rank of
+  # the averaged update (Algorithm 3).
+  "dilocox": {
+    "codec.name": "low_rank+int",
+    "codec.rank": 16,
+    "codec.bits": 4,
+    "exchange.error_feedback": True,
+    "adaptive.mode": "rank_and_interval",
+  },
+}
+
+_MOST_WARMUP_STEPS = 50
+
+
+def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
+  """Fills in what a config leaves to its method.
+
+  A recipe's codec settings belong to the recipe's codec, so they are left out
+  where `codec.name` is given: `sync.method=muloco codec.name=int` is int at
+  its own 4 bits, not at MuLoCo's 2. Likewise, what a recipe sets is left out
+  where nothing reads it: MuLoCo without `exchange.error_feedback` has no
+  `feedback_decay`, and DiLoCoX with `codec.name=int` has no rank to adapt.
+
+  Args:
+    given: All fields of a run by their dotted names; None where nothing was
+      set.
+
+  Returns:
+    The same fields with values for those of `DEFAULTS` and the warm-up. Fields
+    that may stay unset, e.g. `codec.bits`, are None if the recipe does not
+    set them.
+  """
+  recipe = dict(RECIPES.get(given["sync.method"], {}))
+  if given["codec.name"] is not None:
+    recipe = {k: v for k, v in recipe.items() if not k.startswith("codec.")}
+  recipe = {k: v for k, v in recipe.items() if given[k] is None}
+  values = {**given, "inner.warmup_steps": _warmup_steps(given)}
+  values |= {k: v for k, v in DEFAULTS.items() if given[k] is None} | recipe
+  # A field that is left out may be what another one needs: float32 leaves out
+  # the error feedback, and that leaves out its decay. So this is repeated.
+  while left_out := recipe.keys() & unread_fields(values, DEFAULTS).keys():
+    for path in left_out:
+      values[path] = DEFAULTS.get(path)
+      del recipe[path]
+  return values
+
+
+def _warmup_steps(given: Mapping[str, Any]) -> int:
+  """Returns the warm-up: a quarter of a short run, 50 steps of a long one.
+
+  With total_steps = 40 it is 10 steps, with 200 or more it is 50.
+  """
+  asked = given["inner.warmup_steps"]
+  if asked is not None:
+    return asked
+  return min(_MOST_WARMUP_STEPS, max(given["total_steps"], 0) // 4)

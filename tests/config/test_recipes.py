@@ -1,0 +1,238 @@
+import csv
+import importlib
+import json
+import pathlib
+
+import pytest
+
+from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.config.recipes import DEFAULTS, RECIPES
+from dilocox_jax.mapping import check_path, flat
+from dilocox_jax.plan.schedule.methods import METHODS
+from experiments.configs import convergence_small
+from experiments.sweeps.sweep_spec import sweep
+
+RESULTS = pathlib.Path(__file__).parents[2] / "docs/results"
+
+# The default run as it was before methods had recipes: old runs depend on it.
+DEFAULT = {
+  **{"seed": 0, "total_steps": 600},
+  **{"data.source": "stdlib", "data.glob": ""},
+  **{"data.validation_fraction": 0.05, "data.batch_size": 8},
+  **{"data.sequence_length": 128, "model.preset": "tiny"},
+  **{"model.num_layers": None, "model.model_dim": None},
+  **{"model.num_heads": None, "model.ff_dim": None},
+  **{"model.activation": None, "model.qk_norm": None},
+  **{"model.num_kv_heads": None, "model.tied_head": None},
+  **{"model.compute_dtype": "float32", "model.scan_unroll": 0},
+  **{"model.z_loss": 0.0, "inner.optimizer": "adamw"},
+  **{"inner.learning_rate": 0.002, "inner.schedule": "cosine"},
+  **{"inner.warmup_steps": 50, "inner.final_fraction": 0.05},
+  **{"inner.clip_norm": 1.0, "inner.accumulate_steps": 1},
+  **{"inner.b1": 0.9, "inner.b2": 0.95, "inner.weight_decay": 0.1},
+  **{"inner.momentum": 0.0, "sync.method": "diloco"},
+  **{"sync.sync_interval": None, "sync.num_fragments": None},
+  **{"sync.overlap_steps": None, "sync.rule": None},
+  **{"sync.mixing_alpha": None, "sync.fragment_order": None},
+  **{"sync.warm_start": "none", "sync.warm_start_steps": 0},
+  **{"sync.steps_per_dispatch": 50, "codec.name": "float32"},
+  **{"codec.rank": None, "codec.power_iterations": None},
+  **{"codec.factorisation": None, "codec.bits": None, "codec.scale": None},
+  **{"codec.block_size": None, "codec.rounding": None},
+  **{"codec.top_k_fraction": None, "codec.top_k_block_size": None},
+  **{"codec.indices": None, "codec.mask_fraction": None},
+  **{"exchange.collective": "auto", "exchange.error_feedback": False},
+  **{"exchange.keep_unsent": False, "exchange.feedback_decay": 1.0},
+  **{"exchange.feedback_against": "own"},
+  **{"exchange.feedback_dtype": "float32", "adaptive.mode": "off"},
+  **{"adaptive.window_rounds": 5, "adaptive.criterion": "energy"},
+  **{"adaptive.energy": 0.95, "adaptive.by_leaf": False},
+  **{"outer.optimizer": "sgd", "outer.learning_rate": 0.7},
+  **{"outer.momentum": 0.6, "outer.nesterov": True},
+  **{"mesh.num_replicas": 2, "mesh.layout": "stacked"},
+  **{"mesh.stacked_by": "map", "mesh.num_data_shards": 1},
+  **{"mesh.num_stages": 1, "mesh.pipeline": "1f1b"},
+  **{"mesh.chunks_per_stage": 1, "mesh.remat": "dots"},
+  **{"mesh.boundary": "none", "mesh.outer_memory": "device"},
+  **{"evaluation.interval_steps": 150, "evaluation.num_sequences": 128},
+  **{"checkpoint.interval_steps": 150, "checkpoint.keep": 2},
+  "checkpoint.init_from": "",
+}
+COCKTAIL = {
+  "codec.name": "random_mask+top_k+int",
+  "codec.mask_fraction": 0.1,
+  "codec.top_k_fraction": 0.2,
+  "codec.indices": "bitmap",
+  "codec.bits": 4,
+}
+FEEDBACK = {"exchange.error_feedback": True, "exchange.feedback_decay": 0.95}
+# What each method's config file stood for then, beyond the default run.
+CONFIGS = {
+  "default": {},
+  "allreduce": {"sync.method": "allreduce"},
+  "diloco": {"sync.sync_interval": 30},
+  "eager": {"sync.method": "eager", "sync.sync_interval": 30},
+  "delayed": {
+    "sync.method": "delayed",
+    "sync.sync_interval": 30,
+    "sync.overlap_steps": 4,
+    "sync.rule": "continue",
+  },
+  "cocktail_sgd": {
+    "sync.method": "cocktail_sgd",
+    **COCKTAIL,
+    "exchange.error_feedback": True,
+  },
+  "cocktail_params": {
+    "sync.method": "delayed",
+    "sync.sync_interval": 1,
+    "sync.overlap_steps": 1,
+    "sync.rule": "continue",
+    **COCKTAIL,
+    "exchange.keep_unsent": True,
+    "outer.learning_rate": 1.0,
+    "outer.momentum": 0.0,
+  },
+  "open_diloco": {
+    "sync.method": "open_diloco",
+    "sync.sync_interval": 30,
+    "codec.name": "float16",
+    "outer.momentum": 0.9,
+  },
+  "sparse_loco": {
+    "sync.method": "sparse_loco",
+    "sync.sync_interval": 30,
+    "codec.name": "top_k+int",
+    "codec.top_k_fraction": 1 / 64,
+    "codec.top_k_block_size": 4096,
+    "codec.bits": 2,
+    "codec.scale": "tensor",
+    **FEEDBACK,
+    "outer.learning_rate": 1.0,
+    "outer.momentum": 0.0,
+  },
+  "muloco": {
+    "inner.optimizer": "muon",
+    "sync.method": "muloco",
+    "sync.sync_interval": 30,
+    "codec.name": "int",
+    "codec.bits": 2,
+    **FEEDBACK,
+  },
+  "streaming_diloco": {
+    "sync.method": "streaming_diloco",
+    "sync.sync_interval": 30,
+    "sync.num_fragments": 3,
+    "sync.overlap_steps": 4,
+    "sync.mixing_alpha": 0.5,
+    "codec.name": "e3m0",
+  },
+  "dilocox": {
+    "sync.method": "dilocox",
+    "sync.sync_interval": 30,
+    "sync.rule": "continue",
+    "codec.name": "low_rank+int",
+    "codec.rank": 16,
+    "codec.bits": 4,
+    "exchange.error_feedback": True,
+    "adaptive.mode": "rank_and_interval",
+  },
+}
+# A field that experiments set for themselves: the papers have other values.
+OWN = ("sync_interval", "num_fragments", "overlap_steps", "mixing_alpha")
+
+
+def fields(values):
+  """All fields of the run that a nested mapping describes."""
+  return flat(from_mapping(values).to_mapping())
+
+
+def section(path, value):
+  name, _, field = path.partition(".")
+  return {name: {field: value}}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_file_means_what_it_meant_before_there_were_recipes(name):
+  module = importlib.import_module(f"experiments.configs.{name}")
+  config = from_mapping(module.get_config().to_dict())
+  expected = DEFAULT | CONFIGS[name]
+  # As text, since 1 and 1.0 and True are other bytes in a config.json.
+  assert json.dumps(flat(config.to_mapping())) == json.dumps(expected)
+  assert from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_methods_name_alone_brings_its_recipe(name):
+  config = fields({"sync": {"method": name}})
+  whole = {
+    path: value
+    for path, value in CONFIGS[name].items()
+    if path.rpartition(".")[2] not in (*OWN, "rule")
+  }
+  assert config == DEFAULT | whole | {"sync.method": name}
+
+
+def test_recipes_are_of_known_methods_and_fields():
+  assert RECIPES.keys() <= METHODS.keys()
+  for path in {path for recipe in RECIPES.values() for path in recipe}:
+    check_path(RunConfig, path)
+    assert path in DEFAULTS or path.startswith("codec.")
+
+
+@pytest.mark.parametrize(("path", "value"), DEFAULTS.items())
+@pytest.mark.parametrize("name", RECIPES)
+def test_an_explicit_value_wins_also_where_others_have_it_by_default(
+  name, path, value
+):
+  set_by_hand = {"sync": {"method": name}} | section(path, value)
+  if name == "cocktail_sgd" and path.startswith("outer."):
+    pytest.skip("it has no outer optimizer")
+  if path == "exchange.feedback_decay":
+    set_by_hand |= {"exchange": {"error_feedback": True, "feedback_decay": 1.0}}
+  assert fields(set_by_hand)[path] == value
+
+
+def test_a_codec_that_is_named_has_its_own_settings():
+  named = fields({"sync": {"method": "muloco"}, "codec": {"name": "int"}})
+  assert named["codec.bits"] is None
+  assert named["exchange.feedback_decay"] == 0.95
+  bits = fields({"sync": {"method": "muloco"}, "codec": {"bits": 8}})
+  assert bits["codec.name"] == "int" and bits["codec.bits"] == 8
+
+
+def test_what_nothing_would_read_is_left_out_of_a_recipe():
+  plain = fields({"sync": {"method": "dilocox"}, "codec": {"name": "float32"}})
+  assert plain == DEFAULT | {"sync.method": "dilocox"}
+  coded = fields({"sync": {"method": "dilocox"}, "codec": {"name": "int"}})
+  assert coded["adaptive.mode"] == "off" and coded["exchange.error_feedback"]
+  without = fields(
+    {"sync": {"method": "muloco"}, "exchange": {"error_feedback": False}}
+  )
+  assert without["exchange.feedback_decay"] == 1.0
+  adam = fields(
+    {"sync": {"method": "sparse_loco"}, "outer": {"optimizer": "adam"}}
+  )
+  assert adam["outer.momentum"] == 0.6 and adam["outer.learning_rate"] == 1.0
+
+
+@pytest.mark.parametrize(
+  ("total_steps", "warmup_steps"),
+  [(1, 0), (40, 10), (199, 49), (200, 50), (600, 50), (9000, 50)],
+)
+def test_the_warm_up_follows_the_run(total_steps, warmup_steps):
+  config = fields({"total_steps": total_steps})
+  assert config["inner.warmup_steps"] == warmup_steps
+
+
+def test_every_run_of_the_kept_results_still_has_its_config():
+  small = sweep(convergence_small.get_config().to_dict())
+  with (RESULTS / "convergence_small.csv").open(newline="") as file:
+    rows = list(csv.DictReader(file))
+  assert len(rows) == 327
+  for row in rows:
+    changed = json.loads(row["changed"])
+    config = small.config(changed)
+    values = flat(config.to_mapping())
+    assert changed.items() <= values.items()
+    assert from_mapping(config.to_mapping()) == config

@@ -1,0 +1,99 @@
+import pytest
+
+from dilocox_jax.config import from_mapping
+from dilocox_jax.config.unread import unread_fields
+
+LOSSY = {"codec": {"name": "int"}}
+FEEDBACK = LOSSY | {"exchange": {"error_feedback": True}}
+ADAPTS = {
+  "codec": {"name": "low_rank+int", "rank": 8},
+  "adaptive": {"mode": "rank"},
+}
+STAGES = {"mesh": {"layout": "mesh", "num_stages": 2}}
+GRADIENTS = {"sync": {"method": "allreduce"}}
+
+# A field, a run that ignores it, what the refusal says, and one that reads it.
+CASES = [
+  ("data.glob", "*.txt", {}, "stdlib reads no files: set data.source=text_fil"),
+  ("inner.momentum", 0.9, {}, "adamw has no momentum"),
+  ("inner.b1", 0.8, {"inner": {"optimizer": "sgd"}}, "sgd has no b1"),
+  ("inner.b2", 0.8, {"inner": {"optimizer": "sgd"}}, "sgd has no b2"),
+  (
+    "inner.weight_decay",
+    0.0,
+    {"inner": {"optimizer": "adam"}},
+    "adam has no weight_decay",
+  ),
+  ("inner.final_fraction", 0.5, {"inner": {"schedule": "constant"}}, "cosine"),
+  ("outer.momentum", 0.9, {"outer": {"optimizer": "adam"}}, "no momentum"),
+  ("outer.nesterov", False, {"outer": {"optimizer": "lion"}}, "no nesterov"),
+  ("outer.learning_rate", 1.0, GRADIENTS, "allreduce averages gradients"),
+  ("outer.optimizer", "adam", GRADIENTS, "allreduce averages gradients"),
+  ("exchange.error_feedback", True, {}, "float32 loses nothing"),
+  ("exchange.keep_unsent", True, {}, "float32 loses nothing"),
+  ("exchange.feedback_decay", 0.9, LOSSY, "set exchange.error_feedback=True"),
+  ("exchange.feedback_against", "mean", LOSSY, "exchange.error_feedback=True"),
+  ("exchange.feedback_dtype", "int8", LOSSY, "exchange.error_feedback=True"),
+  ("adaptive.energy", 0.9, LOSSY, "int has no rank"),
+  ("adaptive.window_rounds", 3, LOSSY, "adaptive.mode=off"),
+  ("adaptive.criterion", "stable", LOSSY, "adaptive.mode=off"),
+  ("adaptive.by_leaf", True, LOSSY, "adaptive.mode=off"),
+  ("mesh.pipeline", "gpipe", {}, "set mesh.num_stages"),
+  ("mesh.remat", "full", {}, "set mesh.num_stages"),
+  ("mesh.boundary", "int8", {}, "set mesh.num_stages"),
+]
+READERS = {
+  "data.glob": {"data": {"source": "text_files"}},
+  "inner.momentum": {"inner": {"optimizer": "sgd"}},
+  "exchange.error_feedback": LOSSY,
+  "exchange.keep_unsent": LOSSY | {"sync": {"method": "diloco"}},
+  "exchange.feedback_decay": FEEDBACK,
+  "exchange.feedback_against": FEEDBACK,
+  "exchange.feedback_dtype": FEEDBACK,
+  "adaptive.energy": ADAPTS,
+  "adaptive.window_rounds": ADAPTS,
+  "adaptive.criterion": ADAPTS,
+  "adaptive.by_leaf": ADAPTS,
+  "mesh.pipeline": STAGES,
+  "mesh.remat": STAGES,
+  "mesh.boundary": STAGES,
+}
+
+
+def with_field(values, path, value):
+  section, _, name = path.partition(".")
+  return values | {section: values.get(section, {}) | {name: value}}
+
+
+@pytest.mark.parametrize(("path", "value", "values", "part"), CASES)
+def test_a_field_that_would_be_ignored_is_refused_in_one_line(
+  path, value, values, part
+):
+  from_mapping(values)
+  with pytest.raises(ValueError) as caught:
+    from_mapping(with_field(values, path, value))
+  message = str(caught.value)
+  assert message.startswith(f"{path}={value!r} would be ignored")
+  assert part in message and "\n" not in message
+
+
+@pytest.mark.parametrize(("path", "value", "values", "part"), CASES)
+def test_the_same_field_is_taken_where_something_reads_it(
+  path, value, values, part
+):
+  reader = READERS.get(path, {})
+  built = from_mapping(with_field(reader, path, value))
+  section, _, name = path.partition(".")
+  assert getattr(getattr(built, section), name) == value
+
+
+def test_an_optimizer_that_is_not_in_the_table_may_have_any_option():
+  built = from_mapping({"inner": {"optimizer": "lars", "momentum": 0.8}})
+  assert built.inner.momentum == 0.8
+
+
+def test_only_fields_with_a_default_are_looked_at():
+  values = {"data.source": "stdlib", "data.glob": "*.txt"}
+  assert list(unread_fields(values, {"data.glob": ""})) == ["data.glob"]
+  assert not unread_fields(values, {"data.glob": "*.txt"})
+  assert not unread_fields(values, {})
