@@ -83,14 +83,14 @@ def main(values: flags.FlagValues) -> None:
       chunks_per_stage=values.chunks,
     )
     if values.run:
-      found = run.timed(values.run, values.cluster, options)
-      run.finish(found, command_line.writable(values.workdir))
+      found = run.time_run(values.run, values.cluster, options)
+      run.report_recorded(found, command_line.writable(values.workdir))
       return
     config = command_line.run_config(values.config)
     simulated = page.prepare(config, values.cluster, options)
   except (ValueError, OSError) as error:
     raise command_line.UsageError(error) from error
-  page.finish(simulated, command_line.writable(values.workdir))
+  page.report_simulation(simulated, command_line.writable(values.workdir))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def main(values: flags.FlagValues) -> None:
   for name in values.papers:
     module = importlib.import_module(f"experiments.tables.{name}")
     try:
-      tables += module.build(pathlib.Path(values.published))
+      tables += module.build_tables(pathlib.Path(values.published))
     except KeyError as error:
       raise command_line.UsageError(
         f"--published={values.published}: the tables of {name} need a figure"
@@ -65,8 +65,8 @@ def main(values: flags.FlagValues) -> None:
     except ValueError as error:
       raise command_line.UsageError(f"--published: {error}") from error
   command = ["python", "-m", "experiments.speedup_tables", *sys.argv[1:]]
-  page.show(tables, Console())
-  print(f"report: {page.write(tables, workdir, shlex.join(command))}")
+  page.print_tables(tables, Console())
+  print(f"report: {page.write_tables(tables, workdir, shlex.join(command))}")
 
 
 if __name__ == "__main__":

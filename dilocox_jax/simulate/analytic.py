@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from dilocox_jax.plan.wire.collectives import Collective
-from dilocox_jax.simulate.idle_time import Silence
-from dilocox_jax.simulate.link_costs import LinkCosts, rounds
+from dilocox_jax.simulate.idle_time import IdleTime
+from dilocox_jax.simulate.link_costs import LinkCosts, message_steps
 from dilocox_jax.simulate.noise import Noise
 from dilocox_jax.simulate.outcome import Outcome, Work
 from dilocox_jax.simulate.script import Compute, Key, Launch, Op, Wait
@@ -32,18 +32,18 @@ _ARRAYS = (
 class AnalyticClock:
   """Walks a script; ask it at any time where the run stands."""
 
-  def __init__(self, edges: LinkCosts, work: Work):
+  def __init__(self, link_costs: LinkCosts, work: Work):
     """Starts at zero.
 
     Args:
-      edges: Cluster and transport.
+      link_costs: Cluster and transport.
       work: Seconds of a replica's own work.
     """
-    self._edges, self._work = edges, work
-    self._num_replicas = edges.cluster.num_replicas
-    self._noise = Noise(edges.cluster.jitter, self._num_replicas)
+    self._link_costs, self._work = link_costs, work
+    self._num_replicas = link_costs.cluster.num_replicas
+    self._noise = Noise(link_costs.cluster.jitter, self._num_replicas)
     self._now, self._channel = self._zeros(), self._zeros()
-    self._silence = Silence(self._num_replicas)
+    self._idle_time = IdleTime(self._num_replicas)
     self._back: dict[Key, np.ndarray] = {}
     self._compute, self._codec = self._zeros(), self._zeros()
     self._exposed, self._exchange = self._zeros(), self._zeros()
@@ -84,7 +84,7 @@ class AnalyticClock:
       "_back": back,
       "_num_steps": self._num_steps,
       "_sent_bytes": self._sent_bytes,
-      "silence": self._silence.seconds.tolist(),
+      "silence": self._idle_time.seconds.tolist(),
       "noise": self._noise.get_state(),
     }
 
@@ -95,7 +95,7 @@ class AnalyticClock:
     self._back = {tuple(k): np.array(end) for *k, end in state["_back"]}
     self._num_steps = state["_num_steps"]
     self._sent_bytes = state["_sent_bytes"]
-    self._silence.seconds = np.array(state["silence"])
+    self._idle_time.seconds = np.array(state["silence"])
     self._noise.set_state(state["noise"])
 
   def _zeros(self) -> np.ndarray:
@@ -107,13 +107,13 @@ class AnalyticClock:
       taken_s[1:] = 0.0
     self._now = self._now + taken_s
     self._compute = self._compute + taken_s
-    self._silence.last(op.num_steps * self._work.step_s)
+    self._idle_time.last(op.num_steps * self._work.step_s)
     self._num_steps += op.num_steps
 
   def _launch(self, op: Launch) -> None:
     self._spend_on_codec()
     start = np.maximum(self._now, self._channel)
-    end, starts_anew = start, self._silence.end()
+    end, starts_anew = start, self._idle_time.end()
     for operation in op.operations:
       end = self._collective(operation, end, starts_anew)
       starts_anew = np.zeros_like(starts_anew)
@@ -137,13 +137,13 @@ class AnalyticClock:
     self, operation: Collective, start: np.ndarray, starts_anew: np.ndarray
   ) -> np.ndarray:
     """When each replica has sent and received all of a collective."""
-    todo = rounds(operation, self._num_replicas)
+    todo = message_steps(operation, self._num_replicas)
     factors = self._noise.transfers(len(todo))
     for number, (each, factor) in enumerate(zip(todo, factors, strict=True)):
-      hop = self._edges.hop(each.hop)
+      hop = self._link_costs.hop(each.hop)
       took_s = each.size_bytes * factor / hop.rate_bytes_per_s + hop.latency_s
       if number == 0 and starts_anew.any():
-        slow_s = self._edges.slow_start_s(each)
+        slow_s = self._link_costs.slow_start_s(each)
         took_s = took_s + np.where(starts_anew, slow_s, 0.0)
       end = start + took_s
       if each.sender is not None:
@@ -153,12 +153,12 @@ class AnalyticClock:
     return start
 
 
-def run_time(edges: LinkCosts, work: Work, ops: Iterable[Op]) -> Outcome:
+def run_time(link_costs: LinkCosts, work: Work, ops: Iterable[Op]) -> Outcome:
   """The cost of a script.
 
   Args:
-    edges: Cluster and transport.
+    link_costs: Cluster and transport.
     work: Seconds of a replica's own work.
     ops: The script.
   """
-  return AnalyticClock(edges, work).walk(ops)
+  return AnalyticClock(link_costs, work).walk(ops)

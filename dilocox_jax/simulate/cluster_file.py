@@ -38,7 +38,7 @@ from dilocox_jax.simulate.quantities import (
   SHARE,
   SIZE,
   TIME,
-  Kind,
+  Dimension,
   format_quantity,
   parse_quantity,
 )
@@ -234,7 +234,7 @@ def _read(
 
 
 def _value(kind: Any, value: Any, path: str) -> Any:
-  if isinstance(kind, Kind):
+  if isinstance(kind, Dimension):
     return parse_quantity(value, kind, path)
   if kind is float and type(value) is int:
     return float(value)
@@ -278,7 +278,9 @@ def _built(
 
 
 def _example(kind: Any) -> str:
-  return f"e.g. '1 {kind.example}'" if isinstance(kind, Kind) else _JSON[kind]
+  return (
+    f"e.g. '1 {kind.example}'" if isinstance(kind, Dimension) else _JSON[kind]
+  )
 
 
 def _written(keys: Mapping[str, tuple[str, Any]], section: Any) -> Any:
@@ -288,6 +290,6 @@ def _written(keys: Mapping[str, tuple[str, Any]], section: Any) -> Any:
   for key, (attribute, kind) in keys.items():
     value = getattr(section, attribute)
     if value != defaults[attribute]:
-      is_quantity = isinstance(kind, Kind)
+      is_quantity = isinstance(kind, Dimension)
       written[key] = format_quantity(value, kind) if is_quantity else value
   return written

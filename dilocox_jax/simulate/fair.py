@@ -19,11 +19,11 @@ _SAME = 1 + _ROUNDING
 # Of sums of times.
 _SAME_TIME = 1 + 2.0**-50
 
-Route = Sequence[int]
+LinkIndices = Sequence[int]
 
 
 def max_min_rates(
-  routes: Sequence[Route],
+  routes: Sequence[LinkIndices],
   ceilings: Sequence[float],
   capacities: Sequence[float],
 ) -> list[float]:
@@ -65,7 +65,7 @@ def max_min_rates(
 
 
 def _fill(
-  routes: Sequence[Route],
+  routes: Sequence[LinkIndices],
   rates: list[float],
   flows_of: dict[int, list[int]],
   left: dict[int, float],
@@ -136,7 +136,7 @@ class Flow:
   )
 
   def __init__(
-    self, number: int, route: Route, size_bytes: float, ceiling: float
+    self, number: int, route: LinkIndices, size_bytes: float, ceiling: float
   ):
     self.number = number
     self.route = route
@@ -177,7 +177,7 @@ class Sharing:
     self._changes = changes
 
   def add(
-    self, number: int, route: Route, size_bytes: float, ceiling: float
+    self, number: int, route: LinkIndices, size_bytes: float, ceiling: float
   ) -> None:
     """A flow begins; `settle` finds its rate."""
     flow = self.flows[number] = Flow(number, route, size_bytes, ceiling)

@@ -12,7 +12,7 @@ from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S
 _EVER_S = 1e9  # Before the first launch; a state in JSON knows no infinity.
 
 
-class Silence:
+class IdleTime:
   """Seconds since every replica's last launch.
 
   Attributes:

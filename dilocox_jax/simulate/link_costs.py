@@ -23,7 +23,7 @@ from dilocox_jax.simulate.transfer import (
 
 
 @dataclasses.dataclass(frozen=True)
-class MessageRound:
+class MessageStep:
   """One message of every replica.
 
   Attributes:
@@ -37,7 +37,9 @@ class MessageRound:
   sender: int | None = None
 
 
-def rounds(operation: Collective, num_replicas: int) -> list[MessageRound]:
+def message_steps(
+  operation: Collective, num_replicas: int
+) -> list[MessageStep]:
   """The rounds of a collective, in order.
 
   A ring for all-reduce (2 (M - 1) rounds of a chunk) and all-gather (M - 1
@@ -54,18 +56,18 @@ def rounds(operation: Collective, num_replicas: int) -> list[MessageRound]:
   whole_bytes = float(operation.operand_bytes)
   chunk_bytes = whole_bytes / num_replicas
   if operation.kind == "all_reduce":
-    return [MessageRound(1, chunk_bytes)] * (2 * others)
+    return [MessageStep(1, chunk_bytes)] * (2 * others)
   if operation.kind == "all_gather":
-    return [MessageRound(1, whole_bytes)] * others
+    return [MessageStep(1, whole_bytes)] * others
   if operation.kind == "all_to_all":
-    return [MessageRound(hop, chunk_bytes) for hop in range(1, num_replicas)]
+    return [MessageStep(hop, chunk_bytes) for hop in range(1, num_replicas)]
   if operation.kind == "broadcast":
-    return [MessageRound(1, whole_bytes, k) for k in range(others)]
+    return [MessageStep(1, whole_bytes, k) for k in range(others)]
   raise ValueError(f"kind={operation.kind!r} is not a collective we know")
 
 
 @dataclasses.dataclass(frozen=True)
-class Hop:
+class HopCosts:
   """Costs of the messages of all replicas to those a few places on; [M] each.
 
   Attributes:
@@ -101,7 +103,7 @@ class LinkCosts:
     return {k: bps / 8 for k, bps in self.cluster.goodput_bps.items()}
 
   @functools.cache  # noqa: B019 - it lives as long as a simulation.
-  def hop(self, hop: int) -> Hop:
+  def hop(self, hop: int) -> HopCosts:
     """Costs of messages over a distance.
 
     A link that several messages of a round cross is divided among them, which
@@ -111,9 +113,9 @@ class LinkCosts:
     routes = [self.route(sender, hop) for sender in senders]
     rates = [self._rate(route, hop) for route in routes]
     waits = [latency_s(self.transport, route) for route in routes]
-    return Hop(np.array(rates), np.array(waits))
+    return HopCosts(np.array(rates), np.array(waits))
 
-  def slow_start_s(self, each: MessageRound) -> np.ndarray:
+  def slow_start_s(self, each: MessageStep) -> np.ndarray:
     """What the messages of a round cost more after a silence, [M] seconds."""
     rates = self.hop(each.hop).rate_bytes_per_s
     return np.array(
@@ -142,7 +144,7 @@ class LinkCosts:
     """What a collective puts on every link that it uses."""
     num_replicas = self.cluster.num_replicas
     found: dict[str, float] = {}
-    for each in rounds(operation, num_replicas):
+    for each in message_steps(operation, num_replicas):
       everyone = range(num_replicas)
       senders = everyone if each.sender is None else (each.sender,)
       for sender in senders:

@@ -14,8 +14,12 @@ import numpy as np
 from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.simulate.engine import Timeline, run_graph
 from dilocox_jax.simulate.graph import Graph, LinkRate
-from dilocox_jax.simulate.idle_time import Silence
-from dilocox_jax.simulate.link_costs import LinkCosts, MessageRound, rounds
+from dilocox_jax.simulate.idle_time import IdleTime
+from dilocox_jax.simulate.link_costs import (
+  LinkCosts,
+  MessageStep,
+  message_steps,
+)
 from dilocox_jax.simulate.noise import Noise
 from dilocox_jax.simulate.outcome import Outcome, Work
 from dilocox_jax.simulate.script import Compute, Key, Launch, Op, Wait
@@ -54,12 +58,12 @@ class Lowered:
 class _Lowering:
   """Adds ops to a graph, replica by replica."""
 
-  def __init__(self, edges: LinkCosts, work: Work):
-    num_replicas = edges.cluster.num_replicas
-    self._edges, self._work = edges, work
+  def __init__(self, link_costs: LinkCosts, work: Work):
+    num_replicas = link_costs.cluster.num_replicas
+    self._link_costs, self._work = link_costs, work
     self._replicas = range(num_replicas)
-    self._noise = Noise(edges.cluster.jitter, num_replicas)
-    self._silence = Silence(num_replicas)
+    self._noise = Noise(link_costs.cluster.jitter, num_replicas)
+    self._idle_time = IdleTime(num_replicas)
     self._now: Nodes = [[] for _ in self._replicas]
     self._channel: Nodes = [[] for _ in self._replicas]
     self._back: dict[Key, Nodes] = {}
@@ -93,14 +97,14 @@ class _Lowering:
       name = f"{op.num_steps} steps"
       number = self._task(replica, name, taken_s[replica], "steps")
       self.lowered.steps[replica].append(number)
-    self._silence.last(op.num_steps * self._work.step_s)
+    self._idle_time.last(op.num_steps * self._work.step_s)
     self.lowered.num_steps += op.num_steps
 
   def _launch(self, op: Launch) -> None:
     self._spend_on_codec("encode")
     num_replicas = len(self._replicas)
     start = [self._now[r] + self._channel[r] for r in self._replicas]
-    nodes, starts_anew = start, self._silence.end()
+    nodes, starts_anew = start, self._idle_time.end()
     for operation in op.operations:
       name = f"{op.key[0]} {op.key[1]} {operation.kind}"
       nodes = self._collective(name, operation, nodes, starts_anew)
@@ -132,7 +136,7 @@ class _Lowering:
     start: Nodes,
     starts_anew: np.ndarray,
   ) -> Nodes:
-    todo = rounds(operation, len(self._replicas))
+    todo = message_steps(operation, len(self._replicas))
     factors = self._noise.transfers(len(todo))
     for number, (each, factor) in enumerate(zip(todo, factors, strict=True)):
       is_slow = starts_anew & (number == 0)
@@ -142,21 +146,21 @@ class _Lowering:
   def _round(
     self,
     name: str,
-    each: MessageRound,
+    each: MessageStep,
     factor: np.ndarray,
     start: Nodes,
     is_slow: np.ndarray,
   ) -> Nodes:
-    waits_s = self._edges.hop(each.hop).latency_s
+    waits_s = self._link_costs.hop(each.hop).latency_s
     if is_slow.any():
-      slow_s = self._edges.slow_start_s(each)
+      slow_s = self._link_costs.slow_start_s(each)
       waits_s = waits_s + np.where(is_slow, slow_s, 0.0)
     sent: Nodes = []
     for replica in self._replicas:
       if each.sender not in (None, replica):
         sent.append(start[replica])
         continue
-      route = self._edges.route(replica, each.hop)
+      route = self._link_costs.route(replica, each.hop)
       flow = self.lowered.graph.flow(
         name,
         route.links,
@@ -173,32 +177,34 @@ class _Lowering:
     ]
 
 
-def lower(edges: LinkCosts, work: Work, ops: Iterable[Op]) -> Lowered:
+def lower(link_costs: LinkCosts, work: Work, ops: Iterable[Op]) -> Lowered:
   """Turns a script into tasks and flows.
 
   Args:
-    edges: Cluster and transport.
+    link_costs: Cluster and transport.
     work: Seconds of a replica's own work.
     ops: The script.
   """
-  lowering = _Lowering(edges, work)
+  lowering = _Lowering(link_costs, work)
   for op in ops:
     lowering.add(op)
   return lowering.finish()
 
 
-def simulate(edges: LinkCosts, lowered: Lowered) -> tuple[Outcome, Timeline]:
+def simulate(
+  link_costs: LinkCosts, lowered: Lowered
+) -> tuple[Outcome, Timeline]:
   """Runs what was lowered through the engine.
 
   Args:
-    edges: The same as in `lower`.
+    link_costs: The same as in `lower`.
     lowered: Its result.
 
   Returns:
     The cost, and when every task and flow began and ended.
   """
-  links = {name: LinkRate(rate) for name, rate in edges.capacities.items()}
-  timeline = run_graph(lowered.graph, links, edges.cluster.link_outages)
+  links = {name: LinkRate(rate) for name, rate in link_costs.capacities.items()}
+  timeline = run_graph(lowered.graph, links, link_costs.cluster.link_outages)
   ends_s = timeline.end_s
   lengths_s = ends_s - timeline.start_s
 
@@ -236,5 +242,5 @@ def fits(ops: Iterable[Op], num_replicas: int, most_nodes: int) -> bool:
 def _num_nodes(op: Op, num_replicas: int) -> int:
   if not isinstance(op, Launch):
     return num_replicas
-  each = (len(rounds(one, num_replicas)) for one in op.operations)
+  each = (len(message_steps(one, num_replicas)) for one in op.operations)
   return num_replicas * sum(each)

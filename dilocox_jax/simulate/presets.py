@@ -42,7 +42,7 @@ def symmetric(name: str, num_replicas: int = 2) -> Cluster:
     num_replicas: Sites, of one replica each.
   """
   bps = parse_quantity(_RATES[name], RATE, "up")
-  return alike(name, Site("site", Link(bps, bps)), num_replicas)
+  return equal_sites(name, Site("site", Link(bps, bps)), num_replicas)
 
 
 def consumer(num_replicas: int = 2) -> Cluster:
@@ -54,7 +54,9 @@ def consumer(num_replicas: int = 2) -> Cluster:
     num_replicas: Homes.
   """
   link = Link(up_bps=40e6, down_bps=1e9, rtt_s=0.03)
-  return alike("consumer", Site("home", link, 1, _RTX4090_FLOPS), num_replicas)
+  return equal_sites(
+    "consumer", Site("home", link, 1, _RTX4090_FLOPS), num_replicas
+  )
 
 
 def infinite(num_replicas: int = 2) -> Cluster:
@@ -65,7 +67,7 @@ def infinite(num_replicas: int = 2) -> Cluster:
   """
   link = Link(math.inf, math.inf, rtt_s=0.0)
   site = Site("site", link, intra_bps=math.inf, intra_rtt_s=0.0)
-  return alike("infinite", site, num_replicas)
+  return equal_sites("infinite", site, num_replicas)
 
 
 def dilocox_107b(num_replicas: int = 2) -> Cluster:
@@ -112,7 +114,7 @@ def opendiloco(num_replicas: int = 4) -> Cluster:
   return Cluster("opendiloco", tuple(sites))
 
 
-def streaming(num_replicas: int = 2) -> Cluster:
+def streaming_cluster(num_replicas: int = 2) -> Cluster:
   """Streaming DiLoCo (arXiv 2501.18512): the simulated link of its tables.
 
   Published: 2 replicas, 1 Gbit/s in Table 1 (Table 4 sweeps the bandwidth),
@@ -125,7 +127,7 @@ def streaming(num_replicas: int = 2) -> Cluster:
   """
   link = Link(1e9, 1e9, rtt_s=0.0, efficiency=1.0)
   site = Site("site", link, achieved_fraction=0.6)
-  return alike("streaming", site, num_replicas)
+  return equal_sites("streaming", site, num_replicas)
 
 
 def intellect_1(num_replicas: int = 14) -> Cluster:
@@ -141,7 +143,7 @@ def intellect_1(num_replicas: int = 14) -> Cluster:
   """
   link = Link(340e6, 340e6, rtt_s=0.1)
   site = Site("node", link, 8, _H100_FLOPS, achieved_fraction=0.362)
-  return alike("intellect_1", site, num_replicas)
+  return equal_sites("intellect_1", site, num_replicas)
 
 
 def covenant_72b(num_replicas: int = 20) -> Cluster:
@@ -156,7 +158,7 @@ def covenant_72b(num_replicas: int = 20) -> Cluster:
   """
   link = Link(up_bps=110e6, down_bps=500e6, rtt_s=0.1)
   site = Site("peer", link, 8, _B200_FLOPS, achieved_fraction=0.24)
-  return alike("covenant_72b", site, num_replicas)
+  return equal_sites("covenant_72b", site, num_replicas)
 
 
 CLUSTER_PRESETS: dict[str, Callable[..., Cluster]] = {
@@ -166,7 +168,7 @@ CLUSTER_PRESETS: dict[str, Callable[..., Cluster]] = {
   "dilocox_1.3b": dilocox_1_3b,
   "dilocox_107b": dilocox_107b,
   "opendiloco": opendiloco,
-  "streaming": streaming,
+  "streaming": streaming_cluster,
   "intellect_1": intellect_1,
   "covenant_72b": covenant_72b,
   "dtfm_datacenter": dtfm.datacenter,
@@ -195,7 +197,7 @@ def cluster_preset(name: str, num_replicas: int | None = None) -> Cluster:
   return CLUSTER_PRESETS[name](num_replicas)
 
 
-def alike(name: str, site: Site, num_replicas: int) -> Cluster:
+def equal_sites(name: str, site: Site, num_replicas: int) -> Cluster:
   """A cluster of sites that differ by their numbers alone.
 
   Args:
@@ -228,4 +230,4 @@ def _dilocox(
     _A800_FLOPS,
     achieved_fraction,
   )
-  return alike(name, site, num_replicas)
+  return equal_sites(name, site, num_replicas)

@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf)(.*)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class Dimension:
   """One kind of quantity and its units.
 
   Attributes:
@@ -34,7 +34,7 @@ class Kind:
   foreign: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-RATE = Kind(
+RATE = Dimension(
   "rate",
   {
     "bit/s": "1",
@@ -47,13 +47,13 @@ RATE = Kind(
   example="Mbit/s",
   foreign={"B/s": "8", "kB/s": "8e3", "MB/s": "8e6", "GB/s": "8e9"},
 )
-TIME = Kind(
+TIME = Dimension(
   "time",
   {"us": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "h": "3600"},
   base="s",
   example="ms",
 )
-SIZE = Kind(
+SIZE = Dimension(
   "size",
   {
     "B": "1",
@@ -68,7 +68,7 @@ SIZE = Kind(
   base="B",
   example="MB",
 )
-COMPUTE = Kind(
+COMPUTE = Dimension(
   "compute rate",
   {
     "FLOP/s": "1",
@@ -80,10 +80,10 @@ COMPUTE = Kind(
   base="FLOP/s",
   example="TFLOP/s",
 )
-SHARE = Kind("share", {"%": "1e-2"}, base="", example="%")
+SHARE = Dimension("share", {"%": "1e-2"}, base="", example="%")
 
 
-def parse_quantity(text: Any, kind: Kind, field: str) -> float:
+def parse_quantity(text: Any, kind: Dimension, field: str) -> float:
   """The number that a text with a unit stands for.
 
   Args:
@@ -116,7 +116,7 @@ def parse_quantity(text: Any, kind: Kind, field: str) -> float:
   return float(decimal.Decimal(number) * decimal.Decimal(factor))
 
 
-def format_quantity(value: float, kind: Kind) -> str:
+def format_quantity(value: float, kind: Dimension) -> str:
   """The shortest text that `parse_quantity` reads back to the same number.
 
   Of equally short ones that with a number between 1 and 1000, and of those the
@@ -148,7 +148,7 @@ def require_number(
   low: float | int,
   high: float | int = math.inf,
   ends: str = "[]",
-  kind: Kind | None = None,
+  kind: Dimension | None = None,
 ):
   """Raises ValueError unless a number lies in its range.
 

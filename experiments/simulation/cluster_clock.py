@@ -27,9 +27,9 @@ class ClusterClock:
     """
     made = set_up(config, cluster, options)
     self._copied_bytes = made.script.copied_bytes
-    self._clock = AnalyticClock(made.edges, made.work)
+    self._clock = AnalyticClock(made.link_costs, made.work)
     step_s = made.steps.seconds.tolist()  # Stages change them, too.
-    self._name = f"{cluster_text(made.edges.cluster)} {options} {step_s}"
+    self._name = f"{cluster_text(made.link_costs.cluster)} {options} {step_s}"
     self._asked_for = cluster
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:

@@ -49,16 +49,16 @@ def prepare(
     ValueError: One line that says what does not fit.
   """
   one = set_up(config, cluster_name, options)
-  whole = run_time(one.edges, one.work, one.script.ops(one.plan))
+  whole = run_time(one.link_costs, one.work, one.script.ops(one.plan))
   interval = one.plan.method.schedule.sync_interval
   stop = options.engine_steps or one.plan.warm_start_steps + _ROUNDS * interval
   stop = min(stop, one.plan.total_steps)
-  start = run_time(one.edges, one.work, one.script.ops(one.plan, stop))
-  num_replicas = one.edges.cluster.num_replicas
+  start = run_time(one.link_costs, one.work, one.script.ops(one.plan, stop))
+  num_replicas = one.link_costs.cluster.num_replicas
   if not fits(one.script.ops(one.plan, stop), num_replicas, _MOST_NODES):
     return Simulated(_page(config, one, whole, start, None, []), {})
-  lowered = lower(one.edges, one.work, one.script.ops(one.plan, stop))
-  engine, timeline = simulate(one.edges, lowered)
+  lowered = lower(one.link_costs, one.work, one.script.ops(one.plan, stop))
+  engine, timeline = simulate(one.link_costs, lowered)
   drawn = [
     simulation.Bar(
       track,
@@ -117,7 +117,7 @@ def _page(
     ),
   ]
   return simulation.SimulatedRun(
-    title=f"{config.sync.method} on {one.edges.cluster.name}",
+    title=f"{config.sync.method} on {one.link_costs.cluster.name}",
     quantities=[simulation.Quantity(*row) for row in quantities],
     links=_links(one, whole),
     numbers=numbers,
@@ -143,18 +143,18 @@ def _links(one: Setup, whole: Outcome) -> dict:
   )
   carried: dict[str, float] = {}
   for operation, count in times.items():
-    for link, size in one.edges.link_bytes(operation).items():
+    for link, size in one.link_costs.link_bytes(operation).items():
       carried[link] = carried.get(link, 0.0) + count * size
   found = {}
   for link, total in sorted(carried.items()):
-    capacity = one.edges.capacities[link]
+    capacity = one.link_costs.capacities[link]
     used = total / capacity / whole.total_s if math.isfinite(capacity) else 0.0
     found[link] = (8 * capacity, total, used)
   return found
 
 
 def _notes(config: RunConfig, one: Setup) -> Iterator[str]:
-  cluster = one.edges.cluster
+  cluster = one.link_costs.cluster
   yield (
     f"An inner step takes {np.min(one.steps.seconds):.4g} to "
     f"{np.max(one.steps.seconds):.4g} s, by replica."
@@ -162,7 +162,8 @@ def _notes(config: RunConfig, one: Setup) -> Iterator[str]:
   yield (
     "A collective is a ring in rank order; exchanges of a replica follow one "
     "another; a message costs "
-    f"{one.edges.transport.rtts_per_message:g} round trips beside its bytes."
+    f"{one.link_costs.transport.rtts_per_message:g} round trips beside its "
+    "bytes."
   )
   yield "The formula takes replicas that share links to be in step."
   schedule = one.plan.method.schedule
@@ -178,7 +179,7 @@ def _notes(config: RunConfig, one: Setup) -> Iterator[str]:
     yield "The rank and H are those of the config; what adapts is not foreseen."
 
 
-def finish(simulated: Simulated, workdir: pathlib.Path) -> None:
+def report_simulation(simulated: Simulated, workdir: pathlib.Path) -> None:
   """Writes page and trace, and prints the table."""
   command = shlex.join(["python", "-m", "experiments.simulate", *sys.argv[1:]])
   try:

@@ -22,7 +22,7 @@ from experiments.simulation.setup import Options, Setup, set_up
 
 
 @dataclasses.dataclass(frozen=True)
-class Timed:
+class TimedRun:
   """A run whose evaluations have a simulated time.
 
   Attributes:
@@ -34,7 +34,7 @@ class Timed:
   setup: Setup
 
 
-def timed(workdir: str, cluster_name: str, options: Options) -> Timed:
+def time_run(workdir: str, cluster_name: str, options: Options) -> TimedRun:
   """Puts a clock beside a run that is over.
 
   Args:
@@ -63,12 +63,12 @@ def timed(workdir: str, cluster_name: str, options: Options) -> Timed:
     timings.append(
       Timing(evaluation.step, "evaluation", 0.0, float("nan"), now_s)
     )
-  return Timed(dataclasses.replace(run, timings=timings), setup)
+  return TimedRun(dataclasses.replace(run, timings=timings), setup)
 
 
 def _times(run: LoadedRun, config: RunConfig, setup: Setup) -> dict[int, float]:
   """Simulated seconds by inner step, at the end of every round."""
-  clock = AnalyticClock(setup.edges, setup.work)
+  clock = AnalyticClock(setup.link_costs, setup.work)
   if _has_fragments(config):
     segments = setup.plan.segments()
     return {
@@ -91,7 +91,7 @@ def _has_fragments(config: RunConfig) -> bool:
   return config.sync.named.schedule.num_fragments > 1
 
 
-def finish(found: Timed, workdir: pathlib.Path) -> pathlib.Path:
+def report_recorded(found: TimedRun, workdir: pathlib.Path) -> pathlib.Path:
   """Writes and prints what was found; a full disk is one line."""
   try:
     return _write(found, workdir)
@@ -99,9 +99,9 @@ def finish(found: Timed, workdir: pathlib.Path) -> pathlib.Path:
     raise StoppedError(str(error)) from error
 
 
-def _write(found: Timed, workdir: pathlib.Path) -> pathlib.Path:
+def _write(found: TimedRun, workdir: pathlib.Path) -> pathlib.Path:
   """Writes loss against simulated time as page, picture and JSON."""
-  run, cluster = found.run, found.setup.edges.cluster
+  run, cluster = found.run, found.setup.link_costs.cluster
   at = {timing.step: timing.simulated_s for timing in run.timings}
   table = markdown_table(
     ("inner step", "simulated time (s)", "loss"),

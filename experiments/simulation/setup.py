@@ -62,14 +62,14 @@ class Setup:
   """A run on a cluster, ready for either path.
 
   Attributes:
-    edges: Cluster and transport.
+    link_costs: Cluster and transport.
     steps: Inner steps.
     work: A replica's own work.
     script: What every replica does.
     plan: The segments it is made of.
   """
 
-  edges: LinkCosts
+  link_costs: LinkCosts
   steps: Steps
   work: Work
   script: Script

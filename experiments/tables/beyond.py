@@ -12,11 +12,11 @@ import pathlib
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.presets import cluster_preset
 from dilocox_jax.simulate.sites import Jitter
-from experiments.tables.large import METHODS, RTT_S, STEP_BASIS, Large
+from experiments.tables.large import METHOD_CONFIGS, RTT_S, STEP_BASIS, Large
 from experiments.tables.rows import FITTED_ELSEWHERE, Prediction, Table
-from experiments.tables.runs import alike, least
+from experiments.tables.runs import equal_links, least
 
-CLUSTERS = (2, 4, 10, 20)
+CLUSTER_COUNTS = (2, 4, 10, 20)
 LINKS = {
   "1gbit": "1 Gbit/s and 40 ms between any two",
   "dtfm_datacenter": "DT-FM's data centre, 3.125 Gbit/s",
@@ -29,7 +29,7 @@ TARGET = 0.99
 _JITTER = Jitter(step_sigma=0.1, transfer_sigma=0.1, seed=0)
 
 
-def build(folder: pathlib.Path) -> list[Table]:
+def build_tables(folder: pathlib.Path) -> list[Table]:
   """Throughputs by links, and the bandwidth that each method needs.
 
   Args:
@@ -51,7 +51,7 @@ def even(links: str, num_replicas: int) -> Cluster:
     num_replicas: Clusters of the 107B run.
   """
   if links == "1gbit":
-    return alike(num_replicas, 1e9, rtt_s=RTT_S)
+    return equal_links(num_replicas, 1e9, rtt_s=RTT_S)
   return cluster_preset(links, num_replicas)
 
 
@@ -64,8 +64,8 @@ def strained(cluster: Cluster) -> Cluster:
 
 def _on_links(large: Large, links: str) -> Table:
   rows, cells = [], []
-  clusters = {count: even(links, count) for count in CLUSTERS}
-  for method in METHODS:
+  clusters = {count: even(links, count) for count in CLUSTER_COUNTS}
+  for method in METHOD_CONFIGS:
     line = [method]
     for count, cluster in clusters.items():
       both = []
@@ -78,7 +78,7 @@ def _on_links(large: Large, links: str) -> Table:
         )
       line.append(" / ".join(map(_short, both)))
     cells.append(line)
-  header = ("method", *(f"{count} clusters" for count in CLUSTERS))
+  header = ("method", *(f"{count} clusters" for count in CLUSTER_COUNTS))
   return Table(
     f"beyond_{links}",
     f"Beyond the papers: 107B over {LINKS[links]}, tokens/s",
@@ -120,9 +120,9 @@ def _links_notes(large: Large, links: str) -> list[str]:
 
 def _needed(large: Large) -> Table:
   rows, cells = [], []
-  for method in METHODS:
+  for method in METHOD_CONFIGS:
     line = [method]
-    for count in CLUSTERS:
+    for count in CLUSTER_COUNTS:
       bps = needed_bps(large, method, count)
       rows.append(
         Prediction(
@@ -135,7 +135,7 @@ def _needed(large: Large) -> Table:
       )
       line.append(_rate(bps))
     cells.append(line)
-  header = ("method", *(f"{count} clusters" for count in CLUSTERS))
+  header = ("method", *(f"{count} clusters" for count in CLUSTER_COUNTS))
   return Table(
     "beyond_needed",
     f"Beyond the papers: least bandwidth for {TARGET:.0%} utilisation, 107B",
@@ -156,7 +156,7 @@ def needed_bps(large: Large, method: str, num_replicas: int) -> float:
 
   Args:
     large: The model.
-    method: One of `METHODS`.
+    method: One of `METHOD_CONFIGS`.
     num_replicas: Clusters.
   """
 

@@ -16,7 +16,7 @@ from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate import presets
 from dilocox_jax.simulate.published import Figure, load_published
 from dilocox_jax.simulate.sites import Link, Site
-from experiments.tables.rows import DERIVED, Prediction, Row, Table
+from experiments.tables.rows import DERIVED, Prediction, Table, TableRow
 from experiments.tables.runs import GOODPUT, Pace, Rounds
 
 _BLOCK, _KEPT = 4096, 64
@@ -54,7 +54,7 @@ class _Runs:
     """
     up, down = self.up_bps / share, self.down_bps / share
     link = Link(up, down, rtt_s=_RTT_S)
-    cluster = presets.alike("covenant", Site("peer", link), num_replicas)
+    cluster = presets.equal_sites("covenant", Site("peer", link), num_replicas)
     method = sparse_loco(self._interval)
     traffic = Traffic(
       method, Fragments(1, 1), self.shapes, num_replicas, self.payload
@@ -63,7 +63,7 @@ class _Runs:
     return Rounds(traffic).on(cluster, step_s)
 
 
-def build(folder: pathlib.Path) -> list[Table]:
+def build_tables(folder: pathlib.Path) -> list[Table]:
   """The run's utilisation, communication and compression.
 
   Args:
@@ -78,11 +78,13 @@ def build(folder: pathlib.Path) -> list[Table]:
   upload, ring = runs.among(2), runs.among(count)
   through = "each peer uploads its payload once; downloads are hidden"
   rows = [
-    Row(figures["utilisation"], 100 * upload.utilisation, DERIVED, through),
-    Row(
+    TableRow(
+      figures["utilisation"], 100 * upload.utilisation, DERIVED, through
+    ),
+    TableRow(
       figures["communication of a round"], upload.exchange_s, DERIVED, through
     ),
-    Row(
+    TableRow(
       figures["compression"],
       runs.compression,
       DERIVED,

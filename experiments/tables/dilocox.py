@@ -15,7 +15,7 @@ from experiments.tables.dilocox_runs import (
   MODELS,
   RECIPE,
   SEQUENCE_LENGTH,
-  Runs,
+  PaperRuns,
   Setting,
   tokens_per_s,
 )
@@ -24,8 +24,8 @@ from experiments.tables.rows import (
   FITTED_ELSEWHERE,
   FITTED_HERE,
   Prediction,
-  Row,
   Table,
+  TableRow,
 )
 from experiments.tables.runs import GOODPUT, Pace
 
@@ -37,7 +37,7 @@ PICKED = (
 )
 
 
-def build(folder: pathlib.Path) -> list[Table]:
+def build_tables(folder: pathlib.Path) -> list[Table]:
   """The paper's throughputs, and how they depend on what it leaves open.
 
   Args:
@@ -47,11 +47,13 @@ def build(folder: pathlib.Path) -> list[Table]:
     ValueError: A file is missing or wrong.
   """
   figures = load_published(folder / "dilocox.json")
-  runs = [Runs(figures, model) for model in MODELS]
+  runs = [PaperRuns(figures, model) for model in MODELS]
   return [_throughput(figures, runs), _sensitivity(figures, runs)]
 
 
-def _throughput(figures: Mapping[str, Figure], runs: Sequence[Runs]) -> Table:
+def _throughput(
+  figures: Mapping[str, Figure], runs: Sequence[PaperRuns]
+) -> Table:
   rows = [row for one in runs for row in _of_model(figures, one)]
   return Table(
     "dilocox_throughput",
@@ -61,7 +63,7 @@ def _throughput(figures: Mapping[str, Figure], runs: Sequence[Runs]) -> Table:
   )
 
 
-def _facts(runs: Sequence[Runs]) -> dilocox_text.Facts:
+def _facts(runs: Sequence[PaperRuns]) -> dilocox_text.Facts:
   small, large = runs
   codec_s = large.codec_s()
   factors = {"name": "low_rank+float16", "bits": None, "rank": large.rank}
@@ -80,22 +82,22 @@ def _facts(runs: Sequence[Runs]) -> dilocox_text.Facts:
 
 
 def _of_model(
-  figures: Mapping[str, Figure], one: Runs
-) -> list[Row | Prediction]:
+  figures: Mapping[str, Figure], one: PaperRuns
+) -> list[TableRow | Prediction]:
   fitted = f"step of {one.step_s():.3f} s, fitted on the row of DiLoCoX"
 
-  def row(method: str, pace: Pace, basis: str) -> Row | Prediction:
+  def row(method: str, pace: Pace, basis: str) -> TableRow | Prediction:
     speed, name = tokens_per_s(pace), f"{one.model}, {method}, throughput"
     if name not in figures:
       basis = f"no figure; {basis}"
       return Prediction(name, speed, UNIT, FITTED_ELSEWHERE, basis)
-    return Row(figures[name], speed, FITTED_ELSEWHERE, basis)
+    return TableRow(figures[name], speed, FITTED_ELSEWHERE, basis)
 
   rows = [
     row("AllReduce", one.allreduce(), f"{RECIPE}; {fitted}"),
     row("OpenDiLoCo", one.open_diloco(), "fp16, H as DiLoCoX"),
     row("CocktailSGD", one.cocktail_sgd(), "117 times fewer bytes, in turn"),
-    Row(
+    TableRow(
       one.published("DiLoCoX"),
       tokens_per_s(one.dilocox()),
       FITTED_HERE,
@@ -109,16 +111,16 @@ def _of_model(
     ),
   ]
   ratio = figures[f"{one.model}, speed-up over AllReduce"]
-  rows.append(Row(ratio, one.speed_up(), FITTED_ELSEWHERE, str(RECIPE)))
+  rows.append(TableRow(ratio, one.speed_up(), FITTED_ELSEWHERE, str(RECIPE)))
   for setting in PICKED if one.model == "107B" else ():
     basis = f"{setting}: a setting picked for this ratio"
-    rows.append(Row(ratio, one.speed_up(setting), FITTED_HERE, basis))
+    rows.append(TableRow(ratio, one.speed_up(setting), FITTED_HERE, basis))
   return rows
 
 
 def _without_overlap(
-  figures: Mapping[str, Figure], one: Runs
-) -> Row | Prediction:
+  figures: Mapping[str, Figure], one: PaperRuns
+) -> TableRow | Prediction:
   method = "DiLoCoX without overlap"
   name = f"{one.model}, {method}, throughput"
   if name not in figures:
@@ -129,7 +131,7 @@ def _without_overlap(
   pace = one.dilocox(is_hidden=False, codec_s=codec_s)
   basis = f"{codec_s:.0f} s of codec a round; bytes alone: "
   basis += f"{tokens_per_s(one.dilocox(is_hidden=False)):.0f}"
-  return Row(figures[name], tokens_per_s(pace), FITTED_HERE, basis)
+  return TableRow(figures[name], tokens_per_s(pace), FITTED_HERE, basis)
 
 
 SCANNED = [
@@ -151,7 +153,9 @@ _HEADER = (
 )
 
 
-def _sensitivity(figures: Mapping[str, Figure], runs: Sequence[Runs]) -> Table:
+def _sensitivity(
+  figures: Mapping[str, Figure], runs: Sequence[PaperRuns]
+) -> Table:
   rows, cells = [], []
   for setting in SCANNED:
     found = []
@@ -161,14 +165,14 @@ def _sensitivity(figures: Mapping[str, Figure], runs: Sequence[Runs]) -> Table:
       ratio = figures[f"{one.model}, speed-up over AllReduce"]
       gain = one.speed_up(setting)
       found.append(
-        Row(one.published("AllReduce"), speed, FITTED_ELSEWHERE, basis)
+        TableRow(one.published("AllReduce"), speed, FITTED_ELSEWHERE, basis)
       )
-      found.append(Row(ratio, gain, FITTED_ELSEWHERE, basis))
+      found.append(TableRow(ratio, gain, FITTED_ELSEWHERE, basis))
     large = runs[-1]
     pace = large.dilocox(setting, is_compressed=False)
     speed = tokens_per_s(pace, setting)
     figure = large.published("DiLoCoX without compression")
-    found.append(Row(figure, speed, FITTED_ELSEWHERE, basis))
+    found.append(TableRow(figure, speed, FITTED_ELSEWHERE, basis))
     sync_s = large.dilocox(setting).exchange_s
     rows += found
     rows.append(

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import flops_per_token
 from dilocox_jax.simulate.published import Figure
-from experiments.tables.runs import Pace, Rounds, alike, config_of
+from experiments.tables.runs import Pace, Rounds, config_of, equal_links
 
 SEQUENCE_LENGTH = 2048
 MODELS = {"OPT-1.3B": "opt_1_3b", "107B": "qwen_107b"}
-PEAK_FLOPS = 312e12  # Of an A800, half precision, as recalled.
+A800_FLOPS = 312e12  # Of an A800, half precision, as recalled.
 DENSE = {"rank": None, "bits": None}
 
 
@@ -48,7 +48,7 @@ class Setting:
 RECIPE = Setting()
 
 
-class Runs:
+class PaperRuns:
   """The paper's runs of one model."""
 
   def __init__(self, figures: Mapping[str, Figure], model: str):
@@ -87,7 +87,7 @@ class Runs:
     """The steady state of a method's config with fields changed."""
     changes["model"] = {"preset": MODELS[self.model]}
     changes["mesh"] = {"num_replicas": setting.num_clusters}
-    cluster = alike(
+    cluster = equal_links(
       setting.num_clusters,
       self.bps,
       rtt_s=0.0,
@@ -146,7 +146,7 @@ class Runs:
     """Share of the devices' peak that the published throughput needs."""
     devices = self._figures[f"{self.model}, GPUs"].value
     flops = flops_per_token(self.shape, SEQUENCE_LENGTH)
-    return self._tokens_per_s * flops / (devices * PEAK_FLOPS)
+    return self._tokens_per_s * flops / (devices * A800_FLOPS)
 
 
 def tokens_per_s(pace: Pace, setting: Setting = RECIPE) -> float:

@@ -17,10 +17,10 @@ from experiments.tables.rows import (
   DERIVED,
   FITTED_ELSEWHERE,
   FITTED_HERE,
-  Row,
   Table,
+  TableRow,
 )
-from experiments.tables.runs import Pace, Rounds, alike, least
+from experiments.tables.runs import Pace, Rounds, equal_links, least
 
 _SETTINGS = ("USA", "USA and Europe", "global")
 _RTT_S = 0.1
@@ -45,7 +45,7 @@ class _Runs:
     """At a rate of all links, or at the preset's."""
     cluster = cluster_preset("intellect_1", self._count)
     if mbps is not None:
-      cluster = alike(self._count, mbps * 1e6, rtt_s=_RTT_S)
+      cluster = equal_links(self._count, mbps * 1e6, rtt_s=_RTT_S)
     return self._rounds.on(cluster, self._round_s / self._interval)
 
   def rate_for(self, exchange_s: float) -> float:
@@ -60,7 +60,7 @@ class _Runs:
     return dense * self._interval / self._rounds.traffic.exchange_bytes(0)
 
 
-def build(folder: pathlib.Path) -> list[Table]:
+def build_tables(folder: pathlib.Path) -> list[Table]:
   """The run's utilisation, its exchange, and what both imply.
 
   Args:
@@ -77,11 +77,11 @@ def build(folder: pathlib.Path) -> list[Table]:
   slow = runs.at(None)
   preset = "14 nodes, int8 ring, 340 Mbit/s fitted on the lowest utilisation"
   rows = [
-    Row(lowest, 100 * slow.utilisation, FITTED_HERE, preset),
-    Row(
+    TableRow(lowest, 100 * slow.utilisation, FITTED_HERE, preset),
+    TableRow(
       figures["global, all-reduce"], slow.exchange_s, FITTED_ELSEWHERE, preset
     ),
-    Row(
+    TableRow(
       figures["sync as quoted by Covenant-72B"],
       slow.exchange_s / 60,
       FITTED_ELSEWHERE,
@@ -95,11 +95,11 @@ def build(folder: pathlib.Path) -> list[Table]:
     percent = 100 * runs.at(rates[name]).utilisation
     basis = f"{rates[name]:.0f} Mbit/s, fitted on {exchange_s:.0f} s"
     figure = figures[f"{name}, utilisation"]
-    rows.append(Row(figure, percent, FITTED_ELSEWHERE, basis))
+    rows.append(TableRow(figure, percent, FITTED_ELSEWHERE, basis))
     if name == "USA":
-      rows.append(Row(highest, percent, FITTED_ELSEWHERE, basis))
+      rows.append(TableRow(highest, percent, FITTED_ELSEWHERE, basis))
   rows.append(
-    Row(
+    TableRow(
       figures["bandwidth reduction"],
       runs.reduction(),
       DERIVED,
@@ -117,12 +117,12 @@ def build(folder: pathlib.Path) -> list[Table]:
   ]
 
 
-def _flops_row(figures: Mapping[str, Figure]) -> Row:
+def _flops_row(figures: Mapping[str, Figure]) -> TableRow:
   """The lowest MFU, if devices compute alike and only waiting differs."""
   best = figures["model FLOPS utilisation, highest"].value
   waiting = figures["utilisation, lowest"].value
   waiting /= figures["utilisation, highest"].value
-  return Row(
+  return TableRow(
     figures["model FLOPS utilisation, lowest"],
     best * waiting,
     DERIVED,

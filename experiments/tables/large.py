@@ -10,14 +10,14 @@ import pathlib
 
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.published import load_published
-from experiments.tables.dilocox_runs import RECIPE, Runs
-from experiments.tables.runs import Pace, Rounds, alike, config_of
+from experiments.tables.dilocox_runs import RECIPE, PaperRuns
+from experiments.tables.runs import Pace, Rounds, config_of, equal_links
 
 RTT_S = 0.04
 STEP_BASIS = "step fitted on DiLoCoX's row"
 _EVERY_STEP = ("allreduce", "cocktail_sgd")
 _STREAMING = {"num_fragments": 27}  # 26 of three layers, and the tables.
-METHODS = {  # What readers call it: its config.
+METHOD_CONFIGS = {  # What readers call it: its config.
   "AllReduce": "allreduce",
   "CocktailSGD": "cocktail_sgd",
   "DiLoCo": "diloco",
@@ -32,7 +32,7 @@ METHODS = {  # What readers call it: its config.
 
 
 class Large:
-  """Runs of the 107B model."""
+  """PaperRuns of the 107B model."""
 
   def __init__(self, folder: pathlib.Path):
     """Reads what is published of the model.
@@ -43,7 +43,7 @@ class Large:
     Raises:
       ValueError: A file is missing or wrong.
     """
-    paper = Runs(load_published(folder / "dilocox.json"), "107B")
+    paper = PaperRuns(load_published(folder / "dilocox.json"), "107B")
     self.interval, self.rank = paper.interval, paper.rank
     self.step_s = paper.step_s()
 
@@ -58,7 +58,7 @@ class Large:
   @functools.cache  # noqa: B019 - it lives as long as the tables.
   def rounds(self, method: str, num_replicas: int) -> Rounds:
     """The rounds of a method as its config has it, at the common H."""
-    name = METHODS[method]
+    name = METHOD_CONFIGS[method]
     sync, codec = {"sync_interval": self.interval}, {}
     if name in _EVERY_STEP:
       sync = {}
@@ -94,4 +94,4 @@ class Large:
 
   def at(self, method: str, num_replicas: int, bps: float) -> Pace:
     """A method on equal links, 40 ms between any two."""
-    return self.on(method, alike(num_replicas, bps, rtt_s=RTT_S))
+    return self.on(method, equal_links(num_replicas, bps, rtt_s=RTT_S))

@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from dilocox_jax.metrics.lines import one_line, write_atomically, write_json
 from dilocox_jax.report.page import PAGE, save_figure
 from dilocox_jax.report.text_tables import csv_table, markdown_table
-from experiments.tables.rows import Prediction, Row, Table
+from experiments.tables.rows import Prediction, Table, TableRow
 
 _READING = (
   "Kinds: *derived* - nothing was fitted; *fitted on this row* - a constant"
@@ -37,7 +37,7 @@ _FIELDS: tuple[str, ...] = (
 )
 
 
-def _data(row: Row | Prediction) -> dict[str, Any]:
+def _data(row: TableRow | Prediction) -> dict[str, Any]:
   """A row by `_FIELDS`; what a prediction lacks is None."""
   if isinstance(row, Prediction):
     known = {
@@ -69,7 +69,7 @@ def _number(value: float) -> float | None:
   return float(value) if math.isfinite(value) else None
 
 
-def write(
+def write_tables(
   tables: Sequence[Table], out_dir: pathlib.Path, command: str
 ) -> pathlib.Path:
   """Writes `report.md`, `tables.json`, a CSV a table, and `figures/`.
@@ -105,7 +105,7 @@ def write(
   return path
 
 
-def show(tables: Sequence[Table], console: Console) -> None:
+def print_tables(tables: Sequence[Table], console: Console) -> None:
   """Prints the tables.
 
   Args:

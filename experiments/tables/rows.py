@@ -19,7 +19,7 @@ KINDS = (DERIVED, FITTED_HERE, FITTED_ELSEWHERE)
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class TableRow:
   """One figure of a paper and its prediction.
 
   Attributes:
@@ -95,7 +95,7 @@ class Table:
 
   name: str
   title: str
-  rows: Sequence[Row | Prediction]
+  rows: Sequence[TableRow | Prediction]
   paragraphs: Sequence[str]
   header: Sequence[str] = ()
   cells: Sequence[Sequence[str]] = ()
@@ -111,7 +111,7 @@ class Table:
     return header, [_cells(row) for row in self.rows]
 
 
-def _cells(row: Row | Prediction) -> tuple[str, ...]:
+def _cells(row: TableRow | Prediction) -> tuple[str, ...]:
   if isinstance(row, Prediction):
     value = f"{_short(row.predicted)} {row.unit}"
     return row.name, "", value, "", row.kind, row.basis

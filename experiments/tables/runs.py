@@ -45,7 +45,7 @@ def config_of(name: str, **changes) -> RunConfig:
   return from_mapping(values)
 
 
-def alike(
+def equal_links(
   num_replicas: int, bps: float, name: str = "alike", **link
 ) -> Cluster:
   """Sites with equal links the same both ways, one replica each.
@@ -57,7 +57,7 @@ def alike(
     **link: What else `Link` takes.
   """
   one = Site("site", Link(bps, bps, **link))
-  return presets.alike(name, one, num_replicas)
+  return presets.equal_sites(name, one, num_replicas)
 
 
 @dataclasses.dataclass(frozen=True)

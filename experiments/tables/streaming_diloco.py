@@ -17,8 +17,8 @@ from experiments.tables.rows import (
   DERIVED,
   FITTED_ELSEWHERE,
   FITTED_HERE,
-  Row,
   Table,
+  TableRow,
 )
 
 _FP4 = "Streaming + overlap, FP4"
@@ -56,7 +56,7 @@ _TABLE_1_NOTES = (
 )
 
 
-def build(folder: pathlib.Path) -> list[Table]:
+def build_tables(folder: pathlib.Path) -> list[Table]:
   """The paper's two tables.
 
   Args:
@@ -109,9 +109,9 @@ def _table_4(figures: Mapping[str, Figure]) -> Table:
   )
 
 
-def _cell(figure: Figure, needed_bps: float) -> Row:
+def _cell(figure: Figure, needed_bps: float) -> TableRow:
   published = layers.grid_index(figure.value * _GBPS)
-  return Row(
+  return TableRow(
     figure,
     needed_bps / _GBPS,
     FITTED_HERE,
@@ -120,7 +120,7 @@ def _cell(figure: Figure, needed_bps: float) -> Row:
   )
 
 
-def _pair(row: Row) -> str:
+def _pair(row: TableRow) -> str:
   published = f"{row.published.value:g}"
   return (
     published if not row.grid_steps else f"{published} / {row.predicted:.1f}"
@@ -184,34 +184,34 @@ def _table_1(figures: Mapping[str, Figure]) -> Table:
   streaming = of(f"{_FP4}, hours at 1 Gbit/s")
   slow, count = "the link hides no forward pass", model.num_parameters
   rows = [
-    Row(
+    TableRow(
       of(f"{_DATA_PARALLEL}, hours at 1 Gbit/s"),
       hours(_DATA_PARALLEL, model, _GBPS),
       DERIVED,
       f"1.0 B parameters; {slow}",
     ),
-    Row(
+    TableRow(
       of(f"{_DATA_PARALLEL}, hours at infinite bandwidth"),
       hours(_DATA_PARALLEL, model, float("inf")),
       DERIVED,
       "compute alone",
     ),
-    Row(
+    TableRow(
       streaming,
       hours(_FP4, larger, _GBPS),
       FITTED_ELSEWHERE,
       f"{counted / 1e9:.3f} B parameters, from the bits exchanged",
     ),
-    Row(
+    TableRow(
       streaming, hours(_FP4, model, _GBPS), FITTED_ELSEWHERE, "1.0 B parameters"
     ),
-    Row(
+    TableRow(
       of(f"{_DATA_PARALLEL}, exchanged"),
       count * 16 * num_steps / _TBIT,
       DERIVED,
       "1.0 B parameters of 16 bit",
     ),
-    Row(
+    TableRow(
       exchanged,
       count * bits * num_steps / interval / _TBIT,
       DERIVED,

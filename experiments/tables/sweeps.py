@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dilocox_jax.report.line_panels import Panel, draw
-from experiments.tables.large import METHODS, RTT_S, STEP_BASIS, Large
+from experiments.tables.large import METHOD_CONFIGS, RTT_S, STEP_BASIS, Large
 from experiments.tables.rows import FITTED_ELSEWHERE, Prediction, Table
-from experiments.tables.runs import alike
+from experiments.tables.runs import equal_links
 
 BANDWIDTHS_BPS = np.logspace(7, 12, 26)
-INTERVALS = (10, 25, 60, 125, 250, 500, 1000)
-RANKS = (128, 256, 512, 1024, 2048, 3072)
-BITS = (1, 2, 4, 8)
-CLUSTERS = (2, 3, 4, 6, 10, 14, 20)
+_INTERVALS = (10, 25, 60, 125, 250, 500, 1000)
+_RANKS = (128, 256, 512, 1024, 2048, 3072)
+_BITS = (1, 2, 4, 8)
+_CLUSTERS = (2, 3, 4, 6, 10, 14, 20)
 RTTS_S = (0.001, 0.01, 0.04, 0.1, 0.2, 0.5)
 _SLOW_BPS = {
   "30 Mbit/s": 30e6,
@@ -27,7 +27,7 @@ _LOSSES |= {"loss 1e-2": 1e-2}
 _HELD = "simulated; else H 125, rank 2048, 4 bits, D = 2, 40 ms"
 
 
-def build(folder: pathlib.Path) -> list[Table]:
+def build_tables(folder: pathlib.Path) -> list[Table]:
   """The sweeps, each with its figure.
 
   Args:
@@ -43,7 +43,7 @@ def build(folder: pathlib.Path) -> list[Table]:
 def _bandwidth(large: Large) -> Table:
   lines = {
     method: [large.at(method, 2, bps).utilisation for bps in BANDWIDTHS_BPS]
-    for method in METHODS
+    for method in METHOD_CONFIGS
   }
   panel = Panel(
     "bandwidth (Gbit/s)",
@@ -68,7 +68,7 @@ def _dilocox(large: Large, **changes) -> Callable[[float], float]:
   rounds = large.varied("dilocox", 2, {"sync_interval": interval}, codec)
 
   def utilisation(bps: float) -> float:
-    cluster = alike(2, bps, rtt_s=RTT_S)
+    cluster = equal_links(2, bps, rtt_s=RTT_S)
     return rounds.on(cluster, large.step_s).utilisation
 
   return utilisation
@@ -89,9 +89,9 @@ def _over(
 
 def _exchange(large: Large) -> Table:
   panels = [
-    _over("H (inner steps)", INTERVALS, lambda h: _h(large, h)),
-    _over("rank", RANKS, lambda rank: _dilocox(large, rank=rank)),
-    _over("bits", BITS, lambda bits: _dilocox(large, bits=bits)),
+    _over("H (inner steps)", _INTERVALS, lambda h: _h(large, h)),
+    _over("rank", _RANKS, lambda rank: _dilocox(large, rank=rank)),
+    _over("bits", _BITS, lambda bits: _dilocox(large, bits=bits)),
   ]
   return _table(
     "sweep_exchange",
@@ -108,18 +108,20 @@ def _h(large: Large, interval: int) -> Callable[[float], float]:
 
 def _network(large: Large) -> Table:
   by_count = {
-    name: [large.at("DiLoCoX", d, bps).utilisation for d in CLUSTERS]
+    name: [large.at("DiLoCoX", d, bps).utilisation for d in _CLUSTERS]
     for name, bps in _SLOW_BPS.items()
   }
   by_delay = {
     name: [
-      large.on("DiLoCoX", alike(2, 1e9, rtt_s=rtt_s, loss=loss)).utilisation
+      large.on(
+        "DiLoCoX", equal_links(2, 1e9, rtt_s=rtt_s, loss=loss)
+      ).utilisation
       for rtt_s in RTTS_S
     ]
     for name, loss in _LOSSES.items()
   }
   panels = [
-    Panel("clusters", _HELD, CLUSTERS, by_count, is_log=False),
+    Panel("clusters", _HELD, _CLUSTERS, by_count, is_log=False),
     Panel(
       "round trip (ms)",
       "simulated; 1 Gbit/s, 8 TCP streams, D = 2",

@@ -15,9 +15,9 @@ from tests.simulate import small
 def traced(name="streaming_diloco", num_replicas=3):
   one = small.cluster(num_replicas)
   script, plan = small.script(name, num_replicas)
-  edges = small.edges(one)
-  lowered = lower(edges, small.work(one), script.ops(plan))
-  _, timeline = simulate(edges, lowered)
+  link_costs = small.link_costs(one)
+  lowered = lower(link_costs, small.work(one), script.ops(plan))
+  _, timeline = simulate(link_costs, lowered)
   return lowered.graph, timeline
 
 

@@ -9,7 +9,7 @@ from experiments.tables.rows import DERIVED
 from tests.experiments.tables.compared import compared
 
 FIGURES = load_published(speedup_tables._PUBLISHED / "intellect_1.json")
-(TABLE,) = intellect_1.build(speedup_tables._PUBLISHED)
+(TABLE,) = intellect_1.build_tables(speedup_tables._PUBLISHED)
 
 
 def test_all_utilisations_are_within_a_tenth():
