@@ -19,10 +19,10 @@ FAR = small.cluster(2, bps=1e10, rtt_s=0.1)
 def test_a_silence_is_long_after_steps_that_last_longer_than_the_timeout():
   silence = IdleTime(2)
   assert silence.end().all()  # Nothing was ever sent.
-  silence.last(np.array([0.6, 0.4]) * LONG_S)
+  silence.add(np.array([0.6, 0.4]) * LONG_S)
   assert not silence.end().any()
   for _ in range(2):
-    silence.last(np.array([0.6, 0.2]) * LONG_S)
+    silence.add(np.array([0.6, 0.2]) * LONG_S)
   assert silence.end().tolist() == [True, False]
   assert not silence.end().any()
 
