@@ -158,23 +158,17 @@ class Flow:
 class Sharing:
   """Links, the flows under way on them, and when each will be through."""
 
-  def __init__(
-    self,
-    capacities: Sequence[float],
-    changes: list[tuple[float, int, float]] | None = None,
-  ):
+  def __init__(self, capacities: Sequence[float]):
     """Starts with idle links.
 
     Args:
       capacities: Of every link (bytes per second).
-      changes: Gets (seconds, number, bytes per second) of every change.
     """
     self.capacities = list(capacities)
     self.flows: dict[int, Flow] = {}
     self.num_solves = 0
     self._flows_of: list[dict[Flow, None]] = [{} for _ in self.capacities]
     self._touched: dict[Flow, None] = {}  # Their rates may be wrong.
-    self._changes = changes
 
   def add(
     self, number: int, route: LinkIndices, size_bytes: float, ceiling: float
@@ -185,7 +179,7 @@ class Sharing:
     for link in route:
       self._flows_of[link][flow] = None
 
-  def remove(self, number: int, now_s: float) -> None:
+  def remove(self, number: int) -> None:
     """A flow is through."""
     flow = self.flows.pop(number)
     for link in flow.route:
@@ -194,8 +188,6 @@ class Sharing:
       if others:
         self._touched.update(others)
     self._touched.pop(flow, None)
-    if self._changes is not None:
-      self._changes.append((now_s, number, 0.0))
 
   def set_capacity(self, link: int, bytes_per_s: float) -> None:
     """A link fails or comes back."""
@@ -270,5 +262,3 @@ class Sharing:
   def _set_rate(self, flow: Flow, rate: float, now_s: float) -> None:
     if rate != flow.rate:
       flow.set_rate(rate, now_s)
-      if self._changes is not None:
-        self._changes.append((now_s, flow.number, rate))

@@ -10,32 +10,6 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-DISCIPLINES = ("fair", "fifo")
-
-
-@dataclasses.dataclass(frozen=True)
-class LinkRate:
-  """What one direction of a link can carry.
-
-  Attributes:
-    capacity_bytes_per_s: At most this much at once, over all its flows.
-    discipline: "fair" shares the link max-min; "fifo" lets one flow at a time
-      pass, in order of readiness, ties by number.
-  """
-
-  capacity_bytes_per_s: float | int
-  discipline: str = "fair"
-
-  def __post_init__(self):
-    if not self.capacity_bytes_per_s >= 0:
-      raise ValueError(
-        f"capacity_bytes_per_s={self.capacity_bytes_per_s} must be >= 0"
-      )
-    if self.discipline not in DISCIPLINES:
-      raise ValueError(
-        f"discipline={self.discipline!r} must be one of {DISCIPLINES}"
-      )
-
 
 @dataclasses.dataclass(frozen=True)
 class Outage:
@@ -157,11 +131,6 @@ class Graph:
     return self._add(
       name, route, size_bytes, after, tag, latency_s, limit_bytes_per_s
     )
-
-  def predecessors(self, number: int) -> list[int]:
-    """The numbers that a node waits for."""
-    start = self.after_stop[number - 1] if number else 0
-    return self.after[start : self.after_stop[number]].tolist()
 
   def _route(self, name: str, links: tuple[str, ...]) -> tuple[str, ...]:
     """The same object for the same links, so that a million flows share it."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from dilocox_jax.simulate.engine import Timeline, run_graph
-from dilocox_jax.simulate.graph import Graph, LinkRate
+from dilocox_jax.simulate.graph import Graph
 from dilocox_jax.simulate.interpreter import Interpreter
 from dilocox_jax.simulate.link_costs import (
   LinkCosts,
@@ -170,8 +170,8 @@ def simulate(
   Returns:
     The cost, and when every task and flow began and ended.
   """
-  links = {name: LinkRate(rate) for name, rate in link_costs.capacities.items()}
-  timeline = run_graph(lowered.graph, links, link_costs.cluster.link_outages)
+  outages = link_costs.cluster.link_outages
+  timeline = run_graph(lowered.graph, link_costs.capacities, outages)
   ends_s = timeline.end_s
   lengths_s = ends_s - timeline.start_s
 

@@ -38,8 +38,8 @@ def test_the_example_is_read_as_it_looks():
   assert (oslo.speed, oslo.num_devices, oslo.peak_flops) == (0.8, 8, 312e12)
   assert (lisbon.link.up_bps, lisbon.link.down_bps) == (2e8, 1e9)
   assert (lisbon.link.rtt_s, lisbon.link.loss) == (0.06, 1e-4)
-  assert cluster.rtt_s(2, 3) == 0.07
-  assert cluster.capacity_bps["pair:Oslo>Lisbon"] == 350e6
+  assert cluster.route(2, 3).rtt_s == 0.07
+  assert cluster.goodput_bps["pair:Oslo>Lisbon"] == 350e6
   assert (cluster.jitter.step_sigma, cluster.jitter.transfer_sigma) == (
     0.05,
     0.1,

@@ -63,7 +63,7 @@ def test_later_rounds_take_as_long_as_those_counted(name, sync, bps):
 def test_sites_differ_by_links_and_a_transport_by_round_trips():
   cluster = equal_links(3, 5e8, name="three", rtt_s=0.5, loss=1e-4)
   assert cluster.num_replicas == 3 and cluster.name == "three"
-  assert cluster.rtt_s(0, 1) == 0.5
+  assert cluster.route(0, 1).rtt_s == 0.5
   one = rounds()[1]
   slow = one.on(equal_links(2, 1e9, rtt_s=0.5), 1.0)
   bare = one.on(equal_links(2, 1e9, rtt_s=0.5), 1.0, transport=IDEAL)
