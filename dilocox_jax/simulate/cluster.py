@@ -16,15 +16,10 @@ import dataclasses
 import functools
 import itertools
 
+from dilocox_jax.checks import known
 from dilocox_jax.simulate.graph import Outage
 from dilocox_jax.simulate.quantities import require_number
-from dilocox_jax.simulate.sites import (
-  Jitter,
-  Pair,
-  Site,
-  SiteOutage,
-  unknown_name,
-)
+from dilocox_jax.simulate.sites import Jitter, Pair, Site, SiteOutage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +96,7 @@ class Cluster:
         raise ValueError(f"name={name!r} must be that of one site only")
     named = [name for pair in self.pairs for name in pair.sites]
     for name in named + [outage.site for outage in self.outages]:
-      if name not in names:
-        raise ValueError(unknown_name("site", name, names))
+      known("site", name, names)
     both = collections.Counter(frozenset(pair.sites) for pair in self.pairs)
     for ends, count in both.items():
       if count > 1:

@@ -10,10 +10,11 @@ import functools
 import math
 from collections.abc import Callable
 
+from dilocox_jax.checks import known
 from dilocox_jax.simulate import dtfm
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.quantities import RATE, parse_quantity, require_number
-from dilocox_jax.simulate.sites import Link, Site, unknown_name
+from dilocox_jax.simulate.sites import Link, Site
 
 # Peaks in half precision, dense (FLOP/s), as recalled from the data sheets.
 _A800_FLOPS = 312e12
@@ -189,8 +190,7 @@ def cluster_preset(name: str, num_replicas: int | None = None) -> Cluster:
   Raises:
     ValueError: If there is no such preset, or not with so many replicas.
   """
-  if name not in CLUSTER_PRESETS:
-    raise ValueError(unknown_name("cluster preset", name, CLUSTER_PRESETS))
+  known("cluster preset", name, CLUSTER_PRESETS)
   if num_replicas is None:
     return CLUSTER_PRESETS[name]()
   require_number("num_replicas", num_replicas, 1)

@@ -140,7 +140,7 @@ def test_an_outage_of_a_site_is_one_of_all_its_access_links():
     ),
     (
       {"pairs": (Pair(("a", "bb"), 1e9, 0.0),)},
-      "unknown site 'bb': did you mean 'b'? have a, b",
+      "unknown site 'bb': did you mean 'b'?",
     ),
     (
       {"pairs": (Pair(("a", "b"), 1e9, 0.0), Pair(("b", "a"), 2e9, 0.0))},
@@ -148,7 +148,7 @@ def test_an_outage_of_a_site_is_one_of_all_its_access_links():
     ),
     (
       {"outages": (SiteOutage("c", 0.0, 1.0),)},
-      "unknown site 'c': have a, b",
+      "unknown site 'c': have: a, b",
     ),
   ],
 )
