@@ -12,9 +12,14 @@ import pathlib
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.presets import cluster_preset
 from dilocox_jax.simulate.sites import Jitter
-from experiments.tables.large import METHOD_CONFIGS, RTT_S, STEP_BASIS, Large
-from experiments.tables.rows import FITTED_ELSEWHERE, Prediction, Table
+from experiments.tables.dilocox_runs import (
+  METHOD_CONFIGS,
+  RTT_S,
+  STEP_BASIS,
+  Large,
+)
 from experiments.tables.runs import equal_links, least
+from experiments.tables.table import FITTED_ELSEWHERE, Prediction, Table
 
 CLUSTER_COUNTS = (2, 4, 10, 20)
 LINKS = {

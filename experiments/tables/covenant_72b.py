@@ -16,8 +16,8 @@ from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate import presets
 from dilocox_jax.simulate.published import Figure, load_published
 from dilocox_jax.simulate.sites import Link, Site
-from experiments.tables.rows import DERIVED, Prediction, Table, TableRow
 from experiments.tables.runs import GOODPUT, Pace, Rounds
+from experiments.tables.table import DERIVED, Prediction, Table, TableRow
 
 _BLOCK, _KEPT = 4096, 64
 _RTT_S = 0.1

@@ -13,14 +13,14 @@ from dilocox_jax.plan.wire.payload import Dense, Int
 from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.presets import cluster_preset
 from dilocox_jax.simulate.published import Figure, load_published
-from experiments.tables.rows import (
+from experiments.tables.runs import Pace, Rounds, equal_links, least
+from experiments.tables.table import (
   DERIVED,
   FITTED_ELSEWHERE,
   FITTED_HERE,
   Table,
   TableRow,
 )
-from experiments.tables.runs import Pace, Rounds, equal_links, least
 
 _SETTINGS = ("USA", "USA and Europe", "global")
 _RTT_S = 0.1

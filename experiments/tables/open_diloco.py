@@ -13,8 +13,8 @@ from dilocox_jax.plan.wire.payload import Dense
 from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.presets import cluster_preset
 from dilocox_jax.simulate.published import Figure, load_published
-from experiments.tables.rows import DERIVED, Prediction, Table, TableRow
 from experiments.tables.runs import Pace, Rounds, equal_links, least
+from experiments.tables.table import DERIVED, Prediction, Table, TableRow
 
 _BASIS = "H steps in 67.5 min, 1.1 B values in fp16, 127 Mbit/s"
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Picture
 from dilocox_jax.report import style
 from dilocox_jax.simulate import layers
 from dilocox_jax.simulate.published import Figure, load_published
-from experiments.tables.rows import (
+from experiments.tables.table import (
   DERIVED,
   FITTED_ELSEWHERE,
   FITTED_HERE,

@@ -6,9 +6,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dilocox_jax.report.line_panels import Panel, draw
-from experiments.tables.large import METHOD_CONFIGS, RTT_S, STEP_BASIS, Large
-from experiments.tables.rows import FITTED_ELSEWHERE, Prediction, Table
+from experiments.tables.dilocox_runs import (
+  METHOD_CONFIGS,
+  RTT_S,
+  STEP_BASIS,
+  Large,
+)
 from experiments.tables.runs import equal_links
+from experiments.tables.table import FITTED_ELSEWHERE, Prediction, Table
 
 BANDWIDTHS_BPS = np.logspace(7, 12, 26)
 _INTERVALS = (10, 25, 60, 125, 250, 500, 1000)

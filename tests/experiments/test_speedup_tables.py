@@ -12,13 +12,16 @@ import pytest
 from dilocox_jax.report.line_panels import Panel, draw
 from dilocox_jax.simulate.published import Figure
 from experiments import speedup_tables
-from experiments.tables import (
-  covenant_72b,
-  open_diloco,
-  page,
-  streaming_diloco,
+from experiments.tables import covenant_72b, open_diloco, streaming_diloco
+from experiments.tables.table import (
+  DERIVED,
+  KINDS,
+  Prediction,
+  Table,
+  TableRow,
+  _data,
+  write_tables,
 )
-from experiments.tables.rows import DERIVED, KINDS, Prediction, Table, TableRow
 from tests.experiments.tables.compared import compared
 
 PUBLISHED = speedup_tables._PUBLISHED
@@ -55,11 +58,8 @@ def test_every_paper_has_a_module_that_builds_tables():
 
 def test_what_cannot_be_reached_is_no_number():
   endless = Prediction("bandwidth", float("inf"), "Mbit/s", DERIVED)
-  assert page._data(endless)["predicted"] is None
-  assert (
-    page._data(endless).keys()
-    == page._data(TableRow(FIGURE, 1, DERIVED)).keys()
-  )
+  assert _data(endless)["predicted"] is None
+  assert _data(endless).keys() == _data(TableRow(FIGURE, 1, DERIVED)).keys()
 
 
 def test_tables_are_made_without_jax():
@@ -111,7 +111,7 @@ def test_a_picture_is_drawn_beside_its_caption(tmp_path):
   drawn = draw("Lines", [Panel("rank", "simulated", (1, 2), {"a": [0.1, 0.2]})])
   rows = [Prediction("speed", 8.0, "tokens/s", DERIVED)]
   table = Table("t", "T", rows, (), pictures={"lines": ("Some lines.", drawn)})
-  text = page.write_tables([table], tmp_path, "python -m x").read_text()
+  text = write_tables([table], tmp_path, "python -m x").read_text()
   assert "![Some lines.](figures/lines.png)" in text
   assert "| speed |  | 8 tokens/s |  | derived |  |" in text
   assert (tmp_path / "figures" / "lines.png").stat().st_size > 0

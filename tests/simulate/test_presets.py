@@ -106,3 +106,8 @@ def test_an_unknown_preset_is_answered_with_the_nearest_or_with_the_list():
   with pytest.raises(ValueError) as error:
     cluster_preset("Mars")
   assert all(name in str(error.value) for name in CLUSTER_PRESETS)
+
+
+def test_a_preset_needs_a_replica():
+  with pytest.raises(ValueError, match="num_replicas=0 must be at least 1"):
+    cluster_preset("1gbit", 0)

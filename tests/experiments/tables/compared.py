@@ -1,6 +1,6 @@
 """The rows of a table that stand beside a published figure."""
 
-from experiments.tables.rows import Table, TableRow
+from experiments.tables.table import Table, TableRow
 
 
 def compared(table: Table) -> list[TableRow]:

@@ -6,7 +6,7 @@ import pytest
 
 from experiments import speedup_tables
 from experiments.tables import beyond
-from experiments.tables.large import METHOD_CONFIGS, Large
+from experiments.tables.dilocox_runs import METHOD_CONFIGS, Large
 
 LARGE = Large(speedup_tables._PUBLISHED)
 NUM_PARAMETERS = 108_491_153_408

@@ -11,8 +11,8 @@ from experiments.tables.dilocox_runs import (
   Setting,
   tokens_per_s,
 )
-from experiments.tables.rows import FITTED_ELSEWHERE, FITTED_HERE, TableRow
 from experiments.tables.runs import GOODPUT
+from experiments.tables.table import FITTED_ELSEWHERE, FITTED_HERE, TableRow
 
 FIGURES = load_published(speedup_tables._PUBLISHED / "dilocox.json")
 TOKENS, INTERVAL = 32_768, 125

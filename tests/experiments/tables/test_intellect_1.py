@@ -5,7 +5,7 @@ import pytest
 from dilocox_jax.simulate.published import load_published
 from experiments import speedup_tables
 from experiments.tables import intellect_1
-from experiments.tables.rows import DERIVED
+from experiments.tables.table import DERIVED
 from tests.experiments.tables.compared import compared
 
 FIGURES = load_published(speedup_tables._PUBLISHED / "intellect_1.json")

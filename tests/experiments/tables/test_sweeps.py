@@ -4,8 +4,8 @@ import pytest
 
 from experiments import speedup_tables
 from experiments.tables import sweeps
-from experiments.tables.large import METHOD_CONFIGS, Large
-from experiments.tables.rows import FITTED_ELSEWHERE
+from experiments.tables.dilocox_runs import METHOD_CONFIGS, Large
+from experiments.tables.table import FITTED_ELSEWHERE
 
 
 @pytest.fixture(scope="module")
