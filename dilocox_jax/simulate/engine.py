@@ -1,8 +1,14 @@
-"""Runs a graph on links: what happens when, to the last digit and every time.
+"""Runs a graph on links and finds when every task and flow starts and ends.
 
-Only times at which something changes are visited. What falls on one time
-happens in a fixed order (bytes gone, ends, links failing or coming back, then
-starts by number), so no outcome depends on the order of a dict or of a heap.
+This is a discrete-event simulation: it visits only the times at which
+something changes. What happens at one time happens in a fixed order: last
+bytes leave, nodes end, links fail or come back, then nodes start by number. So
+the result is the same to the bit every time, whatever the order of a dict or
+of a heap.
+
+Outages: while a link is down its capacity is 0, so the flows on it have rate 0
+and keep the bytes they have left. A flow of 4 bytes over 2 bytes/s whose link
+is down from second 1 to 6.5 sends 2 bytes, waits 5.5 s, and ends at 7.5 s.
 """
 
 import heapq
@@ -15,7 +21,7 @@ from dilocox_jax.simulate.fair import Sharing
 from dilocox_jax.simulate.graph import Graph, Outage
 from dilocox_jax.simulate.timeline import Timeline, link_bytes
 
-# What may happen at one time, in this order; starts come after.
+# Kinds of events. At one time they happen in this order, before any start.
 _SENT, _ENDED, _FAILED_OR_BACK = range(3)
 
 
@@ -27,13 +33,13 @@ def run_graph(
   """Runs a graph to its end.
 
   Args:
-    graph: What is to happen.
+    graph: Tasks and flows.
     links: Capacity of every link that flows may name (bytes per second), one
       direction each. Flows share a link max-min fairly.
     outages: Times at which links carry nothing.
 
   Returns:
-    When everything happened.
+    When every task and flow started and ended.
 
   Raises:
     ValueError: If a link is unknown or has no capacity, or a flow can never
@@ -43,7 +49,7 @@ def run_graph(
 
 
 class _Simulation:
-  """State of one run; lists by number or by link index, for speed."""
+  """State of one run. Lists are indexed by node or by link, for speed."""
 
   def __init__(
     self,
@@ -69,7 +75,7 @@ class _Simulation:
     self._routes: dict[tuple[str, ...], tuple[int, ...]] = {}
     self._find_routes()
     self._outages = self._planned(outages)
-    self._down = [0] * len(links)
+    self._down = [0] * len(links)  # Outages that every link is in.
     # (when it was ready, number) of the tasks that wait for a resource.
     names = {place for place in graph.places if isinstance(place, str)}
     self._queues: dict[str, list[tuple[float, int]]] = {n: [] for n in names}
@@ -90,7 +96,7 @@ class _Simulation:
       self._routes[place] = tuple(self._index[name] for name in place)
 
   def _planned(self, outages: Sequence[Outage]) -> list[tuple[int, int]]:
-    """(link, +1 for a failure, -1 for a return), by number of the event."""
+    """Returns (link, +1 for a failure or -1 for a return) of every event."""
     changes: list[tuple[int, int]] = []
     for outage in outages:
       if outage.link not in self._index:
@@ -103,7 +109,11 @@ class _Simulation:
     return changes
 
   def _find_successors(self) -> None:
-    """Turns "waits for" around, and starts what waits for nothing."""
+    """Finds who waits for every node, and starts what waits for nothing.
+
+    Successors of node n are _successors[start[n] : start[n + 1]]. If node 2
+    waits for 0 and 1, and node 3 for 0, they are [2, 3, 2], start [0, 2, 3, 3].
+    """
     num = len(self._graph)
     after = np.array(self._graph.after, np.int64)
     counts = np.diff(np.array(self._graph.after_stop, np.int64), prepend=0)
@@ -132,7 +142,7 @@ class _Simulation:
       self._now_s = events[0][0]
 
   def _start(self, number: int) -> None:
-    """Something is ready: it starts, or waits in a queue."""
+    """Starts a node that is ready, or puts a task into a queue."""
     place = self._graph.places[number]
     if isinstance(place, str):
       if self._is_busy[place]:
@@ -157,8 +167,9 @@ class _Simulation:
     heapq.heappush(self._events, (end_s, _ENDED, number))
 
   def _sent(self, number: int) -> None:
-    """A flow's last byte has left, unless its rate changed meanwhile."""
+    """Handles the last byte of a flow, unless its rate has changed since."""
     flow = self._sharing.flows.get(number)
+    # Events cannot be removed from a heap, so an old one is ignored here.
     if flow is None or flow.due_s != self._now_s:
       return
     self._num_events += 1
