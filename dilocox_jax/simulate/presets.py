@@ -1,8 +1,8 @@
 """Clusters by name: round numbers to sweep over, and the settings of papers.
 
-A paper's setting is only as good as what the paper says. Each function states
-what was published, what is recalled and not confirmed, and what is assumed,
-so that nobody mistakes an assumption of ours for a finding of theirs.
+Each function for a paper says what was published, what is recalled and not
+confirmed, and what is assumed, so that nobody takes our assumption for a
+result of the paper.
 """
 
 import dataclasses
@@ -155,7 +155,7 @@ def covenant_72b(num_replicas: int = 20) -> Cluster:
   which is 24 % of the peak. Assumed: 100 ms.
 
   Args:
-    num_replicas: DistributedFlags.
+    num_replicas: Peers.
   """
   link = Link(up_bps=110e6, down_bps=500e6, rtt_s=0.1)
   site = Site("peer", link, 8, _B200_FLOPS, achieved_fraction=0.24)
@@ -181,11 +181,11 @@ CLUSTER_PRESETS: dict[str, Callable[..., Cluster]] = {
 
 
 def cluster_preset(name: str, num_replicas: int | None = None) -> Cluster:
-  """A cluster by its name.
+  """Returns a cluster by its name.
 
   Args:
     name: One of `CLUSTER_PRESETS`.
-    num_replicas: Replicas; None is as many as the setting has.
+    num_replicas: Number of replicas; None is as many as the setting has.
 
   Raises:
     ValueError: If there is no such preset, or not with so many replicas.
@@ -198,12 +198,12 @@ def cluster_preset(name: str, num_replicas: int | None = None) -> Cluster:
 
 
 def equal_sites(name: str, site: Site, num_replicas: int) -> Cluster:
-  """A cluster of sites that differ by their numbers alone.
+  """Returns a cluster of equal sites, named by numbers from 0.
 
   Args:
-    name: Of the cluster.
-    site: All of them; its name gets a number.
-    num_replicas: Sites, of one replica each.
+    name: Name of the cluster.
+    site: The site that is repeated; a number is added to its name.
+    num_replicas: Number of sites, of one replica each.
   """
   return Cluster(
     name,
@@ -217,7 +217,7 @@ def equal_sites(name: str, site: Site, num_replicas: int) -> Cluster:
 def _dilocox(
   name: str, num_devices: int, achieved_fraction: float, num_replicas: int
 ) -> Cluster:
-  """Devices shared among sites of one replica each."""
+  """Returns sites of one replica each that divide all devices evenly."""
   if num_devices % num_replicas:
     raise ValueError(
       f"num_replicas={num_replicas} must divide the {num_devices} devices of"
