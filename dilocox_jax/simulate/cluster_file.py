@@ -253,8 +253,9 @@ def _written(section: Any) -> dict[str, Any]:
   written = {}
   for attribute, key in file_keys(type(section)).items():
     value = getattr(section, attribute)
-    if value != defaults[attribute]:
-      is_quantity = isinstance(key.holds, Dimension)
-      text = format_quantity(value, key.holds) if is_quantity else value
-      written[key.name] = text
+    if value == defaults[attribute]:
+      continue
+    if isinstance(key.holds, Dimension):
+      value = format_quantity(value, key.holds)
+    written[key.name] = value
   return written

@@ -1,8 +1,8 @@
-"""Beyond the papers: one large model, every method, links as they are.
+"""Beyond the papers: one large model, every method, equal and measured links.
 
-No paper compares more than a few methods, and none on the same links. Here all
-of the repository's run the same 107B model, among few and many clusters, with
-equal and with measured links, and with one site that is slow.
+No paper compares more than a few methods, and none does so on the same links.
+Here all methods of this repository train the same 107B model, with 2 to 20
+clusters, with equal and with measured links, and with one slow site.
 """
 
 import dataclasses
@@ -35,10 +35,10 @@ _JITTER = Jitter(step_sigma=0.1, transfer_sigma=0.1, seed=0)
 
 
 def build_tables(folder: pathlib.Path) -> list[Table]:
-  """Throughputs by links, and the bandwidth that each method needs.
+  """Returns throughputs by links, and the bandwidth each method needs.
 
   Args:
-    folder: Of the published figures.
+    folder: Folder of the published figures.
 
   Raises:
     ValueError: A file is missing or wrong.
@@ -49,11 +49,11 @@ def build_tables(folder: pathlib.Path) -> list[Table]:
 
 
 def even(links: str, num_replicas: int) -> Cluster:
-  """Clusters on some links.
+  """Returns equal clusters on some links.
 
   Args:
     links: One of `LINKS`.
-    num_replicas: Clusters of the 107B run.
+    num_replicas: Number of clusters of the 107B run.
   """
   if links == "1gbit":
     return equal_links(num_replicas, 1e9, rtt_s=RTT_S)
@@ -61,7 +61,7 @@ def even(links: str, num_replicas: int) -> Cluster:
 
 
 def strained(cluster: Cluster) -> Cluster:
-  """The same with the first site at half speed, and 10 % of jitter."""
+  """Returns the cluster with its first site at half speed, 10 % jitter."""
   first, *others = cluster.sites
   slow = dataclasses.replace(first, speed=0.5)
   return dataclasses.replace(cluster, sites=(slow, *others), jitter=_JITTER)
@@ -74,8 +74,11 @@ def _on_links(large: Large, links: str) -> Table:
     line = [method]
     for count, cluster in clusters.items():
       both = []
-      for state, one in (("even", cluster), ("strained", strained(cluster))):
-        speed = large.tokens_per_s(large.on(method, one))
+      for state, links_of in (
+        ("even", cluster),
+        ("strained", strained(cluster)),
+      ):
+        speed = large.tokens_per_s(large.on(method, links_of))
         name = f"{method}, {count} clusters, {state}"
         both.append(speed)
         rows.append(
@@ -157,12 +160,12 @@ def _needed(large: Large) -> Table:
 
 
 def needed_bps(large: Large, method: str, num_replicas: int) -> float:
-  """The least line rate at which a method computes 99 % of the time.
+  """Returns the least line rate (bit/s) for 99 % of the time in compute.
 
   Args:
-    large: The model.
+    large: Runs of the 107B model.
     method: One of `METHOD_CONFIGS`.
-    num_replicas: Clusters.
+    num_replicas: Number of clusters.
   """
 
   @functools.cache

@@ -1,8 +1,8 @@
 """DiLoCoX (arXiv 2506.21263): throughput, ablation and the two ratios.
 
-One recipe serves both models, and of each model only the seconds of a step are
-fitted. The rest is the plan's bytes over 1 Gbit/s, so the tables show which of
-the paper's numbers follow from that and which do not.
+One recipe is used for both models, and only the seconds of a step are fitted,
+once for each model. The rest is the plan's bytes over 1 Gbit/s. So the tables
+show which of the paper's numbers follow from that and which do not.
 """
 
 import pathlib
@@ -37,10 +37,10 @@ PICKED = (
 
 
 def build_tables(folder: pathlib.Path) -> list[Table]:
-  """The paper's throughputs, and how they depend on what it leaves open.
+  """Returns the throughputs, and how they depend on what the paper omits.
 
   Args:
-    folder: Of the published figures.
+    folder: Folder of the published figures.
 
   Raises:
     ValueError: A file is missing or wrong.
@@ -53,7 +53,7 @@ def build_tables(folder: pathlib.Path) -> list[Table]:
 def _throughput(
   figures: Mapping[str, Figure], runs: Sequence[PaperRuns]
 ) -> Table:
-  rows = [row for one in runs for row in _of_model(figures, one)]
+  rows = [row for paper in runs for row in _of_model(figures, paper)]
   return Table(
     "dilocox_throughput",
     "DiLoCoX: tokens a second over 1 Gbit/s",
@@ -111,55 +111,55 @@ def _throughput_notes(runs: Sequence[PaperRuns]) -> list[str]:
 
 
 def _of_model(
-  figures: Mapping[str, Figure], one: PaperRuns
+  figures: Mapping[str, Figure], paper: PaperRuns
 ) -> list[TableRow | Prediction]:
-  fitted = f"step of {one.step_s():.3f} s, fitted on the row of DiLoCoX"
+  fitted = f"step of {paper.step_s():.3f} s, fitted on the row of DiLoCoX"
 
   def row(method: str, pace: Pace, basis: str) -> TableRow | Prediction:
-    speed, name = tokens_per_s(pace), f"{one.model}, {method}, throughput"
+    speed, name = tokens_per_s(pace), f"{paper.model}, {method}, throughput"
     if name not in figures:
       basis = f"no figure; {basis}"
       return Prediction(name, speed, UNIT, FITTED_ELSEWHERE, basis)
     return TableRow(figures[name], speed, FITTED_ELSEWHERE, basis)
 
   rows = [
-    row("AllReduce", one.allreduce(), f"{RECIPE}; {fitted}"),
-    row("OpenDiLoCo", one.open_diloco(), "fp16, H as DiLoCoX"),
-    row("CocktailSGD", one.cocktail_sgd(), "117 times fewer bytes, in turn"),
+    row("AllReduce", paper.allreduce(), f"{RECIPE}; {fitted}"),
+    row("OpenDiLoCo", paper.open_diloco(), "fp16, H as DiLoCoX"),
+    row("CocktailSGD", paper.cocktail_sgd(), "117 times fewer bytes, in turn"),
     TableRow(
-      one.published("DiLoCoX"),
-      tokens_per_s(one.dilocox()),
+      paper.published("DiLoCoX"),
+      tokens_per_s(paper.dilocox()),
       FITTED_HERE,
-      f"step of {one.step_s():.3f} s; the exchange is hidden",
+      f"step of {paper.step_s():.3f} s; the exchange is hidden",
     ),
-    _without_overlap(figures, one),
+    _without_overlap(figures, paper),
     row(
       "DiLoCoX without compression",
-      one.dilocox(is_compressed=False),
+      paper.dilocox(is_compressed=False),
       "fp32, hidden behind a round",
     ),
   ]
-  ratio = figures[f"{one.model}, speed-up over AllReduce"]
-  rows.append(TableRow(ratio, one.speed_up(), FITTED_ELSEWHERE, str(RECIPE)))
-  for setting in PICKED if one.model == "107B" else ():
+  ratio = figures[f"{paper.model}, speed-up over AllReduce"]
+  rows.append(TableRow(ratio, paper.speed_up(), FITTED_ELSEWHERE, str(RECIPE)))
+  for setting in PICKED if paper.model == "107B" else ():
     basis = f"{setting}: a setting picked for this ratio"
-    rows.append(TableRow(ratio, one.speed_up(setting), FITTED_HERE, basis))
+    rows.append(TableRow(ratio, paper.speed_up(setting), FITTED_HERE, basis))
   return rows
 
 
 def _without_overlap(
-  figures: Mapping[str, Figure], one: PaperRuns
+  figures: Mapping[str, Figure], paper: PaperRuns
 ) -> TableRow | Prediction:
   method = "DiLoCoX without overlap"
-  name = f"{one.model}, {method}, throughput"
+  name = f"{paper.model}, {method}, throughput"
   if name not in figures:
-    speed = tokens_per_s(one.dilocox(is_hidden=False))
+    speed = tokens_per_s(paper.dilocox(is_hidden=False))
     basis = "no figure; bytes alone, codec free"
     return Prediction(name, speed, UNIT, FITTED_ELSEWHERE, basis)
-  codec_s = one.codec_s()
-  pace = one.dilocox(is_hidden=False, codec_s=codec_s)
+  codec_s = paper.codec_s()
+  pace = paper.dilocox(is_hidden=False, codec_s=codec_s)
   basis = f"{codec_s:.0f} s of codec a round; bytes alone: "
-  basis += f"{tokens_per_s(one.dilocox(is_hidden=False)):.0f}"
+  basis += f"{tokens_per_s(paper.dilocox(is_hidden=False)):.0f}"
   return TableRow(figures[name], tokens_per_s(pace), FITTED_HERE, basis)
 
 
@@ -187,23 +187,23 @@ def _sensitivity(
 ) -> Table:
   rows, cells = [], []
   for setting in SCANNED:
-    found = []
-    for one in runs:
+    setting_rows = []
+    for paper in runs:
       basis = f"{setting}, {setting.efficiency:.3f} of the rate is payload"
-      speed = tokens_per_s(one.allreduce(setting), setting)
-      ratio = figures[f"{one.model}, speed-up over AllReduce"]
-      gain = one.speed_up(setting)
-      found.append(
-        TableRow(one.published("AllReduce"), speed, FITTED_ELSEWHERE, basis)
+      speed = tokens_per_s(paper.allreduce(setting), setting)
+      ratio = figures[f"{paper.model}, speed-up over AllReduce"]
+      gain = paper.speed_up(setting)
+      setting_rows.append(
+        TableRow(paper.published("AllReduce"), speed, FITTED_ELSEWHERE, basis)
       )
-      found.append(TableRow(ratio, gain, FITTED_ELSEWHERE, basis))
+      setting_rows.append(TableRow(ratio, gain, FITTED_ELSEWHERE, basis))
     large = runs[-1]
     pace = large.dilocox(setting, is_compressed=False)
     speed = tokens_per_s(pace, setting)
     figure = large.published("DiLoCoX without compression")
-    found.append(TableRow(figure, speed, FITTED_ELSEWHERE, basis))
+    setting_rows.append(TableRow(figure, speed, FITTED_ELSEWHERE, basis))
     sync_s = large.dilocox(setting).exchange_s
-    rows += found
+    rows += setting_rows
     rows.append(
       Prediction("107B, DiLoCoX, exchange", sync_s, "s", DERIVED, basis)
     )
@@ -212,7 +212,7 @@ def _sensitivity(
         f"{setting.efficiency:.1%}",
         f"{setting.value_bytes} bytes",
         f"{setting.num_clusters}",
-        *(f"{row.predicted:.4g} ({row.error})" for row in found),
+        *(f"{row.predicted:.4g} ({row.error})" for row in setting_rows),
         f"{sync_s:.0f} s",
       )
     )

@@ -47,10 +47,10 @@ class Setting:
   """What the paper leaves open, one for both models.
 
   Attributes:
-    num_clusters: D, each with one link.
-    value_bytes: Of a value that is sent uncompressed: 4 or 2.
-    tokens: Of a global step.
-    efficiency: Part of 1 Gbit/s that is payload.
+    num_clusters: D, the number of clusters; each has one link.
+    value_bytes: Bytes of a value that is sent uncompressed: 4 or 2.
+    tokens: Tokens of a global step.
+    efficiency: Share of 1 Gbit/s that is payload.
   """
 
   num_clusters: int = 2
@@ -64,7 +64,7 @@ class Setting:
 
   @property
   def dense(self) -> str:
-    """The codec that sends every value."""
+    """Name of the codec that sends every value."""
     return "float32" if self.value_bytes == 4 else "bfloat16"
 
 
@@ -78,7 +78,7 @@ class PaperRuns:
     """Fits the step to the published throughput of DiLoCoX.
 
     Args:
-      figures: The paper's.
+      figures: Figures of the paper.
       model: One of `MODELS`.
     """
     self.model, self._figures = model, figures
@@ -88,16 +88,16 @@ class PaperRuns:
     self._tokens_per_s = self.published("DiLoCoX").value
 
   def published(self, method: str) -> Figure:
-    """Throughput of a method."""
+    """Returns the published throughput of a method (tokens/s)."""
     return self._figures[f"{self.model}, {method}, throughput"]
 
   @property
   def shape(self):
-    """The model's."""
+    """Shape of the model."""
     return MODEL_PRESETS[MODELS[self.model]]
 
   def step_s(self, setting: Setting = RECIPE) -> float:
-    """The one fitted constant: DiLoCoX is taken to be bound by compute."""
+    """Returns the fitted seconds of a step: DiLoCoX is bound by compute."""
     return setting.tokens / self._tokens_per_s
 
   def pace(
@@ -107,7 +107,7 @@ class PaperRuns:
     codec_s: float = 0.0,
     **changes,
   ) -> Pace:
-    """The steady state of a method's config with fields changed."""
+    """Returns the pace of a method's config with fields changed."""
     changes["model"] = {"preset": MODELS[self.model]}
     changes["mesh"] = {"num_replicas": setting.num_clusters}
     cluster = equal_links(
@@ -121,7 +121,7 @@ class PaperRuns:
 
   @functools.cache  # noqa: B019 - it lives as long as the tables.
   def allreduce(self, setting: Setting = RECIPE) -> Pace:
-    """Gradients at every step."""
+    """Returns the pace of AllReduce: gradients at every step."""
     return self.pace("allreduce", setting, codec={"name": setting.dense})
 
   @functools.cache  # noqa: B019 - as above.
@@ -132,7 +132,7 @@ class PaperRuns:
     is_compressed: bool = True,
     codec_s: float = 0.0,
   ) -> Pace:
-    """DiLoCoX, whole or without one of its parts."""
+    """Returns the pace of DiLoCoX, complete or without a component."""
     sync = {"sync_interval": self.interval}
     if not is_hidden:
       sync |= {"method": "diloco", "rule": None}
@@ -142,38 +142,38 @@ class PaperRuns:
     return self.pace("dilocox", setting, codec_s, sync=sync, codec=codec)
 
   def open_diloco(self, setting: Setting = RECIPE) -> Pace:
-    """OpenDiLoCo: fp16, waited for, at the same H."""
+    """Returns the pace of OpenDiLoCo: fp16, no overlap, the same H."""
     sync = {"sync_interval": self.interval}
     return self.pace("open_diloco", setting, sync=sync)
 
   def cocktail_sgd(self, setting: Setting = RECIPE) -> Pace:
-    """Every step, masked so that 117 times fewer bytes are sent."""
+    """Returns the pace of CocktailSGD: 117 times fewer bytes, every step."""
     return self.pace("cocktail_sgd", setting, codec={"mask_fraction": 0.15})
 
   def speed_up(self, setting: Setting = RECIPE) -> float:
-    """DiLoCoX over AllReduce."""
+    """Returns the speed-up of DiLoCoX over AllReduce."""
     return self.allreduce(setting).seconds / self.dilocox(setting).seconds
 
   def codec_s(self) -> float:
-    """What the row without overlap has beyond compute and bytes."""
+    """Returns the seconds of a round without overlap that bytes leave open."""
     round_s = self.interval * RECIPE.tokens
     round_s /= self.published("DiLoCoX without overlap").value
     return round_s - self.interval * self.dilocox(is_hidden=False).seconds
 
   def cocktail_ratio(self) -> float:
-    """Times fewer bytes than AllReduce that CocktailSGD's row needs."""
+    """Returns how many times fewer bytes CocktailSGD's row needs."""
     step_s = RECIPE.tokens / self.published("CocktailSGD").value
     return self.allreduce().exchange_s / (step_s - self.step_s())
 
   def implied_utilisation(self) -> float:
-    """Share of the devices' peak that the published throughput needs."""
+    """Returns the share of the devices' peak behind the throughput."""
     devices = self._figures[f"{self.model}, GPUs"].value
     flops = flops_per_token(self.shape, SEQUENCE_LENGTH)
     return self._tokens_per_s * flops / (devices * A800_FLOPS)
 
 
 def tokens_per_s(pace: Pace, setting: Setting = RECIPE) -> float:
-  """Throughput of all clusters together."""
+  """Returns the throughput of all clusters together (tokens/s)."""
   return setting.tokens / pace.seconds
 
 
@@ -184,7 +184,7 @@ class Large:
     """Reads what is published of the model.
 
     Args:
-      folder: Of the published figures.
+      folder: Folder of the published figures.
 
     Raises:
       ValueError: A file is missing or wrong.
@@ -194,16 +194,16 @@ class Large:
     self.step_s = paper.step_s()
 
   def tokens_per_s(self, pace: Pace) -> float:
-    """Throughput of all clusters together."""
+    """Returns the throughput of all clusters together (tokens/s)."""
     return RECIPE.tokens / pace.seconds
 
   def speed(self, pace: Pace) -> float:
-    """Share of the throughput without links, noise and slow sites."""
+    """Returns the throughput relative to free links and equal sites."""
     return self.step_s / pace.seconds
 
   @functools.cache  # noqa: B019 - it lives as long as the tables.
   def rounds(self, method: str, num_replicas: int) -> Rounds:
-    """The rounds of a method as its config has it, at the common H."""
+    """Plans the rounds of a method from its config, at the common H."""
     name = METHOD_CONFIGS[method]
     sync, codec = {"sync_interval": self.interval}, {}
     if name in _EVERY_STEP:
@@ -224,7 +224,7 @@ class Large:
     skipped: int = 2,
     counted: int = 8,
   ) -> Rounds:
-    """The rounds of a config with fields changed."""
+    """Plans the rounds of a config with fields changed."""
     config = config_of(
       name,
       model={"preset": "qwen_107b"},
@@ -235,9 +235,9 @@ class Large:
     return Rounds.of(config, skipped=skipped, counted=counted)
 
   def on(self, method: str, cluster: Cluster) -> Pace:
-    """A method on given links."""
+    """Returns the pace of a method on given links."""
     return self.rounds(method, cluster.num_replicas).on(cluster, self.step_s)
 
   def at(self, method: str, num_replicas: int, bps: float) -> Pace:
-    """A method on equal links, 40 ms between any two."""
+    """Returns the pace of a method on equal links, with 40 ms between any."""
     return self.on(method, equal_links(num_replicas, bps, rtt_s=RTT_S))

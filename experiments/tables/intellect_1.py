@@ -1,7 +1,7 @@
 """INTELLECT-1 (arXiv 2412.01152): utilisation in three settings.
 
 The paper gives times of rounds and of all-reduces but no bandwidth, so a rate
-is fitted a setting; what then follows is little, and said.
+is fitted for each setting. The notes say how little follows from that.
 """
 
 import pathlib
@@ -27,7 +27,7 @@ _RTT_S = 0.1
 
 
 class _Runs:
-  """One ring of the most nodes that took part."""
+  """Runs of one ring of the most nodes that participated at a time."""
 
   def __init__(self, figures: Mapping[str, Figure]):
     self._count = int(figures["most concurrent nodes"].value)
@@ -42,29 +42,29 @@ class _Runs:
     return Traffic(method, fragments, self._shapes, self._count, payload)
 
   def at(self, mbps: float | None) -> Pace:
-    """At a rate of all links, or at the preset's."""
+    """Returns the pace at a rate of all links; None: that of the preset."""
     cluster = cluster_preset("intellect_1", self._count)
     if mbps is not None:
       cluster = equal_links(self._count, mbps * 1e6, rtt_s=_RTT_S)
     return self._rounds.on(cluster, self._round_s / self._interval)
 
   def rate_for(self, exchange_s: float) -> float:
-    """The rate (Mbit/s) at which the exchange takes so long."""
+    """Returns the rate (Mbit/s) at which the exchange takes so long."""
     return least(
       lambda mbps: self.at(mbps).exchange_s <= exchange_s, 10.0, 1e5, 1e-4
     )
 
   def reduction(self) -> float:
-    """Bytes of H data-parallel steps over those of one exchange."""
+    """Returns bytes of H data-parallel steps over those of an exchange."""
     dense = self._traffic(allreduce(), Dense()).gradient_bytes()
     return dense * self._interval / self._rounds.traffic.exchange_bytes(0)
 
 
 def build_tables(folder: pathlib.Path) -> list[Table]:
-  """The run's utilisation, its exchange, and what both imply.
+  """Returns the run's utilisation, its exchange, and what both imply.
 
   Args:
-    folder: Of the published figures.
+    folder: Folder of the published figures.
 
   Raises:
     ValueError: A file is missing or wrong.
@@ -118,7 +118,7 @@ def build_tables(folder: pathlib.Path) -> list[Table]:
 
 
 def _flops_row(figures: Mapping[str, Figure]) -> TableRow:
-  """The lowest MFU, if devices compute alike and only waiting differs."""
+  """Returns the lowest MFU, if only the waiting differs."""
   best = figures["model FLOPS utilisation, highest"].value
   waiting = figures["utilisation, lowest"].value
   waiting /= figures["utilisation, highest"].value

@@ -1,7 +1,7 @@
 """OpenDiLoCo (arXiv 2407.07852): the share of time spent computing.
 
-The paper's inputs give its band without anything fitted: a ring moves at its
-slowest link, and a round is long.
+The inputs that the paper states give its range of utilisations, and nothing is
+fitted: a ring moves at the rate of its slowest link, and a round is long.
 """
 
 import pathlib
@@ -20,10 +20,10 @@ _BASIS = "H steps in 67.5 min, 1.1 B values in fp16, 127 Mbit/s"
 
 
 def build_tables(folder: pathlib.Path) -> list[Table]:
-  """The run's utilisation beside the published band.
+  """Returns the run's utilisation and the published range.
 
   Args:
-    folder: Of the published figures.
+    folder: Folder of the published figures.
 
   Raises:
     ValueError: A file is missing or wrong.

@@ -1,7 +1,7 @@
 """Streaming DiLoCo (arXiv 2501.18512): bandwidth needed, and hours.
 
-Table 4 says from which bandwidth on a method reaches a utilisation; Table 1
-what that means in hours for one run.
+Table 4 says which bandwidth a method needs for a utilisation. Table 1 says how
+many hours one run takes.
 """
 
 import dataclasses
@@ -57,10 +57,10 @@ _TABLE_1_NOTES = (
 
 
 def build_tables(folder: pathlib.Path) -> list[Table]:
-  """The paper's two tables.
+  """Returns the paper's two tables.
 
   Args:
-    folder: Of the published figures.
+    folder: Folder of the published figures.
 
   Raises:
     ValueError: A file or a figure is missing or wrong.

@@ -1,4 +1,4 @@
-"""Utilisation of the 107B model against what a user can choose or must bear."""
+"""Utilisation of the 107B model against settings of the run and the network."""
 
 import pathlib
 from collections.abc import Callable, Sequence
@@ -33,10 +33,10 @@ _HELD = "simulated; else H 125, rank 2048, 4 bits, D = 2, 40 ms"
 
 
 def build_tables(folder: pathlib.Path) -> list[Table]:
-  """The sweeps, each with its figure.
+  """Returns the sweeps, each with its figure.
 
   Args:
-    folder: Of the published figures.
+    folder: Folder of the published figures.
 
   Raises:
     ValueError: A file is missing or wrong.
@@ -67,7 +67,7 @@ def _bandwidth(large: Large) -> Table:
 
 
 def _dilocox(large: Large, **changes) -> Callable[[float], float]:
-  """Utilisation of DiLoCoX with fields changed, by bandwidth."""
+  """Returns the utilisation of DiLoCoX, fields changed, by bandwidth."""
   interval = changes.pop("sync_interval", large.interval)
   codec = {"rank": large.rank} | changes
   rounds = large.varied("dilocox", 2, {"sync_interval": interval}, codec)
@@ -84,9 +84,9 @@ def _over(
   values: Sequence[int],
   of: Callable[[int], Callable[[float], float]],
 ) -> Panel:
-  found = [of(value) for value in values]
+  curves = [of(value) for value in values]
   lines = {
-    name: [utilisation(bps) for utilisation in found]
+    name: [utilisation(bps) for utilisation in curves]
     for name, bps in _SLOW_BPS.items()
   }
   return Panel(label, _HELD, values, lines)

@@ -33,11 +33,11 @@ class TableRow:
   """One figure of a paper and its prediction.
 
   Attributes:
-    published: The paper's; it names the row.
-    predicted: In the paper's unit.
+    published: Figure of the paper; it names the row.
+    predicted: Prediction in the unit of the paper.
     kind: One of `KINDS`.
     basis: What was fitted or assumed, in a few words.
-    grid_steps: Error in steps of the paper's grid, where it has one.
+    grid_steps: Error in steps of the paper's grid, if it has one.
   """
 
   published: Figure
@@ -56,7 +56,7 @@ class TableRow:
 
   @property
   def error(self) -> str:
-    """As a reader sees it: grid steps where there is a grid."""
+    """Error as it is shown: in grid steps if there is a grid."""
     if self.grid_steps is not None:
       return f"{self.grid_steps:+d} steps" if self.grid_steps else "exact"
     return f"{self.relative_error:+.1%}"
@@ -67,9 +67,9 @@ class Prediction:
   """A number that no paper states.
 
   Attributes:
-    name: What it is.
-    predicted: In `unit`.
-    unit: As in `Figure`.
+    name: Name of the number.
+    predicted: Prediction in `unit`.
+    unit: Unit as in `Figure`.
     kind: One of `KINDS`.
     basis: What was fitted or assumed, in a few words.
   """
@@ -94,13 +94,13 @@ class Table:
   """Rows of one table, what was assumed, and how to show them.
 
   Attributes:
-    name: Of its files: letters and underscores.
-    title: For readers.
-    rows: All of them; they go to CSV and JSON.
+    name: Name of its files: letters and underscores.
+    title: Title for readers.
+    rows: All rows; they are written to CSV and JSON.
     paragraphs: What was assumed, what it means, what it cannot test.
-    header: Of the table people see; the rows themselves if empty.
-    cells: Below that header.
-    pictures: File name without suffix to caption and figure.
+    header: Header of the table that is shown; if empty, the rows are shown.
+    cells: Cells below that header.
+    pictures: Caption and figure, by file name without suffix.
   """
 
   name: str
@@ -114,7 +114,7 @@ class Table:
   )
 
   def shown(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Header and cells of the table people see."""
+    """Returns header and cells of the table that is shown."""
     if self.header:
       return self.header, self.cells
     header = ("figure", "published", "predicted", "error", "kind", "basis")
@@ -165,7 +165,7 @@ _FIELDS: tuple[str, ...] = (
 
 
 def _data(row: TableRow | Prediction) -> dict[str, Any]:
-  """A row by `_FIELDS`; what a prediction lacks is None."""
+  """Returns a row by `_FIELDS`; what a prediction lacks is None."""
   if isinstance(row, Prediction):
     known = {
       "figure": row.name,
@@ -192,25 +192,25 @@ def _data(row: TableRow | Prediction) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | None:
-  # JSON has no infinity: what cannot be reached is no number.
+  # JSON has no infinity. It stands for "cannot be reached" and becomes null.
   return float(value) if math.isfinite(value) else None
 
 
 def write_tables(
   tables: Sequence[Table], out_dir: pathlib.Path, command: str
 ) -> pathlib.Path:
-  """Writes `report.md`, `tables.json`, a CSV a table, and `figures/`.
+  """Writes `report.md`, `tables.json`, a CSV for each table, and `figures/`.
 
   Args:
-    tables: In the order they are shown.
-    out_dir: Where to; it must exist.
-    command: The command line, for the record.
+    tables: Tables in the order in which they are shown.
+    out_dir: Directory that is written to; it must exist.
+    command: Command line, which the page repeats.
 
   Returns:
     The path of `report.md`.
 
   Raises:
-    RecordError: The disk refused.
+    RecordError: If the disk is full or refuses.
   """
   lines = ["# Speed, published and predicted", "", f"    {command}", ""]
   lines += [_READING, ""]
@@ -236,8 +236,8 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
   """Prints the tables.
 
   Args:
-    tables: In order.
-    console: Where to print.
+    tables: Tables in order.
+    console: Console to print on.
   """
   for table in tables:
     header, cells = table.shown()

@@ -83,7 +83,7 @@ def ring(num, size_bytes, latency_s=0.0):
 
 def ports(num, capacity):
   names = [f"{way}{rank}" for way in ("up", "down") for rank in range(num)]
-  return dict.fromkeys(names, capacity)
+  return {name: capacity for name in names}
 
 
 def drawn(seed, num=40, sizes=(1.0, 10.0)):

@@ -35,7 +35,7 @@ DRAWN = st.integers(0, 10_000)
 
 def test_a_link_without_end_leaves_only_compute():
   graph, links, _ = drawn(7, num=200)
-  free = dict.fromkeys(links, math.inf)
+  free = {name: math.inf for name in links}
   without = Graph()
   for number, place in enumerate(graph.places):
     after = predecessors(graph, number)
@@ -157,7 +157,7 @@ def test_tasks_of_a_resource_run_in_order_of_readiness(seed):
   # Links limit nobody here, and no flow is infinitely fast.
   for number, limit in enumerate(graph.limits_bytes_per_s):
     graph.limits_bytes_per_s[number] = min(limit, 6.0)
-  timeline = run_graph(graph, dict.fromkeys(links, math.inf))
+  timeline = run_graph(graph, {name: math.inf for name in links})
   ready_s = [
     max([0.0, *timeline.end_s[predecessors(graph, number)]])
     for number in range(len(graph))
