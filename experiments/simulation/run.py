@@ -121,8 +121,8 @@ def _write(timed: TimedRun, workdir: pathlib.Path) -> pathlib.Path:
   ]
   figure = figures.simulated_hours(run)
   if figure is not None:
-    save_figure(figure, workdir / "figures" / "figures.png")
-    lines += ["", "![Loss against simulated time](figures/figures.png)"]
+    save_figure(figure, workdir / "figures" / "hours.png")
+    lines += ["", "![Loss against simulated time](figures/hours.png)"]
   values = [
     {"step": e.step, "simulated_s": at_s, "outer_loss": e.outer_loss}
     for e, at_s in times

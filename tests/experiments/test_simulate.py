@@ -11,6 +11,7 @@ import pytest
 from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
 from experiments.simulation import page, setup
+from experiments.simulation import run as finished_run
 from experiments.simulation.setup import Options
 from tests import runs
 
@@ -191,6 +192,6 @@ def test_a_run_whose_fragments_adapt_is_refused(monkeypatch):
     }
   )
   run = types.SimpleNamespace(config=config.to_mapping(), rounds=[None])
-  monkeypatch.setattr(run.report, "load_run", lambda workdir: run)
+  monkeypatch.setattr(finished_run.report, "load_run", lambda workdir: run)
   with pytest.raises(ValueError, match="fragments whose ranks adapt"):
-    run.time_run("runs/x", "1gbit", Options(step_s=0.5))
+    finished_run.time_run("runs/x", "1gbit", Options(step_s=0.5))
