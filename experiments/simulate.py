@@ -1,4 +1,4 @@
-"""Says what a run would cost on given links, without running it.
+"""Computes what a run would cost on given links, without running it.
 
   python -m experiments.simulate --config=experiments/configs/dilocox.py
   --cluster=1gbit --workdir=runs/simulated
@@ -6,9 +6,9 @@
 
 Takes the config files of `train`, and a cluster: a preset (--cluster=help
 lists them) or a JSON file such as experiments/clusters/example.json. Two
-independent paths are run, formulas over the whole run and an event engine
-over its first steps, and the page says how far they agree. With --run=RUNDIR
-the rounds and bytes of a finished run are put on the clock instead.
+independent paths are run: formulas over the whole run, and an event engine
+over its first steps. The page says how far they agree. With --run=RUNDIR the
+recorded rounds and bytes of a finished run are timed instead.
 """
 
 from absl import flags
@@ -26,7 +26,7 @@ def define_flags() -> None:
     "cluster", "1gbit", "Preset or JSON file; 'help' lists the presets."
   )
   flags.DEFINE_string(
-    "run", None, "A run directory instead of --config: what it would have cost."
+    "run", None, "A run directory instead of --config, to time a finished run."
   )
   flags.DEFINE_float(
     "step_s",
@@ -57,11 +57,15 @@ def define_flags() -> None:
     "pipeline",
     "none",
     ("none", *PIPELINES),
-    "Pipeline schedule inside a replica; none: the config's.",
+    "Pipeline schedule inside a replica; none: that of the config.",
   )
   flags.DEFINE_integer("stages", 1, "Pipeline stages.", lower_bound=1)
-  flags.DEFINE_integer("micro_batches", 1, "A step's.", lower_bound=1)
-  flags.DEFINE_integer("chunks", 1, "A stage's (interleaved).", lower_bound=1)
+  flags.DEFINE_integer(
+    "micro_batches", 1, "Micro-batches of a step.", lower_bound=1
+  )
+  flags.DEFINE_integer(
+    "chunks", 1, "Chunks of a stage (interleaved).", lower_bound=1
+  )
 
 
 def main(values: flags.FlagValues) -> None:
@@ -83,14 +87,14 @@ def main(values: flags.FlagValues) -> None:
       chunks_per_stage=values.chunks,
     )
     if values.run:
-      found = run.timed(values.run, values.cluster, options)
-      run.finish(found, command_line.writable(values.workdir))
+      timed = run.time_run(values.run, values.cluster, options)
+      run.report_recorded(timed, command_line.writable(values.workdir))
       return
     config = command_line.run_config(values.config)
     simulated = page.prepare(config, values.cluster, options)
   except (ValueError, OSError) as error:
     raise command_line.UsageError(error) from error
-  page.finish(simulated, command_line.writable(values.workdir))
+  page.report_simulation(simulated, command_line.writable(values.workdir))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Sets the papers' speed tables beside what the simulator predicts.
+"""Compares the speed tables of papers with what the simulator predicts.
 
   python -m experiments.speedup_tables --workdir=runs/tables
 
-Published figures are data files with source and status (--published); each
+Published figures are data files with source and status (--published). Each
 prediction says whether it was derived, fitted on its own row or fitted
 elsewhere. No accelerator is used. Everything printed is also in
-WORKDIR/report.md, with figures, a CSV a table and tables.json.
+WORKDIR/report.md, with figures, a CSV for each table, and tables.json.
 """
 
 import importlib
@@ -50,13 +50,13 @@ def main(values: flags.FlagValues) -> None:
       f" {', '.join(PAPERS)}"
     )
   workdir = command_line.writable(values.workdir)
-  from experiments.tables import page
+  from experiments.tables.table import print_tables, write_tables
 
   tables = []
   for name in values.papers:
     module = importlib.import_module(f"experiments.tables.{name}")
     try:
-      tables += module.build(pathlib.Path(values.published))
+      tables += module.build_tables(pathlib.Path(values.published))
     except KeyError as error:
       raise command_line.UsageError(
         f"--published={values.published}: the tables of {name} need a figure"
@@ -65,8 +65,8 @@ def main(values: flags.FlagValues) -> None:
     except ValueError as error:
       raise command_line.UsageError(f"--published: {error}") from error
   command = ["python", "-m", "experiments.speedup_tables", *sys.argv[1:]]
-  page.show(tables, Console())
-  print(f"report: {page.write(tables, workdir, shlex.join(command))}")
+  print_tables(tables, Console())
+  print(f"report: {write_tables(tables, workdir, shlex.join(command))}")
 
 
 if __name__ == "__main__":

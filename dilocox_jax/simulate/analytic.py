@@ -1,10 +1,19 @@
-"""Times by formula: replicas in step, no events.
+"""Times by formula: no events, replicas that share a link are in step.
 
-Every replica has a clock and a channel; a collective is a recurrence over its
-rounds, in which a message leaves when the one before it has left and arrived.
-That is exact where the messages of a round share no link, or share it evenly
-and in step. The engine needs no such assumption and must agree wherever both
-apply.
+Every replica has a clock (when it has done its own work) and a channel (when
+its last exchange is over). A collective is a recurrence over its message
+steps. If replica i sends to i + 1, its step k ends at
+
+  end[k][i] = start[k][i] + bytes / rate + latency
+  start[k + 1][i] = max(end[k][i], end[k][i - 1])
+
+because a message leaves when the one before it has left and the neighbour's
+has arrived. With M = 2 and messages of 0.1 s and 0.3 s both replicas start
+step 2 at 0.3 s: replica 0 has to wait for the slow message of replica 1.
+
+This is exact where the messages of a step share no link, or share it evenly
+and in step. The event engine needs no such assumption and must agree wherever
+both apply.
 """
 
 from collections.abc import Iterable
@@ -12,13 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_jax.plan.wire.collectives import Collective
-from dilocox_jax.simulate.idle_time import Silence
-from dilocox_jax.simulate.link_costs import LinkCosts, rounds
-from dilocox_jax.simulate.noise import Noise
+from dilocox_jax.simulate.interpreter import Interpreter
+from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
 from dilocox_jax.simulate.outcome import Outcome, Work
-from dilocox_jax.simulate.script import Compute, Key, Launch, Op, Wait
+from dilocox_jax.simulate.script import Compute, Op
 
+# Attributes with [M] seconds each. Checkpoints hold them by these names.
 _ARRAYS = (
   "_now",
   "_channel",
@@ -29,136 +37,112 @@ _ARRAYS = (
 )
 
 
-class AnalyticClock:
-  """Walks a script; ask it at any time where the run stands."""
+class AnalyticClock(Interpreter[np.ndarray]):
+  """Adds up the times of a script; it can be asked and continued any time."""
 
-  def __init__(self, edges: LinkCosts, work: Work):
+  def __init__(self, link_costs: LinkCosts, work: Work):
     """Starts at zero.
 
     Args:
-      edges: Cluster and transport.
+      link_costs: Cluster and transport.
       work: Seconds of a replica's own work.
     """
-    self._edges, self._work = edges, work
-    self._num_replicas = edges.cluster.num_replicas
-    self._noise = Noise(edges.cluster.jitter, self._num_replicas)
-    self._now, self._channel = self._zeros(), self._zeros()
-    self._silence = Silence(self._num_replicas)
-    self._back: dict[Key, np.ndarray] = {}
-    self._compute, self._codec = self._zeros(), self._zeros()
-    self._exposed, self._exchange = self._zeros(), self._zeros()
-    self._num_steps, self._sent_bytes = 0, 0
+    super().__init__(link_costs, work)
+    zeros = np.zeros(self.num_replicas)  # Replaced by sums, never written to.
+    self._now, self._channel = zeros, zeros
+    self._compute, self._codec = zeros, zeros
+    self._exposed, self._exchange = zeros, zeros
 
   def walk(self, ops: Iterable[Op]) -> Outcome:
     """Goes through more of the script.
 
     Args:
-      ops: What follows.
+      ops: The ops that come next.
 
     Returns:
       Where the run stands afterwards.
     """
-    for op in ops:
-      if isinstance(op, Compute):
-        self._take_steps(op)
-      elif isinstance(op, Launch):
-        self._launch(op)
-      else:
-        self._wait(op)
+    self.interpret(ops)
     return Outcome(
-      busy_until_s=self._now.copy(),
+      busy_until_s=self._now,
       end_s=np.maximum(self._now, self._channel),
-      compute_s=self._compute.copy(),
-      codec_s=self._codec.copy(),
-      exposed_s=self._exposed.copy(),
-      exchange_s=self._exchange.copy(),
-      num_steps=self._num_steps,
-      sent_bytes=self._sent_bytes,
+      compute_s=self._compute,
+      codec_s=self._codec,
+      exposed_s=self._exposed,
+      exchange_s=self._exchange,
+      num_steps=self.num_steps,
+      sent_bytes=self.sent_bytes,
     )
 
   def get_state(self) -> dict[str, Any]:
-    """Everything it knows, as plain values."""
+    """Returns everything that `set_state` needs, as plain values."""
     arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
     back = [[*key, end.tolist()] for key, end in self._back.items()]
     return arrays | {
       "_back": back,
-      "_num_steps": self._num_steps,
-      "_sent_bytes": self._sent_bytes,
-      "silence": self._silence.seconds.tolist(),
+      "_num_steps": self.num_steps,
+      "_sent_bytes": self.sent_bytes,
+      "silence": self._idle_time.seconds.tolist(),
       "noise": self._noise.get_state(),
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Goes on from `get_state`."""
+    """Goes on from what `get_state` returned."""
     for name in _ARRAYS:
       setattr(self, name, np.array(state[name]))
     self._back = {tuple(k): np.array(end) for *k, end in state["_back"]}
-    self._num_steps = state["_num_steps"]
-    self._sent_bytes = state["_sent_bytes"]
-    self._silence.seconds = np.array(state["silence"])
+    self.num_steps = state["_num_steps"]
+    self.sent_bytes = state["_sent_bytes"]
+    self._idle_time.seconds = np.array(state["silence"])
     self._noise.set_state(state["noise"])
 
-  def _zeros(self) -> np.ndarray:
-    return np.zeros(self._num_replicas)
-
-  def _take_steps(self, op: Compute) -> None:
-    taken_s = self._noise.steps(op.num_steps) * self._work.step_s
+  def _take_steps(self, op: Compute, seconds: np.ndarray) -> None:
     if op.is_alone:
-      taken_s[1:] = 0.0
-    self._now = self._now + taken_s
-    self._compute = self._compute + taken_s
-    self._silence.last(op.num_steps * self._work.step_s)
-    self._num_steps += op.num_steps
+      seconds[1:] = 0.0
+    self._now = self._now + seconds
+    self._compute = self._compute + seconds
 
-  def _launch(self, op: Launch) -> None:
-    self._spend_on_codec()
-    start = np.maximum(self._now, self._channel)
-    end, starts_anew = start, self._silence.end()
-    for operation in op.operations:
-      end = self._collective(operation, end, starts_anew)
-      starts_anew = np.zeros_like(starts_anew)
-      self._sent_bytes += operation.sent_bytes(self._num_replicas)
+  def _run_codec(self, name: str, seconds: np.ndarray) -> None:
+    self._now = self._now + seconds
+    self._codec = self._codec + seconds
+
+  def _free_from(self) -> np.ndarray:
+    return np.maximum(self._now, self._channel)
+
+  def _send(
+    self,
+    name: str,
+    step: MessageStep,
+    sizes_bytes: np.ndarray,
+    slow_s: np.ndarray,
+    start: np.ndarray,
+  ) -> np.ndarray:
+    costs = self.link_costs.hop(step.hop)
+    end = start + (
+      sizes_bytes / costs.rate_bytes_per_s + costs.latency_s + slow_s
+    )
+    if step.sender is not None:
+      is_silent = np.arange(self.num_replicas) != step.sender
+      end = np.where(is_silent, start, end)
+    # np.roll brings the end of replica i - hop, which sends to i, to place i.
+    return np.maximum(end, np.roll(end, step.hop))
+
+  def _occupy_channel(self, start: np.ndarray, end: np.ndarray) -> None:
     self._channel = end
-    self._back[op.key] = end
     self._exchange = self._exchange + (end - start)
 
-  def _wait(self, op: Wait) -> None:
-    waited_s = np.maximum(self._back.pop(op.key) - self._now, 0.0)
+  def _wait(self, back: np.ndarray) -> None:
+    waited_s = np.maximum(back - self._now, 0.0)
     self._exposed = self._exposed + waited_s
     self._now = self._now + waited_s
-    self._spend_on_codec()
-
-  def _spend_on_codec(self) -> None:
-    # Half before the exchange, half after it.
-    self._now = self._now + self._work.codec_s / 2
-    self._codec = self._codec + self._work.codec_s / 2
-
-  def _collective(
-    self, operation: Collective, start: np.ndarray, starts_anew: np.ndarray
-  ) -> np.ndarray:
-    """When each replica has sent and received all of a collective."""
-    todo = rounds(operation, self._num_replicas)
-    factors = self._noise.transfers(len(todo))
-    for number, (each, factor) in enumerate(zip(todo, factors, strict=True)):
-      hop = self._edges.hop(each.hop)
-      took_s = each.size_bytes * factor / hop.rate_bytes_per_s + hop.latency_s
-      if number == 0 and starts_anew.any():
-        slow_s = self._edges.slow_start_s(each)
-        took_s = took_s + np.where(starts_anew, slow_s, 0.0)
-      end = start + took_s
-      if each.sender is not None:
-        silent = np.arange(self._num_replicas) != each.sender
-        end = np.where(silent, start, end)
-      start = np.maximum(end, np.roll(end, each.hop))
-    return start
 
 
-def run_time(edges: LinkCosts, work: Work, ops: Iterable[Op]) -> Outcome:
-  """The cost of a script.
+def run_time(link_costs: LinkCosts, work: Work, ops: Iterable[Op]) -> Outcome:
+  """Computes the cost of a whole script.
 
   Args:
-    edges: Cluster and transport.
+    link_costs: Cluster and transport.
     work: Seconds of a replica's own work.
     ops: The script.
   """
-  return AnalyticClock(edges, work).walk(ops)
+  return AnalyticClock(link_costs, work).walk(ops)

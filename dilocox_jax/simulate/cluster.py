@@ -1,9 +1,11 @@
 """Replicas at sites, and the links that a transfer between two occupies.
 
-Most of what a link costs is decided by who shares it: two replicas behind one
-access link halve each other, and a ring that visits the sites in a bad order
-crosses a link twice. Hence a cluster is described as people know it, and the
-names of the links that a transfer occupies are derived here, in one place.
+How long a transfer takes depends most on who shares its links. Two replicas
+behind one access link get half of it each. A ring that visits the sites in a
+bad order crosses a link twice: with replicas 0 and 1 at site a, 2 and 3 at b,
+the ring a a b b leaves a once a round, and a b a b leaves it twice. So a
+cluster is described as people know it, and the names of the links that a
+transfer occupies are derived here, in one place.
 
 A transfer leaves over "up:END" and arrives over "down:END", where END is a
 site whose link is shared, or "site/3" for the fourth replica of a site whose
@@ -16,15 +18,10 @@ import dataclasses
 import functools
 import itertools
 
+from dilocox_jax.checks import known
 from dilocox_jax.simulate.graph import Outage
 from dilocox_jax.simulate.quantities import require_number
-from dilocox_jax.simulate.sites import (
-  Jitter,
-  Pair,
-  Site,
-  SiteOutage,
-  unknown_name,
-)
+from dilocox_jax.simulate.sites import Jitter, Pair, Site, SiteOutage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +30,10 @@ class Route:
 
   Attributes:
     links: Names of the links that it occupies.
-    rtt_s: Round trip.
+    rtt_s: Round trip (seconds).
     loss: Probability that a packet is lost on the way.
     streams: Parallel TCP streams.
-    window_bytes: TCP window of a stream; None is no limit.
+    window_bytes: TCP window of a stream (bytes); None is no limit.
   """
 
   links: tuple[str, ...]
@@ -51,13 +48,14 @@ class Cluster:
   """Sites, the replicas placed at them, and what lies between.
 
   Attributes:
-    name: For reports.
-    sites: At least one, of different names.
+    name: Name for reports.
+    sites: One site or more, of different names.
     placement: Index of the site of every replica, in rank order, which is the
-      order of a ring; by default one replica a site, as they are listed.
-    pairs: Measured limits between sites; all others meet only their links.
+      order of a ring. By default every site has one replica.
+    pairs: Measured limits between two sites. Other pairs of sites are limited
+      by their links only.
     jitter: Noise of steps and transfers.
-    outages: When sites are cut off.
+    outages: Times at which sites are cut off.
   """
 
   name: str
@@ -101,8 +99,7 @@ class Cluster:
         raise ValueError(f"name={name!r} must be that of one site only")
     named = [name for pair in self.pairs for name in pair.sites]
     for name in named + [outage.site for outage in self.outages]:
-      if name not in names:
-        raise ValueError(unknown_name("site", name, names))
+      known("site", name, names)
     both = collections.Counter(frozenset(pair.sites) for pair in self.pairs)
     for ends, count in both.items():
       if count > 1:
@@ -110,14 +107,14 @@ class Cluster:
 
   @property
   def num_replicas(self) -> int:
-    """Replicas over all sites."""
+    """Number of replicas at all sites together."""
     return len(self.placement)
 
   def site(self, replica: int) -> Site:
-    """The site of a replica.
+    """Returns the site of a replica.
 
     Args:
-      replica: Its rank.
+      replica: Rank of the replica.
 
     Raises:
       ValueError: If there is no such rank.
@@ -126,22 +123,22 @@ class Cluster:
     return self.sites[self.placement[replica]]
 
   def num_devices(self, replica: int) -> int:
-    """Devices of a replica: its part of those at its site."""
+    """Returns the devices of a replica: an equal share of its site's."""
     site = self.site(replica)
     return site.num_devices // len(self._ranks[site.name])
 
   def replica_flops(self, replica: int) -> float:
-    """What a replica computes while it trains (FLOP/s)."""
+    """Returns what a replica computes while it trains (FLOP/s)."""
     site = self.site(replica)
     peak_flops = self.num_devices(replica) * site.peak_flops
     return peak_flops * site.achieved_fraction * site.speed
 
   def route(self, sender: int, receiver: int) -> Route:
-    """How a transfer goes; to oneself over no link and in no time.
+    """Returns the route of a transfer; to oneself it has no link, no delay.
 
     Args:
       sender: Rank of the replica that sends.
-      receiver: Rank of the one that receives.
+      receiver: Rank of the replica that receives.
     """
     start, stop = self.site(sender), self.site(receiver)
     streams = min(start.link.streams, stop.link.streams)
@@ -161,31 +158,30 @@ class Cluster:
       min((window for window in windows if window is not None), default=None),
     )
 
-  def path(self, sender: int, receiver: int) -> tuple[str, ...]:
-    """Names of the links from one replica to another."""
-    return self.route(sender, receiver).links
-
-  def rtt_s(self, sender: int, receiver: int) -> float:
-    """Round trip between two replicas."""
-    return self.route(sender, receiver).rtt_s
-
-  @functools.cached_property
-  def capacity_bps(self) -> dict[str, float]:
-    """Line rate of every link, by name (bit/s)."""
-    return {name: bps for name, (bps, _) in self._capacities.items()}
-
   @functools.cached_property
   def goodput_bps(self) -> dict[str, float]:
     """Payload that every link carries at most, by name (bit/s).
 
-    What was measured between a pair, or is stated of the inside of a site, is
-    payload already.
+    An access link of 1 Gbit/s carries 956 Mbit/s of payload, the rest are
+    headers. Rates measured between a pair, or stated for the inside of a site,
+    are payload already.
     """
-    return {name: bps * part for name, (bps, part) in self._capacities.items()}
+    goodputs = {}
+    for site in self.sites:
+      for end in self._ends_at(site.name):
+        goodputs[f"up:{end}"] = site.link.up_bps * site.link.efficiency
+        goodputs[f"down:{end}"] = site.link.down_bps * site.link.efficiency
+        if len(self._ranks[site.name]) > 1:
+          goodputs[f"inside:{end}"] = site.intra_bps
+    for pair in self.pairs:
+      for left, right in itertools.product(*map(self._ends_at, pair.sites)):
+        goodputs[f"pair:{left}>{right}"] = pair.bps
+        goodputs[f"pair:{right}>{left}"] = pair.bps
+    return goodputs
 
   @functools.cached_property
   def link_outages(self) -> tuple[Outage, ...]:
-    """The outages of sites as outages of all their access links."""
+    """Outages of sites, as outages of all their access links."""
     return tuple(
       Outage(f"{way}:{end}", outage.start_s, outage.stop_s)
       for outage in self.outages
@@ -195,7 +191,7 @@ class Cluster:
 
   @functools.cached_property
   def _ranks(self) -> dict[str, list[int]]:
-    """Ranks of the replicas of every site."""
+    """Ranks of the replicas at every site, by its name."""
     ranks = {site.name: [] for site in self.sites}
     for rank, index in enumerate(self.placement):
       ranks[self.sites[index].name].append(rank)
@@ -203,7 +199,7 @@ class Cluster:
 
   @functools.cached_property
   def _ends(self) -> list[str]:
-    """Where every replica meets the network."""
+    """Name of the end at which every replica meets the network."""
     ends = [site.name for site in map(self.site, range(self.num_replicas))]
     for site in self.sites:
       if not site.link.is_shared:
@@ -212,26 +208,9 @@ class Cluster:
     return ends
 
   def _ends_at(self, name: str) -> list[str]:
-    """The different ends of a site, in rank order."""
+    """Returns the different ends of a site, in rank order."""
     return list(dict.fromkeys(self._ends[rank] for rank in self._ranks[name]))
 
   @functools.cached_property
   def _pair_of(self) -> dict[frozenset[str], Pair]:
     return {frozenset(pair.sites): pair for pair in self.pairs}
-
-  @functools.cached_property
-  def _capacities(self) -> dict[str, tuple[float, float]]:
-    """Line rate (bit/s) of every link and the part of it that is payload."""
-    found = {}
-    for site in self.sites:
-      for end in self._ends_at(site.name):
-        found[f"up:{end}"] = (site.link.up_bps, site.link.efficiency)
-        found[f"down:{end}"] = (site.link.down_bps, site.link.efficiency)
-        if len(self._ranks[site.name]) > 1:
-          found[f"inside:{end}"] = (site.intra_bps, 1.0)
-    for pair in self.pairs:
-      ends = itertools.product(*map(self._ends_at, pair.sites))
-      for left, right in ends:
-        found[f"pair:{left}>{right}"] = (pair.bps, 1.0)
-        found[f"pair:{right}>{left}"] = (pair.bps, 1.0)
-    return found

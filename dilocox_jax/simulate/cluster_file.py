@@ -19,9 +19,9 @@ A site needs "name", "up" and "down". It may have "rtt", "loss", "streams",
 "achieved", "speed" and "num_stages" (its devices); "intra" and "intra_rtt"
 (the network inside). A cluster may have "placement" (the site of every
 replica, in the order of the ring), "pairs" (what was measured between two
-sites), "jitter" and "outages". `sites.py` says what each means and what it is
-if left out; "comment" is allowed anywhere and means nothing. A preset printed
-by `cluster_text` is a good start.
+sites), "jitter" and "outages". `sites.py` says what each key means and what its
+default is. "comment" is allowed anywhere and is ignored. A preset printed by
+`cluster_text` is a good start.
 """
 
 import dataclasses
@@ -30,71 +30,36 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from dilocox_jax.checks import did_you_mean, known
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.presets import CLUSTER_PRESETS, cluster_preset
 from dilocox_jax.simulate.quantities import (
-  COMPUTE,
-  RATE,
-  SHARE,
-  SIZE,
-  TIME,
-  Kind,
+  Dimension,
   format_quantity,
   parse_quantity,
 )
 from dilocox_jax.simulate.sites import (
+  FileKey,
   Jitter,
   Link,
   Pair,
   Site,
   SiteOutage,
-  unknown_name,
+  file_keys,
 )
 
-# For each key of a section: the attribute that it sets, and what it holds.
-_LINK = {
-  "up": ("up_bps", RATE),
-  "down": ("down_bps", RATE),
-  "rtt": ("rtt_s", TIME),
-  "loss": ("loss", SHARE),
-  "streams": ("streams", int),
-  "window": ("window_bytes", SIZE),
-  "efficiency": ("efficiency", SHARE),
-  "shared": ("is_shared", bool),
-}
-_SITE = {
-  "name": ("name", str),
-  "num_devices": ("num_devices", int),
-  "peak": ("peak_flops", COMPUTE),
-  "achieved": ("achieved_fraction", SHARE),
-  "speed": ("speed", float),
-  "num_stages": ("num_stages", int),
-  "intra": ("intra_bps", RATE),
-  "intra_rtt": ("intra_rtt_s", TIME),
-}
-_PAIR = {
-  "sites": ("sites", tuple),
-  "rate": ("bps", RATE),
-  "rtt": ("rtt_s", TIME),
-}
-_JITTER = {
-  "step": ("step_sigma", SHARE),
-  "transfer": ("transfer_sigma", SHARE),
-  "seed": ("seed", int),
-}
-_OUTAGE = {
-  "site": ("site", str),
-  "start": ("start_s", TIME),
-  "stop": ("stop_s", TIME),
-}
+# The keys of a whole file, by name; those of its sections are in `sites.py`.
 _CLUSTER = {
-  "name": ("name", str),
-  "every_site": ("every_site", dict),
-  "sites": ("sites", list),
-  "placement": ("placement", list),
-  "pairs": ("pairs", list),
-  "jitter": ("jitter", dict),
-  "outages": ("outages", list),
+  key.name: key
+  for key in (
+    FileKey("name", str),
+    FileKey("every_site", dict),
+    FileKey("sites", list),
+    FileKey("placement", list),
+    FileKey("pairs", list),
+    FileKey("jitter", dict),
+    FileKey("outages", list),
+  )
 }
 _JSON = {
   str: "a text",
@@ -108,12 +73,12 @@ _JSON = {
 
 
 def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
-  """A preset by its name, or the cluster that a file describes.
+  """Returns a preset by its name, or the cluster that a file describes.
 
   Args:
     name_or_path: One of `CLUSTER_PRESETS`, or a JSON file.
-    num_replicas: Replicas; None is as many as the cluster has. A file's own
-      cannot be changed.
+    num_replicas: Number of replicas; None is as many as the cluster has. That
+      of a file cannot be changed.
 
   Raises:
     ValueError: One line that says the field and what it expects.
@@ -140,71 +105,71 @@ def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
 
 
 def cluster_from_mapping(values: Any) -> Cluster:
-  """A cluster from what a file holds.
+  """Returns the cluster that the content of a file describes.
 
   Args:
-    values: As JSON reads it.
+    values: Content of the file, as JSON reads it.
 
   Raises:
     ValueError: One line that says the field and what it expects.
   """
   top = _read(_CLUSTER, values, "")
-  common = _read(_LINK | _SITE, top.get("every_site", {}), "every_site")
+  site_keys = file_keys(Link) | file_keys(Site)
+  common = _read(site_keys, top.get("every_site", {}), "every_site")
   if not top.get("sites"):
     raise ValueError("sites is missing: write a list of at least one site")
   sites = [
-    _site(common | _read(_LINK | _SITE, site, path), path)
+    _site(common | _read(site_keys, site, path), path)
     for path, site in _items(top, "sites")
   ]
   names = [site.name for site in sites]
   placement = []
   for path, name in _items(top, "placement"):
     if name not in names:
-      raise ValueError(f"{path}: {unknown_name('site', name, names)}")
+      hint = did_you_mean(name, names)
+      raise ValueError(f"{path}: unknown site {name!r}: {hint}")
     placement.append(names.index(name))
   return Cluster(
     top.get("name", "cluster"),
     tuple(sites),
     tuple(placement),
-    tuple(_section(Pair, _PAIR, *item) for item in _items(top, "pairs")),
-    _section(Jitter, _JITTER, "jitter", top.get("jitter", {})),
-    tuple(
-      _section(SiteOutage, _OUTAGE, *item) for item in _items(top, "outages")
-    ),
+    tuple(_section(Pair, *item) for item in _items(top, "pairs")),
+    _section(Jitter, "jitter", top.get("jitter", {})),
+    tuple(_section(SiteOutage, *item) for item in _items(top, "outages")),
   )
 
 
 def cluster_text(cluster: Cluster) -> str:
-  """The JSON of a cluster, without what is at its default.
+  """Returns the JSON text of a cluster, without what is at its default.
 
   Args:
-    cluster: Any; reading the text gives an equal one.
+    cluster: Any cluster. The text is read back as an equal one.
   """
   names = [site.name for site in cluster.sites]
   values: dict[str, Any] = {"name": cluster.name}
   values["sites"] = [
-    _written(_SITE, site) | _written(_LINK, site.link) for site in cluster.sites
+    _written(site) | _written(site.link) for site in cluster.sites
   ]
   if cluster.placement != tuple(range(len(names))):
     values["placement"] = [names[index] for index in cluster.placement]
-  values["pairs"] = [_written(_PAIR, pair) for pair in cluster.pairs]
-  values["jitter"] = _written(_JITTER, cluster.jitter)
-  values["outages"] = [_written(_OUTAGE, outage) for outage in cluster.outages]
-  parts = [
-    f'  "{key}": {_lines(value)}' for key, value in values.items() if value
+  values["pairs"] = [_written(pair) for pair in cluster.pairs]
+  values["jitter"] = _written(cluster.jitter)
+  values["outages"] = [_written(outage) for outage in cluster.outages]
+  lines = [
+    f'  "{key}": {_json(value)}' for key, value in values.items() if value
   ]
-  return "{\n" + ",\n".join(parts) + "\n}\n"
+  return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _lines(value: Any) -> str:
-  """JSON on one line, or a line for each object of a list."""
+def _json(value: Any) -> str:
+  """Returns JSON on one line, or on a line for each object of a list."""
   if not (isinstance(value, list) and isinstance(value[0], dict)):
     return json.dumps(value)
   return "[\n    " + ",\n    ".join(map(json.dumps, value)) + "\n  ]"
 
 
 def _object(items: list[tuple[str, Any]]) -> dict[str, Any]:
-  """A JSON object, if no key is in it twice."""
+  """Returns a JSON object, if no key is in it twice."""
   keys = [key for key, _ in items]
   for key in keys:
     if keys.count(key) > 1:
@@ -216,78 +181,81 @@ def _items(top: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
   return [(f"{key}[{i}]", item) for i, item in enumerate(top.get(key, []))]
 
 
-def _read(
-  keys: Mapping[str, tuple[str, Any]], values: Any, path: str
-) -> dict[str, Any]:
-  """Attributes and their values; `path` is where they stand in the file."""
+def _read(keys: Mapping[str, FileKey], values: Any, path: str) -> dict:
+  """Returns the values of a section by attribute.
+
+  Args:
+    keys: The keys of the section, by attribute.
+    values: The section as JSON reads it.
+    path: Where it stands in the file, for messages.
+  """
   if not isinstance(values, Mapping):
     raise ValueError(f"{path or 'a cluster'}: {values!r} must be an object")
-  found = {}
-  for key, value in values.items():
-    if key not in keys and key != "comment":
-      where = f"{path}: " if path else ""
-      raise ValueError(where + unknown_name("key", key, keys))
-    if key in keys:
-      attribute, kind = keys[key]
-      found[attribute] = _value(kind, value, f"{path}.{key}".lstrip("."))
-  return found
+  attributes = {key.name: attribute for attribute, key in keys.items()}
+  read = {}
+  for name, value in values.items():
+    if name == "comment":
+      continue
+    try:
+      known("key", name, attributes)
+    except ValueError as error:
+      raise ValueError(f"{path}: {error}" if path else str(error)) from None
+    holds = keys[attributes[name]].holds
+    read[attributes[name]] = _value(holds, value, f"{path}.{name}".lstrip("."))
+  return read
 
 
-def _value(kind: Any, value: Any, path: str) -> Any:
-  if isinstance(kind, Kind):
-    return parse_quantity(value, kind, path)
-  if kind is float and type(value) is int:
+def _value(holds: type | Dimension, value: Any, path: str) -> Any:
+  if isinstance(holds, Dimension):
+    return parse_quantity(value, holds, path)
+  if holds is float and type(value) is int:
     return float(value)
-  if kind is tuple and isinstance(value, list):
+  if holds is tuple and isinstance(value, list):
     names = [name for name in value if isinstance(name, str)]
     value = tuple(names) if len(names) == len(value) == 2 else value
-  if type(value) is not kind:
-    raise ValueError(f"{path}: {value!r} must be {_JSON[kind]}")
+  if type(value) is not holds:
+    raise ValueError(f"{path}: {value!r} must be {_JSON[holds]}")
   return value
 
 
-def _site(found: dict[str, Any], path: str) -> Site:
-  names = {attribute for attribute, _ in _LINK.values()}
-  link = {name: found[name] for name in found if name in names}
-  rest = {name: found[name] for name in found if name not in names}
-  return _built(
-    Site, _SITE, path, rest | {"link": _built(Link, _LINK, path, link)}
-  )
+def _site(values: dict[str, Any], path: str) -> Site:
+  link_keys = file_keys(Link)
+  link = {name: values[name] for name in values if name in link_keys}
+  rest = {name: values[name] for name in values if name not in link_keys}
+  return _built(Site, path, rest | {"link": _built(Link, path, link)})
 
 
-def _section(cls: Any, keys: Any, path: str, values: Any) -> Any:
-  return _built(cls, keys, path, _read(keys, values, path))
+def _section(cls: Any, path: str, values: Any) -> Any:
+  return _built(cls, path, _read(file_keys(cls), values, path))
 
 
-def _built(
-  cls: Any, keys: Mapping[str, tuple[str, Any]], path: str, found: Any
-) -> Any:
-  """The value of a section, if nothing is missing and all is in range."""
-  required = {
-    field.name
-    for field in dataclasses.fields(cls)
-    if field.default is dataclasses.MISSING
-  }
-  for key, (attribute, kind) in keys.items():
-    if attribute in required and attribute not in found:
-      raise ValueError(f"{path}.{key} is missing: write {_example(kind)}")
+def _built(cls: Any, path: str, values: dict[str, Any]) -> Any:
+  """Returns the section, if nothing is missing and all is in range."""
+  defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+  for attribute, key in file_keys(cls).items():
+    is_required = defaults[attribute] is dataclasses.MISSING
+    if is_required and attribute not in values:
+      example = (
+        f"e.g. '1 {key.holds.example}'"
+        if isinstance(key.holds, Dimension)
+        else _JSON[key.holds]
+      )
+      raise ValueError(f"{path}.{key.name} is missing: write {example}")
   try:
-    return cls(**found)
+    return cls(**values)
   except ValueError as error:
     raise ValueError(f"{path}: {error}") from None
 
 
-def _example(kind: Any) -> str:
-  return f"e.g. '1 {kind.example}'" if isinstance(kind, Kind) else _JSON[kind]
-
-
-def _written(keys: Mapping[str, tuple[str, Any]], section: Any) -> Any:
-  """The section as JSON, without defaults."""
+def _written(section: Any) -> dict[str, Any]:
+  """Returns a section as JSON values, without defaults."""
   defaults = {f.name: f.default for f in dataclasses.fields(section)}
   written = {}
-  for key, (attribute, kind) in keys.items():
+  for attribute, key in file_keys(type(section)).items():
     value = getattr(section, attribute)
-    if value != defaults[attribute]:
-      is_quantity = isinstance(kind, Kind)
-      written[key] = format_quantity(value, kind) if is_quantity else value
+    if value == defaults[attribute]:
+      continue
+    if isinstance(key.holds, Dimension):
+      value = format_quantity(value, key.holds)
+    written[key.name] = value
   return written

@@ -1,7 +1,8 @@
-"""How long an inner step takes before anything leaves the site.
+"""How long an inner step takes, without communication between sites.
 
-Operations over what the devices achieve, stretched by the pipeline's bubble,
-which is read off the very lists of ticks that a pipelined step executes.
+A step takes its operations divided by what the devices achieve. Pipeline
+stages make it longer by the bubble, which is computed from the same lists of
+ticks that a pipelined step executes.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ class Steps:
   """Inner steps of all replicas.
 
   Attributes:
-    seconds: Of one step, by replica, [M].
+    seconds: Duration of one step for each replica, [M].
     bubble_fraction: Share of a step in which a stage has nothing to do.
   """
 
@@ -26,11 +27,11 @@ class Steps:
 
 
 def stated_seconds(cluster: Cluster, step_s: float | int) -> Steps:
-  """Seconds of an inner step that somebody knows; slow sites take longer.
+  """Returns step times from a known duration; slow sites take longer.
 
   Args:
     cluster: Sites and their speeds.
-    step_s: Of a step at speed 1 (seconds).
+    step_s: Duration of a step at speed 1 (seconds).
   """
   replicas = range(cluster.num_replicas)
   return Steps(step_s / np.array([cluster.site(r).speed for r in replicas]))
@@ -42,16 +43,17 @@ def step_seconds(
   pipeline: Pipeline | None = None,
   hop_bytes: float = 0.0,
 ) -> Steps:
-  """Seconds of an inner step, from operations.
+  """Computes step times from operations.
 
-  Every stage has an equal share of the work; a backward costs twice a forward.
-  Activations travel at the site's own rate, and beside the next micro-batch.
+  Every stage has an equal share of the work. A backward pass costs twice as
+  much as a forward pass, so of every 3 seconds 1 is forward. Activations are
+  sent at the rate inside the site, while the next micro-batch is computed.
 
   Args:
     cluster: Sites and their devices.
     step_flops: Operations of one replica's step (FLOP).
-    pipeline: None: no stages, no bubble.
-    hop_bytes: Activations of a micro-batch between two stages (bytes).
+    pipeline: Pipeline inside a replica; None: no stages, no bubble.
+    hop_bytes: Bytes of activations that a micro-batch sends between stages.
 
   Raises:
     ValueError: If a replica has fewer devices than stages.
@@ -70,10 +72,13 @@ def step_seconds(
       )
   lines = []
   for replica, seconds in enumerate(busy_s):
-    one_s = seconds / pipeline.num_micro_batches
+    micro_batch_s = seconds / pipeline.num_micro_batches
     hop_s = 8 * hop_bytes / cluster.site(replica).intra_bps
     times = TickTimes(
-      one_s / 3, 2 * one_s / 3, forward_hop_s=hop_s, backward_hop_s=hop_s
+      micro_batch_s / 3,
+      2 * micro_batch_s / 3,
+      forward_hop_s=hop_s,
+      backward_hop_s=hop_s,
     )
     lines.append(timeline(pipeline, times))
   return Steps(

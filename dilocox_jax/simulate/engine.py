@@ -1,8 +1,14 @@
-"""Runs a graph on links: what happens when, to the last digit and every time.
+"""Runs a graph on links and finds when every task and flow starts and ends.
 
-Only times at which something changes are visited. What falls on one time
-happens in a fixed order (bytes gone, ends, links failing or coming back, then
-starts by number), so no outcome depends on the order of a dict or of a heap.
+This is a discrete-event simulation: it visits only the times at which
+something changes. What happens at one time happens in a fixed order: last
+bytes leave, nodes end, links fail or come back, then nodes start by number. So
+the result is the same to the bit every time, whatever the order of a dict or
+of a heap.
+
+Outages: while a link is down its capacity is 0, so the flows on it have rate 0
+and keep the bytes they have left. A flow of 4 bytes over 2 bytes/s whose link
+is down from second 1 to 6.5 sends 2 bytes, waits 5.5 s, and ends at 7.5 s.
 """
 
 import heapq
@@ -12,75 +18,68 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dilocox_jax.simulate.fair import Sharing
-from dilocox_jax.simulate.graph import Graph, LinkRate, Outage
-from dilocox_jax.simulate.timeline import Timeline, link_bytes, rates_of
+from dilocox_jax.simulate.graph import Graph, Outage
+from dilocox_jax.simulate.timeline import Timeline, link_bytes
 
-# What may happen at one time, in this order; starts come after.
+# Kinds of events. At one time they happen in this order, before any start.
 _SENT, _ENDED, _FAILED_OR_BACK = range(3)
 
 
 def run_graph(
   graph: Graph,
-  links: Mapping[str, LinkRate],
+  links: Mapping[str, float | int],
   outages: Sequence[Outage] = (),
-  *,
-  record_rates: bool = False,
 ) -> Timeline:
   """Runs a graph to its end.
 
   Args:
-    graph: What is to happen.
-    links: The links that flows may name.
-    outages: When which of them carry nothing.
-    record_rates: Whether to keep every change of a flow's rate.
+    graph: Tasks and flows.
+    links: Capacity of every link that flows may name (bytes per second), one
+      direction each. Flows share a link max-min fairly.
+    outages: Times at which links carry nothing.
 
   Returns:
-    When everything happened.
+    When every task and flow started and ended.
 
   Raises:
-    ValueError: If a link is unknown, or a flow can never finish.
+    ValueError: If a link is unknown or has no capacity, or a flow can never
+      finish.
   """
-  return _Simulation(graph, links, outages, record_rates).run()
+  return _Simulation(graph, links, outages).run()
 
 
 class _Simulation:
-  """State of one run; lists by number or by link index, for speed."""
+  """State of one run. Lists are indexed by node or by link, for speed."""
 
   def __init__(
     self,
     graph: Graph,
-    links: Mapping[str, LinkRate],
+    links: Mapping[str, float | int],
     outages: Sequence[Outage],
-    record_rates: bool,
   ):
     num = len(graph)
     self._graph = graph
     self._link_names = list(links)
     self._index = {name: index for index, name in enumerate(links)}
-    self._links = list(links.values())
-    self._changes: list[tuple[float, int, float]] | None = None
-    if record_rates:
-      self._changes = []
-    self._sharing = Sharing(
-      [float(link.capacity_bytes_per_s) for link in self._links],
-      self._changes,
-    )
+    self._capacities = [float(capacity) for capacity in links.values()]
+    for name, capacity in links.items():
+      if not capacity >= 0:
+        raise ValueError(
+          f"link {name!r}: capacity={capacity} bytes/s must be >= 0"
+        )
+    self._sharing = Sharing(self._capacities)
     self._now_s = 0.0
     self._num_events = 0
     self._events: list[tuple[float, int, int]] = []
-    self._ready_s, self._start_s = [math.nan] * num, [math.nan] * num
-    self._sent_s, self._end_s = [math.nan] * num, [math.nan] * num
+    self._start_s, self._end_s = [math.nan] * num, [math.nan] * num
     self._routes: dict[tuple[str, ...], tuple[int, ...]] = {}
-    self._fifo_routes: dict[tuple[str, ...], tuple[int, ...]] = {}
     self._find_routes()
     self._outages = self._planned(outages)
-    self._down = [0] * len(links)
-    # Waiting for a resource or a FIFO link, and who has it (-1: nobody).
+    self._down = [0] * len(links)  # Outages that every link is in.
+    # (when it was ready, number) of the tasks that wait for a resource.
     names = {place for place in graph.places if isinstance(place, str)}
     self._queues: dict[str, list[tuple[float, int]]] = {n: [] for n in names}
     self._is_busy = dict.fromkeys(names, False)
-    self._lines: list[list[tuple[float, int]]] = [[] for _ in links]
-    self._holders = [-1] * len(links)
     self._find_successors()
 
   def _find_routes(self) -> None:
@@ -94,14 +93,10 @@ class _Simulation:
           f"flow {graph.names[number]!r}: link {unknown[0]!r} is unknown; there"
           f" are {', '.join(map(repr, self._link_names[:8])) or 'none'}"
         )
-      route = tuple(self._index[name] for name in place)
-      self._routes[place] = route
-      self._fifo_routes[place] = tuple(
-        link for link in route if self._links[link].discipline == "fifo"
-      )
+      self._routes[place] = tuple(self._index[name] for name in place)
 
   def _planned(self, outages: Sequence[Outage]) -> list[tuple[int, int]]:
-    """(link, +1 for a failure, -1 for a return), by number of the event."""
+    """Returns (link, +1 for a failure or -1 for a return) of every event."""
     changes: list[tuple[int, int]] = []
     for outage in outages:
       if outage.link not in self._index:
@@ -114,7 +109,11 @@ class _Simulation:
     return changes
 
   def _find_successors(self) -> None:
-    """Turns "waits for" around, and starts what waits for nothing."""
+    """Finds who waits for every node, and starts what waits for nothing.
+
+    Successors of node n are _successors[start[n] : start[n + 1]]. If node 2
+    waits for 0 and 1, and node 3 for 0, they are [2, 3, 2], start [0, 2, 3, 3].
+    """
     num = len(self._graph)
     after = np.array(self._graph.after, np.int64)
     counts = np.diff(np.array(self._graph.after_stop, np.int64), prepend=0)
@@ -125,8 +124,6 @@ class _Simulation:
     self._successors_start: list[int] = [0, *stops.tolist()]
     self._num_missing: list[int] = counts.tolist()
     self._starting = np.flatnonzero(counts == 0).tolist()
-    for number in self._starting:
-      self._ready_s[number] = 0.0
 
   def run(self) -> Timeline:
     events, starting, sharing = self._events, self._starting, self._sharing
@@ -145,7 +142,7 @@ class _Simulation:
       self._now_s = events[0][0]
 
   def _start(self, number: int) -> None:
-    """Something is ready: it starts, or waits in a queue."""
+    """Starts a node that is ready, or puts a task into a queue."""
     place = self._graph.places[number]
     if isinstance(place, str):
       if self._is_busy[place]:
@@ -153,17 +150,14 @@ class _Simulation:
       else:
         self._run_task(number, place)
       return
-    fifo = self._fifo_routes[place]
-    if not self._graph.amounts[number]:
-      self._num_events += 1
-      self._start_s[number] = self._now_s
+    self._num_events += 1
+    self._start_s[number] = self._now_s
+    size_bytes = self._graph.amounts[number]
+    if not size_bytes:
       self._leave(number)
-    elif not fifo:
-      self._send(number)
-    else:
-      for link in fifo:
-        heapq.heappush(self._lines[link], (self._now_s, number))
-      self._send_if_first(number)
+      return
+    limit = self._graph.limits_bytes_per_s[number]
+    self._sharing.add(number, self._routes[place], size_bytes, limit)
 
   def _run_task(self, number: int, resource: str) -> None:
     self._num_events += 1
@@ -172,45 +166,17 @@ class _Simulation:
     end_s = self._now_s + self._graph.amounts[number]
     heapq.heappush(self._events, (end_s, _ENDED, number))
 
-  def _send_if_first(self, number: int) -> None:
-    """Sends if all its FIFO links are free and nobody is before it."""
-    fifo = self._fifo_routes[self._graph.places[number]]  # type: ignore
-    for link in fifo:
-      if self._holders[link] >= 0 or self._lines[link][0][1] != number:
-        return
-    for link in fifo:
-      heapq.heappop(self._lines[link])
-      self._holders[link] = number
-    self._send(number)
-
-  def _send(self, number: int) -> None:
-    self._num_events += 1
-    self._start_s[number] = self._now_s
-    graph = self._graph
-    self._sharing.add(
-      number,
-      self._routes[graph.places[number]],  # type: ignore
-      graph.amounts[number],
-      graph.limits_bytes_per_s[number],
-    )
-
   def _sent(self, number: int) -> None:
-    """A flow's last byte has left, unless its rate changed meanwhile."""
+    """Handles the last byte of a flow, unless its rate has changed since."""
     flow = self._sharing.flows.get(number)
+    # Events cannot be removed from a heap, so an old one is ignored here.
     if flow is None or flow.due_s != self._now_s:
       return
     self._num_events += 1
-    self._sharing.remove(number, self._now_s)
-    fifo = self._fifo_routes[self._graph.places[number]]  # type: ignore
-    for link in fifo:
-      self._holders[link] = -1
-    for link in fifo:
-      if self._lines[link]:
-        self._send_if_first(self._lines[link][0][1])
+    self._sharing.remove(number)
     self._leave(number)
 
   def _leave(self, number: int) -> None:
-    self._sent_s[number] = self._now_s
     latency_s = self._graph.latencies_s[number]
     if latency_s:
       event = (self._now_s + latency_s, _ENDED, number)
@@ -220,10 +186,9 @@ class _Simulation:
 
   def _ended(self, number: int) -> None:
     self._num_events += 1
-    now_s = self._end_s[number] = self._now_s
+    self._end_s[number] = self._now_s
     place = self._graph.places[number]
     if isinstance(place, str):
-      self._sent_s[number] = now_s
       self._is_busy[place] = False
       if self._queues[place]:
         self._run_task(heapq.heappop(self._queues[place])[1], place)
@@ -231,30 +196,26 @@ class _Simulation:
     for successor in self._successors[start:stop]:
       self._num_missing[successor] -= 1
       if not self._num_missing[successor]:
-        self._ready_s[successor] = now_s
         heapq.heappush(self._starting, successor)
 
   def _failed_or_back(self, number: int) -> None:
     self._num_events += 1
     link, step = self._outages[number]
     self._down[link] += step
-    capacity = float(self._links[link].capacity_bytes_per_s)
-    self._sharing.set_capacity(link, 0.0 if self._down[link] else capacity)
+    # Outages may overlap: the link is back when the last of them is over.
+    capacity = 0.0 if self._down[link] else self._capacities[link]
+    self._sharing.set_capacity(link, capacity)
 
   def _timeline(self) -> Timeline:
     self._check_all_ended()
     end_s = np.array(self._end_s, np.float64)
-    changes = self._changes
     return Timeline(
-      ready_s=np.array(self._ready_s, np.float64),
       start_s=np.array(self._start_s, np.float64),
-      sent_s=np.array(self._sent_s, np.float64),
       end_s=end_s,
       makespan_s=float(end_s.max(initial=0.0)),
       num_events=self._num_events,
       num_solves=self._sharing.num_solves,
       link_bytes=link_bytes(self._graph, self._link_names),
-      rates=None if changes is None else rates_of(changes),
     )
 
   def _check_all_ended(self) -> None:

@@ -1,9 +1,15 @@
 """Max-min fair rates: what TCP flows over shared links get, to first order.
 
-Nobody's rate can rise without lowering that of a flow that has no more. A
-change re-solves only the flows that are joined to it by shared links, and
-bytes left are counted from the last change of a flow's own rate, so a flow
-that nobody disturbs ends at exactly size / rate after its start.
+Rates are max-min fair if no flow's rate can rise without lowering the rate of
+a flow that has no more than it. Example: links A and B of 1 Gbit/s each; flow
+1 crosses A and B, flows 2 and 3 cross A only. A is the tightest link: its
+three flows get 1/3 Gbit/s each. A fourth flow that crosses only B gets what
+flow 1 leaves there, 2/3 Gbit/s. Even shares of B, 1/2 each, would waste 1/6.
+
+When something changes, only the flows that are connected to it by shared links
+are solved again. Bytes left are counted from the last change of a flow's own
+rate, so a flow whose rate never changes ends at exactly size / rate after its
+start.
 
 Source: Bertsekas and Gallager, 1992, "Data Networks", 6.5.2.
 """
@@ -12,33 +18,35 @@ import heapq
 import math
 from collections.abc import Sequence
 
-# Shares and durations that differ by less (relative) differ by rounding alone:
-# a link of n flows has n subtractions behind what is left for the last.
+# Shares and durations whose relative difference is smaller than this differ by
+# rounding alone. A link of n flows needs n subtractions to find what is left
+# for the last flow, so the error is larger than that of one operation.
 _ROUNDING = 2.0**-42
 _SAME = 1 + _ROUNDING
-# Of sums of times.
+# Two sums of times with a smaller ratio are the same time.
 _SAME_TIME = 1 + 2.0**-50
 
-Route = Sequence[int]
+# The links that a flow crosses, as indices into a list of capacities.
+LinkIndices = Sequence[int]
 
 
 def max_min_rates(
-  routes: Sequence[Route],
+  routes: Sequence[LinkIndices],
   ceilings: Sequence[float],
   capacities: Sequence[float],
 ) -> list[float]:
-  """Rates of flows that share links.
+  """Computes the max-min fair rates of flows that share links.
 
-  All rates rise together; a flow stops at its own ceiling, or when one of its
+  All rates rise together. A flow stops at its own ceiling, or when one of its
   links is full.
 
   Args:
-    routes: The links of every flow, as indices into `capacities`.
-    ceilings: Every flow's own limit (bytes per second).
-    capacities: What every link can carry (bytes per second).
+    routes: Links of every flow, as indices into `capacities`.
+    ceilings: Limit of every flow alone (bytes per second).
+    capacities: Capacity of every link (bytes per second).
 
   Returns:
-    The rate of every flow (bytes per second); infinite where nothing limits.
+    The rate of every flow (bytes per second); infinity if nothing limits it.
   """
   flows_of: dict[int, list[int]] = {}
   for flow, route in enumerate(routes):
@@ -49,13 +57,13 @@ def max_min_rates(
         flows_of[link] = [flow]
   rates = list(ceilings)
   for link, flows in flows_of.items():
-    # A link of one flow is that flow's own ceiling.
+    # A link with a single flow limits that flow as its own ceiling does.
     if len(flows) == 1 and capacities[link] < rates[flows[0]]:
       rates[flows[0]] = capacities[link]
   left, shares = {}, []
   for link, flows in flows_of.items():
     capacity = capacities[link]
-    # A link with room for every ceiling limits nobody.
+    # A link that has room for all ceilings together limits no flow.
     if sum([rates[flow] for flow in flows]) > capacity:
       left[link] = capacity
       shares.append((capacity / len(flows), link))
@@ -65,21 +73,25 @@ def max_min_rates(
 
 
 def _fill(
-  routes: Sequence[Route],
+  routes: Sequence[LinkIndices],
   rates: list[float],
   flows_of: dict[int, list[int]],
   left: dict[int, float],
   shares: list[tuple[float, int]],
 ) -> None:
-  """Lowers ceilings to rates, the fullest link first.
+  """Lowers ceilings to rates, the link with the smallest share first.
+
+  A flow is settled when its rate is final. Settling a flow only raises the
+  share of the flows that remain on its links, because it takes at most that
+  share. So an old entry of the heap is too low, never too high, and it is
+  enough to check the lowest entry before it is used.
 
   Args:
-    routes: The links of every flow.
-    rates: Ceilings; afterwards rates.
-    flows_of: The flows of every link.
-    left: Capacity that settled flows leave, of links that may fill up.
-    shares: (left / flows not settled, link) of each. May lag behind, and is
-      then low: settling flows only raises what is left for each other.
+    routes: Links of every flow.
+    rates: Ceilings of the flows; holds their rates afterwards.
+    flows_of: Flows of every link.
+    left: Capacity that settled flows leave, for links that may fill up.
+    shares: Heap of (left / number of flows not settled, link).
   """
   waiting = {link: len(flows_of[link]) for link in left}
   unsettled = {flow for link in left for flow in flows_of[link]}
@@ -92,10 +104,12 @@ def _fill(
       continue
     now = left[link] / waiting[link]
     if now > share * _SAME:
+      # The entry was old. Look again which link has the smallest share.
       heapq.heapreplace(shares, (now, link))
       continue
     while order[-1] not in unsettled:
       order.pop()
+    # Either the lowest ceiling is reached first, or this link is full.
     flows = (order[-1],) if rates[order[-1]] <= share else flows_of[link]
     for flow in flows:
       if flow in unsettled:
@@ -116,12 +130,12 @@ class Flow:
     number: Its number in the graph.
     route: Its links.
     ceiling: Its own limit (bytes per second).
-    left: What was left at `since_s` (bytes).
-    since_s: When its rate changed last.
-    rate: Since then (bytes per second).
-    finish_s: When it is through at this rate.
-    due_s: The same if it is the first of those joined to it, else infinity:
-      the others will be solved again before their turn.
+    left: Bytes that were left at `since_s`.
+    since_s: When its rate changed last (seconds).
+    rate: Rate since then (bytes per second).
+    finish_s: When it is through at this rate (seconds).
+    due_s: `finish_s` if it is the first of its group to be through, else
+      infinity: the others will be solved again before they are through.
   """
 
   __slots__ = (
@@ -136,7 +150,7 @@ class Flow:
   )
 
   def __init__(
-    self, number: int, route: Route, size_bytes: float, ceiling: float
+    self, number: int, route: LinkIndices, size_bytes: float, ceiling: float
   ):
     self.number = number
     self.route = route
@@ -146,7 +160,7 @@ class Flow:
     self.finish_s = self.due_s = math.inf
 
   def set_rate(self, rate: float, now_s: float) -> None:
-    """Counts what has gone at the old rate, and goes on at a new one."""
+    """Subtracts the bytes sent at the old rate, and goes on at a new one."""
     if self.rate:
       gone = self.rate * (now_s - self.since_s)
       self.left = max(self.left - gone, 0.0)
@@ -156,37 +170,31 @@ class Flow:
 
 
 class Sharing:
-  """Links, the flows under way on them, and when each will be through."""
+  """Links, the flows under way on them, and when each flow will be through."""
 
-  def __init__(
-    self,
-    capacities: Sequence[float],
-    changes: list[tuple[float, int, float]] | None = None,
-  ):
+  def __init__(self, capacities: Sequence[float]):
     """Starts with idle links.
 
     Args:
-      capacities: Of every link (bytes per second).
-      changes: Gets (seconds, number, bytes per second) of every change.
+      capacities: Capacity of every link (bytes per second).
     """
     self.capacities = list(capacities)
     self.flows: dict[int, Flow] = {}
     self.num_solves = 0
     self._flows_of: list[dict[Flow, None]] = [{} for _ in self.capacities]
-    self._touched: dict[Flow, None] = {}  # Their rates may be wrong.
-    self._changes = changes
+    self._touched: dict[Flow, None] = {}  # Rates to find anew.
 
   def add(
-    self, number: int, route: Route, size_bytes: float, ceiling: float
+    self, number: int, route: LinkIndices, size_bytes: float, ceiling: float
   ) -> None:
-    """A flow begins; `settle` finds its rate."""
+    """Starts a flow; `settle` finds its rate."""
     flow = self.flows[number] = Flow(number, route, size_bytes, ceiling)
     self._touched[flow] = None
     for link in route:
       self._flows_of[link][flow] = None
 
-  def remove(self, number: int, now_s: float) -> None:
-    """A flow is through."""
+  def remove(self, number: int) -> None:
+    """Ends a flow whose last byte has left."""
     flow = self.flows.pop(number)
     for link in flow.route:
       others = self._flows_of[link]
@@ -194,24 +202,22 @@ class Sharing:
       if others:
         self._touched.update(others)
     self._touched.pop(flow, None)
-    if self._changes is not None:
-      self._changes.append((now_s, number, 0.0))
 
   def set_capacity(self, link: int, bytes_per_s: float) -> None:
-    """A link fails or comes back."""
+    """Sets the capacity of a link, which has failed or come back."""
     self.capacities[link] = bytes_per_s
     self._touched.update(self._flows_of[link])
 
   def settle(self, now_s: float) -> list[tuple[float, int]]:
-    """Solves what has changed.
+    """Finds the rates of all flows that a change may have affected.
 
     Args:
-      now_s: The time.
+      now_s: The time (seconds).
 
     Returns:
-      When (seconds) which flows will be through unless something changes
-      before: the first of every group that links join. A flow's `due_s` tells
-      later whether that still holds.
+      (seconds, number of the flow) of the next flows that will be through, the
+      first of every group of connected flows. If a rate changes before, the
+      entry is void, and the flow's `due_s` differs from it.
     """
     due: list[tuple[float, int]] = []
     touched = self._touched
@@ -229,6 +235,7 @@ class Sharing:
         touched.pop(flow, None)
       self._solve(flows, now_s)
       first_s = min([flow.finish_s for flow in flows])
+      # Flows that should end together must end at the same float.
       last_s = first_s * _SAME_TIME + (first_s - now_s) * _ROUNDING
       for flow in flows:
         is_first = flow.finish_s <= last_s
@@ -238,8 +245,8 @@ class Sharing:
     return due
 
   def _joined(self, flow: Flow) -> list[Flow]:
-    """All flows that share links with it, directly or through others."""
-    found = {flow: None}
+    """Returns all flows that share links with it, directly or indirectly."""
+    joined = {flow: None}
     links: set[int] = set()
     newest = [flow]
     while newest:
@@ -249,9 +256,9 @@ class Sharing:
           if link not in links:
             links.add(link)
             reached.update(self._flows_of[link])
-      newest = [flow for flow in reached if flow not in found]
-      found.update(reached)
-    return list(found)
+      newest = [flow for flow in reached if flow not in joined]
+      joined.update(reached)
+    return list(joined)
 
   def _is_alone(self, flow: Flow) -> bool:
     for link in flow.route:
@@ -270,5 +277,3 @@ class Sharing:
   def _set_rate(self, flow: Flow, rate: float, now_s: float) -> None:
     if rate != flow.rate:
       flow.set_rate(rate, now_s)
-      if self._changes is not None:
-        self._changes.append((now_s, flow.number, rate))

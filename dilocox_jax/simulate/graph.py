@@ -1,8 +1,8 @@
-"""What is to happen, without when: tasks, flows, and what waits for what.
+"""Tasks, flows, and what waits for what; the engine finds the times.
 
-A million nodes must fit, so a node is a number into flat columns rather than
-an object. Numbers are given in order of creation and a node waits for earlier
-ones only, so a graph cannot hold a cycle and needs no search for one.
+A graph must hold a million nodes, so a node is a number into flat columns
+instead of an object. Nodes are numbered in order of creation and wait for
+earlier nodes only, so a graph has no cycle and needs no search for one.
 """
 
 import array
@@ -10,41 +10,15 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-DISCIPLINES = ("fair", "fifo")
-
-
-@dataclasses.dataclass(frozen=True)
-class LinkRate:
-  """What one direction of a link can carry.
-
-  Attributes:
-    capacity_bytes_per_s: At most this much at once, over all its flows.
-    discipline: "fair" shares the link max-min; "fifo" lets one flow at a time
-      pass, in order of readiness, ties by number.
-  """
-
-  capacity_bytes_per_s: float | int
-  discipline: str = "fair"
-
-  def __post_init__(self):
-    if not self.capacity_bytes_per_s >= 0:
-      raise ValueError(
-        f"capacity_bytes_per_s={self.capacity_bytes_per_s} must be >= 0"
-      )
-    if self.discipline not in DISCIPLINES:
-      raise ValueError(
-        f"discipline={self.discipline!r} must be one of {DISCIPLINES}"
-      )
-
 
 @dataclasses.dataclass(frozen=True)
 class Outage:
-  """A time in which a link carries nothing; its flows wait and go on after.
+  """A time in which a link carries nothing. Its flows wait and then go on.
 
   Attributes:
     link: Name of the link.
-    start_s: When it fails.
-    stop_s: When it is back; infinity is never.
+    start_s: When the link fails (seconds).
+    stop_s: When the link is back (seconds); infinity is never.
   """
 
   link: str
@@ -60,19 +34,20 @@ class Outage:
 
 
 class Graph:
-  """Tasks and flows in order of creation; a number names either.
+  """Tasks and flows in order of creation. Both are nodes and have a number.
 
-  Columns are read by the engine and by whoever draws the outcome.
+  The engine and traces read the columns, each with one entry for every node.
 
   Attributes:
-    names: Of every node.
-    tags: What kind of thing it is, for reports; may be empty.
-    places: The resource of a task (a string), the links of a flow (a tuple).
-    amounts: Duration of a task (seconds), size of a flow (bytes).
-    latencies_s: Of a flow; 0 for a task.
-    limits_bytes_per_s: Of a flow; infinity for a task.
-    after: Numbers waited for, node after node.
-    after_stop: Where a node's part of `after` ends; the next one starts there.
+    names: Name of the node.
+    tags: Kind of the node, for reports; may be empty.
+    places: Resource of a task (a string) or links of a flow (a tuple).
+    amounts: Duration of a task (seconds) or size of a flow (bytes).
+    latencies_s: Latency of a flow (seconds); 0 for a task.
+    limits_bytes_per_s: Highest rate of a flow alone; infinity for a task.
+    after: Numbers of the nodes that are waited for, node after node.
+    after_stop: Where the entries of a node in `after` end. Those of the next
+      node start there.
   """
 
   def __init__(self):
@@ -102,17 +77,17 @@ class Graph:
     Tasks of a resource run in order of readiness, ties by number.
 
     Args:
-      name: For messages and pictures; need not be unique.
-      resource: Where it runs.
-      duration_s: How long.
-      after: Numbers that must have ended.
-      tag: What kind of thing it is, for reports.
+      name: Name for messages and pictures; need not be unique.
+      resource: Resource on which it runs.
+      duration_s: Its duration (seconds).
+      after: Numbers of nodes that must have ended.
+      tag: Kind of the node, for reports.
 
     Returns:
       The number of the task.
 
     Raises:
-      ValueError: If it can never be run as described.
+      ValueError: If its duration or the nodes it waits for are not possible.
     """
     return self._add(name, resource, duration_s, after, tag)
 
@@ -128,24 +103,25 @@ class Graph:
   ) -> int:
     """Adds bytes that pass all their links at once.
 
-    A flow ends `latency_s` after its last byte has left; the links are free
-    meanwhile. One of size 0 needs no link: it ends `latency_s` after it is
+    A flow ends `latency_s` after its last byte has left. The links are free in
+    that time. A flow of size 0 needs no link: it ends `latency_s` after it is
     ready.
 
     Args:
-      name: For messages and pictures; need not be unique.
-      links: Names of the links it occupies together; none is a local copy.
-      size_bytes: What it carries over each of them.
-      after: Numbers that must have ended.
-      latency_s: From the last byte sent to the last byte there.
-      limit_bytes_per_s: Its own highest rate, whatever the links offer.
-      tag: What kind of thing it is, for reports.
+      name: Name for messages and pictures; need not be unique.
+      links: Names of the links that it occupies together; () is a local copy.
+      size_bytes: Bytes that it carries over each of them.
+      after: Numbers of nodes that must have ended.
+      latency_s: Time from the last byte sent to the last byte received.
+      limit_bytes_per_s: Its highest rate, even if the links offer more.
+      tag: Kind of the node, for reports.
 
     Returns:
       The number of the flow.
 
     Raises:
-      ValueError: If it can never be sent as described.
+      ValueError: If its size, links, latency, limit or the nodes it waits for
+        are not possible.
     """
     route = self._route(name, links)
     if not 0 <= latency_s < math.inf:
@@ -158,13 +134,8 @@ class Graph:
       name, route, size_bytes, after, tag, latency_s, limit_bytes_per_s
     )
 
-  def predecessors(self, number: int) -> list[int]:
-    """The numbers that a node waits for."""
-    start = self.after_stop[number - 1] if number else 0
-    return self.after[start : self.after_stop[number]].tolist()
-
   def _route(self, name: str, links: tuple[str, ...]) -> tuple[str, ...]:
-    """The same object for the same links, so that a million flows share it."""
+    """Returns one object for equal links, so that a million flows share it."""
     is_tuple = isinstance(links, tuple)
     if is_tuple and links in self._routes:
       return self._routes[links]

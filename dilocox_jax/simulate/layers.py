@@ -1,12 +1,19 @@
 """Utilisation layer by layer, as Streaming DiLoCo's Table 4 counts it.
 
-The closed forms see a step as one block of compute. That paper sees the nodes
-of a step of L layers (its count, 4 L - 1): a forward, an activation gradient
-(but for layer 0), a weight gradient and a reduction each. A reduction thus
-hides behind the rest of the backward pass, and a forward waits for its own
-layer alone, which is what the table (arXiv 2501.18512) measures. Compute is
-serial, the link first in, first out. All bandwidths are simulated at once,
-since they differ in nothing but the length of a reduction.
+Elsewhere in this package a step is one block of compute. That paper (arXiv
+2501.18512) divides a step of L layers into 4 L - 1 nodes: every layer has a
+forward pass, an activation gradient (except layer 0), a weight gradient and a
+reduction. So a reduction hides behind the rest of the backward pass, and a
+forward pass waits for its own layer only. Compute is serial, and the link
+sends one reduction after the other. All bandwidths are simulated at once,
+since they differ only in how long a reduction takes.
+
+Closed forms of a step without waits, T seconds, forward share f = 0.2: the
+forward pass of layer k starts at k f T / L. The backward pass has 2 L - 1
+nodes of (1 - f) T / (2 L - 1) seconds, last layer first, and layer k is done
+when the 2 k - 1 nodes of lower layers remain. With L = 2 and T = 1 the forward
+passes start at 0 and 0.1; three nodes of 0.267 s follow from 0.2 on; layer 1
+is done at 0.733 (two nodes), layer 0 at 1.
 """
 
 import dataclasses
@@ -18,8 +25,8 @@ from jaxtyping import Float
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 
-# Every value of Table 4 lies on this grid, rounded to two decimals of a
-# Gbit/s and then to one.
+# Every value of Table 4 is on this grid, rounded to two decimals of a Gbit/s
+# and then to one.
 GRID_BPS = np.logspace(-1, 3, 50) * 1e9
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)  # Compute utilisation of its columns.
 
@@ -28,13 +35,14 @@ Bandwidths = Float[np.ndarray, " bandwidths"]
 
 @dataclasses.dataclass(frozen=True)
 class TableConstants:
-  """What the paper leaves out, fitted on Table 4: two numbers for 75 cells.
+  """What the paper does not state, fitted on Table 4: two numbers, 75 cells.
 
   Attributes:
-    forward_share: Part of a step's compute that is forward; 0.19 to 0.21
-      give as many exact cells.
-    num_rounds: Rounds of H steps simulated. Transfers of the last one are not
-      waited for, so that 5 of 6 count; 5 and 7 fit worse.
+    forward_share: Share of a step's compute that is the forward pass. Values
+      of 0.19 to 0.21 give as many exact cells.
+    num_rounds: Number of rounds of H steps that are simulated. Transfers of
+      the last round are not waited for, so 5 of 6 count. With 5 or 7 rounds
+      the fit is worse.
   """
 
   forward_share: float | int = 0.20
@@ -54,9 +62,9 @@ class LayerModel:
   """A model as the table describes it: equal layers and nothing else.
 
   Attributes:
-    num_parameters: All that is exchanged, spread evenly over the layers.
+    num_parameters: Number of parameters, spread evenly over the layers.
     num_layers: L.
-    step_s: Compute of one inner step.
+    step_s: Duration of the compute of one inner step (seconds).
   """
 
   num_parameters: float | int
@@ -72,12 +80,12 @@ class LayerModel:
 
 @dataclasses.dataclass(frozen=True)
 class LayerMethod:
-  """Which layers travel when, and how long a parameter is on the wire.
+  """Which layers are sent when, and with how many bits.
 
   Attributes:
-    schedule: The plan's; with more than one fragment, fragment 0 holds what
-      is no layer, so that nothing of it is sent here.
-    bits: Of a parameter on the wire.
+    schedule: Schedule of the plan. With more than one fragment, fragment 0
+      holds no layer, and nothing of it is sent here.
+    bits: Bits of a parameter on the wire.
     order: "strided" or "sequential" fragments.
   """
 
@@ -86,7 +94,7 @@ class LayerMethod:
   order: str = "strided"
 
   def layers(self, fragment: int, num_layers: int) -> list[int]:
-    """The layers of a fragment in the order the backward pass ends them."""
+    """Returns a fragment's layers in the order of the backward pass."""
     parts = self.schedule.num_fragments
     if parts == 1:
       return list(range(num_layers))[::-1]
@@ -99,13 +107,13 @@ class LayerMethod:
 
 @dataclasses.dataclass(frozen=True)
 class LayerRun:
-  """What came of a simulation.
+  """Result of a simulation.
 
   Attributes:
-    compute_s: All compute, [] (seconds).
+    compute_s: Duration of all compute, [] (seconds).
     ends_s: End of each step's compute, [steps, bandwidths] (seconds).
     link_s: End of the last reduction, [bandwidths] (seconds).
-    sent_bits: Put on the link, []; the same at every bandwidth.
+    sent_bits: Bits put on the link, [], at any bandwidth.
   """
 
   compute_s: float
@@ -119,19 +127,19 @@ class LayerRun:
     return self.compute_s / self.ends_s[-1]
 
   def steady_step_s(self, num_steps: int) -> Bandwidths:
-    """Mean duration of the last `num_steps` steps, waits included."""
+    """Returns the mean duration of the last steps, waits included."""
     return (self.ends_s[-1] - self.ends_s[-1 - num_steps]) / num_steps
 
 
 def table_methods(
   num_layers: int, sync_interval: int = 100, layers_per_fragment: int = 3
 ) -> dict[str, LayerMethod]:
-  """The five rows of Table 4.
+  """Returns the methods of the five rows of Table 4.
 
   Args:
-    num_layers: L, on which the number of fragments depends.
+    num_layers: L, which gives the number of fragments.
     sync_interval: H.
-    layers_per_fragment: 3 at every scale.
+    layers_per_fragment: Layers of a fragment; 3 in the paper.
   """
   parts = 1 + num_layers // layers_per_fragment
 
@@ -150,16 +158,16 @@ def table_methods(
 def sends(
   method: LayerMethod, num_layers: int, num_steps: int
 ) -> dict[int, list[int]]:
-  """Layers sent after each inner step, in the order they become ready.
+  """Returns the layers sent after each inner step, in order of readiness.
 
-  The events are the plan's but for one thing, which the table decides (63
-  exact cells against 50): a fragment is first sent once it has done H steps,
-  where the plan sends it at its first phase.
+  The events are those of the plan with one difference: here a fragment is
+  first sent after H steps, while the plan sends it at its first offset. The
+  table decides for this (63 exact cells against 50).
 
   Args:
-    method: Whose schedule.
+    method: Method with its schedule.
     num_layers: L.
-    num_steps: Inner steps simulated.
+    num_steps: Number of inner steps that are simulated.
   """
   sent: dict[int, list[int]] = {}
   for event in method.schedule.events(0, num_steps):
@@ -178,10 +186,11 @@ def simulate_layers(
   """Simulates `num_rounds` rounds at every bandwidth.
 
   Args:
-    model: What is trained.
+    model: Model that is trained.
     method: What is sent when.
-    bandwidth_bps: Of the link, [bandwidths]; infinity is allowed.
-    constants: Of the table, if None.
+    bandwidth_bps: Bandwidths of the link (bit/s), [bandwidths]; infinity is
+      allowed.
+    constants: Fitted constants; None: those of the table.
 
   Raises:
     ValueError: A bandwidth is not positive.
@@ -200,7 +209,8 @@ def simulate_layers(
   arrivals: dict[int, dict[int, Bandwidths]] = {}
   for step in range(1, num_steps + 1):
     for layer, arrival in sorted(arrivals.pop(step, {}).items()):
-      # `now` is when the step would have begun, had it never waited.
+      # The forward pass of this layer cannot start before its arrival. `now` is
+      # shifted so that now + starts[layer] is when it does start.
       now = np.maximum(now, arrival - starts[layer])
     due = arrivals.setdefault(step + 1 + method.schedule.overlap_steps, {})
     for layer in sent.get(step, ()):
@@ -213,7 +223,7 @@ def simulate_layers(
 
 
 def _node_times(model: LayerModel, forward_share: float):
-  """Begin of each forward and end of each weight gradient in a free step."""
+  """Returns starts of forwards and ends of weight gradients, no waits, [L]."""
   layers = np.arange(model.num_layers)
   forward_s = forward_share * model.step_s
   # Layer 0 has no activation gradient.
@@ -230,14 +240,14 @@ def needed_bandwidth_bps(
   constants: TableConstants | None = None,
   grid_bps: Sequence[float] | Bandwidths = GRID_BPS,
 ) -> Float[np.ndarray, " targets"]:
-  """The first bandwidth of a grid that reaches each utilisation.
+  """Finds the first bandwidth of a grid that reaches each utilisation.
 
   Args:
-    model: What is trained.
+    model: Model that is trained.
     method: What is sent when.
     targets: Utilisations, [targets].
-    constants: Of the table, if None.
-    grid_bps: Ascending; the table's by default.
+    constants: Fitted constants; None: those of the table.
+    grid_bps: Bandwidths in ascending order; by default those of the table.
 
   Returns:
     [targets] (bit/s), infinity where no bandwidth of the grid suffices.
@@ -251,7 +261,7 @@ def needed_bandwidth_bps(
 
 
 def grid_index(bandwidth_bps: float) -> int:
-  """Where in `GRID_BPS` a bandwidth printed to one decimal lies."""
+  """Returns the index in `GRID_BPS` of a bandwidth printed to one decimal."""
   return int(np.argmin(np.abs(np.log(GRID_BPS / bandwidth_bps))))
 
 

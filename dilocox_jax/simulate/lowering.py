@@ -1,8 +1,8 @@
-"""A script as tasks and flows, for the engine.
+"""Turns a script into tasks and flows, for the event engine.
 
 Nothing is assumed about who is in step with whom: a replica's ops follow one
 another, a message waits for the one before it to have left and arrived, and
-the links decide the rest.
+the links decide the rest. No time is computed here.
 """
 
 import dataclasses
@@ -11,17 +11,20 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.simulate.engine import Timeline, run_graph
-from dilocox_jax.simulate.graph import Graph, LinkRate
-from dilocox_jax.simulate.idle_time import Silence
-from dilocox_jax.simulate.link_costs import LinkCosts, MessageRound, rounds
-from dilocox_jax.simulate.noise import Noise
+from dilocox_jax.simulate.graph import Graph
+from dilocox_jax.simulate.interpreter import Interpreter
+from dilocox_jax.simulate.link_costs import (
+  LinkCosts,
+  MessageStep,
+  message_steps,
+)
 from dilocox_jax.simulate.outcome import Outcome, Work
-from dilocox_jax.simulate.script import Compute, Key, Launch, Op, Wait
+from dilocox_jax.simulate.script import Compute, Launch, Op
 from dilocox_jax.simulate.transfer import limit_bytes_per_s
 
-Nodes = list[list[int]]  # For every replica, what has to have ended.
+# For every replica, numbers of nodes. As a moment: when the last of them ends.
+Nodes = list[list[int]]
 
 
 @dataclasses.dataclass
@@ -30,14 +33,14 @@ class Lowered:
 
   Attributes:
     graph: Tasks and flows.
-    own: For every replica, the nodes that end its own part.
-    last: The same, with the exchanges still under way.
+    own: Nodes that end a replica's own work, by replica.
+    last: Nodes that end its own work or an exchange under way, by replica.
     steps: Nodes of inner steps, by replica.
     codecs: Nodes of encoding and decoding, by replica.
     waits: (replica, nodes before, nodes waited for) of every wait.
     exchanges: (replica, nodes before, last nodes) of every exchange.
     num_steps: Inner steps.
-    sent_bytes: What a replica put on the wire.
+    sent_bytes: Bytes that one replica put on the wire.
   """
 
   graph: Graph
@@ -51,154 +54,124 @@ class Lowered:
   sent_bytes: int = 0
 
 
-class _Lowering:
+class _Lowering(Interpreter[Nodes]):
   """Adds ops to a graph, replica by replica."""
 
-  def __init__(self, edges: LinkCosts, work: Work):
-    num_replicas = edges.cluster.num_replicas
-    self._edges, self._work = edges, work
-    self._replicas = range(num_replicas)
-    self._noise = Noise(edges.cluster.jitter, num_replicas)
-    self._silence = Silence(num_replicas)
+  def __init__(self, link_costs: LinkCosts, work: Work):
+    super().__init__(link_costs, work)
+    self._replicas = range(self.num_replicas)
     self._now: Nodes = [[] for _ in self._replicas]
     self._channel: Nodes = [[] for _ in self._replicas]
-    self._back: dict[Key, Nodes] = {}
     empty = ([[] for _ in self._replicas] for _ in range(4))
-    self.lowered = Lowered(Graph(), *empty, waits=[], exchanges=[])
-
-  def add(self, op: Op) -> None:
-    if isinstance(op, Compute):
-      self._take_steps(op)
-    elif isinstance(op, Launch):
-      self._launch(op)
-    else:
-      self._wait(op)
+    self._lowered = Lowered(Graph(), *empty, waits=[], exchanges=[])
 
   def finish(self) -> Lowered:
-    self.lowered.own = self._now
-    ends = zip(self._now, self._channel, strict=True)
-    self.lowered.last = [now + channel for now, channel in ends]
-    return self.lowered
+    return dataclasses.replace(
+      self._lowered,
+      own=self._now,
+      last=_joined(self._now, self._channel),
+      num_steps=self.num_steps,
+      sent_bytes=self.sent_bytes,
+    )
 
   def _task(self, replica: int, name: str, seconds: float, tag: str) -> int:
-    number = self.lowered.graph.task(
+    number = self._lowered.graph.task(
       name, f"replica {replica}", seconds, self._now[replica], tag
     )
     self._now[replica] = [number]
     return number
 
-  def _take_steps(self, op: Compute) -> None:
-    taken_s = self._noise.steps(op.num_steps) * self._work.step_s
+  def _take_steps(self, op: Compute, seconds: np.ndarray) -> None:
     for replica in self._replicas[: 1 if op.is_alone else None]:
       name = f"{op.num_steps} steps"
-      number = self._task(replica, name, taken_s[replica], "steps")
-      self.lowered.steps[replica].append(number)
-    self._silence.last(op.num_steps * self._work.step_s)
-    self.lowered.num_steps += op.num_steps
+      number = self._task(replica, name, seconds[replica], "steps")
+      self._lowered.steps[replica].append(number)
 
-  def _launch(self, op: Launch) -> None:
-    self._spend_on_codec("encode")
-    num_replicas = len(self._replicas)
-    start = [self._now[r] + self._channel[r] for r in self._replicas]
-    nodes, starts_anew = start, self._silence.end()
-    for operation in op.operations:
-      name = f"{op.key[0]} {op.key[1]} {operation.kind}"
-      nodes = self._collective(name, operation, nodes, starts_anew)
-      starts_anew = np.zeros_like(starts_anew)
-      self.lowered.sent_bytes += operation.sent_bytes(num_replicas)
-    self._channel = nodes
-    self._back[op.key] = nodes
-    self.lowered.exchanges += list(
-      zip(self._replicas, start, nodes, strict=True)
-    )
-
-  def _wait(self, op: Wait) -> None:
-    back = self._back.pop(op.key)
-    for replica in self._replicas:
-      self.lowered.waits.append((replica, self._now[replica], back[replica]))
-      self._now[replica] = [*self._now[replica], *back[replica]]
-    self._spend_on_codec("decode")
-
-  def _spend_on_codec(self, name: str) -> None:
-    for replica, codec_s in enumerate(self._work.codec_s):
+  def _run_codec(self, name: str, seconds: np.ndarray) -> None:
+    for replica, codec_s in enumerate(seconds):
       if codec_s:
-        number = self._task(replica, name, codec_s / 2, "codec")
-        self.lowered.codecs[replica].append(number)
+        number = self._task(replica, name, codec_s, "codec")
+        self._lowered.codecs[replica].append(number)
 
-  def _collective(
+  def _free_from(self) -> Nodes:
+    return _joined(self._now, self._channel)
+
+  def _send(
     self,
     name: str,
-    operation: Collective,
+    step: MessageStep,
+    sizes_bytes: np.ndarray,
+    slow_s: np.ndarray,
     start: Nodes,
-    starts_anew: np.ndarray,
   ) -> Nodes:
-    todo = rounds(operation, len(self._replicas))
-    factors = self._noise.transfers(len(todo))
-    for number, (each, factor) in enumerate(zip(todo, factors, strict=True)):
-      is_slow = starts_anew & (number == 0)
-      start = self._round(name, each, factor, start, is_slow)
-    return start
-
-  def _round(
-    self,
-    name: str,
-    each: MessageRound,
-    factor: np.ndarray,
-    start: Nodes,
-    is_slow: np.ndarray,
-  ) -> Nodes:
-    waits_s = self._edges.hop(each.hop).latency_s
-    if is_slow.any():
-      slow_s = self._edges.slow_start_s(each)
-      waits_s = waits_s + np.where(is_slow, slow_s, 0.0)
+    waits_s = self.link_costs.hop(step.hop).latency_s + slow_s
     sent: Nodes = []
     for replica in self._replicas:
-      if each.sender not in (None, replica):
+      if step.sender not in (None, replica):
         sent.append(start[replica])
         continue
-      route = self._edges.route(replica, each.hop)
-      flow = self.lowered.graph.flow(
+      route = self.link_costs.route(replica, step.hop)
+      flow = self._lowered.graph.flow(
         name,
         route.links,
-        each.size_bytes * factor[replica],
+        sizes_bytes[replica],
         start[replica],
         waits_s[replica],
         limit_bytes_per_s(route),
         "exchange",
       )
       sent.append([flow])
-    count = len(self._replicas)
-    return [
-      list({*sent[r], *sent[(r - each.hop) % count]}) for r in self._replicas
-    ]
+    received = [sent[r - step.hop] for r in self._replicas]
+    return _joined(sent, received)
+
+  def _occupy_channel(self, start: Nodes, end: Nodes) -> None:
+    self._channel = end
+    self._lowered.exchanges += zip(self._replicas, start, end, strict=True)
+
+  def _wait(self, back: Nodes) -> None:
+    self._lowered.waits += zip(self._replicas, self._now, back, strict=True)
+    self._now = _joined(self._now, back)
 
 
-def lower(edges: LinkCosts, work: Work, ops: Iterable[Op]) -> Lowered:
+def _joined(first: Nodes, second: Nodes) -> Nodes:
+  """Returns the moment at which both have ended.
+
+  A node stands in it once: with a copy at every wait, a flush of n fragments
+  without tasks in between would hold some 2.6^n of them.
+  """
+  return [
+    sorted({*nodes, *others})
+    for nodes, others in zip(first, second, strict=True)
+  ]
+
+
+def lower(link_costs: LinkCosts, work: Work, ops: Iterable[Op]) -> Lowered:
   """Turns a script into tasks and flows.
 
   Args:
-    edges: Cluster and transport.
+    link_costs: Cluster and transport.
     work: Seconds of a replica's own work.
     ops: The script.
   """
-  lowering = _Lowering(edges, work)
-  for op in ops:
-    lowering.add(op)
+  lowering = _Lowering(link_costs, work)
+  lowering.interpret(ops)
   return lowering.finish()
 
 
-def simulate(edges: LinkCosts, lowered: Lowered) -> tuple[Outcome, Timeline]:
+def simulate(
+  link_costs: LinkCosts, lowered: Lowered
+) -> tuple[Outcome, Timeline]:
   """Runs what was lowered through the engine.
 
   Args:
-    edges: The same as in `lower`.
-    lowered: Its result.
+    link_costs: Cluster and transport, as given to `lower`.
+    lowered: The result of `lower`.
 
   Returns:
     The cost, and when every task and flow began and ended.
   """
-  links = {name: LinkRate(rate) for name, rate in edges.capacities.items()}
-  timeline = run_graph(lowered.graph, links, edges.cluster.link_outages)
+  outages = link_costs.cluster.link_outages
+  timeline = run_graph(lowered.graph, link_costs.capacities, outages)
   ends_s = timeline.end_s
   lengths_s = ends_s - timeline.start_s
 
@@ -212,7 +185,7 @@ def simulate(edges: LinkCosts, lowered: Lowered) -> tuple[Outcome, Timeline]:
     return total
 
   def spent(nodes: Nodes) -> np.ndarray:
-    return np.array([sum(lengths_s[each]) for each in nodes])
+    return np.array([sum(lengths_s[numbers]) for numbers in nodes])
 
   outcome = Outcome(
     busy_until_s=np.array([latest(nodes) for nodes in lowered.own]),
@@ -228,7 +201,7 @@ def simulate(edges: LinkCosts, lowered: Lowered) -> tuple[Outcome, Timeline]:
 
 
 def fits(ops: Iterable[Op], num_replicas: int, most_nodes: int) -> bool:
-  """Whether a script has at most so many nodes when lowered."""
+  """Whether a script has at most `most_nodes` nodes when lowered."""
   counts = itertools.accumulate(_num_nodes(op, num_replicas) for op in ops)
   return all(count <= most_nodes for count in counts)
 
@@ -236,5 +209,5 @@ def fits(ops: Iterable[Op], num_replicas: int, most_nodes: int) -> bool:
 def _num_nodes(op: Op, num_replicas: int) -> int:
   if not isinstance(op, Launch):
     return num_replicas
-  each = (len(rounds(one, num_replicas)) for one in op.operations)
-  return num_replicas * sum(each)
+  steps = (len(message_steps(each, num_replicas)) for each in op.operations)
+  return num_replicas * sum(steps)

@@ -1,8 +1,8 @@
 """Clusters by name: round numbers to sweep over, and the settings of papers.
 
-A paper's setting is only as good as what the paper says. Each function states
-what was published, what is recalled and not confirmed, and what is assumed,
-so that nobody mistakes an assumption of ours for a finding of theirs.
+Each function for a paper says what was published, what is recalled and not
+confirmed, and what is assumed, so that nobody takes our assumption for a
+result of the paper.
 """
 
 import dataclasses
@@ -10,10 +10,11 @@ import functools
 import math
 from collections.abc import Callable
 
+from dilocox_jax.checks import known
 from dilocox_jax.simulate import dtfm
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.quantities import RATE, parse_quantity, require_number
-from dilocox_jax.simulate.sites import Link, Site, unknown_name
+from dilocox_jax.simulate.sites import Link, Site
 
 # Peaks in half precision, dense (FLOP/s), as recalled from the data sheets.
 _A800_FLOPS = 312e12
@@ -42,7 +43,7 @@ def symmetric(name: str, num_replicas: int = 2) -> Cluster:
     num_replicas: Sites, of one replica each.
   """
   bps = parse_quantity(_RATES[name], RATE, "up")
-  return alike(name, Site("site", Link(bps, bps)), num_replicas)
+  return equal_sites(name, Site("site", Link(bps, bps)), num_replicas)
 
 
 def consumer(num_replicas: int = 2) -> Cluster:
@@ -54,7 +55,9 @@ def consumer(num_replicas: int = 2) -> Cluster:
     num_replicas: Homes.
   """
   link = Link(up_bps=40e6, down_bps=1e9, rtt_s=0.03)
-  return alike("consumer", Site("home", link, 1, _RTX4090_FLOPS), num_replicas)
+  return equal_sites(
+    "consumer", Site("home", link, 1, _RTX4090_FLOPS), num_replicas
+  )
 
 
 def infinite(num_replicas: int = 2) -> Cluster:
@@ -65,7 +68,7 @@ def infinite(num_replicas: int = 2) -> Cluster:
   """
   link = Link(math.inf, math.inf, rtt_s=0.0)
   site = Site("site", link, intra_bps=math.inf, intra_rtt_s=0.0)
-  return alike("infinite", site, num_replicas)
+  return equal_sites("infinite", site, num_replicas)
 
 
 def dilocox_107b(num_replicas: int = 2) -> Cluster:
@@ -112,7 +115,7 @@ def opendiloco(num_replicas: int = 4) -> Cluster:
   return Cluster("opendiloco", tuple(sites))
 
 
-def streaming(num_replicas: int = 2) -> Cluster:
+def streaming_cluster(num_replicas: int = 2) -> Cluster:
   """Streaming DiLoCo (arXiv 2501.18512): the simulated link of its tables.
 
   Published: 2 replicas, 1 Gbit/s in Table 1 (Table 4 sweeps the bandwidth),
@@ -125,7 +128,7 @@ def streaming(num_replicas: int = 2) -> Cluster:
   """
   link = Link(1e9, 1e9, rtt_s=0.0, efficiency=1.0)
   site = Site("site", link, achieved_fraction=0.6)
-  return alike("streaming", site, num_replicas)
+  return equal_sites("streaming", site, num_replicas)
 
 
 def intellect_1(num_replicas: int = 14) -> Cluster:
@@ -141,7 +144,7 @@ def intellect_1(num_replicas: int = 14) -> Cluster:
   """
   link = Link(340e6, 340e6, rtt_s=0.1)
   site = Site("node", link, 8, _H100_FLOPS, achieved_fraction=0.362)
-  return alike("intellect_1", site, num_replicas)
+  return equal_sites("intellect_1", site, num_replicas)
 
 
 def covenant_72b(num_replicas: int = 20) -> Cluster:
@@ -152,11 +155,11 @@ def covenant_72b(num_replicas: int = 20) -> Cluster:
   which is 24 % of the peak. Assumed: 100 ms.
 
   Args:
-    num_replicas: DistributedFlags.
+    num_replicas: Peers.
   """
   link = Link(up_bps=110e6, down_bps=500e6, rtt_s=0.1)
   site = Site("peer", link, 8, _B200_FLOPS, achieved_fraction=0.24)
-  return alike("covenant_72b", site, num_replicas)
+  return equal_sites("covenant_72b", site, num_replicas)
 
 
 CLUSTER_PRESETS: dict[str, Callable[..., Cluster]] = {
@@ -166,7 +169,7 @@ CLUSTER_PRESETS: dict[str, Callable[..., Cluster]] = {
   "dilocox_1.3b": dilocox_1_3b,
   "dilocox_107b": dilocox_107b,
   "opendiloco": opendiloco,
-  "streaming": streaming,
+  "streaming": streaming_cluster,
   "intellect_1": intellect_1,
   "covenant_72b": covenant_72b,
   "dtfm_datacenter": dtfm.datacenter,
@@ -178,30 +181,29 @@ CLUSTER_PRESETS: dict[str, Callable[..., Cluster]] = {
 
 
 def cluster_preset(name: str, num_replicas: int | None = None) -> Cluster:
-  """A cluster by its name.
+  """Returns a cluster by its name.
 
   Args:
     name: One of `CLUSTER_PRESETS`.
-    num_replicas: Replicas; None is as many as the setting has.
+    num_replicas: Number of replicas; None is as many as the setting has.
 
   Raises:
     ValueError: If there is no such preset, or not with so many replicas.
   """
-  if name not in CLUSTER_PRESETS:
-    raise ValueError(unknown_name("cluster preset", name, CLUSTER_PRESETS))
+  known("cluster preset", name, CLUSTER_PRESETS)
   if num_replicas is None:
     return CLUSTER_PRESETS[name]()
   require_number("num_replicas", num_replicas, 1)
   return CLUSTER_PRESETS[name](num_replicas)
 
 
-def alike(name: str, site: Site, num_replicas: int) -> Cluster:
-  """A cluster of sites that differ by their numbers alone.
+def equal_sites(name: str, site: Site, num_replicas: int) -> Cluster:
+  """Returns a cluster of equal sites, named by numbers from 0.
 
   Args:
-    name: Of the cluster.
-    site: All of them; its name gets a number.
-    num_replicas: Sites, of one replica each.
+    name: Name of the cluster.
+    site: The site that is repeated; a number is added to its name.
+    num_replicas: Number of sites, of one replica each.
   """
   return Cluster(
     name,
@@ -215,7 +217,7 @@ def alike(name: str, site: Site, num_replicas: int) -> Cluster:
 def _dilocox(
   name: str, num_devices: int, achieved_fraction: float, num_replicas: int
 ) -> Cluster:
-  """Devices shared among sites of one replica each."""
+  """Returns sites of one replica each that divide all devices evenly."""
   if num_devices % num_replicas:
     raise ValueError(
       f"num_replicas={num_replicas} must divide the {num_devices} devices of"
@@ -228,4 +230,4 @@ def _dilocox(
     _A800_FLOPS,
     achieved_fraction,
   )
-  return alike(name, site, num_replicas)
+  return equal_sites(name, site, num_replicas)

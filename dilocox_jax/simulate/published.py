@@ -1,9 +1,9 @@
-"""Figures that papers report, read from data files with their standing.
+"""Figures that papers report, read from data files with source and status.
 
-A prediction is worth what it is compared with, and some figures that go around
-were never read in their paper. So a figure carries its source and its status
-wherever it is shown, and a file that leaves either out is refused. Where the
-files lie is the caller's business: the package reads what it is given.
+A prediction can only be as good as the figure it is compared with, and some
+figures that people quote were never read in their paper. So every figure
+carries its source and its status, and a file that leaves one out is refused.
+The caller says where the files are.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ class Figure:
   """One number of a paper.
 
   Attributes:
-    name: What it is, unique in its file.
-    value: In `unit`.
-    unit: As printed, "Gbit/s" for example; "ratio" for a bare number.
+    name: Name of the figure, unique in its file.
+    value: Value in `unit`.
+    unit: Unit as printed, e.g. "Gbit/s"; "ratio" for a bare number.
     source: Paper, and table or section.
     status: One of `STATUSES`.
-    note: What a reader should know; may be empty.
+    note: Remark for readers; may be empty.
   """
 
   name: str
@@ -48,7 +48,7 @@ class Figure:
 
   @property
   def is_verified(self) -> bool:
-    """Whether somebody read it in its source."""
+    """Whether one of us has read the figure in its source."""
     return self.status == STATUSES[0]
 
 
@@ -93,7 +93,7 @@ def load_published(path: str | os.PathLike[str]) -> dict[str, Figure]:
 
 
 def _figure(entry: Any) -> Figure:
-  """The figure behind a JSON object, each field of the type it should have."""
+  """Returns the figure that a JSON object describes, types checked."""
   if not isinstance(entry, dict):
     raise ValueError("must be an object")
   fields = {field.name: field for field in dataclasses.fields(Figure)}

@@ -1,9 +1,10 @@
 """Numbers that carry their units, as people write them.
 
-A bandwidth without a unit is wrong by eight or by a million sooner or later,
-so a description of a cluster has none: "1 Gbit/s", "40 ms", "16 MiB",
-"312 TFLOP/s", "2 %". Bits and bytes differ by their letters alone, hence
-"bit" is always spelt out. Decimal arithmetic keeps what was written exact.
+A bandwidth without a unit is sooner or later wrong by a factor of eight or of
+a million. So every quantity in a cluster file has its unit: "1 Gbit/s",
+"40 ms", "16 MiB", "312 TFLOP/s", "2 %". Bits and bytes would differ by the
+case of one letter (Gb, GB), hence "bit" is always spelt out. Decimal
+arithmetic keeps what was written: "0.1 ms" is exactly the float 1e-4.
 """
 
 import dataclasses
@@ -16,15 +17,15 @@ _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf)(.*)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
-  """One kind of quantity and its units.
+class Dimension:
+  """What a quantity measures, and in which units.
 
   Attributes:
-    name: What it measures, for messages.
-    units: Names of units and their size in the base unit, as decimals.
-    base: The unit of the numbers that the program computes with.
-    example: The unit that a message recommends.
-    foreign: Units that are understood but never printed.
+    name: Name of the dimension, for messages.
+    units: Names of units to their size in the base unit, as decimals.
+    base: Unit of the numbers that the program computes with.
+    example: Unit that messages recommend.
+    foreign: Further units that can be read but are never printed.
   """
 
   name: str
@@ -34,7 +35,7 @@ class Kind:
   foreign: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-RATE = Kind(
+RATE = Dimension(
   "rate",
   {
     "bit/s": "1",
@@ -47,13 +48,13 @@ RATE = Kind(
   example="Mbit/s",
   foreign={"B/s": "8", "kB/s": "8e3", "MB/s": "8e6", "GB/s": "8e9"},
 )
-TIME = Kind(
+TIME = Dimension(
   "time",
   {"us": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "h": "3600"},
   base="s",
   example="ms",
 )
-SIZE = Kind(
+SIZE = Dimension(
   "size",
   {
     "B": "1",
@@ -68,7 +69,7 @@ SIZE = Kind(
   base="B",
   example="MB",
 )
-COMPUTE = Kind(
+COMPUTE = Dimension(
   "compute rate",
   {
     "FLOP/s": "1",
@@ -80,19 +81,19 @@ COMPUTE = Kind(
   base="FLOP/s",
   example="TFLOP/s",
 )
-SHARE = Kind("share", {"%": "1e-2"}, base="", example="%")
+SHARE = Dimension("share", {"%": "1e-2"}, base="", example="%")
 
 
-def parse_quantity(text: Any, kind: Kind, field: str) -> float:
-  """The number that a text with a unit stands for.
+def parse_quantity(text: Any, dimension: Dimension, field: str) -> float:
+  """Returns the number that a text with a unit stands for.
 
   Args:
     text: A number and its unit, e.g. "100 Mbit/s"; "inf bit/s" is unlimited.
-    kind: What is expected.
-    field: Where it was written, for messages.
+    dimension: The dimension that is expected.
+    field: Where the text was written, for messages.
 
   Returns:
-    The value in the kind's base unit; a share as a fraction.
+    The value in the base unit of the dimension; a share as a fraction.
 
   Raises:
     ValueError: One line that names the field and a unit it expects.
@@ -100,36 +101,39 @@ def parse_quantity(text: Any, kind: Kind, field: str) -> float:
   match = _NUMBER.fullmatch(str(text).strip())
   if match is None:
     raise ValueError(
-      f"{field}: {text!r} is no {kind.name}: write e.g. '1 {kind.example}'"
+      f"{field}: {text!r} is no {dimension.name}:"
+      f" write e.g. '1 {dimension.example}'"
     )
   number, unit = match.group(1), match.group(2).strip()
   if not unit:
     raise ValueError(
-      f"{field}: {number} has no unit: write e.g. '{number} {kind.example}'"
+      f"{field}: {number} has no unit:"
+      f" write e.g. '{number} {dimension.example}'"
     )
-  factor = (kind.units | kind.foreign).get(unit)
+  factor = (dimension.units | dimension.foreign).get(unit)
   if factor is None:
-    units = ", ".join([*kind.units, *kind.foreign])
+    units = ", ".join([*dimension.units, *dimension.foreign])
     raise ValueError(
-      f"{field}: {text!r} has no unit of a {kind.name}: have {units}"
+      f"{field}: {text!r} has no unit of a {dimension.name}: have {units}"
     )
   return float(decimal.Decimal(number) * decimal.Decimal(factor))
 
 
-def format_quantity(value: float, kind: Kind) -> str:
-  """The shortest text that `parse_quantity` reads back to the same number.
+def format_quantity(value: float, dimension: Dimension) -> str:
+  """Returns the shortest text that `parse_quantity` reads back exactly.
 
-  Of equally short ones that with a number between 1 and 1000, and of those the
-  one in the smaller unit.
+  Among equally short texts it prefers a number between 1 and 1000, and then
+  the smaller unit: 1e9 bit/s is "1 Gbit/s", 0.1 s is "0.1 s" ("100 ms" is
+  longer).
 
   Args:
-    value: In the kind's base unit; a share as a fraction.
-    kind: What it measures.
+    value: Number in the base unit of the dimension; a share as a fraction.
+    dimension: The dimension.
   """
   if not math.isfinite(value):
-    return f"{value} {kind.base or '%'}"
+    return f"{value} {dimension.base or '%'}"
   texts = []
-  for unit, factor in kind.units.items():
+  for unit, factor in dimension.units.items():
     number = decimal.Decimal(repr(float(value))) / decimal.Decimal(factor)
     text = f"{_number(number)} {unit}"
     texts.append((len(text), not 1 <= abs(number) < 1000, len(texts), text))
@@ -137,7 +141,7 @@ def format_quantity(value: float, kind: Kind) -> str:
 
 
 def _number(value: decimal.Decimal) -> str:
-  """Digits without an exponent and without zeros that say nothing."""
+  """Returns digits without an exponent and without zeros at the end."""
   text = f"{value:f}"
   return text.rstrip("0").rstrip(".") if "." in text else text
 
@@ -148,17 +152,17 @@ def require_number(
   low: float | int,
   high: float | int = math.inf,
   ends: str = "[]",
-  kind: Kind | None = None,
+  dimension: Dimension | None = None,
 ):
   """Raises ValueError unless a number lies in its range.
 
   Args:
-    field: Its name.
+    field: Name of the number, for the message.
     value: The number.
-    low: Lower end.
-    high: Upper end.
+    low: Lower end of the range.
+    high: Upper end of the range.
     ends: "[" or "(" and "]" or ")": whether the ends belong to the range.
-    kind: What it measures, for messages; None for plain numbers.
+    dimension: Dimension, so that the message has units; None for plain numbers.
   """
   above = value >= low if ends[0] == "[" else value > low
   below = value <= high if ends[1] == "]" else value < high
@@ -166,9 +170,9 @@ def require_number(
     return
 
   def shown(number: float | int) -> str:
-    if kind is None:
+    if dimension is None:
       return f"{number:g}"
-    return format_quantity(float(number), kind)
+    return format_quantity(float(number), dimension)
 
   wanted = f"be {'at least' if ends[0] == '[' else 'more than'} {shown(low)}"
   if math.isfinite(high):

@@ -1,6 +1,7 @@
-"""A finished run as a script: the rounds and bytes that it really had.
+"""A finished run as a script, with the rounds and bytes that it had.
 
-Where rank and H adapt, the plan cannot foresee them; the run's own rows tell.
+If rank and H adapt, the plan cannot know them in advance. The rows that the
+run has written do.
 """
 
 import dataclasses
@@ -17,8 +18,8 @@ class RecordedRound:
 
   Attributes:
     num_steps: Inner steps of the round.
-    sent_bytes: What one replica put on the wire in it.
-    is_local: Whether replicas went their own ways (not a warm start).
+    sent_bytes: Bytes that one replica put on the wire in the round.
+    is_local: Whether it is a local round, not a part of a warm start.
   """
 
   num_steps: int
@@ -29,16 +30,16 @@ class RecordedRound:
 def recorded_ops(
   rounds: Sequence[RecordedRound], traffic: Traffic
 ) -> Iterator[list[Op]]:
-  """The ops of every round.
+  """Yields the ops of every round.
 
-  A round sends by the operations of the plan, at the size that was recorded.
-  With a delay they start when the round begins and are waited for after as
-  many steps as hide them; otherwise they start after its last step. A warm
-  start's bytes are spread over its steps.
+  A round sends the collectives of the plan, with the bytes that were recorded.
+  If the exchange is delayed, it is launched when the round begins and waited
+  for after the steps that hide it. Otherwise it is launched after the last
+  step. The bytes of a warm start are spread evenly over its steps.
 
   Args:
-    rounds: In order.
-    traffic: Of the run's config; one fragment.
+    rounds: Rows of the run, in order.
+    traffic: Traffic of the run's config, with one fragment.
 
   Raises:
     ValueError: If there are several fragments: their plan says more.
@@ -49,36 +50,36 @@ def recorded_ops(
       f"num_fragments={schedule.num_fragments}: only the plan knows when each "
       "of several fragments travels"
     )
-  for number, each in enumerate(rounds):
-    if not each.is_local:
-      yield _data_parallel(number, each, traffic)
+  for number, row in enumerate(rounds):
+    if not row.is_local:
+      yield _data_parallel(number, row, traffic)
       continue
     launch = Launch(
       ("recorded", number, 0),
-      _sized(traffic.exchange(0), each.sent_bytes, traffic.num_replicas),
+      _sized(traffic.exchange(0), row.sent_bytes, traffic.num_replicas),
     )
-    if not each.sent_bytes:
-      yield [Compute(each.num_steps)]
+    if not row.sent_bytes:
+      yield [Compute(row.num_steps)]
     elif not schedule.overlap_steps:
-      yield [Compute(each.num_steps), launch, Wait(launch.key)]
+      yield [Compute(row.num_steps), launch, Wait(launch.key)]
     else:
-      before = each.num_steps
-      if (
-        not schedule.is_whole_rounds
-      ):  # Otherwise all of a round, however long.
+      # A delay of whole rounds hides behind all steps of a round, however many
+      # the adaptive controller has chosen.
+      before = row.num_steps
+      if not schedule.is_whole_rounds:
         before = min(schedule.hiding_steps, before)
-      after = each.num_steps - before
+      after = row.num_steps - before
       rest = [Compute(after)] if after else []
       yield [launch, Compute(before), Wait(launch.key), *rest]
 
 
 def _data_parallel(
-  number: int, each: RecordedRound, traffic: Traffic
+  number: int, row: RecordedRound, traffic: Traffic
 ) -> list[Op]:
   ops: list[Op] = []
-  part = each.sent_bytes / each.num_steps
+  part = row.sent_bytes / row.num_steps
   operations = _sized(traffic.gradient(), part, traffic.num_replicas)
-  for step in range(each.num_steps):
+  for step in range(row.num_steps):
     ops.append(Compute(1))
     if part:
       launch = Launch(("recorded", number, step), operations)
@@ -89,7 +90,7 @@ def _data_parallel(
 def _sized(
   planned: Sequence[Collective], sent_bytes: float | int, num_replicas: int
 ) -> tuple[Collective, ...]:
-  """The planned operations, together as large as was recorded."""
+  """Returns the planned collectives, scaled to the bytes recorded."""
   planned_bytes = sum(each.sent_bytes(num_replicas) for each in planned)
   scale = sent_bytes / (planned_bytes or 1)
   return tuple(

@@ -1,7 +1,7 @@
-"""A simulated run for a trace viewer (chrome://tracing, Perfetto).
+"""Writes a simulated run for a trace viewer (chrome://tracing, Perfetto).
 
-Events of one track may only nest, so flows that pass the same links at once
-get tracks of their own.
+Events of one lane must not overlap, so flows that use the same links at the
+same time get lanes of their own.
 """
 
 import collections
@@ -15,14 +15,14 @@ _MICROSECONDS = 1e6
 
 
 def bars(graph: Graph, timeline: Timeline) -> Iterator[tuple[str, int, int]]:
-  """Where every node is drawn: (track, lane, number), by start.
+  """Yields where every node is drawn: (track, lane, number), by start.
 
-  A track is a resource or a route; lanes of a track hold nodes that do not
-  overlap.
+  A track is a resource or a route. Nodes of a lane do not overlap: with three
+  flows from 0 to 2 s, 1 to 3 s and 2 to 4 s, the third is in lane 0 again.
 
   Args:
-    graph: What happened.
-    timeline: When.
+    graph: Tasks and flows.
+    timeline: When they started and ended.
   """
   free: dict[str, list[float]] = collections.defaultdict(list)
   for number in sorted(range(len(graph)), key=timeline.start_s.__getitem__):
@@ -36,13 +36,13 @@ def bars(graph: Graph, timeline: Timeline) -> Iterator[tuple[str, int, int]]:
 
 
 def chrome_trace(graph: Graph, timeline: Timeline) -> dict[str, Any]:
-  """The trace as JSON values: complete events, and names of tracks.
+  """Returns the trace as JSON values: events and the names of tracks.
 
   Source: Trace Event Format (Chromium project).
 
   Args:
-    graph: What happened.
-    timeline: When.
+    graph: Tasks and flows.
+    timeline: When they started and ended.
   """
   events: list[dict[str, Any]] = []
   processes: dict[str, int] = {}

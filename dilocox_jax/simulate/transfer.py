@@ -1,8 +1,8 @@
-"""What one TCP transfer gets out of its route, apart from who shares it.
+"""What TCP itself costs a transfer, besides the links that it shares.
 
-Long links are slow for reasons that no capacity shows: a window that the
-round trip exhausts, losses that halve it, a connection that starts anew after
-a silence. They are three short formulas, kept here.
+A long link can be slow although its capacity is high: the round trip exhausts
+the TCP window, losses halve it, and a connection starts slowly after it was
+idle. This file has a formula for each of the three.
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ from dilocox_jax.simulate.cluster import Route
 
 SEGMENT_BYTES = 1448  # TCP payload of an Ethernet frame.
 FIRST_WINDOW_SEGMENTS = 10  # RFC 6928.
-# A connection that was silent for longer starts anew (RFC 5681, section 4.1);
-# Linux takes at least this.
+# A connection that was idle for longer starts slowly again (RFC 5681, section
+# 4.1). Linux uses at least this.
 RETRANSMISSION_TIMEOUT_S = 0.2
 RENO = math.sqrt(3 / 2)
 
@@ -23,10 +23,10 @@ class Transport:
   """How messages are sent.
 
   Attributes:
-    rtts_per_message: Round trips that a message costs beside its bytes; 1 if
-      peers ask before they send, as JAX's CPU collectives do (recalled);
-      0.5 is a bare message.
-    starts_slowly: Whether the first message after a silence (longer than
+    rtts_per_message: Round trips that a message costs besides its bytes. 0.5
+      is a bare message; 1 if a replica asks before it sends, as JAX's CPU
+      collectives do (recalled).
+    starts_slowly: Whether the first message after idle time (longer than
       `RETRANSMISSION_TIMEOUT_S`) pays for TCP's slow start.
   """
 
@@ -39,12 +39,12 @@ IDEAL = Transport(rtts_per_message=0.5, starts_slowly=False)
 
 
 def latency_s(transport: Transport, route: Route) -> float:
-  """Seconds a message takes beside its bytes."""
+  """Returns the seconds that a message takes besides its bytes."""
   return transport.rtts_per_message * route.rtt_s
 
 
 def limit_bytes_per_s(route: Route) -> float:
-  """The most that a transfer gets on a route, however empty it is.
+  """Returns the highest rate of a transfer on a route that is else empty.
 
     min(k W / RTT, k C MSS / (RTT sqrt(p)))
 
@@ -74,25 +74,31 @@ def slow_start_s(
   rate_bytes_per_s: float,
   size_bytes: float,
 ) -> float:
-  """Extra seconds of the first message after a silence.
+  """Returns the extra seconds of the first message after idle time.
 
-  The rate doubles with every round trip, from ten segments a stream each, up
-  to what the transfer gets later. Until it is there, after
+  The rate starts at W = 10 MSS k bytes a round trip (ten segments for each of
+  k streams) and doubles with every round trip, up to the rate that the
+  transfer gets later, BDP = rate x RTT bytes a round trip. That takes
 
-    RTT log2(BDP / W),    W = 10 MSS k,
+    RTT log2(BDP / W)
 
-  it has sent (BDP - W) / ln 2 bytes; a smaller message takes RTT log2(1 + S ln
-  2 / W) and never sees the full rate. What is returned is the time beyond
-  S / rate. More bandwidth never makes the whole longer.
+  seconds, in which (BDP - W) / ln 2 bytes are sent. A message of S bytes that
+  is smaller never sees the full rate and takes RTT log2(1 + S ln 2 / W). The
+  result is the time beyond S / rate. More bandwidth never makes the sum of
+  both longer.
+
+  Example: RTT 40 ms, one stream, 125 MB/s (1 Gbit/s). W = 14.5 kB, BDP = 5 MB,
+  so the rate doubles log2(345) = 8.4 times, which takes 337 ms. In that time
+  7.2 MB are sent, which would take 58 ms at the full rate: 280 ms are lost.
 
   Source: RFC 6928 for the first window; RFC 5681, section 3.1, for doubling.
   Differs: the doubling is continuous.
 
   Args:
-    transport: Whether to count it at all.
+    transport: Whether slow start is counted.
     route: Round trip and streams.
-    rate_bytes_per_s: What the transfer gets afterwards.
-    size_bytes: Of the message.
+    rate_bytes_per_s: Rate that the transfer gets afterwards.
+    size_bytes: Bytes of the message.
   """
   if not transport.starts_slowly or not route.rtt_s:
     return 0.0

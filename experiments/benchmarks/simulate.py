@@ -17,7 +17,7 @@ from rich.progress import track
 from rich.table import Table
 
 from dilocox_jax.simulate.engine import run_graph as simulate
-from dilocox_jax.simulate.graph import Graph, LinkRate
+from dilocox_jax.simulate.graph import Graph
 from dilocox_jax.simulate.timeline import Timeline
 from experiments.benchmarks.record import keep_record
 
@@ -38,18 +38,16 @@ class Rate:
 
   name: str
   graph: Graph
-  links: Mapping[str, LinkRate]
+  links: Mapping[str, float]
   count: Callable[[Timeline], int]
   bound: float
 
 
 def queued(num_sites: int, num_rounds: int) -> tuple[Graph, dict]:
-  """Sites that compute and pass something on, over FIFO links."""
+  """Sites that compute and pass something on in a ring."""
   graph = Graph()
   links = {
-    f"{way}{site}": LinkRate(1e8, "fifo")
-    for way in ("up", "down")
-    for site in range(num_sites)
+    f"{way}{site}": 1e8 for way in ("up", "down") for site in range(num_sites)
   }
   last: list[tuple[int, ...]] = [()] * num_sites
   for _ in range(num_rounds):
@@ -70,7 +68,7 @@ def contended(
   """Flows between random sites, NUM_CONCURRENT at a time, over fair links."""
   draw, graph, last = random.Random(0), Graph(), {}
   links = {
-    f"{way}{site}": LinkRate(draw.uniform(50e6, 200e6))
+    f"{way}{site}": draw.uniform(50e6, 200e6)
     for way in ("up", "down")
     for site in range(num_sites)
   }
@@ -93,7 +91,7 @@ def rates() -> list[Rate]:
   unlimited = contended(8, 6400, lambda draw: float("inf"))
   return [
     Rate(
-      "events on FIFO links",
+      "events",
       *queued(64, 200),
       lambda timeline: timeline.num_events,
       100_000,

@@ -1,1 +1,1 @@
-"""The simulator as a binary uses it: options, runs and pages."""
+"""What binaries need around the simulator: options, runs and pages."""

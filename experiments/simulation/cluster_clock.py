@@ -1,4 +1,4 @@
-"""The clock of a real run: what it would have cost on a cluster."""
+"""Simulated time of a real run, as if it ran on a given cluster."""
 
 from typing import Any
 
@@ -12,41 +12,42 @@ from experiments.simulation.setup import Options, set_up
 
 
 class ClusterClock:
-  """Walks the trainer's own segments by formula."""
+  """Adds up the cost of the trainer's own segments by formula."""
 
   def __init__(self, config: RunConfig, cluster: str, options: Options):
     """Starts at zero.
 
     Args:
-      config: The run.
-      cluster: Preset or file.
-      options: What both leave open.
+      config: Config of the run.
+      cluster: Name of a preset, or path of a file.
+      options: What config and cluster leave open.
 
     Raises:
       ValueError: One line that says what does not fit.
     """
-    made = set_up(config, cluster, options)
-    self._copied_bytes = made.script.copied_bytes
-    self._clock = AnalyticClock(made.edges, made.work)
-    step_s = made.steps.seconds.tolist()  # Stages change them, too.
-    self._name = f"{cluster_text(made.edges.cluster)} {options} {step_s}"
+    setup = set_up(config, cluster, options)
+    self._copied_bytes = setup.script.copied_bytes
+    self._clock = AnalyticClock(setup.link_costs, setup.work)
+    # Stages change the seconds of a step, too.
+    step_s = setup.steps.seconds.tolist()
+    self._name = f"{cluster_text(setup.link_costs.cluster)} {options} {step_s}"
     self._asked_for = cluster
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:
-    """Goes through a segment; seconds since the start of the run."""
+    """Goes through a segment; returns seconds since the run's start."""
     script = Script(traffic, self._copied_bytes)
     return self._clock.walk(script.segment(segment)).now_s
 
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
-    """Goes through the flush at the end of a run; likewise."""
+    """Goes through the final flush; returns seconds since the start."""
     return self._clock.walk(Script(traffic).flush(plan)).now_s
 
   def get_state(self) -> dict[str, Any]:
-    """What a checkpoint must hold, as plain values."""
+    """Returns what a checkpoint must hold, as plain values."""
     return {"cluster": self._name, "clock": self._clock.get_state()}
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Goes on from `get_state`."""
+    """Goes on from what `get_state` returned."""
     if state["cluster"] != self._name:
       raise ValueError(
         f"--cluster={self._asked_for} or --step_s differs from what the run "

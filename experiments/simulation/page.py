@@ -1,4 +1,4 @@
-"""Both paths of the simulator, and the page that sets them side by side."""
+"""Runs both paths of the simulator and writes the page that compares them."""
 
 import collections
 import dataclasses
@@ -41,24 +41,25 @@ def prepare(
   """Runs both paths.
 
   Args:
-    config: The run.
-    cluster_name: Preset or file.
-    options: The rest.
+    config: Config of the run.
+    cluster_name: Name of a preset, or path of a file.
+    options: What config and cluster leave open.
 
   Raises:
     ValueError: One line that says what does not fit.
   """
-  one = set_up(config, cluster_name, options)
-  whole = run_time(one.edges, one.work, one.script.ops(one.plan))
-  interval = one.plan.method.schedule.sync_interval
-  stop = options.engine_steps or one.plan.warm_start_steps + _ROUNDS * interval
-  stop = min(stop, one.plan.total_steps)
-  start = run_time(one.edges, one.work, one.script.ops(one.plan, stop))
-  num_replicas = one.edges.cluster.num_replicas
-  if not fits(one.script.ops(one.plan, stop), num_replicas, _MOST_NODES):
-    return Simulated(_page(config, one, whole, start, None, []), {})
-  lowered = lower(one.edges, one.work, one.script.ops(one.plan, stop))
-  engine, timeline = simulate(one.edges, lowered)
+  setup = set_up(config, cluster_name, options)
+  plan, link_costs, work = setup.plan, setup.link_costs, setup.work
+  whole = run_time(link_costs, work, setup.script.ops(plan))
+  # A graph of the whole run could be too large, so the engine gets six rounds.
+  interval = plan.method.schedule.sync_interval
+  stop = options.engine_steps or plan.warm_start_steps + _ROUNDS * interval
+  ops = list(setup.script.ops(plan, min(stop, plan.total_steps)))
+  start = run_time(link_costs, work, ops)
+  if not fits(ops, link_costs.cluster.num_replicas, _MOST_NODES):
+    return Simulated(_page(config, setup, whole, start, None, []), {})
+  lowered = lower(link_costs, work, ops)
+  engine, timeline = simulate(link_costs, lowered)
   drawn = [
     simulation.Bar(
       track,
@@ -69,13 +70,13 @@ def prepare(
     )
     for track, lane, number in bars(lowered.graph, timeline)
   ]
-  page = _page(config, one, whole, start, engine, drawn)
+  page = _page(config, setup, whole, start, engine, drawn)
   return Simulated(page, chrome_trace(lowered.graph, timeline))
 
 
 def _page(
   config: RunConfig,
-  one: Setup,
+  setup: Setup,
   whole: Outcome,
   start: Outcome,
   engine: Outcome | None,
@@ -94,7 +95,7 @@ def _page(
     "exposed_s": float(np.mean(whole.exposed_s)),
     "hidden_s": float(np.mean(whole.hidden_s)),
     "sent_bytes": whole.sent_bytes,
-    "bubble_fraction": one.steps.bubble_fraction,
+    "bubble_fraction": setup.steps.bubble_fraction,
     "engine_over_formula": gap,
     "engine_steps": start.num_steps,
   }
@@ -109,7 +110,7 @@ def _page(
     ("exposed communication", _human_s(numbers["exposed_s"]), formula),
     ("hidden communication", _human_s(numbers["hidden_s"]), formula),
     ("bytes sent a replica", units.human_bytes(whole.sent_bytes), "plan"),
-    ("pipeline bubble", f"{one.steps.bubble_fraction:.2%}", "derived: ticks"),
+    ("pipeline bubble", f"{setup.steps.bubble_fraction:.2%}", "derived: ticks"),
     (
       f"event engine over formula, {start.num_steps:,} steps",
       "too large" if engine is None else f"{gap:+.2%}",
@@ -117,11 +118,11 @@ def _page(
     ),
   ]
   return simulation.SimulatedRun(
-    title=f"{config.sync.method} on {one.edges.cluster.name}",
+    title=f"{config.sync.method} on {setup.link_costs.cluster.name}",
     quantities=[simulation.Quantity(*row) for row in quantities],
-    links=_links(one, whole),
+    links=_links(setup, whole),
     numbers=numbers,
-    notes=tuple(_notes(config, one)),
+    notes=tuple(_notes(config, setup)),
     bars=drawn,
   )
 
@@ -134,38 +135,39 @@ def _human_s(seconds: float) -> str:
   return f"{seconds / 3600:,.4g} h"
 
 
-def _links(one: Setup, whole: Outcome) -> dict:
+def _links(setup: Setup, whole: Outcome) -> dict:
   times = collections.Counter(
     operation
-    for op in one.script.ops(one.plan)
+    for op in setup.script.ops(setup.plan)
     if isinstance(op, Launch)
     for operation in op.operations
   )
   carried: dict[str, float] = {}
   for operation, count in times.items():
-    for link, size in one.edges.link_bytes(operation).items():
+    for link, size in setup.link_costs.link_bytes(operation).items():
       carried[link] = carried.get(link, 0.0) + count * size
-  found = {}
+  links = {}
   for link, total in sorted(carried.items()):
-    capacity = one.edges.capacities[link]
+    capacity = setup.link_costs.capacities[link]
     used = total / capacity / whole.total_s if math.isfinite(capacity) else 0.0
-    found[link] = (8 * capacity, total, used)
-  return found
+    links[link] = (8 * capacity, total, used)
+  return links
 
 
-def _notes(config: RunConfig, one: Setup) -> Iterator[str]:
-  cluster = one.edges.cluster
+def _notes(config: RunConfig, setup: Setup) -> Iterator[str]:
+  cluster = setup.link_costs.cluster
   yield (
-    f"An inner step takes {np.min(one.steps.seconds):.4g} to "
-    f"{np.max(one.steps.seconds):.4g} s, by replica."
+    f"An inner step takes {np.min(setup.steps.seconds):.4g} to "
+    f"{np.max(setup.steps.seconds):.4g} s, by replica."
   )
   yield (
     "A collective is a ring in rank order; exchanges of a replica follow one "
     "another; a message costs "
-    f"{one.edges.transport.rtts_per_message:g} round trips beside its bytes."
+    f"{setup.link_costs.transport.rtts_per_message:g} round trips beside its "
+    "bytes."
   )
   yield "The formula takes replicas that share links to be in step."
-  schedule = one.plan.method.schedule
+  schedule = setup.plan.method.schedule
   if schedule.hiding_steps < schedule.overlap_steps:
     yield (
       f"overlap_steps={schedule.overlap_steps} hides an exchange behind as few "
@@ -178,7 +180,7 @@ def _notes(config: RunConfig, one: Setup) -> Iterator[str]:
     yield "The rank and H are those of the config; what adapts is not foreseen."
 
 
-def finish(simulated: Simulated, workdir: pathlib.Path) -> None:
+def report_simulation(simulated: Simulated, workdir: pathlib.Path) -> None:
   """Writes page and trace, and prints the table."""
   command = shlex.join(["python", "-m", "experiments.simulate", *sys.argv[1:]])
   try:

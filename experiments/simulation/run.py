@@ -1,4 +1,4 @@
-"""A finished run on a cluster: its own rounds and bytes, its own losses."""
+"""Times a finished run on a cluster, from its recorded rounds and bytes."""
 
 import dataclasses
 import pathlib
@@ -22,11 +22,11 @@ from experiments.simulation.setup import Options, Setup, set_up
 
 
 @dataclasses.dataclass(frozen=True)
-class Timed:
+class TimedRun:
   """A run whose evaluations have a simulated time.
 
   Attributes:
-    run: The run; its timings are the clock's alone.
+    run: The run; its timings hold simulated seconds only.
     setup: Cluster and work.
   """
 
@@ -34,13 +34,13 @@ class Timed:
   setup: Setup
 
 
-def timed(workdir: str, cluster_name: str, options: Options) -> Timed:
-  """Puts a clock beside a run that is over.
+def time_run(workdir: str, cluster_name: str, options: Options) -> TimedRun:
+  """Computes the simulated time of every evaluation of a finished run.
 
   Args:
     workdir: The run directory.
-    cluster_name: Preset or file.
-    options: What is left open.
+    cluster_name: Name of a preset, or path of a file.
+    options: What config and cluster leave open.
 
   Raises:
     ValueError: One line that says what is wrong.
@@ -63,17 +63,17 @@ def timed(workdir: str, cluster_name: str, options: Options) -> Timed:
     timings.append(
       Timing(evaluation.step, "evaluation", 0.0, float("nan"), now_s)
     )
-  return Timed(dataclasses.replace(run, timings=timings), setup)
+  return TimedRun(dataclasses.replace(run, timings=timings), setup)
 
 
 def _times(run: LoadedRun, config: RunConfig, setup: Setup) -> dict[int, float]:
-  """Simulated seconds by inner step, at the end of every round."""
-  clock = AnalyticClock(setup.edges, setup.work)
+  """Returns simulated seconds by inner step, at the end of each round."""
+  clock = AnalyticClock(setup.link_costs, setup.work)
   if _has_fragments(config):
     segments = setup.plan.segments()
     return {
-      each.stop: clock.walk(setup.script.segment(each)).now_s
-      for each in segments
+      segment.stop: clock.walk(setup.script.segment(segment)).now_s
+      for segment in segments
     }
   steps = [0, *(row.step for row in run.rounds)]
   rows = [
@@ -82,8 +82,8 @@ def _times(run: LoadedRun, config: RunConfig, setup: Setup) -> dict[int, float]:
   ]
   ops = recorded_ops(rows, setup.script.traffic)
   return {
-    row.step: clock.walk(each).now_s
-    for row, each in zip(run.rounds, ops, strict=True)
+    row.step: clock.walk(round_ops).now_s
+    for row, round_ops in zip(run.rounds, ops, strict=True)
   }
 
 
@@ -91,24 +91,22 @@ def _has_fragments(config: RunConfig) -> bool:
   return config.sync.named.schedule.num_fragments > 1
 
 
-def finish(found: Timed, workdir: pathlib.Path) -> pathlib.Path:
-  """Writes and prints what was found; a full disk is one line."""
+def report_recorded(timed: TimedRun, workdir: pathlib.Path) -> pathlib.Path:
+  """Writes and prints losses and times; a full disk gives a short error."""
   try:
-    return _write(found, workdir)
+    return _write(timed, workdir)
   except RecordError as error:
     raise StoppedError(str(error)) from error
 
 
-def _write(found: Timed, workdir: pathlib.Path) -> pathlib.Path:
-  """Writes loss against simulated time as page, picture and JSON."""
-  run, cluster = found.run, found.setup.edges.cluster
+def _write(timed: TimedRun, workdir: pathlib.Path) -> pathlib.Path:
+  """Writes loss against simulated time as page, figure and JSON."""
+  run, cluster = timed.run, timed.setup.link_costs.cluster
   at = {timing.step: timing.simulated_s for timing in run.timings}
+  times = [(row, at[row.step]) for row in run.evaluations]
   table = markdown_table(
     ("inner step", "simulated time (s)", "loss"),
-    [
-      (e.step, f"{at[e.step]:.6g}", f"{e.outer_loss:.4f}")
-      for e in run.evaluations
-    ],
+    [(e.step, f"{at_s:.6g}", f"{e.outer_loss:.4f}") for e, at_s in times],
   )
   command = shlex.join(["python", "-m", "experiments.simulate", *sys.argv[1:]])
   lines = [
@@ -123,11 +121,11 @@ def _write(found: Timed, workdir: pathlib.Path) -> pathlib.Path:
   ]
   figure = figures.simulated_hours(run)
   if figure is not None:
-    save_figure(figure, workdir / "figures" / "figures.png")
-    lines += ["", "![Loss against simulated time](figures/figures.png)"]
+    save_figure(figure, workdir / "figures" / "hours.png")
+    lines += ["", "![Loss against simulated time](figures/hours.png)"]
   values = [
-    {"step": e.step, "simulated_s": at[e.step], "outer_loss": e.outer_loss}
-    for e in run.evaluations
+    {"step": e.step, "simulated_s": at_s, "outer_loss": e.outer_loss}
+    for e, at_s in times
   ]
   write_json(workdir / "recorded.json", values)
   page = workdir / PAGE

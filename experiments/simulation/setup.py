@@ -1,7 +1,7 @@
 """From a run's config and a cluster to a page of costs.
 
-The simulator knows plans, the config knows nothing of clusters; they meet
-here, for `experiments.simulate` and for the clock of `experiments.train`.
+The simulator knows plans and a config knows no clusters. Both meet here, for
+`experiments.simulate` and for the clock of `experiments.train`.
 """
 
 import dataclasses
@@ -31,14 +31,14 @@ class Options:
   """What a cluster and a config leave open.
 
   Attributes:
-    step_s: Seconds of an inner step; None: from operations.
-    codec_s: Seconds on the devices around an exchange.
+    step_s: Duration of an inner step (seconds); None: from its operations.
+    codec_s: Seconds that devices encode and decode one exchange.
     transport: "tcp" or "ideal".
     engine_steps: Inner steps for the event engine; 0: six rounds.
-    pipeline: A schedule's name; "none": the run's own, if it has stages.
-    num_stages: Of the pipeline.
-    num_micro_batches: Of a step.
-    chunks_per_stage: For the interleaved schedule.
+    pipeline: Name of a schedule; "none": that of the run, if it has stages.
+    num_stages: Stages of the pipeline.
+    num_micro_batches: Micro-batches of a step.
+    chunks_per_stage: Chunks of a stage in the interleaved schedule.
   """
 
   step_s: float | None = None
@@ -62,14 +62,14 @@ class Setup:
   """A run on a cluster, ready for either path.
 
   Attributes:
-    edges: Cluster and transport.
-    steps: Inner steps.
-    work: A replica's own work.
-    script: What every replica does.
-    plan: The segments it is made of.
+    link_costs: Cluster and transport.
+    steps: Duration of inner steps.
+    work: Seconds of a replica's own work.
+    script: Turns segments into the ops of every replica.
+    plan: Segments of the run.
   """
 
-  edges: LinkCosts
+  link_costs: LinkCosts
   steps: Steps
   work: Work
   script: Script
@@ -77,7 +77,7 @@ class Setup:
 
 
 def preset_lines() -> Iterator[str]:
-  """Names of clusters with what they are."""
+  """Yields the name of every preset with a line about it."""
   for name, make in CLUSTER_PRESETS.items():
     text = (make.__doc__ or "").strip().splitlines()
     yield f"{name:20} {text[0] if text else ''}".rstrip()
@@ -87,9 +87,9 @@ def set_up(config: RunConfig, cluster_name: str, options: Options) -> Setup:
   """Joins a config with a cluster.
 
   Args:
-    config: The run.
-    cluster_name: Preset or file.
-    options: The rest.
+    config: Config of the run.
+    cluster_name: Name of a preset, or path of a file.
+    options: What config and cluster leave open.
 
   Raises:
     ValueError: One line that says what does not fit.
@@ -124,7 +124,7 @@ def _steps(config: RunConfig, cluster, options: Options) -> Steps:
 
 
 def _pipeline(config: RunConfig, options: Options) -> Pipeline | None:
-  """The one asked for, or else the one that the run would have."""
+  """Returns the pipeline of the options, or else that of the run."""
   if options.pipeline != "none":
     return Pipeline(
       options.pipeline,

@@ -65,7 +65,7 @@ class PlannedTime:
   def exchange_s(self) -> float:
     """One exchange of everything, from launch to arrival."""
     made = self._setup
-    clock = AnalyticClock(made.edges, made.work)
+    clock = AnalyticClock(made.link_costs, made.work)
     for index in range(made.plan.method.schedule.num_fragments):
       key = ("whole", index, 0)
       operations = tuple(made.script.traffic.exchange(index))
@@ -75,7 +75,7 @@ class PlannedTime:
   def times(self) -> Times:
     """Seconds at every end of a segment."""
     made = self._setup
-    clock = AnalyticClock(made.edges, made.work)
+    clock = AnalyticClock(made.link_costs, made.work)
     at_s = {
       each.stop: clock.walk(made.script.segment(each)).now_s
       for each in made.plan.segments()
@@ -116,7 +116,7 @@ class PlannedTime:
   def _run(self, total_steps: int) -> Outcome:
     made = self._setup
     plan = dataclasses.replace(made.plan, total_steps=total_steps)
-    return run_time(made.edges, made.work, made.script.ops(plan))
+    return run_time(made.link_costs, made.work, made.script.ops(plan))
 
 
 def overlap_steps(exchange_s: float, step_s: float) -> int:

@@ -1,8 +1,8 @@
-"""Beyond the papers: one large model, every method, links as they are.
+"""Beyond the papers: one large model, every method, equal and measured links.
 
-No paper compares more than a few methods, and none on the same links. Here all
-of the repository's run the same 107B model, among few and many clusters, with
-equal and with measured links, and with one site that is slow.
+No paper compares more than a few methods, and none does so on the same links.
+Here all methods of this repository train the same 107B model, with 2 to 20
+clusters, with equal and with measured links, and with one slow site.
 """
 
 import dataclasses
@@ -12,11 +12,16 @@ import pathlib
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.presets import cluster_preset
 from dilocox_jax.simulate.sites import Jitter
-from experiments.tables.large import METHODS, RTT_S, STEP_BASIS, Large
-from experiments.tables.rows import FITTED_ELSEWHERE, Prediction, Table
-from experiments.tables.runs import alike, least
+from experiments.tables.dilocox_runs import (
+  METHOD_CONFIGS,
+  RTT_S,
+  STEP_BASIS,
+  Large,
+)
+from experiments.tables.runs import equal_links, least
+from experiments.tables.table import FITTED_ELSEWHERE, Prediction, Table
 
-CLUSTERS = (2, 4, 10, 20)
+CLUSTER_COUNTS = (2, 4, 10, 20)
 LINKS = {
   "1gbit": "1 Gbit/s and 40 ms between any two",
   "dtfm_datacenter": "DT-FM's data centre, 3.125 Gbit/s",
@@ -29,11 +34,11 @@ TARGET = 0.99
 _JITTER = Jitter(step_sigma=0.1, transfer_sigma=0.1, seed=0)
 
 
-def build(folder: pathlib.Path) -> list[Table]:
-  """Throughputs by links, and the bandwidth that each method needs.
+def build_tables(folder: pathlib.Path) -> list[Table]:
+  """Returns throughputs by links, and the bandwidth each method needs.
 
   Args:
-    folder: Of the published figures.
+    folder: Folder of the published figures.
 
   Raises:
     ValueError: A file is missing or wrong.
@@ -44,19 +49,19 @@ def build(folder: pathlib.Path) -> list[Table]:
 
 
 def even(links: str, num_replicas: int) -> Cluster:
-  """Clusters on some links.
+  """Returns equal clusters on some links.
 
   Args:
     links: One of `LINKS`.
-    num_replicas: Clusters of the 107B run.
+    num_replicas: Number of clusters of the 107B run.
   """
   if links == "1gbit":
-    return alike(num_replicas, 1e9, rtt_s=RTT_S)
+    return equal_links(num_replicas, 1e9, rtt_s=RTT_S)
   return cluster_preset(links, num_replicas)
 
 
 def strained(cluster: Cluster) -> Cluster:
-  """The same with the first site at half speed, and 10 % of jitter."""
+  """Returns the cluster with its first site at half speed, 10 % jitter."""
   first, *others = cluster.sites
   slow = dataclasses.replace(first, speed=0.5)
   return dataclasses.replace(cluster, sites=(slow, *others), jitter=_JITTER)
@@ -64,13 +69,16 @@ def strained(cluster: Cluster) -> Cluster:
 
 def _on_links(large: Large, links: str) -> Table:
   rows, cells = [], []
-  clusters = {count: even(links, count) for count in CLUSTERS}
-  for method in METHODS:
+  clusters = {count: even(links, count) for count in CLUSTER_COUNTS}
+  for method in METHOD_CONFIGS:
     line = [method]
     for count, cluster in clusters.items():
       both = []
-      for state, one in (("even", cluster), ("strained", strained(cluster))):
-        speed = large.tokens_per_s(large.on(method, one))
+      for state, links_of in (
+        ("even", cluster),
+        ("strained", strained(cluster)),
+      ):
+        speed = large.tokens_per_s(large.on(method, links_of))
         name = f"{method}, {count} clusters, {state}"
         both.append(speed)
         rows.append(
@@ -78,7 +86,7 @@ def _on_links(large: Large, links: str) -> Table:
         )
       line.append(" / ".join(map(_short, both)))
     cells.append(line)
-  header = ("method", *(f"{count} clusters" for count in CLUSTERS))
+  header = ("method", *(f"{count} clusters" for count in CLUSTER_COUNTS))
   return Table(
     f"beyond_{links}",
     f"Beyond the papers: 107B over {LINKS[links]}, tokens/s",
@@ -120,9 +128,9 @@ def _links_notes(large: Large, links: str) -> list[str]:
 
 def _needed(large: Large) -> Table:
   rows, cells = [], []
-  for method in METHODS:
+  for method in METHOD_CONFIGS:
     line = [method]
-    for count in CLUSTERS:
+    for count in CLUSTER_COUNTS:
       bps = needed_bps(large, method, count)
       rows.append(
         Prediction(
@@ -135,7 +143,7 @@ def _needed(large: Large) -> Table:
       )
       line.append(_rate(bps))
     cells.append(line)
-  header = ("method", *(f"{count} clusters" for count in CLUSTERS))
+  header = ("method", *(f"{count} clusters" for count in CLUSTER_COUNTS))
   return Table(
     "beyond_needed",
     f"Beyond the papers: least bandwidth for {TARGET:.0%} utilisation, 107B",
@@ -152,12 +160,12 @@ def _needed(large: Large) -> Table:
 
 
 def needed_bps(large: Large, method: str, num_replicas: int) -> float:
-  """The least line rate at which a method computes 99 % of the time.
+  """Returns the least line rate (bit/s) for 99 % of the time in compute.
 
   Args:
-    large: The model.
-    method: One of `METHODS`.
-    num_replicas: Clusters.
+    large: Runs of the 107B model.
+    method: One of `METHOD_CONFIGS`.
+    num_replicas: Number of clusters.
   """
 
   @functools.cache

@@ -1,7 +1,7 @@
 """Covenant-72B (arXiv 2603.08163): utilisation with sparse 2-bit exchanges.
 
-Its peers do not form a ring: each puts its payload into object storage and
-takes those of the others from there, which changes what a slow uplink costs.
+Its peers do not form a ring. Each puts its payload into object storage and
+takes those of the others from there, so a slow uplink costs less.
 """
 
 import pathlib
@@ -16,15 +16,15 @@ from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate import presets
 from dilocox_jax.simulate.published import Figure, load_published
 from dilocox_jax.simulate.sites import Link, Site
-from experiments.tables.rows import DERIVED, Prediction, Row, Table
 from experiments.tables.runs import GOODPUT, Pace, Rounds
+from experiments.tables.table import DERIVED, Prediction, Table, TableRow
 
 _BLOCK, _KEPT = 4096, 64
 _RTT_S = 0.1
 
 
 class _Runs:
-  """Rounds of the run, among a number of peers."""
+  """Rounds of the run among a number of peers."""
 
   def __init__(self, figures: Mapping[str, Figure]):
     self._interval = int(figures["sync interval"].value)
@@ -37,24 +37,24 @@ class _Runs:
 
   @property
   def payload_bytes(self) -> int:
-    """What one peer sends."""
+    """Bytes that one peer sends."""
     return num_bytes(self.payload, self.shapes)
 
   @property
   def compression(self) -> float:
-    """Bytes in fp32 over those sent."""
+    """Bytes in fp32 divided by the bytes sent."""
     return 4 * self.shapes["parameters"][0] / self.payload_bytes
 
   def among(self, num_replicas: int, share: float = 1.0) -> Pace:
-    """A ring of some; two is an upload that another end takes in.
+    """Returns the pace of a ring; a ring of two is an upload to storage.
 
     Args:
-      num_replicas: Ends.
-      share: Of the bytes; the rate is divided by it.
+      num_replicas: Number of peers.
+      share: Share of the bytes that is sent.
     """
     up, down = self.up_bps / share, self.down_bps / share
     link = Link(up, down, rtt_s=_RTT_S)
-    cluster = presets.alike("covenant", Site("peer", link), num_replicas)
+    cluster = presets.equal_sites("covenant", Site("peer", link), num_replicas)
     method = sparse_loco(self._interval)
     traffic = Traffic(
       method, Fragments(1, 1), self.shapes, num_replicas, self.payload
@@ -63,11 +63,11 @@ class _Runs:
     return Rounds(traffic).on(cluster, step_s)
 
 
-def build(folder: pathlib.Path) -> list[Table]:
-  """The run's utilisation, communication and compression.
+def build_tables(folder: pathlib.Path) -> list[Table]:
+  """Returns the run's utilisation, communication and compression.
 
   Args:
-    folder: Of the published figures.
+    folder: Folder of the published figures.
 
   Raises:
     ValueError: A file is missing or wrong.
@@ -78,11 +78,13 @@ def build(folder: pathlib.Path) -> list[Table]:
   upload, ring = runs.among(2), runs.among(count)
   through = "each peer uploads its payload once; downloads are hidden"
   rows = [
-    Row(figures["utilisation"], 100 * upload.utilisation, DERIVED, through),
-    Row(
+    TableRow(
+      figures["utilisation"], 100 * upload.utilisation, DERIVED, through
+    ),
+    TableRow(
       figures["communication of a round"], upload.exchange_s, DERIVED, through
     ),
-    Row(
+    TableRow(
       figures["compression"],
       runs.compression,
       DERIVED,

@@ -1,22 +1,45 @@
-"""The runs of DiLoCoX's paper (arXiv 2506.21263), with one number fitted.
+"""Runs of DiLoCoX's paper (arXiv 2506.21263), with one number fitted.
 
-The paper's throughput of DiLoCoX is that of its devices, so it gives the step;
-every other run is then the plan's bytes over a link.
+The paper's throughput of DiLoCoX is that of its devices, so it gives the time
+of a step; every other run is then the plan's bytes over a link. `PaperRuns`
+are the paper's own. `Large` is the 107B model under every method of this
+repository on any links: all share that step, one H and one batch, so that they
+differ only in what they exchange and when. Its devices are divided among the
+clusters, so a step takes as long for any number of clusters.
 """
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Mapping
 
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import flops_per_token
-from dilocox_jax.simulate.published import Figure
-from experiments.tables.runs import Pace, Rounds, alike, config_of
+from dilocox_jax.simulate.cluster import Cluster
+from dilocox_jax.simulate.published import Figure, load_published
+from experiments.tables.runs import Pace, Rounds, config_of, equal_links
 
 SEQUENCE_LENGTH = 2048
 MODELS = {"OPT-1.3B": "opt_1_3b", "107B": "qwen_107b"}
-PEAK_FLOPS = 312e12  # Of an A800, half precision, as recalled.
+A800_FLOPS = 312e12  # Of an A800, half precision, as recalled.
 DENSE = {"rank": None, "bits": None}
+RTT_S = 0.04
+STEP_BASIS = "step fitted on DiLoCoX's row"
+_EVERY_STEP = ("allreduce", "cocktail_sgd")
+_STREAMING = {"num_fragments": 27}  # 26 of three layers, and the tables.
+# The name that readers know, and the file in experiments/configs.
+METHOD_CONFIGS = {
+  "AllReduce": "allreduce",
+  "CocktailSGD": "cocktail_sgd",
+  "DiLoCo": "diloco",
+  "OpenDiLoCo": "open_diloco",
+  "MuLoCo": "muloco",
+  "SparseLoCo": "sparse_loco",
+  "Streaming DiLoCo": "streaming_diloco",
+  "Delayed, 4 steps": "delayed",
+  "Eager": "eager",
+  "DiLoCoX": "dilocox",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +47,10 @@ class Setting:
   """What the paper leaves open, one for both models.
 
   Attributes:
-    num_clusters: D, each with one link.
-    value_bytes: Of a value that is sent uncompressed: 4 or 2.
-    tokens: Of a global step.
-    efficiency: Part of 1 Gbit/s that is payload.
+    num_clusters: D, the number of clusters; each has one link.
+    value_bytes: Bytes of a value that is sent uncompressed: 4 or 2.
+    tokens: Tokens of a global step.
+    efficiency: Share of 1 Gbit/s that is payload.
   """
 
   num_clusters: int = 2
@@ -41,21 +64,21 @@ class Setting:
 
   @property
   def dense(self) -> str:
-    """The codec that sends every value."""
+    """Name of the codec that sends every value."""
     return "float32" if self.value_bytes == 4 else "bfloat16"
 
 
 RECIPE = Setting()
 
 
-class Runs:
+class PaperRuns:
   """The paper's runs of one model."""
 
   def __init__(self, figures: Mapping[str, Figure], model: str):
     """Fits the step to the published throughput of DiLoCoX.
 
     Args:
-      figures: The paper's.
+      figures: Figures of the paper.
       model: One of `MODELS`.
     """
     self.model, self._figures = model, figures
@@ -65,16 +88,16 @@ class Runs:
     self._tokens_per_s = self.published("DiLoCoX").value
 
   def published(self, method: str) -> Figure:
-    """Throughput of a method."""
+    """Returns the published throughput of a method (tokens/s)."""
     return self._figures[f"{self.model}, {method}, throughput"]
 
   @property
   def shape(self):
-    """The model's."""
+    """Shape of the model."""
     return MODEL_PRESETS[MODELS[self.model]]
 
   def step_s(self, setting: Setting = RECIPE) -> float:
-    """The one fitted constant: DiLoCoX is taken to be bound by compute."""
+    """Returns the fitted seconds of a step: DiLoCoX is bound by compute."""
     return setting.tokens / self._tokens_per_s
 
   def pace(
@@ -84,10 +107,10 @@ class Runs:
     codec_s: float = 0.0,
     **changes,
   ) -> Pace:
-    """The steady state of a method's config with fields changed."""
+    """Returns the pace of a method's config with fields changed."""
     changes["model"] = {"preset": MODELS[self.model]}
     changes["mesh"] = {"num_replicas": setting.num_clusters}
-    cluster = alike(
+    cluster = equal_links(
       setting.num_clusters,
       self.bps,
       rtt_s=0.0,
@@ -98,7 +121,7 @@ class Runs:
 
   @functools.cache  # noqa: B019 - it lives as long as the tables.
   def allreduce(self, setting: Setting = RECIPE) -> Pace:
-    """Gradients at every step."""
+    """Returns the pace of AllReduce: gradients at every step."""
     return self.pace("allreduce", setting, codec={"name": setting.dense})
 
   @functools.cache  # noqa: B019 - as above.
@@ -109,7 +132,7 @@ class Runs:
     is_compressed: bool = True,
     codec_s: float = 0.0,
   ) -> Pace:
-    """DiLoCoX, whole or without one of its parts."""
+    """Returns the pace of DiLoCoX, complete or without a component."""
     sync = {"sync_interval": self.interval}
     if not is_hidden:
       sync |= {"method": "diloco", "rule": None}
@@ -120,36 +143,102 @@ class Runs:
     return self.pace("dilocox", setting, codec_s, sync=sync, **changes)
 
   def open_diloco(self, setting: Setting = RECIPE) -> Pace:
-    """OpenDiLoCo: fp16, waited for, at the same H."""
+    """Returns the pace of OpenDiLoCo: fp16, no overlap, the same H."""
     sync = {"sync_interval": self.interval}
     return self.pace("open_diloco", setting, sync=sync)
 
   def cocktail_sgd(self, setting: Setting = RECIPE) -> Pace:
-    """Every step, masked so that 117 times fewer bytes are sent."""
+    """Returns the pace of CocktailSGD: 117 times fewer bytes, every step."""
     return self.pace("cocktail_sgd", setting, codec={"mask_fraction": 0.15})
 
   def speed_up(self, setting: Setting = RECIPE) -> float:
-    """DiLoCoX over AllReduce."""
+    """Returns the speed-up of DiLoCoX over AllReduce."""
     return self.allreduce(setting).seconds / self.dilocox(setting).seconds
 
   def codec_s(self) -> float:
-    """What the row without overlap has beyond compute and bytes."""
+    """Returns the seconds of a round without overlap that bytes leave open."""
     round_s = self.interval * RECIPE.tokens
     round_s /= self.published("DiLoCoX without overlap").value
     return round_s - self.interval * self.dilocox(is_hidden=False).seconds
 
   def cocktail_ratio(self) -> float:
-    """Times fewer bytes than AllReduce that CocktailSGD's row needs."""
+    """Returns how many times fewer bytes CocktailSGD's row needs."""
     step_s = RECIPE.tokens / self.published("CocktailSGD").value
     return self.allreduce().exchange_s / (step_s - self.step_s())
 
   def implied_utilisation(self) -> float:
-    """Share of the devices' peak that the published throughput needs."""
+    """Returns the share of the devices' peak behind the throughput."""
     devices = self._figures[f"{self.model}, GPUs"].value
     flops = flops_per_token(self.shape, SEQUENCE_LENGTH)
-    return self._tokens_per_s * flops / (devices * PEAK_FLOPS)
+    return self._tokens_per_s * flops / (devices * A800_FLOPS)
 
 
 def tokens_per_s(pace: Pace, setting: Setting = RECIPE) -> float:
-  """Throughput of all clusters together."""
+  """Returns the throughput of all clusters together (tokens/s)."""
   return setting.tokens / pace.seconds
+
+
+class Large:
+  """PaperRuns of the 107B model."""
+
+  def __init__(self, folder: pathlib.Path):
+    """Reads what is published of the model.
+
+    Args:
+      folder: Folder of the published figures.
+
+    Raises:
+      ValueError: A file is missing or wrong.
+    """
+    paper = PaperRuns(load_published(folder / "dilocox.json"), "107B")
+    self.interval, self.rank = paper.interval, paper.rank
+    self.step_s = paper.step_s()
+
+  def tokens_per_s(self, pace: Pace) -> float:
+    """Returns the throughput of all clusters together (tokens/s)."""
+    return RECIPE.tokens / pace.seconds
+
+  def speed(self, pace: Pace) -> float:
+    """Returns the throughput relative to free links and equal sites."""
+    return self.step_s / pace.seconds
+
+  @functools.cache  # noqa: B019 - it lives as long as the tables.
+  def rounds(self, method: str, num_replicas: int) -> Rounds:
+    """Plans the rounds of a method from its config, at the common H."""
+    name = METHOD_CONFIGS[method]
+    sync, codec = {"sync_interval": self.interval}, {}
+    if name in _EVERY_STEP:
+      sync = {}
+    if name == "streaming_diloco":
+      sync |= _STREAMING
+      return self.varied(name, num_replicas, sync, codec, 1, 2)
+    if name == "dilocox":
+      codec = {"rank": self.rank}
+    return self.varied(name, num_replicas, sync, codec)
+
+  def varied(
+    self,
+    name: str,
+    num_replicas: int,
+    sync: dict,
+    codec: dict,
+    skipped: int = 2,
+    counted: int = 8,
+  ) -> Rounds:
+    """Plans the rounds of a config with fields changed."""
+    config = config_of(
+      name,
+      model={"preset": "qwen_107b"},
+      mesh={"num_replicas": num_replicas},
+      sync=sync,
+      codec=codec,
+    )
+    return Rounds.of(config, skipped=skipped, counted=counted)
+
+  def on(self, method: str, cluster: Cluster) -> Pace:
+    """Returns the pace of a method on given links."""
+    return self.rounds(method, cluster.num_replicas).on(cluster, self.step_s)
+
+  def at(self, method: str, num_replicas: int, bps: float) -> Pace:
+    """Returns the pace of a method on equal links, with 40 ms between any."""
+    return self.on(method, equal_links(num_replicas, bps, rtt_s=RTT_S))

@@ -1,7 +1,7 @@
 """INTELLECT-1 (arXiv 2412.01152): utilisation in three settings.
 
 The paper gives times of rounds and of all-reduces but no bandwidth, so a rate
-is fitted a setting; what then follows is little, and said.
+is fitted for each setting. The notes say how little follows from that.
 """
 
 import pathlib
@@ -13,21 +13,21 @@ from dilocox_jax.plan.wire.payload import Dense, Int
 from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.presets import cluster_preset
 from dilocox_jax.simulate.published import Figure, load_published
-from experiments.tables.rows import (
+from experiments.tables.runs import Pace, Rounds, equal_links, least
+from experiments.tables.table import (
   DERIVED,
   FITTED_ELSEWHERE,
   FITTED_HERE,
-  Row,
   Table,
+  TableRow,
 )
-from experiments.tables.runs import Pace, Rounds, alike, least
 
 _SETTINGS = ("USA", "USA and Europe", "global")
 _RTT_S = 0.1
 
 
 class _Runs:
-  """One ring of the most nodes that took part."""
+  """Runs of one ring of the most nodes that participated at a time."""
 
   def __init__(self, figures: Mapping[str, Figure]):
     self._count = int(figures["most concurrent nodes"].value)
@@ -42,29 +42,29 @@ class _Runs:
     return Traffic(method, fragments, self._shapes, self._count, payload)
 
   def at(self, mbps: float | None) -> Pace:
-    """At a rate of all links, or at the preset's."""
+    """Returns the pace at a rate of all links; None: that of the preset."""
     cluster = cluster_preset("intellect_1", self._count)
     if mbps is not None:
-      cluster = alike(self._count, mbps * 1e6, rtt_s=_RTT_S)
+      cluster = equal_links(self._count, mbps * 1e6, rtt_s=_RTT_S)
     return self._rounds.on(cluster, self._round_s / self._interval)
 
   def rate_for(self, exchange_s: float) -> float:
-    """The rate (Mbit/s) at which the exchange takes so long."""
+    """Returns the rate (Mbit/s) at which the exchange takes so long."""
     return least(
       lambda mbps: self.at(mbps).exchange_s <= exchange_s, 10.0, 1e5, 1e-4
     )
 
   def reduction(self) -> float:
-    """Bytes of H data-parallel steps over those of one exchange."""
+    """Returns bytes of H data-parallel steps over those of an exchange."""
     dense = self._traffic(allreduce(), Dense()).gradient_bytes()
     return dense * self._interval / self._rounds.traffic.exchange_bytes(0)
 
 
-def build(folder: pathlib.Path) -> list[Table]:
-  """The run's utilisation, its exchange, and what both imply.
+def build_tables(folder: pathlib.Path) -> list[Table]:
+  """Returns the run's utilisation, its exchange, and what both imply.
 
   Args:
-    folder: Of the published figures.
+    folder: Folder of the published figures.
 
   Raises:
     ValueError: A file is missing or wrong.
@@ -77,11 +77,11 @@ def build(folder: pathlib.Path) -> list[Table]:
   slow = runs.at(None)
   preset = "14 nodes, int8 ring, 340 Mbit/s fitted on the lowest utilisation"
   rows = [
-    Row(lowest, 100 * slow.utilisation, FITTED_HERE, preset),
-    Row(
+    TableRow(lowest, 100 * slow.utilisation, FITTED_HERE, preset),
+    TableRow(
       figures["global, all-reduce"], slow.exchange_s, FITTED_ELSEWHERE, preset
     ),
-    Row(
+    TableRow(
       figures["sync as quoted by Covenant-72B"],
       slow.exchange_s / 60,
       FITTED_ELSEWHERE,
@@ -95,11 +95,11 @@ def build(folder: pathlib.Path) -> list[Table]:
     percent = 100 * runs.at(rates[name]).utilisation
     basis = f"{rates[name]:.0f} Mbit/s, fitted on {exchange_s:.0f} s"
     figure = figures[f"{name}, utilisation"]
-    rows.append(Row(figure, percent, FITTED_ELSEWHERE, basis))
+    rows.append(TableRow(figure, percent, FITTED_ELSEWHERE, basis))
     if name == "USA":
-      rows.append(Row(highest, percent, FITTED_ELSEWHERE, basis))
+      rows.append(TableRow(highest, percent, FITTED_ELSEWHERE, basis))
   rows.append(
-    Row(
+    TableRow(
       figures["bandwidth reduction"],
       runs.reduction(),
       DERIVED,
@@ -117,12 +117,12 @@ def build(folder: pathlib.Path) -> list[Table]:
   ]
 
 
-def _flops_row(figures: Mapping[str, Figure]) -> Row:
-  """The lowest MFU, if devices compute alike and only waiting differs."""
+def _flops_row(figures: Mapping[str, Figure]) -> TableRow:
+  """Returns the lowest MFU, if only the waiting differs."""
   best = figures["model FLOPS utilisation, highest"].value
   waiting = figures["utilisation, lowest"].value
   waiting /= figures["utilisation, highest"].value
-  return Row(
+  return TableRow(
     figures["model FLOPS utilisation, lowest"],
     best * waiting,
     DERIVED,

@@ -1,7 +1,7 @@
 """OpenDiLoCo (arXiv 2407.07852): the share of time spent computing.
 
-The paper's inputs give its band without anything fitted: a ring moves at its
-slowest link, and a round is long.
+The inputs that the paper states give its range of utilisations, and nothing is
+fitted: a ring moves at the rate of its slowest link, and a round is long.
 """
 
 import pathlib
@@ -13,17 +13,17 @@ from dilocox_jax.plan.wire.payload import Dense
 from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.presets import cluster_preset
 from dilocox_jax.simulate.published import Figure, load_published
-from experiments.tables.rows import DERIVED, Prediction, Row, Table
-from experiments.tables.runs import Pace, Rounds, alike, least
+from experiments.tables.runs import Pace, Rounds, equal_links, least
+from experiments.tables.table import DERIVED, Prediction, Table, TableRow
 
 _BASIS = "H steps in 67.5 min, 1.1 B values in fp16, 127 Mbit/s"
 
 
-def build(folder: pathlib.Path) -> list[Table]:
-  """The run's utilisation beside the published band.
+def build_tables(folder: pathlib.Path) -> list[Table]:
+  """Returns the run's utilisation and the published range.
 
   Args:
-    folder: Of the published figures.
+    folder: Folder of the published figures.
 
   Raises:
     ValueError: A file is missing or wrong.
@@ -35,9 +35,9 @@ def build(folder: pathlib.Path) -> list[Table]:
   )
   percent = 100 * pace.utilisation
   rows = [
-    Row(figures["utilisation, lowest"], percent, DERIVED, _BASIS),
-    Row(figures["utilisation, highest"], percent, DERIVED, _BASIS),
-    Row(figures["all-reduce"], pace.exchange_s, DERIVED, _BASIS),
+    TableRow(figures["utilisation, lowest"], percent, DERIVED, _BASIS),
+    TableRow(figures["utilisation, highest"], percent, DERIVED, _BASIS),
+    TableRow(figures["all-reduce"], pace.exchange_s, DERIVED, _BASIS),
     Prediction("slowest link for 90 %", mbps, "Mbit/s", DERIVED, "as above"),
   ]
   return [
@@ -59,7 +59,7 @@ def _pace(figures: Mapping[str, Figure], mbps: float | None) -> Pace:
   traffic = Traffic(method, fragments, shapes, count, Dense("float16"))
   cluster = cluster_preset("opendiloco", count)
   if mbps is not None:
-    cluster = alike(count, mbps * 1e6, rtt_s=0.1)
+    cluster = equal_links(count, mbps * 1e6, rtt_s=0.1)
   step_s = figures["compute of a round"].value * 60 / interval
   return Rounds(traffic).on(cluster, step_s)
 

@@ -1,8 +1,8 @@
 """Runs in their steady state, from the configs that train and real plans.
 
-A table wants the pace of a run, not its first and last round. So a few rounds
-are left out, a few are measured, and both come from the very plan that the
-trainer would walk: no table counts a step or a byte itself.
+A table needs the pace of a run, without its first and last round. So three
+rounds are left out, four are measured, and all come from the plan that the
+trainer would follow: no table counts a step or a byte itself.
 """
 
 import dataclasses
@@ -24,18 +24,17 @@ from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.sites import Link, Site
 from dilocox_jax.simulate.transfer import TCP, Transport
 
-GOODPUT = (
-  Link.efficiency
-)  # Of a line rate, after the headers of TCP and Ethernet.
+# Payload share of a line rate, without the headers of TCP and Ethernet.
+GOODPUT = Link.efficiency
 _SKIPPED, _COUNTED = 3, 4
 
 
 def config_of(name: str, **changes) -> RunConfig:
-  """A config of `experiments/configs` with fields changed; nothing adapts.
+  """Returns a config of `experiments/configs` with fields changed.
 
   Args:
-    name: Of its file.
-    **changes: Section to a mapping from field to value.
+    name: Name of its file.
+    **changes: Values by field, for each section.
   """
   module = importlib.import_module(f"experiments.configs.{name}")
   # A recipe is spelled out, since what is changed may be the method's name.
@@ -46,19 +45,20 @@ def config_of(name: str, **changes) -> RunConfig:
   return from_mapping(values)
 
 
-def alike(
+def equal_links(
   num_replicas: int, bps: float, name: str = "alike", **link
 ) -> Cluster:
-  """Sites with equal links the same both ways, one replica each.
+  """Returns sites of one replica each, with equal links in both directions.
 
   Args:
-    num_replicas: Sites; any number, unlike a preset that divides devices.
+    num_replicas: Number of sites. Any number is allowed, while presets that
+      divide devices need a divisor.
     bps: Line rate (bit/s).
-    name: Of the cluster.
-    **link: What else `Link` takes.
+    name: Name of the cluster.
+    **link: Other attributes of `Link`.
   """
-  one = Site("site", Link(bps, bps, **link))
-  return presets.alike(name, one, num_replicas)
+  site = Site("site", Link(bps, bps, **link))
+  return presets.equal_sites(name, site, num_replicas)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +66,10 @@ class Pace:
   """The steady state of a run.
 
   Attributes:
-    seconds: Of an inner step, all counted.
+    seconds: Duration of an inner step, exchanges included.
     utilisation: Share of the time in which replicas take inner steps.
-    exchange_s: Length of all exchanges of a round.
-    sent_bytes: By a replica in a round.
+    exchange_s: Duration of all exchanges of a round (seconds).
+    sent_bytes: Bytes that one replica sends in a round.
   """
 
   seconds: float
@@ -87,12 +87,12 @@ class Rounds:
     """Plans the rounds.
 
     Args:
-      traffic: Method, model, payload, number of replicas.
+      traffic: Method, model, payload and number of replicas.
       skipped: Rounds before the steady state.
       counted: Rounds that are measured.
     """
     interval = traffic.method.schedule.sync_interval
-    # One round more, so that the run does not end in those counted.
+    # One round more: the last round of a run is flushed, and is not typical.
     total = (skipped + counted + 1) * interval
     plan = RunPlan(traffic.method, total, steps_per_dispatch=1)
     script = Script(traffic)
@@ -103,7 +103,7 @@ class Rounds:
 
   @classmethod
   def of(cls, config: RunConfig, **counts) -> "Rounds":
-    """The rounds of a config."""
+    """Plans the rounds of a config."""
     return cls(to_plan.traffic(config), **counts)
 
   def on(
@@ -113,11 +113,12 @@ class Rounds:
     codec_s: float = 0.0,
     transport: Transport = TCP,
   ) -> Pace:
-    """Times them; sites take as long as their speed says.
+    """Times the rounds on a cluster.
 
     Args:
-      cluster: Of as many replicas as were planned for.
-      step_s: Seconds of an inner step at speed 1.
+      cluster: Cluster of as many replicas as were planned for.
+      step_s: Seconds of an inner step at speed 1; a site of speed 0.5 takes
+        twice as long.
       codec_s: Seconds of encoding and decoding that nothing hides.
       transport: How messages are sent.
     """
@@ -142,16 +143,16 @@ def least(
   high: float,
   precision: float = 1e-3,
 ) -> float:
-  """The least value from which on something holds, by halving ratios.
+  """Finds the least value that reaches a target, by bisection of the ratio.
 
   Args:
-    reaches: Whether it holds; once it does, it does for all larger values.
-    low: A value below.
-    high: A value above.
-    precision: Relative.
+    reaches: Whether a value is enough. All larger values must then be enough.
+    low: A value that is not enough.
+    high: The largest value that is tried.
+    precision: Relative precision.
 
   Returns:
-    The value, rounded up; infinity if it does not even hold at `high`.
+    The value, rounded up; infinity if `high` is not enough.
   """
   if not reaches(high):
     return float("inf")

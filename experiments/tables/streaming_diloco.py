@@ -1,7 +1,7 @@
 """Streaming DiLoCo (arXiv 2501.18512): bandwidth needed, and hours.
 
-Table 4 says from which bandwidth on a method reaches a utilisation; Table 1
-what that means in hours for one run.
+Table 4 says which bandwidth a method needs for a utilisation. Table 1 says how
+many hours one run takes.
 """
 
 import dataclasses
@@ -13,12 +13,12 @@ from matplotlib.figure import Figure as Picture
 from dilocox_jax.report import style
 from dilocox_jax.simulate import layers
 from dilocox_jax.simulate.published import Figure, load_published
-from experiments.tables.rows import (
+from experiments.tables.table import (
   DERIVED,
   FITTED_ELSEWHERE,
   FITTED_HERE,
-  Row,
   Table,
+  TableRow,
 )
 
 _FP4 = "Streaming + overlap, FP4"
@@ -56,11 +56,11 @@ _TABLE_1_NOTES = (
 )
 
 
-def build(folder: pathlib.Path) -> list[Table]:
-  """The paper's two tables.
+def build_tables(folder: pathlib.Path) -> list[Table]:
+  """Returns the paper's two tables.
 
   Args:
-    folder: Of the published figures.
+    folder: Folder of the published figures.
 
   Raises:
     ValueError: A file or a figure is missing or wrong.
@@ -109,9 +109,9 @@ def _table_4(figures: Mapping[str, Figure]) -> Table:
   )
 
 
-def _cell(figure: Figure, needed_bps: float) -> Row:
+def _cell(figure: Figure, needed_bps: float) -> TableRow:
   published = layers.grid_index(figure.value * _GBPS)
-  return Row(
+  return TableRow(
     figure,
     needed_bps / _GBPS,
     FITTED_HERE,
@@ -120,7 +120,7 @@ def _cell(figure: Figure, needed_bps: float) -> Row:
   )
 
 
-def _pair(row: Row) -> str:
+def _pair(row: TableRow) -> str:
   published = f"{row.published.value:g}"
   return (
     published if not row.grid_steps else f"{published} / {row.predicted:.1f}"
@@ -184,34 +184,34 @@ def _table_1(figures: Mapping[str, Figure]) -> Table:
   streaming = of(f"{_FP4}, hours at 1 Gbit/s")
   slow, count = "the link hides no forward pass", model.num_parameters
   rows = [
-    Row(
+    TableRow(
       of(f"{_DATA_PARALLEL}, hours at 1 Gbit/s"),
       hours(_DATA_PARALLEL, model, _GBPS),
       DERIVED,
       f"1.0 B parameters; {slow}",
     ),
-    Row(
+    TableRow(
       of(f"{_DATA_PARALLEL}, hours at infinite bandwidth"),
       hours(_DATA_PARALLEL, model, float("inf")),
       DERIVED,
       "compute alone",
     ),
-    Row(
+    TableRow(
       streaming,
       hours(_FP4, larger, _GBPS),
       FITTED_ELSEWHERE,
       f"{counted / 1e9:.3f} B parameters, from the bits exchanged",
     ),
-    Row(
+    TableRow(
       streaming, hours(_FP4, model, _GBPS), FITTED_ELSEWHERE, "1.0 B parameters"
     ),
-    Row(
+    TableRow(
       of(f"{_DATA_PARALLEL}, exchanged"),
       count * 16 * num_steps / _TBIT,
       DERIVED,
       "1.0 B parameters of 16 bit",
     ),
-    Row(
+    TableRow(
       exchanged,
       count * bits * num_steps / interval / _TBIT,
       DERIVED,

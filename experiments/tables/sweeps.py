@@ -1,4 +1,4 @@
-"""Utilisation of the 107B model against what a user can choose or must bear."""
+"""Utilisation of the 107B model against settings of the run and the network."""
 
 import pathlib
 from collections.abc import Callable, Sequence
@@ -6,15 +6,20 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dilocox_jax.report.line_panels import Panel, draw
-from experiments.tables.large import METHODS, RTT_S, STEP_BASIS, Large
-from experiments.tables.rows import FITTED_ELSEWHERE, Prediction, Table
-from experiments.tables.runs import alike
+from experiments.tables.dilocox_runs import (
+  METHOD_CONFIGS,
+  RTT_S,
+  STEP_BASIS,
+  Large,
+)
+from experiments.tables.runs import equal_links
+from experiments.tables.table import FITTED_ELSEWHERE, Prediction, Table
 
 BANDWIDTHS_BPS = np.logspace(7, 12, 26)
-INTERVALS = (10, 25, 60, 125, 250, 500, 1000)
-RANKS = (128, 256, 512, 1024, 2048, 3072)
-BITS = (1, 2, 4, 8)
-CLUSTERS = (2, 3, 4, 6, 10, 14, 20)
+_INTERVALS = (10, 25, 60, 125, 250, 500, 1000)
+_RANKS = (128, 256, 512, 1024, 2048, 3072)
+_BITS = (1, 2, 4, 8)
+_CLUSTERS = (2, 3, 4, 6, 10, 14, 20)
 RTTS_S = (0.001, 0.01, 0.04, 0.1, 0.2, 0.5)
 _SLOW_BPS = {
   "30 Mbit/s": 30e6,
@@ -27,11 +32,11 @@ _LOSSES |= {"loss 1e-2": 1e-2}
 _HELD = "simulated; else H 125, rank 2048, 4 bits, D = 2, 40 ms"
 
 
-def build(folder: pathlib.Path) -> list[Table]:
-  """The sweeps, each with its figure.
+def build_tables(folder: pathlib.Path) -> list[Table]:
+  """Returns the sweeps, each with its figure.
 
   Args:
-    folder: Of the published figures.
+    folder: Folder of the published figures.
 
   Raises:
     ValueError: A file is missing or wrong.
@@ -43,7 +48,7 @@ def build(folder: pathlib.Path) -> list[Table]:
 def _bandwidth(large: Large) -> Table:
   lines = {
     method: [large.at(method, 2, bps).utilisation for bps in BANDWIDTHS_BPS]
-    for method in METHODS
+    for method in METHOD_CONFIGS
   }
   panel = Panel(
     "bandwidth (Gbit/s)",
@@ -62,13 +67,13 @@ def _bandwidth(large: Large) -> Table:
 
 
 def _dilocox(large: Large, **changes) -> Callable[[float], float]:
-  """Utilisation of DiLoCoX with fields changed, by bandwidth."""
+  """Returns the utilisation of DiLoCoX, fields changed, by bandwidth."""
   interval = changes.pop("sync_interval", large.interval)
   codec = {"rank": large.rank} | changes
   rounds = large.varied("dilocox", 2, {"sync_interval": interval}, codec)
 
   def utilisation(bps: float) -> float:
-    cluster = alike(2, bps, rtt_s=RTT_S)
+    cluster = equal_links(2, bps, rtt_s=RTT_S)
     return rounds.on(cluster, large.step_s).utilisation
 
   return utilisation
@@ -79,9 +84,9 @@ def _over(
   values: Sequence[int],
   of: Callable[[int], Callable[[float], float]],
 ) -> Panel:
-  found = [of(value) for value in values]
+  curves = [of(value) for value in values]
   lines = {
-    name: [utilisation(bps) for utilisation in found]
+    name: [utilisation(bps) for utilisation in curves]
     for name, bps in _SLOW_BPS.items()
   }
   return Panel(label, _HELD, values, lines)
@@ -89,9 +94,9 @@ def _over(
 
 def _exchange(large: Large) -> Table:
   panels = [
-    _over("H (inner steps)", INTERVALS, lambda h: _h(large, h)),
-    _over("rank", RANKS, lambda rank: _dilocox(large, rank=rank)),
-    _over("bits", BITS, lambda bits: _dilocox(large, bits=bits)),
+    _over("H (inner steps)", _INTERVALS, lambda h: _h(large, h)),
+    _over("rank", _RANKS, lambda rank: _dilocox(large, rank=rank)),
+    _over("bits", _BITS, lambda bits: _dilocox(large, bits=bits)),
   ]
   return _table(
     "sweep_exchange",
@@ -108,18 +113,20 @@ def _h(large: Large, interval: int) -> Callable[[float], float]:
 
 def _network(large: Large) -> Table:
   by_count = {
-    name: [large.at("DiLoCoX", d, bps).utilisation for d in CLUSTERS]
+    name: [large.at("DiLoCoX", d, bps).utilisation for d in _CLUSTERS]
     for name, bps in _SLOW_BPS.items()
   }
   by_delay = {
     name: [
-      large.on("DiLoCoX", alike(2, 1e9, rtt_s=rtt_s, loss=loss)).utilisation
+      large.on(
+        "DiLoCoX", equal_links(2, 1e9, rtt_s=rtt_s, loss=loss)
+      ).utilisation
       for rtt_s in RTTS_S
     ]
     for name, loss in _LOSSES.items()
   }
   panels = [
-    Panel("clusters", _HELD, CLUSTERS, by_count, is_log=False),
+    Panel("clusters", _HELD, _CLUSTERS, by_count, is_log=False),
     Panel(
       "round trip (ms)",
       "simulated; 1 Gbit/s, 8 TCP streams, D = 2",

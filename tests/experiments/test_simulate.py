@@ -11,6 +11,7 @@ import pytest
 from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
 from experiments.simulation import page, setup
+from experiments.simulation import run as finished_run
 from experiments.simulation.setup import Options
 from tests import runs
 
@@ -162,7 +163,9 @@ def test_a_finished_run_is_put_on_the_clock(tmp_path):
   rows = json.loads((tmp_path / "out" / "recorded.json").read_text())
   assert [row["step"] for row in rows] == [6, 12, 18, 21]
   made = setup.set_up(config, "1gbit", Options(step_s=0.5))
-  expected = run_time(made.edges, made.work, made.script.ops(made.plan, 18))
+  expected = run_time(
+    made.link_costs, made.work, made.script.ops(made.plan, 18)
+  )
   assert rows[2]["simulated_s"] == pytest.approx(expected.now_s)
   kinds = ("evaluation", "final")
   losses = [
@@ -189,6 +192,6 @@ def test_a_run_whose_fragments_adapt_is_refused(monkeypatch):
     }
   )
   run = types.SimpleNamespace(config=config.to_mapping(), rounds=[None])
-  monkeypatch.setattr(run.report, "load_run", lambda workdir: run)
+  monkeypatch.setattr(finished_run.report, "load_run", lambda workdir: run)
   with pytest.raises(ValueError, match="fragments whose ranks adapt"):
-    run.timed("runs/x", "1gbit", Options(step_s=0.5))
+    finished_run.time_run("runs/x", "1gbit", Options(step_s=0.5))

@@ -12,13 +12,16 @@ import pytest
 from dilocox_jax.report.line_panels import Panel, draw
 from dilocox_jax.simulate.published import Figure
 from experiments import speedup_tables
-from experiments.tables import (
-  covenant_72b,
-  open_diloco,
-  page,
-  streaming_diloco,
+from experiments.tables import covenant_72b, open_diloco, streaming_diloco
+from experiments.tables.table import (
+  DERIVED,
+  KINDS,
+  Prediction,
+  Table,
+  TableRow,
+  _data,
+  write_tables,
 )
-from experiments.tables.rows import DERIVED, KINDS, Prediction, Row, Table
 from tests.experiments.tables.compared import compared
 
 PUBLISHED = speedup_tables._PUBLISHED
@@ -35,14 +38,14 @@ def run(*arguments):
 
 
 def test_an_error_is_relative_or_in_grid_steps():
-  assert Row(FIGURE, 10.0, DERIVED).error == "+25.0%"
-  assert Row(FIGURE, 10.0, DERIVED, grid_steps=-2).error == "-2 steps"
-  assert Row(FIGURE, 10.0, DERIVED, grid_steps=0).error == "exact"
+  assert TableRow(FIGURE, 10.0, DERIVED).error == "+25.0%"
+  assert TableRow(FIGURE, 10.0, DERIVED, grid_steps=-2).error == "-2 steps"
+  assert TableRow(FIGURE, 10.0, DERIVED, grid_steps=0).error == "exact"
 
 
 def test_a_row_must_say_where_its_prediction_comes_from():
   with pytest.raises(ValueError, match="kind='guessed' must be one of"):
-    Row(FIGURE, 8.0, "guessed")
+    TableRow(FIGURE, 8.0, "guessed")
   with pytest.raises(ValueError, match="kind='guessed' must be one of"):
     Prediction("speed", 8.0, "tokens/s", "guessed")
 
@@ -50,15 +53,13 @@ def test_a_row_must_say_where_its_prediction_comes_from():
 def test_every_paper_has_a_module_that_builds_tables():
   for name in speedup_tables.PAPERS:
     module = importlib.import_module(f"experiments.tables.{name}")
-    assert callable(module.build)
+    assert callable(module.build_tables)
 
 
 def test_what_cannot_be_reached_is_no_number():
   endless = Prediction("bandwidth", float("inf"), "Mbit/s", DERIVED)
-  assert page._data(endless)["predicted"] is None
-  assert (
-    page._data(endless).keys() == page._data(Row(FIGURE, 1, DERIVED)).keys()
-  )
+  assert _data(endless)["predicted"] is None
+  assert _data(endless).keys() == _data(TableRow(FIGURE, 1, DERIVED)).keys()
 
 
 def test_tables_are_made_without_jax():
@@ -74,7 +75,7 @@ def test_tables_are_made_without_jax():
 
 
 def test_every_cell_of_the_streaming_table_has_a_row():
-  table, hours = streaming_diloco.build(PUBLISHED)
+  table, hours = streaming_diloco.build_tables(PUBLISHED)
   rows = compared(table)
   assert len({row.published.name for row in rows}) == 75
   assert all(row.kind in KINDS for row in (*table.rows, *hours.rows))
@@ -89,7 +90,9 @@ def test_the_page_and_the_data_hold_the_same_predictions(tmp_path):
   assert done.returncode == 0, done.stderr
   data = json.loads((tmp_path / "tables.json").read_text())
   text = (tmp_path / "report.md").read_text()
-  tables = covenant_72b.build(PUBLISHED) + open_diloco.build(PUBLISHED)
+  tables = covenant_72b.build_tables(PUBLISHED) + open_diloco.build_tables(
+    PUBLISHED
+  )
   built = {table.name: table for table in tables}
   assert set(data) == set(built)
   for name, rows in data.items():
@@ -108,7 +111,7 @@ def test_a_picture_is_drawn_beside_its_caption(tmp_path):
   drawn = draw("Lines", [Panel("rank", "simulated", (1, 2), {"a": [0.1, 0.2]})])
   rows = [Prediction("speed", 8.0, "tokens/s", DERIVED)]
   table = Table("t", "T", rows, (), pictures={"lines": ("Some lines.", drawn)})
-  text = page.write([table], tmp_path, "python -m x").read_text()
+  text = write_tables([table], tmp_path, "python -m x").read_text()
   assert "![Some lines.](figures/lines.png)" in text
   assert "| speed |  | 8 tokens/s |  | derived |  |" in text
   assert (tmp_path / "figures" / "lines.png").stat().st_size > 0

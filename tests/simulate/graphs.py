@@ -2,12 +2,56 @@
 
 import math
 import random
+from unittest import mock
 
-from dilocox_jax.simulate.graph import Graph, LinkRate, Outage
+from dilocox_jax.simulate import engine
+from dilocox_jax.simulate.fair import Sharing
+from dilocox_jax.simulate.graph import Graph, Outage
 
 
-def alone(capacity=4.0, discipline="fair"):
-  return {"up": LinkRate(capacity, discipline)}
+def alone(capacity=4.0):
+  return {"up": capacity}
+
+
+def predecessors(graph, number):
+  """The numbers that a node waits for."""
+  start = graph.after_stop[number - 1] if number else 0
+  return graph.after[start : graph.after_stop[number]].tolist()
+
+
+class RecordedSharing(Sharing):
+  """Keeps every change of a flow's rate: (seconds, number, bytes per second).
+
+  A flow that is through, or whose link is down, has rate 0.
+  """
+
+  def __init__(self, capacities):
+    super().__init__(capacities)
+    self.changes = []
+    self._rates = {}
+
+  def settle(self, now_s):
+    due = super().settle(now_s)
+    rates = {number: flow.rate for number, flow in self.flows.items()}
+    for number in sorted(rates.keys() | self._rates.keys()):
+      rate = rates.get(number, 0.0)
+      if rate != self._rates.get(number, 0.0):
+        self.changes.append((now_s, number, rate))
+    self._rates = rates
+    return due
+
+
+def recorded(graph, links, outages=()):
+  """A timeline, and the changes of rates on the way."""
+  sharings = []
+
+  def make(capacities):
+    sharings.append(RecordedSharing(capacities))
+    return sharings[-1]
+
+  with mock.patch.object(engine, "Sharing", make):
+    timeline = engine.run_graph(graph, links, outages)
+  return timeline, sharings[0].changes
 
 
 def sends(*sizes, **fields):
@@ -37,12 +81,12 @@ def ring(num, size_bytes, latency_s=0.0):
   return graph
 
 
-def ports(num, capacity, discipline="fair"):
+def ports(num, capacity):
   names = [f"{way}{rank}" for way in ("up", "down") for rank in range(num)]
-  return {name: LinkRate(capacity, discipline) for name in names}
+  return {name: capacity for name in names}
 
 
-def drawn(seed, discipline="fair", num=40, sizes=(1.0, 10.0)):
+def drawn(seed, num=40, sizes=(1.0, 10.0)):
   """Tasks and flows that wait for each other, links, and outages."""
   draw = random.Random(seed)
   graph = Graph()
@@ -62,7 +106,7 @@ def drawn(seed, discipline="fair", num=40, sizes=(1.0, 10.0)):
       draw.choice([0.0, 0.5]),
       draw.choice([math.inf, draw.uniform(1, 5)]),
     )
-  links = {name: LinkRate(draw.uniform(1, 9), discipline) for name in names}
+  links = {name: draw.uniform(1, 9) for name in names}
   outages = [
     Outage(draw.choice(names), start_s, start_s + draw.random() * 3)
     for start_s in (draw.random() * 10 for _ in range(draw.randint(0, 4)))

@@ -57,7 +57,7 @@ def script(method="diloco", num_replicas=2, payload="fp32", **settings):
   return Script(traffic, copied_bytes=3_000_000), plan
 
 
-def edges(one, is_ideal=True):
+def link_costs(one, is_ideal=True):
   return LinkCosts(one, IDEAL if is_ideal else TCP)
 
 

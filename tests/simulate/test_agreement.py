@@ -32,9 +32,11 @@ FIELDS = (
 
 
 def both(one, script, plan, work, is_ideal=True):
-  edges = small.edges(one, is_ideal)
-  by_formula = run_time(edges, work, script.ops(plan))
-  by_events, timeline = simulate(edges, lower(edges, work, script.ops(plan)))
+  link_costs = small.link_costs(one, is_ideal)
+  by_formula = run_time(link_costs, work, script.ops(plan))
+  by_events, timeline = simulate(
+    link_costs, lower(link_costs, work, script.ops(plan))
+  )
   return by_formula, by_events, timeline
 
 

@@ -82,7 +82,7 @@ def test_without_overlap_a_round_is_its_steps_and_its_exchange(
     "diloco", 3, sync_interval=interval, total_steps=total_steps
   )
   found = run_time(
-    small.edges(one), small.work(one, step_s, codec_s), script.ops(plan)
+    small.link_costs(one), small.work(one, step_s, codec_s), script.ops(plan)
   )
   operations = script.traffic.exchange(0)
   exchange_s = sum(
@@ -102,7 +102,7 @@ def test_a_round_of_delay_takes_the_longer_of_steps_and_exchange(bps):
     "dilocox", sync_interval=interval, total_steps=rounds * interval
   )
   ops = list(script.ops(plan, rounds * interval))
-  found = run_time(small.edges(one), small.work(one, step_s), ops)
+  found = run_time(small.link_costs(one), small.work(one, step_s), ops)
   exchange_s = sum(
     collective_s(one, each.kind, each.operand_bytes)
     for each in script.traffic.exchange(0)
@@ -122,7 +122,7 @@ def test_with_links_that_cost_nothing_only_computing_is_left(name, changes):
   )
   one = Cluster("test", sites)
   script, plan = small.script(name, 3, **changes)
-  found = run_time(small.edges(one), small.work(one), script.ops(plan))
+  found = run_time(small.link_costs(one), small.work(one), script.ops(plan))
   assert found.total_s == pytest.approx(0.05 * plan.total_steps)
   assert max(found.compute_s) == pytest.approx(found.total_s)
 
@@ -143,8 +143,10 @@ def test_more_bandwidth_never_costs_time(
   times = []
   for bps in (slow, slow * faster):
     one = small.cluster(num_replicas, bps=bps)
-    edges = small.edges(one, is_ideal)
-    times.append(run_time(edges, small.work(one), script.ops(plan)).total_s)
+    link_costs = small.link_costs(one, is_ideal)
+    times.append(
+      run_time(link_costs, small.work(one), script.ops(plan)).total_s
+    )
   assert times[1] <= times[0] * (1 + 1e-12)
 
 
@@ -153,8 +155,10 @@ def jittered(num_replicas, sigmas, seeds):
   found = []
   for seed in range(seeds):
     one = small.cluster(num_replicas, Jitter(sigmas[0], sigmas[1], seed))
-    edges = small.edges(one)
-    found.append(run_time(edges, small.work(one), script.ops(plan)).total_s)
+    link_costs = small.link_costs(one)
+    found.append(
+      run_time(link_costs, small.work(one), script.ops(plan)).total_s
+    )
   return np.mean(found), np.std(found) / np.sqrt(seeds)
 
 
@@ -184,7 +188,7 @@ def test_a_thousand_uneven_sites_are_simulated():
   )
   one = Cluster("test", sites)
   script, plan = small.script("diloco", 1000, total_steps=30)
-  found = run_time(small.edges(one), small.work(one), script.ops(plan))
+  found = run_time(small.link_costs(one), small.work(one), script.ops(plan))
   slowest = (
     8
     * 2

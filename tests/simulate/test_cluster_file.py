@@ -13,6 +13,7 @@ from dilocox_jax.simulate.cluster_file import (
   load_cluster,
 )
 from dilocox_jax.simulate.presets import CLUSTER_PRESETS, cluster_preset
+from dilocox_jax.simulate.sites import Link, Site, file_keys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "experiments" / "clusters" / "example.json"
@@ -38,8 +39,8 @@ def test_the_example_is_read_as_it_looks():
   assert (oslo.speed, oslo.num_devices, oslo.peak_flops) == (0.8, 8, 312e12)
   assert (lisbon.link.up_bps, lisbon.link.down_bps) == (2e8, 1e9)
   assert (lisbon.link.rtt_s, lisbon.link.loss) == (0.06, 1e-4)
-  assert cluster.rtt_s(2, 3) == 0.07
-  assert cluster.capacity_bps["pair:Oslo>Lisbon"] == 350e6
+  assert cluster.route(2, 3).rtt_s == 0.07
+  assert cluster.goodput_bps["pair:Oslo>Lisbon"] == 350e6
   assert (cluster.jitter.step_sigma, cluster.jitter.transfer_sigma) == (
     0.05,
     0.1,
@@ -57,13 +58,9 @@ def test_the_example_of_the_documentation_is_a_cluster():
 
 
 def test_the_documentation_names_every_key():
-  sections = (
-    cluster_file._CLUSTER,
-    cluster_file._SITE,
-    cluster_file._LINK,
-  )
-  for key in (key for section in sections for key in section):
-    assert f'"{key}"' in (cluster_file.__doc__ or "")
+  sections = (cluster_file._CLUSTER, file_keys(Site), file_keys(Link))
+  for key in (key for section in sections for key in section.values()):
+    assert f'"{key.name}"' in (cluster_file.__doc__ or "")
 
 
 @pytest.mark.parametrize("name", CLUSTER_PRESETS)
@@ -104,7 +101,8 @@ def test_every_key_is_read_and_printed():
     "jitter": {"step": "1 %", "transfer": "2 %", "seed": 7},
     "outages": [{"site": "b", "start": "1 s", "stop": "2 s"}],
   }
-  assert set(site) == {*cluster_file._SITE, *cluster_file._LINK}
+  keys = file_keys(Site) | file_keys(Link)
+  assert set(site) == {key.name for key in keys.values()}
   assert set(values) == set(cluster_file._CLUSTER) - {"every_site"}
   assert json.loads(cluster_text(cluster_from_mapping(values))) == values
 
@@ -166,7 +164,7 @@ def test_a_site_overrides_what_is_said_of_every_site():
     ),
     (
       _changed("placement", value=["a", "c"]),
-      "placement[1]: unknown site 'c': have a, b",
+      "placement[1]: unknown site 'c': have: a, b",
     ),
     (
       _changed("pairs", value=[{"sites": ["a"], "rate": "1 Gbit/s"}]),

@@ -82,10 +82,10 @@ def test_fewer_replicas_than_regions_use_the_first_ones():
 
 def test_replicas_of_a_region_do_not_take_each_others_rate():
   cluster = dtfm.regional(8)
-  here, there = cluster.path(0, 7), cluster.path(1, 7)
+  here, there = cluster.route(0, 7).links, cluster.route(1, 7).links
   pairs = [next(n for n in path if "pair" in n) for path in (here, there)]
   assert pairs[0] != pairs[1]
-  assert cluster.capacity_bps[cluster.path(0, 1)[0]] == 2e9
+  assert cluster.goodput_bps[cluster.route(0, 1).links[0]] == 2e9
 
 
 def test_the_table_is_part_of_the_package():

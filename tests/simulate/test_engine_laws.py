@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 
 from dilocox_jax.simulate.engine import run_graph
 from dilocox_jax.simulate.fair import max_min_rates
-from dilocox_jax.simulate.graph import Graph, LinkRate
-from tests.simulate.graphs import alone, drawn, ports, ring, sends
+from dilocox_jax.simulate.graph import Graph
+from tests.simulate.graphs import (
+  alone,
+  drawn,
+  ports,
+  predecessors,
+  recorded,
+  ring,
+  sends,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -27,10 +35,10 @@ DRAWN = st.integers(0, 10_000)
 
 def test_a_link_without_end_leaves_only_compute():
   graph, links, _ = drawn(7, num=200)
-  free = {name: LinkRate(math.inf) for name in links}
+  free = {name: math.inf for name in links}
   without = Graph()
   for number, place in enumerate(graph.places):
-    after = graph.predecessors(number)
+    after = predecessors(graph, number)
     if isinstance(place, str):
       without.task("step", place, graph.amounts[number], after)
     else:
@@ -43,36 +51,30 @@ def test_a_link_without_end_leaves_only_compute():
   )
 
 
-@pytest.mark.parametrize("discipline", ["fair", "fifo"])
 @pytest.mark.parametrize("num", range(2, 9))
-def test_a_ring_takes_what_its_closed_form_says(num, discipline):
+def test_a_ring_takes_what_its_closed_form_says(num):
   size_bytes, capacity, latency_s = 16e6, 119.55e6, 0.04
-  timeline = run_graph(
-    ring(num, size_bytes, latency_s), ports(num, capacity, discipline)
-  )
+  timeline = run_graph(ring(num, size_bytes, latency_s), ports(num, capacity))
   rounds = 2 * (num - 1)
   expected_s = rounds * (size_bytes / num / capacity + latency_s)
   assert timeline.makespan_s == pytest.approx(expected_s, rel=ROUNDING)
 
 
-def rates_at_changes(timeline, num):
+def rates_at_changes(changes, num):
   """Spans between changes, and every flow's rate then."""
-  changes = timeline.rates
   rates, before_s = np.zeros(num), 0.0
-  for time_s, number, rate in zip(
-    changes.time_s, changes.number, changes.bytes_per_s, strict=True
-  ):
+  for time_s, number, rate in changes:
     if time_s > before_s:
       yield before_s, time_s, rates
     rates[number], before_s = rate, time_s
 
 
-@given(DRAWN, st.sampled_from(["fair", "fifo"]))
-def test_bytes_are_neither_lost_nor_made(seed, discipline):
-  graph, links, outages = drawn(seed, discipline)
-  timeline = run_graph(graph, links, outages, record_rates=True)
+@given(DRAWN)
+def test_bytes_are_neither_lost_nor_made(seed):
+  graph, links, outages = drawn(seed)
+  timeline, changes = recorded(graph, links, outages)
   carried = np.zeros(len(graph))
-  for start_s, stop_s, rates in rates_at_changes(timeline, len(graph)):
+  for start_s, stop_s, rates in rates_at_changes(changes, len(graph)):
     carried += rates * (stop_s - start_s)
   sizes = [
     0.0 if isinstance(place, str) else amount
@@ -85,30 +87,30 @@ def test_bytes_are_neither_lost_nor_made(seed, discipline):
     assert timeline.link_bytes[name] == pytest.approx(expected, abs=1e-9)
 
 
-@given(DRAWN, st.sampled_from(["fair", "fifo"]))
-def test_no_link_is_ever_above_its_capacity(seed, discipline):
-  graph, links, outages = drawn(seed, discipline)
-  timeline = run_graph(graph, links, outages, record_rates=True)
+@given(DRAWN)
+def test_no_link_is_ever_above_its_capacity(seed):
+  graph, links, outages = drawn(seed)
+  _, changes = recorded(graph, links, outages)
   places = graph.places
   crosses = {name: np.array([name in p for p in places]) for name in links}
-  for start_s, stop_s, rates in rates_at_changes(timeline, len(graph)):
+  for start_s, stop_s, rates in rates_at_changes(changes, len(graph)):
     middle_s = (start_s + stop_s) / 2
     down = {o.link for o in outages if o.start_s < middle_s < o.stop_s}
-    for name, link in links.items():
-      capacity = 0 if name in down else link.capacity_bytes_per_s
+    for name, capacity in links.items():
+      capacity = 0 if name in down else capacity
       assert rates[crosses[name]].sum() <= capacity * (1 + ROUNDING)
 
 
 def stepped(graph, links):
   """The oracle: all rates anew at each change, flows only; ends."""
   names = list(links)
-  capacities = [links[name].capacity_bytes_per_s for name in names]
+  capacities = [links[name] for name in names]
   num, now_s = len(graph), 0.0
   left = np.array(graph.amounts)
   sent_s, end_s = np.full(num, math.inf), np.full(num, math.inf)
   while np.isinf(end_s).any():
     ready = [
-      max([end_s[p] for p in graph.predecessors(number)], default=0.0)
+      max([end_s[p] for p in predecessors(graph, number)], default=0.0)
       for number in range(num)
     ]
     active = [
@@ -136,7 +138,7 @@ def test_flows_end_when_solving_everything_at_each_change_says(seed):
   numbers = {}
   for number, place in enumerate(whole.places):
     if not isinstance(place, str):
-      after = [numbers[p] for p in whole.predecessors(number) if p in numbers]
+      after = [numbers[p] for p in predecessors(whole, number) if p in numbers]
       numbers[number] = graph.flow(
         "send",
         place,
@@ -149,32 +151,29 @@ def test_flows_end_when_solving_everything_at_each_change_says(seed):
   np.testing.assert_allclose(end_s, stepped(graph, links), rtol=1e-10)
 
 
-def places_and_time(graph, links, number):
-  """What it needs for itself, and for how long."""
-  place, amount = graph.places[number], graph.amounts[number]
-  if isinstance(place, str):
-    return (place,), amount
-  rates = [links[name].capacity_bytes_per_s for name in place]
-  limit = graph.limits_bytes_per_s[number]
-  return place if amount else (), amount / min([*rates, limit])
-
-
 @given(DRAWN)
-def test_on_fifo_links_a_flow_starts_once_those_before_it_are_through(seed):
-  graph, links, _ = drawn(seed, "fifo")
-  timeline = run_graph(graph, links)
-  order = sorted(range(len(graph)), key=lambda n: (timeline.ready_s[n], n))
+def test_tasks_of_a_resource_run_in_order_of_readiness(seed):
+  graph, links, _ = drawn(seed)
+  # Links limit nobody here, and no flow is infinitely fast.
+  for number, limit in enumerate(graph.limits_bytes_per_s):
+    graph.limits_bytes_per_s[number] = min(limit, 6.0)
+  timeline = run_graph(graph, {name: math.inf for name in links})
+  ready_s = [
+    max([0.0, *timeline.end_s[predecessors(graph, number)]])
+    for number in range(len(graph))
+  ]
   free_s = {}
-  for number in order:
-    ready_s = max([0.0, *timeline.end_s[graph.predecessors(number)]])
-    places, duration_s = places_and_time(graph, links, number)
-    start_s = max([ready_s, *(free_s.get(name, 0.0) for name in places)])
-    sent_s = start_s + duration_s
-    assert timeline.ready_s[number] == ready_s
+  for number in sorted(range(len(graph)), key=lambda n: (ready_s[n], n)):
+    place, duration_s = graph.places[number], graph.amounts[number]
+    start_s = ready_s[number]
+    if isinstance(place, str):
+      start_s = max(start_s, free_s.get(place, 0.0))
+      free_s[place] = start_s + duration_s
+    else:
+      duration_s /= graph.limits_bytes_per_s[number]
     assert timeline.start_s[number] == start_s
-    assert timeline.sent_s[number] == sent_s
-    assert timeline.end_s[number] == sent_s + graph.latencies_s[number]
-    free_s |= dict.fromkeys(places, sent_s)
+    end_s = start_s + duration_s + graph.latencies_s[number]
+    assert timeline.end_s[number] == end_s
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e18])
@@ -212,10 +211,7 @@ def test_flows_alone_gain_what_all_links_gain(seed, factor):
       last = len(graph) - 1
       graph.flow("send", place, amount, (last // 2,) if last > 0 else ())
   slow_s = run_graph(graph, links).end_s
-  faster = {
-    name: LinkRate(link.capacity_bytes_per_s * factor)
-    for name, link in links.items()
-  }
+  faster = {name: capacity * factor for name, capacity in links.items()}
   fast_s = run_graph(graph, faster).end_s
   np.testing.assert_allclose(fast_s * factor, slow_s, rtol=ROUNDING)
 
@@ -224,10 +220,9 @@ def digest():
   """All bits of a few outcomes."""
   outcomes = []
   for seed in range(20):
-    discipline = ("fair", "fifo")[seed % 2]
-    timeline = run_graph(*drawn(seed, discipline, num=60), record_rates=True)
-    assert timeline.rates
-    for column in (timeline.end_s, timeline.start_s, timeline.rates.time_s):
+    timeline, changes = recorded(*drawn(seed, num=60))
+    rates = np.array(changes, np.float64)
+    for column in (timeline.end_s, timeline.start_s, rates):
       outcomes.append(column.tobytes().hex())
   return "".join(outcomes)
 

@@ -127,7 +127,7 @@ def test_solving_what_changed_equals_solving_everything(seed):
   for number in range(40):
     kind = draw.random()
     if kind < 0.3 and sharing.flows:
-      sharing.remove(draw.choice(list(sharing.flows)), float(number))
+      sharing.remove(draw.choice(list(sharing.flows)))
     elif kind < 0.4:
       capacity = draw.choice([0.0, draw.uniform(1, 9)])
       sharing.set_capacity(draw.randrange(num_links), capacity)

@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from dilocox_jax.simulate.graph import Graph, LinkRate, Outage
+from dilocox_jax.simulate.graph import Graph, Outage
+from tests.simulate.graphs import predecessors
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_predecessors_are_those_given(graph):
   graph.task("step", "gpu", 1.0, after=iter((0,)))
   graph.task("step", "gpu", 1.0)
   graph.task("step", "gpu", 1.0, after=(0, 2))
-  lists = [graph.predecessors(number) for number in range(4)]
+  lists = [predecessors(graph, number) for number in range(4)]
   assert lists == [[], [0], [], [0, 2]]
 
 
@@ -91,17 +92,7 @@ def test_a_refused_node_leaves_no_trace(graph):
   refusal(graph.task, "step", "gpu", 1.0, (5,))
   refusal(graph.flow, "send", ("up",), -1.0)
   assert graph.task("step", "gpu", 1.0, (0,)) == 1
-  assert graph.predecessors(1) == [0]
-
-
-@pytest.mark.parametrize("capacity", [-1.0, math.nan])
-def test_a_link_has_a_capacity(capacity):
-  assert f"capacity_bytes_per_s={capacity}" in refusal(LinkRate, capacity)
-
-
-def test_a_link_is_fair_or_fifo():
-  message = refusal(LinkRate, 1.0, "lifo")
-  assert "'lifo'" in message and "'fair', 'fifo'" in message
+  assert predecessors(graph, 1) == [0]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.plan.wire.collectives import Collective
-from dilocox_jax.simulate.link_costs import LinkCosts, rounds
+from dilocox_jax.simulate.link_costs import LinkCosts, message_steps
 from dilocox_jax.simulate.sites import Link
 from dilocox_jax.simulate.transfer import IDEAL
 from tests.simulate import small
@@ -18,7 +18,7 @@ KINDS = ("all_reduce", "all_gather", "all_to_all", "broadcast")
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 8])
 def test_a_replica_sends_in_rounds_what_the_plan_says(kind, num_replicas):
   operation = Collective(kind, 840)
-  todo = rounds(operation, num_replicas)
+  todo = message_steps(operation, num_replicas)
   sent = [0.0] * num_replicas
   for each in todo:
     for replica in range(num_replicas):
@@ -35,7 +35,7 @@ def test_after_the_rounds_everyone_has_everything_it_should(kind):
   if kind == "broadcast":
     held = [{0}, *(set() for _ in range(count - 1))]
   direct = kind == "all_to_all"
-  for each in rounds(Collective(kind, 100), count):
+  for each in message_steps(Collective(kind, 100), count):
     before = [set(one) for one in held]
     for sender in range(count):
       if each.sender in (None, sender):
@@ -63,10 +63,10 @@ def test_messages_that_meet_on_a_link_divide_it():
 
 
 def test_every_link_of_a_route_carries_the_message():
-  edges = LinkCosts(small.cluster(3), IDEAL)
-  carried = edges.link_bytes(Collective("all_gather", 50))
+  link_costs = LinkCosts(small.cluster(3), IDEAL)
+  carried = link_costs.link_bytes(Collective("all_gather", 50))
   assert carried == {
     f"{way}:site {n}": 100 for way in ("up", "down") for n in range(3)
   }
-  chain = edges.link_bytes(Collective("broadcast", 50))
+  chain = link_costs.link_bytes(Collective("broadcast", 50))
   assert "up:site 2" not in chain and chain["up:site 1"] == 50

@@ -15,9 +15,9 @@ from tests.simulate.test_agreement import METHODS, assert_agree, both
 
 
 def engine(one, script, plan, work=None, stop=None):
-  edges = small.edges(one)
-  lowered = lower(edges, work or small.work(one), script.ops(plan, stop))
-  return *simulate(edges, lowered), lowered
+  link_costs = small.link_costs(one)
+  lowered = lower(link_costs, work or small.work(one), script.ops(plan, stop))
+  return *simulate(link_costs, lowered), lowered
 
 
 @pytest.mark.parametrize("outage_s", [0.5, 20.0])
@@ -46,10 +46,10 @@ def test_links_carry_what_the_plan_says_and_no_more(name, changes):
   one = small.cluster(3)
   script, plan = small.script(name, 3, **changes)
   _, timeline, _ = engine(one, script, plan)
-  edges, expected = small.edges(one), {}
+  link_costs, expected = small.link_costs(one), {}
   for op in script.ops(plan):
     for operation in op.operations if isinstance(op, Launch) else ():
-      for link, size in edges.link_bytes(operation).items():
+      for link, size in link_costs.link_bytes(operation).items():
         expected[link] = expected.get(link, 0) + size
   carried = {k: v for k, v in timeline.link_bytes.items() if v}
   assert carried == pytest.approx(expected)
@@ -82,12 +82,12 @@ def test_replicas_of_one_site_share_its_link_also_out_of_step():
   script, plan = small.script("diloco", 4, sync_interval=10)
   work = small.work(shared, speeds=[1.0, 0.5, 0.8, 0.7])
   by_events, timeline, _ = engine(shared, script, plan, work)
-  edges = small.edges(shared)
-  by_formula = run_time(edges, work, script.ops(plan))
+  link_costs = small.link_costs(shared)
+  by_formula = run_time(link_costs, work, script.ops(plan))
   # The formula divides a link even while only one flow is on it.
   assert by_events.total_s <= by_formula.total_s * (1 + 1e-9)
   for link, carried in timeline.link_bytes.items():
-    capacity = edges.capacities[link]
+    capacity = link_costs.capacities[link]
     assert carried <= capacity * timeline.makespan_s * (1 + 1e-12)
 
 
@@ -116,7 +116,7 @@ def test_a_collective_nobody_knows_is_refused():
   one = small.cluster(2)
   ops = [Launch(("x", 0, 0), (Collective("gossip", 8),))]
   with pytest.raises(ValueError, match="kind='gossip' is not a collective"):
-    lower(small.edges(one), small.work(one), ops)
+    lower(small.link_costs(one), small.work(one), ops)
 
 
 def test_loss_on_the_way_slows_events_as_it_slows_formulas():

@@ -96,4 +96,4 @@ def test_a_number_out_of_range_is_shown_with_its_unit(value):
   with pytest.raises(
     ValueError, match="rtt_s=.* s must be at least 0 s and fi"
   ):
-    require_number("rtt_s", value, 0, ends="[)", kind=TIME)
+    require_number("rtt_s", value, 0, ends="[)", dimension=TIME)

@@ -34,8 +34,11 @@ def rows_of(script, plan):
 def test_rows_cost_what_the_plan_of_the_same_run_costs(name, settings):
   one = small.cluster(2, bps=3e7, rtt_s=0.03)
   script, plan = small.script(name, 2, **settings)
-  edges, work = small.edges(one), small.work(one)
-  planned, recorded = AnalyticClock(edges, work), AnalyticClock(edges, work)
+  link_costs, work = small.link_costs(one), small.work(one)
+  planned, recorded = (
+    AnalyticClock(link_costs, work),
+    AnalyticClock(link_costs, work),
+  )
   rounds = recorded_ops(rows_of(script, plan), script.traffic)
   for segment, ops in zip(plan.segments(), rounds, strict=True):
     expected = planned.walk(script.segment(segment))
@@ -53,7 +56,7 @@ def test_rounds_may_differ_in_length_and_bytes():
   ]
   assert steps == [5, 5, 2]
   one = small.cluster(4)
-  clock = AnalyticClock(small.edges(one), small.work(one))
+  clock = AnalyticClock(small.link_costs(one), small.work(one))
   for ops in found:
     outcome = clock.walk(ops)
   assert outcome.sent_bytes == pytest.approx(1000, abs=6)
@@ -67,7 +70,7 @@ def test_all_of_an_exchange_shrinks_with_an_adaptive_rank(num_replicas):
   assert expected < 0.2 * planned.traffic.exchange_bytes(0)
   (ops,) = recorded_ops([RecordedRound(5, expected)], planned.traffic)
   one = small.cluster(num_replicas)
-  found = AnalyticClock(small.edges(one), small.work(one)).walk(ops)
+  found = AnalyticClock(small.link_costs(one), small.work(one)).walk(ops)
   assert found.sent_bytes == pytest.approx(expected, abs=6)
 
 

@@ -32,8 +32,7 @@ def ends_s(case):
         limit_bytes_per_s=each["limit_bytes_per_s"] or math.inf,
       )
     )
-  links = {name: graph.LinkRate(rate) for name, rate in case["links"].items()}
-  return engine.run_graph(built, links).end_s[numbers]
+  return engine.run_graph(built, case["links"]).end_s[numbers]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from dilocox_jax.simulate.sites import (
@@ -6,7 +8,7 @@ from dilocox_jax.simulate.sites import (
   Pair,
   Site,
   SiteOutage,
-  unknown_name,
+  file_keys,
 )
 
 LINK = Link(1e9, 1e9)
@@ -100,9 +102,14 @@ def test_a_value_out_of_range_is_named_and_told_its_range(build, message):
   assert str(error.value) == message
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_and_with_all():
-  message = unknown_name("site", "Olso", ["Utrecht", "Oslo"])
-  assert message == (
-    "unknown site 'Olso': did you mean 'Oslo'? have Utrecht, Oslo"
-  )
-  assert "did you mean" not in unknown_name("site", "Mars", ["Utrecht", "Oslo"])
+@pytest.mark.parametrize("section", [Link, Site, Pair, Jitter, SiteOutage])
+def test_every_attribute_has_a_key_of_its_own_in_a_file(section):
+  keys = file_keys(section)
+  fields = {field.name for field in dataclasses.fields(section)}
+  assert set(keys) == fields - {"link"}
+  assert len({key.name for key in keys.values()}) == len(keys)
+
+
+def test_a_site_and_its_link_share_no_key():
+  names = [key.name for cls in (Site, Link) for key in file_keys(cls).values()]
+  assert len(set(names)) == len(names)

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from dilocox_jax.simulate.engine import run_graph
-from dilocox_jax.simulate.graph import Graph, LinkRate
+from dilocox_jax.simulate.graph import Graph
 from dilocox_jax.simulate.lowering import lower, simulate
 from dilocox_jax.simulate.trace import chrome_trace
 from tests.simulate import small
@@ -15,9 +15,9 @@ from tests.simulate import small
 def traced(name="streaming_diloco", num_replicas=3):
   one = small.cluster(num_replicas)
   script, plan = small.script(name, num_replicas)
-  edges = small.edges(one)
-  lowered = lower(edges, small.work(one), script.ops(plan))
-  _, timeline = simulate(edges, lowered)
+  link_costs = small.link_costs(one)
+  lowered = lower(link_costs, small.work(one), script.ops(plan))
+  _, timeline = simulate(link_costs, lowered)
   return lowered.graph, timeline
 
 
@@ -40,7 +40,7 @@ def test_flows_that_share_a_route_get_lanes_of_their_own():
   graph = Graph()
   for _ in range(3):
     graph.flow("x", ("wire",), 100)
-  timeline = run_graph(graph, {"wire": LinkRate(10.0)})
+  timeline = run_graph(graph, {"wire": 10.0})
   trace = chrome_trace(graph, timeline)
   lanes = {e["tid"] for e in trace["traceEvents"] if e["ph"] == "X"}
   assert len(lanes) == 3

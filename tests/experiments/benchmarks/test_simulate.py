@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.simulate import engine
-from dilocox_jax.simulate.graph import Graph, LinkRate
+from dilocox_jax.simulate.graph import Graph
 from experiments.benchmarks import simulate
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ def test_a_rate_is_a_count_by_the_seconds_it_took(monkeypatch):
   graph = Graph()
   graph.task("step", "gpu", 1.0)
   rate = simulate.Rate(
-    "events", graph, {"up": LinkRate(1.0)}, lambda t: t.num_events, 0.75
+    "events", graph, {"up": 1.0}, lambda t: t.num_events, 0.75
   )
   row = simulate.measure(rate, 3)
   assert (row["min"], row["median"], row["max"]) == (0.5, 1.0, 2.0)
@@ -48,7 +48,7 @@ def test_the_bench_writes_its_rates_and_does_not_load_jax(tmp_path):
   subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
   rates = json.loads((tmp_path / "bench_simulate.json").read_text())["rates"]
   assert {name: row["bound"] for name, row in rates.items()} == {
-    "events on FIFO links": 100_000,
+    "events": 100_000,
     "solves of 32 flows": 10_000,
     "solves of 32 flows with limits": 10_000,
   }

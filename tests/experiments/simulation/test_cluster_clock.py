@@ -57,7 +57,7 @@ def test_the_clock_ends_where_the_simulator_does(tmp_path):
   config = runs.settings()
   workdir = clocked(config, tmp_path)
   made = setup.set_up(config, "100mbit", OPTIONS)
-  expected = run_time(made.edges, made.work, made.script.ops(made.plan))
+  expected = run_time(made.link_costs, made.work, made.script.ops(made.plan))
   assert times(workdir, "evaluation")[21] == expected.now_s
   assert expected.now_s > 21 * 0.25
 

@@ -64,7 +64,7 @@ def test_behind_tau_from_the_transfer_everything_hides():
     setup = set_up(made, "100mbit", Options(step_s=0.25))
     plan = dataclasses.replace(setup.plan, total_steps=59 + steps)
     ops = setup.script.ops(plan, stop=59)
-    return run_time(setup.edges, setup.work, ops).exposed_s.max()
+    return run_time(setup.link_costs, setup.work, ops).exposed_s.max()
 
   assert waits(tau) == 0 and waits(tau - 1) > 0
 
@@ -81,7 +81,9 @@ def test_behind_tau_from_the_transfer_everything_hides():
 )
 def test_a_run_ends_where_the_simulator_ends_it_flush_included(made):
   setup = set_up(made, "100mbit", Options(step_s=0.25))
-  expected = run_time(setup.edges, setup.work, setup.script.ops(setup.plan))
+  expected = run_time(
+    setup.link_costs, setup.work, setup.script.ops(setup.plan)
+  )
   times = PlannedTime(made, SLOW).times()
   assert times.end_s == expected.now_s
   assert times.utilisation == expected.utilisation

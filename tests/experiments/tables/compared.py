@@ -1,8 +1,8 @@
 """The rows of a table that stand beside a published figure."""
 
-from experiments.tables.rows import Row, Table
+from experiments.tables.table import Table, TableRow
 
 
-def compared(table: Table) -> list[Row]:
+def compared(table: Table) -> list[TableRow]:
   """All rows that have something to be compared with."""
-  return [row for row in table.rows if isinstance(row, Row)]
+  return [row for row in table.rows if isinstance(row, TableRow)]

@@ -6,7 +6,7 @@ import pytest
 
 from experiments import speedup_tables
 from experiments.tables import beyond
-from experiments.tables.large import METHODS, Large
+from experiments.tables.dilocox_runs import METHOD_CONFIGS, Large
 
 LARGE = Large(speedup_tables._PUBLISHED)
 NUM_PARAMETERS = 108_491_153_408
@@ -14,12 +14,12 @@ NUM_PARAMETERS = 108_491_153_408
 
 def test_every_link_setting_has_all_numbers_of_clusters():
   for links in beyond.LINKS:
-    for count in beyond.CLUSTERS:
+    for count in beyond.CLUSTER_COUNTS:
       assert beyond.even(links, count).num_replicas == count
 
 
 def test_methods_are_those_of_their_configs():
-  for method, name in METHODS.items():
+  for method, name in METHOD_CONFIGS.items():
     if method != "Delayed, 4 steps":
       settings = LARGE.rounds(method, 2).traffic
       assert settings.num_replicas == 2, name

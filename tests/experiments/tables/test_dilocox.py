@@ -5,9 +5,14 @@ import pytest
 from dilocox_jax.simulate.published import load_published
 from experiments import speedup_tables
 from experiments.tables import dilocox
-from experiments.tables.dilocox_runs import RECIPE, Runs, Setting, tokens_per_s
-from experiments.tables.rows import FITTED_ELSEWHERE, FITTED_HERE, Row
+from experiments.tables.dilocox_runs import (
+  RECIPE,
+  PaperRuns,
+  Setting,
+  tokens_per_s,
+)
 from experiments.tables.runs import GOODPUT
+from experiments.tables.table import FITTED_ELSEWHERE, FITTED_HERE, TableRow
 
 FIGURES = load_published(speedup_tables._PUBLISHED / "dilocox.json")
 TOKENS, INTERVAL = 32_768, 125
@@ -21,12 +26,12 @@ NUM_PARAMETERS = 78 * (MATRICES + NARROW) + TABLES + NORMS
 
 @pytest.fixture(scope="module")
 def tables():
-  return dilocox.build(speedup_tables._PUBLISHED)
+  return dilocox.build_tables(speedup_tables._PUBLISHED)
 
 
 @pytest.fixture(scope="module")
 def rows(tables):
-  return [row for row in tables[0].rows if isinstance(row, Row)]
+  return [row for row in tables[0].rows if isinstance(row, TableRow)]
 
 
 def named(rows, name):
@@ -34,7 +39,7 @@ def named(rows, name):
 
 
 def runs(model="107B"):
-  return Runs(FIGURES, model)
+  return PaperRuns(FIGURES, model)
 
 
 def test_one_recipe_keeps_the_bounds_of_both_models(rows):

@@ -5,11 +5,11 @@ import pytest
 from dilocox_jax.simulate.published import load_published
 from experiments import speedup_tables
 from experiments.tables import intellect_1
-from experiments.tables.rows import DERIVED
+from experiments.tables.table import DERIVED
 from tests.experiments.tables.compared import compared
 
 FIGURES = load_published(speedup_tables._PUBLISHED / "intellect_1.json")
-(TABLE,) = intellect_1.build(speedup_tables._PUBLISHED)
+(TABLE,) = intellect_1.build_tables(speedup_tables._PUBLISHED)
 
 
 def test_all_utilisations_are_within_a_tenth():

@@ -6,10 +6,10 @@ import pytest
 
 from experiments import speedup_tables
 from experiments.tables import open_diloco
-from experiments.tables.rows import DERIVED
+from experiments.tables.table import DERIVED
 from tests.experiments.tables.compared import compared
 
-(TABLE,) = open_diloco.build(speedup_tables._PUBLISHED)
+(TABLE,) = open_diloco.build_tables(speedup_tables._PUBLISHED)
 LOWEST, HIGHEST, EXCHANGE, NEEDED = TABLE.rows
 COMPUTE_S = 67.5 * 60
 

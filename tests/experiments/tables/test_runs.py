@@ -6,7 +6,7 @@ import pytest
 
 from dilocox_jax.config import to_plan
 from dilocox_jax.simulate.transfer import IDEAL
-from experiments.tables.runs import Rounds, alike, config_of, least
+from experiments.tables.runs import Rounds, config_of, equal_links, least
 
 STREAMING = {"sync_interval": 12, "num_fragments": 4, "overlap_steps": 2}
 
@@ -24,7 +24,7 @@ def test_a_config_is_the_file_with_the_fields_changed():
 
 def test_a_round_that_waits_is_steps_codec_and_exchange():
   _, one = rounds()
-  pace = one.on(alike(2, 1e7), 0.3, codec_s=2.0)
+  pace = one.on(equal_links(2, 1e7), 0.3, codec_s=2.0)
   assert 10 * pace.seconds == pytest.approx(10 * 0.3 + 2 + pace.exchange_s)
   assert pace.utilisation == pytest.approx(0.3 / pace.seconds)
 
@@ -32,11 +32,11 @@ def test_a_round_that_waits_is_steps_codec_and_exchange():
 def test_the_bytes_of_a_round_are_those_of_the_traffic():
   config, one = rounds()
   expected = to_plan.traffic(config).exchange_bytes(0)
-  assert one.on(alike(2, 1e9), 1.0).sent_bytes == expected
+  assert one.on(equal_links(2, 1e9), 1.0).sent_bytes == expected
   config = config_of("streaming_diloco", sync=STREAMING)
   traffic = to_plan.traffic(config)
   expected = sum(traffic.exchange_bytes(fragment) for fragment in range(4))
-  pace = Rounds.of(config).on(alike(2, 1e9), 1.0)
+  pace = Rounds.of(config).on(equal_links(2, 1e9), 1.0)
   assert pace.sent_bytes == expected
 
 
@@ -53,7 +53,7 @@ def test_the_bytes_of_a_round_are_those_of_the_traffic():
 def test_later_rounds_take_as_long_as_those_counted(name, sync, bps):
   paces = [
     rounds(name, sync, skipped=skipped, counted=counted)[1].on(
-      alike(2, bps), 0.05
+      equal_links(2, bps), 0.05
     )
     for skipped, counted in ((1, 2), (9, 5))
   ]
@@ -61,12 +61,12 @@ def test_later_rounds_take_as_long_as_those_counted(name, sync, bps):
 
 
 def test_sites_differ_by_links_and_a_transport_by_round_trips():
-  cluster = alike(3, 5e8, name="three", rtt_s=0.5, loss=1e-4)
+  cluster = equal_links(3, 5e8, name="three", rtt_s=0.5, loss=1e-4)
   assert cluster.num_replicas == 3 and cluster.name == "three"
-  assert cluster.rtt_s(0, 1) == 0.5
+  assert cluster.route(0, 1).rtt_s == 0.5
   one = rounds()[1]
-  slow = one.on(alike(2, 1e9, rtt_s=0.5), 1.0)
-  bare = one.on(alike(2, 1e9, rtt_s=0.5), 1.0, transport=IDEAL)
+  slow = one.on(equal_links(2, 1e9, rtt_s=0.5), 1.0)
+  bare = one.on(equal_links(2, 1e9, rtt_s=0.5), 1.0, transport=IDEAL)
   assert bare.exchange_s < slow.exchange_s
 
 

@@ -4,13 +4,13 @@ import pytest
 
 from experiments import speedup_tables
 from experiments.tables import sweeps
-from experiments.tables.large import METHODS, Large
-from experiments.tables.rows import FITTED_ELSEWHERE
+from experiments.tables.dilocox_runs import METHOD_CONFIGS, Large
+from experiments.tables.table import FITTED_ELSEWHERE
 
 
 @pytest.fixture(scope="module")
 def tables():
-  built = sweeps.build(speedup_tables._PUBLISHED)
+  built = sweeps.build_tables(speedup_tables._PUBLISHED)
   return {table.name: table for table in built}
 
 
@@ -23,7 +23,7 @@ def line(table, name, varied):
 
 
 def test_more_bandwidth_never_makes_a_method_slower(tables):
-  for method in METHODS:
+  for method in METHOD_CONFIGS:
     shares = line(tables["sweep_bandwidth"], method, "bandwidth")
     assert len(shares) == len(sweeps.BANDWIDTHS_BPS)
     assert shares == sorted(shares)

@@ -1,0 +1,169 @@
+"""Goes through a script and says what costs time, but not how much.
+
+A script knows three verbs: compute, launch, wait. Both paths of the simulator
+have to read them in the same way: draw the same jitter, charge the codec
+before and after an exchange, split a collective into message steps, charge
+slow start after idle time, count steps and bytes. That reading is done here,
+once. A subclass adds up the times.
+
+The two paths stay independent where it matters. `AnalyticClock` has a formula
+for when a message leaves and arrives, and divides a link by counting its
+users. The lowering knows no times at all: it states what waits for what, and
+the event engine finds the rates and the times. So their agreement (1e-9 in
+tests/simulate/test_agreement.py) tests the formula, the dependencies and the
+sharing of links. It does not test this file, which has tests of its own.
+"""
+
+import abc
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.simulate.idle_time import IdleTime
+from dilocox_jax.simulate.link_costs import (
+  LinkCosts,
+  MessageStep,
+  message_steps,
+)
+from dilocox_jax.simulate.noise import Noise
+from dilocox_jax.simulate.outcome import Work
+from dilocox_jax.simulate.script import Compute, Key, Launch, Op
+
+# A moment in the life of every replica: times [M] for the formula, nodes of a
+# graph for the engine.
+Moment = TypeVar("Moment")
+
+
+class Interpreter(abc.ABC, Generic[Moment]):
+  """Reads ops and calls one method for each thing that takes time.
+
+  Attributes:
+    link_costs: Cluster and transport.
+    work: Seconds of a replica's own work.
+    num_steps: Inner steps so far.
+    sent_bytes: Bytes that one replica has put on the wire so far.
+  """
+
+  def __init__(self, link_costs: LinkCosts, work: Work):
+    """Starts before the first op.
+
+    Args:
+      link_costs: Cluster and transport.
+      work: Seconds of a replica's own work.
+    """
+    self.link_costs, self.work = link_costs, work
+    self.num_replicas = link_costs.cluster.num_replicas
+    self.num_steps, self.sent_bytes = 0, 0
+    self._noise = Noise(link_costs.cluster.jitter, self.num_replicas)
+    self._idle_time = IdleTime(self.num_replicas)
+    # When each exchange under way has come back.
+    self._back: dict[Key, Moment] = {}
+
+  def interpret(self, ops: Iterable[Op]) -> None:
+    """Goes through more of a script.
+
+    Args:
+      ops: The ops that come next.
+    """
+    for op in ops:
+      if isinstance(op, Compute):
+        self._on_compute(op)
+      elif isinstance(op, Launch):
+        self._on_launch(op)
+      else:
+        self._wait(self._back.pop(op.key))
+        self._run_codec("decode", self.work.codec_s / 2)
+
+  def _on_compute(self, op: Compute) -> None:
+    step_s = self.work.step_s
+    self._take_steps(op, self._noise.steps(op.num_steps) * step_s)
+    self._idle_time.add(op.num_steps * step_s)
+    self.num_steps += op.num_steps
+
+  def _on_launch(self, op: Launch) -> None:
+    # Half of the codec's time is spent before the exchange, half after it.
+    self._run_codec("encode", self.work.codec_s / 2)
+    start = self._free_from()
+    end, is_slow = start, self._idle_time.end()
+    for collective in op.operations:
+      name = f"{op.key[0]} {op.key[1]} {collective.kind}"
+      end = self._collective(name, collective, end, is_slow)
+      # The first collective has warmed the connections up.
+      is_slow = np.zeros_like(is_slow)
+      self.sent_bytes += collective.sent_bytes(self.num_replicas)
+    self._back[op.key] = end
+    self._occupy_channel(start, end)
+
+  def _collective(
+    self, name: str, collective: Collective, start: Moment, is_slow: np.ndarray
+  ) -> Moment:
+    """Returns when every replica has sent and received all its messages.
+
+    Ring all-reduce of M = 4: each replica sends 2 (M - 1) = 6 messages of a
+    quarter of the operand to its right neighbour. Replica 2 sends its third
+    message when it has sent its second one and has received the second one of
+    replica 1. The slowest link thus delays its right neighbour by one step,
+    the next one by two, until all move at its pace.
+    """
+    steps = message_steps(collective, self.num_replicas)
+    factors = self._noise.transfers(len(steps))
+    for number, (step, factor) in enumerate(zip(steps, factors, strict=True)):
+      slow_s = np.zeros(self.num_replicas)
+      if number == 0 and is_slow.any():
+        slow_s = np.where(is_slow, self.link_costs.slow_start_s(step), 0.0)
+      start = self._send(name, step, step.size_bytes * factor, slow_s, start)
+    return start
+
+  @abc.abstractmethod
+  def _take_steps(self, op: Compute, seconds: np.ndarray) -> None:
+    """Replicas take inner steps; only the first one does if `op.is_alone`.
+
+    Args:
+      op: How many steps, and by whom.
+      seconds: Duration for each replica, [M].
+    """
+
+  @abc.abstractmethod
+  def _run_codec(self, name: str, seconds: np.ndarray) -> None:
+    """Replicas encode or decode.
+
+    Args:
+      name: "encode" or "decode".
+      seconds: Duration for each replica, [M].
+    """
+
+  @abc.abstractmethod
+  def _free_from(self) -> Moment:
+    """Returns when the replicas are ready and their channels are free."""
+
+  @abc.abstractmethod
+  def _send(
+    self,
+    name: str,
+    step: MessageStep,
+    sizes_bytes: np.ndarray,
+    slow_s: np.ndarray,
+    start: Moment,
+  ) -> Moment:
+    """Every replica sends a message and receives one.
+
+    Args:
+      name: The collective, for traces.
+      step: Who sends to whom.
+      sizes_bytes: Bytes of each replica's message, jitter included, [M].
+      slow_s: Seconds that slow start adds, [M].
+      start: When each replica may send.
+
+    Returns:
+      When each replica has both sent its message and received one.
+    """
+
+  @abc.abstractmethod
+  def _occupy_channel(self, start: Moment, end: Moment) -> None:
+    """The channel is taken from `start` to `end`."""
+
+  @abc.abstractmethod
+  def _wait(self, back: Moment) -> None:
+    """Replicas go on when an exchange has come back."""

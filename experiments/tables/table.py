@@ -1,0 +1,249 @@
+"""Tables of predictions: their rows, and how they are shown and written.
+
+A prediction that was fitted on the number it stands beside proves nothing, so
+every row has to say where its prediction comes from. Terminal, page, CSV and
+JSON are made from the same rows.
+"""
+
+import dataclasses
+import math
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure as Picture
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from dilocox_jax.metrics.lines import one_line, write_atomically, write_json
+from dilocox_jax.report.page import PAGE, save_figure
+from dilocox_jax.report.text_tables import csv_table, markdown_table
+from dilocox_jax.simulate.published import Figure
+
+DERIVED = "derived"  # Nothing was fitted.
+FITTED_HERE = "fitted on this row"  # A constant was chosen to match it.
+FITTED_ELSEWHERE = "fitted elsewhere"  # Its constants match other rows.
+KINDS = (DERIVED, FITTED_HERE, FITTED_ELSEWHERE)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableRow:
+  """One figure of a paper and its prediction.
+
+  Attributes:
+    published: Figure of the paper; it names the row.
+    predicted: Prediction in the unit of the paper.
+    kind: One of `KINDS`.
+    basis: What was fitted or assumed, in a few words.
+    grid_steps: Error in steps of the paper's grid, if it has one.
+  """
+
+  published: Figure
+  predicted: float
+  kind: str
+  basis: str = ""
+  grid_steps: int | None = None
+
+  def __post_init__(self):
+    _check_kind(self.kind)
+
+  @property
+  def relative_error(self) -> float:
+    """(predicted - published) / published."""
+    return self.predicted / self.published.value - 1
+
+  @property
+  def error(self) -> str:
+    """Error as it is shown: in grid steps if there is a grid."""
+    if self.grid_steps is not None:
+      return f"{self.grid_steps:+d} steps" if self.grid_steps else "exact"
+    return f"{self.relative_error:+.1%}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+  """A number that no paper states.
+
+  Attributes:
+    name: Name of the number.
+    predicted: Prediction in `unit`.
+    unit: Unit as in `Figure`.
+    kind: One of `KINDS`.
+    basis: What was fitted or assumed, in a few words.
+  """
+
+  name: str
+  predicted: float
+  unit: str
+  kind: str
+  basis: str = ""
+
+  def __post_init__(self):
+    _check_kind(self.kind)
+
+
+def _check_kind(kind: str) -> None:
+  if kind not in KINDS:
+    raise ValueError(f"kind={kind!r} must be one of {', '.join(KINDS)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """Rows of one table, what was assumed, and how to show them.
+
+  Attributes:
+    name: Name of its files: letters and underscores.
+    title: Title for readers.
+    rows: All rows; they are written to CSV and JSON.
+    paragraphs: What was assumed, what it means, what it cannot test.
+    header: Header of the table that is shown; if empty, the rows are shown.
+    cells: Cells below that header.
+    pictures: Caption and figure, by file name without suffix.
+  """
+
+  name: str
+  title: str
+  rows: Sequence[TableRow | Prediction]
+  paragraphs: Sequence[str]
+  header: Sequence[str] = ()
+  cells: Sequence[Sequence[str]] = ()
+  pictures: dict[str, tuple[str, Picture]] = dataclasses.field(
+    default_factory=dict
+  )
+
+  def shown(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Returns header and cells of the table that is shown."""
+    if self.header:
+      return self.header, self.cells
+    header = ("figure", "published", "predicted", "error", "kind", "basis")
+    return header, [_cells(row) for row in self.rows]
+
+
+def _cells(row: TableRow | Prediction) -> tuple[str, ...]:
+  if isinstance(row, Prediction):
+    value = f"{_short(row.predicted)} {row.unit}"
+    return row.name, "", value, "", row.kind, row.basis
+  figure = row.published
+  value = f"{figure.value:g} {figure.unit}"
+  return (
+    re.sub(r"^table \d+, ", "", figure.name),
+    value if figure.is_verified else f"{value} (unverified)",
+    _short(row.predicted),
+    row.error,
+    row.kind,
+    row.basis,
+  )
+
+
+def _short(value: float) -> str:
+  return f"{value:,.0f}" if 1000 <= value < 1e7 else f"{value:.4g}"
+
+
+_READING = (
+  "Kinds: *derived* - nothing was fitted; *fitted on this row* - a constant"
+  " was chosen to match it, alone or together with others; *fitted elsewhere*"
+  " - its constants were chosen to match other rows. Figures marked unverified"
+  " were not read in their paper."
+)
+
+
+_FIELDS: tuple[str, ...] = (
+  "figure",
+  "unit",
+  "published",
+  "predicted",
+  "relative_error",
+  "grid_steps",
+  "kind",
+  "basis",
+  "source",
+  "status",
+  "note",
+)
+
+
+def _data(row: TableRow | Prediction) -> dict[str, Any]:
+  """Returns a row by `_FIELDS`; what a prediction lacks is None."""
+  if isinstance(row, Prediction):
+    known = {
+      "figure": row.name,
+      "unit": row.unit,
+      "predicted": _number(row.predicted),
+      "kind": row.kind,
+      "basis": row.basis,
+    }
+    return dict.fromkeys(_FIELDS) | known
+  figure = row.published
+  return {
+    "figure": figure.name,
+    "unit": figure.unit,
+    "published": figure.value,
+    "predicted": float(row.predicted),
+    "relative_error": float(row.relative_error),
+    "grid_steps": row.grid_steps,
+    "kind": row.kind,
+    "basis": row.basis,
+    "source": figure.source,
+    "status": figure.status,
+    "note": figure.note,
+  }
+
+
+def _number(value: float) -> float | None:
+  # JSON has no infinity. It stands for "cannot be reached" and becomes null.
+  return float(value) if math.isfinite(value) else None
+
+
+def write_tables(
+  tables: Sequence[Table], out_dir: pathlib.Path, command: str
+) -> pathlib.Path:
+  """Writes `report.md`, `tables.json`, a CSV for each table, and `figures/`.
+
+  Args:
+    tables: Tables in the order in which they are shown.
+    out_dir: Directory that is written to; it must exist.
+    command: Command line, which the page repeats.
+
+  Returns:
+    The path of `report.md`.
+
+  Raises:
+    RecordError: If the disk is full or refuses.
+  """
+  lines = ["# Speed, published and predicted", "", f"    {command}", ""]
+  lines += [_READING, ""]
+  for table in tables:
+    lines += [f"## {table.title}", "", *markdown_table(*table.shown()), ""]
+    for name, (caption, figure) in table.pictures.items():
+      save_figure(figure, out_dir / "figures" / f"{name}.png")
+      lines += [f"![{caption}](figures/{name}.png)", "", f"*{caption}*", ""]
+    for paragraph in table.paragraphs:
+      lines += [paragraph, ""]
+    lines += [f"Every row, with its source: `{table.name}.csv`.", ""]
+  data = {table.name: list(map(_data, table.rows)) for table in tables}
+  with one_line(out_dir):
+    for name, rows in data.items():
+      write_atomically(out_dir / f"{name}.csv", csv_table(rows))
+    write_json(out_dir / "tables.json", data)
+    path = out_dir / PAGE
+    write_atomically(path, "\n".join(lines).rstrip() + "\n")
+  return path
+
+
+def print_tables(tables: Sequence[Table], console: Console) -> None:
+  """Prints the tables.
+
+  Args:
+    tables: Tables in order.
+    console: Console to print on.
+  """
+  for table in tables:
+    header, cells = table.shown()
+    grid = Grid(title=table.title, title_justify="left")
+    for column in header:
+      grid.add_column(column, overflow="fold")
+    for row in cells:
+      grid.add_row(*map(escape, row))
+    console.print(grid)

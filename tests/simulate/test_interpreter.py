@@ -1,0 +1,114 @@
+"""What both paths of the simulator are told to add up."""
+
+import numpy as np
+import pytest
+
+from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.simulate.interpreter import Interpreter
+from dilocox_jax.simulate.lowering import lower
+from dilocox_jax.simulate.script import Compute, Launch, Wait
+from dilocox_jax.simulate.sites import Jitter
+from tests.simulate import small
+
+KEY = ("x", 0, 0)
+
+
+class Recorder(Interpreter[int]):
+  """Writes down its calls; a moment is the number of the last call."""
+
+  def __init__(self, *arguments):
+    super().__init__(*arguments)
+    self.calls = []
+
+  def _call(self, name, *details):
+    self.calls.append((name, *details))
+    return len(self.calls)
+
+  def _take_steps(self, op, seconds):
+    self._call("steps", seconds.tolist())
+
+  def _run_codec(self, name, seconds):
+    self._call(name, seconds.tolist())
+
+  def _free_from(self):
+    return self._call("free")
+
+  def _send(self, name, step, sizes_bytes, slow_s, start):
+    sizes = sizes_bytes.tolist()
+    return self._call("send", step.hop, sizes, bool(slow_s.any()), start)
+
+  def _occupy_channel(self, start, end):
+    self._call("occupy", start, end)
+
+  def _wait(self, back):
+    self._call("wait", back)
+
+
+def recorder(num_replicas=2, jitter=None, is_ideal=True, codec_s=0.2):
+  one = small.cluster(num_replicas, jitter, bps=1e10, rtt_s=0.1)
+  work = small.work(one, 0.5, codec_s)
+  return Recorder(small.link_costs(one, is_ideal), work)
+
+
+def test_the_codec_runs_half_before_an_exchange_and_half_after_it():
+  ops = [
+    Launch(KEY, (Collective("all_reduce", 80), Collective("broadcast", 4))),
+    Compute(3),
+    Wait(KEY),
+  ]
+  told = recorder()
+  told.interpret(ops)
+  half = [0.1, 0.1]
+  assert told.calls == [
+    ("encode", half),
+    ("free",),
+    # Each message step starts when the one before it is over.
+    ("send", 1, [40.0, 40.0], False, 2),
+    ("send", 1, [40.0, 40.0], False, 3),
+    ("send", 1, [4.0, 4.0], False, 4),
+    ("occupy", 2, 5),
+    ("steps", [1.5, 1.5]),
+    ("wait", 5),
+    ("decode", half),
+  ]
+  assert told.num_steps == 3 and told.sent_bytes == 80 + 4
+
+
+def test_only_the_first_message_after_idle_time_starts_slowly():
+  told = recorder(3, is_ideal=False)
+  collective = Collective("all_reduce", 30_000_000)
+  ops = [Launch(KEY, (collective, collective)), Wait(KEY)]
+  told.interpret([Compute(1), *ops, *ops, Compute(1), *ops])
+  slow = [call[3] for call in told.calls if call[0] == "send"]
+  exchange = [False] * 8
+  assert slow == [True, *exchange[1:], *exchange, True, *exchange[1:]]
+
+
+def test_jitter_is_drawn_for_every_message_of_every_replica():
+  told = recorder(3, Jitter(transfer_sigma=0.5, seed=1))
+  told.interpret([Launch(KEY, (Collective("all_reduce", 300),))])
+  sizes = [size for call in told.calls if call[0] == "send" for size in call[2]]
+  assert len(set(sizes)) == 4 * 3
+  assert np.mean(sizes) == pytest.approx(100, rel=0.5)
+
+
+def test_a_script_may_be_interpreted_in_pieces():
+  script, plan = small.script("streaming_diloco", 2, total_steps=30)
+  ops = list(script.ops(plan))
+  jitter = Jitter(0.3, 0.3, 5)
+  whole, pieces = recorder(2, jitter), recorder(2, jitter)
+  whole.interpret(ops)
+  pieces.interpret(ops[:11])
+  pieces.interpret(ops[11:])
+  assert whole.calls == pieces.calls
+
+
+def test_a_flush_of_one_replica_names_every_node_once():
+  # Nothing but waits lies between the launches of a flush.
+  ops = []
+  for fragment in range(60):
+    key = ("fragment", fragment, 0)
+    ops += [Launch(key, (Collective("all_reduce", 8),)), Wait(key)]
+  one = small.cluster(1)
+  lowered = lower(small.link_costs(one), small.work(one), [Compute(2), *ops])
+  assert lowered.own == lowered.last == [[0]]
