@@ -140,7 +140,9 @@ def compare(workdirs: Sequence[Directory], out_dir: Directory) -> pathlib.Path:
     {"corpus_digest": runs[0].record["corpus_digest"], "runs": entries},
   )
   write_atomically(out_dir / "comparison.csv", csv_table(entries))
-  save_figure(figures.comparison(runs, labels), out_dir / "comparison.png")
+  save_figure(
+    figures.comparison_figure(runs, labels), out_dir / "comparison.png"
+  )
   write_atomically(out_dir / PAGE, _page(runs))
   return out_dir / PAGE
 

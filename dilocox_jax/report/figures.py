@@ -49,7 +49,7 @@ def _shade_warm_start(ax: Axes, run: LoadedRun, divisor: float) -> None:
     ax.axvspan(0, end, color="#F1F1F1", zorder=0, label="warm start")
 
 
-def loss(run: LoadedRun) -> Figure | None:
+def loss_figure(run: LoadedRun) -> Figure | None:
   """Training and validation loss against tokens."""
   if not run.rounds and not run.evaluations:
     return None
@@ -59,7 +59,7 @@ def loss(run: LoadedRun) -> Figure | None:
     seen = units.human_tokens(run.result.tokens)
     title = f"Validation loss {reached} after {seen}"
   figure, (ax,) = frame(1, title)
-  divisor, unit = units.tokens_axis(run.tokens)
+  divisor, unit = units.tokens_unit(run.tokens)
   tokens = [e.tokens / divisor for e in run.evaluations]
   shown = [("outer", "outer parameters", "-")]
   if run.record["num_replicas"] > 1:
@@ -103,7 +103,7 @@ def _drift_title(entries: Sequence[DriftRow], num_fragments: int) -> str:
   return f"The replicas' pseudo-gradients end with a cosine of {mean:.2f}"
 
 
-def drift(run: LoadedRun) -> Figure | None:
+def drift_figure(run: LoadedRun) -> Figure | None:
   """Pairwise cosine and disagreement by step, one line a fragment."""
   entries = [entry for row in run.rounds for entry in row.drift]
   if not entries:
@@ -136,7 +136,7 @@ def drift(run: LoadedRun) -> Figure | None:
   return figure
 
 
-def sent(run: LoadedRun) -> Figure | None:
+def bytes_figure(run: LoadedRun) -> Figure | None:
   """Bytes on the wire of one replica: in all, and in each round."""
   if not any(row.sent_bytes for row in run.rounds):
     return None
@@ -145,7 +145,7 @@ def sent(run: LoadedRun) -> Figure | None:
   rows = run.rounds
   steps = [row.step for row in rows]
   totals = [0, *(row.total_sent_bytes for row in rows), run.total_sent_bytes]
-  divisor, unit = units.bytes_axis(run.total_sent_bytes)
+  divisor, unit = units.bytes_unit(run.total_sent_bytes)
   axes[0].plot(
     [0, *steps, run.steps],
     [value / divisor for value in totals],
@@ -154,7 +154,7 @@ def sent(run: LoadedRun) -> Figure | None:
   )
   axes[0].set_ylabel(f"sent since the start ({unit})")
   largest = max(row.sent_bytes for row in rows)
-  divisor, unit = units.bytes_axis(largest)
+  divisor, unit = units.bytes_unit(largest)
   heights = [row.sent_bytes / divisor for row in rows]
   edges = [0, *steps]
   axes[1].stairs(heights, edges, color=COLOURS[0], fill=True, alpha=0.25)
@@ -179,11 +179,13 @@ def _comparison_title(runs: Sequence[LoadedRun], labels: Sequence[str]) -> str:
   return f"{title}. Fewest bytes: {label}, {sent_least}"
 
 
-def comparison(runs: Sequence[LoadedRun], labels: Sequence[str]) -> Figure:
+def comparison_figure(
+  runs: Sequence[LoadedRun], labels: Sequence[str]
+) -> Figure:
   """Validation loss of several runs against tokens and against bytes."""
   figure, axes = frame(2, _comparison_title(runs, labels))
   rows = [row for run in runs for row in run.evaluations]
-  divisor, unit = units.tokens_axis(
+  divisor, unit = units.tokens_unit(
     max((row.tokens for row in rows), default=0)
   )
   for index, (run, label) in enumerate(zip(runs, labels, strict=True)):
@@ -218,7 +220,7 @@ def comparison(runs: Sequence[LoadedRun], labels: Sequence[str]) -> Figure:
 _UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
-def simulated_hours(run: LoadedRun) -> Figure | None:
+def time_figure(run: LoadedRun) -> Figure | None:
   """Validation loss against simulated time; None for a run without a clock."""
   at = {
     timing.step: timing.simulated_s
@@ -250,7 +252,7 @@ def simulated_hours(run: LoadedRun) -> Figure | None:
   return figure
 
 
-def ranks(run: LoadedRun) -> Figure | None:
+def rank_figure(run: LoadedRun) -> Figure | None:
   """Rank measured and sent, and H, by step; None without low rank."""
   entries = [
     entry

@@ -24,31 +24,31 @@ PAGE, FIGURES = "report.md", "figures"
 _SHOWN = (
   (
     "loss",
-    figures.loss,
+    figures.loss_figure,
     "Training and validation loss against the tokens of all replicas"
     " (measured).",
   ),
   (
     "drift",
-    figures.drift,
+    figures.drift_figure,
     "Pairwise cosine of the replicas' pseudo-gradients, and the norm of their"
     " disagreement, by inner step (measured).",
   ),
   (
     "sent",
-    figures.sent,
+    figures.bytes_figure,
     "Bytes one replica put on the wire, in all and in each round (derived"
     " from the plan).",
   ),
   (
     "hours",
-    figures.simulated_hours,
+    figures.time_figure,
     "Validation loss (measured) against the time that the run would have taken"
     " on the given cluster (derived).",
   ),
   (
     "ranks",
-    figures.ranks,
+    figures.rank_figure,
     "Rank of the averaged updates, measured and sent, and the length of the"
     " rounds, by inner step.",
   ),

@@ -42,7 +42,7 @@ class Bar:
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantity:
+class SimulatedCost:
   """A row of the table: what, how much, and how it is known."""
 
   name: str
@@ -64,7 +64,7 @@ class SimulatedRun:
   """
 
   title: str
-  quantities: Sequence[Quantity]
+  quantities: Sequence[SimulatedCost]
   links: Mapping[str, tuple[float, float, float]]
   numbers: Mapping[str, object]
   notes: Sequence[str]

@@ -15,12 +15,12 @@ def _scaled(value: float | int, names: tuple[str, ...]) -> tuple[float, str]:
   return 1000.0**index, names[index]
 
 
-def bytes_axis(largest: float | int) -> tuple[float, str]:
+def bytes_unit(largest: float | int) -> tuple[float, str]:
   """The divisor and the unit that suit values up to `largest` bytes."""
   return _scaled(largest, _BYTES)
 
 
-def tokens_axis(largest: float | int) -> tuple[float, str]:
+def tokens_unit(largest: float | int) -> tuple[float, str]:
   """The divisor and the unit that suit values up to `largest` tokens."""
   divisor, prefix = _scaled(largest, _COUNTS)
   return divisor, f"{prefix} tokens".strip()
@@ -33,7 +33,7 @@ def _three_digits(value: float | int) -> str:
 
 def human_bytes(value: float | int) -> str:
   """Bytes in powers of 1000, three digits: "27.9 MB"."""
-  divisor, unit = bytes_axis(value)
+  divisor, unit = bytes_unit(value)
   return (
     f"{value} B"
     if divisor == 1
@@ -43,13 +43,13 @@ def human_bytes(value: float | int) -> str:
 
 def bytes_tick(value: float | int) -> str:
   """Bytes as a label on an axis: "20 MB"."""
-  divisor, unit = bytes_axis(value)
+  divisor, unit = bytes_unit(value)
   return f"{value / divisor:g} {unit}"
 
 
 def human_tokens(value: float | int) -> str:
   """Tokens in powers of 1000, three digits: "1.23 M tokens"."""
-  divisor, unit = tokens_axis(value)
+  divisor, unit = tokens_unit(value)
   number = f"{value}" if divisor == 1 else _three_digits(value / divisor)
   return f"{number} {unit}"
 

@@ -118,7 +118,7 @@ def _page(
   ]
   return simulation.SimulatedRun(
     title=f"{config.sync.method} on {one.edges.cluster.name}",
-    quantities=[simulation.Quantity(*row) for row in quantities],
+    quantities=[simulation.SimulatedCost(*row) for row in quantities],
     links=_links(one, whole),
     numbers=numbers,
     notes=tuple(_notes(config, one)),

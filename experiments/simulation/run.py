@@ -121,7 +121,7 @@ def _write(found: Timed, workdir: pathlib.Path) -> pathlib.Path:
     "",
     *table,
   ]
-  figure = figures.simulated_hours(run)
+  figure = figures.time_figure(run)
   if figure is not None:
     save_figure(figure, workdir / "figures" / "figures.png")
     lines += ["", "![Loss against simulated time](figures/figures.png)"]

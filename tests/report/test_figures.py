@@ -15,7 +15,7 @@ def _line(ax, label):
 
 def test_the_loss_figure_shows_the_rows_against_tokens(write_run, tmp_path):
   run = load_run(write_run(tmp_path / "a"))
-  figure = figures.loss(run)
+  figure = figures.loss_figure(run)
   assert figure is not None
   (ax,) = figure.axes
   outer = _line(ax, "validation, outer parameters")
@@ -37,7 +37,9 @@ def test_the_loss_figure_shows_the_rows_against_tokens(write_run, tmp_path):
 
 
 def test_the_warm_start_is_shaded_up_to_its_last_token(write_run, tmp_path):
-  figure = figures.loss(load_run(write_run(tmp_path / "a", warm_steps=150)))
+  figure = figures.loss_figure(
+    load_run(write_run(tmp_path / "a", warm_steps=150))
+  )
   assert figure is not None
   (shade,) = figure.axes[0].patches
   corners = shade.get_patch_transform().transform(shade.get_path().vertices)
@@ -49,7 +51,7 @@ def test_a_high_first_loss_does_not_flatten_the_curve(write_run, tmp_path):
   run = load_run(write_run(tmp_path / "a"))
   first = dataclasses.replace(run.rounds[0], loss=500.0)
   run = dataclasses.replace(run, rounds=[first, *run.rounds[1:]])
-  figure = figures.loss(run)
+  figure = figures.loss_figure(run)
   assert figure is not None
   assert figure.axes[0].get_ylim()[1] < 6
   assert "above the axis" in figure.axes[0].get_title(loc="left")
@@ -59,7 +61,7 @@ def test_a_loss_that_is_not_finite_leaves_a_gap(write_run, tmp_path):
   run = load_run(write_run(tmp_path / "a"))
   bad = dataclasses.replace(run.rounds[-1], loss=math.nan)
   run = dataclasses.replace(run, rounds=[*run.rounds[:-1], bad])
-  figure = figures.loss(run)
+  figure = figures.loss_figure(run)
   assert figure is not None
   train = _line(figure.axes[0], "training, mean of replicas")
   gaps = np.isnan(np.asarray(train.get_ydata()))
@@ -68,7 +70,7 @@ def test_a_loss_that_is_not_finite_leaves_a_gap(write_run, tmp_path):
 
 def test_drift_has_a_line_a_fragment(write_run, tmp_path):
   run = load_run(write_run(tmp_path / "a", num_replicas=4, num_fragments=3))
-  figure = figures.drift(run)
+  figure = figures.drift_figure(run)
   assert figure is not None
   for ax, field in zip(figure.axes, ("cosine", "disagreement"), strict=True):
     assert len(ax.lines) == 3
@@ -81,7 +83,9 @@ def test_drift_has_a_line_a_fragment(write_run, tmp_path):
 
 
 def test_many_fragments_have_colours_of_their_own(write_run, tmp_path):
-  figure = figures.drift(load_run(write_run(tmp_path / "a", num_fragments=15)))
+  figure = figures.drift_figure(
+    load_run(write_run(tmp_path / "a", num_fragments=15))
+  )
   assert figure is not None
   colours = {line.get_color() for line in figure.axes[0].lines}
   assert len(colours) == 15
@@ -91,7 +95,7 @@ def test_many_fragments_have_colours_of_their_own(write_run, tmp_path):
 
 def test_the_bytes_figure_ends_at_the_total_with_the_flush(write_run, tmp_path):
   run = load_run(write_run(tmp_path / "a"))
-  figure = figures.sent(run)
+  figure = figures.bytes_figure(run)
   assert figure is not None
   total, each = figure.axes
   drawn = np.asarray(total.lines[0].get_ydata())
@@ -109,9 +113,9 @@ def test_the_bytes_figure_ends_at_the_total_with_the_flush(write_run, tmp_path):
   ("changes", "shown"),
   [
     ({"num_replicas": 1, "method": "single"}, ["loss"]),
-    ({"method": "allreduce"}, ["loss", "sent"]),
+    ({"method": "allreduce"}, ["loss", "bytes"]),
     ({"num_steps": 0, "finish": False}, []),
-    ({}, ["loss", "drift", "sent"]),
+    ({}, ["loss", "drift", "bytes"]),
   ],
 )
 def test_a_figure_with_nothing_to_show_is_left_out(
@@ -120,8 +124,8 @@ def test_a_figure_with_nothing_to_show_is_left_out(
   run = load_run(write_run(tmp_path / "a", **changes))
   drawn = [
     name
-    for name in ("loss", "drift", "sent")
-    if getattr(figures, name)(run) is not None
+    for name in ("loss", "drift", "bytes")
+    if getattr(figures, f"{name}_figure")(run) is not None
   ]
   assert drawn == shown
 
@@ -130,8 +134,15 @@ def test_every_panel_says_whether_it_is_measured_or_derived(
   write_run, tmp_path
 ):
   run = load_run(write_run(tmp_path / "a"))
-  drawn = [draw(run) for draw in (figures.loss, figures.drift, figures.sent)]
-  drawn.append(figures.comparison([run], ["diloco"]))
+  drawn = [
+    draw(run)
+    for draw in (
+      figures.loss_figure,
+      figures.drift_figure,
+      figures.bytes_figure,
+    )
+  ]
+  drawn.append(figures.comparison_figure([run], ["diloco"]))
   panels = [ax for figure in drawn if figure for ax in figure.axes]
   captions = [ax.get_title(loc="left") for ax in panels]
   assert len(captions) == 7
@@ -143,12 +154,12 @@ def test_a_run_that_sends_nothing_is_left_out_of_the_bytes_panel(
 ):
   silent = load_run(write_run(tmp_path / "a", num_replicas=1, method="single"))
   loud = load_run(write_run(tmp_path / "b"))
-  figure = figures.comparison([silent, loud], ["single", "diloco"])
+  figure = figures.comparison_figure([silent, loud], ["single", "diloco"])
   tokens, sent = figure.axes
   assert np.size(_line(tokens, "single").get_xdata()) == 10
   assert np.size(_line(sent, "single").get_xdata()) == 0
   assert np.size(_line(sent, "diloco").get_xdata()) == 10
-  alone = figures.comparison([silent], ["single"])
+  alone = figures.comparison_figure([silent], ["single"])
   assert alone.axes[1].texts[0].get_text() == "nothing to show"
 
 
@@ -157,7 +168,7 @@ def test_the_axis_of_bytes_is_labelled_in_bytes(write_run, tmp_path):
     load_run(write_run(tmp_path / method, method=method))
     for method in ("diloco", "allreduce")
   ]
-  figure = figures.comparison(runs, ["diloco", "allreduce"])
+  figure = figures.comparison_figure(runs, ["diloco", "allreduce"])
   figure.draw_without_rendering()
   sent = figure.axes[1]
   assert sent.get_xscale() == "log"

@@ -6,7 +6,7 @@ import pytest
 
 from dilocox_jax.metrics import Timing
 from dilocox_jax.report import load_run
-from dilocox_jax.report.figures import simulated_hours
+from dilocox_jax.report.figures import time_figure
 
 
 def with_clock(run, seconds_a_step):
@@ -24,7 +24,7 @@ def test_the_figure_shows_loss_against_the_time_of_the_clock(
   seconds_a_step, divisor, unit, write_run, tmp_path
 ):
   run = load_run(write_run(tmp_path))
-  figure = simulated_hours(with_clock(run, seconds_a_step))
+  figure = time_figure(with_clock(run, seconds_a_step))
   assert figure
   (ax,) = figure.axes
   (line,) = ax.get_lines()
@@ -38,4 +38,4 @@ def test_the_figure_shows_loss_against_the_time_of_the_clock(
 
 
 def test_a_run_without_a_clock_has_no_such_figure(write_run, tmp_path):
-  assert simulated_hours(load_run(write_run(tmp_path))) is None
+  assert time_figure(load_run(write_run(tmp_path))) is None

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 
 from dilocox_jax.report import load_run
-from dilocox_jax.report.figures import ranks
+from dilocox_jax.report.figures import rank_figure
 
 
 def with_ranks(run, values):
@@ -26,7 +26,7 @@ def test_the_figure_shows_what_was_measured_and_what_was_sent(
   run = load_run(write_run(tmp_path))
   count = sum(len(row.drift) for row in run.rounds)
   values = np.linspace(16, 4, count).tolist()
-  figure = ranks(with_ranks(run, values))
+  figure = rank_figure(with_ranks(run, values))
   assert figure
   left, right = figure.axes
   lines = {
@@ -43,4 +43,4 @@ def test_the_figure_shows_what_was_measured_and_what_was_sent(
 
 
 def test_a_run_without_low_rank_has_no_figure_of_ranks(write_run, tmp_path):
-  assert ranks(load_run(write_run(tmp_path))) is None
+  assert rank_figure(load_run(write_run(tmp_path))) is None

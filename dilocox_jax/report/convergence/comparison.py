@@ -129,7 +129,7 @@ class MethodResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class Timed:
+class TimedResult:
   """A method in the reference's time.
 
   Attributes:
@@ -164,7 +164,7 @@ class EqualTime:
 
   clock: str
   budget_s: float
-  methods: Sequence[Timed]
+  methods: Sequence[TimedResult]
 
 
 @dataclasses.dataclass(frozen=True)

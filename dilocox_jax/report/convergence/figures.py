@@ -31,17 +31,17 @@ _LINE_CHARACTERS = 90  # As many as the figure is wide.
 Along = Callable[[Point], float]
 
 
-def tokens(found: Comparison) -> Figure:
+def loss_by_tokens(found: Comparison) -> Figure:
   """Validation loss against the tokens of all replicas."""
   most = max((p.tokens for p in _points(found)), default=1)
-  divisor, unit = units.tokens_axis(most)
+  divisor, unit = units.tokens_unit(most)
   figure, ax = _frame(found, "at equal tokens")
   _lines(ax, found, lambda point: point.tokens / divisor)
   ax.set_xlabel(f"{unit}, all replicas")
   return _finish(figure, ax, found, "measured")
 
 
-def sent(found: Comparison) -> Figure:
+def loss_by_bytes(found: Comparison) -> Figure:
   """Validation loss against the bytes that one replica sent."""
   figure, ax = _frame(found, "against bytes sent")
   _lines(ax, found, lambda point: float(point.sent_bytes))
@@ -52,7 +52,7 @@ def sent(found: Comparison) -> Figure:
   )
 
 
-def hours(found: Comparison, clock: str) -> Figure:
+def loss_by_time(found: Comparison, clock: str) -> Figure:
   """Validation loss against simulated hours.
 
   Args:

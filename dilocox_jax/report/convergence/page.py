@@ -30,7 +30,7 @@ from dilocox_jax.report.page import PAGE, save_figure
 from dilocox_jax.report.text_tables import markdown_table
 
 
-def write(found: Comparison, out_dir: Directory) -> pathlib.Path:
+def write_convergence(found: Comparison, out_dir: Directory) -> pathlib.Path:
   """Writes `report.md`, `convergence.json` and `figures/`.
 
   Args:
@@ -67,11 +67,11 @@ def _notes(found: Comparison) -> list[str]:
 
 def _draw(found: Comparison, out_dir: pathlib.Path) -> list[str]:
   drawn = {
-    "tokens": figures.tokens(found),
-    "bytes": figures.sent(found),
+    "tokens": figures.loss_by_tokens(found),
+    "bytes": figures.loss_by_bytes(found),
   }
   for clock in found.clocks:
-    drawn[f"hours_{clock}"] = figures.hours(found, clock)
+    drawn[f"hours_{clock}"] = figures.loss_by_time(found, clock)
   lines = []
   for name, figure in drawn.items():
     save_figure(figure, out_dir / "figures" / f"{name}.png")
@@ -108,7 +108,7 @@ def _data(found: Comparison) -> dict[str, Any]:
   }
 
 
-def show(found: Comparison, console: Console) -> None:
+def print_convergence(found: Comparison, console: Console) -> None:
   """Prints the tables; those of the page alone are left out.
 
   Args:

@@ -24,7 +24,7 @@ from dilocox_jax.report.convergence.orderings import bounded, summary, verdicts
 
 
 @dataclasses.dataclass(frozen=True)
-class Grid:
+class ReportTable:
   """A table.
 
   Attributes:
@@ -42,7 +42,7 @@ class Grid:
   on_page_alone: bool = False
 
 
-def tables(found: Comparison) -> Iterator[Grid]:
+def tables(found: Comparison) -> Iterator[ReportTable]:
   """All tables in the order of the page.
 
   Args:
@@ -58,7 +58,7 @@ def tables(found: Comparison) -> Iterator[Grid]:
   yield _tuned(found)
 
 
-def _losses(found: Comparison) -> Grid:
+def _losses(found: Comparison) -> ReportTable:
   rows = [
     (
       entry.name + _count(len(entry.traces), found.seeds),
@@ -90,7 +90,7 @@ def _losses(found: Comparison) -> Grid:
     notes.append(f"Warm start: {', '.join(warm)}; no other method has one.")
   if cut:
     notes.append(f"Last round cut short, then flushed: {', '.join(cut)}.")
-  return Grid(
+  return ReportTable(
     "At equal tokens (no clock)",
     ("method", "loss", "lowest..highest", "gap", "bytes", "H/tau"),
     rows,
@@ -98,7 +98,7 @@ def _losses(found: Comparison) -> Grid:
   )
 
 
-def _hours(found: Comparison, clock: str) -> Grid:
+def _hours(found: Comparison, clock: str) -> ReportTable:
   target = found.target_loss
   rows = []
   for entry in found.entries:
@@ -111,7 +111,7 @@ def _hours(found: Comparison, clock: str) -> Grid:
         _time(to_s) if not math.isinf(to_s) else _reached(entry, clock, target),
       )
     )
-  return Grid(
+  return ReportTable(
     f"Hours on the clock '{clock}'",
     ("method", "utilisation", "whole run (h)", f"to loss {target:g} (h)"),
     rows,
@@ -129,7 +129,7 @@ def _reached(entry: MethodResult, clock: str, target_loss: float) -> str:
   return f"{count} of {len(times)} seeds" if count else "not reached"
 
 
-def _equal_time(found: Comparison, each: EqualTime) -> Grid:
+def _equal_time(found: Comparison, each: EqualTime) -> ReportTable:
   rows = [
     (
       timed.name
@@ -141,7 +141,7 @@ def _equal_time(found: Comparison, each: EqualTime) -> Grid:
     )
     for timed in each.methods
   ]
-  return Grid(
+  return ReportTable(
     f"At equal time on the clock '{each.clock}', {_time(each.budget_s)} h",
     ("method", "steps", "time used", "loss", "lowest..highest"),
     rows,
@@ -159,7 +159,7 @@ def _where(at: str) -> str:
   return "equal tokens" if at == TOKENS else f"equal time on '{at}'"
 
 
-def _orderings(found: Comparison) -> Grid:
+def _orderings(found: Comparison) -> ReportTable:
   by_claim = itertools.groupby(
     verdicts(found), lambda v: (v.better, v.at, v.source)
   )
@@ -183,11 +183,11 @@ def _orderings(found: Comparison) -> Grid:
       f" {', '.join(edge)}."
     )
   header = ("claim", "where", "said by", "verdict")
-  return Grid("Orderings (clocks as named)", header, rows, notes)
+  return ReportTable("Orderings (clocks as named)", header, rows, notes)
 
 
-def _pairs(found: Comparison) -> Grid:
-  return Grid(
+def _pairs(found: Comparison) -> ReportTable:
+  return ReportTable(
     "Orderings, pair by pair (clocks as named)",
     ("lower", "than", "where", "highest", "lowest", "verdict"),
     [
@@ -205,7 +205,7 @@ def _pairs(found: Comparison) -> Grid:
   )
 
 
-def _tuned(found: Comparison) -> Grid:
+def _tuned(found: Comparison) -> ReportTable:
   rows = [
     (
       entry.name,
@@ -215,7 +215,7 @@ def _tuned(found: Comparison) -> Grid:
     )
     for entry in found.entries
   ]
-  return Grid(
+  return ReportTable(
     "Tuned values (no clock)",
     ("method", "values", "runs x rounds"),
     rows,
