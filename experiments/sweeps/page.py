@@ -15,6 +15,7 @@ from dilocox_jax.report import units
 from dilocox_jax.report.convergence import comparison as report
 from dilocox_jax.report.convergence import page
 from experiments.sweeps import grid
+from experiments.sweeps.method_list import FRONT
 from experiments.sweeps.required_run import NotTunedError, Planned
 from experiments.sweeps.required_runs import Plan
 from experiments.sweeps.results import Results, Row
@@ -69,6 +70,7 @@ class Gathered:
       command=command,
       notes=sweep.notes,
       untuned=[m.name for m in sweep.methods if m not in ready],
+      front=FRONT,
     )
 
   def _effort(self) -> str:

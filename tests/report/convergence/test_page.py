@@ -47,7 +47,7 @@ def test_notes_and_methods_that_are_left_out_are_on_the_page(tmp_path):
   )
   text = write_convergence(found, tmp_path).read_text()
   assert "- Clocks are free." in text
-  assert "- Not in this report, as they are not tuned: lost." in text
+  assert "- Not in this report because they are not tuned: lost." in text
 
 
 def test_the_terminal_shows_the_tables_in_eighty_columns():
