@@ -37,8 +37,8 @@ _SHOWN = (
   (
     "sent",
     figures.bytes_figure,
-    "Bytes one replica put on the wire, in all and in each round (derived"
-    " from the plan).",
+    "Bytes that one replica sent, in all and in each round (derived from the"
+    " plan).",
   ),
   (
     "hours",
@@ -104,9 +104,9 @@ def _results(run: LoadedRun) -> list[str]:
     rows.append(("training loss, last round", loss, "measured"))
     largest = max(row.sent_bytes for row in run.rounds)
     human = units.human_bytes(largest)
-    rows.append(("most bytes in one round, a replica", human, "derived"))
+    rows.append(("most bytes that one replica sent in a round", human, "derived"))
   total = f"{units.human_bytes(run.total_sent_bytes)}"
-  rows.append(("bytes on the wire, a replica", total, "derived"))
+  rows.append(("bytes sent by one replica", total, "derived"))
   rows.append(("inner steps", f"{run.steps:,}", "counted"))
   rows.append(("tokens, all replicas", f"{run.tokens:,}", "counted"))
   return markdown_table(("quantity", "value", "kind"), rows)

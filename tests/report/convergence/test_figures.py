@@ -82,7 +82,7 @@ def test_a_family_in_front_is_the_method_of_the_clock():
     shown = in_front(figures.loss_by_time(found, clock))
     assert shown[:2] == ["allreduce", f"ours_{clock}"]
   shown = in_front(figures.loss_by_tokens(found))
-  assert shown[1] == "ours_near" and "ours_large" not in shown[:2]
+  assert shown[1] == "ours_near" and "ours_large" not in shown
 
 
 def test_titles_state_what_the_numbers_say():
@@ -104,7 +104,7 @@ def test_another_inner_optimizer_wins_no_title():
   entries = [
     *convergences.comparison().entries,
     convergences.entry("muon", 0.7, 0.7, baseline="allreduce"),
-    convergences.entry("muloco", 0.8, 0.8, baseline="muon"),
+    convergences.entry("muloco", 0.71, 0.71, baseline="muon"),
   ]
   found = convergences.comparison(entries=entries)
   figure = figures.loss_by_tokens(found)
