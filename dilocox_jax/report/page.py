@@ -104,8 +104,8 @@ def _results(run: LoadedRun) -> list[str]:
     rows.append(("training loss, last round", loss, "measured"))
     largest = max(row.sent_bytes for row in run.rounds)
     human = units.human_bytes(largest)
-    rows.append(("most bytes that one replica sent in a round", human, "derived"))
-  total = f"{units.human_bytes(run.total_sent_bytes)}"
+    rows.append(("most bytes sent in a round, one replica", human, "derived"))
+  total = units.human_bytes(run.total_sent_bytes)
   rows.append(("bytes sent by one replica", total, "derived"))
   rows.append(("inner steps", f"{run.steps:,}", "counted"))
   rows.append(("tokens, all replicas", f"{run.tokens:,}", "counted"))
