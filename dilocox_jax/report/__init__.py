@@ -1,7 +1,7 @@
-"""What a reader sees of a run, and of several runs side by side.
+"""Reports: pages, tables and figures of runs, sweeps and simulations.
 
-Everything here reads run directories and nothing else: a report can be made
-again years later, by a machine without an accelerator, from the files alone.
+Reports of runs need nothing but run directories, so they can be made again
+years later on a machine without an accelerator.
 """
 
 from dilocox_jax.report.ablation.page import print_ablation as print_ablation

@@ -1,4 +1,4 @@
-"""Lines over something that is varied, side by side."""
+"""Panels side by side, each with lines over one quantity that is varied."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -8,20 +8,25 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from dilocox_jax.report import style
+from dilocox_jax.report.curves import (
+  MAX_FRONT,
+  Curve,
+  choose_front,
+  draw_curves,
+)
 
-_STYLES = ("-", "--")
 _MOST_TICKS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-  """One thing varied.
+  """One quantity that is varied.
 
   Attributes:
-    label: What is varied, with its unit.
-    caption: What is held, and whether the numbers are derived.
-    values: Along the horizontal axis, ascending and positive.
-    lines: Label to shares of 1, one a value.
+    label: Name of the quantity, with its unit.
+    caption: What is held constant, and whether the numbers are derived.
+    values: Values of the quantity, ascending and positive.
+    lines: Shares of 1, one per value, by label of the line.
     is_log: Whether the horizontal axis is logarithmic.
   """
 
@@ -41,19 +46,24 @@ class Panel:
 
 
 def draw(
-  title: str, panels: Sequence[Panel], vertical: str = "compute utilisation"
+  title: str,
+  panels: Sequence[Panel],
+  vertical: str = "compute utilisation",
+  front: Sequence[str] = (),
 ) -> Figure:
-  """Draws panels with one legend each.
+  """Draws panels side by side, each with a legend of its own.
 
   Args:
-    title: What is seen.
-    panels: Side by side.
-    vertical: What the shares are of.
+    title: What the figure shows.
+    panels: The panels, from left to right.
+    vertical: Name of the quantity whose shares are drawn.
+    front: Lines to draw in front, after the first one, if a panel has more
+      than six.
   """
   size = (7.2 if len(panels) == 1 else 4.6 * len(panels), 4.6)
   figure, axes = style.frame(len(panels), title, size=size)
   for ax, panel in zip(axes, panels, strict=True):
-    _lines(ax, panel)
+    _lines(ax, panel, front)
     _horizontal(ax, panel)
     ax.set_ylim(0, 1.03)
     style.caption(ax, panel.caption)
@@ -68,22 +78,20 @@ def draw(
   return figure
 
 
-def _lines(ax: Axes, panel: Panel) -> None:
-  for number, (name, shares) in enumerate(panel.lines.items()):
-    cycle, place = divmod(number, len(style.COLOURS))
-    ax.plot(
-      panel.values,
-      shares,
-      color=style.COLOURS[place],
-      linestyle=_STYLES[cycle % len(_STYLES)],
-      marker=style.MARKERS[place],
-      markersize=3.5,
-      label=name,
-    )
+def _lines(ax: Axes, panel: Panel, front: Sequence[str]) -> None:
+  curves = [Curve(name, panel.values, y) for name, y in panel.lines.items()]
+  # Six lines or fewer are all in front and keep their order. Of more, the
+  # named ones come first, then those with the largest shares.
+  names = list(panel.lines)
+  if len(names) > MAX_FRONT:
+    ranks = {name: -sum(shares) for name, shares in panel.lines.items()}
+    names = choose_front(ranks, names[0], front)
+  # Lines often coincide at full utilisation, so widths differ a lot.
+  draw_curves(ax, curves, names, baseline="", width_step=2.8 / len(names))
 
 
 def _horizontal(ax: Axes, panel: Panel) -> None:
-  """Scale and label; few values are all named."""
+  """Sets scale, label and ticks; up to eight values all have a tick."""
   ax.set_xlabel(panel.label + (" (log scale)" if panel.is_log else ""))
   if panel.is_log:
     ax.set_xscale("log")

@@ -1,8 +1,8 @@
-"""The page of one run: what came out, with what, at which cost, and again how.
+"""Page of one run: results, figures, cost, settings and how to reproduce it.
 
-A reader who has only this page must be able to judge the number on it, so the
-loss stands beside the corpus it was measured on, and every figure says whether
-it is measured or derived.
+A reader who has only this page must be able to judge its numbers. So the loss
+stands beside the corpus it was measured on, and every figure says whether it
+is measured or derived.
 """
 
 import math
@@ -24,31 +24,31 @@ PAGE, FIGURES = "report.md", "figures"
 _SHOWN = (
   (
     "loss",
-    figures.loss,
+    figures.loss_figure,
     "Training and validation loss against the tokens of all replicas"
     " (measured).",
   ),
   (
     "drift",
-    figures.drift,
+    figures.drift_figure,
     "Pairwise cosine of the replicas' pseudo-gradients, and the norm of their"
     " disagreement, by inner step (measured).",
   ),
   (
     "sent",
-    figures.sent,
-    "Bytes one replica put on the wire, in all and in each round (derived"
-    " from the plan).",
+    figures.bytes_figure,
+    "Bytes that one replica sent, in all and in each round (derived from the"
+    " plan).",
   ),
   (
     "hours",
-    figures.simulated_hours,
-    "Validation loss (measured) against the time that the run would have taken"
-    " on the given cluster (derived).",
+    figures.time_figure,
+    "Validation loss (measured) against the time that the run would take on the"
+    " given cluster (derived).",
   ),
   (
     "ranks",
-    figures.ranks,
+    figures.rank_figure,
     "Rank of the averaged updates, measured and sent, and the length of the"
     " rounds, by inner step.",
   ),
@@ -56,7 +56,7 @@ _SHOWN = (
 
 
 def save_figure(figure: Any, path: pathlib.Path) -> None:
-  """Writes a PNG; a failing disk is one line that names the path."""
+  """Writes a PNG; raises RecordError, with its path, if that fails."""
   make_directory(path.parent)
   with one_line(path):
     figure.savefig(path)
@@ -79,14 +79,14 @@ def _summary(run: LoadedRun) -> str:
     f" on {who} for {run.steps:,} steps ({units.human_tokens(run.tokens)})."
   )
   if run.result is None:
-    return f"{start} No validation has been made yet."
-  which = "Final" if run.finished else "The run has not ended; so far the"
+    return f"{start} There is no validation yet."
+  which = "The final" if run.finished else "The run has not ended. So far the"
   return (
-    f"{start} {which} validation loss:"
+    f"{start} {which} validation loss is"
     f" **{units.human_loss(run.validation_loss)}** nats a token (measured) on"
     f" the corpus {record['corpus_name']} with digest"
-    f" `{record['corpus_digest']}`; losses compare only on the same digest."
-    f" Each replica put {units.human_bytes(run.total_sent_bytes)} on the wire"
+    f" `{record['corpus_digest']}`. Compare losses only if the digests are"
+    f" equal. Each replica sent {units.human_bytes(run.total_sent_bytes)}"
     " (derived from the plan)."
   )
 
@@ -104,9 +104,9 @@ def _results(run: LoadedRun) -> list[str]:
     rows.append(("training loss, last round", loss, "measured"))
     largest = max(row.sent_bytes for row in run.rounds)
     human = units.human_bytes(largest)
-    rows.append(("most bytes in one round, a replica", human, "derived"))
-  total = f"{units.human_bytes(run.total_sent_bytes)}"
-  rows.append(("bytes on the wire, a replica", total, "derived"))
+    rows.append(("most bytes sent in a round, one replica", human, "derived"))
+  total = units.human_bytes(run.total_sent_bytes)
+  rows.append(("bytes sent by one replica", total, "derived"))
   rows.append(("inner steps", f"{run.steps:,}", "counted"))
   rows.append(("tokens, all replicas", f"{run.tokens:,}", "counted"))
   return markdown_table(("quantity", "value", "kind"), rows)
@@ -115,8 +115,8 @@ def _results(run: LoadedRun) -> list[str]:
 def _cost(run: LoadedRun) -> list[str]:
   rows = []
   for event in sorted({timing.event for timing in run.timings}):
-    spent = [t.wall_s for t in run.timings if t.event == event]
-    rows.append((event, len(spent), f"{math.fsum(spent):.1f}"))
+    spent_s = [t.wall_s for t in run.timings if t.event == event]
+    rows.append((event, len(spent_s), f"{math.fsum(spent_s):.1f}"))
   rows.append(("all", len(run.timings), f"{run.wall_s:.1f}"))
   lines = markdown_table(("event", "times", "wall time (s)"), rows)
   speed = run.tokens_per_s
@@ -126,8 +126,8 @@ def _cost(run: LoadedRun) -> list[str]:
   return [
     *lines,
     "",
-    f"All measured on `{platform}`; a resumed run counts the"
-    " work that was kept.",
+    f"All times were measured on `{platform}`. A run that was resumed counts"
+    " only the work that it kept.",
   ]
 
 
@@ -142,17 +142,17 @@ def _again(run: LoadedRun) -> list[str]:
   revision = run.record["source_revision"] or "unknown"
   earlier = run.record.get("earlier_starts", [])
   before = (
-    f"Parts of the run were started otherwise ({len(earlier)} earlier starts"
-    " by another command, on another platform or from other source):"
-    " `run.json` names them."
+    f"Parts of this run were started in another way ({len(earlier)} earlier"
+    " starts with another command, platform or source revision). `run.json`"
+    " lists them."
   )
   return [
     "```",
     command,
     "```",
     "",
-    "`config.json` in this directory holds every value the run used (the table"
-    " of settings above); pass what differs from the config file as"
+    "`config.json` in this directory holds all settings of the run (the table"
+    " above). Pass settings that differ from the config file as"
     " `--config.section.field=value`.",
     "",
     *markdown_table(("what", "version"), [*rows, ("source", revision)]),
@@ -167,21 +167,21 @@ def _draw(run: LoadedRun) -> list[str]:
     if figure is not None:
       save_figure(figure, run.workdir / FIGURES / f"{name}.png")
       lines += [f"![{caption}]({FIGURES}/{name}.png)", "", f"*{caption}*", ""]
-  return lines or ["Nothing to draw yet.", ""]
+  return lines or ["There is nothing to draw yet.", ""]
 
 
 def write_report(workdir: Directory) -> pathlib.Path:
   """Writes `report.md` and `figures/` of a run, finished or not.
 
   Args:
-    workdir: The run directory.
+    workdir: Run directory.
 
   Returns:
-    The path of the page.
+    Path of `report.md`.
 
   Raises:
-    ValueError: It is not a run directory.
-    RecordError: The disk refused.
+    ValueError: If the directory is no run directory.
+    RecordError: If a file cannot be written.
   """
   run = load_run(workdir)
   sections = {

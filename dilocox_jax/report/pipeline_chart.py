@@ -1,9 +1,9 @@
-"""Pipeline schedules drawn to scale: who works on which micro-batch when.
+"""Charts of pipeline schedules, drawn to scale.
 
-Tables say how long a step is, but not why; a picture shows where stages wait.
-Each schedule is drawn twice if it matters: with stages that run freely, which
-is what papers draw, and in lockstep, which is what one compiled program does.
-All panels share one axis, so that lengths can be compared by eye.
+A table says how long a step is, a chart shows where stages wait. A schedule is
+drawn with stages that run freely, as in papers, and once more in lockstep, as
+in one compiled program, if that takes longer. All panels share one axis, so
+their lengths can be compared by eye.
 """
 
 import dataclasses
@@ -40,13 +40,13 @@ DIGIT_INCHES = 0.07
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-  """What one panel shows; seconds stand for any unit of time.
+  """Contents of one panel; "seconds" may stand for any unit of time.
 
   Attributes:
-    pipeline: The schedule.
-    is_lockstep: Whether stages start every tick together.
+    pipeline: Schedule of the pipeline.
+    is_lockstep: Whether all stages start each tick together.
     step_s: Length of the step (s).
-    cells: Stage, tick, start and length (s) of all that is done.
+    cells: Stage, tick, start (s) and length (s) of every action.
   """
 
   pipeline: Pipeline
@@ -56,13 +56,13 @@ class Chart:
 
   @property
   def idle_fraction(self) -> float:
-    """Share of the stages' time in which they do nothing."""
+    """Share of the time of all stages in which they do nothing."""
     busy_s = sum(length_s for *_, length_s in self.cells)
     return 1 - busy_s / (self.step_s * self.pipeline.num_stages)
 
 
 def free_chart(pipeline: Pipeline, times: TickTimes) -> Chart:
-  """Every stage's list, each entry as early as possible."""
+  """Returns the chart in which each action starts as early as possible."""
   run = timeline(pipeline, times)
   cells = tuple(
     (stage, tick, float(start_s), float(end_s - start_s))
@@ -75,7 +75,7 @@ def free_chart(pipeline: Pipeline, times: TickTimes) -> Chart:
 
 
 def lockstep_chart(pipeline: Pipeline, times: TickTimes) -> Chart:
-  """The same lists as the timetable runs them."""
+  """Returns the chart of the timetable, in which stages wait for each tick."""
   table = timetable(pipeline)
   lengths_s = table.tick_lengths_s(times)
   starts_s = np.cumsum(lengths_s) - lengths_s
@@ -94,12 +94,13 @@ def lockstep_chart(pipeline: Pipeline, times: TickTimes) -> Chart:
 def pipeline_figure(
   pipelines: Sequence[Pipeline], times: TickTimes, unit: str = "seconds"
 ) -> Figure:
-  """One panel a schedule, and one more where lockstep takes longer.
+  """Draws one panel per schedule, and one more where lockstep takes longer.
 
   Args:
-    pipelines: At least one; of as many stages and micro-batches.
-    times: What an action takes.
-    unit: What times are counted in.
+    pipelines: Schedules, at least one, with equal numbers of stages and
+      micro-batches.
+    times: Durations of the actions.
+    unit: Unit of these durations.
   """
   charts, alike = [], set()
   for pipeline in pipelines:
@@ -132,11 +133,11 @@ def _title(charts: Sequence[Chart]) -> str:
     for chart in charts
     if not chart.is_lockstep
   )
-  found = "who does what when"
+  finding = "work by stage and time"
   if len(idle) > 1 and idle[0][0] < idle[1][0]:
-    found = f"{idle[0][1]} waits least"
+    finding = f"{idle[0][1]} waits least"
   stages = f"{pipeline.num_stages} stages"
-  return f"{stages}, {pipeline.num_micro_batches} micro-batches: {found}"
+  return f"{stages}, {pipeline.num_micro_batches} micro-batches: {finding}"
 
 
 def _draw(ax: Axes, chart: Chart, longest_s: float | int) -> None:
@@ -145,7 +146,7 @@ def _draw(ax: Axes, chart: Chart, longest_s: float | int) -> None:
     idle = Rectangle((0, stage - 0.44), chart.step_s, 0.88, color=IDLE_COLOUR)
     ax.add_patch(idle)
   inches_s = 0.9 * WIDTH_INCHES / longest_s
-  # All cells of a length have numbers or none has.
+  # The widest number decides, so cells of one length all have numbers or none.
   digits = len(str(chart.pipeline.num_micro_batches - 1))
   for stage, tick, start_s, length_s in chart.cells:
     inches = length_s * inches_s
@@ -169,7 +170,7 @@ def _draw(ax: Axes, chart: Chart, longest_s: float | int) -> None:
 
 
 def _colour(tick: Tick, num_chunks: int) -> tuple[float, float, float]:
-  """The direction's colour, lighter from chunk to chunk."""
+  """Returns the colour of the direction, lighter for later chunks."""
   light = 0.5 * tick.chunk / max(1, num_chunks - 1)
   red, green, blue = to_rgb(DIRECTION_COLOURS[tick.direction])
   return (
@@ -209,7 +210,7 @@ def _caption(ax: Axes, chart: Chart, unit: str, loses_nothing: bool) -> None:
 
 
 def held_activations(pipeline: Pipeline) -> str:
-  """Peaks of all stages as text, in micro-batches of a whole stage."""
+  """Returns the largest number of held micro-batches of each stage as text."""
   peaks = peak_activations(pipeline)
   return " ".join(f"{peak / pipeline.chunks_per_stage:.3g}" for peak in peaks)
 

@@ -1,8 +1,8 @@
-"""A run directory read back as one value.
+"""Reads a run directory back as one value.
 
-The figures, the page and the comparison all start here, so a field has one
-reader. A run that is not finished yet, or was killed, is still a run: what is
-missing is empty, and `finished` says whether it ended.
+Figures, page and comparison all start from this value. A run that has not
+finished or was killed can be read too: its lists are shorter, and `finished`
+is False.
 """
 
 import dataclasses
@@ -25,16 +25,16 @@ from dilocox_jax.metrics.run_record import CONFIG, RECORD
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRun:
-  """What a run directory says.
+  """Contents of a run directory.
 
   Attributes:
-    workdir: The directory.
-    config: The whole config.
-    record: Versions, revision, corpus, method and sizes.
-    rounds: Training rows in order.
-    evaluations: Validation rows in order, the closing one last.
-    finished: Whether the closing row is there.
-    timings: Durations in order.
+    workdir: Path of the run directory.
+    config: All fields of the config, nested by section.
+    record: Versions, source revision, corpus, method and sizes.
+    rounds: Rows of training rounds, in order.
+    evaluations: Rows of validations, in order; the final one is last.
+    finished: Whether the run wrote its final row.
+    timings: Rows of durations, in order.
   """
 
   workdir: pathlib.Path
@@ -47,51 +47,61 @@ class LoadedRun:
 
   @property
   def result(self) -> Evaluation | None:
-    """The last validation, or None before the first."""
+    """Last validation, or None before the first."""
     return self.evaluations[-1] if self.evaluations else None
 
   @property
   def validation_loss(self) -> float:
-    """Outer parameters' loss at the last validation; NaN before the first."""
+    """Last validation loss of the outer parameters; NaN before the first."""
     return self.result.outer_loss if self.result else math.nan
 
   @property
   def total_sent_bytes(self) -> int:
-    """What one replica has put on the wire so far."""
+    """Bytes that one replica has sent so far."""
     return _furthest(self, "total_sent_bytes")
 
   @property
   def steps(self) -> int:
-    """Inner steps finished."""
+    """Number of inner steps that are finished."""
     return _furthest(self, "step")
 
   @property
   def tokens(self) -> int:
-    """Tokens seen by all replicas together."""
+    """Tokens that all replicas together have seen."""
     return _furthest(self, "tokens")
 
   @property
   def wall_s(self) -> float:
-    """Sum of all durations."""
+    """Sum of all durations (s)."""
     return math.fsum(timing.wall_s for timing in self.timings)
 
   @property
   def tokens_per_s(self) -> float:
-    """Training throughput over the rounds' durations; NaN without rounds."""
+    """Tokens per second over the duration of all rounds; NaN without any."""
     done = [t for t in self.timings if math.isfinite(t.tokens_per_s)]
     spent_s = math.fsum(t.wall_s for t in done)
     tokens = math.fsum(t.wall_s * t.tokens_per_s for t in done)
     return tokens / spent_s if spent_s else math.nan
 
   @property
+  def simulated_s(self) -> dict[int, float]:
+    """Simulated time (s) of each evaluation, by step; empty without a clock."""
+    return {
+      timing.step: timing.simulated_s
+      for timing in self.timings
+      if timing.event == "evaluation" and math.isfinite(timing.simulated_s)
+    }
+
+  @property
   def corpus(self) -> str:
-    """The text as reports name it; losses compare where the name is equal."""
+    """Name and digests of the text; losses compare only where it is equal."""
     held_out = self.record.get("held_out_digest", "unknown windows")
     digest = self.record["corpus_digest"]
     return f"{self.record['corpus_name']} ({digest}, evaluated on {held_out})"
 
 
 def _furthest(run: LoadedRun, field: str) -> int:
+  # Rounds and evaluations both count up, and either may be ahead of the other.
   last = [*run.rounds[-1:], *run.evaluations[-1:]]
   return max((getattr(row, field) for row in last), default=0)
 
@@ -111,13 +121,13 @@ def load_run(workdir: Directory) -> LoadedRun:
   """Reads a run directory.
 
   Args:
-    workdir: Where a trainer wrote.
+    workdir: Directory that a trainer wrote.
 
   Returns:
-    The run; rows that are not there yet are empty lists.
+    The run. Kinds of rows that do not exist yet are empty lists.
 
   Raises:
-    ValueError: It is not a run directory.
+    ValueError: If the directory is no run directory or cannot be read.
   """
   workdir = pathlib.Path(workdir)
   config, record = (_read_object(workdir / name) for name in (CONFIG, RECORD))

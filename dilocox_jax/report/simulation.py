@@ -1,8 +1,8 @@
-"""A simulated run: what it costs, on which links, and a picture of its start.
+"""Page of a simulated run: costs, links, and a Gantt chart of its start.
 
-Nothing here was measured. Every table says what follows from the config, from
-the cluster, and from formulas, and the two paths of the simulator stand side
-by side, so that a reader sees how far they may be trusted.
+Nothing on this page is measured. Every row says whether it follows from the
+config, from the cluster or from a formula. Formula and event engine, the two
+independent paths of the simulator, stand side by side.
 """
 
 import dataclasses
@@ -18,19 +18,19 @@ from dilocox_jax.report import style, units
 from dilocox_jax.report.page import PAGE, save_figure
 from dilocox_jax.report.text_tables import markdown_table
 
-# Bars that are drawn; more cannot be told apart.
+# Largest number of bars in the chart; more cannot be told apart.
 _MOST_BARS = 4000
 
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-  """Something that took time.
+  """One bar of the Gantt chart.
 
   Attributes:
-    track: Where: a replica, or a route.
-    lane: Row within the track.
-    start_s: When it began.
-    end_s: When it ended.
+    track: Replica or route that was busy.
+    lane: Row within the track; bars that overlap have different lanes.
+    start_s: Start (s).
+    end_s: End (s).
     kind: "steps", "codec" or "exchange".
   """
 
@@ -42,8 +42,14 @@ class Bar:
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantity:
-  """A row of the table: what, how much, and how it is known."""
+class SimulatedCost:
+  """One row of the table of costs.
+
+  Attributes:
+    name: Name of the quantity.
+    value: Value with its unit.
+    kind: Where the value comes from, e.g. "derived: formula".
+  """
 
   name: str
   value: str
@@ -52,58 +58,86 @@ class Quantity:
 
 @dataclasses.dataclass(frozen=True)
 class SimulatedRun:
-  """All that a page says.
+  """Everything that the page of a simulated run says.
 
   Attributes:
     title: Method and cluster.
     quantities: Costs, in the order of the table.
-    links: Link to (capacity in bit/s, bytes carried, share of time in use).
-    numbers: The same as plain numbers, for JSON.
-    notes: Sentences about what was assumed.
-    bars: What happened at the start of the run.
+    links: Goodput (bit/s), bytes carried and share of time in use, by link.
+    numbers: Costs as plain numbers, for JSON.
+    notes: Sentences about assumptions.
+    bars: Bars of the chart, from the start of the run.
   """
 
   title: str
-  quantities: Sequence[Quantity]
+  quantities: Sequence[SimulatedCost]
   links: Mapping[str, tuple[float, float, float]]
   numbers: Mapping[str, object]
   notes: Sequence[str]
   bars: Sequence[Bar]
 
 
+_KINDS = {
+  "steps": "inner steps",
+  "exchange": "exchange (one bar per message)",
+  "codec": "codec",
+}
+
+
 def gantt(run: SimulatedRun) -> Figure:
-  """Bars over time, a row a lane; compute and exchanges in two colours."""
+  """Draws bars over time, one row per lane, in one colour per kind.
+
+  The share of the time in which a row is busy stands at its right end.
+  """
   bars = run.bars[:_MOST_BARS]
   rows: dict[tuple[str, int], int] = {}
   for bar in sorted(bars, key=lambda b: (b.kind == "exchange", b.track)):
     rows.setdefault((bar.track, bar.lane), len(rows))
+  end_s = max(bar.end_s for bar in bars)
+  busy_s = dict.fromkeys(rows, 0.0)
+  for bar in bars:
+    busy_s[bar.track, bar.lane] += bar.end_s - bar.start_s
   height = 1.6 + 0.32 * len(rows)
-  figure, (ax,) = style.frame(
-    1, f"The first seconds of {run.title}", (9.6, min(height, 12.0))
-  )
-  colours = dict(
-    zip(("steps", "exchange", "codec"), style.COLOURS, strict=False)
-  )
-  names = {"steps": "inner steps", "exchange": "exchange", "codec": "codec"}
-  for kind, colour in colours.items():
-    mine = [bar for bar in bars if bar.kind == kind]
-    if mine:
+  title = _gantt_title(run, bars, end_s)
+  figure, (ax,) = style.frame(1, title, (9.6, min(height, 12.0)))
+  divisor, unit = units.time_unit(end_s)
+  for (kind, name), colour in zip(_KINDS.items(), style.COLOURS, strict=False):
+    shown = [bar for bar in bars if bar.kind == kind]
+    if shown:
       ax.barh(
-        [rows[bar.track, bar.lane] for bar in mine],
-        [bar.end_s - bar.start_s for bar in mine],
-        left=[bar.start_s for bar in mine],
+        [rows[bar.track, bar.lane] for bar in shown],
+        [(bar.end_s - bar.start_s) / divisor for bar in shown],
+        left=[bar.start_s / divisor for bar in shown],
         color=colour,
         edgecolor="white",
         linewidth=0.4,
-        label=names[kind],
+        label=name,
       )
-  labels = [track if not lane else "" for track, lane in rows]
-  ax.set_yticks(range(len(rows)), labels)
+  ax.set_yticks(
+    range(len(rows)), [track if not lane else "" for track, lane in rows]
+  )
+  for key, row in rows.items():
+    share = f" {busy_s[key] / end_s:.0%} busy"
+    where = {"xycoords": ("axes fraction", "data"), "va": "center"}
+    ax.annotate(share, (1, row), fontsize=8, color=style.GREY, **where)
   ax.invert_yaxis()
-  ax.set_xlabel("simulated time (s)")
+  ax.set_xlim(0, end_s / divisor)
+  ax.set_xlabel(f"simulated time ({unit})")
   style.caption(ax, "derived: event engine")
   style.legend(figure, ax, 3)
   return figure
+
+
+def _gantt_title(run: SimulatedRun, bars: Sequence[Bar], end_s: float) -> str:
+  """States the share of the chart in which replicas take inner steps."""
+  steps = [bar for bar in bars if bar.kind == "steps"]
+  replicas = {bar.track for bar in steps}
+  if not replicas:
+    return f"The first {units.human_time(end_s)} of {run.title}"
+  computing_s = sum(bar.end_s - bar.start_s for bar in steps)
+  share = units.human_share(computing_s / (len(replicas) * end_s))
+  first = units.human_time(end_s)
+  return f"{run.title}: replicas compute {share} of the first {first}"
 
 
 def _link_rows(run: SimulatedRun) -> list[tuple[str, str, str, str]]:
@@ -124,41 +158,41 @@ _LINK_COLUMNS = ("link", "goodput", "bytes carried", "share of time in use")
 def write_simulation(
   run: SimulatedRun, out_dir: Directory, command: str = ""
 ) -> pathlib.Path:
-  """Writes report.md, simulation.json and the figure.
+  """Writes `report.md`, `simulation.json` and the chart.
 
   Args:
-    run: What to say.
-    out_dir: Where.
-    command: The command line, for the record.
+    run: Results of the simulation.
+    out_dir: Directory to write into.
+    command: Command line to show on the page.
 
   Returns:
-    Path of the page.
+    Path of `report.md`.
 
   Raises:
-    RecordError: The disk refused.
+    RecordError: If a file cannot be written.
   """
   out_dir = pathlib.Path(out_dir)
   lines = [f"# {run.title}", "", *([f"    {command}", ""] if command else [])]
-  lines += ["Simulated: nothing on this page was measured.", ""]
+  lines += ["Everything on this page is simulated; nothing was measured.", ""]
   rows = [(q.name, q.value, q.kind) for q in run.quantities]
   lines += ["## Cost", "", *markdown_table(("quantity", "value", "kind"), rows)]
   lines += ["", "## Links", "", *markdown_table(_LINK_COLUMNS, _link_rows(run))]
   if run.bars:
     save_figure(gantt(run), out_dir / "figures" / "gantt.png")
     lines += ["", "## Start of the run", "", "![Gantt](figures/gantt.png)", ""]
-    lines += ["`trace.json` opens in Perfetto or chrome://tracing."]
-  lines += ["", "## Assumed", "", *(f"- {note}" for note in run.notes)]
+    lines += ["`trace.json` can be opened in Perfetto or chrome://tracing."]
+  lines += ["", "## Assumptions", "", *(f"- {note}" for note in run.notes)]
   write_json(out_dir / "simulation.json", dict(run.numbers))
   write_atomically(out_dir / PAGE, "\n".join(lines).rstrip() + "\n")
   return out_dir / PAGE
 
 
 def print_simulation(run: SimulatedRun, console: Console) -> None:
-  """Prints the table of costs."""
+  """Prints the table of costs on a terminal."""
   table = Table(title=run.title, title_justify="left")
   table.add_column("quantity")
   table.add_column("value", justify="right")
   table.add_column("kind")
-  for each in run.quantities:
-    table.add_row(each.name, each.value, each.kind)
+  for cost in run.quantities:
+    table.add_row(cost.name, cost.value, cost.kind)
   console.print(table)

@@ -1,12 +1,14 @@
-"""How every figure looks, so that a reader learns to read them once.
+"""The look of all figures, so that a reader has to learn it only once.
 
-Colours are Okabe and Ito's, told apart with impaired colour vision. Figures are
-drawn on Figure objects, so that no global state is touched. The legend stands
-outside the axes, the title says what is seen, and the line above each panel
-says whether its numbers are measured or derived.
+The colours are those of Okabe and Ito, which people with impaired colour
+vision can tell apart. Figures are matplotlib Figure objects; pyplot and its
+global state are not used. The title states the finding, the legend is outside
+the axes, and a line above each panel says whether its numbers are measured or
+derived.
 """
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -19,19 +21,21 @@ DPI = 150
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vP"
 GREY, PALE = "#555555", "#B8B8B8"
+_TITLE_CHARACTERS = 10  # Characters of a title that fit into an inch.
 
 
 def frame(
   panels: int, title: str, size: tuple[float, float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-  """An empty figure in the house style.
+  """Returns an empty figure and its axes.
 
   Args:
-    panels: Axes side by side.
-    title: What is seen.
+    panels: Number of axes side by side.
+    title: What the figure shows; a long title gets several lines.
     size: Width and height (inches).
   """
   size = size or (6.4 if panels == 1 else 9.6, 4.2)
+  title = textwrap.fill(title, int(_TITLE_CHARACTERS * size[0]))
   figure = Figure(figsize=size, dpi=DPI, layout="constrained")
   figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)  # pyright: ignore
   figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold")
@@ -45,12 +49,18 @@ def frame(
 
 
 def caption(ax: Axes, text: str) -> None:
-  """The line above a panel: what kind of numbers it shows."""
+  """Writes the line above a panel, which says what kind of numbers it shows."""
   ax.set_title(text, loc="left", fontsize=9, color=GREY)
 
 
 def legend(figure: Figure, ax: Axes, columns: int) -> None:
-  """Puts the legend below the axes, in at most so many columns."""
+  """Puts the legend of some axes below the figure.
+
+  Args:
+    figure: Figure to write into.
+    ax: Axes whose lines are named.
+    columns: Largest number of columns.
+  """
   handles, labels = ax.get_legend_handles_labels()
   figure.legend(
     handles,
@@ -67,15 +77,15 @@ def cut_high(
   losses: Sequence[float],
   what: str = "the first losses are above the axis",
 ) -> str:
-  """Keeps a few high losses from flattening all the rest.
+  """Cuts the vertical axis where a few high losses would flatten the rest.
 
   Args:
-    ax: Where they are drawn.
-    losses: All of them.
-    what: What to say of those that are cut.
+    ax: Axes of the losses.
+    losses: All losses in these axes.
+    what: Words of the caption for losses that are cut.
 
   Returns:
-    The end of a caption: "; " and `what` if the axis was cut, else nothing.
+    End of a caption: "; " and `what` if the axis was cut, else "".
   """
   finite = sorted(loss for loss in losses if math.isfinite(loss))
   if not finite:
@@ -88,11 +98,12 @@ def cut_high(
 
 
 def bytes_axis(ax: Axes, sent_bytes: Sequence[int]) -> None:
-  """Labels the horizontal axis in bytes, on a log scale if they spread.
+  """Labels the horizontal axis in bytes, with a log scale if they spread.
 
   Args:
-    ax: The axes.
-    sent_bytes: All that is drawn, each positive; none is said to be none.
+    ax: Axes to label.
+    sent_bytes: All values that are drawn, each positive. Without any, the
+      axes say that there is nothing to show.
   """
   ax.set_xlabel("sent by one replica")
   if not sent_bytes:
@@ -105,5 +116,5 @@ def bytes_axis(ax: Axes, sent_bytes: Sequence[int]) -> None:
     subs = (1, 2, 5) if decades < 1.6 else (1, 3) if decades < 2.5 else (1,)
     ax.xaxis.set_major_locator(LogLocator(subs=subs))
     ax.xaxis.set_minor_formatter(NullFormatter())
-  # After the scale, which brings its own formatter.
+  # Setting the scale replaces the formatter, so the formatter is set after it.
   ax.xaxis.set_major_formatter(lambda value, _: units.bytes_tick(value))

@@ -1,4 +1,4 @@
-"""Tables as text: for pages of a report, and for programs that read them."""
+"""Tables as Markdown for pages, and as CSV for programs."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ from typing import Any
 def markdown_table(
   header: Sequence[str], rows: Iterable[Sequence[Any]]
 ) -> list[str]:
-  """Lines of a table; a bar inside a cell is escaped."""
+  """Returns the lines of a Markdown table; a bar inside a cell is escaped."""
   table = [list(header), ["---"] * len(header), *map(list, rows)]
   return [
     "| " + " | ".join(str(cell).replace("|", r"\|") for cell in row) + " |"
@@ -18,11 +18,11 @@ def markdown_table(
 
 
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Comma-separated values at full precision.
+  """Returns comma-separated values at full precision.
 
   Args:
-    rows: By column. Columns come in the order in which rows first name them,
-      and a row that lacks one has an empty cell.
+    rows: Values by column. Columns have the order in which rows first name
+      them. A row without a column has an empty cell there.
   """
   columns = list(dict.fromkeys(name for row in rows for name in row))
   text = io.StringIO()

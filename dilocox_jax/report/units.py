@@ -1,13 +1,17 @@
-"""Numbers as people read them: one place, so text, tables and axes agree."""
+"""Numbers as people read them.
+
+Text, tables and axes all format numbers here, so that they agree.
+"""
 
 import math
 
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 _COUNTS = ("", "k", "M", "B", "T")
+_TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def _scaled(value: float | int, names: tuple[str, ...]) -> tuple[float, str]:
-  """Divides by the power of 1000 that leaves at least one whole digit."""
+  """Returns the largest power of 1000 up to a value, and its name."""
   index = 0
   if value and math.isfinite(value):
     index = int(math.log10(abs(value)) // 3)
@@ -15,15 +19,26 @@ def _scaled(value: float | int, names: tuple[str, ...]) -> tuple[float, str]:
   return 1000.0**index, names[index]
 
 
-def bytes_axis(largest: float | int) -> tuple[float, str]:
-  """The divisor and the unit that suit values up to `largest` bytes."""
+def bytes_unit(largest: float | int) -> tuple[float, str]:
+  """Returns divisor and unit for an axis of values up to `largest` bytes."""
   return _scaled(largest, _BYTES)
 
 
-def tokens_axis(largest: float | int) -> tuple[float, str]:
-  """The divisor and the unit that suit values up to `largest` tokens."""
+def tokens_unit(largest: float | int) -> tuple[float, str]:
+  """Returns divisor and unit for an axis of values up to `largest` tokens."""
   divisor, prefix = _scaled(largest, _COUNTS)
   return divisor, f"{prefix} tokens".strip()
+
+
+def time_unit(seconds: float | int) -> tuple[float, str]:
+  """Returns divisor and unit (h, min or s) in which a time is at least 1.
+
+  Args:
+    seconds: The largest value of a linear axis, the smallest of a
+      logarithmic one. Times below a second keep the unit s.
+  """
+  suitable = (unit for unit in _TIMES if seconds >= unit[0])
+  return next(suitable, _TIMES[-1])
 
 
 def _three_digits(value: float | int) -> str:
@@ -32,8 +47,8 @@ def _three_digits(value: float | int) -> str:
 
 
 def human_bytes(value: float | int) -> str:
-  """Bytes in powers of 1000, three digits: "27.9 MB"."""
-  divisor, unit = bytes_axis(value)
+  """Formats bytes with three digits in powers of 1000: "27.9 MB"."""
+  divisor, unit = bytes_unit(value)
   return (
     f"{value} B"
     if divisor == 1
@@ -42,33 +57,48 @@ def human_bytes(value: float | int) -> str:
 
 
 def bytes_tick(value: float | int) -> str:
-  """Bytes as a label on an axis: "20 MB"."""
-  divisor, unit = bytes_axis(value)
+  """Formats bytes as a label on an axis: "20 MB"."""
+  divisor, unit = bytes_unit(value)
   return f"{value / divisor:g} {unit}"
 
 
 def human_tokens(value: float | int) -> str:
-  """Tokens in powers of 1000, three digits: "1.23 M tokens"."""
-  divisor, unit = tokens_axis(value)
+  """Formats tokens with three digits in powers of 1000: "1.23 M tokens"."""
+  divisor, unit = tokens_unit(value)
   number = f"{value}" if divisor == 1 else _three_digits(value / divisor)
   return f"{number} {unit}"
 
 
+def human_time(seconds: float | int) -> str:
+  """Formats a time with three digits: "18 s", "2.67 min" or "2,020 h"."""
+  if not math.isfinite(seconds):
+    return "-"
+  divisor, unit = time_unit(seconds)
+  number = seconds / divisor
+  text = f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
+  return f"{text} {unit}"
+
+
 def human_gap(share: float) -> str:
-  """A difference as a share, in per cent and signed: "+0.78 %"."""
+  """Formats a relative difference in per cent with its sign: "+0.78 %"."""
   return "-" if math.isnan(share) else f"{100 * share:+.2f} %"
 
 
 def human_share(share: float) -> str:
-  """A part of a whole in per cent: "93.1 %"."""
+  """Formats a share of 1 in per cent: "93.1 %"; "-" for NaN."""
   return f"{100 * share:.1f} %" if math.isfinite(share) else "-"
 
 
 def human_loss(value: float | int) -> str:
-  """Four decimals, or a word where there is no number."""
+  """Formats a loss with four decimals; "not finite" for NaN and infinity."""
   return f"{value:.4f}" if math.isfinite(value) else "not finite"
 
 
 def human_ratio(value: float) -> str:
-  """How many times, three digits: "25.3x"; a dash where that has no meaning."""
+  """Formats a ratio with three digits: "25.3x"; "-" for NaN and infinity."""
   return f"{_three_digits(value)}x" if math.isfinite(value) else "-"
+
+
+def human_comparison(gap: float) -> str:
+  """Words a relative difference: "0.8 % higher" or "2.1 % lower"."""
+  return f"{100 * abs(gap):.1f} % {'lower' if gap < 0 else 'higher'}"

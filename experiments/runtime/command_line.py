@@ -42,6 +42,7 @@ def main(
   function: Callable[[flags.FlagValues], None],
   define_flags: Callable[[], None],
   check_field: Callable[[str], None] | None = None,
+  positional: str = "",
 ) -> None:
   """Runs a binary.
 
@@ -51,12 +52,14 @@ def main(
     define_flags: Defines them. Config files are loaded in there.
     check_field: Raises ValueError for a dotted name that --config does not
       have; by default the fields are a run's.
+    positional: Name of a multi-string flag that takes the arguments without
+      dashes; "" if the binary has no such arguments.
   """
   logging.basicConfig(format="%(message)s", level=logging.INFO)
   for loud in ("absl", "jax", "orbax"):
     logging.getLogger(loud).setLevel(logging.WARNING)
   try:
-    _parse(define_flags, check_field or _check_run_field)
+    _parse(define_flags, check_field or _check_run_field, positional)
     function(flags.FLAGS)
   except (UsageError, StoppedError) as error:
     print_error(error)
@@ -79,7 +82,9 @@ def print_error(error: Exception, where: str = "") -> None:
 
 
 def _parse(
-  define_flags: Callable[[], None], check_field: Callable[[str], None]
+  define_flags: Callable[[], None],
+  check_field: Callable[[str], None],
+  positional: str,
 ) -> None:
   try:
     app.define_help_flags()
@@ -93,7 +98,9 @@ def _parse(
   except Exception as error:  # A config file is code and may raise anything.
     _check_overrides(check_field)
     raise UsageError(_reason(error)) from None
-  if arguments[1:]:
+  if positional and arguments[1:]:
+    flags.FLAGS[positional].value = arguments[1:]
+  elif arguments[1:]:
     raise UsageError(f"unexpected argument {arguments[1]!r}: flags start --")
 
 

@@ -119,7 +119,7 @@ def _write(timed: TimedRun, workdir: pathlib.Path) -> pathlib.Path:
     "",
     *table,
   ]
-  figure = figures.simulated_hours(run)
+  figure = figures.time_figure(run)
   if figure is not None:
     save_figure(figure, workdir / "figures" / "hours.png")
     lines += ["", "![Loss against simulated time](figures/hours.png)"]

@@ -34,6 +34,12 @@ INNER_GRID = (
   {"inner_factor": 1.3, "warmup_factor": 2.0},
 )
 PLAIN = {"codec.name": "float32"}
+# Methods that figures draw in front, most important first. A name stands for
+# the methods of that name on every clock.
+FRONT = (
+  *("allreduce", "diloco", "open_diloco", "cocktail_sgd", "dilocox_continue"),
+  *("ours", "cocktail_params"),
+)
 # Readings of DiLoCoX's apply rule, and what each starts from.
 RULES: Mapping[str, Mapping[str, float]] = {
   "continue": {},

@@ -15,6 +15,7 @@ from dilocox_jax.report import units
 from dilocox_jax.report.convergence import comparison as report
 from dilocox_jax.report.convergence import page
 from experiments.sweeps import grid
+from experiments.sweeps.method_list import FRONT
 from experiments.sweeps.required_run import NotTunedError, Planned
 from experiments.sweeps.required_runs import Plan
 from experiments.sweeps.results import Results, Row
@@ -69,6 +70,7 @@ class Gathered:
       command=command,
       notes=sweep.notes,
       untuned=[m.name for m in sweep.methods if m not in ready],
+      front=FRONT,
     )
 
   def _effort(self) -> str:
@@ -148,7 +150,7 @@ class Gathered:
       made.append(report.EqualTime(clock, budget_s, methods))
     return made
 
-  def _timed(self, method: Method, clock: str) -> report.Timed:
+  def _timed(self, method: Method, clock: str) -> report.TimedResult:
     loss_of = self._runs.loss
     planned = self._plan.equal_time(method, clock, loss_of)
     steps = self._plan.steps_at(method, clock, loss_of)
@@ -158,7 +160,7 @@ class Gathered:
     if planned:
       timed = PlannedTime(planned[0].config, self._plan.sweep.clocks[clock])
       used_s = timed.times().end_s
-    return report.Timed(method.name, steps, used_s, not planned, ended)
+    return report.TimedResult(method.name, steps, used_s, not planned, ended)
 
 
 def write(
@@ -180,8 +182,8 @@ def write(
     command: The command line.
   """
   found = Gathered(plan, runs, results).comparison(name, command)
-  path = page.write(found, workdir)
-  page.show(found, Console())
+  path = page.write_convergence(found, workdir)
+  page.print_convergence(found, Console())
   print(f"results: {results.path}")
   print(f"report: {path}")
 

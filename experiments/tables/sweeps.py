@@ -29,6 +29,8 @@ _SLOW_BPS = {
 }
 _LOSSES = {"no loss": 0.0, "loss 1e-4": 1e-4, "loss 1e-3": 1e-3}
 _LOSSES |= {"loss 1e-2": 1e-2}
+# Methods in front where a panel has more than six lines.
+_FRONT = ("DiLoCo", "OpenDiLoCo", "CocktailSGD", "DiLoCoX", "SparseLoCo")
 _HELD = "simulated; else H 125, rank 2048, 4 bits, D = 2, 40 ms"
 
 
@@ -169,5 +171,10 @@ def _table(
     (reading,),
     ("varied", *columns),
     cells,
-    {name: (f"{title}: simulated, {STEP_BASIS}.", draw(title, panels))},
+    {
+      name: (
+        f"{title}: simulated, {STEP_BASIS}.",
+        draw(title, panels, front=_FRONT),
+      )
+    },
   )

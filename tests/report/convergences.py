@@ -8,7 +8,7 @@ from dilocox_jax.report.convergence.comparison import (
   EqualTime,
   MethodResult,
   Point,
-  Timed,
+  TimedResult,
   Trace,
 )
 
@@ -73,9 +73,9 @@ def comparison(**changed):
         "near",
         3600.0,
         [
-          Timed("allreduce", 12, 3600.0, False, (1.5, 1.6)),
-          Timed("dilocox", 40, 1800.0, False, (1.06, 1.10)),
-          Timed("eager", 3, math.nan, True, ()),
+          TimedResult("allreduce", 12, 3600.0, False, (1.5, 1.6)),
+          TimedResult("dilocox", 40, 1800.0, False, (1.06, 1.10)),
+          TimedResult("eager", 3, math.nan, True, ()),
         ],
       )
     ],

@@ -1,15 +1,18 @@
 import csv
+import dataclasses
 import io
 import json
 import math
 
+import numpy as np
 import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from dilocox_jax.metrics import read_rows
+from dilocox_jax.metrics import Timing, read_rows
 from dilocox_jax.report import compare, load_run, print_table
-from dilocox_jax.report.units import human_bytes
+from dilocox_jax.report.compare import comparison_figure
+from dilocox_jax.report.units import human_bytes, human_gap, human_ratio
 
 
 def _printed(runs):
@@ -42,17 +45,22 @@ def test_the_numbers_of_the_comparison_are_those_of_the_rows(
     assert entry["wall_s"] == pytest.approx(wall_s)
     assert float(line["validation_loss"]) == final["outer_loss"]
     assert int(line["total_sent_bytes"]) == final["total_sent_bytes"]
+    base = document["runs"][1]
+    gap = final["outer_loss"] / base["validation_loss"] - 1
+    fewer = base["total_sent_bytes"] / final["total_sent_bytes"]
     cells = (
       entry["method"],
       f"{final['outer_loss']:.4f}",
+      human_gap(gap),
       human_bytes(final["total_sent_bytes"]),
+      human_ratio(fewer),
       f"{final['step']:,}",
       f"{final['tokens']:,}",
       f"{wall_s:.1f}",
     )
     assert f"| {' | '.join(cells)} |" in page.read_text()
-    printed = _printed([load_run(workdir)])
-    assert all(cell in printed for cell in cells)
+    printed = _printed(list(map(load_run, workdirs)))
+    assert all(cell in printed for cell in cells if cell != cells[-2])
 
 
 def test_the_comparison_has_a_picture(write_run, tmp_path):
@@ -117,3 +125,87 @@ def test_a_loss_that_is_not_finite_is_null_in_the_data(write_run, tmp_path):
 def test_nothing_to_compare_is_said(tmp_path):
   with pytest.raises(ValueError, match="at least one run"):
     compare([], tmp_path / "out")
+
+
+def _with_clock(run, seconds_a_step):
+  timings = [
+    Timing(e.step, "evaluation", 1.0, math.nan, e.step * seconds_a_step)
+    for e in run.evaluations
+  ]
+  return dataclasses.replace(run, timings=run.timings + timings)
+
+
+def _x(ax, name):
+  (line,) = [line for line in ax.lines if line.get_gid() == name]
+  return np.asarray(line.get_xdata())
+
+
+def test_a_run_that_sends_nothing_is_left_out_of_the_bytes_panel(
+  write_run, tmp_path
+):
+  runs = {
+    "single": load_run(
+      write_run(tmp_path / "a", num_replicas=1, method="single")
+    ),
+    "diloco": load_run(write_run(tmp_path / "b")),
+  }
+  tokens, sent = comparison_figure(runs).axes
+  assert np.size(_x(tokens, "single")) == np.size(_x(sent, "diloco")) == 10
+  assert "single" not in [line.get_gid() for line in sent.lines]
+  alone = comparison_figure({"single": runs["single"]})
+  assert alone.axes[1].texts[0].get_text() == "nothing to show"
+
+
+def test_the_axis_of_bytes_is_labelled_in_bytes(write_run, tmp_path):
+  runs = {
+    method: load_run(write_run(tmp_path / method, method=method))
+    for method in ("diloco", "allreduce")
+  }
+  figure = comparison_figure(runs)
+  figure.draw_without_rendering()
+  sent = figure.axes[1]
+  assert sent.get_xscale() == "log"
+  labels = [tick.get_text() for tick in sent.get_xticklabels()]
+  assert "100 MB" in labels
+
+
+def test_the_title_says_what_the_cheapest_run_pays(write_run, tmp_path):
+  runs = {
+    "allreduce": load_run(write_run(tmp_path / "a", method="allreduce")),
+    "diloco": load_run(write_run(tmp_path / "b", floor=1.995)),
+    # It sends less, but its loss is more than a tenth higher.
+    "bad": load_run(write_run(tmp_path / "c", floor=2.5, interval=60)),
+  }
+  title = comparison_figure(runs).get_suptitle()
+  # 600 exchanges of AllReduce and its flush against 20 and a flush.
+  assert title == (
+    "diloco sends 28.6x less than allreduce; its loss is 5.0 % higher"
+  )
+
+
+def test_simulated_time_comes_first_if_all_runs_have_a_clock(
+  write_run, tmp_path
+):
+  base = load_run(write_run(tmp_path / "a", method="allreduce"))
+  other = load_run(write_run(tmp_path / "b"))
+  clocks = {
+    "allreduce": _with_clock(base, 0.5),
+    "diloco": _with_clock(other, 0.1),
+  }
+  first = comparison_figure(clocks).axes[0]
+  assert first.get_xlabel() == "simulated time on the given cluster (min)"
+  assert _x(first, "diloco")[-1] == pytest.approx(1)  # 600 steps of 0.1 s.
+  assert _x(first, "allreduce")[-1] == pytest.approx(5)
+  mixed = comparison_figure({**clocks, "diloco": other})
+  assert [len(mixed.axes), len(comparison_figure(clocks).axes)] == [2, 3]
+
+
+def test_at_most_six_of_many_runs_are_in_front(write_run, tmp_path):
+  runs = {
+    f"run {n}": load_run(write_run(tmp_path / str(n), floor=1.9 + n / 100))
+    for n in range(9)
+  }
+  ax = comparison_figure(runs).axes[0]
+  names = [str(line.get_label()) for line in ax.lines]
+  front = [name for name in names if name.startswith("run")]
+  assert len(front) == 6 and "3 other methods" in names

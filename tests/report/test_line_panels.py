@@ -17,11 +17,24 @@ def test_lines_are_drawn_as_given_with_a_tick_for_each_of_few_values():
   assert ax.get_xscale() == "log" and ax.get_xlabel() == "rank (log scale)"
 
 
-def test_no_two_of_twelve_lines_look_alike():
-  lines = {f"line {number}": [0.1, 0.2] for number in range(12)}
-  (ax,) = draw("Many", [Panel("rank", "simulated", (1, 2), lines)]).axes
-  looks = {(one.get_color(), one.get_linestyle()) for one in ax.get_lines()}
-  assert len(looks) == 12
+def test_six_of_twelve_lines_are_in_front_the_first_one_and_named_ones_first():
+  lines = {f"line {number}": [0.1, number / 20] for number in range(12)}
+  panel = Panel("rank", "simulated", (1, 2), lines)
+  (ax,) = draw("Many", [panel], front=["line 3"]).axes
+  assert ax.get_legend_handles_labels()[1] == [
+    *("line 0", "line 3", "line 11", "line 10", "line 9", "line 8"),
+    "6 other methods",
+  ]
+  colours = {line.get_color() for line in ax.get_lines()}
+  assert len(colours) == 7
+
+
+def test_lines_that_coincide_all_show():
+  lines = {name: [1.0, 1.0] for name in ("below", "above")}
+  (ax,) = draw("Full", [Panel("rank", "simulated", (1, 2), lines)]).axes
+  below, above = ax.get_lines()
+  assert below.get_linewidth() > above.get_linewidth() + 0.5
+  assert below.get_markersize() > above.get_markersize() + 0.5
 
 
 def test_many_values_keep_the_ticks_of_their_scale():

@@ -50,26 +50,26 @@ def test_the_page_names_loss_corpus_and_what_is_measured(write_run, tmp_path):
   text = write_report(workdir).read_text()
   summary = text.split("\n\n")[1]
   assert f"**{final['outer_loss']:.4f}** nats a token (measured)" in summary
-  assert "Final validation loss" in summary
+  assert "The final validation loss" in summary
   assert "`9f3a61c2d07e`" in summary and "derived from the plan" in summary
   assert f"| validation loss, replica 0 | {final['replica_loss']:.4f} |" in text
 
 
 def test_the_page_of_an_unfinished_run_says_so(write_run, tmp_path):
   text = write_report(write_run(tmp_path / "a", finish=False)).read_text()
-  assert "The run has not ended" in text and "Final" not in text
+  assert "The run has not ended" in text and "The final" not in text
 
 
 def test_the_page_says_if_parts_of_a_run_were_started_otherwise(
   write_run, tmp_path
 ):
   workdir = write_run(tmp_path / "a")
-  assert "started otherwise" not in write_report(workdir).read_text()
+  assert "started in another way" not in write_report(workdir).read_text()
   path = workdir / "run.json"
   record = json.loads(path.read_text())
   path.write_text(json.dumps(record | {"earlier_starts": [{}, {}]}))
   text = write_report(workdir).read_text()
-  assert "started otherwise (2 earlier starts" in text
+  assert "started in another way (2 earlier starts" in text
 
 
 def test_the_cost_is_the_sum_of_the_timing_rows(write_run, tmp_path):

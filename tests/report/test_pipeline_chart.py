@@ -116,8 +116,8 @@ def test_cells_name_their_micro_batch_where_there_is_room():
   "pipelines, end",
   [
     (SCHEDULES, "zb_h1 waits least"),
-    (SCHEDULES[:2], "who does what when"),
-    (SCHEDULES[:1], "who does what when"),
+    (SCHEDULES[:2], "work by stage and time"),
+    (SCHEDULES[:1], "work by stage and time"),
   ],
 )
 def test_the_title_names_a_schedule_only_if_it_alone_waits_least(

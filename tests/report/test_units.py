@@ -47,3 +47,23 @@ def test_shares_are_in_per_cent_and_gaps_have_a_sign():
 def test_a_ratio_without_meaning_is_a_dash():
   assert units.human_ratio(25.31) == "25.3x"
   assert units.human_ratio(math.nan) == "-"
+
+
+@pytest.mark.parametrize(
+  ("seconds", "text"),
+  [
+    (0.0125, "0.0125 s"),
+    (18, "18 s"),
+    (160, "2.67 min"),
+    (28_044, "7.79 h"),
+    (4_190_400, "1,164 h"),
+    (math.inf, "-"),
+  ],
+)
+def test_a_time_is_told_in_a_unit_that_fits(seconds, text):
+  assert units.human_time(seconds) == text
+
+
+def test_a_comparison_is_worded():
+  assert units.human_comparison(0.0078) == "0.8 % higher"
+  assert units.human_comparison(-0.11) == "11.0 % lower"

@@ -1,1 +1,1 @@
-"""The report of an ablation: one table and its figures."""
+"""Report of an ablation: tables and figures over its trials."""

@@ -1,8 +1,8 @@
-"""An ablation in one table, its data, and the pictures drawn from them.
+"""Page, terminal tables and data of an ablation.
 
-Losses are averaged over seeds, never over corpora: trials on different text
-get tables and pictures of their own. What failed stands beside what ended, for
-a setting that diverges is a result too.
+Losses are averaged over seeds, never over corpora: trials on different texts
+get tables and figures of their own. Trials that failed are listed too, because
+a setting that diverges is a result.
 """
 
 import pathlib
@@ -24,10 +24,10 @@ from dilocox_jax.report.ablation import figures
 from dilocox_jax.report.ablation.trials import (
   SettingResult,
   TrialOutcome,
-  entries,
-  pareto_front,
+  setting_results,
 )
 from dilocox_jax.report.page import PAGE, save_figure
+from dilocox_jax.report.spread import pareto_front
 from dilocox_jax.report.text_tables import csv_table, markdown_table
 
 _COLUMNS = (
@@ -39,52 +39,49 @@ _COLUMNS = (
 )
 
 
-def _settings(entry: SettingResult) -> str:
-  return " ".join(f"{k}={v}" for k, v in entry.changed.items())
-
-
-def _loss(entry: SettingResult) -> str:
-  loss = units.human_loss(entry.validation_loss)
-  if len(entry.losses) < 2:
+def _loss(result: SettingResult) -> str:
+  loss = units.human_loss(result.spread.mean)
+  if len(result.seeds) < 2:
     return loss
-  return f"{loss} ± {entry.standard_error:.4f}"
+  return f"{loss} ± {result.spread.standard_error:.4f}"
 
 
-def _cells(entry: SettingResult) -> tuple[str, ...]:
-  name = entry.name
-  if entry.is_incomplete:
-    name += f" ({len(entry.losses)} of {entry.num_seeds} seeds)"
+def _cells(result: SettingResult) -> tuple[str, ...]:
+  name = result.name
+  if len(result.seeds) < result.num_seeds:
+    name += f" ({len(result.seeds)} of {result.num_seeds} seeds)"
   return (
     name,
-    _settings(entry),
-    _loss(entry),
-    units.human_bytes(entry.total_sent_bytes),
-    units.human_ratio(entry.times_fewer_bytes),
+    " ".join(f"{k}={v}" for k, v in result.changed.items()),
+    _loss(result),
+    units.human_bytes(result.sent_bytes),
+    units.human_ratio(result.times_fewer_bytes),
   )
 
 
 def _by_corpus(
   outcomes: Sequence[TrialOutcome],
 ) -> dict[str, list[SettingResult]]:
-  found: dict[str, list[SettingResult]] = {}
-  for entry in entries(outcomes):
-    found.setdefault(entry.corpus, []).append(entry)
-  return found
+  results: dict[str, list[SettingResult]] = {}
+  for result in setting_results(outcomes):
+    results.setdefault(result.corpus, []).append(result)
+  return results
 
 
-def _data(entry: SettingResult, on_front: bool) -> dict[str, Any]:
+def _data(result: SettingResult, is_on_front: bool) -> dict[str, Any]:
+  losses = result.spread.losses
   return {
-    "run": entry.name,
-    "validation_loss": entry.validation_loss,
-    "standard_error": entry.standard_error,
-    "num_seeds": len(entry.losses),
-    "total_sent_bytes": entry.total_sent_bytes,
-    "times_fewer_bytes": entry.times_fewer_bytes,
-    "is_on_pareto_front": on_front,
-    "corpus": entry.corpus,
-    "losses": dict(zip(entry.seeds, entry.losses, strict=True)),
-    "workdirs": [str(path) for path in entry.workdirs],
-    "settings": dict(entry.settings),
+    "run": result.name,
+    "validation_loss": result.spread.mean,
+    "standard_error": result.spread.standard_error,
+    "num_seeds": len(losses),
+    "total_sent_bytes": result.sent_bytes,
+    "times_fewer_bytes": result.times_fewer_bytes,
+    "is_on_pareto_front": is_on_front,
+    "corpus": result.corpus,
+    "losses": dict(zip(result.seeds, losses, strict=True)),
+    "workdirs": [str(path) for path in result.workdirs],
+    "settings": dict(result.settings),
   }
 
 
@@ -94,20 +91,20 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _draw(
-  found: Sequence[SettingResult], out_dir: pathlib.Path, suffix: str
+  results: Sequence[SettingResult], out_dir: pathlib.Path, suffix: str
 ) -> list[str]:
   drawn = {
     f"pareto{suffix}": (
       "Validation loss (measured) against the bytes one replica sent (derived"
       " from the plan).",
-      figures.pareto(found),
+      figures.pareto(results),
     )
   }
-  for path in figures.charted(found):
+  for path in figures.charted(results):
     drawn[f"{path}{suffix}"] = (
-      f"Validation loss (measured) against `{path}`, other settings equal"
-      " along a line.",
-      figures.hyper_parameter(found, path),
+      f"Validation loss (measured) against `{path}`; the other settings are"
+      " equal along a line.",
+      figures.hyper_parameter(results, path),
     )
   lines = []
   for name, (caption, figure) in drawn.items():
@@ -118,24 +115,24 @@ def _draw(
 
 def _section(
   corpus: str,
-  found: Sequence[SettingResult],
+  results: Sequence[SettingResult],
   out_dir: pathlib.Path,
   suffix: str,
 ) -> list[str]:
-  front = ", ".join(entry.name for entry in pareto_front(found))
+  front = ", ".join(result.name for result in pareto_front(results))
   return [
     f"## On {corpus}",
     "",
-    "Loss of the outer parameters after the last step, in nats a token"
-    " (measured), mean over seeds ± its standard error where there are"
-    " several. Bytes are derived from the plan; the last column says how many"
-    " times fewer a sync sends than fp32 would.",
+    "The loss (nats a token, measured) is that of the outer parameters after"
+    " the last step: mean over seeds ± standard error if there are several"
+    " seeds. Bytes are derived from the plan. The last column says how many"
+    " times fewer bytes a sync sends than it would in fp32.",
     "",
-    *markdown_table(_COLUMNS, map(_cells, found)),
+    *markdown_table(_COLUMNS, map(_cells, results)),
     "",
-    f"On the Pareto front, fewest bytes first: {front}.",
+    f"Settings on the Pareto front, fewest bytes first: {front}.",
     "",
-    *_draw(found, out_dir, suffix),
+    *_draw(results, out_dir, suffix),
   ]
 
 
@@ -153,26 +150,26 @@ def write_ablation(
   """Writes the page of an ablation, its data and its figures.
 
   Args:
-    outcomes: What became of each run.
-    out_dir: Where `report.md`, `ablation.json`, `ablation.csv` and `figures/`
-      go.
-    command: The command line, for the record.
+    outcomes: Outcomes of all trials.
+    out_dir: Directory for `report.md`, `ablation.json`, `ablation.csv` and
+      `figures/`.
+    command: Command line to show on the page.
 
   Returns:
-    The path of `report.md`.
+    Path of `report.md`.
 
   Raises:
-    RecordError: The disk refused.
+    RecordError: If a file cannot be written.
   """
   out_dir = make_directory(out_dir)
-  found = _by_corpus(outcomes)
+  by_corpus = _by_corpus(outcomes)
   rows = []
   lines = ["# Ablation", "", *([f"    {command}", ""] if command else [])]
-  for number, (corpus, each) in enumerate(found.items(), start=1):
-    front = pareto_front(each)
-    rows += [_data(entry, entry in front) for entry in each]
-    suffix = f"-corpus{number}" if len(found) > 1 else ""
-    lines += _section(corpus, each, out_dir, suffix)
+  for number, (corpus, results) in enumerate(by_corpus.items(), start=1):
+    front = pareto_front(results)
+    rows += [_data(result, result in front) for result in results]
+    suffix = f"-corpus{number}" if len(by_corpus) > 1 else ""
+    lines += _section(corpus, results, out_dir, suffix)
   lines += _failed(outcomes)
   failed = [
     {"run": o.name, "seed": o.seed, "reason": o.failure, "log": str(o.log)}
@@ -186,23 +183,23 @@ def write_ablation(
 
 
 def print_ablation(outcomes: Sequence[TrialOutcome], console: Console) -> None:
-  """Prints a table a corpus, lowest loss first, and what failed.
+  """Prints one table per corpus, lowest loss first, and the failed trials.
 
   Args:
-    outcomes: What became of each run.
-    console: Where to print.
+    outcomes: Outcomes of all trials.
+    console: Terminal to print on.
   """
-  for corpus, found in _by_corpus(outcomes).items():
+  for corpus, results in _by_corpus(outcomes).items():
     table = Table(caption=f"corpus {corpus}; bytes derived from the plan")
     for index, column in enumerate(_COLUMNS):
       side = "left" if index < 2 else "right"
       table.add_column(column, justify=side, overflow="fold")
-    front = pareto_front(found)
-    for entry in found:
-      cells = map(escape, _cells(entry))
-      table.add_row(*cells, style="bold" if entry in front else None)
+    front = pareto_front(results)
+    for result in results:
+      cells = map(escape, _cells(result))
+      table.add_row(*cells, style="bold" if result in front else None)
     console.print(table)
-    console.print("Bold: on the Pareto front of loss and bytes.")
+    console.print("Bold settings are on the Pareto front of loss and bytes.")
   for outcome in outcomes:
     if outcome.failure:
       console.print(

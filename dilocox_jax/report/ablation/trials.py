@@ -1,33 +1,33 @@
-"""Runs of an ablation gathered into settings: the numbers behind its report.
+"""Runs of an ablation, collected by setting.
 
-A setting's loss is a mean over its seeds, and a loss without its spread invites
-reading noise, so both are kept together. Seeds on different corpora are never
-averaged.
+A setting is one choice of hyper-parameters; a trial is one run of it with one
+seed. Trials on different corpora are never averaged.
 """
 
+import collections
 import dataclasses
-import math
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dilocox_jax.report.run import LoadedRun, load_run
+from dilocox_jax.report.spread import Spread
 
 
 @dataclasses.dataclass(frozen=True)
 class TrialOutcome:
-  """What became of one run.
+  """Outcome of one trial.
 
   Attributes:
-    name: Of its setting; seeds share it.
-    seed: Its seed.
-    workdir: Its run directory.
-    changed: What the setting gives, by short names.
+    name: Name of the setting; its seeds share it.
+    seed: Integer seed of the trial.
+    workdir: Run directory of the trial.
+    changed: Values that define the setting, by short name of their field.
     settings: Value of every field that varies in the ablation.
-    times_fewer_bytes: Bytes of a sync in fp32 over those of its codec.
-    failure: Why it failed, in one line; empty if it did not.
-    log: What its process wrote.
+    times_fewer_bytes: Bytes of a sync in fp32 / bytes with the codec.
+    failure: Why the trial failed, in one line; empty if it ended.
+    log: File with the output of its process.
   """
 
   name: str
@@ -42,19 +42,19 @@ class TrialOutcome:
 
 @dataclasses.dataclass(frozen=True)
 class SettingResult:
-  """A setting on a corpus, with the results of its seeds.
+  """Results of a setting on one corpus.
 
   Attributes:
-    name: Of the setting.
-    corpus: Name and digest of the text.
-    changed: What the setting gives, by short names.
+    name: Name of the setting.
+    corpus: Name and digests of the text.
+    changed: Values that define the setting, by short name of their field.
     settings: Value of every field that varies in the ablation.
-    seeds: Those that ended.
-    losses: Validation losses, in nats a token, one a seed.
-    num_seeds: How many there should be.
-    total_sent_bytes: What one replica sent, mean over seeds.
-    times_fewer_bytes: Bytes of a sync in fp32 over those of its codec.
-    workdirs: Run directories, one a seed.
+    seeds: Seeds that ended.
+    spread: Validation losses (nats a token), one per seed.
+    num_seeds: Number of seeds that there should be.
+    sent_bytes: Bytes that one replica sent, mean over seeds.
+    times_fewer_bytes: Bytes of a sync in fp32 / bytes with the codec.
+    workdirs: Run directories, one per seed.
   """
 
   name: str
@@ -62,81 +62,52 @@ class SettingResult:
   changed: Mapping[str, Any]
   settings: Mapping[str, Any]
   seeds: tuple[int, ...]
-  losses: tuple[float, ...]
+  spread: Spread
   num_seeds: int
-  total_sent_bytes: int
+  sent_bytes: int
   times_fewer_bytes: float
   workdirs: tuple[pathlib.Path, ...]
 
-  @property
-  def validation_loss(self) -> float:
-    """Mean over the seeds."""
-    return statistics.fmean(self.losses)
 
-  @property
-  def standard_error(self) -> float:
-    """Of the mean; NaN with one seed."""
-    count = len(self.losses)
-    if count < 2:
-      return math.nan
-    return statistics.stdev(self.losses) / math.sqrt(count)
+def setting_results(outcomes: Sequence[TrialOutcome]) -> list[SettingResult]:
+  """Collects trials by setting and corpus, lowest loss first.
 
-  @property
-  def is_incomplete(self) -> bool:
-    """Whether seeds are missing."""
-    return len(self.losses) < self.num_seeds
+  Args:
+    outcomes: Outcomes of all trials; failed ones are left out.
+
+  Raises:
+    ValueError: If a trial that did not fail has no readable run directory.
+  """
+  groups: dict[tuple[str, str], list[tuple[TrialOutcome, LoadedRun]]] = {}
+  for outcome in outcomes:
+    if not outcome.failure:
+      run = load_run(outcome.workdir)
+      groups.setdefault((outcome.name, run.corpus), []).append((outcome, run))
+  planned = collections.Counter(outcome.name for outcome in outcomes)
+  corpora = collections.Counter(name for name, _ in groups)
+  results = [
+    # With several corpora it is unknown which one a failed trial belongs to,
+    # so no seed counts as missing there.
+    _result(trials, planned[name] if corpora[name] == 1 else len(trials))
+    for (name, _), trials in groups.items()
+  ]
+  return sorted(results, key=lambda result: result.spread.mean)
 
 
-def _entry(
-  found: Sequence[tuple[TrialOutcome, LoadedRun]], num_seeds: int
+def _result(
+  trials: Sequence[tuple[TrialOutcome, LoadedRun]], num_seeds: int
 ) -> SettingResult:
-  outcome, first = found[0]
-  sent_bytes = [run.total_sent_bytes for _, run in found]
+  outcome, first = trials[0]
+  sent_bytes = [run.total_sent_bytes for _, run in trials]
   return SettingResult(
     name=outcome.name,
     corpus=first.corpus,
     changed=outcome.changed,
     settings=outcome.settings,
-    seeds=tuple(each.seed for each, _ in found),
-    losses=tuple(run.validation_loss for _, run in found),
+    seeds=tuple(trial.seed for trial, _ in trials),
+    spread=Spread(tuple(run.validation_loss for _, run in trials)),
     num_seeds=num_seeds,
-    total_sent_bytes=round(statistics.fmean(sent_bytes)),
+    sent_bytes=round(statistics.fmean(sent_bytes)),
     times_fewer_bytes=outcome.times_fewer_bytes,
-    workdirs=tuple(run.workdir for _, run in found),
+    workdirs=tuple(run.workdir for _, run in trials),
   )
-
-
-def entries(outcomes: Sequence[TrialOutcome]) -> list[SettingResult]:
-  """Gathers what ended by setting and corpus, lowest loss first.
-
-  Args:
-    outcomes: What became of each run; failed ones are left out.
-
-  Raises:
-    ValueError: A run that did not fail has no readable directory.
-  """
-  found: dict[tuple[str, str], list[tuple[TrialOutcome, LoadedRun]]] = {}
-  for outcome in outcomes:
-    if not outcome.failure:
-      run = load_run(outcome.workdir)
-      found.setdefault((outcome.name, run.corpus), []).append((outcome, run))
-  names = [outcome.name for outcome in outcomes]
-  spread = [name for name, _ in found]  # A name may be on several corpora.
-  made = [
-    _entry(each, names.count(name) if spread.count(name) == 1 else len(each))
-    for (name, _), each in found.items()
-  ]
-  return sorted(made, key=lambda entry: entry.validation_loss)
-
-
-def pareto_front(found: Sequence[SettingResult]) -> list[SettingResult]:
-  """Settings that none other beats in loss at as few bytes, fewest first."""
-  front: list[SettingResult] = []
-  by_bytes = sorted(
-    (entry for entry in found if math.isfinite(entry.validation_loss)),
-    key=lambda entry: (entry.total_sent_bytes, entry.validation_loss),
-  )
-  for entry in by_bytes:
-    if not front or entry.validation_loss < front[-1].validation_loss:
-      front.append(entry)
-  return front

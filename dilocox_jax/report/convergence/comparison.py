@@ -1,8 +1,8 @@
-"""Methods under one budget, as numbers: losses, spreads, gaps, hours.
+"""Results of a convergence sweep as numbers: losses, spreads, gaps and times.
 
-A loss is a mean over seeds and stands beside its spread, the lowest and the
-highest of them, because an ordering is only as good as the distance between
-two spreads. A time is always that of a named clock.
+A loss is a mean over seeds and stands beside its lowest and highest seed,
+because an ordering of two methods is only as good as the distance between
+their spreads. Every time belongs to a named clock.
 """
 
 import dataclasses
@@ -10,7 +10,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-TOKENS = "tokens"  # Where a claim is about equal tokens.
+from dilocox_jax.report.spread import Spread
+
+TOKENS = "tokens"  # Value of `Claim.at` for a claim about equal tokens.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,10 +21,10 @@ class Point:
 
   Attributes:
     step: Inner steps finished.
-    tokens: Of all replicas.
-    sent_bytes: What one replica had sent.
-    loss: Of the outer parameters (nats a token).
-    seconds: Simulated time, by clock.
+    tokens: Tokens that all replicas together have seen.
+    sent_bytes: Bytes that one replica has sent.
+    loss: Validation loss of the outer parameters (nats a token).
+    seconds: Simulated time since the start (s), by clock.
   """
 
   step: int
@@ -37,10 +39,10 @@ class Trace:
   """One seed of a method, trained to the end.
 
   Attributes:
-    seed: The seed.
-    loss: After the flush; NaN if the run diverged.
-    sent_bytes: What one replica sent, flush included.
-    points: Its evaluations in order, that after the flush last.
+    seed: Integer seed of the run.
+    loss: Loss after the flush (nats a token); NaN if the run diverged.
+    sent_bytes: Bytes that one replica sent, flush included.
+    points: Evaluations in order; the last one follows the flush.
   """
 
   seed: int
@@ -50,55 +52,25 @@ class Trace:
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
-  """Losses of several seeds."""
-
-  losses: tuple[float, ...]
-
-  @property
-  def mean(self) -> float:
-    """Over the seeds; infinity if one diverged, NaN without any."""
-    if not self.losses:
-      return math.nan
-    if not all(map(math.isfinite, self.losses)):
-      return math.inf
-    return statistics.fmean(self.losses)
-
-  @property
-  def low(self) -> float:
-    """The lowest."""
-    return min(self._finite, default=math.nan)
-
-  @property
-  def high(self) -> float:
-    """The highest; infinity if one diverged."""
-    return max(self._finite, default=math.nan)
-
-  @property
-  def _finite(self) -> list[float]:
-    return [x if math.isfinite(x) else math.inf for x in self.losses]
-
-
-@dataclasses.dataclass(frozen=True)
 class MethodResult:
-  """A method at equal tokens.
+  """Results of a method at equal tokens.
 
   Attributes:
-    name: Of the method.
+    name: Name of the method.
     traces: Seeds that have ended.
-    utilisation: Share of the time in inner steps, by clock.
-    seconds: Of the whole run, flush included, by clock.
+    utilisation: Share of the simulated time spent in inner steps, by clock.
+    seconds: Simulated time of the whole run (s), flush included, by clock.
     interval: H (inner steps).
     overlap_steps: tau (inner steps).
     warm_start_steps: Inner steps before the first round.
-    ends_round: Whether the last round was a whole one.
-    tuned: Fields that tuning changed, short names.
-    tuning_runs: How many tuning runs were made.
-    tuning_rounds: Rounds of each of them.
+    ends_round: Whether the last round had all its H steps.
+    tuned: Values that tuning chose, by short name of their field.
+    tuning_runs: Number of tuning runs.
+    tuning_rounds: Number of rounds of each tuning run.
     at_edge: Whether the best inner learning rate, warm-up or outer step is an
       end of its grid.
     baseline: Name of AllReduce with the same inner optimizer.
-    clock: Of whose transfer times H is made; empty: of none.
+    clock: Clock whose transfer times gave H; empty if H was given.
   """
 
   name: str
@@ -122,22 +94,31 @@ class MethodResult:
     return Spread(tuple(trace.loss for trace in self.traces))
 
   @property
+  def family(self) -> str:
+    """The name without its clock, e.g. "ours" for "ours_1gbit"."""
+    return self.name.removesuffix(f"_{self.clock}") if self.clock else self.name
+
+  def is_on(self, clock: str) -> bool:
+    """Whether figures of a clock show the method; "" stands for no clock."""
+    return not clock or self.clock in ("", clock)
+
+  @property
   def sent_bytes(self) -> float:
-    """What one replica sent, mean over seeds; NaN without any."""
+    """Bytes that one replica sent, mean over seeds; NaN without seeds."""
     sent = [trace.sent_bytes for trace in self.traces]
     return statistics.fmean(sent) if sent else math.nan
 
 
 @dataclasses.dataclass(frozen=True)
-class Timed:
-  """A method in the reference's time.
+class TimedResult:
+  """Results of a method that had as much time as the reference.
 
   Attributes:
-    name: Of the method.
-    steps: Inner steps that it got.
-    used_s: Time that they and the flush take (seconds).
-    is_too_few: Whether they are too few to train.
-    losses: Final losses, one a seed.
+    name: Name of the method.
+    steps: Inner steps that fit into the time.
+    used_s: Simulated time of these steps and the flush (s).
+    is_too_few: Whether the steps are too few to train.
+    losses: Final losses (nats a token), one per seed.
   """
 
   name: str
@@ -154,28 +135,28 @@ class Timed:
 
 @dataclasses.dataclass(frozen=True)
 class EqualTime:
-  """All methods in the time that the reference takes.
+  """Results of all methods in the time that the reference takes.
 
   Attributes:
-    clock: Which clock.
-    budget_s: That time (seconds).
-    methods: What they made of it.
+    clock: Name of the clock.
+    budget_s: Time of the reference (s).
+    methods: Results, one per method.
   """
 
   clock: str
   budget_s: float
-  methods: Sequence[Timed]
+  methods: Sequence[TimedResult]
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-  """An ordering that is looked for.
+  """An ordering that the sweep checks.
 
   Attributes:
     better: Method that should end lower.
-    than: Those that should end higher.
-    at: `TOKENS`, or the clock on which all have equal time.
-    source: Who says so, and how well that is known.
+    than: Methods that should end higher.
+    at: `TOKENS`, or the clock on which all methods have equal time.
+    source: Paper or people who claim it, and how well that is known.
   """
 
   better: str
@@ -186,23 +167,27 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """All that a report says.
+  """Everything that the report of a sweep says.
 
   Attributes:
-    name: Of the sweep.
+    name: Name of the sweep.
     corpus: Digest of the text.
-    budget: One sentence: steps, tokens, replicas, parameters.
-    seeds: How many a method should have.
-    clocks: Name to what it is.
-    target_loss: Of which it is said when it is reached.
-    entries: At equal tokens, in the order of the config.
-    equal_time: At equal time, one a clock.
-    claims: What is looked for.
-    gaps: Most that a method may be above AllReduce (share of its loss).
+    budget: Sentences on steps, tokens, replicas, parameters and machines.
+    seeds: Number of seeds that each method should have.
+    clocks: Descriptions of the clocks, by name.
+    target_loss: Loss (nats a token) whose time is reported; 0 for none.
+    entries: Results at equal tokens, in the order of the config.
+    equal_time: Results at equal time, one entry per clock.
+    claims: Orderings to check.
+    gaps: Largest gap to AllReduce (share of its loss) that is expected of a
+      method, by name.
     tuning: Sentences on the budget of tuning.
-    command: The command line.
-    notes: Sentences on how to read it.
-    untuned: Methods of which nothing is said: tuning is not over, or in vain.
+    command: Command line that made the report.
+    notes: Sentences on how to read the report.
+    untuned: Names of methods whose tuning has not ended or has failed. The
+      report leaves them out.
+    front: Methods to draw in front, most important first, by name or family.
+      Figures fill the rest with the lowest losses.
   """
 
   name: str
@@ -219,22 +204,29 @@ class Comparison:
   command: str
   notes: Sequence[str] = ()
   untuned: Sequence[str] = ()
+  front: Sequence[str] = ()
+
+  @property
+  def baseline(self) -> str:
+    """Name of the AllReduce that figures compare with."""
+    return self.entries[0].baseline if self.entries else "allreduce"
+
+  def entry(self, name: str) -> MethodResult | None:
+    """Returns the results of a method at equal tokens, or None."""
+    return next((e for e in self.entries if e.name == name), None)
 
   def gap(self, entry: MethodResult) -> float:
-    """Mean loss over that of its baseline, less one; NaN without it."""
-    base = [e.spread.mean for e in self.entries if e.name == entry.baseline]
-    if not base or not math.isfinite(base[0]):
+    """Returns mean loss / mean loss of the baseline - 1; NaN without one."""
+    base = self.entry(entry.baseline)
+    if not base or not math.isfinite(base.spread.mean):
       return math.nan
-    return entry.spread.mean / base[0] - 1
+    return entry.spread.mean / base.spread.mean - 1
 
   def seed_gaps(self, entry: MethodResult) -> list[float]:
-    """The same seed by seed, lowest first, where both have a seed."""
-    base = {
-      trace.seed: trace.loss
-      for each in self.entries
-      if each.name == entry.baseline
-      for trace in each.traces
-    }
+    """Returns the gap of each seed that both methods have, lowest first."""
+    baseline = self.entry(entry.baseline)
+    traces = baseline.traces if baseline else ()
+    base = {trace.seed: trace.loss for trace in traces}
     return sorted(
       trace.loss / base[trace.seed] - 1
       for trace in entry.traces
@@ -243,15 +235,18 @@ class Comparison:
 
 
 def seconds_to(trace: Trace, clock: str, target_loss: float) -> float:
-  """When a seed first reached a loss, between two evaluations linearly.
+  """Returns when a seed first reached a loss.
+
+  Between two evaluations the loss is taken to fall linearly. Example: loss 2
+  at 10 s and 1 at 20 s reach 1.5 at 15 s.
 
   Args:
-    trace: The seed.
-    clock: Which clock.
-    target_loss: Nats a token.
+    trace: One seed of a method.
+    clock: Name of the clock.
+    target_loss: Loss to reach (nats a token).
 
   Returns:
-    Seconds; infinity if it never did.
+    Seconds since the start; infinity if the seed never reached the loss.
   """
   before: Point | None = None
   for point in trace.points:
@@ -269,6 +264,6 @@ def seconds_to(trace: Trace, clock: str, target_loss: float) -> float:
 def mean_seconds_to(
   entry: MethodResult, clock: str, target_loss: float
 ) -> float:
-  """Mean over seeds; infinity if one never did, NaN without any."""
+  """Returns the mean of `seconds_to` over seeds; NaN without seeds."""
   times = [seconds_to(trace, clock, target_loss) for trace in entry.traces]
   return statistics.fmean(times) if times else math.nan

@@ -1,14 +1,15 @@
-"""Loss against tokens, bytes and simulated hours, all methods in one picture.
+"""Loss against tokens, bytes and simulated time for all methods of a sweep.
 
-A line is the mean over seeds, the band around it reaches from the lowest to
-the highest. A score of lines needs colour, stroke and marker to be told apart,
-and AllReduce, which all are held against, is the only black one.
+A curve is the mean over seeds; the band around it reaches from the lowest
+seed to the highest. At most six methods are in front (`curves`). The title of
+a figure states what the numbers say, worked out by the same rule every time.
 """
 
+import dataclasses
 import math
 import statistics
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,87 +21,105 @@ from dilocox_jax.report.convergence.comparison import (
   Comparison,
   MethodResult,
   Point,
+  mean_seconds_to,
 )
+from dilocox_jax.report.curves import Curve, choose_front, draw_curves
+from dilocox_jax.report.labels import PointLabel, place_labels
+from dilocox_jax.report.spread import pareto_front
 
-_STROKES = ("-", "--", ":", "-.")
-_SIZE = (8.4, 6.2)
+_SIZE = (8.4, 5.6)
 _FAR = 4.0
+_NEAR = 0.1  # A loss at most a tenth above the baseline's counts as near it.
 _MARK = {"color": style.GREY, "linewidth": 0.8, "dashes": (4, 3)}
 _MARK_TEXT = {"color": style.GREY, "fontsize": 8, "ha": "right"}
-_LINE_CHARACTERS = 90  # As many as the figure is wide.
+_LINE_CHARACTERS = 90  # Characters that fit into the width of the figure.
 Along = Callable[[Point], float]
 
 
-def tokens(found: Comparison) -> Figure:
-  """Validation loss against the tokens of all replicas."""
-  most = max((p.tokens for p in _points(found)), default=1)
-  divisor, unit = units.tokens_axis(most)
-  figure, ax = _frame(found, "at equal tokens")
-  _lines(ax, found, lambda point: point.tokens / divisor)
+@dataclasses.dataclass(frozen=True)
+class _View:
+  """Methods that a figure shows, and the losses that it has room for.
+
+  Attributes:
+    shown: Methods that the figure shows, in the order of the sweep.
+    low: Lower end of the vertical axis (nats a token).
+    top: Upper end.
+    above: Names of methods that end above the axis.
+    front: Names of methods in front.
+    is_cut: Whether parts of curves are above the axis.
+  """
+
+  shown: list[MethodResult]
+  low: float
+  top: float
+  above: list[str]
+  front: list[str]
+  is_cut: bool
+
+
+def loss_by_tokens(found: Comparison) -> Figure:
+  """Draws validation loss against the tokens of all replicas."""
+  view = _view(found)
+  most = max((p.tokens for p in _points(view.shown)), default=1)
+  divisor, unit = units.tokens_unit(most)
+  figure, (ax,) = style.frame(1, _tokens_title(found), size=_SIZE)
+  _draw(ax, found, view, lambda point: point.tokens / divisor)
   ax.set_xlabel(f"{unit}, all replicas")
-  return _finish(figure, ax, found, "measured")
+  return _finish(figure, ax, found, view, "measured")
 
 
-def sent(found: Comparison) -> Figure:
-  """Validation loss against the bytes that one replica sent."""
-  figure, ax = _frame(found, "against bytes sent")
-  _lines(ax, found, lambda point: float(point.sent_bytes))
-  every = [p.sent_bytes for p in _points(found) if p.sent_bytes > 0]
-  style.bytes_axis(ax, every)
-  return _finish(
-    figure, ax, found, "loss measured, bytes derived from the plan"
-  )
+def loss_by_bytes(found: Comparison) -> Figure:
+  """Draws validation loss against the bytes that one replica sent.
+
+  A grey line joins the ends of the methods on the Pareto front: no other
+  method ends as low for as few bytes.
+  """
+  view = _view(found)
+  figure, (ax,) = style.frame(1, _bytes_title(found), size=_SIZE)
+  _draw(ax, found, view, lambda point: float(point.sent_bytes))
+  sent = [p for p in _points(view.shown) if p.sent_bytes > 0]
+  style.bytes_axis(ax, [point.sent_bytes for point in sent])
+  visible = [point.sent_bytes for point in sent if point.loss <= view.top]
+  if visible and ax.get_xscale() == "log":
+    ax.set_xlim(left=0.8 * min(visible))
+  front = [e for e in pareto_front(view.shown) if e.sent_bytes > 0]
+  if front:
+    ax.plot(
+      [entry.sent_bytes for entry in front],
+      [entry.spread.mean for entry in front],
+      color=style.GREY,
+      linestyle=":",
+      drawstyle="steps-post",
+      marker="o",
+      markersize=8,
+      markerfacecolor="none",
+      linewidth=1.2,
+      label="Pareto front of the ends",
+      zorder=4,
+    )
+  kind = "loss measured, bytes derived from the plan"
+  return _finish(figure, ax, found, view, kind, front)
 
 
-def hours(found: Comparison, clock: str) -> Figure:
-  """Validation loss against simulated hours.
+def loss_by_time(found: Comparison, clock: str) -> Figure:
+  """Draws validation loss against simulated time.
 
   Args:
-    found: The results.
-    clock: Which clock; methods whose H was made for another are left out.
+    found: Results of the sweep.
+    clock: Name of the clock. Methods whose H was made for another clock are
+      left out.
   """
-  figure, ax = _frame(found, f"on the clock '{clock}'")
-  _lines(ax, found, lambda point: point.seconds[clock] / 3600, clock)
-  _mark_equal_time(ax, found, clock)
-  what = textwrap.fill(found.clocks[clock], _LINE_CHARACTERS)
-  ax.set_xlabel(f"simulated hours (log scale)\n{what}")
-  ax.set_xscale("log")
-  ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-  ax.xaxis.set_minor_formatter(NullFormatter())
-  # After the scale, which brings its own formatter.
-  ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-  return _finish(figure, ax, found, "loss measured, time simulated")
-
-
-def _points(found: Comparison) -> list[Point]:
-  return [
-    point
-    for entry in found.entries
-    for trace in entry.traces
-    for point in trace.points
-  ]
-
-
-def _finite(found: Comparison) -> list[MethodResult]:
-  return [e for e in found.entries if math.isfinite(e.spread.mean)]
-
-
-def _frame(found: Comparison, where: str) -> tuple[Figure, Axes]:
-  ended = [e for e in _finite(found) if len(e.traces) == found.seeds]
-  title = f"Validation loss {where}"
-  if ended and where == "at equal tokens":
-    best = min(ended, key=lambda entry: entry.spread.mean)
-    reached = units.human_loss(best.spread.mean)
-    title = f"Lowest mean loss {where}: {best.name}, {reached}"
-  figure, (ax,) = style.frame(1, title, size=_SIZE)
-  return figure, ax
-
-
-def _mark_equal_time(ax: Axes, found: Comparison, clock: str) -> None:
-  """Where the runs at equal time end, whose schedules end there too."""
+  view = _view(found, clock)
+  figure, (ax,) = style.frame(1, _time_title(found, clock), size=_SIZE)
+  visible = [p for p in _points(view.shown) if p.loss <= view.top]
+  first_s = min((p.seconds[clock] for p in visible), default=1.0)
+  divisor, unit = units.time_unit(first_s)
+  _draw(ax, found, view, lambda point: point.seconds[clock] / divisor)
   for each in found.equal_time:
     if each.clock == clock:
-      where = each.budget_s / 3600
+      # Schedules of the runs at equal time end here, so those runs do not end
+      # where a curve crosses this line.
+      where = each.budget_s / divisor
       ax.axvline(where, **_MARK)
       ax.annotate(
         "equal time ",
@@ -109,62 +128,158 @@ def _mark_equal_time(ax: Axes, found: Comparison, clock: str) -> None:
         va="top",
         **_MARK_TEXT,
       )
+  what = textwrap.fill(found.clocks[clock], _LINE_CHARACTERS)
+  ax.set_xlabel(f"simulated time ({unit}, log scale)\n{what}")
+  ax.set_xscale("log")
+  ax.set_xlim(left=0.8 * first_s / divisor)
+  ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+  ax.xaxis.set_minor_formatter(NullFormatter())
+  # Setting the scale replaces the formatter, so the formatter is set after it.
+  ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+  return _finish(figure, ax, found, view, "loss measured, time simulated")
 
 
-def _lines(ax: Axes, found: Comparison, along: Along, clock: str = "") -> None:
-  number = 0
+def _points(entries: list[MethodResult]) -> list[Point]:
+  return [p for e in entries for trace in e.traces for p in trace.points]
+
+
+def _rivals(found: Comparison, clock: str = "") -> Iterator[MethodResult]:
+  """Methods that a title may compare with the baseline.
+
+  These have all their seeds and the baseline's inner optimizer: a better inner
+  optimizer is no merit of an exchange.
+  """
+  baselines = {entry.baseline for entry in found.entries}
   for entry in found.entries:
-    colour, stroke, marker = "black", "-", "."
-    if entry.name != "allreduce":
-      cycle, place = divmod(number, len(style.COLOURS))
-      colour, marker = style.COLOURS[place], style.MARKERS[place]
-      stroke = _STROKES[cycle % len(_STROKES)]
-      number += 1
-    x, low, mean, high = _band(entry, along)
-    if not x or (clock and entry.clock not in ("", clock)):
-      continue
-    ax.plot(
-      x,
-      mean,
-      color=colour,
-      linestyle=stroke,
-      marker=marker,
-      markersize=3,
-      linewidth=1.4,
-      label=_label(entry, found.seeds),
-    )
-    ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+    if (
+      entry.name not in baselines
+      and entry.baseline == found.baseline
+      and entry.is_on(clock)
+      and len(entry.traces) == found.seeds
+      and math.isfinite(found.gap(entry))
+    ):
+      yield entry
 
 
-def _label(entry: MethodResult, seeds: int) -> str:
-  """Its name, and how many seeds a line stands for if not all have one."""
-  drawn = sum(bool(trace.points) for trace in entry.traces)
-  return entry.name if drawn == seeds else f"{entry.name} ({drawn} of {seeds})"
-
-
-def _band(
-  entry: MethodResult, along: Along
-) -> tuple[list[float], list[float], list[float], list[float]]:
-  """Where, lowest, mean and highest of the evaluations that all seeds have."""
-  curves = [trace.points for trace in entry.traces if trace.points]
-  rows = [
-    (along(each[0]), [point.loss for point in each])
-    for each in zip(*curves, strict=False)
-    if along(each[0]) > 0
-  ]
+def _tokens_title(found: Comparison) -> str:
+  rivals = list(_rivals(found))
+  if not rivals:
+    return "Validation loss at equal tokens"
+  nearest = min(rivals, key=found.gap)
+  gap = units.human_comparison(found.gap(nearest))
   return (
-    [x for x, _ in rows],
-    [min(losses) for _, losses in rows],
-    [math.fsum(losses) / len(losses) for _, losses in rows],
-    [max(losses) for _, losses in rows],
+    f"At equal tokens {nearest.name} ends nearest to {found.baseline}: its loss"
+    f" is {gap}"
   )
 
 
-def _finish(figure: Figure, ax: Axes, found: Comparison, kind: str) -> Figure:
-  cut = _cut(ax, found)
+def _bytes_title(found: Comparison) -> str:
+  """Names the method that sends least of those that end near the baseline."""
+  rivals = [e for e in _rivals(found) if e.sent_bytes > 0]
+  near = [e for e in rivals if found.gap(e) <= _NEAR] or rivals
+  base = found.entry(found.baseline)
+  if not near or not base:
+    return "Validation loss against bytes sent"
+  least = min(near, key=lambda entry: entry.sent_bytes)
+  ratio = units.human_ratio(base.sent_bytes / least.sent_bytes)
+  gap = units.human_comparison(found.gap(least))
+  return f"{least.name} sends {ratio} less than {base.name}; its loss is {gap}"
+
+
+def _time_title(found: Comparison, clock: str) -> str:
+  """Names the method that reaches the target loss first."""
+  target = found.target_loss
+  times_s = [
+    (mean_seconds_to(entry, clock, target), entry.family)
+    for entry in _rivals(found, clock)
+  ]
+  first_s, name = min(times_s, default=(math.inf, ""))
+  base = found.entry(found.baseline)
+  if not base or not math.isfinite(first_s):
+    return f"Validation loss in simulated time on '{clock}'"
+  base_s = mean_seconds_to(base, clock, target)
+  title = f"On '{clock}' {name} reaches loss {target:g}"
+  title += f" in {units.human_time(first_s)}"
+  if math.isfinite(base_s):
+    title += f", {base.name} in {units.human_time(base_s)}"
+  return title
+
+
+def _view(found: Comparison, clock: str = "") -> _View:
+  """Chooses what a figure shows.
+
+  The axis shows where curves end, not where they begin, which is alike for
+  all. A method that ends far above the others would squeeze them, so the axis
+  ends below it. Far means: farther above the median end than four times the
+  median distance from it.
+  """
+  shown = [entry for entry in found.entries if entry.is_on(clock)]
+  ends = {e.name: e.spread.mean for e in shown if math.isfinite(e.spread.mean)}
+  losses = [p.loss for p in _points(shown) if math.isfinite(p.loss)]
+  if not ends or not losses:
+    return _View(shown, 0.0, math.inf, [], [], False)
+  middle = statistics.median(ends.values())
+  usual = statistics.median(abs(loss - middle) for loss in ends.values())
+  most = middle + _FAR * usual
+  low, high = min(losses), max(x for x in ends.values() if x <= most)
+  top = high + 0.6 * max(high - low, 0.05 * low)
+  seen = {name: loss for name, loss in ends.items() if loss <= top}
+  above = [name for name in ends if name not in seen]
+  # A sweep may list families. On the clock 1gbit, "ours" means ours_1gbit;
+  # without a clock it means the first method of that family.
+  priority = []
+  for name in found.front:
+    members = [e.name for e in shown if name in (e.name, e.family)]
+    priority += [member for member in members if member in seen][:1]
+  front = choose_front(seen, found.baseline, priority)
+  return _View(shown, low, top, above, front, max(losses) > top)
+
+
+def _draw(ax: Axes, found: Comparison, view: _View, along: Along) -> None:
+  curves = [_curve(entry, along, found.seeds) for entry in view.shown]
+  draw_curves(ax, curves, view.front, found.baseline)
+
+
+def _curve(entry: MethodResult, along: Along, seeds: int) -> Curve:
+  """Mean, lowest and highest loss at the evaluations that all seeds have."""
+  traces = [trace.points for trace in entry.traces if trace.points]
+  # A logarithmic axis has no place for zero bytes or zero seconds.
+  rows = [
+    (along(points[0]), [point.loss for point in points])
+    for points in zip(*traces, strict=False)
+    if along(points[0]) > 0
+  ]
+  label = entry.name
+  if len(traces) != seeds:
+    label += f" ({len(traces)} of {seeds} seeds)"
+  return Curve(
+    entry.name,
+    x=[x for x, _ in rows],
+    y=[math.fsum(losses) / len(losses) for _, losses in rows],
+    low=[min(losses) for _, losses in rows],
+    high=[max(losses) for _, losses in rows],
+    label=label,
+  )
+
+
+def _finish(
+  figure: Figure,
+  ax: Axes,
+  found: Comparison,
+  view: _View,
+  kind: str,
+  named: list[MethodResult] | None = None,
+) -> Figure:
+  """Adds axis, target, caption and legend, and the names of grey curves."""
   ax.set_ylabel("validation loss (nats a token)")
-  has_curves = bool(ax.get_legend_handles_labels()[0])
-  if has_curves and found.target_loss:
+  if not _points(view.shown):
+    style.caption(ax, kind)
+    ax.text(0.5, 0.5, "nothing to show", ha="center", transform=ax.transAxes)
+    return figure
+  if math.isfinite(view.top):
+    margin = 0.04 * (view.top - view.low)
+    ax.set_ylim(view.low - margin, view.top)
+  if found.target_loss:
     ax.axhline(found.target_loss, **_MARK)
     ax.annotate(
       f"target {found.target_loss:g}",
@@ -173,34 +288,29 @@ def _finish(figure: Figure, ax: Axes, found: Comparison, kind: str) -> Figure:
       va="bottom",
       **_MARK_TEXT,
     )
+  cut = "; higher losses are above the axis" if view.is_cut else ""
+  if view.above:
+    cut = f"; above the axis: {', '.join(view.above)}"
   style.caption(ax, f"{kind}; bands: all seeds{cut}")
-  if has_curves:
-    style.legend(figure, ax, 4)
-  else:
-    ax.text(0.5, 0.5, "nothing to show", ha="center", transform=ax.transAxes)
+  style.legend(figure, ax, 4)
+  place_labels(figure, ax, _names(ax, view, named or []))
   return figure
 
 
-def _cut(ax: Axes, found: Comparison) -> str:
-  """Shows where curves end, not where they begin, which is alike for all.
+def _names(
+  ax: Axes, view: _View, named: list[MethodResult]
+) -> list[PointLabel]:
+  """Names at the ends of curves: those asked for, and low grey ones.
 
-  One that ends far above the others would squeeze them, so it is left out:
-  farther above the middle one than four times what is usual on either side.
+  A reader asks at once which grey curve is lower than all in front.
   """
-  ends = {e.name: e.spread.mean for e in _finite(found)}
-  losses = [p.loss for p in _points(found) if math.isfinite(p.loss)]
-  if not ends or not losses:
-    return ""
-  middle = statistics.median(ends.values())
-  usual = statistics.median(abs(loss - middle) for loss in ends.values())
-  most = middle + _FAR * usual
-  low, high = min(losses), max(x for x in ends.values() if x <= most)
-  top = high + 0.6 * max(high - low, 0.05 * low)
-  ax.set_ylim(low - 0.04 * (top - low), top)
-  drawn = [np.asarray(line.get_xydata()) for line in ax.lines]
-  seen = [x for each in drawn for x, y in each if y <= top]
-  if seen and ax.get_xscale() == "log":
-    ax.set_xlim(left=0.8 * min(seen))
-  if hidden := [name for name, loss in ends.items() if loss > top]:
-    return f"; above the axis: {', '.join(hidden)}"
-  return "; higher losses are above the axis" if max(losses) > top else ""
+  ends = {
+    name: np.asarray(line.get_xydata())[-1]
+    for line in ax.lines
+    if (name := line.get_gid())
+  }
+  front = min((ends[n][1] for n in view.front if n in ends), default=0.0)
+  wanted = [entry.name for entry in named]
+  wanted += [name for name, (_, loss) in ends.items() if loss < front]
+  wanted = [name for name in dict.fromkeys(wanted) if name in ends]
+  return [PointLabel(name, *ends[name]) for name in wanted]

@@ -1,8 +1,9 @@
-"""Whether an ordering holds, worked out from the losses of the seeds.
+"""Verdicts on orderings, computed from the losses of the seeds.
 
-One method is below another only if its highest loss is below the other's
-lowest. Anything less is called an overlap, so that no sentence of a report
-rests on an average of three numbers.
+One method is below another only if its highest loss is below the lowest loss
+of the other. Everything else is an overlap, so that no sentence of a report
+rests on a mean of three numbers. Example: (1.0, 1.2) against (1.1, 1.3) is an
+overlap although the means differ by 0.1.
 """
 
 import dataclasses
@@ -10,27 +11,28 @@ import math
 from collections.abc import Iterator, Sequence
 
 from dilocox_jax.report import units
-from dilocox_jax.report.convergence.comparison import TOKENS, Comparison, Spread
+from dilocox_jax.report.convergence.comparison import TOKENS, Comparison
+from dilocox_jax.report.spread import Spread
 
 HOLDS, REVERSED, OVERLAP = "holds", "reversed", "spreads overlap"
 DIVERGED, TOO_FEW = "diverged", "too few steps"
 SEEDS, MISSING = "seeds missing", "not run"
-# What keeps a claim from holding, the worst first.
+# Reasons why a claim does not hold, the worst first.
 _AGAINST = (REVERSED, OVERLAP, DIVERGED, TOO_FEW, SEEDS, MISSING)
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """What became of a claim about two methods.
+  """Verdict on one pair of methods.
 
   Attributes:
     better: Method that should end lower.
     other: Method that should end higher.
-    at: `TOKENS`, or a clock.
-    source: Who says so.
-    result: One of the words above.
-    better_spread: Losses of the one.
-    other_spread: Losses of the other.
+    at: `TOKENS`, or the clock on which both had equal time.
+    source: Paper or people who claim the ordering.
+    result: One of the words above, e.g. `HOLDS`.
+    better_spread: Losses of `better`.
+    other_spread: Losses of `other`.
   """
 
   better: str
@@ -43,18 +45,18 @@ class Verdict:
 
 
 def compared(better: Spread, other: Spread, seeds: int) -> str:
-  """Says how two spreads lie.
+  """Returns the verdict on two spreads.
 
   Args:
-    better: Should be lower.
-    other: Should be higher.
-    seeds: How many each should have.
+    better: Losses of the method that should end lower.
+    other: Losses of the method that should end higher.
+    seeds: Number of seeds that each should have.
   """
   if not better.losses or not other.losses:
     return MISSING
   if {len(better.losses), len(other.losses)} != {seeds}:
     return SEEDS
-  # To win against one that diverged says nothing of an ordering.
+  # Ending below a method that diverged says nothing about an ordering.
   if not (math.isfinite(better.mean) and math.isfinite(other.mean)):
     return DIVERGED
   if better.high < other.low:
@@ -63,11 +65,7 @@ def compared(better: Spread, other: Spread, seeds: int) -> str:
 
 
 def verdicts(found: Comparison) -> Iterator[Verdict]:
-  """Every pair of every claim.
-
-  Args:
-    found: The results.
-  """
+  """Yields the verdict on every pair of every claim."""
   for claim in found.claims:
     spreads, few = _at(found, claim.at)
     better = spreads.get(claim.better, Spread(()))
@@ -82,7 +80,7 @@ def verdicts(found: Comparison) -> Iterator[Verdict]:
 
 
 def _at(found: Comparison, at: str) -> tuple[dict[str, Spread], set[str]]:
-  """Losses by method, and the methods that could not be trained."""
+  """Returns losses by method, and the methods with too few steps to train."""
   if at == TOKENS:
     return {entry.name: entry.spread for entry in found.entries}, set()
   for each in found.equal_time:
@@ -94,10 +92,10 @@ def _at(found: Comparison, at: str) -> tuple[dict[str, Spread], set[str]]:
 
 
 def summary(found: Sequence[Verdict]) -> str:
-  """Whether a claim holds against all it names, or against whom it does not.
+  """Says whether a claim holds, or against which methods it does not.
 
   Args:
-    found: The verdicts of one claim.
+    found: Verdicts on the pairs of one claim.
   """
   against = [
     f"{word}: {', '.join(names)}"
@@ -108,23 +106,20 @@ def summary(found: Sequence[Verdict]) -> str:
 
 
 def bounded(found: Comparison, name: str, most: float) -> str:
-  """Whether a method's gap to AllReduce keeps a bound, and the gap.
+  """Says whether a method's gap to AllReduce is within a bound, and the gap.
 
   Args:
-    found: The results.
-    name: Of the method.
-    most: The bound (share of AllReduce's loss).
+    found: Results of the sweep.
+    name: Name of the method.
+    most: Largest gap that is expected (share of AllReduce's loss).
   """
-  by_name = {entry.name: entry for entry in found.entries}
-  gap = found.gap(by_name[name]) if name in by_name else math.nan
-  if math.isnan(gap):
+  entry = found.entry(name)
+  base = found.entry(entry.baseline) if entry else None
+  if not entry or not base or math.isnan(gap := found.gap(entry)):
     return MISSING
-  counts = {
-    len(by_name[each].traces) for each in (name, by_name[name].baseline)
-  }
-  if counts != {found.seeds}:
+  if {len(entry.traces), len(base.traces)} != {found.seeds}:
     return SEEDS
-  by_seed = [units.human_gap(each) for each in found.seed_gaps(by_name[name])]
+  by_seed = [units.human_gap(seed_gap) for seed_gap in found.seed_gaps(entry)]
   return (
     f"{HOLDS if gap <= most else 'exceeded'} ({units.human_gap(gap)}; by seed"
     f" {by_seed[0]} to {by_seed[-1]})"

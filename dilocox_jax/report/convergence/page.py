@@ -1,7 +1,7 @@
-"""The page of a convergence sweep, its tables on a terminal, and its data.
+"""Page, terminal tables and JSON data of a convergence sweep.
 
-A sweep goes on for hours and in slices, so what is not there yet is left open
-and never keeps the rest from being shown.
+A sweep takes hours and is often done in several sittings. So results that are
+missing are shown as missing, and everything else is reported.
 """
 
 import dataclasses
@@ -30,27 +30,27 @@ from dilocox_jax.report.page import PAGE, save_figure
 from dilocox_jax.report.text_tables import markdown_table
 
 
-def write(found: Comparison, out_dir: Directory) -> pathlib.Path:
+def write_convergence(found: Comparison, out_dir: Directory) -> pathlib.Path:
   """Writes `report.md`, `convergence.json` and `figures/`.
 
   Args:
-    found: The results.
-    out_dir: Where they go.
+    found: Results of the sweep.
+    out_dir: Directory to write into; made if missing.
 
   Returns:
-    The path of `report.md`.
+    Path of `report.md`.
 
   Raises:
-    RecordError: The disk refused.
+    RecordError: If a file cannot be written.
   """
   out_dir = make_directory(out_dir)
   lines = [f"# Convergence: {found.name}", "", f"    {found.command}", ""]
   lines += [f"{found.budget} Corpus digest `{found.corpus}`.", ""]
   lines += [text for note in _notes(found) for text in (f"- {note}", "")]
-  for each in tables(found):
-    rows = markdown_table(each.header, each.rows)
-    lines += [f"## {each.title}", "", *rows, ""]
-    lines += [text for note in each.notes for text in (note, "")]
+  for table in tables(found):
+    rows = markdown_table(table.header, table.rows)
+    lines += [f"## {table.title}", "", *rows, ""]
+    lines += [text for note in table.notes for text in (note, "")]
   lines += ["## Figures", "", *_draw(found, out_dir)]
   write_json(out_dir / "convergence.json", _data(found))
   write_atomically(out_dir / PAGE, "\n".join(lines).rstrip() + "\n")
@@ -61,27 +61,27 @@ def _notes(found: Comparison) -> list[str]:
   notes = list(found.notes)
   if found.untuned:
     names = ", ".join(found.untuned)
-    notes.append(f"Not in this report, as they are not tuned: {names}.")
+    notes.append(f"Not in this report because they are not tuned: {names}.")
   return notes
 
 
 def _draw(found: Comparison, out_dir: pathlib.Path) -> list[str]:
   drawn = {
-    "tokens": figures.tokens(found),
-    "bytes": figures.sent(found),
+    "tokens": figures.loss_by_tokens(found),
+    "bytes": figures.loss_by_bytes(found),
   }
   for clock in found.clocks:
-    drawn[f"hours_{clock}"] = figures.hours(found, clock)
+    drawn[f"hours_{clock}"] = figures.loss_by_time(found, clock)
   lines = []
   for name, figure in drawn.items():
     save_figure(figure, out_dir / "figures" / f"{name}.png")
-    against = name.replace("_", " on the clock ")
+    against = name.replace("hours_", "simulated time on the clock ")
     lines += [f"![Loss against {against}](figures/{name}.png)", ""]
   return lines
 
 
 def _data(found: Comparison) -> dict[str, Any]:
-  def of(entry: MethodResult) -> dict[str, Any]:
+  def values(entry: MethodResult) -> dict[str, Any]:
     return {
       "method": entry.name,
       "losses": {trace.seed: trace.loss for trace in entry.traces},
@@ -102,18 +102,18 @@ def _data(found: Comparison) -> dict[str, Any]:
     "corpus_digest": found.corpus,
     "clocks": found.clocks,
     "target_loss": found.target_loss,
-    "methods": [of(entry) for entry in found.entries],
+    "methods": [values(entry) for entry in found.entries],
     "equal_time": [dataclasses.asdict(each) for each in found.equal_time],
     "orderings": [dataclasses.asdict(each) for each in verdicts(found)],
   }
 
 
-def show(found: Comparison, console: Console) -> None:
-  """Prints the tables; those of the page alone are left out.
+def print_convergence(found: Comparison, console: Console) -> None:
+  """Prints the tables, without those that only the page shows.
 
   Args:
-    found: The results.
-    console: Where to print.
+    found: Results of the sweep.
+    console: Terminal to print on.
   """
   for name, what in found.clocks.items():
     console.print(f"Clock '{name}': {what}.", highlight=False)

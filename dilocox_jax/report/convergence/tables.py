@@ -1,7 +1,7 @@
-"""The tables of a convergence sweep.
+"""Tables of a convergence sweep.
 
-Every table names its clock, or says that it has none, and what is claimed of
-an ordering is worked out from the numbers beside it.
+Every table names its clock or says that it has none. Verdicts on orderings are
+computed from the losses, never written by hand.
 """
 
 import dataclasses
@@ -16,23 +16,23 @@ from dilocox_jax.report.convergence.comparison import (
   Comparison,
   EqualTime,
   MethodResult,
-  Spread,
   mean_seconds_to,
   seconds_to,
 )
 from dilocox_jax.report.convergence.orderings import bounded, summary, verdicts
+from dilocox_jax.report.spread import Spread
 
 
 @dataclasses.dataclass(frozen=True)
-class Grid:
-  """A table.
+class ReportTable:
+  """One table of the report.
 
   Attributes:
-    title: What it shows, and on which clock.
-    header: Of its columns; the first is text.
-    rows: Its cells.
-    notes: Sentences below it.
-    on_page_alone: Whether a terminal goes without it.
+    title: What the table shows, and on which clock.
+    header: Names of the columns; the first column is text.
+    rows: Cells, one row per line.
+    notes: Sentences below the table.
+    on_page_alone: Whether only the page shows it, not the terminal.
   """
 
   title: str
@@ -42,15 +42,11 @@ class Grid:
   on_page_alone: bool = False
 
 
-def tables(found: Comparison) -> Iterator[Grid]:
-  """All tables in the order of the page.
-
-  Args:
-    found: The results.
-  """
+def tables(found: Comparison) -> Iterator[ReportTable]:
+  """Yields all tables in the order of the page."""
   yield _losses(found)
   for clock in found.clocks:
-    yield _hours(found, clock)
+    yield _times(found, clock)
   for each in found.equal_time:
     yield _equal_time(found, each)
   yield _orderings(found)
@@ -58,7 +54,7 @@ def tables(found: Comparison) -> Iterator[Grid]:
   yield _tuned(found)
 
 
-def _losses(found: Comparison) -> Grid:
+def _losses(found: Comparison) -> ReportTable:
   rows = [
     (
       entry.name + _count(len(entry.traces), found.seeds),
@@ -77,20 +73,24 @@ def _losses(found: Comparison) -> Grid:
   ]
   cut = [entry.name for entry in found.entries if not entry.ends_round]
   notes = [
-    "Mean over seeds of the outer parameters' validation loss after the flush"
-    " (measured), with the lowest and the highest; the gap is that of the"
-    " means. Bytes are derived from the plan; warm start and flush are in them."
+    "The loss is the validation loss of the outer parameters after the flush"
+    " (measured): mean over seeds, lowest and highest seed. The gap compares"
+    " the means. Bytes are derived from the plan and include warm start and"
+    " flush."
   ]
   notes += [
-    f"The gap of {entry.name} is to {entry.baseline}, with its inner optimizer."
+    f"The gap of {entry.name} is to {entry.baseline}, which has the same inner"
+    " optimizer."
     for entry in found.entries
     if entry.baseline != found.entries[0].baseline
   ]
   if warm:
-    notes.append(f"Warm start: {', '.join(warm)}; no other method has one.")
+    notes.append(f"Warm start: {', '.join(warm)}. The other methods have none.")
   if cut:
-    notes.append(f"Last round cut short, then flushed: {', '.join(cut)}.")
-  return Grid(
+    notes.append(
+      f"The last round was shorter than H, then flushed: {', '.join(cut)}."
+    )
+  return ReportTable(
     "At equal tokens (no clock)",
     ("method", "loss", "lowest..highest", "gap", "bytes", "H/tau"),
     rows,
@@ -98,7 +98,7 @@ def _losses(found: Comparison) -> Grid:
   )
 
 
-def _hours(found: Comparison, clock: str) -> Grid:
+def _times(found: Comparison, clock: str) -> ReportTable:
   target = found.target_loss
   rows = []
   for entry in found.entries:
@@ -107,29 +107,31 @@ def _hours(found: Comparison, clock: str) -> Grid:
       (
         entry.name,
         units.human_share(entry.utilisation.get(clock, math.nan)),
-        _time(entry.seconds.get(clock, math.nan)),
-        _time(to_s) if not math.isinf(to_s) else _reached(entry, clock, target),
+        units.human_time(entry.seconds.get(clock, math.nan)),
+        units.human_time(to_s)
+        if not math.isinf(to_s)
+        else _reached(entry, clock, target),
       )
     )
-  return Grid(
-    f"Hours on the clock '{clock}'",
-    ("method", "utilisation", "whole run (h)", f"to loss {target:g} (h)"),
+  return ReportTable(
+    f"Time on the clock '{clock}'",
+    ("method", "utilisation", "whole run", f"to loss {target:g}"),
     rows,
     [
-      f"Clock '{clock}': {found.clocks[clock]}. Times are simulated, losses"
-      " measured; between two evaluations the loss is taken to fall evenly."
+      f"Clock '{clock}': {found.clocks[clock]}. Times are simulated, losses are"
+      " measured. Between two evaluations the loss is taken to fall linearly."
     ],
   )
 
 
 def _reached(entry: MethodResult, clock: str, target_loss: float) -> str:
-  """How many seeds reached a loss that not all of them did."""
+  """Says how many seeds reached a loss that not all seeds reached."""
   times = [seconds_to(trace, clock, target_loss) for trace in entry.traces]
   count = sum(map(math.isfinite, times))
   return f"{count} of {len(times)} seeds" if count else "not reached"
 
 
-def _equal_time(found: Comparison, each: EqualTime) -> Grid:
+def _equal_time(found: Comparison, each: EqualTime) -> ReportTable:
   rows = [
     (
       timed.name
@@ -141,16 +143,17 @@ def _equal_time(found: Comparison, each: EqualTime) -> Grid:
     )
     for timed in each.methods
   ]
-  return Grid(
-    f"At equal time on the clock '{each.clock}', {_time(each.budget_s)} h",
+  return ReportTable(
+    f"At equal time on the clock '{each.clock}', "
+    f" {units.human_time(each.budget_s)}",
     ("method", "steps", "time used", "loss", "lowest..highest"),
     rows,
     [
       f"Clock '{each.clock}': {found.clocks[each.clock]}. Every method has as"
-      " many inner steps as fit to a thousandth of the time, at most those of"
-      " equal tokens, its last round cut short if need be, and its schedule"
-      " ends at its own last step. Its settings are those tuned at equal"
-      " tokens."
+      " many inner steps as fit into the time (to a thousandth of it), and at"
+      " most as many as at equal tokens. Its last round may be shorter than H,"
+      " and its learning rate schedule ends at its own last step. Its settings"
+      " are those tuned at equal tokens."
     ],
   )
 
@@ -159,7 +162,7 @@ def _where(at: str) -> str:
   return "equal tokens" if at == TOKENS else f"equal time on '{at}'"
 
 
-def _orderings(found: Comparison) -> Grid:
+def _orderings(found: Comparison) -> ReportTable:
   by_claim = itertools.groupby(
     verdicts(found), lambda v: (v.better, v.at, v.source)
   )
@@ -172,22 +175,22 @@ def _orderings(found: Comparison) -> Grid:
     claim = f"{name} at most {most:.1%} above allreduce"
     rows.append((claim, "equal tokens", "ours", bounded(found, name, most)))
   notes = [
-    "A claim holds if no seed of the one ends as high as any seed of the"
-    " others, all seeds run; a gap is that of the means. Worked out from the"
-    " losses, not written by hand."
+    "A claim `a < b, c` holds if every seed of a ends lower than every seed of"
+    " b and c, and no seed is missing. Gaps compare means. The verdicts are"
+    " computed from the losses."
   ]
   if edge := [entry.name for entry in found.entries if entry.at_edge]:
     notes.append(
-      "Best at an end of what was tried of inner learning rates, warm-ups or"
-      " outer steps (rate over one less momentum), so tuned less well:"
-      f" {', '.join(edge)}."
+      "The best inner learning rate, warm-up or outer step (rate / (1 -"
+      " momentum)) was the first or last value that was tried, so a better one"
+      f" may lie beyond: {', '.join(edge)}."
     )
   header = ("claim", "where", "said by", "verdict")
-  return Grid("Orderings (clocks as named)", header, rows, notes)
+  return ReportTable("Orderings (clocks as named)", header, rows, notes)
 
 
-def _pairs(found: Comparison) -> Grid:
-  return Grid(
+def _pairs(found: Comparison) -> ReportTable:
+  return ReportTable(
     "Orderings, pair by pair (clocks as named)",
     ("lower", "than", "where", "highest", "lowest", "verdict"),
     [
@@ -205,7 +208,7 @@ def _pairs(found: Comparison) -> Grid:
   )
 
 
-def _tuned(found: Comparison) -> Grid:
+def _tuned(found: Comparison) -> ReportTable:
   rows = [
     (
       entry.name,
@@ -215,7 +218,7 @@ def _tuned(found: Comparison) -> Grid:
     )
     for entry in found.entries
   ]
-  return Grid(
+  return ReportTable(
     "Tuned values (no clock)",
     ("method", "values", "runs x rounds"),
     rows,
@@ -245,13 +248,9 @@ def _range(spread: Spread) -> str:
 
 
 def _end(loss: float) -> str:
-  """One end of a spread; NaN is that of a method without a loss."""
+  """Formats one end of a spread; NaN means that there is no loss."""
   return "-" if math.isnan(loss) else units.human_loss(loss)
 
 
 def _bytes(value: float) -> str:
   return units.human_bytes(value) if math.isfinite(value) else "-"
-
-
-def _time(seconds: float) -> str:
-  return f"{seconds / 3600:.3g}" if math.isfinite(seconds) else "-"

@@ -111,4 +111,4 @@ def test_the_committed_page_is_what_the_committed_lines_say(tmp_path):
   runs = Runs(results, tmp_path, any_text=True)
   command = committed.splitlines()[2].strip()
   found = Gathered(plan, runs, results).comparison("convergence_small", command)
-  assert page.write(found, tmp_path).read_text() == committed
+  assert page.write_convergence(found, tmp_path).read_text() == committed

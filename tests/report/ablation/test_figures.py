@@ -6,6 +6,7 @@ import pytest
 
 from dilocox_jax.report.ablation import figures
 from dilocox_jax.report.ablation.trials import SettingResult
+from dilocox_jax.report.spread import Spread
 
 
 def entry(name, sent_bytes, losses=(2.0,), **settings):
@@ -15,7 +16,7 @@ def entry(name, sent_bytes, losses=(2.0,), **settings):
     {},
     settings,
     tuple(range(len(losses))),
-    tuple(losses),
+    Spread(tuple(losses)),
     len(losses),
     sent_bytes,
     1.0,

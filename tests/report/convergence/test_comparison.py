@@ -3,24 +3,11 @@ import math
 import pytest
 
 from dilocox_jax.report.convergence.comparison import (
-  Spread,
   Trace,
   mean_seconds_to,
   seconds_to,
 )
 from tests.report import convergences
-
-
-def test_a_loss_is_the_mean_of_its_seeds_between_lowest_and_highest():
-  spread = Spread((1.5, 1.0, 1.1))
-  assert spread.mean == pytest.approx(1.2)
-  assert (spread.low, spread.high) == (1.0, 1.5)
-  assert math.isnan(Spread(()).mean) and math.isnan(Spread(()).high)
-
-
-def test_a_seed_that_diverged_is_infinitely_high():
-  spread = Spread((1.5, math.nan))
-  assert spread.mean == spread.high == math.inf and spread.low == 1.5
 
 
 def test_a_gap_may_be_to_another_baseline():
@@ -74,3 +61,10 @@ def test_hours_to_a_target_are_a_mean_that_needs_every_seed():
   assert min(each) < mean < max(each) and mean == sum(each) / 2
   assert mean_seconds_to(entry, "near", 1.05) == math.inf
   assert math.isnan(mean_seconds_to(convergences.entry("b"), "near", 1.0))
+
+
+def test_a_family_is_a_name_without_its_clock():
+  here = convergences.entry("ours_near", 1.0, clock="near")
+  assert here.family == "ours"
+  assert convergences.entry("diloco_cold", 1.0).family == "diloco_cold"
+  assert here.is_on("near") and here.is_on("") and not here.is_on("large")

@@ -5,60 +5,148 @@ from matplotlib.text import Annotation
 
 from dilocox_jax.report.convergence import figures as figures
 from experiments.configs import convergence_small
+from experiments.sweeps.method_list import FRONT
 from tests.report import convergences
 
 DRAW = {
-  "tokens": figures.tokens,
-  "bytes": figures.sent,
-  "hours": lambda found: figures.hours(found, "large"),
+  "tokens": figures.loss_by_tokens,
+  "bytes": figures.loss_by_bytes,
+  "hours": lambda found: figures.loss_by_time(found, "large"),
 }
 
 
 def lines(figure):
   (ax,) = figure.axes
   return {
-    line.get_label(): np.asarray(line.get_xydata())
+    name: np.asarray(line.get_xydata())
     for line in ax.lines
-    if not line.get_label().startswith("_")
+    if (name := line.get_gid())
   }
 
 
 @pytest.mark.parametrize(
-  "name, last", [("tokens", 4.0), ("bytes", 1e7), ("hours", 1.0)]
+  "name, last", [("tokens", 4.0), ("bytes", 1e7), ("hours", 60.0)]
 )
 def test_a_line_is_the_mean_of_the_seeds(name, last):
   found = lines(DRAW[name](convergences.comparison()))
-  assert list(found) == [
-    *("allreduce", "diloco", "dilocox", "eager (1 of 2)", "wild (1 of 2)")
-  ]
+  assert list(found) == ["allreduce", "diloco", "dilocox", "eager", "wild"]
   assert found["diloco"].shape == (4, 2)
   assert found["diloco"][-1] == pytest.approx((last, 1.06))
 
 
 def test_a_band_reaches_from_the_lowest_seed_to_the_highest():
-  (ax,) = figures.tokens(convergences.comparison()).axes
+  (ax,) = figures.loss_by_tokens(convergences.comparison()).axes
   vertices = np.asarray(ax.collections[1].get_paths()[0].vertices)
   at_end = vertices[vertices[:, 0] == 4.0][:, 1]
   assert (min(at_end), max(at_end)) == pytest.approx((1.05, 1.07))
 
 
-def test_no_two_methods_of_the_comparison_look_alike():
+def in_front(figure):
+  """Names in the legend, without those that name no method."""
+  (legend,) = figure.legends
+  names = [text.get_text() for text in legend.get_texts()]
+  return [n for n in names if "other method" not in n and "Pareto" not in n]
+
+
+def test_a_curve_of_fewer_seeds_says_so():
+  figure = figures.loss_by_tokens(convergences.comparison())
+  assert "eager (1 of 2 seeds)" in in_front(figure)
+
+
+def test_six_methods_of_a_sweep_are_in_front_and_look_different():
   methods = convergence_small.get_config().to_dict()["methods"]
   entries = [convergences.entry(each["name"], 1.0) for each in methods]
-  (ax,) = figures.tokens(convergences.comparison(entries=entries)).axes
+  found = convergences.comparison(entries=entries, front=FRONT, seeds=1)
+  figure = figures.loss_by_tokens(found)
+  (ax,) = figure.axes
+  assert in_front(figure)[:4] == [
+    *("allreduce", "diloco", "cocktail_sgd", "cocktail_params")
+  ]
   shown = [x for x in ax.lines if not str(x.get_label()).startswith("_")]
-  looks = {(x.get_color(), x.get_linestyle()) for x in shown}
-  assert len(looks) == len(shown) == len(methods)
+  colours = {x.get_color() for x in shown}
+  assert len(in_front(figure)) == 6 and len(colours) == len(shown) == 7
+  assert f"{len(methods) - 6} other methods" in str(
+    [x.get_label() for x in shown]
+  )
+
+
+def test_a_family_in_front_is_the_method_of_the_clock():
+  entries = [convergences.entry("allreduce", 1.0, 1.0)]
+  entries += [
+    convergences.entry(f"{name}_{clock}", 1.2, 1.2, clock=clock)
+    for name in ("a", "b", "c", "d", "e", "f", "ours")
+    for clock in ("near", "large")
+  ]
+  found = convergences.comparison(entries=entries, front=("ours",))
+  for clock in ("near", "large"):
+    shown = in_front(figures.loss_by_time(found, clock))
+    assert shown[:2] == ["allreduce", f"ours_{clock}"]
+  shown = in_front(figures.loss_by_tokens(found))
+  assert shown[1] == "ours_near" and "ours_large" not in shown
+
+
+def test_titles_state_what_the_numbers_say():
+  found = convergences.comparison(target_loss=1.2)
+  titles = {name: draw(found).get_suptitle() for name, draw in DRAW.items()}
+  # Means: allreduce 1.01, diloco 1.06, dilocox 1.08; bytes 1e9, 1e7, 1e6.
+  assert titles["tokens"].replace("\n", " ") == (
+    "At equal tokens diloco ends nearest to allreduce: its loss is 5.0 % higher"
+  )
+  assert titles["bytes"] == (
+    "dilocox sends 1000x less than allreduce; its loss is 6.9 % higher"
+  )
+  by_time = titles["hours"].replace("\n", " ")
+  assert by_time.startswith("On 'large' diloco reaches loss 1.2 in ")
+  assert ", allreduce in " in by_time
+
+
+def test_another_inner_optimizer_wins_no_title():
+  entries = [
+    *convergences.comparison().entries,
+    convergences.entry("muon", 0.7, 0.7, baseline="allreduce"),
+    convergences.entry("muloco", 0.71, 0.71, baseline="muon"),
+  ]
+  found = convergences.comparison(entries=entries)
+  figure = figures.loss_by_tokens(found)
+  assert "diloco ends nearest" in figure.get_suptitle()
+
+
+def test_a_grey_curve_below_all_in_front_is_named():
+  entries = [
+    convergences.entry("allreduce", 1.0, 1.0),
+    *(convergences.entry(n, 1.1, 1.1) for n in "abcdef"),
+    convergences.entry("lowest", 0.9, 0.9),
+  ]
+  found = convergences.comparison(entries=entries, front=tuple("abcdef"))
+  (ax,) = figures.loss_by_tokens(found).axes
+  assert "lowest" in [text.get_text() for text in ax.texts]
+
+
+def test_no_method_above_the_axis_is_in_the_legend():
+  entries = [*convergences.comparison().entries]
+  entries.append(convergences.entry("lost", 2.4, 2.5))
+  found = convergences.comparison(entries=entries, front=("lost",))
+  assert "lost" not in in_front(figures.loss_by_tokens(found))
+
+
+def test_the_pareto_front_joins_the_ends_that_nothing_beats():
+  (ax,) = figures.loss_by_bytes(convergences.comparison()).axes
+  (front,) = [x for x in ax.lines if "Pareto" in str(x.get_label())]
+  np.testing.assert_allclose(
+    np.asarray(front.get_xydata()),
+    # eager sent 1000 bytes and ends at 1.2.
+    [[1e3, 1.2], [1e6, 1.08], [1e7, 1.06], [1e9, 1.01]],
+  )
 
 
 def test_the_clock_of_a_figure_is_named_on_it():
-  (ax,) = figures.hours(convergences.comparison(), "large").axes
+  (ax,) = figures.loss_by_time(convergences.comparison(), "large").axes
   assert convergences.CLOCKS["large"] in ax.get_xlabel()
 
 
 def test_a_long_name_of_a_clock_is_not_cut_off():
   clocks = {"large": "what is timed, and what is left out of it; " * 4}
-  figure = figures.hours(convergences.comparison(clocks=clocks), "large")
+  figure = figures.loss_by_time(convergences.comparison(clocks=clocks), "large")
   canvas = FigureCanvasAgg(figure)
   canvas.draw()
   label = figure.axes[0].xaxis.label.get_window_extent(canvas.get_renderer())
@@ -66,7 +154,7 @@ def test_a_long_name_of_a_clock_is_not_cut_off():
 
 
 def test_curves_are_shown_where_they_end():
-  (ax,) = figures.hours(convergences.comparison(), "near").axes
+  (ax,) = figures.loss_by_time(convergences.comparison(), "near").axes
   low, high = ax.get_ylim()
   assert low < 1.0 and 1.2 < high < 1.2 + 4 * (1 / 10 - 1 / 40)
 
@@ -74,7 +162,7 @@ def test_curves_are_shown_where_they_end():
 def test_one_that_ends_far_above_does_not_squeeze_the_others():
   entries = [*convergences.comparison().entries]
   entries.append(convergences.entry("lost", 2.4, 2.5))
-  (ax,) = figures.tokens(convergences.comparison(entries=entries)).axes
+  (ax,) = figures.loss_by_tokens(convergences.comparison(entries=entries)).axes
   _, high = ax.get_ylim()
   assert 1.2 < high < 1.5
   assert ax.get_title(loc="left").endswith("above the axis: lost")
@@ -84,10 +172,12 @@ def test_a_clock_shows_no_method_whose_rounds_were_made_for_another():
   entries = [*convergences.comparison().entries]
   entries.insert(1, convergences.entry("there", 1.1, 1.1, clock="near"))
   found = convergences.comparison(entries=entries)
-  near, large = (figures.hours(found, clock) for clock in ("near", "large"))
+  near, large = (
+    figures.loss_by_time(found, clock) for clock in ("near", "large")
+  )
   assert lines(near).keys() - lines(large).keys() == {"there"}
   colours = [
-    {x.get_label(): x.get_color() for x in each.axes[0].lines}
+    {x.get_gid(): x.get_color() for x in each.axes[0].lines}
     for each in (near, large)
   ]
   assert colours[0]["diloco"] == colours[1]["diloco"]
@@ -97,18 +187,18 @@ def test_equal_time_is_marked_on_its_clock_alone():
   found = convergences.comparison()
   marked = {}
   for clock in ("near", "large"):
-    (ax,) = figures.hours(found, clock).axes
+    (ax,) = figures.loss_by_time(found, clock).axes
     marked[clock] = [
       text.xy
       for text in ax.texts
       if isinstance(text, Annotation) and "equal time" in text.get_text()
     ]
-  assert marked == {"near": [(1.0, 1)], "large": []}
+  assert marked == {"near": [(3600.0, 1)], "large": []}
 
 
 @pytest.mark.parametrize("name", [*DRAW, "marked"])
 def test_nothing_to_show_is_said(name):
-  draw = DRAW.get(name, lambda found: figures.hours(found, "near"))
+  draw = DRAW.get(name, lambda found: figures.loss_by_time(found, "near"))
   figure = draw(convergences.comparison(entries=[], target_loss=0.0))
   (ax,) = figure.axes
   assert any(text.get_text() == "nothing to show" for text in ax.texts)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from dilocox_jax.report.convergence.comparison import Claim, Spread
+from dilocox_jax.report.convergence.comparison import Claim
 from dilocox_jax.report.convergence.orderings import (
   DIVERGED,
   HOLDS,
@@ -16,6 +16,7 @@ from dilocox_jax.report.convergence.orderings import (
   summary,
   verdicts,
 )
+from dilocox_jax.report.spread import Spread
 from tests.report import convergences
 
 

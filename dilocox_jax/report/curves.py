@@ -1,0 +1,112 @@
+"""Many loss curves in one picture, a few of them in front.
+
+A reader tells about six curves apart. So at most six have a colour and a name
+in the legend; all others are drawn thin and grey behind them, where they still
+show the range of results. Which six is decided by one rule for all figures:
+the baseline, then a priority list if there is one, then the lowest losses.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+
+from dilocox_jax.report import style
+
+MAX_FRONT = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+  """One curve of a figure.
+
+  Attributes:
+    name: Name of the method.
+    x: Horizontal values.
+    y: Losses (nats a token), as many as `x`.
+    low: Lower edge of the band around the curve; empty without a band.
+    high: Upper edge of the band.
+    label: Text of the legend; by default the name.
+  """
+
+  name: str
+  x: Sequence[float | int]
+  y: Sequence[float]
+  low: Sequence[float] = ()
+  high: Sequence[float] = ()
+  label: str = ""
+
+
+def choose_front(
+  losses: Mapping[str, float], baseline: str, priority: Sequence[str] = ()
+) -> list[str]:
+  """Returns the names of the curves to draw in front, baseline first.
+
+  Args:
+    losses: Finite final loss of each curve that can be seen, by name.
+    baseline: Name of the curve that the others are compared with.
+    priority: Names that come next, most important first. Names without a
+      curve are skipped.
+
+  Returns:
+    At most six names. The lowest losses fill up what `priority` leaves.
+  """
+  lowest = sorted(losses, key=losses.__getitem__)
+  names = dict.fromkeys((baseline, *priority, *lowest))
+  return [name for name in names if name in losses][:MAX_FRONT]
+
+
+def draw_curves(
+  ax: Axes,
+  curves: Sequence[Curve],
+  front: Sequence[str],
+  baseline: str,
+  width_step: float = 0.2,
+) -> None:
+  """Draws curves: those in front in colour, the baseline black, others grey.
+
+  Args:
+    ax: Axes to draw into.
+    curves: All curves. One without points gets no line and no legend entry.
+    front: Names of the curves in front. Their order gives the colours, so a
+      method looks alike in figures that have the same front.
+    baseline: Name of the curve that is black; "" for none.
+    width_step: How much thicker (points) each curve is than the next one. So
+      no curve hides an equal one below it.
+  """
+  drawn = {curve.name: curve for curve in curves if len(curve.x)}
+  coloured = [name for name in front if name != baseline]
+  for number, name in enumerate(front):
+    if name not in drawn:
+      continue
+    curve, colour, marker = drawn.pop(name), "black", "."
+    if name != baseline:
+      place = coloured.index(name) % len(style.COLOURS)
+      colour, marker = style.COLOURS[place], style.MARKERS[place]
+    ax.plot(
+      curve.x,
+      curve.y,
+      color=colour,
+      marker=marker,
+      markersize=3.5 + width_step * (len(front) - 1 - number),
+      linewidth=1.4 + width_step * (len(front) - 1 - number),
+      label=curve.label or name,
+      gid=name,
+      zorder=3,
+    )
+    if len(curve.low):
+      ax.fill_between(
+        curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0
+      )
+  # Matplotlib leaves labels that begin with "_" out of the legend.
+  for name, curve in drawn.items():
+    look = {
+      "color": style.PALE,
+      "marker": ".",
+      "markersize": 2.5,
+      "zorder": 1.8,
+    }
+    ax.plot(curve.x, curve.y, linewidth=0.9, label=f"_{name}", gid=name, **look)
+  if drawn:
+    noun = "method" if len(drawn) == 1 else "methods"
+    ax.plot([], [], color=style.PALE, label=f"{len(drawn)} other {noun}")

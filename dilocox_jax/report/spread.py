@@ -1,0 +1,89 @@
+"""Losses of one method or setting over its seeds, and what dominates what.
+
+A mean of three seeds without its spread invites readers to believe noise, so
+every report keeps the two together. Sweeps and ablations share this module.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Protocol, TypeVar, runtime_checkable
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+  """Final losses of several seeds.
+
+  Attributes:
+    losses: One loss (nats a token) per seed; NaN for a seed that diverged.
+  """
+
+  losses: tuple[float, ...]
+
+  @property
+  def mean(self) -> float:
+    """Mean over seeds; infinity if a seed diverged, NaN without seeds."""
+    if not self.losses:
+      return math.nan
+    return statistics.fmean(self._with_infinity)
+
+  @property
+  def low(self) -> float:
+    """Lowest loss; NaN without seeds."""
+    return min(self._with_infinity, default=math.nan)
+
+  @property
+  def high(self) -> float:
+    """Highest loss; infinity if a seed diverged, NaN without seeds."""
+    return max(self._with_infinity, default=math.nan)
+
+  @property
+  def standard_error(self) -> float:
+    """Standard error of the mean; NaN with fewer than two finite seeds."""
+    count = len(self.losses)
+    if count < 2 or not math.isfinite(self.mean):
+      return math.nan
+    return statistics.stdev(self.losses) / math.sqrt(count)
+
+  @property
+  def _with_infinity(self) -> list[float]:
+    # min() and max() are wrong with NaN, so a diverged seed counts as infinity.
+    return [x if math.isfinite(x) else math.inf for x in self.losses]
+
+
+@runtime_checkable
+class Priced(Protocol):
+  """Result that has a loss and a number of bytes."""
+
+  @property
+  def spread(self) -> Spread:
+    """Final losses."""
+    ...
+
+  @property
+  def sent_bytes(self) -> float:
+    """Bytes that one replica sent."""
+    ...
+
+
+P = TypeVar("P", bound=Priced)
+
+
+def pareto_front(results: Sequence[P]) -> list[P]:
+  """Returns the results that no other result beats in both loss and bytes.
+
+  Args:
+    results: Results on one corpus. Diverged ones are never on the front.
+
+  Returns:
+    The front, fewest bytes first, so losses fall along it.
+  """
+  front: list[P] = []
+  finite = [result for result in results if math.isfinite(result.spread.mean)]
+  for result in sorted(finite, key=lambda r: (r.sent_bytes, r.spread.mean)):
+    # All results before this one sent at most as much. It is on the front
+    # only if it ends lower than the best of them.
+    if not front or result.spread.mean < front[-1].spread.mean:
+      front.append(result)
+  return front

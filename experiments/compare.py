@@ -1,0 +1,51 @@
+"""Puts runs side by side: what each one pays, and what loss it gets for it.
+
+  python -m experiments.compare runs/dilocox runs/allreduce
+  --workdir=runs/compared
+
+Takes directories that experiments.train wrote, finished or not, evaluated on
+one text. Prints a table, and writes WORKDIR/report.md with a figure and the
+data. Bytes and gaps are relative to AllReduce, or without it to the run that
+sent most. Simulated time comes first if the runs were trained with --cluster.
+"""
+
+import shlex
+import sys
+
+from absl import flags
+
+from experiments.runtime import command_line
+
+
+def define_flags() -> None:
+  """Defines the flags of this binary."""
+  command_line.define_workdir()
+  flags.DEFINE_multi_string(
+    "runs", [], "Run directories; they may also be given without --runs=."
+  )
+
+
+def main(values: flags.FlagValues) -> None:
+  """Compares the runs and prints where the page is."""
+  if not values.runs:
+    raise command_line.UsageError(
+      "no run directories: name at least one, e.g. runs/dilocox runs/allreduce"
+    )
+  from rich.console import Console
+
+  from dilocox_jax import report
+
+  try:
+    # Bad runs must be found before the work directory is made.
+    loaded = [report.load_run(path) for path in values.runs]
+    report.print_table(loaded, Console())
+    workdir = command_line.writable(values.workdir)
+    command = ["python", "-m", "experiments.compare", *sys.argv[1:]]
+    page = report.compare(values.runs, workdir, shlex.join(command))
+  except ValueError as error:
+    raise command_line.UsageError(error) from error
+  print(f"comparison: {page}")
+
+
+if __name__ == "__main__":
+  command_line.main(main, define_flags, positional="runs")
