@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.codecs.base import Reduced
-from dilocox_jax.codecs.compose import alone, codec
+from dilocox_jax.codecs.compose import codec, run_without_exchange
 from dilocox_jax.codecs.low_rank import orthonormal
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.reduction import LowRank
@@ -18,7 +18,9 @@ SHARED = codec(LowRank(RANK), LEAF)
 LOCAL = codec(LowRank(RANK, factorisation="local"), LEAF)
 PROGRAMS = {
   name: jax.jit(
-    lambda values, state, key, built=built: alone(built, values, state, key)[:2]
+    lambda values, state, key, built=built: run_without_exchange(
+      built, values, state, key
+    )[:2]
   )
   for name, built in (("shared", SHARED), ("local", LOCAL))
 }
@@ -182,7 +184,9 @@ def test_room_for_a_higher_rank_is_kept_as_it_was():
   built = codec(LowRank(2), LEAF, max_rank=RANK)
   state = built.init(KEY)
   assert state.right.shape == (3, 24, RANK)
-  run = jax.jit(lambda values: alone(built, values, state, KEY)[1])
+  run = jax.jit(
+    lambda values: run_without_exchange(built, values, state, KEY)[1]
+  )
   after = run(of_rank(RANK))
   assert np.array_equal(after.right[..., 2:], state.right[..., 2:])
   assert not np.any(after.right[..., :2] == state.right[..., :2])

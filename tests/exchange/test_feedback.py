@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.codecs.compose import alone, codec
+from dilocox_jax.codecs.compose import codec, run_without_exchange
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, compressed_mean
@@ -47,7 +47,9 @@ def received(payload):
 
   @jax.jit
   def sent(values):
-    return alone(built, values[None], (), jax.random.key(0))[0][0]
+    return run_without_exchange(built, values[None], (), jax.random.key(0))[0][
+      0
+    ]
 
   return lambda values: np.asarray(
     sent(jnp.asarray(values, jnp.float32)), np.float64
