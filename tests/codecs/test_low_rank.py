@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from dilocox_jax.codecs.base import Reduced
 from dilocox_jax.codecs.compose import codec, run_without_exchange
@@ -199,3 +200,22 @@ def test_the_gram_matrix_has_the_spectrum_of_what_is_decoded():
   spectrum = np.linalg.svd(np.asarray(found, np.float64), compute_uv=False)
   energies = np.linalg.eigvalsh(np.asarray(state.gram, np.float64))[:, ::-1]
   np.testing.assert_allclose(energies, spectrum[:, :RANK] ** 2, rtol=1e-4)
+
+
+def products(jaxpr):
+  """Every matrix product of a program, loops included."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == "dot_general":
+      yield equation
+    for inner in jaxprs_in_params(equation.params):
+      yield from products(inner)
+
+
+@both
+def test_products_are_full_fp32_on_every_device(name):
+  """Where the default is bfloat16 or TF32, rounding would be orthonormalised."""
+  trace = jax.make_jaxpr(PROGRAMS[name])(of_rank(2), start(name), KEY)
+  highest = (jax.lax.Precision.HIGHEST,) * 2
+  precisions = [each.params["precision"] for each in products(trace.jaxpr)]
+  assert len(precisions) >= 4
+  assert set(precisions) == {highest}
