@@ -213,7 +213,7 @@ def products(jaxpr):
 
 @both
 def test_products_are_full_fp32_on_every_device(name):
-  """Where the default is bfloat16 or TF32, rounding would be orthonormalised."""
+  """In bfloat16 or TF32, rounding errors would become directions."""
   trace = jax.make_jaxpr(PROGRAMS[name])(of_rank(2), start(name), KEY)
   highest = (jax.lax.Precision.HIGHEST,) * 2
   precisions = [each.params["precision"] for each in products(trace.jaxpr)]

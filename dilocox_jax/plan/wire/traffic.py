@@ -1,7 +1,7 @@
-"""What one exchange puts on the wire.
+"""Bytes that exchanges put on the wire.
 
-Bytes are derived here, once, from shapes, payload and collective; trainer,
-report and simulator quote this and count nothing themselves.
+Bytes are derived here, once, from shapes, payload and collective. Trainer,
+report and simulator use these numbers and count nothing themselves.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ from dilocox_jax.plan.wire.payload import Dense, Payload
 
 
 def broadcast_bytes(payload_bytes: int, num_replicas: int) -> int:
-  """Bytes the busiest replica sends when one replica's state is copied.
+  """Returns the bytes that the busiest replica sends to copy one's state.
 
-  The copies are passed along a chain, so nobody sends the payload twice.
+  Each replica passes the copy on to the next one, so none sends it twice.
 
   Args:
-    payload_bytes: Size of what is copied (bytes).
-    num_replicas: M; one replica alone sends nothing.
+    payload_bytes: Size of the state that is copied (bytes).
+    num_replicas: M; a single replica sends nothing.
   """
   return Collective("broadcast", payload_bytes).sent_bytes(num_replicas)
 
@@ -33,12 +33,13 @@ class Traffic:
   """Bytes that one replica sends, event by event; it receives as many.
 
   Attributes:
-    method: The method's schedule.
-    fragments: The division of the tree.
+    method: Schedule and kind of what is exchanged.
+    fragments: Division of the tree into fragments.
     shapes: Leaf shapes of the whole tree by path.
     num_replicas: M.
-    payload: What the method sends; warm starts send a plain sum in fp32.
-    collective: How the method sends it (`plan.collectives`).
+    payload: Codec of the method; warm starts send a plain sum in fp32.
+    collective: Operation that carries the payload, one of
+      `plan.wire.collectives.COLLECTIVES`.
   """
 
   method: Method
@@ -49,27 +50,31 @@ class Traffic:
   collective: str = "auto"
 
   def exchange(self, fragment: int) -> list[Collective]:
-    """The operations of one exchange of a fragment."""
+    """Returns the collectives of one exchange of a fragment, in order."""
     return self._operations(
       self.payload, self.fragments.shapes(fragment, self.shapes)
     )
 
   def exchange_bytes(self, fragment: int) -> int:
-    """One exchange of a fragment."""
+    """Returns the bytes of one exchange of a fragment."""
     return self._sent_bytes(self.exchange(fragment))
 
   def gradient(self) -> list[Collective]:
-    """The operations of one data-parallel step: the whole tree's gradients."""
+    """Returns the collectives of one data-parallel step, in order.
+
+    They carry the gradients of the whole tree.
+    """
     if self.method.exchanged == "gradient":
       return self._operations(self.payload, self.shapes)
-    return collectives(Dense(), self.shapes, self.num_replicas)  # A warm start.
+    # Only the warm start of a method with rounds exchanges gradients.
+    return collectives(Dense(), self.shapes, self.num_replicas)
 
   def gradient_bytes(self) -> int:
-    """One data-parallel step."""
+    """Returns the bytes of one data-parallel step."""
     return self._sent_bytes(self.gradient())
 
   def segment_bytes(self, segment: Segment) -> int:
-    """All exchanges that a segment completes."""
+    """Returns the bytes of all exchanges that a segment applies."""
     if segment.phase == "single":
       return 0
     if segment.phase == "data_parallel":
@@ -77,7 +82,11 @@ class Traffic:
     return self._windows_bytes(segment.windows)
 
   def flush_bytes(self, step: int) -> int:
-    """Bytes of the flush after a number of inner steps of the schedule."""
+    """Returns the bytes of the flush at the end of a run.
+
+    Args:
+      step: Inner steps of the schedule finished.
+    """
     return self._windows_bytes(self.method.schedule.flush_windows(step))
 
   def _windows_bytes(self, windows: Iterable[Window]) -> int:
@@ -91,4 +100,4 @@ class Traffic:
     return collectives(payload, shapes, self.num_replicas, self.collective)
 
   def _sent_bytes(self, operations: list[Collective]) -> int:
-    return sum(each.sent_bytes(self.num_replicas) for each in operations)
+    return sum(op.sent_bytes(self.num_replicas) for op in operations)
