@@ -87,8 +87,7 @@ def shared_factors(
     matrix = values.astype(jnp.float32)
     factor = _revived(state.right[..., :rank], key)
     for _ in range(payload.power_iterations):
-      product = _matmul(matrix, _unit(factor))
-      reduced, _ = yield from left.run(product, (), key)
+      reduced, _ = yield from left.run(_matmul(matrix, _unit(factor)), (), key)
       basis = orthonormal(reduced.mean)
       turned = _matmul(jnp.swapaxes(matrix, 1, 2), basis)
       reduced, _ = yield from right.run(turned, (), key)
@@ -171,10 +170,8 @@ def orthonormal(matrix: Array) -> Array:
     column = jnp.where(is_new, column / jnp.where(is_new, length, 1.0), 0.0)
     return jax.lax.dynamic_update_slice_in_dim(basis, column, number, axis=2)
 
-  rank = matrix.shape[2]
-  return jax.lax.fori_loop(
-    jnp.int32(0), jnp.int32(rank), add_column, jnp.zeros_like(columns)
-  )
+  bounds = jnp.int32(0), jnp.int32(matrix.shape[2])
+  return jax.lax.fori_loop(*bounds, add_column, jnp.zeros_like(columns))
 
 
 def _unit(matrix: Array) -> Array:

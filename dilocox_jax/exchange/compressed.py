@@ -139,14 +139,10 @@ def compressed(compression: Compression) -> Exchange:
       stacked = sent.reshape(leaf_of(path, leaf.shape).stacked_shape)
       runs[path] = codecs[path].run(stacked, state.leaves[path], keys[path])
     ends = _run_in_step(runs, reduce)
-    mean = {path: reduced.mean for path, (reduced, _) in ends.items()}
-    own = {path: reduced.own for path, (reduced, _) in ends.items()}
-    new_state = {path: ends[path][1] for path in leaves}
-    return (
-      _like(values, mean),
-      _like(values, own),
-      CodecState(state.count + 1, new_state),
-    )
+    mean = _like(values, {path: ends[path][0].mean for path in ends})
+    own = _like(values, {path: ends[path][0].own for path in ends})
+    new_leaves = {path: ends[path][1] for path in leaves}
+    return mean, own, CodecState(state.count + 1, new_leaves)
 
   return Exchange(init, update)
 
@@ -198,8 +194,6 @@ def grams(state: CodecState) -> dict[str, Array]:
 
 def _like(tree: Tree, leaves: dict[str, Array]) -> Tree:
   """Puts leaves by path into the structure and shapes of a tree."""
-  shaped = [
-    leaves[path].reshape(leaf.shape)
-    for path, leaf in leaves_by_path(tree).items()
-  ]
+  shapes = {path: leaf.shape for path, leaf in leaves_by_path(tree).items()}
+  shaped = [leaves[path].reshape(shape) for path, shape in shapes.items()]
   return jax.tree.unflatten(jax.tree.structure(tree), shaped)

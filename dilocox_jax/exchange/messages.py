@@ -60,9 +60,8 @@ def _over_devices(
     return jax.tree.unflatten(tree, _moved(arrays, num_kept, move))
   specs = [_spec(division, array, num_kept) for array in arrays]
   pairs = list(zip(arrays, specs, strict=True))
-  divided = [array for array, spec in pairs if spec]
   undivided = [array for array, spec in pairs if not spec]
-  operands = list(divided)
+  operands = [array for array, spec in pairs if spec]
   in_specs = [spec for spec in specs if spec]
   out_specs = [PartitionSpec(None, *spec[num_kept:]) for spec in in_specs]
   if undivided:

@@ -24,7 +24,6 @@ from dilocox_jax.outer.transforms import OuterState, OuterTransform
 from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.plan.schedule.window_groups import (
   WindowGroup,
-  WindowTable,
   window_groups,
 )
 from dilocox_jax.pytypes import Aggregator, Tree
@@ -32,13 +31,11 @@ from dilocox_jax.pytypes import Aggregator, Tree
 
 def state_axes(outer: OuterTransform) -> RoundState:
   """Returns 0 where leaves of the state are [M, ...], as a tree prefix."""
-  per_replica: Any = 0
-  outer_axes: list[Any] = [0 if outer.rule.is_per_replica else None] * 2
-  exchange = outer.partition.for_all(outer.aggregator.axes)
-  return RoundState(
-    OuterState(*outer_axes, exchange=exchange, in_flight=per_replica),
-    ReplicaState(per_replica, per_replica),
-  )
+  own: Any = 0
+  shared: Any = own if outer.rule.is_per_replica else None
+  exchange: Any = outer.partition.for_all(outer.aggregator.axes)
+  outer_axes = OuterState(shared, shared, exchange, in_flight=own)
+  return RoundState(outer_axes, ReplicaState(own, own))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,13 +97,11 @@ class RoundPrograms:
     )
     return places._replace(outer=outer)
 
-  def with_outer_optimizer(
-    self, state: RoundState, optimizer: Tree
-  ) -> RoundState:
-    """Returns the state with another outer optimizer state, moved in place."""
+  def with_outer_optimizer(self, state: RoundState, other: Tree) -> RoundState:
+    """Returns the state with another outer optimizer state in its place."""
     places = jax.tree.map(lambda leaf: leaf.sharding, state.outer.optimizer)
-    optimizer = self.replicas.place_state(optimizer, self.axes.outer.optimizer)
-    placed = jax.jit(lambda tree: tree, out_shardings=places)(optimizer)
+    other = self.replicas.place_state(other, self.axes.outer.optimizer)
+    placed = jax.jit(lambda tree: tree, out_shardings=places)(other)
     return state._replace(outer=state.outer._replace(optimizer=placed))
 
   def _start(self, params: Tree, optimizer: Tree) -> RoundState:
@@ -149,18 +144,15 @@ class RoundPrograms:
         leaf of the other kind.
     """
 
-    def replica_program(
-      state: RoundState, batches: Tree, tables: tuple[WindowTable, ...]
-    ):
+    def replica_program(state: RoundState, batches: Tree, tables):
       state, *reports = round_program.run_round(
         self.outer, self.inner_step, shapes, state, batches, tables
       )
       return self.replicas.divided(state), *reports
 
     drifts = [AXES for shape in shapes if shape.applied]
-    program = self.replicas.map(
-      replica_program, (self.axes, 0, None), (self.axes, 0, drifts)
-    )
+    axes = (self.axes, 0, None), (self.axes, 0, drifts)
+    program = self.replicas.map(replica_program, *axes)
     if places is None:
       return jax.jit(program, donate_argnums=0)
     state_places = jax.tree.unflatten(*places)
@@ -190,10 +182,8 @@ class RoundPrograms:
       return self.replicas.divided(state), drifts
 
     windows = self.outer.method.schedule.flush_windows(step)
-    drifts = [AXES for window in windows if window.applied]
-    return jax.jit(
-      self.replicas.map(replica_program, (self.axes,), (self.axes, drifts))
-    )
+    axes = self.axes, [AXES for window in windows if window.applied]
+    return jax.jit(self.replicas.map(replica_program, (self.axes,), axes))
 
   def outer_params(self, state: RoundState) -> Tree:
     """Returns the outer parameters to evaluate, on the device.
@@ -203,9 +193,8 @@ class RoundPrograms:
     params = state.outer.params
     if self.outer.rule.is_per_replica:
       return mean_of(params)
-    return (
-      params if self.outer_memory == host_memory.DEVICE else _fetched(params)
-    )
+    is_on_device = self.outer_memory == host_memory.DEVICE
+    return params if is_on_device else _fetched(params)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,6 @@ import numpy as np
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.partition import FragmentIndex
-from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
 from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.plan.schedule.window_groups import WindowGroup, WindowTable
@@ -158,8 +157,8 @@ def _window(outer: OuterTransform, run_steps, group: WindowGroup):
     carry = run_steps(carry, row.steps_after)
     if group.sent:
       index = _index(group.sent, row.sent)
-      unapplied = outer.unapplied_at_send(row.sent_slot)
-      measured = _measure(outer, carry.state, index, unapplied)
+      slots = outer.unapplied_at_send(row.sent_slot)
+      measured = _measure(outer, carry.state, index, slots)
       state = _send(outer, carry.state, index, row.sent_slot, measured)
       carry = carry._replace(state=state)
     return carry, drift
@@ -193,17 +192,16 @@ def _whole_round_window(outer: OuterTransform, run_steps, group: WindowGroup):
     if not group.sent:
       return carry, drift
     state = carry.state
-    unapplied = outer.unapplied_at_send(row.sent_slot)
-    measured = _measure(outer, state, index, unapplied)
+    slots = outer.unapplied_at_send(row.sent_slot)
+    measured = _measure(outer, state, index, slots)
     if group.applied and not overlaps:
       state, result = _exchange(outer, state, index, measured)
     # Eager updates step at their first boundary too, where nothing has come
     # back yet: the result is then zeros, and the replica's own part is fresh.
     if group.applied or outer.rule.is_per_replica:
-      state, applied_drift = _apply(outer, state, index, result, measured)
-      drift = applied_drift if group.applied else None
+      state, drift = _apply(outer, state, index, result, measured)
     state = _send(outer, state, index, row.sent_slot, measured)
-    return carry._replace(state=state), drift
+    return carry._replace(state=state), drift if group.applied else None
 
   return window
 
@@ -284,29 +282,19 @@ def _index(kind: str, number: Index) -> FragmentIndex:
   return 0 if kind == "first" else number
 
 
-def _measure(
-  outer: OuterTransform,
-  state: RoundState,
-  index: FragmentIndex,
-  unapplied: Array | None,
-) -> Tree:
-  return outer.measure(state.outer, state.replica.params, index, unapplied)
+# These four act on the state of a round instead of the outer state.
 
 
-def _exchange(
-  outer: OuterTransform, state: RoundState, index: FragmentIndex, own: Tree
-) -> tuple[RoundState, ExchangeResult]:
+def _measure(outer: OuterTransform, state: RoundState, index, slots) -> Tree:
+  return outer.measure(state.outer, state.replica.params, index, slots)
+
+
+def _exchange(outer: OuterTransform, state: RoundState, index, own: Tree):
   outer_state, result = outer.exchange(state.outer, index, own)
   return state._replace(outer=outer_state), result
 
 
-def _apply(
-  outer: OuterTransform,
-  state: RoundState,
-  index: FragmentIndex,
-  result: ExchangeResult,
-  fresh: Tree,
-) -> tuple[RoundState, Drift]:
+def _apply(outer: OuterTransform, state: RoundState, index, result, fresh):
   outer_state, params, drift = outer.apply(
     state.outer, state.replica.params, index, result, fresh
   )
@@ -314,11 +302,5 @@ def _apply(
   return RoundState(outer_state, replica), drift
 
 
-def _send(
-  outer: OuterTransform,
-  state: RoundState,
-  index: FragmentIndex,
-  slot: Index,
-  own: Tree,
-) -> RoundState:
+def _send(outer: OuterTransform, state: RoundState, index, slot, own: Tree):
   return state._replace(outer=outer.send(state.outer, index, slot, own))

@@ -17,6 +17,8 @@ For example H = 6, P = 3, tau = 1 (offsets 0, 2, 4):
 import dataclasses
 from collections.abc import Iterator
 
+from dilocox_jax.checks import require
+
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Event:
@@ -76,19 +78,17 @@ class SyncSchedule:
   overlap_steps: int = 0
 
   def __post_init__(self):
-    if self.sync_interval < 1:
-      raise ValueError(
-        f"sync_interval={self.sync_interval} must be at least 1 inner step"
-      )
-    if not 1 <= self.num_fragments <= self.sync_interval:
-      raise ValueError(
-        f"num_fragments={self.num_fragments} must lie between 1 and "
-        f"sync_interval={self.sync_interval}"
-      )
-    if self.overlap_steps < 0:
-      raise ValueError(
-        f"overlap_steps={self.overlap_steps} must not be negative"
-      )
+    interval, fragments = self.sync_interval, self.num_fragments
+    require(
+      interval >= 1, f"sync_interval={interval} must be at least 1 inner step"
+    )
+    require(
+      1 <= fragments <= interval,
+      f"num_fragments={fragments} must lie between 1 and "
+      f"sync_interval={interval}",
+    )
+    overlap = self.overlap_steps
+    require(overlap >= 0, f"overlap_steps={overlap} must not be negative")
 
   @property
   def depth(self) -> int:
@@ -129,18 +129,14 @@ class SyncSchedule:
     """
     if not self.depth:
       return 0
-    sends = (event.send_step - self.offset(event.fragment)) // (
-      self.sync_interval
-    )
-    return sends % self.depth
+    since_offset = event.send_step - self.offset(event.fragment)
+    return since_offset // self.sync_interval % self.depth
 
   def events(self, start: int, stop: int) -> Iterator[Event]:
     """Yields the events of inner steps start < s <= stop, in order."""
     for step in range(start + 1, stop + 1):
-      for kind, send_step in (
-        ("apply", step - self.overlap_steps),
-        ("send", step),
-      ):
+      sent = step - self.overlap_steps
+      for kind, send_step in (("apply", sent), ("send", step)):
         if send_step <= 0:
           continue
         for fragment in range(self.num_fragments):
@@ -170,9 +166,7 @@ class SyncSchedule:
       Windows in order. An apply of something that was never sent is left out.
     """
     start = round_index * self.sync_interval
-    windows = [
-      self._window(start, index) for index in range(self.num_fragments)
-    ]
+    windows = [self._window(start, j) for j in range(self.num_fragments)]
     if self._opens_with_apply:
       windows[0] = dataclasses.replace(windows[0], applied=None)
       late = self._window(start + self.sync_interval, 0).applied
