@@ -1,4 +1,10 @@
-"""Codecs built from payloads, part by part."""
+"""Codecs built from payloads, link by link.
+
+A payload is a chain such as (LowRank, TopK, Int). Links in front, which may be
+averaged before they are undone (shared low rank, random mask), become codecs.
+The rest of the chain becomes one encoder: here the factors are exchanged, each
+as its largest values in 4 bits.
+"""
 
 import functools
 
@@ -15,11 +21,11 @@ from dilocox_jax.pytypes import Array, Tree
 
 
 def encoder(encoding: Encoding, leaf: Leaf) -> Encoder:
-  """The encoder of a leaf.
+  """Returns the encoder of a leaf.
 
   Args:
-    encoding: Selections and a quantiser.
-    leaf: What is encoded.
+    encoding: Selections and a quantiser at the end.
+    leaf: Shape of the values.
   """
   head, *rest = encoding.links
   if isinstance(head, Dense):
@@ -38,12 +44,12 @@ def encoder(encoding: Encoding, leaf: Leaf) -> Encoder:
 
 
 def codec(payload: Payload, leaf: Leaf, max_rank: int = 0) -> Codec:
-  """The codec of a leaf.
+  """Returns the codec of a leaf.
 
   Args:
-    payload: The leaf's payload.
-    leaf: What is compressed.
-    max_rank: Rank that the state of low-rank factors has room for.
+    payload: Payload of the leaf.
+    leaf: Shape of the values.
+    max_rank: Columns that the state of low-rank factors has room for.
   """
   head, *rest = links_of(payload)
   if not head.is_projection:
@@ -56,13 +62,17 @@ def codec(payload: Payload, leaf: Leaf, max_rank: int = 0) -> Codec:
   if not head.factorises(leaf):
     if not max_rank or not LowRank(1).factorises(leaf):
       return inner[0]
-    # With another rank it is factorised, and states must be alike.
-    start = functools.partial(low_rank.first_factors, leaf, max_rank)
-    return inner[0]._replace(init=start)
+    # At this rank the factors would be larger than the matrix, at a smaller
+    # one they are not. The state has the same shape at every rank, so that the
+    # rank can change during a run.
+    first_factors = functools.partial(low_rank.first_factors, leaf, max_rank)
+    return inner[0]._replace(init=first_factors)
   return low_rank.shared_factors(head, leaf, inner[0], inner[1], max_rank)
 
 
 def _exchanged_once(encoding: Encoding, leaf: Leaf) -> Codec:
+  """Returns the codec without a state that sends one message."""
+
   def run(values: Array, state: Tree, key: Array) -> CodecSteps:
     del key
     reduced = yield values
@@ -71,29 +81,29 @@ def _exchanged_once(encoding: Encoding, leaf: Leaf) -> Codec:
   return Codec(lambda key: (), run, ((encoding, leaf),))
 
 
-def alone(
+def run_without_exchange(
   built: Codec, values: Array, state: Tree, key: Array
 ) -> tuple[Array, Tree, list[tuple[Array, ...]]]:
   """Runs a codec for a replica that exchanges with nobody.
 
   Args:
     built: The codec.
-    values: [num_layers, *shape].
-    state: Its state.
-    key: A random key.
+    values: Values [num_layers, *shape].
+    state: State of the codec.
+    key: Random key.
 
   Returns:
-    What is decoded, the new state, and the wire arrays of every phase.
+    The decoded values, the new state, and the wire arrays of every message.
   """
   run, sent = built.run(values, state, key), []
-  asked = next(run)
+  yielded = next(run)
   for number, (encoding, leaf) in enumerate(built.messages):
     coder = encoder(encoding, leaf)
-    sent.append(coder.encode(asked, jax.random.fold_in(key, number)))
+    sent.append(coder.encode(yielded, jax.random.fold_in(key, number)))
     decoded = coder.decode(sent[-1])
     try:
-      asked = run.send(Reduced(decoded, decoded))
+      yielded = run.send(Reduced(decoded, decoded))
     except StopIteration as stop:
       reduced, state = stop.value
       return reduced.own.astype(jnp.float32), state, sent
-  raise AssertionError("a codec asked for more than its payload has")
+  raise AssertionError("a codec yields more than its payload has messages")

@@ -1,8 +1,9 @@
 """Values as floats or codes of a few bits.
 
-Codes are packed into bytes: JAX's own sub-byte types take a whole byte a
-value. Scales are bfloat16; pseudo-gradients can be smaller than fp16 reaches.
-Codes are chosen for the scale that is sent, not for the one before rounding.
+Codes are packed into bytes, because JAX's own sub-byte types take a whole byte
+for each value. Scales are bfloat16, because pseudo-gradients can be smaller
+than fp16 reaches (6e-8). A scale is rounded first and codes are then chosen
+for the rounded one, which is the one that is sent.
 """
 
 import jax
@@ -14,20 +15,22 @@ from dilocox_jax.plan.wire.payload import E3M0, Dense, Int, group_shape
 from dilocox_jax.pytypes import Array
 
 _LARGEST_SCALE = float(jnp.finfo(jnp.bfloat16).max)
-# Codes saturate here: what is twice as large has an inverse that fp32 may flush
-# to zero.
+# Larger values saturate. The inverse of a number above 2^126 is below fp32's
+# normal numbers, and a device may turn it into zero.
 _LARGEST_RANGE = 2.0**124
 _SMALLEST_SCALE = float(jnp.finfo(jnp.bfloat16).tiny)
 
 
 def dense(payload: Dense, leaf: Leaf) -> Encoder:
-  """Every value as a float; what is too large for fp16 becomes its largest.
+  """Encodes every value as a float.
+
+  A value that is too large for fp16 becomes fp16's largest number, 65504.
 
   With 11 significant bits fp16 errs evenly within 2^(e-11), where 2^e is the
   power of two at or below |x|; the mean of the square is 2^-22 4^e / 3. On
   N(0, 1) E 4^e = 0.543, hence 4.3e-8.
 
-  Wire: 4 or 2 bytes a value.
+  Wire: 4 bytes for each value in float32, 2 in float16 and bfloat16.
   Source: OpenDiLoCo, arXiv 2407.07852, section 3, for fp16.
   Differs: saturates instead of overflowing.
   """
@@ -47,11 +50,12 @@ def dense(payload: Dense, leaf: Leaf) -> Encoder:
 
 
 def integer(payload: Int, leaf: Leaf) -> Encoder:
-  """Values rounded to 2^bits levels.
+  """Encodes values as codes of few bits, with a scale for each group.
 
   8 and 4 bits: q = round(x / s), s = max|x| / (2^(bits-1) - 1) over the group
-  and then rounded to bfloat16, so |error| <= s / 2 for each value. On N(0, 1),
-  blocks of 128 have E max^2 = 8.16, so that the mean squared error is at most
+  and then rounded to bfloat16, so |error| <= s / 2 for each value. At 4 bits
+  and max|x| = 1.4, s is 0.2, and 0.6 has the code q = 3. On N(0, 1), blocks
+  of 128 have E max^2 = 8.16, so that the mean squared error is at most
   E s^2 / 12 = 0.0139 at 4 bits and 4.2e-5 at 8.
 
   2 bits: a sign and one of two magnitudes, the means of |x| below and above
@@ -60,10 +64,12 @@ def integer(payload: Int, leaf: Leaf) -> Encoder:
 
   1 bit: the sign times the mean of |x|; 1 - 2 / pi = 0.363 on N(0, 1).
 
-  Stochastic rounding has evenly spaced levels that reach from -max|x| to
-  max|x| and is unbiased; its error is at most one step.
+  Stochastic rounding has evenly spaced levels from -max|x| to max|x| and is
+  unbiased; its error is at most one step.
 
-  Wire: bits a value; 2 bytes a group, 4 for two magnitudes.
+  Wire: `bits` bits for each value and 2 bytes for each group, 4 bytes where a
+  group has two magnitudes. 1024 values at 4 bits in blocks of 128 take
+  512 + 8 * 2 = 528 bytes.
   Source: CocktailSGD (Wang et al., 2023, ICML) for 4 bits; SparseLoCo, arXiv
   2508.15706, for 2; 1-bit SGD (Seide et al., 2014) for 1.
   Differs: bfloat16 scales; the two magnitudes of 2 bits follow the data.
@@ -75,14 +81,15 @@ def integer(payload: Int, leaf: Leaf) -> Encoder:
 
 
 def e3m0(payload: E3M0, leaf: Leaf) -> Encoder:
-  """A sign and a power of two: 0 or s 2^-6 ... s, with s = max|x| of a block.
+  """Encodes values as a sign and a power of two.
 
-  Each value goes to the nearest level. Between 2^j and 2^(j+1) the error is at
+  Levels are 0 and s 2^-6, s 2^-5, ..., s, with s = max|x| of a block, and each
+  value goes to the nearest one. Between 2^j and 2^(j+1) the error is at
   most 2^(j-1), a third of the value; below 2^-6 s at most 2^-7 s. Hence the
   squared error is at most x^2 / 9 + (2^-7 s)^2, which is 0.112 on N(0, 1); if
   log |x| is spread evenly between 2^j and 2^(j+1), it is 0.038 x^2.
 
-  Wire: 4 bits a value and 2 bytes a block.
+  Wire: 4 bits for each value and 2 bytes for each block.
   Source: Streaming DiLoCo, arXiv 2501.18512, section 2.4.
   Differs: the paper gives no scale; here the exponents hang from each block's
   largest value, and the lowest code is zero.
@@ -93,9 +100,12 @@ def e3m0(payload: E3M0, leaf: Leaf) -> Encoder:
     del key
     scales = _bfloat(_largest(values))
     size = _ratio(jnp.abs(values), scales)
-    # 4/3 puts the midpoints between powers of two onto powers of two.
+    # The midpoint of 2^j and 2^(j+1) is 3/4 of 2^(j+1). Times 4/3 it is a power
+    # of two, where frexp's exponent changes: 0.74 gives 0.987 = 0.987 * 2^0,
+    # so level 6 or s/2; 0.76 gives 1.013 = 0.507 * 2^1, so level 7 or s.
     _, exponent = jnp.frexp(size * (4 / 3))
-    # The exponent of zero is zero: it says nothing about small values.
+    # Below half of the lowest level, 2^-6, a value is 0. This is asked of the
+    # size, because frexp gives zero the exponent 0, as it gives 0.75.
     level = jnp.where(size >= 2.0**-7, jnp.clip(exponent + 6, 1, 7), 0)
     sign = (values < 0).astype(level.dtype)
     return (level + 8 * sign).astype(jnp.uint8), scales
@@ -110,7 +120,17 @@ def e3m0(payload: E3M0, leaf: Leaf) -> Encoder:
 
 
 def _coded(leaf, groups, width, bits, to_codes, to_values) -> Encoder:
-  """An encoder from what happens in [num_layers, groups, width]."""
+  """Builds an encoder from functions of grouped values.
+
+  Args:
+    leaf: Shape of the values.
+    groups: Groups of a layer (count).
+    width: Values of a group (count).
+    bits: Bits of a code.
+    to_codes: Function (values [num_layers, groups, width], key) -> (codes,
+      scales).
+    to_values: Function (codes, scales) -> values, the reverse.
+  """
 
   def encode(values: Array, key: Array) -> tuple[Array, ...]:
     codes, scales = to_codes(grouped(values, groups, width), key)
@@ -124,6 +144,7 @@ def _coded(leaf, groups, width, bits, to_codes, to_values) -> Encoder:
 
 
 def _nearest(bits: int):
+  """Returns functions to and from codes that round to the nearest level."""
   if bits == 2:
     return _two_magnitudes, _from_magnitudes
   if bits == 1:
@@ -144,16 +165,23 @@ def _nearest(bits: int):
 
 
 def _unbiased(bits: int):
-  """Stochastic rounding; few bits have no level to spare for zero."""
+  """Returns functions to and from codes with stochastic rounding.
+
+  4 and 8 bits have a level at zero: codes 1 to 15 stand for -7 to 7 steps. 2
+  bits have no level to spare for it: codes 0 to 3 stand for -1.5, -0.5, 0.5
+  and 1.5 steps.
+  """
   middle = 2 ** (bits - 1) if bits > 2 else (2**bits - 1) / 2
   reach = middle - 1 if bits > 2 else middle
   half = middle % 1
 
   def to_codes(values: Array, key: Array) -> tuple[Array, Array]:
-    # Rounded up, so that no value lies beyond the last level.
+    # bfloat16 may round a scale down by 2^-9 of it. So it is made a little
+    # larger before, and no value lies beyond the last level.
     scales = _bfloat(_largest(values) * ((1 + 2**-7) / reach))
     chance = jax.random.uniform(key, values.shape, jnp.float32)
-    # The middle is added last: next to it, a chance near 1 would become 1.
+    # The middle is added after floor. Added before, 8 + 0.9999999 would be 9
+    # in fp32, and zero would get the code of one step.
     codes = jnp.floor(_ratio(values, scales) + half + chance) + (middle - half)
     return jnp.clip(codes, 0, 2**bits - 1).astype(jnp.uint8), scales
 
@@ -164,6 +192,7 @@ def _unbiased(bits: int):
 
 
 def _two_magnitudes(values: Array, key: Array) -> tuple[Array, Array]:
+  """Returns codes of 2 bits: the sign, and whether |x| is above its mean."""
   del key
   largest = _largest(values)
   size = _ratio(jnp.abs(values), largest)
@@ -210,7 +239,7 @@ def _bfloat(scales: Array) -> Array:
 
 
 def _ratio(values: Array, scales: Array) -> Array:
-  """Divides by scales, in fp32; 0 where a scale is 0 or too small to invert."""
+  """Divides by scales in fp32; 0 where a scale is 0 or too small to invert."""
   wide = scales.astype(jnp.float32)
   is_usable = wide > _SMALLEST_SCALE
   inverse = jnp.where(is_usable, 1 / jnp.where(is_usable, wide, 1.0), 0.0)
@@ -218,31 +247,36 @@ def _ratio(values: Array, scales: Array) -> Array:
 
 
 def pack(codes: Array, bits: int) -> Array:
-  """Codes [..., N] below 2^bits as bytes [..., ceil(N bits / 8)].
+  """Packs codes [..., N] below 2^bits into bytes [..., ceil(N bits / 8)].
 
-  A byte holds codes that lie a whole row of bytes apart, so that packing is
-  the sum of a few shifted slices.
+  A byte does not hold neighbours, but codes that lie a whole row of bytes
+  apart. Packing is then an "or" of a few shifted slices, which vectorises.
+
+  4 bits, codes a b c d e f: rows (a b c) and (d e f), so the 3 bytes are
+  a + 16 d, b + 16 e, c + 16 f. 2 bits, codes a to g: padded with a zero to the
+  rows (a b), (c d), (e f), (g 0), so the 2 bytes are a + 4 c + 16 e + 64 g and
+  b + 4 d + 16 f.
   """
-  share = 8 // bits
-  if share == 1:
+  codes_per_byte = 8 // bits
+  if codes_per_byte == 1:
     return codes
-  width = -(-codes.shape[-1] // share)
-  missing = share * width - codes.shape[-1]
+  width = -(-codes.shape[-1] // codes_per_byte)
+  missing = codes_per_byte * width - codes.shape[-1]
   if missing:
     codes = jnp.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, missing)])
-  parts = codes.reshape(*codes.shape[:-1], share, width)
-  packed = parts[..., 0, :]
-  for number in range(1, share):
-    packed = packed | (parts[..., number, :] << jnp.uint8(bits * number))
+  rows = codes.reshape(*codes.shape[:-1], codes_per_byte, width)
+  packed = rows[..., 0, :]
+  for number in range(1, codes_per_byte):
+    packed = packed | (rows[..., number, :] << jnp.uint8(bits * number))
   return packed
 
 
 def unpack(packed: Array, bits: int, count: int) -> Array:
-  """The first `count` codes of every row of bytes."""
+  """Reverses `pack`: returns the `count` codes of every row of bytes."""
   if bits == 8:
     return packed
   mask = jnp.uint8(2**bits - 1)
-  parts = [
+  rows = [
     (packed >> jnp.uint8(bits * number)) & mask for number in range(8 // bits)
   ]
-  return jnp.concatenate(parts, axis=-1)[..., :count]
+  return jnp.concatenate(rows, axis=-1)[..., :count]

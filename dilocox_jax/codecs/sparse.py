@@ -1,4 +1,4 @@
-"""A few values stand for many: the largest ones, or a random part."""
+"""A few values stand for many: the largest ones, or random ones."""
 
 import functools
 
@@ -20,19 +20,22 @@ from dilocox_jax.plan.wire.payload import group_shape
 from dilocox_jax.plan.wire.reduction import RandomMask, TopK
 from dilocox_jax.pytypes import Array, Tree
 
-_ORDER_BITS = 15  # Of a bfloat16 without its sign.
+_MAGNITUDE_BITS = 15  # Bits of a bfloat16 without its sign.
 
 
 def top_k(payload: TopK, leaf: Leaf, inner: Encoder) -> Encoder:
-  """Keeps the largest values of each block; the others decode to zero.
+  """Encodes the largest values of each block; the others decode to zero.
 
   ||x - C(x)||^2 <= (1 - (1 - 2^-6) k / n) ||x||^2 if the kept values are sent
-  exactly. They are compared in bfloat16, and of equals the first are kept:
-  rows of an embedding that Adam moved once are as far from zero but for
-  rounding, which must not decide what is sent, as it differs between meshes.
+  exactly. Values are compared in bfloat16, and of equal ones the first are
+  kept. Rows of an embedding that Adam has moved once all have the same size,
+  but for rounding. Rounding differs between meshes, so it must not decide what
+  is sent.
 
-  Wire: packed indices of ceil(log2(block)) bits each, or one bit a value of
-  the block; then what `inner` makes of the kept values.
+  Wire: packed indices of ceil(log2(block)) bits for each kept value, or one
+  bit for each value of the block; then the kept values as `inner` encodes
+  them. The indices of 64 of 4096 values take 64 * 12 bits = 96 bytes packed,
+  and 512 bytes as a bitmap.
   Source: SparseLoCo, arXiv 2508.15706 (64 of 4096); CocktailSGD (Wang et al.,
   2023, ICML) for the bitmap.
   Differs: blocks are made equally long; CocktailSGD selects over a whole
@@ -76,23 +79,26 @@ def top_k(payload: TopK, leaf: Leaf, inner: Encoder) -> Encoder:
 
 
 def _among_largest(blocks: Array, count: int) -> Array:
-  """Which values [..., width] are the `count` largest; of equals, the first.
+  """Marks the `count` largest values of [..., width]; of equals, the first.
 
-  The smallest of them is found bit by bit, counting how many reach it: sorting
-  takes 20 times as long on a CPU (docs/log.md).
+  The smallest of them, `least`, is found bit by bit from the highest: a bit is
+  set if at least `count` values still reach the number with this bit. For the
+  2 largest of 6, 3, 5, 1 in 3 bits: 100 is reached by two values, so it stays;
+  110 is reached by one, so it does not; 101 is reached by two, so least is 5.
+  Sorting takes 20 times as long on a CPU (docs/log.md).
   """
-  # Without a sign, bits are ordered like the values they stand for.
+  # The bits of positive floats, read as integers, are ordered like the floats.
   order = jax.lax.bitcast_convert_type(
     jnp.abs(blocks).astype(jnp.bfloat16), jnp.uint16
   )
 
   def next_bit(number: Array, least: Array) -> Array:
-    bit = jnp.uint16(1) << (_ORDER_BITS - 1 - number).astype(jnp.uint16)
+    bit = jnp.uint16(1) << (_MAGNITUDE_BITS - 1 - number).astype(jnp.uint16)
     reaching = jnp.sum(order >= (least | bit), -1, jnp.int32, keepdims=True)
     return jnp.where(reaching >= count, least | bit, least)
 
   least = jnp.zeros((*order.shape[:-1], 1), jnp.uint16)
-  least = jax.lax.fori_loop(0, _ORDER_BITS, next_bit, least)
+  least = jax.lax.fori_loop(0, _MAGNITUDE_BITS, next_bit, least)
   above, equal = order > least, order == least
   left = count - jnp.sum(above, -1, jnp.int32, keepdims=True)
   return above | (equal & (jnp.cumsum(equal, -1, jnp.int32) <= left))
@@ -100,16 +106,20 @@ def _among_largest(blocks: Array, count: int) -> Array:
 
 @functools.partial(jnp.vectorize, excluded=(1,), signature="(w)->(c)")
 def _places(chosen: Array, count: int) -> Array:
-  """Where `count` of [..., width] are true, in order."""
+  """Returns the places of the `count` true values of [..., width], in order.
+
+  The nth of them is where the running count reaches n: (0 1 1 0 1) counts to
+  (0 1 2 2 3), so the places are 1, 2 and 4.
+  """
   number = jnp.cumsum(chosen, dtype=jnp.int32)
   nth = jnp.arange(1, count + 1, dtype=jnp.int32)
   return jnp.searchsorted(number, nth).astype(jnp.int32)
 
 
-def _spread(width: int, part: Array, places: Array) -> Array:
-  """Values [..., count] at their places among zeros [..., width]."""
-  whole = jnp.zeros((*part.shape[:-1], width), part.dtype)
-  return jnp.put_along_axis(whole, places, part, -1, inplace=False)
+def _spread(width: int, values: Array, places: Array) -> Array:
+  """Puts values [..., count] at their places among zeros [..., width]."""
+  zeros = jnp.zeros((*values.shape[:-1], width), values.dtype)
+  return jnp.put_along_axis(zeros, places, values, -1, inplace=False)
 
 
 def _pack_places(places: Array, bits: int) -> Array:
@@ -125,21 +135,24 @@ def _unpack_places(packed: Array, bits: int, count: int) -> Array:
 
 
 def _shifts(bits: int, ndim: int) -> Array:
-  """0 to bits - 1 along the last of some axes."""
+  """Returns 0 to bits - 1 along the last of `ndim` axes."""
   return jnp.arange(bits, dtype=jnp.int32).reshape((1,) * (ndim - 1) + (bits,))
 
 
 def random_mask(payload: RandomMask, leaf: Leaf, inner: Codec) -> Codec:
-  """Exchanges a random part of the values, drawn anew each time.
+  """Exchanges random values of a leaf, drawn anew each time.
 
-  The values are cut into as many strata as are drawn, and one is drawn of
-  each: every value's chance is the payload's fraction, to rounding of the
-  strata. The others decode to zero, so E ||x - C(x)||^2 = (1 - p) ||x||^2;
-  error feedback sends them later.
+  The values are cut into as many neighbourhoods (strata) as are drawn, and one
+  value is drawn of each. 10 values at a fraction of 0.3 have the strata 0-2,
+  3-5 and 6-9. Every value's chance is the payload's fraction p, up to the
+  rounding of strata. The others decode to zero, so E ||x - C(x)||^2 =
+  (1 - p) ||x||^2; error feedback sends them later.
 
-  Wire: nothing of its own, the seed is shared.
+  Wire: nothing of its own, because all replicas draw the same values; then the
+  drawn values as `inner` encodes them.
   Source: CocktailSGD (Wang et al., 2023, ICML).
-  Differs: drawn by strata, which needs no permutation of all values.
+  Differs: one value is drawn of each stratum, which needs no permutation of
+  all values.
   """
   count = payload.num_kept(leaf.size)
   bounds = np.linspace(0, leaf.size, count + 1).astype(np.int32)
@@ -154,17 +167,16 @@ def random_mask(payload: RandomMask, leaf: Leaf, inner: Codec) -> Codec:
     return jnp.asarray(bounds[:-1])[None] + offset
 
   def run(values: Array, state: Tree, key: Array) -> CodecSteps:
-    drawn = places(key)
     flat = values.reshape(leaf.num_layers, 1, -1)
-    drawn = drawn[:, None]
-    part = map_over_rows(
-      functools.partial(jnp.take_along_axis, axis=-1), flat, drawn
-    )
-    reduced, state = yield from inner.run(part[:, 0], state, key)
+    drawn = places(key)[:, None]
+    take = functools.partial(jnp.take_along_axis, axis=-1)
+    drawn_values = map_over_rows(take, flat, drawn)[:, 0]
+    # The inner codec's messages are this codec's messages.
+    reduced, state = yield from inner.run(drawn_values, state, key)
 
-    def spread(part: Array) -> Array:
+    def spread(mean: Array) -> Array:
       put = functools.partial(_spread, leaf.size)
-      return map_over_rows(put, part[:, None], drawn).reshape(values.shape)
+      return map_over_rows(put, mean[:, None], drawn).reshape(values.shape)
 
     return Reduced(*map(spread, reduced)), state
 

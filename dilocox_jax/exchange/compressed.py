@@ -1,8 +1,21 @@
-"""The compressed exchange: codecs, transport, and what is remembered.
+"""The compressed exchange: codecs, transport, and their state.
 
-One leaf's codec knows nothing of the others; here all of them are taken
-through their phases in step, so that a phase is one message. A replica whose
-values are not finite sends zeros and is not counted.
+One leaf's codec knows nothing of the other leaves. Here all codecs run in step
+with each other, so that what they send at one time is one message. A replica
+whose values are not finite sends zeros and is not counted.
+
+How the codecs run in step: a codec is a generator (`codecs.base`). It yields
+dense values, which the exchange encodes, averages over replicas and sends back
+into it, and in the end it returns the averaged leaf. Two leaves, "bias" in int4
+(one message) and "kernel" as low-rank factors (two messages):
+
+    step  bias yields    kernel yields       one message carries
+    0     its values     left factor         both, encoded
+    1     (has ended)    right factor        the right factor alone
+    2                    (has ended)
+
+Generators run while the program is traced. The compiled program holds only the
+operations in this order.
 """
 
 import dataclasses
@@ -12,7 +25,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.codecs.base import Codec, Reduced, split_keys
+from dilocox_jax.codecs.base import Codec, CodecSteps, Reduced, split_keys
 from dilocox_jax.codecs.compose import codec
 from dilocox_jax.codecs.low_rank import Factors
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
@@ -20,15 +33,15 @@ from dilocox_jax.exchange import transport
 from dilocox_jax.plan.wire.leaf import leaf_of
 from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.pytypes import Array, Boolean, Index, Tree
-from dilocox_jax.trees import all_finite, leaves_by_path
+from dilocox_jax.trees import leaves_by_path
 
 
 class CodecState(NamedTuple):
-  """What codecs carry from one exchange of a fragment to the next.
+  """State that codecs carry from one exchange of a fragment to the next.
 
   Attributes:
     count: Exchanges so far (int32 scalar); random keys follow from it.
-    leaves: Every leaf's codec state by path.
+    leaves: Codec state of every leaf by path.
   """
 
   count: Index
@@ -36,12 +49,13 @@ class CodecState(NamedTuple):
 
 
 class Exchange(NamedTuple):
-  """Averages a tree over the replica axis and says what one's own part was.
+  """Averages a tree over the replica axis.
 
   Attributes:
-    init: From one fragment's parameters to the state.
-    update: (values, whether this replica takes part, state) -> (mean, own,
-      state), both float32 trees like the values.
+    init: Function from one fragment's parameters to the state.
+    update: Function (values, whether this replica participates, state) ->
+      (mean, own, state). `own` is what the others received of this replica's
+      values; both are float32 trees like the values.
   """
 
   init: Callable[[Tree], CodecState]
@@ -53,10 +67,13 @@ class Compression:
   """How values travel.
 
   Attributes:
-    payload: What is sent.
-    collective: By which operation (`plan.collectives.COLLECTIVES`).
-    seed: Of random masks, starts and roundings.
-    max_rank: Rank that low-rank states have room for; 0: the payload's own.
+    payload: Codec of every leaf.
+    collective: Operation that carries them, one of
+      `plan.wire.collectives.COLLECTIVES`.
+    seed: Integer seed of random masks, first low-rank factors and stochastic
+      rounding.
+    max_rank: Columns that low-rank states have room for; 0 means the
+      payload's rank.
   """
 
   payload: Payload
@@ -65,93 +82,108 @@ class Compression:
   max_rank: int = 0
 
 
-def compressed(how: Compression) -> Exchange:
+def compressed(compression: Compression) -> Exchange:
   """Builds an exchange for use under the axis "replica".
 
-  Args:
-    how: Payload and collective.
-  """
+  Wire: bytes of the payload (`plan.wire.traffic`) and one flag a message,
+  which says whether its sender participates.
 
-  def codecs(tree: Tree) -> dict[str, Codec]:
+  Args:
+    compression: Payload and collective.
+  """
+  payload, max_rank = compression.payload, compression.max_rank
+
+  def codecs_of(tree: Tree) -> dict[str, Codec]:
     return {
-      path: codec(how.payload.at(path), leaf_of(path, leaf.shape), how.max_rank)
+      path: codec(payload.at(path), leaf_of(path, leaf.shape), max_rank)
       for path, leaf in leaves_by_path(tree).items()
     }
 
   def init(params: Tree) -> CodecState:
-    built = codecs(params)
-    keys = split_keys(jax.random.key(how.seed), built)
-    leaves = {path: built[path].init(keys[path]) for path in built}
+    codecs = codecs_of(params)
+    keys = split_keys(jax.random.key(compression.seed), codecs)
+    leaves = {path: codecs[path].init(keys[path]) for path in codecs}
     return CodecState(jnp.int32(0), leaves)
 
   def update(
     values: Tree, participates: Boolean, state: CodecState
   ) -> tuple[Tree, Tree, CodecState]:
     num_replicas = jax.lax.psum(1, REPLICA_AXIS)
-    shared = jax.random.fold_in(jax.random.key(how.seed), state.count)
-    # Masks must agree, roundings must not.
-    own_number = jax.lax.axis_index(REPLICA_AXIS)
+    codecs = codecs_of(values)
+    # All replicas must draw the same mask, so codecs get the shared key. Each
+    # must round by itself, so encoders get a key of the replica.
+    shared_key = jax.random.key(compression.seed)
+    shared_key = jax.random.fold_in(shared_key, state.count)
+    replica = jax.lax.axis_index(REPLICA_AXIS)
 
-    def reduce(asked: dict[str, Array], built: dict[str, Codec], phase: int):
-      keys = split_keys(jax.random.fold_in(shared, phase + 1), asked)
+    def reduce(yielded: dict[str, Array], step: int) -> dict[str, Reduced]:
+      step_key = jax.random.fold_in(shared_key, step + 1)
+      keys = split_keys(step_key, yielded)
       outgoing = {
         path: transport.LeafMessage(
-          values,
-          *built[path].messages[phase],
-          jax.random.fold_in(keys[path], own_number),
+          dense,
+          *codecs[path].messages[step],
+          jax.random.fold_in(keys[path], replica),
         )
-        for path, values in asked.items()
+        for path, dense in yielded.items()
       }
       return transport.reduce(
-        outgoing, participates, num_replicas, how.collective
+        outgoing, participates, num_replicas, compression.collective
       )
 
     leaves = leaves_by_path(values)
-    kept = {
-      path: jnp.where(participates, leaf, jnp.zeros_like(leaf))
-      for path, leaf in leaves.items()
-    }
-    ends = _run(codecs(values), kept, state.leaves, shared, reduce)
-    mean = {path: reduced.mean for path, (reduced, _) in ends.items()}
-    own = {path: reduced.own for path, (reduced, _) in ends.items()}
-    states = {path: ends[path][1] for path in leaves}
-    return (
-      _like(values, mean),
-      _like(values, own),
-      CodecState(state.count + 1, states),
-    )
+    keys = split_keys(shared_key, codecs)
+    runs = {}
+    for path, leaf in leaves.items():
+      sent = jnp.where(participates, leaf, jnp.zeros_like(leaf))
+      stacked = sent.reshape(leaf_of(path, leaf.shape).stacked_shape)
+      runs[path] = codecs[path].run(stacked, state.leaves[path], keys[path])
+    ends = _run_in_step(runs, reduce)
+    mean = _like(values, {path: ends[path][0].mean for path in ends})
+    own = _like(values, {path: ends[path][0].own for path in ends})
+    new_leaves = {path: ends[path][1] for path in leaves}
+    return mean, own, CodecState(state.count + 1, new_leaves)
 
   return Exchange(init, update)
 
 
-def _run(
-  built: dict[str, Codec], values: dict[str, Array], states, key, reduce
+def _run_in_step(
+  runs: dict[str, CodecSteps],
+  reduce: Callable[[dict[str, Array], int], dict[str, Reduced]],
 ) -> dict[str, tuple[Reduced, Tree]]:
-  """Takes every leaf's codec through its phases, all in step."""
-  keys = split_keys(key, built)
-  runs = {}
-  for path, leaf in values.items():
-    view = leaf.reshape(leaf_of(path, leaf.shape).stacked_shape)
-    runs[path] = built[path].run(view, states[path], keys[path])
-  asked = {path: next(run) for path, run in runs.items()}
-  ends, phase = {}, 0
-  while asked:
-    answers = reduce(asked, built, phase)
-    asked = {}
-    for path, answer in answers.items():
+  """Runs the codecs of all leaves, each step of all of them together.
+
+  Args:
+    runs: Codec generator of every leaf by path, not started yet.
+    reduce: Function (values by path, step number) -> their means by path.
+
+  Returns:
+    For every leaf what its generator returns: the reduced values and the new
+    codec state.
+  """
+  yielded = {path: next(run) for path, run in runs.items()}
+  ends, step = {}, 0
+  while yielded:
+    results = reduce(yielded, step)
+    yielded = {}
+    for path, result in results.items():
+      # A codec answers with its next values, or ends with its return value.
       try:
-        asked[path] = runs[path].send(answer)
+        yielded[path] = runs[path].send(result)
       except StopIteration as stop:
         ends[path] = stop.value
-    phase += 1
+    step += 1
   return ends
 
 
 def grams(state: CodecState) -> dict[str, Array]:
-  """Factor products of the last mean, [num_layers, rank, rank], by path.
+  """Returns factor products of the last mean by path.
 
   Args:
-    state: Of any payload; only low-rank leaves have factors.
+    state: State of any payload. Only low-rank leaves have factors.
+
+  Returns:
+    Arrays [num_layers, rank, rank]; see `codecs.low_rank.Factors`.
   """
   return {
     path: leaf.gram
@@ -161,17 +193,7 @@ def grams(state: CodecState) -> dict[str, Array]:
 
 
 def _like(tree: Tree, leaves: dict[str, Array]) -> Tree:
-  """Leaves by path in the structure and shapes of a tree."""
-  shaped = [
-    leaves[path].reshape(leaf.shape)
-    for path, leaf in leaves_by_path(tree).items()
-  ]
+  """Puts leaves by path into the structure and shapes of a tree."""
+  shapes = {path: leaf.shape for path, leaf in leaves_by_path(tree).items()}
+  shaped = [leaves[path].reshape(shape) for path, shape in shapes.items()]
   return jax.tree.unflatten(jax.tree.structure(tree), shaped)
-
-
-def finite_part(values: Tree) -> tuple[Tree, Boolean]:
-  """The values, or zeros if any of them is not finite; and whether all are."""
-  is_finite = all_finite(values)
-  return jax.tree.map(
-    lambda leaf: jnp.where(is_finite, leaf, jnp.zeros_like(leaf)), values
-  ), is_finite

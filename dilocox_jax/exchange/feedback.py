@@ -1,10 +1,19 @@
 """Error feedback: what an exchange lost is added to the next one.
 
-sent = C(d + e), e <- decay (d + e - R), where R is what the others received
-of this replica ("own"), or the mean that all received ("mean"). Both stand in
-the literature: the first keeps every replica's own deviation exactly, the
-second also keeps what a second rounding of the mean lost, but carries the
-replicas' disagreement along.
+A replica sends C(d + e) and keeps e <- decay (d + e - R), where d is its new
+value, e the residual, C the codec, and R what was received: of this replica
+("own"), or the mean that all received ("mean"). Both are in the literature.
+"own" keeps every replica's own deviation exactly. "mean" also keeps what a
+second rounding of the mean lost, but carries the replicas' disagreement along.
+
+A codec that rounds to whole numbers, d = 0.4 in every exchange, decay 1:
+
+    exchange    d + e    sent    e after
+    1           0.4      0       0.4
+    2           0.8      1      -0.2
+    3           0.2      0       0.2
+    4           0.6      1      -0.4
+    5           0.0      0       0.0     2 sent of 5 * 0.4 = 2
 """
 
 import dataclasses
@@ -13,15 +22,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dilocox_jax.checks import one_of, require
 from dilocox_jax.codecs.base import Encoder
 from dilocox_jax.codecs.quantize import integer
 from dilocox_jax.exchange.compressed import (
   CodecState,
   Compression,
   compressed,
-  finite_part,
   grams,
 )
+from dilocox_jax.exchange.mean import finite_part
 from dilocox_jax.plan.choices import REFERENCES, RESIDUAL_DTYPES
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.payload import Int
@@ -31,12 +41,12 @@ _EIGHT_BITS = Int(8)
 
 
 class FeedbackState(NamedTuple):
-  """What a compressed exchange remembers of a fragment, for one replica.
+  """State of a compressed exchange of one fragment, for one replica.
 
   Attributes:
-    codec: The codecs' state.
-    residual: What was not sent yet, like the fragment; at 8 bits, codes and
-      scales of every leaf; None without feedback.
+    codec: State of the codecs.
+    residual: What was not sent yet, a tree like the fragment. At 8 bits every
+      leaf is a pair of codes and scales. None without feedback.
   """
 
   codec: CodecState
@@ -49,9 +59,9 @@ class Feedback:
 
   Attributes:
     decay: Share of the residual that is kept, 0 (none) to 1 (all).
-    against: "own" or "mean".
-    dtype: Memory of the residual: "float32", "bfloat16", or "int8" (with a
-      bfloat16 scale each 128 values: 1.016 bytes a value).
+    against: What the residual is measured against, "own" or "mean".
+    dtype: Type in which the residual is kept: "float32", "bfloat16", or "int8"
+      (with a bfloat16 scale for each 128 values: 1.016 bytes a value).
   """
 
   decay: float = 1.0
@@ -59,95 +69,95 @@ class Feedback:
   dtype: str = "float32"
 
   def __post_init__(self):
-    for name, choices in (
-      ("against", REFERENCES),
-      ("dtype", RESIDUAL_DTYPES),
-    ):
-      value = getattr(self, name)
-      if value not in choices:
-        named = ", ".join(choices)
-        raise ValueError(f"{name}={value!r} must be one of {named}")
-    if not 0 <= self.decay <= 1:
-      raise ValueError(f"decay={self.decay} must lie between 0 and 1")
+    one_of("against", self.against, REFERENCES)
+    one_of("dtype", self.dtype, RESIDUAL_DTYPES)
+    require(
+      0 <= self.decay <= 1, f"decay={self.decay} must lie between 0 and 1"
+    )
 
 
 def compressed_mean(
-  how: Compression, feedback: Feedback | None = None
+  compression: Compression, feedback: Feedback | None = None
 ) -> Aggregator:
-  """Averages encoded values over those replicas whose values are finite.
+  """Averages encoded values over the replicas whose values are finite.
 
+  Wire: bytes of the payload and a flag a message (`compressed`); a residual
+  never leaves its replica.
   Source: Seide et al., 2014, for error feedback; Karimireddy et al., 2019,
   arXiv 1901.09847, for its convergence; DiLoCoX, arXiv 2506.21263, Algorithm
-  2, against the mean; SparseLoCo, arXiv 2508.15706, with decay against one's
-  own. Differs: a replica that is not finite loses its residual.
+  2, against the mean; SparseLoCo, arXiv 2508.15706, with decay against the
+  replica's own.
+  Differs: a replica that is not finite loses its residual.
 
   Args:
-    how: Payload and collective.
-    feedback: None sends everything once and forgets what was lost.
+    compression: Payload and collective.
+    feedback: How residuals are kept; None forgets what was lost.
   """
-  exchange = compressed(how)
+  exchange = compressed(compression)
 
   def init(params: Tree) -> FeedbackState:
-    state = exchange.init(params)
+    codec = exchange.init(params)
     if feedback is None:
-      return FeedbackState(state, None)
+      return FeedbackState(codec, None)
     zeros = jax.tree.map(jnp.zeros_like, params)
-    return FeedbackState(state, _stored(zeros, feedback.dtype))
+    return FeedbackState(codec, _stored(zeros, feedback.dtype))
 
   def average(
     values: Tree, state: FeedbackState
   ) -> tuple[Tree, Tree, FeedbackState]:
     wanted = values
     if feedback is not None:
-      owed = _restored(state.residual, values, feedback.dtype)
-      wanted = jax.tree.map(jnp.add, values, owed)
-    # Of the sum, not of the values: a residual that left fp32's range would
-    # never come back.
-    wanted, is_finite = finite_part(wanted)
-    mean, own, codec = exchange.update(wanted, is_finite, state.codec)
+      old_residual = _restored(state.residual, values, feedback.dtype)
+      wanted = jax.tree.map(jnp.add, values, old_residual)
+    # The sum is checked, not the values: 3e38 + 3e38 is no fp32 number, and a
+    # residual that has left fp32's range would never come back.
+    finite, is_finite = finite_part(wanted)
+    mean, own, codec = exchange.update(finite, is_finite, state.codec)
     residual = None
     if feedback is not None:
-      seen = own if feedback.against == "own" else mean
-
+      received = own if feedback.against == "own" else mean
       decay = feedback.decay
 
       def lost(want: Array, got: Array) -> Array:
-        left = decay * (want - got.astype(want.dtype))
-        return jnp.where(is_finite, left, jnp.zeros_like(left))
+        rest = decay * (want - got.astype(want.dtype))
+        return jnp.where(is_finite, rest, jnp.zeros_like(rest))
 
-      residual = _stored(jax.tree.map(lost, wanted, seen), feedback.dtype)
+      residual = jax.tree.map(lost, finite, received)
+      residual = _stored(residual, feedback.dtype)
     mean = jax.tree.map(lambda m, v: m.astype(v.dtype), mean, values)
-    # What is not finite stays so here, and shows in the drift.
+    # A replica that was left out reports what it wanted to send as it is, so
+    # that its drift is not finite and the host learns of it.
     sent = jax.tree.map(
-      lambda x, v: jnp.where(is_finite, x.astype(v.dtype), v), own, values
+      lambda x, v: jnp.where(is_finite, x.astype(v.dtype), v), own, wanted
     )
     return mean, sent, FeedbackState(codec, residual)
 
-  # Codecs must stay in step; what is owed is each replica's own.
+  # Codec state is equal on all replicas, so it has no replica axis. Each
+  # replica has its own residual.
   axes = FeedbackState(codec=None, residual=0)  # pyright: ignore
   return Aggregator(init, average, axes, lambda state: grams(state.codec))
 
 
 def _stored(residual: Tree, dtype: str) -> Tree:
-  """The residual as it is kept between exchanges."""
+  """Returns the residual in the type in which it is kept."""
   if dtype == "float32":
     return residual
   if dtype == "bfloat16":
     return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), residual)
-  key = jax.random.key(0)  # Rounding to nearest draws nothing.
+  key = jax.random.key(0)  # Rounding to the nearest level draws nothing.
   return jax.tree.map(
     lambda leaf: _byte_coder(leaf).encode(leaf[None], key), residual
   )
 
 
-def _restored(kept: Tree, like: Tree, dtype: str) -> Tree:
-  """The residual in the values' own type."""
+def _restored(stored: Tree, like: Tree, dtype: str) -> Tree:
+  """Reverses `_stored`: returns the residual in the values' own type."""
   if dtype != "int8":
-    return jax.tree.map(lambda old, new: old.astype(new.dtype), kept, like)
+    return jax.tree.map(lambda old, new: old.astype(new.dtype), stored, like)
   return jax.tree.map(
     lambda new, old: _byte_coder(new).decode(old)[0].astype(new.dtype),
     like,
-    kept,
+    stored,
   )
 
 

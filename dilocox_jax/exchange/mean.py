@@ -1,7 +1,7 @@
 """The uncompressed exchange: a mean over replicas.
 
-Codecs and error feedback are further aggregators, with a state of their own,
-in the place of this one.
+Codecs and error feedback are other aggregators with a state of their own. They
+take the place of this one.
 """
 
 import jax
@@ -15,11 +15,14 @@ from dilocox_jax.trees import all_finite
 
 
 def mean_of_finite_replicas() -> Aggregator:
-  """Averages over those replicas whose values are all finite.
+  """Averages over the replicas whose values are all finite.
 
-  A replica that has diverged is left out of the mean, so that it cannot
-  poison the others; if none is finite the mean is zero. Sums run in fp32 or
-  the input's own wider type.
+  A replica that has diverged is left out of the mean, so that it cannot spoil
+  the others; its `sent` stays not finite, which shows in the drift. If no
+  replica is finite, the mean is zero. Sums run in fp32, or in the values' own
+  type if that is wider.
+
+  Wire: 4 bytes a value, and 4 for the count of participants, in an all-reduce.
 
   Returns:
     An `Aggregator` without state, for use under the axis "replica".
@@ -30,13 +33,10 @@ def mean_of_finite_replicas() -> Aggregator:
     return optax.EmptyState()
 
   def average(values: Tree, state: Tree) -> tuple[Tree, Tree, Tree]:
-    finite = all_finite(values)
-
-    def kept(leaf):
-      wide = leaf.astype(np.promote_types(np.float32, leaf.dtype))
-      return jnp.where(finite, wide, jnp.zeros_like(wide))
-
-    totals, count = summed(jax.tree.map(kept, values), finite)
+    wide = jax.tree.map(
+      lambda leaf: leaf.astype(np.promote_types(np.float32, leaf.dtype)), values
+    )
+    totals, count = summed(*finite_part(wide))
     mean = jax.tree.map(
       lambda total, leaf: mean_of_participants(total, count).astype(leaf.dtype),
       totals,
@@ -47,21 +47,30 @@ def mean_of_finite_replicas() -> Aggregator:
   return Aggregator(init, average)
 
 
+def finite_part(values: Tree) -> tuple[Tree, Boolean]:
+  """Returns the values, or zeros if one is not finite; and whether all are."""
+  is_finite = all_finite(values)
+  return jax.tree.map(
+    lambda leaf: jnp.where(is_finite, leaf, jnp.zeros_like(leaf)), values
+  ), is_finite
+
+
 def summed(values: Tree, participates: Boolean) -> tuple[Tree, Scalar]:
-  """Sums over replicas, and how many of them took part.
+  """Sums values over replicas and counts the participants.
 
   The count is one more number of the values' type, so that the compiler puts
-  it into their message: one of its own would cost a slow link as much latency
-  again. In 16 bits it is exact up to `plan.collectives.MOST_IN_16_BITS`.
+  it into the same message. A message of its own would cost a slow link as much
+  latency again. In 16 bits it is exact up to
+  `plan.wire.collectives.MOST_IN_16_BITS` replicas.
 
   Args:
-    values: Of one type; zeros from those who take no part.
-    participates: Whether this replica does.
+    values: Leaves of one type; zeros if this replica does not participate.
+    participates: Whether this replica participates.
   """
   flag = participates.astype(jax.tree.leaves(values)[0].dtype)
   return jax.lax.psum((values, flag), REPLICA_AXIS)
 
 
 def mean_of_participants(total: Array, count: Scalar) -> Array:
-  """The mean of those who took part; what none of them sent stays zero."""
+  """Divides a sum by the number of participants; zero if there is none."""
   return total / jnp.maximum(count, 1).astype(total.dtype)

@@ -1,11 +1,14 @@
 """Wire arrays as bytes, in one message.
 
 What is gathered or swapped is laid out as bytes in one array, so that a slow
-link sees one message and not one a leaf. Where a replica has several devices
-each sends what it holds, to its like in the other replicas: together they
-send what one device would, and nothing is collected first. What does not come
-out even is cut into equal numbers of bytes, so that all devices together send
-fewer bytes more than they are.
+link carries one message instead of one for each leaf.
+
+Where a replica has several devices, each device sends what it holds to the
+devices that hold the same part in the other replicas. Together they send what
+one device would send, and nothing is collected first. Arrays that the devices
+do not hold in equal parts are put together as bytes and cut into one equal
+part for each device. That takes a few bytes of padding, fewer than there are
+devices: 10 bytes on 4 devices are 4 parts of 3 bytes.
 """
 
 import math
@@ -24,69 +27,74 @@ from dilocox_jax.distributed.replicas import REPLICA_AXIS, partition
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.pytypes import Array
 
-Sent = Sequence[tuple[Array, ...]]  # Wire arrays of every parcel.
+Messages = Sequence[tuple[Array, ...]]  # Wire arrays of every leaf.
 
 
-def all_gathered(sent: Sent) -> list[tuple[Array, ...]]:
-  """Everything that all replicas send, [M, ...] where it was [...]."""
-  return _by_device(sent, 0, lambda raw: jax.lax.all_gather(raw, REPLICA_AXIS))
-
-
-def all_to_all(sent: Sent) -> list[tuple[Array, ...]]:
-  """From [M, ...] by receiver to [M, ...] by sender."""
-  return _by_device(
-    sent, 1, lambda raw: jax.lax.all_to_all(raw, REPLICA_AXIS, 0, 0)
+def all_gathered(messages: Messages) -> list[tuple[Array, ...]]:
+  """Gathers every replica's arrays: [...] becomes [M, ...]."""
+  return _over_devices(
+    messages, 0, lambda raw: jax.lax.all_gather(raw, REPLICA_AXIS)
   )
 
 
-def _by_device(
-  sent: Sent, num_kept: int, move: Callable[[Array], Array]
+def all_to_all(messages: Messages) -> list[tuple[Array, ...]]:
+  """Swaps arrays: [M, ...] by receiver becomes [M, ...] by sender."""
+  return _over_devices(
+    messages, 1, lambda raw: jax.lax.all_to_all(raw, REPLICA_AXIS, 0, 0)
+  )
+
+
+def _over_devices(
+  messages: Messages, num_kept: int, move: Callable[[Array], Array]
 ) -> list[tuple[Array, ...]]:
-  """Moves arrays as bytes, each device what it holds.
+  """Moves arrays as bytes; each device moves what it holds.
 
   Args:
-    sent: What is moved; its first `num_kept` axes are.
-    num_kept: 0 or 1.
-    move: From bytes [..., N] to bytes [M, N].
+    messages: Arrays to move.
+    num_kept: Leading axes that are not turned into bytes, 0 or 1.
+    move: Function from bytes [..., N] to bytes [M, N].
   """
-  arrays, tree = jax.tree.flatten(list(sent))
+  arrays, tree = jax.tree.flatten(list(messages))
   division = current_division()
   if division.num_devices == 1:
     return jax.tree.unflatten(tree, _moved(arrays, num_kept, move))
   specs = [_spec(division, array, num_kept) for array in arrays]
-  odd = [array for array, spec in zip(arrays, specs, strict=True) if not spec]
-  even = [array for array, spec in zip(arrays, specs, strict=True) if spec]
+  pairs = list(zip(arrays, specs, strict=True))
+  undivided = [array for array, spec in pairs if not spec]
+  operands = [array for array, spec in pairs if spec]
   in_specs = [spec for spec in specs if spec]
   out_specs = [PartitionSpec(None, *spec[num_kept:]) for spec in in_specs]
-  if odd:
-    even.append(_filled(_bundled(odd, num_kept), division.num_devices))
+  if undivided:
+    raw = _padded(_bundled(undivided, num_kept), division.num_devices)
+    operands.append(raw)
     in_specs.append(PartitionSpec(*([None] * num_kept), INNER_AXES))
     out_specs.append(PartitionSpec(None, INNER_AXES))
 
-  def local(*pieces: Array) -> tuple[Array, ...]:
-    return tuple(_moved(pieces, num_kept, move))
+  def device_program(*local_arrays: Array) -> tuple[Array, ...]:
+    return tuple(_moved(local_arrays, num_kept, move))
 
-  found = list(
-    map_over_devices(local, tuple(in_specs), tuple(out_specs))(*even)
+  over_devices = map_over_devices(
+    device_program, tuple(in_specs), tuple(out_specs)
   )
-  cut = _unbundled(found.pop(), odd, num_kept) if odd else []
-  of_even, of_odd = iter(found), iter(cut)
-  moved = [next(of_even if spec else of_odd) for spec in specs]
-  return jax.tree.unflatten(tree, moved)
+  results = list(over_devices(*operands))
+  unpacked = _unbundled(results.pop(), undivided, num_kept) if undivided else []
+  from_divided, from_undivided = iter(results), iter(unpacked)
+  in_order = [next(from_divided if spec else from_undivided) for spec in specs]
+  return jax.tree.unflatten(tree, in_order)
 
 
 def _spec(
   division: Division, array: Array, num_kept: int
 ) -> PartitionSpec | None:
-  """How the devices of a replica divide an array, if it comes out even."""
-  found = division.flat_spec(array.shape[num_kept:])
-  if found is None:
+  """How a replica's devices divide an array equally; None if they cannot."""
+  spec = division.flat_spec(array.shape[num_kept:])
+  if spec is None:
     return None
-  return PartitionSpec(*([None] * num_kept), *partition(found))
+  return PartitionSpec(*([None] * num_kept), *partition(spec))
 
 
-def _filled(raw: Array, multiple: int) -> Array:
-  """Bytes [..., N], with zeros up to a multiple."""
+def _padded(raw: Array, multiple: int) -> Array:
+  """Pads bytes [..., N] with zeros to a multiple."""
   missing = -raw.shape[-1] % multiple
   return jnp.pad(raw, [(0, 0)] * (raw.ndim - 1) + [(0, missing)])
 
@@ -98,7 +106,7 @@ def _moved(
 
 
 def _bundled(arrays: Sequence[Array], num_kept: int) -> Array:
-  """All arrays as bytes in one; their first `num_kept` axes stay."""
+  """Returns all arrays as bytes in one; their first `num_kept` axes stay."""
 
   def as_bytes(array: Array) -> Array:
     raw = jax.lax.bitcast_convert_type(array, jnp.uint8)
@@ -108,23 +116,23 @@ def _bundled(arrays: Sequence[Array], num_kept: int) -> Array:
 
 
 def _unbundled(raw: Array, like: Sequence[Array], num_kept: int) -> list[Array]:
-  """Arrays like those that were bundled, with the axes of `raw` in front.
+  """Reverses `_bundled`, with the leading axes of `raw` in front.
 
   Args:
     raw: Bytes [..., N]; the axes before the last replace the kept ones.
-    like: What was bundled.
-    num_kept: As it was bundled.
+    like: Arrays that were bundled.
+    num_kept: Leading axes that were kept, as for `_bundled`.
   """
-  start, found = 0, []
+  start, arrays = 0, []
   for array in like:
     shape = (*raw.shape[:-1], *array.shape[num_kept:])
-    size = array.dtype.itemsize
-    length = math.prod(array.shape[num_kept:]) * size
-    part = raw[..., start : start + length]
+    item_bytes = array.dtype.itemsize
+    length = math.prod(array.shape[num_kept:]) * item_bytes
+    values = raw[..., start : start + length]
     start += length
-    if size > 1:
-      part = part.reshape(*shape, size)
-      found.append(jax.lax.bitcast_convert_type(part, array.dtype))
+    if item_bytes > 1:
+      values = values.reshape(*shape, item_bytes)
+      arrays.append(jax.lax.bitcast_convert_type(values, array.dtype))
     else:
-      found.append(part.reshape(shape).astype(array.dtype))
-  return found
+      arrays.append(values.reshape(shape).astype(array.dtype))
+  return arrays

@@ -1,9 +1,10 @@
 """Encoded values across the replica axis.
 
-All leaves of one phase travel together, as one message (`messages`), and with
-them whether their sender takes part: a message of its own would cost a slow
-link as much latency again. Which collective carries what is the plan's choice
-(`plan.collectives`), by which bytes are also counted.
+All leaves that a codec step sends travel together, as one message
+(`messages`). The message also says whether its sender participates: a message
+for that alone would cost a slow link as much latency again. The plan chooses
+which collective carries what (`plan.wire.collectives`), and counts the bytes
+by the same choice.
 """
 
 import math
@@ -24,12 +25,12 @@ from dilocox_jax.pytypes import Array, Boolean, Scalar
 
 
 class LeafMessage(NamedTuple):
-  """One leaf's part of a phase.
+  """One leaf's part of a message.
 
   Attributes:
-    values: [num_layers, *shape], this replica's.
-    encoding: How they are sent.
-    leaf: What they are.
+    values: Values of this replica, [num_layers, *shape].
+    encoding: How the values are encoded.
+    leaf: Shape of the values.
     key: Random key of this replica, for stochastic rounding.
   """
 
@@ -43,29 +44,37 @@ def reduce(
   outgoing: Mapping[str, LeafMessage],
   participates: Boolean,
   num_replicas: int,
-  choice: str,
+  collective: str,
 ) -> dict[str, Reduced]:
-  """Averages outgoing over those replicas that take part.
+  """Averages values over the replicas that participate.
 
   Args:
-    outgoing: By any name.
-    participates: Whether this replica does; if not, its values are zero.
+    outgoing: Message of every leaf by path.
+    participates: Whether this replica participates; if not, its values are
+      zero.
     num_replicas: M.
-    choice: One of `plan.collectives.COLLECTIVES`.
+    collective: One of `plan.wire.collectives.COLLECTIVES`.
+
+  Returns:
+    The mean and the replica's own part of it, by path.
   """
-  ways = {"all_reduce": _add, "all_gather": _gather, "reduce_scatter": _scatter}
-  found = {}
-  for kind, way in ways.items():
-    names = [
-      name
-      for name, parcel in outgoing.items()
-      if chosen_collective(parcel.encoding, choice, num_replicas) == kind
+  functions = {
+    "all_reduce": _add,
+    "all_gather": _gather,
+    "reduce_scatter": _scatter,
+  }
+  results = {}
+  for kind, function in functions.items():
+    paths = [
+      path
+      for path, message in outgoing.items()
+      if chosen_collective(message.encoding, collective, num_replicas) == kind
     ]
-    if names:
-      chosen_ones = [outgoing[name] for name in names]
-      answers = way(chosen_ones, participates, num_replicas)
-      found.update(zip(names, answers, strict=True))
-  return found
+    if paths:
+      leaves = [outgoing[path] for path in paths]
+      reduced = function(leaves, participates, num_replicas)
+      results.update(zip(paths, reduced, strict=True))
+  return results
 
 
 def _add(
@@ -84,90 +93,100 @@ def _add(
 def _gather(
   outgoing: Sequence[LeafMessage], participates: Boolean, num_replicas: int
 ) -> list[Reduced]:
-  """Everybody receives everything, decodes it and adds it up."""
+  """Every replica receives all messages, decodes them and adds them up."""
   coders, sent = _encoded(outgoing)
   flag = participates.astype(jnp.uint8)
-  *arrived, flags = messages.all_gathered([*sent, (flag[None],)])
+  *gathered, flags = messages.all_gathered([*sent, (flag[None],)])
   count = _count(flags)
-  answers = []
-  for coder, own, all_of_it in zip(coders, sent, arrived, strict=True):
-    # One at a time, so that no more than one replica's values are decoded.
-    total = coder.decode(tuple(array[0] for array in all_of_it))
+  results = []
+  for coder, own, arrays in zip(coders, sent, gathered, strict=True):
+    # One replica after the other, so that the decoded values of one replica
+    # at most are in memory.
+    total = coder.decode(tuple(array[0] for array in arrays))
     for replica in range(1, num_replicas):
-      total += coder.decode(tuple(array[replica] for array in all_of_it))
-    answers.append(
-      Reduced(mean_of_participants(total, count), coder.decode(own))
-    )
-  return answers
+      total += coder.decode(tuple(array[replica] for array in arrays))
+    mean = mean_of_participants(total, count)
+    results.append(Reduced(mean, coder.decode(own)))
+  return results
 
 
 def _scatter(
   outgoing: Sequence[LeafMessage], participates: Boolean, num_replicas: int
 ) -> list[Reduced]:
-  """Each replica adds up one chunk and sends its mean to all.
+  """Each replica owns a slice, adds it up and sends its mean to all.
 
-  The mean is rounded once more on its way; the replica's own part is what it
-  was before that.
+  M = 3 and 7 values: a slice has ceil(7 / 3) = 3 values, and zeros fill the
+  last one.
+
+      replica 0 has   1 2 3 | 4 5 6 | 7 0 0   encoded as three slices
+      all_to_all:     replica 0 receives the first slice of all three replicas,
+                      replica 1 the second, replica 2 the third
+      each owner      decodes three slices, adds them up, divides by the number
+                      of participants, and encodes the mean of its slice
+      all_gather:     every replica receives the means of the three slices,
+                      joins them and drops the two zeros
+
+  So the mean is rounded once more than the values. The replica's own part is
+  what the owners decoded of it, before that second rounding.
   """
-  cuts = [owner_slices(p.encoding, p.leaf, num_replicas) for p in outgoing]
+  slices = [owner_slices(m.encoding, m.leaf, num_replicas) for m in outgoing]
   coders = [
-    encoder(p.encoding, cut) for p, cut in zip(outgoing, cuts, strict=True)
+    encoder(m.encoding, cut) for m, cut in zip(outgoing, slices, strict=True)
   ]
   sent = [
-    coder.encode(_cut(parcel.values, cut), parcel.key)
-    for coder, parcel, cut in zip(coders, outgoing, cuts, strict=True)
+    coder.encode(_cut(message.values, cut), message.key)
+    for coder, message, cut in zip(coders, outgoing, slices, strict=True)
   ]
   flag = jnp.full((num_replicas, 1), participates, jnp.uint8)
   *swapped, flags = messages.all_to_all([*sent, (flag,)])
   count = _count(flags)
-  means, owners = [], []
-  for parcel, coder, cut, arrived in zip(
-    outgoing, coders, cuts, swapped, strict=True
+  means = []
+  for message, coder, cut, arrays in zip(
+    outgoing, coders, slices, swapped, strict=True
   ):
-    mean = mean_of_participants(
-      jnp.sum(coder.decode(arrived), axis=0, keepdims=True), count
-    )
-    owners.append(encoder(parcel.encoding, Leaf(1, cut.shape)))
-    key = jax.random.fold_in(parcel.key, num_replicas)
-    means.append(owners[-1].encode(mean, key))
-  answers = []
-  for parcel, coder, own, whole in zip(
+    total = jnp.sum(coder.decode(arrays), axis=0, keepdims=True)
+    mean = mean_of_participants(total, count)
+    # The values took their random numbers from the key itself.
+    key = jax.random.fold_in(message.key, num_replicas)
+    owner = encoder(message.encoding, Leaf(1, cut.shape))
+    means.append(owner.encode(mean, key))
+  results = []
+  for message, coder, own, arrays in zip(
     outgoing, coders, sent, messages.all_gathered(means), strict=True
   ):
-    mean = coder.decode(tuple(array[:, 0] for array in whole))
-    answers.append(
-      Reduced(
-        _joined(mean, parcel.values.shape),
-        _joined(coder.decode(own), parcel.values.shape),
-      )
+    mean = coder.decode(tuple(array[:, 0] for array in arrays))
+    shape = message.values.shape
+    results.append(
+      Reduced(_joined(mean, shape), _joined(coder.decode(own), shape))
     )
-  return answers
+  return results
 
 
 def _encoded(
   outgoing: Sequence[LeafMessage],
 ) -> tuple[list[Encoder], list[tuple[Array, ...]]]:
-  """Each parcel's encoder, and what it makes of the values."""
-  coders = [encoder(parcel.encoding, parcel.leaf) for parcel in outgoing]
+  """Returns each message's encoder and its wire arrays."""
+  coders = [encoder(message.encoding, message.leaf) for message in outgoing]
   sent = [
-    coder.encode(parcel.values, parcel.key)
-    for coder, parcel in zip(coders, outgoing, strict=True)
+    coder.encode(message.values, message.key)
+    for coder, message in zip(coders, outgoing, strict=True)
   ]
   return coders, sent
 
 
 def _count(flags: tuple[Array, ...]) -> Scalar:
-  """How many take part, from everybody's flag."""
-  (each,) = flags
-  return jnp.sum(each, dtype=jnp.float32)
+  """Counts the participants, given the flags of all replicas."""
+  (flag,) = flags
+  return jnp.sum(flag, dtype=jnp.float32)
 
 
-def _cut(values: Array, cut: Leaf) -> Array:
-  """Values as [M, chunk], zeros at the end."""
+def _cut(values: Array, slices: Leaf) -> Array:
+  """Values as [M, slice], with zeros at the end."""
   flat = values.reshape(-1)
-  flat = jnp.pad(flat, (0, cut.num_layers * cut.size - flat.size))
-  return flat.reshape(cut.stacked_shape)
+  flat = jnp.pad(flat, (0, slices.num_layers * slices.size - flat.size))
+  return flat.reshape(slices.stacked_shape)
 
 
-def _joined(chunked: Array, shape: tuple[int, ...]) -> Array:
-  return chunked.reshape(-1)[: math.prod(shape)].reshape(shape)
+def _joined(slices: Array, shape: tuple[int, ...]) -> Array:
+  """Reverses `_cut`: drops the zeros and restores the shape."""
+  return slices.reshape(-1)[: math.prod(shape)].reshape(shape)

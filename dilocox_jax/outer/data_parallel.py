@@ -1,8 +1,8 @@
 """Steps whose gradients are averaged: the baseline, and the warm start.
 
-Here each replica's gradient enters the exchange, never a difference of
-parameters: a - (a - b) is not b in floating point, and this path must equal
-training on the joint batch.
+The exchange is given each replica's gradient, never a difference of
+parameters. In floating point a - (a - b) is not b, and this path must equal
+training one model on the replicas' batches put together.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class SharedState(NamedTuple):
 def init_shared(
   params: Tree, optimizer: optax.GradientTransformation, aggregator: Aggregator
 ) -> SharedState:
-  """The state before the first step."""
+  """Returns the state before the first step."""
   return SharedState(params, optimizer.init(params), aggregator.init(params))
 
 
@@ -41,24 +41,26 @@ def run_steps(
   """Runs data-parallel steps, for one replica.
 
   Args:
-    gradient: (params, batch) -> (loss, gradients) of one replica.
-    optimizer: Runs on the mean gradient, clipping included.
-    aggregator: Averages over replicas.
+    gradient: Function (params, batch) -> (loss, gradients) of one replica.
+    optimizer: Optimizer that steps on the mean gradient, clipping included.
+    aggregator: Averages gradients over replicas.
     state: The shared state.
-    batches: This replica's batches, leaves [num_steps, ...].
+    batches: Batches of this replica, leaves [num_steps, ...].
 
   Returns:
-    The new state; the replica's own loss and the mean gradient's norm by
-    step, [num_steps] each.
+    The new state; metrics of every step, [num_steps] each: the replica's own
+    loss, and the norm of the mean gradient.
   """
 
   def body(carry: SharedState, batch: Tree):
     loss, own = gradient(carry.params, batch)
     mean, exchange = aggregator.update(own, carry.exchange)
-    updates, kept = optimizer.update(mean, carry.optimizer, carry.params)
+    updates, optimizer_state = optimizer.update(
+      mean, carry.optimizer, carry.params
+    )
     params = optax.apply_updates(carry.params, updates)
-    seen = StepMetrics(loss, optax.tree.norm(mean))
-    seen = jax.tree.map(lambda x: x.astype(jnp.float32), seen)
-    return SharedState(params, kept, exchange), seen
+    metrics = StepMetrics(loss, optax.tree.norm(mean))
+    metrics = jax.tree.map(lambda x: x.astype(jnp.float32), metrics)
+    return SharedState(params, optimizer_state, exchange), metrics
 
   return jax.lax.scan(body, state, batches)

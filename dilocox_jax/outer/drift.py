@@ -1,10 +1,19 @@
-"""How far replicas have drifted apart, from scalars alone.
+"""How far replicas have drifted apart, from two scalars a replica.
 
-Pairwise cosines would cost a second exchange. With the mean already at hand
-sum_{i != j} d_i . d_j = M^2 |mean|^2 - sum_i |d_i|^2, so two scalars a replica
-are enough. They are not added up in the program, where a few bytes would cost
-a slow link a message: each replica reports its own, beside its losses. All of
-it is about what was sent: with a codec, that is not quite what was measured.
+Pairwise cosines need every pair of pseudo-gradients, which would cost a second
+exchange. The mean is already at hand, and it gives the sum over pairs:
+
+    |sum_i d_i|^2 = sum_i |d_i|^2 + sum_{i != j} d_i . d_j
+    sum_{i != j} d_i . d_j = M^2 |mean|^2 - sum_i |d_i|^2
+
+For example d_1 = (3, 0) and d_2 = (0, 4): the mean is (1.5, 2) with a squared
+norm of 6.25, and 4 * 6.25 - (9 + 16) = 0. They are orthogonal. The same sum
+over |d_i| |d_j| is (3 + 4)^2 - 25 = 24, and the mean cosine is 0 / 24 = 0.
+
+The replicas do not add their scalars up in the program, where a few bytes
+would cost a slow link a message. Each reports its own beside its losses.
+All of this is about what was sent; a codec makes that differ from what was
+measured.
 """
 
 import math
@@ -20,15 +29,17 @@ from dilocox_jax.pytypes import Scalar, Tree
 
 
 class Drift(NamedTuple):
-  """What replicas report of one exchange of a fragment.
+  """Scalars that a replica reports of one exchange of a fragment.
 
   Scalars in one replica's program, arrays of all replicas outside.
 
   Attributes:
-    own_squared: |own|^2, a replica's own part of the mean.
-    apart_squared: |own - mean|^2, likewise.
-    mean_squared: |mean|^2, the same for all.
-    observed: What the aggregator found worth recording; arrays by name.
+    own_squared: |sent|^2, where `sent` is the replica's part of the mean. It
+      is not finite if the replica was left out of the mean because a value of
+      it was not finite.
+    apart_squared: |sent - mean|^2.
+    mean_squared: |mean|^2, the same for all replicas.
+    observed: Arrays that the aggregator wants recorded, by name.
   """
 
   own_squared: Any
@@ -37,37 +48,37 @@ class Drift(NamedTuple):
   observed: Any
 
 
-# Which of it has a leading replica axis (tree prefix).
+# Fields with a leading replica axis, as a tree prefix.
 AXES = Drift(0, 0, None, None)
 
 
 def squared_norm(tree: Tree) -> Scalar:
-  """Sum of squares over all leaves."""
+  """Returns the sum of squares over all leaves."""
   return sum(
     (jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)),
     start=jnp.zeros((), jnp.result_type(*jax.tree.leaves(tree))),
   )
 
 
-def drift(arrival: ExchangeResult) -> Drift:
-  """Measures one replica's disagreement behind an exchange; sends nothing."""
-  difference = jax.tree.map(jnp.subtract, arrival.sent, arrival.mean)
+def measure_drift(result: ExchangeResult) -> Drift:
+  """Measures one replica's drift in an exchange; it sends nothing."""
+  difference = jax.tree.map(jnp.subtract, result.sent, result.mean)
   return Drift(
-    squared_norm(arrival.sent),
+    squared_norm(result.sent),
     squared_norm(difference),
-    squared_norm(arrival.mean),
-    dict(arrival.observed),
+    squared_norm(result.mean),
+    dict(result.observed),
   )
 
 
 def by_window(drift: Drift) -> list[Drift]:
-  """The exchanges of a piece one by one, on the host.
+  """Splits the drift of a window group into its exchanges, on the host.
 
   Args:
-    drift: Of replicas, [M, num_windows]; of all, [num_windows, ...].
+    drift: Fields of replicas [M, num_windows], the others [num_windows, ...].
 
   Returns:
-    For every window [M] and [...].
+    For every window, fields of replicas [M] and the others [...].
   """
   own, apart = np.asarray(drift.own_squared), np.asarray(drift.apart_squared)
   return [
@@ -85,9 +96,10 @@ class Disagreement(NamedTuple):
   """Disagreement of the replicas about one fragment.
 
   Attributes:
-    cosine: Mean cosine between two replicas' pseudo-gradients, weighted by
-      the product of their norms; None where there is none, as for one replica.
-    disagreement: Root mean square over replicas of |own - mean|.
+    cosine: Mean cosine between two replicas' pseudo-gradients, weighted by the
+      product of their norms. None where there is none: for one replica, and
+      where all but one pseudo-gradient is zero.
+    disagreement: Root mean square over replicas of |sent - mean|.
     pseudo_gradient_norm: |mean|.
   """
 
@@ -99,12 +111,12 @@ class Disagreement(NamedTuple):
 def disagreement(
   own_squared: ArrayLike, apart_squared: ArrayLike, mean_squared: ArrayLike
 ) -> Disagreement:
-  """Puts together what the replicas reported, on the host.
+  """Puts the reports of all replicas together, on the host.
 
   Args:
-    own_squared: [M].
-    apart_squared: [M].
-    mean_squared: A scalar.
+    own_squared: Squared norm of every replica's part, [M].
+    apart_squared: Squared distance of every replica's part to the mean, [M].
+    mean_squared: Squared norm of the mean, a scalar.
   """
   own = np.asarray(own_squared, np.float64)
   mean = float(np.asarray(mean_squared, np.float64))

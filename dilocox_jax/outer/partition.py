@@ -1,10 +1,25 @@
 """Fragments of arrays, chosen by a number at run time.
 
-The plan says which layers a fragment has; here they are gathered from and
-scattered into stacked leaves, so that one piece of program serves all layer
-fragments. Whatever belongs to a fragment (outer momentum and count,
-pseudo-gradients in flight) is kept in a `Store`, one entry a fragment, and an
-optimizer never learns that it sees a part of the tree.
+The plan says which layers a fragment has (`Fragments.layer_table`). Here they
+are gathered from stacked leaves and scattered back, so that one piece of
+program serves all layer fragments. Whatever belongs to a fragment (outer
+momentum and count, pseudo-gradients in flight) is kept in a `Store` with one
+entry for each fragment. An optimizer never learns that it sees a part of the
+tree.
+
+Short fragments: 5 layers, P = 3, strided, give the table
+
+    fragment 1: layers 0, 2, 4
+    fragment 2: layers 1, 3, and 5 = num_layers, which stands for no layer
+
+`take` of fragment 2 fills the missing row with zeros, and `put` drops it: an
+index out of bounds reads the fill value and writes nothing. Zeros change no
+mean, no norm and no other row, so the padding is harmless, but it is sent.
+
+In host memory an index cannot be out of bounds (see `host_memory`), so the
+missing row stands for the fragment's first layer instead: rows (1, 3, 1). When
+reading, the third row is then set to zero. When writing, it gets the first
+row's values, places (0, 1, 0), so layer 1 is written twice with one value.
 """
 
 from typing import Any, NamedTuple
@@ -25,22 +40,23 @@ class Store(NamedTuple):
   """One value for every fragment.
 
   Attributes:
-    first: Fragment 0's value.
-    layers: The others', leaves stacked to [P - 1, ...]; None if P = 1.
+    first: Value of fragment 0.
+    layers: Values of the layer fragments, leaves stacked to [P - 1, ...];
+      None if P = 1.
   """
 
   first: Any
   layers: Any
 
   def get(self, fragment: FragmentIndex, *slot: Index) -> Tree:
-    """The value of one fragment, or of one of its slots, on the device."""
+    """Returns the value of a fragment, or of one slot of it, on the device."""
     values, index = self._place(fragment, slot)
     if not index:
       return host_memory.on_device(values)
     return jax.tree.map(lambda leaf: host_memory.row(leaf, *index), values)
 
   def set(self, fragment: FragmentIndex, value: Tree, *slot: Index) -> "Store":
-    """The store with one fragment's value, or one slot of it, replaced."""
+    """Returns a store in which a fragment's value, or a slot, is replaced."""
     values, index = self._place(fragment, slot)
 
     def put(leaf, new):
@@ -55,6 +71,7 @@ class Store(NamedTuple):
     return self._replace(layers=new)
 
   def _place(self, fragment: FragmentIndex, slot: tuple[Index, ...]):
+    """The leaves that hold a value, and the index of the value in them."""
     if isinstance(fragment, int):
       return self.first, slot
     return self.layers, (fragment - 1, *slot)
@@ -64,20 +81,19 @@ class Partition:
   """Takes fragments out of trees and puts them back."""
 
   def __init__(self, fragments: Fragments):
-    """Builds the gather table of a division into fragments."""
+    """Builds the gather tables of a division into fragments."""
     self.fragments = fragments
     self._table = fragments.layer_table
-    # In host memory, where nothing can be dropped, rows that a short fragment
-    # does not have stand for its first layer again.
+    # For arrays in host memory; the module's docstring has an example.
     self._is_there = self._table < fragments.num_layers
     self._rows = np.where(self._is_there, self._table, self._table[:, :1])
     places = np.arange(self._table.shape[1], dtype=np.int32)
     self._places = np.where(self._is_there, places, np.int32(0))
 
   def take(self, tree: Tree, fragment: FragmentIndex) -> Tree:
-    """One fragment of a parameter tree, on the device.
+    """Returns one fragment of a parameter tree, on the device.
 
-    Short layer fragments end in zeros.
+    Layer fragments are all as long as the longest; short ones end in zeros.
     """
     if self.fragments.num_fragments == 1:
       return host_memory.on_device(tree)
@@ -87,50 +103,53 @@ class Partition:
       )
     return self._gather(tree, fragment)
 
-  def put(self, tree: Tree, fragment: FragmentIndex, part: Tree) -> Tree:
-    """The tree, where it lies, with one fragment replaced."""
+  def put(self, tree: Tree, fragment: FragmentIndex, values: Tree) -> Tree:
+    """Returns the tree, in the memory it is in, with one fragment replaced."""
     if self.fragments.num_fragments == 1:
-      return host_memory.like(part, tree)
+      return host_memory.like(values, tree)
     if isinstance(fragment, int):
-      return {**tree, **host_memory.like(part, {k: tree[k] for k in part})}
-    layers, numbers, places = self._numbers(fragment)
+      return {**tree, **host_memory.like(values, {k: tree[k] for k in values})}
+    layers, rows, places = self._numbers(fragment)
 
-    def scatter(leaf, rows):
+    def scatter(leaf, new_rows):
       if host_memory.lies_on_host(leaf):
-        return host_memory.with_rows(leaf, rows, numbers, places)
-      return leaf.at[layers].set(rows, mode="drop", unique_indices=False)
+        return host_memory.with_rows(leaf, new_rows, rows, places)
+      return leaf.at[layers].set(new_rows, mode="drop", unique_indices=False)
 
-    blocks = jax.tree.map(scatter, tree[BLOCKS], part[BLOCKS])
+    blocks = jax.tree.map(scatter, tree[BLOCKS], values[BLOCKS])
     return {**tree, BLOCKS: blocks}
 
   def store(self, function, params: Tree) -> Store:
-    """A store of function(fragment of params) for every fragment."""
+    """Returns a store of function(fragment of params) for every fragment."""
     first = function(self.take(params, 0))
     if self.fragments.num_fragments == 1:
       return Store(first, None)
     numbers = jnp.arange(1, self.fragments.num_fragments, dtype=jnp.int32)
-    parts = jax.vmap(lambda p: self._gather(params, p))(numbers)
-    return Store(first, jax.vmap(function)(parts))
+    layer_fragments = jax.vmap(lambda p: self._gather(params, p))(numbers)
+    return Store(first, jax.vmap(function)(layer_fragments))
 
   def for_all(self, value: Any) -> Store:
-    """A store that holds one value for every fragment."""
+    """Returns a store with one and the same value for every fragment."""
     return Store(value, None if self.fragments.num_fragments == 1 else value)
 
   def _gather(self, tree: Tree, fragment: FragmentIndex) -> Tree:
-    layers, numbers, _ = self._numbers(fragment)
+    layers, rows, _ = self._numbers(fragment)
     is_there = jnp.asarray(self._is_there)[fragment - 1]
 
     def gather(leaf):
       if not host_memory.lies_on_host(leaf):
         return leaf.at[layers].get(mode="fill", fill_value=0)
-      rows = host_memory.rows(leaf, numbers)
-      kept = is_there.reshape(-1, *[1] * (leaf.ndim - 1))
-      return jnp.where(kept, rows, jnp.zeros_like(rows))
+      values = host_memory.rows(leaf, rows)
+      mask = is_there.reshape(-1, *[1] * (leaf.ndim - 1))
+      return jnp.where(mask, values, jnp.zeros_like(values))
 
     return {BLOCKS: jax.tree.map(gather, tree[BLOCKS])}
 
   def _numbers(self, fragment: FragmentIndex) -> tuple[Array, Array, Array]:
-    """A fragment's layers; the same without gaps; and whose rows they are."""
+    """Returns rows of three tables for a layer fragment, [K] each.
+
+    For fragment 2 above: layers (1, 3, 5), rows (1, 3, 1), places (0, 1, 0).
+    """
     tables = self._table, self._rows, self._places
     layers, rows, places = (jnp.asarray(x)[fragment - 1] for x in tables)
     return layers, rows, places

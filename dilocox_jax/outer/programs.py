@@ -1,9 +1,9 @@
 """The programs of a run, compiled for all replicas.
 
-One replica's code (`round`, `flush`, `data_parallel`) is mapped over the
-replica axis and compiled once for every static shape of a round; which
-numbers it runs with is data. Most methods need two shapes: the first rounds,
-in which nothing arrives yet, and all the others.
+The code of one replica (`round_program`, `data_parallel`) is mapped over the
+replica axis and compiled once for every static shape of a round. The numbers
+of a round are data. Most methods need two shapes: one for the first rounds, in
+which nothing is applied yet, and one for all the others.
 """
 
 import dataclasses
@@ -17,28 +17,25 @@ import optax
 
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import Replicas, described, is_none
-from dilocox_jax.outer import data_parallel, flush, round_program
-from dilocox_jax.outer.drift import AXES
+from dilocox_jax.outer import data_parallel, round_program
+from dilocox_jax.outer.drift import AXES, Drift
 from dilocox_jax.outer.round_program import ReplicaState, RoundState
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
 from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.plan.schedule.window_groups import (
   WindowGroup,
-  WindowTable,
   window_groups,
 )
 from dilocox_jax.pytypes import Aggregator, Tree
 
 
 def state_axes(outer: OuterTransform) -> RoundState:
-  """Which parts of the state have a leading replica axis (tree prefix)."""
+  """Returns 0 where leaves of the state are [M, ...], as a tree prefix."""
   own: Any = 0
-  outer_axes: list[Any] = [0 if outer.rule.is_per_replica else None] * 2
-  exchange = outer.partition.for_all(outer.aggregator.axes)
-  return RoundState(
-    OuterState(*outer_axes, exchange=exchange, in_flight=own),
-    ReplicaState(own, own),
-  )
+  shared: Any = own if outer.rule.is_per_replica else None
+  exchange: Any = outer.partition.for_all(outer.aggregator.axes)
+  outer_axes = OuterState(shared, shared, exchange, in_flight=own)
+  return RoundState(outer_axes, ReplicaState(own, own))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +43,10 @@ class RoundPrograms:
   """Runs rounds of all replicas.
 
   Attributes:
-    outer: The outer side.
-    inner_step: One replica's optimizer step.
-    replicas: How many, and where.
-    outer_memory: Where the outer state lies, "device" or "pinned_host".
+    outer: Measures, exchanges and applies pseudo-gradients.
+    inner_step: Optimizer step of one replica.
+    replicas: Number of replicas, and their devices.
+    outer_memory: Memory of the outer state, "device" or "pinned_host".
   """
 
   outer: OuterTransform
@@ -59,32 +56,34 @@ class RoundPrograms:
 
   @functools.cached_property
   def axes(self) -> RoundState:
-    """Tree prefix of the state: 0 where leaves are [M, ...]."""
+    """Tree prefix of the state, 0 where leaves are [M, ...]."""
     return state_axes(self.outer)
 
   def init(self, params: Tree, optimizer: Tree) -> RoundState:
-    """The first state: replicas start from the same parameters.
+    """Returns the first state: replicas start from the same parameters.
 
     Args:
       params: Parameters of the model.
-      optimizer: Inner optimizer state to start from, one replica's.
+      optimizer: Inner optimizer state of one replica to start from.
     """
     shapes = jax.eval_shape(self._start, params, optimizer)
     places = self._places(shapes)
     return jax.jit(self._start, out_shardings=places)(params, optimizer)
 
   def abstract(self, params: Tree, optimizer: Tree) -> RoundState:
-    """Shapes, types and places of `init`'s result."""
+    """Returns shapes, types and shardings of `init`'s result."""
     state = jax.eval_shape(self._start, params, optimizer)
     return described(state, self._places(state))
 
   def _places(self, state: RoundState) -> RoundState:
+    """Shardings of a state, the outer one in `outer_memory`."""
     places = self.replicas.state_shardings(state, self.axes)
     if self.outer_memory == host_memory.DEVICE:
       return places
 
-    def moved(axis, part, place):
-      shape = place.shard_shape(part.shape)[0 if axis is None else 1 :]
+    def moved(axis, leaf, place):
+      # The shape that one device holds of one replica's leaf.
+      shape = place.shard_shape(leaf.shape)[0 if axis is None else 1 :]
       if not host_memory.is_worth_moving(shape):
         return place
       return host_memory.beside(place, self.outer_memory)
@@ -98,11 +97,11 @@ class RoundPrograms:
     )
     return places._replace(outer=outer)
 
-  def with_outer_optimizer(self, state: RoundState, kept: Tree) -> RoundState:
-    """A state that goes on from another one's outer optimizer state."""
+  def with_outer_optimizer(self, state: RoundState, other: Tree) -> RoundState:
+    """Returns the state with another outer optimizer state in its place."""
     places = jax.tree.map(lambda leaf: leaf.sharding, state.outer.optimizer)
-    kept = self.replicas.place_state(kept, self.axes.outer.optimizer)
-    placed = jax.jit(lambda tree: tree, out_shardings=places)(kept)
+    other = self.replicas.place_state(other, self.axes.outer.optimizer)
+    placed = jax.jit(lambda tree: tree, out_shardings=places)(other)
     return state._replace(outer=state.outer._replace(optimizer=placed))
 
   def _start(self, params: Tree, optimizer: Tree) -> RoundState:
@@ -116,13 +115,13 @@ class RoundPrograms:
 
     Args:
       state: State of all replicas.
-      batches: Leaves [M, H, ...]; of several processes each has its own
-        replicas' (`Replicas.own`).
-      windows: A round of the method's schedule, or its first part.
+      batches: Leaves [M, H, ...]. Where there are several processes, each
+        passes the batches of its own replicas (`Replicas.own`).
+      windows: Windows of a round of the method's schedule, or its first part.
 
     Returns:
-      The new state; losses and gradient norms [M, H]; drifts by piece, with
-      axes as in `drift.AXES`, then [num_windows].
+      The new state; losses and gradient norms [M, H]; a drift for each window
+      group with an apply, with axes as in `drift.AXES`, then [num_windows].
     """
     shapes, tables = window_groups(self.outer.method.schedule, windows)
     batches = self.replicas.place_batches(batches)
@@ -135,53 +134,67 @@ class RoundPrograms:
 
   @functools.cache  # noqa: B019 - programs live as long as the run.
   def compiled(self, shapes: tuple[WindowGroup, ...], places=None):
-    """The jitted program of one static shape: (state, batches, tables).
+    """Returns the jitted program (state, batches, tables) of a round's shape.
 
     Args:
       shapes: Static shape of the round.
-      places: Structure of the state, and where its leaves lie. Only needed
-        where that is in two memories: JAX would else match old leaves with
-        new ones by shape alone, and give memory of one kind to the other.
+      places: Structure of the state and shardings of its leaves. Only needed
+        where these are in two memories: JAX would otherwise match donated
+        leaves with new ones by shape alone, and give memory of one kind to a
+        leaf of the other kind.
     """
 
-    def one(state: RoundState, batches: Tree, tables: tuple[WindowTable, ...]):
-      state, *seen = round_program.run_round(
+    def replica_program(state: RoundState, batches: Tree, tables):
+      state, *reports = round_program.run_round(
         self.outer, self.inner_step, shapes, state, batches, tables
       )
-      return self.replicas.divided(state), *seen
+      return self.replicas.divided(state), *reports
 
     drifts = [AXES for shape in shapes if shape.applied]
-    over = self.replicas.map(one, (self.axes, 0, None), (self.axes, 0, drifts))
+    axes = (self.axes, 0, None), (self.axes, 0, drifts)
+    program = self.replicas.map(replica_program, *axes)
     if places is None:
-      return jax.jit(over, donate_argnums=0)
-    kept = jax.tree.unflatten(*places)
-    seen = jax.tree.map(self.replicas.whole, (0, drifts), is_leaf=is_none)
-    return jax.jit(over, donate_argnums=0, out_shardings=(kept, *seen))
+      return jax.jit(program, donate_argnums=0)
+    state_places = jax.tree.unflatten(*places)
+    reports = jax.tree.map(self.replicas.whole, (0, drifts), is_leaf=is_none)
+    out_places = (state_places, *reports)
+    return jax.jit(program, donate_argnums=0, out_shardings=out_places)
 
-  def flush(self, state: RoundState, step: int) -> RoundState:
-    """The state with everything pending and unsent exchanged.
+  def flush(
+    self, state: RoundState, step: int
+  ) -> tuple[RoundState, list[Drift]]:
+    """Exchanges and applies everything pending and unsent.
 
     Args:
       state: State of all replicas; it is left intact.
       step: Inner steps of the schedule finished.
+
+    Returns:
+      The flushed state; the drift of every exchange of the flush, in the order
+      of `SyncSchedule.flush_windows`, with axes as in `drift.AXES`, then [1].
     """
     return self._flush(step)(state)
 
   @functools.cache  # noqa: B019 - as above.
   def _flush(self, step: int):
-    def one(state: RoundState) -> RoundState:
-      return self.replicas.divided(flush.flush(self.outer, step, state))
+    def replica_program(state: RoundState) -> tuple[RoundState, list[Drift]]:
+      state, drifts = round_program.run_flush(self.outer, step, state)
+      return self.replicas.divided(state), drifts
 
-    return jax.jit(self.replicas.map(one, (self.axes,), self.axes))
+    windows = self.outer.method.schedule.flush_windows(step)
+    axes = self.axes, [AXES for window in windows if window.applied]
+    return jax.jit(self.replicas.map(replica_program, (self.axes,), axes))
 
   def outer_params(self, state: RoundState) -> Tree:
-    """The parameters to evaluate, on the device: the outer, or their mean."""
+    """Returns the outer parameters to evaluate, on the device.
+
+    Where every replica has outer parameters of its own, this is their mean.
+    """
     params = state.outer.params
     if self.outer.rule.is_per_replica:
       return mean_of(params)
-    return (
-      params if self.outer_memory == host_memory.DEVICE else _fetched(params)
-    )
+    is_on_device = self.outer_memory == host_memory.DEVICE
+    return params if is_on_device else _fetched(params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,10 +202,10 @@ class StepPrograms:
   """Runs data-parallel steps of all replicas.
 
   Attributes:
-    gradient: One replica's (params, batch) -> (loss, gradients).
-    optimizer: Steps on the mean gradient.
-    aggregator: Averages over replicas.
-    replicas: How many, and where.
+    gradient: Function (params, batch) -> (loss, gradients) of one replica.
+    optimizer: Optimizer that steps on the mean gradient.
+    aggregator: Averages gradients over replicas.
+    replicas: Number of replicas, and their devices.
   """
 
   gradient: Callable
@@ -202,17 +215,17 @@ class StepPrograms:
 
   @property
   def axes(self) -> data_parallel.SharedState:
-    """Tree prefix of the state: 0 where leaves are [M, ...]."""
+    """Tree prefix of the state, 0 where leaves are [M, ...]."""
     return data_parallel.SharedState(None, None, self.aggregator.axes)
 
   def init(self, params: Tree) -> data_parallel.SharedState:
-    """The first state."""
+    """Returns the first state."""
     shapes = jax.eval_shape(self._start, params)
     places = self.replicas.state_shardings(shapes, self.axes)
     return jax.jit(self._start, out_shardings=places)(params)
 
   def abstract(self, params: Tree) -> data_parallel.SharedState:
-    """Shapes, types and places of `init`'s result."""
+    """Returns shapes, types and shardings of `init`'s result."""
     state = jax.eval_shape(self._start, params)
     return self.replicas.abstract(state, self.axes)
 
@@ -223,7 +236,7 @@ class StepPrograms:
   def steps(
     self, state: data_parallel.SharedState, batches: Tree
   ) -> tuple[data_parallel.SharedState, round_program.StepMetrics]:
-    """Runs one step a batch; the old state's memory is used up.
+    """Runs one step for each batch; the old state's memory is used up.
 
     Args:
       state: The shared state.
@@ -236,19 +249,19 @@ class StepPrograms:
 
   @functools.cached_property
   def compiled(self):
-    """The jitted program: (state, batches)."""
+    """The jitted program (state, batches) -> (state, metrics)."""
     parts = self.gradient, self.optimizer, self.aggregator
 
-    def one(state: data_parallel.SharedState, batches: Tree):
-      state, seen = data_parallel.run_steps(*parts, state, batches)
-      return self.replicas.divided(state), seen
+    def replica_program(state: data_parallel.SharedState, batches: Tree):
+      state, metrics = data_parallel.run_steps(*parts, state, batches)
+      return self.replicas.divided(state), metrics
 
-    over = self.replicas.map(one, (self.axes, 0), (self.axes, 0))
-    return jax.jit(over, donate_argnums=0)
+    program = self.replicas.map(replica_program, (self.axes, 0), (self.axes, 0))
+    return jax.jit(program, donate_argnums=0)
 
 
 def _copied(axes, state: Tree, num_replicas: int) -> Tree:
-  """A state with [M, ...] leaves wherever a tree prefix says 0."""
+  """Copies leaves to [M, ...] wherever a tree prefix says 0."""
 
   def copy(axis, tree):
     if axis is None:
@@ -257,12 +270,12 @@ def _copied(axes, state: Tree, num_replicas: int) -> Tree:
       lambda leaf: jnp.broadcast_to(leaf, (num_replicas, *leaf.shape)), tree
     )
 
-  return jax.tree.map(copy, axes, state, is_leaf=lambda x: x is None)
+  return jax.tree.map(copy, axes, state, is_leaf=is_none)
 
 
 @jax.jit
 def mean_of(tree: Tree) -> Tree:
-  """The mean of leaves [M, ...] over replicas."""
+  """Returns the mean of leaves [M, ...] over replicas."""
   tree = host_memory.on_device(tree)
   return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree)
 

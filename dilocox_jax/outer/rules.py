@@ -1,9 +1,9 @@
 """What a replica does when an exchange comes back.
 
-The rules are the points at which the papers really differ (docs/design.md,
-section 8). Each says what a replica measures, what the outer optimizer is
-given, and where the replica goes on from. All are pure functions of one
-fragment's trees, for one replica.
+The papers really differ in these rules (docs/design.md, "Apply rules"). A rule
+says what a replica measures, which gradient the outer optimizer is given, and
+where the replica goes on from. All are pure functions of one fragment's trees,
+for one replica.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,13 +19,13 @@ from dilocox_jax.pytypes import Array, Tree
 
 
 class ExchangeResult(NamedTuple):
-  """What comes back from an exchange.
+  """Result of an exchange of one fragment.
 
   Attributes:
-    mean: The replicas' averaged pseudo-gradient.
-    own: This replica's contribution to it, uncompressed.
-    sent: What the others received of it.
-    observed: What the aggregator found worth recording, by name.
+    mean: Averaged pseudo-gradient, the same on all replicas.
+    own: Pseudo-gradient of this replica as it was measured.
+    sent: What the other replicas received of `own`; a codec changes it.
+    observed: Arrays that the aggregator wants recorded, by name.
   """
 
   mean: Tree
@@ -38,11 +38,12 @@ class ApplyRule(NamedTuple):
   """One way of taking up an exchange.
 
   Attributes:
-    measure: (outer, unapplied, inner) -> pseudo-gradient; `unapplied` is the
-      sum of the replica's own pseudo-gradients still in flight.
-    gradient: (arrival, fresh) -> what the outer optimizer is given; `fresh`
-      is the pseudo-gradient measured on this very step.
-    rejoin: (inner, old outer, new outer, own) -> the replica's parameters.
+    measure: Function (outer, unapplied, inner) -> pseudo-gradient; `unapplied`
+      is the sum of the replica's own pseudo-gradients still in flight.
+    gradient: Function (result, fresh) -> gradient for the outer optimizer;
+      `fresh` is the pseudo-gradient measured on this very step.
+    rejoin: Function (inner, old outer, new outer, own) -> the replica's
+      parameters after the apply.
     is_per_replica: Whether every replica has outer parameters of its own.
   """
 
@@ -57,9 +58,9 @@ def _from_outer(outer: Tree, unapplied: Tree, inner: Tree) -> Tree:
   return pseudo_gradient(outer, inner)
 
 
-def _averaged(arrival: ExchangeResult, fresh: Tree) -> Tree:
+def _averaged(result: ExchangeResult, fresh: Tree) -> Tree:
   del fresh
-  return arrival.mean
+  return result.mean
 
 
 def _adopt(inner: Tree, old: Tree, new: Tree, own: Tree) -> Tree:
@@ -68,20 +69,28 @@ def _adopt(inner: Tree, old: Tree, new: Tree, own: Tree) -> Tree:
 
 
 def reset_rule() -> ApplyRule:
-  """The replica takes over the new outer parameters.
+  """Returns the rule by which a replica takes over the new outer parameters.
 
-  Source: DiLoCo, arXiv 2311.08105 (tau = 0); DiLoCoX, arXiv 2506.21263, in
-  one reading (tau = H), where progress made since the send arrives a round
-  later.
+  Source: DiLoCo, arXiv 2311.08105 (tau = 0). DiLoCoX, arXiv 2506.21263, in one
+  reading (tau = H): progress made since the send is dropped from the replica.
+  It was measured before the apply, so it comes back a round later.
   """
   return ApplyRule(_from_outer, _averaged, _adopt)
 
 
 def continue_rule() -> ApplyRule:
-  """The replica keeps the progress that has not been averaged yet.
+  """Returns the rule by which a replica keeps progress not averaged yet.
 
-  It adds the outer move and takes back its own contribution, which the move
-  holds; later measurements leave out what is still in flight.
+  The replica adds the outer move b - a, and takes its own contribution d back,
+  because the move already holds it: w + (b - a) + d.
+
+  One dimension, outer learning rate 1: the outer parameters are a = 10. At the
+  send the replica is at 8, so d = 10 - 8 = 2. The mean of all replicas is 3,
+  so b = 7. Meanwhile the replica has gone on to w = 7.5. It rejoins at
+  7.5 + (7 - 10) + 2 = 6.5, which is the outer 7 and its own last step of -0.5.
+
+  With tau >= H the next measurement comes before this apply. It must leave out
+  what is still in flight: at w = 7.5 it is (10 - 2) - 7.5 = 0.5.
 
   Source: ours; DiLoCoX's other reading at tau = H.
   """
@@ -99,12 +108,12 @@ def continue_rule() -> ApplyRule:
 
 
 def mix_rule(alpha: float) -> ApplyRule:
-  """The replica moves part of the way to the new outer parameters.
+  """Returns the rule by which a replica moves part of the way to the outer.
 
   Source: Streaming DiLoCo, arXiv 2501.18512, Algorithm 2.
 
   Args:
-    alpha: Weight of the local value, 0 to 1.
+    alpha: Weight of the replica's own value, 0 to 1.
   """
 
   def rejoin(inner: Tree, old: Tree, new: Tree, own: Tree) -> Tree:
@@ -115,28 +124,32 @@ def mix_rule(alpha: float) -> ApplyRule:
 
 
 def eager_rule() -> ApplyRule:
-  """The replica's own part is fresh, the others' a round old.
+  """Returns the rule in which only the other replicas' part is a round old.
 
-  g_m = mean_k d_k(t - 1) + (d_m(t) - d_m(t - 1)) / M. The own terms telescope
-  because they are the uncompressed ones on both sides.
+  g_m = mean_k d_k(t - 1) + (d_m(t) - d_m(t - 1)) / M: the mean of last round,
+  in which this replica's own part is replaced by its newest one. Over many
+  rounds the own terms telescope, because they are uncompressed on both sides.
 
   Source: Kale et al., 2025, arXiv 2502.12996.
   """
 
-  def gradient(arrival: ExchangeResult, fresh: Tree) -> Tree:
+  def gradient(result: ExchangeResult, fresh: Tree) -> Tree:
     num_replicas = jax.lax.psum(1, REPLICA_AXIS)
     return jax.tree.map(
       lambda mean, new, old: mean + (new - old) / num_replicas,
-      arrival.mean,
+      result.mean,
       fresh,
-      arrival.own,
+      result.own,
     )
 
   return ApplyRule(_from_outer, gradient, _adopt, is_per_replica=True)
 
 
 def apply_rule(method: Method) -> ApplyRule:
-  """The rule of a method; without overlap `continue` has nothing to keep."""
+  """Returns the rule of a method.
+
+  At tau = 0 `continue` is `reset`: there is no progress since the send.
+  """
   if method.rule == "mix":
     return mix_rule(method.mixing_alpha)
   if method.rule == "eager":
@@ -147,11 +160,14 @@ def apply_rule(method: Method) -> ApplyRule:
 
 
 def pseudo_gradient(outer: Tree, inner: Tree) -> Tree:
-  """The outer gradient of a replica, outer minus inner.
+  """Returns the outer gradient of a replica, outer minus inner.
+
+  It points away from the replica, so that the optimizer's descent moves the
+  outer parameters towards it.
 
   Args:
     outer: Outer parameters.
-    inner: The replica's parameters, same structure and shapes.
+    inner: Parameters of the replica, same structure and shapes.
 
   Source: Douillard et al., 2023, arXiv 2311.08105, Algorithm 1, line 8.
   """

@@ -1,9 +1,19 @@
-"""The outer side as one transform with four moments.
+"""The outer step as one transform with four moments.
 
-Optax's `update` is one call; across a slow link it falls apart into measure,
+Optax's `update` is one call. Across a slow link it falls apart into measure,
 send, exchange and apply, at different inner steps. `OuterTransform` is that
 split form, for one replica, under the axis "replica". Any optax optimizer or
 chain can stand inside; it sees one fragment and plain gradients.
+
+The way of a pseudo-gradient, with H = 4 and tau = 2 under `continue`, in one
+dimension, learning rate 1 and two replicas:
+
+    step 4   measure   theta = 10, w = 9 (other replica: 8) -> Delta = 1 (2)
+             send      Delta waits in its slot
+             exchange  mean = 1.5, behind steps 5 and 6, which make w = 8.4
+    step 6   apply     theta becomes 10 - 1.5 = 8.5
+                       w becomes 8.4 + (8.5 - 10) + 1 = 7.9: the outer
+                       parameters plus the 0.6 of progress in steps 5 and 6
 """
 
 import dataclasses
@@ -14,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dilocox_jax.outer.drift import Drift, drift
+from dilocox_jax.outer.drift import Drift, measure_drift
 from dilocox_jax.outer.partition import FragmentIndex, Partition, Store
 from dilocox_jax.outer.rules import ApplyRule, ExchangeResult, apply_rule
 from dilocox_jax.plan.schedule.methods import Method
@@ -22,16 +32,16 @@ from dilocox_jax.pytypes import Aggregator, Array, Index, Tree
 
 
 class OuterState(NamedTuple):
-  """Everything the outer side remembers.
+  """State of the outer step.
 
   Attributes:
-    params: Outer parameters, like the model's tree. Shared by all replicas
-      unless the rule is personal.
-    optimizer: Outer optimizer state by fragment; shared like `params`.
-    exchange: The aggregator's state by fragment: shared, but for residuals,
-      which are a replica's own.
-    in_flight: Own pseudo-gradients by fragment, [depth, ...] each leaf; a
-      replica's own. None where no exchange is ever in flight.
+    params: Outer parameters, like the model's tree. All replicas share them,
+      unless the rule gives each replica its own (`ApplyRule.is_per_replica`).
+    optimizer: Outer optimizer state by fragment, shared like `params`.
+    exchange: State of the aggregator by fragment. Codec state is shared,
+      residuals are each replica's own.
+    in_flight: This replica's own pseudo-gradients by fragment and slot, leaves
+      [depth, ...]. None where no exchange is ever in flight.
   """
 
   params: Tree
@@ -44,13 +54,20 @@ class OuterState(NamedTuple):
 class OuterTransform:
   """Measures, sends, exchanges and applies fragments.
 
+  A replica whose pseudo-gradient is not finite is left out of the mean, under
+  every rule and with every aggregator, so that it cannot spoil the others. Its
+  drift (`Drift.own_squared`) is then not finite either, which is how the host
+  learns of it: rules that replace the replica's parameters would hide it.
+
   Attributes:
     method: Schedule and rule.
-    partition: How fragments are cut from the tree.
-    optimizer: Any optax optimizer or chain.
+    partition: Cuts fragments out of the tree.
+    optimizer: Any optax optimizer or chain; it steps on the averaged
+      pseudo-gradient.
     aggregator: Averages over replicas.
-    keep_unsent: Whether a replica goes on with the part of its progress that
-      a codec did not send, rather than losing it or owing it.
+    keep_unsent: Whether a replica keeps the part of its progress that a codec
+      did not send. It then goes on from it and measures it again. Otherwise
+      this part is lost, or error feedback holds it as a residual.
   """
 
   method: Method
@@ -61,21 +78,21 @@ class OuterTransform:
 
   @property
   def rule(self) -> ApplyRule:
-    """What happens at an apply."""
+    """The method's apply rule."""
     return apply_rule(self.method)
 
   @property
   def depth(self) -> int:
-    """Pseudo-gradients of one fragment that may be in flight."""
+    """Slots for pseudo-gradients of one fragment in flight, ceil(tau / H)."""
     return self.method.schedule.depth
 
   def init(self, params: Tree) -> OuterState:
-    """The state before the first round; nothing is in flight."""
+    """Returns the state before the first round; nothing is in flight."""
     chex.assert_tree_no_nones(params)
 
-    def empty(part: Tree) -> Tree:
+    def empty_slots(fragment: Tree) -> Tree:
       return jax.tree.map(
-        lambda leaf: jnp.zeros((self.depth, *leaf.shape), leaf.dtype), part
+        lambda leaf: jnp.zeros((self.depth, *leaf.shape), leaf.dtype), fragment
       )
 
     store = self.partition.store
@@ -83,7 +100,7 @@ class OuterTransform:
       params=params,
       optimizer=store(self.optimizer.init, params),
       exchange=store(self.aggregator.init, params),
-      in_flight=store(empty, params) if self.depth else None,
+      in_flight=store(empty_slots, params) if self.depth else None,
     )
 
   def measure(
@@ -93,28 +110,33 @@ class OuterTransform:
     fragment: FragmentIndex,
     unapplied: Array | None,
   ) -> Tree:
-    """A replica's pseudo-gradient of one fragment.
+    """Returns a replica's pseudo-gradient of one fragment.
 
     Args:
       state: The outer state.
-      inner: The replica's parameters, the whole tree.
-      fragment: Which fragment.
-      unapplied: [depth] booleans, which slots are still in flight; None says
-        that none is.
+      inner: Parameters of the replica, the whole tree.
+      fragment: The fragment to measure.
+      unapplied: Booleans [depth], true for slots that are still in flight;
+        None if none is.
     """
     outer = self.partition.take(state.params, fragment)
     if unapplied is None or state.in_flight is None:
       pending = jax.tree.map(jnp.zeros_like, outer)
     else:
       pending = _masked_sum(state.in_flight.get(fragment), unapplied)
-    part = self.partition.take(inner, fragment)
-    return self.rule.measure(outer, pending, part)
+    inner_fragment = self.partition.take(inner, fragment)
+    return self.rule.measure(outer, pending, inner_fragment)
 
   def unapplied_at_send(self, slot: Index) -> Array | None:
-    """Which slots are in flight when a new one is about to be filled.
+    """Returns which slots are in flight when `slot` is about to be filled.
 
-    With tau a multiple of H the oldest is still there, as measuring comes
-    before applying; otherwise its slot is free already.
+    With tau a multiple of H, measuring comes before applying, so every slot is
+    in flight, the oldest too. Otherwise the oldest was applied some steps ago
+    and its slot is the one that is filled. For H = 4 and tau = 6, `slot` was
+    freed by the apply two steps earlier, and the other one is in flight.
+
+    Returns:
+      Booleans [depth], or None if no slot is in flight.
     """
     if self.method.schedule.is_whole_rounds:
       return jnp.ones((self.depth,), bool) if self.depth else None
@@ -125,35 +147,47 @@ class OuterTransform:
   def send(
     self, state: OuterState, fragment: FragmentIndex, slot: Index, own: Tree
   ) -> OuterState:
-    """Puts a measured pseudo-gradient in flight."""
+    """Puts a measured pseudo-gradient into a slot."""
     if state.in_flight is None:
       return state
-    kept = state.in_flight.set(fragment, own, slot)
-    return state._replace(in_flight=kept)
+    in_flight = state.in_flight.set(fragment, own, slot)
+    return state._replace(in_flight=in_flight)
 
   def in_flight(
     self, state: OuterState, fragment: FragmentIndex, slot: Index
   ) -> Tree:
-    """A pseudo-gradient that was sent and is not applied yet."""
+    """Returns a pseudo-gradient that was sent and is not applied yet."""
     assert state.in_flight is not None, "without overlap nothing is in flight"
     return state.in_flight.get(fragment, slot)
 
   def exchange(
     self, state: OuterState, fragment: FragmentIndex, own: Tree
   ) -> tuple[OuterState, ExchangeResult]:
-    """Averages a pseudo-gradient over replicas; the one slow operation."""
-    before = state.exchange.get(fragment)
-    mean, sent, kept = self.aggregator.average(own, before)
-    exchange = state.exchange.set(fragment, kept)
-    arrival = ExchangeResult(mean, own, sent, self.aggregator.observe(kept))
-    return state._replace(exchange=exchange), arrival
+    """Averages a pseudo-gradient over replicas.
+
+    This is the only operation that uses the slow link.
+
+    Args:
+      state: The outer state.
+      fragment: The fragment that `own` belongs to.
+      own: This replica's pseudo-gradient of the fragment.
+
+    Returns:
+      The state with a new aggregator state, and what came back.
+    """
+    old_exchange = state.exchange.get(fragment)
+    mean, sent, new_exchange = self.aggregator.average(own, old_exchange)
+    exchange = state.exchange.set(fragment, new_exchange)
+    observed = self.aggregator.observe(new_exchange)
+    result = ExchangeResult(mean, own, sent, observed)
+    return state._replace(exchange=exchange), result
 
   def nothing(
     self, state: OuterState, fragment: FragmentIndex
   ) -> ExchangeResult:
-    """The arrival before there is one: zeros, as eager updates start from."""
-    part = self.partition.take(state.params, fragment)
-    zeros = jax.tree.map(jnp.zeros_like, part)
+    """Returns zeros, the exchange result before there has been an exchange."""
+    fragment_params = self.partition.take(state.params, fragment)
+    zeros = jax.tree.map(jnp.zeros_like, fragment_params)
     return ExchangeResult(zeros, zeros, zeros)
 
   def apply(
@@ -161,45 +195,49 @@ class OuterTransform:
     state: OuterState,
     inner: Tree,
     fragment: FragmentIndex,
-    arrival: ExchangeResult,
+    result: ExchangeResult,
     fresh: Tree,
   ) -> tuple[OuterState, Tree, Drift]:
     """Takes the outer step for one fragment and lets the replica rejoin.
 
     Args:
       state: The outer state.
-      inner: The replica's parameters, the whole tree.
-      fragment: Which fragment; all others stay untouched.
-      arrival: What came back.
-      fresh: The pseudo-gradient measured on this step (read by eager only).
+      inner: Parameters of the replica, the whole tree.
+      fragment: The fragment to step; all others stay untouched.
+      result: What came back from the exchange.
+      fresh: Pseudo-gradient measured on this very step. Only the rule "eager"
+        reads it.
 
     Returns:
       The new outer state, the replica's new parameters, and the drift.
     """
     old = self.partition.take(state.params, fragment)
-    kept = state.optimizer.get(fragment)
-    gradient = self.rule.gradient(arrival, fresh)
+    old_optimizer = state.optimizer.get(fragment)
+    gradient = self.rule.gradient(result, fresh)
     chex.assert_trees_all_equal_shapes_and_dtypes(gradient, old)
-    updates, kept = self.optimizer.update(gradient, kept, old)
+    updates, optimizer = self.optimizer.update(gradient, old_optimizer, old)
     new = optax.apply_updates(old, updates)
-    part = self.partition.take(inner, fragment)
-    part = self.rule.rejoin(part, old, new, arrival.own)
+    replica = self.partition.take(inner, fragment)
+    replica = self.rule.rejoin(replica, old, new, result.own)
     if self.keep_unsent:
-      part = jax.tree.map(
-        lambda w, own, sent: w - (own - sent), part, arrival.own, arrival.sent
+      # A pseudo-gradient is parameters before minus parameters after, so the
+      # progress that was not sent is -(own - sent).
+      replica = jax.tree.map(
+        lambda w, own, sent: w - (own - sent), replica, result.own, result.sent
       )
     state = state._replace(
       params=self.partition.put(state.params, fragment, new),
-      optimizer=state.optimizer.set(fragment, kept),
+      optimizer=state.optimizer.set(fragment, optimizer),
     )
-    return state, self.partition.put(inner, fragment, part), drift(arrival)
+    inner = self.partition.put(inner, fragment, replica)
+    return state, inner, measure_drift(result)
 
 
 def _masked_sum(slots: Tree, mask: Array) -> Tree:
-  """Sums [depth, ...] leaves over the slots that a mask names."""
+  """Sums leaves [depth, ...] over the slots where a mask [depth] is true."""
 
   def total(leaf):
-    kept = mask.reshape(mask.shape + (1,) * (leaf.ndim - 1))
-    return jnp.sum(jnp.where(kept, leaf, jnp.zeros_like(leaf)), axis=0)
+    wide_mask = mask.reshape(mask.shape + (1,) * (leaf.ndim - 1))
+    return jnp.sum(jnp.where(wide_mask, leaf, jnp.zeros_like(leaf)), axis=0)
 
   return jax.tree.map(total, slots)

@@ -1,8 +1,11 @@
-"""A run as every replica lives it: compute, launch, wait.
+"""A run as operations of a replica that cost time: compute, launch, wait.
 
-The plan's segments say what the trainer does; here they become the few verbs
-that cost time. Both paths of the simulator walk this one script, and neither
-counts a step or a byte itself.
+The plan's segments describe what the trainer does; here they become these
+three operations. Both paths of the simulator go through this one script, and
+neither counts a step or a byte itself.
+
+For example one round of H = 4, tau = 4 is Launch, Compute(4), Wait, and one of
+H = 4, tau = 0 is Compute(4), Launch, Wait.
 """
 
 import dataclasses
@@ -22,7 +25,7 @@ class Compute:
   """Inner steps.
 
   Attributes:
-    num_steps: How many.
+    num_steps: Number of inner steps.
     is_alone: Whether only the first replica takes them (a warm start).
   """
 
@@ -35,8 +38,8 @@ class Launch:
   """The start of an exchange; the replica goes on at once.
 
   Attributes:
-    key: Names the exchange.
-    operations: Its collectives, one after the other.
+    key: Name of the exchange.
+    operations: Collectives of the exchange, one after the other.
   """
 
   key: Key
@@ -45,10 +48,10 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-  """The replica goes on when an exchange has come back.
+  """The replica waits until an exchange has finished.
 
   Attributes:
-    key: Names the exchange.
+    key: Name of the exchange.
   """
 
   key: Key
@@ -62,8 +65,9 @@ class Script:
   """Turns segments into ops.
 
   Attributes:
-    traffic: What every exchange puts on the wire.
-    copied_bytes: State that a lone warm start hands to the other replicas.
+    traffic: Collectives and bytes of every exchange.
+    copied_bytes: Size of the state that the other replicas get after a warm
+      start on one replica (bytes).
   """
 
   traffic: Traffic
@@ -75,17 +79,17 @@ class Script:
 
   @functools.cached_property
   def _exchanges(self) -> list[tuple[Collective, ...]]:
-    """The operations of every fragment: a large model's take long to count."""
+    """Collectives of every fragment; counting takes long for large models."""
     fragments = range(self.traffic.method.schedule.num_fragments)
-    return [tuple(self.traffic.exchange(each)) for each in fragments]
+    return [tuple(self.traffic.exchange(fragment)) for fragment in fragments]
 
   def ops(self, plan: RunPlan, stop: int | None = None) -> Iterator[Op]:
-    """The ops of a run, flush included.
+    """Yields the ops of a run, flush included.
 
     Args:
-      plan: Its segments.
-      stop: Inner step of the run at whose segment to end; None: the end, with
-        the flush.
+      plan: Segments of the run.
+      stop: Inner step of the run at which to end, without a flush; None goes
+        to the end of the run, with the flush.
     """
     end = plan.total_steps if stop is None else min(stop, plan.total_steps)
     for segment in plan.segments():
@@ -96,7 +100,7 @@ class Script:
       yield from self.flush(plan)
 
   def segment(self, segment: Segment) -> Iterator[Op]:
-    """The ops of one segment."""
+    """Yields the ops of one segment."""
     if segment.phase == "local":
       for window in segment.windows:
         yield from self._window(window, segment.schedule_start)
@@ -114,25 +118,22 @@ class Script:
       yield Wait(copy)
 
   def flush(self, plan: RunPlan) -> Iterator[Op]:
-    """The end of a run: what is in flight arrives, what is unsent is sent.
+    """Yields the ops of the flush (`SyncSchedule.flush_windows`).
 
     Args:
-      plan: The run; without rounds there is nothing to flush.
+      plan: Plan of the run; without rounds there is nothing to flush.
     """
     if plan.local_start >= plan.total_steps:
       return
-    schedule = self.traffic.method.schedule
     step = plan.schedule_step(plan.total_steps)
-    start = plan.total_steps - step
-    for fragment in range(schedule.num_fragments):
-      for event in schedule.in_flight(step, fragment):
-        yield from self._exchange(event, start, 0)
-      if schedule.unsent_steps(step, fragment):
-        last = Event(step, "send", fragment, step)
-        yield from self._exchange(last, start, 0)
+    for window in self.traffic.method.schedule.flush_windows(step):
+      yield from self._window(window, plan.total_steps - step)
 
   def _window(self, window: Window, start: int) -> Iterator[Op]:
-    """As the program walks it: what arrives is exchanged from its start on."""
+    """Yields the ops of a window in the order of the compiled program.
+
+    What is applied in a window is exchanged from the window's start on.
+    """
     hides = bool(self.traffic.method.schedule.overlap_steps)
     if window.applied and hides:
       yield from self._exchange(window.applied, start, window.steps_before)
@@ -145,8 +146,15 @@ class Script:
       yield from self._exchange(window.applied, start, 0)
 
   def _exchange(self, event: Event, start: int, num_steps: int) -> Iterator[Op]:
-    """An exchange behind inner steps."""
-    # By the run's own step: a schedule begins anew where H changes.
+    """Yields the ops of an exchange that runs behind inner steps.
+
+    Args:
+      event: Apply of the exchange.
+      start: Inner step of the run from which the schedule counts.
+      num_steps: Inner steps between the launch and the wait.
+    """
+    # Where H changes, the schedule starts again at step 0. The key has the
+    # step of the run, so that no two exchanges have the same name.
     key = ("fragment", event.fragment, start + event.send_step)
     yield Launch(key, self._exchanges[event.fragment])
     if num_steps:

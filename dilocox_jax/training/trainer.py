@@ -279,7 +279,7 @@ class Trainer:
     if isinstance(state, RoundState):
       phase = "local"
       step = self.pilot.plan.schedule_step(self.plan.total_steps)
-      state = self.pilot.rounds.flush(state, step)
+      state, drifts = self.pilot.rounds.flush(state, step)
       traffic = self.pilot.traffic
       self.position.total_sent_bytes += traffic.flush_bytes(step)
       if self.clock:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.exchange.mean import mean_of_finite_replicas
+from dilocox_jax.exchange.mean import finite_part, mean_of_finite_replicas
 from dilocox_jax.plan.choices import LAYOUTS
 from dilocox_jax.trees import all_finite
 
@@ -80,3 +80,14 @@ def test_a_tree_is_finite_when_every_value_is():
   for bad in np.nan, np.inf:
     assert not bool(all_finite({**good, "b": jnp.float32(bad)}))
     assert not bool(all_finite({**good, "a": jnp.asarray([1.0, bad])}))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_bad_value_makes_a_whole_tree_zero(bad):
+  good = {"a": jnp.ones(3), "b": jnp.arange(2.0)}
+  rest, is_finite = finite_part(good)
+  assert bool(is_finite)
+  jax.tree.map(np.testing.assert_array_equal, rest, good)
+  rest, is_finite = finite_part({**good, "b": jnp.asarray([1.0, bad])})
+  assert not bool(is_finite)
+  assert not any(leaf.any() for leaf in jax.tree.leaves(rest))

@@ -1,16 +1,23 @@
-"""When fragments leave and come back.
+"""When fragments are sent and applied.
 
 Trainer and simulator both need to know which fragment is sent and applied at
-which inner step. They ask this one description, so a predicted second and a
-trained step can never speak of different events.
+which inner step. Both use this one description, so that the simulated events
+are the events of the training run.
 
-Phase convention (the papers'): fragment p is *sent* after inner step s when
-(s - t_p) mod H == 0 and s > 0, with t_p = floor(p H / P), and *applied* at
-s + tau. On one step a measurement precedes an apply precedes a send.
+Fragment p is *sent* after inner step s if (s - t_p) mod H = 0 and s > 0, with
+the offset t_p = floor(p H / P), and *applied* at s + tau. Events of one step
+happen in the order measure, apply, send.
+
+For example H = 6, P = 3, tau = 1 (offsets 0, 2, 4):
+
+    after step   2       3        4       5        6       7        8
+    event        send 1  apply 1  send 2  apply 2  send 0  apply 0  send 1
 """
 
 import dataclasses
 from collections.abc import Iterator
+
+from dilocox_jax.checks import require
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -21,7 +28,7 @@ class Event:
     step: Inner step after which it happens.
     kind: "apply" or "send"; applies sort first.
     fragment: Index of the fragment.
-    send_step: Inner step at which the fragment's content was measured.
+    send_step: Inner step after which the fragment was measured.
   """
 
   step: int
@@ -34,13 +41,13 @@ class Event:
 class Window:
   """Inner steps around at most one apply, ended by at most one send.
 
-  A round is a list of windows that differ only in numbers, which is what lets
-  it compile to a scan.
+  A round is a list of windows that differ only in numbers, so it compiles to a
+  scan over them.
 
   Attributes:
-    steps_before: Inner steps before the apply.
-    applied: The `Event` of the apply, or None where nothing arrives.
-    steps_after: Inner steps between the apply and the send.
+    steps_before: Inner steps before the apply (count).
+    applied: The `Event` of the apply, or None where nothing is applied.
+    steps_after: Inner steps between the apply and the send (count).
     sent: The `Event` of the send, or None where a round is cut short.
   """
 
@@ -51,19 +58,19 @@ class Window:
 
   @property
   def num_steps(self) -> int:
-    """Inner steps in the window."""
+    """Inner steps in the window (count)."""
     return self.steps_before + self.steps_after
 
 
 @dataclasses.dataclass(frozen=True)
 class SyncSchedule:
-  """H, P and tau, and the events that follow from them.
+  """The events that follow from H, P and tau.
 
   Attributes:
     sync_interval: H, inner steps between two sends of one fragment.
-    num_fragments: P, parts of the tree that travel separately.
-    overlap_steps: tau, inner steps between a send and its apply; 0 waits for
-      the exchange, and it may exceed H.
+    num_fragments: P, the number of fragments.
+    overlap_steps: tau, inner steps between a send and its apply. At 0 the
+      replica waits for the exchange. It may exceed H.
   """
 
   sync_interval: int
@@ -71,23 +78,25 @@ class SyncSchedule:
   overlap_steps: int = 0
 
   def __post_init__(self):
-    if self.sync_interval < 1:
-      raise ValueError(
-        f"sync_interval={self.sync_interval} must be at least 1 inner step"
-      )
-    if not 1 <= self.num_fragments <= self.sync_interval:
-      raise ValueError(
-        f"num_fragments={self.num_fragments} must lie between 1 and "
-        f"sync_interval={self.sync_interval}"
-      )
-    if self.overlap_steps < 0:
-      raise ValueError(
-        f"overlap_steps={self.overlap_steps} must not be negative"
-      )
+    interval, fragments = self.sync_interval, self.num_fragments
+    require(
+      interval >= 1, f"sync_interval={interval} must be at least 1 inner step"
+    )
+    require(
+      1 <= fragments <= interval,
+      f"num_fragments={fragments} must lie between 1 and "
+      f"sync_interval={interval}",
+    )
+    overlap = self.overlap_steps
+    require(overlap >= 0, f"overlap_steps={overlap} must not be negative")
 
   @property
   def depth(self) -> int:
-    """Most pseudo-gradients of one fragment that must be kept in flight."""
+    """Most pseudo-gradients of one fragment in flight, ceil(tau / H).
+
+    H = 4 and tau = 6: the sends of steps 4 and 8 are both in flight until the
+    first is applied after step 10, so the depth is 2.
+    """
     return -(-self.overlap_steps // self.sync_interval)
 
   @property
@@ -97,10 +106,11 @@ class SyncSchedule:
 
   @property
   def hiding_steps(self) -> int:
-    """Inner steps behind which a program hides each exchange, at least.
+    """Fewest inner steps behind which a program hides an exchange.
 
-    An exchange begins with the window in which it arrives: a tau above H / P
-    makes it staler and hides no more of it.
+    A program begins an exchange with the window that applies it. So a tau
+    above H / P makes the exchange staler and hides no more of it: with H = 6,
+    P = 1 and tau = 8, two of the eight steps.
     """
     if not self.overlap_steps:
       return 0
@@ -108,25 +118,25 @@ class SyncSchedule:
     return min(window.steps_before for window in windows if window.applied)
 
   def offset(self, fragment: int) -> int:
-    """t_p, the phase of a fragment inside the round (inner steps)."""
+    """Returns t_p, where in a round a fragment is sent (inner steps)."""
     return fragment * self.sync_interval // self.num_fragments
 
   def slot(self, event: Event) -> int:
-    """Place of a pseudo-gradient among the `depth` kept for its fragment."""
+    """Returns which of the `depth` slots holds a sent pseudo-gradient.
+
+    Sends take the slots in turn. With H = 4 and depth 2, the sends of steps 4,
+    8 and 12 take the slots 1, 0 and 1.
+    """
     if not self.depth:
       return 0
-    sends = (event.send_step - self.offset(event.fragment)) // (
-      self.sync_interval
-    )
-    return sends % self.depth
+    since_offset = event.send_step - self.offset(event.fragment)
+    return since_offset // self.sync_interval % self.depth
 
   def events(self, start: int, stop: int) -> Iterator[Event]:
     """Yields the events of inner steps start < s <= stop, in order."""
     for step in range(start + 1, stop + 1):
-      for kind, send_step in (
-        ("apply", step - self.overlap_steps),
-        ("send", step),
-      ):
+      sent = step - self.overlap_steps
+      for kind, send_step in (("apply", sent), ("send", step)):
         if send_step <= 0:
           continue
         for fragment in range(self.num_fragments):
@@ -136,25 +146,27 @@ class SyncSchedule:
   def round_windows(
     self, round_index: int, num_steps: int | None = None
   ) -> list[Window]:
-    """The windows of inner steps (round_index H, (round_index + 1) H].
+    """Returns the windows of steps (round_index H, (round_index + 1) H].
 
     Window j leads from the send of fragment j to that of fragment j + 1.
-    Exactly one apply falls between the two: with q = ceil((tau mod H) P / H)
-    - 1 it is fragment (j - q) mod P, because floor keeps the order of the
-    phases. Where P does not divide H an apply may fall on the round's very
-    last step, after the last send; it then has a window of its own.
+    Exactly one apply falls between the two. It is that of fragment (j - q)
+    mod P with q = ceil((tau mod H) P / H) - 1, because floor keeps the order
+    of the offsets. With H = 6, P = 3 and tau = 3, q = 1: the window that sends
+    fragment 2 after step 10 (j = 1) applies fragment 0 after step 9.
+
+    Where P does not divide H, an apply may fall on the round's very last step,
+    after the last send; it then has a window of its own.
 
     Args:
-      round_index: Which round, from 0.
-      num_steps: Where to cut the round short (inner steps); all of it if None.
+      round_index: Number of the round, from 0.
+      num_steps: Inner steps after which to cut the round short; None for the
+        whole round.
 
     Returns:
-      Windows in order; an apply of something never sent is left out.
+      Windows in order. An apply of something that was never sent is left out.
     """
     start = round_index * self.sync_interval
-    windows = [
-      self._window(start, index) for index in range(self.num_fragments)
-    ]
+    windows = [self._window(start, j) for j in range(self.num_fragments)]
     if self._opens_with_apply:
       windows[0] = dataclasses.replace(windows[0], applied=None)
       late = self._window(start + self.sync_interval, 0).applied
@@ -170,47 +182,89 @@ class SyncSchedule:
     return not self.is_whole_rounds and self._window(0, 0).steps_before == 0
 
   def _window(self, start: int, index: int) -> Window:
+    """Returns the window that ends with the send of fragment `index` + 1.
+
+    Args:
+      start: Inner steps before the round.
+      index: Number of the window in the round, from 0.
+    """
     interval, parts = self.sync_interval, self.num_fragments
     opened = start + self.offset(index)
     closed = start + self.offset(index + 1)
     sent = Event(closed, "send", (index + 1) % parts, closed)
     if self.is_whole_rounds:
-      applied = self._arrival(closed, sent.fragment)
+      applied = self._apply(closed, sent.fragment)
       return Window(closed - opened, applied, 0, sent)
-    phase = self.overlap_steps % interval
-    lag = -(-phase * parts // interval) - 1
+    # Whole rounds of delay do not change which steps of a round have an apply.
+    delay = self.overlap_steps % interval
+    lag = -(-delay * parts // interval) - 1
     fragment = (index - lag) % parts
-    at = start + (self.offset(fragment) + phase) % interval
-    if at < opened:  # Due on the round's last step, which is offset 0.
+    at = start + (self.offset(fragment) + delay) % interval
+    if at < opened:  # It is due on the round's last step; modulo H that is 0.
       at += interval
-    return Window(at - opened, self._arrival(at, fragment), closed - at, sent)
+    return Window(at - opened, self._apply(at, fragment), closed - at, sent)
 
-  def _arrival(self, step: int, fragment: int) -> Event | None:
+  def _apply(self, step: int, fragment: int) -> Event | None:
+    """The apply of a step, or None in the first rounds, before any send."""
     send_step = step - self.overlap_steps
     return Event(step, "apply", fragment, send_step) if send_step > 0 else None
 
-  def in_flight(self, step: int, fragment: int) -> list[Event]:
-    """Applies of a fragment still due after a step, oldest first."""
-    first = step - self.overlap_steps
+  def flush_windows(self, step: int) -> list[Window]:
+    """The end of a run: everything pending and unsent, without inner steps.
+
+    This is the only description of the flush. The trainer runs these windows,
+    bytes are counted and simulated times are found from them.
+
+    Fragment after fragment, each window holds one event. Pending exchanges
+    are applied oldest first. Progress since the last send is measured (the
+    window's `sent`) before them if tau >= H, as it would have been, and after
+    them otherwise; its exchange is applied last. Nothing is measured where no
+    inner step was done since the last send.
+
+    For example H = 4, P = 1, tau = 6 after step 9: the contents of steps 4
+    and 8 are pending and step 9 is unsent, so the windows are send(9),
+    apply(4), apply(8), apply(9). With tau = 2 only step 8 is pending: apply(8),
+    send(9), apply(9).
+
+    Args:
+      step: Inner steps finished, all events of that step done.
+
+    Returns:
+      Windows in order. An event keeps the step at which it would have come,
+      so a fragment's events may stand in another order than their steps.
+    """
     return [
-      Event(s + self.overlap_steps, "apply", fragment, s)
-      for s in range(max(first, 0) + 1, step + 1)
-      if (s - self.offset(fragment)) % self.sync_interval == 0
+      window
+      for fragment in range(self.num_fragments)
+      for window in self._flush_fragment(step, fragment)
     ]
 
-  def unsent_steps(self, step: int, fragment: int) -> int:
-    """Inner steps done since a fragment was last sent."""
-    since = (step - self.offset(fragment)) % self.sync_interval
-    return min(since, step)
-
-  def flush_exchanges(self, step: int, fragment: int) -> int:
-    """Exchanges that bring everything pending and unsent of a fragment in."""
-    unsent = self.unsent_steps(step, fragment) > 0
-    return len(self.in_flight(step, fragment)) + unsent
+  def _flush_fragment(self, step: int, fragment: int) -> Iterator[Window]:
+    interval, overlap = self.sync_interval, self.overlap_steps
+    offset = self.offset(fragment)
+    pending = [
+      Window(0, Event(sent + overlap, "apply", fragment, sent), 0, None)
+      for sent in range(max(step - overlap, 0) + 1, step + 1)
+      if (sent - offset) % interval == 0
+    ]
+    # A fragment that was never sent has only `step` inner steps to send.
+    if not min((step - offset) % interval, step):
+      yield from pending
+      return
+    send = Window(0, None, 0, Event(step, "send", fragment, step))
+    measures_first = overlap >= interval
+    yield from [send, *pending] if measures_first else [*pending, send]
+    yield Window(0, Event(step + overlap, "apply", fragment, step), 0, None)
 
 
 def _cut(windows: list[Window], stop: int, start: int) -> Iterator[Window]:
-  """Yields the part of a round that ends with the events of step `stop`."""
+  """Yields windows up to the events of step `stop`.
+
+  Args:
+    windows: Windows of a round.
+    stop: Inner steps after which to cut.
+    start: Inner steps before the round.
+  """
   for window in windows:
     before = min(window.steps_before, stop - start)
     reaches_apply = start + window.steps_before <= stop

@@ -1,27 +1,29 @@
-"""What one exchange puts on the wire.
+"""Bytes that exchanges put on the wire.
 
-Bytes are derived here, once, from shapes, payload and collective; trainer,
-report and simulator quote this and count nothing themselves.
+Bytes are derived here, once, from shapes, payload and collective. Trainer,
+report and simulator use these numbers and count nothing themselves.
 """
 
 import dataclasses
+from collections.abc import Iterable
 
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import Segment
+from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.plan.wire.collectives import Collective, collectives
 from dilocox_jax.plan.wire.leaf import Shapes
 from dilocox_jax.plan.wire.payload import Dense, Payload
 
 
 def broadcast_bytes(payload_bytes: int, num_replicas: int) -> int:
-  """Bytes the busiest replica sends when one replica's state is copied.
+  """Returns the bytes that the busiest replica sends to copy one's state.
 
-  The copies are passed along a chain, so nobody sends the payload twice.
+  Each replica passes the copy on to the next one, so none sends it twice.
 
   Args:
-    payload_bytes: Size of what is copied (bytes).
-    num_replicas: M; one replica alone sends nothing.
+    payload_bytes: Size of the state that is copied (bytes).
+    num_replicas: M; a single replica sends nothing.
   """
   return Collective("broadcast", payload_bytes).sent_bytes(num_replicas)
 
@@ -31,12 +33,13 @@ class Traffic:
   """Bytes that one replica sends, event by event; it receives as many.
 
   Attributes:
-    method: The method's schedule.
-    fragments: The division of the tree.
+    method: Schedule and kind of what is exchanged.
+    fragments: Division of the tree into fragments.
     shapes: Leaf shapes of the whole tree by path.
     num_replicas: M.
-    payload: What the method sends; warm starts send a plain sum in fp32.
-    collective: How the method sends it (`plan.collectives`).
+    payload: Codec of the method; warm starts send a plain sum in fp32.
+    collective: Operation that carries the payload, one of
+      `plan.wire.collectives.COLLECTIVES`.
   """
 
   method: Method
@@ -47,47 +50,54 @@ class Traffic:
   collective: str = "auto"
 
   def exchange(self, fragment: int) -> list[Collective]:
-    """The operations of one exchange of a fragment."""
+    """Returns the collectives of one exchange of a fragment, in order."""
     return self._operations(
       self.payload, self.fragments.shapes(fragment, self.shapes)
     )
 
   def exchange_bytes(self, fragment: int) -> int:
-    """One exchange of a fragment."""
+    """Returns the bytes of one exchange of a fragment."""
     return self._sent_bytes(self.exchange(fragment))
 
   def gradient(self) -> list[Collective]:
-    """The operations of one data-parallel step: the whole tree's gradients."""
+    """Returns the collectives of one data-parallel step, in order.
+
+    They carry the gradients of the whole tree.
+    """
     if self.method.exchanged == "gradient":
       return self._operations(self.payload, self.shapes)
-    return collectives(Dense(), self.shapes, self.num_replicas)  # A warm start.
+    # Only the warm start of a method with rounds exchanges gradients.
+    return collectives(Dense(), self.shapes, self.num_replicas)
 
   def gradient_bytes(self) -> int:
-    """One data-parallel step."""
+    """Returns the bytes of one data-parallel step."""
     return self._sent_bytes(self.gradient())
 
   def segment_bytes(self, segment: Segment) -> int:
-    """All exchanges that a segment completes."""
+    """Returns the bytes of all exchanges that a segment applies."""
     if segment.phase == "single":
       return 0
     if segment.phase == "data_parallel":
       return segment.num_steps * self.gradient_bytes()
-    return sum(
-      self.exchange_bytes(window.applied.fragment)
-      for window in segment.windows
-      if window.applied
-    )
+    return self._windows_bytes(segment.windows)
 
   def flush_bytes(self, step: int) -> int:
-    """The flush after a number of inner steps of the schedule."""
-    schedule = self.method.schedule
+    """Returns the bytes of the flush at the end of a run.
+
+    Args:
+      step: Inner steps of the schedule finished.
+    """
+    return self._windows_bytes(self.method.schedule.flush_windows(step))
+
+  def _windows_bytes(self, windows: Iterable[Window]) -> int:
     return sum(
-      schedule.flush_exchanges(step, fragment) * self.exchange_bytes(fragment)
-      for fragment in range(schedule.num_fragments)
+      self.exchange_bytes(window.applied.fragment)
+      for window in windows
+      if window.applied
     )
 
   def _operations(self, payload: Payload, shapes: Shapes) -> list[Collective]:
     return collectives(payload, shapes, self.num_replicas, self.collective)
 
   def _sent_bytes(self, operations: list[Collective]) -> int:
-    return sum(each.sent_bytes(self.num_replicas) for each in operations)
+    return sum(op.sent_bytes(self.num_replicas) for op in operations)
