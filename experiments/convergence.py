@@ -8,7 +8,7 @@ Every method is tuned with as many runs on a seed of its own, then trained on
 the seeds of the results, at equal tokens and in equal simulated time. A
 finished run is one line of --results, which belongs in the repository: the
 same command goes on from there, after a kill or in a fresh clone. A long
-sweep can be done in slices with --stage, --methods and --max_minutes. The
+sweep can be done in slices with --task, --methods and --max_minutes. The
 report is made anew each time, from what there is.
 """
 
@@ -29,7 +29,7 @@ from experiments.runtime import command_line
 _ROOT = pathlib.Path(__file__).parent
 _DEFAULT_CONFIG = _ROOT / "configs" / "convergence_small.py"
 _RESULTS = _ROOT.parent / "docs" / "results"
-STAGES = ("all", "tune_inner", "tune_outer", "results", "equal_time", "report")
+TASKS = ("all", "tune_inner", "tune_outer", "results", "equal_time", "report")
 
 
 def define_flags() -> None:
@@ -40,7 +40,7 @@ def define_flags() -> None:
     "results", None, "CSV of finished runs; by default docs/results/CONFIG.csv."
   )
   flags.DEFINE_enum(
-    "stage", "all", STAGES, "What to do; 'report' trains nothing."
+    "task", "all", TASKS, "What to do; 'report' trains nothing."
   )
   flags.DEFINE_list(
     "methods",
@@ -62,7 +62,7 @@ def define_flags() -> None:
 def _check_field(path: str) -> None:
   from experiments.sweeps import sweep_spec
 
-  sweep_spec.check_field(path)
+  sweep_spec.check_sweep_field(path)
 
 
 def main(values: flags.FlagValues) -> None:
@@ -75,7 +75,7 @@ def main(values: flags.FlagValues) -> None:
     for name in values.methods:
       names = [each.name for each in sweep.methods]
       known("method", name, names)
-    plan = required_runs.Plan(sweep)
+    plan = required_runs.RequiredRuns(sweep)
     plan.check()  # All that does not fit, before the first run.
   except KeyError as error:
     raise command_line.UsageError(f"--config: no field {error}") from error
@@ -95,19 +95,19 @@ def main(values: flags.FlagValues) -> None:
 def _run(values: flags.FlagValues, plan, workdir: pathlib.Path) -> None:
   from experiments.sweeps import page
   from experiments.sweeps.results import Results
-  from experiments.sweeps.runs import Runs
+  from experiments.sweeps.runs import RunMaker
 
   name = _name(values["config"])
   path = pathlib.Path(values.results or _RESULTS / f"{name}.csv")
   results = Results(path, plan.sweep.base)
-  is_report = values.stage == "report"
+  is_report = values.task == "report"
   if is_report and not path.exists():
-    raise command_line.UsageError(f"--stage=report: there is no {path} yet")
-  runs = Runs(results, workdir, any_text=is_report)
+    raise command_line.UsageError(f"--task=report: there is no {path} yet")
+  runs = RunMaker(results, workdir, any_text=is_report)
   outcome = _Outcome()
   if not is_report:
     with results.held():
-      outcome = _stages(values, plan, runs)
+      outcome = _make_tasks(values, plan, runs)
   command = ["python", "-m", "experiments.convergence", *sys.argv[1:]]
   page.write(plan, runs, results, workdir, name, shlex.join(command))
   if outcome.failed:
@@ -133,25 +133,25 @@ class _Outcome:
   lacking: Sequence[str] = ()
 
 
-def _stages(values: flags.FlagValues, plan, runs) -> _Outcome:
-  """Makes the runs of the stages that were asked for, in order."""
+def _make_tasks(values: flags.FlagValues, plan, runs) -> _Outcome:
+  """Makes the runs of the tasks that were asked for, in order."""
   from experiments.sweeps import required_runs
 
   minutes = values.max_minutes
   limit_s = math.inf if minutes is None else 60 * minutes
   deadline_s = time.monotonic() + limit_s
-  all_stages = required_runs.STAGES
-  stages = all_stages if values.stage == "all" else (values.stage,)
+  all_tasks = required_runs.TASKS
+  tasks = all_tasks if values.task == "all" else (values.task,)
   methods = [
     each
     for each in plan.sweep.methods
     if not values.methods or each.name in values.methods
   ]
   lacking: list[str] = []
-  for stage in stages:
-    planned, without = _planned(plan, stage, methods, runs.loss)
+  for task in tasks:
+    planned, without = _planned(plan, task, methods, runs.loss)
     lacking += [why for why in without if why not in lacking]
-    line = f"{stage}: {len(planned)} runs, {len(runs.missing(planned))} to do"
+    line = f"{task}: {len(planned)} runs, {len(runs.missing(planned))} to do"
     if count := runs.elsewhere(planned):
       line += f" ({count} of these have lines, on another text)"
     print(line)
@@ -161,14 +161,14 @@ def _stages(values: flags.FlagValues, plan, runs) -> _Outcome:
   return _Outcome(lacking=lacking)
 
 
-def _planned(plan, stage: str, methods: Sequence, loss_of) -> tuple[list, list]:
-  """Runs of a stage, and why methods have none: they stop no others."""
+def _planned(plan, task: str, methods: Sequence, loss_of) -> tuple[list, list]:
+  """Runs of a task, and why methods have none: they stop no others."""
   from experiments.sweeps.required_run import NotTunedError
 
   planned, lacking = [], []
   for method in methods:
     try:
-      planned += plan.stage(stage, [method], loss_of)
+      planned += plan.of_task(task, [method], loss_of)
     except NotTunedError as error:
       lacking.append(str(error))
   return planned, list(dict.fromkeys(lacking))  # Many wait for one reference.

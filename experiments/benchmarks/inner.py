@@ -26,7 +26,7 @@ from experiments.benchmarks.record import keep_record
 STEPS = 10  # Inner steps of one measurement.
 
 # Dense bfloat16 operations a second, by `device_kind` (recalled).
-PEAK_FLOPS = {
+DEVICE_PEAK_FLOPS = {
   "NVIDIA H200": 989e12,
   "NVIDIA H100 80GB HBM3": 989e12,
   "NVIDIA A100-SXM4-80GB": 312e12,
@@ -106,7 +106,7 @@ def _rates(config: RunConfig, seconds: list[float]) -> dict:
   if mesh.layout == "mesh":
     num_devices = mesh.num_replicas * config.division.num_devices
   kind = jax.devices()[0].device_kind
-  peak = PEAK_FLOPS.get(kind)
+  peak = DEVICE_PEAK_FLOPS.get(kind)
   return {
     "device": kind,
     "num_devices": num_devices,

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from experiments.benchmarks.record import keep_record
 
-Timed = Callable[[], object]
+TimedProgram = Callable[[], object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Ratio:
   """
 
   name: str
-  measured: Timed
-  baseline: Timed
+  measured: TimedProgram
+  baseline: TimedProgram
   bound: float
   scale: float = 1.0
 
 
-def _seconds(function: Timed) -> float:
+def _seconds(function: TimedProgram) -> float:
   started = time.perf_counter()
   function()
   return time.perf_counter() - started

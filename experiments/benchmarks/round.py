@@ -8,7 +8,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.config.sections import MeshConfig, SyncConfig
 from dilocox_jax.inner.step import inner_step
 from dilocox_jax.training import build
-from experiments.benchmarks.ratios import Ratio, Timed
+from experiments.benchmarks.ratios import Ratio, TimedProgram
 
 SYNC_INTERVAL = 50
 _STACKED = 4
@@ -28,7 +28,7 @@ def _batches(config: RunConfig, *lead: int) -> jax.Array:
   return jax.device_put(drawn)
 
 
-def _delayed_round(config: RunConfig) -> Timed:
+def _delayed_round(config: RunConfig) -> TimedProgram:
   """A round with an exchange pending, its state going round in circles."""
   programs = build.programs(config)
   params = jax.jit(programs.model.init)(jax.random.key(0))
@@ -45,7 +45,7 @@ def _delayed_round(config: RunConfig) -> Timed:
   return run
 
 
-def _inner_steps(config: RunConfig) -> Timed:
+def _inner_steps(config: RunConfig) -> TimedProgram:
   """The same inner steps of the same stacked model, and nothing else."""
   programs = build.programs(config)
   count = config.mesh.num_replicas
@@ -76,7 +76,7 @@ def _inner_steps(config: RunConfig) -> Timed:
   return run
 
 
-def _forward(config: RunConfig) -> Timed:
+def _forward(config: RunConfig) -> TimedProgram:
   """The forward passes of the same batches, one replica."""
   programs = build.programs(config)
   params = jax.jit(programs.model.init)(jax.random.key(0))

@@ -20,7 +20,7 @@ from experiments.configs import convergence_small
 from experiments.sweeps import method_list as methods
 
 SHAPES = ("chinchilla_35m", "chinchilla_100m")
-INTERVALS = (30, 100)
+SYNC_INTERVALS = (30, 100)
 
 
 def get_config(setting="chinchilla_35m,2"):
@@ -70,18 +70,18 @@ def _methods(shape):
   found = [methods.of("allreduce")]
   # One fragment holds what is no layer.
   parts = {"sync.num_fragments": 1 + MODEL_PRESETS[shape].num_layers // 3}
-  for interval in INTERVALS:
+  for interval in SYNC_INTERVALS:
     at = {"sync.sync_interval": interval}
     each = [
       methods.of("diloco", changed=at),
-      *(each | parts for each in methods.streaming(interval, 1)),
+      *(each | parts for each in methods.streaming_methods(interval, 1)),
       *(
         methods.of(
           "dilocox",
           f"dilocox_{rule}",
           changed={**at, "sync.rule": rule, **start},
         )
-        for rule, start in methods.RULES.items()
+        for rule, start in methods.DILOCOX_RULES.items()
       ),
     ]
     found += [m | {"name": f"{m['name']}_h{interval}"} for m in each]

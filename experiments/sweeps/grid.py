@@ -21,7 +21,7 @@ from dilocox_jax.mapping import check_path, flat
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.wire.traffic import Traffic
 
-FIELDS = ("base", "grid", "runs", "seeds")
+ABLATION_FIELDS = ("base", "grid", "runs", "seeds")
 _MAX_NAME_CHARACTERS = 120  # A directory's name has 255 bytes at most.
 
 
@@ -98,10 +98,10 @@ def _sync_bytes(traffic: Traffic) -> int:
   return sum(traffic.exchange_bytes(fragment) for fragment in range(count))
 
 
-def check_field(path: str) -> None:
+def check_ablation_field(path: str) -> None:
   """Raises ValueError, with the nearest name, for no field of an ablation."""
   head, _, rest = path.partition(".")
-  known("field of an ablation", head, FIELDS)
+  known("field of an ablation", head, ABLATION_FIELDS)
   if head in ("base", "grid") and rest:
     check_path(RunConfig, rest)
 
@@ -121,7 +121,7 @@ def trials(ablation: Mapping[str, Any]) -> list[Trial]:
     ValueError: One line that names the run, the field and what to change.
   """
   for field in ablation:
-    check_field(field)
+    check_ablation_field(field)
   base = ablation.get("base", {})
   settings = _named([*_product(ablation), *_listed(ablation)])
   seeds = ablation.get("seeds") or (base.get("seed", 0),)

@@ -35,7 +35,7 @@ INNER_GRID = (
 )
 PLAIN = {"codec.name": "float32"}
 # Readings of DiLoCoX's apply rule, and what each starts from.
-RULES: Mapping[str, Mapping[str, float]] = {
+DILOCOX_RULES: Mapping[str, Mapping[str, float]] = {
   "continue": {},
   "reset": RESET_START,
 }
@@ -88,7 +88,9 @@ def warm(num_steps: int) -> dict[str, Any]:
   }
 
 
-def streaming(interval: int, overlap_steps: int = 4) -> list[dict[str, Any]]:
+def streaming_methods(
+  interval: int, overlap_steps: int = 4
+) -> list[dict[str, Any]]:
   """Streaming DiLoCo, one of its three ideas after the other.
 
   Args:
@@ -140,7 +142,7 @@ def on_clock(clock: str) -> list[dict[str, Any]]:
         changed={"sync.rule": rule, **start},
         tau_from=clock,
       )
-      for rule, start in RULES.items()
+      for rule, start in DILOCOX_RULES.items()
     ),
     ours(clock),
   ]
@@ -173,7 +175,7 @@ def every(
       "open_diloco_long",
       changed=_every(open_interval) | OUTER_START,
     ),
-    *streaming(interval),
+    *streaming_methods(interval),
     of("eager", changed=at),
     of("sparse_loco", changed=at),
     of("muloco", changed=at),
@@ -200,7 +202,7 @@ def contests(clocks: Sequence[str]) -> list[dict[str, Any]]:
       "reference": f"dilocox_continue_{clock}",
       "methods": (
         *("allreduce", "diloco_cold", *_rivals(clock)),
-        *(f"dilocox_{rule}_{clock}" for rule in RULES),
+        *(f"dilocox_{rule}_{clock}" for rule in DILOCOX_RULES),
         f"ours_{clock}",
       ),
     }
@@ -221,7 +223,7 @@ def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
   published = [
     *("diloco", "diloco_cold", *_rivals(clock), "eager", "sparse_loco"),
     *("muloco", "streaming", "streaming_overlap", "streaming_e3m0"),
-    *(f"dilocox_{rule}_{clock}" for rule in RULES),
+    *(f"dilocox_{rule}_{clock}" for rule in DILOCOX_RULES),
   ]
   rivals = (
     (clock, (*_rivals(clock), "diloco_cold", "allreduce")),
@@ -235,12 +237,12 @@ def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
     *(
       claim(f"dilocox_{rule}_{at}", _rivals(at), "tokens", "DiLoCoX (recalled)")
       for at, _ in rivals
-      for rule in RULES
+      for rule in DILOCOX_RULES
     ),
     *(
       claim(f"dilocox_{rule}_{at}", than, at, "ours, after DiLoCoX")
       for at, than in rivals
-      for rule in RULES
+      for rule in DILOCOX_RULES
     ),
     *(
       claim(f"ours_{at}", [f"dilocox_continue_{at}"], at, "ours")

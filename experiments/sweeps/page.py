@@ -15,18 +15,18 @@ from dilocox_jax.report import units
 from dilocox_jax.report.convergence import comparison as report
 from dilocox_jax.report.convergence import page
 from experiments.sweeps import grid
-from experiments.sweeps.required_run import NotTunedError, Planned
-from experiments.sweeps.required_runs import Plan
-from experiments.sweeps.results import Results, Row
-from experiments.sweeps.runs import Runs
+from experiments.sweeps.required_run import NotTunedError, RequiredRun
+from experiments.sweeps.required_runs import RequiredRuns
+from experiments.sweeps.results import ResultRow, Results
+from experiments.sweeps.runs import RunMaker
 from experiments.sweeps.simulated_time import PlannedTime, Times
-from experiments.sweeps.sweep_spec import Method, Sweep, SweepClock
+from experiments.sweeps.sweep_spec import Sweep, SweepClock, SweepMethod
 
 
 class Gathered:
   """What a sweep has found so far."""
 
-  def __init__(self, plan: Plan, runs: Runs, results: Results):
+  def __init__(self, plan: RequiredRuns, runs: RunMaker, results: Results):
     """Takes the plan and what has been made of it.
 
     Args:
@@ -76,14 +76,14 @@ class Gathered:
     hours = sum(row.wall_s for row in rows) / 3600
     return f"All {len(rows)} runs on file took {hours:.3g} hours, added up."
 
-  def _is_tuned(self, method: Method) -> bool:
+  def _is_tuned(self, method: SweepMethod) -> bool:
     try:
       self._plan.tuned(method, self._runs.loss)
     except NotTunedError:
       return False
     return True
 
-  def _entry(self, method: Method) -> report.MethodResult:
+  def _entry(self, method: SweepMethod) -> report.MethodResult:
     planned = self._plan.results(method, self._runs.loss)
     tuned = self._plan.tuned(method, self._runs.loss)
     config = planned[0].config
@@ -110,14 +110,14 @@ class Gathered:
       clock=self._clock_of(method),
     )
 
-  def _clock_of(self, method: Method) -> str:
+  def _clock_of(self, method: SweepMethod) -> str:
     """The clock from which its H follows; empty if from none."""
     if method.interval_of:
       method = self._plan.sweep.method(method.interval_of)
     return method.tau_from
 
   def _trace(
-    self, planned: Planned, row: Row, times: dict[str, Times]
+    self, planned: RequiredRun, row: ResultRow, times: dict[str, Times]
   ) -> report.Trace:
     points = [
       report.Point(
@@ -136,7 +136,7 @@ class Gathered:
       planned.seed, row.final_loss, row.total_sent_bytes, points
     )
 
-  def _equal_time(self, ready: list[Method]) -> list[report.EqualTime]:
+  def _equal_time(self, ready: list[SweepMethod]) -> list[report.EqualTime]:
     sweep, loss_of = self._plan.sweep, self._runs.loss
     made = []
     for clock, contest in sweep.contests.items():
@@ -148,7 +148,7 @@ class Gathered:
       made.append(report.EqualTime(clock, budget_s, methods))
     return made
 
-  def _timed(self, method: Method, clock: str) -> report.Timed:
+  def _timed(self, method: SweepMethod, clock: str) -> report.Timed:
     loss_of = self._runs.loss
     planned = self._plan.equal_time(method, clock, loss_of)
     steps = self._plan.steps_at(method, clock, loss_of)
@@ -162,8 +162,8 @@ class Gathered:
 
 
 def write(
-  plan: Plan,
-  runs: Runs,
+  plan: RequiredRuns,
+  runs: RunMaker,
   results: Results,
   workdir: pathlib.Path,
   name: str,
@@ -222,7 +222,7 @@ def _budget(sweep: Sweep) -> str:
   )
 
 
-def _machines(rows: Sequence[Row]) -> str:
+def _machines(rows: Sequence[ResultRow]) -> str:
   """Where the results were made, as bits depend on it."""
   found = {f"{r.platform}, Python {r.python}, JAX {r.jax}" for r in rows}
   return f"Trained on {'; '.join(sorted(found))}." if found else ""

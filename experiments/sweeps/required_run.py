@@ -9,17 +9,17 @@ from dilocox_jax.config import RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
+class RequiredRun:
   """A run to be made.
 
   Attributes:
-    stage: One of `STAGES`.
+    task: One of `TASKS`.
     method: Name of its method.
     changed: Dotted fields over the sweep's base.
     config: All of it, checked.
   """
 
-  stage: str
+  task: str
   method: str
   changed: Mapping[str, Any]
   config: RunConfig
@@ -42,7 +42,7 @@ class NotTunedError(Exception):
 
 
 # The final loss of a run that has been made; None: not yet; NaN: diverged.
-LossOf = Callable[[Planned], float | None]
+LossOf = Callable[[RequiredRun], float | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Tuned:
   at_edge: bool
 
 
-def lowest(runs: Sequence[Planned], loss_of: LossOf) -> Planned:
+def lowest(runs: Sequence[RequiredRun], loss_of: LossOf) -> RequiredRun:
   """The run that ended lowest.
 
   Raises:
@@ -73,7 +73,7 @@ def lowest(runs: Sequence[Planned], loss_of: LossOf) -> Planned:
   if missing:
     raise NotTunedError(
       f"{len(missing)} of {len(runs)} tuning runs of {runs[0].method!r} are"
-      " missing: run --stage=tune_inner, then --stage=tune_outer, with it among"
+      " missing: run --task=tune_inner, then --task=tune_outer, with it among"
       " --methods"
     )
   losses = [value(loss_of(run)) for run in runs]

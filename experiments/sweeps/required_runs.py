@@ -1,4 +1,4 @@
-"""Which runs a sweep needs, stage by stage.
+"""Which runs a sweep needs, task by task.
 
 Tuning comes first and decides what the results run with: the inner learning
 rate from one grid for all, then the method's own settings at the best of it.
@@ -12,15 +12,15 @@ from typing import Any
 from dilocox_jax.config import RunConfig
 from experiments.sweeps.required_run import (
   LossOf,
-  Planned,
+  RequiredRun,
   Tuned,
   lowest,
   value,
 )
 from experiments.sweeps.simulated_time import PlannedTime, Times, rounds_from
-from experiments.sweeps.sweep_spec import FACTORS, Method, Sweep
+from experiments.sweeps.sweep_spec import FACTORS, Sweep, SweepMethod
 
-STAGES = ("tune_inner", "tune_outer", "results", "equal_time")
+TASKS = ("tune_inner", "tune_outer", "results", "equal_time")
 # A shorter run warms up for as long, but not for more than this share of it.
 _MOST_WARMUP = 0.25
 # As much shorter in a tuning run as that is.
@@ -29,7 +29,7 @@ _WARM_START = "sync.warm_start_steps"
 LEAST_STEPS = 20
 
 
-class Plan:
+class RequiredRuns:
   """The runs of a sweep, as far as what they depend on is known."""
 
   def __init__(self, sweep: Sweep):
@@ -41,11 +41,11 @@ class Plan:
     self.sweep = sweep
     self._own: dict[str, dict[str, Any]] = {}
     # Stages ask again and again, and checking a config takes a while.
-    self._planned: dict[tuple, Planned] = {}
+    self._planned: dict[tuple, RequiredRun] = {}
     self._times: dict[tuple[RunConfig, str], Times] = {}
     self._steps: dict[tuple[RunConfig, str, float], int] = {}
 
-  def own(self, method: Method) -> dict[str, Any]:
+  def own(self, method: SweepMethod) -> dict[str, Any]:
     """A method's fields, tau and H from elsewhere if it asks."""
     if method.name not in self._own:
       self._own[method.name] = self._with_interval(method)
@@ -62,7 +62,7 @@ class Plan:
       for clock in self.sweep.clocks.values():
         PlannedTime(config, clock)
 
-  def _with_interval(self, method: Method) -> dict[str, Any]:
+  def _with_interval(self, method: SweepMethod) -> dict[str, Any]:
     fields = dict(method.changed)
     if method.tau_from:
       clock = self.sweep.clocks[method.tau_from]
@@ -74,40 +74,46 @@ class Plan:
     return fields
 
   def planned(
-    self, stage: str, method: Method, changed: Mapping[str, Any], **free: Any
-  ) -> Planned:
+    self,
+    task: str,
+    method: SweepMethod,
+    changed: Mapping[str, Any],
+    **free: Any,
+  ) -> RequiredRun:
     """A run of a method.
 
     Args:
-      stage: One of `STAGES`.
+      task: One of `TASKS`.
       method: The method.
       changed: Fields over its own.
       **free: `seed` and `total_steps`.
     """
     fields = {**self.own(method), **changed, **free}
-    asked = (stage, method.name, tuple(sorted(fields.items())))
+    asked = (task, method.name, tuple(sorted(fields.items())))
     if asked not in self._planned:
-      self._planned[asked] = self._checked(stage, method, fields)
+      self._planned[asked] = self._checked(task, method, fields)
     return self._planned[asked]
 
   def _checked(
-    self, stage: str, method: Method, fields: dict[str, Any]
-  ) -> Planned:
+    self, task: str, method: SweepMethod, fields: dict[str, Any]
+  ) -> RequiredRun:
     warmup = fields.get(
       "inner.warmup_steps", self.sweep.base["inner.warmup_steps"]
     )
     total_steps = fields.get("total_steps", self.sweep.base["total_steps"])
     fields["inner.warmup_steps"] = min(warmup, int(_MOST_WARMUP * total_steps))
-    return Planned(stage, method.name, fields, self.sweep.config(fields))
+    return RequiredRun(task, method.name, fields, self.sweep.config(fields))
 
-  def tune_inner(self, method: Method) -> list[Planned]:
+  def tune_inner(self, method: SweepMethod) -> list[RequiredRun]:
     """The method as it is, with every inner learning rate."""
     return [
       self._tuning("tune_inner", method, {"inner.learning_rate": rate})
       for rate in self.sweep.tuning.inner_learning_rates
     ]
 
-  def tune_outer(self, method: Method, loss_of: LossOf) -> list[Planned]:
+  def tune_outer(
+    self, method: SweepMethod, loss_of: LossOf
+  ) -> list[RequiredRun]:
     """The method's own settings at its best inner learning rate.
 
     Raises:
@@ -123,29 +129,29 @@ class Plan:
       found.append(self._tuning("tune_outer", method, fields))
     return found
 
-  def _scaled(self, best: Planned, path: str, factor: float) -> float | int:
+  def _scaled(self, best: RequiredRun, path: str, factor: float) -> float | int:
     section, _, name = path.partition(".")
     value = getattr(getattr(best.config, section), name)
     return type(value)(round(factor * value, 8))
 
   def _tuning(
-    self, stage: str, method: Method, changed: Mapping[str, Any]
-  ) -> Planned:
+    self, task: str, method: SweepMethod, changed: Mapping[str, Any]
+  ) -> RequiredRun:
     tuning = self.sweep.tuning
     fields = {**changed, "evaluation.interval_steps": 0}
     if steps := self.own(method).get(_WARM_START):
       share = tuning.total_steps / self.sweep.base["total_steps"]
       fields[_WARM_START] = round(share * steps)
     free = {"seed": tuning.seed, "total_steps": tuning.total_steps}
-    return self.planned(stage, method, fields, **free)
+    return self.planned(task, method, fields, **free)
 
-  def tuning_rounds(self, method: Method) -> int:
+  def tuning_rounds(self, method: SweepMethod) -> int:
     """Whole rounds that a tuning run has to show what it is worth."""
     config = self.tune_inner(method)[0].config
     steps = config.total_steps - config.sync.warm_start_steps
     return steps // config.sync.named.schedule.sync_interval
 
-  def tuned(self, method: Method, loss_of: LossOf) -> Tuned:
+  def tuned(self, method: SweepMethod, loss_of: LossOf) -> Tuned:
     """What the results run with.
 
     Raises:
@@ -172,7 +178,7 @@ class Plan:
     )
     return Tuned(fields, value(loss_of(best)), len(runs), at_edge)
 
-  def results(self, method: Method, loss_of: LossOf) -> list[Planned]:
+  def results(self, method: SweepMethod, loss_of: LossOf) -> list[RequiredRun]:
     """A run a seed with what was tuned."""
     changed = self.tuned(method, loss_of).changed
     return [
@@ -180,7 +186,9 @@ class Plan:
       for seed in self.sweep.seeds
     ]
 
-  def times(self, method: Method, clock_name: str, loss_of: LossOf) -> Times:
+  def times(
+    self, method: SweepMethod, clock_name: str, loss_of: LossOf
+  ) -> Times:
     """A method's results on a clock."""
     config = self.results(method, loss_of)[0].config
     if (config, clock_name) not in self._times:
@@ -193,7 +201,9 @@ class Plan:
     reference = self.sweep.method(self.sweep.contests[clock_name].reference)
     return self.times(reference, clock_name, loss_of).end_s
 
-  def steps_at(self, method: Method, clock_name: str, loss_of: LossOf) -> int:
+  def steps_at(
+    self, method: SweepMethod, clock_name: str, loss_of: LossOf
+  ) -> int:
     """Inner steps of a method in the reference's time."""
     config = self.results(method, loss_of)[0].config
     budget_s = self.budget_s(clock_name, loss_of)
@@ -205,13 +215,13 @@ class Plan:
     return self._steps[asked]
 
   def equal_time(
-    self, method: Method, clock_name: str, loss_of: LossOf
-  ) -> list[Planned]:
+    self, method: SweepMethod, clock_name: str, loss_of: LossOf
+  ) -> list[RequiredRun]:
     """A run a seed, as long as fits; none where that is hardly any."""
     steps = self.steps_at(method, clock_name, loss_of)
     whole = self.results(method, loss_of)
     if steps == whole[0].config.total_steps:
-      return [dataclasses.replace(each, stage="equal_time") for each in whole]
+      return [dataclasses.replace(each, task="equal_time") for each in whole]
     if steps < LEAST_STEPS:
       return []
     changed = self.tuned(method, loss_of).changed
@@ -220,19 +230,19 @@ class Plan:
       for seed in self.sweep.seeds
     ]
 
-  def stage(
-    self, stage: str, methods: Sequence[Method], loss_of: LossOf
-  ) -> list[Planned]:
-    """All runs of a stage, seeds of a method beside each other.
+  def of_task(
+    self, task: str, methods: Sequence[SweepMethod], loss_of: LossOf
+  ) -> list[RequiredRun]:
+    """All runs of a task, seeds of a method beside each other.
 
     Raises:
-      NotTunedError: An earlier stage is not over.
+      NotTunedError: An earlier task is not over.
     """
-    if stage == "tune_inner":
+    if task == "tune_inner":
       return [run for each in methods for run in self.tune_inner(each)]
-    if stage == "tune_outer":
+    if task == "tune_outer":
       return [run for each in methods for run in self.tune_outer(each, loss_of)]
-    if stage == "results":
+    if task == "results":
       return [run for each in methods for run in self.results(each, loss_of)]
     return [
       run
@@ -248,11 +258,11 @@ def _is_end(value: float, tried: Sequence[float]) -> bool:
   return min(tried) < max(tried) and value in (min(tried), max(tried))
 
 
-def _warmup_steps(planned: Planned) -> float:
+def _warmup_steps(planned: RequiredRun) -> float:
   return planned.config.inner.warmup_steps
 
 
-def _outer_step(planned: Planned) -> float:
+def _outer_step(planned: RequiredRun) -> float:
   """What an outer step comes to after many alike."""
   outer = planned.config.outer
   return outer.learning_rate / (1 - outer.momentum)

@@ -33,11 +33,11 @@ _FREE = tuple(e for e in FREE_ON_RESUME if not e.startswith("evaluation."))
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ResultRow:
   """A finished run.
 
   Attributes:
-    stage: For which it was made first.
+    stage: Task for which the run was made first (the column is called `stage`).
     method: Name in the sweep.
     seed: Its seed.
     digest: Of its config.
@@ -98,8 +98,8 @@ class CurveRow:
   flushed: bool
 
 
-Kind = typing.TypeVar("Kind", Row, CurveRow)
-Key = tuple[str, str]
+Line = typing.TypeVar("Line", ResultRow, CurveRow)
+RunKey = tuple[str, str]
 
 
 class Results:
@@ -127,9 +127,9 @@ class Results:
     if self._base_path.exists():
       with one_line(self._base_path, "read"):
         self._fields = frozenset(json.loads(self._base_path.read_text()))
-    self.rows = {(r.digest, r.corpus): r for r in _read(path, Row)}
+    self.rows = {(r.digest, r.corpus): r for r in _read(path, ResultRow)}
     self._digests: dict[RunConfig, str] = {}
-    self._curves: dict[Key, list[CurveRow]] = {}
+    self._curves: dict[RunKey, list[CurveRow]] = {}
     for each in _read(self.curves_path, CurveRow):
       self._note(each)
 
@@ -171,11 +171,11 @@ class Results:
     text = json.dumps(meaning, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-  def curve(self, key: Key) -> list[CurveRow]:
+  def curve(self, key: RunKey) -> list[CurveRow]:
     """A run's evaluations in order; empty if none were kept."""
     return self._curves.get(key, [])
 
-  def add(self, row: Row, curve: Sequence[CurveRow]) -> None:
+  def add(self, row: ResultRow, curve: Sequence[CurveRow]) -> None:
     """Keeps a run; the curve first, so that a line of a run has its curve.
 
     Raises:
@@ -184,7 +184,7 @@ class Results:
     self._begin()
     if curve:
       _append(self.curves_path, CurveRow, curve)
-    _append(self.path, Row, [row])
+    _append(self.path, ResultRow, [row])
     self.rows[row.digest, row.corpus] = row
     for each in curve:
       self._note(each)
@@ -213,17 +213,17 @@ def evaluations(run: LoadedRun, digest: str) -> list[CurveRow]:
   ]
 
 
-def row_of(run: LoadedRun, failure: str = "", **known: Any) -> Row:
+def row_of(run: LoadedRun, failure: str = "", **known: Any) -> ResultRow:
   """The line of a run directory.
 
   Args:
     run: What it says.
     failure: Why it diverged.
-    **known: `stage`, `method`, `seed`, `digest`, `changed`, `total_steps`.
+    **known: columns that the directory does not know.
   """
   record, last = run.record, None if failure else run.result
   losses = [e.outer_loss for e in run.evaluations]
-  return Row(
+  return ResultRow(
     **known,
     corpus=record["corpus_digest"],
     tokens=run.tokens,
@@ -239,11 +239,11 @@ def row_of(run: LoadedRun, failure: str = "", **known: Any) -> Row:
   )
 
 
-def _names(kind: type[Kind]) -> list[str]:
+def _names(kind: type[Line]) -> list[str]:
   return [field.name for field in dataclasses.fields(kind)]
 
 
-def _lines(kind: type[Kind], rows: Sequence[Kind], *, header: bool) -> bytes:
+def _lines(kind: type[Line], rows: Sequence[Line], *, header: bool) -> bytes:
   text = io.StringIO()
   writer = csv.DictWriter(text, _names(kind), lineterminator="\n")
   if header:
@@ -252,7 +252,7 @@ def _lines(kind: type[Kind], rows: Sequence[Kind], *, header: bool) -> bytes:
   return text.getvalue().encode()
 
 
-def _append(path: pathlib.Path, kind: type[Kind], rows: Sequence[Kind]) -> None:
+def _append(path: pathlib.Path, kind: type[Line], rows: Sequence[Line]) -> None:
   """One write under a lock: a kill leaves whole lines and at most a torn tail.
 
   A torn tail is cut before anything follows it.
@@ -266,7 +266,7 @@ def _append(path: pathlib.Path, kind: type[Kind], rows: Sequence[Kind]) -> None:
     os.fsync(file.fileno())
 
 
-def _read(path: pathlib.Path, kind: type[Kind]) -> list[Kind]:
+def _read(path: pathlib.Path, kind: type[Line]) -> list[Line]:
   if not path.exists():
     return []
   with one_line(path, "read"):

@@ -19,8 +19,8 @@ from dilocox_jax.data import sources
 from dilocox_jax.report.run import load_run
 from experiments.runtime import job_pool
 from experiments.sweeps import grid
-from experiments.sweeps.required_run import Planned
-from experiments.sweeps.results import Results, Row, evaluations, row_of
+from experiments.sweeps.required_run import RequiredRun
+from experiments.sweeps.results import ResultRow, Results, evaluations, row_of
 
 _DIVERGED = re.compile(r"is not finite (at|after) step")
 
@@ -40,8 +40,8 @@ def corpus_digest(config: RunConfig) -> str:
   return _digest(data.source, data.glob, data.validation_fraction, seed)
 
 
-class Runs:
-  """Planned runs, their directories and their lines."""
+class RunMaker:
+  """RequiredRun runs, their directories and their lines."""
 
   def __init__(self, results: Results, workdir: pathlib.Path, any_text: bool):
     """Takes what there is.
@@ -55,7 +55,7 @@ class Runs:
     self._results, self._workdir = results, workdir
     self._any_text = any_text
 
-  def row(self, planned: Planned) -> Row | None:
+  def row(self, planned: RequiredRun) -> ResultRow | None:
     """The line of a run, if it has ended."""
     digest, rows = self._results.digest(planned.config), self._results.rows
     if not self._any_text:
@@ -63,13 +63,13 @@ class Runs:
     text = self._usual_text(planned)
     return rows.get((digest, text)) if text else None
 
-  def elsewhere(self, planned: Sequence[Planned]) -> int:
+  def elsewhere(self, planned: Sequence[RequiredRun]) -> int:
     """How many missing runs have a line, but on another text."""
     known = {digest for digest, _ in self._results.rows}
     missing = self.missing(planned)
     return sum(self._results.digest(each.config) in known for each in missing)
 
-  def _usual_text(self, planned: Planned) -> str | None:
+  def _usual_text(self, planned: RequiredRun) -> str | None:
     """The text of most lines: losses on different ones do not compare."""
     by_seed = planned.config.data.source == "synthetic"
     texts = collections.Counter(
@@ -79,18 +79,18 @@ class Runs:
     )
     return max(texts, key=texts.__getitem__, default=None)
 
-  def loss(self, planned: Planned) -> float | None:
+  def loss(self, planned: RequiredRun) -> float | None:
     """Its final loss; None if it has not ended, NaN if it diverged."""
     row = self.row(planned)
     return row.final_loss if row else None
 
-  def missing(self, planned: Sequence[Planned]) -> list[Planned]:
+  def missing(self, planned: Sequence[RequiredRun]) -> list[RequiredRun]:
     """Runs without a line, each once."""
     by_digest = {self._results.digest(p.config): p for p in reversed(planned)}
     return [p for p in reversed(by_digest.values()) if self.row(p) is None]
 
   def make(
-    self, planned: Sequence[Planned], processes: int, deadline_s: float
+    self, planned: Sequence[RequiredRun], processes: int, deadline_s: float
   ) -> tuple[list[str], bool]:
     """Makes what is missing.
 
@@ -125,7 +125,7 @@ class Runs:
     work.run()
     return failures, bool(self.missing(planned)) and work.is_late
 
-  def _job(self, planned: Planned) -> job_pool.Job:
+  def _job(self, planned: RequiredRun) -> job_pool.Job:
     config = planned.config
     # Texts differ between machines, and a directory may outlive its own.
     digest, text = self._results.digest(config), corpus_digest(config)[:6]
@@ -133,7 +133,7 @@ class Runs:
     workdir = self._workdir / "runs" / name
     trial = grid.Trial(planned.method, planned.changed, config)
     return job_pool.Job(
-      name=f"{planned.stage} of {planned.method}, seed {config.seed}",
+      name=f"{planned.task} of {planned.method}, seed {config.seed}",
       workdir=workdir,
       log=self._workdir / "logs" / f"{name}.log",
       command=[
@@ -145,14 +145,14 @@ class Runs:
     )
 
   def _keep(
-    self, planned: Planned, workdir: pathlib.Path, failure: str = ""
-  ) -> Row:
+    self, planned: RequiredRun, workdir: pathlib.Path, failure: str = ""
+  ) -> ResultRow:
     """Writes a run's line; its state, much larger, is not needed any more."""
     run, digest = load_run(workdir), self._results.digest(planned.config)
     row = row_of(
       run,
       failure,
-      stage=planned.stage,
+      stage=planned.task,
       method=planned.method,
       seed=planned.seed,
       digest=digest,

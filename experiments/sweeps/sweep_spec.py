@@ -16,7 +16,7 @@ from dilocox_jax.mapping import check_path, flat
 from dilocox_jax.report.convergence.comparison import TOKENS, Claim
 from experiments.sweeps import grid
 
-FIELDS = (
+SWEEP_FIELDS = (
   *("base", "methods", "tuning", "seeds", "clusters", "target_loss"),
   *("equal_time", "claims", "gaps", "notes"),
 )
@@ -28,7 +28,7 @@ FACTORS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Method:
+class SweepMethod:
   """One method of a sweep.
 
   Attributes:
@@ -36,7 +36,7 @@ class Method:
     changed: Dotted fields that make it, over the base.
     refine: Settings to try at its best inner learning rate.
     tau_from: Clock whose transfer time gives tau and H; empty: as changed.
-    interval_of: Method whose H this one has; empty: its own.
+    interval_of: SweepMethod whose H this one has; empty: its own.
   """
 
   name: str
@@ -129,7 +129,7 @@ class Sweep:
   """
 
   base: Mapping[str, Any]
-  methods: tuple[Method, ...]
+  methods: tuple[SweepMethod, ...]
   tuning: Tuning
   seeds: tuple[int, ...]
   clocks: Mapping[str, SweepClock]
@@ -166,7 +166,7 @@ class Sweep:
     """Of each method."""
     return len(self.tuning.inner_learning_rates) + len(self.methods[0].refine)
 
-  def method(self, name: str) -> Method:
+  def method(self, name: str) -> SweepMethod:
     """A method by its name."""
     return next(each for each in self.methods if each.name == name)
 
@@ -203,7 +203,7 @@ class Sweep:
     for method in self.methods:
       self._check_interval(method)
 
-  def _check_interval(self, method: Method) -> None:
+  def _check_interval(self, method: SweepMethod) -> None:
     if method.interval_of and self.method(method.interval_of).interval_of:
       raise ValueError(
         f"method {method.name!r} has the H of {method.interval_of!r}, which has"
@@ -222,10 +222,10 @@ class Sweep:
         )
 
 
-def check_field(path: str) -> None:
+def check_sweep_field(path: str) -> None:
   """Raises ValueError, with the nearest name, for no field of a sweep."""
   head, _, rest = path.partition(".")
-  known("field", head, FIELDS)
+  known("field", head, SWEEP_FIELDS)
   if head == "base" and rest:
     check_path(RunConfig, rest)
 
@@ -234,14 +234,14 @@ def sweep(values: Mapping[str, Any]) -> Sweep:
   """Reads a sweep from a config's plain values.
 
   Args:
-    values: By `FIELDS`.
+    values: By `SWEEP_FIELDS`.
 
   Raises:
     ValueError: One line that says what to change.
   """
   for name in values:
-    check_field(name)
-  for name in FIELDS:
+    check_sweep_field(name)
+  for name in SWEEP_FIELDS:
     if name not in values:
       raise ValueError(f"field {name!r} is missing")
   clocks = [_clock(each) for each in values["clusters"]]
@@ -270,12 +270,12 @@ def sweep(values: Mapping[str, Any]) -> Sweep:
   )
 
 
-def _method(given: Mapping[str, Any]) -> Method:
+def _method(given: Mapping[str, Any]) -> SweepMethod:
   fields = dict(given)
   name = fields.pop("name")
   refine = tuple(dict(each) for each in fields.pop("refine"))
   links = {k: fields.pop(k, "") for k in ("tau_from", "interval_of")}
-  return Method(name, flat(fields), refine, **links)
+  return SweepMethod(name, flat(fields), refine, **links)
 
 
 def _clock(given: Mapping[str, Any]) -> SweepClock:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from experiments import convergence
-from experiments.sweeps.required_runs import Plan
+from experiments.sweeps.required_runs import RequiredRuns
 from experiments.sweeps.results import Results
-from experiments.sweeps.runs import Runs
+from experiments.sweeps.runs import RunMaker
 from experiments.sweeps.sweep_spec import sweep
 from tests.experiments.sweeps import fakes as sweeps
 
@@ -65,7 +65,7 @@ def run(*arguments, **options):
 @pytest.mark.parametrize(
   "arguments, hint",
   [
-    (("--stage=tune",), "--stage"),
+    (("--task=tune",), "--task"),
     (("--methods=dilocoo",), "did you mean 'diloco'?"),
     (("--config.base.total_stepz=3",), "did you mean 'total_steps'?"),
     (("--config.sedes=3",), "did you mean 'seeds'?"),
@@ -83,7 +83,7 @@ def test_a_mistake_is_one_line_before_anything_runs(arguments, hint, tmp_path):
 
 
 def test_a_report_on_no_lines_is_refused_and_writes_nothing(tmp_path):
-  done = run(tmp_path, "--stage=report")
+  done = run(tmp_path, "--task=report")
   assert done.returncode == 2 and "there is no" in done.stderr
   assert not list(tmp_path.glob("kept*"))
 
@@ -104,7 +104,7 @@ def test_one_method_that_cannot_go_on_stops_no_other():
 
 
 def test_a_method_that_no_setting_trains_is_told_at_the_end():
-  """Also one that is in no contest, of which the last stage says nothing."""
+  """Also one that is in no contest, of which the last task says nothing."""
   contest = {
     "clock": "1gbit",
     "reference": "dilocox_continue",
@@ -120,27 +120,29 @@ def test_a_method_that_no_setting_trains_is_told_at_the_end():
     make=lambda *_: ([], False),
   )
   asked: Any = types.SimpleNamespace(
-    max_minutes=None, stage="all", methods=[], processes=1
+    max_minutes=None, task="all", methods=[], processes=1
   )
-  (why,) = convergence._stages(asked, plan, runs).lacking
+  (why,) = convergence._make_tasks(asked, plan, runs).lacking
   assert "'diloco' diverged" in why
 
 
 def test_results_that_tuning_has_not_prepared_are_refused(tmp_path):
-  done = run(tmp_path, "--stage=results")
+  done = run(tmp_path, "--task=results")
   assert done.returncode == 1
-  assert "run --stage=tune_inner" in done.stderr
+  assert "run --task=tune_inner" in done.stderr
   assert (tmp_path / "work" / "report.md").exists()
 
 
 def test_a_report_needs_the_kept_lines_and_nothing_else(tmp_path, monkeypatch):
   sweeps.stand_in(monkeypatch)
   found = sweep(sweeps.values())
-  plan = Plan(found)
-  runs = Runs(Results(tmp_path / "kept.csv", found.base), tmp_path / "a", False)
+  plan = RequiredRuns(found)
+  runs = RunMaker(
+    Results(tmp_path / "kept.csv", found.base), tmp_path / "a", False
+  )
   sweeps.make_all(plan, runs)
   kept = (tmp_path / "kept.csv").read_bytes()
-  done = run(tmp_path, "--stage=report", "--config.target_loss=3.0")
+  done = run(tmp_path, "--task=report", "--config.target_loss=3.0")
   assert done.returncode == 0, done.stderr
   assert (tmp_path / "kept.csv").read_bytes() == kept
   page = (tmp_path / "work" / "report.md").read_text()

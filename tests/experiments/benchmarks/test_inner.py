@@ -40,7 +40,7 @@ def test_rates_follow_from_the_measured_step(tmp_path, mesh, capsys):
 
 
 def test_utilisation_is_the_share_of_the_devices_best(monkeypatch):
-  monkeypatch.setitem(inner.PEAK_FLOPS, "cpu", 1e9)
+  monkeypatch.setitem(inner.DEVICE_PEAK_FLOPS, "cpu", 1e9)
   found = inner.measure(SMALL, 1)
   share = found["model_flops_per_s_per_device"] / 1e9
   assert found["mfu"] == pytest.approx(share)

@@ -8,7 +8,7 @@ from dilocox_jax.config import RunConfig
 from experiments.configs import convergence_small
 from experiments.runtime import job_pool
 from experiments.sweeps import method_list, sweep_spec
-from experiments.sweeps.required_runs import STAGES, Plan
+from experiments.sweeps.required_runs import TASKS, RequiredRuns
 
 NAMES = ("allreduce", "diloco", "dilocox_continue", "ours_1gbit")
 TEXT = "feedfacefeedface"
@@ -75,13 +75,13 @@ def sweep(**changed):
 
 
 def plan(**changed):
-  return Plan(sweep(**changed))
+  return RequiredRuns(sweep(**changed))
 
 
 def make_all(made_of, runs) -> None:
-  """Makes every run of a plan, stage by stage."""
-  for stage in STAGES:
-    planned = made_of.stage(stage, made_of.sweep.methods, runs.loss)
+  """Makes every run of a plan, task by task."""
+  for task in TASKS:
+    planned = made_of.of_task(task, made_of.sweep.methods, runs.loss)
     assert runs.make(planned, 1, float("inf")) == ([], False)
 
 
@@ -158,12 +158,12 @@ def stand_in(monkeypatch, kill_after=10**9):
   )
   monkeypatch.setattr(runs.job_pool, "JobPool", made)
   monkeypatch.setattr(runs, "corpus_digest", lambda config: TEXT)
-  job_of = runs.Runs._job
+  job_of = runs.RunMaker._job
 
   def remember(self, planned) -> job_pool.Job:
     job = job_of(self, planned)
     made.configs[job.workdir] = planned.config
     return job
 
-  monkeypatch.setattr(runs.Runs, "_job", remember)
+  monkeypatch.setattr(runs.RunMaker, "_job", remember)
   return made.made

@@ -8,9 +8,9 @@ from dilocox_jax.report.convergence import page
 from dilocox_jax.report.page import PAGE
 from experiments.configs import convergence_small
 from experiments.sweeps.page import Gathered, baselines
-from experiments.sweeps.required_runs import STAGES, Plan
+from experiments.sweeps.required_runs import TASKS, RequiredRuns
 from experiments.sweeps.results import Results
-from experiments.sweeps.runs import Runs
+from experiments.sweeps.runs import RunMaker
 from experiments.sweeps.simulated_time import PlannedTime
 from experiments.sweeps.sweep_spec import sweep
 from tests.experiments.sweeps import fakes as sweeps
@@ -22,7 +22,7 @@ def made_fixture(tmp_path, monkeypatch):
   sweeps.stand_in(monkeypatch)
   plan = sweeps.plan()
   results = Results(tmp_path / "kept.csv", plan.sweep.base)
-  runs = Runs(results, tmp_path / "work", any_text=False)
+  runs = RunMaker(results, tmp_path / "work", any_text=False)
   sweeps.make_all(plan, runs)
   return plan, runs, Gathered(plan, runs, results).comparison("made", "x")
 
@@ -52,9 +52,9 @@ def test_losses_and_bytes_are_those_of_the_lines(made):
 
 def test_it_is_known_for_which_clock_the_rounds_of_a_method_were_made(tmp_path):
   values = convergence_small.get_config().to_dict()
-  plan = Plan(sweep(values))
+  plan = RequiredRuns(sweep(values))
   results = Results(tmp_path / "kept.csv", plan.sweep.base)
-  runs = Runs(results, tmp_path / "work", any_text=False)
+  runs = RunMaker(results, tmp_path / "work", any_text=False)
   gathered = Gathered(plan, runs, results)
   clocks = {m.name: gathered._clock_of(m) for m in plan.sweep.methods}
   for clock in plan.sweep.clocks:
@@ -85,7 +85,7 @@ def test_the_page_says_what_it_took(made):
 def _planned(made):
   plan, runs, _ = made
   methods = plan.sweep.methods
-  every = [run for s in STAGES for run in plan.stage(s, methods, runs.loss)]
+  every = [run for s in TASKS for run in plan.of_task(s, methods, runs.loss)]
   return {str(run.config) for run in every}
 
 
@@ -106,9 +106,9 @@ def test_a_clock_says_what_it_times_and_what_it_leaves_out(made):
 def test_the_committed_page_is_what_the_committed_lines_say(tmp_path):
   kept = pathlib.Path(__file__).parents[2] / "docs/results"
   committed = (kept / "convergence_small" / PAGE).read_text()
-  plan = Plan(sweep(convergence_small.get_config().to_dict()))
+  plan = RequiredRuns(sweep(convergence_small.get_config().to_dict()))
   results = Results(kept / "convergence_small.csv", plan.sweep.base)
-  runs = Runs(results, tmp_path, any_text=True)
+  runs = RunMaker(results, tmp_path, any_text=True)
   command = committed.splitlines()[2].strip()
   found = Gathered(plan, runs, results).comparison("convergence_small", command)
   assert page.write(found, tmp_path).read_text() == committed

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.sweeps import method_list
 from experiments.sweeps.required_run import NotTunedError
-from experiments.sweeps.required_runs import STAGES, Plan
+from experiments.sweeps.required_runs import TASKS, RequiredRuns
 from experiments.sweeps.simulated_time import whole_round
 from experiments.sweeps.sweep_spec import sweep
 from tests.experiments.sweeps import fakes as sweeps
@@ -14,10 +14,10 @@ from tests.experiments.sweeps import fakes as sweeps
 
 @functools.cache
 def every():
-  """All planned runs by stage, with made losses."""
+  """All planned runs by task, with made losses."""
   plan = sweeps.plan()
   methods = plan.sweep.methods
-  return {s: plan.stage(s, methods, sweeps.loss_of) for s in STAGES}
+  return {s: plan.of_task(s, methods, sweeps.loss_of) for s in TASKS}
 
 
 def test_every_method_gets_as_many_tuning_runs_of_the_same_length():
@@ -37,8 +37,8 @@ def test_every_method_gets_as_many_tuning_runs_of_the_same_length():
 
 def test_no_result_is_on_the_seed_that_was_tuned_on():
   found = every()
-  tuning = {r.seed for s in STAGES[:2] for r in found[s]}
-  results = {r.seed for s in STAGES[2:] for r in found[s]}
+  tuning = {r.seed for s in TASKS[:2] for r in found[s]}
+  results = {r.seed for s in TASKS[2:] for r in found[s]}
   assert tuning == {1000} and results == {0, 1}
 
 
@@ -143,8 +143,8 @@ def test_a_tuning_run_that_diverged_never_wins_and_counts():
 
 def test_results_wait_for_tuning():
   plan = sweeps.plan()
-  with pytest.raises(NotTunedError, match="--stage=tune_inner"):
-    plan.stage("results", plan.sweep.methods, lambda run: None)
+  with pytest.raises(NotTunedError, match="--task=tune_inner"):
+    plan.of_task("results", plan.sweep.methods, lambda run: None)
 
 
 def test_a_clock_that_does_not_fit_is_found_before_the_first_run():
@@ -165,7 +165,7 @@ def test_only_ours_depends_on_the_link():
     plan = sweeps.plan(clusters=sweeps.clocks(cluster, 0.02))
     return {
       (run.method, run.seed): run.config
-      for run in plan.stage("results", plan.sweep.methods, sweeps.loss_of)
+      for run in plan.of_task("results", plan.sweep.methods, sweeps.loss_of)
     }
 
   slow, fast = found("100mbit"), found("infinite")
@@ -188,14 +188,14 @@ def test_only_the_named_methods_are_trained_at_equal_time():
   named = ("dilocox_continue", "allreduce")
   contest = {"clock": "1gbit", "reference": named[0], "methods": named}
   plan = sweeps.plan(equal_time=[contest])
-  planned = plan.stage("equal_time", plan.sweep.methods, sweeps.loss_of)
+  planned = plan.of_task("equal_time", plan.sweep.methods, sweeps.loss_of)
   assert {p.method for p in planned} == set(named)
 
 
 def test_a_warm_start_is_as_much_shorter_as_a_tuning_run():
   given = sweeps.values()
   given["methods"][1] |= method_list.warm(12)
-  plan = Plan(sweep(given))
+  plan = RequiredRuns(sweep(given))
   diloco = plan.sweep.method("diloco")
   tuning = plan.tune_outer(diloco, sweeps.loss_of)
   results = plan.results(diloco, sweeps.loss_of)
@@ -210,7 +210,7 @@ def beside_ours(name, **link):
   """Fields of ours, and of a method that is linked to a clock or another."""
   given = sweeps.values()
   given["methods"][sweeps.NAMES.index(name)] |= link
-  plan = Plan(sweep(given))
+  plan = RequiredRuns(sweep(given))
   return [plan.own(plan.sweep.method(each)) for each in ("ours_1gbit", name)]
 
 

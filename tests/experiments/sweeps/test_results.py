@@ -10,11 +10,11 @@ from dilocox_jax.mapping import flat
 from dilocox_jax.metrics import RecordError
 from experiments.configs import convergence_small
 from experiments.runtime.command_line import TRY_AGAIN, StoppedError
-from experiments.sweeps.required_runs import Plan
+from experiments.sweeps.required_runs import RequiredRuns
 from experiments.sweeps.results import (
   CurveRow,
+  ResultRow,
   Results,
-  Row,
   evaluations,
   row_of,
 )
@@ -26,7 +26,7 @@ TEXT = "feedfacefeedface"
 
 
 def row(digest="a", **changed):
-  made = Row(
+  made = ResultRow(
     *("results", "diloco", 0, digest, TEXT, '{"x": "1, 2"}', 24, 100, 7),
     *(1 / 3, 0.4, math.inf, 1.5, "cpu", "3.11", "0.10"),
   )
@@ -106,7 +106,7 @@ def test_looking_at_results_writes_nothing(path):
 def test_a_file_of_another_kind_is_refused_in_one_line(path):
   path.parent.mkdir(parents=True)
   path.write_text("a,b\n1,2\n")
-  with pytest.raises(RecordError, match="nano.csv line 2 is no Row"):
+  with pytest.raises(RecordError, match="nano.csv line 2 is no ResultRow"):
     Results(path, BASE)
 
 
@@ -171,7 +171,7 @@ def test_lines_that_are_kept_still_count():
   kept = pathlib.Path(__file__).parents[2] / "docs/results"
   results = Results(kept / "convergence_small.csv", small.base)
   digests = {digest for digest, _ in results.rows}
-  plan = Plan(small)
+  plan = RequiredRuns(small)
   # Where H follows from a clock, it may have changed for good reason.
   own = [m for m in small.methods if not (m.tau_from or m.interval_of)]
   assert len(own) > 9

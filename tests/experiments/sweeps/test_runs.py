@@ -4,16 +4,16 @@ import pathlib
 import pytest
 
 from experiments.sweeps import runs as sweep_runs
-from experiments.sweeps.required_runs import STAGES
+from experiments.sweeps.required_runs import TASKS
 from experiments.sweeps.results import Results
-from experiments.sweeps.runs import Runs, corpus_digest
+from experiments.sweeps.runs import RunMaker, corpus_digest
 from tests.experiments.sweeps import fakes as sweeps
 
 
 def opened(tmp_path, work="work", any_text=False):
   plan = sweeps.plan()
   results = Results(tmp_path / "results.csv", plan.sweep.base)
-  return plan, results, Runs(results, tmp_path / work, any_text)
+  return plan, results, RunMaker(results, tmp_path / work, any_text)
 
 
 def test_a_sweep_that_was_killed_goes_on_and_makes_nothing_twice(
@@ -34,8 +34,8 @@ def test_a_sweep_that_was_killed_goes_on_and_makes_nothing_twice(
   done = [path.name for path in (*first, *rest)]
   assert len(set(done)) == len(done) == len(results.rows)
   plan, results, runs = opened(tmp_path)
-  for stage in STAGES:
-    planned = plan.stage(stage, plan.sweep.methods, runs.loss)
+  for task in TASKS:
+    planned = plan.of_task(task, plan.sweep.methods, runs.loss)
     assert runs.missing(planned) == []
 
 
@@ -69,7 +69,7 @@ def test_a_finished_runs_state_goes_and_its_numbers_stay(tmp_path, monkeypatch):
   for workdir in made:
     assert not (workdir / "checkpoints").exists()
     assert (workdir / "metrics.jsonl").exists()
-  planned = plan.stage("results", plan.sweep.methods, runs.loss)[0]
+  planned = plan.of_task("results", plan.sweep.methods, runs.loss)[0]
   row = runs.row(planned)
   assert row and row.final_loss == sweeps.loss_of(planned)
   curve = results.curve((row.digest, row.corpus))
@@ -106,11 +106,11 @@ def test_a_directory_of_another_text_is_left_alone(tmp_path, monkeypatch):
   assert len(results.rows) == count  # The made runs are of the first text.
 
 
-def test_curves_are_kept_whichever_stage_comes_first(tmp_path, monkeypatch):
+def test_curves_are_kept_whichever_task_comes_first(tmp_path, monkeypatch):
   sweeps.stand_in(monkeypatch)
   plan, results, runs = opened(tmp_path)
-  for stage in (*STAGES[:2], "equal_time"):
-    planned = plan.stage(stage, plan.sweep.methods, runs.loss)
+  for task in (*TASKS[:2], "equal_time"):
+    planned = plan.of_task(task, plan.sweep.methods, runs.loss)
     runs.make(planned, 1, float("inf"))
   reference = plan.sweep.method("dilocox_continue")
   for each in plan.results(reference, runs.loss):
