@@ -12,7 +12,7 @@ from dilocox_jax.simulate import engine
 from dilocox_jax.simulate.graph import Graph, LinkRate
 from experiments.benchmarks import simulate
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def test_a_rate_is_a_count_by_the_seconds_it_took(monkeypatch):
@@ -40,7 +40,8 @@ def test_as_many_flows_are_under_way_as_the_bench_says():
 @pytest.mark.slow
 def test_the_bench_writes_its_rates_and_does_not_load_jax(tmp_path):
   script = (
-    "import sys; from experiments import bench_simulate, bench, command_line;"
+    "import sys; from experiments import bench;"
+    "from experiments.runtime import command_line;"
     f"sys.argv = ['bench', '--bench=simulate', '--workdir={tmp_path}',"
     " '--repeats=3']; command_line.main(bench.main, bench.define_flags);"
     "assert 'jax' not in sys.modules"

@@ -3,17 +3,19 @@ import pathlib
 
 import pytest
 
-from experiments.sweeps import runs as sweep_runs
+from experiments.sweeps import run_maker
 from experiments.sweeps.required_runs import TASKS
 from experiments.sweeps.results import Results
-from experiments.sweeps.runs import RunMaker, corpus_digest
+from experiments.sweeps.run_maker import KeptRuns, corpus_digest
 from tests.experiments.sweeps import fakes as sweeps
 
 
 def opened(tmp_path, work="work", any_text=False):
-  plan = sweeps.plan()
+  plan = sweeps.required()
   results = Results(tmp_path / "results.csv", plan.sweep.base)
-  return plan, results, RunMaker(results, tmp_path / work, any_text)
+  runs = KeptRuns(results, tmp_path / work, any_text)
+  plan.loss_of = runs.loss
+  return plan, results, runs
 
 
 def test_a_sweep_that_was_killed_goes_on_and_makes_nothing_twice(
@@ -35,7 +37,7 @@ def test_a_sweep_that_was_killed_goes_on_and_makes_nothing_twice(
   assert len(set(done)) == len(done) == len(results.rows)
   plan, results, runs = opened(tmp_path)
   for task in TASKS:
-    planned = plan.of_task(task, plan.sweep.methods, runs.loss)
+    planned = sweeps.runs_of(task, plan)
     assert runs.missing(planned) == []
 
 
@@ -69,7 +71,7 @@ def test_a_finished_runs_state_goes_and_its_numbers_stay(tmp_path, monkeypatch):
   for workdir in made:
     assert not (workdir / "checkpoints").exists()
     assert (workdir / "metrics.jsonl").exists()
-  planned = plan.of_task("results", plan.sweep.methods, runs.loss)[0]
+  planned = sweeps.runs_of("results", plan)[0]
   row = runs.row(planned)
   assert row and row.final_loss == sweeps.loss_of(planned)
   curve = results.curve((row.digest, row.corpus))
@@ -84,11 +86,11 @@ def test_lines_on_another_text_count_for_a_report_alone(tmp_path, monkeypatch):
   plan, _, runs = opened(tmp_path)
   sweeps.make_all(plan, runs)
   planned = plan.tune_inner(plan.sweep.methods[0])
-  assert runs.elsewhere(planned) == 0
-  monkeypatch.setattr(sweep_runs, "corpus_digest", lambda c: "other")
+  assert runs.to_do(planned) == "0 to do"
+  monkeypatch.setattr(run_maker, "corpus_digest", lambda c: "other")
   _, _, here = opened(tmp_path)
   assert here.missing(planned) == planned
-  assert here.elsewhere(planned) == len(planned)
+  assert here.to_do(planned).startswith("3 to do (3 of these have lines")
   _, _, anywhere = opened(tmp_path, any_text=True)
   assert anywhere.missing(planned) == []
 
@@ -99,7 +101,7 @@ def test_a_directory_of_another_text_is_left_alone(tmp_path, monkeypatch):
   plan, results, runs = opened(tmp_path)
   planned = plan.tune_inner(plan.sweep.methods[0])
   runs.make(planned, 1, float("inf"))
-  monkeypatch.setattr(sweep_runs, "corpus_digest", lambda c: "other")
+  monkeypatch.setattr(run_maker, "corpus_digest", lambda c: "other")
   count = len(results.rows)
   runs.make(planned, 1, float("inf"))
   assert len(set(made)) == len(made) == 2 * len(planned)
@@ -110,10 +112,10 @@ def test_curves_are_kept_whichever_task_comes_first(tmp_path, monkeypatch):
   sweeps.stand_in(monkeypatch)
   plan, results, runs = opened(tmp_path)
   for task in (*TASKS[:2], "equal_time"):
-    planned = plan.of_task(task, plan.sweep.methods, runs.loss)
+    planned = sweeps.runs_of(task, plan)
     runs.make(planned, 1, float("inf"))
   reference = plan.sweep.method("dilocox_continue")
-  for each in plan.results(reference, runs.loss):
+  for each in plan.results(reference):
     row = runs.row(each)
     assert row and results.curve((row.digest, row.corpus))
 
@@ -157,14 +159,13 @@ class Ends:
 def test_only_a_run_that_diverged_is_a_result(
   reason, failed, left, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(sweep_runs, "corpus_digest", lambda c: sweeps.TEXT)
+  monkeypatch.setattr(run_maker, "corpus_digest", lambda c: sweeps.TEXT)
   monkeypatch.setattr(Ends, "reason", reason)
-  monkeypatch.setattr(sweep_runs.job_pool, "JobPool", Ends)
+  monkeypatch.setattr(run_maker.job_pool, "JobPool", Ends)
   plan, results, runs = opened(tmp_path)
   planned = plan.tune_inner(plan.sweep.methods[0])
-  failures, is_late = runs.make(planned, 1, float("inf"))
-  assert (len(failures), is_late) == (failed, bool(left))
-  assert all(reason in each and ".log" in each for each in failures)
+  assert runs.make(planned, 1, float("inf")) == bool(left)
+  assert [why for _, why in runs.failures] == [reason] * failed
   assert len(runs.missing(planned)) == left
   for row in results.rows.values():
     assert row.final_loss != row.final_loss and row.failure == reason
@@ -180,7 +181,7 @@ def test_the_text_of_a_run_is_the_one_that_training_would_see():
 def test_the_process_of_a_run_gets_its_whole_config(tmp_path):
   plan, _, runs = opened(tmp_path)
   planned = plan.tune_inner(plan.sweep.method("diloco"))[0]
-  job = runs._job(planned)
+  job = runs.job(planned)
   assert "--config.inner.learning_rate=0.001" in job.command
   assert "--config.seed=1000" in job.command
   assert job.total_steps == 12
