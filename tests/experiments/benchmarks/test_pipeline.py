@@ -70,7 +70,7 @@ def test_a_chart_in_pieces_says_when_it_would_be_in_one(columns, name):
 
 
 def test_counts_are_those_of_the_plan(tmp_path, capsys):
-  record = bench.run(tmp_path, PIPELINES, 3, 6, 2)
+  record = bench.run_schedules(tmp_path, PIPELINES, 3, 6, 2)
   assert json.loads((tmp_path / "bench_pipeline.json").read_text()) == record
   times = TickTimes(1, 2)
   for name, row in record["schedules"].items():

@@ -24,7 +24,7 @@ def test_a_rate_is_a_count_by_the_seconds_it_took(monkeypatch):
   rate = simulate.Rate(
     "events", graph, {"up": LinkRate(1.0)}, lambda t: t.num_events, 0.75
   )
-  row = simulate.measure(rate, 3)
+  row = simulate.measure_rate(rate, 3)
   assert (row["min"], row["median"], row["max"]) == (0.5, 1.0, 2.0)
   assert row["count"] == 2 and row["is_within_bound"]
 
