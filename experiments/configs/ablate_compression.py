@@ -1,7 +1,8 @@
 """What a byte buys: DiLoCo under every codec, bits, ranks and feedback varied.
 
-Claim: none; the figure says. Cost: 22 runs a seed; with one seed 22 minutes on
-two CPU cores, two at once (measured).
+This config claims nothing: its figure shows loss against bytes. Cost: 22 runs
+for every seed. One seed, two runs at once, took 22 minutes on two CPU cores
+(measured).
 
     python -m experiments.ablate \
         --config=experiments/configs/ablate_compression.py \

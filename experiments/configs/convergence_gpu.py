@@ -1,14 +1,14 @@
 """Streaming DiLoCo's Table 5 on a GPU: 35M and 100M, H = 30 and 100, M = 2, 4.
 
 Source: arXiv 2501.18512, Tables 5 and 6 (on C4). Claim (published): DiLoCo and
-Streaming DiLoCo end within 1 % of data parallel. As there: three layers a
-fragment, tau = 1, z-loss 1e-4, sequences of 1024. Differs: a local text, read
-as bytes, so that of the 32,000 tokens that the shapes have 256 occur, and fewer
-of them; outer values are tuned. Losses compare with each other only. Give it a
-large text: --config.base.data.source=text_files
+Streaming DiLoCo end within 1 % of data parallel. As in the paper: three layers
+in a fragment, tau = 1, z-loss 1e-4, sequences of 1024. Different: the text is a
+local one, read as bytes, so only 256 of the 32,000 tokens occur, runs see fewer
+tokens, and outer settings are tuned. So losses compare with each other only.
+Give it a large text: --config.base.data.source=text_files
 --config.base.data.glob='texts/**/*.txt'.
-Cost: 10 tuning runs of 1500 steps and 3 results of 3000 a method; made for
-slices (--max_minutes). What follows the colon is the model and M.
+Cost: for every method 10 tuning runs of 1500 steps and 3 results of 3000. It is
+meant to be done in slices (--max_minutes). The model and M follow the colon.
 
     python -m experiments.convergence --max_minutes=9 \
         --config=experiments/configs/convergence_gpu.py:chinchilla_35m,2 \
@@ -48,7 +48,7 @@ def get_config(setting="chinchilla_35m,2"):
   config.methods = _methods(shape)
   config.tuning.total_steps = 1500
   config.tuning.inner_learning_rates = (3e-4, 6e-4, 1e-3, 1.75e-3, 3e-3)
-  # From operations: what the cluster's devices would take, not these.
+  # Steps take what the cluster's devices would take, derived from operations.
   config.clusters = [
     {"name": "1gbit", "cluster": "1gbit"},
     convergence_small.CLOCK_107B,
@@ -68,21 +68,17 @@ def get_config(setting="chinchilla_35m,2"):
 
 def _methods(shape):
   found = [methods.of("allreduce")]
-  # One fragment holds what is no layer.
-  parts = {"sync.num_fragments": 1 + MODEL_PRESETS[shape].num_layers // 3}
+  # Three layers make a fragment, and what is no layer makes one more.
+  fragments = 1 + MODEL_PRESETS[shape].num_layers // 3
   for interval in SYNC_INTERVALS:
     at = {"sync.sync_interval": interval}
-    each = [
-      methods.of("diloco", changed=at),
-      *(each | parts for each in methods.streaming_methods(interval, 1)),
-      *(
-        methods.of(
-          "dilocox",
-          f"dilocox_{rule}",
-          changed={**at, "sync.rule": rule, **start},
-        )
-        for rule, start in methods.DILOCOX_RULES.items()
-      ),
+    streaming = methods.streaming_methods(interval, 1)
+    found += [
+      method | {"name": f"{method['name']}_h{interval}"}
+      for method in (
+        methods.of("diloco", changed=at),
+        *(method | {"sync.num_fragments": fragments} for method in streaming),
+        *methods.dilocox("", at),
+      )
     ]
-    found += [m | {"name": f"{m['name']}_h{interval}"} for m in each]
   return [*found, methods.ours("107b")]

@@ -29,7 +29,7 @@ class Maker:
 
 
 def swept(maker, tasks, **options):
-  """The reports written and the error, if there was one."""
+  """The reports written, and the error or `NO_ERROR`."""
   reports = []
   try:
     sweep_loop.run_sweep(
@@ -40,14 +40,15 @@ def swept(maker, tasks, **options):
     )
   except command_line.StoppedError as error:
     return reports, error
-  return reports, None
+  return reports, NO_ERROR
 
 
+NO_ERROR = command_line.StoppedError("none", 0)
 TASKS = [("ab", ()), ("cd", ())]
 
 
 def test_all_tasks_are_made_in_order_and_then_reported(capsys):
-  assert swept(Maker(), TASKS) == ([("a", "b", "c", "d")], None)
+  assert swept(Maker(), TASKS) == ([("a", "b", "c", "d")], NO_ERROR)
   assert capsys.readouterr().out.splitlines() == [
     "ab: 2 runs, 2 to do",
     "cd: 2 runs, 2 to do",
@@ -76,7 +77,7 @@ def test_what_could_not_be_listed_is_told_once_and_at_the_end():
 
 def test_without_training_runs_are_counted_and_nothing_is_an_error(capsys):
   maker = Maker(fails="a")
-  assert swept(maker, [("ab", ["no x"])], trains=False) == ([()], None)
+  assert swept(maker, [("ab", ["no x"])], trains=False) == ([()], NO_ERROR)
   assert maker.made == [] and "ab: 2 runs" in capsys.readouterr().out
 
 
