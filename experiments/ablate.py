@@ -32,7 +32,7 @@ def define_flags() -> None:
 def _check_field(path: str) -> None:
   from experiments.sweeps import grid  # Only a mistake needs it this early.
 
-  grid.check_field(path)
+  grid.check_ablation_field(path)
 
 
 def main(values: flags.FlagValues) -> None:

@@ -58,7 +58,7 @@ def define_flags() -> None:
 def _check_field(path: str) -> None:
   from experiments.sweeps import sweep_spec
 
-  sweep_spec.check_field(path)
+  sweep_spec.check_convergence_field(path)
 
 
 def main(values: flags.FlagValues) -> None:
@@ -100,7 +100,7 @@ def main(values: flags.FlagValues) -> None:
       [method for method in sweep.methods if method.name in chosen],
     ),
     lambda: page.write_page(
-      required, maker, results, workdir, name, shlex.join(command)
+      required, maker, workdir, name, shlex.join(command)
     ),
     processes=values.processes,
     max_minutes=values.max_minutes,

@@ -141,7 +141,7 @@ def _memory(program: jax.stages.Compiled) -> dict:
   }
 
 
-def run_steps(config: RunConfig, workdir: pathlib.Path, repeats: int) -> dict:
+def run_inner(config: RunConfig, workdir: pathlib.Path, repeats: int) -> dict:
   """Measures, writes bench_inner.json and prints a table.
 
   Args:

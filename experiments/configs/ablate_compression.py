@@ -14,7 +14,7 @@ from ml_collections import config_dict
 from experiments.configs import diloco
 
 FEEDBACK = {"exchange.error_feedback": True}
-ADAPTIVE = {"adaptive.mode": "rank", "adaptive.window_rounds": 3}
+ADAPTIVE = FEEDBACK | {"adaptive.mode": "rank", "adaptive.window_rounds": 3}
 STABLE = {"adaptive.criterion": "stable"}
 BY_LEAF = {"adaptive.by_leaf": True}
 
@@ -32,11 +32,8 @@ def _low_rank(rank):
 
 
 def _top_k(fraction):
-  return {
-    "codec.name": "top_k+int",
-    "codec.top_k_fraction": fraction,
-    "codec.bits": 2,
-  }
+  codec = {"codec.name": "top_k+int", "codec.top_k_fraction": fraction}
+  return codec | {"codec.bits": 2}
 
 
 def _cocktail(mask_fraction, top_k_fraction):
@@ -72,18 +69,11 @@ def get_config():
     {"name": "rank 16 int4 ef", **_low_rank(16), **FEEDBACK},
     {"name": "rank 16 int4 ef 0.9", **_low_rank(16), **_decay(0.9)},
     {"name": "rank 32 int4 ef", **_low_rank(32), **FEEDBACK},
-    {"name": "adaptive int4 ef", **_low_rank(32), **FEEDBACK, **ADAPTIVE},
-    {
-      "name": "adaptive stable int4 ef",
-      **_low_rank(32),
-      **FEEDBACK,
-      **ADAPTIVE,
-      **STABLE,
-    },
+    {"name": "adaptive int4 ef", **_low_rank(32), **ADAPTIVE},
+    {"name": "adaptive stable int4 ef", **_low_rank(32), **ADAPTIVE, **STABLE},
     {
       "name": "adaptive by leaf int4 ef",
       **_low_rank(32),
-      **FEEDBACK,
       **ADAPTIVE,
       **BY_LEAF,
     },

@@ -78,7 +78,7 @@ def _methods(shape):
       for method in (
         methods.of("diloco", changed=at),
         *(method | {"sync.num_fragments": fragments} for method in streaming),
-        *methods.dilocox("", at),
+        *methods.dilocox_methods("", at),
       )
     ]
   return [*found, methods.ours("107b")]

@@ -35,9 +35,9 @@ ON_RULES = (
   " than the transfer takes, and an H of about twice tau."
 )
 ON_CURVES = (
-  "Curves show the runs at equal tokens. Runs at equal time have a learning-"
-  " rate schedule of their own that ends at that time, so they do not end where"
-  " a curve crosses it."
+  "Curves show the runs at equal tokens. Runs at equal time have a"
+  " learning-rate schedule of their own that ends at that time, so they do not"
+  " end where a curve crosses it."
 )
 ON_NAMES = (
   "A method whose name ends with a clock has the shortest H that hides an"

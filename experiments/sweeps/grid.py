@@ -20,7 +20,7 @@ from experiments.sweeps.run_spec import RequiredRun
 ABLATION_FIELDS = ("base", "grid", "runs", "seeds")
 
 
-def check_field(path: str) -> None:
+def check_ablation_field(path: str) -> None:
   """Raises ValueError, with the nearest name, if an ablation lacks a field."""
   run_spec.check_sweep_field(path, ABLATION_FIELDS, ("base", "grid"))
 
@@ -40,7 +40,7 @@ def trials(ablation: Mapping[str, Any]) -> list[RequiredRun]:
     ValueError: One line that names the run, the field and what to change.
   """
   for field in ablation:
-    check_field(field)
+    check_ablation_field(field)
   base = ablation.get("base", {})
   seeds = ablation.get("seeds") or (base.get("seed", 0),)
   runs: dict[str, RequiredRun] = {}

@@ -108,7 +108,7 @@ def streaming_methods(
   ]
 
 
-def dilocox(
+def dilocox_methods(
   suffix: str, changed: Mapping[str, Any], **links: str
 ) -> list[dict[str, Any]]:
   """Returns DiLoCoX in both readings of its apply rule.
@@ -152,7 +152,7 @@ def on_clock(clock: str) -> list[dict[str, Any]]:
   name, other = f"open_diloco_{clock}", f"dilocox_continue_{clock}"
   return [
     of("open_diloco", name, changed=OUTER_START, interval_of=other),
-    *dilocox(f"_{clock}", {}, tau_from=clock),
+    *dilocox_methods(f"_{clock}", {}, tau_from=clock),
     ours(clock),
   ]
 

@@ -15,7 +15,7 @@ from dilocox_jax.report import units
 from dilocox_jax.report.convergence import comparison as report
 from dilocox_jax.report.convergence import page
 from experiments.sweeps.required_runs import NotTunedError, RequiredRuns
-from experiments.sweeps.results import ResultRow, Results
+from experiments.sweeps.results import ResultRow
 from experiments.sweeps.run_maker import KeptRuns
 from experiments.sweeps.run_spec import RequiredRun, short_name
 from experiments.sweeps.simulated_time import PlannedTime, Times
@@ -25,15 +25,14 @@ from experiments.sweeps.sweep_spec import Sweep, SweepClock, SweepMethod
 class Gathered:
   """What a sweep has found so far."""
 
-  def __init__(self, required: RequiredRuns, runs: KeptRuns, results: Results):
+  def __init__(self, required: RequiredRuns, runs: KeptRuns):
     """Joins the parts of a sweep.
 
     Args:
       required: Which runs there should be.
       runs: Which runs there are.
-      results: Lines and curves of the runs.
     """
-    self._required, self._runs, self._results = required, runs, results
+    self._required, self._runs = required, runs
     self._sweep = required.sweep
     self._baselines = baselines(required.sweep)
 
@@ -53,10 +52,13 @@ class Gathered:
       if (row := self._runs.row(run))
     ]
     corpora = sorted({row.corpus for row in rows})
+    on_file = self._runs.results.rows.values()
+    hours = sum(row.wall_s for row in on_file) / 3600
+    effort = f"All {len(on_file)} runs on file took {hours:.3g} hours"
     return report.Comparison(
       name=name,
       corpus=", ".join(corpora) or "none yet",
-      budget=f"{_budget(sweep)} {_machines(rows)} {self._effort()}".strip(),
+      budget=f"{_budget(sweep)} {_machines(rows)} {effort}, added up.".strip(),
       seeds=len(sweep.seeds),
       clocks={k: _clock_text(sweep, spec) for k, spec in sweep.clocks.items()},
       target_loss=sweep.target_loss,
@@ -70,11 +72,6 @@ class Gathered:
       untuned=[m.name for m in sweep.methods if m not in ready],
     )
 
-  def _effort(self) -> str:
-    rows = self._results.rows.values()
-    hours = sum(row.wall_s for row in rows) / 3600
-    return f"All {len(rows)} runs on file took {hours:.3g} hours, added up."
-
   def _is_tuned(self, method: SweepMethod) -> bool:
     try:
       self._required.tuned(method)
@@ -86,7 +83,7 @@ class Gathered:
     runs, tuned = self._required.results(method), self._required.tuned(method)
     sync = runs[0].config.sync
     times = {
-      name: self._required.times(method, name) for name in self._sweep.clocks
+      name: self._required.times(runs[0], name) for name in self._sweep.clocks
     }
     rows = [(run, self._runs.row(run)) for run in runs]
     return report.MethodResult(
@@ -99,7 +96,7 @@ class Gathered:
       warm_start_steps=sync.warm_start_steps,
       ends_round=runs[0].ends_round,
       tuned={short_name(path): v for path, v in tuned.changed.items()},
-      tuning_runs=tuned.num_runs,
+      tuning_runs=self._sweep.tuning_runs,
       tuning_rounds=self._required.tuning_rounds(method),
       at_edge=tuned.at_edge,
       baseline=self._baselines[method.name],
@@ -116,7 +113,7 @@ class Gathered:
     self, run: RequiredRun, row: ResultRow, times: dict[str, Times]
   ) -> report.Trace:
     points = []
-    for point in self._results.curve((row.digest, row.corpus)):
+    for point in self._runs.results.curve((row.digest, row.corpus)):
       seconds = {
         # The last point is after the flush, at the step of the one before.
         name: time.end_s if point.flushed else time.after(point.step)
@@ -145,17 +142,13 @@ class Gathered:
     steps = self._required.steps_at(method, clock)
     losses = [self._runs.loss(run) for run in runs]
     ended = tuple(loss for loss in losses if loss is not None)
-    used_s = math.nan
-    if runs:
-      timed = PlannedTime(runs[0].config, self._sweep.clocks[clock])
-      used_s = timed.times().end_s
+    used_s = self._required.times(runs[0], clock).end_s if runs else math.nan
     return report.Timed(method.name, steps, used_s, not runs, ended)
 
 
 def write_page(
   required: RequiredRuns,
   runs: KeptRuns,
-  results: Results,
   workdir: pathlib.Path,
   name: str,
   command: str,
@@ -165,15 +158,14 @@ def write_page(
   Args:
     required: Which runs there should be.
     runs: Which runs there are.
-    results: Lines and curves of the runs.
     workdir: Directory of the report.
     name: Name of the sweep.
     command: The command line.
   """
-  comparison = Gathered(required, runs, results).comparison(name, command)
+  comparison = Gathered(required, runs).comparison(name, command)
   path = page.write(comparison, workdir)
   page.show(comparison, Console())
-  print(f"results: {results.source}")
+  print(f"results: {runs.results.source}")
   print(f"report: {path}")
 
 
@@ -188,18 +180,14 @@ def baselines(sweep: Sweep) -> dict[str, str]:
     sweep: The sweep, with all methods.
   """
   configs = {m.name: sweep.config(m.changed) for m in sweep.methods}
-  synchronous = [
-    name
-    for name, config in configs.items()
-    if config.sync.method == "allreduce"
-  ]
-  first = next(iter(synchronous), "allreduce")
   by_optimizer: dict[str, str] = {}
-  for name in synchronous:
-    by_optimizer.setdefault(configs[name].inner.optimizer, name)
+  for name, config in configs.items():
+    if config.sync.method == "allreduce":
+      by_optimizer.setdefault(config.inner.optimizer, name)
+  first = next(iter(by_optimizer.values()), "allreduce")
   return {
     name: first
-    if name in synchronous
+    if config.sync.method == "allreduce"
     else by_optimizer.get(config.inner.optimizer, first)
     for name, config in configs.items()
   }

@@ -37,15 +37,11 @@ class Tuned:
 
   Attributes:
     changed: Fields that the method runs with, over its own.
-    loss: Final loss of the best tuning run.
-    num_runs: Number of tuning runs, those that diverged included.
     at_edge: Whether the best inner learning rate, warm-up or outer step
       (rate over one less momentum) is an end of what was tried.
   """
 
   changed: Mapping[str, Any]
-  loss: float
-  num_runs: int
   at_edge: bool
 
 
@@ -160,8 +156,7 @@ class RequiredRuns:
   def _lowest(self, runs: Sequence[RequiredRun]) -> RequiredRun:
     """The run that ended lowest; raises NotTunedError if there is none."""
     name = runs[0].name
-    missing = sum(self.loss_of(run) is None for run in runs)
-    if missing:
+    if missing := sum(self.loss_of(run) is None for run in runs):
       raise NotTunedError(
         f"{missing} of {len(runs)} tuning runs of {name!r} are missing: run"
         " --task=tune_inner, then --task=tune_outer, with it among --methods"
@@ -210,7 +205,7 @@ class RequiredRuns:
       _is_end(value_of(best), [value_of(run) for run in runs])
       for value_of in (_outer_step, _warmup_steps)
     )
-    return Tuned(changed, self._comparable_loss(best), len(runs), at_edge)
+    return Tuned(changed, at_edge)
 
   def results(self, method: SweepMethod) -> list[RequiredRun]:
     """Returns a run for every seed, with what was tuned."""
@@ -225,9 +220,9 @@ class RequiredRuns:
       for seed in self.sweep.seeds
     ]
 
-  def times(self, method: SweepMethod, clock_name: str) -> Times:
-    """Returns the simulated times of a method's results on a clock."""
-    config = self.results(method)[0].config
+  def times(self, run: RequiredRun, clock_name: str) -> Times:
+    """Returns the simulated times of a run on a clock."""
+    config = run.config
     if (config, clock_name) not in self._times:
       timed = PlannedTime(config, self.sweep.clocks[clock_name])
       self._times[config, clock_name] = timed.times()
@@ -236,17 +231,15 @@ class RequiredRuns:
   def budget_s(self, clock_name: str) -> float:
     """Returns the seconds of every method on a clock: the reference's own."""
     reference = self.sweep.method(self.sweep.contests[clock_name].reference)
-    return self.times(reference, clock_name).end_s
+    return self.times(self.results(reference)[0], clock_name).end_s
 
   def steps_at(self, method: SweepMethod, clock_name: str) -> int:
     """Returns how many inner steps a method takes in the reference's time."""
     config = self.results(method)[0].config
-    budget_s = self.budget_s(clock_name)
-    asked = (config, clock_name, budget_s)
+    asked = (config, clock_name, self.budget_s(clock_name))
     if asked not in self._steps:
       timed = PlannedTime(config, self.sweep.clocks[clock_name])
-      most = config.total_steps
-      self._steps[asked] = timed.affordable_steps(budget_s, most)
+      self._steps[asked] = timed.affordable_steps(asked[2], config.total_steps)
     return self._steps[asked]
 
   def equal_time(

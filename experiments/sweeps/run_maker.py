@@ -41,10 +41,6 @@ def corpus_digest(config: RunConfig) -> str:
   return _text_digest(data.source, data.glob, data.validation_fraction, seed)
 
 
-def _text_here(run: RequiredRun) -> str:
-  return corpus_digest(run.config)
-
-
 def check_names(runs: Iterable[RequiredRun]) -> None:
   """Looks up optimizers and texts, which only their libraries know.
 
@@ -177,7 +173,11 @@ class RunMaker:
 
 
 class KeptRuns(RunMaker):
-  """The runs of a convergence sweep, kept as lines of a CSV."""
+  """The runs of a convergence sweep, kept as lines of a CSV.
+
+  Attributes:
+    results: The lines.
+  """
 
   def __init__(self, results: Results, workdir: pathlib.Path, any_text: bool):
     """Looks for lines.
@@ -189,11 +189,11 @@ class KeptRuns(RunMaker):
         in a report. No run can be made then.
     """
     super().__init__(workdir)
-    self._results, self._any_text = results, any_text
+    self.results, self._any_text = results, any_text
 
   def digest(self, run: RequiredRun) -> str:
     """Returns the digest of a run as the CSV has it."""
-    return self._results.digest(run.config)
+    return self.results.digest(run.config)
 
   def is_made(self, run: RequiredRun) -> bool:
     """Whether a run has its line."""
@@ -201,7 +201,7 @@ class KeptRuns(RunMaker):
 
   def to_do(self, runs: Sequence[RequiredRun]) -> str:
     """Says how many runs are missing, and how many only on this text."""
-    digests = {digest for digest, _ in self._results.rows}
+    digests = {digest for digest, _ in self.results.rows}
     missing = self.missing(runs)
     count = sum(self.digest(run) in digests for run in missing)
     elsewhere = f" ({count} of these have lines, on another text)"
@@ -212,14 +212,14 @@ class KeptRuns(RunMaker):
     text = (
       self._usual_text(run) if self._any_text else corpus_digest(run.config)
     )
-    return self._results.rows.get((self.digest(run), text))
+    return self.results.rows.get((self.digest(run), text))
 
   def _usual_text(self, run: RequiredRun) -> str:
     """The text of most lines: losses on different texts do not compare."""
     by_seed = run.config.data.source == "synthetic"
     texts = collections.Counter(
       row.corpus
-      for row in self._results.rows.values()
+      for row in self.results.rows.values()
       if not by_seed or row.seed == run.seed
     )
     return max(texts, key=texts.__getitem__, default="")
@@ -249,6 +249,6 @@ class KeptRuns(RunMaker):
     )
     # Only the end of a tuning run counts, so it has no curve.
     has_curve = bool(run.config.evaluation.interval_steps)
-    self._results.add(row, evaluations(found, digest) if has_curve else [])
+    self.results.add(row, evaluations(found, digest) if has_curve else [])
     shutil.rmtree(job.workdir / "checkpoints", ignore_errors=True)
     return f"diverged: {reason}" if reason else f"loss {row.final_loss:.4f}"

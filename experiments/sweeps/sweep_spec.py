@@ -217,7 +217,7 @@ class Sweep:
         )
 
 
-def check_field(path: str) -> None:
+def check_convergence_field(path: str) -> None:
   """Raises ValueError, with the nearest name, if a sweep lacks a field."""
   run_spec.check_sweep_field(path, _READERS, ("base",))
 
@@ -233,7 +233,7 @@ def sweep(values: Mapping[str, Any]) -> Sweep:
     ValueError: One line that says what to change.
   """
   for name in values:
-    check_field(name)
+    check_convergence_field(name)
   for name in _READERS:
     if name not in values:
       raise ValueError(f"field {name!r} is missing")

@@ -24,7 +24,7 @@ DIVIDED = MeshConfig(layout="mesh", num_stages=2, num_data_shards=2)
 @pytest.mark.parametrize("mesh", [MeshConfig(), DIVIDED], ids=["one", "eight"])
 def test_rates_follow_from_the_measured_step(tmp_path, mesh, capsys):
   config = dataclasses.replace(SMALL, mesh=mesh)
-  found = inner.run_steps(config, tmp_path, 3)
+  found = inner.run_inner(config, tmp_path, 3)
   saved = json.loads((tmp_path / "bench_inner.json").read_text())
   assert saved == found
   devices = 8 if mesh is DIVIDED else 1

@@ -25,7 +25,7 @@ def made_fixture(tmp_path, monkeypatch):
   runs = KeptRuns(results, tmp_path / "work", any_text=False)
   plan.loss_of = runs.loss
   sweeps.make_all(plan, runs)
-  return plan, runs, Gathered(plan, runs, results).comparison("made", "x")
+  return plan, runs, Gathered(plan, runs).comparison("made", "x")
 
 
 def test_every_point_has_the_time_of_its_step_on_every_clock(made):
@@ -56,7 +56,7 @@ def test_it_is_known_for_which_clock_the_rounds_of_a_method_were_made(tmp_path):
   plan = RequiredRuns(sweep(values))
   results = Results(tmp_path / "kept.csv", plan.sweep.base)
   runs = KeptRuns(results, tmp_path / "work", any_text=False)
-  gathered = Gathered(plan, runs, results)
+  gathered = Gathered(plan, runs)
   clocks = {m.name: gathered._clock_of(m) for m in plan.sweep.methods}
   for clock in plan.sweep.clocks:
     for name in ("ours", "dilocox_reset", "open_diloco"):
@@ -111,5 +111,5 @@ def test_the_committed_page_is_what_the_committed_lines_say(tmp_path):
   runs = KeptRuns(results, tmp_path, any_text=True)
   plan.loss_of = runs.loss
   command = committed.splitlines()[2].strip()
-  found = Gathered(plan, runs, results).comparison("convergence_small", command)
+  found = Gathered(plan, runs).comparison("convergence_small", command)
   assert page.write(found, tmp_path).read_text() == committed

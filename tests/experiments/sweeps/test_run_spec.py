@@ -82,5 +82,5 @@ def test_the_flags_of_a_trial_make_its_config():
 )
 def test_a_field_that_is_not_there_is_answered_with_the_nearest(path, hint):
   with pytest.raises(ValueError) as caught:
-    grid.check_field(path)
+    grid.check_ablation_field(path)
   assert hint in str(caught.value)

@@ -9,7 +9,11 @@ from experiments.configs import (
 )
 from experiments.sweeps import method_list
 from experiments.sweeps.required_runs import RequiredRuns
-from experiments.sweeps.sweep_spec import SweepClock, check_field, sweep
+from experiments.sweeps.sweep_spec import (
+  SweepClock,
+  check_convergence_field,
+  sweep,
+)
 from tests.experiments.sweeps import fakes as sweeps
 
 
@@ -125,9 +129,9 @@ def test_a_wrong_field_of_a_method_is_named_with_it():
 
 
 def test_a_field_of_the_base_is_checked_as_that_of_a_run():
-  check_field("base.sync.sync_interval")
+  check_convergence_field("base.sync.sync_interval")
   with pytest.raises(ValueError, match="sync_interval"):
-    check_field("base.sync.sync_intervall")
+    check_convergence_field("base.sync.sync_intervall")
 
 
 def test_a_clock_times_another_model_whole():
