@@ -1,8 +1,10 @@
 import dataclasses
+import json
 import pathlib
 
 import pytest
 
+from experiments.runtime import cores
 from experiments.sweeps import run_maker
 from experiments.sweeps.required_runs import TASKS
 from experiments.sweeps.results import Results
@@ -74,6 +76,9 @@ def test_a_finished_runs_state_goes_and_its_numbers_stay(tmp_path, monkeypatch):
   planned = sweeps.runs_of("results", plan)[0]
   row = runs.row(planned)
   assert row and row.final_loss == sweeps.loss_of(planned)
+  assert row.cores == len(cores.divided(1)[0])
+  record = json.loads((made[0] / "run.json").read_text())
+  assert row.revision == (record["source_revision"] or "")
   curve = results.curve((row.digest, row.corpus))
   assert [each.step for each in curve] == [12, 24, 36, 48]
   assert curve[-1].loss == row.final_loss and curve[-1].flushed
