@@ -32,7 +32,7 @@ quickstart: install ## Train two methods on real text, then report (minutes)
 ablation: install ## Ways to send less, by loss and bytes (half an hour)
 	$(RUN) -m experiments.ablate --workdir=runs/ablation
 
-convergence: install ## Every method under one budget (hours; the same command goes on)
+convergence: install ## Every method under one budget (hours; goes on from docs/results)
 	$(RUN) -m experiments.convergence --workdir=runs/convergence_small --processes=2
 
 tables: install ## Published speed-up tables beside predictions (seconds)

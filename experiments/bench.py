@@ -6,14 +6,13 @@
   python -m experiments.bench simulate --workdir=runs/bench
   python -m experiments.bench pipeline --workdir=runs/bench --micro_batches=16
 
-Programs that are compared run in turn, many times over, and medians of the
-paired ratios are reported, since one machine's speed drifts. Inner steps of
---config, which the other benches do not read, and the simulator are compared
-with nothing: their rates are absolute. Pipelines are derived, not
-measured. Results go to WORKDIR/bench_NAME.json and to the terminal.
+`round` and `codecs` compare programs: these run in turn, many times over, and
+medians of the paired ratios are reported, since one machine's speed drifts.
+`inner` (inner steps of --config, which no other bench reads) and `simulate`
+report absolute rates. `pipeline` measures nothing: its numbers are derived.
+Results go to WORKDIR/bench_NAME.json and to the terminal.
 """
 
-import importlib
 import pathlib
 import sys
 
@@ -46,34 +45,35 @@ def _define_pipeline_flags() -> None:
   for name, default, text in (
     ("stages", 4, "Stages of a pipeline."),
     ("micro_batches", 8, "Micro-batches of a step."),
-    ("chunks", 2, "Chunks of layers a stage, of interleaved."),
+    ("chunks", 2, "Model chunks of a stage, for interleaved."),
   ):
     flags.DEFINE_integer(name, default, text, lower_bound=1)
 
 
 def main(values: flags.FlagValues) -> None:
-  """Runs the bench that was named first."""
+  """Runs one bench."""
   workdir = command_line.writable(values.workdir)
   if values.bench == "simulate":  # Without JAX, which takes long to start.
     from experiments.benchmarks import simulate
 
-    simulate.run(workdir, values.repeats)
+    simulate.run_rates(workdir, values.repeats)
     return
   if values.bench == "pipeline":
     from experiments.benchmarks import pipeline
 
     sizes = values.stages, values.micro_batches, values.chunks
-    pipeline.run(workdir, values.schedule, *sizes)
+    pipeline.run_schedules(workdir, values.schedule, *sizes)
     return
   if values.bench == "inner":
     _inner(values, workdir)
     return
-  from experiments.benchmarks import ratios
+  from experiments.benchmarks import codecs, ratios, round
   from experiments.runtime import running
 
   running.set_up_jax()
-  module = importlib.import_module(f"experiments.benchmarks.{values.bench}")
-  ratios.run(values.bench, module.ratios(), workdir, values.repeats)
+  is_round = values.bench == "round"
+  compared = round.round_ratios() if is_round else codecs.codec_ratios()
+  ratios.run_ratios(values.bench, compared, workdir, values.repeats)
 
 
 def _inner(values: flags.FlagValues, workdir: pathlib.Path) -> None:
@@ -84,12 +84,13 @@ def _inner(values: flags.FlagValues, workdir: pathlib.Path) -> None:
   is_mesh = config.mesh.layout == "mesh"
   running.set_up_jax(distributed_flags.num_devices(config) if is_mesh else 1)
   try:
-    inner.run(config, workdir, values.repeats)
+    inner.run_inner(config, workdir, values.repeats)
   except ValueError as error:
     raise command_line.UsageError(error) from error
 
 
 if __name__ == "__main__":
-  if len(sys.argv) > 1 and sys.argv[1] in BENCHES:
+  # `bench round` is `bench --bench=round`: the flag knows which names exist.
+  if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
     sys.argv[1] = f"--bench={sys.argv[1]}"
   command_line.main(main, define_flags)

@@ -4,52 +4,48 @@
   --config=experiments/configs/convergence_small.py
   --workdir=runs/convergence_small --processes=2
 
-Every method is tuned with as many runs on a seed of its own, then trained on
-the seeds of the results, at equal tokens and in equal simulated time. A
-finished run is one line of --results, which belongs in the repository: the
-same command goes on from there, after a kill or in a fresh clone. A long
-sweep can be done in slices with --stage, --methods and --max_minutes. The
+Every method is tuned with the same number of runs on a seed of its own, then
+trained on the seeds of the results, at equal tokens and in equal simulated
+time. A finished run is one line of --results, so the same command goes on after
+a kill. A sweep whose config is one of experiments/configs begins with the lines
+that are committed in docs/results, so a fresh clone has nothing to do for it.
+A long sweep can be done in slices with --task, --methods and --max_minutes. The
 report is made anew each time, from what there is.
 """
 
-import dataclasses
-import math
 import pathlib
 import shlex
-import signal
 import sys
-import time
-from collections.abc import Sequence
 
 from absl import flags
 from ml_collections import config_flags
 
 from experiments.runtime import command_line
+from experiments.sweeps import sweep_loop
 
 _ROOT = pathlib.Path(__file__).parent
-_DEFAULT_CONFIG = _ROOT / "configs" / "convergence_small.py"
-_RESULTS = _ROOT.parent / "docs" / "results"
-STAGES = ("all", "tune_inner", "tune_outer", "results", "equal_time", "report")
+_CONFIGS = _ROOT / "configs"
+_COMMITTED = _ROOT.parent / "docs" / "results"
+_TASKS = ("all", "tune_inner", "tune_outer", "results", "equal_time", "report")
 
 
 def define_flags() -> None:
   """Defines the flags of this binary."""
-  command_line.define_config(_DEFAULT_CONFIG)
-  command_line.define_workdir()
+  sweep_loop.define_flags(_CONFIGS / "convergence_small.py")
   flags.DEFINE_string(
-    "results", None, "CSV of finished runs; by default docs/results/CONFIG.csv."
+    "results",
+    None,
+    "CSV of finished runs; by default WORKDIR/CONFIG.csv, which begins as a"
+    " copy of docs/results/CONFIG.csv. Give that path to write there.",
   )
   flags.DEFINE_enum(
-    "stage", "all", STAGES, "What to do; 'report' trains nothing."
+    "task", "all", _TASKS, "What to do; 'report' trains nothing."
   )
   flags.DEFINE_list(
     "methods",
     [],
     "Which methods to train; all by default. Equal time needs its reference"
     " tuned.",
-  )
-  flags.DEFINE_integer(
-    "processes", 1, "How many runs at once, each a process.", lower_bound=1
   )
   flags.DEFINE_float(
     "max_minutes",
@@ -62,129 +58,69 @@ def define_flags() -> None:
 def _check_field(path: str) -> None:
   from experiments.sweeps import sweep_spec
 
-  sweep_spec.check_field(path)
+  sweep_spec.check_convergence_field(path)
 
 
 def main(values: flags.FlagValues) -> None:
-  """Runs what is missing and reports on what is there."""
+  """Makes the runs that are missing and reports on what is there."""
   from dilocox_jax.checks import known
   from experiments.sweeps import required_runs, sweep_spec
 
-  try:
+  with sweep_loop.config_errors():
     sweep = sweep_spec.sweep(values.config.to_dict())
     for name in values.methods:
-      names = [each.name for each in sweep.methods]
-      known("method", name, names)
-    plan = required_runs.Plan(sweep)
-    plan.check()  # All that does not fit, before the first run.
-  except KeyError as error:
-    raise command_line.UsageError(f"--config: no field {error}") from error
-  except (ValueError, TypeError, OSError) as error:
-    raise command_line.UsageError(f"--config: {error}") from error
+      known("method", name, [method.name for method in sweep.methods])
+    required = required_runs.RequiredRuns(sweep)
+    required.check()  # All that does not fit, before the first run.
+    trains = values.task != "report"
+    # Only a config without mistakes is worth waiting for JAX.
+    from experiments.sweeps import page, run_maker
+    from experiments.sweeps.results import Results
+
+    if trains:
+      run_maker.check_names(required.tune_inner(m)[0] for m in sweep.methods)
   workdir = command_line.writable(values.workdir)
-  signal.signal(signal.SIGTERM, _interrupt)
-  try:
-    _run(values, plan, workdir)
-  except KeyboardInterrupt:
-    raise command_line.StoppedError(
-      "interrupted: the same command goes on from here",
-      command_line.INTERRUPTED,
-    ) from None
-
-
-def _run(values: flags.FlagValues, plan, workdir: pathlib.Path) -> None:
-  from experiments.sweeps import page
-  from experiments.sweeps.results import Results
-  from experiments.sweeps.runs import Runs
-
-  name = _name(values["config"])
-  path = pathlib.Path(values.results or _RESULTS / f"{name}.csv")
-  results = Results(path, plan.sweep.base)
-  is_report = values.stage == "report"
-  if is_report and not path.exists():
-    raise command_line.UsageError(f"--stage=report: there is no {path} yet")
-  runs = Runs(results, workdir, any_text=is_report)
-  outcome = _Outcome()
-  if not is_report:
-    with results.held():
-      outcome = _stages(values, plan, runs)
+  config_file = config_flags.get_config_filename(values["config"])
+  name, start = _name_and_start(config_file)
+  path = workdir / f"{name}.csv"
+  if values.results:  # That file and no other.
+    path, start = pathlib.Path(values.results), None
+  results = Results(path, sweep.base, start)
+  if not trains and not results.source.exists():
+    raise command_line.UsageError(f"--task=report: there is no {path} yet")
+  maker = run_maker.KeptRuns(results, workdir, any_text=not trains)
+  required.loss_of = maker.loss
+  tasks = (values.task,) if values.task in required_runs.TASKS else None
+  chosen = values.methods or [method.name for method in sweep.methods]
   command = ["python", "-m", "experiments.convergence", *sys.argv[1:]]
-  page.write(plan, runs, results, workdir, name, shlex.join(command))
-  if outcome.failed:
-    raise command_line.StoppedError(
-      f"{len(outcome.failed)} runs failed, first {outcome.failed[0]}"
-    )
-  if outcome.is_late:
-    raise command_line.StoppedError(
-      f"--max_minutes={values.max_minutes:g} are over: the same command goes"
-      " on",
-      command_line.TRY_AGAIN,
-    )
-  if outcome.lacking:
-    raise command_line.StoppedError("; ".join(outcome.lacking))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Outcome:
-  """Why runs failed, whether time was over, and what could not be begun."""
-
-  failed: Sequence[str] = ()
-  is_late: bool = False
-  lacking: Sequence[str] = ()
-
-
-def _stages(values: flags.FlagValues, plan, runs) -> _Outcome:
-  """Makes the runs of the stages that were asked for, in order."""
-  from experiments.sweeps import required_runs
-
-  minutes = values.max_minutes
-  limit_s = math.inf if minutes is None else 60 * minutes
-  deadline_s = time.monotonic() + limit_s
-  all_stages = required_runs.STAGES
-  stages = all_stages if values.stage == "all" else (values.stage,)
-  methods = [
-    each
-    for each in plan.sweep.methods
-    if not values.methods or each.name in values.methods
-  ]
-  lacking: list[str] = []
-  for stage in stages:
-    planned, without = _planned(plan, stage, methods, runs.loss)
-    lacking += [why for why in without if why not in lacking]
-    line = f"{stage}: {len(planned)} runs, {len(runs.missing(planned))} to do"
-    if count := runs.elsewhere(planned):
-      line += f" ({count} of these have lines, on another text)"
-    print(line)
-    failed, is_late = runs.make(planned, values.processes, deadline_s)
-    if failed or is_late:
-      return _Outcome(failed, is_late)
-  return _Outcome(lacking=lacking)
-
-
-def _planned(plan, stage: str, methods: Sequence, loss_of) -> tuple[list, list]:
-  """Runs of a stage, and why methods have none: they stop no others."""
-  from experiments.sweeps.required_run import NotTunedError
-
-  planned, lacking = [], []
-  for method in methods:
-    try:
-      planned += plan.stage(stage, [method], loss_of)
-    except NotTunedError as error:
-      lacking.append(str(error))
-  return planned, list(dict.fromkeys(lacking))  # Many wait for one reference.
-
-
-def _name(flag: flags.Flag) -> str:
-  """The config's name, with its argument if it has one."""
-  named = config_flags.get_config_filename(flag)
-  path, _, argument = named.partition(":")
-  return "_".join(filter(None, [pathlib.Path(path).stem, argument])).replace(
-    ",", "_"
+  sweep_loop.run_sweep(
+    maker,
+    required.tasks(
+      tasks or required_runs.TASKS,
+      [method for method in sweep.methods if method.name in chosen],
+    ),
+    lambda: page.write_page(
+      required, maker, workdir, name, shlex.join(command)
+    ),
+    processes=values.processes,
+    max_minutes=values.max_minutes,
+    lock=results.held() if trains else None,
+    trains=trains,
   )
 
 
-def _interrupt(*_: object) -> None:
-  raise KeyboardInterrupt
+def _name_and_start(config_file: str) -> tuple[str, pathlib.Path | None]:
+  """The config's name, with its argument if it has one, and where it starts.
+
+  Lines in docs/results belong to the configs of this repository, not to a file
+  elsewhere that has the same name.
+  """
+  file, _, argument = config_file.partition(":")
+  path = pathlib.Path(file)
+  parts = filter(None, [path.stem, *argument.split(",")])
+  name = "_".join(parts)
+  is_ours = path.resolve().parent == _CONFIGS.resolve()
+  return name, _COMMITTED / f"{name}.csv" if is_ours else None
 
 
 if __name__ == "__main__":

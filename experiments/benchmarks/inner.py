@@ -1,8 +1,8 @@
 """The bench `inner`: tokens a second, utilisation and memory of inner steps.
 
-Rates are absolute and belong to the device that they name. Operations are the
-model's own (`plan.shapes.flops_per_token`): what is recomputed, or spent on
-layers' norms, counts for nothing.
+Rates are absolute and belong to the device that they name. Only operations of
+the model count (`flops_per_token`), so recomputing activations lowers the
+utilisation.
 """
 
 import pathlib
@@ -26,7 +26,7 @@ from experiments.benchmarks.record import keep_record
 STEPS = 10  # Inner steps of one measurement.
 
 # Dense bfloat16 operations a second, by `device_kind` (recalled).
-PEAK_FLOPS = {
+DEVICE_PEAK_FLOPS = {
   "NVIDIA H200": 989e12,
   "NVIDIA H100 80GB HBM3": 989e12,
   "NVIDIA A100-SXM4-80GB": 312e12,
@@ -38,42 +38,51 @@ PEAK_FLOPS = {
 }
 
 
-def _program(programs: build.Programs) -> Callable:
-  """STEPS inner steps of all replicas: (carry, batches) -> the same."""
+def steps_program(programs: build.Programs) -> Callable:
+  """Returns the inner steps of all replicas as one compiled program.
+
+  Args:
+    programs: Programs of the run.
+
+  Returns:
+    A function of the carry (parameters and inner optimizer state, leaves
+    [M, ...]) and batches [M, steps, B, L + 1] that returns the next carry and
+    the metrics of the steps. It reuses the memory of the carry.
+  """
   step = inner_step(programs.steps.gradient, programs.steps.optimizer)
   replicas = programs.rounds.replicas
 
   def steps(carry: Tree, batches: Tree):
     def body(carry, batch):
-      params, optimizer, seen = step(*carry, batch)
-      return (params, optimizer), seen
+      params, optimizer, metrics = step(*carry, batch)
+      return (params, optimizer), metrics
 
-    carry, seen = jax.lax.scan(body, carry, batches)
-    return replicas.divided(carry), seen
+    carry, metrics = jax.lax.scan(body, carry, batches)
+    return replicas.divided(carry), metrics
 
   return jax.jit(replicas.map(steps, (0, 0), (0, 0)), donate_argnums=0)
 
 
-def _start(programs: build.Programs) -> Tree:
-  """Parameters and inner optimizer state of all replicas."""
+def first_carry(programs: build.Programs) -> Tree:
+  """Returns parameters and inner optimizer state of all replicas [M, ...]."""
   replicas = programs.rounds.replicas
   params = states.first_params(programs, "local", 0)
 
   def spread(params: Tree) -> Tree:
-    own = params, programs.steps.optimizer.init(params)
+    carry = params, programs.steps.optimizer.init(params)
     return jax.tree.map(
-      lambda x: jnp.broadcast_to(x, (replicas.num_replicas, *x.shape)), own
+      lambda x: jnp.broadcast_to(x, (replicas.num_replicas, *x.shape)), carry
     )
 
   places = replicas.state_shardings(jax.eval_shape(spread, params), 0)
   return jax.jit(spread, out_shardings=places)(params)
 
 
-def measure(config: RunConfig, repeats: int) -> dict:
-  """Runs inner steps and says how fast they were.
+def measure_steps(config: RunConfig, repeats: int) -> dict:
+  """Runs inner steps and returns how fast they were.
 
   Args:
-    config: The run; nothing is exchanged.
+    config: Config of the run. Nothing is exchanged.
     repeats: Measurements of `STEPS` steps each.
 
   Returns:
@@ -85,13 +94,13 @@ def measure(config: RunConfig, repeats: int) -> dict:
   vocab_size = config.model.shape.vocab_size
   drawn = np.random.default_rng(0).integers(0, vocab_size, shape, np.int32)
   batches = replicas.place_batches(drawn)
-  carry = _start(programs)
-  program = _program(programs).lower(carry, batches).compile()
+  carry = first_carry(programs)
+  program = steps_program(programs).lower(carry, batches).compile()
   seconds = []
   for number in track(range(repeats + 1), description="inner steps"):
     start_s = time.perf_counter()
-    carry, seen = program(carry, batches)
-    jax.block_until_ready((carry, seen))
+    carry, metrics = program(carry, batches)
+    jax.block_until_ready((carry, metrics))
     if number:  # The first one warms up.
       seconds.append(time.perf_counter() - start_s)
   return _rates(config, seconds) | _memory(program)
@@ -106,7 +115,7 @@ def _rates(config: RunConfig, seconds: list[float]) -> dict:
   if mesh.layout == "mesh":
     num_devices = mesh.num_replicas * config.division.num_devices
   kind = jax.devices()[0].device_kind
-  peak = PEAK_FLOPS.get(kind)
+  peak = DEVICE_PEAK_FLOPS.get(kind)
   return {
     "device": kind,
     "num_devices": num_devices,
@@ -132,21 +141,24 @@ def _memory(program: jax.stages.Compiled) -> dict:
   }
 
 
-def run(config: RunConfig, workdir: pathlib.Path, repeats: int) -> dict:
+def run_inner(config: RunConfig, workdir: pathlib.Path, repeats: int) -> dict:
   """Measures, writes bench_inner.json and prints a table.
 
   Args:
-    config: The run.
-    workdir: Where the file goes.
-    repeats: Measurements.
+    config: Config of the run.
+    workdir: Directory of the file.
+    repeats: Measurements of `STEPS` steps each.
+
+  Returns:
+    The values of the file by name.
   """
-  found = measure(config, repeats)
-  table = Table("value", "measured", title=f"Inner steps on {found['device']}")
-  for name, value in found.items():
+  values = measure_steps(config, repeats)
+  table = Table("value", "measured", title=f"Inner steps on {values['device']}")
+  for name, value in values.items():
     if name not in ("device", "label"):
       table.add_row(name, _cell(name, value))
-  keep_record(workdir, "inner", found, table)
-  return found
+  keep_record(workdir, "inner", values, table)
+  return values
 
 
 def _cell(name: str, value) -> str:

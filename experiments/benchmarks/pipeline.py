@@ -1,8 +1,8 @@
 """The bench `pipeline`: what every schedule does, drawn and counted.
 
-Nothing is measured here. Lists, ticks and lengths are those that the train
-step runs and the simulator times, for a backward that takes two forwards and
-activations that travel in no time. JAX has no part in it.
+Nothing is measured here. The lists of ticks are those that the train step runs
+and the simulator times, for a backward that takes as long as two forwards and
+activations that travel in no time. JAX is not loaded.
 """
 
 import pathlib
@@ -42,27 +42,28 @@ LETTERS = {
 def pipelines(
   names: Sequence[str], num_stages: int, num_micro_batches: int, chunks: int
 ) -> list[Pipeline]:
-  """The schedules to show; chunks are those of interleaved.
+  """Returns the schedules to show, each once; others have one chunk a stage.
 
   Raises:
-    UsageError: If one of them cannot be.
+    UsageError: One of them is impossible. The message names the others.
   """
-  made = []
+  shown = []
   for name in dict.fromkeys(names):
-    own = chunks if name == "interleaved" else 1
+    per_stage = chunks if name == "interleaved" else 1
     try:
-      made.append(Pipeline(name, num_stages, num_micro_batches, own))
+      shown.append(Pipeline(name, num_stages, num_micro_batches, per_stage))
     except ValueError as error:
       others = [f"--schedule={other}" for other in names if other != name]
       instead = f"; or take {' '.join(others)}" if others else ""
       raise UsageError(f"{error}{instead}") from error
-  return made
+  return shown
 
 
 def cells(table: Timetable) -> list[list[str]]:
-  """What each stage does in each tick: "F3", "." if nothing.
+  """Returns what each stage does in each tick: "F3", or "." when it is idle.
 
-  Micro-batches count from 0; a prime for every chunk after the first.
+  "F3" is the forward of micro-batch 3 (the first is 0) in the stage's first
+  chunk, "B0''" the backward of micro-batch 0 in its third chunk.
   """
   return [
     [
@@ -79,11 +80,14 @@ def cells(table: Timetable) -> list[list[str]]:
 
 
 def chart(table: Timetable, columns: int) -> list[Text]:
-  """Lines that draw a timetable, one a stage, in pieces where it is too wide.
+  """Returns lines that draw a timetable, one for each stage.
+
+  A timetable that is too wide is drawn in pieces of equal length. Example: 26
+  ticks of 4 columns in a terminal of 80 make two pieces of 13 ticks.
 
   Args:
-    table: What is drawn.
-    columns: Most that a line may take.
+    table: The timetable.
+    columns: Most columns of a line.
   """
   rows = cells(table)
   width = 1 + max(len(cell) for row in rows for cell in row)
@@ -116,8 +120,8 @@ def _style(cell: str) -> str:
   return "dim"
 
 
-def count(pipeline: Pipeline, table: Timetable) -> dict:
-  """What is said of one schedule, as plain values; forwards are the unit."""
+def counts(pipeline: Pipeline, table: Timetable) -> dict:
+  """Returns what is said of one schedule; forwards are the unit of time."""
   run = timeline(pipeline, TIMES)
   return {
     "ticks": table.num_ticks,
@@ -132,33 +136,34 @@ def count(pipeline: Pipeline, table: Timetable) -> dict:
   }
 
 
-def run(
+def run_schedules(
   workdir: pathlib.Path,
   names: Sequence[str],
   num_stages: int,
   num_micro_batches: int,
   chunks: int,
-  console: Console | None = None,
 ) -> dict:
   """Draws the schedules, writes bench_pipeline.json and bench_pipeline.png.
 
   Args:
-    workdir: Where the files go.
+    workdir: Directory of the files.
     names: Some of `PIPELINES`.
-    num_stages: Stages.
+    num_stages: Stages of a pipeline.
     num_micro_batches: Micro-batches of a step.
-    chunks: Chunks a stage, of interleaved.
-    console: Where charts and table go; the terminal by default.
+    chunks: Model chunks of a stage, for interleaved.
+
+  Returns:
+    The content of bench_pipeline.json.
 
   Raises:
-    UsageError: If a schedule cannot be.
+    UsageError: One of the schedules is impossible with these sizes.
   """
-  console = console or Console()
+  console = Console()
   shown = pipelines(names, num_stages, num_micro_batches, chunks)
   results = {}
   for pipeline in shown:
     table = timetable(pipeline)
-    results[pipeline.name] = count(pipeline, table)
+    results[pipeline.name] = counts(pipeline, table)
     console.print(Text(f"\n{pipeline.name}", style="bold"))
     for line in chart(table, console.width):
       console.print(line, no_wrap=True)
@@ -168,8 +173,7 @@ def run(
     "num_micro_batches": num_micro_batches,
     "schedules": results,
   }
-  shown_table = _table(shown, results)
-  path = keep_record(workdir, "pipeline", record, shown_table, console)
+  path = keep_record(workdir, "pipeline", record, _table(shown, results))
   figure = path.with_suffix(".png")
   save_figure(pipeline_figure(shown, TIMES, "forwards"), figure)
   print(f"figure:  {figure}")
@@ -178,19 +182,13 @@ def run(
 
 def _table(shown: Sequence[Pipeline], results: dict) -> Table:
   table = Table(
+    *("schedule", "ticks", "idle\nticks", "free\nstep", "idle\nshare"),
+    *("lockstep\nstep", "peak activations\nby stage"),
     title="Derived; steps are counted in forwards of one stage",
     caption="peak: micro-batches that each stage holds at once",
   )
-  table.add_column("schedule")
-  for column in (
-    "ticks",
-    "idle\nticks",
-    "free\nstep",
-    "idle\nshare",
-    "lockstep\nstep",
-    "peak activations\nby stage",
-  ):
-    table.add_column(column, justify="right")
+  for column in table.columns[1:]:
+    column.justify = "right"
   for pipeline in shown:
     row = results[pipeline.name]
     table.add_row(

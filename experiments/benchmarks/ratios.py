@@ -1,7 +1,7 @@
 """Wall times compared within one process, as paired ratios.
 
-One machine's speed drifts by more than what is looked for, so two programs run
-in turn and the median of their ratios is taken.
+The speed of one machine drifts by more than the differences that matter. So
+two programs run in turn, and the median of the ratios of their times is taken.
 """
 
 import dataclasses
@@ -12,49 +12,39 @@ from collections.abc import Callable, Sequence
 
 import jax
 from rich.progress import track
-from rich.table import Table
 
-from experiments.benchmarks.record import keep_record
+from experiments.benchmarks.record import keep_record, spread, spread_table
 
-Timed = Callable[[], object]
+TimedProgram = Callable[[], object]
 
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-  """One comparison: how often slower `measured` is than `baseline`.
+  """One comparison: how many times slower `measured` is than `baseline`.
 
   Attributes:
     name: What is compared.
-    measured: Runs once, and waits until it has.
-    baseline: The same.
+    measured: Runs a program once and waits until it has ended.
+    baseline: Does so with the other program.
     bound: What the ratio must not exceed.
-    scale: The ratio is divided by it.
+    scale: Number by which the ratio is divided.
   """
 
   name: str
-  measured: Timed
-  baseline: Timed
+  measured: TimedProgram
+  baseline: TimedProgram
   bound: float
   scale: float = 1.0
 
 
-def _seconds(function: Timed) -> float:
+def _seconds(program: TimedProgram) -> float:
   started = time.perf_counter()
-  function()
+  program()
   return time.perf_counter() - started
 
 
-def _pair(ratio: Ratio, measured_first: bool) -> tuple[float, float]:
-  """Both times; the order changes, lest a trend of the machine show."""
-  if measured_first:
-    measured_s = _seconds(ratio.measured)
-    return measured_s, _seconds(ratio.baseline)
-  baseline_s = _seconds(ratio.baseline)
-  return _seconds(ratio.measured), baseline_s
-
-
-def measure(ratio: Ratio, repeats: int) -> dict[str, float | bool]:
-  """Runs both in turn and takes medians.
+def measure_ratio(ratio: Ratio, repeats: int) -> dict[str, float | bool]:
+  """Runs both programs in turn and takes medians.
 
   Args:
     ratio: What is compared.
@@ -62,35 +52,34 @@ def measure(ratio: Ratio, repeats: int) -> dict[str, float | bool]:
   """
   ratio.measured()  # Compiles.
   ratio.baseline()
-  pairs = [
-    _pair(ratio, number % 2 == 0)
-    for number in track(range(repeats), description=ratio.name)
-  ]
+  pairs = []
+  for number in track(range(repeats), description=ratio.name):
+    # A machine that gets slower while a pair runs would favour the first, so
+    # every other pair begins with the baseline.
+    if number % 2:
+      baseline_s = _seconds(ratio.baseline)
+      pairs.append((_seconds(ratio.measured), baseline_s))
+    else:
+      pairs.append((_seconds(ratio.measured), _seconds(ratio.baseline)))
   values = [a / b / ratio.scale for a, b in pairs]
-  median = statistics.median(values)
-  return {
-    "median": median,
-    "min": min(values),
-    "max": max(values),
+  return spread(values, ratio.bound) | {
     "measured_s": statistics.median(a for a, _ in pairs),
     "baseline_s": statistics.median(b for _, b in pairs),
-    "bound": ratio.bound,
-    "is_within_bound": median <= ratio.bound,
   }
 
 
-def run(
+def run_ratios(
   name: str, ratios: Sequence[Ratio], workdir: pathlib.Path, repeats: int
-) -> dict:
+) -> None:
   """Measures all ratios, writes bench_NAME.json and prints a table.
 
   Args:
-    name: Of the bench.
+    name: Name of the benchmark.
     ratios: What is compared.
-    workdir: Where the file goes.
+    workdir: Directory of the file.
     repeats: Paired measurements of every ratio.
   """
-  results = {ratio.name: measure(ratio, repeats) for ratio in ratios}
+  results = {ratio.name: measure_ratio(ratio, repeats) for ratio in ratios}
   record = {
     "device": jax.devices()[0].device_kind,
     "jax": jax.__version__,
@@ -98,11 +87,6 @@ def run(
     "label": "measured: medians of paired ratios in one process",
     "ratios": results,
   }
-  table = Table(title="Ratios of wall time, measured")
-  for column in ("ratio", "median", "min", "max", "bound"):
-    table.add_column(column)
-  for what, row in results.items():
-    cells = [f"{row[key]:.3f}" for key in ("median", "min", "max", "bound")]
-    table.add_row(what, *cells)
+  title = "Ratios of wall time, measured"
+  table = spread_table(title, "bound", results, ".3f")
   keep_record(workdir, name, record, table)
-  return record

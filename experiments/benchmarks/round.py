@@ -1,14 +1,13 @@
 """The bench `round`: overhead of delay, of stacking, and of a step itself."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.sections import CodecConfig, MeshConfig, SyncConfig
-from dilocox_jax.inner.step import inner_step
 from dilocox_jax.training import build
-from experiments.benchmarks.ratios import Ratio, Timed
+from experiments.benchmarks import inner
+from experiments.benchmarks.ratios import Ratio, TimedProgram
 
 SYNC_INTERVAL = 50
 _STACKED = 4
@@ -18,7 +17,7 @@ def _config(num_replicas: int) -> RunConfig:
   return RunConfig(
     mesh=MeshConfig(num_replicas=num_replicas),
     sync=SyncConfig(method="dilocox", sync_interval=SYNC_INTERVAL),
-    codec=CodecConfig("float32"),  # The delay alone is timed.
+    codec=CodecConfig("float32"),  # Only the delay is timed.
   )
 
 
@@ -29,55 +28,40 @@ def _batches(config: RunConfig, *lead: int) -> jax.Array:
   return jax.device_put(drawn)
 
 
-def _delayed_round(config: RunConfig) -> Timed:
-  """A round with an exchange pending, its state going round in circles."""
+def _delayed_round(config: RunConfig) -> TimedProgram:
+  """A round with an exchange pending; each call goes on from the last one."""
   programs = build.programs(config)
   params = jax.jit(programs.model.init)(jax.random.key(0))
   windows = config.sync.named.schedule.round_windows(1)
   batches = _batches(config, config.mesh.num_replicas, SYNC_INTERVAL)
   optimizer = jax.jit(programs.steps.optimizer.init)(params)
-  kept = [programs.rounds.init(params, optimizer)]
+  state = programs.rounds.init(params, optimizer)
 
   def run() -> None:
-    state, metrics, _ = programs.rounds.round(kept.pop(), batches, windows)
-    kept.append(jax.block_until_ready(state))
-    jax.block_until_ready(metrics)
+    nonlocal state
+    # The program reuses the memory of the state that it is given.
+    state, metrics, _ = programs.rounds.round(state, batches, windows)
+    jax.block_until_ready((state, metrics))
 
   return run
 
 
-def _inner_steps(config: RunConfig) -> Timed:
+def _inner_steps(config: RunConfig) -> TimedProgram:
   """The same inner steps of the same stacked model, and nothing else."""
   programs = build.programs(config)
-  count = config.mesh.num_replicas
-  step = inner_step(programs.steps.gradient, programs.steps.optimizer)
-
-  def steps(carry, batches):
-    def body(carry, batch):
-      params, optimizer, seen = step(*carry, batch)
-      return (params, optimizer), seen
-
-    return jax.lax.scan(body, carry, batches)
-
-  program = jax.jit(
-    programs.rounds.replicas.map(steps, (0, 0), (0, 0)), donate_argnums=0
-  )
-  params = jax.jit(programs.model.init)(jax.random.key(0))
-  optimizer = jax.jit(programs.steps.optimizer.init)(params)
-  kept = [
-    jax.tree.map(lambda leaf: jnp.stack([leaf] * count), (params, optimizer))
-  ]
-  batches = _batches(config, count, SYNC_INTERVAL)
+  program = inner.steps_program(programs)
+  carry = inner.first_carry(programs)
+  batches = _batches(config, config.mesh.num_replicas, SYNC_INTERVAL)
 
   def run() -> None:
-    carry, seen = program(kept.pop(), batches)
-    kept.append(jax.block_until_ready(carry))
-    jax.block_until_ready(seen)
+    nonlocal carry
+    carry, metrics = program(carry, batches)
+    jax.block_until_ready((carry, metrics))
 
   return run
 
 
-def _forward(config: RunConfig) -> Timed:
+def _forward(config: RunConfig) -> TimedProgram:
   """The forward passes of the same batches, one replica."""
   programs = build.programs(config)
   params = jax.jit(programs.model.init)(jax.random.key(0))
@@ -85,23 +69,14 @@ def _forward(config: RunConfig) -> Timed:
   return lambda: jax.block_until_ready(programs.evaluate(params, batches))
 
 
-def ratios() -> list[Ratio]:
-  """What is compared; bounds are goals, set beforehand."""
+def round_ratios() -> list[Ratio]:
+  """Returns what is compared. Bounds are goals, set beforehand."""
   two, one, many = _config(2), _config(1), _config(_STACKED)
   single = _inner_steps(one)
+  delayed = "delayed_round_over_inner_steps"
+  stacked = "stacked_replicas_over_single_steps"
   return [
-    Ratio(
-      "delayed_round_over_inner_steps",
-      _delayed_round(two),
-      _inner_steps(two),
-      bound=1.03,
-    ),
-    Ratio(
-      "stacked_replicas_over_single_steps",
-      _inner_steps(many),
-      single,
-      bound=1.1,
-      scale=_STACKED,
-    ),
+    Ratio(delayed, _delayed_round(two), _inner_steps(two), bound=1.03),
+    Ratio(stacked, _inner_steps(many), single, bound=1.1, scale=_STACKED),
     Ratio("step_over_forward", single, _forward(one), bound=3.6),
   ]

@@ -1,25 +1,23 @@
 """The bench `simulate`: how much the event engine does in a second of one core.
 
 Rates are absolute, not ratios: what counts is whether a graph of millions of
-events is a matter of seconds or of hours. Seconds are those that the process
-had a core for, so a busy machine lowers them less. JAX has no part in it.
+events takes seconds or hours. Only the seconds for which the process had a core
+count, so a busy machine changes the rates less. JAX is not loaded.
 """
 
 import dataclasses
 import pathlib
 import platform
 import random
-import statistics
 import time
 from collections.abc import Callable, Mapping
 
 from rich.progress import track
-from rich.table import Table
 
 from dilocox_jax.simulate.engine import run_graph as simulate
 from dilocox_jax.simulate.graph import Graph
 from dilocox_jax.simulate.timeline import Timeline
-from experiments.benchmarks.record import keep_record
+from experiments.benchmarks.record import keep_record, spread, spread_table
 
 NUM_CONCURRENT = 32
 
@@ -111,49 +109,35 @@ def rates() -> list[Rate]:
   ]
 
 
-def measure(rate: Rate, repeats: int) -> dict[str, float | bool]:
+def measure_rate(rate: Rate, repeats: int) -> dict[str, float | bool]:
   """Simulates several times and takes the median rate.
 
   Args:
     rate: What is counted.
-    repeats: How often.
+    repeats: How often to simulate.
   """
   values, count = [], 0
   for _ in track(range(repeats), description=rate.name):
     started_s = time.process_time()
-    timeline = simulate(rate.graph, rate.links)
-    count = rate.count(timeline)
+    count = rate.count(simulate(rate.graph, rate.links))
     values.append(count / (time.process_time() - started_s))
-  median = statistics.median(values)
-  return {
-    "median": median,
-    "min": min(values),
-    "max": max(values),
-    "count": count,
-    "bound": rate.bound,
-    "is_within_bound": median >= rate.bound,
-  }
+  return spread(values, rate.bound, is_least=True) | {"count": count}
 
 
-def run(workdir: pathlib.Path, repeats: int) -> dict:
+def run_rates(workdir: pathlib.Path, repeats: int) -> None:
   """Measures all rates, writes bench_simulate.json and prints a table.
 
   Args:
-    workdir: Where the file goes.
+    workdir: Directory of the file.
     repeats: Measurements of every rate.
   """
-  results = {rate.name: measure(rate, repeats) for rate in rates()}
+  results = {rate.name: measure_rate(rate, repeats) for rate in rates()}
   record = {
     "python": platform.python_version(),
     "repeats": repeats,
     "label": "measured: medians, in one second of one core",
     "rates": results,
   }
-  table = Table(title="Per second of one core, measured")
-  for column in ("what", "median", "min", "max", "at least"):
-    table.add_column(column)
-  for name, row in results.items():
-    cells = [f"{row[key]:,.0f}" for key in ("median", "min", "max", "bound")]
-    table.add_row(name, *cells)
+  title = "Per second of one core, measured"
+  table = spread_table(title, "at least", results, ",.0f")
   keep_record(workdir, "simulate", record, table)
-  return record

@@ -1,10 +1,10 @@
 """What may travel between pipeline stages: fp32, bfloat16 or eight bits.
 
-Each replica of the tiny model is cut into two stages, and what crosses the cut
-is rounded: activations on the way forward, their gradients on the way back.
-Claim: none; the figure says. Cost: 3 runs a seed, on two CPU cores, each on
-four devices that the CPU stands for; six took 4 min 28 s, two at once
-(measured).
+Each replica of the tiny model is cut into two stages. Activations that cross
+the cut are rounded on the way forward, their gradients on the way back. This
+config claims nothing: its figure shows what rounding costs. Cost: 3 runs for
+every seed, each on four devices that the CPU emulates. Six runs, two at once,
+took 4 min 28 s on two CPU cores (measured).
 
     python -m experiments.ablate \
         --config=experiments/configs/ablate_boundary.py \

@@ -1,8 +1,9 @@
-"""When to meet and what to do then: H, delay, rule, outer rate and momentum.
+"""When to exchange and how to apply it: H, delay, rule, outer rate, momentum.
 
-Each is varied about one setting with the others held, and the rules meet once
-more at the delay of a whole round. Claim: none; the figures say. Cost: 15 runs
-of about a minute, 15 to 20 minutes on two CPU cores.
+Each of them is varied about one setting while the others stay as they are. The
+rules are compared once more at the delay of a whole round. This config claims
+nothing: its figures show the losses. Cost: 15 runs of about a minute each, 15
+to 20 minutes on two CPU cores.
 
     python -m experiments.ablate \
         --config=experiments/configs/ablate_sync.py \

@@ -1,14 +1,14 @@
 """Streaming DiLoCo's Table 5 on a GPU: 35M and 100M, H = 30 and 100, M = 2, 4.
 
 Source: arXiv 2501.18512, Tables 5 and 6 (on C4). Claim (published): DiLoCo and
-Streaming DiLoCo end within 1 % of data parallel. As there, a fragment has three
-layers, tau = 1, z-loss 1e-4, sequences of 1024. Differs: the text is a local
-one, read as bytes, so only 256 of the 32,000 tokens of the shapes occur, and
-runs are shorter; outer values are tuned. Losses can be compared with each other
-only. Give it a large text: --config.base.data.source=text_files
---config.base.data.glob='texts/**/*.txt'. Cost: 10 tuning runs of 1500 steps and
-3 results of 3000 a method; made for slices (--max_minutes). The model and M
-follow the colon.
+Streaming DiLoCo end within 1 % of data parallel. As in the paper: three layers
+in a fragment, tau = 1, z-loss 1e-4, sequences of 1024. Different: the text is a
+local one, read as bytes, so only 256 of the 32,000 tokens occur, runs see fewer
+tokens, and outer settings are tuned. So losses compare with each other only.
+Give it a large text: --config.base.data.source=text_files
+--config.base.data.glob='texts/**/*.txt'.
+Cost: for every method 10 tuning runs of 1500 steps and 3 results of 3000. It is
+meant to be done in slices (--max_minutes). The model and M follow the colon.
 
     python -m experiments.convergence --max_minutes=9 \
         --config=experiments/configs/convergence_gpu.py:chinchilla_35m,2 \
@@ -20,11 +20,11 @@ from experiments.configs import convergence_small
 from experiments.sweeps import method_list as methods
 
 SHAPES = ("chinchilla_35m", "chinchilla_100m")
-INTERVALS = (30, 100)
+SYNC_INTERVALS = (30, 100)
 
 
 def get_config(setting="chinchilla_35m,2"):
-  """Returns the paper's methods and DiLoCoX, at both H.
+  """The paper's methods at both H, and DiLoCoX beside them.
 
   Args:
     setting: Model and number of replicas, e.g. "chinchilla_100m,4".
@@ -48,13 +48,13 @@ def get_config(setting="chinchilla_35m,2"):
   config.methods = _methods(shape)
   config.tuning.total_steps = 1500
   config.tuning.inner_learning_rates = (3e-4, 6e-4, 1e-3, 1.75e-3, 3e-3)
-  # From operations: what the cluster's devices would take, not these.
+  # Steps take what the cluster's devices would take, derived from operations.
   config.clusters = [
     {"name": "1gbit", "cluster": "1gbit"},
     convergence_small.CLOCK_107B,
   ]
   config.target_loss = 1.2
-  names = tuple(method["name"] for method in config.methods)
+  names = tuple(each["name"] for each in config.methods)
   config.equal_time = [
     {"clock": clock, "reference": "dilocox_continue_h30", "methods": names}
     for clock in ("1gbit", "107b")
@@ -67,25 +67,18 @@ def get_config(setting="chinchilla_35m,2"):
 
 
 def _methods(shape):
-  all_methods = [methods.of("allreduce")]
-  # Fragment 0 holds no layers: 6 layers make 2 fragments of three, P = 3.
-  fragments = {"sync.num_fragments": 1 + MODEL_PRESETS[shape].num_layers // 3}
-  for interval in INTERVALS:
+  found = [methods.of("allreduce")]
+  # Three layers make a fragment, and what is no layer makes one more.
+  fragments = 1 + MODEL_PRESETS[shape].num_layers // 3
+  for interval in SYNC_INTERVALS:
     at = {"sync.sync_interval": interval}
-    at_interval = [
-      methods.of("diloco", changed=at),
-      *(method | fragments for method in methods.streaming(interval, 1)),
-      *(
-        methods.of(
-          "dilocox",
-          f"dilocox_{rule}",
-          changed={**at, "sync.rule": rule, **start},
-        )
-        for rule, start in methods.RULES.items()
-      ),
-    ]
-    all_methods += [
+    streaming = methods.streaming_methods(interval, 1)
+    found += [
       method | {"name": f"{method['name']}_h{interval}"}
-      for method in at_interval
+      for method in (
+        methods.of("diloco", changed=at),
+        *(method | {"sync.num_fragments": fragments} for method in streaming),
+        *methods.dilocox_methods("", at),
+      )
     ]
-  return [*all_methods, methods.ours("107b")]
+  return [*found, methods.ours("107b")]

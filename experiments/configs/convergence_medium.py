@@ -1,12 +1,12 @@
 """Every method under one budget: ten million parameters.
 
-The methods and steps are those of `convergence_small`, with twice the tokens in
-a step. The model has eight layers of width 320. A step is stated as 0.7 s,
-which is derived from its operations and from the rate at which two CPU cores do
-those of the small model. Claim: none; the report says which orderings hold.
-Cost: 10 tuning runs and 3 results a method, each some twenty times as long:
-days on two CPU cores, minutes a run on a GPU (there with
---config.base.mesh.stacked_by=vmap).
+The methods and the number of steps are those of `convergence_small`, with twice
+as many tokens in a step. The model has eight layers of width 320. A step is
+stated as 0.7 s: derived from its operations and from the rate at which two CPU
+cores do those of the small model. This config claims nothing itself: its report
+says which orderings hold. Cost: for every method 10 tuning runs and 3 results,
+each about twenty times as long as there: days on two CPU cores, minutes a run
+on a GPU (add --config.base.mesh.stacked_by=vmap there).
 
     python -m experiments.convergence \
         --config=experiments/configs/convergence_medium.py \
@@ -17,7 +17,7 @@ from experiments.configs import convergence_small
 
 
 def get_config():
-  """Returns all methods on two replicas of a larger `tiny`."""
+  """All methods on two replicas of a larger `tiny`."""
   config = convergence_small.get_config()
   base = config.base
   base.model.num_layers = 8

@@ -1,11 +1,12 @@
 """Every method under one budget: about a million parameters, 2000 steps.
 
-Claim: none; the report says which published orderings hold. H = 25 divides
-2000, and so does OpenDiLoCo's 500, so every run at equal tokens ends with a
-whole round. A step is stated as 30 ms: a replica with two CPU cores of its own
-takes 32 ms (measured). Cost: 11 tuning runs of 1000 steps and 3 results of 2000
-a method, and shorter ones at equal time. A run of 2000 took 4 to 9 minutes with
-two at once on two CPU cores (measured; docs/log.md).
+This config claims nothing itself: its report says which published orderings
+hold. H = 25 and OpenDiLoCo's H = 500 both divide 2000, so every run at equal
+tokens ends with a whole round. A step is stated as 30 ms: a replica that has
+two CPU cores takes 32 ms (measured). Cost: for every method 11 tuning runs of
+1000 steps, 3 results of 2000 steps, and shorter runs at equal time. A run of
+2000 steps took 4 to 9 minutes with two at once on two CPU cores (measured;
+docs/log.md). The finished runs are in docs/results.
 
     python -m experiments.convergence \
         --config=experiments/configs/convergence_small.py \
@@ -17,7 +18,7 @@ from ml_collections import config_dict
 from experiments.configs import default
 from experiments.sweeps import method_list as methods
 
-# The largest model of the papers, on links of the same speed.
+# The largest model of the papers, on links that are as slow as theirs.
 CLOCK_107B = {
   "name": "107b",
   "cluster": "dilocox_107b",
@@ -26,37 +27,40 @@ CLOCK_107B = {
   "codec": {"rank": 2048},
 }
 
-# Notes for every sweep of these methods, whatever its model.
+# Notes that hold for every sweep of these methods, whatever its model.
 ON_RULES = (
-  "`continue` and `reset` are the two readings of DiLoCoX's rule for what comes"
-  " late: added to one's own progress, or put in its place. `ours` is"
-  " `continue` with tau no longer than the transfer takes, and H about twice"
-  " that."
+  "DiLoCoX applies a pseudo-gradient late. `continue` and `reset` are the two"
+  " readings of its rule: the late update is added to a replica's own progress,"
+  " or it replaces that progress. `ours` is `continue` with a tau no longer"
+  " than the transfer takes, and an H of about twice tau."
 )
 ON_CURVES = (
-  "Curves are those of the schedule at equal tokens. Runs at equal time have a"
-  " schedule that ends there, and do not end where a curve crosses that time."
+  "Curves show the runs at equal tokens. Runs at equal time have a"
+  " learning-rate schedule of their own that ends at that time, so they do not"
+  " end where a curve crosses it."
 )
 ON_NAMES = (
-  "A name that ends with a clock has the shortest H behind which an exchange of"
-  " DiLoCoX hides on it. `diloco_cold` is DiLoCo without its warm start."
+  "A method whose name ends with a clock has the shortest H that hides an"
+  " exchange of DiLoCoX on that clock. `diloco_cold` is DiLoCo without its warm"
+  " start."
 )
-# Notes for this sweep alone.
+# Notes on this sweep.
 NOTES = (
   ON_RULES,
   ON_NAMES,
-  "Codecs take no time on the clocks, which favours those that compress. On"
-  " `1gbit` latency (40 ms) outweighs the bytes of so small a model: it shows"
-  " what hiding is worth, and `107b` what compressing is.",
+  "Codecs take no time on the clocks, which favours methods that compress. On"
+  " `1gbit` the latency (40 ms) matters more than the bytes of so small a"
+  " model: this clock shows what overlap is worth, and `107b` what compression"
+  " is worth.",
   ON_CURVES,
-  "Batch, DiLoCoX's rule for H, warm start and target loss were chosen after a"
-  " look at runs of seed 0; rates, warm-ups and momenta on the seed of tuning"
-  " alone.",
+  "The batch size, DiLoCoX's rule for H, the warm start and the target loss"
+  " were chosen after looking at runs of seed 0. Learning rates, warm-ups and"
+  " momenta were chosen on the seed of tuning only.",
 )
 
 
 def get_config():
-  """Returns all methods on two replicas of `tiny`."""
+  """All methods on two replicas of `tiny`."""
   config = config_dict.ConfigDict()
   config.base = base = default.get_config()
   base.total_steps = 2000

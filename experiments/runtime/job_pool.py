@@ -1,9 +1,14 @@
 """Runs as processes of their own, a few at a time, each with its own cores.
 
 A process that crashes takes no other with it, and its memory and its compiled
-programs go when it ends. Each writes to a log file that stays locked as long
-as it lives: a batch started again after its parent alone was killed finds the
-lock, goes on with the others, and takes that run up when the lock is free.
+programs go when it ends. Each writes to a log file that is locked as long as
+the process lives. If only the parent is killed, its processes go on: a pool
+that is started again finds the lock, makes the other runs, and continues that
+run when the lock is free.
+
+joblib and submitit are not used, because neither pins the cores of each process
+and hands a lock down to it that outlives the parent; resuming is the run's own
+affair, by its checkpoints.
 """
 
 import contextlib
@@ -28,13 +33,13 @@ _POLL_S = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """One run to be brought to its end.
+  """One run that a process brings to its end.
 
   Attributes:
-    name: For people.
-    workdir: Its run directory.
-    log: Where the process writes.
-    command: The process that brings it there.
+    name: Name of the run, for people.
+    workdir: Directory of the run.
+    log: File to which the process writes.
+    command: Command line of the process.
     total_steps: Inner steps of the run.
   """
 
@@ -53,13 +58,13 @@ class Job:
 
   @property
   def step(self) -> int:
-    """Inner steps finished."""
+    """The number of inner steps that are finished."""
     rows = read_rows(self.workdir / "metrics.jsonl")
     return max((row["step"] for row in rows), default=0)
 
 
 class _Process:
-  """A job at work."""
+  """A job that is running."""
 
   def __init__(self, job: Job, own_cores: list[int], environment: dict):
     self.job, self.own_cores = job, own_cores
@@ -79,7 +84,7 @@ class _Process:
     cores.pin(self.process.pid, own_cores)
 
   def reason(self) -> str:
-    """Why it failed, in one line; empty if it did not."""
+    """Returns why the job failed, in one line; empty if it did not."""
     code = self.process.returncode
     if code == 0:
       return ""
@@ -101,7 +106,7 @@ class _Process:
 
 
 class JobPool:
-  """Jobs waiting, at work and done, with the bar that shows them."""
+  """Jobs that wait, run and have ended, with the bar that shows them."""
 
   def __init__(
     self,
@@ -111,15 +116,15 @@ class JobPool:
     ended: Callable[[Job, str], str] = lambda job, reason: "",
     deadline_s: float = math.inf,
   ):
-    """Takes jobs that are not done yet, in order.
+    """Starts nothing yet.
 
     Args:
-      jobs: What to run.
-      processes: How many at once.
-      ended: Hears of every job that has ended, and why it failed if it did;
-        may say what to print of it.
-      deadline_s: When to stop what still runs (by the monotonic clock); it
-        goes on from its checkpoint another time.
+      jobs: Jobs that are not done yet, in order.
+      processes: How many jobs run at once.
+      ended: Is called with every job that has ended and why it failed (empty:
+        it did not). Returns what to print; empty for the usual line.
+      deadline_s: When to stop jobs that still run (seconds of the monotonic
+        clock). They go on from their checkpoints another time.
     """
     self._ended, self._deadline_s = ended, deadline_s
     self._waiting = list(jobs)
@@ -139,7 +144,7 @@ class JobPool:
       progress.TimeElapsedColumn(),
       progress.TextColumn("left"),
       progress.TimeRemainingColumn(),
-      speed_estimate_period=3600,  # Compiling would fool a shorter memory.
+      speed_estimate_period=3600,  # A short one would show compiling only.
     )
     total = sum(self._left(job) for job in jobs)
     self._task = self._bar.add_task("runs", total=total, status="")
@@ -153,10 +158,10 @@ class JobPool:
     return time.monotonic() >= self._deadline_s
 
   def run(self) -> dict[pathlib.Path, str]:
-    """Runs all jobs, or those that end before the deadline.
+    """Runs all jobs, or as many as end before the deadline.
 
     Returns:
-      The reasons of those that failed, by run directory.
+      Why jobs failed, by run directory.
     """
     with self._bar, contextlib.ExitStack() as stack:
       stack.callback(self._stop)
@@ -171,7 +176,8 @@ class JobPool:
 
   def _start(self) -> None:
     environment = cores.limits(self._processes) | os.environ
-    if self._processes > 1:  # One process would take all of a GPU's memory.
+    # By default one process takes most of a GPU's memory for itself.
+    if self._processes > 1:
       environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     for job in list(self._waiting):
       if not self._free_cores:

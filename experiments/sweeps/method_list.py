@@ -1,9 +1,9 @@
-"""The methods of a convergence sweep, as diffs that the configs already are.
+"""The methods of a convergence sweep, as differences from the default config.
 
-A method here is what its own config file says beyond the default, and nothing
-written twice. Ranks and H do not adapt, so that a run's plan is known before
-it starts and any clock can be put on it afterwards; what adapting does is in
-docs/log.md.
+The fields of a method are those of its own config file in
+`experiments/configs`, so nothing is written twice. Ranks and H do not adapt in
+a sweep: a run's plan is known before it starts, and any clock can be put on it
+afterwards. What adapting does is in docs/log.md.
 """
 
 import importlib
@@ -14,18 +14,18 @@ from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.mapping import flat
 
 # Learning rate and momentum of the outer optimizer: every method that has one
-# sees all of them, the one that its config brings included.
+# sees all of them, the one of its own config included.
 OUTER_GRID = (
   *((0.7, 0.6), (0.7, 0.9), (0.7, 0.3), (0.7, 0.0)),
   *((1.0, 0.0), (0.4, 0.0)),
 )
-# Inner rates are chosen before: at a momentum that short rounds do not bear,
-# the choice would be for the momentum's sake.
+# The inner rate is chosen before the outer settings. A momentum that is too
+# high for short rounds would make a lower inner rate look best.
 OUTER_START = {"outer.learning_rate": 0.7, "outer.momentum": 0.6}
-# Where a stale pseudo-gradient replaces one's own progress, any momentum is
-# too much: with the start above, the lowest inner rate of the grid was best.
+# Where a stale pseudo-gradient replaces a replica's own progress, any momentum
+# is too high: with OUTER_START the lowest inner rate of the grid was best.
 RESET_START = {"outer.learning_rate": 0.7, "outer.momentum": 0.0}
-# Methods without one get as many runs, on what they do have.
+# Methods without an outer optimizer get as many runs, on what they do have.
 INNER_GRID = (
   {"inner_factor": 0.75},
   {"inner_factor": 1.3},
@@ -33,123 +33,133 @@ INNER_GRID = (
   {"warmup_factor": 2.0},
   {"inner_factor": 1.3, "warmup_factor": 2.0},
 )
-PLAIN = {"codec.name": "float32"}
 # Methods that figures draw in front, most important first. A name stands for
 # the methods of that name on every clock.
 FRONT = (
   *("allreduce", "diloco", "open_diloco", "cocktail_sgd", "dilocox_continue"),
   *("ours", "cocktail_params"),
 )
-# Readings of DiLoCoX's apply rule, and what each starts from.
-RULES: Mapping[str, Mapping[str, float]] = {
+# The two readings of DiLoCoX's apply rule, and what each starts from.
+DILOCOX_RULES: Mapping[str, Mapping[str, float]] = {
   "continue": {},
   "reset": RESET_START,
 }
-# Without an outer optimizer, or with one that only averages.
+# Methods without an outer optimizer, or with one that only averages.
 _AVERAGES = ("allreduce", "cocktail_sgd", "cocktail_params")
 
 
 def of(config: str, name: str = "", **others: Any) -> dict[str, Any]:
-  """A method of a sweep.
+  """Returns a method of a sweep.
 
   Args:
-    config: Name of its file in `experiments/configs`.
-    name: What the sweep calls it; by default the same.
+    config: Name of the method's file in `experiments/configs`.
+    name: Name of the method in the sweep; by default that of the file.
     **others: `changed`, fields to set on top; `tau_from`, a clock whose
       transfer time gives tau and H; `interval_of`, a method whose H it has.
   """
   module = importlib.import_module(f"experiments.configs.{config}")
   before = flat(RunConfig().to_mapping())
-  # A recipe is spelled out, since what is changed may be the method's name.
-  config_values = from_mapping(module.get_config().to_dict()).to_mapping()
-  own = flat(config_values) | {"adaptive.mode": "off"}
-  fields = {k: v for k, v in own.items() if v != before[k]}
+  values = from_mapping(module.get_config().to_dict()).to_mapping()
+  after = flat(values) | {"adaptive.mode": "off"}
+  fields = {k: v for k, v in after.items() if v != before[k]}
   fields |= others.pop("changed", {})
   refine = INNER_GRID if config in _AVERAGES else _outer_grid(before | fields)
   return {"name": name or config, "refine": refine, **others, **fields}
 
 
 def _outer_grid(fields: dict[str, Any]) -> tuple[dict[str, float], ...]:
-  own = (fields["outer.learning_rate"], fields["outer.momentum"])
+  """`OUTER_GRID` without the pair that the method has already.
+
+  That pair was tried with every inner learning rate before.
+  """
+  paths = ("outer.learning_rate", "outer.momentum")
+  start = tuple(fields[path] for path in paths)
   return tuple(
-    {"outer.learning_rate": rate, "outer.momentum": momentum}
-    for rate, momentum in OUTER_GRID
-    if (rate, momentum) != own
+    dict(zip(paths, pair, strict=True)) for pair in OUTER_GRID if pair != start
   )
 
 
-def _every(interval: int, **fields: Any) -> dict[str, Any]:
-  return {"sync.sync_interval": interval, **fields}
-
-
 def warm(num_steps: int) -> dict[str, Any]:
-  """Fields of a data-parallel start, as DiLoCo was published.
+  """Returns the fields of a data-parallel start, as DiLoCo was published.
 
   Source: DiLoCo, arXiv 2311.08105 (recalled): 24,000 of 88,000 steps.
 
   Args:
     num_steps: Inner steps before the first round.
   """
-  return {
-    "sync.warm_start": "data_parallel",
-    "sync.warm_start_steps": num_steps,
-  }
+  start, steps = "sync.warm_start", "sync.warm_start_steps"
+  return {start: "data_parallel", steps: num_steps}
 
 
-def streaming(interval: int, overlap_steps: int = 4) -> list[dict[str, Any]]:
-  """Streaming DiLoCo, one of its three ideas after the other.
+def streaming_methods(
+  interval: int, overlap_steps: int = 4
+) -> list[dict[str, Any]]:
+  """Returns Streaming DiLoCo with one, two and three of its three ideas.
+
+  The ideas are fragments, overlap and few bits.
 
   Args:
     interval: H (inner steps).
-    overlap_steps: tau of those that overlap (inner steps).
+    overlap_steps: tau of the methods that overlap (inner steps).
   """
-  at = _every(interval)
+  at, fp32 = {"sync.sync_interval": interval}, {"codec.name": "float32"}
   waits = {"sync.overlap_steps": 0, "sync.mixing_alpha": 0.0}
-  hides = {"sync.overlap_steps": overlap_steps}
-  name = "streaming"
+  overlaps = {"sync.overlap_steps": overlap_steps}
   return [
-    of("streaming_diloco", name, changed=at | waits | PLAIN),
-    of("streaming_diloco", f"{name}_overlap", changed=at | hides | PLAIN),
-    of("streaming_diloco", f"{name}_e3m0", changed=at | hides),
+    of("streaming_diloco", name, changed=at | changed)
+    for name, changed in (
+      ("streaming", waits | fp32),
+      ("streaming_overlap", overlaps | fp32),
+      ("streaming_e3m0", overlaps),
+    )
+  ]
+
+
+def dilocox_methods(
+  suffix: str, changed: Mapping[str, Any], **links: str
+) -> list[dict[str, Any]]:
+  """Returns DiLoCoX in both readings of its apply rule.
+
+  Args:
+    suffix: End of the methods' names.
+    changed: Fields to set.
+    **links: `tau_from`, as for `of`.
+  """
+  return [
+    of(
+      "dilocox",
+      f"dilocox_{rule}{suffix}",
+      changed={**changed, "sync.rule": rule, **start},
+      **links,
+    )
+    for rule, start in DILOCOX_RULES.items()
   ]
 
 
 def ours(clock: str) -> dict[str, Any]:
-  """DiLoCoX that keeps progress and waits no longer than a transfer takes.
+  """Returns DiLoCoX that keeps progress and waits only while a transfer runs.
 
   Args:
-    clock: The one that says how long that is.
+    clock: Name of the clock that says how long a transfer takes.
   """
   delayed = {"sync.method": "delayed", "sync.rule": "continue"}
   return of("dilocox", f"ours_{clock}", changed=delayed, tau_from=clock)
 
 
 def on_clock(clock: str) -> list[dict[str, Any]]:
-  """Methods whose H follows from a clock: DiLoCoX, OpenDiLoCo beside it, ours.
+  """Returns the methods whose H follows from a clock.
 
-  DiLoCoX, in both readings, has the shortest rounds behind which its exchange
-  hides, as its own rule for H asks.
+  These are OpenDiLoCo, DiLoCoX in both readings, and ours. DiLoCoX has the
+  shortest rounds that hide its exchange, as its own rule for H asks.
+  OpenDiLoCo has the same H.
 
   Args:
-    clock: Which clock; names end with it.
+    clock: Name of the clock. The names of the methods end with it.
   """
-  continues = f"dilocox_continue_{clock}"
+  name, other = f"open_diloco_{clock}", f"dilocox_continue_{clock}"
   return [
-    of(
-      "open_diloco",
-      f"open_diloco_{clock}",
-      changed=OUTER_START,
-      interval_of=continues,
-    ),
-    *(
-      of(
-        "dilocox",
-        f"dilocox_{rule}_{clock}",
-        changed={"sync.rule": rule, **start},
-        tau_from=clock,
-      )
-      for rule, start in RULES.items()
-    ),
+    of("open_diloco", name, changed=OUTER_START, interval_of=other),
+    *dilocox_methods(f"_{clock}", {}, tau_from=clock),
     ours(clock),
   ]
 
@@ -157,34 +167,29 @@ def on_clock(clock: str) -> list[dict[str, Any]]:
 def every(
   interval: int, open_interval: int, warm_steps: int, clocks: Sequence[str]
 ) -> list[dict[str, Any]]:
-  """All methods, the published ones and ours.
+  """Returns all methods, the published ones and ours.
 
-  DiLoCo alone has a warm start, as published; without one it is there too.
+  Only DiLoCo has a warm start, as it was published. `diloco_cold` has none.
 
   Args:
     interval: The common H (inner steps).
-    open_interval: H of OpenDiLoCo as published (inner steps).
-    warm_steps: Of DiLoCo's data-parallel start (inner steps).
-    clocks: Those from which H follows, where it follows from one.
+    open_interval: H of OpenDiLoCo as it was published (inner steps).
+    warm_steps: Inner steps of DiLoCo's data-parallel start.
+    clocks: Names of the clocks from which some methods take their H.
   """
-  at = _every(interval)
+  at = {"sync.sync_interval": interval}
+  long = {"sync.sync_interval": open_interval}
   return [
     of("allreduce"),
-    # Beside MuLoCo: what its optimizer gains is not to pass for its exchange's.
+    # Beside MuLoCo, so that the gain of Muon is not taken for one of exchange.
     of("allreduce", "allreduce_muon", changed={"inner.optimizer": "muon"}),
     of("cocktail_sgd"),
     of("cocktail_params"),
     of("diloco", changed=at | warm(warm_steps)),
     of("diloco", "diloco_cold", changed=at),
-    of(
-      "open_diloco",
-      "open_diloco_long",
-      changed=_every(open_interval) | OUTER_START,
-    ),
-    *streaming(interval),
-    of("eager", changed=at),
-    of("sparse_loco", changed=at),
-    of("muloco", changed=at),
+    of("open_diloco", "open_diloco_long", changed=long | OUTER_START),
+    *streaming_methods(interval),
+    *(of(name, changed=at) for name in ("eager", "sparse_loco", "muloco")),
     *(method for clock in clocks for method in on_clock(clock)),
   ]
 
@@ -197,10 +202,10 @@ def _rivals(clock: str) -> tuple[str, ...]:
 
 
 def contests(clocks: Sequence[str]) -> list[dict[str, Any]]:
-  """Methods at equal time: those of the published orderings, and ours.
+  """Returns who has equal time: methods of the published orderings, and ours.
 
   Args:
-    clocks: Those from which H follows.
+    clocks: Names of the clocks from which some methods take their H.
   """
   return [
     {
@@ -208,7 +213,7 @@ def contests(clocks: Sequence[str]) -> list[dict[str, Any]]:
       "reference": f"dilocox_continue_{clock}",
       "methods": (
         *("allreduce", "diloco_cold", *_rivals(clock)),
-        *(f"dilocox_{rule}_{clock}" for rule in RULES),
+        *(f"dilocox_{rule}_{clock}" for rule in DILOCOX_RULES),
         f"ours_{clock}",
       ),
     }
@@ -217,42 +222,39 @@ def contests(clocks: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
-  """The published orderings, for either reading of DiLoCoX's apply rule.
+  """Returns the published orderings, for both readings of DiLoCoX's rule.
 
-  DiLoCoX's were published at equal steps; at equal time they are what its
-  compression and overlap are for.
+  DiLoCoX's orderings were published at equal steps. At equal time they are
+  what its compression and overlap are for.
 
   Args:
-    clock: Of the models that are trained.
-    clock_107b: Of the large model, on which AllReduce has hardly a step.
+    clock: Clock of the models that are trained.
+    clock_107b: Clock of the large model, on which AllReduce has hardly a step.
   """
   published = [
     *("diloco", "diloco_cold", *_rivals(clock), "eager", "sparse_loco"),
     *("muloco", "streaming", "streaming_overlap", "streaming_e3m0"),
-    *(f"dilocox_{rule}_{clock}" for rule in RULES),
+    *(f"dilocox_{rule}_{clock}" for rule in DILOCOX_RULES),
   ]
-  rivals = (
-    (clock, (*_rivals(clock), "diloco_cold", "allreduce")),
-    (clock_107b, (*_rivals(clock_107b), "diloco_cold")),
-  )
-  return [
+  found = [
     claim("allreduce", published, "tokens", "all papers"),
     claim("allreduce_muon", ["muloco"], "tokens", "MuLoCo (recalled)"),
     claim("muloco", ["diloco_cold"], "tokens", "MuLoCo (recalled)"),
     claim("sparse_loco", ["diloco_cold"], "tokens", "SparseLoCo (recalled)"),
-    *(
-      claim(f"dilocox_{rule}_{at}", _rivals(at), "tokens", "DiLoCoX (recalled)")
-      for at, _ in rivals
-      for rule in RULES
-    ),
-    *(
-      claim(f"dilocox_{rule}_{at}", than, at, "ours, after DiLoCoX")
-      for at, than in rivals
-      for rule in RULES
-    ),
+  ]
+  at_time = []
+  for at, others in ((clock, ["allreduce"]), (clock_107b, [])):
+    rivals = _rivals(at)
+    for rule in DILOCOX_RULES:
+      name, than = f"dilocox_{rule}_{at}", [*rivals, "diloco_cold", *others]
+      found.append(claim(name, rivals, "tokens", "DiLoCoX (recalled)"))
+      at_time.append(claim(name, than, at, "ours, after DiLoCoX"))
+  return [
+    *found,
+    *at_time,
     *(
       claim(f"ours_{at}", [f"dilocox_continue_{at}"], at, "ours")
-      for at, _ in rivals
+      for at in (clock, clock_107b)
     ),
   ]
 
@@ -260,12 +262,12 @@ def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
 def claim(
   better: str, than: Sequence[str], at: str, source: str
 ) -> dict[str, Any]:
-  """An ordering to look for.
+  """Returns an ordering to look for.
 
   Args:
-    better: Method that should end lower.
-    than: Those that should end higher.
-    at: "tokens", or a clock.
+    better: Name of the method that should end lower.
+    than: Names of the methods that should end higher.
+    at: "tokens", or the name of a clock.
     source: Who says so, and how well that is known.
   """
   return {"better": better, "than": than, "at": at, "source": source}

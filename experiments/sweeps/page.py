@@ -1,6 +1,6 @@
 """From the lines of a sweep to its report: curves joined with clocks.
 
-Losses come from the lines, times from the plan of each run, so the report can
+Losses come from the lines, times from the plan of each run. So the report can
 be made on another machine, on other clocks, years later.
 """
 
@@ -14,55 +14,56 @@ from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.report import units
 from dilocox_jax.report.convergence import comparison as report
 from dilocox_jax.report.convergence import page
-from experiments.sweeps import grid
 from experiments.sweeps.method_list import FRONT
-from experiments.sweeps.required_run import NotTunedError, Planned
-from experiments.sweeps.required_runs import Plan
-from experiments.sweeps.results import Results, Row
-from experiments.sweeps.runs import Runs
+from experiments.sweeps.required_runs import NotTunedError, RequiredRuns
+from experiments.sweeps.results import ResultRow
+from experiments.sweeps.run_maker import KeptRuns
+from experiments.sweeps.run_spec import RequiredRun, short_name
 from experiments.sweeps.simulated_time import PlannedTime, Times
-from experiments.sweeps.sweep_spec import Method, Sweep, SweepClock
+from experiments.sweeps.sweep_spec import Sweep, SweepClock, SweepMethod
 
 
 class Gathered:
   """What a sweep has found so far."""
 
-  def __init__(self, plan: Plan, runs: Runs, results: Results):
-    """Takes the plan and what has been made of it.
+  def __init__(self, required: RequiredRuns, runs: KeptRuns):
+    """Joins the parts of a sweep.
 
     Args:
-      plan: Which runs there should be.
-      runs: Which there are.
-      results: Their curves.
+      required: Which runs there should be.
+      runs: Which runs there are.
     """
-    self._plan, self._runs, self._results = plan, runs, results
-    self._baselines = baselines(plan.sweep)
+    self._required, self._runs = required, runs
+    self._sweep = required.sweep
+    self._baselines = baselines(required.sweep)
 
   def comparison(self, name: str, command: str) -> report.Comparison:
-    """Everything that the report says.
+    """Returns everything that the report says.
 
     Args:
-      name: Of the sweep.
+      name: Name of the sweep.
       command: The command line.
     """
-    sweep = self._plan.sweep
-    ready = [m for m in sweep.methods if self._is_tuned(m)]
-    entries = [self._entry(method) for method in ready]
+    sweep = self._sweep
+    ready = [method for method in sweep.methods if self._is_tuned(method)]
     rows = [
       row
       for method in ready
-      for each in self._plan.results(method, self._runs.loss)
-      if (row := self._runs.row(each))
+      for run in self._required.results(method)
+      if (row := self._runs.row(run))
     ]
     corpora = sorted({row.corpus for row in rows})
+    on_file = self._runs.results.rows.values()
+    hours = sum(row.wall_s for row in on_file) / 3600
+    effort = f"All {len(on_file)} runs on file took {hours:.3g} hours"
     return report.Comparison(
       name=name,
       corpus=", ".join(corpora) or "none yet",
-      budget=f"{_budget(sweep)} {_machines(rows)} {self._effort()}".strip(),
+      budget=f"{_budget(sweep)} {_machines(rows)} {effort}, added up.".strip(),
       seeds=len(sweep.seeds),
       clocks={k: _clock_text(sweep, spec) for k, spec in sweep.clocks.items()},
       target_loss=sweep.target_loss,
-      entries=entries,
+      entries=[self._entry(method) for method in ready],
       equal_time=self._equal_time(ready),
       claims=sweep.claims,
       gaps=sweep.gaps,
@@ -73,142 +74,123 @@ class Gathered:
       front=FRONT,
     )
 
-  def _effort(self) -> str:
-    rows = self._results.rows.values()
-    hours = sum(row.wall_s for row in rows) / 3600
-    return f"All {len(rows)} runs on file took {hours:.3g} hours, added up."
-
-  def _is_tuned(self, method: Method) -> bool:
+  def _is_tuned(self, method: SweepMethod) -> bool:
     try:
-      self._plan.tuned(method, self._runs.loss)
+      self._required.tuned(method)
     except NotTunedError:
       return False
     return True
 
-  def _entry(self, method: Method) -> report.MethodResult:
-    planned = self._plan.results(method, self._runs.loss)
-    tuned = self._plan.tuned(method, self._runs.loss)
-    config = planned[0].config
+  def _entry(self, method: SweepMethod) -> report.MethodResult:
+    runs, tuned = self._required.results(method), self._required.tuned(method)
+    sync = runs[0].config.sync
     times = {
-      name: self._plan.times(method, name, self._runs.loss)
-      for name in self._plan.sweep.clocks
+      name: self._required.times(runs[0], name) for name in self._sweep.clocks
     }
-    schedule = config.sync.named.schedule
-    found = [(each, self._runs.row(each)) for each in planned]
+    rows = [(run, self._runs.row(run)) for run in runs]
     return report.MethodResult(
       name=method.name,
-      traces=[self._trace(p, row, times) for p, row in found if row],
-      utilisation={k: each.utilisation for k, each in times.items()},
-      seconds={k: each.end_s for k, each in times.items()},
-      interval=schedule.sync_interval,
-      overlap_steps=schedule.overlap_steps,
-      warm_start_steps=config.sync.warm_start_steps,
-      ends_round=planned[0].ends_round,
-      tuned={grid.short(k): v for k, v in tuned.changed.items()},
-      tuning_runs=tuned.num_runs,
-      tuning_rounds=self._plan.tuning_rounds(method),
+      traces=[self._trace(run, row, times) for run, row in rows if row],
+      utilisation={k: time.utilisation for k, time in times.items()},
+      seconds={k: time.end_s for k, time in times.items()},
+      interval=sync.named.schedule.sync_interval,
+      overlap_steps=sync.named.schedule.overlap_steps,
+      warm_start_steps=sync.warm_start_steps,
+      ends_round=runs[0].ends_round,
+      tuned={short_name(path): v for path, v in tuned.changed.items()},
+      tuning_runs=self._sweep.tuning_runs,
+      tuning_rounds=self._required.tuning_rounds(method),
       at_edge=tuned.at_edge,
       baseline=self._baselines[method.name],
       clock=self._clock_of(method),
     )
 
-  def _clock_of(self, method: Method) -> str:
-    """The clock from which its H follows; empty if from none."""
+  def _clock_of(self, method: SweepMethod) -> str:
+    """The clock from which the method's H follows; empty if from none."""
     if method.interval_of:
-      method = self._plan.sweep.method(method.interval_of)
+      method = self._sweep.method(method.interval_of)
     return method.tau_from
 
   def _trace(
-    self, planned: Planned, row: Row, times: dict[str, Times]
+    self, run: RequiredRun, row: ResultRow, times: dict[str, Times]
   ) -> report.Trace:
-    points = [
-      report.Point(
-        each.step,
-        each.tokens,
-        each.sent_bytes,
-        each.loss,
-        {
-          k: t.end_s if each.flushed else t.after(each.step)
-          for k, t in times.items()
-        },
+    points = []
+    for point in self._runs.results.curve((row.digest, row.corpus)):
+      seconds = {
+        # The last point is after the flush, at the step of the one before.
+        name: time.end_s if point.flushed else time.after(point.step)
+        for name, time in times.items()
+      }
+      points.append(
+        report.Point(
+          point.step, point.tokens, point.sent_bytes, point.loss, seconds
+        )
       )
-      for each in self._results.curve((row.digest, row.corpus))
-    ]
-    return report.Trace(
-      planned.seed, row.final_loss, row.total_sent_bytes, points
-    )
+    return report.Trace(run.seed, row.final_loss, row.total_sent_bytes, points)
 
-  def _equal_time(self, ready: list[Method]) -> list[report.EqualTime]:
-    sweep, loss_of = self._plan.sweep, self._runs.loss
-    made = []
-    for clock, contest in sweep.contests.items():
+  def _equal_time(self, ready: list[SweepMethod]) -> list[report.EqualTime]:
+    contests = []
+    for clock, contest in self._sweep.contests.items():
       if all(method.name != contest.reference for method in ready):
-        continue
+        continue  # Without its reference nobody knows the time.
       entered = [m for m in ready if m.name in contest.methods]
       methods = [self._timed(method, clock) for method in entered]
-      budget_s = self._plan.budget_s(clock, loss_of)
-      made.append(report.EqualTime(clock, budget_s, methods))
-    return made
+      budget_s = self._required.budget_s(clock)
+      contests.append(report.EqualTime(clock, budget_s, methods))
+    return contests
 
-  def _timed(self, method: Method, clock: str) -> report.TimedResult:
-    loss_of = self._runs.loss
-    planned = self._plan.equal_time(method, clock, loss_of)
-    steps = self._plan.steps_at(method, clock, loss_of)
-    losses = [loss_of(each) for each in planned]
+  def _timed(self, method: SweepMethod, clock: str) -> report.TimedResult:
+    runs = self._required.equal_time(method, clock)
+    steps = self._required.steps_at(method, clock)
+    losses = [self._runs.loss(run) for run in runs]
     ended = tuple(loss for loss in losses if loss is not None)
-    used_s = math.nan
-    if planned:
-      timed = PlannedTime(planned[0].config, self._plan.sweep.clocks[clock])
-      used_s = timed.times().end_s
-    return report.TimedResult(method.name, steps, used_s, not planned, ended)
+    used_s = self._required.times(runs[0], clock).end_s if runs else math.nan
+    return report.TimedResult(method.name, steps, used_s, not runs, ended)
 
 
-def write(
-  plan: Plan,
-  runs: Runs,
-  results: Results,
+def write_page(
+  required: RequiredRuns,
+  runs: KeptRuns,
   workdir: pathlib.Path,
   name: str,
   command: str,
 ) -> None:
-  """Writes and prints what there is.
+  """Writes and prints the report on what there is.
 
   Args:
-    plan: Which runs there should be.
-    runs: Which there are.
-    results: Their curves.
-    workdir: Where the report goes.
-    name: Of the sweep.
+    required: Which runs there should be.
+    runs: Which runs there are.
+    workdir: Directory of the report.
+    name: Name of the sweep.
     command: The command line.
   """
-  found = Gathered(plan, runs, results).comparison(name, command)
-  path = page.write_convergence(found, workdir)
-  page.print_convergence(found, Console())
-  print(f"results: {results.path}")
+  comparison = Gathered(required, runs).comparison(name, command)
+  path = page.write_convergence(comparison, workdir)
+  page.print_convergence(comparison, Console())
+  print(f"results: {runs.results.source}")
   print(f"report: {path}")
 
 
 def baselines(sweep: Sweep) -> dict[str, str]:
-  """By method, AllReduce with its inner optimizer, or else the first one.
+  """Returns, by method, the AllReduce with which its loss is compared.
 
-  What an optimizer gains must not pass for what an exchange loses. AllReduce
-  itself is held against the first one.
+  That is AllReduce with the same inner optimizer where there is one, or else
+  the first AllReduce: what an optimizer gains must not pass for what an
+  exchange loses. AllReduce itself is compared with the first one.
 
   Args:
-    sweep: All methods.
+    sweep: The sweep, with all methods.
   """
-  configs = {each.name: sweep.config(each.changed) for each in sweep.methods}
-  synchronous = [
-    name for name, each in configs.items() if each.sync.method == "allreduce"
-  ]
-  first = next(iter(synchronous), "allreduce")
-  of_optimizer: dict[str, str] = {}
-  for name in synchronous:
-    of_optimizer.setdefault(configs[name].inner.optimizer, name)
+  configs = {m.name: sweep.config(m.changed) for m in sweep.methods}
+  by_optimizer: dict[str, str] = {}
+  for name, config in configs.items():
+    if config.sync.method == "allreduce":
+      by_optimizer.setdefault(config.inner.optimizer, name)
+  first = next(iter(by_optimizer.values()), "allreduce")
   return {
     name: first
-    if name in synchronous
-    else of_optimizer.get(config.inner.optimizer, first)
+    if config.sync.method == "allreduce"
+    else by_optimizer.get(config.inner.optimizer, first)
     for name, config in configs.items()
   }
 
@@ -224,10 +206,10 @@ def _budget(sweep: Sweep) -> str:
   )
 
 
-def _machines(rows: Sequence[Row]) -> str:
+def _machines(rows: Sequence[ResultRow]) -> str:
   """Where the results were made, as bits depend on it."""
-  found = {f"{r.platform}, Python {r.python}, JAX {r.jax}" for r in rows}
-  return f"Trained on {'; '.join(sorted(found))}." if found else ""
+  places = {f"{r.platform}, Python {r.python}, JAX {r.jax}" for r in rows}
+  return f"Trained on {'; '.join(sorted(places))}." if places else ""
 
 
 def _clock_text(sweep: Sweep, spec: SweepClock) -> str:

@@ -1,59 +1,61 @@
 """Finished runs of a sweep, in files that are small enough to be committed.
 
-A run is one line of NAME.csv, its curve some lines of NAME_curves.csv, both
-written once it has ended. A fresh clone goes on from them: a run whose config
-and text are those of a line is not made again. Of the config all fields count
-that can change a number; fields that came later count where they are set, so
-NAME_base.json keeps the names of those there were.
+A run is one line of NAME.csv. Its curve is some lines of NAME_curves.csv. Both
+are written once the run has ended, so a sweep goes on from them in a fresh
+clone: a run with the config and the text of a line is not made again.
+NAME_base.json has the names of the config's fields when the sweep was begun
+(see `run_spec.run_digest`).
 """
 
 import contextlib
 import csv
 import dataclasses
-import fcntl
-import hashlib
 import io
 import json
 import math
-import os
 import pathlib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.config import FREE_ON_RESUME, RunConfig
-from dilocox_jax.mapping import flat
+from dilocox_jax.config import RunConfig
 from dilocox_jax.metrics import RecordError
-from dilocox_jax.metrics.lines import make_directory, one_line, write_json
+from dilocox_jax.metrics.lines import (
+  make_directory,
+  one_line,
+  write_atomically,
+  write_json,
+)
 from dilocox_jax.report.run import LoadedRun
 from experiments.runtime import file_lock
-
-# Curves are kept, so that it matters when a run is evaluated.
-_FREE = tuple(e for e in FREE_ON_RESUME if not e.startswith("evaluation."))
+from experiments.sweeps.run_spec import run_digest
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-  """A finished run.
+class ResultRow:
+  """A finished run. Fields with a default are columns that came later.
 
   Attributes:
-    stage: For which it was made first.
-    method: Name in the sweep.
-    seed: Its seed.
-    digest: Of its config.
-    corpus: Digest of its text.
+    stage: Task for which the run was made first.
+    method: Name of the method in the sweep.
+    seed: Seed of the run.
+    digest: Digest of the config.
+    corpus: Digest of the text.
     changed: Fields over the sweep's base, as JSON.
     total_steps: Inner steps.
-    tokens: Of all replicas.
-    total_sent_bytes: What one replica sent, flush included.
-    final_loss: Of the outer parameters after the flush; NaN if it diverged.
-    mean_loss: Of the mean of the replicas' parameters then.
-    best_loss: Lowest of the outer parameters on the way.
-    wall_s: What it took.
+    tokens: Tokens of all replicas.
+    total_sent_bytes: Bytes that one replica sent, flush included.
+    final_loss: Loss of the outer parameters after the flush (nats a token);
+      NaN if the run diverged.
+    mean_loss: Loss of the mean of the replicas' parameters at that moment.
+    best_loss: Lowest loss of the outer parameters during the run.
+    wall_s: Wall time of the run (seconds).
     platform: Backend and devices.
-    python: Version.
-    jax: Version.
-    failure: Why it diverged, in one line.
+    python: Version of Python.
+    jax: Version of JAX.
+    failure: Why the run diverged, in one line; empty if it did not.
+    revision: Commit of the source that made the run; empty if not known.
+    cores: Cores that the process of the run had; 0 if not known.
   """
 
   stage: str
@@ -73,20 +75,22 @@ class Row:
   python: str
   jax: str
   failure: str = ""
+  revision: str = ""
+  cores: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class CurveRow:
-  """One evaluation.
+  """One evaluation of a run.
 
   Attributes:
-    digest: Of the run's config.
-    corpus: Digest of its text.
+    digest: Digest of the run's config.
+    corpus: Digest of the text.
     step: Inner steps finished.
-    tokens: Of all replicas.
-    sent_bytes: What one replica had sent.
-    loss: Of the outer parameters (nats a token).
-    flushed: Whether it is the last, after the flush.
+    tokens: Tokens of all replicas so far.
+    sent_bytes: Bytes that one replica had sent.
+    loss: Loss of the outer parameters (nats a token).
+    flushed: Whether this is the last evaluation, after the flush.
   """
 
   digest: str
@@ -98,47 +102,57 @@ class CurveRow:
   flushed: bool
 
 
-Kind = typing.TypeVar("Kind", Row, CurveRow)
-Key = tuple[str, str]
+RowType = typing.TypeVar("RowType", ResultRow, CurveRow)
+RunKey = tuple[str, str]  # Digests of the config and of the text.
 
 
 class Results:
   """The files of a sweep's results.
 
   Attributes:
-    path: Of the runs; the others lie beside it.
-    rows: By digest and corpus.
+    path: The CSV of the runs. The other two files are beside it.
+    source: The CSV that was read: `path`, or the start if that is missing.
+    rows: The lines by digest and corpus.
   """
 
-  def __init__(self, path: pathlib.Path, base: Mapping[str, Any]):
-    """Reads what is there.
+  def __init__(
+    self,
+    path: pathlib.Path,
+    base: Mapping[str, Any],
+    start: pathlib.Path | None = None,
+  ):
+    """Reads the files, which need not exist.
 
     Args:
-      path: Of the CSV, which need not exist.
-      base: Fields of every run, by dotted names.
+      path: The CSV of the runs.
+      base: Fields of every run, by dotted name.
+      start: CSV to begin with where there is none at `path`. Its files are
+        copied with the first write; they never change themselves.
 
     Raises:
-      RecordError: A file cannot be read or is of another kind.
+      RecordError: A file cannot be read or has other columns.
     """
     self.path = path
-    self.curves_path = path.with_name(f"{path.stem}_curves.csv")
-    self._base_path = path.with_name(f"{path.stem}_base.json")
+    use_start = start and start.exists() and not path.exists()
+    self.source = start if start and use_start else path
+    _, self.curves_path, base_path = _files(self.path)
+    self._base_path = base_path
+    _, read_curves, read_base = _files(self.source)
     self._fields = frozenset(base)
-    if self._base_path.exists():
-      with one_line(self._base_path, "read"):
-        self._fields = frozenset(json.loads(self._base_path.read_text()))
-    self.rows = {(r.digest, r.corpus): r for r in _read(path, Row)}
+    if read_base.exists():
+      with one_line(read_base, "read"):
+        self._fields = frozenset(json.loads(read_base.read_text()))
+    self.rows = {(r.digest, r.corpus): r for r in _read(self.source, ResultRow)}
     self._digests: dict[RunConfig, str] = {}
-    self._curves: dict[Key, list[CurveRow]] = {}
-    for each in _read(self.curves_path, CurveRow):
-      self._note(each)
+    self._curves: dict[RunKey, list[CurveRow]] = {}
+    self._add_points(_read(read_curves, CurveRow))
 
   @contextlib.contextmanager
   def held(self) -> Iterator[None]:
     """Keeps other sweeps out, as two would make the same runs.
 
     Raises:
-      StoppedError: Another has it.
+      StoppedError: Another sweep has the files.
       RecordError: The disk refused.
     """
     self._begin()
@@ -150,32 +164,29 @@ class Results:
       yield
 
   def _begin(self) -> None:
+    """Makes the files, if need be as copies of those to start from."""
     make_directory(self.path.parent)
+    if self.source != self.path:
+      # The CSV comes last: if it is there, the other two are complete.
+      files = zip(_files(self.source), _files(self.path), strict=True)
+      for source, target in reversed(list(files)):
+        if source.exists():
+          write_atomically(target, source.read_bytes())
+      self.source = self.path
     if not self._base_path.exists():
       write_json(self._base_path, sorted(self._fields))
 
   def digest(self, config: RunConfig) -> str:
-    """Twelve digits that two configs share only if they mean one run."""
+    """Returns the digest of a run (see `run_spec.run_digest`)."""
     if config not in self._digests:
-      self._digests[config] = self._digest(config)
+      self._digests[config] = run_digest(config, self._fields)
     return self._digests[config]
 
-  def _digest(self, config: RunConfig) -> str:
-    default = flat(RunConfig().to_mapping())
-    meaning = {
-      path: value
-      for path, value in flat(config.to_mapping()).items()
-      if (path in self._fields or value != default[path])
-      and not any(f"{path}.".startswith(f"{free}.") for free in _FREE)
-    }
-    text = json.dumps(meaning, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-  def curve(self, key: Key) -> list[CurveRow]:
-    """A run's evaluations in order; empty if none were kept."""
+  def curve(self, key: RunKey) -> list[CurveRow]:
+    """Returns a run's evaluations in order; empty if none were kept."""
     return self._curves.get(key, [])
 
-  def add(self, row: Row, curve: Sequence[CurveRow]) -> None:
+  def add(self, row: ResultRow, curve: Sequence[CurveRow]) -> None:
     """Keeps a run; the curve first, so that a line of a run has its curve.
 
     Raises:
@@ -183,47 +194,47 @@ class Results:
     """
     self._begin()
     if curve:
-      _append(self.curves_path, CurveRow, curve)
-    _append(self.path, Row, [row])
+      _append(self.curves_path, curve)
+    _append(self.path, [row])
     self.rows[row.digest, row.corpus] = row
-    for each in curve:
-      self._note(each)
+    self._add_points(curve)
 
-  def _note(self, each: CurveRow) -> None:
+  def _add_points(self, points: Sequence[CurveRow]) -> None:
     # A kill between the two files leaves a curve that is written again.
-    curve = self._curves.setdefault((each.digest, each.corpus), [])
-    if each not in curve:
-      curve.append(each)
+    for point in points:
+      curve = self._curves.setdefault((point.digest, point.corpus), [])
+      if point not in curve:
+        curve.append(point)
+
+
+def _files(path: pathlib.Path) -> tuple[pathlib.Path, ...]:
+  """The CSV of runs, the one of curves, and the names of the fields."""
+  names = (path.name, f"{path.stem}_curves.csv", f"{path.stem}_base.json")
+  return tuple(path.with_name(name) for name in names)
 
 
 def evaluations(run: LoadedRun, digest: str) -> list[CurveRow]:
-  """The curve of a run directory."""
-  corpus = run.record["corpus_digest"]
+  """Returns the curve of a run directory."""
+  key = (digest, run.record["corpus_digest"])
   return [
     CurveRow(
-      digest,
-      corpus,
-      e.step,
-      e.tokens,
-      e.total_sent_bytes,
-      e.outer_loss,
-      e.flushed,
+      *key, e.step, e.tokens, e.total_sent_bytes, e.outer_loss, e.flushed
     )
     for e in run.evaluations
   ]
 
 
-def row_of(run: LoadedRun, failure: str = "", **known: Any) -> Row:
-  """The line of a run directory.
+def row_of(run: LoadedRun, failure: str = "", **known: Any) -> ResultRow:
+  """Returns the line of a run directory.
 
   Args:
-    run: What it says.
-    failure: Why it diverged.
-    **known: `stage`, `method`, `seed`, `digest`, `changed`, `total_steps`.
+    run: The run directory.
+    failure: Why the run diverged; empty if it did not.
+    **known: Columns that the directory does not know, e.g. `method`.
   """
   record, last = run.record, None if failure else run.result
   losses = [e.outer_loss for e in run.evaluations]
-  return Row(
+  return ResultRow(
     **known,
     corpus=record["corpus_digest"],
     tokens=run.tokens,
@@ -236,47 +247,41 @@ def row_of(run: LoadedRun, failure: str = "", **known: Any) -> Row:
     python=record["versions"]["python"],
     jax=record["versions"]["jax"],
     failure=failure,
+    revision=record["source_revision"] or "",
   )
 
 
-def _names(kind: type[Kind]) -> list[str]:
-  return [field.name for field in dataclasses.fields(kind)]
-
-
-def _lines(kind: type[Kind], rows: Sequence[Kind], *, header: bool) -> bytes:
-  text = io.StringIO()
-  writer = csv.DictWriter(text, _names(kind), lineterminator="\n")
-  if header:
-    writer.writeheader()
-  writer.writerows(dataclasses.asdict(row) for row in rows)
-  return text.getvalue().encode()
-
-
-def _append(path: pathlib.Path, kind: type[Kind], rows: Sequence[Kind]) -> None:
-  """One write under a lock: a kill leaves whole lines and at most a torn tail.
-
-  A torn tail is cut before anything follows it.
-  """
-  with one_line(path), path.open("a+b", buffering=0) as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    file.seek(0)
-    whole = file.read().rfind(b"\n") + 1
-    file.truncate(whole)
-    file.write(_lines(kind, rows, header=not whole))
-    os.fsync(file.fileno())
-
-
-def _read(path: pathlib.Path, kind: type[Kind]) -> list[Kind]:
+def _whole_lines(path: pathlib.Path) -> list[str]:
+  """Lines that end with a newline; a torn tail is no line."""
   if not path.exists():
     return []
   with one_line(path, "read"):
-    content = path.read_bytes()
-  text = content[: content.rfind(b"\n") + 1].decode()
-  rows = csv.DictReader(io.StringIO(text))
-  hints = typing.get_type_hints(kind)
+    lines = path.read_bytes().splitlines(keepends=True)
+  return [line.decode() for line in lines if line.endswith(b"\n")]
+
+
+def _append(path: pathlib.Path, rows: Sequence[RowType]) -> None:
+  """Writes the file anew with some rows more, so that no half of it is seen.
+
+  Lines that are there stay as they are. The first line names all columns of
+  today, so lines that were written before a column existed end before it.
+  """
+  text = io.StringIO()
+  names = [field.name for field in dataclasses.fields(rows[0])]
+  writer = csv.DictWriter(text, names, lineterminator="\n")
+  writer.writeheader()
+  text.writelines(_whole_lines(path)[1:])
+  writer.writerows(dataclasses.asdict(row) for row in rows)
+  write_atomically(path, text.getvalue())
+
+
+def _read(path: pathlib.Path, kind: type[RowType]) -> list[RowType]:
+  rows = csv.DictReader(_whole_lines(path))
+  types = typing.get_type_hints(kind)
   try:
     return [
-      kind(**{n: _value(hints[n], row[n]) for n in _names(kind)})
+      # Columns that a line does not have yet keep their default.
+      kind(**{n: _value(types[n], v) for n, v in row.items() if v is not None})
       for row in rows
     ]
   except (KeyError, TypeError, ValueError) as error:

@@ -1,12 +1,12 @@
 """A convergence sweep as checked values: methods, budgets, clocks, claims.
 
-All that can be wrong with a sweep is found here, before its first run. What
-is fair is kept here too: no method may have more tuning runs than another, and
-no seed of the results may have been tuned on.
+All that can be wrong with a sweep is found here, before its first run. So is
+what would be unfair: no method may have more tuning runs than another, and no
+seed of the results may be the seed of tuning.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dilocox_jax.checks import known
@@ -14,13 +14,9 @@ from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.sections import ModelConfig
 from dilocox_jax.mapping import check_path, flat
 from dilocox_jax.report.convergence.comparison import TOKENS, Claim
-from experiments.sweeps import grid
+from experiments.sweeps import run_spec
 
-FIELDS = (
-  *("base", "methods", "tuning", "seeds", "clusters", "target_loss"),
-  *("equal_time", "claims", "gaps", "notes"),
-)
-# Besides fields, what a tuning run may change: factors on what it began with.
+# Besides fields, a tuning run may change factors on the best inner settings.
 FACTORS = {
   "inner_factor": "inner.learning_rate",
   "warmup_factor": "inner.warmup_steps",
@@ -28,15 +24,16 @@ FACTORS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Method:
+class SweepMethod:
   """One method of a sweep.
 
   Attributes:
-    name: What reports call it.
-    changed: Dotted fields that make it, over the base.
+    name: Name of the method in reports.
+    changed: Values by dotted field that make it, over the sweep's base.
     refine: Settings to try at its best inner learning rate.
-    tau_from: Clock whose transfer time gives tau and H; empty: as changed.
-    interval_of: Method whose H this one has; empty: its own.
+    tau_from: Name of the clock whose transfer time gives tau and H; empty if
+      they are as in `changed`.
+    interval_of: Name of the method whose H this one has; empty: its own.
   """
 
   name: str
@@ -51,9 +48,9 @@ class Tuning:
   """How every method is tuned.
 
   Attributes:
-    seed: Of all tuning runs.
+    seed: Seed of all tuning runs.
     total_steps: Inner steps of a tuning run.
-    inner_learning_rates: Tried for every method.
+    inner_learning_rates: Rates that are tried for every method.
   """
 
   seed: int
@@ -66,11 +63,11 @@ class SweepClock:
   """A clock: a cluster and the model that is timed on it.
 
   Attributes:
-    name: What reports call it.
-    cluster: Preset or file.
-    step_s: Seconds of an inner step; None: from operations.
-    changed: Fields of the run that is timed, where it is not the one that
-      was trained.
+    name: Name of the clock in reports.
+    cluster: Preset or file of the cluster.
+    step_s: Seconds of an inner step; None: derived from operations.
+    changed: Fields of the run that is timed, where it is not the one that is
+      trained.
   """
 
   name: str
@@ -79,32 +76,33 @@ class SweepClock:
   changed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def timed(self, config: RunConfig) -> RunConfig:
-    """The run that is timed in place of a trained one.
+    """Returns the config of the run that is timed in place of a trained one.
 
-    A model replaces the other whole, sizes that were set included; a codec's
-    settings apply where the codec has them.
+    Example: a run of `tiny` with a low-rank codec of rank 16 is timed as one
+    of `qwen_107b` with rank 2048. A run whose codec has no rank gets none.
 
     Args:
-      config: The trained run.
+      config: Config of the run that is trained.
     """
     values = flat(config.to_mapping())
     if "model.preset" in self.changed:
+      # The other model replaces this one whole, sizes that were set included.
       values |= flat({"model": dataclasses.asdict(ModelConfig())})
-    has = {
+    applies = {
       path: value
       for path, value in self.changed.items()
       if not path.startswith("codec.") or values.get(path) is not None
     }
-    return from_mapping(grid.nested(values | has))
+    return from_mapping(run_spec.nested(values | applies))
 
 
 @dataclasses.dataclass(frozen=True)
 class Contest:
-  """Methods in the time that one of them takes.
+  """Methods that are compared in the time that one of them takes.
 
   Attributes:
-    reference: Whose time it is.
-    methods: Who has it.
+    reference: Name of the method whose time is the budget.
+    methods: Names of the methods that have this budget.
   """
 
   reference: str
@@ -113,23 +111,24 @@ class Contest:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-  """All that a sweep is.
+  """A convergence sweep.
 
   Attributes:
-    base: Fields of every run.
-    methods: In the order of tables.
-    tuning: The budget of each.
-    seeds: Of the results.
-    clocks: By name, in the order of tables.
-    target_loss: Of which reports say when it is reached (nats a token).
-    contests: At equal time, by clock.
+    base: Fields of every run, by dotted name.
+    methods: The methods in the order of tables.
+    tuning: How every method is tuned.
+    seeds: Seeds of the results.
+    clocks: Clocks by name, in the order of tables.
+    target_loss: Loss of which reports say when it is reached (nats a token).
+    contests: Contests at equal time, by the name of their clock.
     claims: Orderings to look for.
-    gaps: Most that a method may be above AllReduce (share of its loss).
-    notes: Sentences on how to read the report.
+    gaps: Most that a method may be above AllReduce, by its name (share of
+      AllReduce's loss).
+    notes: Sentences on how to read the report. They are in no digest.
   """
 
   base: Mapping[str, Any]
-  methods: tuple[Method, ...]
+  methods: tuple[SweepMethod, ...]
   tuning: Tuning
   seeds: tuple[int, ...]
   clocks: Mapping[str, SweepClock]
@@ -157,60 +156,56 @@ class Sweep:
       try:
         self.config(method.changed)
         for setting in method.refine:
-          self.config({**method.changed, **_fields_of(setting)})
+          fields = {k: v for k, v in setting.items() if k not in FACTORS}
+          self.config({**method.changed, **fields})
       except ValueError as error:
         raise ValueError(f"method {method.name!r}: {error}") from error
 
   @property
   def tuning_runs(self) -> int:
-    """Of each method."""
+    """Number of tuning runs of each method."""
     return len(self.tuning.inner_learning_rates) + len(self.methods[0].refine)
 
-  def method(self, name: str) -> Method:
-    """A method by its name."""
-    return next(each for each in self.methods if each.name == name)
+  def method(self, name: str) -> SweepMethod:
+    """Returns a method by its name."""
+    return next(method for method in self.methods if method.name == name)
 
   def config(self, changed: Mapping[str, Any]) -> RunConfig:
-    """The checked config of a run.
+    """Returns the checked config of a run.
 
     Args:
-      changed: Dotted fields over the base.
+      changed: Values by dotted field, over the base.
 
     Raises:
       ValueError: One line that names the field.
     """
-    for path in changed:
-      check_path(RunConfig, path)
-    return from_mapping(grid.nested({**self.base, **changed}))
+    return run_spec.checked_config(self.base, changed)
 
   def _check_names(self) -> None:
     names = [method.name for method in self.methods]
     if not names or len(set(names)) != len(names):
       raise ValueError(f"methods must be some, each named once: {names}")
-    used = [*self.gaps, *(m.interval_of for m in self.methods if m.interval_of)]
-    clocks = [each.tau_from for each in self.methods if each.tau_from]
-    for clock, contest in self.contests.items():
-      used += [contest.reference, *contest.methods]
-      clocks.append(clock)
-    for claim in self.claims:
-      used += [claim.better, *claim.than]
-    for name in used:
+    contests = self.contests.values()
+    for name in (
+      *self.gaps,
+      *(m.interval_of for m in self.methods if m.interval_of),
+      *(name for c in contests for name in (c.reference, *c.methods)),
+      *(name for claim in self.claims for name in (claim.better, *claim.than)),
+    ):
       known("method", name, names)
-    for name in clocks:
+    clocks = [method.tau_from for method in self.methods if method.tau_from]
+    for name in (*clocks, *self.contests):
       known("clock", name, list(self.clocks))
     for claim in self.claims:
-      self._check_time(claim)
+      self._check_claim(claim)
     for method in self.methods:
-      self._check_interval(method)
+      if method.interval_of and self.method(method.interval_of).interval_of:
+        raise ValueError(
+          f"method {method.name!r} has the H of {method.interval_of!r}, which"
+          " has that of another: name the last one"
+        )
 
-  def _check_interval(self, method: Method) -> None:
-    if method.interval_of and self.method(method.interval_of).interval_of:
-      raise ValueError(
-        f"method {method.name!r} has the H of {method.interval_of!r}, which has"
-        " that of another: name the last one"
-      )
-
-  def _check_time(self, claim: Claim) -> None:
+  def _check_claim(self, claim: Claim) -> None:
     if claim.at == TOKENS:
       return
     known("clock of equal_time", claim.at, list(self.contests))
@@ -222,61 +217,42 @@ class Sweep:
         )
 
 
-def check_field(path: str) -> None:
-  """Raises ValueError, with the nearest name, for no field of a sweep."""
-  head, _, rest = path.partition(".")
-  known("field", head, FIELDS)
-  if head == "base" and rest:
-    check_path(RunConfig, rest)
+def check_convergence_field(path: str) -> None:
+  """Raises ValueError, with the nearest name, if a sweep lacks a field."""
+  run_spec.check_sweep_field(path, _READERS, ("base",))
 
 
 def sweep(values: Mapping[str, Any]) -> Sweep:
   """Reads a sweep from a config's plain values.
 
   Args:
-    values: By `FIELDS`.
+    values: A value for every field of a sweep's config; see
+      `experiments/configs/convergence_small.py`.
 
   Raises:
     ValueError: One line that says what to change.
   """
   for name in values:
-    check_field(name)
-  for name in FIELDS:
+    check_convergence_field(name)
+  for name in _READERS:
     if name not in values:
       raise ValueError(f"field {name!r} is missing")
-  clocks = [_clock(each) for each in values["clusters"]]
-  tuning = values["tuning"]
+  # Two fields have another name in the config.
+  renamed = {"clusters": "clocks", "equal_time": "contests"}
   return Sweep(
-    # Methods are changes to the base, not to what a method's name brings.
-    base=flat(from_mapping(values["base"]).to_mapping()),
-    methods=tuple(_method(each) for each in values["methods"]),
-    tuning=Tuning(
-      tuning["seed"],
-      tuning["total_steps"],
-      tuple(tuning["inner_learning_rates"]),
-    ),
-    seeds=tuple(values["seeds"]),
-    clocks={each.name: each for each in clocks},
-    target_loss=values["target_loss"],
-    contests={
-      each["clock"]: Contest(each["reference"], tuple(each["methods"]))
-      for each in values["equal_time"]
-    },
-    claims=tuple(
-      Claim(each["better"], tuple(each["than"]), each["at"], each["source"])
-      for each in values["claims"]
-    ),
-    gaps=dict(values["gaps"]),
-    notes=tuple(values["notes"]),
+    **{
+      renamed.get(name, name): read(values[name])
+      for name, read in _READERS.items()
+    }
   )
 
 
-def _method(given: Mapping[str, Any]) -> Method:
+def _method(given: Mapping[str, Any]) -> SweepMethod:
   fields = dict(given)
   name = fields.pop("name")
-  refine = tuple(dict(each) for each in fields.pop("refine"))
+  refine = tuple(dict(setting) for setting in fields.pop("refine"))
   links = {k: fields.pop(k, "") for k in ("tau_from", "interval_of")}
-  return Method(name, flat(fields), refine, **links)
+  return SweepMethod(name, flat(fields), refine, **links)
 
 
 def _clock(given: Mapping[str, Any]) -> SweepClock:
@@ -288,5 +264,23 @@ def _clock(given: Mapping[str, Any]) -> SweepClock:
   return SweepClock(name, cluster, step_s, flat(fields))
 
 
-def _fields_of(setting: Mapping[str, Any]) -> dict[str, Any]:
-  return {k: v for k, v in setting.items() if k not in FACTORS}
+# The fields of a sweep's config, with what makes values of them.
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+  # Methods are changes to a base in which every field has a value.
+  "base": lambda given: flat(from_mapping(given).to_mapping()),
+  "methods": lambda given: tuple(map(_method, given)),
+  "tuning": lambda t: Tuning(
+    t["seed"], t["total_steps"], tuple(t["inner_learning_rates"])
+  ),
+  "seeds": tuple,
+  "clusters": lambda given: {c["name"]: _clock(c) for c in given},
+  "target_loss": float,
+  "equal_time": lambda given: {
+    c["clock"]: Contest(c["reference"], tuple(c["methods"])) for c in given
+  },
+  "claims": lambda given: tuple(
+    Claim(c["better"], tuple(c["than"]), c["at"], c["source"]) for c in given
+  ),
+  "gaps": dict,
+  "notes": tuple,
+}

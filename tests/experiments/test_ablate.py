@@ -84,7 +84,7 @@ def test_a_failed_run_is_reported_and_a_finished_one_is_kept(tmp_path):
 
   done = ablate(workdir, [PLAIN, HALF, PLAIN | {"name": "again"}])
   assert done.returncode == 0, done.stderr
-  assert "2 runs, 1 of them finished before" in done.stdout
+  assert "ablation: 2 runs, 1 to do" in done.stdout
   assert finals(workdir)[plain] == kept[plain]
   assert (workdir / "logs" / f"{plain}.log").read_text() == log
   document = json.loads((workdir / "ablation.json").read_text())

@@ -1,20 +1,18 @@
 """The binary of convergence sweeps: what it runs, keeps, reports, refuses."""
 
-import math
 import os
+import pathlib
 import signal
 import subprocess
 import sys
 import time
-import types
-from typing import Any
 
 import pytest
 
 from experiments import convergence
-from experiments.sweeps.required_runs import Plan
+from experiments.sweeps.required_runs import RequiredRuns
 from experiments.sweeps.results import Results
-from experiments.sweeps.runs import Runs
+from experiments.sweeps.run_maker import KeptRuns
 from experiments.sweeps.sweep_spec import sweep
 from tests.experiments.sweeps import fakes as sweeps
 
@@ -42,6 +40,7 @@ def get_config(names="dilocox_continue,allreduce,diloco,ours_1gbit"):
   return config
 """
 DEADLINE_S = 180
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def command(tmp_path, *arguments, few="{}", changed="", names=""):
@@ -65,7 +64,7 @@ def run(*arguments, **options):
 @pytest.mark.parametrize(
   "arguments, hint",
   [
-    (("--stage=tune",), "--stage"),
+    (("--task=tune",), "--task"),
     (("--methods=dilocoo",), "did you mean 'diloco'?"),
     (("--config.base.total_stepz=3",), "did you mean 'total_steps'?"),
     (("--config.sedes=3",), "did you mean 'seeds'?"),
@@ -83,64 +82,58 @@ def test_a_mistake_is_one_line_before_anything_runs(arguments, hint, tmp_path):
 
 
 def test_a_report_on_no_lines_is_refused_and_writes_nothing(tmp_path):
-  done = run(tmp_path, "--stage=report")
+  done = run(tmp_path, "--task=report")
   assert done.returncode == 2 and "there is no" in done.stderr
   assert not list(tmp_path.glob("kept*"))
 
 
-def test_one_method_that_cannot_go_on_stops_no_other():
-  plan = sweeps.plan()
-
-  def only_diloco_works(planned):
-    is_diloco = planned.method == "diloco"
-    return sweeps.loss_of(planned) if is_diloco else math.nan
-
-  methods = plan.sweep.methods
-  planned, lacking = convergence._planned(
-    plan, "results", methods, only_diloco_works
+def test_lines_are_written_in_the_work_directory_unless_told(tmp_path):
+  """A fresh clone begins with what is committed, and leaves it as it is."""
+  results = ROOT / "docs/results"
+  before = {p.name: p.read_bytes() for p in results.glob("*.*")}
+  asked = command(tmp_path, "--task=tune_inner", "--methods=diloco")
+  asked = [a for a in asked if not a.startswith(("--config", "--results"))]
+  small = "--config=experiments/configs/convergence_small.py"
+  # On another text every line would be made again: none of it in no time.
+  text = ["--max_minutes=0"]
+  done = subprocess.run(
+    [*asked, small, *text], capture_output=True, text=True, check=False
   )
-  assert {each.method for each in planned} == {"diloco"}
-  assert len(lacking) == len(methods) - 1
+  assert "tune_inner: 6 runs, " in done.stdout, done.stderr
+  assert {p.name: p.read_bytes() for p in results.glob("*.*")} == before
+  work = tmp_path / "work"
+  assert {p.name for p in work.glob("convergence_small*")} == set(before)
+  for name, content in before.items():
+    assert (work / name).read_bytes() == content
 
 
-def test_a_method_that_no_setting_trains_is_told_at_the_end():
-  """Also one that is in no contest, of which the last stage says nothing."""
-  contest = {
-    "clock": "1gbit",
-    "reference": "dilocox_continue",
-    "methods": ("allreduce", "dilocox_continue"),
-  }
-  plan = sweeps.plan(equal_time=[contest])
-  runs = types.SimpleNamespace(
-    loss=lambda each: (
-      math.nan if each.method == "diloco" else sweeps.loss_of(each)
-    ),
-    missing=lambda planned: [],
-    elsewhere=lambda planned: 0,
-    make=lambda *_: ([], False),
-  )
-  asked: Any = types.SimpleNamespace(
-    max_minutes=None, stage="all", methods=[], processes=1
-  )
-  (why,) = convergence._stages(asked, plan, runs).lacking
-  assert "'diloco' diverged" in why
+def test_only_a_config_of_ours_begins_with_committed_lines(tmp_path):
+  ours = "experiments/configs/convergence_gpu.py:chinchilla_35m,2"
+  name, start = convergence._name_and_start(ours)
+  assert name == "convergence_gpu_chinchilla_35m_2"
+  assert start == ROOT / "docs/results" / f"{name}.csv"
+  other = str(tmp_path / "convergence_small.py")
+  assert convergence._name_and_start(other) == ("convergence_small", None)
 
 
 def test_results_that_tuning_has_not_prepared_are_refused(tmp_path):
-  done = run(tmp_path, "--stage=results")
+  done = run(tmp_path, "--task=results")
   assert done.returncode == 1
-  assert "run --stage=tune_inner" in done.stderr
+  assert "run --task=tune_inner" in done.stderr
   assert (tmp_path / "work" / "report.md").exists()
 
 
 def test_a_report_needs_the_kept_lines_and_nothing_else(tmp_path, monkeypatch):
   sweeps.stand_in(monkeypatch)
   found = sweep(sweeps.values())
-  plan = Plan(found)
-  runs = Runs(Results(tmp_path / "kept.csv", found.base), tmp_path / "a", False)
+  plan = RequiredRuns(found)
+  runs = KeptRuns(
+    Results(tmp_path / "kept.csv", found.base), tmp_path / "a", False
+  )
+  plan.loss_of = runs.loss
   sweeps.make_all(plan, runs)
   kept = (tmp_path / "kept.csv").read_bytes()
-  done = run(tmp_path, "--stage=report", "--config.target_loss=3.0")
+  done = run(tmp_path, "--task=report", "--config.target_loss=3.0")
   assert done.returncode == 0, done.stderr
   assert (tmp_path / "kept.csv").read_bytes() == kept
   page = (tmp_path / "work" / "report.md").read_text()

@@ -24,7 +24,7 @@ DIVIDED = MeshConfig(layout="mesh", num_stages=2, num_data_shards=2)
 @pytest.mark.parametrize("mesh", [MeshConfig(), DIVIDED], ids=["one", "eight"])
 def test_rates_follow_from_the_measured_step(tmp_path, mesh, capsys):
   config = dataclasses.replace(SMALL, mesh=mesh)
-  found = inner.run(config, tmp_path, 3)
+  found = inner.run_inner(config, tmp_path, 3)
   saved = json.loads((tmp_path / "bench_inner.json").read_text())
   assert saved == found
   devices = 8 if mesh is DIVIDED else 1
@@ -40,8 +40,8 @@ def test_rates_follow_from_the_measured_step(tmp_path, mesh, capsys):
 
 
 def test_utilisation_is_the_share_of_the_devices_best(monkeypatch):
-  monkeypatch.setitem(inner.PEAK_FLOPS, "cpu", 1e9)
-  found = inner.measure(SMALL, 1)
+  monkeypatch.setitem(inner.DEVICE_PEAK_FLOPS, "cpu", 1e9)
+  found = inner.measure_steps(SMALL, 1)
   share = found["model_flops_per_s_per_device"] / 1e9
   assert found["mfu"] == pytest.approx(share)
   assert found["argument_bytes"] > 2 * 4 * found["parameters"]

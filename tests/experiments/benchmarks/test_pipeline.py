@@ -14,7 +14,7 @@ from dilocox_jax.plan.pipeline.timetable import timetable
 from experiments.benchmarks import pipeline as bench
 from experiments.runtime.command_line import UsageError
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def made(name, stages=3, batches=6, chunks=2):
@@ -70,7 +70,7 @@ def test_a_chart_in_pieces_says_when_it_would_be_in_one(columns, name):
 
 
 def test_counts_are_those_of_the_plan(tmp_path, capsys):
-  record = bench.run(tmp_path, PIPELINES, 3, 6, 2)
+  record = bench.run_schedules(tmp_path, PIPELINES, 3, 6, 2)
   assert json.loads((tmp_path / "bench_pipeline.json").read_text()) == record
   times = TickTimes(1, 2)
   for name, row in record["schedules"].items():
@@ -106,7 +106,8 @@ def test_a_schedule_that_cannot_be_names_those_that_can():
 
 def test_the_bench_runs_from_the_command_line_without_jax(tmp_path):
   script = (
-    "import sys; from experiments import bench, command_line;"
+    "import sys; from experiments import bench;"
+    "from experiments.runtime import command_line;"
     "sys.argv = ['bench', '--bench=pipeline', '--stages=2', '--chunks=3',"
     f" '--micro_batches=2', '--schedule=interleaved', '--workdir={tmp_path}'];"
     "command_line.main(bench.main, bench.define_flags);"

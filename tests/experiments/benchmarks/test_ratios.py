@@ -26,7 +26,7 @@ def clock(monkeypatch):
 
 def measured(clock, slow, fast, scale=1.0):
   ratio = ratios.Ratio("made up", clock(*slow), clock(*fast), BOUND, scale)
-  return ratios.measure(ratio, 3)
+  return ratios.measure_ratio(ratio, 3)
 
 
 def test_a_ratio_is_the_median_of_paired_times(clock):

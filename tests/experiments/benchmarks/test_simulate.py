@@ -12,7 +12,7 @@ from dilocox_jax.simulate import engine
 from dilocox_jax.simulate.graph import Graph
 from experiments.benchmarks import simulate
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def test_a_rate_is_a_count_by_the_seconds_it_took(monkeypatch):
@@ -24,7 +24,7 @@ def test_a_rate_is_a_count_by_the_seconds_it_took(monkeypatch):
   rate = simulate.Rate(
     "events", graph, {"up": 1.0}, lambda t: t.num_events, 0.75
   )
-  row = simulate.measure(rate, 3)
+  row = simulate.measure_rate(rate, 3)
   assert (row["min"], row["median"], row["max"]) == (0.5, 1.0, 2.0)
   assert row["count"] == 2 and row["is_within_bound"]
 
@@ -40,7 +40,8 @@ def test_as_many_flows_are_under_way_as_the_bench_says():
 @pytest.mark.slow
 def test_the_bench_writes_its_rates_and_does_not_load_jax(tmp_path):
   script = (
-    "import sys; from experiments import bench_simulate, bench, command_line;"
+    "import sys; from experiments import bench;"
+    "from experiments.runtime import command_line;"
     f"sys.argv = ['bench', '--bench=simulate', '--workdir={tmp_path}',"
     " '--repeats=3']; command_line.main(bench.main, bench.define_flags);"
     "assert 'jax' not in sys.modules"

@@ -8,7 +8,7 @@ from dilocox_jax.config import RunConfig
 from experiments.configs import convergence_small
 from experiments.runtime import job_pool
 from experiments.sweeps import method_list, sweep_spec
-from experiments.sweeps.required_runs import STAGES, Plan
+from experiments.sweeps.required_runs import TASKS, RequiredRuns
 
 NAMES = ("allreduce", "diloco", "dilocox_continue", "ours_1gbit")
 TEXT = "feedfacefeedface"
@@ -74,24 +74,30 @@ def sweep(**changed):
   return sweep_spec.sweep(values(**changed))
 
 
-def plan(**changed):
-  return Plan(sweep(**changed))
-
-
-def make_all(made_of, runs) -> None:
-  """Makes every run of a plan, stage by stage."""
-  for stage in STAGES:
-    planned = made_of.stage(stage, made_of.sweep.methods, runs.loss)
-    assert runs.make(planned, 1, float("inf")) == ([], False)
-
-
-def loss_of(planned) -> float:
+def loss_of(run) -> float:
   """A made loss: lowest at a rate of 3e-3 and a momentum of 0.3."""
-  inner, outer = planned.config.inner, planned.config.outer
+  inner, outer = run.config.inner, run.config.outer
   rate = abs(inner.learning_rate - 3e-3)
-  warmup = 0.001 * planned.config.inner.warmup_steps
+  warmup = 0.001 * run.config.inner.warmup_steps
   momentum = abs(outer.momentum - 0.3)
-  return 2.0 + 10 * rate + momentum + warmup + 0.01 * planned.config.seed
+  return 2.0 + 10 * rate + momentum + warmup + 0.01 * run.config.seed
+
+
+def required(loss_of=loss_of, **changed):
+  return RequiredRuns(sweep(**changed), loss_of)
+
+
+def runs_of(task, all_runs):
+  """The runs of a task, of all methods."""
+  methods = all_runs.sweep.methods
+  return [run for method in methods for run in all_runs.of_task(task, method)]
+
+
+def make_all(all_runs, maker) -> None:
+  """Makes every run of a sweep, task by task."""
+  for task in TASKS:
+    assert not maker.make(runs_of(task, all_runs), 1, float("inf"))
+    assert maker.failures == []
 
 
 def write_run(job, config: RunConfig, loss: float) -> None:
@@ -142,8 +148,7 @@ class MadeBatch:
       if len(self.made) >= self.kill_after:
         raise KeyboardInterrupt
       config = self.configs[job.workdir]
-      planned = types.SimpleNamespace(config=config)
-      write_run(job, config, loss_of(planned))
+      write_run(job, config, loss_of(types.SimpleNamespace(config=config)))
       self.made.append(job.workdir)
       self.ended(job, "")
     return {}
@@ -151,19 +156,19 @@ class MadeBatch:
 
 def stand_in(monkeypatch, kill_after=10**9):
   """Puts `MadeBatch` in place; gives what it made, in order."""
-  from experiments.sweeps import runs
+  from experiments.sweeps import run_maker
 
   made = type(
     "Made", (MadeBatch,), {"made": [], "configs": {}, "kill_after": kill_after}
   )
-  monkeypatch.setattr(runs.job_pool, "JobPool", made)
-  monkeypatch.setattr(runs, "corpus_digest", lambda config: TEXT)
-  job_of = runs.Runs._job
+  monkeypatch.setattr(run_maker.job_pool, "JobPool", made)
+  monkeypatch.setattr(run_maker, "corpus_digest", lambda config: TEXT)
+  job_of = run_maker.RunMaker.job
 
-  def remember(self, planned) -> job_pool.Job:
-    job = job_of(self, planned)
-    made.configs[job.workdir] = planned.config
+  def remember(self, run) -> job_pool.Job:
+    job = job_of(self, run)
+    made.configs[job.workdir] = run.config
     return job
 
-  monkeypatch.setattr(runs.Runs, "_job", remember)
+  monkeypatch.setattr(run_maker.RunMaker, "job", remember)
   return made.made

@@ -8,9 +8,9 @@ from dilocox_jax.report.convergence import page
 from dilocox_jax.report.page import PAGE
 from experiments.configs import convergence_small
 from experiments.sweeps.page import Gathered, baselines
-from experiments.sweeps.required_runs import STAGES, Plan
+from experiments.sweeps.required_runs import TASKS, RequiredRuns
 from experiments.sweeps.results import Results
-from experiments.sweeps.runs import Runs
+from experiments.sweeps.run_maker import KeptRuns
 from experiments.sweeps.simulated_time import PlannedTime
 from experiments.sweeps.sweep_spec import sweep
 from tests.experiments.sweeps import fakes as sweeps
@@ -20,17 +20,18 @@ from tests.experiments.sweeps import fakes as sweeps
 def made_fixture(tmp_path, monkeypatch):
   """A finished sweep: its plan, and what it found."""
   sweeps.stand_in(monkeypatch)
-  plan = sweeps.plan()
+  plan = sweeps.required()
   results = Results(tmp_path / "kept.csv", plan.sweep.base)
-  runs = Runs(results, tmp_path / "work", any_text=False)
+  runs = KeptRuns(results, tmp_path / "work", any_text=False)
+  plan.loss_of = runs.loss
   sweeps.make_all(plan, runs)
-  return plan, runs, Gathered(plan, runs, results).comparison("made", "x")
+  return plan, runs, Gathered(plan, runs).comparison("made", "x")
 
 
 def test_every_point_has_the_time_of_its_step_on_every_clock(made):
   plan, runs, found = made
   for entry, method in zip(found.entries, plan.sweep.methods, strict=True):
-    config = plan.results(method, runs.loss)[0].config
+    config = plan.results(method)[0].config
     for name, clock in plan.sweep.clocks.items():
       times = PlannedTime(config, clock).times()
       assert entry.seconds[name] == times.end_s
@@ -44,7 +45,7 @@ def test_every_point_has_the_time_of_its_step_on_every_clock(made):
 def test_losses_and_bytes_are_those_of_the_lines(made):
   plan, runs, found = made
   for entry, method in zip(found.entries, plan.sweep.methods, strict=True):
-    rows = [runs.row(each) for each in plan.results(method, runs.loss)]
+    rows = [runs.row(each) for each in plan.results(method)]
     assert entry.spread.losses == tuple(row.final_loss for row in rows)
     assert entry.sent_bytes == rows[0].total_sent_bytes
     assert entry.tuning_runs == plan.sweep.tuning_runs
@@ -52,10 +53,10 @@ def test_losses_and_bytes_are_those_of_the_lines(made):
 
 def test_it_is_known_for_which_clock_the_rounds_of_a_method_were_made(tmp_path):
   values = convergence_small.get_config().to_dict()
-  plan = Plan(sweep(values))
+  plan = RequiredRuns(sweep(values))
   results = Results(tmp_path / "kept.csv", plan.sweep.base)
-  runs = Runs(results, tmp_path / "work", any_text=False)
-  gathered = Gathered(plan, runs, results)
+  runs = KeptRuns(results, tmp_path / "work", any_text=False)
+  gathered = Gathered(plan, runs)
   clocks = {m.name: gathered._clock_of(m) for m in plan.sweep.methods}
   for clock in plan.sweep.clocks:
     for name in ("ours", "dilocox_reset", "open_diloco"):
@@ -67,10 +68,10 @@ def test_it_is_known_for_which_clock_the_rounds_of_a_method_were_made(tmp_path):
 def test_at_equal_time_everyone_has_the_steps_that_fit(made):
   plan, runs, found = made
   for each in found.equal_time:
-    assert each.budget_s == plan.budget_s(each.clock, runs.loss)
+    assert each.budget_s == plan.budget_s(each.clock)
     for timed in each.methods:
       method = plan.sweep.method(timed.name)
-      planned = plan.equal_time(method, each.clock, runs.loss)
+      planned = plan.equal_time(method, each.clock)
       assert timed.is_too_few == (not planned)
       assert timed.losses == tuple(map(runs.loss, planned))
       assert all(run.config.total_steps == timed.steps for run in planned)
@@ -83,9 +84,8 @@ def test_the_page_says_what_it_took(made):
 
 
 def _planned(made):
-  plan, runs, _ = made
-  methods = plan.sweep.methods
-  every = [run for s in STAGES for run in plan.stage(s, methods, runs.loss)]
+  plan, _, _ = made
+  every = [run for task in TASKS for run in sweeps.runs_of(task, plan)]
   return {str(run.config) for run in every}
 
 
@@ -104,11 +104,12 @@ def test_a_clock_says_what_it_times_and_what_it_leaves_out(made):
 
 @pytest.mark.slow
 def test_the_committed_page_is_what_the_committed_lines_say(tmp_path):
-  kept = pathlib.Path(__file__).parents[2] / "docs/results"
+  kept = pathlib.Path(__file__).parents[3] / "docs/results"
   committed = (kept / "convergence_small" / PAGE).read_text()
-  plan = Plan(sweep(convergence_small.get_config().to_dict()))
+  plan = RequiredRuns(sweep(convergence_small.get_config().to_dict()))
   results = Results(kept / "convergence_small.csv", plan.sweep.base)
-  runs = Runs(results, tmp_path, any_text=True)
+  runs = KeptRuns(results, tmp_path, any_text=True)
+  plan.loss_of = runs.loss
   command = committed.splitlines()[2].strip()
-  found = Gathered(plan, runs, results).comparison("convergence_small", command)
+  found = Gathered(plan, runs).comparison("convergence_small", command)
   assert page.write_convergence(found, tmp_path).read_text() == committed

@@ -5,40 +5,41 @@ import math
 import pytest
 
 from experiments.sweeps import method_list
-from experiments.sweeps.required_run import NotTunedError
-from experiments.sweeps.required_runs import STAGES, Plan
-from experiments.sweeps.simulated_time import whole_round
+from experiments.sweeps.required_runs import (
+  TASKS,
+  NotTunedError,
+  RequiredRuns,
+)
+from experiments.sweeps.simulated_time import fitting_interval
 from experiments.sweeps.sweep_spec import sweep
 from tests.experiments.sweeps import fakes as sweeps
 
 
 @functools.cache
 def every():
-  """All planned runs by stage, with made losses."""
-  plan = sweeps.plan()
-  methods = plan.sweep.methods
-  return {s: plan.stage(s, methods, sweeps.loss_of) for s in STAGES}
+  """All planned runs by task, with made losses."""
+  return {s: sweeps.runs_of(s, sweeps.required()) for s in TASKS}
 
 
 def test_every_method_gets_as_many_tuning_runs_of_the_same_length():
-  plan, found = sweeps.plan(), every()
+  plan, found = sweeps.required(), every()
   tuning = [*found["tune_inner"], *found["tune_outer"]]
-  counts = collections.Counter(run.method for run in tuning)
+  counts = collections.Counter(run.name for run in tuning)
   assert set(counts) == set(sweeps.NAMES)
   assert set(counts.values()) == {plan.sweep.tuning_runs} == {8}
   assert {run.config.total_steps for run in tuning} == {12}
   rates = collections.defaultdict(list)
   for run in found["tune_inner"]:
-    rates[run.method].append(run.config.inner.learning_rate)
+    rates[run.name].append(run.config.inner.learning_rate)
   assert set(map(tuple, rates.values())) == {(1e-3, 3e-3, 9e-3)}
-  settings = {(run.method, str(run.config)) for run in tuning}
+  settings = {(run.name, str(run.config)) for run in tuning}
   assert len(settings) == len(tuning)
 
 
 def test_no_result_is_on_the_seed_that_was_tuned_on():
   found = every()
-  tuning = {r.seed for s in STAGES[:2] for r in found[s]}
-  results = {r.seed for s in STAGES[2:] for r in found[s]}
+  tuning = {r.seed for s in TASKS[:2] for r in found[s]}
+  results = {r.seed for s in TASKS[2:] for r in found[s]}
   assert tuning == {1000} and results == {0, 1}
 
 
@@ -54,16 +55,16 @@ def test_every_schedule_ends_at_the_runs_own_last_step():
 
 
 def test_results_run_with_what_tuned_best():
-  plan = sweeps.plan()
+  plan = sweeps.required()
   diloco = plan.sweep.method("diloco")
-  tuned = plan.tuned(diloco, sweeps.loss_of)
+  tuned = plan.tuned(diloco)
   assert tuned.changed == {
     "inner.learning_rate": 3e-3,
     "outer.learning_rate": 0.7,
     "outer.momentum": 0.3,
   }
-  assert tuned.num_runs == 8 and not tuned.at_edge
-  for run in plan.results(diloco, sweeps.loss_of):
+  assert not tuned.at_edge
+  for run in plan.results(diloco):
     assert run.config.outer.momentum == 0.3
     assert run.config.inner.learning_rate == 3e-3
     assert run.config.inner.warmup_steps == 2
@@ -71,9 +72,9 @@ def test_results_run_with_what_tuned_best():
 
 
 def test_a_method_without_an_outer_optimizer_tunes_what_it_has():
-  plan = sweeps.plan()
+  plan = sweeps.required()
   allreduce = plan.sweep.method("allreduce")
-  runs = plan.tune_outer(allreduce, sweeps.loss_of)
+  runs = plan.tune_outer(allreduce)
   assert [
     (run.config.inner.learning_rate, run.config.inner.warmup_steps)
     for run in runs
@@ -85,7 +86,7 @@ def test_a_method_without_an_outer_optimizer_tunes_what_it_has():
     (0.0039, 3),
   ]  # 3: a quarter of 12.
 
-  assert plan.tuned(allreduce, sweeps.loss_of).changed == {
+  assert plan.tuned(allreduce).changed == {
     "inner.learning_rate": 3e-3,
     "inner.warmup_steps": 1,
   }
@@ -101,71 +102,67 @@ def test_a_method_without_an_outer_optimizer_tunes_what_it_has():
   ],
 )
 def test_a_best_value_at_an_end_of_its_grid_is_told(best, at_edge):
-  plan = sweeps.plan()
-  diloco = plan.sweep.method("diloco")
 
   def away(run):
     inner, outer = run.config.inner, run.config.outer
     values = (inner.learning_rate, outer.learning_rate, outer.momentum)
     return sum(abs(a - b) for a, b in zip(values, best, strict=True))
 
-  assert plan.tuned(diloco, away).at_edge == at_edge
+  plan = sweeps.required(away)
+  assert plan.tuned(plan.sweep.method("diloco")).at_edge == at_edge
 
 
 @pytest.mark.parametrize("warmup, at_edge", [(1, True), (2, False), (3, True)])
 def test_without_an_outer_optimizer_only_a_warm_up_can_be_at_an_end(
   warmup, at_edge
 ):
-  plan = sweeps.plan()
-  allreduce = plan.sweep.method("allreduce")
 
   def away(run):
     inner = run.config.inner
     return abs(inner.learning_rate - 3e-3) + abs(inner.warmup_steps - warmup)
 
-  assert plan.tuned(allreduce, away).at_edge == at_edge
+  plan = sweeps.required(away)
+  assert plan.tuned(plan.sweep.method("allreduce")).at_edge == at_edge
 
 
 def test_a_tuning_run_that_diverged_never_wins_and_counts():
-  plan = sweeps.plan()
-  diloco = plan.sweep.method("diloco")
 
   def diverges(run):
     high = run.config.inner.learning_rate > 2e-3
     return math.nan if high else sweeps.loss_of(run)
 
-  tuned = plan.tuned(diloco, diverges)
+  plan = sweeps.required(diverges)
+  diloco = plan.sweep.method("diloco")
+  tuned = plan.tuned(diloco)
   assert tuned.changed["inner.learning_rate"] == 1e-3
-  assert tuned.num_runs == 8
   with pytest.raises(NotTunedError, match="every tuning run of 'diloco'"):
-    plan.tuned(diloco, lambda run: math.nan)
+    sweeps.required(lambda run: math.nan).tuned(diloco)
 
 
 def test_results_wait_for_tuning():
-  plan = sweeps.plan()
-  with pytest.raises(NotTunedError, match="--stage=tune_inner"):
-    plan.stage("results", plan.sweep.methods, lambda run: None)
+  with pytest.raises(NotTunedError, match="--task=tune_inner"):
+    sweeps.runs_of("results", sweeps.required(lambda run: None))
 
 
 def test_a_clock_that_does_not_fit_is_found_before_the_first_run():
-  sweeps.plan().check()
+  sweeps.required().check()
   slow = [*sweeps.clocks("1gbit", 0.3), {"name": "no", "cluster": "moon"}]
   with pytest.raises(ValueError, match="moon"):
-    sweeps.plan(clusters=slow).check()
+    sweeps.required(clusters=slow).check()
 
 
 def test_how_many_rounds_tuning_has_seen_is_known():
-  plan = sweeps.plan()
+  plan = sweeps.required()
   rounds = {m.name: plan.tuning_rounds(m) for m in plan.sweep.methods}
   assert rounds["allreduce"] == 12 and rounds["diloco"] == 2
 
 
 def test_only_ours_depends_on_the_link():
   def found(cluster):
-    plan = sweeps.plan(clusters=sweeps.clocks(cluster, 0.02))
+    plan = sweeps.required(clusters=sweeps.clocks(cluster, 0.02))
     return {
-      (run.method, run.seed): run.config
-      for run in plan.stage("results", plan.sweep.methods, sweeps.loss_of)
+      (run.name, run.seed): run.config
+      for run in sweeps.runs_of("results", plan)
     }
 
   slow, fast = found("100mbit"), found("infinite")
@@ -174,44 +171,42 @@ def test_only_ours_depends_on_the_link():
 
 
 def test_equal_time_leaves_out_what_gets_hardly_a_step():
-  plan = sweeps.plan()
+  plan = sweeps.required()
   allreduce = plan.sweep.method("allreduce")
-  assert plan.steps_at(allreduce, "107b", sweeps.loss_of) < 20
-  assert plan.equal_time(allreduce, "107b", sweeps.loss_of) == []
+  assert plan.steps_at(allreduce, "107b") < 20
+  assert plan.equal_time(allreduce, "107b") == []
   reference = plan.sweep.method("dilocox_continue")
-  runs = plan.equal_time(reference, "107b", sweeps.loss_of)
-  results = plan.results(reference, sweeps.loss_of)
+  runs = plan.equal_time(reference, "107b")
+  results = plan.results(reference)
   assert [r.config for r in runs] == [r.config for r in results]
 
 
 def test_only_the_named_methods_are_trained_at_equal_time():
   named = ("dilocox_continue", "allreduce")
   contest = {"clock": "1gbit", "reference": named[0], "methods": named}
-  plan = sweeps.plan(equal_time=[contest])
-  planned = plan.stage("equal_time", plan.sweep.methods, sweeps.loss_of)
-  assert {p.method for p in planned} == set(named)
+  plan = sweeps.required(equal_time=[contest])
+  runs = sweeps.runs_of("equal_time", plan)
+  assert {run.name for run in runs} == set(named)
 
 
 def test_a_warm_start_is_as_much_shorter_as_a_tuning_run():
   given = sweeps.values()
   given["methods"][1] |= method_list.warm(12)
-  plan = Plan(sweep(given))
+  plan = RequiredRuns(sweep(given), sweeps.loss_of)
   diloco = plan.sweep.method("diloco")
-  tuning = plan.tune_outer(diloco, sweeps.loss_of)
-  results = plan.results(diloco, sweeps.loss_of)
+  tuning = plan.tune_outer(diloco)
+  results = plan.results(diloco)
   assert {r.config.sync.warm_start_steps for r in tuning} == {3}
   assert {r.config.sync.warm_start_steps for r in results} == {12}
-  assert (
-    "sync.warm_start_steps" not in plan.tuned(diloco, sweeps.loss_of).changed
-  )
+  assert "sync.warm_start_steps" not in plan.tuned(diloco).changed
 
 
 def beside_ours(name, **link):
   """Fields of ours, and of a method that is linked to a clock or another."""
   given = sweeps.values()
   given["methods"][sweeps.NAMES.index(name)] |= link
-  plan = Plan(sweep(given))
-  return [plan.own(plan.sweep.method(each)) for each in ("ours_1gbit", name)]
+  plan = RequiredRuns(sweep(given), sweeps.loss_of)
+  return [plan.fields(plan.sweep.method(each)) for each in ("ours_1gbit", name)]
 
 
 def test_a_method_may_have_the_rounds_of_another():
@@ -224,5 +219,36 @@ def test_a_method_may_have_the_rounds_of_another():
 def test_a_method_that_waits_a_round_gets_one_that_just_hides_the_exchange():
   ours, waits = beside_ours("dilocox_continue", tau_from="1gbit")
   tau = ours["sync.overlap_steps"]
-  assert waits["sync.sync_interval"] == whole_round(tau, 48)
+  assert waits["sync.sync_interval"] == fitting_interval(tau, 48)
   assert "sync.overlap_steps" not in waits
+
+
+def test_one_method_that_cannot_go_on_stops_no_other():
+  def only_diloco_works(run):
+    return sweeps.loss_of(run) if run.name == "diloco" else math.nan
+
+  plan = sweeps.required(only_diloco_works)
+  methods = plan.sweep.methods
+  ((task, runs, reasons),) = plan.tasks(["results"], methods)
+  assert task == "results" and {run.name for run in runs} == {"diloco"}
+  assert len(reasons) == len(methods) - 1
+
+
+def test_a_method_that_no_setting_trains_is_told_by_an_earlier_task():
+  """Also one that is in no contest, of which the last task says nothing."""
+
+  def diloco_diverges(run):
+    return math.nan if run.name == "diloco" else sweeps.loss_of(run)
+
+  contest = {
+    "clock": "1gbit",
+    "reference": "dilocox_continue",
+    "methods": ("allreduce", "dilocox_continue"),
+  }
+  plan = sweeps.required(diloco_diverges, equal_time=[contest])
+  reasons = {
+    task: reasons for task, _, reasons in plan.tasks(TASKS, plan.sweep.methods)
+  }
+  assert reasons.pop("tune_inner") == reasons.pop("equal_time") == []
+  for why in reasons.values():
+    assert len(why) == 1 and "'diloco' diverged" in why[0]

@@ -10,11 +10,11 @@ from dilocox_jax.mapping import flat
 from dilocox_jax.metrics import RecordError
 from experiments.configs import convergence_small
 from experiments.runtime.command_line import TRY_AGAIN, StoppedError
-from experiments.sweeps.required_runs import Plan
+from experiments.sweeps.required_runs import RequiredRuns
 from experiments.sweeps.results import (
   CurveRow,
+  ResultRow,
   Results,
-  Row,
   evaluations,
   row_of,
 )
@@ -26,7 +26,7 @@ TEXT = "feedfacefeedface"
 
 
 def row(digest="a", **changed):
-  made = Row(
+  made = ResultRow(
     *("results", "diloco", 0, digest, TEXT, '{"x": "1, 2"}', 24, 100, 7),
     *(1 / 3, 0.4, math.inf, 1.5, "cpu", "3.11", "0.10"),
   )
@@ -87,6 +87,43 @@ def test_a_curve_written_twice_counts_once(path):
   assert Results(path, BASE).curve(("a", TEXT)) == curve()
 
 
+def test_a_line_of_before_the_last_columns_is_read_and_stays_as_it_is(path):
+  """The committed lines name no revision and no cores."""
+  path.parent.mkdir(parents=True)
+  names = [field.name for field in dataclasses.fields(ResultRow)][:-2]
+  line = ",".join(str(getattr(row(changed="{}"), name)) for name in names)
+  path.write_text(",".join(names) + "\n" + line + "\n")
+  results = Results(path, BASE)
+  (old,) = results.rows.values()
+  assert old == row(changed="{}") and (old.revision, old.cores) == ("", 0)
+  new = row("b", revision="abc-dirty", cores=2)
+  results.add(new, [])
+  header, first, _ = path.read_text().splitlines()
+  assert header.endswith("failure,revision,cores") and first == line
+  rows = Results(path, BASE).rows
+  assert rows == {("a", TEXT): old, ("b", TEXT): new}
+
+
+def test_a_sweep_may_begin_with_lines_that_it_leaves_as_they_are(path):
+  start = path.with_name("start.csv")
+  before = {k: v for k, v in BASE.items() if k != "model.z_loss"}
+  Results(start, before).add(row(), curve())
+  files = {p.name: p.read_bytes() for p in path.parent.iterdir()}
+  results = Results(path, BASE, start)
+  assert results.source == start and results.rows.keys() == {("a", TEXT)}
+  assert results.curve(("a", TEXT)) == curve() and not path.exists()
+  # The digests are still those of the fields there were.
+  assert results.digest(RunConfig()) == Results(start, BASE).digest(RunConfig())
+  results.add(row("b"), curve("b"))
+  assert results.source == path
+  again = Results(path, BASE, start)
+  assert again.rows.keys() == {("a", TEXT), ("b", TEXT)}
+  assert again.curve(("a", TEXT)) == curve()
+  assert again.digest(RunConfig()) == results.digest(RunConfig())
+  for name, content in files.items():
+    assert path.with_name(name).read_bytes() == content
+
+
 def test_a_second_sweep_on_the_same_file_is_refused(path):
   first, second = Results(path, BASE), Results(path, BASE)
   with first.held():
@@ -106,22 +143,8 @@ def test_looking_at_results_writes_nothing(path):
 def test_a_file_of_another_kind_is_refused_in_one_line(path):
   path.parent.mkdir(parents=True)
   path.write_text("a,b\n1,2\n")
-  with pytest.raises(RecordError, match="nano.csv line 2 is no Row"):
+  with pytest.raises(RecordError, match="nano.csv line 2 is no ResultRow"):
     Results(path, BASE)
-
-
-def test_a_digest_tells_runs_apart_and_ignores_what_changes_no_number(path):
-  results = Results(path, BASE)
-
-  def digest(**changed):
-    return results.digest(from_mapping(changed))
-
-  plain = digest()
-  assert digest(mesh={"layout": "mesh"}) == plain
-  assert digest(checkpoint={"keep": 9}) == plain
-  assert digest(seed=1) != plain
-  assert digest(inner={"b2": 0.96}) != plain
-  assert digest(evaluation={"num_sequences": 7}) != plain
 
 
 def test_a_field_that_came_later_counts_only_where_it_is_set(path):
@@ -168,10 +191,10 @@ def test_a_seeds_curve_is_reproduced_bit_for_bit_by_running_again(tmp_path):
 def test_lines_that_are_kept_still_count():
   """Hours of work hang on twelve digits that follow from every field."""
   small = sweep(convergence_small.get_config().to_dict())
-  kept = pathlib.Path(__file__).parents[2] / "docs/results"
+  kept = pathlib.Path(__file__).parents[3] / "docs/results"
   results = Results(kept / "convergence_small.csv", small.base)
   digests = {digest for digest, _ in results.rows}
-  plan = Plan(small)
+  plan = RequiredRuns(small)
   # Where H follows from a clock, it may have changed for good reason.
   own = [m for m in small.methods if not (m.tau_from or m.interval_of)]
   assert len(own) > 9

@@ -8,9 +8,8 @@ from experiments.simulation.setup import Options, set_up
 from experiments.sweeps.simulated_time import (
   SLACK,
   PlannedTime,
+  fitting_interval,
   overlap_steps,
-  sync_interval,
-  whole_round,
 )
 from experiments.sweeps.sweep_spec import SweepClock
 
@@ -35,23 +34,14 @@ def test_tau_is_the_fewest_steps_that_cover_the_transfer(
 
 
 @pytest.mark.parametrize(
-  "tau, total_steps, interval",
-  [(5, 2000, 10), (17, 2000, 40), (1, 2000, 2), (17, 1999, 34)],
+  "least, total_steps, interval",
+  [
+    *((10, 2000, 10), (34, 2000, 40), (2, 2000, 2), (34, 1999, 34)),
+    *((5, 2000, 5), (17, 2000, 20), (1, 2000, 1), (17, 1999, 17)),
+  ],
 )
-def test_h_is_about_twice_tau_and_divides_the_run_if_it_can(
-  tau, total_steps, interval
-):
-  assert sync_interval(tau, total_steps) == interval
-
-
-@pytest.mark.parametrize(
-  "tau, total_steps, interval",
-  [(5, 2000, 5), (17, 2000, 20), (1, 2000, 1), (17, 1999, 17)],
-)
-def test_a_round_that_just_hides_an_exchange_divides_the_run_if_it_can(
-  tau, total_steps, interval
-):
-  assert whole_round(tau, total_steps) == interval
+def test_h_divides_the_run_if_a_divisor_is_near(least, total_steps, interval):
+  assert fitting_interval(least, total_steps) == interval
 
 
 def test_behind_tau_from_the_transfer_everything_hides():

@@ -8,8 +8,12 @@ from experiments.configs import (
   convergence_small,
 )
 from experiments.sweeps import method_list
-from experiments.sweeps.required_runs import Plan
-from experiments.sweeps.sweep_spec import SweepClock, check_field, sweep
+from experiments.sweeps.required_runs import RequiredRuns
+from experiments.sweeps.sweep_spec import (
+  SweepClock,
+  check_convergence_field,
+  sweep,
+)
 from tests.experiments.sweeps import fakes as sweeps
 
 
@@ -50,10 +54,10 @@ def test_the_small_config_has_every_method_of_the_comparison():
 
 
 def test_open_diloco_is_compared_at_the_rounds_of_dilocox():
-  plan = Plan(sweep(convergence_small.get_config().to_dict()))
+  plan = RequiredRuns(sweep(convergence_small.get_config().to_dict()))
   for clock, contest in plan.sweep.contests.items():
     names = (contest.reference, f"open_diloco_{clock}")
-    first, other = (plan.own(plan.sweep.method(name)) for name in names)
+    first, other = (plan.fields(plan.sweep.method(name)) for name in names)
     assert first["sync.sync_interval"] == other["sync.sync_interval"]
     assert "open_diloco_long" in contest.methods
 
@@ -125,9 +129,9 @@ def test_a_wrong_field_of_a_method_is_named_with_it():
 
 
 def test_a_field_of_the_base_is_checked_as_that_of_a_run():
-  check_field("base.sync.sync_interval")
+  check_convergence_field("base.sync.sync_interval")
   with pytest.raises(ValueError, match="sync_interval"):
-    check_field("base.sync.sync_intervall")
+    check_convergence_field("base.sync.sync_intervall")
 
 
 def test_a_clock_times_another_model_whole():

@@ -1,19 +1,23 @@
 import dataclasses
+import json
 import pathlib
 
 import pytest
 
-from experiments.sweeps import runs as sweep_runs
-from experiments.sweeps.required_runs import STAGES
+from experiments.runtime import cores
+from experiments.sweeps import run_maker
+from experiments.sweeps.required_runs import TASKS
 from experiments.sweeps.results import Results
-from experiments.sweeps.runs import Runs, corpus_digest
+from experiments.sweeps.run_maker import KeptRuns, corpus_digest
 from tests.experiments.sweeps import fakes as sweeps
 
 
 def opened(tmp_path, work="work", any_text=False):
-  plan = sweeps.plan()
+  plan = sweeps.required()
   results = Results(tmp_path / "results.csv", plan.sweep.base)
-  return plan, results, Runs(results, tmp_path / work, any_text)
+  runs = KeptRuns(results, tmp_path / work, any_text)
+  plan.loss_of = runs.loss
+  return plan, results, runs
 
 
 def test_a_sweep_that_was_killed_goes_on_and_makes_nothing_twice(
@@ -34,8 +38,8 @@ def test_a_sweep_that_was_killed_goes_on_and_makes_nothing_twice(
   done = [path.name for path in (*first, *rest)]
   assert len(set(done)) == len(done) == len(results.rows)
   plan, results, runs = opened(tmp_path)
-  for stage in STAGES:
-    planned = plan.stage(stage, plan.sweep.methods, runs.loss)
+  for task in TASKS:
+    planned = sweeps.runs_of(task, plan)
     assert runs.missing(planned) == []
 
 
@@ -69,9 +73,12 @@ def test_a_finished_runs_state_goes_and_its_numbers_stay(tmp_path, monkeypatch):
   for workdir in made:
     assert not (workdir / "checkpoints").exists()
     assert (workdir / "metrics.jsonl").exists()
-  planned = plan.stage("results", plan.sweep.methods, runs.loss)[0]
+  planned = sweeps.runs_of("results", plan)[0]
   row = runs.row(planned)
   assert row and row.final_loss == sweeps.loss_of(planned)
+  assert row.cores == len(cores.divided(1)[0])
+  record = json.loads((made[0] / "run.json").read_text())
+  assert row.revision == (record["source_revision"] or "")
   curve = results.curve((row.digest, row.corpus))
   assert [each.step for each in curve] == [12, 24, 36, 48]
   assert curve[-1].loss == row.final_loss and curve[-1].flushed
@@ -84,11 +91,11 @@ def test_lines_on_another_text_count_for_a_report_alone(tmp_path, monkeypatch):
   plan, _, runs = opened(tmp_path)
   sweeps.make_all(plan, runs)
   planned = plan.tune_inner(plan.sweep.methods[0])
-  assert runs.elsewhere(planned) == 0
-  monkeypatch.setattr(sweep_runs, "corpus_digest", lambda c: "other")
+  assert runs.to_do(planned) == "0 to do"
+  monkeypatch.setattr(run_maker, "corpus_digest", lambda c: "other")
   _, _, here = opened(tmp_path)
   assert here.missing(planned) == planned
-  assert here.elsewhere(planned) == len(planned)
+  assert here.to_do(planned).startswith("3 to do (3 of these have lines")
   _, _, anywhere = opened(tmp_path, any_text=True)
   assert anywhere.missing(planned) == []
 
@@ -99,21 +106,21 @@ def test_a_directory_of_another_text_is_left_alone(tmp_path, monkeypatch):
   plan, results, runs = opened(tmp_path)
   planned = plan.tune_inner(plan.sweep.methods[0])
   runs.make(planned, 1, float("inf"))
-  monkeypatch.setattr(sweep_runs, "corpus_digest", lambda c: "other")
+  monkeypatch.setattr(run_maker, "corpus_digest", lambda c: "other")
   count = len(results.rows)
   runs.make(planned, 1, float("inf"))
   assert len(set(made)) == len(made) == 2 * len(planned)
   assert len(results.rows) == count  # The made runs are of the first text.
 
 
-def test_curves_are_kept_whichever_stage_comes_first(tmp_path, monkeypatch):
+def test_curves_are_kept_whichever_task_comes_first(tmp_path, monkeypatch):
   sweeps.stand_in(monkeypatch)
   plan, results, runs = opened(tmp_path)
-  for stage in (*STAGES[:2], "equal_time"):
-    planned = plan.stage(stage, plan.sweep.methods, runs.loss)
+  for task in (*TASKS[:2], "equal_time"):
+    planned = sweeps.runs_of(task, plan)
     runs.make(planned, 1, float("inf"))
   reference = plan.sweep.method("dilocox_continue")
-  for each in plan.results(reference, runs.loss):
+  for each in plan.results(reference):
     row = runs.row(each)
     assert row and results.curve((row.digest, row.corpus))
 
@@ -157,14 +164,13 @@ class Ends:
 def test_only_a_run_that_diverged_is_a_result(
   reason, failed, left, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(sweep_runs, "corpus_digest", lambda c: sweeps.TEXT)
+  monkeypatch.setattr(run_maker, "corpus_digest", lambda c: sweeps.TEXT)
   monkeypatch.setattr(Ends, "reason", reason)
-  monkeypatch.setattr(sweep_runs.job_pool, "JobPool", Ends)
+  monkeypatch.setattr(run_maker.job_pool, "JobPool", Ends)
   plan, results, runs = opened(tmp_path)
   planned = plan.tune_inner(plan.sweep.methods[0])
-  failures, is_late = runs.make(planned, 1, float("inf"))
-  assert (len(failures), is_late) == (failed, bool(left))
-  assert all(reason in each and ".log" in each for each in failures)
+  assert runs.make(planned, 1, float("inf")) == bool(left)
+  assert [why for _, why in runs.failures] == [reason] * failed
   assert len(runs.missing(planned)) == left
   for row in results.rows.values():
     assert row.final_loss != row.final_loss and row.failure == reason
@@ -180,7 +186,7 @@ def test_the_text_of_a_run_is_the_one_that_training_would_see():
 def test_the_process_of_a_run_gets_its_whole_config(tmp_path):
   plan, _, runs = opened(tmp_path)
   planned = plan.tune_inner(plan.sweep.method("diloco"))[0]
-  job = runs._job(planned)
+  job = runs.job(planned)
   assert "--config.inner.learning_rate=0.001" in job.command
   assert "--config.seed=1000" in job.command
   assert job.total_steps == 12
