@@ -54,7 +54,7 @@ def allgather(own: bytes) -> list[bytes]:
   return [own, *others]
 
 
-def part() -> None:
+def wait_for_end() -> None:
   """Waits a little for the others, for an end that all come to.
 
   Process 0 knows first, and its end takes the store along, which the others

@@ -47,7 +47,7 @@ def is_worth_moving(shape: tuple[int, ...]) -> bool:
   return len(shape) > 1 and shape[-2] % _TILE_ROWS == 0
 
 
-def lies_on_host(leaf: ArrayLike) -> bool:
+def is_on_host(leaf: ArrayLike) -> bool:
   """Whether an array, or the array that is traced, is in host memory."""
   return jax.typeof(leaf).memory_space == _HOST
 
@@ -55,23 +55,23 @@ def lies_on_host(leaf: ArrayLike) -> bool:
 def on_device(tree: Tree) -> Tree:
   """Arrays in device memory; those that are there already stay."""
   return jax.tree.map(
-    lambda leaf: jax.device_put(leaf, _DEVICE) if lies_on_host(leaf) else leaf,
+    lambda leaf: jax.device_put(leaf, _DEVICE) if is_on_host(leaf) else leaf,
     tree,
   )
 
 
-def like(tree: Tree, old: Tree) -> Tree:
+def move_like(tree: Tree, old: Tree) -> Tree:
   """Values, each brought to the memory of the array that it replaces."""
   return jax.tree.map(
     lambda leaf, place: (
-      jax.device_put(leaf, _HOST) if lies_on_host(place) else leaf
+      jax.device_put(leaf, _HOST) if is_on_host(place) else leaf
     ),
     tree,
     old,
   )
 
 
-def beside(place: Sharding, kind: str) -> Sharding:
+def with_memory_kind(place: Sharding, kind: str) -> Sharding:
   """The same place in another memory of the same devices."""
   if isinstance(place, SingleDeviceSharding):
     # Arrays of a mesh say by their type where they lie; others may not.
@@ -88,7 +88,7 @@ def row(leaf: Array, *index: Index) -> Array:
     leaf: An array in either memory.
     *index: Scalars for the first dimensions, within their bounds.
   """
-  return _read(0)(leaf, index) if lies_on_host(leaf) else leaf[index]
+  return _read(0)(leaf, index) if is_on_host(leaf) else leaf[index]
 
 
 def with_row(leaf: Array, value: Array, *index: Index) -> Array:
@@ -99,7 +99,7 @@ def with_row(leaf: Array, value: Array, *index: Index) -> Array:
     value: The new part, in device memory.
     *index: As for `row`.
   """
-  if lies_on_host(leaf):
+  if is_on_host(leaf):
     return _write(0)(leaf, value, index)
   return leaf.at[index].set(value)
 

@@ -38,7 +38,7 @@ _SIGNS = re.compile(
 _STATUS = re.compile("[A-Z_]+: ")  # Begins what comes from below Python.
 
 
-class LostPeerError(RuntimeError):
+class LostProcessError(RuntimeError):
   """Another process of the run is gone; one line."""
 
 
@@ -58,7 +58,7 @@ def start(
 
   Raises:
     ValueError: If something was neither given nor found; one line.
-    LostPeerError: If not all came.
+    LostProcessError: If not all came.
   """
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   # It would swallow SIGTERM, and nothing here asks it.
@@ -73,8 +73,8 @@ def start(
       shutdown_timeout_seconds=END_TIMEOUT_S,
     )
   except (ValueError, TypeError, RuntimeError) as error:
-    if _names_a_peer(error):
-      raise LostPeerError(
+    if _blames_a_process(error):
+      raise LostProcessError(
         f"not all {num_processes or 'the'} processes came within "
         f"{START_TIMEOUT_S} s: the same command tries again"
       ) from error
@@ -146,7 +146,7 @@ def from_all(value: Any) -> list[Any]:
   return [json.loads(each) for each in told]
 
 
-def have_in_common(directory: pathlib.Path) -> bool:
+def share_directory(directory: pathlib.Path) -> bool:
   """Whether all processes see one directory; all wait for all.
 
   Args:
@@ -165,7 +165,7 @@ def have_in_common(directory: pathlib.Path) -> bool:
   return all(found)
 
 
-def check_alike(**values: Any) -> None:
+def check_equal(**values: Any) -> None:
   """Raises ValueError, with one line, where this process differs from 0.
 
   Args:
@@ -182,22 +182,22 @@ def check_alike(**values: Any) -> None:
 
 
 @contextlib.contextmanager
-def peers_needed() -> Iterator[None]:
-  """Turns whatever a lost process made fail inside into `LostPeerError`."""
+def detect_lost_process() -> Iterator[None]:
+  """Turns whatever a lost process made fail inside into `LostProcessError`."""
   try:
     yield
-  except LostPeerError:
+  except LostProcessError:
     raise
   except Exception as error:
-    if num_processes() > 1 and _names_a_peer(error):
-      raise LostPeerError(
+    if num_processes() > 1 and _blames_a_process(error):
+      raise LostProcessError(
         "another process of this run is gone: its own last words say why, and "
         "the same command continues the run"
       ) from error
     raise
 
 
-def _names_a_peer(error: BaseException | None) -> bool:
+def _blames_a_process(error: BaseException | None) -> bool:
   """Whether JAX, Orbax or a backend complains of a process, here or below."""
   kinds = (RuntimeError, ValueError, TimeoutError, jax.errors.JaxRuntimeError)
   while error:
@@ -210,7 +210,7 @@ def _names_a_peer(error: BaseException | None) -> bool:
   return False
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
   """Ends this process without waiting for the others, who may be gone."""
   sys.stdout.flush()
   sys.stderr.flush()

@@ -157,7 +157,7 @@ class Replicas:
 
   def abstract(self, tree: Tree, axes) -> Tree:
     """Shapes, types and places of a state, without values."""
-    return described(tree, self.state_shardings(tree, axes))
+    return with_shardings(tree, self.state_shardings(tree, axes))
 
   def state_shardings(self, tree: Tree, axes) -> Tree:
     """Where every leaf of a state belongs.
@@ -285,7 +285,7 @@ def _assembled(shape, sharding, part: Callable) -> jax.Array:
   return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
 
-def described(tree: Tree, shardings: Tree) -> Tree:
+def with_shardings(tree: Tree, shardings: Tree) -> Tree:
   """Shapes and types of arrays, with the places where they shall lie."""
   return jax.tree.map(
     lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),

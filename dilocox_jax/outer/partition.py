@@ -49,7 +49,7 @@ class Store(NamedTuple):
     if index:
       new = jax.tree.map(put, values, value)
     else:
-      new = host_memory.like(value, values)
+      new = host_memory.move_like(value, values)
     if isinstance(fragment, int):
       return self._replace(first=new)
     return self._replace(layers=new)
@@ -90,13 +90,13 @@ class Partition:
   def put(self, tree: Tree, fragment: FragmentIndex, part: Tree) -> Tree:
     """The tree, where it lies, with one fragment replaced."""
     if self.fragments.num_fragments == 1:
-      return host_memory.like(part, tree)
+      return host_memory.move_like(part, tree)
     if isinstance(fragment, int):
-      return {**tree, **host_memory.like(part, {k: tree[k] for k in part})}
+      return {**tree, **host_memory.move_like(part, {k: tree[k] for k in part})}
     layers, numbers, places = self._numbers(fragment)
 
     def scatter(leaf, rows):
-      if host_memory.lies_on_host(leaf):
+      if host_memory.is_on_host(leaf):
         return host_memory.with_rows(leaf, rows, numbers, places)
       return leaf.at[layers].set(rows, mode="drop", unique_indices=False)
 
@@ -121,7 +121,7 @@ class Partition:
     is_there = jnp.asarray(self._is_there)[fragment - 1]
 
     def gather(leaf):
-      if not host_memory.lies_on_host(leaf):
+      if not host_memory.is_on_host(leaf):
         return leaf.at[layers].get(mode="fill", fill_value=0)
       rows = host_memory.rows(leaf, numbers)
       kept = is_there.reshape(-1, *[1] * (leaf.ndim - 1))

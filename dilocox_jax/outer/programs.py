@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from dilocox_jax.distributed import host_memory
-from dilocox_jax.distributed.replicas import Replicas, described, is_none
+from dilocox_jax.distributed.replicas import Replicas, is_none, with_shardings
 from dilocox_jax.outer import data_parallel, flush, round_program
 from dilocox_jax.outer.drift import AXES
 from dilocox_jax.outer.round_program import ReplicaState, RoundState
@@ -76,7 +76,7 @@ class RoundPrograms:
   def abstract(self, params: Tree, optimizer: Tree) -> RoundState:
     """Shapes, types and places of `init`'s result."""
     state = jax.eval_shape(self._start, params, optimizer)
-    return described(state, self._places(state))
+    return with_shardings(state, self._places(state))
 
   def _places(self, state: RoundState) -> RoundState:
     places = self.replicas.state_shardings(state, self.axes)
@@ -87,7 +87,7 @@ class RoundPrograms:
       shape = place.shard_shape(part.shape)[0 if axis is None else 1 :]
       if not host_memory.is_worth_moving(shape):
         return place
-      return host_memory.beside(place, self.outer_memory)
+      return host_memory.with_memory_kind(place, self.outer_memory)
 
     outer = jax.tree.map(
       lambda axis, *parts: jax.tree.map(functools.partial(moved, axis), *parts),

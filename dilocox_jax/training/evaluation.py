@@ -15,16 +15,18 @@ from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.wire.ranks import measured_rank, spectra_of
 from dilocox_jax.pytypes import Boolean, Tree
 from dilocox_jax.training.build import Programs
-from dilocox_jax.training.states import State
+from dilocox_jax.training.states import TrainingState
 from dilocox_jax.trees import all_finite
 
 
-def losses(programs: Programs, state: State, batches) -> dict[str, float]:
+def losses(
+  programs: Programs, state: TrainingState, batches
+) -> dict[str, float]:
   """Validation losses of the three views of a state, in nats a token.
 
   Args:
     programs: The run's programs.
-    state: State of all replicas.
+    state: TrainingState of all replicas.
     batches: Held-out tokens [N, B, L + 1]. Where they lie, the loss is
       computed: on one device, or by all devices of a mesh.
 
@@ -50,7 +52,7 @@ def _where(params: Tree, batches: jax.Array) -> Tree:
   return jax.device_put(params, batches.sharding)
 
 
-def _views(programs: Programs, state: State) -> dict[str, Tree]:
+def _views(programs: Programs, state: TrainingState) -> dict[str, Tree]:
   if isinstance(state, SharedState):
     return dict.fromkeys(("outer", "mean", "replica"), state.params)
   inner = state.replica.params
@@ -66,13 +68,13 @@ def _first(tree: Tree) -> Tree:
   return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
-def is_finite(state: State) -> bool:
+def is_finite(state: TrainingState) -> bool:
   """Whether every floating value of a state is finite; waits for it."""
   return bool(_all_finite(state))
 
 
 @jax.jit
-def _all_finite(state: State) -> Boolean:
+def _all_finite(state: TrainingState) -> Boolean:
   return all_finite(host_memory.on_device(state))
 
 

@@ -28,7 +28,7 @@ from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.training import evaluation
 from dilocox_jax.training.progress_bar import ProgressBar
-from dilocox_jax.training.start import TrainingProgress
+from dilocox_jax.training.states import TrainingProgress
 
 
 class NotFiniteError(RuntimeError):
@@ -36,12 +36,12 @@ class NotFiniteError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Dispatched:
+class DispatchedSegment:
   """A segment whose metrics have not been read yet.
 
   Attributes:
     segment: What runs.
-    position: Where the run is after it.
+    progress: How far the run is after it.
     sent_bytes: What it puts on the wire, a replica.
     tokens: What all replicas see in it.
     metrics: Arrays [M, H], still on the devices of their replicas.
@@ -49,7 +49,7 @@ class Dispatched:
   """
 
   segment: Segment
-  position: TrainingProgress
+  progress: TrainingProgress
   sent_bytes: int
   tokens: int
   metrics: StepMetrics
@@ -62,7 +62,7 @@ class MetricsReader:
   def __init__(
     self,
     recorder: metrics.Recorder,
-    progress: ProgressBar,
+    bar: ProgressBar,
     schedule: optax.Schedule,
     energy_share: float,
   ):
@@ -70,16 +70,16 @@ class MetricsReader:
 
     Args:
       recorder: Where rows go.
-      progress: The bar.
+      bar: The bar.
       schedule: Learning rate by inner step.
       energy_share: Of an update's energy, by which its rank is recorded.
     """
-    self._recorder, self._progress = recorder, progress
+    self._recorder, self._bar = recorder, bar
     self._schedule, self._energy_share = schedule, energy_share
     self._accounted = time.perf_counter()
     self._tokens, self._training_s = 0, 0.0
 
-  def book(
+  def record_time(
     self, event: str, step: int, simulated_s: float | None = None
   ) -> None:
     """Books the time since the last booking under an event."""
@@ -95,36 +95,36 @@ class MetricsReader:
   def record_evaluation(
     self,
     losses: Mapping[str, float],
-    position: TrainingProgress,
+    progress: TrainingProgress,
     num_steps: int | None = None,
   ) -> None:
     """Checks and records validation losses.
 
     Args:
       losses: By view, in nats a token.
-      position: Where the run is.
+      progress: How far the run is.
       num_steps: For the closing row only: the steps asked for.
 
     Raises:
       NotFiniteError: Nothing is recorded then.
     """
-    self.book("evaluation", position.step, position.simulated_s)
+    self.record_time("evaluation", progress.step, progress.simulated_s)
     if not all(math.isfinite(loss) for loss in losses.values()):
       raise NotFiniteError(
-        f"the validation loss is not finite at step {position.step}"
+        f"the validation loss is not finite at step {progress.step}"
       )
     row = {
       **losses,
-      "step": position.step,
-      "tokens": position.tokens,
-      "total_sent_bytes": position.total_sent_bytes,
+      "step": progress.step,
+      "tokens": progress.tokens,
+      "total_sent_bytes": progress.total_sent_bytes,
     }
     if num_steps is None:
       self._recorder.record_evaluation(**row)
     else:
       self._recorder.record_final(num_steps=num_steps, **row)
 
-  def read(self, done: Dispatched) -> Sequence[Drift]:
+  def read(self, done: DispatchedSegment) -> Sequence[Drift]:
     """Waits for a segment, checks it and records it.
 
     Returns:
@@ -135,32 +135,32 @@ class MetricsReader:
     """
     seen, drifts = arrays_to_host((done.metrics, done.drifts))
     _check_finite(seen, done.segment)
-    position, loss = done.position, np.mean(seen.loss, dtype=np.float64)
+    progress, loss = done.progress, np.mean(seen.loss, dtype=np.float64)
     self._recorder.record_round(
-      step=position.step,
-      tokens=position.tokens,
+      step=progress.step,
+      tokens=progress.tokens,
       phase=done.segment.phase,
       loss=loss,
       loss_per_replica=np.asarray(seen.loss, np.float64).mean(axis=1).tolist(),
       grad_norm=np.mean(seen.grad_norm, dtype=np.float64),
-      learning_rate=float(np.asarray(self._schedule(position.step - 1))),
+      learning_rate=float(np.asarray(self._schedule(progress.step - 1))),
       sent_bytes=done.sent_bytes,
-      total_sent_bytes=position.total_sent_bytes,
+      total_sent_bytes=progress.total_sent_bytes,
       drift=evaluation.drift_rows(done.segment, drifts, self._energy_share),
     )
     wall_s = self._lap()
     self._recorder.record_timing(
-      step=position.step,
+      step=progress.step,
       event="round",
       wall_s=wall_s,
       tokens_per_s=done.tokens / wall_s,
-      simulated_s=position.simulated_s,
+      simulated_s=progress.simulated_s,
     )
     self._tokens += done.tokens
     self._training_s += wall_s
     speed = self._tokens / self._training_s
-    self._progress.update(
-      position.step, float(loss), speed, position.total_sent_bytes
+    self._bar.update(
+      progress.step, float(loss), speed, progress.total_sent_bytes
     )
     return drifts
 
@@ -176,7 +176,7 @@ def _check_finite(seen: StepMetrics, segment: Segment) -> None:
 
 
 @contextlib.contextmanager
-def opened(
+def open_reader(
   config: RunConfig,
   workdir: pathlib.Path,
   *,
@@ -201,9 +201,9 @@ def opened(
   """
   title, total = config.sync.method, config.total_steps
   if not processes.is_main():
-    with ProgressBar(title, total, step, is_shown=False) as progress:
+    with ProgressBar(title, total, step, is_shown=False) as bar:
       recorder = metrics.SilentRecorder()
-      yield MetricsReader(recorder, progress, schedule, config.adaptive.energy)
+      yield MetricsReader(recorder, bar, schedule, config.adaptive.energy)
     return
   metrics.write_run_record(
     workdir,
@@ -220,6 +220,6 @@ def opened(
   )
   with (
     metrics.Recorder(workdir, step if is_resumed else None) as recorder,
-    ProgressBar(title, total, step) as progress,
+    ProgressBar(title, total, step) as bar,
   ):
-    yield MetricsReader(recorder, progress, schedule, config.adaptive.energy)
+    yield MetricsReader(recorder, bar, schedule, config.adaptive.energy)

@@ -23,29 +23,12 @@ from dilocox_jax.pytypes import Tree
 from dilocox_jax.training import build, states
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
-from dilocox_jax.training.states import State
+from dilocox_jax.training.states import TrainingProgress, TrainingState
 
 
-@dataclasses.dataclass
-class TrainingProgress:
-  """How far a run is; part of every checkpoint's record.
-
-  Attributes:
-    step: Inner steps finished.
-    tokens: Tokens seen by all replicas together.
-    total_sent_bytes: What one replica has put on the wire.
-    is_finished: Whether the flush and the last evaluation are done.
-    simulated_s: What the run's clock says, if it carries one (seconds).
-  """
-
-  step: int = 0
-  tokens: int = 0
-  total_sent_bytes: int = 0
-  is_finished: bool = False
-  simulated_s: float | None = None
-
-
-def first_state(config: RunConfig, programs: Programs, phase: str) -> State:
+def first_state(
+  config: RunConfig, programs: Programs, phase: str
+) -> TrainingState:
   """The state before the first step.
 
   Args:
@@ -68,7 +51,7 @@ def resumed_state(
   programs: Programs,
   checkpoints: Checkpoints,
   corpus_digest: str,
-) -> tuple[State, dict[str, Any]] | None:
+) -> tuple[TrainingState, dict[str, Any]] | None:
   """The newest whole state of this very run, and its record.
 
   Args:
@@ -81,15 +64,15 @@ def resumed_state(
     RefusedError: If the checkpoints are of a run that means something else.
   """
 
-  def template(record: dict[str, Any]) -> State:
+  def template(record: dict[str, Any]) -> TrainingState:
     _check_same_run(config, corpus_digest, record)
     return states.abstract(programs, record["phase"])
 
   restored = checkpoints.restore(template)
   if restored:
-    position = TrainingProgress(**restored[1]["position"])
+    progress = TrainingProgress(**restored[1]["position"])
     logging.getLogger(__name__).info(
-      "continuing at step %d of %d", position.step, config.total_steps
+      "continuing at step %d of %d", progress.step, config.total_steps
     )
   return restored
 
@@ -114,7 +97,7 @@ def state_from_run(
   programs: build.Programs,
   phase: str,
   source: pathlib.Path,
-) -> State:
+) -> TrainingState:
   """The first state of a run that goes on from another run's outer state.
 
   Args:
@@ -163,7 +146,7 @@ def _config_of(source: pathlib.Path) -> RunConfig:
 
 def _state_of(
   programs: build.Programs, source: pathlib.Path, devices: Replicas
-) -> State:
+) -> TrainingState:
   if not (source / "checkpoints").is_dir():
     raise RefusedError(f"checkpoint.init_from={source} has no checkpoints")
   checkpoints = Checkpoints(source / "checkpoints", read_only=True)
@@ -180,7 +163,9 @@ def _state_of(
   return restored[0]
 
 
-def _outer_of(programs: build.Programs, state: State) -> tuple[Tree, Tree]:
+def _outer_of(
+  programs: build.Programs, state: TrainingState
+) -> tuple[Tree, Tree]:
   """Outer parameters, and outer optimizer state where replicas share one."""
   if isinstance(state, SharedState):
     return state.params, None

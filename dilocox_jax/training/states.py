@@ -4,6 +4,8 @@ A checkpoint of a warm start and one of a round hold different trees; which,
 is a matter of the phase alone.
 """
 
+import dataclasses
+
 import jax
 
 from dilocox_jax.outer.data_parallel import SharedState
@@ -11,7 +13,26 @@ from dilocox_jax.outer.round_program import RoundState
 from dilocox_jax.pytypes import Tree
 from dilocox_jax.training.build import Programs
 
-State = SharedState | RoundState
+TrainingState = SharedState | RoundState
+
+
+@dataclasses.dataclass
+class TrainingProgress:
+  """How far a run is; part of every checkpoint's record.
+
+  Attributes:
+    step: Inner steps finished.
+    tokens: Tokens seen by all replicas together.
+    total_sent_bytes: What one replica has put on the wire.
+    is_finished: Whether the flush and the last evaluation are done.
+    simulated_s: What the run's clock says, if it carries one (seconds).
+  """
+
+  step: int = 0
+  tokens: int = 0
+  total_sent_bytes: int = 0
+  is_finished: bool = False
+  simulated_s: float | None = None
 
 
 def first_params(programs: Programs, phase: str, seed: int) -> Tree:
@@ -25,7 +46,7 @@ def first_params(programs: Programs, phase: str, seed: int) -> Tree:
   return jax.jit(draw, out_shardings=places)()
 
 
-def fresh(programs: Programs, phase: str, params: Tree) -> State:
+def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
   """The state of a phase that starts from given parameters."""
   if phase != "local":
     return programs.steps_of(phase).init(params)
@@ -37,7 +58,7 @@ def fresh(programs: Programs, phase: str, params: Tree) -> State:
   )
 
 
-def abstract(programs: Programs, phase: str) -> State:
+def abstract(programs: Programs, phase: str) -> TrainingState:
   """Structure, shapes, types and placement of a phase's state."""
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   if phase == "local":

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from dilocox_jax import report
-from dilocox_jax.config import RunConfig, to_plan
+from dilocox_jax.config import RunConfig
 from dilocox_jax.distributed import processes, replica_consistency
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_program import RoundState
@@ -27,9 +27,11 @@ from dilocox_jax.training import build, evaluation, metrics_reader, start
 from dilocox_jax.training.adaptive_controller import AdaptiveController
 from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
 from dilocox_jax.training.clock import Clock
-from dilocox_jax.training.metrics_reader import Dispatched, NotFiniteError
-from dilocox_jax.training.start import TrainingProgress
-from dilocox_jax.training.states import State
+from dilocox_jax.training.metrics_reader import (
+  DispatchedSegment,
+  NotFiniteError,
+)
+from dilocox_jax.training.states import TrainingProgress, TrainingState
 
 
 class TrainingStoppedError(RuntimeError):
@@ -57,19 +59,18 @@ class Trainer:
     self.clock = clock
     self.config, self.workdir, self.command = config, workdir, command
     # First: processes that differ would look for each other in vain.
-    processes.check_alike(config=config.to_mapping())
-    self.plan = to_plan.run_plan(config)
+    processes.check_equal(config=config.to_mapping())
     self.programs = build.programs(config)
     self.replicas = self.programs.rounds.replicas
     if processes.num_processes() > 1:
       processes.open_connections(self.replicas.mesh)
     self.corpus = build.corpus(config)
-    processes.check_alike(text=self.corpus.digest)
+    processes.check_equal(text=self.corpus.digest)
     self.streams = build.streams(config, self.corpus)
-    self.pilot = AdaptiveController(config, self.programs)
+    self.controller = AdaptiveController(config, self.programs)
     self.held_out = build.held_out(config, self.corpus)
     self.validation = self.replicas.place(self.held_out, None)
-    self.position = TrainingProgress()
+    self.progress = TrainingProgress()
     self._compiled = set()
 
   def run(self) -> pathlib.Path:
@@ -81,12 +82,12 @@ class Trainer:
     Raises:
       TrainingStoppedError: If a value is not finite.
       RefusedError: If the directory holds a run that means something else.
-      LostPeerError: If another process of the run is gone.
+      LostProcessError: If another process of the run is gone.
     """
     keep = self.config.checkpoint.keep
     self._checkpoints = Checkpoints(self.workdir / "checkpoints", keep)
     try:
-      with processes.peers_needed():
+      with processes.detect_lost_process():
         self._start_and_walk()
     except NotFiniteError as error:
       raise TrainingStoppedError(
@@ -97,7 +98,7 @@ class Trainer:
       ) from error
     finally:
       # A save that needs a lost process would not end.
-      if not isinstance(sys.exception(), processes.LostPeerError):
+      if not isinstance(sys.exception(), processes.LostProcessError):
         self._checkpoints.close()
     if not processes.is_main():
       return self.workdir / PAGE
@@ -109,30 +110,30 @@ class Trainer:
     )
     if resumed:
       state, record = resumed
-      self.position = TrainingProgress(**record["position"])
+      self.progress = TrainingProgress(**record["position"])
       self.streams.set_state(record["streams"])
-      self.pilot.set_state(record["pilot"])
+      self.controller.set_state(record["pilot"])
       self._set_clock(record.get("clock"))
     else:
-      phase = self.plan.phase(0)
+      phase = self.controller.plan.phase(0)
       state = start.first_state(self.config, self.programs, phase)
-    if self.position.is_finished:
+    if self.progress.is_finished:
       return
-    with metrics_reader.opened(
+    with metrics_reader.open_reader(
       self.config,
       self.workdir,
       corpus=self.corpus,
       held_out=self.held_out,
       schedule=self.programs.schedule,
       command=self.command,
-      step=self.position.step,
+      step=self.progress.step,
       is_resumed=bool(resumed),
-    ) as self._logbook:
+    ) as self._reader:
       self._walk(state)
 
   def _set_clock(self, saved: dict[str, Any] | None) -> None:
     """The clock goes on, and the run keeps the one it began with."""
-    if self.position.is_finished:
+    if self.progress.is_finished:
       return
     if (saved is None) != (self.clock is None):
       began = "without" if saved is None else "with"
@@ -146,16 +147,16 @@ class Trainer:
       except ValueError as error:
         raise RefusedError(str(error)) from error
 
-  def _walk(self, state: State) -> None:
-    waiting: Dispatched | None = None
-    while self.position.step < self.plan.total_steps:
-      segment = self.pilot.plan.segment(self.position.step)
+  def _walk(self, state: TrainingState) -> None:
+    waiting: DispatchedSegment | None = None
+    while self.progress.step < self.config.total_steps:
+      segment = self.controller.plan.segment(self.progress.step)
       is_new = self._is_new(segment)
       if is_new:  # So that compiling is booked on its own.
         waiting = self._read(waiting)
       state, dispatched = self._dispatch(state, segment)
       if is_new:
-        self._logbook.book("compile", segment.start)
+        self._reader.record_time("compile", segment.start)
       self._read(waiting)
       waiting = dispatched
       if self._needs_pause(segment):
@@ -164,22 +165,29 @@ class Trainer:
     self._read(waiting)
     self._finish(state)
 
-  def _read(self, waiting: Dispatched | None) -> None:
+  def _read(self, waiting: DispatchedSegment | None) -> None:
     """Waits for a segment; the pilot hears what was measured in it."""
     if waiting:
-      self.pilot.note(self._logbook.read(waiting))
+      self.controller.observe(self._reader.read(waiting))
 
   def _is_new(self, segment: Segment) -> bool:
     """Whether no segment of this program has run yet."""
-    shapes, _ = window_groups(self.plan.method.schedule, segment.windows)
-    program = (segment.phase, segment.num_steps, shapes, self.pilot.choice)
+    shapes, _ = window_groups(
+      self.controller.plan.method.schedule, segment.windows
+    )
+    program = (
+      segment.phase,
+      segment.num_steps,
+      shapes,
+      self.controller.setting,
+    )
     is_new = program not in self._compiled
     self._compiled.add(program)
     return is_new
 
   def _dispatch(
-    self, state: State, segment: Segment
-  ) -> tuple[State, Dispatched]:
+    self, state: TrainingState, segment: Segment
+  ) -> tuple[TrainingState, DispatchedSegment]:
     """Starts a segment; nothing crosses to or from the devices unasked."""
     is_alone = segment.phase == "single"
     batches = self.streams.take(
@@ -188,13 +196,13 @@ class Trainer:
     drifts = []
     with jax.transfer_guard("disallow"):
       if isinstance(state, RoundState):
-        state, seen, drifts = self.pilot.rounds.round(
+        state, seen, drifts = self.controller.rounds.round(
           state, batches, segment.windows
         )
       else:
         programs = self.programs.steps_of(segment.phase)
         state, seen = programs.steps(state, batches)
-    traffic = self.pilot.traffic
+    traffic = self.controller.traffic
     sent_bytes = traffic.segment_bytes(segment)
     if is_alone and segment.ends_phase:
       copied_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
@@ -203,40 +211,42 @@ class Trainer:
     simulated_s = clock.advance(segment, traffic) if clock else None
     tokens = segment.num_steps * self.config.tokens_per_replica_step
     tokens *= 1 if is_alone else self.config.mesh.num_replicas
-    self.position = TrainingProgress(
+    self.progress = TrainingProgress(
       segment.stop,
-      self.position.tokens + tokens,
-      self.position.total_sent_bytes + sent_bytes,
+      self.progress.tokens + tokens,
+      self.progress.total_sent_bytes + sent_bytes,
       simulated_s=simulated_s,
     )
-    return state, Dispatched(
-      segment, self.position, sent_bytes, tokens, seen, drifts
+    return state, DispatchedSegment(
+      segment, self.progress, sent_bytes, tokens, seen, drifts
     )
 
   def _needs_pause(self, segment: Segment) -> bool:
     """Whether something follows before the next segment (the end apart)."""
-    if segment.stop == self.plan.total_steps:
+    if segment.stop == self.config.total_steps:
       return False
     return (
       segment.ends_phase
-      or self.pilot.may_turn(segment)
+      or self.controller.may_become_due(segment)
       or segment.crosses(self.config.evaluation.interval_steps)
       or segment.crosses(self.config.checkpoint.interval_steps)
     )
 
-  def _pause(self, state: State, segment: Segment) -> State:
+  def _pause(self, state: TrainingState, segment: Segment) -> TrainingState:
     """Hands over a warm start, steers, evaluates, saves, as is due."""
     if segment.ends_phase:
       assert isinstance(state, SharedState), "only a warm start ends"
       state = self._begin_rounds(state, segment)
-    if self.pilot.is_window_full():
-      self.pilot.turn(segment)
+    if self.controller.is_choice_due():
+      self.controller.choose_setting(segment)
       # A spectrum's last bits differ by machine, and so might a choice.
-      self.pilot.set_state(processes.from_main(self.pilot.get_state()))
+      self.controller.set_state(
+        processes.from_main(self.controller.get_state())
+      )
     if segment.crosses(self.config.evaluation.interval_steps):
       self._evaluate(state)
     if segment.crosses(self.config.checkpoint.interval_steps):
-      self._save(state, self.plan.phase(segment.stop))
+      self._save(state, self.controller.plan.phase(segment.stop))
     return state
 
   def _begin_rounds(self, state: SharedState, segment: Segment) -> RoundState:
@@ -246,44 +256,48 @@ class Trainer:
       shared = self.replicas.place(shared, None)
     return self.programs.rounds.init(*shared)
 
-  def _evaluate(self, state: State, num_steps: int | None = None) -> None:
+  def _evaluate(
+    self, state: TrainingState, num_steps: int | None = None
+  ) -> None:
     losses = evaluation.losses(self.programs, state, self.validation)
-    self._logbook.record_evaluation(losses, self.position, num_steps)
+    self._reader.record_evaluation(losses, self.progress, num_steps)
 
-  def _save(self, state: State, phase: str) -> None:
+  def _save(self, state: TrainingState, phase: str) -> None:
     if not evaluation.is_finite(state):
       raise NotFiniteError(
-        f"a parameter is not finite after step {self.position.step}"
+        f"a parameter is not finite after step {self.progress.step}"
       )
     if not replica_consistency.copies_are_equal(state):
       raise TrainingStoppedError(
         f"the replicas' copies of the outer state differ after step "
-        f"{self.position.step}: their devices do not compute alike; the last "
+        f"{self.progress.step}: their devices do not compute alike; the last "
         f"good checkpoint in {self.workdir} is kept"
       )
     record = {
-      "position": dataclasses.asdict(self.position),
+      "position": dataclasses.asdict(self.progress),
       "phase": phase,
       "streams": self.streams.get_state(),
-      "pilot": self.pilot.get_state(),
+      "pilot": self.controller.get_state(),
       "clock": self.clock.get_state() if self.clock else None,
       "config": self.config.to_mapping(),
       "corpus_digest": self.corpus.digest,
     }
-    self._checkpoints.save(self.position.step, state, record)
-    self._logbook.book("checkpoint", self.position.step)
+    self._checkpoints.save(self.progress.step, state, record)
+    self._reader.record_time("checkpoint", self.progress.step)
 
-  def _finish(self, state: State) -> None:
+  def _finish(self, state: TrainingState) -> None:
     """Flushes, evaluates and saves; the run cannot be continued after."""
     phase = "data_parallel"
     if isinstance(state, RoundState):
       phase = "local"
-      step = self.pilot.plan.schedule_step(self.plan.total_steps)
-      state = self.pilot.rounds.flush(state, step)
-      traffic = self.pilot.traffic
-      self.position.total_sent_bytes += traffic.flush_bytes(step)
+      step = self.controller.plan.schedule_step(self.config.total_steps)
+      state = self.controller.rounds.flush(state, step)
+      traffic = self.controller.traffic
+      self.progress.total_sent_bytes += traffic.flush_bytes(step)
       if self.clock:
-        self.position.simulated_s = self.clock.finish(self.pilot.plan, traffic)
-    self._evaluate(state, self.plan.total_steps)
-    self.position.is_finished = True
+        self.progress.simulated_s = self.clock.finish(
+          self.controller.plan, traffic
+        )
+    self._evaluate(state, self.config.total_steps)
+    self.progress.is_finished = True
     self._save(state, phase)

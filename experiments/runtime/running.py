@@ -95,7 +95,7 @@ def _train(
     tracing = _trace(workdir / "profile")
   try:
     with _alone(workdir), tracing:
-      if not processes.have_in_common(workdir):
+      if not processes.share_directory(workdir):
         raise UsageError(
           f"processes do not see one directory at --workdir={workdir}: take "
           "one on a file system that all share"
@@ -129,7 +129,7 @@ def _joined(
       processes.start(place.coordinator, place.num_processes, place.process_id)
     except ValueError as error:
       raise UsageError(error) from error
-    with processes.peers_needed():
+    with processes.detect_lost_process():
       where = f"process {jax.process_index()}: "
       _speak_as(where)
       owners = [device.process_index for device in jax.devices()]
@@ -139,8 +139,8 @@ def _joined(
   except (UsageError, StoppedError) as error:
     command_line.print_error(error, where)
     code = error.exit_code
-    coordinator_store.part()
-  except processes.LostPeerError as error:
+    coordinator_store.wait_for_end()
+  except processes.LostProcessError as error:
     command_line.print_error(error, where)
     code = command_line.TRY_AGAIN
   except KeyboardInterrupt:
@@ -148,7 +148,7 @@ def _joined(
   except BaseException:
     traceback.print_exc()
     code = 1
-  processes.leave(code)
+  processes.exit_now(code)
 
 
 def _speak_as(where: str) -> None:

@@ -14,12 +14,12 @@ from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 from dilocox_jax.training import build, metrics_reader
 from dilocox_jax.training.metrics_reader import (
-  Dispatched,
+  DispatchedSegment,
   MetricsReader,
   NotFiniteError,
 )
 from dilocox_jax.training.progress_bar import ProgressBar
-from dilocox_jax.training.start import TrainingProgress
+from dilocox_jax.training.states import TrainingProgress
 from tests import runs
 
 SCHEDULE = SyncSchedule(4)
@@ -58,7 +58,7 @@ def _dispatched(loss=None, grad_norm=None):
   # Two replicas that sent the same, two away from the mean.
   each = jnp.ones((2, 1))
   drift = Drift(9 * each, 4 * each, jnp.full(1, 9.0), {})
-  return Dispatched(
+  return DispatchedSegment(
     SEGMENT,
     TrainingProgress(18, 720, 5_000),
     sent_bytes=300,
@@ -103,11 +103,11 @@ def test_a_segment_becomes_a_row_of_means(desk):
 
 def test_time_is_booked_from_one_booking_to_the_next(desk):
   desk.now[0] += 3.0
-  desk.book.book("compile", 14)
+  desk.book.record_time("compile", 14)
   desk.now[0] += 4.0
   desk.book.read(_dispatched())
   desk.now[0] += 0.5
-  desk.book.book("evaluation", 18)
+  desk.book.record_time("evaluation", 18)
   rows = read_rows(desk.workdir / "timing.jsonl")
   assert [(r["event"], r["step"], r["wall_s"]) for r in rows] == [
     ("compile", 14, 3.0),
@@ -119,7 +119,7 @@ def test_time_is_booked_from_one_booking_to_the_next(desk):
 
 def test_the_bar_shows_the_speed_of_training_alone(desk):
   desk.now[0] += 100.0
-  desk.book.book("compile", 14)
+  desk.book.record_time("compile", 14)
   desk.now[0] += 1.0
   desk.book.read(_dispatched())
   desk.now[0] += 3.0
@@ -143,7 +143,7 @@ def test_a_value_that_is_not_finite_is_named_and_not_recorded(desk, field, bad):
 
 def _opened(workdir, held_out=0):
   config = runs.settings()
-  return metrics_reader.opened(
+  return metrics_reader.open_reader(
     config,
     workdir,
     corpus=build.corpus(config),

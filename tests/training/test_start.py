@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import pytest
 
-from dilocox_jax.training import start
+from dilocox_jax.training import start, states
 from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
 from tests import runs
 
@@ -36,7 +36,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint(stopped, caplog):
   assert resumed
   state, record = resumed
   runs.assert_same_bits(state, runs.saved(stopped.workdir)[0])
-  assert start.TrainingProgress(**record["position"]) == stopped.position
+  assert states.TrainingProgress(**record["position"]) == stopped.progress
   assert "continuing at step 12 of 21" in caplog.text
 
 

@@ -165,9 +165,9 @@ def test_a_run_stopped_and_continued_equals_one_that_was_not(tmp_path, sync):
   config = runs.settings(**sync)
   runs.train(config, tmp_path / "whole")
   stopped = runs.train(config, tmp_path / "parts", until=9)
-  assert stopped.position.step == 9
+  assert stopped.progress.step == 9
   continued = runs.train(config, tmp_path / "parts")
-  assert continued.position.is_finished
+  assert continued.progress.is_finished
   assert runs.metrics_text(tmp_path / "parts") == runs.metrics_text(
     tmp_path / "whole"
   )
@@ -302,7 +302,7 @@ def test_a_warm_start_is_trained_counted_and_handed_over(tmp_path, kind):
   (final,) = runs.rows(tmp_path, "final")
   assert final["total_sent_bytes"] == sum(sent)  # Nothing was left to flush.
   assert final["outer_loss"] == final["mean_loss"] == final["replica_loss"]
-  assert run.position.step == 11
+  assert run.progress.step == 11
 
 
 def test_after_a_warm_start_all_replicas_are_where_it_ended(tmp_path):
