@@ -27,12 +27,9 @@ from experiments.runtime import (
   distributed_flags,
   file_lock,
   process_group,
+  stop_signals,
 )
-from experiments.runtime.command_line import (
-  INTERRUPTED,
-  StoppedError,
-  UsageError,
-)
+from experiments.runtime.command_line import StoppedError, UsageError
 
 _REFUSAL = (
   "processes of another launch are still at --workdir={}: wait for them, or "
@@ -76,6 +73,7 @@ def main(
   values.config.mesh.layout = "mesh"
   config = command_line.run_config(values.config)
   distributed_flags.check_config(config)
+  command_line.check_files(config)
   train.clock(values, config)
   count = values.processes
   devices = values.local_devices or distributed_flags.devices_each(
@@ -110,15 +108,17 @@ def _check_own(own_flags: Sequence[str]) -> None:
       raise UsageError(f"{flag} is for the processes: put it behind --")
 
 
-def _run(members: process_group.Group) -> None:
-  """Brings all to their end, or none."""
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
-  try:
-    failure = members.run()
-  except KeyboardInterrupt:
-    raise StoppedError(
-      "interrupted: the same command continues the run", INTERRUPTED
-    ) from None
+def _run(group: process_group.Group) -> None:
+  """Brings all processes to their end; passes signals on to them.
+
+  After the first signal the processes save and stop, after a second one they
+  end at once (`stop_signals`); the launcher ends when they have.
+  """
+  for number in stop_signals.SIGNALS:
+    signal.signal(number, lambda number, _: group.send_signal(number))
+  failure = group.run()
+  if failure and failure.is_stop:
+    sys.exit(failure.exit_code)  # The main process has said where it stopped.
   if failure:
     hint = "all others were ended"
     if failure.is_from_outside:

@@ -1,7 +1,7 @@
-"""States of a run by phase: fresh ones, and the shapes of saved ones.
+"""States of a run: fresh ones by phase, and the shapes of saved ones.
 
-A checkpoint of a warm start and one of a round hold different trees; which,
-is a matter of the phase alone.
+A checkpoint of a warm start and one of a round hold different trees. The phase
+alone decides which.
 """
 
 import dataclasses
@@ -22,10 +22,10 @@ class TrainingProgress:
 
   Attributes:
     step: Inner steps finished.
-    tokens: Tokens seen by all replicas together.
-    total_sent_bytes: What one replica has put on the wire.
+    tokens: Tokens that all replicas together have seen.
+    total_sent_bytes: Bytes that one replica has sent.
     is_finished: Whether the flush and the last evaluation are done.
-    simulated_s: What the run's clock says, if it carries one (seconds).
+    simulated_s: Simulated seconds, if the run carries a clock.
   """
 
   step: int = 0
@@ -36,7 +36,7 @@ class TrainingProgress:
 
 
 def first_params(programs: Programs, phase: str, seed: int) -> Tree:
-  """Parameters drawn from a seed; no device ever holds more than its part."""
+  """Draws parameters from a seed; a device never holds more than its shard."""
   replicas = programs.replicas_of(phase)
 
   def draw() -> Tree:
@@ -47,7 +47,7 @@ def first_params(programs: Programs, phase: str, seed: int) -> Tree:
 
 
 def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
-  """The state of a phase that starts from given parameters."""
+  """Returns the state of a phase that starts from given parameters."""
   if phase != "local":
     return programs.steps_of(phase).init(params)
   start = programs.steps.optimizer.init
@@ -59,7 +59,7 @@ def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
 
 
 def abstract(programs: Programs, phase: str) -> TrainingState:
-  """Structure, shapes, types and placement of a phase's state."""
+  """Returns structure, shapes, types and placement of a phase's state."""
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   if phase == "local":
     optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
