@@ -71,7 +71,7 @@ def _exchanged_once(encoding: Encoding, leaf: Leaf) -> Codec:
   return Codec(lambda key: (), run, ((encoding, leaf),))
 
 
-def alone(
+def run_without_exchange(
   built: Codec, values: Array, state: Tree, key: Array
 ) -> tuple[Array, Tree, list[tuple[Array, ...]]]:
   """Runs a codec for a replica that exchanges with nobody.

@@ -103,8 +103,8 @@ def compressed_mean(
       wanted = jax.tree.map(jnp.add, values, owed)
     # Of the sum, not of the values: a residual that left fp32's range would
     # never come back.
-    wanted, is_finite = finite_part(wanted)
-    mean, own, codec = exchange.update(wanted, is_finite, state.codec)
+    kept, is_finite = finite_part(wanted)
+    mean, own, codec = exchange.update(kept, is_finite, state.codec)
     residual = None
     if feedback is not None:
       seen = own if feedback.against == "own" else mean
@@ -115,11 +115,12 @@ def compressed_mean(
         left = decay * (want - got.astype(want.dtype))
         return jnp.where(is_finite, left, jnp.zeros_like(left))
 
-      residual = _stored(jax.tree.map(lost, wanted, seen), feedback.dtype)
+      residual = _stored(jax.tree.map(lost, kept, seen), feedback.dtype)
     mean = jax.tree.map(lambda m, v: m.astype(v.dtype), mean, values)
-    # What is not finite stays so here, and shows in the drift.
+    # A replica that was left out reports its values as they are, so that the
+    # drift shows it; a residual out of range counts as much as a value.
     sent = jax.tree.map(
-      lambda x, v: jnp.where(is_finite, x.astype(v.dtype), v), own, values
+      lambda x, v: jnp.where(is_finite, x.astype(v.dtype), v), own, wanted
     )
     return mean, sent, FeedbackState(codec, residual)
 

@@ -49,7 +49,7 @@ def squared_norm(tree: Tree) -> Scalar:
   )
 
 
-def drift(arrival: ExchangeResult) -> Drift:
+def measure_drift(arrival: ExchangeResult) -> Drift:
   """Measures one replica's disagreement behind an exchange; sends nothing."""
   difference = jax.tree.map(jnp.subtract, arrival.sent, arrival.mean)
   return Drift(

@@ -17,8 +17,8 @@ import optax
 
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import Replicas, is_none, with_shardings
-from dilocox_jax.outer import data_parallel, flush, round_program
-from dilocox_jax.outer.drift import AXES
+from dilocox_jax.outer import data_parallel, round_program
+from dilocox_jax.outer.drift import AXES, Drift
 from dilocox_jax.outer.round_program import ReplicaState, RoundState
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
 from dilocox_jax.plan.schedule.sync_schedule import Window
@@ -158,21 +158,32 @@ class RoundPrograms:
     seen = jax.tree.map(self.replicas.whole, (0, drifts), is_leaf=is_none)
     return jax.jit(over, donate_argnums=0, out_shardings=(kept, *seen))
 
-  def flush(self, state: RoundState, step: int) -> RoundState:
-    """The state with everything pending and unsent exchanged.
+  def flush(
+    self, state: RoundState, step: int
+  ) -> tuple[RoundState, list[Drift]]:
+    """Exchanges and applies everything pending and unsent.
 
     Args:
       state: State of all replicas; it is left intact.
       step: Inner steps of the schedule finished.
+
+    Returns:
+      The flushed state; the drift of every exchange of the flush, in the order
+      of `SyncSchedule.flush_windows`, with axes as in `drift.AXES`, then [1].
     """
     return self._flush(step)(state)
 
   @functools.cache  # noqa: B019 - as above.
   def _flush(self, step: int):
-    def one(state: RoundState) -> RoundState:
-      return self.replicas.divided(flush.flush(self.outer, step, state))
+    def replica_program(state: RoundState) -> tuple[RoundState, list[Drift]]:
+      state, drifts = round_program.run_flush(self.outer, step, state)
+      return self.replicas.divided(state), drifts
 
-    return jax.jit(self.replicas.map(one, (self.axes,), self.axes))
+    windows = self.outer.method.schedule.flush_windows(step)
+    drifts = [AXES for window in windows if window.applied]
+    return jax.jit(
+      self.replicas.map(replica_program, (self.axes,), (self.axes, drifts))
+    )
 
   def outer_params(self, state: RoundState) -> Tree:
     """The parameters to evaluate, on the device: the outer, or their mean."""

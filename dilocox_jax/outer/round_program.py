@@ -1,20 +1,33 @@
-"""A round as one program, for one replica.
+"""A round as one program, and the flush at the end of a run, for one replica.
 
-The program walks the pieces of the plan: inner steps, an apply, inner steps,
-a send. What comes back at the end of a stretch of inner steps is exchanged at
-its start, with no data passing between the two, so the compiler may run the
-transfer behind the steps. Steps, fragments and slots are numbers in tables;
-the program is the same however many there are.
+The program goes through the windows of the plan: inner steps, an apply, inner
+steps, a send. A pseudo-gradient that is due at the end of a stretch of inner
+steps is exchanged at the start of that stretch. No data passes between the
+exchange and the steps, so the compiler may run the transfer behind them.
+
+Steps, fragments and slots are numbers in tables (`WindowTable`). The program
+has the same size however many there are.
+
+Slots: a fragment keeps `depth` = ceil(tau / H) pseudo-gradients in flight.
+H = 4 and tau = 6 give depth 2: what is sent after step 4 is applied after step
+10, and by then step 8 has sent too. The sends of steps 4, 8, 12 take the
+slots 1, 0, 1, so step 12 reuses the slot that step 10 has freed.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from dilocox_jax.distributed import host_memory
 from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.partition import FragmentIndex
+from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
+from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.plan.schedule.window_groups import WindowGroup, WindowTable
 from dilocox_jax.pytypes import Array, Index, Tree
 
@@ -27,20 +40,22 @@ class ReplicaState(NamedTuple):
 
 
 class RoundState(NamedTuple):
-  """The whole state between two rounds, for one replica."""
+  """The whole training state between two rounds, for one replica."""
 
   outer: OuterState
   replica: ReplicaState
 
 
 class StepMetrics(NamedTuple):
-  """What every inner step reports, [H] float32 over a round."""
+  """Metrics of every inner step of a round, [H] float32 each."""
 
   loss: Array
   grad_norm: Array
 
 
 class _Carry(NamedTuple):
+  """What one window hands to the next; `step` counts the round's steps."""
+
   state: RoundState
   step: Index
   metrics: StepMetrics
@@ -52,7 +67,7 @@ InnerStep = Callable[[Tree, Tree, Tree], tuple[Tree, Tree, tuple]]
 def run_round(
   outer: OuterTransform,
   inner_step: InnerStep,
-  pieces: tuple[WindowGroup, ...],
+  groups: tuple[WindowGroup, ...],
   state: RoundState,
   batches: Tree,
   tables: tuple[WindowTable, ...],
@@ -60,137 +75,250 @@ def run_round(
   """Runs the inner steps and events of one round.
 
   Args:
-    outer: The outer side.
-    inner_step: (params, optimizer state, batch) -> the same two and (loss,
-      gradient norm).
-    pieces: Static shape of the round (`plan.pieces`).
+    outer: Measures, exchanges and applies pseudo-gradients.
+    inner_step: Function (params, optimizer state, batch) -> (params, optimizer
+      state, (loss, gradient norm)).
+    groups: Static shape of the round (`plan.schedule.window_groups`).
     state: State of this replica.
-    batches: This replica's batches, leaves [H, ...].
-    tables: The numbers that go with `pieces`.
+    batches: Batches of this replica, leaves [H, ...].
+    tables: Numbers of the windows, one table for each group.
 
   Returns:
-    The new state; metrics of every inner step; for every piece with an
-    arrival the drift, leaves [num_windows, ...].
+    The new state; metrics of every inner step; for every group with an apply
+    the drift of its exchanges, leaves [num_windows, ...].
   """
   num_steps = jax.tree.leaves(batches)[0].shape[0]
   empty = jnp.zeros((num_steps,), jnp.float32)
   carry = _Carry(state, jnp.int32(0), StepMetrics(empty, empty))
-  steps = _inner_steps(inner_step, batches)
+  run_steps = _inner_steps(inner_step, batches)
   drifts = []
-  for piece, table in zip(pieces, tables, strict=True):
-    window = _window(outer, steps, piece)
-    # Of windows with fragment 0 there is never more than one; the others are
-    # scanned even if there is one, so that P does not show in the program.
-    if "first" in (piece.applied, piece.sent):
-      carry, out = window(carry, jax.tree.map(lambda x: x[0], table))
-      out = jax.tree.map(lambda x: x[None], out)
+  for group, table in zip(groups, tables, strict=True):
+    window = _window(outer, run_steps, group)
+    # Fragment 0 has another tree than the layer fragments and occurs in one
+    # window at most, which is run directly. Windows of layer fragments are
+    # scanned even if there is only one, so that the program of P = 2 and that
+    # of P = 8 are the same.
+    if "first" in (group.applied, group.sent):
+      carry, drift = window(carry, jax.tree.map(lambda x: x[0], table))
+      drift = jax.tree.map(lambda x: x[None], drift)
     else:
-      carry, out = jax.lax.scan(window, carry, table)
-    if piece.applied:
-      drifts.append(out)
+      carry, drift = jax.lax.scan(window, carry, table)
+    if group.applied:
+      drifts.append(drift)
   return carry.state, carry.metrics, drifts
 
 
 def _inner_steps(inner_step: InnerStep, batches: Tree):
-  """Builds (carry, count) -> carry after that many inner steps."""
+  """Returns a function (carry, count) -> carry after `count` inner steps."""
 
   def body(_, carry: tuple[ReplicaState, Index, StepMetrics]):
     replica, step, metrics = carry
     batch = jax.tree.map(lambda leaf: leaf[step], batches)
-    params, optimizer, seen = inner_step(*replica, batch)
+    params, optimizer, values = inner_step(*replica, batch)
     metrics = jax.tree.map(
       lambda buffer, value: buffer.at[step].set(value.astype(buffer.dtype)),
       metrics,
-      StepMetrics(*seen),
+      StepMetrics(*values),
     )
     return ReplicaState(params, optimizer), step + 1, metrics
 
-  def run(carry: _Carry, count: Index) -> _Carry:
-    # The outer state stays outside the loop: an exchange leaves its own state
-    # there, and steps that carried it would have to wait.
+  def run_steps(carry: _Carry, count: Index) -> _Carry:
+    # The loop does not carry the outer state. An exchange that runs beside
+    # these steps writes its own state there, and a loop that carried it would
+    # have to wait for the exchange.
     (outer, replica), step, metrics = carry
     replica, step, metrics = jax.lax.fori_loop(
       jnp.int32(0), count, body, (replica, step, metrics)
     )
     return _Carry(RoundState(outer, replica), step, metrics)
 
-  return run
+  return run_steps
 
 
-def _window(outer: OuterTransform, steps, piece: WindowGroup):
-  """The program of one window, by what arrives and what leaves."""
+def _window(outer: OuterTransform, run_steps, group: WindowGroup):
+  """Returns the program (carry, table row) -> (carry, drift) of a window.
+
+  H = 6, P = 3, tau = 1: the window after step 2, where fragment 1 was sent, is
+  one step (behind which fragment 1 is exchanged), apply 1, one step, send 2.
+  """
   if outer.method.schedule.is_whole_rounds:
-    return _whole_round_window(outer, steps, piece)
+    return _whole_round_window(outer, run_steps, group)
 
   def window(carry: _Carry, row: WindowTable):
-    out = None
-    if piece.applied:
-      index = _index(piece.applied, row.applied)
+    drift = None
+    if group.applied:
+      index = _index(group.applied, row.applied)
       own = outer.in_flight(carry.state.outer, index, row.applied_slot)
-      state, arrival = outer.exchange(carry.state.outer, index, own)
-      carry = steps(_with_outer(carry, state), row.steps_before)
-      carry, out = _apply(outer, carry, index, arrival, own)
+      state, result = _exchange(outer, carry.state, index, own)
+      carry = run_steps(carry._replace(state=state), row.steps_before)
+      state, drift = _apply(outer, carry.state, index, result, own)
+      carry = carry._replace(state=state)
     else:
-      carry = steps(carry, row.steps_before)
-    carry = steps(carry, row.steps_after)
-    if piece.sent:
-      index = _index(piece.sent, row.sent)
-      fresh = _measure(outer, carry, index, row.sent_slot)
-      carry = _send(outer, carry, index, row.sent_slot, fresh)
-    return carry, out
+      carry = run_steps(carry, row.steps_before)
+    carry = run_steps(carry, row.steps_after)
+    if group.sent:
+      index = _index(group.sent, row.sent)
+      unapplied = outer.unapplied_at_send(row.sent_slot)
+      measured = _measure(outer, carry.state, index, unapplied)
+      state = _send(outer, carry.state, index, row.sent_slot, measured)
+      carry = carry._replace(state=state)
+    return carry, drift
 
   return window
 
 
-def _whole_round_window(outer: OuterTransform, steps, piece: WindowGroup):
-  """A window that ends with measuring, applying and sending one fragment."""
+def _whole_round_window(outer: OuterTransform, run_steps, group: WindowGroup):
+  """Returns the program of a window where tau is a multiple of H.
+
+  A fragment is then applied on the very step on which it is sent again, in
+  this order: measure, apply, send. The measurement comes first because it must
+  see the parameters before the apply changes them.
+
+  H = 4, P = 1, tau = 4, second round: the content of step 4 is exchanged
+  behind steps 5 to 8. After step 8 the replica measures, applies the content
+  of step 4, and puts the new measurement into the slot this has freed.
+  H = 4, tau = 0: after step 4 the replica measures, exchanges what it has just
+  measured, waits for it, and applies it.
+  """
+  overlaps = bool(outer.depth)
 
   def window(carry: _Carry, row: WindowTable):
-    overlaps = bool(outer.depth)
-    index = _index(piece.sent or "first", row.sent)
-    arrival, out = outer.nothing(carry.state.outer, index), None
-    if piece.applied and overlaps:
+    index, drift = _index(group.sent or "first", row.sent), None
+    result = outer.nothing(carry.state.outer, index)
+    if group.applied and overlaps:
       own = outer.in_flight(carry.state.outer, index, row.applied_slot)
-      state, arrival = outer.exchange(carry.state.outer, index, own)
-      carry = _with_outer(carry, state)
-    carry = steps(carry, row.steps_before)
-    if not piece.sent:
-      return carry, out
-    fresh = _measure(outer, carry, index, row.sent_slot)
-    if piece.applied and not overlaps:
-      state, arrival = outer.exchange(carry.state.outer, index, fresh)
-      carry = _with_outer(carry, state)
-    if piece.applied or outer.rule.is_per_replica:
-      carry, seen = _apply(outer, carry, index, arrival, fresh)
-      out = seen if piece.applied else None
-    carry = _send(outer, carry, index, row.sent_slot, fresh)
-    return carry, out
+      state, result = _exchange(outer, carry.state, index, own)
+      carry = carry._replace(state=state)
+    carry = run_steps(carry, row.steps_before)
+    if not group.sent:
+      return carry, drift
+    state = carry.state
+    unapplied = outer.unapplied_at_send(row.sent_slot)
+    measured = _measure(outer, state, index, unapplied)
+    if group.applied and not overlaps:
+      state, result = _exchange(outer, state, index, measured)
+    # Eager updates step at their first boundary too, where nothing has come
+    # back yet: the result is then zeros, and the replica's own part is fresh.
+    if group.applied or outer.rule.is_per_replica:
+      state, applied_drift = _apply(outer, state, index, result, measured)
+      drift = applied_drift if group.applied else None
+    state = _send(outer, state, index, row.sent_slot, measured)
+    return carry._replace(state=state), drift
 
   return window
 
 
-def _index(kind: str, number: Index) -> int | Index:
+def run_flush(
+  outer: OuterTransform, step: int, state: RoundState
+) -> tuple[RoundState, list[Drift]]:
+  """Runs `SyncSchedule.flush_windows`: the end of a run.
+
+  A method that ends with progress in flight would be judged on old
+  parameters. So everything pending is applied, and everything unsent is
+  measured, exchanged and applied.
+
+  Args:
+    outer: Measures, exchanges and applies pseudo-gradients.
+    step: Inner steps finished, all events of that step done.
+    state: State of this replica.
+
+  Returns:
+    The state with nothing in flight or unsent, in which the replica has the
+    outer parameters; the drift of every exchange in order, leaves [1, ...].
+  """
+  windows = outer.method.schedule.flush_windows(step)
+  drifts = []
+  for fragment, group in itertools.groupby(windows, _fragment):
+    state, fragment_drifts = _flush_fragment(outer, fragment, [*group], state)
+    drifts += fragment_drifts
+  params = host_memory.on_device(state.outer.params)
+  return state._replace(replica=state.replica._replace(params=params)), drifts
+
+
+def _fragment(window: Window) -> int:
+  event = window.sent or window.applied
+  assert event, "a window of the flush has one event"
+  return event.fragment
+
+
+def _flush_fragment(
+  outer: OuterTransform,
+  fragment: int,
+  windows: Sequence[Window],
+  state: RoundState,
+) -> tuple[RoundState, list[Drift]]:
+  """Runs the flush windows of one fragment.
+
+  A round's program cannot run them: with H = 4 and tau = 6, after step 9, both
+  slots are taken while step 9 is measured. So the measurement is kept here
+  instead of in a slot.
+  """
+  schedule = outer.method.schedule
+  index = jnp.int32(fragment) if fragment else 0
+  pending = [window.applied for window in windows if window.applied]
+  if any(window.sent for window in windows):
+    pending.pop()  # The last apply is of what is measured here.
+  nothing = outer.nothing(state.outer, index)
+  measured, drifts = nothing.own, []
+  for window in windows:
+    if window.sent:
+      slots = [schedule.slot(event) for event in pending]
+      unapplied = jnp.asarray(np.isin(np.arange(schedule.depth), slots))
+      measured = _measure(outer, state, index, unapplied)
+      if outer.rule.is_per_replica and not pending:  # As in a first round.
+        state, _ = _apply(outer, state, index, nothing, measured)
+      continue
+    if window.applied in pending:
+      slot = jnp.int32(schedule.slot(pending.pop(0)))
+      own, fresh = outer.in_flight(state.outer, index, slot), measured
+    else:
+      own, fresh = measured, jax.tree.map(jnp.zeros_like, measured)
+    state, result = _exchange(outer, state, index, own)
+    state, drift = _apply(outer, state, index, result, fresh)
+    drifts.append(jax.tree.map(lambda leaf: leaf[None], drift))
+  return state, drifts
+
+
+def _index(kind: str, number: Index) -> FragmentIndex:
+  """Fragment 0 by its static number, a layer fragment by a traced one."""
   return 0 if kind == "first" else number
 
 
-def _with_outer(carry: _Carry, outer: OuterState) -> _Carry:
-  return carry._replace(state=carry.state._replace(outer=outer))
+def _measure(
+  outer: OuterTransform,
+  state: RoundState,
+  index: FragmentIndex,
+  unapplied: Array | None,
+) -> Tree:
+  return outer.measure(state.outer, state.replica.params, index, unapplied)
 
 
-def _measure(outer: OuterTransform, carry: _Carry, index, slot) -> Tree:
-  unapplied = outer.unapplied_at_send(slot)
-  state, replica = carry.state
-  return outer.measure(state, replica.params, index, unapplied)
+def _exchange(
+  outer: OuterTransform, state: RoundState, index: FragmentIndex, own: Tree
+) -> tuple[RoundState, ExchangeResult]:
+  outer_state, result = outer.exchange(state.outer, index, own)
+  return state._replace(outer=outer_state), result
 
 
-def _send(outer: OuterTransform, carry: _Carry, index, slot, own) -> _Carry:
-  return _with_outer(carry, outer.send(carry.state.outer, index, slot, own))
-
-
-def _apply(outer: OuterTransform, carry: _Carry, index, arrival, fresh):
-  state, replica = carry.state
-  state, params, seen = outer.apply(
-    state, replica.params, index, arrival, fresh
+def _apply(
+  outer: OuterTransform,
+  state: RoundState,
+  index: FragmentIndex,
+  result: ExchangeResult,
+  fresh: Tree,
+) -> tuple[RoundState, Drift]:
+  outer_state, params, drift = outer.apply(
+    state.outer, state.replica.params, index, result, fresh
   )
-  replica = replica._replace(params=params)
-  return carry._replace(state=RoundState(state, replica)), seen
+  replica = state.replica._replace(params=params)
+  return RoundState(outer_state, replica), drift
+
+
+def _send(
+  outer: OuterTransform,
+  state: RoundState,
+  index: FragmentIndex,
+  slot: Index,
+  own: Tree,
+) -> RoundState:
+  return state._replace(outer=outer.send(state.outer, index, slot, own))

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dilocox_jax.outer.drift import Drift, drift
+from dilocox_jax.outer.drift import Drift, measure_drift
 from dilocox_jax.outer.partition import FragmentIndex, Partition, Store
 from dilocox_jax.outer.rules import ApplyRule, ExchangeResult, apply_rule
 from dilocox_jax.plan.schedule.methods import Method
@@ -192,7 +192,11 @@ class OuterTransform:
       params=self.partition.put(state.params, fragment, new),
       optimizer=state.optimizer.set(fragment, kept),
     )
-    return state, self.partition.put(inner, fragment, part), drift(arrival)
+    return (
+      state,
+      self.partition.put(inner, fragment, part),
+      measure_drift(arrival),
+    )
 
 
 def _masked_sum(slots: Tree, mask: Array) -> Tree:

@@ -121,15 +121,9 @@ class Script:
     """
     if plan.local_start >= plan.total_steps:
       return
-    schedule = self.traffic.method.schedule
     step = plan.schedule_step(plan.total_steps)
-    start = plan.total_steps - step
-    for fragment in range(schedule.num_fragments):
-      for event in schedule.in_flight(step, fragment):
-        yield from self._exchange(event, start, 0)
-      if schedule.unsent_steps(step, fragment):
-        last = Event(step, "send", fragment, step)
-        yield from self._exchange(last, start, 0)
+    for window in self.traffic.method.schedule.flush_windows(step):
+      yield from self._window(window, plan.total_steps - step)
 
   def _window(self, window: Window, start: int) -> Iterator[Op]:
     """As the program walks it: what arrives is exchanged from its start on."""

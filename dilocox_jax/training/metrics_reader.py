@@ -1,9 +1,9 @@
-"""Metrics on their way from the devices to the records.
+"""Brings metrics from the devices to the records.
 
-Segments are dispatched without waiting; their metrics are read here, later,
-which is also where a value that is not finite stops the run and where the
-wall clock is divided between the segments. Of several processes all read and
-judge, so that they stop together, and one writes.
+Segments are dispatched without waiting, and their metrics are read here later.
+A value that is not finite stops the run here, and here the wall time is divided
+between the segments. With several processes all read and check, so that they
+stop together, and one writes.
 """
 
 import contextlib
@@ -31,21 +31,17 @@ from dilocox_jax.training.progress_bar import ProgressBar
 from dilocox_jax.training.states import TrainingProgress
 
 
-class NotFiniteError(RuntimeError):
-  """A loss or gradient that is not finite; the message says where."""
-
-
 @dataclasses.dataclass(frozen=True)
 class DispatchedSegment:
   """A segment whose metrics have not been read yet.
 
   Attributes:
-    segment: What runs.
-    progress: How far the run is after it.
-    sent_bytes: What it puts on the wire, a replica.
-    tokens: What all replicas see in it.
-    metrics: Arrays [M, H], still on the devices of their replicas.
-    drifts: For every piece with an arrival, likewise.
+    segment: The segment that runs.
+    progress: How far the run is after the segment.
+    sent_bytes: Bytes that one replica sends in it.
+    tokens: Tokens that all replicas together see in it.
+    metrics: Losses and gradient norms [M, H], still on the devices.
+    drifts: Drifts of every window group with an apply, still on the devices.
   """
 
   segment: Segment
@@ -57,7 +53,7 @@ class DispatchedSegment:
 
 
 class MetricsReader:
-  """Reads segments in order and accounts for the time between them."""
+  """Reads segments in order and records the time between them."""
 
   def __init__(
     self,
@@ -66,31 +62,37 @@ class MetricsReader:
     schedule: optax.Schedule,
     energy_share: float,
   ):
-    """Starts the clock.
+    """Starts to measure time.
 
     Args:
-      recorder: Where rows go.
-      bar: The bar.
+      recorder: Writes the rows.
+      bar: Shows how far the run is.
       schedule: Learning rate by inner step.
-      energy_share: Of an update's energy, by which its rank is recorded.
+      energy_share: Share of an update's energy by which its rank is recorded.
     """
     self._recorder, self._bar = recorder, bar
     self._schedule, self._energy_share = schedule, energy_share
-    self._accounted = time.perf_counter()
+    self._recorded_s = time.perf_counter()
     self._tokens, self._training_s = 0, 0.0
 
   def record_time(
     self, event: str, step: int, simulated_s: float | None = None
   ) -> None:
-    """Books the time since the last booking under an event."""
+    """Records the time since the last record under an event.
+
+    Args:
+      event: "compile", "round", "evaluation" or "checkpoint".
+      step: Inner steps finished.
+      simulated_s: Simulated seconds, if the run carries a clock.
+    """
     self._recorder.record_timing(
       step=step, event=event, wall_s=self._lap(), simulated_s=simulated_s
     )
 
   def _lap(self) -> float:
-    """Seconds since the last booking; every second is booked once."""
-    before, self._accounted = self._accounted, time.perf_counter()
-    return self._accounted - before
+    """Returns seconds since the last call, so that each is recorded once."""
+    before, self._recorded_s = self._recorded_s, time.perf_counter()
+    return self._recorded_s - before
 
   def record_evaluation(
     self,
@@ -101,16 +103,16 @@ class MetricsReader:
     """Checks and records validation losses.
 
     Args:
-      losses: By view, in nats a token.
+      losses: Loss of each view, in nats a token.
       progress: How far the run is.
-      num_steps: For the closing row only: the steps asked for.
+      num_steps: For the closing row only: total steps of the run.
 
     Raises:
-      NotFiniteError: Nothing is recorded then.
+      NotFiniteError: If a loss is not finite; nothing is recorded then.
     """
     self.record_time("evaluation", progress.step, progress.simulated_s)
     if not all(math.isfinite(loss) for loss in losses.values()):
-      raise NotFiniteError(
+      raise evaluation.NotFiniteError(
         f"the validation loss is not finite at step {progress.step}"
       )
     row = {
@@ -124,6 +126,18 @@ class MetricsReader:
     else:
       self._recorder.record_final(num_steps=num_steps, **row)
 
+  def check_flush(self, drifts: Sequence[Drift], step: int) -> None:
+    """Checks that what every replica sent in the flush is finite.
+
+    Args:
+      drifts: Drifts of the exchanges of the flush, on the devices.
+      step: Inner steps of the run.
+
+    Raises:
+      NotFiniteError: One line that names the replica and the step.
+    """
+    evaluation.check_drifts(arrays_to_host(drifts), [step] * len(drifts))
+
   def read(self, done: DispatchedSegment) -> Sequence[Drift]:
     """Waits for a segment, checks it and records it.
 
@@ -131,18 +145,23 @@ class MetricsReader:
       Its drifts, on the host.
 
     Raises:
-      NotFiniteError: Nothing of the segment is recorded then.
+      NotFiniteError: If a loss, a gradient or what a replica sent is not
+        finite; nothing of the segment is recorded then.
     """
-    seen, drifts = arrays_to_host((done.metrics, done.drifts))
-    _check_finite(seen, done.segment)
-    progress, loss = done.progress, np.mean(seen.loss, dtype=np.float64)
+    step_metrics, drifts = arrays_to_host((done.metrics, done.drifts))
+    _check_losses(step_metrics, done.segment)
+    start = done.segment.schedule_start
+    events = evaluation.applied_events(done.segment)
+    evaluation.check_drifts(drifts, [start + e.send_step for e in events])
+    losses = step_metrics.loss
+    progress, loss = done.progress, np.mean(losses, dtype=np.float64)
     self._recorder.record_round(
       step=progress.step,
       tokens=progress.tokens,
       phase=done.segment.phase,
       loss=loss,
-      loss_per_replica=np.asarray(seen.loss, np.float64).mean(axis=1).tolist(),
-      grad_norm=np.mean(seen.grad_norm, dtype=np.float64),
+      loss_per_replica=np.asarray(losses, np.float64).mean(axis=1).tolist(),
+      grad_norm=np.mean(step_metrics.grad_norm, dtype=np.float64),
       learning_rate=float(np.asarray(self._schedule(progress.step - 1))),
       sent_bytes=done.sent_bytes,
       total_sent_bytes=progress.total_sent_bytes,
@@ -165,11 +184,11 @@ class MetricsReader:
     return drifts
 
 
-def _check_finite(seen: StepMetrics, segment: Segment) -> None:
-  place = evaluation.first_not_finite(seen.loss, seen.grad_norm)
+def _check_losses(step_metrics: StepMetrics, segment: Segment) -> None:
+  place = evaluation.first_not_finite(step_metrics.loss, step_metrics.grad_norm)
   if place:
     replica, offset = place
-    raise NotFiniteError(
+    raise evaluation.NotFiniteError(
       "the loss or its gradient is not finite at step "
       f"{segment.start + offset + 1} on replica {replica}"
     )
@@ -187,17 +206,20 @@ def open_reader(
   step: int,
   is_resumed: bool,
 ) -> Iterator[MetricsReader]:
-  """The books of a run from one start of it to its end or interruption.
+  """Opens the records of a run, from one start of it to its end.
 
   Args:
-    config: The run.
-    workdir: Its directory.
-    corpus: Its text.
-    held_out: The windows of its evaluations.
+    config: Config of the run.
+    workdir: The run directory.
+    corpus: Text of the run.
+    held_out: Batches of its evaluations, [N, B, L + 1].
     schedule: Learning rate by inner step.
     command: The command line, for the record.
-    step: Where it starts.
+    step: Inner steps finished before.
     is_resumed: Whether a checkpoint was restored.
+
+  Yields:
+    The reader, which writes in the main process only.
   """
   title, total = config.sync.method, config.total_steps
   if not processes.is_main():

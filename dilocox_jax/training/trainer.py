@@ -29,10 +29,8 @@ from dilocox_jax.training import build, evaluation, metrics_reader, start
 from dilocox_jax.training.adaptive_controller import AdaptiveController
 from dilocox_jax.training.checkpoint import FOLDER, Checkpoints, RefusedError
 from dilocox_jax.training.clock import Clock
-from dilocox_jax.training.metrics_reader import (
-  DispatchedSegment,
-  NotFiniteError,
-)
+from dilocox_jax.training.evaluation import NotFiniteError
+from dilocox_jax.training.metrics_reader import DispatchedSegment
 from dilocox_jax.training.run_summary import simulated_end_s, summary_lines
 from dilocox_jax.training.states import TrainingProgress, TrainingState
 
@@ -373,7 +371,8 @@ class Trainer:
     if isinstance(state, RoundState):
       plan, traffic = self.controller.plan, self.controller.traffic
       step = plan.schedule_step(self.config.total_steps)
-      state = self.controller.rounds.flush(state, step)
+      state, drifts = self.controller.rounds.flush(state, step)
+      self._reader.check_flush(drifts, self.config.total_steps)
       self.progress.total_sent_bytes += traffic.flush_bytes(step)
       if self.clock:
         self.progress.simulated_s = self.clock.finish(plan, traffic)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from dilocox_jax.codecs.base import Encoder
-from dilocox_jax.codecs.compose import alone, codec, encoder
+from dilocox_jax.codecs.compose import codec, encoder, run_without_exchange
 from dilocox_jax.plan.wire.chain import Chain, Encoding
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.payload import Int
@@ -41,7 +41,7 @@ def _factorised(values: Array) -> Timed:
 
   @jax.jit
   def encode(values: Array):
-    _, _, sent = alone(built, values, state, jax.random.key(0))
+    _, _, sent = run_without_exchange(built, values, state, jax.random.key(0))
     return sent
 
   return lambda: jax.block_until_ready(encode(values))

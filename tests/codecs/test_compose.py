@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.codecs.base import Reduced
-from dilocox_jax.codecs.compose import alone, codec, encoder
+from dilocox_jax.codecs.compose import codec, encoder, run_without_exchange
 from dilocox_jax.plan.wire.chain import Chain, Encoding, leaf_messages
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.payload import Dense, Int
@@ -21,7 +21,11 @@ def gaussian(leaf=LEAF):
 
 
 def compiled(built):
-  return jax.jit(lambda values, key: alone(built, values, built.init(KEY), key))
+  return jax.jit(
+    lambda values, key: run_without_exchange(
+      built, values, built.init(KEY), key
+    )
+  )
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from dilocox_jax.codecs.base import Reduced
-from dilocox_jax.codecs.compose import alone, codec
+from dilocox_jax.codecs.compose import codec, run_without_exchange
 from dilocox_jax.codecs.low_rank import orthonormal
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.reduction import LowRank
@@ -18,7 +19,9 @@ SHARED = codec(LowRank(RANK), LEAF)
 LOCAL = codec(LowRank(RANK, factorisation="local"), LEAF)
 PROGRAMS = {
   name: jax.jit(
-    lambda values, state, key, built=built: alone(built, values, state, key)[:2]
+    lambda values, state, key, built=built: run_without_exchange(
+      built, values, state, key
+    )[:2]
   )
   for name, built in (("shared", SHARED), ("local", LOCAL))
 }
@@ -182,7 +185,9 @@ def test_room_for_a_higher_rank_is_kept_as_it_was():
   built = codec(LowRank(2), LEAF, max_rank=RANK)
   state = built.init(KEY)
   assert state.right.shape == (3, 24, RANK)
-  run = jax.jit(lambda values: alone(built, values, state, KEY)[1])
+  run = jax.jit(
+    lambda values: run_without_exchange(built, values, state, KEY)[1]
+  )
   after = run(of_rank(RANK))
   assert np.array_equal(after.right[..., 2:], state.right[..., 2:])
   assert not np.any(after.right[..., :2] == state.right[..., :2])
@@ -195,3 +200,22 @@ def test_the_gram_matrix_has_the_spectrum_of_what_is_decoded():
   spectrum = np.linalg.svd(np.asarray(found, np.float64), compute_uv=False)
   energies = np.linalg.eigvalsh(np.asarray(state.gram, np.float64))[:, ::-1]
   np.testing.assert_allclose(energies, spectrum[:, :RANK] ** 2, rtol=1e-4)
+
+
+def products(jaxpr):
+  """Every matrix product of a program, loops included."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == "dot_general":
+      yield equation
+    for inner in jaxprs_in_params(equation.params):
+      yield from products(inner)
+
+
+@both
+def test_products_are_full_fp32_on_every_device(name):
+  """Where the default is bfloat16 or TF32, rounding would be orthonormalised."""
+  trace = jax.make_jaxpr(PROGRAMS[name])(of_rank(2), start(name), KEY)
+  highest = (jax.lax.Precision.HIGHEST,) * 2
+  precisions = [each.params["precision"] for each in products(trace.jaxpr)]
+  assert len(precisions) >= 4
+  assert set(precisions) == {highest}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.codecs.base import Codec, Reduced
-from dilocox_jax.codecs.compose import alone, codec, encoder
+from dilocox_jax.codecs.compose import codec, encoder, run_without_exchange
 from dilocox_jax.codecs.sparse import random_mask
 from dilocox_jax.plan.wire.chain import Encoding
 from dilocox_jax.plan.wire.leaf import Leaf
@@ -104,7 +104,9 @@ def test_top_k_of_everything_loses_nothing_even_where_values_are_equal():
 
 def masked(leaf, fraction, values, key):
   built = codec(RandomMask(fraction), leaf)
-  run = jax.jit(lambda values, key: alone(built, values, (), key))
+  run = jax.jit(
+    lambda values, key: run_without_exchange(built, values, (), key)
+  )
   found, _, sent = run(jnp.asarray(values), key)
   return np.asarray(found), sent
 
@@ -137,14 +139,16 @@ def test_every_value_has_the_same_chance_and_layers_are_drawn_apart():
 
 def masked_mean(leaf, key):
   ones = jnp.ones(leaf.stacked_shape, jnp.float32)
-  return alone(codec(RandomMask(0.25), leaf), ones, (), key)[0]
+  return run_without_exchange(codec(RandomMask(0.25), leaf), ones, (), key)[0]
 
 
 def test_the_expected_error_is_the_part_that_is_not_sent():
   leaf = Leaf(1, (640,))
   values = jnp.asarray(gaussian(leaf))
   draw = jax.jit(
-    lambda key: alone(codec(RandomMask(0.3), leaf), values, (), key)[0]
+    lambda key: run_without_exchange(
+      codec(RandomMask(0.3), leaf), values, (), key
+    )[0]
   )
   errors = [
     float(jnp.sum(jnp.square(values - draw(key))))

@@ -11,7 +11,7 @@ import pytest
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, compressed_mean
-from dilocox_jax.outer.drift import drift
+from dilocox_jax.outer.drift import measure_drift
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.programs import RoundPrograms, StepPrograms
 from dilocox_jax.outer.transforms import OuterTransform
@@ -124,7 +124,7 @@ def outer_transform(method, payload, collective):
 def exchange(outer, fragment, own, state):
   """One exchange of a fragment, and the drift behind it."""
   state, arrival = outer.exchange(state, fragment, own)
-  return state.exchange, arrival.mean, drift(arrival)
+  return state.exchange, arrival.mean, measure_drift(arrival)
 
 
 def test_collectives_are_read_from_a_compiled_program():

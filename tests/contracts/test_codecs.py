@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dilocox_jax.codecs.compose import alone, codec
+from dilocox_jax.codecs.compose import codec, run_without_exchange
 from dilocox_jax.plan.wire.chain import Chain, links_of, num_bytes, wires
 from dilocox_jax.plan.wire.leaf import Leaf, leaf_of
 from dilocox_jax.plan.wire.payload import (
@@ -86,7 +86,7 @@ class Program:
 
   def run(self, values, state, key):
     self.num_traces += 1
-    return alone(self.codec, values, state, key)
+    return run_without_exchange(self.codec, values, state, key)
 
   def decoded(self, values, seed=0):
     """What comes back of some values, in float64."""
@@ -167,7 +167,7 @@ def encoded(payload, path, shape):
 
   def run(key):
     values = jnp.zeros(leaf.stacked_shape, jnp.float32)
-    return alone(built, values, built.init(key), key)[2]
+    return run_without_exchange(built, values, built.init(key), key)[2]
 
   sent = jax.eval_shape(run, jax.random.key(0))
   return [array for phase in sent for array in phase]
@@ -340,7 +340,7 @@ def test_compiled_and_step_by_step_agree(name):
   values = jnp.asarray(gaussian(), jnp.float32)
   key = jax.random.key(3)
   compiled, _, sent = it.compiled(values, it.start, key)
-  found, _, steps = alone(it.codec, values, it.start, key)
+  found, _, steps = run_without_exchange(it.codec, values, it.start, key)
   np.testing.assert_allclose(found, compiled, rtol=1e-5, atol=1e-5)
   pairs = zip(jax.tree.leaves(sent), jax.tree.leaves(steps), strict=True)
   for ours, theirs in pairs:

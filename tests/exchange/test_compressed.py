@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.codecs.compose import alone, codec
+from dilocox_jax.codecs.compose import codec, run_without_exchange
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import (
   Compression,
@@ -94,7 +94,7 @@ def test_what_is_gathered_is_the_mean_of_what_each_would_send_alone(name):
     whole = {}
     for path, leaf in leaves_by_path(own).items():
       where = leaf_of(path, leaf.shape)
-      whole[path], _, _ = alone(
+      whole[path], _, _ = run_without_exchange(
         codec(payload.at(path), where),
         leaf.reshape(where.stacked_shape),
         (),

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.codecs.compose import alone, codec
+from dilocox_jax.codecs.compose import codec, run_without_exchange
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, compressed_mean
@@ -47,7 +47,9 @@ def received(payload):
 
   @jax.jit
   def sent(values):
-    return alone(built, values[None], (), jax.random.key(0))[0][0]
+    return run_without_exchange(built, values[None], (), jax.random.key(0))[0][
+      0
+    ]
 
   return lambda values: np.asarray(
     sent(jnp.asarray(values, jnp.float32)), np.float64
@@ -177,15 +179,33 @@ def test_a_replica_that_is_not_finite_neither_spreads_nor_owes(bad, dtype):
   assert (codes[0] != nothing).any() and (codes[2] != nothing).any()
 
 
+def sent_of(values, state, payload, feedback):
+  """What every replica sent, and the new states, leaves [M, ...]."""
+  aggregator = compressed_mean(Compression(payload, "all_gather"), feedback)
+  over = Replicas(NUM_REPLICAS).map(aggregator.average, (0, 0), 0)
+  _, sent, state = jax.jit(over)(values, state)
+  return sent, state
+
+
 def test_a_replica_that_is_not_finite_shows_in_what_was_sent():
   values = jnp.asarray(rounds_of(8)[0]).at[1, 3].set(jnp.nan)
   state, _ = vector_program(INT4, Feedback())
-  aggregator = compressed_mean(Compression(INT4, "all_gather"), Feedback())
-  over = Replicas(NUM_REPLICAS).map(aggregator.average, (0, 0), 0)
-  _, sent, _ = jax.jit(over)(values, state)
+  sent, _ = sent_of(values, state, INT4, Feedback())
   for m in (0, 2):
     close(sent[m], received(INT4)(values[m]), EXACT)
   assert not np.isfinite(sent[1]).all()
+
+
+def test_a_replica_left_out_for_its_residual_shows_in_what_was_sent():
+  """As below: 3e38 twice is no fp32, though either value is."""
+  values = np.full(VECTORS[1:], 1.0, np.float32)
+  values[0, 4] = 3e38
+  payload = Dense("float16")
+  state, _ = vector_program(payload, Feedback())
+  for is_left_out in (False, True):
+    sent, state = sent_of(values, state, payload, Feedback())
+    finite = [bool(np.isfinite(own).all()) for own in sent]
+    assert finite == [not is_left_out, True, True]
 
 
 def test_a_residual_that_grows_out_of_range_is_dropped():

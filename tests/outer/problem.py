@@ -80,7 +80,7 @@ def run_rounds(
     _, state, metrics = passed
     losses.append(metrics.loss)
   if flush:
-    state = programs.flush(state, num_steps)
+    state, _ = programs.flush(state, num_steps)
   return state, jnp.concatenate(losses, axis=1), programs
 
 

@@ -84,7 +84,7 @@ def test_rounds_equal_the_numpy_twin(name, x64):
   assert_close(state.replica.params, stacked(unflushed.params), EXACT)
   losses = np.concatenate(losses, axis=1)
   np.testing.assert_allclose(losses, unflushed.losses, rtol=1e-5)
-  flushed = programs.flush(state, num_steps)
+  flushed, _ = programs.flush(state, num_steps)
   theta = stacked(oracle(problem, method, num_steps).theta)
   assert_close(flushed.outer.params, theta, EXACT)
 
@@ -102,7 +102,7 @@ def test_a_run_may_end_inside_a_round(name, x64):
   problem = make_problem(0, 3, num_steps, 4, 2, 3)
   programs, state = begin(problem, method, optax.sgd(INNER_RATE), nesterov())
   *_, (_, state, _) = walk(programs, state, problem, num_steps)
-  flushed = programs.flush(state, num_steps)
+  flushed, _ = programs.flush(state, num_steps)
   expected = oracle(problem, method, num_steps)
   assert_close(flushed.outer.params, stacked(expected.theta), EXACT)
   assert_close(flushed.replica.params, stacked(expected.params), EXACT)

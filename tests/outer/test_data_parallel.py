@@ -35,7 +35,7 @@ def warm_started(on):
   rounds, _ = begin(rest, methods.dilocox(4), inner, nesterov())
   state = rounds.init(shared.params, shared.optimizer)
   *_, (_, state, _) = walk(rounds, state, rest, 12)
-  return rounds.flush(state, 12)
+  return rounds.flush(state, 12)[0]
 
 
 @pytest.mark.parametrize("on", ["all", "first"])

@@ -9,7 +9,7 @@ from dilocox_jax.outer.drift import (
   Drift,
   by_window,
   disagreement,
-  drift,
+  measure_drift,
   squared_norm,
 )
 from dilocox_jax.outer.rules import ExchangeResult
@@ -24,7 +24,7 @@ def measured(own, layout="stacked"):
   num_replicas = jax.tree.leaves(own)[0].shape[0]
 
   def one(mean, own):
-    return drift(ExchangeResult(mean, own, own))
+    return measure_drift(ExchangeResult(mean, own, own))
 
   over = Replicas(num_replicas, layout).map(one, (None, 0), AXES)
   *sums, _ = jax.jit(over)(mean, own)

@@ -34,7 +34,7 @@ def last_state(method, outer, num_steps):
 
 def test_a_flush_after_everything_has_arrived_changes_nothing():
   programs, state = last_state(methods.diloco(4), nesterov(), 8)
-  assert_equal(programs.flush(state, 8), state)
+  assert_equal(programs.flush(state, 8), (state, []))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_flush_of_continue_ends_at_the_replicas_mean(method, num_steps, x64):
   mean = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), state.replica.params)
   spread = jax.tree.map(lambda a, b: a - b[None], state.replica.params, mean)
   assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(spread)) > 1e-3
-  flushed = programs.flush(state, num_steps)
+  flushed, _ = programs.flush(state, num_steps)
   assert_close(flushed.outer.params, mean, EXACT)
 
 
@@ -67,7 +67,7 @@ def test_a_flush_of_continue_ends_at_the_replicas_mean(method, num_steps, x64):
 )
 def test_replicas_go_on_from_the_flushed_outer_parameters(method):
   programs, state = last_state(method, nesterov(), 10)
-  flushed = programs.flush(state, 10)
+  flushed, _ = programs.flush(state, 10)
   outer = flushed.outer.params
   if method.rule != "eager":
     outer = jax.tree.map(lambda x: np.broadcast_to(x, (3, *x.shape)), outer)
@@ -103,16 +103,18 @@ def test_a_flush_exchanges_as_often_as_the_plan_counts(method, num_steps):
   programs = RoundPrograms(outer, step, Replicas(3))
   params = jax.tree.map(jnp.asarray, PROBLEM[0])
   state = programs.init(params, SGD.init(params))
-  exchanges = programs.flush(state, num_steps).outer.exchange
-  schedule = method.schedule
-  expected = [
-    schedule.flush_exchanges(num_steps, fragment)
-    for fragment in range(schedule.num_fragments)
-  ]
+  state, drifts = programs.flush(state, num_steps)
+  applied = [w.applied for w in method.schedule.flush_windows(num_steps)]
+  fragments = [event.fragment for event in applied if event]
+  exchanges = state.outer.exchange
   counts = [exchanges.first[0]]
   if exchanges.layers is not None:
     counts += list(exchanges.layers[0])
+  expected = [fragments.count(p) for p in range(method.schedule.num_fragments)]
   assert counts == expected
+  assert [drift.own_squared.shape for drift in drifts] == [(3, 1)] * sum(
+    expected
+  )
 
 
 def test_a_flush_leaves_the_state_for_more_rounds():

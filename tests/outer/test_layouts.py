@@ -83,8 +83,8 @@ def test_both_layouts_train_alike(name):
   assert_placed(shared, across if is_per_replica else everywhere, mesh)
   if not is_per_replica:
     assert_copies_are_equal(shared)
-  flushed = programs.rounds.flush(on_mesh, ROUNDS * INTERVAL)
-  expected = stacked_programs.rounds.flush(stacked, ROUNDS * INTERVAL)
+  flushed, _ = programs.rounds.flush(on_mesh, ROUNDS * INTERVAL)
+  expected, _ = stacked_programs.rounds.flush(stacked, ROUNDS * INTERVAL)
   assert_same(flushed, expected)
   evaluated = programs.rounds.outer_params(flushed)
   assert_same(evaluated, stacked_programs.rounds.outer_params(expected))

@@ -146,7 +146,7 @@ def test_one_transformer_is_trained_plainly_in_fp32(method, settings):
   programs, state, _ = nano.train(
     nano.config(method=method, sync_interval=4, **settings, **alone)
   )
-  state = programs.rounds.flush(state, 12)
+  state, _ = programs.rounds.flush(state, 12)
   _, plain, _ = nano.train(nano.config(method="allreduce", **alone))
   ours = programs.rounds.outer_params(state)
   assert distance(ours, plain.params) < CLOSE

@@ -13,11 +13,8 @@ from dilocox_jax.outer.round_program import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 from dilocox_jax.training import build, metrics_reader
-from dilocox_jax.training.metrics_reader import (
-  DispatchedSegment,
-  MetricsReader,
-  NotFiniteError,
-)
+from dilocox_jax.training.evaluation import NotFiniteError
+from dilocox_jax.training.metrics_reader import DispatchedSegment, MetricsReader
 from dilocox_jax.training.progress_bar import ProgressBar
 from dilocox_jax.training.states import TrainingProgress
 from tests import runs
@@ -53,11 +50,12 @@ def desk_fixture(tmp_path, monkeypatch):
     yield SimpleNamespace(book=book, bar=bar, workdir=tmp_path, now=now)
 
 
-def _dispatched(loss=None, grad_norm=None):
+def _dispatched(loss=None, grad_norm=None, own_squared=9.0):
   values = np.arange(8, dtype=np.float32).reshape(2, 4)
   # Two replicas that sent the same, two away from the mean.
   each = jnp.ones((2, 1))
-  drift = Drift(9 * each, 4 * each, jnp.full(1, 9.0), {})
+  own = jnp.array([[9.0], [own_squared]])
+  drift = Drift(own, 4 * each, jnp.full(1, 9.0), {})
   return DispatchedSegment(
     SEGMENT,
     TrainingProgress(18, 720, 5_000),
@@ -139,6 +137,18 @@ def test_a_value_that_is_not_finite_is_named_and_not_recorded(desk, field, bad):
   assert not runs.rows(desk.workdir)
   assert not read_rows(desk.workdir / "timing.jsonl")
   assert not desk.bar.told
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_replica_that_sent_what_is_not_finite_is_named(desk, bad):
+  dispatched = _dispatched(own_squared=bad)
+  line = "norm of the pseudo-gradient is not finite at step 18 on replica 1"
+  with pytest.raises(NotFiniteError, match=line):
+    desk.book.read(dispatched)
+  with pytest.raises(NotFiniteError, match="at step 21 on replica 1"):
+    desk.book.check_flush(dispatched.drifts, 21)
+  desk.book.check_flush([], 21)
+  assert not runs.rows(desk.workdir)
 
 
 def _opened(workdir, held_out=0):

@@ -225,8 +225,8 @@ def test_another_config_is_refused_and_nothing_is_touched(finished):
   assert runs.files(finished[0]) == before
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_where_it_was_good(tmp_path):
-  """The second step moves all weights by 1e30; the third has no gradient."""
+def test_a_run_that_diverges_stops_where_it_was_good(tmp_path):
+  """The second step moves all weights by 1e30, and the squares overflow."""
   config = runs.settings(
     method="diloco",
     sync_interval=1,
@@ -238,13 +238,30 @@ def test_a_loss_that_is_not_finite_stops_the_run_where_it_was_good(tmp_path):
     with pytest.raises(TrainingStoppedError) as error:
       runs.train(config, tmp_path)
     message = str(error.value)
-    assert "step 3 on replica 0" in message
+    assert "step 2 on replica 0" in message
     assert "inner.learning_rate=1e+30" in message and "\n" not in message
     assert str(tmp_path) in message
     (state, record) = runs.saved(tmp_path)
-    assert record["position"]["step"] < 3
+    assert record["position"]["step"] == 1
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
-    assert [row["step"] for row in runs.rows(tmp_path, "round")] == [1, 2]
+    assert [row["step"] for row in runs.rows(tmp_path, "round")] == [1]
+
+
+@pytest.mark.parametrize("interval, place", [(2, "a round"), (4, "the flush")])
+def test_a_replica_that_diverges_in_its_last_step_is_not_hidden_by_a_reset(
+  tmp_path, interval, place
+):
+  """The second update makes all weights infinite, and no loss ever sees it."""
+  config = runs.settings(
+    method="diloco",
+    sync_interval=interval,
+    total_steps=2,
+    inner={"learning_rate": 3e38, "weight_decay": 1e6, "warmup_steps": 1},
+  )
+  line = "pseudo-gradient is not finite at step 2 on replica 0.*no checkpoint"
+  with pytest.raises(TrainingStoppedError, match=line):
+    runs.train(config, tmp_path)
+  assert not runs.rows(tmp_path, "final"), place
 
 
 def test_a_state_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):

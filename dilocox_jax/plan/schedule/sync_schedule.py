@@ -189,24 +189,52 @@ class SyncSchedule:
     send_step = step - self.overlap_steps
     return Event(step, "apply", fragment, send_step) if send_step > 0 else None
 
-  def in_flight(self, step: int, fragment: int) -> list[Event]:
-    """Applies of a fragment still due after a step, oldest first."""
-    first = step - self.overlap_steps
+  def flush_windows(self, step: int) -> list[Window]:
+    """The end of a run: everything pending and unsent, without inner steps.
+
+    This is the only description of the flush. The trainer runs these windows,
+    bytes are counted and simulated times are found from them.
+
+    Fragment after fragment, each window holds one event. Pending exchanges
+    are applied oldest first. Progress since the last send is measured (the
+    window's `sent`) before them if tau >= H, as it would have been, and after
+    them otherwise; its exchange is applied last. Nothing is measured where no
+    inner step was done since the last send.
+
+    For example H = 4, P = 1, tau = 6 after step 9: the contents of steps 4
+    and 8 are pending and step 9 is unsent, so the windows are send(9),
+    apply(4), apply(8), apply(9). With tau = 2 only step 8 is pending: apply(8),
+    send(9), apply(9).
+
+    Args:
+      step: Inner steps finished, all events of that step done.
+
+    Returns:
+      Windows in order. An event keeps the step at which it would have come,
+      so a fragment's events may stand in another order than their steps.
+    """
     return [
-      Event(s + self.overlap_steps, "apply", fragment, s)
-      for s in range(max(first, 0) + 1, step + 1)
-      if (s - self.offset(fragment)) % self.sync_interval == 0
+      window
+      for fragment in range(self.num_fragments)
+      for window in self._flush_fragment(step, fragment)
     ]
 
-  def unsent_steps(self, step: int, fragment: int) -> int:
-    """Inner steps done since a fragment was last sent."""
-    since = (step - self.offset(fragment)) % self.sync_interval
-    return min(since, step)
-
-  def flush_exchanges(self, step: int, fragment: int) -> int:
-    """Exchanges that bring everything pending and unsent of a fragment in."""
-    unsent = self.unsent_steps(step, fragment) > 0
-    return len(self.in_flight(step, fragment)) + unsent
+  def _flush_fragment(self, step: int, fragment: int) -> Iterator[Window]:
+    interval, overlap = self.sync_interval, self.overlap_steps
+    offset = self.offset(fragment)
+    pending = [
+      Window(0, Event(sent + overlap, "apply", fragment, sent), 0, None)
+      for sent in range(max(step - overlap, 0) + 1, step + 1)
+      if (sent - offset) % interval == 0
+    ]
+    # A fragment that was never sent has only `step` inner steps to send.
+    if not min((step - offset) % interval, step):
+      yield from pending
+      return
+    send = Window(0, None, 0, Event(step, "send", fragment, step))
+    measures_first = overlap >= interval
+    yield from [send, *pending] if measures_first else [*pending, send]
+    yield Window(0, Event(step + overlap, "apply", fragment, step), 0, None)
 
 
 def _cut(windows: list[Window], stop: int, start: int) -> Iterator[Window]:

@@ -5,10 +5,12 @@ report and simulator quote this and count nothing themselves.
 """
 
 import dataclasses
+from collections.abc import Iterable
 
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import Segment
+from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.plan.wire.collectives import Collective, collectives
 from dilocox_jax.plan.wire.leaf import Shapes
 from dilocox_jax.plan.wire.payload import Dense, Payload
@@ -72,18 +74,17 @@ class Traffic:
       return 0
     if segment.phase == "data_parallel":
       return segment.num_steps * self.gradient_bytes()
-    return sum(
-      self.exchange_bytes(window.applied.fragment)
-      for window in segment.windows
-      if window.applied
-    )
+    return self._windows_bytes(segment.windows)
 
   def flush_bytes(self, step: int) -> int:
-    """The flush after a number of inner steps of the schedule."""
-    schedule = self.method.schedule
+    """Bytes of the flush after a number of inner steps of the schedule."""
+    return self._windows_bytes(self.method.schedule.flush_windows(step))
+
+  def _windows_bytes(self, windows: Iterable[Window]) -> int:
     return sum(
-      schedule.flush_exchanges(step, fragment) * self.exchange_bytes(fragment)
-      for fragment in range(schedule.num_fragments)
+      self.exchange_bytes(window.applied.fragment)
+      for window in windows
+      if window.applied
     )
 
   def _operations(self, payload: Payload, shapes: Shapes) -> list[Collective]:

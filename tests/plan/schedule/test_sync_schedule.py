@@ -105,26 +105,29 @@ def test_every_fragment_is_sent_once_an_interval_and_applied_tau_later(
 
 
 @given(schedules(), st.data())
-def test_what_is_pending_and_unsent_follows_from_the_events(schedule, data):
+def test_a_flush_applies_what_is_pending_and_unsent_once(schedule, data):
   step = data.draw(st.integers(0, 5 * schedule.sync_interval), label="step")
-  later = step + schedule.overlap_steps
+  tau = schedule.overlap_steps
+  windows = schedule.flush_windows(step)
+  assert all(w.num_steps == 0 for w in windows)
+  assert all(bool(w.applied) != bool(w.sent) for w in windows)
+  events = [w.applied or w.sent for w in windows]
+  fragments = [event.fragment for event in events]
+  assert fragments == sorted(fragments)
   for fragment in range(schedule.num_fragments):
     past = [e for e in log(schedule, step) if e.fragment == fragment]
     sent = [e.send_step for e in past if e.kind == "send"]
     applied = [e.send_step for e in past if e.kind == "apply"]
-    due = [
-      e
-      for e in log(schedule, later)
-      if e.kind == "apply"
-      and e.fragment == fragment
-      and e.send_step in sent
-      and e.send_step not in applied
+    pending = [
+      Event(s + tau, "apply", fragment, s) for s in sent if s not in applied
     ]
-    assert schedule.in_flight(step, fragment) == due
-    unsent = step - max(sent, default=0)
-    assert schedule.unsent_steps(step, fragment) == unsent
-    flushed = len(due) + (1 if unsent else 0)
-    assert schedule.flush_exchanges(step, fragment) == flushed
+    expected = pending
+    if step > max(sent, default=0):
+      measured = Event(step, "send", fragment, step)
+      first = tau >= schedule.sync_interval
+      expected = [measured, *pending] if first else [*pending, measured]
+      expected.append(Event(step + tau, "apply", fragment, step))
+    assert [e for e in events if e.fragment == fragment] == expected
 
 
 @given(schedules())
@@ -154,6 +157,16 @@ def send(step, fragment):
   return Event(step, "send", fragment, step)
 
 
+def flush(*events):
+  """Windows without inner steps, one for each event."""
+  return [
+    Window(0, None, 0, event)
+    if event.kind == "send"
+    else Window(0, event, 0, None)
+    for event in events
+  ]
+
+
 def test_diloco_waits_for_its_exchange():
   schedule = SyncSchedule(3)
   assert list(schedule.events(0, 7)) == [
@@ -164,8 +177,8 @@ def test_diloco_waits_for_its_exchange():
   ]
   assert schedule.round_windows(1) == [Window(3, apply(6, 0, 6), 0, send(6, 0))]
   assert (schedule.depth, schedule.is_whole_rounds) == (0, True)
-  assert schedule.in_flight(6, 0) == []
-  assert schedule.unsent_steps(7, 0) == 1
+  assert schedule.flush_windows(6) == []
+  assert schedule.flush_windows(7) == flush(send(7, 0), apply(7, 0, 7))
 
 
 def test_streaming_diloco_sends_a_third_every_ten_steps():
@@ -186,10 +199,16 @@ def test_streaming_diloco_sends_a_third_every_ten_steps():
   ]
   assert schedule.round_windows(1, 5) == [Window(4, apply(34, 0, 30), 1, None)]
   assert (schedule.depth, schedule.is_whole_rounds) == (1, False)
-  assert schedule.in_flight(31, 0) == [apply(34, 0, 30)]
-  assert schedule.in_flight(31, 1) == []
-  assert [schedule.unsent_steps(31, p) for p in range(3)] == [1, 21, 11]
-  assert [schedule.flush_exchanges(31, p) for p in range(3)] == [2, 1, 1]
+  # One step, 21 and 11 steps are unsent; fragment 0 is in flight as well.
+  assert schedule.flush_windows(31) == flush(
+    apply(34, 0, 30),
+    send(31, 0),
+    apply(35, 0, 31),
+    send(31, 1),
+    apply(35, 1, 31),
+    send(31, 2),
+    apply(35, 2, 31),
+  )
 
 
 def test_a_delay_of_one_round_applies_where_it_sends():
@@ -204,7 +223,11 @@ def test_a_delay_of_one_round_applies_where_it_sends():
   assert schedule.round_windows(0) == [Window(4, None, 0, send(4, 0))]
   assert schedule.round_windows(1) == [Window(4, apply(8, 0, 4), 0, send(8, 0))]
   assert (schedule.depth, schedule.is_whole_rounds) == (1, True)
-  assert schedule.flush_exchanges(8, 0) == 1
+  assert schedule.flush_windows(8) == flush(apply(12, 0, 8))
+  # Step 9 is measured before the content of step 8 is applied.
+  assert schedule.flush_windows(9) == flush(
+    send(9, 0), apply(12, 0, 8), apply(13, 0, 9)
+  )
 
 
 def test_a_delay_of_more_than_a_round_keeps_two_in_flight():
@@ -221,7 +244,9 @@ def test_a_delay_of_more_than_a_round_keeps_two_in_flight():
     Window(2, apply(10, 0, 4), 2, send(12, 0))
   ]
   assert (schedule.depth, schedule.is_whole_rounds) == (2, False)
-  assert schedule.in_flight(9, 0) == [apply(10, 0, 4), apply(14, 0, 8)]
+  assert schedule.flush_windows(9) == flush(
+    send(9, 0), apply(10, 0, 4), apply(14, 0, 8), apply(15, 0, 9)
+  )
   assert schedule.slot(send(4, 0)) == schedule.slot(apply(10, 0, 4))
   assert schedule.slot(send(4, 0)) != schedule.slot(send(8, 0))
 

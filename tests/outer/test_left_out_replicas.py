@@ -1,0 +1,103 @@
+"""A replica that is not finite is left out of the mean, and its drift shows it.
+
+This holds at every exchange, under every rule and aggregator, in a round and
+in the flush.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.exchange.compressed import Compression
+from dilocox_jax.exchange.feedback import Feedback, compressed_mean
+from dilocox_jax.exchange.mean import mean_of_finite_replicas
+from dilocox_jax.inner.step import accumulated_gradient, inner_step
+from dilocox_jax.outer.drift import by_window
+from dilocox_jax.outer.programs import RoundPrograms
+from dilocox_jax.plan.schedule import methods
+from dilocox_jax.plan.wire.chain import Chain
+from dilocox_jax.plan.wire.payload import Int
+from dilocox_jax.plan.wire.reduction import LowRank, RandomMask
+from tests.oracles.least_squares import make_problem
+from tests.outer.problem import loss, nesterov, outer_transform
+
+INTERVAL, BAD, NUM_REPLICAS = 4, 1, 3
+STEPS = 14  # Three rounds and half of one: something is always unsent.
+PROBLEM = make_problem(6, NUM_REPLICAS, STEPS, 4, 2, 3)
+SGD = optax.sgd(0.05)
+
+METHODS = {
+  "diloco": methods.diloco(INTERVAL),
+  "reset": methods.dilocox(INTERVAL, "reset"),
+  "continue": methods.dilocox(INTERVAL),
+  "continue, two in flight": methods.delayed(INTERVAL, 1, 6, "continue"),
+  "mix": methods.streaming_diloco(INTERVAL, 2, 1),
+  "eager": methods.eager(INTERVAL),
+}
+AGGREGATORS = {
+  "mean": mean_of_finite_replicas,
+  "int4, feedback": lambda: compressed_mean(Compression(Int(4)), Feedback()),
+  "mask, int8": lambda: compressed_mean(
+    Compression(Chain((RandomMask(0.5), Int(8))))
+  ),
+  "rank 1": lambda: compressed_mean(Compression(LowRank(1))),
+}
+
+
+def programs_of(method, aggregator):
+  outer = outer_transform(method, 4, nesterov(), AGGREGATORS[aggregator]())
+  step = inner_step(accumulated_gradient(loss), SGD)
+  return RoundPrograms(outer, step, Replicas(NUM_REPLICAS))
+
+
+def exchanges_of(method, aggregator, bad_step):
+  """Yields (event, drift [M]) of every exchange of a run, flush included.
+
+  The bad replica's parameters turn to NaN in inner step `bad_step`.
+  """
+  programs = programs_of(method, aggregator)
+  schedule = method.schedule
+  params, inputs, targets = jax.tree.map(jnp.asarray, PROBLEM)
+  targets = targets.at[BAD, bad_step - 1].set(jnp.nan)
+  state = programs.init(params, SGD.init(params))
+  for start in range(0, STEPS, INTERVAL):
+    stop = min(start + INTERVAL, STEPS)
+    windows = schedule.round_windows(start // INTERVAL, stop - start)
+    batches = inputs[:, start:stop], targets[:, start:stop]
+    state, _, drifts = programs.round(state, batches, windows)
+    yield from paired(windows, drifts)
+  state, drifts = programs.flush(state, STEPS)
+  yield from paired(schedule.flush_windows(STEPS), drifts)
+  for leaf in jax.tree.leaves(state.outer.params):
+    # Under "eager" every replica has outer parameters of its own.
+    healthy = np.delete(leaf, BAD, 0) if method.rule == "eager" else leaf
+    assert np.isfinite(healthy).all()
+
+
+def paired(windows, drifts):
+  events = [window.applied for window in windows if window.applied]
+  by_event = [drift for group in drifts for drift in by_window(group)]
+  return zip(events, by_event, strict=True)
+
+
+@pytest.mark.parametrize(
+  ("name", "aggregator"),
+  [(name, "mean") for name in METHODS]
+  + [("diloco", name) for name in AGGREGATORS if name != "mean"],
+)
+@pytest.mark.parametrize("bad_step", [8, STEPS], ids=["round", "flush"])
+def test_a_replica_left_out_shows_in_the_drift(name, aggregator, bad_step):
+  num_bad = 0
+  for event, drift in exchanges_of(METHODS[name], aggregator, bad_step):
+    finite = np.isfinite(drift.own_squared)
+    assert np.isfinite(drift.mean_squared)
+    assert finite[[0, 2]].all()
+    if event.send_step < bad_step:
+      assert finite[BAD]
+    elif event.send_step == bad_step:
+      assert not finite[BAD]
+      num_bad += 1
+  assert num_bad >= 1
