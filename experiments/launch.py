@@ -3,9 +3,10 @@
   python -m experiments.launch --processes=2 --
   --config=experiments/configs/dilocox.py --workdir=runs/dilocox
 
-What follows -- are the flags of experiments.train. Processes talk over the
-loopback interface. When one fails, all are ended, and the same command
-continues the run from its newest checkpoint.
+The flags after -- are those of experiments.train. Processes talk over the
+loopback interface. If one fails, all are ended, and the same command continues
+the run from its newest checkpoint. SIGTERM and Ctrl-C are passed on to the
+processes, which save and stop.
 """
 
 import functools
@@ -60,9 +61,9 @@ def main(
   """Checks everything that can be checked here, then runs the processes.
 
   Args:
-    own_flags: Those before --.
-    train_flags: What the processes get, before their own places.
-    values: The same, and the flags of this binary, read.
+    own_flags: Flags of the launcher, before --.
+    train_flags: Flags of the processes, after --.
+    values: Values of both.
   """
   if not train_flags:
     raise UsageError("the flags of experiments.train are missing: after --")
@@ -102,7 +103,7 @@ def main(
 
 
 def _check_own(own_flags: Sequence[str]) -> None:
-  """The processes would never see what is for them but stands before --."""
+  """Raises UsageError for a flag before -- that is for the processes."""
   for flag in own_flags:
     if flag.startswith("-") and not _OWN.match(flag):
       raise UsageError(f"{flag} is for the processes: put it behind --")
@@ -129,7 +130,7 @@ def _run(group: process_group.Group) -> None:
 def _environment(
   platform: str, number: int, num_devices: int, count: int
 ) -> dict[str, str]:
-  """A process's surroundings: its devices, and its share of the cores."""
+  """Returns a process's environment: its devices and its share of cores."""
   environment = {
     **cores.limits(count),
     **os.environ,
@@ -147,7 +148,7 @@ def _environment(
 
 
 def _free_port() -> int:
-  """A port that nobody uses now; also proves that gloo will find its way."""
+  """Returns a free port; also checks that gloo can resolve the host name."""
   try:
     socket.getaddrinfo(socket.gethostname(), None)
   except OSError as error:
@@ -161,8 +162,8 @@ def _free_port() -> int:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-  """Arguments before the first --, and after it."""
-  own = list(itertools.takewhile(lambda each: each != "--", arguments))
+  """Returns the arguments before the first --, and those after it."""
+  own = list(itertools.takewhile(lambda a: a != "--", arguments))
   return own, list(arguments[len(own) + 1 :])
 
 

@@ -130,7 +130,7 @@ def test_processes_put_their_parts_together_without_a_program(tmp_path):
   members = [
     subprocess.Popen(
       [
-        *(sys.executable, "-m", "tests.test_gathering"),
+        *(sys.executable, "-m", "tests.distributed.test_host_arrays"),
         *(str(port), str(number), str(tmp_path)),
       ],
       env=environment,

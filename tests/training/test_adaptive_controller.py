@@ -107,7 +107,7 @@ def test_a_shorter_round_applies_what_the_longer_one_sent():
 
 
 @pytest.mark.parametrize("by_leaf", [True, False])
-def test_a_pilot_that_was_replaced_steers_as_the_old_one(by_leaf):
+def test_a_controller_that_was_replaced_chooses_as_the_old_one(by_leaf):
   ranks = [1, 2, 1, 6, 6, 6, 3, 3, 2]
   whole = controller(by_leaf=by_leaf)
   fly(whole, ranks)

@@ -39,7 +39,7 @@ class Bar(ProgressBar):
 
 @pytest.fixture(name="desk")
 def desk_fixture(tmp_path, monkeypatch):
-  """A logbook with its files, its bar and a clock set by hand."""
+  """A reader with its files, its bar and a clock set by hand."""
   now = [100.0]
   clock = SimpleNamespace(perf_counter=lambda: now[0])
   monkeypatch.setattr(metrics_reader, "time", clock)
