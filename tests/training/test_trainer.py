@@ -1,4 +1,5 @@
 import itertools
+import signal
 
 import jax
 import numpy as np
@@ -9,7 +10,11 @@ from dilocox_jax.metrics import read_rows
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.training import metrics_reader, trainer
 from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
-from dilocox_jax.training.trainer import Trainer, TrainingStoppedError
+from dilocox_jax.training.trainer import (
+  StopRequestedError,
+  Trainer,
+  TrainingStoppedError,
+)
 from tests import runs
 
 PARAMETER_BYTES = 4 * parameter_count(runs.settings().model.shape)
@@ -172,6 +177,33 @@ def test_a_run_stopped_and_continued_equals_one_that_was_not(tmp_path, sync):
     tmp_path / "whole"
   )
   whole, parts = runs.saved(tmp_path / "whole"), runs.saved(tmp_path / "parts")
+  runs.assert_same_bits(parts[0], whole[0])
+  assert parts[1] == whole[1]
+
+
+@pytest.mark.parametrize("stop", [9, 21])
+def test_a_run_asked_to_stop_saves_after_the_segment_under_way(
+  finished, tmp_path, stop
+):
+  """Also in its last segment: the end of the run then follows another time."""
+  stopped = runs.trainer(runs.settings(), tmp_path)
+  dispatch = stopped._dispatch
+
+  def dispatch_and_ask(state, segment):
+    if segment.stop == stop:
+      stopped.request_stop(signal.SIGTERM)
+    return dispatch(state, segment)
+
+  stopped._dispatch = dispatch_and_ask
+  line = f"stopped by SIGTERM: saved at step {stop} of 21"
+  with pytest.raises(StopRequestedError, match=line):
+    runs.run(stopped)
+  assert not runs.saved(tmp_path)[1]["position"]["is_finished"]
+  assert runs.rows(tmp_path)[-1]["step"] == stop
+  assert not runs.rows(tmp_path, "final")
+  runs.train(runs.settings(), tmp_path)
+  assert runs.metrics_text(tmp_path) == runs.metrics_text(finished[0])
+  whole, parts = runs.saved(finished[0]), runs.saved(tmp_path)
   runs.assert_same_bits(parts[0], whole[0])
   assert parts[1] == whole[1]
 
