@@ -65,7 +65,7 @@ def _method(config: RunConfig, plan: RunPlan, traffic: Traffic) -> str:
   )
 
 
-def simulated_end_s(
+def clock_at_end_s(
   clock: Clock, plan: RunPlan, traffic: Traffic, step: int = 0
 ) -> float:
   """Returns the simulated seconds at the end of a run, if its setting stays.

@@ -31,7 +31,7 @@ from dilocox_jax.training.checkpoint import FOLDER, Checkpoints, RefusedError
 from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.evaluation import NotFiniteError
 from dilocox_jax.training.metrics_reader import DispatchedSegment
-from dilocox_jax.training.run_summary import simulated_end_s, summary_lines
+from dilocox_jax.training.run_summary import clock_at_end_s, summary_lines
 from dilocox_jax.training.states import TrainingProgress, TrainingState
 
 
@@ -177,7 +177,7 @@ class Trainer:
     for line in summary_lines(self.config, self.corpus, plan, traffic):
       logging.getLogger(__name__).info(line)
     if self.clock:
-      seconds = simulated_end_s(self.clock, plan, traffic, self.progress.step)
+      seconds = clock_at_end_s(self.clock, plan, traffic, self.progress.step)
       logging.getLogger(__name__).info(
         "simulated time on the given cluster: %.3g h", seconds / 3600
       )

@@ -37,7 +37,7 @@ class UsageError(Exception):
   exit_code = 2
 
 
-class StopRequestedError(Exception):
+class SavedAndStoppedError(Exception):
   """A run that saved and stopped as it was asked to; no error."""
 
   def __init__(self, message: object, stop_signal: int):
@@ -77,7 +77,7 @@ def main(
   except (UsageError, StoppedError) as error:
     print_error(error)
     sys.exit(error.exit_code)
-  except StopRequestedError as request:
+  except SavedAndStoppedError as request:
     print(request, file=sys.stderr)
     sys.exit(request.exit_code)
   except KeyboardInterrupt:

@@ -76,7 +76,7 @@ def train(
   Raises:
     UsageError: If the run cannot be set up as asked.
     StoppedError: If it had to stop.
-    StopRequestedError: If a signal asked it to stop, once its state is saved.
+    SavedAndStoppedError: If a signal asked it to stop, once its state is saved.
   """
   _check_optimizers(config)
   devices, other_processes = 1, contextlib.nullcontext()
@@ -120,7 +120,7 @@ def _train(
   except RefusedError as error:
     raise UsageError(str(error)) from error
   except StopRequestedError as request:
-    raise command_line.StopRequestedError(request, request.signal) from None
+    raise command_line.SavedAndStoppedError(request, request.signal) from None
   except (TrainingStoppedError, RecordError, OSError) as error:
     raise StoppedError(str(error)) from error
   if processes.is_main():
@@ -167,7 +167,7 @@ def _joined(
     command_line.print_error(error, where)
     code = error.exit_code
     coordinator_store.wait_for_end()
-  except command_line.StopRequestedError as request:
+  except command_line.SavedAndStoppedError as request:
     if processes.is_main():
       print(request, file=sys.stderr)
     code = request.exit_code

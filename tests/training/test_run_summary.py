@@ -2,7 +2,7 @@ import jax
 
 from dilocox_jax.config import to_plan
 from dilocox_jax.training import build
-from dilocox_jax.training.run_summary import simulated_end_s, summary_lines
+from dilocox_jax.training.run_summary import clock_at_end_s, summary_lines
 from experiments.simulation.cluster_clock import ClusterClock
 from experiments.simulation.setup import Options
 from tests import runs
@@ -45,7 +45,7 @@ def test_a_clock_tells_when_the_run_ends_and_is_not_moved():
   clock = ClusterClock(config, "100mbit", Options(step_s=600.0))
   plan, traffic = to_plan.run_plan(config), to_plan.traffic(config)
   before = clock.get_state()
-  end_s = simulated_end_s(clock, plan, traffic)
+  end_s = clock_at_end_s(clock, plan, traffic)
   assert 21 * 600 < end_s < 21 * 600 + 60 and clock.get_state() == before
   clock.advance(plan.segment(0), traffic)
-  assert simulated_end_s(clock, plan, traffic, 3) == end_s
+  assert clock_at_end_s(clock, plan, traffic, 3) == end_s
