@@ -3,9 +3,10 @@
   python -m experiments.launch --processes=2 --
   --config=experiments/configs/dilocox.py --workdir=runs/dilocox
 
-What follows -- are the flags of experiments.train. Processes talk over the
-loopback interface. When one fails, all are ended, and the same command
-continues the run from its newest checkpoint.
+The flags after -- are those of experiments.train. Processes talk over the
+loopback interface. If one fails, all are ended, and the same command continues
+the run from its newest checkpoint. SIGTERM and Ctrl-C are passed on to the
+processes, which save and stop.
 """
 
 import functools
@@ -27,12 +28,9 @@ from experiments.runtime import (
   distributed_flags,
   file_lock,
   process_group,
+  stop_signals,
 )
-from experiments.runtime.command_line import (
-  INTERRUPTED,
-  StoppedError,
-  UsageError,
-)
+from experiments.runtime.command_line import StoppedError, UsageError
 
 _REFUSAL = (
   "processes of another launch are still at --workdir={}: wait for them, or "
@@ -63,9 +61,9 @@ def main(
   """Checks everything that can be checked here, then runs the processes.
 
   Args:
-    own_flags: Those before --.
-    train_flags: What the processes get, before their own places.
-    values: The same, and the flags of this binary, read.
+    own_flags: Flags of the launcher, before --.
+    train_flags: Flags of the processes, after --.
+    values: Values of both.
   """
   if not train_flags:
     raise UsageError("the flags of experiments.train are missing: after --")
@@ -76,6 +74,7 @@ def main(
   values.config.mesh.layout = "mesh"
   config = command_line.run_config(values.config)
   distributed_flags.check_config(config)
+  command_line.check_files(config)
   train.clock(values, config)
   count = values.processes
   devices = values.local_devices or distributed_flags.devices_each(
@@ -104,21 +103,23 @@ def main(
 
 
 def _check_own(own_flags: Sequence[str]) -> None:
-  """The processes would never see what is for them but stands before --."""
+  """Raises UsageError for a flag before -- that is for the processes."""
   for flag in own_flags:
     if flag.startswith("-") and not _OWN.match(flag):
       raise UsageError(f"{flag} is for the processes: put it behind --")
 
 
-def _run(members: process_group.Group) -> None:
-  """Brings all to their end, or none."""
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
-  try:
-    failure = members.run()
-  except KeyboardInterrupt:
-    raise StoppedError(
-      "interrupted: the same command continues the run", INTERRUPTED
-    ) from None
+def _run(group: process_group.Group) -> None:
+  """Brings all processes to their end; passes signals on to them.
+
+  After the first signal the processes save and stop, after a second one they
+  end at once (`stop_signals`); the launcher ends when they have.
+  """
+  for number in stop_signals.SIGNALS:
+    signal.signal(number, lambda number, _: group.send_signal(number))
+  failure = group.run()
+  if failure and failure.is_stop:
+    sys.exit(failure.exit_code)  # The main process has said where it stopped.
   if failure:
     hint = "all others were ended"
     if failure.is_from_outside:
@@ -129,7 +130,7 @@ def _run(members: process_group.Group) -> None:
 def _environment(
   platform: str, number: int, num_devices: int, count: int
 ) -> dict[str, str]:
-  """A process's surroundings: its devices, and its share of the cores."""
+  """Returns a process's environment: its devices and its share of cores."""
   environment = {
     **cores.limits(count),
     **os.environ,
@@ -147,7 +148,7 @@ def _environment(
 
 
 def _free_port() -> int:
-  """A port that nobody uses now; also proves that gloo will find its way."""
+  """Returns a free port; also checks that gloo can resolve the host name."""
   try:
     socket.getaddrinfo(socket.gethostname(), None)
   except OSError as error:
@@ -161,8 +162,8 @@ def _free_port() -> int:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-  """Arguments before the first --, and after it."""
-  own = list(itertools.takewhile(lambda each: each != "--", arguments))
+  """Returns the arguments before the first --, and those after it."""
+  own = list(itertools.takewhile(lambda a: a != "--", arguments))
   return own, list(arguments[len(own) + 1 :])
 
 

@@ -3,7 +3,8 @@
   python -m experiments.quickstart --workdir=runs/quickstart
 
 Both see the same number of tokens of the same text, Python's own library,
-with two replicas. A few minutes on two CPU cores; interrupted, it goes on.
+with two replicas. It takes a few minutes on two CPU cores. The same command
+again goes on where it was stopped.
 """
 
 import importlib
@@ -23,7 +24,7 @@ def define_flags() -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-  """Runs both and writes the comparison."""
+  """Trains both methods and writes the comparison."""
   workdir = command_line.writable(values.workdir)
   from dilocox_jax import report
   from experiments.runtime import running

@@ -1,11 +1,12 @@
-"""Trains one run: a config file, a work directory, and nothing else.
+"""Trains one run, described by a config file, in a work directory.
 
   python -m experiments.train --config=experiments/configs/dilocox.py
   --workdir=runs/dilocox --config.sync.sync_interval=50
 
-The same command again continues a run that was interrupted. The directory
-explains itself: config, versions, metrics.jsonl, TensorBoard events, figures
-and report.md.
+The first SIGTERM or Ctrl-C saves after the segment under way and stops; a
+second one ends at once. The same command again continues the run. The work
+directory then holds config, versions, metrics.jsonl, TensorBoard events,
+figures and report.md.
 
 With --distributed it is one of several processes of the run: start the same
 command on every machine of a cluster, or see experiments.launch for several
@@ -46,19 +47,19 @@ def main(values: flags.FlagValues) -> None:
   config = command_line.run_config(values.config)
   if place:
     distributed_flags.check_config(config)
-  made = clock(values, config)
+  command_line.check_files(config)
+  simulated_clock = clock(values, config)
   workdir = command_line.writable(values.workdir)
-  from experiments.runtime import (
-    running,  # Loads JAX: nothing bad waits for it.
-  )
+  # This loads JAX, which takes seconds, so bad input is refused before it.
+  from experiments.runtime import running
 
   running.train(
-    config, workdir, profile=values.profile, clock=made, place=place
+    config, workdir, profile=values.profile, clock=simulated_clock, place=place
   )
 
 
 def clock(values: flags.FlagValues, config):
-  """The clock that --cluster asks for, or None.
+  """Returns the simulated clock that --cluster asks for, or None.
 
   Raises:
     UsageError: If it does not fit the run.

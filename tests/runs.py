@@ -94,7 +94,7 @@ def trainer(config: RunConfig, workdir) -> Trainer:
   with mock.patch.object(build, "corpus", _load):
     made = Trainer(config, pathlib.Path(workdir))
   made.programs = programs(config)
-  made.pilot = AdaptiveController(config, made.programs)
+  made.controller = AdaptiveController(config, made.programs)
   return made
 
 

@@ -164,7 +164,7 @@ def resumed(config, workdir):
   seen = []
 
   def stop(state, segment):
-    seen.append((segment.start, trainer.pilot.get_state()))
+    seen.append((segment.start, trainer.controller.get_state()))
     raise runs.Killed
 
   trainer._dispatch = stop
@@ -185,12 +185,12 @@ def test_a_run_goes_on_with_the_choice_and_the_measurements_it_had(tmp_path):
     # Half the energy is in a few directions of any matrix: the rank must fall.
     adaptive=AdaptiveConfig("rank_and_interval", 2, energy=0.5),
   )
-  first = runs.trainer(config, tmp_path).pilot.get_state()
-  half_a_window = runs.train(config, tmp_path, until=3).pilot.get_state()
+  first = runs.trainer(config, tmp_path).controller.get_state()
+  half_a_window = runs.train(config, tmp_path, until=3).controller.get_state()
   assert len(half_a_window["measured"]) == 1
   assert half_a_window["choice"] == first["choice"]
   assert resumed(config, tmp_path) == (3, half_a_window)
-  whole_window = runs.train(config, tmp_path, until=6).pilot.get_state()
+  whole_window = runs.train(config, tmp_path, until=6).controller.get_state()
   assert whole_window["choice"]["rank"] < first["choice"]["rank"]
   assert resumed(config, tmp_path) == (6, whole_window)
 

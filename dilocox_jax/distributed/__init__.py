@@ -1,1 +1,1 @@
-"""Devices, processes, and which of them holds what of a replica."""
+"""Devices and processes, and which of them holds which part of a replica."""

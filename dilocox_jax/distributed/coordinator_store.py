@@ -1,8 +1,16 @@
-"""What the hosts of a run tell each other, past the devices.
+"""Messages between the hosts of a run that the devices take no part in.
 
-A collective for a few bytes would stand in the devices' queue, where every
-message between replicas costs a slow link its latency. The processes have
-another wire: the store that JAX's coordinator keeps at process 0.
+A collective for a few bytes would wait in the devices' queue, and every message
+between replicas costs a slow link its latency. The processes use another way:
+the key-value store that JAX's coordinator keeps at process 0.
+
+Every call of `allgather` is one turn, numbered alike in all processes because
+all make the same calls in the same order. Turn 7 of three processes:
+
+  process 1, 2  set 7/1, 7/2 and wait for 7/all
+  process 0     waits for 7/1 and 7/2, sets 7/all, deletes all of turn 6
+
+Process 0 may delete turn 6 then: who has set its key of turn 7 has read 6/all.
 """
 
 import contextlib
@@ -14,68 +22,69 @@ from typing import Any
 import jax
 
 _FOLDER = "dilocox_jax"
-# A process may compile or wait for a link as long as it likes; that one is
-# gone is noticed by the heartbeats, not here.
+# A process may compile or wait for a link for hours. That it is gone is noticed
+# by the coordinator's heartbeats, not by this limit.
 _WAIT_MS = 24 * 60 * 60 * 1000
 _LENGTH_BYTES = 8
-_PARTING_MS = 5_000  # Enough for a round trip; one may not come at all.
-_LAST_S = 0.5  # Process 0 stays until the others have ended.
+_END_MS = 5_000  # Enough for a round trip; a process may not come at all.
+_LAST_S = 0.5  # Process 0 stays this long, until the others have ended.
 
 _turns = itertools.count()
 
 
 def allgather(own: bytes) -> list[bytes]:
-  """Every process's message, by process, in every process.
+  """Returns every process's message, by process, in every process.
 
   All processes must call it, in the same order; each waits for the slowest.
   Process 0 collects, so the others wait for one round trip to it.
 
   Args:
-    own: This process's message; lengths may differ.
+    own: Message of this process; lengths may differ.
   """
   if jax.process_count() == 1:
     return [own]
   store, turn = _store(), next(_turns)
   folder = f"{_FOLDER}/{turn}"
   if jax.process_index():
-    with ThreadPoolExecutor(1) as other:  # One after the other were two trips.
+    # Both requests at once: one after the other would be two round trips.
+    with ThreadPoolExecutor(1) as thread:
       own_key = f"{folder}/{jax.process_index()}"
-      telling = other.submit(store.key_value_set_bytes, own_key, own)
+      setting = thread.submit(store.key_value_set_bytes, own_key, own)
       joined = store.blocking_key_value_get_bytes(f"{folder}/all", _WAIT_MS)
-      telling.result()
+      setting.result()
     return _split(joined)
   others = [
     store.blocking_key_value_get_bytes(f"{folder}/{process}", _WAIT_MS)
     for process in range(1, jax.process_count())
   ]
   store.key_value_set_bytes(f"{folder}/all", _join([own, *others]))
-  if turn:  # Who speaks now has heard all of the turn before.
+  if turn:  # All have read the turn before (see above).
     store.key_value_delete(f"{_FOLDER}/{turn - 1}")
   return [own, *others]
 
 
-def part() -> None:
-  """Waits a little for the others, for an end that all come to.
+def wait_for_end() -> None:
+  """Waits a little for the others to reach an end that all come to.
 
-  Process 0 knows first, and its end takes the store along, which the others
-  would take for the loss of a peer.
+  The store ends with process 0. If it ended first, the others would take that
+  for the loss of a process.
   """
   store = _store()
   if store:
-    with contextlib.suppress(RuntimeError):  # One may be gone, or not come.
-      store.wait_at_barrier(f"{_FOLDER}/end", _PARTING_MS)
+    with contextlib.suppress(RuntimeError):  # A process may not come.
+      store.wait_at_barrier(f"{_FOLDER}/end", _END_MS)
       time.sleep(0 if jax.process_index() else _LAST_S)
 
 
 def _store() -> Any:
-  """The client of the coordinator's store; no public name gives it."""
+  """Returns the client of the store, for which JAX has no public name."""
   from jax._src import distributed
 
   return distributed.global_state.client
 
 
 def _join(messages: list[bytes]) -> bytes:
-  return b"".join(len(each).to_bytes(_LENGTH_BYTES) + each for each in messages)
+  return b"".join(len(m).to_bytes(_LENGTH_BYTES) + m for m in messages)
 
 
 def _split(joined: bytes) -> list[bytes]:

@@ -1,7 +1,8 @@
-"""Arrays of several processes, put together by their hosts.
+"""Brings arrays of several processes to every host.
 
-For what is small and read often, as losses and drift: see `host_messages` for
-why no program does it. In a run of one process nothing is sent.
+This is for values that are small and read often, such as losses and drifts.
+`coordinator_store` says why no program on the devices does it. With one process
+nothing is sent.
 """
 
 import itertools
@@ -18,41 +19,41 @@ Span = tuple[slice, ...]
 
 
 class _Piece(NamedTuple):
-  """Part of an array that some process lacks, and who sends it."""
+  """Part of an array that some process lacks, and the process that sends it."""
 
   process: int
-  array: int
+  array: int  # Its number among the arrays that several processes hold.
   span: Span
 
 
 def arrays_to_host(tree: Tree) -> Tree:
-  """The values of arrays, wherever they lie, as numpy in every process.
+  """Returns the values of arrays as numpy arrays, in every process.
 
-  All processes must call it, in the same order, with trees alike. Parts that
-  every process holds anyway are not sent.
+  All processes must call it, in the same order, with trees of one structure.
+  Parts that every process holds anyway are not sent.
 
   Args:
-    tree: Arrays whose shardings name every process, or one that is local.
+    tree: Arrays, each on devices of this process alone or of all processes.
   """
   leaves, structure = jax.tree.flatten(tree)
-  far = [leaf for leaf in leaves if _is_far(leaf)]
-  whole = [_with_own_parts(leaf) for leaf in far]
-  _fill(whole, _missing(far))
-  found = iter(whole)
+  shared = [leaf for leaf in leaves if _is_shared(leaf)]
+  values = [_own_parts(leaf) for leaf in shared]
+  _fill(values, _missing(shared))
+  filled = iter(values)
   return jax.device_get(
     structure.unflatten(
-      next(found) if _is_far(leaf) else leaf for leaf in leaves
+      next(filled) if _is_shared(leaf) else leaf for leaf in leaves
     )
   )
 
 
-def _is_far(leaf: Any) -> bool:
+def _is_shared(leaf: Any) -> bool:
   """Whether devices of other processes hold a part of an array too."""
   return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
-def _with_own_parts(leaf: jax.Array) -> np.ndarray:
-  """An array with what this process holds; waits for its devices."""
+def _own_parts(leaf: jax.Array) -> np.ndarray:
+  """Returns an array in which only this process's parts are filled."""
   values = np.empty(leaf.shape, leaf.dtype)
   shards = leaf.addressable_shards
   parts = jax.device_get([shard.data for shard in shards])
@@ -61,30 +62,43 @@ def _with_own_parts(leaf: jax.Array) -> np.ndarray:
   return values
 
 
-def _missing(far: Sequence[jax.Array]) -> list[_Piece]:
-  """What must be sent, in the same order in every process."""
+def _missing(shared: Sequence[jax.Array]) -> list[_Piece]:
+  """Returns what must be sent, in the same order in every process.
+
+  A part is missing if not all processes hold it; the first of those that do
+  sends it. For example losses [2, 6] of two replicas on two processes: rows 0:1
+  are held by {0} and rows 1:2 by {1}, so each process sends its row. If replica
+  0 spans both processes, its row is held by {0, 1} and is not sent.
+  """
   pieces = []
-  for place, leaf in enumerate(far):
+  for number, leaf in enumerate(shared):
+    # Slices cannot be keys (before Python 3.12), so their bounds are.
     holders: dict[Any, tuple[Span, set[int]]] = {}
-    where = leaf.sharding.devices_indices_map(leaf.shape)
-    for device, span in where.items():
-      bounds = tuple((each.start, each.stop) for each in span)
+    spans = leaf.sharding.devices_indices_map(leaf.shape)
+    for device, span in spans.items():
+      bounds = tuple((dim.start, dim.stop) for dim in span)
       holders.setdefault(bounds, (span, set()))[1].add(device.process_index)
     pieces.extend(
-      _Piece(min(processes), place, span)
+      _Piece(min(processes), number, span)
       for span, processes in holders.values()
       if len(processes) < jax.process_count()
     )
   return sorted(pieces, key=lambda piece: piece.process)
 
 
-def _fill(whole: Sequence[np.ndarray], missing: Sequence[_Piece]) -> None:
-  """Sends own pieces, and writes those of others where they belong."""
+def _fill(values: Sequence[np.ndarray], missing: Sequence[_Piece]) -> None:
+  """Sends own pieces, and writes those of others where they belong.
+
+  Args:
+    values: Arrays whose own parts are filled.
+    missing: All pieces, sorted by process. A process's message is its pieces
+      one after the other, so their order and sizes say where each begins.
+  """
   if not missing:
     return
   by_process = {
-    process: [whole[piece.array][(*piece.span, ...)] for piece in pieces]
-    for process, pieces in itertools.groupby(missing, lambda each: each.process)
+    process: [values[piece.array][(*piece.span, ...)] for piece in pieces]
+    for process, pieces in itertools.groupby(missing, lambda p: p.process)
   }
   own = by_process.get(jax.process_index(), [])
   messages = coordinator_store.allgather(
@@ -93,6 +107,6 @@ def _fill(whole: Sequence[np.ndarray], missing: Sequence[_Piece]) -> None:
   for process, parts in by_process.items():
     offset = 0
     for part in parts:
-      values = np.frombuffer(messages[process], part.dtype, part.size, offset)
-      part[...] = values.reshape(part.shape)
+      sent = np.frombuffer(messages[process], part.dtype, part.size, offset)
+      part[...] = sent.reshape(part.shape)
       offset += part.nbytes

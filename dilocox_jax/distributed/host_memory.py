@@ -1,11 +1,11 @@
-"""Arrays that lie in the host's memory, read and written piece by piece.
+"""Arrays in the host's memory, read and written row by row.
 
-A round touches the outer state at a few steps and one fragment at a time; in
-between it would only fill the accelerator. Here an array says by its type
-where it lies, and only the part that is asked for crosses over. Everything
-else in the project is written once, for arrays in either memory. A part is a
-dynamic slice along one dimension, never a gather: that is what compilers can
-take straight out of host memory.
+A round needs the outer state at a few steps and one fragment at a time; in
+between it would only fill the accelerator. The type of an array says which
+memory it is in, and only the rows that are asked for move. So everything else
+in the project is written once, for arrays in either memory. A row is read by a
+dynamic slice along one dimension and never by a gather, because compilers can
+slice host memory directly and cannot gather from it.
 """
 
 import functools
@@ -30,51 +30,51 @@ from dilocox_jax.pytypes import Array, Index, Tree
 DEVICE, HOST = MEMORIES
 _DEVICE, _HOST = jax.memory.Space.Device, jax.memory.Space.Host
 
-# A TPU lays arrays out in tiles of as many rows, in host memory too, and its
+# A TPU stores arrays in tiles of this many rows, in host memory too, and its
 # compiler cannot move a part of a tile.
 _TILE_ROWS = 8
 
 
 def is_worth_moving(shape: tuple[int, ...]) -> bool:
-  """Whether an array belongs in host memory, if the outer state does.
+  """Whether an array of an outer state in host memory should be there, too.
 
-  Matrices do. Counts, scales of norms and odd shapes stay on the device: they
-  are a fraction of a percent, and not every compiler could slice them.
+  Matrices should. Counts, scales of norms and odd shapes stay on the device:
+  they are less than one percent, and not every compiler could slice them.
 
   Args:
-    shape: What one device holds of one replica's.
+    shape: Shape of what one device holds of one replica's array.
   """
   return len(shape) > 1 and shape[-2] % _TILE_ROWS == 0
 
 
-def lies_on_host(leaf: ArrayLike) -> bool:
+def is_on_host(leaf: ArrayLike) -> bool:
   """Whether an array, or the array that is traced, is in host memory."""
   return jax.typeof(leaf).memory_space == _HOST
 
 
 def on_device(tree: Tree) -> Tree:
-  """Arrays in device memory; those that are there already stay."""
+  """Moves arrays to device memory; those that are there already stay."""
   return jax.tree.map(
-    lambda leaf: jax.device_put(leaf, _DEVICE) if lies_on_host(leaf) else leaf,
+    lambda leaf: jax.device_put(leaf, _DEVICE) if is_on_host(leaf) else leaf,
     tree,
   )
 
 
-def like(tree: Tree, old: Tree) -> Tree:
-  """Values, each brought to the memory of the array that it replaces."""
+def move_like(tree: Tree, old: Tree) -> Tree:
+  """Moves values to the memory of the arrays that they replace."""
   return jax.tree.map(
     lambda leaf, place: (
-      jax.device_put(leaf, _HOST) if lies_on_host(place) else leaf
+      jax.device_put(leaf, _HOST) if is_on_host(place) else leaf
     ),
     tree,
     old,
   )
 
 
-def beside(place: Sharding, kind: str) -> Sharding:
-  """The same place in another memory of the same devices."""
+def with_memory_kind(place: Sharding, kind: str) -> Sharding:
+  """Returns a sharding over the same devices in another memory."""
   if isinstance(place, SingleDeviceSharding):
-    # Arrays of a mesh say by their type where they lie; others may not.
+    # The type of an array tells its memory only if it has a mesh.
     (device,) = place.device_set
     mesh = Mesh(np.asarray([device]), ("device",), axis_types=(AxisType.Auto,))
     place = NamedSharding(mesh, PartitionSpec())
@@ -82,52 +82,63 @@ def beside(place: Sharding, kind: str) -> Sharding:
 
 
 def row(leaf: Array, *index: Index) -> Array:
-  """leaf[index] in device memory; nothing else is brought there.
+  """Returns leaf[index] in device memory; nothing else is moved there.
 
   Args:
     leaf: An array in either memory.
     *index: Scalars for the first dimensions, within their bounds.
   """
-  return _read(0)(leaf, index) if lies_on_host(leaf) else leaf[index]
+  return _read(0)(leaf, index) if is_on_host(leaf) else leaf[index]
 
 
 def with_row(leaf: Array, value: Array, *index: Index) -> Array:
-  """The array, where it lies, with leaf[index] replaced.
+  """Returns the array, in the memory it is in, with leaf[index] replaced.
 
   Args:
     leaf: An array in either memory.
-    value: The new part, in device memory.
-    *index: As for `row`.
+    value: New value of leaf[index], in device memory.
+    *index: Scalars for the first dimensions, within their bounds.
   """
-  if lies_on_host(leaf):
+  if is_on_host(leaf):
     return _write(0)(leaf, value, index)
   return leaf.at[index].set(value)
 
 
 def rows(leaf: Array, numbers: Array) -> Array:
-  """leaf[numbers] of an array in host memory, brought over one by one."""
+  """Returns leaf[numbers] of an array in host memory, moved one by one."""
   return jax.lax.map(lambda number: row(leaf, number), numbers)
 
 
 def with_rows(
   leaf: Array, values: Array, numbers: Array, places: Array
 ) -> Array:
-  """An array in host memory with leaf[numbers] = values[places]."""
+  """Returns an array in host memory with leaf[numbers] = values[places]."""
 
-  def put(kept, pair):
+  def put(array, pair):
     number, place = pair
-    return with_row(kept, values[place], number), None
+    return with_row(array, values[place], number), None
 
   return jax.lax.scan(put, leaf, (numbers, places))[0]
 
 
-# A dynamic slice becomes a gather under vmap, even if all replicas read the
-# same place. So the two say themselves what they are under vmap.
+# Under vmap JAX turns a dynamic slice into a gather, even if all replicas read
+# the same row. So reading and writing a row have vmap rules of their own: the
+# replica axis becomes one more dimension that is read whole, in front.
+#
+# For example a leaf [F, D] of F fragments, of which row f is read: one dynamic
+# slice of length 1 along dimension 0 of [F, D]. Under vmap over M replicas the
+# leaf is [M, F, D] and f is one number for all: one slice of length 1 along
+# dimension 1, so num_whole = 1 dimension in front of it is read whole. If
+# replicas share the leaf (it is not batched), they share the row as well.
 
 
 @functools.cache
 def _read(num_whole: int):
-  """(leaf, index) -> leaf[:, ..., index] with some dimensions whole first."""
+  """Builds (leaf, index) -> leaf[:, ..., index].
+
+  Args:
+    num_whole: Dimensions in front of those that are indexed.
+  """
 
   @custom_vmap
   def read(leaf: Array, index: tuple[Index, ...]) -> Array:
@@ -146,7 +157,7 @@ def _read(num_whole: int):
 
 @functools.cache
 def _write(num_whole: int):
-  """(leaf, value, index) -> leaf with what `_read` reads replaced."""
+  """Builds (leaf, value, index) -> leaf with what `_read` reads replaced."""
 
   @custom_vmap
   def write(leaf: Array, value: Array, index: tuple[Index, ...]) -> Array:
@@ -157,11 +168,11 @@ def _write(num_whole: int):
 
   @write.def_vmap
   def _(axis_size, in_batched, leaf, value, index):
-    is_batched, brings_own, _ = _only_values(in_batched, index)
-    if not is_batched and not brings_own:
+    is_batched, is_value_batched, _ = _only_values(in_batched, index)
+    if not is_batched and not is_value_batched:
       return _write(num_whole)(leaf, value, index), False
     assert is_batched, "replicas cannot write different values to one array"
-    if not brings_own:
+    if not is_value_batched:  # Every replica writes the same row.
       value = jnp.broadcast_to(value, (axis_size, *value.shape))
     return _write(num_whole + 1)(leaf, value, index), True
 
@@ -169,13 +180,17 @@ def _write(num_whole: int):
 
 
 def _only_values(in_batched, index) -> list[bool]:
+  """Returns which arguments are batched; the index must not be."""
   *values, of_index = in_batched
-  assert not any(of_index), f"replicas read one place, not {index}"
+  assert not any(of_index), f"replicas read one row, not {index}"
   return [*values, False]
 
 
 def _flattened(leaf: Array, num_whole: int, index) -> tuple[Array, Index]:
-  """The array with one dimension for all that are indexed, and the index."""
+  """Merges the dimensions that are indexed, and the index.
+
+  leaf [M, 3, 4, D] at (f, l) with num_whole = 1 becomes [M, 12, D] at 4 f + l.
+  """
   end = num_whole + len(index)
   number = index[0]
   for size, place in zip(
@@ -187,18 +202,18 @@ def _flattened(leaf: Array, num_whole: int, index) -> tuple[Array, Index]:
 
 
 def unsupported(kind: str, devices) -> str | None:
-  """Why devices cannot keep the outer state in a memory; None if they can.
+  """Returns why devices cannot keep the outer state in a memory, or None.
 
   Args:
     kind: One of `plan.choices.MEMORIES`.
-    devices: Those of this process.
+    devices: Devices of this process.
   """
   if kind == DEVICE:
     return None
   for device in devices:
-    there = {memory.kind for memory in device.addressable_memories()}
-    if kind not in there:
-      names = ", ".join(sorted(there))
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    if kind not in kinds:
+      names = ", ".join(sorted(kinds))
       return f"the devices ({device.platform}) have only {names}"
   try:
     _try_out(jax.sharding.SingleDeviceSharding(devices[0], memory_kind=kind))
@@ -211,7 +226,7 @@ def unsupported(kind: str, devices) -> str | None:
 
 
 def _try_out(place) -> None:
-  """Reads from and writes to an array of some memory in a program."""
+  """Runs a program that reads and writes a row of an array in some memory."""
 
   def double(leaf):
     return with_row(leaf, 2 * row(leaf, jnp.int32(0)), jnp.int32(0))

@@ -1,9 +1,10 @@
-"""Code that says itself what each device of a replica does.
+"""Maps functions over the devices of one replica.
 
-Inside a replica the partitioner divides whole arrays by itself. Where that
-must not be left to it - bytes on a slow link, products of a pipeline, choices
-by index, which it would collect first - a function is mapped over the devices
-here. Without divided replicas around it, it simply runs.
+Inside a replica JAX's partitioner divides whole arrays by itself. Some code
+must not be left to it: bytes on a slow link, products of a pipeline, and
+choices by index, for which it would first collect the whole array. Such
+functions are mapped over the devices here. If replicas are not divided, they
+simply run.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ INNER_AXES = (DATA_AXIS, STAGE_AXIS)
 
 
 def current_division() -> Division:
-  """How the replica is divided whose code is being traced."""
+  """Returns the division of the replica whose code is being traced."""
   mesh = jax.sharding.get_abstract_mesh()
   if DATA_AXIS not in mesh.auto_axes:
     return Division()
@@ -31,8 +32,8 @@ def map_over_devices(function: Callable, in_specs, out_specs) -> Callable:
 
   Args:
     function: Takes and returns what one device holds.
-    in_specs: Tree prefix of `jax.sharding.PartitionSpec`s.
-    out_specs: The same for the results.
+    in_specs: `jax.sharding.PartitionSpec`s of the arguments (tree prefix).
+    out_specs: `jax.sharding.PartitionSpec`s of the results (tree prefix).
   """
   return jax.shard_map(
     function,
@@ -44,14 +45,14 @@ def map_over_devices(function: Callable, in_specs, out_specs) -> Callable:
 
 
 def map_over_rows(function: Callable, *arrays: Array) -> Any:
-  """Applies a function that treats rows alike and apart.
+  """Applies a function that handles each row by itself and all alike.
 
-  Every device takes its part of the rows, as far as they come out even.
+  Every device handles its share of the rows, if they can be shared evenly.
 
   Args:
-    function: (*arrays) -> arrays; all begin with [layers, groups], and what
-      it makes of a row depends on that row alone.
-    *arrays: Its arguments.
+    function: (*arrays) -> arrays. All begin with [layers, groups], and a row
+      of the results depends on the same row of the arguments alone.
+    *arrays: Arguments of the function.
   """
   division = current_division()
   if division.num_devices == 1:
@@ -61,7 +62,14 @@ def map_over_rows(function: Callable, *arrays: Array) -> Any:
 
 
 def _rows(division: Division, shape: tuple[int, ...]):
-  """Axes for [layers, groups]: as many as divide them."""
+  """Chooses the mesh axes that divide [layers, groups].
+
+  The first way is taken that divides both evenly. Ways that use all devices
+  come first, and among them those that leave layers on their stage, where the
+  pipeline keeps them. For example with 2 stages and 2 data shards [4, 6] is
+  divided by ("stage", "data"): 2 layers and 3 groups a device. [3, 8] has no
+  even layers, so its groups are divided four ways. [3, 5] stays whole.
+  """
   ways = (
     (STAGE_AXIS, DATA_AXIS),
     (None, (STAGE_AXIS, DATA_AXIS)),

@@ -1,9 +1,10 @@
-"""One run in several processes, by JAX's own multi-controller runtime.
+"""One run in several processes, by JAX's multi-controller runtime.
 
-Every process builds the same programs over all devices and walks the same
-plan; what they must agree on goes through here, and so does the end of a
-process whose peers are gone. In a run of one process nothing here does
-anything, so the rest of the project need not ask how many there are.
+Every process builds the same programs over all devices and goes through the
+same plan. What they must agree on, they tell each other here; and here a
+process notices that another one is gone. In a run of one process these
+functions do nothing, so the rest of the project need not ask how many there
+are.
 """
 
 import contextlib
@@ -22,12 +23,12 @@ from jax.sharding import Mesh, PartitionSpec
 
 from dilocox_jax.distributed import coordinator_store
 
-# A process that says nothing for so long is taken for dead, and all others
-# end. Who is in the middle of an exchange with it notices far sooner, by a
-# connection that closes.
+# A process that sends no heartbeat for so long is taken for dead, and all
+# others end. A process in the middle of an exchange with it notices far sooner,
+# because a connection closes.
 HEARTBEAT_TIMEOUT_S = 30
-START_TIMEOUT_S = 120  # For all processes to come.
-END_TIMEOUT_S = 600  # For the one that writes the report.
+START_TIMEOUT_S = 120  # Until all processes have come.
+END_TIMEOUT_S = 600  # Until the main process has written the report.
 
 # How backends say that another process does not answer.
 _SIGNS = re.compile(
@@ -35,11 +36,11 @@ _SIGNS = re.compile(
   r"|unavailable:|deadline_exceeded|broken pipe",
   re.IGNORECASE,
 )
-_STATUS = re.compile("[A-Z_]+: ")  # Begins what comes from below Python.
+_STATUS = re.compile("[A-Z_]+: ")  # Errors from below Python begin like this.
 
 
-class LostPeerError(RuntimeError):
-  """Another process of the run is gone; one line."""
+class LostProcessError(RuntimeError):
+  """Another process of the run is gone; the message is one line."""
 
 
 def start(
@@ -49,19 +50,19 @@ def start(
 ) -> None:
   """Joins the processes of a run; must come before any use of a device.
 
-  What is not given is taken from the cluster, where JAX knows it.
+  An argument that is None is taken from the cluster, if JAX knows it.
 
   Args:
     coordinator: Address of process 0, host:port.
-    num_processes: How many take part.
-    process_id: Which one this is, from 0.
+    num_processes: Number of processes.
+    process_id: Number of this process, from 0.
 
   Raises:
-    ValueError: If something was neither given nor found; one line.
-    LostPeerError: If not all came.
+    ValueError: One line, if an argument was neither given nor found.
+    LostProcessError: If not all processes came.
   """
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  # It would swallow SIGTERM, and nothing here asks it.
+  # Its handler would take SIGTERM from the run's own (`stop_signals`).
   jax.config.update("jax_enable_preemption_service", False)
   given = (coordinator, num_processes, process_id)
   try:
@@ -73,8 +74,8 @@ def start(
       shutdown_timeout_seconds=END_TIMEOUT_S,
     )
   except (ValueError, TypeError, RuntimeError) as error:
-    if _names_a_peer(error):
-      raise LostPeerError(
+    if _blames_a_process(error):
+      raise LostProcessError(
         f"not all {num_processes or 'the'} processes came within "
         f"{START_TIMEOUT_S} s: the same command tries again"
       ) from error
@@ -95,15 +96,15 @@ def start(
 
 
 def open_connections(mesh: Mesh) -> None:
-  """Lets the devices of every group along a mesh's axes find each other.
+  """Connects the devices of every group along the axes of a mesh.
 
-  Gloo gives a group 30 s to form when it is first used. Later the processes
-  may be far apart, as one has to compile what another finds in its cache; so
-  all groups are formed at the start, while they are together.
+  Gloo gives a group 30 s to form when it is first used. Later one process may
+  compile for minutes what another finds in its cache, so all groups are formed
+  at the start, when the processes are at the same place.
   """
   for size in range(len(mesh.axis_names)):
     for axes in itertools.combinations(mesh.axis_names, size + 1):
-      # XLA would do a sum of constants without asking anyone.
+      # XLA would compute a sum of constants without a message.
       meet = jax.shard_map(
         lambda axes=axes: jax.lax.psum(jax.lax.axis_index(axes), axes),
         mesh=mesh,
@@ -115,20 +116,20 @@ def open_connections(mesh: Mesh) -> None:
 
 
 def num_processes() -> int:
-  """How many processes take part."""
+  """Returns the number of processes of the run."""
   return jax.process_count()
 
 
 def is_main() -> bool:
-  """Whether this process is the one that writes what there is one of."""
+  """Whether this is process 0, which writes the files of the run."""
   return jax.process_index() == 0
 
 
 def from_main(value: Any) -> Any:
-  """Process 0's value, in every process; all wait for all.
+  """Returns process 0's value in every process; all wait for all.
 
   Args:
-    value: Anything that JSON can hold; only process 0's is looked at.
+    value: Anything that JSON can hold; only process 0's is used.
   """
   if num_processes() == 1:
     return value
@@ -137,39 +138,39 @@ def from_main(value: Any) -> Any:
 
 
 def from_all(value: Any) -> list[Any]:
-  """Every process's value, by process, in every process; all wait for all.
+  """Returns every process's value, by process; all wait for all.
 
   Args:
     value: Anything that JSON can hold.
   """
-  told = coordinator_store.allgather(json.dumps(value).encode())
-  return [json.loads(each) for each in told]
+  messages = coordinator_store.allgather(json.dumps(value).encode())
+  return [json.loads(message) for message in messages]
 
 
-def have_in_common(directory: pathlib.Path) -> bool:
-  """Whether all processes see one directory; all wait for all.
+def share_directory(directory: pathlib.Path) -> bool:
+  """Whether all processes see the same directory; all wait for all.
 
   Args:
-    directory: Where process 0 may write.
+    directory: A directory in which process 0 may write.
   """
   if num_processes() == 1:
     return True
-  # A name that no one has asked for before is in no file system's cache.
-  own = directory / f".common-{uuid.uuid4().hex}"
+  # No file system has cached whether a file with a new name exists.
+  name = f".common-{uuid.uuid4().hex}"
   if is_main():
-    own.touch()
-  mark = directory / from_main(own.name)  # Told once it is there.
-  found = from_all(mark.exists())
+    (directory / name).touch()
+  mark = directory / from_main(name)  # The others get the name after that.
+  exists = from_all(mark.exists())
   if is_main():
     mark.unlink()
-  return all(found)
+  return all(exists)
 
 
-def check_alike(**values: Any) -> None:
-  """Raises ValueError, with one line, where this process differs from 0.
+def check_equal(**values: Any) -> None:
+  """Raises ValueError with one line if this process differs from process 0.
 
   Args:
-    **values: By name, anything that JSON can hold.
+    **values: Named values, anything that JSON can hold.
   """
   own = json.loads(json.dumps(values))
   main = from_main(own)
@@ -182,27 +183,27 @@ def check_alike(**values: Any) -> None:
 
 
 @contextlib.contextmanager
-def peers_needed() -> Iterator[None]:
-  """Turns whatever a lost process made fail inside into `LostPeerError`."""
+def detect_lost_process() -> Iterator[None]:
+  """Turns errors that a lost process causes into `LostProcessError`."""
   try:
     yield
-  except LostPeerError:
+  except LostProcessError:
     raise
   except Exception as error:
-    if num_processes() > 1 and _names_a_peer(error):
-      raise LostPeerError(
-        "another process of this run is gone: its own last words say why, and "
+    if num_processes() > 1 and _blames_a_process(error):
+      raise LostProcessError(
+        "another process of this run is gone: its own last lines say why, and "
         "the same command continues the run"
       ) from error
     raise
 
 
-def _names_a_peer(error: BaseException | None) -> bool:
-  """Whether JAX, Orbax or a backend complains of a process, here or below."""
+def _blames_a_process(error: BaseException | None) -> bool:
+  """Whether an error, or one below it, is about a lost connection."""
   kinds = (RuntimeError, ValueError, TimeoutError, jax.errors.JaxRuntimeError)
   while error:
     text = str(error)
-    # A bad value that a user typed may hold any word.
+    # The message of a bad value may hold any word that a user typed.
     is_own = type(error) is ValueError and not _STATUS.match(text)
     if type(error) in kinds and not is_own and _SIGNS.search(text):
       return True
@@ -210,8 +211,8 @@ def _names_a_peer(error: BaseException | None) -> bool:
   return False
 
 
-def leave(code: int) -> NoReturn:
-  """Ends this process without waiting for the others, who may be gone."""
+def exit_now(code: int) -> NoReturn:
+  """Ends this process without waiting for the others, which may be gone."""
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(code)

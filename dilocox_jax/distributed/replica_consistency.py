@@ -1,9 +1,9 @@
-"""Do all replicas still hold the same bits of what they share?
+"""Checks that all replicas hold the same bits of what they share.
 
-Outer parameters and outer state are not sent: every replica computes them, and
-they agree as long as all devices compute alike. Should one not, the replicas
-part without a sound and every later number is wrong. So their copies are
-compared before each checkpoint, by a check sum made where they lie.
+Outer parameters and outer state are not sent. Every replica computes them, and
+they are equal as long as all devices compute alike. If one does not, replicas
+drift apart unnoticed and every later number is wrong. So the copies are
+compared before each checkpoint, by check sums that the devices compute.
 """
 
 import functools
@@ -24,49 +24,51 @@ def copies_are_equal(state: Tree) -> bool:
   """Whether replicas on devices of their own share what they should.
 
   Args:
-    state: Arrays; those of a mesh whose sharding does not name the replicas
-      are compared.
+    state: Arrays. Those on a mesh whose sharding does not divide them among
+      replicas are compared; the others need not be equal.
   """
   leaves, specs, mesh = [], [], None
   for leaf in jax.tree.leaves(state):
-    where = leaf.sharding
-    if _is_shared(where):
+    sharding = leaf.sharding
+    if _is_shared(sharding):
       leaves.append(leaf)
-      specs.append(where.spec)
-      mesh = where.mesh  # A state has one.
+      specs.append(sharding.spec)
+      mesh = sharding.mesh  # All leaves of a state have the same mesh.
   if mesh is None:
     return True
   sums = arrays_to_host(_summing(mesh, tuple(specs))(leaves))
   return bool((sums == sums[0]).all())
 
 
-def _is_shared(where: Sharding) -> bool:
-  """Whether replicas on devices of their own have a copy each."""
-  if not isinstance(where, NamedSharding):
+def _is_shared(sharding: Sharding) -> bool:
+  """Whether every replica has a copy on devices of its own."""
+  if not isinstance(sharding, NamedSharding):
     return False
-  spec = [part if isinstance(part, tuple) else (part,) for part in where.spec]
-  is_replicated = REPLICA_AXIS in where.mesh.axis_names
-  return is_replicated and not any(REPLICA_AXIS in part for part in spec)
+  spec = [
+    axes if isinstance(axes, tuple) else (axes,) for axes in sharding.spec
+  ]
+  has_replicas = REPLICA_AXIS in sharding.mesh.axis_names
+  return has_replicas and not any(REPLICA_AXIS in axes for axes in spec)
 
 
 @functools.cache
 def _summing(mesh: Any, specs: tuple[PartitionSpec, ...]) -> Callable:
-  """Leaves to sums [M] over the bits of each replica's copies."""
+  """Builds leaves -> sums [M] over the bits of each replica's copies."""
   inside = tuple(name for name in mesh.axis_names if name != REPLICA_AXIS)
 
-  def of_one(own: list[Any]) -> jax.Array:
-    total = sum((_sum_of_bits(leaf) for leaf in own), jnp.uint32(0))
+  def replica_sum(leaves: list[Any]) -> jax.Array:
+    total = sum((_sum_of_bits(leaf) for leaf in leaves), jnp.uint32(0))
     return jax.lax.psum(total, inside)[None]
 
-  over = jax.shard_map(
-    of_one,
+  mapped = jax.shard_map(
+    replica_sum,
     mesh=mesh,
     in_specs=(list(specs),),
     out_specs=PartitionSpec(REPLICA_AXIS),
     check_vma=False,
   )
   return jax.jit(
-    lambda own: over([host_memory.on_device(leaf) for leaf in own])
+    lambda leaves: mapped([host_memory.on_device(leaf) for leaf in leaves])
   )
 
 

@@ -1,8 +1,8 @@
-"""Which devices belong to which replica, and values on them.
+"""Which devices belong to which replica, and how values are placed on them.
 
 Replicas are stacked on one device, or spread over a mesh whose axes are
-replica, data shard and stage. What lies where follows from the plan's
-division, and nothing else in the project works that out.
+replica, data shard and stage. The plan's division decides which device holds
+what, and only this file turns it into shardings.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ class Replicas:
   """The devices of all replicas.
 
   Attributes:
-    num_replicas: M.
-    layout: "stacked" (one device holds all) or "mesh" (devices of their own).
+    num_replicas: Number of replicas, M.
+    layout: "stacked" (one device holds all) or "mesh" (each has its own).
     division: How a replica is divided among its devices.
   """
 
@@ -60,18 +60,17 @@ class Replicas:
       )
 
   def _check_devices(self):
-    there, count = len(jax.devices()), self.num_devices
-    each = self.division.num_devices
-    needed = "as many devices" if each == 1 else f"{each} devices each"
-    if count > there:
+    available, share = len(jax.devices()), self.division.num_devices
+    needed = "as many devices" if share == 1 else f"{share} devices each"
+    if self.num_devices > available:
       raise ValueError(
         f"num_replicas={self.num_replicas} needs {needed}, but there are "
-        f"{there}: take mesh.layout='stacked', or a smaller mesh"
+        f"{available}: take mesh.layout='stacked', or a smaller mesh"
       )
-    if jax.process_count() > 1 and count < there:
+    if jax.process_count() > 1 and self.num_devices < available:
       raise ValueError(
         f"num_replicas={self.num_replicas} needs {needed}, but there are "
-        f"{there}: several processes must use all of theirs"
+        f"{available}: several processes must use all of theirs"
       )
 
   @property
@@ -81,15 +80,17 @@ class Replicas:
 
   @property
   def num_devices(self) -> int:
-    """Devices of all replicas in a mesh."""
+    """Number of devices of all replicas in a mesh."""
     return self.num_replicas * self.division.num_devices
 
   @functools.cached_property
   def mesh(self) -> Mesh:
-    """All devices, by replica, data shard and stage; the slow axis outermost.
+    """All devices by replica, data shard and stage, [M, shards, stages].
 
-    Where devices form slices, or belong to processes, a replica takes
-    neighbours: slow links then lie along `REPLICA_AXIS` alone.
+    The replica axis is outermost, so a replica takes neighbouring devices and
+    slow links lie along `REPLICA_AXIS` alone. For example two slices (or
+    processes) of 4 devices 0-3 and 4-7, with 4 replicas of 2 stages: replicas
+    0 and 1 are devices (0, 1) and (2, 3), replicas 2 and 3 are (4, 5), (6, 7).
     """
     division = self.division
     inside = (division.num_data_shards, division.num_stages)
@@ -119,25 +120,27 @@ class Replicas:
     ]
 
   def place(self, tree: Tree, axes) -> Tree:
-    """Puts values, alike in every process, on the devices of their replicas.
+    """Puts values on the devices of their replicas.
 
     Args:
-      tree: Arrays, kept whole inside a replica.
-      axes: Tree prefix as for `map`.
+      tree: Arrays with the same values in every process. Inside a replica
+        every device gets them whole.
+      axes: Tree prefix: 0 for leaves [M, ...], None for shared ones.
     """
     return self._put(tree, self._shardings(tree, axes, _whole))
 
   def place_state(self, tree: Tree, axes) -> Tree:
-    """As `place`, for parameters and states, which are divided."""
+    """Places parameters and states, which are divided inside a replica."""
     return self._put(tree, self.state_shardings(tree, axes))
 
   def place_batches(self, batches: Tree) -> Tree:
     """Puts a process's own batches on the devices that read them.
 
     Args:
-      batches: Leaves [len(own), H, B, ...]; data shards part B.
+      batches: Leaves [len(own), H, B, ...]; data shards divide B.
     """
-    own = {replica: place for place, replica in enumerate(self.own)}
+    # Replica to row of `batches`: {2: 0, 3: 1} if this process has 2 and 3.
+    own = {replica: row for row, replica in enumerate(self.own)}
 
     def put(leaf):
       if self.layout == "stacked":
@@ -147,8 +150,8 @@ class Replicas:
 
       def part(index):
         replica, *rest = index
-        places = [own[m] for m in range(*replica.indices(shape[0]))]
-        return leaf[(places, *rest)]
+        rows = [own[m] for m in range(*replica.indices(shape[0]))]
+        return leaf[(rows, *rest)]
 
       sharding = NamedSharding(self.mesh, PartitionSpec(*parts))
       return _assembled(shape, sharding, part)
@@ -156,15 +159,15 @@ class Replicas:
     return jax.tree.map(put, batches)
 
   def abstract(self, tree: Tree, axes) -> Tree:
-    """Shapes, types and places of a state, without values."""
-    return described(tree, self.state_shardings(tree, axes))
+    """Returns shapes, types and shardings of a state, without values."""
+    return with_shardings(tree, self.state_shardings(tree, axes))
 
   def state_shardings(self, tree: Tree, axes) -> Tree:
-    """Where every leaf of a state belongs.
+    """Returns the sharding of every leaf of a state.
 
     Args:
       tree: Arrays, or their shapes.
-      axes: Tree prefix as for `map`.
+      axes: Tree prefix: 0 for leaves [M, ...], None for shared ones.
 
     Raises:
       ValueError: If no rule says how a leaf is divided.
@@ -172,7 +175,7 @@ class Replicas:
     return self._shardings(tree, axes, self.spec)
 
   def whole(self, axis: int | None) -> Sharding:
-    """Where values lie that are not divided inside a replica.
+    """Returns the sharding of values that are whole inside a replica.
 
     Args:
       axis: 0 for values [M, ...]; None for those that all replicas share.
@@ -203,11 +206,8 @@ class Replicas:
     )
 
   def spec(self, path, shape: tuple[int, ...]) -> Spec:
-    """How a leaf of one replica's state is divided, by its key path."""
-    if not self.is_divided:
-      return ()
-    named = path_name(path)
-    return self.division.spec(named, shape)
+    """Returns how a leaf of one replica's state is divided, by its key path."""
+    return self.division.spec(path_name(path), shape) if self.is_divided else ()
 
   def map(self, function: Callable, in_axes, out_axes) -> Callable:
     """Maps code written for one replica over all of them.
@@ -217,7 +217,7 @@ class Replicas:
         over `REPLICA_AXIS`.
       in_axes: Tree prefix of the arguments: 0 where leaves have a leading
         axis [M, ...], None where all replicas share the value.
-      out_axes: The same for the results.
+      out_axes: Tree prefix of the results, as `in_axes`.
 
     Returns:
       The function of all replicas, not yet compiled.
@@ -248,15 +248,15 @@ class Replicas:
     )
 
   def divided(self, tree: Tree) -> Tree:
-    """One replica's state, held to the division; for use under `map`."""
+    """Constrains one replica's state to its division; for use under `map`."""
     if not self.is_divided:
       return tree
 
-    def held(path, leaf):
+    def constrained(path, leaf):
       spec = partition(self.spec(path, leaf.shape))
       return jax.lax.with_sharding_constraint(leaf, spec)
 
-    return jax.tree_util.tree_map_with_path(held, tree)
+    return jax.tree_util.tree_map_with_path(constrained, tree)
 
   @property
   def _here(self) -> SingleDeviceSharding:
@@ -267,7 +267,8 @@ class Replicas:
 
 
 def _put(leaf, sharding):
-  # One that is there by chance would make a program compile twice.
+  # An array may have the right sharding by chance and not be committed to it;
+  # a program would compile once for each of the two.
   if getattr(leaf, "sharding", None) == sharding and leaf.committed:
     return leaf
   if sharding.is_fully_addressable:
@@ -277,16 +278,16 @@ def _put(leaf, sharding):
 
 
 def _assembled(shape, sharding, part: Callable) -> jax.Array:
-  """An array of which this process knows its own devices' parts."""
-  found = sharding.addressable_devices_indices_map(shape)
+  """Builds an array of which this process has its own devices' parts."""
+  indices = sharding.addressable_devices_indices_map(shape)
   pieces = [
-    jax.device_put(part(index), device) for device, index in found.items()
+    jax.device_put(part(index), device) for device, index in indices.items()
   ]
   return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
 
-def described(tree: Tree, shardings: Tree) -> Tree:
-  """Shapes and types of arrays, with the places where they shall lie."""
+def with_shardings(tree: Tree, shardings: Tree) -> Tree:
+  """Returns shapes and types of arrays, with the shardings they shall have."""
   return jax.tree.map(
     lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
     tree,
@@ -300,7 +301,7 @@ def _whole(path, shape: tuple[int, ...]) -> Spec:
 
 
 def partition(spec: Spec) -> PartitionSpec:
-  """A division of dimensions in JAX's own words."""
+  """Returns a division of dimensions as JAX writes it."""
   return PartitionSpec(*(axes or None for axes in spec))
 
 

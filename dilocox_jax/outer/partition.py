@@ -65,7 +65,7 @@ class Store(NamedTuple):
     if index:
       new = jax.tree.map(put, values, value)
     else:
-      new = host_memory.like(value, values)
+      new = host_memory.move_like(value, values)
     if isinstance(fragment, int):
       return self._replace(first=new)
     return self._replace(layers=new)
@@ -106,13 +106,16 @@ class Partition:
   def put(self, tree: Tree, fragment: FragmentIndex, values: Tree) -> Tree:
     """Returns the tree, in the memory it is in, with one fragment replaced."""
     if self.fragments.num_fragments == 1:
-      return host_memory.like(values, tree)
+      return host_memory.move_like(values, tree)
     if isinstance(fragment, int):
-      return {**tree, **host_memory.like(values, {k: tree[k] for k in values})}
+      return {
+        **tree,
+        **host_memory.move_like(values, {k: tree[k] for k in values}),
+      }
     layers, rows, places = self._numbers(fragment)
 
     def scatter(leaf, new_rows):
-      if host_memory.lies_on_host(leaf):
+      if host_memory.is_on_host(leaf):
         return host_memory.with_rows(leaf, new_rows, rows, places)
       return leaf.at[layers].set(new_rows, mode="drop", unique_indices=False)
 
@@ -137,7 +140,7 @@ class Partition:
     is_there = jnp.asarray(self._is_there)[fragment - 1]
 
     def gather(leaf):
-      if not host_memory.lies_on_host(leaf):
+      if not host_memory.is_on_host(leaf):
         return leaf.at[layers].get(mode="fill", fill_value=0)
       values = host_memory.rows(leaf, rows)
       mask = is_there.reshape(-1, *[1] * (leaf.ndim - 1))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from dilocox_jax.distributed import host_memory
-from dilocox_jax.distributed.replicas import Replicas, described, is_none
+from dilocox_jax.distributed.replicas import Replicas, is_none, with_shardings
 from dilocox_jax.outer import data_parallel, round_program
 from dilocox_jax.outer.drift import AXES, Drift
 from dilocox_jax.outer.round_program import ReplicaState, RoundState
@@ -73,7 +73,7 @@ class RoundPrograms:
   def abstract(self, params: Tree, optimizer: Tree) -> RoundState:
     """Returns shapes, types and shardings of `init`'s result."""
     state = jax.eval_shape(self._start, params, optimizer)
-    return described(state, self._places(state))
+    return with_shardings(state, self._places(state))
 
   def _places(self, state: RoundState) -> RoundState:
     """Shardings of a state, the outer one in `outer_memory`."""
@@ -86,7 +86,7 @@ class RoundPrograms:
       shape = place.shard_shape(leaf.shape)[0 if axis is None else 1 :]
       if not host_memory.is_worth_moving(shape):
         return place
-      return host_memory.beside(place, self.outer_memory)
+      return host_memory.with_memory_kind(place, self.outer_memory)
 
     outer = jax.tree.map(
       lambda axis, *parts: jax.tree.map(functools.partial(moved, axis), *parts),

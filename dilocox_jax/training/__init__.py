@@ -1,1 +1,1 @@
-"""One run: building its parts, training, evaluating, saving and resuming."""
+"""One run: builds its parts, trains, evaluates, saves and resumes."""

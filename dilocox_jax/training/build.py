@@ -1,7 +1,8 @@
-"""The stations of a run, built from its config and joined nowhere else.
+"""Builds every part of a run from its config.
 
-Each station takes plain arguments and knows no config. Here they get them;
-the trainer then only walks the plan.
+Model, inner step, exchange and outer step take plain arguments and do not know
+the config. This is the only file that reads the config and joins them; the
+trainer only goes through the plan.
 """
 
 import dataclasses
@@ -47,10 +48,10 @@ class Programs:
   """Everything that runs on the devices.
 
   Attributes:
-    model: The model's two functions.
+    model: Functions of the model.
     schedule: Learning rate by inner step.
     steps: Data-parallel steps of all replicas.
-    single: The same of one replica alone, if a warm start asks for it.
+    single: Steps of one replica alone, for a warm start that asks for it.
     rounds: Rounds of the method.
   """
 
@@ -61,16 +62,16 @@ class Programs:
   rounds: RoundPrograms
 
   def steps_of(self, phase: str) -> StepPrograms:
-    """The programs of a phase without rounds."""
+    """Returns the programs of a phase that has no rounds."""
     return self.single if phase == "single" else self.steps
 
   def replicas_of(self, phase: str) -> Replicas:
-    """Who takes part in a phase."""
+    """Returns the replicas that train in a phase."""
     return self.single.replicas if phase == "single" else self.rounds.replicas
 
   @functools.cached_property
   def evaluate(self):
-    """The jitted mean loss: (params, batches [N, B, L + 1]) -> nats."""
+    """The jitted mean loss: (params, batches [N, B, L + 1]) -> nats a token."""
 
     def mean_loss(params: Tree, batches: Tree) -> Scalar:
       losses = jax.lax.map(
@@ -82,10 +83,15 @@ class Programs:
 
 
 def aggregator(
-  config: RunConfig, choice: RoundSetting | None = None
+  config: RunConfig, setting: RoundSetting | None = None
 ) -> Aggregator:
-  """The exchange of the method; without a codec, a plain mean."""
-  exchange, sent = config.exchange, to_plan.payload(config, choice)
+  """Builds the exchange of the method: a plain mean if nothing is compressed.
+
+  Args:
+    config: Config of the run.
+    setting: Rank and H of the rounds; None takes those of the config.
+  """
+  exchange, sent = config.exchange, to_plan.payload(config, setting)
   is_plain = sent == Dense() and exchange.collective == "auto"
   if is_plain and not exchange.error_feedback:
     return mean_of_finite_replicas()
@@ -99,7 +105,7 @@ def aggregator(
 
 
 def _max_rank(config: RunConfig) -> int:
-  """Rank that states have room for; 0 where no rank ever changes."""
+  """Returns the rank that codec states have room for; 0 if no rank changes."""
   if config.adaptive.mode == "off":
     return 0
   return to_plan.policy(config).first.rank * (
@@ -107,19 +113,20 @@ def _max_rank(config: RunConfig) -> int:
   )
 
 
-def programs(config: RunConfig, choice: RoundSetting | None = None) -> Programs:
-  """Builds model, optimizers and the programs of all phases.
+def programs(config: RunConfig) -> Programs:
+  """Builds the model, the optimizers and the programs of all phases.
 
   Args:
-    config: The run.
-    choice: Rank and H of the rounds; None: the config's own.
+    config: Config of the run.
+
+  Raises:
+    ValueError: If the devices or optax lack what the config asks for.
   """
   _check_memory(config.mesh.outer_memory)
-  sizes, inner, outer = config.model, config.inner, config.outer
+  sizes, inner = config.model, config.inner
   model = transformer.build_model(
     sizes.shape, dtype=jnp.dtype(sizes.compute_dtype), unroll=sizes.scan_unroll
   )
-
   gradient = _gradient(config, model)
   schedule = learning_rate_schedule(
     inner.schedule,
@@ -137,50 +144,62 @@ def programs(config: RunConfig, choice: RoundSetting | None = None) -> Programs:
     weight_decay=inner.weight_decay,
     momentum=inner.momentum,
   )
-  sends_gradients = config.sync.named.exchanged == "gradient"
-  exchange, plain = aggregator(config, choice), mean_of_finite_replicas()
-  replicas = Replicas(
-    config.mesh.num_replicas, config.mesh.layout, config.division
-  )
-  alone = replicas
+  mesh = config.mesh
+  replicas = Replicas(mesh.num_replicas, mesh.layout, config.division)
+  one_replica = replicas
   if config.sync.warm_start == "single":
-    alone = dataclasses.replace(replicas, num_replicas=1)
-  transform = OuterTransform(
-    to_plan.method(config, choice),
-    Partition(config.fragments),
-    named_optimizer(
-      outer.optimizer,
-      outer.learning_rate,
-      momentum=outer.momentum or None,
-      nesterov=outer.nesterov and bool(outer.momentum),
-    ),
-    exchange,
-    config.exchange.keep_unsent,
-  )
+    one_replica = dataclasses.replace(replicas, num_replicas=1)
+  transform, plain_mean = outer_transform(config), mean_of_finite_replicas()
+  # A method that sends gradients compresses them; a warm start does not.
+  sends_gradients = config.sync.named.exchanged == "gradient"
+  mean = transform.aggregator if sends_gradients else plain_mean
   return Programs(
     model=model,
     schedule=schedule,
-    steps=StepPrograms(
-      gradient, optimizer, exchange if sends_gradients else plain, replicas
-    ),
-    single=StepPrograms(gradient, optimizer, plain, alone),
+    steps=StepPrograms(gradient, optimizer, mean, replicas),
+    single=StepPrograms(gradient, optimizer, plain_mean, one_replica),
     rounds=RoundPrograms(
-      transform,
-      inner_step(gradient, optimizer),
-      replicas,
-      config.mesh.outer_memory,
+      transform, inner_step(gradient, optimizer), replicas, mesh.outer_memory
     ),
+  )
+
+
+def outer_transform(
+  config: RunConfig, setting: RoundSetting | None = None
+) -> OuterTransform:
+  """Builds the outer side of a round: exchange, outer optimizer, apply rule.
+
+  It is all of a round that depends on the rank and H in force, so an adaptive
+  run keeps its model and inner step and replaces only this.
+
+  Args:
+    config: Config of the run.
+    setting: Rank and H of the rounds; None takes those of the config.
+  """
+  outer = config.outer
+  optimizer = named_optimizer(
+    outer.optimizer,
+    outer.learning_rate,
+    momentum=outer.momentum or None,
+    nesterov=outer.nesterov and bool(outer.momentum),
+  )
+  return OuterTransform(
+    to_plan.method(config, setting),
+    Partition(config.fragments),
+    optimizer,
+    aggregator(config, setting),
+    config.exchange.keep_unsent,
   )
 
 
 def _check_memory(kind: str) -> None:
-  lack = host_memory.unsupported(kind, jax.local_devices())
-  if lack:
-    raise ValueError(f"mesh.outer_memory={kind!r}: {lack}: take 'device'")
+  reason = host_memory.unsupported(kind, jax.local_devices())
+  if reason:
+    raise ValueError(f"mesh.outer_memory={kind!r}: {reason}: take 'device'")
 
 
 def _gradient(config: RunConfig, model: transformer.Model) -> Gradient:
-  """One replica's (params, batch) -> (loss, gradients)."""
+  """Builds (params, batch) -> (loss, gradients) of one replica."""
   mesh, z_loss = config.mesh, config.model.z_loss
   micro_batches = config.inner.accumulate_steps
   if mesh.is_divided:
@@ -209,7 +228,7 @@ def _gradient(config: RunConfig, model: transformer.Model) -> Gradient:
 
 
 def corpus(config: RunConfig) -> Corpus:
-  """Loads the text, or raises ValueError with one line."""
+  """Loads the text; raises ValueError with one line if there is none."""
   data = config.data
   return sources.load_corpus(
     data.source,
@@ -220,7 +239,7 @@ def corpus(config: RunConfig) -> Corpus:
 
 
 def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
-  """The replicas' training batches."""
+  """Returns the training batches of every replica."""
   return ReplicaStreams(
     text.train,
     num_replicas=config.mesh.num_replicas,
@@ -231,7 +250,7 @@ def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
 
 
 def held_out(config: RunConfig, text: Corpus) -> np.ndarray:
-  """The batches of every evaluation, [N, B, L + 1]."""
+  """Returns the batches of every evaluation, [N, B, L + 1]."""
   return validation_batches(
     text.validation,
     batch_size=config.data.batch_size,

@@ -1,10 +1,16 @@
-"""State that survives: Orbax, with digests and a way past broken saves.
+"""Saves and restores the state of a run with Orbax, and finds broken files.
 
 A checkpoint holds arrays (parameters, optimizer states, everything in flight)
-and a small JSON record (position, streams, totals). Orbax writes in the
-background and renames when done, so a killed save leaves nothing that looks
-finished. Just before the rename every file's digest is put down; a checkpoint
-that was damaged later is recognised by them, and passed over.
+and a small JSON record (progress, streams, controller). Orbax writes it in the
+background. A save of step 12 goes through these states on the disk:
+
+  12.orbax-checkpoint-tmp/              files are being written
+  12.orbax-checkpoint-tmp/digests.json  all are written; SHA-256 of each file
+  12/                                   complete: Orbax renamed the folder
+
+A kill leaves one of the first two, which the next start removes, or the third.
+So a folder with a plain number is complete, and if its files do not have their
+digests, the disk damaged it later: it is passed over for an older one.
 """
 
 import contextlib
@@ -22,13 +28,18 @@ import orbax.checkpoint as ocp
 from dilocox_jax.distributed import processes
 from dilocox_jax.pytypes import Tree
 
+FOLDER = "checkpoints"  # In a run directory.
 _ARRAYS, _RECORD, _DIGESTS = "arrays", "record", "digests.json"
-_SAVE_TIMEOUT_S = 60 * 60  # Digests are in it, which process 0 works out alone.
+_SAVE_TIMEOUT_S = 60 * 60  # Includes the digests, which process 0 computes.
 _PARTIAL = ".orbax-checkpoint-tmp"  # In the name of a save until it is done.
+# Orbax writes metadata, the record and whole blocks beside the arrays: 60 to
+# 100 kB were measured for small states. Rows of metrics need room, too.
+SPARE_BYTES, _SPARE_SHARE = 1_000_000, 0.02
+_DISK_STATUS = "os_error_code="  # In errors that the storage library words.
 
 
 class RefusedError(ValueError):
-  """A whole checkpoint that must not be read; the message says why."""
+  """A run directory that must not be used like this; the message says why."""
 
 
 class SaveError(OSError):
@@ -41,18 +52,18 @@ class Checkpoints:
   def __init__(
     self, directory: pathlib.Path, keep: int = 2, *, read_only: bool = False
   ):
-    """Opens, and creates, the directory.
+    """Opens the directory, and creates it if it may be written.
 
     Args:
-      directory: Where checkpoints lie, one folder a step.
-      keep: How many to keep.
-      read_only: Whether the directory is another run's, to be left alone.
+      directory: Folder of the checkpoints; each is a folder named by its step.
+      keep: Number of newest checkpoints to keep.
+      read_only: Whether the directory belongs to another run, so that nothing
+        in it may change.
     """
     self._directory, self._read_only = directory.resolve(), read_only
-    # What a kill left of a save would stay for ever.
+    self._replaced = self.aside(self._directory)
     if processes.is_main() and not read_only:
-      for partial in self._partial():
-        shutil.rmtree(partial)
+      self._clean_up()
     options = ocp.CheckpointManagerOptions(
       max_to_keep=keep,
       create=not read_only,
@@ -62,6 +73,22 @@ class Checkpoints:
       ),
     )
     self._manager = ocp.CheckpointManager(self._directory, options=options)
+    self._log_filter = _NoSaveTracebacks()
+    logging.getLogger("absl").addFilter(self._log_filter)
+
+  @staticmethod
+  def aside(directory: pathlib.Path) -> pathlib.Path:
+    """Returns where a checkpoint waits until its replacement is complete."""
+    return directory.with_name("replaced_checkpoints")
+
+  def _clean_up(self) -> None:
+    """Removes what a kill left of a save, and brings back what it replaced."""
+    for partial in self._partial():
+      shutil.rmtree(partial)
+    for replaced in self._replaced.glob("*"):
+      if not (self._directory / replaced.name).exists():
+        replaced.rename(self._directory / replaced.name)
+    shutil.rmtree(self._replaced, ignore_errors=True)
 
   def _partial(self) -> list[pathlib.Path]:
     return list(self._directory.glob(f"*{_PARTIAL}*"))
@@ -70,7 +97,8 @@ class Checkpoints:
     """Starts a save and returns; a later save waits for it.
 
     Args:
-      step: Inner steps finished; names the checkpoint.
+      step: Inner steps finished; names the checkpoint. A checkpoint of the
+        same step is replaced, and lost only once the new one is complete.
       state: Tree of arrays. They may be donated as soon as this returns.
       record: Anything JSON can hold.
 
@@ -81,13 +109,23 @@ class Checkpoints:
       _ARRAYS: ocp.args.StandardSave(_leaves(state)),
       _RECORD: ocp.args.JsonSave(record),
     }
-    with self._taking():
+    with self._wording_disk_errors():
       self._manager.wait_until_finished()
       self._check_room(state)
+      if step in self._manager.all_steps():
+        self._make_way(step)
       self._manager.save(step, args=ocp.args.Composite(**args), force=True)
 
+  def _make_way(self, step: int) -> None:
+    """Moves a checkpoint aside until another one of its step is complete."""
+    if processes.is_main():
+      self._replaced.mkdir(exist_ok=True)
+      (self._directory / str(step)).rename(self._replaced / str(step))
+    processes.from_main(None)  # The others go on when it has moved.
+    self._manager.reload()
+
   def _check_room(self, state: Tree) -> None:
-    """A disk that fills up in the middle makes Orbax's threads die loudly.
+    """Raises OSError if a save would fill the disk.
 
     Processes write to one directory, and refuse a save together.
     """
@@ -95,32 +133,57 @@ class Checkpoints:
     all_needed, all_free = zip(
       *processes.from_all([_own_bytes(state), free_bytes]), strict=True
     )
-    needed_bytes, free_bytes = sum(all_needed), min(all_free)
-    if needed_bytes > free_bytes:
+    needed_bytes = round((1 + _SPARE_SHARE) * sum(all_needed)) + SPARE_BYTES
+    if needed_bytes > min(all_free):
       raise OSError(
-        f"{needed_bytes / 1e6:,.1f} MB are needed and {free_bytes / 1e6:,.1f}"
-        " MB free"
+        f"{needed_bytes / 1e6:,.1f} MB are needed and "
+        f"{min(all_free) / 1e6:,.1f} MB free"
       )
 
   @contextlib.contextmanager
-  def _taking(self) -> Iterator[None]:
-    """Words what a disk refuses; Orbax passes it on with the next call."""
+  def _wording_disk_errors(self) -> Iterator[None]:
+    """Turns what a disk refuses into one line; Orbax raises it a call later."""
     try:
       yield
-    except (OSError, ValueError) as error:
+    except Exception as error:
+      if not _is_of_disk(error):
+        raise
       reason = str(error).strip().partition("\n")[0]
+      if "No space left on device" in reason:  # After four file names.
+        reason = "No space left on device"
       raise SaveError(
-        f"cannot save a checkpoint in {self._directory}: {reason}; once the"
-        " disk takes it, the same command goes on from the checkpoint before it"
+        f"cannot save a checkpoint in {self._directory}: {reason}; "
+        f"{self._kept()}, and once the disk takes it, the same command goes on"
       ) from error
 
   def _seal(self) -> None:
-    """Puts down the digests of a save whose files are written, by all."""
+    """Writes the digests of a save whose files are all written."""
     if not processes.is_main():
       return
     for partial in self._partial():  # There is one, as saves wait for saves.
       text = json.dumps(_digests(partial), indent=2)
       (partial / _DIGESTS).write_text(text)
+
+  def wait(self) -> None:
+    """Waits for the save that is under way.
+
+    Raises:
+      SaveError: If the disk refused it.
+    """
+    with self._wording_disk_errors():
+      self._manager.wait_until_finished()
+
+  def what_is_kept(self) -> str:
+    """Says which checkpoint a run can go on from, as part of a sentence."""
+    with contextlib.suppress(SaveError):  # Those before it are kept.
+      self.wait()
+    return self._kept()
+
+  def _kept(self) -> str:
+    steps = saved_steps(self._directory)
+    if not steps:
+      return "no checkpoint was saved yet"
+    return f"the checkpoint of step {steps[-1]} is kept"
 
   def restore(
     self, template: Callable[[dict[str, Any]], Tree]
@@ -132,28 +195,28 @@ class Checkpoints:
         that its state must have; may raise `RefusedError`.
 
     Returns:
-      The state and the record; None if there is no checkpoint, or none of
-      another run's is whole.
+      The state and the record. None if there is no checkpoint, or if the
+      directory belongs to another run and none is whole.
 
     Raises:
-      RefusedError: If a whole checkpoint does not fit the template, or none of
-        several is whole: a run that began anew would cut all its rows.
+      RefusedError: If a whole checkpoint does not fit the template, or if no
+        checkpoint is whole: a run that began anew would cut all rows.
     """
     self._manager.wait_until_finished()
     # One process judges and moves, so that all read the same checkpoint.
-    found = self._newest_whole() if processes.is_main() else None
-    step, damage = processes.from_main(found)
+    newest = self._newest_whole() if processes.is_main() else None
+    step, damage = processes.from_main(newest)
     if damage and not self._read_only:
       raise RefusedError(
         f"no checkpoint in {self._directory} is whole, the newest: {damage}; "
         "if the disk cannot bring one back, take another --workdir"
       )
     if not processes.is_main():
-      self._manager.reload()  # The main one may have moved some.
+      self._manager.reload()  # The main process may have moved some.
     return None if step is None else self._read(step, template)
 
   def _newest_whole(self) -> tuple[int | None, str]:
-    """Its step, or None and what is wrong with the newest, if there is one."""
+    """Returns its step, or None and what is wrong with the newest, if any."""
     damages: dict[int, str] = {}
     for step in sorted(self._manager.all_steps(), reverse=True):
       damage = _damage(self._directory / str(step))
@@ -184,7 +247,7 @@ class Checkpoints:
       wanted = ocp.args.StandardRestore(_leaves(like))
       arrays = self._item(step, _ARRAYS, wanted)
     except (ValueError, KeyError, TypeError) as error:
-      # Whole, so it must not be lost: perhaps another version can read it.
+      # Its files are whole, so another version may be able to read it.
       raise RefusedError(
         f"the checkpoint of step {step} in {self._directory} does not fit "
         f"this version of the program: {str(error).strip().splitlines()[0]}"
@@ -202,13 +265,47 @@ class Checkpoints:
     Raises:
       SaveError: If the disk refused it.
     """
-    with self._taking():
-      self._manager.wait_until_finished()
-    self._manager.close()
+    try:
+      self.wait()
+      self._manager.close()
+      if processes.is_main() and not self._read_only:
+        shutil.rmtree(self._replaced, ignore_errors=True)
+    finally:
+      logging.getLogger("absl").removeFilter(self._log_filter)
+
+
+def saved_steps(directory: pathlib.Path) -> list[int]:
+  """Returns the steps of the complete checkpoints in a folder, ascending."""
+  names = [path.name for path in directory.glob("*")]
+  return sorted(int(name) for name in names if name.isdigit())
+
+
+class _NoSaveTracebacks(logging.Filter):
+  """Drops the tracebacks that Orbax's background threads print.
+
+  Each thread prints the error that it met, and the last one raises it in the
+  next call; 200 lines of tracebacks would hide the one line made of it.
+  """
+
+  def filter(self, record: logging.LogRecord) -> bool:
+    return not (record.exc_info and "orbax" in record.pathname)
+
+
+def _is_of_disk(error: BaseException | None) -> bool:
+  """Whether the operating system refused something, here or below.
+
+  The library that writes the arrays (TensorStore) raises a ValueError with
+  the system's code in its text, e.g. "[os_error_code='28']" for a full disk.
+  """
+  while error:
+    if isinstance(error, OSError) or _DISK_STATUS in str(error):
+      return True
+    error = error.__cause__ or error.__context__
+  return False
 
 
 def _leaves(state: Tree) -> dict[str, Any]:
-  """Leaves by number and path, in the order of flattening."""
+  """Returns the leaves by number and path, in the order of flattening."""
   paths, _ = jax.tree.flatten_with_path(state)
   return {
     f"{number:04d}{jax.tree_util.keystr(path)}".replace("/", "|"): leaf
@@ -217,7 +314,7 @@ def _leaves(state: Tree) -> dict[str, Any]:
 
 
 def _own_bytes(state: Tree) -> int:
-  """What this process writes of a state: of equal shards, one."""
+  """Returns the bytes that this process writes: one of several equal shards."""
   return sum(
     shard.data.nbytes
     for leaf in jax.tree.leaves(state)
@@ -227,7 +324,7 @@ def _own_bytes(state: Tree) -> int:
 
 
 def _digests(checkpoint: pathlib.Path) -> dict[str, str]:
-  """SHA-256 of every file of the items, by relative path."""
+  """Returns the SHA-256 of every file of the items, by relative path."""
   digests = {}
   for path in sorted(checkpoint.glob("*/**/*")):
     if path.is_file():
@@ -238,11 +335,11 @@ def _digests(checkpoint: pathlib.Path) -> dict[str, str]:
 
 
 def _damage(checkpoint: pathlib.Path) -> str:
-  """What is wrong with the files of a checkpoint; empty if nothing is."""
+  """Returns what is wrong with a checkpoint's files; empty if nothing is."""
   try:
     expected = json.loads((checkpoint / _DIGESTS).read_text())
-    found = _digests(checkpoint)
+    digests = _digests(checkpoint)
   except (OSError, ValueError) as error:
     return f"its files cannot be read ({error})"
-  wrong = [path for path in expected if found.get(path) != expected[path]]
+  wrong = [path for path in expected if digests.get(path) != expected[path]]
   return f"{wrong[0]} is damaged or missing" if wrong else ""

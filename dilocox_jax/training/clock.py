@@ -1,8 +1,8 @@
-"""A clock that a run may carry: what it would have cost elsewhere.
+"""A simulated clock that a run may carry: its time on some cluster.
 
-The trainer shows it every segment and writes down what it says, and never
-reads it, so that no loss can depend on a link. Who makes one, and from what,
-is none of the trainer's business.
+The trainer advances it after every segment and records what it returns. Nothing
+else reads it, so no loss can depend on a link. `experiments.simulation` makes
+one from a cluster's description.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -16,21 +16,21 @@ class Clock(Protocol):
   """Simulated time of a run."""
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:
-    """Goes through a segment; seconds since the start of the run."""
+    """Advances by a segment; returns seconds since the start of the run."""
     ...
 
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
-    """Goes through the flush at the end of a run; likewise."""
+    """Advances by the flush; returns seconds since the start of the run."""
     ...
 
   def get_state(self) -> dict[str, Any]:
-    """What a checkpoint must hold, as plain values."""
+    """Returns what a checkpoint must hold, as plain values."""
     ...
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Goes on from `get_state`.
+    """Continues from what `get_state` returned.
 
     Raises:
-      ValueError: If it is of another cluster.
+      ValueError: If that was the clock of another cluster.
     """
     ...

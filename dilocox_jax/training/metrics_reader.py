@@ -1,9 +1,9 @@
-"""Metrics on their way from the devices to the records.
+"""Brings metrics from the devices to the records.
 
-Segments are dispatched without waiting; their metrics are read here, later,
-which is also where a value that is not finite stops the run and where the
-wall clock is divided between the segments. Of several processes all read and
-judge, so that they stop together, and one writes.
+Segments are dispatched without waiting, and their metrics are read here later.
+A value that is not finite stops the run here, and here the wall time is divided
+between the segments. With several processes all read and check, so that they
+stop together, and one writes.
 """
 
 import contextlib
@@ -28,28 +28,24 @@ from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.training import evaluation
 from dilocox_jax.training.progress_bar import ProgressBar
-from dilocox_jax.training.start import TrainingProgress
-
-
-class NotFiniteError(RuntimeError):
-  """A loss or gradient that is not finite; the message says where."""
+from dilocox_jax.training.states import TrainingProgress
 
 
 @dataclasses.dataclass(frozen=True)
-class Dispatched:
+class DispatchedSegment:
   """A segment whose metrics have not been read yet.
 
   Attributes:
-    segment: What runs.
-    position: Where the run is after it.
-    sent_bytes: What it puts on the wire, a replica.
-    tokens: What all replicas see in it.
-    metrics: Arrays [M, H], still on the devices of their replicas.
-    drifts: For every piece with an arrival, likewise.
+    segment: The segment that runs.
+    progress: How far the run is after the segment.
+    sent_bytes: Bytes that one replica sends in it.
+    tokens: Tokens that all replicas together see in it.
+    metrics: Losses and gradient norms [M, H], still on the devices.
+    drifts: Drifts of every window group with an apply, still on the devices.
   """
 
   segment: Segment
-  position: TrainingProgress
+  progress: TrainingProgress
   sent_bytes: int
   tokens: int
   metrics: StepMetrics
@@ -57,126 +53,149 @@ class Dispatched:
 
 
 class MetricsReader:
-  """Reads segments in order and accounts for the time between them."""
+  """Reads segments in order and records the time between them."""
 
   def __init__(
     self,
     recorder: metrics.Recorder,
-    progress: ProgressBar,
+    bar: ProgressBar,
     schedule: optax.Schedule,
     energy_share: float,
   ):
-    """Starts the clock.
+    """Starts to measure time.
 
     Args:
-      recorder: Where rows go.
-      progress: The bar.
+      recorder: Writes the rows.
+      bar: Shows how far the run is.
       schedule: Learning rate by inner step.
-      energy_share: Of an update's energy, by which its rank is recorded.
+      energy_share: Share of an update's energy by which its rank is recorded.
     """
-    self._recorder, self._progress = recorder, progress
+    self._recorder, self._bar = recorder, bar
     self._schedule, self._energy_share = schedule, energy_share
-    self._accounted = time.perf_counter()
+    self._recorded_s = time.perf_counter()
     self._tokens, self._training_s = 0, 0.0
 
-  def book(
+  def record_time(
     self, event: str, step: int, simulated_s: float | None = None
   ) -> None:
-    """Books the time since the last booking under an event."""
+    """Records the time since the last record under an event.
+
+    Args:
+      event: "compile", "round", "evaluation" or "checkpoint".
+      step: Inner steps finished.
+      simulated_s: Simulated seconds, if the run carries a clock.
+    """
     self._recorder.record_timing(
       step=step, event=event, wall_s=self._lap(), simulated_s=simulated_s
     )
 
   def _lap(self) -> float:
-    """Seconds since the last booking; every second is booked once."""
-    before, self._accounted = self._accounted, time.perf_counter()
-    return self._accounted - before
+    """Returns seconds since the last call, so that each is recorded once."""
+    before, self._recorded_s = self._recorded_s, time.perf_counter()
+    return self._recorded_s - before
 
   def record_evaluation(
     self,
     losses: Mapping[str, float],
-    position: TrainingProgress,
+    progress: TrainingProgress,
     num_steps: int | None = None,
   ) -> None:
     """Checks and records validation losses.
 
     Args:
-      losses: By view, in nats a token.
-      position: Where the run is.
-      num_steps: For the closing row only: the steps asked for.
+      losses: Loss of each view, in nats a token.
+      progress: How far the run is.
+      num_steps: For the closing row only: total steps of the run.
 
     Raises:
-      NotFiniteError: Nothing is recorded then.
+      NotFiniteError: If a loss is not finite; nothing is recorded then.
     """
-    self.book("evaluation", position.step, position.simulated_s)
+    self.record_time("evaluation", progress.step, progress.simulated_s)
     if not all(math.isfinite(loss) for loss in losses.values()):
-      raise NotFiniteError(
-        f"the validation loss is not finite at step {position.step}"
+      raise evaluation.NotFiniteError(
+        f"the validation loss is not finite at step {progress.step}"
       )
     row = {
       **losses,
-      "step": position.step,
-      "tokens": position.tokens,
-      "total_sent_bytes": position.total_sent_bytes,
+      "step": progress.step,
+      "tokens": progress.tokens,
+      "total_sent_bytes": progress.total_sent_bytes,
     }
     if num_steps is None:
       self._recorder.record_evaluation(**row)
     else:
       self._recorder.record_final(num_steps=num_steps, **row)
 
-  def read(self, done: Dispatched) -> Sequence[Drift]:
+  def check_flush(self, drifts: Sequence[Drift], step: int) -> None:
+    """Checks that what every replica sent in the flush is finite.
+
+    Args:
+      drifts: Drifts of the exchanges of the flush, on the devices.
+      step: Inner steps of the run.
+
+    Raises:
+      NotFiniteError: One line that names the replica and the step.
+    """
+    evaluation.check_drifts(arrays_to_host(drifts), [step] * len(drifts))
+
+  def read(self, done: DispatchedSegment) -> Sequence[Drift]:
     """Waits for a segment, checks it and records it.
 
     Returns:
       Its drifts, on the host.
 
     Raises:
-      NotFiniteError: Nothing of the segment is recorded then.
+      NotFiniteError: If a loss, a gradient or what a replica sent is not
+        finite; nothing of the segment is recorded then.
     """
-    seen, drifts = arrays_to_host((done.metrics, done.drifts))
-    _check_finite(seen, done.segment)
-    position, loss = done.position, np.mean(seen.loss, dtype=np.float64)
+    step_metrics, drifts = arrays_to_host((done.metrics, done.drifts))
+    _check_losses(step_metrics, done.segment)
+    start = done.segment.schedule_start
+    events = evaluation.applied_events(done.segment)
+    evaluation.check_drifts(drifts, [start + e.send_step for e in events])
+    losses = step_metrics.loss
+    progress, loss = done.progress, np.mean(losses, dtype=np.float64)
     self._recorder.record_round(
-      step=position.step,
-      tokens=position.tokens,
+      step=progress.step,
+      tokens=progress.tokens,
       phase=done.segment.phase,
       loss=loss,
-      loss_per_replica=np.asarray(seen.loss, np.float64).mean(axis=1).tolist(),
-      grad_norm=np.mean(seen.grad_norm, dtype=np.float64),
-      learning_rate=float(np.asarray(self._schedule(position.step - 1))),
+      loss_per_replica=np.asarray(losses, np.float64).mean(axis=1).tolist(),
+      grad_norm=np.mean(step_metrics.grad_norm, dtype=np.float64),
+      learning_rate=float(np.asarray(self._schedule(progress.step - 1))),
       sent_bytes=done.sent_bytes,
-      total_sent_bytes=position.total_sent_bytes,
+      total_sent_bytes=progress.total_sent_bytes,
       drift=evaluation.drift_rows(done.segment, drifts, self._energy_share),
     )
     wall_s = self._lap()
     self._recorder.record_timing(
-      step=position.step,
+      step=progress.step,
       event="round",
       wall_s=wall_s,
       tokens_per_s=done.tokens / wall_s,
-      simulated_s=position.simulated_s,
+      simulated_s=progress.simulated_s,
     )
     self._tokens += done.tokens
     self._training_s += wall_s
     speed = self._tokens / self._training_s
-    self._progress.update(
-      position.step, float(loss), speed, position.total_sent_bytes
+    self._bar.update(
+      progress.step, float(loss), speed, progress.total_sent_bytes
     )
     return drifts
 
 
-def _check_finite(seen: StepMetrics, segment: Segment) -> None:
-  place = evaluation.first_not_finite(seen.loss, seen.grad_norm)
+def _check_losses(step_metrics: StepMetrics, segment: Segment) -> None:
+  place = evaluation.first_not_finite(step_metrics.loss, step_metrics.grad_norm)
   if place:
     replica, offset = place
-    raise NotFiniteError(
+    raise evaluation.NotFiniteError(
       "the loss or its gradient is not finite at step "
       f"{segment.start + offset + 1} on replica {replica}"
     )
 
 
 @contextlib.contextmanager
-def opened(
+def open_reader(
   config: RunConfig,
   workdir: pathlib.Path,
   *,
@@ -187,23 +206,26 @@ def opened(
   step: int,
   is_resumed: bool,
 ) -> Iterator[MetricsReader]:
-  """The books of a run from one start of it to its end or interruption.
+  """Opens the records of a run, from one start of it to its end.
 
   Args:
-    config: The run.
-    workdir: Its directory.
-    corpus: Its text.
-    held_out: The windows of its evaluations.
+    config: Config of the run.
+    workdir: The run directory.
+    corpus: Text of the run.
+    held_out: Batches of its evaluations, [N, B, L + 1].
     schedule: Learning rate by inner step.
     command: The command line, for the record.
-    step: Where it starts.
+    step: Inner steps finished before.
     is_resumed: Whether a checkpoint was restored.
+
+  Yields:
+    The reader, which writes in the main process only.
   """
   title, total = config.sync.method, config.total_steps
   if not processes.is_main():
-    with ProgressBar(title, total, step, is_shown=False) as progress:
+    with ProgressBar(title, total, step, is_shown=False) as bar:
       recorder = metrics.SilentRecorder()
-      yield MetricsReader(recorder, progress, schedule, config.adaptive.energy)
+      yield MetricsReader(recorder, bar, schedule, config.adaptive.energy)
     return
   metrics.write_run_record(
     workdir,
@@ -220,6 +242,6 @@ def opened(
   )
   with (
     metrics.Recorder(workdir, step if is_resumed else None) as recorder,
-    ProgressBar(title, total, step) as progress,
+    ProgressBar(title, total, step) as bar,
   ):
-    yield MetricsReader(recorder, progress, schedule, config.adaptive.energy)
+    yield MetricsReader(recorder, bar, schedule, config.adaptive.energy)

@@ -1,14 +1,19 @@
 """The bar that says how far a run is and when it will be done."""
 
 import logging
+import math
+import time
 
 from rich import progress
+
+_LOG_SHARE, _LOG_S = 0.1, 30.0  # Of a run's steps; seconds.
 
 
 class ProgressBar:
   """A progress bar with loss, speed, bytes and time left.
 
-  Where there is no terminal, a line is logged now and then instead.
+  Where there is no terminal, a line is logged instead: after the first update,
+  then after every tenth of the run or 30 seconds, whichever comes first.
   """
 
   def __init__(
@@ -41,7 +46,8 @@ class ProgressBar:
       title, total=total_steps, completed=first_step, status=""
     )
     self._total_steps = total_steps
-    self._logged = first_step
+    # Nothing was logged yet, so the first update is due.
+    self._logged_step, self._logged_s = first_step, -math.inf
 
   def __enter__(self) -> "ProgressBar":
     """Starts drawing."""
@@ -55,16 +61,26 @@ class ProgressBar:
   def update(
     self, step: int, loss: float, tokens_per_s: float, total_sent_bytes: int
   ) -> None:
-    """Shows where the run is."""
+    """Shows how far the run is.
+
+    Args:
+      step: Inner steps finished.
+      loss: Mean training loss of the last segment, in nats a token.
+      tokens_per_s: Training speed of all replicas together.
+      total_sent_bytes: Bytes that one replica has sent.
+    """
     status = (
       f"loss {loss:.3f} | {tokens_per_s:,.0f} tokens/s | "
       f"sent {total_sent_bytes / 1e6:,.1f} MB"
     )
     self._bar.update(self._task, completed=step, status=status)
-    is_due = step - self._logged >= self._total_steps / 8
+    is_due = (
+      step - self._logged_step >= _LOG_SHARE * self._total_steps
+      or time.monotonic() - self._logged_s >= _LOG_S
+    )
     is_logged = self._is_shown and not self._bar.console.is_terminal
     if is_logged and is_due:
-      self._logged = step
+      self._logged_step, self._logged_s = step, time.monotonic()
       logging.getLogger(__name__).info(
         "%s: step %d of %d | %s", self._title, step, self._total_steps, status
       )

@@ -1,8 +1,8 @@
 """Where a run starts: at the beginning, from another run, or where it was.
 
-A run directory with a whole checkpoint is continued, and only by a config
-that means the same run on the same text; anything else is refused before an
-array is read.
+A run directory with a whole checkpoint is continued, and only by a config that
+means the same run on the same text. A directory that holds a run without one
+is not overwritten (see `check_nothing_is_lost`).
 """
 
 import dataclasses
@@ -15,43 +15,117 @@ import jax
 
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping
 from dilocox_jax.config.sections import MeshConfig
+from dilocox_jax.distributed import processes
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.mapping import changed_fields
+from dilocox_jax.metrics import RecordError, read_rows
+from dilocox_jax.metrics.recorder import METRICS, TIMING
+from dilocox_jax.metrics.run_record import CONFIG, RECORD
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_program import RoundState
 from dilocox_jax.pytypes import Tree
+from dilocox_jax.report.page import PAGE
 from dilocox_jax.training import build, states
 from dilocox_jax.training.build import Programs
-from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
-from dilocox_jax.training.states import State
+from dilocox_jax.training.checkpoint import (
+  FOLDER,
+  Checkpoints,
+  RefusedError,
+  saved_steps,
+)
+from dilocox_jax.training.states import TrainingProgress, TrainingState
 
 
-@dataclasses.dataclass
-class TrainingProgress:
-  """How far a run is; part of every checkpoint's record.
+def check_nothing_is_lost(
+  config: RunConfig, workdir: pathlib.Path, corpus_digest: str
+) -> None:
+  """Refuses a directory whose rows a run that starts at step 0 would cut.
 
-  Attributes:
-    step: Inner steps finished.
-    tokens: Tokens seen by all replicas together.
-    total_sent_bytes: What one replica has put on the wire.
-    is_finished: Whether the flush and the last evaluation are done.
-    simulated_s: What the run's clock says, if it carries one (seconds).
-  """
+  A run that was killed before its first save may start again: all that it
+  wrote is computed again, bit for bit. So a directory that holds a run but no
+  checkpoint is accepted if, and only if,
 
-  step: int = 0
-  tokens: int = 0
-  total_sent_bytes: int = 0
-  is_finished: bool = False
-  simulated_s: float | None = None
+  - config and text are those of the same run,
+  - the folder of checkpoints is there, as it is made before the first row, and
+  - no checkpoint was ever complete. `timing.jsonl` tells: it has a row for
+    every save that was begun, and the second one waits until the first is
+    complete. A report is written after the last save is complete.
 
-
-def first_state(config: RunConfig, programs: Programs, phase: str) -> State:
-  """The state before the first step.
+  Must be called by all processes, before `Checkpoints` makes its folder.
 
   Args:
-    config: The run.
-    programs: Its programs.
-    phase: Its first phase.
+    config: Config of the run.
+    workdir: The run directory.
+    corpus_digest: Digest of the text.
+
+  Raises:
+    RefusedError: In all processes, with one line.
+  """
+  reason = ""
+  if processes.is_main():
+    reason = _lost_run(config, workdir, corpus_digest)
+  if reason := processes.from_main(reason):
+    raise RefusedError(reason)
+
+
+def _lost_run(
+  config: RunConfig, workdir: pathlib.Path, corpus_digest: str
+) -> str:
+  """Returns what would be lost and what to do; empty if nothing would be."""
+  there = [n for n in (CONFIG, RECORD, METRICS) if (workdir / n).exists()]
+  folder = workdir / FOLDER
+  if not there or saved_steps(folder) or saved_steps(Checkpoints.aside(folder)):
+    return ""
+  try:
+    saves = [
+      row for row in read_rows(workdir / TIMING) if row["event"] == "checkpoint"
+    ]
+    was_saved = not folder.is_dir() or len(saves) > 1
+    if was_saved or (workdir / PAGE).exists():
+      reason = "its checkpoints are gone"
+    else:
+      reason = _other_run(config, workdir, corpus_digest)
+  except (RecordError, KeyError):
+    reason = f"its {TIMING} cannot be read"
+  if not reason:
+    logging.getLogger(__name__).info(
+      "no checkpoint was saved before: starting again at step 0"
+    )
+    return ""
+  return (
+    f"the work directory {workdir} holds a run ({', '.join(there)}) that a new "
+    f"one would overwrite, and {reason}: take another --workdir, or move this "
+    "one away"
+  )
+
+
+def _other_run(
+  config: RunConfig, workdir: pathlib.Path, corpus_digest: str
+) -> str:
+  """Returns how the run of a directory differs from the one asked for."""
+  try:
+    saved = json.loads((workdir / CONFIG).read_text())
+    changed = changed_fields(saved, config.to_mapping(), FREE_ON_RESUME)
+  except (OSError, ValueError, TypeError, AttributeError):
+    return f"its {CONFIG} cannot be read"
+  try:
+    digest = json.loads((workdir / RECORD).read_text())["corpus_digest"]
+  except (OSError, ValueError, TypeError, KeyError):
+    digest = corpus_digest  # A kill came before this file was written.
+  if digest != corpus_digest:
+    changed.append(f"corpus: {digest} -> {corpus_digest}")
+  return f"it has other settings ({'; '.join(changed)})" if changed else ""
+
+
+def first_state(
+  config: RunConfig, programs: Programs, phase: str
+) -> TrainingState:
+  """Returns the state before the first step.
+
+  Args:
+    config: Config of the run.
+    programs: Programs of the run.
+    phase: First phase of the run.
 
   Raises:
     RefusedError: If it should start from another run and cannot.
@@ -68,28 +142,28 @@ def resumed_state(
   programs: Programs,
   checkpoints: Checkpoints,
   corpus_digest: str,
-) -> tuple[State, dict[str, Any]] | None:
-  """The newest whole state of this very run, and its record.
+) -> tuple[TrainingState, dict[str, Any]] | None:
+  """Returns the newest whole state of this very run, and its record.
 
   Args:
-    config: The run as it is asked for now.
-    programs: Its programs.
-    checkpoints: What is there.
-    corpus_digest: Of the text as it is now.
+    config: Config of the run as it is asked for now.
+    programs: Programs of the run.
+    checkpoints: Checkpoints of the run directory.
+    corpus_digest: Digest of the text as it is now.
 
   Raises:
     RefusedError: If the checkpoints are of a run that means something else.
   """
 
-  def template(record: dict[str, Any]) -> State:
+  def template(record: dict[str, Any]) -> TrainingState:
     _check_same_run(config, corpus_digest, record)
     return states.abstract(programs, record["phase"])
 
   restored = checkpoints.restore(template)
   if restored:
-    position = TrainingProgress(**restored[1]["position"])
+    progress = TrainingProgress(**restored[1]["position"])
     logging.getLogger(__name__).info(
-      "continuing at step %d of %d", position.step, config.total_steps
+      "continuing at step %d of %d", progress.step, config.total_steps
     )
   return restored
 
@@ -102,11 +176,39 @@ def _check_same_run(
   )
   if record["corpus_digest"] != corpus_digest:
     changed.append(f"corpus: {record['corpus_digest']} -> {corpus_digest}")
-  if changed:
-    raise RefusedError(
-      "the work directory holds a run with other settings "
-      f"({'; '.join(changed)}): take another --workdir, or set them back"
+  if not changed:
+    return
+  advice = "take another --workdir, or set them back"
+  if any(change.startswith("total_steps:") for change in changed):
+    advice += (
+      "; to train longer, start a new run in another --workdir from this one's "
+      "parameters with checkpoint.init_from"
     )
+  raise RefusedError(
+    "the work directory holds a run with other settings "
+    f"({'; '.join(changed)}): {advice}"
+  )
+
+
+def check_source(source: pathlib.Path) -> RunConfig:
+  """Reads the config of the run that a new one starts from.
+
+  Args:
+    source: Directory of the other run, as `checkpoint.init_from` names it.
+
+  Raises:
+    RefusedError: If there is no such run.
+  """
+  path = source / CONFIG
+  if not path.exists():
+    raise RefusedError(f"checkpoint.init_from={source} is not a run directory")
+  try:
+    config = from_mapping(json.loads(path.read_text()))
+  except ValueError as error:
+    raise RefusedError(f"{path} is not a run's config: {error}") from error
+  if not (source / FOLDER).is_dir():
+    raise RefusedError(f"checkpoint.init_from={source} has no checkpoints")
+  return config
 
 
 def state_from_run(
@@ -114,19 +216,19 @@ def state_from_run(
   programs: build.Programs,
   phase: str,
   source: pathlib.Path,
-) -> State:
-  """The first state of a run that goes on from another run's outer state.
+) -> TrainingState:
+  """Returns the first state of a run that starts from another's outer state.
 
   Args:
-    config: The new run.
-    programs: The new run's programs.
-    phase: The new run's first phase.
+    config: Config of the new run.
+    programs: Programs of the new run.
+    phase: First phase of the new run.
     source: Directory of the other run.
 
   Raises:
     RefusedError: If there is no such run, or its model has another shape.
   """
-  old_config = _config_of(source)
+  old_config = check_source(source)
   if old_config.model.shape != config.model.shape:
     raise RefusedError(
       f"checkpoint.init_from={source} holds a model of another shape "
@@ -141,8 +243,7 @@ def state_from_run(
   state = states.fresh(programs, phase, params)
   if not isinstance(state, RoundState):
     return state
-  kept = state.outer.optimizer
-  if not _alike(kept, outer_optimizer):
+  if not _have_same_shapes(state.outer.optimizer, outer_optimizer):
     logging.getLogger(__name__).warning(
       "the outer optimizer of %s does not fit this run's: it starts fresh",
       source,
@@ -151,25 +252,13 @@ def state_from_run(
   return programs.rounds.with_outer_optimizer(state, outer_optimizer)
 
 
-def _config_of(source: pathlib.Path) -> RunConfig:
-  path = source / "config.json"
-  if not path.exists():
-    raise RefusedError(f"checkpoint.init_from={source} is not a run directory")
-  try:
-    return from_mapping(json.loads(path.read_text()))
-  except ValueError as error:
-    raise RefusedError(f"{path} is not a run's config: {error}") from error
-
-
 def _state_of(
-  programs: build.Programs, source: pathlib.Path, devices: Replicas
-) -> State:
-  if not (source / "checkpoints").is_dir():
-    raise RefusedError(f"checkpoint.init_from={source} has no checkpoints")
-  checkpoints = Checkpoints(source / "checkpoints", read_only=True)
+  programs: build.Programs, source: pathlib.Path, replicas: Replicas
+) -> TrainingState:
+  checkpoints = Checkpoints(source / FOLDER, read_only=True)
   try:
     restored = checkpoints.restore(
-      lambda record: devices.abstract(
+      lambda record: replicas.abstract(
         states.abstract(programs, record["phase"]), None
       )
     )
@@ -180,8 +269,10 @@ def _state_of(
   return restored[0]
 
 
-def _outer_of(programs: build.Programs, state: State) -> tuple[Tree, Tree]:
-  """Outer parameters, and outer optimizer state where replicas share one."""
+def _outer_of(
+  programs: build.Programs, state: TrainingState
+) -> tuple[Tree, Tree]:
+  """Returns outer parameters, and the outer optimizer state if it is shared."""
   if isinstance(state, SharedState):
     return state.params, None
   rounds = programs.rounds
@@ -191,8 +282,8 @@ def _outer_of(programs: build.Programs, state: State) -> tuple[Tree, Tree]:
   )
 
 
-def _alike(one: Tree, other: Tree) -> bool:
-  if jax.tree.structure(one) != jax.tree.structure(other):
+def _have_same_shapes(tree: Tree, other: Tree) -> bool:
+  if jax.tree.structure(tree) != jax.tree.structure(other):
     return False
-  pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+  pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
   return all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)

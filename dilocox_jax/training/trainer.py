@@ -1,21 +1,23 @@
-"""Walks the plan and calls each station.
+"""Goes through the plan of a run and calls its parts.
 
-Nothing is computed here: segments come from the plan, programs from the
-assembly, rows go to the logbook, state to the checkpoints. A segment is
+Nothing is computed here: segments come from the plan, programs from `build`,
+rows go to the metrics reader, state to the checkpoints. A segment is
 dispatched before the metrics of the one before it are read, so the devices
-never wait for the host. Of several processes each walks the whole plan with
-the batches of its own replicas.
+never wait for the host. With several processes, each goes through the whole
+plan with the batches of its own replicas.
 """
 
 import dataclasses
+import logging
 import pathlib
+import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
 from dilocox_jax import report
-from dilocox_jax.config import RunConfig, to_plan
+from dilocox_jax.config import RunConfig
 from dilocox_jax.distributed import processes, replica_consistency
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_program import RoundState
@@ -25,15 +27,29 @@ from dilocox_jax.plan.wire.traffic import broadcast_bytes
 from dilocox_jax.report.page import PAGE
 from dilocox_jax.training import build, evaluation, metrics_reader, start
 from dilocox_jax.training.adaptive_controller import AdaptiveController
-from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
+from dilocox_jax.training.checkpoint import FOLDER, Checkpoints, RefusedError
 from dilocox_jax.training.clock import Clock
-from dilocox_jax.training.metrics_reader import Dispatched, NotFiniteError
-from dilocox_jax.training.start import TrainingProgress
-from dilocox_jax.training.states import State
+from dilocox_jax.training.evaluation import NotFiniteError
+from dilocox_jax.training.metrics_reader import DispatchedSegment
+from dilocox_jax.training.run_summary import clock_at_end_s, summary_lines
+from dilocox_jax.training.states import TrainingProgress, TrainingState
 
 
 class TrainingStoppedError(RuntimeError):
   """The run cannot go on; the message says where and what to change."""
+
+
+class StopRequestedError(Exception):
+  """The run was asked to stop, and its state is saved.
+
+  Attributes:
+    signal: Number of the signal that asked for it.
+  """
+
+  def __init__(self, message: str, stop_signal: int):
+    """Takes one line for the user, and the signal's number."""
+    super().__init__(message)
+    self.signal = stop_signal
 
 
 class Trainer:
@@ -46,93 +62,129 @@ class Trainer:
     command: str = "",
     clock: Clock | None = None,
   ):
-    """Builds all stations; raises ValueError with one line if it cannot.
+    """Builds all parts of the run.
 
     Args:
-      config: What to run.
-      workdir: The run directory; made if missing, continued if not.
+      config: Config of the run.
+      workdir: The run directory; made if missing, continued if it holds a run.
       command: The command line, for the record.
-      clock: Says what the run would have cost elsewhere; shown, never asked.
+      clock: Simulated clock that the trainer advances after every segment.
+        Training never reads it.
+
+    Raises:
+      ValueError: One line, if a part cannot be built.
     """
     self.clock = clock
     self.config, self.workdir, self.command = config, workdir, command
-    # First: processes that differ would look for each other in vain.
-    processes.check_alike(config=config.to_mapping())
-    self.plan = to_plan.run_plan(config)
+    # First: processes whose meshes differ would wait for each other for ever.
+    processes.check_equal(config=config.to_mapping())
     self.programs = build.programs(config)
     self.replicas = self.programs.rounds.replicas
     if processes.num_processes() > 1:
       processes.open_connections(self.replicas.mesh)
     self.corpus = build.corpus(config)
-    processes.check_alike(text=self.corpus.digest)
+    processes.check_equal(text=self.corpus.digest)
     self.streams = build.streams(config, self.corpus)
-    self.pilot = AdaptiveController(config, self.programs)
+    self.controller = AdaptiveController(config, self.programs)
     self.held_out = build.held_out(config, self.corpus)
     self.validation = self.replicas.place(self.held_out, None)
-    self.position = TrainingProgress()
+    self.progress = TrainingProgress()
     self._compiled = set()
+    self._stop_signal = 0
+
+  def request_stop(self, stop_signal: int) -> None:
+    """Asks the run to save and stop after the segment under way.
+
+    May be called from another thread, and in any of several processes.
+
+    Args:
+      stop_signal: Number of the signal that asks for it.
+    """
+    self._stop_signal = stop_signal
+    logging.getLogger(__name__).info(
+      "%s: saving after the segment under way; a second signal ends at once",
+      signal.Signals(stop_signal).name,
+    )
 
   def run(self) -> pathlib.Path:
     """Trains to the end and writes the report.
 
     Returns:
-      Path of the report; of several processes only the main one writes it.
+      Path of the report. With several processes only the main one writes it.
 
     Raises:
       TrainingStoppedError: If a value is not finite.
+      StopRequestedError: If it was asked to stop, in all processes.
       RefusedError: If the directory holds a run that means something else.
-      LostPeerError: If another process of the run is gone.
+      LostProcessError: If another process of the run is gone.
     """
-    keep = self.config.checkpoint.keep
-    self._checkpoints = Checkpoints(self.workdir / "checkpoints", keep)
+    with processes.detect_lost_process():
+      start.check_nothing_is_lost(self.config, self.workdir, self.corpus.digest)
+      keep = self.config.checkpoint.keep
+      self._checkpoints = Checkpoints(self.workdir / FOLDER, keep)
     try:
-      with processes.peers_needed():
-        self._start_and_walk()
+      with processes.detect_lost_process():
+        self._start_and_train()
     except NotFiniteError as error:
       raise TrainingStoppedError(
         f"{error}: lower inner.learning_rate="
         f"{self.config.inner.learning_rate} or outer.learning_rate="
-        f"{self.config.outer.learning_rate}; the last good checkpoint in "
-        f"{self.workdir} is kept"
+        f"{self.config.outer.learning_rate}; "
+        f"{self._checkpoints.what_is_kept()} in {self.workdir}"
       ) from error
     finally:
       # A save that needs a lost process would not end.
-      if not isinstance(sys.exception(), processes.LostPeerError):
+      if not isinstance(sys.exception(), processes.LostProcessError):
         self._checkpoints.close()
     if not processes.is_main():
       return self.workdir / PAGE
     return report.write_report(self.workdir)
 
-  def _start_and_walk(self) -> None:
+  def _start_and_train(self) -> None:
     resumed = start.resumed_state(
       self.config, self.programs, self._checkpoints, self.corpus.digest
     )
     if resumed:
       state, record = resumed
-      self.position = TrainingProgress(**record["position"])
+      self.progress = TrainingProgress(**record["position"])
       self.streams.set_state(record["streams"])
-      self.pilot.set_state(record["pilot"])
+      self.controller.set_state(record["pilot"])
       self._set_clock(record.get("clock"))
     else:
-      phase = self.plan.phase(0)
+      phase = self.controller.plan.phase(0)
       state = start.first_state(self.config, self.programs, phase)
-    if self.position.is_finished:
+    if self.progress.is_finished:
       return
-    with metrics_reader.opened(
+    self._announce()
+    with metrics_reader.open_reader(
       self.config,
       self.workdir,
       corpus=self.corpus,
       held_out=self.held_out,
       schedule=self.programs.schedule,
       command=self.command,
-      step=self.position.step,
+      step=self.progress.step,
       is_resumed=bool(resumed),
-    ) as self._logbook:
-      self._walk(state)
+    ) as self._reader:
+      state = self._train(state)
+      self._finish(state)
+
+  def _announce(self) -> None:
+    """Logs what the run trains; the main process alone speaks."""
+    if not processes.is_main():
+      return
+    plan, traffic = self.controller.plan, self.controller.traffic
+    for line in summary_lines(self.config, self.corpus, plan, traffic):
+      logging.getLogger(__name__).info(line)
+    if self.clock:
+      seconds = clock_at_end_s(self.clock, plan, traffic, self.progress.step)
+      logging.getLogger(__name__).info(
+        "simulated time on the given cluster: %.3g h", seconds / 3600
+      )
 
   def _set_clock(self, saved: dict[str, Any] | None) -> None:
-    """The clock goes on, and the run keeps the one it began with."""
-    if self.position.is_finished:
+    """Sets the clock to what it was; a run keeps the one it began with."""
+    if self.progress.is_finished:
       return
     if (saved is None) != (self.clock is None):
       began = "without" if saved is None else "with"
@@ -146,144 +198,184 @@ class Trainer:
       except ValueError as error:
         raise RefusedError(str(error)) from error
 
-  def _walk(self, state: State) -> None:
-    waiting: Dispatched | None = None
-    while self.position.step < self.plan.total_steps:
-      segment = self.pilot.plan.segment(self.position.step)
+  def _train(self, state: TrainingState) -> TrainingState:
+    """Goes through all segments that are left."""
+    unread: DispatchedSegment | None = None
+    while self.progress.step < self.config.total_steps:
+      segment = self.controller.plan.segment(self.progress.step)
       is_new = self._is_new(segment)
-      if is_new:  # So that compiling is booked on its own.
-        waiting = self._read(waiting)
+      if is_new:  # Else the time to compile would count as the segment's.
+        unread = self._read(unread)
       state, dispatched = self._dispatch(state, segment)
       if is_new:
-        self._logbook.book("compile", segment.start)
-      self._read(waiting)
-      waiting = dispatched
-      if self._needs_pause(segment):
-        waiting = self._read(waiting)
-        state = self._pause(state, segment)
-    self._read(waiting)
-    self._finish(state)
+        self._reader.record_time("compile", segment.start)
+      self._read(unread)
+      unread = dispatched
+      if segment.stop == self.config.total_steps:
+        break  # What follows is the same for a run that goes on from here.
+      stop_signal = self._agreed_stop_signal()
+      if stop_signal or self._needs_pause(segment):
+        unread = self._read(unread)
+        state = self._pause(state, segment, stop_signal)
+    self._read(unread)
+    if stop_signal := self._agreed_stop_signal():
+      self._save_and_stop(state, stop_signal)
+    return state
 
-  def _read(self, waiting: Dispatched | None) -> None:
-    """Waits for a segment; the pilot hears what was measured in it."""
-    if waiting:
-      self.pilot.note(self._logbook.read(waiting))
+  def _agreed_stop_signal(self) -> int:
+    """Returns the signal that asks any process to stop; 0 if none does.
+
+    All processes must stop at one boundary, so they tell each other after
+    every segment, by the coordinator's store; the devices send nothing.
+    """
+    return max(processes.from_all(self._stop_signal))
+
+  def _read(self, unread: DispatchedSegment | None) -> None:
+    """Waits for a segment; the controller learns what was measured in it."""
+    if unread:
+      self.controller.observe(self._reader.read(unread))
 
   def _is_new(self, segment: Segment) -> bool:
     """Whether no segment of this program has run yet."""
-    shapes, _ = window_groups(self.plan.method.schedule, segment.windows)
-    program = (segment.phase, segment.num_steps, shapes, self.pilot.choice)
+    schedule = self.controller.plan.method.schedule
+    shapes, _ = window_groups(schedule, segment.windows)
+    setting = self.controller.setting
+    program = (segment.phase, segment.num_steps, shapes, setting)
     is_new = program not in self._compiled
     self._compiled.add(program)
     return is_new
 
   def _dispatch(
-    self, state: State, segment: Segment
-  ) -> tuple[State, Dispatched]:
-    """Starts a segment; nothing crosses to or from the devices unasked."""
-    is_alone = segment.phase == "single"
+    self, state: TrainingState, segment: Segment
+  ) -> tuple[TrainingState, DispatchedSegment]:
+    """Starts a segment; no array crosses to or from the devices by accident."""
+    is_single = segment.phase == "single"
     batches = self.streams.take(
-      segment.num_steps, [0] if is_alone else self.replicas.own
+      segment.num_steps, [0] if is_single else self.replicas.own
     )
     drifts = []
     with jax.transfer_guard("disallow"):
       if isinstance(state, RoundState):
-        state, seen, drifts = self.pilot.rounds.round(
+        state, step_metrics, drifts = self.controller.rounds.round(
           state, batches, segment.windows
         )
       else:
         programs = self.programs.steps_of(segment.phase)
-        state, seen = programs.steps(state, batches)
-    traffic = self.pilot.traffic
+        state, step_metrics = programs.steps(state, batches)
+    traffic = self.controller.traffic
     sent_bytes = traffic.segment_bytes(segment)
-    if is_alone and segment.ends_phase:
+    if is_single and segment.ends_phase:
       copied_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
       sent_bytes += broadcast_bytes(copied_bytes, self.config.mesh.num_replicas)
     clock = self.clock
     simulated_s = clock.advance(segment, traffic) if clock else None
     tokens = segment.num_steps * self.config.tokens_per_replica_step
-    tokens *= 1 if is_alone else self.config.mesh.num_replicas
-    self.position = TrainingProgress(
+    tokens *= 1 if is_single else self.config.mesh.num_replicas
+    self.progress = TrainingProgress(
       segment.stop,
-      self.position.tokens + tokens,
-      self.position.total_sent_bytes + sent_bytes,
+      self.progress.tokens + tokens,
+      self.progress.total_sent_bytes + sent_bytes,
       simulated_s=simulated_s,
     )
-    return state, Dispatched(
-      segment, self.position, sent_bytes, tokens, seen, drifts
+    return state, DispatchedSegment(
+      segment, self.progress, sent_bytes, tokens, step_metrics, drifts
     )
 
   def _needs_pause(self, segment: Segment) -> bool:
-    """Whether something follows before the next segment (the end apart)."""
-    if segment.stop == self.plan.total_steps:
-      return False
+    """Whether anything follows before the next segment."""
     return (
       segment.ends_phase
-      or self.pilot.may_turn(segment)
+      or self.controller.may_become_due(segment)
       or segment.crosses(self.config.evaluation.interval_steps)
       or segment.crosses(self.config.checkpoint.interval_steps)
     )
 
-  def _pause(self, state: State, segment: Segment) -> State:
-    """Hands over a warm start, steers, evaluates, saves, as is due."""
+  def _pause(
+    self, state: TrainingState, segment: Segment, stop_signal: int
+  ) -> TrainingState:
+    """Ends a warm start, chooses a setting, evaluates and saves, as is due.
+
+    Args:
+      state: State after the segment, whose rows are all written.
+      segment: The segment that has ended.
+      stop_signal: Signal that asks the run to stop; 0 if none does.
+
+    Returns:
+      The state of the next segment's phase.
+    """
     if segment.ends_phase:
       assert isinstance(state, SharedState), "only a warm start ends"
       state = self._begin_rounds(state, segment)
-    if self.pilot.is_window_full():
-      self.pilot.turn(segment)
+    if self.controller.is_choice_due():
+      self.controller.choose_setting(segment)
       # A spectrum's last bits differ by machine, and so might a choice.
-      self.pilot.set_state(processes.from_main(self.pilot.get_state()))
+      chosen = processes.from_main(self.controller.get_state())
+      self.controller.set_state(chosen)
     if segment.crosses(self.config.evaluation.interval_steps):
       self._evaluate(state)
+    if stop_signal:
+      self._save_and_stop(state, stop_signal)
     if segment.crosses(self.config.checkpoint.interval_steps):
-      self._save(state, self.plan.phase(segment.stop))
+      self._save(state)
     return state
 
+  def _save_and_stop(self, state: TrainingState, stop_signal: int) -> NoReturn:
+    """Saves at a boundary of segments, as was asked for, and ends the run."""
+    self._save(state)
+    self._checkpoints.wait()
+    raise StopRequestedError(
+      f"stopped by {signal.Signals(stop_signal).name}: saved at step "
+      f"{self.progress.step} of {self.config.total_steps} in {self.workdir}; "
+      "the same command goes on from there",
+      stop_signal,
+    )
+
   def _begin_rounds(self, state: SharedState, segment: Segment) -> RoundState:
-    """Every replica starts from the warm start's parameters and state."""
+    """Starts every replica from the warm start's parameters and state."""
     shared = (state.params, state.optimizer)
     if segment.phase == "single":  # It had the devices of one replica only.
       shared = self.replicas.place(shared, None)
     return self.programs.rounds.init(*shared)
 
-  def _evaluate(self, state: State, num_steps: int | None = None) -> None:
+  def _evaluate(
+    self, state: TrainingState, num_steps: int | None = None
+  ) -> None:
     losses = evaluation.losses(self.programs, state, self.validation)
-    self._logbook.record_evaluation(losses, self.position, num_steps)
+    self._reader.record_evaluation(losses, self.progress, num_steps)
 
-  def _save(self, state: State, phase: str) -> None:
+  def _save(self, state: TrainingState) -> None:
     if not evaluation.is_finite(state):
       raise NotFiniteError(
-        f"a parameter is not finite after step {self.position.step}"
+        f"a parameter is not finite after step {self.progress.step}"
       )
     if not replica_consistency.copies_are_equal(state):
       raise TrainingStoppedError(
         f"the replicas' copies of the outer state differ after step "
-        f"{self.position.step}: their devices do not compute alike; the last "
-        f"good checkpoint in {self.workdir} is kept"
+        f"{self.progress.step}: their devices do not compute alike; "
+        f"{self._checkpoints.what_is_kept()} in {self.workdir}"
       )
     record = {
-      "position": dataclasses.asdict(self.position),
-      "phase": phase,
+      "position": dataclasses.asdict(self.progress),
+      "phase": self.controller.plan.phase(self.progress.step),
       "streams": self.streams.get_state(),
-      "pilot": self.pilot.get_state(),
+      "pilot": self.controller.get_state(),
       "clock": self.clock.get_state() if self.clock else None,
       "config": self.config.to_mapping(),
       "corpus_digest": self.corpus.digest,
     }
-    self._checkpoints.save(self.position.step, state, record)
-    self._logbook.book("checkpoint", self.position.step)
+    self._checkpoints.save(self.progress.step, state, record)
+    self._reader.record_time("checkpoint", self.progress.step)
 
-  def _finish(self, state: State) -> None:
+  def _finish(self, state: TrainingState) -> None:
     """Flushes, evaluates and saves; the run cannot be continued after."""
-    phase = "data_parallel"
     if isinstance(state, RoundState):
-      phase = "local"
-      step = self.pilot.plan.schedule_step(self.plan.total_steps)
-      state, drifts = self.pilot.rounds.flush(state, step)
-      traffic = self.pilot.traffic
-      self.position.total_sent_bytes += traffic.flush_bytes(step)
+      plan, traffic = self.controller.plan, self.controller.traffic
+      step = plan.schedule_step(self.config.total_steps)
+      state, drifts = self.controller.rounds.flush(state, step)
+      self._reader.check_flush(drifts, self.config.total_steps)
+      self.progress.total_sent_bytes += traffic.flush_bytes(step)
       if self.clock:
-        self.position.simulated_s = self.clock.finish(self.pilot.plan, traffic)
-    self._evaluate(state, self.plan.total_steps)
-    self.position.is_finished = True
-    self._save(state, phase)
+        self.progress.simulated_s = self.clock.finish(plan, traffic)
+    self._evaluate(state, self.config.total_steps)
+    self.progress.is_finished = True
+    self._save(state)

@@ -1,13 +1,20 @@
-"""What all binaries share at the edge: flags, logging, and short errors.
+"""Flags, logging and short errors, as all binaries have them.
 
-Bad input ends in one line on standard error and exit code 2, a run that had
-to stop in one line and exit code 1, one that was interrupted with 130. Anything
-else is a bug and keeps its traceback. Where nothing is wrong but another
-process, or the time that was given is over, and the same command goes on, the
-exit code is 75, which schedulers may take as "try again".
+Exit codes, each with one line on standard error:
+
+  1    a run had to stop
+  2    the input is bad
+  75   another process is in the way or was lost, or the given time is over;
+       schedulers may take it as "try again": the same command goes on
+  130  Ctrl-C stopped it (128 and the signal's number, as shells have it)
+  143  SIGTERM stopped it
+
+Anything else is a bug and keeps its traceback.
 """
 
+import glob
 import logging
+import os
 import pathlib
 import re
 import sys
@@ -19,7 +26,7 @@ from ml_collections import config_dict, config_flags
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h.
 INTERRUPTED = 130  # 128 and SIGINT, as shells have it.
 
-_DEFAULT_CONFIG = pathlib.Path(__file__).parent / "configs" / "default.py"
+_DEFAULT_CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "default.py"
 
 flags.disclaim_key_flags()  # Flags belong to the binary that asks for them.
 
@@ -28,6 +35,15 @@ class UsageError(Exception):
   """Bad input; the message says what to change."""
 
   exit_code = 2
+
+
+class SavedAndStoppedError(Exception):
+  """A run that saved and stopped as it was asked to; no error."""
+
+  def __init__(self, message: object, stop_signal: int):
+    """Takes one line for the user, and the number of the signal."""
+    super().__init__(message)
+    self.exit_code = 128 + stop_signal  # As shells have it.
 
 
 class StoppedError(Exception):
@@ -64,6 +80,9 @@ def main(
   except (UsageError, StoppedError) as error:
     print_error(error)
     sys.exit(error.exit_code)
+  except SavedAndStoppedError as request:
+    print(request, file=sys.stderr)
+    sys.exit(request.exit_code)
   except KeyboardInterrupt:
     print_error(StoppedError("interrupted"))
     sys.exit(INTERRUPTED)
@@ -105,17 +124,18 @@ def _parse(
 
 
 def _reason(error: Exception) -> str:
-  """A flag's own message, or whose code raised what."""
+  """Returns the message of a flag, or the error of a config file's code."""
   lines = str(error).strip().splitlines() or ["no reason given"]
   if not isinstance(error, flags.Error):
     lines = [f"{type(error).__name__}: {' '.join(lines)}"]
   elif len(lines) == 1:
     return lines[0]
-  return f"--config={_config_file()}: {lines[-1]}"  # Of a quoted traceback.
+  # The last line of a traceback that the flag library quotes.
+  return f"--config={_config_file()}: {lines[-1]}"
 
 
 def _config_file() -> str:
-  """The config file that the command line names."""
+  """Returns the config file that the command line names."""
   named = str(_DEFAULT_CONFIG)
   for argument, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
     if match := re.fullmatch(r"--?config(?:=(.*))?", argument):
@@ -168,7 +188,7 @@ def define_workdir() -> None:
 
 
 def run_config(config: config_dict.ConfigDict):
-  """The checked config behind --config.
+  """Returns the checked config that --config describes.
 
   Raises:
     UsageError: If the file or a field is wrong.
@@ -181,8 +201,33 @@ def run_config(config: config_dict.ConfigDict):
     raise UsageError(f"--config: {error}") from error
 
 
+def check_files(config) -> None:
+  """Checks that files exist which a run reads, without loading JAX.
+
+  Args:
+    config: The checked config of the run.
+
+  Raises:
+    UsageError: If no file matches data.glob, or checkpoint.init_from is not
+      the directory of a run.
+  """
+  data, source = config.data, config.checkpoint.init_from
+  pattern = os.path.expanduser(data.glob)
+  matches = glob.iglob(pattern, recursive=True)
+  if data.source == "text_files" and not any(map(os.path.isfile, matches)):
+    raise UsageError(
+      f"no file matches data.glob={data.glob!r}: give a pattern of existing "
+      "files, for example 'texts/**/*.txt'"
+    )
+  if source and not (pathlib.Path(source) / "config.json").is_file():
+    raise UsageError(
+      f"checkpoint.init_from={source} is not a run directory: name the "
+      "--workdir of a run that has checkpoints"
+    )
+
+
 def writable(workdir: str | None) -> pathlib.Path:
-  """Makes the work directory and proves that it can be written.
+  """Makes the work directory and checks that it can be written.
 
   Raises:
     UsageError: If it cannot.

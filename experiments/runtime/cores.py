@@ -1,18 +1,18 @@
-"""Cores of this machine, dealt out to processes that work side by side.
+"""Divides the cores of this machine among processes that run side by side.
 
-XLA starts a thread a core. Two processes with two threads each on two cores
-wait for each other far more than they work: training `tiny` twice at once is
-nearly twice as fast with a core each (docs/log.md).
+XLA starts one thread for each core. Two processes with two threads each on two
+cores mostly wait for each other: training `tiny` twice at once is nearly twice
+as fast if each process has one core (docs/log.md).
 """
 
 import os
 
 
 def divided(count: int) -> list[list[int]]:
-  """Cores of each process; all of them for each if they do not go round.
+  """Returns the cores of each process; all cores for each if there are too few.
 
   Args:
-    count: Processes.
+    count: Number of processes.
   """
   cores = _usable()
   share = len(cores) // count
@@ -22,29 +22,29 @@ def divided(count: int) -> list[list[int]]:
 
 
 def limits(count: int) -> dict[str, str]:
-  """Variables that keep thread pools, XLA's and numpy's, to a share of cores.
+  """Returns environment variables that limit threads to a share of the cores.
 
   Args:
-    count: Processes; each has a thread at least.
+    count: Number of processes; each has at least one thread.
   """
   threads = max(1, len(_usable()) // count)
   return dict.fromkeys(("NPROC", "OMP_NUM_THREADS"), str(threads))
 
 
 def pin(process_id: int, own: list[int]) -> None:
-  """Keeps a process to its cores, where the system can.
+  """Binds a process to its cores, if the system can.
 
   Args:
-    process_id: Of a process that has just started, as threads it already has
-      stay where they are.
-    own: Its cores.
+    process_id: Id of a process that has just started. Threads that it already
+      has are not bound.
+    own: Cores of the process.
   """
   if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(process_id, own)
 
 
 def _usable() -> list[int]:
-  """Those that this process may use, which are not always all there are."""
+  """Returns the cores that this process may use, which may not be all."""
   if hasattr(os, "sched_getaffinity"):
     return sorted(os.sched_getaffinity(0))
   return list(range(os.cpu_count() or 1))

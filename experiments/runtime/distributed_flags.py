@@ -1,8 +1,7 @@
-"""How a training process finds the others of its run: flags, and their sense.
+"""Flags by which a training process finds the others of its run.
 
-The same flags are typed by a cluster's job file and by `experiments.launch`,
-which must know whether they make sense before it starts anything. So they are
-read here, without JAX.
+A cluster's job file sets these flags, and so does `experiments.launch`, which
+must check them before it starts anything. So they are read without JAX.
 """
 
 import collections
@@ -22,10 +21,11 @@ class DistributedFlags:
   """A process's place among those of its run.
 
   Attributes:
-    coordinator: Address of process 0, host:port; None: the cluster says.
-    num_processes: How many; likewise.
-    process_id: Which one this is; likewise.
-    local_devices: Devices that a CPU stands for in this process.
+    coordinator: Address of process 0, host:port; None takes the cluster's.
+    num_processes: Number of processes; None takes the cluster's.
+    process_id: Number of this process; None takes the cluster's.
+    local_devices: Number of devices that the CPU of this process stands for;
+      0 takes its share of what the run needs.
   """
 
   coordinator: str | None
@@ -35,7 +35,7 @@ class DistributedFlags:
 
 
 def define_flags() -> None:
-  """Defines --distributed and what goes with it."""
+  """Defines --distributed and the flags that need it."""
   flags.DEFINE_bool(
     "distributed",
     False,
@@ -71,9 +71,9 @@ def define_flags() -> None:
 
 
 def from_flags(values: flags.FlagValues) -> DistributedFlags | None:
-  """This process's place, or None for a run of one process.
+  """Returns this process's place, or None for a run of one process.
 
-  Changes the layout of --config, as several processes leave no choice.
+  Sets mesh.layout of --config, as several processes need "mesh".
 
   Raises:
     UsageError: If the flags do not go together.
@@ -104,7 +104,7 @@ def from_flags(values: flags.FlagValues) -> DistributedFlags | None:
 
 
 def check_config(config: RunConfig) -> None:
-  """Raises UsageError for what needs all replicas in one process."""
+  """Raises UsageError if the run needs all replicas in one process."""
   if config.sync.warm_start == "single":
     raise UsageError(
       "sync.warm_start='single' trains one replica while the others wait, and "
@@ -114,16 +114,16 @@ def check_config(config: RunConfig) -> None:
 
 
 def num_devices(config: RunConfig) -> int:
-  """Devices of all replicas, where each has its own."""
+  """Returns the number of devices of all replicas, if each has its own."""
   mesh = config.mesh
   return mesh.num_replicas * mesh.num_data_shards * mesh.num_stages
 
 
 def devices_each(config: RunConfig, num_processes: int) -> int:
-  """Devices of each of some processes.
+  """Returns the number of devices of each process.
 
   Raises:
-    UsageError: If they cannot share them alike.
+    UsageError: If the processes cannot share the devices evenly.
   """
   total = num_devices(config)
   if total % num_processes:
@@ -137,11 +137,11 @@ def devices_each(config: RunConfig, num_processes: int) -> int:
 
 
 def check_devices(config: RunConfig, owners: Sequence[int]) -> None:
-  """Raises UsageError if the processes have not what the run needs.
+  """Raises UsageError if the processes lack devices that the run needs.
 
   Args:
-    config: What to run.
-    owners: Of every device, the process that has it.
+    config: Config of the run.
+    owners: Number of the process that has it, for every device.
   """
   shares = collections.Counter(owners).values()
   if len(set(shares)) > 1:

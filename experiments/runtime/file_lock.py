@@ -1,7 +1,10 @@
-"""One at a time: what two processes would spoil is held by a lock on a file.
+"""Locks on files, for what only one process at a time may do.
 
-The kernel lets go of it whenever the last process that has it open ends,
-killed or not.
+The kernel releases a lock when the last process that has the file open ends,
+killed or not. A child process may inherit the open file and so keep the lock
+when its parent is killed: the processes of a launch do. Lock libraries open
+and close files by themselves and do not allow that, so these few lines use
+flock directly.
 """
 
 import contextlib
@@ -19,15 +22,16 @@ def held(path: pathlib.Path, refusal: str) -> Iterator[int]:
   """Holds a lock for as long as the block lasts.
 
   Args:
-    path: The lock's file; made if missing.
-    refusal: What to say where another process has it.
+    path: File of the lock; made if missing.
+    refusal: Message if another process holds the lock.
 
   Yields:
-    The file's descriptor: a process that inherits it holds the lock too.
+    Descriptor of the file. A process that inherits it holds the lock, too.
 
   Raises:
-    StoppedError: Another process has it; later it may not.
-    UsageError: There can be no such file.
+    StoppedError: If another process holds the lock; the exit code says that
+      the same command may be tried again.
+    UsageError: If the file cannot be made.
   """
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,11 +47,11 @@ def lock(file: IO, refusal: str) -> None:
   """Locks an open file until it is closed.
 
   Args:
-    file: Any; nothing is written to it.
-    refusal: What to say where another process has it.
+    file: Any open file; nothing is written to it.
+    refusal: Message if another process holds the lock.
 
   Raises:
-    StoppedError: Another process has it; later it may not.
+    StoppedError: If another process holds the lock.
   """
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,8 @@
 """Processes that end together: all with success, or all because one failed.
 
-The first process owns the terminal. What the others complain of is shown with
+The first process owns the terminal. Warnings of the others are shown with
 their number, and not at all once a process has failed: what a runtime prints
-when its peers go would bury the one line that says which went first.
+when other processes go would hide the one line that says which went first.
 """
 
 import collections
@@ -19,10 +19,12 @@ from typing import IO
 from experiments.runtime.command_line import TRY_AGAIN
 
 _POLL_S = 0.1
-# For the cause to show when a consequence was seen first: who knows it waits
-# some seconds for the others before it ends (host_messages.part).
+# When a consequence is seen first, its cause may need so long to show: the
+# process that knows it waits for the others before it ends
+# (`coordinator_store.wait_for_end`).
 _SETTLE_S = 7.0
 _END_S = 5.0
+_STOP_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # Saved and stopped.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +35,13 @@ class Failure:
     reason: Which process failed, and how; one line.
     exit_code: As a shell would have it.
     is_from_outside: Whether the process itself did nothing wrong.
+    is_stop: Whether it saved and stopped because a signal asked it to.
   """
 
   reason: str
   exit_code: int
   is_from_outside: bool = False
+  is_stop: bool = False
 
 
 class Member:
@@ -50,12 +54,12 @@ class Member:
     environment: Mapping[str, str],
     keep_open: Sequence[int] = (),
   ):
-    """Describes it; `start` starts it.
+    """Describes the process; `start` starts it.
 
     Args:
-      number: Which one, from 0.
-      command: What to run.
-      environment: Its environment, complete.
+      number: Number of the process, from 0.
+      command: Command line.
+      environment: All of its environment variables.
       keep_open: File descriptors that it inherits.
     """
     self.number, self._command = number, list(command)
@@ -65,7 +69,7 @@ class Member:
     self._reader: threading.Thread | None = None
 
   def start(self) -> None:
-    """Starts it; only the first process has the terminal."""
+    """Starts the process; only the first one has the terminal."""
     hidden = self.number > 0
     self._process = subprocess.Popen(
       self._command,
@@ -89,23 +93,23 @@ class Member:
         self._lines.put(line.rstrip("\n"))
 
   def new_lines(self) -> list[str]:
-    """What it has complained of since the last call."""
+    """Returns the lines of standard error since the last call."""
     lines = [self._lines.get() for _ in range(self._lines.qsize())]
     self._last.extend(lines)
     return lines
 
   @property
   def exit_code(self) -> int | None:
-    """As subprocess has it; None while it runs."""
+    """Exit code as `subprocess` has it; None while the process runs."""
     return self._process.poll()
 
   @property
   def is_consequence(self) -> bool:
-    """Whether it only ended because another did."""
+    """Whether the process only ended because another one did."""
     return self.exit_code in (TRY_AGAIN, -signal.SIGABRT)
 
   def failure(self) -> Failure:
-    """Why it failed, after it did."""
+    """Returns why the process failed, after it did."""
     self.new_lines()
     name, code = f"process {self.number}", self._process.returncode
     if code == -signal.SIGABRT:
@@ -114,11 +118,11 @@ class Member:
     if code < 0:
       killed = f"{name} was killed by {signal.Signals(-code).name}"
       return Failure(killed, 128 - code, True)
-    said = [line for line in self._last if line.startswith("error: ")]
+    errors = [line for line in self._last if line.startswith("error: ")]
     reason = f"{name} failed with exit code {code} (see above)"
-    if said:  # Its own line already has its name.
-      reason = said[-1].removeprefix("error: ")
-    return Failure(reason, code, code == TRY_AGAIN)
+    if errors:  # The line already has the number of the process.
+      reason = errors[-1].removeprefix("error: ")
+    return Failure(reason, code, code == TRY_AGAIN, code in _STOP_CODES)
 
   def show(self, lines: Sequence[str]) -> None:
     """Prints lines on standard error with the number of the process."""
@@ -127,22 +131,22 @@ class Member:
       print(name + line.removeprefix(name), file=sys.stderr)
 
   def show_traceback(self) -> None:
-    """Prints what it said last, where no error line sums it up."""
+    """Prints the last lines, unless one of them is an error line."""
     if not any(line.startswith("error: ") for line in self._last):
       self.show(list(self._last))
 
-  def end(self) -> None:
-    """Ends it, if it has not ended."""
+  def send_signal(self, number: int) -> None:
+    """Sends a signal to the process, if it has not ended."""
     if self.exit_code is None:
-      self._process.terminate()
+      self._process.send_signal(number)
+
+  def kill(self) -> None:
+    """Ends the process at once, if it has not ended."""
+    self.send_signal(signal.SIGKILL)
 
   def wait(self) -> None:
-    """Waits for it and its last words, and kills it if that takes long."""
-    try:
-      self._process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-      self._process.kill()
-      self._process.wait()
+    """Waits for the end of the process and its last lines."""
+    self._process.wait()
     if self._reader:
       self._reader.join(_END_S)
 
@@ -155,10 +159,18 @@ class Group:
     self._members = members
     self._started: list[Member] = []
 
-  def run(self) -> Failure | None:
-    """Runs all to their end; None, or why they were ended before.
+  def send_signal(self, number: int) -> None:
+    """Passes a signal on to all processes that run."""
+    for member in self._started:
+      member.send_signal(number)
 
-    No process outlives this, however it is left.
+  def run(self) -> Failure | None:
+    """Runs all processes to their end.
+
+    No process outlives this call, however it is left.
+
+    Returns:
+      None, or why they ended before.
     """
     try:
       for member in self._members:
@@ -166,8 +178,9 @@ class Group:
         self._started.append(member)
       failed = self._first_failed()
     finally:
+      # SIGTERM would ask for a save, which needs the process that is gone.
       for member in self._started:
-        member.end()
+        member.kill()
       for member in self._started:
         member.wait()
     if failed is None:
@@ -181,17 +194,19 @@ class Group:
   def _first_failed(self) -> Member | None:
     """Waits until all have ended well, or one has not."""
     while True:
-      heard = [(member, member.new_lines()) for member in self._members]
-      if any(member.exit_code for member in self._members):
+      lines = [member.new_lines() for member in self._members]
+      codes = [member.exit_code for member in self._members]
+      # One that stopped as asked may be done before the one that writes is.
+      if any(code and code not in _STOP_CODES for code in codes):
         return self._cause()
-      for member, lines in heard:
-        member.show(lines)
-      if all(member.exit_code == 0 for member in self._members):
-        return None
+      for member, new_lines in zip(self._members, lines, strict=True):
+        member.show(new_lines)
+      if None not in codes:
+        return next((m for m in self._members if m.exit_code), None)
       time.sleep(_POLL_S)
 
   def _cause(self) -> Member:
-    """The process that failed by itself, if it shows; else any that failed."""
+    """Returns the process that failed by itself; else any that failed."""
     give_up = time.monotonic() + _SETTLE_S
     while True:
       failed = [member for member in self._members if member.exit_code]

@@ -16,14 +16,24 @@ from dilocox_jax import report
 from dilocox_jax.config import RunConfig
 from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.metrics import RecordError
+from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.training.checkpoint import RefusedError
 from dilocox_jax.training.clock import Clock
-from dilocox_jax.training.trainer import Trainer, TrainingStoppedError
-from experiments.runtime import command_line, distributed_flags, file_lock
+from dilocox_jax.training.trainer import (
+  StopRequestedError,
+  Trainer,
+  TrainingStoppedError,
+)
+from experiments.runtime import (
+  command_line,
+  distributed_flags,
+  file_lock,
+  stop_signals,
+)
 from experiments.runtime.command_line import StoppedError, UsageError
 
 CACHE_VARIABLE = "DILOCOX_JAX_CACHE"
-COMMAND_VARIABLE = "DILOCOX_JAX_COMMAND"  # What a user typed to get here.
+COMMAND_VARIABLE = "DILOCOX_JAX_COMMAND"  # The command line of the launcher.
 _DEFAULT_CACHE = "~/.cache/dilocox_jax"
 
 
@@ -59,24 +69,26 @@ def train(
     config: What to run.
     workdir: The run directory.
     profile: Whether to write a profiler trace to workdir/profile.
-    clock: Says what the run would have cost elsewhere.
-    place: This process's place, if it is one of several; any error then
-      ends it here and now, as an orderly end would wait for the others.
+    clock: Simulated clock of the run.
+    place: This process's place, if it is one of several. Any error then ends
+      the process at once, as an orderly end would wait for the others.
 
   Raises:
     UsageError: If the run cannot be set up as asked.
     StoppedError: If it had to stop.
+    SavedAndStoppedError: If a signal asked it to stop, once its state is saved.
   """
-  devices, company = 1, contextlib.nullcontext()
+  _check_optimizers(config)
+  devices, other_processes = 1, contextlib.nullcontext()
   if place:
     devices = place.local_devices
     if not devices and place.num_processes:
       devices = distributed_flags.devices_each(config, place.num_processes)
-    company = _joined(config, place)
+    other_processes = _joined(config, place)
   elif config.mesh.layout == "mesh":
     devices = distributed_flags.num_devices(config)
   set_up_jax(devices)
-  with company:
+  with other_processes:
     _train(config, workdir, profile, clock)
 
 
@@ -94,24 +106,39 @@ def _train(
   if profile and processes.is_main():
     tracing = _trace(workdir / "profile")
   try:
-    with _alone(workdir), tracing:
-      if not processes.have_in_common(workdir):
+    with (
+      _run_lock(workdir),
+      tracing,
+      stop_signals.stop_requests(trainer.request_stop),
+    ):
+      if not processes.share_directory(workdir):
         raise UsageError(
           f"processes do not see one directory at --workdir={workdir}: take "
           "one on a file system that all share"
         )
-      path = trainer.run()
+      page = trainer.run()
   except RefusedError as error:
     raise UsageError(str(error)) from error
+  except StopRequestedError as request:
+    raise command_line.SavedAndStoppedError(request, request.signal) from None
   except (TrainingStoppedError, RecordError, OSError) as error:
     raise StoppedError(str(error)) from error
   if processes.is_main():
     report.print_table([report.load_run(workdir)], Console())
-    print(f"report: {path}")
+    print(f"report: {page}")
 
 
-def _alone(workdir: pathlib.Path) -> contextlib.AbstractContextManager:
-  """Two runs would mix their rows; a run's processes have one main one."""
+def _check_optimizers(config: RunConfig) -> None:
+  """Raises UsageError for a misspelt name, before any device starts."""
+  for section in ("inner", "outer"):
+    try:
+      named_optimizer(getattr(config, section).optimizer, 1.0)
+    except ValueError as error:
+      raise UsageError(f"{section}.{error}") from error
+
+
+def _run_lock(workdir: pathlib.Path) -> contextlib.AbstractContextManager:
+  """Locks the directory: two runs would mix their rows."""
   if not processes.is_main():
     return contextlib.nullcontext()
   refusal = f"another run is at work in --workdir={workdir}: wait for its end"
@@ -122,16 +149,16 @@ def _alone(workdir: pathlib.Path) -> contextlib.AbstractContextManager:
 def _joined(
   config: RunConfig, place: distributed_flags.DistributedFlags
 ) -> Iterator[None]:
-  """Joins the other processes; whatever goes wrong inside ends this one."""
+  """Joins the other processes; any error inside the block ends this one."""
   where = "" if place.process_id is None else f"process {place.process_id}: "
   try:
     try:
       processes.start(place.coordinator, place.num_processes, place.process_id)
     except ValueError as error:
       raise UsageError(error) from error
-    with processes.peers_needed():
+    with processes.detect_lost_process():
       where = f"process {jax.process_index()}: "
-      _speak_as(where)
+      _log_warnings_only(where)
       owners = [device.process_index for device in jax.devices()]
       distributed_flags.check_devices(config, owners)
       yield
@@ -139,20 +166,25 @@ def _joined(
   except (UsageError, StoppedError) as error:
     command_line.print_error(error, where)
     code = error.exit_code
-    coordinator_store.part()
-  except processes.LostPeerError as error:
+    coordinator_store.wait_for_end()
+  except command_line.SavedAndStoppedError as request:
+    if processes.is_main():
+      print(request, file=sys.stderr)
+    code = request.exit_code
+    coordinator_store.wait_for_end()
+  except processes.LostProcessError as error:
     command_line.print_error(error, where)
     code = command_line.TRY_AGAIN
   except KeyboardInterrupt:
-    code = 130
+    code = command_line.INTERRUPTED
   except BaseException:
     traceback.print_exc()
     code = 1
-  processes.leave(code)
+  processes.exit_now(code)
 
 
-def _speak_as(where: str) -> None:
-  """Beside the main process only what is wrong is said, and by whom."""
+def _log_warnings_only(where: str) -> None:
+  """Lets processes other than the main one log warnings, with their number."""
   if processes.is_main():
     return
   for handler in logging.getLogger().handlers:
@@ -168,6 +200,6 @@ def _trace(directory: pathlib.Path) -> contextlib.AbstractContextManager:
 
 
 def _module_and_arguments() -> list[str]:
-  """The command line as one would type it in the checkout."""
+  """Returns the command line as one would type it in the checkout."""
   script = pathlib.Path(sys.argv[0])
   return [f"{script.parent.name}.{script.stem}", *sys.argv[1:]]

@@ -1,4 +1,4 @@
-"""Without a coordinator; several processes stand in test_gathering.py."""
+"""Without a coordinator; several processes stand in test_host_arrays.py."""
 
 import pytest
 

@@ -88,12 +88,12 @@ def member(port, number, directory):
   assert processes.from_all([number, "é"]) == [[0, "é"], [1, "é"]]
   own_directory = directory / str(number)
   own_directory.mkdir()
-  assert processes.have_in_common(directory)
-  assert not processes.have_in_common(own_directory)
+  assert processes.share_directory(directory)
+  assert not processes.share_directory(own_directory)
   assert number or not list(directory.rglob(".*"))  # 0 cleans up after it.
-  processes.check_alike(config={"a": 1})
+  processes.check_equal(config={"a": 1})
   try:
-    processes.check_alike(config={"a": 1}, text=f"text {number}")
+    processes.check_equal(config={"a": 1}, text=f"text {number}")
   except ValueError as error:
     assert "process 1 has another text" in str(error)
   else:
@@ -114,8 +114,8 @@ def end_together(number):
   if number:
     time.sleep(1)
     assert store.key_value_dir_get("dilocox_jax")
-  coordinator_store.part()
-  processes.leave(7)
+  coordinator_store.wait_for_end()
+  processes.exit_now(7)
 
 
 def test_processes_put_their_parts_together_without_a_program(tmp_path):
@@ -144,7 +144,7 @@ def test_processes_put_their_parts_together_without_a_program(tmp_path):
 
 
 def test_who_parts_alone_waits_for_nobody():
-  coordinator_store.part()
+  coordinator_store.wait_for_end()
 
 
 def test_alone_everything_is_at_hand():
@@ -162,4 +162,4 @@ if __name__ == "__main__":
     end_together(int(sys.argv[2]))
   except BaseException:  # The other would be waited for.
     traceback.print_exc()
-    processes.leave(1)
+    processes.exit_now(1)

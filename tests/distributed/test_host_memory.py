@@ -130,7 +130,7 @@ def kinds(tree):
   found = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     name, kind = jax.tree_util.keystr(path), leaf.sharding.memory_kind
-    assert host_memory.lies_on_host(leaf) == (kind == HOST), name
+    assert host_memory.is_on_host(leaf) == (kind == HOST), name
     found[name] = kind
   return found
 

@@ -14,22 +14,22 @@ GLOO = "UNKNOWN: Gloo all-reduce failed: Connection reset by peer"
 
 @pytest.fixture(name="several")
 def several_fixture(monkeypatch):
-  monkeypatch.setattr(processes, "count", lambda: 2)
+  monkeypatch.setattr(processes, "num_processes", lambda: 2)
 
 
 def test_alone_a_process_agrees_with_itself_and_has_everything():
   assert processes.is_main() and processes.num_processes() == 1
   value = object()
   assert processes.from_main(value) is value
-  processes.check_alike(config={"a": 1})
+  processes.check_equal(config={"a": 1})
 
 
 def test_another_config_or_text_is_named(several, monkeypatch):
   main = {"config": {"a": 1}, "text": "0123"}
   monkeypatch.setattr(processes, "from_main", lambda own: main)
-  processes.check_alike(config={"a": 1}, text="0123")
+  processes.check_equal(config={"a": 1}, text="0123")
   with pytest.raises(ValueError, match="has another text than process 0"):
-    processes.check_alike(config={"a": 1}, text="4567")
+    processes.check_equal(config={"a": 1}, text="4567")
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def test_processes_that_do_not_come_are_waited_for_again(
   monkeypatch.setattr(jax.distributed, "initialize", refuse)
   monkeypatch.setattr(jax.config, "update", lambda *args: None)
   line = f"not all {who} .* tries again"
-  with pytest.raises(processes.LostPeerError, match=line):
+  with pytest.raises(processes.LostProcessError, match=line):
     processes.start(*given)
 
 
 def test_a_lost_peer_is_recognised_below_other_errors(several):
-  with pytest.raises(processes.LostPeerError) as found:
-    with processes.peers_needed():
+  with pytest.raises(processes.LostProcessError) as found:
+    with processes.detect_lost_process():
       raise RefusedError("does not fit") from ValueError(GLOO)
   assert "the same command continues the run" in str(found.value)
   assert "\n" not in str(found.value)
@@ -78,13 +78,13 @@ def test_what_a_process_did_itself_is_not_blamed_on_a_peer(several):
     ValueError("sync_interval=0 must be at least 1"),
     ValueError("no file matches the glob '/data/nccl-logs/*.txt'"),
   ):
-    with pytest.raises(type(error)) as found, processes.peers_needed():
+    with pytest.raises(type(error)) as found, processes.detect_lost_process():
       raise error
     assert found.value is error
 
 
 def test_a_process_that_is_alone_has_no_peer_to_lose():
-  with pytest.raises(ValueError), processes.peers_needed():
+  with pytest.raises(ValueError), processes.detect_lost_process():
     raise ValueError(GLOO)
 
 

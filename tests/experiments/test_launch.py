@@ -97,10 +97,10 @@ def test_two_processes_end_where_one_does(whole, tmp_path):
     start("experiments.train", *SETTINGS, f"--workdir={tmp_path}")
   )
   assert code == 0, errors
-  (state, record), (file_lock, _) = runs.saved(whole), runs.saved(tmp_path)
+  (state, record), (alone, _) = runs.saved(whole), runs.saved(tmp_path)
   assert record["position"]["is_finished"]
   shared, own = jax.device_get((state.outer.params, state.replica.params))
-  expected = jax.device_get((file_lock.outer.params, file_lock.replica.params))
+  expected = jax.device_get((alone.outer.params, alone.replica.params))
   for found, wanted in zip(
     jax.tree.leaves((shared, own)), jax.tree.leaves(expected), strict=True
   ):
@@ -141,6 +141,29 @@ def test_a_process_that_is_killed_ends_the_run_and_costs_nothing(
   (state, record), (wanted, wanted_record) = map(runs.saved, (tmp_path, whole))
   assert record == wanted_record
   runs.assert_same_bits(state, wanted)
+
+
+def test_a_signal_to_the_launcher_saves_the_run_and_stops_all(whole, tmp_path):
+  """It comes after the first round, while the second program is compiled."""
+  process = together(tmp_path)
+  give_up = time.monotonic() + DEADLINE_S
+  while num_rounds(tmp_path) < 1:
+    assert process.poll() is None, process.communicate()[1]
+    assert time.monotonic() < give_up, "the first round never came"
+    time.sleep(0.01)
+  process.send_signal(signal.SIGTERM)
+  code, errors = end(process)
+  assert code == 128 + signal.SIGTERM, errors
+  step = runs.rows(tmp_path, "round")[-1]["step"]
+  last = errors.strip().splitlines()[-1]
+  assert f"stopped by SIGTERM: saved at step {step} of 15" in last
+  assert errors.count("stopped by") == 1 and "Traceback" not in errors
+  assert not members(tmp_path), "a process outlived the launcher"
+
+  code, errors = end(together(tmp_path))
+  assert code == 0, errors
+  assert f"continuing at step {step} of 15" in errors
+  assert runs.metrics_text(tmp_path) == runs.metrics_text(whole)
 
 
 BAD = {

@@ -29,7 +29,7 @@ def config(method="dilocox", mode="rank_and_interval", by_leaf=False):
   )
 
 
-def pilot(**kwargs):
+def controller(**kwargs):
   settings = config(**kwargs)
   return AdaptiveController(settings, build.programs(settings))
 
@@ -50,53 +50,53 @@ def fly(steered, ranks):
   for rank in ranks:
     segment = steered.plan.segment(step)
     segments.append(segment)
-    steered.note(measured(config(), rank, steered.choice.rank))
-    if steered.is_window_full():
-      steered.turn(segment)
+    steered.observe(measured(config(), rank, steered.setting.rank))
+    if steered.is_choice_due():
+      steered.choose_setting(segment)
     step = segment.stop
   return segments
 
 
 def test_a_run_that_does_not_adapt_keeps_its_plan():
-  steered = pilot(mode="off")
+  steered = controller(mode="off")
   expected = to_plan.run_plan(config(mode="off")).segments()
   for segment, planned in zip(fly(steered, [1] * 5), expected, strict=False):
     assert segment == planned
   assert steered.rounds is steered.rounds
-  assert not steered.is_window_full()
+  assert not steered.is_choice_due()
 
 
 @pytest.mark.parametrize("method", ["dilocox", "diloco"])
 def test_it_is_known_before_it_ends_which_segment_fills_the_window(method):
-  steered, step, turns = pilot(method=method), 0, []
+  steered, step, turns = controller(method=method), 0, []
   for _ in range(3 * WINDOW + 1):
     segment = steered.plan.segment(step)
-    may_turn = steered.may_turn(segment)
+    may_turn = steered.may_become_due(segment)
     if any(window.applied for window in segment.windows):
-      steered.note(measured(config(), RANK, steered.choice.rank))
-    assert may_turn == steered.is_window_full()
+      steered.observe(measured(config(), RANK, steered.setting.rank))
+    assert may_turn == steered.is_choice_due()
     if may_turn:
-      steered.turn(segment)
+      steered.choose_setting(segment)
     turns.append(may_turn)
     step = segment.stop
   assert turns.count(True) == 3
-  assert not pilot(mode="off").may_turn(segment)
+  assert not controller(mode="off").may_become_due(segment)
 
 
 @pytest.mark.parametrize("method", ["dilocox", "diloco"])
 def test_rounds_grow_shorter_with_the_rank(method):
-  steered = pilot(method=method)
+  steered = controller(method=method)
   segments = fly(steered, [1] * 6)
   lengths = [segment.num_steps for segment in segments]
   assert lengths[:WINDOW] == [INTERVAL] * WINDOW
   assert lengths[WINDOW] < INTERVAL
-  assert steered.choice.rank == 2  # There is room to see a second direction.
+  assert steered.setting.rank == 2  # There is room to see a second direction.
   for before, after in zip(segments, segments[1:], strict=False):
     assert before.stop == after.start
 
 
 def test_a_shorter_round_applies_what_the_longer_one_sent():
-  segments = fly(pilot(), [1] * 5)
+  segments = fly(controller(), [1] * 5)
   for before, after in zip(segments, segments[1:], strict=False):
     (sent,) = [w.sent for w in before.windows if w.sent]
     (arrived,) = [w.applied for w in after.windows if w.applied]
@@ -106,52 +106,55 @@ def test_a_shorter_round_applies_what_the_longer_one_sent():
 
 
 @pytest.mark.parametrize("by_leaf", [True, False])
-def test_a_pilot_that_was_replaced_steers_as_the_old_one(by_leaf):
+def test_a_controller_that_was_replaced_chooses_as_the_old_one(by_leaf):
   ranks = [1, 2, 1, 6, 6, 6, 3, 3, 2]
-  whole = pilot(by_leaf=by_leaf)
+  whole = controller(by_leaf=by_leaf)
   fly(whole, ranks)
-  halves = pilot(by_leaf=by_leaf)
+  halves = controller(by_leaf=by_leaf)
   for number, rank in enumerate(ranks):
-    fly_on = pilot(by_leaf=by_leaf)
+    fly_on = controller(by_leaf=by_leaf)
     fly_on.set_state(json.loads(json.dumps(halves.get_state())))
     step = sum_of_steps(fly_on, number)
     segment = fly_on.plan.segment(step)
-    fly_on.note(measured(config(), rank, fly_on.choice.rank))
-    if fly_on.is_window_full():
-      fly_on.turn(segment)
+    fly_on.observe(measured(config(), rank, fly_on.setting.rank))
+    if fly_on.is_choice_due():
+      fly_on.choose_setting(segment)
     halves = fly_on
-  assert halves.choice == whole.choice
+  assert halves.setting == whole.setting
   assert halves.get_state()["measured"] == whole.get_state()["measured"]
 
 
 def sum_of_steps(steered, number):
   """A step at which a segment may begin."""
   start = steered.plan.schedule_start or 0
-  return start + steered.choice.sync_interval * max(1, number)
+  return start + steered.setting.sync_interval * max(1, number)
 
 
 def test_bytes_of_a_round_fall_with_the_rank():
-  steered = pilot(mode="rank")
+  steered = controller(mode="rank")
   before = steered.traffic.exchange_bytes(0)
   fly(steered, [1] * WINDOW)
   assert steered.traffic.exchange_bytes(0) < 0.5 * before
 
 
 def test_ranks_by_leaf_spend_no_more_than_one_rank_for_all():
-  uniform, divided = pilot(mode="rank"), pilot(mode="rank", by_leaf=True)
+  uniform, divided = (
+    controller(mode="rank"),
+    controller(mode="rank", by_leaf=True),
+  )
   for steered in uniform, divided:
     fly(steered, [3] * WINDOW)
-  assert divided.choice.leaf_ranks
+  assert divided.setting.leaf_ranks
   assert divided.traffic.exchange_bytes(
     0
   ) <= 1.02 * uniform.traffic.exchange_bytes(0)
 
 
 def test_there_are_never_more_programs_than_ranks_on_the_ladder():
-  steered = pilot(by_leaf=True)
+  steered = controller(by_leaf=True)
   rng = np.random.default_rng(0)
   seen = set()
   for rank in rng.integers(1, RANK + 1, 200):
-    fly(steered, [min(int(rank), steered.choice.rank)])
-    seen.add(steered.choice)
+    fly(steered, [min(int(rank), steered.setting.rank)])
+    seen.add(steered.setting)
   assert len(seen) <= 6

@@ -13,13 +13,10 @@ from dilocox_jax.outer.round_program import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 from dilocox_jax.training import build, metrics_reader
-from dilocox_jax.training.metrics_reader import (
-  Dispatched,
-  MetricsReader,
-  NotFiniteError,
-)
+from dilocox_jax.training.evaluation import NotFiniteError
+from dilocox_jax.training.metrics_reader import DispatchedSegment, MetricsReader
 from dilocox_jax.training.progress_bar import ProgressBar
-from dilocox_jax.training.start import TrainingProgress
+from dilocox_jax.training.states import TrainingProgress
 from tests import runs
 
 SCHEDULE = SyncSchedule(4)
@@ -42,7 +39,7 @@ class Bar(ProgressBar):
 
 @pytest.fixture(name="desk")
 def desk_fixture(tmp_path, monkeypatch):
-  """A logbook with its files, its bar and a clock set by hand."""
+  """A reader with its files, its bar and a clock set by hand."""
   now = [100.0]
   clock = SimpleNamespace(perf_counter=lambda: now[0])
   monkeypatch.setattr(metrics_reader, "time", clock)
@@ -53,12 +50,13 @@ def desk_fixture(tmp_path, monkeypatch):
     yield SimpleNamespace(book=book, bar=bar, workdir=tmp_path, now=now)
 
 
-def _dispatched(loss=None, grad_norm=None):
+def _dispatched(loss=None, grad_norm=None, *, own_squared=9.0):
   values = np.arange(8, dtype=np.float32).reshape(2, 4)
   # Two replicas that sent the same, two away from the mean.
   each = jnp.ones((2, 1))
-  drift = Drift(9 * each, 4 * each, jnp.full(1, 9.0), {})
-  return Dispatched(
+  own = jnp.array([[9.0], [own_squared]])
+  drift = Drift(own, 4 * each, jnp.full(1, 9.0), {})
+  return DispatchedSegment(
     SEGMENT,
     TrainingProgress(18, 720, 5_000),
     sent_bytes=300,
@@ -103,11 +101,11 @@ def test_a_segment_becomes_a_row_of_means(desk):
 
 def test_time_is_booked_from_one_booking_to_the_next(desk):
   desk.now[0] += 3.0
-  desk.book.book("compile", 14)
+  desk.book.record_time("compile", 14)
   desk.now[0] += 4.0
   desk.book.read(_dispatched())
   desk.now[0] += 0.5
-  desk.book.book("evaluation", 18)
+  desk.book.record_time("evaluation", 18)
   rows = read_rows(desk.workdir / "timing.jsonl")
   assert [(r["event"], r["step"], r["wall_s"]) for r in rows] == [
     ("compile", 14, 3.0),
@@ -119,7 +117,7 @@ def test_time_is_booked_from_one_booking_to_the_next(desk):
 
 def test_the_bar_shows_the_speed_of_training_alone(desk):
   desk.now[0] += 100.0
-  desk.book.book("compile", 14)
+  desk.book.record_time("compile", 14)
   desk.now[0] += 1.0
   desk.book.read(_dispatched())
   desk.now[0] += 3.0
@@ -135,15 +133,29 @@ def test_a_value_that_is_not_finite_is_named_and_not_recorded(desk, field, bad):
   values = np.ones((2, 4), np.float32)
   values[1, 2] = bad
   with pytest.raises(NotFiniteError, match="at step 17 on replica 1"):
-    desk.book.read(_dispatched(**{field: values}))
+    desk.book.read(
+      _dispatched(values) if field == "loss" else _dispatched(None, values)
+    )
   assert not runs.rows(desk.workdir)
   assert not read_rows(desk.workdir / "timing.jsonl")
   assert not desk.bar.told
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_replica_that_sent_what_is_not_finite_is_named(desk, bad):
+  dispatched = _dispatched(own_squared=bad)
+  line = "norm of the pseudo-gradient is not finite at step 18 on replica 1"
+  with pytest.raises(NotFiniteError, match=line):
+    desk.book.read(dispatched)
+  with pytest.raises(NotFiniteError, match="at step 21 on replica 1"):
+    desk.book.check_flush(dispatched.drifts, 21)
+  desk.book.check_flush([], 21)
+  assert not runs.rows(desk.workdir)
+
+
 def _opened(workdir, held_out=0):
   config = runs.settings()
-  return metrics_reader.opened(
+  return metrics_reader.open_reader(
     config,
     workdir,
     corpus=build.corpus(config),

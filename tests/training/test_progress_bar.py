@@ -1,9 +1,11 @@
 import io
 import logging
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from dilocox_jax.training import progress_bar
 from dilocox_jax.training.progress_bar import ProgressBar
 
 
@@ -14,23 +16,33 @@ def lines_fixture(caplog):
   return lambda: [record.getMessage() for record in caplog.records]
 
 
-def test_without_a_terminal_a_line_comes_every_eighth_of_the_run(lines):
+def test_without_a_terminal_a_line_comes_at_once_and_every_tenth(lines):
   with ProgressBar("diloco", 80) as progress:
-    for step in range(1, 81):
+    for step in range(2, 81, 2):
       progress.update(step, 2.5, 1_234.0, step * 500_000)
-  assert len(lines()) == 8
-  assert lines()[0] == (
+  steps = [line.partition(" of ")[0] for line in lines()]
+  assert steps == [f"diloco: step {step}" for step in range(2, 81, 8)]
+  assert lines()[1] == (
     "diloco: step 10 of 80 | loss 2.500 | 1,234 tokens/s | sent 5.0 MB"
   )
-  assert lines()[-1].startswith("diloco: step 80 of 80")
+
+
+def test_a_slow_run_is_heard_of_every_half_minute(lines, monkeypatch):
+  now = [100.0]
+  clock = SimpleNamespace(monotonic=lambda: now[0])
+  monkeypatch.setattr(progress_bar, "time", clock)
+  with ProgressBar("diloco", 1000) as progress:
+    for step in range(1, 7):
+      progress.update(step, 2.5, 1.0, 0)
+      now[0] += 10
+  assert [line.split()[2] for line in lines()] == ["1", "4"]
 
 
 def test_a_run_that_goes_on_counts_from_where_it_was(lines):
   with ProgressBar("diloco", 80, first_step=40) as progress:
-    progress.update(45, 2.5, 1.0, 0)
-    assert not lines()
-    progress.update(50, 2.5, 1.0, 0)
-  assert len(lines()) == 1
+    for step in (45, 50, 53):
+      progress.update(step, 2.5, 1.0, 0)
+  assert [line.split()[2] for line in lines()] == ["45", "53"]
 
 
 def test_on_a_terminal_the_bar_says_it_all_and_nothing_is_logged(

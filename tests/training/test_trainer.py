@@ -1,4 +1,5 @@
 import itertools
+import signal
 
 import jax
 import numpy as np
@@ -9,7 +10,11 @@ from dilocox_jax.metrics import read_rows
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.training import metrics_reader, trainer
 from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
-from dilocox_jax.training.trainer import Trainer, TrainingStoppedError
+from dilocox_jax.training.trainer import (
+  StopRequestedError,
+  Trainer,
+  TrainingStoppedError,
+)
 from tests import runs
 
 PARAMETER_BYTES = 4 * parameter_count(runs.settings().model.shape)
@@ -165,13 +170,40 @@ def test_a_run_stopped_and_continued_equals_one_that_was_not(tmp_path, sync):
   config = runs.settings(**sync)
   runs.train(config, tmp_path / "whole")
   stopped = runs.train(config, tmp_path / "parts", until=9)
-  assert stopped.position.step == 9
+  assert stopped.progress.step == 9
   continued = runs.train(config, tmp_path / "parts")
-  assert continued.position.is_finished
+  assert continued.progress.is_finished
   assert runs.metrics_text(tmp_path / "parts") == runs.metrics_text(
     tmp_path / "whole"
   )
   whole, parts = runs.saved(tmp_path / "whole"), runs.saved(tmp_path / "parts")
+  runs.assert_same_bits(parts[0], whole[0])
+  assert parts[1] == whole[1]
+
+
+@pytest.mark.parametrize("stop", [9, 21])
+def test_a_run_asked_to_stop_saves_after_the_segment_under_way(
+  finished, tmp_path, stop
+):
+  """Also in its last segment: the end of the run then follows another time."""
+  stopped = runs.trainer(runs.settings(), tmp_path)
+  dispatch = stopped._dispatch
+
+  def dispatch_and_ask(state, segment):
+    if segment.stop == stop:
+      stopped.request_stop(signal.SIGTERM)
+    return dispatch(state, segment)
+
+  stopped._dispatch = dispatch_and_ask
+  line = f"stopped by SIGTERM: saved at step {stop} of 21"
+  with pytest.raises(StopRequestedError, match=line):
+    runs.run(stopped)
+  assert not runs.saved(tmp_path)[1]["position"]["is_finished"]
+  assert runs.rows(tmp_path)[-1]["step"] == stop
+  assert not runs.rows(tmp_path, "final")
+  runs.train(runs.settings(), tmp_path)
+  assert runs.metrics_text(tmp_path) == runs.metrics_text(finished[0])
+  whole, parts = runs.saved(finished[0]), runs.saved(tmp_path)
   runs.assert_same_bits(parts[0], whole[0])
   assert parts[1] == whole[1]
 
@@ -225,8 +257,8 @@ def test_another_config_is_refused_and_nothing_is_touched(finished):
   assert runs.files(finished[0]) == before
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_where_it_was_good(tmp_path):
-  """The second step moves all weights by 1e30; the third has no gradient."""
+def test_a_run_that_diverges_stops_where_it_was_good(tmp_path):
+  """The second step moves all weights by 1e30, and the squares overflow."""
   config = runs.settings(
     method="diloco",
     sync_interval=1,
@@ -238,13 +270,30 @@ def test_a_loss_that_is_not_finite_stops_the_run_where_it_was_good(tmp_path):
     with pytest.raises(TrainingStoppedError) as error:
       runs.train(config, tmp_path)
     message = str(error.value)
-    assert "step 3 on replica 0" in message
+    assert "step 2 on replica 0" in message
     assert "inner.learning_rate=1e+30" in message and "\n" not in message
     assert str(tmp_path) in message
     (state, record) = runs.saved(tmp_path)
-    assert record["position"]["step"] < 3
+    assert record["position"]["step"] == 1
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
-    assert [row["step"] for row in runs.rows(tmp_path, "round")] == [1, 2]
+    assert [row["step"] for row in runs.rows(tmp_path, "round")] == [1]
+
+
+@pytest.mark.parametrize("interval, place", [(2, "a round"), (4, "the flush")])
+def test_a_replica_that_diverges_in_its_last_step_is_not_hidden_by_a_reset(
+  tmp_path, interval, place
+):
+  """The second update makes all weights infinite, and no loss ever sees it."""
+  config = runs.settings(
+    method="diloco",
+    sync_interval=interval,
+    total_steps=2,
+    inner={"learning_rate": 3e38, "weight_decay": 1e6, "warmup_steps": 1},
+  )
+  line = "pseudo-gradient is not finite at step 2 on replica 0.*no checkpoint"
+  with pytest.raises(TrainingStoppedError, match=line):
+    runs.train(config, tmp_path)
+  assert not runs.rows(tmp_path, "final"), place
 
 
 def test_a_state_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
@@ -302,7 +351,7 @@ def test_a_warm_start_is_trained_counted_and_handed_over(tmp_path, kind):
   (final,) = runs.rows(tmp_path, "final")
   assert final["total_sent_bytes"] == sum(sent)  # Nothing was left to flush.
   assert final["outer_loss"] == final["mean_loss"] == final["replica_loss"]
-  assert run.position.step == 11
+  assert run.progress.step == 11
 
 
 def test_after_a_warm_start_all_replicas_are_where_it_ended(tmp_path):

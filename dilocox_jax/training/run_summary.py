@@ -1,0 +1,84 @@
+"""Says in a few lines what a run trains, before its first step.
+
+Whoever starts a run for hours or days should see at once whether it is the
+right one: model, devices, text, method, bytes and, with a clock, time.
+"""
+
+import jax
+
+from dilocox_jax.config import RunConfig
+from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.plan.model.shapes import parameter_count
+from dilocox_jax.plan.schedule.run_plan import RunPlan
+from dilocox_jax.plan.wire.traffic import Traffic
+from dilocox_jax.report.units import human_bytes, human_tokens
+from dilocox_jax.training.clock import Clock
+
+
+def summary_lines(
+  config: RunConfig,
+  corpus: Corpus,
+  plan: RunPlan,
+  traffic: Traffic,
+) -> list[str]:
+  """Describes a run in three lines.
+
+  Args:
+    config: Config of the run.
+    corpus: Text of the run.
+    plan: Plan in force at the start.
+    traffic: Bytes of the rounds at the start.
+  """
+  mesh, device = config.mesh, jax.devices()[0].device_kind
+  is_stacked = mesh.layout == "stacked"
+  num_devices = (
+    1 if is_stacked else mesh.num_replicas * (config.division.num_devices)
+  )
+  tokens = config.total_steps * config.tokens_per_replica_step
+  return [
+    f"model {config.model.preset}: {parameter_count(config.model.shape):,} "
+    f"parameters, {_count(mesh.num_replicas, 'replica')} on "
+    f"{_count(num_devices, 'device')} ({device})",
+    f"text {corpus.name}: {human_tokens(corpus.train.size)}; "
+    f"{config.total_steps:,} inner steps, {human_tokens(tokens)} a replica",
+    f"method {_method(config, plan, traffic)}",
+  ]
+
+
+def _count(number: int, noun: str) -> str:
+  return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _method(config: RunConfig, plan: RunPlan, traffic: Traffic) -> str:
+  """Names the method, its schedule and codec, and the bytes that it sends."""
+  method, codec = plan.method, config.codec.name
+  if method.exchanged == "gradient":
+    sent = human_bytes(traffic.gradient_bytes())
+    return f"{config.sync.method}: codec {codec}, a replica sends {sent} a step"
+  schedule = method.schedule
+  fragments = range(schedule.num_fragments)
+  sent = human_bytes(sum(traffic.exchange_bytes(p) for p in fragments))
+  return (
+    f"{config.sync.method}: H = {schedule.sync_interval}, "
+    f"P = {schedule.num_fragments}, tau = {schedule.overlap_steps}, "
+    f"codec {codec}, a replica sends {sent} a round"
+  )
+
+
+def clock_at_end_s(
+  clock: Clock, plan: RunPlan, traffic: Traffic, step: int = 0
+) -> float:
+  """Returns the simulated seconds at the end of a run, if its setting stays.
+
+  Args:
+    clock: Simulated clock of the run; its state is left as it was.
+    plan: Plan in force.
+    traffic: Bytes of the present setting.
+    step: Inner steps finished.
+  """
+  state = clock.get_state()
+  for segment in plan.segments(step):
+    clock.advance(segment, traffic)
+  seconds = clock.finish(plan, traffic)
+  clock.set_state(state)
+  return seconds

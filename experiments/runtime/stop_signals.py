@@ -1,0 +1,65 @@
+"""The first SIGTERM or Ctrl-C asks a run to save and stop; the second ends it.
+
+Python runs signal handlers in the main thread between two instructions, and
+that thread may wait for the devices for minutes. So the number of a signal is
+written to a pipe as soon as it comes (`signal.set_wakeup_fd`), and a thread
+that waits at the other end acts on it at once.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Ctrl-C reaches the launcher and its processes, and the launcher passes it on;
+# a scheduler may do likewise. Signals this close together count as one.
+_SAME_REQUEST_S = 1.0
+
+
+@contextlib.contextmanager
+def stop_requests(request_stop: Callable[[int], None]) -> Iterator[None]:
+  """Turns the first signal inside the block into a call.
+
+  Args:
+    request_stop: Takes the number of the signal; called in another thread. A
+      second signal ends the process at once, with exit code 128 + its number.
+  """
+  if threading.current_thread() is not threading.main_thread():
+    yield  # Only the main thread may say what a signal does.
+    return
+  reader, writer = os.pipe()
+  os.set_blocking(writer, False)
+  old_handlers = {s: signal.signal(s, lambda *_: None) for s in SIGNALS}
+  old_writer = signal.set_wakeup_fd(writer)
+  arguments = (reader, request_stop)
+  thread = threading.Thread(target=_watch, args=arguments, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    signal.set_wakeup_fd(old_writer)
+    for number, handler in old_handlers.items():
+      signal.signal(number, handler)
+    os.close(writer)  # Ends the thread.
+    thread.join()
+    os.close(reader)
+
+
+def _watch(reader: int, request_stop: Callable[[int], None]) -> None:
+  """Acts on the signals whose numbers come out of a pipe, until it closes."""
+  requested_s = None
+  while byte := os.read(reader, 1):
+    if byte[0] not in SIGNALS:
+      continue
+    now_s = time.monotonic()
+    if requested_s is None:
+      requested_s = now_s
+      request_stop(byte[0])
+    elif now_s - requested_s > _SAME_REQUEST_S:
+      name = signal.Signals(byte[0]).name
+      print(f"error: ended by a second {name}", file=sys.stderr, flush=True)
+      os._exit(128 + byte[0])
