@@ -104,17 +104,25 @@ def _other_run(
 ) -> str:
   """Returns how the run of a directory differs from the one asked for."""
   try:
-    saved = json.loads((workdir / CONFIG).read_text())
-    changed = changed_fields(saved, config.to_mapping(), FREE_ON_RESUME)
-  except (OSError, ValueError, TypeError, AttributeError):
-    return f"its {CONFIG} cannot be read"
-  try:
     digest = json.loads((workdir / RECORD).read_text())["corpus_digest"]
   except (OSError, ValueError, TypeError, KeyError):
     digest = corpus_digest  # A kill came before this file was written.
+  try:
+    saved = json.loads((workdir / CONFIG).read_text())
+    changes = _changes(saved, digest, config, corpus_digest)
+  except (OSError, ValueError, TypeError, AttributeError):
+    return f"its {CONFIG} cannot be read"
+  return f"it has other settings ({'; '.join(changes)})" if changes else ""
+
+
+def _changes(
+  saved: dict[str, Any], digest: str, config: RunConfig, corpus_digest: str
+) -> list[str]:
+  """Returns what makes a saved config and text those of another run."""
+  changes = changed_fields(saved, config.to_mapping(), FREE_ON_RESUME)
   if digest != corpus_digest:
-    changed.append(f"corpus: {digest} -> {corpus_digest}")
-  return f"it has other settings ({'; '.join(changed)})" if changed else ""
+    changes.append(f"corpus: {digest} -> {corpus_digest}")
+  return changes
 
 
 def first_state(
@@ -171,22 +179,20 @@ def resumed_state(
 def _check_same_run(
   config: RunConfig, corpus_digest: str, record: dict[str, Any]
 ) -> None:
-  changed = changed_fields(
-    record["config"], config.to_mapping(), FREE_ON_RESUME
+  changes = _changes(
+    record["config"], record["corpus_digest"], config, corpus_digest
   )
-  if record["corpus_digest"] != corpus_digest:
-    changed.append(f"corpus: {record['corpus_digest']} -> {corpus_digest}")
-  if not changed:
+  if not changes:
     return
   advice = "take another --workdir, or set them back"
-  if any(change.startswith("total_steps:") for change in changed):
+  if any(change.startswith("total_steps:") for change in changes):
     advice += (
       "; to train longer, start a new run in another --workdir from this one's "
       "parameters with checkpoint.init_from"
     )
   raise RefusedError(
     "the work directory holds a run with other settings "
-    f"({'; '.join(changed)}): {advice}"
+    f"({'; '.join(changes)}): {advice}"
   )
 
 
