@@ -13,7 +13,7 @@ from dilocox_jax.plan.wire.chain import Chain, num_bytes
 from dilocox_jax.plan.wire.payload import Int
 from dilocox_jax.plan.wire.reduction import TopK
 from dilocox_jax.plan.wire.traffic import Traffic
-from dilocox_jax.simulate import presets
+from dilocox_jax.simulate.cluster import equal_sites
 from dilocox_jax.simulate.published import Figure, load_published
 from dilocox_jax.simulate.sites import Link, Site
 from experiments.tables.runs import GOODPUT, Pace, Rounds
@@ -54,7 +54,7 @@ class _Runs:
     """
     up, down = self.up_bps / share, self.down_bps / share
     link = Link(up, down, rtt_s=_RTT_S)
-    cluster = presets.equal_sites("covenant", Site("peer", link), num_replicas)
+    cluster = equal_sites("covenant", Site("peer", link), num_replicas)
     method = sparse_loco(self._interval)
     traffic = Traffic(
       method, Fragments(1, 1), self.shapes, num_replicas, self.payload

@@ -14,9 +14,8 @@ import numpy as np
 from dilocox_jax.config import RunConfig, from_mapping, to_plan
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.plan.wire.traffic import Traffic
-from dilocox_jax.simulate import presets
 from dilocox_jax.simulate.analytic import AnalyticClock
-from dilocox_jax.simulate.cluster import Cluster
+from dilocox_jax.simulate.cluster import Cluster, equal_sites
 from dilocox_jax.simulate.compute import stated_seconds
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.outcome import Work
@@ -58,7 +57,7 @@ def equal_links(
     **link: Other attributes of `Link`.
   """
   site = Site("site", Link(bps, bps, **link))
-  return presets.equal_sites(name, site, num_replicas)
+  return equal_sites(name, site, num_replicas)
 
 
 @dataclasses.dataclass(frozen=True)
