@@ -19,8 +19,8 @@ from experiments.tables.table import (
   DERIVED,
   Prediction,
   Table,
-  compare,
   described,
+  rows_beside,
 )
 
 _BLOCK, _KEPT = 4096, 64
@@ -74,7 +74,7 @@ def build_tables(folder: pathlib.Path) -> list[Table]:
   sparse = "64 of 4096 values, 12 bits of index and 2 of value"
   gathered = f"{count} peers gather all payloads over the same uplinks"
   ring_percent, title = 100 * ring.utilisation, "utilisation of a ring"
-  rows = compare(
+  rows = rows_beside(
     figures,
     ("utilisation", 100 * upload.utilisation, DERIVED, through),
     ("communication of a round", upload.exchange_s, DERIVED, through),

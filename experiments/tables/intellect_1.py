@@ -24,8 +24,8 @@ from experiments.tables.table import (
   FITTED_ELSEWHERE,
   FITTED_HERE,
   Table,
-  compare,
   described,
+  rows_beside,
 )
 
 _SETTINGS = ("USA", "USA and Europe", "global")
@@ -104,4 +104,4 @@ def build_tables(folder: pathlib.Path) -> list[Table]:
     ("model FLOPS utilisation, lowest", mfu, DERIVED, both),
   ]
   mbps = ", ".join(f"{rate:.0f} ({name})" for name, rate in rates.items())
-  return [described("intellect_1", compare(figures, *rows), rates=mbps)]
+  return [described("intellect_1", rows_beside(figures, *rows), rates=mbps)]

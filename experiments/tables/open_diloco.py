@@ -15,8 +15,8 @@ from experiments.tables.table import (
   DERIVED,
   Prediction,
   Table,
-  compare,
   described,
+  rows_beside,
 )
 
 _BASIS = "H steps in 67.5 min, 1.1 B values in fp16, 127 Mbit/s"
@@ -45,7 +45,7 @@ def build_tables(folder: pathlib.Path) -> list[Table]:
     return rounds.on(cluster, step_s).utilisation >= 0.9
 
   mbps = least(is_enough, 1.0, 1000.0)
-  rows = compare(
+  rows = rows_beside(
     figures,
     ("utilisation, lowest", 100 * pace.utilisation, DERIVED, _BASIS),
     ("utilisation, highest", 100 * pace.utilisation, DERIVED, _BASIS),

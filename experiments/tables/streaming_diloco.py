@@ -20,8 +20,8 @@ from experiments.tables.table import (
   FITTED_HERE,
   Table,
   TableRow,
-  compare,
   described,
+  rows_beside,
 )
 
 _FP4 = "Streaming + overlap, FP4"
@@ -161,7 +161,7 @@ def _table_1(figures: Mapping[str, Figure]) -> Table:
     hours(_FP4, model, _GBPS),
   )
   hides, sent = "the link hides no forward pass", "from the bits exchanged"
-  rows = compare(
+  rows = rows_beside(
     figures,
     (f"{dense}, {slow}", dense_h, DERIVED, f"{exact}; {hides}"),
     (f"{dense}, {free}", free_h, DERIVED, "compute alone"),

@@ -172,7 +172,7 @@ def _notes() -> dict[str, list[str]]:
   }
 
 
-def compare(
+def rows_beside(
   figures: Mapping[str, Figure], *rows: tuple[str, float, str, str]
 ) -> list[TableRow | Prediction]:
   """Returns rows of predictions beside their published figures.

@@ -21,8 +21,8 @@ from experiments.tables.table import (
   TableRow,
   _data,
   _notes,
-  compare,
   described,
+  rows_beside,
   write_tables,
 )
 from tests.experiments.tables.compared import compared
@@ -76,10 +76,12 @@ def test_every_section_of_the_notes_belongs_to_a_table():
 
 
 def test_rows_stand_beside_the_figures_of_their_names():
-  (row,) = compare({"speed": FIGURE}, ("speed", 10.0, DERIVED, "free links"))
+  (row,) = rows_beside(
+    {"speed": FIGURE}, ("speed", 10.0, DERIVED, "free links")
+  )
   assert row == TableRow(FIGURE, 10.0, DERIVED, "free links")
   with pytest.raises(KeyError, match="pace"):
-    compare({"speed": FIGURE}, ("pace", 10.0, DERIVED, ""))
+    rows_beside({"speed": FIGURE}, ("pace", 10.0, DERIVED, ""))
 
 
 def test_what_cannot_be_reached_is_no_number():
