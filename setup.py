@@ -42,7 +42,7 @@ setup(
   packages=find_packages(
     include=["dilocox_jax", "dilocox_jax.*", "experiments", "experiments.*"]
   ),
-  package_data={"dilocox_jax.simulate": ["data/*.csv"]},
+  package_data={"dilocox_jax.simulate": ["data/*.json"]},
   install_requires=RUNTIME,
   extras_require={
     "dev": DEV,

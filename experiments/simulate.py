@@ -59,13 +59,12 @@ def define_flags() -> None:
     ("none", *PIPELINES),
     "Pipeline schedule inside a replica; none: that of the config.",
   )
-  flags.DEFINE_integer("stages", 1, "Pipeline stages.", lower_bound=1)
-  flags.DEFINE_integer(
-    "micro_batches", 1, "Micro-batches of a step.", lower_bound=1
-  )
-  flags.DEFINE_integer(
-    "chunks", 1, "Chunks of a stage (interleaved).", lower_bound=1
-  )
+  for name, text in (
+    ("stages", "Pipeline stages."),
+    ("micro_batches", "Micro-batches of a step."),
+    ("chunks", "Chunks of a stage (interleaved)."),
+  ):
+    flags.DEFINE_integer(name, 1, text, lower_bound=1)
 
 
 def main(values: flags.FlagValues) -> None:

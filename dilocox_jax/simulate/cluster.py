@@ -214,3 +214,16 @@ class Cluster:
   @functools.cached_property
   def _pair_of(self) -> dict[frozenset[str], Pair]:
     return {frozenset(pair.sites): pair for pair in self.pairs}
+
+
+def equal_sites(name: str, site: Site, num_replicas: int) -> Cluster:
+  """Returns a cluster of equal sites, named by numbers from 0.
+
+  Args:
+    name: Name of the cluster.
+    site: The site that is repeated; a number is added to its name.
+    num_replicas: Number of sites, of one replica each.
+  """
+  names = [f"{site.name}{index}" for index in range(num_replicas)]
+  sites = [dataclasses.replace(site, name=name) for name in names]
+  return Cluster(name, tuple(sites))

@@ -17,22 +17,24 @@ and a replica is placed by the name of its site:
 A site needs "name", "up" and "down". It may have "rtt", "loss", "streams",
 "window", "efficiency" and "shared" (its link); "num_devices", "peak",
 "achieved", "speed" and "num_stages" (its devices); "intra" and "intra_rtt"
-(the network inside). A cluster may have "placement" (the site of every
+(the network inside). `sites.py` says what each key means and what its default
+is. A site with a "count" stands for so many equal sites: {"name": "node",
+"count": 2} are "node0" and "node1", numbered by their places in the list.
+
+A cluster may have "description" (one line for readers), "num_devices" (devices
+of all sites together, which share them evenly), "placement" (the site of every
 replica, in the order of the ring), "pairs" (what was measured between two
-sites), "jitter" and "outages". `sites.py` says what each key means and what its
-default is. "comment" is allowed anywhere and is ignored. A preset printed by
-`cluster_text` is a good start.
+sites), "jitter" and "outages". "comment" is allowed anywhere and is ignored.
+The presets in `data/` are files of this kind and a good start.
 """
 
 import dataclasses
 import json
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from dilocox_jax.checks import did_you_mean, known
 from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.presets import CLUSTER_PRESETS, cluster_preset
 from dilocox_jax.simulate.quantities import (
   Dimension,
   format_quantity,
@@ -53,6 +55,8 @@ _CLUSTER = {
   key.name: key
   for key in (
     FileKey("name", str),
+    FileKey("description", str),
+    FileKey("num_devices", int),
     FileKey("every_site", dict),
     FileKey("sites", list),
     FileKey("placement", list),
@@ -61,6 +65,7 @@ _CLUSTER = {
     FileKey("outages", list),
   )
 }
+_COUNT = FileKey("count", int, 1)
 _JSON = {
   str: "a text",
   int: "a whole number",
@@ -70,38 +75,6 @@ _JSON = {
   tuple: "a list of two names of sites",
   dict: "an object",
 }
-
-
-def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
-  """Returns a preset by its name, or the cluster that a file describes.
-
-  Args:
-    name_or_path: One of `CLUSTER_PRESETS`, or a JSON file.
-    num_replicas: Number of replicas; None is as many as the cluster has. That
-      of a file cannot be changed.
-
-  Raises:
-    ValueError: One line that says the field and what it expects.
-  """
-  path = pathlib.Path(name_or_path)
-  is_path = path.suffix == ".json" or path.name != name_or_path or path.exists()
-  if name_or_path in CLUSTER_PRESETS or not is_path:
-    return cluster_preset(name_or_path, num_replicas)
-  if not path.is_file():
-    raise ValueError(f"{name_or_path}: no such cluster file")
-  try:
-    text = path.read_text(encoding="utf-8")
-    cluster = cluster_from_mapping(json.loads(text, object_pairs_hook=_object))
-  except json.JSONDecodeError as error:
-    raise ValueError(f"{name_or_path}: not JSON: {error}") from None
-  except ValueError as error:
-    raise ValueError(f"{name_or_path}: {error}") from None
-  if num_replicas not in (None, cluster.num_replicas):
-    raise ValueError(
-      f"{name_or_path}: num_replicas={num_replicas} must be the"
-      f" {cluster.num_replicas} that are placed in the file"
-    )
-  return cluster
 
 
 def cluster_from_mapping(values: Any) -> Cluster:
@@ -114,14 +87,9 @@ def cluster_from_mapping(values: Any) -> Cluster:
     ValueError: One line that says the field and what it expects.
   """
   top = _read(_CLUSTER, values, "")
-  site_keys = file_keys(Link) | file_keys(Site)
-  common = _read(site_keys, top.get("every_site", {}), "every_site")
   if not top.get("sites"):
     raise ValueError("sites is missing: write a list of at least one site")
-  sites = [
-    _site(common | _read(site_keys, site, path), path)
-    for path, site in _items(top, "sites")
-  ]
+  sites = _sites(top)
   names = [site.name for site in sites]
   placement = []
   for path, name in _items(top, "placement"):
@@ -168,7 +136,7 @@ def _json(value: Any) -> str:
   return "[\n    " + ",\n    ".join(map(json.dumps, value)) + "\n  ]"
 
 
-def _object(items: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(items: list[tuple[str, Any]]) -> dict[str, Any]:
   """Returns a JSON object, if no key is in it twice."""
   keys = [key for key, _ in items]
   for key in keys:
@@ -216,6 +184,34 @@ def _value(holds: type | Dimension, value: Any, path: str) -> Any:
   if type(value) is not holds:
     raise ValueError(f"{path}: {value!r} must be {_JSON[holds]}")
   return value
+
+
+def _sites(top: Mapping[str, Any]) -> list[Site]:
+  """Returns the sites, with those that have a count repeated."""
+  keys = file_keys(Link) | file_keys(Site)
+  common = _read(keys, top.get("every_site", {}), "every_site")
+  sites = []
+  for path, entry in _items(top, "sites"):
+    values = common | _read(keys | {"count": _COUNT}, entry, path)
+    count = values.pop("count", None)
+    site = _site(values, path)
+    if count is None:
+      sites.append(site)
+      continue
+    _COUNT.check(f"{path}.count", count)
+    numbers = range(len(sites), len(sites) + count)
+    sites += [
+      dataclasses.replace(site, name=f"{site.name}{number}")
+      for number in numbers
+    ]
+  if (total := top.get("num_devices")) is None:
+    return sites
+  if total % len(sites):
+    raise ValueError(
+      f"num_devices={total} must be a multiple of the {len(sites)} sites"
+    )
+  share = total // len(sites)
+  return [dataclasses.replace(site, num_devices=share) for site in sites]
 
 
 def _site(values: dict[str, Any], path: str) -> Site:

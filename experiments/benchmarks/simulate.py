@@ -6,6 +6,7 @@ count, so a busy machine changes the rates less. JAX is not loaded.
 """
 
 import dataclasses
+import operator
 import pathlib
 import platform
 import random
@@ -87,25 +88,12 @@ def rates() -> list[Rate]:
   """What is measured, and what must be reached."""
   limited = contended(8, 6400, lambda draw: draw.uniform(5e6, 50e6))
   unlimited = contended(8, 6400, lambda draw: float("inf"))
+  events = operator.attrgetter("num_events")
+  solves = operator.attrgetter("num_solves")
   return [
-    Rate(
-      "events",
-      *queued(64, 200),
-      lambda timeline: timeline.num_events,
-      100_000,
-    ),
-    Rate(
-      "solves of 32 flows",
-      *unlimited,
-      lambda timeline: timeline.num_solves,
-      10_000,
-    ),
-    Rate(
-      "solves of 32 flows with limits",
-      *limited,
-      lambda timeline: timeline.num_solves,
-      10_000,
-    ),
+    Rate("events", *queued(64, 200), events, 100_000),
+    Rate("solves of 32 flows", *unlimited, solves, 10_000),
+    Rate("solves of 32 flows with limits", *limited, solves, 10_000),
   ]
 
 

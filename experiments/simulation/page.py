@@ -60,15 +60,11 @@ def prepare(
     return Simulated(_page(config, setup, whole, start, None, []), {})
   lowered = lower(link_costs, work, ops)
   engine, timeline = simulate(link_costs, lowered)
+  starts, ends = timeline.start_s.tolist(), timeline.end_s.tolist()
+  tags = lowered.graph.tags
   drawn = [
-    simulation.Bar(
-      track,
-      lane,
-      float(timeline.start_s[number]),
-      float(timeline.end_s[number]),
-      lowered.graph.tags[number],
-    )
-    for track, lane, number in bars(lowered.graph, timeline)
+    simulation.Bar(track, lane, starts[task], ends[task], tags[task])
+    for track, lane, task in bars(lowered.graph, timeline)
   ]
   page = _page(config, setup, whole, start, engine, drawn)
   return Simulated(page, chrome_trace(lowered.graph, timeline))
@@ -83,6 +79,7 @@ def _page(
   drawn: list[simulation.Bar],
 ) -> simulation.SimulatedRun:
   step_s = whole.total_s / whole.num_steps
+  bubble = setup.steps.bubble_fraction
   tokens = config.mesh.num_replicas * config.tokens_per_replica_step
   gap = math.nan if engine is None else engine.total_s / start.total_s - 1
   numbers = {
@@ -95,11 +92,12 @@ def _page(
     "exposed_s": float(np.mean(whole.exposed_s)),
     "hidden_s": float(np.mean(whole.hidden_s)),
     "sent_bytes": whole.sent_bytes,
-    "bubble_fraction": setup.steps.bubble_fraction,
+    "bubble_fraction": bubble,
     "engine_over_formula": gap,
     "engine_steps": start.num_steps,
   }
-  formula = "derived: formula, whole run"
+  formula, both = "derived: formula, whole run", "derived: both"
+  compared = f"event engine over formula, {start.num_steps:,} steps"
   quantities = [
     ("seconds a step", f"{step_s:.4g}", formula),
     ("tokens a second", f"{tokens / step_s:,.4g}", formula),
@@ -110,12 +108,8 @@ def _page(
     ("exposed communication", _human_s(numbers["exposed_s"]), formula),
     ("hidden communication", _human_s(numbers["hidden_s"]), formula),
     ("bytes sent a replica", units.human_bytes(whole.sent_bytes), "plan"),
-    ("pipeline bubble", f"{setup.steps.bubble_fraction:.2%}", "derived: ticks"),
-    (
-      f"event engine over formula, {start.num_steps:,} steps",
-      "too large" if engine is None else f"{gap:+.2%}",
-      "derived: both",
-    ),
+    ("pipeline bubble", f"{bubble:.2%}", "derived: ticks"),
+    (compared, "too large" if engine is None else f"{gap:+.2%}", both),
   ]
   return simulation.SimulatedRun(
     title=f"{config.sync.method} on {setup.link_costs.cluster.name}",
@@ -142,10 +136,10 @@ def _links(setup: Setup, whole: Outcome) -> dict:
     if isinstance(op, Launch)
     for operation in op.operations
   )
-  carried: dict[str, float] = {}
+  carried: dict[str, float] = collections.defaultdict(float)
   for operation, count in times.items():
     for link, size in setup.link_costs.link_bytes(operation).items():
-      carried[link] = carried.get(link, 0.0) + count * size
+      carried[link] += count * size
   links = {}
   for link, total in sorted(carried.items()):
     capacity = setup.link_costs.capacities[link]

@@ -1,6 +1,7 @@
 """Times a finished run on a cluster, from its recorded rounds and bytes."""
 
 import dataclasses
+import math
 import pathlib
 import shlex
 import sys
@@ -55,14 +56,11 @@ def time_run(workdir: str, cluster_name: str, options: Options) -> TimedRun:
       " which message had which: train it with --cluster instead"
     )
   setup = set_up(config, cluster_name, options)
-  at_s = _times(run, config, setup)
+  at_s = {0: 0.0} | _times(run, config, setup)
   timings = []
-  for evaluation in run.evaluations:
-    before = [step for step in at_s if step <= evaluation.step]
-    now_s = at_s[max(before)] if before else 0.0
-    timings.append(
-      Timing(evaluation.step, "evaluation", 0.0, float("nan"), now_s)
-    )
+  for row in run.evaluations:
+    now_s = at_s[max(step for step in at_s if step <= row.step)]
+    timings.append(Timing(row.step, "evaluation", 0.0, math.nan, now_s))
   return TimedRun(dataclasses.replace(run, timings=timings), setup)
 
 
@@ -70,10 +68,9 @@ def _times(run: LoadedRun, config: RunConfig, setup: Setup) -> dict[int, float]:
   """Returns simulated seconds by inner step, at the end of each round."""
   clock = AnalyticClock(setup.link_costs, setup.work)
   if _has_fragments(config):
-    segments = setup.plan.segments()
     return {
       segment.stop: clock.walk(setup.script.segment(segment)).now_s
-      for segment in segments
+      for segment in setup.plan.segments()
     }
   steps = [0, *(row.step for row in run.rounds)]
   rows = [
@@ -91,15 +88,15 @@ def _has_fragments(config: RunConfig) -> bool:
   return config.sync.named.schedule.num_fragments > 1
 
 
-def report_recorded(timed: TimedRun, workdir: pathlib.Path) -> pathlib.Path:
+def report_recorded(timed: TimedRun, workdir: pathlib.Path) -> None:
   """Writes and prints losses and times; a full disk gives a short error."""
   try:
-    return _write(timed, workdir)
+    _write(timed, workdir)
   except RecordError as error:
     raise StoppedError(str(error)) from error
 
 
-def _write(timed: TimedRun, workdir: pathlib.Path) -> pathlib.Path:
+def _write(timed: TimedRun, workdir: pathlib.Path) -> None:
   """Writes loss against simulated time as page, figure and JSON."""
   run, cluster = timed.run, timed.setup.link_costs.cluster
   at = {timing.step: timing.simulated_s for timing in run.timings}
@@ -132,4 +129,3 @@ def _write(timed: TimedRun, workdir: pathlib.Path) -> pathlib.Path:
   write_atomically(page, "\n".join(lines) + "\n")
   Console().print(*table, sep="\n")
   print(f"report: {page}")
-  return page

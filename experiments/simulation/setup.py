@@ -14,11 +14,10 @@ from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.plan.pipeline.timeline import Pipeline
 from dilocox_jax.plan.schedule.run_plan import RunPlan
-from dilocox_jax.simulate.cluster_file import load_cluster
 from dilocox_jax.simulate.compute import Steps, stated_seconds, step_seconds
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.outcome import Work
-from dilocox_jax.simulate.presets import CLUSTER_PRESETS
+from dilocox_jax.simulate.presets import cluster_presets, load_cluster
 from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.transfer import IDEAL, TCP
 
@@ -78,9 +77,8 @@ class Setup:
 
 def preset_lines() -> Iterator[str]:
   """Yields the name of every preset with a line about it."""
-  for name, make in CLUSTER_PRESETS.items():
-    text = (make.__doc__ or "").strip().splitlines()
-    yield f"{name:20} {text[0] if text else ''}".rstrip()
+  for name, values in cluster_presets().items():
+    yield f"{name:22} {values['description']}"
 
 
 def set_up(config: RunConfig, cluster_name: str, options: Options) -> Setup:

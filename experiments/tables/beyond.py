@@ -8,6 +8,7 @@ clusters, with equal and with measured links, and with one slow site.
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Callable, Sequence
 
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.presets import cluster_preset
@@ -19,7 +20,12 @@ from experiments.tables.dilocox_runs import (
   Large,
 )
 from experiments.tables.runs import equal_links, least
-from experiments.tables.table import FITTED_ELSEWHERE, Prediction, Table
+from experiments.tables.table import (
+  FITTED_ELSEWHERE,
+  Prediction,
+  Table,
+  described,
+)
 
 CLUSTER_COUNTS = (2, 4, 10, 20)
 LINKS = {
@@ -68,95 +74,61 @@ def strained(cluster: Cluster) -> Cluster:
 
 
 def _on_links(large: Large, links: str) -> Table:
-  rows, cells = [], []
-  clusters = {count: even(links, count) for count in CLUSTER_COUNTS}
-  for method in METHOD_CONFIGS:
-    line = [method]
-    for count, cluster in clusters.items():
-      both = []
-      for state, links_of in (
-        ("even", cluster),
-        ("strained", strained(cluster)),
-      ):
-        speed = large.tokens_per_s(large.on(method, links_of))
-        name = f"{method}, {count} clusters, {state}"
-        both.append(speed)
-        rows.append(
-          Prediction(name, speed, "tokens/s", FITTED_ELSEWHERE, STEP_BASIS)
-        )
-      line.append(" / ".join(map(_short, both)))
-    cells.append(line)
-  header = ("method", *(f"{count} clusters" for count in CLUSTER_COUNTS))
-  return Table(
+  def cell(method: str, count: int) -> tuple[list[Prediction], str]:
+    cluster, rows = even(links, count), []
+    for state, sites in ("even", cluster), ("strained", strained(cluster)):
+      speed = large.tokens_per_s(large.on(method, sites))
+      rows.append(
+        _row(f"{method}, {count} clusters, {state}", speed, "tokens/s")
+      )
+    return rows, " / ".join(_short(row.predicted) for row in rows)
+
+  return described(
     f"beyond_{links}",
-    f"Beyond the papers: 107B over {LINKS[links]}, tokens/s",
-    rows,
-    _links_notes(large, links),
-    header,
-    cells,
+    *_by_method(cell),
+    notes="beyond_1gbit" if links == "1gbit" else "beyond_dtfm",
+    links=LINKS[links],
+    full=large.tokens_per_s(large.at("DiLoCoX", 2, 1e15)),
+    step_s=large.step_s,
+    interval=large.interval,
+    rank=large.rank,
   )
+
+
+def _needed(large: Large) -> Table:
+  def cell(method: str, count: int) -> tuple[list[Prediction], str]:
+    bps = needed_bps(large, method, count)
+    row = _row(f"{method}, {count} clusters", bps / 1e6, "Mbit/s")
+    return [row], _rate(bps)
+
+  return described("beyond_needed", *_by_method(cell), target=TARGET)
+
+
+def _row(name: str, predicted: float, unit: str) -> Prediction:
+  return Prediction(name, predicted, unit, FITTED_ELSEWHERE, STEP_BASIS)
+
+
+def _by_method(
+  cell: Callable[[str, int], tuple[list[Prediction], str]],
+) -> tuple[list[Prediction], Sequence[str], list[list[str]]]:
+  """Returns rows, header and cells: a line a method, a column a count.
+
+  Args:
+    cell: Returns the rows and the text of a method with a number of clusters.
+  """
+  rows, lines = [], []
+  for method in METHOD_CONFIGS:
+    lines.append([method])
+    for count in CLUSTER_COUNTS:
+      predictions, text = cell(method, count)
+      rows += predictions
+      lines[-1].append(text)
+  header = ("method", *(f"{count} clusters" for count in CLUSTER_COUNTS))
+  return rows, header, lines
 
 
 def _short(speed: float) -> str:
   return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
-
-
-def _links_notes(large: Large, links: str) -> list[str]:
-  if links != "1gbit":
-    return [
-      "Only the links are DT-FM's; devices and steps are those of the table"
-      " over 1 Gbit/s, and so is the reading."
-    ]
-  full = large.tokens_per_s(large.at("DiLoCoX", 2, 1e15))
-  return [
-    "A cell reads: all sites alike / the first site at half speed and 10 %"
-    " lognormal jitter of steps and transfers (one seed). Without links it"
-    f" would be {full:,.0f} tokens/s: the step of {large.step_s:.2f} s that"
-    " DiLoCoX's published throughput gives, 32,768 tokens, whatever the number"
-    f" of clusters, for the same devices are divided among them. H ="
-    f" {large.interval} for all that have an H; codecs as in the repository's"
-    f" configs, DiLoCoX at rank {large.rank}; Streaming DiLoCo with three"
-    " layers a fragment and 4 steps of delay. Codecs cost no time. This is"
-    " speed alone: what a method does to the loss is measured elsewhere.",
-    "Every method here waits for all replicas sooner or later, so a site at"
-    " half speed halves all that were bound by compute; a hidden exchange does"
-    " not help. Those bound by their links lose less, since the links are"
-    " nearly as fast as before. Selected values have no common places, so they"
-    " (SparseLoCo, CocktailSGD) are gathered, and grow with the clusters.",
-  ]
-
-
-def _needed(large: Large) -> Table:
-  rows, cells = [], []
-  for method in METHOD_CONFIGS:
-    line = [method]
-    for count in CLUSTER_COUNTS:
-      bps = needed_bps(large, method, count)
-      rows.append(
-        Prediction(
-          f"{method}, {count} clusters",
-          bps / 1e6,
-          "Mbit/s",
-          FITTED_ELSEWHERE,
-          STEP_BASIS,
-        )
-      )
-      line.append(_rate(bps))
-    cells.append(line)
-  header = ("method", *(f"{count} clusters" for count in CLUSTER_COUNTS))
-  return Table(
-    "beyond_needed",
-    f"Beyond the papers: least bandwidth for {TARGET:.0%} utilisation, 107B",
-    rows,
-    [
-      "Equal links, 40 ms between any two, settings as above, to 3 %. 'none'"
-      " means that no bandwidth is enough: the round trips of the collectives"
-      " alone take more than a hundredth of the time. Methods that meet at"
-      " every step then need shorter round trips, not more bandwidth."
-    ],
-    header,
-    cells,
-  )
 
 
 def needed_bps(large: Large, method: str, num_replicas: int) -> float:

@@ -7,17 +7,21 @@ takes those of the others from there, so a slow uplink costs less.
 import pathlib
 from collections.abc import Mapping
 
-from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import sparse_loco
 from dilocox_jax.plan.wire.chain import Chain, num_bytes
 from dilocox_jax.plan.wire.payload import Int
 from dilocox_jax.plan.wire.reduction import TopK
-from dilocox_jax.plan.wire.traffic import Traffic
-from dilocox_jax.simulate import presets
+from dilocox_jax.simulate.cluster import equal_sites
 from dilocox_jax.simulate.published import Figure, load_published
 from dilocox_jax.simulate.sites import Link, Site
-from experiments.tables.runs import GOODPUT, Pace, Rounds
-from experiments.tables.table import DERIVED, Prediction, Table, TableRow
+from experiments.tables.runs import GOODPUT, Pace, Rounds, flat_traffic
+from experiments.tables.table import (
+  DERIVED,
+  Prediction,
+  Table,
+  described,
+  rows_beside,
+)
 
 _BLOCK, _KEPT = 4096, 64
 _RTT_S = 0.1
@@ -28,22 +32,15 @@ class _Runs:
 
   def __init__(self, figures: Mapping[str, Figure]):
     self._interval = int(figures["sync interval"].value)
-    self._round_s = figures["compute of a round"].value * 60
+    self._step_s = figures["compute of a round"].value * 60 / self._interval
     self.up_bps = figures["uplink"].value * 1e6
     self.down_bps = figures["downlink"].value * 1e6
-    self.shapes = {"parameters": (int(figures["parameters"].value),)}
+    self._num_parameters = int(figures["parameters"].value)
     bits = int(figures["bits of a value"].value)
-    self.payload = Chain((TopK(_KEPT / _BLOCK, _BLOCK), Int(bits, "tensor")))
-
-  @property
-  def payload_bytes(self) -> int:
-    """Bytes that one peer sends."""
-    return num_bytes(self.payload, self.shapes)
-
-  @property
-  def compression(self) -> float:
-    """Bytes in fp32 divided by the bytes sent."""
-    return 4 * self.shapes["parameters"][0] / self.payload_bytes
+    self._payload = Chain((TopK(_KEPT / _BLOCK, _BLOCK), Int(bits, "tensor")))
+    shapes = {"parameters": (self._num_parameters,)}
+    self.payload_bytes = num_bytes(self._payload, shapes)  # Of one peer.
+    self.compression = 4 * self._num_parameters / self.payload_bytes
 
   def among(self, num_replicas: int, share: float = 1.0) -> Pace:
     """Returns the pace of a ring; a ring of two is an upload to storage.
@@ -52,15 +49,11 @@ class _Runs:
       num_replicas: Number of peers.
       share: Share of the bytes that is sent.
     """
-    up, down = self.up_bps / share, self.down_bps / share
-    link = Link(up, down, rtt_s=_RTT_S)
-    cluster = presets.equal_sites("covenant", Site("peer", link), num_replicas)
+    link = Link(self.up_bps / share, self.down_bps / share, rtt_s=_RTT_S)
+    cluster = equal_sites("covenant", Site("peer", link), num_replicas)
     method = sparse_loco(self._interval)
-    traffic = Traffic(
-      method, Fragments(1, 1), self.shapes, num_replicas, self.payload
-    )
-    step_s = self._round_s / self._interval
-    return Rounds(traffic).on(cluster, step_s)
+    sent = method, self._num_parameters, num_replicas, self._payload
+    return Rounds(flat_traffic(*sent)).on(cluster, self._step_s)
 
 
 def build_tables(folder: pathlib.Path) -> list[Table]:
@@ -75,58 +68,30 @@ def build_tables(folder: pathlib.Path) -> list[Table]:
   figures = load_published(folder / "covenant_72b.json")
   runs = _Runs(figures)
   count = int(figures["most contributing peers"].value)
-  upload, ring = runs.among(2), runs.among(count)
+  upload, half = runs.among(2), runs.among(2, share=0.5)
+  ring = runs.among(count)
   through = "each peer uploads its payload once; downloads are hidden"
-  rows = [
-    TableRow(
-      figures["utilisation"], 100 * upload.utilisation, DERIVED, through
-    ),
-    TableRow(
-      figures["communication of a round"], upload.exchange_s, DERIVED, through
-    ),
-    TableRow(
-      figures["compression"],
-      runs.compression,
-      DERIVED,
-      "64 of 4096 values, 12 bits of index and 2 of value",
-    ),
-    Prediction(
-      "utilisation of a ring",
-      100 * ring.utilisation,
-      "percent",
-      DERIVED,
-      f"{count} peers gather all payloads over the same uplinks",
-    ),
-  ]
-  return [
-    Table(
-      "covenant_72b",
-      "Covenant-72B: compute utilisation over home-grade uplinks",
-      rows,
-      _notes(runs, upload, ring, count),
-    )
-  ]
-
-
-def _notes(
-  runs: _Runs, upload: Pace, ring: Pace, count: int
-) -> tuple[str, ...]:
-  size = runs.payload_bytes
-  others_s = (count - 1) * size * 8 / (runs.down_bps * GOODPUT)
-  half = runs.among(2, share=0.5)
-  return (
-    f"A payload is {size / 1e9:.2f} GB and takes {upload.exchange_s:.0f} s over"
-    " an uplink of 110 Mbit/s; the published 70 s are half of that. Either the"
-    " payload is taken from 16 instead of 32 bits a value, or peers have about"
-    f" twice the uplink that is quoted; with half the bytes the prediction is"
-    f" {half.utilisation:.1%} and {half.exchange_s:.0f} s. The uplink, the"
-    " length of a round and the count of parameters are quoted by others and"
-    " were not read in the paper.",
-    f"The other {count - 1} payloads would take {others_s:.0f} s over a"
-    " downlink of 500 Mbit/s. The published 70 s leave no room for that, so"
-    " what a peer downloads must be less, or hidden, or come over more than one"
-    " link; here it is left out. A ring over the uplinks, as the trainer's"
-    f" collectives have it, would take {ring.exchange_s:.0f} s a round and"
-    f" leave {ring.utilisation:.0%}: for payloads that cannot be added up,"
-    " storage that copies them is what makes the run possible.",
+  sparse = "64 of 4096 values, 12 bits of index and 2 of value"
+  gathered = f"{count} peers gather all payloads over the same uplinks"
+  ring_percent, title = 100 * ring.utilisation, "utilisation of a ring"
+  rows = rows_beside(
+    figures,
+    ("utilisation", 100 * upload.utilisation, DERIVED, through),
+    ("communication of a round", upload.exchange_s, DERIVED, through),
+    ("compression", runs.compression, DERIVED, sparse),
   )
+  rows += [Prediction(title, ring_percent, "percent", DERIVED, gathered)]
+  size = runs.payload_bytes
+  table = described(
+    "covenant_72b",
+    rows,
+    gigabytes=size / 1e9,
+    upload_s=upload.exchange_s,
+    half_share=half.utilisation,
+    half_s=half.exchange_s,
+    others=count - 1,
+    others_s=(count - 1) * size * 8 / (runs.down_bps * GOODPUT),
+    ring_s=ring.exchange_s,
+    ring_share=ring.utilisation,
+  )
+  return [table]

@@ -7,19 +7,25 @@ is fitted for each setting. The notes say how little follows from that.
 import pathlib
 from collections.abc import Mapping
 
-from dilocox_jax.plan.schedule.fragments import Fragments
-from dilocox_jax.plan.schedule.methods import allreduce, diloco
-from dilocox_jax.plan.wire.payload import Dense, Int
+from dilocox_jax.plan.schedule.methods import Method, allreduce, diloco
+from dilocox_jax.plan.wire.payload import Dense, Int, Payload
 from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.presets import cluster_preset
 from dilocox_jax.simulate.published import Figure, load_published
-from experiments.tables.runs import Pace, Rounds, equal_links, least
+from experiments.tables.runs import (
+  Pace,
+  Rounds,
+  equal_links,
+  flat_traffic,
+  least,
+)
 from experiments.tables.table import (
   DERIVED,
   FITTED_ELSEWHERE,
   FITTED_HERE,
   Table,
-  TableRow,
+  described,
+  rows_beside,
 )
 
 _SETTINGS = ("USA", "USA and Europe", "global")
@@ -32,14 +38,13 @@ class _Runs:
   def __init__(self, figures: Mapping[str, Figure]):
     self._count = int(figures["most concurrent nodes"].value)
     self._interval = int(figures["sync interval"].value)
-    self._shapes = {"parameters": (int(figures["parameters"].value),)}
+    self._num_parameters = figures["parameters"].value
     self._round_s = figures["compute of a round"].value * 60
     bits = int(figures["bits of a parameter in the all-reduce"].value)
     self._rounds = Rounds(self._traffic(diloco(self._interval), Int(bits)))
 
-  def _traffic(self, method, payload) -> Traffic:
-    fragments = Fragments(1, 1)
-    return Traffic(method, fragments, self._shapes, self._count, payload)
+  def _traffic(self, method: Method, payload: Payload) -> Traffic:
+    return flat_traffic(method, self._num_parameters, self._count, payload)
 
   def at(self, mbps: float | None) -> Pace:
     """Returns the pace at a rate of all links; None: that of the preset."""
@@ -71,22 +76,13 @@ def build_tables(folder: pathlib.Path) -> list[Table]:
   """
   figures = load_published(folder / "intellect_1.json")
   runs = _Runs(figures)
-  lowest, highest = (
-    figures[f"utilisation, {end}"] for end in ("lowest", "highest")
-  )
   slow = runs.at(None)
   preset = "14 nodes, int8 ring, 340 Mbit/s fitted on the lowest utilisation"
+  quoted, quoted_min = "sync as quoted by Covenant-72B", slow.exchange_s / 60
   rows = [
-    TableRow(lowest, 100 * slow.utilisation, FITTED_HERE, preset),
-    TableRow(
-      figures["global, all-reduce"], slow.exchange_s, FITTED_ELSEWHERE, preset
-    ),
-    TableRow(
-      figures["sync as quoted by Covenant-72B"],
-      slow.exchange_s / 60,
-      FITTED_ELSEWHERE,
-      preset,
-    ),
+    ("utilisation, lowest", 100 * slow.utilisation, FITTED_HERE, preset),
+    ("global, all-reduce", slow.exchange_s, FITTED_ELSEWHERE, preset),
+    (quoted, quoted_min, FITTED_ELSEWHERE, preset),
   ]
   rates = {}
   for name in _SETTINGS:
@@ -94,51 +90,18 @@ def build_tables(folder: pathlib.Path) -> list[Table]:
     rates[name] = runs.rate_for(exchange_s)
     percent = 100 * runs.at(rates[name]).utilisation
     basis = f"{rates[name]:.0f} Mbit/s, fitted on {exchange_s:.0f} s"
-    figure = figures[f"{name}, utilisation"]
-    rows.append(TableRow(figure, percent, FITTED_ELSEWHERE, basis))
+    rows.append((f"{name}, utilisation", percent, FITTED_ELSEWHERE, basis))
     if name == "USA":
-      rows.append(TableRow(highest, percent, FITTED_ELSEWHERE, basis))
-  rows.append(
-    TableRow(
-      figures["bandwidth reduction"],
-      runs.reduction(),
-      DERIVED,
-      "H = 100, int8 with a scale for every 128 values",
-    )
-  )
-  rows.append(_flops_row(figures))
-  return [
-    Table(
-      "intellect_1",
-      "INTELLECT-1: compute utilisation, 14 nodes",
-      rows,
-      _notes(rates),
-    )
-  ]
-
-
-def _flops_row(figures: Mapping[str, Figure]) -> TableRow:
-  """Returns the lowest MFU, if only the waiting differs."""
-  best = figures["model FLOPS utilisation, highest"].value
+      rows.append(("utilisation, highest", percent, FITTED_ELSEWHERE, basis))
+  scales = "H = 100, int8 with a scale for every 128 values"
+  # The share of the peak is predicted as if only the waiting differed.
   waiting = figures["utilisation, lowest"].value
   waiting /= figures["utilisation, highest"].value
-  return TableRow(
-    figures["model FLOPS utilisation, lowest"],
-    best * waiting,
-    DERIVED,
-    "the highest times the ratio of both utilisations",
-  )
-
-
-def _notes(rates: Mapping[str, float]) -> tuple[str, ...]:
-  found = ", ".join(f"{mbps:.0f} ({name})" for name, mbps in rates.items())
-  return (
-    "No bandwidth is published, so the rows of utilisation say only that 38 min"
-    " of compute and the all-reduce times agree with them, and which rate of"
-    f" the slowest link a ring of 14 nodes would need: {found} Mbit/s, each"
-    " fitted on its all-reduce. How many nodes the two smaller settings had is"
-    " not known to us; a ring of 8 instead of 14 would need 6 % less. 100 ms"
-    " are assumed.",
-    "Derived are the last two rows: the bytes, of which 1.6 % are"
-    " scales, and the share of the peak, which falls as the waiting grows.",
-  )
+  mfu = figures["model FLOPS utilisation, highest"].value * waiting
+  both = "the highest times the ratio of both utilisations"
+  rows += [
+    ("bandwidth reduction", runs.reduction(), DERIVED, scales),
+    ("model FLOPS utilisation, lowest", mfu, DERIVED, both),
+  ]
+  mbps = ", ".join(f"{rate:.0f} ({name})" for name, rate in rates.items())
+  return [described("intellect_1", rows_beside(figures, *rows), rates=mbps)]

@@ -12,11 +12,13 @@ from collections.abc import Callable
 import numpy as np
 
 from dilocox_jax.config import RunConfig, from_mapping, to_plan
+from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import RunPlan
+from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.plan.wire.traffic import Traffic
-from dilocox_jax.simulate import presets
 from dilocox_jax.simulate.analytic import AnalyticClock
-from dilocox_jax.simulate.cluster import Cluster
+from dilocox_jax.simulate.cluster import Cluster, equal_sites
 from dilocox_jax.simulate.compute import stated_seconds
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.outcome import Work
@@ -58,7 +60,22 @@ def equal_links(
     **link: Other attributes of `Link`.
   """
   site = Site("site", Link(bps, bps, **link))
-  return presets.equal_sites(name, site, num_replicas)
+  return equal_sites(name, site, num_replicas)
+
+
+def flat_traffic(
+  method: Method, num_parameters: float, num_replicas: int, payload: Payload
+) -> Traffic:
+  """Returns the traffic of a model that is sent as one tensor.
+
+  Args:
+    method: Method of the run.
+    num_parameters: Number of parameters, all that is known of the model.
+    num_replicas: Number of replicas.
+    payload: How values are sent.
+  """
+  shapes = {"parameters": (int(num_parameters),)}
+  return Traffic(method, Fragments(1, 1), shapes, num_replicas, payload)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ many hours one run takes.
 """
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping
 
@@ -19,41 +20,13 @@ from experiments.tables.table import (
   FITTED_HERE,
   Table,
   TableRow,
+  described,
+  rows_beside,
 )
 
 _FP4 = "Streaming + overlap, FP4"
 _DATA_PARALLEL = "Data-Parallel"
 _GBPS, _TBIT, _HOUR_S = 1e9, 1e12, 3600.0
-
-_TABLE_4_NOTES = (
-  "Fitted on these 75 cells together, two constants: the forward pass is 0.20"
-  " of a step's compute (0.19 to 0.21 give as many exact cells), and six rounds"
-  " of H steps are simulated, of which the last transfer is not waited for. So"
-  " 6 steps for data-parallel and 600 for the others. Stated by the paper: step"
-  " times, layers, H = 100, 3 layers a fragment, one step of overlap, 4 L - 1"
-  " nodes a step. Read off the values: the grid, `logspace(-1, 3, 50)` Gbit/s,"
-  " rounded to two decimals and then to one. One grid step is 21 %.",
-  "One thing differs from the schedule the trainer runs: here a fragment is"
-  " first sent when it has done H steps, there at its first phase. With the"
-  " trainer's rule 50 cells are exact and 73 within one step. The table cannot"
-  " tell whether a fragment leaves every 12, 6 and 2 steps or every 11, 5 and 2"
-  " (the paper's text): both give 63 exact cells.",
-  "Tried, and worse: embeddings apart from the layers (48 exact), a fragment"
-  " sent as a whole when the backward pass begins (62, the worst 3 steps off)"
-  " or when it ends (38), sequential fragments (44), waiting for the last"
-  " transfers (46). The cells that are off are all streaming ones, and most ask"
-  " for more bandwidth than the paper.",
-)
-_TABLE_1_NOTES = (
-  "Hours are steady rounds of the same simulation times 23,842 steps (25 B"
-  " tokens at 512 x 2048 a step, which is what 0.67 h at 0.1 s a step comes"
-  " to).",
-  "The paper's own columns disagree by 15 %. Its exchanged bits stand for 1.156"
-  " B parameters (data-parallel) and 1.153 B (streaming), as do its 0.88 h; its"
-  " 109 h at 1 Gbit/s stand for 1.03 B, for 441 Tbit alone take 122 h at that"
-  " rate. The streaming row is therefore shown twice. The unit printed is"
-  " terabytes; only terabits are possible.",
-)
 
 
 def build_tables(folder: pathlib.Path) -> list[Table]:
@@ -93,19 +66,16 @@ def _table_4(figures: Mapping[str, Figure]) -> Table:
       rows += found
       cells.append([name, method_name, *map(_pair, found)])
   steps = [abs(row.grid_steps or 0) for row in rows]
-  summary = (
-    f"{steps.count(0)} of {len(steps)} cells are exact,"
-    f" {sum(step <= 1 for step in steps)} within one grid step, the worst is"
-    f" {max(steps)} off. A cell reads published / predicted where they differ."
-  )
-  return Table(
+  header = ("model", "method", *(f"{target:.0%}" for target in layers.TARGETS))
+  return described(
     "streaming_diloco_table_4",
-    "Streaming DiLoCo, table 4: Gbit/s needed for a compute utilisation",
     rows,
-    (summary, *_TABLE_4_NOTES),
-    ("model", "method", *(f"{target:.0%}" for target in layers.TARGETS)),
+    header,
     cells,
     {"streaming_diloco": _picture(figures, models)},
+    exact=steps.count(0),
+    near=sum(step <= 1 for step in steps),
+    worst=max(steps),
   )
 
 
@@ -162,14 +132,13 @@ def _picture(
 
 
 def _table_1(figures: Mapping[str, Figure]) -> Table:
-  def of(what: str) -> Figure:
-    return figures[f"table 1, {what}"]
+  def of(what: str) -> float:
+    return figures[f"table 1, {what}"].value
 
   model = _models(figures)["1B"]
   methods = layers.table_methods(model.num_layers)
   interval = figures["table 4, sync interval"].value
-  batch_tokens = of("sequences per step").value * of("sequence length").value
-  num_steps = of("tokens").value / batch_tokens
+  num_steps = of("tokens") / (of("sequences per step") * of("sequence length"))
 
   def hours(name: str, model: layers.LayerModel, bps: float) -> float:
     method = methods[name]
@@ -177,50 +146,28 @@ def _table_1(figures: Mapping[str, Figure]) -> Table:
     (step_s,) = run.steady_step_s(method.schedule.sync_interval)
     return step_s * num_steps / _HOUR_S
 
-  exchanged = of(f"{_FP4}, exchanged")
-  bits = methods[_FP4].bits
-  counted = exchanged.value * _TBIT / num_steps * interval / bits
+  bits, count = methods[_FP4].bits, model.num_parameters
+  counted = of(f"{_FP4}, exchanged") * _TBIT / num_steps * interval / bits
   larger = dataclasses.replace(model, num_parameters=counted)
-  streaming = of(f"{_FP4}, hours at 1 Gbit/s")
-  slow, count = "the link hides no forward pass", model.num_parameters
-  rows = [
-    TableRow(
-      of(f"{_DATA_PARALLEL}, hours at 1 Gbit/s"),
-      hours(_DATA_PARALLEL, model, _GBPS),
-      DERIVED,
-      f"1.0 B parameters; {slow}",
-    ),
-    TableRow(
-      of(f"{_DATA_PARALLEL}, hours at infinite bandwidth"),
-      hours(_DATA_PARALLEL, model, float("inf")),
-      DERIVED,
-      "compute alone",
-    ),
-    TableRow(
-      streaming,
-      hours(_FP4, larger, _GBPS),
-      FITTED_ELSEWHERE,
-      f"{counted / 1e9:.3f} B parameters, from the bits exchanged",
-    ),
-    TableRow(
-      streaming, hours(_FP4, model, _GBPS), FITTED_ELSEWHERE, "1.0 B parameters"
-    ),
-    TableRow(
-      of(f"{_DATA_PARALLEL}, exchanged"),
-      count * 16 * num_steps / _TBIT,
-      DERIVED,
-      "1.0 B parameters of 16 bit",
-    ),
-    TableRow(
-      exchanged,
-      count * bits * num_steps / interval / _TBIT,
-      DERIVED,
-      "1.0 B parameters of 4 bit",
-    ),
-  ]
-  return Table(
-    "streaming_diloco_table_1",
-    "Streaming DiLoCo, table 1: hours and bits of a 1B run on 25 B tokens",
-    rows,
-    _TABLE_1_NOTES,
+  dense_tbit = count * 16 * num_steps / _TBIT
+  fp4_tbit = count * bits * num_steps / interval / _TBIT
+  exact, fitted = "1.0 B parameters", f"{counted / 1e9:.3f} B parameters"
+  dense, fp4 = f"table 1, {_DATA_PARALLEL}", f"table 1, {_FP4}"
+  slow, free = "hours at 1 Gbit/s", "hours at infinite bandwidth"
+  dense_h, free_h, larger_h, fp4_h = (
+    hours(_DATA_PARALLEL, model, _GBPS),
+    hours(_DATA_PARALLEL, model, math.inf),
+    hours(_FP4, larger, _GBPS),
+    hours(_FP4, model, _GBPS),
   )
+  hides, sent = "the link hides no forward pass", "from the bits exchanged"
+  rows = rows_beside(
+    figures,
+    (f"{dense}, {slow}", dense_h, DERIVED, f"{exact}; {hides}"),
+    (f"{dense}, {free}", free_h, DERIVED, "compute alone"),
+    (f"{fp4}, {slow}", larger_h, FITTED_ELSEWHERE, f"{fitted}, {sent}"),
+    (f"{fp4}, {slow}", fp4_h, FITTED_ELSEWHERE, exact),
+    (f"{dense}, exchanged", dense_tbit, DERIVED, f"{exact} of 16 bit"),
+    (f"{fp4}, exchanged", fp4_tbit, DERIVED, f"{exact} of 4 bit"),
+  )
+  return described("streaming_diloco_table_1", rows)

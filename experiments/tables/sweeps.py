@@ -1,5 +1,6 @@
 """Utilisation of the 107B model against settings of the run and the network."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -13,7 +14,12 @@ from experiments.tables.dilocox_runs import (
   Large,
 )
 from experiments.tables.runs import equal_links
-from experiments.tables.table import FITTED_ELSEWHERE, Prediction, Table
+from experiments.tables.table import (
+  FITTED_ELSEWHERE,
+  Prediction,
+  Table,
+  described,
+)
 
 BANDWIDTHS_BPS = np.logspace(7, 12, 26)
 _INTERVALS = (10, 25, 60, 125, 250, 500, 1000)
@@ -58,14 +64,7 @@ def _bandwidth(large: Large) -> Table:
     list(BANDWIDTHS_BPS / 1e9),
     lines,
   )
-  return _table(
-    "sweep_bandwidth",
-    "Utilisation against bandwidth, every method, 107B",
-    [panel],
-    "Two clusters, 40 ms; the settings of the tables above. Methods that hide"
-    " their exchange bend sharply where it no longer fits in the round; those"
-    " that wait fall off slowly.",
-  )
+  return _table("sweep_bandwidth", [panel])
 
 
 def _dilocox(large: Large, **changes) -> Callable[[float], float]:
@@ -81,12 +80,9 @@ def _dilocox(large: Large, **changes) -> Callable[[float], float]:
   return utilisation
 
 
-def _over(
-  label: str,
-  values: Sequence[int],
-  of: Callable[[int], Callable[[float], float]],
-) -> Panel:
-  curves = [of(value) for value in values]
+def _over(label: str, values: Sequence[int], field: str, large: Large) -> Panel:
+  """Returns utilisation against a field of DiLoCoX's config."""
+  curves = [_dilocox(large, **{field: value}) for value in values]
   lines = {
     name: [utilisation(bps) for utilisation in curves]
     for name, bps in _SLOW_BPS.items()
@@ -96,21 +92,11 @@ def _over(
 
 def _exchange(large: Large) -> Table:
   panels = [
-    _over("H (inner steps)", _INTERVALS, lambda h: _h(large, h)),
-    _over("rank", _RANKS, lambda rank: _dilocox(large, rank=rank)),
-    _over("bits", _BITS, lambda bits: _dilocox(large, bits=bits)),
+    _over("H (inner steps)", _INTERVALS, "sync_interval", large),
+    _over("rank", _RANKS, "rank", large),
+    _over("bits", _BITS, "bits", large),
   ]
-  return _table(
-    "sweep_exchange",
-    "Utilisation of DiLoCoX against H, rank and bits, 107B",
-    panels,
-    "One thing varied, the others as in the paper. What a longer round, a"
-    " smaller rank or fewer bits do to the loss is not in here.",
-  )
-
-
-def _h(large: Large, interval: int) -> Callable[[float], float]:
-  return _dilocox(large, sync_interval=interval)
+  return _table("sweep_exchange", panels)
 
 
 def _network(large: Large) -> Table:
@@ -118,37 +104,25 @@ def _network(large: Large) -> Table:
     name: [large.at("DiLoCoX", d, bps).utilisation for d in _CLUSTERS]
     for name, bps in _SLOW_BPS.items()
   }
+
+  def delayed(rtt_s: float, loss: float) -> float:
+    cluster = equal_links(2, 1e9, rtt_s=rtt_s, loss=loss)
+    return large.on("DiLoCoX", cluster).utilisation
+
   by_delay = {
-    name: [
-      large.on(
-        "DiLoCoX", equal_links(2, 1e9, rtt_s=rtt_s, loss=loss)
-      ).utilisation
-      for rtt_s in RTTS_S
-    ]
+    name: [delayed(rtt_s, loss) for rtt_s in RTTS_S]
     for name, loss in _LOSSES.items()
   }
+  rtts_ms = [1000 * rtt_s for rtt_s in RTTS_S]
+  held = "simulated; 1 Gbit/s, 8 TCP streams, D = 2"
   panels = [
     Panel("clusters", _HELD, _CLUSTERS, by_count, is_log=False),
-    Panel(
-      "round trip (ms)",
-      "simulated; 1 Gbit/s, 8 TCP streams, D = 2",
-      [1000 * rtt_s for rtt_s in RTTS_S],
-      by_delay,
-    ),
+    Panel("round trip (ms)", held, rtts_ms, by_delay),
   ]
-  return _table(
-    "sweep_network",
-    "Utilisation of DiLoCoX against clusters and round trip, 107B",
-    panels,
-    "A round trip alone costs nothing that a round of a quarter of an hour"
-    " would notice; together with lost packets it caps what TCP carries (Mathis"
-    " et al., 1997; newer congestion controls do better).",
-  )
+  return _table("sweep_network", panels)
 
 
-def _table(
-  name: str, title: str, panels: Sequence[Panel], reading: str
-) -> Table:
+def _table(name: str, panels: Sequence[Panel]) -> Table:
   rows, cells = [], []
   columns = tuple(panels[0].lines)
   for panel in panels:
@@ -164,17 +138,8 @@ def _table(
         for line, percent in zip(panel.lines, percents, strict=True)
       ]
       cells.append((varied, *(f"{percent:.1f}%" for percent in percents)))
-  return Table(
-    name,
-    f"Sweep: {title}",
-    rows,
-    (reading,),
-    ("varied", *columns),
-    cells,
-    {
-      name: (
-        f"{title}: simulated, {STEP_BASIS}.",
-        draw(title, panels, front=_FRONT),
-      )
-    },
-  )
+  table = described(name, rows, ("varied", *columns), cells)
+  title = table.title.removeprefix("Sweep: ")
+  caption = f"{title}: simulated, {STEP_BASIS}."
+  pictures = {name: (caption, draw(title, panels, front=_FRONT))}
+  return dataclasses.replace(table, pictures=pictures)

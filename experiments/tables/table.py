@@ -2,15 +2,16 @@
 
 A prediction that was fitted on the number it stands beside proves nothing, so
 every row has to say where its prediction comes from. Terminal, page, CSV and
-JSON are made from the same rows.
+JSON are made from the same rows. Titles and notes are kept in `notes.md`.
 """
 
 import dataclasses
+import functools
 import math
 import pathlib
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from matplotlib.figure import Figure as Picture
 from rich.console import Console
@@ -50,6 +51,16 @@ class TableRow:
     _check_kind(self.kind)
 
   @property
+  def name(self) -> str:
+    """Name of the figure."""
+    return self.published.name
+
+  @property
+  def unit(self) -> str:
+    """Unit of both numbers."""
+    return self.published.unit
+
+  @property
   def relative_error(self) -> float:
     """(predicted - published) / published."""
     return self.predicted / self.published.value - 1
@@ -79,6 +90,10 @@ class Prediction:
   unit: str
   kind: str
   basis: str = ""
+  # There is no figure that it could be compared with.
+  published: ClassVar[None] = None
+  relative_error: ClassVar[None] = None
+  grid_steps: ClassVar[None] = None
 
   def __post_init__(self):
     _check_kind(self.kind)
@@ -109,7 +124,7 @@ class Table:
   paragraphs: Sequence[str]
   header: Sequence[str] = ()
   cells: Sequence[Sequence[str]] = ()
-  pictures: dict[str, tuple[str, Picture]] = dataclasses.field(
+  pictures: Mapping[str, tuple[str, Picture]] = dataclasses.field(
     default_factory=dict
   )
 
@@ -121,16 +136,67 @@ class Table:
     return header, [_cells(row) for row in self.rows]
 
 
+def described(
+  name: str,
+  rows: Sequence[TableRow | Prediction],
+  header: Sequence[str] = (),
+  cells: Sequence[Sequence[str]] = (),
+  pictures: Mapping[str, tuple[str, Picture]] | None = None,
+  notes: str = "",
+  **numbers: Any,
+) -> Table:
+  """Returns a table with the title and the notes that `notes.md` has for it.
+
+  Args:
+    name: Name of the table.
+    rows: All rows.
+    header: Header of the table that is shown; if empty, the rows are shown.
+    cells: Cells below that header.
+    pictures: Caption and figure, by file name without suffix.
+    notes: Section of `notes.md`, by default the name.
+    **numbers: Values of the braces in that section.
+  """
+  texts = [text.format(**numbers) for text in _notes()[notes or name]]
+  title, *paragraphs = texts
+  return Table(name, title, rows, paragraphs, header, cells, pictures or {})
+
+
+@functools.cache
+def _notes() -> dict[str, list[str]]:
+  """Returns the paragraphs of every section of `notes.md`, title first."""
+  text = pathlib.Path(__file__).with_name("notes.md").read_text("utf-8")
+  sections = (section.split("\n\n") for section in text.split("\n## ")[1:])
+  return {
+    name: [" ".join(paragraph.split()) for paragraph in paragraphs]
+    for name, *paragraphs in sections
+  }
+
+
+def rows_beside(
+  figures: Mapping[str, Figure], *rows: tuple[str, float, str, str]
+) -> list[TableRow | Prediction]:
+  """Returns rows of predictions beside their published figures.
+
+  Args:
+    figures: Figures of the paper, by name.
+    *rows: Name of the figure, prediction, kind and basis of each row.
+  """
+  return [
+    TableRow(figures[name], predicted, kind, basis)
+    for name, predicted, kind, basis in rows
+  ]
+
+
 def _cells(row: TableRow | Prediction) -> tuple[str, ...]:
+  predicted = _short(row.predicted)
   if isinstance(row, Prediction):
-    value = f"{_short(row.predicted)} {row.unit}"
-    return row.name, "", value, "", row.kind, row.basis
+    return row.name, "", f"{predicted} {row.unit}", "", row.kind, row.basis
   figure = row.published
   value = f"{figure.value:g} {figure.unit}"
   return (
     re.sub(r"^table \d+, ", "", figure.name),
     value if figure.is_verified else f"{value} (unverified)",
-    _short(row.predicted),
+    predicted,
     row.error,
     row.kind,
     row.basis,
@@ -149,51 +215,27 @@ _READING = (
 )
 
 
-_FIELDS: tuple[str, ...] = (
-  "figure",
-  "unit",
-  "published",
-  "predicted",
-  "relative_error",
-  "grid_steps",
-  "kind",
-  "basis",
-  "source",
-  "status",
-  "note",
-)
-
-
 def _data(row: TableRow | Prediction) -> dict[str, Any]:
-  """Returns a row by `_FIELDS`; what a prediction lacks is None."""
-  if isinstance(row, Prediction):
-    known = {
-      "figure": row.name,
-      "unit": row.unit,
-      "predicted": _number(row.predicted),
-      "kind": row.kind,
-      "basis": row.basis,
-    }
-    return dict.fromkeys(_FIELDS) | known
+  """Returns a row by column; what a prediction lacks is None."""
   figure = row.published
   return {
-    "figure": figure.name,
-    "unit": figure.unit,
-    "published": figure.value,
-    "predicted": float(row.predicted),
-    "relative_error": float(row.relative_error),
+    "figure": row.name,
+    "unit": row.unit,
+    "published": figure and figure.value,
+    "predicted": _number(row.predicted),
+    "relative_error": _number(row.relative_error),
     "grid_steps": row.grid_steps,
     "kind": row.kind,
     "basis": row.basis,
-    "source": figure.source,
-    "status": figure.status,
-    "note": figure.note,
+    "source": figure and figure.source,
+    "status": figure and figure.status,
+    "note": figure and figure.note,
   }
 
 
-def _number(value: float) -> float | None:
+def _number(value: float | None) -> float | None:
   # JSON has no infinity. It stands for "cannot be reached" and becomes null.
-  return float(value) if math.isfinite(value) else None
+  return None if value is None or math.isinf(value) else float(value)
 
 
 def write_tables(

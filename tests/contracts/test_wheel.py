@@ -51,14 +51,16 @@ def python(wheel, tmp_path_factory):
   return python
 
 
-def test_the_wheel_holds_every_module_and_the_licence(wheel):
+def test_the_wheel_holds_every_module_the_presets_and_the_licence(wheel):
   names = set(zipfile.ZipFile(wheel).namelist())
   modules = {
     str(file.relative_to(ROOT))
     for package in PACKAGES
     for file in (ROOT / package).rglob("*.py")
   }
-  assert modules <= names
+  folder = ROOT / "dilocox_jax" / "simulate" / "data"
+  presets = {str(file.relative_to(ROOT)) for file in folder.iterdir()}
+  assert presets and modules | presets <= names
   assert any(name.endswith("LICENSE") for name in names)
 
 

@@ -20,6 +20,9 @@ from experiments.tables.table import (
   Table,
   TableRow,
   _data,
+  _notes,
+  described,
+  rows_beside,
   write_tables,
 )
 from tests.experiments.tables.compared import compared
@@ -54,6 +57,31 @@ def test_every_paper_has_a_module_that_builds_tables():
   for name in speedup_tables.PAPERS:
     module = importlib.import_module(f"experiments.tables.{name}")
     assert callable(module.build_tables)
+
+
+def test_notes_are_filled_with_numbers_and_none_may_be_missing():
+  table = described("open_diloco", [], share=0.5, slower=0.25, mbps=61.4)
+  assert table.title == "OpenDiLoCo: compute utilisation over three countries"
+  assert table.paragraphs[0].startswith("The prediction, 50.0%, lies in the")
+  assert "Down to 61 Mbit/s the run would stay at 90 %." in table.paragraphs[1]
+  with pytest.raises(KeyError, match="slower"):
+    described("open_diloco", [], share=0.5, mbps=61.4)
+
+
+def test_every_section_of_the_notes_belongs_to_a_table():
+  folder = PUBLISHED.parents[1] / "experiments" / "tables"
+  code = "".join(path.read_text() for path in folder.glob("*.py"))
+  assert len(_notes()) == 13
+  assert [name for name in _notes() if f'"{name}"' not in code] == []
+
+
+def test_rows_stand_beside_the_figures_of_their_names():
+  (row,) = rows_beside(
+    {"speed": FIGURE}, ("speed", 10.0, DERIVED, "free links")
+  )
+  assert row == TableRow(FIGURE, 10.0, DERIVED, "free links")
+  with pytest.raises(KeyError, match="pace"):
+    rows_beside({"speed": FIGURE}, ("pace", 10.0, DERIVED, ""))
 
 
 def test_what_cannot_be_reached_is_no_number():

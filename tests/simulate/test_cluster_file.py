@@ -10,9 +10,12 @@ from dilocox_jax.simulate import cluster_file
 from dilocox_jax.simulate.cluster_file import (
   cluster_from_mapping,
   cluster_text,
+)
+from dilocox_jax.simulate.presets import (
+  cluster_preset,
+  cluster_presets,
   load_cluster,
 )
-from dilocox_jax.simulate.presets import CLUSTER_PRESETS, cluster_preset
 from dilocox_jax.simulate.sites import Link, Site, file_keys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -59,11 +62,12 @@ def test_the_example_of_the_documentation_is_a_cluster():
 
 def test_the_documentation_names_every_key():
   sections = (cluster_file._CLUSTER, file_keys(Site), file_keys(Link))
-  for key in (key for section in sections for key in section.values()):
+  keys = [key for section in sections for key in section.values()]
+  for key in (*keys, cluster_file._COUNT):
     assert f'"{key.name}"' in (cluster_file.__doc__ or "")
 
 
-@pytest.mark.parametrize("name", CLUSTER_PRESETS)
+@pytest.mark.parametrize("name", cluster_presets())
 def test_a_preset_printed_and_read_is_the_same(name, tmp_path):
   cluster = cluster_preset(name, 4)
   path = tmp_path / "cluster.json"
@@ -103,7 +107,8 @@ def test_every_key_is_read_and_printed():
   }
   keys = file_keys(Site) | file_keys(Link)
   assert set(site) == {key.name for key in keys.values()}
-  assert set(values) == set(cluster_file._CLUSTER) - {"every_site"}
+  only_read = {"every_site", "description", "num_devices"}
+  assert set(values) == set(cluster_file._CLUSTER) - only_read
   assert json.loads(cluster_text(cluster_from_mapping(values))) == values
 
 
@@ -117,9 +122,36 @@ def test_a_site_overrides_what_is_said_of_every_site():
   assert (second.link.up_bps, second.link.down_bps) == (5e6, 1e9)
 
 
+def test_a_count_repeats_a_site_and_numbers_it_by_its_place():
+  nodes = [LAB | {"count": 2}, LAB | {"name": "b"}, LAB | {"count": 1}]
+  cluster = cluster_from_mapping({"sites": nodes})
+  assert [site.name for site in cluster.sites] == ["a0", "a1", "b", "a3"]
+  assert len({site.link for site in cluster.sites}) == 1
+
+
+def test_sites_share_the_devices_of_the_cluster():
+  nodes = [LAB | {"count": 4, "num_devices": 1}]
+  cluster = cluster_from_mapping({"num_devices": 12, "sites": nodes})
+  assert [site.num_devices for site in cluster.sites] == [3] * 4
+
+
 @pytest.mark.parametrize(
   "values, message",
   [
+    (
+      _changed("sites", 0, "count", value=0),
+      "sites[0].count=0 must be at least 1",
+    ),
+    (
+      _changed("sites", 0, "count", value=True),
+      "sites[0].count: True must be a whole number",
+    ),
+    (
+      TWO | {"num_devices": 3},
+      "num_devices=3 must be a multiple of the 2 sites",
+    ),
+    (TWO | {"num_devices": 0}, "num_devices=0 must be at least 1"),
+    (TWO | {"description": 1}, "description: 1 must be a text"),
     (
       _changed("sites", 0, "up", value=1000),
       "sites[0].up: 1000 has no unit: write e.g. '1000 Mbit/s'",
