@@ -7,7 +7,7 @@ is measured or derived.
 
 import math
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dilocox_jax.metrics.lines import (
@@ -21,38 +21,25 @@ from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.report.text_tables import markdown_table
 
 PAGE, FIGURES = "report.md", "figures"
-_SHOWN = (
-  (
-    "loss",
-    figures.loss_figure,
-    "Training and validation loss against the tokens of all replicas"
-    " (measured).",
-  ),
-  (
-    "drift",
-    figures.drift_figure,
-    "Pairwise cosine of the replicas' pseudo-gradients, and the norm of their"
-    " disagreement, by inner step (measured).",
-  ),
-  (
-    "sent",
-    figures.bytes_figure,
-    "Bytes that one replica sent, in all and in each round (derived from the"
-    " plan).",
-  ),
-  (
-    "hours",
-    figures.time_figure,
-    "Validation loss (measured) against the time that the run would take on the"
-    " given cluster (derived).",
-  ),
-  (
-    "ranks",
-    figures.rank_figure,
-    "Rank of the averaged updates, measured and sent, and the length of the"
-    " rounds, by inner step.",
-  ),
-)
+_DRAWN = {
+  "loss": figures.loss_figure,
+  "drift": figures.drift_figure,
+  "sent": figures.bytes_figure,
+  "hours": figures.time_figure,
+  "ranks": figures.rank_figure,
+}
+_CAPTIONS = {
+  "loss": "Training and validation loss against the tokens of all replicas"
+  " (measured).",
+  "drift": "Pairwise cosine of the replicas' pseudo-gradients, and the norm of"
+  " their disagreement, by inner step (measured).",
+  "sent": "Bytes that one replica sent, in all and in each round (derived from"
+  " the plan).",
+  "hours": "Validation loss (measured) against the time that the run would"
+  " take on the given cluster (derived).",
+  "ranks": "Rank of the averaged updates, measured and sent, and the length of"
+  " the rounds, by inner step.",
+}
 
 
 def save_figure(figure: Any, path: pathlib.Path) -> None:
@@ -60,6 +47,38 @@ def save_figure(figure: Any, path: pathlib.Path) -> None:
   make_directory(path.parent)
   with one_line(path):
     figure.savefig(path)
+
+
+def picture(
+  figure: Any, out_dir: pathlib.Path, name: str, caption: str
+) -> list[str]:
+  """Saves a figure for a page; returns the lines that show it there.
+
+  Args:
+    figure: Matplotlib figure.
+    out_dir: Directory of the page. The figure is written to its `figures/`.
+    name: File name without suffix.
+    caption: Text that stands for the picture where it cannot be seen.
+  """
+  save_figure(figure, out_dir / FIGURES / f"{name}.png")
+  return [f"![{caption}]({FIGURES}/{name}.png)", ""]
+
+
+def write_page(
+  out_dir: pathlib.Path, title: str, lines: Sequence[str], command: str = ""
+) -> pathlib.Path:
+  """Writes `report.md`: title, command line if there is one, then the lines.
+
+  Returns:
+    Path of `report.md`.
+
+  Raises:
+    RecordError: If the file cannot be written.
+  """
+  start = [f"# {title}", "", *([f"    {command}", ""] if command else [])]
+  text = "\n".join([*start, *lines]).rstrip() + "\n"
+  write_atomically(out_dir / PAGE, text)
+  return out_dir / PAGE
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple]:
@@ -162,11 +181,11 @@ def _again(run: LoadedRun) -> list[str]:
 
 def _draw(run: LoadedRun) -> list[str]:
   lines = []
-  for name, draw, caption in _SHOWN:
-    figure = draw(run)
+  for name, caption in _CAPTIONS.items():
+    figure = _DRAWN[name](run)
     if figure is not None:
-      save_figure(figure, run.workdir / FIGURES / f"{name}.png")
-      lines += [f"![{caption}]({FIGURES}/{name}.png)", "", f"*{caption}*", ""]
+      lines += picture(figure, run.workdir, name, caption)
+      lines += [f"*{caption}*", ""]
   return lines or ["There is nothing to draw yet.", ""]
 
 
@@ -191,10 +210,8 @@ def write_report(workdir: Directory) -> pathlib.Path:
     "Settings": markdown_table(("field", "value"), _flat(run.config)),
     "How to reproduce": _again(run),
   }
-  lines = [f"# {run.record['method']} on {run.record['corpus_name']}", ""]
-  lines += [_summary(run), ""]
+  lines = [_summary(run), ""]
   for title, body in sections.items():
     lines += [f"## {title}", "", *body, ""]
-  path = run.workdir / PAGE
-  write_atomically(path, "\n".join(lines).rstrip() + "\n")
-  return path
+  title = f"{run.record['method']} on {run.record['corpus_name']}"
+  return write_page(run.workdir, title, lines)

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from dilocox_jax.metrics.lines import (
   Directory,
@@ -26,9 +24,13 @@ from dilocox_jax.report.ablation.trials import (
   TrialOutcome,
   setting_results,
 )
-from dilocox_jax.report.page import PAGE, save_figure
+from dilocox_jax.report.page import picture, write_page
 from dilocox_jax.report.spread import pareto_front
-from dilocox_jax.report.text_tables import csv_table, markdown_table
+from dilocox_jax.report.text_tables import (
+  csv_table,
+  markdown_table,
+  terminal_table,
+)
 
 _COLUMNS = (
   "run",
@@ -47,11 +49,9 @@ def _loss(result: SettingResult) -> str:
 
 
 def _cells(result: SettingResult) -> tuple[str, ...]:
-  name = result.name
-  if len(result.seeds) < result.num_seeds:
-    name += f" ({len(result.seeds)} of {result.num_seeds} seeds)"
+  missing = units.human_missing(len(result.seeds), result.num_seeds)
   return (
-    name,
+    result.name + missing,
     " ".join(f"{k}={v}" for k, v in result.changed.items()),
     _loss(result),
     units.human_bytes(result.sent_bytes),
@@ -108,8 +108,7 @@ def _draw(
     )
   lines = []
   for name, (caption, figure) in drawn.items():
-    save_figure(figure, out_dir / "figures" / f"{name}.png")
-    lines += [f"![{caption}](figures/{name}.png)", "", f"*{caption}*", ""]
+    lines += picture(figure, out_dir, name, caption) + [f"*{caption}*", ""]
   return lines
 
 
@@ -136,14 +135,6 @@ def _section(
   ]
 
 
-def _failed(outcomes: Sequence[TrialOutcome]) -> list[str]:
-  rows = [(o.name, o.seed, o.failure, o.log) for o in outcomes if o.failure]
-  if not rows:
-    return []
-  table = markdown_table(("run", "seed", "reason", "log"), rows)
-  return ["## Failed", "", *table, ""]
-
-
 def write_ablation(
   outcomes: Sequence[TrialOutcome], out_dir: Directory, command: str = ""
 ) -> pathlib.Path:
@@ -164,22 +155,23 @@ def write_ablation(
   out_dir = make_directory(out_dir)
   by_corpus = _by_corpus(outcomes)
   rows = []
-  lines = ["# Ablation", "", *([f"    {command}", ""] if command else [])]
+  lines = []
   for number, (corpus, results) in enumerate(by_corpus.items(), start=1):
     front = pareto_front(results)
     rows += [_data(result, result in front) for result in results]
     suffix = f"-corpus{number}" if len(by_corpus) > 1 else ""
     lines += _section(corpus, results, out_dir, suffix)
-  lines += _failed(outcomes)
   failed = [
     {"run": o.name, "seed": o.seed, "reason": o.failure, "log": str(o.log)}
     for o in outcomes
     if o.failure
   ]
+  if failed:
+    cells = (trial.values() for trial in failed)
+    lines += ["## Failed", "", *markdown_table(tuple(failed[0]), cells), ""]
   write_json(out_dir / "ablation.json", {"runs": rows, "failed": failed})
   write_atomically(out_dir / "ablation.csv", csv_table([*map(_flat, rows)]))
-  write_atomically(out_dir / PAGE, "\n".join(lines).rstrip() + "\n")
-  return out_dir / PAGE
+  return write_page(out_dir, "Ablation", lines, command)
 
 
 def print_ablation(outcomes: Sequence[TrialOutcome], console: Console) -> None:
@@ -190,14 +182,12 @@ def print_ablation(outcomes: Sequence[TrialOutcome], console: Console) -> None:
     console: Terminal to print on.
   """
   for corpus, results in _by_corpus(outcomes).items():
-    table = Table(caption=f"corpus {corpus}; bytes derived from the plan")
-    for index, column in enumerate(_COLUMNS):
-      side = "left" if index < 2 else "right"
-      table.add_column(column, justify=side, overflow="fold")
+    caption = f"corpus {corpus}; bytes derived from the plan"
+    rows = map(_cells, results)
+    table = terminal_table(_COLUMNS, rows, (0, 1), caption=caption)
     front = pareto_front(results)
-    for result in results:
-      cells = map(escape, _cells(result))
-      table.add_row(*cells, style="bold" if result in front else None)
+    for result, row in zip(results, table.rows, strict=True):
+      row.style = "bold" if result in front else None
     console.print(table)
     console.print("Bold settings are on the Pareto front of loss and bytes.")
   for outcome in outcomes:
