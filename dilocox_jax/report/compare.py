@@ -23,16 +23,11 @@ from dilocox_jax.metrics.lines import (
   write_atomically,
   write_json,
 )
-from dilocox_jax.report import style, units
+from dilocox_jax.report import style, text_tables, units
 from dilocox_jax.report.curves import Curve, choose_front, draw_curves
 from dilocox_jax.report.page import save_figure, write_page
 from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.report.spread import cheapest
-from dilocox_jax.report.text_tables import (
-  csv_table,
-  markdown_table,
-  terminal_table,
-)
 
 _TIME = "simulated time"
 # Fields that runs are drawn against, and captions of their panels.
@@ -218,7 +213,6 @@ def _page(runs: Mapping[str, LoadedRun]) -> list[str]:
   budget = f"the same budget of {units.human_tokens(first.tokens)}"
   if len({run.tokens for run in runs.values()}) > 1:
     budget = "**different budgets of tokens**"
-  rows = _table(runs)
   return [
     f"Corpus: {first.record['corpus_name']}, digest"
     f" `{first.record['corpus_digest']}`; {budget}. Loss (nats a token, outer"
@@ -229,7 +223,7 @@ def _page(runs: Mapping[str, LoadedRun]) -> list[str]:
     "",
     f"**{_comparison_title(runs, baseline)}.**",
     "",
-    *markdown_table(tuple(rows[0]), [tuple(row.values()) for row in rows]),
+    *text_tables.markdown_table(*text_tables.header_and_cells(_table(runs))),
     "",
     "![Validation loss (measured) against what each run costs](comparison.png)",
     "",
@@ -266,7 +260,7 @@ def compare(
     out_dir / "comparison.json",
     {"corpus_digest": loaded[0].record["corpus_digest"], "runs": entries},
   )
-  write_atomically(out_dir / "comparison.csv", csv_table(entries))
+  write_atomically(out_dir / "comparison.csv", text_tables.csv_table(entries))
   save_figure(comparison_figure(runs), out_dir / "comparison.png")
   return write_page(out_dir, "Methods side by side", _page(runs), command)
 
@@ -286,9 +280,8 @@ def print_table(runs: Sequence[LoadedRun], console: Console) -> None:
   rows = _table(labelled)
   for row in rows:
     del row["tokens"]  # Without frame and tokens it fits into 80 columns.
-  table = terminal_table(
-    tuple(rows[0]),
-    [tuple(row.values()) for row in rows],
+  table = text_tables.terminal_table(
+    *text_tables.header_and_cells(rows),
     box=box.SIMPLE_HEAD,
     pad_edge=False,
     caption=f"Gap and fewer bytes are relative to {_baseline(labelled)}. Loss"

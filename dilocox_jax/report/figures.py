@@ -76,10 +76,10 @@ def loss_figure(run: LoadedRun) -> Figure | None:
   shown = _LOSSES if run.record["num_replicas"] > 1 else _LOSSES[:1]
   for index, (field, label, line, size, width) in enumerate(shown):
     colour = COLOURS[index]
-    look = {"color": colour, "linestyle": line, "linewidth": width}
+    look: dict[str, Any] = {"color": colour, "linestyle": line}
+    look |= {"linewidth": width, "label": f"validation, {label}"}
     look |= {"marker": MARKERS[index], "markersize": size, "zorder": 5 - index}
     look |= {"markerfacecolor": "none" if index else colour}
-    look |= {"label": f"validation, {label}"}
     _plot(ax, run.evaluations, "tokens", field, divisor, **look)
   look = {"color": PALE, "linewidth": 1.4, "zorder": 2}
   look |= {"label": "training, mean of replicas"}
@@ -153,8 +153,8 @@ def bytes_figure(run: LoadedRun) -> Figure | None:
   edges = [0, *(row.step for row in rows)]
   sums = [0, *(row.total_sent_bytes for row in rows)]
   divisor, unit = units.bytes_unit(total)
-  look = {"color": COLOURS[0], "drawstyle": "steps-post", "label": "rounds"}
-  axes[0].plot(edges, [sent / divisor for sent in sums], **look)
+  sums = [sent / divisor for sent in sums]
+  axes[0].plot(edges, sums, COLOURS[0], drawstyle="steps-post", label="rounds")
   _flush(axes[0], edges[-1], before / divisor, total / divisor)
   kind = f"derived from the plan: {_identity(run)}"
   style.label(axes[0], kind, "inner steps", f"sent since the start ({unit})")
@@ -237,8 +237,8 @@ def rank_figure(run: LoadedRun) -> Figure | None:
   title = _rank_title(run, [entry.rank for entry in entries], whole)
   figure, (left, right) = style.frame(2, title)
   for field, label, colour, line in _RANKS:
-    look = {"color": colour, "drawstyle": line, "label": label}
-    _plot(left, entries, "step", field, **look)
+    look: dict[str, Any] = {"color": colour, "drawstyle": line}
+    _plot(left, entries, "step", field, label=label, **look)
   ends = [step for step, _ in rounds]
   right.plot(ends, lengths, color=COLOURS[2], drawstyle="steps-pre")
   kind = f"measured, averaged update of {run.record['method']}"

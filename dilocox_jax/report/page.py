@@ -40,6 +40,19 @@ _CAPTIONS = {
   "ranks": "Rank of the averaged updates, measured and sent, and the length of"
   " the rounds, by inner step.",
 }
+_TIMES = (
+  "All times were measured on `{}`. A run that was resumed counts only the work"
+  " that it kept."
+)
+_SETTINGS = (
+  "`config.json` in this directory holds all settings of the run (the table"
+  " above). Pass settings that differ from the config file as"
+  " `--config.section.field=value`."
+)
+_EARLIER = (
+  "Parts of this run were started in another way ({} earlier starts with"
+  " another command, platform or source revision). `run.json` lists them."
+)
 
 
 def save_figure(figure: Any, path: pathlib.Path) -> None:
@@ -111,23 +124,22 @@ def _summary(run: LoadedRun) -> str:
 
 
 def _results(run: LoadedRun) -> list[str]:
-  rows: list[tuple[str, str, str]] = []
+  losses = {}
   if run.result:
-    names = ("outer parameters", "replicas' mean", "replica 0")
-    fields = ("outer_loss", "mean_loss", "replica_loss")
-    for name, field in zip(names, fields, strict=True):
-      loss = units.human_loss(getattr(run.result, field))
-      rows.append((f"validation loss, {name}", loss, "measured"))
+    losses = {
+      "validation loss, outer parameters": run.result.outer_loss,
+      "validation loss, replicas' mean": run.result.mean_loss,
+      "validation loss, replica 0": run.result.replica_loss,
+    }
+  sent = {"bytes sent by one replica": run.total_sent_bytes}
   if run.rounds:
-    loss = units.human_loss(run.rounds[-1].loss)
-    rows.append(("training loss, last round", loss, "measured"))
+    losses["training loss, last round"] = run.rounds[-1].loss
     largest = max(row.sent_bytes for row in run.rounds)
-    human = units.human_bytes(largest)
-    rows.append(("most bytes sent in a round, one replica", human, "derived"))
-  total = units.human_bytes(run.total_sent_bytes)
-  rows.append(("bytes sent by one replica", total, "derived"))
-  rows.append(("inner steps", f"{run.steps:,}", "counted"))
-  rows.append(("tokens, all replicas", f"{run.tokens:,}", "counted"))
+    sent = {"most bytes sent in a round, one replica": largest} | sent
+  counts = {"inner steps": run.steps, "tokens, all replicas": run.tokens}
+  rows = [(k, units.human_loss(v), "measured") for k, v in losses.items()]
+  rows += [(k, units.human_bytes(v), "derived") for k, v in sent.items()]
+  rows += [(k, f"{v:,}", "counted") for k, v in counts.items()]
   return markdown_table(("quantity", "value", "kind"), rows)
 
 
@@ -141,13 +153,7 @@ def _cost(run: LoadedRun) -> list[str]:
   speed = run.tokens_per_s
   if math.isfinite(speed):
     lines += ["", f"Throughput of the rounds: {speed:,.0f} tokens/s."]
-  platform = run.record["platform"]
-  return [
-    *lines,
-    "",
-    f"All times were measured on `{platform}`. A run that was resumed counts"
-    " only the work that it kept.",
-  ]
+  return [*lines, "", _TIMES.format(run.record["platform"])]
 
 
 def _again(run: LoadedRun) -> list[str]:
@@ -160,23 +166,9 @@ def _again(run: LoadedRun) -> list[str]:
   rows = [(name, versions[name]) for name in sorted(versions)]
   revision = run.record["source_revision"] or "unknown"
   earlier = run.record.get("earlier_starts", [])
-  before = (
-    f"Parts of this run were started in another way ({len(earlier)} earlier"
-    " starts with another command, platform or source revision). `run.json`"
-    " lists them."
-  )
-  return [
-    "```",
-    command,
-    "```",
-    "",
-    "`config.json` in this directory holds all settings of the run (the table"
-    " above). Pass settings that differ from the config file as"
-    " `--config.section.field=value`.",
-    "",
-    *markdown_table(("what", "version"), [*rows, ("source", revision)]),
-    *(["", before] if earlier else []),
-  ]
+  lines = ["```", command, "```", "", _SETTINGS, ""]
+  lines += markdown_table(("what", "version"), [*rows, ("source", revision)])
+  return lines + (["", _EARLIER.format(len(earlier))] if earlier else [])
 
 
 def _draw(run: LoadedRun) -> list[str]:

@@ -89,15 +89,11 @@ def gantt(run: SimulatedRun) -> Figure:
   for (kind, name), colour in zip(_KINDS.items(), style.COLOURS, strict=False):
     shown = [bar for bar in bars if bar.kind == kind]
     if shown:
-      ax.barh(
-        [rows[bar.track, bar.lane] for bar in shown],
-        [(bar.end_s - bar.start_s) / divisor for bar in shown],
-        left=[bar.start_s / divisor for bar in shown],
-        color=colour,
-        edgecolor="white",
-        linewidth=0.4,
-        label=name,
-      )
+      places = [rows[bar.track, bar.lane] for bar in shown]
+      lengths = [(bar.end_s - bar.start_s) / divisor for bar in shown]
+      starts = [bar.start_s / divisor for bar in shown]
+      look = {"color": colour, "edgecolor": "white", "linewidth": 0.4}
+      ax.barh(places, lengths, left=starts, label=name, **look)
   names = [track if not lane else "" for track, lane in rows]
   ax.set_yticks(range(len(rows)), names)
   for key, row in rows.items():

@@ -20,6 +20,13 @@ def markdown_table(
   ]
 
 
+def header_and_cells(
+  rows: Sequence[Mapping[str, Any]],
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+  """Splits rows, at least one, that all have the same columns in one order."""
+  return tuple(rows[0]), [tuple(row.values()) for row in rows]
+
+
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns comma-separated values at full precision.
 

@@ -45,7 +45,7 @@ def pareto(results: Sequence[SettingResult]) -> Figure:
     if members:
       sent_bytes = [result.sent_bytes for result in members]
       _with_errors(ax, sent_bytes, members, **look)
-  look = {"color": style.COLOURS[0], "drawstyle": "steps-post"}
+  look: dict[str, Any] = {"color": style.COLOURS[0], "drawstyle": "steps-post"}
   means = [result.spread.mean for result in front]
   ax.plot([r.sent_bytes for r in front], means, linewidth=1.2, **look)
   cut = _cut(ax, shown, front)

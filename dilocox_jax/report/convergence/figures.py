@@ -10,6 +10,7 @@ import math
 import statistics
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -30,16 +31,9 @@ _SIZE = (8.4, 5.6)
 _FAR = 4.0
 _MARK = {"color": style.GREY, "linewidth": 0.8, "dashes": (4, 3)}
 _MARK_TEXT = {"color": style.GREY, "fontsize": 8, "ha": "right"}
-_FRONT = {
-  "color": style.GREY,
-  "linestyle": ":",
-  "drawstyle": "steps-post",
-  "marker": "o",
-  "markersize": 8,
-  "markerfacecolor": "none",
-  "linewidth": 1.2,
-  "zorder": 4,
-}
+_STEPS = {"color": style.GREY, "linestyle": ":", "drawstyle": "steps-post"}
+_RING = {"marker": "o", "markersize": 8, "markerfacecolor": "none"}
+_FRONT: dict[str, Any] = _STEPS | _RING | {"linewidth": 1.2, "zorder": 4}
 _LINE_CHARACTERS = 90  # Characters that fit into the width of the figure.
 Along = Callable[[Point], float]
 

@@ -9,18 +9,13 @@ import math
 from collections.abc import Iterator, Sequence
 
 from dilocox_jax.report import units
+from dilocox_jax.report.convergence import orderings
 from dilocox_jax.report.convergence.comparison import (
   TOKENS,
   Comparison,
   EqualTime,
   mean_seconds_to,
   seconds_to,
-)
-from dilocox_jax.report.convergence.orderings import (
-  bounded,
-  claim_verdicts,
-  summary,
-  verdicts,
 )
 from dilocox_jax.report.spread import Spread
 
@@ -154,12 +149,13 @@ def _where(at: str) -> str:
 def _orderings(found: Comparison) -> ReportTable:
   rows = []
   for claim in found.claims:
-    of_claim = list(claim_verdicts(found, claim))
+    verdict = orderings.summary([*orderings.claim_verdicts(found, claim)])
     text = f"{claim.better} < {', '.join(claim.than)}"
-    rows.append((text, _where(claim.at), claim.source, summary(of_claim)))
+    rows.append((text, _where(claim.at), claim.source, verdict))
   for name, most in found.gaps.items():
     claim = f"{name} at most {most:.1%} above allreduce"
-    rows.append((claim, "equal tokens", "ours", bounded(found, name, most)))
+    verdict = orderings.bounded(found, name, most)
+    rows.append((claim, "equal tokens", "ours", verdict))
   notes = [
     "A claim `a < b, c` holds if every seed of a ends lower than every seed of"
     " b and c, and no seed is missing. Gaps compare means. The verdicts are"
@@ -177,7 +173,7 @@ def _orderings(found: Comparison) -> ReportTable:
 
 def _pairs(found: Comparison) -> ReportTable:
   rows = []
-  for v in verdicts(found):
+  for v in orderings.verdicts(found):
     ends = _end(v.better_spread.high), _end(v.other_spread.low)
     rows.append((v.better, v.other, _where(v.at), *ends, v.result))
   return ReportTable(
