@@ -113,7 +113,8 @@ def loss_by_time(found: Comparison, clock: str) -> Figure:
       # where a curve crosses this line.
       end, along = each.budget_s / divisor, ax.get_xaxis_transform()
       ax.axvline(end, **_MARK)
-      ax.text(end, 1, "equal time ", va="top", transform=along, **_MARK_TEXT)
+      look = {"xycoords": along, "va": "top", **_MARK_TEXT}
+      ax.annotate("equal time ", (end, 1), **look)
   what = textwrap.fill(found.clocks[clock], _LINE_CHARACTERS)
   ax.set_xlabel(f"simulated time ({unit}, log scale)\n{what}")
   style.log_axis(ax, (1, 2, 5), "{:,g}".format)
@@ -255,8 +256,8 @@ def _finish(
   if found.target_loss:
     ax.axhline(found.target_loss, **_MARK)
     target, along = found.target_loss, ax.get_yaxis_transform()
-    text = f"target {target:g}"
-    ax.text(1, target, text, va="bottom", transform=along, **_MARK_TEXT)
+    look = {"xycoords": along, "va": "bottom", **_MARK_TEXT}
+    ax.annotate(f"target {target:g}", (1, target), **look)
   cut = "; higher losses are above the axis" if view.is_cut else ""
   if view.above:
     cut = f"; above the axis: {', '.join(view.above)}"
