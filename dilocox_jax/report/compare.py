@@ -6,17 +6,16 @@ differ in the windows of one corpus that they are evaluated on. All numbers
 come from the rows of the runs.
 """
 
+import itertools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from dilocox_jax.metrics.lines import (
   Directory,
@@ -24,13 +23,19 @@ from dilocox_jax.metrics.lines import (
   write_atomically,
   write_json,
 )
-from dilocox_jax.report import style, units
+from dilocox_jax.report import style, text_tables, units
 from dilocox_jax.report.curves import Curve, choose_front, draw_curves
-from dilocox_jax.report.page import PAGE, save_figure
+from dilocox_jax.report.page import save_figure, write_page
 from dilocox_jax.report.run import LoadedRun, load_run
-from dilocox_jax.report.text_tables import csv_table, markdown_table
+from dilocox_jax.report.spread import cheapest
 
-_NEAR = 0.1  # A loss at most a tenth above the baseline's counts as near it.
+_TIME = "simulated time"
+# Fields that runs are drawn against, and captions of their panels.
+_PANELS = (
+  ("simulated_s", "loss measured, time derived (simulated)"),
+  ("tokens", "measured"),
+  ("total_sent_bytes", "loss measured, bytes derived from the plan"),
+)
 
 
 def _require_one_text(runs: Sequence[LoadedRun]) -> None:
@@ -55,9 +60,8 @@ def _labelled(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
   methods = [run.record["method"] for run in runs]
   labels = {}
   for method, run in zip(methods, runs, strict=True):
-    label = method
-    if methods.count(method) > 1:
-      label = f"{method} ({run.workdir.name})"
+    is_repeated = methods.count(method) > 1
+    label = f"{method} ({run.workdir.name})" if is_repeated else method
     # Directories in different places may have the same name.
     labels[f"{method} ({run.workdir})" if label in labels else label] = run
   return labels
@@ -65,11 +69,10 @@ def _labelled(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
 
 def _baseline(runs: Mapping[str, LoadedRun]) -> str:
   """Returns the label of AllReduce, or else of the run that sent most."""
-  synchronous = (
-    k for k, r in runs.items() if r.record["method"] == "allreduce"
-  )
-  most = max(runs, key=lambda label: runs[label].total_sent_bytes)
-  return next(synchronous, most)
+  for label, run in runs.items():
+    if run.record["method"] == "allreduce":
+      return label
+  return max(runs, key=lambda label: runs[label].total_sent_bytes)
 
 
 def _price(run: LoadedRun, base: LoadedRun) -> tuple[float, float]:
@@ -80,19 +83,10 @@ def _price(run: LoadedRun, base: LoadedRun) -> tuple[float, float]:
 
 
 def _cheapest(runs: Mapping[str, LoadedRun], baseline: str) -> str:
-  """Returns the label of the run that sends least, or "" without one.
-
-  Runs whose loss is at most a tenth above the baseline's are preferred.
-  """
+  """Returns the label of the cheapest run that ends near the baseline."""
   base = runs[baseline]
-  ended = [
-    label
-    for label, run in runs.items()
-    if math.isfinite(_price(run, base)[0]) and label != baseline
-  ]
-  near = [label for label in ended if _price(runs[label], base)[0] <= _NEAR]
-  labels = near or ended
-  return min(labels, key=lambda k: runs[k].total_sent_bytes, default="")
+  gaps = {k: _price(run, base)[0] for k, run in runs.items() if k != baseline}
+  return cheapest(gaps, {k: run.total_sent_bytes for k, run in runs.items()})
 
 
 def _comparison_title(runs: Mapping[str, LoadedRun], baseline: str) -> str:
@@ -122,29 +116,27 @@ def comparison_figure(runs: Mapping[str, LoadedRun]) -> Figure:
   """
   baseline = _baseline(runs)
   is_timed = all(run.simulated_s for run in runs.values())
-  panels = (["simulated_s"] if is_timed else []) + [
-    "tokens",
-    "total_sent_bytes",
-  ]
-  size = (4.8 * len(panels), 4.4)
+  panels = dict(_PANELS if is_timed else _PANELS[1:])
   title = _comparison_title(runs, baseline)
-  figure, axes = style.frame(len(panels), title, size)
+  figure, axes = style.frame(len(panels), title, (4.8 * len(panels), 4.4))
   losses = {k: run.validation_loss for k, run in runs.items()}
   losses = {k: loss for k, loss in losses.items() if math.isfinite(loss)}
   front = choose_front(losses, baseline, [_cheapest(runs, baseline)])
-  rows = [row for run in runs.values() for row in run.evaluations]
-  for ax, field in zip(axes, panels, strict=True):
-    divisor = _label_axis(ax, field, runs)
-    curves = [_curve(k, run, field, divisor) for k, run in runs.items()]
+  for ax, (field, kind) in zip(axes, panels.items(), strict=True):
+    values = {k: _values(run, field) for k, run in runs.items()}
+    divisor = _label_axis(ax, field, itertools.chain(*values.values()))
+    curves = [
+      Curve(k, [x / divisor for x, _ in pairs], [y for _, y in pairs])
+      for k, pairs in values.items()
+    ]
     draw_curves(ax, curves, front, baseline)
-  if is_timed:
-    style.caption(axes[0], "loss measured, time derived (simulated)")
+    style.caption(ax, kind)
+  rows = [row for run in runs.values() for row in run.evaluations]
   cut = style.cut_high(axes[-2], [row.outer_loss for row in rows])
   style.caption(axes[-2], f"measured{cut}")
-  style.caption(axes[-1], "loss measured, bytes derived from the plan")
   for ax in axes:
     ax.set_ylim(axes[-2].get_ylim())
-  axes[0].set_ylabel("validation loss (nats a token)")
+  axes[0].set_ylabel(style.LOSS_AXIS)
   style.legend(figure, axes[-2], 4)
   return figure
 
@@ -158,9 +150,10 @@ def _values(run: LoadedRun, field: str) -> list[tuple[float, float]]:
   return [(cost, loss) for cost, loss in pairs if cost > 0]
 
 
-def _label_axis(ax: Axes, field: str, runs: Mapping[str, LoadedRun]) -> float:
+def _label_axis(
+  ax: Axes, field: str, pairs: Iterable[tuple[float, float]]
+) -> float:
   """Labels the horizontal axis; returns the divisor of its unit."""
-  pairs = [pair for run in runs.values() for pair in _values(run, field)]
   costs = [cost for cost, loss in pairs if math.isfinite(loss)]
   if field == "total_sent_bytes":
     style.bytes_axis(ax, [round(cost) for cost in costs])
@@ -173,11 +166,6 @@ def _label_axis(ax: Axes, field: str, runs: Mapping[str, LoadedRun]) -> float:
     divisor, unit = units.time_unit(largest)
     ax.set_xlabel(f"simulated time on the given cluster ({unit})")
   return divisor
-
-
-def _curve(label: str, run: LoadedRun, field: str, divisor: float) -> Curve:
-  pairs = _values(run, field)
-  return Curve(label, [x / divisor for x, _ in pairs], [y for _, y in pairs])
 
 
 def _entry(label: str, run: LoadedRun) -> dict[str, Any]:
@@ -196,64 +184,51 @@ def _entry(label: str, run: LoadedRun) -> dict[str, Any]:
   return entry
 
 
-def _table(runs: Mapping[str, LoadedRun]) -> tuple[list[str], list[list[str]]]:
-  """Returns header and cells; the prices are relative to the baseline."""
+def _table(runs: Mapping[str, LoadedRun]) -> list[dict[str, str]]:
+  """Returns rows by column; the prices are relative to the baseline."""
   baseline = _baseline(runs)
   is_timed = any(run.simulated_s for run in runs.values())
-  header = ["method", "loss", "gap", "sent bytes", "fewer bytes"]
-  header += ["simulated time"] if is_timed else []
-  header += ["steps", "tokens", "wall (s)"]
   rows = []
   for label, run in runs.items():
     gap, fewer = _price(run, runs[baseline])
-    row = [
-      label if run.finished else f"{label} (not finished)",
-      units.human_loss(run.validation_loss),
-      units.human_gap(gap),
-      units.human_bytes(run.total_sent_bytes),
-      units.human_ratio(fewer),
-    ]
-    if is_timed:
-      last_s = max(run.simulated_s.values(), default=math.nan)
-      row.append(units.human_time(last_s))
-    rows.append(
-      [*row, f"{run.steps:,}", f"{run.tokens:,}", f"{run.wall_s:.1f}"]
-    )
-  return header, rows
+    last_s = max(run.simulated_s.values(), default=math.nan)
+    row = {
+      "method": label if run.finished else f"{label} (not finished)",
+      "loss": units.human_loss(run.validation_loss),
+      "gap": units.human_gap(gap),
+      "sent bytes": units.human_bytes(run.total_sent_bytes),
+      "fewer bytes": units.human_ratio(fewer),
+      _TIME: units.human_time(last_s),
+      "steps": f"{run.steps:,}",
+      "tokens": f"{run.tokens:,}",
+      "wall (s)": f"{run.wall_s:.1f}",
+    }
+    rows.append({k: v for k, v in row.items() if is_timed or k != _TIME})
+  return rows
 
 
-def _page(runs: Mapping[str, LoadedRun], command: str) -> str:
+def _page(runs: Mapping[str, LoadedRun]) -> list[str]:
   first = next(iter(runs.values()))
-  budgets = {run.tokens for run in runs.values()}
   baseline = _baseline(runs)
-  same = (
-    f"the same budget of {units.human_tokens(first.tokens)}"
-    if len(budgets) == 1
-    else "**different budgets of tokens**"
-  )
-  return "\n".join(
-    [
-      "# Methods side by side",
-      "",
-      *([f"    {command}", ""] if command else []),
-      f"Corpus: {first.record['corpus_name']}, digest"
-      f" `{first.record['corpus_digest']}`; {same}. Loss (nats a token, outer"
-      " parameters) and wall time are measured, bytes are derived from the"
-      " plan, and simulated time, if there is any, is derived from the cluster"
-      " of the run. The gap of the loss, and how many times fewer bytes one"
-      f" replica sends, are relative to {baseline}.",
-      "",
-      f"**{_comparison_title(runs, baseline)}.**",
-      "",
-      *markdown_table(*_table(runs)),
-      "",
-      "![Validation loss (measured) against what each run"
-      " costs](comparison.png)",
-      "",
-      "Full-precision values: `comparison.json`, `comparison.csv`.",
-      "",
-    ]
-  )
+  budget = f"the same budget of {units.human_tokens(first.tokens)}"
+  if len({run.tokens for run in runs.values()}) > 1:
+    budget = "**different budgets of tokens**"
+  return [
+    f"Corpus: {first.record['corpus_name']}, digest"
+    f" `{first.record['corpus_digest']}`; {budget}. Loss (nats a token, outer"
+    " parameters) and wall time are measured, bytes are derived from the"
+    " plan, and simulated time, if there is any, is derived from the cluster"
+    " of the run. The gap of the loss, and how many times fewer bytes one"
+    f" replica sends, are relative to {baseline}.",
+    "",
+    f"**{_comparison_title(runs, baseline)}.**",
+    "",
+    *text_tables.markdown_table(*text_tables.header_and_cells(_table(runs))),
+    "",
+    "![Validation loss (measured) against what each run costs](comparison.png)",
+    "",
+    "Full-precision values: `comparison.json`, `comparison.csv`.",
+  ]
 
 
 def compare(
@@ -285,10 +260,9 @@ def compare(
     out_dir / "comparison.json",
     {"corpus_digest": loaded[0].record["corpus_digest"], "runs": entries},
   )
-  write_atomically(out_dir / "comparison.csv", csv_table(entries))
+  write_atomically(out_dir / "comparison.csv", text_tables.csv_table(entries))
   save_figure(comparison_figure(runs), out_dir / "comparison.png")
-  write_atomically(out_dir / PAGE, _page(runs, command))
-  return out_dir / PAGE
+  return write_page(out_dir, "Methods side by side", _page(runs), command)
 
 
 def print_table(runs: Sequence[LoadedRun], console: Console) -> None:
@@ -303,19 +277,15 @@ def print_table(runs: Sequence[LoadedRun], console: Console) -> None:
   """
   _require_one_text(runs)
   labelled = _labelled(runs)
-  header, rows = _table(labelled)
-  # Without frame and tokens the table fits into 80 columns.
-  left_out = header.index("tokens")
-  table = Table(
+  rows = _table(labelled)
+  for row in rows:
+    del row["tokens"]  # Without frame and tokens it fits into 80 columns.
+  table = text_tables.terminal_table(
+    *text_tables.header_and_cells(rows),
     box=box.SIMPLE_HEAD,
     pad_edge=False,
     caption=f"Gap and fewer bytes are relative to {_baseline(labelled)}. Loss"
     f" (nats a token) on corpus {runs[0].corpus}; bytes derived from the plan.",
   )
-  for index, column in enumerate(header):
-    side = "left" if index == 0 else "right"
-    if index != left_out:
-      table.add_column(column, justify=side, no_wrap=index == 0)
-  for row in rows:
-    table.add_row(*map(escape, row[:left_out] + row[left_out + 1 :]))
+  table.columns[0].no_wrap = True
   console.print(table)

@@ -8,12 +8,15 @@ the baseline, then a priority list if there is one, then the lowest losses.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 
 from dilocox_jax.report import style
 
 MAX_FRONT = 6
+_THIN = {"linewidth": 0.9, "markersize": 2.5, "zorder": 1.8}
+_BEHIND: dict[str, Any] = {"color": style.PALE, "marker": ".", **_THIN}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,30 +86,16 @@ def draw_curves(
     if name != baseline:
       place = coloured.index(name) % len(style.COLOURS)
       colour, marker = style.COLOURS[place], style.MARKERS[place]
-    ax.plot(
-      curve.x,
-      curve.y,
-      color=colour,
-      marker=marker,
-      markersize=3.5 + width_step * (len(front) - 1 - number),
-      linewidth=1.4 + width_step * (len(front) - 1 - number),
-      label=curve.label or name,
-      gid=name,
-      zorder=3,
-    )
+    wider = width_step * (len(front) - 1 - number)
+    look = {"markersize": 3.5 + wider, "linewidth": 1.4 + wider, "zorder": 3}
+    look |= {"color": colour, "marker": marker, "label": curve.label or name}
+    ax.plot(curve.x, curve.y, gid=name, **look)
     if len(curve.low):
-      ax.fill_between(
-        curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0
-      )
+      band = {"color": colour, "alpha": 0.15, "linewidth": 0}
+      ax.fill_between(curve.x, curve.low, curve.high, **band)
   # Matplotlib leaves labels that begin with "_" out of the legend.
   for name, curve in drawn.items():
-    look = {
-      "color": style.PALE,
-      "marker": ".",
-      "markersize": 2.5,
-      "zorder": 1.8,
-    }
-    ax.plot(curve.x, curve.y, linewidth=0.9, label=f"_{name}", gid=name, **look)
+    ax.plot(curve.x, curve.y, label=f"_{name}", gid=name, **_BEHIND)
   if drawn:
     noun = "method" if len(drawn) == 1 else "methods"
     ax.plot([], [], color=style.PALE, label=f"{len(drawn)} other {noun}")

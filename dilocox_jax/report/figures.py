@@ -6,11 +6,11 @@ run with one replica has no drift, for example.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dilocox_jax.metrics import DriftRow
 from dilocox_jax.report import style, units
 from dilocox_jax.report.curves import MAX_FRONT
 from dilocox_jax.report.run import LoadedRun
@@ -19,6 +19,34 @@ from dilocox_jax.report.style import COLOURS, GREY, MARKERS, PALE
 # A rank within 3 % of its cap counts as at the cap: it is a mean over
 # matrices, of which small ones cannot have the full rank.
 _AT_CAP = 0.97
+
+
+# Field, label, line, marker size and width. The three losses are often equal.
+# Larger hollow markers under smaller ones keep all of them visible.
+_LOSSES = (
+  ("outer_loss", "outer parameters", "-", 4, 1.4),
+  ("mean_loss", "replicas' mean", "--", 6, 1.8),
+  ("replica_loss", "replica 0", ":", 8, 2.2),
+)
+_DRIFT = {
+  "cosine": "mean pairwise cosine (1 = agree)",
+  "disagreement": "norm of disagreement",
+}
+_CROWD = {"color": PALE, "marker": ".", "markersize": 3, "linewidth": 0.9}
+_RANKS = (
+  ("rank", "sent", GREY, "steps-mid"),
+  ("energy_rank", "measured, by energy", COLOURS[0], "default"),
+  ("stable_rank", "measured, stable rank", COLOURS[1], "default"),
+)
+_LOSS_AXIS = "loss (nats a token)"
+
+
+def _plot(
+  ax: Axes, rows: Sequence[Any], across: str, up: str, divisor=1.0, **look: Any
+) -> None:
+  """Draws one field of some rows against another, which is divided first."""
+  x = [getattr(row, across) / divisor for row in rows]
+  ax.plot(x, [getattr(row, up) for row in rows], **look)
 
 
 def _identity(run: LoadedRun) -> str:
@@ -45,48 +73,23 @@ def loss_figure(run: LoadedRun) -> Figure | None:
     title = f"Validation loss {reached} after {seen}"
   figure, (ax,) = style.frame(1, title)
   divisor, unit = units.tokens_unit(run.tokens)
-  tokens = [e.tokens / divisor for e in run.evaluations]
-  shown = [("outer", "outer parameters", "-")]
-  if run.record["num_replicas"] > 1:
-    shown += [("mean", "replicas' mean", "--"), ("replica", "replica 0", ":")]
-  for index, (field, label, line_style) in enumerate(shown):
-    # The three losses are often equal. Larger hollow markers under smaller
-    # ones and the order of drawing keep all of them visible.
-    ax.plot(
-      tokens,
-      [getattr(e, f"{field}_loss") for e in run.evaluations],
-      line_style,
-      color=COLOURS[index],
-      marker=MARKERS[index],
-      markersize=(4, 6, 8)[index],
-      markerfacecolor=COLOURS[0] if index == 0 else "none",
-      linewidth=(1.4, 1.8, 2.2)[index],
-      label=f"validation, {label}",
-      zorder=5 - index,
-    )
-  ax.plot(
-    [r.tokens / divisor for r in run.rounds],
-    [r.loss for r in run.rounds],
-    color=PALE,
-    linewidth=1.4,
-    label="training, mean of replicas",
-    zorder=2,
-  )
+  shown = _LOSSES if run.record["num_replicas"] > 1 else _LOSSES[:1]
+  for index, (field, label, line, size, width) in enumerate(shown):
+    colour = COLOURS[index]
+    look: dict[str, Any] = {"color": colour, "linestyle": line}
+    look |= {"linewidth": width, "label": f"validation, {label}"}
+    look |= {"marker": MARKERS[index], "markersize": size, "zorder": 5 - index}
+    look |= {"markerfacecolor": "none" if index else colour}
+    _plot(ax, run.evaluations, "tokens", field, divisor, **look)
+  look = {"color": PALE, "linewidth": 1.4, "zorder": 2}
+  look |= {"label": "training, mean of replicas"}
+  _plot(ax, run.rounds, "tokens", "loss", divisor, **look)
   _shade_warm_start(ax, run, divisor)
   cut = style.cut_high(ax, [r.loss for r in run.rounds])
-  ax.set_xlabel(f"{unit}, all replicas")
-  ax.set_ylabel("loss (nats a token)")
-  style.caption(ax, f"measured: {_identity(run)}{cut}")
+  kind = f"measured: {_identity(run)}{cut}"
+  style.label(ax, kind, f"{unit}, all replicas", _LOSS_AXIS)
   style.legend(figure, ax, 2)
   return figure
-
-
-def _drift_title(entries: Sequence[DriftRow], num_fragments: int) -> str:
-  last = [e.cosine for e in entries[-num_fragments:] if math.isfinite(e.cosine)]
-  if not last:
-    return "Distance between the replicas"
-  mean = math.fsum(last) / len(last)
-  return f"The replicas' pseudo-gradients end with a cosine of {mean:.2f}"
 
 
 def drift_figure(run: LoadedRun) -> Figure | None:
@@ -99,40 +102,34 @@ def drift_figure(run: LoadedRun) -> Figure | None:
   if not entries:
     return None
   fragments = sorted({entry.fragment for entry in entries})
-  figure, axes = style.frame(2, _drift_title(entries, len(fragments)))
-  panels = (
-    ("cosine", "mean pairwise cosine (1 = agree)"),
-    ("disagreement", "norm of disagreement"),
-  )
+  last = [entry.cosine for entry in entries[-len(fragments) :]]
+  finite = [cosine for cosine in last if math.isfinite(cosine)]
+  title = "Distance between the replicas"
+  if finite:
+    mean = math.fsum(finite) / len(finite)
+    title = f"The replicas' pseudo-gradients end with a cosine of {mean:.2f}"
+  figure, axes = style.frame(2, title)
   is_crowd = len(fragments) > MAX_FRONT
-  for ax, (field, label) in zip(axes, panels, strict=True):
+  for ax, (field, label) in zip(axes, _DRIFT.items(), strict=True):
     for index, fragment in enumerate(fragments):
+      look = _CROWD
+      if not is_crowd:
+        look = {"color": COLOURS[index], "marker": "o", "markersize": 3}
+        look |= {"linewidth": 1.4, "label": f"fragment {fragment}"}
       rows = [entry for entry in entries if entry.fragment == fragment]
-      ax.plot(
-        [entry.step for entry in rows],
-        [getattr(entry, field) for entry in rows],
-        color=PALE if is_crowd else COLOURS[index],
-        marker="." if is_crowd else "o",
-        markersize=3,
-        linewidth=0.9 if is_crowd else 1.4,
-        label=f"_fragment {fragment}" if is_crowd else f"fragment {fragment}",
-      )
+      _plot(ax, rows, "step", field, **look)
     if is_crowd:
       rounds = [row.drift for row in run.rounds if row.drift]
+      sums = [math.fsum(getattr(e, field) for e in drift) for drift in rounds]
       ax.plot(
         [max(entry.step for entry in drift) for drift in rounds],
-        [
-          math.fsum(getattr(e, field) for e in drift) / len(drift)
-          for drift in rounds
-        ],
+        [total / len(drift) for total, drift in zip(sums, rounds, strict=True)],
         color=COLOURS[0],
         marker="o",
         markersize=3.5,
         label=f"mean of {len(fragments)} fragments (grey)",
       )
-    ax.set_xlabel("inner steps")
-    ax.set_ylabel(label)
-    style.caption(ax, f"measured: {_identity(run)}")
+    style.label(ax, f"measured: {_identity(run)}", "inner steps", label)
   if len(fragments) > 1:
     style.legend(figure, axes[0], MAX_FRONT)
   return figure
@@ -144,39 +141,31 @@ def bytes_figure(run: LoadedRun) -> Figure | None:
   The flush takes no inner steps, so it is a vertical line at the end of both
   panels.
   """
-  if not any(row.sent_bytes for row in run.rounds):
+  rows = run.rounds
+  if not any(row.sent_bytes for row in rows):
     return None
-  total = units.human_bytes(run.total_sent_bytes)
-  flushed = run.total_sent_bytes - run.rounds[-1].total_sent_bytes
-  title = f"One replica sent {total} in {run.steps:,} steps"
+  total, before = run.total_sent_bytes, rows[-1].total_sent_bytes
+  flushed = total - before
+  title = f"One replica sent {units.human_bytes(total)} in {run.steps:,} steps"
   if flushed:
     title += f", {units.human_bytes(flushed)} of it in the flush"
   figure, axes = style.frame(2, title)
-  rows = run.rounds
-  steps = [row.step for row in rows]
-  before = rows[-1].total_sent_bytes
-  divisor, unit = units.bytes_unit(run.total_sent_bytes)
-  axes[0].plot(
-    [0, *steps],
-    [0, *(row.total_sent_bytes / divisor for row in rows)],
-    color=COLOURS[0],
-    drawstyle="steps-post",
-    label="rounds",
-  )
-  _flush(axes[0], steps[-1], before / divisor, run.total_sent_bytes / divisor)
-  axes[0].set_ylabel(f"sent since the start ({unit})")
+  edges = [0, *(row.step for row in rows)]
+  sums = [0, *(row.total_sent_bytes for row in rows)]
+  divisor, unit = units.bytes_unit(total)
+  sums = [sent / divisor for sent in sums]
+  axes[0].plot(edges, sums, COLOURS[0], drawstyle="steps-post", label="rounds")
+  _flush(axes[0], edges[-1], before / divisor, total / divisor)
+  kind = f"derived from the plan: {_identity(run)}"
+  style.label(axes[0], kind, "inner steps", f"sent since the start ({unit})")
   largest = max(flushed, *(row.sent_bytes for row in rows))
   divisor, unit = units.bytes_unit(largest)
   heights = [row.sent_bytes / divisor for row in rows]
-  edges = [0, *steps]
   axes[1].stairs(heights, edges, color=COLOURS[0], fill=True, alpha=0.25)
   axes[1].stairs(heights, edges, color=COLOURS[0], linewidth=1.5)
-  _flush(axes[1], steps[-1], 0.0, flushed / divisor)
-  axes[1].set_ylabel(f"sent in the round ({unit})")
+  _flush(axes[1], edges[-1], 0.0, flushed / divisor)
   axes[1].set_ylim(0, 1.08 * largest / divisor)
-  for ax in axes:
-    ax.set_xlabel("inner steps")
-    style.caption(ax, f"derived from the plan: {_identity(run)}")
+  style.label(axes[1], kind, "inner steps", f"sent in the round ({unit})")
   style.legend(figure, axes[0], 2)
   return figure
 
@@ -205,9 +194,9 @@ def time_figure(run: LoadedRun) -> Figure | None:
     marker=MARKERS[0],
     label="validation, outer parameters",
   )
-  ax.set_xlabel(f"simulated time on the given cluster ({unit})")
-  ax.set_ylabel("loss (nats a token)")
-  style.caption(ax, "loss measured, time derived (simulated)")
+  kind = "loss measured, time derived (simulated)"
+  across = f"simulated time on the given cluster ({unit})"
+  style.label(ax, kind, across, _LOSS_AXIS)
   style.legend(figure, ax, 1)
   return figure
 
@@ -245,29 +234,18 @@ def rank_figure(run: LoadedRun) -> Figure | None:
   lengths = [length for _, length in rounds]
   # The last round of a run may be cut short, which is no choice of H.
   whole = lengths[:-1] if len(lengths) > 1 else lengths
-  ranks = [entry.rank for entry in entries]
-  figure, axes = style.frame(2, _rank_title(run, ranks, whole))
-  steps = [entry.step for entry in entries]
-  for field, label, colour, line_style in (
-    ("rank", "sent", GREY, "steps-mid"),
-    ("energy_rank", "measured, by energy", COLOURS[0], "default"),
-    ("stable_rank", "measured, stable rank", COLOURS[1], "default"),
-  ):
-    values = [getattr(entry, field) for entry in entries]
-    axes[0].plot(steps, values, color=colour, drawstyle=line_style, label=label)
-  axes[0].set_ylabel("rank, mean over matrices")
-  axes[1].plot(
-    [step for step, _ in rounds],
-    lengths,
-    color=COLOURS[2],
-    drawstyle="steps-pre",
-  )
-  axes[1].set_ylabel("inner steps a round (H)")
-  for ax in axes:
+  title = _rank_title(run, [entry.rank for entry in entries], whole)
+  figure, (left, right) = style.frame(2, title)
+  for field, label, colour, line in _RANKS:
+    look: dict[str, Any] = {"color": colour, "drawstyle": line}
+    _plot(left, entries, "step", field, label=label, **look)
+  ends = [step for step, _ in rounds]
+  right.plot(ends, lengths, color=COLOURS[2], drawstyle="steps-pre")
+  kind = f"measured, averaged update of {run.record['method']}"
+  style.label(left, kind, "inner steps", "rank, mean over matrices")
+  kind = f"chosen; {units.human_bytes(run.total_sent_bytes)} a replica in all"
+  style.label(right, kind, "inner steps", "inner steps a round (H)")
+  for ax in (left, right):
     ax.set_ylim(bottom=0)
-    ax.set_xlabel("inner steps")
-  style.caption(axes[0], f"measured, averaged update of {run.record['method']}")
-  sent = units.human_bytes(run.total_sent_bytes)
-  style.caption(axes[1], f"chosen; {sent} a replica in all")
-  style.legend(figure, axes[0], 3)
+  style.legend(figure, left, 3)
   return figure

@@ -67,13 +67,9 @@ def draw(
     _horizontal(ax, panel)
     ax.set_ylim(0, 1.03)
     style.caption(ax, panel.caption)
-    ax.legend(
-      loc="upper left",
-      bbox_to_anchor=(0, -0.16),
-      ncols=3 if len(panels) == 1 else 2,
-      frameon=False,
-      fontsize=8,
-    )
+    place = {"loc": "upper left", "bbox_to_anchor": (0, -0.16)}
+    columns = 3 if len(panels) == 1 else 2
+    ax.legend(ncols=columns, frameon=False, fontsize=8, **place)
   axes[0].set_ylabel(vertical)
   return figure
 

@@ -7,7 +7,7 @@ is measured or derived.
 
 import math
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dilocox_jax.metrics.lines import (
@@ -21,37 +21,37 @@ from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.report.text_tables import markdown_table
 
 PAGE, FIGURES = "report.md", "figures"
-_SHOWN = (
-  (
-    "loss",
-    figures.loss_figure,
-    "Training and validation loss against the tokens of all replicas"
-    " (measured).",
-  ),
-  (
-    "drift",
-    figures.drift_figure,
-    "Pairwise cosine of the replicas' pseudo-gradients, and the norm of their"
-    " disagreement, by inner step (measured).",
-  ),
-  (
-    "sent",
-    figures.bytes_figure,
-    "Bytes that one replica sent, in all and in each round (derived from the"
-    " plan).",
-  ),
-  (
-    "hours",
-    figures.time_figure,
-    "Validation loss (measured) against the time that the run would take on the"
-    " given cluster (derived).",
-  ),
-  (
-    "ranks",
-    figures.rank_figure,
-    "Rank of the averaged updates, measured and sent, and the length of the"
-    " rounds, by inner step.",
-  ),
+_DRAWN = {
+  "loss": figures.loss_figure,
+  "drift": figures.drift_figure,
+  "sent": figures.bytes_figure,
+  "hours": figures.time_figure,
+  "ranks": figures.rank_figure,
+}
+_CAPTIONS = {
+  "loss": "Training and validation loss against the tokens of all replicas"
+  " (measured).",
+  "drift": "Pairwise cosine of the replicas' pseudo-gradients, and the norm of"
+  " their disagreement, by inner step (measured).",
+  "sent": "Bytes that one replica sent, in all and in each round (derived from"
+  " the plan).",
+  "hours": "Validation loss (measured) against the time that the run would"
+  " take on the given cluster (derived).",
+  "ranks": "Rank of the averaged updates, measured and sent, and the length of"
+  " the rounds, by inner step.",
+}
+_TIMES = (
+  "All times were measured on `{}`. A run that was resumed counts only the work"
+  " that it kept."
+)
+_SETTINGS = (
+  "`config.json` in this directory holds all settings of the run (the table"
+  " above). Pass settings that differ from the config file as"
+  " `--config.section.field=value`."
+)
+_EARLIER = (
+  "Parts of this run were started in another way ({} earlier starts with"
+  " another command, platform or source revision). `run.json` lists them."
 )
 
 
@@ -60,6 +60,38 @@ def save_figure(figure: Any, path: pathlib.Path) -> None:
   make_directory(path.parent)
   with one_line(path):
     figure.savefig(path)
+
+
+def picture(
+  figure: Any, out_dir: pathlib.Path, name: str, caption: str
+) -> list[str]:
+  """Saves a figure for a page; returns the lines that show it there.
+
+  Args:
+    figure: Matplotlib figure.
+    out_dir: Directory of the page. The figure is written to its `figures/`.
+    name: File name without suffix.
+    caption: Text that stands for the picture where it cannot be seen.
+  """
+  save_figure(figure, out_dir / FIGURES / f"{name}.png")
+  return [f"![{caption}]({FIGURES}/{name}.png)", ""]
+
+
+def write_page(
+  out_dir: pathlib.Path, title: str, lines: Sequence[str], command: str = ""
+) -> pathlib.Path:
+  """Writes `report.md`: title, command line if there is one, then the lines.
+
+  Returns:
+    Path of `report.md`.
+
+  Raises:
+    RecordError: If the file cannot be written.
+  """
+  start = [f"# {title}", "", *([f"    {command}", ""] if command else [])]
+  text = "\n".join([*start, *lines]).rstrip() + "\n"
+  write_atomically(out_dir / PAGE, text)
+  return out_dir / PAGE
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple]:
@@ -92,23 +124,22 @@ def _summary(run: LoadedRun) -> str:
 
 
 def _results(run: LoadedRun) -> list[str]:
-  rows: list[tuple[str, str, str]] = []
+  losses = {}
   if run.result:
-    names = ("outer parameters", "replicas' mean", "replica 0")
-    fields = ("outer_loss", "mean_loss", "replica_loss")
-    for name, field in zip(names, fields, strict=True):
-      loss = units.human_loss(getattr(run.result, field))
-      rows.append((f"validation loss, {name}", loss, "measured"))
+    losses = {
+      "validation loss, outer parameters": run.result.outer_loss,
+      "validation loss, replicas' mean": run.result.mean_loss,
+      "validation loss, replica 0": run.result.replica_loss,
+    }
+  sent = {"bytes sent by one replica": run.total_sent_bytes}
   if run.rounds:
-    loss = units.human_loss(run.rounds[-1].loss)
-    rows.append(("training loss, last round", loss, "measured"))
+    losses["training loss, last round"] = run.rounds[-1].loss
     largest = max(row.sent_bytes for row in run.rounds)
-    human = units.human_bytes(largest)
-    rows.append(("most bytes sent in a round, one replica", human, "derived"))
-  total = units.human_bytes(run.total_sent_bytes)
-  rows.append(("bytes sent by one replica", total, "derived"))
-  rows.append(("inner steps", f"{run.steps:,}", "counted"))
-  rows.append(("tokens, all replicas", f"{run.tokens:,}", "counted"))
+    sent = {"most bytes sent in a round, one replica": largest} | sent
+  counts = {"inner steps": run.steps, "tokens, all replicas": run.tokens}
+  rows = [(k, units.human_loss(v), "measured") for k, v in losses.items()]
+  rows += [(k, units.human_bytes(v), "derived") for k, v in sent.items()]
+  rows += [(k, f"{v:,}", "counted") for k, v in counts.items()]
   return markdown_table(("quantity", "value", "kind"), rows)
 
 
@@ -122,13 +153,7 @@ def _cost(run: LoadedRun) -> list[str]:
   speed = run.tokens_per_s
   if math.isfinite(speed):
     lines += ["", f"Throughput of the rounds: {speed:,.0f} tokens/s."]
-  platform = run.record["platform"]
-  return [
-    *lines,
-    "",
-    f"All times were measured on `{platform}`. A run that was resumed counts"
-    " only the work that it kept.",
-  ]
+  return [*lines, "", _TIMES.format(run.record["platform"])]
 
 
 def _again(run: LoadedRun) -> list[str]:
@@ -141,32 +166,18 @@ def _again(run: LoadedRun) -> list[str]:
   rows = [(name, versions[name]) for name in sorted(versions)]
   revision = run.record["source_revision"] or "unknown"
   earlier = run.record.get("earlier_starts", [])
-  before = (
-    f"Parts of this run were started in another way ({len(earlier)} earlier"
-    " starts with another command, platform or source revision). `run.json`"
-    " lists them."
-  )
-  return [
-    "```",
-    command,
-    "```",
-    "",
-    "`config.json` in this directory holds all settings of the run (the table"
-    " above). Pass settings that differ from the config file as"
-    " `--config.section.field=value`.",
-    "",
-    *markdown_table(("what", "version"), [*rows, ("source", revision)]),
-    *(["", before] if earlier else []),
-  ]
+  lines = ["```", command, "```", "", _SETTINGS, ""]
+  lines += markdown_table(("what", "version"), [*rows, ("source", revision)])
+  return lines + (["", _EARLIER.format(len(earlier))] if earlier else [])
 
 
 def _draw(run: LoadedRun) -> list[str]:
   lines = []
-  for name, draw, caption in _SHOWN:
-    figure = draw(run)
+  for name, caption in _CAPTIONS.items():
+    figure = _DRAWN[name](run)
     if figure is not None:
-      save_figure(figure, run.workdir / FIGURES / f"{name}.png")
-      lines += [f"![{caption}]({FIGURES}/{name}.png)", "", f"*{caption}*", ""]
+      lines += picture(figure, run.workdir, name, caption)
+      lines += [f"*{caption}*", ""]
   return lines or ["There is nothing to draw yet.", ""]
 
 
@@ -191,10 +202,8 @@ def write_report(workdir: Directory) -> pathlib.Path:
     "Settings": markdown_table(("field", "value"), _flat(run.config)),
     "How to reproduce": _again(run),
   }
-  lines = [f"# {run.record['method']} on {run.record['corpus_name']}", ""]
-  lines += [_summary(run), ""]
+  lines = [_summary(run), ""]
   for title, body in sections.items():
     lines += [f"## {title}", "", *body, ""]
-  path = run.workdir / PAGE
-  write_atomically(path, "\n".join(lines).rstrip() + "\n")
-  return path
+  title = f"{run.record['method']} on {run.record['corpus_name']}"
+  return write_page(run.workdir, title, lines)

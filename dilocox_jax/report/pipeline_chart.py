@@ -64,14 +64,12 @@ class Chart:
 def free_chart(pipeline: Pipeline, times: TickTimes) -> Chart:
   """Returns the chart in which each action starts as early as possible."""
   run = timeline(pipeline, times)
-  cells = tuple(
-    (stage, tick, float(start_s), float(end_s - start_s))
-    for stage, order in enumerate(pipeline.orders)
-    for tick, start_s, end_s in zip(
-      order, run.starts_s[stage], run.ends_s[stage], strict=True
-    )
-  )
-  return Chart(pipeline, False, run.step_s, cells)
+  cells = []
+  for stage, order in enumerate(pipeline.orders):
+    spans_s = zip(run.starts_s[stage], run.ends_s[stage], strict=True)
+    for tick, (start_s, end_s) in zip(order, spans_s, strict=True):
+      cells.append((stage, tick, float(start_s), float(end_s - start_s)))
+  return Chart(pipeline, False, run.step_s, tuple(cells))
 
 
 def lockstep_chart(pipeline: Pipeline, times: TickTimes) -> Chart:
@@ -81,11 +79,8 @@ def lockstep_chart(pipeline: Pipeline, times: TickTimes) -> Chart:
   starts_s = np.cumsum(lengths_s) - lengths_s
   cells = []
   for at, stage in np.argwhere(table.action).tolist():
-    tick = Tick(
-      ACTIONS[table.action[at, stage]],
-      int(table.micro_batch[at, stage]),
-      int(table.chunk[at, stage]),
-    )
+    numbers = table.micro_batch[at, stage], table.chunk[at, stage]
+    tick = Tick(ACTIONS[table.action[at, stage]], *map(int, numbers))
     length_s = times.work_s(tick.direction) / table.num_chunks
     cells.append((stage, tick, float(starts_s[at]), float(length_s)))
   return Chart(pipeline, True, table.lockstep_step_s(times), tuple(cells))
@@ -119,20 +114,16 @@ def pipeline_figure(
   for ax, chart in zip(panels, charts, strict=True):
     _draw(ax, chart, longest_s)
     _caption(ax, chart, unit, chart in alike)
-  panels[-1].set_xlabel(
-    f"{unit} from the start of the step, derived", fontsize=9
-  )
+  what = f"{unit} from the start of the step, derived"
+  panels[-1].set_xlabel(what, fontsize=9)
   _legend(figure, charts)
   return figure
 
 
 def _title(charts: Sequence[Chart]) -> str:
   pipeline = charts[0].pipeline
-  idle = sorted(
-    (round(chart.idle_fraction, 9), chart.pipeline.name)
-    for chart in charts
-    if not chart.is_lockstep
-  )
+  free = [chart for chart in charts if not chart.is_lockstep]
+  idle = sorted((round(c.idle_fraction, 9), c.pipeline.name) for c in free)
   finding = "work by stage and time"
   if len(idle) > 1 and idle[0][0] < idle[1][0]:
     finding = f"{idle[0][1]} waits least"
@@ -151,17 +142,15 @@ def _draw(ax: Axes, chart: Chart, longest_s: float | int) -> None:
   for stage, tick, start_s, length_s in chart.cells:
     inches = length_s * inches_s
     colour = _colour(tick, chart.pipeline.chunks_per_stage)
-    cell = Rectangle(
-      (start_s, stage - 0.44),
-      length_s,
-      0.88,
-      facecolor=colour,
-      edgecolor="white",
-      linewidth=min(0.6, 6 * inches),
-    )
-    ax.add_patch(cell)
+    look = {"facecolor": colour, "edgecolor": "white"}
+    look["linewidth"] = min(0.6, 6 * inches)
+    ax.add_patch(Rectangle((start_s, stage - 0.44), length_s, 0.88, **look))
     if inches > digits * DIGIT_INCHES:
-      _label(ax, tick, start_s + length_s / 2, stage, colour)
+      luminance = float(np.dot(colour, (0.299, 0.587, 0.114)))
+      look = {"ha": "center", "va": "center", "fontsize": 7}
+      look["color"] = "black" if luminance > 0.55 else "white"
+      middle_s = start_s + length_s / 2
+      ax.text(middle_s, stage + 0.02, str(tick.micro_batch), **look)
   ax.set_xlim(0, longest_s)
   ax.set_ylim(stages - 0.5, -0.5)
   ax.set_yticks(range(stages), [f"stage {stage}" for stage in range(stages)])
@@ -172,27 +161,9 @@ def _draw(ax: Axes, chart: Chart, longest_s: float | int) -> None:
 def _colour(tick: Tick, num_chunks: int) -> tuple[float, float, float]:
   """Returns the colour of the direction, lighter for later chunks."""
   light = 0.5 * tick.chunk / max(1, num_chunks - 1)
-  red, green, blue = to_rgb(DIRECTION_COLOURS[tick.direction])
-  return (
-    red + light * (1 - red),
-    green + light * (1 - green),
-    blue + light * (1 - blue),
-  )
-
-
-def _label(
-  ax: Axes, tick: Tick, x: float, stage: int, colour: tuple[float, ...]
-) -> None:
-  luminance = float(np.dot(colour, (0.299, 0.587, 0.114)))
-  ax.text(
-    x,
-    stage + 0.02,
-    str(tick.micro_batch),
-    ha="center",
-    va="center",
-    fontsize=7,
-    color="black" if luminance > 0.55 else "white",
-  )
+  parts = to_rgb(DIRECTION_COLOURS[tick.direction])
+  red, green, blue = (part + light * (1 - part) for part in parts)
+  return red, green, blue
 
 
 def _caption(ax: Axes, chart: Chart, unit: str, loses_nothing: bool) -> None:
@@ -226,10 +197,4 @@ def _legend(figure: Figure, charts: Sequence[Chart]) -> None:
     later = Tick("forward", 0, 1)
     patches.append(Patch(color=_colour(later, 2), label="lighter: later chunk"))
   patches.append(Patch(color=IDLE_COLOUR, label="idle"))
-  figure.legend(
-    handles=patches,
-    loc="outside lower center",
-    ncols=len(patches),
-    frameon=False,
-    fontsize=9,
-  )
+  style.legend_below(figure, patches, len(patches))

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
-from dilocox_jax.metrics.lines import Directory, write_atomically, write_json
+from dilocox_jax.metrics.lines import Directory, write_json
 from dilocox_jax.report import style, units
-from dilocox_jax.report.page import PAGE, save_figure
-from dilocox_jax.report.text_tables import markdown_table
+from dilocox_jax.report.page import picture, write_page
+from dilocox_jax.report.text_tables import markdown_table, terminal_table
 
 # Largest number of bars in the chart; more cannot be told apart.
 _MOST_BARS = 4000
@@ -42,27 +41,13 @@ class Bar:
 
 
 @dataclasses.dataclass(frozen=True)
-class SimulatedCost:
-  """One row of the table of costs.
-
-  Attributes:
-    name: Name of the quantity.
-    value: Value with its unit.
-    kind: Where the value comes from, e.g. "derived: formula".
-  """
-
-  name: str
-  value: str
-  kind: str
-
-
-@dataclasses.dataclass(frozen=True)
 class SimulatedRun:
   """Everything that the page of a simulated run says.
 
   Attributes:
     title: Method and cluster.
-    quantities: Costs, in the order of the table.
+    quantities: Rows of the table of costs: name, value with its unit, and
+      where the value comes from, e.g. "derived: formula".
     links: Goodput (bit/s), bytes carried and share of time in use, by link.
     numbers: Costs as plain numbers, for JSON.
     notes: Sentences about assumptions.
@@ -70,7 +55,7 @@ class SimulatedRun:
   """
 
   title: str
-  quantities: Sequence[SimulatedCost]
+  quantities: Sequence[tuple[str, str, str]]
   links: Mapping[str, tuple[float, float, float]]
   numbers: Mapping[str, object]
   notes: Sequence[str]
@@ -104,26 +89,20 @@ def gantt(run: SimulatedRun) -> Figure:
   for (kind, name), colour in zip(_KINDS.items(), style.COLOURS, strict=False):
     shown = [bar for bar in bars if bar.kind == kind]
     if shown:
-      ax.barh(
-        [rows[bar.track, bar.lane] for bar in shown],
-        [(bar.end_s - bar.start_s) / divisor for bar in shown],
-        left=[bar.start_s / divisor for bar in shown],
-        color=colour,
-        edgecolor="white",
-        linewidth=0.4,
-        label=name,
-      )
-  ax.set_yticks(
-    range(len(rows)), [track if not lane else "" for track, lane in rows]
-  )
+      places = [rows[bar.track, bar.lane] for bar in shown]
+      lengths = [(bar.end_s - bar.start_s) / divisor for bar in shown]
+      starts = [bar.start_s / divisor for bar in shown]
+      look = {"color": colour, "edgecolor": "white", "linewidth": 0.4}
+      ax.barh(places, lengths, left=starts, label=name, **look)
+  names = [track if not lane else "" for track, lane in rows]
+  ax.set_yticks(range(len(rows)), names)
   for key, row in rows.items():
     share = f" {busy_s[key] / end_s:.0%} busy"
     where = {"xycoords": ("axes fraction", "data"), "va": "center"}
     ax.annotate(share, (1, row), fontsize=8, color=style.GREY, **where)
   ax.invert_yaxis()
   ax.set_xlim(0, end_s / divisor)
-  ax.set_xlabel(f"simulated time ({unit})")
-  style.caption(ax, "derived: event engine")
+  style.label(ax, "derived: event engine", f"simulated time ({unit})")
   style.legend(figure, ax, 3)
   return figure
 
@@ -140,18 +119,7 @@ def _gantt_title(run: SimulatedRun, bars: Sequence[Bar], end_s: float) -> str:
   return f"{run.title}: replicas compute {share} of the first {first}"
 
 
-def _link_rows(run: SimulatedRun) -> list[tuple[str, str, str, str]]:
-  return [
-    (
-      name,
-      f"{units.human_bytes(bps / 8)}/s",
-      units.human_bytes(round(carried)),
-      f"{share:.1%}",
-    )
-    for name, (bps, carried, share) in run.links.items()
-  ]
-
-
+_COST_COLUMNS = ("quantity", "value", "kind")
 _LINK_COLUMNS = ("link", "goodput", "bytes carried", "share of time in use")
 
 
@@ -172,27 +140,23 @@ def write_simulation(
     RecordError: If a file cannot be written.
   """
   out_dir = pathlib.Path(out_dir)
-  lines = [f"# {run.title}", "", *([f"    {command}", ""] if command else [])]
-  lines += ["Everything on this page is simulated; nothing was measured.", ""]
-  rows = [(q.name, q.value, q.kind) for q in run.quantities]
-  lines += ["## Cost", "", *markdown_table(("quantity", "value", "kind"), rows)]
-  lines += ["", "## Links", "", *markdown_table(_LINK_COLUMNS, _link_rows(run))]
+  lines = ["Everything on this page is simulated; nothing was measured.", ""]
+  lines += ["## Cost", "", *markdown_table(_COST_COLUMNS, run.quantities)]
+  links = []
+  for name, (bps, carried, share) in run.links.items():
+    human = f"{units.human_bytes(bps / 8)}/s", units.human_bytes(round(carried))
+    links.append((name, *human, f"{share:.1%}"))
+  lines += ["", "## Links", "", *markdown_table(_LINK_COLUMNS, links)]
   if run.bars:
-    save_figure(gantt(run), out_dir / "figures" / "gantt.png")
-    lines += ["", "## Start of the run", "", "![Gantt](figures/gantt.png)", ""]
+    chart = picture(gantt(run), out_dir, "gantt", "Gantt")
+    lines += ["", "## Start of the run", "", *chart]
     lines += ["`trace.json` can be opened in Perfetto or chrome://tracing."]
   lines += ["", "## Assumptions", "", *(f"- {note}" for note in run.notes)]
   write_json(out_dir / "simulation.json", dict(run.numbers))
-  write_atomically(out_dir / PAGE, "\n".join(lines).rstrip() + "\n")
-  return out_dir / PAGE
+  return write_page(out_dir, run.title, lines, command)
 
 
 def print_simulation(run: SimulatedRun, console: Console) -> None:
   """Prints the table of costs on a terminal."""
-  table = Table(title=run.title, title_justify="left")
-  table.add_column("quantity")
-  table.add_column("value", justify="right")
-  table.add_column("kind")
-  for cost in run.quantities:
-    table.add_row(cost.name, cost.value, cost.kind)
-  console.print(table)
+  rows = run.quantities
+  console.print(terminal_table(_COST_COLUMNS, rows, (0, 2), title=run.title))

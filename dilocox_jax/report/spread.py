@@ -7,7 +7,7 @@ every report keeps the two together. Sweeps and ablations share this module.
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 
@@ -68,6 +68,24 @@ class Priced(Protocol):
 
 
 P = TypeVar("P", bound=Priced)
+_NEAR = 0.1  # A loss at most a tenth above the baseline's counts as near it.
+
+
+def cheapest(
+  gaps: Mapping[str, float], sent_bytes: Mapping[str, float | int]
+) -> str:
+  """Returns the name of what sends least, or "" if there is nothing.
+
+  Those whose loss is at most a tenth above the baseline's are preferred.
+
+  Args:
+    gaps: Loss / loss of the baseline - 1 of everything that is compared with
+      the baseline, by name. Entries that are not finite are left out.
+    sent_bytes: Bytes that one replica sent, by name.
+  """
+  finite = [name for name, gap in gaps.items() if math.isfinite(gap)]
+  near = [name for name in finite if gaps[name] <= _NEAR]
+  return min(near or finite, key=sent_bytes.__getitem__, default="")
 
 
 def pareto_front(results: Sequence[P]) -> list[P]:

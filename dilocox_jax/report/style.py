@@ -9,7 +9,8 @@ derived.
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,6 +22,7 @@ DPI = 150
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vP"
 GREY, PALE = "#555555", "#B8B8B8"
+LOSS_AXIS = "validation loss (nats a token)"
 _TITLE_CHARACTERS = 10  # Characters of a title that fit into an inch.
 
 
@@ -53,6 +55,20 @@ def caption(ax: Axes, text: str) -> None:
   ax.set_title(text, loc="left", fontsize=9, color=GREY)
 
 
+def label(ax: Axes, kind: str, horizontal: str, vertical: str = "") -> None:
+  """Writes the caption of a panel and the names of its axes.
+
+  Args:
+    ax: Axes to label.
+    kind: Text of the caption, e.g. "measured".
+    horizontal: What the horizontal axis shows, with its unit.
+    vertical: What the vertical axis shows, with its unit.
+  """
+  caption(ax, kind)
+  ax.set_xlabel(horizontal)
+  ax.set_ylabel(vertical)
+
+
 def legend(figure: Figure, ax: Axes, columns: int) -> None:
   """Puts the legend of some axes below the figure.
 
@@ -61,15 +77,15 @@ def legend(figure: Figure, ax: Axes, columns: int) -> None:
     ax: Axes whose lines are named.
     columns: Largest number of columns.
   """
-  handles, labels = ax.get_legend_handles_labels()
-  figure.legend(
-    handles,
-    labels,
-    loc="outside lower center",
-    ncols=min(columns, len(labels)),
-    frameon=False,
-    fontsize=9,
-  )
+  handles, _ = ax.get_legend_handles_labels()
+  legend_below(figure, handles, columns)
+
+
+def legend_below(figure: Figure, handles: Sequence[Any], columns: int) -> None:
+  """Puts a legend of labelled artists below a figure."""
+  look = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
+  columns = min(columns, len(handles))
+  figure.legend(handles=handles, ncols=columns, **look)
 
 
 def cut_high(
@@ -97,6 +113,28 @@ def cut_high(
   return f"; {what}"
 
 
+def log_axis(
+  ax: Axes, subs: Sequence[int], text_of: Callable[[float], str]
+) -> None:
+  """Makes the horizontal axis logarithmic.
+
+  Args:
+    ax: Axes to scale.
+    subs: Multiples of each power of ten that have a tick.
+    text_of: Returns the text of a tick.
+  """
+  ax.set_xscale("log")
+  ax.xaxis.set_major_locator(LogLocator(subs=subs))
+  ax.xaxis.set_minor_formatter(NullFormatter())
+  # Setting the scale replaces the formatter, so the formatter is set after it.
+  ax.xaxis.set_major_formatter(lambda value, _: text_of(value))
+
+
+def say_nothing_to_show(ax: Axes) -> None:
+  """Writes into empty axes that there is nothing to show."""
+  ax.text(0.5, 0.5, "nothing to show", ha="center", transform=ax.transAxes)
+
+
 def bytes_axis(ax: Axes, sent_bytes: Sequence[int]) -> None:
   """Labels the horizontal axis in bytes, with a log scale if they spread.
 
@@ -107,14 +145,12 @@ def bytes_axis(ax: Axes, sent_bytes: Sequence[int]) -> None:
   """
   ax.set_xlabel("sent by one replica")
   if not sent_bytes:
-    ax.text(0.5, 0.5, "nothing to show", ha="center", transform=ax.transAxes)
+    say_nothing_to_show(ax)
     return
   decades = math.log10(max(sent_bytes) / min(sent_bytes))
   if decades > 0.7:
-    ax.set_xscale("log")
     ax.set_xlabel("sent by one replica (log scale)")
     subs = (1, 2, 5) if decades < 1.6 else (1, 3) if decades < 2.5 else (1,)
-    ax.xaxis.set_major_locator(LogLocator(subs=subs))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-  # Setting the scale replaces the formatter, so the formatter is set after it.
-  ax.xaxis.set_major_formatter(lambda value, _: units.bytes_tick(value))
+    log_axis(ax, subs, units.bytes_tick)
+  else:
+    ax.xaxis.set_major_formatter(lambda value, _: units.bytes_tick(value))

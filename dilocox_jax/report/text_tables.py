@@ -1,9 +1,12 @@
-"""Tables as Markdown for pages, and as CSV for programs."""
+"""Tables as Markdown for pages, as CSV for programs, and for terminals."""
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
 
 
 def markdown_table(
@@ -15,6 +18,13 @@ def markdown_table(
     "| " + " | ".join(str(cell).replace("|", r"\|") for cell in row) + " |"
     for row in table
   ]
+
+
+def header_and_cells(
+  rows: Sequence[Mapping[str, Any]],
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+  """Splits rows, at least one, that all have the same columns in one order."""
+  return tuple(rows[0]), [tuple(row.values()) for row in rows]
 
 
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -30,3 +40,27 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
   writer.writeheader()
   writer.writerows(rows)
   return text.getvalue()
+
+
+def terminal_table(
+  header: Sequence[str],
+  rows: Iterable[Sequence[str]],
+  left: Collection[int] = (0,),
+  **look: Any,
+) -> Table:
+  """Returns a table for a terminal; cells that are too wide are folded.
+
+  Args:
+    header: Names of the columns.
+    rows: Cells, shown as they are, without markup.
+    left: Indices of the columns of text. The others hold numbers, which are
+      aligned on the right.
+    **look: Arguments of `rich.table.Table`, e.g. its title.
+  """
+  table = Table(title_justify="left", **look)
+  for index, column in enumerate(header):
+    side = "left" if index in left else "right"
+    table.add_column(column, justify=side, overflow="fold")
+  for row in rows:
+    table.add_row(*map(escape, row))
+  return table

@@ -47,13 +47,10 @@ def _three_digits(value: float | int) -> str:
 
 
 def human_bytes(value: float | int) -> str:
-  """Formats bytes with three digits in powers of 1000: "27.9 MB"."""
+  """Formats bytes with three digits: "27.9 MB"; "-" for NaN and infinity."""
   divisor, unit = bytes_unit(value)
-  return (
-    f"{value} B"
-    if divisor == 1
-    else _three_digits(value / divisor) + f" {unit}"
-  )
+  number = f"{value}" if divisor == 1 else _three_digits(value / divisor)
+  return f"{number} {unit}" if math.isfinite(value) else "-"
 
 
 def bytes_tick(value: float | int) -> str:
@@ -97,6 +94,11 @@ def human_loss(value: float | int) -> str:
 def human_ratio(value: float) -> str:
   """Formats a ratio with three digits: "25.3x"; "-" for NaN and infinity."""
   return f"{_three_digits(value)}x" if math.isfinite(value) else "-"
+
+
+def human_missing(count: int, wanted: int) -> str:
+  """Words what is missing after a name: " (2 of 3 seeds)", else nothing."""
+  return "" if count == wanted else f" ({count} of {wanted} seeds)"
 
 
 def human_comparison(gap: float) -> str:

@@ -113,7 +113,7 @@ def _page(
   ]
   return simulation.SimulatedRun(
     title=f"{config.sync.method} on {setup.link_costs.cluster.name}",
-    quantities=[simulation.SimulatedCost(*row) for row in quantities],
+    quantities=quantities,
     links=_links(setup, whole),
     numbers=numbers,
     notes=tuple(_notes(config, setup)),

@@ -5,11 +5,11 @@ from matplotlib.patches import Rectangle
 from rich.console import Console
 
 from dilocox_jax.report import simulation
-from dilocox_jax.report.simulation import Bar, SimulatedCost, SimulatedRun
+from dilocox_jax.report.simulation import Bar, SimulatedRun
 
 RUN = SimulatedRun(
   title="dilocox on 1gbit",
-  quantities=[SimulatedCost("seconds a step", "1.25", "derived: formula")],
+  quantities=[("seconds a step", "1.25", "derived: formula")],
   links={"up:a": (8e6, 2_500_000.0, 0.25)},
   numbers={"seconds_a_step": 1.25},
   notes=["Nothing is known about the sea."],

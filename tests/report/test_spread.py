@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from dilocox_jax.report.spread import Spread, pareto_front
+from dilocox_jax.report.spread import Spread, cheapest, pareto_front
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,3 +55,11 @@ def test_a_loss_that_is_not_finite_is_on_no_front():
   good = entry("good", 2, 2.0)
   assert pareto_front([nan, good]) == [good]
   assert pareto_front([good, nan]) == [good]
+
+
+def test_the_cheapest_is_sought_among_those_near_the_baseline():
+  sent_bytes = {"near": 20, "far": 10, "lost": 1}
+  gaps = {"near": 0.05, "far": 0.5, "lost": math.nan}
+  assert cheapest(gaps, sent_bytes) == "near"
+  assert cheapest({"far": 0.5, "lost": math.nan}, sent_bytes) == "far"
+  assert cheapest({}, sent_bytes) == ""

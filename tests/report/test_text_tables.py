@@ -3,7 +3,14 @@
 import csv
 import io
 
-from dilocox_jax.report.text_tables import csv_table, markdown_table
+from rich.console import Console
+
+from dilocox_jax.report.text_tables import (
+  csv_table,
+  header_and_cells,
+  markdown_table,
+  terminal_table,
+)
 
 
 def test_a_bar_in_a_cell_does_not_end_it():
@@ -18,3 +25,12 @@ def test_columns_are_all_that_some_row_names_in_that_order():
     ["1", "x, y", ""],
     ["2", "", "0.30000000000000004"],
   ]
+
+
+def test_a_terminal_shows_cells_without_reading_markup_in_them():
+  text = io.StringIO()
+  header, cells = header_and_cells([{"a": "[bold]x", "b": "1.5"}])
+  table = terminal_table(header, cells, title="what is shown")
+  Console(file=text, width=40).print(table)
+  assert "[bold]x" in text.getvalue() and "what is shown" in text.getvalue()
+  assert [column.justify for column in table.columns] == ["left", "right"]

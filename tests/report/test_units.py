@@ -67,3 +67,8 @@ def test_a_time_is_told_in_a_unit_that_fits(seconds, text):
 def test_a_comparison_is_worded():
   assert units.human_comparison(0.0078) == "0.8 % higher"
   assert units.human_comparison(-0.11) == "11.0 % lower"
+
+
+def test_missing_seeds_are_counted():
+  assert units.human_missing(2, 3) == " (2 of 3 seeds)"
+  assert units.human_missing(3, 3) == ""

@@ -15,6 +15,16 @@ from dilocox_jax.report.spread import pareto_front
 
 _MAX_LINES = 6
 _ABOVE = "higher losses are above the axis (see the table)"
+_POINT = {"fmt": "o", "markersize": 6, "elinewidth": 1}
+_FRONT = _POINT | {
+  "color": style.COLOURS[0],
+  "label": "Pareto front: none ends lower at as few bytes",
+}
+_OTHERS = _POINT | {
+  "color": style.GREY,
+  "markerfacecolor": "none",
+  "label": "other settings",
+}
 _BELOW = 0.12  # Share of the height that is left free below for names.
 
 
@@ -25,36 +35,29 @@ def pareto(results: Sequence[SettingResult]) -> Figure:
     results: Settings on one corpus, at least one.
   """
   best = min(results, key=lambda result: result.spread.mean)
-  reached = units.human_loss(best.spread.mean)
-  title = f"Lowest loss: {best.name}, {reached}"
+  title = f"Lowest loss: {best.name}, {units.human_loss(best.spread.mean)}"
   figure, (ax,) = style.frame(1, title, size=(8.4, 5.2))
   # A logarithmic axis has no place for zero bytes.
   shown = [result for result in results if result.sent_bytes > 0]
   front = [result for result in pareto_front(results) if result in shown]
   others = [result for result in shown if result not in front]
-  blue = style.COLOURS[0]
-  _points(ax, others, style.GREY, "none", "other settings")
-  _points(
-    ax, front, blue, blue, "Pareto front: none ends lower at as few bytes"
-  )
-  ax.plot(
-    [result.sent_bytes for result in front],
-    [result.spread.mean for result in front],
-    color=blue,
-    drawstyle="steps-post",
-    linewidth=1.2,
-  )
+  for members, look in ((others, _OTHERS), (front, _FRONT)):
+    if members:
+      sent_bytes = [result.sent_bytes for result in members]
+      _with_errors(ax, sent_bytes, members, **look)
+  look: dict[str, Any] = {"color": style.COLOURS[0], "drawstyle": "steps-post"}
+  means = [result.spread.mean for result in front]
+  ax.plot([r.sent_bytes for r in front], means, linewidth=1.2, **look)
   cut = _cut(ax, shown, front)
   style.bytes_axis(ax, [result.sent_bytes for result in shown])
   ax.margins(x=0.12)
-  ax.set_ylabel("validation loss (nats a token)")
+  ax.set_ylabel(style.LOSS_AXIS)
   error = "; bars: standard error of the mean" if _has_errors(results) else ""
   style.caption(ax, f"loss measured, bytes derived from the plan{error}{cut}")
   style.legend(figure, ax, 2)
   labels = [
-    PointLabel(result.name, result.sent_bytes, result.spread.mean, is_front)
-    for members, is_front in ((front, True), (others, False))
-    for result in members
+    PointLabel(r.name, r.sent_bytes, r.spread.mean, is_required=r in front)
+    for r in [*front, *others]
   ]
   place_labels(figure, ax, labels)
   return figure
@@ -79,28 +82,17 @@ def _has_errors(results: Sequence[SettingResult]) -> bool:
   return any(math.isfinite(result.spread.standard_error) for result in results)
 
 
-def _errors(results: Sequence[SettingResult]) -> list[float] | None:
-  if not _has_errors(results):
-    return None
-  return [result.spread.standard_error for result in results]
-
-
-def _points(
-  ax: Axes, results: Sequence[SettingResult], colour: Any, fill: Any, label: str
+def _with_errors(
+  ax: Axes,
+  x: Sequence[float | int],
+  results: Sequence[SettingResult],
+  **look: Any,
 ) -> None:
-  if results:
-    ax.errorbar(
-      [result.sent_bytes for result in results],
-      [result.spread.mean for result in results],
-      _errors(results),
-      fmt="o",
-      color=colour,
-      markerfacecolor=fill,
-      markersize=6,
-      capsize=2,
-      elinewidth=1,
-      label=label,
-    )
+  """Draws mean losses with their standard errors, if there are any."""
+  means = [result.spread.mean for result in results]
+  errors = [result.spread.standard_error for result in results]
+  bars = errors if _has_errors(results) else None
+  ax.errorbar(x, means, bars, capsize=2, **look)
 
 
 Line = tuple[Mapping[str, Any], list[SettingResult]]
@@ -144,31 +136,22 @@ def hyper_parameter(results: Sequence[SettingResult], path: str) -> Figure:
   is_crowd = len(lines) > _MAX_LINES
   for number, (others, line) in enumerate(lines):
     ordered = sorted(line, key=lambda result: place(result.settings[path]))
-    ax.errorbar(
-      [place(result.settings[path]) for result in ordered],
-      [result.spread.mean for result in ordered],
-      _errors(ordered),
-      marker=style.MARKERS[number % len(style.MARKERS)],
-      color=style.PALE if is_crowd else style.COLOURS[number],
-      markersize=5,
-      capsize=2,
-      linewidth=1.0 if is_crowd else 1.6,
-      label=None if is_crowd else _differs(others, [o for o, _ in lines]),
-    )
+    places = [place(result.settings[path]) for result in ordered]
+    look = {"color": style.PALE, "linewidth": 1.0}
+    if not is_crowd:
+      look = {"color": style.COLOURS[number], "linewidth": 1.6}
+      look["label"] = _differs(others, [o for o, _ in lines])
+    marker = style.MARKERS[number % len(style.MARKERS)]
+    _with_errors(ax, places, ordered, marker=marker, markersize=5, **look)
   if is_crowd:
-    ordered = sorted((place(value), mean) for value, mean in means.items())
-    ax.plot(
-      *zip(*ordered, strict=True),
-      color=style.COLOURS[0],
-      marker="o",
-      linewidth=2.2,
-      label=f"mean of {len(lines)} lines",
-    )
+    points = sorted((place(value), mean) for value, mean in means.items())
+    look = {"color": style.COLOURS[0], "marker": "o", "linewidth": 2.2}
+    label = f"mean of {len(lines)} lines"
+    ax.plot(*zip(*points, strict=True), label=label, **look)
   losses = [result.spread.mean for _, line in lines for result in line]
   cut = style.cut_high(ax, losses, _ABOVE)
-  ax.set_xlabel(path)
-  ax.set_ylabel("validation loss (nats a token)")
-  style.caption(ax, f"measured; other settings equal along a line{cut}")
+  kind = f"measured; other settings equal along a line{cut}"
+  style.label(ax, kind, path, style.LOSS_AXIS)
   if len(lines) > 1:
     longest = max(map(len, ax.get_legend_handles_labels()[1]))
     style.legend(figure, ax, 1 if longest > 24 else 3)

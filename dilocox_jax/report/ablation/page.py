@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from dilocox_jax.metrics.lines import (
   Directory,
@@ -19,44 +17,45 @@ from dilocox_jax.metrics.lines import (
   write_atomically,
   write_json,
 )
-from dilocox_jax.report import units
+from dilocox_jax.report import text_tables, units
 from dilocox_jax.report.ablation import figures
 from dilocox_jax.report.ablation.trials import (
   SettingResult,
   TrialOutcome,
   setting_results,
 )
-from dilocox_jax.report.page import PAGE, save_figure
+from dilocox_jax.report.page import picture, write_page
 from dilocox_jax.report.spread import pareto_front
-from dilocox_jax.report.text_tables import csv_table, markdown_table
 
-_COLUMNS = (
-  "run",
-  "changed",
-  "validation loss",
-  "bytes a replica",
-  "fewer bytes a sync",
+_READING = (
+  "The loss (nats a token, measured) is that of the outer parameters after"
+  " the last step: mean over seeds ± standard error if there are several"
+  " seeds. Bytes are derived from the plan. The last column says how many"
+  " times fewer bytes a sync sends than it would in fp32."
+)
+_PARETO = (
+  "Validation loss (measured) against the bytes one replica sent (derived"
+  " from the plan)."
+)
+_CHARTED = (
+  "Validation loss (measured) against `{}`; the other settings are equal along"
+  " a line."
 )
 
 
-def _loss(result: SettingResult) -> str:
+def _row(result: SettingResult) -> dict[str, str]:
+  """Returns the cells of a setting by column."""
+  missing = units.human_missing(len(result.seeds), result.num_seeds)
   loss = units.human_loss(result.spread.mean)
-  if len(result.seeds) < 2:
-    return loss
-  return f"{loss} ± {result.spread.standard_error:.4f}"
-
-
-def _cells(result: SettingResult) -> tuple[str, ...]:
-  name = result.name
-  if len(result.seeds) < result.num_seeds:
-    name += f" ({len(result.seeds)} of {result.num_seeds} seeds)"
-  return (
-    name,
-    " ".join(f"{k}={v}" for k, v in result.changed.items()),
-    _loss(result),
-    units.human_bytes(result.sent_bytes),
-    units.human_ratio(result.times_fewer_bytes),
-  )
+  if len(result.seeds) > 1:
+    loss += f" ± {result.spread.standard_error:.4f}"
+  return {
+    "run": result.name + missing,
+    "changed": " ".join(f"{k}={v}" for k, v in result.changed.items()),
+    "validation loss": loss,
+    "bytes a replica": units.human_bytes(result.sent_bytes),
+    "fewer bytes a sync": units.human_ratio(result.times_fewer_bytes),
+  }
 
 
 def _by_corpus(
@@ -93,23 +92,14 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 def _draw(
   results: Sequence[SettingResult], out_dir: pathlib.Path, suffix: str
 ) -> list[str]:
-  drawn = {
-    f"pareto{suffix}": (
-      "Validation loss (measured) against the bytes one replica sent (derived"
-      " from the plan).",
-      figures.pareto(results),
-    )
-  }
-  for path in figures.charted(results):
-    drawn[f"{path}{suffix}"] = (
-      f"Validation loss (measured) against `{path}`; the other settings are"
-      " equal along a line.",
-      figures.hyper_parameter(results, path),
-    )
   lines = []
-  for name, (caption, figure) in drawn.items():
-    save_figure(figure, out_dir / "figures" / f"{name}.png")
-    lines += [f"![{caption}](figures/{name}.png)", "", f"*{caption}*", ""]
+  for path in ("pareto", *figures.charted(results)):
+    caption, figure = _PARETO, figures.pareto(results)
+    if path != "pareto":
+      caption = _CHARTED.format(path)
+      figure = figures.hyper_parameter(results, path)
+    lines += picture(figure, out_dir, f"{path}{suffix}", caption)
+    lines += [f"*{caption}*", ""]
   return lines
 
 
@@ -120,28 +110,11 @@ def _section(
   suffix: str,
 ) -> list[str]:
   front = ", ".join(result.name for result in pareto_front(results))
-  return [
-    f"## On {corpus}",
-    "",
-    "The loss (nats a token, measured) is that of the outer parameters after"
-    " the last step: mean over seeds ± standard error if there are several"
-    " seeds. Bytes are derived from the plan. The last column says how many"
-    " times fewer bytes a sync sends than it would in fp32.",
-    "",
-    *markdown_table(_COLUMNS, map(_cells, results)),
-    "",
-    f"Settings on the Pareto front, fewest bytes first: {front}.",
-    "",
-    *_draw(results, out_dir, suffix),
-  ]
-
-
-def _failed(outcomes: Sequence[TrialOutcome]) -> list[str]:
-  rows = [(o.name, o.seed, o.failure, o.log) for o in outcomes if o.failure]
-  if not rows:
-    return []
-  table = markdown_table(("run", "seed", "reason", "log"), rows)
-  return ["## Failed", "", *table, ""]
+  lines = [f"## On {corpus}", "", _READING, ""]
+  header, cells = text_tables.header_and_cells([*map(_row, results)])
+  lines += text_tables.markdown_table(header, cells)
+  lines += ["", f"Settings on the Pareto front, fewest bytes first: {front}."]
+  return [*lines, "", *_draw(results, out_dir, suffix)]
 
 
 def write_ablation(
@@ -164,22 +137,24 @@ def write_ablation(
   out_dir = make_directory(out_dir)
   by_corpus = _by_corpus(outcomes)
   rows = []
-  lines = ["# Ablation", "", *([f"    {command}", ""] if command else [])]
+  lines = []
   for number, (corpus, results) in enumerate(by_corpus.items(), start=1):
     front = pareto_front(results)
     rows += [_data(result, result in front) for result in results]
     suffix = f"-corpus{number}" if len(by_corpus) > 1 else ""
     lines += _section(corpus, results, out_dir, suffix)
-  lines += _failed(outcomes)
   failed = [
     {"run": o.name, "seed": o.seed, "reason": o.failure, "log": str(o.log)}
     for o in outcomes
     if o.failure
   ]
+  if failed:
+    table = text_tables.markdown_table(*text_tables.header_and_cells(failed))
+    lines += ["## Failed", "", *table, ""]
   write_json(out_dir / "ablation.json", {"runs": rows, "failed": failed})
-  write_atomically(out_dir / "ablation.csv", csv_table([*map(_flat, rows)]))
-  write_atomically(out_dir / PAGE, "\n".join(lines).rstrip() + "\n")
-  return out_dir / PAGE
+  csv = text_tables.csv_table([*map(_flat, rows)])
+  write_atomically(out_dir / "ablation.csv", csv)
+  return write_page(out_dir, "Ablation", lines, command)
 
 
 def print_ablation(outcomes: Sequence[TrialOutcome], console: Console) -> None:
@@ -190,14 +165,12 @@ def print_ablation(outcomes: Sequence[TrialOutcome], console: Console) -> None:
     console: Terminal to print on.
   """
   for corpus, results in _by_corpus(outcomes).items():
-    table = Table(caption=f"corpus {corpus}; bytes derived from the plan")
-    for index, column in enumerate(_COLUMNS):
-      side = "left" if index < 2 else "right"
-      table.add_column(column, justify=side, overflow="fold")
+    caption = f"corpus {corpus}; bytes derived from the plan"
+    header, cells = text_tables.header_and_cells([*map(_row, results)])
+    table = text_tables.terminal_table(header, cells, (0, 1), caption=caption)
     front = pareto_front(results)
-    for result in results:
-      cells = map(escape, _cells(result))
-      table.add_row(*cells, style="bold" if result in front else None)
+    for result, row in zip(results, table.rows, strict=True):
+      row.style = "bold" if result in front else None
     console.print(table)
     console.print("Bold settings are on the Pareto front of loss and bytes.")
   for outcome in outcomes:

@@ -9,12 +9,12 @@ import dataclasses
 import math
 import statistics
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from dilocox_jax.report import style, units
 from dilocox_jax.report.convergence.comparison import (
@@ -25,13 +25,15 @@ from dilocox_jax.report.convergence.comparison import (
 )
 from dilocox_jax.report.curves import Curve, choose_front, draw_curves
 from dilocox_jax.report.labels import PointLabel, place_labels
-from dilocox_jax.report.spread import pareto_front
+from dilocox_jax.report.spread import cheapest, pareto_front
 
 _SIZE = (8.4, 5.6)
 _FAR = 4.0
-_NEAR = 0.1  # A loss at most a tenth above the baseline's counts as near it.
 _MARK = {"color": style.GREY, "linewidth": 0.8, "dashes": (4, 3)}
 _MARK_TEXT = {"color": style.GREY, "fontsize": 8, "ha": "right"}
+_STEPS = {"color": style.GREY, "linestyle": ":", "drawstyle": "steps-post"}
+_RING = {"marker": "o", "markersize": 8, "markerfacecolor": "none"}
+_FRONT: dict[str, Any] = _STEPS | _RING | {"linewidth": 1.2, "zorder": 4}
 _LINE_CHARACTERS = 90  # Characters that fit into the width of the figure.
 Along = Callable[[Point], float]
 
@@ -84,19 +86,9 @@ def loss_by_bytes(found: Comparison) -> Figure:
     ax.set_xlim(left=0.8 * min(visible))
   front = [e for e in pareto_front(view.shown) if e.sent_bytes > 0]
   if front:
-    ax.plot(
-      [entry.sent_bytes for entry in front],
-      [entry.spread.mean for entry in front],
-      color=style.GREY,
-      linestyle=":",
-      drawstyle="steps-post",
-      marker="o",
-      markersize=8,
-      markerfacecolor="none",
-      linewidth=1.2,
-      label="Pareto front of the ends",
-      zorder=4,
-    )
+    ends = [(entry.sent_bytes, entry.spread.mean) for entry in front]
+    label = "Pareto front of the ends"
+    ax.plot(*zip(*ends, strict=True), label=label, **_FRONT)
   kind = "loss measured, bytes derived from the plan"
   return _finish(figure, ax, found, view, kind, front)
 
@@ -119,23 +111,14 @@ def loss_by_time(found: Comparison, clock: str) -> Figure:
     if each.clock == clock:
       # Schedules of the runs at equal time end here, so those runs do not end
       # where a curve crosses this line.
-      where = each.budget_s / divisor
-      ax.axvline(where, **_MARK)
-      ax.annotate(
-        "equal time ",
-        (where, 1),
-        xycoords=ax.get_xaxis_transform(),
-        va="top",
-        **_MARK_TEXT,
-      )
+      end, along = each.budget_s / divisor, ax.get_xaxis_transform()
+      ax.axvline(end, **_MARK)
+      look = {"xycoords": along, "va": "top", **_MARK_TEXT}
+      ax.annotate("equal time ", (end, 1), **look)
   what = textwrap.fill(found.clocks[clock], _LINE_CHARACTERS)
   ax.set_xlabel(f"simulated time ({unit}, log scale)\n{what}")
-  ax.set_xscale("log")
+  style.log_axis(ax, (1, 2, 5), "{:,g}".format)
   ax.set_xlim(left=0.8 * first_s / divisor)
-  ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-  ax.xaxis.set_minor_formatter(NullFormatter())
-  # Setting the scale replaces the formatter, so the formatter is set after it.
-  ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
   return _finish(figure, ax, found, view, "loss measured, time simulated")
 
 
@@ -151,13 +134,9 @@ def _rivals(found: Comparison, clock: str = "") -> Iterator[MethodResult]:
   """
   baselines = {entry.baseline for entry in found.entries}
   for entry in found.entries:
-    if (
-      entry.name not in baselines
-      and entry.baseline == found.baseline
-      and entry.is_on(clock)
-      and len(entry.traces) == found.seeds
-      and math.isfinite(found.gap(entry))
-    ):
+    is_complete = len(entry.traces) == found.seeds and entry.is_on(clock)
+    is_alike = entry.baseline == found.baseline and entry.name not in baselines
+    if is_complete and is_alike and math.isfinite(found.gap(entry)):
       yield entry
 
 
@@ -167,39 +146,37 @@ def _tokens_title(found: Comparison) -> str:
     return "Validation loss at equal tokens"
   nearest = min(rivals, key=found.gap)
   gap = units.human_comparison(found.gap(nearest))
-  return (
-    f"At equal tokens {nearest.name} ends nearest to {found.baseline}: its loss"
-    f" is {gap}"
-  )
+  title = f"At equal tokens {nearest.name} ends nearest to {found.baseline}"
+  return f"{title}: its loss is {gap}"
 
 
 def _bytes_title(found: Comparison) -> str:
   """Names the method that sends least of those that end near the baseline."""
-  rivals = [e for e in _rivals(found) if e.sent_bytes > 0]
-  near = [e for e in rivals if found.gap(e) <= _NEAR] or rivals
+  rivals = {e.name: e for e in _rivals(found) if e.sent_bytes > 0}
+  name = cheapest(
+    {name: found.gap(entry) for name, entry in rivals.items()},
+    {name: entry.sent_bytes for name, entry in rivals.items()},
+  )
   base = found.entry(found.baseline)
-  if not near or not base:
+  if not name or not base:
     return "Validation loss against bytes sent"
-  least = min(near, key=lambda entry: entry.sent_bytes)
-  ratio = units.human_ratio(base.sent_bytes / least.sent_bytes)
-  gap = units.human_comparison(found.gap(least))
-  return f"{least.name} sends {ratio} less than {base.name}; its loss is {gap}"
+  ratio = units.human_ratio(base.sent_bytes / rivals[name].sent_bytes)
+  gap = units.human_comparison(found.gap(rivals[name]))
+  return f"{name} sends {ratio} less than {base.name}; its loss is {gap}"
 
 
 def _time_title(found: Comparison, clock: str) -> str:
   """Names the method that reaches the target loss first."""
   target = found.target_loss
-  times_s = [
-    (mean_seconds_to(entry, clock, target), entry.family)
-    for entry in _rivals(found, clock)
-  ]
+  rivals = _rivals(found, clock)
+  times_s = [(mean_seconds_to(e, clock, target), e.family) for e in rivals]
   first_s, name = min(times_s, default=(math.inf, ""))
   base = found.entry(found.baseline)
   if not base or not math.isfinite(first_s):
     return f"Validation loss in simulated time on '{clock}'"
   base_s = mean_seconds_to(base, clock, target)
-  title = f"On '{clock}' {name} reaches loss {target:g}"
-  title += f" in {units.human_time(first_s)}"
+  first = units.human_time(first_s)
+  title = f"On '{clock}' {name} reaches loss {target:g} in {first}"
   if math.isfinite(base_s):
     title += f", {base.name} in {units.human_time(base_s)}"
   return title
@@ -249,16 +226,13 @@ def _curve(entry: MethodResult, along: Along, seeds: int) -> Curve:
     for points in zip(*traces, strict=False)
     if along(points[0]) > 0
   ]
-  label = entry.name
-  if len(traces) != seeds:
-    label += f" ({len(traces)} of {seeds} seeds)"
   return Curve(
     entry.name,
     x=[x for x, _ in rows],
     y=[math.fsum(losses) / len(losses) for _, losses in rows],
     low=[min(losses) for _, losses in rows],
     high=[max(losses) for _, losses in rows],
-    label=label,
+    label=entry.name + units.human_missing(len(traces), seeds),
   )
 
 
@@ -268,37 +242,33 @@ def _finish(
   found: Comparison,
   view: _View,
   kind: str,
-  named: list[MethodResult] | None = None,
+  named: Sequence[MethodResult] = (),
 ) -> Figure:
   """Adds axis, target, caption and legend, and the names of grey curves."""
-  ax.set_ylabel("validation loss (nats a token)")
+  ax.set_ylabel(style.LOSS_AXIS)
   if not _points(view.shown):
     style.caption(ax, kind)
-    ax.text(0.5, 0.5, "nothing to show", ha="center", transform=ax.transAxes)
+    style.say_nothing_to_show(ax)
     return figure
   if math.isfinite(view.top):
     margin = 0.04 * (view.top - view.low)
     ax.set_ylim(view.low - margin, view.top)
   if found.target_loss:
     ax.axhline(found.target_loss, **_MARK)
-    ax.annotate(
-      f"target {found.target_loss:g}",
-      (1, found.target_loss),
-      xycoords=ax.get_yaxis_transform(),
-      va="bottom",
-      **_MARK_TEXT,
-    )
+    target, along = found.target_loss, ax.get_yaxis_transform()
+    look = {"xycoords": along, "va": "bottom", **_MARK_TEXT}
+    ax.annotate(f"target {target:g}", (1, target), **look)
   cut = "; higher losses are above the axis" if view.is_cut else ""
   if view.above:
     cut = f"; above the axis: {', '.join(view.above)}"
   style.caption(ax, f"{kind}; bands: all seeds{cut}")
   style.legend(figure, ax, 4)
-  place_labels(figure, ax, _names(ax, view, named or []))
+  place_labels(figure, ax, _names(ax, view, named))
   return figure
 
 
 def _names(
-  ax: Axes, view: _View, named: list[MethodResult]
+  ax: Axes, view: _View, named: Sequence[MethodResult]
 ) -> list[PointLabel]:
   """Names at the ends of curves: those asked for, and low grey ones.
 

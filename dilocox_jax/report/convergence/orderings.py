@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from dilocox_jax.report import units
-from dilocox_jax.report.convergence.comparison import TOKENS, Comparison
+from dilocox_jax.report.convergence.comparison import TOKENS, Claim, Comparison
 from dilocox_jax.report.spread import Spread
 
 HOLDS, REVERSED, OVERLAP = "holds", "reversed", "spreads overlap"
@@ -67,16 +67,20 @@ def compared(better: Spread, other: Spread, seeds: int) -> str:
 def verdicts(found: Comparison) -> Iterator[Verdict]:
   """Yields the verdict on every pair of every claim."""
   for claim in found.claims:
-    spreads, few = _at(found, claim.at)
-    better = spreads.get(claim.better, Spread(()))
-    for name in claim.than:
-      other = spreads.get(name, Spread(()))
-      result = compared(better, other, found.seeds)
-      if {claim.better, name} & few:
-        result = TOO_FEW
-      yield Verdict(
-        *(claim.better, name, claim.at, claim.source), result, better, other
-      )
+    yield from claim_verdicts(found, claim)
+
+
+def claim_verdicts(found: Comparison, claim: Claim) -> Iterator[Verdict]:
+  """Yields the verdict on every pair of one claim."""
+  spreads, few = _at(found, claim.at)
+  better = spreads.get(claim.better, Spread(()))
+  for name in claim.than:
+    other = spreads.get(name, Spread(()))
+    result = compared(better, other, found.seeds)
+    if {claim.better, name} & few:
+      result = TOO_FEW
+    pair = (claim.better, name, claim.at, claim.source)
+    yield Verdict(*pair, result, better, other)
 
 
 def _at(found: Comparison, at: str) -> tuple[dict[str, Spread], set[str]]:

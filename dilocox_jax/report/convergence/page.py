@@ -9,15 +9,8 @@ import pathlib
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from dilocox_jax.metrics.lines import (
-  Directory,
-  make_directory,
-  write_atomically,
-  write_json,
-)
+from dilocox_jax.metrics.lines import Directory, make_directory, write_json
 from dilocox_jax.report.convergence import figures
 from dilocox_jax.report.convergence.comparison import (
   Comparison,
@@ -26,8 +19,8 @@ from dilocox_jax.report.convergence.comparison import (
 )
 from dilocox_jax.report.convergence.orderings import verdicts
 from dilocox_jax.report.convergence.tables import tables
-from dilocox_jax.report.page import PAGE, save_figure
-from dilocox_jax.report.text_tables import markdown_table
+from dilocox_jax.report.page import picture, write_page
+from dilocox_jax.report.text_tables import markdown_table, terminal_table
 
 
 def write_convergence(found: Comparison, out_dir: Directory) -> pathlib.Path:
@@ -44,8 +37,7 @@ def write_convergence(found: Comparison, out_dir: Directory) -> pathlib.Path:
     RecordError: If a file cannot be written.
   """
   out_dir = make_directory(out_dir)
-  lines = [f"# Convergence: {found.name}", "", f"    {found.command}", ""]
-  lines += [f"{found.budget} Corpus digest `{found.corpus}`.", ""]
+  lines = [f"{found.budget} Corpus digest `{found.corpus}`.", ""]
   lines += [text for note in _notes(found) for text in (f"- {note}", "")]
   for table in tables(found):
     rows = markdown_table(table.header, table.rows)
@@ -53,8 +45,7 @@ def write_convergence(found: Comparison, out_dir: Directory) -> pathlib.Path:
     lines += [text for note in table.notes for text in (note, "")]
   lines += ["## Figures", "", *_draw(found, out_dir)]
   write_json(out_dir / "convergence.json", _data(found))
-  write_atomically(out_dir / PAGE, "\n".join(lines).rstrip() + "\n")
-  return out_dir / PAGE
+  return write_page(out_dir, f"Convergence: {found.name}", lines, found.command)
 
 
 def _notes(found: Comparison) -> list[str]:
@@ -74,9 +65,8 @@ def _draw(found: Comparison, out_dir: pathlib.Path) -> list[str]:
     drawn[f"hours_{clock}"] = figures.loss_by_time(found, clock)
   lines = []
   for name, figure in drawn.items():
-    save_figure(figure, out_dir / "figures" / f"{name}.png")
     against = name.replace("hours_", "simulated time on the clock ")
-    lines += [f"![Loss against {against}](figures/{name}.png)", ""]
+    lines += picture(figure, out_dir, name, f"Loss against {against}")
   return lines
 
 
@@ -122,10 +112,8 @@ def print_convergence(found: Comparison, console: Console) -> None:
   for each in tables(found):
     if each.on_page_alone:
       continue
-    table = Table(title=each.title, title_justify="left")
-    for index, column in enumerate(each.header):
-      side = "left" if index == 0 or each.header[-1] == "verdict" else "right"
-      table.add_column(column, justify=side, overflow="fold")
-    for row in each.rows:
-      table.add_row(*map(escape, row))
-    console.print(table)
+    is_text = each.header[-1] == "verdict"
+    left = range(len(each.header) if is_text else 1)
+    console.print(
+      terminal_table(each.header, each.rows, left, title=each.title)
+    )

@@ -5,21 +5,18 @@ computed from the losses, never written by hand.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from dilocox_jax.report import units
+from dilocox_jax.report.convergence import orderings
 from dilocox_jax.report.convergence.comparison import (
   TOKENS,
   Comparison,
   EqualTime,
-  MethodResult,
   mean_seconds_to,
   seconds_to,
 )
-from dilocox_jax.report.convergence.orderings import bounded, summary, verdicts
 from dilocox_jax.report.spread import Spread
 
 
@@ -57,11 +54,11 @@ def tables(found: Comparison) -> Iterator[ReportTable]:
 def _losses(found: Comparison) -> ReportTable:
   rows = [
     (
-      entry.name + _count(len(entry.traces), found.seeds),
+      entry.name + units.human_missing(len(entry.traces), found.seeds),
       _mean(entry.spread),
       _range(entry.spread),
       units.human_gap(found.gap(entry)),
-      _bytes(entry.sent_bytes),
+      units.human_bytes(entry.sent_bytes),
       f"{entry.interval}/{entry.overlap_steps}",
     )
     for entry in found.entries
@@ -102,17 +99,15 @@ def _times(found: Comparison, clock: str) -> ReportTable:
   target = found.target_loss
   rows = []
   for entry in found.entries:
+    share = units.human_share(entry.utilisation.get(clock, math.nan))
+    whole = units.human_time(entry.seconds.get(clock, math.nan))
     to_s = mean_seconds_to(entry, clock, target)
-    rows.append(
-      (
-        entry.name,
-        units.human_share(entry.utilisation.get(clock, math.nan)),
-        units.human_time(entry.seconds.get(clock, math.nan)),
-        units.human_time(to_s)
-        if not math.isinf(to_s)
-        else _reached(entry, clock, target),
-      )
-    )
+    reached = units.human_time(to_s)
+    if math.isinf(to_s):  # Not all seeds reached the loss.
+      times_s = [seconds_to(trace, clock, target) for trace in entry.traces]
+      count = sum(map(math.isfinite, times_s))
+      reached = f"{count} of {len(times_s)} seeds" if count else "not reached"
+    rows.append((entry.name, share, whole, reached))
   return ReportTable(
     f"Time on the clock '{clock}'",
     ("method", "utilisation", "whole run", f"to loss {target:g}"),
@@ -124,25 +119,14 @@ def _times(found: Comparison, clock: str) -> ReportTable:
   )
 
 
-def _reached(entry: MethodResult, clock: str, target_loss: float) -> str:
-  """Says how many seeds reached a loss that not all seeds reached."""
-  times = [seconds_to(trace, clock, target_loss) for trace in entry.traces]
-  count = sum(map(math.isfinite, times))
-  return f"{count} of {len(times)} seeds" if count else "not reached"
-
-
 def _equal_time(found: Comparison, each: EqualTime) -> ReportTable:
-  rows = [
-    (
-      timed.name
-      + _count(len(timed.losses), 0 if timed.is_too_few else found.seeds),
-      f"{timed.steps:,}",
-      units.human_share(timed.used_s / each.budget_s),
-      "too few steps" if timed.is_too_few else _mean(timed.spread),
-      _range(timed.spread),
-    )
-    for timed in each.methods
-  ]
+  rows = []
+  for timed in each.methods:
+    seeds = 0 if timed.is_too_few else found.seeds
+    name = timed.name + units.human_missing(len(timed.losses), seeds)
+    used = units.human_share(timed.used_s / each.budget_s)
+    loss = "too few steps" if timed.is_too_few else _mean(timed.spread)
+    rows.append((name, f"{timed.steps:,}", used, loss, _range(timed.spread)))
   return ReportTable(
     f"At equal time on the clock '{each.clock}', "
     f" {units.human_time(each.budget_s)}",
@@ -163,17 +147,15 @@ def _where(at: str) -> str:
 
 
 def _orderings(found: Comparison) -> ReportTable:
-  by_claim = itertools.groupby(
-    verdicts(found), lambda v: (v.better, v.at, v.source)
-  )
   rows = []
-  for (better, at, source), each in by_claim:
-    of_claim = list(each)
-    claim = f"{better} < {', '.join(v.other for v in of_claim)}"
-    rows.append((claim, _where(at), source, summary(of_claim)))
+  for claim in found.claims:
+    verdict = orderings.summary([*orderings.claim_verdicts(found, claim)])
+    text = f"{claim.better} < {', '.join(claim.than)}"
+    rows.append((text, _where(claim.at), claim.source, verdict))
   for name, most in found.gaps.items():
     claim = f"{name} at most {most:.1%} above allreduce"
-    rows.append((claim, "equal tokens", "ours", bounded(found, name, most)))
+    verdict = orderings.bounded(found, name, most)
+    rows.append((claim, "equal tokens", "ours", verdict))
   notes = [
     "A claim `a < b, c` holds if every seed of a ends lower than every seed of"
     " b and c, and no seed is missing. Gaps compare means. The verdicts are"
@@ -190,67 +172,41 @@ def _orderings(found: Comparison) -> ReportTable:
 
 
 def _pairs(found: Comparison) -> ReportTable:
+  rows = []
+  for v in orderings.verdicts(found):
+    ends = _end(v.better_spread.high), _end(v.other_spread.low)
+    rows.append((v.better, v.other, _where(v.at), *ends, v.result))
   return ReportTable(
     "Orderings, pair by pair (clocks as named)",
     ("lower", "than", "where", "highest", "lowest", "verdict"),
-    [
-      (
-        v.better,
-        v.other,
-        _where(v.at),
-        _end(v.better_spread.high),
-        _end(v.other_spread.low),
-        v.result,
-      )
-      for v in verdicts(found)
-    ],
+    rows,
     on_page_alone=True,
   )
 
 
 def _tuned(found: Comparison) -> ReportTable:
-  rows = [
-    (
-      entry.name,
-      " ".join(f"{k}={_text(v)}" for k, v in entry.tuned.items())
-      + (" (end of the grid)" if entry.at_edge else ""),
-      f"{entry.tuning_runs} x {entry.tuning_rounds}",
-    )
-    for entry in found.entries
-  ]
-  return ReportTable(
-    "Tuned values (no clock)",
-    ("method", "values", "runs x rounds"),
-    rows,
-    found.tuning,
-  )
-
-
-def _text(value: Any) -> str:
-  return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _count(count: int, wanted: int) -> str:
-  return "" if count == wanted else f" ({count} of {wanted} seeds)"
+  rows = []
+  for entry in found.entries:
+    values = [
+      f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+      for name, value in entry.tuned.items()
+    ]
+    values += ["(end of the grid)"] if entry.at_edge else []
+    budget = f"{entry.tuning_runs} x {entry.tuning_rounds}"
+    rows.append((entry.name, " ".join(values), budget))
+  header = ("method", "values", "runs x rounds")
+  return ReportTable("Tuned values (no clock)", header, rows, found.tuning)
 
 
 def _mean(spread: Spread) -> str:
-  if not spread.losses:
-    return "-"
-  mean = spread.mean
-  return units.human_loss(mean) if math.isfinite(mean) else "diverged"
+  return "diverged" if math.isinf(spread.mean) else _end(spread.mean)
 
 
 def _range(spread: Spread) -> str:
-  if not spread.losses:
-    return "-"
-  return f"{_end(spread.low)}..{_end(spread.high)}"
+  ends = f"{_end(spread.low)}..{_end(spread.high)}"
+  return ends if spread.losses else "-"
 
 
 def _end(loss: float) -> str:
-  """Formats one end of a spread; NaN means that there is no loss."""
+  """Formats a loss; NaN means that there is no loss."""
   return "-" if math.isnan(loss) else units.human_loss(loss)
-
-
-def _bytes(value: float) -> str:
-  return units.human_bytes(value) if math.isfinite(value) else "-"
