@@ -1,7 +1,8 @@
 """Checks of values; their messages say what is wrong and what is allowed."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -11,35 +12,44 @@ def require(condition: bool, message: str) -> None:
     raise ValueError(message)
 
 
-def positive(section: str, **values: int | float | None) -> None:
-  """Raises ValueError for the first value of a section that is not above 0.
-
-  Args:
-    section: Name of the section, for the message.
-    **values: Values by the names of their fields; None passes.
-  """
-  for name, value in values.items():
-    require(
-      value is None or value > 0, f"{section}.{name}={value} must be positive"
-    )
+@contextlib.contextmanager
+def in_front(text: str) -> Iterator[None]:
+  """Puts a text, e.g. "sync.", in front of the message of a ValueError."""
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(f"{text}{error}") from error
 
 
-def within(
-  low: int, high: float | int, section: str, **values: float | int | None
+def within_limits(
+  name: str,
+  value: Any,
+  *,
+  choices: Iterable[Any] | None = None,
+  above: float | int | None = None,
+  below: float | int | None = None,
+  between: tuple[float | int, float | int] | None = None,
 ) -> None:
-  """Raises ValueError for the first value outside a range, or not a number.
+  """Raises ValueError for a value outside one of the limits that are given.
 
   Args:
-    low: The smallest value that is allowed.
-    high: The largest value that is allowed.
-    section: Name of the section, for the message.
-    **values: Values by the names of their fields; None passes.
+    name: Name of the value, for the message.
+    value: The value to check. NaN is outside every range.
+    choices: The only values that are allowed.
+    above: Number that the value must exceed.
+    below: Number that the value must not reach.
+    between: The smallest and the largest value that are allowed.
   """
-  for name, value in values.items():
-    require(
-      value is None or low <= value <= high,
-      f"{section}.{name}={value} must be from {low:g} to {high:g}",
-    )
+  if choices is not None:
+    one_of(name, value, choices)
+  if above is not None:
+    require(value > above, f"{name}={value} must be above {above:g}")
+  if below is not None:
+    require(value < below, f"{name}={value} must be below {below:g}")
+  if between is not None:
+    low, high = between
+    message = f"{name}={value} must be from {low:g} to {high:g}"
+    require(low <= value <= high, message)
 
 
 def at_least(low: int, **values: int) -> None:

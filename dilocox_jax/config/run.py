@@ -10,7 +10,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from dilocox_jax.checks import require
+from dilocox_jax.checks import in_front, require
 from dilocox_jax.config.recipes import DEFAULTS, resolved
 from dilocox_jax.config.sections import (
   AdaptiveConfig,
@@ -23,6 +23,7 @@ from dilocox_jax.config.sections import (
   MeshConfig,
   ModelConfig,
   OuterConfig,
+  Section,
   SyncConfig,
 )
 from dilocox_jax.config.unread import unread_fields
@@ -93,14 +94,10 @@ class RunConfig:
       f"inner.warmup_steps={self.inner.warmup_steps} must be less than "
       f"total_steps={self.total_steps}",
     )
-    try:
+    with in_front("model/sync: "):
       _ = self.model.shape, self.fragments
-    except ValueError as error:
-      raise ValueError(f"model/sync: {error}") from error
-    try:
+    with in_front("exchange."):
       check_collective(self.codec.payload, self.exchange.collective)
-    except ValueError as error:
-      raise ValueError(f"exchange.{error}") from error
     self._check_rank()
     self._check_mesh()
     self._check_unsent()
@@ -111,17 +108,10 @@ class RunConfig:
   def _resolve(self) -> None:
     """Puts values in the place of all that is left to the method."""
     values = resolved(flat(self.to_mapping()))
-    for field in dataclasses.fields(self):
-      section = getattr(self, field.name)
-      if not dataclasses.is_dataclass(section):
-        continue
-      filled = {
-        name: values[f"{field.name}.{name}"]
-        for name in (each.name for each in dataclasses.fields(section))
-        if getattr(section, name) is None
-      }
-      section = dataclasses.replace(section, **filled)  # pyright: ignore
-      object.__setattr__(self, field.name, section)
+    for name, section in vars(self).items():
+      if isinstance(section, Section):
+        filled = {field: values[f"{name}.{field}"] for field in vars(section)}
+        object.__setattr__(self, name, type(section)(**filled))
 
   def _check_rank(self) -> None:
     """Refuses a rank that no matrix has, as none would be factorised then."""
@@ -145,10 +135,8 @@ class RunConfig:
       f"inner.accumulate_steps={self.inner.accumulate_steps} times "
       f"mesh.num_data_shards={self.mesh.num_data_shards}",
     )
-    try:
+    with in_front("mesh: "):
       _ = self.pipeline, self.stage_layers
-    except ValueError as error:
-      raise ValueError(f"mesh: {error}") from error
 
   def _check_unsent(self) -> None:
     method = self.sync.named
@@ -179,12 +167,9 @@ class RunConfig:
       f"{self.sync.method!r} sends gradients: take mode 'off'",
     )
     if mode == "rank_and_interval":
-      try:
+      instead = f"adaptive.mode={mode!r} (take 'rank' instead)"
+      with in_front(f"{instead} does not go with sync."):
         with_interval(self.sync.named, 1)
-      except ValueError as error:
-        raise ValueError(
-          f"adaptive.mode={mode!r} with sync.{error}: take mode 'rank'"
-        ) from error
 
   @property
   def fragments(self) -> Fragments:
@@ -238,12 +223,12 @@ class RunConfig:
 @functools.cache
 def _defaults() -> dict[str, Any]:
   """Default values of all fields of all sections, by their dotted names."""
-  defaults: dict[str, Any] = {
-    field.name: field.default for field in dataclasses.fields(RunConfig)
+  defaults = {
+    field.name: vars(field.default)
+    if isinstance(field.default, Section)
+    else field.default
+    for field in dataclasses.fields(RunConfig)
   }
-  for name, default in defaults.items():
-    if dataclasses.is_dataclass(default):
-      defaults[name] = vars(default)
   return flat(defaults) | dict(DEFAULTS)
 
 
