@@ -11,21 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dilocox_jax.checks import in_front, require
+from dilocox_jax.config import sections
 from dilocox_jax.config.recipes import DEFAULTS, resolved
-from dilocox_jax.config.sections import (
-  AdaptiveConfig,
-  CheckpointConfig,
-  CodecConfig,
-  DataConfig,
-  EvaluationConfig,
-  ExchangeConfig,
-  InnerConfig,
-  MeshConfig,
-  ModelConfig,
-  OuterConfig,
-  Section,
-  SyncConfig,
-)
 from dilocox_jax.config.unread import unread_fields
 from dilocox_jax.mapping import dataclass_from, flat
 from dilocox_jax.plan.model.division import Division
@@ -65,17 +52,17 @@ class RunConfig:
 
   seed: int = 0  # 0 to LARGEST_SEED.
   total_steps: int = 600  # Inner steps, warm start included.
-  data: DataConfig = DataConfig()
-  model: ModelConfig = ModelConfig()
-  inner: InnerConfig = InnerConfig()
-  sync: SyncConfig = SyncConfig()
-  codec: CodecConfig = CodecConfig()
-  exchange: ExchangeConfig = ExchangeConfig()
-  adaptive: AdaptiveConfig = AdaptiveConfig()
-  outer: OuterConfig = OuterConfig()
-  mesh: MeshConfig = MeshConfig()
-  evaluation: EvaluationConfig = EvaluationConfig()
-  checkpoint: CheckpointConfig = CheckpointConfig()
+  data: sections.DataConfig = sections.DataConfig()
+  model: sections.ModelConfig = sections.ModelConfig()
+  inner: sections.InnerConfig = sections.InnerConfig()
+  sync: sections.SyncConfig = sections.SyncConfig()
+  codec: sections.CodecConfig = sections.CodecConfig()
+  exchange: sections.ExchangeConfig = sections.ExchangeConfig()
+  adaptive: sections.AdaptiveConfig = sections.AdaptiveConfig()
+  outer: sections.OuterConfig = sections.OuterConfig()
+  mesh: sections.MeshConfig = sections.MeshConfig()
+  evaluation: sections.EvaluationConfig = sections.EvaluationConfig()
+  checkpoint: sections.CheckpointConfig = sections.CheckpointConfig()
 
   def __post_init__(self):
     self._resolve()
@@ -109,7 +96,7 @@ class RunConfig:
     """Puts values in the place of all that is left to the method."""
     values = resolved(flat(self.to_mapping()))
     for name, section in vars(self).items():
-      if isinstance(section, Section):
+      if isinstance(section, sections.Section):
         filled = {field: values[f"{name}.{field}"] for field in vars(section)}
         object.__setattr__(self, name, type(section)(**filled))
 
@@ -225,7 +212,7 @@ def _defaults() -> dict[str, Any]:
   """Default values of all fields of all sections, by their dotted names."""
   defaults = {
     field.name: vars(field.default)
-    if isinstance(field.default, Section)
+    if isinstance(field.default, sections.Section)
     else field.default
     for field in dataclasses.fields(RunConfig)
   }

@@ -11,17 +11,7 @@ import typing
 from typing import Any
 
 from dilocox_jax.checks import in_front, require, within_limits
-from dilocox_jax.plan.choices import (
-  BOUNDARIES,
-  COMPUTE_DTYPES,
-  LAYOUTS,
-  MEMORIES,
-  REFERENCES,
-  REMATS,
-  RESIDUAL_DTYPES,
-  SCHEDULES,
-  WARM_STARTS,
-)
+from dilocox_jax.plan import choices
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.pipeline.orders import PIPELINES
@@ -98,7 +88,7 @@ class ModelConfig(Section):
   num_kv_heads: int | None = None  # Fewer than num_heads share keys, values.
   tied_head: bool | None = None  # The head is the token table.
   # float32 or bfloat16; parameters are fp32.
-  compute_dtype: str = limited("float32", choices=COMPUTE_DTYPES)
+  compute_dtype: str = limited("float32", choices=choices.COMPUTE_DTYPES)
   # Blocks of one scan step; 0: all (fast on CPU).
   scan_unroll: int = limited(0, between=(0, math.inf))
   # Weight of log(sum(exp(logits)))^2 in training. A negative one would reward
@@ -120,7 +110,7 @@ class InnerConfig(Section):
   optimizer: OfMethod[str] = OF_METHOD  # Name of any optimizer of optax.
   learning_rate: float = limited(2e-3, above=0)
   # constant, cosine or wsd.
-  schedule: str = limited("cosine", choices=SCHEDULES)
+  schedule: str = limited("cosine", choices=choices.SCHEDULES)
   warmup_steps: OfMethod[int] = OF_METHOD  # None: a quarter, at most 50.
   # Last learning rate / highest one.
   final_fraction: float = limited(0.05, between=(0, 1))
@@ -140,7 +130,7 @@ class MeshConfig(Section):
 
   num_replicas: int = limited(2, above=0)
   # stacked (on one device) or mesh (on their own).
-  layout: str = limited("stacked", choices=LAYOUTS)
+  layout: str = limited("stacked", choices=choices.LAYOUTS)
   # map (one by one: CPU) or vmap (together: GPU).
   stacked_by: str = limited("map", choices=("map", "vmap"))
   # Devices that share the work of a stage.
@@ -150,11 +140,11 @@ class MeshConfig(Section):
   pipeline: str = limited("1f1b", choices=PIPELINES)
   chunks_per_stage: int = 1  # interleaved: runs of layers that a stage has.
   # Recomputed: none, all but dots, or full.
-  remat: str = limited("dots", choices=REMATS)
+  remat: str = limited("dots", choices=choices.REMATS)
   # Compression between stages: bfloat16 or int8.
-  boundary: str = limited("none", choices=BOUNDARIES)
+  boundary: str = limited("none", choices=choices.BOUNDARIES)
   # Outer state: device or pinned_host.
-  outer_memory: str = limited("device", choices=MEMORIES)
+  outer_memory: str = limited("device", choices=choices.MEMORIES)
 
   def __post_init__(self):
     super().__post_init__()
@@ -202,7 +192,7 @@ class SyncConfig(Section):
   mixing_alpha: float | None = None  # Weight of the replica's own value.
   fragment_order: str | None = None  # strided or sequential.
   # data_parallel, or single (one replica, copied).
-  warm_start: str = limited("none", choices=WARM_STARTS)
+  warm_start: str = limited("none", choices=choices.WARM_STARTS)
   warm_start_steps: int = 0
   # Steps of a program without rounds.
   steps_per_dispatch: int = limited(50, above=0)
@@ -271,9 +261,9 @@ class ExchangeConfig(Section):
   # Share of residuals kept.
   feedback_decay: OfMethod[float] = limited(OF_METHOD, between=(0, 1))
   # Residual of one's own message, or the mean.
-  feedback_against: str = limited("own", choices=REFERENCES)
+  feedback_against: str = limited("own", choices=choices.REFERENCES)
   # float32, bfloat16 or int8.
-  feedback_dtype: str = limited("float32", choices=RESIDUAL_DTYPES)
+  feedback_dtype: str = limited("float32", choices=choices.RESIDUAL_DTYPES)
 
   def __post_init__(self):
     super().__post_init__()
