@@ -1,9 +1,22 @@
 """Checks of values; their messages say what is wrong and what is allowed."""
 
 import contextlib
+import dataclasses
 import difflib
+import operator
+import typing
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+Default = typing.TypeVar("Default")
+
+# The limits of numbers, with the comparison that must hold.
+_BOUNDS = {
+  "above": operator.gt,
+  "at_least": operator.ge,
+  "below": operator.lt,
+  "at_most": operator.le,
+}
 
 
 def require(condition: bool, message: str) -> None:
@@ -21,46 +34,49 @@ def in_front(text: str) -> Iterator[None]:
     raise ValueError(f"{text}{error}") from error
 
 
+def limited(default: Default, **limits: Any) -> Default:
+  """Declares a field of a dataclass, and which values it may have.
+
+  Args:
+    default: Default value of the field; None: it may be left unset.
+    **limits: Limits as in `within_limits`; `check_limits` reads them.
+  """
+  return dataclasses.field(default=default, metadata=limits)
+
+
+def check_limits(values: Any, prefix: str = "") -> None:
+  """Raises ValueError for the first field of a dataclass outside its limits.
+
+  Args:
+    values: A dataclass, some of whose fields are declared with `limited`.
+    prefix: Text in front of the fields' names, for messages.
+  """
+  for field in dataclasses.fields(values):
+    value = getattr(values, field.name)
+    if field.metadata and value is not None:
+      within_limits(prefix + field.name, value, **field.metadata)
+
+
 def within_limits(
   name: str,
   value: Any,
-  *,
   choices: Iterable[Any] | None = None,
-  above: float | int | None = None,
-  below: float | int | None = None,
-  between: tuple[float | int, float | int] | None = None,
+  **bounds: float | int,
 ) -> None:
   """Raises ValueError for a value outside one of the limits that are given.
 
   Args:
     name: Name of the value, for the message.
-    value: The value to check. NaN is outside every range.
+    value: The value to check. NaN is outside all bounds.
     choices: The only values that are allowed.
-    above: Number that the value must exceed.
-    below: Number that the value must not reach.
-    between: The smallest and the largest value that are allowed.
+    **bounds: Numbers with which the value is compared: `above` and `below`,
+      which it must not reach, `at_least` and `at_most`, which it may reach.
   """
   if choices is not None:
     one_of(name, value, choices)
-  if above is not None:
-    require(value > above, f"{name}={value} must be above {above:g}")
-  if below is not None:
-    require(value < below, f"{name}={value} must be below {below:g}")
-  if between is not None:
-    low, high = between
-    message = f"{name}={value} must be from {low:g} to {high:g}"
-    require(low <= value <= high, message)
-
-
-def at_least(low: int, **values: int) -> None:
-  """Raises ValueError for the first value below a bound.
-
-  Args:
-    low: The smallest value that is allowed.
-    **values: Values by the names of their fields.
-  """
-  for name, value in values.items():
-    require(value >= low, f"{name}={value} must be at least {low}")
+  if not all(_BOUNDS[kind](value, bound) for kind, bound in bounds.items()):
+    texts = [f"{k.replace('_', ' ')} {bound:g}" for k, bound in bounds.items()]
+    raise ValueError(f"{name}={value} must be {' and '.join(texts)}")
 
 
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:

@@ -20,12 +20,12 @@ def test_an_unknown_name_is_answered_with_the_nearest():
 @pytest.mark.parametrize(
   "limits, allowed, refused, message",
   [
-    ({"between": (0, 1)}, 1.0, -0.1, "must be from 0 to 1"),
-    ({"between": (0, 1)}, 0, 1.1, "must be from 0 to 1"),
-    ({"between": (0, 1)}, 0.5, float("nan"), "must be from 0 to 1"),
+    ({"at_least": 0}, 0, -0.1, "must be at least 0"),
+    ({"at_least": 0, "at_most": 1}, 1, 1.1, "must be at least 0 and at most 1"),
+    ({"at_most": 1}, 0.5, float("nan"), "must be at most 1"),
     ({"above": 0}, 1, 0, "must be above 0"),
     ({"above": 0}, 1, float("nan"), "must be above 0"),
-    ({"above": 0, "below": 1}, 0.5, 1.0, "must be below 1"),
+    ({"above": 0, "below": 1}, 0.5, 1.0, "must be above 0 and below 1"),
     ({"choices": ("a", "b")}, "a", "c", "must be one of a, b"),
   ],
 )

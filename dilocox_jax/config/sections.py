@@ -6,11 +6,10 @@ that is None by default has the value of the preset, the method or the codec.
 """
 
 import dataclasses
-import math
 import typing
 from typing import Any
 
-from dilocox_jax.checks import in_front, require, within_limits
+from dilocox_jax.checks import check_limits, in_front, limited, require
 from dilocox_jax.plan import choices
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import ModelShape
@@ -31,17 +30,6 @@ if typing.TYPE_CHECKING:
   OfMethod = typing.Annotated[Value, "None until a run's config is built"]
 else:
   OfMethod = typing.Optional
-Default = typing.TypeVar("Default")
-
-
-def limited(default: Default, **limits: Any) -> Default:
-  """Declares a field of a section, and which values it may have.
-
-  Args:
-    default: Default value of the field; None: it may be left unset.
-    **limits: Limits as in `checks.within_limits`.
-  """
-  return dataclasses.field(default=default, metadata=limits)
 
 
 class Section:
@@ -54,10 +42,7 @@ class Section:
   def __post_init__(self):
     # The fields of DataConfig are "data.source" and so on in messages.
     name = type(self).__name__.removesuffix("Config").lower()
-    for field in dataclasses.fields(self):  # pyright: ignore
-      value = getattr(self, field.name)
-      if value is not None:
-        within_limits(f"{name}.{field.name}", value, **field.metadata)
+    check_limits(self, f"{name}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +54,9 @@ class DataConfig(Section):
   # Share of files kept for validation.
   validation_fraction: float = limited(0.05, above=0, below=1)
   # Sequences of one replica's inner step.
-  batch_size: int = limited(8, above=0)
+  batch_size: int = limited(8, at_least=1)
   # Tokens that a sequence predicts.
-  sequence_length: int = limited(128, above=0)
+  sequence_length: int = limited(128, at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,10 +75,10 @@ class ModelConfig(Section):
   # float32 or bfloat16; parameters are fp32.
   compute_dtype: str = limited("float32", choices=choices.COMPUTE_DTYPES)
   # Blocks of one scan step; 0: all (fast on CPU).
-  scan_unroll: int = limited(0, between=(0, math.inf))
+  scan_unroll: int = limited(0, at_least=0)
   # Weight of log(sum(exp(logits)))^2 in training. A negative one would reward
   # large logits.
-  z_loss: float = limited(0.0, between=(0, math.inf))
+  z_loss: float = limited(0.0, at_least=0)
 
   @property
   def shape(self) -> ModelShape:
@@ -113,29 +98,30 @@ class InnerConfig(Section):
   schedule: str = limited("cosine", choices=choices.SCHEDULES)
   warmup_steps: OfMethod[int] = OF_METHOD  # None: a quarter, at most 50.
   # Last learning rate / highest one.
-  final_fraction: float = limited(0.05, between=(0, 1))
+  final_fraction: float = limited(0.05, at_least=0, at_most=1)
   # 0 turns clipping off. A negative limit would reverse every gradient.
-  clip_norm: float = limited(1.0, between=(0, math.inf))
-  accumulate_steps: int = limited(1, above=0)  # Micro-batches of an inner step.
-  b1: float = limited(0.9, between=(0, 1))
-  b2: float = limited(0.95, between=(0, 1))
-  weight_decay: float = limited(0.1, between=(0, math.inf))
+  clip_norm: float = limited(1.0, at_least=0)
+  # Micro-batches of an inner step.
+  accumulate_steps: int = limited(1, at_least=1)
+  b1: float = limited(0.9, at_least=0, at_most=1)
+  b2: float = limited(0.95, at_least=0, at_most=1)
+  weight_decay: float = limited(0.1, at_least=0)
   # For optimizers that have it, such as sgd.
-  momentum: float = limited(0.0, between=(0, 1))
+  momentum: float = limited(0.0, at_least=0, at_most=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig(Section):
   """The number of replicas, and how each is divided among devices."""
 
-  num_replicas: int = limited(2, above=0)
+  num_replicas: int = limited(2, at_least=1)
   # stacked (on one device) or mesh (on their own).
   layout: str = limited("stacked", choices=choices.LAYOUTS)
   # map (one by one: CPU) or vmap (together: GPU).
   stacked_by: str = limited("map", choices=("map", "vmap"))
   # Devices that share the work of a stage.
-  num_data_shards: int = limited(1, above=0)
-  num_stages: int = limited(1, above=0)  # Pipeline stages of a replica.
+  num_data_shards: int = limited(1, at_least=1)
+  num_stages: int = limited(1, at_least=1)  # Pipeline stages of a replica.
   # gpipe, 1f1b, interleaved or zb_h1.
   pipeline: str = limited("1f1b", choices=PIPELINES)
   chunks_per_stage: int = 1  # interleaved: runs of layers that a stage has.
@@ -165,9 +151,8 @@ class MeshConfig(Section):
 class EvaluationConfig(Section):
   """Validation during the run and at its end."""
 
-  # 0: at the end only.
-  interval_steps: int = limited(150, between=(0, math.inf))
-  num_sequences: int = limited(128, above=0)
+  interval_steps: int = limited(150, at_least=0)  # 0: at the end only.
+  num_sequences: int = limited(128, at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,8 +160,8 @@ class CheckpointConfig(Section):
   """What is saved, and what a new run starts from."""
 
   # At the end of the round that follows.
-  interval_steps: int = limited(150, above=0)
-  keep: int = limited(2, above=0)  # Number of checkpoints that are kept.
+  interval_steps: int = limited(150, at_least=1)
+  keep: int = limited(2, at_least=1)  # Number of checkpoints that are kept.
   init_from: str = ""  # Run directory to take the first parameters from.
 
 
@@ -195,7 +180,7 @@ class SyncConfig(Section):
   warm_start: str = limited("none", choices=choices.WARM_STARTS)
   warm_start_steps: int = 0
   # Steps of a program without rounds.
-  steps_per_dispatch: int = limited(50, above=0)
+  steps_per_dispatch: int = limited(50, at_least=1)
 
   def __post_init__(self):
     super().__post_init__()
@@ -259,7 +244,7 @@ class ExchangeConfig(Section):
   error_feedback: OfMethod[bool] = OF_METHOD  # Sends later what was lost.
   keep_unsent: bool = False  # Leaves what was lost in the replica.
   # Share of residuals kept.
-  feedback_decay: OfMethod[float] = limited(OF_METHOD, between=(0, 1))
+  feedback_decay: OfMethod[float] = limited(OF_METHOD, at_least=0, at_most=1)
   # Residual of one's own message, or the mean.
   feedback_against: str = limited("own", choices=choices.REFERENCES)
   # float32, bfloat16 or int8.
@@ -281,11 +266,11 @@ class AdaptiveConfig(Section):
   # off, rank, or rank_and_interval.
   mode: OfMethod[str] = limited(OF_METHOD, choices=MODES)
   # Rounds measured before each choice.
-  window_rounds: int = limited(5, above=0)
+  window_rounds: int = limited(5, at_least=1)
   # Measure of the rank: energy or stable.
   criterion: str = limited("energy", choices=CRITERIA)
   # Share of the squared norm in that rank.
-  energy: float = limited(0.95, above=0, between=(0, 1))
+  energy: float = limited(0.95, above=0, at_most=1)
   by_leaf: bool = False  # Gives leaves different ranks (docs/log.md).
 
 
@@ -295,5 +280,5 @@ class OuterConfig(Section):
 
   optimizer: str = "sgd"  # Any optimizer of optax by name.
   learning_rate: OfMethod[float] = limited(OF_METHOD, above=0)
-  momentum: OfMethod[float] = limited(OF_METHOD, between=(0, 1))
+  momentum: OfMethod[float] = limited(OF_METHOD, at_least=0, at_most=1)
   nesterov: bool = True
