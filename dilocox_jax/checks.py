@@ -1,8 +1,22 @@
 """Checks of values; their messages say what is wrong and what is allowed."""
 
+import contextlib
+import dataclasses
 import difflib
-from collections.abc import Iterable
+import operator
+import typing
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+Default = typing.TypeVar("Default")
+
+# The limits of numbers, with the comparison that must hold.
+_BOUNDS = {
+  "above": operator.gt,
+  "at_least": operator.ge,
+  "below": operator.lt,
+  "at_most": operator.le,
+}
 
 
 def require(condition: bool, message: str) -> None:
@@ -11,46 +25,58 @@ def require(condition: bool, message: str) -> None:
     raise ValueError(message)
 
 
-def positive(section: str, **values: int | float | None) -> None:
-  """Raises ValueError for the first value of a section that is not above 0.
+@contextlib.contextmanager
+def in_front(text: str) -> Iterator[None]:
+  """Puts a text, e.g. "sync.", in front of the message of a ValueError."""
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(f"{text}{error}") from error
+
+
+def limited(default: Default, **limits: Any) -> Default:
+  """Declares a field of a dataclass, and which values it may have.
 
   Args:
-    section: Name of the section, for the message.
-    **values: Values by the names of their fields; None passes.
+    default: Default value of the field; None: it may be left unset.
+    **limits: Limits as in `within_limits`; `check_limits` reads them.
   """
-  for name, value in values.items():
-    require(
-      value is None or value > 0, f"{section}.{name}={value} must be positive"
-    )
+  return dataclasses.field(default=default, metadata=limits)
 
 
-def within(
-  low: int, high: float | int, section: str, **values: float | int | None
+def check_limits(values: Any, prefix: str = "") -> None:
+  """Raises ValueError for the first field of a dataclass outside its limits.
+
+  Args:
+    values: A dataclass, some of whose fields are declared with `limited`.
+    prefix: Text in front of the fields' names, for messages.
+  """
+  for field in dataclasses.fields(values):
+    value = getattr(values, field.name)
+    if field.metadata and value is not None:
+      within_limits(prefix + field.name, value, **field.metadata)
+
+
+def within_limits(
+  name: str,
+  value: Any,
+  choices: Iterable[Any] | None = None,
+  **bounds: float | int,
 ) -> None:
-  """Raises ValueError for the first value outside a range, or not a number.
+  """Raises ValueError for a value outside one of the limits that are given.
 
   Args:
-    low: The smallest value that is allowed.
-    high: The largest value that is allowed.
-    section: Name of the section, for the message.
-    **values: Values by the names of their fields; None passes.
+    name: Name of the value, for the message.
+    value: The value to check. NaN is outside all bounds.
+    choices: The only values that are allowed.
+    **bounds: Numbers with which the value is compared: `above` and `below`,
+      which it must not reach, `at_least` and `at_most`, which it may reach.
   """
-  for name, value in values.items():
-    require(
-      value is None or low <= value <= high,
-      f"{section}.{name}={value} must be from {low:g} to {high:g}",
-    )
-
-
-def at_least(low: int, **values: int) -> None:
-  """Raises ValueError for the first value below a bound.
-
-  Args:
-    low: The smallest value that is allowed.
-    **values: Values by the names of their fields.
-  """
-  for name, value in values.items():
-    require(value >= low, f"{name}={value} must be at least {low}")
+  if choices is not None:
+    one_of(name, value, choices)
+  if not all(_BOUNDS[kind](value, bound) for kind, bound in bounds.items()):
+    texts = [f"{k.replace('_', ' ')} {bound:g}" for k, bound in bounds.items()]
+    raise ValueError(f"{name}={value} must be {' and '.join(texts)}")
 
 
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:

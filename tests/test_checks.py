@@ -17,8 +17,27 @@ def test_an_unknown_name_is_answered_with_the_nearest():
     checks.known("method", "xyz", ["diloco", "eager"])
 
 
-def test_a_range_refuses_what_is_outside_and_what_is_no_number():
-  checks.within(0, 1, "inner", b1=1.0)
-  for value in (-0.1, 1.1, float("nan")):
-    with pytest.raises(ValueError, match="inner.b1=.* must be from 0 to 1"):
-      checks.within(0, 1, "inner", b1=value)
+@pytest.mark.parametrize(
+  "limits, allowed, refused, message",
+  [
+    ({"at_least": 0}, 0, -0.1, "must be at least 0"),
+    ({"at_least": 0, "at_most": 1}, 1, 1.1, "must be at least 0 and at most 1"),
+    ({"at_most": 1}, 0.5, float("nan"), "must be at most 1"),
+    ({"above": 0}, 1, 0, "must be above 0"),
+    ({"above": 0}, 1, float("nan"), "must be above 0"),
+    ({"above": 0, "below": 1}, 0.5, 1.0, "must be above 0 and below 1"),
+    ({"choices": ("a", "b")}, "a", "c", "must be one of a, b"),
+  ],
+)
+def test_a_value_outside_its_limits_is_named_with_them(
+  limits, allowed, refused, message
+):
+  checks.within_limits("inner.b1", allowed, **limits)
+  with pytest.raises(ValueError, match=f"inner.b1='?{refused}'? {message}"):
+    checks.within_limits("inner.b1", refused, **limits)
+
+
+def test_a_section_is_put_in_front_of_a_message():
+  with pytest.raises(ValueError, match="^sync.rule='x' is wrong$"):
+    with checks.in_front("sync."):
+      raise ValueError("rule='x' is wrong")

@@ -10,21 +10,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from dilocox_jax.checks import require
+from dilocox_jax.checks import in_front, require
+from dilocox_jax.config import sections
 from dilocox_jax.config.recipes import DEFAULTS, resolved
-from dilocox_jax.config.sections import (
-  AdaptiveConfig,
-  CheckpointConfig,
-  CodecConfig,
-  DataConfig,
-  EvaluationConfig,
-  ExchangeConfig,
-  InnerConfig,
-  MeshConfig,
-  ModelConfig,
-  OuterConfig,
-  SyncConfig,
-)
 from dilocox_jax.config.unread import unread_fields
 from dilocox_jax.mapping import dataclass_from, flat
 from dilocox_jax.plan.model.division import Division
@@ -64,17 +52,17 @@ class RunConfig:
 
   seed: int = 0  # 0 to LARGEST_SEED.
   total_steps: int = 600  # Inner steps, warm start included.
-  data: DataConfig = DataConfig()
-  model: ModelConfig = ModelConfig()
-  inner: InnerConfig = InnerConfig()
-  sync: SyncConfig = SyncConfig()
-  codec: CodecConfig = CodecConfig()
-  exchange: ExchangeConfig = ExchangeConfig()
-  adaptive: AdaptiveConfig = AdaptiveConfig()
-  outer: OuterConfig = OuterConfig()
-  mesh: MeshConfig = MeshConfig()
-  evaluation: EvaluationConfig = EvaluationConfig()
-  checkpoint: CheckpointConfig = CheckpointConfig()
+  data: sections.DataConfig = sections.DataConfig()
+  model: sections.ModelConfig = sections.ModelConfig()
+  inner: sections.InnerConfig = sections.InnerConfig()
+  sync: sections.SyncConfig = sections.SyncConfig()
+  codec: sections.CodecConfig = sections.CodecConfig()
+  exchange: sections.ExchangeConfig = sections.ExchangeConfig()
+  adaptive: sections.AdaptiveConfig = sections.AdaptiveConfig()
+  outer: sections.OuterConfig = sections.OuterConfig()
+  mesh: sections.MeshConfig = sections.MeshConfig()
+  evaluation: sections.EvaluationConfig = sections.EvaluationConfig()
+  checkpoint: sections.CheckpointConfig = sections.CheckpointConfig()
 
   def __post_init__(self):
     self._resolve()
@@ -93,14 +81,10 @@ class RunConfig:
       f"inner.warmup_steps={self.inner.warmup_steps} must be less than "
       f"total_steps={self.total_steps}",
     )
-    try:
+    with in_front("model/sync: "):
       _ = self.model.shape, self.fragments
-    except ValueError as error:
-      raise ValueError(f"model/sync: {error}") from error
-    try:
+    with in_front("exchange."):
       check_collective(self.codec.payload, self.exchange.collective)
-    except ValueError as error:
-      raise ValueError(f"exchange.{error}") from error
     self._check_rank()
     self._check_mesh()
     self._check_unsent()
@@ -111,17 +95,10 @@ class RunConfig:
   def _resolve(self) -> None:
     """Puts values in the place of all that is left to the method."""
     values = resolved(flat(self.to_mapping()))
-    for field in dataclasses.fields(self):
-      section = getattr(self, field.name)
-      if not dataclasses.is_dataclass(section):
-        continue
-      filled = {
-        name: values[f"{field.name}.{name}"]
-        for name in (each.name for each in dataclasses.fields(section))
-        if getattr(section, name) is None
-      }
-      section = dataclasses.replace(section, **filled)  # pyright: ignore
-      object.__setattr__(self, field.name, section)
+    for name, section in vars(self).items():
+      if isinstance(section, sections.Section):
+        filled = {field: values[f"{name}.{field}"] for field in vars(section)}
+        object.__setattr__(self, name, type(section)(**filled))
 
   def _check_rank(self) -> None:
     """Refuses a rank that no matrix has, as none would be factorised then."""
@@ -145,10 +122,8 @@ class RunConfig:
       f"inner.accumulate_steps={self.inner.accumulate_steps} times "
       f"mesh.num_data_shards={self.mesh.num_data_shards}",
     )
-    try:
+    with in_front("mesh: "):
       _ = self.pipeline, self.stage_layers
-    except ValueError as error:
-      raise ValueError(f"mesh: {error}") from error
 
   def _check_unsent(self) -> None:
     method = self.sync.named
@@ -179,12 +154,9 @@ class RunConfig:
       f"{self.sync.method!r} sends gradients: take mode 'off'",
     )
     if mode == "rank_and_interval":
-      try:
+      instead = f"adaptive.mode={mode!r} (take 'rank' instead)"
+      with in_front(f"{instead} does not go with sync."):
         with_interval(self.sync.named, 1)
-      except ValueError as error:
-        raise ValueError(
-          f"adaptive.mode={mode!r} with sync.{error}: take mode 'rank'"
-        ) from error
 
   @property
   def fragments(self) -> Fragments:
@@ -238,12 +210,12 @@ class RunConfig:
 @functools.cache
 def _defaults() -> dict[str, Any]:
   """Default values of all fields of all sections, by their dotted names."""
-  defaults: dict[str, Any] = {
-    field.name: field.default for field in dataclasses.fields(RunConfig)
+  defaults = {
+    field.name: vars(field.default)
+    if isinstance(field.default, sections.Section)
+    else field.default
+    for field in dataclasses.fields(RunConfig)
   }
-  for name, default in defaults.items():
-    if dataclasses.is_dataclass(default):
-      defaults[name] = vars(default)
   return flat(defaults) | dict(DEFAULTS)
 
 

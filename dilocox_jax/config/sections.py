@@ -1,25 +1,16 @@
 """The sections of a run's config.
 
-Each section checks its own fields. `config.run.RunConfig` checks how sections
-fit together. A field that is None by default has the value of the preset, the
-method or the codec.
+The limits of a field stand beside it (`limited`), and each section checks its
+own fields. `config.run.RunConfig` checks how sections fit together. A field
+that is None by default has the value of the preset, the method or the codec.
 """
 
 import dataclasses
-import math
 import typing
 from typing import Any
 
-from dilocox_jax.checks import one_of, positive, require, within
-from dilocox_jax.plan.choices import (
-  BOUNDARIES,
-  LAYOUTS,
-  MEMORIES,
-  REFERENCES,
-  REMATS,
-  RESIDUAL_DTYPES,
-  SCHEDULES,
-)
+from dilocox_jax.checks import check_limits, in_front, limited, require
+from dilocox_jax.plan import choices
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.pipeline.orders import PIPELINES
@@ -41,32 +32,38 @@ else:
   OfMethod = typing.Optional
 
 
+class Section:
+  """Base of all sections; checks the limits of their fields.
+
+  Raises:
+    ValueError: One line that names the field, its value and its limits.
+  """
+
+  def __post_init__(self):
+    # The fields of DataConfig are "data.source" and so on in messages.
+    name = type(self).__name__.removesuffix("Config").lower()
+    check_limits(self, f"{name}.")
+
+
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Section):
   """The text that replicas are trained on."""
 
   source: str = "stdlib"  # Python's own library; or text_files, synthetic.
   glob: str = ""  # Files of text_files, e.g. "notes/**/*.txt".
-  validation_fraction: float = 0.05  # Share of files kept for validation.
-  batch_size: int = 8  # Sequences of one replica's inner step.
-  sequence_length: int = 128  # Tokens that a sequence predicts.
-
-  def __post_init__(self):
-    positive(
-      "data", batch_size=self.batch_size, sequence_length=self.sequence_length
-    )
-    require(
-      0 < self.validation_fraction < 1,
-      f"data.validation_fraction={self.validation_fraction} must lie "
-      "between 0 and 1",
-    )
+  # Share of files kept for validation.
+  validation_fraction: float = limited(0.05, above=0, below=1)
+  # Sequences of one replica's inner step.
+  batch_size: int = limited(8, at_least=1)
+  # Tokens that a sequence predicts.
+  sequence_length: int = limited(128, at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Section):
   """The model; sizes that are not set are those of the preset."""
 
-  preset: str = "tiny"
+  preset: str = limited("tiny", choices=MODEL_PRESETS)
   num_layers: int | None = None
   model_dim: int | None = None
   num_heads: int | None = None
@@ -75,88 +72,68 @@ class ModelConfig:
   qk_norm: bool | None = None
   num_kv_heads: int | None = None  # Fewer than num_heads share keys, values.
   tied_head: bool | None = None  # The head is the token table.
-  compute_dtype: str = "float32"  # float32 or bfloat16; parameters are fp32.
-  scan_unroll: int = 0  # Blocks of one scan step; 0: all (fast on CPU).
-  z_loss: float = 0.0  # Weight of log(sum(exp(logits)))^2 in training.
-
-  def __post_init__(self):
-    one_of("model.preset", self.preset, MODEL_PRESETS)
-    one_of("model.compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
-    # A negative weight would reward large logits.
-    within(0, math.inf, "model", z_loss=self.z_loss)
-    require(
-      self.scan_unroll >= 0,
-      f"model.scan_unroll={self.scan_unroll} must be 0 (all) or more",
-    )
+  # float32 or bfloat16; parameters are fp32.
+  compute_dtype: str = limited("float32", choices=choices.COMPUTE_DTYPES)
+  # Blocks of one scan step; 0: all (fast on CPU).
+  scan_unroll: int = limited(0, at_least=0)
+  # Weight of log(sum(exp(logits)))^2 in training. A negative one would reward
+  # large logits.
+  z_loss: float = limited(0.0, at_least=0)
 
   @property
   def shape(self) -> ModelShape:
     """Sizes of the preset, except for those that are set."""
-    preset = MODEL_PRESETS[self.preset]
-    names = {field.name for field in dataclasses.fields(preset)}
-    given = {
-      k: v
-      for k, v in dataclasses.asdict(self).items()
-      if k in names and v is not None
-    }
-    return dataclasses.replace(preset, **given)
+    preset = vars(MODEL_PRESETS[self.preset])
+    given = {k: v for k, v in vars(self).items() if v is not None}
+    return ModelShape(**{k: given.get(k, v) for k, v in preset.items()})
 
 
 @dataclasses.dataclass(frozen=True)
-class InnerConfig:
+class InnerConfig(Section):
   """The local optimizer step."""
 
   optimizer: OfMethod[str] = OF_METHOD  # Name of any optimizer of optax.
-  learning_rate: float = 2e-3
-  schedule: str = "cosine"  # constant, cosine or wsd.
+  learning_rate: float = limited(2e-3, above=0)
+  # constant, cosine or wsd.
+  schedule: str = limited("cosine", choices=choices.SCHEDULES)
   warmup_steps: OfMethod[int] = OF_METHOD  # None: a quarter, at most 50.
-  final_fraction: float = 0.05  # Last learning rate / highest one.
-  clip_norm: float = 1.0  # 0 turns clipping off.
-  accumulate_steps: int = 1  # Micro-batches of an inner step.
-  b1: float = 0.9
-  b2: float = 0.95
-  weight_decay: float = 0.1
-  momentum: float = 0.0  # For optimizers that have it, such as sgd.
-
-  def __post_init__(self):
-    one_of("inner.schedule", self.schedule, SCHEDULES)
-    positive(
-      "inner",
-      learning_rate=self.learning_rate,
-      accumulate_steps=self.accumulate_steps,
-    )
-    # A negative limit would reverse every gradient, so the loss would grow.
-    within(0, math.inf, "inner", clip_norm=self.clip_norm)
-    within(0, math.inf, "inner", weight_decay=self.weight_decay)
-    within(0, 1, "inner", final_fraction=self.final_fraction)
-    within(0, 1, "inner", b1=self.b1, b2=self.b2, momentum=self.momentum)
+  # Last learning rate / highest one.
+  final_fraction: float = limited(0.05, at_least=0, at_most=1)
+  # 0 turns clipping off. A negative limit would reverse every gradient.
+  clip_norm: float = limited(1.0, at_least=0)
+  # Micro-batches of an inner step.
+  accumulate_steps: int = limited(1, at_least=1)
+  b1: float = limited(0.9, at_least=0, at_most=1)
+  b2: float = limited(0.95, at_least=0, at_most=1)
+  weight_decay: float = limited(0.1, at_least=0)
+  # For optimizers that have it, such as sgd.
+  momentum: float = limited(0.0, at_least=0, at_most=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshConfig:
+class MeshConfig(Section):
   """The number of replicas, and how each is divided among devices."""
 
-  num_replicas: int = 2
-  layout: str = "stacked"  # stacked (on one device) or mesh (on their own).
-  stacked_by: str = "map"  # map (one by one: CPU) or vmap (together: GPU).
-  num_data_shards: int = 1  # Devices that share the work of a stage.
-  num_stages: int = 1  # Pipeline stages of a replica.
-  pipeline: str = "1f1b"  # gpipe, 1f1b, interleaved or zb_h1.
+  num_replicas: int = limited(2, at_least=1)
+  # stacked (on one device) or mesh (on their own).
+  layout: str = limited("stacked", choices=choices.LAYOUTS)
+  # map (one by one: CPU) or vmap (together: GPU).
+  stacked_by: str = limited("map", choices=("map", "vmap"))
+  # Devices that share the work of a stage.
+  num_data_shards: int = limited(1, at_least=1)
+  num_stages: int = limited(1, at_least=1)  # Pipeline stages of a replica.
+  # gpipe, 1f1b, interleaved or zb_h1.
+  pipeline: str = limited("1f1b", choices=PIPELINES)
   chunks_per_stage: int = 1  # interleaved: runs of layers that a stage has.
-  remat: str = "dots"  # Recomputed: none, all but dots, or full.
-  boundary: str = "none"  # Compression between stages: bfloat16 or int8.
-  outer_memory: str = "device"  # Outer state: device or pinned_host.
+  # Recomputed: none, all but dots, or full.
+  remat: str = limited("dots", choices=choices.REMATS)
+  # Compression between stages: bfloat16 or int8.
+  boundary: str = limited("none", choices=choices.BOUNDARIES)
+  # Outer state: device or pinned_host.
+  outer_memory: str = limited("device", choices=choices.MEMORIES)
 
   def __post_init__(self):
-    positive("mesh", num_replicas=self.num_replicas)
-    positive("mesh", num_data_shards=self.num_data_shards)
-    positive("mesh", num_stages=self.num_stages)
-    one_of("mesh.layout", self.layout, LAYOUTS)
-    one_of("mesh.stacked_by", self.stacked_by, ("map", "vmap"))
-    one_of("mesh.pipeline", self.pipeline, PIPELINES)
-    one_of("mesh.remat", self.remat, REMATS)
-    one_of("mesh.boundary", self.boundary, BOUNDARIES)
-    one_of("mesh.outer_memory", self.outer_memory, MEMORIES)
+    super().__post_init__()
     require(
       self.layout == "mesh" or not self.is_divided,
       f"mesh.layout={self.layout!r} has one device for all, but "
@@ -171,37 +148,25 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(Section):
   """Validation during the run and at its end."""
 
-  interval_steps: int = 150  # 0: at the end only.
-  num_sequences: int = 128
-
-  def __post_init__(self):
-    positive("evaluation", num_sequences=self.num_sequences)
-    require(
-      self.interval_steps >= 0,
-      f"evaluation.interval_steps={self.interval_steps} must not be negative",
-    )
+  interval_steps: int = limited(150, at_least=0)  # 0: at the end only.
+  num_sequences: int = limited(128, at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Section):
   """What is saved, and what a new run starts from."""
 
-  interval_steps: int = 150  # At the end of the round that follows.
-  keep: int = 2  # Number of checkpoints that are kept.
+  # At the end of the round that follows.
+  interval_steps: int = limited(150, at_least=1)
+  keep: int = limited(2, at_least=1)  # Number of checkpoints that are kept.
   init_from: str = ""  # Run directory to take the first parameters from.
-
-  def __post_init__(self):
-    positive("checkpoint", interval_steps=self.interval_steps, keep=self.keep)
-
-
-WARM_STARTS = ("none", "data_parallel", "single")
 
 
 @dataclasses.dataclass(frozen=True)
-class SyncConfig:
+class SyncConfig(Section):
   """The method and its schedule; what is not set is the method's own."""
 
   method: str = "diloco"
@@ -211,13 +176,14 @@ class SyncConfig:
   rule: str | None = None  # reset, continue, mix or eager.
   mixing_alpha: float | None = None  # Weight of the replica's own value.
   fragment_order: str | None = None  # strided or sequential.
-  warm_start: str = "none"  # data_parallel, or single (one replica, copied).
+  # data_parallel, or single (one replica, copied).
+  warm_start: str = limited("none", choices=choices.WARM_STARTS)
   warm_start_steps: int = 0
-  steps_per_dispatch: int = 50  # Steps of a program without rounds.
+  # Steps of a program without rounds.
+  steps_per_dispatch: int = limited(50, at_least=1)
 
   def __post_init__(self):
-    one_of("sync.warm_start", self.warm_start, WARM_STARTS)
-    positive("sync", steps_per_dispatch=self.steps_per_dispatch)
+    super().__post_init__()
     is_warm = self.warm_start != "none"
     require(
       is_warm == (self.warm_start_steps > 0),
@@ -237,14 +203,12 @@ class SyncConfig:
     given = dataclasses.asdict(self)
     for name in ("warm_start", "warm_start_steps", "steps_per_dispatch"):
       given.pop(name)
-    try:
+    with in_front("sync."):
       return named_method(given.pop("method"), **given)
-    except ValueError as error:
-      raise ValueError(f"sync.{error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
-class CodecConfig:
+class CodecConfig(Section):
   """What replicas send each other; what is not set is the link's own."""
 
   name: OfMethod[str] = OF_METHOD  # float32, or e.g. low_rank+int.
@@ -267,65 +231,54 @@ class CodecConfig:
   @property
   def payload(self) -> Payload:
     """The payload with its settings."""
-    try:
+    with in_front("codec."):
       return named_payload(**dataclasses.asdict(self))
-    except ValueError as error:
-      raise ValueError(f"codec.{error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
-class ExchangeConfig:
+class ExchangeConfig(Section):
   """How payloads are sent, and what becomes of what a codec loses."""
 
-  collective: str = "auto"  # all_reduce, all_gather or reduce_scatter.
+  # all_reduce, all_gather or reduce_scatter.
+  collective: str = limited("auto", choices=COLLECTIVES)
   error_feedback: OfMethod[bool] = OF_METHOD  # Sends later what was lost.
   keep_unsent: bool = False  # Leaves what was lost in the replica.
-  feedback_decay: OfMethod[float] = OF_METHOD  # Share of residuals kept.
-  feedback_against: str = "own"  # Residual of one's own message, or the mean.
-  feedback_dtype: str = "float32"  # float32, bfloat16 or int8.
+  # Share of residuals kept.
+  feedback_decay: OfMethod[float] = limited(OF_METHOD, at_least=0, at_most=1)
+  # Residual of one's own message, or the mean.
+  feedback_against: str = limited("own", choices=choices.REFERENCES)
+  # float32, bfloat16 or int8.
+  feedback_dtype: str = limited("float32", choices=choices.RESIDUAL_DTYPES)
 
   def __post_init__(self):
-    one_of("exchange.collective", self.collective, COLLECTIVES)
-    one_of("exchange.feedback_against", self.feedback_against, REFERENCES)
-    one_of("exchange.feedback_dtype", self.feedback_dtype, RESIDUAL_DTYPES)
+    super().__post_init__()
     require(
       not (self.error_feedback and self.keep_unsent),
       "exchange.error_feedback and exchange.keep_unsent both make up for what "
       "a codec loses: set one of them",
     )
-    within(0, 1, "exchange", feedback_decay=self.feedback_decay)
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveConfig:
+class AdaptiveConfig(Section):
   """Ranks and H that follow the measured rank of the averaged update."""
 
-  mode: OfMethod[str] = OF_METHOD  # off, rank, or rank_and_interval.
-  window_rounds: int = 5  # Rounds measured before each choice.
-  criterion: str = "energy"  # Measure of the rank: energy or stable.
-  energy: float = 0.95  # Share of the squared norm in that rank.
+  # off, rank, or rank_and_interval.
+  mode: OfMethod[str] = limited(OF_METHOD, choices=MODES)
+  # Rounds measured before each choice.
+  window_rounds: int = limited(5, at_least=1)
+  # Measure of the rank: energy or stable.
+  criterion: str = limited("energy", choices=CRITERIA)
+  # Share of the squared norm in that rank.
+  energy: float = limited(0.95, above=0, at_most=1)
   by_leaf: bool = False  # Gives leaves different ranks (docs/log.md).
-
-  def __post_init__(self):
-    if self.mode is not OF_METHOD:
-      one_of("adaptive.mode", self.mode, MODES)
-    one_of("adaptive.criterion", self.criterion, CRITERIA)
-    positive("adaptive", window_rounds=self.window_rounds)
-    require(
-      0 < self.energy <= 1,
-      f"adaptive.energy={self.energy} must be above 0 and at most 1",
-    )
 
 
 @dataclasses.dataclass(frozen=True)
-class OuterConfig:
+class OuterConfig(Section):
   """The optimizer of the outer parameters."""
 
   optimizer: str = "sgd"  # Any optimizer of optax by name.
-  learning_rate: OfMethod[float] = OF_METHOD
-  momentum: OfMethod[float] = OF_METHOD
+  learning_rate: OfMethod[float] = limited(OF_METHOD, above=0)
+  momentum: OfMethod[float] = limited(OF_METHOD, at_least=0, at_most=1)
   nesterov: bool = True
-
-  def __post_init__(self):
-    positive("outer", learning_rate=self.learning_rate)
-    within(0, 1, "outer", momentum=self.momentum)

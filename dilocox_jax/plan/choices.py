@@ -5,7 +5,9 @@ and a command line answered without the seconds that loading JAX takes.
 """
 
 LAYOUTS = ("stacked", "mesh")  # Replicas share a device, or have their own.
+COMPUTE_DTYPES = ("float32", "bfloat16")
 SCHEDULES = ("constant", "cosine", "wsd")  # Inner learning rates.
+WARM_STARTS = ("none", "data_parallel", "single")
 REFERENCES = ("own", "mean")  # What a residual is measured against.
 RESIDUAL_DTYPES = ("float32", "bfloat16", "int8")
 REMATS = ("none", "dots", "full")  # What a backward computes again.

@@ -10,9 +10,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.config import RunConfig
+from dilocox_jax.checks import in_front, require
+from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.mapping import check_path, flat
-from dilocox_jax.plan.model.shapes import parameter_shapes
+from dilocox_jax.plan.wire.payload import Dense
 from dilocox_jax.plan.wire.traffic import Traffic
 from experiments.sweeps import run_spec
 from experiments.sweeps.run_spec import RequiredRun
@@ -46,12 +47,10 @@ def trials(ablation: Mapping[str, Any]) -> list[RequiredRun]:
   runs: dict[str, RequiredRun] = {}
   for name, changed in _named([*_product(ablation), *_listed(ablation)]):
     for seed in seeds:
-      try:
-        if "seed" in changed:
-          raise ValueError("seed is no setting: give the ablation's seeds")
+      with in_front(f"run {name!r}: "):
+        message = "seed is no setting: give the ablation's seeds"
+        require("seed" not in changed, message)
         config = run_spec.checked_config(base, changed | {"seed": seed})
-      except ValueError as error:
-        raise ValueError(f"run {name!r}: {error}") from error
       run = RequiredRun("ablation", name, changed, config)
       runs.setdefault(run_spec.run_digest(config), run)
   return list(runs.values())
@@ -75,14 +74,8 @@ def times_fewer_bytes(config: RunConfig) -> float:
   """
   if config.adaptive.mode != "off":
     return math.nan
-  plain = Traffic(
-    config.sync.named,
-    config.fragments,
-    parameter_shapes(config.model.shape),
-    config.mesh.num_replicas,
-  )
-  codec, collective = config.codec.payload, config.exchange.collective
-  coded = dataclasses.replace(plain, payload=codec, collective=collective)
+  coded = to_plan.traffic(config)
+  plain = dataclasses.replace(coded, payload=Dense(), collective="auto")
   sent_bytes = _sync_bytes(coded)
   return _sync_bytes(plain) / sent_bytes if sent_bytes else math.nan
 
@@ -98,8 +91,8 @@ def _product(ablation: Mapping[str, Any]) -> Iterator[tuple[str, dict]]:
   """Yields every combination of the grid's values, without a name."""
   grid = flat(ablation.get("grid") or {})
   for path, values in grid.items():
-    if not isinstance(values, list | tuple) or not values:
-      raise ValueError(f"grid.{path}={values!r} must be a list of values")
+    is_list = isinstance(values, list | tuple) and bool(values)
+    require(is_list, f"grid.{path}={values!r} must be a list of values")
     check_path(RunConfig, path)
   if grid:
     for chosen in itertools.product(*grid.values()):
@@ -108,8 +101,8 @@ def _product(ablation: Mapping[str, Any]) -> Iterator[tuple[str, dict]]:
 
 def _listed(ablation: Mapping[str, Any]) -> Iterator[tuple[str, dict]]:
   for number, given in enumerate(ablation.get("runs") or ()):
-    if not isinstance(given, Mapping):
-      raise ValueError(f"runs[{number}]={given!r} must map fields to values")
+    message = f"runs[{number}]={given!r} must map fields to values"
+    require(isinstance(given, Mapping), message)
     changed = dict(given)
     name = changed.pop("name", "")
     yield str(name), flat(changed)

@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 
+from dilocox_jax.checks import in_front
 from dilocox_jax.config import RunConfig
 from dilocox_jax.data import sources
 from dilocox_jax.optimizers import named_optimizer
@@ -48,15 +49,12 @@ def check_names(runs: Iterable[RequiredRun]) -> None:
     ValueError: One line that names the run, the section and what is wrong.
   """
   for run in runs:
-    section = "inner"
-    try:
+    with in_front(f"run {run.name!r}: inner."):
       named_optimizer(run.config.inner.optimizer, 1.0)
-      section = "outer"
+    with in_front(f"run {run.name!r}: outer."):
       named_optimizer(run.config.outer.optimizer, 1.0)
-      section = "data"
+    with in_front(f"run {run.name!r}: data."):
       corpus_digest(run.config)
-    except ValueError as error:
-      raise ValueError(f"run {run.name!r}: {section}.{error}") from error
 
 
 class RunMaker:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dilocox_jax.checks import known
+from dilocox_jax.checks import in_front, known, require
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.sections import ModelConfig
 from dilocox_jax.mapping import check_path, flat
@@ -63,14 +63,12 @@ class SweepClock:
   """A clock: a cluster and the model that is timed on it.
 
   Attributes:
-    name: Name of the clock in reports.
     cluster: Preset or file of the cluster.
     step_s: Seconds of an inner step; None: derived from operations.
     changed: Fields of the run that is timed, where it is not the one that is
       trained.
   """
 
-  name: str
   cluster: str
   step_s: float | None = None
   changed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -145,21 +143,18 @@ class Sweep:
         f"seeds={self.seeds} must be some, and not tuning.seed="
         f"{self.tuning.seed}: results on a seed that was tuned on flatter"
       )
-    if len(set(self.seeds)) < len(self.seeds):
-      raise ValueError(f"seeds={self.seeds} must differ")
+    differ = len(set(self.seeds)) == len(self.seeds)
+    require(differ, f"seeds={self.seeds} must differ")
     budgets = {method.name: len(method.refine) for method in self.methods}
-    if len(set(budgets.values())) != 1:
-      raise ValueError(
-        f"every method needs as many settings in refine: {budgets}"
-      )
+    require(
+      len(set(budgets.values())) == 1,
+      f"every method needs as many settings in refine: {budgets}",
+    )
     for method in self.methods:
-      try:
-        self.config(method.changed)
-        for setting in method.refine:
+      with in_front(f"method {method.name!r}: "):
+        for setting in ({}, *method.refine):
           fields = {k: v for k, v in setting.items() if k not in FACTORS}
           self.config({**method.changed, **fields})
-      except ValueError as error:
-        raise ValueError(f"method {method.name!r}: {error}") from error
 
   @property
   def tuning_runs(self) -> int:
@@ -256,12 +251,11 @@ def _method(given: Mapping[str, Any]) -> SweepMethod:
 
 
 def _clock(given: Mapping[str, Any]) -> SweepClock:
-  fields = dict(given)
-  name, cluster = fields.pop("name"), fields.pop("cluster")
-  step_s = fields.pop("step_s", None)
-  for path in flat(fields):
+  own = ("name", "cluster", "step_s")
+  changed = flat({k: v for k, v in given.items() if k not in own})
+  for path in changed:
     check_path(RunConfig, path)
-  return SweepClock(name, cluster, step_s, flat(fields))
+  return SweepClock(given["cluster"], given.get("step_s"), changed)
 
 
 # The fields of a sweep's config, with what makes values of them.

@@ -49,7 +49,7 @@ def test_a_requirement_that_does_not_hold_is_an_error_with_its_message():
   ],
 )
 def test_numbers_without_a_meaning_are_refused(section, name, value):
-  assert f"{section}.{name}={value} must be from 0" in refusal(
+  assert f"{section}.{name}={value} must be at least 0" in refusal(
     section, **{name: value}
   )
 

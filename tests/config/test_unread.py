@@ -1,7 +1,8 @@
 import pytest
 
-from dilocox_jax.config import from_mapping
+from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.unread import unread_fields
+from dilocox_jax.mapping import flat
 
 LOSSY = {"codec": {"name": "int"}}
 FEEDBACK = LOSSY | {"exchange": {"error_feedback": True}}
@@ -93,7 +94,7 @@ def test_an_optimizer_that_is_not_in_the_table_may_have_any_option():
 
 
 def test_only_fields_with_a_default_are_looked_at():
-  values = {"data.source": "stdlib", "data.glob": "*.txt"}
+  values = flat(RunConfig().to_mapping()) | {"data.glob": "*.txt"}
   assert list(unread_fields(values, {"data.glob": ""})) == ["data.glob"]
   assert not unread_fields(values, {"data.glob": "*.txt"})
   assert not unread_fields(values, {})

@@ -80,7 +80,7 @@ BAD = {
   "negative seed": (["--config.seed=-1"], "seed=-1 must be from 0"),
   "negative z-loss": (
     ["--config.model.z_loss=-1"],
-    "model.z_loss=-1.0 must be from 0",
+    "model.z_loss=-1.0 must be at least 0",
   ),
   "rank above that of any matrix": (
     ["--config.sync.method=dilocox", "--config.codec.rank=99999"],

@@ -16,7 +16,7 @@ import dataclasses
 import math
 import re
 
-from dilocox_jax.checks import at_least
+from dilocox_jax.checks import check_limits, limited
 
 # One entry for each dimension: the mesh axes that divide it, outermost first.
 Spec = tuple[tuple[str, ...], ...]
@@ -74,14 +74,12 @@ class Division:
       several stages.
   """
 
-  num_data_shards: int = 1
-  num_stages: int = 1
+  num_data_shards: int = limited(1, at_least=1)
+  num_stages: int = limited(1, at_least=1)
   layers_on_stages: bool = True
 
   def __post_init__(self):
-    at_least(
-      1, num_data_shards=self.num_data_shards, num_stages=self.num_stages
-    )
+    check_limits(self)
 
   @property
   def num_devices(self) -> int:

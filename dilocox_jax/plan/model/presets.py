@@ -8,47 +8,25 @@ from dilocox_jax.plan.model.shapes import ModelShape
 
 BYTE_VOCABULARY = 256
 
+# The numbers of a shape are its layers, width D, heads N, width F of the MLP
+# and vocabulary V, in this order.
+
 # The project's default: it trains to something readable in minutes on two CPU
 # cores. With F = 344, SwiGLU's three matrices have about as many parameters as
 # GELU's two with F = 4 D = 512: 3 x 344 = 1032 and 2 x 512 = 1024 columns.
-tiny = ModelShape(
-  num_layers=4,
-  model_dim=128,
-  num_heads=4,
-  ff_dim=344,
-  vocab_size=BYTE_VOCABULARY,
-)
+tiny = ModelShape(4, 128, 4, 344, BYTE_VOCABULARY)
 
 # A model for tests. It is small enough for loops in numpy, and has two of
 # everything that is stacked.
-nano = ModelShape(
-  num_layers=2,
-  model_dim=16,
-  num_heads=2,
-  ff_dim=24,
-  vocab_size=BYTE_VOCABULARY,
-)
+nano = ModelShape(2, 16, 2, 24, BYTE_VOCABULARY)
 
 # DiLoCoX's two models (arXiv 2506.21263, by their names; sizes of OPT are of
 # Zhang et al. 2022, arXiv 2205.01068, table 1, without biases and with rotary
 # for learned positions; sizes of the large one recalled, unverified).
 opt_1_3b = ModelShape(
-  num_layers=24,
-  model_dim=2048,
-  num_heads=32,
-  ff_dim=8192,
-  vocab_size=50272,
-  activation="gelu",
-  tied_head=True,
+  24, 2048, 32, 8192, 50272, activation="gelu", tied_head=True
 )
-qwen_107b = ModelShape(
-  num_layers=78,
-  model_dim=8192,
-  num_heads=64,
-  ff_dim=49152,
-  vocab_size=152064,
-  num_kv_heads=8,
-)
+qwen_107b = ModelShape(78, 8192, 64, 49152, 152064, num_kv_heads=8)
 
 
 def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
@@ -59,10 +37,10 @@ def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
   tied (it is here, as 35M is then 35.3 million parameters).
   """
   return ModelShape(
-    num_layers=num_layers,
-    model_dim=ff_dim // 4,
-    num_heads=num_heads,
-    ff_dim=ff_dim,
+    num_layers,
+    ff_dim // 4,
+    num_heads,
+    ff_dim,
     vocab_size=32000,
     activation="gelu",
     qk_norm=True,

@@ -9,7 +9,7 @@ parameters that the model really has.
 import dataclasses
 import math
 
-from dilocox_jax.checks import at_least, one_of
+from dilocox_jax.checks import check_limits, limited, within_limits
 
 ACTIVATIONS = ("swiglu", "gelu")
 
@@ -40,24 +40,23 @@ class ModelShape:
   num_heads: int
   ff_dim: int
   vocab_size: int
-  head_dim: int = 0
-  activation: str = "swiglu"
+  head_dim: int = limited(0, at_least=0)
+  activation: str = limited("swiglu", choices=ACTIVATIONS)
   qk_norm: bool = False
-  num_kv_heads: int = 0
+  num_kv_heads: int = limited(0, at_least=0)
   tied_head: bool = False
 
   def __post_init__(self):
     """Raises ValueError, naming the values, if no such model can be built."""
-    names = "num_layers model_dim num_heads ff_dim vocab_size".split()
-    at_least(1, **{name: getattr(self, name) for name in names})
-    if self.head_dim < 0:
-      raise ValueError(f"head_dim={self.head_dim} must not be negative")
+    for name in "num_layers model_dim num_heads ff_dim vocab_size".split():
+      within_limits(name, getattr(self, name), at_least=1)
+    check_limits(self)
     if not self.head_dim and self.model_dim % self.num_heads:
       raise ValueError(
         f"model_dim={self.model_dim} must be divisible by "
         f"num_heads={self.num_heads}, or head_dim be given"
       )
-    if self.num_kv_heads < 0 or self.num_heads % self.kv_heads:
+    if self.num_heads % self.kv_heads:
       raise ValueError(
         f"num_kv_heads={self.num_kv_heads} must divide "
         f"num_heads={self.num_heads}"
@@ -68,7 +67,6 @@ class ModelShape:
         f"model_dim={self.model_dim} / num_heads={self.num_heads}) must be "
         "even: rotary positions turn pairs"
       )
-    one_of("activation", self.activation, ACTIVATIONS)
 
   @property
   def head_width(self) -> int:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 
-from dilocox_jax.checks import at_least, one_of
+from dilocox_jax.checks import check_limits, limited
 from dilocox_jax.plan.pipeline import orders
 from dilocox_jax.plan.pipeline.orders import PIPELINES, Order, Tick
 
@@ -30,19 +30,13 @@ class Pipeline:
       "interleaved" only.
   """
 
-  name: str
-  num_stages: int
-  num_micro_batches: int
-  chunks_per_stage: int = 1
+  name: str = dataclasses.field(metadata={"choices": PIPELINES})
+  num_stages: int = dataclasses.field(metadata={"at_least": 1})
+  num_micro_batches: int = dataclasses.field(metadata={"at_least": 1})
+  chunks_per_stage: int = limited(1, at_least=1)
 
   def __post_init__(self):
-    one_of("name", self.name, PIPELINES)
-    at_least(
-      1,
-      num_stages=self.num_stages,
-      num_micro_batches=self.num_micro_batches,
-      chunks_per_stage=self.chunks_per_stage,
-    )
+    check_limits(self)
     if self.name == "interleaved":
       self._check_interleaved()
     elif self.chunks_per_stage > 1:
@@ -103,6 +97,9 @@ class Pipeline:
     return stage, Tick(tick.direction, tick.micro_batch, chunk)
 
 
+_WORK = {"above": 0, "below": math.inf}  # Limits of seconds of work.
+
+
 @dataclasses.dataclass(frozen=True)
 class TickTimes:
   """How long the work of one micro-batch takes; the same on all stages.
@@ -117,26 +114,14 @@ class TickTimes:
     backward_hop_s: Time that a gradient takes to another stage (s).
   """
 
-  forward_s: float | int
-  backward_s: float | int
-  weight_gradient_share: float | int = 0.5
-  forward_hop_s: float | int = 0.0
-  backward_hop_s: float | int = 0.0
+  forward_s: float | int = dataclasses.field(metadata=_WORK)
+  backward_s: float | int = dataclasses.field(metadata=_WORK)
+  weight_gradient_share: float | int = limited(0.5, at_least=0, at_most=1)
+  forward_hop_s: float | int = limited(0.0, at_least=0, below=math.inf)
+  backward_hop_s: float | int = limited(0.0, at_least=0, below=math.inf)
 
   def __post_init__(self):
-    for field in ("forward_s", "backward_s"):
-      value = getattr(self, field)
-      if not 0 < value < math.inf:
-        raise ValueError(f"{field}={value} must be positive and finite (s)")
-    for field in ("forward_hop_s", "backward_hop_s"):
-      value = getattr(self, field)
-      if not 0 <= value < math.inf:
-        raise ValueError(f"{field}={value} must be finite, 0 or more (s)")
-    if not 0 <= self.weight_gradient_share <= 1:
-      raise ValueError(
-        f"weight_gradient_share={self.weight_gradient_share} must lie between "
-        f"0 and 1"
-      )
+    check_limits(self)
 
   def work_s(self, direction: str) -> float | int:
     """Returns the seconds of one direction over all chunks of a stage."""

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 
-from dilocox_jax.checks import one_of
+from dilocox_jax.checks import check_limits, limited, one_of
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 
 RULES = ("reset", "continue", "mix", "eager")
@@ -33,19 +33,15 @@ class Method:
   """
 
   schedule: SyncSchedule
-  rule: str = "reset"
-  mixing_alpha: float = 0.0
+  rule: str = limited("reset", choices=RULES)
+  mixing_alpha: float = limited(0.0, at_least=0, at_most=1)
   exchanged: str = "pseudo_gradient"
   fragment_order: str = "strided"
 
   def __post_init__(self):
+    check_limits(self)
     interval = self.schedule.sync_interval
     overlap = self.schedule.overlap_steps
-    one_of("rule", self.rule, RULES)
-    if not 0 <= self.mixing_alpha <= 1:
-      raise ValueError(
-        f"mixing_alpha={self.mixing_alpha} must lie between 0 and 1"
-      )
     if self.rule == "mix" and overlap >= interval:
       raise ValueError(
         f"overlap_steps={overlap} must be less than "

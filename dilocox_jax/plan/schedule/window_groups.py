@@ -65,27 +65,15 @@ def _kind(event: Event | None) -> str | None:
   return "layers" if event.fragment else "first"
 
 
-def _column(values) -> np.ndarray:
-  return np.asarray(list(values), np.int32)
-
-
 def _table(schedule: SyncSchedule, windows: Sequence[Window]) -> WindowTable:
-  def fragments(events):
-    return _column(e.fragment if e else 0 for e in events)
+  def numbers(event: Event | None) -> tuple[int, int]:
+    return (event.fragment, schedule.slot(event)) if event else (0, 0)
 
-  def slots(events):
-    return _column(schedule.slot(e) if e else 0 for e in events)
-
-  applied = [w.applied for w in windows]
-  sent = [w.sent for w in windows]
-  return WindowTable(
-    steps_before=_column(w.steps_before for w in windows),
-    steps_after=_column(w.steps_after for w in windows),
-    applied=fragments(applied),
-    applied_slot=slots(applied),
-    sent=fragments(sent),
-    sent_slot=slots(sent),
-  )
+  rows = [
+    (w.steps_before, w.steps_after, *numbers(w.applied), *numbers(w.sent))
+    for w in windows
+  ]
+  return WindowTable(*np.array(rows, np.int32).T)
 
 
 def window_groups(

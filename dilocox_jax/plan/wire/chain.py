@@ -29,7 +29,9 @@ class Chain(Payload):
   links: tuple[Payload, ...]
 
   def __post_init__(self):
-    links = tuple(link for part in self.links for link in _links(part))
+    links = ()
+    for part in self.links:  # A chain inside a chain gives its links.
+      links += part.links if isinstance(part, Chain) else (part,)
     if not links:
       raise ValueError("a chain must have at least one link")
     if not _ends(links[-1]):
@@ -46,11 +48,6 @@ class Chain(Payload):
   def at(self, path: str) -> "Chain":
     """Returns the chain of one leaf."""
     return Chain(tuple(link.at(path) for link in self.links))
-
-
-def _links(payload: Payload) -> tuple[Payload, ...]:
-  """Returns a payload, or the links of a chain inside a chain."""
-  return payload.links if isinstance(payload, Chain) else (payload,)
 
 
 def _order(link: Payload) -> int:

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from dilocox_jax.checks import at_least, one_of
+from dilocox_jax.checks import check_limits, limited
 from dilocox_jax.plan.wire.leaf import Leaf
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -48,6 +48,10 @@ class Payload:
 
   is_projection: ClassVar[bool] = False
 
+  def __post_init__(self):
+    """Raises ValueError if a field is outside its limits."""
+    check_limits(self)
+
   def carried(self, leaf: Leaf) -> tuple[Leaf, ...]:
     """Returns the arrays that the next payload of a chain sends, in order."""
     del leaf
@@ -64,12 +68,6 @@ class Payload:
     return self
 
 
-def share(name: str, value: float) -> None:
-  """Raises ValueError unless a value is a share, above 0 and at most 1."""
-  if not 0 < value <= 1:
-    raise ValueError(f"{name}={value} must be above 0 and at most 1")
-
-
 @dataclasses.dataclass(frozen=True)
 class Dense(Payload):
   """Sends every value as a float.
@@ -80,10 +78,7 @@ class Dense(Payload):
     dtype: One of `FLOATS`.
   """
 
-  dtype: str = "float32"
-
-  def __post_init__(self):
-    one_of("dtype", self.dtype, FLOATS)
+  dtype: str = limited("float32", choices=FLOATS)
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
     """Returns the array of values."""
@@ -138,16 +133,10 @@ class Int(Payload):
     rounding: "nearest" or "stochastic" (unbiased).
   """
 
-  bits: int = 4
-  scale: str = "block"
-  block_size: int = 128
-  rounding: str = "nearest"
-
-  def __post_init__(self):
-    one_of("bits", self.bits, BITS)
-    one_of("scale", self.scale, SCALES)
-    one_of("rounding", self.rounding, ROUNDINGS)
-    at_least(1, block_size=self.block_size)
+  bits: int = limited(4, choices=BITS)
+  scale: str = limited("block", choices=SCALES)
+  block_size: int = limited(128, at_least=1)
+  rounding: str = limited("nearest", choices=ROUNDINGS)
 
   @property
   def num_scales(self) -> int:
@@ -174,10 +163,7 @@ class E3M0(Payload):
     block_size: Most values of a block (count).
   """
 
-  block_size: int = 128
-
-  def __post_init__(self):
-    at_least(1, block_size=self.block_size)
+  block_size: int = limited(128, at_least=1)
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
     """Returns the arrays of codes and scales."""

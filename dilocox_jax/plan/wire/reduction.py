@@ -9,14 +9,9 @@ turn. *Selections* differ by replica and must be decoded before the mean.
 import dataclasses
 from typing import ClassVar
 
-from dilocox_jax.checks import at_least, one_of
+from dilocox_jax.checks import limited
 from dilocox_jax.plan.wire.leaf import Leaf
-from dilocox_jax.plan.wire.payload import (
-  Payload,
-  Wire,
-  group_shape,
-  share,
-)
+from dilocox_jax.plan.wire.payload import Payload, Wire, group_shape
 
 INDEX_CODINGS = ("packed", "bitmap")
 FACTORISATIONS = ("shared", "local")
@@ -40,13 +35,9 @@ class LowRank(Payload):
       other) or "local" (each replica factorises alone and sends both).
   """
 
-  rank: int = 16
-  power_iterations: int = 1
-  factorisation: str = "shared"
-
-  def __post_init__(self):
-    one_of("factorisation", self.factorisation, FACTORISATIONS)
-    at_least(1, rank=self.rank, power_iterations=self.power_iterations)
+  rank: int = limited(16, at_least=1)
+  power_iterations: int = limited(1, at_least=1)
+  factorisation: str = limited("shared", choices=FACTORISATIONS)
 
   @property
   def is_projection(self) -> bool:  # type: ignore[override]
@@ -82,14 +73,9 @@ class TopK(Payload):
     indices: Coding of the places: "packed" or "bitmap".
   """
 
-  fraction: float = 1 / 64
-  block_size: int = 4096
-  indices: str = "packed"
-
-  def __post_init__(self):
-    share("fraction", self.fraction)
-    one_of("indices", self.indices, INDEX_CODINGS)
-    at_least(1, block_size=self.block_size)
+  fraction: float = limited(1 / 64, above=0, at_most=1)
+  block_size: int = limited(4096, at_least=1)
+  indices: str = limited("packed", choices=INDEX_CODINGS)
 
   def num_kept(self, width: int) -> int:
     """Returns the number of values kept of a block."""
@@ -124,11 +110,8 @@ class RandomMask(Payload):
     fraction: Share of the values that is sent.
   """
 
-  fraction: float = 0.1
+  fraction: float = limited(0.1, above=0, at_most=1)
   is_projection: ClassVar[bool] = True
-
-  def __post_init__(self):
-    share("fraction", self.fraction)
 
   def num_kept(self, size: int) -> int:
     """Returns the number of values chosen of a layer."""

@@ -13,7 +13,7 @@ from experiments.sweeps.simulated_time import (
 )
 from experiments.sweeps.sweep_spec import SweepClock
 
-SLOW = SweepClock("slow", "100mbit", 0.25)
+SLOW = SweepClock("100mbit", 0.25)
 
 
 def config(method, **sync):

@@ -142,7 +142,7 @@ def test_a_clock_times_another_model_whole():
     }
   )
   changed = {"model.preset": "qwen_107b", "codec.rank": 2048}
-  spec = SweepClock("large", "1gbit", None, changed)
+  spec = SweepClock("1gbit", None, changed)
   timed = spec.timed(config)
   assert timed.model.shape == MODEL_PRESETS["qwen_107b"]
   assert timed.codec.rank == 2048 and timed.sync == config.sync

@@ -123,7 +123,7 @@ def test_the_embedding_table_costs_no_operations():
     ({"num_layers": 0}, "num_layers=0 must be at least 1"),
     ({"ff_dim": -3}, "ff_dim=-3 must be at least 1"),
     ({"num_heads": 3}, "model_dim=16 must be divisible by num_heads=3"),
-    ({"head_dim": -2}, "head_dim=-2 must not be negative"),
+    ({"head_dim": -2}, "head_dim=-2 must be at least 0"),
     ({"head_dim": 5}, "head width 5 (head_dim=5"),
     ({"num_kv_heads": 3}, "num_kv_heads=3 must divide num_heads=2"),
     ({"num_heads": 16}, "model_dim=16 / num_heads=16) must be even"),

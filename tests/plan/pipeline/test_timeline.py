@@ -274,7 +274,7 @@ def test_times_that_cannot_be_name_the_field_to_change(field, value):
 @pytest.mark.parametrize("field", ["forward_s", "backward_s"])
 def test_work_takes_time(field):
   arguments = {"forward_s": 1.0, "backward_s": 1.0, field: 0.0}
-  with pytest.raises(ValueError, match=f"{field}=0.0 must be positive"):
+  with pytest.raises(ValueError, match=f"{field}=0.0 must be above 0"):
     TickTimes(**arguments)
 
 

@@ -127,7 +127,7 @@ def test_streaming_refuses_a_delay_of_a_whole_interval():
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.5])
 def test_mixing_weights_lie_between_zero_and_one(alpha):
-  with pytest.raises(ValueError, match=f"mixing_alpha={alpha} must lie"):
+  with pytest.raises(ValueError, match=f"mixing_alpha={alpha} must be at"):
     methods.streaming_diloco(mixing_alpha=alpha)
   assert methods.streaming_diloco(mixing_alpha=1.0).mixing_alpha == 1
   assert methods.streaming_diloco(mixing_alpha=0.0).mixing_alpha == 0
