@@ -1,8 +1,9 @@
-"""The sections of a run's config.
+"""Defines the sections of a run's config and their fields.
 
-The limits of a field stand beside it (`limited`), and each section checks its
-own fields. `config.run.RunConfig` checks how sections fit together. A field
-that is None by default has the value of the preset, the method or the codec.
+The declaration of a field also holds its limits (`limited`), and each section
+checks its own fields. `config.run.RunConfig` checks that the sections fit
+together. If a field stays None, the preset, the method or the codec decides its
+value.
 """
 
 import dataclasses
@@ -22,8 +23,8 @@ from dilocox_jax.plan.wire.payload_names import named_payload
 from dilocox_jax.plan.wire.ranks import CRITERIA
 
 # A field that the method's recipe may set (`config.recipes`) is None until a
-# `RunConfig` is built, which then puts a value in its place. So type checkers
-# are told the type that readers of a run's config find, without the None.
+# `RunConfig` is built, which replaces None by a value. Code that reads a run's
+# config never finds None there, so type checkers are told the type without it.
 OF_METHOD: Any = None
 if typing.TYPE_CHECKING:
   Value = typing.TypeVar("Value")
@@ -33,7 +34,7 @@ else:
 
 
 class Section:
-  """Base of all sections; checks the limits of their fields.
+  """Base class of all sections, which checks the limits of their fields.
 
   Raises:
     ValueError: One line that names the field, its value and its limits.
@@ -49,19 +50,19 @@ class Section:
 class DataConfig(Section):
   """The text that replicas are trained on."""
 
-  source: str = "stdlib"  # Python's own library; or text_files, synthetic.
-  glob: str = ""  # Files of text_files, e.g. "notes/**/*.txt".
-  # Share of files kept for validation.
+  source: str = "stdlib"  # stdlib (Python's library), text_files, synthetic.
+  glob: str = ""  # text_files: pattern of the files, e.g. "notes/**/*.txt".
+  # Share of the files that is held out for validation.
   validation_fraction: float = limited(0.05, above=0, below=1)
-  # Sequences of one replica's inner step.
+  # Number of sequences in one inner step of one replica.
   batch_size: int = limited(8, at_least=1)
-  # Tokens that a sequence predicts.
+  # Number of tokens that the model predicts in a sequence.
   sequence_length: int = limited(128, at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Section):
-  """The model; sizes that are not set are those of the preset."""
+  """The model. A size that is None has the value of the preset."""
 
   preset: str = limited("tiny", choices=MODEL_PRESETS)
   num_layers: int | None = None
@@ -70,14 +71,16 @@ class ModelConfig(Section):
   ff_dim: int | None = None
   activation: str | None = None  # swiglu or gelu.
   qk_norm: bool | None = None
-  num_kv_heads: int | None = None  # Fewer than num_heads share keys, values.
-  tied_head: bool | None = None  # The head is the token table.
-  # float32 or bfloat16; parameters are fp32.
+  # Number of heads of keys and values. If it is less than num_heads, several
+  # heads share keys and values.
+  num_kv_heads: int | None = None
+  tied_head: bool | None = None  # Whether the head is the token table.
+  # float32 or bfloat16, for activations. Parameters are always float32.
   compute_dtype: str = limited("float32", choices=choices.COMPUTE_DTYPES)
-  # Blocks of one scan step; 0: all (fast on CPU).
+  # Number of blocks in one step of the scan; 0 takes all (fast on CPU).
   scan_unroll: int = limited(0, at_least=0)
-  # Weight of log(sum(exp(logits)))^2 in training. A negative one would reward
-  # large logits.
+  # Weight of log(sum(exp(logits)))^2 in the training loss. A negative weight
+  # would reward large logits.
   z_loss: float = limited(0.0, at_least=0)
 
   @property
@@ -90,46 +93,52 @@ class ModelConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class InnerConfig(Section):
-  """The local optimizer step."""
+  """The optimizer of the inner steps, which each replica takes by itself."""
 
-  optimizer: OfMethod[str] = OF_METHOD  # Name of any optimizer of optax.
+  optimizer: OfMethod[str] = OF_METHOD  # Name of an optax optimizer.
   learning_rate: float = limited(2e-3, above=0)
   # constant, cosine or wsd.
   schedule: str = limited("cosine", choices=choices.SCHEDULES)
-  warmup_steps: OfMethod[int] = OF_METHOD  # None: a quarter, at most 50.
-  # Last learning rate / highest one.
+  # Inner steps in which the learning rate rises. If None, it is a quarter of
+  # the run, and at most 50.
+  warmup_steps: OfMethod[int] = OF_METHOD
+  # Last learning rate divided by the highest one.
   final_fraction: float = limited(0.05, at_least=0, at_most=1)
-  # 0 turns clipping off. A negative limit would reverse every gradient.
+  # Largest norm of a gradient; 0 turns clipping off. A negative limit would
+  # reverse every gradient.
   clip_norm: float = limited(1.0, at_least=0)
-  # Micro-batches of an inner step.
+  # Number of micro-batches that the batch of an inner step is divided into.
   accumulate_steps: int = limited(1, at_least=1)
   b1: float = limited(0.9, at_least=0, at_most=1)
   b2: float = limited(0.95, at_least=0, at_most=1)
   weight_decay: float = limited(0.1, at_least=0)
-  # For optimizers that have it, such as sgd.
+  # Only optimizers with a momentum read it, such as sgd.
   momentum: float = limited(0.0, at_least=0, at_most=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig(Section):
-  """The number of replicas, and how each is divided among devices."""
+  """The number of replicas, and how each replica is divided among devices."""
 
   num_replicas: int = limited(2, at_least=1)
-  # stacked (on one device) or mesh (on their own).
+  # stacked (all replicas on one device) or mesh (each has its own devices).
   layout: str = limited("stacked", choices=choices.LAYOUTS)
-  # map (one by one: CPU) or vmap (together: GPU).
+  # How stacked replicas run: map (one by one, good on CPU) or vmap (together,
+  # good on GPU).
   stacked_by: str = limited("map", choices=("map", "vmap"))
-  # Devices that share the work of a stage.
+  # Number of devices that share the work of a stage.
   num_data_shards: int = limited(1, at_least=1)
-  num_stages: int = limited(1, at_least=1)  # Pipeline stages of a replica.
-  # gpipe, 1f1b, interleaved or zb_h1.
+  # Number of pipeline stages of a replica.
+  num_stages: int = limited(1, at_least=1)
+  # Pipeline schedule: gpipe, 1f1b, interleaved or zb_h1.
   pipeline: str = limited("1f1b", choices=PIPELINES)
-  chunks_per_stage: int = 1  # interleaved: runs of layers that a stage has.
-  # Recomputed: none, all but dots, or full.
+  chunks_per_stage: int = 1  # Chunks of layers per stage (interleaved only).
+  # What a backward computes again: none, dots (all except matrix products) or
+  # full (everything).
   remat: str = limited("dots", choices=choices.REMATS)
-  # Compression between stages: bfloat16 or int8.
+  # Compression of activations between stages: none, bfloat16 or int8.
   boundary: str = limited("none", choices=choices.BOUNDARIES)
-  # Outer state: device or pinned_host.
+  # Memory of the outer state: device or pinned_host.
   outer_memory: str = limited("device", choices=choices.MEMORIES)
 
   def __post_init__(self):
@@ -138,7 +147,7 @@ class MeshConfig(Section):
       self.layout == "mesh" or not self.is_divided,
       f"mesh.layout={self.layout!r} has one device for all, but "
       f"num_data_shards={self.num_data_shards} and "
-      f"num_stages={self.num_stages} divide a replica: take layout 'mesh'",
+      f"num_stages={self.num_stages} divide a replica: set mesh.layout='mesh'",
     )
 
   @property
@@ -151,35 +160,50 @@ class MeshConfig(Section):
 class EvaluationConfig(Section):
   """Validation during the run and at its end."""
 
-  interval_steps: int = limited(150, at_least=0)  # 0: at the end only.
+  # Inner steps between two validations; 0 validates at the end only.
+  interval_steps: int = limited(150, at_least=0)
+  # Number of sequences that one validation reads.
   num_sequences: int = limited(128, at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig(Section):
-  """What is saved, and what a new run starts from."""
+  """How often the state is saved, and the run that a new run starts from."""
 
-  # At the end of the round that follows.
+  # Inner steps between two checkpoints. When they are over, the checkpoint is
+  # saved at the end of the current round.
   interval_steps: int = limited(150, at_least=1)
-  keep: int = limited(2, at_least=1)  # Number of checkpoints that are kept.
-  init_from: str = ""  # Run directory to take the first parameters from.
+  keep: int = limited(2, at_least=1)  # Number of newest checkpoints to keep.
+  # Run directory whose parameters this run starts from; "" starts anew.
+  init_from: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class SyncConfig(Section):
-  """The method and its schedule; what is not set is the method's own."""
+  """The method by which replicas synchronise, and its schedule.
+
+  Each named method has a schedule and a rule. A field that is None has the
+  value of the method.
+  """
 
   method: str = "diloco"
-  sync_interval: int | None = None  # H, inner steps.
-  num_fragments: int | None = None  # P.
-  overlap_steps: int | None = None  # tau, inner steps.
-  rule: str | None = None  # reset, continue, mix or eager.
-  mixing_alpha: float | None = None  # Weight of the replica's own value.
-  fragment_order: str | None = None  # strided or sequential.
-  # data_parallel, or single (one replica, copied).
+  # H: inner steps between two sends of the same fragment.
+  sync_interval: int | None = None
+  # P: number of fragments that the parameters are cut into.
+  num_fragments: int | None = None
+  # tau: inner steps between the send of a fragment and its apply.
+  overlap_steps: int | None = None
+  # What a replica does at an apply: reset, continue, mix or eager.
+  rule: str | None = None
+  # Rule mix: weight of the replica's own value, 0 to 1.
+  mixing_alpha: float | None = None
+  # Which layers a fragment has: strided or sequential.
+  fragment_order: str | None = None
+  # How the run begins, before its first round: none, data_parallel, or single
+  # (one replica trains, and the others then copy its state).
   warm_start: str = limited("none", choices=choices.WARM_STARTS)
-  warm_start_steps: int = 0
-  # Steps of a program without rounds.
+  warm_start_steps: int = 0  # Inner steps of the warm start.
+  # Inner steps that are dispatched as one program in phases without rounds.
   steps_per_dispatch: int = limited(50, at_least=1)
 
   def __post_init__(self):
@@ -199,7 +223,7 @@ class SyncConfig(Section):
 
   @property
   def named(self) -> Method:
-    """The schedule and rule of the method with these settings."""
+    """The method, with the schedule and the rule that these fields give it."""
     given = dataclasses.asdict(self)
     for name in ("warm_start", "warm_start_steps", "steps_per_dispatch"):
       given.pop(name)
@@ -209,19 +233,25 @@ class SyncConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class CodecConfig(Section):
-  """What replicas send each other; what is not set is the link's own."""
+  """The codec, which turns what replicas send into fewer bytes.
 
-  name: OfMethod[str] = OF_METHOD  # float32, or e.g. low_rank+int.
-  rank: int | None = None  # low_rank: columns of a factor.
+  The name may be a chain of payloads joined by "+". A comment below begins with
+  the payloads that read the field. A field that is None has the default value
+  of its payload.
+  """
+
+  name: OfMethod[str] = OF_METHOD  # E.g. float32, int or low_rank+int.
+  rank: int | None = None  # low_rank: number of columns of a factor.
   power_iterations: int | None = None  # low_rank: passes over the matrix.
   factorisation: str | None = None  # low_rank: shared or local.
-  bits: int | None = None  # int: 8, 4, 2 or 1.
-  scale: str | None = None  # int: block, row or tensor shares a scale.
-  block_size: int | None = None  # int, e3m0: values that share a scale.
+  bits: int | None = None  # int: bits per value, 8, 4, 2 or 1.
+  # int: part of a leaf that shares a scale: block, row or tensor.
+  scale: str | None = None
+  block_size: int | None = None  # int, e3m0: number of values in a block.
   rounding: str | None = None  # int: nearest or stochastic.
-  top_k_fraction: float | None = None  # top_k: share of values kept.
-  top_k_block_size: int | None = None  # top_k: values of which it keeps some.
-  indices: str | None = None  # top_k: packed or bitmap.
+  top_k_fraction: float | None = None  # top_k: share of values that is sent.
+  top_k_block_size: int | None = None  # top_k: number of values in a block.
+  indices: str | None = None  # top_k: format of positions, packed or bitmap.
   mask_fraction: float | None = None  # random_mask: share of values sent.
 
   def __post_init__(self):
@@ -230,24 +260,28 @@ class CodecConfig(Section):
 
   @property
   def payload(self) -> Payload:
-    """The payload with its settings."""
+    """The payload that the name and the other fields describe."""
     with in_front("codec."):
       return named_payload(**dataclasses.asdict(self))
 
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeConfig(Section):
-  """How payloads are sent, and what becomes of what a codec loses."""
+  """How payloads are sent, and what happens to values that a codec loses."""
 
-  # all_reduce, all_gather or reduce_scatter.
+  # auto, all_reduce, all_gather or reduce_scatter.
   collective: str = limited("auto", choices=COLLECTIVES)
-  error_feedback: OfMethod[bool] = OF_METHOD  # Sends later what was lost.
-  keep_unsent: bool = False  # Leaves what was lost in the replica.
-  # Share of residuals kept.
+  # Whether a replica keeps the values that the codec lost as a residual, and
+  # adds them to what it sends next.
+  error_feedback: OfMethod[bool] = OF_METHOD
+  # Whether a replica keeps the lost part of its progress in its parameters.
+  keep_unsent: bool = False
+  # Factor by which residuals are multiplied at each exchange, 0 to 1.
   feedback_decay: OfMethod[float] = limited(OF_METHOD, at_least=0, at_most=1)
-  # Residual of one's own message, or the mean.
+  # What a residual is measured against: own (the replica's message as the
+  # others decode it) or mean (the average that comes back).
   feedback_against: str = limited("own", choices=choices.REFERENCES)
-  # float32, bfloat16 or int8.
+  # Type in which residuals are stored: float32, bfloat16 or int8.
   feedback_dtype: str = limited("float32", choices=choices.RESIDUAL_DTYPES)
 
   def __post_init__(self):
@@ -261,24 +295,24 @@ class ExchangeConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveConfig(Section):
-  """Ranks and H that follow the measured rank of the averaged update."""
+  """How ranks and H follow the measured rank of the averaged update."""
 
-  # off, rank, or rank_and_interval.
+  # What adapts: off (nothing), rank, or rank_and_interval (rank and H).
   mode: OfMethod[str] = limited(OF_METHOD, choices=MODES)
-  # Rounds measured before each choice.
+  # Number of rounds that are measured before each choice.
   window_rounds: int = limited(5, at_least=1)
-  # Measure of the rank: energy or stable.
+  # How the rank is measured: energy or stable.
   criterion: str = limited("energy", choices=CRITERIA)
-  # Share of the squared norm in that rank.
+  # energy: share of the squared norm that the chosen rank must hold.
   energy: float = limited(0.95, above=0, at_most=1)
-  by_leaf: bool = False  # Gives leaves different ranks (docs/log.md).
+  by_leaf: bool = False  # Whether leaves have different ranks.
 
 
 @dataclasses.dataclass(frozen=True)
 class OuterConfig(Section):
   """The optimizer of the outer parameters."""
 
-  optimizer: str = "sgd"  # Any optimizer of optax by name.
+  optimizer: str = "sgd"  # Name of an optax optimizer.
   learning_rate: OfMethod[float] = limited(OF_METHOD, above=0)
   momentum: OfMethod[float] = limited(OF_METHOD, at_least=0, at_most=1)
   nesterov: bool = True

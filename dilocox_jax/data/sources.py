@@ -1,8 +1,8 @@
 """Loads the text of each data source that a config can name.
 
-The default source must be real text that is on every machine without a
-download. Python's own library is. A new source is one more function that
-returns a `Corpus`, a name in `SOURCES` and a line in `load_corpus`.
+The default source must be real text that every machine has without a download,
+so it is Python's own library. To add a source, write a function that returns a
+`Corpus`, add its name to `SOURCES`, and call it in `load_corpus`.
 """
 
 import glob
@@ -43,9 +43,10 @@ def load_corpus(
 
   Args:
     source: One of `SOURCES`.
-    glob: Pattern of the files; read by `text_files` only.
-    seed: Integer seed of the chain; read by `synthetic` only.
-    validation_fraction: Share held out, above 0 and below 1.
+    glob: Pattern of the files; only `text_files` reads it.
+    seed: Integer seed of the Markov chain; only `synthetic` reads it.
+    validation_fraction: Share of the text held out for validation, above 0 and
+      below 1.
 
   Raises:
     ValueError: If the source is unknown or has too little text.
@@ -59,7 +60,7 @@ def load_corpus(
 
 
 def stdlib(*, validation_fraction: float = VALIDATION_FRACTION) -> Corpus:
-  """Reads Python's own library, found beside the running interpreter.
+  """Reads the library of the Python that is running.
 
   This is about 8 MB of real text. It differs between versions of Python, and
   so does its digest. Files that cannot be read are skipped.
@@ -76,7 +77,7 @@ def stdlib(*, validation_fraction: float = VALIDATION_FRACTION) -> Corpus:
   for path in _library_modules(root):
     try:
       files[path.relative_to(root).as_posix()] = path.read_bytes()
-    except OSError:  # The user cannot repair it, and the other files suffice.
+    except OSError:  # Users cannot repair this file, and the others suffice.
       continue
   return from_files("stdlib", files, validation_fraction)
 
@@ -86,16 +87,16 @@ def text_files(
 ) -> Corpus:
   """Reads every file that a pattern matches, as bytes.
 
-  Paths count from the part of the pattern before its first wildcard. With
+  Paths in the corpus are relative to the folder before the first wildcard. With
   "/data/texts/**/*.txt" the path of /data/texts/a/b.txt is "a/b.txt". So the
-  folder can move without changing the digest or the split.
+  folder can be moved, and the digest and the split stay the same.
 
   Args:
     pattern: Glob pattern; `**` stands for folders of any depth.
     validation_fraction: Share of the files held out, above 0 and below 1.
 
   Raises:
-    ValueError: If no file matches, one cannot be read, or training or
+    ValueError: If no file matches, if a file cannot be read, or if training or
       validation has no text.
   """
   pattern = os.path.expanduser(pattern)
@@ -121,6 +122,7 @@ def text_files(
 
 
 def _library_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yields the paths of the library's modules that belong to the corpus."""
   for folder, subfolders, names in os.walk(root):
     # Assigning in place keeps os.walk out of the folders that are left out.
     subfolders[:] = (
@@ -134,6 +136,10 @@ def _library_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _fixed_part(pattern: str) -> pathlib.Path:
+  """Returns the folder before a pattern's first wildcard.
+
+  Example: "/data/texts/**/*.txt" gives /data/texts.
+  """
   parts = pathlib.Path(pattern).parts
   return pathlib.Path(
     *itertools.takewhile(lambda part: not glob.has_magic(part), parts)

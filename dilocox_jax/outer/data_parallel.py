@@ -1,8 +1,9 @@
-"""Steps whose gradients are averaged: the baseline, and the warm start.
+"""Runs data-parallel steps: replicas average their gradients in every step.
 
-The exchange is given each replica's gradient, never a difference of
-parameters. In floating point a - (a - b) is not b, and this path must equal
-training one model on the replicas' batches put together.
+The AllReduce baseline and the warm start run these steps. They must give the
+same parameters as training one model on the batches of all replicas together.
+So the replicas exchange gradients and not differences of parameters: in
+floating point a - (a - b) is not always b.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,13 @@ from dilocox_jax.pytypes import Aggregator, Tree
 
 
 class SharedState(NamedTuple):
-  """Parameters and optimizer state that all replicas have in common."""
+  """State of data-parallel training, which is equal on all replicas.
+
+  Attributes:
+    params: Parameters of the model.
+    optimizer: State of the optimizer.
+    exchange: State of the aggregator.
+  """
 
   params: Tree
   optimizer: Tree
@@ -38,29 +45,32 @@ def run_steps(
   state: SharedState,
   batches: Tree,
 ) -> tuple[SharedState, StepMetrics]:
-  """Runs data-parallel steps, for one replica.
+  """Runs data-parallel steps. The code is that of one replica.
 
   Args:
     gradient: Function (params, batch) -> (loss, gradients) of one replica.
-    optimizer: Optimizer that steps on the mean gradient, clipping included.
+    optimizer: Optimizer that steps on the mean gradient; it includes clipping.
     aggregator: Averages gradients over replicas.
-    state: The shared state.
+    state: State before the first step.
     batches: Batches of this replica, leaves [num_steps, ...].
 
   Returns:
-    The new state; metrics of every step, [num_steps] each: the replica's own
-    loss, and the norm of the mean gradient.
+    The state after the last step, and metrics of every step, arrays
+    [num_steps]: the loss of this replica and the norm of the mean gradient.
   """
 
   def body(carry: SharedState, batch: Tree):
-    loss, own = gradient(carry.params, batch)
-    mean, exchange = aggregator.update(own, carry.exchange)
+    """Takes one step, as `jax.lax.scan` calls it: (state, metrics)."""
+    loss, gradients = gradient(carry.params, batch)
+    mean_gradients, exchange_state = aggregator.update(
+      gradients, carry.exchange
+    )
     updates, optimizer_state = optimizer.update(
-      mean, carry.optimizer, carry.params
+      mean_gradients, carry.optimizer, carry.params
     )
     params = optax.apply_updates(carry.params, updates)
-    metrics = StepMetrics(loss, optax.tree.norm(mean))
+    metrics = StepMetrics(loss, optax.tree.norm(mean_gradients))
     metrics = jax.tree.map(lambda x: x.astype(jnp.float32), metrics)
-    return SharedState(params, optimizer_state, exchange), metrics
+    return SharedState(params, optimizer_state, exchange_state), metrics
 
   return jax.lax.scan(body, state, batches)

@@ -1,19 +1,24 @@
-"""How far replicas have drifted apart, from two scalars a replica.
+"""Measures how far replicas have drifted apart, from two scalars per replica.
 
-Pairwise cosines need every pair of pseudo-gradients, which would cost a second
-exchange. The mean is already at hand, and it gives the sum over pairs:
+The cosine of every pair of replicas would need all pseudo-gradients in one
+place, which would cost a second exchange. But the sum over all pairs follows
+from the mean, which the exchange has already computed. With the pseudo-gradient
+d_i of replica i:
 
     |sum_i d_i|^2 = sum_i |d_i|^2 + sum_{i != j} d_i . d_j
     sum_{i != j} d_i . d_j = M^2 |mean|^2 - sum_i |d_i|^2
 
 For example d_1 = (3, 0) and d_2 = (0, 4): the mean is (1.5, 2) with a squared
-norm of 6.25, and 4 * 6.25 - (9 + 16) = 0. They are orthogonal. The same sum
-over |d_i| |d_j| is (3 + 4)^2 - 25 = 24, and the mean cosine is 0 / 24 = 0.
+norm of 6.25, and 4 * 6.25 - (9 + 16) = 0, so d_1 and d_2 are orthogonal. The
+same sum over |d_i| |d_j| is (3 + 4)^2 - 25 = 24, and the mean cosine is
+0 / 24 = 0.
 
-The replicas do not add their scalars up in the program, where a few bytes
-would cost a slow link a message. Each reports its own beside its losses.
-All of this is about what was sent; a codec makes that differ from what was
-measured.
+The replicas do not add up their scalars in the program, since that would cost
+one more message on the slow link. Each replica reports its scalars together
+with its losses, and the host adds them up (`disagreement`).
+
+Here d_i is the pseudo-gradient that was sent. If there is a codec, it differs
+from the pseudo-gradient that was measured.
 """
 
 import math
@@ -29,14 +34,15 @@ from dilocox_jax.pytypes import Scalar, Tree
 
 
 class Drift(NamedTuple):
-  """Scalars that a replica reports of one exchange of a fragment.
+  """Squared norms that a replica reports about one exchange of a fragment.
 
-  Scalars in one replica's program, arrays of all replicas outside.
+  In the program of one replica the fields are scalars. Outside of it they are
+  arrays; `own_squared` and `apart_squared` then have a replica axis [M, ...].
 
   Attributes:
     own_squared: |sent|^2, where `sent` is the replica's part of the mean. It
-      is not finite if the replica was left out of the mean because a value of
-      it was not finite.
+      is not finite if the replica's pseudo-gradient was not finite, in which
+      case the replica was left out of the mean.
     apart_squared: |sent - mean|^2.
     mean_squared: |mean|^2, the same for all replicas.
     observed: Arrays that the aggregator wants recorded, by name.
@@ -48,7 +54,7 @@ class Drift(NamedTuple):
   observed: Any
 
 
-# Fields with a leading replica axis, as a tree prefix.
+# Axis of the replicas in every field, as a tree prefix; None if there is none.
 AXES = Drift(0, 0, None, None)
 
 
@@ -61,7 +67,7 @@ def squared_norm(tree: Tree) -> Scalar:
 
 
 def measure_drift(result: ExchangeResult) -> Drift:
-  """Measures one replica's drift in an exchange; it sends nothing."""
+  """Computes one replica's drift in an exchange, without sending anything."""
   difference = jax.tree.map(jnp.subtract, result.sent, result.mean)
   return Drift(
     squared_norm(result.sent),
@@ -72,13 +78,15 @@ def measure_drift(result: ExchangeResult) -> Drift:
 
 
 def by_window(drift: Drift) -> list[Drift]:
-  """Splits the drift of a window group into its exchanges, on the host.
+  """Splits the drift of a window group into one drift per window, on the host.
 
   Args:
-    drift: Fields of replicas [M, num_windows], the others [num_windows, ...].
+    drift: `own_squared` and `apart_squared` are [M, num_windows], the other
+      fields [num_windows, ...].
 
   Returns:
-    For every window, fields of replicas [M] and the others [...].
+    One drift per window: `own_squared` and `apart_squared` are [M], the other
+    fields [...].
   """
   own, apart = np.asarray(drift.own_squared), np.asarray(drift.apart_squared)
   return [
@@ -97,10 +105,10 @@ class Disagreement(NamedTuple):
 
   Attributes:
     cosine: Mean cosine between two replicas' pseudo-gradients, weighted by the
-      product of their norms. None where there is none: for one replica, and
-      where all but one pseudo-gradient is zero.
+      product of their norms. It is None if no pair has a cosine: there is only
+      one replica, or at most one pseudo-gradient is not zero.
     disagreement: Root mean square over replicas of |sent - mean|.
-    pseudo_gradient_norm: |mean|.
+    pseudo_gradient_norm: Norm of the mean pseudo-gradient.
   """
 
   cosine: float | None
@@ -111,20 +119,30 @@ class Disagreement(NamedTuple):
 def disagreement(
   own_squared: ArrayLike, apart_squared: ArrayLike, mean_squared: ArrayLike
 ) -> Disagreement:
-  """Puts the reports of all replicas together, on the host.
+  """Computes the disagreement about one fragment from all replicas' scalars.
+
+  This runs on the host. The formula of the cosine is in the module's docstring.
 
   Args:
-    own_squared: Squared norm of every replica's part, [M].
-    apart_squared: Squared distance of every replica's part to the mean, [M].
-    mean_squared: Squared norm of the mean, a scalar.
+    own_squared: Squared norm of what each replica sent, [M].
+    apart_squared: Squared distance from what it sent to the mean, [M].
+    mean_squared: Squared norm of the mean pseudo-gradient, a scalar.
+
+  Returns:
+    The mean cosine, the distance to the mean and the norm of the mean.
   """
-  own = np.asarray(own_squared, np.float64)
-  mean = float(np.asarray(mean_squared, np.float64))
-  squares, lengths = np.sum(own), np.sum(np.sqrt(own))
+  squared_norms = np.asarray(own_squared, np.float64)
+  num_replicas = squared_norms.size
+  squared_mean_norm = float(np.asarray(mean_squared, np.float64))
+  sum_of_squares = np.sum(squared_norms)
+  sum_of_norms = np.sum(np.sqrt(squared_norms))
   with np.errstate(invalid="ignore", divide="ignore"):
-    cosine = (own.size**2 * mean - squares) / (lengths**2 - squares)
+    # Both sums go over all pairs of different replicas, sum_{i != j}.
+    dot_products = num_replicas**2 * squared_mean_norm - sum_of_squares
+    norm_products = sum_of_norms**2 - sum_of_squares
+    cosine = dot_products / norm_products
   return Disagreement(
-    float(cosine) if own.size > 1 and np.isfinite(cosine) else None,
+    float(cosine) if num_replicas > 1 and np.isfinite(cosine) else None,
     math.sqrt(np.mean(np.asarray(apart_squared, np.float64))),
-    math.sqrt(mean),
+    math.sqrt(squared_mean_norm),
   )

@@ -1,12 +1,13 @@
-"""The outer step as one transform with four moments.
+"""Takes the outer step in four parts: measure, send, exchange and apply.
 
-Optax's `update` is one call. Across a slow link it falls apart into measure,
-send, exchange and apply, at different inner steps. `OuterTransform` is that
-split form, for one replica, under the axis "replica". Any optax optimizer or
-chain can stand inside; it sees one fragment and plain gradients.
+In optax an update is a single call. On a slow link an update takes several
+inner steps, so `OuterTransform` splits it into four calls, which are made at
+different inner steps. They are written for one replica and use collectives over
+the axis "replica". Any optax optimizer or chain can take the outer step. It is
+called with the averaged pseudo-gradient of one fragment as its gradient.
 
-The way of a pseudo-gradient, with H = 4 and tau = 2 under `continue`, in one
-dimension, learning rate 1 and two replicas:
+Example: a pseudo-gradient in one dimension, with H = 4, tau = 2, rule
+`continue`, outer learning rate 1 and two replicas:
 
     step 4   measure   theta = 10, w = 9 (other replica: 8) -> Delta = 1 (2)
              send      Delta waits in its slot
@@ -35,13 +36,15 @@ class OuterState(NamedTuple):
   """State of the outer step.
 
   Attributes:
-    params: Outer parameters, like the model's tree. All replicas share them,
-      unless the rule gives each replica its own (`ApplyRule.is_per_replica`).
+    params: Outer parameters, a tree like that of the model. All replicas share
+      them, unless the rule gives each replica its own
+      (`ApplyRule.is_per_replica`).
     optimizer: Outer optimizer state by fragment, shared like `params`.
-    exchange: State of the aggregator by fragment. Codec state is shared,
-      residuals are each replica's own.
-    in_flight: This replica's own pseudo-gradients by fragment and slot, leaves
-      [depth, ...]. None where no exchange is ever in flight.
+    exchange: State of the aggregator by fragment. Codec state is shared by all
+      replicas. Each replica has its own residuals.
+    in_flight: This replica's own pseudo-gradients that were sent and are not
+      applied yet, by fragment and slot, leaves [depth, ...]. It is None if the
+      schedule has no overlap.
   """
 
   params: Tree
@@ -52,22 +55,24 @@ class OuterState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OuterTransform:
-  """Measures, sends, exchanges and applies fragments.
+  """Measures, sends, exchanges and applies the fragments of one replica.
 
-  A replica whose pseudo-gradient is not finite is left out of the mean, under
-  every rule and with every aggregator, so that it cannot spoil the others. Its
-  drift (`Drift.own_squared`) is then not finite either, which is how the host
-  learns of it: rules that replace the replica's parameters would hide it.
+  If the pseudo-gradient of a replica is not finite, every aggregator leaves
+  this replica out of the mean, so that the other replicas stay finite. The host
+  has to notice the problem. It cannot rely on the replica's parameters, since
+  some rules replace them by finite values. So it looks at the drift: then
+  `Drift.own_squared` of the replica is not finite.
 
   Attributes:
     method: Schedule and rule.
-    partition: Cuts fragments out of the tree.
-    optimizer: Any optax optimizer or chain; it steps on the averaged
-      pseudo-gradient.
-    aggregator: Averages over replicas.
-    keep_unsent: Whether a replica keeps the part of its progress that a codec
-      did not send. It then goes on from it and measures it again. Otherwise
-      this part is lost, or error feedback holds it as a residual.
+    partition: Cuts fragments out of the parameter tree.
+    optimizer: Any optax optimizer or chain. Its gradient is the averaged
+      pseudo-gradient of a fragment.
+    aggregator: Averages pseudo-gradients over replicas.
+    keep_unsent: Whether a replica keeps the part of its progress that the codec
+      did not send. If true, this part stays in the replica's parameters, and
+      the next pseudo-gradient contains it. If false, this part is lost, unless
+      error feedback holds it as a residual.
   """
 
   method: Method
@@ -83,11 +88,11 @@ class OuterTransform:
 
   @property
   def depth(self) -> int:
-    """Slots for pseudo-gradients of one fragment in flight, ceil(tau / H)."""
+    """Number of slots for pseudo-gradients of a fragment, ceil(tau / H)."""
     return self.method.schedule.depth
 
   def init(self, params: Tree) -> OuterState:
-    """Returns the state before the first round; nothing is in flight."""
+    """Returns the state before the first round, when nothing is in flight."""
     chex.assert_tree_no_nones(params)
 
     def empty_slots(fragment: Tree) -> Tree:
@@ -116,8 +121,8 @@ class OuterTransform:
       state: The outer state.
       inner: Parameters of the replica, the whole tree.
       fragment: The fragment to measure.
-      unapplied: Booleans [depth], true for slots that are still in flight;
-        None if none is.
+      unapplied: Booleans [depth], true for slots whose pseudo-gradient is still
+        in flight; None if no slot is in flight.
     """
     outer = self.partition.take(state.params, fragment)
     if unapplied is None or state.in_flight is None:
@@ -130,10 +135,11 @@ class OuterTransform:
   def unapplied_at_send(self, slot: Index) -> Array | None:
     """Returns which slots are in flight when `slot` is about to be filled.
 
-    With tau a multiple of H, measuring comes before applying, so every slot is
-    in flight, the oldest too. Otherwise the oldest was applied some steps ago
-    and its slot is the one that is filled. For H = 4 and tau = 6, `slot` was
-    freed by the apply two steps earlier, and the other one is in flight.
+    If tau is a multiple of H, a fragment is measured just before the oldest
+    pseudo-gradient is applied, so every slot is in flight. If tau is not a
+    multiple of H, the oldest pseudo-gradient was applied some steps ago, and
+    `slot` is the slot that it left. For H = 4 and tau = 6 there are two slots:
+    `slot` was freed by an apply two steps ago, and the other is in flight.
 
     Returns:
       Booleans [depth], or None if no slot is in flight.
@@ -173,7 +179,7 @@ class OuterTransform:
       own: This replica's pseudo-gradient of the fragment.
 
     Returns:
-      The state with a new aggregator state, and what came back.
+      The outer state with the new aggregator state, and the exchange result.
     """
     old_exchange = state.exchange.get(fragment)
     mean, sent, new_exchange = self.aggregator.average(own, old_exchange)
@@ -185,7 +191,7 @@ class OuterTransform:
   def nothing(
     self, state: OuterState, fragment: FragmentIndex
   ) -> ExchangeResult:
-    """Returns zeros, the exchange result before there has been an exchange."""
+    """Returns zeros in place of a result, before the first exchange."""
     fragment_params = self.partition.take(state.params, fragment)
     zeros = jax.tree.map(jnp.zeros_like, fragment_params)
     return ExchangeResult(zeros, zeros, zeros)
@@ -203,10 +209,10 @@ class OuterTransform:
     Args:
       state: The outer state.
       inner: Parameters of the replica, the whole tree.
-      fragment: The fragment to step; all others stay untouched.
-      result: What came back from the exchange.
-      fresh: Pseudo-gradient measured on this very step. Only the rule "eager"
-        reads it.
+      fragment: The fragment to update. The other fragments do not change.
+      result: Result of the exchange of this fragment.
+      fresh: Pseudo-gradient of this fragment that was measured in the same
+        inner step. Only the rule "eager" reads it.
 
     Returns:
       The new outer state, the replica's new parameters, and the drift.

@@ -1,8 +1,8 @@
-"""Page of a simulated run: costs, links, and a Gantt chart of its start.
+"""Writes the page of a simulated run: costs, links, and a Gantt chart.
 
 Nothing on this page is measured. Every row says whether it follows from the
-config, from the cluster or from a formula. Formula and event engine, the two
-independent paths of the simulator, stand side by side.
+config, from the cluster or from a formula. The simulator computes times in two
+independent ways, by formula and with an event engine, and the page shows both.
 """
 
 import dataclasses
@@ -17,7 +17,8 @@ from dilocox_jax.report import style, units
 from dilocox_jax.report.page import picture, write_page
 from dilocox_jax.report.text_tables import markdown_table, terminal_table
 
-# Largest number of bars in the chart; more cannot be told apart.
+# Largest number of bars in the chart. With more, a reader could not tell them
+# apart.
 _MOST_BARS = 4000
 
 
@@ -26,10 +27,10 @@ class Bar:
   """One bar of the Gantt chart.
 
   Attributes:
-    track: Replica or route that was busy.
+    track: Name of the replica or route that was busy.
     lane: Row within the track; bars that overlap have different lanes.
-    start_s: Start (s).
-    end_s: End (s).
+    start_s: Simulated time at which the bar starts (s).
+    end_s: Simulated time at which the bar ends (s).
     kind: "steps", "codec" or "exchange".
   """
 
@@ -42,15 +43,16 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True)
 class SimulatedRun:
-  """Everything that the page of a simulated run says.
+  """The contents of the page of a simulated run.
 
   Attributes:
-    title: Method and cluster.
+    title: Names of the method and the cluster.
     quantities: Rows of the table of costs: name, value with its unit, and
       where the value comes from, e.g. "derived: formula".
-    links: Goodput (bit/s), bytes carried and share of time in use, by link.
+    links: (goodput in bit/s, bytes carried, share of time in use) by name of
+      the link.
     numbers: Costs as plain numbers, for JSON.
-    notes: Sentences about assumptions.
+    notes: Sentences about the assumptions of the simulation.
     bars: Bars of the chart, from the start of the run.
   """
 
@@ -72,7 +74,8 @@ _KINDS = {
 def gantt(run: SimulatedRun) -> Figure:
   """Draws bars over time, one row per lane, in one colour per kind.
 
-  The share of the time in which a row is busy stands at its right end.
+  The text at the right end of a row says for which share of the time the row is
+  busy.
   """
   bars = run.bars[:_MOST_BARS]
   rows: dict[tuple[str, int], int] = {}
@@ -108,7 +111,7 @@ def gantt(run: SimulatedRun) -> Figure:
 
 
 def _gantt_title(run: SimulatedRun, bars: Sequence[Bar], end_s: float) -> str:
-  """States the share of the chart in which replicas take inner steps."""
+  """Returns the title, which says how much of the time replicas compute."""
   steps = [bar for bar in bars if bar.kind == "steps"]
   replicas = {bar.track for bar in steps}
   if not replicas:
@@ -126,7 +129,7 @@ _LINK_COLUMNS = ("link", "goodput", "bytes carried", "share of time in use")
 def write_simulation(
   run: SimulatedRun, out_dir: Directory, command: str = ""
 ) -> pathlib.Path:
-  """Writes `report.md`, `simulation.json` and the chart.
+  """Writes the page `report.md`, the numbers `simulation.json` and the chart.
 
   Args:
     run: Results of the simulation.
@@ -143,9 +146,10 @@ def write_simulation(
   lines = ["Everything on this page is simulated; nothing was measured.", ""]
   lines += ["## Cost", "", *markdown_table(_COST_COLUMNS, run.quantities)]
   links = []
-  for name, (bps, carried, share) in run.links.items():
-    human = f"{units.human_bytes(bps / 8)}/s", units.human_bytes(round(carried))
-    links.append((name, *human, f"{share:.1%}"))
+  for name, (goodput_bps, carried_bytes, share) in run.links.items():
+    goodput = f"{units.human_bytes(goodput_bps / 8)}/s"
+    carried = units.human_bytes(round(carried_bytes))
+    links.append((name, goodput, carried, f"{share:.1%}"))
   lines += ["", "## Links", "", *markdown_table(_LINK_COLUMNS, links)]
   if run.bars:
     chart = picture(gantt(run), out_dir, "gantt", "Gantt")

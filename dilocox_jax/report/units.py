@@ -1,6 +1,6 @@
-"""Numbers as people read them.
+"""Formats numbers with units for people to read.
 
-Text, tables and axes all format numbers here, so that they agree.
+Text, tables and axes of reports all use these functions, so they look alike.
 """
 
 import math
@@ -11,7 +11,7 @@ _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def _scaled(value: float | int, names: tuple[str, ...]) -> tuple[float, str]:
-  """Returns the largest power of 1000 up to a value, and its name."""
+  """Returns the largest power of 1000 that is at most a value, and its name."""
   index = 0
   if value and math.isfinite(value):
     index = int(math.log10(abs(value)) // 3)
@@ -82,7 +82,7 @@ def human_gap(share: float) -> str:
 
 
 def human_share(share: float) -> str:
-  """Formats a share of 1 in per cent: "93.1 %"; "-" for NaN."""
+  """Formats a share in per cent, 0.931 as "93.1 %"; "-" if it is not finite."""
   return f"{100 * share:.1f} %" if math.isfinite(share) else "-"
 
 
@@ -97,10 +97,10 @@ def human_ratio(value: float) -> str:
 
 
 def human_missing(count: int, wanted: int) -> str:
-  """Words what is missing after a name: " (2 of 3 seeds)", else nothing."""
+  """Returns " (2 of 3 seeds)" if seeds are missing, else an empty text."""
   return "" if count == wanted else f" ({count} of {wanted} seeds)"
 
 
 def human_comparison(gap: float) -> str:
-  """Words a relative difference: "0.8 % higher" or "2.1 % lower"."""
+  """Describes a relative difference: "0.8 % higher" or "2.1 % lower"."""
   return f"{100 * abs(gap):.1f} % {'lower' if gap < 0 else 'higher'}"

@@ -1,19 +1,21 @@
-"""Times by formula: no events, replicas that share a link are in step.
+"""Computes the times of a simulated run by formula, without events.
 
-Every replica has a clock (when it has done its own work) and a channel (when
-its last exchange is over). A collective is a recurrence over its message
-steps. If replica i sends to i + 1, its step k ends at
+The formula keeps two times for every replica: the time at which the replica has
+done its own work (`_now`), and the time at which its last exchange is over
+(`_channel`). A collective is a recurrence over its message steps. If replica i
+sends to replica i + 1, message step k of replica i ends at
 
   end[k][i] = start[k][i] + bytes / rate + latency
   start[k + 1][i] = max(end[k][i], end[k][i - 1])
 
-because a message leaves when the one before it has left and the neighbour's
-has arrived. With M = 2 and messages of 0.1 s and 0.3 s both replicas start
-step 2 at 0.3 s: replica 0 has to wait for the slow message of replica 1.
+because a replica sends its next message when it has sent the one before and has
+received that of its neighbour. With M = 2 and messages of 0.1 s and 0.3 s both
+replicas start step 2 at 0.3 s: replica 0 has to wait for the slow message of
+replica 1.
 
-This is exact where the messages of a step share no link, or share it evenly
-and in step. The event engine needs no such assumption and must agree wherever
-both apply.
+The formula is exact if the messages of a step share no link, or if they start
+together and share the link evenly. The event engine does not need this
+assumption. The two must agree wherever the formula is exact.
 """
 
 from collections.abc import Iterable
@@ -26,7 +28,8 @@ from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
 from dilocox_jax.simulate.outcome import Outcome, Work
 from dilocox_jax.simulate.script import Compute, Op
 
-# Attributes with [M] seconds each. Checkpoints hold them by these names.
+# Attributes of the clock that are arrays [M] of seconds. A checkpoint saves
+# them under these names.
 _ARRAYS = (
   "_now",
   "_channel",
@@ -38,10 +41,10 @@ _ARRAYS = (
 
 
 class AnalyticClock(Interpreter[np.ndarray]):
-  """Adds up the times of a script; it can be asked and continued any time."""
+  """Adds up the times of a script, whose ops may come in several calls."""
 
   def __init__(self, link_costs: LinkCosts, work: Work):
-    """Starts at zero.
+    """Starts the clock at 0 seconds.
 
     Args:
       link_costs: Cluster and transport.
@@ -54,13 +57,13 @@ class AnalyticClock(Interpreter[np.ndarray]):
     self._exposed, self._exchange = zeros, zeros
 
   def walk(self, ops: Iterable[Op]) -> Outcome:
-    """Goes through more of the script.
+    """Adds the times of the next ops of the script.
 
     Args:
       ops: The ops that come next.
 
     Returns:
-      Where the run stands afterwards.
+      Times, steps and bytes of all ops so far.
     """
     self.interpret(ops)
     return Outcome(
@@ -75,11 +78,11 @@ class AnalyticClock(Interpreter[np.ndarray]):
     )
 
   def get_state(self) -> dict[str, Any]:
-    """Returns everything that `set_state` needs, as plain values."""
+    """Returns the state for `set_state`, as values that JSON can hold."""
     arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
-    back = [[*key, end.tolist()] for key, end in self._back.items()]
+    exchange_ends = [[*key, end.tolist()] for key, end in self._back.items()]
     return arrays | {
-      "_back": back,
+      "_back": exchange_ends,
       "_num_steps": self.num_steps,
       "_sent_bytes": self.sent_bytes,
       "silence": self._idle_time.seconds.tolist(),
@@ -87,7 +90,7 @@ class AnalyticClock(Interpreter[np.ndarray]):
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Goes on from what `get_state` returned."""
+    """Sets the clock to a state that `get_state` returned."""
     for name in _ARRAYS:
       setattr(self, name, np.array(state[name]))
     self._back = {tuple(k): np.array(end) for *k, end in state["_back"]}
@@ -107,6 +110,7 @@ class AnalyticClock(Interpreter[np.ndarray]):
     self._codec = self._codec + seconds
 
   def _free_from(self) -> np.ndarray:
+    # A replica can send when its own work and its last exchange are done.
     return np.maximum(self._now, self._channel)
 
   def _send(
@@ -131,14 +135,15 @@ class AnalyticClock(Interpreter[np.ndarray]):
     self._channel = end
     self._exchange = self._exchange + (end - start)
 
-  def _wait(self, back: np.ndarray) -> None:
-    waited_s = np.maximum(back - self._now, 0.0)
+  def _wait(self, exchange_end: np.ndarray) -> None:
+    # The wait is 0 for a replica that gets here after the end of the exchange.
+    waited_s = np.maximum(exchange_end - self._now, 0.0)
     self._exposed = self._exposed + waited_s
     self._now = self._now + waited_s
 
 
 def run_time(link_costs: LinkCosts, work: Work, ops: Iterable[Op]) -> Outcome:
-  """Computes the cost of a whole script.
+  """Computes the times of a whole script by formula.
 
   Args:
     link_costs: Cluster and transport.

@@ -1,14 +1,15 @@
 """Runs a graph on links and finds when every task and flow starts and ends.
 
 This is a discrete-event simulation: it visits only the times at which
-something changes. What happens at one time happens in a fixed order: last
-bytes leave, nodes end, links fail or come back, then nodes start by number. So
-the result is the same to the bit every time, whatever the order of a dict or
-of a heap.
+something changes. Events at the same time are handled in a fixed order: first
+flows whose last byte leaves, then nodes that end, then links that fail or come
+back. After them nodes start in the order of their numbers. So the result is the
+same in every bit each time, and no order of a dict or a heap can change it.
 
-Outages: while a link is down its capacity is 0, so the flows on it have rate 0
-and keep the bytes they have left. A flow of 4 bytes over 2 bytes/s whose link
-is down from second 1 to 6.5 sends 2 bytes, waits 5.5 s, and ends at 7.5 s.
+Outages: while a link is down its capacity is 0. The flows on it then have rate
+0 and still have to send the rest of their bytes. A flow of 4 bytes over
+2 bytes/s whose link is down from second 1 to 6.5 sends 2 bytes, waits 5.5 s,
+and ends at 7.5 s.
 """
 
 import heapq
@@ -21,7 +22,7 @@ from dilocox_jax.simulate.fair import Sharing
 from dilocox_jax.simulate.graph import Graph, Outage
 from dilocox_jax.simulate.timeline import Timeline, link_bytes
 
-# Kinds of events. At one time they happen in this order, before any start.
+# Kinds of events, in the order in which events at the same time are handled.
 _SENT, _ENDED, _FAILED_OR_BACK = range(3)
 
 
@@ -34,8 +35,8 @@ def run_graph(
 
   Args:
     graph: Tasks and flows.
-    links: Capacity of every link that flows may name (bytes per second), one
-      direction each. Flows share a link max-min fairly.
+    links: Capacity of every link that flows may name (bytes per second). A link
+      carries bytes in one direction. Flows share it max-min fairly.
     outages: Times at which links carry nothing.
 
   Returns:
@@ -49,7 +50,7 @@ def run_graph(
 
 
 class _Simulation:
-  """State of one run. Lists are indexed by node or by link, for speed."""
+  """State of one simulation, in lists indexed by node or by link, for speed."""
 
   def __init__(
     self,
@@ -75,8 +76,8 @@ class _Simulation:
     self._routes: dict[tuple[str, ...], tuple[int, ...]] = {}
     self._find_routes()
     self._outages = self._planned(outages)
-    self._down = [0] * len(links)  # Outages that every link is in.
-    # (when it was ready, number) of the tasks that wait for a resource.
+    self._down = [0] * len(links)  # Number of outages under way, by link.
+    # Tasks that wait for a resource: (time at which it was ready, its number).
     names = {place for place in graph.places if isinstance(place, str)}
     self._queues: dict[str, list[tuple[float, int]]] = {n: [] for n in names}
     self._is_busy = dict.fromkeys(names, False)
@@ -96,7 +97,12 @@ class _Simulation:
       self._routes[place] = tuple(self._index[name] for name in place)
 
   def _planned(self, outages: Sequence[Outage]) -> list[tuple[int, int]]:
-    """Returns (link, +1 for a failure or -1 for a return) of every event."""
+    """Makes events of the starts and ends of outages.
+
+    Returns:
+      One (link, step) for every start and every end. The step is 1 if an outage
+      starts and -1 if it ends. Events hold the index into this list.
+    """
     changes: list[tuple[int, int]] = []
     for outage in outages:
       if outage.link not in self._index:
@@ -109,10 +115,12 @@ class _Simulation:
     return changes
 
   def _find_successors(self) -> None:
-    """Finds who waits for every node, and starts what waits for nothing.
+    """Finds the nodes that wait for each node, and those that wait for none.
 
-    Successors of node n are _successors[start[n] : start[n + 1]]. If node 2
-    waits for 0 and 1, and node 3 for 0, they are [2, 3, 2], start [0, 2, 3, 3].
+    The nodes that wait for node n are _successors[start[n] : start[n + 1]],
+    where start is `_successors_start`. Example: if node 2 waits for nodes 0 and
+    1, and node 3 waits for node 0, then _successors is [2, 3, 2] and start is
+    [0, 2, 3, 3, 3].
     """
     num = len(self._graph)
     after = np.array(self._graph.after, np.int64)
@@ -126,6 +134,7 @@ class _Simulation:
     self._starting = np.flatnonzero(counts == 0).tolist()
 
   def run(self) -> Timeline:
+    """Handles events and starts nodes until nothing is left to do."""
     events, starting, sharing = self._events, self._starting, self._sharing
     handlers = (self._sent, self._ended, self._failed_or_back)
     while True:
@@ -142,7 +151,7 @@ class _Simulation:
       self._now_s = events[0][0]
 
   def _start(self, number: int) -> None:
-    """Starts a node that is ready, or puts a task into a queue."""
+    """Starts a node that is ready; a task whose resource is busy must queue."""
     place = self._graph.places[number]
     if isinstance(place, str):
       if self._is_busy[place]:
@@ -167,9 +176,16 @@ class _Simulation:
     heapq.heappush(self._events, (end_s, _ENDED, number))
 
   def _sent(self, number: int) -> None:
-    """Handles the last byte of a flow, unless its rate has changed since."""
+    """Handles the time at which the last byte of a flow leaves.
+
+    Each time the rate of a flow changes, an event with the new time is added.
+    The event with the old time cannot be removed from the heap, so it arrives
+    here, too. It is ignored, as its time is not the flow's `due_s` any more.
+
+    Args:
+      number: Number of the flow.
+    """
     flow = self._sharing.flows.get(number)
-    # Events cannot be removed from a heap, so an old one is ignored here.
     if flow is None or flow.due_s != self._now_s:
       return
     self._num_events += 1
@@ -177,6 +193,7 @@ class _Simulation:
     self._leave(number)
 
   def _leave(self, number: int) -> None:
+    """Ends a flow whose bytes have all left, one latency later."""
     latency_s = self._graph.latencies_s[number]
     if latency_s:
       event = (self._now_s + latency_s, _ENDED, number)
@@ -185,6 +202,7 @@ class _Simulation:
       self._ended(number)
 
   def _ended(self, number: int) -> None:
+    """Handles the end of a node: frees its resource and its successors."""
     self._num_events += 1
     self._end_s[number] = self._now_s
     place = self._graph.places[number]
@@ -199,10 +217,11 @@ class _Simulation:
         heapq.heappush(self._starting, successor)
 
   def _failed_or_back(self, number: int) -> None:
+    """Handles the start or the end of an outage of a link."""
     self._num_events += 1
     link, step = self._outages[number]
     self._down[link] += step
-    # Outages may overlap: the link is back when the last of them is over.
+    # Outages may overlap. The link works again when the last of them is over.
     capacity = 0.0 if self._down[link] else self._capacities[link]
     self._sharing.set_capacity(link, capacity)
 

@@ -58,7 +58,7 @@ class Interpreter(abc.ABC, Generic[Moment]):
     self.num_steps, self.sent_bytes = 0, 0
     self._noise = Noise(link_costs.cluster.jitter, self.num_replicas)
     self._idle_time = IdleTime(self.num_replicas)
-    # When each exchange under way has come back.
+    # When each exchange that is under way ends, by the key of the exchange.
     self._back: dict[Key, Moment] = {}
 
   def interpret(self, ops: Iterable[Op]) -> None:
@@ -118,16 +118,17 @@ class Interpreter(abc.ABC, Generic[Moment]):
 
   @abc.abstractmethod
   def _take_steps(self, op: Compute, seconds: np.ndarray) -> None:
-    """Replicas take inner steps; only the first one does if `op.is_alone`.
+    """Lets the replicas take inner steps.
 
     Args:
-      op: How many steps, and by whom.
+      op: The number of steps. If `op.is_alone`, only the first replica takes
+        them.
       seconds: Duration for each replica, [M].
     """
 
   @abc.abstractmethod
   def _run_codec(self, name: str, seconds: np.ndarray) -> None:
-    """Replicas encode or decode.
+    """Lets the replicas encode or decode.
 
     Args:
       name: "encode" or "decode".
@@ -147,14 +148,14 @@ class Interpreter(abc.ABC, Generic[Moment]):
     slow_s: np.ndarray,
     start: Moment,
   ) -> Moment:
-    """Every replica sends a message and receives one.
+    """Lets every replica send a message and receive one.
 
     Args:
-      name: The collective, for traces.
-      step: Who sends to whom.
+      name: Name of the exchange and its collective, for traces.
+      step: The message step, which says which replica sends to which.
       sizes_bytes: Bytes of each replica's message, jitter included, [M].
-      slow_s: Seconds that slow start adds, [M].
-      start: When each replica may send.
+      slow_s: Seconds that slow start adds to each message, [M].
+      start: When each replica may start to send.
 
     Returns:
       When each replica has both sent its message and received one.
@@ -162,8 +163,13 @@ class Interpreter(abc.ABC, Generic[Moment]):
 
   @abc.abstractmethod
   def _occupy_channel(self, start: Moment, end: Moment) -> None:
-    """The channel is taken from `start` to `end`."""
+    """Marks the channels as occupied from `start` to `end`."""
 
   @abc.abstractmethod
-  def _wait(self, back: Moment) -> None:
-    """Replicas go on when an exchange has come back."""
+  def _wait(self, exchange_end: Moment) -> None:
+    """Lets the replicas wait until an exchange has ended.
+
+    Args:
+      exchange_end: When the exchange ends for each replica. A replica that
+        reaches this op later does not wait.
+    """

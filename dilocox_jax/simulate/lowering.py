@@ -1,8 +1,9 @@
-"""Turns a script into tasks and flows, for the event engine.
+"""Turns a script into a graph of tasks and flows, and runs it on the engine.
 
-Nothing is assumed about who is in step with whom: a replica's ops follow one
-another, a message waits for the one before it to have left and arrived, and
-the links decide the rest. No time is computed here.
+The graph does not assume that replicas work at the same pace. It only says what
+waits for what: each op of a replica waits for the op before it. A message waits
+until its replica has sent its last message and received its neighbour's. The
+event engine computes the times.
 """
 
 import dataclasses
@@ -23,23 +24,27 @@ from dilocox_jax.simulate.outcome import Outcome, Work
 from dilocox_jax.simulate.script import Compute, Launch, Op
 from dilocox_jax.simulate.transfer import limit_bytes_per_s
 
-# For every replica, numbers of nodes. As a moment: when the last of them ends.
+# One list of node numbers per replica. Where a moment is needed, a list stands
+# for the time at which the last of its nodes ends.
 Nodes = list[list[int]]
 
 
 @dataclasses.dataclass
 class Lowered:
-  """A graph and what its nodes mean.
+  """A graph, and lists that say what its nodes are.
 
   Attributes:
     graph: Tasks and flows.
-    own: Nodes that end a replica's own work, by replica.
-    last: Nodes that end its own work or an exchange under way, by replica.
+    own: Nodes after which the replica's own work is done, by replica.
+    last: Nodes after which the replica's own work and its exchanges are done,
+      by replica.
     steps: Nodes of inner steps, by replica.
     codecs: Nodes of encoding and decoding, by replica.
-    waits: (replica, nodes before, nodes waited for) of every wait.
-    exchanges: (replica, nodes before, last nodes) of every exchange.
-    num_steps: Inner steps.
+    waits: One (replica, nodes before the wait, nodes that it waits for) for
+      every wait of a replica.
+    exchanges: One (replica, nodes before the exchange, last nodes of the
+      exchange) for every exchange of a replica.
+    num_steps: Number of inner steps.
     sent_bytes: Bytes that one replica put on the wire.
   """
 
@@ -55,7 +60,7 @@ class Lowered:
 
 
 class _Lowering(Interpreter[Nodes]):
-  """Adds ops to a graph, replica by replica."""
+  """Adds the nodes of every op to a graph, for one replica after the other."""
 
   def __init__(self, link_costs: LinkCosts, work: Work):
     super().__init__(link_costs, work)
@@ -128,25 +133,37 @@ class _Lowering(Interpreter[Nodes]):
     self._channel = end
     self._lowered.exchanges += zip(self._replicas, start, end, strict=True)
 
-  def _wait(self, back: Nodes) -> None:
-    self._lowered.waits += zip(self._replicas, self._now, back, strict=True)
-    self._now = _joined(self._now, back)
+  def _wait(self, exchange_end: Nodes) -> None:
+    self._lowered.waits += zip(
+      self._replicas, self._now, exchange_end, strict=True
+    )
+    self._now = _joined(self._now, exchange_end)
 
 
 def _joined(first: Nodes, second: Nodes) -> Nodes:
-  """Returns the moment at which both have ended.
+  """Returns the nodes of two moments together: the time when both are over.
 
-  A node stands in it once: with a copy at every wait, a flush of n fragments
-  without tasks in between would hold some 2.6^n of them.
+  Example for one replica: [[3, 5]] and [[5, 7]] give [[3, 5, 7]].
+
+  Every node is listed once. If duplicates stayed in the lists, each exchange of
+  a flush would make them about 2.6 times longer, because there are no tasks
+  between its exchanges that would replace the lists by a single node.
+
+  Args:
+    first: Nodes of the first moment, by replica.
+    second: Nodes of the second moment, by replica.
+
+  Returns:
+    Sorted numbers of nodes, by replica.
   """
   return [
-    sorted({*nodes, *others})
-    for nodes, others in zip(first, second, strict=True)
+    sorted({*first_nodes, *second_nodes})
+    for first_nodes, second_nodes in zip(first, second, strict=True)
   ]
 
 
 def lower(link_costs: LinkCosts, work: Work, ops: Iterable[Op]) -> Lowered:
-  """Turns a script into tasks and flows.
+  """Turns a script into a graph of tasks and flows.
 
   Args:
     link_costs: Cluster and transport.
@@ -161,14 +178,14 @@ def lower(link_costs: LinkCosts, work: Work, ops: Iterable[Op]) -> Lowered:
 def simulate(
   link_costs: LinkCosts, lowered: Lowered
 ) -> tuple[Outcome, Timeline]:
-  """Runs what was lowered through the engine.
+  """Runs the graph of a script on the event engine.
 
   Args:
     link_costs: Cluster and transport, as given to `lower`.
     lowered: The result of `lower`.
 
   Returns:
-    The cost, and when every task and flow began and ended.
+    The times of every replica, and the start and end of every task and flow.
   """
   outages = link_costs.cluster.link_outages
   timeline = run_graph(lowered.graph, link_costs.capacities, outages)
@@ -201,7 +218,7 @@ def simulate(
 
 
 def fits(ops: Iterable[Op], num_replicas: int, most_nodes: int) -> bool:
-  """Whether a script has at most `most_nodes` nodes when lowered."""
+  """Returns whether the graph of a script has at most `most_nodes` nodes."""
   counts = itertools.accumulate(_num_nodes(op, num_replicas) for op in ops)
   return all(count <= most_nodes for count in counts)
 
@@ -209,5 +226,7 @@ def fits(ops: Iterable[Op], num_replicas: int, most_nodes: int) -> bool:
 def _num_nodes(op: Op, num_replicas: int) -> int:
   if not isinstance(op, Launch):
     return num_replicas
-  steps = (len(message_steps(each, num_replicas)) for each in op.operations)
+  steps = (
+    len(message_steps(collective, num_replicas)) for collective in op.operations
+  )
   return num_replicas * sum(steps)

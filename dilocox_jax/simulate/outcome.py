@@ -1,4 +1,8 @@
-"""What a simulated run cost; both paths of the simulator report it so."""
+"""Defines the result of a simulation: where the time of a run went.
+
+The simulator computes it in two ways, by formula (`analytic.py`) and with the
+event engine (`lowering.py`). Both return an `Outcome`, so they can be compared.
+"""
 
 import dataclasses
 
@@ -7,11 +11,12 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """How long a replica's own work takes, [M] seconds each.
+  """Durations of the work that a replica does without the network.
 
   Attributes:
-    step_s: Duration of an inner step.
-    codec_s: Duration of encoding and decoding one exchange, together.
+    step_s: Duration of one inner step of each replica (seconds), [M].
+    codec_s: Time that each replica needs to encode and decode one exchange
+      (seconds), [M]. It is the sum of both.
   """
 
   step_s: np.ndarray
@@ -20,18 +25,21 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """Where the time of a run went; seconds of every replica, [M].
+  """Times, steps and bytes of a simulated run.
+
+  Arrays have shape [M], with one value in seconds for every replica. Points in
+  time are counted from the start of the run.
 
   Attributes:
-    busy_until_s: When the replica had done its own work. Exchanges may still
-      be under way.
-    end_s: When its exchanges had ended, too.
-    compute_s: Time in inner steps.
-    codec_s: Time of encoding and decoding.
-    exposed_s: Time of waiting for exchanges.
-    exchange_s: Time that exchanges took. An exchange starts when it is
-      launched and the one before it has ended.
-    num_steps: Inner steps of the run.
+    busy_until_s: Time at which the replica finished its own work. Its exchanges
+      may still be under way then.
+    end_s: Time at which the replica finished its own work and its exchanges.
+    compute_s: Time that the replica spent in inner steps.
+    codec_s: Time that the replica spent encoding and decoding.
+    exposed_s: Time that the replica spent waiting for exchanges.
+    exchange_s: Time that the replica's exchanges took. An exchange starts when
+      it has been launched and the exchange before it has ended.
+    num_steps: Number of inner steps of the run.
     sent_bytes: Bytes that one replica put on the wire.
   """
 
@@ -46,22 +54,22 @@ class Outcome:
 
   @property
   def now_s(self) -> float:
-    """When the last replica had done its own work (seconds)."""
+    """Time at which the last replica finished its own work (seconds)."""
     return float(np.max(self.busy_until_s))
 
   @property
   def total_s(self) -> float:
-    """When the last replica and the last exchange had ended (seconds)."""
+    """Time at which all work and all exchanges were finished (seconds)."""
     return float(np.max(self.end_s))
 
   @property
   def utilisation(self) -> float:
-    """Share of the run in which replicas took inner steps, 0 to 1."""
+    """Share of `total_s` spent in inner steps, mean over replicas, 0 to 1."""
     return (
       float(np.mean(self.compute_s)) / self.total_s if self.total_s else 1.0
     )
 
   @property
   def hidden_s(self) -> np.ndarray:
-    """Exchange time in which replicas did something else, [M] seconds."""
+    """Exchange time during which replicas did not wait (seconds), [M]."""
     return np.maximum(self.exchange_s - self.exposed_s, 0.0)

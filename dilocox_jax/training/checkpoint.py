@@ -8,9 +8,10 @@ background. A save of step 12 goes through these states on the disk:
   12.orbax-checkpoint-tmp/digests.json  all are written; SHA-256 of each file
   12/                                   complete: Orbax renamed the folder
 
-A kill leaves one of the first two, which the next start removes, or the third.
-So a folder with a plain number is complete, and if its files do not have their
-digests, the disk damaged it later: it is passed over for an older one.
+If the process is killed, the folder stays in one of these states. The next
+start removes a folder in the first or second state. So a folder whose name is a
+plain number is complete. If a file in it does not have its digest, the disk
+damaged the file later, and an older checkpoint is used.
 """
 
 import contextlib
@@ -31,19 +32,19 @@ from dilocox_jax.pytypes import Tree
 FOLDER = "checkpoints"  # In a run directory.
 _ARRAYS, _RECORD, _DIGESTS = "arrays", "record", "digests.json"
 _SAVE_TIMEOUT_S = 60 * 60  # Includes the digests, which process 0 computes.
-_PARTIAL = ".orbax-checkpoint-tmp"  # In the name of a save until it is done.
-# Orbax writes metadata, the record and whole blocks beside the arrays: 60 to
-# 100 kB were measured for small states. Rows of metrics need room, too.
+_PARTIAL = ".orbax-checkpoint-tmp"  # In the name of an unfinished save.
+# Orbax also writes metadata, the record and whole disk blocks. For small states
+# these are 60 to 100 kB (measured). Rows of metrics need room, too.
 SPARE_BYTES, _SPARE_SHARE = 1_000_000, 0.02
-_DISK_STATUS = "os_error_code="  # In errors that the storage library words.
+_DISK_STATUS = "os_error_code="  # In messages of the storage library's errors.
 
 
 class RefusedError(ValueError):
-  """A run directory that must not be used like this; the message says why."""
+  """Says why a run directory must not be used as the user asked."""
 
 
 class SaveError(OSError):
-  """The disk did not take a checkpoint; the message says why."""
+  """Says why a checkpoint could not be written to the disk."""
 
 
 class Checkpoints:
@@ -52,7 +53,7 @@ class Checkpoints:
   def __init__(
     self, directory: pathlib.Path, keep: int = 2, *, read_only: bool = False
   ):
-    """Opens the directory, and creates it if it may be written.
+    """Opens the directory, and creates it unless it is read-only.
 
     Args:
       directory: Folder of the checkpoints; each is a folder named by its step.
@@ -82,7 +83,7 @@ class Checkpoints:
     return directory.with_name("replaced_checkpoints")
 
   def _clean_up(self) -> None:
-    """Removes what a kill left of a save, and brings back what it replaced."""
+    """Removes unfinished saves and restores the checkpoints they replaced."""
     for partial in self._partial():
       shutil.rmtree(partial)
     for replaced in self._replaced.glob("*"):
@@ -94,16 +95,16 @@ class Checkpoints:
     return list(self._directory.glob(f"*{_PARTIAL}*"))
 
   def save(self, step: int, state: Tree, record: dict[str, Any]) -> None:
-    """Starts a save and returns; a later save waits for it.
+    """Starts a save in the background. The next save waits for its end.
 
     Args:
-      step: Inner steps finished; names the checkpoint. A checkpoint of the
-        same step is replaced, and lost only once the new one is complete.
+      step: Inner steps finished, which is the name of the checkpoint. An old
+        checkpoint of the same step is deleted when the new one is complete.
       state: Tree of arrays. They may be donated as soon as this returns.
-      record: Anything JSON can hold.
+      record: Values that JSON can hold, by name.
 
     Raises:
-      SaveError: If there is no room, or the disk refused the save before.
+      SaveError: If there is no room, or if the save before this one failed.
     """
     args = {
       _ARRAYS: ocp.args.StandardSave(_leaves(state)),
@@ -117,17 +118,18 @@ class Checkpoints:
       self._manager.save(step, args=ocp.args.Composite(**args), force=True)
 
   def _make_way(self, step: int) -> None:
-    """Moves a checkpoint aside until another one of its step is complete."""
+    """Moves a checkpoint aside until a new one of the same step is complete."""
     if processes.is_main():
       self._replaced.mkdir(exist_ok=True)
       (self._directory / str(step)).rename(self._replaced / str(step))
-    processes.from_main(None)  # The others go on when it has moved.
+    processes.from_main(None)  # Other processes wait here until it has moved.
     self._manager.reload()
 
   def _check_room(self, state: Tree) -> None:
     """Raises OSError if a save would fill the disk.
 
-    Processes write to one directory, and refuse a save together.
+    All processes write to one directory. So all of them compute the same sum,
+    and either all save or all raise.
     """
     free_bytes = shutil.disk_usage(self._directory).free
     all_needed, all_free = zip(
@@ -142,7 +144,11 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _wording_disk_errors(self) -> Iterator[None]:
-    """Turns what a disk refuses into one line; Orbax raises it a call later."""
+    """Turns errors of the disk into a `SaveError` with one line.
+
+    Orbax saves in the background, so an error of one save is raised by the next
+    call.
+    """
     try:
       yield
     except Exception as error:
@@ -157,10 +163,10 @@ class Checkpoints:
       ) from error
 
   def _seal(self) -> None:
-    """Writes the digests of a save whose files are all written."""
+    """Writes the digests when all files of a save have been written."""
     if not processes.is_main():
       return
-    for partial in self._partial():  # There is one, as saves wait for saves.
+    for partial in self._partial():  # There is only one: saves do not overlap.
       text = json.dumps(_digests(partial), indent=2)
       (partial / _DIGESTS).write_text(text)
 
@@ -174,8 +180,8 @@ class Checkpoints:
       self._manager.wait_until_finished()
 
   def what_is_kept(self) -> str:
-    """Says which checkpoint a run can go on from, as part of a sentence."""
-    with contextlib.suppress(SaveError):  # Those before it are kept.
+    """Returns part of a sentence: which checkpoint a run can continue from."""
+    with contextlib.suppress(SaveError):  # Older checkpoints still exist.
       self.wait()
     return self._kept()
 
@@ -191,19 +197,21 @@ class Checkpoints:
     """Reads the newest checkpoint that is whole.
 
     Args:
-      template: From a checkpoint's record to the shapes, types and placement
-        that its state must have; may raise `RefusedError`.
+      template: Function from a checkpoint's record to the shapes, types and
+        shardings that its state must have; may raise `RefusedError`.
 
     Returns:
       The state and the record. None if there is no checkpoint, or if the
-      directory belongs to another run and none is whole.
+      directory is read-only and no checkpoint is whole.
 
     Raises:
-      RefusedError: If a whole checkpoint does not fit the template, or if no
-        checkpoint is whole: a run that began anew would cut all rows.
+      RefusedError: If the newest whole checkpoint does not fit the template, or
+        if there are checkpoints but none is whole. In that case a run that
+        starts at step 0 would delete the rows of metrics.
     """
     self._manager.wait_until_finished()
-    # One process judges and moves, so that all read the same checkpoint.
+    # Only the main process checks and moves checkpoints, so that all processes
+    # read the same one.
     newest = self._newest_whole() if processes.is_main() else None
     step, damage = processes.from_main(newest)
     if damage and not self._read_only:
@@ -216,7 +224,12 @@ class Checkpoints:
     return None if step is None else self._read(step, template)
 
   def _newest_whole(self) -> tuple[int | None, str]:
-    """Returns its step, or None and what is wrong with the newest, if any."""
+    """Finds the newest checkpoint whose files have their digests.
+
+    Returns:
+      Its step and "". If no checkpoint is whole: None and what is wrong with
+      the newest one. If there is no checkpoint: None and "".
+    """
     damages: dict[int, str] = {}
     for step in sorted(self._manager.all_steps(), reverse=True):
       damage = _damage(self._directory / str(step))
@@ -281,10 +294,11 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
 
 
 class _NoSaveTracebacks(logging.Filter):
-  """Drops the tracebacks that Orbax's background threads print.
+  """Log filter that drops the tracebacks of Orbax's background threads.
 
-  Each thread prints the error that it met, and the last one raises it in the
-  next call; 200 lines of tracebacks would hide the one line made of it.
+  When a save fails, each background thread logs a traceback, about 200 lines in
+  all. The next call to Orbax raises the error, too, and `Checkpoints` turns it
+  into a `SaveError` with one line. The tracebacks would hide this line.
   """
 
   def filter(self, record: logging.LogRecord) -> bool:
@@ -292,10 +306,10 @@ class _NoSaveTracebacks(logging.Filter):
 
 
 def _is_of_disk(error: BaseException | None) -> bool:
-  """Whether the operating system refused something, here or below.
+  """Returns whether an error, or an error that caused it, is one of the disk.
 
-  The library that writes the arrays (TensorStore) raises a ValueError with
-  the system's code in its text, e.g. "[os_error_code='28']" for a full disk.
+  The library that writes the arrays (TensorStore) raises a ValueError whose
+  text has the system's error code, e.g. "[os_error_code='28']" for a full disk.
   """
   while error:
     if isinstance(error, OSError) or _DISK_STATUS in str(error):
@@ -305,7 +319,7 @@ def _is_of_disk(error: BaseException | None) -> bool:
 
 
 def _leaves(state: Tree) -> dict[str, Any]:
-  """Returns the leaves by number and path, in the order of flattening."""
+  """Returns the leaves by their number and path, in the order of the tree."""
   paths, _ = jax.tree.flatten_with_path(state)
   return {
     f"{number:04d}{jax.tree_util.keystr(path)}".replace("/", "|"): leaf
@@ -314,7 +328,7 @@ def _leaves(state: Tree) -> dict[str, Any]:
 
 
 def _own_bytes(state: Tree) -> int:
-  """Returns the bytes that this process writes: one of several equal shards."""
+  """Returns the bytes that this process writes, without copies of shards."""
   return sum(
     shard.data.nbytes
     for leaf in jax.tree.leaves(state)
@@ -324,7 +338,7 @@ def _own_bytes(state: Tree) -> int:
 
 
 def _digests(checkpoint: pathlib.Path) -> dict[str, str]:
-  """Returns the SHA-256 of every file of the items, by relative path."""
+  """Returns the SHA-256 of every file in the subfolders, by relative path."""
   digests = {}
   for path in sorted(checkpoint.glob("*/**/*")):
     if path.is_file():

@@ -1,8 +1,10 @@
-"""Where a run starts: at the beginning, from another run, or where it was.
+"""Finds the state from which a run starts.
 
-A run directory with a whole checkpoint is continued, and only by a config that
-means the same run on the same text. A directory that holds a run without one
-is not overwritten (see `check_nothing_is_lost`).
+There are three cases: step 0 with new parameters, step 0 with the parameters of
+another run, or the newest checkpoint of the same run. A run directory with a
+whole checkpoint is continued if the config means the same run on the same text,
+and is refused otherwise. If the directory holds a run without a checkpoint, the
+run is not overwritten (see `check_nothing_is_lost`).
 """
 
 import dataclasses
@@ -39,19 +41,20 @@ from dilocox_jax.training.states import TrainingProgress, TrainingState
 def check_nothing_is_lost(
   config: RunConfig, workdir: pathlib.Path, corpus_digest: str
 ) -> None:
-  """Refuses a directory whose rows a run that starts at step 0 would cut.
+  """Refuses a directory if starting at step 0 would delete results of a run.
 
-  A run that was killed before its first save may start again: all that it
-  wrote is computed again, bit for bit. So a directory that holds a run but no
-  checkpoint is accepted if, and only if,
+  A run that was killed before its first save may start again, because it will
+  compute the same rows again, equal in every bit. So a directory that holds a
+  run but no checkpoint is accepted only if all of this is true:
 
-  - config and text are those of the same run,
-  - the folder of checkpoints is there, as it is made before the first row, and
-  - no checkpoint was ever complete. `timing.jsonl` tells: it has a row for
-    every save that was begun, and the second one waits until the first is
-    complete. A report is written after the last save is complete.
+  - Config and text are those of the same run.
+  - The folder of checkpoints exists. A run creates it before its first row, so
+    if it is missing, someone removed it.
+  - No checkpoint was ever complete. `timing.jsonl` has a row for every save
+    that began, and a save begins only when the one before it is complete. So
+    two rows, or a report, mean that a checkpoint was complete once.
 
-  Must be called by all processes, before `Checkpoints` makes its folder.
+  All processes must call this function, before `Checkpoints` creates a folder.
 
   Args:
     config: Config of the run.
@@ -59,7 +62,7 @@ def check_nothing_is_lost(
     corpus_digest: Digest of the text.
 
   Raises:
-    RefusedError: In all processes, with one line.
+    RefusedError: If results would be lost. All processes raise it.
   """
   reason = ""
   if processes.is_main():
@@ -71,10 +74,10 @@ def check_nothing_is_lost(
 def _lost_run(
   config: RunConfig, workdir: pathlib.Path, corpus_digest: str
 ) -> str:
-  """Returns what would be lost and what to do; empty if nothing would be."""
-  there = [n for n in (CONFIG, RECORD, METRICS) if (workdir / n).exists()]
+  """Returns which results would be lost and what to do; "" if none would be."""
+  files = [n for n in (CONFIG, RECORD, METRICS) if (workdir / n).exists()]
   folder = workdir / FOLDER
-  if not there or saved_steps(folder) or saved_steps(Checkpoints.aside(folder)):
+  if not files or saved_steps(folder) or saved_steps(Checkpoints.aside(folder)):
     return ""
   try:
     saves = [
@@ -93,7 +96,7 @@ def _lost_run(
     )
     return ""
   return (
-    f"the work directory {workdir} holds a run ({', '.join(there)}) that a new "
+    f"the work directory {workdir} holds a run ({', '.join(files)}) that a new "
     f"one would overwrite, and {reason}: take another --workdir, or move this "
     "one away"
   )
@@ -102,11 +105,11 @@ def _lost_run(
 def _other_run(
   config: RunConfig, workdir: pathlib.Path, corpus_digest: str
 ) -> str:
-  """Returns how the run of a directory differs from the one asked for."""
+  """Returns how the run in a directory differs from the config; may be ""."""
   try:
     digest = json.loads((workdir / RECORD).read_text())["corpus_digest"]
   except (OSError, ValueError, TypeError, KeyError):
-    digest = corpus_digest  # A kill came before this file was written.
+    digest = corpus_digest  # The run was killed before it wrote this file.
   try:
     saved = json.loads((workdir / CONFIG).read_text())
     changes = _changes(saved, digest, config, corpus_digest)
@@ -118,7 +121,7 @@ def _other_run(
 def _changes(
   saved: dict[str, Any], digest: str, config: RunConfig, corpus_digest: str
 ) -> list[str]:
-  """Returns what makes a saved config and text those of another run."""
+  """Returns the differences that make a saved run another: "seed: 0 -> 1"."""
   changes = changed_fields(saved, config.to_mapping(), FREE_ON_RESUME)
   if digest != corpus_digest:
     changes.append(f"corpus: {digest} -> {corpus_digest}")
@@ -136,7 +139,7 @@ def first_state(
     phase: First phase of the run.
 
   Raises:
-    RefusedError: If it should start from another run and cannot.
+    RefusedError: If the run should start from another run and cannot.
   """
   source = config.checkpoint.init_from
   if source:
@@ -151,16 +154,19 @@ def resumed_state(
   checkpoints: Checkpoints,
   corpus_digest: str,
 ) -> tuple[TrainingState, dict[str, Any]] | None:
-  """Returns the newest whole state of this very run, and its record.
+  """Returns the state and the record of this run's newest whole checkpoint.
 
   Args:
-    config: Config of the run as it is asked for now.
+    config: Config that the user gives now.
     programs: Programs of the run.
     checkpoints: Checkpoints of the run directory.
     corpus_digest: Digest of the text as it is now.
 
+  Returns:
+    The state and the record; None if there is no checkpoint.
+
   Raises:
-    RefusedError: If the checkpoints are of a run that means something else.
+    RefusedError: If the checkpoints belong to a run with other settings.
   """
 
   def template(record: dict[str, Any]) -> TrainingState:
@@ -179,31 +185,32 @@ def resumed_state(
 def _check_same_run(
   config: RunConfig, corpus_digest: str, record: dict[str, Any]
 ) -> None:
+  """Raises RefusedError if a checkpoint's record is that of another run."""
   changes = _changes(
     record["config"], record["corpus_digest"], config, corpus_digest
   )
   if not changes:
     return
-  advice = "take another --workdir, or set them back"
+  advice = "take another --workdir, or set the saved values again"
   if any(change.startswith("total_steps:") for change in changes):
     advice += (
       "; to train longer, start a new run in another --workdir from this one's "
       "parameters with checkpoint.init_from"
     )
   raise RefusedError(
-    "the work directory holds a run with other settings "
-    f"({'; '.join(changes)}): {advice}"
+    "the work directory holds a run with other settings (saved value -> new "
+    f"value: {'; '.join(changes)}): {advice}"
   )
 
 
 def check_source(source: pathlib.Path) -> RunConfig:
-  """Reads the config of the run that a new one starts from.
+  """Reads the config of the run that a new run starts from.
 
   Args:
     source: Directory of the other run, as `checkpoint.init_from` names it.
 
   Raises:
-    RefusedError: If there is no such run.
+    RefusedError: If the directory holds no run or no checkpoints.
   """
   path = source / CONFIG
   if not path.exists():
@@ -223,7 +230,10 @@ def state_from_run(
   phase: str,
   source: pathlib.Path,
 ) -> TrainingState:
-  """Returns the first state of a run that starts from another's outer state.
+  """Returns the first state of a run that starts from another run.
+
+  The new run takes over the outer parameters and, if its shapes fit, the state
+  of the outer optimizer.
 
   Args:
     config: Config of the new run.
@@ -238,9 +248,10 @@ def state_from_run(
   if old_config.model.shape != config.model.shape:
     raise RefusedError(
       f"checkpoint.init_from={source} holds a model of another shape "
-      f"({old_config.model.shape}): set the same model"
+      f"({old_config.model.shape}): set the same config.model"
     )
-  # What is read lies on this run's devices; how the other's lay is forgotten.
+  # The old run may have used other devices. Its arrays are read onto the
+  # devices of the new run, so only its number of replicas matters here.
   mesh = MeshConfig(num_replicas=old_config.mesh.num_replicas)
   old = build.programs(dataclasses.replace(old_config, mesh=mesh))
   replicas = programs.replicas_of(phase)
@@ -251,7 +262,8 @@ def state_from_run(
     return state
   if not _have_same_shapes(state.outer.optimizer, outer_optimizer):
     logging.getLogger(__name__).warning(
-      "the outer optimizer of %s does not fit this run's: it starts fresh",
+      "the outer optimizer state of %s does not fit this run: it starts with a "
+      "new one",
       source,
     )
     return state
@@ -261,6 +273,7 @@ def state_from_run(
 def _state_of(
   programs: build.Programs, source: pathlib.Path, replicas: Replicas
 ) -> TrainingState:
+  """Reads the newest whole state of another run, without changing its files."""
   checkpoints = Checkpoints(source / FOLDER, read_only=True)
   try:
     restored = checkpoints.restore(

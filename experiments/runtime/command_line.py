@@ -1,15 +1,15 @@
-"""Flags, logging and short errors, as all binaries have them.
+"""Gives all binaries the same flags, logging and errors of one line.
 
 Exit codes, each with one line on standard error:
 
   1    a run had to stop
   2    the input is bad
   75   another process is in the way or was lost, or the given time is over;
-       schedulers may take it as "try again": the same command goes on
-  130  Ctrl-C stopped it (128 and the signal's number, as shells have it)
-  143  SIGTERM stopped it
+       schedulers may start the same command again, and the run continues
+  130  Ctrl-C stopped the run (128 + the number of the signal, as in shells)
+  143  SIGTERM stopped the run
 
-Anything else is a bug and keeps its traceback.
+Any other error is a bug, and its traceback is printed.
 """
 
 import glob
@@ -24,7 +24,7 @@ from absl import app, flags
 from ml_collections import config_dict, config_flags
 
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h.
-INTERRUPTED = 130  # 128 and SIGINT, as shells have it.
+INTERRUPTED = 130  # 128 + SIGINT, as in shells.
 
 _DEFAULT_CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "default.py"
 
@@ -32,22 +32,22 @@ flags.disclaim_key_flags()  # Flags belong to the binary that asks for them.
 
 
 class UsageError(Exception):
-  """Bad input; the message says what to change."""
+  """Says what is wrong with the input, and what to change."""
 
   exit_code = 2
 
 
 class SavedAndStoppedError(Exception):
-  """A run that saved and stopped as it was asked to; no error."""
+  """Ends a run that saved and stopped because a signal asked it to."""
 
   def __init__(self, message: object, stop_signal: int):
     """Takes one line for the user, and the number of the signal."""
     super().__init__(message)
-    self.exit_code = 128 + stop_signal  # As shells have it.
+    self.exit_code = 128 + stop_signal  # As in shells.
 
 
 class StoppedError(Exception):
-  """A run that cannot go on; the message says why."""
+  """Says why a run cannot continue."""
 
   def __init__(self, message: object, exit_code: int = 1):
     super().__init__(message)
@@ -63,11 +63,11 @@ def main(
   """Runs a binary.
 
   Args:
-    function: Takes the flags; raises `UsageError` on bad input and
-      `StoppedError` where it must give up.
-    define_flags: Defines them. Config files are loaded in there.
-    check_field: Raises ValueError for a dotted name that --config does not
-      have; by default the fields are a run's.
+    function: Function that is called with the flags. It raises `UsageError` on
+      bad input and `StoppedError` if the run cannot continue.
+    define_flags: Function that defines the flags and loads config files.
+    check_field: Function that raises ValueError for a dotted name that is not a
+      field of --config. By default the fields are those of a run.
     positional: Name of a multi-string flag that takes the arguments without
       dashes; "" if the binary has no such arguments.
   """
@@ -96,7 +96,7 @@ def main(
 
 
 def print_error(error: Exception, where: str = "") -> None:
-  """Prints one line on standard error, after the name of a place."""
+  """Prints an error as one line on standard error, after the text `where`."""
   print(f"error: {where}{' '.join(str(error).split())}", file=sys.stderr)
 
 
@@ -110,7 +110,7 @@ def _parse(
     define_flags()
     _check_config_file()
     arguments = flags.FLAGS(sys.argv)
-  except SystemExit:  # Help was asked for and given; absl calls that failure.
+  except SystemExit:  # absl printed the help and would exit with a failure.
     sys.exit(0)
   except UsageError:
     raise
@@ -120,17 +120,19 @@ def _parse(
   if positional and arguments[1:]:
     flags.FLAGS[positional].value = arguments[1:]
   elif arguments[1:]:
-    raise UsageError(f"unexpected argument {arguments[1]!r}: flags start --")
+    raise UsageError(
+      f"unexpected argument {arguments[1]!r}: flags begin with --"
+    )
 
 
 def _reason(error: Exception) -> str:
-  """Returns the message of a flag, or the error of a config file's code."""
+  """Returns one line about a wrong flag or an error in a config file's code."""
   lines = str(error).strip().splitlines() or ["no reason given"]
   if not isinstance(error, flags.Error):
     lines = [f"{type(error).__name__}: {' '.join(lines)}"]
   elif len(lines) == 1:
     return lines[0]
-  # The last line of a traceback that the flag library quotes.
+  # The flag library quotes a traceback, whose last line is the error.
   return f"--config={_config_file()}: {lines[-1]}"
 
 
@@ -147,7 +149,7 @@ def _check_config_file() -> None:
   path = pathlib.Path(_config_file())
   if "config" in flags.FLAGS and not path.is_file():
     raise UsageError(
-      f"--config={path} is no file: take one of experiments/configs/*.py"
+      f"--config={path} is not a file: take one of experiments/configs/*.py"
     )
 
 
@@ -159,7 +161,7 @@ def _check_run_field(path: str) -> None:
 
 
 def _check_overrides(check_field: Callable[[str], None]) -> None:
-  """Names the config field on the command line that does not exist."""
+  """Raises UsageError for a field on the command line that does not exist."""
   for argument in sys.argv[1:]:
     match = re.match(r"--?(?:no)?config\.([\w.]+)", argument)
     try:
@@ -183,7 +185,8 @@ def define_workdir() -> None:
   flags.DEFINE_string(
     "workdir",
     None,
-    "Directory of results; made if missing, continued if it holds a run.",
+    "Directory of results; created if missing. If it holds a run, that run is "
+    "continued.",
   )
 
 
@@ -202,7 +205,7 @@ def run_config(config: config_dict.ConfigDict):
 
 
 def check_files(config) -> None:
-  """Checks that files exist which a run reads, without loading JAX.
+  """Checks that the files that a run reads exist, without loading JAX.
 
   Args:
     config: The checked config of the run.
@@ -227,10 +230,16 @@ def check_files(config) -> None:
 
 
 def writable(workdir: str | None) -> pathlib.Path:
-  """Makes the work directory and checks that it can be written.
+  """Creates the work directory and checks that it can be written.
+
+  Args:
+    workdir: Value of --workdir; None or "" if the flag is missing.
+
+  Returns:
+    Path of the directory.
 
   Raises:
-    UsageError: If it cannot.
+    UsageError: If the flag is missing or the directory cannot be written.
   """
   if not workdir:
     raise UsageError("--workdir is missing: say where the results should go")
@@ -239,9 +248,10 @@ def writable(workdir: str | None) -> pathlib.Path:
   try:
     path.mkdir(parents=True, exist_ok=True)
     probe.touch()
-    probe.unlink(missing_ok=True)  # Other processes of the run do the same.
+    probe.unlink(missing_ok=True)  # Other processes may do the same.
   except OSError as error:
     raise UsageError(
-      f"--workdir={workdir} cannot be written ({error.strerror}): take another"
+      f"--workdir={workdir} cannot be written ({error.strerror}): give a "
+      "directory in which you may create files"
     ) from error
   return path

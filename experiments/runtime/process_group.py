@@ -1,8 +1,12 @@
-"""Processes that end together: all with success, or all because one failed.
+"""Runs a group of processes that end together.
 
-The first process owns the terminal. Warnings of the others are shown with
-their number, and not at all once a process has failed: what a runtime prints
-when other processes go would hide the one line that says which went first.
+Either all processes end with success, or one fails and the others are killed.
+
+The first process writes to the terminal. What the other processes write to
+standard error is shown with the number of the process. Once a process has
+failed, it is not shown any more: when a process is lost, the runtimes of the
+others print long errors, which would hide the line that says which process
+failed first.
 """
 
 import collections
@@ -19,23 +23,25 @@ from typing import IO
 from experiments.runtime.command_line import TRY_AGAIN
 
 _POLL_S = 0.1
-# When a consequence is seen first, its cause may need so long to show: the
-# process that knows it waits for the others before it ends
-# (`coordinator_store.wait_for_end`).
+# A process may fail only because another one did. The process that failed by
+# itself can end up to this many seconds later, since it waits for the others
+# before it ends (`coordinator_store.wait_for_end`).
 _SETTLE_S = 7.0
 _END_S = 5.0
-_STOP_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # Saved and stopped.
+# Exit codes of a process that saved and stopped because of a signal.
+_STOP_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-  """Why a group ended.
+  """The reason why a group of processes ended.
 
   Attributes:
-    reason: Which process failed, and how; one line.
-    exit_code: As a shell would have it.
-    is_from_outside: Whether the process itself did nothing wrong.
-    is_stop: Whether it saved and stopped because a signal asked it to.
+    reason: One line that says which process failed, and how.
+    exit_code: Exit code as a shell reports it, 128 + number for a signal.
+    is_from_outside: Whether the cause lies outside the process, e.g. it was
+      killed.
+    is_stop: Whether the process saved and stopped because a signal asked it to.
   """
 
   reason: str
@@ -45,7 +51,11 @@ class Failure:
 
 
 class Member:
-  """One process of a group."""
+  """One process of a group.
+
+  Attributes:
+    number: Number of the process, from 0.
+  """
 
   def __init__(
     self,
@@ -54,13 +64,13 @@ class Member:
     environment: Mapping[str, str],
     keep_open: Sequence[int] = (),
   ):
-    """Describes the process; `start` starts it.
+    """Describes the process without starting it.
 
     Args:
       number: Number of the process, from 0.
-      command: Command line.
-      environment: All of its environment variables.
-      keep_open: File descriptors that it inherits.
+      command: Command line of the process.
+      environment: All environment variables of the process.
+      keep_open: File descriptors that the process inherits.
     """
     self.number, self._command = number, list(command)
     self._environment, self._keep_open = dict(environment), keep_open
@@ -69,7 +79,7 @@ class Member:
     self._reader: threading.Thread | None = None
 
   def start(self) -> None:
-    """Starts the process; only the first one has the terminal."""
+    """Starts the process. Only process 0 writes to the terminal directly."""
     hidden = self.number > 0
     self._process = subprocess.Popen(
       self._command,
@@ -88,19 +98,20 @@ class Member:
       self._reader.start()
 
   def _read(self, stream: IO[str]) -> None:
+    """Reads standard error to its end; a thread runs this."""
     with stream:
       for line in stream:
         self._lines.put(line.rstrip("\n"))
 
   def new_lines(self) -> list[str]:
-    """Returns the lines of standard error since the last call."""
+    """Returns the lines of standard error that came since the last call."""
     lines = [self._lines.get() for _ in range(self._lines.qsize())]
     self._last.extend(lines)
     return lines
 
   @property
   def exit_code(self) -> int | None:
-    """Exit code as `subprocess` has it; None while the process runs."""
+    """Exit code as `subprocess` reports it; None while the process runs."""
     return self._process.poll()
 
   @property
@@ -109,12 +120,14 @@ class Member:
     return self.exit_code in (TRY_AGAIN, -signal.SIGABRT)
 
   def failure(self) -> Failure:
-    """Returns why the process failed, after it did."""
+    """Returns why the process failed. It must have ended."""
     self.new_lines()
     name, code = f"process {self.number}", self._process.returncode
     if code == -signal.SIGABRT:
-      lost = f"{name} was aborted, as when another does not answer any more"
-      return Failure(lost, 128 - code, True)
+      aborted = (
+        f"{name} was aborted, perhaps because another process did not answer"
+      )
+      return Failure(aborted, 128 - code, True)
     if code < 0:
       killed = f"{name} was killed by {signal.Signals(-code).name}"
       return Failure(killed, 128 - code, True)
@@ -131,7 +144,7 @@ class Member:
       print(name + line.removeprefix(name), file=sys.stderr)
 
   def show_traceback(self) -> None:
-    """Prints the last lines, unless one of them is an error line."""
+    """Prints the last lines of the process, unless one of them is an error."""
     if not any(line.startswith("error: ") for line in self._last):
       self.show(list(self._last))
 
@@ -152,10 +165,10 @@ class Member:
 
 
 class Group:
-  """Processes of one run."""
+  """The processes of one run."""
 
   def __init__(self, members: Sequence[Member]):
-    """Takes processes that are not started yet."""
+    """Takes the processes, which must not be started yet."""
     self._members = members
     self._started: list[Member] = []
 
@@ -167,10 +180,11 @@ class Group:
   def run(self) -> Failure | None:
     """Runs all processes to their end.
 
-    No process outlives this call, however it is left.
+    When this call returns or raises, no process of the group runs any more.
 
     Returns:
-      None, or why they ended before.
+      None if all processes ended with success, else the failure of the process
+      that failed first.
     """
     try:
       for member in self._members:
@@ -178,7 +192,8 @@ class Group:
         self._started.append(member)
       failed = self._first_failed()
     finally:
-      # SIGTERM would ask for a save, which needs the process that is gone.
+      # SIGTERM would ask for a save. A save needs all processes, and one of
+      # them may have ended already.
       for member in self._started:
         member.kill()
       for member in self._started:
@@ -192,11 +207,12 @@ class Group:
     return failure
 
   def _first_failed(self) -> Member | None:
-    """Waits until all have ended well, or one has not."""
+    """Waits until all processes have ended with success, or one has failed."""
     while True:
       lines = [member.new_lines() for member in self._members]
       codes = [member.exit_code for member in self._members]
-      # One that stopped as asked may be done before the one that writes is.
+      # A process that saved and stopped may end before process 0, which still
+      # writes the checkpoint. So its exit code does not end the group.
       if any(code and code not in _STOP_CODES for code in codes):
         return self._cause()
       for member, new_lines in zip(self._members, lines, strict=True):
@@ -206,7 +222,7 @@ class Group:
       time.sleep(_POLL_S)
 
   def _cause(self) -> Member:
-    """Returns the process that failed by itself; else any that failed."""
+    """Returns the process that failed by itself, or else any that failed."""
     give_up = time.monotonic() + _SETTLE_S
     while True:
       failed = [member for member in self._members if member.exit_code]

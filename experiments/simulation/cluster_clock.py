@@ -1,4 +1,4 @@
-"""Simulated time of a real run, as if it ran on a given cluster."""
+"""Computes the time that a real run would take on a simulated cluster."""
 
 from typing import Any
 
@@ -12,45 +12,57 @@ from experiments.simulation.setup import Options, set_up
 
 
 class ClusterClock:
-  """Adds up the cost of the trainer's own segments by formula."""
+  """Adds up the simulated time of the segments that the trainer runs."""
 
   def __init__(self, config: RunConfig, cluster: str, options: Options):
-    """Starts at zero.
+    """Starts the clock at 0 seconds.
 
     Args:
       config: Config of the run.
-      cluster: Name of a preset, or path of a file.
-      options: What config and cluster leave open.
+      cluster: Name of a cluster preset, or path of a cluster file.
+      options: Settings of the simulation that config and cluster do not have.
 
     Raises:
-      ValueError: One line that says what does not fit.
+      ValueError: If the config does not fit the cluster or the options. The
+        message has one line.
     """
     setup = set_up(config, cluster, options)
     self._copied_bytes = setup.script.copied_bytes
     self._clock = AnalyticClock(setup.link_costs, setup.work)
-    # Stages change the seconds of a step, too.
+    # The name also has the duration of a step, because pipeline stages change
+    # it even if cluster and options stay the same.
     step_s = setup.steps.seconds.tolist()
     self._name = f"{cluster_text(setup.link_costs.cluster)} {options} {step_s}"
     self._asked_for = cluster
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:
-    """Goes through a segment; returns seconds since the run's start."""
+    """Adds the time of a segment; returns seconds since the run's start."""
     script = Script(traffic, self._copied_bytes)
     return self._clock.walk(script.segment(segment)).now_s
 
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
-    """Goes through the final flush; returns seconds since the start."""
+    """Adds the time of the flush; returns seconds since the run's start."""
     return self._clock.walk(Script(traffic).flush(plan)).now_s
 
   def get_state(self) -> dict[str, Any]:
-    """Returns what a checkpoint must hold, as plain values."""
+    """Returns the state that a checkpoint saves, as values that JSON can hold.
+
+    Returns:
+      The description of the cluster ("cluster"), with which `set_state` checks
+      that the same cluster is simulated, and the times so far ("clock").
+    """
     return {"cluster": self._name, "clock": self._clock.get_state()}
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Goes on from what `get_state` returned."""
+    """Sets the clock to a state that `get_state` returned.
+
+    Raises:
+      ValueError: If the state belongs to another cluster or another duration of
+        a step.
+    """
     if state["cluster"] != self._name:
       raise ValueError(
-        f"--cluster={self._asked_for} or --step_s differs from what the run "
-        "began with: set it back, or take another --workdir"
+        f"--cluster={self._asked_for} or --step_s is not the one with which "
+        "the run began: give the old flags again, or take another --workdir"
       )
     self._clock.set_state(state["clock"])

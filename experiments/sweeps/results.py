@@ -1,10 +1,10 @@
-"""Finished runs of a sweep, in files that are small enough to be committed.
+"""Reads and writes the finished runs of a sweep, in files to be committed.
 
-A run is one line of NAME.csv. Its curve is some lines of NAME_curves.csv. Both
-are written once the run has ended, so a sweep goes on from them in a fresh
-clone: a run with the config and the text of a line is not made again.
-NAME_base.json has the names of the config's fields when the sweep was begun
-(see `run_spec.run_digest`).
+A run is one line of NAME.csv. Its evaluations are lines of NAME_curves.csv.
+Both are written when the run has ended. A sweep in a fresh clone reads them and
+does not train a run again if a line has the same config and the same text.
+NAME_base.json has the names of the fields that a config had when the sweep
+began (see `run_spec.run_digest`).
 """
 
 import contextlib
@@ -33,29 +33,33 @@ from experiments.sweeps.run_spec import run_digest
 
 @dataclasses.dataclass(frozen=True)
 class ResultRow:
-  """A finished run. Fields with a default are columns that came later.
+  """A finished run: one line of NAME.csv.
+
+  Old files lack the columns of fields that have a default here.
 
   Attributes:
-    stage: Task for which the run was made first.
+    stage: First task that needed the run, e.g. "tune_inner".
     method: Name of the method in the sweep.
     seed: Seed of the run.
     digest: Digest of the config.
     corpus: Digest of the text.
-    changed: Fields over the sweep's base, as JSON.
-    total_steps: Inner steps.
-    tokens: Tokens of all replicas.
+    changed: Fields that differ from the sweep's base and their values, as JSON.
+    total_steps: Number of inner steps.
+    tokens: Number of tokens that all replicas together were trained on.
     total_sent_bytes: Bytes that one replica sent, flush included.
     final_loss: Loss of the outer parameters after the flush (nats a token);
       NaN if the run diverged.
-    mean_loss: Loss of the mean of the replicas' parameters at that moment.
-    best_loss: Lowest loss of the outer parameters during the run.
+    mean_loss: Loss of the mean of the replicas' parameters after the flush
+      (nats a token).
+    best_loss: Lowest loss of the outer parameters during the run (nats a
+      token).
     wall_s: Wall time of the run (seconds).
     platform: Backend and devices.
     python: Version of Python.
     jax: Version of JAX.
     failure: Why the run diverged, in one line; empty if it did not.
-    revision: Commit of the source that made the run; empty if not known.
-    cores: Cores that the process of the run had; 0 if not known.
+    revision: Commit of the source code that the run used; empty if not known.
+    cores: Number of CPU cores that the run could use; 0 if not known.
   """
 
   stage: str
@@ -81,13 +85,13 @@ class ResultRow:
 
 @dataclasses.dataclass(frozen=True)
 class CurveRow:
-  """One evaluation of a run.
+  """One evaluation of a run: one line of NAME_curves.csv.
 
   Attributes:
     digest: Digest of the run's config.
     corpus: Digest of the text.
     step: Inner steps finished.
-    tokens: Tokens of all replicas so far.
+    tokens: Tokens that all replicas together have seen so far.
     sent_bytes: Bytes that one replica had sent.
     loss: Loss of the outer parameters (nats a token).
     flushed: Whether this is the last evaluation, after the flush.
@@ -110,9 +114,10 @@ class Results:
   """The files of a sweep's results.
 
   Attributes:
-    path: The CSV of the runs. The other two files are beside it.
-    source: The CSV that was read: `path`, or the start if that is missing.
-    rows: The lines by digest and corpus.
+    path: Path of the CSV of the runs. The other two files are beside it.
+    source: Path of the CSV that was read. It is `path`, or `start` if there is
+      no file at `path`.
+    rows: Finished runs, by digest of the config and digest of the text.
   """
 
   def __init__(
@@ -124,13 +129,14 @@ class Results:
     """Reads the files, which need not exist.
 
     Args:
-      path: The CSV of the runs.
+      path: Path of the CSV of the runs.
       base: Fields of every run, by dotted name.
-      start: CSV to begin with where there is none at `path`. Its files are
-        copied with the first write; they never change themselves.
+      start: Path of another CSV, which is read if there is no file at `path`.
+        The first write copies it and its two other files to `path`. The
+        originals never change.
 
     Raises:
-      RecordError: A file cannot be read or has other columns.
+      RecordError: If a file cannot be read or has other columns.
     """
     self.path = path
     use_start = start and start.exists() and not path.exists()
@@ -149,22 +155,22 @@ class Results:
 
   @contextlib.contextmanager
   def held(self) -> Iterator[None]:
-    """Keeps other sweeps out, as two would make the same runs.
+    """Locks the files, since two sweeps at once would train the same runs.
 
     Raises:
-      StoppedError: Another sweep has the files.
-      RecordError: The disk refused.
+      StoppedError: If another sweep has locked the files.
+      RecordError: If the files cannot be written.
     """
     self._begin()
     with one_line(self._base_path, "read"):
       file = self._base_path.open()
     with file:
-      refusal = f"another sweep is at work on {self.path}: wait for its end"
+      refusal = f"another sweep is writing {self.path}: wait until it has ended"
       file_lock.lock(file, refusal)
       yield
 
   def _begin(self) -> None:
-    """Makes the files, if need be as copies of those to start from."""
+    """Creates the files, as copies of the files in `source` if it differs."""
     make_directory(self.path.parent)
     if self.source != self.path:
       # The CSV comes last: if it is there, the other two are complete.
@@ -183,14 +189,21 @@ class Results:
     return self._digests[config]
 
   def curve(self, key: RunKey) -> list[CurveRow]:
-    """Returns a run's evaluations in order; empty if none were kept."""
+    """Returns a run's evaluations in order; empty if the files have none."""
     return self._curves.get(key, [])
 
   def add(self, row: ResultRow, curve: Sequence[CurveRow]) -> None:
-    """Keeps a run; the curve first, so that a line of a run has its curve.
+    """Adds a finished run to the files.
+
+    The curve is written before the line of the run. If the process is killed
+    between the two writes, no run is in the files without its curve.
+
+    Args:
+      row: The finished run.
+      curve: Its evaluations in order; may be empty.
 
     Raises:
-      RecordError: The disk refused.
+      RecordError: If the files cannot be written.
     """
     self._begin()
     if curve:
@@ -200,7 +213,9 @@ class Results:
     self._add_points(curve)
 
   def _add_points(self, points: Sequence[CurveRow]) -> None:
-    # A kill between the two files leaves a curve that is written again.
+    # A process that is killed between the two writes of `add` leaves a curve
+    # without a run. The run is trained again and its curve is written again, so
+    # points may be in the file twice.
     for point in points:
       curve = self._curves.setdefault((point.digest, point.corpus), [])
       if point not in curve:
@@ -208,13 +223,13 @@ class Results:
 
 
 def _files(path: pathlib.Path) -> tuple[pathlib.Path, ...]:
-  """The CSV of runs, the one of curves, and the names of the fields."""
+  """Returns the paths of NAME.csv, NAME_curves.csv and NAME_base.json."""
   names = (path.name, f"{path.stem}_curves.csv", f"{path.stem}_base.json")
   return tuple(path.with_name(name) for name in names)
 
 
 def evaluations(run: LoadedRun, digest: str) -> list[CurveRow]:
-  """Returns the curve of a run directory."""
+  """Returns the evaluations of a run directory as lines of a curve."""
   key = (digest, run.record["corpus_digest"])
   return [
     CurveRow(
@@ -225,7 +240,7 @@ def evaluations(run: LoadedRun, digest: str) -> list[CurveRow]:
 
 
 def row_of(run: LoadedRun, failure: str = "", **known: Any) -> ResultRow:
-  """Returns the line of a run directory.
+  """Returns the results of a run directory as a line of the CSV.
 
   Args:
     run: The run directory.
@@ -252,7 +267,7 @@ def row_of(run: LoadedRun, failure: str = "", **known: Any) -> ResultRow:
 
 
 def _whole_lines(path: pathlib.Path) -> list[str]:
-  """Lines that end with a newline; a torn tail is no line."""
+  """Returns the lines that end with a newline; the last may be unfinished."""
   if not path.exists():
     return []
   with one_line(path, "read"):
@@ -261,10 +276,11 @@ def _whole_lines(path: pathlib.Path) -> list[str]:
 
 
 def _append(path: pathlib.Path, rows: Sequence[RowType]) -> None:
-  """Writes the file anew with some rows more, so that no half of it is seen.
+  """Adds rows to a CSV file by writing the whole file again.
 
-  Lines that are there stay as they are. The first line names all columns of
-  today, so lines that were written before a column existed end before it.
+  The new file replaces the old one at once, so no reader sees half of it. Old
+  lines stay as they are. The header names all columns that exist today. A line
+  that is older than a column is shorter, since new columns come last.
   """
   text = io.StringIO()
   names = [field.name for field in dataclasses.fields(rows[0])]
@@ -276,11 +292,12 @@ def _append(path: pathlib.Path, rows: Sequence[RowType]) -> None:
 
 
 def _read(path: pathlib.Path, kind: type[RowType]) -> list[RowType]:
+  """Returns the lines of a CSV file; none if there is no file."""
   rows = csv.DictReader(_whole_lines(path))
   types = typing.get_type_hints(kind)
   try:
     return [
-      # Columns that a line does not have yet keep their default.
+      # A field whose column is missing in an old line gets its default value.
       kind(**{n: _value(types[n], v) for n, v in row.items() if v is not None})
       for row in rows
     ]

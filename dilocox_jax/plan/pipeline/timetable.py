@@ -1,11 +1,11 @@
 """A pipeline schedule as a table that one compiled program executes.
 
-Devices that run the same program cannot follow a list each. They move in
-lockstep, one row of this table at a time, and every buffer has a fixed size
-and slot numbers that are known beforehand. All of this is worked out here as
-plain integers. The train step then schedules nothing, and a test can check
-with numbers in place of activations that nothing is read before it arrived or
-overwritten before it was read.
+All devices run the same program, so a stage cannot follow its own list of work.
+Instead all stages go through one table together, one row (tick) at a time.
+Buffers have a fixed size, and the table says which slot is used in each tick.
+This module computes the table as plain integers, so the train step makes no
+decisions. A test replaces activations by numbers and checks that nothing is
+read before it arrives or overwritten before it is read.
 
 1F1B with p = 2 stages and m = 2 micro-batches takes six ticks:
 
@@ -26,26 +26,26 @@ ACTIONS = ("idle", "forward", "backward", "input_gradient", "weight_gradient")
 
 _BACKWARDS = ("backward", "input_gradient")  # Other stages wait for these.
 
-# From a stage and an entry of its list to the row in which it is done.
+# Maps a stage and an entry of its list to the row in which the entry is done.
 _Rows = dict[tuple[int, Tick], int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Timetable:
-  """What each stage does in each tick, and in which slots its data lies.
+  """The action of each stage in each tick, and the slots that hold its data.
 
   Every array is int32 [num_ticks, num_stages]. The result of a tick is sent at
   its end and has arrived at the start of the next tick. Activations go to the
-  next stage, from the last stage on to the first (its next chunk); gradients
-  go the other way. A slot number equal to the number of slots means no slot. A
-  slot is free again after the tick that reads it.
+  next stage, and from the last stage to the next chunk of the first stage.
+  Gradients go the other way. A slot number equal to the number of slots means
+  no slot. A slot is free again after the tick that reads it.
 
   Attributes:
     action: Index into `ACTIONS`.
     micro_batch: Micro-batch of the action; 0 when idle.
     chunk: Chunk of the action; 0 when idle.
-    saved_slot: Where a forward puts what its backward needs, and where the
-      backward or input gradient finds it.
+    saved_slot: Slot where a forward puts the activations that its backward
+      needs. The backward or input gradient reads the same slot.
     activation_put: Inbox slot for the activations that arrived at the start
       of the tick; no slot if none arrived.
     activation_slot: Inbox slot that a forward reads, except for the first
@@ -55,12 +55,14 @@ class Timetable:
     gradient_slot: Inbox slot that a backward or input gradient reads.
     turn_slot: Slot among the gradients where a forward of the model's last
       chunk puts its output, from which the backward of that chunk starts.
-    pair_slot: Slot where an input gradient puts what its weight gradient
-      needs, and where the weight gradient finds it.
-    num_saved_slots: Slots for `saved_slot`, on the stage that needs most.
-    num_activation_slots: Slots for activations that have arrived, likewise.
-    num_gradient_slots: Slots for gradients and turned activations, likewise.
-    num_pair_slots: Slots for `pair_slot`, likewise.
+    pair_slot: Slot where an input gradient puts the values that its weight
+      gradient needs. The weight gradient reads the same slot.
+    num_saved_slots: Number of slots for `saved_slot`, on the stage that needs
+      most. The three numbers below are also those of that stage.
+    num_activation_slots: Number of slots for activations that have arrived.
+    num_gradient_slots: Number of slots for gradients that have arrived and for
+      outputs of the model's last chunk.
+    num_pair_slots: Number of slots for `pair_slot`.
   """
 
   action: np.ndarray
@@ -80,12 +82,12 @@ class Timetable:
 
   @property
   def num_ticks(self) -> int:
-    """Number of rows: ticks of one step."""
+    """Number of ticks in one step (rows of the table)."""
     return self.action.shape[0]
 
   @property
   def num_stages(self) -> int:
-    """Number of columns: stages of the pipeline."""
+    """Number of stages of the pipeline (columns of the table)."""
     return self.action.shape[1]
 
   @property
@@ -104,14 +106,15 @@ class Timetable:
     return self.idle_ticks / self.action.size
 
   def tick_lengths_s(self, times: TickTimes) -> np.ndarray:
-    """Computes the seconds of every tick: its longest action and a hop.
+    """Computes the duration of every tick: its longest action and one hop.
 
-    The hop is paid in every tick, since the exchange at the end of a tick is
-    part of the program whether or not it carries something. A single stage
-    sends nothing.
+    A hop sends results from stage to stage. Every tick ends with a hop, because
+    the program always sends, even if there is nothing to send. With a single
+    stage there are no hops.
 
     Args:
-      times: Seconds of the actions; a chunk takes its share of the stage.
+      times: Durations of a stage's actions and of hops (seconds). If a stage
+        has v chunks, an action of one chunk takes 1 / v of the stage's time.
 
     Returns:
       Seconds, [num_ticks].
@@ -122,25 +125,34 @@ class Timetable:
     return taken_s.max(axis=1) + (hop_s if self.num_stages > 1 else 0.0)
 
   def lockstep_step_s(self, times: TickTimes) -> float:
-    """Computes the seconds of a step in which all stages end a tick together.
+    """Computes the duration of one step in which all stages run in lockstep.
 
-    The result is never less than that of `timeline`, where stages run freely.
-    A tick in which some stages go forward and others backward lasts as long as
-    the backward. In 1F1B that is every tick between filling and draining. If a
-    backward takes 2 s and a forward 1 s, a micro-batch costs two ticks of 2 s
-    there, so 4 s instead of 3 s. Without hops GPipe loses nothing, and neither
-    does ZB-H1 if forwards and both halves of a backward take equally long.
-    Where sends are pairwise, stages wait for their neighbours only, so a real
-    step lies between the two results.
+    In lockstep every stage waits at the end of a tick until all stages are
+    done. In `timeline` a stage only waits for the data that it needs, so a step
+    in lockstep never takes less time than there.
+
+    Example: in 1F1B, once the pipeline is full, some stages do a forward in a
+    tick while others do a backward. If a forward takes 1 s and a backward 2 s,
+    such a tick takes 2 s. A micro-batch needs two of these ticks, so it takes
+    4 s instead of 3 s.
+
+    If hops take no time, lockstep is as fast as `timeline` for GPipe. For ZB-H1
+    the same is true if a forward and both halves of a backward take equally
+    long. On hardware where each stage waits only for its neighbours, the
+    duration of a real step lies between the two results.
 
     Args:
-      times: Seconds of the actions; a chunk takes its share of the stage.
+      times: Durations of a stage's actions and of hops (seconds). If a stage
+        has v chunks, an action of one chunk takes 1 / v of the stage's time.
+
+    Returns:
+      Seconds.
     """
     return float(self.tick_lengths_s(times).sum())
 
 
 def timetable(pipeline: Pipeline) -> Timetable:
-  """Puts every stage's list in lockstep, as early as dependencies allow.
+  """Builds the table, with every action as early as its dependencies allow.
 
   Args:
     pipeline: The schedule.
@@ -177,9 +189,11 @@ def timetable(pipeline: Pipeline) -> Timetable:
 
 
 def _rows(pipeline: Pipeline) -> _Rows:
-  # In lockstep every entry takes one tick, as if each took one second. So the
-  # timeline is asked with times that make it one second: v chunks share the v
-  # seconds of a stage, and the halves of a backward share twice as many.
+  """Returns the row in which every entry of every stage's list is done."""
+  # In lockstep every entry takes one tick. If every entry takes one second in a
+  # timeline, an entry that starts at second k is in row k. A stage's forward is
+  # given v seconds, since its v chunks share them. Its backward is given v
+  # seconds, too, or 2 v if it is split into two halves.
   halves = 2 if pipeline.name == "zb_h1" else 1
   chunks = pipeline.chunks_per_stage
   starts_s = timeline(pipeline, TickTimes(chunks, halves * chunks)).starts_s
@@ -200,7 +214,7 @@ class _Life:
 
 
 def _lives(row: _Rows, since: str, until: Iterable[str]) -> list[_Life]:
-  """Lives from one action on a micro-batch and chunk to a later one."""
+  """Returns lives between two actions on the same micro-batch and chunk."""
   return [
     _Life(row[stage, dataclasses.replace(tick, direction=since)], read, stage)
     for (stage, tick), read in row.items()
@@ -211,34 +225,38 @@ def _lives(row: _Rows, since: str, until: Iterable[str]) -> list[_Life]:
 def _arriving(
   pipeline: Pipeline, row: _Rows, directions: Iterable[str]
 ) -> list[_Life]:
-  """Lives from an arrival, a tick after it was made, to its reader."""
+  """Returns lives from the arrival of data to the action that reads it.
+
+  The result of tick k arrives in tick k + 1.
+  """
   return [
     _Life(row[source, needed] + 1, read, stage)
     for (stage, tick), read in row.items()
     if tick.direction in directions
     for source, needed in pipeline.dependencies(stage, tick)
-    if needed.direction == tick.direction  # Another chunk made and sent it.
+    if needed.direction == tick.direction  # Another chunk sent it.
   ]
 
 
 def _turning(pipeline: Pipeline, row: _Rows) -> list[_Life]:
-  """Lives from a forward of the model's last chunk to its backward."""
+  """Returns lives from a forward of the model's last chunk to its backward."""
   last = pipeline.num_stages - 1, pipeline.chunks_per_stage - 1
   ends = {key: at for key, at in row.items() if (key[0], key[1].chunk) == last}
   return _lives(ends, "forward", _BACKWARDS)
 
 
 class _Buffer:
-  """Assigns slots to lives: each gets the first slot that is free.
+  """Assigns slots to lives. Each life gets the first slot that is free.
 
-  No stage needs more slots than it has lives that overlap in one tick. On the
-  first stage of 1F1B with p = 2 and m = 3, what forwards save lives
+  A stage never needs more slots than the number of its lives that overlap in
+  one tick. On the first stage of 1F1B with p = 2 and m = 3, the activations
+  that forwards save have these lives:
 
       F0 in tick 0 to B0 in tick 3    slot 0
       F1 in tick 1 to B1 in tick 5    slot 1
       F2 in tick 4 to B2 in tick 7    slot 0, which is free after tick 3
 
-  so two slots are enough. A slot that is read in tick 3 may be filled again in
+  So two slots are enough. A slot that is read in tick 3 may be filled again in
   tick 4 and not in tick 3, since a tick may write before it reads.
   """
 
@@ -261,8 +279,8 @@ class _Buffer:
     """Returns the slots of lives by tick and stage, [num_ticks, num_stages].
 
     Args:
-      put: Lives whose slot is entered at the tick that fills it.
-      read: Lives whose slot is entered at the tick that reads it.
+      put: Lives whose slot is written into the row of the tick that fills it.
+      read: Lives whose slot is written into the row of the tick that reads it.
     """
     slots = np.full(self._shape, self.num_slots, np.int32)
     for life in put:

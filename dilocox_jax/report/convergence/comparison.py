@@ -1,8 +1,8 @@
-"""Results of a convergence sweep as numbers: losses, spreads, gaps and times.
+"""Holds the results of a convergence sweep: losses, spreads, gaps and times.
 
-A loss is a mean over seeds and stands beside its lowest and highest seed,
-because an ordering of two methods is only as good as the distance between
-their spreads. Every time belongs to a named clock.
+A loss is a mean over seeds. The report shows it together with the losses of the
+best and the worst seed, because two methods can be told apart only if their
+spreads are apart. Every time is simulated and belongs to a named clock.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ TOKENS = "tokens"  # Value of `Claim.at` for a claim about equal tokens.
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-  """One evaluation.
+  """One evaluation of a run.
 
   Attributes:
     step: Inner steps finished.
@@ -36,7 +36,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-  """One seed of a method, trained to the end.
+  """A finished run of one method with one seed.
 
   Attributes:
     seed: Integer seed of the run.
@@ -57,19 +57,19 @@ class MethodResult:
 
   Attributes:
     name: Name of the method.
-    traces: Seeds that have ended.
+    traces: Finished runs, one per seed.
     utilisation: Share of the simulated time spent in inner steps, by clock.
     seconds: Simulated time of the whole run (s), flush included, by clock.
-    interval: H (inner steps).
-    overlap_steps: tau (inner steps).
+    interval: Inner steps between two sends of a fragment, H.
+    overlap_steps: Inner steps between a send and its apply, tau.
     warm_start_steps: Inner steps before the first round.
     ends_round: Whether the last round had all its H steps.
-    tuned: Values that tuning chose, by short name of their field.
+    tuned: Values that tuning chose, by short name of the field.
     tuning_runs: Number of tuning runs.
     tuning_rounds: Number of rounds of each tuning run.
-    at_edge: Whether the best inner learning rate, warm-up or outer step is an
-      end of its grid.
-    baseline: Name of AllReduce with the same inner optimizer.
+    at_edge: Whether the best inner learning rate, warm-up or outer step is the
+      first or last value of its grid, so that a better one may lie outside.
+    baseline: Name of the AllReduce method with the same inner optimizer.
     clock: Clock whose transfer times gave H; empty if H was given.
   """
 
@@ -90,7 +90,7 @@ class MethodResult:
 
   @property
   def spread(self) -> Spread:
-    """Final losses."""
+    """Spread of the final losses over seeds (nats a token)."""
     return Spread(tuple(trace.loss for trace in self.traces))
 
   @property
@@ -99,26 +99,35 @@ class MethodResult:
     return self.name.removesuffix(f"_{self.clock}") if self.clock else self.name
 
   def is_on(self, clock: str) -> bool:
-    """Whether figures of a clock show the method; "" stands for no clock."""
+    """Returns whether the figures of a clock show this method.
+
+    Args:
+      clock: Name of the clock; "" for figures that belong to no clock.
+    """
     return not clock or self.clock in ("", clock)
 
   @property
   def sent_bytes(self) -> float:
-    """Bytes that one replica sent, mean over seeds; NaN without seeds."""
+    """Bytes that one replica sent, mean over seeds; NaN if there are none."""
     sent = [trace.sent_bytes for trace in self.traces]
     return statistics.fmean(sent) if sent else math.nan
 
 
 @dataclasses.dataclass(frozen=True)
 class TimedResult:
-  """Results of a method that had as much time as the reference.
+  """Results of a method that trains for the time that another method needs.
+
+  The sweep names this other method, the reference, for every clock. If the
+  reference takes 100 s for all of its steps, every method gets 100 s, and a
+  method with slow exchanges takes fewer steps in that time.
 
   Attributes:
     name: Name of the method.
-    steps: Inner steps that fit into the time.
-    used_s: Simulated time of these steps and the flush (s).
-    is_too_few: Whether the steps are too few to train.
-    losses: Final losses (nats a token), one per seed.
+    steps: Number of inner steps that fit into the time of the reference.
+    used_s: Simulated time of these steps and the flush (s); NaN if
+      `is_too_few`.
+    is_too_few: Whether `steps` is so small that the sweep has no runs of it.
+    losses: Final losses (nats a token), one per seed that has ended.
   """
 
   name: str
@@ -129,17 +138,17 @@ class TimedResult:
 
   @property
   def spread(self) -> Spread:
-    """Final losses."""
+    """Spread of the final losses over seeds (nats a token)."""
     return Spread(self.losses)
 
 
 @dataclasses.dataclass(frozen=True)
 class EqualTime:
-  """Results of all methods in the time that the reference takes.
+  """Results of all methods that train for the time of the reference.
 
   Attributes:
     clock: Name of the clock.
-    budget_s: Time of the reference (s).
+    budget_s: Simulated time of the reference, flush included (s).
     methods: Results, one per method.
   """
 
@@ -150,13 +159,14 @@ class EqualTime:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-  """An ordering that the sweep checks.
+  """A claim that one method ends with a lower loss than others.
 
   Attributes:
-    better: Method that should end lower.
-    than: Methods that should end higher.
-    at: `TOKENS`, or the clock on which all methods have equal time.
-    source: Paper or people who claim it, and how well that is known.
+    better: Name of the method that should end with the lower loss.
+    than: Names of the methods that should end with higher losses.
+    at: `TOKENS` if all methods see the same number of tokens, or the name of
+      the clock on which they have equal time.
+    source: Paper or people who make the claim, and how well that is known.
   """
 
   better: str
@@ -175,19 +185,21 @@ class Comparison:
     budget: Sentences on steps, tokens, replicas, parameters and machines.
     seeds: Number of seeds that each method should have.
     clocks: Descriptions of the clocks, by name.
-    target_loss: Loss (nats a token) whose time is reported; 0 for none.
-    entries: Results at equal tokens, in the order of the config.
-    equal_time: Results at equal time, one entry per clock.
-    claims: Orderings to check.
-    gaps: Largest gap to AllReduce (share of its loss) that is expected of a
-      method, by name.
+    target_loss: Loss (nats a token); the report says when it is reached. 0 if
+      there is no target.
+    entries: Results at equal tokens, one per method, in the config's order.
+    equal_time: Results at equal time, one per clock.
+    claims: Claims that the report checks.
+    gaps: Largest gap to AllReduce that is expected, as a share of the loss of
+      AllReduce, by name of the method.
     tuning: Sentences on the budget of tuning.
     command: Command line that made the report.
     notes: Sentences on how to read the report.
     untuned: Names of methods whose tuning has not ended or has failed. The
       report leaves them out.
-    front: Methods to draw in front, most important first, by name or family.
-      Figures fill the rest with the lowest losses.
+    front: Names or families of the methods that figures draw in front, most
+      important first. If there is room for more, figures take the methods with
+      the lowest losses.
   """
 
   name: str
@@ -208,7 +220,7 @@ class Comparison:
 
   @property
   def baseline(self) -> str:
-    """Name of the AllReduce that figures compare with."""
+    """Name of the AllReduce method that figures compare with."""
     return self.entries[0].baseline if self.entries else "allreduce"
 
   def entry(self, name: str) -> MethodResult | None:
@@ -216,7 +228,10 @@ class Comparison:
     return next((e for e in self.entries if e.name == name), None)
 
   def gap(self, entry: MethodResult) -> float:
-    """Returns mean loss / mean loss of the baseline - 1; NaN without one."""
+    """Returns mean loss / mean loss of the baseline - 1.
+
+    The result is NaN if the baseline is missing or its loss is not finite.
+    """
     base = self.entry(entry.baseline)
     if not base or not math.isfinite(base.spread.mean):
       return math.nan
@@ -235,18 +250,18 @@ class Comparison:
 
 
 def seconds_to(trace: Trace, clock: str, target_loss: float) -> float:
-  """Returns when a seed first reached a loss.
+  """Returns the time at which a run first reached a loss.
 
-  Between two evaluations the loss is taken to fall linearly. Example: loss 2
-  at 10 s and 1 at 20 s reach 1.5 at 15 s.
+  The function assumes that the loss falls linearly between two evaluations. For
+  example, a run with loss 2 at 10 s and loss 1 at 20 s reaches 1.5 at 15 s.
 
   Args:
-    trace: One seed of a method.
+    trace: One run of a method.
     clock: Name of the clock.
     target_loss: Loss to reach (nats a token).
 
   Returns:
-    Seconds since the start; infinity if the seed never reached the loss.
+    Seconds since the start; infinity if the run never reached the loss.
   """
   before: Point | None = None
   for point in trace.points:
