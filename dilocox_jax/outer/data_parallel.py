@@ -1,8 +1,9 @@
-"""Steps whose gradients are averaged: the baseline, and the warm start.
+"""Data-parallel steps, which average gradients over replicas in every step.
 
-The exchange is given each replica's gradient, never a difference of
-parameters. In floating point a - (a - b) is not b, and this path must equal
-training one model on the replicas' batches put together.
+The baseline and the warm start run these steps. The exchange gets each
+replica's gradient, never a difference of parameters. In floating point
+a - (a - b) is not always b, and these steps must equal the training of one
+model on the batches of all replicas together.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,13 @@ from dilocox_jax.pytypes import Aggregator, Tree
 
 
 class SharedState(NamedTuple):
-  """Parameters and optimizer state that all replicas have in common."""
+  """State of data-parallel training, which all replicas share.
+
+  Attributes:
+    params: Parameters, leaves [...].
+    optimizer: State of the inner optimizer.
+    exchange: State of the aggregator that averages gradients.
+  """
 
   params: Tree
   optimizer: Tree
@@ -27,7 +34,13 @@ class SharedState(NamedTuple):
 def init_shared(
   params: Tree, optimizer: optax.GradientTransformation, aggregator: Aggregator
 ) -> SharedState:
-  """Returns the state before the first step."""
+  """Returns the state before the first step.
+
+  Args:
+    params: Parameters from which training starts, leaves [...].
+    optimizer: Optimizer that steps on the mean gradient.
+    aggregator: Averages gradients over replicas.
+  """
   return SharedState(params, optimizer.init(params), aggregator.init(params))
 
 
@@ -38,28 +51,28 @@ def run_steps(
   state: SharedState,
   batches: Tree,
 ) -> tuple[SharedState, StepMetrics]:
-  """Runs data-parallel steps, for one replica.
+  """Runs data-parallel steps. The code is written for one replica.
 
   Args:
     gradient: Function (params, batch) -> (loss, gradients) of one replica.
-    optimizer: Optimizer that steps on the mean gradient, clipping included.
+    optimizer: Optimizer that steps on the mean gradient. It includes clipping.
     aggregator: Averages gradients over replicas.
-    state: The shared state.
+    state: State that all replicas share.
     batches: Batches of this replica, leaves [num_steps, ...].
 
   Returns:
-    The new state; metrics of every step, [num_steps] each: the replica's own
-    loss, and the norm of the mean gradient.
+    The new state, and the metrics of every step. The metrics are the loss of
+    this replica and the norm of the mean gradient, float32 [num_steps] each.
   """
 
   def body(carry: SharedState, batch: Tree):
-    loss, own = gradient(carry.params, batch)
-    mean, exchange = aggregator.update(own, carry.exchange)
+    loss, gradients = gradient(carry.params, batch)
+    mean_gradients, exchange = aggregator.update(gradients, carry.exchange)
     updates, optimizer_state = optimizer.update(
-      mean, carry.optimizer, carry.params
+      mean_gradients, carry.optimizer, carry.params
     )
     params = optax.apply_updates(carry.params, updates)
-    metrics = StepMetrics(loss, optax.tree.norm(mean))
+    metrics = StepMetrics(loss, optax.tree.norm(mean_gradients))
     metrics = jax.tree.map(lambda x: x.astype(jnp.float32), metrics)
     return SharedState(params, optimizer_state, exchange), metrics
 

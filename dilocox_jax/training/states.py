@@ -1,7 +1,7 @@
-"""States of a run: fresh ones by phase, and the shapes of saved ones.
+"""Creates the state of a run, and describes the shapes of a saved state.
 
-A checkpoint of a warm start and one of a round hold different trees. The phase
-alone decides which.
+A checkpoint of the warm start and a checkpoint of a round hold different trees.
+Only the phase of the run decides which tree it is.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ TrainingState = SharedState | RoundState
 
 @dataclasses.dataclass
 class TrainingProgress:
-  """How far a run is; part of every checkpoint's record.
+  """The progress of a run, which is part of every checkpoint's record.
 
   Attributes:
-    step: Inner steps finished.
-    tokens: Tokens that all replicas together have seen.
-    total_sent_bytes: Bytes that one replica has sent.
+    step: Number of finished inner steps.
+    tokens: Number of tokens that all replicas together have seen.
+    total_sent_bytes: Number of bytes that one replica has sent.
     is_finished: Whether the flush and the last evaluation are done.
-    simulated_s: Simulated seconds, if the run carries a clock.
+    simulated_s: Simulated time of the run (seconds), or None without a clock.
   """
 
   step: int = 0
@@ -36,30 +36,48 @@ class TrainingProgress:
 
 
 def first_params(programs: Programs, phase: str, seed: int) -> Tree:
-  """Draws parameters from a seed; a device never holds more than its shard."""
+  """Draws the first parameters. Each device creates only its own shard.
+
+  Args:
+    programs: Programs of the run.
+    phase: Phase in which the run starts, which decides the placement.
+    seed: Integer seed of the random parameters.
+  """
   replicas = programs.replicas_of(phase)
 
   def draw() -> Tree:
     return programs.model.init(jax.random.key(seed))
 
-  places = replicas.state_shardings(jax.eval_shape(draw), None)
-  return jax.jit(draw, out_shardings=places)()
+  shardings = replicas.state_shardings(jax.eval_shape(draw), None)
+  return jax.jit(draw, out_shardings=shardings)()
 
 
 def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
-  """Returns the state of a phase that starts from given parameters."""
+  """Returns the first state of a phase that starts from given parameters.
+
+  Args:
+    programs: Programs of the run.
+    phase: "single", "data_parallel" or "local".
+    params: Parameters of one replica, leaves [...].
+  """
   if phase != "local":
     return programs.steps_of(phase).init(params)
-  start = programs.steps.optimizer.init
-  shapes = jax.eval_shape(start, params)
-  places = programs.replicas_of(phase).state_shardings(shapes, None)
-  return programs.rounds.init(
-    params, jax.jit(start, out_shardings=places)(params)
-  )
+  init_optimizer = programs.steps.optimizer.init
+  shapes = jax.eval_shape(init_optimizer, params)
+  shardings = programs.replicas_of(phase).state_shardings(shapes, None)
+  optimizer = jax.jit(init_optimizer, out_shardings=shardings)(params)
+  return programs.rounds.init(params, optimizer)
 
 
 def abstract(programs: Programs, phase: str) -> TrainingState:
-  """Returns structure, shapes, types and placement of a phase's state."""
+  """Returns the tree of a phase's state with shapes and types, but no values.
+
+  Each leaf also has the sharding that the array must have.
+
+  Args:
+    programs: Programs of the run.
+    phase: "single", "data_parallel" or "local".
+  """
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   if phase == "local":
     optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
