@@ -1,4 +1,4 @@
-"""Measures what parts of the system cost, and draws pipeline schedules.
+"""Measures the time of parts of the system, and draws pipeline schedules.
 
   python -m experiments.bench round --workdir=runs/bench
   python -m experiments.bench codecs --workdir=runs/bench --repeats=21
@@ -6,11 +6,13 @@
   python -m experiments.bench simulate --workdir=runs/bench
   python -m experiments.bench pipeline --workdir=runs/bench --micro_batches=16
 
-`round` and `codecs` compare programs: these run in turn, many times over, and
-medians of the paired ratios are reported, since one machine's speed drifts.
-`inner` (inner steps of --config, which no other bench reads) and `simulate`
-report absolute rates. `pipeline` measures nothing: its numbers are derived.
-Results go to WORKDIR/bench_NAME.json and to the terminal.
+A bench is a benchmark with a name. `round` and `codecs` compare the times of
+programs. The speed of a machine changes over time, so the programs run in turn
+many times, and the bench reports medians of the ratios of neighbouring times.
+`inner` and `simulate` report absolute rates. `inner` measures inner steps of
+the config --config, which no other bench reads. `pipeline` measures nothing;
+its numbers are computed. Results go to WORKDIR/bench_NAME.json and to the
+terminal.
 """
 
 import pathlib
@@ -28,9 +30,9 @@ def define_flags() -> None:
   """Defines the flags of this binary."""
   command_line.define_config()
   command_line.define_workdir()
-  flags.DEFINE_enum("bench", "round", BENCHES, "What is measured.")
+  flags.DEFINE_enum("bench", "round", BENCHES, "Bench to run.")
   flags.DEFINE_integer(
-    "repeats", 9, "Measurements of every ratio or rate.", lower_bound=3
+    "repeats", 9, "Number of measurements of each ratio or rate.", lower_bound=3
   )
   _define_pipeline_flags()
 
@@ -40,20 +42,20 @@ def _define_pipeline_flags() -> None:
     "schedule",
     PIPELINES,
     PIPELINES,
-    "Pipeline schedules to draw; give it several times for several.",
+    "Pipeline schedule to draw; repeat the flag for several schedules.",
   )
   for name, default, text in (
-    ("stages", 4, "Stages of a pipeline."),
-    ("micro_batches", 8, "Micro-batches of a step."),
-    ("chunks", 2, "Model chunks of a stage, for interleaved."),
+    ("stages", 4, "Number of stages of a pipeline."),
+    ("micro_batches", 8, "Number of micro-batches of a step."),
+    ("chunks", 2, "Number of model chunks of a stage, for 'interleaved'."),
   ):
     flags.DEFINE_integer(name, default, text, lower_bound=1)
 
 
 def main(values: flags.FlagValues) -> None:
-  """Runs one bench."""
+  """Runs the bench that the flag --bench names."""
   workdir = command_line.writable(values.workdir)
-  if values.bench == "simulate":  # Without JAX, which takes long to start.
+  if values.bench == "simulate":  # It needs no JAX, which takes long to load.
     from experiments.benchmarks import simulate
 
     simulate.run_rates(workdir, values.repeats)
@@ -72,11 +74,12 @@ def main(values: flags.FlagValues) -> None:
 
   running.set_up_jax()
   is_round = values.bench == "round"
-  compared = round.round_ratios() if is_round else codecs.codec_ratios()
-  ratios.run_ratios(values.bench, compared, workdir, values.repeats)
+  programs = round.round_ratios() if is_round else codecs.codec_ratios()
+  ratios.run_ratios(values.bench, programs, workdir, values.repeats)
 
 
 def _inner(values: flags.FlagValues, workdir: pathlib.Path) -> None:
+  """Runs the bench `inner` on the devices that the config needs."""
   config = command_line.run_config(values.config)
   from experiments.benchmarks import inner
   from experiments.runtime import distributed_flags, running
@@ -90,7 +93,8 @@ def _inner(values: flags.FlagValues, workdir: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-  # `bench round` is `bench --bench=round`: the flag knows which names exist.
+  # `bench round` is turned into `bench --bench=round`. The flag refuses unknown
+  # names.
   if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
     sys.argv[1] = f"--bench={sys.argv[1]}"
   command_line.main(main, define_flags)

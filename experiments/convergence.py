@@ -1,16 +1,17 @@
-"""Trains every method under one budget, and says which orderings hold.
+"""Trains every method with one budget, and reports which method is better.
 
   python -m experiments.convergence
   --config=experiments/configs/convergence_small.py
   --workdir=runs/convergence_small --processes=2
 
-Every method is tuned with the same number of runs on a seed of its own, then
-trained on the seeds of the results, at equal tokens and in equal simulated
-time. A finished run is one line of --results, so the same command goes on after
-a kill. A sweep whose config is one of experiments/configs begins with the lines
-that are committed in docs/results, so a fresh clone has nothing to do for it.
-A long sweep can be done in slices with --task, --methods and --max_minutes. The
-report is made anew each time, from what there is.
+Every method is tuned with the same number of runs on a seed that is used only
+for tuning. Then it is trained on the seeds of the results, once with equal
+tokens and once in equal simulated time. A finished run is one line of the file
+--results, so the same command goes on after an interruption. If the config is
+in experiments/configs, the sweep begins with the finished runs that are
+committed in docs/results, so a fresh clone has no runs left to train. A long
+sweep can be split with --task, --methods and --max_minutes. Every call writes a
+new report of the runs that are finished.
 """
 
 import pathlib
@@ -35,22 +36,24 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "results",
     None,
-    "CSV of finished runs; by default WORKDIR/CONFIG.csv, which begins as a"
-    " copy of docs/results/CONFIG.csv. Give that path to write there.",
+    "CSV file of finished runs. The default is WORKDIR/CONFIG.csv, which begins"
+    " as a copy of docs/results/CONFIG.csv. To add runs to docs/results, give"
+    " its path.",
   )
   flags.DEFINE_enum(
-    "task", "all", _TASKS, "What to do; 'report' trains nothing."
+    "task", "all", _TASKS, "Task to do; 'report' trains nothing."
   )
   flags.DEFINE_list(
     "methods",
     [],
-    "Which methods to train; all by default. Equal time needs its reference"
-    " tuned.",
+    "Methods to train; all by default. The task 'equal_time' needs a tuned"
+    " reference method.",
   )
   flags.DEFINE_float(
     "max_minutes",
     None,
-    "Stop then; the same command goes on, each run from its last checkpoint.",
+    "Stop after this many minutes. The same command then continues each run"
+    " from its last checkpoint.",
     lower_bound=0.0,
   )
 
@@ -62,7 +65,7 @@ def _check_field(path: str) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-  """Makes the runs that are missing and reports on what is there."""
+  """Trains the runs that are missing, and reports on all finished runs."""
   from dilocox_jax.checks import known
   from experiments.sweeps import required_runs, sweep_spec
 
@@ -71,9 +74,9 @@ def main(values: flags.FlagValues) -> None:
     for name in values.methods:
       known("method", name, [method.name for method in sweep.methods])
     required = required_runs.RequiredRuns(sweep)
-    required.check()  # All that does not fit, before the first run.
+    required.check()  # Refuses wrong settings before the first run.
     trains = values.task != "report"
-    # Only a config without mistakes is worth waiting for JAX.
+    # JAX takes long to load, so it is loaded after the config is checked.
     from experiments.sweeps import page, run_maker
     from experiments.sweeps.results import Results
 
@@ -83,11 +86,13 @@ def main(values: flags.FlagValues) -> None:
   config_file = config_flags.get_config_filename(values["config"])
   name, start = _name_and_start(config_file)
   path = workdir / f"{name}.csv"
-  if values.results:  # That file and no other.
+  if values.results:  # No committed runs are copied to this file.
     path, start = pathlib.Path(values.results), None
   results = Results(path, sweep.base, start)
   if not trains and not results.source.exists():
-    raise command_line.UsageError(f"--task=report: there is no {path} yet")
+    raise command_line.UsageError(
+      f"--task=report: the file {path} does not exist yet"
+    )
   maker = run_maker.KeptRuns(results, workdir, any_text=not trains)
   required.loss_of = maker.loss
   tasks = (values.task,) if values.task in required_runs.TASKS else None
@@ -110,10 +115,11 @@ def main(values: flags.FlagValues) -> None:
 
 
 def _name_and_start(config_file: str) -> tuple[str, pathlib.Path | None]:
-  """The config's name, with its argument if it has one, and where it starts.
+  """Returns the name of the sweep, and the CSV file from which it starts.
 
-  Lines in docs/results belong to the configs of this repository, not to a file
-  elsewhere that has the same name.
+  The name is that of the config file, followed by the config's arguments. Only
+  configs of this repository start from a file in docs/results. Another config
+  file with the same name does not, so its start is None.
   """
   file, _, argument = config_file.partition(":")
   path = pathlib.Path(file)

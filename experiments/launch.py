@@ -1,12 +1,12 @@
-"""Starts one run in several processes on this machine, as a cluster would.
+"""Starts several processes for one run on this machine, like a cluster.
 
   python -m experiments.launch --processes=2 --
   --config=experiments/configs/dilocox.py --workdir=runs/dilocox
 
-The flags after -- are those of experiments.train. Processes talk over the
-loopback interface. If one fails, all are ended, and the same command continues
-the run from its newest checkpoint. SIGTERM and Ctrl-C are passed on to the
-processes, which save and stop.
+The flags after -- are those of experiments.train. The processes communicate
+over the loopback interface. If a process fails, the launcher ends all
+processes, and the same command continues the run from its newest checkpoint.
+The launcher passes SIGTERM and Ctrl-C on to the processes, which save and stop.
 """
 
 import functools
@@ -33,22 +33,25 @@ from experiments.runtime import (
 from experiments.runtime.command_line import StoppedError, UsageError
 
 _REFUSAL = (
-  "processes of another launch are still at --workdir={}: wait for them, or "
+  "processes of another launch still use --workdir={}: wait until they end, or "
   "end them"
 )
 _OWN = re.compile(r"--?(processes|devices|h|\?|help\w*)(=|$)")
 
 
 def define_flags() -> None:
-  """Defines the flags of this binary, and those of the processes."""
+  """Defines the flags of the launcher, and those of the processes."""
   flags.DEFINE_integer(
-    "processes", 2, "Processes to start; they share the replicas' devices.", 1
+    "processes",
+    2,
+    "Number of processes; the devices of the replicas are divided among them.",
+    1,
   )
   flags.DEFINE_enum(
     "devices",
     "cpu",
     ["cpu", "gpu"],
-    "What processes train on: the CPU, or GPUs divided among them in order.",
+    "Devices of the processes: the CPU, or GPUs that are divided in order.",
   )
   train.define_flags()
 
@@ -58,15 +61,18 @@ def main(
   train_flags: Sequence[str],
   values: flags.FlagValues,
 ) -> None:
-  """Checks everything that can be checked here, then runs the processes.
+  """Checks the flags and the config, then runs the processes.
 
   Args:
-    own_flags: Flags of the launcher, before --.
-    train_flags: Flags of the processes, after --.
-    values: Values of both.
+    own_flags: Flags of the launcher, which stand before --.
+    train_flags: Flags of the processes, which stand after --.
+    values: Values of all these flags.
   """
   if not train_flags:
-    raise UsageError("the flags of experiments.train are missing: after --")
+    raise UsageError(
+      "the flags of experiments.train are missing: put them after --, for "
+      "example -- --workdir=runs/dilocox"
+    )
   _check_own(own_flags)
   for name in distributed_flags.NAMES:
     if values[name].present:
@@ -81,7 +87,8 @@ def main(
     config, count
   )
   workdir = command_line.writable(values.workdir)
-  # Processes inherit the lock, so it outlives a launcher that was killed.
+  # The processes inherit the lock. So they still hold it if the launcher is
+  # killed.
   with file_lock.held(
     workdir / ".launch.lock", _REFUSAL.format(workdir)
   ) as lock:
@@ -103,25 +110,25 @@ def main(
 
 
 def _check_own(own_flags: Sequence[str]) -> None:
-  """Raises UsageError for a flag before -- that is for the processes."""
+  """Raises UsageError if a flag before -- is not a flag of the launcher."""
   for flag in own_flags:
     if flag.startswith("-") and not _OWN.match(flag):
-      raise UsageError(f"{flag} is for the processes: put it behind --")
+      raise UsageError(f"{flag} is for the processes: put it after --")
 
 
 def _run(group: process_group.Group) -> None:
-  """Brings all processes to their end; passes signals on to them.
+  """Runs all processes until they have ended, and passes signals on to them.
 
-  After the first signal the processes save and stop, after a second one they
-  end at once (`stop_signals`); the launcher ends when they have.
+  After the first signal the processes save and stop. After a second signal they
+  end at once (`stop_signals`). The launcher ends after all processes.
   """
   for number in stop_signals.SIGNALS:
     signal.signal(number, lambda number, _: group.send_signal(number))
   failure = group.run()
   if failure and failure.is_stop:
-    sys.exit(failure.exit_code)  # The main process has said where it stopped.
+    sys.exit(failure.exit_code)  # Process 0 has printed its last step.
   if failure:
-    hint = "all others were ended"
+    hint = "all other processes were ended"
     if failure.is_from_outside:
       hint += ", and the same command continues the run"
     raise StoppedError(f"{failure.reason}; {hint}", failure.exit_code)
@@ -130,7 +137,16 @@ def _run(group: process_group.Group) -> None:
 def _environment(
   platform: str, number: int, num_devices: int, count: int
 ) -> dict[str, str]:
-  """Returns a process's environment: its devices and its share of cores."""
+  """Returns the environment variables of a process.
+
+  They set its devices and its share of the CPU cores.
+
+  Args:
+    platform: "cpu" or "gpu".
+    number: Number of the process, from 0.
+    num_devices: Number of devices of each process.
+    count: Number of processes.
+  """
   environment = {
     **cores.limits(count),
     **os.environ,
@@ -142,19 +158,24 @@ def _environment(
     environment["JAX_PLATFORMS"] = "cpu"
   else:
     first = number * num_devices
-    own = range(first, first + num_devices)
-    environment["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, own))
+    device_ids = range(first, first + num_devices)
+    environment["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, device_ids))
   return environment
 
 
 def _free_port() -> int:
-  """Returns a free port; also checks that gloo can resolve the host name."""
+  """Returns a free port of this machine.
+
+  Raises:
+    UsageError: If the host name does not resolve. The processes' communication
+      library, gloo, needs the address of the host name.
+  """
   try:
     socket.getaddrinfo(socket.gethostname(), None)
   except OSError as error:
     raise UsageError(
       f"this machine's host name {socket.gethostname()!r} does not resolve, "
-      "but processes meet under it: add it to /etc/hosts"
+      "but processes connect to it: add it to /etc/hosts"
     ) from error
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
@@ -162,9 +183,9 @@ def _free_port() -> int:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-  """Returns the arguments before the first --, and those after it."""
-  own = list(itertools.takewhile(lambda a: a != "--", arguments))
-  return own, list(arguments[len(own) + 1 :])
+  """Returns the arguments before the first --, and the arguments after it."""
+  before = list(itertools.takewhile(lambda a: a != "--", arguments))
+  return before, list(arguments[len(before) + 1 :])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A few values stand for many: the largest ones, or random ones."""
+"""Codecs that send only some values of a leaf: the largest or random ones."""
 
 import functools
 
@@ -24,134 +24,161 @@ _MAGNITUDE_BITS = 15  # Bits of a bfloat16 without its sign.
 
 
 def top_k(payload: TopK, leaf: Leaf, inner: Encoder) -> Encoder:
-  """Encodes the largest values of each block; the others decode to zero.
+  """Encodes the k values of largest magnitude in each block of n values.
 
-  ||x - C(x)||^2 <= (1 - (1 - 2^-6) k / n) ||x||^2 if the kept values are sent
-  exactly. Values are compared in bfloat16, and of equal ones the first are
-  kept. Rows of an embedding that Adam has moved once all have the same size,
-  but for rounding. Rounding differs between meshes, so it must not decide what
-  is sent.
+  The other values decode to zero. If the k values are sent exactly, the error
+  is ||x - C(x)||^2 <= (1 - (1 - 2^-6) k / n) ||x||^2.
 
-  Wire: packed indices of ceil(log2(block)) bits for each kept value, or one
-  bit for each value of the block; then the kept values as `inner` encodes
+  Magnitudes are compared in bfloat16. If some of them are equal, the values
+  that come first in the block are sent. The reason is Adam: if it has moved an
+  embedding's row only once, the changes of all values in the row have the same
+  magnitude, except for rounding. Rounding differs between meshes, so it must
+  not decide which values are sent.
+
+  Wire: packed indices of ceil(log2(block)) bits for each sent value, or one
+  bit for each value of the block; then the sent values as `inner` encodes
   them. The indices of 64 of 4096 values take 64 * 12 bits = 96 bytes packed,
   and 512 bytes as a bitmap.
   Source: SparseLoCo, arXiv 2508.15706 (64 of 4096); CocktailSGD (Wang et al.,
   2023, ICML) for the bitmap.
-  Differs: blocks are made equally long; CocktailSGD selects over a whole
-  tensor; both compare values as they are.
+  Differs: all blocks of a leaf have the same length, while CocktailSGD selects
+  over a whole tensor. Both papers compare magnitudes without rounding them.
   """
   groups, width = group_shape(leaf, "block", payload.block_size)
   count = payload.num_kept(width)
   is_packed = payload.indices == "packed"
 
-  def largest(blocks: Array) -> tuple[Array, Array]:
-    chosen = _among_largest(blocks, count)
-    places = _places(chosen, count)
-    kept = jnp.take_along_axis(blocks, places, axis=-1)
+  # Shapes: blocks are [num_layers, groups, width]; the largest values and
+  # their places are [num_layers, groups, count].
+  def select(blocks: Array) -> tuple[Array, Array]:
+    mask = _among_largest(blocks, count)
+    places = _places(mask, count)
+    largest = jnp.take_along_axis(blocks, places, axis=-1)
     if is_packed:
-      return _pack_places(places, payload.index_bits(width)), kept
-    return jnp.packbits(chosen, axis=-1), kept
+      return _pack_places(places, payload.index_bits(width)), largest
+    return jnp.packbits(mask, axis=-1), largest
 
-  def from_bitmap(packed: Array, kept: Array) -> Array:
-    chosen = jnp.unpackbits(packed, axis=-1, count=width)
-    number = jnp.cumsum(chosen, axis=-1, dtype=jnp.int32) - 1
-    values = jnp.take_along_axis(kept, jnp.maximum(number, 0), axis=-1)
-    return jnp.where(chosen == 1, values, 0.0)
+  def from_bitmap(bitmap: Array, largest: Array) -> Array:
+    mask = jnp.unpackbits(bitmap, axis=-1, count=width)
+    # For the mask 0 1 0 1 the running count minus one is -1 0 0 1. At a true
+    # value it is the index of this value in `largest`.
+    index = jnp.cumsum(mask, axis=-1, dtype=jnp.int32) - 1
+    values = jnp.take_along_axis(largest, jnp.maximum(index, 0), axis=-1)
+    return jnp.where(mask == 1, values, 0.0)
 
   def encode(values: Array, key: Array) -> tuple[Array, ...]:
     blocks = grouped(values, groups, width)
-    indices, kept = map_over_rows(largest, blocks)
-    return indices, *inner.encode(kept.reshape(len(kept), -1), key)
+    indices, largest = map_over_rows(select, blocks)
+    # `inner` encodes one vector of groups * count values for each layer.
+    return indices, *inner.encode(largest.reshape(len(largest), -1), key)
 
   def decode(arrays: tuple[Array, ...]) -> Array:
-    indices, *carried = arrays
-    kept = inner.decode(tuple(carried))
-    kept = kept.reshape(len(kept), groups, count)
+    indices, *inner_arrays = arrays
+    largest = inner.decode(tuple(inner_arrays))
+    largest = largest.reshape(len(largest), groups, count)
     if is_packed:
       places = _unpack_places(indices, payload.index_bits(width), count)
-      blocks = map_over_rows(functools.partial(_spread, width), kept, places)
+      blocks = map_over_rows(functools.partial(_spread, width), largest, places)
     else:
-      blocks = map_over_rows(from_bitmap, indices, kept)
+      blocks = map_over_rows(from_bitmap, indices, largest)
     return ungrouped(blocks, leaf)
 
   return Encoder(encode, decode)
 
 
 def _among_largest(blocks: Array, count: int) -> Array:
-  """Marks the `count` largest values of [..., width]; of equals, the first.
+  """Marks the `count` values of largest magnitude along the last axis.
 
-  The smallest of them, `least`, is found bit by bit from the highest: a bit is
-  set if at least `count` values still reach the number with this bit. For the
-  2 largest of 6, 3, 5, 1 in 3 bits: 100 is reached by two values, so it stays;
-  110 is reached by one, so it does not; 101 is reached by two, so least is 5.
-  Sorting takes 20 times as long on a CPU (docs/log.md).
+  Among values of equal magnitude the first ones are marked. The smallest
+  magnitude among the marked values, `least`, is built bit by bit from the
+  highest bit. A bit is set if at least `count` values reach the number with
+  this bit. Example: the 2 largest of 6, 3, 5, 1 in 3 bits. Two values reach
+  100, so its bit is set. Only one value reaches 110, so its bit is not set. Two
+  values reach 101, so `least` is 5. Sorting takes 20 times as long on a CPU
+  (docs/log.md).
+
+  Args:
+    blocks: Values [..., width].
+    count: Number of values to mark in each row of `width` values.
+
+  Returns:
+    Booleans [..., width].
   """
   # The bits of positive floats, read as integers, are ordered like the floats.
   order = jax.lax.bitcast_convert_type(
     jnp.abs(blocks).astype(jnp.bfloat16), jnp.uint16
   )
 
-  def next_bit(number: Array, least: Array) -> Array:
-    bit = jnp.uint16(1) << (_MAGNITUDE_BITS - 1 - number).astype(jnp.uint16)
-    reaching = jnp.sum(order >= (least | bit), -1, jnp.int32, keepdims=True)
-    return jnp.where(reaching >= count, least | bit, least)
+  def next_bit(step: Array, least: Array) -> Array:
+    bit = jnp.uint16(1) << (_MAGNITUDE_BITS - 1 - step).astype(jnp.uint16)
+    num_reaching = jnp.sum(order >= (least | bit), -1, jnp.int32, keepdims=True)
+    return jnp.where(num_reaching >= count, least | bit, least)
 
   least = jnp.zeros((*order.shape[:-1], 1), jnp.uint16)
   least = jax.lax.fori_loop(0, _MAGNITUDE_BITS, next_bit, least)
   above, equal = order > least, order == least
-  left = count - jnp.sum(above, -1, jnp.int32, keepdims=True)
-  return above | (equal & (jnp.cumsum(equal, -1, jnp.int32) <= left))
+  num_missing = count - jnp.sum(above, -1, jnp.int32, keepdims=True)
+  return above | (equal & (jnp.cumsum(equal, -1, jnp.int32) <= num_missing))
 
 
 @functools.partial(jnp.vectorize, excluded=(1,), signature="(w)->(c)")
-def _places(chosen: Array, count: int) -> Array:
-  """Returns the places of the `count` true values of [..., width], in order.
+def _places(mask: Array, count: int) -> Array:
+  """Returns the indices of the `count` true values of a mask, ascending.
 
-  The nth of them is where the running count reaches n: (0 1 1 0 1) counts to
-  (0 1 2 2 3), so the places are 1, 2 and 4.
+  The nth true value stands where the running count reaches n. Example: the
+  running count of (0 1 1 0 1) is (0 1 2 2 3), so the places are 1, 2 and 4.
+
+  Args:
+    mask: Booleans [..., width], `count` of them true in each row.
+    count: Number of true values in each row.
+
+  Returns:
+    int32 indices [..., count].
   """
-  number = jnp.cumsum(chosen, dtype=jnp.int32)
-  nth = jnp.arange(1, count + 1, dtype=jnp.int32)
-  return jnp.searchsorted(number, nth).astype(jnp.int32)
+  running_count = jnp.cumsum(mask, dtype=jnp.int32)
+  targets = jnp.arange(1, count + 1, dtype=jnp.int32)
+  return jnp.searchsorted(running_count, targets).astype(jnp.int32)
 
 
 def _spread(width: int, values: Array, places: Array) -> Array:
-  """Puts values [..., count] at their places among zeros [..., width]."""
+  """Returns zeros [..., width] with values [..., count] at their places."""
   zeros = jnp.zeros((*values.shape[:-1], width), values.dtype)
   return jnp.put_along_axis(zeros, places, values, -1, inplace=False)
 
 
 def _pack_places(places: Array, bits: int) -> Array:
+  """Packs places [..., count] into bytes; each place takes `bits` bits."""
   digits = (places[..., None] >> _shifts(bits, places.ndim + 1)) & 1
   flat = digits.reshape(*places.shape[:-1], -1).astype(jnp.uint8)
   return jnp.packbits(flat, axis=-1)
 
 
 def _unpack_places(packed: Array, bits: int, count: int) -> Array:
+  """Reverses `_pack_places`: returns int32 places [..., count]."""
   flat = jnp.unpackbits(packed, axis=-1, count=count * bits)
   digits = flat.reshape(*packed.shape[:-1], count, bits).astype(jnp.int32)
   return jnp.sum(digits << _shifts(bits, digits.ndim), axis=-1, dtype=jnp.int32)
 
 
 def _shifts(bits: int, ndim: int) -> Array:
-  """Returns 0 to bits - 1 along the last of `ndim` axes."""
+  """Returns the numbers 0 to bits - 1 along the last of `ndim` axes."""
   return jnp.arange(bits, dtype=jnp.int32).reshape((1,) * (ndim - 1) + (bits,))
 
 
 def random_mask(payload: RandomMask, leaf: Leaf, inner: Codec) -> Codec:
-  """Exchanges random values of a leaf, drawn anew each time.
+  """Exchanges random values of a leaf; every exchange draws other values.
 
-  The values are cut into as many neighbourhoods (strata) as are drawn, and one
-  value is drawn of each. 10 values at a fraction of 0.3 have the strata 0-2,
-  3-5 and 6-9. Every value's chance is the payload's fraction p, up to the
-  rounding of strata. The others decode to zero, so E ||x - C(x)||^2 =
-  (1 - p) ||x||^2; error feedback sends them later.
+  The leaf is cut into strata of neighbouring values, and one value is drawn
+  from each stratum. For example, 10 values and a fraction of 0.3 give three
+  strata: values 0-2, 3-5 and 6-9. Each value is drawn with a probability equal
+  to the payload's fraction p, except that strata have whole lengths. Values
+  that are not drawn decode to zero, so E ||x - C(x)||^2 = (1 - p) ||x||^2.
+  Error feedback sends them later.
 
-  Wire: nothing of its own, because all replicas draw the same values; then the
-  drawn values as `inner` encodes them.
+  Wire: the drawn values as `inner` encodes them. The mask itself takes no
+  bytes, because all replicas draw the same places.
   Source: CocktailSGD (Wang et al., 2023, ICML).
-  Differs: one value is drawn of each stratum, which needs no permutation of
+  Differs: one value is drawn from each stratum, which needs no permutation of
   all values.
   """
   count = payload.num_kept(leaf.size)
@@ -160,23 +187,24 @@ def random_mask(payload: RandomMask, leaf: Leaf, inner: Codec) -> Codec:
 
   def places(key: Array) -> Array:
     shape = (leaf.num_layers, count)
-    chance = jax.random.uniform(key, shape, jnp.float32)
-    offset = jnp.floor(chance * jnp.asarray(widths, jnp.float32)[None])
+    uniform = jax.random.uniform(key, shape, jnp.float32)
+    offset = jnp.floor(uniform * jnp.asarray(widths, jnp.float32)[None])
     last = jnp.asarray(widths - 1)[None]
     offset = jnp.minimum(offset.astype(jnp.int32), last)
     return jnp.asarray(bounds[:-1])[None] + offset
 
   def run(values: Array, state: Tree, key: Array) -> CodecSteps:
     flat = values.reshape(leaf.num_layers, 1, -1)
-    drawn = places(key)[:, None]
+    drawn_places = places(key)[:, None]
     take = functools.partial(jnp.take_along_axis, axis=-1)
-    drawn_values = map_over_rows(take, flat, drawn)[:, 0]
+    drawn_values = map_over_rows(take, flat, drawn_places)[:, 0]
     # The inner codec's messages are this codec's messages.
     reduced, state = yield from inner.run(drawn_values, state, key)
 
     def spread(mean: Array) -> Array:
       put = functools.partial(_spread, leaf.size)
-      return map_over_rows(put, mean[:, None], drawn).reshape(values.shape)
+      blocks = map_over_rows(put, mean[:, None], drawn_places)
+      return blocks.reshape(values.shape)
 
     return Reduced(*map(spread, reduced)), state
 

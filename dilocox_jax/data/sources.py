@@ -1,8 +1,9 @@
 """Loads the text of each data source that a config can name.
 
-The default source must be real text that every machine has without a download,
-so it is Python's own library. To add a source, write a function that returns a
-`Corpus`, add its name to `SOURCES`, and call it in `load_corpus`.
+The default source must be real text that every machine has without a download.
+So it is the source code of Python's standard library. To add a source, write a
+function that returns a `Corpus`, and add its name to `SOURCES` and to
+`load_corpus`.
 """
 
 import glob
@@ -19,13 +20,13 @@ from dilocox_jax.data.markov import synthetic
 SOURCES = ("stdlib", "text_files", "synthetic")
 
 _LEFT_OUT = frozenset(
-  # Distributions leave out, move or add these folders. Without them two builds
-  # of one version of Python seldom differ.
+  # Distributions of Python leave out, move or add these folders. Two builds of
+  # one version of Python seldom differ in other folders.
   "site-packages dist-packages __pycache__ test tests idle_test idlelib"
   " lib2to3 distutils ensurepip tkinter turtledemo"
-  # These folders are generated. Code pages are near copies of one another, so
-  # training text would have near copies of validation text. The help texts of
-  # pydoc would be most of the validation text.
+  # The files in these folders are generated. The code pages in `encodings` are
+  # nearly equal, so training text would nearly repeat validation text. The help
+  # texts in `pydoc_data` would be most of the validation text.
   " encodings pydoc_data".split()
 )
 # Python's build or installation writes these files for one machine.
@@ -43,10 +44,10 @@ def load_corpus(
 
   Args:
     source: One of `SOURCES`.
-    glob: Pattern of the files; only `text_files` reads it.
-    seed: Integer seed of the Markov chain; only `synthetic` reads it.
-    validation_fraction: Share of the text held out for validation, above 0 and
-      below 1.
+    glob: Pattern of the files. Only the source "text_files" reads it.
+    seed: Integer seed of the Markov chain. Only "synthetic" reads it.
+    validation_fraction: Share of the text that is held out for validation,
+      above 0 and below 1.
 
   Raises:
     ValueError: If the source is unknown or has too little text.
@@ -60,24 +61,25 @@ def load_corpus(
 
 
 def stdlib(*, validation_fraction: float = VALIDATION_FRACTION) -> Corpus:
-  """Reads the library of the Python that is running.
+  """Reads the standard library of the Python that runs this program.
 
   This is about 8 MB of real text. It differs between versions of Python, and
   so does its digest. Files that cannot be read are skipped.
 
   Args:
-    validation_fraction: Share of the files held out, above 0 and below 1.
+    validation_fraction: Share of the files that is held out for validation,
+      above 0 and below 1.
 
   Returns:
-    The bytes of the library's modules, without tests, generated tables and
-    packages installed later.
+    The bytes of the library's modules. Tests, generated files and packages that
+    were installed later are left out.
   """
   root = pathlib.Path(sysconfig.get_paths()["stdlib"])
   files = {}
   for path in _library_modules(root):
     try:
       files[path.relative_to(root).as_posix()] = path.read_bytes()
-    except OSError:  # Users cannot repair this file, and the others suffice.
+    except OSError:  # The other files are enough.
       continue
   return from_files("stdlib", files, validation_fraction)
 
@@ -87,13 +89,14 @@ def text_files(
 ) -> Corpus:
   """Reads every file that a pattern matches, as bytes.
 
-  Paths in the corpus are relative to the folder before the first wildcard. With
+  Paths are relative to the part of the pattern before its first wildcard. With
   "/data/texts/**/*.txt" the path of /data/texts/a/b.txt is "a/b.txt". So the
   folder can be moved, and the digest and the split stay the same.
 
   Args:
-    pattern: Glob pattern; `**` stands for folders of any depth.
-    validation_fraction: Share of the files held out, above 0 and below 1.
+    pattern: Glob pattern; `**` matches folders of any depth.
+    validation_fraction: Share of the files that is held out for validation,
+      above 0 and below 1.
 
   Raises:
     ValueError: If no file matches, if a file cannot be read, or if training or
@@ -122,7 +125,7 @@ def text_files(
 
 
 def _library_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields the paths of the library's modules that belong to the corpus."""
+  """Yields the paths of the library's modules that are not left out."""
   for folder, subfolders, names in os.walk(root):
     # Assigning in place keeps os.walk out of the folders that are left out.
     subfolders[:] = (
@@ -136,10 +139,7 @@ def _library_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _fixed_part(pattern: str) -> pathlib.Path:
-  """Returns the folder before a pattern's first wildcard.
-
-  Example: "/data/texts/**/*.txt" gives /data/texts.
-  """
+  """Returns the folders of a pattern before the first wildcard."""
   parts = pathlib.Path(pattern).parts
   return pathlib.Path(
     *itertools.takewhile(lambda part: not glob.has_magic(part), parts)

@@ -1,8 +1,12 @@
-"""Which devices belong to which replica, and how values are placed on them.
+"""Assigns devices to replicas, and places values on these devices.
 
 Replicas are stacked on one device, or spread over a mesh whose axes are
-replica, data shard and stage. The plan's division decides which device holds
-what, and only this file turns it into shardings.
+replica, data shard and stage. The plan's division decides which part of an
+array each device holds. Only this file turns the division into shardings.
+
+Many functions take `axes`, a tree prefix as in `jax.vmap`. A prefix has one
+entry for a whole subtree: 0 if the subtree's leaves have a replica axis
+[M, ...], or None if all replicas share the leaves.
 """
 
 import dataclasses
@@ -32,11 +36,12 @@ REPLICA_AXIS = "replica"
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:
-  """The devices of all replicas.
+  """Describes the devices of all replicas.
 
   Attributes:
     num_replicas: Number of replicas, M.
-    layout: "stacked" (one device holds all) or "mesh" (each has its own).
+    layout: "stacked" if one device holds all replicas, or "mesh" if each
+      replica has its own devices.
     division: How a replica is divided among its devices.
   """
 
@@ -70,7 +75,7 @@ class Replicas:
     if jax.process_count() > 1 and self.num_devices < available:
       raise ValueError(
         f"num_replicas={self.num_replicas} needs {needed}, but there are "
-        f"{available}: several processes must use all of theirs"
+        f"{available}: with several processes the mesh must use all devices"
       )
 
   @property
@@ -85,12 +90,13 @@ class Replicas:
 
   @functools.cached_property
   def mesh(self) -> Mesh:
-    """All devices by replica, data shard and stage, [M, shards, stages].
+    """Mesh of all devices, [M, data shards, stages].
 
-    The replica axis is outermost, so a replica takes neighbouring devices and
-    slow links lie along `REPLICA_AXIS` alone. For example two slices (or
-    processes) of 4 devices 0-3 and 4-7, with 4 replicas of 2 stages: replicas
-    0 and 1 are devices (0, 1) and (2, 3), replicas 2 and 3 are (4, 5), (6, 7).
+    The replica axis is outermost. So the devices of a replica are neighbours,
+    and only `REPLICA_AXIS` crosses slow links. For example, two slices (or
+    processes) have the devices 0-3 and 4-7, and there are 4 replicas of 2
+    stages. Replicas 0 and 1 get the devices (0, 1) and (2, 3). Replicas 2 and
+    3 get (4, 5) and (6, 7).
     """
     division = self.division
     inside = (division.num_data_shards, division.num_stages)
@@ -109,7 +115,7 @@ class Replicas:
 
   @property
   def own(self) -> list[int]:
-    """Replicas that have a device in this process."""
+    """Numbers of the replicas that have a device in this process."""
     if self.layout == "stacked":
       return list(range(self.num_replicas))
     here = jax.process_index()
@@ -120,27 +126,35 @@ class Replicas:
     ]
 
   def place(self, tree: Tree, axes) -> Tree:
-    """Puts values on the devices of their replicas.
+    """Copies each replica's values whole to every device of the replica.
 
     Args:
-      tree: Arrays with the same values in every process. Inside a replica
-        every device gets them whole.
-      axes: Tree prefix: 0 for leaves [M, ...], None for shared ones.
+      tree: Arrays [M, ...] or [...], with the same values in every process.
+      axes: Tree prefix of `tree`: 0 where leaves have a replica axis
+        [M, ...], None where all replicas share the leaves.
     """
     return self._put(tree, self._shardings(tree, axes, _whole))
 
   def place_state(self, tree: Tree, axes) -> Tree:
-    """Places parameters and states, which are divided inside a replica."""
+    """Places parameters and states, and divides them inside each replica.
+
+    Args:
+      tree: Arrays [M, ...] or [...], with the same values in every process.
+      axes: Tree prefix of `tree`: 0 where leaves have a replica axis
+        [M, ...], None where all replicas share the leaves.
+    """
     return self._put(tree, self.state_shardings(tree, axes))
 
   def place_batches(self, batches: Tree) -> Tree:
-    """Puts a process's own batches on the devices that read them.
+    """Puts the batches of this process on the devices that read them.
 
     Args:
-      batches: Leaves [len(own), H, B, ...]; data shards divide B.
+      batches: Batches of this process's replicas, leaves
+        [len(self.own), H, B, ...]. Data shards divide B.
     """
-    # Replica to row of `batches`: {2: 0, 3: 1} if this process has 2 and 3.
-    own = {replica: row for row, replica in enumerate(self.own)}
+    # Maps a replica to its row of `batches`. If this process has the replicas 2
+    # and 3, this is {2: 0, 3: 1}.
+    row_of = {replica: row for row, replica in enumerate(self.own)}
 
     def put(leaf):
       if self.layout == "stacked":
@@ -150,7 +164,7 @@ class Replicas:
 
       def part(index):
         replica, *rest = index
-        rows = [own[m] for m in range(*replica.indices(shape[0]))]
+        rows = [row_of[m] for m in range(*replica.indices(shape[0]))]
         return leaf[(rows, *rest)]
 
       sharding = NamedSharding(self.mesh, PartitionSpec(*parts))
@@ -159,7 +173,12 @@ class Replicas:
     return jax.tree.map(put, batches)
 
   def abstract(self, tree: Tree, axes) -> Tree:
-    """Returns shapes, types and shardings of a state, without values."""
+    """Returns shapes, types and shardings of a state, without values.
+
+    Args:
+      tree: Arrays, or their shapes and types.
+      axes: Tree prefix as in `place_state`.
+    """
     return with_shardings(tree, self.state_shardings(tree, axes))
 
   def state_shardings(self, tree: Tree, axes) -> Tree:
@@ -167,7 +186,7 @@ class Replicas:
 
     Args:
       tree: Arrays, or their shapes.
-      axes: Tree prefix: 0 for leaves [M, ...], None for shared ones.
+      axes: Tree prefix as in `place_state`.
 
     Raises:
       ValueError: If no rule says how a leaf is divided.
@@ -175,10 +194,10 @@ class Replicas:
     return self._shardings(tree, axes, self.spec)
 
   def whole(self, axis: int | None) -> Sharding:
-    """Returns the sharding of values that are whole inside a replica.
+    """Returns the sharding of values that are not divided inside a replica.
 
     Args:
-      axis: 0 for values [M, ...]; None for those that all replicas share.
+      axis: 0 for values [M, ...]; None for values that all replicas share.
     """
     if self.layout == "stacked":
       return self._here
@@ -206,21 +225,26 @@ class Replicas:
     )
 
   def spec(self, path, shape: tuple[int, ...]) -> Spec:
-    """Returns how a leaf of one replica's state is divided, by its key path."""
+    """Returns how a leaf of one replica's state is divided.
+
+    Args:
+      path: Key path of the leaf, as JAX gives it.
+      shape: Shape of the leaf in one replica.
+    """
     return self.division.spec(path_name(path), shape) if self.is_divided else ()
 
   def map(self, function: Callable, in_axes, out_axes) -> Callable:
     """Maps code written for one replica over all of them.
 
     Args:
-      function: Takes and returns one replica's values; may use collectives
-        over `REPLICA_AXIS`.
-      in_axes: Tree prefix of the arguments: 0 where leaves have a leading
-        axis [M, ...], None where all replicas share the value.
-      out_axes: Tree prefix of the results, as `in_axes`.
+      function: Function from one replica's values to one replica's values.
+        It may use collectives over `REPLICA_AXIS`.
+      in_axes: Tree prefix of the arguments: 0 where leaves have a replica
+        axis [M, ...], None where all replicas share the leaves.
+      out_axes: Tree prefix of the results, with the same meaning.
 
     Returns:
-      The function of all replicas, not yet compiled.
+      A function of all replicas' values. It is not compiled yet.
     """
     if self.layout == "stacked":
       return jax.vmap(
@@ -242,13 +266,21 @@ class Replicas:
       in_specs=_specs(in_axes),
       out_specs=_specs(out_axes),
       axis_names=set(manual),
-      # Marking values as varying (pcast) has no rule under vmap, and the code
-      # must be the same under both; tests compare the replicas' copies.
+      # This check needs `jax.lax.pcast`, which does not work under vmap. The
+      # same code must run under vmap and shard_map, so the check is off. Tests
+      # compare the copies of the replicas instead.
       check_vma=False,
     )
 
   def divided(self, tree: Tree) -> Tree:
-    """Constrains one replica's state to its division; for use under `map`."""
+    """Tells the compiler to divide a replica's state as the division says.
+
+    Functions that `map` maps call this, so that a new state is divided among
+    the replica's devices like the old one. The values do not change.
+
+    Args:
+      tree: State of one replica, leaves without a replica axis.
+    """
     if not self.is_divided:
       return tree
 
@@ -267,8 +299,9 @@ class Replicas:
 
 
 def _put(leaf, sharding):
-  # An array may have the right sharding by chance and not be committed to it;
-  # a program would compile once for each of the two.
+  # An uncommitted array may have the right sharding by chance. It is put again,
+  # because JAX compiles a program once for committed arguments and once more
+  # for uncommitted arguments.
   if getattr(leaf, "sharding", None) == sharding and leaf.committed:
     return leaf
   if sharding.is_fully_addressable:
@@ -278,7 +311,13 @@ def _put(leaf, sharding):
 
 
 def _assembled(shape, sharding, part: Callable) -> jax.Array:
-  """Builds an array of which this process has its own devices' parts."""
+  """Builds a global array from the parts on this process's devices.
+
+  Args:
+    shape: Shape of the global array.
+    sharding: Sharding of the global array.
+    part: Function from the index of a part to its values.
+  """
   indices = sharding.addressable_devices_indices_map(shape)
   pieces = [
     jax.device_put(part(index), device) for device, index in indices.items()
@@ -287,7 +326,7 @@ def _assembled(shape, sharding, part: Callable) -> jax.Array:
 
 
 def with_shardings(tree: Tree, shardings: Tree) -> Tree:
-  """Returns shapes and types of arrays, with the shardings they shall have."""
+  """Returns shapes and types of arrays, together with the given shardings."""
   return jax.tree.map(
     lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
     tree,
@@ -301,7 +340,7 @@ def _whole(path, shape: tuple[int, ...]) -> Spec:
 
 
 def partition(spec: Spec) -> PartitionSpec:
-  """Returns a division of dimensions as JAX writes it."""
+  """Converts the mesh axes of each dimension to JAX's `PartitionSpec`."""
   return PartitionSpec(*(axes or None for axes in spec))
 
 

@@ -1,10 +1,12 @@
 """Rotary positions and causal attention, without parameters.
 
-Both are pure functions of queries, keys and values. So their laws are tested
-without a model: attention reads the past alone, and a product of a rotated
-query and a rotated key depends on their distance alone.
+Both are pure functions of queries, keys and values, so tests need no model.
+Tests check two laws. Attention reads only the current and earlier positions.
+The dot product of a rotated query and a rotated key depends only on the
+distance between their positions.
 
-Letters in names: B batch, L length, N heads, K head width.
+Letters in names: B is the batch size, L the length, N the number of heads, and
+K the width of a head.
 """
 
 import jax
@@ -19,24 +21,26 @@ def rotate(x_BxLxNxK: Float[Array, "B L N K"]) -> Float[Array, "B L N K"]:
   """Rotates pairs of features by angles that grow with the position (RoPE).
 
   Feature i < K/2 is paired with i + K/2. The pair is rotated by the angle
-  position * ROPE_BASE^(-2 i / K). So a product of a query and a key depends on
-  the distance between them alone.
+  position * ROPE_BASE^(-2 i / K). So the dot product of a query and a key
+  depends only on the distance between their positions.
 
   Example with K = 4: features 0 and 2 are rotated by 1 radian per position,
-  features 1 and 3 by 10,000^(-1/2) = 0.01. At position 3 the angles are 3 and
-  0.03. A query there and a key at position 1 differ by the angles 2 and 0.02,
-  as at positions 12 and 10.
+  features 1 and 3 by 10,000^(-1/2) = 0.01 radian. At position 3 the angles are
+  3 and 0.03. A query at position 3 and a key at position 1 differ by the angles
+  2 and 0.02. A query at position 12 and a key at position 10 differ by the same
+  angles.
 
   Source: Su et al. 2021, arXiv 2104.09864, equation 34.
-  Differs: pairs are K/2 apart instead of neighbours. This is the same up to a
-  permutation of the features, and needs no strided access.
+  Differs: the two features of a pair are K/2 apart, while in the paper they are
+  neighbours. The results are equal up to a permutation of the features, and
+  this version needs no strided access.
 
   Args:
-    x_BxLxNxK: Queries or keys; the position is the index along L.
+    x_BxLxNxK: Queries or keys [B, L, N, K]. The position is the index along L.
 
   Returns:
-    Rotated queries or keys, in the shape and dtype of the argument. Angles are
-    computed in fp32 or wider.
+    Rotated queries or keys, with the shape and dtype of the argument. Angles
+    are computed in fp32 or a wider type.
   """
   _, length, _, width = x_BxLxNxK.shape
   wide = np.promote_types(np.float32, x_BxLxNxK.dtype)
@@ -54,20 +58,21 @@ def attend(
   key_BxLxNxK: Float[Array, "B L N K"],
   value_BxLxNxK: Float[Array, "B L N K"],
 ) -> Float[Array, "B L N K"]:
-  """Averages values up to each position, weighted by softmax(q k / sqrt(K)).
+  """Computes causal attention with the weights softmax(q k / sqrt(K)).
 
-  It materialises the weights [B, N, L, L].
+  The result at each position is a weighted average of the values at this
+  position and before. The weights [B, N, L, L] are kept in memory.
 
   Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1.
 
   Args:
-    query_BxLxNxK: Queries.
-    key_BxLxNxK: Keys.
-    value_BxLxNxK: Values.
+    query_BxLxNxK: Queries [B, L, N, K].
+    key_BxLxNxK: Keys [B, L, N, K].
+    value_BxLxNxK: Values [B, L, N, K].
 
   Returns:
-    Averages in the shape and dtype of the values. Weights are computed in fp32
-    or wider.
+    Averages with the shape and dtype of the values. Weights are computed in
+    fp32 or a wider type.
   """
   _, length, _, width = query_BxLxNxK.shape
   wide = np.promote_types(np.float32, query_BxLxNxK.dtype)
@@ -77,14 +82,14 @@ def attend(
     key_BxLxNxK,
     preferred_element_type=wide,
   )
-  # Row l has ones in the columns 0 to l. Position 0 reads itself alone.
+  # Row l has ones in the columns 0 to l. So position 0 reads only itself.
   past = jnp.tril(jnp.ones((length, length), bool))[None, None]
   logits = jnp.where(past, logits, jnp.finfo(wide).min)
   highest = jnp.max(logits, axis=-1, keepdims=True)
-  # Subtracting the row's maximum keeps exp from overflowing. It cancels in the
-  # division by the sum, so it needs no gradient. That division comes after the
-  # product with the values, which saves the backward pass one sweep over
-  # [L, L].
+  # The row's maximum is subtracted so that exp does not overflow. The maximum
+  # cancels in the division by the sum, so it needs no gradient. The division
+  # comes after the product with the values. This saves the backward pass one
+  # pass over [L, L].
   weights = jnp.exp(logits - jax.lax.stop_gradient(highest))
   sums_BxLxN = jnp.sum(weights, axis=-1).transpose(0, 2, 1)
   mixed = jnp.einsum(

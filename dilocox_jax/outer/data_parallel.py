@@ -1,9 +1,9 @@
-"""Runs data-parallel steps: replicas average their gradients in every step.
+"""Data-parallel steps, which average gradients over replicas in every step.
 
-The AllReduce baseline and the warm start run these steps. They must give the
-same parameters as training one model on the batches of all replicas together.
-So the replicas exchange gradients and not differences of parameters: in
-floating point a - (a - b) is not always b.
+The baseline and the warm start run these steps. The exchange gets each
+replica's gradient, never a difference of parameters. In floating point
+a - (a - b) is not always b, and these steps must equal the training of one
+model on the batches of all replicas together.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from dilocox_jax.pytypes import Aggregator, Tree
 
 
 class SharedState(NamedTuple):
-  """State of data-parallel training, which is equal on all replicas.
+  """State of data-parallel training, which all replicas share.
 
   Attributes:
-    params: Parameters of the model.
-    optimizer: State of the optimizer.
-    exchange: State of the aggregator.
+    params: Parameters, leaves [...].
+    optimizer: State of the inner optimizer.
+    exchange: State of the aggregator that averages gradients.
   """
 
   params: Tree
@@ -34,7 +34,13 @@ class SharedState(NamedTuple):
 def init_shared(
   params: Tree, optimizer: optax.GradientTransformation, aggregator: Aggregator
 ) -> SharedState:
-  """Returns the state before the first step."""
+  """Returns the state before the first step.
+
+  Args:
+    params: Parameters from which training starts, leaves [...].
+    optimizer: Optimizer that steps on the mean gradient.
+    aggregator: Averages gradients over replicas.
+  """
   return SharedState(params, optimizer.init(params), aggregator.init(params))
 
 
@@ -45,26 +51,23 @@ def run_steps(
   state: SharedState,
   batches: Tree,
 ) -> tuple[SharedState, StepMetrics]:
-  """Runs data-parallel steps. The code is that of one replica.
+  """Runs data-parallel steps. The code is written for one replica.
 
   Args:
     gradient: Function (params, batch) -> (loss, gradients) of one replica.
-    optimizer: Optimizer that steps on the mean gradient; it includes clipping.
+    optimizer: Optimizer that steps on the mean gradient. It includes clipping.
     aggregator: Averages gradients over replicas.
-    state: State before the first step.
+    state: State that all replicas share.
     batches: Batches of this replica, leaves [num_steps, ...].
 
   Returns:
-    The state after the last step, and metrics of every step, arrays
-    [num_steps]: the loss of this replica and the norm of the mean gradient.
+    The new state, and the metrics of every step. The metrics are the loss of
+    this replica and the norm of the mean gradient, float32 [num_steps] each.
   """
 
   def body(carry: SharedState, batch: Tree):
-    """Takes one step, as `jax.lax.scan` calls it: (state, metrics)."""
     loss, gradients = gradient(carry.params, batch)
-    mean_gradients, exchange_state = aggregator.update(
-      gradients, carry.exchange
-    )
+    mean_gradients, exchange = aggregator.update(gradients, carry.exchange)
     updates, optimizer_state = optimizer.update(
       mean_gradients, carry.optimizer, carry.params
     )

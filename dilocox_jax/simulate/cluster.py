@@ -1,11 +1,12 @@
-"""Replicas at sites, and the links that a transfer between two occupies.
+"""Describes replicas at sites, and derives the links that a transfer occupies.
 
-How long a transfer takes depends most on who shares its links. Two replicas
-behind one access link get half of it each. A ring that visits the sites in a
-bad order crosses a link twice: with replicas 0 and 1 at site a, 2 and 3 at b,
-the ring a a b b leaves a once a round, and a b a b leaves it twice. So a
-cluster is described as people know it, and the names of the links that a
-transfer occupies are derived here, in one place.
+The time of a transfer depends most on the other transfers that share its links.
+Two replicas behind one access link get half of it each. A ring that visits the
+sites in a bad order uses a link twice. For example, replicas 0 and 1 are at
+site a, and replicas 2 and 3 are at site b. The ring a a b b leaves site a once
+a round, and the ring a b a b leaves it twice. So a user describes sites and
+replicas, and only this module derives the names of the links that a transfer
+occupies.
 
 A transfer leaves over "up:END" and arrives over "down:END", where END is a
 site whose link is shared, or "site/3" for the fourth replica of a site whose
@@ -26,14 +27,14 @@ from dilocox_jax.simulate.sites import Jitter, Pair, Site, SiteOutage
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-  """How a transfer goes from one replica to another.
+  """The links and TCP limits of a transfer from one replica to another.
 
   Attributes:
-    links: Names of the links that it occupies.
-    rtt_s: Round trip (seconds).
-    loss: Probability that a packet is lost on the way.
-    streams: Parallel TCP streams.
-    window_bytes: TCP window of a stream (bytes); None is no limit.
+    links: Names of the links that the transfer occupies.
+    rtt_s: Round-trip time (seconds).
+    loss: Probability that a packet is lost on the way, 0 to 1.
+    streams: Number of parallel TCP streams.
+    window_bytes: TCP window of a stream (bytes), or None for no limit.
   """
 
   links: tuple[str, ...]
@@ -45,17 +46,17 @@ class Route:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-  """Sites, the replicas placed at them, and what lies between.
+  """Sites, their replicas, and the measured limits between sites.
 
   Attributes:
     name: Name for reports.
-    sites: One site or more, of different names.
+    sites: One site or more. Their names must differ.
     placement: Index of the site of every replica, in rank order, which is the
       order of a ring. By default every site has one replica.
     pairs: Measured limits between two sites. Other pairs of sites are limited
       by their links only.
     jitter: Noise of steps and transfers.
-    outages: Times at which sites are cut off.
+    outages: Times in which the access links of a site carry nothing.
   """
 
   name: str
@@ -68,8 +69,8 @@ class Cluster:
   def __post_init__(self):
     if not self.sites:
       raise ValueError("sites=() must hold at least one site")
-    placed = self.placement or tuple(range(len(self.sites)))
-    object.__setattr__(self, "placement", placed)
+    placement = self.placement or tuple(range(len(self.sites)))
+    object.__setattr__(self, "placement", placement)
     self._check_placement()
     self._check_names()
 
@@ -97,11 +98,11 @@ class Cluster:
     for name, count in collections.Counter(names).items():
       if count > 1:
         raise ValueError(f"name={name!r} must be that of one site only")
-    named = [name for pair in self.pairs for name in pair.sites]
-    for name in named + [outage.site for outage in self.outages]:
+    pair_names = [name for pair in self.pairs for name in pair.sites]
+    for name in pair_names + [outage.site for outage in self.outages]:
       known("site", name, names)
-    both = collections.Counter(frozenset(pair.sites) for pair in self.pairs)
-    for ends, count in both.items():
+    counts = collections.Counter(frozenset(pair.sites) for pair in self.pairs)
+    for ends, count in counts.items():
       if count > 1:
         raise ValueError(f"pairs must state {sorted(ends)} only once")
 
@@ -123,18 +124,30 @@ class Cluster:
     return self.sites[self.placement[replica]]
 
   def num_devices(self, replica: int) -> int:
-    """Returns the devices of a replica: an equal share of its site's."""
+    """Returns the number of devices of a replica.
+
+    The replicas of a site have equal shares of its devices.
+
+    Args:
+      replica: Rank of the replica.
+    """
     site = self.site(replica)
     return site.num_devices // len(self._ranks[site.name])
 
   def replica_flops(self, replica: int) -> float:
-    """Returns what a replica computes while it trains (FLOP/s)."""
+    """Returns the rate at which a replica computes in training (FLOP/s).
+
+    Args:
+      replica: Rank of the replica.
+    """
     site = self.site(replica)
     peak_flops = self.num_devices(replica) * site.peak_flops
     return peak_flops * site.achieved_fraction * site.speed
 
   def route(self, sender: int, receiver: int) -> Route:
-    """Returns the route of a transfer; to oneself it has no link, no delay.
+    """Returns the route of a transfer between two replicas.
+
+    If a replica sends to itself, the route has no links and no delay.
 
     Args:
       sender: Rank of the replica that sends.
@@ -160,11 +173,11 @@ class Cluster:
 
   @functools.cached_property
   def goodput_bps(self) -> dict[str, float]:
-    """Payload that every link carries at most, by name (bit/s).
+    """Largest payload rate of every link (bit/s), by name of the link.
 
-    An access link of 1 Gbit/s carries 956 Mbit/s of payload, the rest are
-    headers. Rates measured between a pair, or stated for the inside of a site,
-    are payload already.
+    For example, an access link of 1 Gbit/s carries 956 Mbit/s of payload; the
+    rest are headers. Rates that were measured between two sites, or are stated
+    for the inside of a site, do not include headers.
     """
     goodputs = {}
     for site in self.sites:
@@ -181,7 +194,7 @@ class Cluster:
 
   @functools.cached_property
   def link_outages(self) -> tuple[Outage, ...]:
-    """Outages of sites, as outages of all their access links."""
+    """Outages of links: an outage of a site stops all its access links."""
     return tuple(
       Outage(f"{way}:{end}", outage.start_s, outage.stop_s)
       for outage in self.outages
@@ -191,7 +204,7 @@ class Cluster:
 
   @functools.cached_property
   def _ranks(self) -> dict[str, list[int]]:
-    """Ranks of the replicas at every site, by its name."""
+    """Ranks of the replicas at every site, by name of the site."""
     ranks = {site.name: [] for site in self.sites}
     for rank, index in enumerate(self.placement):
       ranks[self.sites[index].name].append(rank)
@@ -199,7 +212,7 @@ class Cluster:
 
   @functools.cached_property
   def _ends(self) -> list[str]:
-    """Name of the end at which every replica meets the network."""
+    """Name of the network end (END above) of every replica, by rank."""
     ends = [site.name for site in map(self.site, range(self.num_replicas))]
     for site in self.sites:
       if not site.link.is_shared:
@@ -217,12 +230,12 @@ class Cluster:
 
 
 def equal_sites(name: str, site: Site, num_replicas: int) -> Cluster:
-  """Returns a cluster of equal sites, named by numbers from 0.
+  """Returns a cluster of equal sites with one replica each.
 
   Args:
     name: Name of the cluster.
-    site: The site that is repeated; a number is added to its name.
-    num_replicas: Number of sites, of one replica each.
+    site: Site that is repeated. A number from 0 is added to its name.
+    num_replicas: Number of sites, which is also the number of replicas.
   """
   names = [f"{site.name}{index}" for index in range(num_replicas)]
   sites = [dataclasses.replace(site, name=name) for name in names]

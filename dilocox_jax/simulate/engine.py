@@ -1,15 +1,15 @@
 """Runs a graph on links and finds when every task and flow starts and ends.
 
 This is a discrete-event simulation: it visits only the times at which
-something changes. Events at the same time are handled in a fixed order: first
-flows whose last byte leaves, then nodes that end, then links that fail or come
-back. After them nodes start in the order of their numbers. So the result is the
-same in every bit each time, and no order of a dict or a heap can change it.
+something changes. Events at the same time are handled in a fixed order: flows
+send their last bytes, nodes end, links fail or come back, then nodes start in
+the order of their numbers. So every run gives the same bits and does not depend
+on the order of a dict or a heap.
 
-Outages: while a link is down its capacity is 0. The flows on it then have rate
-0 and still have to send the rest of their bytes. A flow of 4 bytes over
-2 bytes/s whose link is down from second 1 to 6.5 sends 2 bytes, waits 5.5 s,
-and ends at 7.5 s.
+Outages: while a link is down, its capacity is 0. So the flows on this link have
+rate 0 and their remaining bytes wait. For example, a flow of 4 bytes uses a
+link of 2 bytes/s that is down from second 1 to second 6.5. The flow sends 2
+bytes, waits 5.5 s, sends 2 bytes, and ends at 7.5 s.
 """
 
 import heapq
@@ -22,7 +22,8 @@ from dilocox_jax.simulate.fair import Sharing
 from dilocox_jax.simulate.graph import Graph, Outage
 from dilocox_jax.simulate.timeline import Timeline, link_bytes
 
-# Kinds of events, in the order in which events at the same time are handled.
+# Kinds of events. Events at the same time are handled in this order, and before
+# any node starts.
 _SENT, _ENDED, _FAILED_OR_BACK = range(3)
 
 
@@ -31,26 +32,30 @@ def run_graph(
   links: Mapping[str, float | int],
   outages: Sequence[Outage] = (),
 ) -> Timeline:
-  """Runs a graph to its end.
+  """Simulates all tasks and flows of a graph until the last one has ended.
+
+  A task occupies a resource for some seconds. A flow sends bytes over links.
+  Flows that share a link share its capacity max-min fairly
+  (`dilocox_jax.simulate.fair`).
 
   Args:
-    graph: Tasks and flows.
-    links: Capacity of every link that flows may name (bytes per second). A link
-      carries bytes in one direction. Flows share it max-min fairly.
-    outages: Times at which links carry nothing.
+    graph: Tasks, flows, and which of them wait for which.
+    links: Capacity (bytes per second) of every link, by name. A link has one
+      direction.
+    outages: Times in which a link carries nothing.
 
   Returns:
-    When every task and flow started and ended.
+    The times (seconds) at which every task and flow started and ended.
 
   Raises:
-    ValueError: If a link is unknown or has no capacity, or a flow can never
-      finish.
+    ValueError: If a link is unknown, if a capacity is negative, or if a flow
+      can never finish.
   """
   return _Simulation(graph, links, outages).run()
 
 
 class _Simulation:
-  """State of one simulation, in lists indexed by node or by link, for speed."""
+  """State of one simulation. Lists are indexed by node or link, for speed."""
 
   def __init__(
     self,
@@ -76,8 +81,9 @@ class _Simulation:
     self._routes: dict[tuple[str, ...], tuple[int, ...]] = {}
     self._find_routes()
     self._outages = self._planned(outages)
-    self._down = [0] * len(links)  # Number of outages under way, by link.
-    # Tasks that wait for a resource: (time at which it was ready, its number).
+    self._down = [0] * len(links)  # Number of current outages of each link.
+    # Each resource has a heap of the tasks that wait for it. An entry is the
+    # time at which the task was ready, and the task's number.
     names = {place for place in graph.places if isinstance(place, str)}
     self._queues: dict[str, list[tuple[float, int]]] = {n: [] for n in names}
     self._is_busy = dict.fromkeys(names, False)
@@ -97,16 +103,18 @@ class _Simulation:
       self._routes[place] = tuple(self._index[name] for name in place)
 
   def _planned(self, outages: Sequence[Outage]) -> list[tuple[int, int]]:
-    """Makes events of the starts and ends of outages.
+    """Adds the events of outages to the heap.
 
     Returns:
-      One (link, step) for every start and every end. The step is 1 if an outage
-      starts and -1 if it ends. Events hold the index into this list.
+      For every such event its link's index, and +1 if the link fails or -1 if
+      the link comes back.
     """
     changes: list[tuple[int, int]] = []
     for outage in outages:
       if outage.link not in self._index:
-        raise ValueError(f"outage of link {outage.link!r}, which is unknown")
+        raise ValueError(
+          f"outage of link {outage.link!r}: this link is unknown"
+        )
       for time_s, step in ((outage.start_s, 1), (outage.stop_s, -1)):
         if time_s < math.inf:
           self._events.append((time_s, _FAILED_OR_BACK, len(changes)))
@@ -115,12 +123,13 @@ class _Simulation:
     return changes
 
   def _find_successors(self) -> None:
-    """Finds the nodes that wait for each node, and those that wait for none.
+    """Lists the successors of every node: the nodes that wait for it.
 
-    The nodes that wait for node n are _successors[start[n] : start[n + 1]],
-    where start is `_successors_start`. Example: if node 2 waits for nodes 0 and
-    1, and node 3 waits for node 0, then _successors is [2, 3, 2] and start is
-    [0, 2, 3, 3, 3].
+    Also lists the nodes that wait for nothing, which start first. With `start`
+    for `_successors_start`, node n has the successors
+    _successors[start[n] : start[n + 1]]. Example: node 2 waits for nodes 0 and
+    1, and node 3 waits for node 0. Then `_successors` is [2, 3, 2], and `start`
+    is [0, 2, 3, 3, 3].
     """
     num = len(self._graph)
     after = np.array(self._graph.after, np.int64)
@@ -151,7 +160,7 @@ class _Simulation:
       self._now_s = events[0][0]
 
   def _start(self, number: int) -> None:
-    """Starts a node that is ready; a task whose resource is busy must queue."""
+    """Starts a node that is ready. A task waits if its resource is busy."""
     place = self._graph.places[number]
     if isinstance(place, str):
       if self._is_busy[place]:
@@ -176,16 +185,10 @@ class _Simulation:
     heapq.heappush(self._events, (end_s, _ENDED, number))
 
   def _sent(self, number: int) -> None:
-    """Handles the time at which the last byte of a flow leaves.
-
-    Each time the rate of a flow changes, an event with the new time is added.
-    The event with the old time cannot be removed from the heap, so it arrives
-    here, too. It is ignored, as its time is not the flow's `due_s` any more.
-
-    Args:
-      number: Number of the flow.
-    """
+    """Handles the time at which a flow has sent its last byte."""
     flow = self._sharing.flows.get(number)
+    # If the rate of a flow changes, it gets a new event. The old event cannot
+    # be removed from the heap, so it is ignored here.
     if flow is None or flow.due_s != self._now_s:
       return
     self._num_events += 1
@@ -193,7 +196,7 @@ class _Simulation:
     self._leave(number)
 
   def _leave(self, number: int) -> None:
-    """Ends a flow whose bytes have all left, one latency later."""
+    """Ends a flow that has sent its last byte, after its latency."""
     latency_s = self._graph.latencies_s[number]
     if latency_s:
       event = (self._now_s + latency_s, _ENDED, number)
@@ -221,7 +224,7 @@ class _Simulation:
     self._num_events += 1
     link, step = self._outages[number]
     self._down[link] += step
-    # Outages may overlap. The link works again when the last of them is over.
+    # Outages may overlap. The link comes back when the last of them is over.
     capacity = 0.0 if self._down[link] else self._capacities[link]
     self._sharing.set_capacity(link, capacity)
 
@@ -239,9 +242,9 @@ class _Simulation:
 
   def _check_all_ended(self) -> None:
     for number, flow in self._sharing.flows.items():
-      dead = min(flow.route, key=self._sharing.capacities.__getitem__)
+      slowest = min(flow.route, key=self._sharing.capacities.__getitem__)
       raise ValueError(
         f"flow {self._graph.names[number]!r} can never finish: link"
-        f" {self._link_names[dead]!r} has no capacity and no outage of it"
-        " ends"
+        f" {self._link_names[slowest]!r} has capacity 0, or an outage of it"
+        " never ends"
       )

@@ -1,4 +1,4 @@
-"""What the engine returns: when every node of a graph started and ended."""
+"""The engine's result: when every node of a graph started and ended."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -10,17 +10,22 @@ from dilocox_jax.simulate.graph import Graph
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-  """When everything happened. Arrays are indexed by the number of a node.
+  """The simulated times of all nodes (tasks and flows) of a graph.
+
+  Arrays are indexed by the number of a node.
 
   Attributes:
-    start_s: When the task got its resource, or the flow its links, [nodes].
-    end_s: When the task or the flow ended, latency included, [nodes].
-    makespan_s: The last end; 0 for an empty graph.
-    num_events: Number of starts, ends, last bytes sent, failures and returns
-      of links.
-    num_solves: How often the rates of a group of flows that share links were
-      found.
-    link_bytes: Bytes that each link has carried.
+    start_s: Time at which the task got its resource, or at which the flow
+      began to send, float64 [num_nodes] (seconds).
+    end_s: Time at which the task ended, or at which the last byte of the flow
+      arrived, float64 [num_nodes] (seconds).
+    makespan_s: Time at which the last node ended (seconds); 0 for an empty
+      graph.
+    num_events: Number of simulated events. An event is the start or end of a
+      node, the last byte that a flow sends, or a link that fails or comes back.
+    num_solves: Number of times that the engine computed new rates for a group
+      of flows that share links.
+    link_bytes: Bytes that each link has carried, by name of the link.
   """
 
   start_s: np.ndarray
@@ -38,12 +43,12 @@ def link_bytes(graph: Graph, links: Iterable[str]) -> dict[str, float]:
     graph: Tasks and flows.
     links: Names of all links. A link that no flow crosses carries 0 bytes.
   """
-  of_route: dict[tuple[str, ...], float] = {}
+  route_bytes: dict[tuple[str, ...], float] = {}
   for place, amount in zip(graph.places, graph.amounts, strict=True):
     if not isinstance(place, str):
-      of_route[place] = of_route.get(place, 0.0) + amount
-  carried = dict.fromkeys(links, 0.0)
-  for route, size_bytes in of_route.items():
+      route_bytes[place] = route_bytes.get(place, 0.0) + amount
+  carried_bytes = dict.fromkeys(links, 0.0)
+  for route, size_bytes in route_bytes.items():
     for link in route:
-      carried[link] += size_bytes
-  return carried
+      carried_bytes[link] += size_bytes
+  return carried_bytes

@@ -1,17 +1,19 @@
-"""Saves and restores the state of a run with Orbax, and finds broken files.
+"""Saves and restores the state of a run with Orbax, and finds damaged files.
 
-A checkpoint holds arrays (parameters, optimizer states, everything in flight)
-and a small JSON record (progress, streams, controller). Orbax writes it in the
-background. A save of step 12 goes through these states on the disk:
+A checkpoint holds arrays (parameters, optimizer states, exchanges in flight)
+and a small JSON record (progress, data streams, adaptive controller). Orbax
+writes it in the background. A save of step 12 has three states on the disk, in
+turn:
 
   12.orbax-checkpoint-tmp/              files are being written
-  12.orbax-checkpoint-tmp/digests.json  all are written; SHA-256 of each file
-  12/                                   complete: Orbax renamed the folder
+  12.orbax-checkpoint-tmp/digests.json  all files are written, and the SHA-256
+                                        of each file
+  12/                                   complete: Orbax has renamed the folder
 
 If the process is killed, the folder stays in one of these states. The next
-start removes a folder in the first or second state. So a folder whose name is a
-plain number is complete. If a file in it does not have its digest, the disk
-damaged the file later, and an older checkpoint is used.
+start removes a folder in the first or second state. So a folder whose name is
+only a number is complete. If its files do not match their digests, the disk
+damaged them later. Then the run goes on from an older checkpoint.
 """
 
 import contextlib
@@ -29,22 +31,22 @@ import orbax.checkpoint as ocp
 from dilocox_jax.distributed import processes
 from dilocox_jax.pytypes import Tree
 
-FOLDER = "checkpoints"  # In a run directory.
+FOLDER = "checkpoints"  # Name of the folder in a run directory.
 _ARRAYS, _RECORD, _DIGESTS = "arrays", "record", "digests.json"
-_SAVE_TIMEOUT_S = 60 * 60  # Includes the digests, which process 0 computes.
-_PARTIAL = ".orbax-checkpoint-tmp"  # In the name of an unfinished save.
-# Orbax also writes metadata, the record and whole disk blocks. For small states
-# these are 60 to 100 kB (measured). Rows of metrics need room, too.
+_SAVE_TIMEOUT_S = 60 * 60  # Process 0 computes digests in this time, too.
+_PARTIAL = ".orbax-checkpoint-tmp"  # Part of the folder's name during a save.
+# Orbax writes metadata, the record and whole disk blocks in addition to the
+# arrays. These took 60 to 100 kB for small states. Metrics need room, too.
 SPARE_BYTES, _SPARE_SHARE = 1_000_000, 0.02
-_DISK_STATUS = "os_error_code="  # In messages of the storage library's errors.
+_DISK_STATUS = "os_error_code="  # Part of TensorStore's error messages.
 
 
 class RefusedError(ValueError):
-  """Says why a run directory must not be used as the user asked."""
+  """The run directory must not be used in this way; the message says why."""
 
 
 class SaveError(OSError):
-  """Says why a checkpoint could not be written to the disk."""
+  """The disk refused to store a checkpoint; the message says why."""
 
 
 class Checkpoints:
@@ -56,7 +58,8 @@ class Checkpoints:
     """Opens the directory, and creates it unless it is read-only.
 
     Args:
-      directory: Folder of the checkpoints; each is a folder named by its step.
+      directory: Folder that holds one folder for each checkpoint. The name of a
+        checkpoint's folder is its step.
       keep: Number of newest checkpoints to keep.
       read_only: Whether the directory belongs to another run, so that nothing
         in it may change.
@@ -79,11 +82,17 @@ class Checkpoints:
 
   @staticmethod
   def aside(directory: pathlib.Path) -> pathlib.Path:
-    """Returns where a checkpoint waits until its replacement is complete."""
+    """Returns the folder that keeps replaced checkpoints for some time.
+
+    A replaced checkpoint stays there until its replacement is complete.
+    """
     return directory.with_name("replaced_checkpoints")
 
   def _clean_up(self) -> None:
-    """Removes unfinished saves and restores the checkpoints they replaced."""
+    """Removes unfinished saves, and brings back the checkpoints they replaced.
+
+    They are left if a process was killed during a save.
+    """
     for partial in self._partial():
       shutil.rmtree(partial)
     for replaced in self._replaced.glob("*"):
@@ -95,16 +104,19 @@ class Checkpoints:
     return list(self._directory.glob(f"*{_PARTIAL}*"))
 
   def save(self, step: int, state: Tree, record: dict[str, Any]) -> None:
-    """Starts a save in the background. The next save waits for its end.
+    """Starts a save in the background and returns.
+
+    If an earlier save is still being written, this call waits for it first.
 
     Args:
-      step: Inner steps finished, which is the name of the checkpoint. An old
-        checkpoint of the same step is deleted when the new one is complete.
-      state: Tree of arrays. They may be donated as soon as this returns.
-      record: Values that JSON can hold, by name.
+      step: Number of finished inner steps, which names the checkpoint. A
+        checkpoint of the same step is replaced. It is deleted only after the
+        new checkpoint is complete.
+      state: Tree of arrays. They may be donated as soon as this call returns.
+      record: Values that JSON can hold.
 
     Raises:
-      SaveError: If there is no room, or if the save before this one failed.
+      SaveError: If the disk has no room, or if it refused the earlier save.
     """
     args = {
       _ARRAYS: ocp.args.StandardSave(_leaves(state)),
@@ -122,32 +134,32 @@ class Checkpoints:
     if processes.is_main():
       self._replaced.mkdir(exist_ok=True)
       (self._directory / str(step)).rename(self._replaced / str(step))
-    processes.from_main(None)  # Other processes wait here until it has moved.
+    processes.from_main(None)  # Other processes wait here for the move.
     self._manager.reload()
 
   def _check_room(self, state: Tree) -> None:
     """Raises OSError if a save would fill the disk.
 
-    All processes write to one directory. So all of them compute the same sum,
-    and either all save or all raise.
+    All processes write to one directory. So they compare the bytes of all
+    processes with the smallest free space, and all refuse the save or none.
     """
-    free_bytes = shutil.disk_usage(self._directory).free
-    all_needed, all_free = zip(
-      *processes.from_all([_own_bytes(state), free_bytes]), strict=True
+    own_free_bytes = shutil.disk_usage(self._directory).free
+    all_state_bytes, all_free_bytes = zip(
+      *processes.from_all([_own_bytes(state), own_free_bytes]), strict=True
     )
-    needed_bytes = round((1 + _SPARE_SHARE) * sum(all_needed)) + SPARE_BYTES
-    if needed_bytes > min(all_free):
+    state_bytes, free_bytes = sum(all_state_bytes), min(all_free_bytes)
+    needed_bytes = round((1 + _SPARE_SHARE) * state_bytes) + SPARE_BYTES
+    if needed_bytes > free_bytes:
       raise OSError(
         f"{needed_bytes / 1e6:,.1f} MB are needed and "
-        f"{min(all_free) / 1e6:,.1f} MB free"
+        f"{free_bytes / 1e6:,.1f} MB free"
       )
 
   @contextlib.contextmanager
   def _wording_disk_errors(self) -> Iterator[None]:
-    """Turns errors of the disk into a `SaveError` with one line.
+    """Turns an error of the disk into a `SaveError` of one line.
 
-    Orbax saves in the background, so an error of one save is raised by the next
-    call.
+    Orbax writes in the background, so it raises the error in the next call.
     """
     try:
       yield
@@ -155,33 +167,34 @@ class Checkpoints:
       if not _is_of_disk(error):
         raise
       reason = str(error).strip().partition("\n")[0]
-      if "No space left on device" in reason:  # After four file names.
+      if "No space left on device" in reason:  # Four paths come before it.
         reason = "No space left on device"
       raise SaveError(
         f"cannot save a checkpoint in {self._directory}: {reason}; "
-        f"{self._kept()}, and once the disk takes it, the same command goes on"
+        f"{self._kept()}; when the disk accepts files again, the same command "
+        "goes on"
       ) from error
 
   def _seal(self) -> None:
-    """Writes the digests when all files of a save have been written."""
+    """Writes the digests of a save. All its files must be written before."""
     if not processes.is_main():
       return
-    for partial in self._partial():  # There is only one: saves do not overlap.
+    for partial in self._partial():  # At most one save runs at a time.
       text = json.dumps(_digests(partial), indent=2)
       (partial / _DIGESTS).write_text(text)
 
   def wait(self) -> None:
-    """Waits for the save that is under way.
+    """Waits until the save in the background is complete.
 
     Raises:
-      SaveError: If the disk refused it.
+      SaveError: If the disk refused the save.
     """
     with self._wording_disk_errors():
       self._manager.wait_until_finished()
 
   def what_is_kept(self) -> str:
-    """Returns part of a sentence: which checkpoint a run can continue from."""
-    with contextlib.suppress(SaveError):  # Older checkpoints still exist.
+    """Returns a part of a sentence that names the newest kept checkpoint."""
+    with contextlib.suppress(SaveError):  # Older checkpoints are still there.
       self.wait()
     return self._kept()
 
@@ -194,54 +207,54 @@ class Checkpoints:
   def restore(
     self, template: Callable[[dict[str, Any]], Tree]
   ) -> tuple[Tree, dict[str, Any]] | None:
-    """Reads the newest checkpoint that is whole.
+    """Reads the newest checkpoint whose files are not damaged.
 
     Args:
       template: Function from a checkpoint's record to the shapes, types and
-        shardings that its state must have; may raise `RefusedError`.
+        placement that the state must have. It may raise `RefusedError`.
 
     Returns:
-      The state and the record. None if there is no checkpoint, or if the
-      directory is read-only and no checkpoint is whole.
+      The state and the record. The result is None if there is no checkpoint,
+      or if the directory is read-only and all checkpoints are damaged.
 
     Raises:
-      RefusedError: If the newest whole checkpoint does not fit the template, or
-        if there are checkpoints but none is whole. In that case a run that
-        starts at step 0 would delete the rows of metrics.
+      RefusedError: If an undamaged checkpoint does not fit the template, or if
+        all checkpoints are damaged. In the second case a run would begin anew
+        and delete all rows of metrics.
     """
     self._manager.wait_until_finished()
-    # Only the main process checks and moves checkpoints, so that all processes
-    # read the same one.
+    # The main process chooses the checkpoint and moves damaged ones, so that
+    # all processes read the same checkpoint.
     newest = self._newest_whole() if processes.is_main() else None
     step, damage = processes.from_main(newest)
     if damage and not self._read_only:
       raise RefusedError(
-        f"no checkpoint in {self._directory} is whole, the newest: {damage}; "
-        "if the disk cannot bring one back, take another --workdir"
+        f"all checkpoints in {self._directory} are damaged (newest: {damage}): "
+        "restore one from a backup, or take another --workdir"
       )
     if not processes.is_main():
-      self._manager.reload()  # The main process may have moved some.
+      self._manager.reload()  # The main process may have moved folders.
     return None if step is None else self._read(step, template)
 
   def _newest_whole(self) -> tuple[int | None, str]:
-    """Finds the newest checkpoint whose files have their digests.
+    """Finds the newest checkpoint that is not damaged.
 
     Returns:
-      Its step and "". If no checkpoint is whole: None and what is wrong with
-      the newest one. If there is no checkpoint: None and "".
+      Its step and "". If all checkpoints are damaged, None and what is wrong
+      with the newest checkpoint. If there is no checkpoint, None and "".
     """
     damages: dict[int, str] = {}
     for step in sorted(self._manager.all_steps(), reverse=True):
       damage = _damage(self._directory / str(step))
       if not damage:
-        for broken, reason in damages.items():
-          self._set_aside(broken, reason)
+        for damaged_step, reason in damages.items():
+          self._set_aside(damaged_step, reason)
         return step, ""
       damages[step] = damage
     return None, next(iter(damages.values()), "")
 
   def _set_aside(self, step: int, damage: str) -> None:
-    """Moves a broken checkpoint out of the way, so its step can be saved."""
+    """Moves a damaged checkpoint away, so that its step can be saved again."""
     path = self._directory / str(step)
     if not self._read_only:
       aside = self._directory.with_name("broken_checkpoints") / str(step)
@@ -260,7 +273,7 @@ class Checkpoints:
       wanted = ocp.args.StandardRestore(_leaves(like))
       arrays = self._item(step, _ARRAYS, wanted)
     except (ValueError, KeyError, TypeError) as error:
-      # Its files are whole, so another version may be able to read it.
+      # The files are not damaged, so another version may be able to read them.
       raise RefusedError(
         f"the checkpoint of step {step} in {self._directory} does not fit "
         f"this version of the program: {str(error).strip().splitlines()[0]}"
@@ -273,10 +286,10 @@ class Checkpoints:
     return self._manager.restore(step, args=composite)[name]
 
   def close(self) -> None:
-    """Waits for the save that is under way.
+    """Waits until the save in the background is complete, then closes.
 
     Raises:
-      SaveError: If the disk refused it.
+      SaveError: If the disk refused the save.
     """
     try:
       self.wait()
@@ -296,20 +309,21 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
 class _NoSaveTracebacks(logging.Filter):
   """Log filter that drops the tracebacks of Orbax's background threads.
 
-  When a save fails, each background thread logs a traceback, about 200 lines in
-  all. The next call to Orbax raises the error, too, and `Checkpoints` turns it
-  into a `SaveError` with one line. The tracebacks would hide this line.
+  If a save fails, each thread prints a traceback, and Orbax raises the error in
+  the next call. The run then ends with one line (`SaveError`). 200 lines of
+  tracebacks would hide this line.
   """
 
   def filter(self, record: logging.LogRecord) -> bool:
+    """Returns False for a log record of Orbax that has a traceback."""
     return not (record.exc_info and "orbax" in record.pathname)
 
 
 def _is_of_disk(error: BaseException | None) -> bool:
-  """Returns whether an error, or an error that caused it, is one of the disk.
+  """Whether an error, or an error that caused it, is of the operating system.
 
-  The library that writes the arrays (TensorStore) raises a ValueError whose
-  text has the system's error code, e.g. "[os_error_code='28']" for a full disk.
+  The library that writes the arrays (TensorStore) raises a ValueError. Its text
+  contains the system's code, e.g. "[os_error_code='28']" for a full disk.
   """
   while error:
     if isinstance(error, OSError) or _DISK_STATUS in str(error):
@@ -319,7 +333,10 @@ def _is_of_disk(error: BaseException | None) -> bool:
 
 
 def _leaves(state: Tree) -> dict[str, Any]:
-  """Returns the leaves by their number and path, in the order of the tree."""
+  """Returns the leaves by name, such as "0002['params']['scale']".
+
+  A name is the number of the leaf in the flattened tree and its key path.
+  """
   paths, _ = jax.tree.flatten_with_path(state)
   return {
     f"{number:04d}{jax.tree_util.keystr(path)}".replace("/", "|"): leaf
@@ -328,7 +345,10 @@ def _leaves(state: Tree) -> dict[str, Any]:
 
 
 def _own_bytes(state: Tree) -> int:
-  """Returns the bytes that this process writes, without copies of shards."""
+  """Returns the bytes that this process writes.
+
+  If several devices hold a copy of the same shard, only one copy is written.
+  """
   return sum(
     shard.data.nbytes
     for leaf in jax.tree.leaves(state)
@@ -338,7 +358,7 @@ def _own_bytes(state: Tree) -> int:
 
 
 def _digests(checkpoint: pathlib.Path) -> dict[str, str]:
-  """Returns the SHA-256 of every file in the subfolders, by relative path."""
+  """Returns the SHA-256 of every file of a checkpoint, by relative path."""
   digests = {}
   for path in sorted(checkpoint.glob("*/**/*")):
     if path.is_file():
@@ -349,7 +369,7 @@ def _digests(checkpoint: pathlib.Path) -> dict[str, str]:
 
 
 def _damage(checkpoint: pathlib.Path) -> str:
-  """Returns what is wrong with a checkpoint's files; empty if nothing is."""
+  """Returns what is wrong with a checkpoint's files, or "" if nothing is."""
   try:
     expected = json.loads((checkpoint / _DIGESTS).read_text())
     digests = _digests(checkpoint)

@@ -1,7 +1,7 @@
-"""Builds the first state of each phase, and describes saved states.
+"""Creates the state of a run, and describes the shapes of a saved state.
 
-A checkpoint of a warm start holds another tree than a checkpoint of a round.
-The phase alone decides which tree it is.
+A checkpoint of the warm start and a checkpoint of a round hold different trees.
+Only the phase of the run decides which tree it is.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ TrainingState = SharedState | RoundState
 
 @dataclasses.dataclass
 class TrainingProgress:
-  """How far a run has got. Every checkpoint's record holds it.
+  """The progress of a run, which is part of every checkpoint's record.
 
   Attributes:
-    step: Inner steps finished.
-    tokens: Tokens that all replicas together have seen.
-    total_sent_bytes: Bytes that one replica has sent.
+    step: Number of finished inner steps.
+    tokens: Number of tokens that all replicas together have seen.
+    total_sent_bytes: Number of bytes that one replica has sent.
     is_finished: Whether the flush and the last evaluation are done.
-    simulated_s: Simulated time since the start (seconds); None without a clock.
+    simulated_s: Simulated time of the run (seconds), or None without a clock.
   """
 
   step: int = 0
@@ -36,17 +36,12 @@ class TrainingProgress:
 
 
 def first_params(programs: Programs, phase: str, seed: int) -> Tree:
-  """Draws the first parameters of a run from its seed.
-
-  Each device draws only its own shard, so it never holds more than that.
+  """Draws the first parameters. Each device creates only its own shard.
 
   Args:
     programs: Programs of the run.
-    phase: First phase of the run, which decides how parameters are sharded.
-    seed: Integer seed of the parameters.
-
-  Returns:
-    Parameters of one model, without a replica axis.
+    phase: Phase in which the run starts, which decides the placement.
+    seed: Integer seed of the random parameters.
   """
   replicas = programs.replicas_of(phase)
 
@@ -58,7 +53,13 @@ def first_params(programs: Programs, phase: str, seed: int) -> Tree:
 
 
 def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
-  """Returns the first state of a phase that starts from these parameters."""
+  """Returns the first state of a phase that starts from given parameters.
+
+  Args:
+    programs: Programs of the run.
+    phase: "single", "data_parallel" or "local".
+    params: Parameters of one replica, leaves [...].
+  """
   if phase != "local":
     return programs.steps_of(phase).init(params)
   init_optimizer = programs.steps.optimizer.init
@@ -69,7 +70,14 @@ def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
 
 
 def abstract(programs: Programs, phase: str) -> TrainingState:
-  """Returns the structure, shapes, types and shardings of a phase's state."""
+  """Returns the tree of a phase's state with shapes and types, but no values.
+
+  Each leaf also has the sharding that the array must have.
+
+  Args:
+    programs: Programs of the run.
+    phase: "single", "data_parallel" or "local".
+  """
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   if phase == "local":
     optimizer = jax.eval_shape(programs.steps.optimizer.init, params)

@@ -1,8 +1,8 @@
-"""The bench `pipeline`: what every schedule does, drawn and counted.
+"""The bench `pipeline` draws pipeline schedules and counts their ticks.
 
-Nothing is measured here. The lists of ticks are those that the train step runs
-and the simulator times, for a backward that takes as long as two forwards and
-activations that travel in no time. JAX is not loaded.
+It measures nothing and does not load JAX. It uses the same lists of ticks as
+the train step and the simulator. A backward takes as long as two forwards, and
+activations arrive without delay.
 """
 
 import pathlib
@@ -28,7 +28,7 @@ from dilocox_jax.report.pipeline_chart import (
 from experiments.benchmarks.record import keep_record
 from experiments.runtime.command_line import UsageError
 
-# One forward is the unit of time.
+# The unit of time is one forward, so a backward takes 2 units.
 TIMES = TickTimes(1, 2)
 LETTERS = {
   "idle": ".",
@@ -42,28 +42,41 @@ LETTERS = {
 def pipelines(
   names: Sequence[str], num_stages: int, num_micro_batches: int, chunks: int
 ) -> list[Pipeline]:
-  """Returns the schedules to show, each once; others have one chunk a stage.
+  """Returns one pipeline for each different schedule name.
+
+  Args:
+    names: Names of schedules; a name may be repeated.
+    num_stages: Number of stages of a pipeline.
+    num_micro_batches: Number of micro-batches of a step.
+    chunks: Number of model chunks of a stage in the schedule "interleaved".
+      The other schedules have one chunk a stage.
 
   Raises:
-    UsageError: One of them is impossible. The message names the others.
+    UsageError: If a schedule is impossible with these sizes. The message names
+      the other schedules.
   """
-  shown = []
+  schedules = []
   for name in dict.fromkeys(names):
     per_stage = chunks if name == "interleaved" else 1
     try:
-      shown.append(Pipeline(name, num_stages, num_micro_batches, per_stage))
+      pipeline = Pipeline(name, num_stages, num_micro_batches, per_stage)
     except ValueError as error:
       others = [f"--schedule={other}" for other in names if other != name]
       instead = f"; or take {' '.join(others)}" if others else ""
       raise UsageError(f"{error}{instead}") from error
-  return shown
+    schedules.append(pipeline)
+  return schedules
 
 
 def cells(table: Timetable) -> list[list[str]]:
-  """Returns what each stage does in each tick: "F3", or "." when it is idle.
+  """Returns a short text for the action of each stage in each tick.
 
-  "F3" is the forward of micro-batch 3 (the first is 0) in the stage's first
-  chunk, "B0''" the backward of micro-batch 0 in its third chunk.
+  "F3" is the forward of micro-batch 3 (the first micro-batch is 0) in the
+  stage's first chunk. "B0''" is the backward of micro-batch 0 in the stage's
+  third chunk. "." means that the stage is idle.
+
+  Returns:
+    One list for each stage, with one text for each tick.
   """
   return [
     [
@@ -80,20 +93,21 @@ def cells(table: Timetable) -> list[list[str]]:
 
 
 def chart(table: Timetable, columns: int) -> list[Text]:
-  """Returns lines that draw a timetable, one for each stage.
+  """Returns lines of text that draw a timetable, one line for each stage.
 
-  A timetable that is too wide is drawn in pieces of equal length. Example: 26
-  ticks of 4 columns in a terminal of 80 make two pieces of 13 ticks.
+  A timetable that is too wide for a line is drawn in pieces of equal length.
+  Example: 26 ticks of 4 columns in a terminal of 80 columns make two pieces of
+  13 ticks.
 
   Args:
     table: The timetable.
-    columns: Most columns of a line.
+    columns: Largest number of columns of a line.
   """
   rows = cells(table)
   width = 1 + max(len(cell) for row in rows for cell in row)
   margin = len(f"stage {table.num_stages - 1}  ")
-  fitting = max(1, (columns + 1 - margin) // width)
-  num_pieces = -(-table.num_ticks // fitting)
+  ticks_per_line = max(1, (columns + 1 - margin) // width)
+  num_pieces = -(-table.num_ticks // ticks_per_line)
   piece = -(-table.num_ticks // num_pieces)
   lines = []
   for first in range(0, table.num_ticks, piece):
@@ -108,7 +122,9 @@ def chart(table: Timetable, columns: int) -> list[Text]:
       lines.append(line)
   if num_pieces > 1:
     needed = margin + width * table.num_ticks - 1
-    hint = f"in one piece: {needed} columns, or fewer --micro_batches"
+    hint = (
+      f"in one piece: {needed} columns are needed, or fewer --micro_batches"
+    )
     lines.append(Text(hint, style="dim"))
   return lines
 
@@ -121,7 +137,10 @@ def _style(cell: str) -> str:
 
 
 def counts(pipeline: Pipeline, table: Timetable) -> dict:
-  """Returns what is said of one schedule; forwards are the unit of time."""
+  """Returns the numbers of one schedule, by name of the JSON file's field.
+
+  Times are counted in forwards of one stage.
+  """
   run = timeline(pipeline, TIMES)
   return {
     "ticks": table.num_ticks,
@@ -143,25 +162,25 @@ def run_schedules(
   num_micro_batches: int,
   chunks: int,
 ) -> dict:
-  """Draws the schedules, writes bench_pipeline.json and bench_pipeline.png.
+  """Draws schedules, and writes bench_pipeline.json and bench_pipeline.png.
 
   Args:
-    workdir: Directory of the files.
-    names: Some of `PIPELINES`.
-    num_stages: Stages of a pipeline.
-    num_micro_batches: Micro-batches of a step.
-    chunks: Model chunks of a stage, for interleaved.
+    workdir: Directory to which both files are written.
+    names: Names of schedules, from `PIPELINES`.
+    num_stages: Number of stages of a pipeline.
+    num_micro_batches: Number of micro-batches of a step.
+    chunks: Number of model chunks of a stage in the schedule "interleaved".
 
   Returns:
     The content of bench_pipeline.json.
 
   Raises:
-    UsageError: One of the schedules is impossible with these sizes.
+    UsageError: If a schedule is impossible with these sizes.
   """
   console = Console()
-  shown = pipelines(names, num_stages, num_micro_batches, chunks)
+  schedules = pipelines(names, num_stages, num_micro_batches, chunks)
   results = {}
-  for pipeline in shown:
+  for pipeline in schedules:
     table = timetable(pipeline)
     results[pipeline.name] = counts(pipeline, table)
     console.print(Text(f"\n{pipeline.name}", style="bold"))
@@ -173,23 +192,30 @@ def run_schedules(
     "num_micro_batches": num_micro_batches,
     "schedules": results,
   }
-  path = keep_record(workdir, "pipeline", record, _table(shown, results))
-  figure = path.with_suffix(".png")
-  save_figure(pipeline_figure(shown, TIMES, "forwards"), figure)
-  print(f"figure:  {figure}")
+  path = keep_record(workdir, "pipeline", record, _table(schedules, results))
+  figure_path = path.with_suffix(".png")
+  save_figure(pipeline_figure(schedules, TIMES, "forwards"), figure_path)
+  print(f"figure:  {figure_path}")
   return record
 
 
-def _table(shown: Sequence[Pipeline], results: dict) -> Table:
+def _table(schedules: Sequence[Pipeline], results: dict) -> Table:
+  """Returns a terminal table with one row for each schedule.
+
+  Args:
+    schedules: The schedules, in the order of the rows.
+    results: `counts` of each schedule, by its name.
+  """
   table = Table(
     *("schedule", "ticks", "idle\nticks", "free\nstep", "idle\nshare"),
     *("lockstep\nstep", "peak activations\nby stage"),
-    title="Derived; steps are counted in forwards of one stage",
-    caption="peak: micro-batches that each stage holds at once",
+    title="Derived numbers; a step is counted in forwards of one stage",
+    caption="free step: stages wait only for data. lockstep step: all stages"
+    " end each tick together. peak: micro-batches that a stage holds at once",
   )
   for column in table.columns[1:]:
     column.justify = "right"
-  for pipeline in shown:
+  for pipeline in schedules:
     row = results[pipeline.name]
     table.add_row(
       pipeline.name,

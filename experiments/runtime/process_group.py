@@ -1,12 +1,10 @@
 """Runs a group of processes that end together.
 
-Either all processes end with success, or one fails and the others are killed.
-
-The first process writes to the terminal. What the other processes write to
-standard error is shown with the number of the process. Once a process has
-failed, it is not shown any more: when a process is lost, the runtimes of the
-others print long errors, which would hide the line that says which process
-failed first.
+Either all processes succeed, or all are ended because one of them failed. Only
+process 0 writes to the terminal directly. The group reads the warnings of the
+other processes and shows them with the number of their process. After a
+failure it shows no more warnings. JAX prints many lines when other processes
+end, and these would hide the one line that says which process failed first.
 """
 
 import collections
@@ -23,25 +21,26 @@ from typing import IO
 from experiments.runtime.command_line import TRY_AGAIN
 
 _POLL_S = 0.1
-# A process may fail only because another one did. The process that failed by
-# itself can end up to this many seconds later, since it waits for the others
-# before it ends (`coordinator_store.wait_for_end`).
+# The first process that ends may have ended only because another one failed.
+# The failed process waits for the others before it ends
+# (`coordinator_store.wait_for_end`), so it may end this many seconds later.
 _SETTLE_S = 7.0
-_END_S = 5.0
-# Exit codes of a process that saved and stopped because of a signal.
+_END_S = 5.0  # Time for reading the last lines of an ended process.
+# A process that was asked to stop saves, and ends with one of these exit codes.
 _STOP_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-  """The reason why a group of processes ended.
+  """Describes why a group of processes ended.
 
   Attributes:
     reason: One line that says which process failed, and how.
-    exit_code: Exit code as a shell reports it, 128 + number for a signal.
-    is_from_outside: Whether the cause lies outside the process, e.g. it was
-      killed.
-    is_stop: Whether the process saved and stopped because a signal asked it to.
+    exit_code: Exit code as a shell reports it, e.g. 137 after SIGKILL.
+    is_from_outside: Whether something outside the process ended it, such as a
+      signal or the end of another process.
+    is_stop: Whether the process saved and stopped because a signal asked for
+      it.
   """
 
   reason: str
@@ -68,7 +67,7 @@ class Member:
 
     Args:
       number: Number of the process, from 0.
-      command: Command line of the process.
+      command: Command line, one string for each argument.
       environment: All environment variables of the process.
       keep_open: File descriptors that the process inherits.
     """
@@ -79,7 +78,7 @@ class Member:
     self._reader: threading.Thread | None = None
 
   def start(self) -> None:
-    """Starts the process. Only process 0 writes to the terminal directly."""
+    """Starts the process. Only process 0 writes to the terminal."""
     hidden = self.number > 0
     self._process = subprocess.Popen(
       self._command,
@@ -104,33 +103,31 @@ class Member:
         self._lines.put(line.rstrip("\n"))
 
   def new_lines(self) -> list[str]:
-    """Returns the lines of standard error that came since the last call."""
+    """Returns the lines that standard error got since the last call."""
     lines = [self._lines.get() for _ in range(self._lines.qsize())]
     self._last.extend(lines)
     return lines
 
   @property
   def exit_code(self) -> int | None:
-    """Exit code as `subprocess` reports it; None while the process runs."""
+    """Exit code as `subprocess` reports it, or None while the process runs."""
     return self._process.poll()
 
   @property
   def is_consequence(self) -> bool:
-    """Whether the process only ended because another one did."""
+    """Whether the process ended only because another process ended."""
     return self.exit_code in (TRY_AGAIN, -signal.SIGABRT)
 
   def failure(self) -> Failure:
-    """Returns why the process failed. It must have ended."""
+    """Returns why the process failed. It must have failed before the call."""
     self.new_lines()
     name, code = f"process {self.number}", self._process.returncode
     if code == -signal.SIGABRT:
-      aborted = (
-        f"{name} was aborted, perhaps because another process did not answer"
-      )
-      return Failure(aborted, 128 - code, True)
+      reason = f"{name} was aborted, probably because another process ended"
+      return Failure(reason, 128 - code, True)
     if code < 0:
-      killed = f"{name} was killed by {signal.Signals(-code).name}"
-      return Failure(killed, 128 - code, True)
+      reason = f"{name} was killed by {signal.Signals(-code).name}"
+      return Failure(reason, 128 - code, True)
     errors = [line for line in self._last if line.startswith("error: ")]
     reason = f"{name} failed with exit code {code} (see above)"
     if errors:  # The line already has the number of the process.
@@ -144,21 +141,21 @@ class Member:
       print(name + line.removeprefix(name), file=sys.stderr)
 
   def show_traceback(self) -> None:
-    """Prints the last lines of the process, unless one of them is an error."""
+    """Prints the last lines of standard error, unless one is an error line."""
     if not any(line.startswith("error: ") for line in self._last):
       self.show(list(self._last))
 
-  def send_signal(self, number: int) -> None:
+  def send_signal(self, signal_number: int) -> None:
     """Sends a signal to the process, if it has not ended."""
     if self.exit_code is None:
-      self._process.send_signal(number)
+      self._process.send_signal(signal_number)
 
   def kill(self) -> None:
     """Ends the process at once, if it has not ended."""
     self.send_signal(signal.SIGKILL)
 
   def wait(self) -> None:
-    """Waits for the end of the process and its last lines."""
+    """Waits until the process has ended and its last lines are read."""
     self._process.wait()
     if self._reader:
       self._reader.join(_END_S)
@@ -168,23 +165,26 @@ class Group:
   """The processes of one run."""
 
   def __init__(self, members: Sequence[Member]):
-    """Takes the processes, which must not be started yet."""
+    """Groups processes that are not started yet.
+
+    Args:
+      members: The processes in the order of their numbers.
+    """
     self._members = members
     self._started: list[Member] = []
 
-  def send_signal(self, number: int) -> None:
-    """Passes a signal on to all processes that run."""
+  def send_signal(self, signal_number: int) -> None:
+    """Sends a signal to every process that runs."""
     for member in self._started:
-      member.send_signal(number)
+      member.send_signal(signal_number)
 
   def run(self) -> Failure | None:
-    """Runs all processes to their end.
+    """Starts all processes and waits until all have ended.
 
-    When this call returns or raises, no process of the group runs any more.
+    No process runs any longer when this call ends, even if it raises.
 
     Returns:
-      None if all processes ended with success, else the failure of the process
-      that failed first.
+      None if all processes succeeded, else why they failed.
     """
     try:
       for member in self._members:
@@ -192,8 +192,8 @@ class Group:
         self._started.append(member)
       failed = self._first_failed()
     finally:
-      # SIGTERM would ask for a save. A save needs all processes, and one of
-      # them may have ended already.
+      # The processes are killed. SIGTERM would ask them to save, and a save
+      # needs the process that has failed.
       for member in self._started:
         member.kill()
       for member in self._started:
@@ -207,12 +207,16 @@ class Group:
     return failure
 
   def _first_failed(self) -> Member | None:
-    """Waits until all processes have ended with success, or one has failed."""
+    """Waits until all processes have succeeded or one has failed.
+
+    Returns:
+      The process that failed or stopped, or None if all have succeeded.
+    """
     while True:
       lines = [member.new_lines() for member in self._members]
       codes = [member.exit_code for member in self._members]
-      # A process that saved and stopped may end before process 0, which still
-      # writes the checkpoint. So its exit code does not end the group.
+      # A process that was asked to stop may end before the process that writes
+      # the checkpoint. So its exit code does not end the others.
       if any(code and code not in _STOP_CODES for code in codes):
         return self._cause()
       for member, new_lines in zip(self._members, lines, strict=True):
@@ -222,12 +226,16 @@ class Group:
       time.sleep(_POLL_S)
 
   def _cause(self) -> Member:
-    """Returns the process that failed by itself, or else any that failed."""
-    give_up = time.monotonic() + _SETTLE_S
+    """Returns the process that failed first.
+
+    A process that ended because of another one is returned only if no other
+    failure is seen within `_SETTLE_S` seconds.
+    """
+    deadline = time.monotonic() + _SETTLE_S
     while True:
       failed = [member for member in self._members if member.exit_code]
       causes = [member for member in failed if not member.is_consequence]
-      is_over = len(failed) == len(self._members)
-      if causes or is_over or time.monotonic() > give_up:
+      have_all_failed = len(failed) == len(self._members)
+      if causes or have_all_failed or time.monotonic() > deadline:
         return (causes or failed)[0]
       time.sleep(_POLL_S)

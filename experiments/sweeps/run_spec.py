@@ -1,8 +1,8 @@
-"""One run that a sweep needs: its checked config, and when two runs are one.
+"""Describes a run that a sweep needs, and computes the digest of its config.
 
-Ablations and convergence sweeps describe their runs with what is here. A run
-that has been made must be recognised later, in another process or in a fresh
-clone, so its config is summed up in one digest. Nothing here loads JAX.
+Ablations and convergence sweeps use this module. A sweep must recognise a
+finished run later, in another process or in a fresh clone. Two runs are the
+same if the digests of their configs are equal. This module does not load JAX.
 """
 
 import collections
@@ -18,10 +18,11 @@ from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping
 from dilocox_jax.config.recipes import RECIPES
 from dilocox_jax.mapping import check_path, flat
 
-# Fields that change no number of a run. The evaluation interval may change
-# when a run is resumed, but it decides which points the run's curve has.
+# These fields change no number of a run, so the digest ignores them. The fields
+# of `evaluation` may change when a run is resumed, but they decide which points
+# the run's curve has. So the digest contains them.
 _IGNORED = tuple(f for f in FREE_ON_RESUME if not f.startswith("evaluation."))
-_MAX_NAME_CHARACTERS = 120  # A directory's name has 255 bytes at most.
+_MAX_NAME_CHARACTERS = 120  # The limit of a directory's name is 255 bytes.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +31,11 @@ class RequiredRun:
 
   Attributes:
     task: Task of the sweep that needs the run, e.g. "tune_inner".
-    name: Name of the method, or of the setting of an ablation. All seeds of a
-      method share it.
-    changed: Values by dotted field that are set over the sweep's base.
-    config: The whole config, checked, seed included.
+    name: Name of the method, or of the setting of an ablation. Runs of one
+      method that differ only in the seed have the same name.
+    changed: Values that replace those of the sweep's base, by dotted name of
+      the field.
+    config: The whole checked config of the run, with its seed.
   """
 
   task: str
@@ -43,30 +45,30 @@ class RequiredRun:
 
   @property
   def seed(self) -> int:
-    """The seed of the run."""
+    """Seed of the run's config."""
     return self.config.seed
 
   @property
   def label(self) -> str:
-    """The beginning of its directory's name, for people to read."""
-    readable = re.sub(r"[^\w.,=+-]+", "_", self.name)[:_MAX_NAME_CHARACTERS]
-    return f"{readable}-seed{self.seed}"
+    """Readable text with which the name of the run's directory begins."""
+    name = re.sub(r"[^\w.,=+-]+", "_", self.name)[:_MAX_NAME_CHARACTERS]
+    return f"{name}-seed{self.seed}"
 
   @property
   def arguments(self) -> list[str]:
-    """Flags that turn the default config into that of the run.
+    """Flags that turn the default config into the config of the run.
 
-    A flag is left out only if its value follows from the other flags: the
-    method and the codec decide about other fields, the length of the run about
-    its warm-up.
+    A flag is left out only if its value follows from the other flags. The
+    method and the codec set defaults of other fields, and the length of the run
+    sets the default of its warm-up.
     """
     sync, codec = self.config.sync, self.config.codec
-    given = {
+    deciding_fields = {
       "total_steps": self.config.total_steps,
       "sync": {"method": sync.method},
       "codec": {"name": codec.name},
     }
-    default = flat(from_mapping(given).to_mapping()) | {
+    default = flat(from_mapping(deciding_fields).to_mapping()) | {
       "total_steps": RunConfig().total_steps,
       "sync.method": RunConfig().sync.method,
       "codec.name": "" if sync.method in RECIPES else RunConfig().codec.name,
@@ -79,7 +81,7 @@ class RequiredRun:
 
   @property
   def ends_round(self) -> bool:
-    """Whether the last step ends a round, so that no round is cut short."""
+    """Whether the last step of the run is also the last step of a round."""
     sync = self.config.sync
     steps = self.config.total_steps - sync.warm_start_steps
     return steps % sync.named.schedule.sync_interval == 0
@@ -88,42 +90,46 @@ class RequiredRun:
 def run_digest(
   config: RunConfig, counted: Collection[str] | None = None
 ) -> str:
-  """Returns twelve hex digits that two configs share only if they mean one run.
+  """Computes a digest that is equal for two configs of the same run.
 
   A new field of the config must not change the digests of runs that were made
-  before the field existed. So fields that are not in `counted` have no part in
-  the digest as long as they have their default value.
+  before the field existed. So a field that is not in `counted` is left out of
+  the digest if it has its default value.
 
-  Example: a sweep began before `model.z_loss` existed. With the default 0 its
-  runs keep their digests; a run with z_loss=0.1 gets another one.
+  Example: a sweep began before `model.z_loss` existed. Its runs with the
+  default 0 keep their digests. A run with z_loss=0.1 gets another digest.
 
   Args:
     config: Config of the run.
-    counted: Dotted fields that existed when the sweep was begun; by default
-      all that exist.
+    counted: Dotted names of the fields that existed when the sweep began. The
+      default is all fields that exist now.
+
+  Returns:
+    Twelve hexadecimal digits.
   """
   default = flat(RunConfig().to_mapping())
-  meaning = {
+  digest_fields = {
     path: value
     for path, value in flat(config.to_mapping()).items()
     if (counted is None or path in counted or value != default[path])
     and not any(f"{path}.".startswith(f"{field}.") for field in _IGNORED)
   }
-  text = json.dumps(meaning, sort_keys=True)
+  text = json.dumps(digest_fields, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def checked_config(
   base: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> RunConfig:
-  """Builds the config of a run from a sweep's base and what differs from it.
+  """Builds the config of a run from a sweep's base and changed fields.
 
   Args:
     base: Fields of every run, nested or by dotted name.
-    changed: Values by dotted field.
+    changed: Values that replace those of the base, by dotted name of the field.
 
   Raises:
-    ValueError: One line that names the field.
+    ValueError: If a field is unknown or has a wrong value. The message has one
+      line and names the field.
   """
   for path in changed:
     check_path(RunConfig, path)
@@ -137,11 +143,11 @@ def check_sweep_field(
 
   Args:
     path: Dotted name of the field, e.g. "base.sync.sync_interval".
-    fields: Names of the sweep's own fields.
-    sections: Those of them below which the fields of a run follow.
+    fields: Names of the fields of the sweep itself.
+    sections: Fields of the sweep that contain the fields of a run, e.g. "base".
 
   Raises:
-    ValueError: There is no such field. The message has the nearest name.
+    ValueError: If there is no such field. The message suggests a similar name.
   """
   head, _, rest = path.partition(".")
   known("field", head, fields)
@@ -150,7 +156,7 @@ def check_sweep_field(
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Turns values by dotted name into sections of fields."""
+  """Turns {"sync.method": value} into {"sync": {"method": value}}."""
   sections: dict[str, Any] = {}
   for path, value in values.items():
     *names, last = path.split(".")
@@ -162,7 +168,11 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def short_name(path: str) -> str:
-  """Returns a field's name, without its section where no other has it too."""
+  """Returns the name of a field, without its section if the name is unique.
+
+  Args:
+    path: Dotted name of the field, e.g. "sync.sync_interval".
+  """
   last = path.rpartition(".")[2]
   names = collections.Counter(
     field.rpartition(".")[2] for field in flat(RunConfig().to_mapping())

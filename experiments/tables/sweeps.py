@@ -1,4 +1,9 @@
-"""Utilisation of the 107B model against settings of the run and the network."""
+"""Builds tables of the 107B model's utilisation in simulated runs.
+
+Each table varies one thing: the bandwidth, a field of the config, the number of
+clusters, or the round trip. Utilisation is the share of time in which replicas
+take inner steps.
+"""
 
 import dataclasses
 import pathlib
@@ -35,19 +40,21 @@ _SLOW_BPS = {
 }
 _LOSSES = {"no loss": 0.0, "loss 1e-4": 1e-4, "loss 1e-3": 1e-3}
 _LOSSES |= {"loss 1e-2": 1e-2}
-# Methods in front where a panel has more than six lines.
+# If a panel has more than six lines, these methods are drawn in front.
 _FRONT = ("DiLoCo", "OpenDiLoCo", "CocktailSGD", "DiLoCoX", "SparseLoCo")
-_HELD = "simulated; else H 125, rank 2048, 4 bits, D = 2, 40 ms"
+# Conditions of a panel, as its title states them. "else" means: what the panel
+# does not vary.
+_CONDITIONS = "simulated; else H 125, rank 2048, 4 bits, D = 2, 40 ms"
 
 
 def build_tables(folder: pathlib.Path) -> list[Table]:
-  """Returns the sweeps, each with its figure.
+  """Returns one table for each sweep, with its figure.
 
   Args:
     folder: Folder of the published figures.
 
   Raises:
-    ValueError: A file is missing or wrong.
+    ValueError: If a file is missing or wrong.
   """
   large = Large(folder)
   return [_bandwidth(large), _exchange(large), _network(large)]
@@ -68,7 +75,12 @@ def _bandwidth(large: Large) -> Table:
 
 
 def _dilocox(large: Large, **changes) -> Callable[[float], float]:
-  """Returns the utilisation of DiLoCoX, fields changed, by bandwidth."""
+  """Returns a function from a bandwidth (bit/s) to DiLoCoX's utilisation.
+
+  Args:
+    large: The runs of the 107B model.
+    **changes: Values of `sync_interval` or of codec fields that are changed.
+  """
   interval = changes.pop("sync_interval", large.interval)
   codec = {"rank": large.rank} | changes
   rounds = large.varied("dilocox", 2, {"sync_interval": interval}, codec)
@@ -81,13 +93,20 @@ def _dilocox(large: Large, **changes) -> Callable[[float], float]:
 
 
 def _over(label: str, values: Sequence[int], field: str, large: Large) -> Panel:
-  """Returns utilisation against a field of DiLoCoX's config."""
+  """Returns a panel of utilisation against a field of DiLoCoX's config.
+
+  Args:
+    label: Label of the horizontal axis.
+    values: Values of the field.
+    field: Name of the field.
+    large: The runs of the 107B model.
+  """
   curves = [_dilocox(large, **{field: value}) for value in values]
   lines = {
     name: [utilisation(bps) for utilisation in curves]
     for name, bps in _SLOW_BPS.items()
   }
-  return Panel(label, _HELD, values, lines)
+  return Panel(label, _CONDITIONS, values, lines)
 
 
 def _exchange(large: Large) -> Table:
@@ -100,33 +119,39 @@ def _exchange(large: Large) -> Table:
 
 
 def _network(large: Large) -> Table:
-  by_count = {
-    name: [large.at("DiLoCoX", d, bps).utilisation for d in _CLUSTERS]
+  lines_over_clusters = {
+    name: [
+      large.at("DiLoCoX", num_clusters, bps).utilisation
+      for num_clusters in _CLUSTERS
+    ]
     for name, bps in _SLOW_BPS.items()
   }
 
-  def delayed(rtt_s: float, loss: float) -> float:
+  def utilisation(rtt_s: float, loss: float) -> float:
     cluster = equal_links(2, 1e9, rtt_s=rtt_s, loss=loss)
     return large.on("DiLoCoX", cluster).utilisation
 
-  by_delay = {
-    name: [delayed(rtt_s, loss) for rtt_s in RTTS_S]
+  lines_over_rtt = {
+    name: [utilisation(rtt_s, loss) for rtt_s in RTTS_S]
     for name, loss in _LOSSES.items()
   }
   rtts_ms = [1000 * rtt_s for rtt_s in RTTS_S]
-  held = "simulated; 1 Gbit/s, 8 TCP streams, D = 2"
+  conditions = "simulated; 1 Gbit/s, 8 TCP streams, D = 2"
   panels = [
-    Panel("clusters", _HELD, _CLUSTERS, by_count, is_log=False),
-    Panel("round trip (ms)", held, rtts_ms, by_delay),
+    Panel(
+      "clusters", _CONDITIONS, _CLUSTERS, lines_over_clusters, is_log=False
+    ),
+    Panel("round trip (ms)", conditions, rtts_ms, lines_over_rtt),
   ]
   return _table("sweep_network", panels)
 
 
 def _table(name: str, panels: Sequence[Panel]) -> Table:
+  """Returns a table with one row for each value of each panel."""
   rows, cells = [], []
   columns = tuple(panels[0].lines)
   for panel in panels:
-    if tuple(panel.lines) != columns:
+    if tuple(panel.lines) != columns:  # This row is a new header.
       cells.append(("", *panel.lines))
     for index, value in enumerate(panel.values):
       varied = f"{panel.label} {value:.4g}"

@@ -1,8 +1,9 @@
-"""Tables of predictions: their rows, and how they are shown and written.
+"""Tables of predictions: their rows, and functions that print and write them.
 
-A prediction that was fitted on the number it stands beside proves nothing, so
-every row has to say where its prediction comes from. Terminal, page, CSV and
-JSON are made from the same rows. Titles and notes are kept in `notes.md`.
+A prediction proves nothing if it was fitted on the published number in the same
+row. So every row must say where its prediction comes from. The terminal, the
+page, the CSV files and the JSON file show the same rows. The file `notes.md`
+has the titles and notes of the tables.
 """
 
 import dataclasses
@@ -24,8 +25,8 @@ from dilocox_jax.report.text_tables import csv_table, markdown_table
 from dilocox_jax.simulate.published import Figure
 
 DERIVED = "derived"  # Nothing was fitted.
-FITTED_HERE = "fitted on this row"  # A constant was chosen to match it.
-FITTED_ELSEWHERE = "fitted elsewhere"  # Its constants match other rows.
+FITTED_HERE = "fitted on this row"  # A constant was fitted to this row.
+FITTED_ELSEWHERE = "fitted elsewhere"  # Constants were fitted to other rows.
 KINDS = (DERIVED, FITTED_HERE, FITTED_ELSEWHERE)
 
 
@@ -34,11 +35,12 @@ class TableRow:
   """One figure of a paper and its prediction.
 
   Attributes:
-    published: Figure of the paper; it names the row.
-    predicted: Prediction in the unit of the paper.
+    published: Figure of the paper. The row has the name of the figure.
+    predicted: Predicted value in the unit of the paper.
     kind: One of `KINDS`.
-    basis: What was fitted or assumed, in a few words.
-    grid_steps: Error in steps of the paper's grid, if it has one.
+    basis: A few words that say what was fitted or assumed.
+    grid_steps: Error in steps of the paper's grid of settings, or None if the
+      paper has no grid.
   """
 
   published: Figure
@@ -57,17 +59,17 @@ class TableRow:
 
   @property
   def unit(self) -> str:
-    """Unit of both numbers."""
+    """Unit of the published and the predicted value."""
     return self.published.unit
 
   @property
   def relative_error(self) -> float:
-    """(predicted - published) / published."""
+    """Relative error, (predicted - published) / published."""
     return self.predicted / self.published.value - 1
 
   @property
   def error(self) -> str:
-    """Error as it is shown: in grid steps if there is a grid."""
+    """Text of the error: in grid steps if there is a grid, else in percent."""
     if self.grid_steps is not None:
       return f"{self.grid_steps:+d} steps" if self.grid_steps else "exact"
     return f"{self.relative_error:+.1%}"
@@ -79,10 +81,10 @@ class Prediction:
 
   Attributes:
     name: Name of the number.
-    predicted: Prediction in `unit`.
-    unit: Unit as in `Figure`.
+    predicted: Predicted value in `unit`.
+    unit: Unit, written as in `Figure`.
     kind: One of `KINDS`.
-    basis: What was fitted or assumed, in a few words.
+    basis: A few words that say what was fitted or assumed.
   """
 
   name: str
@@ -90,7 +92,7 @@ class Prediction:
   unit: str
   kind: str
   basis: str = ""
-  # There is no figure that it could be compared with.
+  # No published figure exists, so there is no error.
   published: ClassVar[None] = None
   relative_error: ClassVar[None] = None
   grid_steps: ClassVar[None] = None
@@ -106,16 +108,17 @@ def _check_kind(kind: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """Rows of one table, what was assumed, and how to show them.
+  """One table: its rows, its notes, and the cells that readers see.
 
   Attributes:
-    name: Name of its files: letters and underscores.
+    name: Name of the table's files, of letters and underscores.
     title: Title for readers.
-    rows: All rows; they are written to CSV and JSON.
-    paragraphs: What was assumed, what it means, what it cannot test.
-    header: Header of the table that is shown; if empty, the rows are shown.
-    cells: Cells below that header.
-    pictures: Caption and figure, by file name without suffix.
+    rows: All rows, which are written to CSV and JSON.
+    paragraphs: Notes that say what was assumed, what the rows mean, and what
+      they cannot test.
+    header: Header of the table for readers. If it is empty, readers see `rows`.
+    cells: Cells below `header`, one sequence for each line.
+    pictures: (caption, figure) by name of the picture's file without suffix.
   """
 
   name: str
@@ -129,7 +132,7 @@ class Table:
   )
 
   def shown(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Returns header and cells of the table that is shown."""
+    """Returns the header and the cells of the table for readers."""
     if self.header:
       return self.header, self.cells
     header = ("figure", "published", "predicted", "error", "kind", "basis")
@@ -145,16 +148,16 @@ def described(
   notes: str = "",
   **numbers: Any,
 ) -> Table:
-  """Returns a table with the title and the notes that `notes.md` has for it.
+  """Returns a table with its title and its notes from `notes.md`.
 
   Args:
     name: Name of the table.
     rows: All rows.
-    header: Header of the table that is shown; if empty, the rows are shown.
-    cells: Cells below that header.
-    pictures: Caption and figure, by file name without suffix.
-    notes: Section of `notes.md`, by default the name.
-    **numbers: Values of the braces in that section.
+    header: Header of the table for readers. If it is empty, readers see `rows`.
+    cells: Cells below `header`, one sequence for each line.
+    pictures: (caption, figure) by name of the picture's file without suffix.
+    notes: Name of the section of `notes.md`. The default is `name`.
+    **numbers: Values that replace the names in braces in that section.
   """
   texts = [text.format(**numbers) for text in _notes()[notes or name]]
   title, *paragraphs = texts
@@ -163,7 +166,7 @@ def described(
 
 @functools.cache
 def _notes() -> dict[str, list[str]]:
-  """Returns the paragraphs of every section of `notes.md`, title first."""
+  """Returns the title and paragraphs of each section of `notes.md`, by name."""
   text = pathlib.Path(__file__).with_name("notes.md").read_text("utf-8")
   sections = (section.split("\n\n") for section in text.split("\n## ")[1:])
   return {
@@ -175,11 +178,11 @@ def _notes() -> dict[str, list[str]]:
 def rows_beside(
   figures: Mapping[str, Figure], *rows: tuple[str, float, str, str]
 ) -> list[TableRow | Prediction]:
-  """Returns rows of predictions beside their published figures.
+  """Returns rows that compare predictions with published figures.
 
   Args:
     figures: Figures of the paper, by name.
-    *rows: Name of the figure, prediction, kind and basis of each row.
+    *rows: (name of the figure, predicted value, kind, basis) of each row.
   """
   return [
     TableRow(figures[name], predicted, kind, basis)
@@ -188,6 +191,7 @@ def rows_beside(
 
 
 def _cells(row: TableRow | Prediction) -> tuple[str, ...]:
+  """Returns the texts of a row in the table for readers."""
   predicted = _short(row.predicted)
   if isinstance(row, Prediction):
     return row.name, "", f"{predicted} {row.unit}", "", row.kind, row.basis
@@ -216,7 +220,10 @@ _READING = (
 
 
 def _data(row: TableRow | Prediction) -> dict[str, Any]:
-  """Returns a row by column; what a prediction lacks is None."""
+  """Returns a row's values by name of the column.
+
+  A `Prediction` has None in the columns of the published figure.
+  """
   figure = row.published
   return {
     "figure": row.name,
@@ -234,7 +241,8 @@ def _data(row: TableRow | Prediction) -> dict[str, Any]:
 
 
 def _number(value: float | None) -> float | None:
-  # JSON has no infinity. It stands for "cannot be reached" and becomes null.
+  # Infinity stands for "cannot be reached". JSON has no infinity, so it is
+  # written as null.
   return None if value is None or math.isinf(value) else float(value)
 
 
@@ -245,14 +253,14 @@ def write_tables(
 
   Args:
     tables: Tables in the order in which they are shown.
-    out_dir: Directory that is written to; it must exist.
-    command: Command line, which the page repeats.
+    out_dir: Directory to which the files are written. It must exist.
+    command: Command line that made the tables, which the page shows.
 
   Returns:
     The path of `report.md`.
 
   Raises:
-    RecordError: If the disk is full or refuses.
+    RecordError: If the disk is full or refuses to write.
   """
   lines = ["# Speed, published and predicted", "", f"    {command}", ""]
   lines += [_READING, ""]
@@ -275,10 +283,10 @@ def write_tables(
 
 
 def print_tables(tables: Sequence[Table], console: Console) -> None:
-  """Prints the tables.
+  """Prints tables to the terminal.
 
   Args:
-    tables: Tables in order.
+    tables: Tables in the order in which they are printed.
     console: Console to print on.
   """
   for table in tables:

@@ -267,7 +267,7 @@ def test_if_all_are_broken_nothing_is_begun_anew_or_moved(directory):
   for step in (3, 6):
     _truncate(directory / str(step))
   before = runs.files(directory.parent)
-  with pytest.raises(RefusedError, match="no checkpoint in .* is whole"):
+  with pytest.raises(RefusedError, match="all checkpoints in .* are damaged"):
     _restore(directory)
   assert runs.files(directory.parent) == before
   other = Checkpoints(directory, read_only=True)

@@ -1,13 +1,15 @@
 """How a replica's arrays are divided among its devices.
 
-A replica may be spread over data shards and pipeline stages. Parameters, both
-optimizers' states, residuals and everything in flight are divided alike, so
-that a device holds its share of each and nothing else. The division is a
-table by path. A leaf that no line of the table matches is an error, because
-keeping it whole on every device could cost more memory than the model.
+A replica may be spread over data shards and pipeline stages. Parameters, the
+states of both optimizers, residuals and data in flight are all divided in the
+same way. So a device holds only its share of each array. A table maps the path
+of a leaf to its division. If no line of the table matches a leaf, this is an
+error, because a whole copy of the leaf on every device could need more memory
+than the model.
 
 With 2 data shards and 2 stages, a kernel of 4 layers [4, 128, 344] is divided
-into [2, 64, 344] on each of the 4 devices: layers by stage, rows by data shard.
+into [2, 64, 344] on each of the 4 devices. Stages divide the layers, and data
+shards divide the rows.
 If layers are not kept on stages, the rule (_WHOLE, _ALL, _WHOLE) divides the
 rows among all devices instead: [4, 32, 344].
 """
@@ -18,7 +20,8 @@ import re
 
 from dilocox_jax.checks import check_limits, limited
 
-# One entry for each dimension: the mesh axes that divide it, outermost first.
+# A `Spec` has one entry for each dimension of an array: the names of the mesh
+# axes that divide this dimension, outermost first.
 Spec = tuple[tuple[str, ...], ...]
 
 DATA_AXIS, STAGE_AXIS = "data", "stage"
@@ -26,10 +29,11 @@ _DATA, _STAGE, _WHOLE = (DATA_AXIS,), (STAGE_AXIS,), ()
 _ALL = (DATA_AXIS, STAGE_AXIS)
 _BY_LAYER = (STAGE_AXIS, DATA_AXIS)
 
-# Ways to divide the last dimensions of a leaf, the best first. The first way in
-# which all sizes are divisible is taken; a leaf that none of them fits is kept
-# whole on every device. Ways that put layers on stages come first; they are
-# skipped where stages do not keep their layers.
+# Each line has a pattern of leaf paths, and ways to divide the last dimensions
+# of such a leaf, the best way first. `Division` takes the first way in which
+# all sizes are divisible. If no way fits, every device keeps the whole leaf.
+# Ways that put layers on stages come first. They are skipped if stages do not
+# keep their layers.
 _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
   (
     r"(^|/)blocks/.*/kernel(/right)?$",
@@ -54,23 +58,23 @@ _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
   ),
   (r"(^|/)(embed/embedding|head/kernel)/gram$", ()),
   (r"(^|/)final_norm/scale$", ()),
-  # Codes and scales of an 8-bit residual, [layers, blocks, values].
+  # These are codes and scales of an 8-bit residual, [layers, blocks, values].
   (r"/(kernel|embedding|scale)/\d+$", ((_WHOLE, _BY_LAYER, _WHOLE),)),
-  (r"(^|/)(count|ns_coeffs)$", ()),  # A few numbers of an optimizer.
+  (r"(^|/)(count|ns_coeffs)$", ()),  # A few numbers of an optimizer's state.
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-  """How a replica is divided among its devices.
+  """Describes how a replica's arrays are divided among its devices.
 
   Attributes:
-    num_data_shards: Number of devices that share a stage; each reads its own
-      share of a batch and keeps its share of every array.
+    num_data_shards: Number of devices that share a stage. Each device reads
+      its share of a batch and keeps its share of every array.
     num_stages: Number of pipeline stages.
     layers_on_stages: Whether a stage keeps the layers that it computes. If
-      not, every device keeps a share of each layer instead. That is so where
-      stages have unequal numbers of layers, or where a fragment has layers of
+      False, every device keeps a share of each layer instead. It is False if
+      stages have unequal numbers of layers, or if a fragment has layers of
       several stages.
   """
 
@@ -90,10 +94,10 @@ class Division:
     """Returns the mesh axes that divide each dimension of a leaf.
 
     Args:
-      path: Keys joined by "/". Keys in front of the model's own path, such as
-        the name of an optimizer's moment, do not matter.
-      shape: Shape of the leaf in one replica; dimensions in front of those of
-        the model are kept whole.
+      path: Path of the leaf: keys joined by "/". Keys before those of the
+        model, such as the name of an optimizer's moment, are ignored.
+      shape: Shape of the leaf in one replica. Dimensions before those of the
+        model are not divided.
 
     Raises:
       ValueError: If no line of the table matches the leaf.
@@ -109,12 +113,13 @@ class Division:
     )
 
   def _first_even(self, ways: tuple[Spec, ...], shape: tuple[int, ...]) -> Spec:
+    """Returns the first way that divides a shape evenly, else no division."""
     for way in ways:
       if way[0] == _STAGE and not self.layers_on_stages:
         continue
-      lead = len(shape) - len(way)
-      spec = (_WHOLE,) * lead + way
-      if lead >= 0 and self.divides(spec, shape):
+      num_leading = len(shape) - len(way)
+      spec = (_WHOLE,) * num_leading + way
+      if num_leading >= 0 and self.divides(spec, shape):
         return spec
     return (_WHOLE,) * len(shape)
 
@@ -124,23 +129,33 @@ class Division:
     return all(size % self.num_shards(axes) == 0 for axes, size in pairs)
 
   def num_shards(self, axes: tuple[str, ...]) -> int:
-    """Returns into how many shards some axes divide a dimension."""
+    """Returns the number of shards into which mesh axes divide a dimension.
+
+    Example: with 2 data shards and 4 stages, ("data", "stage") gives 8 shards.
+
+    Args:
+      axes: Names of mesh axes, "data" or "stage"; () gives 1 shard.
+    """
     sizes = {DATA_AXIS: self.num_data_shards, STAGE_AXIS: self.num_stages}
     return math.prod(sizes[axis] for axis in axes)
 
   def flat_spec(self, shape: tuple[int, ...]) -> Spec | None:
-    """Divides an array among all devices along any dimensions that fit.
+    """Finds a way to divide an array evenly among all devices.
+
+    Layers are divided by stage and the next dimension by data shard, if both
+    are divisible. Else all devices divide the first dimension that fits.
 
     Args:
       shape: Shape of an array whose first dimension counts layers.
 
     Returns:
-      The mesh axes of each dimension, or None if no dimensions fit.
+      The mesh axes of each dimension, or None if no dimension is divisible.
     """
-    rest = (_WHOLE,) * (len(shape) - 1)
-    ways = [(_STAGE, _DATA, *rest[1:])] if rest else []
+    undivided = (_WHOLE,) * (len(shape) - 1)
+    ways = [(_STAGE, _DATA, *undivided[1:])] if undivided else []
     ways += [
-      (*rest[:place], _BY_LAYER, *rest[place:]) for place in range(len(shape))
+      (*undivided[:dimension], _BY_LAYER, *undivided[dimension:])
+      for dimension in range(len(shape))
     ]
     for way in ways:
       if self.divides(way, shape):

@@ -1,11 +1,11 @@
 """A pipeline schedule as a table that one compiled program executes.
 
-All devices run the same program, so a stage cannot follow its own list of work.
-Instead all stages go through one table together, one row (tick) at a time.
-Buffers have a fixed size, and the table says which slot is used in each tick.
-This module computes the table as plain integers, so the train step makes no
-decisions. A test replaces activations by numbers and checks that nothing is
-read before it arrives or overwritten before it is read.
+All devices run the same program, so each stage cannot follow a list of its own.
+The stages move in lockstep, one row of this table at a time. Every buffer has a
+fixed size, and slot numbers are known before the program runs. This module
+computes all of them as plain integers, so the train step schedules nothing. A
+test can use numbers in place of activations. It checks that no slot is read
+before its data arrived or overwritten before its data was read.
 
 1F1B with p = 2 stages and m = 2 micro-batches takes six ticks:
 
@@ -26,43 +26,44 @@ ACTIONS = ("idle", "forward", "backward", "input_gradient", "weight_gradient")
 
 _BACKWARDS = ("backward", "input_gradient")  # Other stages wait for these.
 
-# Maps a stage and an entry of its list to the row in which the entry is done.
+# Maps (stage, entry of the stage's list) to the row in which the stage does it.
 _Rows = dict[tuple[int, Tick], int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Timetable:
-  """The action of each stage in each tick, and the slots that hold its data.
+  """The action of each stage in each tick, and the buffer slots of its data.
 
   Every array is int32 [num_ticks, num_stages]. The result of a tick is sent at
-  its end and has arrived at the start of the next tick. Activations go to the
-  next stage, and from the last stage to the next chunk of the first stage.
-  Gradients go the other way. A slot number equal to the number of slots means
-  no slot. A slot is free again after the tick that reads it.
+  the end of the tick and has arrived at the start of the next tick. A stage
+  sends activations to the next stage. The last stage sends them to the first
+  stage, which has the next chunk. Gradients go in the other direction. A slot
+  number equal to the number of slots means "no slot". A slot is free again
+  after the tick that reads it.
 
   Attributes:
     action: Index into `ACTIONS`.
     micro_batch: Micro-batch of the action; 0 when idle.
     chunk: Chunk of the action; 0 when idle.
-    saved_slot: Slot where a forward puts the activations that its backward
-      needs. The backward or input gradient reads the same slot.
+    saved_slot: Slot where a forward puts the data that its backward needs, and
+      where the backward or input gradient reads this data.
     activation_put: Inbox slot for the activations that arrived at the start
       of the tick; no slot if none arrived.
-    activation_slot: Inbox slot that a forward reads, except for the first
-      chunk of the model, which reads tokens.
+    activation_slot: Inbox slot that a forward reads. The first chunk of the
+      model reads tokens instead and has no slot.
     gradient_put: Inbox slot for the gradients that arrived at the start of
       the tick; no slot if none arrived.
     gradient_slot: Inbox slot that a backward or input gradient reads.
-    turn_slot: Slot among the gradients where a forward of the model's last
-      chunk puts its output, from which the backward of that chunk starts.
-    pair_slot: Slot where an input gradient puts the values that its weight
-      gradient needs. The weight gradient reads the same slot.
-    num_saved_slots: Number of slots for `saved_slot`, on the stage that needs
-      most. The three numbers below are also those of that stage.
-    num_activation_slots: Number of slots for activations that have arrived.
-    num_gradient_slots: Number of slots for gradients that have arrived and for
+    turn_slot: Slot of the gradient buffer where a forward of the model's last
+      chunk puts its output. The backward of that chunk starts from it.
+    pair_slot: Slot where an input gradient puts the data that its weight
+      gradient needs, and where the weight gradient reads this data.
+    num_saved_slots: Number of slots for `saved_slot` on the stage that needs
+      the most of them.
+    num_activation_slots: The same number for activations that have arrived.
+    num_gradient_slots: The same number for arrived gradients and for the
       outputs of the model's last chunk.
-    num_pair_slots: Number of slots for `pair_slot`.
+    num_pair_slots: The same number for `pair_slot`.
   """
 
   action: np.ndarray
@@ -102,57 +103,49 @@ class Timetable:
 
   @property
   def idle_fraction(self) -> float:
-    """Share of the entries without an action."""
+    """Share of the entries without an action, 0 to 1."""
     return self.idle_ticks / self.action.size
 
   def tick_lengths_s(self, times: TickTimes) -> np.ndarray:
-    """Computes the duration of every tick: its longest action and one hop.
+    """Computes the seconds of every tick: its longest action and one hop.
 
-    A hop sends results from stage to stage. Every tick ends with a hop, because
-    the program always sends, even if there is nothing to send. With a single
-    stage there are no hops.
+    Every tick has a hop, because the program sends at the end of each tick,
+    even if it sends no useful data. A pipeline with one stage has no hops.
 
     Args:
-      times: Durations of a stage's actions and of hops (seconds). If a stage
-        has v chunks, an action of one chunk takes 1 / v of the stage's time.
+      times: Seconds of a stage's actions. A chunk takes an equal share of them.
 
     Returns:
       Seconds, [num_ticks].
     """
     work_s = [0.0, *map(times.work_s, ACTIONS[1:])]
-    taken_s = np.array(work_s, np.float64)[self.action] / self.num_chunks
+    action_s = np.array(work_s, np.float64)[self.action] / self.num_chunks
     hop_s = max(times.forward_hop_s, times.backward_hop_s)
-    return taken_s.max(axis=1) + (hop_s if self.num_stages > 1 else 0.0)
+    return action_s.max(axis=1) + (hop_s if self.num_stages > 1 else 0.0)
 
   def lockstep_step_s(self, times: TickTimes) -> float:
     """Computes the duration of one step in which all stages run in lockstep.
 
-    In lockstep every stage waits at the end of a tick until all stages are
-    done. In `timeline` a stage only waits for the data that it needs, so a step
-    in lockstep never takes less time than there.
-
-    Example: in 1F1B, once the pipeline is full, some stages do a forward in a
-    tick while others do a backward. If a forward takes 1 s and a backward 2 s,
-    such a tick takes 2 s. A micro-batch needs two of these ticks, so it takes
-    4 s instead of 3 s.
-
-    If hops take no time, lockstep is as fast as `timeline` for GPipe. For ZB-H1
-    the same is true if a forward and both halves of a backward take equally
-    long. On hardware where each stage waits only for its neighbours, the
-    duration of a real step lies between the two results.
+    The result is never less than that of `timeline`, where stages run freely.
+    If some stages do a forward in a tick and others do a backward, the tick
+    lasts as long as the backward. In 1F1B this holds for every tick between
+    filling and draining the pipeline. If a backward takes 2 s and a forward
+    1 s, a micro-batch costs two ticks of 2 s there, so 4 s instead of 3 s.
+    Without hops GPipe loses no time. ZB-H1 loses none either if a forward and
+    both halves of a backward take equally long. If stages send in pairs, each
+    stage waits only for its neighbours. Then the seconds of a real step lie
+    between the two results.
 
     Args:
-      times: Durations of a stage's actions and of hops (seconds). If a stage
-        has v chunks, an action of one chunk takes 1 / v of the stage's time.
-
-    Returns:
-      Seconds.
+      times: Seconds of a stage's actions. A chunk takes an equal share of them.
     """
     return float(self.tick_lengths_s(times).sum())
 
 
 def timetable(pipeline: Pipeline) -> Timetable:
-  """Builds the table, with every action as early as its dependencies allow.
+  """Builds the timetable of a schedule.
+
+  Every action is done in the earliest tick that its dependencies allow.
 
   Args:
     pipeline: The schedule.
@@ -189,24 +182,29 @@ def timetable(pipeline: Pipeline) -> Timetable:
 
 
 def _rows(pipeline: Pipeline) -> _Rows:
-  """Returns the row in which every entry of every stage's list is done."""
-  # In lockstep every entry takes one tick. If every entry takes one second in a
-  # timeline, an entry that starts at second k is in row k. A stage's forward is
-  # given v seconds, since its v chunks share them. Its backward is given v
-  # seconds, too, or 2 v if it is split into two halves.
+  # In lockstep every entry of a list takes one tick. To find the ticks, the
+  # timeline is computed with times that make every entry one second long. With
+  # v chunks a stage's forward gets v seconds, so one chunk takes 1 s. If a
+  # backward is split into two halves, it gets 2 v seconds.
   halves = 2 if pipeline.name == "zb_h1" else 1
   chunks = pipeline.chunks_per_stage
   starts_s = timeline(pipeline, TickTimes(chunks, halves * chunks)).starts_s
   return {
-    (stage, tick): int(starts_s[stage][place])
+    (stage, tick): int(starts_s[stage][index])
     for stage, order in enumerate(pipeline.orders)
-    for place, tick in enumerate(order)
+    for index, tick in enumerate(order)
   }
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class _Life:
-  """The ticks at which a slot is filled and read, both included."""
+  """The time for which one slot holds one piece of data.
+
+  Attributes:
+    put: Tick in which the slot is filled.
+    read: Tick in which the slot is read. The slot is free after this tick.
+    stage: Stage that has the slot.
+  """
 
   put: int
   read: int
@@ -214,7 +212,13 @@ class _Life:
 
 
 def _lives(row: _Rows, since: str, until: Iterable[str]) -> list[_Life]:
-  """Returns lives between two actions on the same micro-batch and chunk."""
+  """Returns the lives of data that a stage keeps between two of its actions.
+
+  Args:
+    row: Row of every entry.
+    since: Action that puts the data into a slot, e.g. "forward".
+    until: Actions on the same micro-batch and chunk that read the data.
+  """
   return [
     _Life(row[stage, dataclasses.replace(tick, direction=since)], read, stage)
     for (stage, tick), read in row.items()
@@ -225,39 +229,55 @@ def _lives(row: _Rows, since: str, until: Iterable[str]) -> list[_Life]:
 def _arriving(
   pipeline: Pipeline, row: _Rows, directions: Iterable[str]
 ) -> list[_Life]:
-  """Returns lives from the arrival of data to the action that reads it.
+  """Returns the lives of data that arrives from another chunk.
 
-  The result of tick k arrives in tick k + 1.
+  The data arrives one tick after the other chunk has computed it.
+
+  Args:
+    pipeline: The schedule.
+    row: Row of every entry.
+    directions: Actions that read the data.
   """
   return [
     _Life(row[source, needed] + 1, read, stage)
     for (stage, tick), read in row.items()
     if tick.direction in directions
     for source, needed in pipeline.dependencies(stage, tick)
-    if needed.direction == tick.direction  # Another chunk sent it.
+    if needed.direction == tick.direction  # Another chunk sends it.
   ]
 
 
 def _turning(pipeline: Pipeline, row: _Rows) -> list[_Life]:
-  """Returns lives from a forward of the model's last chunk to its backward."""
+  """Returns the lives of the outputs of the model's last chunk.
+
+  The output of a forward stays on the last stage until the backward of the same
+  micro-batch reads it.
+
+  Args:
+    pipeline: The schedule.
+    row: Row of every entry.
+  """
   last = pipeline.num_stages - 1, pipeline.chunks_per_stage - 1
-  ends = {key: at for key, at in row.items() if (key[0], key[1].chunk) == last}
-  return _lives(ends, "forward", _BACKWARDS)
+  last_chunk_row = {
+    (stage, tick): at
+    for (stage, tick), at in row.items()
+    if (stage, tick.chunk) == last
+  }
+  return _lives(last_chunk_row, "forward", _BACKWARDS)
 
 
 class _Buffer:
   """Assigns slots to lives. Each life gets the first slot that is free.
 
-  A stage never needs more slots than the number of its lives that overlap in
-  one tick. On the first stage of 1F1B with p = 2 and m = 3, the activations
-  that forwards save have these lives:
+  So a stage needs only as many slots as lives overlap in one tick. Example: the
+  data that forwards save on the first stage of 1F1B with p = 2 and m = 3
 
       F0 in tick 0 to B0 in tick 3    slot 0
       F1 in tick 1 to B1 in tick 5    slot 1
       F2 in tick 4 to B2 in tick 7    slot 0, which is free after tick 3
 
-  So two slots are enough. A slot that is read in tick 3 may be filled again in
-  tick 4 and not in tick 3, since a tick may write before it reads.
+  Two slots are enough. A slot that is read in tick 3 may be filled again in
+  tick 4, but not in tick 3, because a tick may write before it reads.
   """
 
   def __init__(self, shape: tuple[int, int], lives: Iterable[_Life]):
@@ -266,10 +286,10 @@ class _Buffer:
     self._slot = {}
     busy_until = [[] for _ in range(shape[1])]
     for life in self.lives:
-      ends = busy_until[life.stage]
-      free = (slot for slot, end in enumerate(ends) if end < life.put)
-      slot = next(free, len(ends))
-      ends[slot : slot + 1] = [life.read]
+      last_reads = busy_until[life.stage]
+      free = (slot for slot, read in enumerate(last_reads) if read < life.put)
+      slot = next(free, len(last_reads))
+      last_reads[slot : slot + 1] = [life.read]
       self._slot[life] = slot
     self.num_slots = max(map(len, busy_until))
 
@@ -279,8 +299,8 @@ class _Buffer:
     """Returns the slots of lives by tick and stage, [num_ticks, num_stages].
 
     Args:
-      put: Lives whose slot is written into the row of the tick that fills it.
-      read: Lives whose slot is written into the row of the tick that reads it.
+      put: Lives whose slot number is written at the tick that fills the slot.
+      read: Lives whose slot number is written at the tick that reads the slot.
     """
     slots = np.full(self._shape, self.num_slots, np.int32)
     for life in put:

@@ -1,8 +1,7 @@
-"""When fragments are sent and applied.
+"""Computes after which inner steps fragments are sent and applied.
 
-Trainer and simulator both need to know which fragment is sent and applied at
-which inner step. Both use this one description, so that the simulated events
-are the events of the training run.
+The trainer and the simulator both use this module. So the simulated events are
+the events of the training run.
 
 Fragment p is *sent* after inner step s if (s - t_p) mod H = 0 and s > 0, with
 the offset t_p = floor(p H / P), and *applied* at s + tau. Events of one step
@@ -25,9 +24,9 @@ class Event:
   """A send or an apply of one fragment.
 
   Attributes:
-    step: Inner step after which it happens.
-    kind: "apply" or "send"; applies sort first.
-    fragment: Index of the fragment.
+    step: Inner step after which the event happens.
+    kind: "apply" or "send". Applies of a step sort before its sends.
+    fragment: Index of the fragment, from 0.
     send_step: Inner step after which the fragment was measured.
   """
 
@@ -39,16 +38,16 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-  """Inner steps around at most one apply, ended by at most one send.
+  """Some inner steps with at most one apply, and at most one send at the end.
 
-  A round is a list of windows that differ only in numbers, so it compiles to a
-  scan over them.
+  A round is a list of windows. They differ only in numbers, so a round compiles
+  to a scan over its windows.
 
   Attributes:
-    steps_before: Inner steps before the apply (count).
-    applied: The `Event` of the apply, or None where nothing is applied.
-    steps_after: Inner steps between the apply and the send (count).
-    sent: The `Event` of the send, or None where a round is cut short.
+    steps_before: Number of inner steps before the apply.
+    applied: The `Event` of the apply, or None if nothing is applied.
+    steps_after: Number of inner steps between the apply and the send.
+    sent: The `Event` of the send, or None if nothing is sent.
   """
 
   steps_before: int
@@ -58,19 +57,19 @@ class Window:
 
   @property
   def num_steps(self) -> int:
-    """Inner steps in the window (count)."""
+    """Number of inner steps in the window."""
     return self.steps_before + self.steps_after
 
 
 @dataclasses.dataclass(frozen=True)
 class SyncSchedule:
-  """The events that follow from H, P and tau.
+  """Computes the sends and applies of a run from H, P and tau.
 
   Attributes:
-    sync_interval: H, inner steps between two sends of one fragment.
+    sync_interval: H, the number of inner steps between two sends of a fragment.
     num_fragments: P, the number of fragments.
-    overlap_steps: tau, inner steps between a send and its apply. At 0 the
-      replica waits for the exchange. It may exceed H.
+    overlap_steps: tau, the number of inner steps between a send and its apply.
+      If it is 0, the replica waits for the exchange. It may exceed H.
   """
 
   sync_interval: int
@@ -92,25 +91,26 @@ class SyncSchedule:
 
   @property
   def depth(self) -> int:
-    """Most pseudo-gradients of one fragment in flight, ceil(tau / H).
+    """Largest number of one fragment's exchanges in flight: ceil(tau / H).
 
-    H = 4 and tau = 6: the sends of steps 4 and 8 are both in flight until the
-    first is applied after step 10, so the depth is 2.
+    Example: with H = 4 and tau = 6, the pseudo-gradient that is sent after step
+    4 is applied after step 10. The next one is sent after step 8. So two of
+    them are in flight between steps 8 and 10, and the depth is 2.
     """
     return -(-self.overlap_steps // self.sync_interval)
 
   @property
   def is_whole_rounds(self) -> bool:
-    """Whether a fragment is applied and sent on the same steps."""
+    """Whether a fragment is applied on the steps on which it is sent."""
     return self.overlap_steps % self.sync_interval == 0
 
   @property
   def hiding_steps(self) -> int:
-    """Fewest inner steps behind which a program hides an exchange.
+    """Smallest number of inner steps that run at the same time as an exchange.
 
-    A program begins an exchange with the window that applies it. So a tau
-    above H / P makes the exchange staler and hides no more of it: with H = 6,
-    P = 1 and tau = 8, two of the eight steps.
+    A program begins an exchange in the window that applies its result. So a tau
+    above H / P makes the result older, but hides no more of the exchange.
+    Example: with H = 6, P = 1 and tau = 8, only two of the eight steps hide it.
     """
     if not self.overlap_steps:
       return 0
@@ -118,14 +118,21 @@ class SyncSchedule:
     return min(window.steps_before for window in windows if window.applied)
 
   def offset(self, fragment: int) -> int:
-    """Returns t_p, where in a round a fragment is sent (inner steps)."""
+    """Returns t_p, the number of inner steps of a round before a send.
+
+    Args:
+      fragment: Index p of the fragment that is sent.
+    """
     return fragment * self.sync_interval // self.num_fragments
 
   def slot(self, event: Event) -> int:
-    """Returns which of the `depth` slots holds a sent pseudo-gradient.
+    """Returns the slot that holds a sent pseudo-gradient, from 0 to depth - 1.
 
-    Sends take the slots in turn. With H = 4 and depth 2, the sends of steps 4,
-    8 and 12 take the slots 1, 0 and 1.
+    Sends use the slots in turn. Example: with H = 4 and depth 2, the sends of
+    steps 4, 8 and 12 use the slots 1, 0 and 1.
+
+    Args:
+      event: The send or the apply of the pseudo-gradient.
     """
     if not self.depth:
       return 0
@@ -135,8 +142,8 @@ class SyncSchedule:
   def events(self, start: int, stop: int) -> Iterator[Event]:
     """Yields the events of inner steps start < s <= stop, in order."""
     for step in range(start + 1, stop + 1):
-      sent = step - self.overlap_steps
-      for kind, send_step in (("apply", sent), ("send", step)):
+      applied_send_step = step - self.overlap_steps
+      for kind, send_step in (("apply", applied_send_step), ("send", step)):
         if send_step <= 0:
           continue
         for fragment in range(self.num_fragments):
@@ -146,24 +153,26 @@ class SyncSchedule:
   def round_windows(
     self, round_index: int, num_steps: int | None = None
   ) -> list[Window]:
-    """Returns the windows of steps (round_index H, (round_index + 1) H].
+    """Returns the windows of the inner steps of one round.
 
-    Window j leads from the send of fragment j to that of fragment j + 1.
-    Exactly one apply falls between the two. It is that of fragment (j - q)
-    mod P with q = ceil((tau mod H) P / H) - 1, because floor keeps the order
-    of the offsets. With H = 6, P = 3 and tau = 3, q = 1: the window that sends
-    fragment 2 after step 10 (j = 1) applies fragment 0 after step 9.
+    Round r has the inner steps r H + 1 to (r + 1) H. Window j starts after the
+    send of fragment j and ends with the send of fragment (j + 1) mod P. Exactly
+    one apply falls into it. This apply is of fragment (j - q) mod P with
+    q = ceil((tau mod H) P / H) - 1, because floor keeps the order of the
+    offsets. Example: H = 6, P = 3 and tau = 3 give q = 1. Window j = 1 of round
+    1 sends fragment 2 after step 10, and it applies fragment 0 after step 9.
 
-    Where P does not divide H, an apply may fall on the round's very last step,
-    after the last send; it then has a window of its own.
+    If P does not divide H, an apply may fall on the last step of the round,
+    after the last send. Then it gets its own window.
 
     Args:
       round_index: Number of the round, from 0.
-      num_steps: Inner steps after which to cut the round short; None for the
-        whole round.
+      num_steps: Number of inner steps after which the round is cut short, or
+        None for the whole round.
 
     Returns:
-      Windows in order. An apply of something that was never sent is left out.
+      Windows in order. In the first rounds a window has no apply if its
+      fragment was not sent yet.
     """
     start = round_index * self.sync_interval
     windows = [self._window(start, j) for j in range(self.num_fragments)]
@@ -178,60 +187,67 @@ class SyncSchedule:
 
   @property
   def _opens_with_apply(self) -> bool:
-    """Whether an apply falls on the step that ends a round (P < H only)."""
+    """Whether an apply falls on the last step of a round.
+
+    This is possible only if P < H.
+    """
     return not self.is_whole_rounds and self._window(0, 0).steps_before == 0
 
   def _window(self, start: int, index: int) -> Window:
     """Returns the window that ends with the send of fragment `index` + 1.
 
     Args:
-      start: Inner steps before the round.
-      index: Number of the window in the round, from 0.
+      start: Number of inner steps before the round.
+      index: Number j of the window in the round, from 0.
     """
-    interval, parts = self.sync_interval, self.num_fragments
-    opened = start + self.offset(index)
-    closed = start + self.offset(index + 1)
-    sent = Event(closed, "send", (index + 1) % parts, closed)
+    interval, num_fragments = self.sync_interval, self.num_fragments
+    first = start + self.offset(index)
+    last = start + self.offset(index + 1)
+    sent = Event(last, "send", (index + 1) % num_fragments, last)
     if self.is_whole_rounds:
-      applied = self._apply(closed, sent.fragment)
-      return Window(closed - opened, applied, 0, sent)
-    # Whole rounds of delay do not change which steps of a round have an apply.
+      applied = self._apply(last, sent.fragment)
+      return Window(last - first, applied, 0, sent)
+    # If tau grows by H, the same steps of a round have an apply. So tau mod H
+    # decides. `lag` is q in the docstring of `round_windows`.
     delay = self.overlap_steps % interval
-    lag = -(-delay * parts // interval) - 1
-    fragment = (index - lag) % parts
-    at = start + (self.offset(fragment) + delay) % interval
-    if at < opened:  # It is due on the round's last step; modulo H that is 0.
-      at += interval
-    return Window(at - opened, self._apply(at, fragment), closed - at, sent)
+    lag = -(-delay * num_fragments // interval) - 1
+    fragment = (index - lag) % num_fragments
+    apply_step = start + (self.offset(fragment) + delay) % interval
+    if apply_step < first:  # Modulo H the round's last step is 0.
+      apply_step += interval
+    applied = self._apply(apply_step, fragment)
+    return Window(apply_step - first, applied, last - apply_step, sent)
 
   def _apply(self, step: int, fragment: int) -> Event | None:
-    """The apply of a step, or None in the first rounds, before any send."""
+    """Returns the apply after a step, or None if nothing was sent for it."""
     send_step = step - self.overlap_steps
     return Event(step, "apply", fragment, send_step) if send_step > 0 else None
 
   def flush_windows(self, step: int) -> list[Window]:
-    """The end of a run: everything pending and unsent, without inner steps.
+    """Returns the windows of the flush, which ends a run.
 
-    This is the only description of the flush. The trainer runs these windows,
-    bytes are counted and simulated times are found from them.
+    The flush applies all pending exchanges. It also sends and applies the
+    progress that was not sent yet. Its windows have no inner steps. The trainer
+    runs these windows, and bytes and simulated times are computed from them.
 
-    Fragment after fragment, each window holds one event. Pending exchanges
-    are applied oldest first. Progress since the last send is measured (the
-    window's `sent`) before them if tau >= H, as it would have been, and after
-    them otherwise; its exchange is applied last. Nothing is measured where no
-    inner step was done since the last send.
+    The fragments come one after the other, and each window holds one event.
+    Pending exchanges of a fragment are applied, the oldest first. The progress
+    since the last send is sent before these applies if tau >= H, as in the
+    rounds, and after them otherwise. Its exchange is applied last. If there was
+    no inner step since the last send of the fragment, nothing is sent.
 
-    For example H = 4, P = 1, tau = 6 after step 9: the contents of steps 4
-    and 8 are pending and step 9 is unsent, so the windows are send(9),
-    apply(4), apply(8), apply(9). With tau = 2 only step 8 is pending: apply(8),
-    send(9), apply(9).
+    Example: H = 4, P = 1 and tau = 6, after step 9. The sends of steps 4 and 8
+    are pending and the progress of step 9 is unsent. So the windows are
+    send(9), apply(4), apply(8), apply(9). With tau = 2 only the send of step 8
+    is pending, so the windows are apply(8), send(9), apply(9).
 
     Args:
-      step: Inner steps finished, all events of that step done.
+      step: Number of finished inner steps. All events of the last step must be
+        done.
 
     Returns:
-      Windows in order. An event keeps the step at which it would have come,
-      so a fragment's events may stand in another order than their steps.
+      Windows in order. An event keeps the step at which it would happen in a
+      longer run. So the steps of a fragment's events may not be ascending.
     """
     return [
       window
@@ -252,8 +268,8 @@ class SyncSchedule:
       yield from pending
       return
     send = Window(0, None, 0, Event(step, "send", fragment, step))
-    measures_first = overlap >= interval
-    yield from [send, *pending] if measures_first else [*pending, send]
+    sends_first = overlap >= interval
+    yield from [send, *pending] if sends_first else [*pending, send]
     yield Window(0, Event(step + overlap, "apply", fragment, step), 0, None)
 
 
@@ -262,8 +278,8 @@ def _cut(windows: list[Window], stop: int, start: int) -> Iterator[Window]:
 
   Args:
     windows: Windows of a round.
-    stop: Inner steps after which to cut.
-    start: Inner steps before the round.
+    stop: Inner step after which the round is cut.
+    start: Number of inner steps before the round.
   """
   for window in windows:
     before = min(window.steps_before, stop - start)
