@@ -1,8 +1,8 @@
-"""Which devices belong to which replica, and how values are placed on them.
+"""Assigns devices to replicas, and places arrays on the devices.
 
 Replicas are stacked on one device, or spread over a mesh whose axes are
-replica, data shard and stage. The plan's division decides which device holds
-what, and only this file turns it into shardings.
+replica, data shard and stage. The plan's `Division` decides which part of an
+array a device holds. Only this file turns the division into JAX shardings.
 """
 
 import dataclasses
@@ -32,11 +32,12 @@ REPLICA_AXIS = "replica"
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:
-  """The devices of all replicas.
+  """Places values on the devices of all replicas, and maps programs over them.
 
   Attributes:
     num_replicas: Number of replicas, M.
-    layout: "stacked" (one device holds all) or "mesh" (each has its own).
+    layout: "stacked" (one device holds all replicas) or "mesh" (each replica
+      has its own devices).
     division: How a replica is divided among its devices.
   """
 
@@ -60,37 +61,40 @@ class Replicas:
       )
 
   def _check_devices(self):
-    available, share = len(jax.devices()), self.division.num_devices
-    needed = "as many devices" if share == 1 else f"{share} devices each"
+    available, per_replica = len(jax.devices()), self.division.num_devices
+    needed = f"{self.num_devices} devices ({per_replica} for each replica)"
     if self.num_devices > available:
       raise ValueError(
         f"num_replicas={self.num_replicas} needs {needed}, but there are "
-        f"{available}: take mesh.layout='stacked', or a smaller mesh"
+        f"{available}: take mesh.layout='stacked', or fewer replicas, stages "
+        "or data shards"
       )
     if jax.process_count() > 1 and self.num_devices < available:
       raise ValueError(
-        f"num_replicas={self.num_replicas} needs {needed}, but there are "
-        f"{available}: several processes must use all of theirs"
+        f"num_replicas={self.num_replicas} needs {needed}, but all "
+        f"processes together have {available} and must use all of them: take "
+        "more replicas, or start fewer processes"
       )
 
   @property
   def is_divided(self) -> bool:
-    """Whether a replica has several devices."""
+    """Whether a replica is divided among several devices."""
     return self.division.num_devices > 1
 
   @property
   def num_devices(self) -> int:
-    """Number of devices of all replicas in a mesh."""
+    """Number of devices that all replicas together have in a mesh."""
     return self.num_replicas * self.division.num_devices
 
   @functools.cached_property
   def mesh(self) -> Mesh:
-    """All devices by replica, data shard and stage, [M, shards, stages].
+    """Mesh of all devices, [M, data shards, stages].
 
-    The replica axis is outermost, so a replica takes neighbouring devices and
-    slow links lie along `REPLICA_AXIS` alone. For example two slices (or
-    processes) of 4 devices 0-3 and 4-7, with 4 replicas of 2 stages: replicas
-    0 and 1 are devices (0, 1) and (2, 3), replicas 2 and 3 are (4, 5), (6, 7).
+    The replica axis is outermost, so a replica has neighbouring devices, and
+    only traffic along `REPLICA_AXIS` crosses slow links. For example take two
+    slices (or processes) with the devices 0-3 and 4-7, and 4 replicas of 2
+    stages. Then replicas 0 and 1 have the devices (0, 1) and (2, 3), and
+    replicas 2 and 3 have (4, 5) and (6, 7).
     """
     division = self.division
     inside = (division.num_data_shards, division.num_stages)
@@ -102,14 +106,14 @@ class Replicas:
       grid = mesh_utils.create_hybrid_device_mesh(
         within, (len(slices), 1, 1), devices
       )
-    else:  # Devices are numbered process by process.
+    else:  # JAX numbers devices process by process, so neighbours are close.
       grid = np.asarray(devices).reshape(shape)
     types = (AxisType.Auto,) * len(shape)
     return Mesh(grid, (REPLICA_AXIS, *INNER_AXES), axis_types=types)
 
   @property
   def own(self) -> list[int]:
-    """Replicas that have a device in this process."""
+    """Indices of the replicas that have a device in this process."""
     if self.layout == "stacked":
       return list(range(self.num_replicas))
     here = jax.process_index()
@@ -123,24 +127,33 @@ class Replicas:
     """Puts values on the devices of their replicas.
 
     Args:
-      tree: Arrays with the same values in every process. Inside a replica
-        every device gets them whole.
-      axes: Tree prefix: 0 for leaves [M, ...], None for shared ones.
+      tree: Arrays with the same values in every process. Every device of a
+        replica gets the replica's arrays whole.
+      axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
+        replicas share.
     """
     return self._put(tree, self._shardings(tree, axes, _whole))
 
   def place_state(self, tree: Tree, axes) -> Tree:
-    """Places parameters and states, which are divided inside a replica."""
+    """Puts parameters and states on the devices that hold their parts.
+
+    Args:
+      tree: Arrays with the same values in every process. They are divided among
+        the devices of a replica.
+      axes: Tree prefix, as in `place`.
+    """
     return self._put(tree, self.state_shardings(tree, axes))
 
   def place_batches(self, batches: Tree) -> Tree:
-    """Puts a process's own batches on the devices that read them.
+    """Puts the batches of this process on the devices that read them.
 
     Args:
-      batches: Leaves [len(own), H, B, ...]; data shards divide B.
+      batches: Batches of the replicas `own`, leaves [len(own), H, B, ...]. The
+        data shards of a replica divide the axis B.
     """
-    # Replica to row of `batches`: {2: 0, 3: 1} if this process has 2 and 3.
-    own = {replica: row for row, replica in enumerate(self.own)}
+    # If this process has the replicas 2 and 3, their rows of `batches` are
+    # {2: 0, 3: 1}.
+    row_of = {replica: row for row, replica in enumerate(self.own)}
 
     def put(leaf):
       if self.layout == "stacked":
@@ -150,7 +163,7 @@ class Replicas:
 
       def part(index):
         replica, *rest = index
-        rows = [own[m] for m in range(*replica.indices(shape[0]))]
+        rows = [row_of[m] for m in range(*replica.indices(shape[0]))]
         return leaf[(rows, *rest)]
 
       sharding = NamedSharding(self.mesh, PartitionSpec(*parts))
@@ -166,19 +179,20 @@ class Replicas:
     """Returns the sharding of every leaf of a state.
 
     Args:
-      tree: Arrays, or their shapes.
-      axes: Tree prefix: 0 for leaves [M, ...], None for shared ones.
+      tree: Arrays of the state, or their shapes.
+      axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
+        replicas share.
 
     Raises:
-      ValueError: If no rule says how a leaf is divided.
+      ValueError: If `Division` has no rule for a leaf.
     """
     return self._shardings(tree, axes, self.spec)
 
   def whole(self, axis: int | None) -> Sharding:
-    """Returns the sharding of values that are whole inside a replica.
+    """Returns the sharding of values that are not divided inside a replica.
 
     Args:
-      axis: 0 for values [M, ...]; None for those that all replicas share.
+      axis: 0 for values [M, ...], None for values that all replicas share.
     """
     if self.layout == "stacked":
       return self._here
@@ -206,21 +220,26 @@ class Replicas:
     )
 
   def spec(self, path, shape: tuple[int, ...]) -> Spec:
-    """Returns how a leaf of one replica's state is divided, by its key path."""
+    """Returns the mesh axes that divide each dimension of a leaf.
+
+    Args:
+      path: JAX key path of the leaf in the state.
+      shape: Shape of the leaf in one replica.
+    """
     return self.division.spec(path_name(path), shape) if self.is_divided else ()
 
   def map(self, function: Callable, in_axes, out_axes) -> Callable:
-    """Maps code written for one replica over all of them.
+    """Maps a function that is written for one replica over all replicas.
 
     Args:
-      function: Takes and returns one replica's values; may use collectives
-        over `REPLICA_AXIS`.
+      function: Function that takes and returns the values of one replica. It
+        may use collectives over `REPLICA_AXIS`.
       in_axes: Tree prefix of the arguments: 0 where leaves have a leading
         axis [M, ...], None where all replicas share the value.
-      out_axes: Tree prefix of the results, as `in_axes`.
+      out_axes: Tree prefix of the results, with the same meaning.
 
     Returns:
-      The function of all replicas, not yet compiled.
+      Function of the values of all replicas. It is not yet compiled.
     """
     if self.layout == "stacked":
       return jax.vmap(
@@ -242,13 +261,18 @@ class Replicas:
       in_specs=_specs(in_axes),
       out_specs=_specs(out_axes),
       axis_names=set(manual),
-      # Marking values as varying (pcast) has no rule under vmap, and the code
-      # must be the same under both; tests compare the replicas' copies.
+      # The check would need values marked as varying (pcast), which vmap does
+      # not support, and `function` must work under both. Tests check instead
+      # that copies of shared values are equal on all replicas.
       check_vma=False,
     )
 
   def divided(self, tree: Tree) -> Tree:
-    """Constrains one replica's state to its division; for use under `map`."""
+    """Tells JAX to divide a replica's state among its devices.
+
+    Args:
+      tree: State of one replica, inside a function that `map` maps.
+    """
     if not self.is_divided:
       return tree
 
@@ -267,8 +291,8 @@ class Replicas:
 
 
 def _put(leaf, sharding):
-  # An array may have the right sharding by chance and not be committed to it;
-  # a program would compile once for each of the two.
+  # An array may have the right sharding by chance without being committed to
+  # it. A program would compile again for it, so it is committed here.
   if getattr(leaf, "sharding", None) == sharding and leaf.committed:
     return leaf
   if sharding.is_fully_addressable:
@@ -278,7 +302,13 @@ def _put(leaf, sharding):
 
 
 def _assembled(shape, sharding, part: Callable) -> jax.Array:
-  """Builds an array of which this process has its own devices' parts."""
+  """Builds a global array from the parts on the devices of this process.
+
+  Args:
+    shape: Shape of the whole array.
+    sharding: Sharding of the whole array.
+    part: Function from an index of the array (slices) to the values there.
+  """
   indices = sharding.addressable_devices_indices_map(shape)
   pieces = [
     jax.device_put(part(index), device) for device, index in indices.items()
@@ -287,7 +317,7 @@ def _assembled(shape, sharding, part: Callable) -> jax.Array:
 
 
 def with_shardings(tree: Tree, shardings: Tree) -> Tree:
-  """Returns shapes and types of arrays, with the shardings they shall have."""
+  """Returns the shapes and types of arrays together with given shardings."""
   return jax.tree.map(
     lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
     tree,
@@ -301,7 +331,7 @@ def _whole(path, shape: tuple[int, ...]) -> Spec:
 
 
 def partition(spec: Spec) -> PartitionSpec:
-  """Returns a division of dimensions as JAX writes it."""
+  """Returns a spec of `Division` as a JAX `PartitionSpec`."""
   return PartitionSpec(*(axes or None for axes in spec))
 
 
@@ -321,7 +351,7 @@ def _specs(axes):
 
 
 def _map_prefix(function, axes, tree):
-  """Applies a function to the leaves under every 0 of a tree prefix."""
+  """Applies a function to all leaves whose axis in a tree prefix is 0."""
 
   def under(axis, subtree):
     return subtree if axis is None else jax.tree.map(function, subtree)

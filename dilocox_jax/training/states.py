@@ -1,7 +1,7 @@
-"""States of a run: fresh ones by phase, and the shapes of saved ones.
+"""Makes the first state of a phase, and the shapes of a saved state.
 
-A checkpoint of a warm start and one of a round hold different trees. The phase
-alone decides which.
+A state is a `SharedState` during a warm start and a `RoundState` in the rounds.
+The phase of the run alone decides which of the two a checkpoint holds.
 """
 
 import dataclasses
@@ -18,14 +18,15 @@ TrainingState = SharedState | RoundState
 
 @dataclasses.dataclass
 class TrainingProgress:
-  """How far a run is; part of every checkpoint's record.
+  """Says how far a run has come. Every checkpoint contains it.
 
   Attributes:
     step: Inner steps finished.
     tokens: Tokens that all replicas together have seen.
     total_sent_bytes: Bytes that one replica has sent.
     is_finished: Whether the flush and the last evaluation are done.
-    simulated_s: Simulated seconds, if the run carries a clock.
+    simulated_s: Simulated time since the start (seconds); None if the run has
+      no clock.
   """
 
   step: int = 0
@@ -36,30 +37,40 @@ class TrainingProgress:
 
 
 def first_params(programs: Programs, phase: str, seed: int) -> Tree:
-  """Draws parameters from a seed; a device never holds more than its shard."""
+  """Returns random parameters of the model, placed as a phase needs them.
+
+  The program draws every shard on the device that keeps it, so no device ever
+  holds all parameters of a divided replica.
+
+  Args:
+    programs: Programs of the run.
+    phase: Phase whose replicas hold the parameters.
+    seed: Integer seed of the random parameters.
+  """
   replicas = programs.replicas_of(phase)
 
   def draw() -> Tree:
     return programs.model.init(jax.random.key(seed))
 
-  places = replicas.state_shardings(jax.eval_shape(draw), None)
-  return jax.jit(draw, out_shardings=places)()
+  shardings = replicas.state_shardings(jax.eval_shape(draw), None)
+  return jax.jit(draw, out_shardings=shardings)()
 
 
 def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
   """Returns the state of a phase that starts from given parameters."""
   if phase != "local":
     return programs.steps_of(phase).init(params)
-  start = programs.steps.optimizer.init
-  shapes = jax.eval_shape(start, params)
-  places = programs.replicas_of(phase).state_shardings(shapes, None)
+  init = programs.steps.optimizer.init
+  shapes = jax.eval_shape(init, params)
+  shardings = programs.replicas_of(phase).state_shardings(shapes, None)
   return programs.rounds.init(
-    params, jax.jit(start, out_shardings=places)(params)
+    params, jax.jit(init, out_shardings=shardings)(params)
   )
 
 
 def abstract(programs: Programs, phase: str) -> TrainingState:
-  """Returns structure, shapes, types and placement of a phase's state."""
+  """Returns shapes, types and shardings of the state that `fresh` returns."""
+  # `eval_shape` draws no numbers, so the seed of the key does not matter.
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   if phase == "local":
     optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
