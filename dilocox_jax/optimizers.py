@@ -1,8 +1,8 @@
-"""Optimizers of optax by name, and learning rate schedules.
+"""Builds optimizers of optax by name, and learning rate schedules.
 
-Inner and outer optimizers are named in a config. Options that an optimizer does
-not have are left out here; the config refuses those that were set explicitly
-(`config.unread`).
+A config names the inner and the outer optimizer. This file leaves out options
+that an optimizer does not have. The config refuses such an option if the user
+set it explicitly (`config.unread`).
 """
 
 import inspect
@@ -27,21 +27,22 @@ def named_optimizer(
   """Builds an optimizer of optax.
 
   Args:
-    name: A function of optax or optax.contrib with a `learning_rate`, such as
-      "adamw", "sgd", "muon".
-    learning_rate: A number or a schedule.
-    **options: Keyword arguments; those that the optimizer lacks are left out.
+    name: Name of a function of optax or optax.contrib that has an argument
+      `learning_rate`, such as "adamw", "sgd" or "muon".
+    learning_rate: Learning rate, a number or a schedule.
+    **options: Keyword arguments of the function. Arguments that the function
+      does not have are left out.
 
   Raises:
     ValueError: If optax has no such optimizer.
   """
   build: Any = getattr(optax, name, getattr(optax.contrib, name, None))
-  takes = inspect.signature(build).parameters if callable(build) else {}
-  if build is None or "learning_rate" not in takes:
+  parameters = inspect.signature(build).parameters if callable(build) else {}
+  if build is None or "learning_rate" not in parameters:
     raise ValueError(
       f"optimizer={name!r} is not an optimizer of optax; try 'adamw' or 'sgd'"
     )
-  known = {k: v for k, v in options.items() if k in takes}
+  known = {k: v for k, v in options.items() if k in parameters}
   optimizer: Any = build(learning_rate=learning_rate, **known)
   return standard_promotion(optimizer)
 
@@ -52,7 +53,8 @@ def standard_promotion(
   """Lets an optimizer mix dtypes although the program forbids it.
 
   Several optimizers of optax raise a float to the power of an integer count,
-  which strict dtype promotion refuses. It is relaxed for their update only.
+  which strict dtype promotion refuses. Only the update of the optimizer runs
+  with JAX's standard promotion; the rest of the program stays strict.
   """
   inner = optax.with_extra_args_support(optimizer)
 
@@ -84,11 +86,11 @@ def learning_rate_schedule(
   1e-4 at step 600.
 
   Args:
-    name: "constant", "cosine" or "wsd" (warm-up, stable, linear decay); all
-      with a linear warm-up from 0.
+    name: "constant", "cosine" or "wsd" (warm-up, stable, linear decay). Each
+      schedule begins with a linear warm-up from 0.
     peak: Highest learning rate.
     warmup_steps: Inner steps until the peak.
-    total_steps: Inner steps of the run, at whose end the decay ends.
+    total_steps: Inner steps of the run. The decay ends at the last step.
     final_fraction: Ratio of the last learning rate to the peak.
 
   Raises:
@@ -162,10 +164,13 @@ def block_matrices(params: Tree) -> Tree:
       [num_layers, ...].
 
   Returns:
-    A tree of Muon's dimension numbers, None for leaves left to AdamW.
+    A tree like `params`: for a leaf that Muon updates, the axes of its
+    matrices (`MuonDimensionNumbers`), and None for a leaf left to AdamW.
   """
 
   def axes(path, leaf):
+    # A matrix of the blocks is stacked to [num_layers, inputs, outputs]. Norm
+    # scales are [num_layers, model_dim], so they have two axes only.
     in_block = path[0] == jax.tree_util.DictKey(BLOCKS)
     if not in_block or leaf.ndim != 3:
       return None

@@ -1,7 +1,10 @@
-"""The plan of a run, made from its config without JAX.
+"""Makes the plan of a run from its config, without JAX.
 
-The trainer and the simulator both read the plan that is made here, so what is
-simulated is what is trained.
+The trainer and the simulator both read the plan that this file makes. So the
+simulator prices exactly the run that is trained.
+
+Some functions take a `RoundSetting`, the rank and H that an adaptive run has
+chosen. Without a setting they use the rank and H of the config.
 """
 
 from dilocox_jax.config import RunConfig
@@ -17,12 +20,13 @@ from dilocox_jax.plan.wire.adaptive import (
 from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.plan.wire.traffic import Traffic
 
-# States have room for this times the first rank where leaves differ in rank.
+# If each leaf may have its own rank, codec states are made large enough for
+# this multiple of the first rank.
 ROOM_BY_LEAF = 2
 
 
 def policy(config: RunConfig) -> Policy:
-  """Returns how rank and H follow measurements, beginning with the config's."""
+  """Returns the policy that chooses rank and H, starting from the config's."""
   low_rank = low_rank_of(config.codec.payload)
   interval = config.sync.named.schedule.sync_interval
   return Policy(
@@ -33,21 +37,21 @@ def policy(config: RunConfig) -> Policy:
 
 
 def payload(config: RunConfig, setting: RoundSetting | None = None) -> Payload:
-  """Returns the payload, with the ranks of a setting if one is given."""
-  sent = config.codec.payload
-  return with_ranks(sent, setting) if setting else sent
+  """Returns the payload of an exchange, with the ranks of the setting."""
+  first = config.codec.payload
+  return with_ranks(first, setting) if setting else first
 
 
 def method(config: RunConfig, setting: RoundSetting | None = None) -> Method:
-  """Returns the method, with the H of a setting if one is given."""
-  named = config.sync.named
-  if setting is None or setting.sync_interval == named.schedule.sync_interval:
-    return named
-  return with_interval(named, setting.sync_interval)
+  """Returns the method of the run, with the H of the setting."""
+  first = config.sync.named
+  if setting is None or setting.sync_interval == first.schedule.sync_interval:
+    return first
+  return with_interval(first, setting.sync_interval)
 
 
 def run_plan(config: RunConfig, setting: RoundSetting | None = None) -> RunPlan:
-  """Returns the segments of the run, with the H of a setting if given."""
+  """Returns the plan of the run's segments, with the H of the setting."""
   sync = config.sync
   return RunPlan(
     method(config, setting),
@@ -59,7 +63,12 @@ def run_plan(config: RunConfig, setting: RoundSetting | None = None) -> RunPlan:
 
 
 def traffic(config: RunConfig, setting: RoundSetting | None = None) -> Traffic:
-  """Returns the bytes that the run sends, at a setting if one is given."""
+  """Returns the object that counts the bytes one replica sends.
+
+  Args:
+    config: Config of the run.
+    setting: Rank and H of the rounds; None takes those of the config.
+  """
   return Traffic(
     method(config, setting),
     config.fragments,

@@ -1,10 +1,12 @@
 """Maps functions over the devices of one replica.
 
-Inside a replica JAX's partitioner divides whole arrays by itself. Some code
-must not be left to it: bytes on a slow link, products of a pipeline, and
-choices by index, for which it would first collect the whole array. Such
-functions are mapped over the devices here. If replicas are not divided, they
-simply run.
+If a replica has several devices, its arrays are divided among them. For most
+code JAX's partitioner decides which device computes what. Three kinds of code
+must decide this themselves: code that sends bytes over a slow link, code that
+multiplies matrices in pipeline stages, and code that selects values by index.
+For the last kind the partitioner would first collect the whole array on every
+device. This file maps such functions over the devices, so that a device works
+on its own part of the arrays.
 """
 
 from collections.abc import Callable
@@ -20,7 +22,10 @@ INNER_AXES = (DATA_AXIS, STAGE_AXIS)
 
 
 def current_division() -> Division:
-  """Returns the division of the replica whose code is being traced."""
+  """Returns how the replica whose code is being traced is divided.
+
+  A replica on one device has the default division, `Division()`.
+  """
   mesh = jax.sharding.get_abstract_mesh()
   if DATA_AXIS not in mesh.auto_axes:
     return Division()
@@ -31,7 +36,8 @@ def map_over_devices(function: Callable, in_specs, out_specs) -> Callable:
   """Maps a function over the devices of one replica.
 
   Args:
-    function: Takes and returns what one device holds.
+    function: Function of arrays. It takes and returns the parts of the arrays
+      that one device holds.
     in_specs: `jax.sharding.PartitionSpec`s of the arguments (tree prefix).
     out_specs: `jax.sharding.PartitionSpec`s of the results (tree prefix).
   """
@@ -45,13 +51,15 @@ def map_over_devices(function: Callable, in_specs, out_specs) -> Callable:
 
 
 def map_over_rows(function: Callable, *arrays: Array) -> Any:
-  """Applies a function that handles each row by itself and all alike.
+  """Applies a function that computes every row from the same row of its inputs.
 
-  Every device handles its share of the rows, if they can be shared evenly.
+  If the rows can be divided evenly, every device computes its share of them. If
+  the replica has one device, the function is called directly.
 
   Args:
-    function: (*arrays) -> arrays. All begin with [layers, groups], and a row
-      of the results depends on the same row of the arguments alone.
+    function: Function (*arrays) -> arrays. All arrays begin with the axes
+      [layers, groups], and a row is the rest. A row of a result depends only on
+      the same rows of the arguments.
     *arrays: Arguments of the function.
   """
   division = current_division()
@@ -62,13 +70,15 @@ def map_over_rows(function: Callable, *arrays: Array) -> Any:
 
 
 def _rows(division: Division, shape: tuple[int, ...]):
-  """Chooses the mesh axes that divide [layers, groups].
+  """Chooses the mesh axes that divide the axes [layers, groups].
 
-  The first way is taken that divides both evenly. Ways that use all devices
-  come first, and among them those that leave layers on their stage, where the
-  pipeline keeps them. For example with 2 stages and 2 data shards [4, 6] is
-  divided by ("stage", "data"): 2 layers and 3 groups a device. [3, 8] has no
-  even layers, so its groups are divided four ways. [3, 5] stays whole.
+  The function takes the first way of the list that divides both axes evenly.
+  Ways that use all devices come first. Among them, the first ones leave layers
+  on their stage, where the pipeline keeps them.
+
+  For example take 2 stages and 2 data shards. [4, 6] is divided by ("stage",
+  "data"), so a device has 2 layers and 3 groups. The 3 layers of [3, 8] cannot
+  be divided by 2, so all 4 devices divide the groups. [3, 5] is not divided.
   """
   ways = (
     (STAGE_AXIS, DATA_AXIS),

@@ -1,12 +1,8 @@
-"""Assigns devices to replicas, and places values on these devices.
+"""Assigns devices to replicas, and places arrays on the devices.
 
 Replicas are stacked on one device, or spread over a mesh whose axes are
-replica, data shard and stage. The plan's division decides which part of an
-array each device holds. Only this file turns the division into shardings.
-
-Many functions take `axes`, a tree prefix as in `jax.vmap`. A prefix has one
-entry for a whole subtree: 0 if the subtree's leaves have a replica axis
-[M, ...], or None if all replicas share the leaves.
+replica, data shard and stage. The plan's `Division` decides which part of an
+array a device holds. Only this file turns the division into JAX shardings.
 """
 
 import dataclasses
@@ -36,12 +32,12 @@ REPLICA_AXIS = "replica"
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:
-  """Describes the devices of all replicas.
+  """Places values on the devices of all replicas, and maps programs over them.
 
   Attributes:
     num_replicas: Number of replicas, M.
-    layout: "stacked" if one device holds all replicas, or "mesh" if each
-      replica has its own devices.
+    layout: "stacked" (one device holds all replicas) or "mesh" (each replica
+      has its own devices).
     division: How a replica is divided among its devices.
   """
 
@@ -65,38 +61,40 @@ class Replicas:
       )
 
   def _check_devices(self):
-    available, share = len(jax.devices()), self.division.num_devices
-    needed = "as many devices" if share == 1 else f"{share} devices each"
+    available, per_replica = len(jax.devices()), self.division.num_devices
+    needed = f"{self.num_devices} devices ({per_replica} for each replica)"
     if self.num_devices > available:
       raise ValueError(
         f"num_replicas={self.num_replicas} needs {needed}, but there are "
-        f"{available}: take mesh.layout='stacked', or a smaller mesh"
+        f"{available}: take mesh.layout='stacked', or fewer replicas, stages "
+        "or data shards"
       )
     if jax.process_count() > 1 and self.num_devices < available:
       raise ValueError(
-        f"num_replicas={self.num_replicas} needs {needed}, but there are "
-        f"{available}: with several processes the mesh must use all devices"
+        f"num_replicas={self.num_replicas} needs {needed}, but all "
+        f"processes together have {available} and must use all of them: take "
+        "more replicas, or start fewer processes"
       )
 
   @property
   def is_divided(self) -> bool:
-    """Whether a replica has several devices."""
+    """Whether a replica is divided among several devices."""
     return self.division.num_devices > 1
 
   @property
   def num_devices(self) -> int:
-    """Number of devices of all replicas in a mesh."""
+    """Number of devices that all replicas together have in a mesh."""
     return self.num_replicas * self.division.num_devices
 
   @functools.cached_property
   def mesh(self) -> Mesh:
     """Mesh of all devices, [M, data shards, stages].
 
-    The replica axis is outermost. So the devices of a replica are neighbours,
-    and only `REPLICA_AXIS` crosses slow links. For example, two slices (or
-    processes) have the devices 0-3 and 4-7, and there are 4 replicas of 2
-    stages. Replicas 0 and 1 get the devices (0, 1) and (2, 3). Replicas 2 and
-    3 get (4, 5) and (6, 7).
+    The replica axis is outermost, so a replica has neighbouring devices, and
+    only traffic along `REPLICA_AXIS` crosses slow links. For example take two
+    slices (or processes) with the devices 0-3 and 4-7, and 4 replicas of 2
+    stages. Then replicas 0 and 1 have the devices (0, 1) and (2, 3), and
+    replicas 2 and 3 have (4, 5) and (6, 7).
     """
     division = self.division
     inside = (division.num_data_shards, division.num_stages)
@@ -108,14 +106,14 @@ class Replicas:
       grid = mesh_utils.create_hybrid_device_mesh(
         within, (len(slices), 1, 1), devices
       )
-    else:  # Devices are numbered process by process.
+    else:  # JAX numbers devices process by process, so neighbours are close.
       grid = np.asarray(devices).reshape(shape)
     types = (AxisType.Auto,) * len(shape)
     return Mesh(grid, (REPLICA_AXIS, *INNER_AXES), axis_types=types)
 
   @property
   def own(self) -> list[int]:
-    """Numbers of the replicas that have a device in this process."""
+    """Indices of the replicas that have a device in this process."""
     if self.layout == "stacked":
       return list(range(self.num_replicas))
     here = jax.process_index()
@@ -129,19 +127,20 @@ class Replicas:
     """Copies each replica's values whole to every device of the replica.
 
     Args:
-      tree: Arrays [M, ...] or [...], with the same values in every process.
-      axes: Tree prefix of `tree`: 0 where leaves have a replica axis
-        [M, ...], None where all replicas share the leaves.
+      tree: Arrays with the same values in every process. Every device of a
+        replica gets the replica's arrays whole.
+      axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
+        replicas share.
     """
     return self._put(tree, self._shardings(tree, axes, _whole))
 
   def place_state(self, tree: Tree, axes) -> Tree:
-    """Places parameters and states, and divides them inside each replica.
+    """Puts parameters and states on the devices that hold their parts.
 
     Args:
-      tree: Arrays [M, ...] or [...], with the same values in every process.
-      axes: Tree prefix of `tree`: 0 where leaves have a replica axis
-        [M, ...], None where all replicas share the leaves.
+      tree: Arrays with the same values in every process. They are divided among
+        the devices of a replica.
+      axes: Tree prefix, as in `place`.
     """
     return self._put(tree, self.state_shardings(tree, axes))
 
@@ -149,11 +148,11 @@ class Replicas:
     """Puts the batches of this process on the devices that read them.
 
     Args:
-      batches: Batches of this process's replicas, leaves
-        [len(self.own), H, B, ...]. Data shards divide B.
+      batches: Batches of the replicas `own`, leaves [len(own), H, B, ...]. The
+        data shards of a replica divide the axis B.
     """
-    # Maps a replica to its row of `batches`. If this process has the replicas 2
-    # and 3, this is {2: 0, 3: 1}.
+    # If this process has the replicas 2 and 3, their rows of `batches` are
+    # {2: 0, 3: 1}.
     row_of = {replica: row for row, replica in enumerate(self.own)}
 
     def put(leaf):
@@ -185,11 +184,12 @@ class Replicas:
     """Returns the sharding of every leaf of a state.
 
     Args:
-      tree: Arrays, or their shapes.
-      axes: Tree prefix as in `place_state`.
+      tree: Arrays of the state, or their shapes.
+      axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
+        replicas share.
 
     Raises:
-      ValueError: If no rule says how a leaf is divided.
+      ValueError: If `Division` has no rule for a leaf.
     """
     return self._shardings(tree, axes, self.spec)
 
@@ -197,7 +197,7 @@ class Replicas:
     """Returns the sharding of values that are not divided inside a replica.
 
     Args:
-      axis: 0 for values [M, ...]; None for values that all replicas share.
+      axis: 0 for values [M, ...], None for values that all replicas share.
     """
     if self.layout == "stacked":
       return self._here
@@ -225,26 +225,26 @@ class Replicas:
     )
 
   def spec(self, path, shape: tuple[int, ...]) -> Spec:
-    """Returns how a leaf of one replica's state is divided.
+    """Returns the mesh axes that divide each dimension of a leaf.
 
     Args:
-      path: Key path of the leaf, as JAX gives it.
+      path: JAX key path of the leaf in the state.
       shape: Shape of the leaf in one replica.
     """
     return self.division.spec(path_name(path), shape) if self.is_divided else ()
 
   def map(self, function: Callable, in_axes, out_axes) -> Callable:
-    """Maps code written for one replica over all of them.
+    """Maps a function that is written for one replica over all replicas.
 
     Args:
-      function: Function from one replica's values to one replica's values.
-        It may use collectives over `REPLICA_AXIS`.
-      in_axes: Tree prefix of the arguments: 0 where leaves have a replica
-        axis [M, ...], None where all replicas share the leaves.
+      function: Function that takes and returns the values of one replica. It
+        may use collectives over `REPLICA_AXIS`.
+      in_axes: Tree prefix of the arguments: 0 where leaves have a leading
+        axis [M, ...], None where all replicas share the value.
       out_axes: Tree prefix of the results, with the same meaning.
 
     Returns:
-      A function of all replicas' values. It is not compiled yet.
+      Function of the values of all replicas. It is not yet compiled.
     """
     if self.layout == "stacked":
       return jax.vmap(
@@ -266,20 +266,17 @@ class Replicas:
       in_specs=_specs(in_axes),
       out_specs=_specs(out_axes),
       axis_names=set(manual),
-      # This check needs `jax.lax.pcast`, which does not work under vmap. The
-      # same code must run under vmap and shard_map, so the check is off. Tests
-      # compare the copies of the replicas instead.
+      # The check would need values marked as varying (pcast), which vmap does
+      # not support, and `function` must work under both. Tests check instead
+      # that copies of shared values are equal on all replicas.
       check_vma=False,
     )
 
   def divided(self, tree: Tree) -> Tree:
-    """Tells the compiler to divide a replica's state as the division says.
-
-    Functions that `map` maps call this, so that a new state is divided among
-    the replica's devices like the old one. The values do not change.
+    """Tells JAX to divide a replica's state among its devices.
 
     Args:
-      tree: State of one replica, leaves without a replica axis.
+      tree: State of one replica, inside a function that `map` maps.
     """
     if not self.is_divided:
       return tree
@@ -299,9 +296,8 @@ class Replicas:
 
 
 def _put(leaf, sharding):
-  # An uncommitted array may have the right sharding by chance. It is put again,
-  # because JAX compiles a program once for committed arguments and once more
-  # for uncommitted arguments.
+  # An array may have the right sharding by chance without being committed to
+  # it. A program would compile again for it, so it is committed here.
   if getattr(leaf, "sharding", None) == sharding and leaf.committed:
     return leaf
   if sharding.is_fully_addressable:
@@ -311,12 +307,12 @@ def _put(leaf, sharding):
 
 
 def _assembled(shape, sharding, part: Callable) -> jax.Array:
-  """Builds a global array from the parts on this process's devices.
+  """Builds a global array from the parts on the devices of this process.
 
   Args:
-    shape: Shape of the global array.
-    sharding: Sharding of the global array.
-    part: Function from the index of a part to its values.
+    shape: Shape of the whole array.
+    sharding: Sharding of the whole array.
+    part: Function from an index of the array (slices) to the values there.
   """
   indices = sharding.addressable_devices_indices_map(shape)
   pieces = [
@@ -326,7 +322,7 @@ def _assembled(shape, sharding, part: Callable) -> jax.Array:
 
 
 def with_shardings(tree: Tree, shardings: Tree) -> Tree:
-  """Returns shapes and types of arrays, together with the given shardings."""
+  """Returns the shapes and types of arrays together with given shardings."""
   return jax.tree.map(
     lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
     tree,
@@ -340,7 +336,7 @@ def _whole(path, shape: tuple[int, ...]) -> Spec:
 
 
 def partition(spec: Spec) -> PartitionSpec:
-  """Converts the mesh axes of each dimension to JAX's `PartitionSpec`."""
+  """Returns a spec of `Division` as a JAX `PartitionSpec`."""
   return PartitionSpec(*(axes or None for axes in spec))
 
 
@@ -360,7 +356,7 @@ def _specs(axes):
 
 
 def _map_prefix(function, axes, tree):
-  """Applies a function to the leaves under every 0 of a tree prefix."""
+  """Applies a function to all leaves whose axis in a tree prefix is 0."""
 
   def under(axis, subtree):
     return subtree if axis is None else jax.tree.map(function, subtree)

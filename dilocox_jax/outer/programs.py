@@ -1,9 +1,10 @@
-"""The programs of a run, compiled for all replicas.
+"""Compiles the programs of a run for all replicas.
 
 The code of one replica (`round_program`, `data_parallel`) is mapped over the
-replica axis and compiled once for every static shape of a round. The numbers
-of a round are data. Most methods need two shapes: one for the first rounds, in
-which nothing is applied yet, and one for all the others.
+replica axis and compiled once for every static shape of a round. The step
+counts, fragments and slots of a round are arguments of the program, so they
+need no new compilation. Most methods need two shapes: one for the first
+rounds, in which nothing is applied yet, and one for all the others.
 """
 
 import dataclasses
@@ -30,12 +31,16 @@ from dilocox_jax.pytypes import Aggregator, Tree
 
 
 def state_axes(outer: OuterTransform) -> RoundState:
-  """Returns 0 where leaves of the state are [M, ...], as a tree prefix."""
-  own: Any = 0
-  shared: Any = own if outer.rule.is_per_replica else None
+  """Returns the replica axes of the state, as a tree prefix.
+
+  An axis is 0 for leaves [M, ...], which differ by replica, and None for leaves
+  that all replicas share.
+  """
+  per_replica: Any = 0
+  shared: Any = per_replica if outer.rule.is_per_replica else None
   exchange: Any = outer.partition.for_all(outer.aggregator.axes)
-  outer_axes = OuterState(shared, shared, exchange, in_flight=own)
-  return RoundState(outer_axes, ReplicaState(own, own))
+  outer_axes = OuterState(shared, shared, exchange, in_flight=per_replica)
+  return RoundState(outer_axes, ReplicaState(per_replica, per_replica))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +61,14 @@ class RoundPrograms:
 
   @functools.cached_property
   def axes(self) -> RoundState:
-    """Tree prefix of the state, 0 where leaves are [M, ...]."""
+    """Replica axes of the state, a tree prefix (`state_axes`)."""
     return state_axes(self.outer)
 
   def init(self, params: Tree, optimizer: Tree) -> RoundState:
-    """Returns the first state: replicas start from the same parameters.
+    """Returns the first state, in which all replicas have equal parameters.
 
     Args:
-      params: Parameters of the model.
+      params: Parameters of the model, without a replica axis.
       optimizer: Inner optimizer state of one replica to start from.
     """
     shapes = jax.eval_shape(self._start, params, optimizer)
@@ -76,13 +81,16 @@ class RoundPrograms:
     return with_shardings(state, self._places(state))
 
   def _places(self, state: RoundState) -> RoundState:
-    """Shardings of a state, the outer one in `outer_memory`."""
+    """Returns the shardings of a state, with the outer state in `outer_memory`.
+
+    Small leaves stay on the device (`host_memory.is_worth_moving`).
+    """
     places = self.replicas.state_shardings(state, self.axes)
     if self.outer_memory == host_memory.DEVICE:
       return places
 
     def moved(axis, leaf, place):
-      # The shape that one device holds of one replica's leaf.
+      # Shape of the part of one replica's leaf that one device holds.
       shape = place.shard_shape(leaf.shape)[0 if axis is None else 1 :]
       if not host_memory.is_worth_moving(shape):
         return place
@@ -98,7 +106,12 @@ class RoundPrograms:
     return places._replace(outer=outer)
 
   def with_outer_optimizer(self, state: RoundState, other: Tree) -> RoundState:
-    """Returns the state with another outer optimizer state in its place."""
+    """Returns the state with its outer optimizer state replaced by another.
+
+    Args:
+      state: State of all replicas.
+      other: Outer optimizer state, with the same tree and shapes.
+    """
     places = jax.tree.map(lambda leaf: leaf.sharding, state.outer.optimizer)
     other = self.replicas.place_state(other, self.axes.outer.optimizer)
     placed = jax.jit(lambda tree: tree, out_shardings=places)(other)
@@ -111,7 +124,10 @@ class RoundPrograms:
   def round(
     self, state: RoundState, batches: Tree, windows: Sequence[Window]
   ) -> tuple[RoundState, round_program.StepMetrics, list]:
-    """Runs windows of the plan; the old state's memory is used up.
+    """Runs windows of the plan.
+
+    The new state reuses the memory of the old one, so the caller must not read
+    the old state again.
 
     Args:
       state: State of all replicas.
@@ -139,9 +155,9 @@ class RoundPrograms:
     Args:
       shapes: Static shape of the round.
       places: Structure of the state and shardings of its leaves. Only needed
-        where these are in two memories: JAX would otherwise match donated
-        leaves with new ones by shape alone, and give memory of one kind to a
-        leaf of the other kind.
+        where the leaves are in two memories. Without the shardings JAX would
+        match donated leaves with new ones by shape alone. A leaf for the device
+        could then get the host memory of a donated leaf, and the reverse.
     """
 
     def replica_program(state: RoundState, batches: Tree, tables):
@@ -163,11 +179,11 @@ class RoundPrograms:
   def flush(
     self, state: RoundState, step: int
   ) -> tuple[RoundState, list[Drift]]:
-    """Exchanges and applies everything pending and unsent.
+    """Exchanges and applies every update that is pending or not yet sent.
 
     Args:
-      state: State of all replicas; it is left intact.
-      step: Inner steps of the schedule finished.
+      state: State of all replicas. It stays valid after the call.
+      step: Number of the schedule's inner steps that are finished.
 
     Returns:
       The flushed state; the drift of every exchange of the flush, in the order
@@ -188,7 +204,7 @@ class RoundPrograms:
   def outer_params(self, state: RoundState) -> Tree:
     """Returns the outer parameters to evaluate, on the device.
 
-    Where every replica has outer parameters of its own, this is their mean.
+    If every replica has its own outer parameters, their mean is returned.
     """
     params = state.outer.params
     if self.outer.rule.is_per_replica:
@@ -215,7 +231,7 @@ class StepPrograms:
 
   @property
   def axes(self) -> data_parallel.SharedState:
-    """Tree prefix of the state, 0 where leaves are [M, ...]."""
+    """Replica axes of the state, a tree prefix (see `state_axes`)."""
     return data_parallel.SharedState(None, None, self.aggregator.axes)
 
   def init(self, params: Tree) -> data_parallel.SharedState:
@@ -236,10 +252,13 @@ class StepPrograms:
   def steps(
     self, state: data_parallel.SharedState, batches: Tree
   ) -> tuple[data_parallel.SharedState, round_program.StepMetrics]:
-    """Runs one step for each batch; the old state's memory is used up.
+    """Runs one step for each batch.
+
+    The new state reuses the memory of the old one, so the caller must not read
+    the old state again.
 
     Args:
-      state: The shared state.
+      state: State that all replicas share.
       batches: Leaves [M, num_steps, ...], as for `RoundPrograms.round`.
 
     Returns:
@@ -261,13 +280,23 @@ class StepPrograms:
 
 
 def _copied(axes, state: Tree, num_replicas: int) -> Tree:
-  """Copies leaves to [M, ...] wherever a tree prefix says 0."""
+  """Gives every replica a copy of the leaves that differ by replica.
 
-  def copy(axis, tree):
+  Args:
+    axes: Tree prefix of `state`: 0 for subtrees of which every replica has a
+      copy, None for subtrees that all replicas share.
+    state: State of one replica.
+    num_replicas: Number of replicas, M.
+
+  Returns:
+    The state. Leaves under a 0 have a new first axis, [M, ...].
+  """
+
+  def copy(axis, subtree):
     if axis is None:
-      return tree
+      return subtree
     return jax.tree.map(
-      lambda leaf: jnp.broadcast_to(leaf, (num_replicas, *leaf.shape)), tree
+      lambda leaf: jnp.broadcast_to(leaf, (num_replicas, *leaf.shape)), subtree
     )
 
   return jax.tree.map(copy, axes, state, is_leaf=is_none)

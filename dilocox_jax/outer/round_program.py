@@ -1,17 +1,19 @@
-"""A round as one program, and the flush at the end of a run, for one replica.
+"""Runs a round, and the flush at the end of a run, for one replica.
 
-The program goes through the windows of the plan: inner steps, an apply, inner
-steps, a send. A pseudo-gradient that is due at the end of a stretch of inner
-steps is exchanged at the start of that stretch. No data passes between the
-exchange and the steps, so the compiler may run the transfer behind them.
+A round is one program. It goes through the windows of the plan. A window has
+inner steps, an apply, more inner steps and a send. A pseudo-gradient that is
+due at the end of a stretch of inner steps is exchanged at the start of that
+stretch. No data passes between the exchange and the steps, so the compiler may
+run the transfer behind them.
 
-Steps, fragments and slots are numbers in tables (`WindowTable`). The program
-has the same size however many there are.
+The numbers of steps, fragments and slots are in tables (`WindowTable`). So the
+size of the program does not depend on how many steps and fragments there are.
 
-Slots: a fragment keeps `depth` = ceil(tau / H) pseudo-gradients in flight.
-H = 4 and tau = 6 give depth 2: what is sent after step 4 is applied after step
-10, and by then step 8 has sent too. The sends of steps 4, 8, 12 take the
-slots 1, 0, 1, so step 12 reuses the slot that step 10 has freed.
+A fragment has at most `depth` = ceil(tau / H) pseudo-gradients in flight, each
+in a slot. With H = 4 and tau = 6 the depth is 2: the pseudo-gradient sent after
+step 4 is applied after step 10, and another one is sent after step 8. The sends
+of steps 4, 8 and 12 use the slots 1, 0 and 1. So the send of step 12 reuses the
+slot that the apply of step 10 has freed.
 """
 
 import itertools
@@ -32,28 +34,34 @@ from dilocox_jax.pytypes import Array, Index, Tree
 
 
 class ReplicaState(NamedTuple):
-  """A replica's own parameters and inner optimizer state."""
+  """Holds the parameters and the inner optimizer state of one replica."""
 
   params: Tree
   optimizer: Tree
 
 
 class RoundState(NamedTuple):
-  """The whole training state between two rounds, for one replica."""
+  """Holds the whole training state of one replica between two rounds."""
 
   outer: OuterState
   replica: ReplicaState
 
 
 class StepMetrics(NamedTuple):
-  """Metrics of every inner step of a round, [H] float32 each."""
+  """Holds metrics of every inner step of a round. Each field is [H] float32."""
 
   loss: Array
   grad_norm: Array
 
 
 class _Carry(NamedTuple):
-  """What one window hands to the next; `step` counts the round's steps."""
+  """Holds the values that one window passes to the next one.
+
+  Attributes:
+    state: State of this replica.
+    step: Number of the round's inner steps that are finished.
+    metrics: Metrics of these steps, and zeros for the steps to come.
+  """
 
   state: RoundState
   step: Index
@@ -77,14 +85,15 @@ def run_round(
     outer: Measures, exchanges and applies pseudo-gradients.
     inner_step: Function (params, optimizer state, batch) -> (params, optimizer
       state, (loss, gradient norm)).
-    groups: Static shape of the round (`plan.schedule.window_groups`).
+    groups: Window groups of the round (`plan.schedule.window_groups`). They
+      are static, so each value has its own program.
     state: State of this replica.
     batches: Batches of this replica, leaves [H, ...].
     tables: Numbers of the windows, one table for each group.
 
   Returns:
-    The new state; metrics of every inner step; for every group with an apply
-    the drift of its exchanges, leaves [num_windows, ...].
+    The new state; the metrics of every inner step; the drifts of the exchanges,
+    one for every group with an apply, leaves [num_windows, ...].
   """
   num_steps = jax.tree.leaves(batches)[0].shape[0]
   empty = jnp.zeros((num_steps,), jnp.float32)
@@ -93,13 +102,14 @@ def run_round(
   drifts = []
   for group, table in zip(groups, tables, strict=True):
     window = _window(outer, run_steps, group)
-    # Fragment 0 has another tree than the layer fragments and occurs in one
-    # window at most, which is run directly. Windows of layer fragments are
-    # scanned even if there is only one, so that the program of P = 2 and that
-    # of P = 8 are the same.
+    # The tree of fragment 0 differs from that of the layer fragments, so a scan
+    # cannot mix them. A group with fragment 0 has one window, which runs
+    # directly. Windows of layer fragments are scanned even if there is only
+    # one, so that P = 2 and P = 8 have programs of the same size.
     if "first" in (group.applied, group.sent):
-      carry, drift = window(carry, jax.tree.map(lambda x: x[0], table))
-      drift = jax.tree.map(lambda x: x[None], drift)
+      row = jax.tree.map(lambda column: column[0], table)
+      carry, drift = window(carry, row)
+      drift = jax.tree.map(lambda leaf: leaf[None], drift)
     else:
       carry, drift = jax.lax.scan(window, carry, table)
     if group.applied:
@@ -108,7 +118,12 @@ def run_round(
 
 
 def _inner_steps(inner_step: InnerStep, batches: Tree):
-  """Returns a function (carry, count) -> carry after `count` inner steps."""
+  """Returns a function (carry, count) -> carry that runs `count` inner steps.
+
+  Args:
+    inner_step: Function as in `run_round`.
+    batches: Batches of all H inner steps of the round, leaves [H, ...].
+  """
 
   def body(_, carry: tuple[ReplicaState, Index, StepMetrics]):
     replica, step, metrics = carry
@@ -137,8 +152,9 @@ def _inner_steps(inner_step: InnerStep, batches: Tree):
 def _window(outer: OuterTransform, run_steps, group: WindowGroup):
   """Returns the program (carry, table row) -> (carry, drift) of a window.
 
-  H = 6, P = 3, tau = 1: the window after step 2, where fragment 1 was sent, is
-  one step (behind which fragment 1 is exchanged), apply 1, one step, send 2.
+  For example take H = 6, P = 3 and tau = 1. Fragment 1 is sent after step 2.
+  The next window runs step 3 while fragment 1 is exchanged, applies fragment 1,
+  runs step 4 and sends fragment 2.
   """
   if outer.method.schedule.is_whole_rounds:
     return _whole_round_window(outer, run_steps, group)
@@ -169,15 +185,16 @@ def _window(outer: OuterTransform, run_steps, group: WindowGroup):
 def _whole_round_window(outer: OuterTransform, run_steps, group: WindowGroup):
   """Returns the program of a window where tau is a multiple of H.
 
-  A fragment is then applied on the very step on which it is sent again, in
-  this order: measure, apply, send. The measurement comes first because it must
+  A fragment is then applied after the same step after which it is sent again.
+  The order is measure, apply, send. The measurement comes first because it must
   see the parameters before the apply changes them.
 
-  H = 4, P = 1, tau = 4, second round: the content of step 4 is exchanged
-  behind steps 5 to 8. After step 8 the replica measures, applies the content
-  of step 4, and puts the new measurement into the slot this has freed.
-  H = 4, tau = 0: after step 4 the replica measures, exchanges what it has just
-  measured, waits for it, and applies it.
+  For example take the second round with H = 4, P = 1 and tau = 4. The
+  pseudo-gradient of step 4 is exchanged while steps 5 to 8 run. After step 8
+  the replica measures a new pseudo-gradient, applies the one of step 4, and
+  puts the new one into the slot that is now free.
+  With H = 4 and tau = 0, the replica measures a pseudo-gradient after step 4,
+  exchanges it, waits for the result and applies it.
   """
   overlaps = bool(outer.depth)
 
@@ -196,8 +213,9 @@ def _whole_round_window(outer: OuterTransform, run_steps, group: WindowGroup):
     measured = _measure(outer, state, index, slots)
     if group.applied and not overlaps:
       state, result = _exchange(outer, state, index, measured)
-    # Eager updates step at their first boundary too, where nothing has come
-    # back yet: the result is then zeros, and the replica's own part is fresh.
+    # The eager rule applies after the first round too, where no exchange has
+    # ended yet. `result` is then all zeros, and only this replica's own new
+    # measurement changes the parameters.
     if group.applied or outer.rule.is_per_replica:
       state, drift = _apply(outer, state, index, result, measured)
     state = _send(outer, state, index, row.sent_slot, measured)
@@ -209,20 +227,21 @@ def _whole_round_window(outer: OuterTransform, run_steps, group: WindowGroup):
 def run_flush(
   outer: OuterTransform, step: int, state: RoundState
 ) -> tuple[RoundState, list[Drift]]:
-  """Runs `SyncSchedule.flush_windows`: the end of a run.
+  """Runs the flush at the end of a run (`SyncSchedule.flush_windows`).
 
-  A method that ends with progress in flight would be judged on old
-  parameters. So everything pending is applied, and everything unsent is
-  measured, exchanged and applied.
+  Without a flush, the last progress of a run would still be in flight, and a
+  method would be judged on old parameters. So the flush applies every pending
+  exchange. It also measures, exchanges and applies the progress not yet sent.
 
   Args:
     outer: Measures, exchanges and applies pseudo-gradients.
-    step: Inner steps finished, all events of that step done.
+    step: Number of inner steps finished. All events of the last step have
+      happened.
     state: State of this replica.
 
   Returns:
-    The state with nothing in flight or unsent, in which the replica has the
-    outer parameters; the drift of every exchange in order, leaves [1, ...].
+    The state, in which nothing is in flight and the replica's parameters are
+    the outer parameters; the drift of every exchange in order, leaves [1, ...].
   """
   windows = outer.method.schedule.flush_windows(step)
   drifts = []
@@ -247,15 +266,16 @@ def _flush_fragment(
 ) -> tuple[RoundState, list[Drift]]:
   """Runs the flush windows of one fragment.
 
-  A round's program cannot run them: with H = 4 and tau = 6, after step 9, both
-  slots are taken while step 9 is measured. So the measurement is kept here
-  instead of in a slot.
+  The program of a round cannot run them, because it stores a measurement in a
+  slot. With H = 4 and tau = 6, both slots are in use after step 9, when the
+  last progress is measured. So this function keeps the measurement in a
+  variable.
   """
   schedule = outer.method.schedule
   index = jnp.int32(fragment) if fragment else 0
   pending = [window.applied for window in windows if window.applied]
   if any(window.sent for window in windows):
-    pending.pop()  # The last apply is of what is measured here.
+    pending.pop()  # The last apply belongs to the measurement of the flush.
   nothing = outer.nothing(state.outer, index)
   measured, drifts = nothing.own, []
   for window in windows:
@@ -263,7 +283,8 @@ def _flush_fragment(
       slots = [schedule.slot(event) for event in pending]
       unapplied = jnp.asarray(np.isin(np.arange(schedule.depth), slots))
       measured = _measure(outer, state, index, unapplied)
-      if outer.rule.is_per_replica and not pending:  # As in a first round.
+      # The eager rule applies without a result, as after the first round.
+      if outer.rule.is_per_replica and not pending:
         state, _ = _apply(outer, state, index, nothing, measured)
       continue
     if window.applied in pending:
@@ -278,11 +299,12 @@ def _flush_fragment(
 
 
 def _index(kind: str, number: Index) -> FragmentIndex:
-  """Fragment 0 by its static number, a layer fragment by a traced one."""
+  """Returns the static number 0, or the traced number of a layer fragment."""
   return 0 if kind == "first" else number
 
 
-# These four act on the state of a round instead of the outer state.
+# The next four functions call the methods of `outer` that have the same names.
+# They take a `RoundState`, where those methods take its `OuterState`.
 
 
 def _measure(outer: OuterTransform, state: RoundState, index, slots) -> Tree:

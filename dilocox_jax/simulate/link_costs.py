@@ -1,14 +1,16 @@
-"""What a message between two replicas costs, and how messages form collectives.
+"""Computes the message steps of collectives, and what their messages cost.
 
 A collective is a list of message steps. In each step every replica i sends one
-message to replica i + hop. This file says which steps a collective has, and
-what a message over a distance `hop` costs. Both paths of the simulator use it.
+message to replica i + hop. This file says which steps a collective has. It also
+computes the rate and the latency of a message from the route between the two
+replicas. Both paths of the simulator use it.
 
 A ring all-reduce of M = 4 cuts the operand into 4 slices and has 2 (M - 1) = 6
-steps of one slice. In steps 1 to 3 (reduce-scatter) each replica passes on the
-partial sum that it has just received, so that in the end each replica has one
-slice of the full sum. In steps 4 to 6 (all-gather) these slices go round. Each
-replica sends 6/4 of the operand: 600 MB for 400 MB.
+steps. In each step every replica sends one slice. In steps 1 to 3
+(reduce-scatter) each replica passes on the partial sum that it has just
+received, so that in the end each replica has one slice of the full sum. In
+steps 4 to 6 (all-gather) these slices go round. Each replica sends 6/4 of the
+operand: 600 MB for 400 MB.
 """
 
 import dataclasses
@@ -29,12 +31,12 @@ from dilocox_jax.simulate.transfer import (
 
 @dataclasses.dataclass(frozen=True)
 class MessageStep:
-  """One message of every replica, sent at the same time.
+  """Describes a message step, in which every replica sends one message.
 
   Attributes:
-    hop: Replica i sends to i + hop (modulo M).
-    size_bytes: Bytes of each message.
-    sender: The only replica that sends; None: all replicas send.
+    hop: Distance of the receiver: replica i sends to i + hop (modulo M).
+    size_bytes: Size of each message (bytes).
+    sender: Index of the only replica that sends; None if all replicas send.
   """
 
   hop: int
@@ -47,15 +49,16 @@ def message_steps(
 ) -> list[MessageStep]:
   """Returns the message steps of a collective, in order.
 
-  All-reduce is a ring (2 (M - 1) steps of a slice), and so is all-gather
-  (M - 1 steps of the operand). All-to-all sends one message to each of the
-  other replicas. A broadcast is a chain from replica 0 to replica M - 1.
+  An all-reduce is a ring of 2 (M - 1) steps, each with one slice a message. An
+  all-gather is a ring of M - 1 steps, each with the whole operand a message. In
+  an all-to-all every replica sends one slice to each other replica. A broadcast
+  passes the operand from replica 0 to 1, from 1 to 2, and so on to M - 1.
 
   Source: Patarasuk and Yuan, 2009; Thakur et al., 2005, sections 3.1 and 4.
 
   Args:
-    operation: Kind and operand of the collective.
-    num_replicas: M; a single replica sends nothing.
+    operation: Kind and operand size of the collective.
+    num_replicas: Number of replicas, M. A single replica sends nothing.
   """
   others = num_replicas - 1
   whole_bytes = float(operation.operand_bytes)
@@ -68,61 +71,79 @@ def message_steps(
     return [MessageStep(hop, slice_bytes) for hop in range(1, num_replicas)]
   if operation.kind == "broadcast":
     return [MessageStep(1, whole_bytes, k) for k in range(others)]
-  raise ValueError(f"kind={operation.kind!r} is not a collective we know")
+  raise ValueError(
+    f"kind={operation.kind!r} is not a collective of the simulator: use"
+    " 'all_reduce', 'all_gather', 'all_to_all' or 'broadcast'"
+  )
 
 
 @dataclasses.dataclass(frozen=True)
 class HopCosts:
-  """Costs of the messages of all replicas to those `hop` places on; [M] each.
+  """Holds the costs of a message step in which replica i sends to i + hop.
+
+  Entry i of an array is the cost of the message that replica i sends.
 
   Attributes:
-    rate_bytes_per_s: Rate of each message while all of them are under way.
-    latency_s: Time of a message besides its bytes (seconds).
+    rate_bytes_per_s: Rate of each message while the messages of all replicas
+      are under way, [M] (bytes per second).
+    latency_s: Part of each message's time that does not depend on its size,
+      [M] (seconds).
   """
 
   rate_bytes_per_s: np.ndarray
   latency_s: np.ndarray
 
 
-# Compared by identity, because hashing a thousand sites at every call is slow.
+# `eq=False` makes the cached methods hash this object by its identity. Hashing
+# the thousand sites of a cluster at every call would be slow.
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinkCosts:
-  """Costs of messages in a cluster.
+  """Computes costs of messages in a cluster.
 
   Attributes:
-    cluster: Replicas and links.
-    transport: How messages are sent.
+    cluster: Replicas of the cluster, and the links between them.
+    transport: Protocol that sends the messages.
   """
 
   cluster: Cluster
   transport: Transport = TCP
 
   def route(self, sender: int, hop: int) -> Route:
-    """Returns the route of the message from a replica over a distance."""
+    """Returns the route from a replica to the one `hop` places further."""
     receiver = (sender + hop) % self.cluster.num_replicas
     return self.cluster.route(sender, receiver)
 
   @functools.cached_property
   def capacities(self) -> dict[str, float]:
-    """Capacity of every link, by name (bytes of payload a second)."""
-    return {k: bps / 8 for k, bps in self.cluster.goodput_bps.items()}
+    """Capacity of every link, by name (bytes of payload per second)."""
+    goodput_bps = self.cluster.goodput_bps
+    return {link: bits_per_s / 8 for link, bits_per_s in goodput_bps.items()}
 
-  @functools.cache  # noqa: B019 - it lives as long as a simulation.
+  @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
   def hop(self, hop: int) -> HopCosts:
-    """Returns the costs of messages over a distance.
+    """Returns the costs of the messages of all replicas over a distance.
 
-    A link that several messages of a step cross is divided evenly among them,
-    as if they were under way together. Two replicas behind one uplink of 1
-    Gbit/s that both send away get 0.5 Gbit/s each.
+    If several messages of a step cross the same link, each gets an equal share
+    of the link, as if all of them were under way together. Two replicas that
+    send through one uplink of 1 Gbit/s get 0.5 Gbit/s each.
+
+    Args:
+      hop: Distance of the receivers: replica i sends to i + hop (modulo M).
     """
     senders = range(self.cluster.num_replicas)
     routes = [self.route(sender, hop) for sender in senders]
     rates = [self._rate(route, hop) for route in routes]
-    waits = [latency_s(self.transport, route) for route in routes]
-    return HopCosts(np.array(rates), np.array(waits))
+    latencies = [latency_s(self.transport, route) for route in routes]
+    return HopCosts(np.array(rates), np.array(latencies))
 
   def slow_start_s(self, step: MessageStep) -> np.ndarray:
-    """Returns the extra seconds of messages after idle time, [M]."""
+    """Returns the extra time of messages that follow idle time.
+
+    After idle time a connection starts slowly.
+
+    Returns:
+      Extra time of the message of each replica, [M] (seconds).
+    """
     rates = self.hop(step.hop).rate_bytes_per_s
     return np.array(
       [
@@ -147,13 +168,16 @@ class LinkCosts:
     return counts
 
   def link_bytes(self, operation: Collective) -> dict[str, float]:
-    """Returns the bytes that a collective puts on each link it uses."""
+    """Returns the bytes that a collective sends over each link, by link name.
+
+    Links that the collective does not use are left out.
+    """
     num_replicas = self.cluster.num_replicas
-    carried: dict[str, float] = {}
+    totals_bytes: dict[str, float] = {}
     for step in message_steps(operation, num_replicas):
       everyone = range(num_replicas)
       senders = everyone if step.sender is None else (step.sender,)
       for sender in senders:
         for link in self.route(sender, step.hop).links:
-          carried[link] = carried.get(link, 0.0) + step.size_bytes
-    return carried
+          totals_bytes[link] = totals_bytes.get(link, 0.0) + step.size_bytes
+    return totals_bytes

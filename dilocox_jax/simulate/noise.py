@@ -1,4 +1,7 @@
-"""Seeded jitter of steps and transfers, equal on both simulator paths."""
+"""Draws random variation of step and transfer times from a seed.
+
+Both paths of the simulator draw the same numbers.
+"""
 
 from typing import Any
 
@@ -8,7 +11,7 @@ from dilocox_jax.simulate.sites import Jitter
 
 
 class Noise:
-  """Lognormal factors with mean 1, drawn in the order of the script.
+  """Draws lognormal factors with mean 1, in the order of the operations.
 
   Step and transfer times of shared machines are skewed and never negative, as
   a lognormal is. For a normal x with mean -sigma^2 / 2, exp(x) has mean 1, so
@@ -16,22 +19,30 @@ class Noise:
   steps take between 0.90 and 1.10 of the mean. A barrier of M replicas still
   waits for the slowest of them, so jitter does make a run longer.
 
-  Steps and transfers have streams of their own: a run that sends more often
-  draws the same step times.
+  Inner steps and transfers draw from two separate random streams. So a run
+  that sends more often still has the same step times.
   """
 
   def __init__(self, jitter: Jitter, num_replicas: int):
-    """Starts from the seed.
+    """Starts both random streams from the seed.
 
     Args:
       jitter: Sigmas and seed of the noise.
-      num_replicas: M.
+      num_replicas: Number of replicas, M.
     """
     self._jitter, self._num_replicas = jitter, num_replicas
     self._steps, self._transfers = np.random.default_rng(jitter.seed).spawn(2)
 
   def steps(self, num_steps: int) -> np.ndarray:
-    """Returns the duration of some inner steps, in mean steps, [M]."""
+    """Returns how long inner steps take on each replica.
+
+    Args:
+      num_steps: Number of inner steps.
+
+    Returns:
+      Durations, [M], in units of the mean time of a step. They sum over the
+      steps: 10 steps without jitter take 10.0.
+    """
     sigma = self._jitter.step_sigma
     if not sigma:
       return np.full(self._num_replicas, float(num_steps))
@@ -39,21 +50,30 @@ class Noise:
     return drawn.sum(axis=0)
 
   def transfers(self, num_steps: int) -> np.ndarray:
-    """Returns factors on the sizes of messages, [message steps, M]."""
+    """Returns a random factor for the size of every message of a collective.
+
+    A message with the factor 1.1 takes as long as one that is 10% larger.
+
+    Args:
+      num_steps: Number of message steps of the collective.
+
+    Returns:
+      Factors, [num_steps, M]. All are 1 if transfers have no jitter.
+    """
     shape = (num_steps, self._num_replicas)
     sigma = self._jitter.transfer_sigma
     return _factors(self._transfers, sigma, shape) if sigma else np.ones(shape)
 
   def get_state(self) -> list[dict[str, Any]]:
-    """Returns the state of both streams, as plain values."""
+    """Returns the state of both random streams, as plain values."""
     streams = (self._steps, self._transfers)
     return [dict(stream.bit_generator.state) for stream in streams]
 
   def set_state(self, state: list[dict[str, Any]]) -> None:
-    """Goes on from what `get_state` returned."""
+    """Sets both random streams to a state that `get_state` returned."""
     streams = (self._steps, self._transfers)
-    for stream, bits in zip(streams, state, strict=True):
-      stream.bit_generator.state = bits
+    for stream, stream_state in zip(streams, state, strict=True):
+      stream.bit_generator.state = stream_state
 
 
 def _factors(generator, sigma: float, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""Figures that papers report, read from data files with source and status.
+"""Reads figures that papers report from data files.
 
-A prediction can only be as good as the figure it is compared with, and some
-figures that people quote were never read in their paper. So every figure
-carries its source and its status, and a file that leaves one out is refused.
+Predictions of the simulator are compared with these figures. Some figures that
+people quote were never checked in the paper. So every figure must name its
+source and its status, and a file in which one of them is missing is refused.
 The caller says where the files are.
 """
 
@@ -18,14 +18,15 @@ STATUSES = ("published", "recalled, unverified")
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-  """One number of a paper.
+  """Holds one number of a paper.
 
   Attributes:
     name: Name of the figure, unique in its file.
-    value: Value in `unit`.
-    unit: Unit as printed, e.g. "Gbit/s"; "ratio" for a bare number.
-    source: Paper, and table or section.
-    status: One of `STATUSES`.
+    value: Value of the figure, in `unit`.
+    unit: Unit as printed in the paper, e.g. "Gbit/s"; "ratio" for a number
+      without a unit.
+    source: Paper, and the table or section with the figure.
+    status: Whether the figure was read in the paper, one of `STATUSES`.
     note: Remark for readers; may be empty.
   """
 
@@ -48,7 +49,7 @@ class Figure:
 
   @property
   def is_verified(self) -> bool:
-    """Whether one of us has read the figure in its source."""
+    """Whether the figure was read in its source."""
     return self.status == STATUSES[0]
 
 
@@ -56,15 +57,15 @@ def load_published(path: str | os.PathLike[str]) -> dict[str, Figure]:
   """Reads the figures of one paper.
 
   Args:
-    path: A JSON file: {"paper": citation, "figures": [figure, ...]}, with the
-      fields of `Figure` in every figure; the note may be left out.
+    path: Path of a JSON file {"paper": citation, "figures": [figure, ...]}.
+      Every figure has the fields of `Figure`; the note may be left out.
 
   Returns:
     Figures by name, in the order of the file.
 
   Raises:
-    ValueError: It cannot be read or a field is missing, unknown or wrong; one
-      line that names the file and the figure.
+    ValueError: If the file cannot be read, or a field is missing, unknown or
+      wrong. The message is one line that names the file and the figure.
   """
   path = pathlib.Path(path)
   try:
@@ -72,9 +73,11 @@ def load_published(path: str | os.PathLike[str]) -> dict[str, Figure]:
   except OSError as error:
     raise ValueError(f"{path}: {error.strerror or 'cannot be read'}") from error
   except ValueError as error:
-    raise ValueError(f"{path}: not JSON ({error})") from error
+    raise ValueError(f"{path}: the file is not JSON ({error})") from error
   if not isinstance(content, dict) or set(content) != {"paper", "figures"}:
-    raise ValueError(f'{path}: expected {{"paper": ..., "figures": [...]}}')
+    raise ValueError(
+      f'{path}: the file must be {{"paper": citation, "figures": [...]}}'
+    )
   if not isinstance(content["figures"], list):
     raise ValueError(f"{path}: figures must be a list")
   figures: dict[str, Figure] = {}
@@ -87,26 +90,35 @@ def load_published(path: str | os.PathLike[str]) -> dict[str, Figure]:
     except ValueError as error:
       raise ValueError(f"{where}: {error}") from error
     if figure.name in figures:
-      raise ValueError(f"{where}: a second figure of this name")
+      raise ValueError(f"{where}: another figure has this name: rename one")
     figures[figure.name] = figure
   return figures
 
 
 def _figure(entry: Any) -> Figure:
-  """Returns the figure that a JSON object describes, types checked."""
+  """Returns the figure that a JSON object describes.
+
+  Args:
+    entry: Content of the JSON object.
+
+  Raises:
+    ValueError: If a field is missing, unknown or of the wrong type.
+  """
   if not isinstance(entry, dict):
-    raise ValueError("must be an object")
+    raise ValueError("a figure must be a JSON object")
   fields = {field.name: field for field in dataclasses.fields(Figure)}
   if unknown := sorted(set(entry) - set(fields)):
-    raise ValueError(f"{unknown[0]} is no field ({', '.join(fields)})")
+    raise ValueError(
+      f"{unknown[0]} is not a field: the fields are {', '.join(fields)}"
+    )
   for name, field in fields.items():
     if name not in entry:
       if field.default is dataclasses.MISSING:
         raise ValueError(f"{name} is missing")
       continue
     value, numeric = entry[name], name == "value"
-    kinds = (int, float) if numeric else (str,)
-    if isinstance(value, bool) or not isinstance(value, kinds):
+    types = (int, float) if numeric else (str,)
+    if isinstance(value, bool) or not isinstance(value, types):
       expected = "a number" if numeric else "a text"
       raise ValueError(f"{name}={value!r} must be {expected}")
   return Figure(**{**entry, "value": float(entry["value"])})

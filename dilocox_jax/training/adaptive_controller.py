@@ -1,10 +1,11 @@
 """Chooses the rank and H of the rounds while a run is under way.
 
-Without adaptive compression every round is like the first. With it, the rank
-of the averaged update is measured in every round, and after a number of rounds
-(`adaptive.window_rounds`) the policy chooses rank and H of the next ones. All
-that it remembers is in every checkpoint, so a run that was stopped chooses the
-same as one that was not.
+Without adaptive compression all rounds have the rank and H of the config. With
+it, the controller measures the rank of the averaged update in every round.
+After `adaptive.window_rounds` rounds, the policy chooses the rank and H of the
+next rounds from these measurements. Every checkpoint contains the measurements
+and the choices. So a run that was stopped and continued makes the same choices
+as a run that was never stopped.
 """
 
 import dataclasses
@@ -28,18 +29,18 @@ from dilocox_jax.training import build
 
 
 class AdaptiveController:
-  """The rounds of a run, whose rank and H may change on the way.
+  """Holds the rank and H of a run's rounds, and changes them during the run.
 
-  Its `plan` is the plan in force: whoever asks for the method, the schedule or
-  the phase of a run asks here.
+  The method, the schedule and the phases of the run follow from the current
+  rank and H. So the trainer reads them from `plan`.
 
   Attributes:
-    setting: Rank and H of the rounds from now on.
+    setting: Current rank and H of the rounds.
     is_adaptive: Whether the setting may change.
   """
 
   def __init__(self, config: RunConfig, programs: build.Programs):
-    """Begins with the setting of the config.
+    """Starts with the rank and H of the config.
 
     Args:
       config: Config of the run.
@@ -57,7 +58,10 @@ class AdaptiveController:
 
   @property
   def rounds(self) -> RoundPrograms:
-    """The programs of the present setting; each is built once."""
+    """Programs of rounds with the current rank and H.
+
+    The programs of a setting are built once and then reused.
+    """
     if self.setting not in self._rounds:
       self._rounds[self.setting] = dataclasses.replace(
         self._rounds[self._policy.first],
@@ -67,17 +71,18 @@ class AdaptiveController:
 
   @property
   def traffic(self) -> Traffic:
-    """Bytes that rounds of the present setting send."""
+    """Counts the bytes that rounds with the current rank and H send."""
     return to_plan.traffic(self._config, self.setting)
 
   @property
   def plan(self) -> RunPlan:
-    """The plan in force, whose schedule counts from when its H began.
+    """Plan of the run with the current H.
 
-    The schedule must find the exchange in flight that the round before sent.
-    So the plan pretends that this round had the new H too: if H changes from 8
-    to 5 at step 24, the schedule counts from step 19, and what was sent at
-    step 24 is what its round 0 sent at its end.
+    After a change of H, an update that the last round sent is still in flight,
+    and the new schedule must apply it. So the plan treats the last round as if
+    it had the new H too. Example: if H changes from 8 to 5 at step 24, the new
+    schedule starts at step 24 - 5 = 19. Its round 0 then ends at step 24, where
+    the update was sent.
     """
     plan = to_plan.run_plan(self._config, self.setting)
     if self._since is None:
@@ -86,17 +91,19 @@ class AdaptiveController:
     return dataclasses.replace(plan, schedule_start=start)
 
   def observe(self, drifts: Sequence[Drift]) -> None:
-    """Adds the ranks that were measured in a segment.
+    """Records the ranks of the averaged updates of a segment.
 
     Args:
-      drifts: Drifts of every window group with an apply.
+      drifts: One drift for each window group with an apply. Its field
+        `observed` has the arrays from which ranks are measured.
     """
     adaptive = self._config.adaptive
     for drift in drifts:
       if not drift.observed or not self.is_adaptive:
         continue
       for window_drift in by_window(drift):
-        grams = {k: np.asarray(v) for k, v in window_drift.observed.items()}
+        observed = window_drift.observed
+        grams = {path: np.asarray(gram) for path, gram in observed.items()}
         spectra = spectra_of(grams)
         if spectra:
           rank = measured_rank(spectra, adaptive.criterion, adaptive.energy)
@@ -104,26 +111,38 @@ class AdaptiveController:
           self._spectra |= spectra
 
   def is_choice_due(self) -> bool:
-    """Whether enough ranks were measured for a new choice."""
+    """Whether enough ranks were measured to choose a new setting."""
     return self.is_adaptive and len(self._measured) >= self._num_measurements
 
   def may_become_due(self, segment: Segment) -> bool:
-    """Whether a choice may be due once a segment's drifts are known."""
+    """Whether a choice may be due after the ranks of a segment are recorded.
+
+    Args:
+      segment: Segment of the run whose drifts are not yet recorded.
+    """
     applies = sum(window.applied is not None for window in segment.windows)
     num_measured = len(self._measured) + applies
     return self.is_adaptive and num_measured >= self._num_measurements
 
   @property
   def _num_measurements(self) -> int:
-    """Measurements for one choice: every fragment is measured once a round."""
+    """Number of measurements before a choice.
+
+    Every fragment is measured once in a round. For example 5 rounds of 3
+    fragments have 15 measurements.
+    """
     fragments = self._config.sync.named.schedule.num_fragments
     return self._config.adaptive.window_rounds * fragments
 
   def choose_setting(self, segment: Segment) -> None:
     """Chooses the setting of the rounds that follow a segment.
 
-    How a rank is divided among the leaves is settled when the rank is first
-    chosen, so there are never more programs than ranks to choose from.
+    When a rank is chosen for the first time, it is divided among the leaves.
+    Later choices of this rank use the same division. So there are never more
+    programs than ranks to choose from.
+
+    Args:
+      segment: Segment that has just ended.
     """
     before = self.setting
     setting = self._policy.next_setting(self._measured, self._bytes_of)
@@ -140,7 +159,12 @@ class AdaptiveController:
     return num_bytes(to_plan.payload(self._config, setting), shapes)
 
   def _by_leaf(self, setting: RoundSetting) -> tuple[tuple[str, int], ...]:
-    """Returns ranks by leaf that cost the bytes of one rank for all leaves."""
+    """Divides the rank of a setting among the leaves by their spectra.
+
+    Returns:
+      Pairs of leaf path and rank. Together they cost as many bytes as the
+      setting's rank costs if all leaves have it.
+    """
     shapes = parameter_shapes(self._config.model.shape)
     leaves = {path: leaf_of(path, shapes[path]) for path in self._spectra}
     cost = {p: leaf.num_layers * sum(leaf.shape) for p, leaf in leaves.items()}
@@ -153,7 +177,7 @@ class AdaptiveController:
     return tuple(sorted(ranks.items()))
 
   def get_state(self) -> dict[str, Any]:
-    """Returns what a checkpoint must hold, as plain values."""
+    """Returns choices and measurements for a checkpoint, as plain values."""
     chosen = self._chosen.values()
     return {
       "choice": dataclasses.asdict(self.setting),
@@ -164,7 +188,7 @@ class AdaptiveController:
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Continues from what `get_state` returned."""
+    """Restores choices and measurements that `get_state` returned."""
     self.setting = _setting(state["choice"])
     chosen = [_setting(saved) for saved in state["chosen"]]
     self._chosen = {setting.rank: setting for setting in chosen}
@@ -178,6 +202,11 @@ def _setting(saved: dict[str, Any]) -> RoundSetting:
 
 
 def _max_rank(leaf: Leaf, first: RoundSetting) -> int:
-  """Returns the largest rank that saves bytes and fits into codec states."""
+  """Returns the largest rank that saves bytes and fits into codec states.
+
+  Args:
+    leaf: Shape of the leaf.
+    first: Setting of the first rounds, which has the largest common rank.
+  """
   ranks = range(1, to_plan.ROOM_BY_LEAF * first.rank + 1)
-  return max(r for r in ranks if LowRank(r).factorises(leaf))
+  return max(rank for rank in ranks if LowRank(rank).factorises(leaf))

@@ -1,8 +1,8 @@
 """Builds every part of a run from its config.
 
 Model, inner step, exchange and outer step take plain arguments and do not know
-the config. This is the only file that reads the config and joins them; the
-trainer only goes through the plan.
+the config. This is the only file that reads the config and joins these parts.
+The trainer only goes through the plan.
 """
 
 import dataclasses
@@ -45,14 +45,14 @@ from dilocox_jax.pytypes import Aggregator, Scalar, Tree
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-  """Everything that runs on the devices.
+  """Holds the model and all programs that run on the devices.
 
   Attributes:
     model: Functions of the model.
-    schedule: Learning rate by inner step.
-    steps: Data-parallel steps of all replicas.
-    single: Steps of one replica alone, for a warm start that asks for it.
-    rounds: Rounds of the method.
+    schedule: Function from the inner step to the learning rate.
+    steps: Programs of data-parallel steps of all replicas.
+    single: Programs of steps of one replica, for the phase "single".
+    rounds: Programs of the method's rounds.
   """
 
   model: transformer.Model
@@ -71,9 +71,14 @@ class Programs:
 
   @functools.cached_property
   def evaluate(self):
-    """The jitted mean loss: (params, batches [N, B, L + 1]) -> nats a token."""
+    """The jitted function (params, batches) -> mean loss (nats a token).
+
+    Batches are token ids [N, B, L + 1]: N batches of B sequences. A sequence
+    has L + 1 tokens, and each of its last L tokens is predicted.
+    """
 
     def mean_loss(params: Tree, batches: Tree) -> Scalar:
+      # `map` runs the batches in turn, so memory holds the logits of one batch.
       losses = jax.lax.map(
         lambda batch: next_token_loss(self.model, params, batch), batches
       )
@@ -85,27 +90,32 @@ class Programs:
 def aggregator(
   config: RunConfig, setting: RoundSetting | None = None
 ) -> Aggregator:
-  """Builds the exchange of the method: a plain mean if nothing is compressed.
+  """Builds the function that averages a fragment over the replicas.
+
+  It is a plain mean if the config asks for no compression.
 
   Args:
     config: Config of the run.
     setting: Rank and H of the rounds; None takes those of the config.
   """
-  exchange, sent = config.exchange, to_plan.payload(config, setting)
-  is_plain = sent == Dense() and exchange.collective == "auto"
+  exchange, payload = config.exchange, to_plan.payload(config, setting)
+  is_plain = payload == Dense() and exchange.collective == "auto"
   if is_plain and not exchange.error_feedback:
     return mean_of_finite_replicas()
   feedback = Feedback(
     exchange.feedback_decay, exchange.feedback_against, exchange.feedback_dtype
   )
   return compressed_mean(
-    Compression(sent, exchange.collective, config.seed, _max_rank(config)),
+    Compression(payload, exchange.collective, config.seed, _max_rank(config)),
     feedback if exchange.error_feedback else None,
   )
 
 
 def _max_rank(config: RunConfig) -> int:
-  """Returns the rank that codec states have room for; 0 if no rank changes."""
+  """Returns the largest rank that fits into codec states.
+
+  The value is 0 if the rank never changes; states then have the config's rank.
+  """
   if config.adaptive.mode == "off":
     return 0
   return to_plan.policy(config).first.rank * (
@@ -120,7 +130,8 @@ def programs(config: RunConfig) -> Programs:
     config: Config of the run.
 
   Raises:
-    ValueError: If the devices or optax lack what the config asks for.
+    ValueError: If there are too few devices, a device lacks the memory kind of
+      the config, or optax lacks an optimizer of the config.
   """
   _check_memory(config.mesh.outer_memory)
   sizes, inner = config.model, config.inner
@@ -150,7 +161,8 @@ def programs(config: RunConfig) -> Programs:
   if config.sync.warm_start == "single":
     one_replica = dataclasses.replace(replicas, num_replicas=1)
   transform, plain_mean = outer_transform(config), mean_of_finite_replicas()
-  # A method that sends gradients compresses them; a warm start does not.
+  # A method that sends gradients compresses them. A warm start sends gradients
+  # without compression.
   sends_gradients = config.sync.named.exchanged == "gradient"
   mean = transform.aggregator if sends_gradients else plain_mean
   return Programs(
@@ -169,8 +181,8 @@ def outer_transform(
 ) -> OuterTransform:
   """Builds the outer side of a round: exchange, outer optimizer, apply rule.
 
-  It is all of a round that depends on the rank and H in force, so an adaptive
-  run keeps its model and inner step and replaces only this.
+  Only this part of a round depends on the current rank and H. So an adaptive
+  run replaces it when they change, and keeps its model and inner step.
 
   Args:
     config: Config of the run.
@@ -199,7 +211,7 @@ def _check_memory(kind: str) -> None:
 
 
 def _gradient(config: RunConfig, model: transformer.Model) -> Gradient:
-  """Builds (params, batch) -> (loss, gradients) of one replica."""
+  """Builds the function (params, batch) -> (loss, gradients) of one replica."""
   mesh, z_loss = config.mesh, config.model.z_loss
   micro_batches = config.inner.accumulate_steps
   if mesh.is_divided:
@@ -222,13 +234,19 @@ def _gradient(config: RunConfig, model: transformer.Model) -> Gradient:
     return next_token_loss(model, params, tokens, z_loss)
 
   gradient = accumulated_gradient(loss, micro_batches)
-  if mesh.stacked_by == "map":  # A batched product is slow on CPU.
+  # On CPU, the batched matrix products that vmap makes are slow. So replicas
+  # on one device run in turn instead.
+  if mesh.stacked_by == "map":
     gradient = sequential_vmap(gradient)
   return gradient
 
 
 def corpus(config: RunConfig) -> Corpus:
-  """Loads the text; raises ValueError with one line if there is none."""
+  """Loads the text of the config's data source.
+
+  Raises:
+    ValueError: If the source has no text. The message is one line.
+  """
   data = config.data
   return sources.load_corpus(
     data.source,
@@ -250,7 +268,11 @@ def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
 
 
 def held_out(config: RunConfig, text: Corpus) -> np.ndarray:
-  """Returns the batches of every evaluation, [N, B, L + 1]."""
+  """Returns the validation batches that every evaluation uses.
+
+  Returns:
+    Token ids [N, B, L + 1]: N batches of B sequences of L + 1 tokens.
+  """
   return validation_batches(
     text.validation,
     batch_size=config.data.batch_size,

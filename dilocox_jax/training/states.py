@@ -1,7 +1,7 @@
-"""Creates the state of a run, and describes the shapes of a saved state.
+"""Makes the first state of a phase, and the shapes of a saved state.
 
-A checkpoint of the warm start and a checkpoint of a round hold different trees.
-Only the phase of the run decides which tree it is.
+A state is a `SharedState` during a warm start and a `RoundState` in the rounds.
+The phase of the run alone decides which of the two a checkpoint holds.
 """
 
 import dataclasses
@@ -18,14 +18,15 @@ TrainingState = SharedState | RoundState
 
 @dataclasses.dataclass
 class TrainingProgress:
-  """The progress of a run, which is part of every checkpoint's record.
+  """Says how far a run has come. Every checkpoint contains it.
 
   Attributes:
     step: Number of finished inner steps.
     tokens: Number of tokens that all replicas together have seen.
     total_sent_bytes: Number of bytes that one replica has sent.
     is_finished: Whether the flush and the last evaluation are done.
-    simulated_s: Simulated time of the run (seconds), or None without a clock.
+    simulated_s: Simulated time since the start (seconds); None if the run has
+      no clock.
   """
 
   step: int = 0
@@ -36,11 +37,14 @@ class TrainingProgress:
 
 
 def first_params(programs: Programs, phase: str, seed: int) -> Tree:
-  """Draws the first parameters. Each device creates only its own shard.
+  """Returns random parameters of the model, placed as a phase needs them.
+
+  The program draws every shard on the device that keeps it, so no device ever
+  holds all parameters of a divided replica.
 
   Args:
     programs: Programs of the run.
-    phase: Phase in which the run starts, which decides the placement.
+    phase: Phase whose replicas hold the parameters.
     seed: Integer seed of the random parameters.
   """
   replicas = programs.replicas_of(phase)
@@ -62,22 +66,17 @@ def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
   """
   if phase != "local":
     return programs.steps_of(phase).init(params)
-  init_optimizer = programs.steps.optimizer.init
-  shapes = jax.eval_shape(init_optimizer, params)
+  init = programs.steps.optimizer.init
+  shapes = jax.eval_shape(init, params)
   shardings = programs.replicas_of(phase).state_shardings(shapes, None)
-  optimizer = jax.jit(init_optimizer, out_shardings=shardings)(params)
-  return programs.rounds.init(params, optimizer)
+  return programs.rounds.init(
+    params, jax.jit(init, out_shardings=shardings)(params)
+  )
 
 
 def abstract(programs: Programs, phase: str) -> TrainingState:
-  """Returns the tree of a phase's state with shapes and types, but no values.
-
-  Each leaf also has the sharding that the array must have.
-
-  Args:
-    programs: Programs of the run.
-    phase: "single", "data_parallel" or "local".
-  """
+  """Returns shapes, types and shardings of the state that `fresh` returns."""
+  # `eval_shape` draws no numbers, so the seed of the key does not matter.
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   if phase == "local":
     optimizer = jax.eval_shape(programs.steps.optimizer.init, params)

@@ -1,7 +1,7 @@
-"""AllReduce: every step's gradients are averaged over the slow links.
+"""AllReduce: the gradients of every step are averaged over the slow links.
 
-Source: the baseline of all the papers. Claim: it has the loss that the others
-try to reach, and sends the bytes that they avoid. Cost: two minutes on two CPU
+Source: all the papers use it as their baseline. Claim: the other methods try
+to reach its loss while they send fewer bytes. Cost: two minutes on two CPU
 cores.
 
     python -m experiments.train --config=experiments/configs/allreduce.py \
@@ -12,7 +12,7 @@ from experiments.configs import default
 
 
 def get_config():
-  """Returns the default with gradients averaged at every step."""
+  """Returns the default config with gradients averaged at every step."""
   config = default.get_config()
   config.sync.method = "allreduce"
   return config

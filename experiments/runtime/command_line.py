@@ -1,13 +1,14 @@
-"""Gives all binaries the same flags, logging and errors of one line.
+"""Flags, logging and one-line errors that all programs here share.
 
-Exit codes, each with one line on standard error:
+A program that stops early prints one line on standard error and exits with one
+of these codes:
 
-  1    a run had to stop
-  2    the input is bad
-  75   another process is in the way or was lost, or the given time is over;
-       schedulers may start the same command again, and the run continues
-  130  Ctrl-C stopped the run (128 + the number of the signal, as in shells)
-  143  SIGTERM stopped the run
+  1    The run cannot go on.
+  2    The input is wrong.
+  75   Another process holds the work directory or was lost, or the time limit
+       is over. A scheduler may start the same command again: the run goes on.
+  130  Ctrl-C stopped the program (128 + 2, the number of SIGINT).
+  143  SIGTERM stopped the program (128 + 15).
 
 Any other error is a bug, and its traceback is printed.
 """
@@ -24,30 +25,36 @@ from absl import app, flags
 from ml_collections import config_dict, config_flags
 
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h.
-INTERRUPTED = 130  # 128 + SIGINT, as in shells.
+INTERRUPTED = 130  # Shells use 128 + the signal's number; SIGINT is 2.
 
 _DEFAULT_CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "default.py"
 
-flags.disclaim_key_flags()  # Flags belong to the binary that asks for them.
+# In --help, flags are listed under the program that asks for them, not here.
+flags.disclaim_key_flags()
 
 
 class UsageError(Exception):
-  """Says what is wrong with the input, and what to change."""
+  """Means that the input is wrong. The message says what to change."""
 
   exit_code = 2
 
 
 class SavedAndStoppedError(Exception):
-  """Ends a run that saved and stopped because a signal asked it to."""
+  """Means that a signal stopped a run after it had saved its state."""
 
   def __init__(self, message: object, stop_signal: int):
-    """Takes one line for the user, and the number of the signal."""
+    """Sets the exit code to the one that shells use for the signal.
+
+    Args:
+      message: One line for the user.
+      stop_signal: Number of the signal, e.g. 15 for SIGTERM.
+    """
     super().__init__(message)
-    self.exit_code = 128 + stop_signal  # As in shells.
+    self.exit_code = 128 + stop_signal
 
 
 class StoppedError(Exception):
-  """Says why a run cannot continue."""
+  """Means that a run cannot go on. The message says why."""
 
   def __init__(self, message: object, exit_code: int = 1):
     super().__init__(message)
@@ -63,17 +70,18 @@ def main(
   """Runs a binary.
 
   Args:
-    function: Function that is called with the flags. It raises `UsageError` on
-      bad input and `StoppedError` if the run cannot continue.
+    function: Function that does the work, with the flags as its argument. It
+      raises `UsageError` if the input is wrong and `StoppedError` if it cannot
+      go on.
     define_flags: Function that defines the flags and loads config files.
-    check_field: Function that raises ValueError for a dotted name that is not a
-      field of --config. By default the fields are those of a run.
+    check_field: Function that raises ValueError if --config has no field with
+      a dotted name. By default it checks the fields of `RunConfig`.
     positional: Name of a multi-string flag that takes the arguments without
-      dashes; "" if the binary has no such arguments.
+      dashes; "" if the program has no such arguments.
   """
   logging.basicConfig(format="%(message)s", level=logging.INFO)
-  for loud in ("absl", "jax", "orbax"):
-    logging.getLogger(loud).setLevel(logging.WARNING)
+  for library in ("absl", "jax", "orbax"):
+    logging.getLogger(library).setLevel(logging.WARNING)
   try:
     _parse(define_flags, check_field or _check_run_field, positional)
     function(flags.FLAGS)
@@ -96,7 +104,12 @@ def main(
 
 
 def print_error(error: Exception, where: str = "") -> None:
-  """Prints an error as one line on standard error, after the text `where`."""
+  """Prints an error as one line on standard error.
+
+  Args:
+    error: Error whose message is printed.
+    where: Text in front of the message, such as "name: "; may be empty.
+  """
   print(f"error: {where}{' '.join(str(error).split())}", file=sys.stderr)
 
 
@@ -110,7 +123,7 @@ def _parse(
     define_flags()
     _check_config_file()
     arguments = flags.FLAGS(sys.argv)
-  except SystemExit:  # absl printed the help and would exit with a failure.
+  except SystemExit:  # absl exits with an error code after it has printed help.
     sys.exit(0)
   except UsageError:
     raise
@@ -121,35 +134,40 @@ def _parse(
     flags.FLAGS[positional].value = arguments[1:]
   elif arguments[1:]:
     raise UsageError(
-      f"unexpected argument {arguments[1]!r}: flags begin with --"
+      f"unexpected argument {arguments[1]!r}: flags start with --"
     )
 
 
 def _reason(error: Exception) -> str:
-  """Returns one line about a wrong flag or an error in a config file's code."""
+  """Returns one line that says why the flags could not be read.
+
+  Args:
+    error: Error of the flag library, or of a config file's code.
+  """
   lines = str(error).strip().splitlines() or ["no reason given"]
   if not isinstance(error, flags.Error):
     lines = [f"{type(error).__name__}: {' '.join(lines)}"]
   elif len(lines) == 1:
     return lines[0]
-  # The flag library quotes a traceback, whose last line is the error.
+  # The flag library quotes a whole traceback; its last line is the reason.
   return f"--config={_config_file()}: {lines[-1]}"
 
 
 def _config_file() -> str:
   """Returns the config file that the command line names."""
-  named = str(_DEFAULT_CONFIG)
+  path = str(_DEFAULT_CONFIG)
   for argument, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
     if match := re.fullmatch(r"--?config(?:=(.*))?", argument):
-      named = following if match[1] is None else match[1]
-  return named.split(":", 1)[0]  # What follows a colon goes to get_config.
+      path = following if match[1] is None else match[1]
+  # In --config=file.py:text, the text is an argument of get_config.
+  return path.split(":", 1)[0]
 
 
 def _check_config_file() -> None:
   path = pathlib.Path(_config_file())
   if "config" in flags.FLAGS and not path.is_file():
     raise UsageError(
-      f"--config={path} is not a file: take one of experiments/configs/*.py"
+      f"--config={path} is not a file: use one of experiments/configs/*.py"
     )
 
 
@@ -161,7 +179,7 @@ def _check_run_field(path: str) -> None:
 
 
 def _check_overrides(check_field: Callable[[str], None]) -> None:
-  """Raises UsageError for a field on the command line that does not exist."""
+  """Raises UsageError if the command line sets an unknown config field."""
   for argument in sys.argv[1:]:
     match = re.match(r"--?(?:no)?config\.([\w.]+)", argument)
     try:
@@ -185,8 +203,7 @@ def define_workdir() -> None:
   flags.DEFINE_string(
     "workdir",
     None,
-    "Directory of results; created if missing. If it holds a run, that run is "
-    "continued.",
+    "Directory of results, created if missing. A run that it holds goes on.",
   )
 
 
@@ -230,16 +247,16 @@ def check_files(config) -> None:
 
 
 def writable(workdir: str | None) -> pathlib.Path:
-  """Creates the work directory and checks that it can be written.
+  """Creates the work directory and checks that files can be written in it.
 
   Args:
-    workdir: Value of --workdir; None or "" if the flag is missing.
+    workdir: Value of --workdir; None if the flag was not given.
 
   Returns:
-    Path of the directory.
+    Path of the work directory.
 
   Raises:
-    UsageError: If the flag is missing or the directory cannot be written.
+    UsageError: If --workdir is missing or the directory cannot be written.
   """
   if not workdir:
     raise UsageError("--workdir is missing: say where the results should go")
@@ -248,10 +265,11 @@ def writable(workdir: str | None) -> pathlib.Path:
   try:
     path.mkdir(parents=True, exist_ok=True)
     probe.touch()
-    probe.unlink(missing_ok=True)  # Other processes may do the same.
+    # Another process of the run may have removed the same file already.
+    probe.unlink(missing_ok=True)
   except OSError as error:
     raise UsageError(
-      f"--workdir={workdir} cannot be written ({error.strerror}): give a "
-      "directory in which you may create files"
+      f"--workdir={workdir} cannot be written ({error.strerror}): choose"
+      " another directory"
     ) from error
   return path

@@ -1,9 +1,9 @@
-"""Which runs a convergence sweep needs, task by task.
+"""Lists the runs that a convergence sweep needs, task by task.
 
-Tuning comes first and decides what the results run with: the inner learning
-rate from one grid for all methods, then each method's own settings at the best
-rate. The learning-rate schedule of a run always ends at the last step of that
-run, also where the run is short.
+Two tasks tune a method before its results are made. `tune_inner` tries the
+inner learning rates of one grid, which all methods share. `tune_outer` then
+tries the method's other settings at the best of these rates. The learning rate
+schedule of every run ends at the last step of that run, even of a short one.
 """
 
 import dataclasses
@@ -17,28 +17,33 @@ from experiments.sweeps.simulated_time import PlannedTime, Times, rounds_from
 from experiments.sweeps.sweep_spec import FACTORS, Sweep, SweepMethod
 
 TASKS = ("tune_inner", "tune_outer", "results", "equal_time")
-# A shorter run warms up for as many steps, but for no more than this share.
+# Largest share of a run's steps that may be warm-up. With 50 steps of warm-up,
+# a run of 2000 steps keeps all 50, and a run of 100 steps has 25.
 _MOST_WARMUP = 0.25
 _WARMUP, _WARM_START = "inner.warmup_steps", "sync.warm_start_steps"
-# Shorter runs say nothing: the learning rate hardly leaves the ground.
+# A run with fewer steps is not made: its loss would say nothing about a method,
+# because most of its steps would have a very low learning rate.
 LEAST_STEPS = 20
 
-# The final loss of a run that has been made; None: not yet; NaN: diverged.
+# Function that returns the final loss of a run (nats a token): None if the run
+# has not ended, NaN if it diverged.
 LossOf = Callable[[RequiredRun], float | None]
 
 
 class NotTunedError(Exception):
-  """Tuning of a method is not over, or no setting works."""
+  """Means that a method's tuning has not ended, or all its runs diverged."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-  """What tuning has found for a method.
+  """Holds the result of tuning a method.
 
   Attributes:
-    changed: Fields that the method runs with, over its own.
-    at_edge: Whether the best inner learning rate, warm-up or outer step
-      (rate over one less momentum) is an end of what was tried.
+    changed: Values of the tuned config fields, by dotted name. The results run
+      with them instead of the method's own values.
+    at_edge: Whether the best inner learning rate, warm-up or outer step is the
+      lowest or highest value that was tried. The outer step is
+      rate / (1 - momentum).
   """
 
   changed: Mapping[str, Any]
@@ -46,11 +51,14 @@ class Tuned:
 
 
 class RequiredRuns:
-  """The runs of a sweep, as far as what they depend on is known.
+  """Lists the runs of a sweep.
+
+  The runs of later tasks depend on the losses of tuning runs, so they can be
+  listed only after the tuning runs have ended.
 
   Attributes:
     sweep: The sweep.
-    loss_of: Gives the final loss of a run. Results depend on losses of tuning.
+    loss_of: Function that returns the final loss of a run.
   """
 
   def __init__(self, sweep: Sweep, loss_of: LossOf = lambda run: None):
@@ -58,7 +66,8 @@ class RequiredRuns:
 
     Args:
       sweep: The sweep.
-      loss_of: Gives the final loss of a run; by default no run has ended.
+      loss_of: Function that returns the final loss of a run. By default no
+        run has ended.
     """
     self.sweep, self.loss_of = sweep, loss_of
     self._fields: dict[str, dict[str, Any]] = {}
@@ -68,10 +77,10 @@ class RequiredRuns:
     self._steps: dict[tuple[RunConfig, str, float], int] = {}
 
   def check(self) -> None:
-    """Puts every method on every clock.
+    """Checks that the time of every method can be computed on every clock.
 
     Raises:
-      ValueError: One line that says what does not fit.
+      ValueError: If a method does not fit a clock. The message is one line.
     """
     for method in self.sweep.methods:
       config = self.tune_inner(method)[0].config
@@ -79,7 +88,11 @@ class RequiredRuns:
         PlannedTime(config, clock)
 
   def fields(self, method: SweepMethod) -> dict[str, Any]:
-    """Returns a method's fields; tau and H from a clock if it asks for that."""
+    """Returns the config fields that a method changes, by dotted name.
+
+    If the method takes tau and H from a clock (`tau_from`) or H from another
+    method (`interval_of`), the fields contain the computed values.
+    """
     if method.name not in self._fields:
       fields = dict(method.changed)
       if method.tau_from:
@@ -98,32 +111,39 @@ class RequiredRuns:
     """Returns a run of a method.
 
     Args:
-      task: One of `TASKS`.
-      method: The method.
-      changed: Fields over the method's own, `seed` among them.
+      task: Task of the run, one of `TASKS`.
+      method: Method of the run.
+      changed: Values of config fields by dotted name, `seed` included. They
+        replace the method's own values.
     """
     fields = {**self.fields(method), **changed}
-    asked = (task, method.name, tuple(sorted(fields.items())))
-    if asked not in self._runs:
-      given = {**self.sweep.base, **fields}
-      most = int(_MOST_WARMUP * given["total_steps"])
-      fields[_WARMUP] = min(given[_WARMUP], most)
+    key = (task, method.name, tuple(sorted(fields.items())))
+    if key not in self._runs:
+      values = {**self.sweep.base, **fields}
+      max_warmup = int(_MOST_WARMUP * values["total_steps"])
+      fields[_WARMUP] = min(values[_WARMUP], max_warmup)
       config = self.sweep.config(fields)
-      self._runs[asked] = RequiredRun(task, method.name, fields, config)
-    return self._runs[asked]
+      self._runs[key] = RequiredRun(task, method.name, fields, config)
+    return self._runs[key]
 
   def tune_inner(self, method: SweepMethod) -> list[RequiredRun]:
-    """Returns the method as it is, with every inner learning rate."""
+    """Returns one tuning run of a method for each inner learning rate.
+
+    The runs have the method's own settings and differ only in that rate.
+    """
     return [
       self._tuning("tune_inner", method, {"inner.learning_rate": rate})
       for rate in self.sweep.tuning.inner_learning_rates
     ]
 
   def tune_outer(self, method: SweepMethod) -> list[RequiredRun]:
-    """Returns the method's own settings at its best inner learning rate.
+    """Returns one tuning run of a method for each setting in `method.refine`.
+
+    The runs have the inner learning rate that was best in `tune_inner`, unless
+    the setting changes it.
 
     Raises:
-      NotTunedError: That rate is not known yet, or none works.
+      NotTunedError: If a run of `tune_inner` has not ended, or all diverged.
     """
     inner = self._lowest(self.tune_inner(method)).config.inner
     runs = []
@@ -132,8 +152,8 @@ class RequiredRuns:
       for name in FACTORS.keys() & setting.keys():
         # "inner_factor": 1.3 is 1.3 times the best inner learning rate.
         path, factor = FACTORS[name], fields.pop(name)
-        before = getattr(inner, path.removeprefix("inner."))
-        fields[path] = type(before)(round(factor * before, 8))
+        best = getattr(inner, path.removeprefix("inner."))
+        fields[path] = type(best)(round(factor * best, 8))
       runs.append(self._tuning("tune_outer", method, fields))
     return runs
 
@@ -148,18 +168,24 @@ class RequiredRuns:
       "total_steps": tuning.total_steps,
     }
     if steps := self.fields(method).get(_WARM_START):
-      # A warm start of 300 of 2000 steps has 150 of the 1000 of a tuning run.
+      # The warm start keeps its share of the run: if it takes 300 of 2000
+      # steps, it takes 150 of the 1000 steps of a tuning run.
       share = tuning.total_steps / self.sweep.base["total_steps"]
       fields[_WARM_START] = round(share * steps)
     return self.run(task, method, fields)
 
   def _lowest(self, runs: Sequence[RequiredRun]) -> RequiredRun:
-    """The run that ended lowest; raises NotTunedError if there is none."""
+    """Returns the run with the lowest final loss.
+
+    Raises:
+      NotTunedError: If a run has not ended, or all runs diverged.
+    """
     name = runs[0].name
     if missing := sum(self.loss_of(run) is None for run in runs):
       raise NotTunedError(
         f"{missing} of {len(runs)} tuning runs of {name!r} are missing: run"
-        " --task=tune_inner, then --task=tune_outer, with it among --methods"
+        f" --task=tune_inner, then --task=tune_outer, and include {name!r} in"
+        " --methods"
       )
     best = min(runs, key=self._comparable_loss)
     if math.isinf(self._comparable_loss(best)):
@@ -170,7 +196,10 @@ class RequiredRuns:
     return best
 
   def _comparable_loss(self, run: RequiredRun) -> float:
-    """A run that diverged has an infinite loss, so that it never wins."""
+    """Returns the final loss of a run, or infinity if the run diverged.
+
+    Infinity keeps a diverged run from being chosen as the best one.
+    """
     loss = self.loss_of(run)
     return loss if loss is not None and math.isfinite(loss) else math.inf
 
@@ -181,10 +210,10 @@ class RequiredRuns:
     return steps // config.sync.named.schedule.sync_interval
 
   def tuned(self, method: SweepMethod) -> Tuned:
-    """Returns what the results run with.
+    """Returns the tuned values that the results of a method run with.
 
     Raises:
-      NotTunedError: Tuning is not over, or no setting works.
+      NotTunedError: If a tuning run has not ended, or all runs diverged.
     """
     inner = self.tune_inner(method)
     runs = [*inner, *self.tune_outer(method)]
@@ -198,7 +227,8 @@ class RequiredRuns:
       and fields.get(path) != value
     }
     if best.changed[_WARMUP] == inner[0].changed[_WARMUP]:
-      changed.pop(_WARMUP, None)  # It was not tuned, only cut to the length.
+      # The warm-up was not tuned. It is shorter only because a tuning run is.
+      changed.pop(_WARMUP, None)
     rates = self.sweep.tuning.inner_learning_rates
     rate = self._lowest(inner).config.inner.learning_rate
     at_edge = _is_end(rate, rates) or any(
@@ -208,7 +238,7 @@ class RequiredRuns:
     return Tuned(changed, at_edge)
 
   def results(self, method: SweepMethod) -> list[RequiredRun]:
-    """Returns a run for every seed, with what was tuned."""
+    """Returns one run of a method for each seed, with the tuned values."""
     return self._seeds("results", method, {})
 
   def _seeds(
@@ -224,38 +254,43 @@ class RequiredRuns:
     """Returns the simulated times of a run on a clock."""
     config = run.config
     if (config, clock_name) not in self._times:
-      timed = PlannedTime(config, self.sweep.clocks[clock_name])
-      self._times[config, clock_name] = timed.times()
+      planned = PlannedTime(config, self.sweep.clocks[clock_name])
+      self._times[config, clock_name] = planned.times()
     return self._times[config, clock_name]
 
   def budget_s(self, clock_name: str) -> float:
-    """Returns the seconds of every method on a clock: the reference's own."""
+    """Returns the time budget of every method on a clock (seconds).
+
+    The budget is the time that the clock's reference method takes for its run.
+    """
     reference = self.sweep.method(self.sweep.contests[clock_name].reference)
     return self.times(self.results(reference)[0], clock_name).end_s
 
   def steps_at(self, method: SweepMethod, clock_name: str) -> int:
-    """Returns how many inner steps a method takes in the reference's time."""
+    """Returns how many inner steps a method takes in the budget of a clock."""
     config = self.results(method)[0].config
-    asked = (config, clock_name, self.budget_s(clock_name))
-    if asked not in self._steps:
-      timed = PlannedTime(config, self.sweep.clocks[clock_name])
-      self._steps[asked] = timed.affordable_steps(asked[2], config.total_steps)
-    return self._steps[asked]
+    budget_s = self.budget_s(clock_name)
+    key = (config, clock_name, budget_s)
+    if key not in self._steps:
+      planned = PlannedTime(config, self.sweep.clocks[clock_name])
+      self._steps[key] = planned.affordable_steps(budget_s, config.total_steps)
+    return self._steps[key]
 
   def equal_time(
     self, method: SweepMethod, clock_name: str
   ) -> list[RequiredRun]:
-    """Returns a run for every seed, as long as the budget of a clock allows.
+    """Returns one run for each seed, as long as the budget of a clock allows.
 
-    Example: the reference takes 100 s for its 2000 steps. A method that takes
-    200 s for 2000 gets about 1000 steps, with a schedule that ends there. One
-    that takes 80 s gets no more than 2000: it runs as it does in the results.
-    One for which 100 s are fewer than `LEAST_STEPS` steps has no run.
+    Example: the reference method takes 100 s for its 2000 steps. A method that
+    takes 200 s for 2000 steps gets about 1000 steps, and its learning rate
+    schedule ends at step 1000. A method that takes 80 s gets no more than 2000
+    steps, so its runs are those of the results. A method that cannot take
+    `LEAST_STEPS` steps in 100 s has no run.
     """
     steps = self.steps_at(method, clock_name)
-    whole = self.results(method)
-    if steps == whole[0].config.total_steps:
-      return [dataclasses.replace(run, task="equal_time") for run in whole]
+    results = self.results(method)
+    if steps == results[0].config.total_steps:
+      return [dataclasses.replace(run, task="equal_time") for run in results]
     if steps < LEAST_STEPS:
       return []
     return self._seeds("equal_time", method, {"total_steps": steps})
@@ -264,7 +299,8 @@ class RequiredRuns:
     """Returns a method's runs of a task.
 
     Raises:
-      NotTunedError: An earlier task is not over.
+      NotTunedError: If a run of an earlier task has not ended, or all its
+        runs diverged.
     """
     if task == "tune_inner":
       return self.tune_inner(method)
@@ -282,13 +318,17 @@ class RequiredRuns:
   def tasks(
     self, names: Iterable[str], methods: Sequence[SweepMethod]
   ) -> Iterator[tuple[str, list[RequiredRun], list[str]]]:
-    """Yields tasks with their runs, and why methods have none.
+    """Lists the runs of several tasks.
 
-    A method whose tuning is not over stops no other method.
+    A method whose tuning has not ended does not stop the other methods.
 
     Args:
-      names: Some of `TASKS`, in order.
-      methods: Some of the sweep's methods.
+      names: Names of tasks (`TASKS`), in order.
+      methods: Methods of the sweep whose runs are listed.
+
+    Yields:
+      For each task its name, its runs, and the reasons why some methods have
+      no runs yet.
     """
     for task in names:
       runs, reasons = [], []
@@ -297,12 +337,13 @@ class RequiredRuns:
           runs += self.of_task(task, method)
         except NotTunedError as error:
           reasons.append(str(error))
-      # Many methods may wait for one reference: its reason is said once.
+      # Several methods may wait for the same reference method and give the same
+      # reason, so equal reasons are listed once.
       yield task, runs, list(dict.fromkeys(reasons))
 
 
 def _is_end(value: float, tried: Sequence[float]) -> bool:
-  """Whether a value is the smallest or largest of several."""
+  """Whether a value is the smallest or largest of the values tried."""
   return min(tried) < max(tried) and value in (min(tried), max(tried))
 
 
@@ -311,6 +352,9 @@ def _warmup_steps(run: RequiredRun) -> float:
 
 
 def _outer_step(run: RequiredRun) -> float:
-  """How far many equal outer steps go: momentum 0.9 adds up to ten times."""
+  """Returns the effective size of an outer step, rate / (1 - momentum).
+
+  With momentum 0.9, many equal updates add up to steps of 10 times the rate.
+  """
   outer = run.config.outer
   return outer.learning_rate / (1 - outer.momentum)

@@ -1,10 +1,10 @@
-"""Simulated time of a run that is described by its config, and what follows.
+"""Computes the simulated time of a run from its config.
 
-The simulator's formulas go through the segments that the trainer runs, so a
-clock can be put on a run long after it was made, and on another model than the
-one that was trained. The time of a transfer also says how many inner steps a
-replica should take without waiting (tau), and time says how many steps a
-method gets.
+The simulator goes through the same segments as the trainer. It needs only the
+config, so the time of a run can be computed long after the training, and also
+for a larger model than the trained one. A sweep computes two other numbers from
+these times: tau, the number of inner steps that hide an exchange, and the
+number of inner steps that a method can take in a given time.
 """
 
 import bisect
@@ -17,8 +17,8 @@ from dilocox_jax.simulate.script import Launch, Wait
 from experiments.simulation.setup import Options, Setup, set_up
 from experiments.sweeps.sweep_spec import SweepClock
 
-# Share of a budget of time that is granted on top, so that a few messages more
-# or less do not cost a method a step.
+# Share of a time budget by which a run may be longer. Without it, a few more
+# messages could cost a method a whole step.
 SLACK = 1e-3
 
 
@@ -27,8 +27,9 @@ class Times:
   """Simulated times of a run on a clock.
 
   Attributes:
-    at_s: Seconds at the end of every segment, before the flush, by inner step.
-    end_s: Seconds of the whole run, flush included.
+    at_s: Time from the start to the end of every segment (seconds), by the
+      segment's last inner step. The flush is not included.
+    end_s: Time of the whole run with its flush (seconds).
     utilisation: Share of `end_s` in which replicas took inner steps.
   """
 
@@ -37,35 +38,41 @@ class Times:
   utilisation: float
 
   def after(self, step: int) -> float:
-    """Returns the seconds at the end of the last segment up to a step."""
-    return max((s for at, s in self.at_s.items() if at <= step), default=0.0)
+    """Returns the time at which the last segment up to a step ended (seconds).
+
+    Args:
+      step: Number of inner steps. A segment counts if it ends at or before it.
+    """
+    ends_s = (end_s for stop, end_s in self.at_s.items() if stop <= step)
+    return max(ends_s, default=0.0)
 
 
 class PlannedTime:
-  """One config on one clock."""
+  """Computes simulated times of one config on one clock."""
 
   def __init__(self, config: RunConfig, clock: SweepClock):
-    """Sets the run up on the clock's cluster.
+    """Prepares the simulation of the run on the clock's cluster.
 
     Args:
       config: Config of the run that is trained.
-      clock: The cluster, and which run is timed in place of the trained one.
+      clock: Cluster of the simulation. The clock also says which run is timed
+        in place of the trained one (`SweepClock.timed`).
 
     Raises:
-      ValueError: One line that says what does not fit.
+      ValueError: If the run does not fit the cluster. The message is one line.
     """
     options = Options(step_s=clock.step_s)
     self._setup: Setup = set_up(clock.timed(config), clock.cluster, options)
 
   @property
   def step_s(self) -> float:
-    """Seconds of an inner step of the fastest replica."""
+    """Time of an inner step on the fastest replica (seconds)."""
     return float(min(self._setup.work.step_s))
 
   def exchange_s(self) -> float:
-    """Returns the seconds from the launch of an exchange of all fragments.
+    """Returns the time to exchange all fragments once (seconds).
 
-    They are sent one after the other, each when the one before has arrived.
+    A fragment is sent when the exchange of the previous fragment has ended.
     """
     setup = self._setup
     clock = AnalyticClock(setup.link_costs, setup.work)
@@ -76,7 +83,7 @@ class PlannedTime:
     return clock.walk([]).now_s
 
   def times(self) -> Times:
-    """Returns the seconds at the end of every segment."""
+    """Returns the times of all segments and of the run, and its utilisation."""
     setup = self._setup
     clock = AnalyticClock(setup.link_costs, setup.work)
     at_s = {
@@ -87,23 +94,24 @@ class PlannedTime:
     return Times(at_s, outcome.now_s, outcome.utilisation)
 
   def affordable_steps(self, budget_s: float, most: int) -> int:
-    """Returns the inner steps of the longest run that ends in time.
+    """Returns the number of inner steps of the longest run within a budget.
 
-    The last round is cut short where the time is up: whole rounds alone would
-    take a quarter of its steps from a method whose rounds are long.
+    The last round may be shorter than H. If only whole rounds were allowed, a
+    method with long rounds could lose a quarter of its steps.
 
-    Example: rounds of H = 25 steps of 1 s, each followed by an exchange of
-    10 s that is waited for, and a budget of 100 s. Two rounds take 70 s, three
-    105 s, so 50 steps are affordable for sure. A third round that is cut after
-    n steps takes 70 + n + 10 s: n = 20 fit, which makes 70 steps.
+    Example: a round has H = 25 steps of 1 s. After each round the replicas wait
+    10 s for an exchange. The budget is 100 s. Two rounds take 70 s and three
+    take 105 s, so at least 50 steps fit. With a third round of n steps the run
+    takes 70 + n + 10 s, so n = 20 fits. The result is 70 steps.
 
     Args:
-      budget_s: Seconds of the run, flush included. A run may take `SLACK`
-        (share) more.
-      most: Inner steps that are enough.
+      budget_s: Time of the run with its flush (seconds). A run may take longer
+        by the share `SLACK`.
+      most: Largest number of inner steps to return.
 
     Returns:
-      Steps, at most `most`; 0 where not even one whole round fits.
+      Number of inner steps, at most `most`; 0 if neither one whole round nor a
+      run of `most` steps fits.
     """
     setup = self._setup
     allowed_s = budget_s * (1 + SLACK)
@@ -116,9 +124,10 @@ class PlannedTime:
         setup.link_costs, setup.work, setup.script.ops(plan)
       ).now_s
 
-    # A cut round pays for its exchange and its flush too, so it is sure that
-    # more steps take longer only among whole rounds, and within one round.
-    # Each of the two is searched by halves.
+    # More steps do not always take longer, because a round that is cut short
+    # has an exchange and a flush too. But time surely grows with the number of
+    # whole rounds, and with the steps within one round. So one binary search
+    # finds the number of whole rounds, and a second one the steps after them.
     whole = range(start + interval, most + 1, interval)
     count = bisect.bisect_right(whole, allowed_s, key=cost_s)
     if not count:
@@ -129,25 +138,26 @@ class PlannedTime:
 
 
 def rounds_from(clock: SweepClock, config: RunConfig) -> dict[str, int]:
-  """Returns tau and H of a run that waits as long as an exchange takes.
+  """Returns the tau and H with which inner steps just hide an exchange.
 
-  Source: DiLoCoX, arXiv 2506.21263 (recalled), by whose rule H changes such
-  that the transfer still just hides behind the local steps.
+  Source: DiLoCoX, arXiv 2506.21263 (recalled). Its rule chooses H such that the
+  local steps just hide the transfer.
 
-  Example: an exchange takes 0.5 s and an inner step 0.03 s, so tau = 17 steps
-  hide it (0.51 s). In a run of 2000 steps a method with a tau of its own gets
-  tau = 17 and H = 40, the next divisor of 2000 from 2 tau = 34 on. A method
-  that always waits a whole round (tau = H) gets H = 20.
+  Example: an exchange takes 0.5 s and an inner step takes 0.03 s, so 17 steps
+  (0.51 s) hide the exchange. The run has 2000 steps. A method whose tau differs
+  from H gets tau = 17 and H = 40, the smallest divisor of 2000 that is at least
+  2 tau = 34. A method with tau = H gets H = 20.
 
   Args:
-    clock: The clock that says how long an exchange takes.
+    clock: Clock on which an exchange is timed.
     config: Config of the run.
 
   Returns:
-    Fields of the config; H alone where the method has tau = H.
+    Config fields by dotted name: tau and H, or H alone for a method that has
+    tau = H.
   """
-  timed = PlannedTime(config, clock)
-  tau = overlap_steps(timed.exchange_s(), timed.step_s)
+  planned = PlannedTime(config, clock)
+  tau = overlap_steps(planned.exchange_s(), planned.step_s)
   schedule = config.sync.named.schedule
   if schedule.overlap_steps == schedule.sync_interval:
     return {"sync.sync_interval": fitting_interval(tau, config.total_steps)}
@@ -159,15 +169,16 @@ def overlap_steps(exchange_s: float, step_s: float) -> int:
   """Returns tau: the fewest inner steps (at least 1) that hide an exchange.
 
   Args:
-    exchange_s: Seconds of an exchange.
-    step_s: Seconds of an inner step.
+    exchange_s: Time of an exchange (seconds).
+    step_s: Time of an inner step (seconds).
   """
-  # Rounding must not add a step: 0.3 / 0.1 is a hair more than 3.
+  # In floating point, a quotient such as 0.3 / 0.1 may be slightly more than
+  # the whole number. That must not add a step.
   return max(1, math.ceil(exchange_s / step_s - 1e-9))
 
 
 def fitting_interval(least: int, total_steps: int) -> int:
-  """Returns an H such that the run ends with a whole round, if one is near.
+  """Returns an H with which the run ends with a whole round, if there is one.
 
   Args:
     least: Fewest inner steps of a round.

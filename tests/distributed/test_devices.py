@@ -89,7 +89,8 @@ def test_values_that_lie_well_are_not_moved():
 
 
 def test_more_devices_than_there_are_is_one_line_that_counts_them():
-  with pytest.raises(ValueError, match="needs 4 devices each, but there are 8"):
+  message = r"needs 12 devices \(4 for each replica\), but there are 8"
+  with pytest.raises(ValueError, match=message):
     Replicas(3, "mesh", FOUR)
 
 

@@ -95,7 +95,7 @@ def test_abstract_values_have_the_shapes_and_places_of_real_ones(layout):
 
 def test_more_replicas_than_devices_are_refused_in_a_mesh_alone():
   count = len(jax.devices()) + 1
-  message = f"num_replicas={count} needs as many devices, but there are"
+  message = f"num_replicas={count} needs {count} devices (1 for each"
   with pytest.raises(ValueError, match=re.escape(message)) as caught:
     Replicas(count, "mesh")
   assert str(len(jax.devices())) in str(caught.value).split("there")[1]

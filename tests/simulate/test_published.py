@@ -66,7 +66,7 @@ def test_a_figure_keeps_what_its_file_says(tmp_path):
     ({"value": "90"}, "value='90' must be a number"),
     ({"value": True}, "value=True must be a number"),
     ({"value": float("nan")}, "value=nan must be finite"),
-    ({"units": "percent"}, "units is no field"),
+    ({"units": "percent"}, "units is not a field"),
   ],
 )
 def test_a_wrong_figure_is_refused_in_one_line(tmp_path, change, words):
@@ -93,7 +93,7 @@ def test_every_field_but_the_note_is_needed(tmp_path, field):
 
 def test_a_name_is_used_once(tmp_path):
   path = write(tmp_path / "a.json", GOOD, GOOD)
-  with pytest.raises(ValueError, match="a second figure of this name"):
+  with pytest.raises(ValueError, match="another figure has this name"):
     load_published(path)
 
 
@@ -101,9 +101,9 @@ def test_a_name_is_used_once(tmp_path):
   "text, words",
   [
     ("{", "not JSON"),
-    ("[]", "expected"),
+    ("[]", "the file must be"),
     ('{"paper": "x", "figures": {}}', "figures must be a list"),
-    ('{"paper": "x", "figures": [3]}', "figure 1: must be an object"),
+    ('{"paper": "x", "figures": [3]}', "figure 1: a figure must be"),
   ],
 )
 def test_a_file_of_another_shape_is_refused(tmp_path, text, words):

@@ -1,17 +1,16 @@
-"""How a replica's arrays are divided among its devices.
+"""Divides a replica's arrays among its devices.
 
 A replica may be spread over data shards and pipeline stages. Parameters, the
-states of both optimizers, residuals and data in flight are all divided in the
-same way. So a device holds only its share of each array. A table maps the path
-of a leaf to its division. If no line of the table matches a leaf, this is an
-error, because a whole copy of the leaf on every device could need more memory
-than the model.
+states of both optimizers, residuals and pseudo-gradients in flight are all
+divided in the same way. So a device holds only its share of every array. The
+table `_RULES` says how a leaf is divided, by the leaf's path. A leaf that
+matches no row of the table is an error, because keeping it whole on every
+device could cost more memory than the model.
 
 With 2 data shards and 2 stages, a kernel of 4 layers [4, 128, 344] is divided
-into [2, 64, 344] on each of the 4 devices. Stages divide the layers, and data
-shards divide the rows.
-If layers are not kept on stages, the rule (_WHOLE, _ALL, _WHOLE) divides the
-rows among all devices instead: [4, 32, 344].
+into [2, 64, 344] on each of the 4 devices: layers by stage, rows by data shard.
+If stages do not keep their layers, (_WHOLE, _ALL, _WHOLE) is used. It divides
+the rows among all 4 devices, so each device holds [4, 32, 344].
 """
 
 import dataclasses
@@ -66,16 +65,15 @@ _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-  """Describes how a replica's arrays are divided among its devices.
+  """Says how a replica is divided among its devices.
 
   Attributes:
-    num_data_shards: Number of devices that share a stage. Each device reads
-      its share of a batch and keeps its share of every array.
+    num_data_shards: Number of devices that share a stage. Each of them reads
+      its own share of a batch and keeps its share of every array.
     num_stages: Number of pipeline stages.
     layers_on_stages: Whether a stage keeps the layers that it computes. If
-      False, every device keeps a share of each layer instead. It is False if
-      stages have unequal numbers of layers, or if a fragment has layers of
-      several stages.
+      not, every device keeps a share of each layer. It is False if stages have
+      unequal numbers of layers, or if a fragment has layers of several stages.
   """
 
   num_data_shards: int = limited(1, at_least=1)
@@ -94,13 +92,13 @@ class Division:
     """Returns the mesh axes that divide each dimension of a leaf.
 
     Args:
-      path: Path of the leaf: keys joined by "/". Keys before those of the
+      path: Keys of the leaf, joined by "/". Keys in front of the path in the
         model, such as the name of an optimizer's moment, are ignored.
-      shape: Shape of the leaf in one replica. Dimensions before those of the
-        model are not divided.
+      shape: Shape of the leaf in one replica. Dimensions in front of those of
+        the model's leaf are not divided.
 
     Raises:
-      ValueError: If no line of the table matches the leaf.
+      ValueError: If the path matches no row of the table.
     """
     if not shape:
       return ()
@@ -108,8 +106,8 @@ class Division:
       if re.search(pattern, path):
         return self._first_even(ways, shape)
     raise ValueError(
-      f"no rule says how to divide {path} {shape}: add one to "
-      "dilocox_jax/plan/model/division.py"
+      f"no rule says how to divide the leaf {path} of shape {shape}: add a "
+      "rule to dilocox_jax/plan/model/division.py"
     )
 
   def _first_even(self, ways: tuple[Spec, ...], shape: tuple[int, ...]) -> Spec:
@@ -124,18 +122,12 @@ class Division:
     return (_WHOLE,) * len(shape)
 
   def divides(self, spec: Spec, shape: tuple[int, ...]) -> bool:
-    """Whether every dimension is divisible by its number of shards."""
+    """Whether every dimension is divisible by the number of its shards."""
     pairs = zip(spec, shape, strict=True)
     return all(size % self.num_shards(axes) == 0 for axes, size in pairs)
 
   def num_shards(self, axes: tuple[str, ...]) -> int:
-    """Returns the number of shards into which mesh axes divide a dimension.
-
-    Example: with 2 data shards and 4 stages, ("data", "stage") gives 8 shards.
-
-    Args:
-      axes: Names of mesh axes, "data" or "stage"; () gives 1 shard.
-    """
+    """Returns the number of shards into which mesh axes divide a dimension."""
     sizes = {DATA_AXIS: self.num_data_shards, STAGE_AXIS: self.num_stages}
     return math.prod(sizes[axis] for axis in axes)
 

@@ -1,9 +1,9 @@
-"""Sizes and parameter shapes of models, known before any array exists.
+"""Computes parameter shapes of models without making any array.
 
-Payload sizes, fragments, the simulator and the model itself must agree on the
-path and shape of every leaf. They stand here without JAX, so that planning a
-model of 107 billion parameters costs nothing. A test compares them with the
-parameters that the model really has.
+Payloads, fragments, the simulator and the model itself must agree on the path
+and shape of every leaf, so all of them use this file. It does not need JAX, so
+planning a model of 107 billion parameters takes no memory. A test compares the
+shapes with the parameters that the model really has.
 """
 
 import dataclasses
@@ -16,23 +16,25 @@ ACTIVATIONS = ("swiglu", "gelu")
 
 @dataclasses.dataclass(frozen=True)
 class ModelShape:
-  """The sizes of a decoder-only transformer.
+  """Holds the sizes of a decoder-only transformer.
 
   Attributes:
-    num_layers: Transformer blocks (count).
+    num_layers: Number of transformer blocks.
     model_dim: Width of the residual stream, D.
-    num_heads: Attention heads, N.
-    ff_dim: Hidden width of the MLP, F; for SwiGLU, of each of its two branches.
-    vocab_size: Tokens the model knows, V.
-    head_dim: Width of one head as configured; 0 means model_dim / num_heads.
-      Read `head_width` for the value in force.
+    num_heads: Number of attention heads, N.
+    ff_dim: Hidden width of the MLP, F. With SwiGLU each of the two branches has
+      this width.
+    vocab_size: Number of tokens in the vocabulary, V.
+    head_dim: Width of one attention head as configured. 0 means
+      model_dim / num_heads. `head_width` is the resulting width.
     activation: "swiglu" (Shazeer 2020, arXiv 2002.05202) or "gelu".
-    qk_norm: Normalise queries and keys of each head before their product
-      (Dehghani et al. 2023, arXiv 2302.05442, section 2.1).
-    num_kv_heads: Heads of keys and values as configured, each shared by the
-      same number of query heads (Ainslie et al. 2023, arXiv 2305.13245); 0
-      means num_heads. Read `kv_heads` for the value in force.
-    tied_head: Whether the head is the token table, not a matrix of its own.
+    qk_norm: Whether queries and keys of each head are normalised before their
+      product (Dehghani et al. 2023, arXiv 2302.05442, section 2.1).
+    num_kv_heads: Number of heads of keys and values as configured. Equally many
+      query heads share each of them (Ainslie et al. 2023, arXiv 2305.13245). 0
+      means num_heads. `kv_heads` is the resulting number.
+    tied_head: Whether the output head is the embedding table. If not, it is a
+      matrix of its own.
   """
 
   num_layers: int
@@ -47,25 +49,26 @@ class ModelShape:
   tied_head: bool = False
 
   def __post_init__(self):
-    """Raises ValueError, naming the values, if no such model can be built."""
+    """Raises ValueError if no model can have these sizes."""
     for name in "num_layers model_dim num_heads ff_dim vocab_size".split():
       within_limits(name, getattr(self, name), at_least=1)
     check_limits(self)
     if not self.head_dim and self.model_dim % self.num_heads:
       raise ValueError(
         f"model_dim={self.model_dim} must be divisible by "
-        f"num_heads={self.num_heads}, or head_dim be given"
+        f"num_heads={self.num_heads}: change one of them, or set head_dim"
       )
     if self.num_heads % self.kv_heads:
       raise ValueError(
         f"num_kv_heads={self.num_kv_heads} must divide "
-        f"num_heads={self.num_heads}"
+        f"num_heads={self.num_heads}: equally many query heads share each head "
+        "of keys and values"
       )
     if self.head_width % 2:
       raise ValueError(
         f"head width {self.head_width} (head_dim={self.head_dim}, "
         f"model_dim={self.model_dim} / num_heads={self.num_heads}) must be "
-        "even: rotary positions turn pairs"
+        "even, because rotary position embeddings rotate pairs of values"
       )
 
   @property
@@ -96,14 +99,15 @@ def _block_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 
 
 def parameter_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-  """Lists every parameter leaf of the model.
+  """Returns the shape of every parameter leaf of the model, by path.
 
   Args:
-    shape: The model.
+    shape: Sizes of the model.
 
   Returns:
-    Path ("/" between keys) to shape. Leaves of all blocks are stacked: their
-    paths begin with "blocks/" and their first axis is the layer.
+    Shapes by path, with "/" between the keys of a path. Leaves of all blocks
+    are stacked: their paths begin with "blocks/" and their first axis is the
+    layer.
   """
   layers, d, v = shape.num_layers, shape.model_dim, shape.vocab_size
   blocks = {
@@ -115,19 +119,22 @@ def parameter_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 
 
 def parameter_count(shape: ModelShape) -> int:
-  """Counts all parameters: the sum over leaves of the product of their sizes.
+  """Returns the number of parameters of the model.
 
-  With W = N K, U = W for keys and values of every head (less where heads share
-  them), g = 3 (SwiGLU) or 2 (GELU) matrices in the MLP, q = 2 K with QK-norm,
-  else 0, and h = 2 tables, 1 where head and embedding are tied:
+  The number is
 
     h V D + D + num_layers (2 D (W + U) + g D F + 2 D + q)
 
-  Source: counting; the matrix terms are those of Hoffmann et al. 2022, arXiv
-  2203.15556, appendix F, and the projections are free of biases.
+  where W = N K is the width of the queries and U = kv_heads K that of the keys
+  and of the values. The MLP has g = 3 (SwiGLU) or 2 (GELU) matrices, and the
+  norms of queries and keys have q = 2 K parameters with QK-norm, else 0. There
+  are h = 2 tables, or 1 if head and embedding are tied.
+
+  Source: our own count. The matrix terms are those of Hoffmann et al. 2022,
+  arXiv 2203.15556, appendix F. The projections have no biases.
 
   Args:
-    shape: The model.
+    shape: Sizes of the model.
 
   Returns:
     Number of scalars, embedding and head included.
@@ -136,27 +143,30 @@ def parameter_count(shape: ModelShape) -> int:
 
 
 def flops_per_token(shape: ModelShape, sequence_length: int) -> int:
-  """Floating-point operations to train on one token, forward and backward.
+  """Returns the floating-point operations to train on one token.
+
+  The forward and the backward pass of a token together have
 
     6 N_mm + 12 num_layers W L,    W = N K
 
-  N_mm counts the parameters that are multiplied as matrices: all but the
-  norms and the embedding table, which is looked up unless it is the head too.
-  Each costs one multiply and one add forward and twice that backward.
-  Attention multiplies queries with keys and weights with values, 4 W L forward
-  and twice that backward; the causal mask is not credited, and nothing is
-  recomputed.
+  operations. N_mm is the number of parameters in matrices that are multiplied.
+  These are all parameters except those of the norms and of the embedding table.
+  The table is only looked up, so it counts only if it is also the head. Each of
+  these parameters costs one multiply and one add forward, and twice that
+  backward. Attention multiplies queries with keys, and weights with values. For
+  a layer this costs 4 W L operations forward and twice that backward. The
+  number does not become smaller through the causal mask, and it assumes that
+  the backward pass recomputes nothing.
 
   Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
-  Differs: the paper's N includes the embedding; ours is only looked up, unless
-  it is the head too.
+  Differs: the number of parameters in the paper includes the embedding table.
 
   Args:
-    shape: The model.
-    sequence_length: Tokens that attend to each other, L.
+    shape: Sizes of the model.
+    sequence_length: Number of tokens that attend to each other, L.
 
   Returns:
-    Operations per token; a multiply-add counts as two.
+    Number of operations per token. A multiply-add counts as two.
   """
   matrix_parameters = sum(
     math.prod(leaf)

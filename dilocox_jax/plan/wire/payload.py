@@ -1,8 +1,9 @@
-"""Payloads, which describe what a codec sends: floats, or codes of few bits.
+"""Payloads, which describe the arrays that a codec sends.
 
 A codec is built from its payload, so predicted bytes and sent bytes cannot
-differ. The payloads here send every value and end a chain. Those that send
-fewer values are in `reduction`, and chains are in `chain`.
+differ. The payloads in this file send every value, as a float or as a code of
+few bits, and are the last link of a chain. Payloads that send fewer values are
+in `reduction`, and chains of payloads are in `chain`.
 """
 
 import dataclasses
@@ -21,11 +22,11 @@ SCALE_BYTES = 2  # bfloat16: fp16 would underflow on small pseudo-gradients.
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-  """An array that is sent.
+  """Describes an array that is sent.
 
   Attributes:
     name: Name of the contents, e.g. "codes" or "scales".
-    shape: Shape of the array; the first axis is the layer.
+    shape: Shape of the array. The first axis is the layer.
     item_bytes: Size of an element (bytes).
   """
 
@@ -43,7 +44,8 @@ class Payload:
   """Describes what a codec sends.
 
   Attributes:
-    is_projection: Whether what it carries may be averaged before decoding.
+    is_projection: Whether the arrays of `carried` may be averaged over replicas
+      before they are decoded.
   """
 
   is_projection: ClassVar[bool] = False
@@ -53,17 +55,38 @@ class Payload:
     check_limits(self)
 
   def carried(self, leaf: Leaf) -> tuple[Leaf, ...]:
-    """Returns the arrays that the next payload of a chain sends, in order."""
+    """Returns the shapes of the arrays that this payload passes on.
+
+    The next payload of the chain encodes and sends them. A payload that ends a
+    chain passes on nothing.
+
+    Args:
+      leaf: Shape of the leaf that this payload encodes.
+    """
     del leaf
     return ()
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
-    """Returns the arrays that this payload sends itself."""
+    """Describes the arrays that this payload itself sends for a leaf.
+
+    They do not include what the next payload of the chain sends (`carried`).
+    For example top_k sends the indices of the values it selects, and passes on
+    the values.
+
+    Args:
+      leaf: Shape of the leaf that this payload encodes.
+    """
     del leaf
     return ()
 
   def at(self, path: str) -> "Payload":
-    """Returns the payload of one leaf; most are the same for all leaves."""
+    """Returns the payload of one leaf.
+
+    Most payloads are equal for all leaves.
+
+    Args:
+      path: Path of the leaf.
+    """
     del path
     return self
 
@@ -75,34 +98,39 @@ class Dense(Payload):
   Wire: 4 bytes a value for float32, 2 bytes for bfloat16 and float16.
 
   Attributes:
-    dtype: One of `FLOATS`.
+    dtype: Type of the floats, one of `FLOATS`.
   """
 
   dtype: str = limited("float32", choices=FLOATS)
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
-    """Returns the array of values."""
+    """Describes the array of values."""
     item_bytes = 4 if self.dtype == "float32" else 2
     return (Wire("values", leaf.stacked_shape, item_bytes),)
 
 
 def row_width(leaf: Leaf) -> int:
-  """Returns the length of the last axis; 1 for a scalar."""
+  """Returns the length of a leaf's last axis; 1 for a scalar."""
   return leaf.shape[-1] if leaf.shape else 1
 
 
 def group_shape(leaf: Leaf, scale: str, block_size: int) -> tuple[int, int]:
-  """Returns how the values of a layer share scales: (groups, values in each).
+  """Returns how the values of one layer are divided into groups.
 
-  The last group is padded with zeros. Blocks are made equally long, which pads
-  by less than one value for each block. A layer of 300 values in blocks of at
-  most 128 needs 3 blocks: blocks of 100 need no padding, while blocks of 128
-  would have to be padded by 84 values.
+  All values of a group share a scale. All groups have the same length, so the
+  last one is padded with zeros. Blocks are as short as their number allows,
+  which pads by less than one value for each block. A layer of 300 values in
+  blocks of at most 128 needs 3 blocks: blocks of 100 need no padding, while
+  blocks of 128 would have to be padded by 84 values.
 
   Args:
-    leaf: The leaf.
-    scale: What shares a scale: "tensor", "row" or "block".
-    block_size: Most values of a block (count).
+    leaf: Shape of the leaf.
+    scale: Kind of the groups: "tensor" (the whole layer), "row" (its last axis)
+      or "block".
+    block_size: Largest number of values in a block.
+
+  Returns:
+    Number of groups, and number of values in each.
   """
   if scale == "tensor":
     return 1, leaf.size
@@ -129,7 +157,7 @@ class Int(Payload):
     bits: Bits of a code: 8, 4, 2 or 1.
     scale: Values that share a scale: "block", "row" (last axis) or "tensor"
       (one layer).
-    block_size: Most values of a block (count).
+    block_size: Largest number of values in a block.
     rounding: "nearest" or "stochastic" (unbiased).
   """
 
@@ -144,7 +172,7 @@ class Int(Payload):
     return 2 if self.bits == 2 and self.rounding == "nearest" else 1
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
-    """Returns the arrays of codes and scales."""
+    """Describes the arrays of codes and scales."""
     groups, width = group_shape(leaf, self.scale, self.block_size)
     scales = (leaf.num_layers, groups, self.num_scales)
     return (
@@ -160,13 +188,13 @@ class E3M0(Payload):
   Wire: 4 bits a value and 2 bytes a block.
 
   Attributes:
-    block_size: Most values of a block (count).
+    block_size: Largest number of values in a block.
   """
 
   block_size: int = limited(128, at_least=1)
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
-    """Returns the arrays of codes and scales."""
+    """Describes the arrays of codes and scales."""
     groups, width = group_shape(leaf, "block", self.block_size)
     return (
       _coded(leaf, groups, width, 4),

@@ -1,8 +1,8 @@
 """Holds the results of a convergence sweep: losses, spreads, gaps and times.
 
-A loss is a mean over seeds. The report shows it together with the losses of the
-best and the worst seed, because two methods can be told apart only if their
-spreads are apart. Every time is simulated and belongs to a named clock.
+Reports show a mean loss together with the losses of its lowest and highest
+seed. Only then can a reader see whether two methods differ by more than their
+seeds do. Every time belongs to a named clock.
 """
 
 import dataclasses
@@ -17,10 +17,10 @@ TOKENS = "tokens"  # Value of `Claim.at` for a claim about equal tokens.
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-  """One evaluation of a run.
+  """Holds the numbers of one evaluation.
 
   Attributes:
-    step: Inner steps finished.
+    step: Number of inner steps finished.
     tokens: Tokens that all replicas together have seen.
     sent_bytes: Bytes that one replica has sent.
     loss: Validation loss of the outer parameters (nats a token).
@@ -36,13 +36,14 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-  """A finished run of one method with one seed.
+  """Holds the results of one run of a method, which has one seed.
 
   Attributes:
     seed: Integer seed of the run.
-    loss: Loss after the flush (nats a token); NaN if the run diverged.
+    loss: Validation loss after the flush (nats a token); NaN if the run
+      diverged.
     sent_bytes: Bytes that one replica sent, flush included.
-    points: Evaluations in order; the last one follows the flush.
+    points: Evaluations in order. The last one was made after the flush.
   """
 
   seed: int
@@ -53,24 +54,26 @@ class Trace:
 
 @dataclasses.dataclass(frozen=True)
 class MethodResult:
-  """Results of a method at equal tokens.
+  """Holds the results of a method at equal tokens.
 
   Attributes:
     name: Name of the method.
-    traces: Finished runs, one per seed.
-    utilisation: Share of the simulated time spent in inner steps, by clock.
+    traces: Results of the runs that have ended, one per seed.
+    utilisation: Share of the simulated time in which replicas took inner steps,
+      by clock.
     seconds: Simulated time of the whole run (s), flush included, by clock.
-    interval: Inner steps between two sends of a fragment, H.
-    overlap_steps: Inner steps between a send and its apply, tau.
+    interval: H, inner steps between two sends of a fragment.
+    overlap_steps: tau, inner steps between a send and its apply.
     warm_start_steps: Inner steps before the first round.
     ends_round: Whether the last round had all its H steps.
-    tuned: Values that tuning chose, by short name of the field.
+    tuned: Values that tuning chose, by the short name of the config field.
     tuning_runs: Number of tuning runs.
     tuning_rounds: Number of rounds of each tuning run.
     at_edge: Whether the best inner learning rate, warm-up or outer step is the
-      first or last value of its grid, so that a better one may lie outside.
+      lowest or highest value that was tried.
     baseline: Name of the AllReduce method with the same inner optimizer.
-    clock: Clock whose transfer times gave H; empty if H was given.
+    clock: Name of the clock from whose transfer times H was computed; empty if
+      the sweep's config gives H.
   """
 
   name: str
@@ -90,44 +93,39 @@ class MethodResult:
 
   @property
   def spread(self) -> Spread:
-    """Spread of the final losses over seeds (nats a token)."""
+    """Final losses of all seeds, with their mean and range (nats a token)."""
     return Spread(tuple(trace.loss for trace in self.traces))
 
   @property
   def family(self) -> str:
-    """The name without its clock, e.g. "ours" for "ours_1gbit"."""
+    """Name of the method without its clock, e.g. "ours" for "ours_1gbit"."""
     return self.name.removesuffix(f"_{self.clock}") if self.clock else self.name
 
   def is_on(self, clock: str) -> bool:
-    """Returns whether the figures of a clock show this method.
+    """Whether the figures of a clock show the method.
 
     Args:
-      clock: Name of the clock; "" for figures that belong to no clock.
+      clock: Name of the clock; "" for figures that have no clock.
     """
     return not clock or self.clock in ("", clock)
 
   @property
   def sent_bytes(self) -> float:
-    """Bytes that one replica sent, mean over seeds; NaN if there are none."""
-    sent = [trace.sent_bytes for trace in self.traces]
-    return statistics.fmean(sent) if sent else math.nan
+    """Bytes that one replica sent, mean over seeds; NaN without seeds."""
+    sizes_bytes = [trace.sent_bytes for trace in self.traces]
+    return statistics.fmean(sizes_bytes) if sizes_bytes else math.nan
 
 
 @dataclasses.dataclass(frozen=True)
 class TimedResult:
-  """Results of a method that trains for the time that another method needs.
-
-  The sweep names this other method, the reference, for every clock. If the
-  reference takes 100 s for all of its steps, every method gets 100 s, and a
-  method with slow exchanges takes fewer steps in that time.
+  """Holds the results of a method that had as much time as the reference.
 
   Attributes:
     name: Name of the method.
-    steps: Number of inner steps that fit into the time of the reference.
-    used_s: Simulated time of these steps and the flush (s); NaN if
-      `is_too_few`.
-    is_too_few: Whether `steps` is so small that the sweep has no runs of it.
-    losses: Final losses (nats a token), one per seed that has ended.
+    steps: Number of inner steps that fit into the time.
+    used_s: Simulated time of these steps and the flush (s).
+    is_too_few: Whether the steps are too few, so that no run was made.
+    losses: Final losses (nats a token), one per seed.
   """
 
   name: str
@@ -138,17 +136,17 @@ class TimedResult:
 
   @property
   def spread(self) -> Spread:
-    """Spread of the final losses over seeds (nats a token)."""
+    """Final losses of all seeds, with their mean and range (nats a token)."""
     return Spread(self.losses)
 
 
 @dataclasses.dataclass(frozen=True)
 class EqualTime:
-  """Results of all methods that train for the time of the reference.
+  """Holds the results of all methods in the time that the reference takes.
 
   Attributes:
     clock: Name of the clock.
-    budget_s: Simulated time of the reference, flush included (s).
+    budget_s: Simulated time that the reference method takes (s).
     methods: Results, one per method.
   """
 
@@ -159,14 +157,14 @@ class EqualTime:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-  """A claim that one method ends with a lower loss than others.
+  """Describes an ordering of methods that the sweep checks.
 
   Attributes:
-    better: Name of the method that should end with the lower loss.
-    than: Names of the methods that should end with higher losses.
-    at: `TOKENS` if all methods see the same number of tokens, or the name of
-      the clock on which they have equal time.
-    source: Paper or people who make the claim, and how well that is known.
+    better: Name of the method that should have the lower final loss.
+    than: Names of the methods that should have a higher final loss.
+    at: `TOKENS`, or the name of the clock on which all methods have equal time.
+    source: Paper or people who claim the ordering, and whether the claim was
+      read in the source.
   """
 
   better: str
@@ -177,29 +175,29 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """Everything that the report of a sweep says.
+  """Holds everything that the report of a sweep says.
 
   Attributes:
     name: Name of the sweep.
-    corpus: Digest of the text.
+    corpus: Digest (hash) of the text that all methods train on.
     budget: Sentences on steps, tokens, replicas, parameters and machines.
     seeds: Number of seeds that each method should have.
     clocks: Descriptions of the clocks, by name.
-    target_loss: Loss (nats a token); the report says when it is reached. 0 if
-      there is no target.
-    entries: Results at equal tokens, one per method, in the config's order.
-    equal_time: Results at equal time, one per clock.
-    claims: Claims that the report checks.
-    gaps: Largest gap to AllReduce that is expected, as a share of the loss of
-      AllReduce, by name of the method.
+    target_loss: Loss (nats a token). The report says when each method reaches
+      it; 0 if there is no such loss.
+    entries: Results at equal tokens, in the order of the config.
+    equal_time: Results at equal time, one entry per clock.
+    claims: Orderings to check.
+    gaps: Largest gap to AllReduce that the sweep expects, by method name. A gap
+      is a share of AllReduce's loss.
     tuning: Sentences on the budget of tuning.
     command: Command line that made the report.
     notes: Sentences on how to read the report.
     untuned: Names of methods whose tuning has not ended or has failed. The
       report leaves them out.
-    front: Names or families of the methods that figures draw in front, most
-      important first. If there is room for more, figures take the methods with
-      the lowest losses.
+    front: Names or families of the methods to draw in front, most important
+      first. If there is room for more, figures take the methods with the lowest
+      losses.
   """
 
   name: str
@@ -225,43 +223,47 @@ class Comparison:
 
   def entry(self, name: str) -> MethodResult | None:
     """Returns the results of a method at equal tokens, or None."""
-    return next((e for e in self.entries if e.name == name), None)
+    return next((entry for entry in self.entries if entry.name == name), None)
 
   def gap(self, entry: MethodResult) -> float:
-    """Returns mean loss / mean loss of the baseline - 1.
+    """Returns the gap of a method: mean loss / mean loss of its baseline - 1.
 
-    The result is NaN if the baseline is missing or its loss is not finite.
+    The gap is NaN if the baseline has no results or has diverged.
     """
-    base = self.entry(entry.baseline)
-    if not base or not math.isfinite(base.spread.mean):
+    baseline = self.entry(entry.baseline)
+    if not baseline or not math.isfinite(baseline.spread.mean):
       return math.nan
-    return entry.spread.mean / base.spread.mean - 1
+    return entry.spread.mean / baseline.spread.mean - 1
 
   def seed_gaps(self, entry: MethodResult) -> list[float]:
-    """Returns the gap of each seed that both methods have, lowest first."""
+    """Returns the gap of each seed of a method, lowest first.
+
+    Seeds that the baseline does not have are left out.
+    """
     baseline = self.entry(entry.baseline)
     traces = baseline.traces if baseline else ()
-    base = {trace.seed: trace.loss for trace in traces}
+    losses = {trace.seed: trace.loss for trace in traces}
     return sorted(
-      trace.loss / base[trace.seed] - 1
+      trace.loss / losses[trace.seed] - 1
       for trace in entry.traces
-      if trace.seed in base
+      if trace.seed in losses
     )
 
 
 def seconds_to(trace: Trace, clock: str, target_loss: float) -> float:
   """Returns the time at which a run first reached a loss.
 
-  The function assumes that the loss falls linearly between two evaluations. For
-  example, a run with loss 2 at 10 s and loss 1 at 20 s reaches 1.5 at 15 s.
+  The function assumes that the loss falls linearly between two evaluations.
+  Example: if the loss is 2 at 10 s and 1 at 20 s, it reaches 1.5 at 15 s.
 
   Args:
-    trace: One run of a method.
+    trace: Results of the run.
     clock: Name of the clock.
     target_loss: Loss to reach (nats a token).
 
   Returns:
-    Seconds since the start; infinity if the run never reached the loss.
+    Simulated time since the start (s); infinity if the run never reached the
+    loss.
   """
   before: Point | None = None
   for point in trace.points:

@@ -1,7 +1,7 @@
-"""Tables of a convergence sweep.
+"""Makes the tables in the report of a convergence sweep.
 
-Every table names its clock or says that it has none. Verdicts on orderings are
-computed from the losses, never written by hand.
+The title of every table names the clock of its times, or says that the table
+has no clock. The program computes the verdicts on orderings from the losses.
 """
 
 import dataclasses
@@ -25,11 +25,12 @@ class ReportTable:
   """One table of the report.
 
   Attributes:
-    title: What the table shows, and on which clock.
-    header: Names of the columns; the first column is text.
-    rows: Cells, one row per line.
+    title: Title, which says what the table shows and on which clock.
+    header: Names of the columns. The cells of the first column are text.
+    rows: Texts of the cells, one sequence per row.
     notes: Sentences below the table.
-    on_page_alone: Whether only the page shows it, not the terminal.
+    on_page_alone: Whether the table is on the page only and not printed in
+      the terminal.
   """
 
   title: str
@@ -39,36 +40,36 @@ class ReportTable:
   on_page_alone: bool = False
 
 
-def tables(found: Comparison) -> Iterator[ReportTable]:
+def tables(comparison: Comparison) -> Iterator[ReportTable]:
   """Yields all tables in the order of the page."""
-  yield _losses(found)
-  for clock in found.clocks:
-    yield _times(found, clock)
-  for each in found.equal_time:
-    yield _equal_time(found, each)
-  yield _orderings(found)
-  yield _pairs(found)
-  yield _tuned(found)
+  yield _losses(comparison)
+  for clock in comparison.clocks:
+    yield _times(comparison, clock)
+  for equal_time in comparison.equal_time:
+    yield _equal_time(comparison, equal_time)
+  yield _orderings(comparison)
+  yield _pairs(comparison)
+  yield _tuned(comparison)
 
 
-def _losses(found: Comparison) -> ReportTable:
+def _losses(comparison: Comparison) -> ReportTable:
   rows = [
     (
-      entry.name + units.human_missing(len(entry.traces), found.seeds),
+      entry.name + units.human_missing(len(entry.traces), comparison.seeds),
       _mean(entry.spread),
       _range(entry.spread),
-      units.human_gap(found.gap(entry)),
+      units.human_gap(comparison.gap(entry)),
       units.human_bytes(entry.sent_bytes),
       f"{entry.interval}/{entry.overlap_steps}",
     )
-    for entry in found.entries
+    for entry in comparison.entries
   ]
   warm = [
     f"{entry.name} {entry.warm_start_steps:,} steps"
-    for entry in found.entries
+    for entry in comparison.entries
     if entry.warm_start_steps
   ]
-  cut = [entry.name for entry in found.entries if not entry.ends_round]
+  cut = [entry.name for entry in comparison.entries if not entry.ends_round]
   notes = [
     "The loss is the validation loss of the outer parameters after the flush"
     " (measured): mean over seeds, lowest and highest seed. The gap compares"
@@ -78,8 +79,8 @@ def _losses(found: Comparison) -> ReportTable:
   notes += [
     f"The gap of {entry.name} is to {entry.baseline}, which has the same inner"
     " optimizer."
-    for entry in found.entries
-    if entry.baseline != found.entries[0].baseline
+    for entry in comparison.entries
+    if entry.baseline != comparison.entries[0].baseline
   ]
   if warm:
     notes.append(f"Warm start: {', '.join(warm)}. The other methods have none.")
@@ -95,10 +96,10 @@ def _losses(found: Comparison) -> ReportTable:
   )
 
 
-def _times(found: Comparison, clock: str) -> ReportTable:
-  target = found.target_loss
+def _times(comparison: Comparison, clock: str) -> ReportTable:
+  target, description = comparison.target_loss, comparison.clocks[clock]
   rows = []
-  for entry in found.entries:
+  for entry in comparison.entries:
     share = units.human_share(entry.utilisation.get(clock, math.nan))
     whole = units.human_time(entry.seconds.get(clock, math.nan))
     to_s = mean_seconds_to(entry, clock, target)
@@ -113,27 +114,27 @@ def _times(found: Comparison, clock: str) -> ReportTable:
     ("method", "utilisation", "whole run", f"to loss {target:g}"),
     rows,
     [
-      f"Clock '{clock}': {found.clocks[clock]}. Times are simulated, losses are"
+      f"Clock '{clock}': {description}. Times are simulated, losses are"
       " measured. Between two evaluations the loss is taken to fall linearly."
     ],
   )
 
 
-def _equal_time(found: Comparison, each: EqualTime) -> ReportTable:
+def _equal_time(comparison: Comparison, equal_time: EqualTime) -> ReportTable:
+  clock, budget_s = equal_time.clock, equal_time.budget_s
   rows = []
-  for timed in each.methods:
-    seeds = 0 if timed.is_too_few else found.seeds
+  for timed in equal_time.methods:
+    seeds = 0 if timed.is_too_few else comparison.seeds
     name = timed.name + units.human_missing(len(timed.losses), seeds)
-    used = units.human_share(timed.used_s / each.budget_s)
+    used = units.human_share(timed.used_s / budget_s)
     loss = "too few steps" if timed.is_too_few else _mean(timed.spread)
     rows.append((name, f"{timed.steps:,}", used, loss, _range(timed.spread)))
   return ReportTable(
-    f"At equal time on the clock '{each.clock}', "
-    f" {units.human_time(each.budget_s)}",
+    f"At equal time on the clock '{clock}',  {units.human_time(budget_s)}",
     ("method", "steps", "time used", "loss", "lowest..highest"),
     rows,
     [
-      f"Clock '{each.clock}': {found.clocks[each.clock]}. Every method has as"
+      f"Clock '{clock}': {comparison.clocks[clock]}. Every method has as"
       " many inner steps as fit into the time (to a thousandth of it), and at"
       " most as many as at equal tokens. Its last round may be shorter than H,"
       " and its learning rate schedule ends at its own last step. Its settings"
@@ -146,22 +147,22 @@ def _where(at: str) -> str:
   return "equal tokens" if at == TOKENS else f"equal time on '{at}'"
 
 
-def _orderings(found: Comparison) -> ReportTable:
+def _orderings(comparison: Comparison) -> ReportTable:
   rows = []
-  for claim in found.claims:
-    verdict = orderings.summary([*orderings.claim_verdicts(found, claim)])
+  for claim in comparison.claims:
+    verdict = orderings.summary([*orderings.claim_verdicts(comparison, claim)])
     text = f"{claim.better} < {', '.join(claim.than)}"
     rows.append((text, _where(claim.at), claim.source, verdict))
-  for name, most in found.gaps.items():
+  for name, most in comparison.gaps.items():
     claim = f"{name} at most {most:.1%} above allreduce"
-    verdict = orderings.bounded(found, name, most)
+    verdict = orderings.bounded(comparison, name, most)
     rows.append((claim, "equal tokens", "ours", verdict))
   notes = [
     "A claim `a < b, c` holds if every seed of a ends lower than every seed of"
     " b and c, and no seed is missing. Gaps compare means. The verdicts are"
     " computed from the losses."
   ]
-  if edge := [entry.name for entry in found.entries if entry.at_edge]:
+  if edge := [entry.name for entry in comparison.entries if entry.at_edge]:
     notes.append(
       "The best inner learning rate, warm-up or outer step (rate / (1 -"
       " momentum)) was the first or last value that was tried, so a better one"
@@ -171,9 +172,9 @@ def _orderings(found: Comparison) -> ReportTable:
   return ReportTable("Orderings (clocks as named)", header, rows, notes)
 
 
-def _pairs(found: Comparison) -> ReportTable:
+def _pairs(comparison: Comparison) -> ReportTable:
   rows = []
-  for v in orderings.verdicts(found):
+  for v in orderings.verdicts(comparison):
     ends = _end(v.better_spread.high), _end(v.other_spread.low)
     rows.append((v.better, v.other, _where(v.at), *ends, v.result))
   return ReportTable(
@@ -184,9 +185,9 @@ def _pairs(found: Comparison) -> ReportTable:
   )
 
 
-def _tuned(found: Comparison) -> ReportTable:
+def _tuned(comparison: Comparison) -> ReportTable:
   rows = []
-  for entry in found.entries:
+  for entry in comparison.entries:
     values = [
       f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
       for name, value in entry.tuned.items()
@@ -195,7 +196,7 @@ def _tuned(found: Comparison) -> ReportTable:
     budget = f"{entry.tuning_runs} x {entry.tuning_rounds}"
     rows.append((entry.name, " ".join(values), budget))
   header = ("method", "values", "runs x rounds")
-  return ReportTable("Tuned values (no clock)", header, rows, found.tuning)
+  return ReportTable("Tuned values (no clock)", header, rows, comparison.tuning)
 
 
 def _mean(spread: Spread) -> str:
@@ -208,5 +209,5 @@ def _range(spread: Spread) -> str:
 
 
 def _end(loss: float) -> str:
-  """Formats a loss; NaN means that there is no loss."""
+  """Returns the cell for a mean, lowest or highest loss; "-" for NaN."""
   return "-" if math.isnan(loss) else units.human_loss(loss)
