@@ -74,6 +74,6 @@ def run_steps(
     params = optax.apply_updates(carry.params, updates)
     metrics = StepMetrics(loss, optax.tree.norm(mean_gradients))
     metrics = jax.tree.map(lambda x: x.astype(jnp.float32), metrics)
-    return SharedState(params, optimizer_state, exchange_state), metrics
+    return SharedState(params, optimizer_state, exchange), metrics
 
   return jax.lax.scan(body, state, batches)

@@ -77,10 +77,7 @@ MOMENTS = {
   "during_a_save": is_saving,
   "during_the_last_save": lambda w: has_rows(w, "final", 1),
 }
-FAST = {
-  ("diloco", "during_a_save"),
-  ("dilocox", "between_rounds"),
-}
+FAST = {("diloco", "during_a_save")}
 CASES = [
   pytest.param(
     method,

@@ -143,6 +143,7 @@ def test_a_process_that_is_killed_ends_the_run_and_costs_nothing(
   runs.assert_same_bits(state, wanted)
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_launcher_saves_the_run_and_stops_all(whole, tmp_path):
   """It comes after the first round, while the second program is compiled."""
   process = together(tmp_path)

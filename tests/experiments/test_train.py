@@ -57,7 +57,7 @@ def test_help_explains_from_any_directory_and_starts_no_jax(tmp_path):
   """A module named jax that cannot be imported stands in the way."""
   (tmp_path / "jax.py").write_text("raise RuntimeError('jax was loaded')\n")
   done = _train("--help", cwd=tmp_path)
-  for part in ("--config", "--workdir", "profile", "continues a run"):
+  for part in ("--config", "--workdir", "profile", "continues the run"):
     assert part in done.stdout
   assert sorted(path.name for path in tmp_path.iterdir()) == ["jax.py"]
 

@@ -1,8 +1,7 @@
-"""Computes when fragments are sent and applied.
+"""Computes after which inner steps fragments are sent and applied.
 
-The trainer and the simulator both need to know which fragment is sent or
-applied after which inner step. Both use this one schedule, so the simulated
-events are the events of the training run.
+The trainer and the simulator both use this module. So the simulated events are
+the events of the training run.
 
 Fragment p is *sent* after inner step s if (s - t_p) mod H = 0 and s > 0, with
 the offset t_p = floor(p H / P), and *applied* at s + tau. Events of one step
@@ -22,14 +21,13 @@ from dilocox_jax.checks import require
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Event:
-  """Describes a send or an apply of one fragment.
+  """A send or an apply of one fragment.
 
   Attributes:
-    step: Number of the inner step after which the event happens.
-    kind: "apply" or "send". Among events of one step, applies sort first.
-    fragment: Index of the fragment.
-    send_step: Number of the inner step after which the fragment was measured
-      and sent.
+    step: Inner step after which the event happens.
+    kind: "apply" or "send". Applies of a step sort before its sends.
+    fragment: Index of the fragment, from 0.
+    send_step: Inner step after which the fragment was measured.
   """
 
   step: int
@@ -40,17 +38,16 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-  """Describes inner steps with at most one apply, and one send at their end.
+  """Some inner steps with at most one apply, and at most one send at the end.
 
-  A round is a list of windows. The windows differ only in numbers, so a program
-  can scan over them.
+  A round is a list of windows. They differ only in numbers, so a round compiles
+  to a scan over its windows.
 
   Attributes:
     steps_before: Number of inner steps before the apply.
-    applied: `Event` of the apply; None if nothing is applied.
+    applied: The `Event` of the apply, or None if nothing is applied.
     steps_after: Number of inner steps between the apply and the send.
-    sent: `Event` of the send; None if nothing is sent, for example because the
-      round is cut short.
+    sent: The `Event` of the send, or None if nothing is sent.
   """
 
   steps_before: int
@@ -66,14 +63,13 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class SyncSchedule:
-  """Computes the events and windows of a run from H, P and tau.
+  """Computes the sends and applies of a run from H, P and tau.
 
   Attributes:
-    sync_interval: H, the number of inner steps between two sends of one
-      fragment.
+    sync_interval: H, the number of inner steps between two sends of a fragment.
     num_fragments: P, the number of fragments.
     overlap_steps: tau, the number of inner steps between a send and its apply.
-      If tau is 0, the replica waits for the exchange. tau may be larger than H.
+      If it is 0, the replica waits for the exchange. It may exceed H.
   """
 
   sync_interval: int
@@ -95,29 +91,26 @@ class SyncSchedule:
 
   @property
   def depth(self) -> int:
-    """Largest number of sends of one fragment in flight, ceil(tau / H).
+    """Largest number of one fragment's exchanges in flight: ceil(tau / H).
 
-    For example with H = 4 and tau = 6, the sends of steps 4 and 8 are both in
-    flight until the first is applied after step 10. So the depth is 2.
+    Example: with H = 4 and tau = 6, the pseudo-gradient that is sent after step
+    4 is applied after step 10. The next one is sent after step 8. So two of
+    them are in flight between steps 8 and 10, and the depth is 2.
     """
     return -(-self.overlap_steps // self.sync_interval)
 
   @property
   def is_whole_rounds(self) -> bool:
-    """Whether tau is a multiple of H.
-
-    A fragment is then applied and sent after the same inner steps.
-    """
+    """Whether a fragment is applied on the steps on which it is sent."""
     return self.overlap_steps % self.sync_interval == 0
 
   @property
   def hiding_steps(self) -> int:
-    """Fewest inner steps that run at the same time as an exchange.
+    """Smallest number of inner steps that run at the same time as an exchange.
 
-    A program begins an exchange at the start of the window that applies its
-    result. So a tau above H / P delays the apply, but hides no more of the
-    exchange. For example with H = 6, P = 1 and tau = 8, only two of the eight
-    steps hide it: steps 13 and 14 for the send of step 6.
+    A program begins an exchange in the window that applies its result. So a tau
+    above H / P makes the result older, but hides no more of the exchange.
+    Example: with H = 6, P = 1 and tau = 8, only two of the eight steps hide it.
     """
     if not self.overlap_steps:
       return 0
@@ -125,17 +118,21 @@ class SyncSchedule:
     return min(window.steps_before for window in windows if window.applied)
 
   def offset(self, fragment: int) -> int:
-    """Returns t_p: the inner steps of a round before a fragment's send."""
+    """Returns t_p, the number of inner steps of a round before a send.
+
+    Args:
+      fragment: Index p of the fragment that is sent.
+    """
     return fragment * self.sync_interval // self.num_fragments
 
   def slot(self, event: Event) -> int:
-    """Returns the index of the slot that holds a sent pseudo-gradient.
+    """Returns the slot that holds a sent pseudo-gradient, from 0 to depth - 1.
 
-    The sends of a fragment use its `depth` slots in turn. With H = 4 and depth
-    2, the sends of steps 4, 8 and 12 use the slots 1, 0 and 1.
+    Sends use the slots in turn. Example: with H = 4 and depth 2, the sends of
+    steps 4, 8 and 12 use the slots 1, 0 and 1.
 
     Args:
-      event: Send of the pseudo-gradient, or its apply.
+      event: The send or the apply of the pseudo-gradient.
     """
     if not self.depth:
       return 0
@@ -143,10 +140,10 @@ class SyncSchedule:
     return since_offset // self.sync_interval % self.depth
 
   def events(self, start: int, stop: int) -> Iterator[Event]:
-    """Yields the events of the inner steps start < s <= stop, in order."""
+    """Yields the events of inner steps start < s <= stop, in order."""
     for step in range(start + 1, stop + 1):
-      applied_send = step - self.overlap_steps
-      for kind, send_step in (("apply", applied_send), ("send", step)):
+      applied_send_step = step - self.overlap_steps
+      for kind, send_step in (("apply", applied_send_step), ("send", step)):
         if send_step <= 0:
           continue
         for fragment in range(self.num_fragments):
@@ -156,27 +153,26 @@ class SyncSchedule:
   def round_windows(
     self, round_index: int, num_steps: int | None = None
   ) -> list[Window]:
-    """Returns the windows of one round.
+    """Returns the windows of the inner steps of one round.
 
-    The round has the inner steps s with r H < s <= (r + 1) H, where r is
-    `round_index`. Window j begins after the send of fragment j and ends with
-    the send of fragment j + 1. Exactly one apply falls between these two sends.
-    It applies fragment (j - q) mod P with q = ceil((tau mod H) P / H) - 1,
-    because the floor in t_p keeps the order of the offsets. With H = 6, P = 3
-    and tau = 3, q is 1. So the window that sends fragment 2 after step 10
-    (j = 1) applies fragment 0 after step 9.
+    Round r has the inner steps r H + 1 to (r + 1) H. Window j starts after the
+    send of fragment j and ends with the send of fragment (j + 1) mod P. Exactly
+    one apply falls into it. This apply is of fragment (j - q) mod P with
+    q = ceil((tau mod H) P / H) - 1, because floor keeps the order of the
+    offsets. Example: H = 6, P = 3 and tau = 3 give q = 1. Window j = 1 of round
+    1 sends fragment 2 after step 10, and it applies fragment 0 after step 9.
 
     If P does not divide H, an apply may fall on the last step of the round,
-    after the last send. It then has its own window without a send.
+    after the last send. Then it gets its own window.
 
     Args:
       round_index: Number of the round, from 0.
-      num_steps: Number of inner steps after which the round is cut short; None
-        for the whole round.
+      num_steps: Number of inner steps after which the round is cut short, or
+        None for the whole round.
 
     Returns:
-      Windows in order. In the first rounds, windows have no apply of a fragment
-      that was not sent yet.
+      Windows in order. In the first rounds a window has no apply if its
+      fragment was not sent yet.
     """
     start = round_index * self.sync_interval
     windows = [self._window(start, j) for j in range(self.num_fragments)]
@@ -191,9 +187,9 @@ class SyncSchedule:
 
   @property
   def _opens_with_apply(self) -> bool:
-    """Whether an apply falls on the last step of a round (only if P < H).
+    """Whether an apply falls on the last step of a round.
 
-    `_window` counts such an apply as the start of the next round.
+    This is possible only if P < H.
     """
     return not self.is_whole_rounds and self._window(0, 0).steps_before == 0
 
@@ -202,57 +198,56 @@ class SyncSchedule:
 
     Args:
       start: Number of inner steps before the round.
-      index: Number of the window in the round, from 0.
+      index: Number j of the window in the round, from 0.
     """
     interval, num_fragments = self.sync_interval, self.num_fragments
     first = start + self.offset(index)
     last = start + self.offset(index + 1)
     sent = Event(last, "send", (index + 1) % num_fragments, last)
     if self.is_whole_rounds:
-      applied = self._apply(closed, sent.fragment)
-      return Window(closed - opened, applied, 0, sent)
-    # Only tau mod H decides which steps of a round have an apply.
+      applied = self._apply(last, sent.fragment)
+      return Window(last - first, applied, 0, sent)
+    # If tau grows by H, the same steps of a round have an apply. So tau mod H
+    # decides. `lag` is q in the docstring of `round_windows`.
     delay = self.overlap_steps % interval
-    lag = -(-delay * parts // interval) - 1
-    fragment = (index - lag) % parts
-    at = start + (self.offset(fragment) + delay) % interval
-    # An apply due on the last step of the round has the position 0 modulo H.
-    if at < opened:
-      at += interval
-    return Window(at - opened, self._apply(at, fragment), closed - at, sent)
+    lag = -(-delay * num_fragments // interval) - 1
+    fragment = (index - lag) % num_fragments
+    apply_step = start + (self.offset(fragment) + delay) % interval
+    if apply_step < first:  # Modulo H the round's last step is 0.
+      apply_step += interval
+    applied = self._apply(apply_step, fragment)
+    return Window(apply_step - first, applied, last - apply_step, sent)
 
   def _apply(self, step: int, fragment: int) -> Event | None:
-    """Returns the apply after a step; None if nothing was sent for it."""
+    """Returns the apply after a step, or None if nothing was sent for it."""
     send_step = step - self.overlap_steps
     return Event(step, "apply", fragment, send_step) if send_step > 0 else None
 
   def flush_windows(self, step: int) -> list[Window]:
     """Returns the windows of the flush, which ends a run.
 
-    The flush applies every exchange that is still pending, and it sends and
-    applies the progress that was not sent yet. It has no inner steps. The
-    trainer runs these windows, and bytes and simulated times of the flush are
-    computed from them.
+    The flush applies all pending exchanges. It also sends and applies the
+    progress that was not sent yet. Its windows have no inner steps. The trainer
+    runs these windows, and bytes and simulated times are computed from them.
 
-    The windows of fragment 0 come first, then those of fragment 1, and so on.
-    Each window has one event. Pending exchanges are applied oldest first. The
-    progress since the last send is measured (the window's `sent`) before these
-    applies if tau >= H, as in a round, and after them if tau < H. Its exchange
-    is applied last. A fragment without inner steps since its last send is not
-    measured.
+    The fragments come one after the other, and each window holds one event.
+    Pending exchanges of a fragment are applied, the oldest first. The progress
+    since the last send is sent before these applies if tau >= H, as in the
+    rounds, and after them otherwise. Its exchange is applied last. If there was
+    no inner step since the last send of the fragment, nothing is sent.
 
-    For example take H = 4, P = 1 and tau = 6 after step 9. The sends of steps 4
-    and 8 are pending, and the progress of step 9 is not sent yet. So the
-    windows are send(9), apply(4), apply(8), apply(9). With tau = 2 only the
-    send of step 8 is pending, and they are apply(8), send(9), apply(9).
+    Example: H = 4, P = 1 and tau = 6, after step 9. The sends of steps 4 and 8
+    are pending and the progress of step 9 is unsent. So the windows are
+    send(9), apply(4), apply(8), apply(9). With tau = 2 only the send of step 8
+    is pending, so the windows are apply(8), send(9), apply(9).
 
     Args:
-      step: Number of inner steps finished. All events of the last step have
-        happened.
+      step: Number of finished inner steps. All events of the last step must be
+        done.
 
     Returns:
-      Windows in order. The `step` of an event is the step at which a longer run
-      would have it, so the steps of a fragment's windows may not be sorted.
+      Windows in order. An event keeps the step at which it would happen in a
+      longer run. So the steps of a fragment's events may not be ascending.
     """
     return [
       window
@@ -268,7 +263,7 @@ class SyncSchedule:
       for sent in range(max(step - overlap, 0) + 1, step + 1)
       if (sent - offset) % interval == 0
     ]
-    # A fragment that was never sent has the progress of all `step` inner steps.
+    # A fragment that was never sent has only `step` inner steps to send.
     if not min((step - offset) % interval, step):
       yield from pending
       return
@@ -283,8 +278,8 @@ def _cut(windows: list[Window], stop: int, start: int) -> Iterator[Window]:
 
   Args:
     windows: Windows of a round.
-    stop: Number of inner steps of the run after which the round is cut.
-    start: Number of inner steps of the run before the round.
+    stop: Inner step after which the round is cut.
+    start: Number of inner steps before the round.
   """
   for window in windows:
     before = min(window.steps_before, stop - start)
