@@ -47,7 +47,7 @@ def test_what_is_a_replicas_own_lies_with_it_alone():
 
 def test_a_leaf_without_a_rule_is_refused_only_where_it_must_be_divided():
   strange = {"strange": np.ones((4, 4))}
-  with pytest.raises(ValueError, match="divide strange"):
+  with pytest.raises(ValueError, match="divide the leaf strange"):
     Replicas(2, "mesh", FOUR).place_state(strange, None)
   Replicas(2, "mesh").place_state(strange, None)
 

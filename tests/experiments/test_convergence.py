@@ -83,7 +83,7 @@ def test_a_mistake_is_one_line_before_anything_runs(arguments, hint, tmp_path):
 
 def test_a_report_on_no_lines_is_refused_and_writes_nothing(tmp_path):
   done = run(tmp_path, "--task=report")
-  assert done.returncode == 2 and "there is no" in done.stderr
+  assert done.returncode == 2 and "does not exist yet" in done.stderr
   assert not list(tmp_path.glob("kept*"))
 
 

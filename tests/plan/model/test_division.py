@@ -58,7 +58,9 @@ def test_a_device_holds_little_more_than_its_share(preset):
 
 
 def test_a_leaf_without_a_rule_is_named():
-  with pytest.raises(ValueError, match=r"divide memory/strange \(3, 4\)"):
+  with pytest.raises(
+    ValueError, match=r"divide the leaf memory/strange of shape \(3, 4\)"
+  ):
     Division(2).spec("memory/strange", (3, 4))
 
 
