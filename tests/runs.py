@@ -18,6 +18,18 @@ from dilocox_jax.training.checkpoint import Checkpoints
 from dilocox_jax.training.trainer import Trainer
 
 BATCH_SIZE, SEQUENCE_LENGTH = 2, 16
+# A run of the nano model for a command line: a few seconds.
+SMALL_FLAGS = (
+  "--config.data.source=synthetic",
+  "--config.data.batch_size=2",
+  "--config.data.sequence_length=16",
+  "--config.model.preset=nano",
+  "--config.model.scan_unroll=1",
+  "--config.total_steps=12",
+  "--config.inner.warmup_steps=2",
+  "--config.sync.sync_interval=3",
+  "--config.evaluation.num_sequences=4",
+)
 
 
 class Killed(Exception):

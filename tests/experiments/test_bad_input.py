@@ -7,18 +7,7 @@ import pytest
 
 from tests import runs
 
-SMALL = (
-  "--config.data.source=synthetic",
-  "--config.data.batch_size=2",
-  "--config.data.sequence_length=16",
-  "--config.model.preset=nano",
-  "--config.model.scan_unroll=1",
-  "--config.total_steps=12",
-  "--config.inner.warmup_steps=2",
-  "--config.sync.sync_interval=3",
-  "--config.evaluation.num_sequences=4",
-  "--config.checkpoint.interval_steps=3",
-)
+SMALL = (*runs.SMALL_FLAGS, "--config.checkpoint.interval_steps=3")
 CONFIG = "--config=experiments/configs/{}.py"
 
 BAD = {

@@ -14,17 +14,6 @@ from tests import runs
 from tests.experiments.test_kill import command, has_rows
 
 ROOT = pathlib.Path(__file__).parents[2]
-SMALL = (
-  "--config.data.source=synthetic",
-  "--config.data.batch_size=2",
-  "--config.data.sequence_length=16",
-  "--config.model.preset=nano",
-  "--config.model.scan_unroll=1",
-  "--config.total_steps=12",
-  "--config.inner.warmup_steps=2",
-  "--config.sync.sync_interval=3",
-  "--config.evaluation.num_sequences=4",
-)
 NO_SAVES = "--config.checkpoint.interval_steps=1000"
 DEADLINE_S = 300
 
@@ -52,7 +41,7 @@ def error_of(done, code):
 def whole_fixture(tmp_path_factory):
   """A short run, and all that it printed."""
   workdir = tmp_path_factory.mktemp("whole")
-  done = train(*SMALL, f"--workdir={workdir}")
+  done = train(*runs.SMALL_FLAGS, f"--workdir={workdir}")
   assert done.returncode == 0, done.stderr
   return workdir, done
 
@@ -69,7 +58,10 @@ def test_a_run_says_what_it_trains_before_its_first_step(whole):
 
 def test_a_run_with_a_cluster_says_how_long_it_would_take(tmp_path):
   done = train(
-    *SMALL, f"--workdir={tmp_path}", "--cluster=1gbit", "--step_s=300"
+    *runs.SMALL_FLAGS,
+    f"--workdir={tmp_path}",
+    "--cluster=1gbit",
+    "--step_s=300",
   )
   assert done.returncode == 0, done.stderr
   assert "simulated time on the given cluster: 1 h" in done.stderr
@@ -119,7 +111,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_overwritten(whole, tmp_path):
     if config:
       (workdir / "config.json").write_bytes(config)
     before = runs.files(workdir)
-    line = error_of(train(*SMALL, f"--workdir={workdir}"), 2)
+    line = error_of(train(*runs.SMALL_FLAGS, f"--workdir={workdir}"), 2)
     assert "holds a run (config.json, run.json, metrics.jsonl)" in line
     assert "its checkpoints are gone" in line
     assert "take another --workdir, or move this one away" in line
@@ -130,7 +122,7 @@ def test_a_loss_that_is_not_finite_before_the_first_save_claims_no_checkpoint(
   tmp_path,
 ):
   done = train(
-    *SMALL,
+    *runs.SMALL_FLAGS,
     f"--workdir={tmp_path}",
     "--config.inner.learning_rate=1e30",
     "--config.inner.clip_norm=0",
@@ -167,7 +159,7 @@ def test_missing_files_are_found_before_jax_is_loaded(
 @pytest.mark.parametrize("section", ["inner", "outer"])
 def test_an_optimizer_that_does_not_exist_is_named(section, tmp_path):
   done = train(
-    *SMALL,
+    *runs.SMALL_FLAGS,
     f"--workdir={tmp_path / 'run'}",
     f"--config.{section}.optimizer=adamv",
     "--distributed",  # It is found before this process looks for others.
@@ -176,6 +168,8 @@ def test_an_optimizer_that_does_not_exist_is_named(section, tmp_path):
 
 
 def test_more_steps_than_before_need_a_run_of_their_own(whole):
-  done = train(*SMALL, f"--workdir={whole[0]}", "--config.total_steps=20")
+  done = train(
+    *runs.SMALL_FLAGS, f"--workdir={whole[0]}", "--config.total_steps=20"
+  )
   line = error_of(done, 2)
   assert "total_steps: 12 -> 20" in line and "checkpoint.init_from" in line

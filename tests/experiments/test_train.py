@@ -23,17 +23,6 @@ CONFIGS = sorted(
 )
 # Another reading of one method, as settings of the general one.
 READINGS = {"cocktail_params": "delayed"}
-SMALL = (
-  "--config.data.source=synthetic",
-  "--config.data.batch_size=2",
-  "--config.data.sequence_length=16",
-  "--config.model.preset=nano",
-  "--config.model.scan_unroll=1",
-  "--config.total_steps=12",
-  "--config.inner.warmup_steps=2",
-  "--config.sync.sync_interval=3",
-  "--config.evaluation.num_sequences=4",
-)
 
 
 def _train(*arguments, cwd=ROOT):
@@ -80,7 +69,7 @@ def test_every_method_has_a_config_file():
 @pytest.fixture(scope="module", name="stacked")
 def stacked_fixture(tmp_path_factory):
   workdir = tmp_path_factory.mktemp("stacked")
-  done = _train(*SMALL, f"--workdir={workdir}", "--profile")
+  done = _train(*runs.SMALL_FLAGS, f"--workdir={workdir}", "--profile")
   return workdir, done
 
 
@@ -102,7 +91,9 @@ def test_a_profile_holds_the_devices_work(stacked):
 
 def test_replicas_on_devices_of_their_own_learn_the_same(stacked, tmp_path):
   """The command line makes as many CPU devices as there are replicas."""
-  _train(*SMALL, f"--workdir={tmp_path}", "--config.mesh.layout=mesh")
+  _train(
+    *runs.SMALL_FLAGS, f"--workdir={tmp_path}", "--config.mesh.layout=mesh"
+  )
   (stack,), (spread,) = (runs.rows(w, "final") for w in (stacked[0], tmp_path))
   for view in ("outer_loss", "mean_loss", "replica_loss"):
     np.testing.assert_allclose(spread[view], stack[view], rtol=0, atol=1e-4)
@@ -111,7 +102,7 @@ def test_replicas_on_devices_of_their_own_learn_the_same(stacked, tmp_path):
 
 def test_a_directory_has_one_run_at_a_time(tmp_path):
   with file_lock.held(tmp_path / ".train.lock", ""):
-    refused = _tried(*SMALL, f"--workdir={tmp_path}")
+    refused = _tried(*runs.SMALL_FLAGS, f"--workdir={tmp_path}")
   assert refused.returncode == 75  # The same command goes on later.
   assert refused.stderr.startswith("error: another run is at work in --workdir")
   assert refused.stderr.count("\n") == 1
@@ -126,7 +117,7 @@ def test_text_files_are_found_by_a_glob(tmp_path):
     lines = [f"{number} {line} and so on\n" for line in range(60)]
     (folder / f"{number}.txt").write_text("".join(lines))
   _train(
-    *SMALL,
+    *runs.SMALL_FLAGS,
     f"--workdir={tmp_path / 'run'}",
     "--config.data.source=text_files",
     f"--config.data.glob={texts}/**/*.txt",
