@@ -25,7 +25,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.outer.drift import Drift, measure_drift
 from dilocox_jax.outer.partition import FragmentIndex, Partition, Store
 from dilocox_jax.outer.rules import ApplyRule, ExchangeResult, apply_rule
@@ -74,7 +73,6 @@ class OuterTransform:
       did not send. If true, this part stays in the replica's parameters, and
       the next pseudo-gradient contains it. If false, this part is lost, unless
       error feedback holds it as a residual.
-    axis_name: Axis over which replicas are mapped.
   """
 
   method: Method
@@ -82,12 +80,11 @@ class OuterTransform:
   optimizer: optax.GradientTransformation
   aggregator: Aggregator
   keep_unsent: bool = False
-  axis_name: str = REPLICA_AXIS
 
   @property
   def rule(self) -> ApplyRule:
     """The method's apply rule."""
-    return apply_rule(self.method, self.axis_name)
+    return apply_rule(self.method)
 
   @property
   def depth(self) -> int:

@@ -1,1 +1,0 @@
-"""The library as users import it; `dilocox_jax` has lazy names for it."""
