@@ -33,7 +33,7 @@ def trees():
   arrays, values = {}, {}
   for spec in SPECS:
     for dtype in DTYPES:
-      name, value = f"{spec} {dtype.__name__}", VALUES.astype(dtype)
+      name, value = f"{spec} {jnp.dtype(dtype)}", VALUES.astype(dtype)
       where = NamedSharding(mesh, PartitionSpec(*spec))
       arrays[name] = jax.make_array_from_callback(
         value.shape, where, value.__getitem__
