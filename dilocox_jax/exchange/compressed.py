@@ -74,12 +74,14 @@ class Compression:
       rounding.
     max_rank: Columns that low-rank states have room for; 0 means the
       payload's rank.
+    axis_name: Axis over which replicas are mapped.
   """
 
   payload: Payload
   collective: str = "auto"
   seed: int = 0
   max_rank: int = 0
+  axis_name: str = REPLICA_AXIS
 
 
 def compressed(compression: Compression) -> Exchange:
@@ -92,6 +94,7 @@ def compressed(compression: Compression) -> Exchange:
     compression: Payload and collective.
   """
   payload, max_rank = compression.payload, compression.max_rank
+  axis_name = compression.axis_name
 
   def codecs_of(tree: Tree) -> dict[str, Codec]:
     return {
@@ -108,13 +111,13 @@ def compressed(compression: Compression) -> Exchange:
   def update(
     values: Tree, participates: Boolean, state: CodecState
   ) -> tuple[Tree, Tree, CodecState]:
-    num_replicas = jax.lax.psum(1, REPLICA_AXIS)
+    num_replicas = jax.lax.psum(1, axis_name)
     codecs = codecs_of(values)
     # All replicas must draw the same mask, so codecs get the shared key. Each
     # must round by itself, so encoders get a key of the replica.
     shared_key = jax.random.key(compression.seed)
     shared_key = jax.random.fold_in(shared_key, state.count)
-    replica = jax.lax.axis_index(REPLICA_AXIS)
+    replica = jax.lax.axis_index(axis_name)
 
     def reduce(yielded: dict[str, Array], step: int) -> dict[str, Reduced]:
       step_key = jax.random.fold_in(shared_key, step + 1)
@@ -128,7 +131,11 @@ def compressed(compression: Compression) -> Exchange:
         for path, dense in yielded.items()
       }
       return transport.reduce(
-        outgoing, participates, num_replicas, compression.collective
+        outgoing,
+        participates,
+        num_replicas,
+        compression.collective,
+        axis_name,
       )
 
     leaves = leaves_by_path(values)

@@ -14,7 +14,7 @@ from dilocox_jax.pytypes import Aggregator, Array, Boolean, Scalar, Tree
 from dilocox_jax.trees import all_finite
 
 
-def mean_of_finite_replicas() -> Aggregator:
+def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
   """Averages over the replicas whose values are all finite.
 
   A replica that has diverged is left out of the mean, so that it cannot spoil
@@ -24,8 +24,11 @@ def mean_of_finite_replicas() -> Aggregator:
 
   Wire: 4 bytes a value, and 4 for the count of participants, in an all-reduce.
 
+  Args:
+    axis_name: Axis over which replicas are mapped.
+
   Returns:
-    An `Aggregator` without state, for use under the axis "replica".
+    An `Aggregator` without state, for use under that axis.
   """
 
   def init(params: Tree) -> Tree:
@@ -36,7 +39,7 @@ def mean_of_finite_replicas() -> Aggregator:
     wide = jax.tree.map(
       lambda leaf: leaf.astype(np.promote_types(np.float32, leaf.dtype)), values
     )
-    totals, count = summed(*finite_part(wide))
+    totals, count = summed(*finite_part(wide), axis_name)
     mean = jax.tree.map(
       lambda total, leaf: mean_of_participants(total, count).astype(leaf.dtype),
       totals,
@@ -55,7 +58,9 @@ def finite_part(values: Tree) -> tuple[Tree, Boolean]:
   ), is_finite
 
 
-def summed(values: Tree, participates: Boolean) -> tuple[Tree, Scalar]:
+def summed(
+  values: Tree, participates: Boolean, axis_name: str = REPLICA_AXIS
+) -> tuple[Tree, Scalar]:
   """Sums values over replicas and counts the participants.
 
   The count is one more number of the values' type, so that the compiler puts
@@ -66,9 +71,10 @@ def summed(values: Tree, participates: Boolean) -> tuple[Tree, Scalar]:
   Args:
     values: Leaves of one type; zeros if this replica does not participate.
     participates: Whether this replica participates.
+    axis_name: Axis over which replicas are mapped.
   """
   flag = participates.astype(jax.tree.leaves(values)[0].dtype)
-  return jax.lax.psum((values, flag), REPLICA_AXIS)
+  return jax.lax.psum((values, flag), axis_name)
 
 
 def mean_of_participants(total: Array, count: Scalar) -> Array:

@@ -30,17 +30,21 @@ from dilocox_jax.pytypes import Array
 Messages = Sequence[tuple[Array, ...]]  # Wire arrays of every leaf.
 
 
-def all_gathered(messages: Messages) -> list[tuple[Array, ...]]:
+def all_gathered(
+  messages: Messages, axis_name: str = REPLICA_AXIS
+) -> list[tuple[Array, ...]]:
   """Gathers every replica's arrays: [...] becomes [M, ...]."""
   return _over_devices(
-    messages, 0, lambda raw: jax.lax.all_gather(raw, REPLICA_AXIS)
+    messages, 0, lambda raw: jax.lax.all_gather(raw, axis_name)
   )
 
 
-def all_to_all(messages: Messages) -> list[tuple[Array, ...]]:
+def all_to_all(
+  messages: Messages, axis_name: str = REPLICA_AXIS
+) -> list[tuple[Array, ...]]:
   """Swaps arrays: [M, ...] by receiver becomes [M, ...] by sender."""
   return _over_devices(
-    messages, 1, lambda raw: jax.lax.all_to_all(raw, REPLICA_AXIS, 0, 0)
+    messages, 1, lambda raw: jax.lax.all_to_all(raw, axis_name, 0, 0)
   )
 
 

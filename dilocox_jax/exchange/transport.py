@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from dilocox_jax.codecs.base import Encoder, Reduced
 from dilocox_jax.codecs.compose import encoder
+from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.exchange import messages
 from dilocox_jax.exchange.mean import mean_of_participants, summed
 from dilocox_jax.plan.wire.chain import Encoding
@@ -45,6 +46,7 @@ def reduce(
   participates: Boolean,
   num_replicas: int,
   collective: str,
+  axis_name: str = REPLICA_AXIS,
 ) -> dict[str, Reduced]:
   """Averages values over the replicas that participate.
 
@@ -54,6 +56,7 @@ def reduce(
       zero.
     num_replicas: M.
     collective: One of `plan.wire.collectives.COLLECTIVES`.
+    axis_name: Axis over which replicas are mapped.
 
   Returns:
     The mean and the replica's own part of it, by path.
@@ -72,18 +75,21 @@ def reduce(
     ]
     if paths:
       leaves = [outgoing[path] for path in paths]
-      reduced = function(leaves, participates, num_replicas)
+      reduced = function(leaves, participates, num_replicas, axis_name)
       results.update(zip(paths, reduced, strict=True))
   return results
 
 
 def _add(
-  outgoing: Sequence[LeafMessage], participates: Boolean, num_replicas: int
+  outgoing: Sequence[LeafMessage],
+  participates: Boolean,
+  num_replicas: int,
+  axis_name: str,
 ) -> list[Reduced]:
   """The network adds; in fp32, or in fewer bits if the user asks for it."""
   del num_replicas
   coders, sent = _encoded(outgoing)
-  totals, count = summed(sent, participates)
+  totals, count = summed(sent, participates, axis_name)
   return [
     Reduced(mean_of_participants(coder.decode(total), count), coder.decode(own))
     for coder, own, total in zip(coders, sent, totals, strict=True)
@@ -91,12 +97,15 @@ def _add(
 
 
 def _gather(
-  outgoing: Sequence[LeafMessage], participates: Boolean, num_replicas: int
+  outgoing: Sequence[LeafMessage],
+  participates: Boolean,
+  num_replicas: int,
+  axis_name: str,
 ) -> list[Reduced]:
   """Every replica receives all messages, decodes them and adds them up."""
   coders, sent = _encoded(outgoing)
   flag = participates.astype(jnp.uint8)
-  *gathered, flags = messages.all_gathered([*sent, (flag[None],)])
+  *gathered, flags = messages.all_gathered([*sent, (flag[None],)], axis_name)
   count = _count(flags)
   results = []
   for coder, own, arrays in zip(coders, sent, gathered, strict=True):
@@ -111,7 +120,10 @@ def _gather(
 
 
 def _scatter(
-  outgoing: Sequence[LeafMessage], participates: Boolean, num_replicas: int
+  outgoing: Sequence[LeafMessage],
+  participates: Boolean,
+  num_replicas: int,
+  axis_name: str,
 ) -> list[Reduced]:
   """Each replica owns a slice, adds it up and sends its mean to all.
 
@@ -138,7 +150,7 @@ def _scatter(
     for coder, message, cut in zip(coders, outgoing, slices, strict=True)
   ]
   flag = jnp.full((num_replicas, 1), participates, jnp.uint8)
-  *swapped, flags = messages.all_to_all([*sent, (flag,)])
+  *swapped, flags = messages.all_to_all([*sent, (flag,)], axis_name)
   count = _count(flags)
   means = []
   for message, coder, cut, arrays in zip(
@@ -150,9 +162,10 @@ def _scatter(
     key = jax.random.fold_in(message.key, num_replicas)
     owner = encoder(message.encoding, Leaf(1, cut.shape))
     means.append(owner.encode(mean, key))
+  gathered = messages.all_gathered(means, axis_name)
   results = []
   for message, coder, own, arrays in zip(
-    outgoing, coders, sent, messages.all_gathered(means), strict=True
+    outgoing, coders, sent, gathered, strict=True
   ):
     mean = coder.decode(tuple(array[:, 0] for array in arrays))
     shape = message.values.shape

@@ -123,7 +123,7 @@ def mix_rule(alpha: float) -> ApplyRule:
   return ApplyRule(_from_outer, _averaged, rejoin)
 
 
-def eager_rule() -> ApplyRule:
+def eager_rule(axis_name: str = REPLICA_AXIS) -> ApplyRule:
   """Returns the rule in which only the other replicas' part is a round old.
 
   g_m = mean_k d_k(t - 1) + (d_m(t) - d_m(t - 1)) / M: the mean of last round,
@@ -131,10 +131,13 @@ def eager_rule() -> ApplyRule:
   rounds the own terms telescope, because they are uncompressed on both sides.
 
   Source: Kale et al., 2025, arXiv 2502.12996.
+
+  Args:
+    axis_name: Axis over which replicas are mapped.
   """
 
   def gradient(result: ExchangeResult, fresh: Tree) -> Tree:
-    num_replicas = jax.lax.psum(1, REPLICA_AXIS)
+    num_replicas = jax.lax.psum(1, axis_name)
     return jax.tree.map(
       lambda mean, new, old: mean + (new - old) / num_replicas,
       result.mean,
@@ -145,7 +148,7 @@ def eager_rule() -> ApplyRule:
   return ApplyRule(_from_outer, gradient, _adopt, is_per_replica=True)
 
 
-def apply_rule(method: Method) -> ApplyRule:
+def apply_rule(method: Method, axis_name: str = REPLICA_AXIS) -> ApplyRule:
   """Returns the rule of a method.
 
   At tau = 0 `continue` is `reset`: there is no progress since the send.
@@ -153,7 +156,7 @@ def apply_rule(method: Method) -> ApplyRule:
   if method.rule == "mix":
     return mix_rule(method.mixing_alpha)
   if method.rule == "eager":
-    return eager_rule()
+    return eager_rule(axis_name)
   if method.rule == "continue" and method.schedule.overlap_steps:
     return continue_rule()
   return reset_rule()

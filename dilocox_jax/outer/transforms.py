@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.outer.drift import Drift, measure_drift
 from dilocox_jax.outer.partition import FragmentIndex, Partition, Store
 from dilocox_jax.outer.rules import ApplyRule, ExchangeResult, apply_rule
@@ -73,6 +74,7 @@ class OuterTransform:
       did not send. If true, this part stays in the replica's parameters, and
       the next pseudo-gradient contains it. If false, this part is lost, unless
       error feedback holds it as a residual.
+    axis_name: Axis over which replicas are mapped.
   """
 
   method: Method
@@ -80,11 +82,12 @@ class OuterTransform:
   optimizer: optax.GradientTransformation
   aggregator: Aggregator
   keep_unsent: bool = False
+  axis_name: str = REPLICA_AXIS
 
   @property
   def rule(self) -> ApplyRule:
     """The method's apply rule."""
-    return apply_rule(self.method)
+    return apply_rule(self.method, self.axis_name)
 
   @property
   def depth(self) -> int:

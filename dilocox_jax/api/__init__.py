@@ -1,0 +1,1 @@
+"""The library as users import it; `dilocox_jax` has lazy names for it."""

@@ -1,0 +1,192 @@
+"""The named methods as optax transforms, for anybody's training loop.
+
+A transform runs in the code of one replica, under an axis name that the caller
+binds with `jax.vmap`, `jax.shard_map` or `jax.pmap`.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import optax
+
+from dilocox_jax.config.recipes import RECIPES
+from dilocox_jax.exchange.compressed import Compression
+from dilocox_jax.exchange.feedback import Feedback, compressed_mean
+from dilocox_jax.exchange.mean import mean_of_finite_replicas
+from dilocox_jax.outer.step_transform import pseudo_gradient_steps
+from dilocox_jax.plan.schedule import leaf_fragments
+from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment
+from dilocox_jax.plan.schedule.methods import METHODS, Method
+from dilocox_jax.plan.wire.payload import Dense, Payload
+from dilocox_jax.plan.wire.payload_names import named_payload
+from dilocox_jax.pytypes import Aggregator, Tree
+from dilocox_jax.trees import leaves_by_path
+
+# How a tree is divided: by a function of the leaves' paths, or as listed.
+Fragmentation = Callable[[str], int] | Sequence[LeafFragment]
+
+
+class GradientState(NamedTuple):
+  """State of a method that averages gradients.
+
+  Attributes:
+    inner: State of the inner optimizer.
+    exchange: State of the aggregator.
+  """
+
+  inner: Any
+  exchange: Any
+
+
+def step_transform(
+  method: Method,
+  inner: optax.GradientTransformation,
+  outer: optax.GradientTransformation | None = None,
+  *,
+  axis_name: str = "replica",
+  codec: Payload | str = "float32",
+  collective: str = "auto",
+  error_feedback: bool = False,
+  feedback_decay: float = 1.0,
+  feedback_against: str = "own",
+  feedback_dtype: str = "float32",
+  keep_unsent: bool = False,
+  seed: int = 0,
+  fragments: Fragmentation | None = None,
+  exchange: Aggregator | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Makes an optax transform of a method.
+
+  A step's program cannot hide a transfer behind later steps, since each step
+  ends before the next one begins: `round_program` can.
+
+  Args:
+    method: Schedule and rule, e.g. `plan.schedule.methods.diloco(32)`.
+    inner: Optimizer of the inner steps.
+    outer: Optimizer of the outer parameters; it is given the averaged
+      pseudo-gradient of one fragment. None, and not read, for methods that
+      average gradients.
+    axis_name: Axis over which replicas are mapped.
+    codec: What is sent: a payload, or its name as in `config.codec.name`.
+    collective: Which collective carries it, as in `config.exchange`.
+    error_feedback: Whether what the codec lost is added to the next exchange.
+    feedback_decay: Share of the residual that is kept, 0 to 1.
+    feedback_against: "own" or "mean", as in `config.exchange`.
+    feedback_dtype: How the residual is stored.
+    keep_unsent: Whether what the codec lost stays in the replica's parameters.
+    seed: Seed of random masks, first low-rank factors and stochastic rounding.
+    fragments: How the tree is divided; None divides whole leaves such that the
+      fragments have about equal bytes.
+    exchange: An aggregator of one's own in place of codec and feedback.
+
+  Raises:
+    ValueError: One line that names what does not fit.
+  """
+  if exchange is None:
+    payload = named_payload(codec) if isinstance(codec, str) else codec
+    feedback = Feedback(feedback_decay, feedback_against, feedback_dtype)
+    exchange = _aggregator(
+      Compression(payload, collective, seed, axis_name=axis_name),
+      feedback if error_feedback else None,
+    )
+  if method.exchanged == "gradient":
+    return _averaged_gradients(inner, exchange)
+  if outer is None:
+    raise ValueError("outer=None: this method needs an outer optimizer")
+  count = method.schedule.num_fragments
+  divide = functools.partial(_divided, count, fragments)
+  return pseudo_gradient_steps(
+    method, inner, outer, exchange, divide, keep_unsent, axis_name
+  )
+
+
+def _aggregator(
+  compression: Compression, feedback: Feedback | None
+) -> Aggregator:
+  is_plain = compression.payload == Dense()
+  if is_plain and compression.collective == "auto" and feedback is None:
+    return mean_of_finite_replicas(compression.axis_name)
+  return compressed_mean(compression, feedback)
+
+
+def _divided(
+  count: int, fragments: Fragmentation | None, tree: Tree
+) -> tuple[LeafFragment, ...]:
+  shapes = {path: leaf.shape for path, leaf in leaves_by_path(tree).items()}
+  if fragments is None:
+    return leaf_fragments.balanced(shapes, count)
+  if callable(fragments):
+    return leaf_fragments.by_path(shapes, count, fragments)
+  if len(fragments) != count:
+    raise ValueError(
+      f"{len(fragments)} fragments are listed, but num_fragments={count}"
+    )
+  leaf_fragments.covered(fragments, shapes)
+  return tuple(fragments)
+
+
+def _averaged_gradients(
+  inner: optax.GradientTransformation, exchange: Aggregator
+) -> optax.GradientTransformationExtraArgs:
+  inner = optax.with_extra_args_support(inner)
+
+  def init(params: Tree) -> GradientState:
+    return GradientState(inner.init(params), exchange.init(params))
+
+  def update(updates, state, params=None, **extra):
+    mean, exchanged = exchange.update(updates, state.exchange)
+    updates, kept = inner.update(mean, state.inner, params, **extra)
+    return updates, GradientState(kept, exchanged)
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+def named_step_transform(name: str) -> Callable[..., Any]:
+  """The function behind `dilocox_jax.NAME`, e.g. `dilocox_jax.diloco`.
+
+  Args:
+    name: One of `plan.schedule.methods.METHODS`.
+  """
+  build = METHODS[name]
+  settings = inspect.signature(build).parameters
+  options = inspect.signature(step_transform).parameters
+
+  def make(inner, outer=None, **given):
+    for key in given:
+      if key not in settings and key not in options:
+        known = ", ".join([*settings, *list(options)[3:]])
+        raise TypeError(f"{name} has no argument {key!r}; it has: {known}")
+    method = build(**{k: v for k, v in given.items() if k in settings})
+    rest = {k: v for k, v in given.items() if k not in settings}
+    return step_transform(method, inner, outer, **(_recipe(name) | rest))
+
+  make.__name__ = make.__qualname__ = name
+  make.__doc__ = f"{inspect.getdoc(build)}\n\n" + (
+    "Returns an optax transform; see `step_transform` for the other arguments."
+  )
+  make.__signature__ = _signature(settings, options)  # type: ignore
+  return make
+
+
+def _signature(settings: Mapping, options: Mapping) -> inspect.Signature:
+  own = [p.replace(kind=p.KEYWORD_ONLY) for p in settings.values()]
+  first, *rest = list(options.values())[1:]
+  return inspect.Signature([first, rest[0], *own, *rest[1:]])
+
+
+def _recipe(name: str) -> dict[str, Any]:
+  """Returns what the name of a method brings: its codec and its feedback."""
+  fields = RECIPES.get(name, {})
+  codec = {
+    path.removeprefix("codec."): value
+    for path, value in fields.items()
+    if path.startswith("codec.")
+  }
+  feedback = {
+    path.removeprefix("exchange."): value
+    for path, value in fields.items()
+    if path.startswith("exchange.")
+  }
+  return feedback | ({"codec": named_payload(**codec)} if codec else {})

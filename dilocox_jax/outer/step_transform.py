@@ -1,0 +1,277 @@
+"""DiLoCo and its relatives as an optax transform of one inner step.
+
+The transform holds everything: the inner optimizer's state, the outer
+parameters, the outer optimizer's state, and what is in flight. A step without
+an event of the schedule runs the inner optimizer alone; exchange and outer
+step stand under a conditional.
+
+The state of every fragment is an `OuterState` over the flat dict of its
+leaves, so the code of `transforms` serves here unchanged.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.custom_batching import custom_vmap
+
+from dilocox_jax.distributed.replicas import REPLICA_AXIS
+from dilocox_jax.outer.partition import Partition
+from dilocox_jax.outer.transforms import OuterState, OuterTransform
+from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment, LeafPiece
+from dilocox_jax.plan.schedule.methods import Method
+from dilocox_jax.pytypes import Aggregator, Array, Boolean, Index, Tree
+from dilocox_jax.trees import leaves_by_path
+
+
+class StepState(NamedTuple):
+  """State of one replica between two inner steps.
+
+  Attributes:
+    step: Inner steps done (int32 scalar).
+    inner: State of the inner optimizer.
+    fragments: For every fragment its outer parameters, the state of its outer
+      optimizer and exchange, and its pseudo-gradients in flight.
+  """
+
+  step: Index
+  inner: Any
+  fragments: tuple[OuterState, ...]
+
+
+def pseudo_gradient_steps(
+  method: Method,
+  inner: optax.GradientTransformation,
+  outer: optax.GradientTransformation,
+  aggregator: Aggregator,
+  divide: Callable[[Tree], Sequence[LeafFragment]],
+  keep_unsent: bool = False,
+  axis_name: str = REPLICA_AXIS,
+) -> optax.GradientTransformationExtraArgs:
+  """Builds the transform of a method that exchanges pseudo-gradients.
+
+  Args:
+    method: Schedule and rule.
+    inner: Optimizer of the inner steps.
+    outer: Optimizer of the outer parameters, applied to each fragment apart.
+    aggregator: Averages one fragment over replicas.
+    divide: From a tree to its fragments, one list of pieces for each.
+    keep_unsent: As in `OuterTransform`.
+    axis_name: Axis over which replicas are mapped.
+  """
+  inner = optax.with_extra_args_support(inner)
+  transform = OuterTransform(
+    method,
+    Partition(Fragments(1, 1)),
+    outer,
+    aggregator,
+    keep_unsent,
+    axis_name,
+  )
+
+  def init(params: Tree) -> Any:
+    leaves = leaves_by_path(params)
+    return StepState(
+      jnp.zeros((), jnp.int32),
+      inner.init(params),
+      tuple(transform.init(_take(leaves, f)) for f in divide(params)),
+    )
+
+  def update(updates, state, params=None, **extra):
+    if params is None:
+      raise ValueError(
+        "update needs the parameters: tx.update(grads, state, params)"
+      )
+    updates, inner_state = inner.update(updates, state.inner, params, **extra)
+    step = _same_for_all(state.step + 1)
+    leaves, changes = leaves_by_path(params), leaves_by_path(updates)
+    fragments = []
+    for number, (pieces, kept) in enumerate(
+      zip(divide(params), state.fragments, strict=True)
+    ):
+      before, change = _take(leaves, pieces), _take(changes, pieces)
+      kept, change = _events(transform, number, step, kept, before, change)
+      changes = _put(changes, pieces, change)
+      fragments.append(kept)
+    updates = jax.tree.unflatten(
+      jax.tree.structure(updates), list(changes.values())
+    )
+    return updates, StepState(step, inner_state, tuple(fragments))
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _events(
+  transform: OuterTransform,
+  number: int,
+  step: Index,
+  state: OuterState,
+  before: Tree,
+  change: Tree,
+) -> tuple[OuterState, Tree]:
+  """Runs what the schedule has for one fragment after one inner step.
+
+  Args:
+    transform: The outer side, for a tree that is one fragment.
+    number: Which fragment.
+    step: Inner steps done, this one included.
+    state: The fragment's outer state.
+    before: Its parameters before the inner step.
+    change: What the inner optimizer adds to them.
+
+  Returns:
+    The new state, and what is to be added to `before`.
+  """
+  schedule = transform.method.schedule
+  interval, tau = schedule.sync_interval, schedule.overlap_steps
+  place = (step - schedule.offset(number)) % interval
+  is_sent = place == 0
+  send_step = step - tau
+  is_applied = (place == tau % interval) & (send_step > 0)
+  sent_slot = _slot(schedule, number, step)
+  applied_slot = _slot(schedule, number, send_step)
+  params = jax.tree.map(optax_add, before, change)
+
+  def measured(state: OuterState, params: Tree) -> Tree:
+    unapplied = transform.unapplied_at_send(sent_slot)
+    return transform.measure(state, params, 0, unapplied)
+
+  def arrive(state: OuterState, params: Tree, own: Tree, fresh: Tree):
+    state, result = transform.exchange(state, 0, own)
+    state, params, _ = transform.apply(state, params, 0, result, fresh)
+    return state, params
+
+  def whole_rounds(state: OuterState, params: Tree):
+    fresh = measured(state, params)
+    if not transform.depth:
+      return arrive(state, params, fresh, fresh)
+    own = transform.in_flight(state, 0, applied_slot)
+
+    def nothing(state: OuterState, params: Tree):
+      if not transform.rule.is_per_replica:
+        return state, params
+      result = transform.nothing(state, 0)
+      state, params, _ = transform.apply(state, params, 0, result, fresh)
+      return state, params
+
+    state, params = _cond(
+      is_applied,
+      lambda state, params: arrive(state, params, own, fresh),
+      nothing,
+      state,
+      params,
+    )
+    return transform.send(state, 0, sent_slot, fresh), params
+
+  def applied(state: OuterState, params: Tree):
+    own = transform.in_flight(state, 0, applied_slot)
+    return arrive(state, params, own, jax.tree.map(jnp.zeros_like, own))
+
+  def sent(state: OuterState, params: Tree):
+    fresh = measured(state, params)
+    return transform.send(state, 0, sent_slot, fresh), params
+
+  if schedule.is_whole_rounds:
+    state, new = _cond(is_sent, whole_rounds, _unchanged, state, params)
+  else:
+    state, new = _cond(is_applied, applied, _unchanged, state, params)
+    state, new = _cond(is_sent, sent, _unchanged, state, new)
+  # A step without an apply returns the inner optimizer's own update: adding
+  # and subtracting parameters would round it.
+  has_moved = is_sent if schedule.is_whole_rounds else is_applied
+  change = jax.tree.map(
+    lambda old, after, given: jnp.where(has_moved, after - old, given),
+    before,
+    new,
+    change,
+  )
+  return state, change
+
+
+def optax_add(param: Array, update: Array) -> Array:
+  """A parameter after its update, in the parameter's type."""
+  return jnp.asarray(param + update).astype(param.dtype)
+
+
+def _slot(schedule, number: int, send_step: Index) -> Index:
+  """The slot of what was sent after a step; see `SyncSchedule.slot`."""
+  if not schedule.depth:
+    return jnp.zeros_like(send_step)
+  sends = (send_step - schedule.offset(number)) // schedule.sync_interval
+  return sends % schedule.depth
+
+
+def _unchanged(state: OuterState, params: Tree):
+  return state, params
+
+
+def _cond(is_true: Boolean, yes, no, state: OuterState, params: Tree):
+  """`jax.lax.cond` whose results vary over the same axes on both sides."""
+
+  def like(function):
+    def run(state, params):
+      out = function(state, params)
+      return jax.tree.map(_varying_like, out, (state, params))
+
+    return run
+
+  return jax.lax.cond(is_true, like(yes), like(no), state, params)
+
+
+def _varying_like(new: Array, old: Array) -> Array:
+  """Marks a value as varying over the axes over which another one varies.
+
+  `jax.shard_map` types values by the axes over which they may differ, and
+  both sides of a conditional must have one type: the mean of an exchange is
+  the same on all devices, the value it replaces need not be.
+  """
+  missing = _varying_axes(old) - _varying_axes(new)
+  return jax.lax.pcast(new, tuple(missing), to="varying") if missing else new
+
+
+def _varying_axes(value: Array) -> frozenset:
+  return frozenset(getattr(jax.typeof(value), "vma", ()))
+
+
+@custom_vmap
+def _same_for_all(step: Index) -> Index:
+  """The step counter, which is the same in all replicas.
+
+  Under `jax.vmap` a conditional on a batched value runs both of its sides. The
+  counter is batched like the rest of the state although its entries are equal,
+  so its first entry stands for all.
+  """
+  return step
+
+
+@_same_for_all.def_vmap
+def _(axis_size, in_batched, step):
+  del axis_size
+  return (step[0] if in_batched[0] else step), False
+
+
+def _take(leaves: dict[str, Array], pieces: LeafFragment) -> dict[str, Array]:
+  return {piece.path: _layers(leaves[piece.path], piece) for piece in pieces}
+
+
+def _layers(leaf: Array, piece: LeafPiece) -> Array:
+  if piece.layers is None:
+    return leaf
+  rows = jnp.asarray(piece.layers, jnp.int32)
+  return jnp.take(leaf, rows, axis=0, mode="fill", fill_value=0)
+
+
+def _put(
+  leaves: dict[str, Array], pieces: Sequence[LeafPiece], values: Tree
+) -> dict[str, Array]:
+  new = dict(leaves)
+  for piece in pieces:
+    value = values[piece.path]
+    if piece.layers is not None:
+      rows = jnp.asarray(piece.layers, jnp.int32)
+      value = new[piece.path].at[rows].set(value, mode="drop")
+    new[piece.path] = value
+  return new

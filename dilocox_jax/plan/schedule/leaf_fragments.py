@@ -1,0 +1,132 @@
+"""Fragments of any tree: lists of leaves, or of layers of stacked leaves.
+
+The trainer's own models stack their blocks, and `fragments.Fragments` divides
+their layers. A tree of somebody else's is divided here by the names of its
+leaves: a fragment is a list of pieces, and a piece is a whole leaf or some of
+its layers.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from dilocox_jax.plan.schedule.fragments import Fragments, is_stacked
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafPiece:
+  """A leaf, or some layers of it.
+
+  Attributes:
+    path: Name of the leaf, keys joined by "/".
+    layers: Layers of a stacked leaf, i.e. indices of its first axis. An index
+      equal to the axis's length stands for a layer of zeros that is not
+      written back: it makes short fragments as long as the others. None means
+      the whole leaf.
+  """
+
+  path: str
+  layers: tuple[int, ...] | None = None
+
+
+LeafFragment = tuple[LeafPiece, ...]
+# Decides the fragment of a leaf from its path.
+FragmentOf = Callable[[str], int]
+
+
+def balanced(shapes: Shapes, num_fragments: int) -> tuple[LeafFragment, ...]:
+  """Divides whole leaves such that the largest fragment stays small.
+
+  Leaves are given out from the largest to the smallest, each to the fragment
+  that has the fewest values so far. Example: leaves of 6, 5, 4 and 3 values in
+  two fragments make (6, 3) and (5, 4).
+
+  Args:
+    shapes: Leaf shapes by path.
+    num_fragments: P, at most the number of leaves.
+
+  Raises:
+    ValueError: If there are fewer leaves than fragments.
+  """
+  if num_fragments > len(shapes):
+    raise ValueError(
+      f"num_fragments={num_fragments} must not exceed the {len(shapes)} leaves "
+      "of the tree: lower it, or give fragments yourself"
+    )
+  sizes = {path: math.prod(shape) for path, shape in shapes.items()}
+  totals, owner = [0] * num_fragments, {}
+  for path in sorted(sizes, key=lambda path: (-sizes[path], path)):
+    fragment = totals.index(min(totals))
+    owner[path] = fragment
+    totals[fragment] += sizes[path]
+  return by_path(shapes, num_fragments, owner.__getitem__)
+
+
+def by_path(
+  shapes: Shapes, num_fragments: int, fragment_of: FragmentOf
+) -> tuple[LeafFragment, ...]:
+  """Divides whole leaves by a function of their path.
+
+  Args:
+    shapes: Leaf shapes by path.
+    num_fragments: P.
+    fragment_of: From a path to the number of its fragment, 0 to P - 1.
+
+  Raises:
+    ValueError: If a number is out of range or a fragment has no leaf.
+  """
+  pieces: list[list[LeafPiece]] = [[] for _ in range(num_fragments)]
+  for path in shapes:
+    number = fragment_of(path)
+    if not 0 <= number < num_fragments:
+      raise ValueError(
+        f"leaf {path!r} is given fragment {number}, but num_fragments="
+        f"{num_fragments} numbers them from 0 to {num_fragments - 1}"
+      )
+    pieces[number].append(LeafPiece(path))
+  for number, fragment in enumerate(pieces):
+    if not fragment:
+      raise ValueError(f"fragment {number} of {num_fragments} has no leaf")
+  return tuple(map(tuple, pieces))
+
+
+def by_layer(shapes: Shapes, fragments: Fragments) -> tuple[LeafFragment, ...]:
+  """Divides stacked leaves by layer, as the trainer does.
+
+  Args:
+    shapes: Leaf shapes by path; leaves below "blocks" have a layer axis.
+    fragments: The division: fragment 0 has all other leaves.
+  """
+  if fragments.num_fragments == 1:
+    return (tuple(LeafPiece(path) for path in shapes),)
+  first = tuple(LeafPiece(path) for path in shapes if not is_stacked(path))
+  rows = [tuple(int(layer) for layer in row) for row in fragments.layer_table]
+  stacked = [path for path in shapes if is_stacked(path)]
+  return (
+    first,
+    *(tuple(LeafPiece(path, row) for path in stacked) for row in rows),
+  )
+
+
+def covered(fragments: Sequence[LeafFragment], shapes: Shapes) -> None:
+  """Raises ValueError unless every leaf is in the fragments exactly once."""
+  seen: dict[str, list[int]] = {}
+  for fragment in fragments:
+    for piece in fragment:
+      if piece.path not in shapes:
+        raise ValueError(
+          f"fragments name the leaf {piece.path!r}: there is none"
+        )
+      shape = shapes[piece.path]
+      count = shape[0] if piece.layers is not None else 1
+      layers = [0] if piece.layers is None else piece.layers
+      seen.setdefault(piece.path, []).extend(n for n in layers if n < count)
+  for path, shape in shapes.items():
+    layers = sorted(seen.get(path, []))
+    if layers not in ([0], list(range(shape[0] if shape else 1))):
+      raise ValueError(
+        f"leaf {path!r} must be in the fragments exactly once: its layers are "
+        f"{layers}"
+      )
