@@ -1,1 +1,45 @@
-"""Training across slow links: DiLoCoX and its relatives in JAX."""
+"""Low-communication training: DiLoCo and its relatives in JAX.
+
+  import dilocox_jax as dx
+
+  tx = dx.diloco(optax.adamw(3e-4), optax.sgd(0.7, momentum=0.9, nesterov=True))
+
+Names are loaded when they are first used, so importing this package loads
+neither JAX nor numpy. `dir(dilocox_jax)` lists all names: the functions below
+and one function for every method of `plan.schedule.methods.METHODS`, which
+makes an optax transform of that method.
+"""
+
+import importlib
+from typing import Any
+
+# Name -> module that defines it.
+_HOMES = {
+  "Corpus": "data.corpus",
+  "LossModel": "models.loss",
+  "RunConfig": "config",
+  "estimate": "api.runs",
+  "load": "api.runs",
+  "make_rounds": "api.rounds",
+  "step_transform": "api.step_methods",
+  "train": "api.runs",
+}
+_METHODS = "plan.schedule.methods"
+
+
+def __getattr__(name: str) -> Any:
+  if name in _HOMES:
+    return getattr(_module(_HOMES[name]), name)
+  if not name.startswith("_") and name in _module(_METHODS).METHODS:
+    return _module("api.step_methods").named_step_transform(name)
+  raise AttributeError(
+    f"dilocox_jax has no {name!r}; it has: {', '.join(__dir__())}"
+  )
+
+
+def __dir__() -> list[str]:
+  return sorted([*_HOMES, *_module(_METHODS).METHODS])
+
+
+def _module(path: str) -> Any:
+  return importlib.import_module(f"dilocox_jax.{path}")

@@ -69,7 +69,8 @@ def define_flags() -> None:
 
 def main(values: flags.FlagValues) -> None:
   """Simulates and prints the costs."""
-  from experiments.simulation import page, run, setup
+  from dilocox_jax.api import simulation_setup as setup
+  from experiments.simulation import page, run
 
   if values.cluster == "help":
     print("\n".join(setup.preset_lines()))

@@ -68,7 +68,8 @@ def clock(values: flags.FlagValues, config):
     if values.step_s is not None:
       raise command_line.UsageError("--step_s needs --cluster")
     return None
-  from experiments.simulation import cluster_clock, setup
+  from dilocox_jax.api import cluster_clock
+  from dilocox_jax.api import simulation_setup as setup
 
   try:
     options = setup.Options(step_s=values.step_s)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import optax
 
 from dilocox_jax.config.recipes import RECIPES
+from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, compressed_mean
 from dilocox_jax.exchange.mean import mean_of_finite_replicas
@@ -45,7 +46,7 @@ def step_transform(
   inner: optax.GradientTransformation,
   outer: optax.GradientTransformation | None = None,
   *,
-  axis_name: str = "replica",
+  axis_name: str = REPLICA_AXIS,
   codec: Payload | str = "float32",
   collective: str = "auto",
   error_feedback: bool = False,
@@ -84,13 +85,16 @@ def step_transform(
   Raises:
     ValueError: One line that names what does not fit.
   """
-  if exchange is None:
-    payload = named_payload(codec) if isinstance(codec, str) else codec
-    feedback = Feedback(feedback_decay, feedback_against, feedback_dtype)
-    exchange = _aggregator(
-      Compression(payload, collective, seed, axis_name=axis_name),
-      feedback if error_feedback else None,
-    )
+  exchange = own_or_named_exchange(
+    exchange,
+    codec,
+    collective,
+    Feedback(feedback_decay, feedback_against, feedback_dtype)
+    if error_feedback
+    else None,
+    seed,
+    axis_name,
+  )
   if method.exchanged == "gradient":
     return _averaged_gradients(inner, exchange)
   if outer is None:
@@ -102,13 +106,33 @@ def step_transform(
   )
 
 
-def _aggregator(
-  compression: Compression, feedback: Feedback | None
+def own_or_named_exchange(
+  own: Aggregator | None,
+  codec: Payload | str,
+  collective: str = "auto",
+  feedback: Feedback | None = None,
+  seed: int = 0,
+  axis_name: str = REPLICA_AXIS,
 ) -> Aggregator:
-  is_plain = compression.payload == Dense()
-  if is_plain and compression.collective == "auto" and feedback is None:
-    return mean_of_finite_replicas(compression.axis_name)
-  return compressed_mean(compression, feedback)
+  """Returns the caller's aggregator, or builds the one that the names mean.
+
+  Args:
+    own: An aggregator of one's own; the others are then not read.
+    codec: As in `step_transform`, and so are the others.
+    collective: Which collective carries it.
+    feedback: Adds what the codec lost to the next exchange, if given.
+    seed: Seed of random masks, first factors and stochastic rounding.
+    axis_name: Axis over which replicas are mapped.
+  """
+  if own is not None:
+    return own
+  payload = named_payload(codec) if isinstance(codec, str) else codec
+  if payload == Dense() and collective == "auto" and feedback is None:
+    return mean_of_finite_replicas(axis_name)
+  return compressed_mean(
+    Compression(payload, collective, seed, axis_name=axis_name),
+    feedback,
+  )
 
 
 def _divided(

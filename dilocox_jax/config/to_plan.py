@@ -17,6 +17,7 @@ from dilocox_jax.plan.wire.adaptive import (
   low_rank_of,
   with_ranks,
 )
+from dilocox_jax.plan.wire.leaf import Shapes
 from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.plan.wire.traffic import Traffic
 
@@ -62,17 +63,23 @@ def run_plan(config: RunConfig, setting: RoundSetting | None = None) -> RunPlan:
   )
 
 
-def traffic(config: RunConfig, setting: RoundSetting | None = None) -> Traffic:
+def traffic(
+  config: RunConfig,
+  setting: RoundSetting | None = None,
+  shapes: Shapes | None = None,
+) -> Traffic:
   """Returns the object that counts the bytes one replica sends.
 
   Args:
     config: Config of the run.
     setting: Rank and H of the rounds; None takes those of the config.
+    shapes: Shape of every parameter by path; None takes those of the config's
+      model.
   """
   return Traffic(
     method(config, setting),
     config.fragments,
-    parameter_shapes(config.model.shape),
+    shapes or parameter_shapes(config.model.shape),
     config.mesh.num_replicas,
     payload(config, setting),
     config.exchange.collective,

@@ -11,7 +11,7 @@ import json
 import pathlib
 import platform as host
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dilocox_jax.metrics import lines
@@ -64,6 +64,7 @@ def write_run_record(
   corpus_digest: str,
   held_out_digest: str,
   platform: str,
+  handed_in: Sequence[str] = (),
   command: str | None = None,
   continues: bool = False,
 ) -> None:
@@ -84,6 +85,8 @@ def write_run_record(
     held_out_digest: Hash of the sequences of every evaluation. Runs can be
       compared only if it is equal.
     platform: Backend and devices, as JAX names them.
+    handed_in: Names of the parts, such as "model", that the caller handed in
+      instead of naming them in the config.
     command: Command line that started the run; None if there was none.
     continues: Whether the run continues from a checkpoint.
 
@@ -106,6 +109,7 @@ def write_run_record(
     "method": method,
     "num_replicas": num_replicas,
     "parameter_count": parameter_count,
+    **({"handed_in": list(handed_in)} if handed_in else {}),
     **start,
     "earlier_starts": _earlier_starts(workdir, start) if continues else [],
   }

@@ -4,11 +4,27 @@ It is the mean over predicted tokens, in nats and fp32. All methods use this
 function, so their curves can share an axis.
 """
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from dilocox_jax.models.transformer import Model, Params
+
+
+class LossModel(NamedTuple):
+  """Any model as two pure functions; this is all that training needs.
+
+  Attributes:
+    init: (key) -> parameters, any tree of floating-point arrays.
+    loss: (parameters, tokens [B, L + 1]) -> mean loss, a scalar. The model
+      reads the first L tokens and predicts the last L.
+  """
+
+  init: Callable[[Array], Any]
+  loss: Callable[[Any, Array], Array]
 
 
 def token_loss(

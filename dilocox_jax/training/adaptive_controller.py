@@ -26,6 +26,7 @@ from dilocox_jax.plan.wire.ranks import leaf_ranks, measured_rank, spectra_of
 from dilocox_jax.plan.wire.reduction import LowRank
 from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.training import build
+from dilocox_jax.training.parts import NO_PARTS, Parts
 
 
 class AdaptiveController:
@@ -39,14 +40,20 @@ class AdaptiveController:
     is_adaptive: Whether the setting may change.
   """
 
-  def __init__(self, config: RunConfig, programs: build.Programs):
+  def __init__(
+    self,
+    config: RunConfig,
+    programs: build.Programs,
+    parts: Parts = NO_PARTS,
+  ):
     """Starts with the rank and H of the config.
 
     Args:
       config: Config of the run.
       programs: Programs of the run.
+      parts: Parts that take the place of what the config names.
     """
-    self._config = config
+    self._config, self._parts, self._shapes = config, parts, programs.shapes
     self._policy = to_plan.policy(config)
     self._rounds = {self._policy.first: programs.rounds}
     self._chosen: dict[int, RoundSetting] = {}
@@ -65,14 +72,14 @@ class AdaptiveController:
     if self.setting not in self._rounds:
       self._rounds[self.setting] = dataclasses.replace(
         self._rounds[self._policy.first],
-        outer=build.outer_transform(self._config, self.setting),
+        outer=build.outer_transform(self._config, self.setting, self._parts),
       )
     return self._rounds[self.setting]
 
   @property
   def traffic(self) -> Traffic:
     """Counts the bytes that rounds with the current rank and H send."""
-    return to_plan.traffic(self._config, self.setting)
+    return to_plan.traffic(self._config, self.setting, self._shapes)
 
   @property
   def plan(self) -> RunPlan:

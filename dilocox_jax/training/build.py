@@ -7,6 +7,7 @@ The trainer only goes through the plan.
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +27,14 @@ from dilocox_jax.exchange.mean import mean_of_finite_replicas
 from dilocox_jax.inner.activation_codec import activation_codec
 from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
 from dilocox_jax.inner.sharded import sharded_gradient
-from dilocox_jax.inner.step import Gradient, accumulated_gradient, inner_step
+from dilocox_jax.inner.step import (
+  Gradient,
+  Loss,
+  accumulated_gradient,
+  inner_step,
+)
 from dilocox_jax.models import transformer
-from dilocox_jax.models.loss import next_token_loss, token_loss
+from dilocox_jax.models.loss import LossModel, next_token_loss, token_loss
 from dilocox_jax.optimizers import (
   inner_optimizer,
   learning_rate_schedule,
@@ -37,10 +43,15 @@ from dilocox_jax.optimizers import (
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.programs import RoundPrograms, StepPrograms
 from dilocox_jax.outer.transforms import OuterTransform
+from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.pipeline.timetable import timetable
+from dilocox_jax.plan.schedule.fragments import BLOCKS
 from dilocox_jax.plan.wire.adaptive import RoundSetting
+from dilocox_jax.plan.wire.leaf import Shapes
 from dilocox_jax.plan.wire.payload import Dense
 from dilocox_jax.pytypes import Aggregator, Scalar, Tree
+from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.trees import leaves_by_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,18 +59,25 @@ class Programs:
   """Holds the model and all programs that run on the devices.
 
   Attributes:
-    model: Functions of the model.
+    model: Functions of the model; its loss is that of evaluations.
     schedule: Function from the inner step to the learning rate.
     steps: Programs of data-parallel steps of all replicas.
     single: Programs of steps of one replica, for the phase "single".
     rounds: Programs of the method's rounds.
+    shapes: Shape of every parameter by path.
   """
 
-  model: transformer.Model
+  model: LossModel
   schedule: optax.Schedule
   steps: StepPrograms
   single: StepPrograms
   rounds: RoundPrograms
+  shapes: Shapes
+
+  @property
+  def parameter_count(self) -> int:
+    """Number of parameters of one replica."""
+    return sum(math.prod(shape) for shape in self.shapes.values())
 
   def steps_of(self, phase: str) -> StepPrograms:
     """Returns the programs of a phase that has no rounds."""
@@ -79,17 +97,14 @@ class Programs:
 
     def mean_loss(params: Tree, batches: Tree) -> Scalar:
       # `map` runs the batches in turn, so memory holds the logits of one batch.
-      losses = jax.lax.map(
-        lambda batch: next_token_loss(self.model, params, batch), batches
+      return jnp.mean(
+        jax.lax.map(lambda batch: self.model.loss(params, batch), batches)
       )
-      return jnp.mean(losses)
 
     return jax.jit(mean_loss)
 
 
-def aggregator(
-  config: RunConfig, setting: RoundSetting | None = None
-) -> Aggregator:
+def _aggregator(config: RunConfig, setting: RoundSetting | None) -> Aggregator:
   """Builds the function that averages a fragment over the replicas.
 
   It is a plain mean if the config asks for no compression.
@@ -123,22 +138,20 @@ def _max_rank(config: RunConfig) -> int:
   )
 
 
-def programs(config: RunConfig) -> Programs:
+def programs(config: RunConfig, parts: Parts = NO_PARTS) -> Programs:
   """Builds the model, the optimizers and the programs of all phases.
 
   Args:
     config: Config of the run.
+    parts: Parts that take the place of what the config names.
 
   Raises:
     ValueError: If there are too few devices, a device lacks the memory kind of
       the config, or optax lacks an optimizer of the config.
   """
   _check_memory(config.mesh.outer_memory)
-  sizes, inner = config.model, config.inner
-  model = transformer.build_model(
-    sizes.shape, dtype=jnp.dtype(sizes.compute_dtype), unroll=sizes.scan_unroll
-  )
-  gradient = _gradient(config, model)
+  inner = config.inner
+  model, gradient = _model_and_gradient(config, parts.model)
   schedule = learning_rate_schedule(
     inner.schedule,
     inner.learning_rate,
@@ -146,7 +159,7 @@ def programs(config: RunConfig) -> Programs:
     total_steps=config.total_steps,
     final_fraction=inner.final_fraction,
   )
-  optimizer = inner_optimizer(
+  optimizer = parts.inner_optimizer or inner_optimizer(
     inner.optimizer,
     schedule,
     clip_norm=inner.clip_norm,
@@ -160,7 +173,8 @@ def programs(config: RunConfig) -> Programs:
   one_replica = replicas
   if config.sync.warm_start == "single":
     one_replica = dataclasses.replace(replicas, num_replicas=1)
-  transform, plain_mean = outer_transform(config), mean_of_finite_replicas()
+  transform = outer_transform(config, parts=parts)
+  plain_mean = mean_of_finite_replicas()
   # A method that sends gradients compresses them. A warm start sends gradients
   # without compression.
   sends_gradients = config.sync.named.exchanged == "gradient"
@@ -173,11 +187,22 @@ def programs(config: RunConfig) -> Programs:
     rounds=RoundPrograms(
       transform, inner_step(gradient, optimizer), replicas, mesh.outer_memory
     ),
+    shapes=_shapes(config, parts.model),
   )
 
 
+def _shapes(config: RunConfig, given: LossModel | None) -> Shapes:
+  """Returns the shapes from the config, or those that a given model makes."""
+  if given is None:
+    return parameter_shapes(config.model.shape)
+  params = jax.eval_shape(given.init, jax.random.key(0))
+  return {path: leaf.shape for path, leaf in leaves_by_path(params).items()}
+
+
 def outer_transform(
-  config: RunConfig, setting: RoundSetting | None = None
+  config: RunConfig,
+  setting: RoundSetting | None = None,
+  parts: Parts = NO_PARTS,
 ) -> OuterTransform:
   """Builds the outer side of a round: exchange, outer optimizer, apply rule.
 
@@ -187,9 +212,10 @@ def outer_transform(
   Args:
     config: Config of the run.
     setting: Rank and H of the rounds; None takes those of the config.
+    parts: Parts that take the place of what the config names.
   """
   outer = config.outer
-  optimizer = named_optimizer(
+  optimizer = parts.outer_optimizer or named_optimizer(
     outer.optimizer,
     outer.learning_rate,
     momentum=outer.momentum or None,
@@ -199,7 +225,7 @@ def outer_transform(
     to_plan.method(config, setting),
     Partition(config.fragments),
     optimizer,
-    aggregator(config, setting),
+    parts.exchange or _aggregator(config, setting),
     config.exchange.keep_unsent,
   )
 
@@ -210,43 +236,87 @@ def _check_memory(kind: str) -> None:
     raise ValueError(f"mesh.outer_memory={kind!r}: {reason}: take 'device'")
 
 
-def _gradient(config: RunConfig, model: transformer.Model) -> Gradient:
-  """Builds the function (params, batch) -> (loss, gradients) of one replica."""
+def _model_and_gradient(
+  config: RunConfig, given: LossModel | None
+) -> tuple[LossModel, Gradient]:
+  """Builds the model, and (params, batch) -> (loss, gradients) of a replica.
+
+  Raises:
+    ValueError: If a model that is handed in is to be divided over devices.
+  """
+  sizes = config.model
+  if given is not None:
+    _check_given_model(config, given)
+    return given, _whole_gradient(config, given.loss)
+  model = transformer.build_model(
+    sizes.shape, dtype=jnp.dtype(sizes.compute_dtype), unroll=sizes.scan_unroll
+  )
+  evaluated = LossModel(model.init, functools.partial(next_token_loss, model))
+  if config.mesh.is_divided:
+    return evaluated, _divided_gradient(config, model)
+  loss = functools.partial(next_token_loss, model, z_loss=sizes.z_loss)
+  return evaluated, _whole_gradient(config, loss)
+
+
+def _check_given_model(config: RunConfig, model: LossModel) -> None:
+  if config.mesh.is_divided:
+    raise ValueError(
+      "a model that is handed in cannot be cut into pipeline stages or shards: "
+      "set mesh.num_stages=1 and mesh.num_shards=1"
+    )
+  fragments = config.fragments
+  if fragments.num_fragments == 1:
+    return
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  blocks = params.get(BLOCKS, {}) if isinstance(params, dict) else {}
+  depths = {leaf.shape[:1] for leaf in jax.tree.leaves(blocks)}
+  if depths != {(fragments.num_layers,)}:
+    raise ValueError(
+      f"sync.num_fragments={fragments.num_fragments} divides layers, so a "
+      f"model that is handed in needs leaves [{fragments.num_layers}, ...] "
+      f'below "{BLOCKS}" (model.num_layers={fragments.num_layers}): set '
+      "sync.num_fragments=1, or take dilocox_jax.step_transform, which divides "
+      "any tree"
+    )
+
+
+def _divided_gradient(config: RunConfig, model: transformer.Model) -> Gradient:
+  """Builds the gradient of a replica that several devices hold together."""
   mesh, z_loss = config.mesh, config.model.z_loss
-  micro_batches = config.inner.accumulate_steps
-  if mesh.is_divided:
 
-    def end(rest: Tree, x: Tree, targets: Tree) -> Scalar:
-      return token_loss(model.logits(rest, x), targets, z_loss)
+  def end(rest: Tree, x: Tree, targets: Tree) -> Scalar:
+    return token_loss(model.logits(rest, x), targets, z_loss)
 
-    stage = pipelined_gradient(
-      CutModel(model.embed, model.block, end),
-      timetable(config.pipeline),
-      config.stage_layers.counts,
-      remat=mesh.remat,
-      codec=activation_codec(mesh.boundary),
-    )
-    return sharded_gradient(
-      stage, config.division, config.stage_layers, micro_batches
-    )
+  stage = pipelined_gradient(
+    CutModel(model.embed, model.block, end),
+    timetable(config.pipeline),
+    config.stage_layers.counts,
+    remat=mesh.remat,
+    codec=activation_codec(mesh.boundary),
+  )
+  return sharded_gradient(
+    stage, config.division, config.stage_layers, config.inner.accumulate_steps
+  )
 
-  def loss(params: Tree, tokens: Tree) -> Scalar:
-    return next_token_loss(model, params, tokens, z_loss)
 
-  gradient = accumulated_gradient(loss, micro_batches)
+def _whole_gradient(config: RunConfig, loss: Loss) -> Gradient:
+  """Builds the gradient of a replica that one device holds."""
+  gradient = accumulated_gradient(loss, config.inner.accumulate_steps)
   # On CPU, the batched matrix products that vmap makes are slow. So replicas
   # on one device run in turn instead.
-  if mesh.stacked_by == "map":
+  if config.mesh.stacked_by == "map":
     gradient = sequential_vmap(gradient)
   return gradient
 
 
-def corpus(config: RunConfig) -> Corpus:
-  """Loads the text of the config's data source.
+def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
+  """Returns the text that is handed in, or that of the config's data source.
 
   Raises:
     ValueError: If the source has no text. The message is one line.
   """
+  if parts.data is not None:
+    return parts.data
   data = config.data
   return sources.load_corpus(
     data.source,

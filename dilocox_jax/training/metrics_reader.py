@@ -24,9 +24,9 @@ from dilocox_jax.distributed import processes
 from dilocox_jax.distributed.host_arrays import arrays_to_host
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.round_program import StepMetrics
-from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.training import evaluation
+from dilocox_jax.training.build import Programs
 from dilocox_jax.training.progress_bar import ProgressBar
 from dilocox_jax.training.states import TrainingProgress
 
@@ -201,7 +201,8 @@ def open_reader(
   *,
   corpus: Corpus,
   held_out: np.ndarray,
-  schedule: optax.Schedule,
+  programs: Programs,
+  handed_in: Sequence[str],
   command: str,
   step: int,
   is_resumed: bool,
@@ -213,7 +214,8 @@ def open_reader(
     workdir: The run directory.
     corpus: Text of the run.
     held_out: Batches of its evaluations, [N, B, L + 1].
-    schedule: Learning rate by inner step.
+    programs: Programs of the run.
+    handed_in: Names of the parts that the caller handed in, for the record.
     command: The command line, for the record.
     step: Inner steps finished before.
     is_resumed: Whether a checkpoint was restored.
@@ -221,6 +223,7 @@ def open_reader(
   Yields:
     The reader, which writes in the main process only.
   """
+  schedule = programs.schedule
   title, total = config.sync.method, config.total_steps
   if not processes.is_main():
     with ProgressBar(title, total, step, is_shown=False) as bar:
@@ -232,7 +235,8 @@ def open_reader(
     config=config.to_mapping(),
     method=config.sync.method,
     num_replicas=config.mesh.num_replicas,
-    parameter_count=parameter_count(config.model.shape),
+    parameter_count=programs.parameter_count,
+    handed_in=list(handed_in),
     corpus_name=corpus.name,
     corpus_digest=corpus.digest,
     held_out_digest=digest_of({str(held_out.shape): held_out.tobytes()}),

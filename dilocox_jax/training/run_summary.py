@@ -4,11 +4,13 @@ Whoever starts a run for hours or days should see at once whether it is the
 right one: model, devices, text, method, bytes and, with a clock, time.
 """
 
+import math
+from collections.abc import Sequence
+
 import jax
 
 from dilocox_jax.config import RunConfig
 from dilocox_jax.data.corpus import Corpus
-from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.report.units import human_bytes, human_tokens
@@ -20,6 +22,7 @@ def summary_lines(
   corpus: Corpus,
   plan: RunPlan,
   traffic: Traffic,
+  handed_in: Sequence[str] = (),
 ) -> list[str]:
   """Describes a run in three lines.
 
@@ -28,6 +31,7 @@ def summary_lines(
     corpus: Text of the run.
     plan: Plan in force at the start.
     traffic: Bytes of the rounds at the start.
+    handed_in: Names of the parts that the caller handed in.
   """
   mesh, device = config.mesh, jax.devices()[0].device_kind
   is_stacked = mesh.layout == "stacked"
@@ -35,9 +39,11 @@ def summary_lines(
     1 if is_stacked else mesh.num_replicas * (config.division.num_devices)
   )
   tokens = config.total_steps * config.tokens_per_replica_step
+  count = sum(math.prod(shape) for shape in traffic.shapes.values())
+  name = "handed in" if "model" in handed_in else config.model.preset
   return [
-    f"model {config.model.preset}: {parameter_count(config.model.shape):,} "
-    f"parameters, {_count(mesh.num_replicas, 'replica')} on "
+    f"model {name}: {count:,} parameters, "
+    f"{_count(mesh.num_replicas, 'replica')} on "
     f"{_count(num_devices, 'device')} ({device})",
     f"text {corpus.name}: {human_tokens(corpus.train.size)}; "
     f"{config.total_steps:,} inner steps, {human_tokens(tokens)} a replica",

@@ -35,6 +35,7 @@ from dilocox_jax.training.checkpoint import (
   RefusedError,
   saved_steps,
 )
+from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.states import TrainingProgress, TrainingState
 
 
@@ -153,6 +154,7 @@ def resumed_state(
   programs: Programs,
   checkpoints: Checkpoints,
   corpus_digest: str,
+  parts: Parts = NO_PARTS,
 ) -> tuple[TrainingState, dict[str, Any]] | None:
   """Returns the state and the record of this run's newest whole checkpoint.
 
@@ -161,6 +163,7 @@ def resumed_state(
     programs: Programs of the run.
     checkpoints: Checkpoints of the run directory.
     corpus_digest: Digest of the text as it is now.
+    parts: Parts that the caller hands in now.
 
   Returns:
     The state and the record; None if there is no checkpoint.
@@ -171,6 +174,7 @@ def resumed_state(
 
   def template(record: dict[str, Any]) -> TrainingState:
     _check_same_run(config, corpus_digest, record)
+    _check_same_parts(record.get("handed_in", []), parts.names)
     return states.abstract(programs, record["phase"])
 
   restored = checkpoints.restore(template)
@@ -201,6 +205,15 @@ def _check_same_run(
     "the work directory holds a run with other settings (saved value -> new "
     f"value: {'; '.join(changes)}): {advice}"
   )
+
+
+def _check_same_parts(saved: list[str], given: list[str]) -> None:
+  if saved != given:
+    raise RefusedError(
+      "the work directory holds a run in which other parts were handed in "
+      f"({', '.join(saved) or 'none'}; now {', '.join(given) or 'none'}): hand "
+      "in the same, or take another work directory"
+    )
 
 
 def check_source(source: pathlib.Path) -> RunConfig:
@@ -268,6 +281,23 @@ def state_from_run(
     )
     return state
   return programs.rounds.with_outer_optimizer(state, outer_optimizer)
+
+
+def saved_outer_params(workdir: pathlib.Path, parts: Parts = NO_PARTS) -> Tree:
+  """Reads the outer parameters of a run's newest checkpoint onto one device.
+
+  Args:
+    workdir: Directory of the run.
+    parts: Parts that were handed in to the run.
+
+  Raises:
+    RefusedError: If the directory holds no run or no whole checkpoint.
+  """
+  config = check_source(workdir)
+  mesh = MeshConfig(num_replicas=config.mesh.num_replicas)
+  programs = build.programs(dataclasses.replace(config, mesh=mesh), parts)
+  state = _state_of(programs, workdir, programs.rounds.replicas)
+  return _outer_of(programs, state)[0]
 
 
 def _state_of(

@@ -31,6 +31,7 @@ from dilocox_jax.training.checkpoint import FOLDER, Checkpoints, RefusedError
 from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.evaluation import NotFiniteError
 from dilocox_jax.training.metrics_reader import DispatchedSegment
+from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.run_summary import clock_at_end_s, summary_lines
 from dilocox_jax.training.states import TrainingProgress, TrainingState
 
@@ -61,6 +62,7 @@ class Trainer:
     workdir: pathlib.Path,
     command: str = "",
     clock: Clock | None = None,
+    parts: Parts = NO_PARTS,
   ):
     """Builds all parts of the run.
 
@@ -70,22 +72,23 @@ class Trainer:
       command: The command line, for the record.
       clock: Simulated clock that the trainer advances after every segment.
         Training never reads it.
+      parts: Parts that take the place of what the config names.
 
     Raises:
       ValueError: One line, if a part cannot be built.
     """
-    self.clock = clock
+    self.clock, self.parts = clock, parts
     self.config, self.workdir, self.command = config, workdir, command
     # First: processes whose meshes differ would wait for each other for ever.
     processes.check_equal(config=config.to_mapping())
-    self.programs = build.programs(config)
+    self.programs = build.programs(config, parts)
     self.replicas = self.programs.rounds.replicas
     if processes.num_processes() > 1:
       processes.open_connections(self.replicas.mesh)
-    self.corpus = build.corpus(config)
+    self.corpus = build.corpus(config, parts)
     processes.check_equal(text=self.corpus.digest)
     self.streams = build.streams(config, self.corpus)
-    self.controller = AdaptiveController(config, self.programs)
+    self.controller = AdaptiveController(config, self.programs, parts)
     self.held_out = build.held_out(config, self.corpus)
     self.validation = self.replicas.place(self.held_out, None)
     self.progress = TrainingProgress()
@@ -142,7 +145,11 @@ class Trainer:
 
   def _start_and_train(self) -> None:
     resumed = start.resumed_state(
-      self.config, self.programs, self._checkpoints, self.corpus.digest
+      self.config,
+      self.programs,
+      self._checkpoints,
+      self.corpus.digest,
+      self.parts,
     )
     if resumed:
       state, record = resumed
@@ -161,7 +168,8 @@ class Trainer:
       self.workdir,
       corpus=self.corpus,
       held_out=self.held_out,
-      schedule=self.programs.schedule,
+      programs=self.programs,
+      handed_in=self.parts.names,
       command=self.command,
       step=self.progress.step,
       is_resumed=bool(resumed),
@@ -174,7 +182,9 @@ class Trainer:
     if not processes.is_main():
       return
     plan, traffic = self.controller.plan, self.controller.traffic
-    for line in summary_lines(self.config, self.corpus, plan, traffic):
+    for line in summary_lines(
+      self.config, self.corpus, plan, traffic, self.parts.names
+    ):
       logging.getLogger(__name__).info(line)
     if self.clock:
       seconds = clock_at_end_s(self.clock, plan, traffic, self.progress.step)
@@ -362,6 +372,7 @@ class Trainer:
       "clock": self.clock.get_state() if self.clock else None,
       "config": self.config.to_mapping(),
       "corpus_digest": self.corpus.digest,
+      "handed_in": self.parts.names,
     }
     self._checkpoints.save(self.progress.step, state, record)
     self._reader.record_time("checkpoint", self.progress.step)

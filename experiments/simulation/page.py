@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from rich.console import Console
 
+from dilocox_jax.api.simulation_setup import Options, Setup, set_up
 from dilocox_jax.config import RunConfig
 from dilocox_jax.metrics import RecordError
 from dilocox_jax.report import simulation, units
@@ -21,7 +22,6 @@ from dilocox_jax.simulate.outcome import Outcome
 from dilocox_jax.simulate.script import Launch
 from dilocox_jax.simulate.trace import bars, chrome_trace
 from experiments.runtime.command_line import StoppedError
-from experiments.simulation.setup import Options, Setup, set_up
 
 _ROUNDS = 6
 _MOST_NODES = 300_000

@@ -9,6 +9,7 @@ import sys
 from rich.console import Console
 
 from dilocox_jax import report
+from dilocox_jax.api.simulation_setup import Options, Setup, set_up
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.metrics import RecordError, Timing
 from dilocox_jax.metrics.lines import write_atomically, write_json
@@ -19,7 +20,6 @@ from dilocox_jax.report.text_tables import markdown_table
 from dilocox_jax.simulate.analytic import AnalyticClock
 from dilocox_jax.simulate.recorded import RecordedRound, recorded_ops
 from experiments.runtime.command_line import StoppedError
-from experiments.simulation.setup import Options, Setup, set_up
 
 
 @dataclasses.dataclass(frozen=True)

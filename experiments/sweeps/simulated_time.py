@@ -11,10 +11,10 @@ import bisect
 import dataclasses
 import math
 
+from dilocox_jax.api.simulation_setup import Options, Setup, set_up
 from dilocox_jax.config import RunConfig
 from dilocox_jax.simulate.analytic import AnalyticClock, run_time
 from dilocox_jax.simulate.script import Launch, Wait
-from experiments.simulation.setup import Options, Setup, set_up
 from experiments.sweeps.sweep_spec import SweepClock
 
 # Share of a time budget by which a run may be longer. Without it, a few more

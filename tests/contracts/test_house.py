@@ -18,7 +18,7 @@ MAX_FUNCTION_LINES_P90 = 45
 # Modules without a test file of their own, each with the reason.
 UNMIRRORED = {
   "dilocox_jax/training/clock.py": (
-    "a protocol; tests/experiments/simulation/test_cluster_clock.py"
+    "a protocol; tests/api/test_cluster_clock.py"
   ),
   "dilocox_jax/pytypes.py": "names only; executed by every other test",
 }

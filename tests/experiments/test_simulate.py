@@ -8,11 +8,12 @@ import types
 
 import pytest
 
+from dilocox_jax.api import simulation_setup as setup
+from dilocox_jax.api.simulation_setup import Options
 from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
-from experiments.simulation import page, setup
+from experiments.simulation import page
 from experiments.simulation import run as finished_run
-from experiments.simulation.setup import Options
 from tests import runs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -1,10 +1,10 @@
 import jax
 
+from dilocox_jax.api.cluster_clock import ClusterClock
+from dilocox_jax.api.simulation_setup import Options
 from dilocox_jax.config import to_plan
 from dilocox_jax.training import build
 from dilocox_jax.training.run_summary import clock_at_end_s, summary_lines
-from experiments.simulation.cluster_clock import ClusterClock
-from experiments.simulation.setup import Options
 from tests import runs
 
 

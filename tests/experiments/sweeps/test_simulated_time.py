@@ -2,9 +2,9 @@ import dataclasses
 
 import pytest
 
+from dilocox_jax.api.simulation_setup import Options, set_up
 from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
-from experiments.simulation.setup import Options, set_up
 from experiments.sweeps.simulated_time import (
   SLACK,
   PlannedTime,

@@ -6,12 +6,12 @@ from unittest import mock
 
 import pytest
 
+from dilocox_jax.api import simulation_setup as setup
+from dilocox_jax.api.cluster_clock import ClusterClock
+from dilocox_jax.api.simulation_setup import Options
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.training import trainer as trainer_module
 from dilocox_jax.training.checkpoint import RefusedError
-from experiments.simulation import setup
-from experiments.simulation.cluster_clock import ClusterClock
-from experiments.simulation.setup import Options
 from tests import runs
 
 OPTIONS = Options(step_s=0.25)

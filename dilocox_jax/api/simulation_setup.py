@@ -1,7 +1,8 @@
-"""From a run's config and a cluster to a page of costs.
+"""Joins a run's config with a cluster, so that the simulator can price it.
 
-The simulator knows plans and a config knows no clusters. Both meet here, for
-`experiments.simulate` and for the clock of `experiments.train`.
+The simulator knows plans but no configs, and a config knows no clusters. They
+meet here, for `estimate`, `experiments.simulate` and the simulated clock of
+`experiments.train`.
 """
 
 import dataclasses

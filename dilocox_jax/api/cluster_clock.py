@@ -2,13 +2,13 @@
 
 from typing import Any
 
+from dilocox_jax.api.simulation_setup import Options, set_up
 from dilocox_jax.config import RunConfig
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.analytic import AnalyticClock
 from dilocox_jax.simulate.cluster_file import cluster_text
 from dilocox_jax.simulate.script import Script
-from experiments.simulation.setup import Options, set_up
 
 
 class ClusterClock:

@@ -1,0 +1,130 @@
+"""A method's rounds around one's own inner step, without a config.
+
+A round is one program: H inner steps of every replica, and the exchanges that
+they hide. The transfer of a delayed method runs beside the steps, which a
+transform of single steps (`step_methods`) cannot offer.
+"""
+
+import dataclasses
+
+import optax
+
+from dilocox_jax.api.step_methods import own_or_named_exchange
+from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.exchange.feedback import Feedback
+from dilocox_jax.outer.partition import Partition
+from dilocox_jax.outer.programs import RoundPrograms
+from dilocox_jax.outer.round_program import InnerStep, RoundState, StepMetrics
+from dilocox_jax.outer.transforms import OuterTransform
+from dilocox_jax.plan.schedule.fragments import BLOCKS, Fragments
+from dilocox_jax.plan.schedule.methods import Method
+from dilocox_jax.plan.wire.payload import Payload
+from dilocox_jax.pytypes import Aggregator, Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+  """Runs rounds of all replicas; `make_rounds` builds it.
+
+  Attributes:
+    method: Schedule and rule.
+    programs: The compiled programs behind the methods below.
+  """
+
+  method: Method
+  programs: RoundPrograms
+
+  def init(self, params: Tree, optimizer: Tree) -> RoundState:
+    """Returns the first state, in which all replicas have equal parameters.
+
+    Args:
+      params: Parameters of the model, without a replica axis.
+      optimizer: State of the inner optimizer of one replica.
+    """
+    return self.programs.init(params, optimizer)
+
+  def run(
+    self, state: RoundState, batches: Tree, number: int
+  ) -> tuple[RoundState, StepMetrics]:
+    """Runs one round. The state that is passed in must not be read again.
+
+    Args:
+      state: State of all replicas.
+      batches: Leaves [M, H, ...]: a batch for every replica and inner step.
+      number: Number of the round, from 0.
+
+    Returns:
+      The new state, and losses and gradient norms [M, H].
+    """
+    schedule = self.method.schedule
+    windows = schedule.round_windows(number * schedule.sync_interval)
+    state, metrics, _ = self.programs.round(state, batches, windows)
+    return state, metrics
+
+  def finish(self, state: RoundState, num_rounds: int) -> RoundState:
+    """Applies everything in flight and unsent after the last round."""
+    steps = num_rounds * self.method.schedule.sync_interval
+    return self.programs.flush(state, steps)[0]
+
+  def outer_params(self, state: RoundState) -> Tree:
+    """Returns the outer parameters, which are the model to keep."""
+    return self.programs.outer_params(state)
+
+
+def make_rounds(
+  method: Method,
+  inner_step: InnerStep,
+  outer: optax.GradientTransformation,
+  *,
+  num_replicas: int,
+  num_layers: int = 0,
+  layout: str = "stacked",
+  codec: Payload | str = "float32",
+  error_feedback: bool = False,
+  keep_unsent: bool = False,
+  exchange: Aggregator | None = None,
+) -> Rounds:
+  """Builds a method's rounds from an inner step of one's own.
+
+  Args:
+    method: Schedule and rule, e.g. `plan.schedule.methods.dilocox(20)`.
+    inner_step: (params, optimizer state, batch) -> (params, optimizer state,
+      (loss, gradient norm)) of one replica; two float32 scalars.
+    outer: Optimizer of the outer parameters.
+    num_replicas: M.
+    num_layers: Layers of the leaves below "blocks", their first axis; only
+      needed for more than one fragment.
+    layout: "stacked" (one device holds all replicas) or "mesh" (a device for
+      each replica).
+    codec: What is sent: a payload, or its name as in `config.codec.name`.
+    error_feedback: Whether what the codec lost is added to the next exchange.
+    keep_unsent: Whether what the codec lost stays in the replica's parameters.
+    exchange: An aggregator of one's own in place of codec and feedback.
+
+  Raises:
+    ValueError: If the method averages gradients, or its fragments do not fit.
+  """
+  if method.exchanged == "gradient":
+    raise ValueError(
+      "a method that averages gradients has no rounds: take "
+      "dilocox_jax.allreduce, which is a transform of single steps"
+    )
+  if method.schedule.num_fragments > 1 and num_layers < 1:
+    raise ValueError(
+      f"num_fragments={method.schedule.num_fragments} divides the layers of "
+      f'leaves below "{BLOCKS}": give num_layers, or take '
+      "dilocox_jax.step_transform, which divides any tree"
+    )
+  fragments = Fragments(
+    method.schedule.num_fragments, max(num_layers, 1), method.fragment_order
+  )
+  aggregator = own_or_named_exchange(
+    exchange, codec, feedback=Feedback() if error_feedback else None
+  )
+  transform = OuterTransform(
+    method, Partition(fragments), outer, aggregator, keep_unsent
+  )
+  return Rounds(
+    method,
+    RoundPrograms(transform, inner_step, Replicas(num_replicas, layout)),
+  )

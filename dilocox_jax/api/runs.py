@@ -1,0 +1,137 @@
+"""Runs from Python: train one, read one back, say what one would cost."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+
+import optax
+
+from dilocox_jax import report
+from dilocox_jax.api.simulation_setup import Options, set_up
+from dilocox_jax.config import RunConfig
+from dilocox_jax.config.run import from_mapping
+from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.models.loss import LossModel
+from dilocox_jax.pytypes import Aggregator, Tree
+from dilocox_jax.report.run import LoadedRun
+from dilocox_jax.simulate.analytic import run_time
+from dilocox_jax.simulate.outcome import Outcome
+from dilocox_jax.training import start
+from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.training.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run directory, read back.
+
+  Attributes:
+    workdir: The run directory.
+    parts: Parts that were handed in to the run.
+  """
+
+  workdir: pathlib.Path
+  parts: Parts = NO_PARTS
+
+  @functools.cached_property
+  def metrics(self) -> LoadedRun:
+    """Losses, bytes and times: `.rounds` and `.evaluations` are its rows."""
+    return report.load_run(self.workdir)
+
+  @functools.cached_property
+  def config(self) -> RunConfig:
+    """Config of the run."""
+    return from_mapping(self.metrics.config)
+
+  @functools.cached_property
+  def params(self) -> Tree:
+    """Outer parameters of the newest checkpoint, without a replica axis."""
+    return start.saved_outer_params(self.workdir, self.parts)
+
+
+def train(
+  config: RunConfig,
+  workdir: str | os.PathLike = "runs/train",
+  *,
+  model: LossModel | None = None,
+  data: Corpus | None = None,
+  inner_optimizer: optax.GradientTransformation | None = None,
+  outer_optimizer: optax.GradientTransformation | None = None,
+  exchange: Aggregator | None = None,
+) -> Run:
+  """Trains a run to its end, or continues the one in the directory.
+
+  What is handed in takes the place of what the config names, and `run.json`
+  says which parts those are.
+
+  Args:
+    config: Config of the run.
+    workdir: The run directory.
+    model: Model to train; the plan's bytes are then those of its parameters.
+    data: Training and validation tokens.
+    inner_optimizer: Optimizer of the replicas, with its own learning rate.
+    outer_optimizer: Optimizer of the outer parameters.
+    exchange: Averages one fragment over the replicas. The bytes that the run
+      reports are still those of the config's codec.
+
+  Returns:
+    The run, whose `metrics` and `params` are read when they are first used.
+
+  Raises:
+    ValueError: If a part cannot be built, or the directory holds another run.
+    TrainingStoppedError: If a value is not finite.
+  """
+  parts = Parts(model, data, inner_optimizer, outer_optimizer, exchange)
+  path = pathlib.Path(workdir)
+  Trainer(config, path, "dilocox_jax.train", parts=parts).run()
+  return Run(path, parts)
+
+
+def load(
+  workdir: str | os.PathLike,
+  *,
+  model: LossModel | None = None,
+  inner_optimizer: optax.GradientTransformation | None = None,
+  outer_optimizer: optax.GradientTransformation | None = None,
+  exchange: Aggregator | None = None,
+) -> Run:
+  """Reads a run directory: `.config`, `.metrics` and `.params`.
+
+  Args:
+    workdir: The run directory.
+    model: Model that was handed in, if one was; only `.params` needs it, and
+      likewise the parts below.
+    inner_optimizer: Inner optimizer that was handed in.
+    outer_optimizer: Outer optimizer that was handed in.
+    exchange: Exchange that was handed in.
+
+  Raises:
+    RecordError: If the directory holds no run.
+  """
+  parts = Parts(model, None, inner_optimizer, outer_optimizer, exchange)
+  run = Run(pathlib.Path(workdir), parts)
+  _ = run.metrics  # A wrong directory is reported here and not at first use.
+  return run
+
+
+def estimate(
+  config: RunConfig, cluster: str, *, step_s: float | None = None
+) -> Outcome:
+  """Says what a run would cost on a cluster, by formula and without training.
+
+  Args:
+    config: Config of the run.
+    cluster: Name of a cluster preset, or path of a cluster file.
+    step_s: Duration of an inner step (seconds); None derives it from the
+      operations of a step and the cluster's devices.
+
+  Returns:
+    Simulated times: `total_s`, `utilisation` (0 to 1), `sent_bytes` of one
+    replica, and for every replica `compute_s`, `exposed_s` and more.
+
+  Raises:
+    ValueError: If config and cluster do not fit.
+  """
+  setup = set_up(config, cluster, Options(step_s=step_s))
+  return run_time(setup.link_costs, setup.work, setup.script.ops(setup.plan))

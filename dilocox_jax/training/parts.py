@@ -1,0 +1,43 @@
+"""Parts of a run that the caller hands in instead of naming them."""
+
+import dataclasses
+
+import optax
+
+from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.models.loss import LossModel
+from dilocox_jax.pytypes import Aggregator
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """What takes the place of parts that the config names; None changes nothing.
+
+  Attributes:
+    model: Model to train, in place of `config.model`.
+    data: Training and validation tokens, in place of `config.data.source`.
+    inner_optimizer: Optimizer of the replicas, in place of `config.inner`. It
+      has its own learning rate.
+    outer_optimizer: Optimizer of the outer parameters, in place of
+      `config.outer`.
+    exchange: Averages one fragment over the replicas, in place of
+      `config.codec` and `config.exchange`.
+  """
+
+  model: LossModel | None = None
+  data: Corpus | None = None
+  inner_optimizer: optax.GradientTransformation | None = None
+  outer_optimizer: optax.GradientTransformation | None = None
+  exchange: Aggregator | None = None
+
+  @property
+  def names(self) -> list[str]:
+    """Names of the parts that are handed in, for the record of the run."""
+    return [
+      field.name
+      for field in dataclasses.fields(self)
+      if getattr(self, field.name) is not None
+    ]
+
+
+NO_PARTS = Parts()
