@@ -22,6 +22,7 @@ from tests.outer.test_against_oracles import CASES, INNER_RATE, oracle, stacked
 EXACT = 1e-11  # float64; an update is a difference of two parameters
 ROUNDS = 6
 NUM_REPLICAS = 3
+QUICK = ("streaming_diloco", "dilocox_continue", "delay_over_a_round", "eager")
 SPEC = PartitionSpec("replica")
 
 
@@ -100,7 +101,13 @@ def outer_parameters(state):
   return leaves
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in CASES
+  ],
+)
 def test_steps_equal_the_numpy_twin(name, x64):
   method = CASES[name]
   num_steps = ROUNDS * method.schedule.sync_interval
@@ -120,8 +127,17 @@ def test_steps_equal_the_numpy_twin(name, x64):
       np.testing.assert_allclose(leaf[0], theta[path], rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("name", ["streaming_diloco", "eager", "diloco"])
+@pytest.mark.parametrize(
+  ("name", "check_vma"),
+  [
+    ("streaming_diloco", True),
+    pytest.param("streaming_diloco", False, marks=pytest.mark.slow),
+    pytest.param("eager", True, marks=pytest.mark.slow),
+    pytest.param("eager", False, marks=pytest.mark.slow),
+    pytest.param("diloco", True, marks=pytest.mark.slow),
+    ("diloco", False),
+  ],
+)
 def test_a_device_for_each_replica_changes_nothing(name, check_vma):
   method = CASES[name]
   num_steps = 2 * method.schedule.sync_interval + 1
