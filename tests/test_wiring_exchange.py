@@ -15,6 +15,7 @@ from dilocox_jax.config.sections import (
   OuterConfig,
 )
 from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.reference import codecs
 from dilocox_jax.training import build
 from tests import runs
 from tests.exchange.problem import (
@@ -182,7 +183,7 @@ def test_methods_that_send_gradients_send_them_by_codec_and_with_feedback():
   gradients = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *each)
   start = replica(draw(100))
   state, _ = steps.steps(steps.init(start), gradients)
-  exchange = oracle.Exchange(config.exchange, config.codec)
+  exchange = oracle.lossy_mean(config.exchange, config.codec, NUM_REPLICAS)
   twin = named(start)
   for values in each:
     own = [named(replica(values, m)) for m in range(NUM_REPLICAS)]
@@ -235,7 +236,7 @@ def sent_in_turn(config, values, times=1):
 
 
 def means_of(config, values):
-  twin = oracle.Exchange(config.exchange, config.codec)
+  twin = oracle.lossy_mean(config.exchange, config.codec, NUM_REPLICAS)
   return twin.average([named(replica(values, m)) for m in range(NUM_REPLICAS)])
 
 
@@ -284,7 +285,7 @@ def test_factors_are_those_of_the_numpy_twin(codec):
   twin = np.array(
     [
       [
-        oracle.low_rank(layer, start, codec["power_iterations"])
+        codecs.low_rank(layer, start, codec["power_iterations"])
         for layer, start in zip(each, starts, strict=True)
       ]
       for each in matrices

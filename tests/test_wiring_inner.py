@@ -9,7 +9,6 @@ import pytest
 
 from dilocox_jax.config import to_plan
 from dilocox_jax.config.sections import InnerConfig
-from dilocox_jax.models.loss import next_token_loss
 from dilocox_jax.training import build
 from tests import runs
 from tests.exchange.problem import NUM_REPLICAS, close, draw, named, replica
@@ -117,7 +116,7 @@ ALL_SGD = {**SGD, "momentum": 0.8, "clip_norm": 0.3}
 def gradient_fixture():
   """Nano's (params, batch) -> gradients, not made by the assembly."""
   model = build.programs(settings({})).model
-  return jax.jit(jax.grad(lambda p, batch: next_token_loss(model, p, batch)))
+  return jax.jit(jax.grad(model.loss))
 
 
 @pytest.mark.parametrize("inner", [ALL_ADAMW, ALL_SGD])

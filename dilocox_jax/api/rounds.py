@@ -9,7 +9,7 @@ import dataclasses
 
 import optax
 
-from dilocox_jax.api.step_methods import own_or_named_exchange
+from dilocox_jax.api.step_methods import CodecChoice, own_or_named_exchange
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.feedback import Feedback
 from dilocox_jax.outer.partition import Partition
@@ -18,7 +18,6 @@ from dilocox_jax.outer.round_program import InnerStep, RoundState, StepMetrics
 from dilocox_jax.outer.transforms import OuterTransform
 from dilocox_jax.plan.schedule.fragments import BLOCKS, Fragments
 from dilocox_jax.plan.schedule.methods import Method
-from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.pytypes import Aggregator, Tree
 
 
@@ -56,8 +55,7 @@ class Rounds:
     Returns:
       The new state, and losses and gradient norms [M, H].
     """
-    schedule = self.method.schedule
-    windows = schedule.round_windows(number * schedule.sync_interval)
+    windows = self.method.schedule.round_windows(number)
     state, metrics, _ = self.programs.round(state, batches, windows)
     return state, metrics
 
@@ -79,7 +77,7 @@ def make_rounds(
   num_replicas: int,
   num_layers: int = 0,
   layout: str = "stacked",
-  codec: Payload | str = "float32",
+  codec: CodecChoice = "float32",
   error_feedback: bool = False,
   keep_unsent: bool = False,
   exchange: Aggregator | None = None,
@@ -96,7 +94,8 @@ def make_rounds(
       needed for more than one fragment.
     layout: "stacked" (one device holds all replicas) or "mesh" (a device for
       each replica).
-    codec: What is sent: a payload, or its name as in `config.codec.name`.
+    codec: What is sent: a payload, its name, or its settings as in
+      `config.codec`, e.g. {"name": "int", "bits": 4}.
     error_feedback: Whether what the codec lost is added to the next exchange.
     keep_unsent: Whether what the codec lost stays in the replica's parameters.
     exchange: An aggregator of one's own in place of codec and feedback.

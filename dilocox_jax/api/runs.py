@@ -28,7 +28,7 @@ class Run:
 
   Attributes:
     workdir: The run directory.
-    parts: Parts that were handed in to the run.
+    parts: Parts that were handed in to the run; without the data.
   """
 
   workdir: pathlib.Path
@@ -46,7 +46,13 @@ class Run:
 
   @functools.cached_property
   def params(self) -> Tree:
-    """Outer parameters of the newest checkpoint, without a replica axis."""
+    """Outer parameters of the newest checkpoint, without a replica axis.
+
+    Raises:
+      RefusedError: If there is no checkpoint, or a part that was handed in to
+        the run is missing here.
+    """
+    start.check_same_parts(self.metrics.record, self.parts)
     return start.saved_outer_params(self.workdir, self.parts)
 
 

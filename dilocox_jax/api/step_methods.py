@@ -18,6 +18,7 @@ from dilocox_jax.exchange.feedback import Feedback, compressed_mean
 from dilocox_jax.exchange.mean import mean_of_finite_replicas
 from dilocox_jax.outer.step_transform import pseudo_gradient_steps
 from dilocox_jax.plan.schedule import leaf_fragments
+from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment
 from dilocox_jax.plan.schedule.methods import METHODS, Method
 from dilocox_jax.plan.wire.payload import Dense, Payload
@@ -25,8 +26,11 @@ from dilocox_jax.plan.wire.payload_names import named_payload
 from dilocox_jax.pytypes import Aggregator, Tree
 from dilocox_jax.trees import leaves_by_path
 
-# How a tree is divided: by a function of the leaves' paths, or as listed.
-Fragmentation = Callable[[str], int] | Sequence[LeafFragment]
+# What is sent: a payload, its name, or its settings as in `config.codec`.
+CodecChoice = Payload | str | Mapping[str, Any]
+# How a tree is divided: by a function of the leaves' paths, as listed, or by
+# the layers of leaves that are stacked below "blocks".
+Fragmentation = Callable[[str], int] | Sequence[LeafFragment] | Fragments
 
 
 class GradientState(NamedTuple):
@@ -47,7 +51,7 @@ def step_transform(
   outer: optax.GradientTransformation | None = None,
   *,
   axis_name: str = REPLICA_AXIS,
-  codec: Payload | str = "float32",
+  codec: CodecChoice = "float32",
   collective: str = "auto",
   error_feedback: bool = False,
   feedback_decay: float = 1.0,
@@ -70,7 +74,8 @@ def step_transform(
       pseudo-gradient of one fragment. None, and not read, for methods that
       average gradients.
     axis_name: Axis over which replicas are mapped.
-    codec: What is sent: a payload, or its name as in `config.codec.name`.
+    codec: What is sent: a payload, its name, or its settings as in
+      `config.codec`, e.g. {"name": "int", "bits": 4}.
     collective: Which collective carries it, as in `config.exchange`.
     error_feedback: Whether what the codec lost is added to the next exchange.
     feedback_decay: Share of the residual that is kept, 0 to 1.
@@ -108,7 +113,7 @@ def step_transform(
 
 def own_or_named_exchange(
   own: Aggregator | None,
-  codec: Payload | str,
+  codec: CodecChoice,
   collective: str = "auto",
   feedback: Feedback | None = None,
   seed: int = 0,
@@ -126,7 +131,9 @@ def own_or_named_exchange(
   """
   if own is not None:
     return own
-  payload = named_payload(codec) if isinstance(codec, str) else codec
+  if isinstance(codec, str):
+    codec = {"name": codec}
+  payload = named_payload(**codec) if isinstance(codec, Mapping) else codec
   if payload == Dense() and collective == "auto" and feedback is None:
     return mean_of_finite_replicas(axis_name)
   return compressed_mean(
@@ -141,6 +148,8 @@ def _divided(
   shapes = {path: leaf.shape for path, leaf in leaves_by_path(tree).items()}
   if fragments is None:
     return leaf_fragments.balanced(shapes, count)
+  if isinstance(fragments, Fragments):
+    return leaf_fragments.by_layer(shapes, fragments)
   if callable(fragments):
     return leaf_fragments.by_path(shapes, count, fragments)
   if len(fragments) != count:

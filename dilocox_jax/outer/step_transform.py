@@ -73,7 +73,8 @@ def pseudo_gradient_steps(
   )
 
   def init(params: Tree) -> Any:
-    leaves = leaves_by_path(params)
+    # Copies, so that parameters and state can both be donated to a step.
+    leaves = leaves_by_path(jax.tree.map(jnp.copy, params))
     return StepState(
       jnp.zeros((), jnp.int32),
       inner.init(params),
@@ -133,7 +134,7 @@ def _events(
   is_applied = (place == tau % interval) & (send_step > 0)
   sent_slot = _slot(schedule, number, step)
   applied_slot = _slot(schedule, number, send_step)
-  params = jax.tree.map(optax_add, before, change)
+  params = jax.tree.map(_added, before, change)
 
   def measured(state: OuterState, params: Tree) -> Tree:
     unapplied = transform.unapplied_at_send(sent_slot)
@@ -191,7 +192,7 @@ def _events(
   return state, change
 
 
-def optax_add(param: Array, update: Array) -> Array:
+def _added(param: Array, update: Array) -> Array:
   """A parameter after its update, in the parameter's type."""
   return jnp.asarray(param + update).astype(param.dtype)
 

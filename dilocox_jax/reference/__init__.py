@@ -1,6 +1,7 @@
 """Every method in plain numpy: the page to read first, and the tests' oracle.
 
-`methods` trains replicas step by step, `exchanges` averages what they send,
-`codecs` rounds it, and `optimizers` has SGD and AdamW. Nothing here is fast,
-and nothing here uses JAX.
+`methods` trains replicas step by step, `fragments` says which leaves are sent
+together, `exchanges` averages what is sent, `codecs` rounds it, `optimizers`
+has SGD and AdamW, and `published` the papers' settings. Nothing here is fast,
+and nothing here uses JAX or another part of the package.
 """

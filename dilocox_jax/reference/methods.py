@@ -24,7 +24,9 @@ The methods differ in four places, all of them arguments of `train`:
     muloco              H     1  0      reset       Delta in 2 bits, Muon inside
     delayed             any   P  any    any         any
 
-`allreduce` averages gradients at every step instead (`train_on_mean_gradient`).
+`allreduce` averages gradients at every step instead (`train_on_mean_gradient`),
+and so does `cocktail_sgd`, which sends them lossily. `reference.published` has
+the settings of the papers.
 
 tau is the delay: what was measured after step s is applied after step s + tau,
 and the transfer has tau steps of time. Fragment p is measured after the steps
@@ -32,9 +34,16 @@ s > 0 with (s - t_p) mod H = 0, where t_p = floor(p H / P) is its offset.
 Example: H = 6, P = 3, tau = 2. Fragment 1 has offset 2; it is measured after
 steps 2, 8, 14, ... and applied after steps 4, 10, 16, ...
 
-The same step in the fast code: the schedule is in plan/schedule, `measure`,
-`rejoin` and the sign in outer/rules.py, the average in exchange/, the order of
-events in outer/round_program.py.
+The fast code does the same in these files:
+
+    when a fragment is sent and applied       plan/schedule/sync_schedule.py
+    the order of events on one step           outer/round_program.py
+    measure, apply and what is in flight      outer/transforms.py
+    the sign of Delta, and the apply rules    outer/rules.py
+    the average                               exchange/
+    the inner step                            inner/step.py
+    the flush                                 outer/round_program.py
+    gradients averaged at every step          outer/data_parallel.py
 """
 
 import copy
@@ -44,11 +53,10 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_jax.reference.exchanges import Mean
+from dilocox_jax.reference.exchanges import Leaves, Mean
 
-Tree = dict[str, np.ndarray]
 # From parameters and a batch to the loss and the gradients.
-LossAndGradient = Callable[[Tree, Any], tuple[float, Tree]]
+LossAndGradient = Callable[[Leaves, Any], tuple[float, Leaves]]
 
 
 @dataclasses.dataclass
@@ -63,14 +71,14 @@ class Result:
   """
 
   theta: Any
-  params: list[Tree]
+  params: list[Leaves]
   losses: np.ndarray
   snapshots: list
 
 
 def train(
   loss_and_gradient: LossAndGradient,
-  params: Tree,
+  params: Leaves,
   batches: Sequence[Sequence[Any]],
   *,
   inner: Any,
@@ -94,16 +102,18 @@ def train(
       gets a copy.
     outer: Optimizer of theta; each fragment gets a copy.
     sync_interval: H.
-    overlap_steps: tau.
+    overlap_steps: tau; "eager" is one round late whatever is given.
     rule: "reset", "continue", "mix" or "eager".
     mixing_alpha: Weight of the replica's own value, for "mix" only.
-    fragments: Names of each fragment; None: one fragment.
+    fragments: Names of each fragment (`reference.fragments`); None: one
+      fragment.
     exchange: Averages a fragment (`reference.exchanges`); each fragment gets a
       copy. None: the plain mean.
     keep_unsent: Whether a replica keeps what the exchange did not send of its
       own pseudo-gradient.
     flush: Whether everything pending and unsent is applied at the end.
   """
+  assert rule in ("reset", "continue", "mix", "eager"), rule
   num_replicas, num_steps = len(batches), len(batches[0])
   replicas = [dict(params) for _ in range(num_replicas)]
   inner_optimizers = [copy.deepcopy(inner) for _ in range(num_replicas)]
@@ -140,14 +150,6 @@ def train(
   return Result(_gathered(parts, params, rule), replicas, losses, snapshots)
 
 
-def pseudo_gradient(theta: Tree, w: Tree) -> Tree:
-  """Outer minus inner parameters: a descent step on it moves theta to w.
-
-  DiLoCo (arXiv 2311.08105), Algorithm 1, line 8: Delta = theta - theta_m.
-  """
-  return {name: theta[name] - w[name] for name in theta}
-
-
 @dataclasses.dataclass
 class Fragment:
   """One fragment under the rules reset, continue and mix.
@@ -169,7 +171,7 @@ class Fragment:
     last_send: Step of the last send.
   """
 
-  replicas: list[Tree]
+  replicas: list[Leaves]
   names: list[str]
   theta: Any
   offset: int
@@ -186,7 +188,9 @@ class Fragment:
   def after(self, step: int) -> None:
     """Runs what falls on this step: measure, then apply, then send.
 
-    Streaming DiLoCo (arXiv 2501.18512), Algorithm 2, lines 8 to 17.
+    Streaming DiLoCo (arXiv 2501.18512), Algorithm 2: fragment p is sent when
+    (t - t_p) mod H = 0, and its average is used tau steps later.
+    Fast: plan/schedule/sync_schedule.py lists these events.
     """
     is_sent = (step - self.offset) % self.sync_interval == 0
     measured = self.measure() if is_sent else None
@@ -199,13 +203,21 @@ class Fragment:
       else:
         self.in_flight.append((step, measured))
 
-  def measure(self) -> list[Tree]:
+  def _ahead(self, theta: Leaves, w: Leaves) -> Leaves:
+    """Outer minus inner parameters: a descent step on it moves theta to w.
+
+    DiLoCo (arXiv 2311.08105), Algorithm 1, line 8: Delta = theta - theta_m.
+    """
+    return {name: theta[name] - w[name] for name in self.names}
+
+  def measure(self) -> list[Leaves]:
     """The pseudo-gradient of every replica.
 
     Under "continue" a replica is ahead of theta by what it has sent and not
     yet got back, so that is left out: Delta = theta - (sent, unapplied) - w.
+    Fast: outer/rules.py.
     """
-    deltas = [pseudo_gradient(self.theta, w) for w in self.replicas]
+    deltas = [self._ahead(self.theta, w) for w in self.replicas]
     if self.rule == "continue":
       for _, sent in self.in_flight:
         for delta, own in zip(deltas, sent, strict=True):
@@ -213,11 +225,13 @@ class Fragment:
             delta[name] = delta[name] - own[name]
     return deltas
 
-  def apply(self, deltas: list[Tree]) -> None:
+  def apply(self, deltas: list[Leaves]) -> None:
     """Averages, takes the outer step, and lets the replicas rejoin.
 
-    DiLoCo, Algorithm 1, lines 9 to 12; DiLoCoX (arXiv 2506.21263), Algorithm
-    2, with the exchange's codec and error feedback in its place.
+    DiLoCo, Algorithm 1: Delta = mean over m of Delta_m, then
+    theta = OuterOpt(theta, Delta). DiLoCoX (arXiv 2506.21263), Algorithm 2,
+    has its codec and error feedback inside the average.
+    Fast: outer/transforms.py.
     """
     old = self.theta
     mean, sent = self.exchange.average(deltas)
@@ -231,6 +245,11 @@ class Fragment:
   def rejoin(self, w, old, new, own):
     """Where a replica continues, one leaf.
 
+    "reset" is DiLoCo's line theta_m = theta; "mix" is Streaming DiLoCo's
+    theta_m = alpha theta_m + (1 - alpha) theta; "continue" is ours. Of DiLoCoX
+    the text leaves open which of the first and the last it means.
+    Fast: outer/rules.py.
+
     With tau = 0 "continue" has nothing to keep and equals "reset".
     Example for "continue": theta moved from 10 to 8, this replica had sent
     own = 3 and stands at 6, so it continues at 6 + (8 - 10) + 3 = 7.
@@ -242,7 +261,12 @@ class Fragment:
     return new
 
   def flush(self, step: int) -> None:
-    """Applies everything at the end: in flight first, then what is unsent."""
+    """Applies everything at the end: in flight first, then what is unsent.
+
+    With tau >= H the next send would have come before those applies, so what
+    is unsent is measured first. Ours: papers end on a whole round.
+    Fast: outer/round_program.py.
+    """
     measures_first = self.overlap_steps >= self.sync_interval
     unsent = self.measure() if measures_first else None
     while self.in_flight:
@@ -252,11 +276,12 @@ class Fragment:
     for w in self.replicas:
       w.update({name: self.theta[name] for name in self.names})
 
-  def thetas(self) -> list[Tree]:
+  def thetas(self) -> list[Leaves]:
     """The outer parameters as each replica has them."""
     return [self.theta for _ in self.replicas]
 
 
+@dataclasses.dataclass
 class EagerFragment(Fragment):
   """One fragment under the rule eager: theta and Outer for each replica.
 
@@ -266,7 +291,7 @@ class EagerFragment(Fragment):
     g_m = mean over k of d_k(t - 1) + (d_m(t) - d_m(t - 1)) / M
 
   Source: Kale et al., 2025, arXiv 2502.12996. Before the first round all d
-  are zero.
+  are zero. Fast: outer/rules.py.
   """
 
   def __post_init__(self):
@@ -284,12 +309,12 @@ class EagerFragment(Fragment):
       self.last_send = step
       self.apply(self.measure())
 
-  def measure(self) -> list[Tree]:
+  def measure(self) -> list[Leaves]:
     """The pseudo-gradient of every replica, from its own theta."""
     pairs = zip(self.theta, self.replicas, strict=True)
-    return [pseudo_gradient(theta, w) for theta, w in pairs]
+    return [self._ahead(theta, w) for theta, w in pairs]
 
-  def apply(self, deltas: list[Tree]) -> None:
+  def apply(self, deltas: list[Leaves]) -> None:
     """Takes every replica's outer step; the exchange is a round old."""
     mean = {name: np.zeros_like(leaf) for name, leaf in deltas[0].items()}
     if self.has_sent:
@@ -315,16 +340,16 @@ class EagerFragment(Fragment):
     if has_unsent:
       self.apply(zeros)
 
-  def thetas(self) -> list[Tree]:
+  def thetas(self) -> list[Leaves]:
     """The outer parameters of each replica."""
     return self.theta
 
 
-def _gathered(parts: Sequence[Fragment], params: Tree, rule: str):
+def _gathered(parts: Sequence[Fragment], params: Leaves, rule: str):
   """Theta as one tree, or as one for each replica under "eager"."""
   thetas = []
   for m in range(len(parts[0].replicas)):
-    leaves: Tree = {}
+    leaves: Leaves = {}
     for part in parts:
       leaves |= part.thetas()[m]
     thetas.append({name: leaves[name] for name in params})
@@ -333,7 +358,7 @@ def _gathered(parts: Sequence[Fragment], params: Tree, rule: str):
 
 def train_on_mean_gradient(
   loss_and_gradient: LossAndGradient,
-  params: Tree,
+  params: Leaves,
   batches: Sequence[Sequence[Any]],
   *,
   inner: Any,
@@ -342,7 +367,7 @@ def train_on_mean_gradient(
   """AllReduce: the gradients are averaged at every step.
 
   With a lossy exchange and error feedback this is CocktailSGD (ICML 2023). It
-  is also the warm start of DiLoCo.
+  is also the warm start of DiLoCo. Fast: outer/data_parallel.py.
 
   Args:
     loss_and_gradient: The model and its loss.

@@ -174,7 +174,7 @@ def resumed_state(
 
   def template(record: dict[str, Any]) -> TrainingState:
     _check_same_run(config, corpus_digest, record)
-    _check_same_parts(record.get("handed_in", []), parts.names)
+    check_same_parts(record, parts)
     return states.abstract(programs, record["phase"])
 
   restored = checkpoints.restore(template)
@@ -207,12 +207,26 @@ def _check_same_run(
   )
 
 
-def _check_same_parts(saved: list[str], given: list[str]) -> None:
+def check_same_parts(record: dict[str, Any], parts: Parts) -> None:
+  """Refuses other parts than those with which a run began.
+
+  The data is not compared by its name, because the digest of the text is.
+
+  Args:
+    record: Record of the run or of a checkpoint.
+    parts: Parts that the caller hands in now.
+
+  Raises:
+    RefusedError: If their names differ.
+  """
+  saved = set(record.get("handed_in", ())) - {"data"}
+  given = set(parts.names) - {"data"}
   if saved != given:
     raise RefusedError(
       "the work directory holds a run in which other parts were handed in "
-      f"({', '.join(saved) or 'none'}; now {', '.join(given) or 'none'}): hand "
-      "in the same, or take another work directory"
+      f"({', '.join(sorted(saved)) or 'none'}; now "
+      f"{', '.join(sorted(given)) or 'none'}): hand in the same, or take "
+      "another work directory"
     )
 
 
@@ -297,7 +311,8 @@ def saved_outer_params(workdir: pathlib.Path, parts: Parts = NO_PARTS) -> Tree:
   mesh = MeshConfig(num_replicas=config.mesh.num_replicas)
   programs = build.programs(dataclasses.replace(config, mesh=mesh), parts)
   state = _state_of(programs, workdir, programs.rounds.replicas)
-  return _outer_of(programs, state)[0]
+  params, _ = _outer_of(programs, state)
+  return params
 
 
 def _state_of(

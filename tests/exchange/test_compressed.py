@@ -129,24 +129,27 @@ def test_factors_made_together_find_the_mean_of_different_matrices():
 def test_factors_of_few_bits_are_those_of_the_numpy_twin(collective):
   payload, values = PAYLOADS["rank 2, int4"], draw()
   mean, own, _ = next(with_own(payload, values, collective=collective))
-  twin = oracle.Exchange(
+  twin = oracle.lossy_mean(
     ExchangeConfig(collective),
     CodecConfig(
       "int", bits=4, scale="block", block_size=128, rounding="nearest"
     ),
+    NUM_REPLICAS,
   )
   state = compressed(Compression(payload, collective)).init(replica(values))
   start = np.asarray(state.leaves["blocks/w"].right, np.float64)
   matrices = named(values)["blocks/w"]
   start /= np.linalg.norm(start, axis=1, keepdims=True)
-  left, _ = twin.reduced("blocks/left", list(matrices @ start))
-  basis, _ = np.linalg.qr(left)
-  right, rights = twin.reduced(
-    "blocks/right", list(np.swapaxes(matrices, 2, 3) @ basis)
+  left, _ = twin.average([{"blocks/p": each} for each in matrices @ start])
+  basis, _ = np.linalg.qr(left["blocks/p"])
+  right, rights = twin.average(
+    [{"blocks/q": each} for each in np.swapaxes(matrices, 2, 3) @ basis]
   )
-  close(replica(mean)["blocks"]["w"], basis @ np.swapaxes(right, 1, 2), EXACT)
-  for m, each in enumerate(rights):
-    close(replica(own, m)["blocks"]["w"], basis @ each.swapaxes(1, 2), EXACT)
+  for found, factor in [(replica(mean), right)] + [
+    (replica(own, m), each) for m, each in enumerate(rights)
+  ]:
+    expected = basis @ factor["blocks/q"].swapaxes(1, 2)
+    close(found["blocks"]["w"], expected, EXACT)
 
 
 @pytest.mark.parametrize("layout", ["stacked", "mesh"])

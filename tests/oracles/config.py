@@ -9,8 +9,10 @@ import math
 
 import numpy as np
 
-from . import codecs
-from .optimizers import AdamW, Sgd
+from dilocox_jax.reference import codecs
+from dilocox_jax.reference.exchanges import Lossy
+from dilocox_jax.reference.methods import train
+from dilocox_jax.reference.optimizers import AdamW, Sgd
 
 
 def learning_rate(inner, total_steps):
@@ -68,75 +70,50 @@ def outer_optimizer(outer):
   return AdamW(outer.learning_rate)
 
 
-class Exchange:
+def lossy_mean(exchange, codec, num_replicas):
   """Averages replicas' values as the exchange and codec sections say.
 
   All replicas take part, and codecs round to the nearest.
   """
+  scatters = exchange.collective == "reduce_scatter"
 
-  def __init__(self, exchange, codec):
-    self.exchange, self.codec = exchange, codec
-    self.residuals = None
+  def received(name, leaf):
+    if codec.name == "float32":
+      return leaf
+    assert exchange.collective in ("all_gather", "reduce_scatter")
+    if scatters:
+      # A chunk a replica; the owner of one rounds its mean once more.
+      width = -(-leaf.size // num_replicas)
+      padded = np.pad(leaf.ravel(), (0, num_replicas * width - leaf.size))
+      sent = lossy(codec, padded.reshape(num_replicas, width))
+      return sent.ravel()[: leaf.size].reshape(leaf.shape)
+    layers = len(leaf) if name.startswith("blocks/") else 1
+    sent = lossy(codec, leaf.reshape(layers, -1), leaf.shape[-1])
+    return sent.reshape(leaf.shape)
 
-  def average(self, values):
-    """From one tree a replica to the mean and what each one sent."""
-    wanted = values
-    if self.exchange.error_feedback and self.residuals:
-      wanted = [
-        {name: v[name] + owed[name] for name in v}
-        for v, owed in zip(values, self.residuals, strict=True)
-      ]
-    mean, sent = {}, [{} for _ in values]
-    for name in values[0]:
-      each = [v[name] for v in wanted]
-      mean[name], owns = self.reduced(name, each)
-      for own, tree in zip(owns, sent, strict=True):
-        tree[name] = own
-    self.residuals = [
-      {name: self.kept(v[name], mean[name], own[name]) for name in v}
-      for v, own in zip(wanted, sent, strict=True)
-    ]
-    return mean, sent
+  return Lossy(
+    received,
+    bool(exchange.error_feedback),
+    exchange.feedback_decay or 0.0,
+    exchange.feedback_against,
+    rounds_mean=scatters,
+    stored=STORED[exchange.feedback_dtype],
+  )
 
-  def reduced(self, name, each):
-    """The mean of one leaf, and what was received of every replica."""
-    layers = len(each[0]) if name.startswith("blocks/") else 1
-    shape = each[0].shape
-    if self.codec.name == "float32":
-      return sum(each) / len(each), each
-    if self.exchange.collective == "all_gather":
-      owns = [
-        lossy(self.codec, values.reshape(layers, -1), shape[-1]).reshape(shape)
-        for values in each
-      ]
-      return sum(owns) / len(owns), owns
-    assert self.exchange.collective == "reduce_scatter"
-    # A chunk a replica; the owner of one rounds its mean once more.
-    width = -(-each[0].size // len(each))
-    padding = len(each) * width - each[0].size
-    owns = [
-      lossy(self.codec, np.pad(v.ravel(), (0, padding)).reshape(-1, width))
-      for v in each
-    ]
-    mean = lossy(self.codec, sum(owns) / len(owns))
-    mean, *owns = (
-      x.ravel()[: each[0].size].reshape(shape) for x in (mean, *owns)
-    )
-    return mean, owns
 
-  def kept(self, wanted, mean, own):
-    """What is owed of one leaf after an exchange, as it is stored."""
-    seen = {"own": own, "mean": mean}[self.exchange.feedback_against]
-    residual = self.exchange.feedback_decay * (wanted - seen)
-    if self.exchange.feedback_dtype == "float32":
-      return residual
-    if self.exchange.feedback_dtype == "bfloat16":
-      return np.vectorize(codecs.bfloat16)(residual)
-    assert self.exchange.feedback_dtype == "int8"
-    blocks = in_groups(
-      residual.reshape(1, -1), 128, lambda x: codecs.nearest(x, 8)[1]
-    )
-    return blocks.reshape(residual.shape)
+def in_bytes(residual):
+  blocks = codecs.in_groups(
+    residual.reshape(1, -1), 128, lambda x: codecs.nearest(x, 8)[1]
+  )
+  return blocks.reshape(residual.shape)
+
+
+# What is kept of a residual, by the type in which it is kept.
+STORED = {
+  "float32": lambda residual: residual,
+  "bfloat16": np.vectorize(codecs.bfloat16),
+  "int8": in_bytes,
+}
 
 
 def lossy(codec, layers, row=None):
@@ -153,28 +130,16 @@ def lossy(codec, layers, row=None):
       count = max(1, round(codec.top_k_fraction * len(values)))
       return codecs.top_k(values, count)[1]
 
-    return in_groups(layers, codec.top_k_block_size, round_group)
+    return codecs.in_groups(layers, codec.top_k_block_size, round_group)
   if codec.name == "e3m0":
-    return in_groups(
+    return codecs.in_groups(
       layers, codec.block_size, lambda x: codecs.powers_of_two(x)[1]
     )
   assert codec.name == "int" and codec.rounding == "nearest", codec
   size = {"block": codec.block_size, "row": row, "tensor": layers.shape[1]}
   ways = {2: codecs.two_magnitudes, 1: codecs.signs}
   nearest = ways.get(codec.bits, lambda x: codecs.nearest(x, codec.bits))
-  return in_groups(layers, size[codec.scale], lambda x: nearest(x)[1])
-
-
-def in_groups(layers, size, round_group):
-  """Every layer in equally long groups of `size` values at most."""
-  groups = -(-layers.shape[1] // size)
-  width = -(-layers.shape[1] // groups)
-  found = []
-  for values in layers:
-    padded = np.pad(values, (0, groups * width - len(values)))
-    parts = [round_group(list(part)) for part in padded.reshape(groups, -1)]
-    found.append(np.concatenate(parts)[: len(values)])
-  return np.array(found)
+  return codecs.in_groups(layers, size[codec.scale], lambda x: nearest(x)[1])
 
 
 def rounds(config, params, moves):
@@ -188,27 +153,16 @@ def rounds(config, params, moves):
   Yields:
     By round the outer parameters, and each replica's.
   """
-  exchange = Exchange(config.exchange, config.codec)
-  optimizer = outer_optimizer(config.outer)
-  outer = params
-  own = [dict(params) for _ in moves[0]]
-  for each in moves:
-    deltas = []
-    for w, move in zip(own, each, strict=True):
-      deltas.append({n: outer[n] - (w[n] - move[n]) for n in w})
-    mean, sent = exchange.average(deltas)
-    outer = optimizer.step(outer, mean)
-    own = [dict(outer) for _ in own]
-    if config.exchange.keep_unsent:
-      for w, delta, part in zip(own, deltas, sent, strict=True):
-        w.update({n: w[n] - (delta[n] - part[n]) for n in w})
-    yield outer, own
-
-
-def low_rank(matrix, start, power_iterations):
-  """A matrix in the basis that power iterations from a start have found."""
-  factor = start
-  for _ in range(power_iterations):
-    basis, _ = np.linalg.qr(matrix @ factor)
-    factor = matrix.T @ basis
-  return basis @ factor.T
+  for end in range(1, len(moves) + 1):
+    run = train(
+      lambda params, move: (0.0, move),
+      params,
+      list(zip(*moves[:end], strict=True)),
+      inner=Sgd(1.0),
+      outer=outer_optimizer(config.outer),
+      sync_interval=1,
+      exchange=lossy_mean(config.exchange, config.codec, len(moves[0])),
+      keep_unsent=config.exchange.keep_unsent,
+      flush=False,
+    )
+    yield run.theta, run.params

@@ -4,9 +4,17 @@ Replica m minimises 0.5 ||A_m x - y_m||^2 / n over the vector x of all leaves.
 Each replica has its own solution and its own curvature, so that an average of
 replicas is not what any of them would have reached alone, and a term that is
 dropped or counted twice shows.
+
+Below, the reference trains on it: there the stacked blocks are taken apart into
+one leaf a layer.
 """
 
+import copy
+import types
+
 import numpy as np
+
+from dilocox_jax.reference import fragments, methods
 
 
 def make_problem(seed, num_replicas, num_steps, num_layers, width, batch):
@@ -82,3 +90,87 @@ def loss_and_grad(params, A, y):
   loss = 0.5 * np.sum(error**2) / len(y)
   grad = A.T @ error / len(y)
   return loss, from_vector(grad, params)
+
+
+def split(params):
+  """Turns the tree into a flat dict with one entry a layer and leaf."""
+  leaves = {"embed": params["embed"], "head": params["head"]}
+  for name, stacked in params["blocks"].items():
+    for layer in range(len(stacked)):
+      leaves[f"blocks/{name}/{layer}"] = stacked[layer : layer + 1]
+  return leaves
+
+
+def join(leaves):
+  """Undoes `split`."""
+  layers = range(sum(name.startswith("blocks/w/") for name in leaves))
+  blocks = {
+    name: np.concatenate([leaves[f"blocks/{name}/{layer}"] for layer in layers])
+    for name in ("w", "b")
+  }
+  return {"blocks": blocks, "embed": leaves["embed"], "head": leaves["head"]}
+
+
+def fragment_names(params, num_fragments, order):
+  """The names, as in `split`, of the leaves of each fragment."""
+  return fragments.names_by_fragment(split(params), num_fragments, order)
+
+
+def split_loss_and_grad(leaves, batch):
+  """The loss and the gradients of split parameters."""
+  loss, grads = loss_and_grad(join(leaves), *batch)
+  return loss, split(grads)
+
+
+def arguments(params0, A, y, num_steps):
+  """What the reference's methods are given first."""
+  batches = [
+    list(zip(*own, strict=True))[:num_steps] for own in zip(A, y, strict=True)
+  ]
+  return split_loss_and_grad, split(params0), batches
+
+
+def joined(run):
+  """A result of the reference with joined trees."""
+
+  def outer(theta):
+    return [join(m) for m in theta] if isinstance(theta, list) else join(theta)
+
+  return types.SimpleNamespace(
+    theta=outer(run.theta),
+    params=[join(w) for w in run.params],
+    losses=run.losses,
+    snapshots=[outer(theta) for theta in run.snapshots],
+  )
+
+
+def train(params0, A, y, *, num_fragments, fragment_order, num_steps, **rest):
+  """Trains by the reference's `train`."""
+  names = fragment_names(params0, num_fragments, fragment_order)
+  given = arguments(params0, A, y, num_steps)
+  return joined(methods.train(*given, fragments=names, **rest))
+
+
+def allreduce(params0, A, y, *, inner, num_steps):
+  """Trains on the mean gradient; `inner` is left as it is."""
+  given = arguments(params0, A, y, num_steps)
+  inner = copy.deepcopy(inner)
+  return joined(methods.train_on_mean_gradient(*given, inner=inner))
+
+
+def warm_start(params0, A, y, *, inner, num_steps, on="all"):
+  """Parameters and inner optimizer after the first steps of a run.
+
+  Args:
+    params0: where to start.
+    A: inputs [M, steps, n, dim]; only the first num_steps are used.
+    y: targets [M, steps, n].
+    inner: optimizer, left as it is.
+    num_steps: steps of the warm start, may be 0.
+    on: "all" replicas as data parallel, or "first" for replica 0 alone.
+  """
+  count = {"all": len(A), "first": 1}[on]
+  inner = copy.deepcopy(inner)
+  given = arguments(params0, A[:count], y[:count], num_steps)
+  run = methods.train_on_mean_gradient(*given, inner=inner)
+  return join(run.theta), inner

@@ -6,8 +6,8 @@ import optax
 import pytest
 
 from dilocox_jax.plan.schedule import methods
-from tests.oracles import allreduce as allreduce_oracle
-from tests.oracles import optimizers, sync
+from dilocox_jax.reference import optimizers
+from tests.oracles import least_squares
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import assert_close, begin, nesterov, run_steps, walk
 
@@ -46,14 +46,13 @@ CUT_SHORT = {
 
 def oracle(problem, method, num_steps, flush=True):
   schedule = method.schedule
-  waits = schedule.overlap_steps == 0 and method.rule != "mix"
-  return sync.simulate(
+  return least_squares.train(
     *problem,
     sync_interval=schedule.sync_interval,
     num_fragments=schedule.num_fragments,
     fragment_order=method.fragment_order,
     overlap_steps=schedule.overlap_steps,
-    rule="synchronous" if waits else method.rule,
+    rule=method.rule,
     mixing_alpha=method.mixing_alpha,
     inner=optimizers.Sgd(INNER_RATE),
     outer=optimizers.Sgd(0.7, 0.6, nesterov=True),
@@ -111,7 +110,7 @@ def test_a_run_may_end_inside_a_round(name, x64):
 def test_allreduce_equals_the_numpy_twin(x64):
   problem = make_problem(1, 3, ROUNDS, 4, 2, 3)
   state, _ = run_steps(problem, nesterov(0.05, 0.9), num_steps=ROUNDS)
-  expected = allreduce_oracle.simulate(
+  expected = least_squares.allreduce(
     *problem,
     inner=optimizers.Sgd(0.05, 0.9, nesterov=True),
     num_steps=ROUNDS,

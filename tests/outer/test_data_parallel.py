@@ -5,7 +5,8 @@ import optax
 import pytest
 
 from dilocox_jax.plan.schedule import methods
-from tests.oracles import allreduce, least_squares, optimizers, sync
+from dilocox_jax.reference import optimizers
+from tests.oracles import least_squares
 from tests.outer.problem import (
   assert_close,
   batches_of,
@@ -41,10 +42,10 @@ def warm_started(on):
 @pytest.mark.parametrize("on", ["all", "first"])
 def test_rounds_go_on_from_a_warm_start_as_in_the_numpy_twin(on, x64):
   _, inputs, targets = PROBLEM
-  warm, inner = allreduce.warm_start(
+  warm, inner = least_squares.warm_start(
     *PROBLEM, inner=optimizers.Sgd(0.05, 0.9), num_steps=WARM, on=on
   )
-  expected = sync.simulate(
+  expected = least_squares.train(
     warm,
     inputs[:, WARM:],
     targets[:, WARM:],

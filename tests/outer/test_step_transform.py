@@ -147,15 +147,6 @@ def test_the_exchange_stands_under_a_conditional():
   assert "cond" in {str(eqn.primitive) for eqn in jaxpr.jaxpr.eqns}
 
 
-def test_leaves_are_divided_into_fragments_of_about_equal_size():
-  shapes = {"a": (6,), "b": (5,), "c": (4,), "d": (3,)}
-  first, second = leaf_fragments.balanced(shapes, 2)
-  assert [piece.path for piece in first] == ["a", "d"]  # 9 values
-  assert [piece.path for piece in second] == ["b", "c"]  # 9 values
-  with pytest.raises(ValueError, match="must not exceed the 4 leaves"):
-    leaf_fragments.balanced(shapes, 5)
-
-
 def test_update_without_parameters_says_what_is_missing():
   tx = transform(methods.diloco(2))
   params = jax.tree.map(jnp.asarray, make_problem(0, 1, 1, 4, 2, 3)[0])

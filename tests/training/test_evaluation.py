@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.models.loss import next_token_loss
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
@@ -39,7 +38,7 @@ def _state(programs, phase="local") -> Any:
 
 def _loss(programs, params, batches):
   """Mean over the batches, one call each."""
-  loss = jax.jit(lambda p, batch: next_token_loss(programs.model, p, batch))
+  loss = jax.jit(lambda p, batch: programs.model.loss(p, batch))
   return np.mean([float(loss(params, batch)) for batch in batches])
 
 

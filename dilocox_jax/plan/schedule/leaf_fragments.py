@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dilocox_jax.plan.schedule.fragments import Fragments, is_stacked
 
-Shapes = Mapping[str, tuple[int, ...]]
+LeafShapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,9 @@ LeafFragment = tuple[LeafPiece, ...]
 FragmentOf = Callable[[str], int]
 
 
-def balanced(shapes: Shapes, num_fragments: int) -> tuple[LeafFragment, ...]:
+def balanced(
+  shapes: LeafShapes, num_fragments: int
+) -> tuple[LeafFragment, ...]:
   """Divides whole leaves such that the largest fragment stays small.
 
   Leaves are given out from the largest to the smallest, each to the fragment
@@ -65,7 +67,7 @@ def balanced(shapes: Shapes, num_fragments: int) -> tuple[LeafFragment, ...]:
 
 
 def by_path(
-  shapes: Shapes, num_fragments: int, fragment_of: FragmentOf
+  shapes: LeafShapes, num_fragments: int, fragment_of: FragmentOf
 ) -> tuple[LeafFragment, ...]:
   """Divides whole leaves by a function of their path.
 
@@ -92,7 +94,9 @@ def by_path(
   return tuple(map(tuple, pieces))
 
 
-def by_layer(shapes: Shapes, fragments: Fragments) -> tuple[LeafFragment, ...]:
+def by_layer(
+  shapes: LeafShapes, fragments: Fragments
+) -> tuple[LeafFragment, ...]:
   """Divides stacked leaves by layer, as the trainer does.
 
   Args:
@@ -110,7 +114,7 @@ def by_layer(shapes: Shapes, fragments: Fragments) -> tuple[LeafFragment, ...]:
   )
 
 
-def covered(fragments: Sequence[LeafFragment], shapes: Shapes) -> None:
+def covered(fragments: Sequence[LeafFragment], shapes: LeafShapes) -> None:
   """Raises ValueError unless every leaf is in the fragments exactly once."""
   seen: dict[str, list[int]] = {}
   for fragment in fragments:

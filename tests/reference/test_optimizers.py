@@ -1,30 +1,9 @@
-"""The parts the oracles are made of, each against something else."""
-
 import jax
 import numpy as np
 import optax
 import pytest
 
-from . import fragments, least_squares, optimizers
-
-PROBLEM = least_squares.make_problem(
-  seed=3, num_replicas=1, num_steps=1, num_layers=5, width=3, batch=8
-)
-
-
-def test_the_gradient_is_the_slope_of_the_loss():
-  params, A, y = PROBLEM
-  _, grad = least_squares.loss_and_grad(params, A[0, 0], y[0, 0])
-  x = least_squares.to_vector(params)
-  for i in range(len(x)):
-    step = np.zeros_like(x)
-    step[i] = 1e-3
-    up = least_squares.from_vector(x + step, params)
-    down = least_squares.from_vector(x - step, params)
-    above, _ = least_squares.loss_and_grad(up, A[0, 0], y[0, 0])
-    below, _ = least_squares.loss_and_grad(down, A[0, 0], y[0, 0])
-    slope = (above - below) / 2e-3
-    assert abs(slope - least_squares.to_vector(grad)[i]) < 1e-9
+from dilocox_jax.reference import optimizers
 
 
 @pytest.mark.parametrize(
@@ -62,20 +41,3 @@ def test_optimizers_compute_what_optax_computes(ours, theirs):
       got = jax.tree.leaves(reference)
       for x, y in zip(jax.tree.leaves(params), got, strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("order", ["sequential", "strided"])
-def test_fragments_are_disjoint_and_cover_the_parameters(order):
-  names = []
-  for p in range(4):
-    part = fragments.names_of(p, PROBLEM[0], 4, order)
-    assert part
-    names += part
-  assert sorted(names) == sorted(fragments.split(PROBLEM[0]))
-
-
-def test_strided_fragments_interleave_and_sequential_ones_do_not():
-  strided = [fragments.layers_of(p, 5, 3, "strided") for p in (1, 2)]
-  sequential = [fragments.layers_of(p, 5, 3, "sequential") for p in (1, 2)]
-  assert strided == [[0, 2, 4], [1, 3]]
-  assert sequential == [[0, 1, 2], [3, 4]]

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from . import fragments, least_squares, optimizers
-from .test_oracles import AVERAGE, PROBLEM, distance, train
+from dilocox_jax.reference import optimizers
+from tests.oracles import least_squares
+from tests.reference.test_methods import AVERAGE, PROBLEM, distance, train
 
 
 def mean_of(trees):
@@ -15,7 +16,7 @@ def mean_of(trees):
 def moves(rule, overlap_steps, outer):
   """The steps at which theta of each of three fragments changes."""
   changed = [[], [], []]
-  before = fragments.split(PROBLEM[0])
+  before = least_squares.split(PROBLEM[0])
   for step in range(1, 15):
     run = train(
       rule,
@@ -27,9 +28,9 @@ def moves(rule, overlap_steps, outer):
       flush=False,
     )
     theta = run.theta[0] if rule == "eager" else run.theta
-    after = fragments.split(theta)
-    for p in range(3):
-      names = fragments.names_of(p, PROBLEM[0], 3, "strided")
+    after = least_squares.split(theta)
+    divided = least_squares.fragment_names(PROBLEM[0], 3, "strided")
+    for p, names in enumerate(divided):
       if any(np.any(after[n] != before[n]) for n in names):
         changed[p].append(step)
     before = after
@@ -37,7 +38,7 @@ def moves(rule, overlap_steps, outer):
 
 
 def test_each_fragment_moves_at_its_own_steps():
-  assert moves("synchronous", 0, AVERAGE) == [[6, 12], [2, 8, 14], [4, 10]]
+  assert moves("reset", 0, AVERAGE) == [[6, 12], [2, 8, 14], [4, 10]]
   assert moves("continue", 3, AVERAGE) == [[9], [5, 11], [7, 13]]
   assert moves("continue", 8, AVERAGE) == [[14], [10], [12]]
   assert moves("eager", 6, AVERAGE) == [[6, 12], [2, 8, 14], [4, 10]]
@@ -45,15 +46,15 @@ def test_each_fragment_moves_at_its_own_steps():
 
 def test_each_fragment_counts_its_own_outer_steps():
   first_only = optimizers.Sgd(lambda count: 1.0 if count == 0 else 0.0)
-  assert moves("synchronous", 0, first_only) == [[6], [2], [4]]
+  assert moves("reset", 0, first_only) == [[6], [2], [4]]
   assert moves("eager", 6, first_only) == [[6], [2], [4]]
 
 
 @pytest.mark.parametrize("num_fragments", [1, 3])
 def test_flushing_what_is_already_exchanged_changes_nothing(num_fragments):
   settings = {"sync_interval": 1, "num_fragments": num_fragments}
-  kept = train("synchronous", flush=False, **settings)
-  flushed = train("synchronous", flush=True, **settings)
+  kept = train("reset", flush=False, **settings)
+  flushed = train("reset", flush=True, **settings)
   assert distance(kept.theta, flushed.theta) == 0.0
 
 

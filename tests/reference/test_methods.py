@@ -1,9 +1,10 @@
-"""The oracles obey the reductions that tie the rules to each other."""
+"""The reference obeys the reductions that tie the rules to each other."""
 
 import numpy as np
 import pytest
 
-from . import allreduce, fragments, least_squares, methods, optimizers, sync
+from dilocox_jax.reference import optimizers
+from tests.oracles import least_squares
 
 NUM_STEPS = 34
 PROBLEM = least_squares.make_problem(
@@ -25,7 +26,7 @@ def train(rule, problem=PROBLEM, **changes):
     "outer": NESTEROV,
     "num_steps": NUM_STEPS,
   }
-  return sync.simulate(*problem, rule=rule, **{**settings, **changes})
+  return least_squares.train(*problem, rule=rule, **{**settings, **changes})
 
 
 def distance(a, b):
@@ -42,28 +43,16 @@ def farthest(a, b):
 def inner_step(w, optimizer, m, step):
   """Plain training of one replica, for the loops written out below."""
   _, grads = least_squares.loss_and_grad(
-    fragments.join(w), PROBLEM[1][m][step - 1], PROBLEM[2][m][step - 1]
+    least_squares.join(w), PROBLEM[1][m][step - 1], PROBLEM[2][m][step - 1]
   )
-  return optimizer.step(w, fragments.split(grads))
-
-
-def test_streaming_with_one_fragment_no_delay_and_no_mixing_is_diloco():
-  shared = {"inner": optimizers.AdamW(0.02), "num_steps": NUM_STEPS}
-  shared["sync_interval"] = 5
-  streaming = methods.streaming_diloco(
-    *PROBLEM, num_fragments=1, overlap_steps=0, mixing_alpha=0.0, **shared
-  )
-  diloco = methods.diloco(*PROBLEM, **shared)
-  assert distance(streaming.theta, diloco.theta) == 0.0
-  assert np.array_equal(streaming.losses, diloco.losses)
-  assert farthest(streaming.snapshots, diloco.snapshots) == 0.0
+  return optimizer.step(w, least_squares.split(grads))
 
 
 @pytest.mark.parametrize(
   ("rule", "overlap_steps", "num_fragments"),
   [
-    ("synchronous", 0, 1),
-    ("synchronous", 0, 3),
+    ("reset", 0, 1),
+    ("reset", 0, 3),
     ("continue", 3, 4),
     ("continue", 5, 1),
     ("continue", 12, 3),
@@ -80,7 +69,7 @@ def test_one_replica_with_outer_sgd_lr_1_is_plain_training(
     num_fragments=num_fragments,
     outer=AVERAGE,
   )
-  plain = methods.allreduce(
+  plain = least_squares.allreduce(
     *ALONE, inner=optimizers.AdamW(0.02), num_steps=NUM_STEPS
   )
   np.testing.assert_allclose(run.losses, plain.losses, rtol=1e-12)
@@ -89,8 +78,8 @@ def test_one_replica_with_outer_sgd_lr_1_is_plain_training(
 
 def test_averaging_every_step_of_sgd_is_data_parallel():
   sgd = optimizers.Sgd(0.05)
-  run = train("synchronous", sync_interval=1, inner=sgd, outer=AVERAGE)
-  parallel = methods.allreduce(*PROBLEM, inner=sgd, num_steps=NUM_STEPS)
+  run = train("reset", sync_interval=1, inner=sgd, outer=AVERAGE)
+  parallel = least_squares.allreduce(*PROBLEM, inner=sgd, num_steps=NUM_STEPS)
   assert farthest(run.snapshots, parallel.snapshots) < 1e-12
 
 
@@ -102,15 +91,15 @@ def test_data_parallel_is_one_replica_with_all_the_batches():
     np.concatenate(list(y), axis=1)[None],
   )
   inner = optimizers.AdamW(0.02)
-  many = methods.allreduce(*PROBLEM, inner=inner, num_steps=NUM_STEPS)
-  one = methods.allreduce(*joined, inner=inner, num_steps=NUM_STEPS)
+  many = least_squares.allreduce(*PROBLEM, inner=inner, num_steps=NUM_STEPS)
+  one = least_squares.allreduce(*joined, inner=inner, num_steps=NUM_STEPS)
   assert distance(many.theta, one.theta) < 1e-12
 
 
 def delayed_model_averaging(interval, delay):
   """w_m <- w_m + mean_k v_k(s) - v_m(s) at s + delay, with v_m(s) what
   w_m(s) will be when the corrections already on their way have arrived."""
-  w = [fragments.split(PROBLEM[0]) for _ in range(3)]
+  w = [least_squares.split(PROBLEM[0]) for _ in range(3)]
   inners = [optimizers.AdamW(0.02) for _ in range(3)]
   waiting = []
   for step in range(1, NUM_STEPS + 1):
@@ -129,7 +118,7 @@ def delayed_model_averaging(interval, delay):
         w[m] = {n: w[m][n] + arrived[m][n] for n in w[m]}
     if correction is not None:
       waiting.append((step, correction))
-  return [fragments.join(w_m) for w_m in w]
+  return [least_squares.join(w_m) for w_m in w]
 
 
 @pytest.mark.parametrize("delay", [1, 3, 5, 7, 12])
@@ -141,7 +130,7 @@ def test_continue_with_outer_sgd_lr_1_is_delayed_model_averaging(delay):
 @pytest.mark.parametrize("rule", ["continue", "mix", "reset"])
 def test_within_a_round_the_rules_differ_only_in_later_progress(rule):
   interval, delay, alpha = 5, 2, 0.3
-  w = [fragments.split(PROBLEM[0]) for _ in range(3)]
+  w = [least_squares.split(PROBLEM[0]) for _ in range(3)]
   inners = [optimizers.AdamW(0.02) for _ in range(3)]
   theta, trace = dict(w[0]), {n: 0.0 for n in w[0]}
   sent = w
@@ -162,15 +151,15 @@ def test_within_a_round_the_rules_differ_only_in_later_progress(rule):
     if step % interval == 0:
       sent = [dict(w_m) for w_m in w]
   run = train(rule, overlap_steps=delay, mixing_alpha=alpha, flush=False)
-  assert distance(run.theta, fragments.join(theta)) < 1e-12
-  assert farthest(run.params, [fragments.join(w_m) for w_m in w]) < 1e-12
+  assert distance(run.theta, least_squares.join(theta)) < 1e-12
+  assert farthest(run.params, [least_squares.join(w_m) for w_m in w]) < 1e-12
 
 
 @pytest.mark.parametrize("num_fragments", [1, 3])
 def test_eager_on_one_replica_is_diloco(num_fragments):
   changes = {"num_fragments": num_fragments, "flush": False}
   eager = train("eager", ALONE, overlap_steps=5, **changes)
-  diloco = train("synchronous", ALONE, **changes)
+  diloco = train("reset", ALONE, **changes)
   assert distance(eager.theta[0], diloco.theta) < 1e-12
   assert distance(eager.params[0], diloco.params[0]) < 1e-12
 
@@ -191,7 +180,7 @@ def recording_sgd(moved):
 @pytest.mark.parametrize(
   ("rule", "overlap_steps"),
   [
-    ("synchronous", 0),
+    ("reset", 0),
     ("continue", 2),
     ("continue", 5),
     ("continue", 13),
@@ -209,8 +198,8 @@ def test_no_progress_is_lost_or_counted_twice(rule, overlap_steps, num_steps):
     outer=AVERAGE,
     num_steps=num_steps,
   )
-  start = fragments.split(PROBLEM[0])
-  end = fragments.join({n: start[n] - moved[n] / 3 for n in start})
+  start = least_squares.split(PROBLEM[0])
+  end = least_squares.join({n: start[n] - moved[n] / 3 for n in start})
   thetas = run.theta if rule == "eager" else [run.theta]
   for theta in thetas:
     assert distance(theta, end) < 1e-12
@@ -222,10 +211,14 @@ def test_no_progress_is_lost_or_counted_twice(rule, overlap_steps, num_steps):
 def test_a_warm_start_hands_over_parameters_and_inner_state(on):
   params0, A, y = PROBLEM if on == "all" else ALONE
   inner = optimizers.AdamW(lambda count: 0.02 / (1 + count))
-  warm, state = allreduce.warm_start(*PROBLEM, inner=inner, num_steps=10, on=on)
-  rest = methods.allreduce(
+  warm, state = least_squares.warm_start(
+    *PROBLEM, inner=inner, num_steps=10, on=on
+  )
+  rest = least_squares.allreduce(
     warm, A[:, 10:], y[:, 10:], inner=state, num_steps=NUM_STEPS - 10
   )
-  whole = methods.allreduce(params0, A, y, inner=inner, num_steps=NUM_STEPS)
+  whole = least_squares.allreduce(
+    params0, A, y, inner=inner, num_steps=NUM_STEPS
+  )
   assert distance(rest.theta, whole.theta) == 0.0
   assert inner.count == 0

@@ -1,0 +1,124 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dilocox_jax as dx
+from dilocox_jax.exchange.mean import mean_of_finite_replicas
+from dilocox_jax.training.checkpoint import RefusedError
+from tests import runs
+
+VOCAB_SIZE = 11
+
+
+def bigrams():
+  """A model that predicts a token from the one before it: one matrix."""
+
+  def loss(params, tokens):
+    logits = params["table"][tokens[:, :-1]]
+    return jnp.mean(
+      optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+    )
+
+  def init(key):
+    return {"table": 0.1 * jax.random.normal(key, (VOCAB_SIZE, VOCAB_SIZE))}
+
+  return dx.LossModel(init, loss)
+
+
+def counting():
+  """Tokens that count: 0, 1, ..., 10, 0, 1, ..."""
+  tokens = (np.arange(20_000) % VOCAB_SIZE).astype(np.uint8)
+  return dx.Corpus("counting", tokens, tokens[:2000], "0" * 16, VOCAB_SIZE, 0)
+
+
+def settings(**changes):
+  return runs.settings(
+    total_steps=30, codec={"name": "int", "bits": 4}, **changes
+  )
+
+
+HANDED_IN = {
+  "model": bigrams(),
+  "data": counting(),
+  "inner_optimizer": optax.sgd(20.0),
+  "outer_optimizer": optax.sgd(1.0),
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  return dx.train(settings(), tmp_path_factory.mktemp("run"), **HANDED_IN)
+
+
+def test_a_model_data_and_optimizers_of_ones_own_are_trained(run):
+  first, *_, last = run.metrics.evaluations
+  assert last.outer_loss < 0.1 < first.outer_loss
+  assert run.params["table"].shape == (VOCAB_SIZE, VOCAB_SIZE)
+  logits = np.asarray(run.params["table"])
+  np.testing.assert_array_equal(
+    logits.argmax(1), (np.arange(VOCAB_SIZE) + 1) % VOCAB_SIZE
+  )
+
+
+def test_the_record_says_what_was_handed_in(run):
+  record = json.loads((run.workdir / "run.json").read_text())
+  assert record["handed_in"] == list(HANDED_IN)
+  assert record["parameter_count"] == VOCAB_SIZE**2
+  assert record["corpus_name"] == "counting"
+
+
+def test_bytes_are_those_of_the_model_that_was_handed_in(run):
+  # 121 values in 4 bits are 61 bytes; a scale has 2; 1 says who takes part.
+  (sent,) = {row.sent_bytes for row in run.metrics.rounds[1:]}
+  assert sent == 64
+
+
+def test_a_run_is_read_back_in_one_line(run):
+  parts = {k: part for k, part in HANDED_IN.items() if k != "data"}
+  loaded = dx.load(run.workdir, **parts)
+  assert loaded.config == settings()
+  assert loaded.metrics.finished
+  runs.assert_same_bits(loaded.params, run.params)
+  with pytest.raises(RefusedError, match="hand in the same"):
+    _ = dx.load(run.workdir).params
+
+
+def test_a_run_does_not_go_on_with_other_parts(run):
+  with pytest.raises(RefusedError, match="other parts were handed in"):
+    dx.train(settings(), run.workdir, **{**HANDED_IN, "outer_optimizer": None})
+
+
+def test_an_exchange_of_ones_own_averages(tmp_path):
+  calls = []
+  plain = mean_of_finite_replicas()
+
+  def average(values, state):
+    calls.append(jax.tree.structure(values))
+    return plain.average(values, state)
+
+  dx.train(
+    settings(),
+    tmp_path,
+    model=bigrams(),
+    data=counting(),
+    exchange=plain._replace(average=average),
+  )
+  assert calls
+
+
+def test_a_model_without_layers_cannot_have_fragments(tmp_path):
+  config = settings(method="delayed", num_fragments=2, overlap_steps=1)
+  with pytest.raises(ValueError, match="take dilocox_jax.step_transform"):
+    dx.train(config, tmp_path, model=bigrams(), data=counting())
+
+
+def test_an_estimate_needs_no_training():
+  slow, fast = (
+    dx.estimate(settings(), "100mbit", step_s=s) for s in (0.2, 0.1)
+  )
+  assert slow.sent_bytes == fast.sent_bytes > 0
+  assert 0 < fast.total_s < slow.total_s

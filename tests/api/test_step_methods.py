@@ -1,0 +1,140 @@
+"""Every method by name, one step at a time, is what the trainer runs."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import dilocox_jax as dx
+from dilocox_jax.config import from_mapping
+from dilocox_jax.plan.schedule.methods import METHODS
+from dilocox_jax.training import build
+from tests.oracles.least_squares import make_problem
+from tests.outer.problem import (
+  assert_close,
+  batches_of,
+  loss,
+  nesterov,
+  round_programs,
+  step_programs,
+)
+
+EXACT = 1e-12  # float64
+ROUNDS = 20
+NUM_REPLICAS, NUM_LAYERS, WIDTH = 3, 4, 4
+INNER = optax.sgd(0.05)
+
+# What each name is given beside its own defaults.
+SETTINGS = {
+  "allreduce": {},
+  "cocktail_sgd": {},
+  "diloco": {"sync_interval": 4},
+  "open_diloco": {"sync_interval": 4},
+  "sparse_loco": {"sync_interval": 4},
+  "muloco": {"sync_interval": 4},
+  "streaming_diloco": {
+    "sync_interval": 6,
+    "num_fragments": 3,
+    "overlap_steps": 2,
+  },
+  "eager": {"sync_interval": 4},
+  "dilocox": {"sync_interval": 4, "rule": "continue"},
+  "delayed": {
+    "sync_interval": 6,
+    "num_fragments": 3,
+    "overlap_steps": 5,
+    "rule": "continue",
+  },
+}
+
+
+def config_of(name, settings):
+  return from_mapping(
+    {
+      "total_steps": 200,
+      "model": {"preset": "nano", "num_layers": NUM_LAYERS},
+      "sync": {"method": name, **settings},
+      "adaptive": {"mode": "off"},
+      "mesh": {"num_replicas": NUM_REPLICAS},
+    }
+  )
+
+
+def by_rounds(config, problem, num_steps):
+  """Parameters of all replicas after the trainer's own programs."""
+  params = jax.tree.map(jnp.asarray, problem[0])
+  transform = build.outer_transform(config)
+  method = transform.method
+  if method.exchanged == "gradient":
+    programs = step_programs(INNER, NUM_REPLICAS)
+    object.__setattr__(programs, "aggregator", transform.aggregator)
+    state = programs.init(params)
+    state, _ = programs.steps(state, batches_of(problem, 0, num_steps))
+    return jax.tree.map(
+      lambda leaf: jnp.stack([leaf] * NUM_REPLICAS), state.params
+    )
+  programs = round_programs(
+    method, NUM_LAYERS, NUM_REPLICAS, INNER, nesterov(), "stacked"
+  )
+  object.__setattr__(programs.outer, "aggregator", transform.aggregator)
+  state = programs.init(params, INNER.init(params))
+  interval = method.schedule.sync_interval
+  for number in range(num_steps // interval):
+    batches = batches_of(problem, number * interval, (number + 1) * interval)
+    windows = method.schedule.round_windows(number)
+    state, *_ = programs.round(
+      state, jax.tree.map(jnp.asarray, batches), windows
+    )
+  return state.replica.params
+
+
+def by_steps(tx, problem, num_steps):
+  """Parameters of all replicas after one jitted step at a time."""
+
+  def step(params, state, batch):
+    gradients = jax.grad(loss)(params, batch)
+    updates, state = tx.update(gradients, state, params)
+    return optax.apply_updates(params, updates), state
+
+  program = jax.jit(jax.vmap(step, axis_name="replica"), donate_argnums=(0, 1))
+  params = jax.tree.map(
+    lambda leaf: jnp.stack([jnp.asarray(leaf)] * NUM_REPLICAS), problem[0]
+  )
+  state = jax.vmap(tx.init)(params)
+  for number in range(num_steps):
+    batch = problem[1][:, number], problem[2][:, number]
+    params, state = program(params, state, batch)
+  assert program._cache_size() == 1  # pyright: ignore
+  return params
+
+
+def test_every_method_has_settings_here():
+  assert SETTINGS.keys() == METHODS.keys()
+
+
+FAST = {"allreduce", "diloco", "dilocox"}
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
+    for name in SETTINGS
+  ],
+)
+def test_a_method_by_name_is_what_the_trainer_runs(name, x64):
+  config = config_of(name, SETTINGS[name])
+  method = config.sync.named
+  rounds = method.schedule.sync_interval if method.schedule else 1
+  num_steps = ROUNDS * rounds
+  problem = make_problem(0, NUM_REPLICAS, num_steps, NUM_LAYERS, WIDTH, 3)
+  sends_gradients = method.exchanged == "gradient"
+  tx = getattr(dx, name)(
+    INNER,
+    None if sends_gradients else nesterov(),
+    seed=config.seed,
+    fragments=None if sends_gradients else config.fragments,
+    **SETTINGS[name],
+  )
+  actual = by_steps(tx, problem, num_steps)
+  assert_close(actual, by_rounds(config, problem, num_steps), EXACT)
