@@ -5,8 +5,10 @@ parameters, the outer optimizer's state, and what is in flight. A step without
 an event of the schedule runs the inner optimizer alone; exchange and outer
 step stand under a conditional.
 
-The state of every fragment is an `OuterState` over the flat dict of its
-leaves, so the code of `transforms` serves here unchanged.
+The state of every fragment is an `OuterState` over the caller's tree, in which
+`optax.MaskedNode()` stands for the leaves of other fragments, as in
+`optax.masked`. So the code of `transforms` serves here unchanged, and optax's
+functions for states, such as `optax.tree.map_params`, work.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +26,7 @@ from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment, LeafPiece
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.pytypes import Aggregator, Array, Boolean, Index, Tree
-from dilocox_jax.trees import leaves_by_path
+from dilocox_jax.trees import path_name
 
 
 class StepState(NamedTuple):
@@ -72,13 +74,21 @@ def pseudo_gradient_steps(
     axis_name,
   )
 
+  def divided(params: Tree) -> Sequence[LeafFragment]:
+    # `optax.tree.map_params` calls init with a tree that has no leaves.
+    if not jax.tree.leaves(params):
+      return [()] * method.schedule.num_fragments
+    return divide(params)
+
   def init(params: Tree) -> Any:
     # Copies, so that parameters and state can both be donated to a step.
-    leaves = leaves_by_path(jax.tree.map(jnp.copy, params))
+    copies = jax.tree.map(jnp.copy, params)
     return StepState(
       jnp.zeros((), jnp.int32),
       inner.init(params),
-      tuple(transform.init(_take(leaves, f)) for f in divide(params)),
+      tuple(
+        transform.init(_take(copies, pieces)) for pieces in divided(params)
+      ),
     )
 
   def update(updates, state, params=None, **extra):
@@ -88,18 +98,14 @@ def pseudo_gradient_steps(
       )
     updates, inner_state = inner.update(updates, state.inner, params, **extra)
     step = _same_for_all(state.step + 1)
-    leaves, changes = leaves_by_path(params), leaves_by_path(updates)
     fragments = []
     for number, (pieces, kept) in enumerate(
-      zip(divide(params), state.fragments, strict=True)
+      zip(divided(params), state.fragments, strict=True)
     ):
-      before, change = _take(leaves, pieces), _take(changes, pieces)
+      before, change = _take(params, pieces), _take(updates, pieces)
       kept, change = _events(transform, number, step, kept, before, change)
-      changes = _put(changes, pieces, change)
+      updates = _put(updates, pieces, change)
       fragments.append(kept)
-    updates = jax.tree.unflatten(
-      jax.tree.structure(updates), list(changes.values())
-    )
     return updates, StepState(step, inner_state, tuple(fragments))
 
   return optax.GradientTransformationExtraArgs(init, update)
@@ -254,8 +260,15 @@ def _(axis_size, in_batched, step):
   return (step[0] if in_batched[0] else step), False
 
 
-def _take(leaves: dict[str, Array], pieces: LeafFragment) -> dict[str, Array]:
-  return {piece.path: _layers(leaves[piece.path], piece) for piece in pieces}
+def _take(tree: Tree, pieces: LeafFragment) -> Tree:
+  """Returns the tree with a `MaskedNode` for every leaf of other fragments."""
+  own = {piece.path: piece for piece in pieces}
+
+  def take(path, leaf):
+    piece = own.get(path_name(path))
+    return _layers(leaf, piece) if piece else optax.MaskedNode()
+
+  return jax.tree_util.tree_map_with_path(take, tree)
 
 
 def _layers(leaf: Array, piece: LeafPiece) -> Array:
@@ -265,14 +278,19 @@ def _layers(leaf: Array, piece: LeafPiece) -> Array:
   return jnp.take(leaf, rows, axis=0, mode="fill", fill_value=0)
 
 
-def _put(
-  leaves: dict[str, Array], pieces: Sequence[LeafPiece], values: Tree
-) -> dict[str, Array]:
-  new = dict(leaves)
-  for piece in pieces:
-    value = values[piece.path]
-    if piece.layers is not None:
-      rows = jnp.asarray(piece.layers, jnp.int32)
-      value = new[piece.path].at[rows].set(value, mode="drop")
-    new[piece.path] = value
-  return new
+def _put(tree: Tree, pieces: LeafFragment, values: Tree) -> Tree:
+  """Returns the tree with the leaves of a fragment replaced by its values."""
+  own = {piece.path: piece for piece in pieces}
+
+  def put(path, new, old):
+    piece = own.get(path_name(path))
+    if piece is None or piece.layers is None:
+      return new if piece else old
+    rows = jnp.asarray(piece.layers, jnp.int32)
+    return old.at[rows].set(new, mode="drop")
+
+  return jax.tree_util.tree_map_with_path(put, values, tree, is_leaf=_is_masked)
+
+
+def _is_masked(node: Any) -> bool:
+  return isinstance(node, optax.MaskedNode)

@@ -4,14 +4,15 @@ Written with loops, for one group of values at a time and in float64. A group
 has one scale, which is a bfloat16 number. `nearest`, `two_magnitudes`, `signs`
 and `powers_of_two` return the codes that are sent and the values that are
 received. The fast code packs the codes into bytes: codecs/quantize.py (few
-bits), codecs/sparse.py (`top_k`) and codecs/low_rank.py (`low_rank`).
+bits), codecs/sparse.py (`largest`) and codecs/low_rank.py (`low_rank`).
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-Values = Sequence | np.ndarray
+Group = Sequence | np.ndarray
 
 
 def bfloat16(number: float | np.floating) -> float:
@@ -20,7 +21,7 @@ def bfloat16(number: float | np.floating) -> float:
   return float(np.ldexp(np.round(mantissa * 256) / 256, exponent))
 
 
-def nearest(values: Values, bits: int) -> tuple[list, list]:
+def nearest(values: Group, bits: int) -> tuple[list, list]:
   """8 and 4 bits: the nearest of evenly spaced levels around zero.
 
   With a largest size of 1.4, 4 bits have steps of 0.2, so 0.6 is code 3 + 8.
@@ -36,7 +37,7 @@ def nearest(values: Values, bits: int) -> tuple[list, list]:
   return codes, decoded
 
 
-def two_magnitudes(values: Values) -> tuple[list, list]:
+def two_magnitudes(values: Group) -> tuple[list, list]:
   """2 bits: the means of what lies above and below the mean of |x|.
 
   Source: SparseLoCo, arXiv 2508.15706, and MuLoCo, arXiv 2505.23725, for 2
@@ -56,14 +57,23 @@ def two_magnitudes(values: Values) -> tuple[list, list]:
   return codes, decoded
 
 
-def signs(values: Values) -> tuple[list, list]:
+def signs(values: Group) -> tuple[list, list]:
   """1 bit: the sign times the mean of |x|. Source: Seide et al., 2014."""
   scale = bfloat16(sum(abs(x) for x in values) / len(values))
   codes = [int(x < 0) for x in values]
   return codes, [-scale if code else scale for code in codes]
 
 
-def powers_of_two(values: Values) -> tuple[list, list]:
+# Whole numbers of so many bits.
+BY_BITS: Mapping[int, Callable] = {
+  8: functools.partial(nearest, bits=8),
+  4: functools.partial(nearest, bits=4),
+  2: two_magnitudes,
+  1: signs,
+}
+
+
+def powers_of_two(values: Group) -> tuple[list, list]:
   """E3M0: the nearest of 0 and the seven powers of two up to the scale.
 
   Source: Streaming DiLoCo, arXiv 2501.18512, section 2.4; the scale is ours.
@@ -78,10 +88,10 @@ def powers_of_two(values: Values) -> tuple[list, list]:
   return codes, decoded
 
 
-def top_k(values: Values, count: int) -> tuple[list, list]:
+def largest(values: Group, count: int) -> tuple[list, list]:
   """The places of the largest values, ascending, and what is left of all.
 
-  Values are compared in bfloat16; of equal ones the first are the larger.
+  Group are compared in bfloat16; of equal ones the first are the larger.
   Source: CocktailSGD (ICML 2023); SparseLoCo, arXiv 2508.15706.
   """
   sizes = [bfloat16(abs(x)) for x in values]
@@ -90,39 +100,28 @@ def top_k(values: Values, count: int) -> tuple[list, list]:
   return places, [x if n in places else 0.0 for n, x in enumerate(values)]
 
 
-def orthonormal_columns(matrix: np.ndarray) -> np.ndarray:
-  """Gram-Schmidt: columns of length 1, at right angles, with the same span."""
-  basis = []
-  for column in matrix.T:
-    for direction in basis:
-      column = column - (direction @ column) * direction
-    basis.append(column / np.sqrt(column @ column))
-  return np.stack(basis, axis=1)
-
-
 def low_rank(
   matrix: np.ndarray, start: np.ndarray, iterations: int = 1
 ) -> np.ndarray:
   """A matrix in the basis that power iterations find: P (A^T P)^T.
 
-  Source: PowerSGD, Vogels et al., 2019, arXiv 1905.13727, Algorithm 1, which
-  averages both factors over replicas; DiLoCoX, arXiv 2506.21263.
+  This is what one replica finds alone; see `exchanges.SharedFactors`.
+  Source: Halko et al., 2011, arXiv 0909.4061, Algorithm 4.4.
 
   Args:
     matrix: A, [rows, columns].
     start: Right factor to start from, [columns, rank].
     iterations: Power iterations.
   """
-  right = start
-  left = np.zeros([len(matrix), start.shape[1]])
+  left, right = matrix, start
   for _ in range(iterations):
-    left = orthonormal_columns(matrix @ right)
+    left, _ = np.linalg.qr(matrix @ right)
     right = matrix.T @ left
   return left @ right.T
 
 
 def in_groups(
-  layers: np.ndarray, size: int, received: Callable[[list], Values]
+  layers: np.ndarray, size: int, received: Callable[[list], Group]
 ) -> np.ndarray:
   """What is received of every layer, in groups of one length.
 
@@ -130,7 +129,7 @@ def in_groups(
   last of which is filled up with zeros.
 
   Args:
-    layers: Values, [layers, values].
+    layers: Group, [layers, values].
     size: Largest length of a group.
     received: From a group's values to what is received of them.
   """
@@ -142,3 +141,19 @@ def in_groups(
     parts = [received(list(part)) for part in padded.reshape(groups, -1)]
     found.append(np.concatenate(parts)[: len(values)])
   return np.array(found)
+
+
+def in_blocks(rounding: Callable, size: int = 128) -> Callable:
+  """A codec for `exchanges.Lossy` of a rounding of groups.
+
+  Args:
+    rounding: From a group's values to their codes and what is received.
+    size: Largest length of a group.
+  """
+
+  def codec(name: str, leaf: np.ndarray) -> np.ndarray:
+    del name
+    flat = leaf.reshape(1, -1)
+    return in_groups(flat, size, lambda x: rounding(x)[1]).reshape(leaf.shape)
+
+  return codec

@@ -1,21 +1,22 @@
-"""Averages over replicas: plain, lossy, and with error feedback.
+"""Averages over replicas: plain, lossy, by thin factors, with error feedback.
 
 An exchange has one method: from the replicas' trees to their mean, and what
 each replica's own tree had become on the way. The fast code is in
-exchange/mean.py (`Mean`), exchange/compressed.py and exchange/feedback.py
-(`Lossy`).
+exchange/mean.py (`Mean`), exchange/compressed.py (`Lossy`),
+codecs/low_rank.py (`SharedFactors`) and exchange/feedback.py (`ErrorFeedback`).
 """
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 # Arrays by name: parameters, gradients or pseudo-gradients.
-Leaves = dict[str, np.ndarray]
+Arrays = dict[str, np.ndarray]
 
 
-def is_finite(tree: Leaves) -> bool:
+def are_finite(tree: Arrays) -> bool:
   """Whether all values of a tree are finite."""
   return all(np.isfinite(leaf).all() for leaf in tree.values())
 
@@ -26,9 +27,9 @@ class Mean:
   If no replica is finite, the mean is zero.
   """
 
-  def average(self, trees: list[Leaves]) -> tuple[Leaves, list[Leaves]]:
+  def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
     """Returns the mean and the trees as they are."""
-    counted = [tree for tree in trees if is_finite(tree)]
+    counted = [tree for tree in trees if are_finite(tree)]
     mean = {
       name: sum((tree[name] for tree in counted), np.zeros_like(leaf))
       / max(len(counted), 1)
@@ -37,42 +38,120 @@ class Mean:
     return mean, trees
 
 
+@dataclasses.dataclass
+class Lossy:
+  """The mean of what is received of each replica.
+
+  A replica that is not finite is left out, as by `Mean`.
+
+  Attributes:
+    codec: C, from a leaf's name and values to what is received of them.
+    rounds_mean: Whether the mean goes through the codec too, as after a
+      reduce-scatter, where whoever averaged a part sends it on.
+  """
+
+  codec: Callable[[str, np.ndarray], np.ndarray]
+  rounds_mean: bool = False
+
+  def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
+    """Returns the mean of what was received, and that of each replica."""
+    sent = [self._received(t) if are_finite(t) else t for t in trees]
+    mean, _ = Mean().average(sent)
+    return self._received(mean) if self.rounds_mean else mean, sent
+
+  def _received(self, tree: Arrays) -> Arrays:
+    return {name: self.codec(name, leaf) for name, leaf in tree.items()}
+
+
+@dataclasses.dataclass
+class SharedFactors:
+  """The mean of matrices, as two thin factors that are averaged themselves.
+
+  Line by line, A_m being replica m's matrix and Q of the exchange before:
+
+    P = mean over m of A_m Q      the first message
+    P = orthonormal(P)            so that all replicas have one basis
+    Q = mean over m of A_m^T P    the second message
+    mean of A_m = P Q^T           for the outer step
+
+  Vectors are in the first message as they are.
+
+  Source: PowerSGD, Vogels et al., 2019, arXiv 1905.13727, Algorithm 1; DiLoCoX,
+  arXiv 2506.21263, for factors that are quantised.
+
+  Attributes:
+    rank: Columns of the factors.
+    factors: The exchange that averages factors.
+    right: Q of every matrix, [..., columns, rank]; drawn at random at first.
+  """
+
+  rank: int
+  factors: Any = dataclasses.field(default_factory=Mean)
+  right: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+  def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
+    """Returns the mean, and what each replica had in it."""
+    start = {n: self._start(n, x) for n, x in trees[0].items() if x.ndim > 1}
+    first = [
+      {n: x @ start[n] if n in start else x for n, x in tree.items()}
+      for tree in trees
+    ]
+    mean, sent = self.factors.average(first)
+    basis = {name: np.linalg.qr(mean[name])[0] for name in start}
+    second = [{n: turned(tree[n]) @ basis[n] for n in start} for tree in trees]
+    self.right, rights = self.factors.average(second)
+    mean, *sent = [
+      tree | {name: basis[name] @ turned(q[name]) for name in start}
+      for tree, q in zip([mean, *sent], [self.right, *rights], strict=True)
+    ]
+    return mean, sent
+
+  def _start(self, name: str, matrix: np.ndarray) -> np.ndarray:
+    *stack, rows, columns = matrix.shape
+    shape = (*stack, columns, min(self.rank, rows, columns))
+    drawn = np.random.default_rng(0).normal(size=shape)
+    q = self.right.get(name, drawn)
+    # A direction that was lost would stay lost: 0 finds none.
+    q = np.where(q.any(axis=-2, keepdims=True), q, drawn)
+    return q / np.linalg.norm(q, axis=-2, keepdims=True)
+
+
+def turned(matrix: np.ndarray) -> np.ndarray:
+  """The transpose of a matrix, or of every matrix of a stack."""
+  return np.swapaxes(matrix, -1, -2)
+
+
 def _unchanged(leaf: np.ndarray) -> np.ndarray:
   return leaf
 
 
 @dataclasses.dataclass
-class Lossy:
-  """The mean of what is received of each replica, with error feedback.
+class ErrorFeedback:
+  """What a lossy exchange has lost is added to the next one.
 
   sent_m = C(d_m + e_m), then e_m <- decay (d_m + e_m - R), where R is sent_m
-  ("own") or the mean of what was sent ("mean"). A replica for which d_m + e_m
+  ("own") or the mean that was received ("mean"). A replica for which d_m + e_m
   is not finite is left out, and its residual becomes zero.
 
   Source: Seide et al., 2014; DiLoCoX, arXiv 2506.21263, Algorithm 2 ("mean":
-  e_{t+1} = d_t + e_t - mean C(d_t + e_t)); SparseLoCo, arXiv 2508.15706
-  ("own", with decay).
+  e_{t+1} = d_t - mean C(d_t), e_t being in d_t already); SparseLoCo, arXiv
+  2508.15706 ("own", with decay).
 
   Attributes:
-    codec: C, from a leaf's name and values to what is received of them.
-    feedback: Whether residuals are kept at all.
+    exchange: The lossy exchange.
     decay: Share of the residual that is kept.
     against: "own" or "mean".
-    rounds_mean: Whether the mean goes through the codec too, as after a
-      reduce-scatter, where whoever averaged a part sends it on.
     stored: From a residual's leaf to what the memory keeps of it.
     residuals: Residual e of each replica; empty before the first exchange.
   """
 
-  codec: Callable[[str, np.ndarray], np.ndarray]
-  feedback: bool = False
+  exchange: Any
   decay: float = 1.0
   against: str = "own"
-  rounds_mean: bool = False
   stored: Callable[[np.ndarray], np.ndarray] = _unchanged
-  residuals: list[Leaves] = dataclasses.field(default_factory=list)
+  residuals: list[Arrays] = dataclasses.field(default_factory=list)
 
-  def average(self, trees: list[Leaves]) -> tuple[Leaves, list[Leaves]]:
+  def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
     """Returns the mean of what was sent, and what each replica sent."""
     wanted = trees
     if self.residuals:
@@ -80,22 +159,15 @@ class Lossy:
         {name: tree[name] + owed[name] for name in tree}
         for tree, owed in zip(trees, self.residuals, strict=True)
       ]
-    sent = [self._received(w) if is_finite(w) else w for w in wanted]
-    mean, _ = Mean().average(sent)
-    if self.rounds_mean:
-      mean = self._received(mean)
-    if self.feedback:
-      self.residuals = [
-        self._left(w, own if self.against == "own" else mean)
-        for w, own in zip(wanted, sent, strict=True)
-      ]
+    mean, sent = self.exchange.average(wanted)
+    self.residuals = [
+      self._left(w, own if self.against == "own" else mean)
+      for w, own in zip(wanted, sent, strict=True)
+    ]
     return mean, sent
 
-  def _received(self, tree: Leaves) -> Leaves:
-    return {name: self.codec(name, leaf) for name, leaf in tree.items()}
-
-  def _left(self, wanted: Leaves, received: Leaves) -> Leaves:
-    if not is_finite(wanted):
+  def _left(self, wanted: Arrays, received: Arrays) -> Arrays:
+    if not are_finite(wanted):
       return {name: np.zeros_like(leaf) for name, leaf in wanted.items()}
     return {
       name: self.stored(self.decay * (wanted[name] - received[name]))

@@ -53,10 +53,10 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_jax.reference.exchanges import Leaves, Mean
+from dilocox_jax.reference.exchanges import Arrays, Mean
 
 # From parameters and a batch to the loss and the gradients.
-LossAndGradient = Callable[[Leaves, Any], tuple[float, Leaves]]
+LossAndGradient = Callable[[Arrays, Any], tuple[float, Arrays]]
 
 
 @dataclasses.dataclass
@@ -71,14 +71,14 @@ class Result:
   """
 
   theta: Any
-  params: list[Leaves]
+  params: list[Arrays]
   losses: np.ndarray
   snapshots: list
 
 
 def train(
   loss_and_gradient: LossAndGradient,
-  params: Leaves,
+  params: Arrays,
   batches: Sequence[Sequence[Any]],
   *,
   inner: Any,
@@ -171,7 +171,7 @@ class Fragment:
     last_send: Step of the last send.
   """
 
-  replicas: list[Leaves]
+  replicas: list[Arrays]
   names: list[str]
   theta: Any
   offset: int
@@ -203,14 +203,14 @@ class Fragment:
       else:
         self.in_flight.append((step, measured))
 
-  def _ahead(self, theta: Leaves, w: Leaves) -> Leaves:
+  def _ahead(self, theta: Arrays, w: Arrays) -> Arrays:
     """Outer minus inner parameters: a descent step on it moves theta to w.
 
     DiLoCo (arXiv 2311.08105), Algorithm 1, line 8: Delta = theta - theta_m.
     """
     return {name: theta[name] - w[name] for name in self.names}
 
-  def measure(self) -> list[Leaves]:
+  def measure(self) -> list[Arrays]:
     """The pseudo-gradient of every replica.
 
     Under "continue" a replica is ahead of theta by what it has sent and not
@@ -225,7 +225,7 @@ class Fragment:
             delta[name] = delta[name] - own[name]
     return deltas
 
-  def apply(self, deltas: list[Leaves]) -> None:
+  def apply(self, deltas: list[Arrays]) -> None:
     """Averages, takes the outer step, and lets the replicas rejoin.
 
     DiLoCo, Algorithm 1: Delta = mean over m of Delta_m, then
@@ -276,7 +276,7 @@ class Fragment:
     for w in self.replicas:
       w.update({name: self.theta[name] for name in self.names})
 
-  def thetas(self) -> list[Leaves]:
+  def thetas(self) -> list[Arrays]:
     """The outer parameters as each replica has them."""
     return [self.theta for _ in self.replicas]
 
@@ -309,12 +309,12 @@ class EagerFragment(Fragment):
       self.last_send = step
       self.apply(self.measure())
 
-  def measure(self) -> list[Leaves]:
+  def measure(self) -> list[Arrays]:
     """The pseudo-gradient of every replica, from its own theta."""
     pairs = zip(self.theta, self.replicas, strict=True)
     return [self._ahead(theta, w) for theta, w in pairs]
 
-  def apply(self, deltas: list[Leaves]) -> None:
+  def apply(self, deltas: list[Arrays]) -> None:
     """Takes every replica's outer step; the exchange is a round old."""
     mean = {name: np.zeros_like(leaf) for name, leaf in deltas[0].items()}
     if self.has_sent:
@@ -340,16 +340,16 @@ class EagerFragment(Fragment):
     if has_unsent:
       self.apply(zeros)
 
-  def thetas(self) -> list[Leaves]:
+  def thetas(self) -> list[Arrays]:
     """The outer parameters of each replica."""
     return self.theta
 
 
-def _gathered(parts: Sequence[Fragment], params: Leaves, rule: str):
+def _gathered(parts: Sequence[Fragment], params: Arrays, rule: str):
   """Theta as one tree, or as one for each replica under "eager"."""
   thetas = []
   for m in range(len(parts[0].replicas)):
-    leaves: Leaves = {}
+    leaves: Arrays = {}
     for part in parts:
       leaves |= part.thetas()[m]
     thetas.append({name: leaves[name] for name in params})
@@ -358,7 +358,7 @@ def _gathered(parts: Sequence[Fragment], params: Leaves, rule: str):
 
 def train_on_mean_gradient(
   loss_and_gradient: LossAndGradient,
-  params: Leaves,
+  params: Arrays,
   batches: Sequence[Sequence[Any]],
   *,
   inner: Any,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_jax.reference.exchanges import Leaves
+from dilocox_jax.reference.exchanges import Arrays
 
 # A number, or a function of the number of steps taken before.
 LearningRate = float | Callable[[int], float]
@@ -48,13 +48,13 @@ class Sgd:
     self.count = 0
     self.trace: dict[str, Any] = {}
 
-  def step(self, params: Leaves, grads: Leaves) -> Leaves:
+  def step(self, params: Arrays, grads: Arrays) -> Arrays:
     """Returns the parameters after one step."""
     lr = rate_at(self.learning_rate, self.count)
     self.count += 1
     return {name: params[name] - lr * self._move(name, grads) for name in grads}
 
-  def _move(self, name: str, grads: Leaves):
+  def _move(self, name: str, grads: Arrays):
     g, mu = grads[name], self.momentum
     if mu is None:
       return g
@@ -97,7 +97,7 @@ class AdamW:
     self.mean: dict[str, Any] = {}
     self.square: dict[str, Any] = {}
 
-  def step(self, params: Leaves, grads: Leaves) -> Leaves:
+  def step(self, params: Arrays, grads: Arrays) -> Arrays:
     """Returns the parameters after one step."""
     lr = rate_at(self.learning_rate, self.count)
     self.count += 1

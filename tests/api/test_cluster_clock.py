@@ -72,6 +72,7 @@ def test_a_killed_run_goes_on_with_the_time_it_had(tmp_path):
     assert times(tmp_path / "killed", event) == times(tmp_path / "whole", event)
 
 
+@pytest.mark.slow
 def test_warm_starts_are_on_the_clock(tmp_path):
   config = runs.settings(warm_start="single", warm_start_steps=6)
   rounds = times(clocked(config, tmp_path), "round")

@@ -37,7 +37,7 @@ def test_top_k_keeps_exactly_what_its_plain_twin_keeps(indices):
   coder = encoder(Encoding((TopK(0.15, 70, indices), Dense())), LEAF)
   found, (places, _) = through(coder, jnp.asarray(values))
   blocks = values.reshape(6, 60)
-  twins = [oracle.top_k(block, 9) for block in blocks]
+  twins = [oracle.largest(block, 9) for block in blocks]
   expected = np.stack([sparse for _, sparse in twins])
   assert np.array_equal(np.asarray(found).reshape(6, 60), expected)
   bits = np.unpackbits(np.asarray(places).reshape(6, -1), axis=-1)
@@ -76,7 +76,7 @@ def test_awkward_values_are_selected_as_by_a_plain_sort(values, count):
   parts = TopK(count / 60, 60, "bitmap"), Dense()
   coder = encoder(Encoding(parts), Leaf(1, (60,)))
   found, (bitmap, kept) = through(coder, jnp.asarray(values)[None])
-  chosen, expected = oracle.top_k(values, count)
+  chosen, expected = oracle.largest(values, count)
   bits = np.unpackbits(np.asarray(bitmap).ravel())[:60]
   assert np.flatnonzero(bits).tolist() == chosen
   assert np.asarray(kept).size == count

@@ -11,6 +11,7 @@ from dilocox_jax.plan.wire.chain import Chain
 from dilocox_jax.plan.wire.leaf import leaf_of
 from dilocox_jax.plan.wire.payload import Dense, Int
 from dilocox_jax.plan.wire.reduction import LowRank, RandomMask
+from dilocox_jax.reference.exchanges import SharedFactors
 from dilocox_jax.trees import leaves_by_path
 from tests.exchange.problem import (
   NUM_REPLICAS,
@@ -139,17 +140,11 @@ def test_factors_of_few_bits_are_those_of_the_numpy_twin(collective):
   state = compressed(Compression(payload, collective)).init(replica(values))
   start = np.asarray(state.leaves["blocks/w"].right, np.float64)
   matrices = named(values)["blocks/w"]
-  start /= np.linalg.norm(start, axis=1, keepdims=True)
-  left, _ = twin.average([{"blocks/p": each} for each in matrices @ start])
-  basis, _ = np.linalg.qr(left["blocks/p"])
-  right, rights = twin.average(
-    [{"blocks/q": each} for each in np.swapaxes(matrices, 2, 3) @ basis]
-  )
-  for found, factor in [(replica(mean), right)] + [
-    (replica(own, m), each) for m, each in enumerate(rights)
-  ]:
-    expected = basis @ factor["blocks/q"].swapaxes(1, 2)
-    close(found["blocks"]["w"], expected, EXACT)
+  shared = SharedFactors(2, twin, {"blocks/w": start})
+  expected, sent = shared.average([{"blocks/w": each} for each in matrices])
+  close(replica(mean)["blocks"]["w"], expected["blocks/w"], EXACT)
+  for m, each in enumerate(sent):
+    close(replica(own, m)["blocks"]["w"], each["blocks/w"], EXACT)
 
 
 @pytest.mark.parametrize("layout", ["stacked", "mesh"])

@@ -87,9 +87,8 @@ def test_feedback_is_that_of_the_numpy_twin(decay, against, layout):
   rounds = rounds_of()
   rounds[1, 2, 5] = np.nan  # One replica diverges for one exchange.
   rounds[2, 0, 7] = np.inf
-  twin = oracle.Lossy(
-    lambda _, values: received(INT4)(values), True, decay, against
-  )
+  lossy = oracle.Lossy(lambda _, values: received(INT4)(values))
+  twin = oracle.ErrorFeedback(lossy, decay, against)
   actual = in_a_row(rounds, INT4, Feedback(decay, against), layout)
   for values, (mean, residual) in zip(rounds, actual, strict=True):
     values = values.astype(np.float64)

@@ -72,6 +72,7 @@ def assert_one_line(done, code, hint):
   assert line.startswith("error: ") and hint in line
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_reported_and_a_finished_one_is_kept(tmp_path):
   workdir = tmp_path / "ablation"
   done = ablate(workdir, [LOST, PLAIN])

@@ -115,6 +115,7 @@ def test_two_processes_end_where_one_does(whole, tmp_path):
   np.testing.assert_allclose(losses, alone_losses, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_run_and_costs_nothing(
   whole, tmp_path
 ):

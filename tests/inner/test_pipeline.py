@@ -262,6 +262,7 @@ def check_memory(micro_batches):
   assert step_bytes("1f1b", 4, few) > 1.4 * flat[0]
 
 
+@pytest.mark.slow
 def test_memory_of_1f1b_grows_with_stages_and_of_gpipe_with_micro_batches():
   check_memory((4, 32))
 

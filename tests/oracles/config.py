@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from dilocox_jax.reference import codecs
-from dilocox_jax.reference.exchanges import Lossy
+from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy
 from dilocox_jax.reference.methods import train
 from dilocox_jax.reference.optimizers import AdamW, Sgd
 
@@ -91,13 +91,14 @@ def lossy_mean(exchange, codec, num_replicas):
     sent = lossy(codec, leaf.reshape(layers, -1), leaf.shape[-1])
     return sent.reshape(leaf.shape)
 
-  return Lossy(
-    received,
-    bool(exchange.error_feedback),
-    exchange.feedback_decay or 0.0,
+  plain = Lossy(received, rounds_mean=scatters)
+  if not exchange.error_feedback:
+    return plain
+  return ErrorFeedback(
+    plain,
+    exchange.feedback_decay,
     exchange.feedback_against,
-    rounds_mean=scatters,
-    stored=STORED[exchange.feedback_dtype],
+    STORED[exchange.feedback_dtype],
   )
 
 
@@ -128,7 +129,7 @@ def lossy(codec, layers, row=None):
 
     def round_group(values):
       count = max(1, round(codec.top_k_fraction * len(values)))
-      return codecs.top_k(values, count)[1]
+      return codecs.largest(values, count)[1]
 
     return codecs.in_groups(layers, codec.top_k_block_size, round_group)
   if codec.name == "e3m0":
@@ -137,9 +138,8 @@ def lossy(codec, layers, row=None):
     )
   assert codec.name == "int" and codec.rounding == "nearest", codec
   size = {"block": codec.block_size, "row": row, "tensor": layers.shape[1]}
-  ways = {2: codecs.two_magnitudes, 1: codecs.signs}
-  nearest = ways.get(codec.bits, lambda x: codecs.nearest(x, codec.bits))
-  return codecs.in_groups(layers, size[codec.scale], lambda x: nearest(x)[1])
+  rounding = codecs.BY_BITS[codec.bits]
+  return codecs.in_groups(layers, size[codec.scale], lambda x: rounding(x)[1])
 
 
 def rounds(config, params, moves):

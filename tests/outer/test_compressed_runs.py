@@ -97,7 +97,7 @@ def exchange_state(state):
     "open_diloco",
     pytest.param("streaming_diloco", marks=pytest.mark.slow),
     "dilocox",
-    "cocktail_sgd",
+    pytest.param("cocktail_sgd", marks=pytest.mark.slow),
   ],
 )
 def test_a_model_learns_through_a_compressed_exchange(name):
@@ -139,7 +139,7 @@ def test_replicas_on_a_mesh_keep_one_codec_state_and_residuals_of_their_own(
   ("method", "codec", "dtype"),
   [
     pytest.param("dilocox", LOW_RANK, "int8", marks=pytest.mark.slow),
-    ("cocktail_sgd", COCKTAIL, "bfloat16"),
+    pytest.param("cocktail_sgd", COCKTAIL, "bfloat16", marks=pytest.mark.slow),
   ],
 )
 def test_a_killed_run_goes_on_with_what_it_owes(method, codec, dtype, tmp_path):

@@ -26,7 +26,13 @@ CASES = {
   "delayed": {"method": "delayed", "overlap_steps": 6, "rule": "continue"},
 }
 # Of these, each has a relative that stays in the fast tier.
-SLOW = ("open_diloco", "dilocox_reset", "delayed")
+SLOW = (
+  "open_diloco",
+  "streaming_diloco",
+  "eager",
+  "dilocox_reset",
+  "delayed",
+)
 
 
 def train(layout, settings, num_replicas=3):

@@ -1,5 +1,8 @@
 """One step at a time, a method does what its rounds and its numpy twin do."""
 
+import collections
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +22,7 @@ from tests.outer.test_against_oracles import CASES, INNER_RATE, oracle, stacked
 EXACT = 1e-11  # float64; an update is a difference of two parameters
 ROUNDS = 6
 NUM_REPLICAS = 3
+QUICK = ("streaming_diloco", "dilocox_continue", "delay_over_a_round", "eager")
 SPEC = PartitionSpec("replica")
 
 
@@ -62,6 +66,25 @@ def one_step(tx):
   return step
 
 
+def on_devices(tx, check_vma=True):
+  """The jitted step with a device for every replica."""
+  mesh = jax.make_mesh(
+    (NUM_REPLICAS,),
+    ("replica",),
+    axis_types=(AxisType.Auto,),
+    devices=jax.devices()[:NUM_REPLICAS],
+  )
+  return jax.jit(
+    jax.shard_map(
+      jax.vmap(one_step(tx)),
+      mesh=mesh,
+      in_specs=SPEC,
+      out_specs=SPEC,
+      check_vma=check_vma,
+    )
+  )
+
+
 def start(tx, problem):
   """Parameters and state of all replicas, leaves [M, ...]."""
   params = jax.tree.map(
@@ -74,11 +97,17 @@ def outer_parameters(state):
   """Outer parameters of all replicas by path, as far as leaves are whole."""
   leaves = {}
   for fragment in state.fragments:
-    leaves |= fragment.params
+    leaves |= leaves_by_path(fragment.params)
   return leaves
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in CASES
+  ],
+)
 def test_steps_equal_the_numpy_twin(name, x64):
   method = CASES[name]
   num_steps = ROUNDS * method.schedule.sync_interval
@@ -98,53 +127,111 @@ def test_steps_equal_the_numpy_twin(name, x64):
       np.testing.assert_allclose(leaf[0], theta[path], rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("name", ["streaming_diloco", "eager", "diloco"])
+@pytest.mark.parametrize(
+  ("name", "check_vma"),
+  [
+    ("streaming_diloco", True),
+    pytest.param("streaming_diloco", False, marks=pytest.mark.slow),
+    pytest.param("eager", True, marks=pytest.mark.slow),
+    pytest.param("eager", False, marks=pytest.mark.slow),
+    pytest.param("diloco", True, marks=pytest.mark.slow),
+    ("diloco", False),
+  ],
+)
 def test_a_device_for_each_replica_changes_nothing(name, check_vma):
   method = CASES[name]
   num_steps = 2 * method.schedule.sync_interval + 1
   problem = make_problem(0, NUM_REPLICAS, num_steps, 4, 2, 3)
   problem = jax.tree.map(lambda x: np.asarray(x, np.float32), problem)
   tx = transform(method)
-  step = one_step(tx)
-
-  def local(*arguments):
-    out = step(*jax.tree.map(lambda leaf: leaf[0], arguments))
-    return jax.tree.map(lambda leaf: leaf[None], out)
-
-  mesh = jax.make_mesh(
-    (NUM_REPLICAS,),
-    ("replica",),
-    axis_types=(AxisType.Auto,),
-    devices=jax.devices()[:NUM_REPLICAS],
-  )
-  on_devices = jax.jit(
-    jax.shard_map(
-      local, mesh=mesh, in_specs=SPEC, out_specs=SPEC, check_vma=check_vma
-    )
-  )
-  stacked_steps = jax.jit(jax.vmap(step, axis_name="replica"))
+  devices = on_devices(tx, check_vma)
+  stacked_steps = jax.jit(jax.vmap(one_step(tx), axis_name="replica"))
   params, state = start(tx, problem)
   other_params, other_state = params, state
   for step_number in range(num_steps):
     batch = problem[1][:, step_number], problem[2][:, step_number]
     params, state = stacked_steps(params, state, batch)
-    other_params, other_state = on_devices(other_params, other_state, batch)
+    other_params, other_state = devices(other_params, other_state, batch)
   assert_close(other_params, params, 1e-5)
 
 
-def test_the_exchange_stands_under_a_conditional():
-  """All collectives are in branches: a step without an event sends nothing."""
-  method = methods.delayed(6, 2, 3, "continue")
-  tx = transform(method)
-  problem = make_problem(0, NUM_REPLICAS, 2, 4, 2, 3)
+COLLECTIVE = re.compile(
+  r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
+  r"(-start)?\("
+)
+BRANCHES = re.compile(r"(?:branch|true|false)_computations?=\{?([^}=]*)")
+
+
+def computations(text):
+  """Instructions of a compiled program by computation; the entry's is ""."""
+  found, name = collections.defaultdict(list), None
+  for line in text.splitlines():
+    if opened := re.match(r"(ENTRY )?%?(\S+) .*\{$", line):
+      name = "" if opened[1] else opened[2]
+    elif name is not None:
+      found[name].append(line)
+  return found
+
+
+def test_a_step_without_an_exchange_sends_nothing():
+  """All collectives of the compiled step stand in branches of conditionals."""
+  tx = transform(methods.delayed(6, 2, 3, "continue"))
+  problem = make_problem(0, NUM_REPLICAS, 1, 4, 2, 3)
+  problem = jax.tree.map(lambda x: np.asarray(x, np.float32), problem)
   params, state = start(tx, problem)
   batch = problem[1][:, 0], problem[2][:, 0]
-  step = jax.vmap(one_step(tx), axis_name="replica", spmd_axis_name=None)
-  jaxpr = jax.make_jaxpr(
-    lambda p, s, b: step(p, s, b), axis_env=[("devices", NUM_REPLICAS)]
-  )(params, state, batch)
-  assert "cond" in {str(eqn.primitive) for eqn in jaxpr.jaxpr.eqns}
+  program = on_devices(tx).lower(params, state, batch).compile()
+  found = computations(program.as_text())
+  sending = {
+    name for name, lines in found.items() if any(map(COLLECTIVE.search, lines))
+  }
+  branches = {
+    name.strip(" %,")
+    for lines in found.values()
+    for line in lines
+    for listed in BRANCHES.findall(line)
+    for name in listed.split()
+  }
+  assert sending
+  assert sending <= branches
+
+
+def num_equations(method):
+  tx = transform(method)
+  params, state = start(tx, make_problem(0, NUM_REPLICAS, 1, 4, 2, 3))
+  step = jax.vmap(tx.update, axis_name="replica")
+  return str(jax.make_jaxpr(step)(params, state, params)).count(" = ")
+
+
+def test_the_program_does_not_grow_with_the_interval():
+  assert num_equations(methods.diloco(2)) == num_equations(methods.diloco(500))
+
+
+def test_states_work_with_the_functions_of_optax():
+  method = methods.streaming_diloco(6, 3, 2, 0.5)
+  tx = pseudo_gradient_steps(
+    method,
+    optax.adam(0.1),
+    nesterov(),
+    mean_of_finite_replicas(),
+    lambda tree: leaf_fragments.balanced(shapes_of(tree), 3),
+  )
+  params = jax.tree.map(jnp.asarray, make_problem(0, 1, 1, 4, 2, 3)[0])
+  state = tx.init(params)
+  shapes = jax.eval_shape(tx.init, params)
+  assert jax.tree.structure(shapes) == jax.tree.structure(state)
+  marked = optax.tree.map_params(
+    tx,
+    lambda value: "parameter",
+    state,
+    transform_non_params=lambda value: "other",
+  )
+  flat = jax.tree.leaves(marked)
+  # Two moments of 4 leaves; in the fragments theta, momentum, one in flight.
+  assert flat.count("parameter") == 4 * (2 + 3)
+  assert flat.count("other") == len(jax.tree.leaves(state)) - 4 * (2 + 3)
+  counts = optax.tree.get_all_with_path(state, "count")
+  assert len(counts) >= 1
 
 
 def test_update_without_parameters_says_what_is_missing():

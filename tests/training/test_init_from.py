@@ -71,6 +71,7 @@ def test_the_new_run_begins_at_the_loss_at_which_the_old_one_ended(
     np.testing.assert_allclose(seen[name], final[name], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_new_run_trains_and_goes_on_from_its_own_checkpoints(
   source, tmp_path
 ):
