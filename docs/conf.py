@@ -19,6 +19,7 @@ extensions = [
   "sphinx_copybutton",
 ]
 exclude_patterns = ["api/modules/modules.rst"]
+highlight_language = "text"
 html_theme = "furo"
 html_title = "dilocox_jax"
 html_static_path = []
