@@ -49,9 +49,9 @@ autodoc_member_order = "bysource"
 suppress_warnings = ["ref.python"]
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
-napoleon_custom_sections = ["Wire", "Source", "Differs"]
 
-SECTIONS = r"(Args|Attributes|Returns|Raises|Yields|Wire|Source|Differs):"
+SECTIONS = r"(Args|Attributes|Returns|Raises|Yields):"
+REMARKS = r"(Wire|Source|Differs): "
 
 
 def show_examples_as_code(app, what, name, obj, options, lines):
@@ -71,7 +71,9 @@ def marked(lines: list[str]) -> list[str]:
   in_section = False
   for number, line in enumerate(lines):
     if line and not line.startswith(" "):
-      in_section = bool(re.fullmatch(SECTIONS + ".*", line))
+      in_section = bool(re.fullmatch(SECTIONS, line))
+      if re.match(REMARKS, line) and done and done[-1].strip():
+        done.append("")  # A remark is a paragraph of its own.
     starts = line.startswith("  ") and number and not lines[number - 1].strip()
     last = next((old for old in reversed(done) if old.strip()), "")
     inside = last.startswith(" ")
