@@ -65,7 +65,7 @@ def step_transform(
   """Makes an optax transform of a method.
 
   A step's program cannot hide a transfer behind later steps, since each step
-  ends before the next one begins: `round_program` can.
+  ends before the next one begins: the rounds of `make_rounds` can.
 
   Args:
     method: Schedule and rule, e.g. `plan.schedule.methods.diloco(32)`.
@@ -176,13 +176,20 @@ def _averaged_gradients(
   return optax.GradientTransformationExtraArgs(init, update)
 
 
+_ABOUT_TRANSFORMS = """\
+Returns an optax transform; see `step_transform` for the other arguments, whose
+defaults are the method's. Rank and H stay as they are given here; only runs of
+a config adapt them. A step's program cannot hide a transfer behind later steps:
+`make_rounds` can."""
+
+
 def named_step_transform(name: str) -> Callable[..., Any]:
   """The function behind `dilocox_jax.NAME`, e.g. `dilocox_jax.diloco`.
 
   Args:
     name: One of `plan.schedule.methods.METHODS`.
   """
-  build = METHODS[name]
+  build, recipe = METHODS[name], _recipe(name)
   settings = inspect.signature(build).parameters
   options = inspect.signature(step_transform).parameters
 
@@ -193,33 +200,39 @@ def named_step_transform(name: str) -> Callable[..., Any]:
         raise TypeError(f"{name} has no argument {key!r}; it has: {known}")
     method = build(**{k: v for k, v in given.items() if k in settings})
     rest = {k: v for k, v in given.items() if k not in settings}
-    return step_transform(method, inner, outer, **(_recipe(name) | rest))
+    # Without a loss there is no error that could be fed back.
+    brought = {} if rest.get("codec") == "float32" else recipe
+    return step_transform(method, inner, outer, **(brought | rest))
 
   make.__name__ = make.__qualname__ = name
-  make.__doc__ = f"{inspect.getdoc(build)}\n\n" + (
-    "Returns an optax transform; see `step_transform` for the other arguments."
-  )
-  make.__signature__ = _signature(settings, options)  # type: ignore
+  make.__doc__ = f"{inspect.getdoc(build)}\n\n{_ABOUT_TRANSFORMS}"
+  make.__signature__ = _signature(settings, options, recipe)  # type: ignore
   return make
 
 
-def _signature(settings: Mapping, options: Mapping) -> inspect.Signature:
+def _signature(
+  settings: Mapping[str, inspect.Parameter],
+  options: Mapping[str, inspect.Parameter],
+  recipe: Mapping[str, Any],
+) -> inspect.Signature:
+  """Joins both lists of arguments: inner, outer, then keywords."""
   own = [p.replace(kind=p.KEYWORD_ONLY) for p in settings.values()]
-  first, *rest = list(options.values())[1:]
-  return inspect.Signature([first, rest[0], *own, *rest[1:]])
+  inner, outer, *rest = [
+    p.replace(default=recipe.get(name, p.default))
+    for name, p in options.items()
+    if name != "method"
+  ]
+  return inspect.Signature([inner, outer, *own, *rest])
 
 
 def _recipe(name: str) -> dict[str, Any]:
   """Returns what the name of a method brings: its codec and its feedback."""
-  fields = RECIPES.get(name, {})
-  codec = {
-    path.removeprefix("codec."): value
-    for path, value in fields.items()
-    if path.startswith("codec.")
-  }
-  feedback = {
-    path.removeprefix("exchange."): value
-    for path, value in fields.items()
-    if path.startswith("exchange.")
-  }
-  return feedback | ({"codec": named_payload(**codec)} if codec else {})
+  codec: dict[str, Any] = {}
+  brought: dict[str, Any] = {}
+  for path, value in RECIPES.get(name, {}).items():
+    section, field = path.split(".")
+    if section == "codec":
+      codec[field] = value
+    elif section == "exchange":
+      brought[field] = value
+  return brought | ({"codec": codec} if codec else {})

@@ -1,5 +1,9 @@
 """Every method by name, one step at a time, is what the trainer runs."""
 
+import inspect
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -7,8 +11,10 @@ import pytest
 
 import dilocox_jax as dx
 from dilocox_jax.config import from_mapping
+from dilocox_jax.plan.schedule.leaf_fragments import LeafPiece
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.training import build
+from dilocox_jax.trees import leaves_by_path
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import (
   assert_close,
@@ -138,3 +144,57 @@ def test_a_method_by_name_is_what_the_trainer_runs(name, x64):
   )
   actual = by_steps(tx, problem, num_steps)
   assert_close(actual, by_rounds(config, problem, num_steps), EXACT)
+
+
+def test_a_name_brings_its_codec_and_shows_it():
+  parameters = inspect.signature(dx.muloco).parameters
+  assert list(parameters)[:3] == ["inner", "outer", "sync_interval"]
+  assert parameters["codec"].default == {"name": "int", "bits": 2}
+  assert parameters["error_feedback"].default is True
+  assert parameters["axis_name"].default == "replica"
+
+
+@pytest.mark.parametrize(
+  ("make", "error", "message"),
+  [
+    (lambda: dx.diloco(INNER, nesterov(), H=3), TypeError, "no argument 'H'"),
+    (lambda: dx.diloco(INNER), ValueError, "needs an outer optimizer"),
+    (
+      lambda: dx.diloco(INNER, nesterov(), codec="int5"),
+      ValueError,
+      "must be one of",
+    ),
+    (lambda: dx.dilocoo, AttributeError, "has no 'dilocoo'; it has: Corpus"),
+  ],
+)
+def test_what_does_not_fit_is_said_in_one_line(make, error, message):
+  with pytest.raises(error, match=message):
+    make()
+
+
+def test_importing_the_package_loads_no_jax():
+  code = (
+    "import sys, dilocox_jax;"
+    "print('jax' in sys.modules, 'numpy' in sys.modules)"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
+  assert done.stdout.split() == ["False", "False"]
+
+
+def test_fragments_are_divided_by_bytes_by_path_or_as_listed():
+  params = {"a": jnp.zeros(6), "b": jnp.zeros(5), "c": jnp.zeros(4)}
+  settings = {"num_fragments": 2, "sync_interval": 4, "overlap_steps": 1}
+
+  def divided(fragments):
+    tx = dx.delayed(INNER, nesterov(), fragments=fragments, **settings)
+    state = tx.init(params)
+    return [set(leaves_by_path(part.params)) for part in state.fragments]
+
+  assert divided(None) == [{"a"}, {"b", "c"}]
+  assert divided(lambda path: int(path == "c")) == [{"a", "b"}, {"c"}]
+  listed = tuple((LeafPiece(path),) for path in ("a", "b", "c"))
+  assert divided((listed[0] + listed[1], listed[2])) == [{"a", "b"}, {"c"}]
+  with pytest.raises(ValueError, match="3 fragments are listed"):
+    divided(listed)

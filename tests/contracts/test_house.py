@@ -26,8 +26,6 @@ UNMIRRORED = {
   "dilocox_jax/training/parts.py": (
     "a record; tests/api/test_runs.py hands in every part"
   ),
-  "dilocox_jax/reference/codecs.py": "the oracle of tests/codecs",
-  "dilocox_jax/reference/exchanges.py": "the oracle of tests/exchange",
   "dilocox_jax/pytypes.py": "names only; executed by every other test",
 }
 
