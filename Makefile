@@ -68,8 +68,8 @@ pins: ## Renew the constraint file of this Python version
 	@$(check-python)
 	rm -rf build/pins
 	$(PYTHON) -m venv build/pins
-	build/pins/bin/python -m pip install --quiet '.[dev]'
-	{ echo '# The tested set for Python $(VERSION), development tools included.'; \
+	build/pins/bin/python -m pip install --quiet '.[dev,docs]'
+	{ echo '# The tested set for Python $(VERSION), development and documentation tools included.'; \
 	  echo '# Renew: make pins PYTHON=python$(VERSION)'; \
 	  build/pins/bin/python -m pip freeze --all \
 	    --exclude dilocox_jax --exclude pip --exclude wheel; \
