@@ -6,6 +6,7 @@ PYTEST_ARGS ?= -n 2 --dist worksteal
 
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 CONSTRAINTS := $(wildcard constraints/py$(subst .,,$(VERSION)).txt)
 PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
@@ -16,7 +17,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
 WANTED := $(VERSION) $(CURDIR)
 FOUND := $(shell $(RUN) -c 'import sys; print(open(sys.prefix + "/.installed").read())' 2>/dev/null)
 
-.PHONY: help install quickstart ablation convergence tables lint format test check bench pins clean FORCE
+.PHONY: help install quickstart ablation convergence tables lint format test check docs bench pins clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -51,6 +52,12 @@ test: install ## The fast tier of tests, lint included: what CI runs
 check: install ## Every test, the slow tier too, compiled as users compile
 	DILOCOX_JAX_COMPILE=full $(RUN) -m pytest $(PYTEST_ARGS) -m ''
 
+docs: $(DOCS_STAMP) ## Build the documentation, and run the code that it shows
+	rm -rf docs/api/modules
+	$(RUN) -m pytest --doctest-glob='*.md' README.md docs
+	$(RUN) -m sphinx -W --keep-going -q -b html docs build/docs
+	@echo 'documentation: build/docs/index.html'
+
 bench: install ## Measure rounds, codecs and the simulator; draw schedules
 	$(RUN) -m experiments.bench round --workdir=runs/bench
 	$(RUN) -m experiments.bench codecs --workdir=runs/bench --repeats=21
@@ -61,8 +68,8 @@ pins: ## Renew the constraint file of this Python version
 	@$(check-python)
 	rm -rf build/pins
 	$(PYTHON) -m venv build/pins
-	build/pins/bin/python -m pip install --quiet '.[dev]'
-	{ echo '# The tested set for Python $(VERSION), development tools included.'; \
+	build/pins/bin/python -m pip install --quiet '.[dev,docs]'
+	{ echo '# The tested set for Python $(VERSION), development and documentation tools included.'; \
 	  echo '# Renew: make pins PYTHON=python$(VERSION)'; \
 	  build/pins/bin/python -m pip freeze --all \
 	    --exclude dilocox_jax --exclude pip --exclude wheel; \
@@ -103,3 +110,7 @@ endif
 	@$(PIP) setuptools
 	@$(PIP) --no-build-isolation --editable '.[dev]'
 	@printf '%s' '$(WANTED)' > $@
+
+$(DOCS_STAMP): $(STAMP)
+	@$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@

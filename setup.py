@@ -32,6 +32,13 @@ DEV = [
   "setuptools>=77",
 ]
 
+DOCS = [
+  "furo>=2025.12",
+  "myst-parser>=5.1",
+  "sphinx>=9.0",
+  "sphinx-copybutton>=0.5.2",
+]
+
 setup(
   name="dilocox_jax",
   version="0.1.0",
@@ -46,6 +53,7 @@ setup(
   install_requires=RUNTIME,
   extras_require={
     "dev": DEV,
+    "docs": DOCS,
     "gpu": ["jax[cuda12]>=0.10.0"],
     "tpu": ["jax[tpu]>=0.10.0"],
   },
