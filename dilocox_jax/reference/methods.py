@@ -54,6 +54,7 @@ from typing import Any
 import numpy as np
 
 from dilocox_jax.reference.exchanges import Arrays, Mean
+from dilocox_jax.reference.fragments import names_by_fragment
 
 # From parameters and a batch to the loss and the gradients.
 LossAndGradient = Callable[[Arrays, Any], tuple[float, Arrays]]
@@ -87,7 +88,7 @@ def train(
   overlap_steps: int = 0,
   rule: str = "reset",
   mixing_alpha: float = 0.0,
-  fragments: Sequence[Sequence[str]] | None = None,
+  fragments: int | Sequence[Sequence[str]] = 1,
   exchange: Any = None,
   keep_unsent: bool = False,
   flush: bool = True,
@@ -105,19 +106,21 @@ def train(
     overlap_steps: tau; "eager" is one round late whatever is given.
     rule: "reset", "continue", "mix" or "eager".
     mixing_alpha: Weight of the replica's own value, for "mix" only.
-    fragments: Names of each fragment (`reference.fragments`); None: one
-      fragment.
+    fragments: Names of each fragment, or P, by which `names_by_fragment`
+      divides the leaves.
     exchange: Averages a fragment (`reference.exchanges`); each fragment gets a
       copy. None: the plain mean.
     keep_unsent: Whether a replica keeps what the exchange did not send of its
-      own pseudo-gradient.
+      own pseudo-gradient; for tau = 0 and "continue".
     flush: Whether everything pending and unsent is applied at the end.
   """
   assert rule in ("reset", "continue", "mix", "eager"), rule
   num_replicas, num_steps = len(batches), len(batches[0])
   replicas = [dict(params) for _ in range(num_replicas)]
   inner_optimizers = [copy.deepcopy(inner) for _ in range(num_replicas)]
-  names = fragments or [list(params)]
+  names = fragments
+  if isinstance(names, int):
+    names = names_by_fragment(params, names)
   kind = EagerFragment if rule == "eager" else Fragment
   parts = [
     kind(

@@ -6,6 +6,7 @@ step. `copy.deepcopy` copies an optimizer with its state. The fast code takes
 optax's: dilocox_jax/optimizers.py.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ def rate_at(learning_rate: LearningRate, count: int) -> float:
   return learning_rate(count) if callable(learning_rate) else learning_rate
 
 
+@dataclasses.dataclass
 class Sgd:
   """Gradient descent: plain, with momentum, or with Nesterov's.
 
@@ -36,17 +38,11 @@ class Sgd:
     trace: m of every leaf.
   """
 
-  def __init__(
-    self,
-    learning_rate: LearningRate,
-    momentum: float | None = None,
-    nesterov: bool = False,
-  ):
-    self.learning_rate = learning_rate
-    self.momentum = momentum
-    self.nesterov = nesterov
-    self.count = 0
-    self.trace: dict[str, Any] = {}
+  learning_rate: LearningRate
+  momentum: float | None = None
+  nesterov: bool = False
+  count: int = 0
+  trace: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def step(self, params: Arrays, grads: Arrays) -> Arrays:
     """Returns the parameters after one step."""
@@ -62,6 +58,7 @@ class Sgd:
     return g + mu * self.trace[name] if self.nesterov else self.trace[name]
 
 
+@dataclasses.dataclass
 class AdamW:
   """Adam with weight decay that is decoupled and scaled by the learning rate.
 
@@ -82,20 +79,14 @@ class AdamW:
     square: v of every leaf.
   """
 
-  def __init__(
-    self,
-    learning_rate: LearningRate,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 1e-4,
-  ):
-    self.learning_rate = learning_rate
-    self.b1, self.b2, self.eps = b1, b2, eps
-    self.weight_decay = weight_decay
-    self.count = 0
-    self.mean: dict[str, Any] = {}
-    self.square: dict[str, Any] = {}
+  learning_rate: LearningRate
+  b1: float = 0.9
+  b2: float = 0.999
+  eps: float = 1e-8
+  weight_decay: float = 1e-4
+  count: int = 0
+  mean: dict[str, Any] = dataclasses.field(default_factory=dict)
+  square: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def step(self, params: Arrays, grads: Arrays) -> Arrays:
     """Returns the parameters after one step."""

@@ -7,25 +7,13 @@ rules in plan/schedule/methods.py, codecs and optimizers in config/recipes.py.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from dilocox_jax.reference import codecs
-from dilocox_jax.reference.exchanges import (
-  Arrays,
-  ErrorFeedback,
-  Lossy,
-  SharedFactors,
-)
-from dilocox_jax.reference.fragments import names_by_fragment
-from dilocox_jax.reference.methods import (
-  LossAndGradient,
-  Result,
-  train,
-  train_on_mean_gradient,
-)
+from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy, SharedFactors
+from dilocox_jax.reference.methods import Result, train, train_on_mean_gradient
 from dilocox_jax.reference.optimizers import AdamW, Sgd
 
 
@@ -56,26 +44,6 @@ def _nesterov(learning_rate: float) -> Sgd:
   return Sgd(learning_rate, 0.9, nesterov=True)
 
 
-def _streaming(
-  loss_and_gradient: LossAndGradient,
-  params: Arrays,
-  batches: Sequence[Sequence[Any]],
-  *,
-  num_fragments: int = 3,
-  order: str = "strided",
-  **settings: Any,
-) -> Result:
-  """Divides the leaves by their names, then trains.
-
-  The paper's 35M model has 6 layers: two fragments of three layers, and the
-  embeddings are a third one.
-  """
-  fragments = names_by_fragment(params, num_fragments, order)
-  return train(
-    loss_and_gradient, params, batches, fragments=fragments, **settings
-  )
-
-
 PUBLISHED: Mapping[str, Callable[..., Result]] = {
   # The baseline of all the papers.
   "allreduce": train_on_mean_gradient,
@@ -103,10 +71,12 @@ PUBLISHED: Mapping[str, Callable[..., Result]] = {
     outer=_nesterov(0.7),
     exchange=ErrorFeedback(_INT2, decay=0.95),
   ),
-  # arXiv 2501.18512.
+  # arXiv 2501.18512. Its 35M model has 6 layers: two fragments of three, and
+  # the embeddings are a third one.
   "streaming_diloco": functools.partial(
-    _streaming,
+    train,
     sync_interval=30,
+    fragments=3,
     overlap_steps=1,
     rule="mix",
     mixing_alpha=0.5,

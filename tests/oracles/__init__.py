@@ -1,1 +1,4 @@
-"""Slow float64 twins of the methods, written from their definitions alone."""
+"""What the numpy reference is tried on: problems, config sections, a decoder.
+
+The methods themselves are in `dilocox_jax.reference`.
+"""

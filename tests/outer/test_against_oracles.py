@@ -1,12 +1,20 @@
 """Every method and rule equals its plain numpy twin in float64."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from dilocox_jax.exchange.compressed import Compression
+from dilocox_jax.exchange.feedback import Feedback, compressed_mean
 from dilocox_jax.plan.schedule import methods
+from dilocox_jax.plan.wire.payload import Int
 from dilocox_jax.reference import optimizers
+from dilocox_jax.reference.codecs import BY_BITS, in_blocks
+from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy
 from tests.oracles import least_squares
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import assert_close, begin, nesterov, run_steps, walk
@@ -44,7 +52,7 @@ CUT_SHORT = {
 }
 
 
-def oracle(problem, method, num_steps, flush=True):
+def oracle(problem, method, num_steps, flush=True, **changes):
   schedule = method.schedule
   return least_squares.train(
     *problem,
@@ -58,6 +66,7 @@ def oracle(problem, method, num_steps, flush=True):
     outer=optimizers.Sgd(0.7, 0.6, nesterov=True),
     num_steps=num_steps,
     flush=flush,
+    **changes,
   )
 
 
@@ -105,6 +114,58 @@ def test_a_run_may_end_inside_a_round(name, x64):
   expected = oracle(problem, method, num_steps)
   assert_close(flushed.outer.params, stacked(expected.theta), EXACT)
   assert_close(flushed.replica.params, stacked(expected.params), EXACT)
+
+
+# How far fp32 codecs may lead from float64 ones in some tens of exchanges.
+ROUNDED = 1e-5
+# (method, decay of the error feedback, keep_unsent)
+LOSSY = [
+  ("diloco", None, True),
+  ("streaming_diloco", 0.9, False),
+  ("eager", 0.9, False),
+  ("dilocox_continue", None, True),
+]
+LOSSY_SLOW = [
+  ("diloco", None, False),
+  ("diloco", 0.9, False),
+  ("dilocox_reset", 1.0, False),
+  ("several_in_flight", 1.0, False),
+]
+
+
+@pytest.mark.parametrize(
+  ("name", "decay", "keep_unsent"),
+  LOSSY + [pytest.param(*case, marks=pytest.mark.slow) for case in LOSSY_SLOW],
+)
+def test_lossy_rounds_equal_the_numpy_twin(name, decay, keep_unsent, x64):
+  method = CASES[name]
+  num_steps = 4 * method.schedule.sync_interval
+  problem = make_problem(2, 3, num_steps, 4, 8, 3)
+  exchange = Lossy(in_blocks(BY_BITS[4]))
+  programs, _ = begin(problem, method, optax.sgd(INNER_RATE), nesterov())
+  feedback = Feedback(decay) if decay else None
+  outer = dataclasses.replace(
+    programs.outer,
+    aggregator=compressed_mean(Compression(Int(4), "all_gather"), feedback),
+    keep_unsent=keep_unsent,
+  )
+  programs = dataclasses.replace(programs, outer=outer)
+  params = jax.tree.map(jnp.asarray, problem[0])
+  state = programs.init(params, optax.sgd(INNER_RATE).init(params))
+  *_, (_, state, _) = walk(programs, state, problem, num_steps)
+  changes = {
+    "exchange": ErrorFeedback(exchange, decay) if decay else exchange,
+    "keep_unsent": keep_unsent,
+  }
+  twin = oracle(problem, method, num_steps, flush=False, **changes)
+  assert_close(state.outer.params, stacked(twin.theta), ROUNDED)
+  assert_close(state.replica.params, stacked(twin.params), ROUNDED)
+  flushed, _ = programs.flush(state, num_steps)
+  twin = oracle(problem, method, num_steps, **changes)
+  assert_close(flushed.outer.params, stacked(twin.theta), ROUNDED)
+  plain = oracle(problem, method, num_steps)
+  difference = jax.tree.map(np.subtract, plain.params[0], twin.params[0])
+  assert max(np.abs(x).max() for x in jax.tree.leaves(difference)) > 1e-2
 
 
 def test_allreduce_equals_the_numpy_twin(x64):

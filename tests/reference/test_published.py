@@ -27,7 +27,7 @@ def run(name, **changes):
 def test_streaming_with_one_fragment_no_delay_and_no_mixing_is_diloco():
   streaming = run(
     "streaming_diloco",
-    num_fragments=1,
+    fragments=1,
     overlap_steps=0,
     mixing_alpha=0.0,
     sync_interval=5,
