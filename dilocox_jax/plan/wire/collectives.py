@@ -20,7 +20,7 @@ import dataclasses
 from dilocox_jax.checks import one_of
 from dilocox_jax.plan.wire.chain import Encoding, leaf_messages, links_of
 from dilocox_jax.plan.wire.leaf import Leaf, Shapes, leaf_of
-from dilocox_jax.plan.wire.payload import Dense, Int, Payload, row_width
+from dilocox_jax.plan.wire.payload import Dense, Payload
 
 # Replicas that a sum of 16-bit values can count: bfloat16 has no 257.
 MOST_IN_16_BITS = 256
@@ -125,12 +125,7 @@ def owner_slices(encoding: Encoding, leaf: Leaf, num_replicas: int) -> Leaf:
   Returns:
     The slices as layers of one leaf, [M, ...].
   """
-  last = encoding.links[0]
-  total = leaf.num_layers * leaf.size
-  if isinstance(last, Int) and last.scale == "row":
-    width = row_width(leaf)
-    return Leaf(num_replicas, (-(-total // width // num_replicas), width))
-  return Leaf(num_replicas, (-(-total // num_replicas),))
+  return encoding.links[0].slices(leaf, num_replicas)
 
 
 def collectives(
