@@ -17,7 +17,7 @@ from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.pipeline.orders import PIPELINES
 from dilocox_jax.plan.schedule.methods import Method, named_method
 from dilocox_jax.plan.wire.adaptive import MODES
-from dilocox_jax.plan.wire.collectives import COLLECTIVES
+from dilocox_jax.plan.wire.collectives import COLLECTIVES, EXCHANGES
 from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.plan.wire.payload_names import named_payload
 from dilocox_jax.plan.wire.ranks import CRITERIA
@@ -269,6 +269,9 @@ class CodecConfig(Section):
 class ExchangeConfig(Section):
   """How payloads are sent, and what happens to values that a codec loses."""
 
+  # How replicas combine what they measured: mean (over all replicas), or a
+  # kind that was registered.
+  kind: OfMethod[str] = limited(OF_METHOD, choices=EXCHANGES)
   # auto, all_reduce, all_gather or reduce_scatter.
   collective: str = limited("auto", choices=COLLECTIVES)
   # Whether a replica keeps the values that the codec lost as a residual, and

@@ -76,4 +76,5 @@ def traffic(config: RunConfig, setting: RoundSetting | None = None) -> Traffic:
     config.mesh.num_replicas,
     payload(config, setting),
     config.exchange.collective,
+    config.exchange.kind,
   )

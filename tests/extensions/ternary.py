@@ -1,7 +1,6 @@
 """A codec outside the package: the sign of large values, and zero.
 
-Registering it makes "ternary" a name for `codec.name`, also in chains such as
-"low_rank+ternary".
+After `register()` it also stands in chains such as "low_rank+ternary".
 """
 
 import dataclasses
@@ -85,4 +84,6 @@ def encoder(payload: Ternary, leaf: Leaf) -> Encoder:
   return Encoder(encode, decode)
 
 
-register_codec("ternary", PayloadKind(Ternary, encoder))
+def register() -> None:
+  """Makes "ternary" a name for `codec.name`."""
+  register_codec("ternary", PayloadKind(Ternary, encoder))

@@ -18,6 +18,8 @@ from tests.contracts import test_bytes, test_codecs
 from tests.extensions import runs
 from tests.extensions.ternary import Ternary
 
+pytestmark = pytest.mark.usefixtures("ternary_registered")
+
 BLOCK_SIZE = 100
 PROMISES = {
   name: check
