@@ -86,9 +86,10 @@ class ModelConfig(Section):
   @property
   def shape(self) -> ModelShape:
     """Sizes of the preset, except for those that are set."""
-    preset = vars(MODEL_PRESETS[self.preset])
+    preset = MODEL_PRESETS[self.preset]
     given = {k: v for k, v in vars(self).items() if v is not None}
-    return ModelShape(**{k: given.get(k, v) for k, v in preset.items()})
+    sizes = {k: given.get(k, v) for k, v in vars(preset).items()}
+    return type(preset)(**sizes)
 
 
 @dataclasses.dataclass(frozen=True)

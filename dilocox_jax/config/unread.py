@@ -8,6 +8,7 @@ field that only some runs read stands here, with its condition.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dilocox_jax.data import sources
 from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS
 from dilocox_jax.plan.schedule.methods import METHODS
 
@@ -40,7 +41,7 @@ def unread_fields(values: Values, defaults: Values) -> dict[str, str]:
 
 def _ignored(values: Values) -> Iterator[Ignored]:
   """Yields a section, fields of it that a run ignores, and what to do."""
-  if (source := values["data.source"]) != "text_files":
+  if not sources.reads(source := values["data.source"], "glob"):
     remedy = f"data.source={source} reads no files: set data.source=text_files"
     yield "data", ("glob",), remedy
   yield from _ignored_options("inner", values["inner.optimizer"])

@@ -132,7 +132,7 @@ def programs(config: RunConfig) -> Programs:
   """
   _check_memory(config.mesh.outer_memory)
   sizes, inner = config.model, config.inner
-  model = transformer.build_model(
+  model = loaded(type(sizes.shape).builder)(
     sizes.shape, dtype=jnp.dtype(sizes.compute_dtype), unroll=sizes.scan_unroll
   )
   gradient = _gradient(config, model)

@@ -25,9 +25,9 @@ def config(num_steps=12, num_replicas=3, **sections):
   )
 
 
-def assert_it_trains(config):
+def assert_it_trains(config, batches=None):
   """Trains the nano model; returns (programs, state) at its end."""
-  programs, state, metrics = nano.train(config)
+  programs, state, metrics = nano.train(config, batches)
   losses = metrics.loss.mean(axis=0)
   assert np.all(np.isfinite(losses))
   assert losses[-2:].mean() < losses[:2].mean() - 0.05

@@ -1,5 +1,7 @@
 """Any optax transformation takes the outer step, by name or as it is."""
 
+from typing import Any
+
 import jax
 import optax
 import pytest
@@ -31,7 +33,7 @@ def test_a_run_that_names_it_trains_and_is_simulated():
 def test_its_name_builds_it_with_the_options_that_it_has():
   built = named_optimizer("clipped_momentum", 0.5, momentum=0.3, nesterov=True)
   params = {"w": jax.numpy.asarray([3.0, 4.0])}
-  updates, _ = built.update(params, built.init(params), params)
+  updates: Any = built.update(params, built.init(params), params)[0]
   assert updates["w"].tolist() == pytest.approx([-0.3, -0.4])
 
 
