@@ -241,7 +241,8 @@ class CodecConfig(Section):
   of its payload.
   """
 
-  name: OfMethod[str] = OF_METHOD  # E.g. float32, int or low_rank+int.
+  # E.g. float32, int, low_rank+int or low_rank(rank=4)+int(bits=2).
+  name: OfMethod[str] = OF_METHOD
   rank: int | None = None  # low_rank: number of columns of a factor.
   power_iterations: int | None = None  # low_rank: passes over the matrix.
   factorisation: str | None = None  # low_rank: shared or local.
@@ -270,9 +271,6 @@ class CodecConfig(Section):
 class ExchangeConfig(Section):
   """How payloads are sent, and what happens to values that a codec loses."""
 
-  # How replicas combine what they measured: mean (over all replicas), or a
-  # kind that was registered.
-  kind: OfMethod[str] = limited(OF_METHOD, choices=EXCHANGES)
   # auto, all_reduce, all_gather or reduce_scatter.
   collective: str = limited("auto", choices=COLLECTIVES)
   # Whether a replica keeps the values that the codec lost as a residual, and
@@ -287,6 +285,9 @@ class ExchangeConfig(Section):
   feedback_against: str = limited("own", choices=choices.REFERENCES)
   # Type in which residuals are stored: float32, bfloat16 or int8.
   feedback_dtype: str = limited("float32", choices=choices.RESIDUAL_DTYPES)
+  # How replicas combine what they measured: mean (over all replicas), or a
+  # kind that was registered.
+  kind: OfMethod[str] = limited(OF_METHOD, choices=EXCHANGES)
 
   def __post_init__(self):
     super().__post_init__()

@@ -11,6 +11,7 @@ from typing import Any
 from dilocox_jax.data import sources
 from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS
 from dilocox_jax.plan.schedule.methods import METHODS
+from dilocox_jax.plan.wire.payload_names import split_links
 
 Values = Mapping[str, Any]  # All fields of a run by their dotted names.
 Ignored = tuple[str, tuple[str, ...], str]  # A section, its fields, a remedy.
@@ -70,7 +71,7 @@ def _ignored(values: Values) -> Iterator[Ignored]:
       "there is no residual without feedback: set exchange.error_feedback=True"
     )
     yield "exchange", names, remedy
-  if "low_rank" not in codec.split("+"):
+  if "low_rank" not in dict(split_links(codec)):
     remedy = f"codec.name={codec} has no rank to follow: take low_rank+int"
     yield "adaptive", ("mode", "energy"), remedy
   if values["adaptive.mode"] == "off":

@@ -103,7 +103,7 @@ def compressed_mean(
     return FeedbackState(codec, _stored(zeros, feedback.dtype))
 
   def average(
-    values: Tree, state: FeedbackState, params: Tree
+    values: Tree, state: FeedbackState, params: Tree = None
   ) -> tuple[Tree, Tree, FeedbackState]:
     del params
     wanted = values

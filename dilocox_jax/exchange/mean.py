@@ -36,7 +36,7 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
     return optax.EmptyState()
 
   def average(
-    values: Tree, state: Tree, params: Tree
+    values: Tree, state: Tree, params: Tree = None
   ) -> tuple[Tree, Tree, Tree]:
     del params
     wide = jax.tree.map(

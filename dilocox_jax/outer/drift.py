@@ -93,13 +93,15 @@ def by_window(drift: Drift) -> list[Drift]:
   Returns:
     One drift per window, without the window axis.
   """
-  *scalars, _ = (np.asarray(field) for field in drift)
+  own, apart, mean = (np.asarray(scalars) for scalars in drift[:3])
   return [
     Drift(
-      *(scalar[..., window] for scalar in scalars),
+      own[..., window],
+      apart[..., window],
+      mean[..., window],
       {name: value[window] for name, value in drift.observed.items()},
     )
-    for window in range(scalars[0].shape[-1])
+    for window in range(own.shape[-1])
   ]
 
 

@@ -100,9 +100,10 @@ def test_its_settings_are_its_own():
 def test_a_run_that_names_it_trains_and_is_simulated():
   config = runs.config(
     sync={"method": "diloco", "sync_interval": 3},
-    codec={"name": "ternary"},
+    codec={"name": "ternary(threshold=0.6)"},
     exchange={"error_feedback": True},
   )
+  assert config.codec.payload == Ternary(threshold=0.6)
   runs.assert_it_trains(config)
   plain = runs.config(sync={"method": "diloco", "sync_interval": 3})
   share = runs.simulated(config).sent_bytes / runs.simulated(plain).sent_bytes

@@ -1,11 +1,15 @@
 """Payloads by name, as configs write them: "low_rank+int".
 
-A setting that no link of the chain has is refused.
+A link's settings are written behind it, "low_rank(rank=4)+int(bits=2)", so an
+extension has its own. Those of the package's links are also fields of the
+config. A setting that no link of the chain has is refused.
 """
 
+import ast
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from dilocox_jax.checks import in_front, one_of, require
 from dilocox_jax.plan.choices import Lazy, Registry, check_lazy
@@ -92,29 +96,65 @@ def named_payload(name: str, **settings: int | float | str | None) -> Payload:
   """Builds a payload from names joined by "+".
 
   Args:
-    name: Names in `PAYLOADS`, in the order in which they are applied.
-    **settings: Values for the attributes of the links; `fraction` and
-      `block_size` of top_k and random_mask have longer names here. None leaves
-      the default.
+    name: Names in `PAYLOADS`, in the order in which they are applied. Settings
+      of a link may follow its name, e.g. "low_rank(rank=4)+int(bits=2)".
+    **settings: Settings of the package's links; `fraction` and `block_size` of
+      top_k and random_mask have longer names here. None leaves the default.
 
   Raises:
-    ValueError: If a name is unknown, a setting belongs to no link, or the links
-      cannot form a chain.
+    ValueError: If a name is unknown, a setting belongs to no link or is given
+      twice, or the links cannot form a chain.
   """
   given = {k: v for k, v in settings.items() if v is not None}
-  names = name.split("+")
-  links = [_link(link_name, given) for link_name in names]
-  known = {setting for link_name in names for setting in _settings(link_name)}
+  links = split_links(name)
+  known = {s for link_name, _ in links for s in _settings(link_name)}
   for key, value in given.items():
     if key not in known:
       has = ", ".join(sorted(known)) or "none"
       raise ValueError(
         f"{key}={value} is not a setting of {name!r} (it has: {has}): drop it"
       )
-  return links[0] if len(links) == 1 else Chain(tuple(links))
+  built = [_link(link_name, given, own) for link_name, own in links]
+  return built[0] if len(built) == 1 else Chain(tuple(built))
 
 
-def _link(name: str, given: Mapping) -> Payload:
+def split_links(name: str) -> list[tuple[str, dict[str, Any]]]:
+  """Splits the name of a chain into links and the settings written behind them.
+
+  "low_rank(rank=4)+int" is ("low_rank", {"rank": 4}) and ("int", {}).
+
+  Raises:
+    ValueError: If the name is not written like that.
+  """
+  if "(" not in name:
+    return [(link_name, {}) for link_name in name.split("+")]
+  try:
+    return list(_links_of(ast.parse(name, mode="eval").body))
+  except (SyntaxError, ValueError) as error:
+    raise ValueError(
+      f"name={name!r} must be written like 'low_rank(rank=4)+int(bits=2)'"
+    ) from error
+
+
+def _links_of(node: ast.expr) -> Iterator[tuple[str, dict[str, Any]]]:
+  match node:
+    case ast.BinOp(left, ast.Add(), right):
+      yield from _links_of(left)
+      yield from _links_of(right)
+    case ast.Name(name):
+      yield name, {}
+    case ast.Call(ast.Name(name), [], settings):
+      yield name, {s.arg or "": _value(s.value) for s in settings}
+    case _:
+      raise ValueError("neither a name nor a name with settings")
+
+
+def _value(node: ast.expr) -> Any:
+  """Returns a number or a text, which needs no quotes."""
+  return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+
+def _link(name: str, given: Mapping, own: Mapping) -> Payload:
   if name not in PAYLOADS:
     choices = ", ".join(PAYLOADS)
     raise ValueError(
@@ -126,8 +166,13 @@ def _link(name: str, given: Mapping) -> Payload:
     for setting, field in kind.settings.items()
     if setting in given
   }
+  fields = kind.settings.values()
+  for field in own:
+    has = ", ".join(fields) or "none"
+    require(field in fields, f"{name} has no setting {field} (it has: {has})")
+    require(field not in taken, f"{field} of {name} is set twice: drop one")
   try:
-    return kind.payload(**kind.fixed, **taken)
+    return kind.payload(**kind.fixed, **taken, **own)
   except ValueError as error:
     message = str(error)
     for setting, field in kind.settings.items():

@@ -66,6 +66,14 @@ def test_every_setting_reaches_its_own_part():
   )
 
 
+def test_settings_may_be_written_behind_their_link():
+  name = "low_rank(rank=5)+top_k(fraction=0.4,block_size=64)+int(scale=row)"
+  expected = Chain((LowRank(5), TopK(0.4, 64), Int(2, "row")))
+  assert named_payload(name, bits=2) == expected
+  assert named_payload("int(scale='row')") == Int(scale="row")
+  assert named_payload("int()") == Int()
+
+
 def test_none_leaves_a_default_and_is_no_setting():
   assert named_payload("e3m0", block_size=None, rank=None) == E3M0()
 
@@ -85,6 +93,15 @@ def test_none_leaves_a_default_and_is_no_setting():
     ("top_k+int", {"block_size": 0}, "block_size=0 must be"),
     ("int+low_rank", {}, "the chain Int -> LowRank"),
     ("int", {"bits": 3}, "bits=3 must be one of 8, 4, 2, 1"),
+    ("int(bits=3)", {}, "bits=3 must be one of 8, 4, 2, 1"),
+    ("int(rank=3)", {}, "int has no setting rank (it has: bits, scale, "),
+    ("float32(dtype=1)", {}, "float32 has no setting dtype (it has: none)"),
+    ("int(bits=2)", {"bits": 4}, "bits of int is set twice: drop one"),
+    ("int(2)", {}, "name='int(2)' must be written like 'low_rank(rank=4)+"),
+    ("int(bits=2", {}, "name='int(bits=2' must be written like"),
+    ("int(bits=f())", {}, "name='int(bits=f())' must be written like"),
+    ("int(bits=2)*2", {}, "name='int(bits=2)*2' must be written like"),
+    ("int(bits=2)+new", {}, "name='new' must be one of float32, "),
   ],
 )
 def test_an_error_is_one_line_that_names_what_to_change(
