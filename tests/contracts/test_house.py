@@ -241,6 +241,7 @@ def _names_in_use(tree: ast.AST) -> set[str]:
 # Called by name from a config, a registry or another program, with the reason.
 CALLED_FROM_OUTSIDE = {
   "get_config": "config files are read by ml_collections",
+  "register_optimizer": "those of the package are optax's",
 }
 
 

@@ -18,10 +18,68 @@ from dilocox_jax.checks import (
   one_of,
   require,
 )
-from dilocox_jax.plan.choices import Registry
+from dilocox_jax.plan.choices import Lazy, Registry, check_lazy
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 
-RULES = ("reset", "continue", "mix", "eager")
+
+@dataclasses.dataclass(frozen=True)
+class RuleKind:
+  """A rule by which a replica applies what comes back.
+
+  Attributes:
+    build: Function, or its place, from the `Method` and the name of the replica
+      axis to an `outer.rules.ApplyRule`.
+    allows: Function (H, tau) -> whether the rule goes with this schedule.
+    says: What must hold of tau and H, for messages.
+  """
+
+  build: Lazy
+  allows: Callable[[int, int], bool] = lambda interval, overlap: True
+  says: str = "any"
+
+
+RULES: Registry[RuleKind] = Registry("rule")
+
+
+def register_rule(name: str, kind: RuleKind) -> None:
+  """Makes an apply rule known under a name, for `sync.rule`.
+
+  Args:
+    name: The name, e.g. "reset".
+    kind: What builds the rule, and the schedules that it goes with.
+
+  Raises:
+    ValueError: If the name is taken or what builds the rule is missing.
+  """
+  check_lazy(f"rule {name!r}: build", kind.build)
+  RULES.add(name, kind)
+
+
+register_rule(
+  "reset",
+  RuleKind(
+    "dilocox_jax.outer.rules:reset_of",
+    lambda interval, overlap: overlap <= interval,
+    "not exceed {} under rule='reset'; rule='continue' allows it",
+  ),
+)
+register_rule("continue", RuleKind("dilocox_jax.outer.rules:continue_of"))
+register_rule(
+  "mix",
+  RuleKind(
+    "dilocox_jax.outer.rules:mix_of",
+    lambda interval, overlap: overlap < interval,
+    "be less than {} where replicas mix (streaming)",
+  ),
+)
+register_rule(
+  "eager",
+  RuleKind(
+    "dilocox_jax.outer.rules:eager_of",
+    lambda interval, overlap: overlap == interval,
+    "equal {} under rule='eager'",
+  ),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,21 +107,11 @@ class Method:
     check_limits(self)
     interval = self.schedule.sync_interval
     overlap = self.schedule.overlap_steps
-    if self.rule == "mix" and overlap >= interval:
-      raise ValueError(
-        f"overlap_steps={overlap} must be less than "
-        f"sync_interval={interval} where replicas mix (streaming)"
-      )
-    if self.rule == "reset" and overlap > interval:
-      raise ValueError(
-        f"overlap_steps={overlap} must not exceed sync_interval={interval} "
-        "under rule='reset'; rule='continue' allows it"
-      )
-    if self.rule == "eager" and overlap != interval:
-      raise ValueError(
-        f"overlap_steps={overlap} must equal sync_interval={interval} "
-        "under rule='eager'"
-      )
+    rule, named_interval = RULES[self.rule], f"sync_interval={interval}"
+    require(
+      rule.allows(interval, overlap),
+      f"overlap_steps={overlap} must {rule.says.format(named_interval)}",
+    )
 
 
 def allreduce() -> Method:
@@ -298,8 +346,8 @@ def with_interval(method: Method, sync_interval: int) -> Method:
   if old.num_fragments != 1 or overlap is None or not old.is_regular:
     raise ValueError(
       f"num_fragments={old.num_fragments}, overlap_steps={old.overlap_steps}: "
-      "sync_interval can adapt only with rounds of one length, one fragment "
-      "and no delay or that of a whole round"
+      "sync_interval can adapt only with one fragment and no delay or that of "
+      "a whole round, and with rounds of one length"
     )
   return dataclasses.replace(
     method, schedule=SyncSchedule(sync_interval, 1, overlap)
