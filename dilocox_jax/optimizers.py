@@ -13,10 +13,32 @@ import jax
 import optax
 import optax.contrib
 
-from dilocox_jax.checks import one_of
-from dilocox_jax.plan.choices import SCHEDULES
+from dilocox_jax.checks import one_of, require
+from dilocox_jax.plan.choices import SCHEDULES, Registry
 from dilocox_jax.plan.schedule.fragments import BLOCKS
 from dilocox_jax.pytypes import Tree
+
+OPTIMIZERS: Registry[Callable[..., Any]] = Registry("optimizer")
+
+
+def register_optimizer(name: str, build: Callable[..., Any]) -> None:
+  """Makes an optimizer known under a name, for `inner` and `outer`.
+
+  Args:
+    name: The name, which no optimizer of optax has.
+    build: Function that returns an `optax.GradientTransformation`. It takes
+      `learning_rate`, and those options of a config that it has.
+
+  Raises:
+    ValueError: If the name is taken or the function takes no learning rate.
+  """
+  is_new = not hasattr(optax, name) and not hasattr(optax.contrib, name)
+  require(is_new, f"optimizer {name!r} is optax's own: take another name")
+  require(
+    "learning_rate" in inspect.signature(build).parameters,
+    f"optimizer {name!r} must have an argument learning_rate",
+  )
+  OPTIMIZERS.add(name, build)
 
 
 def named_optimizer(
@@ -24,11 +46,11 @@ def named_optimizer(
   learning_rate: float | optax.Schedule,
   **options: float | bool | Callable | None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Builds an optimizer of optax.
+  """Builds an optimizer of optax, or one that was registered.
 
   Args:
     name: Name of a function of optax or optax.contrib that has an argument
-      `learning_rate`, such as "adamw", "sgd" or "muon".
+      `learning_rate`, such as "adamw", "sgd" or "muon", or in `OPTIMIZERS`.
     learning_rate: Learning rate, a number or a schedule.
     **options: Keyword arguments of the function. Arguments that the function
       does not have are left out.
@@ -36,7 +58,9 @@ def named_optimizer(
   Raises:
     ValueError: If optax has no such optimizer.
   """
-  build: Any = getattr(optax, name, getattr(optax.contrib, name, None))
+  build: Any = OPTIMIZERS.get(name) or getattr(
+    optax, name, getattr(optax.contrib, name, None)
+  )
   parameters = inspect.signature(build).parameters if callable(build) else {}
   if build is None or "learning_rate" not in parameters:
     raise ValueError(

@@ -16,7 +16,7 @@ Boolean = Bool[Array, ""]
 
 
 class Aggregator(NamedTuple):
-  """Averages a tree over the replica axis.
+  """Averages a tree over the replica axis, or over some of its replicas.
 
   Like an optax transformation it is a pair of functions, written for one
   replica that sends to the others. Mapped over M replicas it takes leaves
@@ -24,20 +24,26 @@ class Aggregator(NamedTuple):
 
   Attributes:
     init: Function from the parameters of one fragment to the state.
-    average: Function from one replica's values and the state to three things:
-      the mean over replicas (equal on all), the share of the values that was
-      sent, and the new state.
+    average: Function from one replica's values, the state and the parameters
+      that the values belong to, to three things: the mean, the share of the
+      values that was sent, and the new state. The parameters are the outer
+      ones of a pseudo-gradient; few aggregators read them.
     axes: Tree prefix of the state: 0 where each replica has its own, None
       where all replicas have the same.
     observe: Function from the state to arrays to record, by name.
+    is_shared: Whether the mean is the same on all replicas. If it is not, each
+      replica has outer parameters of its own.
   """
 
   init: Callable[[Tree], Tree]
-  average: Callable[[Tree, Tree], tuple[Tree, Tree, Tree]]
+  average: Callable[[Tree, Tree, Tree], tuple[Tree, Tree, Tree]]
   axes: Any = 0
   observe: Callable[[Tree], dict[str, Array]] = lambda state: {}
+  is_shared: bool = True
 
-  def update(self, values: Tree, state: Tree) -> tuple[Tree, Tree]:
+  def update(
+    self, values: Tree, state: Tree, params: Tree = None
+  ) -> tuple[Tree, Tree]:
     """Returns the mean and the new state."""
-    mean, _, state = self.average(values, state)
+    mean, _, state = self.average(values, state, params)
     return mean, state

@@ -6,17 +6,15 @@ The rest of the chain becomes one encoder: here the factors are exchanged, each
 as its largest values in 4 bits.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.codecs import low_rank, quantize, sparse
 from dilocox_jax.codecs.base import Codec, CodecSteps, Encoder, Reduced
+from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.wire.chain import Chain, Encoding, links_of
 from dilocox_jax.plan.wire.leaf import Leaf
-from dilocox_jax.plan.wire.payload import E3M0, Dense, Int, Payload
-from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
+from dilocox_jax.plan.wire.payload import Payload
+from dilocox_jax.plan.wire.payload_names import codec_of
 from dilocox_jax.pytypes import Array, Tree
 
 
@@ -28,19 +26,8 @@ def encoder(encoding: Encoding, leaf: Leaf) -> Encoder:
     leaf: Shape of the values.
   """
   head, *rest = encoding.links
-  if isinstance(head, Dense):
-    return quantize.dense(head, leaf)
-  if isinstance(head, Int):
-    return quantize.integer(head, leaf)
-  if isinstance(head, E3M0):
-    return quantize.e3m0(head, leaf)
   inner = [encoder(Encoding(tuple(rest)), part) for part in head.carried(leaf)]
-  if isinstance(head, TopK):
-    return sparse.top_k(head, leaf, inner[0])
-  assert isinstance(head, LowRank), f"no codec for {head}"
-  if not head.factorises(leaf):
-    return inner[0]
-  return low_rank.local_factors(head, (inner[0], inner[1]))
+  return loaded(codec_of(head))(head, leaf, *inner)
 
 
 def codec(payload: Payload, leaf: Leaf, max_rank: int = 0) -> Codec:
@@ -56,18 +43,7 @@ def codec(payload: Payload, leaf: Leaf, max_rank: int = 0) -> Codec:
     return _exchanged_once(Encoding((head, *rest)), leaf)
   follow = Chain(tuple(rest))
   inner = [codec(follow, part) for part in head.carried(leaf)]
-  if isinstance(head, RandomMask):
-    return sparse.random_mask(head, leaf, inner[0])
-  assert isinstance(head, LowRank), f"no codec for {head}"
-  if not head.factorises(leaf):
-    if not max_rank or not LowRank(1).factorises(leaf):
-      return inner[0]
-    # At this rank the factors would be larger than the matrix, at a smaller
-    # one they are not. The state has the same shape at every rank, so that the
-    # rank can change during a run.
-    first_factors = functools.partial(low_rank.first_factors, leaf, max_rank)
-    return inner[0]._replace(init=first_factors)
-  return low_rank.shared_factors(head, leaf, inner[0], inner[1], max_rank)
+  return loaded(codec_of(head))(head, leaf, *inner, max_rank=max_rank)
 
 
 def _exchanged_once(encoding: Encoding, leaf: Leaf) -> Codec:

@@ -10,7 +10,7 @@ sent and decoded before the mean.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,31 @@ class Factors(NamedTuple):
 
   right: Array
   gram: Array
+
+
+def low_rank(
+  payload: LowRank, leaf: Leaf, *inner: Any, max_rank: int = 0
+) -> Codec | Encoder:
+  """Builds the codec of shared factors, or the encoder of local ones.
+
+  Args:
+    payload: Rank and kind of the factors.
+    leaf: Shape of the values.
+    *inner: What sends the factors, left and right in turn, or the values of a
+      leaf that is not factorised.
+    max_rank: Columns that the state of shared factors has room for.
+  """
+  if payload.factorises(leaf):
+    if payload.is_projection:
+      return shared_factors(payload, leaf, inner[0], inner[1], max_rank)
+    return local_factors(payload, (inner[0], inner[1]))
+  if not max_rank or not LowRank(1).factorises(leaf):
+    return inner[0]
+  # At this rank the factors would be larger than the matrix, at a smaller one
+  # they are not. The state has the same shape at every rank, so that the rank
+  # can change during a run.
+  room = functools.partial(first_factors, leaf, max_rank)
+  return inner[0]._replace(init=room)
 
 
 def first_factors(leaf: Leaf, max_rank: int, key: Array) -> Factors:

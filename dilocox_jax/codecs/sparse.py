@@ -165,7 +165,9 @@ def _shifts(bits: int, ndim: int) -> Array:
   return jnp.arange(bits, dtype=jnp.int32).reshape((1,) * (ndim - 1) + (bits,))
 
 
-def random_mask(payload: RandomMask, leaf: Leaf, inner: Codec) -> Codec:
+def random_mask(
+  payload: RandomMask, leaf: Leaf, inner: Codec, *, max_rank: int = 0
+) -> Codec:
   """Exchanges random values of a leaf; every exchange draws other values.
 
   The leaf is cut into strata of neighbouring values, and one value is drawn
@@ -181,6 +183,7 @@ def random_mask(payload: RandomMask, leaf: Leaf, inner: Codec) -> Codec:
   Differs: one value is drawn from each stratum, which needs no permutation of
   all values.
   """
+  del max_rank  # Every projection is told; a mask has no rank.
   count = payload.num_kept(leaf.size)
   bounds = np.linspace(0, leaf.size, count + 1).astype(np.int32)
   widths = np.diff(bounds)

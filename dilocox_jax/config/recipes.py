@@ -12,12 +12,16 @@ it was set to the value that other methods have.
 from collections.abc import Mapping
 from typing import Any
 
+from dilocox_jax.checks import known
 from dilocox_jax.config.unread import unread_fields
+from dilocox_jax.plan.choices import Registry
+from dilocox_jax.plan.schedule.methods import METHODS
 
 # The value of every field that a recipe may set, for methods that leave it.
 DEFAULTS: Mapping[str, Any] = {
   "inner.optimizer": "adamw",
   "codec.name": "float32",
+  "exchange.kind": "mean",
   "exchange.error_feedback": False,
   "exchange.feedback_decay": 1.0,
   "adaptive.mode": "off",
@@ -26,7 +30,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 # Methods that are not listed here are their schedule and `DEFAULTS`.
-RECIPES: Mapping[str, Mapping[str, Any]] = {
+_PUBLISHED: Mapping[str, Mapping[str, Any]] = {
   # Wang et al., 2023, ICML: a random mask, top-k of its values, 4 bits.
   "cocktail_sgd": {
     "codec.name": "random_mask+top_k+int",
@@ -74,6 +78,30 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "adaptive.mode": "rank_and_interval",
   },
 }
+
+RECIPES: Registry[Mapping[str, Any]] = Registry("recipe")
+
+
+def register_recipe(method: str, values: Mapping[str, Any]) -> None:
+  """Says which fields a method sets beside its schedule.
+
+  Args:
+    method: Name of the method.
+    values: Values by the dotted names of their fields.
+
+  Raises:
+    ValueError: If the method has a recipe or there is no such method, or if a
+      field is not left to methods.
+  """
+  known("method", method, METHODS)
+  for path in values:
+    if not path.startswith("codec."):
+      known(f"field of recipe {method!r}", path, DEFAULTS)
+  RECIPES.add(method, values)
+
+
+for _method, _values in _PUBLISHED.items():
+  register_recipe(_method, _values)
 
 _MOST_WARMUP_STEPS = 50
 

@@ -17,7 +17,7 @@ from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.pipeline.orders import PIPELINES
 from dilocox_jax.plan.schedule.methods import Method, named_method
 from dilocox_jax.plan.wire.adaptive import MODES
-from dilocox_jax.plan.wire.collectives import COLLECTIVES
+from dilocox_jax.plan.wire.collectives import COLLECTIVES, EXCHANGES
 from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.plan.wire.payload_names import named_payload
 from dilocox_jax.plan.wire.ranks import CRITERIA
@@ -86,9 +86,10 @@ class ModelConfig(Section):
   @property
   def shape(self) -> ModelShape:
     """Sizes of the preset, except for those that are set."""
-    preset = vars(MODEL_PRESETS[self.preset])
+    preset = MODEL_PRESETS[self.preset]
     given = {k: v for k, v in vars(self).items() if v is not None}
-    return ModelShape(**{k: given.get(k, v) for k, v in preset.items()})
+    sizes = {k: given.get(k, v) for k, v in vars(preset).items()}
+    return type(preset)(**sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +241,8 @@ class CodecConfig(Section):
   of its payload.
   """
 
-  name: OfMethod[str] = OF_METHOD  # E.g. float32, int or low_rank+int.
+  # E.g. float32, int, low_rank+int or low_rank(rank=4)+int(bits=2).
+  name: OfMethod[str] = OF_METHOD
   rank: int | None = None  # low_rank: number of columns of a factor.
   power_iterations: int | None = None  # low_rank: passes over the matrix.
   factorisation: str | None = None  # low_rank: shared or local.
@@ -283,6 +285,9 @@ class ExchangeConfig(Section):
   feedback_against: str = limited("own", choices=choices.REFERENCES)
   # Type in which residuals are stored: float32, bfloat16 or int8.
   feedback_dtype: str = limited("float32", choices=choices.RESIDUAL_DTYPES)
+  # How replicas combine what they measured: mean (over all replicas), or a
+  # kind that was registered.
+  kind: OfMethod[str] = limited(OF_METHOD, choices=EXCHANGES)
 
   def __post_init__(self):
     super().__post_init__()

@@ -83,4 +83,5 @@ def traffic(
     config.mesh.num_replicas,
     payload(config, setting),
     config.exchange.collective,
+    config.exchange.kind,
   )

@@ -8,8 +8,10 @@ field that only some runs read stands here, with its condition.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dilocox_jax.data import sources
 from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS
 from dilocox_jax.plan.schedule.methods import METHODS
+from dilocox_jax.plan.wire.payload_names import split_links
 
 Values = Mapping[str, Any]  # All fields of a run by their dotted names.
 Ignored = tuple[str, tuple[str, ...], str]  # A section, its fields, a remedy.
@@ -40,7 +42,7 @@ def unread_fields(values: Values, defaults: Values) -> dict[str, str]:
 
 def _ignored(values: Values) -> Iterator[Ignored]:
   """Yields a section, fields of it that a run ignores, and what to do."""
-  if (source := values["data.source"]) != "text_files":
+  if not sources.reads(source := values["data.source"], "glob"):
     remedy = f"data.source={source} reads no files: set data.source=text_files"
     yield "data", ("glob",), remedy
   yield from _ignored_options("inner", values["inner.optimizer"])
@@ -69,7 +71,7 @@ def _ignored(values: Values) -> Iterator[Ignored]:
       "there is no residual without feedback: set exchange.error_feedback=True"
     )
     yield "exchange", names, remedy
-  if "low_rank" not in codec.split("+"):
+  if "low_rank" not in dict(split_links(codec)):
     remedy = f"codec.name={codec} has no rank to follow: take low_rank+int"
     yield "adaptive", ("mode", "energy"), remedy
   if values["adaptive.mode"] == "off":

@@ -2,22 +2,24 @@
 
 The default source must be real text that every machine has without a download.
 So it is the source code of Python's standard library. To add a source, write a
-function that returns a `Corpus`, and add its name to `SOURCES` and to
-`load_corpus`.
+function that returns a `Corpus`, and call `register_source`.
 """
 
 import glob
+import inspect
 import itertools
 import os
 import pathlib
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from dilocox_jax.checks import known
 from dilocox_jax.data.corpus import VALIDATION_FRACTION, Corpus, from_files
 from dilocox_jax.data.markov import synthetic
+from dilocox_jax.plan.choices import Registry
 
-SOURCES = ("stdlib", "text_files", "synthetic")
+SOURCES: Registry[Callable[..., Corpus]] = Registry("data source")
+SETTINGS = ("glob", "seed", "validation_fraction")
 
 _LEFT_OUT = frozenset(
   # Distributions of Python leave out, move or add these folders. Two builds of
@@ -33,6 +35,29 @@ _LEFT_OUT = frozenset(
 _LEFT_OUT_FILES = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
 
+def register_source(name: str, load: Callable[..., Corpus]) -> None:
+  """Makes a data source known under a name, for `data.source`.
+
+  Args:
+    name: The name, e.g. "text_files".
+    load: Function that returns a `Corpus`. It is called with those of
+      `SETTINGS` that are arguments of it; others must have defaults.
+
+  Raises:
+    ValueError: If the name is taken or the function needs other arguments.
+  """
+  for argument in inspect.signature(load).parameters.values():
+    if argument.default is inspect.Parameter.empty:
+      known(f"argument of data source {name!r}", argument.name, SETTINGS)
+  SOURCES.add(name, load)
+
+
+def reads(source: str, setting: str) -> bool:
+  """Returns whether a source is known and reads one of `SETTINGS`."""
+  load = SOURCES.get(source)
+  return load is not None and setting in inspect.signature(load).parameters
+
+
 def load_corpus(
   source: str,
   *,
@@ -44,8 +69,8 @@ def load_corpus(
 
   Args:
     source: One of `SOURCES`.
-    glob: Pattern of the files. Only the source "text_files" reads it.
-    seed: Integer seed of the Markov chain. Only "synthetic" reads it.
+    glob: Pattern of the files; of the package's sources "text_files" reads it.
+    seed: Integer seed; of the package's sources "synthetic" reads it.
     validation_fraction: Share of the text that is held out for validation,
       above 0 and below 1.
 
@@ -53,11 +78,12 @@ def load_corpus(
     ValueError: If the source is unknown or has too little text.
   """
   known("data source", source, SOURCES)
-  if source == "stdlib":
-    return stdlib(validation_fraction=validation_fraction)
-  if source == "text_files":
-    return text_files(glob, validation_fraction=validation_fraction)
-  return synthetic(seed, validation_fraction=validation_fraction)
+  given = {
+    "glob": glob,
+    "seed": seed,
+    "validation_fraction": validation_fraction,
+  }
+  return SOURCES[source](**{k: v for k, v in given.items() if reads(source, k)})
 
 
 def stdlib(*, validation_fraction: float = VALIDATION_FRACTION) -> Corpus:
@@ -144,3 +170,12 @@ def _fixed_part(pattern: str) -> pathlib.Path:
   return pathlib.Path(
     *itertools.takewhile(lambda part: not glob.has_magic(part), parts)
   )
+
+
+def _files_of_config(*, glob: str, validation_fraction: float) -> Corpus:
+  return text_files(glob, validation_fraction=validation_fraction)
+
+
+register_source("stdlib", stdlib)
+register_source("text_files", _files_of_config)
+register_source("synthetic", synthetic)

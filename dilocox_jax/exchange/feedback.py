@@ -31,10 +31,10 @@ from dilocox_jax.exchange.compressed import (
   compressed,
   grams,
 )
-from dilocox_jax.exchange.mean import finite_part
+from dilocox_jax.exchange.mean import finite_part, mean_of_finite_replicas
 from dilocox_jax.plan.choices import REFERENCES, RESIDUAL_DTYPES
 from dilocox_jax.plan.wire.leaf import Leaf
-from dilocox_jax.plan.wire.payload import Int
+from dilocox_jax.plan.wire.payload import Dense, Int
 from dilocox_jax.pytypes import Aggregator, Array, Tree
 
 _EIGHT_BITS = Int(8)
@@ -103,8 +103,9 @@ def compressed_mean(
     return FeedbackState(codec, _stored(zeros, feedback.dtype))
 
   def average(
-    values: Tree, state: FeedbackState
+    values: Tree, state: FeedbackState, params: Tree = None
   ) -> tuple[Tree, Tree, FeedbackState]:
+    del params
     wanted = values
     if feedback is not None:
       old_residual = _restored(state.residual, values, feedback.dtype)
@@ -136,6 +137,21 @@ def compressed_mean(
   # replica has its own residual.
   axes = FeedbackState(codec=None, residual=0)  # pyright: ignore
   return Aggregator(init, average, axes, lambda state: grams(state.codec))
+
+
+def mean_over_replicas(
+  compression: Compression, feedback: Feedback | None
+) -> Aggregator:
+  """Averages over all replicas; plainly if nothing is compressed.
+
+  Args:
+    compression: Payload and collective.
+    feedback: How residuals are kept; None forgets what was lost.
+  """
+  sends_all = compression.payload == Dense()
+  if sends_all and compression.collective == "auto" and feedback is None:
+    return mean_of_finite_replicas(compression.axis_name)
+  return compressed_mean(compression, feedback)
 
 
 def _stored(residual: Tree, dtype: str) -> Tree:

@@ -35,7 +35,10 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
     del params
     return optax.EmptyState()
 
-  def average(values: Tree, state: Tree) -> tuple[Tree, Tree, Tree]:
+  def average(
+    values: Tree, state: Tree, params: Tree = None
+  ) -> tuple[Tree, Tree, Tree]:
+    del params
     wide = jax.tree.map(
       lambda leaf: leaf.astype(np.promote_types(np.float32, leaf.dtype)), values
     )

@@ -67,7 +67,9 @@ def run_steps(
 
   def body(carry: SharedState, batch: Tree):
     loss, gradients = gradient(carry.params, batch)
-    mean_gradients, exchange = aggregator.update(gradients, carry.exchange)
+    mean_gradients, exchange = aggregator.update(
+      gradients, carry.exchange, carry.params
+    )
     updates, optimizer_state = optimizer.update(
       mean_gradients, carry.optimizer, carry.params
     )

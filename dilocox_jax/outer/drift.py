@@ -44,7 +44,8 @@ class Drift(NamedTuple):
       is not finite if the replica's pseudo-gradient was not finite, in which
       case the replica was left out of the mean.
     apart_squared: |sent - mean|^2.
-    mean_squared: |mean|^2, the same for all replicas.
+    mean_squared: |mean|^2, the same for all replicas unless the exchange gives
+      each its own (`axes_of`); it has a replica axis then.
     observed: Arrays that the aggregator wants recorded, by name.
   """
 
@@ -56,6 +57,11 @@ class Drift(NamedTuple):
 
 # Axis of the replicas in every field, as a tree prefix; None if there is none.
 AXES = Drift(0, 0, None, None)
+
+
+def axes_of(is_shared: bool) -> Drift:
+  """Returns the axes where the mean is shared by replicas, or where not."""
+  return AXES if is_shared else AXES._replace(mean_squared=0)
 
 
 def squared_norm(tree: Tree) -> Scalar:
@@ -81,22 +87,21 @@ def by_window(drift: Drift) -> list[Drift]:
   """Splits the drift of a window group into one drift per window, on the host.
 
   Args:
-    drift: `own_squared` and `apart_squared` are [M, num_windows], the other
-      fields [num_windows, ...].
+    drift: Scalars [num_windows], or [M, num_windows] where `axes_of` has an
+      axis; `observed` [num_windows, ...].
 
   Returns:
-    One drift per window: `own_squared` and `apart_squared` are [M], the other
-    fields [...].
+    One drift per window, without the window axis.
   """
-  own, apart = np.asarray(drift.own_squared), np.asarray(drift.apart_squared)
+  own, apart, mean = (np.asarray(scalars) for scalars in drift[:3])
   return [
     Drift(
-      own[:, window],
-      apart[:, window],
-      mean_squared,
+      own[..., window],
+      apart[..., window],
+      mean[..., window],
       {name: value[window] for name, value in drift.observed.items()},
     )
-    for window, mean_squared in enumerate(np.asarray(drift.mean_squared))
+    for window in range(own.shape[-1])
   ]
 
 
@@ -105,8 +110,9 @@ class Disagreement(NamedTuple):
 
   Attributes:
     cosine: Mean cosine between two replicas' pseudo-gradients, weighted by the
-      product of their norms. It is None if no pair has a cosine: there is only
-      one replica, or at most one pseudo-gradient is not zero.
+      product of their norms. It is None if no pair has a cosine (there is only
+      one replica, or at most one pseudo-gradient is not zero), or if there is
+      no mean of all replicas.
     disagreement: Root mean square over replicas of |sent - mean|.
     pseudo_gradient_norm: Norm of the mean pseudo-gradient.
   """
@@ -126,14 +132,16 @@ def disagreement(
   Args:
     own_squared: Squared norm of what each replica sent, [M].
     apart_squared: Squared distance from what it sent to the mean, [M].
-    mean_squared: Squared norm of the mean pseudo-gradient, a scalar.
+    mean_squared: Squared norm of the mean pseudo-gradient, a scalar, or [M]
+      where replicas have means of their own.
 
   Returns:
     The mean cosine, the distance to the mean and the norm of the mean.
   """
   squared_norms = np.asarray(own_squared, np.float64)
   num_replicas = squared_norms.size
-  squared_mean_norm = float(np.asarray(mean_squared, np.float64))
+  means = np.asarray(mean_squared, np.float64)
+  squared_mean_norm = float(np.mean(means))
   sum_of_squares = np.sum(squared_norms)
   sum_of_norms = np.sum(np.sqrt(squared_norms))
   with np.errstate(invalid="ignore", divide="ignore"):
@@ -141,8 +149,9 @@ def disagreement(
     dot_products = num_replicas**2 * squared_mean_norm - sum_of_squares
     norm_products = sum_of_norms**2 - sum_of_squares
     cosine = dot_products / norm_products
+  has_cosine = num_replicas > 1 and np.isfinite(cosine) and not means.ndim
   return Disagreement(
-    float(cosine) if num_replicas > 1 and np.isfinite(cosine) else None,
+    float(cosine) if has_cosine else None,
     math.sqrt(np.mean(np.asarray(apart_squared, np.float64))),
     math.sqrt(squared_mean_norm),
   )

@@ -22,18 +22,42 @@ reading, the third row is then set to zero. When writing, it gets the first
 row's values, places (0, 1, 0), so layer 1 is written twice with one value.
 """
 
+import operator
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from dilocox_jax.checks import require
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.plan.schedule.fragments import BLOCKS, Fragments
 from dilocox_jax.pytypes import Array, Index, Tree
 
-# The integer 0 is fragment 0; a traced scalar is one of the layer fragments.
+# A known number, or a traced scalar, which is one of the layer fragments.
 FragmentIndex = int | Index
+_ANY = 2**31  # More fragments than there are: a store of empty values.
+
+
+def _checked(fragment: FragmentIndex, num_fragments: int) -> FragmentIndex:
+  """Returns 0 for fragment 0, and a scalar array for a layer fragment.
+
+  Args:
+    fragment: Number of the fragment.
+    num_fragments: Number of fragments.
+
+  Raises:
+    ValueError: If the number is known and there is no such fragment.
+  """
+  if isinstance(fragment, jax.core.Tracer):
+    return fragment
+  number = operator.index(fragment)
+  require(
+    0 <= number < num_fragments,
+    f"fragment={number} must be from 0 to {num_fragments - 1}",
+  )
+  return jnp.int32(number) if number else 0
 
 
 class Store(NamedTuple):
@@ -66,15 +90,20 @@ class Store(NamedTuple):
       new = jax.tree.map(put, values, value)
     else:
       new = host_memory.move_like(value, values)
-    if isinstance(fragment, int):
+    if isinstance(self._checked(fragment), int):
       return self._replace(first=new)
     return self._replace(layers=new)
 
   def _place(self, fragment: FragmentIndex, slot: tuple[Index, ...]):
     """The leaves that hold a value, and the index of the value in them."""
-    if isinstance(fragment, int):
+    index = self._checked(fragment)
+    if isinstance(index, int):
       return self.first, slot
-    return self.layers, (fragment - 1, *slot)
+    return self.layers, (index - 1, *slot)
+
+  def _checked(self, fragment: FragmentIndex) -> FragmentIndex:
+    stacked = jax.tree.leaves(self.layers)
+    return _checked(fragment, 1 + len(stacked[0]) if stacked else _ANY)
 
 
 class Partition:
@@ -95,6 +124,7 @@ class Partition:
 
     Layer fragments are all as long as the longest; short ones end in zeros.
     """
+    fragment = _checked(fragment, self.fragments.num_fragments)
     if self.fragments.num_fragments == 1:
       return host_memory.on_device(tree)
     if isinstance(fragment, int):
@@ -105,6 +135,7 @@ class Partition:
 
   def put(self, tree: Tree, fragment: FragmentIndex, values: Tree) -> Tree:
     """Returns the tree, in the memory it is in, with one fragment replaced."""
+    fragment = _checked(fragment, self.fragments.num_fragments)
     if self.fragments.num_fragments == 1:
       return host_memory.move_like(values, tree)
     if isinstance(fragment, int):

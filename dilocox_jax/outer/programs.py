@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dilocox_jax.checks import require
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import Replicas, is_none, with_shardings
 from dilocox_jax.outer import data_parallel, round_program
-from dilocox_jax.outer.drift import AXES, Drift
+from dilocox_jax.outer.drift import Drift, axes_of
 from dilocox_jax.outer.round_program import ReplicaState, RoundState
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
 from dilocox_jax.plan.schedule.sync_schedule import Window
@@ -37,7 +38,7 @@ def state_axes(outer: OuterTransform) -> RoundState:
   that all replicas share.
   """
   per_replica: Any = 0
-  shared: Any = per_replica if outer.rule.is_per_replica else None
+  shared: Any = per_replica if outer.is_per_replica else None
   exchange: Any = outer.partition.for_all(outer.aggregator.axes)
   outer_axes = OuterState(shared, shared, exchange, in_flight=per_replica)
   return RoundState(outer_axes, ReplicaState(per_replica, per_replica))
@@ -63,6 +64,10 @@ class RoundPrograms:
   def axes(self) -> RoundState:
     """Replica axes of the state, a tree prefix (`state_axes`)."""
     return state_axes(self.outer)
+
+  @property
+  def _drift_axes(self) -> Drift:
+    return axes_of(self.outer.aggregator.is_shared)
 
   def init(self, params: Tree, optimizer: Tree) -> RoundState:
     """Returns the first state, in which all replicas have equal parameters.
@@ -137,7 +142,7 @@ class RoundPrograms:
 
     Returns:
       The new state; losses and gradient norms [M, H]; a drift for each window
-      group with an apply, with axes as in `drift.AXES`, then [num_windows].
+      group with an apply, with axes as in `drift.axes_of`, then [num_windows].
     """
     shapes, tables = window_groups(self.outer.method.schedule, windows)
     batches = self.replicas.place_batches(batches)
@@ -166,7 +171,7 @@ class RoundPrograms:
       )
       return self.replicas.divided(state), *reports
 
-    drifts = [AXES for shape in shapes if shape.applied]
+    drifts = [self._drift_axes for shape in shapes if shape.applied]
     axes = (self.axes, 0, None), (self.axes, 0, drifts)
     program = self.replicas.map(replica_program, *axes)
     if places is None:
@@ -187,7 +192,7 @@ class RoundPrograms:
 
     Returns:
       The flushed state; the drift of every exchange of the flush, in the order
-      of `SyncSchedule.flush_windows`, with axes as in `drift.AXES`, then [1].
+      of `SyncSchedule.flush_windows`, axes as in `drift.axes_of`, then [1].
     """
     return self._flush(step)(state)
 
@@ -198,7 +203,8 @@ class RoundPrograms:
       return self.replicas.divided(state), drifts
 
     windows = self.outer.method.schedule.flush_windows(step)
-    axes = self.axes, [AXES for window in windows if window.applied]
+    drifts = [self._drift_axes for window in windows if window.applied]
+    axes = self.axes, drifts
     return jax.jit(self.replicas.map(replica_program, (self.axes,), axes))
 
   def outer_params(self, state: RoundState) -> Tree:
@@ -207,7 +213,7 @@ class RoundPrograms:
     If every replica has its own outer parameters, their mean is returned.
     """
     params = state.outer.params
-    if self.outer.rule.is_per_replica:
+    if self.outer.is_per_replica:
       return mean_of(params)
     is_on_device = self.outer_memory == host_memory.DEVICE
     return params if is_on_device else _fetched(params)
@@ -228,6 +234,13 @@ class StepPrograms:
   optimizer: optax.GradientTransformation
   aggregator: Aggregator
   replicas: Replicas
+
+  def __post_init__(self):
+    require(
+      self.aggregator.is_shared,
+      "steps on averaged gradients need one mean for all replicas, but this "
+      "exchange gives each its own: take a method with rounds",
+    )
 
   @property
   def axes(self) -> data_parallel.SharedState:

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
-from dilocox_jax.plan.schedule.methods import Method
+from dilocox_jax.plan.choices import loaded
+from dilocox_jax.plan.schedule.methods import RULES, Method
 from dilocox_jax.pytypes import Array, Tree
 
 
@@ -149,17 +150,32 @@ def eager_rule(axis_name: str = REPLICA_AXIS) -> ApplyRule:
 
 
 def apply_rule(method: Method, axis_name: str = REPLICA_AXIS) -> ApplyRule:
-  """Returns the rule of a method.
+  """Returns the rule of a method."""
+  return loaded(RULES[method.rule].build)(method, axis_name)
 
-  At tau = 0 `continue` is `reset`: there is no progress since the send.
-  """
-  if method.rule == "mix":
-    return mix_rule(method.mixing_alpha)
-  if method.rule == "eager":
-    return eager_rule(axis_name)
-  if method.rule == "continue" and method.schedule.overlap_steps:
-    return continue_rule()
+
+def reset_of(method: Method, axis_name: str) -> ApplyRule:
+  """Returns `reset_rule` for any method."""
+  del method, axis_name
   return reset_rule()
+
+
+def continue_of(method: Method, axis_name: str) -> ApplyRule:
+  """Returns the rule; at tau = 0 there is no progress since the send."""
+  del axis_name
+  return continue_rule() if method.schedule.overlap_steps else reset_rule()
+
+
+def mix_of(method: Method, axis_name: str) -> ApplyRule:
+  """Returns `mix_rule` with the method's weight."""
+  del axis_name
+  return mix_rule(method.mixing_alpha)
+
+
+def eager_of(method: Method, axis_name: str) -> ApplyRule:
+  """Returns `eager_rule` for any method."""
+  del method
+  return eager_rule(axis_name)
 
 
 def pseudo_gradient(outer: Tree, inner: Tree) -> Tree:

@@ -133,6 +133,8 @@ def _events(
     The new state, and what is to be added to `before`.
   """
   schedule = transform.method.schedule
+  if not schedule.is_regular:
+    raise ValueError("steps by themselves need rounds of one length")
   interval, tau = schedule.sync_interval, schedule.overlap_steps
   place = (step - schedule.offset(number)) % interval
   is_sent = place == 0

@@ -38,8 +38,8 @@ class OuterState(NamedTuple):
 
   Attributes:
     params: Outer parameters, a tree like that of the model. All replicas share
-      them, unless the rule gives each replica its own
-      (`ApplyRule.is_per_replica`).
+      them, unless the rule or the exchange gives each replica its own
+      (`OuterTransform.is_per_replica`).
     optimizer: Outer optimizer state by fragment, shared like `params`.
     exchange: State of the aggregator by fragment. Codec state is shared by all
       replicas. Each replica has its own residuals.
@@ -88,6 +88,11 @@ class OuterTransform:
   def rule(self) -> ApplyRule:
     """The method's apply rule."""
     return apply_rule(self.method, self.axis_name)
+
+  @property
+  def is_per_replica(self) -> bool:
+    """Whether every replica has outer parameters of its own."""
+    return self.rule.is_per_replica or not self.aggregator.is_shared
 
   @property
   def depth(self) -> int:
@@ -185,7 +190,10 @@ class OuterTransform:
       The outer state with the new aggregator state, and the exchange result.
     """
     old_exchange = state.exchange.get(fragment)
-    mean, sent, new_exchange = self.aggregator.average(own, old_exchange)
+    params = self.partition.take(state.params, fragment)
+    mean, sent, new_exchange = self.aggregator.average(
+      own, old_exchange, params
+    )
     exchange = state.exchange.set(fragment, new_exchange)
     observed = self.aggregator.observe(new_exchange)
     result = ExchangeResult(mean, own, sent, observed)

@@ -4,6 +4,70 @@ They stand apart from the code that they choose, so that a config can be checked
 and a command line answered without the seconds that loading JAX takes.
 """
 
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from dilocox_jax.checks import require
+
+Part = TypeVar("Part")
+# A function, or its place as "module:name", which is imported when it is used.
+# The plan names functions that need JAX in this way and does not load it.
+Lazy = Callable[..., Any] | str
+
+
+class Registry(Mapping[str, Part], Generic[Part]):
+  """Parts of one kind by name, the package's own and those of extensions."""
+
+  def __init__(self, kind: str):
+    """Makes an empty registry of a kind, e.g. "codec"."""
+    self._kind = kind
+    self._parts: dict[str, Part] = {}
+
+  def __getitem__(self, name: str) -> Part:
+    return self._parts[name]
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._parts)
+
+  def __len__(self) -> int:
+    return len(self._parts)
+
+  def add(self, name: str, part: Part) -> None:
+    """Adds a part.
+
+    Raises:
+      ValueError: If the name is taken, or cannot be part of a config value.
+    """
+    is_name = name.isidentifier()
+    require(is_name, f"{self._kind} {name!r}: a name has letters, digits and _")
+    is_free = name not in self._parts
+    require(is_free, f"{self._kind} {name!r} is registered already")
+    self._parts[name] = part
+
+
+def check_lazy(what: str, reference: Any) -> None:
+  """Raises ValueError unless a value is a function or names its place.
+
+  Args:
+    what: The part and role that the value is for, for the message.
+    reference: The value to check.
+  """
+  is_place = isinstance(reference, str) and reference.count(":") == 1
+  if not is_place and not callable(reference):
+    raise ValueError(
+      f"{what}={reference!r} must be a function or its 'module:name'"
+    )
+
+
+def loaded(reference: Lazy) -> Callable[..., Any]:
+  """Returns the function that a reference stands for."""
+  if not isinstance(reference, str):
+    return reference
+  module, name = reference.split(":")
+  return getattr(importlib.import_module(module), name)
+
+
 LAYOUTS = ("stacked", "mesh")  # Replicas share a device, or have their own.
 COMPUTE_DTYPES = ("float32", "bfloat16")
 SCHEDULES = ("constant", "cosine", "wsd")  # Inner learning rates.

@@ -52,7 +52,9 @@ def message_steps(
   An all-reduce is a ring of 2 (M - 1) steps, each with one slice a message. An
   all-gather is a ring of M - 1 steps, each with the whole operand a message. In
   an all-to-all every replica sends one slice to each other replica. A broadcast
-  passes the operand from replica 0 to 1, from 1 to 2, and so on to M - 1.
+  passes the operand from replica 0 to 1, from 1 to 2, and so on to M - 1. In a
+  permute every replica sends the operand to the next one, which stands for any
+  other one.
 
   Source: Patarasuk and Yuan, 2009; Thakur et al., 2005, sections 3.1 and 4.
 
@@ -71,9 +73,11 @@ def message_steps(
     return [MessageStep(hop, slice_bytes) for hop in range(1, num_replicas)]
   if operation.kind == "broadcast":
     return [MessageStep(1, whole_bytes, k) for k in range(others)]
+  if operation.kind == "permute":
+    return [MessageStep(1, whole_bytes)] * min(1, others)
   raise ValueError(
     f"kind={operation.kind!r} is not a collective of the simulator: use"
-    " 'all_reduce', 'all_gather', 'all_to_all' or 'broadcast'"
+    " 'all_reduce', 'all_gather', 'all_to_all', 'broadcast' or 'permute'"
   )
 
 

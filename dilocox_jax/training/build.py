@@ -22,7 +22,7 @@ from dilocox_jax.data.streams import ReplicaStreams, validation_batches
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
-from dilocox_jax.exchange.feedback import Feedback, compressed_mean
+from dilocox_jax.exchange.feedback import Feedback
 from dilocox_jax.exchange.mean import mean_of_finite_replicas
 from dilocox_jax.inner.activation_codec import activation_codec
 from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
@@ -43,12 +43,13 @@ from dilocox_jax.optimizers import (
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.programs import RoundPrograms, StepPrograms
 from dilocox_jax.outer.transforms import OuterTransform
+from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.pipeline.timetable import timetable
 from dilocox_jax.plan.schedule.fragments import BLOCKS
 from dilocox_jax.plan.wire.adaptive import RoundSetting
+from dilocox_jax.plan.wire.collectives import EXCHANGES
 from dilocox_jax.plan.wire.leaf import Shapes
-from dilocox_jax.plan.wire.payload import Dense
 from dilocox_jax.pytypes import Aggregator, Scalar, Tree
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.trees import leaves_by_path
@@ -107,20 +108,16 @@ class Programs:
 def _aggregator(config: RunConfig, setting: RoundSetting | None) -> Aggregator:
   """Builds the function that averages a fragment over the replicas.
 
-  It is a plain mean if the config asks for no compression.
-
   Args:
     config: Config of the run.
     setting: Rank and H of the rounds; None takes those of the config.
   """
   exchange, payload = config.exchange, to_plan.payload(config, setting)
-  is_plain = payload == Dense() and exchange.collective == "auto"
-  if is_plain and not exchange.error_feedback:
-    return mean_of_finite_replicas()
   feedback = Feedback(
     exchange.feedback_decay, exchange.feedback_against, exchange.feedback_dtype
   )
-  return compressed_mean(
+  build = loaded(EXCHANGES[exchange.kind].aggregator)
+  return build(
     Compression(payload, exchange.collective, config.seed, _max_rank(config)),
     feedback if exchange.error_feedback else None,
   )
@@ -248,7 +245,7 @@ def _model_and_gradient(
   if given is not None:
     _check_given_model(config, given)
     return given, _whole_gradient(config, given.loss)
-  model = transformer.build_model(
+  model = loaded(type(sizes.shape).builder)(
     sizes.shape, dtype=jnp.dtype(sizes.compute_dtype), unroll=sizes.scan_unroll
   )
   evaluated = LossModel(model.init, functools.partial(next_token_loss, model))

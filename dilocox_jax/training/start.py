@@ -19,7 +19,7 @@ from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping
 from dilocox_jax.config.sections import MeshConfig
 from dilocox_jax.distributed import processes
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.mapping import changed_fields
+from dilocox_jax.mapping import changed_fields, flat
 from dilocox_jax.metrics import RecordError, read_rows
 from dilocox_jax.metrics.recorder import METRICS, TIMING
 from dilocox_jax.metrics.run_record import CONFIG, RECORD
@@ -123,7 +123,9 @@ def _changes(
   saved: dict[str, Any], digest: str, config: RunConfig, corpus_digest: str
 ) -> list[str]:
   """Returns the differences that make a saved run another: "seed: 0 -> 1"."""
-  changes = changed_fields(saved, config.to_mapping(), FREE_ON_RESUME)
+  # A field that is newer than the saved run had its default there.
+  old = flat(RunConfig().to_mapping()) | flat(saved)
+  changes = changed_fields(old, config.to_mapping(), FREE_ON_RESUME)
   if digest != corpus_digest:
     changes.append(f"corpus: {digest} -> {corpus_digest}")
   return changes
@@ -340,7 +342,7 @@ def _outer_of(
   if isinstance(state, SharedState):
     return state.params, None
   rounds = programs.rounds
-  is_per_replica = rounds.outer.rule.is_per_replica
+  is_per_replica = rounds.outer.is_per_replica
   return rounds.outer_params(state), (
     None if is_per_replica else state.outer.optimizer
   )

@@ -96,9 +96,10 @@ def test_an_exchange_of_ones_own_averages(tmp_path):
   calls = []
   plain = mean_of_finite_replicas()
 
-  def average(values, state):
-    calls.append(jax.tree.structure(values))
-    return plain.average(values, state)
+  def average(values, state, params):
+    assert jax.tree.structure(params) == jax.tree.structure(values)
+    calls.append(params)
+    return plain.average(values, state, params)
 
   dx.train(
     settings(),

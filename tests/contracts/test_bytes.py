@@ -69,6 +69,12 @@ def operations(text):
   )
 
 
+def permuted(text):
+  """Operand bytes of one device's permutes, which only extensions use."""
+  results = re.findall(r" = (\S+) collective-permute(?:-done)?\(", text)
+  return [_size(result) for result in results]
+
+
 def _untyped(rest):
   """An instruction without the type in front of it."""
   if rest.startswith("("):

@@ -236,16 +236,20 @@ def _definitions(tree: ast.AST) -> list[str]:
 
 
 def _names_in_use(tree: ast.AST) -> set[str]:
-  return {
-    node.id if isinstance(node, ast.Name) else node.attr
-    for node in ast.walk(tree)
-    if isinstance(node, ast.Name | ast.Attribute)
-  }
+  names = set()
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Name | ast.Attribute):
+      names.add(node.id if isinstance(node, ast.Name) else node.attr)
+    # The plan registers functions that need JAX by their place.
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+      names.update(re.findall(r"^dilocox_jax[\w.]*:(\w+)$", node.value))
+  return names
 
 
 # Called by name from a config, a registry or another program, with the reason.
 CALLED_FROM_OUTSIDE = {
   "get_config": "config files are read by ml_collections",
+  "register_optimizer": "those of the package are optax's",
 }
 
 

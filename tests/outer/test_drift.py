@@ -7,6 +7,7 @@ from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.outer.drift import (
   AXES,
   Drift,
+  axes_of,
   by_window,
   disagreement,
   measure_drift,
@@ -119,6 +120,24 @@ def test_what_a_piece_reports_is_parted_by_window():
     np.testing.assert_array_equal(each.apart_squared, apart[:, window])
     assert each.mean_squared == window
     assert list(each.observed["w"]) == [4 * window + n for n in range(4)]
+
+
+def test_replicas_with_means_of_their_own_have_no_common_cosine():
+  own = {"w": np.asarray([[3.0, 0.0], [0.0, 1.0]], np.float32)}
+  mean = {"w": np.asarray([[4.0, 0.0], [0.0, 2.0]], np.float32)}
+
+  def one(mean, own):
+    return measure_drift(ExchangeResult(mean, own, own))
+
+  drift = Replicas(2).map(one, (0, 0), axes_of(False))(mean, own)
+  *sums, _ = drift
+  seen = disagreement(*sums)
+  assert seen.cosine is None
+  assert seen.disagreement == pytest.approx(1.0)
+  assert seen.pseudo_gradient_norm == pytest.approx(np.sqrt((16 + 4) / 2))
+  windows = Drift(*(np.asarray(x)[:, None] for x in sums), {})
+  (window,) = by_window(windows)
+  assert window.mean_squared.tolist() == [16, 4]
 
 
 def test_a_squared_norm_adds_up_all_leaves():

@@ -79,8 +79,8 @@ def counting_mean():
   """The mean, and how often each fragment has been exchanged."""
   mean = mean_of_finite_replicas()
 
-  def average(values, state):
-    total, sent, _ = mean.average(values, None)
+  def average(values, state, params):
+    total, sent, _ = mean.average(values, None, params)
     return total, sent, state + 1
 
   return Aggregator(lambda params: jnp.int32(0), average)

@@ -28,7 +28,8 @@ def lossy():
   """Sends a quarter of every value."""
   plain = mean_of_finite_replicas()
 
-  def average(values, state):
+  def average(values, state, params):
+    del params
     sent = jax.tree.map(lambda x: SENT * x, values)
     mean, state = plain.update(sent, state)
     return mean, sent, state

@@ -75,6 +75,29 @@ def test_a_put_reaches_its_own_fragment_and_no_other(count, order):
     assert_equal(changed, expected)
 
 
+@pytest.mark.parametrize("fragment", range(3))
+def test_a_number_that_is_known_names_its_own_fragment(fragment):
+  partition, whole = Partition(Fragments(3, LAYERS)), tree()
+  take = jax.jit(partition.take) if fragment else partition.take
+  expected = take(whole, index(fragment))
+  store = partition.store(lambda part: part, whole)
+  for number in (fragment, jnp.int32(fragment)):
+    part = partition.take(whole, number)
+    assert_equal(part, expected)
+    assert_equal(store.get(number), expected)
+    assert_equal(partition.put(whole, number, part), whole)
+    assert_equal(store.set(number, part), store)
+
+
+@pytest.mark.parametrize("fragment", [-1, 3])
+def test_a_fragment_that_does_not_exist_is_refused(fragment):
+  partition, whole = Partition(Fragments(3, LAYERS)), tree()
+  store = partition.store(lambda part: part, whole)
+  for take in (lambda n: partition.take(whole, n), store.get):
+    with pytest.raises(ValueError, match="must be from 0 to 2"):
+      take(fragment)
+
+
 def test_a_short_fragment_ends_in_zeros():
   partition = Partition(Fragments(3, LAYERS))  # Layers 0, 2, 4 and 1, 3.
   whole = tree()

@@ -29,8 +29,8 @@ def counting_mean():
   """The mean, with a state that every exchange changes, as a codec's does."""
   mean = mean_of_finite_replicas()
 
-  def average(values, state):
-    total, sent, _ = mean.average(values, None)
+  def average(values, state, params):
+    total, sent, _ = mean.average(values, None, params)
     return total, sent, state + jax.tree.leaves(total)[0].reshape(-1)[0]
 
   return Aggregator(lambda params: jnp.zeros(()), average)

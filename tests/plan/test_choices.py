@@ -10,7 +10,14 @@ import pytest
 
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.optimizers import learning_rate_schedule
-from dilocox_jax.plan.choices import LAYOUTS, OPTIMIZER_OPTIONS, SCHEDULES
+from dilocox_jax.plan.choices import (
+  LAYOUTS,
+  OPTIMIZER_OPTIONS,
+  SCHEDULES,
+  Registry,
+  check_lazy,
+  loaded,
+)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -51,3 +58,21 @@ def test_a_config_is_checked_without_jax():
   loaded = set(json.loads(done.stdout))
   assert "dilocox_jax.config" in loaded
   assert not loaded & {"jax", "jaxlib", "optax", "flax"}
+
+
+def test_a_registry_refuses_a_name_that_is_taken_or_is_none():
+  parts = Registry("part")
+  parts.add("one", 1)
+  with pytest.raises(ValueError, match="part 'one' is registered already"):
+    parts.add("one", 2)
+  with pytest.raises(ValueError, match="part 'a b': a name has letters"):
+    parts.add("a b", 3)
+  assert dict(parts) == {"one": 1}
+
+
+def test_a_place_is_imported_when_it_is_used():
+  assert loaded("json:dumps") is json.dumps
+  assert loaded(json.dumps) is json.dumps
+  for reference in ("json.dumps", None):
+    with pytest.raises(ValueError, match="build=.* must be a function or its"):
+      check_lazy("build", reference)

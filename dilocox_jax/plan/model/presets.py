@@ -4,6 +4,8 @@ A preset is only a `ModelShape`: it can be counted, planned and simulated
 without building anything.
 """
 
+from dilocox_jax.checks import require
+from dilocox_jax.plan.choices import Registry, check_lazy
 from dilocox_jax.plan.model.shapes import ModelShape
 
 BYTE_VOCABULARY = 256
@@ -48,7 +50,33 @@ def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
   )
 
 
-MODEL_PRESETS: dict[str, ModelShape] = {
+MODEL_PRESETS: Registry[ModelShape] = Registry("model")
+
+
+def register_model(name: str, shape: ModelShape) -> None:
+  """Makes a model known under a name, for `model.preset`.
+
+  Args:
+    name: The name, e.g. "tiny".
+    shape: Sizes of the model. A class of its own says with `builder` what
+      builds the model, and with `block_shapes` which parameters a layer has.
+
+  Raises:
+    ValueError: If the name is taken, or a class of its own says only one of
+      the two.
+  """
+  kind, roles = type(shape), ("builder", "block_shapes")
+  check_lazy(f"model {name!r}: builder", kind.builder)
+  own = [r for r in roles if getattr(kind, r) != getattr(ModelShape, r)]
+  require(
+    len(own) != 1,
+    f"model {name!r}: {kind.__name__} has a {own} of its own, but the "
+    f"transformer's otherwise: give it both of {roles}",
+  )
+  MODEL_PRESETS.add(name, shape)
+
+
+for _name, _shape in {
   "tiny": tiny,
   "nano": nano,
   "opt_1_3b": opt_1_3b,
@@ -60,4 +88,5 @@ MODEL_PRESETS: dict[str, ModelShape] = {
   "chinchilla_500m": _chinchilla(18, 6144, 24),
   "chinchilla_1b": _chinchilla(24, 8192, 32),
   "chinchilla_4b": _chinchilla(36, 12288, 48),
-}
+}.items():
+  register_model(_name, _shape)

@@ -8,8 +8,10 @@ shapes with the parameters that the model really has.
 
 import dataclasses
 import math
+from typing import ClassVar
 
 from dilocox_jax.checks import check_limits, limited, within_limits
+from dilocox_jax.plan.choices import Lazy
 
 ACTIVATIONS = ("swiglu", "gelu")
 
@@ -36,6 +38,9 @@ class ModelShape:
     tied_head: Whether the output head is the embedding table. If not, it is a
       matrix of its own.
   """
+
+  # Builds the model's functions from the shape (`models.transformer`).
+  builder: ClassVar[Lazy] = "dilocox_jax.models.transformer:build_model"
 
   num_layers: int
   model_dim: int
@@ -81,6 +86,10 @@ class ModelShape:
     """Number of heads of keys, and of values."""
     return self.num_kv_heads or self.num_heads
 
+  def block_shapes(self) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of every leaf of one layer, by path."""
+    return _block_shapes(self)
+
 
 def _block_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
   d, f = shape.model_dim, shape.ff_dim
@@ -112,7 +121,7 @@ def parameter_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
   layers, d, v = shape.num_layers, shape.model_dim, shape.vocab_size
   blocks = {
     f"blocks/{path}": (layers, *leaf)
-    for path, leaf in _block_shapes(shape).items()
+    for path, leaf in shape.block_shapes().items()
   }
   leaves = {"embed/embedding": (v, d), **blocks, "final_norm/scale": (d,)}
   return leaves if shape.tied_head else leaves | {"head/kernel": (d, v)}

@@ -9,12 +9,77 @@ are in `config.recipes`.
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from dilocox_jax.checks import check_limits, limited, one_of
+from dilocox_jax.checks import (
+  check_limits,
+  in_front,
+  limited,
+  one_of,
+  require,
+)
+from dilocox_jax.plan.choices import Lazy, Registry, check_lazy
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 
-RULES = ("reset", "continue", "mix", "eager")
+
+@dataclasses.dataclass(frozen=True)
+class RuleKind:
+  """A rule by which a replica applies what comes back.
+
+  Attributes:
+    build: Function, or its place, from the `Method` and the name of the replica
+      axis to an `outer.rules.ApplyRule`.
+    allows: Function (H, tau) -> whether the rule goes with this schedule.
+    says: What must hold of tau and H, for messages.
+  """
+
+  build: Lazy
+  allows: Callable[[int, int], bool] = lambda interval, overlap: True
+  says: str = "any"
+
+
+RULES: Registry[RuleKind] = Registry("rule")
+
+
+def register_rule(name: str, kind: RuleKind) -> None:
+  """Makes an apply rule known under a name, for `sync.rule`.
+
+  Args:
+    name: The name, e.g. "reset".
+    kind: What builds the rule, and the schedules that it goes with.
+
+  Raises:
+    ValueError: If the name is taken or what builds the rule is missing.
+  """
+  check_lazy(f"rule {name!r}: build", kind.build)
+  RULES.add(name, kind)
+
+
+register_rule(
+  "reset",
+  RuleKind(
+    "dilocox_jax.outer.rules:reset_of",
+    lambda interval, overlap: overlap <= interval,
+    "not exceed {} under rule='reset'; rule='continue' allows it",
+  ),
+)
+register_rule("continue", RuleKind("dilocox_jax.outer.rules:continue_of"))
+register_rule(
+  "mix",
+  RuleKind(
+    "dilocox_jax.outer.rules:mix_of",
+    lambda interval, overlap: overlap < interval,
+    "be less than {} where replicas mix (streaming)",
+  ),
+)
+register_rule(
+  "eager",
+  RuleKind(
+    "dilocox_jax.outer.rules:eager_of",
+    lambda interval, overlap: overlap == interval,
+    "equal {} under rule='eager'",
+  ),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,21 +107,11 @@ class Method:
     check_limits(self)
     interval = self.schedule.sync_interval
     overlap = self.schedule.overlap_steps
-    if self.rule == "mix" and overlap >= interval:
-      raise ValueError(
-        f"overlap_steps={overlap} must be less than "
-        f"sync_interval={interval} where replicas mix (streaming)"
-      )
-    if self.rule == "reset" and overlap > interval:
-      raise ValueError(
-        f"overlap_steps={overlap} must not exceed sync_interval={interval} "
-        "under rule='reset'; rule='continue' allows it"
-      )
-    if self.rule == "eager" and overlap != interval:
-      raise ValueError(
-        f"overlap_steps={overlap} must equal sync_interval={interval} "
-        "under rule='eager'"
-      )
+    rule, named_interval = RULES[self.rule], f"sync_interval={interval}"
+    require(
+      rule.allows(interval, overlap),
+      f"overlap_steps={overlap} must {rule.says.format(named_interval)}",
+    )
 
 
 def allreduce() -> Method:
@@ -194,21 +249,63 @@ def delayed(
   return Method(schedule, rule, mixing_alpha, fragment_order=fragment_order)
 
 
-METHODS: Mapping[str, Callable[..., Method]] = {
-  function.__name__: function
-  for function in (
-    allreduce,
-    cocktail_sgd,
-    diloco,
-    open_diloco,
-    sparse_loco,
-    muloco,
-    streaming_diloco,
-    eager,
-    dilocox,
-    delayed,
-  )
-}
+METHODS: Registry[Callable[..., Method]] = Registry("method")
+_CHECKED_ROUNDS = 4
+
+
+def register_method(build: Callable[..., Method]) -> None:
+  """Makes a method known under the name of the function that builds it.
+
+  Args:
+    build: Function from some of the settings of a config's section `sync`, each
+      with a default, to a `Method`.
+
+  Raises:
+    ValueError: If the name is taken, or the method's schedule contradicts
+      itself.
+  """
+  name = build.__name__
+  with in_front(f"method {name!r}: "):
+    _check_schedule(build().schedule)
+  METHODS.add(name, build)
+
+
+def _check_schedule(schedule: SyncSchedule) -> None:
+  """Raises ValueError unless rounds have the events that a schedule lists."""
+  step = 0
+  for index in range(_CHECKED_ROUNDS):
+    found, num_steps = schedule.round_at(step)
+    require(
+      found == index, f"round_at({step}) has index {found} instead of {index}"
+    )
+    windows = schedule.round_windows(index)
+    steps = sum(window.num_steps for window in windows)
+    require(
+      steps == num_steps,
+      f"round {index} has {num_steps} inner steps, its windows have {steps}",
+    )
+    parts = [part for w in windows for part in (w.applied, w.sent) if part]
+    listed = sorted(schedule.events(step, step + num_steps))
+    require(
+      sorted(parts) == listed,
+      f"the windows of round {index} have other events than events()",
+    )
+    step += num_steps
+
+
+for _build in (
+  allreduce,
+  cocktail_sgd,
+  diloco,
+  open_diloco,
+  sparse_loco,
+  muloco,
+  streaming_diloco,
+  eager,
+  dilocox,
+  delayed,
+):
+  register_method(_build)
 
 
 def named_method(name: str, **settings: int | float | str | None) -> Method:
@@ -246,11 +343,11 @@ def with_interval(method: Method, sync_interval: int) -> Method:
   """
   old = method.schedule
   overlap = {0: 0, old.sync_interval: sync_interval}.get(old.overlap_steps)
-  if old.num_fragments != 1 or overlap is None:
+  if old.num_fragments != 1 or overlap is None or not old.is_regular:
     raise ValueError(
       f"num_fragments={old.num_fragments}, overlap_steps={old.overlap_steps}: "
       "sync_interval can adapt only with one fragment and no delay or that of "
-      "a whole round"
+      "a whole round, and with rounds of one length"
     )
   return dataclasses.replace(
     method, schedule=SyncSchedule(sync_interval, 1, overlap)

@@ -100,10 +100,10 @@ class RunPlan:
       count = min(self.steps_per_dispatch, self.local_start - step)
       ends = step + count == self.local_start < self.total_steps
       return Segment(phase, step, count, ends_phase=ends)
-    interval = self.method.schedule.sync_interval
-    count = min(interval, self.total_steps - step)
     done = self.schedule_step(step)
-    windows = self.method.schedule.round_windows(done // interval, count)
+    round_index, interval = self.method.schedule.round_at(done)
+    count = min(interval, self.total_steps - step)
+    windows = self.method.schedule.round_windows(round_index, count)
     return Segment(
       phase, step, count, tuple(windows), schedule_start=step - done
     )

@@ -117,6 +117,19 @@ class SyncSchedule:
     windows = self.round_windows(self.depth + 1)
     return min(window.steps_before for window in windows if window.applied)
 
+  @property
+  def is_regular(self) -> bool:
+    """Whether all rounds have H steps; schedules of subclasses need not."""
+    return type(self) is SyncSchedule
+
+  def round_at(self, step: int) -> tuple[int, int]:
+    """Returns the index and the number of inner steps of a round.
+
+    Args:
+      step: Inner steps before the round.
+    """
+    return step // self.sync_interval, self.sync_interval
+
   def offset(self, fragment: int) -> int:
     """Returns t_p, the number of inner steps of a round before a send.
 

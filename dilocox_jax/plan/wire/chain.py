@@ -2,12 +2,9 @@
 
 import dataclasses
 
+from dilocox_jax.checks import one_of
 from dilocox_jax.plan.wire.leaf import Leaf, Shapes, leaf_of
-from dilocox_jax.plan.wire.payload import E3M0, Dense, Int, Payload, Wire
-
-
-def _ends(payload: Payload) -> bool:
-  return isinstance(payload, Dense | Int | E3M0)
+from dilocox_jax.plan.wire.payload import ROLES, Dense, Payload, Wire
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +31,11 @@ class Chain(Payload):
       links += part.links if isinstance(part, Chain) else (part,)
     if not links:
       raise ValueError("a chain must have at least one link")
-    if not _ends(links[-1]):
+    if _order(links[-1]) != _LAST:
       links += (Dense(),)
     object.__setattr__(self, "links", links)
     kinds = [_order(link) for link in links]
-    if kinds != sorted(kinds) or kinds.count(2) != 1:
+    if kinds != sorted(kinds) or kinds.count(_LAST) != 1:
       names = " -> ".join(type(link).__name__ for link in links)
       raise ValueError(
         f"the chain {names} cannot be built: shared low rank and random masks "
@@ -50,9 +47,13 @@ class Chain(Payload):
     return Chain(tuple(link.at(path) for link in self.links))
 
 
+_LAST = len(ROLES) - 1
+
+
 def _order(link: Payload) -> int:
   """Returns 0 for projections, 1 for selections, 2 for quantisers."""
-  return 0 if link.is_projection else 2 if _ends(link) else 1
+  one_of(f"role of {type(link).__name__}", link.role, ROLES)
+  return list(ROLES).index(link.role)
 
 
 @dataclasses.dataclass(frozen=True)

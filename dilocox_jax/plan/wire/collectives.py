@@ -16,11 +16,13 @@ With M = 9 they are 9600 and about 2140. For M = 2 both are 1200.
 
 import collections
 import dataclasses
+from collections.abc import Callable
 
 from dilocox_jax.checks import one_of
+from dilocox_jax.plan.choices import Lazy, Registry, check_lazy
 from dilocox_jax.plan.wire.chain import Encoding, leaf_messages, links_of
 from dilocox_jax.plan.wire.leaf import Leaf, Shapes, leaf_of
-from dilocox_jax.plan.wire.payload import Dense, Int, Payload, row_width
+from dilocox_jax.plan.wire.payload import Dense, Payload
 
 # Replicas that a sum of 16-bit values can count: bfloat16 has no 257.
 MOST_IN_16_BITS = 256
@@ -32,7 +34,7 @@ class Collective:
   """One operation over the replica axis.
 
   Attributes:
-    kind: "all_reduce", "all_gather", "all_to_all" or "broadcast".
+    kind: "all_reduce", "all_gather", "all_to_all", "broadcast" or "permute".
     operand_bytes: Size of one replica's operand (bytes).
   """
 
@@ -46,7 +48,8 @@ class Collective:
     M - 1 times the operand; an all-to-all (M - 1) / M of it, as every replica
     keeps its own slice. With M = 3 and an operand of 1200 bytes these are 1600,
     2400 and 800 bytes. A broadcast is passed on from one replica to the next,
-    so that none sends it twice.
+    so that none sends it twice. In a permute every replica sends the operand to
+    one other replica.
 
     Source: Patarasuk and Yuan, 2009, "Bandwidth optimal all-reduce".
 
@@ -54,7 +57,7 @@ class Collective:
       num_replicas: Number of replicas, M; a single replica sends nothing.
     """
     others = num_replicas - 1
-    if self.kind == "broadcast":
+    if self.kind in ("broadcast", "permute"):
       return self.operand_bytes if others else 0
     if self.kind == "all_gather":
       return others * self.operand_bytes
@@ -125,12 +128,7 @@ def owner_slices(encoding: Encoding, leaf: Leaf, num_replicas: int) -> Leaf:
   Returns:
     The slices as layers of one leaf, [M, ...].
   """
-  last = encoding.links[0]
-  total = leaf.num_layers * leaf.size
-  if isinstance(last, Int) and last.scale == "row":
-    width = row_width(leaf)
-    return Leaf(num_replicas, (-(-total // width // num_replicas), width))
-  return Leaf(num_replicas, (-(-total // num_replicas),))
+  return encoding.links[0].slices(leaf, num_replicas)
 
 
 def collectives(
@@ -172,6 +170,46 @@ def collectives(
     for _, operands in sorted(messages.items(), key=lambda item: item[0][0])
     for item in operands.items()
   ]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExchangeKind:
+  """A way in which replicas combine what they measured.
+
+  Attributes:
+    collectives: Function with the arguments and results of `collectives`, which
+      says what an exchange sends.
+    aggregator: Function, or its place, from `exchange.compressed.Compression`
+      and `exchange.feedback.Feedback` (None without feedback) to an
+      `Aggregator`.
+  """
+
+  collectives: Callable[[Payload, Shapes, int, str], list[Collective]]
+  aggregator: Lazy
+
+
+EXCHANGES: Registry[ExchangeKind] = Registry("exchange")
+
+
+def register_exchange(name: str, kind: ExchangeKind) -> None:
+  """Makes a kind of exchange known under a name, for `exchange.kind`.
+
+  Args:
+    name: The name, e.g. "mean".
+    kind: What is sent, and what sends it.
+
+  Raises:
+    ValueError: If the name is taken or a role of the exchange is missing.
+  """
+  check_lazy(f"exchange {name!r}: collectives", kind.collectives)
+  check_lazy(f"exchange {name!r}: aggregator", kind.aggregator)
+  EXCHANGES.add(name, kind)
+
+
+register_exchange(
+  "mean",
+  ExchangeKind(collectives, "dilocox_jax.exchange.feedback:mean_over_replicas"),
+)
 
 
 def _flags(

@@ -17,6 +17,13 @@ FLOATS = ("float32", "bfloat16", "float16")
 BITS = (8, 4, 2, 1)
 SCALES = ("block", "row", "tensor")
 ROUNDINGS = ("nearest", "stochastic")
+# Places in a chain, and what a payload there must say. Projections are linear
+# and the same on all replicas; selections must be decoded before the mean.
+ROLES = {
+  "projection": "carried",
+  "selection": "carried",
+  "quantiser": "own_wires",
+}
 SCALE_BYTES = 2  # bfloat16: fp16 would underflow on small pseudo-gradients.
 
 
@@ -44,15 +51,34 @@ class Payload:
   """Describes what a codec sends.
 
   Attributes:
-    is_projection: Whether the arrays of `carried` may be averaged over replicas
-      before they are decoded.
+    role: Place in a chain, one of `ROLES`.
   """
 
-  is_projection: ClassVar[bool] = False
+  role: ClassVar[str] = ""
 
   def __post_init__(self):
     """Raises ValueError if a field is outside its limits."""
     check_limits(self)
+
+  @property
+  def is_projection(self) -> bool:
+    """Whether what is carried may be averaged before it is decoded."""
+    return self.role == "projection"
+
+  def slices(self, leaf: Leaf, count: int) -> Leaf:
+    """Cuts a leaf into slices of equal length, with zeros at the end.
+
+    A reduce-scatter encodes each slice by itself. So a payload that gives
+    neighbouring values a meaning together must not cut between them.
+
+    Args:
+      leaf: The leaf; its layers are cut as one array.
+      count: Number of slices.
+
+    Returns:
+      The slices as layers of one leaf, [count, ...].
+    """
+    return Leaf(count, (-(-leaf.num_layers * leaf.size // count),))
 
   def carried(self, leaf: Leaf) -> tuple[Leaf, ...]:
     """Returns the shapes of the arrays that this payload passes on.
@@ -101,6 +127,7 @@ class Dense(Payload):
     dtype: Type of the floats, one of `FLOATS`.
   """
 
+  role: ClassVar[str] = "quantiser"
   dtype: str = limited("float32", choices=FLOATS)
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
@@ -161,6 +188,7 @@ class Int(Payload):
     rounding: "nearest" or "stochastic" (unbiased).
   """
 
+  role: ClassVar[str] = "quantiser"
   bits: int = limited(4, choices=BITS)
   scale: str = limited("block", choices=SCALES)
   block_size: int = limited(128, at_least=1)
@@ -170,6 +198,14 @@ class Int(Payload):
   def num_scales(self) -> int:
     """Number of scales of a group."""
     return 2 if self.bits == 2 and self.rounding == "nearest" else 1
+
+  def slices(self, leaf: Leaf, count: int) -> Leaf:
+    """Cuts a leaf between rows where the values of a row share a scale."""
+    if self.scale != "row":
+      return super().slices(leaf, count)
+    width = row_width(leaf)
+    num_rows = leaf.num_layers * leaf.size // width
+    return Leaf(count, (-(-num_rows // count), width))
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
     """Describes the arrays of codes and scales."""
@@ -191,6 +227,7 @@ class E3M0(Payload):
     block_size: Largest number of values in a block.
   """
 
+  role: ClassVar[str] = "quantiser"
   block_size: int = limited(128, at_least=1)
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:

@@ -40,9 +40,9 @@ class LowRank(Payload):
   factorisation: str = limited("shared", choices=FACTORISATIONS)
 
   @property
-  def is_projection(self) -> bool:  # type: ignore[override]
-    """Whether factors are made together and may be averaged."""
-    return self.factorisation == "shared"
+  def role(self) -> str:  # type: ignore[override]
+    """A projection if factors are made together, else a selection."""
+    return "projection" if self.factorisation == "shared" else "selection"
 
   def factorises(self, leaf: Leaf) -> bool:
     """Whether a leaf is sent as factors."""
@@ -73,6 +73,7 @@ class TopK(Payload):
     indices: Coding of the places: "packed" or "bitmap".
   """
 
+  role: ClassVar[str] = "selection"
   fraction: float = limited(1 / 64, above=0, at_most=1)
   block_size: int = limited(4096, at_least=1)
   indices: str = limited("packed", choices=INDEX_CODINGS)
@@ -111,7 +112,7 @@ class RandomMask(Payload):
   """
 
   fraction: float = limited(0.1, above=0, at_most=1)
-  is_projection: ClassVar[bool] = True
+  role: ClassVar[str] = "projection"
 
   def num_kept(self, size: int) -> int:
     """Returns the number of values chosen of a layer."""

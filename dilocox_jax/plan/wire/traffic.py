@@ -11,7 +11,11 @@ from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Window
-from dilocox_jax.plan.wire.collectives import Collective, collectives
+from dilocox_jax.plan.wire.collectives import (
+  EXCHANGES,
+  Collective,
+  collectives,
+)
 from dilocox_jax.plan.wire.leaf import Shapes
 from dilocox_jax.plan.wire.payload import Dense, Payload
 
@@ -40,6 +44,8 @@ class Traffic:
     payload: Codec of the method; warm starts send a plain sum in fp32.
     collective: Operation that carries the payload, one of
       `plan.wire.collectives.COLLECTIVES`.
+    exchange_kind: Name of the kind of exchange, one of
+      `plan.wire.collectives.EXCHANGES`.
   """
 
   method: Method
@@ -48,6 +54,7 @@ class Traffic:
   num_replicas: int
   payload: Payload = Dense()
   collective: str = "auto"
+  exchange_kind: str = "mean"
 
   def exchange(self, fragment: int) -> list[Collective]:
     """Returns the collectives of one exchange of a fragment, in order."""
@@ -97,7 +104,8 @@ class Traffic:
     )
 
   def _operations(self, payload: Payload, shapes: Shapes) -> list[Collective]:
-    return collectives(payload, shapes, self.num_replicas, self.collective)
+    planned = EXCHANGES[self.exchange_kind].collectives
+    return planned(payload, shapes, self.num_replicas, self.collective)
 
   def _sent_bytes(self, operations: list[Collective]) -> int:
     return sum(op.sent_bytes(self.num_replicas) for op in operations)

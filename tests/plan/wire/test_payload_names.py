@@ -1,10 +1,24 @@
+import dataclasses
 import re
 
 import pytest
 
+from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.wire.chain import Chain
-from dilocox_jax.plan.wire.payload import E3M0, FLOATS, Dense, Int
-from dilocox_jax.plan.wire.payload_names import PAYLOADS, named_payload
+from dilocox_jax.plan.wire.payload import (
+  E3M0,
+  FLOATS,
+  Dense,
+  Int,
+  Payload,
+)
+from dilocox_jax.plan.wire.payload_names import (
+  PAYLOADS,
+  PayloadKind,
+  codec_of,
+  named_payload,
+  register_codec,
+)
 from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
 
 
@@ -15,7 +29,8 @@ def test_a_float_type_is_a_name(name):
 
 @pytest.mark.parametrize("name", PAYLOADS)
 def test_a_part_by_itself_has_its_defaults(name):
-  assert named_payload(name) == PAYLOADS[name]()
+  kind = PAYLOADS[name]
+  assert named_payload(name) == kind.payload(**kind.fixed)
 
 
 def test_names_joined_by_a_plus_are_a_chain_in_that_order():
@@ -51,6 +66,14 @@ def test_every_setting_reaches_its_own_part():
   )
 
 
+def test_settings_may_be_written_behind_their_link():
+  name = "low_rank(rank=5)+top_k(fraction=0.4,block_size=64)+int(scale=row)"
+  expected = Chain((LowRank(5), TopK(0.4, 64), Int(2, "row")))
+  assert named_payload(name, bits=2) == expected
+  assert named_payload("int(scale='row')") == Int(scale="row")
+  assert named_payload("int()") == Int()
+
+
 def test_none_leaves_a_default_and_is_no_setting():
   assert named_payload("e3m0", block_size=None, rank=None) == E3M0()
 
@@ -70,6 +93,15 @@ def test_none_leaves_a_default_and_is_no_setting():
     ("top_k+int", {"block_size": 0}, "block_size=0 must be"),
     ("int+low_rank", {}, "the chain Int -> LowRank"),
     ("int", {"bits": 3}, "bits=3 must be one of 8, 4, 2, 1"),
+    ("int(bits=3)", {}, "bits=3 must be one of 8, 4, 2, 1"),
+    ("int(rank=3)", {}, "int has no setting rank (it has: bits, scale, "),
+    ("float32(dtype=1)", {}, "float32 has no setting dtype (it has: none)"),
+    ("int(bits=2)", {"bits": 4}, "bits of int is set twice: drop one"),
+    ("int(2)", {}, "name='int(2)' must be written like 'low_rank(rank=4)+"),
+    ("int(bits=2", {}, "name='int(bits=2' must be written like"),
+    ("int(bits=f())", {}, "name='int(bits=f())' must be written like"),
+    ("int(bits=2)*2", {}, "name='int(bits=2)*2' must be written like"),
+    ("int(bits=2)+new", {}, "name='new' must be one of float32, "),
   ],
 )
 def test_an_error_is_one_line_that_names_what_to_change(
@@ -78,3 +110,51 @@ def test_an_error_is_one_line_that_names_what_to_change(
   with pytest.raises(ValueError, match=re.escape(message)) as caught:
     named_payload(name, **settings)
   assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", PAYLOADS)
+def test_every_codec_of_the_package_can_be_loaded(name):
+  assert callable(loaded(PAYLOADS[name].codec))
+
+
+@dataclasses.dataclass(frozen=True)
+class Roleless(Payload):
+  def own_wires(self, leaf):
+    return ()
+
+
+class Bare(Payload):
+  role = "quantiser"
+
+
+class Blind(Payload):
+  role = "selection"
+
+
+@pytest.mark.parametrize(
+  "name, payload, codec, message",
+  [
+    ("new", Roleless, "a:b", "role='' must be one of projection, selection, "),
+    ("new", Bare, "a:b", "Bare has no own_wires, which a quantiser needs"),
+    ("new", Blind, "a:b", "Blind has no carried, which a selection needs"),
+    ("new", Int, "int", "codec='int' must be a function or its 'module:name'"),
+    ("int", Int, "a:b", "codec 'int' is registered already"),
+    ("a+b", Int, "a:b", "codec 'a+b': a name has letters, digits and _"),
+  ],
+)
+def test_a_codec_that_lacks_a_role_is_refused(name, payload, codec, message):
+  before = dict(PAYLOADS)
+  with pytest.raises(ValueError, match=re.escape(message)) as caught:
+    register_codec(name, PayloadKind(payload, codec))
+  assert "\n" not in str(caught.value)
+  assert dict(PAYLOADS) == before
+
+
+def test_a_payload_without_a_role_forms_no_chain():
+  with pytest.raises(ValueError, match="role of Roleless='' must be one of"):
+    Chain((Roleless(),))
+
+
+def test_a_payload_that_is_not_registered_has_no_codec():
+  with pytest.raises(ValueError, match="no codec is registered for Bare: call"):
+    codec_of(Bare())

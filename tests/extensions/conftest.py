@@ -1,0 +1,39 @@
+import pytest
+
+from dilocox_jax.config.recipes import RECIPES
+from dilocox_jax.data.sources import SOURCES
+from dilocox_jax.optimizers import OPTIMIZERS
+from dilocox_jax.plan.model.presets import MODEL_PRESETS
+from dilocox_jax.plan.schedule.methods import METHODS, RULES
+from dilocox_jax.plan.wire.collectives import EXCHANGES
+from dilocox_jax.plan.wire.payload_names import PAYLOADS
+from tests.extensions import (
+  gossip,
+  growing,
+  halfway,
+  lookahead,
+  running_mean,
+  sums,
+  ternary,
+)
+
+
+def _registered(extension, *registries):
+  """A fixture in which an extension is registered, and then no more."""
+
+  @pytest.fixture
+  def fixture(monkeypatch):
+    for registry in registries:
+      monkeypatch.setattr(registry, "_parts", dict(registry))
+    extension.register()
+
+  return fixture
+
+
+ternary_registered = _registered(ternary, PAYLOADS)
+gossip_registered = _registered(gossip, EXCHANGES)
+lookahead_registered = _registered(lookahead, OPTIMIZERS)
+sums_registered = _registered(sums, SOURCES)
+model_registered = _registered(running_mean, MODEL_PRESETS)
+halfway_registered = _registered(halfway, RULES)
+growing_registered = _registered(growing, METHODS, RECIPES)

@@ -1,0 +1,75 @@
+"""A schedule outside the package: rounds that grow longer.
+
+Replicas differ most in the beginning, when the learning rate is high. So the
+first rounds have H inner steps, and H doubles after every two rounds.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from dilocox_jax.config.recipes import register_recipe
+from dilocox_jax.plan.schedule.methods import Method, register_method
+from dilocox_jax.plan.schedule.sync_schedule import Event, SyncSchedule, Window
+
+
+@dataclasses.dataclass(frozen=True)
+class GrowingSchedule(SyncSchedule):
+  """Sends all parameters at once after rounds of H, H, 2 H, 2 H, 4 H ... steps.
+
+  With H = 2 the rounds end after the steps 2, 4, 8, 12, 20, 28 and so on.
+  """
+
+  def round_at(self, step: int) -> tuple[int, int]:
+    """Returns the index and the number of inner steps of a round."""
+    return next(
+      (index, end - start) for index, start, end in self._rounds() if end > step
+    )
+
+  def events(self, start: int, stop: int) -> Iterator[Event]:
+    """Yields a send and its apply after the last step of every round."""
+    for _, _, end in self._rounds():
+      if end > stop:
+        return
+      if end > start:
+        yield Event(end, "apply", 0, end)
+        yield Event(end, "send", 0, end)
+
+  def round_windows(
+    self, round_index: int, num_steps: int | None = None
+  ) -> list[Window]:
+    """Returns the one window of a round, without events if it is cut."""
+    _, start, end = next(one for one in self._rounds() if one[0] == round_index)
+    if num_steps is not None and num_steps < end - start:
+      return [Window(num_steps, None, 0, None)]
+    apply, send = self.events(start, end)
+    return [Window(end - start, apply, 0, send)]
+
+  def flush_windows(self, step: int) -> list[Window]:
+    """Returns a send and its apply if the last round was cut."""
+    if not step or any(self.events(step - 1, step)):
+      return []
+    send, apply = (Event(step, kind, 0, step) for kind in ("send", "apply"))
+    return [Window(0, None, 0, send), Window(0, apply, 0, None)]
+
+  def _rounds(self) -> Iterator[tuple[int, int, int]]:
+    """Yields index, steps before and steps after every round, for ever."""
+    index = start = 0
+    while True:
+      end = start + self.sync_interval * 2 ** (index // 2)
+      yield index, start, end
+      index, start = index + 1, end
+
+
+def growing(sync_interval: int = 4) -> Method:
+  """Averages pseudo-gradients after rounds that grow longer.
+
+  Args:
+    sync_interval: H of the first two rounds (inner steps).
+  """
+  return Method(GrowingSchedule(sync_interval))
+
+
+def register() -> None:
+  """Makes "growing" a name for `sync.method`."""
+  register_method(growing)
+  register_recipe("growing", {"outer.momentum": 0.9})
