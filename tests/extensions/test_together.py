@@ -1,5 +1,6 @@
 """Extensions of several kinds in one run, as the trainer does it."""
 
+import jax
 import pytest
 
 from tests import runs as trained
@@ -28,4 +29,6 @@ def test_a_run_of_the_trainer_writes_its_rows_and_checkpoints(tmp_path):
   assert not any(drift["cosine"] for row in rounds for drift in row["drift"])
   (final,) = trained.rows(tmp_path, "final")
   assert final["total_sent_bytes"] == runs.simulated(config).sent_bytes
-  assert trained.saved(tmp_path)
+  state, _ = trained.saved(tmp_path)
+  leaves = jax.tree.leaves(state.outer.params)
+  assert {leaf.shape[0] for leaf in leaves} == {4}
