@@ -135,8 +135,8 @@ def test_replicas_with_means_of_their_own_have_no_common_cosine():
   assert seen.cosine is None
   assert seen.disagreement == pytest.approx(1.0)
   assert seen.pseudo_gradient_norm == pytest.approx(np.sqrt((16 + 4) / 2))
-  windows = Drift(*(np.asarray(x)[:, None] for x in sums), {})
-  (window,) = by_window(windows)
+  own_squared, apart, means = (np.asarray(x)[:, None] for x in sums)
+  (window,) = by_window(Drift(own_squared, apart, means, {}))
   assert window.mean_squared.tolist() == [16, 4]
 
 

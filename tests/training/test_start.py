@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import logging
 import shutil
 from typing import Any
@@ -121,6 +122,18 @@ def test_a_run_killed_before_its_first_save_may_start_again(
   assert "starting again at step 0" in caplog.text
   (unsaved / "run.json").unlink()  # Killed while it was about to be written.
   _check(stopped, unsaved)
+
+
+def test_a_field_newer_than_the_run_had_its_default(stopped, unsaved):
+  saved = json.loads((unsaved / "config.json").read_text())
+  del saved["exchange"]["kind"]
+  (unsaved / "config.json").write_text(json.dumps(saved))
+  _check(stopped, unsaved)
+  del saved["seed"]
+  (unsaved / "config.json").write_text(json.dumps(saved))
+  other = dataclasses.replace(stopped.config, seed=stopped.config.seed + 5)
+  with pytest.raises(RefusedError, match="seed: 0 -> "):
+    _check(stopped, unsaved, other)
 
 
 def test_a_run_with_checkpoints_is_left_to_those_who_read_them(stopped):
