@@ -86,7 +86,7 @@ def by_reference(params, gradient, inputs, targets, inner):
     rule="mix",
     mixing_alpha=0.5,
     fragments=[[piece.path for piece in pieces] for pieces in fragments],
-    exchange=exchanges.Lossy(four_bits, feedback=True),
+    exchange=exchanges.ErrorFeedback(exchanges.Lossy(four_bits)),
   ).losses
 
 
