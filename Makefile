@@ -76,7 +76,7 @@ pins: ## Renew the constraint file of this Python version
 	} > constraints/py$(subst .,,$(VERSION)).txt
 
 clean: ## Remove the environment, caches and builds; runs/ is kept
-	rm -rf .cache .hypothesis .ruff_cache .import_linter_cache build dist *.egg-info
+	rm -rf .cache .hypothesis .ruff_cache .import_linter_cache build dist *.egg-info docs/api/modules
 	test ! -f $(VENV)/pyvenv.cfg || rm -rf $(VENV)
 
 define check-python
