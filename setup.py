@@ -1,4 +1,4 @@
-"""Packages the library and the experiment binaries as one distribution."""
+"""Packages the library; the experiments run from a clone."""
 
 from setuptools import find_packages, setup
 
@@ -46,9 +46,7 @@ setup(
   license="Apache-2.0",
   license_files=["LICENSE"],
   python_requires=">=3.11",
-  packages=find_packages(
-    include=["dilocox_jax", "dilocox_jax.*", "experiments", "experiments.*"]
-  ),
+  packages=find_packages(include=["dilocox_jax", "dilocox_jax.*"]),
   package_data={"dilocox_jax.simulate": ["data/*.json"]},
   install_requires=RUNTIME,
   extras_require={

@@ -13,7 +13,7 @@ from dilocox_jax.config.sections import (
   EvaluationConfig,
 )
 from dilocox_jax.data.corpus import Corpus
-from dilocox_jax.models.loss import next_token_loss, token_loss
+from dilocox_jax.models.loss import token_loss
 from dilocox_jax.outer.round_program import RoundState
 from dilocox_jax.training import build
 from dilocox_jax.training.trainer import TrainingStoppedError
@@ -80,7 +80,7 @@ def test_the_last_loss_is_that_of_the_last_state_on_validation_text(finished):
   state, _ = runs.saved(trainer.workdir)
   model = runs.programs(config).model
   params = state.outer.params
-  loss = jax.jit(lambda batch: next_token_loss(model, params, batch))
+  loss = jax.jit(lambda batch: model.loss(params, batch))
   (row,) = runs.rows(trainer.workdir, "final")
   expected = np.mean([loss(batch) for batch in batches])
   assert row["outer_loss"] == pytest.approx(expected, rel=1e-6)

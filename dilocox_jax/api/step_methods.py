@@ -14,14 +14,13 @@ import optax
 from dilocox_jax.config.recipes import RECIPES
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.exchange.compressed import Compression
-from dilocox_jax.exchange.feedback import Feedback, compressed_mean
-from dilocox_jax.exchange.mean import mean_of_finite_replicas
+from dilocox_jax.exchange.feedback import Feedback, mean_over_replicas
 from dilocox_jax.outer.step_transform import pseudo_gradient_steps
 from dilocox_jax.plan.schedule import leaf_fragments
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment
 from dilocox_jax.plan.schedule.methods import METHODS, Method
-from dilocox_jax.plan.wire.payload import Dense, Payload
+from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.plan.wire.payload_names import named_payload
 from dilocox_jax.pytypes import Aggregator, Tree
 from dilocox_jax.trees import leaves_by_path
@@ -134,11 +133,8 @@ def own_or_named_exchange(
   if isinstance(codec, str):
     codec = {"name": codec}
   payload = named_payload(**codec) if isinstance(codec, Mapping) else codec
-  if payload == Dense() and collective == "auto" and feedback is None:
-    return mean_of_finite_replicas(axis_name)
-  return compressed_mean(
-    Compression(payload, collective, seed, axis_name=axis_name),
-    feedback,
+  return mean_over_replicas(
+    Compression(payload, collective, seed, axis_name=axis_name), feedback
   )
 
 
