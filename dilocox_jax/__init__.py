@@ -15,12 +15,21 @@ from typing import Any
 
 # Name -> module that defines it.
 _HOMES = {
+  "Aggregator": "pytypes",
   "Corpus": "data.corpus",
   "LossModel": "models.loss",
   "RunConfig": "config",
   "estimate": "api.runs",
   "load": "api.runs",
   "make_rounds": "api.rounds",
+  "register_codec": "plan.wire.payload_names",
+  "register_exchange": "plan.wire.collectives",
+  "register_method": "plan.schedule.methods",
+  "register_model": "plan.model.presets",
+  "register_optimizer": "optimizers",
+  "register_recipe": "config.recipes",
+  "register_rule": "plan.schedule.methods",
+  "register_source": "data.sources",
   "step_transform": "api.step_methods",
   "train": "api.runs",
 }

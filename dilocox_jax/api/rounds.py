@@ -49,7 +49,8 @@ class Rounds:
 
     Args:
       state: State of all replicas.
-      batches: Leaves [M, H, ...]: a batch for every replica and inner step.
+      batches: Leaves [M, H, ...]: a batch for every replica and inner step of
+        this round.
       number: Number of the round, from 0.
 
     Returns:
@@ -59,10 +60,15 @@ class Rounds:
     state, metrics, _ = self.programs.round(state, batches, windows)
     return state, metrics
 
-  def finish(self, state: RoundState, num_rounds: int) -> RoundState:
-    """Applies everything in flight and unsent after the last round."""
-    steps = num_rounds * self.method.schedule.sync_interval
-    return self.programs.flush(state, steps)[0]
+  def finish(self, state: RoundState, num_steps: int) -> RoundState:
+    """Applies everything in flight and unsent at the end of training.
+
+    Args:
+      state: State of all replicas.
+      num_steps: Inner steps that are done, in all rounds together.
+    """
+    state, _ = self.programs.flush(state, num_steps)
+    return state
 
   def outer_params(self, state: RoundState) -> Tree:
     """Returns the outer parameters, which are the model to keep."""

@@ -63,7 +63,15 @@ def pseudo_gradient_steps(
     divide: From a tree to its fragments, one list of pieces for each.
     keep_unsent: As in `OuterTransform`.
     axis_name: Axis over which replicas are mapped.
+
+  Raises:
+    ValueError: If the rounds of the schedule differ in length.
   """
+  if not method.schedule.is_regular:
+    raise ValueError(
+      "this schedule has rounds of different lengths, and a transform of "
+      "single steps needs rounds of one length: take dilocox_jax.make_rounds"
+    )
   inner = optax.with_extra_args_support(inner)
   transform = OuterTransform(
     method,
@@ -133,8 +141,6 @@ def _events(
     The new state, and what is to be added to `before`.
   """
   schedule = transform.method.schedule
-  if not schedule.is_regular:
-    raise ValueError("steps by themselves need rounds of one length")
   interval, tau = schedule.sync_interval, schedule.overlap_steps
   place = (step - schedule.offset(number)) % interval
   is_sent = place == 0

@@ -34,7 +34,7 @@ def test_rounds_without_a_config_are_those_of_the_trainer():
     batches = batches_of(problem, 6 * number, 6 * number + 6)
     batches = jax.tree.map(jnp.asarray, batches)
     state, metrics = rounds.run(state, batches, number)
-  state = rounds.finish(state, 3)
+  state = rounds.finish(state, 18)
   assert_equal(metrics.loss, losses[:, 12:])
   assert_equal(rounds.outer_params(state), programs.outer_params(expected))
 

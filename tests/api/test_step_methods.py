@@ -164,12 +164,22 @@ def test_a_name_brings_its_codec_and_shows_it():
       ValueError,
       "must be one of",
     ),
-    (lambda: dx.dilocoo, AttributeError, "has no 'dilocoo'; it has: Corpus"),
+    (
+      lambda: dx.dilocoo,
+      AttributeError,
+      "has no 'dilocoo'; it has: Aggregator",
+    ),
   ],
 )
 def test_what_does_not_fit_is_said_in_one_line(make, error, message):
   with pytest.raises(error, match=message):
     make()
+
+
+def test_every_name_of_the_front_door_is_there():
+  assert set(METHODS) < set(dir(dx))
+  for name in dir(dx):
+    assert callable(getattr(dx, name))
 
 
 def test_importing_the_package_loads_no_jax():

@@ -2,8 +2,10 @@
 
 import dataclasses
 
+import optax
 import pytest
 
+import dilocox_jax as dx
 from dilocox_jax.config import to_plan
 from dilocox_jax.config.recipes import RECIPES, register_recipe
 from dilocox_jax.plan.schedule.methods import (
@@ -121,3 +123,8 @@ def test_a_recipe_that_nothing_would_read_is_refused(method, field, message):
   with pytest.raises(ValueError, match=message):
     register_recipe(method, {field: 0.5})
   assert dict(RECIPES) == before
+
+
+def test_a_transform_of_single_steps_refuses_it():
+  with pytest.raises(ValueError, match="take dilocox_jax.make_rounds"):
+    dx.growing(optax.sgd(0.1), optax.sgd(1.0), sync_interval=2)
