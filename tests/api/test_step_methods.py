@@ -1,6 +1,7 @@
 """Every method by name, one step at a time, is what the trainer runs."""
 
 import inspect
+import pathlib
 import subprocess
 import sys
 
@@ -180,6 +181,9 @@ def test_every_name_of_the_front_door_is_there():
   assert set(METHODS) < set(dir(dx))
   for name in dir(dx):
     assert callable(getattr(dx, name))
+  # A folder that is loaded would take the place of a function of its name.
+  folders = {path.name for path in pathlib.Path(dx.__path__[0]).iterdir()}
+  assert not folders & set(dir(dx))
 
 
 def test_importing_the_package_loads_no_jax():
