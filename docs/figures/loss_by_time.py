@@ -64,8 +64,8 @@ def main() -> None:
   }
   ratio = seconds["allreduce"] / seconds["dilocox_continue_1gbit"]
   title = (
-    f"On 1 Gbit/s DiLoCoX reaches loss {TARGET} {ratio:.1f} times sooner than"
-    " AllReduce"
+    f"At 1 Gbit/s DiLoCoX is {ratio:.1f} times sooner than AllReduce "
+    f"at a loss of {TARGET}"
   )
   figure, (ax,) = style.frame(1, title, size=(8.4, 4.8))
   drawn = [curve(entry) for entry in shown]
