@@ -22,6 +22,7 @@ _HOMES = {
   "estimate": "api.runs",
   "load": "api.runs",
   "make_rounds": "api.rounds",
+  "outer_params": "outer.step_transform",
   "register_codec": "plan.wire.payload_names",
   "register_exchange": "plan.wire.collectives",
   "register_method": "plan.schedule.methods",

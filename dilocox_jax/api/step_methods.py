@@ -15,7 +15,7 @@ from dilocox_jax.config.recipes import RECIPES
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, mean_over_replicas
-from dilocox_jax.outer.step_transform import pseudo_gradient_steps
+from dilocox_jax.outer.step_transform import check_axis, pseudo_gradient_steps
 from dilocox_jax.plan.schedule import leaf_fragments
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment
@@ -100,7 +100,7 @@ def step_transform(
     axis_name,
   )
   if method.exchanged == "gradient":
-    return _averaged_gradients(inner, exchange)
+    return _averaged_gradients(inner, exchange, axis_name)
   if outer is None:
     raise ValueError("outer=None: this method needs an outer optimizer")
   count = method.schedule.num_fragments
@@ -133,6 +133,11 @@ def own_or_named_exchange(
   if isinstance(codec, str):
     codec = {"name": codec}
   payload = named_payload(**codec) if isinstance(codec, Mapping) else codec
+  if not isinstance(payload, Payload):
+    raise ValueError(
+      f"codec={codec!r} must be a name, a payload, or settings with a name, "
+      'e.g. {"name": "int", "bits": 4}'
+    )
   return mean_over_replicas(
     Compression(payload, collective, seed, axis_name=axis_name), feedback
   )
@@ -148,6 +153,11 @@ def _divided(
     return leaf_fragments.by_layer(shapes, fragments)
   if callable(fragments):
     return leaf_fragments.by_path(shapes, count, fragments)
+  if isinstance(fragments, int):
+    raise ValueError(
+      f"fragments={fragments} says how a tree is divided; the number of "
+      f"fragments is num_fragments={fragments}"
+    )
   if len(fragments) != count:
     raise ValueError(
       f"{len(fragments)} fragments are listed, but num_fragments={count}"
@@ -157,7 +167,7 @@ def _divided(
 
 
 def _averaged_gradients(
-  inner: optax.GradientTransformation, exchange: Aggregator
+  inner: optax.GradientTransformation, exchange: Aggregator, axis_name: str
 ) -> optax.GradientTransformationExtraArgs:
   inner = optax.with_extra_args_support(inner)
 
@@ -165,6 +175,7 @@ def _averaged_gradients(
     return GradientState(inner.init(params), exchange.init(params))
 
   def update(updates, state, params=None, **extra):
+    check_axis(axis_name)
     mean, exchanged = exchange.update(updates, state.exchange)
     updates, kept = inner.update(mean, state.inner, params, **extra)
     return updates, GradientState(kept, exchanged)
@@ -172,6 +183,7 @@ def _averaged_gradients(
   return optax.GradientTransformationExtraArgs(init, update)
 
 
+_COUNTS = ("sync_interval", "num_fragments", "overlap_steps")
 _ABOUT_TRANSFORMS = """\
 Returns an optax transform; see `step_transform` for the other arguments, whose
 defaults are the method's. Rank and H stay as they are given here; only runs of
@@ -190,10 +202,15 @@ def named_step_transform(name: str) -> Callable[..., Any]:
   options = inspect.signature(step_transform).parameters
 
   def make(inner, outer=None, **given):
+    for what, part in (("inner", inner), ("outer", outer)):
+      if part is not None and not hasattr(part, "update"):
+        raise TypeError(f"{what}={part!r} must be an optax transformation")
     for key in given:
       if key not in settings and key not in options:
         known = ", ".join([*settings, *list(options)[3:]])
         raise TypeError(f"{name} has no argument {key!r}; it has: {known}")
+      if key in _COUNTS and not isinstance(given[key], int):
+        raise ValueError(f"{key}={given[key]!r} must be a whole number")
     method = build(**{k: v for k, v in given.items() if k in settings})
     rest = {k: v for k, v in given.items() if k not in settings}
     # Without a loss there is no error that could be fed back.

@@ -114,7 +114,8 @@ def _among_largest(blocks: Array, count: int) -> Array:
     num_reaching = jnp.sum(order >= (least | bit), -1, jnp.int32, keepdims=True)
     return jnp.where(num_reaching >= count, least | bit, least)
 
-  least = jnp.zeros((*order.shape[:-1], 1), jnp.uint16)
+  # Made from the values, so that it varies over the same mesh axes as they do.
+  least = jnp.zeros_like(order[..., :1])
   least = jax.lax.fori_loop(0, _MAGNITUDE_BITS, next_bit, least)
   above, equal = order > least, order == least
   num_missing = count - jnp.sum(above, -1, jnp.int32, keepdims=True)

@@ -104,6 +104,7 @@ def pseudo_gradient_steps(
       raise ValueError(
         "update needs the parameters: tx.update(grads, state, params)"
       )
+    _check_is_mapped(state.step, axis_name)
     updates, inner_state = inner.update(updates, state.inner, params, **extra)
     step = _same_for_all(state.step + 1)
     fragments = []
@@ -117,6 +118,55 @@ def pseudo_gradient_steps(
     return updates, StepState(step, inner_state, tuple(fragments))
 
   return optax.GradientTransformationExtraArgs(init, update)
+
+
+def check_axis(axis_name: str) -> None:
+  """Raises ValueError if nobody binds the axis of the replicas."""
+  try:
+    jax.lax.axis_index(axis_name)
+  except (NameError, AssertionError):
+    raise ValueError(
+      f"no axis is called {axis_name!r} here: map the step with jax.vmap(step, "
+      f"axis_name={axis_name!r}) or with jax.shard_map over a mesh axis of "
+      "this name, or pass the name of your axis as axis_name"
+    ) from None
+
+
+def _check_is_mapped(step: Array, axis_name: str) -> None:
+  """Refuses a call that is not the code of one replica among others."""
+  if step.ndim:
+    raise ValueError(
+      "the state has a replica axis: map the step with jax.vmap(step, "
+      f"axis_name={axis_name!r}), or with jax.vmap(step) inside jax.shard_map"
+    )
+  check_axis(axis_name)
+
+
+def outer_params(state: StepState) -> Tree:
+  """Returns the outer parameters of a transform, which are the model to keep.
+
+  Args:
+    state: State of the transform, of one replica or with a replica axis.
+
+  Returns:
+    The caller's tree. A replica axis stays; replicas have equal values, except
+    under the rule "eager" and with exchanges whose result is not shared.
+
+  Raises:
+    ValueError: If fragments divide layers, and so have no whole leaves.
+  """
+
+  def whole(*parts: Any) -> Array:
+    own = [part for part in parts if not _is_masked(part)]
+    if len(own) != 1:
+      raise ValueError(
+        "fragments divide layers: their outer parameters are rows of leaves, "
+        "in state.fragments[p].params"
+      )
+    return own[0]
+
+  trees = [fragment.params for fragment in state.fragments]
+  return jax.tree.map(whole, *trees, is_leaf=_is_masked)
 
 
 def _events(

@@ -165,6 +165,12 @@ def test_a_name_brings_its_codec_and_shows_it():
       ValueError,
       "must be one of",
     ),
+    (lambda: dx.diloco(0.1, nesterov()), TypeError, "inner=0.1 must be"),
+    (
+      lambda: dx.diloco(INNER, nesterov(), sync_interval=2.5),
+      ValueError,
+      "sync_interval=2.5 must be a whole number",
+    ),
     (
       lambda: dx.dilocoo,
       AttributeError,
@@ -212,3 +218,54 @@ def test_fragments_are_divided_by_bytes_by_path_or_as_listed():
   assert divided((listed[0] + listed[1], listed[2])) == [{"a", "b"}, {"c"}]
   with pytest.raises(ValueError, match="3 fragments are listed"):
     divided(listed)
+
+
+def one_step(tx):
+  def step(params, state):
+    return tx.update(params, state, params)
+
+  return step
+
+
+@pytest.mark.parametrize("name", ["diloco", "allreduce"])
+def test_a_step_that_nobody_maps_is_refused_in_one_line(name):
+  outer = None if name == "allreduce" else nesterov()
+  tx = getattr(dx, name)(INNER, outer)
+  params = {"a": jnp.zeros((2, 3))}
+  message = "no axis is called 'replica' here: map the step with jax.vmap"
+  with pytest.raises(ValueError, match=message):
+    jax.vmap(one_step(tx))(params, jax.vmap(tx.init)(params))
+
+
+def test_a_state_of_all_replicas_in_the_code_of_one_is_refused():
+  tx = dx.diloco(INNER, nesterov())
+  params = {"a": jnp.zeros((2, 3))}
+  with pytest.raises(ValueError, match="the state has a replica axis"):
+    tx.update(params, jax.vmap(tx.init)(params), params)
+
+
+def test_the_model_to_keep_is_put_together_from_all_fragments():
+  params = {"a": jnp.ones(6), "b": {"c": jnp.zeros(5)}, "d": jnp.ones(4)}
+  settings = {"num_fragments": 2, "sync_interval": 4, "overlap_steps": 1}
+  state = dx.delayed(INNER, nesterov(), **settings).init(params)
+  assert_close(dx.outer_params(state), params, 0)
+
+
+@pytest.mark.parametrize("name", ["sparse_loco", "dilocox"])
+def test_a_method_runs_under_shard_map_as_it_is(name):
+  tx = getattr(dx, name)(INNER, nesterov(), sync_interval=2)
+  auto = (jax.sharding.AxisType.Auto,)
+  mesh = jax.make_mesh(
+    (2,), ("replica",), axis_types=auto, devices=jax.devices()[:2]
+  )
+  spec = jax.P("replica")
+  spread = jax.shard_map(
+    jax.vmap(one_step(tx)), mesh=mesh, in_specs=spec, out_specs=spec
+  )
+  stacked = jax.vmap(one_step(tx), axis_name="replica")
+  params = {"a": jnp.arange(64.0).reshape(2, 4, 8)}
+  state = other_state = jax.vmap(tx.init)(params)
+  for _ in range(2):
+    updates, state = jax.jit(spread)(params, state)
+    others, other_state = jax.jit(stacked)(params, other_state)
+  assert_close(updates, others, 1e-5)
