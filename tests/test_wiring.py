@@ -13,6 +13,7 @@ from dilocox_jax.config.sections import (
   EvaluationConfig,
 )
 from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.models import transformer
 from dilocox_jax.models.loss import token_loss
 from dilocox_jax.outer.round_program import RoundState
 from dilocox_jax.training import build
@@ -263,7 +264,8 @@ def test_stages_send_each_other_what_the_boundary_says(boundary):
   before = named(params)
   found = {n: before[n] - after for n, after in named(state.params).items()}
   plain = jax.jit(by_stages, static_argnums=(0, 3))
-  each = [plain(programs.model, params, own[0], boundary) for own in tokens]
+  model = transformer.build_model(config.model.shape, unroll=1)
+  each = [plain(model, params, own[0], boundary) for own in tokens]
   losses, gradients = zip(*each, strict=True)
   np.testing.assert_allclose(seen.loss[:, 0], losses, rtol=1e-6)
   twin = jax.tree.map(lambda *x: jnp.stack(x), *gradients)
