@@ -10,6 +10,8 @@ from dilocox_jax.training import evaluation, start
 from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
 from tests import runs
 
+pytestmark = pytest.mark.slow  # All start from one run on a mesh: a minute.
+
 SAVED_AT = 12
 SAME_LOSS = 1e-6  # fp32; sums run in another order
 LAYERS = {"num_layers": 4}

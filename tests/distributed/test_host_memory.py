@@ -174,9 +174,9 @@ def test_matrices_of_the_outer_state_and_nothing_else_lie_on_the_host():
   slow_after(
     1,
     [
+      (host_memory.DEVICE, "stacked"),
       (host_memory.DEVICE, "divided"),
       (HOST, "divided"),
-      (host_memory.DEVICE, "stacked"),
       (HOST, "stacked"),
     ],
   ),

@@ -91,6 +91,7 @@ def whole_fixture(tmp_path_factory):
   return workdir
 
 
+@pytest.mark.slow
 def test_two_processes_end_where_one_does(whole, tmp_path):
   """That both hold the same bits, they see to before every checkpoint."""
   code, errors = end(
