@@ -4,6 +4,7 @@ A transform runs in the code of one replica, under an axis name that the caller
 binds with `jax.vmap`, `jax.shard_map` or `jax.pmap`.
 """
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -183,6 +184,8 @@ def _averaged_gradients(
   return optax.GradientTransformationExtraArgs(init, update)
 
 
+# The letters of the papers.
+_SHORT = {"H": "sync_interval", "P": "num_fragments", "tau": "overlap_steps"}
 _COUNTS = ("sync_interval", "num_fragments", "overlap_steps")
 _ABOUT_TRANSFORMS = """\
 Returns an optax transform; see `step_transform` for the other arguments, whose
@@ -207,8 +210,12 @@ def named_step_transform(name: str) -> Callable[..., Any]:
         raise TypeError(f"{what}={part!r} must be an optax transformation")
     for key in given:
       if key not in settings and key not in options:
-        known = ", ".join([*settings, *list(options)[3:]])
-        raise TypeError(f"{name} has no argument {key!r}; it has: {known}")
+        known = [*settings, *list(options)[3:]]
+        near = [_SHORT.get(key), *difflib.get_close_matches(key, known)]
+        hint = next((f" (did you mean {word}?)" for word in near if word), "")
+        raise TypeError(
+          f"{name} has no argument {key!r}{hint}; it has: {', '.join(known)}"
+        )
       if key in _COUNTS and not isinstance(given[key], int):
         raise ValueError(f"{key}={given[key]!r} must be a whole number")
     method = build(**{k: v for k, v in given.items() if k in settings})

@@ -158,7 +158,11 @@ def test_a_name_brings_its_codec_and_shows_it():
 @pytest.mark.parametrize(
   ("make", "error", "message"),
   [
-    (lambda: dx.diloco(INNER, nesterov(), H=3), TypeError, "no argument 'H'"),
+    (
+      lambda: dx.diloco(INNER, nesterov(), H=3),
+      TypeError,
+      "no argument 'H' .did you mean sync_interval",
+    ),
     (lambda: dx.diloco(INNER), ValueError, "needs an outer optimizer"),
     (
       lambda: dx.diloco(INNER, nesterov(), codec="int5"),

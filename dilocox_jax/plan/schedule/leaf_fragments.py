@@ -54,8 +54,8 @@ def balanced(
   """
   if num_fragments > len(shapes):
     raise ValueError(
-      f"num_fragments={num_fragments} must not exceed the {len(shapes)} leaves "
-      "of the tree: lower it, or give fragments yourself"
+      f"num_fragments={num_fragments} must not exceed the number of leaves of "
+      f"the tree, {len(shapes)}: lower it, or give fragments yourself"
     )
   sizes = {path: math.prod(shape) for path, shape in shapes.items()}
   totals, owner = [0] * num_fragments, {}

@@ -15,7 +15,9 @@ def paths(fragments):
 def test_leaves_are_divided_into_fragments_of_about_equal_size():
   fragments = leaf_fragments.balanced(SHAPES, 2)
   assert paths(fragments) == [["a", "d"], ["b", "c"]]  # 9 values each
-  with pytest.raises(ValueError, match="must not exceed the 4 leaves"):
+  with pytest.raises(
+    ValueError, match="must not exceed the number of leaves of the tree, 4"
+  ):
     leaf_fragments.balanced(SHAPES, 5)
 
 
