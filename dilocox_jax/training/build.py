@@ -259,7 +259,7 @@ def _check_given_model(config: RunConfig, model: LossModel) -> None:
   if config.mesh.is_divided:
     raise ValueError(
       "a model that is handed in cannot be cut into pipeline stages or shards: "
-      "set mesh.num_stages=1 and mesh.num_shards=1"
+      "set mesh.num_stages=1 and mesh.num_data_shards=1"
     )
   fragments = config.fragments
   if fragments.num_fragments == 1:
