@@ -23,6 +23,11 @@ def leaves_by_path(tree: Tree) -> dict[str, Any]:
   return {path_name(path): leaf for path, leaf in leaves}
 
 
+def shapes_by_path(tree: Tree) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of a tree's leaves by `path_name`, in the same order."""
+  return {path: leaf.shape for path, leaf in leaves_by_path(tree).items()}
+
+
 def all_finite(tree: Tree) -> Boolean:
   """Returns whether all values of a tree's floating leaves are finite."""
   finite = [

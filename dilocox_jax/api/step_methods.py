@@ -24,7 +24,7 @@ from dilocox_jax.plan.schedule.methods import METHODS, Method
 from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.plan.wire.payload_names import named_payload
 from dilocox_jax.pytypes import Aggregator, Tree
-from dilocox_jax.trees import leaves_by_path
+from dilocox_jax.trees import shapes_by_path
 
 # What is sent: a payload, its name, or its settings as in `config.codec`.
 CodecChoice = Payload | str | Mapping[str, Any]
@@ -147,7 +147,7 @@ def own_or_named_exchange(
 def _divided(
   count: int, fragments: Fragmentation | None, tree: Tree
 ) -> tuple[LeafFragment, ...]:
-  shapes = {path: leaf.shape for path, leaf in leaves_by_path(tree).items()}
+  shapes = shapes_by_path(tree)
   if fragments is None:
     return leaf_fragments.balanced(shapes, count)
   if isinstance(fragments, Fragments):

@@ -33,7 +33,7 @@ from dilocox_jax.exchange import transport
 from dilocox_jax.plan.wire.leaf import leaf_of
 from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.pytypes import Array, Boolean, Index, Tree
-from dilocox_jax.trees import leaves_by_path
+from dilocox_jax.trees import leaves_by_path, shapes_by_path
 
 
 class CodecState(NamedTuple):
@@ -201,6 +201,6 @@ def grams(state: CodecState) -> dict[str, Array]:
 
 def _like(tree: Tree, leaves: dict[str, Array]) -> Tree:
   """Puts leaves by path into the structure and shapes of a tree."""
-  shapes = {path: leaf.shape for path, leaf in leaves_by_path(tree).items()}
+  shapes = shapes_by_path(tree)
   shaped = [leaves[path].reshape(shape) for path, shape in shapes.items()]
   return jax.tree.unflatten(jax.tree.structure(tree), shaped)

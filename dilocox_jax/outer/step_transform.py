@@ -198,7 +198,7 @@ def _events(
   is_applied = (place == tau % interval) & (send_step > 0)
   sent_slot = _slot(schedule, number, step)
   applied_slot = _slot(schedule, number, send_step)
-  params = jax.tree.map(_added, before, change)
+  params = optax.apply_updates(before, change)
 
   def measured(state: OuterState, params: Tree) -> Tree:
     unapplied = transform.unapplied_at_send(sent_slot)
@@ -254,11 +254,6 @@ def _events(
     change,
   )
   return state, change
-
-
-def _added(param: Array, update: Array) -> Array:
-  """A parameter after its update, in the parameter's type."""
-  return jnp.asarray(param + update).astype(param.dtype)
 
 
 def _slot(schedule, number: int, send_step: Index) -> Index:

@@ -52,7 +52,7 @@ from dilocox_jax.plan.wire.collectives import EXCHANGES
 from dilocox_jax.plan.wire.leaf import Shapes
 from dilocox_jax.pytypes import Aggregator, Scalar, Tree
 from dilocox_jax.training.parts import NO_PARTS, Parts
-from dilocox_jax.trees import leaves_by_path
+from dilocox_jax.trees import shapes_by_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _shapes(config: RunConfig, given: LossModel | None) -> Shapes:
   if given is None:
     return parameter_shapes(config.model.shape)
   params = jax.eval_shape(given.init, jax.random.key(0))
-  return {path: leaf.shape for path, leaf in leaves_by_path(params).items()}
+  return shapes_by_path(params)
 
 
 def outer_transform(
