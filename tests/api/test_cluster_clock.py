@@ -39,6 +39,7 @@ def times(workdir, event):
   return {r["step"]: r["simulated_s"] for r in rows if r["event"] == event}
 
 
+@pytest.mark.slow
 def test_no_loss_depends_on_the_link(tmp_path):
   config = runs.settings(method="diloco")
   found = [

@@ -87,6 +87,7 @@ def test_a_report_on_no_lines_is_refused_and_writes_nothing(tmp_path):
   assert not list(tmp_path.glob("kept*"))
 
 
+@pytest.mark.slow
 def test_lines_are_written_in_the_work_directory_unless_told(tmp_path):
   """A fresh clone begins with what is committed, and leaves it as it is."""
   results = ROOT / "docs/results"

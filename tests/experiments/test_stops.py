@@ -70,7 +70,8 @@ def test_a_run_with_a_cluster_says_how_long_it_would_take(tmp_path):
 @pytest.mark.parametrize(
   "number, method",
   [
-    (signal.SIGTERM, "dilocox"),
+    (signal.SIGTERM, "diloco"),
+    pytest.param(signal.SIGTERM, "dilocox", marks=pytest.mark.slow),
     pytest.param(signal.SIGINT, "streaming_diloco", marks=pytest.mark.slow),
   ],
 )

@@ -96,7 +96,7 @@ def exchange_state(state):
   [
     "open_diloco",
     pytest.param("streaming_diloco", marks=pytest.mark.slow),
-    "dilocox",
+    pytest.param("dilocox", marks=pytest.mark.slow),
     pytest.param("cocktail_sgd", marks=pytest.mark.slow),
   ],
 )

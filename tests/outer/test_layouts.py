@@ -31,6 +31,7 @@ SLOW = (
   "streaming_diloco",
   "eager",
   "dilocox_reset",
+  "dilocox_continue",
   "delayed",
 )
 

@@ -134,7 +134,11 @@ def test_one_replica_is_plain_training_in_fp32(name):
   ("method", "settings"),
   [
     ("diloco", {}),
-    ("delayed", {"overlap_steps": 2, "rule": "continue"}),
+    pytest.param(
+      "delayed",
+      {"overlap_steps": 2, "rule": "continue"},
+      marks=pytest.mark.slow,
+    ),
     pytest.param("dilocox", {"rule": "continue"}, marks=pytest.mark.slow),
     pytest.param("eager", {}, marks=pytest.mark.slow),
   ],

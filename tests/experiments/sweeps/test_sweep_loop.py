@@ -88,10 +88,13 @@ def test_a_signal_ends_the_sweep_with_what_to_do(number):
       os.kill(os.getpid(), number)
       raise AssertionError("the signal was not heard")
 
-  before = signal.getsignal(signal.SIGTERM)
+  # A shell's background jobs ignore Ctrl-C, and then so does this process.
+  before = signal.getsignal(number)
+  if number == signal.SIGINT:
+    signal.signal(number, signal.default_int_handler)
   try:
     reports, error = swept(Interrupted(), TASKS)
   finally:
-    signal.signal(signal.SIGTERM, before)
+    signal.signal(number, before)
   assert reports == [] and error.exit_code == command_line.INTERRUPTED
   assert "the same command goes on from here" in str(error)
