@@ -87,6 +87,7 @@ def make_rounds(
   error_feedback: bool = False,
   keep_unsent: bool = False,
   exchange: Aggregator | None = None,
+  rest_in_layers: float = 0.0,
 ) -> Rounds:
   """Builds a method's rounds from an inner step of one's own.
 
@@ -98,6 +99,8 @@ def make_rounds(
     num_replicas: M.
     num_layers: Layers of the leaves below "blocks", their first axis; only
       needed for more than one fragment.
+    rest_in_layers: Size of all other leaves, in layers; only needed for
+      "balanced" fragments (`plan.schedule.fragments.rest_in_layers`).
     layout: "stacked" (one device holds all replicas) or "mesh" (a device for
       each replica).
     codec: What is sent: a payload, its name, or its settings as in
@@ -121,7 +124,10 @@ def make_rounds(
       "dilocox_jax.step_transform, which divides any tree"
     )
   fragments = Fragments(
-    method.schedule.num_fragments, max(num_layers, 1), method.fragment_order
+    method.schedule.num_fragments,
+    max(num_layers, 1),
+    method.fragment_order,
+    rest_in_layers,
   )
   aggregator = own_or_named_exchange(
     exchange, codec, feedback=Feedback() if error_feedback else None

@@ -118,6 +118,9 @@ class Partition:
     self._rows = np.where(self._is_there, self._table, self._table[:, :1])
     places = np.arange(self._table.shape[1], dtype=np.int32)
     self._places = np.where(self._is_there, places, np.int32(0))
+    # Layers of fragment 0, which only "balanced" fragments have.
+    has_layers = fragments.first_layers
+    self._first = fragments.layers(0) if has_layers else places[:0]
 
   def take(self, tree: Tree, fragment: FragmentIndex) -> Tree:
     """Returns one fragment of a parameter tree, on the device.
@@ -128,9 +131,8 @@ class Partition:
     if self.fragments.num_fragments == 1:
       return host_memory.on_device(tree)
     if isinstance(fragment, int):
-      return host_memory.on_device(
-        {k: v for k, v in tree.items() if k != BLOCKS}
-      )
+      rest = {k: v for k, v in tree.items() if k != BLOCKS}
+      return host_memory.on_device(rest) | self._first_layers(tree)
     return self._gather(tree, fragment)
 
   def put(self, tree: Tree, fragment: FragmentIndex, values: Tree) -> Tree:
@@ -139,11 +141,15 @@ class Partition:
     if self.fragments.num_fragments == 1:
       return host_memory.move_like(values, tree)
     if isinstance(fragment, int):
-      return {
-        **tree,
-        **host_memory.move_like(values, {k: tree[k] for k in values}),
-      }
-    layers, rows, places = self._numbers(fragment)
+      rest = {k: v for k, v in values.items() if k != BLOCKS}
+      new = host_memory.move_like(rest, {k: tree[k] for k in rest})
+      rows = jnp.asarray(self._first, jnp.int32)
+      layers, places = rows, jnp.arange(len(self._first), dtype=jnp.int32)
+    else:
+      new = {}
+      layers, rows, places = self._numbers(fragment)
+    if BLOCKS not in values:
+      return {**tree, **new}
 
     def scatter(leaf, new_rows):
       if host_memory.is_on_host(leaf):
@@ -151,7 +157,7 @@ class Partition:
       return leaf.at[layers].set(new_rows, mode="drop", unique_indices=False)
 
     blocks = jax.tree.map(scatter, tree[BLOCKS], values[BLOCKS])
-    return {**tree, BLOCKS: blocks}
+    return {**tree, **new, BLOCKS: blocks}
 
   def store(self, function, params: Tree) -> Store:
     """Returns a store of function(fragment of params) for every fragment."""
@@ -176,6 +182,19 @@ class Partition:
       values = host_memory.rows(leaf, rows)
       mask = is_there.reshape(-1, *[1] * (leaf.ndim - 1))
       return jnp.where(mask, values, jnp.zeros_like(values))
+
+    return {BLOCKS: jax.tree.map(gather, tree[BLOCKS])}
+
+  def _first_layers(self, tree: Tree) -> Tree:
+    """Returns the layers of fragment 0, or nothing if it has none."""
+    if not self._first.size:
+      return {}
+    rows = jnp.asarray(self._first, jnp.int32)
+
+    def gather(leaf):
+      if host_memory.is_on_host(leaf):
+        return host_memory.rows(leaf, rows)
+      return leaf[rows]
 
     return {BLOCKS: jax.tree.map(gather, tree[BLOCKS])}
 

@@ -5,9 +5,16 @@ axis. Fragment 0 is everything else (embedding, final norm, head); fragments
 1 to P - 1 share the layers. With P = 1 the whole tree is fragment 0. The
 layers of a fragment are a row of a table, so a program can pick a fragment by
 its number and does not grow with P.
+
+If the order is "balanced", fragment 0 has layers too, so that all fragments
+have about the same size. Otherwise a link that sends one fragment after the
+other waits for the large ones: in a model of 107 billion parameters fragment 0
+would hold 2 % of them, and take a whole turn of the link like the others.
 """
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,7 +22,7 @@ import numpy as np
 from dilocox_jax.checks import one_of
 
 BLOCKS = "blocks"  # Top-level key of the stacked leaves.
-ORDERS = ("sequential", "strided")
+ORDERS = ("sequential", "strided", "balanced")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,13 +32,17 @@ class Fragments:
   Attributes:
     num_fragments: Number of fragments, P.
     num_layers: Number of layers, the length of the layer axis.
-    order: "sequential" (neighbouring layers together) or "strided"
-      (interleaved, the default of Streaming DiLoCo, arXiv 2501.18512).
+    order: "sequential" (neighbouring layers together), "strided"
+      (interleaved, the default of Streaming DiLoCo, arXiv 2501.18512), or
+      "balanced" (interleaved, and fragment 0 has layers too).
+    rest_in_layers: Size of everything outside the layers, as a number of
+      layers. Only "balanced" reads it.
   """
 
   num_fragments: int
   num_layers: int
   order: str = "strided"
+  rest_in_layers: float = 0.0
 
   def __post_init__(self):
     one_of("fragment_order", self.order, ORDERS)
@@ -41,12 +52,36 @@ class Fragments:
         f"num_layers={self.num_layers}: lower sync.num_fragments"
       )
 
-  def layers(self, fragment: int) -> np.ndarray:
-    """Returns the layers of a fragment, 1 or higher, in ascending order."""
+  @property
+  def first_layers(self) -> int:
+    """Number of layers in fragment 0 (if there are more fragments).
+
+    All other fragments have K layers. K is chosen so that the largest fragment
+    is as small as it can be, and then so that little is filled up with zeros.
+
+    Example: 78 layers, P = 16, and a rest as large as 1.9 layers. With K = 5
+    fragment 0 has 78 - 15 * 5 = 3 layers, which makes it as large as 4.9.
+    """
     groups = self.num_fragments - 1
-    if self.order == "strided":
-      return np.arange(fragment - 1, self.num_layers, groups)
-    return np.array_split(np.arange(self.num_layers), groups)[fragment - 1]
+    if self.order != "balanced" or not groups:
+      return 0
+
+    def cost(width: int) -> tuple[float | int, int, int]:
+      left = self.num_layers - groups * width
+      first = max(left, 0)
+      return max(self.rest_in_layers + first, width), max(-left, 0), first
+
+    widths = range(1, -(-self.num_layers // groups) + 1)
+    return min(cost(width) for width in widths)[-1]
+
+  def layers(self, fragment: int) -> np.ndarray:
+    """Returns the layers of a fragment in ascending order (P > 1)."""
+    groups, layers = self.num_fragments - 1, np.arange(self.num_layers)
+    if self.order == "sequential":
+      return [layers[:0], *np.array_split(layers, groups)][fragment]
+    first = self.first_layers
+    width = -(-(self.num_layers - first) // groups)
+    return layers[_dealt(self.num_layers, [first] + [width] * groups)[fragment]]
 
   @property
   def layer_table(self) -> np.ndarray:
@@ -60,7 +95,8 @@ class Fragments:
                     2 5 7                   5 6 7
     """
     groups = self.num_fragments - 1
-    width = -(-self.num_layers // groups) if groups else 0
+    left = self.num_layers - self.first_layers
+    width = -(-left // groups) if groups else 0
     table = np.full((groups, width), self.num_layers, np.int32)
     for row in range(groups):
       layers = self.layers(row + 1)
@@ -82,10 +118,43 @@ class Fragments:
     """
     if self.num_fragments == 1:
       return dict(shapes)
-    if fragment == 0:
-      return {k: v for k, v in shapes.items() if not is_stacked(k)}
-    count = self.layer_table.shape[1]
-    return {k: (count, *v[1:]) for k, v in shapes.items() if is_stacked(k)}
+    count = self.layer_table.shape[1] if fragment else self.first_layers
+    stacked = {k: (count, *v[1:]) for k, v in shapes.items() if is_stacked(k)}
+    if fragment:
+      return stacked
+    rest = {k: v for k, v in shapes.items() if not is_stacked(k)}
+    return rest | stacked if count else rest
+
+
+def _dealt(num_layers: int, room: list[int]) -> list[list[int]]:
+  """Deals layers to fragments in turn, passing over those that are full.
+
+  Args:
+    num_layers: Number of layers.
+    room: Number of layers that each fragment may have.
+  """
+  dealt: list[list[int]] = [[] for _ in room]
+  turns = itertools.cycle(range(len(room)))
+  for layer in range(num_layers):
+    fragment = next(p for p in turns if len(dealt[p]) < room[p])
+    dealt[fragment].append(layer)
+  return dealt
+
+
+def rest_in_layers(shapes: Mapping[str, tuple[int, ...]]) -> float:
+  """Returns the size of all leaves outside the layers, in layers.
+
+  Example: an embedding and a head of 30 values each, and 4 layers of 120
+  values, give 60 / 120 = 0.5.
+
+  Args:
+    shapes: Leaf shapes of the whole tree by path.
+  """
+  total = sum(map(math.prod, shapes.values()))
+  in_layers = {k: v for k, v in shapes.items() if is_stacked(k)}
+  stacked = sum(map(math.prod, in_layers.values()))
+  num_layers = next((v[0] for v in in_layers.values()), 0)
+  return num_layers * (total - stacked) / stacked if stacked else 0.0
 
 
 def is_stacked(path: str) -> bool:

@@ -101,13 +101,17 @@ def by_layer(
 
   Args:
     shapes: Leaf shapes by path; leaves below "blocks" have a layer axis.
-    fragments: The division: fragment 0 has all other leaves.
+    fragments: The division: fragment 0 has all other leaves, and layers too if
+      the fragments are balanced.
   """
   if fragments.num_fragments == 1:
     return (tuple(LeafPiece(path) for path in shapes),)
   first = tuple(LeafPiece(path) for path in shapes if not is_stacked(path))
   rows = [tuple(int(layer) for layer in row) for row in fragments.layer_table]
   stacked = [path for path in shapes if is_stacked(path)]
+  if fragments.first_layers:
+    layers = tuple(int(layer) for layer in fragments.layers(0))
+    first += tuple(LeafPiece(path, layers) for path in stacked)
   return (
     first,
     *(tuple(LeafPiece(path, row) for path in stacked) for row in rows),

@@ -93,8 +93,8 @@ class Method:
       with 1 the exchange has no effect.
     exchanged: "pseudo_gradient", or "gradient" for methods that average the
       gradients of every step and give the mean to the inner optimizer.
-    fragment_order: How layers are divided among fragments: "strided" or
-      "sequential".
+    fragment_order: How layers are divided among fragments, one of
+      `plan.schedule.fragments.ORDERS`.
   """
 
   schedule: SyncSchedule
@@ -190,7 +190,7 @@ def streaming_diloco(
     num_fragments: Number of fragments, P.
     overlap_steps: tau (inner steps), less than H.
     mixing_alpha: Weight of the replica's own value at an apply.
-    fragment_order: "strided" or "sequential".
+    fragment_order: "strided", "sequential" or "balanced".
   """
   schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
   return Method(schedule, "mix", mixing_alpha, fragment_order=fragment_order)
@@ -243,7 +243,7 @@ def delayed(
     overlap_steps: tau (inner steps); may exceed H under "continue".
     rule: One of `RULES`.
     mixing_alpha: Weight of the replica's own value under "mix".
-    fragment_order: "strided" or "sequential".
+    fragment_order: "strided", "sequential" or "balanced".
   """
   schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
   return Method(schedule, rule, mixing_alpha, fragment_order=fragment_order)
