@@ -13,6 +13,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from dilocox_jax.reference.exchanges import Arrays
+
 
 def layers_of(
   fragment: int, num_layers: int, num_fragments: int, order: str
@@ -56,6 +58,20 @@ def balanced(
       if cards and len(hand) < (width if number else first):
         hand.append(cards.pop(0))
   return hands
+
+
+def rest_in_layers(params: Arrays) -> float:
+  """The size of all that is outside the layers, in layers.
+
+  Args:
+    params: Arrays by name; those of layer n begin with "blocks/" and end in
+      "/n".
+  """
+  layers = {k: v for k, v in params.items() if k.startswith("blocks/")}
+  in_layers = sum(v.size for v in layers.values())
+  num_layers = len({name.rsplit("/", 1)[1] for name in layers})
+  total = sum(v.size for v in params.values())
+  return num_layers * (total - in_layers) / in_layers
 
 
 def names_by_fragment(

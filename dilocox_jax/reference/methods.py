@@ -22,6 +22,7 @@ The methods differ in four places, all of them arguments of `train`:
                                         continue
     sparse_loco         H     1  0      reset       top-k of Delta in 2 bits
     muloco              H     1  0      reset       Delta in 2 bits, Muon inside
+    overlap_loco        H     P  H / P  continue    Delta in 1 bit, Muon inside
     delayed             any   P  any    any         any
 
 `allreduce` averages gradients at every step instead (`train_on_mean_gradient`),
@@ -54,7 +55,7 @@ from typing import Any
 import numpy as np
 
 from dilocox_jax.reference.exchanges import Arrays, Mean
-from dilocox_jax.reference.fragments import names_by_fragment
+from dilocox_jax.reference.fragments import names_by_fragment, rest_in_layers
 
 # From parameters and a batch to the loss and the gradients.
 LossAndGradient = Callable[[Arrays, Any], tuple[float, Arrays]]
@@ -89,6 +90,7 @@ def train(
   rule: str = "reset",
   mixing_alpha: float = 0.0,
   fragments: int | Sequence[Sequence[str]] = 1,
+  fragment_order: str = "strided",
   exchange: Any = None,
   keep_unsent: bool = False,
   flush: bool = True,
@@ -108,6 +110,7 @@ def train(
     mixing_alpha: Weight of the replica's own value, for "mix" only.
     fragments: Names of each fragment, or P, by which `names_by_fragment`
       divides the leaves.
+    fragment_order: How it divides them: "strided", "sequential" or "balanced".
     exchange: Averages a fragment (`reference.exchanges`); each fragment gets a
       copy. None: the plain mean.
     keep_unsent: Whether a replica keeps what the exchange did not send of its
@@ -120,7 +123,8 @@ def train(
   inner_optimizers = [copy.deepcopy(inner) for _ in range(num_replicas)]
   names = fragments
   if isinstance(names, int):
-    names = names_by_fragment(params, names)
+    rest = rest_in_layers(params) if fragment_order == "balanced" else 0.0
+    names = names_by_fragment(params, names, fragment_order, rest)
   kind = EagerFragment if rule == "eager" else Fragment
   parts = [
     kind(

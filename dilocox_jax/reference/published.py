@@ -1,4 +1,4 @@
-"""The named methods, each with the settings of its paper.
+"""The named methods with the settings of their papers, and this project's own.
 
 Every setting can be given anew, since a test problem is far smaller than a
 paper's. The model, the batches and the inner optimizer are always the caller's;
@@ -37,6 +37,7 @@ def _sparse_in_2_bits(name: str, leaf: np.ndarray) -> np.ndarray:
 
 _INT4 = Lossy(codecs.in_blocks(codecs.BY_BITS[4]))
 _INT2 = Lossy(codecs.in_blocks(codecs.BY_BITS[2]))
+_INT1 = Lossy(codecs.in_blocks(codecs.BY_BITS[1]))
 _E3M0 = Lossy(codecs.in_blocks(codecs.powers_of_two))
 
 
@@ -97,5 +98,16 @@ PUBLISHED: Mapping[str, Callable[..., Result]] = {
     rule="continue",
     outer=_nesterov(0.7),
     exchange=ErrorFeedback(SharedFactors(64, _INT4), against="mean"),
+  ),
+  # This project's; the inner optimizer is Muon.
+  "overlap_loco": functools.partial(
+    train,
+    sync_interval=16,
+    fragments=4,
+    fragment_order="balanced",
+    overlap_steps=4,
+    rule="continue",
+    outer=Sgd(1.0),
+    exchange=ErrorFeedback(_INT1),
   ),
 }

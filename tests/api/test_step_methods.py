@@ -52,6 +52,7 @@ SETTINGS = {
     "overlap_steps": 5,
     "rule": "continue",
   },
+  "overlap_loco": {"sync_interval": 6, "num_fragments": 3},
 }
 
 

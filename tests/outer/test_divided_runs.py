@@ -26,6 +26,7 @@ METHOD_FILES = (
   "eager",
   "muloco",
   "open_diloco",
+  "overlap_loco",
   "sparse_loco",
   "streaming_diloco",
 )
@@ -52,6 +53,8 @@ def config_of(name, mesh, **model):
     values["sync"]["sync_interval"] = INTERVAL
   if name == "streaming_diloco":
     values["sync"] |= {"num_fragments": 2, "overlap_steps": 1}
+  if name == "overlap_loco":
+    values["sync"]["num_fragments"] = 2
   if name == "delayed":
     values["sync"]["overlap_steps"] = 1
   return from_mapping(values)

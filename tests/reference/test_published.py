@@ -48,14 +48,21 @@ def test_replicas_take_steps_of_their_own(name):
 
 
 @pytest.mark.parametrize(
-  "name", ["open_diloco", "streaming_diloco", "sparse_loco", "muloco"]
+  "name",
+  [
+    "open_diloco",
+    "streaming_diloco",
+    "sparse_loco",
+    "muloco",
+    "overlap_loco",
+  ],
 )
 def test_what_is_sent_is_what_the_recipe_sends(name):
   recipe = RECIPES[name]
   exchange = PUBLISHED[name].keywords["exchange"]
   if recipe.get("exchange.error_feedback"):
     assert isinstance(exchange, ErrorFeedback)
-    assert exchange.decay == recipe["exchange.feedback_decay"]
+    assert exchange.decay == recipe.get("exchange.feedback_decay", 1.0)
     exchange = exchange.exchange
   assert isinstance(exchange, Lossy)
   values = np.random.default_rng(0).normal(size=[90, 100]).astype(np.float32)

@@ -249,6 +249,27 @@ def delayed(
   return Method(schedule, rule, mixing_alpha, fragment_order=fragment_order)
 
 
+def overlap_loco(sync_interval: int = 16, num_fragments: int = 4) -> Method:
+  """Sends equal fragments in turn, so that the link is never idle.
+
+  While one fragment travels, the replicas take the H / P inner steps until the
+  next one is sent. So each result is only H / P steps late, and replicas keep
+  the progress that they made meanwhile. Its recipe has Muon inside, one bit a
+  value with error feedback, and an outer step that goes to the mean.
+
+  Source: ours. It puts together the fragments of Streaming DiLoCo (arXiv
+  2501.18512), the delay of DiLoCoX (arXiv 2506.21263) under the rule
+  "continue", and the inner optimizer of MuLoCo (arXiv 2505.23725).
+
+  Args:
+    sync_interval: H (inner steps), best a multiple of P.
+    num_fragments: Number of fragments, P.
+  """
+  overlap = max(sync_interval // num_fragments, 1)
+  schedule = SyncSchedule(sync_interval, num_fragments, overlap)
+  return Method(schedule, "continue", fragment_order="balanced")
+
+
 METHODS: Registry[Callable[..., Method]] = Registry("method")
 _CHECKED_ROUNDS = 4
 
@@ -304,6 +325,7 @@ for _build in (
   eager,
   dilocox,
   delayed,
+  overlap_loco,
 ):
   register_method(_build)
 

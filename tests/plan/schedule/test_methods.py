@@ -20,6 +20,9 @@ def test_methods_are_the_schedules_and_rules_of_their_papers():
     "eager": Method(SyncSchedule(30, 1, 30), "eager"),
     "dilocox": Method(SyncSchedule(30, 1, 30), "continue"),
     "delayed": Method(SyncSchedule(30, 1, 4), "continue"),
+    "overlap_loco": Method(
+      SyncSchedule(16, 4, 4), "continue", fragment_order="balanced"
+    ),
   }
   assert {name: named_method(name) for name in METHODS} == expected
 
@@ -49,6 +52,11 @@ def test_methods_are_the_schedules_and_rules_of_their_papers():
       "dilocox",
       {"sync_interval": 9, "rule": "reset"},
       Method(SyncSchedule(9, 1, 9), "reset"),
+    ),
+    (
+      "overlap_loco",
+      {"sync_interval": 15, "num_fragments": 2},
+      Method(SyncSchedule(15, 2, 7), "continue", fragment_order="balanced"),
     ),
     (
       "delayed",
