@@ -3,7 +3,8 @@
 from typing import Any
 
 from dilocox_jax.api.simulation_setup import Options, set_up
-from dilocox_jax.config import RunConfig
+from dilocox_jax.checks import require
+from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.analytic import AnalyticClock
@@ -14,35 +15,51 @@ from dilocox_jax.simulate.script import Script
 class ClusterClock:
   """Adds up the simulated time of the segments that the trainer runs."""
 
-  def __init__(self, config: RunConfig, cluster: str, options: Options):
+  def __init__(
+    self,
+    config: RunConfig,
+    cluster: str,
+    options: Options,
+    timed: RunConfig | None = None,
+  ):
     """Starts the clock at 0 seconds.
 
     Args:
       config: Config of the run.
       cluster: Name of a cluster preset, or path of a cluster file.
       options: Settings of the simulation that config and cluster do not have.
+      timed: Config of a run with the same schedule, whose steps and exchanges
+        are timed in place of those of the run: usually the same method with a
+        larger model. None times the run itself.
 
     Raises:
-      ValueError: If the config does not fit the cluster or the options. The
-        message has one line.
+      ValueError: If the config does not fit the cluster or the options, or the
+        schedule of `timed` is not that of the run. The message has one line.
     """
-    setup = set_up(config, cluster, options)
+    self._timed_traffic = None
+    if timed:
+      _check_schedules(config, timed)
+      self._timed_traffic = to_plan.traffic(timed)
+    setup = set_up(timed or config, cluster, options)
     self._copied_bytes = setup.script.copied_bytes
     self._clock = AnalyticClock(setup.link_costs, setup.work)
     # The name also has the duration of a step, because pipeline stages change
     # it even if cluster and options stay the same.
     step_s = setup.steps.seconds.tolist()
     self._name = f"{cluster_text(setup.link_costs.cluster)} {options} {step_s}"
+    if timed:
+      self._name += f" {timed.model.shape}"
     self._asked_for = cluster
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:
     """Adds the time of a segment; returns seconds since the run's start."""
-    script = Script(traffic, self._copied_bytes)
+    script = Script(self._timed_traffic or traffic, self._copied_bytes)
     return self._clock.walk(script.segment(segment)).now_s
 
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
     """Adds the time of the flush; returns seconds since the run's start."""
-    return self._clock.walk(Script(traffic).flush(plan)).now_s
+    script = Script(self._timed_traffic or traffic)
+    return self._clock.walk(script.flush(plan)).now_s
 
   def get_state(self) -> dict[str, Any]:
     """Returns the state that a checkpoint saves, as values that JSON can hold.
@@ -66,3 +83,18 @@ class ClusterClock:
         "the run began: give the old flags again, or take another --workdir"
       )
     self._clock.set_state(state["clock"])
+
+
+def _check_schedules(config: RunConfig, timed: RunConfig) -> None:
+  """Raises ValueError unless one run's rounds can be timed as another's."""
+  plans = to_plan.run_plan(config), to_plan.run_plan(timed)
+  require(
+    plans[0] == plans[1],
+    "a run is timed as another one only if both have the same steps, method, "
+    "H, P and tau",
+  )
+  require(
+    config.adaptive.mode == "off",
+    f"adaptive.mode={config.adaptive.mode!r} changes rank and H of the run but "
+    "not of the one that is timed in its place: take adaptive.mode=off",
+  )

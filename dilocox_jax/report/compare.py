@@ -30,6 +30,7 @@ from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.report.spread import cheapest
 
 _TIME = "simulated time"
+_WIDE = 20  # Ratio of two times from which their axis is logarithmic.
 # Fields that runs are drawn against, and captions of their panels.
 _PANELS = (
   ("simulated_s", "loss measured, time derived (simulated)"),
@@ -125,6 +126,8 @@ def comparison_figure(runs: Mapping[str, LoadedRun]) -> Figure:
   for ax, (field, kind) in zip(axes, panels.items(), strict=True):
     values = {k: _values(run, field) for k, run in runs.items()}
     divisor = _label_axis(ax, field, itertools.chain(*values.values()))
+    if field == "simulated_s" and _differ_widely(values.values()):
+      ax.set_xscale("log")
     curves = [
       Curve(k, [x / divisor for x, _ in pairs], [y for _, y in pairs])
       for k, pairs in values.items()
@@ -148,6 +151,12 @@ def _values(run: LoadedRun, field: str) -> list[tuple[float, float]]:
     return [(at[e.step], e.outer_loss) for e in run.evaluations if e.step in at]
   pairs = [(float(getattr(e, field)), e.outer_loss) for e in run.evaluations]
   return [(cost, loss) for cost, loss in pairs if cost > 0]
+
+
+def _differ_widely(values: Iterable[list[tuple[float, float]]]) -> bool:
+  """Whether one run's time is so long that others cannot be seen beside it."""
+  ends = [pairs[-1][0] for pairs in values if pairs]
+  return max(ends, default=0) > _WIDE * min(ends, default=0) > 0
 
 
 def _label_axis(

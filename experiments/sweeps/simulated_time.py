@@ -10,6 +10,7 @@ number of inner steps that a method can take in a given time.
 import bisect
 import dataclasses
 import math
+from collections.abc import Iterable
 
 from dilocox_jax.api.simulation_setup import Options, Setup, set_up
 from dilocox_jax.config import RunConfig
@@ -74,11 +75,20 @@ class PlannedTime:
 
     A fragment is sent when the exchange of the previous fragment has ended.
     """
+    fragments = range(self._setup.plan.method.schedule.num_fragments)
+    return self._exchanges_s(fragments)
+
+  def longest_exchange_s(self) -> float:
+    """Returns the time to exchange the largest fragment (seconds)."""
+    fragments = range(self._setup.plan.method.schedule.num_fragments)
+    return max(self._exchanges_s([fragment]) for fragment in fragments)
+
+  def _exchanges_s(self, fragments: Iterable[int]) -> float:
     setup = self._setup
     clock = AnalyticClock(setup.link_costs, setup.work)
-    for index in range(setup.plan.method.schedule.num_fragments):
-      key = ("whole", index, 0)
-      operations = tuple(setup.script.traffic.exchange(index))
+    for fragment in fragments:
+      key = ("whole", fragment, 0)
+      operations = tuple(setup.script.traffic.exchange(fragment))
       clock.walk([Launch(key, operations), Wait(key)])
     return clock.walk([]).now_s
 
@@ -146,7 +156,9 @@ def rounds_from(clock: SweepClock, config: RunConfig) -> dict[str, int]:
   Example: an exchange takes 0.5 s and an inner step takes 0.03 s, so 17 steps
   (0.51 s) hide the exchange. The run has 2000 steps. A method whose tau differs
   from H gets tau = 17 and H = 40, the smallest divisor of 2000 that is at least
-  2 tau = 34. A method with tau = H gets H = 20.
+  2 tau = 34. A method with tau = H gets H = 20. A method with tau = H / P,
+  whose fragments take turns on the link, gets H = w P with the smallest w such
+  that w steps hide the largest fragment.
 
   Args:
     clock: Clock on which an exchange is timed.
@@ -159,7 +171,11 @@ def rounds_from(clock: SweepClock, config: RunConfig) -> dict[str, int]:
   planned = PlannedTime(config, clock)
   tau = overlap_steps(planned.exchange_s(), planned.step_s)
   schedule = config.sync.named.schedule
-  if schedule.overlap_steps == schedule.sync_interval:
+  interval, count = schedule.sync_interval, schedule.num_fragments
+  if count > 1 and schedule.overlap_steps == max(interval // count, 1):
+    window = overlap_steps(planned.longest_exchange_s(), planned.step_s)
+    return {"sync.sync_interval": window * count}
+  if schedule.overlap_steps == interval:
     return {"sync.sync_interval": fitting_interval(tau, config.total_steps)}
   interval = fitting_interval(2 * tau, config.total_steps)
   return {"sync.overlap_steps": tau, "sync.sync_interval": interval}

@@ -250,7 +250,8 @@ def _method(given: Mapping[str, Any]) -> SweepMethod:
   return SweepMethod(name, flat(fields), refine, **links)
 
 
-def _clock(given: Mapping[str, Any]) -> SweepClock:
+def clock_of(given: Mapping[str, Any]) -> SweepClock:
+  """Returns a clock from its entry in a sweep's config (`clusters`)."""
   own = ("name", "cluster", "step_s")
   changed = flat({k: v for k, v in given.items() if k not in own})
   for path in changed:
@@ -267,7 +268,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     t["seed"], t["total_steps"], tuple(t["inner_learning_rates"])
   ),
   "seeds": tuple,
-  "clusters": lambda given: {c["name"]: _clock(c) for c in given},
+  "clusters": lambda given: {c["name"]: clock_of(c) for c in given},
   "target_loss": float,
   "equal_time": lambda given: {
     c["clock"]: Contest(c["reference"], tuple(c["methods"])) for c in given

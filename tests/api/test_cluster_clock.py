@@ -1,5 +1,6 @@
 """A real run with a simulated clock: the clock is told, never asked."""
 
+import dataclasses
 import json
 import math
 from unittest import mock
@@ -79,6 +80,55 @@ def test_warm_starts_are_on_the_clock(tmp_path):
   rounds = times(clocked(config, tmp_path), "round")
   assert rounds[6] > 6 * 0.25  # The copy to the other replica is in it.
   assert math.isclose(rounds[9] - rounds[6], 3 * 0.25)
+
+
+def larger(config):
+  """The same run with a model that has more bytes to send."""
+  model = dataclasses.replace(config.model, model_dim=64)
+  return dataclasses.replace(config, model=model)
+
+
+def test_a_run_can_be_timed_as_one_of_a_larger_model(tmp_path):
+  config = runs.settings()
+  clock = ClusterClock(config, "100mbit", OPTIONS, timed=larger(config))
+  with mock.patch(f"{__name__}.ClusterClock", lambda *_: clock):
+    found = times(clocked(config, tmp_path), "evaluation")[21]
+  made = setup.set_up(larger(config), "100mbit", OPTIONS)
+  expected = run_time(made.link_costs, made.work, made.script.ops(made.plan))
+  assert found == expected.now_s
+  made = setup.set_up(config, "100mbit", OPTIONS)
+  own = run_time(made.link_costs, made.work, made.script.ops(made.plan))
+  assert found > own.now_s
+
+
+def adaptive(config):
+  section = dataclasses.replace(config.adaptive, mode="rank")
+  return dataclasses.replace(config, adaptive=section)
+
+
+LOW_RANK = runs.settings(codec={"name": "low_rank+int", "rank": 4})
+
+
+@pytest.mark.parametrize(
+  "config, timed, said",
+  [
+    (
+      runs.settings(),
+      runs.settings(sync_interval=7),
+      "the same steps, method, H, P and tau",
+    ),
+    (
+      adaptive(LOW_RANK),
+      adaptive(LOW_RANK),
+      "adaptive.mode='rank' changes rank and H",
+    ),
+  ],
+)
+def test_a_run_whose_schedule_is_another_is_not_timed_in_its_place(
+  config, timed, said
+):
+  with pytest.raises(ValueError, match=said):
+    ClusterClock(config, "100mbit", OPTIONS, timed)
 
 
 @pytest.mark.parametrize(

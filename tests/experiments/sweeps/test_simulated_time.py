@@ -10,6 +10,7 @@ from experiments.sweeps.simulated_time import (
   PlannedTime,
   fitting_interval,
   overlap_steps,
+  rounds_from,
 )
 from experiments.sweeps.sweep_spec import SweepClock
 
@@ -57,6 +58,15 @@ def test_behind_tau_from_the_transfer_everything_hides():
     return run_time(setup.link_costs, setup.work, ops).exposed_s.max()
 
   assert waits(tau) == 0 and waits(tau - 1) > 0
+
+
+def test_fragments_in_turn_get_rounds_that_hide_the_largest_of_them():
+  shape = {"num_fragments": 2, "sync_interval": 4}
+  made = config("overlap_loco", **shape)
+  timed = PlannedTime(made, SLOW)
+  window = overlap_steps(timed.longest_exchange_s(), timed.step_s)
+  assert timed.longest_exchange_s() < timed.exchange_s()
+  assert rounds_from(SLOW, made) == {"sync.sync_interval": 2 * window}
 
 
 @pytest.mark.parametrize(
