@@ -32,6 +32,13 @@ DEV = [
   "setuptools>=77",
 ]
 
+# Tokenisers other than bytes, and files compressed by zstd.
+TEXT = [
+  "sentencepiece>=0.2.1",
+  "tokenizers>=0.23",
+  "zstandard>=0.25",
+]
+
 DOCS = [
   "furo>=2025.12",
   "myst-parser>=5.1",
@@ -50,9 +57,10 @@ setup(
   package_data={"dilocox_jax.simulate": ["data/*.json"]},
   install_requires=RUNTIME,
   extras_require={
-    "dev": DEV,
+    "dev": DEV + TEXT,
     "docs": DOCS,
     "gpu": ["jax[cuda12]>=0.10.0"],
+    "text": TEXT,
     "tpu": ["jax[tpu]>=0.10.0"],
   },
 )

@@ -52,6 +52,13 @@ class DataConfig(Section):
 
   source: str = "stdlib"  # stdlib (Python's library), text_files, synthetic.
   glob: str = ""  # text_files: pattern of the files, e.g. "notes/**/*.txt".
+  # text_files: field of a JSON line that has the text.
+  text_field: str = "text"
+  # bytes, bpe (trained on the training text), or the path of a tokenizer.json
+  # or of a SentencePiece .model.
+  tokenizer: str = "bytes"
+  # bpe: number of tokens.
+  vocab_size: int = limited(1024, at_least=257)
   # Share of the files that is held out for validation.
   validation_fraction: float = limited(0.05, above=0, below=1)
   # Number of sequences in one inner step of one replica.
@@ -74,6 +81,7 @@ class ModelConfig(Section):
   # Number of heads of keys and values. If it is less than num_heads, several
   # heads share keys and values.
   num_kv_heads: int | None = None
+  vocab_size: int | None = None  # Number of different tokens.
   tied_head: bool | None = None  # Whether the head is the token table.
   # float32 or bfloat16, for activations. Parameters are always float32.
   compute_dtype: str = limited("float32", choices=choices.COMPUTE_DTYPES)

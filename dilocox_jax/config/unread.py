@@ -44,7 +44,13 @@ def _ignored(values: Values) -> Iterator[Ignored]:
   """Yields a section, fields of it that a run ignores, and what to do."""
   if not sources.reads(source := values["data.source"], "glob"):
     remedy = f"data.source={source} reads no files: set data.source=text_files"
-    yield "data", ("glob",), remedy
+    yield "data", ("glob", "text_field"), remedy
+  if not sources.reads(source, "tokenizer"):
+    remedy = f"data.source={source} has tokens already: drop it"
+    yield "data", ("tokenizer", "vocab_size"), remedy
+  if values["data.tokenizer"] != "bpe":
+    remedy = "only data.tokenizer=bpe is trained: set it, or drop this"
+    yield "data", ("vocab_size",), remedy
   yield from _ignored_options("inner", values["inner.optimizer"])
   yield from _ignored_options("outer", values["outer.optimizer"])
   if values["inner.schedule"] == "constant":

@@ -3,25 +3,21 @@
 A loss means something only together with the text it was measured on. So a
 corpus has a digest of its files, and every reported loss can name it. A file
 goes to training or validation by its own path alone. So a validation file
-stays one when other files are added. Tokens are bytes; a tokeniser would
-replace `_join`.
+stays one when other files are added.
 """
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Integer
 
 from dilocox_jax.checks import require
+from dilocox_jax.data import tokenizers
+from dilocox_jax.data.tokenizers import MakeTokenizer, Tokenizer
 
 VALIDATION_FRACTION = 0.05
-
-_BYTE_VOCAB_SIZE = 256
-# A separator keeps the last word of a file apart from the next file. For bytes
-# a newline is enough; a tokeniser would use its end-of-text token.
-_SEPARATOR = b"\n"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,12 +26,14 @@ class Corpus:
 
   Attributes:
     name: Name of the source, one of `sources.SOURCES`.
-    train: Training tokens [train_tokens]; uint8 if the vocabulary has at most
-      256 tokens, else int32.
+    train: Training tokens [train_tokens], of any integer type.
     validation: Validation tokens [validation_tokens] of the same dtype.
     digest: 16 hex digits that name the content.
     vocab_size: Number of different tokens; every token is below it.
     num_files: Number of files read; 0 for a source without files.
+    bytes_per_token: Bytes of the validation text over its tokens. A loss in
+      nats a token, divided by this and by ln 2, is in bits a byte.
+    tokenizer: What made the tokens; None if nothing did.
   """
 
   name: str
@@ -44,6 +42,8 @@ class Corpus:
   digest: str
   vocab_size: int
   num_files: int
+  bytes_per_token: float = 1.0
+  tokenizer: Tokenizer | None = None
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:
@@ -77,18 +77,23 @@ def is_held_out(path: str, validation_fraction: float) -> bool:
 
 
 def from_files(
-  name: str, files: Mapping[str, bytes], validation_fraction: float
+  name: str,
+  files: Mapping[str, bytes],
+  validation_fraction: float,
+  tokenizer: MakeTokenizer = tokenizers.byte_tokenizer,
 ) -> Corpus:
-  """Splits files into training and validation bytes.
+  """Splits files into training and validation tokens.
 
   Args:
     name: Name of the source.
-    files: Content of each file by its relative path.
+    files: Content of each file, or of each document, by its name.
     validation_fraction: Share of the files held out, above 0 and below 1.
+    tokenizer: Function from the training documents to a tokenizer. The default
+      makes tokens of bytes.
 
   Returns:
-    A corpus whose files are joined in the order of their paths, with a newline
-    between two files.
+    A corpus whose files are joined in the order of their names. The tokenizer's
+    end of a text is between two files.
 
   Raises:
     ValueError: If the fraction is out of range, or training or validation has
@@ -100,19 +105,32 @@ def from_files(
   # If training had a copy of a validation file under another name, the
   # validation loss would measure memory.
   held_out_contents = {files[p] for p in held_out}
-  train = _join(files[p] for p in paths if files[p] not in held_out_contents)
-  validation = _join(files[p] for p in held_out)
-  if not train.size or not validation.size:
-    empty, change = (
-      ("validation", "raise") if train.size else ("training", "lower")
-    )
+  kept = [
+    files[p] for p in paths if files[p] and files[p] not in held_out_contents
+  ]
+  held = [files[p] for p in held_out if files[p]]
+  if not kept or not held:
+    empty, change = ("validation", "raise") if kept else ("training", "lower")
     raise ValueError(
       f"{name} has no {empty} text: validation_fraction={validation_fraction}"
       f" puts {len(held_out)} of {len(files)} files in validation; more files"
       f" are needed, or {change} validation_fraction"
     )
+  made = tokenizer(kept)
+  digest = digest_of(files)
+  if made.digest:
+    digest = digest_of({digest: made.digest.encode()})
+  validation = tokenizers.join(made, held)
+  num_bytes = sum(map(len, held)) + len(held) - 1
   return Corpus(
-    name, train, validation, digest_of(files), _BYTE_VOCAB_SIZE, len(files)
+    name,
+    tokenizers.join(made, kept),
+    validation,
+    digest,
+    made.vocab_size,
+    len(files),
+    num_bytes / len(validation),
+    made,
   )
 
 
@@ -122,8 +140,3 @@ def check_fraction(validation_fraction: float) -> None:
     0 < validation_fraction < 1,
     f"validation_fraction={validation_fraction} must lie above 0 and below 1",
   )
-
-
-def _join(contents: Iterator[bytes]) -> np.ndarray:
-  whole = _SEPARATOR.join(content for content in contents if content)
-  return np.frombuffer(whole, np.uint8)

@@ -5,9 +5,7 @@ So it is the source code of Python's standard library. To add a source, write a
 function that returns a `Corpus`, and call `register_source`.
 """
 
-import glob
 import inspect
-import itertools
 import os
 import pathlib
 import sysconfig
@@ -15,11 +13,17 @@ from collections.abc import Callable, Iterator
 
 from dilocox_jax.checks import known
 from dilocox_jax.data.corpus import VALIDATION_FRACTION, Corpus, from_files
+from dilocox_jax.data.documents import (
+  TEXT_FIELD,
+  matching_files,
+  read_documents,
+)
 from dilocox_jax.data.markov import synthetic
+from dilocox_jax.data.tokenizers import MakeTokenizer, byte_tokenizer
 from dilocox_jax.plan.choices import Registry
 
 SOURCES: Registry[Callable[..., Corpus]] = Registry("data source")
-SETTINGS = ("glob", "seed", "validation_fraction")
+SETTINGS = ("glob", "seed", "validation_fraction", "tokenizer", "text_field")
 
 _LEFT_OUT = frozenset(
   # Distributions of Python leave out, move or add these folders. Two builds of
@@ -64,6 +68,8 @@ def load_corpus(
   glob: str = "",
   seed: int = 0,
   validation_fraction: float = VALIDATION_FRACTION,
+  tokenizer: MakeTokenizer = byte_tokenizer,
+  text_field: str = TEXT_FIELD,
 ) -> Corpus:
   """Loads a corpus into memory by the name of its source.
 
@@ -73,6 +79,9 @@ def load_corpus(
     seed: Integer seed; of the package's sources "synthetic" reads it.
     validation_fraction: Share of the text that is held out for validation,
       above 0 and below 1.
+    tokenizer: Function from training documents to a tokenizer
+      (`tokenizers.choose`).
+    text_field: Field of a JSON line that has the text.
 
   Raises:
     ValueError: If the source is unknown or has too little text.
@@ -82,11 +91,17 @@ def load_corpus(
     "glob": glob,
     "seed": seed,
     "validation_fraction": validation_fraction,
+    "tokenizer": tokenizer,
+    "text_field": text_field,
   }
   return SOURCES[source](**{k: v for k, v in given.items() if reads(source, k)})
 
 
-def stdlib(*, validation_fraction: float = VALIDATION_FRACTION) -> Corpus:
+def stdlib(
+  *,
+  validation_fraction: float = VALIDATION_FRACTION,
+  tokenizer: MakeTokenizer = byte_tokenizer,
+) -> Corpus:
   """Reads the standard library of the Python that runs this program.
 
   This is about 8 MB of real text. It differs between versions of Python, and
@@ -95,10 +110,11 @@ def stdlib(*, validation_fraction: float = VALIDATION_FRACTION) -> Corpus:
   Args:
     validation_fraction: Share of the files that is held out for validation,
       above 0 and below 1.
+    tokenizer: As for `load_corpus`.
 
   Returns:
-    The bytes of the library's modules. Tests, generated files and packages that
-    were installed later are left out.
+    The tokens of the library's modules. Tests, generated files and packages
+    that were installed later are left out.
   """
   root = pathlib.Path(sysconfig.get_paths()["stdlib"])
   files = {}
@@ -107,47 +123,35 @@ def stdlib(*, validation_fraction: float = VALIDATION_FRACTION) -> Corpus:
       files[path.relative_to(root).as_posix()] = path.read_bytes()
     except OSError:  # The other files are enough.
       continue
-  return from_files("stdlib", files, validation_fraction)
+  return from_files("stdlib", files, validation_fraction, tokenizer)
 
 
 def text_files(
-  pattern: str, *, validation_fraction: float = VALIDATION_FRACTION
+  pattern: str,
+  *,
+  validation_fraction: float = VALIDATION_FRACTION,
+  tokenizer: MakeTokenizer = byte_tokenizer,
+  text_field: str = TEXT_FIELD,
 ) -> Corpus:
-  """Reads every file that a pattern matches, as bytes.
-
-  Paths are relative to the part of the pattern before its first wildcard. With
-  "/data/texts/**/*.txt" the path of /data/texts/a/b.txt is "a/b.txt". So the
-  folder can be moved, and the digest and the split stay the same.
+  """Reads every file that a pattern matches (`documents.read_documents`).
 
   Args:
     pattern: Glob pattern; `**` matches folders of any depth.
-    validation_fraction: Share of the files that is held out for validation,
+    validation_fraction: Share of the documents that is held out for validation,
       above 0 and below 1.
+    tokenizer: As for `load_corpus`.
+    text_field: Field of a JSON line that has the text.
 
   Raises:
     ValueError: If no file matches, if a file cannot be read, or if training or
       validation has no text.
   """
-  pattern = os.path.expanduser(pattern)
-  root = _fixed_part(pattern)
-  files = {}
-  for match in glob.glob(pattern, recursive=True):
-    path = pathlib.Path(match)
-    if not path.is_file():
-      continue
-    try:
-      files[path.relative_to(root).as_posix()] = path.read_bytes()
-    except OSError as error:
-      raise ValueError(
-        f"cannot read {match} ({error.strerror}): make it readable or narrow"
-        f" the glob {pattern!r}"
-      ) from error
-  if not files:
-    raise ValueError(
-      f"no file matches the glob {pattern!r}: give a pattern of existing"
-      " files, for example 'texts/**/*.txt'"
-    )
-  return from_files("text_files", files, validation_fraction)
+  found = {
+    document.name: document.content
+    for name, path in matching_files(pattern)
+    for document in read_documents(name, path, text_field)
+  }
+  return from_files("text_files", found, validation_fraction, tokenizer)
 
 
 def _library_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -164,16 +168,19 @@ def _library_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
         yield pathlib.Path(folder, name)
 
 
-def _fixed_part(pattern: str) -> pathlib.Path:
-  """Returns the folders of a pattern before the first wildcard."""
-  parts = pathlib.Path(pattern).parts
-  return pathlib.Path(
-    *itertools.takewhile(lambda part: not glob.has_magic(part), parts)
+def _files_of_config(
+  *,
+  glob: str,
+  validation_fraction: float,
+  tokenizer: MakeTokenizer,
+  text_field: str,
+) -> Corpus:
+  return text_files(
+    glob,
+    validation_fraction=validation_fraction,
+    tokenizer=tokenizer,
+    text_field=text_field,
   )
-
-
-def _files_of_config(*, glob: str, validation_fraction: float) -> Corpus:
-  return text_files(glob, validation_fraction=validation_fraction)
 
 
 register_source("stdlib", stdlib)

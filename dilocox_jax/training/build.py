@@ -15,8 +15,9 @@ import numpy as np
 import optax
 from jax.custom_batching import sequential_vmap
 
+from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
-from dilocox_jax.data import sources
+from dilocox_jax.data import sources, tokenizers
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.streams import ReplicaStreams, validation_batches
 from dilocox_jax.distributed import host_memory
@@ -315,12 +316,22 @@ def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
   if parts.data is not None:
     return parts.data
   data = config.data
-  return sources.load_corpus(
+  text = sources.load_corpus(
     data.source,
     glob=data.glob,
     seed=config.seed,
     validation_fraction=data.validation_fraction,
+    tokenizer=tokenizers.choose(data.tokenizer, data.vocab_size),
+    text_field=data.text_field,
   )
+  size = config.model.shape.vocab_size
+  require(
+    parts.model is not None or text.vocab_size <= size,
+    f"the text has {text.vocab_size} different tokens, but the model "
+    f"{config.model.preset} has only {size}: set "
+    f"model.vocab_size={text.vocab_size}, or lower data.vocab_size",
+  )
+  return text
 
 
 def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:

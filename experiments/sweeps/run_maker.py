@@ -7,6 +7,7 @@ next time.
 """
 
 import collections
+import dataclasses
 import functools
 import json
 import pathlib
@@ -17,7 +18,8 @@ from collections.abc import Iterable, Sequence
 
 from dilocox_jax.checks import in_front
 from dilocox_jax.config import RunConfig
-from dilocox_jax.data import sources
+from dilocox_jax.config.sections import DataConfig
+from dilocox_jax.data import sources, tokenizers
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.report.run import load_run
 from experiments.runtime import cores, job_pool
@@ -28,9 +30,15 @@ _DIVERGED = re.compile(r"is not finite (at|after) step")
 
 
 @functools.cache
-def _text_digest(source: str, pattern: str, fraction: float, seed: int) -> str:
+def _text_digest(data: DataConfig, seed: int) -> str:
+  tokenizer = tokenizers.choose(data.tokenizer, data.vocab_size)
   corpus = sources.load_corpus(
-    source, glob=pattern, seed=seed, validation_fraction=fraction
+    data.source,
+    glob=data.glob,
+    seed=seed,
+    validation_fraction=data.validation_fraction,
+    tokenizer=tokenizer,
+    text_field=data.text_field,
   )
   return corpus.digest
 
@@ -39,7 +47,9 @@ def corpus_digest(config: RunConfig) -> str:
   """Returns the digest of the text that a run would train on here."""
   data = config.data
   seed = config.seed if data.source == "synthetic" else 0
-  return _text_digest(data.source, data.glob, data.validation_fraction, seed)
+  # How the text is cut into batches does not matter.
+  text = dataclasses.replace(data, batch_size=1, sequence_length=1)
+  return _text_digest(text, seed)
 
 
 def check_names(runs: Iterable[RequiredRun]) -> None:

@@ -17,13 +17,15 @@ RESULTS = pathlib.Path(__file__).parents[2] / "docs/results"
 # The default run as it was before methods had recipes: old runs depend on it.
 DEFAULT = {
   **{"seed": 0, "total_steps": 600},
-  **{"data.source": "stdlib", "data.glob": ""},
+  **{"data.source": "stdlib", "data.glob": "", "data.text_field": "text"},
+  **{"data.tokenizer": "bytes", "data.vocab_size": 1024},
   **{"data.validation_fraction": 0.05, "data.batch_size": 8},
   **{"data.sequence_length": 128, "model.preset": "tiny"},
   **{"model.num_layers": None, "model.model_dim": None},
   **{"model.num_heads": None, "model.ff_dim": None},
   **{"model.activation": None, "model.qk_norm": None},
-  **{"model.num_kv_heads": None, "model.tied_head": None},
+  **{"model.num_kv_heads": None, "model.vocab_size": None},
+  "model.tied_head": None,
   **{"model.compute_dtype": "float32", "model.scan_unroll": 0},
   **{"model.z_loss": 0.0, "inner.optimizer": "adamw"},
   **{"inner.learning_rate": 0.002, "inner.schedule": "cosine"},

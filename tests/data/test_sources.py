@@ -79,10 +79,10 @@ def test_a_single_file_is_too_few(tmp_path):
 def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
   write(tmp_path, NAMES)
 
-  def refuse(path):
+  def refuse(path, mode):
     raise PermissionError(13, "Permission denied")
 
-  monkeypatch.setattr(pathlib.Path, "read_bytes", refuse)
+  monkeypatch.setattr(pathlib.Path, "open", refuse)
   with pytest.raises(ValueError, match=r"cannot read .*\.txt \(Permission"):
     sources.text_files(f"{tmp_path}/**/*.txt")
 

@@ -1,0 +1,254 @@
+"""Turns documents into tokens: bytes, byte-pair encoding, or a given file.
+
+Bytes need no package. The others need the extra `text`
+(`pip install 'dilocox_jax[text]'`), which is imported when it is used.
+
+A tokenizer has a digest, because a loss per token means something only together
+with the tokens. Losses under two tokenizers are compared in bits per byte.
+"""
+
+import dataclasses
+import hashlib
+import importlib
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Integer
+
+from dilocox_jax.checks import require
+
+Tokens = Integer[np.ndarray, " tokens"]
+
+BYTES, BPE = "bytes", "bpe"
+BPE_VOCAB_SIZE = 1024
+_BATCH = 1000  # Documents that are encoded together.
+# Names that tokenizers give the token between two documents.
+_ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+_CACHE_VARIABLE = "DILOCOX_JAX_CACHE"
+_DEFAULT_CACHE = "~/.cache/dilocox_jax"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tokenizer:
+  """Functions from text to tokens and back.
+
+  Attributes:
+    name: "bytes", "bpe", or the path that was given.
+    vocab_size: Number of different tokens; every token is below it.
+    end_of_text: The token that is put between two documents.
+    encode: Function from UTF-8 documents to one array of tokens each.
+    decode: Function from tokens to text.
+    digest: 16 hex digits that name the tokenizer; empty for bytes.
+  """
+
+  name: str
+  vocab_size: int
+  end_of_text: int
+  encode: Callable[[Sequence[bytes]], list[Tokens]]
+  decode: Callable[[Sequence[int] | Tokens], str]
+  digest: str = ""
+
+  @property
+  def dtype(self) -> np.dtype:
+    """Smallest unsigned type that holds every token."""
+    return np.min_scalar_type(self.vocab_size - 1)
+
+
+MakeTokenizer = Callable[[Sequence[bytes]], Tokenizer]
+
+
+def choose(
+  name: str = BYTES, vocab_size: int = BPE_VOCAB_SIZE
+) -> MakeTokenizer:
+  """Returns a function from training documents to the tokenizer of a name.
+
+  Args:
+    name: "bytes", "bpe" (trained on the documents), or the path of a
+      tokenizer.json or of a SentencePiece model.
+    vocab_size: Number of tokens of "bpe".
+  """
+
+  def make(documents: Sequence[bytes]) -> Tokenizer:
+    if name == BYTES:
+      return byte_tokenizer(documents)
+    if name == BPE:
+      return trained_bpe(documents, vocab_size)
+    return from_file(name)
+
+  return make
+
+
+def join(tokenizer: Tokenizer, documents: Sequence[bytes]) -> Tokens:
+  """Returns the tokens of documents, an end of a text between two of them.
+
+  Args:
+    tokenizer: Makes the tokens.
+    documents: At least one.
+  """
+  end = np.asarray([tokenizer.end_of_text], tokenizer.dtype)
+  parts: list[Tokens] = []
+  for start in range(0, len(documents), _BATCH):
+    for tokens in tokenizer.encode(documents[start : start + _BATCH]):
+      parts += [end, tokens]
+  return np.concatenate(parts[1:])
+
+
+def byte_tokenizer(documents: Sequence[bytes] = ()) -> Tokenizer:
+  """Returns the tokenizer whose tokens are the bytes; a newline ends a text.
+
+  Args:
+    documents: Training documents, which it does not need.
+  """
+  del documents
+
+  def encode(documents: Sequence[bytes]) -> list[Tokens]:
+    return [np.frombuffer(document, np.uint8) for document in documents]
+
+  def decode(tokens: Sequence[int] | Tokens) -> str:
+    return bytes(map(int, tokens)).decode(errors="replace")
+
+  return Tokenizer(BYTES, 256, ord("\n"), encode, decode)
+
+
+def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
+  """Trains byte-level byte-pair encoding, or reads it where it was kept.
+
+  The first 256 tokens stand for the bytes, so any text can be encoded. The
+  result is kept in the user's cache directory under the digest of the text.
+
+  Args:
+    documents: Training documents.
+    vocab_size: Number of tokens, at least 257: the bytes and the end of a text.
+  """
+  require(
+    vocab_size >= 257,
+    f"data.vocab_size={vocab_size} must be at least 257: 256 bytes and the end "
+    "of a document",
+  )
+  path = _cached(_digest(*documents, str(vocab_size).encode()))
+  if path and path.exists():
+    return _from_text(BPE, path.read_text())
+  library = _library("tokenizers")
+  made = library.Tokenizer(library.models.BPE())
+  made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  made.decoder = library.decoders.ByteLevel()
+  trainer = library.trainers.BpeTrainer(
+    vocab_size=vocab_size,
+    special_tokens=[_ENDS_OF_TEXT[0]],
+    initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  made.train_from_iterator(map(_text, documents), trainer)
+  if path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_text(made.to_str())
+    partial.replace(path)
+  return _from_text(BPE, made.to_str())
+
+
+def from_file(path: str) -> Tokenizer:
+  """Reads a tokenizer.json or a SentencePiece model.
+
+  Args:
+    path: A file; one that ends in ".model" is SentencePiece's.
+
+  Raises:
+    ValueError: If there is no such file, it is no tokenizer, or it has no token
+      for the end of a document. The message is one line.
+  """
+  file = pathlib.Path(path).expanduser()
+  require(
+    file.is_file(),
+    f"data.tokenizer={path}: no such file; give 'bytes', 'bpe', a "
+    "tokenizer.json or a SentencePiece .model",
+  )
+  if file.suffix == ".model":
+    return _sentence_piece(path, file)
+  try:
+    return _from_text(path, file.read_text())
+  except ValueError:
+    raise
+  except Exception as error:  # The library raises plain exceptions.
+    raise ValueError(f"data.tokenizer={path}: {error}") from error
+
+
+def _from_text(name: str, text: str) -> Tokenizer:
+  """Returns the tokenizer that a tokenizer.json describes."""
+  made = _library("tokenizers").Tokenizer.from_str(text)
+  found = (made.token_to_id(token) for token in _ENDS_OF_TEXT)
+  end = next((number for number in found if number is not None), None)
+  if end is None:
+    raise ValueError(
+      f"data.tokenizer={name} has no token for the end of a document: it needs "
+      f"one of {', '.join(_ENDS_OF_TEXT)}"
+    )
+  size = made.get_vocab_size()
+  dtype = np.min_scalar_type(size - 1)
+
+  def encode(documents: Sequence[bytes]) -> list[Tokens]:
+    texts = list(map(_text, documents))
+    encoded = made.encode_batch(texts, add_special_tokens=False)
+    return [np.asarray(one.ids, dtype) for one in encoded]
+
+  def decode(tokens: Sequence[int] | Tokens) -> str:
+    return made.decode([int(token) for token in tokens])
+
+  return Tokenizer(name, size, end, encode, decode, _digest(text.encode()))
+
+
+def _sentence_piece(name: str, file: pathlib.Path) -> Tokenizer:
+  library = _library("sentencepiece")
+  try:
+    made = library.SentencePieceProcessor(model_file=str(file))
+  except (OSError, RuntimeError) as error:
+    reason = str(error).splitlines()[0]
+    raise ValueError(f"data.tokenizer={name}: {reason}") from error
+  size, end = made.vocab_size(), made.eos_id()
+  require(
+    end >= 0,
+    f"data.tokenizer={name} has no token for the end of a document (eos)",
+  )
+  dtype = np.min_scalar_type(size - 1)
+
+  def encode(documents: Sequence[bytes]) -> list[Tokens]:
+    encoded = made.encode(list(map(_text, documents)))
+    return [np.asarray(tokens, dtype) for tokens in encoded]
+
+  def decode(tokens: Sequence[int] | Tokens) -> str:
+    return made.decode([int(token) for token in tokens])
+
+  return Tokenizer(name, size, end, encode, decode, _digest(file.read_bytes()))
+
+
+def _text(document: bytes) -> str:
+  """Returns a document as text; bytes that are no UTF-8 become U+FFFD."""
+  return document.decode(errors="replace")
+
+
+def _digest(*parts: bytes) -> str:
+  whole = hashlib.sha256()
+  for part in parts:
+    whole.update(hashlib.sha256(part).digest())
+  return whole.hexdigest()[:16]
+
+
+def _cached(digest: str) -> pathlib.Path | None:
+  """Returns where a trained tokenizer is kept; None if nothing is to be."""
+  folder = os.environ.get(_CACHE_VARIABLE, _DEFAULT_CACHE)
+  if not folder:
+    return None
+  return pathlib.Path(folder).expanduser() / "tokenizers" / f"{digest}.json"
+
+
+def _library(name: str) -> Any:
+  try:
+    return importlib.import_module(name)
+  except ImportError as error:
+    raise ValueError(
+      f"data.tokenizer needs the package {name}: pip install "
+      "'dilocox_jax[text]', or take data.tokenizer=bytes"
+    ) from error

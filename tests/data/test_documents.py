@@ -1,0 +1,93 @@
+import gzip
+import json
+
+import pytest
+import zstandard
+
+from dilocox_jax.data import corpus, sources
+from dilocox_jax.data.documents import matching_files, read_documents
+
+LINES = [{"text": f"document {n} ü\n", "other": n} for n in range(30)]
+JSON_LINES = "\n".join(map(json.dumps, LINES)).encode() + b"\n\n"
+
+
+def documents(pattern, **options):
+  return [
+    document
+    for name, path in matching_files(str(pattern))
+    for document in read_documents(name, path, **options)
+  ]
+
+
+@pytest.mark.parametrize(
+  ("name", "compress"),
+  [
+    ("a.jsonl", bytes),
+    ("a.ndjson", bytes),
+    ("a.jsonl.gz", gzip.compress),
+    ("a.jsonl.zst", zstandard.ZstdCompressor().compress),
+  ],
+)
+def test_every_line_is_a_document(name, compress, tmp_path):
+  (tmp_path / name).write_bytes(compress(JSON_LINES))
+  found = documents(tmp_path / "*")
+  assert [d.name for d in found] == [f"{name}:{n}" for n in range(1, 31)]
+  assert [d.content.decode() for d in found] == [x["text"] for x in LINES]
+
+
+@pytest.mark.parametrize(
+  ("name", "compress"),
+  [
+    ("a.txt", bytes),
+    ("a.txt.gz", gzip.compress),
+    ("a.txt.zst", zstandard.ZstdCompressor().compress),
+  ],
+)
+def test_a_plain_file_is_one_document(name, compress, tmp_path):
+  (tmp_path / name).write_bytes(compress(JSON_LINES))
+  assert documents(tmp_path / "*") == [(name, JSON_LINES)]
+
+
+def test_a_single_file_of_lines_is_divided(tmp_path):
+  path = tmp_path / "a.jsonl"
+  path.write_bytes(JSON_LINES)
+  loaded = sources.load_corpus(
+    "text_files", glob=str(path), validation_fraction=0.3
+  )
+  assert loaded.num_files == 30
+  held_out = [
+    n for n in range(1, 31) if corpus.is_held_out(f"a.jsonl:{n}", 0.3)
+  ]
+  assert held_out
+  in_order = sorted(held_out, key=str)
+  text = "\n".join(LINES[n - 1]["text"] for n in in_order)
+  assert loaded.validation.tobytes().decode() == text
+
+
+def test_the_field_of_the_text_has_a_name(tmp_path):
+  path = tmp_path / "a.jsonl"
+  path.write_text(json.dumps({"body": "x", "text": "y"}))
+  (found,) = documents(path, text_field="body")
+  assert found.content == b"x"
+
+
+@pytest.mark.parametrize(
+  ("content", "said"),
+  [
+    (b'{"text": "a"}\n{"text', "line 2 is no JSON"),
+    (b'{"text": "a"}\n[1]\n', "line 2 has no text in the field 'text'"),
+    (b'{"text": 3}\n', "line 1 has no text"),
+  ],
+)
+def test_a_damaged_line_is_named(content, said, tmp_path):
+  (tmp_path / "a.jsonl").write_bytes(content)
+  with pytest.raises(ValueError, match="a.jsonl, ") as error:
+    documents(tmp_path / "*.jsonl")
+  assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_cut_archive_is_one_line(tmp_path):
+  (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(JSON_LINES)[:-20])
+  with pytest.raises(ValueError, match=r"cannot read .*a.jsonl.gz \(") as error:
+    documents(tmp_path / "*")
+  assert "\n" not in str(error.value)
