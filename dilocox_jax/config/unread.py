@@ -42,15 +42,7 @@ def unread_fields(values: Values, defaults: Values) -> dict[str, str]:
 
 def _ignored(values: Values) -> Iterator[Ignored]:
   """Yields a section, fields of it that a run ignores, and what to do."""
-  if not sources.reads(source := values["data.source"], "glob"):
-    remedy = f"data.source={source} reads no files: set data.source=text_files"
-    yield "data", ("glob", "text_field"), remedy
-  if not sources.reads(source, "tokenizer"):
-    remedy = f"data.source={source} has tokens already: drop it"
-    yield "data", ("tokenizer", "vocab_size"), remedy
-  if values["data.tokenizer"] != "bpe":
-    remedy = "only data.tokenizer=bpe is trained: set it, or drop this"
-    yield "data", ("vocab_size",), remedy
+  yield from _ignored_data(values)
   yield from _ignored_options("inner", values["inner.optimizer"])
   yield from _ignored_options("outer", values["outer.optimizer"])
   if values["inner.schedule"] == "constant":
@@ -91,6 +83,25 @@ def _ignored(values: Values) -> Iterator[Ignored]:
   if values["mesh.num_stages"] <= 1:
     remedy = "one stage sends nothing to another: set mesh.num_stages"
     yield "mesh", ("boundary",), remedy
+
+
+def _ignored_data(values: Values) -> Iterator[Ignored]:
+  source = values["data.source"]
+  if not sources.reads(source, "glob"):
+    remedy = f"data.source={source} reads no files: set data.source=text_files"
+    yield "data", ("glob",), remedy
+  if not sources.reads(source, "text_field"):
+    remedy = f"data.source={source} reads no JSON: set data.source=text_files"
+    yield "data", ("text_field",), remedy
+  if not sources.reads(source, "validation_fraction"):
+    remedy = f"data.source={source} is divided already: drop it"
+    yield "data", ("validation_fraction",), remedy
+  if not sources.reads(source, "tokenizer"):
+    remedy = f"data.source={source} has tokens already: drop it"
+    yield "data", ("tokenizer", "vocab_size"), remedy
+  if values["data.tokenizer"] != "bpe":
+    remedy = "only data.tokenizer=bpe is trained: set it, or drop this"
+    yield "data", ("vocab_size",), remedy
 
 
 def _ignored_options(section: str, optimizer: str) -> Iterator[Ignored]:

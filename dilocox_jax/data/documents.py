@@ -17,8 +17,10 @@ import itertools
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
+
+from dilocox_jax.data.text_extra import text_package
 
 TEXT_FIELD = "text"
 _LINES = (".jsonl", ".ndjson")
@@ -69,7 +71,10 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
 
 
 def read_documents(
-  name: str, path: pathlib.Path, text_field: str = TEXT_FIELD
+  name: str,
+  path: pathlib.Path,
+  text_field: str = TEXT_FIELD,
+  on_damage: Callable[[ValueError], None] | None = None,
 ) -> Iterator[Document]:
   """Yields the documents of one file.
 
@@ -77,18 +82,41 @@ def read_documents(
     name: Name of the file.
     path: The file.
     text_field: Field of a JSON line that has the text.
+    on_damage: Called with the error of a line or a file that cannot be read,
+      which is then left out. None raises the error.
 
   Raises:
     ValueError: If the file cannot be read, or a line of JSON has no such text.
       The message is one line and names file and line.
   """
+  try:
+    yield from _documents(name, path, text_field, on_damage)
+  except ValueError as error:
+    _tell(error, on_damage)
+
+
+def _tell(
+  error: ValueError, on_damage: Callable[[ValueError], None] | None
+) -> None:
+  """Hands an error on, or raises it if nobody wants to hear of it."""
+  if on_damage is None:
+    raise error
+  on_damage(error)
+
+
+def _documents(name, path, text_field, on_damage) -> Iterator[Document]:
   with _readable(path), _opened(path) as file:
     if _plain_suffix(path) not in _LINES:
       yield Document(name, file.read())
       return
     for number, line in enumerate(file, start=1):
-      if line.strip():
+      if not line.strip():
+        continue
+      try:
         content = _field(line, text_field, f"{path}, line {number}")
+      except ValueError as error:
+        _tell(error, on_damage)
+      else:
         yield Document(f"{name}:{number}", content)
 
 
@@ -124,12 +152,7 @@ def _opened(path: pathlib.Path) -> io.BufferedIOBase:
     return gzip.open(path)
   if path.suffix != ".zst":
     return path.open("rb")
-  try:
-    import zstandard
-  except ImportError:
-    raise ValueError(
-      f"{path} needs the package zstandard: pip install 'dilocox_jax[text]'"
-    ) from None
+  zstandard = text_package("zstandard", str(path))
   return io.BufferedReader(zstandard.open(path, "rb"))
 
 

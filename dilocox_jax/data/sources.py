@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 
 from dilocox_jax.checks import known
+from dilocox_jax.data import shards
 from dilocox_jax.data.corpus import VALIDATION_FRACTION, Corpus, from_files
 from dilocox_jax.data.documents import (
   TEXT_FIELD,
@@ -168,6 +169,10 @@ def _library_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
         yield pathlib.Path(folder, name)
 
 
+def _shards_of_config(*, glob: str) -> Corpus:
+  return shards.map_corpus(glob)
+
+
 def _files_of_config(
   *,
   glob: str,
@@ -185,4 +190,5 @@ def _files_of_config(
 
 register_source("stdlib", stdlib)
 register_source("text_files", _files_of_config)
+register_source("shards", _shards_of_config)
 register_source("synthetic", synthetic)

@@ -9,16 +9,15 @@ with the tokens. Losses under two tokenizers are compared in bits per byte.
 
 import dataclasses
 import hashlib
-import importlib
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Integer
 
 from dilocox_jax.checks import require
+from dilocox_jax.data.text_extra import text_package
 
 Tokens = Integer[np.ndarray, " tokens"]
 
@@ -42,6 +41,7 @@ class Tokenizer:
     encode: Function from UTF-8 documents to one array of tokens each.
     decode: Function from tokens to text.
     digest: 16 hex digits that name the tokenizer; empty for bytes.
+    content: Content of the file that describes it; empty for bytes.
   """
 
   name: str
@@ -50,6 +50,7 @@ class Tokenizer:
   encode: Callable[[Sequence[bytes]], list[Tokens]]
   decode: Callable[[Sequence[int] | Tokens], str]
   digest: str = ""
+  content: bytes = b""
 
   @property
   def dtype(self) -> np.dtype:
@@ -131,7 +132,7 @@ def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
   path = _cached(_digest(*documents, str(vocab_size).encode()))
   if path and path.exists():
     return _from_text(BPE, path.read_text())
-  library = _library("tokenizers")
+  library = text_package("tokenizers", "data.tokenizer")
   made = library.Tokenizer(library.models.BPE())
   made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
   made.decoder = library.decoders.ByteLevel()
@@ -178,7 +179,7 @@ def from_file(path: str) -> Tokenizer:
 
 def _from_text(name: str, text: str) -> Tokenizer:
   """Returns the tokenizer that a tokenizer.json describes."""
-  made = _library("tokenizers").Tokenizer.from_str(text)
+  made = text_package("tokenizers", "data.tokenizer").Tokenizer.from_str(text)
   found = (made.token_to_id(token) for token in _ENDS_OF_TEXT)
   end = next((number for number in found if number is not None), None)
   if end is None:
@@ -197,11 +198,12 @@ def _from_text(name: str, text: str) -> Tokenizer:
   def decode(tokens: Sequence[int] | Tokens) -> str:
     return made.decode([int(token) for token in tokens])
 
-  return Tokenizer(name, size, end, encode, decode, _digest(text.encode()))
+  content = text.encode()
+  return Tokenizer(name, size, end, encode, decode, _digest(content), content)
 
 
 def _sentence_piece(name: str, file: pathlib.Path) -> Tokenizer:
-  library = _library("sentencepiece")
+  library = text_package("sentencepiece", "data.tokenizer")
   try:
     made = library.SentencePieceProcessor(model_file=str(file))
   except (OSError, RuntimeError) as error:
@@ -221,7 +223,8 @@ def _sentence_piece(name: str, file: pathlib.Path) -> Tokenizer:
   def decode(tokens: Sequence[int] | Tokens) -> str:
     return made.decode([int(token) for token in tokens])
 
-  return Tokenizer(name, size, end, encode, decode, _digest(file.read_bytes()))
+  content = file.read_bytes()
+  return Tokenizer(name, size, end, encode, decode, _digest(content), content)
 
 
 def _text(document: bytes) -> str:
@@ -242,13 +245,3 @@ def _cached(digest: str) -> pathlib.Path | None:
   if not folder:
     return None
   return pathlib.Path(folder).expanduser() / "tokenizers" / f"{digest}.json"
-
-
-def _library(name: str) -> Any:
-  try:
-    return importlib.import_module(name)
-  except ImportError as error:
-    raise ValueError(
-      f"data.tokenizer needs the package {name}: pip install "
-      "'dilocox_jax[text]', or take data.tokenizer=bytes"
-    ) from error

@@ -100,7 +100,7 @@ def names_by_fragment(
   members: list[list[int | None]] = [[None]]
   if order == "balanced":
     first, *others = balanced(num_layers, num_fragments, rest_in_layers)
-    members = [[None, *first], *others]
+    members = [[None, *first], *([*layers] for layers in others)]
   else:
     for fragment in range(1, num_fragments):
       members.append([*layers_of(fragment, num_layers, num_fragments, order)])

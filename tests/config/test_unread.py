@@ -16,6 +16,20 @@ GRADIENTS = {"sync": {"method": "allreduce"}}
 # A field, a run that ignores it, what the refusal says, and one that reads it.
 CASES = [
   ("data.glob", "*.txt", {}, "stdlib reads no files: set data.source=text_fil"),
+  ("data.text_field", "body", {}, "stdlib reads no JSON"),
+  (
+    "data.tokenizer",
+    "bpe",
+    {"data": {"source": "shards"}},
+    "shards has tokens already",
+  ),
+  (
+    "data.validation_fraction",
+    0.1,
+    {"data": {"source": "shards"}},
+    "shards is divided already",
+  ),
+  ("data.vocab_size", 500, {}, "only data.tokenizer=bpe is trained"),
   ("inner.momentum", 0.9, {}, "adamw has no momentum"),
   ("inner.b1", 0.8, {"inner": {"optimizer": "sgd"}}, "sgd has no b1"),
   ("inner.b2", 0.8, {"inner": {"optimizer": "sgd"}}, "sgd has no b2"),
@@ -45,6 +59,8 @@ CASES = [
 ]
 READERS = {
   "data.glob": {"data": {"source": "text_files"}},
+  "data.text_field": {"data": {"source": "text_files"}},
+  "data.vocab_size": {"data": {"tokenizer": "bpe"}},
   "inner.momentum": {"inner": {"optimizer": "sgd"}},
   "exchange.error_feedback": LOSSY,
   "exchange.keep_unsent": LOSSY | {"sync": {"method": "diloco"}},

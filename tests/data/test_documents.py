@@ -91,3 +91,13 @@ def test_a_cut_archive_is_one_line(tmp_path):
   with pytest.raises(ValueError, match=r"cannot read .*a.jsonl.gz \(") as error:
     documents(tmp_path / "*")
   assert "\n" not in str(error.value)
+
+
+def test_damage_can_be_told_and_left_out(tmp_path):
+  (tmp_path / "a.jsonl").write_bytes(JSON_LINES + b"{no json\n" + JSON_LINES)
+  (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(JSON_LINES)[:-20])
+  told = []
+  found = documents(tmp_path / "*", on_damage=told.append)
+  assert len([d for d in found if d.name.startswith("a.")]) == 60
+  assert "a.jsonl, line 32 is no JSON" in str(told[0])
+  assert "cannot read" in str(told[1]) and len(told) == 2

@@ -1,0 +1,265 @@
+"""Tokens in files that are mapped into memory, for text larger than memory.
+
+A folder has the tokens of each split as one plain file of unsigned integers,
+and an index that says what they are, beside a copy of the tokenizer's file:
+
+    train.bin  validation.bin  index.json
+
+Every document ends with the tokenizer's end of a text. A document is held out
+for validation by the hash of its content, so copies of it never lie in both
+splits.
+
+Writing goes on where it was interrupted. `progress.json` says how many
+documents were written, and how long the files were then; whatever follows in
+them is cut off.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dilocox_jax.checks import require
+from dilocox_jax.data import tokenizers
+from dilocox_jax.data.corpus import Corpus, check_fraction, is_held_out
+from dilocox_jax.data.documents import Document
+from dilocox_jax.data.tokenizers import Tokenizer
+
+FORMAT = 1
+INDEX, _PROGRESS = "index.json", "progress.json"
+TRAIN, VALIDATION = "train", "validation"
+_BATCH = 1000  # Documents that are encoded and written together.
+
+
+@dataclasses.dataclass
+class Progress:
+  """What was written so far.
+
+  Attributes:
+    settings: What the tokens depend on; another value cannot be continued.
+    documents: Documents that were written.
+    tokens: Tokens by split.
+    text_bytes: Bytes of text by split, one for each end of a text included.
+    digest: Hash of all tokens, batch by batch.
+  """
+
+  settings: Mapping[str, Any]
+  documents: int = 0
+  tokens: dict[str, int] = dataclasses.field(
+    default_factory=lambda: {TRAIN: 0, VALIDATION: 0}
+  )
+  text_bytes: dict[str, int] = dataclasses.field(
+    default_factory=lambda: {TRAIN: 0, VALIDATION: 0}
+  )
+  digest: str = ""
+
+
+def write(
+  folder: pathlib.Path,
+  documents: Iterable[Document],
+  tokenizer: Tokenizer,
+  validation_fraction: float,
+) -> Generator[Progress, None, None]:
+  """Writes documents as tokens, and yields the progress after each batch.
+
+  Args:
+    folder: Where to write; made if missing. What an interrupted call with the
+      same arguments wrote there is kept.
+    documents: All documents, those that were written before included.
+    tokenizer: Makes the tokens.
+    validation_fraction: Share of the documents that is held out, above 0 and
+      below 1.
+
+  Raises:
+    ValueError: If the folder holds other tokens, or a split has no document.
+      The message is one line.
+  """
+  check_fraction(validation_fraction)
+  settings = {
+    "format": FORMAT,
+    "dtype": tokenizer.dtype.name,
+    "vocab_size": tokenizer.vocab_size,
+    "tokenizer": tokenizer.name,
+    "tokenizer_digest": tokenizer.digest,
+    "validation_fraction": validation_fraction,
+  }
+  folder.mkdir(parents=True, exist_ok=True)
+  progress = _begun(folder, settings)
+  done = progress.documents
+  batch: list[Document] = []
+  for number, document in enumerate(documents):
+    if number < done:
+      continue
+    batch.append(document)
+    if len(batch) == _BATCH:
+      _append(folder, batch, tokenizer, progress)
+      batch = []
+      yield progress
+  if batch:
+    _append(folder, batch, tokenizer, progress)
+    yield progress
+  _finish(folder, tokenizer, progress)
+
+
+def is_validation(document: Document, validation_fraction: float) -> bool:
+  """Whether a document is held out, by the hash of its content."""
+  content = hashlib.sha256(document.content).hexdigest()
+  return is_held_out(content, validation_fraction)
+
+
+def _begun(folder: pathlib.Path, settings: Mapping[str, Any]) -> Progress:
+  """Returns the progress of a folder, whose files are cut to it."""
+  require(
+    not (folder / INDEX).exists(),
+    f"{folder} holds finished tokens already: take another folder or remove it",
+  )
+  path = folder / _PROGRESS
+  progress = Progress(settings)
+  if path.exists():
+    progress = Progress(**json.loads(path.read_text()))
+    require(
+      progress.settings == dict(settings),
+      f"{folder} was begun with other settings: give those again, or take "
+      "another folder",
+    )
+  width = np.dtype(settings["dtype"]).itemsize
+  for split, count in progress.tokens.items():
+    with open(_file(folder, split), "ab") as file:
+      require(
+        file.tell() >= count * width,
+        f"{_file(folder, split)} is shorter than {path} says: remove {folder} "
+        "and begin anew",
+      )
+      file.truncate(count * width)
+  return progress
+
+
+def _append(
+  folder: pathlib.Path,
+  batch: list[Document],
+  tokenizer: Tokenizer,
+  progress: Progress,
+) -> None:
+  """Writes a batch to the end of the files, then the progress."""
+  fraction = progress.settings["validation_fraction"]
+  parts: dict[str, list[np.ndarray]] = {TRAIN: [], VALIDATION: []}
+  encoded = tokenizer.encode([document.content for document in batch])
+  end = np.asarray([tokenizer.end_of_text], tokenizer.dtype)
+  for document, tokens in zip(batch, encoded, strict=True):
+    split = VALIDATION if is_validation(document, fraction) else TRAIN
+    parts[split] += [tokens.astype(tokenizer.dtype, copy=False), end]
+    progress.text_bytes[split] += len(document.content) + 1
+  for split, arrays in parts.items():
+    if arrays:
+      written = np.concatenate(arrays)
+      content = written.astype(written.dtype.newbyteorder("<")).tobytes()
+      with open(_file(folder, split), "ab") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+      progress.tokens[split] += written.size
+      progress.digest = hashlib.sha256(
+        f"{progress.digest} {split} ".encode() + content
+      ).hexdigest()
+  progress.documents += len(batch)
+  _write_json(folder / _PROGRESS, dataclasses.asdict(progress))
+
+
+def _finish(
+  folder: pathlib.Path, tokenizer: Tokenizer, progress: Progress
+) -> None:
+  for split, count in progress.tokens.items():
+    change = "more documents, or another validation fraction"
+    require(count > 0, f"{folder} has no {split} text: it needs {change}")
+  name = ""
+  if tokenizer.content:
+    is_json = tokenizer.content.startswith(b"{")
+    name = "tokenizer.json" if is_json else "tokenizer.model"
+    (folder / name).write_bytes(tokenizer.content)
+  held_out = progress.text_bytes[VALIDATION] / progress.tokens[VALIDATION]
+  index = {
+    **progress.settings,
+    "documents": progress.documents,
+    "tokens": progress.tokens,
+    "bytes_per_token": held_out,
+    "digest": progress.digest[:16],
+    "tokenizer_file": name,
+  }
+  _write_json(folder / INDEX, index)
+  (folder / _PROGRESS).unlink(missing_ok=True)
+
+
+def map_corpus(folder: str) -> Corpus:
+  """Maps the tokens of a folder; nothing but the index is read.
+
+  Args:
+    folder: What `write` finished.
+
+  Raises:
+    ValueError: If it is no such folder, or a file is too short. The message is
+      one line.
+  """
+  path = pathlib.Path(folder).expanduser()
+  index = _index(path)
+  dtype = np.dtype(index["dtype"]).newbyteorder("<")
+  arrays = {}
+  for split, count in index["tokens"].items():
+    file = _file(path, split)
+    size = file.stat().st_size if file.exists() else 0
+    require(
+      size == count * dtype.itemsize,
+      f"{file} has {size:,} bytes instead of {count * dtype.itemsize:,}: copy "
+      "the folder again, or write it anew",
+    )
+    arrays[split] = np.memmap(file, dtype, "r")
+  made = tokenizers.byte_tokenizer()
+  if index["tokenizer_file"]:
+    made = tokenizers.from_file(str(path / index["tokenizer_file"]))
+  return Corpus(
+    "shards",
+    arrays[TRAIN],
+    arrays[VALIDATION],
+    index["digest"],
+    index["vocab_size"],
+    index["documents"],
+    index["bytes_per_token"],
+    made,
+  )
+
+
+def _index(path: pathlib.Path) -> dict[str, Any]:
+  begun = ", which was begun and not finished: run the same command again"
+  try:
+    index = json.loads((path / INDEX).read_text())
+  except OSError:
+    raise ValueError(
+      f"{path} holds no tokens that experiments.prepare_data finished"
+      f"{begun if (path / _PROGRESS).exists() else ''}"
+    ) from None
+  except ValueError as error:
+    raise ValueError(f"{path / INDEX} is damaged ({error})") from None
+  require(
+    index.get("format") == FORMAT,
+    f"{path / INDEX} has format {index.get('format')}, not {FORMAT}: write the "
+    "tokens anew",
+  )
+  return index
+
+
+def _file(folder: pathlib.Path, split: str) -> pathlib.Path:
+  return folder / f"{split}.bin"
+
+
+def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+  """Replaces a file as a whole, also if the process is killed meanwhile."""
+  partial = path.with_suffix(".partial")
+  with open(partial, "w") as file:
+    json.dump(value, file, indent=2, sort_keys=True)
+    file.flush()
+    os.fsync(file.fileno())
+  partial.replace(path)

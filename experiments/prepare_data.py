@@ -1,0 +1,125 @@
+"""Turns text into tokens on disk, for text that is larger than memory.
+
+  python -m experiments.prepare_data --glob='texts/**/*.jsonl.zst'
+  --tokenizer=bpe --vocab_size=8192 --workdir=tokens
+
+Reads plain text and JSON lines, also as .gz and .zst. A run then trains on it
+with --config.data.source=shards --config.data.glob=tokens, and maps the files
+instead of reading them. The same command again goes on where it was stopped.
+"""
+
+import pathlib
+from collections.abc import Callable, Iterator
+
+from absl import flags
+from rich import progress
+from rich.console import Console
+
+from dilocox_jax.data import shards, tokenizers
+from dilocox_jax.data.corpus import VALIDATION_FRACTION
+from dilocox_jax.data.documents import (
+  TEXT_FIELD,
+  Document,
+  matching_files,
+  read_documents,
+)
+from experiments.runtime import command_line
+
+Files = list[tuple[str, pathlib.Path]]
+DAMAGED = ("error", "skip")
+_MB = 10**6
+
+
+def define_flags() -> None:
+  """Defines the flags of this binary."""
+  command_line.define_workdir()
+  text = "Pattern of the files, e.g. 'texts/**/*.jsonl.gz'."
+  flags.DEFINE_string("glob", None, text, required=True)
+  text = "Field of a JSON line that has the text."
+  flags.DEFINE_string("text_field", TEXT_FIELD, text)
+  text = (
+    "bytes, bpe (trained here), a tokenizer.json, or SentencePiece's .model."
+  )
+  flags.DEFINE_string("tokenizer", tokenizers.BYTES, text)
+  text = "Number of tokens of --tokenizer=bpe."
+  flags.DEFINE_integer("vocab_size", 8192, text, lower_bound=257)
+  text = "Text from which --tokenizer=bpe is trained (MB, the first documents)."
+  flags.DEFINE_float("bpe_mb", 64.0, text, lower_bound=0.001)
+  text = "Share of the documents that is held out for validation."
+  flags.DEFINE_float("validation_fraction", VALIDATION_FRACTION, text)
+  text = "What to do with a damaged line or file: stop, or skip and count it."
+  flags.DEFINE_enum("damaged", "error", DAMAGED, text)
+
+
+def main(values: flags.FlagValues) -> None:
+  """Writes the tokens and prints what a run needs to read them."""
+  workdir = command_line.writable(values.workdir)
+  try:
+    _prepare(values, workdir)
+  except ValueError as error:
+    raise command_line.UsageError(error) from error
+
+
+def _prepare(values: flags.FlagValues, workdir: pathlib.Path) -> None:
+  files = matching_files(values.glob)
+  skipped: list[ValueError] = []
+  on_damage = skipped.append if values.damaged == "skip" else None
+
+  def documents(done: Callable[[int], None]) -> Iterator[Document]:
+    for name, path in files:
+      yield from read_documents(name, path, values.text_field, on_damage)
+      done(path.stat().st_size)
+
+  first = _first(documents(lambda size: None), values)
+  make = tokenizers.choose(values.tokenizer, values.vocab_size)
+  tokenizer = make(first)
+  skipped.clear()  # What was read for the tokenizer is read once more.
+  with progress.Progress(
+    progress.TextColumn("[bold]{task.description}"),
+    progress.BarColumn(),
+    progress.DownloadColumn(),
+    progress.TimeElapsedColumn(),
+    progress.TextColumn("left"),
+    progress.TimeRemainingColumn(),
+    console=Console(stderr=True),
+  ) as bar:
+    total = sum(path.stat().st_size for _, path in files)
+    task = bar.add_task("reading", total=total)
+    read = documents(lambda size: bar.update(task, advance=size))
+    fraction = values.validation_fraction
+    for written in shards.write(workdir, read, tokenizer, fraction):
+      bar.update(task, description=f"{sum(written.tokens.values()):,} tokens")
+  for error in skipped:
+    print(f"skipped: {error}")
+  _report(shards.map_corpus(str(workdir)), workdir, len(skipped))
+
+
+def _first(documents: Iterator[Document], values) -> list[bytes]:
+  """Returns the documents from which a tokenizer is trained, if it is."""
+  found: list[bytes] = []
+  if values.tokenizer != tokenizers.BPE:
+    return found
+  left = values.bpe_mb * _MB
+  for document in documents:
+    if not shards.is_validation(document, values.validation_fraction):
+      found.append(document.content)
+      left -= len(document.content)
+    if left <= 0:
+      break
+  return found
+
+
+def _report(corpus, workdir: pathlib.Path, num_skipped: int) -> None:
+  print(
+    f"{corpus.num_files:,} documents, {num_skipped:,} skipped: "
+    f"{len(corpus.train):,} training and {len(corpus.validation):,} validation "
+    f"tokens of {corpus.vocab_size:,}, {corpus.bytes_per_token:.2f} bytes each"
+  )
+  print(
+    f"train on it: --config.data.source=shards --config.data.glob={workdir} "
+    f"--config.model.vocab_size={corpus.vocab_size}"
+  )
+
+
+if __name__ == "__main__":
+  command_line.main(main, define_flags)

@@ -1,0 +1,109 @@
+"""From JSON lines to a run on mapped tokens, through the binaries."""
+
+import gzip
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from dilocox_jax.data import shards
+from dilocox_jax.training.checkpoint import RefusedError
+from tests import runs
+
+LIBRARY = sorted(pathlib.Path(json.__file__).parents[1].glob("*.py"))[:60]
+
+
+@pytest.fixture(scope="module", name="lines")
+def lines_fixture(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("lines")
+  for number in range(2):
+    texts = [path.read_text() for path in LIBRARY[number::2]]
+    lines = "\n".join(json.dumps({"text": text}) for text in texts)
+    path = folder / f"{number}.jsonl.gz"
+    path.write_bytes(gzip.compress(lines.encode()))
+  return folder
+
+
+def prepare(lines, workdir, *flags):
+  return subprocess.run(
+    [
+      *(sys.executable, "-m", "experiments.prepare_data"),
+      *(f"--glob={lines}/*", f"--workdir={workdir}", *flags),
+    ],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+BPE = ("--tokenizer=bpe", "--vocab_size=300", "--bpe_mb=0.2")
+
+
+@pytest.fixture(scope="module", name="tokens")
+def tokens_fixture(lines, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("tokens")
+  done = prepare(lines, folder, *BPE)
+  assert done.returncode == 0, done.stderr
+  assert "60 documents, 0 skipped" in done.stdout
+  assert f"--config.data.glob={folder}" in done.stdout
+  return folder
+
+
+def settings(tokens):
+  return runs.settings(
+    model={"vocab_size": 300}, data={"source": "shards", "glob": str(tokens)}
+  )
+
+
+def test_a_run_on_shards_that_was_stopped_ends_with_the_same_bits(
+  tokens, tmp_path
+):
+  config = settings(tokens)
+  runs.train(config, tmp_path / "cut", until=9)
+  runs.train(config, tmp_path / "cut")
+  runs.train(config, tmp_path / "whole")
+  found = runs.metrics_text(tmp_path / "cut")
+  assert found == runs.metrics_text(tmp_path / "whole")
+
+
+def test_a_vocabulary_larger_than_the_models_is_refused(tokens, tmp_path):
+  config = runs.settings(data={"source": "shards", "glob": str(tokens)})
+  with pytest.raises(ValueError, match="set model.vocab_size=300"):
+    runs.train(config, tmp_path)
+
+
+def test_other_tokens_are_not_gone_on_with(lines, tokens, tmp_path):
+  done = prepare(lines, tmp_path / "other", *BPE, "--validation_fraction=0.2")
+  assert done.returncode == 0, done.stderr
+  runs.train(settings(tokens), tmp_path / "run", until=9)
+  with pytest.raises((RefusedError, ValueError)):
+    runs.train(settings(tmp_path / "other"), tmp_path / "run")
+
+
+def test_what_cannot_be_prepared_is_one_line(lines, tmp_path):
+  for flags, said in (
+    (("--tokenizer=no.json",), "no such file"),
+    (("--text_field=body",), "has no text in the field 'body'"),
+    (("--validation_fraction=2",), "must lie above 0 and below 1"),
+  ):
+    done = prepare(lines, tmp_path / "a", *flags)
+    assert done.returncode == 2
+    errors = [x for x in done.stderr.splitlines() if x.startswith("error: ")]
+    assert len(errors) == 1 and said in errors[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_damaged_lines_are_skipped_and_counted_on_request(lines, tmp_path):
+  (tmp_path / "in").mkdir()
+  for path in lines.iterdir():
+    text = gzip.decompress(path.read_bytes()) + b'\n{"no": 1}\n'
+    (tmp_path / "in" / path.stem).write_bytes(text)
+  done = prepare(tmp_path / "in", tmp_path / "out")
+  assert done.returncode == 2 and "line 31 has no text" in done.stderr
+  done = prepare(tmp_path / "in", tmp_path / "out", "--damaged=skip")
+  assert done.returncode == 0, done.stderr
+  assert "60 documents, 2 skipped" in done.stdout
+  assert done.stdout.count("\nskipped: ") + 1 == 2
+  assert shards.map_corpus(str(tmp_path / "out")).num_files == 60
