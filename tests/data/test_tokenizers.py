@@ -150,9 +150,3 @@ def test_a_bad_tokenizer_is_one_line(name, content, said, tmp_path):
   with pytest.raises(ValueError, match="data.tokenizer") as error:
     tokenizers.choose(str(path))([])
   assert said in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_package_that_is_missing_is_named(monkeypatch):
-  monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-  with pytest.raises(ValueError, match="needs the package tokenizers: pip"):
-    tokenizers.choose("bpe", 300)(TEXTS)
