@@ -64,6 +64,7 @@ def write_run_record(
   corpus_digest: str,
   held_out_digest: str,
   platform: str,
+  bytes_per_token: float = 1.0,
   handed_in: Sequence[str] = (),
   command: str | None = None,
   continues: bool = False,
@@ -85,6 +86,7 @@ def write_run_record(
     held_out_digest: Hash of the sequences of every evaluation. Runs can be
       compared only if it is equal.
     platform: Backend and devices, as JAX names them.
+    bytes_per_token: Bytes of a token of the validation text.
     handed_in: Names of the parts, such as "model", that the caller handed in
       instead of naming them in the config.
     command: Command line that started the run; None if there was none.
@@ -103,6 +105,7 @@ def write_run_record(
     "versions": {"python": host.python_version(), **versions},
   }
   record = {
+    "bytes_per_token": bytes_per_token,
     "corpus_digest": corpus_digest,
     "corpus_name": corpus_name,
     "held_out_digest": held_out_digest,

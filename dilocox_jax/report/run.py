@@ -56,6 +56,12 @@ class LoadedRun:
     return self.result.outer_loss if self.result else math.nan
 
   @property
+  def bits_per_byte(self) -> float:
+    """Last validation loss in bits a byte, which tokenizers do not change."""
+    size = self.record.get("bytes_per_token", 1.0)
+    return self.validation_loss / math.log(2) / size
+
+  @property
   def total_sent_bytes(self) -> int:
     """Bytes that one replica has sent so far."""
     return _furthest(self, "total_sent_bytes")

@@ -239,6 +239,7 @@ def open_reader(
     handed_in=list(handed_in),
     corpus_name=corpus.name,
     corpus_digest=corpus.digest,
+    bytes_per_token=corpus.bytes_per_token,
     held_out_digest=digest_of({str(held_out.shape): held_out.tobytes()}),
     platform=jax.devices()[0].device_kind,
     command=command,

@@ -49,7 +49,7 @@ def test_the_page_names_loss_corpus_and_what_is_measured(write_run, tmp_path):
   final = read_rows(workdir / "metrics.jsonl")[-1]
   text = write_report(workdir).read_text()
   summary = text.split("\n\n")[1]
-  assert f"**{final['outer_loss']:.4f}** nats a token (measured)" in summary
+  assert f"**{final['outer_loss']:.4f}** nats a token, which is" in summary
   assert "The final validation loss" in summary
   assert "`9f3a61c2d07e`" in summary and "derived from the plan" in summary
   assert f"| validation loss, replica 0 | {final['replica_loss']:.4f} |" in text
