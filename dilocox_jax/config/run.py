@@ -85,6 +85,11 @@ class RunConfig:
       _ = self.model.shape, self.fragments
     with in_front("exchange."):
       check_collective(self.codec.payload, self.exchange.collective)
+    require(
+      not (self.fragments.is_sliced and self.mesh.outer_memory != "device"),
+      f"mesh.outer_memory={self.mesh.outer_memory!r} moves whole layers: take "
+      "another sync.fragment_order than 'sliced'",
+    )
     self._check_rank()
     self._check_mesh()
     self._check_unsent()

@@ -32,6 +32,7 @@ import numpy as np
 
 from dilocox_jax.checks import require
 from dilocox_jax.distributed import host_memory
+from dilocox_jax.outer.slices import put_slice, take_slice
 from dilocox_jax.plan.schedule.fragments import BLOCKS, Fragments
 from dilocox_jax.pytypes import Array, Index, Tree
 
@@ -130,6 +131,8 @@ class Partition:
     fragment = _checked(fragment, self.fragments.num_fragments)
     if self.fragments.num_fragments == 1:
       return host_memory.on_device(tree)
+    if self.fragments.is_sliced:
+      return take_slice(tree, fragment, self.fragments.num_fragments)
     if isinstance(fragment, int):
       rest = {k: v for k, v in tree.items() if k != BLOCKS}
       return host_memory.on_device(rest) | self._first_layers(tree)
@@ -140,6 +143,8 @@ class Partition:
     fragment = _checked(fragment, self.fragments.num_fragments)
     if self.fragments.num_fragments == 1:
       return host_memory.move_like(values, tree)
+    if self.fragments.is_sliced:
+      return put_slice(tree, fragment, self.fragments.num_fragments, values)
     if isinstance(fragment, int):
       rest = {k: v for k, v in values.items() if k != BLOCKS}
       new = host_memory.move_like(rest, {k: tree[k] for k in rest})
@@ -165,7 +170,7 @@ class Partition:
     if self.fragments.num_fragments == 1:
       return Store(first, None)
     numbers = jnp.arange(1, self.fragments.num_fragments, dtype=jnp.int32)
-    layer_fragments = jax.vmap(lambda p: self._gather(params, p))(numbers)
+    layer_fragments = jax.vmap(lambda p: self.take(params, p))(numbers)
     return Store(first, jax.vmap(function)(layer_fragments))
 
   def for_all(self, value: Any) -> Store:

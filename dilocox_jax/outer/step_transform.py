@@ -328,7 +328,7 @@ def _layers(leaf: Array, piece: LeafPiece) -> Array:
   if piece.layers is None:
     return leaf
   rows = jnp.asarray(piece.layers, jnp.int32)
-  return jnp.take(leaf, rows, axis=0, mode="fill", fill_value=0)
+  return jnp.take(leaf, rows, axis=piece.axis, mode="fill", fill_value=0)
 
 
 def _put(tree: Tree, pieces: LeafFragment, values: Tree) -> Tree:
@@ -340,7 +340,7 @@ def _put(tree: Tree, pieces: LeafFragment, values: Tree) -> Tree:
     if piece is None or piece.layers is None:
       return new if piece else old
     rows = jnp.asarray(piece.layers, jnp.int32)
-    return old.at[rows].set(new, mode="drop")
+    return old.at[(slice(None),) * piece.axis + (rows,)].set(new, mode="drop")
 
   return jax.tree_util.tree_map_with_path(put, values, tree, is_leaf=_is_masked)
 

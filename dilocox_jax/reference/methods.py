@@ -110,7 +110,8 @@ def train(
     mixing_alpha: Weight of the replica's own value, for "mix" only.
     fragments: Names of each fragment, or P, by which `names_by_fragment`
       divides the leaves.
-    fragment_order: How it divides them: "strided", "sequential" or "balanced".
+    fragment_order: How it divides them: "strided", "sequential" or "balanced";
+      `reference.slices` has "sliced".
     exchange: Averages a fragment (`reference.exchanges`); each fragment gets a
       copy. None: the plain mean.
     keep_unsent: Whether a replica keeps what the exchange did not send of its

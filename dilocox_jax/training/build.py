@@ -263,7 +263,7 @@ def _check_given_model(config: RunConfig, model: LossModel) -> None:
       "set mesh.num_stages=1 and mesh.num_data_shards=1"
     )
   fragments = config.fragments
-  if fragments.num_fragments == 1:
+  if fragments.num_fragments == 1 or fragments.is_sliced:
     return
   params = jax.eval_shape(model.init, jax.random.key(0))
   blocks = params.get(BLOCKS, {}) if isinstance(params, dict) else {}

@@ -14,7 +14,7 @@ import types
 
 import numpy as np
 
-from dilocox_jax.reference import fragments, methods
+from dilocox_jax.reference import fragments, methods, slices
 
 
 def make_problem(seed, num_replicas, num_steps, num_layers, width, batch):
@@ -146,8 +146,11 @@ def joined(run):
 
 def train(params0, A, y, *, num_fragments, fragment_order, num_steps, **rest):
   """Trains by the reference's `train`."""
-  names = fragment_names(params0, num_fragments, fragment_order)
   given = arguments(params0, A, y, num_steps)
+  if fragment_order == "sliced":
+    rest |= {"num_fragments": num_fragments}
+    return joined(slices.train_slices(*given, **rest))
+  names = fragment_names(params0, num_fragments, fragment_order)
   return joined(methods.train(*given, fragments=names, **rest))
 
 

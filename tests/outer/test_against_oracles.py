@@ -41,6 +41,9 @@ CASES = {
   "balanced_fragments": methods.delayed(
     6, 3, 2, "continue", fragment_order="balanced"
   ),
+  "sliced_fragments": methods.delayed(
+    6, 3, 2, "continue", fragment_order="sliced"
+  ),
   "eager_fragments": methods.eager(6, 3),
 }
 # Cut rounds and the flushes after them are programs of their own, which take

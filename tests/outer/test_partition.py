@@ -57,7 +57,9 @@ def test_taking_a_fragment_and_putting_it_back_changes_nothing(count, order):
     assert_equal(partition.put(whole, fragment, part), whole)
 
 
-@pytest.mark.parametrize(("count", "order"), DIVISIONS)
+@pytest.mark.parametrize(
+  ("count", "order"), [case for case in DIVISIONS if case[1] != "sliced"]
+)
 def test_a_put_reaches_its_own_fragment_and_no_other(count, order):
   fragments = Fragments(count, LAYERS, order)
   partition = Partition(fragments)

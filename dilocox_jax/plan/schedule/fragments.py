@@ -10,6 +10,9 @@ If the order is "balanced", fragment 0 has layers too, so that all fragments
 have about the same size. Otherwise a link that sends one fragment after the
 other waits for the large ones: in a model of 107 billion parameters fragment 0
 would hold 2 % of them, and take a whole turn of the link like the others.
+
+If the order is "sliced", a fragment has no layers of its own but some rows of
+every leaf. So fragments are equal for any P, also in a model of few layers.
 """
 
 import dataclasses
@@ -22,7 +25,7 @@ import numpy as np
 from dilocox_jax.checks import one_of
 
 BLOCKS = "blocks"  # Top-level key of the stacked leaves.
-ORDERS = ("sequential", "strided", "balanced")
+ORDERS = ("sequential", "strided", "balanced", "sliced")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +36,9 @@ class Fragments:
     num_fragments: Number of fragments, P.
     num_layers: Number of layers, the length of the layer axis.
     order: "sequential" (neighbouring layers together), "strided"
-      (interleaved, the default of Streaming DiLoCo, arXiv 2501.18512), or
-      "balanced" (interleaved, and fragment 0 has layers too).
+      (interleaved, the default of Streaming DiLoCo, arXiv 2501.18512),
+      "balanced" (interleaved, and fragment 0 has layers too), or "sliced" (each
+      fragment has rows of every leaf).
     rest_in_layers: Size of everything outside the layers, as a number of
       layers. Only "balanced" reads it.
   """
@@ -46,11 +50,16 @@ class Fragments:
 
   def __post_init__(self):
     one_of("fragment_order", self.order, ORDERS)
-    if self.num_fragments > max(self.num_layers, 1):
+    if self.num_fragments > max(self.num_layers, 1) and not self.is_sliced:
       raise ValueError(
         f"num_fragments={self.num_fragments} must not exceed "
         f"num_layers={self.num_layers}: lower sync.num_fragments"
       )
+
+  @property
+  def is_sliced(self) -> bool:
+    """Whether fragments have rows of every leaf, and not whole layers."""
+    return self.order == "sliced"
 
   @property
   def first_layers(self) -> int:
@@ -75,7 +84,7 @@ class Fragments:
     return min(cost(width) for width in widths)[-1]
 
   def layers(self, fragment: int) -> np.ndarray:
-    """Returns the layers of a fragment in ascending order (P > 1)."""
+    """Returns the layers of a fragment, ascending (P > 1 and no slices)."""
     groups, layers = self.num_fragments - 1, np.arange(self.num_layers)
     if self.order == "sequential":
       return [layers[:0], *np.array_split(layers, groups)][fragment]
@@ -94,7 +103,7 @@ class Fragments:
                     1 4 7                   3 4 7
                     2 5 7                   5 6 7
     """
-    groups = self.num_fragments - 1
+    groups = 0 if self.is_sliced else self.num_fragments - 1
     left = self.num_layers - self.first_layers
     width = -(-left // groups) if groups else 0
     table = np.full((groups, width), self.num_layers, np.int32)
@@ -114,10 +123,13 @@ class Fragments:
 
     Returns:
       Shapes by path. All fragments of layers are kept and sent with as many
-      layers as the longest has; shorter ones are filled up with zeros.
+      layers as the longest has; shorter ones are filled up with zeros. So are
+      slices.
     """
     if self.num_fragments == 1:
       return dict(shapes)
+    if self.is_sliced:
+      return {k: _sliced(k, v, self.num_fragments) for k, v in shapes.items()}
     count = self.layer_table.shape[1] if fragment else self.first_layers
     stacked = {k: (count, *v[1:]) for k, v in shapes.items() if is_stacked(k)}
     if fragment:
@@ -139,6 +151,33 @@ def _dealt(num_layers: int, room: list[int]) -> list[list[int]]:
     fragment = next(p for p in turns if len(dealt[p]) < room[p])
     dealt[fragment].append(layer)
   return dealt
+
+
+def row_axis(path: str, shape: tuple[int, ...]) -> int:
+  """Returns the axis along which a leaf is sliced: the one after the layers.
+
+  A stacked leaf with no other axis, such as a number for each layer, is sliced
+  along its layers.
+
+  Args:
+    path: Path of the leaf.
+    shape: Its shape, with at least one axis.
+  """
+  return min(int(is_stacked(path)), len(shape) - 1)
+
+
+def slice_rows(num_rows: int, num_fragments: int) -> int:
+  """Returns the number of rows of a slice, those filled up included."""
+  return -(-num_rows // num_fragments)
+
+
+def _sliced(
+  path: str, shape: tuple[int, ...], num_fragments: int
+) -> tuple[int, ...]:
+  shape = shape or (1,)
+  axis = row_axis(path, shape)
+  rows = slice_rows(shape[axis], num_fragments)
+  return (*shape[:axis], rows, *shape[axis + 1 :])
 
 
 def rest_in_layers(shapes: Mapping[str, tuple[int, ...]]) -> float:

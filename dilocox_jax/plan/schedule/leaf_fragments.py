@@ -10,14 +10,19 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from dilocox_jax.plan.schedule.fragments import Fragments, is_stacked
+from dilocox_jax.plan.schedule.fragments import (
+  Fragments,
+  is_stacked,
+  row_axis,
+  slice_rows,
+)
 
 LeafShapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
 class LeafPiece:
-  """A leaf, or some layers of it.
+  """A leaf, or some layers or rows of it.
 
   Attributes:
     path: Name of the leaf, keys joined by "/".
@@ -25,10 +30,12 @@ class LeafPiece:
       equal to the axis's length stands for a layer of zeros that is not
       written back: it makes short fragments as long as the others. None means
       the whole leaf.
+    axis: The axis that `layers` counts, if it is not the first one.
   """
 
   path: str
   layers: tuple[int, ...] | None = None
+  axis: int = 0
 
 
 LeafFragment = tuple[LeafPiece, ...]
@@ -106,6 +113,8 @@ def by_layer(
   """
   if fragments.num_fragments == 1:
     return (tuple(LeafPiece(path) for path in shapes),)
+  if fragments.is_sliced:
+    return _by_slice(shapes, fragments.num_fragments)
   first = tuple(LeafPiece(path) for path in shapes if not is_stacked(path))
   rows = [tuple(int(layer) for layer in row) for row in fragments.layer_table]
   stacked = [path for path in shapes if is_stacked(path)]
@@ -115,6 +124,23 @@ def by_layer(
   return (
     first,
     *(tuple(LeafPiece(path, row) for path in stacked) for row in rows),
+  )
+
+
+def _by_slice(
+  shapes: LeafShapes, num_fragments: int
+) -> tuple[LeafFragment, ...]:
+  """Gives every fragment a slice of every leaf, as `outer.slices` does."""
+
+  def piece(path: str, fragment: int) -> LeafPiece:
+    axis = row_axis(path, shapes[path])
+    width = slice_rows(shapes[path][axis], num_fragments)
+    rows = range(fragment * width, (fragment + 1) * width)
+    return LeafPiece(path, tuple(rows), axis)
+
+  return tuple(
+    tuple(piece(path, fragment) for path in shapes)
+    for fragment in range(num_fragments)
   )
 
 
@@ -128,12 +154,12 @@ def covered(fragments: Sequence[LeafFragment], shapes: LeafShapes) -> None:
           f"fragments name the leaf {piece.path!r}: there is none"
         )
       shape = shapes[piece.path]
-      count = shape[0] if piece.layers is not None else 1
+      count = shape[piece.axis] if piece.layers is not None else 1
       layers = [0] if piece.layers is None else piece.layers
       seen.setdefault(piece.path, []).extend(n for n in layers if n < count)
   for path, shape in shapes.items():
     layers = sorted(seen.get(path, []))
-    if layers not in ([0], list(range(shape[0] if shape else 1))):
+    if layers != [0] and layers not in (list(range(size)) for size in shape):
       raise ValueError(
         f"leaf {path!r} must be in the fragments exactly once: its layers are "
         f"{layers}"

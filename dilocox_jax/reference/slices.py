@@ -1,0 +1,98 @@
+"""Fragments that have some rows of every leaf.
+
+A slice is a leaf of its own here: "blocks/w/0@2" is slice 2 of "blocks/w/0".
+The fast code picks rows by number: outer/slices.py.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dilocox_jax.reference.exchanges import Arrays
+from dilocox_jax.reference.methods import LossAndGradient, Result, train
+
+
+def cut_into_slices(params: Arrays, num_fragments: int) -> Arrays:
+  """Cuts every leaf into P slices of ceil(n / P) of its n rows.
+
+  Rows of a layer [1, n, ...] are on its second axis. A number for each layer
+  has none, so its layers are shared out instead. Source: ours.
+
+  Args:
+    params: Arrays by name; those of layer n begin with "blocks/" and end in
+      "/n".
+    num_fragments: P.
+  """
+  num_layers = len({n.rsplit("/", 1)[1] for n in params if "blocks/" in n})
+  slices: Arrays = {}
+  for name, leaf in params.items():
+    axis = int(name.startswith("blocks/"))
+    if leaf.ndim == axis:  # One number of a layer.
+      fragment = int(name.rsplit("/", 1)[1]) // -(-num_layers // num_fragments)
+      slices[f"{name}@{fragment}"] = leaf
+      continue
+    width = -(-leaf.shape[axis] // num_fragments)
+    for fragment in range(num_fragments):
+      rows = range(leaf.shape[axis])[fragment * width : (fragment + 1) * width]
+      if rows:
+        slices[f"{name}@{fragment}"] = leaf.take(rows, axis)
+  return slices
+
+
+def put_together(slices: Arrays) -> Arrays:
+  """Undoes `cut_into_slices`."""
+  parts: dict[str, list[np.ndarray]] = {}
+  for name, part in slices.items():
+    parts.setdefault(name.split("@")[0], []).append(part)
+  return {
+    name: np.concatenate(found, min(int("blocks/" in name), found[0].ndim - 1))
+    for name, found in parts.items()
+  }
+
+
+def train_slices(
+  loss_and_gradient: LossAndGradient,
+  params: Arrays,
+  batches: Sequence[Sequence[Any]],
+  *,
+  num_fragments: int,
+  **settings: Any,
+) -> Result:
+  """Trains as `methods.train` does, with fragments that are sliced.
+
+  Args:
+    loss_and_gradient: The model and its loss, of whole leaves.
+    params: Where every replica and theta start, whole leaves.
+    batches: Batches by replica and step.
+    num_fragments: P.
+    **settings: As for `methods.train`.
+  """
+
+  def of_slices(slices: Arrays, batch: Any) -> tuple[float, Arrays]:
+    loss, gradient = loss_and_gradient(put_together(slices), batch)
+    return loss, cut_into_slices(gradient, num_fragments)
+
+  slices = cut_into_slices(params, num_fragments)
+  found = train(
+    of_slices,
+    slices,
+    batches,
+    fragments=[
+      [name for name in slices if name.endswith(f"@{fragment}")]
+      for fragment in range(num_fragments)
+    ],
+    **settings,
+  )
+
+  def whole(theta: Any) -> Any:
+    if isinstance(theta, list):
+      return [put_together(own) for own in theta]
+    return put_together(theta)
+
+  return Result(
+    whole(found.theta),
+    whole(found.params),
+    found.losses,
+    [whole(theta) for theta in found.snapshots],
+  )
