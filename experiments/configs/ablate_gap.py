@@ -28,6 +28,15 @@ def _rounds(interval, overlap, fragments=4):
   }
 
 
+INNER_008 = {"inner.learning_rate": 0.008}
+SLICED = {"sync.fragment_order": "sliced", **_rounds(16, 1, 16)}
+HALF = SLICED | {
+  "codec.name": "random_mask(fraction=0.5)+int(bits=1)",
+  **_rounds(8, 1, 8),
+}
+TWO_BITS = SLICED | {"codec.name": "int(bits=2)", **_rounds(32, 2, 16)}
+
+
 def _base():
   """`overlap_loco`, written as `delayed`, so that all of it can be changed."""
   base = convergence_small.get_config().base
@@ -57,8 +66,15 @@ RUNS = (
   {"name": "outer rate 1.25", "outer.learning_rate": 1.25},
   {"name": "outer 0.7, 0.6", **NESTEROV},
   {"name": "outer momentum 0.3", "outer.momentum": 0.3},
+  {"name": "16 slices", **SLICED},
+  {"name": "16 slices, float", **FLOAT, **SLICED},
+  {"name": "16 slices, inner rate 0.008", **SLICED, **INNER_008},
+  {"name": "8 slices of half the values, H = 8", **HALF},
+  {"name": "16 slices, outer 0.7, 0.6", **SLICED, **NESTEROV},
+  {"name": "16 slices, warm-up 200", **SLICED, "inner.warmup_steps": 200},
+  {"name": "16 slices, 2 bits, H = 32", **TWO_BITS},
   {"name": "inner rate 0.0035", "inner.learning_rate": 0.0035},
-  {"name": "inner rate 0.008", "inner.learning_rate": 0.008},
+  {"name": "inner rate 0.008", **INNER_008},
   {"name": "2 bits, H = 32", "codec.name": "int(bits=2)", **_rounds(32, 8)},
   {"name": "2 bits", "codec.name": "int(bits=2)"},
   {
