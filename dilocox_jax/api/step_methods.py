@@ -84,7 +84,7 @@ def step_transform(
     keep_unsent: Whether what the codec lost stays in the replica's parameters.
     seed: Seed of random masks, first low-rank factors and stochastic rounding.
     fragments: How the tree is divided; None divides whole leaves such that the
-      fragments have about equal bytes.
+      fragments have about equal bytes, or slices every leaf if the method does.
     exchange: An aggregator of one's own in place of codec and feedback.
 
   Raises:
@@ -105,6 +105,8 @@ def step_transform(
   if outer is None:
     raise ValueError("outer=None: this method needs an outer optimizer")
   count = method.schedule.num_fragments
+  if fragments is None and method.fragment_order == "sliced":
+    fragments = Fragments(count, 1, "sliced")
   divide = functools.partial(_divided, count, fragments)
   return pseudo_gradient_steps(
     method, inner, outer, exchange, divide, keep_unsent, axis_name

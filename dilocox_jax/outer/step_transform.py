@@ -142,31 +142,55 @@ def _check_is_mapped(step: Array, axis_name: str) -> None:
   check_axis(axis_name)
 
 
-def outer_params(state: StepState) -> Tree:
+def outer_params(state: StepState, params: Tree | None = None) -> Tree:
   """Returns the outer parameters of a transform, which are the model to keep.
 
   Args:
     state: State of the transform, of one replica or with a replica axis.
+    params: The parameters that the state belongs to, with a replica axis if it
+      has one. Needed if fragments are slices of leaves; their shapes alone are
+      read.
 
   Returns:
     The caller's tree. A replica axis stays; replicas have equal values, except
     under the rule "eager" and with exchanges whose result is not shared.
 
   Raises:
-    ValueError: If fragments divide layers, and so have no whole leaves.
+    ValueError: If fragments divide leaves and `params` is missing, or they
+      divide layers, which are in no order here.
   """
-
-  def whole(*parts: Any) -> Array:
-    own = [part for part in parts if not _is_masked(part)]
-    if len(own) != 1:
-      raise ValueError(
-        "fragments divide layers: their outer parameters are rows of leaves, "
-        "in state.fragments[p].params"
-      )
-    return own[0]
-
   trees = [fragment.params for fragment in state.fragments]
-  return jax.tree.map(whole, *trees, is_leaf=_is_masked)
+  if params is None:
+    return jax.tree.map(_whole, *trees, is_leaf=_is_masked)
+  return jax.tree.map(_joined, params, *trees, is_leaf=_is_masked)
+
+
+def _whole(*parts: Any) -> Array:
+  own = [part for part in parts if not _is_masked(part)]
+  if len(own) != 1:
+    raise ValueError(
+      "fragments divide leaves: call dilocox_jax.outer_params(state, params), "
+      "or take the rows from state.fragments[p].params"
+    )
+  return own[0]
+
+
+def _joined(leaf: Array, *parts: Any) -> Array:
+  """Puts the slices of a leaf one behind the other, without the padding."""
+  own = [part for part in parts if not _is_masked(part)]
+  if len(own) == 1:
+    return own[0]
+  differing = [a for a in range(leaf.ndim) if own[0].shape[a] != leaf.shape[a]]
+  joined = [
+    jax.lax.slice_in_dim(jnp.concatenate(own, a), 0, leaf.shape[a], axis=a)
+    for a in differing
+  ]
+  if len(joined) != 1:
+    raise ValueError(
+      "fragments divide layers: their outer parameters are rows of leaves, in "
+      "state.fragments[p].params"
+    )
+  return joined[0]
 
 
 def _events(

@@ -15,6 +15,7 @@ from dilocox_jax.reference import codecs
 from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy, SharedFactors
 from dilocox_jax.reference.methods import Result, train, train_on_mean_gradient
 from dilocox_jax.reference.optimizers import AdamW, Sgd
+from dilocox_jax.reference.slices import train_slices
 
 
 def _in_fp16(name: str, leaf: np.ndarray) -> np.ndarray:
@@ -101,11 +102,10 @@ PUBLISHED: Mapping[str, Callable[..., Result]] = {
   ),
   # This project's; the inner optimizer is Muon.
   "overlap_loco": functools.partial(
-    train,
+    train_slices,
     sync_interval=16,
-    fragments=4,
-    fragment_order="balanced",
-    overlap_steps=4,
+    num_fragments=16,
+    overlap_steps=1,
     rule="continue",
     outer=Sgd(1.0),
     exchange=ErrorFeedback(_INT1),

@@ -1,4 +1,4 @@
-"""One bit a value, in equal fragments that keep the link busy.
+"""One bit a value, in slices of all leaves that keep the link busy.
 
 Source: ours. Claim: the smallest gap to AllReduce of all methods whose bytes
 are hidden behind the steps (measured, docs/log.md). Cost: two minutes on two

@@ -249,6 +249,20 @@ def test_a_state_of_all_replicas_in_the_code_of_one_is_refused():
     tx.update(params, jax.vmap(tx.init)(params), params)
 
 
+def test_the_model_to_keep_is_put_together_from_slices():
+  keys = jax.random.split(jax.random.key(0), 3)
+  params = {
+    "a": jax.random.normal(keys[0], (7, 3)),
+    "blocks": {"c": jax.random.normal(keys[1], (2, 5))},
+    "d": jax.random.normal(keys[2], ()),
+  }
+  settings = {"num_fragments": 4, "sync_interval": 4}
+  state = dx.overlap_loco(INNER, nesterov(), **settings).init(params)
+  assert_close(dx.outer_params(state, params), params, 0)
+  with pytest.raises(ValueError, match="outer_params.state, params"):
+    dx.outer_params(state)
+
+
 def test_the_model_to_keep_is_put_together_from_all_fragments():
   params = {"a": jnp.ones(6), "b": {"c": jnp.zeros(5)}, "d": jnp.ones(4)}
   settings = {"num_fragments": 2, "sync_interval": 4, "overlap_steps": 1}

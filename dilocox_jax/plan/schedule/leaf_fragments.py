@@ -132,14 +132,16 @@ def _by_slice(
 ) -> tuple[LeafFragment, ...]:
   """Gives every fragment a slice of every leaf, as `outer.slices` does."""
 
-  def piece(path: str, fragment: int) -> LeafPiece:
+  def piece(path: str, fragment: int) -> LeafPiece | None:
+    if not shapes[path]:  # A single number is in fragment 0.
+      return None if fragment else LeafPiece(path)
     axis = row_axis(path, shapes[path])
     width = slice_rows(shapes[path][axis], num_fragments)
     rows = range(fragment * width, (fragment + 1) * width)
     return LeafPiece(path, tuple(rows), axis)
 
   return tuple(
-    tuple(piece(path, fragment) for path in shapes)
+    tuple(found for path in shapes if (found := piece(path, fragment)))
     for fragment in range(num_fragments)
   )
 

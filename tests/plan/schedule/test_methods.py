@@ -21,7 +21,7 @@ def test_methods_are_the_schedules_and_rules_of_their_papers():
     "dilocox": Method(SyncSchedule(30, 1, 30), "continue"),
     "delayed": Method(SyncSchedule(30, 1, 4), "continue"),
     "overlap_loco": Method(
-      SyncSchedule(16, 4, 4), "continue", fragment_order="balanced"
+      SyncSchedule(16, 16, 1), "continue", fragment_order="sliced"
     ),
   }
   assert {name: named_method(name) for name in METHODS} == expected
@@ -56,7 +56,7 @@ def test_methods_are_the_schedules_and_rules_of_their_papers():
     (
       "overlap_loco",
       {"sync_interval": 15, "num_fragments": 2},
-      Method(SyncSchedule(15, 2, 7), "continue", fragment_order="balanced"),
+      Method(SyncSchedule(15, 2, 7), "continue", fragment_order="sliced"),
     ),
     (
       "delayed",
