@@ -86,7 +86,9 @@ class RunMaker:
 
   def digest(self, run: RequiredRun) -> str:
     """Returns the digits that tell a run from all others."""
-    return run_digest(run.config)
+    # Only fields that are not at their defaults count, so a field that a later
+    # version adds does not make the runs of an ablation anew.
+    return run_digest(run.config, counted=())
 
   def is_made(self, run: RequiredRun) -> bool:
     """Whether nothing is left to do for a run."""

@@ -1,7 +1,11 @@
 import pytest
 
+import dilocox_jax as dx
 from dilocox_jax.api.simulation_setup import Options, set_up
+from dilocox_jax.config import from_mapping
 from tests import runs
+
+STEP_S = 9.0
 
 
 def test_a_config_and_a_cluster_make_a_priced_run():
@@ -14,3 +18,53 @@ def test_a_config_and_a_cluster_make_a_priced_run():
 def test_seconds_must_be_a_number():
   with pytest.raises(ValueError, match="step_s=nan must be seconds"):
     Options(step_s=float("nan"))
+
+
+def seconds(rounds, interval, fragments, overlap, order, bits):
+  """Simulated time of some rounds of a 107B model over 1 Gbit/s."""
+  config = from_mapping(
+    {
+      "total_steps": rounds * interval,
+      "model": {"preset": "qwen_107b"},
+      "data": {"batch_size": 8, "sequence_length": 2048},
+      "sync": {
+        "method": "delayed",
+        "sync_interval": interval,
+        "num_fragments": fragments,
+        "overlap_steps": overlap,
+        "fragment_order": order,
+      },
+      "codec": {"name": "int", "bits": bits},
+    }
+  )
+  return dx.estimate(config, "dilocox_107b", step_s=STEP_S).total_s
+
+
+# One bit a value takes the line for 14.2 steps, so H = 15 at least; 2 bits for
+# 28.3, so H = 29.
+@pytest.mark.parametrize(
+  ("interval", "fragments", "overlap", "order", "bits"),
+  [
+    (16, 4, 4, "balanced", 1),
+    (16, 8, 2, "balanced", 1),
+    (16, 16, 1, "balanced", 1),
+    (16, 4, 4, "sliced", 1),
+    (16, 8, 2, "sliced", 1),
+    (16, 16, 1, "sliced", 1),
+    (15, 15, 1, "sliced", 1),
+    (30, 15, 2, "sliced", 2),
+  ],
+)
+def test_equal_fragments_keep_replicas_and_line_busy(
+  interval, fragments, overlap, order, bits
+):
+  shape = interval, fragments, overlap, order, bits
+  ten_rounds_s = seconds(20, *shape) - seconds(10, *shape)
+  assert 10 * interval * STEP_S / ten_rounds_s > 0.99
+  assert overlap <= interval / fragments + 1
+
+
+def test_fragments_of_whole_layers_do_not():
+  shape = 16, 4, 4, "strided", 1
+  ten_rounds_s = seconds(20, *shape) - seconds(10, *shape)
+  assert 10 * 16 * STEP_S / ten_rounds_s < 0.92

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.fragments import Fragments, rest_in_layers
 from dilocox_jax.plan.schedule.methods import named_method
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.plan.wire.chain import Chain
@@ -51,7 +51,12 @@ def script(method="diloco", num_replicas=2, payload="fp32", **settings):
     if key in settings
   }
   chosen = named_method(method, **settings)
-  fragments = Fragments(chosen.schedule.num_fragments, 6)
+  fragments = Fragments(
+    chosen.schedule.num_fragments,
+    6,
+    chosen.fragment_order,
+    rest_in_layers(SHAPES),
+  )
   traffic = Traffic(chosen, fragments, SHAPES, num_replicas, PAYLOADS[payload])
   plan = RunPlan(chosen, **plan_settings)
   return Script(traffic, copied_bytes=3_000_000), plan

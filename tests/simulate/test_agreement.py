@@ -17,6 +17,11 @@ METHODS = [
   ("streaming_diloco", {"sync_interval": 9, "overlap_steps": 4}),
   ("delayed", {"sync_interval": 4, "num_fragments": 2, "overlap_steps": 6}),
   ("delayed", {"sync_interval": 3, "overlap_steps": 7}),
+  (
+    "delayed",
+    {"sync_interval": 6, "num_fragments": 3, "fragment_order": "balanced"},
+  ),
+  ("overlap_loco", {"sync_interval": 6, "num_fragments": 6}),
   ("allreduce", {"total_steps": 9}),
   ("diloco", {"warm_start": "single", "warm_start_steps": 12}),
   ("dilocox", {"warm_start": "data_parallel", "warm_start_steps": 5}),

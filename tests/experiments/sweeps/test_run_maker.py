@@ -4,11 +4,13 @@ import pathlib
 
 import pytest
 
+from dilocox_jax.config import RunConfig, from_mapping
 from experiments.runtime import cores
 from experiments.sweeps import run_maker
 from experiments.sweeps.required_runs import TASKS
 from experiments.sweeps.results import Results
 from experiments.sweeps.run_maker import KeptRuns, corpus_digest
+from experiments.sweeps.run_spec import RequiredRun, run_digest
 from tests.experiments.sweeps import fakes as sweeps
 
 
@@ -181,6 +183,18 @@ def test_the_text_of_a_run_is_the_one_that_training_would_see():
 
   config = sweeps.sweep().config({"seed": 3})
   assert corpus_digest(config) == build.corpus(config).digest
+
+
+def test_a_field_that_a_later_version_adds_makes_no_run_anew(tmp_path):
+  maker = run_maker.RunMaker(tmp_path)
+  digests = {
+    maker.digest(RequiredRun("t", "n", {}, from_mapping(changed)))
+    for changed in ({}, {"seed": 1}, {"data": {"vocab_size": 1024}})
+  }
+  plain = run_digest(RunConfig(), counted=())
+  assert digests == {plain, run_digest(from_mapping({"seed": 1}), counted=())}
+  # A version without the field would have made the same digest of the rest.
+  assert run_digest(RunConfig()) != plain
 
 
 def test_the_process_of_a_run_gets_its_whole_config(tmp_path):
