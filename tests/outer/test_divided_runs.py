@@ -31,7 +31,7 @@ METHOD_FILES = (
   "streaming_diloco",
 )
 SMALL = 16 * 16  # Norms, and products of factors; what is larger is divided.
-QUICK = ("dilocox",)
+QUICK = ("diloco",)
 DIVIDED = {"layout": "mesh", "num_data_shards": 2, "num_stages": 2}
 
 
