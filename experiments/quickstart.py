@@ -7,7 +7,9 @@ replicas and Muon as inner optimizer. The losses are those of a small model. The
 hours are simulated: they are those of a model with 107 billion parameters on
 two clusters that are joined by 1 Gbit/s. H of the methods that hide their
 exchange follows from that link. It takes a few minutes on two CPU cores. The
-same command again goes on where it was stopped.
+same command again goes on where it was stopped. Text of your own:
+
+  python -m experiments.quickstart --workdir=runs/notes --glob='notes/**/*.txt'
 """
 
 import importlib
@@ -31,20 +33,27 @@ def define_flags() -> None:
   """Defines the flags of this binary."""
   command_line.define_workdir()
   flags.DEFINE_integer("steps", 480, "Inner steps of each run.", lower_bound=60)
+  text = "Pattern of your own text files, e.g. 'notes/**/*.txt'."
+  flags.DEFINE_string("glob", "", text)
 
 
-def run_of(method: str, num_steps: int, clock: SweepClock) -> RunConfig:
+def run_of(
+  method: str, num_steps: int, clock: SweepClock, pattern: str = ""
+) -> RunConfig:
   """Returns the config of a method's run.
 
   Args:
     method: One of `METHODS`.
     num_steps: Inner steps of the run.
     clock: The clock from whose link the rounds of a delayed method follow.
+    pattern: Glob of the text files; empty for Python's own library.
   """
   file = importlib.import_module(f"experiments.configs.{method}")
   values = file.get_config()
   values.total_steps = num_steps
   values.data.batch_size = 4
+  if pattern:
+    values.data.source, values.data.glob = "text_files", pattern
   values.inner.optimizer = "muon"
   values.inner.learning_rate = LEARNING_RATE
   values.adaptive.mode = "off"  # The plan of the timed model must be known.
@@ -64,7 +73,8 @@ def main(values: flags.FlagValues) -> None:
   clock = clock_of(CLOCK_107B)
   paths = [workdir / name for name in METHODS]
   for name, path in zip(METHODS, paths, strict=True):
-    config = run_of(name, values.steps, clock)
+    config = run_of(name, values.steps, clock, values.glob)
+    command_line.check_files(config)
     options = Options(step_s=clock.step_s)
     timed = clock.timed(config)
     simulated = ClusterClock(config, clock.cluster, options, timed)
