@@ -28,7 +28,7 @@ from dilocox_jax.distributed import host_memory
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.partition import FragmentIndex
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
-from dilocox_jax.plan.schedule.sync_schedule import Window
+from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule, Window
 from dilocox_jax.plan.schedule.window_groups import WindowGroup, WindowTable
 from dilocox_jax.pytypes import Array, Index, Tree
 
@@ -243,13 +243,48 @@ def run_flush(
     The state, in which nothing is in flight and the replica's parameters are
     the outer parameters; the drift of every exchange in order, leaves [1, ...].
   """
-  windows = outer.method.schedule.flush_windows(step)
+  plans = _flush_plans(outer.method.schedule, step)
   drifts = []
-  for fragment, group in itertools.groupby(windows, _fragment):
-    state, fragment_drifts = _flush_fragment(outer, fragment, [*group], state)
-    drifts += fragment_drifts
+  for plan, group in itertools.groupby(plans, lambda item: item[1]):
+    fragments = [fragment for fragment, _ in group]
+    # As in a round, fragments of layers are scanned and fragment 0 is not.
+    if not fragments[0]:
+      state, found = _flush_fragment(outer, 0, plan[1:], state)
+      drifts += found
+      fragments = fragments[1:]
+    if fragments:
+      state, found = _flush_fragments(outer, fragments, plan[1:], state)
+      drifts += found
   params = host_memory.on_device(state.outer.params)
   return state._replace(replica=state.replica._replace(params=params)), drifts
+
+
+# What the flush does with a fragment, in order: "send" measures its progress, a
+# number applies the pseudo-gradient in that slot, and "apply" the measured one.
+_FlushPlan = tuple[str | int, ...]
+
+
+def _flush_plans(
+  schedule: SyncSchedule, step: int
+) -> list[tuple[int, _FlushPlan]]:
+  """Returns every fragment of the flush with what is to be done.
+
+  Example: H = 4, P = 1 and tau = 6 after step 9, where the pseudo-gradients of
+  the steps 4 and 8 are in the slots 1 and 0. The plan of fragment 0 begins with
+  its kind, "first", and goes on with "send", 1, 0 and "apply".
+  """
+  windows = schedule.flush_windows(step)
+  plans = []
+  for fragment, group in itertools.groupby(windows, _fragment):
+    own = list(group)
+    plan: list[str | int] = [
+      schedule.slot(window.applied) if window.applied else "send"
+      for window in own
+    ]
+    if "send" in plan:
+      plan[-1] = "apply"
+    plans.append((fragment, ("layers" if fragment else "first", *plan)))
+  return plans
 
 
 def _fragment(window: Window) -> int:
@@ -258,40 +293,62 @@ def _fragment(window: Window) -> int:
   return event.fragment
 
 
-def _flush_fragment(
+def _flush_fragments(
   outer: OuterTransform,
-  fragment: int,
-  windows: Sequence[Window],
+  fragments: Sequence[int],
+  plan: _FlushPlan,
   state: RoundState,
 ) -> tuple[RoundState, list[Drift]]:
-  """Runs the flush windows of one fragment.
+  """Flushes fragments of layers one after the other, by one piece of program.
 
-  The program of a round cannot run them, because it stores a measurement in a
+  Returns:
+    The state, and the drift of every exchange of the first fragment, then of
+    the second one, and so on.
+  """
+
+  def flush_one(state: RoundState, fragment: Index):
+    return _flush_fragment(outer, fragment, plan, state)
+
+  numbers = jnp.asarray(fragments, jnp.int32)
+  state, found = jax.lax.scan(flush_one, state, numbers)
+  drifts = [
+    jax.tree.map(lambda leaf, place=place: leaf[place], drift)
+    for place in range(len(fragments))
+    for drift in found
+  ]
+  return state, drifts
+
+
+def _flush_fragment(
+  outer: OuterTransform,
+  index: FragmentIndex,
+  plan: _FlushPlan,
+  state: RoundState,
+) -> tuple[RoundState, list[Drift]]:
+  """Does what the flush has to do for one fragment.
+
+  The program of a round cannot do it, because it stores a measurement in a
   slot. With H = 4 and tau = 6, both slots are in use after step 9, when the
   last progress is measured. So this function keeps the measurement in a
   variable.
   """
-  schedule = outer.method.schedule
-  index = jnp.int32(fragment) if fragment else 0
-  pending = [window.applied for window in windows if window.applied]
-  if any(window.sent for window in windows):
-    pending.pop()  # The last apply belongs to the measurement of the flush.
+  pending = [slot for slot in plan if isinstance(slot, int)]
   nothing = outer.nothing(state.outer, index)
   measured, drifts = nothing.own, []
-  for window in windows:
-    if window.sent:
-      slots = [schedule.slot(event) for event in pending]
-      unapplied = jnp.asarray(np.isin(np.arange(schedule.depth), slots))
+  for entry in plan:
+    if entry == "send":
+      slots = np.arange(outer.method.schedule.depth)
+      unapplied = jnp.asarray(np.isin(slots, pending))
       measured = _measure(outer, state, index, unapplied)
       # The eager rule applies without a result, as after the first round.
       if outer.rule.is_per_replica and not pending:
         state, _ = _apply(outer, state, index, nothing, measured)
       continue
-    if window.applied in pending:
-      slot = jnp.int32(schedule.slot(pending.pop(0)))
-      own, fresh = outer.in_flight(state.outer, index, slot), measured
-    else:
+    if entry == "apply":
       own, fresh = measured, jax.tree.map(jnp.zeros_like, measured)
+    else:
+      slot = jnp.int32(pending.pop(0))
+      own, fresh = outer.in_flight(state.outer, index, slot), measured
     state, result = _exchange(outer, state, index, own)
     state, drift = _apply(outer, state, index, result, fresh)
     drifts.append(jax.tree.map(lambda leaf: leaf[None], drift))
