@@ -170,7 +170,8 @@ def _window(outer: OuterTransform, run_steps, group: WindowGroup):
       carry = carry._replace(state=state)
     else:
       carry = run_steps(carry, row.steps_before)
-    carry = run_steps(carry, row.steps_after)
+    if group.has_steps_after:
+      carry = run_steps(carry, row.steps_after)
     if group.sent:
       index = _index(group.sent, row.sent)
       slots = outer.unapplied_at_send(row.sent_slot)
@@ -248,13 +249,11 @@ def run_flush(
   for plan, group in itertools.groupby(plans, lambda item: item[1]):
     fragments = [fragment for fragment, _ in group]
     # As in a round, fragments of layers are scanned and fragment 0 is not.
-    if not fragments[0]:
+    if plan[0] == "first":
       state, found = _flush_fragment(outer, 0, plan[1:], state)
-      drifts += found
-      fragments = fragments[1:]
-    if fragments:
+    else:
       state, found = _flush_fragments(outer, fragments, plan[1:], state)
-      drifts += found
+    drifts += found
   params = host_memory.on_device(state.outer.params)
   return state._replace(replica=state.replica._replace(params=params)), drifts
 

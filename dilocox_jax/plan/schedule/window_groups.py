@@ -37,11 +37,14 @@ class WindowGroup:
     applied: Kind of the fragment that is applied: "first" (fragment 0),
       "layers" (any other fragment), or None if none is.
     sent: Kind of the fragment that is sent, likewise.
+    has_steps_after: Whether any window has inner steps after its apply. If not,
+      the program needs no loop for them, which halves what is compiled.
   """
 
   num_windows: int
   applied: str | None
   sent: str | None
+  has_steps_after: bool = True
 
 
 class WindowTable(NamedTuple):
@@ -94,5 +97,8 @@ def window_groups(
       windows, lambda w: (_kind(w.applied), _kind(w.sent))
     )
   ]
-  shapes = tuple(WindowGroup(len(group), *key) for key, group in groups)
+  shapes = tuple(
+    WindowGroup(len(group), *key, any(w.steps_after for w in group))
+    for key, group in groups
+  )
   return shapes, tuple(_table(schedule, group) for _, group in groups)
