@@ -124,6 +124,7 @@ def test_results_that_tuning_has_not_prepared_are_refused(tmp_path):
   assert (tmp_path / "work" / "report.md").exists()
 
 
+@pytest.mark.slow
 def test_a_report_needs_the_kept_lines_and_nothing_else(tmp_path, monkeypatch):
   sweeps.stand_in(monkeypatch)
   found = sweep(sweeps.values())

@@ -56,6 +56,7 @@ def test_a_run_says_what_it_trains_before_its_first_step(whole):
   assert "step 3 of 12" in lines[first]
 
 
+@pytest.mark.slow
 def test_a_run_with_a_cluster_says_how_long_it_would_take(tmp_path):
   done = train(
     *runs.SMALL_FLAGS,

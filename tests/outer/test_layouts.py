@@ -24,15 +24,18 @@ CASES = {
   "dilocox_continue": {"method": "dilocox", "rule": "continue"},
   "dilocox_reset": {"method": "dilocox", "rule": "reset"},
   "delayed": {"method": "delayed", "overlap_steps": 6, "rule": "continue"},
+  "overlap_loco": {"method": "overlap_loco", "num_fragments": 3},
 }
-# Of these, each has a relative that stays in the fast tier.
+# What one of the layouts does is in the fast tier (test_divided_runs.py).
 SLOW = (
+  "diloco",
   "open_diloco",
   "streaming_diloco",
   "eager",
   "dilocox_reset",
   "dilocox_continue",
   "delayed",
+  "overlap_loco",
 )
 
 

@@ -127,6 +127,7 @@ def test_personal_outer_parameters_are_averaged(tmp_path, caplog):
   assert "does not fit" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_over_many_devices_is_read_on_one(source, tmp_path, monkeypatch):
   runs.train(runs.settings(layout="mesh"), tmp_path, until=6)
   old, _ = runs.saved(tmp_path)

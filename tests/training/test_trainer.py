@@ -317,6 +317,7 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(
   assert not runs.rows(tmp_path, "evaluation")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["data_parallel", "single"])
 def test_a_warm_start_is_trained_counted_and_handed_over(tmp_path, kind):
   config = runs.settings(

@@ -16,16 +16,18 @@ from experiments.sweeps.sweep_spec import sweep
 from tests.experiments.sweeps import fakes as sweeps
 
 
-@pytest.fixture(name="made")
-def made_fixture(tmp_path, monkeypatch):
+@pytest.fixture(name="made", scope="module")
+def made_fixture(tmp_path_factory):
   """A finished sweep: its plan, and what it found."""
-  sweeps.stand_in(monkeypatch)
-  plan = sweeps.required()
-  results = Results(tmp_path / "kept.csv", plan.sweep.base)
-  runs = KeptRuns(results, tmp_path / "work", any_text=False)
-  plan.loss_of = runs.loss
-  sweeps.make_all(plan, runs)
-  return plan, runs, Gathered(plan, runs).comparison("made", "x")
+  folder = tmp_path_factory.mktemp("made")
+  with pytest.MonkeyPatch.context() as patch:
+    sweeps.stand_in(patch)
+    plan = sweeps.required()
+    results = Results(folder / "kept.csv", plan.sweep.base)
+    runs = KeptRuns(results, folder / "work", any_text=False)
+    plan.loss_of = runs.loss
+    sweeps.make_all(plan, runs)
+    yield plan, runs, Gathered(plan, runs).comparison("made", "x")
 
 
 def test_every_point_has_the_time_of_its_step_on_every_clock(made):

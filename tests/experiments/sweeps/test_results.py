@@ -180,6 +180,7 @@ def kept(config, workdir, path):
   return path.read_bytes(), results.curves_path.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_seeds_curve_is_reproduced_bit_for_bit_by_running_again(tmp_path):
   config = runs.settings(method="diloco")
   first = kept(config, tmp_path / "one", tmp_path / "one.csv")

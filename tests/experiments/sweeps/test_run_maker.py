@@ -45,6 +45,7 @@ def test_a_sweep_that_was_killed_goes_on_and_makes_nothing_twice(
     assert runs.missing(planned) == []
 
 
+@pytest.mark.slow
 def test_a_fresh_clone_goes_on_from_the_lines_alone(tmp_path, monkeypatch):
   made = sweeps.stand_in(monkeypatch)
   plan, _, runs = opened(tmp_path)
@@ -55,6 +56,7 @@ def test_a_fresh_clone_goes_on_from_the_lines_alone(tmp_path, monkeypatch):
   assert len(made) == count
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_before_its_line_was_written_is_not_made_again(
   tmp_path, monkeypatch
 ):
