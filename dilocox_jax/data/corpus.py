@@ -32,7 +32,8 @@ class Corpus:
     vocab_size: Number of different tokens; every token is below it.
     num_files: Number of files read; 0 for a source without files.
     bytes_per_token: Bytes of the validation text over its tokens. A loss in
-      nats a token, divided by this and by ln 2, is in bits a byte.
+      nats a token, divided by this and by ln 2, is in bits a byte. None if the
+      tokens stand for no bytes.
     tokenizer: What made the tokens; None if nothing did.
   """
 
@@ -42,7 +43,7 @@ class Corpus:
   digest: str
   vocab_size: int
   num_files: int
-  bytes_per_token: float = 1.0
+  bytes_per_token: float | None = None
   tokenizer: Tokenizer | None = None
 
 

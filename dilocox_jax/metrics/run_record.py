@@ -64,7 +64,7 @@ def write_run_record(
   corpus_digest: str,
   held_out_digest: str,
   platform: str,
-  bytes_per_token: float = 1.0,
+  bytes_per_token: float | None = None,
   handed_in: Sequence[str] = (),
   command: str | None = None,
   continues: bool = False,
@@ -86,7 +86,7 @@ def write_run_record(
     held_out_digest: Hash of the sequences of every evaluation. Runs can be
       compared only if it is equal.
     platform: Backend and devices, as JAX names them.
-    bytes_per_token: Bytes of a token of the validation text.
+    bytes_per_token: Bytes of a token of the validation text, if it has any.
     handed_in: Names of the parts, such as "model", that the caller handed in
       instead of naming them in the config.
     command: Command line that started the run; None if there was none.

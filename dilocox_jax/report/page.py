@@ -112,11 +112,14 @@ def _summary(run: LoadedRun) -> str:
   )
   if run.result is None:
     return f"{start} There is no validation yet."
+  in_bits = ""
+  if math.isfinite(run.bits_per_byte):
+    in_bits = f", {units.human_loss(run.bits_per_byte)} bits a byte"
   which = "The final" if run.finished else "The run has not ended. So far the"
   return (
     f"{start} {which} validation loss is"
-    f" **{units.human_loss(run.validation_loss)}** nats a token, which is"
-    f" {units.human_loss(run.bits_per_byte)} bits a byte (measured), on"
+    f" **{units.human_loss(run.validation_loss)}** nats a token{in_bits}"
+    " (measured) on"
     f" the corpus {record['corpus_name']} with digest"
     f" `{record['corpus_digest']}`. Compare losses only if the digests are"
     f" equal. Each replica sent {units.human_bytes(run.total_sent_bytes)}"

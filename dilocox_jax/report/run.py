@@ -57,8 +57,11 @@ class LoadedRun:
 
   @property
   def bits_per_byte(self) -> float:
-    """Last validation loss in bits a byte, which tokenizers do not change."""
-    size = self.record.get("bytes_per_token", 1.0)
+    """Last validation loss in bits a byte, which tokenizers do not change.
+
+    NaN if the text has no bytes, or the run does not say how many.
+    """
+    size = self.record.get("bytes_per_token") or math.nan
     return self.validation_loss / math.log(2) / size
 
   @property

@@ -93,6 +93,7 @@ def test_a_corpus_knows_the_bytes_of_a_token():
   assert plain.bytes_per_token == 1.0
   made = corpus.from_files("t", FILES, 0.3, tokenizers.choose("bpe", 300))
   assert made.tokenizer and made.vocab_size == made.tokenizer.vocab_size
+  assert made.bytes_per_token
   num_bytes = made.bytes_per_token * made.validation.size
   assert math.isclose(num_bytes, plain.validation.size)
   assert made.bytes_per_token > 2

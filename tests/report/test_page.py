@@ -1,4 +1,5 @@
 import json
+import math
 import re
 
 import pytest
@@ -49,10 +50,21 @@ def test_the_page_names_loss_corpus_and_what_is_measured(write_run, tmp_path):
   final = read_rows(workdir / "metrics.jsonl")[-1]
   text = write_report(workdir).read_text()
   summary = text.split("\n\n")[1]
-  assert f"**{final['outer_loss']:.4f}** nats a token, which is" in summary
+  assert f"**{final['outer_loss']:.4f}** nats a token (measured)" in summary
   assert "The final validation loss" in summary
   assert "`9f3a61c2d07e`" in summary and "derived from the plan" in summary
   assert f"| validation loss, replica 0 | {final['replica_loss']:.4f} |" in text
+
+
+def test_the_page_says_how_many_bits_a_byte_took(write_run, tmp_path):
+  workdir = write_run(tmp_path / "a")
+  record = json.loads((workdir / "run.json").read_text())
+  record["bytes_per_token"] = 2.0
+  (workdir / "run.json").write_text(json.dumps(record))
+  final = read_rows(workdir / "metrics.jsonl")[-1]
+  text = write_report(workdir).read_text()
+  bits = final["outer_loss"] / math.log(2) / 2
+  assert f"nats a token, {bits:.4f} bits a byte (measured)" in text
 
 
 def test_the_page_of_an_unfinished_run_says_so(write_run, tmp_path):
