@@ -174,6 +174,7 @@ def resumed(config, workdir):
   return seen[0]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_choice_and_the_measurements_it_had(tmp_path):
   config = dataclasses.replace(
     runs.settings(

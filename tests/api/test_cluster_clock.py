@@ -55,6 +55,7 @@ def test_no_loss_depends_on_the_link(tmp_path):
   assert max(slow.values()) > max(fast.values())
 
 
+@pytest.mark.slow
 def test_the_clock_ends_where_the_simulator_does(tmp_path):
   config = runs.settings()
   workdir = clocked(config, tmp_path)

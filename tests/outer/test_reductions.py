@@ -133,7 +133,7 @@ def test_one_replica_is_plain_training_in_fp32(name):
 @pytest.mark.parametrize(
   ("method", "settings"),
   [
-    ("diloco", {}),
+    pytest.param("diloco", {}, marks=pytest.mark.slow),
     pytest.param(
       "delayed",
       {"overlap_steps": 2, "rule": "continue"},
