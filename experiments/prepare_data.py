@@ -25,7 +25,6 @@ from dilocox_jax.data.documents import (
 )
 from experiments.runtime import command_line
 
-Files = list[tuple[str, pathlib.Path]]
 DAMAGED = ("error", "skip")
 _MB = 10**6
 

@@ -17,6 +17,7 @@ from jax.custom_batching import sequential_vmap
 
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
+from dilocox_jax.config.sections import DataConfig
 from dilocox_jax.data import sources, tokenizers
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.streams import ReplicaStreams, validation_batches
@@ -315,15 +316,7 @@ def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
   """
   if parts.data is not None:
     return parts.data
-  data = config.data
-  text = sources.load_corpus(
-    data.source,
-    glob=data.glob,
-    seed=config.seed,
-    validation_fraction=data.validation_fraction,
-    tokenizer=tokenizers.choose(data.tokenizer, data.vocab_size),
-    text_field=data.text_field,
-  )
+  text = text_of(config.data, config.seed)
   size = config.model.shape.vocab_size
   require(
     parts.model is not None or text.vocab_size <= size,
@@ -332,6 +325,26 @@ def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
     f"model.vocab_size={text.vocab_size}, or lower data.vocab_size",
   )
   return text
+
+
+def text_of(data: DataConfig, seed: int) -> Corpus:
+  """Returns the text of a data source with the tokens that the config names.
+
+  Args:
+    data: Section of a config.
+    seed: Seed of the run; the source "synthetic" reads it.
+
+  Raises:
+    ValueError: If the source has no text. The message is one line.
+  """
+  return sources.load_corpus(
+    data.source,
+    glob=data.glob,
+    seed=seed,
+    validation_fraction=data.validation_fraction,
+    tokenizer=tokenizers.choose(data.tokenizer, data.vocab_size),
+    text_field=data.text_field,
+  )
 
 
 def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Sequence
 from dilocox_jax.checks import in_front
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.sections import DataConfig
-from dilocox_jax.data import sources, tokenizers
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.report.run import load_run
+from dilocox_jax.training import build
 from experiments.runtime import cores, job_pool
 from experiments.sweeps.results import ResultRow, Results, evaluations, row_of
 from experiments.sweeps.run_spec import RequiredRun, run_digest
@@ -31,16 +31,7 @@ _DIVERGED = re.compile(r"is not finite (at|after) step")
 
 @functools.cache
 def _text_digest(data: DataConfig, seed: int) -> str:
-  tokenizer = tokenizers.choose(data.tokenizer, data.vocab_size)
-  corpus = sources.load_corpus(
-    data.source,
-    glob=data.glob,
-    seed=seed,
-    validation_fraction=data.validation_fraction,
-    tokenizer=tokenizer,
-    text_field=data.text_field,
-  )
-  return corpus.digest
+  return build.text_of(data, seed).digest
 
 
 def corpus_digest(config: RunConfig) -> str:
