@@ -158,7 +158,8 @@ def inner_optimizer(
     name: Name of an optimizer of optax.
     schedule: Learning rate by inner step.
     clip_norm: Largest gradient norm; 0 leaves gradients alone.
-    **options: Options of the optimizer, e.g. b1, b2, weight_decay.
+    **options: Options of the optimizer, e.g. b1, b2, weight_decay. A momentum
+      of 0 stands for the optimizer's own.
   """
   for_muon = {
     "muon_weight_dimension_numbers": block_matrices,
@@ -171,6 +172,8 @@ def inner_optimizer(
     for option in ("b1", "b2", "weight_decay")
     if option in options
   }
+  if options.get("momentum"):
+    for_muon["beta"] = options["momentum"]  # The name that optax gives it.
   optimizer = named_optimizer(name, schedule, **options, **for_muon)
   if not clip_norm:
     return optimizer

@@ -145,6 +145,20 @@ def test_what_muon_leaves_to_adamw_has_the_options_of_adamw():
     )
 
 
+@pytest.mark.parametrize("momentum, kept", [(0.0, 0.95), (0.5, 0.5)])
+def test_the_momentum_of_muon_is_its_own_unless_it_is_given(momentum, kept):
+  rate = optax.constant_schedule(0.1)
+  muon = inner_optimizer("muon", rate, clip_norm=0.0, momentum=momentum)
+  params = {"blocks": {"up": jnp.ones((2, 3, 3))}}
+  state = muon.init(params)
+  for scale in (1.0, 0.0):
+    gradients = jax.tree.map(lambda leaf, s=scale: s * leaf, params)
+    _, state = muon.update(gradients, state, params)
+  # Two steps, and the second gradient is 0: kept times what the first left.
+  traces = [leaf for leaf in jax.tree.leaves(state) if leaf.shape == (2, 3, 3)]
+  np.testing.assert_allclose(traces[0], (1 - kept) * kept, rtol=1e-5)
+
+
 def test_the_schedule_counts_the_steps_of_the_optimizer():
   schedule = learning_rate_schedule(
     "constant", 1.0, warmup_steps=2, total_steps=9, final_fraction=0.0

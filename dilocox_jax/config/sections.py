@@ -121,7 +121,8 @@ class InnerConfig(Section):
   b1: float = limited(0.9, at_least=0, at_most=1)
   b2: float = limited(0.95, at_least=0, at_most=1)
   weight_decay: float = limited(0.1, at_least=0)
-  # Only optimizers with a momentum read it, such as sgd.
+  # Only optimizers with a momentum read it, such as sgd and muon. With 0 it is
+  # the optimizer's own: 0.95 for muon, none for sgd.
   momentum: float = limited(0.0, at_least=0, at_most=1)
 
 

@@ -84,7 +84,7 @@ OPTIMIZER_OPTIONS = {
   "adam": ("b1", "b2", "nesterov"),
   "adamw": ("b1", "b2", "weight_decay", "nesterov"),
   "lion": ("b1", "b2", "weight_decay"),
-  "muon": ("b1", "b2", "weight_decay", "nesterov"),
+  "muon": ("b1", "b2", "weight_decay", "momentum", "nesterov"),
   "nadamw": ("b1", "b2", "weight_decay", "nesterov"),
   "rmsprop": ("momentum", "nesterov"),
   "sgd": ("momentum", "nesterov"),
