@@ -1,0 +1,44 @@
+"""AllReduce and `overlap_loco` at 20 tokens a parameter, on the small model.
+
+The model `tiny` has 0.86 million parameters, so a run takes 17,000 steps of
+1,024 tokens. A cold start that is a large share of 2000 steps is a small one
+here. The inner rates are those of the small sweep. This config claims nothing:
+docs/log.md says what was found. Cost: about an hour a run on a core.
+
+    python -m experiments.ablate --config=experiments/configs/ablate_long.py \
+        --workdir=runs/ablate_long --processes=2
+"""
+
+from experiments.configs import ablate_gap, convergence_small
+
+OVERLAP = {"sync.method": "overlap_loco"}
+ALLREDUCE = {"sync.method": "allreduce"}
+ADAMW = {"inner.optimizer": "adamw", "inner.warmup_steps": 200}
+
+
+def get_config():
+  """Both methods with Muon and with AdamW inside, on one seed."""
+  config = ablate_gap.get_config()
+  with config.unlocked():
+    config.base = base = convergence_small.get_config().base
+    base.total_steps = 17_000
+    base.evaluation.interval_steps = 1000
+    base.checkpoint.interval_steps = 2000
+    base.inner.optimizer = "muon"
+    base.inner.warmup_steps = 50
+    config.seeds = (0,)
+    config.runs = [
+      {"name": "allreduce, muon", **ALLREDUCE, "inner.learning_rate": 0.006},
+      {"name": "muon", **OVERLAP, "inner.learning_rate": 0.008},
+      {
+        "name": "allreduce, adamw",
+        **(ALLREDUCE | ADAMW),
+        "inner.learning_rate": 0.0026,
+      },
+      {
+        "name": "adamw",
+        **(OVERLAP | ADAMW | ablate_gap.NESTEROV),
+        "inner.learning_rate": 0.002,
+      },
+    ]
+  return config
