@@ -41,14 +41,15 @@ class Measuring(exchanges.ErrorFeedback):
     return self  # The run's only fragment; the test reads it afterwards.
 
   def average(self, trees):
-    mean = sum(tree["x"] for tree in trees) / len(trees)
+    mean = np.mean([tree["x"] for tree in trees], axis=0)
     self.squares.append(mean @ mean)
     before = self.residuals or [{"x": np.zeros(SIZE)} for _ in trees]
     found = super().average(trees)
     for tree, owed, left in zip(trees, before, self.residuals, strict=True):
       given = np.linalg.norm(tree["x"] + owed["x"])
       if given > 1e-12:
-        self.omega = max(self.omega, np.linalg.norm(left["x"]) / given)
+        lost = float(np.linalg.norm(left["x"]) / given)
+        self.omega = max(self.omega, lost)
     return found
 
 
@@ -75,12 +76,12 @@ def bound(outer_rate, omega, delay):
   b, kappa = averaged_hessian()
   start = np.ones(SIZE)
   return bound_on_pseudo_gradients(
-    0.5 * start @ b @ start,
-    np.linalg.eigvalsh(b)[-1],
+    float(0.5 * start @ b @ start),
+    float(np.linalg.eigvalsh(b)[-1]),
     outer_rate,
     omega=omega,
     delay_rounds=delay,
-    dissimilarity=kappa,
+    dissimilarity=float(kappa),
   )
 
 
