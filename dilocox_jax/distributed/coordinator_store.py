@@ -15,6 +15,7 @@ Process 0 may delete turn 6 then: who has set its key of turn 7 has read 6/all.
 
 import contextlib
 import itertools
+import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,7 +26,6 @@ _FOLDER = "dilocox_jax"
 # A process may compile or wait for a link for hours. That it is gone is noticed
 # by the coordinator's heartbeats, not by this limit.
 _WAIT_MS = 24 * 60 * 60 * 1000
-_LENGTH_BYTES = 8
 _END_MS = 5_000  # Enough for a round trip; a process may not come at all.
 _LAST_S = 0.5  # Process 0 stays this long, until the others have ended.
 
@@ -52,12 +52,12 @@ def allgather(own: bytes) -> list[bytes]:
       setting = thread.submit(store.key_value_set_bytes, own_key, own)
       joined = store.blocking_key_value_get_bytes(f"{folder}/all", _WAIT_MS)
       setting.result()
-    return _split(joined)
+    return pickle.loads(joined)
   others = [
     store.blocking_key_value_get_bytes(f"{folder}/{process}", _WAIT_MS)
     for process in range(1, jax.process_count())
   ]
-  store.key_value_set_bytes(f"{folder}/all", _join([own, *others]))
+  store.key_value_set_bytes(f"{folder}/all", pickle.dumps([own, *others]))
   if turn:  # All have read the turn before (see above).
     store.key_value_delete(f"{_FOLDER}/{turn - 1}")
   return [own, *others]
@@ -81,16 +81,3 @@ def _store() -> Any:
   from jax._src import distributed
 
   return distributed.global_state.client
-
-
-def _join(messages: list[bytes]) -> bytes:
-  return b"".join(len(m).to_bytes(_LENGTH_BYTES) + m for m in messages)
-
-
-def _split(joined: bytes) -> list[bytes]:
-  messages, start = [], 0
-  while start < len(joined):
-    first = start + _LENGTH_BYTES
-    start = first + int.from_bytes(joined[start:first])
-    messages.append(joined[first:start])
-  return messages

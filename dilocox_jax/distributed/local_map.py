@@ -65,11 +65,11 @@ def map_over_rows(function: Callable, *arrays: Array) -> Any:
   division = current_division()
   if division.num_devices == 1:
     return function(*arrays)
-  spec = PartitionSpec(*_rows(division, arrays[0].shape[:2]))
+  spec = _rows(division, arrays[0].shape[:2])
   return map_over_devices(function, spec, spec)(*arrays)
 
 
-def _rows(division: Division, shape: tuple[int, ...]):
+def _rows(division: Division, shape: tuple[int, ...]) -> PartitionSpec:
   """Chooses the mesh axes that divide the axes [layers, groups].
 
   The function takes the first way of the list that divides both axes evenly.
@@ -80,19 +80,14 @@ def _rows(division: Division, shape: tuple[int, ...]):
   "data"), so a device has 2 layers and 3 groups. The 3 layers of [3, 8] cannot
   be divided by 2, so all 4 devices divide the groups. [3, 5] is not divided.
   """
+  stage, data, whole = (STAGE_AXIS,), (DATA_AXIS,), ()
   ways = (
-    (STAGE_AXIS, DATA_AXIS),
-    (None, (STAGE_AXIS, DATA_AXIS)),
-    ((STAGE_AXIS, DATA_AXIS), None),
-    (STAGE_AXIS, None),
-    (None, DATA_AXIS),
-    (None, STAGE_AXIS),
+    (stage, data),
+    (whole, stage + data),
+    (stage + data, whole),
+    (stage, whole),
+    (whole, data),
+    (whole, stage),
   )
-  for way in ways:
-    spec = tuple(
-      () if axes is None else (axes,) if isinstance(axes, str) else axes
-      for axes in way
-    )
-    if division.divides(spec, shape):
-      return way
-  return ()
+  way = next((way for way in ways if division.divides(way, shape)), ())
+  return PartitionSpec(*(axes or None for axes in way))

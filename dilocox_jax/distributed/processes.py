@@ -115,11 +115,6 @@ def open_connections(mesh: Mesh) -> None:
       jax.block_until_ready(jax.jit(meet)())
 
 
-def num_processes() -> int:
-  """Returns the number of processes of the run."""
-  return jax.process_count()
-
-
 def is_main() -> bool:
   """Whether this is process 0, which writes the files of the run."""
   return jax.process_index() == 0
@@ -131,10 +126,7 @@ def from_main(value: Any) -> Any:
   Args:
     value: Anything that JSON can hold; only process 0's is used.
   """
-  if num_processes() == 1:
-    return value
-  own = json.dumps(value).encode() if is_main() else b""
-  return json.loads(coordinator_store.allgather(own)[0])
+  return from_all(value if is_main() else None)[0]
 
 
 def from_all(value: Any) -> list[Any]:
@@ -153,7 +145,7 @@ def share_directory(directory: pathlib.Path) -> bool:
   Args:
     directory: A directory in which process 0 may write.
   """
-  if num_processes() == 1:
+  if jax.process_count() == 1:
     return True
   # No file system has cached whether a file with a new name exists.
   name = f".common-{uuid.uuid4().hex}"
@@ -190,7 +182,7 @@ def detect_lost_process() -> Iterator[None]:
   except LostProcessError:
     raise
   except Exception as error:
-    if num_processes() > 1 and _blames_a_process(error):
+    if jax.process_count() > 1 and _blames_a_process(error):
       raise LostProcessError(
         "another process of this run is gone: its own last lines say why, and "
         "the same command continues the run"

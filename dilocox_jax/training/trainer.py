@@ -83,7 +83,7 @@ class Trainer:
     processes.check_equal(config=config.to_mapping())
     self.programs = build.programs(config, parts)
     self.replicas = self.programs.rounds.replicas
-    if processes.num_processes() > 1:
+    if jax.process_count() > 1:
       processes.open_connections(self.replicas.mesh)
     self.corpus = build.corpus(config, parts)
     processes.check_equal(text=self.corpus.digest)

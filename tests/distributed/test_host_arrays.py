@@ -100,7 +100,8 @@ def member(port, number, directory):
     assert number == 0
   store = distributed.global_state.client
   assert store
-  names = [name for name, _ in store.key_value_dir_get("dilocox_jax")]
+  entries = store.key_value_dir_get_bytes("dilocox_jax")
+  names = [name for name, _ in entries]
   first = min(int(name.split("/")[1]) for name in names)
   heard = [int(name.split("/")[1]) for name in names if name.endswith("all")]
   assert number or [first] == heard, names  # The other may be ahead.
@@ -113,7 +114,7 @@ def end_together(number):
   assert store
   if number:
     time.sleep(1)
-    assert store.key_value_dir_get("dilocox_jax")
+    assert store.key_value_dir_get_bytes("dilocox_jax")
   coordinator_store.wait_for_end()
   processes.exit_now(7)
 
