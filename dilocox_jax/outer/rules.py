@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.schedule.methods import RULES, Method
 from dilocox_jax.pytypes import Array, Tree
@@ -35,23 +34,19 @@ class ExchangeResult(NamedTuple):
   observed: Mapping[str, Array] = MappingProxyType({})
 
 
-class ApplyRule(NamedTuple):
-  """One way of taking up an exchange.
+def pseudo_gradient(outer: Tree, inner: Tree) -> Tree:
+  """Returns the outer gradient of a replica, outer minus inner.
 
-  Attributes:
-    measure: Function (outer, unapplied, inner) -> pseudo-gradient; `unapplied`
-      is the sum of the replica's own pseudo-gradients still in flight.
-    gradient: Function (result, fresh) -> gradient for the outer optimizer;
-      `fresh` is the pseudo-gradient measured on this very step.
-    rejoin: Function (inner, old outer, new outer, own) -> the replica's
-      parameters after the apply.
-    is_per_replica: Whether every replica has outer parameters of its own.
+  It points away from the replica, so that the optimizer's descent moves the
+  outer parameters towards it.
+
+  Args:
+    outer: Outer parameters.
+    inner: Parameters of the replica, same structure and shapes.
+
+  Source: Douillard et al., 2023, arXiv 2311.08105, Algorithm 1, line 8.
   """
-
-  measure: Callable[[Tree, Tree, Tree], Tree]
-  gradient: Callable[[ExchangeResult, Tree], Tree]
-  rejoin: Callable[[Tree, Tree, Tree, Tree], Tree]
-  is_per_replica: bool = False
+  return jax.tree.map(jnp.subtract, outer, inner)
 
 
 def _from_outer(outer: Tree, unapplied: Tree, inner: Tree) -> Tree:
@@ -69,17 +64,37 @@ def _adopt(inner: Tree, old: Tree, new: Tree, own: Tree) -> Tree:
   return new
 
 
-def reset_rule() -> ApplyRule:
+class ApplyRule(NamedTuple):
+  """One way of taking up an exchange; without arguments it is "reset".
+
+  Attributes:
+    measure: Function (outer, unapplied, inner) -> pseudo-gradient; `unapplied`
+      is the sum of the replica's own pseudo-gradients still in flight.
+    gradient: Function (result, fresh) -> gradient for the outer optimizer;
+      `fresh` is the pseudo-gradient measured on this very step.
+    rejoin: Function (inner, old outer, new outer, own) -> the replica's
+      parameters after the apply.
+    is_per_replica: Whether every replica has outer parameters of its own.
+  """
+
+  measure: Callable[[Tree, Tree, Tree], Tree] = _from_outer
+  gradient: Callable[[ExchangeResult, Tree], Tree] = _averaged
+  rejoin: Callable[[Tree, Tree, Tree, Tree], Tree] = _adopt
+  is_per_replica: bool = False
+
+
+def reset_rule(method: Method, axis_name: str) -> ApplyRule:
   """Returns the rule by which a replica takes over the new outer parameters.
 
   Source: DiLoCo, arXiv 2311.08105 (tau = 0). DiLoCoX, arXiv 2506.21263, in one
   reading (tau = H): progress made since the send is dropped from the replica.
   It was measured before the apply, so it comes back a round later.
   """
-  return ApplyRule(_from_outer, _averaged, _adopt)
+  del method, axis_name
+  return ApplyRule()
 
 
-def continue_rule() -> ApplyRule:
+def continue_rule(method: Method, axis_name: str) -> ApplyRule:
   """Returns the rule by which a replica keeps progress not averaged yet.
 
   The replica adds the outer move b - a, and takes its own contribution d back,
@@ -91,10 +106,13 @@ def continue_rule() -> ApplyRule:
   7.5 + (7 - 10) + 2 = 6.5, which is the outer 7 and its own last step of -0.5.
 
   With tau >= H the next measurement comes before this apply. It must leave out
-  what is still in flight: at w = 7.5 it is (10 - 2) - 7.5 = 0.5.
+  what is still in flight: at w = 7.5 it is (10 - 2) - 7.5 = 0.5. At tau = 0
+  there is no progress since the send, and the rule is `reset_rule`.
 
   Source: ours; DiLoCoX's other reading at tau = H.
   """
+  if not method.schedule.overlap_steps:
+    return reset_rule(method, axis_name)
 
   def measure(outer: Tree, unapplied: Tree, inner: Tree) -> Tree:
     reached = jax.tree.map(jnp.subtract, outer, unapplied)
@@ -105,26 +123,25 @@ def continue_rule() -> ApplyRule:
       lambda w, a, b, d: w + (b - a) + d, inner, old, new, own
     )
 
-  return ApplyRule(measure, _averaged, rejoin)
+  return ApplyRule(measure=measure, rejoin=rejoin)
 
 
-def mix_rule(alpha: float) -> ApplyRule:
+def mix_rule(method: Method, axis_name: str) -> ApplyRule:
   """Returns the rule by which a replica moves part of the way to the outer.
 
   Source: Streaming DiLoCo, arXiv 2501.18512, Algorithm 2.
-
-  Args:
-    alpha: Weight of the replica's own value, 0 to 1.
   """
+  del axis_name
+  alpha = method.mixing_alpha  # Weight of the replica's own value, 0 to 1.
 
   def rejoin(inner: Tree, old: Tree, new: Tree, own: Tree) -> Tree:
     del old, own
     return jax.tree.map(lambda w, b: alpha * w + (1 - alpha) * b, inner, new)
 
-  return ApplyRule(_from_outer, _averaged, rejoin)
+  return ApplyRule(rejoin=rejoin)
 
 
-def eager_rule(axis_name: str = REPLICA_AXIS) -> ApplyRule:
+def eager_rule(method: Method, axis_name: str) -> ApplyRule:
   """Returns the rule in which only the other replicas' part is a round old.
 
   g_m = mean_k d_k(t - 1) + (d_m(t) - d_m(t - 1)) / M: the mean of last round,
@@ -132,10 +149,8 @@ def eager_rule(axis_name: str = REPLICA_AXIS) -> ApplyRule:
   rounds the own terms telescope, because they are uncompressed on both sides.
 
   Source: Kale et al., 2025, arXiv 2502.12996.
-
-  Args:
-    axis_name: Axis over which replicas are mapped.
   """
+  del method
 
   def gradient(result: ExchangeResult, fresh: Tree) -> Tree:
     num_replicas = jax.lax.psum(1, axis_name)
@@ -146,48 +161,9 @@ def eager_rule(axis_name: str = REPLICA_AXIS) -> ApplyRule:
       result.own,
     )
 
-  return ApplyRule(_from_outer, gradient, _adopt, is_per_replica=True)
+  return ApplyRule(gradient=gradient, is_per_replica=True)
 
 
-def apply_rule(method: Method, axis_name: str = REPLICA_AXIS) -> ApplyRule:
-  """Returns the rule of a method."""
+def apply_rule(method: Method, axis_name: str) -> ApplyRule:
+  """Returns the rule of a method, whose replicas are mapped over an axis."""
   return loaded(RULES[method.rule].build)(method, axis_name)
-
-
-def reset_of(method: Method, axis_name: str) -> ApplyRule:
-  """Returns `reset_rule` for any method."""
-  del method, axis_name
-  return reset_rule()
-
-
-def continue_of(method: Method, axis_name: str) -> ApplyRule:
-  """Returns the rule; at tau = 0 there is no progress since the send."""
-  del axis_name
-  return continue_rule() if method.schedule.overlap_steps else reset_rule()
-
-
-def mix_of(method: Method, axis_name: str) -> ApplyRule:
-  """Returns `mix_rule` with the method's weight."""
-  del axis_name
-  return mix_rule(method.mixing_alpha)
-
-
-def eager_of(method: Method, axis_name: str) -> ApplyRule:
-  """Returns `eager_rule` for any method."""
-  del method
-  return eager_rule(axis_name)
-
-
-def pseudo_gradient(outer: Tree, inner: Tree) -> Tree:
-  """Returns the outer gradient of a replica, outer minus inner.
-
-  It points away from the replica, so that the optimizer's descent moves the
-  outer parameters towards it.
-
-  Args:
-    outer: Outer parameters.
-    inner: Parameters of the replica, same structure and shapes.
-
-  Source: Douillard et al., 2023, arXiv 2311.08105, Algorithm 1, line 8.
-  """
-  return jax.tree.map(jnp.subtract, outer, inner)

@@ -2,7 +2,7 @@
 
 import jax
 
-from dilocox_jax.outer.rules import ApplyRule, reset_rule
+from dilocox_jax.outer.rules import ApplyRule
 from dilocox_jax.plan.schedule.methods import Method, RuleKind, register_rule
 
 
@@ -14,7 +14,7 @@ def halfway(method: Method, axis_name: str) -> ApplyRule:
     del old, own
     return jax.tree.map(lambda w, b: 0.5 * w + 0.5 * b, inner, new)
 
-  return reset_rule()._replace(rejoin=rejoin)
+  return ApplyRule(rejoin=rejoin)
 
 
 def register() -> None:

@@ -58,16 +58,16 @@ def register_rule(name: str, kind: RuleKind) -> None:
 register_rule(
   "reset",
   RuleKind(
-    "dilocox_jax.outer.rules:reset_of",
+    "dilocox_jax.outer.rules:reset_rule",
     lambda interval, overlap: overlap <= interval,
     "not exceed {} under rule='reset'; rule='continue' allows it",
   ),
 )
-register_rule("continue", RuleKind("dilocox_jax.outer.rules:continue_of"))
+register_rule("continue", RuleKind("dilocox_jax.outer.rules:continue_rule"))
 register_rule(
   "mix",
   RuleKind(
-    "dilocox_jax.outer.rules:mix_of",
+    "dilocox_jax.outer.rules:mix_rule",
     lambda interval, overlap: overlap < interval,
     "be less than {} where replicas mix (streaming)",
   ),
@@ -75,7 +75,7 @@ register_rule(
 register_rule(
   "eager",
   RuleKind(
-    "dilocox_jax.outer.rules:eager_of",
+    "dilocox_jax.outer.rules:eager_rule",
     lambda interval, overlap: overlap == interval,
     "equal {} under rule='eager'",
   ),
