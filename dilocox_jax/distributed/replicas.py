@@ -21,6 +21,7 @@ from jax.sharding import (
   SingleDeviceSharding,
 )
 
+from dilocox_jax.checks import one_of, within_limits
 from dilocox_jax.distributed.local_map import INNER_AXES
 from dilocox_jax.plan.choices import LAYOUTS
 from dilocox_jax.plan.model.division import DATA_AXIS, Division, Spec
@@ -46,12 +47,8 @@ class Replicas:
   division: Division = Division()
 
   def __post_init__(self):
-    if self.layout not in LAYOUTS:
-      raise ValueError(
-        f"layout={self.layout!r} must be one of {', '.join(LAYOUTS)}"
-      )
-    if self.num_replicas < 1:
-      raise ValueError(f"num_replicas={self.num_replicas} must be at least 1")
+    one_of("layout", self.layout, LAYOUTS)
+    within_limits("num_replicas", self.num_replicas, at_least=1)
     if self.layout == "mesh":
       self._check_devices()
     elif self.is_divided:

@@ -111,7 +111,6 @@ def compressed(compression: Compression) -> Exchange:
   def update(
     values: Tree, participates: Boolean, state: CodecState
   ) -> tuple[Tree, Tree, CodecState]:
-    num_replicas = jax.lax.psum(1, axis_name)
     codecs = codecs_of(values)
     # All replicas must draw the same mask, so codecs get the shared key. Each
     # must round by itself, so encoders get a key of the replica.
@@ -131,11 +130,7 @@ def compressed(compression: Compression) -> Exchange:
         for path, dense in yielded.items()
       }
       return transport.reduce(
-        outgoing,
-        participates,
-        num_replicas,
-        compression.collective,
-        axis_name,
+        outgoing, participates, compression.collective, axis_name
       )
 
     leaves = leaves_by_path(values)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.checks import one_of, require
+from dilocox_jax.checks import check_limits, limited
 from dilocox_jax.codecs.base import Encoder
 from dilocox_jax.codecs.quantize import integer
 from dilocox_jax.exchange.compressed import (
@@ -64,16 +64,12 @@ class Feedback:
       (with a bfloat16 scale for each 128 values: 1.016 bytes a value).
   """
 
-  decay: float = 1.0
-  against: str = "own"
-  dtype: str = "float32"
+  decay: float = limited(1.0, at_least=0, at_most=1)
+  against: str = limited("own", choices=REFERENCES)
+  dtype: str = limited("float32", choices=RESIDUAL_DTYPES)
 
   def __post_init__(self):
-    one_of("against", self.against, REFERENCES)
-    one_of("dtype", self.dtype, RESIDUAL_DTYPES)
-    require(
-      0 <= self.decay <= 1, f"decay={self.decay} must lie between 0 and 1"
-    )
+    check_limits(self)
 
 
 def compressed_mean(

@@ -44,7 +44,6 @@ class LeafMessage(NamedTuple):
 def reduce(
   outgoing: Mapping[str, LeafMessage],
   participates: Boolean,
-  num_replicas: int,
   collective: str,
   axis_name: str = REPLICA_AXIS,
 ) -> dict[str, Reduced]:
@@ -54,13 +53,13 @@ def reduce(
     outgoing: Message of every leaf by path.
     participates: Whether this replica participates; if not, its values are
       zero.
-    num_replicas: M.
     collective: One of `plan.wire.collectives.COLLECTIVES`.
     axis_name: Axis over which replicas are mapped.
 
   Returns:
     The mean and the replica's own part of it, by path.
   """
+  num_replicas = jax.lax.axis_size(axis_name)
   functions = {
     "all_reduce": _add,
     "all_gather": _gather,
@@ -75,19 +74,15 @@ def reduce(
     ]
     if paths:
       leaves = [outgoing[path] for path in paths]
-      reduced = function(leaves, participates, num_replicas, axis_name)
+      reduced = function(leaves, participates, axis_name)
       results.update(zip(paths, reduced, strict=True))
   return results
 
 
 def _add(
-  outgoing: Sequence[LeafMessage],
-  participates: Boolean,
-  num_replicas: int,
-  axis_name: str,
+  outgoing: Sequence[LeafMessage], participates: Boolean, axis_name: str
 ) -> list[Reduced]:
   """The network adds; in fp32, or in fewer bits if the user asks for it."""
-  del num_replicas
   coders, sent = _encoded(outgoing)
   totals, count = summed(sent, participates, axis_name)
   return [
@@ -97,10 +92,7 @@ def _add(
 
 
 def _gather(
-  outgoing: Sequence[LeafMessage],
-  participates: Boolean,
-  num_replicas: int,
-  axis_name: str,
+  outgoing: Sequence[LeafMessage], participates: Boolean, axis_name: str
 ) -> list[Reduced]:
   """Every replica receives all messages, decodes them and adds them up."""
   coders, sent = _encoded(outgoing)
@@ -112,7 +104,7 @@ def _gather(
     # One replica after the other, so that the decoded values of one replica
     # at most are in memory.
     total = coder.decode(tuple(array[0] for array in arrays))
-    for replica in range(1, num_replicas):
+    for replica in range(1, jax.lax.axis_size(axis_name)):
       total += coder.decode(tuple(array[replica] for array in arrays))
     mean = mean_of_participants(total, count)
     results.append(Reduced(mean, coder.decode(own)))
@@ -120,10 +112,7 @@ def _gather(
 
 
 def _scatter(
-  outgoing: Sequence[LeafMessage],
-  participates: Boolean,
-  num_replicas: int,
-  axis_name: str,
+  outgoing: Sequence[LeafMessage], participates: Boolean, axis_name: str
 ) -> list[Reduced]:
   """Each replica owns a slice, adds it up and sends its mean to all.
 
@@ -141,26 +130,19 @@ def _scatter(
   So the mean is rounded once more than the values. The replica's own part is
   what the owners decoded of it, before that second rounding.
   """
-  slices = [owner_slices(m.encoding, m.leaf, num_replicas) for m in outgoing]
-  coders = [
-    encoder(m.encoding, cut) for m, cut in zip(outgoing, slices, strict=True)
-  ]
-  sent = [
-    coder.encode(_cut(message.values, cut), message.key)
-    for coder, message, cut in zip(coders, outgoing, slices, strict=True)
-  ]
+  num_replicas = jax.lax.axis_size(axis_name)
+  slices = [_cut(message, num_replicas) for message in outgoing]
+  coders, sent = _encoded(slices)
   flag = jnp.full((num_replicas, 1), participates, jnp.uint8)
   *swapped, flags = messages.all_to_all([*sent, (flag,)], axis_name)
   count = _count(flags)
   means = []
-  for message, coder, cut, arrays in zip(
-    outgoing, coders, slices, swapped, strict=True
-  ):
+  for message, coder, arrays in zip(slices, coders, swapped, strict=True):
     total = jnp.sum(coder.decode(arrays), axis=0, keepdims=True)
     mean = mean_of_participants(total, count)
     # The values took their random numbers from the key itself.
     key = jax.random.fold_in(message.key, num_replicas)
-    owner = encoder(message.encoding, Leaf(1, cut.shape))
+    owner = encoder(message.encoding, Leaf(1, message.leaf.shape))
     means.append(owner.encode(mean, key))
   gathered = messages.all_gathered(means, axis_name)
   results = []
@@ -193,11 +175,14 @@ def _count(flags: tuple[Array, ...]) -> Scalar:
   return jnp.sum(flag, dtype=jnp.float32)
 
 
-def _cut(values: Array, slices: Leaf) -> Array:
-  """Values as [M, slice], with zeros at the end."""
-  flat = values.reshape(-1)
+def _cut(message: LeafMessage, num_replicas: int) -> LeafMessage:
+  """Returns a message of values [M, slice], with zeros at the end."""
+  slices = owner_slices(message.encoding, message.leaf, num_replicas)
+  flat = message.values.reshape(-1)
   flat = jnp.pad(flat, (0, slices.num_layers * slices.size - flat.size))
-  return flat.reshape(slices.stacked_shape)
+  return message._replace(
+    values=flat.reshape(slices.stacked_shape), leaf=slices
+  )
 
 
 def _joined(slices: Array, shape: tuple[int, ...]) -> Array:

@@ -274,8 +274,8 @@ def test_codecs_are_shared_and_residuals_are_each_replicas_own(dtype):
   [
     ({"against": "theirs"}, "against='theirs' must be one of own, mean"),
     ({"dtype": "int4"}, "dtype='int4' must be one of float32, bfloat16, int8"),
-    ({"decay": 1.5}, "decay=1.5 must lie between 0 and 1"),
-    ({"decay": -0.5}, "decay=-0.5 must lie between 0 and 1"),
+    ({"decay": 1.5}, "decay=1.5 must be at least 0 and at most 1"),
+    ({"decay": -0.5}, "decay=-0.5 must be at least 0 and at most 1"),
   ],
 )
 def test_a_feedback_that_cannot_be_says_why(settings, message):

@@ -44,7 +44,7 @@ def program(names, choice, num_replicas, layout):
       for name in names
       for path in LEAVES
     }
-    return transport.reduce(outgoing, participates, num_replicas, choice)
+    return transport.reduce(outgoing, participates, choice)
 
   replicas = Replicas(num_replicas, layout)
   compiled = jax.jit(replicas.map(one, 0, 0))
