@@ -17,11 +17,13 @@ is done at 0.733 (two nodes), layer 0 at 1.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
+from dilocox_jax.checks import check_limits, limited
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 
@@ -33,28 +35,11 @@ TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)  # Compute utilisation of its columns.
 Bandwidths = Float[np.ndarray, " bandwidths"]
 
 
-@dataclasses.dataclass(frozen=True)
-class TableConstants:
-  """What the paper does not state, fitted on Table 4: two numbers, 75 cells.
-
-  Attributes:
-    forward_share: Share of a step's compute that is the forward pass. Values
-      of 0.19 to 0.21 give as many exact cells.
-    num_rounds: Number of rounds of H steps that are simulated. Transfers of
-      the last round are not waited for, so 5 of 6 count. With 5 or 7 rounds
-      the fit is worse.
-  """
-
-  forward_share: float | int = 0.20
-  num_rounds: int = 6
-
-  def __post_init__(self):
-    if not 0 < self.forward_share < 1:
-      raise ValueError(
-        f"forward_share={self.forward_share} must lie between 0 and 1"
-      )
-    if self.num_rounds < 1:
-      raise ValueError(f"num_rounds={self.num_rounds} must be at least 1")
+# Number of rounds of H steps that are simulated, fitted on Table 4. Transfers
+# of the last round are not waited for, so 5 of 6 count. With 5 or 7 rounds the
+# fit is worse.
+NUM_ROUNDS = 6
+_POSITIVE = {"above": 0, "below": math.inf}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,17 +50,18 @@ class LayerModel:
     num_parameters: Number of parameters, spread evenly over the layers.
     num_layers: L.
     step_s: Duration of the compute of one inner step (seconds).
+    forward_share: Share of a step's compute that is the forward pass. The paper
+      does not state it; it is fitted on Table 4. Values of 0.19 to 0.21 give as
+      many exact cells.
   """
 
-  num_parameters: float | int
-  num_layers: int
-  step_s: float | int
+  num_parameters: float | int = dataclasses.field(metadata=_POSITIVE)
+  num_layers: int = dataclasses.field(metadata=_POSITIVE)
+  step_s: float | int = dataclasses.field(metadata=_POSITIVE)
+  forward_share: float | int = limited(0.20, above=0, below=1)
 
   def __post_init__(self):
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if not 0 < value < float("inf"):
-        raise ValueError(f"{field.name}={value} must be positive")
+    check_limits(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,23 +72,10 @@ class LayerMethod:
     schedule: Schedule of the plan. With more than one fragment, fragment 0
       holds no layer, and nothing of it is sent here.
     bits: Bits of a parameter on the wire.
-    order: "strided" or "sequential" fragments.
   """
 
   schedule: SyncSchedule
   bits: float | int = 16
-  order: str = "strided"
-
-  def layers(self, fragment: int, num_layers: int) -> list[int]:
-    """Returns a fragment's layers in the order of the backward pass."""
-    parts = self.schedule.num_fragments
-    if parts == 1:
-      return list(range(num_layers))[::-1]
-    if fragment == 0:
-      return []
-    return (
-      Fragments(parts, num_layers, self.order).layers(fragment)[::-1].tolist()
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,14 +85,10 @@ class LayerRun:
   Attributes:
     compute_s: Duration of all compute, [] (seconds).
     ends_s: End of each step's compute, [steps, bandwidths] (seconds).
-    link_s: End of the last reduction, [bandwidths] (seconds).
-    sent_bits: Bits put on the link, [], at any bandwidth.
   """
 
   compute_s: float
   ends_s: Float[np.ndarray, "steps bandwidths"]
-  link_s: Bandwidths
-  sent_bits: float
 
   @property
   def utilisation(self) -> Bandwidths:
@@ -131,27 +100,20 @@ class LayerRun:
     return (self.ends_s[-1] - self.ends_s[-1 - num_steps]) / num_steps
 
 
-def table_methods(
-  num_layers: int, sync_interval: int = 100, layers_per_fragment: int = 3
-) -> dict[str, LayerMethod]:
-  """Returns the methods of the five rows of Table 4.
+def table_methods(num_layers: int) -> dict[str, LayerMethod]:
+  """Returns the methods of the five rows of Table 4, with H = 100.
 
   Args:
-    num_layers: L, which gives the number of fragments.
-    sync_interval: H.
-    layers_per_fragment: Layers of a fragment; 3 in the paper.
+    num_layers: L, which gives the number of fragments, of three layers each.
   """
-  parts = 1 + num_layers // layers_per_fragment
-
-  def streaming(overlap_steps: int) -> SyncSchedule:
-    return SyncSchedule(sync_interval, parts, overlap_steps)
-
+  parts = 1 + num_layers // 3
+  overlapped = SyncSchedule(100, parts, overlap_steps=1)
   return {
     "Data-Parallel": LayerMethod(SyncSchedule(1)),
-    "DiLoCo": LayerMethod(SyncSchedule(sync_interval)),
-    "Streaming": LayerMethod(streaming(0)),
-    "Streaming + overlap": LayerMethod(streaming(1)),
-    "Streaming + overlap, FP4": LayerMethod(streaming(1), bits=4),
+    "DiLoCo": LayerMethod(SyncSchedule(100)),
+    "Streaming": LayerMethod(SyncSchedule(100, parts)),
+    "Streaming + overlap": LayerMethod(overlapped),
+    "Streaming + overlap, FP4": LayerMethod(overlapped, bits=4),
   }
 
 
@@ -169,10 +131,13 @@ def sends(
     num_layers: L.
     num_steps: Number of inner steps that are simulated.
   """
-  sent: dict[int, list[int]] = {}
-  for event in method.schedule.events(0, num_steps):
-    if event.kind == "send" and event.step >= method.schedule.sync_interval:
-      layers = method.layers(event.fragment, num_layers)
+  schedule, sent = method.schedule, {}
+  fragments = Fragments(schedule.num_fragments, num_layers)
+  for event in schedule.events(0, num_steps):
+    if event.kind == "send" and event.step >= schedule.sync_interval:
+      layers = list(range(num_layers))
+      if fragments.num_fragments > 1:
+        layers = fragments.layers(event.fragment).tolist()
       sent[event.step] = sorted(sent.get(event.step, []) + layers)[::-1]
   return sent
 
@@ -181,29 +146,28 @@ def simulate_layers(
   model: LayerModel,
   method: LayerMethod,
   bandwidth_bps: Sequence[float] | Bandwidths,
-  constants: TableConstants | None = None,
+  num_rounds: int = NUM_ROUNDS,
 ) -> LayerRun:
-  """Simulates `num_rounds` rounds at every bandwidth.
+  """Simulates some rounds at every bandwidth.
 
   Args:
     model: Model that is trained.
     method: What is sent when.
     bandwidth_bps: Bandwidths of the link (bit/s), [bandwidths]; infinity is
       allowed.
-    constants: Fitted constants; None: those of the table.
+    num_rounds: Number of rounds.
 
   Raises:
     ValueError: A bandwidth is not positive.
   """
-  constants = constants or TableConstants()
   bandwidth = np.asarray(bandwidth_bps, np.float64)
   if not (bandwidth > 0).all():
     raise ValueError(f"bandwidth_bps={bandwidth.min()} must be positive")
   count = model.num_layers
   layer_bits = model.num_parameters * method.bits / count
-  num_steps = constants.num_rounds * method.schedule.sync_interval
+  num_steps = num_rounds * method.schedule.sync_interval
   sent = sends(method, count, num_steps)
-  starts, stops = _node_times(model, constants.forward_share)
+  starts, stops = _node_times(model)
   now, link = np.zeros_like(bandwidth), np.zeros_like(bandwidth)
   ends = np.empty((num_steps, *bandwidth.shape))
   arrivals: dict[int, dict[int, Bandwidths]] = {}
@@ -218,14 +182,13 @@ def simulate_layers(
       due[layer] = link
     now = now + model.step_s
     ends[step - 1] = now
-  reductions = sum(len(layers) for layers in sent.values())
-  return LayerRun(num_steps * model.step_s, ends, link, reductions * layer_bits)
+  return LayerRun(num_steps * model.step_s, ends)
 
 
-def _node_times(model: LayerModel, forward_share: float):
+def _node_times(model: LayerModel):
   """Returns starts of forwards and ends of weight gradients, no waits, [L]."""
   layers = np.arange(model.num_layers)
-  forward_s = forward_share * model.step_s
+  forward_s = model.forward_share * model.step_s
   # Layer 0 has no activation gradient.
   node_s = (model.step_s - forward_s) / (2 * model.num_layers - 1)
   starts = layers * (forward_s / model.num_layers)
@@ -234,30 +197,21 @@ def _node_times(model: LayerModel, forward_share: float):
 
 
 def needed_bandwidth_bps(
-  model: LayerModel,
-  method: LayerMethod,
-  targets: Sequence[float] = TARGETS,
-  constants: TableConstants | None = None,
-  grid_bps: Sequence[float] | Bandwidths = GRID_BPS,
+  model: LayerModel, method: LayerMethod, num_rounds: int = NUM_ROUNDS
 ) -> Float[np.ndarray, " targets"]:
-  """Finds the first bandwidth of a grid that reaches each utilisation.
+  """Finds the first bandwidth of `GRID_BPS` that reaches each of `TARGETS`.
 
   Args:
     model: Model that is trained.
     method: What is sent when.
-    targets: Utilisations, [targets].
-    constants: Fitted constants; None: those of the table.
-    grid_bps: Bandwidths in ascending order; by default those of the table.
+    num_rounds: Number of rounds that are simulated.
 
   Returns:
     [targets] (bit/s), infinity where no bandwidth of the grid suffices.
   """
-  grid = np.asarray(grid_bps, np.float64)
-  reached = (
-    simulate_layers(model, method, grid, constants).utilisation[:, None]
-    >= targets
-  )
-  return np.where(reached.any(0), grid[reached.argmax(0)], np.inf)
+  run = simulate_layers(model, method, GRID_BPS, num_rounds)
+  reached = run.utilisation[:, None] >= TARGETS
+  return np.where(reached.any(0), GRID_BPS[reached.argmax(0)], np.inf)
 
 
 def grid_index(bandwidth_bps: float) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 from dilocox_jax.simulate import layers
-from dilocox_jax.simulate.layers import LayerMethod, LayerModel, TableConstants
+from dilocox_jax.simulate.layers import LayerMethod, LayerModel
 
 PUBLISHED = (
   pathlib.Path(__file__).parents[2]
@@ -25,16 +25,15 @@ ROWS = tuple(layers.table_methods(24))
 
 
 @functools.cache
-def table_errors(**constants):
+def table_errors(num_rounds=layers.NUM_ROUNDS, forward_share=0.2):
   """Grid steps between predicted and published, by model and method."""
   figures = json.loads(PUBLISHED.read_text())["figures"]
   values = {figure["name"]: figure["value"] for figure in figures}
   errors = {}
   for name, model in layers.TABLE_MODELS.items():
     for row, method in layers.table_methods(model.num_layers).items():
-      needed = layers.needed_bandwidth_bps(
-        model, method, constants=TableConstants(**constants)
-      )
+      model = dataclasses.replace(model, forward_share=forward_share)
+      needed = layers.needed_bandwidth_bps(model, method, num_rounds)
       errors[name, row] = [
         layers.grid_index(found)
         - layers.grid_index(
@@ -69,14 +68,14 @@ def test_the_fitted_constants_fit_better_than_their_neighbours(other):
   assert exact(**other) < exact()
 
 
-def free_running(model, method, bandwidth_bps, constants):
+def free_running(model, method, bandwidth_bps, num_rounds):
   """One bandwidth, one node at a time, on an event heap; returns end times."""
   count, interval = model.num_layers, method.schedule.sync_interval
   parts = method.schedule.num_fragments
-  num_steps = constants.num_rounds * interval
+  num_steps = num_rounds * interval
   duration = {
-    "forward": constants.forward_share * model.step_s / count,
-    "backward": (1 - constants.forward_share) * model.step_s / (2 * count - 1),
+    "forward": model.forward_share * model.step_s / count,
+    "backward": (1 - model.forward_share) * model.step_s / (2 * count - 1),
     "reduce": model.num_parameters / count * method.bits / bandwidth_bps,
   }
 
@@ -126,19 +125,15 @@ def free_running(model, method, bandwidth_bps, constants):
 
 @pytest.mark.parametrize("row", ROWS)
 def test_the_recurrence_agrees_with_an_event_simulation_of_every_node(row):
-  method = layers.table_methods(7, sync_interval=10, layers_per_fragment=2)[row]
-  constants = TableConstants(0.3, 3)
+  method = layers.table_methods(7)[row]
+  model, num_rounds = dataclasses.replace(SMALL, forward_share=0.3), 3
   bandwidths = np.array([3e7, 2e8, 1e9, 2e10])
-  found = layers.simulate_layers(SMALL, method, bandwidths, constants)
+  found = layers.simulate_layers(model, method, bandwidths, num_rounds)
   for index, bandwidth in enumerate(bandwidths):
-    ends = free_running(SMALL, method, bandwidth, constants)
-    num_steps = constants.num_rounds * method.schedule.sync_interval
+    ends = free_running(model, method, bandwidth, num_rounds)
+    num_steps = num_rounds * method.schedule.sync_interval
     expected = [ends["weight", s, 0] for s in range(1, num_steps + 1)]
     np.testing.assert_allclose(found.ends_s[:, index], expected, rtol=1e-12)
-    reductions = [end for node, end in ends.items() if node[0] == "reduce"]
-    np.testing.assert_allclose(found.link_s[index], max(reductions), rtol=1e-12)
-    sent = len(reductions) * SMALL.num_parameters / 7 * method.bits
-    assert found.sent_bits == pytest.approx(sent, rel=1e-12)
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -154,17 +149,15 @@ def methods(draw):
   interval = draw(st.integers(1, 12))
   parts = draw(st.integers(1, min(interval, 7)))
   schedule = SyncSchedule(interval, parts, draw(st.integers(0, 14)))
-  order = draw(st.sampled_from(["strided", "sequential"]))
-  return LayerMethod(schedule, draw(st.sampled_from([4, 16])), order)
+  return LayerMethod(schedule, draw(st.sampled_from([4, 16])))
 
 
 @given(methods(), st.floats(0.05, 0.95), st.integers(1, 4))
 @settings(max_examples=60)
 def test_more_bandwidth_never_makes_a_step_end_later(method, share, rounds):
   grid = np.logspace(5, 11, 40)
-  found = layers.simulate_layers(
-    SMALL, method, grid, TableConstants(share, rounds)
-  )
+  model = dataclasses.replace(SMALL, forward_share=share)
+  found = layers.simulate_layers(model, method, grid, rounds)
   assert np.all(np.diff(found.ends_s, axis=1) <= 1e-12)
   assert np.all(found.utilisation <= 1 + 1e-12)
 
@@ -185,23 +178,13 @@ def test_every_layer_is_sent_once_a_round_after_the_first(method, rounds):
   assert all(found == sorted(found)[::-1] for found in sent.values())
 
 
-def test_the_link_is_never_faster_than_its_bandwidth():
-  for row, method in layers.table_methods(24).items():
-    found = layers.simulate_layers(
-      layers.TABLE_MODELS["1B"], method, layers.GRID_BPS
-    )
-    carried = layers.GRID_BPS * found.link_s
-    assert np.all(carried >= found.sent_bits * (1 - 1e-12)), row
-
-
 def test_half_utilisation_of_data_parallel_is_a_transfer_of_two_steps():
   """One step's compute against a saturated link, with nothing to hide."""
   schedule = LayerMethod(SyncSchedule(1))
-  model = LayerModel(1e9, 300, 0.1)
+  model = LayerModel(1e9, 300, 0.1, forward_share=0.001)
   fine = np.linspace(7e10, 9e10, 81)
-  (found,) = layers.needed_bandwidth_bps(
-    model, schedule, [0.5], TableConstants(0.001, 200), fine
-  )
+  run = layers.simulate_layers(model, schedule, fine, 200)
+  found = fine[np.argmax(run.utilisation >= 0.5)]
   # What is not hidden, R - step, must be as long as a step.
   assert found == pytest.approx(16e9 / 0.2, rel=0.01)
 
@@ -209,9 +192,7 @@ def test_half_utilisation_of_data_parallel_is_a_transfer_of_two_steps():
 def test_steady_steps_of_a_saturated_link_take_as_long_as_the_transfer():
   model = layers.TABLE_MODELS["1B"]
   method = layers.table_methods(24)["Data-Parallel"]
-  found = layers.simulate_layers(
-    model, method, [1e9], TableConstants(num_rounds=20)
-  )
+  found = layers.simulate_layers(model, method, [1e9], num_rounds=20)
   (step_s,) = found.steady_step_s(10)
   backward_of_last_layer_s = 2 * 0.08 / 47
   expected = 16.0 + 0.02 + backward_of_last_layer_s
@@ -238,10 +219,9 @@ def test_the_hours_of_table_1_are_reproduced():
 
 
 def test_an_unreachable_utilisation_needs_infinite_bandwidth():
-  (found,) = layers.needed_bandwidth_bps(
-    SMALL, LayerMethod(SyncSchedule(1)), [0.99], grid_bps=[1e3]
-  )
-  assert found == np.inf
+  model = dataclasses.replace(SMALL, num_parameters=1e18)
+  found = layers.needed_bandwidth_bps(model, LayerMethod(SyncSchedule(1)))
+  assert np.all(found == np.inf)
 
 
 @pytest.mark.parametrize(
@@ -249,8 +229,7 @@ def test_an_unreachable_utilisation_needs_infinite_bandwidth():
   [
     (lambda: LayerModel(-1.0, 2, 0.1), "num_parameters=-1.0"),
     (lambda: LayerModel(1e9, 2, float("nan")), "step_s=nan"),
-    (lambda: TableConstants(1.5), "forward_share=1.5"),
-    (lambda: TableConstants(num_rounds=0), "num_rounds=0"),
+    (lambda: LayerModel(1e9, 2, 0.1, 1.5), "forward_share=1.5"),
     (
       lambda: layers.simulate_layers(
         SMALL, LayerMethod(SyncSchedule(1)), [1e9, -2.0]
