@@ -85,7 +85,7 @@ class AnalyticClock(Interpreter[np.ndarray]):
       "_back": exchange_ends,
       "_num_steps": self.num_steps,
       "_sent_bytes": self.sent_bytes,
-      "silence": self._idle_time.seconds.tolist(),
+      "silence": self._idle_s.tolist(),
       "noise": self._noise.get_state(),
     }
 
@@ -96,7 +96,7 @@ class AnalyticClock(Interpreter[np.ndarray]):
     self._back = {tuple(k): np.array(end) for *k, end in state["_back"]}
     self.num_steps = state["_num_steps"]
     self.sent_bytes = state["_sent_bytes"]
-    self._idle_time.seconds = np.array(state["silence"])
+    self._idle_s = np.array(state["silence"])
     self._noise.set_state(state["noise"])
 
   def _take_steps(self, op: Compute, seconds: np.ndarray) -> None:

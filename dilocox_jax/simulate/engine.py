@@ -12,6 +12,7 @@ link of 2 bytes/s that is down from second 1 to second 6.5. The flow sends 2
 bytes, waits 5.5 s, sends 2 bytes, and ends at 7.5 s.
 """
 
+import dataclasses
 import heapq
 import math
 from collections.abc import Mapping, Sequence
@@ -20,11 +21,33 @@ import numpy as np
 
 from dilocox_jax.simulate.fair import Sharing
 from dilocox_jax.simulate.graph import Graph, Outage
-from dilocox_jax.simulate.timeline import Timeline, link_bytes
 
 # Kinds of events. Events at the same time are handled in this order, and before
 # any node starts.
 _SENT, _ENDED, _FAILED_OR_BACK = range(3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+  """The simulated times of all nodes (tasks and flows) of a graph.
+
+  Arrays are indexed by the number of a node.
+
+  Attributes:
+    start_s: Time at which the task got its resource, or at which the flow
+      began to send, float64 [num_nodes] (seconds).
+    end_s: Time at which the task ended, or at which the last byte of the flow
+      arrived, float64 [num_nodes] (seconds).
+    num_events: Number of simulated events. An event is the start or end of a
+      node, the last byte that a flow sends, or a link that fails or comes back.
+    num_solves: Number of times that the engine computed new rates for a group
+      of flows that share links.
+  """
+
+  start_s: np.ndarray
+  end_s: np.ndarray
+  num_events: int
+  num_solves: int
 
 
 def run_graph(
@@ -40,16 +63,15 @@ def run_graph(
 
   Args:
     graph: Tasks, flows, and which of them wait for which.
-    links: Capacity (bytes per second) of every link, by name. A link has one
-      direction.
+    links: Capacity (bytes per second, 0 or more) of every link, by name. A link
+      has one direction.
     outages: Times in which a link carries nothing.
 
   Returns:
     The times (seconds) at which every task and flow started and ended.
 
   Raises:
-    ValueError: If a link is unknown, if a capacity is negative, or if a flow
-      can never finish.
+    ValueError: If a flow can never finish.
   """
   return _Simulation(graph, links, outages).run()
 
@@ -66,21 +88,19 @@ class _Simulation:
     num = len(graph)
     self._graph = graph
     self._link_names = list(links)
-    self._index = {name: index for index, name in enumerate(links)}
     self._capacities = [float(capacity) for capacity in links.values()]
-    for name, capacity in links.items():
-      if not capacity >= 0:
-        raise ValueError(
-          f"link {name!r}: capacity={capacity} bytes/s must be >= 0"
-        )
     self._sharing = Sharing(self._capacities)
     self._now_s = 0.0
     self._num_events = 0
     self._events: list[tuple[float, int, int]] = []
     self._start_s, self._end_s = [math.nan] * num, [math.nan] * num
-    self._routes: dict[tuple[str, ...], tuple[int, ...]] = {}
-    self._find_routes()
-    self._outages = self._planned(outages)
+    index = {name: index for index, name in enumerate(links)}
+    self._routes = {
+      place: tuple(index[name] for name in place)
+      for place in set(graph.places)
+      if not isinstance(place, str)
+    }
+    self._outages = self._planned(outages, index)
     self._down = [0] * len(links)  # Number of current outages of each link.
     # Each resource has a heap of the tasks that wait for it. An entry is the
     # time at which the task was ready, and the task's number.
@@ -89,21 +109,14 @@ class _Simulation:
     self._is_busy = dict.fromkeys(names, False)
     self._find_successors()
 
-  def _find_routes(self) -> None:
-    graph = self._graph
-    for number, place in enumerate(graph.places):
-      if isinstance(place, str) or place in self._routes:
-        continue
-      unknown = [name for name in place if name not in self._index]
-      if unknown:
-        raise ValueError(
-          f"flow {graph.names[number]!r}: link {unknown[0]!r} is unknown; there"
-          f" are {', '.join(map(repr, self._link_names[:8])) or 'none'}"
-        )
-      self._routes[place] = tuple(self._index[name] for name in place)
-
-  def _planned(self, outages: Sequence[Outage]) -> list[tuple[int, int]]:
+  def _planned(
+    self, outages: Sequence[Outage], index: Mapping[str, int]
+  ) -> list[tuple[int, int]]:
     """Adds the events of outages to the heap.
+
+    Args:
+      outages: Times in which a link carries nothing.
+      index: Index of every link, by name.
 
     Returns:
       For every such event its link's index, and +1 if the link fails or -1 if
@@ -111,14 +124,10 @@ class _Simulation:
     """
     changes: list[tuple[int, int]] = []
     for outage in outages:
-      if outage.link not in self._index:
-        raise ValueError(
-          f"outage of link {outage.link!r}: this link is unknown"
-        )
       for time_s, step in ((outage.start_s, 1), (outage.stop_s, -1)):
         if time_s < math.inf:
           self._events.append((time_s, _FAILED_OR_BACK, len(changes)))
-        changes.append((self._index[outage.link], step))
+        changes.append((index[outage.link], step))
     heapq.heapify(self._events)
     return changes
 
@@ -230,14 +239,11 @@ class _Simulation:
 
   def _timeline(self) -> Timeline:
     self._check_all_ended()
-    end_s = np.array(self._end_s, np.float64)
     return Timeline(
-      start_s=np.array(self._start_s, np.float64),
-      end_s=end_s,
-      makespan_s=float(end_s.max(initial=0.0)),
-      num_events=self._num_events,
-      num_solves=self._sharing.num_solves,
-      link_bytes=link_bytes(self._graph, self._link_names),
+      np.array(self._start_s, np.float64),
+      np.array(self._end_s, np.float64),
+      self._num_events,
+      self._sharing.num_solves,
     )
 
   def _check_all_ended(self) -> None:

@@ -14,6 +14,7 @@ start.
 Source: Bertsekas and Gallager, 1992, "Data Networks", 6.5.2.
 """
 
+import dataclasses
 import heapq
 import math
 from collections.abc import Sequence
@@ -123,14 +124,15 @@ def _fill(
             waiting[crossed] -= 1
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Flow:
   """A flow under way.
 
   Attributes:
     number: Its number in the graph.
     route: Its links.
-    ceiling: Its own limit (bytes per second).
     left: Bytes that were left at `since_s`.
+    ceiling: Its own limit (bytes per second).
     since_s: When its rate changed last (seconds).
     rate: Rate since then (bytes per second).
     finish_s: When it is through at this rate (seconds).
@@ -138,26 +140,14 @@ class Flow:
       infinity: the others will be solved again before they are through.
   """
 
-  __slots__ = (
-    "number",
-    "route",
-    "ceiling",
-    "left",
-    "since_s",
-    "rate",
-    "finish_s",
-    "due_s",
-  )
-
-  def __init__(
-    self, number: int, route: LinkIndices, size_bytes: float, ceiling: float
-  ):
-    self.number = number
-    self.route = route
-    self.ceiling = ceiling
-    self.left = size_bytes
-    self.since_s = self.rate = 0.0
-    self.finish_s = self.due_s = math.inf
+  number: int
+  route: LinkIndices
+  left: float
+  ceiling: float
+  since_s: float = 0.0
+  rate: float = 0.0
+  finish_s: float = math.inf
+  due_s: float = math.inf
 
   def set_rate(self, rate: float, now_s: float) -> None:
     """Subtracts the bytes sent at the old rate, and goes on at a new one."""

@@ -21,7 +21,6 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from dilocox_jax.plan.wire.collectives import Collective
-from dilocox_jax.simulate.idle_time import IdleTime
 from dilocox_jax.simulate.link_costs import (
   LinkCosts,
   MessageStep,
@@ -30,6 +29,10 @@ from dilocox_jax.simulate.link_costs import (
 from dilocox_jax.simulate.noise import Noise
 from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.script import Compute, Key, Launch, Op
+from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S
+
+# Idle time before the first launch. JSON checkpoints have no infinity.
+_NEVER_SENT_S = 1e9
 
 # A moment in the life of every replica: times [M] for the formula, nodes of a
 # graph for the engine.
@@ -57,7 +60,10 @@ class Interpreter(abc.ABC, Generic[Moment]):
     self.num_replicas = link_costs.cluster.num_replicas
     self.num_steps, self.sent_bytes = 0, 0
     self._noise = Noise(link_costs.cluster.jitter, self.num_replicas)
-    self._idle_time = IdleTime(self.num_replicas)
+    # Seconds since the last launch of each replica. They are counted in inner
+    # steps without jitter. A transfer that goes on behind those steps would
+    # shorten them, so the cost of slow start is never too low.
+    self._idle_s = np.full(self.num_replicas, _NEVER_SENT_S)
     # When each exchange that is under way ends, by the key of the exchange.
     self._back: dict[Key, Moment] = {}
 
@@ -79,14 +85,16 @@ class Interpreter(abc.ABC, Generic[Moment]):
   def _on_compute(self, op: Compute) -> None:
     step_s = self.work.step_s
     self._take_steps(op, self._noise.steps(op.num_steps) * step_s)
-    self._idle_time.add(op.num_steps * step_s)
+    self._idle_s = self._idle_s + op.num_steps * step_s
     self.num_steps += op.num_steps
 
   def _on_launch(self, op: Launch) -> None:
     # Half of the codec's time is spent before the exchange, half after it.
     self._run_codec("encode", self.work.codec_s / 2)
     start = self._free_from()
-    end, is_slow = start, self._idle_time.end()
+    # A connection that was idle for long starts with a small window again.
+    end, is_slow = start, self._idle_s > RETRANSMISSION_TIMEOUT_S
+    self._idle_s = np.zeros_like(self._idle_s)
     for collective in op.operations:
       name = f"{op.key[0]} {op.key[1]} {collective.kind}"
       end = self._collective(name, collective, end, is_slow)

@@ -6,7 +6,6 @@ until its replica has sent its last message and received its neighbour's. The
 event engine computes the times.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Iterable
 
@@ -29,77 +28,52 @@ from dilocox_jax.simulate.transfer import limit_bytes_per_s
 Nodes = list[list[int]]
 
 
-@dataclasses.dataclass
-class Lowered:
-  """A graph, and lists that say what its nodes are.
+class Lowering(Interpreter[Nodes]):
+  """Turns ops into a graph, and lists that say what its nodes are.
 
   Attributes:
     graph: Tasks and flows.
-    own: Nodes after which the replica's own work is done, by replica.
-    last: Nodes after which the replica's own work and its exchanges are done,
-      by replica.
+    now: Nodes after which the replica's own work is done, by replica.
+    channel: Nodes after which the replica's last exchange is done, by replica.
     steps: Nodes of inner steps, by replica.
     codecs: Nodes of encoding and decoding, by replica.
     waits: One (replica, nodes before the wait, nodes that it waits for) for
       every wait of a replica.
     exchanges: One (replica, nodes before the exchange, last nodes of the
       exchange) for every exchange of a replica.
-    num_steps: Number of inner steps.
-    sent_bytes: Bytes that one replica put on the wire.
   """
-
-  graph: Graph
-  own: Nodes
-  last: Nodes
-  steps: Nodes
-  codecs: Nodes
-  waits: list[tuple[int, list[int], list[int]]]
-  exchanges: list[tuple[int, list[int], list[int]]]
-  num_steps: int = 0
-  sent_bytes: int = 0
-
-
-class _Lowering(Interpreter[Nodes]):
-  """Adds the nodes of every op to a graph, for one replica after the other."""
 
   def __init__(self, link_costs: LinkCosts, work: Work):
     super().__init__(link_costs, work)
     self._replicas = range(self.num_replicas)
-    self._now: Nodes = [[] for _ in self._replicas]
-    self._channel: Nodes = [[] for _ in self._replicas]
-    empty = ([[] for _ in self._replicas] for _ in range(4))
-    self._lowered = Lowered(Graph(), *empty, waits=[], exchanges=[])
-
-  def finish(self) -> Lowered:
-    return dataclasses.replace(
-      self._lowered,
-      own=self._now,
-      last=_joined(self._now, self._channel),
-      num_steps=self.num_steps,
-      sent_bytes=self.sent_bytes,
+    self.graph = Graph()
+    self.now, self.channel, self.steps, self.codecs = (
+      [[] for _ in self._replicas] for _ in range(4)
     )
+    self.waits: list[tuple[int, list[int], list[int]]] = []
+    self.exchanges: list[tuple[int, list[int], list[int]]] = []
 
   def _task(self, replica: int, name: str, seconds: float, tag: str) -> int:
-    number = self._lowered.graph.task(
-      name, f"replica {replica}", seconds, self._now[replica], tag
+    number = self.graph.task(
+      name, f"replica {replica}", seconds, self.now[replica], tag
     )
-    self._now[replica] = [number]
+    self.now[replica] = [number]
     return number
 
   def _take_steps(self, op: Compute, seconds: np.ndarray) -> None:
     for replica in self._replicas[: 1 if op.is_alone else None]:
       name = f"{op.num_steps} steps"
       number = self._task(replica, name, seconds[replica], "steps")
-      self._lowered.steps[replica].append(number)
+      self.steps[replica].append(number)
 
   def _run_codec(self, name: str, seconds: np.ndarray) -> None:
     for replica, codec_s in enumerate(seconds):
       if codec_s:
         number = self._task(replica, name, codec_s, "codec")
-        self._lowered.codecs[replica].append(number)
+        self.codecs[replica].append(number)
 
   def _free_from(self) -> Nodes:
-    return _joined(self._now, self._channel)
+    return _joined(self.now, self.channel)
 
   def _send(
     self,
@@ -116,7 +90,7 @@ class _Lowering(Interpreter[Nodes]):
         sent.append(start[replica])
         continue
       route = self.link_costs.route(replica, step.hop)
-      flow = self._lowered.graph.flow(
+      flow = self.graph.flow(
         name,
         route.links,
         sizes_bytes[replica],
@@ -130,14 +104,12 @@ class _Lowering(Interpreter[Nodes]):
     return _joined(sent, received)
 
   def _occupy_channel(self, start: Nodes, end: Nodes) -> None:
-    self._channel = end
-    self._lowered.exchanges += zip(self._replicas, start, end, strict=True)
+    self.channel = end
+    self.exchanges += zip(self._replicas, start, end, strict=True)
 
   def _wait(self, exchange_end: Nodes) -> None:
-    self._lowered.waits += zip(
-      self._replicas, self._now, exchange_end, strict=True
-    )
-    self._now = _joined(self._now, exchange_end)
+    self.waits += zip(self._replicas, self.now, exchange_end, strict=True)
+    self.now = _joined(self.now, exchange_end)
 
 
 def _joined(first: Nodes, second: Nodes) -> Nodes:
@@ -162,7 +134,7 @@ def _joined(first: Nodes, second: Nodes) -> Nodes:
   ]
 
 
-def lower(link_costs: LinkCosts, work: Work, ops: Iterable[Op]) -> Lowered:
+def lower(link_costs: LinkCosts, work: Work, ops: Iterable[Op]) -> Lowering:
   """Turns a script into a graph of tasks and flows.
 
   Args:
@@ -170,43 +142,42 @@ def lower(link_costs: LinkCosts, work: Work, ops: Iterable[Op]) -> Lowered:
     work: Seconds of a replica's own work.
     ops: The script.
   """
-  lowering = _Lowering(link_costs, work)
+  lowering = Lowering(link_costs, work)
   lowering.interpret(ops)
-  return lowering.finish()
+  return lowering
 
 
-def simulate(
-  link_costs: LinkCosts, lowered: Lowered
-) -> tuple[Outcome, Timeline]:
+def simulate(lowered: Lowering) -> tuple[Outcome, Timeline]:
   """Runs the graph of a script on the event engine.
 
   Args:
-    link_costs: Cluster and transport, as given to `lower`.
     lowered: The result of `lower`.
 
   Returns:
     The times of every replica, and the start and end of every task and flow.
   """
+  link_costs = lowered.link_costs
   outages = link_costs.cluster.link_outages
   timeline = run_graph(lowered.graph, link_costs.capacities, outages)
   ends_s = timeline.end_s
   lengths_s = ends_s - timeline.start_s
 
-  def latest(nodes: list[int]) -> float:
-    return max((ends_s[node] for node in nodes), default=0.0)
+  def latest(nodes: Nodes) -> np.ndarray:
+    return np.array([max(ends_s[numbers], default=0.0) for numbers in nodes])
 
   def gaps(pairs) -> np.ndarray:
-    total = np.zeros(len(lowered.last))
-    for replica, before, after in pairs:
-      total[replica] += max(0.0, latest(after) - latest(before))
+    total = np.zeros(lowered.num_replicas)
+    for replica, *moments in pairs:
+      before_s, after_s = latest(moments)
+      total[replica] += max(0.0, after_s - before_s)
     return total
 
   def spent(nodes: Nodes) -> np.ndarray:
     return np.array([sum(lengths_s[numbers]) for numbers in nodes])
 
   outcome = Outcome(
-    busy_until_s=np.array([latest(nodes) for nodes in lowered.own]),
-    end_s=np.array([latest(nodes) for nodes in lowered.last]),
+    busy_until_s=latest(lowered.now),
+    end_s=np.maximum(latest(lowered.now), latest(lowered.channel)),
     compute_s=spent(lowered.steps),
     codec_s=spent(lowered.codecs),
     exposed_s=gaps(lowered.waits),

@@ -13,9 +13,12 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.checks import known
+from dilocox_jax.checks import in_front, known, require
 from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.cluster_file import cluster_from_mapping, unique_keys
+from dilocox_jax.simulate.cluster_file import (
+  cluster_from_mapping,
+  cluster_from_text,
+)
 from dilocox_jax.simulate.quantities import RATE, parse_quantity, require_number
 
 
@@ -47,19 +50,12 @@ def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
     return cluster_preset(name_or_path, num_replicas)
   if not path.is_file():
     raise ValueError(f"{name_or_path}: no such cluster file")
-  try:
-    text = path.read_text(encoding="utf-8")
-    cluster = cluster_from_mapping(
-      json.loads(text, object_pairs_hook=unique_keys)
-    )
-  except json.JSONDecodeError as error:
-    raise ValueError(f"{name_or_path}: not JSON: {error}") from None
-  except ValueError as error:
-    raise ValueError(f"{name_or_path}: {error}") from None
-  if num_replicas not in (None, cluster.num_replicas):
-    raise ValueError(
-      f"{name_or_path}: num_replicas={num_replicas} must be the"
-      f" {cluster.num_replicas} that are placed in the file"
+  with in_front(f"{name_or_path}: "):
+    cluster = cluster_from_text(path.read_text(encoding="utf-8"))
+    require(
+      num_replicas in (None, cluster.num_replicas),
+      f"num_replicas={num_replicas} must be the {cluster.num_replicas} that are"
+      " placed in the file",
     )
   return cluster
 
@@ -79,10 +75,8 @@ def cluster_preset(name: str, num_replicas: int | None = None) -> Cluster:
   if num_replicas is None:
     return cluster_from_mapping(values)
   require_number("num_replicas", num_replicas, 1)
-  try:
+  with in_front(f"{name}, num_replicas={num_replicas}: "):
     return cluster_from_mapping(values | _resized(values, num_replicas))
-  except ValueError as error:
-    raise ValueError(f"{name}, num_replicas={num_replicas}: {error}") from None
 
 
 def _resized(values: Mapping[str, Any], num_replicas: int) -> dict[str, Any]:

@@ -13,6 +13,8 @@ import os
 import pathlib
 from typing import Any
 
+from dilocox_jax.checks import in_front, require
+
 STATUSES = ("published", "recalled, unverified")
 
 
@@ -39,13 +41,11 @@ class Figure:
 
   def __post_init__(self):
     for field in ("name", "unit", "source"):
-      if not getattr(self, field).strip():
-        raise ValueError(f"{field} is missing")
-    if not math.isfinite(self.value):
-      raise ValueError(f"value={self.value} must be finite")
-    if self.status not in STATUSES:
-      allowed = " or ".join(map(repr, STATUSES))
-      raise ValueError(f"status={self.status!r} must be {allowed}")
+      require(getattr(self, field).strip() != "", f"{field} is missing")
+    require(math.isfinite(self.value), f"value={self.value} must be finite")
+    allowed = " or ".join(map(repr, STATUSES))
+    is_allowed = self.status in STATUSES
+    require(is_allowed, f"status={self.status!r} must be {allowed}")
 
   @property
   def is_verified(self) -> bool:
@@ -68,29 +68,30 @@ def load_published(path: str | os.PathLike[str]) -> dict[str, Figure]:
       wrong. The message is one line that names the file and the figure.
   """
   path = pathlib.Path(path)
+  with in_front(f"{path}: "):
+    return _figures(path)
+
+
+def _figures(path: pathlib.Path) -> dict[str, Figure]:
   try:
     content = json.loads(path.read_text(encoding="utf-8"))
   except OSError as error:
-    raise ValueError(f"{path}: {error.strerror or 'cannot be read'}") from error
+    raise ValueError(error.strerror or "cannot be read") from error
   except ValueError as error:
-    raise ValueError(f"{path}: the file is not JSON ({error})") from error
-  if not isinstance(content, dict) or set(content) != {"paper", "figures"}:
-    raise ValueError(
-      f'{path}: the file must be {{"paper": citation, "figures": [...]}}'
-    )
-  if not isinstance(content["figures"], list):
-    raise ValueError(f"{path}: figures must be a list")
+    raise ValueError(f"the file is not JSON ({error})") from error
+  require(
+    isinstance(content, dict) and set(content) == {"paper", "figures"},
+    'the file must be {"paper": citation, "figures": [...]}',
+  )
+  require(isinstance(content["figures"], list), "figures must be a list")
   figures: dict[str, Figure] = {}
   for number, entry in enumerate(content["figures"], start=1):
-    where = f"{path}: figure {number}"
-    if isinstance(entry, dict) and isinstance(entry.get("name"), str):
-      where += f" ({entry['name']!r})"
-    try:
+    name = entry.get("name") if isinstance(entry, dict) else None
+    named = f" ({name!r})" if isinstance(name, str) else ""
+    with in_front(f"figure {number}{named}: "):
       figure = _figure(entry)
-    except ValueError as error:
-      raise ValueError(f"{where}: {error}") from error
-    if figure.name in figures:
-      raise ValueError(f"{where}: another figure has this name: rename one")
+      is_new = figure.name not in figures
+      require(is_new, "another figure has this name: rename one")
     figures[figure.name] = figure
   return figures
 
@@ -104,21 +105,17 @@ def _figure(entry: Any) -> Figure:
   Raises:
     ValueError: If a field is missing, unknown or of the wrong type.
   """
-  if not isinstance(entry, dict):
-    raise ValueError("a figure must be a JSON object")
+  require(isinstance(entry, dict), "a figure must be a JSON object")
   fields = {field.name: field for field in dataclasses.fields(Figure)}
   if unknown := sorted(set(entry) - set(fields)):
     raise ValueError(
       f"{unknown[0]} is not a field: the fields are {', '.join(fields)}"
     )
   for name, field in fields.items():
-    if name not in entry:
-      if field.default is dataclasses.MISSING:
-        raise ValueError(f"{name} is missing")
-      continue
-    value, numeric = entry[name], name == "value"
-    types = (int, float) if numeric else (str,)
-    if isinstance(value, bool) or not isinstance(value, types):
-      expected = "a number" if numeric else "a text"
-      raise ValueError(f"{name}={value!r} must be {expected}")
+    is_given = name in entry or field.default is not dataclasses.MISSING
+    require(is_given, f"{name} is missing")
+  for name, value in entry.items():
+    types = (int, float) if name == "value" else (str,)
+    kind = "a number" if name == "value" else "a text"
+    require(type(value) in types, f"{name}={value!r} must be {kind}")
   return Figure(**{**entry, "value": float(entry["value"])})

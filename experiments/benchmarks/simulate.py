@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 
 from rich.progress import track
 
+from dilocox_jax.simulate.engine import Timeline
 from dilocox_jax.simulate.engine import run_graph as simulate
 from dilocox_jax.simulate.graph import Graph
-from dilocox_jax.simulate.timeline import Timeline
 from experiments.benchmarks.record import keep_record, spread, spread_table
 
 NUM_CONCURRENT = 32

@@ -59,7 +59,7 @@ def prepare(
   if not fits(ops, link_costs.cluster.num_replicas, _MOST_NODES):
     return Simulated(_page(config, setup, whole, start, None, []), {})
   lowered = lower(link_costs, work, ops)
-  engine, timeline = simulate(link_costs, lowered)
+  engine, timeline = simulate(lowered)
   starts, ends = timeline.start_s.tolist(), timeline.end_s.tolist()
   tags = lowered.graph.tags
   drawn = [

@@ -41,6 +41,6 @@ def simulated(config):
   costs, work = small.link_costs(one), small.work(one)
   script = Script(traffic)
   by_formula = run_time(costs, work, script.ops(plan))
-  by_events, _ = simulate(costs, lower(costs, work, script.ops(plan)))
+  by_events, _ = simulate(lower(costs, work, script.ops(plan)))
   assert_agree(by_formula, by_events)
   return by_formula

@@ -1,5 +1,6 @@
 """Graphs and links that tests of the engine share."""
 
+import collections
 import math
 import random
 from unittest import mock
@@ -60,6 +61,15 @@ def sends(*sizes, **fields):
   for size_bytes in sizes:
     graph.flow("send", ("up",), size_bytes, **fields)
   return graph
+
+
+def carried_bytes(graph):
+  """The bytes that flows carry over each link that they cross."""
+  carried = collections.Counter()
+  for place, amount in zip(graph.places, graph.amounts, strict=True):
+    if not isinstance(place, str):
+      carried.update(dict.fromkeys(place, amount))
+  return carried
 
 
 def ring(num, size_bytes, latency_s=0.0):

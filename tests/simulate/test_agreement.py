@@ -39,9 +39,7 @@ FIELDS = (
 def both(one, script, plan, work, is_ideal=True):
   link_costs = small.link_costs(one, is_ideal)
   by_formula = run_time(link_costs, work, script.ops(plan))
-  by_events, timeline = simulate(
-    link_costs, lower(link_costs, work, script.ops(plan))
-  )
+  by_events, timeline = simulate(lower(link_costs, work, script.ops(plan)))
   return by_formula, by_events, timeline
 
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from dilocox_jax.simulate.graph import Graph, Outage
+from dilocox_jax.simulate.graph import Graph
 from tests.simulate.graphs import predecessors
 
 
@@ -42,62 +42,3 @@ def test_flows_over_the_same_links_share_one_route(graph):
   for _ in range(2):
     graph.flow("send", tuple(["up", "down"]), 1.0)
   assert graph.places[1] is graph.places[2]
-
-
-def refusal(function, *arguments, **fields):
-  with pytest.raises(ValueError) as refused:
-    function(*arguments, **fields)
-  message = str(refused.value)
-  assert "\n" not in message
-  return message
-
-
-@pytest.mark.parametrize("duration_s", [-1.0, math.nan, math.inf])
-def test_a_task_has_a_duration(graph, duration_s):
-  message = refusal(graph.task, "step", "gpu", duration_s)
-  assert f"task 'step': duration_s={duration_s}" in message
-
-
-@pytest.mark.parametrize("size_bytes", [-1.0, math.nan, math.inf])
-def test_a_flow_has_a_size(graph, size_bytes):
-  message = refusal(graph.flow, "send", ("up",), size_bytes)
-  assert f"flow 'send': size_bytes={size_bytes}" in message
-
-
-@pytest.mark.parametrize("after", [(1,), (2,), (-1,), (0, 1)])
-def test_a_node_waits_for_earlier_ones_only(graph, after):
-  message = refusal(graph.task, "step", "gpu", 1.0, after)
-  assert f"after={after}" in message and "from 0 to 0" in message
-  message = refusal(graph.flow, "send", ("up",), 1.0, after)
-  assert f"flow 'send': after={after}" in message
-
-
-@pytest.mark.parametrize("latency_s", [-1.0, math.nan, math.inf])
-def test_a_flow_arrives(graph, latency_s):
-  message = refusal(graph.flow, "send", ("up",), 1.0, latency_s=latency_s)
-  assert f"latency_s={latency_s}" in message
-
-
-@pytest.mark.parametrize("limit", [0.0, -1.0, math.nan])
-def test_a_flow_may_move(graph, limit):
-  message = refusal(graph.flow, "send", ("up",), 1.0, limit_bytes_per_s=limit)
-  assert f"limit_bytes_per_s={limit}" in message
-
-
-def test_a_flow_crosses_a_link_once(graph):
-  assert "'up', 'up'" in refusal(graph.flow, "send", ("up", "up"), 1.0)
-
-
-def test_a_refused_node_leaves_no_trace(graph):
-  refusal(graph.task, "step", "gpu", 1.0, (5,))
-  refusal(graph.flow, "send", ("up",), -1.0)
-  assert graph.task("step", "gpu", 1.0, (0,)) == 1
-  assert predecessors(graph, 1) == [0]
-
-
-@pytest.mark.parametrize(
-  ("start_s", "stop_s"), [(-1.0, 1.0), (1.0, 1.0), (2.0, 1.0), (0.0, math.nan)]
-)
-def test_an_outage_takes_time(start_s, stop_s):
-  message = refusal(Outage, "up", start_s, stop_s)
-  assert f"'up': start_s={start_s}" in message and str(stop_s) in message

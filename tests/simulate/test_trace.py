@@ -17,7 +17,7 @@ def traced(name="streaming_diloco", num_replicas=3):
   script, plan = small.script(name, num_replicas)
   link_costs = small.link_costs(one)
   lowered = lower(link_costs, small.work(one), script.ops(plan))
-  _, timeline = simulate(link_costs, lowered)
+  _, timeline = simulate(lowered)
   return lowered.graph, timeline
 
 
