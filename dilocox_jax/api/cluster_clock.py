@@ -8,7 +8,6 @@ from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.analytic import AnalyticClock
-from dilocox_jax.simulate.cluster_file import cluster_text
 from dilocox_jax.simulate.script import Script
 
 
@@ -46,7 +45,7 @@ class ClusterClock:
     # The name also has the duration of a step, because pipeline stages change
     # it even if cluster and options stay the same.
     step_s = setup.steps.seconds.tolist()
-    self._name = f"{cluster_text(setup.link_costs.cluster)} {options} {step_s}"
+    self._name = f"{setup.link_costs.cluster} {options} {step_s}"
     if timed:
       self._name += f" {timed.model.shape}"
     self._asked_for = cluster

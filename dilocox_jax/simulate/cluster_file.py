@@ -29,15 +29,13 @@ The presets in `data/` are files of this kind and a good start.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from dilocox_jax.checks import did_you_mean, known
+from dilocox_jax.checks import in_front, known
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.quantities import (
   Dimension,
-  format_quantity,
   parse_quantity,
 )
 from dilocox_jax.simulate.sites import (
@@ -93,9 +91,8 @@ def cluster_from_mapping(values: Any) -> Cluster:
   names = [site.name for site in sites]
   placement = []
   for path, name in _items(top, "placement"):
-    if name not in names:
-      hint = did_you_mean(name, names)
-      raise ValueError(f"{path}: unknown site {name!r}: {hint}")
+    with in_front(f"{path}: "):
+      known("site", name, names)
     placement.append(names.index(name))
   return Cluster(
     top.get("name", "cluster"),
@@ -105,35 +102,6 @@ def cluster_from_mapping(values: Any) -> Cluster:
     _section(Jitter, "jitter", top.get("jitter", {})),
     tuple(_section(SiteOutage, *item) for item in _items(top, "outages")),
   )
-
-
-def cluster_text(cluster: Cluster) -> str:
-  """Returns the JSON text of a cluster, without what is at its default.
-
-  Args:
-    cluster: Any cluster. The text is read back as an equal one.
-  """
-  names = [site.name for site in cluster.sites]
-  values: dict[str, Any] = {"name": cluster.name}
-  values["sites"] = [
-    _written(site) | _written(site.link) for site in cluster.sites
-  ]
-  if cluster.placement != tuple(range(len(names))):
-    values["placement"] = [names[index] for index in cluster.placement]
-  values["pairs"] = [_written(pair) for pair in cluster.pairs]
-  values["jitter"] = _written(cluster.jitter)
-  values["outages"] = [_written(outage) for outage in cluster.outages]
-  lines = [
-    f'  "{key}": {_json(value)}' for key, value in values.items() if value
-  ]
-  return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def _json(value: Any) -> str:
-  """Returns JSON on one line, or on a line for each object of a list."""
-  if not (isinstance(value, list) and isinstance(value[0], dict)):
-    return json.dumps(value)
-  return "[\n    " + ",\n    ".join(map(json.dumps, value)) + "\n  ]"
 
 
 def unique_keys(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -164,10 +132,8 @@ def _read(keys: Mapping[str, FileKey], values: Any, path: str) -> dict:
   for name, value in values.items():
     if name == "comment":
       continue
-    try:
+    with in_front(f"{path}: " if path else ""):
       known("key", name, attributes)
-    except ValueError as error:
-      raise ValueError(f"{path}: {error}" if path else str(error)) from None
     holds = keys[attributes[name]].holds
     read[attributes[name]] = _value(holds, value, f"{path}.{name}".lstrip("."))
   return read
@@ -237,21 +203,5 @@ def _built(cls: Any, path: str, values: dict[str, Any]) -> Any:
         else _JSON[key.holds]
       )
       raise ValueError(f"{path}.{key.name} is missing: write {example}")
-  try:
+  with in_front(f"{path}: "):
     return cls(**values)
-  except ValueError as error:
-    raise ValueError(f"{path}: {error}") from None
-
-
-def _written(section: Any) -> dict[str, Any]:
-  """Returns a section as JSON values, without defaults."""
-  defaults = {f.name: f.default for f in dataclasses.fields(section)}
-  written = {}
-  for attribute, key in file_keys(type(section)).items():
-    value = getattr(section, attribute)
-    if value == defaults[attribute]:
-      continue
-    if isinstance(key.holds, Dimension):
-      value = format_quantity(value, key.holds)
-    written[key.name] = value
-  return written

@@ -15,10 +15,7 @@ from typing import Any
 
 from dilocox_jax.checks import in_front, known, require
 from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.cluster_file import (
-  cluster_from_mapping,
-  cluster_from_text,
-)
+from dilocox_jax.simulate.cluster_file import cluster_from_mapping, unique_keys
 from dilocox_jax.simulate.quantities import RATE, parse_quantity, require_number
 
 
@@ -51,7 +48,12 @@ def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
   if not path.is_file():
     raise ValueError(f"{name_or_path}: no such cluster file")
   with in_front(f"{name_or_path}: "):
-    cluster = cluster_from_text(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    try:
+      values = json.loads(text, object_pairs_hook=unique_keys)
+    except json.JSONDecodeError as error:
+      raise ValueError(f"not JSON: {error}") from None
+    cluster = cluster_from_mapping(values)
     require(
       num_replicas in (None, cluster.num_replicas),
       f"num_replicas={num_replicas} must be the {cluster.num_replicas} that are"
