@@ -69,22 +69,21 @@ def define_flags() -> None:
 
 def main(values: flags.FlagValues) -> None:
   """Simulates and prints the costs."""
-  from dilocox_jax.api import simulation_setup as setup
+  from dilocox_jax.api.simulation_setup import Options
+  from dilocox_jax.simulate.presets import cluster_presets
   from experiments.simulation import page, run
 
   if values.cluster == "help":
-    print("\n".join(setup.preset_lines()))
+    for name, preset in cluster_presets().items():
+      print(f"{name:22} {preset['description']}")
     return
   try:
-    options = setup.Options(
-      step_s=values.step_s,
-      codec_s=values.codec_s,
-      transport=values.transport,
-      engine_steps=values.engine_steps,
-      pipeline=values.pipeline,
-      num_stages=values.stages,
-      num_micro_batches=values.micro_batches,
-      chunks_per_stage=values.chunks,
+    options = Options(
+      values.step_s,
+      values.codec_s,
+      values.transport,
+      values.engine_steps,
+      _pipeline(values),
     )
     if values.run:
       timed = run.time_run(values.run, values.cluster, options)
@@ -95,6 +94,20 @@ def main(values: flags.FlagValues) -> None:
   except (ValueError, OSError) as error:
     raise command_line.UsageError(error) from error
   page.report_simulation(simulated, command_line.writable(values.workdir))
+
+
+def _pipeline(values: flags.FlagValues):
+  """Returns the pipeline that the flags ask for; None: that of the config."""
+  from dilocox_jax.plan.pipeline.timeline import Pipeline
+
+  if values.pipeline != "none":
+    sizes = values.stages, values.micro_batches, values.chunks
+    return Pipeline(values.pipeline, *sizes)
+  if values.stages > 1:
+    raise command_line.UsageError(
+      f"--stages={values.stages} needs --pipeline, e.g. --pipeline=1f1b"
+    )
+  return None
 
 
 if __name__ == "__main__":

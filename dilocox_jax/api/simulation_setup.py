@@ -7,7 +7,6 @@ meet here, for `estimate`, `experiments.simulate` and the simulated clock of
 
 import dataclasses
 import math
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.simulate.compute import Steps, stated_seconds, step_seconds
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.outcome import Work
-from dilocox_jax.simulate.presets import cluster_presets, load_cluster
+from dilocox_jax.simulate.presets import load_cluster
 from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.transfer import IDEAL, TCP
 
@@ -35,20 +34,14 @@ class Options:
     codec_s: Seconds that devices encode and decode one exchange.
     transport: "tcp" or "ideal".
     engine_steps: Inner steps for the event engine; 0: six rounds.
-    pipeline: Name of a schedule; "none": that of the run, if it has stages.
-    num_stages: Stages of the pipeline.
-    num_micro_batches: Micro-batches of a step.
-    chunks_per_stage: Chunks of a stage in the interleaved schedule.
+    pipeline: Pipeline inside a replica; None: that of the run, if it has one.
   """
 
   step_s: float | None = None
   codec_s: float = 0.0
   transport: str = "tcp"
   engine_steps: int = 0
-  pipeline: str = "none"
-  num_stages: int = 1
-  num_micro_batches: int = 1
-  chunks_per_stage: int = 1
+  pipeline: Pipeline | None = None
 
   def __post_init__(self):
     for name in ("step_s", "codec_s"):
@@ -74,12 +67,6 @@ class Setup:
   work: Work
   script: Script
   plan: RunPlan
-
-
-def preset_lines() -> Iterator[str]:
-  """Yields the name of every preset with a line about it."""
-  for name, values in cluster_presets().items():
-    yield f"{name:22} {values['description']}"
 
 
 def set_up(config: RunConfig, cluster_name: str, options: Options) -> Setup:
@@ -112,7 +99,8 @@ def set_up(config: RunConfig, cluster_name: str, options: Options) -> Setup:
 def _steps(config: RunConfig, cluster, options: Options) -> Steps:
   if options.step_s is not None:
     return stated_seconds(cluster, options.step_s)
-  pipeline = _pipeline(config, options)
+  own = config.pipeline if config.mesh.num_stages > 1 else None
+  pipeline = options.pipeline or own
   shape = config.model.shape
   tokens = config.tokens_per_replica_step
   step_flops = tokens * flops_per_token(shape, config.data.sequence_length)
@@ -120,19 +108,3 @@ def _steps(config: RunConfig, cluster, options: Options) -> Steps:
   micro_batches = pipeline.num_micro_batches if pipeline else 1
   hop_bytes = bf16_bytes * tokens * shape.model_dim / micro_batches
   return step_seconds(cluster, step_flops, pipeline, hop_bytes)
-
-
-def _pipeline(config: RunConfig, options: Options) -> Pipeline | None:
-  """Returns the pipeline of the options, or else that of the run."""
-  if options.pipeline != "none":
-    return Pipeline(
-      options.pipeline,
-      options.num_stages,
-      options.num_micro_batches,
-      options.chunks_per_stage,
-    )
-  if options.num_stages > 1:
-    raise ValueError(
-      f"--stages={options.num_stages} needs --pipeline, e.g. --pipeline=1f1b"
-    )
-  return config.pipeline if config.mesh.num_stages > 1 else None

@@ -121,10 +121,9 @@ class AnalyticClock(Interpreter[np.ndarray]):
     slow_s: np.ndarray,
     start: np.ndarray,
   ) -> np.ndarray:
-    costs = self.link_costs.hop(step.hop)
-    end = start + (
-      sizes_bytes / costs.rate_bytes_per_s + costs.latency_s + slow_s
-    )
+    rates = self.link_costs.rate_bytes_per_s(step.hop)
+    latency_s = self.link_costs.latency_s(step.hop)
+    end = start + (sizes_bytes / rates + latency_s + slow_s)
     if step.sender is not None:
       is_silent = np.arange(self.num_replicas) != step.sender
       end = np.where(is_silent, start, end)

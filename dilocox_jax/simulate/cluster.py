@@ -21,7 +21,6 @@ import itertools
 
 from dilocox_jax.checks import known
 from dilocox_jax.simulate.graph import Outage
-from dilocox_jax.simulate.quantities import require_number
 from dilocox_jax.simulate.sites import Jitter, Pair, Site, SiteOutage
 
 
@@ -67,16 +66,12 @@ class Cluster:
   outages: tuple[SiteOutage, ...] = ()
 
   def __post_init__(self):
-    if not self.sites:
-      raise ValueError("sites=() must hold at least one site")
     placement = self.placement or tuple(range(len(self.sites)))
     object.__setattr__(self, "placement", placement)
     self._check_placement()
     self._check_names()
 
   def _check_placement(self):
-    for rank, index in enumerate(self.placement):
-      require_number(f"placement[{rank}]", index, 0, len(self.sites) - 1)
     counts = collections.Counter(self.placement)
     for index, site in enumerate(self.sites):
       count = counts[index]
@@ -116,11 +111,7 @@ class Cluster:
 
     Args:
       replica: Rank of the replica.
-
-    Raises:
-      ValueError: If there is no such rank.
     """
-    require_number("replica", replica, 0, self.num_replicas - 1)
     return self.sites[self.placement[replica]]
 
   def num_devices(self, replica: int) -> int:

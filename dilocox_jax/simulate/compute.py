@@ -74,12 +74,7 @@ def step_seconds(
   for replica, seconds in enumerate(busy_s):
     micro_batch_s = seconds / pipeline.num_micro_batches
     hop_s = 8 * hop_bytes / cluster.site(replica).intra_bps
-    times = TickTimes(
-      micro_batch_s / 3,
-      2 * micro_batch_s / 3,
-      forward_hop_s=hop_s,
-      backward_hop_s=hop_s,
-    )
+    times = TickTimes(micro_batch_s / 3, 2 * micro_batch_s / 3, hop_s=hop_s)
     lines.append(timeline(pipeline, times))
   return Steps(
     np.array([line.step_s for line in lines]),

@@ -13,6 +13,7 @@ steps 4 to 6 (all-gather) these slices go round. Each replica sends 6/4 of the
 operand: 600 MB for 400 MB.
 """
 
+import collections
 import dataclasses
 import functools
 
@@ -23,7 +24,6 @@ from dilocox_jax.simulate.cluster import Cluster, Route
 from dilocox_jax.simulate.transfer import (
   TCP,
   Transport,
-  latency_s,
   limit_bytes_per_s,
   slow_start_s,
 )
@@ -81,23 +81,6 @@ def message_steps(
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class HopCosts:
-  """Holds the costs of a message step in which replica i sends to i + hop.
-
-  Entry i of an array is the cost of the message that replica i sends.
-
-  Attributes:
-    rate_bytes_per_s: Rate of each message while the messages of all replicas
-      are under way, [M] (bytes per second).
-    latency_s: Part of each message's time that does not depend on its size,
-      [M] (seconds).
-  """
-
-  rate_bytes_per_s: np.ndarray
-  latency_s: np.ndarray
-
-
 # `eq=False` makes the cached methods hash this object by its identity. Hashing
 # the thousand sites of a cluster at every call would be slow.
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,9 +106,13 @@ class LinkCosts:
     goodput_bps = self.cluster.goodput_bps
     return {link: bits_per_s / 8 for link, bits_per_s in goodput_bps.items()}
 
+  def _routes(self, hop: int) -> list[Route]:
+    senders = range(self.cluster.num_replicas)
+    return [self.route(sender, hop) for sender in senders]
+
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
-  def hop(self, hop: int) -> HopCosts:
-    """Returns the costs of the messages of all replicas over a distance.
+  def rate_bytes_per_s(self, hop: int) -> np.ndarray:
+    """Returns the rates of a step's messages while all are under way.
 
     If several messages of a step cross the same link, each gets an equal share
     of the link, as if all of them were under way together. Two replicas that
@@ -133,12 +120,33 @@ class LinkCosts:
 
     Args:
       hop: Distance of the receivers: replica i sends to i + hop (modulo M).
+
+    Returns:
+      Rate of the message of each replica, [M] (bytes per second).
     """
-    senders = range(self.cluster.num_replicas)
-    routes = [self.route(sender, hop) for sender in senders]
-    rates = [self._rate(route, hop) for route in routes]
-    latencies = [latency_s(self.transport, route) for route in routes]
-    return HopCosts(np.array(rates), np.array(latencies))
+    routes = self._routes(hop)
+    crossings = collections.Counter(
+      link for route in routes for link in route.links
+    )
+
+    def rate(route: Route) -> float:
+      shares = [self.capacities[link] / crossings[link] for link in route.links]
+      return min([limit_bytes_per_s(route), *shares])
+
+    return np.array([rate(route) for route in routes])
+
+  @functools.cache  # noqa: B019 - as above.
+  def latency_s(self, hop: int) -> np.ndarray:
+    """Returns the part of messages' times that does not depend on their size.
+
+    Args:
+      hop: Distance of the receivers.
+
+    Returns:
+      Latency of the message of each replica, [M] (seconds).
+    """
+    rtts_s = np.array([route.rtt_s for route in self._routes(hop)])
+    return self.transport.rtts_per_message * rtts_s
 
   def slow_start_s(self, step: MessageStep) -> np.ndarray:
     """Returns the extra time of messages that follow idle time.
@@ -148,28 +156,14 @@ class LinkCosts:
     Returns:
       Extra time of the message of each replica, [M] (seconds).
     """
-    rates = self.hop(step.hop).rate_bytes_per_s
+    rates = self.rate_bytes_per_s(step.hop).tolist()
+    routes = self._routes(step.hop)
     return np.array(
       [
-        slow_start_s(
-          self.transport, self.route(sender, step.hop), rate, step.size_bytes
-        )
-        for sender, rate in enumerate(rates.tolist())
+        slow_start_s(self.transport, route, rate, step.size_bytes)
+        for route, rate in zip(routes, rates, strict=True)
       ]
     )
-
-  def _rate(self, route: Route, hop: int) -> float:
-    crossings = self._crossings(hop)
-    shares = [self.capacities[link] / crossings[link] for link in route.links]
-    return min([limit_bytes_per_s(route), *shares])
-
-  @functools.cache  # noqa: B019 - as above.
-  def _crossings(self, hop: int) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for sender in range(self.cluster.num_replicas):
-      for link in self.route(sender, hop).links:
-        counts[link] = counts.get(link, 0) + 1
-    return counts
 
   def link_bytes(self, operation: Collective) -> dict[str, float]:
     """Returns the bytes that a collective sends over each link, by link name.
@@ -177,11 +171,10 @@ class LinkCosts:
     Links that the collective does not use are left out.
     """
     num_replicas = self.cluster.num_replicas
-    totals_bytes: dict[str, float] = {}
+    totals_bytes: dict[str, float] = collections.defaultdict(float)
     for step in message_steps(operation, num_replicas):
       everyone = range(num_replicas)
-      senders = everyone if step.sender is None else (step.sender,)
-      for sender in senders:
+      for sender in everyone if step.sender is None else (step.sender,):
         for link in self.route(sender, step.hop).links:
-          totals_bytes[link] = totals_bytes.get(link, 0.0) + step.size_bytes
+          totals_bytes[link] += step.size_bytes
     return totals_bytes

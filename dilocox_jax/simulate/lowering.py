@@ -83,7 +83,7 @@ class Lowering(Interpreter[Nodes]):
     slow_s: np.ndarray,
     start: Nodes,
   ) -> Nodes:
-    waits_s = self.link_costs.hop(step.hop).latency_s + slow_s
+    waits_s = self.link_costs.latency_s(step.hop) + slow_s
     sent: Nodes = []
     for replica in self._replicas:
       if step.sender not in (None, replica):

@@ -38,11 +38,6 @@ TCP = Transport()
 IDEAL = Transport(rtts_per_message=0.5, starts_slowly=False)
 
 
-def latency_s(transport: Transport, route: Route) -> float:
-  """Returns the seconds that a message takes besides its bytes."""
-  return transport.rtts_per_message * route.rtt_s
-
-
 def limit_bytes_per_s(route: Route) -> float:
   """Returns the highest rate of a transfer on a route that is else empty.
 

@@ -11,6 +11,7 @@ import pytest
 from dilocox_jax.api import simulation_setup as setup
 from dilocox_jax.api.simulation_setup import Options
 from dilocox_jax.config import from_mapping
+from dilocox_jax.plan.pipeline.timeline import Pipeline
 from dilocox_jax.simulate.analytic import run_time
 from experiments.simulation import page
 from experiments.simulation import run as finished_run
@@ -124,7 +125,7 @@ def test_operations_give_the_step_time_if_nobody_does():
   piped = setup.set_up(
     config,
     "1gbit",
-    Options(pipeline="1f1b", num_stages=4, num_micro_batches=8),
+    Options(pipeline=Pipeline("1f1b", 4, 8)),
   )
   # Activations of so small a model take longer than its operations.
   assert 3 / 11 < piped.steps.bubble_fraction < 1
@@ -138,7 +139,7 @@ def test_a_runs_own_stages_cost_their_bubble():
     inner={"accumulate_steps": 2},
   )
   own = setup.set_up(config, "dilocox_107b", Options()).steps
-  asked = Options(pipeline="gpipe", num_stages=2, num_micro_batches=2)
+  asked = Options(pipeline=Pipeline("gpipe", 2, 2))
   same = setup.set_up(runs.settings(), "dilocox_107b", asked).steps
   assert own.bubble_fraction == same.bubble_fraction > 0
   assert (own.seconds == same.seconds).all()

@@ -44,9 +44,7 @@ def start(cell):
 def test_no_cell_starts_before_what_it_needs_has_arrived(
   make, pipeline, forward_s, backward_s, hop_s
 ):
-  times = TickTimes(
-    forward_s, backward_s, forward_hop_s=hop_s, backward_hop_s=hop_s
-  )
+  times = TickTimes(forward_s, backward_s, hop_s=hop_s)
   cells = make(pipeline, times).cells
   ends_s = {(stage, tick): at + length for stage, tick, at, length in cells}
   for stage, tick, start_s, length_s in cells:

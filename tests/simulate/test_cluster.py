@@ -120,11 +120,6 @@ def test_an_outage_of_a_site_is_one_of_all_its_access_links():
 @pytest.mark.parametrize(
   "changes, message",
   [
-    ({"sites": ()}, "sites=() must hold at least one site"),
-    (
-      {"placement": (0, 2)},
-      "placement[1]=2 must be at least 0 and at most 1",
-    ),
     ({"placement": (0, 0)}, "placement leaves site 'b' without replica"),
     (
       {"placement": (0, 0, 0, 1)},
@@ -156,13 +151,6 @@ def test_a_cluster_that_does_not_fit_together_is_refused(changes, message):
   with pytest.raises(ValueError) as error:
     _two_sites(**changes)
   assert str(error.value) == message
-
-
-def test_a_rank_that_does_not_exist_is_refused():
-  with pytest.raises(
-    ValueError, match="replica=4 must be at least 0 and at mo"
-  ):
-    _two_sites().route(0, 4)
 
 
 def test_a_changed_copy_forgets_what_the_original_derived():

@@ -8,7 +8,7 @@ import pytest
 from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.simulate.link_costs import LinkCosts, message_steps
 from dilocox_jax.simulate.sites import Link
-from dilocox_jax.simulate.transfer import IDEAL
+from dilocox_jax.simulate.transfer import IDEAL, TCP
 from tests.simulate import small
 
 KINDS = ("all_reduce", "all_gather", "all_to_all", "broadcast")
@@ -49,16 +49,22 @@ def test_a_rate_is_that_of_the_narrowest_link_on_the_way():
   one = small.cluster(3, rtt_s=0.1)
   narrow = dataclasses.replace(one.sites[1], link=Link(3e8, 5e6, rtt_s=0.3))
   one = dataclasses.replace(one, sites=(one.sites[0], narrow, one.sites[2]))
-  hop = LinkCosts(one, IDEAL).hop(1)
+  costs = LinkCosts(one, IDEAL)
   goodput = np.array([5e6, 1e8, 1e8]) / 8 * 1448 / 1514
-  np.testing.assert_allclose(hop.rate_bytes_per_s, goodput)
-  np.testing.assert_allclose(hop.latency_s, [0.1, 0.1, 0.05])
+  np.testing.assert_allclose(costs.rate_bytes_per_s(1), goodput)
+  np.testing.assert_allclose(costs.latency_s(1), [0.1, 0.1, 0.05])
+
+
+def test_a_message_costs_one_round_trip_with_tcp_and_half_ideally():
+  one = small.cluster(2, rtt_s=0.1)
+  np.testing.assert_allclose(LinkCosts(one, TCP).latency_s(1), 0.1)
+  np.testing.assert_allclose(LinkCosts(one, IDEAL).latency_s(1), 0.05)
 
 
 def test_messages_that_meet_on_a_link_divide_it():
   one = dataclasses.replace(small.cluster(2), placement=(0, 1, 0, 1))
   np.testing.assert_allclose(
-    LinkCosts(one, IDEAL).hop(1).rate_bytes_per_s, 1e8 / 8 * 1448 / 1514 / 2
+    LinkCosts(one, IDEAL).rate_bytes_per_s(1), 1e8 / 8 * 1448 / 1514 / 2
   )
 
 

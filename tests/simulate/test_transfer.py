@@ -9,7 +9,6 @@ from dilocox_jax.simulate.cluster import Route
 from dilocox_jax.simulate.transfer import (
   IDEAL,
   TCP,
-  latency_s,
   limit_bytes_per_s,
   slow_start_s,
 )
@@ -72,8 +71,3 @@ def test_more_bandwidth_never_makes_a_first_message_slower(size, streams):
   times = [slow_start_s(TCP, route, rate, size) + size / rate for rate in rates]
   for slower, faster in zip(times, times[1:], strict=False):
     assert faster <= slower * (1 + 1e-12)
-
-
-def test_a_message_costs_one_round_trip_with_tcp_and_half_ideally():
-  assert latency_s(TCP, ROUTE) == 0.04
-  assert latency_s(IDEAL, ROUTE) == 0.02

@@ -109,16 +109,15 @@ class TickTimes:
     backward_s: Backward through all chunks of one stage (s).
     weight_gradient_share: Share of the backward, 0 to 1, that makes gradients
       of weights; the rest makes those of inputs, which other stages need.
-    forward_hop_s: Time from the end of a forward until another stage has its
-      activations (s); hops do not wait for each other.
-    backward_hop_s: Time that a gradient takes to another stage (s).
+    hop_s: Time from the end of a forward until another stage has its
+      activations, and likewise for a gradient (s); hops do not wait for each
+      other.
   """
 
   forward_s: float | int = dataclasses.field(metadata=_WORK)
   backward_s: float | int = dataclasses.field(metadata=_WORK)
   weight_gradient_share: float | int = limited(0.5, at_least=0, at_most=1)
-  forward_hop_s: float | int = limited(0.0, at_least=0, below=math.inf)
-  backward_hop_s: float | int = limited(0.0, at_least=0, below=math.inf)
+  hop_s: float | int = limited(0.0, at_least=0, below=math.inf)
 
   def __post_init__(self):
     check_limits(self)
@@ -131,10 +130,6 @@ class TickTimes:
       "input_gradient": self.backward_s * (1 - self.weight_gradient_share),
       "weight_gradient": self.backward_s * self.weight_gradient_share,
     }[direction]
-
-  def hop_s(self, direction: str) -> float | int:
-    """Returns the seconds until another stage has what a tick sends."""
-    return self.forward_hop_s if direction == "forward" else self.backward_hop_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,31 +157,20 @@ class PipelineTimeline:
     return 1 - busy_s / (len(self.ends_s) * self.step_s)
 
 
-def timeline(
-  pipeline: Pipeline,
-  times: TickTimes,
-  orders: tuple[Order, ...] | None = None,
-) -> PipelineTimeline:
+def timeline(pipeline: Pipeline, times: TickTimes) -> PipelineTimeline:
   """Runs each stage's list as early as its dependencies allow.
 
   Args:
     pipeline: The schedule.
     times: Seconds of the ticks; a chunk takes its share of the stage.
-    orders: Lists of the same ticks in another order, one for each stage;
-      None: the schedule's own.
-
-  Raises:
-    ValueError: If the stages wait for each other for ever.
   """
-  orders = pipeline.orders if orders is None else orders
-  num_chunks = pipeline.chunks_per_stage
-  starts_s = [[] for _ in orders]
-  ends_s = [[] for _ in orders]
+  starts_s = [[] for _ in pipeline.orders]
+  ends_s = [[] for _ in pipeline.orders]
   ended_s = {}
   advances = True
   while advances:
     advances = False
-    for stage, order in enumerate(orders):
+    for stage, order in enumerate(pipeline.orders):
       free_s = ends_s[stage][-1] if ends_s[stage] else 0.0
       while (place := len(ends_s[stage])) < len(order):
         tick = order[place]
@@ -194,17 +178,12 @@ def timeline(
         if ready_s is None:
           break
         start_s = max(free_s, ready_s)
-        free_s = start_s + times.work_s(tick.direction) / num_chunks
+        work_s = times.work_s(tick.direction)
+        free_s = start_s + work_s / pipeline.chunks_per_stage
         starts_s[stage].append(start_s)
         ends_s[stage].append(free_s)
         ended_s[stage, tick] = free_s
         advances = True
-  for stage, order in enumerate(orders):
-    if len(ends_s[stage]) < len(order):
-      raise ValueError(
-        f"orders of {pipeline.name} deadlock: stage {stage} waits for ever to "
-        f"run {order[len(ends_s[stage])]}"
-      )
   return PipelineTimeline(
     tuple(map(tuple, starts_s)), tuple(map(tuple, ends_s))
   )
@@ -222,7 +201,7 @@ def _ready_s(
   for source, needed in pipeline.dependencies(stage, tick):
     if (source, needed) not in ended_s:
       return None
-    hop_s = times.hop_s(needed.direction) if source != stage else 0.0
+    hop_s = times.hop_s if source != stage else 0.0
     ready_s = max(ready_s, ended_s[source, needed] + hop_s)
   return ready_s
 

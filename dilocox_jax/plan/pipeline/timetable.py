@@ -101,11 +101,6 @@ class Timetable:
     """Number of entries without an action, over all stages."""
     return int(np.sum(self.action == ACTIONS.index("idle")))
 
-  @property
-  def idle_fraction(self) -> float:
-    """Share of the entries without an action, 0 to 1."""
-    return self.idle_ticks / self.action.size
-
   def tick_lengths_s(self, times: TickTimes) -> np.ndarray:
     """Computes the seconds of every tick: its longest action and one hop.
 
@@ -120,8 +115,7 @@ class Timetable:
     """
     work_s = [0.0, *map(times.work_s, ACTIONS[1:])]
     action_s = np.array(work_s, np.float64)[self.action] / self.num_chunks
-    hop_s = max(times.forward_hop_s, times.backward_hop_s)
-    return action_s.max(axis=1) + (hop_s if self.num_stages > 1 else 0.0)
+    return action_s.max(axis=1) + (times.hop_s if self.num_stages > 1 else 0.0)
 
   def lockstep_step_s(self, times: TickTimes) -> float:
     """Computes the duration of one step in which all stages run in lockstep.

@@ -19,11 +19,8 @@ def closed_form_step_s(pipeline: Pipeline, times: TickTimes) -> float | int:
   Raises:
     ValueError: If an activation or a gradient takes time to travel.
   """
-  for field in ("forward_hop_s", "backward_hop_s"):
-    if getattr(times, field):
-      raise ValueError(
-        f"{field}={getattr(times, field)} must be 0 for a closed form"
-      )
+  if times.hop_s:
+    raise ValueError(f"hop_s={times.hop_s} must be 0 for a closed form")
   filling = pipeline.num_stages - 1
   both_s = times.forward_s + times.backward_s
   work_s = pipeline.num_micro_batches * both_s

@@ -40,7 +40,6 @@ def tick_times(draw, hops=False):
     draw(SECONDS),
     draw(st.floats(0, 1)),
     draw(hop_s),
-    draw(hop_s),
   )
 
 
@@ -76,9 +75,8 @@ def waits(pipeline, times, span):
       limits[stage, after].append(span[stage, before][1])
   for batch in range(pipeline.num_micro_batches):
     for before, after in itertools.pairwise(chain(pipeline, batch)):
-      goes = before[1].direction == "forward"
-      hop_s = times.forward_hop_s if goes else times.backward_hop_s
-      limits[after].append(span[before][1] + hop_s * (before[0] != after[0]))
+      hop_s = times.hop_s * (before[0] != after[0])
+      limits[after].append(span[before][1] + hop_s)
   for stage, tick in span:
     if tick.direction == "weight_gradient":
       half = dataclasses.replace(tick, direction="input_gradient")
@@ -174,8 +172,8 @@ def test_zb_h1_leaves_a_third_of_1f1bs_bubble_where_thirds_are_equal(
 @given(st.integers(1, 6), st.integers(1, 14), tick_times(hops=True))
 def test_hops_delay_gpipe_by_one_way_there_and_one_back(stages, batches, times):
   pipeline = Pipeline("gpipe", stages, batches)
-  near = dataclasses.replace(times, forward_hop_s=0.0, backward_hop_s=0.0)
-  hops_s = (stages - 1) * (times.forward_hop_s + times.backward_hop_s)
+  near = dataclasses.replace(times, hop_s=0.0)
+  hops_s = 2 * (stages - 1) * times.hop_s
   found_s = timeline(pipeline, times).step_s
   wanted_s = closed_form_step_s(pipeline, near) + hops_s
   assert found_s == pytest.approx(wanted_s, rel=ROUNDING)
@@ -210,22 +208,6 @@ def test_activations_overlap_in_time_as_often_as_counted(pipeline, times):
       sum(since_s <= now_s < until_s for since_s, until_s in lives)
       for now_s, _ in lives
     )
-
-
-@given(st.integers(1, 6), st.integers(1, 14), tick_times(hops=True))
-def test_another_order_of_the_same_ticks_can_be_timed(stages, batches, times):
-  one = Pipeline("1f1b", stages, batches)
-  other = Pipeline("gpipe", stages, batches)
-  assert timeline(other, times, one.orders) == timeline(one, times)
-
-
-@given(pipelines())
-def test_an_order_that_can_never_run_is_refused(pipeline):
-  orders = [list(order) for order in pipeline.orders]
-  orders[-1].append(orders[-1].pop(0))  # A backward before its forward.
-  message = f"orders of {pipeline.name} deadlock: stage .* waits for ever"
-  with pytest.raises(ValueError, match=message):
-    timeline(pipeline, TickTimes(1.0, 1.0), tuple(map(tuple, orders)))
 
 
 def test_a_schedule_is_a_value():
@@ -278,8 +260,7 @@ def test_work_takes_time(field):
     TickTimes(**arguments)
 
 
-@pytest.mark.parametrize("field", ["forward_hop_s", "backward_hop_s"])
-def test_there_is_no_closed_form_where_hops_take_time(field):
-  times = TickTimes(1.0, 1.0, **{field: 2.0})
-  with pytest.raises(ValueError, match=f"{field}=2.0 must be 0"):
+def test_there_is_no_closed_form_where_hops_take_time():
+  times = TickTimes(1.0, 1.0, hop_s=2.0)
+  with pytest.raises(ValueError, match="hop_s=2.0 must be 0"):
     closed_form_step_s(Pipeline("1f1b", 2, 2), times)
