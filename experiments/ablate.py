@@ -10,8 +10,6 @@ tries again what failed. A changed config keeps the runs that it still has.
 """
 
 import pathlib
-import shlex
-import sys
 
 from absl import flags
 from rich.console import Console
@@ -75,8 +73,7 @@ def _report(trials, maker, workdir: pathlib.Path) -> None:
       trials, grid.varied(trials), map(maker.job, trials), strict=True
     )
   ]
-  command = shlex.join(["python", "-m", "experiments.ablate", *sys.argv[1:]])
-  page = report.write_ablation(outcomes, workdir, command)
+  page = report.write_ablation(outcomes, workdir, command_line.own_command())
   report.print_ablation(outcomes, Console())
   print(f"report: {page}")
 

@@ -86,10 +86,8 @@ def _inner(values: flags.FlagValues, workdir: pathlib.Path) -> None:
 
   is_mesh = config.mesh.layout == "mesh"
   running.set_up_jax(distributed_flags.num_devices(config) if is_mesh else 1)
-  try:
+  with command_line.usage_errors():
     inner.run_inner(config, workdir, values.repeats)
-  except ValueError as error:
-    raise command_line.UsageError(error) from error
 
 
 if __name__ == "__main__":

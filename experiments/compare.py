@@ -9,9 +9,6 @@ data. Bytes and gaps are relative to AllReduce, or without it to the run that
 sent most. Simulated time comes first if the runs were trained with --cluster.
 """
 
-import shlex
-import sys
-
 from absl import flags
 
 from experiments.runtime import command_line
@@ -35,15 +32,13 @@ def main(values: flags.FlagValues) -> None:
 
   from dilocox_jax import report
 
-  try:
+  with command_line.usage_errors():
     # Bad runs must be found before the work directory is made.
     loaded = [report.load_run(path) for path in values.runs]
     report.print_table(loaded, Console())
     workdir = command_line.writable(values.workdir)
-    command = ["python", "-m", "experiments.compare", *sys.argv[1:]]
-    page = report.compare(values.runs, workdir, shlex.join(command))
-  except ValueError as error:
-    raise command_line.UsageError(error) from error
+    command = command_line.own_command()
+    page = report.compare(values.runs, workdir, command)
   print(f"comparison: {page}")
 
 

@@ -15,8 +15,6 @@ new report of the runs that are finished.
 """
 
 import pathlib
-import shlex
-import sys
 
 from absl import flags
 from ml_collections import config_flags
@@ -97,7 +95,6 @@ def main(values: flags.FlagValues) -> None:
   required.loss_of = maker.loss
   tasks = (values.task,) if values.task in required_runs.TASKS else None
   chosen = values.methods or [method.name for method in sweep.methods]
-  command = ["python", "-m", "experiments.convergence", *sys.argv[1:]]
   sweep_loop.run_sweep(
     maker,
     required.tasks(
@@ -105,7 +102,7 @@ def main(values: flags.FlagValues) -> None:
       [method for method in sweep.methods if method.name in chosen],
     ),
     lambda: page.write_page(
-      required, maker, workdir, name, shlex.join(command)
+      required, maker, workdir, name, command_line.own_command()
     ),
     processes=values.processes,
     max_minutes=values.max_minutes,

@@ -74,7 +74,7 @@ def main(
       "example -- --workdir=runs/dilocox"
     )
   _check_own(own_flags)
-  for name in distributed_flags.NAMES:
+  for name in (*distributed_flags.NAMES, "distributed"):
     if values[name].present:
       raise UsageError(f"--{name} is set by experiments.launch: leave it out")
   values.config.mesh.layout = "mesh"

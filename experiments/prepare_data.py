@@ -53,10 +53,8 @@ def define_flags() -> None:
 def main(values: flags.FlagValues) -> None:
   """Writes the tokens and prints what a run needs to read them."""
   workdir = command_line.writable(values.workdir)
-  try:
+  with command_line.usage_errors():
     _prepare(values, workdir)
-  except ValueError as error:
-    raise command_line.UsageError(error) from error
 
 
 def _prepare(values: flags.FlagValues, workdir: pathlib.Path) -> None:

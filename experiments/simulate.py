@@ -77,7 +77,7 @@ def main(values: flags.FlagValues) -> None:
     for name, preset in cluster_presets().items():
       print(f"{name:22} {preset['description']}")
     return
-  try:
+  with command_line.usage_errors(kinds=(ValueError, OSError)):
     options = Options(
       values.step_s,
       values.codec_s,
@@ -91,8 +91,6 @@ def main(values: flags.FlagValues) -> None:
       return
     config = command_line.run_config(values.config)
     simulated = page.prepare(config, values.cluster, options)
-  except (ValueError, OSError) as error:
-    raise command_line.UsageError(error) from error
   page.report_simulation(simulated, command_line.writable(values.workdir))
 
 

@@ -10,8 +10,6 @@ WORKDIR/report.md, with figures, a CSV for each table, and tables.json.
 
 import importlib
 import pathlib
-import shlex
-import sys
 
 from absl import flags
 from rich.console import Console
@@ -56,17 +54,15 @@ def main(values: flags.FlagValues) -> None:
   for name in values.papers:
     module = importlib.import_module(f"experiments.tables.{name}")
     try:
-      tables += module.build_tables(pathlib.Path(values.published))
+      with command_line.usage_errors("--published: "):
+        tables += module.build_tables(pathlib.Path(values.published))
     except KeyError as error:
       raise command_line.UsageError(
         f"--published={values.published}: the tables of {name} need a figure"
         f" {error}, which no file has"
       ) from error
-    except ValueError as error:
-      raise command_line.UsageError(f"--published: {error}") from error
-  command = ["python", "-m", "experiments.speedup_tables", *sys.argv[1:]]
   print_tables(tables, Console())
-  print(f"report: {write_tables(tables, workdir, shlex.join(command))}")
+  print(f"report: {write_tables(tables, workdir, command_line.own_command())}")
 
 
 if __name__ == "__main__":

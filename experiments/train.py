@@ -43,9 +43,9 @@ def define_flags() -> None:
 
 def main(values: flags.FlagValues) -> None:
   """Trains and prints where the report is."""
-  place = distributed_flags.from_flags(values)
+  is_distributed = distributed_flags.check_flags(values)
   config = command_line.run_config(values.config)
-  if place:
+  if is_distributed:
     distributed_flags.check_config(config)
   command_line.check_files(config)
   simulated_clock = clock(values, config)
@@ -54,7 +54,11 @@ def main(values: flags.FlagValues) -> None:
   from experiments.runtime import running
 
   running.train(
-    config, workdir, profile=values.profile, clock=simulated_clock, place=place
+    config,
+    workdir,
+    profile=values.profile,
+    clock=simulated_clock,
+    place=values if is_distributed else None,
   )
 
 
@@ -71,11 +75,9 @@ def clock(values: flags.FlagValues, config):
   from dilocox_jax.api import cluster_clock
   from dilocox_jax.api import simulation_setup as setup
 
-  try:
+  with command_line.usage_errors(kinds=(ValueError, OSError)):
     options = setup.Options(step_s=values.step_s)
     return cluster_clock.ClusterClock(config, values.cluster, options)
-  except (ValueError, OSError) as error:
-    raise command_line.UsageError(error) from error
 
 
 if __name__ == "__main__":

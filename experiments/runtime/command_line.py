@@ -13,13 +13,15 @@ of these codes:
 Any other error is a bug, and its traceback is printed.
 """
 
+import contextlib
 import glob
 import logging
 import os
 import pathlib
 import re
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from absl import app, flags
 from ml_collections import config_dict, config_flags
@@ -103,6 +105,29 @@ def main(
     sys.exit(1)
 
 
+@contextlib.contextmanager
+def usage_errors(
+  where: str = "", kinds: tuple[type[Exception], ...] = (ValueError,)
+) -> Iterator[None]:
+  """Turns errors inside the block into `UsageError`.
+
+  Args:
+    where: Text in front of the message, such as "--config: ".
+    kinds: Types of the errors that wrong input raises there.
+  """
+  try:
+    yield
+  except kinds as error:
+    raise UsageError(f"{where}{error}") from error
+
+
+def own_command() -> str:
+  """Returns the command line as one would type it in the checkout."""
+  script = pathlib.Path(sys.argv[0])
+  module = f"{script.parent.name}.{script.stem}"
+  return shlex.join(["python", "-m", module, *sys.argv[1:]])
+
+
 def print_error(error: Exception, where: str = "") -> None:
   """Prints an error as one line on standard error.
 
@@ -182,11 +207,9 @@ def _check_overrides(check_field: Callable[[str], None]) -> None:
   """Raises UsageError if the command line sets an unknown config field."""
   for argument in sys.argv[1:]:
     match = re.match(r"--?(?:no)?config\.([\w.]+)", argument)
-    try:
-      if match:
+    if match:
+      with usage_errors():
         check_field(match[1])
-    except ValueError as error:
-      raise UsageError(error) from None
 
 
 def define_config(default: pathlib.Path = _DEFAULT_CONFIG) -> None:
@@ -215,10 +238,9 @@ def run_config(config: config_dict.ConfigDict):
   """
   from dilocox_jax.config import from_mapping
 
-  try:
+  kinds = (ValueError, OSError, AttributeError, ImportError)
+  with usage_errors("--config: ", kinds):
     return from_mapping(config.to_dict())
-  except (ValueError, OSError, AttributeError, ImportError) as error:
-    raise UsageError(f"--config: {error}") from error
 
 
 def check_files(config) -> None:

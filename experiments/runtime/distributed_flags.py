@@ -5,7 +5,6 @@ must check them before it starts anything. So they are read without JAX.
 """
 
 import collections
-import dataclasses
 from collections.abc import Sequence
 
 from absl import flags
@@ -13,25 +12,7 @@ from absl import flags
 from dilocox_jax.config import RunConfig
 from experiments.runtime.command_line import UsageError
 
-NAMES = ("coordinator", "num_processes", "process_id", "distributed")
-
-
-@dataclasses.dataclass(frozen=True)
-class DistributedFlags:
-  """A process's place among those of its run.
-
-  Attributes:
-    coordinator: Address of process 0, host:port; None takes the cluster's.
-    num_processes: Number of processes; None takes the cluster's.
-    process_id: Number of this process; None takes the cluster's.
-    local_devices: Number of devices that the CPU of this process stands for;
-      0 takes its share of what the run needs.
-  """
-
-  coordinator: str | None
-  num_processes: int | None
-  process_id: int | None
-  local_devices: int
+NAMES = ("coordinator", "num_processes", "process_id")
 
 
 def define_flags() -> None:
@@ -49,41 +30,34 @@ def define_flags() -> None:
     "from all. This and the next two are found where JAX knows the cluster "
     "(Slurm, Kubernetes, Open MPI, TPU).",
   )
-  flags.DEFINE_integer(
-    "num_processes",
-    None,
-    "With --distributed: how many processes.",
-    lower_bound=1,
-  )
-  flags.DEFINE_integer(
-    "process_id",
-    None,
-    "With --distributed: which one this is, from 0. Process 0 writes.",
-    lower_bound=0,
-  )
-  flags.DEFINE_integer(
-    "local_devices",
-    None,
-    "With --distributed: devices that the CPU of a process stands for; by "
-    "default its share of what the run needs. Other devices are counted.",
-    lower_bound=1,
-  )
+  for name, least, text in (
+    ("num_processes", 1, "how many processes."),
+    ("process_id", 0, "which one this is, from 0. Process 0 writes."),
+    (
+      "local_devices",
+      1,
+      "devices that the CPU of a process stands for; by default its share of "
+      "what the run needs. Other devices are counted.",
+    ),
+  ):
+    text = f"With --distributed: {text}"
+    flags.DEFINE_integer(name, None, text, lower_bound=least)
 
 
-def from_flags(values: flags.FlagValues) -> DistributedFlags | None:
-  """Returns this process's place, or None for a run of one process.
+def check_flags(values: flags.FlagValues) -> bool:
+  """Returns whether this is one of several processes of a run.
 
   Sets mesh.layout of --config, as several processes need "mesh".
 
   Raises:
     UsageError: If the flags do not go together.
   """
-  names = ("coordinator", "num_processes", "process_id", "local_devices")
+  names = (*NAMES, "local_devices")
   given = [name for name in names if values[name].value is not None]
   if not values.distributed:
     if given:
       raise UsageError(f"--{given[0]} needs --distributed")
-    return None
+    return False
   values.config.mesh.layout = "mesh"
   if values.coordinator is not None and ":" not in values.coordinator:
     raise UsageError(
@@ -95,12 +69,7 @@ def from_flags(values: flags.FlagValues) -> DistributedFlags | None:
         f"--process_id={values.process_id} must be less than "
         f"--num_processes={values.num_processes}: they count from 0"
       )
-  return DistributedFlags(
-    values.coordinator,
-    values.num_processes,
-    values.process_id,
-    values.local_devices or 0,
-  )
+  return True
 
 
 def check_config(config: RunConfig) -> None:

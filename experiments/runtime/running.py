@@ -4,12 +4,12 @@ import contextlib
 import logging
 import os
 import pathlib
-import shlex
 import sys
 import traceback
 from collections.abc import Iterator
 
 import jax
+from absl import flags
 from rich.console import Console
 
 from dilocox_jax import report
@@ -61,7 +61,7 @@ def train(
   *,
   profile: bool = False,
   clock: Clock | None = None,
-  place: distributed_flags.DistributedFlags | None = None,
+  place: flags.FlagValues | None = None,
 ) -> None:
   """Trains one run to its end and prints its table.
 
@@ -70,8 +70,9 @@ def train(
     workdir: The run directory.
     profile: Whether to write a profiler trace to workdir/profile.
     clock: Simulated clock of the run.
-    place: This process's place, if it is one of several. Any error then ends
-      the process at once, as an orderly end would wait for the others.
+    place: The flags that `distributed_flags` defines, if this process is one
+      of several. Any error then ends it at once, as an orderly end would wait
+      for the others.
 
   Raises:
     UsageError: If the run cannot be set up as asked.
@@ -81,7 +82,7 @@ def train(
   _check_optimizers(config)
   devices, other_processes = 1, contextlib.nullcontext()
   if place:
-    devices = place.local_devices
+    devices = place.local_devices or 0
     if not devices and place.num_processes:
       devices = distributed_flags.devices_each(config, place.num_processes)
     other_processes = _joined(config, place)
@@ -95,13 +96,9 @@ def train(
 def _train(
   config: RunConfig, workdir: pathlib.Path, profile: bool, clock: Clock | None
 ) -> None:
-  command = os.environ.get(COMMAND_VARIABLE) or shlex.join(
-    ["python", "-m", *_module_and_arguments()]
-  )
-  try:
+  command = os.environ.get(COMMAND_VARIABLE) or command_line.own_command()
+  with command_line.usage_errors():
     trainer = Trainer(config, workdir, command, clock)
-  except ValueError as error:
-    raise UsageError(str(error)) from error
   tracing = contextlib.nullcontext()
   if profile and processes.is_main():
     tracing = _trace(workdir / "profile")
@@ -131,10 +128,8 @@ def _train(
 def _check_optimizers(config: RunConfig) -> None:
   """Raises UsageError for a misspelt name, before any device starts."""
   for section in ("inner", "outer"):
-    try:
+    with command_line.usage_errors(f"{section}."):
       named_optimizer(getattr(config, section).optimizer, 1.0)
-    except ValueError as error:
-      raise UsageError(f"{section}.{error}") from error
 
 
 def _run_lock(workdir: pathlib.Path) -> contextlib.AbstractContextManager:
@@ -146,16 +141,12 @@ def _run_lock(workdir: pathlib.Path) -> contextlib.AbstractContextManager:
 
 
 @contextlib.contextmanager
-def _joined(
-  config: RunConfig, place: distributed_flags.DistributedFlags
-) -> Iterator[None]:
+def _joined(config: RunConfig, place: flags.FlagValues) -> Iterator[None]:
   """Joins the other processes; any error inside the block ends this one."""
   where = "" if place.process_id is None else f"process {place.process_id}: "
   try:
-    try:
+    with command_line.usage_errors():
       processes.start(place.coordinator, place.num_processes, place.process_id)
-    except ValueError as error:
-      raise UsageError(error) from error
     with processes.detect_lost_process():
       where = f"process {jax.process_index()}: "
       _log_warnings_only(where)
@@ -197,9 +188,3 @@ def _trace(directory: pathlib.Path) -> contextlib.AbstractContextManager:
   # Every Python call of the compiler would make a trace a hundred times larger.
   options.python_tracer_level = 0
   return jax.profiler.trace(str(directory), profiler_options=options)
-
-
-def _module_and_arguments() -> list[str]:
-  """Returns the command line as one would type it in the checkout."""
-  script = pathlib.Path(sys.argv[0])
-  return [f"{script.parent.name}.{script.stem}", *sys.argv[1:]]

@@ -5,8 +5,6 @@ import dataclasses
 import json
 import math
 import pathlib
-import shlex
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,7 +19,7 @@ from dilocox_jax.simulate.lowering import fits, lower, simulate
 from dilocox_jax.simulate.outcome import Outcome
 from dilocox_jax.simulate.script import Launch
 from dilocox_jax.simulate.trace import bars, chrome_trace
-from experiments.runtime.command_line import StoppedError
+from experiments.runtime.command_line import StoppedError, own_command
 
 _ROUNDS = 6
 _MOST_NODES = 300_000
@@ -176,7 +174,7 @@ def _notes(config: RunConfig, setup: Setup) -> Iterator[str]:
 
 def report_simulation(simulated: Simulated, workdir: pathlib.Path) -> None:
   """Writes page and trace, and prints the table."""
-  command = shlex.join(["python", "-m", "experiments.simulate", *sys.argv[1:]])
+  command = own_command()
   try:
     path = simulation.write_simulation(simulated.page, workdir, command)
     if simulated.trace:

@@ -3,8 +3,6 @@
 import dataclasses
 import math
 import pathlib
-import shlex
-import sys
 
 from rich.console import Console
 
@@ -19,7 +17,7 @@ from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.report.text_tables import markdown_table
 from dilocox_jax.simulate.analytic import AnalyticClock
 from dilocox_jax.simulate.recorded import RecordedRound, recorded_ops
-from experiments.runtime.command_line import StoppedError
+from experiments.runtime.command_line import StoppedError, own_command
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +103,7 @@ def _write(timed: TimedRun, workdir: pathlib.Path) -> None:
     ("inner step", "simulated time (s)", "loss"),
     [(e.step, f"{at_s:.6g}", f"{e.outer_loss:.4f}") for e, at_s in times],
   )
-  command = shlex.join(["python", "-m", "experiments.simulate", *sys.argv[1:]])
+  command = own_command()
   lines = [
     f"# {run.record['method']}, as recorded, on {cluster.name}",
     "",
