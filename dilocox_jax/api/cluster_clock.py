@@ -44,7 +44,7 @@ class ClusterClock:
     self._clock = AnalyticClock(setup.link_costs, setup.work)
     # The name also has the duration of a step, because pipeline stages change
     # it even if cluster and options stay the same.
-    step_s = setup.steps.seconds.tolist()
+    step_s = setup.work.step_s.tolist()
     self._name = f"{setup.link_costs.cluster} {options} {step_s}"
     if timed:
       self._name += f" {timed.model.shape}"

@@ -14,7 +14,8 @@ from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.plan.pipeline.timeline import Pipeline
 from dilocox_jax.plan.schedule.run_plan import RunPlan
-from dilocox_jax.simulate.compute import Steps, stated_seconds, step_seconds
+from dilocox_jax.simulate.cluster import Cluster
+from dilocox_jax.simulate.compute import stated_seconds, step_seconds
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.presets import load_cluster
@@ -56,14 +57,14 @@ class Setup:
 
   Attributes:
     link_costs: Cluster and transport.
-    steps: Duration of inner steps.
+    bubble_fraction: Share of a step in which a stage has nothing to do.
     work: Seconds of a replica's own work.
     script: Turns segments into the ops of every replica.
     plan: Segments of the run.
   """
 
   link_costs: LinkCosts
-  steps: Steps
+  bubble_fraction: float
   work: Work
   script: Script
   plan: RunPlan
@@ -82,23 +83,25 @@ def set_up(config: RunConfig, cluster_name: str, options: Options) -> Setup:
   """
   num_replicas = config.mesh.num_replicas
   cluster = load_cluster(cluster_name, num_replicas)
-  steps = _steps(config, cluster, options)
+  step_s, bubble_fraction = _steps(config, cluster, options)
   script = Script(
     to_plan.traffic(config),
     parameter_count(config.model.shape) * _STATE_BYTES,
   )
   return Setup(
     LinkCosts(cluster, TRANSPORTS[options.transport]),
-    steps,
-    Work(steps.seconds, np.full(num_replicas, options.codec_s)),
+    bubble_fraction,
+    Work(step_s, np.full(num_replicas, options.codec_s)),
     script,
     to_plan.run_plan(config),
   )
 
 
-def _steps(config: RunConfig, cluster, options: Options) -> Steps:
+def _steps(
+  config: RunConfig, cluster: Cluster, options: Options
+) -> tuple[np.ndarray, float]:
   if options.step_s is not None:
-    return stated_seconds(cluster, options.step_s)
+    return stated_seconds(cluster, options.step_s), 0.0
   own = config.pipeline if config.mesh.num_stages > 1 else None
   pipeline = options.pipeline or own
   shape = config.model.shape

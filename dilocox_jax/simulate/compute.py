@@ -5,36 +5,24 @@ stages make it longer by the bubble, which is computed from the same lists of
 ticks that a pipelined step executes.
 """
 
-import dataclasses
-
 import numpy as np
 
 from dilocox_jax.plan.pipeline.timeline import Pipeline, TickTimes, timeline
 from dilocox_jax.simulate.cluster import Cluster
 
 
-@dataclasses.dataclass(frozen=True)
-class Steps:
-  """Inner steps of all replicas.
-
-  Attributes:
-    seconds: Duration of one step for each replica, [M].
-    bubble_fraction: Share of a step in which a stage has nothing to do.
-  """
-
-  seconds: np.ndarray
-  bubble_fraction: float = 0.0
-
-
-def stated_seconds(cluster: Cluster, step_s: float | int) -> Steps:
+def stated_seconds(cluster: Cluster, step_s: float | int) -> np.ndarray:
   """Returns step times from a known duration; slow sites take longer.
 
   Args:
     cluster: Sites and their speeds.
     step_s: Duration of a step at speed 1 (seconds).
+
+  Returns:
+    Duration of one step for each replica, [M] (seconds).
   """
   replicas = range(cluster.num_replicas)
-  return Steps(step_s / np.array([cluster.site(r).speed for r in replicas]))
+  return step_s / np.array([cluster.site(r).speed for r in replicas])
 
 
 def step_seconds(
@@ -42,7 +30,7 @@ def step_seconds(
   step_flops: float | int,
   pipeline: Pipeline | None = None,
   hop_bytes: float = 0.0,
-) -> Steps:
+) -> tuple[np.ndarray, float]:
   """Computes step times from operations.
 
   Every stage has an equal share of the work. A backward pass costs twice as
@@ -55,28 +43,28 @@ def step_seconds(
     pipeline: Pipeline inside a replica; None: no stages, no bubble.
     hop_bytes: Bytes of activations that a micro-batch sends between stages.
 
+  Returns:
+    Duration of one step for each replica, [M] (seconds), and the share of a
+    step in which a stage has nothing to do.
+
   Raises:
     ValueError: If a replica has fewer devices than stages.
   """
-  busy_s = np.array(
-    [step_flops / cluster.replica_flops(r) for r in range(cluster.num_replicas)]
-  )
+  replicas = range(cluster.num_replicas)
+  busy_s = [step_flops / cluster.replica_flops(r) for r in replicas]
   if pipeline is None:
-    return Steps(busy_s)
-  for replica in range(cluster.num_replicas):
+    return np.array(busy_s), 0.0
+  lines = []
+  for replica, seconds in zip(replicas, busy_s, strict=True):
     devices = cluster.num_devices(replica)
     if devices < pipeline.num_stages:
       raise ValueError(
         f"num_stages={pipeline.num_stages} must be at most the {devices} "
         f"devices of a replica at site {cluster.site(replica).name!r}"
       )
-  lines = []
-  for replica, seconds in enumerate(busy_s):
     micro_batch_s = seconds / pipeline.num_micro_batches
     hop_s = 8 * hop_bytes / cluster.site(replica).intra_bps
     times = TickTimes(micro_batch_s / 3, 2 * micro_batch_s / 3, hop_s=hop_s)
     lines.append(timeline(pipeline, times))
-  return Steps(
-    np.array([line.step_s for line in lines]),
-    float(np.mean([line.bubble_fraction for line in lines])),
-  )
+  bubbles = [line.bubble_fraction for line in lines]
+  return np.array([line.step_s for line in lines]), float(np.mean(bubbles))

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dilocox_jax.simulate.fair import Sharing
+from dilocox_jax.simulate.fair import Flow, Sharing
 from dilocox_jax.simulate.graph import Graph, Outage
 
 # Kinds of events. Events at the same time are handled in this order, and before
@@ -184,7 +184,7 @@ class _Simulation:
       self._leave(number)
       return
     limit = self._graph.limits_bytes_per_s[number]
-    self._sharing.add(number, self._routes[place], size_bytes, limit)
+    self._sharing.add(Flow(number, self._routes[place], size_bytes, limit))
 
   def _run_task(self, number: int, resource: str) -> None:
     self._num_events += 1

@@ -174,13 +174,11 @@ class Sharing:
     self._flows_of: list[dict[Flow, None]] = [{} for _ in self.capacities]
     self._touched: dict[Flow, None] = {}  # Rates to find anew.
 
-  def add(
-    self, number: int, route: LinkIndices, size_bytes: float, ceiling: float
-  ) -> None:
+  def add(self, flow: Flow) -> None:
     """Starts a flow; `settle` finds its rate."""
-    flow = self.flows[number] = Flow(number, route, size_bytes, ceiling)
+    self.flows[flow.number] = flow
     self._touched[flow] = None
-    for link in route:
+    for link in flow.route:
       self._flows_of[link][flow] = None
 
   def remove(self, number: int) -> None:

@@ -13,10 +13,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.checks import in_front, known, require
+from dilocox_jax.checks import in_front, known, require, within_limits
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.cluster_file import cluster_from_mapping, unique_keys
-from dilocox_jax.simulate.quantities import RATE, parse_quantity, require_number
+from dilocox_jax.simulate.quantities import RATE, parse_quantity
 
 
 @functools.cache
@@ -76,7 +76,7 @@ def cluster_preset(name: str, num_replicas: int | None = None) -> Cluster:
   values = cluster_presets()[name]
   if num_replicas is None:
     return cluster_from_mapping(values)
-  require_number("num_replicas", num_replicas, 1)
+  within_limits("num_replicas", num_replicas, at_least=1)
   with in_front(f"{name}, num_replicas={num_replicas}: "):
     return cluster_from_mapping(values | _resized(values, num_replicas))
 

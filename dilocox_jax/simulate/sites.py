@@ -24,7 +24,7 @@ from dilocox_jax.simulate.quantities import (
   SIZE,
   TIME,
   Dimension,
-  require_number,
+  format_quantity,
 )
 
 _NAME = re.compile(r"\w[\w .+-]*")
@@ -51,11 +51,25 @@ class FileKey:
 
   def check(self, attribute: str, value: Any) -> None:
     """Raises ValueError unless a value is absent or in its range."""
-    if self.low is not None and value is not None:
-      dimension = self.holds if isinstance(self.holds, Dimension) else None
-      require_number(
-        attribute, value, self.low, self.high, self.ends, dimension
-      )
+    if self.low is None or value is None:
+      return
+    above = value >= self.low if self.ends[0] == "[" else value > self.low
+    below = value <= self.high if self.ends[1] == "]" else value < self.high
+    if above and below:
+      return
+    least = "at least" if self.ends[0] == "[" else "more than"
+    wanted = f"be {least} {self._shown(self.low)}"
+    if math.isfinite(self.high):
+      most = "at most" if self.ends[1] == "]" else "less than"
+      wanted += f" and {most} {self._shown(self.high)}"
+    elif self.ends[1] == ")":
+      wanted += " and finite"
+    raise ValueError(f"{attribute}={self._shown(value)} must {wanted}")
+
+  def _shown(self, number: float | int) -> str:
+    if isinstance(self.holds, Dimension):
+      return format_quantity(float(number), self.holds)
+    return f"{number:g}"
 
 
 @functools.cache
@@ -212,6 +226,4 @@ class SiteOutage(_Checked):
 
   def __post_init__(self):
     super().__post_init__()
-    require_number(
-      "stop_s", self.stop_s, self.start_s, ends="(]", dimension=TIME
-    )
+    FileKey("stop", TIME, self.start_s, ends="(]").check("stop_s", self.stop_s)

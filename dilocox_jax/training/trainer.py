@@ -23,7 +23,7 @@ from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_program import RoundState
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.window_groups import window_groups
-from dilocox_jax.plan.wire.traffic import broadcast_bytes
+from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.report.page import PAGE
 from dilocox_jax.training import build, evaluation, metrics_reader, start
 from dilocox_jax.training.adaptive_controller import AdaptiveController
@@ -276,7 +276,8 @@ class Trainer:
     sent_bytes = traffic.segment_bytes(segment)
     if is_single and segment.ends_phase:
       copied_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-      sent_bytes += broadcast_bytes(copied_bytes, self.config.mesh.num_replicas)
+      copy = Collective("broadcast", copied_bytes)
+      sent_bytes += copy.sent_bytes(self.config.mesh.num_replicas)
     clock = self.clock
     simulated_s = clock.advance(segment, traffic) if clock else None
     tokens = segment.num_steps * self.config.tokens_per_replica_step

@@ -77,7 +77,7 @@ def _page(
   drawn: list[simulation.Bar],
 ) -> simulation.SimulatedRun:
   step_s = whole.total_s / whole.num_steps
-  bubble = setup.steps.bubble_fraction
+  bubble = setup.bubble_fraction
   tokens = config.mesh.num_replicas * config.tokens_per_replica_step
   gap = math.nan if engine is None else engine.total_s / start.total_s - 1
   numbers = {
@@ -149,8 +149,8 @@ def _links(setup: Setup, whole: Outcome) -> dict:
 def _notes(config: RunConfig, setup: Setup) -> Iterator[str]:
   cluster = setup.link_costs.cluster
   yield (
-    f"An inner step takes {np.min(setup.steps.seconds):.4g} to "
-    f"{np.max(setup.steps.seconds):.4g} s, by replica."
+    f"An inner step takes {np.min(setup.work.step_s):.4g} to "
+    f"{np.max(setup.work.step_s):.4g} s, by replica."
   )
   yield (
     "A collective is a ring in rank order; exchanges of a replica follow one "

@@ -139,7 +139,7 @@ class Rounds:
       codec_s: Seconds of encoding and decoding that nothing hides.
       transport: How messages are sent.
     """
-    steps_s = stated_seconds(cluster, step_s).seconds
+    steps_s = stated_seconds(cluster, step_s)
     work = Work(steps_s, np.full(cluster.num_replicas, codec_s))
     clock = AnalyticClock(LinkCosts(cluster, transport), work)
     first, last = clock.walk(self._before), clock.walk(self._ops)

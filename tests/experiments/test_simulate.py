@@ -121,15 +121,15 @@ def test_a_delay_that_hides_nothing_more_is_named(overlap_steps, is_said):
 def test_operations_give_the_step_time_if_nobody_does():
   config = runs.settings()
   plain = setup.set_up(config, "1gbit", Options())
-  assert (plain.steps.seconds > 0).all()
+  assert (plain.work.step_s > 0).all()
   piped = setup.set_up(
     config,
     "1gbit",
     Options(pipeline=Pipeline("1f1b", 4, 8)),
   )
   # Activations of so small a model take longer than its operations.
-  assert 3 / 11 < piped.steps.bubble_fraction < 1
-  assert (piped.steps.seconds > plain.steps.seconds).all()
+  assert 3 / 11 < piped.bubble_fraction < 1
+  assert (piped.work.step_s > plain.work.step_s).all()
 
 
 def test_a_runs_own_stages_cost_their_bubble():
@@ -138,11 +138,11 @@ def test_a_runs_own_stages_cost_their_bubble():
     mesh={"num_stages": 2, "pipeline": "gpipe"},
     inner={"accumulate_steps": 2},
   )
-  own = setup.set_up(config, "dilocox_107b", Options()).steps
+  own = setup.set_up(config, "dilocox_107b", Options())
   asked = Options(pipeline=Pipeline("gpipe", 2, 2))
-  same = setup.set_up(runs.settings(), "dilocox_107b", asked).steps
+  same = setup.set_up(runs.settings(), "dilocox_107b", asked)
   assert own.bubble_fraction == same.bubble_fraction > 0
-  assert (own.seconds == same.seconds).all()
+  assert (own.work.step_s == same.work.step_s).all()
 
 
 def test_a_run_too_large_for_the_engine_is_left_to_the_formula(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_jax.simulate.fair import Sharing, max_min_rates
+from dilocox_jax.simulate.fair import Flow, Sharing, max_min_rates
 
 # Rounding of sums over the few dozen flows of a link.
 ROUNDING = 1e-12
@@ -134,7 +134,7 @@ def test_solving_what_changed_equals_solving_everything(seed):
     else:
       route = tuple(draw.sample(range(num_links), draw.randint(1, 2)))
       ceiling = draw.choice([draw.uniform(0.1, 3), math.inf])
-      sharing.add(number, route, 1e9, ceiling)
+      sharing.add(Flow(number, route, 1e9, ceiling))
     sharing.settle(float(number))
     flows = list(sharing.flows.values())
     everything = max_min_rates(
@@ -149,10 +149,10 @@ def test_solving_what_changed_equals_solving_everything(seed):
 def test_only_flows_joined_by_links_are_solved_again():
   sharing = Sharing([1.0, 1.0, 8.0, 8.0])
   for number, route in enumerate([(0, 1), (1,), (2,), (2, 3)]):
-    sharing.add(number, route, 8.0, math.inf)
+    sharing.add(Flow(number, route, 8.0, math.inf))
   sharing.settle(0.0)
   assert sharing.num_solves == 2
-  sharing.add(4, (0,), 8.0, math.inf)
+  sharing.add(Flow(4, (0,), 8.0, math.inf))
   sharing.settle(1.0)
   assert sharing.num_solves == 3
   assert [flow.since_s for flow in sharing.flows.values()][2:4] == [0.0, 0.0]
@@ -163,7 +163,9 @@ def test_the_first_of_each_group_is_due():
   for number, (route, size_bytes) in enumerate(
     [((0,), 3.0), ((0,), 2.0), ((0,), 2.0), ((1,), 8.0)]
   ):
-    sharing.add(number, route, size_bytes, 0.5 if number == 0 else math.inf)
+    sharing.add(
+      Flow(number, route, size_bytes, 0.5 if number == 0 else math.inf)
+    )
   due = sharing.settle(1.0)
   shared_s = 1 + 2 / 0.75
   assert sorted(due) == [(3.0, 3), (shared_s, 1), (shared_s, 2)]

@@ -10,7 +10,6 @@ from dilocox_jax.simulate.quantities import (
   TIME,
   format_quantity,
   parse_quantity,
-  require_number,
 )
 
 KINDS = [RATE, TIME, SIZE, COMPUTE, SHARE]
@@ -75,25 +74,3 @@ def test_a_number_without_a_unit_is_told_which_unit_to_use(bare):
 def test_what_is_no_number_is_refused_with_an_example(text):
   with pytest.raises(ValueError, match="rtt: .* is no time: write e.g. '1 ms'"):
     parse_quantity(text, TIME, "rtt")
-
-
-def test_an_end_belongs_to_a_range_only_if_its_bracket_says_so():
-  require_number("loss", 0.0, 0, 1, "[)", SHARE)
-  require_number("efficiency", 1.0, 0, 1, "(]", SHARE)
-  with pytest.raises(ValueError) as error:
-    require_number("loss", 1.0, 0, 1, "[)", SHARE)
-  assert str(error.value) == (
-    "loss=100 % must be at least 0 % and less than 100 %"
-  )
-  with pytest.raises(
-    ValueError, match="=0 % must be more than 0 % and at most"
-  ):
-    require_number("efficiency", 0.0, 0, 1, "(]", SHARE)
-
-
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_a_number_out_of_range_is_shown_with_its_unit(value):
-  with pytest.raises(
-    ValueError, match="rtt_s=.* s must be at least 0 s and fi"
-  ):
-    require_number("rtt_s", value, 0, ends="[)", dimension=TIME)

@@ -2,7 +2,9 @@ import dataclasses
 
 import pytest
 
+from dilocox_jax.simulate.quantities import SHARE, TIME
 from dilocox_jax.simulate.sites import (
+  FileKey,
   Jitter,
   Link,
   Pair,
@@ -113,3 +115,27 @@ def test_every_attribute_has_a_key_of_its_own_in_a_file(section):
 def test_a_site_and_its_link_share_no_key():
   names = [key.name for cls in (Site, Link) for key in file_keys(cls).values()]
   assert len(set(names)) == len(names)
+
+
+def test_an_end_belongs_to_a_range_only_if_its_bracket_says_so():
+  half_open = FileKey("loss", SHARE, 0, 1, "[)")
+  half_open.check("loss", 0.0)
+  with pytest.raises(ValueError) as error:
+    half_open.check("loss", 1.0)
+  assert str(error.value) == (
+    "loss=100 % must be at least 0 % and less than 100 %"
+  )
+  other_half = FileKey("efficiency", SHARE, 0, 1, "(]")
+  other_half.check("efficiency", 1.0)
+  with pytest.raises(
+    ValueError, match="=0 % must be more than 0 % and at most"
+  ):
+    other_half.check("efficiency", 0.0)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_number_out_of_range_is_shown_with_its_unit(value):
+  with pytest.raises(
+    ValueError, match="rtt_s=.* s must be at least 0 s and fi"
+  ):
+    FileKey("rtt", TIME, 0, ends="[)").check("rtt_s", value)

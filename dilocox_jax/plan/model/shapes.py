@@ -88,23 +88,18 @@ class ModelShape:
 
   def block_shapes(self) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every leaf of one layer, by path."""
-    return _block_shapes(self)
-
-
-def _block_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-  d, f = shape.model_dim, shape.ff_dim
-  k = shape.head_width
-  heads = shape.num_heads * k
-  leaves: dict[str, tuple[int, ...]] = {"attention/norm/scale": (d,)}
-  leaves["attention/query/kernel"] = (d, heads)
-  for name in ("key", "value"):
-    leaves[f"attention/{name}/kernel"] = (d, shape.kv_heads * k)
-  if shape.qk_norm:
-    leaves |= {f"attention/{n}_norm/scale": (k,) for n in ("query", "key")}
-  leaves |= {"attention/output/kernel": (heads, d), "mlp/norm/scale": (d,)}
-  if shape.activation == "swiglu":
-    leaves["mlp/gate/kernel"] = (d, f)
-  return leaves | {"mlp/up/kernel": (d, f), "mlp/down/kernel": (f, d)}
+    d, f, k = self.model_dim, self.ff_dim, self.head_width
+    heads = self.num_heads * k
+    leaves: dict[str, tuple[int, ...]] = {"attention/norm/scale": (d,)}
+    leaves["attention/query/kernel"] = (d, heads)
+    for name in ("key", "value"):
+      leaves[f"attention/{name}/kernel"] = (d, self.kv_heads * k)
+    if self.qk_norm:
+      leaves |= {f"attention/{n}_norm/scale": (k,) for n in ("query", "key")}
+    leaves |= {"attention/output/kernel": (heads, d), "mlp/norm/scale": (d,)}
+    if self.activation == "swiglu":
+      leaves["mlp/gate/kernel"] = (d, f)
+    return leaves | {"mlp/up/kernel": (d, f), "mlp/down/kernel": (f, d)}
 
 
 def parameter_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:

@@ -10,6 +10,7 @@ are in `config.recipes`.
 import dataclasses
 import inspect
 from collections.abc import Callable
+from typing import TypeVar
 
 from dilocox_jax.checks import (
   check_limits,
@@ -114,174 +115,23 @@ class Method:
     )
 
 
-def allreduce() -> Method:
-  """Averages every step's gradients: plain data parallel training.
-
-  Source: the baseline of all the papers below.
-  """
-  return Method(SyncSchedule(1), exchanged="gradient")
-
-
-def cocktail_sgd() -> Method:
-  """Averages every step's gradients, which its recipe's codec compresses.
-
-  Source: Wang et al., 2023, "CocktailSGD", ICML.
-  """
-  return allreduce()
-
-
-def diloco(sync_interval: int = 30) -> Method:
-  """Averages pseudo-gradients every H steps and waits for them.
-
-  Source: Douillard et al., 2023, arXiv 2311.08105, Algorithm 1.
-
-  Args:
-    sync_interval: H (inner steps).
-  """
-  return Method(SyncSchedule(sync_interval))
-
-
-def open_diloco(sync_interval: int = 30) -> Method:
-  """Has DiLoCo's schedule; OpenDiLoCo's recipe has an fp16 all-reduce.
-
-  Source: Jaghouar et al., 2024, arXiv 2407.07852.
-
-  Args:
-    sync_interval: H (inner steps); the paper has 500.
-  """
-  return diloco(sync_interval)
-
-
-def sparse_loco(sync_interval: int = 30) -> Method:
-  """Has DiLoCo's schedule; SparseLoCo's recipe has its codec and feedback.
-
-  Source: Sarfi et al., 2025, arXiv 2508.15706.
-
-  Args:
-    sync_interval: H (inner steps).
-  """
-  return diloco(sync_interval)
-
-
-def muloco(sync_interval: int = 30) -> Method:
-  """Has DiLoCo's schedule; MuLoCo's recipe has Muon and its codec.
-
-  Source: Therien et al., 2025, arXiv 2505.23725.
-
-  Args:
-    sync_interval: H (inner steps).
-  """
-  return diloco(sync_interval)
-
-
-def streaming_diloco(
-  sync_interval: int = 30,
-  num_fragments: int = 3,
-  overlap_steps: int = 4,
-  mixing_alpha: float = 0.5,
-  fragment_order: str = "strided",
-) -> Method:
-  """Sends fragments in turn, hides each behind tau steps, and mixes.
-
-  Source: Douillard et al., 2025, arXiv 2501.18512, Algorithm 2.
-
-  Args:
-    sync_interval: H (inner steps) between sends of one fragment.
-    num_fragments: Number of fragments, P.
-    overlap_steps: tau (inner steps), less than H.
-    mixing_alpha: Weight of the replica's own value at an apply.
-    fragment_order: "strided", "sequential" or "balanced".
-  """
-  schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
-  return Method(schedule, "mix", mixing_alpha, fragment_order=fragment_order)
-
-
-def eager(sync_interval: int = 30, num_fragments: int = 1) -> Method:
-  """Applies a replica's own share at once and the others' a round later.
-
-  Source: Kale et al., 2025, arXiv 2502.12996, eager updates.
-
-  Args:
-    sync_interval: H (inner steps), which is also the delay.
-    num_fragments: Number of fragments, P; the paper has 1.
-  """
-  schedule = SyncSchedule(sync_interval, num_fragments, sync_interval)
-  return Method(schedule, "eager")
-
-
-def dilocox(sync_interval: int = 30, rule: str = "continue") -> Method:
-  """Applies a result one round late, so the next H steps hide the exchange.
-
-  Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap. Differs:
-  the text leaves open what becomes of progress made during the delay. "reset"
-  drops it from the replica, "continue" keeps it (design.md section 8). Its
-  recipe has the compression.
-
-  Args:
-    sync_interval: H (inner steps), which is also the delay.
-    rule: "continue" or "reset".
-  """
-  return Method(SyncSchedule(sync_interval, 1, sync_interval), rule)
-
-
-def delayed(
-  sync_interval: int = 30,
-  num_fragments: int = 1,
-  overlap_steps: int = 4,
-  rule: str = "continue",
-  mixing_alpha: float = 0.0,
-  fragment_order: str = "strided",
-) -> Method:
-  """Takes any schedule with any rule that the schedule allows.
-
-  Source: ours. With rule="continue" and outer SGD with learning rate 1 it is
-  delayed model averaging.
-
-  Args:
-    sync_interval: H (inner steps).
-    num_fragments: Number of fragments, P.
-    overlap_steps: tau (inner steps); may exceed H under "continue".
-    rule: One of `RULES`.
-    mixing_alpha: Weight of the replica's own value under "mix".
-    fragment_order: "strided", "sequential" or "balanced".
-  """
-  schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
-  return Method(schedule, rule, mixing_alpha, fragment_order=fragment_order)
-
-
-def overlap_loco(sync_interval: int = 16, num_fragments: int = 16) -> Method:
-  """Sends equal slices of all leaves in turn, so the link is never idle.
-
-  While one slice travels, the replicas take the H / P inner steps until the
-  next one is sent. So each result is only H / P steps late, and replicas keep
-  the progress that they made meanwhile. A delay of one step costs next to
-  nothing, one of a quarter round a lot (measured, docs/log.md). Its recipe has
-  Muon inside, one bit a value with error feedback, and an outer step that goes
-  to the mean.
-
-  Source: ours. It puts together the fragments of Streaming DiLoCo (arXiv
-  2501.18512), the delay of DiLoCoX (arXiv 2506.21263) under the rule
-  "continue", and the inner optimizer of MuLoCo (arXiv 2505.23725).
-
-  Args:
-    sync_interval: H (inner steps), best a multiple of P.
-    num_fragments: Number of fragments, P.
-  """
-  overlap = max(sync_interval // num_fragments, 1)
-  schedule = SyncSchedule(sync_interval, num_fragments, overlap)
-  return Method(schedule, "continue", fragment_order="sliced")
-
+Build = TypeVar("Build", bound=Callable[..., Method])
 
 METHODS: Registry[Callable[..., Method]] = Registry("method")
 _CHECKED_ROUNDS = 4
 
 
-def register_method(build: Callable[..., Method]) -> None:
+def register_method(build: Build) -> Build:
   """Makes a method known under the name of the function that builds it.
+
+  It can decorate the function.
 
   Args:
     build: Function from some of the settings of a config's section `sync`, each
       with a default, to a `Method`.
+
+  Returns:
+    The function.
 
   Raises:
     ValueError: If the name is taken, or the method's schedule contradicts
@@ -291,6 +141,7 @@ def register_method(build: Callable[..., Method]) -> None:
   with in_front(f"method {name!r}: "):
     _check_schedule(build().schedule)
   METHODS.add(name, build)
+  return build
 
 
 def _check_schedule(schedule: SyncSchedule) -> None:
@@ -316,20 +167,173 @@ def _check_schedule(schedule: SyncSchedule) -> None:
     step += num_steps
 
 
-for _build in (
-  allreduce,
-  cocktail_sgd,
-  diloco,
-  open_diloco,
-  sparse_loco,
-  muloco,
-  streaming_diloco,
-  eager,
-  dilocox,
-  delayed,
-  overlap_loco,
-):
-  register_method(_build)
+@register_method
+def allreduce() -> Method:
+  """Averages every step's gradients: plain data parallel training.
+
+  Source: the baseline of all the papers below.
+  """
+  return Method(SyncSchedule(1), exchanged="gradient")
+
+
+@register_method
+def cocktail_sgd() -> Method:
+  """Averages every step's gradients, which its recipe's codec compresses.
+
+  Source: Wang et al., 2023, "CocktailSGD", ICML.
+  """
+  return allreduce()
+
+
+@register_method
+def diloco(sync_interval: int = 30) -> Method:
+  """Averages pseudo-gradients every H steps and waits for them.
+
+  Source: Douillard et al., 2023, arXiv 2311.08105, Algorithm 1.
+
+  Args:
+    sync_interval: H (inner steps).
+  """
+  return Method(SyncSchedule(sync_interval))
+
+
+@register_method
+def open_diloco(sync_interval: int = 30) -> Method:
+  """Has DiLoCo's schedule; OpenDiLoCo's recipe has an fp16 all-reduce.
+
+  Source: Jaghouar et al., 2024, arXiv 2407.07852.
+
+  Args:
+    sync_interval: H (inner steps); the paper has 500.
+  """
+  return diloco(sync_interval)
+
+
+@register_method
+def sparse_loco(sync_interval: int = 30) -> Method:
+  """Has DiLoCo's schedule; SparseLoCo's recipe has its codec and feedback.
+
+  Source: Sarfi et al., 2025, arXiv 2508.15706.
+
+  Args:
+    sync_interval: H (inner steps).
+  """
+  return diloco(sync_interval)
+
+
+@register_method
+def muloco(sync_interval: int = 30) -> Method:
+  """Has DiLoCo's schedule; MuLoCo's recipe has Muon and its codec.
+
+  Source: Therien et al., 2025, arXiv 2505.23725.
+
+  Args:
+    sync_interval: H (inner steps).
+  """
+  return diloco(sync_interval)
+
+
+@register_method
+def streaming_diloco(
+  sync_interval: int = 30,
+  num_fragments: int = 3,
+  overlap_steps: int = 4,
+  mixing_alpha: float = 0.5,
+  fragment_order: str = "strided",
+) -> Method:
+  """Sends fragments in turn, hides each behind tau steps, and mixes.
+
+  Source: Douillard et al., 2025, arXiv 2501.18512, Algorithm 2.
+
+  Args:
+    sync_interval: H (inner steps) between sends of one fragment.
+    num_fragments: Number of fragments, P.
+    overlap_steps: tau (inner steps), less than H.
+    mixing_alpha: Weight of the replica's own value at an apply.
+    fragment_order: "strided", "sequential" or "balanced".
+  """
+  schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
+  return Method(schedule, "mix", mixing_alpha, fragment_order=fragment_order)
+
+
+@register_method
+def eager(sync_interval: int = 30, num_fragments: int = 1) -> Method:
+  """Applies a replica's own share at once and the others' a round later.
+
+  Source: Kale et al., 2025, arXiv 2502.12996, eager updates.
+
+  Args:
+    sync_interval: H (inner steps), which is also the delay.
+    num_fragments: Number of fragments, P; the paper has 1.
+  """
+  schedule = SyncSchedule(sync_interval, num_fragments, sync_interval)
+  return Method(schedule, "eager")
+
+
+@register_method
+def dilocox(sync_interval: int = 30, rule: str = "continue") -> Method:
+  """Applies a result one round late, so the next H steps hide the exchange.
+
+  Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap. Differs:
+  the text leaves open what becomes of progress made during the delay. "reset"
+  drops it from the replica, "continue" keeps it (design.md section 8). Its
+  recipe has the compression.
+
+  Args:
+    sync_interval: H (inner steps), which is also the delay.
+    rule: "continue" or "reset".
+  """
+  return Method(SyncSchedule(sync_interval, 1, sync_interval), rule)
+
+
+@register_method
+def delayed(
+  sync_interval: int = 30,
+  num_fragments: int = 1,
+  overlap_steps: int = 4,
+  rule: str = "continue",
+  mixing_alpha: float = 0.0,
+  fragment_order: str = "strided",
+) -> Method:
+  """Takes any schedule with any rule that the schedule allows.
+
+  Source: ours. With rule="continue" and outer SGD with learning rate 1 it is
+  delayed model averaging.
+
+  Args:
+    sync_interval: H (inner steps).
+    num_fragments: Number of fragments, P.
+    overlap_steps: tau (inner steps); may exceed H under "continue".
+    rule: One of `RULES`.
+    mixing_alpha: Weight of the replica's own value under "mix".
+    fragment_order: "strided", "sequential" or "balanced".
+  """
+  schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
+  return Method(schedule, rule, mixing_alpha, fragment_order=fragment_order)
+
+
+@register_method
+def overlap_loco(sync_interval: int = 16, num_fragments: int = 16) -> Method:
+  """Sends equal slices of all leaves in turn, so the link is never idle.
+
+  While one slice travels, the replicas take the H / P inner steps until the
+  next one is sent. So each result is only H / P steps late, and replicas keep
+  the progress that they made meanwhile. A delay of one step costs next to
+  nothing, one of a quarter round a lot (measured, docs/log.md). Its recipe has
+  Muon inside, one bit a value with error feedback, and an outer step that goes
+  to the mean.
+
+  Source: ours. It puts together the fragments of Streaming DiLoCo (arXiv
+  2501.18512), the delay of DiLoCoX (arXiv 2506.21263) under the rule
+  "continue", and the inner optimizer of MuLoCo (arXiv 2505.23725).
+
+  Args:
+    sync_interval: H (inner steps), best a multiple of P.
+    num_fragments: Number of fragments, P.
+  """
+  overlap = max(sync_interval // num_fragments, 1)
+  schedule = SyncSchedule(sync_interval, num_fragments, overlap)
+  return Method(schedule, "continue", fragment_order="sliced")
 
 
 def named_method(name: str, **settings: int | float | str | None) -> Method:

@@ -53,13 +53,11 @@ class Policy:
     first: The setting of the first rounds: the largest rank, and its H.
     window_rounds: Rounds measured before each new setting, c.
     adapts_interval: Whether H follows the rank.
-    num_rungs: Most ranks that the ladder has (count).
   """
 
   first: RoundSetting
   window_rounds: int = 5
   adapts_interval: bool = False
-  num_rungs: int = 5
 
   @property
   def ladder(self) -> tuple[int, ...]:
@@ -71,7 +69,7 @@ class Policy:
     lowest = max(1, self.first.rank // 8)
     rungs = {
       round(self.first.rank * (lowest / self.first.rank) ** share)
-      for share in (n / (self.num_rungs - 1) for n in range(self.num_rungs))
+      for share in (0, 1 / 4, 2 / 4, 3 / 4, 1)
     }
     return tuple(sorted(rungs, reverse=True))
 

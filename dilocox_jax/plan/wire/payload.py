@@ -89,7 +89,6 @@ class Payload:
     Args:
       leaf: Shape of the leaf that this payload encodes.
     """
-    del leaf
     return ()
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
@@ -102,7 +101,6 @@ class Payload:
     Args:
       leaf: Shape of the leaf that this payload encodes.
     """
-    del leaf
     return ()
 
   def at(self, path: str) -> "Payload":
@@ -113,7 +111,6 @@ class Payload:
     Args:
       path: Path of the leaf.
     """
-    del path
     return self
 
 

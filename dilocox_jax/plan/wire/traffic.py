@@ -20,18 +20,6 @@ from dilocox_jax.plan.wire.leaf import Shapes
 from dilocox_jax.plan.wire.payload import Dense, Payload
 
 
-def broadcast_bytes(payload_bytes: int, num_replicas: int) -> int:
-  """Returns the bytes that the busiest replica sends to copy one's state.
-
-  Each replica passes the copy on to the next one, so none sends it twice.
-
-  Args:
-    payload_bytes: Size of the state that is copied (bytes).
-    num_replicas: M; a single replica sends nothing.
-  """
-  return Collective("broadcast", payload_bytes).sent_bytes(num_replicas)
-
-
 @dataclasses.dataclass(frozen=True)
 class Traffic:
   """Bytes that one replica sends, event by event; it receives as many.

@@ -174,3 +174,8 @@ def test_a_phase_is_one_message_each_way_however_many_leaves():
   mixed = Chain((RandomMask(0.5), Int(4)))
   kinds = [part.kind for part in collectives(mixed, SHAPES, 3)]
   assert sorted(kinds) == ["all_gather", "all_to_all"]
+
+
+def test_a_copy_of_one_replica_passes_everybody_once():
+  copy = Collective("broadcast", 12)
+  assert [copy.sent_bytes(m) for m in (1, 2, 5)] == [0, 12, 12]

@@ -7,7 +7,7 @@ from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.plan.wire.chain import num_bytes
 from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.plan.wire.payload import Int
-from dilocox_jax.plan.wire.traffic import Traffic, broadcast_bytes
+from dilocox_jax.plan.wire.traffic import Traffic
 
 SHAPES = {"embed": (7, 3), "blocks/w": (5, 3, 2), "blocks/b": (5, 3)}
 NUM_VALUES = 21 + 30 + 15
@@ -42,10 +42,6 @@ def run_bytes(plan, num_replicas):
   if plan.local_start < plan.total_steps:
     total += counted.flush_bytes(plan.total_steps - plan.local_start)
   return total
-
-
-def test_a_copy_of_one_replica_passes_everybody_once():
-  assert [broadcast_bytes(12, m) for m in (1, 2, 5)] == [0, 12, 12]
 
 
 def test_an_exchange_carries_its_fragment_alone():
