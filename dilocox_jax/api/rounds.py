@@ -9,7 +9,7 @@ import dataclasses
 
 import optax
 
-from dilocox_jax.api.step_methods import CodecChoice, own_or_named_exchange
+from dilocox_jax.api.step_methods import CodecChoice, named_exchange
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.feedback import Feedback
 from dilocox_jax.outer.partition import Partition
@@ -129,11 +129,10 @@ def make_rounds(
     method.fragment_order,
     rest_in_layers,
   )
-  aggregator = own_or_named_exchange(
-    exchange, codec, feedback=Feedback() if error_feedback else None
-  )
+  if exchange is None:
+    exchange = named_exchange(codec, Feedback() if error_feedback else None)
   transform = OuterTransform(
-    method, Partition(fragments), outer, aggregator, keep_unsent
+    method, Partition(fragments), outer, exchange, keep_unsent
   )
   return Rounds(
     method,

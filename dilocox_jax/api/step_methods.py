@@ -90,16 +90,11 @@ def step_transform(
   Raises:
     ValueError: One line that names what does not fit.
   """
-  exchange = own_or_named_exchange(
-    exchange,
-    codec,
-    collective,
-    Feedback(feedback_decay, feedback_against, feedback_dtype)
-    if error_feedback
-    else None,
-    seed,
-    axis_name,
-  )
+  if exchange is None:
+    feedback = Feedback(feedback_decay, feedback_against, feedback_dtype)
+    exchange = named_exchange(
+      codec, feedback if error_feedback else None, collective, seed, axis_name
+    )
   if method.exchanged == "gradient":
     return _averaged_gradients(inner, exchange, axis_name)
   if outer is None:
@@ -113,26 +108,22 @@ def step_transform(
   )
 
 
-def own_or_named_exchange(
-  own: Aggregator | None,
+def named_exchange(
   codec: CodecChoice,
+  feedback: Feedback | None,
   collective: str = "auto",
-  feedback: Feedback | None = None,
   seed: int = 0,
   axis_name: str = REPLICA_AXIS,
 ) -> Aggregator:
-  """Returns the caller's aggregator, or builds the one that the names mean.
+  """Builds the aggregator that the names mean.
 
   Args:
-    own: An aggregator of one's own; the others are then not read.
     codec: As in `step_transform`, and so are the others.
-    collective: Which collective carries it.
     feedback: Adds what the codec lost to the next exchange, if given.
+    collective: Which collective carries it.
     seed: Seed of random masks, first factors and stochastic rounding.
     axis_name: Axis over which replicas are mapped.
   """
-  if own is not None:
-    return own
   if isinstance(codec, str):
     codec = {"name": codec}
   payload = named_payload(**codec) if isinstance(codec, Mapping) else codec

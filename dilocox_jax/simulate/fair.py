@@ -14,6 +14,7 @@ start.
 Source: Bertsekas and Gallager, 1992, "Data Networks", 6.5.2.
 """
 
+import collections
 import dataclasses
 import heapq
 import math
@@ -49,13 +50,10 @@ def max_min_rates(
   Returns:
     The rate of every flow (bytes per second); infinity if nothing limits it.
   """
-  flows_of: dict[int, list[int]] = {}
+  flows_of: dict[int, list[int]] = collections.defaultdict(list)
   for flow, route in enumerate(routes):
     for link in route:
-      if link in flows_of:
-        flows_of[link].append(flow)
-      else:
-        flows_of[link] = [flow]
+      flows_of[link].append(flow)
   rates = list(ceilings)
   for link, flows in flows_of.items():
     # A link with a single flow limits that flow as its own ceiling does.

@@ -6,7 +6,6 @@ until its replica has sent its last message and received its neighbour's. The
 event engine computes the times.
 """
 
-import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -190,8 +189,7 @@ def simulate(lowered: Lowering) -> tuple[Outcome, Timeline]:
 
 def fits(ops: Iterable[Op], num_replicas: int, most_nodes: int) -> bool:
   """Returns whether the graph of a script has at most `most_nodes` nodes."""
-  counts = itertools.accumulate(_num_nodes(op, num_replicas) for op in ops)
-  return all(count <= most_nodes for count in counts)
+  return sum(_num_nodes(op, num_replicas) for op in ops) <= most_nodes
 
 
 def _num_nodes(op: Op, num_replicas: int) -> int:

@@ -35,15 +35,16 @@ class Dimension:
   foreign: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
+_POWERS = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+
+
+def _metric(unit: str, prefixes: str) -> dict[str, str]:
+  return {p + unit: f"1e{_POWERS[p]}" for p in ("", *prefixes)}
+
+
 RATE = Dimension(
   "rate",
-  {
-    "bit/s": "1",
-    "kbit/s": "1e3",
-    "Mbit/s": "1e6",
-    "Gbit/s": "1e9",
-    "Tbit/s": "1e12",
-  },
+  _metric("bit/s", "kMGT"),
   base="bit/s",
   example="Mbit/s",
   foreign={"B/s": "8", "kB/s": "8e3", "MB/s": "8e6", "GB/s": "8e9"},
@@ -54,32 +55,10 @@ TIME = Dimension(
   base="s",
   example="ms",
 )
-SIZE = Dimension(
-  "size",
-  {
-    "B": "1",
-    "kB": "1e3",
-    "MB": "1e6",
-    "GB": "1e9",
-    "TB": "1e12",
-    "KiB": "1024",
-    "MiB": "1048576",
-    "GiB": "1073741824",
-  },
-  base="B",
-  example="MB",
-)
+_BINARY = {"KiB": "1024", "MiB": "1048576", "GiB": "1073741824"}
+SIZE = Dimension("size", _metric("B", "kMGT") | _BINARY, "B", "MB")
 COMPUTE = Dimension(
-  "compute rate",
-  {
-    "FLOP/s": "1",
-    "GFLOP/s": "1e9",
-    "TFLOP/s": "1e12",
-    "PFLOP/s": "1e15",
-    "EFLOP/s": "1e18",
-  },
-  base="FLOP/s",
-  example="TFLOP/s",
+  "compute rate", _metric("FLOP/s", "GTPE"), "FLOP/s", "TFLOP/s"
 )
 SHARE = Dimension("share", {"%": "1e-2"}, base="", example="%")
 

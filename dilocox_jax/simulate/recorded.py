@@ -40,16 +40,8 @@ def recorded_ops(
   Args:
     rounds: Rows of the run, in order.
     traffic: Traffic of the run's config, with one fragment.
-
-  Raises:
-    ValueError: If there are several fragments: their plan says more.
   """
   schedule = traffic.method.schedule
-  if schedule.num_fragments > 1:
-    raise ValueError(
-      f"num_fragments={schedule.num_fragments}: only the plan knows when each "
-      "of several fragments travels"
-    )
   for number, row in enumerate(rounds):
     if not row.is_local:
       yield _data_parallel(number, row, traffic)

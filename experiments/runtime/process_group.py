@@ -122,17 +122,20 @@ class Member:
     """Returns why the process failed. It must have failed before the call."""
     self.new_lines()
     name, code = f"process {self.number}", self._process.returncode
+    reason = f"{name} failed with exit code {code} (see above)"
     if code == -signal.SIGABRT:
       reason = f"{name} was aborted, probably because another process ended"
-      return Failure(reason, 128 - code, True)
-    if code < 0:
+    elif code < 0:
       reason = f"{name} was killed by {signal.Signals(-code).name}"
-      return Failure(reason, 128 - code, True)
-    errors = [line for line in self._last if line.startswith("error: ")]
-    reason = f"{name} failed with exit code {code} (see above)"
-    if errors:  # The line already has the number of the process.
+    elif errors := self._errors():
+      # The line already has the number of the process.
       reason = errors[-1].removeprefix("error: ")
-    return Failure(reason, code, code == TRY_AGAIN, code in _STOP_CODES)
+    exit_code = 128 - code if code < 0 else code
+    is_from_outside = code < 0 or code == TRY_AGAIN
+    return Failure(reason, exit_code, is_from_outside, code in _STOP_CODES)
+
+  def _errors(self) -> list[str]:
+    return [line for line in self._last if line.startswith("error: ")]
 
   def show(self, lines: Sequence[str]) -> None:
     """Prints lines on standard error with the number of the process."""
@@ -142,7 +145,7 @@ class Member:
 
   def show_traceback(self) -> None:
     """Prints the last lines of standard error, unless one is an error line."""
-    if not any(line.startswith("error: ") for line in self._last):
+    if not self._errors():
       self.show(list(self._last))
 
   def send_signal(self, signal_number: int) -> None:

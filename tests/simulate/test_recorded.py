@@ -72,9 +72,3 @@ def test_all_of_an_exchange_shrinks_with_an_adaptive_rank(num_replicas):
   one = small.cluster(num_replicas)
   found = AnalyticClock(small.link_costs(one), small.work(one)).walk(ops)
   assert found.sent_bytes == pytest.approx(expected, abs=6)
-
-
-def test_several_fragments_are_left_to_the_plan():
-  script, _ = small.script("streaming_diloco", 2)
-  with pytest.raises(ValueError, match="num_fragments=3"):
-    list(recorded_ops([], script.traffic))

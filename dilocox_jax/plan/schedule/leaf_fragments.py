@@ -39,8 +39,6 @@ class LeafPiece:
 
 
 LeafFragment = tuple[LeafPiece, ...]
-# Decides the fragment of a leaf from its path.
-FragmentOf = Callable[[str], int]
 
 
 def balanced(
@@ -74,7 +72,7 @@ def balanced(
 
 
 def by_path(
-  shapes: LeafShapes, num_fragments: int, fragment_of: FragmentOf
+  shapes: LeafShapes, num_fragments: int, fragment_of: Callable[[str], int]
 ) -> tuple[LeafFragment, ...]:
   """Divides whole leaves by a function of their path.
 
@@ -116,15 +114,13 @@ def by_layer(
   if fragments.is_sliced:
     return _by_slice(shapes, fragments.num_fragments)
   first = tuple(LeafPiece(path) for path in shapes if not is_stacked(path))
-  rows = [tuple(int(layer) for layer in row) for row in fragments.layer_table]
   stacked = [path for path in shapes if is_stacked(path)]
-  if fragments.first_layers:
-    layers = tuple(int(layer) for layer in fragments.layers(0))
-    first += tuple(LeafPiece(path, layers) for path in stacked)
-  return (
-    first,
-    *(tuple(LeafPiece(path, row) for path in stacked) for row in rows),
-  )
+  rows = [fragments.layers(0).tolist(), *fragments.layer_table.tolist()]
+  in_layers = [
+    tuple(LeafPiece(path, tuple(row)) for path in stacked if row)
+    for row in rows
+  ]
+  return (first + in_layers[0], *in_layers[1:])
 
 
 def _by_slice(

@@ -90,21 +90,12 @@ class Policy:
     ladder = self.ladder
     needed = sum(measured) / len(measured) / _FULL
     rank = min([r for r in ladder if r >= needed], default=ladder[0])
-    return RoundSetting(
-      rank, self.interval(bytes_of(rank), bytes_of(ladder[0]))
-    )
-
-  def interval(self, num_bytes: int, first_bytes: int) -> int:
-    """Returns the shortest H that hides a transfer as the first H did.
-
-    Args:
-      num_bytes: Bytes of a sync.
-      first_bytes: Bytes of a sync with the first setting.
-    """
-    if not self.adapts_interval:
-      return self.first.sync_interval
-    share = num_bytes / first_bytes
-    return max(1, math.ceil(self.first.sync_interval * share))
+    interval = self.first.sync_interval
+    if self.adapts_interval:
+      # The shortest H that hides a transfer as the first H did.
+      share = bytes_of(rank) / bytes_of(ladder[0])
+      interval = max(1, math.ceil(interval * share))
+    return RoundSetting(rank, interval)
 
 
 def with_ranks(payload: Payload, setting: RoundSetting) -> Payload:
