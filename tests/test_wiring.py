@@ -1,12 +1,15 @@
 """What a run is judged on, when it is refused, and how it goes on."""
 
 import dataclasses
+import functools
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dilocox_jax import report
 from dilocox_jax.config.sections import (
   AdaptiveConfig,
   CodecConfig,
@@ -41,7 +44,8 @@ def held_out(num_sequences):
   train = np.arange(128, dtype=np.uint8).repeat(50)
   text = Corpus("halves", train, validation, "digest", 256, 2)
   config = runs.settings(evaluation={"num_sequences": num_sequences})
-  return build.held_out(config, text), build.streams(config, text), text
+  (batches,) = build.held_out(config, text)
+  return batches, build.streams(config, text), text
 
 
 def test_a_run_is_judged_on_text_that_it_does_not_train_on():
@@ -102,10 +106,52 @@ def check_interval_steps(finished, tmp_path):
     assert [row["step"] for row in rows] == steps
 
 
+def check_sets(finished, workdir):
+  """Two texts, read whole: the losses are those of their tokens."""
+  config, _ = finished
+  texts = {"words": "a few words", "lines": "a line\n" * 30}
+  workdir.mkdir()
+  for name, text in texts.items():
+    (workdir / f"{name}.txt").write_text(text)
+  globs = ";".join(f"{name}={workdir}/{name}.txt" for name in texts)
+  lines = (json.dumps({"text": f"some text {n}"}) for n in range(300))
+  (workdir / "train.jsonl").write_text("\n".join(lines))
+  whole = dataclasses.replace(
+    config,
+    data=dataclasses.replace(
+      config.data,
+      source="text_files",
+      glob=f"{workdir}/train.jsonl",
+      validation_fraction=0.5,
+    ),
+    evaluation=EvaluationConfig(6, 0, globs),
+  )
+  runs.train(whole, workdir / "run")
+  state, _ = runs.saved(workdir / "run")
+  loss = functools.partial(runs.programs(whole).model.loss, state.outer.params)
+  (row,) = runs.rows(workdir / "run", "final")
+  assert row["sets"].keys() == texts.keys()
+  for name, text in texts.items():
+    tokens = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    # One sequence at a time, of at most L predicted tokens.
+    length = runs.SEQUENCE_LENGTH
+    cuts = range(0, len(tokens) - 1, length)
+    parts = [tokens[None, cut : cut + length + 1] for cut in cuts]
+    losses = [float(loss(jnp.asarray(part))) for part in parts]
+    sizes = [part.size - 1 for part in parts]
+    expected = np.average(losses, weights=sizes)
+    assert len(set(sizes)) > (name == "lines")
+    assert row["sets"][name] == pytest.approx(expected, rel=1e-5)
+  page = report.write_report(workdir / "run").read_text()
+  loss = row["sets"]["words"]
+  assert f"| validation loss on words | {loss:.4f}, perplexity" in page
+
+
 def test_every_setting_of_evaluation_counts(finished, tmp_path):
   checks = {
     "interval_steps": lambda: check_interval_steps(finished, tmp_path),
     "num_sequences": check_num_sequences,
+    "sets": lambda: check_sets(finished, tmp_path / "sets"),
   }
   for field in dataclasses.fields(EvaluationConfig):
     checks[field.name]()

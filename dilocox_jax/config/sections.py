@@ -11,6 +11,7 @@ import typing
 from typing import Any
 
 from dilocox_jax.checks import check_limits, in_front, limited, require
+from dilocox_jax.data.documents import named_globs
 from dilocox_jax.plan import choices
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import ModelShape
@@ -172,8 +173,15 @@ class EvaluationConfig(Section):
 
   # Inner steps between two validations; 0 validates at the end only.
   interval_steps: int = limited(150, at_least=0)
-  # Number of sequences that one validation reads.
-  num_sequences: int = limited(128, at_least=1)
+  # Number of sequences that one validation reads; 0 reads all tokens.
+  num_sequences: int = limited(128, at_least=0)
+  # More texts to validate on, which are no training text: names and globs of
+  # files or shards, e.g. "wiki=wiki/*.txt;code=src/**/*.py".
+  sets: str = ""
+
+  def __post_init__(self):
+    super().__post_init__()
+    named_globs(self.sets)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from dilocox_jax.checks import require
 from dilocox_jax.data.text_extra import text_package
 
 TEXT_FIELD = "text"
@@ -67,6 +68,25 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
       f"no file matches the glob {pattern!r}: give a pattern of existing"
       " files, for example 'texts/**/*.txt'"
     )
+  return found
+
+
+def named_globs(sets: str) -> dict[str, str]:
+  """Returns the glob of each set of `evaluation.sets`, by the name of the set.
+
+  Args:
+    sets: Names and globs, e.g. "wiki=wiki/*.txt;code=src/**/*.py".
+
+  Raises:
+    ValueError: If that is not its form, or a name comes twice.
+  """
+  pairs = [part.partition("=") for part in sets.split(";") if part.strip()]
+  found = {name.strip(): glob.strip() for name, _, glob in pairs}
+  require(
+    all(found) and all(found.values()) and len(found) == len(pairs),
+    f"evaluation.sets={sets!r} must be different names with a glob each, like "
+    "'wiki=wiki/*.txt;code=src/**/*.py'",
+  )
   return found
 
 

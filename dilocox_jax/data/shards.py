@@ -232,6 +232,11 @@ def map_corpus(folder: str) -> Corpus:
   )
 
 
+def is_finished(folder: str) -> bool:
+  """Whether a folder holds tokens that `write` finished."""
+  return (pathlib.Path(folder).expanduser() / INDEX).exists()
+
+
 def _index(path: pathlib.Path) -> dict[str, Any]:
   begun = ", which was begun and not finished: run the same command again"
   try:

@@ -49,7 +49,7 @@ class ReplicaStreams:
     sequence_length: int,
     seed: int,
   ):
-    sequences = _cut(tokens, sequence_length)
+    sequences = cut(tokens, sequence_length)
     if len(sequences) < num_replicas * batch_size:
       raise ValueError(
         f"{len(tokens)} training tokens make {len(sequences)} sequences of"
@@ -132,47 +132,7 @@ class ReplicaStreams:
     self._step = int(state["step"])
 
 
-def validation_batches(
-  tokens: Integer[np.ndarray, " tokens"],
-  *,
-  batch_size: int,
-  sequence_length: int,
-  max_sequences: int,
-) -> Int32[np.ndarray, "batches batch sequence"]:
-  """Chooses the sequences of every evaluation.
-
-  They are evenly spaced, so a few of them represent the whole text. They are
-  the same at every evaluation, so two losses can be compared. Example: 8 of
-  1000 sequences are 0, 125, 250, ..., 875.
-
-  Args:
-    tokens: Validation tokens.
-    batch_size: Sequences in a batch.
-    sequence_length: Tokens that a model predicts in a sequence, L. A sequence
-      has L + 1 tokens.
-    max_sequences: Largest number of sequences; rounded down to whole batches.
-
-  Returns:
-    Tokens [batches, batch_size, sequence_length + 1].
-
-  Raises:
-    ValueError: If there is no whole batch.
-  """
-  sequences = _cut(tokens, sequence_length)
-  num_batches = min(max_sequences, len(sequences)) // batch_size
-  if num_batches < 1:
-    raise ValueError(
-      f"{len(tokens)} validation tokens make {len(sequences)} sequences of"
-      f" {sequence_length + 1} and max_sequences is {max_sequences}, but one"
-      f" batch needs {batch_size}: use more text, lower batch_size or"
-      " sequence_length, or raise max_sequences"
-    )
-  count = num_batches * batch_size
-  chosen = sequences[np.arange(count) * len(sequences) // count]
-  return chosen.reshape(num_batches, batch_size, -1).astype(np.int32)
-
-
-def _cut(tokens: np.ndarray, sequence_length: int) -> np.ndarray:
+def cut(tokens: np.ndarray, sequence_length: int) -> np.ndarray:
   """Cuts tokens into sequences [number, L + 1]; a shorter rest is dropped.
 
   Files are packed: a sequence may begin in one file and end in the next.

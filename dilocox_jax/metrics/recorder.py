@@ -66,9 +66,13 @@ class Recorder:
     kind: dict[str, Any] = {"kind": "evaluation"}
     if num_steps is not None:
       kind = {"kind": "final", "num_steps": int(num_steps)}
-    self._metrics.append(kind | dataclasses.asdict(row))
+    fields_of_row = dataclasses.asdict(row)
+    if not row.sets:  # Most runs have no such texts and no such column.
+      del fields_of_row["sets"]
+    self._metrics.append(kind | fields_of_row)
     losses = ("outer_loss", "mean_loss", "replica_loss")
     values = {f"validation/{name}": getattr(row, name) for name in losses}
+    values |= {f"validation/{name}": loss for name, loss in row.sets.items()}
     self._board.scalars(row.step, values)
 
   def record_final(self, *, num_steps: int, **fields: Any) -> None:

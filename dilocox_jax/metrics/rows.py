@@ -93,6 +93,7 @@ class Evaluation:
     mean_loss: Loss of the mean of the replicas' parameters.
     replica_loss: Loss of replica 0.
     flushed: Whether all pending exchanges had been applied.
+    sets: Loss of the outer parameters on each text of `evaluation.sets`.
   """
 
   step: int
@@ -102,6 +103,7 @@ class Evaluation:
   mean_loss: float
   replica_loss: float
   flushed: bool
+  sets: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +134,7 @@ _CONVERT = {
   str: str,
   bool: bool,
   list[float]: lambda values: [float_or_nan(value) for value in values],
+  dict[str, float]: lambda each: {k: float_or_nan(v) for k, v in each.items()},
   list[DriftRow]: lambda rows: [from_json(DriftRow, row) for row in rows],
 }
 
@@ -149,6 +152,11 @@ def from_json(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
   """
   values = {}
   for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
-    if field.name in row or field.default is dataclasses.MISSING:
+    if field.name in row or _has_no_default(field):
       values[field.name] = _CONVERT[field.type](row[field.name])
   return kind(**values)
+
+
+def _has_no_default(field: dataclasses.Field) -> bool:
+  missing = dataclasses.MISSING
+  return field.default is missing and field.default_factory is missing

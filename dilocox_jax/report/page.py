@@ -17,7 +17,7 @@ from dilocox_jax.metrics.lines import (
   write_atomically,
 )
 from dilocox_jax.report import figures, units
-from dilocox_jax.report.run import LoadedRun, load_run
+from dilocox_jax.report.run import LoadedRun, load_run, perplexity
 from dilocox_jax.report.text_tables import markdown_table
 
 PAGE, FIGURES = "report.md", "figures"
@@ -112,9 +112,9 @@ def _summary(run: LoadedRun) -> str:
   )
   if run.result is None:
     return f"{start} There is no validation yet."
-  in_bits = ""
+  in_bits = f", perplexity {run.perplexity:,.4g}"
   if math.isfinite(run.bits_per_byte):
-    in_bits = f", {units.human_loss(run.bits_per_byte)} bits a byte"
+    in_bits += f", {units.human_loss(run.bits_per_byte)} bits a byte"
   which = "The final" if run.finished else "The run has not ended. So far the"
   return (
     f"{start} {which} validation loss is"
@@ -142,9 +142,23 @@ def _results(run: LoadedRun) -> list[str]:
     sent = {"most bytes sent in a round, one replica": largest} | sent
   counts = {"inner steps": run.steps, "tokens, all replicas": run.tokens}
   rows = [(k, units.human_loss(v), "measured") for k, v in losses.items()]
+  rows += _sets(run)
   rows += [(k, units.human_bytes(v), "derived") for k, v in sent.items()]
   rows += [(k, f"{v:,}", "counted") for k, v in counts.items()]
   return markdown_table(("quantity", "value", "kind"), rows)
+
+
+def _sets(run: LoadedRun) -> Iterator[tuple[str, str, str]]:
+  """Yields rows of the texts of `evaluation.sets`."""
+  texts = run.record.get("validation_sets", {})
+  for name, loss in (run.result.sets if run.result else {}).items():
+    bits = loss / math.log(2) / texts[name]["bytes_per_token"]
+    values = (
+      units.human_loss(loss),
+      f"perplexity {perplexity(loss):,.4g}",
+      f"{units.human_loss(bits)} bits a byte",
+    )
+    yield f"validation loss on {name}", ", ".join(values), "measured"
 
 
 def _cost(run: LoadedRun) -> list[str]:

@@ -65,6 +65,11 @@ class LoadedRun:
     return self.validation_loss / math.log(2) / size
 
   @property
+  def perplexity(self) -> float:
+    """Exponential of the last validation loss; depends on the tokenizer."""
+    return perplexity(self.validation_loss)
+
+  @property
   def total_sent_bytes(self) -> int:
     """Bytes that one replica has sent so far."""
     return _furthest(self, "total_sent_bytes")
@@ -107,6 +112,11 @@ class LoadedRun:
     held_out = self.record.get("held_out_digest", "unknown windows")
     digest = self.record["corpus_digest"]
     return f"{self.record['corpus_name']} ({digest}, evaluated on {held_out})"
+
+
+def perplexity(loss: float) -> float:
+  """Returns the exponential of a loss in nats; infinity where it overflows."""
+  return math.exp(loss) if not loss > 700 else math.inf
 
 
 def _furthest(run: LoadedRun, field: str) -> int:

@@ -8,6 +8,7 @@ The trainer only goes through the plan.
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +16,18 @@ import numpy as np
 import optax
 from jax.custom_batching import sequential_vmap
 
-from dilocox_jax.checks import require
+from dilocox_jax.checks import in_front, require
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.config.sections import DataConfig
 from dilocox_jax.data import sources, tokenizers
 from dilocox_jax.data.corpus import Corpus
-from dilocox_jax.data.streams import ReplicaStreams, validation_batches
+from dilocox_jax.data.documents import named_globs
+from dilocox_jax.data.streams import ReplicaStreams
+from dilocox_jax.data.validation import (
+  ValidationSet,
+  held_out_batches,
+  load_validation_set,
+)
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
@@ -358,14 +365,35 @@ def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
   )
 
 
-def held_out(config: RunConfig, text: Corpus) -> np.ndarray:
+def held_out(config: RunConfig, text: Corpus) -> Iterable[np.ndarray]:
   """Returns the validation batches that every evaluation uses.
 
   Returns:
-    Token ids [N, B, L + 1]: N batches of B sequences of L + 1 tokens.
+    Arrays of token ids [N, B, L + 1]: N batches of B sequences of L + 1 tokens.
+    The last ones of a whole pass have fewer and shorter sequences.
   """
-  return validation_batches(
-    text.validation,
+  return _batches_of(config, text.validation)
+
+
+def validation_sets(
+  config: RunConfig, text: Corpus
+) -> dict[str, tuple[ValidationSet, Iterable[np.ndarray]]]:
+  """Returns the texts of `evaluation.sets` and their batches, by name.
+
+  Raises:
+    ValueError: If one of them cannot be read or has other tokens.
+  """
+  sets = {}
+  for name, glob in named_globs(config.evaluation.sets).items():
+    with in_front(f"evaluation.sets, {name}: "):
+      found = load_validation_set(glob, text.tokenizer, config.data.text_field)
+      sets[name] = found, _batches_of(config, found.tokens)
+  return sets
+
+
+def _batches_of(config: RunConfig, tokens: np.ndarray) -> Iterable[np.ndarray]:
+  return held_out_batches(
+    tokens,
     batch_size=config.data.batch_size,
     sequence_length=config.data.sequence_length,
     max_sequences=config.evaluation.num_sequences,

@@ -1,6 +1,6 @@
 """Computes what is recorded of a state or a segment, and checks it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -25,15 +25,15 @@ class NotFiniteError(RuntimeError):
 
 
 def losses(
-  programs: Programs, state: TrainingState, batches
+  programs: Programs, state: TrainingState, parts: Iterable[np.ndarray]
 ) -> dict[str, float]:
   """Computes validation losses of three views of a state, in nats a token.
 
   Args:
     programs: Programs of the run.
     state: State of all replicas.
-    batches: Held-out tokens [N, B, L + 1]. The devices that hold them compute
-      the loss: one device, or all devices of a mesh.
+    parts: Held-out tokens, arrays [N, B, L + 1] of any sizes. Every predicted
+      token has the same weight.
 
   Returns:
     "outer_loss" (outer parameters), "mean_loss" (the replicas' mean),
@@ -43,9 +43,32 @@ def losses(
   values = {}
   for params in views.values():
     if id(params) not in values:  # A warm start has one view three times.
-      here = _where(params, batches)
-      values[id(params)] = float(programs.evaluate(here, batches))
+      values[id(params)] = _mean_loss(programs, params, parts)
   return {f"{name}_loss": values[id(p)] for name, p in views.items()}
+
+
+def outer_loss(
+  programs: Programs, state: TrainingState, parts: Iterable[np.ndarray]
+) -> float:
+  """Computes one validation loss only, that of the outer parameters."""
+  return _mean_loss(programs, _views(programs, state)["outer"], parts)
+
+
+def _mean_loss(
+  programs: Programs, params: Tree, parts: Iterable[np.ndarray]
+) -> float:
+  """Returns the mean loss of all predicted tokens, in nats.
+
+  The devices of the replicas compute it: one device, or all of a mesh.
+  """
+  total, num_predicted = 0.0, 0
+  for part in parts:
+    batches = programs.rounds.replicas.place(part, None)
+    params = _where(params, batches)
+    weight = part[..., 1:].size
+    total += weight * float(programs.evaluate(params, batches))
+    num_predicted += weight
+  return total / num_predicted
 
 
 def _where(params: Tree, batches: jax.Array) -> Tree:

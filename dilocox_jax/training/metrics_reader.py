@@ -11,7 +11,8 @@ import dataclasses
 import math
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ import optax
 from dilocox_jax import metrics
 from dilocox_jax.config import RunConfig
 from dilocox_jax.data.corpus import Corpus, digest_of
+from dilocox_jax.data.validation import ValidationSet
 from dilocox_jax.distributed import processes
 from dilocox_jax.distributed.host_arrays import arrays_to_host
 from dilocox_jax.outer.drift import Drift
@@ -97,6 +99,7 @@ class MetricsReader:
   def record_evaluation(
     self,
     losses: Mapping[str, float],
+    sets: Mapping[str, float],
     progress: TrainingProgress,
     num_steps: int | None = None,
   ) -> None:
@@ -104,6 +107,7 @@ class MetricsReader:
 
     Args:
       losses: Loss of each view, in nats a token.
+      sets: Loss of the outer parameters on each text of `evaluation.sets`.
       progress: How far the run is.
       num_steps: For the closing row only: total steps of the run.
 
@@ -111,12 +115,13 @@ class MetricsReader:
       NotFiniteError: If a loss is not finite; nothing is recorded then.
     """
     self.record_time("evaluation", progress.step, progress.simulated_s)
-    if not all(math.isfinite(loss) for loss in losses.values()):
+    if not all(map(math.isfinite, (*losses.values(), *sets.values()))):
       raise evaluation.NotFiniteError(
         f"the validation loss is not finite at step {progress.step}"
       )
     row = {
       **losses,
+      "sets": dict(sets),
       "step": progress.step,
       "tokens": progress.tokens,
       "total_sent_bytes": progress.total_sent_bytes,
@@ -200,7 +205,8 @@ def open_reader(
   workdir: pathlib.Path,
   *,
   corpus: Corpus,
-  held_out: np.ndarray,
+  held_out: Iterable[np.ndarray],
+  validation_sets: Mapping[str, tuple[ValidationSet, Any]],
   programs: Programs,
   handed_in: Sequence[str],
   command: str,
@@ -213,7 +219,8 @@ def open_reader(
     config: Config of the run.
     workdir: The run directory.
     corpus: Text of the run.
-    held_out: Batches of its evaluations, [N, B, L + 1].
+    held_out: Batches of its evaluations, arrays [N, B, L + 1].
+    validation_sets: Texts of `evaluation.sets` by name, each with its batches.
     programs: Programs of the run.
     handed_in: Names of the parts that the caller handed in, for the record.
     command: The command line, for the record.
@@ -240,7 +247,11 @@ def open_reader(
     corpus_name=corpus.name,
     corpus_digest=corpus.digest,
     bytes_per_token=corpus.bytes_per_token,
-    held_out_digest=digest_of({str(held_out.shape): held_out.tobytes()}),
+    held_out_digest=_digest_of_parts(held_out),
+    validation_sets={
+      name: {"digest": text.digest, "bytes_per_token": text.bytes_per_token}
+      for name, (text, _) in validation_sets.items()
+    },
     platform=jax.devices()[0].device_kind,
     command=command,
     continues=is_resumed,
@@ -250,3 +261,10 @@ def open_reader(
     ProgressBar(title, total, step) as bar,
   ):
     yield MetricsReader(recorder, bar, schedule, config.adaptive.energy)
+
+
+def _digest_of_parts(parts: Iterable[np.ndarray]) -> str:
+  digest = ""
+  for part in parts:
+    digest = digest_of({f"{digest}{part.shape}": part.tobytes()})
+  return digest

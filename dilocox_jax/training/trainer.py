@@ -89,8 +89,8 @@ class Trainer:
     processes.check_equal(text=self.corpus.digest)
     self.streams = build.streams(config, self.corpus)
     self.controller = AdaptiveController(config, self.programs, parts)
-    self.held_out = build.held_out(config, self.corpus)
-    self.validation = self.replicas.place(self.held_out, None)
+    self.validation = build.held_out(config, self.corpus)
+    self.validation_sets = build.validation_sets(config, self.corpus)
     self.progress = TrainingProgress()
     self._compiled = set()
     self._stop_signal = 0
@@ -167,7 +167,8 @@ class Trainer:
       self.config,
       self.workdir,
       corpus=self.corpus,
-      held_out=self.held_out,
+      held_out=self.validation,
+      validation_sets=self.validation_sets,
       programs=self.programs,
       handed_in=self.parts.names,
       command=self.command,
@@ -352,7 +353,11 @@ class Trainer:
     self, state: TrainingState, num_steps: int | None = None
   ) -> None:
     losses = evaluation.losses(self.programs, state, self.validation)
-    self._reader.record_evaluation(losses, self.progress, num_steps)
+    sets = {
+      name: evaluation.outer_loss(self.programs, state, batches)
+      for name, (_, batches) in self.validation_sets.items()
+    }
+    self._reader.record_evaluation(losses, sets, self.progress, num_steps)
 
   def _save(self, state: TrainingState) -> None:
     if not evaluation.is_finite(state):

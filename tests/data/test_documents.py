@@ -5,7 +5,11 @@ import pytest
 import zstandard
 
 from dilocox_jax.data import corpus, sources
-from dilocox_jax.data.documents import matching_files, read_documents
+from dilocox_jax.data.documents import (
+  matching_files,
+  named_globs,
+  read_documents,
+)
 
 LINES = [{"text": f"document {n} ü\n", "other": n} for n in range(30)]
 JSON_LINES = "\n".join(map(json.dumps, LINES)).encode() + b"\n\n"
@@ -101,3 +105,14 @@ def test_damage_can_be_told_and_left_out(tmp_path):
   assert len([d for d in found if d.name.startswith("a.")]) == 60
   assert "a.jsonl, line 32 is no JSON" in str(told[0])
   assert "cannot read" in str(told[1]) and len(told) == 2
+
+
+def test_sets_have_names_and_globs():
+  assert named_globs("") == {}
+  assert named_globs("a = x/*.txt; b=y=z;") == {"a": "x/*.txt", "b": "y=z"}
+
+
+@pytest.mark.parametrize("sets", ["a", "a=", "=b", "a=b;a=c"])
+def test_sets_of_another_form_are_refused(sets):
+  with pytest.raises(ValueError, match="different names with a glob each"):
+    named_globs(sets)

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from dilocox_jax.data.streams import ReplicaStreams, validation_batches
+from dilocox_jax.data.streams import ReplicaStreams
 
 LENGTH = 4
 # And a rest of 3 tokens; neither 3 replicas nor batches of 2 divide it.
@@ -129,43 +129,7 @@ def test_too_little_text_for_a_batch_each_is_an_error_with_both_numbers():
     streams(tokens=TOKENS[: enough - 1])
 
 
-def validation(batch_size=4, max_sequences=20, tokens: np.ndarray = TOKENS):
-  return validation_batches(
-    tokens,
-    batch_size=batch_size,
-    sequence_length=LENGTH,
-    max_sequences=max_sequences,
-  )
-
-
-def test_validation_sequences_are_evenly_spaced_over_the_text():
-  batches = validation(max_sequences=48)
-  assert batches.shape == (12, 4, LENGTH + 1)
-  assert batches.dtype == np.int32
-  gaps = np.diff(sequence_ids(batches).ravel())
-  assert set(gaps.tolist()) == {NUM_SEQUENCES // 48, NUM_SEQUENCES // 48 + 1}
-
-
-def test_validation_takes_whole_batches_of_different_sequences():
-  ids = sequence_ids(validation(max_sequences=1000)).ravel()
-  assert len(ids) == len(set(ids)) == NUM_SEQUENCES // 4 * 4
-  assert len(sequence_ids(validation(max_sequences=11)).ravel()) == 8
-
-
 def test_bytes_become_token_ids():
   # What is above 127 must not turn negative on the way.
   tokens = np.full(NUM_SEQUENCES * (LENGTH + 1), 200, np.uint8)
-  assert (validation(tokens=tokens) == 200).all()
   assert (streams(tokens=tokens).take(2) == 200).all()
-
-
-@pytest.mark.parametrize(
-  ("tokens", "max_sequences", "text"),
-  [
-    (TOKENS[:19], 20, "19 validation tokens make 3 sequences .* needs 4"),
-    (TOKENS, 3, "max_sequences is 3, but one batch needs 4"),
-  ],
-)
-def test_no_whole_validation_batch_is_an_error(tokens, max_sequences, text):
-  with pytest.raises(ValueError, match=text):
-    validation(tokens=tokens, max_sequences=max_sequences)

@@ -50,7 +50,9 @@ def test_the_page_names_loss_corpus_and_what_is_measured(write_run, tmp_path):
   final = read_rows(workdir / "metrics.jsonl")[-1]
   text = write_report(workdir).read_text()
   summary = text.split("\n\n")[1]
-  assert f"**{final['outer_loss']:.4f}** nats a token (measured)" in summary
+  assert f"**{final['outer_loss']:.4f}** nats a token, perplexity" in summary
+  shown = f"perplexity {math.exp(final['outer_loss']):,.4g} (measured)"
+  assert shown in summary
   assert "The final validation loss" in summary
   assert "`9f3a61c2d07e`" in summary and "derived from the plan" in summary
   assert f"| validation loss, replica 0 | {final['replica_loss']:.4f} |" in text
@@ -64,7 +66,7 @@ def test_the_page_says_how_many_bits_a_byte_took(write_run, tmp_path):
   final = read_rows(workdir / "metrics.jsonl")[-1]
   text = write_report(workdir).read_text()
   bits = final["outer_loss"] / math.log(2) / 2
-  assert f"nats a token, {bits:.4f} bits a byte (measured)" in text
+  assert f"{bits:.4f} bits a byte (measured)" in text
 
 
 def test_the_page_of_an_unfinished_run_says_so(write_run, tmp_path):

@@ -35,7 +35,7 @@ def test_streams_and_held_out_text_have_the_configs_shapes():
   width = runs.SEQUENCE_LENGTH + 1
   batches = build.streams(config, corpus).take(4)
   assert batches.shape == (3, 4, runs.BATCH_SIZE, width)
-  held_out = build.held_out(config, corpus)
+  (held_out,) = build.held_out(config, corpus)
   assert held_out.shape == (3, runs.BATCH_SIZE, width)  # 7, in whole batches.
   again = build.streams(dataclasses.replace(config, seed=1), corpus)
   assert (again.take(4) != batches).any()

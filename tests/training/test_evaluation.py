@@ -15,7 +15,7 @@ from tests import runs
 @pytest.fixture(scope="module", name="batches")
 def batches_fixture():
   shape = (2, 2, runs.SEQUENCE_LENGTH + 1)
-  return jax.random.randint(jax.random.key(3), shape, 0, 256)
+  return np.random.default_rng(3).integers(0, 256, shape, np.int32)
 
 
 def _noisy(tree, seed):
@@ -48,7 +48,7 @@ def test_outer_mean_and_replica_are_three_views_of_a_state(batches, layout):
   state = _state(programs)
   own = _noisy(state.replica.params, seed=2)
   state = state._replace(replica=state.replica._replace(params=own))
-  seen = evaluation.losses(programs, state, batches)
+  seen = evaluation.losses(programs, state, [batches])
   own = jax.device_get(own)
   views = {
     "outer_loss": jax.device_get(state.outer.params),
@@ -68,7 +68,7 @@ def test_personal_outer_parameters_are_judged_by_their_mean(batches):
   outer = _noisy(state.outer.params, seed=4)
   state = state._replace(outer=state.outer._replace(params=outer))
   mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), jax.device_get(outer))
-  seen = evaluation.losses(programs, state, batches)
+  seen = evaluation.losses(programs, state, [batches])
   expected = _loss(programs, mean, batches)
   np.testing.assert_allclose(seen["outer_loss"], expected, rtol=1e-5)
 
@@ -86,10 +86,26 @@ def test_before_the_rounds_there_is_one_view_computed_once(
     return evaluate(*args)
 
   monkeypatch.setitem(programs.__dict__, "evaluate", counted)
-  seen = evaluation.losses(programs, state, batches)
+  seen = evaluation.losses(programs, state, [batches])
   assert len(calls) == 1 and len(set(seen.values())) == 1
   expected = _loss(programs, state.params, batches)
   np.testing.assert_allclose(seen["outer_loss"], expected, rtol=1e-5)
+
+
+def test_every_predicted_token_of_a_whole_pass_has_one_weight(batches):
+  programs = runs.programs(runs.settings())
+  params = _noisy(programs.model.init(jax.random.key(1)), seed=5)
+  state: Any = states.fresh(programs, "data_parallel", params)
+  parts = [batches, batches[:1, :1, :4]]
+  tokens = [row for part in parts for batch in part for row in batch]
+  losses = [
+    float(programs.model.loss(params, jnp.asarray(row[None]))) for row in tokens
+  ]
+  expected = np.average(losses, weights=[len(row) - 1 for row in tokens])
+  seen = evaluation.losses(programs, state, parts)["outer_loss"]
+  assert seen == pytest.approx(expected, rel=1e-6)
+  assert seen != pytest.approx(np.mean(losses), rel=1e-4)
+  assert evaluation.outer_loss(programs, state, parts) == seen
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

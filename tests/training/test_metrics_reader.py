@@ -1,4 +1,5 @@
 import json
+import math
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -159,7 +160,8 @@ def _opened(workdir, held_out=0):
     config,
     workdir,
     corpus=build.corpus(config),
-    held_out=np.full((1, 2, 3), held_out, np.int32),
+    held_out=[np.full((1, 2, 3), held_out, np.int32)],
+    validation_sets={},
     programs=runs.programs(config),
     handed_in=(),
     command="train",
@@ -182,7 +184,10 @@ def test_beside_the_main_process_all_is_checked_and_nothing_written(
   monkeypatch.setattr(metrics_reader.processes, "is_main", lambda: False)
   with _opened(tmp_path / "run") as book:
     assert book.read(_dispatched())
-    book.record_evaluation({"outer_loss": 1.0}, TrainingProgress(18))
+    book.record_evaluation({"outer_loss": 1.0}, {}, TrainingProgress(18))
     with pytest.raises(NotFiniteError, match="validation loss"):
-      book.record_evaluation({"outer_loss": float("nan")}, TrainingProgress(18))
+      book.record_evaluation({"outer_loss": math.nan}, {}, TrainingProgress(18))
+    with pytest.raises(NotFiniteError, match="validation loss"):
+      losses, sets = {"outer_loss": 1.0}, {"wiki": math.nan}
+      book.record_evaluation(losses, sets, TrainingProgress(18))
   assert not (tmp_path / "run").exists() and not capfd.readouterr().out
