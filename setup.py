@@ -39,6 +39,9 @@ TEXT = [
   "zstandard>=0.25",
 ]
 
+# Data sets of Hugging Face.
+HF = ["datasets>=5.2"]
+
 DOCS = [
   "furo>=2025.12",
   "myst-parser>=5.1",
@@ -59,6 +62,7 @@ setup(
   extras_require={
     "dev": DEV + TEXT,
     "docs": DOCS,
+    "hf": HF,
     "gpu": ["jax[cuda12]>=0.10.0"],
     "text": TEXT,
     "tpu": ["jax[tpu]>=0.10.0"],

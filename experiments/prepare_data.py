@@ -18,14 +18,16 @@ from rich.console import Console
 from dilocox_jax.data import shards, tokenizers
 from dilocox_jax.data.corpus import VALIDATION_FRACTION
 from dilocox_jax.data.documents import (
+  DAMAGED,
   TEXT_FIELD,
   Document,
   matching_files,
   read_documents,
+  sampled,
 )
+from dilocox_jax.data.huggingface import TRAIN_SPLIT, read_dataset
 from experiments.runtime import command_line
 
-DAMAGED = ("error", "skip")
 _MB = 10**6
 
 
@@ -34,7 +36,18 @@ def define_flags() -> None:
   command_line.define_workdir()
   text = "Pattern of the files, e.g. 'texts/**/*.jsonl.gz'."
   flags.DEFINE_string("glob", None, text, required=True)
-  text = "Field of a JSON line that has the text."
+  text = "text_files, or huggingface, whose --glob may be a data set's name."
+  kinds = ["text_files", "huggingface"]
+  flags.DEFINE_enum("source", kinds[0], kinds, text)
+  text = "Split of a data set of --source=huggingface."
+  flags.DEFINE_string("split", TRAIN_SPLIT, text)
+  text = "Documents from which each next one is drawn; 0 keeps the order."
+  flags.DEFINE_integer("shuffle_buffer", 0, text, lower_bound=0)
+  text = "Documents to write at most; 0 writes all."
+  flags.DEFINE_integer("max_documents", 0, text, lower_bound=0)
+  text = "Seed of --shuffle_buffer."
+  flags.DEFINE_integer("seed", 0, text, lower_bound=0)
+  text = "Field of a JSON line or a row that has the text."
   flags.DEFINE_string("text_field", TEXT_FIELD, text)
   text = (
     "bytes, bpe (trained here), a tokenizer.json, or SentencePiece's .model."
@@ -58,14 +71,22 @@ def main(values: flags.FlagValues) -> None:
 
 
 def _prepare(values: flags.FlagValues, workdir: pathlib.Path) -> None:
-  files = matching_files(values.glob)
+  is_dataset = values.source == "huggingface"
+  files = [] if is_dataset else matching_files(values.glob)
   skipped: list[ValueError] = []
   on_damage = skipped.append if values.damaged == "skip" else None
 
-  def documents(done: Callable[[int], None]) -> Iterator[Document]:
+  def unshuffled(done: Callable[[int], None]) -> Iterator[Document]:
+    field = values.text_field
+    if is_dataset:
+      yield from read_dataset(values.glob, field, values.split, on_damage)
     for name, path in files:
-      yield from read_documents(name, path, values.text_field, on_damage)
+      yield from read_documents(name, path, field, on_damage)
       done(path.stat().st_size)
+
+  def documents(done: Callable[[int], None]) -> Iterator[Document]:
+    sizes = values.shuffle_buffer, values.max_documents
+    return sampled(unshuffled(done), *sizes, values.seed)
 
   first = _first(documents(lambda size: None), values)
   make = tokenizers.choose(values.tokenizer, values.vocab_size)
@@ -80,7 +101,7 @@ def _prepare(values: flags.FlagValues, workdir: pathlib.Path) -> None:
     progress.TimeRemainingColumn(),
     console=Console(stderr=True),
   ) as bar:
-    total = sum(path.stat().st_size for _, path in files)
+    total = sum(path.stat().st_size for _, path in files) or None
     task = bar.add_task("reading", total=total)
     read = documents(lambda size: bar.update(task, advance=size))
     fraction = values.validation_fraction

@@ -11,7 +11,7 @@ import typing
 from typing import Any
 
 from dilocox_jax.checks import check_limits, in_front, limited, require
-from dilocox_jax.data.documents import named_globs
+from dilocox_jax.data.documents import DAMAGED, named_globs
 from dilocox_jax.plan import choices
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import ModelShape
@@ -51,10 +51,20 @@ class Section:
 class DataConfig(Section):
   """The text that replicas are trained on."""
 
-  source: str = "stdlib"  # stdlib (Python's library), text_files, synthetic.
-  glob: str = ""  # text_files: pattern of the files, e.g. "notes/**/*.txt".
-  # text_files: field of a JSON line that has the text.
+  # stdlib (Python's library), text_files, huggingface, shards, synthetic.
+  source: str = "stdlib"
+  # text_files: pattern of the files, e.g. "notes/**/*.txt". huggingface: also a
+  # saved data set, or a name on the hub. shards: their folder.
+  glob: str = ""
+  # text_files, huggingface: field of a line or row that has the text.
   text_field: str = "text"
+  split: str = "train"  # huggingface: split that is read.
+  # huggingface: documents to read at most, 0 for all, and the number of them
+  # from which each is drawn, 0 to keep the order.
+  max_documents: int = limited(0, at_least=0)
+  shuffle_buffer: int = limited(0, at_least=0)
+  # What to do with a damaged line or file: error, or skip and count it.
+  damaged: str = limited("error", choices=DAMAGED)
   # bytes, bpe (trained on the training text), or the path of a tokenizer.json
   # or of a SentencePiece .model.
   tokenizer: str = "bytes"

@@ -93,6 +93,16 @@ def _ignored_data(values: Values) -> Iterator[Ignored]:
   if not sources.reads(source, "text_field"):
     remedy = f"data.source={source} reads no JSON: set data.source=text_files"
     yield "data", ("text_field",), remedy
+  names = ("split", "shuffle_buffer", "max_documents")
+  if not sources.reads(source, "split"):
+    remedy = f"only data.source=huggingface reads it, not {source}: drop it"
+    yield "data", names, remedy
+  elif not values["data.max_documents"]:
+    remedy = "all documents are read: set data.max_documents too"
+    yield "data", ("shuffle_buffer",), remedy
+  if not sources.reads(source, "damaged"):
+    remedy = f"data.source={source} reads no files that may be damaged: drop it"
+    yield "data", ("damaged",), remedy
   if not sources.reads(source, "validation_fraction"):
     remedy = f"data.source={source} is divided already: drop it"
     yield "data", ("validation_fraction",), remedy

@@ -35,6 +35,8 @@ class Corpus:
       nats a token, divided by this and by ln 2, is in bits a byte. None if the
       tokens stand for no bytes.
     tokenizer: What made the tokens; None if nothing did.
+    num_skipped: Damaged lines and files that were left out, or, of shards that
+      are too short, missing tokens.
   """
 
   name: str
@@ -45,6 +47,7 @@ class Corpus:
   num_files: int
   bytes_per_token: float | None = None
   tokenizer: Tokenizer | None = None
+  num_skipped: int = 0
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:

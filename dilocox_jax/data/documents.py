@@ -17,13 +17,17 @@ import itertools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from dilocox_jax.checks import require
 from dilocox_jax.data.text_extra import text_package
 
 TEXT_FIELD = "text"
+OnDamage = Callable[[ValueError], None]
+DAMAGED = ("error", "skip")  # What to do with a line or file that is damaged.
 _LINES = (".jsonl", ".ndjson")
 _COMPRESSED = (".gz", ".zst")
 
@@ -94,7 +98,7 @@ def read_documents(
   name: str,
   path: pathlib.Path,
   text_field: str = TEXT_FIELD,
-  on_damage: Callable[[ValueError], None] | None = None,
+  on_damage: OnDamage | None = None,
 ) -> Iterator[Document]:
   """Yields the documents of one file.
 
@@ -112,16 +116,45 @@ def read_documents(
   try:
     yield from _documents(name, path, text_field, on_damage)
   except ValueError as error:
-    _tell(error, on_damage)
+    tell(error, on_damage)
 
 
-def _tell(
-  error: ValueError, on_damage: Callable[[ValueError], None] | None
-) -> None:
+def tell(error: ValueError, on_damage: OnDamage | None) -> None:
   """Hands an error on, or raises it if nobody wants to hear of it."""
   if on_damage is None:
     raise error
   on_damage(error)
+
+
+def sampled(
+  documents: Iterable[Document],
+  shuffle_buffer: int = 0,
+  max_documents: int = 0,
+  seed: int = 0,
+) -> Iterator[Document]:
+  """Yields documents in a random order, or only the first of them.
+
+  Each document is drawn from a buffer, which the next document then fills. So
+  the memory of the buffer is all that a stream of any length needs. The order
+  is a function of the documents, the size of the buffer and the seed.
+
+  Args:
+    documents: Documents.
+    shuffle_buffer: Documents in the buffer; 0 keeps the order.
+    max_documents: Documents to yield at most; 0 yields all.
+    seed: Any integer that is not negative.
+  """
+  draws, buffer = np.random.default_rng(seed), []
+
+  def drawn() -> Iterator[Document]:
+    for document in documents:
+      buffer.append(document)
+      if len(buffer) > shuffle_buffer:
+        yield buffer.pop(int(draws.integers(len(buffer))))
+    draws.shuffle(buffer)
+    yield from buffer
+
+  return itertools.islice(drawn(), max_documents or None)
 
 
 def _documents(name, path, text_field, on_damage) -> Iterator[Document]:
@@ -135,7 +168,7 @@ def _documents(name, path, text_field, on_damage) -> Iterator[Document]:
       try:
         content = _field(line, text_field, f"{path}, line {number}")
       except ValueError as error:
-        _tell(error, on_damage)
+        tell(error, on_damage)
       else:
         yield Document(f"{name}:{number}", content)
 
@@ -147,6 +180,20 @@ def _field(line: bytes, text_field: str, where: str) -> bytes:
     raise ValueError(
       f"{where} is no JSON ({error}): mend or remove it"
     ) from None
+  return document_text(value, text_field, where)
+
+
+def document_text(value: Any, text_field: str, where: str) -> bytes:
+  """Returns the text of an object in UTF-8.
+
+  Args:
+    value: A row of a file, or a line of JSON that was read.
+    text_field: Field that has the text.
+    where: Place of the object, for the message.
+
+  Raises:
+    ValueError: If there is no text in the field.
+  """
   if not isinstance(value, dict) or not isinstance(value.get(text_field), str):
     raise ValueError(
       f"{where} has no text in the field {text_field!r}: name another one with "

@@ -27,7 +27,7 @@ import numpy as np
 from dilocox_jax.checks import require
 from dilocox_jax.data import tokenizers
 from dilocox_jax.data.corpus import Corpus, check_fraction, is_held_out
-from dilocox_jax.data.documents import Document
+from dilocox_jax.data.documents import DAMAGED, Document
 from dilocox_jax.data.tokenizers import Tokenizer
 
 FORMAT = 1
@@ -194,29 +194,33 @@ def _finish(
   (folder / _PROGRESS).unlink(missing_ok=True)
 
 
-def map_corpus(folder: str) -> Corpus:
+def map_corpus(folder: str, damaged: str = DAMAGED[0]) -> Corpus:
   """Maps the tokens of a folder; nothing but the index is read.
 
   Args:
     folder: What `write` finished.
+    damaged: What to do with a file that is too short: "error", or "skip" to
+      take the tokens that are there and to count those that are missing.
 
   Raises:
-    ValueError: If it is no such folder, or a file is too short. The message is
-      one line.
+    ValueError: If it is no such folder, or a file is too short or too long.
+      The message is one line.
   """
   path = pathlib.Path(folder).expanduser()
   index = _index(path)
   dtype = np.dtype(index["dtype"]).newbyteorder("<")
-  arrays = {}
+  arrays, missing = {}, 0
   for split, count in index["tokens"].items():
     file = _file(path, split)
     size = file.stat().st_size if file.exists() else 0
+    found = min(size // dtype.itemsize, count)
     require(
-      size == count * dtype.itemsize,
+      size == count * dtype.itemsize or (damaged == "skip" and found > 0),
       f"{file} has {size:,} bytes instead of {count * dtype.itemsize:,}: copy "
-      "the folder again, or write it anew",
+      "the folder again, write it anew, or set data.damaged=skip",
     )
-    arrays[split] = np.memmap(file, dtype, "r")
+    arrays[split] = np.memmap(file, dtype, "r", shape=(found,))
+    missing += count - found
   made = tokenizers.byte_tokenizer()
   if index["tokenizer_file"]:
     made = tokenizers.from_file(str(path / index["tokenizer_file"]))
@@ -224,11 +228,12 @@ def map_corpus(folder: str) -> Corpus:
     "shards",
     arrays[TRAIN],
     arrays[VALIDATION],
-    index["digest"],
+    index["digest"] + (f"-{missing}" if missing else ""),
     index["vocab_size"],
     index["documents"],
     index["bytes_per_token"],
     made,
+    missing,
   )
 
 

@@ -5,26 +5,45 @@ So it is the source code of Python's standard library. To add a source, write a
 function that returns a `Corpus`, and call `register_source`.
 """
 
+import dataclasses
 import inspect
+import logging
 import os
 import pathlib
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from dilocox_jax.checks import known
 from dilocox_jax.data import shards
 from dilocox_jax.data.corpus import VALIDATION_FRACTION, Corpus, from_files
 from dilocox_jax.data.documents import (
+  DAMAGED,
   TEXT_FIELD,
+  Document,
+  OnDamage,
   matching_files,
   read_documents,
+  sampled,
 )
+from dilocox_jax.data.huggingface import TRAIN_SPLIT, read_dataset
 from dilocox_jax.data.markov import synthetic
 from dilocox_jax.data.tokenizers import MakeTokenizer, byte_tokenizer
 from dilocox_jax.plan.choices import Registry
 
 SOURCES: Registry[Callable[..., Corpus]] = Registry("data source")
-SETTINGS = ("glob", "seed", "validation_fraction", "tokenizer", "text_field")
+_DEFAULTS: dict[str, Any] = {
+  "glob": "",
+  "seed": 0,
+  "validation_fraction": VALIDATION_FRACTION,
+  "tokenizer": byte_tokenizer,
+  "text_field": TEXT_FIELD,
+  "split": TRAIN_SPLIT,
+  "shuffle_buffer": 0,
+  "max_documents": 0,
+  "damaged": DAMAGED[0],
+}
+SETTINGS = tuple(_DEFAULTS)
 
 _LEFT_OUT = frozenset(
   # Distributions of Python leave out, move or add these folders. Two builds of
@@ -63,39 +82,24 @@ def reads(source: str, setting: str) -> bool:
   return load is not None and setting in inspect.signature(load).parameters
 
 
-def load_corpus(
-  source: str,
-  *,
-  glob: str = "",
-  seed: int = 0,
-  validation_fraction: float = VALIDATION_FRACTION,
-  tokenizer: MakeTokenizer = byte_tokenizer,
-  text_field: str = TEXT_FIELD,
-) -> Corpus:
-  """Loads a corpus into memory by the name of its source.
+def load_corpus(source: str, **settings: Any) -> Corpus:
+  """Loads a corpus by the name of its source.
 
   Args:
     source: One of `SOURCES`.
-    glob: Pattern of the files; of the package's sources "text_files" reads it.
-    seed: Integer seed; of the package's sources "synthetic" reads it.
-    validation_fraction: Share of the text that is held out for validation,
-      above 0 and below 1.
-    tokenizer: Function from training documents to a tokenizer
-      (`tokenizers.choose`).
-    text_field: Field of a JSON line that has the text.
+    **settings: Those of `SETTINGS` that are not at their default. They are
+      `glob`, `seed`, `validation_fraction`, `text_field`, `split`,
+      `shuffle_buffer`, `max_documents` and `damaged`, as in the section `data`
+      of a config, and `tokenizer`, a function from training documents to a
+      tokenizer (`tokenizers.choose`). A source gets those that it reads.
 
   Raises:
     ValueError: If the source is unknown or has too little text.
   """
   known("data source", source, SOURCES)
-  given = {
-    "glob": glob,
-    "seed": seed,
-    "validation_fraction": validation_fraction,
-    "tokenizer": tokenizer,
-    "text_field": text_field,
-  }
-  return SOURCES[source](**{k: v for k, v in given.items() if reads(source, k)})
+  given = _DEFAULTS | settings
+  load = SOURCES[source]
+  return load(**{name: given[name] for name in SETTINGS if reads(source, name)})
 
 
 def stdlib(
@@ -133,6 +137,7 @@ def text_files(
   validation_fraction: float = VALIDATION_FRACTION,
   tokenizer: MakeTokenizer = byte_tokenizer,
   text_field: str = TEXT_FIELD,
+  damaged: str = DAMAGED[0],
 ) -> Corpus:
   """Reads every file that a pattern matches (`documents.read_documents`).
 
@@ -142,17 +147,71 @@ def text_files(
       above 0 and below 1.
     tokenizer: As for `load_corpus`.
     text_field: Field of a JSON line that has the text.
+    damaged: "error", or "skip" to leave out and count what cannot be read.
 
   Raises:
     ValueError: If no file matches, if a file cannot be read, or if training or
       validation has no text.
   """
-  found = {
-    document.name: document.content
-    for name, path in matching_files(pattern)
-    for document in read_documents(name, path, text_field)
-  }
-  return from_files("text_files", found, validation_fraction, tokenizer)
+
+  def read(on_damage: OnDamage | None) -> Iterator[Document]:
+    for name, path in matching_files(pattern):
+      yield from read_documents(name, path, text_field, on_damage)
+
+  return _corpus("text_files", read, damaged, validation_fraction, tokenizer)
+
+
+def huggingface(
+  *,
+  glob: str,
+  seed: int = 0,
+  validation_fraction: float = VALIDATION_FRACTION,
+  tokenizer: MakeTokenizer = byte_tokenizer,
+  text_field: str = TEXT_FIELD,
+  split: str = TRAIN_SPLIT,
+  shuffle_buffer: int = 0,
+  max_documents: int = 0,
+  damaged: str = DAMAGED[0],
+) -> Corpus:
+  """Reads a data set into memory (`huggingface.read_dataset`).
+
+  Args:
+    glob: A saved data set, a pattern of files, or a name on the hub.
+    seed: Seed of the documents that `max_documents` takes.
+    validation_fraction: As for `text_files`.
+    tokenizer: As for `load_corpus`.
+    text_field: Field that has the text.
+    split: Split that is read; the validation text is held out from it.
+    shuffle_buffer: As in `documents.sampled`.
+    max_documents: Documents to read at most; 0 reads all.
+    damaged: As for `text_files`.
+
+  Raises:
+    ValueError: If it cannot be read, or has too little text.
+  """
+
+  def read(on_damage: OnDamage | None) -> Iterator[Document]:
+    found = read_dataset(glob, text_field, split, on_damage)
+    return sampled(found, shuffle_buffer, max_documents, seed)
+
+  return _corpus("huggingface", read, damaged, validation_fraction, tokenizer)
+
+
+def _corpus(
+  name: str,
+  read: Callable[[OnDamage | None], Iterable[Document]],
+  damaged: str,
+  validation_fraction: float,
+  tokenizer: MakeTokenizer,
+) -> Corpus:
+  """Makes a corpus of documents, and counts those that cannot be read."""
+  skipped: list[ValueError] = []
+  on_damage = skipped.append if damaged == "skip" else None
+  found = {document.name: document.content for document in read(on_damage)}
+  for error in skipped:
+    logging.getLogger(__name__).warning("skipped: %s", error)
+  made = from_files(name, found, validation_fraction, tokenizer)
+  return dataclasses.replace(made, num_skipped=len(skipped))
 
 
 def _library_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -169,8 +228,8 @@ def _library_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
         yield pathlib.Path(folder, name)
 
 
-def _shards_of_config(*, glob: str) -> Corpus:
-  return shards.map_corpus(glob)
+def _shards_of_config(*, glob: str, damaged: str) -> Corpus:
+  return shards.map_corpus(glob, damaged)
 
 
 def _files_of_config(
@@ -179,12 +238,14 @@ def _files_of_config(
   validation_fraction: float,
   tokenizer: MakeTokenizer,
   text_field: str,
+  damaged: str,
 ) -> Corpus:
   return text_files(
     glob,
     validation_fraction=validation_fraction,
     tokenizer=tokenizer,
     text_field=text_field,
+    damaged=damaged,
   )
 
 
@@ -192,3 +253,4 @@ register_source("stdlib", stdlib)
 register_source("text_files", _files_of_config)
 register_source("shards", _shards_of_config)
 register_source("synthetic", synthetic)
+register_source("huggingface", huggingface)

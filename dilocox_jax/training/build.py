@@ -344,14 +344,9 @@ def text_of(data: DataConfig, seed: int) -> Corpus:
   Raises:
     ValueError: If the source has no text. The message is one line.
   """
-  return sources.load_corpus(
-    data.source,
-    glob=data.glob,
-    seed=seed,
-    validation_fraction=data.validation_fraction,
-    tokenizer=tokenizers.choose(data.tokenizer, data.vocab_size),
-    text_field=data.text_field,
-  )
+  given = {k: v for k, v in vars(data).items() if k in sources.SETTINGS}
+  made = {"tokenizer": tokenizers.choose(data.tokenizer, data.vocab_size)}
+  return sources.load_corpus(data.source, **given | made, seed=seed)
 
 
 def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:

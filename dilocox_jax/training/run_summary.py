@@ -45,10 +45,15 @@ def summary_lines(
     f"model {name}: {count:,} parameters, "
     f"{_count(mesh.num_replicas, 'replica')} on "
     f"{_count(num_devices, 'device')} ({device})",
-    f"text {corpus.name}: {human_tokens(corpus.train.size)}; "
+    f"text {corpus.name}: {human_tokens(corpus.train.size)}{_skipped(corpus)}; "
     f"{config.total_steps:,} inner steps, {human_tokens(tokens)} a replica",
     f"method {_method(config, plan, traffic)}",
   ]
+
+
+def _skipped(corpus: Corpus) -> str:
+  number = corpus.num_skipped
+  return f", {number:,} damaged or missing left out" if number else ""
 
 
 def _count(number: int, noun: str) -> str:

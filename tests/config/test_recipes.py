@@ -18,6 +18,8 @@ RESULTS = pathlib.Path(__file__).parents[2] / "docs/results"
 DEFAULT = {
   **{"seed": 0, "total_steps": 600},
   **{"data.source": "stdlib", "data.glob": "", "data.text_field": "text"},
+  **{"data.split": "train", "data.max_documents": 0},
+  **{"data.shuffle_buffer": 0, "data.damaged": "error"},
   **{"data.tokenizer": "bytes", "data.vocab_size": 1024},
   **{"data.validation_fraction": 0.05, "data.batch_size": 8},
   **{"data.sequence_length": 128, "model.preset": "tiny"},
@@ -58,6 +60,7 @@ DEFAULT = {
   **{"mesh.chunks_per_stage": 1, "mesh.remat": "dots"},
   **{"mesh.boundary": "none", "mesh.outer_memory": "device"},
   **{"evaluation.interval_steps": 150, "evaluation.num_sequences": 128},
+  "evaluation.sets": "",
   **{"checkpoint.interval_steps": 150, "checkpoint.keep": 2},
   "checkpoint.init_from": "",
 }

@@ -17,6 +17,16 @@ GRADIENTS = {"sync": {"method": "allreduce"}}
 CASES = [
   ("data.glob", "*.txt", {}, "stdlib reads no files: set data.source=text_fil"),
   ("data.text_field", "body", {}, "stdlib reads no JSON"),
+  ("data.split", "test", {}, "only data.source=huggingface reads it"),
+  ("data.max_documents", 9, {}, "only data.source=huggingface reads it"),
+  ("data.shuffle_buffer", 9, {}, "only data.source=huggingface reads it"),
+  (
+    "data.shuffle_buffer",
+    9,
+    {"data": {"source": "huggingface"}},
+    "all documents are read: set data.max_documents",
+  ),
+  ("data.damaged", "skip", {}, "stdlib reads no files that may be damaged"),
   (
     "data.tokenizer",
     "bpe",
@@ -60,6 +70,12 @@ CASES = [
 READERS = {
   "data.glob": {"data": {"source": "text_files"}},
   "data.text_field": {"data": {"source": "text_files"}},
+  "data.split": {"data": {"source": "huggingface"}},
+  "data.max_documents": {"data": {"source": "huggingface"}},
+  "data.shuffle_buffer": {
+    "data": {"source": "huggingface", "max_documents": 5}
+  },
+  "data.damaged": {"data": {"source": "text_files"}},
   "data.vocab_size": {"data": {"tokenizer": "bpe"}},
   "inner.momentum": {"inner": {"optimizer": "sgd"}},
   "exchange.error_feedback": LOSSY,

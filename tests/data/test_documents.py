@@ -6,9 +6,11 @@ import zstandard
 
 from dilocox_jax.data import corpus, sources
 from dilocox_jax.data.documents import (
+  Document,
   matching_files,
   named_globs,
   read_documents,
+  sampled,
 )
 
 LINES = [{"text": f"document {n} ü\n", "other": n} for n in range(30)]
@@ -105,6 +107,28 @@ def test_damage_can_be_told_and_left_out(tmp_path):
   assert len([d for d in found if d.name.startswith("a.")]) == 60
   assert "a.jsonl, line 32 is no JSON" in str(told[0])
   assert "cannot read" in str(told[1]) and len(told) == 2
+
+
+NUMBERS = [Document(str(n), b"") for n in range(100)]
+
+
+def numbers(*options):
+  return [int(document.name) for document in sampled(NUMBERS, *options)]
+
+
+def test_a_buffer_shuffles_as_far_as_it_reaches():
+  assert numbers() == list(range(100))
+  drawn = numbers(10, 0, 3)
+  assert sorted(drawn) == list(range(100)) != drawn
+  # The k-th document is drawn from the first k + 11.
+  assert all(n <= place + 10 for place, n in enumerate(drawn))
+  assert drawn == numbers(10, 0, 3) != numbers(10, 0, 4)
+  assert numbers(10, 7, 3) == drawn[:7]
+
+
+def test_no_more_is_read_than_is_taken():
+  endless = iter(lambda: Document("again", b""), None)
+  assert len(list(sampled(endless, 5, 20))) == 20
 
 
 def test_sets_have_names_and_globs():

@@ -130,6 +130,22 @@ def test_what_is_damaged_is_one_line(tmp_path, bpe):
   assert "index.json is damaged" in refused(shards.map_corpus, str(folder))
 
 
+def test_the_tokens_that_a_short_file_still_has_can_be_taken(tmp_path, bpe):
+  write(tmp_path, bpe)
+  whole = shards.map_corpus(str(tmp_path), "skip")
+  size = (tmp_path / "train.bin").stat().st_size
+  with open(tmp_path / "train.bin", "r+b") as file:
+    file.truncate(size - 5)  # Two tokens and a half of 2 bytes each.
+  short = shards.map_corpus(str(tmp_path), "skip")
+  assert (whole.num_skipped, short.num_skipped) == (0, 3)
+  np.testing.assert_array_equal(short.train, whole.train[:-3])
+  assert short.digest != whole.digest
+  (tmp_path / "train.bin").write_bytes(b"")
+  assert "train.bin has 0 bytes" in refused(
+    shards.map_corpus, str(tmp_path), "skip"
+  )
+
+
 def test_a_lost_end_of_a_file_is_noticed(tmp_path):
   writing = shards.write(tmp_path, DOCUMENTS, BYTES, 0.1)
   next(writing)

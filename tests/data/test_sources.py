@@ -1,3 +1,4 @@
+import json
 import pathlib
 import sysconfig
 
@@ -167,3 +168,15 @@ def test_load_hands_on_what_its_source_needs():
 def test_an_unknown_source_is_answered_with_the_known_ones():
   with pytest.raises(ValueError, match="'wiki': have: stdlib, text_files"):
     sources.load_corpus("wiki")
+
+
+def test_damage_is_an_error_or_left_out_counted_and_logged(tmp_path, caplog):
+  lines = [json.dumps({"text": name}) for name in NAMES]
+  (tmp_path / "a.jsonl").write_text("\n".join([*lines, "{no", "[]"]))
+  glob = f"{tmp_path}/*"
+  with pytest.raises(ValueError, match="line 81 is no JSON"):
+    sources.load_corpus("text_files", glob=glob)
+  corpus = sources.load_corpus("text_files", glob=glob, damaged="skip")
+  assert corpus.num_skipped == 2 and corpus.num_files == len(NAMES)
+  for line, message in zip((81, 82), caplog.messages, strict=True):
+    assert f"a.jsonl, line {line} " in message

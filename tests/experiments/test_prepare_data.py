@@ -107,3 +107,18 @@ def test_damaged_lines_are_skipped_and_counted_on_request(lines, tmp_path):
   assert "60 documents, 2 skipped" in done.stdout
   assert done.stdout.count("\nskipped: ") + 1 == 2
   assert shards.map_corpus(str(tmp_path / "out")).num_files == 60
+
+
+def test_a_data_set_is_written_in_the_order_of_the_seed(tmp_path):
+  library = pytest.importorskip("datasets", reason="the extra hf is missing")
+  texts = {"body": [f"document {n}" for n in range(300)]}
+  library.Dataset.from_dict(texts).to_parquet(tmp_path / "a.parquet")
+  flags = ("--source=huggingface", "--text_field=body", "--shuffle_buffer=50")
+  for name in ("one", "two"):
+    done = prepare(tmp_path, tmp_path / name, *flags, "--max_documents=200")
+    assert done.returncode == 0, done.stderr
+    assert "200 documents, 0 skipped" in done.stdout
+  one, two = (runs.files(tmp_path / name) for name in ("one", "two"))
+  assert one == two
+  text = one["train.bin"].decode().split()[1::2]
+  assert len(text) > 150 and text != sorted(text, key=int)
