@@ -7,8 +7,13 @@ The flags after -- are those of experiments.train. The processes communicate
 over the loopback interface. If a process fails, the launcher ends all
 processes, and the same command continues the run from its newest checkpoint.
 The launcher passes SIGTERM and Ctrl-C on to the processes, which save and stop.
+
+With --link=100mbit every process gets a network of its own behind a link of
+that rate, which the kernel throttles (Linux only; root is not needed). A short
+transfer checks the links first.
 """
 
+import contextlib
 import functools
 import itertools
 import os
@@ -17,18 +22,25 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from absl import flags
 
+from dilocox_jax.simulate.quantities import (
+  RATE,
+  format_quantity,
+  parse_quantity,
+)
 from experiments import train
 from experiments.runtime import (
   command_line,
   cores,
   distributed_flags,
   file_lock,
+  link_check,
   process_group,
   stop_signals,
+  throttled_network,
 )
 from experiments.runtime.command_line import StoppedError, UsageError
 
@@ -36,7 +48,9 @@ _REFUSAL = (
   "processes of another launch still use --workdir={}: wait until they end, or "
   "end them"
 )
-_OWN = re.compile(r"--?(processes|devices|h|\?|help\w*)(=|$)")
+_OWN = re.compile(r"--?(processes|devices|link|h|\?|help\w*)(=|$)")
+_SHORT_RATE = re.compile(r"([\d.]+) ?([kmg]?)bit(/s)?", re.IGNORECASE)
+_PORT_INSIDE = 9876  # Every port of a network of one's own is free.
 
 
 def define_flags() -> None:
@@ -52,6 +66,12 @@ def define_flags() -> None:
     "cpu",
     ["cpu", "gpu"],
     "Devices of the processes: the CPU, or GPUs that are divided in order.",
+  )
+  flags.DEFINE_string(
+    "link",
+    None,
+    "Rate of the link of every process, up and down, such as 100mbit or "
+    "'1 Gbit/s'; without it they use the loopback interface, unthrottled.",
   )
   train.define_flags()
 
@@ -87,16 +107,22 @@ def main(
     config, count
   )
   workdir = command_line.writable(values.workdir)
+  rate = link_rate(values.link) if values.link else None
   # The processes inherit the lock. So they still hold it if the launcher is
   # killed.
-  with file_lock.held(
-    workdir / ".launch.lock", _REFUSAL.format(workdir)
-  ) as lock:
+  refusal = _REFUSAL.format(workdir)
+  with (
+    file_lock.held(workdir / ".launch.lock", refusal) as lock,
+    _network(rate, count) as network,
+  ):
     coordinator = f"127.0.0.1:{_free_port()}"
+    if network:
+      coordinator = f"{network.addresses[0]}:{_PORT_INSIDE}"
     members = [
       process_group.Member(
         number,
-        [
+        _command(network, number)
+        + [
           *(sys.executable, "-m", "experiments.train", *train_flags),
           *("--distributed", f"--coordinator={coordinator}"),
           *(f"--num_processes={count}", f"--process_id={number}"),
@@ -107,6 +133,52 @@ def main(
       for number in range(count)
     ]
     _run(process_group.Group(members))
+
+
+def link_rate(text: str) -> float:
+  """Returns the bits a second of a rate such as "100mbit" or "1 Gbit/s".
+
+  Raises:
+    UsageError: If it is no rate, or none that the kernel can throttle to.
+  """
+  if match := _SHORT_RATE.fullmatch(text.strip()):
+    prefix = {"k": "k", "m": "M", "g": "G"}.get(match[2].lower(), "")
+    text = f"{match[1]} {prefix}bit/s"
+  try:
+    rate = parse_quantity(text, RATE, "--link")
+  except ValueError as error:
+    raise UsageError(error) from error
+  if not 1e5 <= rate <= 1e11:
+    raise UsageError(
+      f"--link={text} must lie between 100 kbit/s and 100 Gbit/s"
+    )
+  return rate
+
+
+@contextlib.contextmanager
+def _network(
+  rate: float | None, count: int
+) -> Iterator[throttled_network.ThrottledNetwork | None]:
+  """Makes throttled links that were checked; None if no rate is given."""
+  if rate is None:
+    yield None
+    return
+  links = [throttled_network.NodeLink(rate, rate)] * count
+  with throttled_network.throttled_network(links) as network:
+    ratios = link_check.check(network, links)
+    print(
+      f"links: {count} of {format_quantity(rate, RATE)}, measured "
+      f"{min(ratios):.3f} to {max(ratios):.3f} times that less headers",
+      flush=True,
+    )
+    yield network
+
+
+def _command(
+  network: throttled_network.ThrottledNetwork | None, number: int
+) -> list[str]:
+  """Returns what stands before the command of a process."""
+  return network.command(number, []) if network else []
 
 
 def _check_own(own_flags: Sequence[str]) -> None:

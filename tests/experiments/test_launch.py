@@ -18,6 +18,7 @@ import pytest
 from dilocox_jax.metrics import read_rows
 from experiments import launch
 from experiments.runtime import file_lock
+from experiments.runtime.command_line import UsageError
 from tests import runs
 
 CONFIG = pathlib.Path(__file__).parents[2] / "experiments/configs/dilocox.py"
@@ -218,3 +219,19 @@ def test_what_follows_two_dashes_is_for_the_processes():
   own, given = launch.split(["--processes=2", "--", "--workdir=x", "--", "y"])
   assert own == ["--processes=2"] and given == ["--workdir=x", "--", "y"]
   assert launch.split(["--help"]) == (["--help"], [])
+
+
+@pytest.mark.parametrize(
+  "text, bit_per_s",
+  [("1gbit", 1e9), ("100mbit", 1e8), ("0.5 Gbit/s", 5e8), ("20 MB/s", 1.6e8)],
+)
+def test_a_link_is_written_as_tc_or_as_a_cluster_file_has_it(text, bit_per_s):
+  assert launch.link_rate(text) == bit_per_s
+
+
+@pytest.mark.parametrize(
+  "text, message", [("fast", "is no rate"), ("1bit", "must lie between")]
+)
+def test_a_link_without_a_usable_rate_is_refused(text, message):
+  with pytest.raises(UsageError, match=message):
+    launch.link_rate(text)

@@ -1,0 +1,90 @@
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments.runtime import link_check, throttled_network
+from experiments.runtime.command_line import UsageError
+from experiments.runtime.throttled_network import NodeLink
+
+SLOW = NodeLink(up_bit_per_s=20e6, down_bit_per_s=40e6)
+# A process that makes a network, says who holds it, and waits.
+HOLDS = """
+import time
+from experiments.runtime.throttled_network import NodeLink, throttled_network
+with throttled_network([NodeLink(1e7, 1e7)] * 2) as network:
+  print(*network._root.pids.values(), flush=True)
+  time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def namespaces():
+  """Skips where no namespace may be made."""
+  try:
+    with throttled_network.throttled_network([SLOW] * 2):
+      pass
+  except UsageError as error:
+    pytest.skip(str(error))
+
+
+def is_running(pid):
+  return pathlib.Path(f"/proc/{pid}").exists()
+
+
+def holders(network):
+  return list(network._root.pids.values())
+
+
+@pytest.mark.parametrize("user", ["root", "other"])
+def test_links_carry_their_rates_and_nothing_stays_behind(user, monkeypatch):
+  if user == "other":
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+  links = [SLOW, NodeLink(40e6, 10e6)]
+  with throttled_network.throttled_network(links) as network:
+    ratios = link_check.check(network, links)
+    assert all(abs(ratio - 1) <= 0.03 for ratio in ratios)
+    # Node 1 sent 0.6 s at 40 Mbit/s, and acknowledged what node 0 sent.
+    payload = 0.6 * 40e6 / 8 * link_check.GOODPUT
+    assert 1 < network.sent_bytes(1) / payload < 1.2
+    pids = holders(network)
+    assert len(pids) == 3 and all(map(is_running, pids))
+  assert not any(map(is_running, pids))
+
+
+def test_a_link_that_is_not_what_it_should_be_is_refused():
+  links = [SLOW] * 2
+  with throttled_network.throttled_network(links) as network:
+    network.throttle(0, NodeLink(10e6, 40e6))
+    with pytest.raises(
+      UsageError, match="from node 0 to node 1 carries 0.(49|50) "
+    ):
+      link_check.check(network, links)
+
+
+def test_a_killed_launcher_leaves_no_network_behind():
+  process = subprocess.Popen(
+    [sys.executable, "-c", HOLDS], stdout=subprocess.PIPE, text=True
+  )
+  with process:
+    assert process.stdout
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 3 and all(map(is_running, pids))
+    process.send_signal(signal.SIGKILL)
+  deadline = time.monotonic() + 10
+  while any(map(is_running, pids)) and time.monotonic() < deadline:
+    time.sleep(0.05)
+  assert not any(map(is_running, pids))
+
+
+def test_a_program_that_is_missing_is_named(monkeypatch):
+  monkeypatch.setattr(throttled_network.shutil, "which", lambda tool: None)
+  with (
+    pytest.raises(UsageError, match="need the program ip, which is not"),
+    throttled_network.throttled_network([SLOW] * 2),
+  ):
+    pass
