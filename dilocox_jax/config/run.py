@@ -83,6 +83,12 @@ class RunConfig:
     )
     with in_front("model/sync: "):
       _ = self.model.shape, self.fragments
+    length, longest = self.data.sequence_length, self.model.shape.num_positions
+    require(
+      not longest or length <= longest,
+      f"data.sequence_length={length} exceeds the learned positions of the "
+      f"model: take at most model.num_positions={longest}",
+    )
     with in_front("exchange."):
       check_collective(self.codec.payload, self.exchange.collective)
     require(

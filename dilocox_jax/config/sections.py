@@ -87,13 +87,20 @@ class ModelConfig(Section):
   model_dim: int | None = None
   num_heads: int | None = None
   ff_dim: int | None = None
-  activation: str | None = None  # swiglu or gelu.
+  activation: str | None = None  # swiglu, gelu or relu.
   qk_norm: bool | None = None
   # Number of heads of keys and values. If it is less than num_heads, several
   # heads share keys and values.
   num_kv_heads: int | None = None
   vocab_size: int | None = None  # Number of different tokens.
   tied_head: bool | None = None  # Whether the head is the token table.
+  head_dim: int | None = None  # Width of a head; 0: model_dim / num_heads.
+  positions: str | None = None  # rope (rotary) or learned.
+  num_positions: int | None = None  # learned: longest sequence.
+  rope_base: float | None = None  # rope: base of the angles.
+  norm: str | None = None  # rms, or layer (with a bias).
+  norm_epsilon: float | None = None
+  biases: str | None = None  # Projections with a bias: none, qkv or all.
   # float32 or bfloat16, for activations. Parameters are always float32.
   compute_dtype: str = limited("float32", choices=choices.COMPUTE_DTYPES)
   # Number of blocks in one step of the scan; 0 takes all (fast on CPU).

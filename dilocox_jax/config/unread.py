@@ -10,6 +10,7 @@ from typing import Any
 
 from dilocox_jax.data import sources
 from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS
+from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.plan.wire.payload_names import split_links
 
@@ -43,6 +44,9 @@ def unread_fields(values: Values, defaults: Values) -> dict[str, str]:
 def _ignored(values: Values) -> Iterator[Ignored]:
   """Yields a section, fields of it that a run ignores, and what to do."""
   yield from _ignored_data(values)
+  if _model_value(values, "positions") == "learned":
+    remedy = "model.positions=learned rotates nothing: take rope"
+    yield "model", ("rope_base",), remedy
   yield from _ignored_options("inner", values["inner.optimizer"])
   yield from _ignored_options("outer", values["outer.optimizer"])
   if values["inner.schedule"] == "constant":
@@ -83,6 +87,13 @@ def _ignored(values: Values) -> Iterator[Ignored]:
   if values["mesh.num_stages"] <= 1:
     remedy = "one stage sends nothing to another: set mesh.num_stages"
     yield "mesh", ("boundary",), remedy
+
+
+def _model_value(values: Values, name: str) -> Any:
+  """Returns a field of the model, which may be that of the preset."""
+  given = values[f"model.{name}"]
+  preset = MODEL_PRESETS[values["model.preset"]]
+  return getattr(preset, name) if given is None else given
 
 
 def _ignored_data(values: Values) -> Iterator[Ignored]:

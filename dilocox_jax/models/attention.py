@@ -17,18 +17,20 @@ from jaxtyping import Array, Float
 ROPE_BASE = 10_000.0
 
 
-def rotate(x_BxLxNxK: Float[Array, "B L N K"]) -> Float[Array, "B L N K"]:
+def rotate(
+  x_BxLxNxK: Float[Array, "B L N K"], base: float = ROPE_BASE
+) -> Float[Array, "B L N K"]:
   """Rotates pairs of features by angles that grow with the position (RoPE).
 
   Feature i < K/2 is paired with i + K/2. The pair is rotated by the angle
-  position * ROPE_BASE^(-2 i / K). So the dot product of a query and a key
+  position * base^(-2 i / K). So the dot product of a query and a key
   depends only on the distance between their positions.
 
-  Example with K = 4: features 0 and 2 are rotated by 1 radian per position,
-  features 1 and 3 by 10,000^(-1/2) = 0.01 radian. At position 3 the angles are
-  3 and 0.03. A query at position 3 and a key at position 1 differ by the angles
-  2 and 0.02. A query at position 12 and a key at position 10 differ by the same
-  angles.
+  Example with K = 4 and base 10,000: features 0 and 2 are rotated by 1 radian
+  per position, features 1 and 3 by 10,000^(-1/2) = 0.01 radian. At position 3
+  the angles are 3 and 0.03. A query at position 3 and a key at position 1
+  differ by the angles 2 and 0.02. A query at position 12 and a key at position
+  10 differ by the same angles.
 
   Source: Su et al. 2021, arXiv 2104.09864, equation 34.
   Differs: the two features of a pair are K/2 apart, while in the paper they are
@@ -37,6 +39,7 @@ def rotate(x_BxLxNxK: Float[Array, "B L N K"]) -> Float[Array, "B L N K"]:
 
   Args:
     x_BxLxNxK: Queries or keys [B, L, N, K]. The position is the index along L.
+    base: Base of the angles.
 
   Returns:
     Rotated queries or keys, with the shape and dtype of the argument. Angles
@@ -46,7 +49,7 @@ def rotate(x_BxLxNxK: Float[Array, "B L N K"]) -> Float[Array, "B L N K"]:
   wide = np.promote_types(np.float32, x_BxLxNxK.dtype)
   exponents = jnp.arange(0, width, 2, dtype=wide) / width
   positions = jnp.arange(length, dtype=wide)
-  angles = jnp.outer(positions, ROPE_BASE**-exponents)[None, :, None, :]
+  angles = jnp.outer(positions, base**-exponents)[None, :, None, :]
   cos, sin = jnp.cos(angles), jnp.sin(angles)
   first, second = jnp.split(x_BxLxNxK.astype(wide), 2, axis=-1)
   rotated = (first * cos - second * sin, second * cos + first * sin)

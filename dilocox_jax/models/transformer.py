@@ -28,7 +28,11 @@ Params = dict[str, Any]
 Multiply = Callable[[str, Array, Array], Array]
 
 INIT_SCALE = 0.02
-NORM_EPSILON = 1e-6
+_ACTIVATIONS = {
+  "swiglu": jax.nn.silu,  # Of the gate.
+  "gelu": jax.nn.gelu,
+  "relu": jax.nn.relu,
+}
 
 
 class Model(NamedTuple):
@@ -60,27 +64,39 @@ class Model(NamedTuple):
 
 
 class _Norm(nnx.Module):
-  """Root-mean-square norm (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+  """Root-mean-square norm, or layer norm; see `ModelShape.norm`."""
 
-  def __init__(self, width: int):
+  def __init__(self, width: int, shape: ModelShape):
+    self.epsilon = shape.norm_epsilon
     self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
+    zeros = jnp.zeros((width,), jnp.float32)
+    self.bias = nnx.Param(zeros) if shape.norm == "layer" else None
 
   def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
     # Squares of bf16 values lose too much when summed in bf16.
     wide = x.astype(np.promote_types(np.float32, x.dtype))
+    if self.bias is not None:
+      wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-    y = wide * jax.lax.rsqrt(mean_square + NORM_EPSILON)
-    scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
-    return (y * scale).astype(x.dtype)
+    y = wide * jax.lax.rsqrt(mean_square + self.epsilon)
+    y = y * self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
+    if self.bias is not None:
+      y = y + self.bias[...].reshape((1,) * (x.ndim - 1) + (-1,))
+    return y.astype(x.dtype)
 
 
 def _linear(
-  fan_in: int, fan_out: int, scale: float, dtype: Any, rngs: nnx.Rngs
+  fan_in: int,
+  fan_out: int,
+  scale: float,
+  dtype: Any,
+  rngs: nnx.Rngs,
+  bias: bool = False,
 ) -> nnx.Linear:
   return nnx.Linear(
     fan_in,
     fan_out,
-    use_bias=False,
+    use_bias=bias,
     dtype=dtype,
     param_dtype=jnp.float32,
     kernel_init=nnx.initializers.normal(scale),
@@ -100,17 +116,18 @@ class _Attention(nnx.Module):
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
     heads = shape.num_heads * shape.head_width
-    self.shape = shape
-    self.norm = _Norm(shape.model_dim)
-    self.query = _linear(shape.model_dim, heads, INIT_SCALE, dtype, rngs)
+    self.shape, d = shape, shape.model_dim
+    self.norm = _Norm(d, shape)
+    bias = shape.has_bias("query")
+    self.query = _linear(d, heads, INIT_SCALE, dtype, rngs, bias)
     shared = shape.kv_heads * shape.head_width
-    self.key = _linear(shape.model_dim, shared, INIT_SCALE, dtype, rngs)
-    self.value = _linear(shape.model_dim, shared, INIT_SCALE, dtype, rngs)
+    self.key = _linear(d, shared, INIT_SCALE, dtype, rngs, bias)
+    self.value = _linear(d, shared, INIT_SCALE, dtype, rngs, bias)
     if shape.qk_norm:
-      self.query_norm = _Norm(shape.head_width)
-      self.key_norm = _Norm(shape.head_width)
-    scale = _residual_scale(shape)
-    self.output = _linear(heads, shape.model_dim, scale, dtype, rngs)
+      self.query_norm = _Norm(shape.head_width, shape)
+      self.key_norm = _Norm(shape.head_width, shape)
+    scale, bias = _residual_scale(shape), shape.has_bias("output")
+    self.output = _linear(heads, d, scale, dtype, rngs, bias)
 
   def __call__(
     self, x_TxD: Float[Array, "T D"], length: int
@@ -132,28 +149,32 @@ class _Attention(nnx.Module):
     group = self.shape.num_heads // self.shape.kv_heads
     if group > 1:
       key, value = (jnp.repeat(x, group, axis=2) for x in (key, value))
-    mixed = attend(rotate(query), rotate(key), value)
+    if self.shape.positions == "rope":
+      query, key = (rotate(x, self.shape.rope_base) for x in (query, key))
+    mixed = attend(query, key, value)
     return self.output(mixed.reshape(x_TxD.shape[0], -1))
 
 
 class _Mlp(nnx.Module):
-  """SwiGLU or GELU feed-forward after a norm."""
+  """Feed-forward after a norm, with a gate if it is SwiGLU."""
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
     d, f = shape.model_dim, shape.ff_dim
     self.gated = shape.activation == "swiglu"
-    self.norm = _Norm(d)
+    self.activation = _ACTIVATIONS[shape.activation]
+    self.norm = _Norm(d, shape)
+    bias = shape.has_bias("up")
     if self.gated:
-      self.gate = _linear(d, f, INIT_SCALE, dtype, rngs)
-    self.up = _linear(d, f, INIT_SCALE, dtype, rngs)
-    self.down = _linear(f, d, _residual_scale(shape), dtype, rngs)
+      self.gate = _linear(d, f, INIT_SCALE, dtype, rngs, bias)
+    self.up = _linear(d, f, INIT_SCALE, dtype, rngs, bias)
+    self.down = _linear(f, d, _residual_scale(shape), dtype, rngs, bias)
 
   def __call__(self, x_TxD: Float[Array, "T D"]) -> Float[Array, "T D"]:
     y_TxD = self.norm(x_TxD)
     up_TxF = self.up(y_TxD)
     if self.gated:
-      return self.down(jax.nn.silu(self.gate(y_TxD)) * up_TxF)
-    return self.down(jax.nn.gelu(up_TxF))
+      return self.down(self.activation(self.gate(y_TxD)) * up_TxF)
+    return self.down(self.activation(up_TxF))
 
 
 class _Block(nnx.Module):
@@ -171,18 +192,30 @@ class _Block(nnx.Module):
 
 
 class _Embed(nnx.Module):
-  """The token table, without positions: `rotate` adds them in attention."""
+  """The token table, and the table of learned positions if there is one."""
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
     table = (shape.vocab_size, shape.model_dim)
     normal = nnx.initializers.normal(INIT_SCALE)
     self.embedding = nnx.Param(normal(rngs.params(), table, jnp.float32))
+    table = (shape.num_positions, shape.model_dim)
+    self.positions = (
+      nnx.Param(normal(rngs.params(), table, jnp.float32))
+      if shape.positions == "learned"
+      else None
+    )
     self.dtype = dtype
 
-  def __call__(self, tokens_T: Int[Array, " T"]) -> Float[Array, "T D"]:
+  def __call__(self, tokens_BxL: Int[Array, "B L"]) -> Float[Array, "T D"]:
     # "fill" gives NaN for a token outside the vocabulary, and NaN stops the
     # run. The default would clamp the token and train on another one.
+    tokens_T = tokens_BxL.reshape(-1)
     rows = jnp.take(self.embedding[...], tokens_T, axis=0, mode="fill")
+    if self.positions is not None:
+      # A position outside the table is NaN, too.
+      at = jnp.arange(tokens_BxL.shape[1], dtype=np.int32)
+      added = jnp.take(self.positions[...], at, axis=0, mode="fill")
+      rows = rows + jnp.tile(added, (tokens_BxL.shape[0], 1))
     return rows.astype(self.dtype)
 
   def scores(self, x_TxD: Float[Array, "T D"]) -> Float[Array, "T V"]:
@@ -205,7 +238,7 @@ class _Decoder(nnx.Module):
       return _Block(shape, dtype, rngs)
 
     self.blocks = stacked(rngs)
-    self.final_norm = _Norm(shape.model_dim)
+    self.final_norm = _Norm(shape.model_dim, shape)
     if not shape.tied_head:
       self.head = _linear(
         shape.model_dim, shape.vocab_size, INIT_SCALE, dtype, rngs
@@ -276,7 +309,7 @@ def build_model(
   head = None if shape.tied_head else _pure(abstract.head)
 
   def embed(params: Params, tokens_BxL: Array) -> Array:
-    return table(params["embed"])(tokens_BxL.reshape(-1))
+    return table(params["embed"])(tokens_BxL)
 
   def block(
     layer: Params, x_TxD: Array, length: int, multiply: Multiply | None = None

@@ -127,6 +127,10 @@ def test_a_misspelt_field_is_answered_with_the_nearest():
       ["codec.rank=17", "take at most 16"],
     ),
     (
+      {"model": {"positions": "learned", "num_positions": 100}},
+      ["data.sequence_length=128", "at most model.num_positions=100"],
+    ),
+    (
       {"data": {"batch_size": 8}, "inner": {"accumulate_steps": 3}},
       ["data.batch_size=8", "inner.accumulate_steps=3"],
     ),
@@ -161,8 +165,8 @@ def test_a_misspelt_field_is_answered_with_the_nearest():
     ({"codec": {"name": "int", "rank": 3}}, ["codec.rank=3", "'int'"]),
     ({"exchange": {"feedback_decay": 2}}, ["exchange.feedback_decay=2"]),
     (
-      {"model": {"activation": "relu"}},
-      ["model", "activation='relu'", "swiglu", "gelu"],
+      {"model": {"activation": "selu"}},
+      ["model", "activation='selu'", "swiglu", "gelu"],
     ),
   ],
 )

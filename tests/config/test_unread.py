@@ -11,6 +11,7 @@ ADAPTS = {
   "adaptive": {"mode": "rank"},
 }
 STAGES = {"mesh": {"layout": "mesh", "num_stages": 2}}
+LEARNED = {"positions": "learned", "num_positions": 128}
 GRADIENTS = {"sync": {"method": "allreduce"}}
 
 # A field, a run that ignores it, what the refusal says, and one that reads it.
@@ -40,6 +41,7 @@ CASES = [
     "shards is divided already",
   ),
   ("data.vocab_size", 500, {}, "only data.tokenizer=bpe is trained"),
+  ("model.rope_base", 1e6, {"model": LEARNED}, "learned rotates nothing"),
   ("inner.momentum", 0.9, {}, "adamw has no momentum"),
   ("inner.b1", 0.8, {"inner": {"optimizer": "sgd"}}, "sgd has no b1"),
   ("inner.b2", 0.8, {"inner": {"optimizer": "sgd"}}, "sgd has no b2"),

@@ -22,11 +22,19 @@ from tests.inner.pipelines import SMALL, Case, counts, error, over_stages
 FLOAT32_TOLERANCE = 1e-5
 FLOAT64_TOLERANCE = 1e-12
 TIED = dataclasses.replace(SMALL, tied_head=True)
+OPT = dataclasses.replace(
+  SMALL,
+  activation="relu",
+  biases="all",
+  norm="layer",
+  positions="learned",
+  num_positions=6,
+)
 
 
 def named(case):
-  is_tied = case.shape.tied_head
-  return f"{case.schedule}-{case.num_stages}-{case.remat}-tied={is_tied}"
+  kind = {SMALL: "small", TIED: "tied", OPT: "opt"}[case.shape]
+  return f"{case.schedule}-{case.num_stages}-{case.remat}-{kind}"
 
 
 def case(schedule, num_stages, **options):
@@ -39,6 +47,8 @@ CASES = [
   case("gpipe", 4, shape=TIED),
   case("1f1b", 2, remat="full", shape=TIED),
   case("1f1b", 4),
+  case("1f1b", 2, shape=OPT),
+  case("zb_h1", 2, remat="none", shape=OPT),
   case("interleaved", 4, shape=TIED),  # Three of eight chunks have no layer.
   case("zb_h1", 2, remat="full", shape=TIED),
   case("zb_h1", 4, remat="none"),

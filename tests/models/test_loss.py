@@ -29,14 +29,23 @@ def fixed_logits(logits_BxLxV):
   )
 
 
+OPT = {"activation": "relu", "biases": "all", "norm": "layer"}
+OPT |= {"positions": "learned", "num_positions": 14}
+
+
 @pytest.mark.parametrize(
-  ("activation", "qk_norm", "head_dim"),
-  [("swiglu", False, 0), ("swiglu", True, 6), ("gelu", False, 6)],
+  "options",
+  [
+    {},
+    {"qk_norm": True, "head_dim": 6},
+    {"activation": "gelu", "head_dim": 6},
+    {"biases": "qkv", "rope_base": 100.0, "norm_epsilon": 0.1},
+    OPT | {"tied_head": True},
+    OPT | {"qk_norm": True},
+  ],
 )
-def test_the_loss_is_the_oracles(activation, qk_norm, head_dim):
-  shape = dataclasses.replace(
-    nano, activation=activation, qk_norm=qk_norm, head_dim=head_dim
-  )
+def test_the_loss_is_the_oracles(options):
+  shape = dataclasses.replace(nano, **options)
   model = build_model(shape)
   # Values far from their start, so that every term of the model counts.
   rng = np.random.default_rng(0)

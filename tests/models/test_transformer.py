@@ -24,7 +24,20 @@ OPTIONS = [
   for activation, qk, head in itertools.product(
     ("swiglu", "gelu"), (False, True), (0, 6)
   )
-] + [dataclasses.replace(nano, num_heads=4, num_kv_heads=2, tied_head=True)]
+] + [
+  # Qwen's options, OPT's, and those of a shared key and value head.
+  dataclasses.replace(nano, biases="qkv", rope_base=1e6, norm_epsilon=1e-5),
+  dataclasses.replace(
+    nano,
+    activation="relu",
+    biases="all",
+    norm="layer",
+    positions="learned",
+    num_positions=12,
+    tied_head=True,
+  ),
+  dataclasses.replace(nano, num_heads=4, num_kv_heads=2, tied_head=True),
+]
 
 
 def tokens(*shape, seed=1):
@@ -62,11 +75,14 @@ def test_parameters_are_the_leaves_that_the_plan_lists(shape):
 
 
 def test_every_layer_draws_its_own_values_and_outputs_start_smaller():
-  deep = dataclasses.replace(nano, num_layers=8, model_dim=64)
+  deep = dataclasses.replace(nano, num_layers=8, model_dim=64, biases="all")
   leaves = by_path(drawn(build_model(deep)))
   for path, leaf in leaves.items():
     if path.endswith("scale"):
       assert jnp.all(leaf == 1)
+      continue
+    if path.endswith("bias"):
+      assert not jnp.any(leaf)
       continue
     residual = path.endswith(("output/kernel", "down/kernel"))
     expected = 0.02 / math.sqrt(2 * 8) if residual else 0.02
@@ -75,7 +91,7 @@ def test_every_layer_draws_its_own_values_and_outputs_start_smaller():
       assert len(np.unique(leaf)) > 0.99 * leaf.size
 
 
-@pytest.mark.parametrize("shape", OPTIONS[::5])
+@pytest.mark.parametrize("shape", [*OPTIONS[::5], *OPTIONS[-3:]])
 def test_a_token_changes_nothing_before_it(shape):
   model = build_model(shape)
   params = lively(drawn(model))
@@ -106,7 +122,7 @@ def test_unrolled_layers_compute_what_scanned_ones_do(unroll):
   )
 
 
-@pytest.mark.parametrize("shape", OPTIONS[::5])
+@pytest.mark.parametrize("shape", [*OPTIONS[::5], *OPTIONS[-3:]])
 def test_bfloat16_computes_nearly_the_same_from_the_same_parameters(shape):
   params = drawn(build_model(shape))
   batch = tokens(2, 9)
@@ -142,6 +158,13 @@ def test_a_token_outside_the_vocabulary_is_not_a_number():
   assert jnp.all(jnp.isfinite(logits[1]))
 
 
+def test_a_position_outside_the_table_is_not_a_number():
+  model = build_model(OPTIONS[-2])
+  apply = jax.jit(model.apply)
+  assert jnp.all(jnp.isfinite(apply(drawn(model), tokens(2, 12))))
+  assert jnp.all(jnp.isnan(apply(drawn(model), tokens(2, 13))[:, 12]))
+
+
 def test_stacked_replicas_equal_replicas_one_by_one():
   model = build_model(nano)
   params = jax.jit(jax.vmap(model.init))(jax.random.split(jax.random.key(0), 3))
@@ -166,7 +189,7 @@ def test_stacked_replicas_equal_replicas_one_by_one():
   chex.assert_trees_all_close(gradients, stacked, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [OPTIONS[3], OPTIONS[-1]])
+@pytest.mark.parametrize("shape", [OPTIONS[3], *OPTIONS[-2:]])
 def test_every_kernel_of_a_block_is_multiplied_through_the_hook(shape):
   model = build_model(shape)
   params = lively(drawn(model))
@@ -187,7 +210,7 @@ def test_every_kernel_of_a_block_is_multiplied_through_the_hook(shape):
   assert not jnp.allclose(doubled, diverted, atol=0.1)
 
 
-@pytest.mark.parametrize("shape", [OPTIONS[0], OPTIONS[-1]])
+@pytest.mark.parametrize("shape", [OPTIONS[0], *OPTIONS[-2:]])
 def test_embedding_and_logits_read_no_block(shape):
   model = build_model(shape)
   params = lively(drawn(model))
@@ -207,7 +230,7 @@ def test_embedding_and_logits_read_no_block(shape):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("shape", [OPTIONS[3], OPTIONS[-1]])
+@pytest.mark.parametrize("shape", [OPTIONS[3], *OPTIONS[-2:]])
 def test_a_float64_model_computes_in_float64_throughout(shape):
   params = lively(drawn(build_model(shape)))
   params = jax.tree.map(lambda x: x.astype(jnp.float64), params)

@@ -3,17 +3,25 @@
 import numpy as np
 
 
-def rms_norm(x, scale):
-  return x / np.sqrt(np.mean(x * x) + 1e-6) * scale
+def norm(p, x, shape):
+  if shape.norm == "layer":
+    x = x - np.mean(x)
+  return x / np.sqrt(np.mean(x * x) + shape.norm_epsilon) * p["scale"] + p.get(
+    "bias", 0
+  )
 
 
-def rope(x, position):
+def project(p, x):
+  return x @ p["kernel"] + p.get("bias", 0)
+
+
+def rope(x, position, base):
   # Pair (i, i + K/2) is a complex number; its angle grows with the position.
   half = len(x) // 2
   out = np.zeros_like(x)
   for i in range(half):
     z = complex(x[i], x[i + half])
-    z *= np.exp(1j * position * 10000.0 ** (-2 * i / len(x)))
+    z *= np.exp(1j * position * base ** (-2 * i / len(x)))
     out[i], out[i + half] = z.real, z.imag
   return out
 
@@ -27,22 +35,27 @@ def silu(x):
   return x / (1 + np.exp(-x))
 
 
+def relu(x):
+  return np.maximum(x, 0)
+
+
 def attention(p, stream, shape):
   """What attention adds to each position of one sequence."""
   n, k = shape.num_heads, shape.head_width
   group = n // shape.kv_heads
   queries, keys, values = [], [], []
   for position, x in enumerate(stream):
-    y = rms_norm(x, p["norm"]["scale"])
+    y = norm(p["norm"], x, shape)
     q, h, v = (
-      (y @ p[name]["kernel"]).reshape(-1, k)
-      for name in ("query", "key", "value")
+      project(p[name], y).reshape(-1, k) for name in ("query", "key", "value")
     )
     if shape.qk_norm:
-      q = [rms_norm(a, p["query_norm"]["scale"]) for a in q]
-      h = [rms_norm(a, p["key_norm"]["scale"]) for a in h]
-    queries.append([rope(a, position) for a in q])
-    keys.append([rope(a, position) for a in h])
+      q = [norm(p["query_norm"], a, shape) for a in q]
+      h = [norm(p["key_norm"], a, shape) for a in h]
+    if shape.positions == "rope":
+      q, h = ([rope(a, position, shape.rope_base) for a in x] for x in (q, h))
+    queries.append(q)
+    keys.append(h)
     values.append(v)
   added = []
   for now in range(len(stream)):
@@ -56,16 +69,18 @@ def attention(p, stream, shape):
       heads.append(
         sum(w * values[t][head // group] for t, w in enumerate(weights))
       )
-    added.append(np.concatenate(heads) @ p["output"]["kernel"])
+    added.append(project(p["output"], np.concatenate(heads)))
   return added
 
 
 def mlp(p, x, shape):
-  y = rms_norm(x, p["norm"]["scale"])
-  hidden = y @ p["up"]["kernel"]
+  y = norm(p["norm"], x, shape)
+  hidden = project(p["up"], y)
   if shape.activation == "swiglu":
-    return (silu(y @ p["gate"]["kernel"]) * hidden) @ p["down"]["kernel"]
-  return gelu(hidden) @ p["down"]["kernel"]
+    hidden = silu(project(p["gate"], y)) * hidden
+  else:
+    hidden = {"gelu": gelu, "relu": relu}[shape.activation](hidden)
+  return project(p["down"], hidden)
 
 
 def layer_of(tree, layer):
@@ -79,13 +94,16 @@ def loss(params, sequences, shape):
   nats = []
   for tokens in sequences:
     stream = [params["embed"]["embedding"][t] for t in tokens[:-1]]
+    if shape.positions == "learned":
+      added = params["embed"]["positions"][: len(stream)]
+      stream = [x + a for x, a in zip(stream, added, strict=True)]
     for layer in range(shape.num_layers):
       p = layer_of(params["blocks"], layer)
       added = attention(p["attention"], stream, shape)
       stream = [x + a for x, a in zip(stream, added, strict=True)]
       stream = [x + mlp(p["mlp"], x, shape) for x in stream]
     for x, target in zip(stream, tokens[1:], strict=True):
-      y = rms_norm(x, params["final_norm"]["scale"])
+      y = norm(params["final_norm"], x, shape)
       head = params["embed"]["embedding"].T
       logits = y @ (head if shape.tied_head else params["head"]["kernel"])
       nats.append(np.log(np.sum(np.exp(logits))) - logits[target])

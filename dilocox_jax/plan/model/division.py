@@ -45,20 +45,23 @@ _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
       (_WHOLE, _DATA, _STAGE),
     ),
   ),
-  (r"(^|/)blocks/.*/scale$", ((_STAGE, _WHOLE),)),
+  (r"(^|/)blocks/.*/(scale|bias)$", ((_STAGE, _WHOLE),)),
   (r"(^|/)blocks/.*/gram$", ((_STAGE, _WHOLE, _WHOLE),)),
   (
-    r"(^|/)(embed/embedding|head/kernel)$",
+    r"(^|/)(embed/(embedding|positions)|head/kernel)$",
     ((_ALL, _WHOLE), (_WHOLE, _ALL), (_STAGE, _DATA), (_DATA, _STAGE)),
   ),
   (
-    r"(^|/)(embed/embedding|head/kernel)/right$",
+    r"(^|/)(embed/(embedding|positions)|head/kernel)/right$",
     ((_WHOLE, _ALL, _WHOLE), (_WHOLE, _DATA, _WHOLE)),
   ),
-  (r"(^|/)(embed/embedding|head/kernel)/gram$", ()),
-  (r"(^|/)final_norm/scale$", ()),
+  (r"(^|/)(embed/(embedding|positions)|head/kernel)/gram$", ()),
+  (r"(^|/)final_norm/(scale|bias)$", ()),
   # These are codes and scales of an 8-bit residual, [layers, blocks, values].
-  (r"/(kernel|embedding|scale)/\d+$", ((_WHOLE, _BY_LAYER, _WHOLE),)),
+  (
+    r"/(kernel|embedding|positions|scale|bias)/\d+$",
+    ((_WHOLE, _BY_LAYER, _WHOLE),),
+  ),
   (r"(^|/)(count|ns_coeffs)$", ()),  # A few numbers of an optimizer's state.
 )
 

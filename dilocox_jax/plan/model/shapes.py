@@ -10,10 +10,13 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from dilocox_jax.checks import check_limits, limited, within_limits
+from dilocox_jax.checks import check_limits, limited, require, within_limits
 from dilocox_jax.plan.choices import Lazy
 
-ACTIVATIONS = ("swiglu", "gelu")
+ACTIVATIONS = ("swiglu", "gelu", "relu")
+POSITIONS = ("rope", "learned")
+NORMS = ("rms", "layer")
+BIASES = ("none", "qkv", "all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +32,7 @@ class ModelShape:
     vocab_size: Number of tokens in the vocabulary, V.
     head_dim: Width of one attention head as configured. 0 means
       model_dim / num_heads. `head_width` is the resulting width.
-    activation: "swiglu" (Shazeer 2020, arXiv 2002.05202) or "gelu".
+    activation: "swiglu" (Shazeer 2020, arXiv 2002.05202), "gelu" or "relu".
     qk_norm: Whether queries and keys of each head are normalised before their
       product (Dehghani et al. 2023, arXiv 2302.05442, section 2.1).
     num_kv_heads: Number of heads of keys and values as configured. Equally many
@@ -37,6 +40,17 @@ class ModelShape:
       means num_heads. `kv_heads` is the resulting number.
     tied_head: Whether the output head is the embedding table. If not, it is a
       matrix of its own.
+    positions: How the model knows positions: "rope" rotates queries and keys
+      (Su et al. 2021, arXiv 2104.09864), "learned" adds a table to the
+      embedding.
+    num_positions: Number of rows of that table, and so the longest sequence.
+    rope_base: Base of the angles of "rope".
+    norm: "rms" (Zhang and Sennrich 2019, arXiv 1910.07467), or "layer", which
+      also subtracts the mean and adds a bias (Ba et al. 2016, arXiv
+      1607.06450).
+    norm_epsilon: Added to the mean square before the root.
+    biases: Which projections add a bias: "none", "qkv" (queries, keys and
+      values, as in Qwen), or "all" (all but the head, as in OPT).
   """
 
   # Builds the model's functions from the shape (`models.transformer`).
@@ -52,6 +66,12 @@ class ModelShape:
   qk_norm: bool = False
   num_kv_heads: int = limited(0, at_least=0)
   tied_head: bool = False
+  positions: str = limited("rope", choices=POSITIONS)
+  num_positions: int = limited(0, at_least=0)
+  rope_base: float = limited(10_000.0, above=0)
+  norm: str = limited("rms", choices=NORMS)
+  norm_epsilon: float = limited(1e-6, above=0)
+  biases: str = limited("none", choices=BIASES)
 
   def __post_init__(self):
     """Raises ValueError if no model can have these sizes."""
@@ -69,7 +89,13 @@ class ModelShape:
         f"num_heads={self.num_heads}: equally many query heads share each head "
         "of keys and values"
       )
-    if self.head_width % 2:
+    require(
+      (self.positions == "learned") == (self.num_positions > 0),
+      f"positions={self.positions!r} does not go with num_positions="
+      f"{self.num_positions}: learned positions need their number, others "
+      "have none",
+    )
+    if self.positions == "rope" and self.head_width % 2:
       raise ValueError(
         f"head width {self.head_width} (head_dim={self.head_dim}, "
         f"model_dim={self.model_dim} / num_heads={self.num_heads}) must be "
@@ -86,20 +112,37 @@ class ModelShape:
     """Number of heads of keys, and of values."""
     return self.num_kv_heads or self.num_heads
 
+  def has_bias(self, projection: str) -> bool:
+    """Whether a projection of a layer, such as "query", adds a bias."""
+    in_qkv = projection in ("query", "key", "value")
+    return self.biases == "all" or (self.biases == "qkv" and in_qkv)
+
   def block_shapes(self) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every leaf of one layer, by path."""
     d, f, k = self.model_dim, self.ff_dim, self.head_width
-    heads = self.num_heads * k
-    leaves: dict[str, tuple[int, ...]] = {"attention/norm/scale": (d,)}
-    leaves["attention/query/kernel"] = (d, heads)
-    for name in ("key", "value"):
-      leaves[f"attention/{name}/kernel"] = (d, self.kv_heads * k)
-    if self.qk_norm:
-      leaves |= {f"attention/{n}_norm/scale": (k,) for n in ("query", "key")}
-    leaves |= {"attention/output/kernel": (heads, d), "mlp/norm/scale": (d,)}
-    if self.activation == "swiglu":
-      leaves["mlp/gate/kernel"] = (d, f)
-    return leaves | {"mlp/up/kernel": (d, f), "mlp/down/kernel": (f, d)}
+    heads, shared = self.num_heads * k, self.kv_heads * k
+    widths = {"query": heads, "key": shared, "value": shared}
+    gates = ("mlp/gate",) if self.activation == "swiglu" else ()
+    kernels = {f"attention/{name}": (d, n) for name, n in widths.items()}
+    kernels |= {name: (d, f) for name in (*gates, "mlp/up")}
+    kernels |= {"attention/output": (heads, d), "mlp/down": (f, d)}
+    leaves: dict[str, tuple[int, ...]] = {}
+    for name in ("attention", "mlp"):
+      leaves |= _norm_shapes(self, f"{name}/norm", d)
+    for name in ("query", "key") if self.qk_norm else ():
+      leaves |= _norm_shapes(self, f"attention/{name}_norm", k)
+    for path, kernel in kernels.items():
+      leaves[f"{path}/kernel"] = kernel
+      if self.has_bias(path.split("/")[1]):
+        leaves[f"{path}/bias"] = kernel[1:]
+    return leaves
+
+
+def _norm_shapes(
+  shape: ModelShape, path: str, width: int
+) -> dict[str, tuple[int, ...]]:
+  names = ("scale", "bias") if shape.norm == "layer" else ("scale",)
+  return {f"{path}/{name}": (width,) for name in names}
 
 
 def parameter_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
@@ -118,7 +161,10 @@ def parameter_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     f"blocks/{path}": (layers, *leaf)
     for path, leaf in shape.block_shapes().items()
   }
-  leaves = {"embed/embedding": (v, d), **blocks, "final_norm/scale": (d,)}
+  leaves = {"embed/embedding": (v, d), **blocks}
+  if shape.positions == "learned":
+    leaves["embed/positions"] = (shape.num_positions, d)
+  leaves |= _norm_shapes(shape, "final_norm", d)
   return leaves if shape.tied_head else leaves | {"head/kernel": (d, v)}
 
 
@@ -130,12 +176,13 @@ def parameter_count(shape: ModelShape) -> int:
     h V D + D + num_layers (2 D (W + U) + g D F + 2 D + q)
 
   where W = N K is the width of the queries and U = kv_heads K that of the keys
-  and of the values. The MLP has g = 3 (SwiGLU) or 2 (GELU) matrices, and the
-  norms of queries and keys have q = 2 K parameters with QK-norm, else 0. There
-  are h = 2 tables, or 1 if head and embedding are tied.
+  and of the values. The MLP has g = 3 (SwiGLU) or 2 (GELU, ReLU) matrices, and
+  the norms of queries and keys have q = 2 K parameters with QK-norm, else 0.
+  There are h = 2 tables, or 1 if head and embedding are tied. Biases of norms
+  and projections and learned positions come on top.
 
   Source: our own count. The matrix terms are those of Hoffmann et al. 2022,
-  arXiv 2203.15556, appendix F. The projections have no biases.
+  arXiv 2203.15556, appendix F.
 
   Args:
     shape: Sizes of the model.

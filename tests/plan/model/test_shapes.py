@@ -127,7 +127,11 @@ def test_the_embedding_table_costs_no_operations():
     ({"head_dim": 5}, "head width 5 (head_dim=5"),
     ({"num_kv_heads": 3}, "num_kv_heads=3 must divide num_heads=2"),
     ({"num_heads": 16}, "model_dim=16 / num_heads=16) must be even"),
-    ({"activation": "relu"}, "activation='relu' must be one of"),
+    ({"activation": "selu"}, "activation='selu' must be one of"),
+    ({"positions": "learned"}, "does not go with num_positions=0"),
+    ({"num_positions": 8}, "positions='rope' does not go with num_positions=8"),
+    ({"norm": "batch"}, "norm='batch' must be one of rms, layer"),
+    ({"biases": "some"}, "biases='some' must be one of none, qkv, all"),
   ],
 )
 def test_a_shape_that_cannot_be_built_says_which_values_clash(change, message):
