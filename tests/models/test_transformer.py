@@ -11,7 +11,7 @@ import pytest
 
 from dilocox_jax.models.loss import next_token_loss
 from dilocox_jax.models.transformer import build_model
-from dilocox_jax.plan.model.presets import nano
+from dilocox_jax.plan.model.presets import MODEL_PRESETS, nano
 from dilocox_jax.plan.model.shapes import parameter_count, parameter_shapes
 
 # Layers fused differently round differently.
@@ -65,7 +65,7 @@ def by_path(params):
   }
 
 
-@pytest.mark.parametrize("shape", OPTIONS)
+@pytest.mark.parametrize("shape", [*OPTIONS, *MODEL_PRESETS.values()])
 def test_parameters_are_the_leaves_that_the_plan_lists(shape):
   params = jax.eval_shape(build_model(shape).init, jax.random.key(0))
   leaves = by_path(params)

@@ -22,13 +22,37 @@ tiny = ModelShape(4, 128, 4, 344, BYTE_VOCABULARY)
 # everything that is stacked.
 nano = ModelShape(2, 16, 2, 24, BYTE_VOCABULARY)
 
-# DiLoCoX's two models (arXiv 2506.21263, by their names; sizes of OPT are of
-# Zhang et al. 2022, arXiv 2205.01068, table 1, without biases and with rotary
-# for learned positions; sizes of the large one recalled, unverified).
+# Two sizes between tiny and the papers': hours on one accelerator. They read
+# bytes too; model.vocab_size sets another vocabulary.
+small = ModelShape(8, 512, 8, 1376, BYTE_VOCABULARY)
+medium = ModelShape(12, 768, 12, 2048, BYTE_VOCABULARY)
+
+# DiLoCoX's two models (arXiv 2506.21263, by their names; OPT is of Zhang et al.
+# 2022, arXiv 2205.01068, table 1; sizes of the large one recalled, unverified,
+# and without the biases of Qwen: model.biases=qkv adds them).
 opt_1_3b = ModelShape(
-  24, 2048, 32, 8192, 50272, activation="gelu", tied_head=True
+  24,
+  2048,
+  32,
+  8192,
+  50272,
+  activation="relu",
+  tied_head=True,
+  positions="learned",
+  num_positions=2048,
+  norm="layer",
+  norm_epsilon=1e-5,
+  biases="all",
 )
 qwen_107b = ModelShape(78, 8192, 64, 49152, 152064, num_kv_heads=8)
+
+# OpenDiLoCo's two models (arXiv 2407.07852): the larger has the sizes of
+# TinyLlama (Zhang et al. 2024, arXiv 2401.02385); those of the smaller are
+# recalled, and its name leaves out both tables.
+llama_150m = ModelShape(12, 1024, 16, 2688, 32000, norm_epsilon=1e-5)
+llama_1_1b = ModelShape(
+  22, 2048, 32, 5632, 32000, num_kv_heads=4, norm_epsilon=1e-5
+)
 
 
 def _chinchilla(num_layers: int, ff_dim: int, num_heads: int) -> ModelShape:
@@ -79,6 +103,10 @@ def register_model(name: str, shape: ModelShape) -> None:
 for _name, _shape in {
   "tiny": tiny,
   "nano": nano,
+  "small": small,
+  "medium": medium,
+  "llama_150m": llama_150m,
+  "llama_1_1b": llama_1_1b,
   "opt_1_3b": opt_1_3b,
   "qwen_107b": qwen_107b,
   "chinchilla_35m": _chinchilla(6, 2048, 8),

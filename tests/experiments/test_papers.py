@@ -1,0 +1,92 @@
+"""The papers' settings: a whole round by its shapes, and a few real steps."""
+
+import dataclasses
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from dilocox_jax.config import from_mapping
+from dilocox_jax.plan.schedule.window_groups import window_groups
+from dilocox_jax.training import build
+from experiments.configs import papers
+from tests import runs
+
+# The tests have 8 devices; 107B over two clusters of 16 keeps its pipeline.
+FEWER_DEVICES = {"dilocox_107b": {"num_stages": 4, "num_data_shards": 1}}
+LATE = 5  # By this round all that can arrive does.
+# One of each method and model family; the others differ in sizes alone.
+KINDS = (
+  "dilocox_opt_1_3b",
+  "dilocox_107b",
+  "open_diloco_150m",
+  "streaming_35m",
+)
+# What remains is the method, its schedule and the model's kind.
+NARROW = {
+  "num_layers": 4,
+  "model_dim": 16,
+  "num_heads": 2,
+  "ff_dim": 24,
+  "vocab_size": 256,
+}
+
+
+def described(name, **changes):
+  values = papers.get_config(name).to_dict()
+  for section, fields in changes.items():
+    values[section] |= fields
+  return from_mapping(values)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(
+      name, marks=[] if name in KINDS else [pytest.mark.slow], id=name
+    )
+    for name in papers.PAPERS
+  ],
+)
+def test_a_whole_round_fits_together_at_full_size(name):
+  config = described(name, mesh=FEWER_DEVICES.get(name, {}))
+  programs, schedule = build.programs(config), config.sync.named.schedule
+  shapes, tables = window_groups(schedule, schedule.round_windows(LATE))
+  params = jax.eval_shape(programs.model.init, jax.random.key(0))
+  optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
+  state = programs.rounds.abstract(params, optimizer)
+  num_replicas, data = config.mesh.num_replicas, config.data
+  rows = (schedule.sync_interval, data.batch_size, data.sequence_length + 1)
+  batches = jax.ShapeDtypeStruct((num_replicas, *rows), np.int32)
+  after, metrics, _ = jax.eval_shape(
+    programs.rounds.compiled(shapes), state, batches, tables
+  )
+  chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
+  assert metrics.loss.shape == (num_replicas, schedule.sync_interval)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_it_trains_for_two_steps_at_reduced_width(name, tmp_path):
+  config = described(
+    name,
+    model=NARROW | {"num_kv_heads": 1},
+    codec={"rank": 4} if name.startswith("dilocox") else {},
+    data={"source": "synthetic", "glob": "", "batch_size": 4}
+    | {"sequence_length": 16},
+    mesh={"num_replicas": 2} | FEWER_DEVICES.get(name, {}),
+    inner={"warmup_steps": 0, "accumulate_steps": 2},
+    sync={"num_fragments": 3} if name.startswith("streaming") else {},
+    evaluation={"num_sequences": 4},
+  )
+  config = dataclasses.replace(config, total_steps=2)
+  made = runs.train(config, tmp_path)
+  assert made.progress.is_finished and made.progress.step == 2
+  (final,) = runs.rows(tmp_path, "final")
+  assert np.isfinite(final["outer_loss"])
+
+
+def test_an_unknown_paper_is_answered_with_the_known_ones():
+  with pytest.raises(ValueError, match="'opt' must be one of dilocox_opt_1_3b"):
+    papers.get_config("opt")
