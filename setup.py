@@ -42,6 +42,9 @@ TEXT = [
 # Data sets of Hugging Face.
 HF = ["datasets>=5.2"]
 
+# Checkpoints of OPT, Llama and Qwen2 that other libraries read and write.
+WEIGHTS = ["safetensors>=0.6"]
+
 DOCS = [
   "furo>=2025.12",
   "myst-parser>=5.1",
@@ -60,11 +63,12 @@ setup(
   package_data={"dilocox_jax.simulate": ["data/*.json"]},
   install_requires=RUNTIME,
   extras_require={
-    "dev": DEV + TEXT,
+    "dev": DEV + TEXT + WEIGHTS,
     "docs": DOCS,
     "hf": HF,
     "gpu": ["jax[cuda12]>=0.10.0"],
     "text": TEXT,
     "tpu": ["jax[tpu]>=0.10.0"],
+    "weights": WEIGHTS,
   },
 )

@@ -209,7 +209,8 @@ class CheckpointConfig(Section):
   # saved at the end of the current round.
   interval_steps: int = limited(150, at_least=1)
   keep: int = limited(2, at_least=1)  # Number of newest checkpoints to keep.
-  # Run directory whose parameters this run starts from; "" starts anew.
+  # Run directory, or folder of a checkpoint of OPT, Llama or Qwen2, whose
+  # parameters this run starts from; "" starts anew.
   init_from: str = ""
 
 

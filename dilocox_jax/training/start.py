@@ -23,6 +23,7 @@ from dilocox_jax.mapping import changed_fields, flat
 from dilocox_jax.metrics import RecordError, read_rows
 from dilocox_jax.metrics.recorder import METRICS, TIMING
 from dilocox_jax.metrics.run_record import CONFIG, RECORD
+from dilocox_jax.models import weights
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_program import RoundState
 from dilocox_jax.pytypes import Tree
@@ -262,17 +263,22 @@ def state_from_run(
   """Returns the first state of a run that starts from another run.
 
   The new run takes over the outer parameters and, if its shapes fit, the state
-  of the outer optimizer.
+  of the outer optimizer. A checkpoint of another library has parameters alone.
 
   Args:
     config: Config of the new run.
     programs: Programs of the new run.
     phase: First phase of the new run.
-    source: Directory of the other run.
+    source: Directory of the other run, or of the checkpoint.
 
   Raises:
     RefusedError: If there is no such run, or its model has another shape.
   """
+  if weights.is_checkpoint(source):
+    params = programs.replicas_of(phase).place_state(
+      _foreign_params(config, source), None
+    )
+    return states.fresh(programs, phase, params)
   old_config = check_source(source)
   if old_config.model.shape != config.model.shape:
     raise RefusedError(
@@ -297,6 +303,21 @@ def state_from_run(
     )
     return state
   return programs.rounds.with_outer_optimizer(state, outer_optimizer)
+
+
+def _foreign_params(config: RunConfig, source: pathlib.Path) -> Tree:
+  """Reads the parameters of a checkpoint that another library has written."""
+  try:
+    shape, params = weights.read_checkpoint(source)
+  except ValueError as error:
+    raise RefusedError(f"checkpoint.init_from={source}: {error}") from error
+  ours = vars(config.model.shape)
+  if others := {k: v for k, v in vars(shape).items() if v != ours[k]}:
+    raise RefusedError(
+      f"checkpoint.init_from={source} holds another model: set "
+      + " ".join(f"--config.model.{name}={v}" for name, v in others.items())
+    )
+  return params
 
 
 def saved_outer_params(workdir: pathlib.Path, parts: Parts = NO_PARTS) -> Tree:

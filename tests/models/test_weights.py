@@ -1,0 +1,234 @@
+"""Checkpoints of other libraries, against models written out by hand."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dilocox_jax.models import weights
+from dilocox_jax.models.transformer import build_model
+from dilocox_jax.plan.model.presets import MODEL_PRESETS, nano
+from dilocox_jax.plan.model.shapes import ModelShape
+
+TOLERANCE = 1e-4  # Of logits, fp32 against float64.
+SMALL = ModelShape(2, 16, 4, 24, 60)
+OPT = {"activation": "relu", "biases": "all", "norm": "layer"}
+OPT |= {"positions": "learned", "num_positions": 12, "norm_epsilon": 1e-5}
+SHAPES = {
+  "opt": dataclasses.replace(SMALL, tied_head=True, **OPT),
+  "llama": dataclasses.replace(SMALL, num_kv_heads=2, rope_base=5e5),
+  "qwen2": dataclasses.replace(
+    SMALL, num_kv_heads=1, biases="qkv", norm_epsilon=1e-5, head_dim=8
+  ),
+}
+FAMILIES = pytest.mark.parametrize("family", SHAPES)
+TOKENS = np.asarray([[3, 1, 4, 1, 5, 9, 2, 6], [59, 0, 7, 7, 8, 20, 11, 30]])
+
+
+def drawn(shape):
+  """Parameters far from their start, so that every tensor counts."""
+  rng = np.random.default_rng(0)
+  start = jax.jit(build_model(shape).init)(jax.random.key(0))
+  return jax.tree.map(
+    lambda x: np.float32(x + 0.3 * rng.normal(size=x.shape)), start
+  )
+
+
+def logits_of(shape, params):
+  return np.asarray(jax.jit(build_model(shape).apply)(params, TOKENS))
+
+
+def by_hand(family, tensors, config):
+  """Logits of a checkpoint, from its own names of tensors and sizes."""
+  w = {name: x.astype(np.float64) for name, x in tensors.items()}
+  is_opt = family == "opt"
+  root = "model.decoder" if is_opt else "model"
+  heads, width = config["num_attention_heads"], config["hidden_size"]
+  k = config.get("head_dim", width // heads)
+  first_norm = "self_attn_layer_norm" if is_opt else "input_layernorm"
+  ff_norm = "final_layer_norm" if is_opt else "post_attention_layernorm"
+
+  def linear(x, name):
+    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
+
+  def norm(x, name):
+    if is_opt:
+      x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + config["rms_norm_eps"])
+    return x * w[f"{name}.weight"] + w.get(f"{name}.bias", 0)
+
+  def turned(x):  # [L, heads, k]
+    if is_opt:
+      return x
+    angle = np.outer(
+      np.arange(len(x)), config["rope_theta"] ** -(np.arange(k // 2) / (k / 2))
+    )[:, None]
+    a, b = x[..., : k // 2], x[..., k // 2 :]
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+  def layer(x, at):
+    y = norm(x, f"{at}.{first_norm}")
+    q, h, v = (
+      linear(y, f"{at}.self_attn.{name}_proj").reshape(len(x), -1, k)
+      for name in "qkv"
+    )
+    q, h = turned(q), turned(h)
+    h, v = (np.repeat(t, heads // t.shape[1], axis=1) for t in (h, v))
+    scores = np.einsum("lnk,mnk->nlm", q, h) / np.sqrt(k)
+    scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
+    weight = np.exp(scores - scores.max(-1, keepdims=True))
+    weight /= weight.sum(-1, keepdims=True)
+    mixed = np.einsum("nlm,mnk->lnk", weight, v).reshape(len(x), -1)
+    x = x + linear(mixed, f"{at}.self_attn.{'out' if is_opt else 'o'}_proj")
+    y = norm(x, f"{at}.{ff_norm}")
+    if is_opt:
+      return x + linear(np.maximum(linear(y, f"{at}.fc1"), 0), f"{at}.fc2")
+    gate = linear(y, f"{at}.mlp.gate_proj")
+    hidden = gate / (1 + np.exp(-gate)) * linear(y, f"{at}.mlp.up_proj")
+    return x + linear(hidden, f"{at}.mlp.down_proj")
+
+  rows = []
+  for tokens in TOKENS:
+    x = w[f"{root}.embed_tokens.weight"][tokens]
+    if is_opt:
+      x = x + w[f"{root}.embed_positions.weight"][2 : 2 + len(tokens)]
+    for number in range(config["num_hidden_layers"]):
+      x = layer(x, f"{root}.layers.{number}")
+    x = norm(x, f"{root}.final_layer_norm" if is_opt else f"{root}.norm")
+    head = "lm_head" if "lm_head.weight" in w else f"{root}.embed_tokens"
+    rows.append(x @ w[f"{head}.weight"].T)
+  return np.stack(rows)
+
+
+@FAMILIES
+def test_parameters_come_back_from_tensors_to_the_bit(family):
+  shape, params = SHAPES[family], drawn(SHAPES[family])
+  tensors = weights.tensors_of(params, shape, family)
+  again = weights.params_of(tensors, shape, family)
+  assert jax.tree.structure(again) == jax.tree.structure(params)
+  jax.tree.map(np.testing.assert_array_equal, again, params)
+
+
+@FAMILIES
+def test_the_sizes_come_back_from_a_config_file(family):
+  config = json.loads(json.dumps(weights.config_of(SHAPES[family], family)))
+  assert weights.shape_of(config) == SHAPES[family]
+  assert weights.family_of(SHAPES[family]) == family
+
+
+@FAMILIES
+def test_logits_are_those_of_the_family_written_out_by_hand(family):
+  shape, params = SHAPES[family], drawn(SHAPES[family])
+  tensors = weights.tensors_of(params, shape, family)
+  config = weights.config_of(shape, family)
+  config.setdefault("rms_norm_eps", 1e-5)
+  expected = by_hand(family, tensors, config)
+  np.testing.assert_allclose(
+    logits_of(shape, params), expected, rtol=TOLERANCE, atol=TOLERANCE
+  )
+
+
+@FAMILIES
+def test_logits_are_those_of_transformers(family, tmp_path):
+  torch = pytest.importorskip("torch", reason="needs torch (CPU)")
+  transformers = pytest.importorskip("transformers")
+  config = weights.config_of(SHAPES[family], family) | {"init_std": 0.3}
+  config |= {"initializer_range": 0.3, "pad_token_id": None}
+  torch.manual_seed(0)
+  theirs = getattr(transformers, weights.FAMILIES[family].architecture)(
+    transformers.AutoConfig.for_model(**config)
+  ).eval()
+  for parameter in theirs.parameters():  # Biases and norms, too.
+    parameter.data += 0.1 * torch.randn_like(parameter)
+  theirs.save_pretrained(tmp_path / "theirs", safe_serialization=True)
+  shape, params = weights.read_checkpoint(tmp_path / "theirs")
+  assert shape == SHAPES[family]
+  with torch.no_grad():
+    expected = theirs(torch.tensor(TOKENS)).logits.numpy()
+  np.testing.assert_allclose(
+    logits_of(shape, params), expected, rtol=TOLERANCE, atol=TOLERANCE
+  )
+  # And out again: transformers reads what we write.
+  (tmp_path / "ours").mkdir()
+  assert weights.write_checkpoint(tmp_path / "ours", shape, params) == family
+  read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+  with torch.no_grad():
+    again = read.eval()(torch.tensor(TOKENS)).logits.numpy()
+  np.testing.assert_allclose(again, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_bfloat16_files_are_read(tmp_path):
+  numpy_files = pytest.importorskip("safetensors.numpy")
+  shape = SHAPES["llama"]
+  weights.write_checkpoint(tmp_path, shape, drawn(shape))
+  file = tmp_path / weights.TENSORS_FILE
+  half = {
+    name: x.astype(jnp.bfloat16)
+    for name, x in numpy_files.load_file(file).items()
+  }
+  numpy_files.save_file(half, file)
+  _, params = weights.read_checkpoint(tmp_path)
+  assert params["head"]["kernel"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+  ("family", "changes", "message"),
+  [
+    ("llama", {"model_type": "gpt2"}, "family 'gpt2' cannot be read: have opt"),
+    ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu' is not computed here"),
+    ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type='yarn'"),
+    ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False"),
+  ],
+)
+def test_what_our_model_does_not_compute_is_refused(family, changes, message):
+  config = weights.config_of(SHAPES[family], family) | changes
+  with pytest.raises(ValueError, match=message):
+    weights.shape_of(config)
+
+
+def test_a_config_file_without_a_size_is_refused():
+  config = weights.config_of(SHAPES["llama"], "llama")
+  del config["hidden_size"]
+  with pytest.raises(ValueError, match="config.json has no hidden_size"):
+    weights.shape_of(config)
+
+
+def test_a_checkpoint_of_another_family_is_one_line():
+  shape, params = SHAPES["llama"], drawn(SHAPES["llama"])
+  tensors = weights.tensors_of(params, shape, "llama")
+  with pytest.raises(ValueError, match="no opt: it lacks model.decoder.embed"):
+    weights.params_of(tensors, SHAPES["opt"], "opt")
+  bias = {"model.layers.0.self_attn.q_proj.bias": np.zeros(16)}
+  with pytest.raises(ValueError, match="no llama: what is model.layers.0.self"):
+    weights.params_of(tensors | bias, shape, "llama")
+  longer = dataclasses.replace(shape, vocab_size=61)
+  with pytest.raises(ValueError, match=r"shape \(60, 16\), but its config"):
+    weights.params_of(tensors, longer, "llama")
+
+
+def test_a_model_of_no_family_is_not_exported():
+  gelu = dataclasses.replace(nano, activation="gelu")
+  with pytest.raises(ValueError, match="no family of opt, llama, qwen2 has"):
+    weights.family_of(gelu)
+
+
+def test_models_of_the_papers_can_be_exported():
+  found = {}
+  for name in ("opt_1_3b", "llama_1_1b", "tiny"):
+    found[name] = weights.family_of(MODEL_PRESETS[name])
+  assert found == {"opt_1_3b": "opt", "llama_1_1b": "llama", "tiny": "llama"}
+
+
+def test_a_folder_without_tensors_or_package_says_so(tmp_path, monkeypatch):
+  (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt"}))
+  assert weights.is_checkpoint(tmp_path)
+  with pytest.raises(ValueError, match="has no .safetensors file"):
+    weights.read_checkpoint(tmp_path)
+  (tmp_path / "model.safetensors").write_bytes(b"")
+  monkeypatch.setitem(__import__("sys").modules, "safetensors.numpy", None)
+  with pytest.raises(ValueError, match=r"dilocox_jax\[weights\]"):
+    weights.read_checkpoint(tmp_path)
