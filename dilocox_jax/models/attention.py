@@ -5,20 +5,22 @@ Tests check two laws. Attention reads only the current and earlier positions.
 The dot product of a rotated query and a rotated key depends only on the
 distance between their positions.
 
-Letters in names: B is the batch size, L the length, N the number of heads, and
-K the width of a head.
+Letters in names: B is the batch size, L the length, S the number of keys, N the
+number of heads, and K the width of a head.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 ROPE_BASE = 10_000.0
 
 
 def rotate(
-  x_BxLxNxK: Float[Array, "B L N K"], base: float = ROPE_BASE
+  x_BxLxNxK: Float[Array, "B L N K"],
+  base: float = ROPE_BASE,
+  start: int | Int[Array, ""] = 0,
 ) -> Float[Array, "B L N K"]:
   """Rotates pairs of features by angles that grow with the position (RoPE).
 
@@ -38,8 +40,10 @@ def rotate(
   this version needs no strided access.
 
   Args:
-    x_BxLxNxK: Queries or keys [B, L, N, K]. The position is the index along L.
+    x_BxLxNxK: Queries or keys [B, L, N, K]. The position is the index along L,
+      counted from `start`.
     base: Base of the angles.
+    start: Position of the first of them.
 
   Returns:
     Rotated queries or keys, with the shape and dtype of the argument. Angles
@@ -48,7 +52,7 @@ def rotate(
   _, length, _, width = x_BxLxNxK.shape
   wide = np.promote_types(np.float32, x_BxLxNxK.dtype)
   exponents = jnp.arange(0, width, 2, dtype=wide) / width
-  positions = jnp.arange(length, dtype=wide)
+  positions = (jnp.arange(length, dtype=np.int32) + start).astype(wide)
   angles = jnp.outer(positions, base**-exponents)[None, :, None, :]
   cos, sin = jnp.cos(angles), jnp.sin(angles)
   first, second = jnp.split(x_BxLxNxK.astype(wide), 2, axis=-1)
@@ -58,20 +62,22 @@ def rotate(
 
 def attend(
   query_BxLxNxK: Float[Array, "B L N K"],
-  key_BxLxNxK: Float[Array, "B L N K"],
-  value_BxLxNxK: Float[Array, "B L N K"],
+  key_BxSxNxK: Float[Array, "B S N K"],
+  value_BxSxNxK: Float[Array, "B S N K"],
+  start: int | Int[Array, ""] = 0,
 ) -> Float[Array, "B L N K"]:
   """Computes causal attention with the weights softmax(q k / sqrt(K)).
 
   The result at each position is a weighted average of the values at this
-  position and before. The weights [B, N, L, L] are kept in memory.
+  position and before. The weights [B, N, L, S] are kept in memory.
 
   Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1.
 
   Args:
     query_BxLxNxK: Queries [B, L, N, K].
-    key_BxLxNxK: Keys [B, L, N, K].
-    value_BxLxNxK: Values [B, L, N, K].
+    key_BxSxNxK: Keys [B, S, N, K], those of position 0 first.
+    value_BxSxNxK: Values [B, S, N, K].
+    start: Position of the first query; 0 if S = L.
 
   Returns:
     Averages with the shape and dtype of the values. Weights are computed in
@@ -82,23 +88,25 @@ def attend(
   logits = jnp.einsum(
     "blnk,bmnk->bnlm",
     query_BxLxNxK * width**-0.5,
-    key_BxLxNxK,
+    key_BxSxNxK,
     preferred_element_type=wide,
   )
-  # Row l has ones in the columns 0 to l. So position 0 reads only itself.
-  past = jnp.tril(jnp.ones((length, length), bool))[None, None]
+  # A query at position p reads keys 0 to p. So position 0 reads only itself.
+  positions = jnp.arange(length, dtype=np.int32) + start
+  keys = jnp.arange(key_BxSxNxK.shape[1], dtype=np.int32)
+  past = (keys[None, :] <= positions[:, None])[None, None]
   logits = jnp.where(past, logits, jnp.finfo(wide).min)
   highest = jnp.max(logits, axis=-1, keepdims=True)
   # The row's maximum is subtracted so that exp does not overflow. The maximum
   # cancels in the division by the sum, so it needs no gradient. The division
   # comes after the product with the values. This saves the backward pass one
-  # pass over [L, L].
+  # pass over [L, S].
   weights = jnp.exp(logits - jax.lax.stop_gradient(highest))
   sums_BxLxN = jnp.sum(weights, axis=-1).transpose(0, 2, 1)
   mixed = jnp.einsum(
     "bnlm,bmnk->blnk",
-    weights.astype(value_BxLxNxK.dtype),
-    value_BxLxNxK,
+    weights.astype(value_BxSxNxK.dtype),
+    value_BxSxNxK,
     preferred_element_type=wide,
   )
-  return (mixed / sums_BxLxN[..., None]).astype(value_BxLxNxK.dtype)
+  return (mixed / sums_BxLxN[..., None]).astype(value_BxSxNxK.dtype)

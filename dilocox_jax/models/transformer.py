@@ -20,12 +20,15 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from dilocox_jax.checks import require
 from dilocox_jax.models.attention import attend, rotate
 from dilocox_jax.plan.model.shapes import ModelShape
 
 Params = dict[str, Any]
 # (path of the kernel in its block, x [T, I], kernel [I, O]) -> x @ kernel.
 Multiply = Callable[[str, Array, Array], Array]
+# Rotated keys and values of one layer, [B, S, kv heads, K] each.
+Cache = dict[str, Array]
 
 INIT_SCALE = 0.02
 _ACTIVATIONS = {
@@ -53,6 +56,9 @@ class Model(NamedTuple):
       with a kernel goes through it.
     logits: (parameters, stream [T, D]) -> logits [T, V]. It does not read the
       parameters of blocks.
+    decode: (parameters, tokens [B, L], cache, position of the first token) ->
+      (logits [B, L, V], cache). The leaves of the cache are [num_layers, B, S,
+      kv heads, K]; it holds what earlier calls read. None if the model cannot.
   """
 
   shape: ModelShape
@@ -61,6 +67,7 @@ class Model(NamedTuple):
   embed: Callable[[Params, Array], Array]
   block: Callable[..., Array]
   logits: Callable[[Params, Array], Array]
+  decode: Callable[..., tuple[Array, Cache]] | None = None
 
 
 class _Norm(nnx.Module):
@@ -130,8 +137,12 @@ class _Attention(nnx.Module):
     self.output = _linear(heads, d, scale, dtype, rngs, bias)
 
   def __call__(
-    self, x_TxD: Float[Array, "T D"], length: int
-  ) -> Float[Array, "T D"]:
+    self,
+    x_TxD: Float[Array, "T D"],
+    length: int,
+    cache: Cache | None = None,
+    start: int | Int[Array, ""] = 0,
+  ) -> tuple[Float[Array, "T D"], Cache]:
     y_TxD = self.norm(x_TxD)
     query, key, value = (
       project(y_TxD).reshape(-1, length, heads, self.shape.head_width)
@@ -143,16 +154,25 @@ class _Attention(nnx.Module):
     )
     if self.shape.qk_norm:
       query, key = self.query_norm(query), self.key_norm(key)
+    if self.shape.positions == "rope":
+      base = self.shape.rope_base
+      query, key = (rotate(x, base, start) for x in (query, key))
+    new = {"key": key, "value": value}
+    if cache is not None:
+      at = (0, start, 0, 0)
+      new = {
+        name: jax.lax.dynamic_update_slice(cache[name], x, at)
+        for name, x in new.items()
+      }
+      key, value = new["key"], new["value"]
     # Grouped queries: neighbouring query heads share a key and a value head.
     # With 8 heads and 2 key-value heads the group is 4, and repeating gives
     # [0, 0, 0, 0, 1, 1, 1, 1].
     group = self.shape.num_heads // self.shape.kv_heads
     if group > 1:
       key, value = (jnp.repeat(x, group, axis=2) for x in (key, value))
-    if self.shape.positions == "rope":
-      query, key = (rotate(x, self.shape.rope_base) for x in (query, key))
-    mixed = attend(query, key, value)
-    return self.output(mixed.reshape(x_TxD.shape[0], -1))
+    mixed = attend(query, key, value, start)
+    return self.output(mixed.reshape(x_TxD.shape[0], -1)), new
 
 
 class _Mlp(nnx.Module):
@@ -185,10 +205,15 @@ class _Block(nnx.Module):
     self.mlp = _Mlp(shape, dtype, rngs)
 
   def __call__(
-    self, x_TxD: Float[Array, "T D"], length: int
-  ) -> Float[Array, "T D"]:
-    x_TxD = x_TxD + self.attention(x_TxD, length)
-    return x_TxD + self.mlp(x_TxD)
+    self,
+    x_TxD: Float[Array, "T D"],
+    length: int,
+    cache: Cache | None = None,
+    start: int | Int[Array, ""] = 0,
+  ) -> tuple[Float[Array, "T D"], Cache]:
+    added, cache = self.attention(x_TxD, length, cache, start)
+    x_TxD = x_TxD + added
+    return x_TxD + self.mlp(x_TxD), cache
 
 
 class _Embed(nnx.Module):
@@ -206,14 +231,16 @@ class _Embed(nnx.Module):
     )
     self.dtype = dtype
 
-  def __call__(self, tokens_BxL: Int[Array, "B L"]) -> Float[Array, "T D"]:
+  def __call__(
+    self, tokens_BxL: Int[Array, "B L"], start: int | Int[Array, ""] = 0
+  ) -> Float[Array, "T D"]:
     # "fill" gives NaN for a token outside the vocabulary, and NaN stops the
     # run. The default would clamp the token and train on another one.
     tokens_T = tokens_BxL.reshape(-1)
     rows = jnp.take(self.embedding[...], tokens_T, axis=0, mode="fill")
     if self.positions is not None:
       # A position outside the table is NaN, too.
-      at = jnp.arange(tokens_BxL.shape[1], dtype=np.int32)
+      at = jnp.arange(tokens_BxL.shape[1], dtype=np.int32) + start
       added = jnp.take(self.positions[...], at, axis=0, mode="fill")
       rows = rows + jnp.tile(added, (tokens_BxL.shape[0], 1))
     return rows.astype(self.dtype)
@@ -292,10 +319,11 @@ def build_model(
   Raises:
     ValueError: If the dtype is none of these, or `unroll` is negative.
   """
-  if jnp.dtype(dtype).name not in ("float32", "bfloat16", "float64"):
-    raise ValueError(f"dtype={dtype} must be float32, bfloat16 or float64")
-  if unroll < 0:
-    raise ValueError(f"unroll={unroll} must be 0 (all layers) or more")
+  require(
+    jnp.dtype(dtype).name in ("float32", "bfloat16", "float64"),
+    f"dtype={dtype} must be float32, bfloat16 or float64",
+  )
+  require(unroll >= 0, f"unroll={unroll} must be 0 (all layers) or more")
 
   def module(key: Array) -> _Decoder:
     return _Decoder(shape, dtype, nnx.Rngs(key))
@@ -317,7 +345,7 @@ def build_model(
     bound = one_block(layer)
     if multiply is not None:
       _divert(bound, multiply)
-    return bound(x_TxD, length)
+    return bound(x_TxD, length)[0]
 
   def logits(params: Params, x_TxD: Array) -> Array:
     x_TxD = final_norm(params["final_norm"])(x_TxD)
@@ -342,4 +370,18 @@ def build_model(
     )
     return logits(params, x_TxD).reshape(*tokens_BxL.shape, -1)
 
-  return Model(shape, init, apply, embed, block, logits)
+  def decode(
+    params: Params, tokens_BxL: Array, cache: Cache, start: int | Array
+  ) -> tuple[Array, Cache]:
+    def layer(x_TxD: Array, of_layer: tuple[Params, Cache]):
+      leaves, cache = of_layer
+      return one_block(leaves)(x_TxD, tokens_BxL.shape[1], cache, start)
+
+    x_TxD, cache = jax.lax.scan(
+      layer,
+      table(params["embed"])(tokens_BxL, start),
+      (params["blocks"], cache),
+    )
+    return logits(params, x_TxD).reshape(*tokens_BxL.shape, -1), cache
+
+  return Model(shape, init, apply, embed, block, logits, decode)

@@ -21,6 +21,7 @@ from dilocox_jax.report.run import LoadedRun, load_run, perplexity
 from dilocox_jax.report.text_tables import markdown_table
 
 PAGE, FIGURES = "report.md", "figures"
+SAMPLE = "sample.txt"  # Written by experiments.sample.
 _DRAWN = {
   "loss": figures.loss_figure,
   "drift": figures.drift_figure,
@@ -220,6 +221,10 @@ def write_report(workdir: Directory) -> pathlib.Path:
     "Settings": markdown_table(("field", "value"), _flat(run.config)),
     "How to reproduce": _again(run),
   }
+  sample = run.workdir / SAMPLE
+  if sample.exists():
+    text = sample.read_text().splitlines()
+    sections["A sample"] = [f"    {line}" for line in text]
   lines = [_summary(run), ""]
   for title, body in sections.items():
     lines += [f"## {title}", "", *body, ""]

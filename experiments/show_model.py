@@ -1,0 +1,71 @@
+"""Shows a config's model: its leaves, its size, and the memory of a device.
+
+  python -m experiments.show_model --config.model.preset=opt_1_3b
+  --config.mesh.layout=mesh --config.mesh.num_stages=4
+
+Nothing is allocated, so models of any size and meshes of any number of devices
+can be looked at on a laptop. Memory is that of what a run keeps between two
+steps; activations and the compiler's buffers come on top.
+"""
+
+import math
+from collections.abc import Iterator
+
+from absl import flags
+
+from experiments.runtime import command_line
+
+
+def define_flags() -> None:
+  """Defines the flags of this binary."""
+  command_line.define_config()
+
+
+def main(values: flags.FlagValues) -> None:
+  """Prints the tables."""
+  config = command_line.run_config(values.config)
+  from dilocox_jax.plan.model import shapes
+  from dilocox_jax.report.text_tables import markdown_table
+  from dilocox_jax.report.units import human_bytes
+
+  shape, length = config.model.shape, config.data.sequence_length
+  leaves = shapes.parameter_shapes(shape)
+  rows = [(p, x, f"{math.prod(x):,}") for p, x in leaves.items()]
+  rows.append(("all", "", f"{shapes.parameter_count(shape):,}"))
+  print(*markdown_table(("leaf", "shape", "parameters"), rows), sep="\n")
+  flops = shapes.flops_per_token(shape, length)
+  print(f"\n{flops:.4g} FLOPs a token of training (L = {length})\n")
+  try:
+    parts = dict(_device_bytes(config))
+  except ValueError as error:
+    raise command_line.UsageError(error) from error
+  parts["all"] = sum(parts.values())
+  sizes = [(name, human_bytes(size)) for name, size in parts.items()]
+  print(*markdown_table(("kept on a device", "memory"), sizes), sep="\n")
+
+
+def _device_bytes(config) -> Iterator[tuple[str, int]]:
+  """Yields the parts of a run's state and their bytes on one device."""
+  import jax
+
+  mesh = config.mesh
+  if mesh.layout == "mesh":
+    jax.config.update("jax_platforms", "cpu")  # They only stand for others.
+    num_devices = mesh.num_replicas * config.division.num_devices
+    jax.config.update("jax_num_cpu_devices", num_devices)
+  from dilocox_jax.training import build, states
+  from dilocox_jax.trees import leaves_by_path
+
+  sends = config.sync.named.exchanged
+  phase = "local" if sends == "pseudo_gradient" else "data_parallel"
+  state = states.abstract(build.programs(config), phase)
+  totals: dict[str, int] = {}
+  for path, leaf in leaves_by_path(state).items():
+    part = "/".join(path.split("/")[: 2 if phase == "local" else 1])
+    held = math.prod(leaf.sharding.shard_shape(leaf.shape))
+    totals[part] = totals.get(part, 0) + held * leaf.dtype.itemsize
+  yield from totals.items()
+
+
+if __name__ == "__main__":
+  command_line.main(main, define_flags)
