@@ -30,7 +30,7 @@ def main(values: flags.FlagValues) -> None:
 
   shape, length = config.model.shape, config.data.sequence_length
   leaves = shapes.parameter_shapes(shape)
-  rows = [(p, x, f"{math.prod(x):,}") for p, x in leaves.items()]
+  rows = [(p, str(x), f"{math.prod(x):,}") for p, x in leaves.items()]
   rows.append(("all", "", f"{shapes.parameter_count(shape):,}"))
   print(*markdown_table(("leaf", "shape", "parameters"), rows), sep="\n")
   flops = shapes.flops_per_token(shape, length)

@@ -101,6 +101,9 @@ class ModelConfig(Section):
   norm: str | None = None  # rms, or layer (with a bias).
   norm_epsilon: float | None = None
   biases: str | None = None  # Projections with a bias: none, qkv or all.
+  num_experts: int | None = None  # Experts of a layer; 0: one MLP, no router.
+  experts_per_token: int | None = None
+  balance_loss: float | None = None  # Weight; experts become equally busy.
   # float32 or bfloat16, for activations. Parameters are always float32.
   compute_dtype: str = limited("float32", choices=choices.COMPUTE_DTYPES)
   # Number of blocks in one step of the scan; 0 takes all (fast on CPU).

@@ -40,8 +40,8 @@ def generate(
   Raises:
     ValueError: If the model cannot decode, or has too few positions.
   """
-  require(model.decode is not None, "this model has no cache to sample with")
-  assert model.decode is not None
+  if (decode := model.decode) is None:
+    raise ValueError("this model has no cache to sample with")
   batch, length = prompt_BxL.shape
   longest = model.shape.num_positions
   require(
@@ -51,14 +51,14 @@ def generate(
   )
   dtype = jax.eval_shape(model.embed, params, prompt_BxL).dtype
   cache = empty_cache(model, batch, length + num_tokens, dtype)
-  logits, cache = model.decode(params, prompt_BxL, cache, 0)
+  logits, cache = decode(params, prompt_BxL, cache, 0)
   first, *keys = jax.random.split(key, num_tokens)
   token = draw(logits[:, -1], first, temperature, top_p)
 
   def step(carry: tuple[Array, Cache], at: tuple[Array, Array]):
     token, cache = carry
     position, key = at
-    logits, cache = model.decode(params, token[:, None], cache, position)
+    logits, cache = decode(params, token[:, None], cache, position)
     token = draw(logits[:, -1], key, temperature, top_p)
     return (token, cache), token
 

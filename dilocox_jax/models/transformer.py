@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from dilocox_jax.checks import require
 from dilocox_jax.models.attention import attend, rotate
+from dilocox_jax.models.experts import route
 from dilocox_jax.plan.model.shapes import ModelShape
 
 Params = dict[str, Any]
@@ -176,25 +177,46 @@ class _Attention(nnx.Module):
 
 
 class _Mlp(nnx.Module):
-  """Feed-forward after a norm, with a gate if it is SwiGLU."""
+  """Feed-forward after a norm, with a gate if it is SwiGLU, or experts.
+
+  Experts are one wide MLP whose hidden values are multiplied by the shares of
+  their experts. So all experts compute all tokens: with E experts of which a
+  token needs k, this costs E / k times the operations. In return they are
+  matrices like any other for pipelines, codecs and optimizers.
+  """
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
     d, f = shape.model_dim, shape.ff_dim
     self.gated = shape.activation == "swiglu"
     self.activation = _ACTIVATIONS[shape.activation]
+    self.shape = shape
     self.norm = _Norm(d, shape)
     bias = shape.has_bias("up")
+    scale = _residual_scale(shape)
+    if shape.num_experts:
+      f *= shape.num_experts
+      self.router = _linear(d, shape.num_experts, INIT_SCALE, dtype, rngs)
     if self.gated:
       self.gate = _linear(d, f, INIT_SCALE, dtype, rngs, bias)
     self.up = _linear(d, f, INIT_SCALE, dtype, rngs, bias)
-    self.down = _linear(f, d, _residual_scale(shape), dtype, rngs, bias)
+    self.down = _linear(f, d, scale, dtype, rngs, bias)
 
   def __call__(self, x_TxD: Float[Array, "T D"]) -> Float[Array, "T D"]:
     y_TxD = self.norm(x_TxD)
-    up_TxF = self.up(y_TxD)
+    hidden_TxF = self.up(y_TxD)
     if self.gated:
-      return self.down(self.activation(self.gate(y_TxD)) * up_TxF)
-    return self.down(self.activation(up_TxF))
+      hidden_TxF = self.activation(self.gate(y_TxD)) * hidden_TxF
+    else:
+      hidden_TxF = self.activation(hidden_TxF)
+    if self.shape.num_experts:
+      shares_TxE = route(
+        self.router(y_TxD),
+        self.shape.experts_per_token,
+        self.shape.balance_loss,
+      )
+      shares_TxF = jnp.repeat(shares_TxE, self.shape.ff_dim, axis=1)
+      hidden_TxF = hidden_TxF * shares_TxF.astype(hidden_TxF.dtype)
+    return self.down(hidden_TxF)
 
 
 class _Block(nnx.Module):

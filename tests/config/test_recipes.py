@@ -31,6 +31,8 @@ DEFAULT = {
   **{"model.positions": None, "model.num_positions": None},
   **{"model.rope_base": None, "model.norm": None},
   **{"model.norm_epsilon": None, "model.biases": None},
+  **{"model.num_experts": None, "model.experts_per_token": None},
+  "model.balance_loss": None,
   **{"model.compute_dtype": "float32", "model.scan_unroll": 0},
   **{"model.z_loss": 0.0, "inner.optimizer": "adamw"},
   **{"inner.learning_rate": 0.002, "inner.schedule": "cosine"},

@@ -32,8 +32,15 @@ OPT = dataclasses.replace(
 )
 
 
+EXPERTS = dataclasses.replace(
+  SMALL, num_experts=3, experts_per_token=2, balance_loss=0.5
+)
+
+
 def named(case):
-  kind = {SMALL: "small", TIED: "tied", OPT: "opt"}[case.shape]
+  kind = {SMALL: "small", TIED: "tied", OPT: "opt", EXPERTS: "experts"}[
+    case.shape
+  ]
   return f"{case.schedule}-{case.num_stages}-{case.remat}-{kind}"
 
 
@@ -49,6 +56,7 @@ CASES = [
   case("1f1b", 4),
   case("1f1b", 2, shape=OPT),
   case("zb_h1", 2, remat="none", shape=OPT),
+  case("zb_h1", 2, shape=EXPERTS),
   case("interleaved", 4, shape=TIED),  # Three of eight chunks have no layer.
   case("zb_h1", 2, remat="full", shape=TIED),
   case("zb_h1", 4, remat="none"),

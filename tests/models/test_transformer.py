@@ -36,7 +36,14 @@ OPTIONS = [
     num_positions=12,
     tied_head=True,
   ),
-  dataclasses.replace(nano, num_heads=4, num_kv_heads=2, tied_head=True),
+  dataclasses.replace(
+    nano,
+    num_heads=4,
+    num_kv_heads=2,
+    tied_head=True,
+    num_experts=3,
+    experts_per_token=2,
+  ),
 ]
 
 

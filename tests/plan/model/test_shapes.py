@@ -117,6 +117,17 @@ def test_the_name_of_the_smaller_llama_leaves_out_its_tables():
   assert parameter_count(llama) - tables == pytest.approx(150e6, rel=0.01)
 
 
+def test_a_token_costs_the_operations_of_its_own_experts():
+  experts = dataclasses.replace(nano, num_experts=8, experts_per_token=2)
+  wider = dataclasses.replace(nano, ff_dim=2 * nano.ff_dim)
+  router = nano.num_layers * nano.model_dim * 8
+  added = flops_per_token(experts, 8) - flops_per_token(wider, 8)
+  assert added == 6 * router
+  assert parameter_count(experts) == router + parameter_count(
+    dataclasses.replace(nano, ff_dim=8 * nano.ff_dim)
+  )
+
+
 def test_the_embedding_table_costs_no_operations():
   # A wider vocabulary adds its head's 6 D V, and nothing for the table.
   wider = dataclasses.replace(nano, vocab_size=2 * nano.vocab_size)
@@ -137,6 +148,7 @@ def test_the_embedding_table_costs_no_operations():
     ({"activation": "selu"}, "activation='selu' must be one of"),
     ({"positions": "learned"}, "does not go with num_positions=0"),
     ({"num_positions": 8}, "positions='rope' does not go with num_positions=8"),
+    ({"num_experts": 2, "experts_per_token": 3}, "experts_per_token=3 exceeds"),
     ({"norm": "batch"}, "norm='batch' must be one of rms, layer"),
     ({"biases": "some"}, "biases='some' must be one of none, qkv, all"),
   ],
