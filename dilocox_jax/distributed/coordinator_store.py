@@ -32,14 +32,15 @@ _LAST_S = 0.5  # Process 0 stays this long, until the others have ended.
 _turns = itertools.count()
 
 
-def allgather(own: bytes) -> list[bytes]:
-  """Returns every process's message, by process, in every process.
+def allgather(own: Any) -> list[Any]:
+  """Returns every process's value, by process, in every process.
 
   All processes must call it, in the same order; each waits for the slowest.
   Process 0 collects, so the others wait for one round trip to it.
 
   Args:
-    own: Message of this process; lengths may differ.
+    own: Value of this process. It is pickled, as the processes of one run
+      trust each other.
   """
   if jax.process_count() == 1:
     return [own]
@@ -49,18 +50,20 @@ def allgather(own: bytes) -> list[bytes]:
     # Both requests at once: one after the other would be two round trips.
     with ThreadPoolExecutor(1) as thread:
       own_key = f"{folder}/{jax.process_index()}"
-      setting = thread.submit(store.key_value_set_bytes, own_key, own)
+      message = pickle.dumps(own)
+      setting = thread.submit(store.key_value_set_bytes, own_key, message)
       joined = store.blocking_key_value_get_bytes(f"{folder}/all", _WAIT_MS)
       setting.result()
     return pickle.loads(joined)
-  others = [
-    store.blocking_key_value_get_bytes(f"{folder}/{process}", _WAIT_MS)
-    for process in range(1, jax.process_count())
-  ]
-  store.key_value_set_bytes(f"{folder}/all", pickle.dumps([own, *others]))
+  values = [own]
+  for process in range(1, jax.process_count()):
+    key = f"{folder}/{process}"
+    message = store.blocking_key_value_get_bytes(key, _WAIT_MS)
+    values.append(pickle.loads(message))
+  store.key_value_set_bytes(f"{folder}/all", pickle.dumps(values))
   if turn:  # All have read the turn before (see above).
     store.key_value_delete(f"{_FOLDER}/{turn - 1}")
-  return [own, *others]
+  return values
 
 
 def wait_for_end() -> None:

@@ -149,7 +149,8 @@ def _read(num_whole: int):
   @read.def_vmap
   def _(axis_size, in_batched, leaf, index):
     del axis_size
-    is_batched, *_ = _only_values(in_batched, index)
+    is_batched, of_index = in_batched
+    assert not any(of_index), f"replicas read one row, not {index}"
     return _read(num_whole + is_batched)(leaf, index), is_batched
 
   return read
@@ -168,7 +169,8 @@ def _write(num_whole: int):
 
   @write.def_vmap
   def _(axis_size, in_batched, leaf, value, index):
-    is_batched, is_value_batched, _ = _only_values(in_batched, index)
+    is_batched, is_value_batched, of_index = in_batched
+    assert not any(of_index), f"replicas write one row, not {index}"
     if not is_batched and not is_value_batched:
       return _write(num_whole)(leaf, value, index), False
     assert is_batched, "replicas cannot write different values to one array"
@@ -177,13 +179,6 @@ def _write(num_whole: int):
     return _write(num_whole + 1)(leaf, value, index), True
 
   return write
-
-
-def _only_values(in_batched, index) -> list[bool]:
-  """Returns which arguments are batched; the index must not be."""
-  *values, of_index = in_batched
-  assert not any(of_index), f"replicas read one row, not {index}"
-  return [*values, False]
 
 
 def _flattened(leaf: Array, num_whole: int, index) -> tuple[Array, Index]:

@@ -9,7 +9,6 @@ are.
 
 import contextlib
 import itertools
-import json
 import os
 import pathlib
 import re
@@ -124,7 +123,7 @@ def from_main(value: Any) -> Any:
   """Returns process 0's value in every process; all wait for all.
 
   Args:
-    value: Anything that JSON can hold; only process 0's is used.
+    value: Any value that can be pickled; only process 0's is used.
   """
   return from_all(value if is_main() else None)[0]
 
@@ -133,10 +132,9 @@ def from_all(value: Any) -> list[Any]:
   """Returns every process's value, by process; all wait for all.
 
   Args:
-    value: Anything that JSON can hold.
+    value: Any value that can be pickled.
   """
-  messages = coordinator_store.allgather(json.dumps(value).encode())
-  return [json.loads(message) for message in messages]
+  return coordinator_store.allgather(value)
 
 
 def share_directory(directory: pathlib.Path) -> bool:
@@ -162,11 +160,10 @@ def check_equal(**values: Any) -> None:
   """Raises ValueError with one line if this process differs from process 0.
 
   Args:
-    **values: Named values, anything that JSON can hold.
+    **values: Named values that can be pickled and compared.
   """
-  own = json.loads(json.dumps(values))
-  main = from_main(own)
-  differing = [name for name in own if own[name] != main[name]]
+  main = from_main(values)
+  differing = [name for name in values if values[name] != main[name]]
   if differing:
     raise ValueError(
       f"process {jax.process_index()} has another {differing[0]} than process "

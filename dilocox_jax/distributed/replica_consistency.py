@@ -27,16 +27,12 @@ def copies_are_equal(state: Tree) -> bool:
     state: Arrays. Those on a mesh whose sharding does not divide them among
       replicas are compared; the others need not be equal.
   """
-  leaves, specs, mesh = [], [], None
-  for leaf in jax.tree.leaves(state):
-    sharding = leaf.sharding
-    if _is_shared(sharding):
-      leaves.append(leaf)
-      specs.append(sharding.spec)
-      mesh = sharding.mesh  # All leaves of a state have the same mesh.
-  if mesh is None:
+  leaves = [x for x in jax.tree.leaves(state) if _is_shared(x.sharding)]
+  if not leaves:
     return True
-  sums = arrays_to_host(_summing(mesh, tuple(specs))(leaves))
+  mesh = leaves[0].sharding.mesh  # All leaves of a state have the same mesh.
+  specs = tuple(leaf.sharding.spec for leaf in leaves)
+  sums = arrays_to_host(_summing(mesh, specs)(leaves))
   return bool((sums == sums[0]).all())
 
 
@@ -44,11 +40,8 @@ def _is_shared(sharding: Sharding) -> bool:
   """Whether every replica has a copy on devices of its own."""
   if not isinstance(sharding, NamedSharding):
     return False
-  spec = [
-    axes if isinstance(axes, tuple) else (axes,) for axes in sharding.spec
-  ]
   has_replicas = REPLICA_AXIS in sharding.mesh.axis_names
-  return has_replicas and not any(REPLICA_AXIS in axes for axes in spec)
+  return has_replicas and REPLICA_AXIS not in jax.tree.leaves([*sharding.spec])
 
 
 @functools.cache

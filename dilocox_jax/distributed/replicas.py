@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import (
@@ -25,7 +26,7 @@ from dilocox_jax.checks import one_of, within_limits
 from dilocox_jax.distributed.local_map import INNER_AXES
 from dilocox_jax.plan.choices import LAYOUTS
 from dilocox_jax.plan.model.division import DATA_AXIS, Division, Spec
-from dilocox_jax.pytypes import Tree
+from dilocox_jax.pytypes import Array, Tree
 from dilocox_jax.trees import path_name
 
 REPLICA_AXIS = "replica"
@@ -51,11 +52,6 @@ class Replicas:
     within_limits("num_replicas", self.num_replicas, at_least=1)
     if self.layout == "mesh":
       self._check_devices()
-    elif self.is_divided:
-      raise ValueError(
-        f"layout={self.layout!r} has one device, but a replica is divided "
-        f"among {self.division.num_devices}: take mesh.layout='mesh'"
-      )
 
   def _check_devices(self):
     available, per_replica = len(jax.devices()), self.division.num_devices
@@ -129,7 +125,11 @@ class Replicas:
       axes: Tree prefix: 0 for leaves [M, ...], None for leaves that all
         replicas share.
     """
-    return self._put(tree, self._shardings(tree, axes, _whole))
+
+    def put(axis, subtree):
+      return jax.tree.map(lambda leaf: _put(leaf, self.whole(axis)), subtree)
+
+    return jax.tree.map(put, axes, tree, is_leaf=is_none)
 
   def place_state(self, tree: Tree, axes) -> Tree:
     """Puts parameters and states on the devices that hold their parts.
@@ -139,7 +139,7 @@ class Replicas:
         the devices of a replica.
       axes: Tree prefix, as in `place`.
     """
-    return self._put(tree, self.state_shardings(tree, axes))
+    return jax.tree.map(_put, tree, self.state_shardings(tree, axes))
 
   def place_batches(self, batches: Tree) -> Tree:
     """Puts the batches of this process on the devices that read them.
@@ -188,7 +188,18 @@ class Replicas:
     Raises:
       ValueError: If `Division` has no rule for a leaf.
     """
-    return self._shardings(tree, axes, self.spec)
+    if self.layout == "stacked":
+      return jax.tree.map(lambda _: self._here, tree)
+
+    def under(prefix, axis, subtree):
+      def sharding(path, leaf):
+        shape = leaf.shape if axis is None else leaf.shape[1:]
+        parts = partition(self.spec((*prefix, *path), shape))
+        return NamedSharding(self.mesh, PartitionSpec(*_replica(axis), *parts))
+
+      return jax.tree_util.tree_map_with_path(sharding, subtree)
+
+    return jax.tree_util.tree_map_with_path(under, axes, tree, is_leaf=is_none)
 
   def whole(self, axis: int | None) -> Sharding:
     """Returns the sharding of values that are not divided inside a replica.
@@ -198,28 +209,7 @@ class Replicas:
     """
     if self.layout == "stacked":
       return self._here
-    parts = () if axis is None else (REPLICA_AXIS,)
-    return NamedSharding(self.mesh, PartitionSpec(*parts))
-
-  def _shardings(self, tree: Tree, axes, spec_of: Callable) -> Tree:
-    if self.layout == "stacked":
-      return jax.tree.map(lambda _: self._here, tree)
-
-    def under(axis, prefix, subtree):
-      def sharding(path, leaf):
-        shape = leaf.shape if axis is None else leaf.shape[1:]
-        parts = partition(spec_of((*prefix, *path), shape))
-        outer = () if axis is None else (REPLICA_AXIS,)
-        return NamedSharding(self.mesh, PartitionSpec(*outer, *parts))
-
-      return jax.tree_util.tree_map_with_path(sharding, subtree)
-
-    return jax.tree_util.tree_map_with_path(
-      lambda path, axis, subtree: under(axis, path, subtree),
-      axes,
-      tree,
-      is_leaf=is_none,
-    )
+    return NamedSharding(self.mesh, PartitionSpec(*_replica(axis)))
 
   def spec(self, path, shape: tuple[int, ...]) -> Spec:
     """Returns the mesh axes that divide each dimension of a leaf.
@@ -253,8 +243,8 @@ class Replicas:
       )
 
     def local(*args):
-      out = function(*_map_prefix(lambda x: x[0], in_axes, args))
-      return _map_prefix(lambda x: x[None], out_axes, out)
+      out = function(*map_prefix(lambda x: x[0], in_axes, args))
+      return map_prefix(lambda x: x[None], out_axes, out)
 
     manual = (REPLICA_AXIS, *(() if self.is_divided else INNER_AXES))
     return jax.shard_map(
@@ -268,6 +258,10 @@ class Replicas:
       # that copies of shared values are equal on all replicas.
       check_vma=False,
     )
+
+  def copies(self, leaf: Array) -> Array:
+    """Returns a copy of a replica's array for each replica, [M, ...]."""
+    return jnp.broadcast_to(leaf, (self.num_replicas, *leaf.shape))
 
   def divided(self, tree: Tree) -> Tree:
     """Tells JAX to divide a replica's state among its devices.
@@ -287,9 +281,6 @@ class Replicas:
   @property
   def _here(self) -> SingleDeviceSharding:
     return SingleDeviceSharding(jax.local_devices()[0])
-
-  def _put(self, tree: Tree, shardings: Tree) -> Tree:
-    return jax.tree.map(_put, tree, shardings)
 
 
 def _put(leaf, sharding):
@@ -327,11 +318,6 @@ def with_shardings(tree: Tree, shardings: Tree) -> Tree:
   )
 
 
-def _whole(path, shape: tuple[int, ...]) -> Spec:
-  del path, shape
-  return ()
-
-
 def partition(spec: Spec) -> PartitionSpec:
   """Returns a spec of `Division` as a JAX `PartitionSpec`."""
   return PartitionSpec(*(axes or None for axes in spec))
@@ -344,15 +330,16 @@ def is_none(axis) -> bool:
 
 def _specs(axes):
   return jax.tree.map(
-    lambda axis: (
-      PartitionSpec() if axis is None else PartitionSpec(REPLICA_AXIS)
-    ),
-    axes,
-    is_leaf=is_none,
+    lambda axis: PartitionSpec(*_replica(axis)), axes, is_leaf=is_none
   )
 
 
-def _map_prefix(function, axes, tree):
+def _replica(axis: int | None) -> tuple[str, ...]:
+  """Returns the mesh axis of the first dimension, if replicas divide it."""
+  return () if axis is None else (REPLICA_AXIS,)
+
+
+def map_prefix(function, axes, tree):
   """Applies a function to all leaves whose axis in a tree prefix is 0."""
 
   def under(axis, subtree):

@@ -31,19 +31,6 @@ class SharedState(NamedTuple):
   exchange: Tree
 
 
-def init_shared(
-  params: Tree, optimizer: optax.GradientTransformation, aggregator: Aggregator
-) -> SharedState:
-  """Returns the state before the first step.
-
-  Args:
-    params: Parameters from which training starts, leaves [...].
-    optimizer: Optimizer that steps on the mean gradient.
-    aggregator: Averages gradients over replicas.
-  """
-  return SharedState(params, optimizer.init(params), aggregator.init(params))
-
-
 def run_steps(
   gradient: Callable,
   optimizer: optax.GradientTransformation,

@@ -18,7 +18,12 @@ import optax
 
 from dilocox_jax.checks import require
 from dilocox_jax.distributed import host_memory
-from dilocox_jax.distributed.replicas import Replicas, is_none, with_shardings
+from dilocox_jax.distributed.replicas import (
+  Replicas,
+  is_none,
+  map_prefix,
+  with_shardings,
+)
 from dilocox_jax.outer import data_parallel, round_program
 from dilocox_jax.outer.drift import Drift, axes_of
 from dilocox_jax.outer.round_program import ReplicaState, RoundState
@@ -65,10 +70,6 @@ class RoundPrograms:
     """Replica axes of the state, a tree prefix (`state_axes`)."""
     return state_axes(self.outer)
 
-  @property
-  def _drift_axes(self) -> Drift:
-    return axes_of(self.outer.aggregator.is_shared)
-
   def init(self, params: Tree, optimizer: Tree) -> RoundState:
     """Returns the first state, in which all replicas have equal parameters.
 
@@ -76,8 +77,7 @@ class RoundPrograms:
       params: Parameters of the model, without a replica axis.
       optimizer: Inner optimizer state of one replica to start from.
     """
-    shapes = jax.eval_shape(self._start, params, optimizer)
-    places = self._places(shapes)
+    places = _shardings(self.abstract(params, optimizer))
     return jax.jit(self._start, out_shardings=places)(params, optimizer)
 
   def abstract(self, params: Tree, optimizer: Tree) -> RoundState:
@@ -117,14 +117,14 @@ class RoundPrograms:
       state: State of all replicas.
       other: Outer optimizer state, with the same tree and shapes.
     """
-    places = jax.tree.map(lambda leaf: leaf.sharding, state.outer.optimizer)
+    places = _shardings(state.outer.optimizer)
     other = self.replicas.place_state(other, self.axes.outer.optimizer)
     placed = jax.jit(lambda tree: tree, out_shardings=places)(other)
     return state._replace(outer=state.outer._replace(optimizer=placed))
 
   def _start(self, params: Tree, optimizer: Tree) -> RoundState:
     start = RoundState(self.outer.init(params), ReplicaState(params, optimizer))
-    return _copied(self.axes, start, self.replicas.num_replicas)
+    return map_prefix(self.replicas.copies, self.axes, start)
 
   def round(
     self, state: RoundState, batches: Tree, windows: Sequence[Window]
@@ -171,14 +171,14 @@ class RoundPrograms:
       )
       return self.replicas.divided(state), *reports
 
-    drifts = [self._drift_axes for shape in shapes if shape.applied]
+    drift_axes = axes_of(self.outer.aggregator.is_shared)
+    drifts = [drift_axes for shape in shapes if shape.applied]
     axes = (self.axes, 0, None), (self.axes, 0, drifts)
     program = self.replicas.map(replica_program, *axes)
-    if places is None:
-      return jax.jit(program, donate_argnums=0)
-    state_places = jax.tree.unflatten(*places)
-    reports = jax.tree.map(self.replicas.whole, (0, drifts), is_leaf=is_none)
-    out_places = (state_places, *reports)
+    out_places = None
+    if places is not None:
+      reports = jax.tree.map(self.replicas.whole, (0, drifts), is_leaf=is_none)
+      out_places = (jax.tree.unflatten(*places), *reports)
     return jax.jit(program, donate_argnums=0, out_shardings=out_places)
 
   def flush(
@@ -203,7 +203,8 @@ class RoundPrograms:
       return self.replicas.divided(state), drifts
 
     windows = self.outer.method.schedule.flush_windows(step)
-    drifts = [self._drift_axes for window in windows if window.applied]
+    drift_axes = axes_of(self.outer.aggregator.is_shared)
+    drifts = [drift_axes for window in windows if window.applied]
     axes = self.axes, drifts
     return jax.jit(self.replicas.map(replica_program, (self.axes,), axes))
 
@@ -215,8 +216,7 @@ class RoundPrograms:
     params = state.outer.params
     if self.outer.is_per_replica:
       return mean_of(params)
-    is_on_device = self.outer_memory == host_memory.DEVICE
-    return params if is_on_device else _fetched(params)
+    return host_memory.on_device(params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,8 +249,7 @@ class StepPrograms:
 
   def init(self, params: Tree) -> data_parallel.SharedState:
     """Returns the first state."""
-    shapes = jax.eval_shape(self._start, params)
-    places = self.replicas.state_shardings(shapes, self.axes)
+    places = _shardings(self.abstract(params))
     return jax.jit(self._start, out_shardings=places)(params)
 
   def abstract(self, params: Tree) -> data_parallel.SharedState:
@@ -259,8 +258,10 @@ class StepPrograms:
     return self.replicas.abstract(state, self.axes)
 
   def _start(self, params: Tree) -> data_parallel.SharedState:
-    start = data_parallel.init_shared(params, self.optimizer, self.aggregator)
-    return _copied(self.axes, start, self.replicas.num_replicas)
+    start = data_parallel.SharedState(
+      params, self.optimizer.init(params), self.aggregator.init(params)
+    )
+    return map_prefix(self.replicas.copies, self.axes, start)
 
   def steps(
     self, state: data_parallel.SharedState, batches: Tree
@@ -292,27 +293,8 @@ class StepPrograms:
     return jax.jit(program, donate_argnums=0)
 
 
-def _copied(axes, state: Tree, num_replicas: int) -> Tree:
-  """Gives every replica a copy of the leaves that differ by replica.
-
-  Args:
-    axes: Tree prefix of `state`: 0 for subtrees of which every replica has a
-      copy, None for subtrees that all replicas share.
-    state: State of one replica.
-    num_replicas: Number of replicas, M.
-
-  Returns:
-    The state. Leaves under a 0 have a new first axis, [M, ...].
-  """
-
-  def copy(axis, subtree):
-    if axis is None:
-      return subtree
-    return jax.tree.map(
-      lambda leaf: jnp.broadcast_to(leaf, (num_replicas, *leaf.shape)), subtree
-    )
-
-  return jax.tree.map(copy, axes, state, is_leaf=is_none)
+def _shardings(tree: Tree) -> Tree:
+  return jax.tree.map(lambda leaf: leaf.sharding, tree)
 
 
 @jax.jit
@@ -320,6 +302,3 @@ def mean_of(tree: Tree) -> Tree:
   """Returns the mean of leaves [M, ...] over replicas."""
   tree = host_memory.on_device(tree)
   return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree)
-
-
-_fetched = jax.jit(host_memory.on_device)
