@@ -14,9 +14,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dilocox_jax.checks import one_of
-from dilocox_jax.plan.choices import BOUNDARIES
-
 Message = tuple[Array, ...]
 
 _INT8_MAX = 127
@@ -70,18 +67,9 @@ def _from_int8(message: Message, dtype: jnp.dtype) -> Array:
 # Sends values in the dtype in which the model computes.
 AS_COMPUTED = ActivationCodec(lambda x: (x,), lambda sent, dtype: sent[0])
 
-_CODECS = {
+# The codec of every name in `plan.choices.BOUNDARIES`.
+ACTIVATION_CODECS = {
   "none": AS_COMPUTED,  # Bytes of one token: D times the dtype's size.
   "bfloat16": ActivationCodec(_as_bfloat16, _from_bfloat16),  # 2 D bytes.
   "int8": ActivationCodec(_as_int8, _from_int8),  # D + 4 bytes.
 }
-
-
-def activation_codec(name: str) -> ActivationCodec:
-  """Returns the codec of a name in `plan.choices.BOUNDARIES`.
-
-  Raises:
-    ValueError: If the name is not in that list.
-  """
-  one_of("boundary", name, BOUNDARIES)
-  return _CODECS[name]

@@ -21,8 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from dilocox_jax.checks import one_of
-from dilocox_jax.plan.choices import REMATS
 from dilocox_jax.pytypes import Tree
 from dilocox_jax.trees import leaves_by_path
 
@@ -164,8 +162,8 @@ def split_layer(
     remat: What a forward saves, see `remat_wrapper`.
 
   Raises:
-    ValueError: If `remat` is unknown, if the block multiplies with something
-      that is not one of its leaves, or twice with the same leaf.
+    ValueError: If the block multiplies with something that is not one of its
+      leaves, or twice with the same leaf.
     RuntimeError: If this JAX cannot split a gradient, see
       `replace_saved_arguments`.
   """
@@ -217,11 +215,7 @@ def remat_wrapper(name: str) -> Callable[[Callable], Callable]:
       saves the results of products; the backward computes everything that is
       elementwise again. "full" saves the layer's input alone; the backward
       computes every product but the last again.
-
-  Raises:
-    ValueError: If the name is not in that list.
   """
-  one_of("remat", name, REMATS)
   # `prevent_cse` would keep XLA from merging the forward with the forward that
   # is computed again. Here they lie in different loops, so XLA cannot do so.
   checkpoint = functools.partial(jax.checkpoint, prevent_cse=False)

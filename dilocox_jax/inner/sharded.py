@@ -7,8 +7,9 @@ step, whatever the number of micro-batches, over the fast links inside a
 cluster.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,12 +35,6 @@ from dilocox_jax.trees import path_name
 StageGradient = Callable[[Tree, Tree, Array], tuple[Scalar, Tree, Tree]]
 
 
-class _LeafSpec(NamedTuple):
-  """Wraps a leaf's spec, which is a tuple, so that trees see one leaf."""
-
-  spec: Spec
-
-
 def sharded_gradient(
   stage_gradient: StageGradient,
   division: Division,
@@ -60,6 +55,8 @@ def sharded_gradient(
     `distributed.replicas.Replicas.map`. The gradients are divided like the
     parameters.
   """
+  to_stages = functools.partial(_to_stages, stage_layers)
+  from_stages = functools.partial(_from_stages, stage_layers)
 
   def gradient(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
     specs = _leaf_specs(params, division)
@@ -67,21 +64,13 @@ def sharded_gradient(
     def local(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
       rest = {key: tree for key, tree in params.items() if key != BLOCKS}
       rest_specs = {key: specs[key] for key in rest}
-      blocks = jax.tree.map(
-        lambda leaf, at: _to_stages(leaf, at.spec, stage_layers),
-        params[BLOCKS],
-        specs[BLOCKS],
-      )
-      whole = jax.tree.map(lambda x, at: _gather(x, at.spec), rest, rest_specs)
+      blocks = jax.tree.map(to_stages, params[BLOCKS], specs[BLOCKS])
+      whole = jax.tree.map(_gather, rest, rest_specs)
       tokens = batch.reshape(num_micro_batches, -1, *batch.shape[1:])
       loss, for_blocks, for_rest = stage_gradient(blocks, whole, tokens)
       gradients = {
-        BLOCKS: jax.tree.map(
-          lambda leaf, at: _from_stages(leaf, at.spec, stage_layers),
-          for_blocks,
-          specs[BLOCKS],
-        ),
-        **jax.tree.map(lambda x, at: _sum(x, at.spec), for_rest, rest_specs),
+        BLOCKS: jax.tree.map(from_stages, for_blocks, specs[BLOCKS]),
+        **jax.tree.map(_sum, for_rest, rest_specs),
       }
       # Sums over stages are complete now: each stage contributed its part. Sums
       # over data shards must become means, because every shard's loss is
@@ -93,11 +82,7 @@ def sharded_gradient(
       )
       return loss, {key: gradients[key] for key in params}
 
-    partitions = jax.tree.map(
-      lambda at: partition(at.spec),
-      specs,
-      is_leaf=lambda x: isinstance(x, _LeafSpec),
-    )
+    partitions = jax.tree.map(lambda _, at: partition(at), params, specs)
     mapped = map_over_devices(
       local,
       (partitions, PartitionSpec(DATA_AXIS)),
@@ -109,10 +94,12 @@ def sharded_gradient(
 
 
 def _leaf_specs(params: Tree, division: Division) -> Tree:
-  def leaf_spec(path: Any, leaf: Array) -> _LeafSpec:
-    return _LeafSpec(division.spec(path_name(path), leaf.shape))
+  """Returns the spec of every leaf, in the place of the leaf."""
 
-  return jax.tree_util.tree_map_with_path(leaf_spec, params)
+  def spec(path: Any, leaf: Array) -> Spec:
+    return division.spec(path_name(path), leaf.shape)
+
+  return jax.tree_util.tree_map_with_path(spec, params)
 
 
 def _dimension(spec: Spec, axis: str) -> int | None:
@@ -133,7 +120,7 @@ def _dimension(spec: Spec, axis: str) -> int | None:
 # for layer 5. The all-to-all gives rows 2 s and 2 s + 1 to stage s and joins
 # the pieces of D there: [2, D, F]. `_from_stages` runs the all-to-all backward
 # and picks the rows `places` of the eight, which leaves out the fillers.
-def _to_stages(leaf: Array, spec: Spec, stage_layers: StageLayers) -> Array:
+def _to_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
   """Takes a leaf as it is kept to this stage's layers, [v, K, ...] whole."""
   by_stage = _dimension(spec, STAGE_AXIS)
   table = jnp.asarray(stage_layers.table)
@@ -151,7 +138,7 @@ def _to_stages(leaf: Array, spec: Spec, stage_layers: StageLayers) -> Array:
   return leaf.reshape(*stage_layers.table.shape[1:], *leaf.shape[1:])
 
 
-def _from_stages(leaf: Array, spec: Spec, stage_layers: StageLayers) -> Array:
+def _from_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
   """Sums gradients of this stage's layers over data; reverses `_to_stages`."""
   leaf = leaf.reshape(-1, *leaf.shape[2:])
   by_stage, by_data = _dimension(spec, STAGE_AXIS), _dimension(spec, DATA_AXIS)

@@ -47,10 +47,8 @@ def accumulated_gradient(loss: Loss, accumulate_steps: int = 1) -> Gradient:
       return jax.tree.map(jnp.add, total, new), None
 
     first = jax.tree.map(lambda x: x[0], micro_batches)
-    zeros = jax.tree.map(
-      lambda x: jnp.zeros(x.shape, x.dtype),
-      jax.eval_shape(gradient, params, first),
-    )
+    shapes = jax.eval_shape(gradient, params, first)
+    zeros = jax.tree.map(jnp.zeros_like, shapes)
     total, _ = jax.lax.scan(body, zeros, micro_batches)
     return jax.tree.map(lambda x: x / accumulate_steps, total)
 

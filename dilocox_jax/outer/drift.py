@@ -22,6 +22,7 @@ from the pseudo-gradient that was measured.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -55,13 +56,13 @@ class Drift(NamedTuple):
   observed: Any
 
 
-# Axis of the replicas in every field, as a tree prefix; None if there is none.
-AXES = Drift(0, 0, None, None)
-
-
 def axes_of(is_shared: bool) -> Drift:
-  """Returns the axes where the mean is shared by replicas, or where not."""
-  return AXES if is_shared else AXES._replace(mean_squared=0)
+  """Returns the axis of the replicas in every field; None if there is none.
+
+  Args:
+    is_shared: Whether replicas share the mean.
+  """
+  return Drift(0, 0, None if is_shared else 0, None)
 
 
 def squared_norm(tree: Tree) -> Scalar:
@@ -83,25 +84,25 @@ def measure_drift(result: ExchangeResult) -> Drift:
   )
 
 
-def by_window(drift: Drift) -> list[Drift]:
-  """Splits the drift of a window group into one drift per window, on the host.
+def by_exchange(drifts: Sequence[Drift]) -> list[Drift]:
+  """Splits the drifts of window groups into one per exchange, on the host.
 
   Args:
-    drift: Scalars [num_windows], or [M, num_windows] where `axes_of` has an
+    drifts: Scalars [num_windows], or [M, num_windows] where `axes_of` has an
       axis; `observed` [num_windows, ...].
 
   Returns:
-    One drift per window, without the window axis.
+    One drift per window, in order, without the window axis.
   """
-  own, apart, mean = (np.asarray(scalars) for scalars in drift[:3])
   return [
     Drift(
-      own[..., window],
-      apart[..., window],
-      mean[..., window],
+      np.asarray(drift.own_squared)[..., window],
+      np.asarray(drift.apart_squared)[..., window],
+      np.asarray(drift.mean_squared)[..., window],
       {name: value[window] for name, value in drift.observed.items()},
     )
-    for window in range(own.shape[-1])
+    for drift in drifts
+    for window in range(np.shape(drift.own_squared)[-1])
   ]
 
 

@@ -22,7 +22,6 @@ reading, the third row is then set to zero. When writing, it gets the first
 row's values, places (0, 1, 0), so layer 1 is written twice with one value.
 """
 
-import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +29,6 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from dilocox_jax.checks import require
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.outer.slices import put_slice, take_slice
 from dilocox_jax.plan.schedule.fragments import BLOCKS, Fragments
@@ -38,27 +36,13 @@ from dilocox_jax.pytypes import Array, Index, Tree
 
 # A known number, or a traced scalar, which is one of the layer fragments.
 FragmentIndex = int | Index
-_ANY = 2**31  # More fragments than there are: a store of empty values.
 
 
-def _checked(fragment: FragmentIndex, num_fragments: int) -> FragmentIndex:
-  """Returns 0 for fragment 0, and a scalar array for a layer fragment.
-
-  Args:
-    fragment: Number of the fragment.
-    num_fragments: Number of fragments.
-
-  Raises:
-    ValueError: If the number is known and there is no such fragment.
-  """
+def _index(fragment: FragmentIndex) -> FragmentIndex:
+  """Returns 0 for fragment 0, and a scalar array for a layer fragment."""
   if isinstance(fragment, jax.core.Tracer):
     return fragment
-  number = operator.index(fragment)
-  require(
-    0 <= number < num_fragments,
-    f"fragment={number} must be from 0 to {num_fragments - 1}",
-  )
-  return jnp.int32(number) if number else 0
+  return jnp.int32(fragment) if int(fragment) else 0
 
 
 class Store(NamedTuple):
@@ -91,20 +75,16 @@ class Store(NamedTuple):
       new = jax.tree.map(put, values, value)
     else:
       new = host_memory.move_like(value, values)
-    if isinstance(self._checked(fragment), int):
+    if isinstance(_index(fragment), int):
       return self._replace(first=new)
     return self._replace(layers=new)
 
   def _place(self, fragment: FragmentIndex, slot: tuple[Index, ...]):
     """The leaves that hold a value, and the index of the value in them."""
-    index = self._checked(fragment)
+    index = _index(fragment)
     if isinstance(index, int):
       return self.first, slot
     return self.layers, (index - 1, *slot)
-
-  def _checked(self, fragment: FragmentIndex) -> FragmentIndex:
-    stacked = jax.tree.leaves(self.layers)
-    return _checked(fragment, 1 + len(stacked[0]) if stacked else _ANY)
 
 
 class Partition:
@@ -115,10 +95,10 @@ class Partition:
     self.fragments = fragments
     self._table = fragments.layer_table
     # For arrays in host memory; the module's docstring has an example.
-    self._is_there = self._table < fragments.num_layers
-    self._rows = np.where(self._is_there, self._table, self._table[:, :1])
+    is_there = self._table < fragments.num_layers
+    self._rows = np.where(is_there, self._table, self._table[:, :1])
     places = np.arange(self._table.shape[1], dtype=np.int32)
-    self._places = np.where(self._is_there, places, np.int32(0))
+    self._places = np.where(is_there, places, np.int32(0))
     # Layers of fragment 0, which only "balanced" fragments have.
     has_layers = fragments.first_layers
     self._first = fragments.layers(0) if has_layers else places[:0]
@@ -128,33 +108,41 @@ class Partition:
 
     Layer fragments are all as long as the longest; short ones end in zeros.
     """
-    fragment = _checked(fragment, self.fragments.num_fragments)
+    fragment = _index(fragment)
     if self.fragments.num_fragments == 1:
       return host_memory.on_device(tree)
     if self.fragments.is_sliced:
       return take_slice(tree, fragment, self.fragments.num_fragments)
+    rest = {}
     if isinstance(fragment, int):
       rest = {k: v for k, v in tree.items() if k != BLOCKS}
-      return host_memory.on_device(rest) | self._first_layers(tree)
-    return self._gather(tree, fragment)
+      rest = host_memory.on_device(rest)
+      if not self._first.size:
+        return rest
+    layers, rows, _ = self._numbers(fragment)
+
+    def gather(leaf):
+      if not host_memory.is_on_host(leaf):
+        return leaf.at[layers].get(mode="fill", fill_value=0)
+      values = host_memory.rows(leaf, rows)
+      is_there = layers < self.fragments.num_layers
+      mask = is_there.reshape(-1, *[1] * (leaf.ndim - 1))
+      return jnp.where(mask, values, jnp.zeros_like(values))
+
+    return rest | {BLOCKS: jax.tree.map(gather, tree[BLOCKS])}
 
   def put(self, tree: Tree, fragment: FragmentIndex, values: Tree) -> Tree:
     """Returns the tree, in the memory it is in, with one fragment replaced."""
-    fragment = _checked(fragment, self.fragments.num_fragments)
+    fragment = _index(fragment)
     if self.fragments.num_fragments == 1:
       return host_memory.move_like(values, tree)
     if self.fragments.is_sliced:
       return put_slice(tree, fragment, self.fragments.num_fragments, values)
-    if isinstance(fragment, int):
-      rest = {k: v for k, v in values.items() if k != BLOCKS}
-      new = host_memory.move_like(rest, {k: tree[k] for k in rest})
-      rows = jnp.asarray(self._first, jnp.int32)
-      layers, places = rows, jnp.arange(len(self._first), dtype=jnp.int32)
-    else:
-      new = {}
-      layers, rows, places = self._numbers(fragment)
+    rest = {k: v for k, v in values.items() if k != BLOCKS}
+    rest = host_memory.move_like(rest, {k: tree[k] for k in rest})
     if BLOCKS not in values:
-      return {**tree, **new}
+      return {**tree, **rest}
+    layers, rows, places = self._numbers(fragment)
 
     def scatter(leaf, new_rows):
       if host_memory.is_on_host(leaf):
@@ -162,7 +150,7 @@ class Partition:
       return leaf.at[layers].set(new_rows, mode="drop", unique_indices=False)
 
     blocks = jax.tree.map(scatter, tree[BLOCKS], values[BLOCKS])
-    return {**tree, **new, BLOCKS: blocks}
+    return {**tree, **rest, BLOCKS: blocks}
 
   def store(self, function, params: Tree) -> Store:
     """Returns a store of function(fragment of params) for every fragment."""
@@ -177,37 +165,14 @@ class Partition:
     """Returns a store with one and the same value for every fragment."""
     return Store(value, None if self.fragments.num_fragments == 1 else value)
 
-  def _gather(self, tree: Tree, fragment: FragmentIndex) -> Tree:
-    layers, rows, _ = self._numbers(fragment)
-    is_there = jnp.asarray(self._is_there)[fragment - 1]
-
-    def gather(leaf):
-      if not host_memory.is_on_host(leaf):
-        return leaf.at[layers].get(mode="fill", fill_value=0)
-      values = host_memory.rows(leaf, rows)
-      mask = is_there.reshape(-1, *[1] * (leaf.ndim - 1))
-      return jnp.where(mask, values, jnp.zeros_like(values))
-
-    return {BLOCKS: jax.tree.map(gather, tree[BLOCKS])}
-
-  def _first_layers(self, tree: Tree) -> Tree:
-    """Returns the layers of fragment 0, or nothing if it has none."""
-    if not self._first.size:
-      return {}
-    rows = jnp.asarray(self._first, jnp.int32)
-
-    def gather(leaf):
-      if host_memory.is_on_host(leaf):
-        return host_memory.rows(leaf, rows)
-      return leaf[rows]
-
-    return {BLOCKS: jax.tree.map(gather, tree[BLOCKS])}
-
   def _numbers(self, fragment: FragmentIndex) -> tuple[Array, Array, Array]:
-    """Returns rows of three tables for a layer fragment, [K] each.
+    """Returns rows of three tables for the layers of a fragment, [K] each.
 
     For fragment 2 above: layers (1, 3, 5), rows (1, 3, 1), places (0, 1, 0).
     """
+    if isinstance(fragment, int):
+      layers = jnp.asarray(self._first, jnp.int32)
+      return layers, layers, jnp.arange(len(self._first), dtype=jnp.int32)
     tables = self._table, self._rows, self._places
     layers, rows, places = (jnp.asarray(x)[fragment - 1] for x in tables)
     return layers, rows, places

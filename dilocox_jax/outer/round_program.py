@@ -18,7 +18,7 @@ slot that the apply of step 10 has freed.
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,12 +58,14 @@ class _Carry(NamedTuple):
   """Holds the values that one window passes to the next one.
 
   Attributes:
-    state: State of this replica.
+    outer: Outer state, as in `RoundState`.
+    replica: Inner state, as in `RoundState`.
     step: Number of the round's inner steps that are finished.
     metrics: Metrics of these steps, and zeros for the steps to come.
   """
 
-  state: RoundState
+  outer: OuterState
+  replica: ReplicaState
   step: Index
   metrics: StepMetrics
 
@@ -97,7 +99,7 @@ def run_round(
   """
   num_steps = jax.tree.leaves(batches)[0].shape[0]
   empty = jnp.zeros((num_steps,), jnp.float32)
-  carry = _Carry(state, jnp.int32(0), StepMetrics(empty, empty))
+  carry = _Carry(*state, jnp.int32(0), StepMetrics(empty, empty))
   run_steps = _inner_steps(inner_step, batches)
   drifts = []
   for group, table in zip(groups, tables, strict=True):
@@ -114,7 +116,7 @@ def run_round(
       carry, drift = jax.lax.scan(window, carry, table)
     if group.applied:
       drifts.append(drift)
-  return carry.state, carry.metrics, drifts
+  return RoundState(carry.outer, carry.replica), carry.metrics, drifts
 
 
 def _inner_steps(inner_step: InnerStep, batches: Tree):
@@ -140,11 +142,9 @@ def _inner_steps(inner_step: InnerStep, batches: Tree):
     # The loop does not carry the outer state. An exchange that runs beside
     # these steps writes its own state there, and a loop that carried it would
     # have to wait for the exchange.
-    (outer, replica), step, metrics = carry
-    replica, step, metrics = jax.lax.fori_loop(
-      jnp.int32(0), count, body, (replica, step, metrics)
-    )
-    return _Carry(RoundState(outer, replica), step, metrics)
+    outer, *inner = carry
+    inner = jax.lax.fori_loop(jnp.int32(0), count, body, tuple(inner))
+    return _Carry(outer, *inner)
 
   return run_steps
 
@@ -163,21 +163,19 @@ def _window(outer: OuterTransform, run_steps, group: WindowGroup):
     drift = None
     if group.applied:
       index = _index(group.applied, row.applied)
-      own = outer.in_flight(carry.state.outer, index, row.applied_slot)
-      state, result = _exchange(outer, carry.state, index, own)
-      carry = run_steps(carry._replace(state=state), row.steps_before)
-      state, drift = _apply(outer, carry.state, index, result, own)
-      carry = carry._replace(state=state)
+      own = outer.in_flight(carry.outer, index, row.applied_slot)
+      state, result = outer.exchange(carry.outer, index, own)
+      carry = run_steps(carry._replace(outer=state), row.steps_before)
+      carry, drift = _apply(outer, carry, index, result, own)
     else:
       carry = run_steps(carry, row.steps_before)
     if group.has_steps_after:
       carry = run_steps(carry, row.steps_after)
     if group.sent:
       index = _index(group.sent, row.sent)
-      slots = outer.unapplied_at_send(row.sent_slot)
-      measured = _measure(outer, carry.state, index, slots)
-      state = _send(outer, carry.state, index, row.sent_slot, measured)
-      carry = carry._replace(state=state)
+      measured = _measure(outer, carry, index, row.sent_slot)
+      state = outer.send(carry.outer, index, row.sent_slot, measured)
+      carry = carry._replace(outer=state)
     return carry, drift
 
   return window
@@ -201,26 +199,25 @@ def _whole_round_window(outer: OuterTransform, run_steps, group: WindowGroup):
 
   def window(carry: _Carry, row: WindowTable):
     index, drift = _index(group.sent or "first", row.sent), None
-    result = outer.nothing(carry.state.outer, index)
+    result = outer.nothing(carry.outer, index)
     if group.applied and overlaps:
-      own = outer.in_flight(carry.state.outer, index, row.applied_slot)
-      state, result = _exchange(outer, carry.state, index, own)
-      carry = carry._replace(state=state)
+      own = outer.in_flight(carry.outer, index, row.applied_slot)
+      state, result = outer.exchange(carry.outer, index, own)
+      carry = carry._replace(outer=state)
     carry = run_steps(carry, row.steps_before)
     if not group.sent:
       return carry, drift
-    state = carry.state
-    slots = outer.unapplied_at_send(row.sent_slot)
-    measured = _measure(outer, state, index, slots)
+    measured = _measure(outer, carry, index, row.sent_slot)
     if group.applied and not overlaps:
-      state, result = _exchange(outer, state, index, measured)
+      state, result = outer.exchange(carry.outer, index, measured)
+      carry = carry._replace(outer=state)
     # The eager rule applies after the first round too, where no exchange has
     # ended yet. `result` is then all zeros, and only this replica's own new
     # measurement changes the parameters.
     if group.applied or outer.rule.is_per_replica:
-      state, drift = _apply(outer, state, index, result, measured)
-    state = _send(outer, state, index, row.sent_slot, measured)
-    return carry._replace(state=state), drift if group.applied else None
+      carry, drift = _apply(outer, carry, index, result, measured)
+    state = outer.send(carry.outer, index, row.sent_slot, measured)
+    return carry._replace(outer=state), drift if group.applied else None
 
   return window
 
@@ -338,7 +335,9 @@ def _flush_fragment(
     if entry == "send":
       slots = np.arange(outer.method.schedule.depth)
       unapplied = jnp.asarray(np.isin(slots, pending))
-      measured = _measure(outer, state, index, unapplied)
+      measured = outer.measure(
+        state.outer, state.replica.params, index, unapplied
+      )
       # The eager rule applies without a result, as after the first round.
       if outer.rule.is_per_replica and not pending:
         state, _ = _apply(outer, state, index, nothing, measured)
@@ -348,7 +347,8 @@ def _flush_fragment(
     else:
       slot = jnp.int32(pending.pop(0))
       own, fresh = outer.in_flight(state.outer, index, slot), measured
-    state, result = _exchange(outer, state, index, own)
+    exchanged, result = outer.exchange(state.outer, index, own)
+    state = state._replace(outer=exchanged)
     state, drift = _apply(outer, state, index, result, fresh)
     drifts.append(jax.tree.map(lambda leaf: leaf[None], drift))
   return state, drifts
@@ -359,26 +359,16 @@ def _index(kind: str, number: Index) -> FragmentIndex:
   return 0 if kind == "first" else number
 
 
-# The next four functions call the methods of `outer` that have the same names.
-# They take a `RoundState`, where those methods take its `OuterState`.
+def _measure(outer: OuterTransform, carry: _Carry, index, slot: Index) -> Tree:
+  """Measures what is about to be put into a slot."""
+  slots = outer.unapplied_at_send(slot)
+  return outer.measure(carry.outer, carry.replica.params, index, slots)
 
 
-def _measure(outer: OuterTransform, state: RoundState, index, slots) -> Tree:
-  return outer.measure(state.outer, state.replica.params, index, slots)
-
-
-def _exchange(outer: OuterTransform, state: RoundState, index, own: Tree):
-  outer_state, result = outer.exchange(state.outer, index, own)
-  return state._replace(outer=outer_state), result
-
-
-def _apply(outer: OuterTransform, state: RoundState, index, result, fresh):
+def _apply(outer: OuterTransform, state: Any, index, result, fresh):
+  """Applies a result to a `RoundState` or a `_Carry`, which have both parts."""
   outer_state, params, drift = outer.apply(
     state.outer, state.replica.params, index, result, fresh
   )
   replica = state.replica._replace(params=params)
-  return RoundState(outer_state, replica), drift
-
-
-def _send(outer: OuterTransform, state: RoundState, index, slot, own: Tree):
-  return state._replace(outer=outer.send(state.outer, index, slot, own))
+  return state._replace(outer=outer_state, replica=replica), drift

@@ -23,7 +23,7 @@ from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
 from dilocox_jax.plan.schedule.fragments import Fragments
-from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment, LeafPiece
+from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.pytypes import Aggregator, Array, Boolean, Index, Tree
 from dilocox_jax.trees import path_name
@@ -224,50 +224,42 @@ def _events(
   applied_slot = _slot(schedule, number, send_step)
   params = optax.apply_updates(before, change)
 
-  def measured(state: OuterState, params: Tree) -> Tree:
-    unapplied = transform.unapplied_at_send(sent_slot)
-    return transform.measure(state, params, 0, unapplied)
-
   def arrive(state: OuterState, params: Tree, own: Tree, fresh: Tree):
     state, result = transform.exchange(state, 0, own)
     state, params, _ = transform.apply(state, params, 0, result, fresh)
     return state, params
 
-  def whole_rounds(state: OuterState, params: Tree):
-    fresh = measured(state, params)
-    if not transform.depth:
-      return arrive(state, params, fresh, fresh)
-    own = transform.in_flight(state, 0, applied_slot)
-
-    def nothing(state: OuterState, params: Tree):
-      if not transform.rule.is_per_replica:
-        return state, params
-      result = transform.nothing(state, 0)
-      state, params, _ = transform.apply(state, params, 0, result, fresh)
+  def nothing_yet(state: OuterState, params: Tree, fresh: Tree):
+    if not transform.rule.is_per_replica:
       return state, params
-
-    state, params = _cond(
-      is_applied,
-      lambda state, params: arrive(state, params, own, fresh),
-      nothing,
-      state,
-      params,
-    )
-    return transform.send(state, 0, sent_slot, fresh), params
+    result = transform.nothing(state, 0)
+    state, params, _ = transform.apply(state, params, 0, result, fresh)
+    return state, params
 
   def applied(state: OuterState, params: Tree):
     own = transform.in_flight(state, 0, applied_slot)
     return arrive(state, params, own, jax.tree.map(jnp.zeros_like, own))
 
   def sent(state: OuterState, params: Tree):
-    fresh = measured(state, params)
+    unapplied = transform.unapplied_at_send(sent_slot)
+    fresh = transform.measure(state, params, 0, unapplied)
+    if not transform.depth:
+      return arrive(state, params, fresh, fresh)
+    if schedule.is_whole_rounds:  # Measured, then applied, then sent.
+      own = transform.in_flight(state, 0, applied_slot)
+      state, params = _cond(
+        is_applied,
+        lambda state, params: arrive(state, params, own, fresh),
+        lambda state, params: nothing_yet(state, params, fresh),
+        state,
+        params,
+      )
     return transform.send(state, 0, sent_slot, fresh), params
 
-  if schedule.is_whole_rounds:
-    state, new = _cond(is_sent, whole_rounds, _unchanged, state, params)
-  else:
-    state, new = _cond(is_applied, applied, _unchanged, state, params)
-    state, new = _cond(is_sent, sent, _unchanged, state, new)
+  new = params
+  if not schedule.is_whole_rounds:
+    state, new = _cond(is_applied, applied, _unchanged, state, new)
+  state, new = _cond(is_sent, sent, _unchanged, state, new)
   # A step without an apply returns the inner optimizer's own update: adding
   # and subtracting parameters would round it.
   has_moved = is_sent if schedule.is_whole_rounds else is_applied
@@ -343,16 +335,12 @@ def _take(tree: Tree, pieces: LeafFragment) -> Tree:
 
   def take(path, leaf):
     piece = own.get(path_name(path))
-    return _layers(leaf, piece) if piece else optax.MaskedNode()
+    if piece is None or piece.layers is None:
+      return leaf if piece else optax.MaskedNode()
+    rows = jnp.asarray(piece.layers, jnp.int32)
+    return jnp.take(leaf, rows, axis=piece.axis, mode="fill", fill_value=0)
 
   return jax.tree_util.tree_map_with_path(take, tree)
-
-
-def _layers(leaf: Array, piece: LeafPiece) -> Array:
-  if piece.layers is None:
-    return leaf
-  rows = jnp.asarray(piece.layers, jnp.int32)
-  return jnp.take(leaf, rows, axis=piece.axis, mode="fill", fill_value=0)
 
 
 def _put(tree: Tree, pieces: LeafFragment, values: Tree) -> Tree:

@@ -5,10 +5,9 @@ import pytest
 
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.outer.drift import (
-  AXES,
   Drift,
   axes_of,
-  by_window,
+  by_exchange,
   disagreement,
   measure_drift,
   squared_norm,
@@ -27,7 +26,7 @@ def measured(own, layout="stacked"):
   def one(mean, own):
     return measure_drift(ExchangeResult(mean, own, own))
 
-  over = Replicas(num_replicas, layout).map(one, (None, 0), AXES)
+  over = Replicas(num_replicas, layout).map(one, (None, 0), axes_of(True))
   *sums, _ = jax.jit(over)(mean, own)
   return disagreement(*sums)
 
@@ -113,7 +112,9 @@ def test_one_replica_has_no_cosine_and_no_disagreement():
 def test_what_a_piece_reports_is_parted_by_window():
   own = np.arange(6.0).reshape(2, 3)  # Two replicas, three windows.
   apart, mean = own + 10, np.arange(3.0)
-  found = by_window(Drift(own, apart, mean, {"w": np.arange(12).reshape(3, 4)}))
+  found = by_exchange(
+    [Drift(own, apart, mean, {"w": np.arange(12).reshape(3, 4)})]
+  )
   assert len(found) == 3
   for window, each in enumerate(found):
     np.testing.assert_array_equal(each.own_squared, own[:, window])
@@ -136,7 +137,7 @@ def test_replicas_with_means_of_their_own_have_no_common_cosine():
   assert seen.disagreement == pytest.approx(1.0)
   assert seen.pseudo_gradient_norm == pytest.approx(np.sqrt((16 + 4) / 2))
   own_squared, apart, means = (np.asarray(x)[:, None] for x in sums)
-  (window,) = by_window(Drift(own_squared, apart, means, {}))
+  (window,) = by_exchange([Drift(own_squared, apart, means, {})])
   assert window.mean_squared.tolist() == [16, 4]
 
 

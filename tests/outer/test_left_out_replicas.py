@@ -15,7 +15,7 @@ from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, compressed_mean
 from dilocox_jax.exchange.mean import mean_of_finite_replicas
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
-from dilocox_jax.outer.drift import by_window
+from dilocox_jax.outer.drift import by_exchange
 from dilocox_jax.outer.programs import RoundPrograms
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.wire.chain import Chain
@@ -79,7 +79,7 @@ def exchanges_of(method, aggregator, bad_step):
 
 def paired(windows, drifts):
   events = [window.applied for window in windows if window.applied]
-  by_event = [drift for group in drifts for drift in by_window(group)]
+  by_event = by_exchange(drifts)
   return zip(events, by_event, strict=True)
 
 

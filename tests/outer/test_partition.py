@@ -92,15 +92,6 @@ def test_a_number_that_is_known_names_its_own_fragment(fragment):
     assert_equal(store.set(number, part), store)
 
 
-@pytest.mark.parametrize("fragment", [-1, 3])
-def test_a_fragment_that_does_not_exist_is_refused(fragment):
-  partition, whole = Partition(Fragments(3, LAYERS)), tree()
-  store = partition.store(lambda part: part, whole)
-  for take in (lambda n: partition.take(whole, n), store.get):
-    with pytest.raises(ValueError, match="must be from 0 to 2"):
-      take(fragment)
-
-
 def test_a_short_fragment_ends_in_zeros():
   partition = Partition(Fragments(3, LAYERS))  # Layers 0, 2, 4 and 1, 3.
   whole = tree()
