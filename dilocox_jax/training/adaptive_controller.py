@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dilocox_jax.config import RunConfig, to_plan
-from dilocox_jax.outer.drift import Drift, by_window
+from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.programs import RoundPrograms
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
@@ -101,45 +101,33 @@ class AdaptiveController:
     """Records the ranks of the averaged updates of a segment.
 
     Args:
-      drifts: One drift for each window group with an apply. Its field
-        `observed` has the arrays from which ranks are measured.
+      drifts: One drift for each exchange. Its field `observed` has the arrays
+        from which ranks are measured.
     """
     adaptive = self._config.adaptive
     for drift in drifts:
-      if not drift.observed or not self.is_adaptive:
-        continue
-      for window_drift in by_window(drift):
-        observed = window_drift.observed
-        grams = {path: np.asarray(gram) for path, gram in observed.items()}
-        spectra = spectra_of(grams)
-        if spectra:
-          rank = measured_rank(spectra, adaptive.criterion, adaptive.energy)
-          self._measured.append(rank)
-          self._spectra |= spectra
+      spectra = spectra_of(drift.observed) if self.is_adaptive else {}
+      if spectra:
+        rank = measured_rank(spectra, adaptive.criterion, adaptive.energy)
+        self._measured.append(rank)
+        self._spectra |= spectra
 
-  def is_choice_due(self) -> bool:
-    """Whether enough ranks were measured to choose a new setting."""
-    return self.is_adaptive and len(self._measured) >= self._num_measurements
-
-  def may_become_due(self, segment: Segment) -> bool:
-    """Whether a choice may be due after the ranks of a segment are recorded.
-
-    Args:
-      segment: Segment of the run whose drifts are not yet recorded.
-    """
-    applies = sum(window.applied is not None for window in segment.windows)
-    num_measured = len(self._measured) + applies
-    return self.is_adaptive and num_measured >= self._num_measurements
-
-  @property
-  def _num_measurements(self) -> int:
-    """Number of measurements before a choice.
+  def is_choice_due(self, unread: Segment | None = None) -> bool:
+    """Whether enough ranks were measured to choose a new setting.
 
     Every fragment is measured once in a round. For example 5 rounds of 3
     fragments have 15 measurements.
+
+    Args:
+      unread: Segment whose drifts are not yet recorded. Its ranks are counted
+        as if they were.
     """
+    windows = unread.windows if unread else ()
+    num_unread = sum(window.applied is not None for window in windows)
     fragments = self._config.sync.named.schedule.num_fragments
-    return self._config.adaptive.window_rounds * fragments
+    num_needed = self._config.adaptive.window_rounds * fragments
+    num_measured = len(self._measured) + num_unread
+    return self.is_adaptive and num_measured >= num_needed
 
   def choose_setting(self, segment: Segment) -> None:
     """Chooses the setting of the rounds that follow a segment.

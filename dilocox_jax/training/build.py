@@ -33,7 +33,7 @@ from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback
 from dilocox_jax.exchange.mean import mean_of_finite_replicas
-from dilocox_jax.inner.activation_codec import activation_codec
+from dilocox_jax.inner.activation_codec import ACTIVATION_CODECS
 from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
 from dilocox_jax.inner.sharded import sharded_gradient
 from dilocox_jax.inner.step import (
@@ -90,12 +90,8 @@ class Programs:
     return sum(math.prod(shape) for shape in self.shapes.values())
 
   def steps_of(self, phase: str) -> StepPrograms:
-    """Returns the programs of a phase that has no rounds."""
+    """Returns the programs of steps that the replicas of a phase can run."""
     return self.single if phase == "single" else self.steps
-
-  def replicas_of(self, phase: str) -> Replicas:
-    """Returns the replicas that train in a phase."""
-    return self.single.replicas if phase == "single" else self.rounds.replicas
 
   @functools.cached_property
   def evaluate(self):
@@ -155,9 +151,16 @@ def programs(config: RunConfig, parts: Parts = NO_PARTS) -> Programs:
     ValueError: If there are too few devices, a device lacks the memory kind of
       the config, or optax lacks an optimizer of the config.
   """
-  _check_memory(config.mesh.outer_memory)
-  inner = config.inner
+  inner, mesh = config.inner, config.mesh
+  reason = host_memory.unsupported(mesh.outer_memory, jax.local_devices())
+  require(
+    reason is None,
+    f"mesh.outer_memory={mesh.outer_memory!r}: {reason}: take 'device'",
+  )
   model, gradient = _model_and_gradient(config, parts.model)
+  shapes = parameter_shapes(config.model.shape)
+  if parts.model is not None:
+    shapes = shapes_by_path(jax.eval_shape(model.init, jax.random.key(0)))
   schedule = learning_rate_schedule(
     inner.schedule,
     inner.learning_rate,
@@ -174,7 +177,6 @@ def programs(config: RunConfig, parts: Parts = NO_PARTS) -> Programs:
     weight_decay=inner.weight_decay,
     momentum=inner.momentum,
   )
-  mesh = config.mesh
   replicas = Replicas(mesh.num_replicas, mesh.layout, config.division)
   one_replica = replicas
   if config.sync.warm_start == "single":
@@ -193,16 +195,8 @@ def programs(config: RunConfig, parts: Parts = NO_PARTS) -> Programs:
     rounds=RoundPrograms(
       transform, inner_step(gradient, optimizer), replicas, mesh.outer_memory
     ),
-    shapes=_shapes(config, parts.model),
+    shapes=shapes,
   )
-
-
-def _shapes(config: RunConfig, given: LossModel | None) -> Shapes:
-  """Returns the shapes from the config, or those that a given model makes."""
-  if given is None:
-    return parameter_shapes(config.model.shape)
-  params = jax.eval_shape(given.init, jax.random.key(0))
-  return shapes_by_path(params)
 
 
 def outer_transform(
@@ -234,12 +228,6 @@ def outer_transform(
     parts.exchange or _aggregator(config, setting),
     config.exchange.keep_unsent,
   )
-
-
-def _check_memory(kind: str) -> None:
-  reason = host_memory.unsupported(kind, jax.local_devices())
-  if reason:
-    raise ValueError(f"mesh.outer_memory={kind!r}: {reason}: take 'device'")
 
 
 def _model_and_gradient(
@@ -298,7 +286,7 @@ def _divided_gradient(config: RunConfig, model: transformer.Model) -> Gradient:
     timetable(config.pipeline),
     config.stage_layers.counts,
     remat=mesh.remat,
-    codec=activation_codec(mesh.boundary),
+    codec=ACTIVATION_CODECS[mesh.boundary],
   )
   return sharded_gradient(
     stage, config.division, config.stage_layers, config.inner.accumulate_steps

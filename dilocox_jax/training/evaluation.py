@@ -5,12 +5,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import ArrayLike
 
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.outer.data_parallel import SharedState
-from dilocox_jax.outer.drift import Drift, by_window, disagreement
+from dilocox_jax.outer.drift import Drift, disagreement
 from dilocox_jax.outer.programs import mean_of
+from dilocox_jax.outer.round_program import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event
 from dilocox_jax.plan.wire.ranks import measured_rank, spectra_of
@@ -39,19 +39,31 @@ def losses(
     "outer_loss" (outer parameters), "mean_loss" (the replicas' mean),
     "replica_loss" (replica 0).
   """
-  views = _views(programs, state)
-  values = {}
-  for params in views.values():
-    if id(params) not in values:  # A warm start has one view three times.
-      values[id(params)] = _mean_loss(programs, params, parts)
-  return {f"{name}_loss": values[id(p)] for name, p in views.items()}
+
+  def loss(params: Tree) -> float:
+    return _mean_loss(programs, params, parts)
+
+  outer = outer_loss(programs, state, parts)
+  if isinstance(state, SharedState):  # A warm start has one view three times.
+    return dict.fromkeys(("outer_loss", "mean_loss", "replica_loss"), outer)
+  return {
+    "outer_loss": outer,
+    "mean_loss": loss(mean_of(state.replica.params)),
+    "replica_loss": loss(_first(state.replica.params)),
+  }
 
 
 def outer_loss(
   programs: Programs, state: TrainingState, parts: Iterable[np.ndarray]
 ) -> float:
   """Computes one validation loss only, that of the outer parameters."""
-  return _mean_loss(programs, _views(programs, state)["outer"], parts)
+  return _mean_loss(programs, _outer_params(programs, state), parts)
+
+
+def _outer_params(programs: Programs, state: TrainingState) -> Tree:
+  if isinstance(state, SharedState):
+    return state.params
+  return programs.rounds.outer_params(state)
 
 
 def _mean_loss(
@@ -80,17 +92,6 @@ def _where(params: Tree, batches: jax.Array) -> Tree:
   return jax.device_put(params, batches.sharding)
 
 
-def _views(programs: Programs, state: TrainingState) -> dict[str, Tree]:
-  if isinstance(state, SharedState):
-    return dict.fromkeys(("outer", "mean", "replica"), state.params)
-  inner = state.replica.params
-  return {
-    "outer": programs.rounds.outer_params(state),
-    "mean": mean_of(inner),
-    "replica": _first(inner),
-  }
-
-
 @jax.jit
 def _first(tree: Tree) -> Tree:
   return jax.tree.map(lambda leaf: leaf[0], tree)
@@ -106,17 +107,24 @@ def _all_finite(state: TrainingState) -> Boolean:
   return all_finite(host_memory.on_device(state))
 
 
-def first_not_finite(*values: ArrayLike) -> tuple[int, int] | None:
-  """Returns (replica, step) of the earliest value that is not finite, if any.
+def check_losses(metrics: StepMetrics, segment: Segment) -> None:
+  """Checks that the metrics of a segment's steps are finite.
 
   Args:
-    *values: Arrays [M, num_steps].
+    metrics: Losses and gradient norms, [M, num_steps], on the host.
+    segment: The segment that was run.
+
+  Raises:
+    NotFiniteError: One line that names the earliest step, and of the replicas
+      that are not finite there the first.
   """
-  bad = np.asarray(~np.isfinite(np.stack(values)).all(axis=0))
-  if not bad.any():
-    return None
-  step = int(np.argmax(bad.any(axis=0)))
-  return int(np.argmax(bad[:, step])), step
+  is_bad = ~np.isfinite(np.stack(metrics)).all(axis=0)
+  if is_bad.any():
+    offset, replica = np.argwhere(is_bad.T)[0]
+    raise NotFiniteError(
+      "the loss or its gradient is not finite at step "
+      f"{segment.start + offset + 1} on replica {replica}"
+    )
 
 
 def applied_events(segment: Segment) -> list[Event]:
@@ -124,20 +132,19 @@ def applied_events(segment: Segment) -> list[Event]:
   return [window.applied for window in segment.windows if window.applied]
 
 
-def check_drifts(drifts: Sequence[Drift], steps: Sequence[int]) -> None:
+def check_drifts(exchanges: Sequence[Drift], steps: Sequence[int]) -> None:
   """Checks that what every replica sent is finite.
 
   A replica that is not finite is left out of the mean, and rules that reset
   replicas would then hide that it has diverged. Its drift still shows it.
 
   Args:
-    drifts: Drifts of one exchange or more each, on the host.
+    exchanges: Drift of every exchange, on the host.
     steps: Inner step of the run at which each exchange was sent.
 
   Raises:
     NotFiniteError: One line that names the replica and the step.
   """
-  exchanges = [exchange for drift in drifts for exchange in by_window(drift)]
   for step, exchange in zip(steps, exchanges, strict=True):
     finite = np.isfinite(exchange.own_squared)
     if not finite.all():
@@ -148,16 +155,15 @@ def check_drifts(drifts: Sequence[Drift], steps: Sequence[int]) -> None:
 
 
 def drift_rows(
-  segment: Segment, drifts: Sequence[Drift], energy_share: float
+  segment: Segment, exchanges: Sequence[Drift], energy_share: float
 ) -> list[dict[str, Any]]:
   """Returns the drifts of a segment, one row for each exchange applied.
 
   Args:
     segment: The segment that was run.
-    drifts: Drifts of every window group with an apply, on the host.
+    exchanges: Drift of every exchange that it applies, on the host.
     energy_share: Share of an update's energy by which its rank is counted.
   """
-  exchanges = [exchange for drift in drifts for exchange in by_window(drift)]
   return [
     {
       "fragment": event.fragment,

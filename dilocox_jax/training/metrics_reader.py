@@ -24,7 +24,7 @@ from dilocox_jax.data.corpus import Corpus, digest_of
 from dilocox_jax.data.validation import ValidationSet
 from dilocox_jax.distributed import processes
 from dilocox_jax.distributed.host_arrays import arrays_to_host
-from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.drift import Drift, by_exchange
 from dilocox_jax.outer.round_program import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.training import evaluation
@@ -40,16 +40,12 @@ class DispatchedSegment:
   Attributes:
     segment: The segment that runs.
     progress: How far the run is after the segment.
-    sent_bytes: Bytes that one replica sends in it.
-    tokens: Tokens that all replicas together see in it.
     metrics: Losses and gradient norms [M, H], still on the devices.
     drifts: Drifts of every window group with an apply, still on the devices.
   """
 
   segment: Segment
   progress: TrainingProgress
-  sent_bytes: int
-  tokens: int
   metrics: StepMetrics
   drifts: Sequence[Drift]
 
@@ -63,6 +59,7 @@ class MetricsReader:
     bar: ProgressBar,
     schedule: optax.Schedule,
     energy_share: float,
+    progress: TrainingProgress,
   ):
     """Starts to measure time.
 
@@ -71,30 +68,42 @@ class MetricsReader:
       bar: Shows how far the run is.
       schedule: Learning rate by inner step.
       energy_share: Share of an update's energy by which its rank is recorded.
+      progress: How far the run is before the first segment.
     """
     self._recorder, self._bar = recorder, bar
     self._schedule, self._energy_share = schedule, energy_share
     self._recorded_s = time.perf_counter()
-    self._tokens, self._training_s = 0, 0.0
+    self._start = self._before = progress
+    self._training_s = 0.0
 
   def record_time(
-    self, event: str, step: int, simulated_s: float | None = None
-  ) -> None:
+    self,
+    event: str,
+    step: int,
+    simulated_s: float | None = None,
+    tokens: int = 0,
+  ) -> float:
     """Records the time since the last record under an event.
 
     Args:
       event: "compile", "round", "evaluation" or "checkpoint".
       step: Inner steps finished.
       simulated_s: Simulated seconds, if the run carries a clock.
-    """
-    self._recorder.record_timing(
-      step=step, event=event, wall_s=self._lap(), simulated_s=simulated_s
-    )
+      tokens: Tokens that all replicas saw in this time.
 
-  def _lap(self) -> float:
-    """Returns seconds since the last call, so that each is recorded once."""
+    Returns:
+      That time (seconds).
+    """
     before, self._recorded_s = self._recorded_s, time.perf_counter()
-    return self._recorded_s - before
+    wall_s = self._recorded_s - before
+    self._recorder.record_timing(
+      step=step,
+      event=event,
+      wall_s=wall_s,
+      tokens_per_s=tokens / wall_s if tokens else None,
+      simulated_s=simulated_s,
+    )
+    return wall_s
 
   def record_evaluation(
     self,
@@ -141,25 +150,29 @@ class MetricsReader:
     Raises:
       NotFiniteError: One line that names the replica and the step.
     """
-    evaluation.check_drifts(arrays_to_host(drifts), [step] * len(drifts))
+    exchanges = by_exchange(arrays_to_host(drifts))
+    evaluation.check_drifts(exchanges, [step] * len(exchanges))
 
   def read(self, done: DispatchedSegment) -> Sequence[Drift]:
     """Waits for a segment, checks it and records it.
 
     Returns:
-      Its drifts, on the host.
+      The drift of every exchange that it applies, on the host.
 
     Raises:
       NotFiniteError: If a loss, a gradient or what a replica sent is not
         finite; nothing of the segment is recorded then.
     """
     step_metrics, drifts = arrays_to_host((done.metrics, done.drifts))
-    _check_losses(step_metrics, done.segment)
+    evaluation.check_losses(step_metrics, done.segment)
     start = done.segment.schedule_start
     events = evaluation.applied_events(done.segment)
-    evaluation.check_drifts(drifts, [start + e.send_step for e in events])
+    exchanges = by_exchange(drifts)
+    evaluation.check_drifts(exchanges, [start + e.send_step for e in events])
     losses = step_metrics.loss
-    progress, loss = done.progress, np.mean(losses, dtype=np.float64)
+    loss = np.mean(losses, dtype=np.float64)
+    before, progress = self._before, done.progress
+    self._before = progress
     self._recorder.record_round(
       step=progress.step,
       tokens=progress.tokens,
@@ -168,35 +181,21 @@ class MetricsReader:
       loss_per_replica=np.asarray(losses, np.float64).mean(axis=1).tolist(),
       grad_norm=np.mean(step_metrics.grad_norm, dtype=np.float64),
       learning_rate=float(np.asarray(self._schedule(progress.step - 1))),
-      sent_bytes=done.sent_bytes,
+      sent_bytes=progress.total_sent_bytes - before.total_sent_bytes,
       total_sent_bytes=progress.total_sent_bytes,
-      drift=evaluation.drift_rows(done.segment, drifts, self._energy_share),
+      drift=evaluation.drift_rows(done.segment, exchanges, self._energy_share),
     )
-    wall_s = self._lap()
-    self._recorder.record_timing(
-      step=progress.step,
-      event="round",
-      wall_s=wall_s,
-      tokens_per_s=done.tokens / wall_s,
-      simulated_s=progress.simulated_s,
+    self._training_s += self.record_time(
+      "round",
+      progress.step,
+      progress.simulated_s,
+      progress.tokens - before.tokens,
     )
-    self._tokens += done.tokens
-    self._training_s += wall_s
-    speed = self._tokens / self._training_s
+    speed = (progress.tokens - self._start.tokens) / self._training_s
     self._bar.update(
       progress.step, float(loss), speed, progress.total_sent_bytes
     )
-    return drifts
-
-
-def _check_losses(step_metrics: StepMetrics, segment: Segment) -> None:
-  place = evaluation.first_not_finite(step_metrics.loss, step_metrics.grad_norm)
-  if place:
-    replica, offset = place
-    raise evaluation.NotFiniteError(
-      "the loss or its gradient is not finite at step "
-      f"{segment.start + offset + 1} on replica {replica}"
-    )
+    return exchanges
 
 
 @contextlib.contextmanager
@@ -210,7 +209,7 @@ def open_reader(
   programs: Programs,
   handed_in: Sequence[str],
   command: str,
-  step: int,
+  progress: TrainingProgress,
   is_resumed: bool,
 ) -> Iterator[MetricsReader]:
   """Opens the records of a run, from one start of it to its end.
@@ -224,43 +223,42 @@ def open_reader(
     programs: Programs of the run.
     handed_in: Names of the parts that the caller handed in, for the record.
     command: The command line, for the record.
-    step: Inner steps finished before.
+    progress: How far the run is.
     is_resumed: Whether a checkpoint was restored.
 
   Yields:
     The reader, which writes in the main process only.
   """
-  schedule = programs.schedule
-  title, total = config.sync.method, config.total_steps
-  if not processes.is_main():
-    with ProgressBar(title, total, step, is_shown=False) as bar:
-      recorder = metrics.SilentRecorder()
-      yield MetricsReader(recorder, bar, schedule, config.adaptive.energy)
-    return
-  metrics.write_run_record(
-    workdir,
-    config=config.to_mapping(),
-    method=config.sync.method,
-    num_replicas=config.mesh.num_replicas,
-    parameter_count=programs.parameter_count,
-    handed_in=list(handed_in),
-    corpus_name=corpus.name,
-    corpus_digest=corpus.digest,
-    bytes_per_token=corpus.bytes_per_token,
-    held_out_digest=_digest_of_parts(held_out),
-    validation_sets={
-      name: {"digest": text.digest, "bytes_per_token": text.bytes_per_token}
-      for name, (text, _) in validation_sets.items()
-    },
-    platform=jax.devices()[0].device_kind,
-    command=command,
-    continues=is_resumed,
+  recorder = metrics.SilentRecorder()
+  if processes.is_main():
+    metrics.write_run_record(
+      workdir,
+      config=config.to_mapping(),
+      method=config.sync.method,
+      num_replicas=config.mesh.num_replicas,
+      parameter_count=programs.parameter_count,
+      handed_in=list(handed_in),
+      corpus_name=corpus.name,
+      corpus_digest=corpus.digest,
+      bytes_per_token=corpus.bytes_per_token,
+      held_out_digest=_digest_of_parts(held_out),
+      validation_sets={
+        name: {"digest": text.digest, "bytes_per_token": text.bytes_per_token}
+        for name, (text, _) in validation_sets.items()
+      },
+      platform=jax.devices()[0].device_kind,
+      command=command,
+      continues=is_resumed,
+    )
+    step_before = progress.step if is_resumed else None
+    recorder = metrics.Recorder(workdir, step_before)
+  bar = ProgressBar(
+    config.sync.method, config.total_steps, progress.step, processes.is_main()
   )
-  with (
-    metrics.Recorder(workdir, step if is_resumed else None) as recorder,
-    ProgressBar(title, total, step) as bar,
-  ):
-    yield MetricsReader(recorder, bar, schedule, config.adaptive.energy)
+  with recorder, bar:
+    yield MetricsReader(
+      recorder, bar, programs.schedule, config.adaptive.energy, progress
+    )
 
 
 def _digest_of_parts(parts: Iterable[np.ndarray]) -> str:

@@ -33,11 +33,7 @@ class Parts:
   @property
   def names(self) -> list[str]:
     """Names of the parts that are handed in, for the record of the run."""
-    return [
-      field.name
-      for field in dataclasses.fields(self)
-      if getattr(self, field.name) is not None
-    ]
+    return [name for name, part in vars(self).items() if part is not None]
 
 
 NO_PARTS = Parts()

@@ -7,6 +7,7 @@ and is refused otherwise. If the directory holds a run without a checkpoint, the
 run is not overwritten (see `check_nothing_is_lost`).
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -37,7 +38,7 @@ from dilocox_jax.training.checkpoint import (
   saved_steps,
 )
 from dilocox_jax.training.parts import NO_PARTS, Parts
-from dilocox_jax.training.states import TrainingProgress, TrainingState
+from dilocox_jax.training.states import TrainingState
 
 
 def check_nothing_is_lost(
@@ -182,9 +183,9 @@ def resumed_state(
 
   restored = checkpoints.restore(template)
   if restored:
-    progress = TrainingProgress(**restored[1]["position"])
+    step = restored[1]["position"]["step"]
     logging.getLogger(__name__).info(
-      "continuing at step %d of %d", progress.step, config.total_steps
+      "continuing at step %d of %d", step, config.total_steps
     )
   return restored
 
@@ -285,12 +286,8 @@ def state_from_run(
       f"checkpoint.init_from={source} holds a model of another shape "
       f"({old_config.model.shape}): set the same config.model"
     )
-  # The old run may have used other devices. Its arrays are read onto the
-  # devices of the new run, so only its number of replicas matters here.
-  mesh = MeshConfig(num_replicas=old_config.mesh.num_replicas)
-  old = build.programs(dataclasses.replace(old_config, mesh=mesh))
-  replicas = programs.replicas_of(phase)
-  params, outer_optimizer = _outer_of(old, _state_of(old, source, replicas))
+  replicas = programs.steps_of(phase).replicas
+  params, outer_optimizer = _saved_outer(old_config, source, replicas)
   params = replicas.place_state(params, None)
   state = states.fresh(programs, phase, params)
   if not isinstance(state, RoundState):
@@ -331,46 +328,51 @@ def saved_outer_params(workdir: pathlib.Path, parts: Parts = NO_PARTS) -> Tree:
     RefusedError: If the directory holds no run or no whole checkpoint.
   """
   config = check_source(workdir)
-  mesh = MeshConfig(num_replicas=config.mesh.num_replicas)
-  programs = build.programs(dataclasses.replace(config, mesh=mesh), parts)
-  state = _state_of(programs, workdir, programs.rounds.replicas)
-  params, _ = _outer_of(programs, state)
+  one_device = Replicas(config.mesh.num_replicas)
+  params, _ = _saved_outer(config, workdir, one_device, parts)
   return params
 
 
-def _state_of(
-  programs: build.Programs, source: pathlib.Path, replicas: Replicas
-) -> TrainingState:
-  """Reads the newest whole state of another run, without changing its files."""
-  checkpoints = Checkpoints(source / FOLDER, read_only=True)
-  try:
+def _saved_outer(
+  config: RunConfig,
+  source: pathlib.Path,
+  replicas: Replicas,
+  parts: Parts = NO_PARTS,
+) -> tuple[Tree, Tree]:
+  """Reads another run's newest whole checkpoint, without changing its files.
+
+  Args:
+    config: Config of the other run.
+    source: Its directory.
+    replicas: Whose devices the arrays are read onto. The other run may have
+      used other devices, so only its number of replicas matters here.
+    parts: Parts that were handed in to the other run.
+
+  Returns:
+    Outer parameters, and the outer optimizer state if replicas share it.
+  """
+  mesh = MeshConfig(num_replicas=config.mesh.num_replicas)
+  programs = build.programs(dataclasses.replace(config, mesh=mesh), parts)
+  with contextlib.closing(
+    Checkpoints(source / FOLDER, read_only=True)
+  ) as checkpoints:
     restored = checkpoints.restore(
       lambda record: replicas.abstract(
         states.abstract(programs, record["phase"]), None
       )
     )
-  finally:
-    checkpoints.close()
   if restored is None:
     raise RefusedError(f"checkpoint.init_from={source} has no whole checkpoint")
-  return restored[0]
-
-
-def _outer_of(
-  programs: build.Programs, state: TrainingState
-) -> tuple[Tree, Tree]:
-  """Returns outer parameters, and the outer optimizer state if it is shared."""
+  state, _ = restored
   if isinstance(state, SharedState):
     return state.params, None
-  rounds = programs.rounds
-  is_per_replica = rounds.outer.is_per_replica
-  return rounds.outer_params(state), (
-    None if is_per_replica else state.outer.optimizer
-  )
+  is_shared = not programs.rounds.outer.is_per_replica
+  optimizer = state.outer.optimizer if is_shared else None
+  return programs.rounds.outer_params(state), optimizer
 
 
 def _have_same_shapes(tree: Tree, other: Tree) -> bool:
-  if jax.tree.structure(tree) != jax.tree.structure(other):
-    return False
-  pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
-  return all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
+  def shapes(tree: Tree) -> Tree:
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+
+  return shapes(tree) == shapes(other)

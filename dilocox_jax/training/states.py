@@ -47,7 +47,7 @@ def first_params(programs: Programs, phase: str, seed: int) -> Tree:
     phase: Phase whose replicas hold the parameters.
     seed: Integer seed of the random parameters.
   """
-  replicas = programs.replicas_of(phase)
+  replicas = programs.steps_of(phase).replicas
 
   def draw() -> Tree:
     return programs.model.init(jax.random.key(seed))
@@ -68,7 +68,7 @@ def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
     return programs.steps_of(phase).init(params)
   init = programs.steps.optimizer.init
   shapes = jax.eval_shape(init, params)
-  shardings = programs.replicas_of(phase).state_shardings(shapes, None)
+  shardings = programs.rounds.replicas.state_shardings(shapes, None)
   return programs.rounds.init(
     params, jax.jit(init, out_shardings=shardings)(params)
   )

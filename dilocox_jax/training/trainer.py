@@ -154,14 +154,14 @@ class Trainer:
     if resumed:
       state, record = resumed
       self.progress = TrainingProgress(**record["position"])
+      if self.progress.is_finished:
+        return
       self.streams.set_state(record["streams"])
       self.controller.set_state(record["pilot"])
       self._set_clock(record.get("clock"))
     else:
       phase = self.controller.plan.phase(0)
       state = start.first_state(self.config, self.programs, phase)
-    if self.progress.is_finished:
-      return
     self._announce()
     with metrics_reader.open_reader(
       self.config,
@@ -172,7 +172,7 @@ class Trainer:
       programs=self.programs,
       handed_in=self.parts.names,
       command=self.command,
-      step=self.progress.step,
+      progress=self.progress,
       is_resumed=bool(resumed),
     ) as self._reader:
       state = self._train(state)
@@ -195,8 +195,6 @@ class Trainer:
 
   def _set_clock(self, saved: dict[str, Any] | None) -> None:
     """Sets the clock to what it was; a run keeps the one it began with."""
-    if self.progress.is_finished:
-      return
     if (saved is None) != (self.clock is None):
       began = "without" if saved is None else "with"
       raise RefusedError(
@@ -280,24 +278,23 @@ class Trainer:
       copy = Collective("broadcast", copied_bytes)
       sent_bytes += copy.sent_bytes(self.config.mesh.num_replicas)
     clock = self.clock
-    simulated_s = clock.advance(segment, traffic) if clock else None
     tokens = segment.num_steps * self.config.tokens_per_replica_step
     tokens *= 1 if is_single else self.config.mesh.num_replicas
     self.progress = TrainingProgress(
       segment.stop,
       self.progress.tokens + tokens,
       self.progress.total_sent_bytes + sent_bytes,
-      simulated_s=simulated_s,
+      simulated_s=clock.advance(segment, traffic) if clock else None,
     )
     return state, DispatchedSegment(
-      segment, self.progress, sent_bytes, tokens, step_metrics, drifts
+      segment, self.progress, step_metrics, drifts
     )
 
   def _needs_pause(self, segment: Segment) -> bool:
     """Whether anything follows before the next segment."""
     return (
       segment.ends_phase
-      or self.controller.may_become_due(segment)
+      or self.controller.is_choice_due(segment)
       or segment.crosses(self.config.evaluation.interval_steps)
       or segment.crosses(self.config.checkpoint.interval_steps)
     )
@@ -317,7 +314,11 @@ class Trainer:
     """
     if segment.ends_phase:
       assert isinstance(state, SharedState), "only a warm start ends"
-      state = self._begin_rounds(state, segment)
+      # Every replica starts from the warm start's parameters and state.
+      shared = (state.params, state.optimizer)
+      if segment.phase == "single":  # It had the devices of one replica only.
+        shared = self.replicas.place(shared, None)
+      state = self.programs.rounds.init(*shared)
     if self.controller.is_choice_due():
       self.controller.choose_setting(segment)
       # A spectrum's last bits differ by machine, and so might a choice.
@@ -341,13 +342,6 @@ class Trainer:
       "the same command goes on from there",
       stop_signal,
     )
-
-  def _begin_rounds(self, state: SharedState, segment: Segment) -> RoundState:
-    """Starts every replica from the warm start's parameters and state."""
-    shared = (state.params, state.optimizer)
-    if segment.phase == "single":  # It had the devices of one replica only.
-      shared = self.replicas.place(shared, None)
-    return self.programs.rounds.init(*shared)
 
   def _evaluate(
     self, state: TrainingState, num_steps: int | None = None

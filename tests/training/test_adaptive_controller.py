@@ -39,8 +39,8 @@ def measured(settings, rank, room=RANK):
   gram = np.diag((np.arange(room) < rank).astype(np.float32))
   shapes = parameter_shapes(settings.model.shape)
   matrices = [k for k, s in shapes.items() if len(s) - ("blocks" in k) == 2]
-  grams: Any = {k: np.tile(gram, (1, len(matrices), 1, 1)) for k in matrices}
-  own: Any = np.ones((2, 1))
+  grams: Any = {k: np.tile(gram, (len(matrices), 1, 1)) for k in matrices}
+  own: Any = np.ones(2)
   return [Drift(own, own, own[0], grams)]
 
 
@@ -71,7 +71,7 @@ def test_it_is_known_before_it_ends_which_segment_fills_the_window(method):
   steered, step, turns = controller(method=method), 0, []
   for _ in range(3 * WINDOW + 1):
     segment = steered.plan.segment(step)
-    may_turn = steered.may_become_due(segment)
+    may_turn = steered.is_choice_due(segment)
     if any(window.applied for window in segment.windows):
       steered.observe(measured(config(), RANK, steered.setting.rank))
     assert may_turn == steered.is_choice_due()
@@ -80,7 +80,7 @@ def test_it_is_known_before_it_ends_which_segment_fills_the_window(method):
     turns.append(may_turn)
     step = segment.stop
   assert turns.count(True) == 3
-  assert not controller(mode="off").may_become_due(segment)
+  assert not controller(mode="off").is_choice_due(segment)
 
 
 @pytest.mark.parametrize("method", ["dilocox", "diloco"])

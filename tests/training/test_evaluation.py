@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.round_program import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 from dilocox_jax.training import evaluation, states
@@ -127,15 +128,18 @@ def test_one_bad_value_anywhere_is_found(value, where):
 
 
 def test_the_earliest_step_counts_and_then_the_lowest_replica():
-  good = np.ones((3, 5), np.float32)
-  assert evaluation.first_not_finite(good, good) is None
+  segment = Segment("local", 10, 5, ())
+  good: Any = np.ones((3, 5), np.float32)
+  evaluation.check_losses(StepMetrics(good, good), segment)
   late, early = good.copy(), good.copy()
   late[0, 4] = np.nan
-  assert evaluation.first_not_finite(late, good) == (0, 4)
+  with pytest.raises(evaluation.NotFiniteError, match="step 15 on replica 0"):
+    evaluation.check_losses(StepMetrics(late, good), segment)
   early[2, 1] = np.inf
   early[1, 1] = np.nan
-  assert evaluation.first_not_finite(late, early) == (1, 1)
-  assert evaluation.first_not_finite(early, late) == (1, 1)
+  for values in ((late, early), (early, late)):
+    with pytest.raises(evaluation.NotFiniteError, match="step 12 on replica 1"):
+      evaluation.check_losses(StepMetrics(*values), segment)
 
 
 def test_drifts_find_their_events():
@@ -147,12 +151,11 @@ def test_drifts_find_their_events():
   segment = Segment("local", 14, 4, windows, schedule_start=10)
 
   def drift(own, apart, mean, observed):
-    own, apart = (np.reshape(each, (2, 1)) for each in (own, apart))
-    return Drift(own, apart, np.full(1, mean), observed)
+    return Drift(np.asarray(own), np.asarray(apart), np.asarray(mean), observed)
 
   one = drift([9.0, 9.0], [4.0, 4.0], 9.0, observed={})
-  gram = np.diag([3.0, 1.0, 0.0])[None, None]  # [windows, layers, ...]
-  low_rank = {"w": gram, "not_sent": np.zeros((1, 1, 3, 3))}
+  gram = np.diag([3.0, 1.0, 0.0])[None]  # [layers, ...]
+  low_rank = {"w": gram, "not_sent": np.zeros((1, 3, 3))}
   two = drift([np.nan, 1.0], [25.0, 25.0], 36.0, observed=low_rank)
   rows = evaluation.drift_rows(segment, [one, two], energy_share=0.7)
   # Sent after steps 4 and 6 of the schedule, which began at step 10.

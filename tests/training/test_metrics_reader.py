@@ -47,11 +47,12 @@ def desk_fixture(tmp_path, monkeypatch):
   bar = Bar()
   with metrics.Recorder(tmp_path) as recorder:
     schedule = optax.linear_schedule(0.0, 1.0, 100)
-    book = MetricsReader(recorder, bar, schedule, 0.9)
+    before = TrainingProgress(14, 560, 4_700)
+    book = MetricsReader(recorder, bar, schedule, 0.9, before)
     yield SimpleNamespace(book=book, bar=bar, workdir=tmp_path, now=now)
 
 
-def _dispatched(loss=None, grad_norm=None, *, own_squared=9.0):
+def _dispatched(loss=None, grad_norm=None, *, own_squared=9.0, tokens=720):
   values = np.arange(8, dtype=np.float32).reshape(2, 4)
   # Two replicas that sent the same, two away from the mean.
   each = jnp.ones((2, 1))
@@ -59,9 +60,7 @@ def _dispatched(loss=None, grad_norm=None, *, own_squared=9.0):
   drift = Drift(own, 4 * each, jnp.full(1, 9.0), {})
   return DispatchedSegment(
     SEGMENT,
-    TrainingProgress(18, 720, 5_000),
-    sent_bytes=300,
-    tokens=160,
+    TrainingProgress(18, tokens, 5_000),
     metrics=StepMetrics(
       jnp.asarray(values if loss is None else loss),
       jnp.asarray(2.0 * values if grad_norm is None else grad_norm),
@@ -122,7 +121,7 @@ def test_the_bar_shows_the_speed_of_training_alone(desk):
   desk.now[0] += 1.0
   desk.book.read(_dispatched())
   desk.now[0] += 3.0
-  desk.book.read(_dispatched())
+  desk.book.read(_dispatched(tokens=880))
   speeds = [speed for _, _, speed, _ in desk.bar.told]
   assert speeds == [160.0, 320 / 4.0]
   assert desk.bar.told[0] == (18, 3.5, 160.0, 5_000)
@@ -165,7 +164,7 @@ def _opened(workdir, held_out=0):
     programs=runs.programs(config),
     handed_in=(),
     command="train",
-    step=0,
+    progress=TrainingProgress(),
     is_resumed=False,
   )
 
