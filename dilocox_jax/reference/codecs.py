@@ -29,12 +29,10 @@ def nearest(values: Group, bits: int) -> tuple[list, list]:
   """
   reach = 2 ** (bits - 1) - 1
   scale = bfloat16(max(abs(x) for x in values) / reach)
-  codes, decoded = [], []
-  for x in values:
-    step = min(max(round(x / scale), -reach), reach) if scale else 0
-    codes.append(step + reach + 1)
-    decoded.append(step * scale)
-  return codes, decoded
+  steps = [
+    min(max(round(x / scale), -reach), reach) if scale else 0 for x in values
+  ]
+  return [step + reach + 1 for step in steps], [step * scale for step in steps]
 
 
 def two_magnitudes(values: Group) -> tuple[list, list]:
@@ -49,12 +47,9 @@ def two_magnitudes(values: Group) -> tuple[list, list]:
   magnitudes = [
     bfloat16(np.mean(part)) if part else 0.0 for part in (low, high)
   ]
-  codes, decoded = [], []
-  for x in values:
-    is_large = int(abs(x) > middle)
-    codes.append(2 * int(x < 0) + is_large)
-    decoded.append(-magnitudes[is_large] if x < 0 else magnitudes[is_large])
-  return codes, decoded
+  codes = [2 * int(x < 0) + int(abs(x) > middle) for x in values]
+  levels = [*magnitudes, *(-size for size in magnitudes)]
+  return codes, [levels[code] for code in codes]
 
 
 def signs(values: Group) -> tuple[list, list]:
@@ -80,12 +75,12 @@ def powers_of_two(values: Group) -> tuple[list, list]:
   """
   scale = bfloat16(max(abs(x) for x in values))
   levels = [0.0] + [scale * 2.0**power for power in range(-6, 1)]
-  codes, decoded = [], []
+  codes = []
   for x in values:
     level = min(range(8), key=lambda number: abs(levels[number] - abs(x)))
     codes.append(level + 8 * int(x < 0))
-    decoded.append(-levels[level] if x < 0 else levels[level])
-  return codes, decoded
+  levels += [-level for level in levels]
+  return codes, [levels[code] for code in codes]
 
 
 def largest(values: Group, count: int) -> tuple[list, list]:

@@ -21,6 +21,11 @@ def are_finite(tree: Arrays) -> bool:
   return all(np.isfinite(leaf).all() for leaf in tree.values())
 
 
+def zeros_like(tree: Arrays) -> Arrays:
+  """A tree of zeros."""
+  return {name: np.zeros_like(leaf) for name, leaf in tree.items()}
+
+
 class Mean:
   """The plain mean of those replicas whose values are finite.
 
@@ -168,7 +173,7 @@ class ErrorFeedback:
 
   def _left(self, wanted: Arrays, received: Arrays) -> Arrays:
     if not are_finite(wanted):
-      return {name: np.zeros_like(leaf) for name, leaf in wanted.items()}
+      return zeros_like(wanted)
     return {
       name: self.stored(self.decay * (wanted[name] - received[name]))
       for name in wanted

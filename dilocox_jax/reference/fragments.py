@@ -98,14 +98,13 @@ def names_by_fragment(
     for name in names
   }
   num_layers = 1 + max(n for n in layer_of.values() if n is not None)
-  members: list[list[int | None]] = [[None]]
   if order == "balanced":
     first, *others = balanced(num_layers, num_fragments, rest_in_layers)
-    members = [[None, *first], *([*layers] for layers in others)]
   else:
-    for fragment in range(1, num_fragments):
-      members.append([*layers_of(fragment, num_layers, num_fragments, order)])
+    numbers = range(1, num_fragments)
+    first = []
+    others = [layers_of(p, num_layers, num_fragments, order) for p in numbers]
   return [
     [name for name, layer in layer_of.items() if layer in layers]
-    for layers in members
+    for layers in ([None, *first], *others)
   ]

@@ -54,7 +54,7 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_jax.reference.exchanges import Arrays, Mean
+from dilocox_jax.reference.exchanges import Arrays, Mean, zeros_like
 from dilocox_jax.reference.fragments import names_by_fragment, rest_in_layers
 
 # From parameters and a batch to the loss and the gradients.
@@ -305,10 +305,7 @@ class EagerFragment(Fragment):
   def __post_init__(self):
     self.theta = [dict(self.theta) for _ in self.replicas]
     self.outer = [copy.deepcopy(self.outer) for _ in self.replicas]
-    self.before = [
-      {name: np.zeros_like(leaf) for name, leaf in theta.items()}
-      for theta in self.theta
-    ]
+    self.before = [zeros_like(theta) for theta in self.theta]
     self.has_sent = False
 
   def after(self, step: int) -> None:
@@ -324,7 +321,7 @@ class EagerFragment(Fragment):
 
   def apply(self, deltas: list[Arrays]) -> None:
     """Takes every replica's outer step; the exchange is a round old."""
-    mean = {name: np.zeros_like(leaf) for name, leaf in deltas[0].items()}
+    mean = zeros_like(deltas[0])
     if self.has_sent:
       mean, _ = self.exchange.average(self.before)
     for m, w in enumerate(self.replicas):
@@ -339,10 +336,7 @@ class EagerFragment(Fragment):
 
   def flush(self, step: int) -> None:
     """One eager apply of what is unsent, and one more so that it arrives."""
-    zeros = [
-      {name: np.zeros_like(leaf) for name, leaf in theta.items()}
-      for theta in self.theta
-    ]
+    zeros = [zeros_like(theta) for theta in self.theta]
     has_unsent = step > self.last_send
     self.apply(self.measure() if has_unsent else zeros)
     if has_unsent:
