@@ -13,8 +13,8 @@ import jax
 import optax
 import optax.contrib
 
-from dilocox_jax.checks import one_of, require
-from dilocox_jax.plan.choices import SCHEDULES, Registry
+from dilocox_jax.checks import require
+from dilocox_jax.plan.choices import Registry
 from dilocox_jax.plan.schedule.fragments import BLOCKS
 from dilocox_jax.pytypes import Tree
 
@@ -62,10 +62,10 @@ def named_optimizer(
     optax, name, getattr(optax.contrib, name, None)
   )
   parameters = inspect.signature(build).parameters if callable(build) else {}
-  if build is None or "learning_rate" not in parameters:
-    raise ValueError(
-      f"optimizer={name!r} is not an optimizer of optax; try 'adamw' or 'sgd'"
-    )
+  require(
+    "learning_rate" in parameters,
+    f"optimizer={name!r} is not an optimizer of optax; try 'adamw' or 'sgd'",
+  )
   known = {k: v for k, v in options.items() if k in parameters}
   optimizer: Any = build(learning_rate=learning_rate, **known)
   return standard_promotion(optimizer)
@@ -116,33 +116,20 @@ def learning_rate_schedule(
     warmup_steps: Inner steps until the peak.
     total_steps: Inner steps of the run. The decay ends at the last step.
     final_fraction: Ratio of the last learning rate to the peak.
-
-  Raises:
-    ValueError: If the name is unknown or the warm-up does not fit.
   """
-  one_of("schedule", name, SCHEDULES)
-  if not 0 <= warmup_steps < total_steps:
-    raise ValueError(
-      f"warmup_steps={warmup_steps} must be less than total_steps={total_steps}"
-    )
-  warmup = optax.linear_schedule(0.0, peak, warmup_steps)
-  final = peak * final_fraction
-  rest = total_steps - warmup_steps
-  if name == "constant":
-    parts, starts = [optax.constant_schedule(peak)], []
-  elif name == "cosine":
-    cosine = optax.cosine_decay_schedule(peak, rest, final_fraction)
-    parts, starts = [cosine], []
-  else:
-    decay = max(1, min(rest, round(_WSD_DECAY * total_steps)))
-    parts = [
-      optax.constant_schedule(peak),
-      optax.linear_schedule(peak, final, decay),
-    ]
-    starts = [total_steps - decay]
-  if not warmup_steps:
-    return optax.join_schedules(parts, starts)
-  return optax.join_schedules([warmup, *parts], [warmup_steps, *starts])
+  parts, starts = [optax.constant_schedule(peak)], []
+  if name == "cosine":
+    rest = total_steps - warmup_steps
+    parts = [optax.cosine_decay_schedule(peak, rest, final_fraction)]
+  if name == "wsd":
+    decay = round(_WSD_DECAY * total_steps)
+    decay = max(1, min(total_steps - warmup_steps, decay))
+    parts += [optax.linear_schedule(peak, peak * final_fraction, decay)]
+    starts += [total_steps - decay]
+  if warmup_steps:
+    parts = [optax.linear_schedule(0.0, peak, warmup_steps), *parts]
+    starts = [warmup_steps, *starts]
+  return optax.join_schedules(parts, starts)
 
 
 def inner_optimizer(
@@ -167,11 +154,7 @@ def inner_optimizer(
   }
   # Leaves that Muon gives to its AdamW get the steps that AdamW alone would
   # take, except that Muon's AdamW has Nesterov momentum.
-  for_muon |= {
-    f"adam_{option}": options[option]
-    for option in ("b1", "b2", "weight_decay")
-    if option in options
-  }
+  for_muon |= {f"adam_{option}": value for option, value in options.items()}
   if options.get("momentum"):
     for_muon["beta"] = options["momentum"]  # The name that optax gives it.
   optimizer = named_optimizer(name, schedule, **options, **for_muon)

@@ -74,10 +74,9 @@ def integer(payload: Int, leaf: Leaf) -> Encoder:
   2508.15706, for 2; 1-bit SGD (Seide et al., 2014) for 1.
   Differs: bfloat16 scales; the two magnitudes of 2 bits follow the data.
   """
-  groups, width = group_shape(leaf, payload.scale, payload.block_size)
   rounded = _unbiased if payload.rounding == "stochastic" else _nearest
-  to_codes, to_values = rounded(payload.bits)
-  return _coded(leaf, groups, width, payload.bits, to_codes, to_values)
+  groups = group_shape(leaf, payload.scale, payload.block_size)
+  return _coded(leaf, groups, payload.bits, *rounded(payload.bits))
 
 
 def e3m0(payload: E3M0, leaf: Leaf) -> Encoder:
@@ -94,7 +93,6 @@ def e3m0(payload: E3M0, leaf: Leaf) -> Encoder:
   Differs: the paper gives no scale; here the exponents hang from each block's
   largest value, and the lowest code is zero.
   """
-  groups, width = group_shape(leaf, "block", payload.block_size)
 
   def to_codes(values: Array, key: Array) -> tuple[Array, Array]:
     del key
@@ -116,16 +114,16 @@ def e3m0(payload: E3M0, leaf: Leaf) -> Encoder:
     sign = jnp.where(codes < 8, 1.0, -1.0)
     return sign * size * scales.astype(jnp.float32)
 
-  return _coded(leaf, groups, width, 4, to_codes, to_values)
+  groups = group_shape(leaf, "block", payload.block_size)
+  return _coded(leaf, groups, 4, to_codes, to_values)
 
 
-def _coded(leaf, groups, width, bits, to_codes, to_values) -> Encoder:
+def _coded(leaf, groups, bits, to_codes, to_values) -> Encoder:
   """Builds an encoder from functions of grouped values.
 
   Args:
     leaf: Shape of the values.
-    groups: Groups of a layer (count).
-    width: Values of a group (count).
+    groups: Number of groups of a layer, and of values of a group.
     bits: Bits of a code.
     to_codes: Function (values [num_layers, groups, width], key) -> (codes,
       scales).
@@ -133,12 +131,12 @@ def _coded(leaf, groups, width, bits, to_codes, to_values) -> Encoder:
   """
 
   def encode(values: Array, key: Array) -> tuple[Array, ...]:
-    codes, scales = to_codes(grouped(values, groups, width), key)
+    codes, scales = to_codes(grouped(values, *groups), key)
     return pack(codes, bits), scales
 
   def decode(arrays: tuple[Array, ...]) -> Array:
     packed, scales = arrays
-    return ungrouped(to_values(unpack(packed, bits, width), scales), leaf)
+    return ungrouped(to_values(unpack(packed, bits, groups[1]), scales), leaf)
 
   return Encoder(encode, decode)
 

@@ -137,8 +137,11 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
   if given["codec.name"] is not None:
     recipe = {k: v for k, v in recipe.items() if not k.startswith("codec.")}
   recipe = {k: v for k, v in recipe.items() if given[k] is None}
-  values = {**given, "inner.warmup_steps": _warmup_steps(given)}
-  values |= {k: v for k, v in DEFAULTS.items() if given[k] is None} | recipe
+  # With total_steps = 40 the warm-up has 10 steps, with 200 or more it has 50.
+  warmup_steps = min(_MOST_WARMUP_STEPS, max(given["total_steps"], 0) // 4)
+  defaults = {**DEFAULTS, "inner.warmup_steps": warmup_steps}
+  unset = {k: v for k, v in defaults.items() if given[k] is None}
+  values = {**given, **unset, **recipe}
   # A field that is left out may be what another one needs: float32 leaves out
   # the error feedback, and that leaves out its decay. So this is repeated.
   while left_out := recipe.keys() & unread_fields(values, DEFAULTS).keys():
@@ -146,14 +149,3 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
       values[path] = DEFAULTS.get(path)
       del recipe[path]
   return values
-
-
-def _warmup_steps(given: Mapping[str, Any]) -> int:
-  """Returns the warm-up: a quarter of a short run, 50 steps of a long one.
-
-  With total_steps = 40 it is 10 steps, with 200 or more it is 50.
-  """
-  asked = given["inner.warmup_steps"]
-  if asked is not None:
-    return asked
-  return min(_MOST_WARMUP_STEPS, max(given["total_steps"], 0) // 4)

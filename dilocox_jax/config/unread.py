@@ -29,15 +29,12 @@ def unread_fields(values: Values, defaults: Values) -> dict[str, str]:
   Returns:
     A message for each such field, by its dotted name.
   """
-  paths = (
-    (f"{section}.{name}", remedy)
-    for section, names, remedy in _ignored(values)
-    for name in names
-  )
   return {
     path: f"{path}={values[path]!r} would be ignored, as {remedy}"
-    for path, remedy in paths
-    if path in defaults and values[path] != defaults[path]
+    for section, names, remedy in _ignored(values)
+    for name in names
+    if (path := f"{section}.{name}") in defaults
+    and values[path] != defaults[path]
   }
 
 
@@ -101,28 +98,21 @@ def _model_value(values: Values, name: str) -> Any:
 
 def _ignored_data(values: Values) -> Iterator[Ignored]:
   source = values["data.source"]
-  if not sources.reads(source, "glob"):
-    remedy = f"data.source={source} reads no files: set data.source=text_files"
-    yield "data", ("glob",), remedy
-  if not sources.reads(source, "text_field"):
-    remedy = f"data.source={source} reads no JSON: set data.source=text_files"
-    yield "data", ("text_field",), remedy
-  names = ("split", "shuffle_buffer", "max_documents")
+  for names, remedy in (
+    (("glob",), "reads no files: set data.source=text_files"),
+    (("text_field",), "reads no JSON: set data.source=text_files"),
+    (("damaged",), "reads no files that may be damaged: drop it"),
+    (("validation_fraction",), "is divided already: drop it"),
+    (("tokenizer", "vocab_size"), "has tokens already: drop it"),
+  ):
+    if not sources.reads(source, names[0]):
+      yield "data", names, f"data.source={source} {remedy}"
   if not sources.reads(source, "split"):
     remedy = f"only data.source=huggingface reads it, not {source}: drop it"
-    yield "data", names, remedy
+    yield "data", ("split", "shuffle_buffer", "max_documents"), remedy
   elif not values["data.max_documents"]:
     remedy = "all documents are read: set data.max_documents too"
     yield "data", ("shuffle_buffer",), remedy
-  if not sources.reads(source, "damaged"):
-    remedy = f"data.source={source} reads no files that may be damaged: drop it"
-    yield "data", ("damaged",), remedy
-  if not sources.reads(source, "validation_fraction"):
-    remedy = f"data.source={source} is divided already: drop it"
-    yield "data", ("validation_fraction",), remedy
-  if not sources.reads(source, "tokenizer"):
-    remedy = f"data.source={source} has tokens already: drop it"
-    yield "data", ("tokenizer", "vocab_size"), remedy
   if values["data.tokenizer"] != "bpe":
     remedy = "only data.tokenizer=bpe is trained: set it, or drop this"
     yield "data", ("vocab_size",), remedy

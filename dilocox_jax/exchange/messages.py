@@ -69,7 +69,9 @@ def _over_devices(
   in_specs = [spec for spec in specs if spec]
   out_specs = [PartitionSpec(None, *spec[num_kept:]) for spec in in_specs]
   if undivided:
-    raw = _padded(_bundled(undivided, num_kept), division.num_devices)
+    raw = _bundled(undivided, num_kept)
+    missing = -raw.shape[-1] % division.num_devices
+    raw = jnp.pad(raw, [(0, 0)] * (raw.ndim - 1) + [(0, missing)])
     operands.append(raw)
     in_specs.append(PartitionSpec(*([None] * num_kept), INNER_AXES))
     out_specs.append(PartitionSpec(None, INNER_AXES))
@@ -95,12 +97,6 @@ def _spec(
   if spec is None:
     return None
   return PartitionSpec(*([None] * num_kept), *partition(spec))
-
-
-def _padded(raw: Array, multiple: int) -> Array:
-  """Pads bytes [..., N] with zeros to a multiple."""
-  missing = -raw.shape[-1] % multiple
-  return jnp.pad(raw, [(0, 0)] * (raw.ndim - 1) + [(0, missing)])
 
 
 def _moved(

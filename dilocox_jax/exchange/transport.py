@@ -22,7 +22,7 @@ from dilocox_jax.exchange.mean import mean_of_participants, summed
 from dilocox_jax.plan.wire.chain import Encoding
 from dilocox_jax.plan.wire.collectives import chosen_collective, owner_slices
 from dilocox_jax.plan.wire.leaf import Leaf
-from dilocox_jax.pytypes import Array, Boolean, Scalar
+from dilocox_jax.pytypes import Array, Boolean
 
 
 class LeafMessage(NamedTuple):
@@ -98,7 +98,7 @@ def _gather(
   coders, sent = _encoded(outgoing)
   flag = participates.astype(jnp.uint8)
   *gathered, flags = messages.all_gathered([*sent, (flag[None],)], axis_name)
-  count = _count(flags)
+  count = jnp.sum(flags[0], dtype=jnp.float32)
   results = []
   for coder, own, arrays in zip(coders, sent, gathered, strict=True):
     # One replica after the other, so that the decoded values of one replica
@@ -135,7 +135,7 @@ def _scatter(
   coders, sent = _encoded(slices)
   flag = jnp.full((num_replicas, 1), participates, jnp.uint8)
   *swapped, flags = messages.all_to_all([*sent, (flag,)], axis_name)
-  count = _count(flags)
+  count = jnp.sum(flags[0], dtype=jnp.float32)
   means = []
   for message, coder, arrays in zip(slices, coders, swapped, strict=True):
     total = jnp.sum(coder.decode(arrays), axis=0, keepdims=True)
@@ -167,12 +167,6 @@ def _encoded(
     for coder, message in zip(coders, outgoing, strict=True)
   ]
   return coders, sent
-
-
-def _count(flags: tuple[Array, ...]) -> Scalar:
-  """Counts the participants, given the flags of all replicas."""
-  (flag,) = flags
-  return jnp.sum(flag, dtype=jnp.float32)
 
 
 def _cut(message: LeafMessage, num_replicas: int) -> LeafMessage:
