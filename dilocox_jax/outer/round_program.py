@@ -16,8 +16,9 @@ of steps 4, 8 and 12 use the slots 1, 0 and 1. So the send of step 12 reuses the
 slot that the apply of step 10 has freed.
 """
 
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -241,16 +242,19 @@ def run_flush(
     The state, in which nothing is in flight and the replica's parameters are
     the outer parameters; the drift of every exchange in order, leaves [1, ...].
   """
-  plans = _flush_plans(outer.method.schedule, step)
-  drifts = []
-  for plan, group in itertools.groupby(plans, lambda item: item[1]):
-    fragments = [fragment for fragment, _ in group]
-    # As in a round, fragments of layers are scanned and fragment 0 is not.
-    if plan[0] == "first":
-      state, found = _flush_fragment(outer, 0, plan[1:], state)
-    else:
-      state, found = _flush_fragments(outer, fragments, plan[1:], state)
-    drifts += found
+  plans, drifts = _flush_plans(outer.method.schedule, step), []
+  # As in a round, fragments of layers are scanned and fragment 0 is not.
+  if 0 in plans:
+    state, drifts = _flush_fragment(outer, plans.pop(0), state, 0)
+  for plan, fragments in itertools.groupby(plans, plans.__getitem__):
+    numbers = jnp.asarray(list(fragments), jnp.int32)
+    flush_one = functools.partial(_flush_fragment, outer, plan)
+    state, found = jax.lax.scan(flush_one, state, numbers)
+    drifts += [
+      jax.tree.map(lambda leaf, place=place: leaf[place], drift)
+      for place in range(len(numbers))
+      for drift in found
+    ]
   params = host_memory.on_device(state.outer.params)
   return state._replace(replica=state.replica._replace(params=params)), drifts
 
@@ -260,26 +264,23 @@ def run_flush(
 _FlushPlan = tuple[str | int, ...]
 
 
-def _flush_plans(
-  schedule: SyncSchedule, step: int
-) -> list[tuple[int, _FlushPlan]]:
-  """Returns every fragment of the flush with what is to be done.
+def _flush_plans(schedule: SyncSchedule, step: int) -> dict[int, _FlushPlan]:
+  """Returns what is to be done with every fragment of the flush, in order.
 
   Example: H = 4, P = 1 and tau = 6 after step 9, where the pseudo-gradients of
-  the steps 4 and 8 are in the slots 1 and 0. The plan of fragment 0 begins with
-  its kind, "first", and goes on with "send", 1, 0 and "apply".
+  the steps 4 and 8 are in the slots 1 and 0. The plan of fragment 0 is "send",
+  1, 0 and "apply".
   """
+  plans = {}
   windows = schedule.flush_windows(step)
-  plans = []
   for fragment, group in itertools.groupby(windows, _fragment):
-    own = list(group)
     plan: list[str | int] = [
       schedule.slot(window.applied) if window.applied else "send"
-      for window in own
+      for window in group
     ]
     if "send" in plan:
       plan[-1] = "apply"
-    plans.append((fragment, ("layers" if fragment else "first", *plan)))
+    plans[fragment] = tuple(plan)
   return plans
 
 
@@ -289,37 +290,11 @@ def _fragment(window: Window) -> int:
   return event.fragment
 
 
-def _flush_fragments(
-  outer: OuterTransform,
-  fragments: Sequence[int],
-  plan: _FlushPlan,
-  state: RoundState,
-) -> tuple[RoundState, list[Drift]]:
-  """Flushes fragments of layers one after the other, by one piece of program.
-
-  Returns:
-    The state, and the drift of every exchange of the first fragment, then of
-    the second one, and so on.
-  """
-
-  def flush_one(state: RoundState, fragment: Index):
-    return _flush_fragment(outer, fragment, plan, state)
-
-  numbers = jnp.asarray(fragments, jnp.int32)
-  state, found = jax.lax.scan(flush_one, state, numbers)
-  drifts = [
-    jax.tree.map(lambda leaf, place=place: leaf[place], drift)
-    for place in range(len(fragments))
-    for drift in found
-  ]
-  return state, drifts
-
-
 def _flush_fragment(
   outer: OuterTransform,
-  index: FragmentIndex,
   plan: _FlushPlan,
   state: RoundState,
+  index: FragmentIndex,
 ) -> tuple[RoundState, list[Drift]]:
   """Does what the flush has to do for one fragment.
 
