@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from dilocox_jax.distributed import host_memory
-from dilocox_jax.distributed.host_arrays import arrays_to_host
+from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.pytypes import Tree
 

@@ -23,7 +23,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.data.corpus import Corpus, digest_of
 from dilocox_jax.data.validation import ValidationSet
 from dilocox_jax.distributed import processes
-from dilocox_jax.distributed.host_arrays import arrays_to_host
+from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.outer.drift import Drift, by_exchange
 from dilocox_jax.outer.round_program import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment

@@ -67,10 +67,9 @@ def check_nothing_is_lost(
   Raises:
     RefusedError: If results would be lost. All processes raise it.
   """
-  reason = ""
-  if processes.is_main():
-    reason = _lost_run(config, workdir, corpus_digest)
-  if reason := processes.from_main(reason):
+  is_main = processes.is_main()
+  own = _lost_run(config, workdir, corpus_digest) if is_main else ""
+  if reason := processes.from_main(own):
     raise RefusedError(reason)
 
 

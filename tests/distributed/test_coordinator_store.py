@@ -15,7 +15,7 @@ from jax._src import distributed
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dilocox_jax.distributed import coordinator_store, processes
-from dilocox_jax.distributed.host_arrays import arrays_to_host
+from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.plan.model.division import Division
 
@@ -131,7 +131,7 @@ def test_processes_put_their_parts_together_without_a_program(tmp_path):
   members = [
     subprocess.Popen(
       [
-        *(sys.executable, "-m", "tests.distributed.test_host_arrays"),
+        *(sys.executable, "-m", "tests.distributed.test_coordinator_store"),
         *(str(port), str(number), str(tmp_path)),
       ],
       env=environment,
@@ -142,6 +142,10 @@ def test_processes_put_their_parts_together_without_a_program(tmp_path):
   ]
   errors = [each.communicate(timeout=600)[1] for each in members]
   assert [each.returncode for each in members] == [7, 7], "\n".join(errors)
+
+
+def test_a_process_that_is_alone_hears_itself():
+  assert coordinator_store.allgather(b"own") == [b"own"]
 
 
 def test_who_parts_alone_waits_for_nobody():
