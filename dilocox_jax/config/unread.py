@@ -119,9 +119,10 @@ def _ignored_data(values: Values) -> Iterator[Ignored]:
 
 
 def _ignored_options(section: str, optimizer: str) -> Iterator[Ignored]:
-  # Only the options of the optimizers in the table are known.
-  if optimizer in OPTIMIZER_OPTIONS:
-    for option in ("b1", "b2", "weight_decay", "momentum", "nesterov"):
+  options = ("b1", "b2", "weight_decay", "momentum", "nesterov")
+  # An optimizer that is not in the table may have any of them.
+  has = OPTIMIZER_OPTIONS.get(optimizer, options)
+  for option in options:
+    if option not in has:
       remedy = f"{section}.optimizer={optimizer} has no {option}: drop it"
-      if option not in OPTIMIZER_OPTIONS[optimizer]:
-        yield section, (option,), remedy
+      yield section, (option,), remedy
