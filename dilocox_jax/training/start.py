@@ -275,7 +275,7 @@ def state_from_run(
     RefusedError: If there is no such run, or its model has another shape.
   """
   if weights.is_checkpoint(source):
-    params = programs.replicas_of(phase).place_state(
+    params = programs.steps_of(phase).replicas.place_state(
       _foreign_params(config, source), None
     )
     return states.fresh(programs, phase, params)
