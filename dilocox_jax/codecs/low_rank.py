@@ -55,8 +55,8 @@ def low_rank(
   """
   if payload.factorises(leaf):
     if payload.is_projection:
-      return shared_factors(payload, leaf, *inner, max_rank=max_rank)
-    return local_factors(payload, *inner)
+      return shared_factors(payload, leaf, inner[0], inner[1], max_rank)
+    return local_factors(payload, (inner[0], inner[1]))
   if not max_rank or not LowRank(1).factorises(leaf):
     return inner[0]
   # At this rank the factors would be larger than the matrix, at a smaller one
@@ -130,7 +130,7 @@ def shared_factors(
   )
 
 
-def local_factors(payload: LowRank, left: Encoder, right: Encoder) -> Encoder:
+def local_factors(payload: LowRank, inner: tuple[Encoder, Encoder]) -> Encoder:
   """Builds an encoder that factorises each replica's matrix by itself.
 
   The power iteration starts from a fixed random matrix.
@@ -142,9 +142,9 @@ def local_factors(payload: LowRank, left: Encoder, right: Encoder) -> Encoder:
 
   Args:
     payload: Rank; each power iteration is one more pass over the matrix.
-    left: Encoder of the left factor.
-    right: Encoder of the right factor.
+    inner: Encoders of the left and the right factor.
   """
+  left, right = inner
 
   def encode(values: Array, key: Array) -> tuple[Array, ...]:
     matrix = values.astype(jnp.float32)
