@@ -31,7 +31,7 @@ class Noise:
       num_replicas: Number of replicas, M.
     """
     self._jitter, self._num_replicas = jitter, num_replicas
-    self._steps, self._transfers = np.random.default_rng(jitter.seed).spawn(2)
+    self._streams = np.random.default_rng(jitter.seed).spawn(2)
 
   def steps(self, num_steps: int) -> np.ndarray:
     """Returns how long inner steps take on each replica.
@@ -46,7 +46,7 @@ class Noise:
     sigma = self._jitter.step_sigma
     if not sigma:
       return np.full(self._num_replicas, float(num_steps))
-    drawn = _factors(self._steps, sigma, (num_steps, self._num_replicas))
+    drawn = _factors(self._streams[0], sigma, (num_steps, self._num_replicas))
     return drawn.sum(axis=0)
 
   def transfers(self, num_steps: int) -> np.ndarray:
@@ -62,17 +62,15 @@ class Noise:
     """
     shape = (num_steps, self._num_replicas)
     sigma = self._jitter.transfer_sigma
-    return _factors(self._transfers, sigma, shape) if sigma else np.ones(shape)
+    return _factors(self._streams[1], sigma, shape) if sigma else np.ones(shape)
 
   def get_state(self) -> list[dict[str, Any]]:
     """Returns the state of both random streams, as plain values."""
-    streams = (self._steps, self._transfers)
-    return [dict(stream.bit_generator.state) for stream in streams]
+    return [dict(stream.bit_generator.state) for stream in self._streams]
 
   def set_state(self, state: list[dict[str, Any]]) -> None:
     """Sets both random streams to a state that `get_state` returned."""
-    streams = (self._steps, self._transfers)
-    for stream, stream_state in zip(streams, state, strict=True):
+    for stream, stream_state in zip(self._streams, state, strict=True):
       stream.bit_generator.state = stream_state
 
 

@@ -1,5 +1,7 @@
 """The bench `codecs`: time of encoding beside that of moving the same bytes."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -9,7 +11,7 @@ from dilocox_jax.plan.wire.chain import Chain, Encoding
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.payload import Int
 from dilocox_jax.plan.wire.reduction import LowRank
-from dilocox_jax.pytypes import Array
+from dilocox_jax.pytypes import Array, Tree
 from experiments.benchmarks.ratios import Ratio, TimedProgram
 
 _VALUES = Leaf(16, (1024, 4096))  # 256 MiB of fp32.
@@ -28,21 +30,20 @@ def _coded(coder: Encoder, values: Array) -> TimedProgram:
   return lambda: jax.block_until_ready(decode(encode(values)))
 
 
-def _copied(values: Array) -> TimedProgram:
-  copy = jax.jit(jnp.copy)
-  return lambda: jax.block_until_ready(copy(values))
+def _timed(function: Callable[[Array], Tree], values: Array) -> TimedProgram:
+  program = jax.jit(function)
+  return lambda: jax.block_until_ready(program(values))
 
 
 def _factorised(values: Array) -> TimedProgram:
   built = codec(Chain((LowRank(_RANK), Int(4))), _MATRICES)
   state = built.init(jax.random.key(0))
 
-  @jax.jit
   def encode(values: Array):
     _, _, sent = run_without_exchange(built, values, state, jax.random.key(0))
     return sent
 
-  return lambda: jax.block_until_ready(encode(values))
+  return _timed(encode, values)
 
 
 def _multiplied(values: Array) -> TimedProgram:
@@ -50,12 +51,11 @@ def _multiplied(values: Array) -> TimedProgram:
   shape = (_MATRICES.num_layers, _MATRICES.shape[1], _RANK)
   factor = jax.random.normal(jax.random.key(1), shape, jnp.float32)
 
-  @jax.jit
   def products(values: Array):
     left = values @ factor
     return left, jnp.swapaxes(values, 1, 2) @ left
 
-  return lambda: jax.block_until_ready(products(values))
+  return _timed(products, values)
 
 
 def codec_ratios() -> list[Ratio]:
@@ -64,7 +64,7 @@ def codec_ratios() -> list[Ratio]:
   values, matrices = _drawn(_VALUES), _drawn(_MATRICES)
   int4_name = "int4_encode_and_decode_over_copy"
   rank_name = "low_rank_encode_over_its_products"
-  coded, copied = _coded(int4, values), _copied(values)
+  coded, copied = _coded(int4, values), _timed(jnp.copy, values)
   encoded, products = _factorised(matrices), _multiplied(matrices)
   return [
     Ratio(int4_name, coded, copied, bound=2.5),

@@ -30,13 +30,8 @@ from experiments.runtime.command_line import UsageError
 
 # The unit of time is one forward, so a backward takes 2 units.
 TIMES = TickTimes(1, 2)
-LETTERS = {
-  "idle": ".",
-  "forward": "F",
-  "backward": "B",
-  "input_gradient": "I",
-  "weight_gradient": "W",
-}
+# Colours of the actions by their first letters, which the chart shows.
+COLOURS = {name[0].upper(): c for name, c in DIRECTION_COLOURS.items()}
 
 
 def pipelines(
@@ -80,7 +75,7 @@ def cells(table: Timetable) -> list[list[str]]:
   """
   return [
     [
-      LETTERS[action] + (f"{batch}" + "'" * chunk) * (action != "idle")
+      "." if action == "idle" else action[0].upper() + f"{batch}" + "'" * chunk
       for action, batch, chunk in zip(
         (ACTIONS[index] for index in table.action[:, stage]),
         table.micro_batch[:, stage].tolist(),
@@ -117,7 +112,7 @@ def chart(table: Timetable, columns: int) -> list[Text]:
     for stage, row in enumerate(rows):
       line = Text(f"stage {stage}".ljust(margin))
       for cell in row[first : first + piece]:
-        line.append(cell.ljust(width), style=_style(cell))
+        line.append(cell.ljust(width), style=COLOURS.get(cell[0], "dim"))
       line.rstrip()
       lines.append(line)
   if num_pieces > 1:
@@ -127,13 +122,6 @@ def chart(table: Timetable, columns: int) -> list[Text]:
     )
     lines.append(Text(hint, style="dim"))
   return lines
-
-
-def _style(cell: str) -> str:
-  for direction, colour in DIRECTION_COLOURS.items():
-    if cell.startswith(LETTERS[direction]):
-      return colour
-  return "dim"
 
 
 def counts(pipeline: Pipeline, table: Timetable) -> dict:

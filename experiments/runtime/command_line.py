@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterator
 from absl import app, flags
 from ml_collections import config_dict, config_flags
 
+from dilocox_jax.metrics import RecordError
+
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h.
 INTERRUPTED = 130  # Shells use 128 + the signal's number; SIGINT is 2.
 
@@ -96,11 +98,7 @@ def main(
   except KeyboardInterrupt:
     print_error(StoppedError("interrupted"))
     sys.exit(INTERRUPTED)
-  except RuntimeError as error:
-    from dilocox_jax.metrics import RecordError
-
-    if not isinstance(error, RecordError):
-      raise  # A bug, so its traceback is wanted.
+  except RecordError as error:
     print_error(error)
     sys.exit(1)
 

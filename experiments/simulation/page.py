@@ -12,14 +12,14 @@ from rich.console import Console
 
 from dilocox_jax.api.simulation_setup import Options, Setup, set_up
 from dilocox_jax.config import RunConfig
-from dilocox_jax.metrics import RecordError
+from dilocox_jax.metrics import write_atomically
 from dilocox_jax.report import simulation, units
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.lowering import fits, lower, simulate
 from dilocox_jax.simulate.outcome import Outcome
 from dilocox_jax.simulate.script import Launch
 from dilocox_jax.simulate.trace import bars, chrome_trace
-from experiments.runtime.command_line import StoppedError, own_command
+from experiments.runtime.command_line import own_command
 
 _ROUNDS = 6
 _MOST_NODES = 300_000
@@ -173,13 +173,14 @@ def _notes(config: RunConfig, setup: Setup) -> Iterator[str]:
 
 
 def report_simulation(simulated: Simulated, workdir: pathlib.Path) -> None:
-  """Writes page and trace, and prints the table."""
+  """Writes page and trace, and prints the table.
+
+  Raises:
+    RecordError: The disk refused.
+  """
   command = own_command()
-  try:
-    path = simulation.write_simulation(simulated.page, workdir, command)
-    if simulated.trace:
-      (workdir / "trace.json").write_text(json.dumps(simulated.trace))
-  except (RecordError, OSError) as error:
-    raise StoppedError(str(error)) from error
+  path = simulation.write_simulation(simulated.page, workdir, command)
+  if simulated.trace:
+    write_atomically(workdir / "trace.json", json.dumps(simulated.trace))
   simulation.print_simulation(simulated.page, Console())
   print(f"report: {path}")

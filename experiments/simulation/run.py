@@ -9,7 +9,7 @@ from rich.console import Console
 from dilocox_jax import report
 from dilocox_jax.api.simulation_setup import Options, Setup, set_up
 from dilocox_jax.config import RunConfig, from_mapping
-from dilocox_jax.metrics import RecordError, Timing
+from dilocox_jax.metrics import Timing
 from dilocox_jax.metrics.lines import write_atomically, write_json
 from dilocox_jax.report import figures
 from dilocox_jax.report.page import PAGE, save_figure
@@ -17,7 +17,7 @@ from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.report.text_tables import markdown_table
 from dilocox_jax.simulate.analytic import AnalyticClock
 from dilocox_jax.simulate.recorded import RecordedRound, recorded_ops
-from experiments.runtime.command_line import StoppedError, own_command
+from experiments.runtime.command_line import own_command
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,15 +87,11 @@ def _has_fragments(config: RunConfig) -> bool:
 
 
 def report_recorded(timed: TimedRun, workdir: pathlib.Path) -> None:
-  """Writes and prints losses and times; a full disk gives a short error."""
-  try:
-    _write(timed, workdir)
-  except RecordError as error:
-    raise StoppedError(str(error)) from error
+  """Writes loss against simulated time as page, figure and JSON.
 
-
-def _write(timed: TimedRun, workdir: pathlib.Path) -> None:
-  """Writes loss against simulated time as page, figure and JSON."""
+  Raises:
+    RecordError: The disk refused.
+  """
   run, cluster = timed.run, timed.setup.link_costs.cluster
   at = {timing.step: timing.simulated_s for timing in run.timings}
   times = [(row, at[row.step]) for row in run.evaluations]

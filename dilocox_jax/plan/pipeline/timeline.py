@@ -9,6 +9,7 @@ them with the closed forms of the papers.
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 
 from dilocox_jax.checks import check_limits, limited
 from dilocox_jax.plan.pipeline import orders
@@ -142,8 +143,8 @@ class PipelineTimeline:
     ends_s: Ends of the same ticks (s from the start of the step).
   """
 
-  starts_s: tuple[tuple[float | int, ...], ...]
-  ends_s: tuple[tuple[float | int, ...], ...]
+  starts_s: Sequence[Sequence[float | int]]
+  ends_s: Sequence[Sequence[float | int]]
 
   @property
   def step_s(self) -> float | int:
@@ -184,9 +185,7 @@ def timeline(pipeline: Pipeline, times: TickTimes) -> PipelineTimeline:
         ends_s[stage].append(free_s)
         ended_s[stage, tick] = free_s
         advances = True
-  return PipelineTimeline(
-    tuple(map(tuple, starts_s)), tuple(map(tuple, ends_s))
-  )
+  return PipelineTimeline(starts_s, ends_s)
 
 
 def _ready_s(
