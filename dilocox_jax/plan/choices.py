@@ -5,8 +5,8 @@ and a command line answered without the seconds that loading JAX takes.
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from dilocox_jax.checks import require
 
@@ -16,22 +16,13 @@ Part = TypeVar("Part")
 Lazy = Callable[..., Any] | str
 
 
-class Registry(Mapping[str, Part], Generic[Part]):
+class Registry(dict[str, Part]):
   """Parts of one kind by name, the package's own and those of extensions."""
 
   def __init__(self, kind: str):
     """Makes an empty registry of a kind, e.g. "codec"."""
+    super().__init__()
     self._kind = kind
-    self._parts: dict[str, Part] = {}
-
-  def __getitem__(self, name: str) -> Part:
-    return self._parts[name]
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(self._parts)
-
-  def __len__(self) -> int:
-    return len(self._parts)
 
   def add(self, name: str, part: Part) -> None:
     """Adds a part.
@@ -41,9 +32,9 @@ class Registry(Mapping[str, Part], Generic[Part]):
     """
     is_name = name.isidentifier()
     require(is_name, f"{self._kind} {name!r}: a name has letters, digits and _")
-    is_free = name not in self._parts
+    is_free = name not in self
     require(is_free, f"{self._kind} {name!r} is registered already")
-    self._parts[name] = part
+    self[name] = part
 
 
 def check_lazy(what: str, reference: Any) -> None:

@@ -149,6 +149,8 @@ class Flow:
 
   def set_rate(self, rate: float, now_s: float) -> None:
     """Subtracts the bytes sent at the old rate, and goes on at a new one."""
+    if rate == self.rate:
+      return
     if self.rate:
       gone = self.rate * (now_s - self.since_s)
       self.left = max(self.left - gone, 0.0)
@@ -185,8 +187,7 @@ class Sharing:
     for link in flow.route:
       others = self._flows_of[link]
       del others[flow]
-      if others:
-        self._touched.update(others)
+      self._touched.update(others)
     self._touched.pop(flow, None)
 
   def set_capacity(self, link: int, bytes_per_s: float) -> None:
@@ -211,7 +212,7 @@ class Sharing:
       flow, _ = touched.popitem()
       if self._is_alone(flow):
         limits = [self.capacities[link] for link in flow.route]
-        self._set_rate(flow, min(limits + [flow.ceiling]), now_s)
+        flow.set_rate(min(limits + [flow.ceiling]), now_s)
         flow.due_s = flow.finish_s
         if flow.due_s < math.inf:
           due.append((flow.due_s, flow.number))
@@ -258,8 +259,4 @@ class Sharing:
     ceilings = [flow.ceiling for flow in flows]
     rates = max_min_rates(routes, ceilings, self.capacities)
     for flow, rate in zip(flows, rates, strict=True):
-      self._set_rate(flow, rate, now_s)
-
-  def _set_rate(self, flow: Flow, rate: float, now_s: float) -> None:
-    if rate != flow.rate:
       flow.set_rate(rate, now_s)

@@ -132,7 +132,6 @@ class JobPool:
     self._free_cores = cores.divided(processes)
     self._running: list[_Process] = []
     self._told: set[pathlib.Path] = set()
-    self.failures: dict[pathlib.Path, str] = {}
     self._first = {job.workdir: job.step for job in jobs}
     self._ended_steps = 0
     self._count = len(jobs)
@@ -157,12 +156,8 @@ class JobPool:
     """Whether the deadline has passed."""
     return time.monotonic() >= self._deadline_s
 
-  def run(self) -> dict[pathlib.Path, str]:
-    """Runs all jobs, or as many as end before the deadline.
-
-    Returns:
-      Why jobs failed, by run directory.
-    """
+  def run(self) -> None:
+    """Runs all jobs, or as many as end before the deadline."""
     with self._bar, contextlib.ExitStack() as stack:
       stack.callback(self._stop)
       while (self._waiting or self._running) and not self.is_late:
@@ -172,7 +167,6 @@ class JobPool:
           time.sleep(_POLL_S)
         self._collect()
       self._show()
-    return self.failures
 
   def _start(self) -> None:
     environment = cores.limits(self._processes) | os.environ
@@ -205,8 +199,6 @@ class JobPool:
 
   def _end(self, job: Job, reason: str) -> None:
     self._ended_steps += self._left(job)
-    if reason:
-      self.failures[job.workdir] = reason
     done = self._count - len(self._waiting) - len(self._running)
     result = f"failed: {reason} (log: {job.log})" if reason else "done"
     result = self._ended(job, reason) or result

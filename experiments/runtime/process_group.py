@@ -26,6 +26,8 @@ _POLL_S = 0.1
 # (`coordinator_store.wait_for_end`), so it may end this many seconds later.
 _SETTLE_S = 7.0
 _END_S = 5.0  # Time for reading the last lines of an ended process.
+# A process that ends like this may have ended only because another one did.
+_CONSEQUENCES = (TRY_AGAIN, -signal.SIGABRT)
 # A process that was asked to stop saves, and ends with one of these exit codes.
 _STOP_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
@@ -113,11 +115,6 @@ class Member:
     """Exit code as `subprocess` reports it, or None while the process runs."""
     return self._process.poll()
 
-  @property
-  def is_consequence(self) -> bool:
-    """Whether the process ended only because another process ended."""
-    return self.exit_code in (TRY_AGAIN, -signal.SIGABRT)
-
   def failure(self) -> Failure:
     """Returns why the process failed. It must have failed before the call."""
     self.new_lines()
@@ -152,10 +149,6 @@ class Member:
     """Sends a signal to the process, if it has not ended."""
     if self.exit_code is None:
       self._process.send_signal(signal_number)
-
-  def kill(self) -> None:
-    """Ends the process at once, if it has not ended."""
-    self.send_signal(signal.SIGKILL)
 
   def wait(self) -> None:
     """Waits until the process has ended and its last lines are read."""
@@ -198,7 +191,7 @@ class Group:
       # The processes are killed. SIGTERM would ask them to save, and a save
       # needs the process that has failed.
       for member in self._started:
-        member.kill()
+        member.send_signal(signal.SIGKILL)
       for member in self._started:
         member.wait()
     if failed is None:
@@ -237,7 +230,9 @@ class Group:
     deadline = time.monotonic() + _SETTLE_S
     while True:
       failed = [member for member in self._members if member.exit_code]
-      causes = [member for member in failed if not member.is_consequence]
+      causes = [
+        member for member in failed if member.exit_code not in _CONSEQUENCES
+      ]
       have_all_failed = len(failed) == len(self._members)
       if causes or have_all_failed or time.monotonic() > deadline:
         return (causes or failed)[0]

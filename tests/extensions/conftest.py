@@ -22,10 +22,13 @@ def _registered(extension, *registries):
   """A fixture in which an extension is registered, and then no more."""
 
   @pytest.fixture
-  def fixture(monkeypatch):
-    for registry in registries:
-      monkeypatch.setattr(registry, "_parts", dict(registry))
+  def fixture():
+    own = [dict(registry) for registry in registries]
     extension.register()
+    yield
+    for registry, parts in zip(registries, own, strict=True):
+      registry.clear()
+      registry.update(parts)
 
   return fixture
 

@@ -152,7 +152,4 @@ class Division:
       (*undivided[:dimension], _BY_LAYER, *undivided[dimension:])
       for dimension in range(len(shape))
     ]
-    for way in ways:
-      if self.divides(way, shape):
-        return way
-    return None
+    return next((way for way in ways if self.divides(way, shape)), None)

@@ -18,7 +18,7 @@ import collections
 import dataclasses
 from collections.abc import Callable
 
-from dilocox_jax.checks import one_of
+from dilocox_jax.checks import one_of, require
 from dilocox_jax.plan.choices import Lazy, Registry, check_lazy
 from dilocox_jax.plan.wire.chain import Encoding, leaf_messages, links_of
 from dilocox_jax.plan.wire.leaf import Leaf, Shapes, leaf_of
@@ -86,23 +86,22 @@ def chosen_collective(
       return "all_reduce"
     scatters = encoding.keeps_places and num_replicas > 2
     return "reduce_scatter" if scatters else "all_gather"
-  is_dense = isinstance(encoding.links[0], Dense)
-  if collective == "all_reduce" and not is_dense:
-    raise ValueError(
+  if collective == "all_reduce":
+    require(
+      isinstance(encoding.links[0], Dense),
       f"collective={collective!r} would add up codes: take 'all_gather' or "
-      "'reduce_scatter', or a dense codec"
+      "'reduce_scatter', or a dense codec",
     )
-  if collective == "all_reduce" and num_replicas > MOST_IN_16_BITS:
-    if not encoding.is_summable:
-      raise ValueError(
-        f"collective={collective!r} counts at most {MOST_IN_16_BITS} replicas "
-        "in 16 bits: take 'all_gather' or 'reduce_scatter', or float32"
-      )
-  if collective == "reduce_scatter" and not encoding.keeps_places:
-    raise ValueError(
-      f"collective={collective!r} needs every value in its place, but the "
-      "codec selects values: take 'all_gather'"
+    require(
+      encoding.is_summable or num_replicas <= MOST_IN_16_BITS,
+      f"collective={collective!r} counts at most {MOST_IN_16_BITS} replicas in "
+      "16 bits: take 'all_gather' or 'reduce_scatter', or float32",
     )
+  require(
+    encoding.keeps_places or collective != "reduce_scatter",
+    f"collective={collective!r} needs every value in its place, but the codec "
+    "selects values: take 'all_gather'",
+  )
   one_of("collective", collective, COLLECTIVES)
   return collective
 

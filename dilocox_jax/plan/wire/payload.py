@@ -165,8 +165,16 @@ def group_shape(leaf: Leaf, scale: str, block_size: int) -> tuple[int, int]:
   return groups, -(-leaf.size // groups)
 
 
-def _coded(leaf: Leaf, groups: int, width: int, bits: int) -> Wire:
-  return Wire("codes", (leaf.num_layers, groups, -(-width * bits // 8)), 1)
+def _coded(
+  leaf: Leaf, groups: tuple[int, int], bits: int, num_scales: int = 1
+) -> tuple[Wire, Wire]:
+  """Describes the codes and scales of groups (`group_shape`) of values."""
+  count, width = groups
+  code_bytes = -(-width * bits // 8)
+  return (
+    Wire("codes", (leaf.num_layers, count, code_bytes), 1),
+    Wire("scales", (leaf.num_layers, count, num_scales), SCALE_BYTES),
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,12 +214,8 @@ class Int(Payload):
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
     """Describes the arrays of codes and scales."""
-    groups, width = group_shape(leaf, self.scale, self.block_size)
-    scales = (leaf.num_layers, groups, self.num_scales)
-    return (
-      _coded(leaf, groups, width, self.bits),
-      Wire("scales", scales, SCALE_BYTES),
-    )
+    groups = group_shape(leaf, self.scale, self.block_size)
+    return _coded(leaf, groups, self.bits, self.num_scales)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,8 +233,4 @@ class E3M0(Payload):
 
   def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
     """Describes the arrays of codes and scales."""
-    groups, width = group_shape(leaf, "block", self.block_size)
-    return (
-      _coded(leaf, groups, width, 4),
-      Wire("scales", (leaf.num_layers, groups, 1), SCALE_BYTES),
-    )
+    return _coded(leaf, group_shape(leaf, "block", self.block_size), bits=4)

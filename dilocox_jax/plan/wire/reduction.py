@@ -46,9 +46,8 @@ class LowRank(Payload):
 
   def factorises(self, leaf: Leaf) -> bool:
     """Whether a leaf is sent as factors."""
-    if len(leaf.shape) != 2:
-      return False
-    return self.rank * sum(leaf.shape) < leaf.size
+    is_matrix = len(leaf.shape) == 2
+    return is_matrix and self.rank * sum(leaf.shape) < leaf.size
 
   def carried(self, leaf: Leaf) -> tuple[Leaf, ...]:
     """Returns the factors, left and right in turn."""

@@ -46,9 +46,7 @@ class Traffic:
 
   def exchange(self, fragment: int) -> list[Collective]:
     """Returns the collectives of one exchange of a fragment, in order."""
-    return self._operations(
-      self.payload, self.fragments.shapes(fragment, self.shapes)
-    )
+    return self._operations(self.fragments.shapes(fragment, self.shapes))
 
   def exchange_bytes(self, fragment: int) -> int:
     """Returns the bytes of one exchange of a fragment."""
@@ -60,7 +58,7 @@ class Traffic:
     They carry the gradients of the whole tree.
     """
     if self.method.exchanged == "gradient":
-      return self._operations(self.payload, self.shapes)
+      return self._operations(self.shapes)
     # Only the warm start of a method with rounds exchanges gradients.
     return collectives(Dense(), self.shapes, self.num_replicas)
 
@@ -91,9 +89,9 @@ class Traffic:
       if window.applied
     )
 
-  def _operations(self, payload: Payload, shapes: Shapes) -> list[Collective]:
+  def _operations(self, shapes: Shapes) -> list[Collective]:
     planned = EXCHANGES[self.exchange_kind].collectives
-    return planned(payload, shapes, self.num_replicas, self.collective)
+    return planned(self.payload, shapes, self.num_replicas, self.collective)
 
   def _sent_bytes(self, operations: list[Collective]) -> int:
     return sum(op.sent_bytes(self.num_replicas) for op in operations)

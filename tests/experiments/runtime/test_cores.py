@@ -39,7 +39,7 @@ def test_runs_side_by_side_have_cores_of_their_own(tmp_path):
     )
     for name in ("a", "b", "c")
   ]
-  assert job_pool.JobPool(jobs, 2).run() == {}
+  job_pool.JobPool(jobs, 2).run()
   said = [job.log.read_text() for job in jobs]
   share = len(os.sched_getaffinity(0)) // 2
   assert all(text.endswith(f"] {share} {share}\n") for text in said)
