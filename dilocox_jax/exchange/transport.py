@@ -20,7 +20,7 @@ from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.exchange import messages
 from dilocox_jax.exchange.mean import mean_of_participants, summed
 from dilocox_jax.plan.wire.chain import Encoding
-from dilocox_jax.plan.wire.collectives import chosen_collective, owner_slices
+from dilocox_jax.plan.wire.collectives import chosen_collective
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.pytypes import Array, Boolean
 
@@ -171,7 +171,7 @@ def _encoded(
 
 def _cut(message: LeafMessage, num_replicas: int) -> LeafMessage:
   """Returns a message of values [M, slice], with zeros at the end."""
-  slices = owner_slices(message.encoding, message.leaf, num_replicas)
+  slices = message.encoding.links[0].slices(message.leaf, num_replicas)
   flat = message.values.reshape(-1)
   flat = jnp.pad(flat, (0, slices.num_layers * slices.size - flat.size))
   return message._replace(

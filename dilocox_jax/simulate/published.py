@@ -9,7 +9,6 @@ The caller says where the files are.
 import dataclasses
 import json
 import math
-import os
 import pathlib
 from typing import Any
 
@@ -53,7 +52,7 @@ class Figure:
     return self.status == STATUSES[0]
 
 
-def load_published(path: str | os.PathLike[str]) -> dict[str, Figure]:
+def load_published(path: pathlib.Path) -> dict[str, Figure]:
   """Reads the figures of one paper.
 
   Args:
@@ -67,7 +66,6 @@ def load_published(path: str | os.PathLike[str]) -> dict[str, Figure]:
     ValueError: If the file cannot be read, or a field is missing, unknown or
       wrong. The message is one line that names the file and the figure.
   """
-  path = pathlib.Path(path)
   with in_front(f"{path}: "):
     return _figures(path)
 

@@ -10,7 +10,6 @@ from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange import transport
 from dilocox_jax.plan.choices import LAYOUTS
 from dilocox_jax.plan.wire.chain import Chain, Encoding
-from dilocox_jax.plan.wire.collectives import owner_slices
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.payload import E3M0, Dense, Int
 from dilocox_jax.plan.wire.reduction import TopK
@@ -110,7 +109,7 @@ def test_a_chunk_is_averaged_by_its_owner_and_rounded_once_more():
   for encoding, leaf, own, answer in reduced(
     IN_PLACE, values, "reduce_scatter", layout="mesh"
   ):
-    cut, size = owner_slices(encoding, leaf, 3), own[0].size
+    cut, size = encoding.links[0].slices(leaf, 3), own[0].size
     missing = cut.num_layers * cut.size - size
     pieces = np.pad(own.reshape(3, -1), ((0, 0), (0, missing)))
     pieces = pieces.reshape(3, *cut.stacked_shape)

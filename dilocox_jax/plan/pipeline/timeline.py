@@ -175,10 +175,14 @@ def timeline(pipeline: Pipeline, times: TickTimes) -> PipelineTimeline:
       free_s = ends_s[stage][-1] if ends_s[stage] else 0.0
       while (place := len(ends_s[stage])) < len(order):
         tick = order[place]
-        ready_s = _ready_s(pipeline, times, stage, tick, ended_s)
-        if ready_s is None:
+        needed = pipeline.dependencies(stage, tick)
+        if not all(at in ended_s for at in needed):
           break
-        start_s = max(free_s, ready_s)
+        # What another stage has computed takes a hop to arrive.
+        start_s = max(
+          [free_s]
+          + [ended_s[at] + times.hop_s * (at[0] != stage) for at in needed]
+        )
         work_s = times.work_s(tick.direction)
         free_s = start_s + work_s / pipeline.chunks_per_stage
         starts_s[stage].append(start_s)
@@ -186,23 +190,6 @@ def timeline(pipeline: Pipeline, times: TickTimes) -> PipelineTimeline:
         ended_s[stage, tick] = free_s
         advances = True
   return PipelineTimeline(starts_s, ends_s)
-
-
-def _ready_s(
-  pipeline: Pipeline,
-  times: TickTimes,
-  stage: int,
-  tick: Tick,
-  ended_s: dict[tuple[int, Tick], float | int],
-) -> float | int | None:
-  """Returns when a tick's inputs have arrived; None if not known yet."""
-  ready_s = 0.0
-  for source, needed in pipeline.dependencies(stage, tick):
-    if (source, needed) not in ended_s:
-      return None
-    hop_s = times.hop_s if source != stage else 0.0
-    ready_s = max(ready_s, ended_s[source, needed] + hop_s)
-  return ready_s
 
 
 def peak_activations(pipeline: Pipeline) -> tuple[int, ...]:

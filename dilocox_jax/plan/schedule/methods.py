@@ -56,31 +56,25 @@ def register_rule(name: str, kind: RuleKind) -> None:
   RULES.add(name, kind)
 
 
-register_rule(
-  "reset",
-  RuleKind(
+for _name, _kind in {
+  "reset": RuleKind(
     "dilocox_jax.outer.rules:reset_rule",
     lambda interval, overlap: overlap <= interval,
     "not exceed {} under rule='reset'; rule='continue' allows it",
   ),
-)
-register_rule("continue", RuleKind("dilocox_jax.outer.rules:continue_rule"))
-register_rule(
-  "mix",
-  RuleKind(
+  "continue": RuleKind("dilocox_jax.outer.rules:continue_rule"),
+  "mix": RuleKind(
     "dilocox_jax.outer.rules:mix_rule",
     lambda interval, overlap: overlap < interval,
     "be less than {} where replicas mix (streaming)",
   ),
-)
-register_rule(
-  "eager",
-  RuleKind(
+  "eager": RuleKind(
     "dilocox_jax.outer.rules:eager_rule",
     lambda interval, overlap: overlap == interval,
     "equal {} under rule='eager'",
   ),
-)
+}.items():
+  register_rule(_name, _kind)
 
 
 @dataclasses.dataclass(frozen=True)

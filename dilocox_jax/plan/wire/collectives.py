@@ -112,24 +112,6 @@ def check_collective(payload: Payload, collective: str) -> None:
   chosen_collective(Encoding(tuple(links)), collective, 2)
 
 
-def owner_slices(encoding: Encoding, leaf: Leaf, num_replicas: int) -> Leaf:
-  """Cuts a leaf into one slice for each replica, with zeros at the end.
-
-  Rows that share a scale are not cut. With M = 3, a leaf of 10 values becomes
-  slices of 4 values, the last of them with two zeros; 10 rows of 8 become
-  slices of 4 rows.
-
-  Args:
-    encoding: Encoding of the slices.
-    leaf: The leaf; its layers are cut as one array.
-    num_replicas: Number of replicas, M.
-
-  Returns:
-    The slices as layers of one leaf, [M, ...].
-  """
-  return encoding.links[0].slices(leaf, num_replicas)
-
-
 def collectives(
   payload: Payload,
   shapes: Shapes,
@@ -159,7 +141,7 @@ def collectives(
       flags = _flags(encoding, way, num_replicas)
       operands = messages.setdefault((turn, way), flags)
       if way == "reduce_scatter":
-        slices = owner_slices(encoding, leaf, num_replicas)
+        slices = encoding.links[0].slices(leaf, num_replicas)
         operands["all_to_all"] += encoding.num_bytes(slices)
         operands["all_gather"] += encoding.num_bytes(Leaf(1, slices.shape))
       else:

@@ -69,7 +69,8 @@ class Payload:
     """Cuts a leaf into slices of equal length, with zeros at the end.
 
     A reduce-scatter encodes each slice by itself. So a payload that gives
-    neighbouring values a meaning together must not cut between them.
+    neighbouring values a meaning together must not cut between them. A leaf of
+    10 values becomes 3 slices of 4 values, the last of them with two zeros.
 
     Args:
       leaf: The leaf; its layers are cut as one array.

@@ -107,7 +107,8 @@ def named_payload(name: str, **settings: int | float | str | None) -> Payload:
   """
   given = {k: v for k, v in settings.items() if v is not None}
   links = split_links(name)
-  known = {s for link_name, _ in links for s in _settings(link_name)}
+  kinds = [PAYLOADS[link] for link, _ in links if link in PAYLOADS]
+  known = {setting for kind in kinds for setting in kind.settings}
   for key, value in given.items():
     if key not in known:
       has = ", ".join(sorted(known)) or "none"
@@ -180,11 +181,6 @@ def _link(name: str, given: Mapping, own: Mapping) -> Payload:
     raise ValueError(message) from error
 
 
-def _settings(name: str) -> dict[str, str]:
-  """Returns the fields of a link by the names of their settings."""
-  return PAYLOADS[name].settings if name in PAYLOADS else {}
-
-
 for _dtype in FLOATS:
   register_codec(
     _dtype,
@@ -192,25 +188,20 @@ for _dtype in FLOATS:
       Dense, "dilocox_jax.codecs.quantize:dense", fixed={"dtype": _dtype}
     ),
   )
-register_codec("int", PayloadKind(Int, "dilocox_jax.codecs.quantize:integer"))
-register_codec("e3m0", PayloadKind(E3M0, "dilocox_jax.codecs.quantize:e3m0"))
-register_codec(
-  "low_rank", PayloadKind(LowRank, "dilocox_jax.codecs.low_rank:low_rank")
-)
-# Names of settings that two links would otherwise share.
-register_codec(
-  "top_k",
-  PayloadKind(
+for _name, _kind in {
+  "int": PayloadKind(Int, "dilocox_jax.codecs.quantize:integer"),
+  "e3m0": PayloadKind(E3M0, "dilocox_jax.codecs.quantize:e3m0"),
+  "low_rank": PayloadKind(LowRank, "dilocox_jax.codecs.low_rank:low_rank"),
+  # Names of settings that two links would otherwise share.
+  "top_k": PayloadKind(
     TopK,
     "dilocox_jax.codecs.sparse:top_k",
     {"fraction": "top_k_fraction", "block_size": "top_k_block_size"},
   ),
-)
-register_codec(
-  "random_mask",
-  PayloadKind(
+  "random_mask": PayloadKind(
     RandomMask,
     "dilocox_jax.codecs.sparse:random_mask",
     {"fraction": "mask_fraction"},
   ),
-)
+}.items():
+  register_codec(_name, _kind)

@@ -9,7 +9,6 @@ from dilocox_jax.plan.wire.collectives import (
   check_collective,
   chosen_collective,
   collectives,
-  owner_slices,
 )
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.payload import Dense, Int
@@ -142,14 +141,16 @@ def test_what_is_asked_for_in_turn_is_sent_in_turn():
 
 def test_leaves_are_cut_into_equal_chunks_across_layers():
   leaf = Leaf(3, (7, 5))
-  assert owner_slices(INT4, leaf, 4) == Leaf(4, (27,))  # 105 values and 3 zeros
-  assert owner_slices(FP16, leaf, 5) == Leaf(5, (21,))
+  assert INT4.links[0].slices(leaf, 4) == Leaf(
+    4, (27,)
+  )  # 105 values and 3 zeros
+  assert FP16.links[0].slices(leaf, 5) == Leaf(5, (21,))
 
 
 def test_rows_that_share_a_scale_are_not_cut():
   rows = Encoding((Int(4, "row"),))
-  assert owner_slices(rows, Leaf(3, (7, 5)), 4) == Leaf(4, (6, 5))
-  assert owner_slices(rows, Leaf(3, ()), 2) == Leaf(2, (2, 1))
+  assert rows.links[0].slices(Leaf(3, (7, 5)), 4) == Leaf(4, (6, 5))
+  assert rows.links[0].slices(Leaf(3, ()), 2) == Leaf(2, (2, 1))
 
 
 def test_what_is_gathered_is_the_payload():
