@@ -16,16 +16,12 @@ from dilocox_jax.simulate.sites import Jitter
 from experiments.tables.dilocox_runs import (
   METHOD_CONFIGS,
   RTT_S,
-  STEP_BASIS,
   Large,
+  predicted,
+  tokens_per_s,
 )
 from experiments.tables.runs import equal_links, least
-from experiments.tables.table import (
-  FITTED_ELSEWHERE,
-  Prediction,
-  Table,
-  described,
-)
+from experiments.tables.table import Prediction, Table, described
 
 CLUSTER_COUNTS = (2, 4, 10, 20)
 LINKS = {
@@ -77,10 +73,9 @@ def _on_links(large: Large, links: str) -> Table:
   def cell(method: str, count: int) -> tuple[list[Prediction], str]:
     cluster, rows = even(links, count), []
     for state, sites in ("even", cluster), ("strained", strained(cluster)):
-      speed = large.tokens_per_s(large.on(method, sites))
-      rows.append(
-        _row(f"{method}, {count} clusters, {state}", speed, "tokens/s")
-      )
+      speed = tokens_per_s(large.on(method, sites))
+      name = f"{method}, {count} clusters, {state}"
+      rows.append(predicted(name, speed, "tokens/s"))
     return rows, " / ".join(_short(row.predicted) for row in rows)
 
   return described(
@@ -88,7 +83,7 @@ def _on_links(large: Large, links: str) -> Table:
     *_by_method(cell),
     notes="beyond_1gbit" if links == "1gbit" else "beyond_dtfm",
     links=LINKS[links],
-    full=large.tokens_per_s(large.at("DiLoCoX", 2, 1e15)),
+    full=tokens_per_s(large.at("DiLoCoX", 2, 1e15)),
     step_s=large.step_s,
     interval=large.interval,
     rank=large.rank,
@@ -98,14 +93,10 @@ def _on_links(large: Large, links: str) -> Table:
 def _needed(large: Large) -> Table:
   def cell(method: str, count: int) -> tuple[list[Prediction], str]:
     bps = needed_bps(large, method, count)
-    row = _row(f"{method}, {count} clusters", bps / 1e6, "Mbit/s")
+    row = predicted(f"{method}, {count} clusters", bps / 1e6, "Mbit/s")
     return [row], _rate(bps)
 
   return described("beyond_needed", *_by_method(cell), target=TARGET)
-
-
-def _row(name: str, predicted: float, unit: str) -> Prediction:
-  return Prediction(name, predicted, unit, FITTED_ELSEWHERE, STEP_BASIS)
 
 
 def _by_method(

@@ -16,7 +16,7 @@ from dilocox_jax.simulate.published import Figure, load_published
 from dilocox_jax.simulate.sites import Link, Site
 from experiments.tables.runs import GOODPUT, Pace, Rounds, flat_traffic
 from experiments.tables.table import (
-  DERIVED,
+  Fit,
   Prediction,
   Table,
   described,
@@ -76,11 +76,11 @@ def build_tables(folder: pathlib.Path) -> list[Table]:
   ring_percent, title = 100 * ring.utilisation, "utilisation of a ring"
   rows = rows_beside(
     figures,
-    ("utilisation", 100 * upload.utilisation, DERIVED, through),
-    ("communication of a round", upload.exchange_s, DERIVED, through),
-    ("compression", runs.compression, DERIVED, sparse),
+    ("utilisation", 100 * upload.utilisation, Fit.NONE, through),
+    ("communication of a round", upload.exchange_s, Fit.NONE, through),
+    ("compression", runs.compression, Fit.NONE, sparse),
   )
-  rows += [Prediction(title, ring_percent, "percent", DERIVED, gathered)]
+  rows += [Prediction(title, ring_percent, "percent", Fit.NONE, gathered)]
   size = runs.payload_bytes
   table = described(
     "covenant_72b",

@@ -19,15 +19,7 @@ from experiments.tables.dilocox_runs import (
   tokens_per_s,
 )
 from experiments.tables.runs import GOODPUT
-from experiments.tables.table import (
-  DERIVED,
-  FITTED_ELSEWHERE,
-  FITTED_HERE,
-  Prediction,
-  Table,
-  TableRow,
-  described,
-)
+from experiments.tables.table import Fit, Prediction, Table, beside, described
 
 UNIT = "tokens/s"
 _FP16 = "fp16, H as DiLoCoX"
@@ -82,38 +74,38 @@ def _throughput(
 
 def _of_model(
   figures: Mapping[str, Figure], paper: PaperRuns
-) -> list[TableRow | Prediction]:
+) -> list[Prediction]:
   step = f"step of {paper.step_s():.3f} s"
   recipe = f"{RECIPE}; {step}, fitted on the row of DiLoCoX"
   bytes_alone = paper.dilocox(is_hidden=False)
   dense = paper.dilocox(is_compressed=False)
-  exposed, how, reason = bytes_alone, FITTED_ELSEWHERE, _FREE_CODEC
+  exposed, how, reason = bytes_alone, Fit.ELSEWHERE, _FREE_CODEC
   without = "DiLoCoX without overlap"
   if f"{paper.model}, {without}, throughput" in figures:
     codec_s = paper.codec_s()
     exposed = paper.dilocox(is_hidden=False, codec_s=codec_s)
-    how, reason = FITTED_HERE, f"{codec_s:.0f} s of codec a round; bytes alone"
-    reason += f": {tokens_per_s(bytes_alone):.0f}"
+    alone = f"bytes alone: {tokens_per_s(bytes_alone):.0f}"
+    how, reason = Fit.HERE, f"{codec_s:.0f} s of codec a round; {alone}"
   rows = []
   for method, pace, kind, basis in (
-    ("AllReduce", paper.allreduce(), FITTED_ELSEWHERE, recipe),
-    ("OpenDiLoCo", paper.open_diloco(), FITTED_ELSEWHERE, _FP16),
-    ("CocktailSGD", paper.cocktail_sgd(), FITTED_ELSEWHERE, _COCKTAIL),
-    ("DiLoCoX", paper.dilocox(), FITTED_HERE, f"{step}; {_HIDDEN}"),
+    ("AllReduce", paper.allreduce(), Fit.ELSEWHERE, recipe),
+    ("OpenDiLoCo", paper.open_diloco(), Fit.ELSEWHERE, _FP16),
+    ("CocktailSGD", paper.cocktail_sgd(), Fit.ELSEWHERE, _COCKTAIL),
+    ("DiLoCoX", paper.dilocox(), Fit.HERE, f"{step}; {_HIDDEN}"),
     (without, exposed, how, reason),
-    ("DiLoCoX without compression", dense, FITTED_ELSEWHERE, _DENSE),
+    ("DiLoCoX without compression", dense, Fit.ELSEWHERE, _DENSE),
   ):
     speed, name = tokens_per_s(pace), f"{paper.model}, {method}, throughput"
     if name in figures:
-      rows.append(TableRow(figures[name], speed, kind, basis))
+      rows.append(beside(figures[name], speed, kind, basis))
     else:
       basis = f"no figure; {basis}"
       rows.append(Prediction(name, speed, UNIT, kind, basis))
   ratio = figures[f"{paper.model}, speed-up over AllReduce"]
-  rows.append(TableRow(ratio, paper.speed_up(), FITTED_ELSEWHERE, str(RECIPE)))
+  rows.append(beside(ratio, paper.speed_up(), Fit.ELSEWHERE, str(RECIPE)))
   for setting in PICKED if paper.model == "107B" else ():
     basis = f"{setting}: a setting picked for this ratio"
-    rows.append(TableRow(ratio, paper.speed_up(setting), FITTED_HERE, basis))
+    rows.append(beside(ratio, paper.speed_up(setting), Fit.HERE, basis))
   return rows
 
 
@@ -152,12 +144,12 @@ def _sensitivity(
     name = "107B, DiLoCoX without compression, throughput"
     values[name] = tokens_per_s(dense, setting)
     compared = [
-      TableRow(figures[name], value, FITTED_ELSEWHERE, basis)
+      beside(figures[name], value, Fit.ELSEWHERE, basis)
       for name, value in values.items()
     ]
     sync_s = large.dilocox(setting).exchange_s
     exchange = "107B, DiLoCoX, exchange"
-    rows += [*compared, Prediction(exchange, sync_s, "s", DERIVED, basis)]
+    rows += [*compared, Prediction(exchange, sync_s, "s", Fit.NONE, basis)]
     cells.append(
       (
         f"{setting.efficiency:.1%}",

@@ -18,6 +18,7 @@ from dilocox_jax.plan.model.shapes import flops_per_token
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.published import Figure, load_published
 from experiments.tables.runs import Pace, Rounds, config_of, equal_links
+from experiments.tables.table import Fit, Prediction
 
 SEQUENCE_LENGTH = 2048
 MODELS = {"OPT-1.3B": "opt_1_3b", "107B": "qwen_107b"}
@@ -178,6 +179,11 @@ def tokens_per_s(pace: Pace, setting: Setting = RECIPE) -> float:
   return setting.tokens / pace.seconds
 
 
+def predicted(name: str, value: float, unit: str) -> Prediction:
+  """Returns a row of a run of `Large`, whose step was fitted."""
+  return Prediction(name, value, unit, Fit.ELSEWHERE, STEP_BASIS)
+
+
 class Large:
   """PaperRuns of the 107B model."""
 
@@ -193,14 +199,6 @@ class Large:
     paper = PaperRuns(load_published(folder / "dilocox.json"), "107B")
     self.interval, self.rank = paper.interval, paper.rank
     self.step_s = paper.step_s()
-
-  def tokens_per_s(self, pace: Pace) -> float:
-    """Returns the throughput of all clusters together (tokens/s)."""
-    return RECIPE.tokens / pace.seconds
-
-  def speed(self, pace: Pace) -> float:
-    """Returns the throughput relative to free links and equal sites."""
-    return self.step_s / pace.seconds
 
   @functools.cache  # noqa: B019 - it lives as long as the tables.
   def rounds(self, method: str, num_replicas: int) -> Rounds:

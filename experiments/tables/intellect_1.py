@@ -19,14 +19,7 @@ from experiments.tables.runs import (
   flat_traffic,
   least,
 )
-from experiments.tables.table import (
-  DERIVED,
-  FITTED_ELSEWHERE,
-  FITTED_HERE,
-  Table,
-  described,
-  rows_beside,
-)
+from experiments.tables.table import Fit, Table, described, rows_beside
 
 _SETTINGS = ("USA", "USA and Europe", "global")
 _RTT_S = 0.1
@@ -80,9 +73,9 @@ def build_tables(folder: pathlib.Path) -> list[Table]:
   preset = "14 nodes, int8 ring, 340 Mbit/s fitted on the lowest utilisation"
   quoted, quoted_min = "sync as quoted by Covenant-72B", slow.exchange_s / 60
   rows = [
-    ("utilisation, lowest", 100 * slow.utilisation, FITTED_HERE, preset),
-    ("global, all-reduce", slow.exchange_s, FITTED_ELSEWHERE, preset),
-    (quoted, quoted_min, FITTED_ELSEWHERE, preset),
+    ("utilisation, lowest", 100 * slow.utilisation, Fit.HERE, preset),
+    ("global, all-reduce", slow.exchange_s, Fit.ELSEWHERE, preset),
+    (quoted, quoted_min, Fit.ELSEWHERE, preset),
   ]
   rates = {}
   for name in _SETTINGS:
@@ -90,9 +83,9 @@ def build_tables(folder: pathlib.Path) -> list[Table]:
     rates[name] = runs.rate_for(exchange_s)
     percent = 100 * runs.at(rates[name]).utilisation
     basis = f"{rates[name]:.0f} Mbit/s, fitted on {exchange_s:.0f} s"
-    rows.append((f"{name}, utilisation", percent, FITTED_ELSEWHERE, basis))
+    rows.append((f"{name}, utilisation", percent, Fit.ELSEWHERE, basis))
     if name == "USA":
-      rows.append(("utilisation, highest", percent, FITTED_ELSEWHERE, basis))
+      rows.append(("utilisation, highest", percent, Fit.ELSEWHERE, basis))
   scales = "H = 100, int8 with a scale for every 128 values"
   # The share of the peak is predicted as if only the waiting differed.
   waiting = figures["utilisation, lowest"].value
@@ -100,8 +93,8 @@ def build_tables(folder: pathlib.Path) -> list[Table]:
   mfu = figures["model FLOPS utilisation, highest"].value * waiting
   both = "the highest times the ratio of both utilisations"
   rows += [
-    ("bandwidth reduction", runs.reduction(), DERIVED, scales),
-    ("model FLOPS utilisation, lowest", mfu, DERIVED, both),
+    ("bandwidth reduction", runs.reduction(), Fit.NONE, scales),
+    ("model FLOPS utilisation, lowest", mfu, Fit.NONE, both),
   ]
   mbps = ", ".join(f"{rate:.0f} ({name})" for name, rate in rates.items())
   return [described("intellect_1", rows_beside(figures, *rows), rates=mbps)]

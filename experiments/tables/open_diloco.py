@@ -12,7 +12,7 @@ from dilocox_jax.simulate.presets import cluster_preset
 from dilocox_jax.simulate.published import load_published
 from experiments.tables.runs import Rounds, equal_links, flat_traffic, least
 from experiments.tables.table import (
-  DERIVED,
+  Fit,
   Prediction,
   Table,
   described,
@@ -47,12 +47,12 @@ def build_tables(folder: pathlib.Path) -> list[Table]:
   mbps = least(is_enough, 1.0, 1000.0)
   rows = rows_beside(
     figures,
-    ("utilisation, lowest", 100 * pace.utilisation, DERIVED, _BASIS),
-    ("utilisation, highest", 100 * pace.utilisation, DERIVED, _BASIS),
-    ("all-reduce", pace.exchange_s, DERIVED, _BASIS),
+    ("utilisation, lowest", 100 * pace.utilisation, Fit.NONE, _BASIS),
+    ("utilisation, highest", 100 * pace.utilisation, Fit.NONE, _BASIS),
+    ("all-reduce", pace.exchange_s, Fit.NONE, _BASIS),
   )
   slowest = "slowest link for 90 %"
-  rows += [Prediction(slowest, mbps, "Mbit/s", DERIVED, "as above")]
+  rows += [Prediction(slowest, mbps, "Mbit/s", Fit.NONE, "as above")]
   slower = compute_s / (compute_s + figures["all-reduce"].value)
   share = pace.utilisation
   name = "open_diloco"

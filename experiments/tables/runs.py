@@ -24,11 +24,10 @@ from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.sites import Link, Site
-from dilocox_jax.simulate.transfer import TCP, Transport
+from dilocox_jax.simulate.transfer import TCP
 
 # Payload share of a line rate, without the headers of TCP and Ethernet.
 GOODPUT = Link.efficiency
-_SKIPPED, _COUNTED = 3, 4
 
 
 def config_of(name: str, **changes) -> RunConfig:
@@ -47,20 +46,17 @@ def config_of(name: str, **changes) -> RunConfig:
   return from_mapping(values)
 
 
-def equal_links(
-  num_replicas: int, bps: float, name: str = "alike", **link
-) -> Cluster:
+def equal_links(num_replicas: int, bps: float, **link) -> Cluster:
   """Returns sites of one replica each, with equal links in both directions.
 
   Args:
     num_replicas: Number of sites. Any number is allowed, while presets that
       divide devices need a divisor.
     bps: Line rate (bit/s).
-    name: Name of the cluster.
     **link: Other attributes of `Link`.
   """
   site = Site("site", Link(bps, bps, **link))
-  return equal_sites(name, site, num_replicas)
+  return equal_sites("alike", site, num_replicas)
 
 
 def flat_traffic(
@@ -98,9 +94,7 @@ class Pace:
 class Rounds:
   """A few rounds of a run, planned once and timed on any cluster."""
 
-  def __init__(
-    self, traffic: Traffic, skipped: int = _SKIPPED, counted: int = _COUNTED
-  ):
+  def __init__(self, traffic: Traffic, skipped: int = 3, counted: int = 4):
     """Plans the rounds.
 
     Args:
@@ -123,13 +117,7 @@ class Rounds:
     """Plans the rounds of a config."""
     return cls(to_plan.traffic(config), **counts)
 
-  def on(
-    self,
-    cluster: Cluster,
-    step_s: float,
-    codec_s: float = 0.0,
-    transport: Transport = TCP,
-  ) -> Pace:
+  def on(self, cluster: Cluster, step_s: float, codec_s: float = 0.0) -> Pace:
     """Times the rounds on a cluster.
 
     Args:
@@ -137,11 +125,10 @@ class Rounds:
       step_s: Seconds of an inner step at speed 1; a site of speed 0.5 takes
         twice as long.
       codec_s: Seconds of encoding and decoding that nothing hides.
-      transport: How messages are sent.
     """
     steps_s = stated_seconds(cluster, step_s)
     work = Work(steps_s, np.full(cluster.num_replicas, codec_s))
-    clock = AnalyticClock(LinkCosts(cluster, transport), work)
+    clock = AnalyticClock(LinkCosts(cluster, TCP), work)
     first, last = clock.walk(self._before), clock.walk(self._ops)
     took_s = last.now_s - first.now_s
     compute_s = np.mean(last.compute_s - first.compute_s)

@@ -15,11 +15,10 @@ from dilocox_jax.report import style
 from dilocox_jax.simulate import layers
 from dilocox_jax.simulate.published import Figure, load_published
 from experiments.tables.table import (
-  DERIVED,
-  FITTED_ELSEWHERE,
-  FITTED_HERE,
+  Fit,
+  Prediction,
   Table,
-  TableRow,
+  beside,
   described,
   rows_beside,
 )
@@ -63,8 +62,8 @@ def _table_4(figures: Mapping[str, Figure]) -> Table:
         _cell(figures[f"table 4, {name}, {method_name}, {target:.0%}"], bps)
         for target, bps in zip(layers.TARGETS, needed, strict=True)
       ]
-      rows += found
-      cells.append([name, method_name, *map(_pair, found)])
+      rows += [row for row, _ in found]
+      cells.append([name, method_name, *(text for _, text in found)])
   steps = [abs(row.grid_steps or 0) for row in rows]
   header = ("model", "method", *(f"{target:.0%}" for target in layers.TARGETS))
   return described(
@@ -79,22 +78,14 @@ def _table_4(figures: Mapping[str, Figure]) -> Table:
   )
 
 
-def _cell(figure: Figure, needed_bps: float) -> TableRow:
-  published = layers.grid_index(figure.value * _GBPS)
-  return TableRow(
-    figure,
-    needed_bps / _GBPS,
-    FITTED_HERE,
-    "two constants for 75 cells",
-    layers.grid_index(needed_bps) - published,
-  )
-
-
-def _pair(row: TableRow) -> str:
-  published = f"{row.published.value:g}"
-  return (
-    published if not row.grid_steps else f"{published} / {row.predicted:.1f}"
-  )
+def _cell(figure: Figure, needed_bps: float) -> tuple[Prediction, str]:
+  """Returns the row of a published bandwidth, and what readers see of it."""
+  published, needed_gbps = figure.value, needed_bps / _GBPS
+  steps = layers.grid_index(needed_bps) - layers.grid_index(published * _GBPS)
+  basis = "two constants for 75 cells"
+  row = beside(figure, needed_gbps, Fit.HERE, basis, steps)
+  text = f"{published:g} / {needed_gbps:.1f}" if steps else f"{published:g}"
+  return row, text
 
 
 def _picture(
@@ -163,11 +154,11 @@ def _table_1(figures: Mapping[str, Figure]) -> Table:
   hides, sent = "the link hides no forward pass", "from the bits exchanged"
   rows = rows_beside(
     figures,
-    (f"{dense}, {slow}", dense_h, DERIVED, f"{exact}; {hides}"),
-    (f"{dense}, {free}", free_h, DERIVED, "compute alone"),
-    (f"{fp4}, {slow}", larger_h, FITTED_ELSEWHERE, f"{fitted}, {sent}"),
-    (f"{fp4}, {slow}", fp4_h, FITTED_ELSEWHERE, exact),
-    (f"{dense}, exchanged", dense_tbit, DERIVED, f"{exact} of 16 bit"),
-    (f"{fp4}, exchanged", fp4_tbit, DERIVED, f"{exact} of 4 bit"),
+    (f"{dense}, {slow}", dense_h, Fit.NONE, f"{exact}; {hides}"),
+    (f"{dense}, {free}", free_h, Fit.NONE, "compute alone"),
+    (f"{fp4}, {slow}", larger_h, Fit.ELSEWHERE, f"{fitted}, {sent}"),
+    (f"{fp4}, {slow}", fp4_h, Fit.ELSEWHERE, exact),
+    (f"{dense}, exchanged", dense_tbit, Fit.NONE, f"{exact} of 16 bit"),
+    (f"{fp4}, exchanged", fp4_tbit, Fit.NONE, f"{exact} of 4 bit"),
   )
   return described("streaming_diloco_table_1", rows)

@@ -17,14 +17,10 @@ from experiments.tables.dilocox_runs import (
   RTT_S,
   STEP_BASIS,
   Large,
+  predicted,
 )
 from experiments.tables.runs import equal_links
-from experiments.tables.table import (
-  FITTED_ELSEWHERE,
-  Prediction,
-  Table,
-  described,
-)
+from experiments.tables.table import Table, described
 
 BANDWIDTHS_BPS = np.logspace(7, 12, 26)
 _INTERVALS = (10, 25, 60, 125, 250, 500, 1000)
@@ -157,9 +153,7 @@ def _table(name: str, panels: Sequence[Panel]) -> Table:
       varied = f"{panel.label} {value:.4g}"
       percents = [100 * shares[index] for shares in panel.lines.values()]
       rows += [
-        Prediction(
-          f"{line}, {varied}", percent, "percent", FITTED_ELSEWHERE, STEP_BASIS
-        )
+        predicted(f"{line}, {varied}", percent, "percent")
         for line, percent in zip(panel.lines, percents, strict=True)
       ]
       cells.append((varied, *(f"{percent:.1f}%" for percent in percents)))

@@ -7,103 +7,83 @@ has the titles and notes of the tables.
 """
 
 import dataclasses
+import enum
 import functools
 import math
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from matplotlib.figure import Figure as Picture
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as Grid
 
-from dilocox_jax.metrics.lines import one_line, write_atomically, write_json
-from dilocox_jax.report.page import PAGE, save_figure
-from dilocox_jax.report.text_tables import csv_table, markdown_table
+from dilocox_jax.metrics.lines import write_atomically, write_json
+from dilocox_jax.report.page import picture, write_page
+from dilocox_jax.report.text_tables import (
+  csv_table,
+  markdown_table,
+  terminal_table,
+)
 from dilocox_jax.simulate.published import Figure
 
-DERIVED = "derived"  # Nothing was fitted.
-FITTED_HERE = "fitted on this row"  # A constant was fitted to this row.
-FITTED_ELSEWHERE = "fitted elsewhere"  # Constants were fitted to other rows.
-KINDS = (DERIVED, FITTED_HERE, FITTED_ELSEWHERE)
+
+class Fit(enum.StrEnum):
+  """On which published numbers the constants of a prediction were fitted."""
+
+  NONE = "derived"
+  HERE = "fitted on this row"
+  ELSEWHERE = "fitted elsewhere"
 
 
 @dataclasses.dataclass(frozen=True)
-class TableRow:
-  """One figure of a paper and its prediction.
+class Prediction:
+  """A predicted number, beside the figure of a paper if there is one.
 
   Attributes:
-    published: Figure of the paper. The row has the name of the figure.
-    predicted: Predicted value in the unit of the paper.
-    kind: One of `KINDS`.
+    name: Name of the number.
+    predicted: Predicted value in `unit`.
+    unit: Unit, written as in `Figure`.
+    kind: Where its constants were fitted.
     basis: A few words that say what was fitted or assumed.
+    published: Figure of the paper; None for a number that no paper states.
     grid_steps: Error in steps of the paper's grid of settings, or None if the
       paper has no grid.
   """
 
-  published: Figure
+  name: str
   predicted: float
-  kind: str
+  unit: str
+  kind: Fit
   basis: str = ""
+  published: Figure | None = None
   grid_steps: int | None = None
-
-  def __post_init__(self):
-    _check_kind(self.kind)
-
-  @property
-  def name(self) -> str:
-    """Name of the figure."""
-    return self.published.name
-
-  @property
-  def unit(self) -> str:
-    """Unit of the published and the predicted value."""
-    return self.published.unit
 
   @property
   def relative_error(self) -> float:
-    """Relative error, (predicted - published) / published."""
-    return self.predicted / self.published.value - 1
+    """Relative error, (predicted - published) / published; NaN without one."""
+    published = self.published.value if self.published else math.nan
+    return self.predicted / published - 1
 
   @property
   def error(self) -> str:
     """Text of the error: in grid steps if there is a grid, else in percent."""
     if self.grid_steps is not None:
       return f"{self.grid_steps:+d} steps" if self.grid_steps else "exact"
-    return f"{self.relative_error:+.1%}"
+    return f"{self.relative_error:+.1%}" if self.published else ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-  """A number that no paper states.
-
-  Attributes:
-    name: Name of the number.
-    predicted: Predicted value in `unit`.
-    unit: Unit, written as in `Figure`.
-    kind: One of `KINDS`.
-    basis: A few words that say what was fitted or assumed.
-  """
-
-  name: str
-  predicted: float
-  unit: str
-  kind: str
-  basis: str = ""
-  # No published figure exists, so there is no error.
-  published: ClassVar[None] = None
-  relative_error: ClassVar[None] = None
-  grid_steps: ClassVar[None] = None
-
-  def __post_init__(self):
-    _check_kind(self.kind)
-
-
-def _check_kind(kind: str) -> None:
-  if kind not in KINDS:
-    raise ValueError(f"kind={kind!r} must be one of {', '.join(KINDS)}")
+def beside(
+  figure: Figure,
+  predicted: float,
+  kind: Fit,
+  basis: str = "",
+  grid_steps: int | None = None,
+) -> Prediction:
+  """Returns a prediction of a published figure, with its name and unit."""
+  return Prediction(
+    figure.name, predicted, figure.unit, kind, basis, figure, grid_steps
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +103,7 @@ class Table:
 
   name: str
   title: str
-  rows: Sequence[TableRow | Prediction]
+  rows: Sequence[Prediction]
   paragraphs: Sequence[str]
   header: Sequence[str] = ()
   cells: Sequence[Sequence[str]] = ()
@@ -141,7 +121,7 @@ class Table:
 
 def described(
   name: str,
-  rows: Sequence[TableRow | Prediction],
+  rows: Sequence[Prediction],
   header: Sequence[str] = (),
   cells: Sequence[Sequence[str]] = (),
   pictures: Mapping[str, tuple[str, Picture]] | None = None,
@@ -176,8 +156,8 @@ def _notes() -> dict[str, list[str]]:
 
 
 def rows_beside(
-  figures: Mapping[str, Figure], *rows: tuple[str, float, str, str]
-) -> list[TableRow | Prediction]:
+  figures: Mapping[str, Figure], *rows: tuple[str, float, Fit, str]
+) -> list[Prediction]:
   """Returns rows that compare predictions with published figures.
 
   Args:
@@ -185,17 +165,16 @@ def rows_beside(
     *rows: (name of the figure, predicted value, kind, basis) of each row.
   """
   return [
-    TableRow(figures[name], predicted, kind, basis)
+    beside(figures[name], predicted, kind, basis)
     for name, predicted, kind, basis in rows
   ]
 
 
-def _cells(row: TableRow | Prediction) -> tuple[str, ...]:
+def _cells(row: Prediction) -> tuple[str, ...]:
   """Returns the texts of a row in the table for readers."""
-  predicted = _short(row.predicted)
-  if isinstance(row, Prediction):
+  predicted, figure = _short(row.predicted), row.published
+  if figure is None:
     return row.name, "", f"{predicted} {row.unit}", "", row.kind, row.basis
-  figure = row.published
   value = f"{figure.value:g} {figure.unit}"
   return (
     re.sub(r"^table \d+, ", "", figure.name),
@@ -219,10 +198,10 @@ _READING = (
 )
 
 
-def _data(row: TableRow | Prediction) -> dict[str, Any]:
+def _data(row: Prediction) -> dict[str, Any]:
   """Returns a row's values by name of the column.
 
-  A `Prediction` has None in the columns of the published figure.
+  Without a published figure its columns are None.
   """
   figure = row.published
   return {
@@ -240,10 +219,10 @@ def _data(row: TableRow | Prediction) -> dict[str, Any]:
   }
 
 
-def _number(value: float | None) -> float | None:
-  # Infinity stands for "cannot be reached". JSON has no infinity, so it is
-  # written as null.
-  return None if value is None or math.isinf(value) else float(value)
+def _number(value: float) -> float | None:
+  # Infinity stands for "cannot be reached", and NaN for "not published". JSON
+  # has neither, so both are written as null.
+  return float(value) if math.isfinite(value) else None
 
 
 def write_tables(
@@ -262,24 +241,20 @@ def write_tables(
   Raises:
     RecordError: If the disk is full or refuses to write.
   """
-  lines = ["# Speed, published and predicted", "", f"    {command}", ""]
-  lines += [_READING, ""]
+  lines = [_READING, ""]
   for table in tables:
     lines += [f"## {table.title}", "", *markdown_table(*table.shown()), ""]
     for name, (caption, figure) in table.pictures.items():
-      save_figure(figure, out_dir / "figures" / f"{name}.png")
-      lines += [f"![{caption}](figures/{name}.png)", "", f"*{caption}*", ""]
+      lines += picture(figure, out_dir, name, caption)
+      lines += [f"*{caption}*", ""]
     for paragraph in table.paragraphs:
       lines += [paragraph, ""]
     lines += [f"Every row, with its source: `{table.name}.csv`.", ""]
   data = {table.name: list(map(_data, table.rows)) for table in tables}
-  with one_line(out_dir):
-    for name, rows in data.items():
-      write_atomically(out_dir / f"{name}.csv", csv_table(rows))
-    write_json(out_dir / "tables.json", data)
-    path = out_dir / PAGE
-    write_atomically(path, "\n".join(lines).rstrip() + "\n")
-  return path
+  for name, rows in data.items():
+    write_atomically(out_dir / f"{name}.csv", csv_table(rows))
+  write_json(out_dir / "tables.json", data)
+  return write_page(out_dir, "Speed, published and predicted", lines, command)
 
 
 def print_tables(tables: Sequence[Table], console: Console) -> None:
@@ -291,9 +266,5 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
   """
   for table in tables:
     header, cells = table.shown()
-    grid = Grid(title=table.title, title_justify="left")
-    for column in header:
-      grid.add_column(column, overflow="fold")
-    for row in cells:
-      grid.add_row(*map(escape, row))
-    console.print(grid)
+    left = range(len(header))
+    console.print(terminal_table(header, cells, left, title=table.title))

@@ -14,13 +14,12 @@ from dilocox_jax.simulate.published import Figure
 from experiments import speedup_tables
 from experiments.tables import covenant_72b, open_diloco, streaming_diloco
 from experiments.tables.table import (
-  DERIVED,
-  KINDS,
+  Fit,
   Prediction,
   Table,
-  TableRow,
   _data,
   _notes,
+  beside,
   described,
   rows_beside,
   write_tables,
@@ -41,16 +40,9 @@ def run(*arguments):
 
 
 def test_an_error_is_relative_or_in_grid_steps():
-  assert TableRow(FIGURE, 10.0, DERIVED).error == "+25.0%"
-  assert TableRow(FIGURE, 10.0, DERIVED, grid_steps=-2).error == "-2 steps"
-  assert TableRow(FIGURE, 10.0, DERIVED, grid_steps=0).error == "exact"
-
-
-def test_a_row_must_say_where_its_prediction_comes_from():
-  with pytest.raises(ValueError, match="kind='guessed' must be one of"):
-    TableRow(FIGURE, 8.0, "guessed")
-  with pytest.raises(ValueError, match="kind='guessed' must be one of"):
-    Prediction("speed", 8.0, "tokens/s", "guessed")
+  assert beside(FIGURE, 10.0, Fit.NONE).error == "+25.0%"
+  assert beside(FIGURE, 10.0, Fit.NONE, grid_steps=-2).error == "-2 steps"
+  assert beside(FIGURE, 10.0, Fit.NONE, grid_steps=0).error == "exact"
 
 
 def test_every_paper_has_a_module_that_builds_tables():
@@ -77,17 +69,17 @@ def test_every_section_of_the_notes_belongs_to_a_table():
 
 def test_rows_stand_beside_the_figures_of_their_names():
   (row,) = rows_beside(
-    {"speed": FIGURE}, ("speed", 10.0, DERIVED, "free links")
+    {"speed": FIGURE}, ("speed", 10.0, Fit.NONE, "free links")
   )
-  assert row == TableRow(FIGURE, 10.0, DERIVED, "free links")
+  assert row == beside(FIGURE, 10.0, Fit.NONE, "free links")
   with pytest.raises(KeyError, match="pace"):
-    rows_beside({"speed": FIGURE}, ("pace", 10.0, DERIVED, ""))
+    rows_beside({"speed": FIGURE}, ("pace", 10.0, Fit.NONE, ""))
 
 
 def test_what_cannot_be_reached_is_no_number():
-  endless = Prediction("bandwidth", float("inf"), "Mbit/s", DERIVED)
+  endless = Prediction("bandwidth", float("inf"), "Mbit/s", Fit.NONE)
   assert _data(endless)["predicted"] is None
-  assert _data(endless).keys() == _data(TableRow(FIGURE, 1, DERIVED)).keys()
+  assert _data(endless).keys() == _data(beside(FIGURE, 1, Fit.NONE)).keys()
 
 
 def test_tables_are_made_without_jax():
@@ -105,8 +97,8 @@ def test_tables_are_made_without_jax():
 def test_every_cell_of_the_streaming_table_has_a_row():
   table, hours = streaming_diloco.build_tables(PUBLISHED)
   rows = compared(table)
-  assert len({row.published.name for row in rows}) == 75
-  assert all(row.kind in KINDS for row in (*table.rows, *hours.rows))
+  assert len({row.name for row in rows}) == 75
+  assert all(isinstance(row.kind, Fit) for row in (*table.rows, *hours.rows))
   exact = sum(row.grid_steps == 0 for row in rows)
   assert f"{exact} of 75 cells are exact" in table.paragraphs[0]
   differing = sum(" / " in cell for cells in table.cells for cell in cells)
@@ -137,7 +129,7 @@ def test_the_page_and_the_data_hold_the_same_predictions(tmp_path):
 
 def test_a_picture_is_drawn_beside_its_caption(tmp_path):
   drawn = draw("Lines", [Panel("rank", "simulated", (1, 2), {"a": [0.1, 0.2]})])
-  rows = [Prediction("speed", 8.0, "tokens/s", DERIVED)]
+  rows = [Prediction("speed", 8.0, "tokens/s", Fit.NONE)]
   table = Table("t", "T", rows, (), pictures={"lines": ("Some lines.", drawn)})
   text = write_tables([table], tmp_path, "python -m x").read_text()
   assert "![Some lines.](figures/lines.png)" in text

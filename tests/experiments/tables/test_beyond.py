@@ -57,12 +57,11 @@ def test_a_site_at_half_speed_halves_what_was_bound_by_compute():
   cluster = beyond.even("dtfm_worldwide", 10)
   slow = beyond.strained(cluster)
   assert [site.speed for site in slow.sites[:2]] == [0.5, 1.0]
-  even = LARGE.speed(LARGE.on("DiLoCoX", cluster))
-  assert even == pytest.approx(1.0)
-  strained = LARGE.speed(LARGE.on("DiLoCoX", slow))
-  assert strained == pytest.approx(0.5, rel=0.02)
-  again = LARGE.speed(LARGE.on("DiLoCoX", beyond.strained(cluster)))
-  assert strained == again
+  even_s = LARGE.on("DiLoCoX", cluster).seconds
+  assert even_s == pytest.approx(LARGE.step_s)
+  strained_s = LARGE.on("DiLoCoX", slow).seconds
+  assert strained_s == pytest.approx(2 * even_s, rel=0.02)
+  assert strained_s == LARGE.on("DiLoCoX", beyond.strained(cluster)).seconds
 
 
 def test_a_rate_is_said_in_its_unit():

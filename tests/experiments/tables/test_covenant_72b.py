@@ -15,7 +15,7 @@ GOODPUT = 1448 / 1514
 
 
 def test_utilisation_is_within_a_tenth_and_compression_within_a_hundredth():
-  errors = {row.published.name: row.relative_error for row in compared(TABLE)}
+  errors = {row.name: row.relative_error for row in compared(TABLE)}
   assert abs(errors["utilisation"]) < 0.1
   assert abs(errors["compression"]) < 0.01
 

@@ -12,7 +12,7 @@ from experiments.tables.dilocox_runs import (
   tokens_per_s,
 )
 from experiments.tables.runs import GOODPUT
-from experiments.tables.table import FITTED_ELSEWHERE, FITTED_HERE, TableRow
+from experiments.tables.table import Fit
 
 FIGURES = load_published(speedup_tables._PUBLISHED / "dilocox.json")
 TOKENS, INTERVAL = 32_768, 125
@@ -31,11 +31,11 @@ def tables():
 
 @pytest.fixture(scope="module")
 def rows(tables):
-  return [row for row in tables[0].rows if isinstance(row, TableRow)]
+  return [row for row in tables[0].rows if row.published]
 
 
 def named(rows, name):
-  return [row for row in rows if row.published.name == name]
+  return [row for row in rows if row.name == name]
 
 
 def runs(model="107B"):
@@ -45,7 +45,7 @@ def runs(model="107B"):
 def test_one_recipe_keeps_the_bounds_of_both_models(rows):
   def error(name):
     row = named(rows, name)[0]
-    assert row.kind == FITTED_ELSEWHERE
+    assert row.kind == Fit.ELSEWHERE
     return abs(row.relative_error)
 
   assert error("OPT-1.3B, AllReduce, throughput") < 0.12
@@ -60,12 +60,12 @@ def test_settings_picked_for_357_give_it_and_say_so(rows):
   assert len(picked) == 2
   for row in picked:
     assert abs(row.relative_error) < 0.05
-    assert row.kind == FITTED_HERE and "picked" in row.basis
+    assert row.kind == Fit.HERE and "picked" in row.basis
 
 
 def test_only_the_step_and_the_codec_are_fitted_on_rows_of_throughput(rows):
-  fitted = [row for row in rows if row.kind == FITTED_HERE]
-  names = {row.published.name.removesuffix(", throughput") for row in fitted}
+  fitted = [row for row in rows if row.kind == Fit.HERE]
+  names = {row.name.removesuffix(", throughput") for row in fitted}
   assert names == {
     "OPT-1.3B, DiLoCoX",
     "107B, DiLoCoX",
@@ -73,7 +73,7 @@ def test_only_the_step_and_the_codec_are_fitted_on_rows_of_throughput(rows):
     "107B, speed-up over AllReduce",
   }
   for row in fitted:
-    if "throughput" in row.published.name:
+    if "throughput" in row.name:
       assert row.predicted == pytest.approx(row.published.value, rel=1e-9)
 
 

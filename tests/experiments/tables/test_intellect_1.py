@@ -5,7 +5,7 @@ import pytest
 from dilocox_jax.simulate.published import load_published
 from experiments import speedup_tables
 from experiments.tables import intellect_1
-from experiments.tables.table import DERIVED
+from experiments.tables.table import Fit
 from tests.experiments.tables.compared import compared
 
 FIGURES = load_published(speedup_tables._PUBLISHED / "intellect_1.json")
@@ -13,13 +13,13 @@ FIGURES = load_published(speedup_tables._PUBLISHED / "intellect_1.json")
 
 
 def test_all_utilisations_are_within_a_tenth():
-  rows = [row for row in compared(TABLE) if "utilisation" in row.published.name]
+  rows = [row for row in compared(TABLE) if "utilisation" in row.name]
   assert len(rows) == 6
   assert all(abs(row.relative_error) < 0.1 for row in rows)
 
 
 def test_what_depends_on_a_fitted_rate_is_not_called_derived():
-  derived = {r.published.name for r in compared(TABLE) if r.kind == DERIVED}
+  derived = {r.name for r in compared(TABLE) if r.kind == Fit.NONE}
   assert derived == {
     "bandwidth reduction",
     "model FLOPS utilisation, lowest",

@@ -5,7 +5,7 @@ import pytest
 from experiments import speedup_tables
 from experiments.tables import sweeps
 from experiments.tables.dilocox_runs import METHOD_CONFIGS, Large
-from experiments.tables.table import FITTED_ELSEWHERE
+from experiments.tables.table import Fit
 
 
 @pytest.fixture(scope="module")
@@ -58,5 +58,5 @@ def test_round_trips_hurt_where_packets_are_lost(tables):
 def test_every_sweep_has_a_figure_and_says_what_was_fitted(tables):
   for name, table in tables.items():
     assert list(table.pictures) == [name]
-    assert {row.kind for row in table.rows} == {FITTED_ELSEWHERE}
+    assert {row.kind for row in table.rows} == {Fit.ELSEWHERE}
     assert all(len(cells) == len(table.header) for cells in table.cells)
