@@ -86,8 +86,9 @@ def main(values: flags.FlagValues) -> None:
       _pipeline(values),
     )
     if values.run:
-      timed = run.time_run(values.run, values.cluster, options)
-      run.report_recorded(timed, command_line.writable(values.workdir))
+      timed, cluster = run.time_run(values.run, values.cluster, options)
+      workdir = command_line.writable(values.workdir)
+      run.report_recorded(timed, cluster, workdir)
       return
     config = command_line.run_config(values.config)
     simulated = page.prepare(config, values.cluster, options)

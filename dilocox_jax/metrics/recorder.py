@@ -9,7 +9,7 @@ differ between two runs. TensorBoard gets the values of both.
 
 import dataclasses
 import math
-from typing import Any, SupportsFloat, SupportsInt
+from typing import Any
 
 from dilocox_jax.checks import one_of
 from dilocox_jax.metrics import lines, rows, tensorboard
@@ -52,17 +52,17 @@ class Recorder:
     self._board.scalars(row.step, _round_scalars(row))
 
   def record_evaluation(
-    self, *, flushed: bool = False, num_steps: int | None = None, **fields: Any
+    self, *, num_steps: int | None = None, **fields: Any
   ) -> None:
     """Records the validation losses of one evaluation.
 
     Args:
-      flushed: Whether all pending exchanges had been applied.
       num_steps: Inner steps that the run was asked for. Given for the closing
-        row only.
-      **fields: All other fields of `rows.Evaluation`.
+        row only, which is recorded after the flush.
+      **fields: Fields of `rows.Evaluation` without `flushed`.
     """
-    row = rows.from_json(rows.Evaluation, {**fields, "flushed": flushed})
+    fields["flushed"] = num_steps is not None
+    row = rows.from_json(rows.Evaluation, fields)
     kind: dict[str, Any] = {"kind": "evaluation"}
     if num_steps is not None:
       kind = {"kind": "final", "num_steps": int(num_steps)}
@@ -75,48 +75,19 @@ class Recorder:
     values |= {f"validation/{name}": loss for name, loss in row.sets.items()}
     self._board.scalars(row.step, values)
 
-  def record_final(self, *, num_steps: int, **fields: Any) -> None:
-    """Records the closing row, after the flush.
-
-    Args:
-      num_steps: Inner steps that the run was asked for.
-      **fields: Arguments of `record_evaluation` without `flushed`.
-    """
-    self.record_evaluation(num_steps=num_steps, flushed=True, **fields)
-
-  def record_timing(
-    self,
-    *,
-    step: SupportsInt,
-    event: str,
-    wall_s: SupportsFloat,
-    tokens_per_s: SupportsFloat | None = None,
-    simulated_s: SupportsFloat | None = None,
-  ) -> None:
+  def record_timing(self, **fields: Any) -> None:
     """Records the time of an event; events must not overlap in time.
 
     Args:
-      step: Inner steps finished when the event ended.
-      event: "round", "compile", "evaluation" or "checkpoint".
-      wall_s: Duration of the event in seconds.
-      tokens_per_s: Tokens of all replicas per second in a round; None for
-        other events.
-      simulated_s: Seconds since the start on the run's simulated clock; None
-        for a run without one.
+      **fields: Fields of `rows.Timing`. Those without a value may be None.
     """
-    one_of("event", event, rows.EVENTS)
-    row = rows.Timing(
-      int(step),
-      event,
-      float(wall_s),
-      rows.float_or_nan(tokens_per_s),
-      rows.float_or_nan(simulated_s),
-    )
-    fields = dataclasses.asdict(row)
+    row = rows.from_json(rows.Timing, fields)
+    one_of("event", row.event, rows.EVENTS)
+    values = dataclasses.asdict(row)
     # Runs without a clock have no column of NaN.
-    if simulated_s is None:
-      del fields["simulated_s"]
-    self._timing.append(fields)
+    if math.isnan(row.simulated_s):
+      del values["simulated_s"]
+    self._timing.append(values)
     if row.event == "round":
       self._board.scalars(row.step, {"time/tokens_per_s": row.tokens_per_s})
 

@@ -123,7 +123,7 @@ class Timing:
   step: int
   event: str
   wall_s: float
-  tokens_per_s: float
+  tokens_per_s: float = math.nan
   simulated_s: float = math.nan
 
 

@@ -7,9 +7,10 @@ is measured or derived.
 
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from dilocox_jax.mapping import flat
 from dilocox_jax.metrics.lines import (
   Directory,
   make_directory,
@@ -22,24 +23,33 @@ from dilocox_jax.report.text_tables import markdown_table
 
 PAGE, FIGURES = "report.md", "figures"
 SAMPLE = "sample.txt"  # Written by experiments.sample.
-_DRAWN = {
-  "loss": figures.loss_figure,
-  "drift": figures.drift_figure,
-  "sent": figures.bytes_figure,
-  "hours": figures.time_figure,
-  "ranks": figures.rank_figure,
-}
-_CAPTIONS = {
-  "loss": "Training and validation loss against the tokens of all replicas"
-  " (measured).",
-  "drift": "Pairwise cosine of the replicas' pseudo-gradients, and the norm of"
-  " their disagreement, by inner step (measured).",
-  "sent": "Bytes that one replica sent, in all and in each round (derived from"
-  " the plan).",
-  "hours": "Validation loss (measured) against the time that the run would"
-  " take on the given cluster (derived).",
-  "ranks": "Rank of the averaged updates, measured and sent, and the length of"
-  " the rounds, by inner step.",
+# What draws a figure of a run, and the figure's caption, by name of its file.
+_FIGURES: dict[str, tuple[Callable[[LoadedRun], Any], str]] = {
+  "loss": (
+    figures.loss_figure,
+    "Training and validation loss against the tokens of all replicas"
+    " (measured).",
+  ),
+  "drift": (
+    figures.drift_figure,
+    "Pairwise cosine of the replicas' pseudo-gradients, and the norm of their"
+    " disagreement, by inner step (measured).",
+  ),
+  "sent": (
+    figures.bytes_figure,
+    "Bytes that one replica sent, in all and in each round (derived from the"
+    " plan).",
+  ),
+  "hours": (
+    figures.time_figure,
+    "Validation loss (measured) against the time that the run would take on"
+    " the given cluster (derived).",
+  ),
+  "ranks": (
+    figures.rank_figure,
+    "Rank of the averaged updates, measured and sent, and the length of the"
+    " rounds, by inner step.",
+  ),
 }
 _TIMES = (
   "All times were measured on `{}`. A run that was resumed counts only the work"
@@ -93,14 +103,6 @@ def write_page(
   text = "\n".join([*start, *lines]).rstrip() + "\n"
   write_atomically(out_dir / PAGE, text)
   return out_dir / PAGE
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple]:
-  for name, value in config.items():
-    if isinstance(value, Mapping) and value:
-      yield from _flat(value, f"{prefix}{name}.")
-    else:
-      yield f"`{prefix}{name}`", f"`{value}`"
 
 
 def _summary(run: LoadedRun) -> str:
@@ -192,8 +194,8 @@ def _again(run: LoadedRun) -> list[str]:
 
 def _draw(run: LoadedRun) -> list[str]:
   lines = []
-  for name, caption in _CAPTIONS.items():
-    figure = _DRAWN[name](run)
+  for name, (draw, caption) in _FIGURES.items():
+    figure = draw(run)
     if figure is not None:
       lines += picture(figure, run.workdir, name, caption)
       lines += [f"*{caption}*", ""]
@@ -214,11 +216,12 @@ def write_report(workdir: Directory) -> pathlib.Path:
     RecordError: If a file cannot be written.
   """
   run = load_run(workdir)
+  settings = [(f"`{k}`", f"`{v}`") for k, v in flat(run.config).items()]
   sections = {
     "Results": _results(run),
     "Figures": _draw(run),
     "What it cost": _cost(run),
-    "Settings": markdown_table(("field", "value"), _flat(run.config)),
+    "Settings": markdown_table(("field", "value"), settings),
     "How to reproduce": _again(run),
   }
   sample = run.workdir / SAMPLE

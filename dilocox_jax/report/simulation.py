@@ -6,13 +6,14 @@ independent ways, by formula and with an event engine, and the page shows both.
 """
 
 import dataclasses
+import json
 import pathlib
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from dilocox_jax.metrics.lines import Directory, write_json
+from dilocox_jax.metrics.lines import Directory, write_atomically, write_json
 from dilocox_jax.report import style, units
 from dilocox_jax.report.page import picture, write_page
 from dilocox_jax.report.text_tables import markdown_table, terminal_table
@@ -54,6 +55,7 @@ class SimulatedRun:
     numbers: Costs as plain numbers, for JSON.
     notes: Sentences about the assumptions of the simulation.
     bars: Bars of the chart, from the start of the run.
+    trace: The same in the format of Chrome's tracing tool.
   """
 
   title: str
@@ -61,7 +63,8 @@ class SimulatedRun:
   links: Mapping[str, tuple[float, float, float]]
   numbers: Mapping[str, object]
   notes: Sequence[str]
-  bars: Sequence[Bar]
+  bars: Sequence[Bar] = ()
+  trace: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
 _KINDS = {
@@ -129,7 +132,7 @@ _LINK_COLUMNS = ("link", "goodput", "bytes carried", "share of time in use")
 def write_simulation(
   run: SimulatedRun, out_dir: Directory, command: str = ""
 ) -> pathlib.Path:
-  """Writes the page `report.md`, the numbers `simulation.json` and the chart.
+  """Writes `report.md`, the numbers `simulation.json`, chart and trace.
 
   Args:
     run: Results of the simulation.
@@ -155,6 +158,7 @@ def write_simulation(
     chart = picture(gantt(run), out_dir, "gantt", "Gantt")
     lines += ["", "## Start of the run", "", *chart]
     lines += ["`trace.json` can be opened in Perfetto or chrome://tracing."]
+    write_atomically(out_dir / "trace.json", json.dumps(run.trace))
   lines += ["", "## Assumptions", "", *(f"- {note}" for note in run.notes)]
   write_json(out_dir / "simulation.json", dict(run.numbers))
   return write_page(out_dir, run.title, lines, command)

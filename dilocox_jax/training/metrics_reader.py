@@ -135,10 +135,7 @@ class MetricsReader:
       "tokens": progress.tokens,
       "total_sent_bytes": progress.total_sent_bytes,
     }
-    if num_steps is None:
-      self._recorder.record_evaluation(**row)
-    else:
-      self._recorder.record_final(num_steps=num_steps, **row)
+    self._recorder.record_evaluation(num_steps=num_steps, **row)
 
   def check_flush(self, drifts: Sequence[Drift], step: int) -> None:
     """Checks that what every replica sent in the flush is finite.

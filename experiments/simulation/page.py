@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from rich.console import Console
 
 from dilocox_jax.api.simulation_setup import Options, Setup, set_up
 from dilocox_jax.config import RunConfig
-from dilocox_jax.metrics import write_atomically
 from dilocox_jax.report import simulation, units
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.lowering import fits, lower, simulate
@@ -25,17 +23,9 @@ _ROUNDS = 6
 _MOST_NODES = 300_000
 
 
-@dataclasses.dataclass(frozen=True)
-class Simulated:
-  """A page and the trace that goes with it."""
-
-  page: simulation.SimulatedRun
-  trace: dict
-
-
 def prepare(
   config: RunConfig, cluster_name: str, options: Options
-) -> Simulated:
+) -> simulation.SimulatedRun:
   """Runs both paths.
 
   Args:
@@ -55,7 +45,7 @@ def prepare(
   ops = list(setup.script.ops(plan, min(stop, plan.total_steps)))
   start = run_time(link_costs, work, ops)
   if not fits(ops, link_costs.cluster.num_replicas, _MOST_NODES):
-    return Simulated(_page(config, setup, whole, start, None, []), {})
+    return _page(config, setup, whole, start, None)
   lowered = lower(link_costs, work, ops)
   engine, timeline = simulate(lowered)
   starts, ends = timeline.start_s.tolist(), timeline.end_s.tolist()
@@ -64,8 +54,9 @@ def prepare(
     simulation.Bar(track, lane, starts[task], ends[task], tags[task])
     for track, lane, task in bars(lowered.graph, timeline)
   ]
-  page = _page(config, setup, whole, start, engine, drawn)
-  return Simulated(page, chrome_trace(lowered.graph, timeline))
+  page = _page(config, setup, whole, start, engine)
+  trace = chrome_trace(lowered.graph, timeline)
+  return dataclasses.replace(page, bars=drawn, trace=trace)
 
 
 def _page(
@@ -74,7 +65,6 @@ def _page(
   whole: Outcome,
   start: Outcome,
   engine: Outcome | None,
-  drawn: list[simulation.Bar],
 ) -> simulation.SimulatedRun:
   step_s = whole.total_s / whole.num_steps
   bubble = setup.bubble_fraction
@@ -115,7 +105,6 @@ def _page(
     links=_links(setup, whole),
     numbers=numbers,
     notes=tuple(_notes(config, setup)),
-    bars=drawn,
   )
 
 
@@ -172,15 +161,10 @@ def _notes(config: RunConfig, setup: Setup) -> Iterator[str]:
     yield "The rank and H are those of the config; what adapts is not foreseen."
 
 
-def report_simulation(simulated: Simulated, workdir: pathlib.Path) -> None:
-  """Writes page and trace, and prints the table.
-
-  Raises:
-    RecordError: The disk refused.
-  """
-  command = own_command()
-  path = simulation.write_simulation(simulated.page, workdir, command)
-  if simulated.trace:
-    write_atomically(workdir / "trace.json", json.dumps(simulated.trace))
-  simulation.print_simulation(simulated.page, Console())
+def report_simulation(
+  run: simulation.SimulatedRun, workdir: pathlib.Path
+) -> None:
+  """Writes page and trace, and prints the table."""
+  path = simulation.write_simulation(run, workdir, own_command())
+  simulation.print_simulation(run, Console())
   print(f"report: {path}")

@@ -9,37 +9,29 @@ from rich.console import Console
 from dilocox_jax import report
 from dilocox_jax.api.simulation_setup import Options, Setup, set_up
 from dilocox_jax.config import RunConfig, from_mapping
-from dilocox_jax.metrics import Timing
-from dilocox_jax.metrics.lines import write_atomically, write_json
+from dilocox_jax.metrics import Timing, write_json
 from dilocox_jax.report import figures
-from dilocox_jax.report.page import PAGE, save_figure
+from dilocox_jax.report.page import picture, write_page
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.report.text_tables import markdown_table
 from dilocox_jax.simulate.analytic import AnalyticClock
+from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.recorded import RecordedRound, recorded_ops
 from experiments.runtime.command_line import own_command
 
 
-@dataclasses.dataclass(frozen=True)
-class TimedRun:
-  """A run whose evaluations have a simulated time.
-
-  Attributes:
-    run: The run; its timings hold simulated seconds only.
-    setup: Cluster and work.
-  """
-
-  run: LoadedRun
-  setup: Setup
-
-
-def time_run(workdir: str, cluster_name: str, options: Options) -> TimedRun:
+def time_run(
+  workdir: str, cluster_name: str, options: Options
+) -> tuple[LoadedRun, Cluster]:
   """Computes the simulated time of every evaluation of a finished run.
 
   Args:
     workdir: The run directory.
     cluster_name: Name of a preset, or path of a file.
     options: What config and cluster leave open.
+
+  Returns:
+    The run, whose timings hold simulated seconds only, and the cluster.
 
   Raises:
     ValueError: One line that says what is wrong.
@@ -59,7 +51,7 @@ def time_run(workdir: str, cluster_name: str, options: Options) -> TimedRun:
   for row in run.evaluations:
     now_s = at_s[max(step for step in at_s if step <= row.step)]
     timings.append(Timing(row.step, "evaluation", 0.0, math.nan, now_s))
-  return TimedRun(dataclasses.replace(run, timings=timings), setup)
+  return dataclasses.replace(run, timings=timings), setup.link_costs.cluster
 
 
 def _times(run: LoadedRun, config: RunConfig, setup: Setup) -> dict[int, float]:
@@ -86,25 +78,25 @@ def _has_fragments(config: RunConfig) -> bool:
   return config.sync.named.schedule.num_fragments > 1
 
 
-def report_recorded(timed: TimedRun, workdir: pathlib.Path) -> None:
+def report_recorded(
+  run: LoadedRun, cluster: Cluster, workdir: pathlib.Path
+) -> None:
   """Writes loss against simulated time as page, figure and JSON.
 
-  Raises:
-    RecordError: The disk refused.
+  Args:
+    run: A run whose timings hold simulated seconds only (see `time_run`).
+    cluster: Cluster on which it was timed.
+    workdir: Directory to write into.
   """
-  run, cluster = timed.run, timed.setup.link_costs.cluster
-  at = {timing.step: timing.simulated_s for timing in run.timings}
-  times = [(row, at[row.step]) for row in run.evaluations]
+  times = [
+    (e.step, timing.simulated_s, e.outer_loss)
+    for e, timing in zip(run.evaluations, run.timings, strict=True)
+  ]
   table = markdown_table(
     ("inner step", "simulated time (s)", "loss"),
-    [(e.step, f"{at_s:.6g}", f"{e.outer_loss:.4f}") for e, at_s in times],
+    [(step, f"{at_s:.6g}", f"{loss:.4f}") for step, at_s, loss in times],
   )
-  command = own_command()
   lines = [
-    f"# {run.record['method']}, as recorded, on {cluster.name}",
-    "",
-    f"    {command}",
-    "",
     "Losses were measured; times are simulated from the run's rounds and bytes."
     " The flush at the end is not on the clock.",
     "",
@@ -112,14 +104,12 @@ def report_recorded(timed: TimedRun, workdir: pathlib.Path) -> None:
   ]
   figure = figures.time_figure(run)
   if figure is not None:
-    save_figure(figure, workdir / "figures" / "hours.png")
-    lines += ["", "![Loss against simulated time](figures/hours.png)"]
-  values = [
-    {"step": e.step, "simulated_s": at_s, "outer_loss": e.outer_loss}
-    for e, at_s in times
-  ]
+    caption = "Loss against simulated time"
+    lines += ["", *picture(figure, workdir, "hours", caption)]
+  names = ("step", "simulated_s", "outer_loss")
+  values = [dict(zip(names, each, strict=True)) for each in times]
   write_json(workdir / "recorded.json", values)
-  page = workdir / PAGE
-  write_atomically(page, "\n".join(lines) + "\n")
+  title = f"{run.record['method']}, as recorded, on {cluster.name}"
+  page = write_page(workdir, title, lines, own_command())
   Console().print(*table, sep="\n")
   print(f"report: {page}")

@@ -96,11 +96,11 @@ def test_the_example_cluster_is_simulated_with_its_noise_and_outage(tmp_path):
   made = page.prepare(
     config, "experiments/clusters/example.json", Options(step_s=0.5)
   )
-  numbers = made.page.numbers
+  numbers = made.numbers
   assert (
     float(str(numbers["total_s"])) > 21 * 0.5 / 0.8
   )  # The slow site sets the pace.
-  assert any("Outages" in note for note in made.page.notes)
+  assert any("Outages" in note for note in made.notes)
 
 
 @pytest.mark.parametrize("overlap_steps, is_said", [(3, False), (4, True)])
@@ -113,7 +113,7 @@ def test_a_delay_that_hides_nothing_more_is_named(overlap_steps, is_said):
     total_steps=12,
   )
   made = page.prepare(config, "1gbit", Options(step_s=0.5))
-  named = [note for note in made.page.notes if "only delays it" in note]
+  named = [note for note in made.notes if "only delays it" in note]
   assert bool(named) == is_said
   assert not is_said or "as few as 1 steps" in named[0]
 
@@ -148,8 +148,8 @@ def test_a_runs_own_stages_cost_their_bubble():
 def test_a_run_too_large_for_the_engine_is_left_to_the_formula(monkeypatch):
   monkeypatch.setattr(page, "_MOST_NODES", 10)
   made = page.prepare(runs.settings(), "1gbit", Options(step_s=0.5))
-  assert not made.trace and not made.page.bars
-  assert any(value == "too large" for _, value, _ in made.page.quantities)
+  assert not made.trace and not made.bars
+  assert any(value == "too large" for _, value, _ in made.quantities)
 
 
 def test_a_finished_run_is_put_on_the_clock(tmp_path):

@@ -55,7 +55,7 @@ def _train(workdir, first, last, resume_step=None):
       recorder.record_timing(
         step=step, event="round", wall_s=0.5, tokens_per_s=200
       )
-    recorder.record_final(num_steps=last, **_validation(last))
+    recorder.record_evaluation(num_steps=last, **_validation(last))
 
 
 def test_a_round_is_read_back_as_it_was_recorded(tmp_path):
@@ -80,7 +80,7 @@ def test_the_final_row_is_a_flushed_evaluation_with_the_steps_asked_for(
 ):
   with Recorder(tmp_path) as recorder:
     recorder.record_evaluation(**_validation(10))
-    recorder.record_final(num_steps=20, **_validation(20))
+    recorder.record_evaluation(num_steps=20, **_validation(20))
   first, last = read_rows(tmp_path / "metrics.jsonl")
   assert (first["kind"], first["flushed"]) == ("evaluation", False)
   assert (last["kind"], last["flushed"]) == ("final", True)

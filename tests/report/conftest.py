@@ -103,7 +103,7 @@ def write_run(
         )
         recorder.record_timing(step=step, event="evaluation", wall_s=0.75)
     if finish:
-      recorder.record_final(
+      recorder.record_evaluation(
         step=num_steps,
         tokens=num_steps * tokens_a_step,
         total_sent_bytes=total + exchange * (num_replicas > 1),

@@ -119,7 +119,7 @@ def write_run(job, config: RunConfig, loss: float) -> None:
   with metrics.Recorder(job.workdir) as recorder:
     for step in range(every, steps, every) if every else ():
       recorder.record_evaluation(**_row(step, loss + 1 / step))
-    recorder.record_final(**_row(steps, loss), num_steps=steps)
+    recorder.record_evaluation(**_row(steps, loss), num_steps=steps)
 
 
 def _row(step, loss):
