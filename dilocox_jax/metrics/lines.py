@@ -103,7 +103,8 @@ def write_json(path: Directory, value: Any) -> None:
   write_atomically(path, text + "\n")
 
 
-def _whole_lines(path: pathlib.Path) -> list[bytes]:
+def whole_lines(path: pathlib.Path) -> list[bytes]:
+  """Returns the lines of a file that end with a newline; it may be missing."""
   if not path.exists():
     return []
   with one_line(path, "read"):
@@ -134,7 +135,7 @@ def read_rows(path: Directory) -> list[dict[str, Any]]:
     RecordError: If the file cannot be read, or a line is not a JSON object.
   """
   path = pathlib.Path(path)
-  return _parse(path, _whole_lines(path))
+  return _parse(path, whole_lines(path))
 
 
 class JsonLines:
@@ -147,7 +148,7 @@ class JsonLines:
       path: File, created with the first row; its directory must exist.
     """
     self.path = pathlib.Path(path)
-    size = sum(map(len, _whole_lines(self.path)))
+    size = sum(map(len, whole_lines(self.path)))
     if self.path.exists() and self.path.stat().st_size != size:
       with one_line(self.path):
         os.truncate(self.path, size)
@@ -184,7 +185,7 @@ class JsonLines:
     Args:
       step: Inner step of the checkpoint; -1 cuts every row.
     """
-    lines = _whole_lines(self.path)
+    lines = whole_lines(self.path)
     rows = _parse(self.path, lines)
     remaining = [
       line

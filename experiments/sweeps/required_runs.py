@@ -7,6 +7,7 @@ schedule of every run ends at the last step of that run, even of a short one.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -70,11 +71,8 @@ class RequiredRuns:
         run has ended.
     """
     self.sweep, self.loss_of = sweep, loss_of
-    self._fields: dict[str, dict[str, Any]] = {}
     # Tasks ask for the same runs many times, and checking a config is slow.
     self._runs: dict[tuple, RequiredRun] = {}
-    self._times: dict[tuple[RunConfig, str], Times] = {}
-    self._steps: dict[tuple[RunConfig, str, float], int] = {}
 
   def check(self) -> None:
     """Checks that the time of every method can be computed on every clock.
@@ -87,23 +85,22 @@ class RequiredRuns:
       for clock in self.sweep.clocks.values():
         PlannedTime(config, clock)
 
+  @functools.cache  # noqa: B019 - it lives as long as the sweep.
   def fields(self, method: SweepMethod) -> dict[str, Any]:
     """Returns the config fields that a method changes, by dotted name.
 
     If the method takes tau and H from a clock (`tau_from`) or H from another
     method (`interval_of`), the fields contain the computed values.
     """
-    if method.name not in self._fields:
-      fields = dict(method.changed)
-      if method.tau_from:
-        clock = self.sweep.clocks[method.tau_from]
-        fields |= rounds_from(clock, self.sweep.config(fields))
-      if method.interval_of:
-        other = self.fields(self.sweep.method(method.interval_of))
-        schedule = self.sweep.config(other).sync.named.schedule
-        fields["sync.sync_interval"] = schedule.sync_interval
-      self._fields[method.name] = fields
-    return self._fields[method.name]
+    fields = dict(method.changed)
+    if method.tau_from:
+      clock = self.sweep.clocks[method.tau_from]
+      fields |= rounds_from(clock, self.sweep.config(fields))
+    if method.interval_of:
+      other = self.fields(self.sweep.method(method.interval_of))
+      schedule = self.sweep.config(other).sync.named.schedule
+      fields["sync.sync_interval"] = schedule.sync_interval
+    return fields
 
   def run(
     self, task: str, method: SweepMethod, changed: Mapping[str, Any]
@@ -252,11 +249,11 @@ class RequiredRuns:
 
   def times(self, run: RequiredRun, clock_name: str) -> Times:
     """Returns the simulated times of a run on a clock."""
-    config = run.config
-    if (config, clock_name) not in self._times:
-      planned = PlannedTime(config, self.sweep.clocks[clock_name])
-      self._times[config, clock_name] = planned.times()
-    return self._times[config, clock_name]
+    return self._planned(run.config, clock_name).times()
+
+  @functools.cache  # noqa: B019 - as above.
+  def _planned(self, config: RunConfig, clock_name: str) -> PlannedTime:
+    return PlannedTime(config, self.sweep.clocks[clock_name])
 
   def budget_s(self, clock_name: str) -> float:
     """Returns the time budget of every method on a clock (seconds).
@@ -269,12 +266,9 @@ class RequiredRuns:
   def steps_at(self, method: SweepMethod, clock_name: str) -> int:
     """Returns how many inner steps a method takes in the budget of a clock."""
     config = self.results(method)[0].config
+    planned = self._planned(config, clock_name)
     budget_s = self.budget_s(clock_name)
-    key = (config, clock_name, budget_s)
-    if key not in self._steps:
-      planned = PlannedTime(config, self.sweep.clocks[clock_name])
-      self._steps[key] = planned.affordable_steps(budget_s, config.total_steps)
-    return self._steps[key]
+    return planned.affordable_steps(budget_s, config.total_steps)
 
   def equal_time(
     self, method: SweepMethod, clock_name: str

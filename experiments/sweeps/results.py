@@ -10,6 +10,7 @@ began (see `run_spec.run_digest`).
 import contextlib
 import csv
 import dataclasses
+import functools
 import io
 import json
 import math
@@ -23,6 +24,7 @@ from dilocox_jax.metrics import RecordError
 from dilocox_jax.metrics.lines import (
   make_directory,
   one_line,
+  whole_lines,
   write_atomically,
   write_json,
 )
@@ -149,7 +151,6 @@ class Results:
       with one_line(read_base, "read"):
         self._fields = frozenset(json.loads(read_base.read_text()))
     self.rows = {(r.digest, r.corpus): r for r in _read(self.source, ResultRow)}
-    self._digests: dict[RunConfig, str] = {}
     self._curves: dict[RunKey, list[CurveRow]] = {}
     self._add_points(_read(read_curves, CurveRow))
 
@@ -182,11 +183,10 @@ class Results:
     if not self._base_path.exists():
       write_json(self._base_path, sorted(self._fields))
 
+  @functools.cache  # noqa: B019 - it lives as long as the sweep.
   def digest(self, config: RunConfig) -> str:
     """Returns the digest of a run (see `run_spec.run_digest`)."""
-    if config not in self._digests:
-      self._digests[config] = run_digest(config, self._fields)
-    return self._digests[config]
+    return run_digest(config, self._fields)
 
   def curve(self, key: RunKey) -> list[CurveRow]:
     """Returns a run's evaluations in order; empty if the files have none."""
@@ -266,13 +266,8 @@ def row_of(run: LoadedRun, failure: str = "", **known: Any) -> ResultRow:
   )
 
 
-def _whole_lines(path: pathlib.Path) -> list[str]:
-  """Returns the lines that end with a newline; the last may be unfinished."""
-  if not path.exists():
-    return []
-  with one_line(path, "read"):
-    lines = path.read_bytes().splitlines(keepends=True)
-  return [line.decode() for line in lines if line.endswith(b"\n")]
+def _lines(path: pathlib.Path) -> list[str]:
+  return [line.decode() for line in whole_lines(path)]
 
 
 def _append(path: pathlib.Path, rows: Sequence[RowType]) -> None:
@@ -286,14 +281,14 @@ def _append(path: pathlib.Path, rows: Sequence[RowType]) -> None:
   names = [field.name for field in dataclasses.fields(rows[0])]
   writer = csv.DictWriter(text, names, lineterminator="\n")
   writer.writeheader()
-  text.writelines(_whole_lines(path)[1:])
+  text.writelines(_lines(path)[1:])
   writer.writerows(dataclasses.asdict(row) for row in rows)
   write_atomically(path, text.getvalue())
 
 
 def _read(path: pathlib.Path, kind: type[RowType]) -> list[RowType]:
   """Returns the lines of a CSV file; none if there is no file."""
-  rows = csv.DictReader(_whole_lines(path))
+  rows = csv.DictReader(_lines(path))
   types = typing.get_type_hints(kind)
   try:
     return [

@@ -9,6 +9,7 @@ number of inner steps that a method can take in a given time.
 
 import bisect
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable
 
@@ -70,20 +71,14 @@ class PlannedTime:
     """Time of an inner step on the fastest replica (seconds)."""
     return float(min(self._setup.work.step_s))
 
-  def exchange_s(self) -> float:
-    """Returns the time to exchange all fragments once (seconds).
+  def exchange_s(self, fragments: Iterable[int]) -> float:
+    """Returns the time to exchange some fragments (seconds).
 
     A fragment is sent when the exchange of the previous fragment has ended.
+
+    Args:
+      fragments: Indices of the fragments, in order.
     """
-    fragments = range(self._setup.plan.method.schedule.num_fragments)
-    return self._exchanges_s(fragments)
-
-  def longest_exchange_s(self) -> float:
-    """Returns the time to exchange the largest fragment (seconds)."""
-    fragments = range(self._setup.plan.method.schedule.num_fragments)
-    return max(self._exchanges_s([fragment]) for fragment in fragments)
-
-  def _exchanges_s(self, fragments: Iterable[int]) -> float:
     setup = self._setup
     clock = AnalyticClock(setup.link_costs, setup.work)
     for fragment in fragments:
@@ -92,6 +87,7 @@ class PlannedTime:
       clock.walk([Launch(key, operations), Wait(key)])
     return clock.walk([]).now_s
 
+  @functools.cache  # noqa: B019 - it lives as long as the sweep.
   def times(self) -> Times:
     """Returns the times of all segments and of the run, and its utilisation."""
     setup = self._setup
@@ -103,6 +99,7 @@ class PlannedTime:
     outcome = clock.walk(setup.script.flush(setup.plan))
     return Times(at_s, outcome.now_s, outcome.utilisation)
 
+  @functools.cache  # noqa: B019 - as above.
   def affordable_steps(self, budget_s: float, most: int) -> int:
     """Returns the number of inner steps of the longest run within a budget.
 
@@ -169,11 +166,12 @@ def rounds_from(clock: SweepClock, config: RunConfig) -> dict[str, int]:
     tau = H.
   """
   planned = PlannedTime(config, clock)
-  tau = overlap_steps(planned.exchange_s(), planned.step_s)
   schedule = config.sync.named.schedule
   interval, count = schedule.sync_interval, schedule.num_fragments
+  tau = overlap_steps(planned.exchange_s(range(count)), planned.step_s)
   if count > 1 and schedule.overlap_steps == max(interval // count, 1):
-    window = overlap_steps(planned.longest_exchange_s(), planned.step_s)
+    longest_s = max(planned.exchange_s([index]) for index in range(count))
+    window = overlap_steps(longest_s, planned.step_s)
     return {"sync.sync_interval": window * count}
   if schedule.overlap_steps == interval:
     return {"sync.sync_interval": fitting_interval(tau, config.total_steps)}

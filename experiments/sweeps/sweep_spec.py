@@ -23,9 +23,9 @@ FACTORS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class SweepMethod:
-  """One method of a sweep.
+  """One method of a sweep; equal to itself only, so it can be a cache's key.
 
   Attributes:
     name: Name of the method in reports.

@@ -47,7 +47,7 @@ def test_h_divides_the_run_if_a_divisor_is_near(least, total_steps, interval):
 
 def test_behind_tau_from_the_transfer_everything_hides():
   timed = PlannedTime(config("diloco", sync_interval=30), SLOW)
-  tau = overlap_steps(timed.exchange_s(), timed.step_s)
+  tau = overlap_steps(timed.exchange_s([0]), timed.step_s)
   assert tau > 1
 
   def waits(steps):
@@ -64,8 +64,9 @@ def test_fragments_in_turn_get_rounds_that_hide_the_largest_of_them():
   shape = {"num_fragments": 2, "sync_interval": 4}
   made = config("overlap_loco", **shape)
   timed = PlannedTime(made, SLOW)
-  window = overlap_steps(timed.longest_exchange_s(), timed.step_s)
-  assert timed.longest_exchange_s() < timed.exchange_s()
+  longest_s = max(timed.exchange_s([fragment]) for fragment in (0, 1))
+  window = overlap_steps(longest_s, timed.step_s)
+  assert longest_s < timed.exchange_s([0, 1])
   assert rounds_from(SLOW, made) == {"sync.sync_interval": 2 * window}
 
 
