@@ -4,14 +4,11 @@ Each module writes one kind of file of the run directory. The names below are
 those that other packages use most.
 """
 
-from dilocox_jax.metrics.lines import JsonLines as JsonLines
 from dilocox_jax.metrics.lines import RecordError as RecordError
 from dilocox_jax.metrics.lines import read_rows as read_rows
-from dilocox_jax.metrics.lines import write_atomically as write_atomically
 from dilocox_jax.metrics.lines import write_json as write_json
 from dilocox_jax.metrics.recorder import Recorder as Recorder
 from dilocox_jax.metrics.recorder import SilentRecorder as SilentRecorder
-from dilocox_jax.metrics.rows import DriftRow as DriftRow
 from dilocox_jax.metrics.rows import Evaluation as Evaluation
 from dilocox_jax.metrics.rows import RoundRow as RoundRow
 from dilocox_jax.metrics.rows import Timing as Timing

@@ -7,6 +7,7 @@ checkpoint of that step. Rows of `timing.jsonl` depend on the machine, so they
 differ between two runs. TensorBoard gets the values of both.
 """
 
+import contextlib
 import dataclasses
 import math
 from typing import Any
@@ -17,7 +18,7 @@ from dilocox_jax.metrics import lines, rows, tensorboard
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 
 
-class Recorder:
+class Recorder(contextlib.AbstractContextManager["Recorder"]):
   """Writes the rows of one run. It is a context manager."""
 
   def __init__(self, workdir: lines.Directory, resume_step: int | None = None):
@@ -94,10 +95,6 @@ class Recorder:
   def close(self) -> None:
     """Writes queued TensorBoard events and closes the files."""
     self._board.close()
-
-  def __enter__(self) -> "Recorder":
-    """Returns the recorder."""
-    return self
 
   def __exit__(self, *exception: object) -> None:
     """Closes the recorder, also after an exception."""

@@ -31,6 +31,11 @@ from dilocox_jax.report.spread import cheapest
 
 _TIME = "simulated time"
 _WIDE = 20  # Ratio of two times from which their axis is logarithmic.
+# Values of a run that the data hold.
+_NUMBERS = (
+  *("validation_loss", "total_sent_bytes", "steps", "tokens", "wall_s"),
+  "finished",
+)
 # Fields that runs are drawn against, and captions of their panels.
 _PANELS = (
   ("simulated_s", "loss measured, time derived (simulated)"),
@@ -178,16 +183,8 @@ def _label_axis(
 
 
 def _entry(label: str, run: LoadedRun) -> dict[str, Any]:
-  entry = {
-    "label": label,
-    "method": run.record["method"],
-    "validation_loss": run.validation_loss,
-    "total_sent_bytes": run.total_sent_bytes,
-    "steps": run.steps,
-    "tokens": run.tokens,
-    "wall_s": run.wall_s,
-    "finished": run.finished,
-  }
+  entry = {"label": label, "method": run.record["method"]}
+  entry |= {name: getattr(run, name) for name in _NUMBERS}
   if run.simulated_s:
     entry["simulated_s"] = max(run.simulated_s.values())
   return entry

@@ -26,7 +26,7 @@ class Panel:
     label: Name of the quantity, with its unit.
     caption: What is held constant, and whether the numbers are derived.
     values: Values of the quantity, ascending and positive.
-    lines: Shares of 1, one per value, by label of the line.
+    lines: Compute utilisation, one per value, by label of the line.
     is_log: Whether the horizontal axis is logarithmic.
   """
 
@@ -36,27 +36,15 @@ class Panel:
   lines: Mapping[str, Sequence[float]]
   is_log: bool = True
 
-  def __post_init__(self):
-    for name, shares in self.lines.items():
-      if len(shares) != len(self.values):
-        raise ValueError(
-          f"line {name!r} has {len(shares)} shares for {len(self.values)}"
-          " values"
-        )
-
 
 def draw(
-  title: str,
-  panels: Sequence[Panel],
-  vertical: str = "compute utilisation",
-  front: Sequence[str] = (),
+  title: str, panels: Sequence[Panel], front: Sequence[str] = ()
 ) -> Figure:
   """Draws panels side by side, each with a legend of its own.
 
   Args:
     title: What the figure shows.
     panels: The panels, from left to right.
-    vertical: Name of the quantity whose shares are drawn.
     front: Lines to draw in front, after the first one, if a panel has more
       than six.
   """
@@ -70,7 +58,7 @@ def draw(
     place = {"loc": "upper left", "bbox_to_anchor": (0, -0.16)}
     columns = 3 if len(panels) == 1 else 2
     ax.legend(ncols=columns, frameon=False, fontsize=8, **place)
-  axes[0].set_ylabel(vertical)
+  axes[0].set_ylabel("compute utilisation")
   return figure
 
 

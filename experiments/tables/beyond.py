@@ -18,7 +18,6 @@ from experiments.tables.dilocox_runs import (
   RTT_S,
   Large,
   predicted,
-  tokens_per_s,
 )
 from experiments.tables.runs import equal_links, least
 from experiments.tables.table import Prediction, Table, described
@@ -73,7 +72,7 @@ def _on_links(large: Large, links: str) -> Table:
   def cell(method: str, count: int) -> tuple[list[Prediction], str]:
     cluster, rows = even(links, count), []
     for state, sites in ("even", cluster), ("strained", strained(cluster)):
-      speed = tokens_per_s(large.on(method, sites))
+      speed = large.tokens_per_s(large.on(method, sites))
       name = f"{method}, {count} clusters, {state}"
       rows.append(predicted(name, speed, "tokens/s"))
     return rows, " / ".join(_short(row.predicted) for row in rows)
@@ -83,7 +82,7 @@ def _on_links(large: Large, links: str) -> Table:
     *_by_method(cell),
     notes="beyond_1gbit" if links == "1gbit" else "beyond_dtfm",
     links=LINKS[links],
-    full=tokens_per_s(large.at("DiLoCoX", 2, 1e15)),
+    full=large.tokens_per_s(large.at("DiLoCoX", 2, 1e15)),
     step_s=large.step_s,
     interval=large.interval,
     rank=large.rank,

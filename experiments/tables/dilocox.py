@@ -8,6 +8,7 @@ show which of the paper's numbers follow from that and which do not.
 import pathlib
 from collections.abc import Mapping, Sequence
 
+from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.simulate.published import Figure, load_published
 from experiments.tables.dilocox_runs import (
@@ -16,7 +17,6 @@ from experiments.tables.dilocox_runs import (
   SEQUENCE_LENGTH,
   PaperRuns,
   Setting,
-  tokens_per_s,
 )
 from experiments.tables.runs import GOODPUT
 from experiments.tables.table import Fit, Prediction, Table, beside, described
@@ -45,7 +45,7 @@ def build_tables(folder: pathlib.Path) -> list[Table]:
   """
   figures = load_published(folder / "dilocox.json")
   runs = [PaperRuns(figures, model) for model in MODELS]
-  return [_throughput(figures, runs), _sensitivity(figures, runs)]
+  return [_throughput(figures, runs), _sensitivity(figures)]
 
 
 def _throughput(
@@ -60,13 +60,13 @@ def _throughput(
     "dilocox_throughput",
     [row for paper in runs for row in _of_model(figures, paper)],
     exchange_s=large.dilocox().exchange_s,
-    compute_s=large.interval * large.step_s(),
+    compute_s=large.interval * large.step_s,
     dense_s=large.dilocox(is_compressed=False).exchange_s,
     small_share=small.implied_utilisation(),
     large_share=large.implied_utilisation(),
     codec_s=codec_s,
-    exposed=tokens_per_s(large.dilocox(codec_s=codec_s)),
-    half=tokens_per_s(half),
+    exposed=large.tokens_per_s(large.dilocox(codec_s=codec_s)),
+    half=large.tokens_per_s(half),
     small_ratio=small.cocktail_ratio(),
     large_ratio=large.cocktail_ratio(),
   )
@@ -75,7 +75,7 @@ def _throughput(
 def _of_model(
   figures: Mapping[str, Figure], paper: PaperRuns
 ) -> list[Prediction]:
-  step = f"step of {paper.step_s():.3f} s"
+  step = f"step of {paper.step_s:.3f} s"
   recipe = f"{RECIPE}; {step}, fitted on the row of DiLoCoX"
   bytes_alone = paper.dilocox(is_hidden=False)
   dense = paper.dilocox(is_compressed=False)
@@ -84,7 +84,7 @@ def _of_model(
   if f"{paper.model}, {without}, throughput" in figures:
     codec_s = paper.codec_s()
     exposed = paper.dilocox(is_hidden=False, codec_s=codec_s)
-    alone = f"bytes alone: {tokens_per_s(bytes_alone):.0f}"
+    alone = f"bytes alone: {paper.tokens_per_s(bytes_alone):.0f}"
     how, reason = Fit.HERE, f"{codec_s:.0f} s of codec a round; {alone}"
   rows = []
   for method, pace, kind, basis in (
@@ -95,7 +95,8 @@ def _of_model(
     (without, exposed, how, reason),
     ("DiLoCoX without compression", dense, Fit.ELSEWHERE, _DENSE),
   ):
-    speed, name = tokens_per_s(pace), f"{paper.model}, {method}, throughput"
+    speed = paper.tokens_per_s(pace)
+    name = f"{paper.model}, {method}, throughput"
     if name in figures:
       rows.append(beside(figures[name], speed, kind, basis))
     else:
@@ -105,7 +106,8 @@ def _of_model(
   rows.append(beside(ratio, paper.speed_up(), Fit.ELSEWHERE, str(RECIPE)))
   for setting in PICKED if paper.model == "107B" else ():
     basis = f"{setting}: a setting picked for this ratio"
-    rows.append(beside(ratio, paper.speed_up(setting), Fit.HERE, basis))
+    speed_up = PaperRuns(figures, paper.model, setting).speed_up()
+    rows.append(beside(ratio, speed_up, Fit.HERE, basis))
   return rows
 
 
@@ -128,26 +130,25 @@ _HEADER = (
 )
 
 
-def _sensitivity(
-  figures: Mapping[str, Figure], runs: Sequence[PaperRuns]
-) -> Table:
-  rows, cells, large = [], [], runs[-1]
+def _sensitivity(figures: Mapping[str, Figure]) -> Table:
+  rows, cells = [], []
   for setting in SCANNED:
+    small, large = (PaperRuns(figures, model, setting) for model in MODELS)
     basis = f"{setting}, {setting.efficiency:.3f} of the rate is payload"
     values = {}
-    for paper in runs:
-      speed = tokens_per_s(paper.allreduce(setting), setting)
+    for paper in (small, large):
+      speed = paper.tokens_per_s(paper.allreduce())
       values[f"{paper.model}, AllReduce, throughput"] = speed
       ratio = f"{paper.model}, speed-up over AllReduce"
-      values[ratio] = paper.speed_up(setting)
-    dense = large.dilocox(setting, is_compressed=False)
+      values[ratio] = paper.speed_up()
+    dense = large.dilocox(is_compressed=False)
     name = "107B, DiLoCoX without compression, throughput"
-    values[name] = tokens_per_s(dense, setting)
+    values[name] = large.tokens_per_s(dense)
     compared = [
       beside(figures[name], value, Fit.ELSEWHERE, basis)
       for name, value in values.items()
     ]
-    sync_s = large.dilocox(setting).exchange_s
+    sync_s = large.dilocox().exchange_s
     exchange = "107B, DiLoCoX, exchange"
     rows += [*compared, Prediction(exchange, sync_s, "s", Fit.NONE, basis)]
     cells.append(
@@ -159,6 +160,6 @@ def _sensitivity(
         f"{sync_s:.0f} s",
       )
     )
-  billions = parameter_count(large.shape) / 1e9
+  billions = parameter_count(MODEL_PRESETS[MODELS["107B"]]) / 1e9
   name = "dilocox_sensitivity"
   return described(name, rows, _HEADER, cells, billions=billions)

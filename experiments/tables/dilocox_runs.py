@@ -73,20 +73,32 @@ RECIPE = Setting()
 
 
 class PaperRuns:
-  """The paper's runs of one model."""
+  """The paper's runs of one model.
 
-  def __init__(self, figures: Mapping[str, Figure], model: str):
+  Attributes:
+    model: One of `MODELS`.
+    setting: What the paper leaves open.
+    interval: H (inner steps).
+    rank: Rank of DiLoCoX.
+    bps: Line rate between clusters (bit/s).
+    step_s: Seconds of a step, fitted: DiLoCoX is bound by compute.
+  """
+
+  def __init__(
+    self, figures: Mapping[str, Figure], model: str, setting: Setting = RECIPE
+  ):
     """Fits the step to the published throughput of DiLoCoX.
 
     Args:
       figures: Figures of the paper.
       model: One of `MODELS`.
+      setting: What the paper leaves open.
     """
-    self.model, self._figures = model, figures
+    self.model, self.setting, self._figures = model, setting, figures
     self.interval = int(figures["sync interval"].value)
     self.rank = int(figures[f"{model}, rank"].value)
     self.bps = figures["bandwidth between clusters"].value * 1e9
-    self._tokens_per_s = self.published("DiLoCoX").value
+    self.step_s = setting.tokens / self.published("DiLoCoX").value
 
   def published(self, method: str) -> Figure:
     """Returns the published throughput of a method (tokens/s)."""
@@ -97,38 +109,27 @@ class PaperRuns:
     """Shape of the model."""
     return MODEL_PRESETS[MODELS[self.model]]
 
-  def step_s(self, setting: Setting = RECIPE) -> float:
-    """Returns the fitted seconds of a step: DiLoCoX is bound by compute."""
-    return setting.tokens / self._tokens_per_s
-
-  def pace(
-    self,
-    config: str,
-    setting: Setting = RECIPE,
-    codec_s: float = 0.0,
-    **changes,
-  ) -> Pace:
+  def pace(self, config: str, codec_s: float = 0.0, **changes) -> Pace:
     """Returns the pace of a method's config with fields changed."""
+    count, efficiency = self.setting.num_clusters, self.setting.efficiency
     changes["model"] = {"preset": MODELS[self.model]}
-    changes["mesh"] = {"num_replicas": setting.num_clusters}
-    cluster = equal_links(
-      setting.num_clusters,
-      self.bps,
-      rtt_s=0.0,
-      efficiency=setting.efficiency,
-    )
+    changes["mesh"] = {"num_replicas": count}
+    cluster = equal_links(count, self.bps, rtt_s=0.0, efficiency=efficiency)
     rounds = Rounds.of(config_of(config, **changes))
-    return rounds.on(cluster, self.step_s(setting), codec_s)
+    return rounds.on(cluster, self.step_s, codec_s)
+
+  def tokens_per_s(self, pace: Pace) -> float:
+    """Returns the throughput of all clusters together (tokens/s)."""
+    return self.setting.tokens / pace.seconds
 
   @functools.cache  # noqa: B019 - it lives as long as the tables.
-  def allreduce(self, setting: Setting = RECIPE) -> Pace:
+  def allreduce(self) -> Pace:
     """Returns the pace of AllReduce: gradients at every step."""
-    return self.pace("allreduce", setting, codec={"name": setting.dense})
+    return self.pace("allreduce", codec={"name": self.setting.dense})
 
   @functools.cache  # noqa: B019 - as above.
   def dilocox(
     self,
-    setting: Setting = RECIPE,
     is_hidden: bool = True,
     is_compressed: bool = True,
     codec_s: float = 0.0,
@@ -139,44 +140,39 @@ class PaperRuns:
       sync |= {"method": "diloco", "rule": None}
     changes: dict[str, dict] = {"codec": {"rank": self.rank}}
     if not is_compressed:
-      changes["codec"] = {"name": setting.dense, **DENSE}
+      changes["codec"] = {"name": self.setting.dense, **DENSE}
       changes["exchange"] = {"error_feedback": False}
-    return self.pace("dilocox", setting, codec_s, sync=sync, **changes)
+    return self.pace("dilocox", codec_s, sync=sync, **changes)
 
-  def open_diloco(self, setting: Setting = RECIPE) -> Pace:
+  def open_diloco(self) -> Pace:
     """Returns the pace of OpenDiLoCo: fp16, no overlap, the same H."""
-    sync = {"sync_interval": self.interval}
-    return self.pace("open_diloco", setting, sync=sync)
+    return self.pace("open_diloco", sync={"sync_interval": self.interval})
 
-  def cocktail_sgd(self, setting: Setting = RECIPE) -> Pace:
+  def cocktail_sgd(self) -> Pace:
     """Returns the pace of CocktailSGD: 117 times fewer bytes, every step."""
-    return self.pace("cocktail_sgd", setting, codec={"mask_fraction": 0.15})
+    return self.pace("cocktail_sgd", codec={"mask_fraction": 0.15})
 
-  def speed_up(self, setting: Setting = RECIPE) -> float:
+  def speed_up(self) -> float:
     """Returns the speed-up of DiLoCoX over AllReduce."""
-    return self.allreduce(setting).seconds / self.dilocox(setting).seconds
+    return self.allreduce().seconds / self.dilocox().seconds
 
   def codec_s(self) -> float:
     """Returns the seconds of a round without overlap that bytes leave open."""
-    round_s = self.interval * RECIPE.tokens
+    round_s = self.interval * self.setting.tokens
     round_s /= self.published("DiLoCoX without overlap").value
     return round_s - self.interval * self.dilocox(is_hidden=False).seconds
 
   def cocktail_ratio(self) -> float:
     """Returns how many times fewer bytes CocktailSGD's row needs."""
-    step_s = RECIPE.tokens / self.published("CocktailSGD").value
-    return self.allreduce().exchange_s / (step_s - self.step_s())
+    step_s = self.setting.tokens / self.published("CocktailSGD").value
+    return self.allreduce().exchange_s / (step_s - self.step_s)
 
   def implied_utilisation(self) -> float:
     """Returns the share of the devices' peak behind the throughput."""
     devices = self._figures[f"{self.model}, GPUs"].value
     flops = flops_per_token(self.shape, SEQUENCE_LENGTH)
-    return self._tokens_per_s * flops / (devices * A800_FLOPS)
-
-
-def tokens_per_s(pace: Pace, setting: Setting = RECIPE) -> float:
-  """Returns the throughput of all clusters together (tokens/s)."""
-  return setting.tokens / pace.seconds
+    speed = self.published("DiLoCoX").value
+    return speed * flops / (devices * A800_FLOPS)
 
 
 def predicted(name: str, value: float, unit: str) -> Prediction:
@@ -198,7 +194,7 @@ class Large:
     """
     paper = PaperRuns(load_published(folder / "dilocox.json"), "107B")
     self.interval, self.rank = paper.interval, paper.rank
-    self.step_s = paper.step_s()
+    self.step_s, self.tokens_per_s = paper.step_s, paper.tokens_per_s
 
   @functools.cache  # noqa: B019 - it lives as long as the tables.
   def rounds(self, method: str, num_replicas: int) -> Rounds:

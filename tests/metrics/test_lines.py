@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_jax.metrics import (
+from dilocox_jax.metrics.lines import (
   JsonLines,
   RecordError,
   read_rows,

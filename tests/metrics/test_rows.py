@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from dilocox_jax.metrics import (
+from dilocox_jax.metrics.rows import (
   DriftRow,
   Evaluation,
   RoundRow,

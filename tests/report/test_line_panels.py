@@ -45,6 +45,7 @@ def test_many_values_keep_the_ticks_of_their_scale():
   assert len(ax.get_xticks()) < 20
 
 
-def test_a_line_that_is_too_short_is_named():
-  with pytest.raises(ValueError, match="line 'slow' has 1 shares for 2 values"):
-    Panel("rank", "simulated", (64, 128), {"slow": [0.5]})
+def test_a_line_that_is_too_short_is_refused():
+  panel = Panel("rank", "simulated", (64, 128), {"slow": [0.5]})
+  with pytest.raises(ValueError, match="must have same first dimension"):
+    draw("Short", [panel])

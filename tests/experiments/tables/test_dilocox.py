@@ -9,7 +9,6 @@ from experiments.tables.dilocox_runs import (
   RECIPE,
   PaperRuns,
   Setting,
-  tokens_per_s,
 )
 from experiments.tables.runs import GOODPUT
 from experiments.tables.table import Fit
@@ -38,8 +37,8 @@ def named(rows, name):
   return [row for row in rows if row.name == name]
 
 
-def runs(model="107B"):
-  return PaperRuns(FIGURES, model)
+def runs(model="107B", setting=RECIPE):
+  return PaperRuns(FIGURES, model, setting)
 
 
 def test_one_recipe_keeps_the_bounds_of_both_models(rows):
@@ -81,13 +80,13 @@ def test_an_allreduce_step_is_compute_and_all_bytes_in_turn():
   one = runs()
   step_s = TOKENS / 3728
   sent_s = 8 * 4 * NUM_PARAMETERS / 1e9  # Two clusters: 2 (D - 1) / D = 1.
-  speed = tokens_per_s(one.allreduce())
+  speed = one.tokens_per_s(one.allreduce())
   assert speed == pytest.approx(TOKENS / (step_s + sent_s), rel=1e-9)
   assert one.speed_up() == pytest.approx((step_s + sent_s) / step_s, rel=1e-9)
 
 
 def test_half_the_bytes_among_ten_clusters_cost_nine_tenths():
-  pace = runs().allreduce(Setting(num_clusters=10, value_bytes=2))
+  pace = runs(setting=dilocox.PICKED[0]).allreduce()
   sent_s = 8 * 2 * NUM_PARAMETERS * 2 * 9 / 10 / 1e9
   assert pace.exchange_s == pytest.approx(sent_s, rel=1e-6)
 
@@ -126,13 +125,14 @@ def test_the_exchange_of_dilocox_is_hidden_in_every_setting():
     published = FIGURES[f"{model}, DiLoCoX, throughput"].value
     for num_clusters in (2, 3, 10, 20):
       setting = Setting(num_clusters=num_clusters, efficiency=GOODPUT)
-      speed = tokens_per_s(runs(model).dilocox(setting), setting)
+      one = runs(model, setting)
+      speed = one.tokens_per_s(one.dilocox())
       assert speed == pytest.approx(published, rel=1e-9)
 
 
 def test_headers_off_the_rate_leave_the_bound_of_the_large_model(tables):
-  one = runs()
-  speed = tokens_per_s(one.allreduce(Setting(efficiency=GOODPUT)))
+  one = runs(setting=Setting(efficiency=GOODPUT))
+  speed = one.tokens_per_s(one.allreduce())
   assert speed / one.published("AllReduce").value - 1 < -0.12
   assert "13 % too slow" in " ".join(tables[1].paragraphs)
 
