@@ -141,17 +141,28 @@ def read_rows(path: Directory) -> list[dict[str, Any]]:
 class JsonLines:
   """A file of rows to which rows are appended, one JSON object per line."""
 
-  def __init__(self, path: Directory):
-    """Cuts a torn last line, so that the next row begins a line.
+  def __init__(self, path: Directory, last_step: int = -1):
+    """Cuts a torn last line, and the rows that a restored run writes again.
+
+    Example: rows of the steps 30, 60 and 90 and a checkpoint of step 60. The
+    row of step 90 is cut, and the restored run writes it again.
+
+    The closing row is always cut. It is written after the flush, and no
+    checkpoint holds the flush. So a run that ends again writes it again.
 
     Args:
       path: File, created with the first row; its directory must exist.
+      last_step: Inner step of the checkpoint; -1 cuts every row.
     """
     self.path = pathlib.Path(path)
-    size = sum(map(len, whole_lines(self.path)))
-    if self.path.exists() and self.path.stat().st_size != size:
-      with one_line(self.path):
-        os.truncate(self.path, size)
+    lines = whole_lines(self.path)
+    remaining = b"".join(
+      line
+      for line, row in zip(lines, _parse(self.path, lines), strict=True)
+      if row["step"] <= last_step and row.get("kind") != "final"
+    )
+    if self.path.exists() and self.path.stat().st_size != len(remaining):
+      write_atomically(self.path, remaining)
 
   def append(self, row: Mapping[str, Any]) -> None:
     """Writes one row with one system call.
@@ -172,25 +183,3 @@ class JsonLines:
       if file.write(line) != len(line):
         file.truncate(size)
         raise OSError("the disk took only part of a row")
-
-  def truncate_after(self, step: int) -> None:
-    """Cuts the rows of steps that a restored run will run again.
-
-    Example: rows of the steps 30, 60 and 90 and a checkpoint of step 60. The
-    row of step 90 is cut, and the restored run writes it again.
-
-    The closing row is always cut. It is written after the flush, and no
-    checkpoint holds the flush. So a run that ends again writes it again.
-
-    Args:
-      step: Inner step of the checkpoint; -1 cuts every row.
-    """
-    lines = whole_lines(self.path)
-    rows = _parse(self.path, lines)
-    remaining = [
-      line
-      for line, row in zip(lines, rows, strict=True)
-      if row["step"] <= step and row.get("kind") != "final"
-    ]
-    if len(remaining) != len(lines):
-      write_atomically(self.path, b"".join(remaining))

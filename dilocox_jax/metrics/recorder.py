@@ -32,10 +32,8 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     """
     workdir = lines.make_directory(workdir)
     last_step = -1 if resume_step is None else resume_step
-    self._metrics = lines.JsonLines(workdir / METRICS)
-    self._timing = lines.JsonLines(workdir / TIMING)
-    self._metrics.truncate_after(last_step)
-    self._timing.truncate_after(last_step)
+    self._metrics = lines.JsonLines(workdir / METRICS, last_step)
+    self._timing = lines.JsonLines(workdir / TIMING, last_step)
     self._board = tensorboard.TensorBoardWriter(
       workdir / "tensorboard", last_step + 1
     )

@@ -11,5 +11,4 @@ from dilocox_jax.report.compare import compare as compare
 from dilocox_jax.report.compare import print_table as print_table
 from dilocox_jax.report.page import SAMPLE as SAMPLE
 from dilocox_jax.report.page import write_report as write_report
-from dilocox_jax.report.run import LoadedRun as LoadedRun
 from dilocox_jax.report.run import load_run as load_run

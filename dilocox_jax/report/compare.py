@@ -62,7 +62,12 @@ def _require_one_text(runs: Sequence[LoadedRun]) -> None:
 
 
 def _labelled(runs: Sequence[LoadedRun]) -> dict[str, LoadedRun]:
-  """Returns runs by label: the method, and the directory if methods repeat."""
+  """Returns runs by label: the method, and the directory if methods repeat.
+
+  Raises:
+    ValueError: If the runs were not evaluated on one text.
+  """
+  _require_one_text(runs)
   methods = [run.record["method"] for run in runs]
   labels = {}
   for method, run in zip(methods, runs, strict=True):
@@ -258,7 +263,6 @@ def compare(
   if not workdirs:
     raise ValueError("nothing to compare: give at least one run directory")
   loaded = [load_run(workdir) for workdir in workdirs]
-  _require_one_text(loaded)
   runs = _labelled(loaded)
   out_dir = make_directory(out_dir)
   entries = [_entry(label, run) for label, run in runs.items()]
@@ -281,7 +285,6 @@ def print_table(runs: Sequence[LoadedRun], console: Console) -> None:
   Raises:
     ValueError: If the runs were not evaluated on one text.
   """
-  _require_one_text(runs)
   labelled = _labelled(runs)
   rows = _table(labelled)
   for row in rows:

@@ -61,7 +61,9 @@ class Gathered:
       corpus=", ".join(corpora) or "none yet",
       budget=f"{_budget(sweep)} {_machines(rows)} {effort}, added up.".strip(),
       seeds=len(sweep.seeds),
-      clocks={k: _clock_text(sweep, spec) for k, spec in sweep.clocks.items()},
+      clocks={
+        k: _clock_text(sweep, spec) for k, spec in sweep.clusters.items()
+      },
       target_loss=sweep.target_loss,
       entries=[self._entry(method) for method in ready],
       equal_time=self._equal_time(ready),
@@ -85,7 +87,7 @@ class Gathered:
     runs, tuned = self._required.results(method), self._required.tuned(method)
     sync = runs[0].config.sync
     times = {
-      name: self._required.times(runs[0], name) for name in self._sweep.clocks
+      name: self._required.times(runs[0], name) for name in self._sweep.clusters
     }
     rows = [(run, self._runs.row(run)) for run in runs]
     return report.MethodResult(
@@ -122,15 +124,13 @@ class Gathered:
         for name, time in times.items()
       }
       points.append(
-        report.Point(
-          point.step, point.tokens, point.sent_bytes, point.loss, seconds
-        )
+        report.Point(point.tokens, point.sent_bytes, point.loss, seconds)
       )
     return report.Trace(run.seed, row.final_loss, row.total_sent_bytes, points)
 
   def _equal_time(self, ready: list[SweepMethod]) -> list[report.EqualTime]:
     contests = []
-    for clock, contest in self._sweep.contests.items():
+    for clock, contest in self._sweep.equal_time.items():
       if all(method.name != contest.reference for method in ready):
         continue  # Without its reference nobody knows the time.
       entered = [m for m in ready if m.name in contest.methods]

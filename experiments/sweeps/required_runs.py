@@ -82,7 +82,7 @@ class RequiredRuns:
     """
     for method in self.sweep.methods:
       config = self.tune_inner(method)[0].config
-      for clock in self.sweep.clocks.values():
+      for clock in self.sweep.clusters.values():
         PlannedTime(config, clock)
 
   @functools.cache  # noqa: B019 - it lives as long as the sweep.
@@ -94,7 +94,7 @@ class RequiredRuns:
     """
     fields = dict(method.changed)
     if method.tau_from:
-      clock = self.sweep.clocks[method.tau_from]
+      clock = self.sweep.clusters[method.tau_from]
       fields |= rounds_from(clock, self.sweep.config(fields))
     if method.interval_of:
       other = self.fields(self.sweep.method(method.interval_of))
@@ -178,27 +178,22 @@ class RequiredRuns:
       NotTunedError: If a run has not ended, or all runs diverged.
     """
     name = runs[0].name
-    if missing := sum(self.loss_of(run) is None for run in runs):
+    losses = [self.loss_of(run) for run in runs]
+    if missing := losses.count(None):
       raise NotTunedError(
         f"{missing} of {len(runs)} tuning runs of {name!r} are missing: run"
         f" --task=tune_inner, then --task=tune_outer, and include {name!r} in"
         " --methods"
       )
-    best = min(runs, key=self._comparable_loss)
-    if math.isinf(self._comparable_loss(best)):
+    finite = [
+      loss for loss in losses if loss is not None and math.isfinite(loss)
+    ]
+    if not finite:
       raise NotTunedError(
         f"every tuning run of {name!r} diverged: add lower rates to"
         " tuning.inner_learning_rates"
       )
-    return best
-
-  def _comparable_loss(self, run: RequiredRun) -> float:
-    """Returns the final loss of a run, or infinity if the run diverged.
-
-    Infinity keeps a diverged run from being chosen as the best one.
-    """
-    loss = self.loss_of(run)
-    return loss if loss is not None and math.isfinite(loss) else math.inf
+    return runs[losses.index(min(finite))]
 
   def tuning_rounds(self, method: SweepMethod) -> int:
     """Returns how many whole rounds a tuning run of a method has."""
@@ -253,14 +248,14 @@ class RequiredRuns:
 
   @functools.cache  # noqa: B019 - as above.
   def _planned(self, config: RunConfig, clock_name: str) -> PlannedTime:
-    return PlannedTime(config, self.sweep.clocks[clock_name])
+    return PlannedTime(config, self.sweep.clusters[clock_name])
 
   def budget_s(self, clock_name: str) -> float:
     """Returns the time budget of every method on a clock (seconds).
 
     The budget is the time that the clock's reference method takes for its run.
     """
-    reference = self.sweep.method(self.sweep.contests[clock_name].reference)
+    reference = self.sweep.method(self.sweep.equal_time[clock_name].reference)
     return self.times(self.results(reference)[0], clock_name).end_s
 
   def steps_at(self, method: SweepMethod, clock_name: str) -> int:
@@ -304,7 +299,7 @@ class RequiredRuns:
       return self.results(method)
     return [
       run
-      for clock, contest in self.sweep.contests.items()
+      for clock, contest in self.sweep.equal_time.items()
       if method.name in contest.methods
       for run in self.equal_time(method, clock)
     ]

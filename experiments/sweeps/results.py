@@ -143,8 +143,7 @@ class Results:
     self.path = path
     use_start = start and start.exists() and not path.exists()
     self.source = start if start and use_start else path
-    _, self.curves_path, base_path = _files(self.path)
-    self._base_path = base_path
+    _, self.curves_path, self._base_path = _files(self.path)
     _, read_curves, read_base = _files(self.source)
     self._fields = frozenset(base)
     if read_base.exists():

@@ -6,7 +6,7 @@ seed of the results may be the seed of tuning.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dilocox_jax.checks import in_front, known, require
@@ -55,7 +55,7 @@ class Tuning:
 
   seed: int
   total_steps: int
-  inner_learning_rates: tuple[float, ...]
+  inner_learning_rates: Sequence[float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Contest:
   """
 
   reference: str
-  methods: tuple[str, ...]
+  methods: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,9 +116,9 @@ class Sweep:
     methods: The methods in the order of tables.
     tuning: How every method is tuned.
     seeds: Seeds of the results.
-    clocks: Clocks by name, in the order of tables.
+    clusters: Clocks by name, in the order of tables.
     target_loss: Loss of which reports say when it is reached (nats a token).
-    contests: Contests at equal time, by the name of their clock.
+    equal_time: Contests at equal time, by the name of their clock.
     claims: Orderings to look for.
     gaps: Most that a method may be above AllReduce, by its name (share of
       AllReduce's loss).
@@ -129,9 +129,9 @@ class Sweep:
   methods: tuple[SweepMethod, ...]
   tuning: Tuning
   seeds: tuple[int, ...]
-  clocks: Mapping[str, SweepClock]
+  clusters: Mapping[str, SweepClock]
   target_loss: float
-  contests: Mapping[str, Contest]
+  equal_time: Mapping[str, Contest]
   claims: tuple[Claim, ...]
   gaps: Mapping[str, float]
   notes: tuple[str, ...]
@@ -180,7 +180,7 @@ class Sweep:
     names = [method.name for method in self.methods]
     if not names or len(set(names)) != len(names):
       raise ValueError(f"methods must be some, each named once: {names}")
-    contests = self.contests.values()
+    contests = self.equal_time.values()
     for name in (
       *self.gaps,
       *(m.interval_of for m in self.methods if m.interval_of),
@@ -189,8 +189,8 @@ class Sweep:
     ):
       known("method", name, names)
     clocks = [method.tau_from for method in self.methods if method.tau_from]
-    for name in (*clocks, *self.contests):
-      known("clock", name, list(self.clocks))
+    for name in (*clocks, *self.equal_time):
+      known("clock", name, list(self.clusters))
     for claim in self.claims:
       self._check_claim(claim)
     for method in self.methods:
@@ -203,9 +203,9 @@ class Sweep:
   def _check_claim(self, claim: Claim) -> None:
     if claim.at == TOKENS:
       return
-    known("clock of equal_time", claim.at, list(self.contests))
+    known("clock of equal_time", claim.at, list(self.equal_time))
     for name in (claim.better, *claim.than):
-      if name not in self.contests[claim.at].methods:
+      if name not in self.equal_time[claim.at].methods:
         raise ValueError(
           f"equal_time on {claim.at!r} lacks {name!r}, of which a claim speaks:"
           " add it to its methods"
@@ -214,7 +214,8 @@ class Sweep:
 
 def check_convergence_field(path: str) -> None:
   """Raises ValueError, with the nearest name, if a sweep lacks a field."""
-  run_spec.check_sweep_field(path, _READERS, ("base",))
+  fields = [field.name for field in dataclasses.fields(Sweep)]
+  run_spec.check_sweep_field(path, fields, ("base",))
 
 
 def sweep(values: Mapping[str, Any]) -> Sweep:
@@ -226,19 +227,25 @@ def sweep(values: Mapping[str, Any]) -> Sweep:
 
   Raises:
     ValueError: One line that says what to change.
+    KeyError: If a field is missing.
   """
   for name in values:
     check_convergence_field(name)
-  for name in _READERS:
-    if name not in values:
-      raise ValueError(f"field {name!r} is missing")
-  # Two fields have another name in the config.
-  renamed = {"clusters": "clocks", "equal_time": "contests"}
+  contests = values["equal_time"]
   return Sweep(
-    **{
-      renamed.get(name, name): read(values[name])
-      for name, read in _READERS.items()
-    }
+    # Methods are changes to a base in which every field has a value.
+    base=flat(from_mapping(values["base"]).to_mapping()),
+    methods=tuple(map(_method, values["methods"])),
+    tuning=Tuning(**values["tuning"]),
+    seeds=tuple(values["seeds"]),
+    clusters={c["name"]: clock_of(c) for c in values["clusters"]},
+    target_loss=float(values["target_loss"]),
+    equal_time={
+      c["clock"]: Contest(c["reference"], c["methods"]) for c in contests
+    },
+    claims=tuple(Claim(**claim) for claim in values["claims"]),
+    gaps=values["gaps"],
+    notes=tuple(values["notes"]),
   )
 
 
@@ -257,25 +264,3 @@ def clock_of(given: Mapping[str, Any]) -> SweepClock:
   for path in changed:
     check_path(RunConfig, path)
   return SweepClock(given["cluster"], given.get("step_s"), changed)
-
-
-# The fields of a sweep's config, with what makes values of them.
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-  # Methods are changes to a base in which every field has a value.
-  "base": lambda given: flat(from_mapping(given).to_mapping()),
-  "methods": lambda given: tuple(map(_method, given)),
-  "tuning": lambda t: Tuning(
-    t["seed"], t["total_steps"], tuple(t["inner_learning_rates"])
-  ),
-  "seeds": tuple,
-  "clusters": lambda given: {c["name"]: clock_of(c) for c in given},
-  "target_loss": float,
-  "equal_time": lambda given: {
-    c["clock"]: Contest(c["reference"], tuple(c["methods"])) for c in given
-  },
-  "claims": lambda given: tuple(
-    Claim(c["better"], tuple(c["than"]), c["at"], c["source"]) for c in given
-  ),
-  "gaps": dict,
-  "notes": tuple,
-}

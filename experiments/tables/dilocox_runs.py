@@ -27,6 +27,7 @@ DENSE = {"rank": None, "bits": None}
 RTT_S = 0.04
 STEP_BASIS = "step fitted on DiLoCoX's row"
 _EVERY_STEP = ("allreduce", "cocktail_sgd")
+COUNTS = 2, 8  # Rounds before the steady state, and measured, of `Large`.
 _STREAMING = {"num_fragments": 27}  # 26 of three layers, and the tables.
 # The name that readers know, and the file in experiments/configs.
 METHOD_CONFIGS = {
@@ -109,13 +110,26 @@ class PaperRuns:
     """Shape of the model."""
     return MODEL_PRESETS[MODELS[self.model]]
 
+  def planned(
+    self, config: str, num_replicas: int, counts: tuple[int, int], **changes
+  ) -> Rounds:
+    """Plans the rounds of a method's config with fields changed.
+
+    Args:
+      config: Name of the config's file.
+      num_replicas: Number of clusters.
+      counts: Rounds before the steady state, and rounds that are measured.
+      **changes: Values by field, for each section.
+    """
+    changes["model"] = {"preset": MODELS[self.model]}
+    changes["mesh"] = {"num_replicas": num_replicas}
+    return Rounds.of(config_of(config, **changes), *counts)
+
   def pace(self, config: str, codec_s: float = 0.0, **changes) -> Pace:
     """Returns the pace of a method's config with fields changed."""
     count, efficiency = self.setting.num_clusters, self.setting.efficiency
-    changes["model"] = {"preset": MODELS[self.model]}
-    changes["mesh"] = {"num_replicas": count}
     cluster = equal_links(count, self.bps, rtt_s=0.0, efficiency=efficiency)
-    rounds = Rounds.of(config_of(config, **changes))
+    rounds = self.planned(config, count, (3, 4), **changes)
     return rounds.on(cluster, self.step_s, codec_s)
 
   def tokens_per_s(self, pace: Pace) -> float:
@@ -180,8 +194,8 @@ def predicted(name: str, value: float, unit: str) -> Prediction:
   return Prediction(name, value, unit, Fit.ELSEWHERE, STEP_BASIS)
 
 
-class Large:
-  """PaperRuns of the 107B model."""
+class Large(PaperRuns):
+  """Runs of the 107B model under every method of this repository."""
 
   def __init__(self, folder: pathlib.Path):
     """Reads what is published of the model.
@@ -192,42 +206,18 @@ class Large:
     Raises:
       ValueError: A file is missing or wrong.
     """
-    paper = PaperRuns(load_published(folder / "dilocox.json"), "107B")
-    self.interval, self.rank = paper.interval, paper.rank
-    self.step_s, self.tokens_per_s = paper.step_s, paper.tokens_per_s
+    super().__init__(load_published(folder / "dilocox.json"), "107B")
 
   @functools.cache  # noqa: B019 - it lives as long as the tables.
   def rounds(self, method: str, num_replicas: int) -> Rounds:
     """Plans the rounds of a method from its config, at the common H."""
     name = METHOD_CONFIGS[method]
-    sync, codec = {"sync_interval": self.interval}, {}
-    if name in _EVERY_STEP:
-      sync = {}
+    sync = {} if name in _EVERY_STEP else {"sync_interval": self.interval}
+    codec = {"rank": self.rank} if name == "dilocox" else {}
+    counts = COUNTS
     if name == "streaming_diloco":
-      sync |= _STREAMING
-      return self.varied(name, num_replicas, sync, codec, 1, 2)
-    if name == "dilocox":
-      codec = {"rank": self.rank}
-    return self.varied(name, num_replicas, sync, codec)
-
-  def varied(
-    self,
-    name: str,
-    num_replicas: int,
-    sync: dict,
-    codec: dict,
-    skipped: int = 2,
-    counted: int = 8,
-  ) -> Rounds:
-    """Plans the rounds of a config with fields changed."""
-    config = config_of(
-      name,
-      model={"preset": "qwen_107b"},
-      mesh={"num_replicas": num_replicas},
-      sync=sync,
-      codec=codec,
-    )
-    return Rounds.of(config, skipped=skipped, counted=counted)
+      sync, counts = sync | _STREAMING, (1, 2)
+    return self.planned(name, num_replicas, counts, sync=sync, codec=codec)
 
   def on(self, method: str, cluster: Cluster) -> Pace:
     """Returns the pace of a method on given links."""

@@ -113,9 +113,9 @@ class Rounds:
     self._ops = list(both)[len(self._before) :]
 
   @classmethod
-  def of(cls, config: RunConfig, **counts) -> "Rounds":
-    """Plans the rounds of a config."""
-    return cls(to_plan.traffic(config), **counts)
+  def of(cls, config: RunConfig, *counts: int) -> "Rounds":
+    """Plans the rounds of a config; `counts` as for the class."""
+    return cls(to_plan.traffic(config), *counts)
 
   def on(self, cluster: Cluster, step_s: float, codec_s: float = 0.0) -> Pace:
     """Times the rounds on a cluster.

@@ -7,12 +7,13 @@ take inner steps.
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from dilocox_jax.report.line_panels import Panel, draw
 from experiments.tables.dilocox_runs import (
+  COUNTS,
   METHOD_CONFIGS,
   RTT_S,
   STEP_BASIS,
@@ -70,38 +71,23 @@ def _bandwidth(large: Large) -> Table:
   return _table("sweep_bandwidth", [panel])
 
 
-def _dilocox(large: Large, **changes) -> Callable[[float], float]:
-  """Returns a function from a bandwidth (bit/s) to DiLoCoX's utilisation.
-
-  Args:
-    large: The runs of the 107B model.
-    **changes: Values of `sync_interval` or of codec fields that are changed.
-  """
-  interval = changes.pop("sync_interval", large.interval)
-  codec = {"rank": large.rank} | changes
-  rounds = large.varied("dilocox", 2, {"sync_interval": interval}, codec)
-
-  def utilisation(bps: float) -> float:
-    cluster = equal_links(2, bps, rtt_s=RTT_S)
-    return rounds.on(cluster, large.step_s).utilisation
-
-  return utilisation
-
-
 def _over(label: str, values: Sequence[int], field: str, large: Large) -> Panel:
   """Returns a panel of utilisation against a field of DiLoCoX's config.
 
   Args:
     label: Label of the horizontal axis.
     values: Values of the field.
-    field: Name of the field.
+    field: `sync_interval`, or the name of a field of the codec.
     large: The runs of the 107B model.
   """
-  curves = [_dilocox(large, **{field: value}) for value in values]
-  lines = {
-    name: [utilisation(bps) for utilisation in curves]
-    for name, bps in _SLOW_BPS.items()
-  }
+  lines: dict[str, list[float]] = {name: [] for name in _SLOW_BPS}
+  for value in values:
+    codec = {"sync_interval": large.interval, "rank": large.rank, field: value}
+    sync = {"sync_interval": codec.pop("sync_interval")}
+    rounds = large.planned("dilocox", 2, COUNTS, sync=sync, codec=codec)
+    for name, bps in _SLOW_BPS.items():
+      cluster = equal_links(2, bps, rtt_s=RTT_S)
+      lines[name].append(rounds.on(cluster, large.step_s).utilisation)
   return Panel(label, _CONDITIONS, values, lines)
 
 

@@ -71,36 +71,34 @@ def test_a_value_that_is_not_finite_is_null_and_the_file_stays_json(
 
 
 @pytest.mark.parametrize("step", [-1, 0, 2, 4, 9])
-def test_truncate_after_keeps_the_bytes_of_the_rows_up_to_the_step(
-  tmp_path, step
-):
+def test_opening_keeps_the_bytes_of_the_rows_up_to_the_step(tmp_path, step):
   rows = _file(tmp_path)
   lines = rows.path.read_bytes().splitlines(keepends=True)
-  rows.truncate_after(step)
+  JsonLines(rows.path, step)
   assert rows.path.read_bytes() == b"".join(lines[: step + 1])
 
 
-def test_truncate_after_cuts_a_torn_last_line_even_of_an_early_step(tmp_path):
+def test_opening_cuts_a_torn_last_line_even_of_an_early_step(tmp_path):
   rows = _file(tmp_path, num_rows=4)
   whole = rows.path.read_bytes()
   rows.path.write_bytes(whole + TORN)
-  JsonLines(rows.path).truncate_after(9)
+  JsonLines(rows.path, 9)
   assert rows.path.read_bytes() == whole
 
 
-def test_truncate_after_cuts_the_final_row_whatever_its_step(tmp_path):
+def test_opening_cuts_the_final_row_whatever_its_step(tmp_path):
   rows = _file(tmp_path)
   whole = rows.path.read_bytes()
   rows.append({"kind": "final", "step": 4})
-  rows.truncate_after(4)
+  JsonLines(rows.path, 4)
   assert rows.path.read_bytes() == whole
 
 
-def test_truncate_after_finds_late_rows_between_earlier_ones(tmp_path):
+def test_opening_finds_late_rows_between_earlier_ones(tmp_path):
   rows = JsonLines(tmp_path / "timing.jsonl")
   for step in (1, 3, 2, 4):
     rows.append({"step": step})
-  rows.truncate_after(2)
+  JsonLines(rows.path, 2)
   assert [row["step"] for row in read_rows(rows.path)] == [1, 2]
 
 
@@ -116,7 +114,7 @@ def test_appending_after_a_torn_line_starts_a_line_of_its_own(tmp_path):
   rows = _file(tmp_path, num_rows=4)
   with rows.path.open("ab") as file:
     file.write(TORN)
-  JsonLines(rows.path).append({"step": 4})
+  JsonLines(rows.path, 3).append({"step": 4})
   assert [row["step"] for row in read_rows(rows.path)] == [0, 1, 2, 3, 4]
 
 

@@ -23,7 +23,6 @@ def trace(seed, loss, sent_bytes=1000, steps=(10, 20, 30, 40)):
   """A curve that falls to a loss."""
   points = [
     Point(
-      step,
       100 * step,
       sent_bytes * step // steps[-1],
       loss + 4 * (1 / step - 1 / steps[-1]),

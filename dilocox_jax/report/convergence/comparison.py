@@ -20,14 +20,12 @@ class Point:
   """Holds the numbers of one evaluation.
 
   Attributes:
-    step: Number of inner steps finished.
     tokens: Tokens that all replicas together have seen.
     sent_bytes: Bytes that one replica has sent.
     loss: Validation loss of the outer parameters (nats a token).
     seconds: Simulated time since the start (s), by clock.
   """
 
-  step: int
   tokens: int
   sent_bytes: int
   loss: float

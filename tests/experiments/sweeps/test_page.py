@@ -34,12 +34,12 @@ def test_every_point_has_the_time_of_its_step_on_every_clock(made):
   plan, runs, found = made
   for entry, method in zip(found.entries, plan.sweep.methods, strict=True):
     config = plan.results(method)[0].config
-    for name, clock in plan.sweep.clocks.items():
+    for name, clock in plan.sweep.clusters.items():
       times = PlannedTime(config, clock).times()
       assert entry.seconds[name] == times.end_s
       for trace in entry.traces:
         seconds = [point.seconds[name] for point in trace.points]
-        after = [times.after(point.step) for point in trace.points]
+        after = [times.after(point.tokens // 64) for point in trace.points]
         assert seconds[:-1] == after[:-1] and seconds[-1] == times.end_s
         assert seconds == sorted(set(seconds))
 
@@ -60,7 +60,7 @@ def test_it_is_known_for_which_clock_the_rounds_of_a_method_were_made(tmp_path):
   runs = KeptRuns(results, tmp_path / "work", any_text=False)
   gathered = Gathered(plan, runs)
   clocks = {m.name: gathered._clock_of(m) for m in plan.sweep.methods}
-  for clock in plan.sweep.clocks:
+  for clock in plan.sweep.clusters:
     for name in ("ours", "dilocox_reset", "open_diloco"):
       assert clocks.pop(f"{name}_{clock}") == clock
     assert clocks.pop(f"dilocox_continue_{clock}") == clock

@@ -49,13 +49,13 @@ def test_the_small_config_has_every_method_of_the_comparison():
   assert schedules["streaming"].overlap_steps == 0
   assert schedules["streaming_overlap"].overlap_steps == 4
   for rule in ("reset", "continue"):
-    for clock in found.clocks:
+    for clock in found.clusters:
       assert by_name[f"dilocox_{rule}_{clock}"].rule == rule
 
 
 def test_open_diloco_is_compared_at_the_rounds_of_dilocox():
   plan = RequiredRuns(sweep(convergence_small.get_config().to_dict()))
-  for clock, contest in plan.sweep.contests.items():
+  for clock, contest in plan.sweep.equal_time.items():
     names = (contest.reference, f"open_diloco_{clock}")
     first, other = (plan.fields(plan.sweep.method(name)) for name in names)
     assert first["sync.sync_interval"] == other["sync.sync_interval"]

@@ -10,9 +10,9 @@ from experiments.tables.runs import Rounds, config_of, equal_links, least
 STREAMING = {"sync_interval": 12, "num_fragments": 4, "overlap_steps": 2}
 
 
-def rounds(name="diloco", sync=None, **counts):
+def rounds(name="diloco", sync=None, *counts):
   config = config_of(name, sync=sync or {"sync_interval": 10})
-  return config, Rounds.of(config, **counts)
+  return config, Rounds.of(config, *counts)
 
 
 def test_a_config_is_the_file_with_the_fields_changed():
@@ -51,9 +51,7 @@ def test_the_bytes_of_a_round_are_those_of_the_traffic():
 )
 def test_later_rounds_take_as_long_as_those_counted(name, sync, bps):
   paces = [
-    rounds(name, sync, skipped=skipped, counted=counted)[1].on(
-      equal_links(2, bps), 0.05
-    )
+    rounds(name, sync, skipped, counted)[1].on(equal_links(2, bps), 0.05)
     for skipped, counted in ((1, 2), (9, 5))
   ]
   assert paces[0].seconds == pytest.approx(paces[1].seconds, rel=1e-9)

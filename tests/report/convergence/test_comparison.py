@@ -44,7 +44,7 @@ def test_a_target_is_reached_between_two_evaluations():
 
 def test_the_first_time_counts_where_a_curve_is_not_steady():
   points = [
-    point.__class__(point.step, 0, 0, loss, point.seconds)
+    point.__class__(0, 0, loss, point.seconds)
     for point, loss in zip(
       convergences.trace(0, 1.0).points, (2.0, 1.0, 1.8, 0.5), strict=True
     )
