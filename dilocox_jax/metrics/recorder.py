@@ -90,13 +90,9 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     if row.event == "round":
       self._board.scalars(row.step, {"time/tokens_per_s": row.tokens_per_s})
 
-  def close(self) -> None:
-    """Writes queued TensorBoard events and closes the files."""
-    self._board.close()
-
   def __exit__(self, *exception: object) -> None:
-    """Closes the recorder, also after an exception."""
-    self.close()
+    """Writes queued TensorBoard events, also after an exception."""
+    self._board.close()
 
 
 class SilentRecorder(Recorder):
@@ -114,7 +110,7 @@ class SilentRecorder(Recorder):
   def record_timing(self, **fields: Any) -> None:
     """Ignores the time of an event."""
 
-  def close(self) -> None:
+  def __exit__(self, *exception: object) -> None:
     """Does nothing, because nothing is open."""
 
 

@@ -20,13 +20,6 @@ CONFIG, RECORD = "config.json", "run.json"
 _PACKAGES = ("jax", "flax", "optax", "numpy")
 
 
-def _version(package: str) -> str | None:
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return None
-
-
 def _git(*arguments: str) -> str:
   package = pathlib.Path(__file__).parent
   command = ["git", "-C", str(package), *arguments]
@@ -100,7 +93,7 @@ def write_run_record(
   """
   workdir = lines.make_directory(workdir)
   lines.write_json(workdir / CONFIG, config)
-  versions = {name: _version(name) for name in _PACKAGES}
+  versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
   start = {
     "command": command,
     "platform": platform,
