@@ -7,7 +7,7 @@ is measured or derived.
 
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dilocox_jax.mapping import flat
