@@ -61,7 +61,7 @@ class Prediction:
 
   @property
   def relative_error(self) -> float:
-    """Relative error, (predicted - published) / published; NaN without one."""
+    """(predicted - published) / published; NaN if no paper has a figure."""
     published = self.published.value if self.published else math.nan
     return self.predicted / published - 1
 
