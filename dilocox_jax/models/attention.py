@@ -15,6 +15,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 ROPE_BASE = 10_000.0
+# Rotated keys and values of one layer, [B, S, N, K] each.
+Cache = dict[str, Array]
 
 
 def rotate(
@@ -110,3 +112,17 @@ def attend(
     preferred_element_type=wide,
   )
   return (mixed / sums_BxLxN[..., None]).astype(value_BxSxNxK.dtype)
+
+
+def extended(cache: Cache, new: Cache, start: int | Int[Array, ""]) -> Cache:
+  """Returns a cache with the keys and values of new positions written in.
+
+  Args:
+    cache: Keys and values of S positions.
+    new: Those of L positions, with the same names.
+    start: Position of the first of them.
+  """
+  return {
+    name: jax.lax.dynamic_update_slice(cache[name], x, (0, start, 0, 0))
+    for name, x in new.items()
+  }

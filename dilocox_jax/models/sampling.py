@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from dilocox_jax.checks import require
-from dilocox_jax.models.transformer import Cache, Model, Params
+from dilocox_jax.models.attention import Cache
+from dilocox_jax.models.transformer import Model, Params
 
 
 def generate(
@@ -32,7 +33,7 @@ def generate(
     num_tokens: Number of tokens to draw.
     key: Random key; the same key gives the same tokens.
     temperature: Divides the logits; 0 takes the likeliest token.
-    top_p: Share of the probability from which tokens are drawn, see `draw`.
+    top_p: Share of the probability that is drawn from, see `draw_token`.
 
   Returns:
     The new tokens [B, num_tokens], int32.
@@ -53,13 +54,13 @@ def generate(
   cache = empty_cache(model, batch, length + num_tokens, dtype)
   logits, cache = decode(params, prompt_BxL, cache, 0)
   first, *keys = jax.random.split(key, num_tokens)
-  token = draw(logits[:, -1], first, temperature, top_p)
+  token = draw_token(logits[:, -1], first, temperature, top_p)
 
   def step(carry: tuple[Array, Cache], at: tuple[Array, Array]):
     token, cache = carry
     position, key = at
     logits, cache = decode(params, token[:, None], cache, position)
-    token = draw(logits[:, -1], key, temperature, top_p)
+    token = draw_token(logits[:, -1], key, temperature, top_p)
     return (token, cache), token
 
   positions = jnp.arange(length, length + num_tokens - 1, dtype=np.int32)
@@ -78,7 +79,7 @@ def empty_cache(
   return {name: jnp.zeros(one, dtype) for name in ("key", "value")}
 
 
-def draw(
+def draw_token(
   logits_BxV: Float[Array, "B V"],
   key: Array,
   temperature: float | int = 1.0,

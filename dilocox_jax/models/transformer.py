@@ -21,15 +21,13 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from dilocox_jax.checks import require
-from dilocox_jax.models.attention import attend, rotate
+from dilocox_jax.models.attention import Cache, attend, extended, rotate
 from dilocox_jax.models.experts import route
 from dilocox_jax.plan.model.shapes import ModelShape
 
 Params = dict[str, Any]
 # (path of the kernel in its block, x [T, I], kernel [I, O]) -> x @ kernel.
 Multiply = Callable[[str, Array, Array], Array]
-# Rotated keys and values of one layer, [B, S, kv heads, K] each.
-Cache = dict[str, Array]
 
 INIT_SCALE = 0.02
 _ACTIVATIONS = {
@@ -160,11 +158,7 @@ class _Attention(nnx.Module):
       query, key = (rotate(x, base, start) for x in (query, key))
     new = {"key": key, "value": value}
     if cache is not None:
-      at = (0, start, 0, 0)
-      new = {
-        name: jax.lax.dynamic_update_slice(cache[name], x, at)
-        for name, x in new.items()
-      }
+      new = extended(cache, new, start)
       key, value = new["key"], new["value"]
     # Grouped queries: neighbouring query heads share a key and a value head.
     # With 8 heads and 2 key-value heads the group is 4, and repeating gives
@@ -179,10 +173,9 @@ class _Attention(nnx.Module):
 class _Mlp(nnx.Module):
   """Feed-forward after a norm, with a gate if it is SwiGLU, or experts.
 
-  Experts are one wide MLP whose hidden values are multiplied by the shares of
-  their experts. So all experts compute all tokens: with E experts of which a
-  token needs k, this costs E / k times the operations. In return they are
-  matrices like any other for pipelines, codecs and optimizers.
+  Experts are one wide MLP whose hidden values are multiplied by their shares.
+  So all experts compute all tokens, and their kernels are matrices like any
+  other for pipelines, codecs and optimizers.
   """
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
@@ -209,11 +202,8 @@ class _Mlp(nnx.Module):
     else:
       hidden_TxF = self.activation(hidden_TxF)
     if self.shape.num_experts:
-      shares_TxE = route(
-        self.router(y_TxD),
-        self.shape.experts_per_token,
-        self.shape.balance_loss,
-      )
+      per_token, weight = self.shape.experts_per_token, self.shape.balance_loss
+      shares_TxE = route(self.router(y_TxD), per_token, weight)
       shares_TxF = jnp.repeat(shares_TxE, self.shape.ff_dim, axis=1)
       hidden_TxF = hidden_TxF * shares_TxF.astype(hidden_TxF.dtype)
     return self.down(hidden_TxF)

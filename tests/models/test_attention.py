@@ -2,7 +2,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.models.attention import attend, rotate
+from dilocox_jax.models.attention import attend, extended, rotate
 
 # Angles of up to 30 radians are rounded to fp32 before their sine is taken.
 ROTATION_TOLERANCE = 1e-5
@@ -34,3 +34,14 @@ def test_attention_survives_scores_whose_exponentials_overflow():
   query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 8))
   mixed = attend(1e4 * query, key, value)
   assert jnp.all(jnp.isfinite(mixed))
+
+
+def test_a_query_that_comes_later_reads_what_was_kept():
+  query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 7, 2, 8))
+  kept = {"key": jnp.zeros_like(key), "value": jnp.zeros_like(value)}
+  for start, stop in ((0, 4), (4, 7)):
+    new = {"key": key[:, start:stop], "value": value[:, start:stop]}
+    kept = extended(kept, new, start)
+    mixed = attend(query[:, start:stop], kept["key"], kept["value"], start)
+    whole = attend(query, key, value)[:, start:stop]
+    chex.assert_trees_all_close(mixed, whole, atol=1e-6)

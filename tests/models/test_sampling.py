@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.models.sampling import draw, empty_cache, generate
+from dilocox_jax.models.sampling import draw_token, empty_cache, generate
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.presets import nano
 
@@ -70,7 +70,7 @@ LOGITS = jnp.log(jnp.asarray([0.2, 0.5, 0.3]))
 
 def shares(temperature, top_p, num=4000):
   rows = jnp.tile(LOGITS, (num, 1))
-  made = draw(rows, jax.random.key(0), temperature, top_p)
+  made = draw_token(rows, jax.random.key(0), temperature, top_p)
   return np.bincount(made, minlength=3) / num
 
 
@@ -95,9 +95,9 @@ def test_what_cannot_be_sampled_is_one_line():
   with pytest.raises(ValueError, match="4 tokens and 9 more exceed the 12"):
     generate(model, {}, tokens(1, 4), 9, jax.random.key(0))
   with pytest.raises(ValueError, match="temperature=-1 must be at least 0"):
-    draw(LOGITS[None], jax.random.key(0), -1)
+    draw_token(LOGITS[None], jax.random.key(0), -1)
   with pytest.raises(ValueError, match="top_p=0 must be above 0"):
-    draw(LOGITS[None], jax.random.key(0), 1.0, 0)
+    draw_token(LOGITS[None], jax.random.key(0), 1.0, 0)
   with pytest.raises(ValueError, match="no cache"):
     generate(
       model._replace(decode=None), {}, tokens(1, 4), 1, jax.random.key(0)
