@@ -12,7 +12,7 @@ import numpy as np
 
 from dilocox_jax import metrics, report
 from dilocox_jax.config import RunConfig, from_mapping
-from dilocox_jax.training import build, states
+from dilocox_jax.training import build, run_text, states
 from dilocox_jax.training.adaptive_controller import AdaptiveController
 from dilocox_jax.training.checkpoint import Checkpoints
 from dilocox_jax.training.trainer import Trainer
@@ -98,12 +98,12 @@ def programs(config: RunConfig) -> build.Programs:
 
 
 _programs = functools.cache(build.programs)
-_load = functools.cache(build.corpus)
+_load = functools.cache(run_text.corpus)
 
 
 def trainer(config: RunConfig, workdir) -> Trainer:
   """A trainer whose text and programs were made before, if they were."""
-  with mock.patch.object(build, "corpus", _load):
+  with mock.patch.object(run_text, "corpus", _load):
     made = Trainer(config, pathlib.Path(workdir))
   made.programs = programs(config)
   made.controller = AdaptiveController(config, made.programs)

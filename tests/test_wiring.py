@@ -19,7 +19,7 @@ from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.models import transformer
 from dilocox_jax.models.loss import token_loss
 from dilocox_jax.outer.round_program import RoundState
-from dilocox_jax.training import build
+from dilocox_jax.training import build, run_text
 from dilocox_jax.training.trainer import TrainingStoppedError
 from tests import runs
 from tests.exchange.problem import close, mean_of, named
@@ -44,8 +44,8 @@ def held_out(num_sequences):
   train = np.arange(128, dtype=np.uint8).repeat(50)
   text = Corpus("halves", train, validation, "digest", 256, 2)
   config = runs.settings(evaluation={"num_sequences": num_sequences})
-  (batches,) = build.held_out(config, text)
-  return batches, build.streams(config, text), text
+  (batches,) = run_text.held_out(config, text)
+  return batches, run_text.streams(config, text), text
 
 
 def test_a_run_is_judged_on_text_that_it_does_not_train_on():
@@ -80,7 +80,7 @@ def finished_fixture(tmp_path_factory):
 
 def test_the_last_loss_is_that_of_the_last_state_on_validation_text(finished):
   config, trainer = finished
-  text = build.corpus(config)
+  text = run_text.corpus(config)
   batches = windows(text.validation, 6).astype(np.int32)
   state, _ = runs.saved(trainer.workdir)
   model = runs.programs(config).model

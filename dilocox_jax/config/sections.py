@@ -70,6 +70,9 @@ class DataConfig(Section):
   tokenizer: str = "bytes"
   # bpe: number of tokens.
   vocab_size: int = limited(1024, at_least=257)
+  # Whether a token reads only its own document. A sequence is cut from the text
+  # anywhere, so it may hold several.
+  document_masks: bool = False
   # Share of the files that is held out for validation.
   validation_fraction: float = limited(0.05, above=0, below=1)
   # Number of sequences in one inner step of one replica.

@@ -23,6 +23,7 @@ def rotate(
   x_BxLxNxK: Float[Array, "B L N K"],
   base: float = ROPE_BASE,
   start: int | Int[Array, ""] = 0,
+  positions_BxL: Int[Array, "B L"] | None = None,
 ) -> Float[Array, "B L N K"]:
   """Rotates pairs of features by angles that grow with the position (RoPE).
 
@@ -46,6 +47,7 @@ def rotate(
       counted from `start`.
     base: Base of the angles.
     start: Position of the first of them.
+    positions_BxL: Positions in place of these, by item.
 
   Returns:
     Rotated queries or keys, with the shape and dtype of the argument. Angles
@@ -56,6 +58,9 @@ def rotate(
   exponents = jnp.arange(0, width, 2, dtype=wide) / width
   positions = (jnp.arange(length, dtype=np.int32) + start).astype(wide)
   angles = jnp.outer(positions, base**-exponents)[None, :, None, :]
+  if positions_BxL is not None:
+    places = positions_BxL.astype(wide)[:, :, None, None]
+    angles = places * (base**-exponents)[None, None, None, :]
   cos, sin = jnp.cos(angles), jnp.sin(angles)
   first, second = jnp.split(x_BxLxNxK.astype(wide), 2, axis=-1)
   rotated = (first * cos - second * sin, second * cos + first * sin)
@@ -67,6 +72,7 @@ def attend(
   key_BxSxNxK: Float[Array, "B S N K"],
   value_BxSxNxK: Float[Array, "B S N K"],
   start: int | Int[Array, ""] = 0,
+  segments_BxL: Int[Array, "B L"] | None = None,
 ) -> Float[Array, "B L N K"]:
   """Computes causal attention with the weights softmax(q k / sqrt(K)).
 
@@ -80,6 +86,8 @@ def attend(
     key_BxSxNxK: Keys [B, S, N, K], those of position 0 first.
     value_BxSxNxK: Values [B, S, N, K].
     start: Position of the first query; 0 if S = L.
+    segments_BxL: Documents of the tokens, where S = L; a token reads only its
+      own. By default all tokens are one document.
 
   Returns:
     Averages with the shape and dtype of the values. Weights are computed in
@@ -97,6 +105,9 @@ def attend(
   positions = jnp.arange(length, dtype=np.int32) + start
   keys = jnp.arange(key_BxSxNxK.shape[1], dtype=np.int32)
   past = (keys[None, :] <= positions[:, None])[None, None]
+  if segments_BxL is not None:
+    same = segments_BxL[:, :, None] == segments_BxL[:, None, :]
+    past = past & same[:, None]
   logits = jnp.where(past, logits, jnp.finfo(wide).min)
   highest = jnp.max(logits, axis=-1, keepdims=True)
   # The row's maximum is subtracted so that exp does not overflow. The maximum

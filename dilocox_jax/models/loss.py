@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from dilocox_jax.models.segments import segment_ids
 from dilocox_jax.models.transformer import Model, Params
 
 
@@ -66,6 +67,7 @@ def next_token_loss(
   params: Params,
   tokens_BxS: Int[Array, "B S"],
   z_loss: float | int = 0.0,
+  end_of_text: int | None = None,
 ) -> Float[Array, ""]:
   """Computes the mean cross-entropy of each token given those before it.
 
@@ -75,11 +77,17 @@ def next_token_loss(
     tokens_BxS: Sequences of S = L + 1 tokens. The model reads the first L and
       predicts the last L.
     z_loss: Weight of the z-loss, as in `token_loss`.
+    end_of_text: Token at which a new document begins, which is read by itself
+      (`models.segments`). None reads a sequence as one document.
 
   Returns:
     Mean over B * L tokens in nats, with the z-loss added. The dtype is fp32,
     or float64 for a float64 model.
   """
-  logits_BxLxV = model.apply(params, tokens_BxS[:, :-1])
+  read_BxL = tokens_BxS[:, :-1]
+  read = [read_BxL]
+  if end_of_text is not None:
+    read.append(segment_ids(read_BxL, end_of_text))
+  logits_BxLxV = model.apply(params, *read)
   logits_TxV = logits_BxLxV.reshape(-1, logits_BxLxV.shape[-1])
   return token_loss(logits_TxV, tokens_BxS[:, 1:].reshape(-1), z_loss)

@@ -23,11 +23,14 @@ from jaxtyping import Array, Float, Int
 from dilocox_jax.checks import require
 from dilocox_jax.models.attention import Cache, attend, extended, rotate
 from dilocox_jax.models.experts import route
+from dilocox_jax.models.segments import segment_positions
 from dilocox_jax.plan.model.shapes import ModelShape
 
 Params = dict[str, Any]
 # (path of the kernel in its block, x [T, I], kernel [I, O]) -> x @ kernel.
 Multiply = Callable[[str, Array, Array], Array]
+# Number of each token's document (`models.segments`).
+Segments = Int[Array, "B L"] | None
 
 INIT_SCALE = 0.02
 _ACTIVATIONS = {
@@ -46,13 +49,14 @@ class Model(NamedTuple):
     shape: Sizes of the model.
     init: (key) -> parameters, a nested dict of fp32 arrays with the paths and
       shapes of `plan.model.shapes.parameter_shapes`.
-    apply: (parameters, int32 tokens [B, L]) -> logits [B, L, V] in fp32, or in
-      float64 for a float64 model.
+    apply: (parameters, int32 tokens [B, L], segments=None) -> logits [B, L, V]
+      in fp32, or in float64 for a float64 model. Segments [B, L] keep packed
+      documents apart (`models.segments`).
     embed: (parameters, tokens [B, L]) -> stream [T, D]. It does not read the
       parameters of blocks.
     block: (one layer's slice of `params["blocks"]`, stream [T, D], L,
-      multiply=None) -> stream [T, D]. If `multiply` is given, every product
-      with a kernel goes through it.
+      multiply=None, segments=None) -> stream [T, D]. If `multiply` is given,
+      every product with a kernel goes through it.
     logits: (parameters, stream [T, D]) -> logits [T, V]. It does not read the
       parameters of blocks.
     decode: (parameters, tokens [B, L], cache, position of the first token) ->
@@ -62,7 +66,7 @@ class Model(NamedTuple):
 
   shape: ModelShape
   init: Callable[[Array], Params]
-  apply: Callable[[Params, Array], Array]
+  apply: Callable[..., Array]
   embed: Callable[[Params, Array], Array]
   block: Callable[..., Array]
   logits: Callable[[Params, Array], Array]
@@ -141,6 +145,7 @@ class _Attention(nnx.Module):
     length: int,
     cache: Cache | None = None,
     start: int | Int[Array, ""] = 0,
+    segments: Segments = None,
   ) -> tuple[Float[Array, "T D"], Cache]:
     y_TxD = self.norm(x_TxD)
     query, key, value = (
@@ -155,7 +160,8 @@ class _Attention(nnx.Module):
       query, key = self.query_norm(query), self.key_norm(key)
     if self.shape.positions == "rope":
       base = self.shape.rope_base
-      query, key = (rotate(x, base, start) for x in (query, key))
+      places = None if segments is None else segment_positions(segments)
+      query, key = (rotate(x, base, start, places) for x in (query, key))
     new = {"key": key, "value": value}
     if cache is not None:
       new = extended(cache, new, start)
@@ -166,7 +172,7 @@ class _Attention(nnx.Module):
     group = self.shape.num_heads // self.shape.kv_heads
     if group > 1:
       key, value = (jnp.repeat(x, group, axis=2) for x in (key, value))
-    mixed = attend(query, key, value, start)
+    mixed = attend(query, key, value, start, segments)
     return self.output(mixed.reshape(x_TxD.shape[0], -1)), new
 
 
@@ -222,8 +228,9 @@ class _Block(nnx.Module):
     length: int,
     cache: Cache | None = None,
     start: int | Int[Array, ""] = 0,
+    segments: Segments = None,
   ) -> tuple[Float[Array, "T D"], Cache]:
-    added, cache = self.attention(x_TxD, length, cache, start)
+    added, cache = self.attention(x_TxD, length, cache, start, segments)
     x_TxD = x_TxD + added
     return x_TxD + self.mlp(x_TxD), cache
 
@@ -244,7 +251,10 @@ class _Embed(nnx.Module):
     self.dtype = dtype
 
   def __call__(
-    self, tokens_BxL: Int[Array, "B L"], start: int | Int[Array, ""] = 0
+    self,
+    tokens_BxL: Int[Array, "B L"],
+    start: int | Int[Array, ""] = 0,
+    segments: Segments = None,
   ) -> Float[Array, "T D"]:
     # "fill" gives NaN for a token outside the vocabulary, and NaN stops the
     # run. The default would clamp the token and train on another one.
@@ -253,8 +263,10 @@ class _Embed(nnx.Module):
     if self.positions is not None:
       # A position outside the table is NaN, too.
       at = jnp.arange(tokens_BxL.shape[1], dtype=np.int32) + start
+      if segments is not None:
+        at = segment_positions(segments).reshape(-1)
       added = jnp.take(self.positions[...], at, axis=0, mode="fill")
-      rows = rows + jnp.tile(added, (tokens_BxL.shape[0], 1))
+      rows = rows + jnp.tile(added, (tokens_T.size // at.size, 1))
     return rows.astype(self.dtype)
 
   def scores(self, x_TxD: Float[Array, "T D"]) -> Float[Array, "T V"]:
@@ -348,16 +360,22 @@ def build_model(
   final_norm = _pure(abstract.final_norm)
   head = None if shape.tied_head else _pure(abstract.head)
 
-  def embed(params: Params, tokens_BxL: Array) -> Array:
-    return table(params["embed"])(tokens_BxL)
+  def embed(
+    params: Params, tokens_BxL: Array, segments: Segments = None
+  ) -> Array:
+    return table(params["embed"])(tokens_BxL, segments=segments)
 
   def block(
-    layer: Params, x_TxD: Array, length: int, multiply: Multiply | None = None
+    layer: Params,
+    x_TxD: Array,
+    length: int,
+    multiply: Multiply | None = None,
+    segments: Segments = None,
   ) -> Array:
     bound = one_block(layer)
     if multiply is not None:
       _divert(bound, multiply)
-    return bound(x_TxD, length)[0]
+    return bound(x_TxD, length, segments=segments)[0]
 
   def logits(params: Params, x_TxD: Array) -> Array:
     x_TxD = final_norm(params["final_norm"])(x_TxD)
@@ -367,16 +385,20 @@ def build_model(
       logits_TxV = head(params["head"])(x_TxD)
     return logits_TxV.astype(np.promote_types(np.float32, dtype))
 
-  def apply(params: Params, tokens_BxL: Array) -> Array:
+  def apply(
+    params: Params, tokens_BxL: Array, segments: Segments = None
+  ) -> Array:
+    length = tokens_BxL.shape[1]
+
     def layer(x_TxD: Array, leaves: Params):
-      return block(leaves, x_TxD, tokens_BxL.shape[1]), None
+      return block(leaves, x_TxD, length, segments=segments), None
 
     # The stream is [T, D] everywhere outside attention. With [B, L, D] a weight
     # gradient would contract two dimensions, which is over twice as slow on
     # CPU.
     x_TxD, _ = jax.lax.scan(
       layer,
-      embed(params, tokens_BxL),
+      embed(params, tokens_BxL, segments),
       params["blocks"],
       unroll=unroll or shape.num_layers,
     )

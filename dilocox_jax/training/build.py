@@ -8,26 +8,14 @@ The trainer only goes through the plan.
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.custom_batching import sequential_vmap
 
-from dilocox_jax.checks import in_front, require
+from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
-from dilocox_jax.config.sections import DataConfig
-from dilocox_jax.data import sources, tokenizers
-from dilocox_jax.data.corpus import Corpus
-from dilocox_jax.data.documents import named_globs
-from dilocox_jax.data.streams import ReplicaStreams
-from dilocox_jax.data.validation import (
-  ValidationSet,
-  held_out_batches,
-  load_validation_set,
-)
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
@@ -140,12 +128,15 @@ def _max_rank(config: RunConfig) -> int:
   )
 
 
-def programs(config: RunConfig, parts: Parts = NO_PARTS) -> Programs:
+def programs(
+  config: RunConfig, parts: Parts = NO_PARTS, end_of_text: int | None = None
+) -> Programs:
   """Builds the model, the optimizers and the programs of all phases.
 
   Args:
     config: Config of the run.
     parts: Parts that take the place of what the config names.
+    end_of_text: Token at which attention begins anew (`document_end`).
 
   Raises:
     ValueError: If there are too few devices, a device lacks the memory kind of
@@ -157,7 +148,7 @@ def programs(config: RunConfig, parts: Parts = NO_PARTS) -> Programs:
     reason is None,
     f"mesh.outer_memory={mesh.outer_memory!r}: {reason}: take 'device'",
   )
-  model, gradient = _model_and_gradient(config, parts.model)
+  model, gradient = _model_and_gradient(config, parts.model, end_of_text)
   shapes = parameter_shapes(config.model.shape)
   if parts.model is not None:
     shapes = shapes_by_path(jax.eval_shape(model.init, jax.random.key(0)))
@@ -231,7 +222,7 @@ def outer_transform(
 
 
 def _model_and_gradient(
-  config: RunConfig, given: LossModel | None
+  config: RunConfig, given: LossModel | None, end_of_text: int | None
 ) -> tuple[LossModel, Gradient]:
   """Builds the model, and (params, batch) -> (loss, gradients) of a replica.
 
@@ -245,10 +236,11 @@ def _model_and_gradient(
   model = loaded(type(sizes.shape).builder)(
     sizes.shape, dtype=jnp.dtype(sizes.compute_dtype), unroll=sizes.scan_unroll
   )
-  evaluated = LossModel(model.init, functools.partial(next_token_loss, model))
+  loss = functools.partial(next_token_loss, model, end_of_text=end_of_text)
+  evaluated = LossModel(model.init, loss)
   if config.mesh.is_divided:
     return evaluated, _divided_gradient(config, model)
-  loss = functools.partial(next_token_loss, model, z_loss=sizes.z_loss)
+  loss = functools.partial(loss, z_loss=sizes.z_loss)
   return evaluated, _whole_gradient(config, loss)
 
 
@@ -301,83 +293,3 @@ def _whole_gradient(config: RunConfig, loss: Loss) -> Gradient:
   if config.mesh.stacked_by == "map":
     gradient = sequential_vmap(gradient)
   return gradient
-
-
-def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
-  """Returns the text that is handed in, or that of the config's data source.
-
-  Raises:
-    ValueError: If the source has no text. The message is one line.
-  """
-  if parts.data is not None:
-    return parts.data
-  text = text_of(config.data, config.seed)
-  size = config.model.shape.vocab_size
-  require(
-    parts.model is not None or text.vocab_size <= size,
-    f"the text has {text.vocab_size} different tokens, but the model "
-    f"{config.model.preset} has only {size}: set "
-    f"model.vocab_size={text.vocab_size}, or lower data.vocab_size",
-  )
-  return text
-
-
-def text_of(data: DataConfig, seed: int) -> Corpus:
-  """Returns the text of a data source with the tokens that the config names.
-
-  Args:
-    data: Section of a config.
-    seed: Seed of the run; the source "synthetic" reads it.
-
-  Raises:
-    ValueError: If the source has no text. The message is one line.
-  """
-  given = {k: v for k, v in vars(data).items() if k in sources.SETTINGS}
-  made = {"tokenizer": tokenizers.choose(data.tokenizer, data.vocab_size)}
-  return sources.load_corpus(data.source, **given | made, seed=seed)
-
-
-def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
-  """Returns the training batches of every replica."""
-  return ReplicaStreams(
-    text.train,
-    num_replicas=config.mesh.num_replicas,
-    batch_size=config.data.batch_size,
-    sequence_length=config.data.sequence_length,
-    seed=config.seed,
-  )
-
-
-def held_out(config: RunConfig, text: Corpus) -> Iterable[np.ndarray]:
-  """Returns the validation batches that every evaluation uses.
-
-  Returns:
-    Arrays of token ids [N, B, L + 1]: N batches of B sequences of L + 1 tokens.
-    The last ones of a whole pass have fewer and shorter sequences.
-  """
-  return _batches_of(config, text.validation)
-
-
-def validation_sets(
-  config: RunConfig, text: Corpus
-) -> dict[str, tuple[ValidationSet, Iterable[np.ndarray]]]:
-  """Returns the texts of `evaluation.sets` and their batches, by name.
-
-  Raises:
-    ValueError: If one of them cannot be read or has other tokens.
-  """
-  sets = {}
-  for name, glob in named_globs(config.evaluation.sets).items():
-    with in_front(f"evaluation.sets, {name}: "):
-      found = load_validation_set(glob, text.tokenizer, config.data.text_field)
-      sets[name] = found, _batches_of(config, found.tokens)
-  return sets
-
-
-def _batches_of(config: RunConfig, tokens: np.ndarray) -> Iterable[np.ndarray]:
-  return held_out_batches(
-    tokens,
-    batch_size=config.data.batch_size,
-    sequence_length=config.data.sequence_length,
-    max_sequences=config.evaluation.num_sequences,
-  )

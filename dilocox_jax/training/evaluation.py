@@ -1,6 +1,6 @@
 """Computes what is recorded of a state or a segment, and checks it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -43,7 +43,7 @@ def losses(
   def loss(params: Tree) -> float:
     return _mean_loss(programs, params, parts)
 
-  outer = outer_loss(programs, state, parts)
+  outer = loss(_outer_params(programs, state))
   if isinstance(state, SharedState):  # A warm start has one view three times.
     return dict.fromkeys(("outer_loss", "mean_loss", "replica_loss"), outer)
   return {
@@ -53,11 +53,23 @@ def losses(
   }
 
 
-def outer_loss(
-  programs: Programs, state: TrainingState, parts: Iterable[np.ndarray]
-) -> float:
-  """Computes one validation loss only, that of the outer parameters."""
-  return _mean_loss(programs, _outer_params(programs, state), parts)
+def set_losses(
+  programs: Programs,
+  state: TrainingState,
+  sets: Mapping[str, tuple[Any, Iterable[np.ndarray]]],
+) -> dict[str, float]:
+  """Computes the loss of the outer parameters on each of several texts.
+
+  Args:
+    programs: Programs of the run.
+    state: State of all replicas.
+    sets: By name a text, which is not read, and its batches (`losses`).
+  """
+  outer = _outer_params(programs, state) if sets else None
+  return {
+    name: _mean_loss(programs, outer, parts)
+    for name, (_, parts) in sets.items()
+  }
 
 
 def _outer_params(programs: Programs, state: TrainingState) -> Tree:

@@ -25,7 +25,13 @@ from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.window_groups import window_groups
 from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.report.page import PAGE
-from dilocox_jax.training import build, evaluation, metrics_reader, start
+from dilocox_jax.training import (
+  build,
+  evaluation,
+  metrics_reader,
+  run_text,
+  start,
+)
 from dilocox_jax.training.adaptive_controller import AdaptiveController
 from dilocox_jax.training.checkpoint import FOLDER, Checkpoints, RefusedError
 from dilocox_jax.training.clock import Clock
@@ -81,19 +87,19 @@ class Trainer:
     self.config, self.workdir, self.command = config, workdir, command
     # First: processes whose meshes differ would wait for each other for ever.
     processes.check_equal(config=config.to_mapping())
-    self.programs = build.programs(config, parts)
+    self.corpus = run_text.corpus(config, parts)
+    end_of_text = run_text.document_end(config, self.corpus, parts)
+    self.programs = build.programs(config, parts, end_of_text)
     self.replicas = self.programs.rounds.replicas
     if jax.process_count() > 1:
       processes.open_connections(self.replicas.mesh)
-    self.corpus = build.corpus(config, parts)
     processes.check_equal(text=self.corpus.digest)
-    self.streams = build.streams(config, self.corpus)
+    self.streams = run_text.streams(config, self.corpus)
     self.controller = AdaptiveController(config, self.programs, parts)
-    self.validation = build.held_out(config, self.corpus)
-    self.validation_sets = build.validation_sets(config, self.corpus)
+    self.validation = run_text.held_out(config, self.corpus)
+    self.validation_sets = run_text.validation_sets(config, self.corpus)
     self.progress = TrainingProgress()
-    self._compiled = set()
-    self._stop_signal = 0
+    self._compiled, self._stop_signal = set(), 0
 
   def request_stop(self, stop_signal: int) -> None:
     """Asks the run to save and stop after the segment under way.
@@ -347,10 +353,7 @@ class Trainer:
     self, state: TrainingState, num_steps: int | None = None
   ) -> None:
     losses = evaluation.losses(self.programs, state, self.validation)
-    sets = {
-      name: evaluation.outer_loss(self.programs, state, batches)
-      for name, (_, batches) in self.validation_sets.items()
-    }
+    sets = evaluation.set_losses(self.programs, state, self.validation_sets)
     self._reader.record_evaluation(losses, sets, self.progress, num_steps)
 
   def _save(self, state: TrainingState) -> None:

@@ -21,7 +21,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.config.sections import DataConfig
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.report.run import load_run
-from dilocox_jax.training import build
+from dilocox_jax.training import run_text
 from experiments.runtime import cores, job_pool
 from experiments.sweeps.results import ResultRow, Results, evaluations, row_of
 from experiments.sweeps.run_spec import RequiredRun, run_digest
@@ -31,7 +31,7 @@ _DIVERGED = re.compile(r"is not finite (at|after) step")
 
 @functools.cache
 def _text_digest(data: DataConfig, seed: int) -> str:
-  return build.text_of(data, seed).digest
+  return run_text.text_of(data, seed).digest
 
 
 def corpus_digest(config: RunConfig) -> str:

@@ -21,6 +21,7 @@ DEFAULT = {
   **{"data.split": "train", "data.max_documents": 0},
   **{"data.shuffle_buffer": 0, "data.damaged": "error"},
   **{"data.tokenizer": "bytes", "data.vocab_size": 1024},
+  "data.document_masks": False,
   **{"data.validation_fraction": 0.05, "data.batch_size": 8},
   **{"data.sequence_length": 128, "model.preset": "tiny"},
   **{"model.num_layers": None, "model.model_dim": None},

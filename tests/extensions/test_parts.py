@@ -10,7 +10,7 @@ from dilocox_jax.config import to_plan
 from dilocox_jax.data.sources import SOURCES, register_source
 from dilocox_jax.plan.model.presets import MODEL_PRESETS, register_model
 from dilocox_jax.plan.model.shapes import ModelShape
-from dilocox_jax.training import build
+from dilocox_jax.training import build, run_text
 from dilocox_jax.trees import leaves_by_path
 from tests.extensions import runs, sums
 from tests.extensions.running_mean import RunningMeanShape
@@ -36,9 +36,9 @@ def test_the_plan_knows_the_models_parameters():
 
 
 def test_a_run_trains_the_model_on_the_text_and_is_simulated():
-  text = build.corpus(config())
+  text = run_text.corpus(config())
   assert text.name == "sums" and text.num_files == 100
-  runs.assert_it_trains(config(), build.streams(config(), text).take(12))
+  runs.assert_it_trains(config(), run_text.streams(config(), text).take(12))
   assert runs.simulated(config()).num_steps == 12
 
 

@@ -1,44 +1,8 @@
-import dataclasses
-
 import jax
 import numpy as np
-import pytest
 
 from dilocox_jax.training import build
 from tests import runs
-
-
-@pytest.mark.parametrize(
-  "seed, source", [(0, "synthetic"), (1, "synthetic"), (0, "text_files")]
-)
-def test_the_text_is_the_one_asked_for(seed, source, tmp_path):
-  text = b"one file of text\n" * 400
-  for number in range(40):
-    (tmp_path / f"{number}.txt").write_bytes(text + str(number).encode())
-  data = {"source": source, "validation_fraction": 0.3}
-  if source == "text_files":
-    data["glob"] = str(tmp_path / "*.txt")
-  config = dataclasses.replace(runs.settings(data=data), seed=seed)
-  corpus = build.corpus(config)
-  assert corpus.name == source
-  size = corpus.train.size + corpus.validation.size
-  if source == "text_files":
-    assert corpus.num_files == 40
-  np.testing.assert_allclose(corpus.validation.size / size, 0.3, atol=0.15)
-  again = build.corpus(dataclasses.replace(config, seed=seed + 1))
-  assert (again.digest == corpus.digest) == (source == "text_files")
-
-
-def test_streams_and_held_out_text_have_the_configs_shapes():
-  config = runs.settings(num_replicas=3, evaluation={"num_sequences": 7})
-  corpus = build.corpus(config)
-  width = runs.SEQUENCE_LENGTH + 1
-  batches = build.streams(config, corpus).take(4)
-  assert batches.shape == (3, 4, runs.BATCH_SIZE, width)
-  (held_out,) = build.held_out(config, corpus)
-  assert held_out.shape == (3, runs.BATCH_SIZE, width)  # 7, in whole batches.
-  again = build.streams(dataclasses.replace(config, seed=1), corpus)
-  assert (again.take(4) != batches).any()
 
 
 def test_the_learning_rate_follows_the_configs_schedule():

@@ -13,7 +13,7 @@ from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.round_program import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
-from dilocox_jax.training import build, metrics_reader
+from dilocox_jax.training import metrics_reader, run_text
 from dilocox_jax.training.evaluation import NotFiniteError
 from dilocox_jax.training.metrics_reader import DispatchedSegment, MetricsReader
 from dilocox_jax.training.progress_bar import ProgressBar
@@ -158,7 +158,7 @@ def _opened(workdir, held_out=0):
   return metrics_reader.open_reader(
     config,
     workdir,
-    corpus=build.corpus(config),
+    corpus=run_text.corpus(config),
     held_out=[np.full((1, 2, 3), held_out, np.int32)],
     validation_sets={},
     programs=runs.programs(config),

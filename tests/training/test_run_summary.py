@@ -3,7 +3,7 @@ import jax
 from dilocox_jax.api.cluster_clock import ClusterClock
 from dilocox_jax.api.simulation_setup import Options
 from dilocox_jax.config import to_plan
-from dilocox_jax.training import build
+from dilocox_jax.training import run_text
 from dilocox_jax.training.run_summary import clock_at_end_s, summary_lines
 from tests import runs
 
@@ -11,7 +11,7 @@ from tests import runs
 def _lines(config):
   return summary_lines(
     config,
-    build.corpus(config),
+    run_text.corpus(config),
     to_plan.run_plan(config),
     to_plan.traffic(config),
   )

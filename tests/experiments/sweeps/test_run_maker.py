@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.training import run_text
 from experiments.runtime import cores
 from experiments.sweeps import run_maker
 from experiments.sweeps.required_runs import TASKS
@@ -181,10 +182,9 @@ def test_only_a_run_that_diverged_is_a_result(
 
 
 def test_the_text_of_a_run_is_the_one_that_training_would_see():
-  from dilocox_jax.training import build
 
   config = sweeps.sweep().config({"seed": 3})
-  assert corpus_digest(config) == build.corpus(config).digest
+  assert corpus_digest(config) == run_text.corpus(config).digest
 
 
 def test_a_field_that_a_later_version_adds_makes_no_run_anew(tmp_path):

@@ -1,0 +1,126 @@
+"""Loads the texts of a run, and cuts them into batches.
+
+`data` takes plain arguments and does not know the config, which is read here.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from dilocox_jax.checks import in_front, require
+from dilocox_jax.config import RunConfig
+from dilocox_jax.config.sections import DataConfig
+from dilocox_jax.data import sources, tokenizers
+from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.data.documents import named_globs
+from dilocox_jax.data.streams import ReplicaStreams
+from dilocox_jax.data.validation import (
+  ValidationSet,
+  held_out_batches,
+  load_validation_set,
+)
+from dilocox_jax.training.parts import NO_PARTS, Parts
+
+
+def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
+  """Returns the text that is handed in, or that of the config's data source.
+
+  Raises:
+    ValueError: If the source has no text. The message is one line.
+  """
+  if parts.data is not None:
+    return parts.data
+  text = text_of(config.data, config.seed)
+  size = config.model.shape.vocab_size
+  require(
+    parts.model is not None or text.vocab_size <= size,
+    f"the text has {text.vocab_size} different tokens, but the model "
+    f"{config.model.preset} has only {size}: set "
+    f"model.vocab_size={text.vocab_size}, or lower data.vocab_size",
+  )
+  return text
+
+
+def text_of(data: DataConfig, seed: int) -> Corpus:
+  """Returns the text of a data source with the tokens that the config names.
+
+  Args:
+    data: Section of a config.
+    seed: Seed of the run; the source "synthetic" reads it.
+
+  Raises:
+    ValueError: If the source has no text. The message is one line.
+  """
+  given = {k: v for k, v in vars(data).items() if k in sources.SETTINGS}
+  made = {"tokenizer": tokenizers.choose(data.tokenizer, data.vocab_size)}
+  return sources.load_corpus(data.source, **given | made, seed=seed)
+
+
+def document_end(
+  config: RunConfig, text: Corpus, parts: Parts = NO_PARTS
+) -> int | None:
+  """Returns the token at which attention begins anew; None without masks.
+
+  Raises:
+    ValueError: If `data.document_masks` is set, and the text has no such token
+      or the model is handed in.
+  """
+  if not config.data.document_masks:
+    return None
+  made = text.tokenizer
+  if made is None or made.name == tokenizers.BYTES:
+    raise ValueError(
+      "data.document_masks needs a token that ends a document, which the text "
+      f"{text.name} has not: set data.tokenizer to 'bpe' or a tokenizer.json"
+    )
+  require(
+    parts.model is None,
+    "data.document_masks does not reach a model that is handed in: drop it",
+  )
+  return made.end_of_text
+
+
+def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
+  """Returns the training batches of every replica."""
+  return ReplicaStreams(
+    text.train,
+    num_replicas=config.mesh.num_replicas,
+    batch_size=config.data.batch_size,
+    sequence_length=config.data.sequence_length,
+    seed=config.seed,
+  )
+
+
+def held_out(config: RunConfig, text: Corpus) -> Iterable[np.ndarray]:
+  """Returns the validation batches that every evaluation uses.
+
+  Returns:
+    Arrays of token ids [N, B, L + 1]: N batches of B sequences of L + 1 tokens.
+    The last ones of a whole pass have fewer and shorter sequences.
+  """
+  return _batches_of(config, text.validation)
+
+
+def validation_sets(
+  config: RunConfig, text: Corpus
+) -> dict[str, tuple[ValidationSet, Iterable[np.ndarray]]]:
+  """Returns the texts of `evaluation.sets` and their batches, by name.
+
+  Raises:
+    ValueError: If one of them cannot be read or has other tokens.
+  """
+  sets = {}
+  for name, glob in named_globs(config.evaluation.sets).items():
+    with in_front(f"evaluation.sets, {name}: "):
+      found = load_validation_set(glob, text.tokenizer, config.data.text_field)
+      sets[name] = found, _batches_of(config, found.tokens)
+  return sets
+
+
+def _batches_of(config: RunConfig, tokens: np.ndarray) -> Iterable[np.ndarray]:
+  return held_out_batches(
+    tokens,
+    batch_size=config.data.batch_size,
+    sequence_length=config.data.sequence_length,
+    max_sequences=config.evaluation.num_sequences,
+  )

@@ -1,0 +1,82 @@
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dilocox_jax.training import build, run_text
+from dilocox_jax.training.parts import Parts
+from tests import runs
+
+
+@pytest.mark.parametrize(
+  "seed, source", [(0, "synthetic"), (1, "synthetic"), (0, "text_files")]
+)
+def test_the_text_is_the_one_asked_for(seed, source, tmp_path):
+  text = b"one file of text\n" * 400
+  for number in range(40):
+    (tmp_path / f"{number}.txt").write_bytes(text + str(number).encode())
+  data = {"source": source, "validation_fraction": 0.3}
+  if source == "text_files":
+    data["glob"] = str(tmp_path / "*.txt")
+  config = dataclasses.replace(runs.settings(data=data), seed=seed)
+  corpus = run_text.corpus(config)
+  assert corpus.name == source
+  size = corpus.train.size + corpus.validation.size
+  if source == "text_files":
+    assert corpus.num_files == 40
+  np.testing.assert_allclose(corpus.validation.size / size, 0.3, atol=0.15)
+  again = run_text.corpus(dataclasses.replace(config, seed=seed + 1))
+  assert (again.digest == corpus.digest) == (source == "text_files")
+
+
+def test_streams_and_held_out_text_have_the_configs_shapes():
+  config = runs.settings(num_replicas=3, evaluation={"num_sequences": 7})
+  corpus = run_text.corpus(config)
+  width = runs.SEQUENCE_LENGTH + 1
+  batches = run_text.streams(config, corpus).take(4)
+  assert batches.shape == (3, 4, runs.BATCH_SIZE, width)
+  (held_out,) = run_text.held_out(config, corpus)
+  assert held_out.shape == (3, runs.BATCH_SIZE, width)  # 7, in whole batches.
+  again = run_text.streams(dataclasses.replace(config, seed=1), corpus)
+  assert (again.take(4) != batches).any()
+
+
+def _texts(tmp_path, **data):
+  lines = (json.dumps({"text": f"some words {n}"}) for n in range(300))
+  (tmp_path / "a.jsonl").write_text("\n".join(lines))
+  given = {"source": "text_files", "glob": f"{tmp_path}/*.jsonl", **data}
+  return runs.settings(
+    model={"vocab_size": 300, "z_loss": 0.0},
+    data={"document_masks": True, **given},
+  )
+
+
+def test_document_masks_reach_training_and_evaluation(tmp_path):
+  config = _texts(tmp_path, tokenizer="bpe", vocab_size=300)
+  text = run_text.corpus(config)
+  end = run_text.document_end(config, text)
+  assert text.tokenizer and end == text.tokenizer.end_of_text
+  made, plain = (build.programs(config, end_of_text=e) for e in (end, None))
+  params = jax.tree.map(lambda x: 3 * x, made.model.init(jax.random.key(0)))
+  batch = jnp.asarray(run_text.streams(config, text).take(1)[0, 0])
+  masked, _ = made.steps.gradient(params, batch)
+  np.testing.assert_allclose(made.model.loss(params, batch), masked, rtol=1e-6)
+  assert abs(plain.model.loss(params, batch) - masked) > 1e-4
+  assert run_text.document_end(runs.settings(), text) is None
+
+
+def test_where_no_token_ends_a_document_masks_are_refused(tmp_path):
+  for config in (
+    _texts(tmp_path),
+    runs.settings(data={"document_masks": True}),
+  ):
+    with pytest.raises(ValueError, match="needs a token that ends") as error:
+      runs.train(config, tmp_path / "run")
+    assert "\n" not in str(error.value)
+  config = _texts(tmp_path, tokenizer="bpe", vocab_size=300)
+  parts = Parts(model=runs.programs(runs.settings()).model)
+  with pytest.raises(ValueError, match="a model that is handed in"):
+    run_text.document_end(config, run_text.corpus(config), parts)
