@@ -8,6 +8,7 @@ with --config.data.source=shards --config.data.glob=tokens, and maps the files
 instead of reading them. The same command again goes on where it was stopped.
 """
 
+import itertools
 import pathlib
 from collections.abc import Callable, Iterator
 
@@ -21,6 +22,7 @@ from dilocox_jax.data.documents import (
   DAMAGED,
   TEXT_FIELD,
   Document,
+  in_parts,
   matching_files,
   read_documents,
   sampled,
@@ -34,7 +36,7 @@ _MB = 10**6
 def define_flags() -> None:
   """Defines the flags of this binary."""
   command_line.define_workdir()
-  text = "Pattern of the files, e.g. 'texts/**/*.jsonl.gz'."
+  text = "Pattern of the files, e.g. 'texts/**/*.jsonl.gz'; several with ;."
   flags.DEFINE_string("glob", None, text, required=True)
   text = "text_files, or huggingface, whose --glob may be a data set's name."
   kinds = ["text_files", "huggingface"]
@@ -72,21 +74,25 @@ def main(values: flags.FlagValues) -> None:
 
 def _prepare(values: flags.FlagValues, workdir: pathlib.Path) -> None:
   is_dataset = values.source == "huggingface"
-  files = [] if is_dataset else matching_files(values.glob)
+  globs = [] if is_dataset else values.glob.split(";")
+  files = {glob: matching_files(glob) for glob in globs}
   skipped: list[ValueError] = []
   on_damage = skipped.append if values.damaged == "skip" else None
 
-  def unshuffled(done: Callable[[int], None]) -> Iterator[Document]:
+  def of_glob(glob: str, done: Callable[[int], None]) -> Iterator[Document]:
     field = values.text_field
     if is_dataset:
-      yield from read_dataset(values.glob, field, values.split, on_damage)
-    for name, path in files:
+      yield from read_dataset(glob, field, values.split, on_damage)
+    for name, path in files.get(glob, ()):
       yield from read_documents(name, path, field, on_damage)
       done(path.stat().st_size)
 
   def documents(done: Callable[[int], None]) -> Iterator[Document]:
-    sizes = values.shuffle_buffer, values.max_documents
-    return sampled(unshuffled(done), *sizes, values.seed)
+    def drawn(glob: str) -> Iterator[Document]:
+      sizes = values.shuffle_buffer, values.max_documents
+      return sampled(of_glob(glob, done), *sizes, values.seed)
+
+    return in_parts(values.glob, drawn)
 
   first = _first(documents(lambda size: None), values)
   make = tokenizers.choose(values.tokenizer, values.vocab_size)
@@ -101,7 +107,8 @@ def _prepare(values: flags.FlagValues, workdir: pathlib.Path) -> None:
     progress.TimeRemainingColumn(),
     console=Console(stderr=True),
   ) as bar:
-    total = sum(path.stat().st_size for _, path in files) or None
+    found = itertools.chain(*files.values())
+    total = sum(path.stat().st_size for _, path in found) or None
     task = bar.add_task("reading", total=total)
     read = documents(lambda size: bar.update(task, advance=size))
     fraction = values.validation_fraction

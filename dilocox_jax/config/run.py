@@ -31,6 +31,7 @@ FREE_ON_RESUME = (
   "evaluation.interval_steps",
   "checkpoint.interval_steps",
   "checkpoint.keep",
+  "data.num_workers",
   "mesh.layout",
   "mesh.num_data_shards",
   "mesh.num_stages",

@@ -54,7 +54,8 @@ class DataConfig(Section):
   # stdlib (Python's library), text_files, huggingface, shards, synthetic.
   source: str = "stdlib"
   # text_files: pattern of the files, e.g. "notes/**/*.txt". huggingface: also a
-  # saved data set, or a name on the hub. shards: their folder.
+  # saved data set, or a name on the hub. shards: their folder. Several, joined
+  # by ";", are the parts of the text.
   glob: str = ""
   # text_files, huggingface: field of a line or row that has the text.
   text_field: str = "text"
@@ -75,6 +76,12 @@ class DataConfig(Section):
   document_masks: bool = False
   # Share of the files that is held out for validation.
   validation_fraction: float = limited(0.05, above=0, below=1)
+  # Which parts replicas read: "" (all the same), own (replica m reads part m),
+  # weights of the parts, e.g. "0.7,0.3", or such weights for each replica, e.g.
+  # "0.9,0.1;0.1,0.9".
+  mix: str = ""
+  # Threads that read batches ahead; they change no batch.
+  num_workers: int = limited(0, at_least=0, at_most=64)
   # Number of sequences in one inner step of one replica.
   batch_size: int = limited(8, at_least=1)
   # Number of tokens that the model predicts in a sequence.

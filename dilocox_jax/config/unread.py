@@ -99,7 +99,7 @@ def _model_value(values: Values, name: str) -> Any:
 def _ignored_data(values: Values) -> Iterator[Ignored]:
   source = values["data.source"]
   for names, remedy in (
-    (("glob",), "reads no files: set data.source=text_files"),
+    (("glob", "mix"), "reads no files: set data.source=text_files"),
     (("text_field",), "reads no JSON: set data.source=text_files"),
     (("damaged",), "reads no files that may be damaged: drop it"),
     (("validation_fraction",), "is divided already: drop it"),

@@ -8,6 +8,8 @@ stays one when other files are added.
 
 import dataclasses
 import hashlib
+import itertools
+import types
 from collections.abc import Mapping
 
 import numpy as np
@@ -37,6 +39,7 @@ class Corpus:
     tokenizer: What made the tokens; None if nothing did.
     num_skipped: Damaged lines and files that were left out, or, of shards that
       are too short, missing tokens.
+    parts: Training tokens of each glob, in order; a mix of parts needs them.
   """
 
   name: str
@@ -48,6 +51,7 @@ class Corpus:
   bytes_per_token: float | None = None
   tokenizer: Tokenizer | None = None
   num_skipped: int = 0
+  parts: tuple[int, ...] = ()
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:
@@ -85,6 +89,7 @@ def from_files(
   files: Mapping[str, bytes],
   validation_fraction: float,
   tokenizer: MakeTokenizer = tokenizers.byte_tokenizer,
+  part_of: Mapping[str, int] = types.MappingProxyType({}),
 ) -> Corpus:
   """Splits files into training and validation tokens.
 
@@ -94,6 +99,8 @@ def from_files(
     validation_fraction: Share of the files held out, above 0 and below 1.
     tokenizer: Function from the training documents to a tokenizer. The default
       makes tokens of bytes.
+    part_of: Number of the part that a file belongs to, by its name; 0 if it has
+      none. Every part needs training text.
 
   Returns:
     A corpus whose files are joined in the order of their names. The tokenizer's
@@ -104,14 +111,15 @@ def from_files(
       no text.
   """
   check_fraction(validation_fraction)
-  paths = sorted(files)
+  paths = sorted(files, key=lambda path: (part_of.get(path, 0), path))
   held_out = [p for p in paths if is_held_out(p, validation_fraction)]
   # If training had a copy of a validation file under another name, the
   # validation loss would measure memory.
   held_out_contents = {files[p] for p in held_out}
-  kept = [
-    files[p] for p in paths if files[p] and files[p] not in held_out_contents
+  kept_paths = [
+    p for p in paths if files[p] and files[p] not in held_out_contents
   ]
+  kept = [files[p] for p in kept_paths]
   held = [files[p] for p in held_out if files[p]]
   if not kept or not held:
     empty, change = ("validation", "raise") if kept else ("training", "lower")
@@ -125,16 +133,27 @@ def from_files(
   if made.digest:
     digest = digest_of({digest: made.digest.encode()})
   validation = tokenizers.join(made, held)
+  parts = [
+    tokenizers.join(made, [files[p] for p in group])
+    for _, group in itertools.groupby(kept_paths, lambda p: part_of.get(p, 0))
+  ]
+  num_parts = len({part_of.get(p, 0) for p in paths})
+  require(
+    len(parts) == num_parts,
+    f"{name} has training text in {len(parts)} of {num_parts} globs: more files"
+    " are needed, or lower validation_fraction",
+  )
   num_bytes = sum(map(len, held)) + len(held) - 1
   return Corpus(
     name,
-    tokenizers.join(made, kept),
+    np.concatenate(parts),
     validation,
     digest,
     made.vocab_size,
     len(files),
     num_bytes / len(validation),
     made,
+    parts=tuple(map(len, parts)),
   )
 
 

@@ -39,10 +39,12 @@ class Document(NamedTuple):
     name: Path relative to the root of the corpus, with forward slashes, and
       for JSON lines the number of the line, from 1: "b/a.jsonl:12".
     content: The text in UTF-8.
+    part: Number of the glob that it is from.
   """
 
   name: str
   content: bytes
+  part: int = 0
 
 
 def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
@@ -92,6 +94,22 @@ def named_globs(sets: str) -> dict[str, str]:
     "'wiki=wiki/*.txt;code=src/**/*.py'",
   )
   return found
+
+
+def in_parts(
+  globs: str, read: Callable[[str], Iterable[Document]]
+) -> Iterator[Document]:
+  """Yields the documents of several globs, each of which is a part of a text.
+
+  Args:
+    globs: Globs joined by ";". One alone changes nothing.
+    read: Function from a glob to its documents.
+  """
+  for part, glob_of_part in enumerate(globs.split(";")):
+    for document in read(glob_of_part):
+      # Two globs may give two documents one name.
+      name = f"{part}/{document.name}" if part else document.name
+      yield Document(name, document.content, part)
 
 
 def read_documents(

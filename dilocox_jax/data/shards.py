@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ class Progress:
     documents: Documents that were written.
     tokens: Tokens by split.
     text_bytes: Bytes of text by split, one for each end of a text included.
+    parts: Training tokens of each part.
     digest: Hash of all tokens, batch by batch.
   """
 
@@ -56,6 +57,7 @@ class Progress:
   text_bytes: dict[str, int] = dataclasses.field(
     default_factory=lambda: {TRAIN: 0, VALIDATION: 0}
   )
+  parts: list[int] = dataclasses.field(default_factory=list)
   digest: str = ""
 
 
@@ -70,7 +72,8 @@ def write(
   Args:
     folder: Where to write; made if missing. What an interrupted call with the
       same arguments wrote there is kept.
-    documents: All documents, those that were written before included.
+    documents: All documents, those that were written before included, in the
+      order of their parts.
     tokenizer: Makes the tokens.
     validation_fraction: Share of the documents that is held out, above 0 and
       below 1.
@@ -152,6 +155,10 @@ def _append(
   end = np.asarray([tokenizer.end_of_text], tokenizer.dtype)
   for document, tokens in zip(batch, encoded, strict=True):
     split = VALIDATION if is_validation(document, fraction) else TRAIN
+    if split == TRAIN:
+      absent = document.part + 1 - len(progress.parts)
+      progress.parts += [0] * absent
+      progress.parts[document.part] += len(tokens) + 1
     parts[split] += [tokens.astype(tokenizer.dtype, copy=False), end]
     progress.text_bytes[split] += len(document.content) + 1
   for split, arrays in parts.items():
@@ -186,6 +193,7 @@ def _finish(
     **progress.settings,
     "documents": progress.documents,
     "tokens": progress.tokens,
+    "parts": progress.parts,
     "bytes_per_token": held_out,
     "digest": progress.digest[:16],
     "tokenizer_file": name,
@@ -234,7 +242,14 @@ def map_corpus(folder: str, damaged: str = DAMAGED[0]) -> Corpus:
     index["bytes_per_token"],
     made,
     missing,
+    # What is missing is missing at the end, so of the last parts.
+    _parts(index.get("parts", ()), len(arrays[TRAIN])),
   )
+
+
+def _parts(parts: Sequence[int], num_tokens: int) -> tuple[int, ...]:
+  ends = np.minimum(np.cumsum([0, *parts]), num_tokens)
+  return tuple(map(int, np.diff(ends)))
 
 
 def is_finished(folder: str) -> bool:

@@ -22,6 +22,7 @@ from dilocox_jax.data.documents import (
   TEXT_FIELD,
   Document,
   OnDamage,
+  in_parts,
   matching_files,
   read_documents,
   sampled,
@@ -142,7 +143,8 @@ def text_files(
   """Reads every file that a pattern matches (`documents.read_documents`).
 
   Args:
-    pattern: Glob pattern; `**` matches folders of any depth.
+    pattern: Glob pattern; `**` matches folders of any depth. Several, joined
+      by ";", are the parts of the text.
     validation_fraction: Share of the documents that is held out for validation,
       above 0 and below 1.
     tokenizer: As for `load_corpus`.
@@ -155,8 +157,11 @@ def text_files(
   """
 
   def read(on_damage: OnDamage | None) -> Iterator[Document]:
-    for name, path in matching_files(pattern):
-      yield from read_documents(name, path, text_field, on_damage)
+    def of_glob(glob: str) -> Iterator[Document]:
+      for name, path in matching_files(glob):
+        yield from read_documents(name, path, text_field, on_damage)
+
+    return in_parts(pattern, of_glob)
 
   return _corpus("text_files", read, damaged, validation_fraction, tokenizer)
 
@@ -176,14 +181,15 @@ def huggingface(
   """Reads a data set into memory (`huggingface.read_dataset`).
 
   Args:
-    glob: A saved data set, a pattern of files, or a name on the hub.
+    glob: A saved data set, a pattern of files, or a name on the hub. Several,
+      joined by ";", are the parts of the text.
     seed: Seed of the documents that `max_documents` takes.
     validation_fraction: As for `text_files`.
     tokenizer: As for `load_corpus`.
     text_field: Field that has the text.
     split: Split that is read; the validation text is held out from it.
     shuffle_buffer: As in `documents.sampled`.
-    max_documents: Documents to read at most; 0 reads all.
+    max_documents: Documents of a part to read at most; 0 reads all.
     damaged: As for `text_files`.
 
   Raises:
@@ -191,8 +197,11 @@ def huggingface(
   """
 
   def read(on_damage: OnDamage | None) -> Iterator[Document]:
-    found = read_dataset(glob, text_field, split, on_damage)
-    return sampled(found, shuffle_buffer, max_documents, seed)
+    def of_glob(glob: str) -> Iterator[Document]:
+      found = read_dataset(glob, text_field, split, on_damage)
+      return sampled(found, shuffle_buffer, max_documents, seed)
+
+    return in_parts(glob, of_glob)
 
   return _corpus("huggingface", read, damaged, validation_fraction, tokenizer)
 
@@ -207,10 +216,13 @@ def _corpus(
   """Makes a corpus of documents, and counts those that cannot be read."""
   skipped: list[ValueError] = []
   on_damage = skipped.append if damaged == "skip" else None
-  found = {document.name: document.content for document in read(on_damage)}
+  found, part_of = {}, {}
+  for document in read(on_damage):
+    found[document.name] = document.content
+    part_of[document.name] = document.part
   for error in skipped:
     logging.getLogger(__name__).warning("skipped: %s", error)
-  made = from_files(name, found, validation_fraction, tokenizer)
+  made = from_files(name, found, validation_fraction, tokenizer, part_of)
   return dataclasses.replace(made, num_skipped=len(skipped))
 
 

@@ -3,17 +3,71 @@
 Replicas may run in one process or in many, be killed and start again. If the
 order depended on anything but the seed and the step, a resumed run would be
 another experiment. So a stream is a grain `MapDataset`, which has random
-access: batch s is computed from s alone, without threads, buffers or reading
-ahead. A checkpoint has to keep only one number, the step.
+access: batch s is computed from s alone. A checkpoint has to keep only one
+number, the step. Threads may compute the next batches ahead; this changes none
+of them.
 """
 
+import functools
 import hashlib
+import itertools
+import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import grain
 import numpy as np
 from jaxtyping import Int32, Integer
+
+from dilocox_jax.checks import require
+
+Mix = Sequence[Sequence[float]]  # Weight of each part, for each replica.
+
+
+def mix_of(mix: str, num_replicas: int, num_parts: int) -> Mix | None:
+  """Returns the weights that `data.mix` gives the parts of a text.
+
+  Args:
+    mix: "" for no parts, "own" to give replica m part m modulo the number of
+      parts, "0.7,0.3" for the weights of two parts, or such weights for each
+      replica, e.g. "0.9,0.1;0.1,0.9".
+    num_replicas: Number of replicas, M.
+    num_parts: Number of parts of the text.
+
+  Returns:
+    Weights [M][num_parts], or None for no parts.
+
+  Raises:
+    ValueError: If that is not its form, or it does not fit the numbers.
+  """
+  if not mix:
+    return None
+  require(
+    num_parts > 1,
+    f"data.mix={mix!r} needs several parts: join their globs by ';' in "
+    "data.glob, or prepare shards with such a glob",
+  )
+  if mix == "own":
+    require(
+      num_parts <= num_replicas,
+      f"data.mix='own' would leave out some of {num_parts} parts with "
+      f"{num_replicas} replicas: raise mesh.num_replicas",
+    )
+    owned = [replica % num_parts for replica in range(num_replicas)]
+    return [[float(p == own) for p in range(num_parts)] for own in owned]
+  try:
+    rows = [[float(w) for w in row.split(",")] for row in mix.split(";")]
+  except ValueError:
+    rows = []
+  require(
+    len(rows) in (1, num_replicas)
+    and all(len(row) == num_parts for row in rows)
+    and all(min(row) >= 0 and 0 < sum(row) < math.inf for row in rows),
+    f"data.mix={mix!r} must be 'own', or {num_parts} weights joined by ',', or "
+    f"such weights for each of {num_replicas} replicas, joined by ';'",
+  )
+  return rows * num_replicas if len(rows) == 1 else rows
 
 
 class ReplicaStreams:
@@ -28,6 +82,10 @@ class ReplicaStreams:
   [4, 1], [7 | 7], [4, 1], where "|" is the end of its first epoch. A batch
   goes on across that end, so no sequence is dropped.
 
+  With a mix, each part of the text is divided in this way among the replicas
+  that give it a weight. A replica reads the parts in turn, so that any stretch
+  of its stream has them in the proportion of its weights.
+
   Args:
     tokens: Training tokens.
     num_replicas: Number of streams, M.
@@ -35,6 +93,9 @@ class ReplicaStreams:
     sequence_length: Tokens that a model predicts in a sequence, L. A sequence
       has L + 1 tokens.
     seed: Any integer; seed of the order.
+    parts: Tokens of each part of the text, in order; only a mix needs them.
+    mix: Weights [M][parts]; None takes the text as one part.
+    num_workers: Threads that read the next batches ahead; 0 reads on request.
 
   Raises:
     ValueError: If a replica would own less than one batch.
@@ -48,35 +109,65 @@ class ReplicaStreams:
     batch_size: int,
     sequence_length: int,
     seed: int,
+    parts: Sequence[int] = (),
+    mix: Mix | None = None,
+    num_workers: int = 0,
   ):
-    sequences = cut(tokens, sequence_length)
-    if len(sequences) < num_replicas * batch_size:
-      raise ValueError(
-        f"{len(tokens)} training tokens make {len(sequences)} sequences of"
-        f" {sequence_length + 1}, but {num_replicas} replicas with batch_size"
-        f" {batch_size} need {num_replicas * batch_size}: use more text, or"
-        " lower batch_size, sequence_length or num_replicas"
-      )
+    width = sequence_length + 1
+    if mix is None:
+      parts, mix = (len(tokens),), [[1.0]] * num_replicas
+    counts = [part // width for part in parts]
+    for p, (part, count) in enumerate(zip(parts, counts, strict=True)):
+      readers = [m for m in range(num_replicas) if mix[m][p]]
+      if count < len(readers) * batch_size:
+        raise ValueError(
+          f"{part} training tokens make {count} sequences of"
+          f" {width}, but {len(readers)} replicas with batch_size"
+          f" {batch_size} need {len(readers) * batch_size}: use more text, or"
+          " lower batch_size, sequence_length or num_replicas"
+        )
     self._identity = {
-      "num_windows": len(sequences),  # The name in checkpoints.
+      "num_windows": sum(counts),  # The name in checkpoints.
       "num_replicas": num_replicas,
       "batch_size": batch_size,
       "sequence_length": sequence_length,
       "seed": seed,
     }
-    self._sequences = sequences
-    # The streams hold indices of sequences, because numpy gathers a whole batch
-    # faster than grain collects single sequences. Line by line: keep every
-    # M-th index, draw an order per epoch, repeat for ever, make batches.
+    if len(parts) > 1:
+      self._identity["mix"] = repr((list(parts), [list(row) for row in mix]))
+    # A sequence is read from a view that begins at every token. The streams
+    # hold numbers of sequences, because numpy gathers a whole batch faster than
+    # grain collects single sequences.
+    self._windows = np.lib.stride_tricks.sliding_window_view(tokens, width)
+    self._bounds = np.cumsum([0, *counts])
+    self._rests = np.cumsum([0, *parts[:-1]]) - self._bounds[:-1] * width
     self._batches = [
-      grain.MapDataset.range(len(sequences))
-      .slice(slice(m, None, num_replicas))
-      .shuffle(seed=_replica_seed(seed, m))
-      .repeat()
-      .batch(batch_size)
-      for m in range(num_replicas)
+      self._stream(m, mix, seed).batch(batch_size) for m in range(num_replicas)
     ]
     self._step = 0
+    self._workers = ThreadPoolExecutor(num_workers) if num_workers else None
+    self._num_tasks = max(1, num_workers)
+    self._ahead: tuple[Any, Any, list[Future]] = None, None, []
+
+  def _stream(self, replica: int, mix: Mix, seed: int) -> grain.MapDataset:
+    """Returns the numbers of the sequences that a replica reads, for ever."""
+    weights, streams = [], []
+    for p, weight in enumerate(mix[replica]):
+      if not weight:
+        continue
+      readers = [m for m, row in enumerate(mix) if row[p]]
+      # Line by line: take the part, keep every sequence that the replica owns,
+      # draw an order per epoch, repeat for ever.
+      streams.append(
+        grain.MapDataset.range(*map(int, self._bounds[p : p + 2]))
+        .slice(slice(readers.index(replica), None, len(readers)))
+        .shuffle(seed=_order_seed(seed, replica, p))
+        .repeat()
+      )
+      weights.append(weight)
+    if len(streams) == 1:
+      return streams[0]
+    return grain.MapDataset.mix(streams, weights=weights)
 
   def take(
     self, num_steps: int, replicas: Sequence[int] | None = None
@@ -94,15 +185,37 @@ class ReplicaStreams:
       Tokens [replicas, num_steps, batch_size, sequence_length + 1].
     """
     chosen = range(len(self._batches)) if replicas is None else replicas
-    steps = range(self._step, self._step + num_steps)
-    batch_size, width = self._identity["batch_size"], self._sequences.shape[1]
-    shape = (len(chosen), num_steps, batch_size, width)
-    out = np.empty(shape, np.int32)
-    for stream, m in zip(out, chosen, strict=True):
-      for batch, step in zip(stream, steps, strict=True):
-        batch[:] = self._sequences[np.asarray(self._batches[m][step])]
+    request = self._step, num_steps, tuple(chosen)
+    asked, out, tasks = self._ahead
+    if asked != request:
+      _, out, tasks = self._begun(request)
+    for task in tasks:
+      task.result()
     self._step += num_steps
+    if self._workers:  # The next request is mostly like this one.
+      self._ahead = self._begun((self._step, *request[1:]))
     return out
+
+  def _begun(self, request: tuple) -> tuple[Any, Any, list[Future]]:
+    """Returns a request, its array and the tasks that fill it."""
+    _, num_steps, chosen = request
+    batch_size, width = self._identity["batch_size"], self._windows.shape[1]
+    out = np.empty((len(chosen), num_steps, batch_size, width), np.int32)
+    if self._workers is None:
+      self._fill(request, out, 0)
+      return request, out, []
+    numbers = range(self._num_tasks)
+    submit = functools.partial(self._workers.submit, self._fill, request, out)
+    return request, out, [submit(number) for number in numbers]
+
+  def _fill(self, request: tuple, out: np.ndarray, number: int) -> None:
+    """Reads every batch of a request that falls to one of the tasks."""
+    first, num_steps, chosen = request
+    places = itertools.product(range(len(chosen)), range(num_steps))
+    for row, step in itertools.islice(places, number, None, self._num_tasks):
+      ids = np.asarray(self._batches[chosen[row]][first + step])
+      parts = np.searchsorted(self._bounds, ids, side="right") - 1
+      out[row, step] = self._windows[ids * out.shape[-1] + self._rests[parts]]
 
   def get_state(self) -> dict[str, int]:
     """Returns the position for JSON; it is the same in every process."""
@@ -145,10 +258,9 @@ def cut(tokens: np.ndarray, sequence_length: int) -> np.ndarray:
   return tokens[: num_sequences * width].reshape(num_sequences, width)
 
 
-def _replica_seed(seed: int, replica: int) -> int:
+def _order_seed(seed: int, replica: int, part: int) -> int:
   # Grain adds the epoch to its seed. With the seeds s and s + 1 replica 1
   # would use in epoch 0 the order that replica 0 uses in epoch 1. Hashing puts
   # the seeds of replicas far apart.
-  return int.from_bytes(
-    hashlib.sha256(f"{seed}/{replica}".encode()).digest()[:4], "big"
-  )
+  name = f"{seed}/{replica}" + (f"/{part}" if part else "")
+  return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")

@@ -13,7 +13,7 @@ from dilocox_jax.config.sections import DataConfig
 from dilocox_jax.data import sources, tokenizers
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.documents import named_globs
-from dilocox_jax.data.streams import ReplicaStreams
+from dilocox_jax.data.streams import ReplicaStreams, mix_of
 from dilocox_jax.data.validation import (
   ValidationSet,
   held_out_batches,
@@ -81,13 +81,21 @@ def document_end(
 
 
 def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
-  """Returns the training batches of every replica."""
+  """Returns the training batches of every replica.
+
+  Raises:
+    ValueError: If there is too little text, or `data.mix` does not fit it.
+  """
+  num_replicas = config.mesh.num_replicas
   return ReplicaStreams(
     text.train,
-    num_replicas=config.mesh.num_replicas,
+    num_replicas=num_replicas,
     batch_size=config.data.batch_size,
     sequence_length=config.data.sequence_length,
     seed=config.seed,
+    parts=text.parts,
+    mix=mix_of(config.data.mix, num_replicas, len(text.parts)),
+    num_workers=config.data.num_workers,
   )
 
 

@@ -277,13 +277,12 @@ class Trainer:
       else:
         programs = self.programs.steps_of(segment.phase)
         state, step_metrics = programs.steps(state, batches)
-    traffic = self.controller.traffic
+    clock, traffic = self.clock, self.controller.traffic
     sent_bytes = traffic.segment_bytes(segment)
     if is_single and segment.ends_phase:
       copied_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
       copy = Collective("broadcast", copied_bytes)
       sent_bytes += copy.sent_bytes(self.config.mesh.num_replicas)
-    clock = self.clock
     tokens = segment.num_steps * self.config.tokens_per_replica_step
     tokens *= 1 if is_single else self.config.mesh.num_replicas
     self.progress = TrainingProgress(

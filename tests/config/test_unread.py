@@ -17,6 +17,7 @@ GRADIENTS = {"sync": {"method": "allreduce"}}
 # A field, a run that ignores it, what the refusal says, and one that reads it.
 CASES = [
   ("data.glob", "*.txt", {}, "stdlib reads no files: set data.source=text_fil"),
+  ("data.mix", "own", {}, "stdlib reads no files"),
   ("data.text_field", "body", {}, "stdlib reads no JSON"),
   ("data.split", "test", {}, "only data.source=huggingface reads it"),
   ("data.max_documents", 9, {}, "only data.source=huggingface reads it"),
@@ -73,6 +74,7 @@ CASES = [
 READERS = {
   "data.glob": {"data": {"source": "text_files"}},
   "data.text_field": {"data": {"source": "text_files"}},
+  "data.mix": {"data": {"source": "shards"}},
   "data.split": {"data": {"source": "huggingface"}},
   "data.max_documents": {"data": {"source": "huggingface"}},
   "data.shuffle_buffer": {

@@ -51,7 +51,7 @@ def test_every_line_is_a_document(name, compress, tmp_path):
 )
 def test_a_plain_file_is_one_document(name, compress, tmp_path):
   (tmp_path / name).write_bytes(compress(JSON_LINES))
-  assert documents(tmp_path / "*") == [(name, JSON_LINES)]
+  assert documents(tmp_path / "*") == [Document(name, JSON_LINES)]
 
 
 def test_a_single_file_of_lines_is_divided(tmp_path):

@@ -48,8 +48,8 @@ FORMS = ("saved", "splits", "*.parquet", "*.jsonl", "saved/*.arrow")
 def test_every_form_gives_the_same_documents(form, folder):
   found = list(read_dataset(f"{folder}/{form}"))
   assert sorted(d.content.decode() for d in found) == sorted(TEXTS)
-  saved = dict(read_dataset(f"{folder}/saved"))
-  assert dict(found) == saved and len(saved) == 300
+  saved = read_dataset(f"{folder}/saved")
+  assert set(found) == set(saved) and len(set(found)) == 300
 
 
 def test_a_split_is_named_and_a_wrong_one_is_answered_with_those_there(folder):

@@ -180,3 +180,33 @@ def test_damage_is_an_error_or_left_out_counted_and_logged(tmp_path, caplog):
   assert corpus.num_skipped == 2 and corpus.num_files == len(NAMES)
   for line, message in zip((81, 82), caplog.messages, strict=True):
     assert f"a.jsonl, line {line} " in message
+
+
+@pytest.mark.parametrize("names", [("b", "a"), ("a", "b")])
+def test_several_globs_are_parts_in_their_order(names, tmp_path):
+  """Also where files of both have the same name."""
+  for name in "ab":
+    write(tmp_path / name, [f"{n}.txt" for n in range(40)])
+    for path in (tmp_path / name).iterdir():
+      path.write_text(f"{path.read_text()} in {name}")
+  globs = ";".join(f"{tmp_path}/{name}/*.txt" for name in names)
+  corpus = sources.text_files(globs, validation_fraction=0.2)
+  first, second = np.split(corpus.train, corpus.parts[:1])
+  assert len(corpus.parts) == 2 and sum(corpus.parts) == len(corpus.train)
+  for part, name in zip((first, second), names, strict=True):
+    lines = part.tobytes().decode().split("\n")
+    ends = {line[-4:] for line in lines if not line.startswith("text")}
+    assert ends == {f"in {name}"}
+  assert corpus.num_files == 80
+  one = sources.text_files(globs.split(";")[0], validation_fraction=0.2)
+  assert one.parts == (len(one.train),)
+  np.testing.assert_array_equal(one.train, first)
+
+
+def test_a_glob_without_training_text_is_refused(tmp_path):
+  write(tmp_path / "a", [f"{n}.txt" for n in range(40)])
+  write(tmp_path / "b", ["only.txt"])
+  (tmp_path / "b/only.txt").write_text("")
+  globs = f"{tmp_path}/a/*.txt;{tmp_path}/b/*.txt"
+  with pytest.raises(ValueError, match="training text in 1 of 2 globs"):
+    sources.text_files(globs, validation_fraction=0.2)

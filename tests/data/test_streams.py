@@ -2,8 +2,10 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dilocox_jax.data.streams import ReplicaStreams
+from dilocox_jax.data.streams import ReplicaStreams, mix_of
 
 LENGTH = 4
 # And a rest of 3 tokens; neither 3 replicas nor batches of 2 divide it.
@@ -133,3 +135,176 @@ def test_bytes_become_token_ids():
   # What is above 127 must not turn negative on the way.
   tokens = np.full(NUM_SEQUENCES * (LENGTH + 1), 200, np.uint8)
   assert (streams(tokens=tokens).take(2) == 200).all()
+
+
+def part_sizes(num_sequences):
+  """Tokens of parts, each with a rest that makes no sequence."""
+  return [count * (LENGTH + 1) + 2 for count in num_sequences]
+
+
+def mixed(counts, mix, **options):
+  """Streams of parts, with numbers that rise from part to part."""
+  sizes = part_sizes(counts)
+  return ReplicaStreams(
+    np.arange(sum(sizes), dtype=np.int32),
+    num_replicas=len(mix),
+    sequence_length=LENGTH,
+    parts=sizes,
+    mix=[[float(weight) for weight in row] for row in mix],
+    **({"batch_size": 1, "seed": 0} | options),
+  )
+
+
+def part_and_id(batches, counts):
+  """The part of every sequence, and its number there."""
+  starts = np.cumsum([0, *part_sizes(counts)])
+  first = batches[..., 0]
+  np.testing.assert_array_equal(batches, first[..., None] + np.arange(5))
+  part = np.searchsorted(starts, first, side="right") - 1
+  number, rest = np.divmod(first - starts[part], LENGTH + 1)
+  assert not rest.any() and (number < np.asarray(counts)[part]).all()
+  return part, number
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.data())
+def test_replicas_share_no_example_within_an_epoch_of_any_mix(data):
+  num_replicas = data.draw(st.integers(1, 4))
+  counts = data.draw(st.lists(st.integers(4, 12), min_size=1, max_size=3))
+  weights = st.lists(
+    st.sampled_from([0.0, 0.25, 1.0, 3.0]),
+    min_size=len(counts),
+    max_size=len(counts),
+  ).filter(any)
+  rows = st.lists(weights, min_size=num_replicas, max_size=num_replicas)
+  mix = data.draw(rows)
+  made = mixed(counts, mix, seed=data.draw(st.integers(0, 9)))
+  taken = made.take(50)[:, :, 0]
+  parts, numbers = part_and_id(taken, counts)
+  for p, count in enumerate(counts):
+    seen = []
+    for m, row in enumerate(mix):
+      own = numbers[m][parts[m] == p]
+      share = len(
+        range(
+          sum(bool(r[p]) for r in mix[:m]),
+          count,
+          max(1, sum(bool(r[p]) for r in mix)),
+        )
+      )
+      assert bool(len(own)) <= bool(row[p])
+      epoch = own[:share]
+      assert len(set(epoch)) == len(epoch)
+      seen += list(set(own))
+      # A whole epoch has every example of the replica's share.
+      if len(own) >= share and row[p]:
+        assert len(set(epoch)) == share
+    assert len(seen) == len(set(seen))
+
+
+def test_a_replica_reads_the_parts_in_proportion_to_its_weights():
+  counts = [40, 40, 40]
+  made = mixed(counts, [[3, 1, 0], [0, 1, 1]], batch_size=4)
+  parts, _ = part_and_id(made.take(25), counts)
+  shares = [np.bincount(own.ravel(), minlength=3) / 100 for own in parts]
+  np.testing.assert_allclose(shares, [[0.75, 0.25, 0], [0, 0.5, 0.5]])
+
+
+def test_parts_of_a_mix_that_are_one_are_the_plain_stream():
+  plain = ReplicaStreams(
+    np.arange(5 * 40 + 2),
+    num_replicas=2,
+    batch_size=3,
+    sequence_length=LENGTH,
+    seed=0,
+  )
+  one = mixed([40], [[1.0], [1.0]], batch_size=3)
+  np.testing.assert_array_equal(one.take(30), plain.take(30))
+  assert one.get_state() == plain.get_state()
+
+
+def test_a_stream_of_another_mix_is_not_gone_on_with():
+  made = mixed([20, 20], [[1, 0], [0, 1]])
+  made.take(7)
+  state = json.loads(json.dumps(made.get_state()))
+  again = mixed([20, 20], [[1, 0], [0, 1]])
+  again.set_state(state)
+  np.testing.assert_array_equal(again.take(9), made.take(9))
+  with pytest.raises(ValueError, match="mix="):
+    mixed([20, 20], [[1, 1], [0, 1]]).set_state(state)
+
+
+def test_the_form_of_a_mix():
+  assert mix_of("", 2, 3) is None
+  assert mix_of("own", 3, 2) == [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
+  assert mix_of("0.7,0.3", 2, 2) == [[0.7, 0.3]] * 2
+  assert mix_of("1,0; 0,2", 2, 2) == [[1.0, 0.0], [0.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+  ("mix", "num_parts", "text"),
+  [
+    ("own", 1, "needs several parts"),
+    ("own", 3, "would leave out some of 3 parts"),
+    ("1,2,3", 2, "must be 'own', or 2 weights"),
+    ("1,0;0,1;1,1", 2, "each of 2 replicas"),
+    ("0,0", 2, "must be"),
+    ("-1,2", 2, "must be"),
+    ("1,nan", 2, "must be"),
+    ("a,b", 2, "must be"),
+  ],
+)
+def test_a_mix_of_another_form_is_one_line(mix, num_parts, text):
+  with pytest.raises(ValueError, match=text) as error:
+    mix_of(mix, 2, num_parts)
+  assert "\n" not in str(error.value)
+
+
+def test_a_part_with_less_than_a_batch_for_each_reader_is_refused():
+  mixed([4, 2], [[1, 1], [1, 0]], batch_size=2)
+  with pytest.raises(ValueError, match="make 3 sequences of 5, but 2 replicas"):
+    mixed([4, 3], [[1, 1], [1, 1]], batch_size=2)
+
+
+@pytest.mark.parametrize("mix", [None, [[1, 1], [0, 1], [1, 0]]])
+@pytest.mark.parametrize("num_workers", [1, 4])
+def test_workers_and_processes_change_no_batch(num_workers, mix):
+  def made(num_workers):
+    if mix:
+      return mixed([50, 70], mix, batch_size=2, num_workers=num_workers)
+    return ReplicaStreams(
+      TOKENS,
+      num_replicas=3,
+      batch_size=2,
+      sequence_length=LENGTH,
+      seed=0,
+      num_workers=num_workers,
+    )
+
+  expected = made(0).take(60)
+  # One process reads all replicas, or each of two reads its own.
+  for chosen in (None, [0], [1, 2]):
+    rows = [0, 1, 2] if chosen is None else chosen
+    working = made(num_workers)
+    taken = [working.take(n, chosen) for n in (20, 20, 3, 7)]
+    state = working.get_state()
+    taken.append(working.take(4, chosen))
+    working.set_state(state)  # What was read ahead is not what comes now.
+    taken.append(working.take(10, chosen))
+    whole = np.concatenate(taken[:4] + taken[5:], axis=1)
+    np.testing.assert_array_equal(whole, expected[rows])
+    np.testing.assert_array_equal(taken[4], expected[rows, 50:54])
+
+
+def test_what_fails_in_a_worker_is_raised_where_it_is_taken():
+  made = ReplicaStreams(
+    TOKENS,
+    num_replicas=1,
+    batch_size=2,
+    sequence_length=LENGTH,
+    seed=0,
+    num_workers=2,
+  )
+  made._windows = made._windows[:3]
+  with pytest.raises(IndexError):
+    made.take(50)

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from dilocox_jax.data import shards
+from dilocox_jax.training import run_text
 from dilocox_jax.training.checkpoint import RefusedError
 from tests import runs
 
@@ -122,3 +123,27 @@ def test_a_data_set_is_written_in_the_order_of_the_seed(tmp_path):
   assert one == two
   text = one["train.bin"].decode().split()[1::2]
   assert len(text) > 150 and text != sorted(text, key=int)
+
+
+def test_parts_are_kept_and_replicas_may_read_one_each(tmp_path):
+  for name in "ab":
+    (tmp_path / name).mkdir()
+    for number in range(60):
+      (tmp_path / name / f"{number}.txt").write_text(f"{name * 80}{number}")
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "experiments.prepare_data"),
+      f"--glob={tmp_path}/a/*;{tmp_path}/b/*",
+      f"--workdir={tmp_path}/tokens",
+    ],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  corpus = shards.map_corpus(f"{tmp_path}/tokens")
+  assert len(corpus.parts) == 2 and sum(corpus.parts) == len(corpus.train)
+  data = {"source": "shards", "glob": f"{tmp_path}/tokens", "mix": "own"}
+  taken = run_text.streams(runs.settings(data=data), corpus).take(20)
+  for batches, own, other in zip(taken, b"ab", b"ba", strict=True):
+    assert (batches == own).any() and not (batches == other).any()
