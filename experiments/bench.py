@@ -3,14 +3,16 @@
   python -m experiments.bench round --workdir=runs/bench
   python -m experiments.bench codecs --workdir=runs/bench --repeats=21
   python -m experiments.bench inner --workdir=runs/bench --config=...
+  python -m experiments.bench data --workdir=runs/bench
   python -m experiments.bench simulate --workdir=runs/bench
   python -m experiments.bench pipeline --workdir=runs/bench --micro_batches=16
 
 A bench is a benchmark with a name. `round` and `codecs` compare the times of
 programs. The speed of a machine changes over time, so the programs run in turn
 many times, and the bench reports medians of the ratios of neighbouring times.
-`inner` and `simulate` report absolute rates. `inner` measures inner steps of
-the config --config, which no other bench reads. `pipeline` measures nothing;
+`inner`, `data` and `simulate` report absolute rates. `inner` measures inner
+steps of the config --config, and `data` how fast batches are read beside them;
+no other bench reads the config. `pipeline` measures nothing;
 its numbers are computed. Results go to WORKDIR/bench_NAME.json and to the
 terminal.
 """
@@ -23,7 +25,7 @@ from absl import flags
 from dilocox_jax.plan.pipeline.orders import PIPELINES
 from experiments.runtime import command_line
 
-BENCHES = ("round", "codecs", "inner", "simulate", "pipeline")
+BENCHES = ("round", "codecs", "inner", "data", "simulate", "pipeline")
 
 
 def define_flags() -> None:
@@ -66,8 +68,8 @@ def main(values: flags.FlagValues) -> None:
     sizes = values.stages, values.micro_batches, values.chunks
     pipeline.run_schedules(workdir, values.schedule, *sizes)
     return
-  if values.bench == "inner":
-    _inner(values, workdir)
+  if values.bench in ("inner", "data"):
+    _of_config(values, workdir)
     return
   from experiments.benchmarks import codecs, ratios, round
   from experiments.runtime import running
@@ -78,16 +80,17 @@ def main(values: flags.FlagValues) -> None:
   ratios.run_ratios(values.bench, programs, workdir, values.repeats)
 
 
-def _inner(values: flags.FlagValues, workdir: pathlib.Path) -> None:
-  """Runs the bench `inner` on the devices that the config needs."""
+def _of_config(values: flags.FlagValues, workdir: pathlib.Path) -> None:
+  """Runs `inner` or `data` on the devices that the config needs."""
   config = command_line.run_config(values.config)
-  from experiments.benchmarks import inner
+  from experiments.benchmarks import data, inner
   from experiments.runtime import distributed_flags, running
 
   is_mesh = config.mesh.layout == "mesh"
   running.set_up_jax(distributed_flags.num_devices(config) if is_mesh else 1)
   with command_line.usage_errors():
-    inner.run_inner(config, workdir, values.repeats)
+    run = inner.run_inner if values.bench == "inner" else data.run_data
+    run(config, workdir, values.repeats)
 
 
 if __name__ == "__main__":

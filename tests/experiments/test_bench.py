@@ -21,7 +21,7 @@ def test_a_name_that_is_no_bench_is_answered_with_those_there_are(mistake):
   assert done.returncode == 2
   (line,) = done.stderr.splitlines()
   assert line.startswith("error: ") and "foo" in line
-  for name in ("round", "codecs", "inner", "simulate", "pipeline"):
+  for name in ("round", "codecs", "inner", "data", "simulate", "pipeline"):
     assert name in line
 
 
