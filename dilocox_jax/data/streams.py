@@ -12,6 +12,7 @@ import functools
 import hashlib
 import itertools
 import math
+import mmap
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -138,6 +139,9 @@ class ReplicaStreams:
     # A sequence is read from a view that begins at every token. The streams
     # hold numbers of sequences, because numpy gathers a whole batch faster than
     # grain collects single sequences.
+    self._mapped = None
+    if isinstance(tokens.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+      self._mapped = tokens.base
     self._windows = np.lib.stride_tricks.sliding_window_view(tokens, width)
     self._bounds = np.cumsum([0, *counts])
     self._rests = np.cumsum([0, *parts[:-1]]) - self._bounds[:-1] * width
@@ -216,6 +220,10 @@ class ReplicaStreams:
       ids = np.asarray(self._batches[chosen[row]][first + step])
       parts = np.searchsorted(self._bounds, ids, side="right") - 1
       out[row, step] = self._windows[ids * out.shape[-1] + self._rests[parts]]
+      # The system maps up to 2 MB around a page that is read. Without this, a
+      # long run would come to hold all of a file that fits into memory.
+      if self._mapped is not None:
+        self._mapped.madvise(mmap.MADV_DONTNEED)
 
   def get_state(self) -> dict[str, int]:
     """Returns the position for JSON; it is the same in every process."""

@@ -1,4 +1,6 @@
 import json
+import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -308,3 +310,26 @@ def test_what_fails_in_a_worker_is_raised_where_it_is_taken():
   made._windows = made._windows[:3]
   with pytest.raises(IndexError):
     made.take(50)
+
+
+def held_pages_kb(path):
+  """Memory (kB) of this process that is mapped from a file."""
+  smaps = pathlib.Path("/proc/self/smaps")
+  if not smaps.exists():
+    pytest.skip("only Linux says which pages a process holds")
+  blocks = smaps.read_text().split(str(path))[1:]
+  sizes = [re.search(r"Rss:\s+(\d+) kB", block) for block in blocks]
+  return sum(int(size.group(1)) for size in sizes if size)
+
+
+def test_pages_of_a_file_that_were_read_are_not_held(tmp_path):
+  path = tmp_path / "tokens"
+  path.write_bytes(bytes(range(256)) * 2**17)  # 32 MB.
+  tokens = np.memmap(path, np.uint8, "r")
+  tokens.sum()
+  assert held_pages_kb(path) > 30_000
+  made = ReplicaStreams(
+    tokens, num_replicas=2, batch_size=4, sequence_length=128, seed=0
+  )
+  made.take(60)
+  assert held_pages_kb(path) < 8_000
