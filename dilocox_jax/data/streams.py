@@ -8,7 +8,6 @@ number, the step. Threads may compute the next batches ahead; this changes none
 of them.
 """
 
-import functools
 import hashlib
 import itertools
 import math
@@ -127,7 +126,7 @@ class ReplicaStreams:
           f" {batch_size} need {len(readers) * batch_size}: use more text, or"
           " lower batch_size, sequence_length or num_replicas"
         )
-    self._identity = {
+    self._identity: dict[str, Any] = {
       "num_windows": sum(counts),  # The name in checkpoints.
       "num_replicas": num_replicas,
       "batch_size": batch_size,
@@ -208,9 +207,11 @@ class ReplicaStreams:
     if self._workers is None:
       self._fill(request, out, 0)
       return request, out, []
-    numbers = range(self._num_tasks)
-    submit = functools.partial(self._workers.submit, self._fill, request, out)
-    return request, out, [submit(number) for number in numbers]
+    tasks = [
+      self._workers.submit(self._fill, request, out, number)
+      for number in range(self._num_tasks)
+    ]
+    return request, out, tasks
 
   def _fill(self, request: tuple, out: np.ndarray, number: int) -> None:
     """Reads every batch of a request that falls to one of the tasks."""
