@@ -50,9 +50,9 @@ def _sample(run, values: flags.FlagValues) -> str:
 
   from dilocox_jax.models.sampling import generate
   from dilocox_jax.plan.choices import loaded
-  from dilocox_jax.training import build
+  from dilocox_jax.training.run_text import corpus
 
-  tokenizer = build.corpus(run.config).tokenizer
+  tokenizer = corpus(run.config).tokenizer
   if tokenizer is None or not values.prompt:
     why = (
       "--prompt is empty" if tokenizer else "the run's text has no tokenizer"
