@@ -1,7 +1,10 @@
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from dilocox_jax.models.loss import next_token_loss
 from dilocox_jax.models.segments import segment_ids, segment_positions
@@ -17,6 +20,7 @@ DOCUMENTS = [
   np.array([END, 200, 100]),
 ]
 PACKED = jnp.asarray(np.concatenate(DOCUMENTS)[None], jnp.int32)
+LEARNED = {"positions": "learned", "num_positions": 16}
 MODEL = build_model(nano)
 PARAMS = jax.tree.map(lambda leaf: 3 * leaf, MODEL.init(jax.random.key(0)))
 # The sums of attention over a row of 16 and of 7 tokens are rounded otherwise.
@@ -31,15 +35,19 @@ def test_segments_and_positions_are_those_of_the_documents():
   np.testing.assert_array_equal(segment_positions(ids)[0], places)
 
 
-def test_a_packed_document_has_the_logits_that_it_has_alone():
-  packed = MODEL.apply(PARAMS, PACKED, segment_ids(PACKED, END))
+@pytest.mark.parametrize("learned", [{}, LEARNED], ids=["rope", "learned"])
+def test_a_packed_document_has_the_logits_that_it_has_alone(learned):
+  shape = dataclasses.replace(nano, **learned)
+  model = build_model(shape)
+  params = jax.tree.map(lambda leaf: 3 * leaf, model.init(jax.random.key(0)))
+  packed = model.apply(params, PACKED, segment_ids(PACKED, END))
   alone = [
-    MODEL.apply(PARAMS, jnp.asarray(document[None], jnp.int32))
+    model.apply(params, jnp.asarray(document[None], jnp.int32))
     for document in DOCUMENTS
   ]
   expected = jnp.concatenate(alone, axis=1)
   chex.assert_trees_all_close(packed, expected, atol=TOLERANCE)
-  plain = MODEL.apply(PARAMS, PACKED)
+  plain = model.apply(params, PACKED)
   assert not jnp.allclose(plain, expected, atol=1e-2)
 
 
