@@ -284,7 +284,9 @@ def by_stages(model, params, tokens, boundary):
   }
 
 
-@pytest.mark.parametrize("boundary", ["bfloat16", "int8"])
+@pytest.mark.parametrize(
+  "boundary", [pytest.param("bfloat16", marks=pytest.mark.slow), "int8"]
+)
 def test_stages_send_each_other_what_the_boundary_says(boundary):
   config = runs.settings(
     method="allreduce",

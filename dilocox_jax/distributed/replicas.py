@@ -52,6 +52,11 @@ class Replicas:
     within_limits("num_replicas", self.num_replicas, at_least=1)
     if self.layout == "mesh":
       self._check_devices()
+    elif self.is_divided:
+      raise ValueError(
+        f"layout={self.layout!r} has one device, but a replica is divided "
+        f"among {self.division.num_devices}: take mesh.layout='mesh'"
+      )
 
   def _check_devices(self):
     available, per_replica = len(jax.devices()), self.division.num_devices

@@ -65,6 +65,7 @@ def test_the_clock_ends_where_the_simulator_does(tmp_path):
   assert expected.now_s > 21 * 0.25
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_time_it_had(tmp_path):
   config = runs.settings()
   clocked(config, tmp_path / "killed", until=9)

@@ -35,6 +35,7 @@ def folders_fixture(tmp_path_factory):
   return run, exported
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_what_another_one_exported(folders):
   run, exported = folders
   config = runs.settings(

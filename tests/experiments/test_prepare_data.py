@@ -58,6 +58,7 @@ def settings(tokens):
   )
 
 
+@pytest.mark.slow
 def test_a_run_on_shards_that_was_stopped_ends_with_the_same_bits(
   tokens, tmp_path
 ):

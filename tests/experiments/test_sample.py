@@ -28,6 +28,7 @@ def run_fixture(tmp_path_factory):
   return run
 
 
+@pytest.mark.slow
 def test_a_sample_continues_the_prompt_and_stands_in_the_report(run):
   flags = ("--prompt=abc", "--num_tokens=7", "--temperature=0")
   done = sample(run, *flags)

@@ -113,6 +113,7 @@ def test_a_warm_start_begins_with_the_outer_parameters_too(source):
   runs.assert_same_bits(state.params, old.outer.params)
 
 
+@pytest.mark.slow
 def test_personal_outer_parameters_are_averaged(tmp_path, caplog):
   runs.train(runs.settings(method="eager"), tmp_path, until=6)
   old, _ = runs.saved(tmp_path)

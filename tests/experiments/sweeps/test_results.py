@@ -189,6 +189,7 @@ def test_a_seeds_curve_is_reproduced_bit_for_bit_by_running_again(tmp_path):
   assert first[1].count(b"\n") == 5  # Header, steps 6, 12, 18, the flush.
 
 
+@pytest.mark.slow
 def test_lines_that_are_kept_still_count():
   """Hours of work hang on twelve digits that follow from every field."""
   small = sweep(convergence_small.get_config().to_dict())

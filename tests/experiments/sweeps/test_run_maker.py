@@ -91,6 +91,7 @@ def test_a_finished_runs_state_goes_and_its_numbers_stay(tmp_path, monkeypatch):
   assert tuning and results.curve((tuning.digest, tuning.corpus)) == []
 
 
+@pytest.mark.slow
 def test_lines_on_another_text_count_for_a_report_alone(tmp_path, monkeypatch):
   sweeps.stand_in(monkeypatch)
   plan, _, runs = opened(tmp_path)
@@ -162,7 +163,10 @@ class Ends:
   "reason, failed, left",
   [
     ("the loss or its gradient is not finite at step 3: lower it", 0, 0),
-    ("a parameter is not finite after step 6: lower it", 0, 0),
+    pytest.param(
+      *("a parameter is not finite after step 6: lower it", 0, 0),
+      marks=pytest.mark.slow,
+    ),
     ("killed by SIGKILL", 3, 3),
   ],
 )
