@@ -156,10 +156,17 @@ def _imported(tree: ast.AST) -> set[str]:
   return names
 
 
-def test_the_annotations_of_the_package_are_executed():
-  spec = importlib.util.find_spec("dilocox_jax.pytypes")
-  assert spec is not None
-  assert type(spec.loader).__module__.startswith("jaxtyping")
+def test_annotations_that_state_shapes_are_executed():
+  shaped = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in sorted((ROOT / "dilocox_jax").rglob("*.py"))
+    if re.search(r"\b(Float|Int|Bool)\[Array,", path.read_text())
+  ]
+  assert len(shaped) > 5
+  for name in shaped:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert type(spec.loader).__module__.startswith("jaxtyping"), name
 
 
 @pytest.mark.parametrize(
