@@ -160,7 +160,7 @@ def test_annotations_that_state_shapes_are_executed():
   shaped = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in sorted((ROOT / "dilocox_jax").rglob("*.py"))
-    if re.search(r"\b(Float|Int|Bool)\[Array,", path.read_text())
+    if re.search(r"\b(Float|Int|Bool|Integer|UInt)\[", path.read_text())
   ]
   assert len(shaped) > 5
   for name in shaped:
