@@ -7,6 +7,7 @@ PYTEST_ARGS ?= -n 2 --dist worksteal
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
+HF_STAMP := $(VENV)/.installed-hf
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 CONSTRAINTS := $(wildcard constraints/py$(subst .,,$(VERSION)).txt)
 PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
@@ -49,7 +50,7 @@ format: install ## Rewrite the code in the house style
 test: install ## The fast tier of tests, lint included: what CI runs
 	$(RUN) -m pytest $(PYTEST_ARGS)
 
-check: install ## Every test, the slow tier too, compiled as users compile
+check: $(HF_STAMP) ## Every test, the slow tier too, compiled as users compile
 	DILOCOX_JAX_COMPILE=full $(RUN) -m pytest $(PYTEST_ARGS) -m ''
 
 docs: $(DOCS_STAMP) ## Build the documentation, and run the code that it shows
@@ -68,7 +69,7 @@ pins: ## Renew the constraint file of this Python version
 	@$(check-python)
 	rm -rf build/pins
 	$(PYTHON) -m venv build/pins
-	build/pins/bin/python -m pip install --quiet '.[dev,docs]'
+	build/pins/bin/python -m pip install --quiet '.[dev,docs,hf]'
 	{ echo '# The tested set for Python $(VERSION), development and documentation tools included.'; \
 	  echo '# Renew: make pins PYTHON=python$(VERSION)'; \
 	  build/pins/bin/python -m pip freeze --all \
@@ -113,4 +114,9 @@ endif
 
 $(DOCS_STAMP): $(STAMP)
 	@$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@
+
+# Data sets of Hugging Face bring 265 MB; without them some tests are skipped.
+$(HF_STAMP): $(STAMP)
+	@$(PIP) --no-build-isolation --editable '.[hf]'
 	@touch $@
