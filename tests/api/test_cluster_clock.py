@@ -90,6 +90,7 @@ def larger(config):
   return dataclasses.replace(config, model=model)
 
 
+@pytest.mark.slow
 def test_a_run_can_be_timed_as_one_of_a_larger_model(tmp_path):
   config = runs.settings()
   clock = ClusterClock(config, "100mbit", OPTIONS, timed=larger(config))

@@ -46,6 +46,7 @@ def test_a_run_starts_from_what_another_one_exported(folders):
   runs.assert_same_bits(state.outer.params, old.outer.params)
 
 
+@pytest.mark.slow
 def test_another_model_says_what_to_set(folders):
   source = {"init_from": str(folders[1])}
   config = runs.settings(model={"ff_dim": 32}, checkpoint=source)

@@ -76,6 +76,7 @@ def test_a_vocabulary_larger_than_the_models_is_refused(tokens, tmp_path):
     runs.train(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_other_tokens_are_not_gone_on_with(lines, tokens, tmp_path):
   done = prepare(lines, tmp_path / "other", *BPE, "--validation_fraction=0.2")
   assert done.returncode == 0, done.stderr

@@ -39,6 +39,7 @@ def test_a_sample_continues_the_prompt_and_stands_in_the_report(run):
   assert "## A sample" in report and "    abc" in report
 
 
+@pytest.mark.slow
 def test_what_cannot_be_continued_is_one_line(run, tmp_path):
   for flags, message in (
     ((run, "--prompt="), "--prompt is empty: there is nothing to continue"),

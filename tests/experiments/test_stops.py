@@ -120,6 +120,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_overwritten(whole, tmp_path):
     assert runs.files(workdir) == before
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_before_the_first_save_claims_no_checkpoint(
   tmp_path,
 ):

@@ -89,6 +89,7 @@ def test_a_profile_holds_the_devices_work(stacked):
   assert len(traces) == 1 and traces[0].stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_replicas_on_devices_of_their_own_learn_the_same(stacked, tmp_path):
   """The command line makes as many CPU devices as there are replicas."""
   _train(

@@ -135,6 +135,7 @@ def drawn_cases(draw):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @hypothesis.settings(
   max_examples=2,

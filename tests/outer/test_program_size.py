@@ -22,6 +22,7 @@ CASES = {
   "several_in_flight": ({"method": "delayed", "rule": "continue"}, 25),
   "whole_rounds_in_flight": ({"method": "delayed", "rule": "continue"}, 24),
 }
+QUICK = ("diloco", "streaming_diloco")
 HAS_FRAGMENTS = {"streaming_diloco", "eager", *list(CASES)[4:]}
 
 
@@ -50,7 +51,13 @@ def num_operations(name, interval=12, num_layers=12, num_fragments=3):
   return sum(" = " in line for line in lowered.as_text().splitlines())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in CASES
+  ],
+)
 def test_more_of_everything_is_the_same_number_of_operations(name):
   larger = {"interval": 48, "num_layers": 48, "num_fragments": 5}
   assert num_operations(name) == num_operations(name, **larger)

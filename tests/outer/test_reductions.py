@@ -193,6 +193,7 @@ def test_allreduce_is_one_replica_with_all_the_batches(bits):
     assert distance(np.mean(losses, axis=0), loss[0]) < CLOSE
 
 
+@pytest.mark.slow
 def test_allreduce_of_a_transformer_is_one_replica_with_all_the_batches():
   many = nano.config(method="allreduce", num_steps=8, num_replicas=3)
   one = nano.config(

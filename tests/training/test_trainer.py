@@ -155,7 +155,7 @@ def test_nothing_crosses_to_the_devices_unasked(tmp_path, monkeypatch):
       {"method": "streaming_diloco", "num_fragments": 2, "overlap_steps": 1},
       marks=pytest.mark.slow,
     ),
-    {"method": "eager"},
+    pytest.param({"method": "eager"}, marks=pytest.mark.slow),
     {"method": "allreduce", "sync_interval": None, "steps_per_dispatch": 3},
     {
       "method": "diloco",
