@@ -3,9 +3,11 @@
 import contextlib
 import dataclasses
 import difflib
+import importlib
 import operator
 import typing
 from collections.abc import Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 Default = typing.TypeVar("Default")
@@ -23,6 +25,26 @@ def require(condition: bool, message: str) -> None:
   """Raises ValueError with a message unless a condition holds."""
   if not condition:
     raise ValueError(message)
+
+
+def extra_package(name: str, needed_by: str, extra: str = "text") -> ModuleType:
+  """Imports a package that only an extra of `setup.py` installs.
+
+  Args:
+    name: Name of the package, or of a module in it.
+    needed_by: What needs it, for the message.
+    extra: Name of the extra.
+
+  Raises:
+    ValueError: If it is not installed. The message is one line.
+  """
+  try:
+    return importlib.import_module(name)
+  except ImportError as error:
+    raise ValueError(
+      f"{needed_by} needs the package {name.partition('.')[0]}: "
+      f"pip install 'dilocox_jax[{extra}]'"
+    ) from error
 
 
 @contextlib.contextmanager

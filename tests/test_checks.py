@@ -1,6 +1,9 @@
+import sys
+
 import pytest
 
 from dilocox_jax import checks
+from dilocox_jax.data import tokenizers
 
 
 def test_a_value_outside_the_choices_is_answered_with_them():
@@ -41,3 +44,22 @@ def test_a_section_is_put_in_front_of_a_message():
   with pytest.raises(ValueError, match="^sync.rule='x' is wrong$"):
     with checks.in_front("sync."):
       raise ValueError("rule='x' is wrong")
+
+
+def test_a_package_that_is_there_is_imported():
+  assert checks.extra_package("tokenizers", "this test").Tokenizer
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch):
+  monkeypatch.setitem(sys.modules, "tokenizers", None)
+  monkeypatch.setenv("DILOCOX_JAX_CACHE", "")
+  said = "data.tokenizer needs the package tokenizers: pip install"
+  with pytest.raises(ValueError, match=said):
+    tokenizers.trained_bpe([b"text"], 300)
+
+
+def test_a_module_of_a_missing_package_is_named_by_its_package(monkeypatch):
+  monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+  said = r"x needs the package safetensors: pip install 'dilocox_jax\[weights"
+  with pytest.raises(ValueError, match=said):
+    checks.extra_package("safetensors.numpy", "x", "weights")

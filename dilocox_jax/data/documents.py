@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dilocox_jax.checks import require
-from dilocox_jax.data.text_extra import text_package
+from dilocox_jax.checks import extra_package, require
 
 TEXT_FIELD = "text"
 OnDamage = Callable[[ValueError], None]
@@ -237,7 +236,7 @@ def _opened(path: pathlib.Path) -> io.BufferedIOBase:
     return gzip.open(path)
   if path.suffix != ".zst":
     return path.open("rb")
-  zstandard = text_package("zstandard", str(path))
+  zstandard = extra_package("zstandard", str(path))
   return io.BufferedReader(zstandard.open(path, "rb"))
 
 

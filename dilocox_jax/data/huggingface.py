@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from dilocox_jax.checks import one_of
+from dilocox_jax.checks import extra_package, one_of
 from dilocox_jax.data.documents import (
   TEXT_FIELD,
   Document,
@@ -26,7 +26,6 @@ from dilocox_jax.data.documents import (
   read_documents,
   tell,
 )
-from dilocox_jax.data.text_extra import text_package
 
 TRAIN_SPLIT = "train"
 _STREAMED = {".parquet": "parquet", ".arrow": "arrow"}
@@ -54,7 +53,7 @@ def read_dataset(
     ValueError: If the package is missing, or the data set cannot be read,
       e.g. without a network. The message is one line.
   """
-  library = text_package("datasets", "data.source=huggingface", "hf")
+  library = extra_package("datasets", "data.source=huggingface", "hf")
   folder = pathlib.Path(place).expanduser()
   named = functools.partial(_named, text_field=text_field, on_damage=on_damage)
   if any((folder / name).exists() for name in _SAVED):

@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Integer
 
-from dilocox_jax.checks import require
-from dilocox_jax.data.text_extra import text_package
+from dilocox_jax.checks import extra_package, require
 
 Tokens = Integer[np.ndarray, " tokens"]
 
@@ -132,7 +131,7 @@ def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
   path = _cached(_digest(*documents, str(vocab_size).encode()))
   if path and path.exists():
     return _from_text(BPE, path.read_text())
-  library = text_package("tokenizers", "data.tokenizer")
+  library = extra_package("tokenizers", "data.tokenizer")
   made = library.Tokenizer(library.models.BPE())
   made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
   made.decoder = library.decoders.ByteLevel()
@@ -179,7 +178,7 @@ def from_file(path: str) -> Tokenizer:
 
 def _from_text(name: str, text: str) -> Tokenizer:
   """Returns the tokenizer that a tokenizer.json describes."""
-  made = text_package("tokenizers", "data.tokenizer").Tokenizer.from_str(text)
+  made = extra_package("tokenizers", "data.tokenizer").Tokenizer.from_str(text)
   found = (made.token_to_id(token) for token in _ENDS_OF_TEXT)
   end = next((number for number in found if number is not None), None)
   if end is None:
@@ -203,7 +202,7 @@ def _from_text(name: str, text: str) -> Tokenizer:
 
 
 def _sentence_piece(name: str, file: pathlib.Path) -> Tokenizer:
-  library = text_package("sentencepiece", "data.tokenizer")
+  library = extra_package("sentencepiece", "data.tokenizer")
   try:
     made = library.SentencePieceProcessor(model_file=str(file))
   except (OSError, RuntimeError) as error:

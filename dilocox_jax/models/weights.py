@@ -6,7 +6,6 @@ names of sizes, and the options that all of its models share. Files need the
 extra `weights` (`pip install 'dilocox_jax[weights]'`), imported when used.
 """
 
-import importlib
 import json
 import pathlib
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dilocox_jax.checks import require
+from dilocox_jax.checks import extra_package, require
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
 
 CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"
@@ -309,10 +308,5 @@ def _turned(path: str, leaf: np.ndarray) -> np.ndarray:
 
 
 def _safetensors() -> ModuleType:
-  try:
-    return importlib.import_module("safetensors.numpy")
-  except ImportError as error:
-    raise ValueError(
-      "checkpoints of other libraries need the package safetensors: "
-      "pip install 'dilocox_jax[weights]'"
-    ) from error
+  needed_by = "a checkpoint of another library"
+  return extra_package("safetensors.numpy", needed_by, "weights")
