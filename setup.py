@@ -60,7 +60,10 @@ setup(
   license_files=["LICENSE"],
   python_requires=">=3.11",
   packages=find_packages(include=["dilocox_jax", "dilocox_jax.*"]),
-  package_data={"dilocox_jax.simulate": ["data/*.json"]},
+  package_data={
+    "dilocox_jax.api": ["data/*.csv"],
+    "dilocox_jax.simulate": ["data/*.json"],
+  },
   install_requires=RUNTIME,
   extras_require={
     "dev": DEV + TEXT + WEIGHTS,

@@ -19,6 +19,7 @@ _HOMES = {
   "Corpus": "data.corpus",
   "LossModel": "models.loss",
   "RunConfig": "config",
+  "advise": "api.advice",
   "estimate": "api.runs",
   "load": "api.runs",
   "make_rounds": "api.rounds",

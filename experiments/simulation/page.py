@@ -16,6 +16,7 @@ from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.lowering import fits, lower, simulate
 from dilocox_jax.simulate.outcome import Outcome
 from dilocox_jax.simulate.script import Launch
+from dilocox_jax.simulate.steady_state import SteadyState, steady_state
 from dilocox_jax.simulate.trace import bars, chrome_trace
 from experiments.runtime.command_line import own_command
 
@@ -84,6 +85,8 @@ def _page(
     "engine_over_formula": gap,
     "engine_steps": start.num_steps,
   }
+  args = setup.link_costs, setup.work, setup.script, setup.plan
+  rounds = steady_state(*args)
   formula, both = "derived: formula, whole run", "derived: both"
   compared = f"event engine over formula, {start.num_steps:,} steps"
   quantities = [
@@ -96,6 +99,7 @@ def _page(
     ("exposed communication", _human_s(numbers["exposed_s"]), formula),
     ("hidden communication", _human_s(numbers["hidden_s"]), formula),
     ("bytes sent a replica", units.human_bytes(whole.sent_bytes), "plan"),
+    *_of_rounds(rounds, config.sync.named.schedule.sync_interval),
     ("pipeline bubble", f"{bubble:.2%}", "derived: ticks"),
     (compared, "too large" if engine is None else f"{gap:+.2%}", both),
   ]
@@ -106,6 +110,20 @@ def _page(
     numbers=numbers,
     notes=tuple(_notes(config, setup)),
   )
+
+
+def _of_rounds(
+  rounds: SteadyState, sync_interval: int
+) -> list[tuple[str, str, str]]:
+  """Returns rows about a round in the middle of a long run."""
+  kind = "derived: rounds 5 to 8"
+  least = rounds.hiding_interval(sync_interval)
+  return [
+    ("seconds a step, steady state", f"{rounds.step_s:.4g}", kind),
+    ("compute utilisation, steady state", f"{rounds.utilisation:.2%}", kind),
+    ("line busy a round", _human_s(rounds.exchange_s * sync_interval), kind),
+    ("H whose steps take as long", f"{least:,}", kind),
+  ]
 
 
 def _human_s(seconds: float) -> str:
@@ -137,6 +155,12 @@ def _links(setup: Setup, whole: Outcome) -> dict:
 
 def _notes(config: RunConfig, setup: Setup) -> Iterator[str]:
   cluster = setup.link_costs.cluster
+  rtts_ms = [1e3 * site.link.rtt_s for site in cluster.sites]
+  yield (
+    f"Round trips between sites take {min(rtts_ms):g} to {max(rtts_ms):g} ms; "
+    "a cluster file that does not state `rtt` gets 40 ms, which is too long "
+    "for a local network."
+  )
   yield (
     f"An inner step takes {np.min(setup.work.step_s):.4g} to "
     f"{np.max(setup.work.step_s):.4g} s, by replica."

@@ -158,6 +158,8 @@ class PipelineTimeline:
     return 1 - busy_s / (len(self.ends_s) * self.step_s)
 
 
+# Every replica, and every setting that is compared, asks for the same one.
+@functools.lru_cache(maxsize=256)
 def timeline(pipeline: Pipeline, times: TickTimes) -> PipelineTimeline:
   """Runs each stage's list as early as its dependencies allow.
 

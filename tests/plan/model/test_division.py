@@ -64,6 +64,15 @@ def test_a_leaf_without_a_rule_is_named():
     Division(2).spec("memory/strange", (3, 4))
 
 
+def test_devices_that_do_not_divide_a_leaf_together_divide_it_alone():
+  # 80 devices of 16 stages and 5 shards: no size is a multiple of 5.
+  five = Division(5, 16, layers_on_stages=False)
+  kernel = five.spec("blocks/mlp/up/kernel", (78, 8192, 49152))
+  assert kernel == ((), ("stage",), ())
+  table = five.spec("embed/embedding", (152064, 8192))
+  assert table == ((), ("stage",))
+
+
 def test_scalars_need_no_rule():
   assert Division(2).spec("memory/strange", ()) == ()
 

@@ -1,0 +1,105 @@
+"""What a round costs once a run is under way, apart from its start and end.
+
+The first exchange of a run meets an idle line, and the flush at the end waits
+for everything in flight. A long run repeats the rounds between them. So the
+formula's clock walks a few rounds, and the time of as many more is counted.
+"""
+
+import dataclasses
+import itertools
+
+import numpy as np
+
+from dilocox_jax.plan.schedule.run_plan import RunPlan
+from dilocox_jax.simulate.analytic import AnalyticClock
+from dilocox_jax.simulate.link_costs import LinkCosts
+from dilocox_jax.simulate.outcome import Outcome, Work
+from dilocox_jax.simulate.script import Script
+
+_FIRST_ROUNDS, _COUNTED_ROUNDS = 4, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class SteadyState:
+  """Averages over rounds in the middle of a long run.
+
+  Attributes:
+    step_s: Time of an inner step with all that it waits for (seconds).
+    compute_s: Time of an inner step alone, mean over replicas (seconds).
+    exposed_s: Waiting for exchanges a step, mean over replicas (seconds).
+    exchange_s: Time in which the line is busy a step, mean over replicas
+      (seconds).
+    sent_bytes: Bytes that one replica sends a step.
+  """
+
+  step_s: float
+  compute_s: float
+  exposed_s: float
+  exchange_s: float
+  sent_bytes: float
+
+  @property
+  def utilisation(self) -> float:
+    """Share of the time that replicas spend in inner steps, 0 to 1."""
+    return self.compute_s / self.step_s if self.step_s else 1.0
+
+  def hiding_interval(self, sync_interval: int) -> int:
+    """Returns the least H whose exchanges take no longer than its steps.
+
+    It counts bytes and messages alone: a schedule whose overlap is shorter
+    than a round needs more. Example: at H = 30 the line is busy 0.5 s of every
+    step of 1 s, so 15 steps take as long as the exchanges of a round.
+
+    Args:
+      sync_interval: H of the run (inner steps).
+    """
+    if not self.compute_s:
+      return sync_interval
+    share = self.exchange_s / self.compute_s
+    return max(int(np.ceil(sync_interval * share * (1 - 1e-9))), 1)
+
+
+def steady_state(
+  link_costs: LinkCosts, work: Work, script: Script, plan: RunPlan
+) -> SteadyState:
+  """Computes the costs of rounds in the middle of a run that is long enough.
+
+  Args:
+    link_costs: Cluster and transport.
+    work: Seconds of a replica's own work.
+    script: Turns segments into ops.
+    plan: Segments of the run, whose length does not matter.
+  """
+  method = plan.method
+  first = 0 if method.exchanged == "gradient" else plan.warm_start_steps
+  # A round of H = 1 is short, and it may be applied many rounds later.
+  depth = method.schedule.depth
+  num_steps = first + (depth + 10 * _FIRST_ROUNDS + 10 * _COUNTED_ROUNDS) * max(
+    method.schedule.sync_interval, plan.steps_per_dispatch
+  )
+  long = dataclasses.replace(plan, total_steps=num_steps)
+  segments = itertools.islice(long.segments(first), depth + _FIRST_ROUNDS)
+  clock = AnalyticClock(link_costs, work)
+  step = first
+  for segment in segments:
+    begun = clock.walk(script.segment(segment))
+    step = segment.stop
+  for segment in itertools.islice(long.segments(step), _COUNTED_ROUNDS):
+    done = clock.walk(script.segment(segment))
+  return _between(begun, done)
+
+
+def _between(begun: Outcome, done: Outcome) -> SteadyState:
+  num_steps = done.num_steps - begun.num_steps
+
+  def mean(name: str) -> float:
+    spent = getattr(done, name) - getattr(begun, name)
+    return float(np.mean(spent)) / num_steps
+
+  return SteadyState(
+    step_s=(done.now_s - begun.now_s) / num_steps,
+    compute_s=mean("compute_s"),
+    exposed_s=mean("exposed_s"),
+    exchange_s=mean("exchange_s"),
+    sent_bytes=(done.sent_bytes - begun.sent_bytes) / num_steps,
+  )

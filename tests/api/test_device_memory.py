@@ -1,0 +1,56 @@
+"""Memory by formula against the arrays that a run would make."""
+
+import math
+
+import jax
+import pytest
+
+from dilocox_jax.api.device_memory import device_memory
+from dilocox_jax.training import build, states
+from tests import runs
+
+MESHES = [
+  {"num_stages": 1, "num_data_shards": 1},
+  {"num_stages": 2, "num_data_shards": 1},
+  {"num_stages": 2, "num_data_shards": 2},
+]
+
+
+def kept_bytes(config):
+  sends = config.sync.named.exchanged
+  phase = "local" if sends == "pseudo_gradient" else "data_parallel"
+  state = states.abstract(build.programs(config), phase)
+  return sum(
+    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    for leaf in jax.tree.leaves(state)
+  )
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize(
+  "settings",
+  [
+    {"method": "allreduce", "sync_interval": None},
+    {"method": "diloco"},
+    {"method": "streaming_diloco", "num_fragments": 2, "overlap_steps": 2},
+    {"method": "overlap_loco", "num_fragments": 3},
+    {"method": "eager"},
+  ],
+  ids=lambda settings: settings["method"],
+)
+def test_the_state_is_what_the_arrays_take(settings, mesh):
+  config = runs.settings(layout="mesh", mesh=mesh, **settings)
+  found = device_memory(config).state
+  # Counters, and the embedding's second moment under Muon, come on top.
+  assert found == pytest.approx(kept_bytes(config), rel=0.12)
+
+
+def test_more_stages_need_less_and_whole_layers_need_more():
+  one, two = (
+    device_memory(
+      runs.settings(layout="mesh", mesh={"num_stages": stages}, method="diloco")
+    )
+    for stages in (1, 2)
+  )
+  assert two.state < one.state
+  assert two.total == two.state + two.step

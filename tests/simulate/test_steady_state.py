@@ -1,0 +1,54 @@
+"""Rounds in the middle of a run, against the difference of two long runs."""
+
+import dataclasses
+
+import pytest
+
+from dilocox_jax.simulate.analytic import run_time
+from dilocox_jax.simulate.steady_state import steady_state
+from tests.simulate import small
+from tests.simulate.test_agreement import METHODS
+
+
+def found(script, plan, step_s=0.05, codec_s=0.0):
+  one = small.cluster(bps=1e7)
+  costs, work = small.link_costs(one, True), small.work(one, step_s, codec_s)
+  return costs, work, steady_state(costs, work, script, plan)
+
+
+@pytest.mark.parametrize("method, settings", METHODS)
+def test_a_longer_run_costs_as_much_more(method, settings):
+  script, plan = small.script(method, **settings)
+  costs, work, rounds = found(script, plan, codec_s=0.01)
+  is_local = plan.method.exchanged == "pseudo_gradient"
+  interval = plan.method.schedule.sync_interval
+  length = interval if is_local else plan.steps_per_dispatch
+  first, more = plan.warm_start_steps + 40 * length, 12 * length
+  times = []
+  for total_steps in (first, first + more):
+    ops = script.ops(dataclasses.replace(plan, total_steps=10**6), total_steps)
+    times.append(run_time(costs, work, ops))
+  begun, done = times
+  assert rounds.step_s * more == pytest.approx(done.now_s - begun.now_s)
+  sent = done.sent_bytes - begun.sent_bytes
+  assert rounds.sent_bytes * more == pytest.approx(sent)
+  exposed = float((done.exposed_s - begun.exposed_s).mean())
+  assert rounds.exposed_s * more == pytest.approx(exposed, abs=1e-9)
+
+
+def test_a_method_that_waits_takes_its_steps_and_its_exchanges():
+  script, plan = small.script("diloco", sync_interval=10)
+  _, _, rounds = found(script, plan)
+  assert rounds.step_s == pytest.approx(0.05 + rounds.exchange_s)
+  assert rounds.utilisation == pytest.approx(0.05 / rounds.step_s)
+
+
+def test_the_hiding_interval_is_the_least_that_hides():
+  script, plan = small.script("dilocox", sync_interval=50)
+  _, _, rounds = found(script, plan)
+  least = rounds.hiding_interval(50)
+  assert 1 < least < 50
+  for interval, is_hidden in ((least, True), (least - 1, False)):
+    script, plan = small.script("dilocox", sync_interval=interval)
+    waits = found(script, plan)[2].exposed_s
+    assert (waits < 1e-9) is is_hidden
