@@ -16,7 +16,7 @@ import optax.contrib
 from dilocox_jax.checks import require
 from dilocox_jax.plan.choices import Registry
 from dilocox_jax.plan.schedule.fragments import BLOCKS
-from dilocox_jax.pytypes import Tree
+from dilocox_jax.pytypes import Index, Tree
 
 OPTIMIZERS: Registry[Callable[..., Any]] = Registry("optimizer")
 
@@ -187,3 +187,24 @@ def block_matrices(params: Tree) -> Tree:
     return optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2)
 
   return jax.tree_util.tree_map_with_path(axes, params)
+
+
+def advanced(state: Tree, num_steps: Index) -> Tree:
+  """Lets the learning rate go on as if more steps had been taken.
+
+  What an optimizer counts of its own updates, as Adam does, stays as it is.
+
+  Args:
+    state: State of an optimizer of optax with a learning rate schedule.
+    num_steps: Steps by which the schedule moves on.
+  """
+
+  def is_schedule(node: Any) -> bool:
+    return isinstance(node, optax.ScaleByScheduleState)
+
+  def moved(node: Any) -> Any:
+    if not is_schedule(node):
+      return node
+    return node._replace(count=node.count + num_steps)
+
+  return jax.tree.map(moved, state, is_leaf=is_schedule)

@@ -62,6 +62,7 @@ class RunConfig:
   adaptive: sections.AdaptiveConfig = sections.AdaptiveConfig()
   outer: sections.OuterConfig = sections.OuterConfig()
   mesh: sections.MeshConfig = sections.MeshConfig()
+  membership: sections.MembershipConfig = sections.MembershipConfig()
   evaluation: sections.EvaluationConfig = sections.EvaluationConfig()
   checkpoint: sections.CheckpointConfig = sections.CheckpointConfig()
 
@@ -101,6 +102,7 @@ class RunConfig:
     self._check_mesh()
     self._check_unsent()
     self._check_adaptive()
+    self._check_membership()
     for message in unread_fields(flat(self.to_mapping()), _defaults()).values():
       raise ValueError(message)
 
@@ -174,6 +176,51 @@ class RunConfig:
       instead = f"adaptive.mode={mode!r} (take 'rank' instead)"
       with in_front(f"{instead} does not go with sync."):
         with_interval(self.sync.named, 1)
+
+  def _check_membership(self) -> None:
+    """Refuses absences and uneven steps where their rules say nothing."""
+    if self.membership == sections.MembershipConfig():
+      return
+    method, mesh = self.sync.named, self.mesh
+    for is_wrong, name, value, instead in (
+      (
+        method.exchanged == "gradient",
+        "sync.method",
+        self.sync.method,
+        "diloco",
+      ),
+      (method.rule == "eager", "sync.rule", "eager", "continue"),
+      (
+        self.exchange.kind != "mean",
+        "exchange.kind",
+        self.exchange.kind,
+        "mean",
+      ),
+      (
+        self.adaptive.mode == "rank_and_interval",
+        "adaptive.mode",
+        self.adaptive.mode,
+        "rank",
+      ),
+      (
+        mesh.is_divided,
+        "mesh.num_stages",
+        mesh.num_stages,
+        "1, without shards",
+      ),
+      (
+        mesh.outer_memory != "device",
+        "mesh.outer_memory",
+        mesh.outer_memory,
+        "device",
+      ),
+    ):
+      require(
+        not is_wrong,
+        f"membership.absences, absence_rate and inner_steps do not go with "
+        f"{name}={value!r}: take {instead}, or drop them",
+      )
+    _ = self.membership.plan(method, mesh.num_replicas, self.seed)
 
   @property
   def fragments(self) -> Fragments:

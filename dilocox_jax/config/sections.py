@@ -16,6 +16,11 @@ from dilocox_jax.plan import choices
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.pipeline.orders import PIPELINES
+from dilocox_jax.plan.schedule.membership import (
+  Membership,
+  named_absences,
+  named_inner_steps,
+)
 from dilocox_jax.plan.schedule.methods import Method, named_method
 from dilocox_jax.plan.wire.adaptive import MODES
 from dilocox_jax.plan.wire.collectives import COLLECTIVES, EXCHANGES
@@ -369,3 +374,27 @@ class OuterConfig(Section):
   learning_rate: OfMethod[float] = limited(OF_METHOD, above=0)
   momentum: OfMethod[float] = limited(OF_METHOD, at_least=0, at_most=1)
   nesterov: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class MembershipConfig(Section):
+  """Replicas that are away for some rounds, or slower than others."""
+
+  # E.g. "1:3-5;0:8": replica 1 in the rounds 3 to 5, and 0 in round 8 (from 0).
+  absences: str = ""
+  # Chance of a replica to be away in a round; drawn from the seed.
+  absence_rate: float = limited(0.0, at_least=0, below=1)
+  # Inner steps of each replica in a round, e.g. "32,16"; "": H for all.
+  inner_steps: str = ""
+
+  def plan(self, method: Method, num_replicas: int, seed: int) -> Membership:
+    """Returns the rounds and the pace of all replicas."""
+    with in_front("membership."):
+      return Membership(
+        method.schedule,
+        num_replicas,
+        named_absences(self.absences),
+        self.absence_rate,
+        seed,
+        named_inner_steps(self.inner_steps),
+      )

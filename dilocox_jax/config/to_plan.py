@@ -8,6 +8,7 @@ chosen. Without a setting they use the rank and H of the config.
 """
 
 from dilocox_jax.config import RunConfig
+from dilocox_jax.config.sections import MembershipConfig
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.schedule.methods import Method, with_interval
 from dilocox_jax.plan.schedule.run_plan import RunPlan
@@ -53,13 +54,18 @@ def method(config: RunConfig, setting: RoundSetting | None = None) -> Method:
 
 def run_plan(config: RunConfig, setting: RoundSetting | None = None) -> RunPlan:
   """Returns the plan of the run's segments, with the H of the setting."""
-  sync = config.sync
+  sync, chosen = config.sync, method(config, setting)
+  members = None
+  if config.membership != MembershipConfig():
+    count, seed = config.mesh.num_replicas, config.seed
+    members = config.membership.plan(chosen, count, seed)
   return RunPlan(
-    method(config, setting),
+    chosen,
     config.total_steps,
     sync.warm_start,
     sync.warm_start_steps,
     sync.steps_per_dispatch,
+    membership=members,
   )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dilocox_jax.checks import require
@@ -28,12 +29,13 @@ from dilocox_jax.outer import data_parallel, round_program
 from dilocox_jax.outer.drift import Drift, axes_of
 from dilocox_jax.outer.round_program import ReplicaState, RoundState
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
+from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.plan.schedule.window_groups import (
   WindowGroup,
   window_groups,
 )
-from dilocox_jax.pytypes import Aggregator, Tree
+from dilocox_jax.pytypes import Aggregator, Array, Index, Tree
 
 
 def state_axes(outer: OuterTransform) -> RoundState:
@@ -127,7 +129,11 @@ class RoundPrograms:
     return map_prefix(self.replicas.copies, self.axes, start)
 
   def round(
-    self, state: RoundState, batches: Tree, windows: Sequence[Window]
+    self,
+    state: RoundState,
+    batches: Tree,
+    windows: Sequence[Window],
+    attendance: RoundAttendance | None = None,
   ) -> tuple[RoundState, round_program.StepMetrics, list]:
     """Runs windows of the plan.
 
@@ -139,12 +145,17 @@ class RoundPrograms:
       batches: Leaves [M, H, ...]. Where there are several processes, each
         passes the batches of its own replicas (`Replicas.own`).
       windows: Windows of a round of the method's schedule, or its first part.
+      attendance: What each replica does in them; None: all the same. A replica
+        that takes h steps reads the first h batches of the round.
 
     Returns:
       The new state; losses and gradient norms [M, H]; a drift for each window
       group with an apply, with axes as in `drift.axes_of`, then [num_windows].
     """
-    shapes, tables = window_groups(self.outer.method.schedule, windows)
+    schedule = self.outer.method.schedule
+    shapes, tables = window_groups(schedule, windows, attendance)
+    if attendance and attendance.returning:
+      state = self.rejoined(state, attendance.returning, attendance.donor)
     batches = self.replicas.place_batches(batches)
     tables = self.replicas.place(tables, None)
     places = None
@@ -181,25 +192,66 @@ class RoundPrograms:
       out_places = (jax.tree.unflatten(*places), *reports)
     return jax.jit(program, donate_argnums=0, out_shardings=out_places)
 
+  def rejoined(
+    self, state: RoundState, returning: Sequence[int], donor: int
+  ) -> RoundState:
+    """Lets replicas begin as copies of another one.
+
+    They go on from the outer parameters, with the donor's inner optimizer
+    state, no residual and nothing in flight.
+
+    Args:
+      state: State of all replicas, whose memory is reused.
+      returning: Indices of the replicas that begin.
+      donor: Index of the replica whose optimizer state they copy.
+    """
+    begins = np.isin(np.arange(self.replicas.num_replicas), list(returning))
+    placed = self.replicas.place((begins, np.int32(donor)), None)
+    places = _shardings(state)
+    rejoin = jax.jit(self._rejoin, donate_argnums=0, out_shardings=places)
+    return rejoin(state, *placed)
+
+  def _rejoin(
+    self, state: RoundState, begins: Array, donor: Index
+  ) -> RoundState:
+    """Takes what begins from a first state, leaf by leaf with an axis [M]."""
+    inner = jax.tree.map(lambda leaf: leaf[donor], state.replica.optimizer)
+    start = self._start(state.outer.params, inner)
+
+    def chosen(axis, old, new):
+      def choose(old, new):
+        mask = begins.reshape(-1, *(1,) * (old.ndim - 1))
+        return jnp.where(mask, new, old)
+
+      return old if axis is None else jax.tree.map(choose, old, new)
+
+    return jax.tree.map(chosen, self.axes, state, start, is_leaf=is_none)
+
   def flush(
-    self, state: RoundState, step: int
+    self,
+    state: RoundState,
+    step: int,
+    attendance: RoundAttendance | None = None,
   ) -> tuple[RoundState, list[Drift]]:
     """Exchanges and applies every update that is pending or not yet sent.
 
     Args:
       state: State of all replicas. It stays valid after the call.
       step: Number of the schedule's inner steps that are finished.
+      attendance: Who takes part in the flush; None: all replicas alike.
 
     Returns:
       The flushed state; the drift of every exchange of the flush, in the order
       of `SyncSchedule.flush_windows`, axes as in `drift.axes_of`, then [1].
     """
-    return self._flush(step)(state)
+    return self._flush(step, attendance)(state)
 
   @functools.cache  # noqa: B019 - as above.
-  def _flush(self, step: int):
+  def _flush(self, step: int, attendance: RoundAttendance | None):
     def replica_program(state: RoundState) -> tuple[RoundState, list[Drift]]:
-      state, drifts = round_program.run_flush(self.outer, step, state)
+      state, drifts = round_program.run_flush(
+        self.outer, step, state, attendance
+      )
       return self.replicas.divided(state), drifts
 
     windows = self.outer.method.schedule.flush_windows(step)

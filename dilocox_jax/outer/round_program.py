@@ -26,9 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax.distributed import host_memory
+from dilocox_jax.optimizers import advanced
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.partition import FragmentIndex
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
+from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule, Window
 from dilocox_jax.plan.schedule.window_groups import WindowGroup, WindowTable
 from dilocox_jax.pytypes import Array, Index, Tree
@@ -101,6 +103,9 @@ def run_round(
   num_steps = jax.tree.leaves(batches)[0].shape[0]
   empty = jnp.zeros((num_steps,), jnp.float32)
   carry = _Carry(*state, jnp.int32(0), StepMetrics(empty, empty))
+  differs = tables[0].weights is not None
+  if differs:
+    tables = tuple(_own_columns(outer, table) for table in tables)
   run_steps = _inner_steps(inner_step, batches)
   drifts = []
   for group, table in zip(groups, tables, strict=True):
@@ -117,7 +122,21 @@ def run_round(
       carry, drift = jax.lax.scan(window, carry, table)
     if group.applied:
       drifts.append(drift)
-  return RoundState(carry.outer, carry.replica), carry.metrics, drifts
+  replica = carry.replica
+  if differs:
+    missed = jnp.int32(num_steps) - carry.step
+    replica = replica._replace(optimizer=advanced(replica.optimizer, missed))
+  return RoundState(carry.outer, replica), carry.metrics, drifts
+
+
+def _own_columns(outer: OuterTransform, table: WindowTable) -> WindowTable:
+  """Returns a table with the numbers of this replica alone."""
+  own = jax.lax.axis_index(outer.axis_name)
+  return table._replace(
+    steps_before=table.steps_before[:, own],
+    steps_after=table.steps_after[:, own],
+    weights=table.weights[:, own],
+  )
 
 
 def _inner_steps(inner_step: InnerStep, batches: Tree):
@@ -165,7 +184,7 @@ def _window(outer: OuterTransform, run_steps, group: WindowGroup):
     if group.applied:
       index = _index(group.applied, row.applied)
       own = outer.in_flight(carry.outer, index, row.applied_slot)
-      state, result = outer.exchange(carry.outer, index, own)
+      state, result = outer.exchange(carry.outer, index, own, row.weights)
       carry = run_steps(carry._replace(outer=state), row.steps_before)
       carry, drift = _apply(outer, carry, index, result, own)
     else:
@@ -203,14 +222,14 @@ def _whole_round_window(outer: OuterTransform, run_steps, group: WindowGroup):
     result = outer.nothing(carry.outer, index)
     if group.applied and overlaps:
       own = outer.in_flight(carry.outer, index, row.applied_slot)
-      state, result = outer.exchange(carry.outer, index, own)
+      state, result = outer.exchange(carry.outer, index, own, row.weights)
       carry = carry._replace(outer=state)
     carry = run_steps(carry, row.steps_before)
     if not group.sent:
       return carry, drift
     measured = _measure(outer, carry, index, row.sent_slot)
     if group.applied and not overlaps:
-      state, result = outer.exchange(carry.outer, index, measured)
+      state, result = outer.exchange(carry.outer, index, measured, row.weights)
       carry = carry._replace(outer=state)
     # The eager rule applies after the first round too, where no exchange has
     # ended yet. `result` is then all zeros, and only this replica's own new
@@ -224,7 +243,10 @@ def _whole_round_window(outer: OuterTransform, run_steps, group: WindowGroup):
 
 
 def run_flush(
-  outer: OuterTransform, step: int, state: RoundState
+  outer: OuterTransform,
+  step: int,
+  state: RoundState,
+  attendance: RoundAttendance | None = None,
 ) -> tuple[RoundState, list[Drift]]:
   """Runs the flush at the end of a run (`SyncSchedule.flush_windows`).
 
@@ -237,12 +259,14 @@ def run_flush(
     step: Number of inner steps finished. All events of the last step have
       happened.
     state: State of this replica.
+    attendance: Who takes part in the flush; None: all replicas alike.
 
   Returns:
     The state, in which nothing is in flight and the replica's parameters are
     the outer parameters; the drift of every exchange in order, leaves [1, ...].
   """
-  plans, drifts = _flush_plans(outer.method.schedule, step), []
+  plans = _flush_plans(outer.method.schedule, step, attendance)
+  drifts = []
   # As in a round, fragments of layers are scanned and fragment 0 is not.
   if 0 in plans:
     state, drifts = _flush_fragment(outer, plans.pop(0), state, 0)
@@ -261,10 +285,13 @@ def run_flush(
 
 # What the flush does with a fragment, in order: "send" measures its progress, a
 # number applies the pseudo-gradient in that slot, and "apply" the measured one.
-_FlushPlan = tuple[str | int, ...]
+# Beside it are the weights of all replicas in an exchange; None: equal ones.
+_FlushPlan = tuple[tuple[str | int, tuple[float, ...] | None], ...]
 
 
-def _flush_plans(schedule: SyncSchedule, step: int) -> dict[int, _FlushPlan]:
+def _flush_plans(
+  schedule: SyncSchedule, step: int, attendance: RoundAttendance | None
+) -> dict[int, _FlushPlan]:
   """Returns what is to be done with every fragment of the flush, in order.
 
   Example: H = 4, P = 1 and tau = 6 after step 9, where the pseudo-gradients of
@@ -273,18 +300,24 @@ def _flush_plans(schedule: SyncSchedule, step: int) -> dict[int, _FlushPlan]:
   """
   plans = {}
   windows = schedule.flush_windows(step)
-  for fragment, group in itertools.groupby(windows, _fragment):
-    plan: list[str | int] = [
-      schedule.slot(window.applied) if window.applied else "send"
-      for window in group
+  shares = attendance.windows if attendance else [None] * len(windows)
+  pairs = zip(windows, shares, strict=True)
+  for fragment, group in itertools.groupby(pairs, _fragment):
+    plan: list = [
+      (
+        schedule.slot(window.applied) if window.applied else "send",
+        share and share.weights,
+      )
+      for window, share in group
     ]
-    if "send" in plan:
-      plan[-1] = "apply"
+    if any(entry == "send" for entry, _ in plan):
+      plan[-1] = ("apply", plan[-1][1])
     plans[fragment] = tuple(plan)
   return plans
 
 
-def _fragment(window: Window) -> int:
+def _fragment(pair: tuple[Window, Any]) -> int:
+  window, _ = pair
   event = window.sent or window.applied
   assert event, "a window of the flush has one event"
   return event.fragment
@@ -303,10 +336,10 @@ def _flush_fragment(
   last progress is measured. So this function keeps the measurement in a
   variable.
   """
-  pending = [slot for slot in plan if isinstance(slot, int)]
+  pending = [slot for slot, _ in plan if isinstance(slot, int)]
   nothing = outer.nothing(state.outer, index)
   measured, drifts = nothing.own, []
-  for entry in plan:
+  for entry, weights in plan:
     if entry == "send":
       slots = np.arange(outer.method.schedule.depth)
       unapplied = jnp.asarray(np.isin(slots, pending))
@@ -322,7 +355,10 @@ def _flush_fragment(
     else:
       slot = jnp.int32(pending.pop(0))
       own, fresh = outer.in_flight(state.outer, index, slot), measured
-    exchanged, result = outer.exchange(state.outer, index, own)
+    weight = None
+    if weights is not None:
+      weight = jnp.asarray(weights)[jax.lax.axis_index(outer.axis_name)]
+    exchanged, result = outer.exchange(state.outer, index, own, weight)
     state = state._replace(outer=exchanged)
     state, drift = _apply(outer, state, index, result, fresh)
     drifts.append(jax.tree.map(lambda leaf: leaf[None], drift))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.schedule.methods import RULES, Method
-from dilocox_jax.pytypes import Array, Tree
+from dilocox_jax.pytypes import Array, Scalar, Tree
 
 
 class ExchangeResult(NamedTuple):
@@ -26,12 +26,28 @@ class ExchangeResult(NamedTuple):
     own: Pseudo-gradient of this replica as it was measured.
     sent: What the other replicas received of `own`; a codec changes it.
     observed: Arrays that the aggregator wants recorded, by name.
+    weight: Factor of `own` in `sent` and in the mean; 0 if the replica was left
+      out of it, and None if all replicas have the same.
   """
 
   mean: Tree
   own: Tree
   sent: Tree
   observed: Mapping[str, Array] = MappingProxyType({})
+  weight: Scalar | None = None
+
+  @property
+  def unsent(self) -> Tree:
+    """What the others did not receive of `own`; none if it was left out."""
+    if self.weight is None:
+      return jax.tree.map(jnp.subtract, self.own, self.sent)
+    weight = self.weight
+
+    def lost(own: Array, sent: Array) -> Array:
+      rest = own - sent / weight.astype(own.dtype)
+      return jnp.where(weight > 0, rest, jnp.zeros_like(rest))
+
+    return jax.tree.map(lost, self.own, self.sent)
 
 
 def pseudo_gradient(outer: Tree, inner: Tree) -> Tree:

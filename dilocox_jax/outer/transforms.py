@@ -30,7 +30,7 @@ from dilocox_jax.outer.drift import Drift, measure_drift
 from dilocox_jax.outer.partition import FragmentIndex, Partition, Store
 from dilocox_jax.outer.rules import ApplyRule, ExchangeResult, apply_rule
 from dilocox_jax.plan.schedule.methods import Method
-from dilocox_jax.pytypes import Aggregator, Array, Index, Tree
+from dilocox_jax.pytypes import Aggregator, Array, Index, Scalar, Tree
 
 
 class OuterState(NamedTuple):
@@ -175,7 +175,11 @@ class OuterTransform:
     return state.in_flight.get(fragment, slot)
 
   def exchange(
-    self, state: OuterState, fragment: FragmentIndex, own: Tree
+    self,
+    state: OuterState,
+    fragment: FragmentIndex,
+    own: Tree,
+    weight: Scalar | None = None,
   ) -> tuple[OuterState, ExchangeResult]:
     """Averages a pseudo-gradient over replicas.
 
@@ -185,18 +189,21 @@ class OuterTransform:
       state: The outer state.
       fragment: The fragment that `own` belongs to.
       own: This replica's pseudo-gradient of the fragment.
+      weight: Factor of it in the mean; 0 leaves the replica out. None: all
+        replicas have the same.
 
     Returns:
       The outer state with the new aggregator state, and the exchange result.
     """
     old_exchange = state.exchange.get(fragment)
     params = self.partition.take(state.params, fragment)
+    given = own if weight is None else _weighted(own, weight)
     mean, sent, new_exchange = self.aggregator.average(
-      own, old_exchange, params
+      given, old_exchange, params
     )
     exchange = state.exchange.set(fragment, new_exchange)
     observed = self.aggregator.observe(new_exchange)
-    result = ExchangeResult(mean, own, sent, observed)
+    result = ExchangeResult(mean, own, sent, observed, weight)
     return state._replace(exchange=exchange), result
 
   def nothing(
@@ -239,15 +246,23 @@ class OuterTransform:
     if self.keep_unsent:
       # A pseudo-gradient is parameters before minus parameters after, so the
       # progress that was not sent is -(own - sent).
-      replica = jax.tree.map(
-        lambda w, own, sent: w - (own - sent), replica, result.own, result.sent
-      )
+      replica = jax.tree.map(jnp.subtract, replica, result.unsent)
     state = state._replace(
       params=self.partition.put(state.params, fragment, new),
       optimizer=state.optimizer.set(fragment, optimizer),
     )
     inner = self.partition.put(inner, fragment, replica)
     return state, inner, measure_drift(result)
+
+
+def _weighted(own: Tree, weight: Scalar) -> Tree:
+  """Scales what a replica sends; NaN, if its weight is 0.
+
+  Every aggregator leaves a replica out of the mean, and clears its residual, if
+  its values are not finite.
+  """
+  factor = jnp.where(weight > 0, weight, jnp.full_like(weight, jnp.nan))
+  return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), own)
 
 
 def _masked_sum(slots: Tree, mask: Array) -> Tree:

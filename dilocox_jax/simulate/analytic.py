@@ -26,7 +26,7 @@ import numpy as np
 from dilocox_jax.simulate.interpreter import Interpreter
 from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
 from dilocox_jax.simulate.outcome import Outcome, Work
-from dilocox_jax.simulate.script import Compute, Op
+from dilocox_jax.simulate.script import Compute, Join, Op
 
 # Attributes of the clock that are arrays [M] of seconds. A checkpoint saves
 # them under these names.
@@ -120,15 +120,24 @@ class AnalyticClock(Interpreter[np.ndarray]):
     sizes_bytes: np.ndarray,
     slow_s: np.ndarray,
     start: np.ndarray,
+    links: LinkCosts,
   ) -> np.ndarray:
-    rates = self.link_costs.rate_bytes_per_s(step.hop)
-    latency_s = self.link_costs.latency_s(step.hop)
-    end = start + (sizes_bytes / rates + latency_s + slow_s)
+    members = list(links.members)
+    rates = links.rate_bytes_per_s(step.hop)
+    latency_s = links.latency_s(step.hop)
+    end = start[members] + (sizes_bytes / rates + latency_s + slow_s)
     if step.sender is not None:
-      is_silent = np.arange(self.num_replicas) != step.sender
-      end = np.where(is_silent, start, end)
+      is_silent = np.arange(len(members)) != step.sender
+      end = np.where(is_silent, start[members], end)
     # np.roll brings the end of replica i - hop, which sends to i, to place i.
-    return np.maximum(end, np.roll(end, step.hop))
+    received = start.copy()
+    received[members] = np.maximum(end, np.roll(end, step.hop))
+    return received
+
+  def _join(self, op: Join) -> None:
+    returns = np.isin(np.arange(self.num_replicas), op.returning)
+    self._now = np.where(returns, self._now[op.donor], self._now)
+    self._channel = np.where(returns, self._channel[op.donor], self._channel)
 
   def _occupy_channel(self, start: np.ndarray, end: np.ndarray) -> None:
     self._channel = end

@@ -28,7 +28,7 @@ from dilocox_jax.simulate.link_costs import (
 )
 from dilocox_jax.simulate.noise import Noise
 from dilocox_jax.simulate.outcome import Work
-from dilocox_jax.simulate.script import Compute, Key, Launch, Op
+from dilocox_jax.simulate.script import Compute, Join, Key, Launch, Op
 from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S
 
 # Idle time before the first launch. JSON checkpoints have no infinity.
@@ -78,34 +78,51 @@ class Interpreter(abc.ABC, Generic[Moment]):
         self._on_compute(op)
       elif isinstance(op, Launch):
         self._on_launch(op)
+      elif isinstance(op, Join):
+        self._join(op)
       else:
         self._wait(self._back.pop(op.key))
-        self._run_codec("decode", self.work.codec_s / 2)
+        self._run_codec("decode", self._half_codec_s(op.members))
 
   def _on_compute(self, op: Compute) -> None:
     step_s = self.work.step_s
+    if op.taken:
+      step_s = step_s * (np.array(op.taken) / op.num_steps)
     self._take_steps(op, self._noise.steps(op.num_steps) * step_s)
     self._idle_s = self._idle_s + op.num_steps * step_s
     self.num_steps += op.num_steps
 
   def _on_launch(self, op: Launch) -> None:
     # Half of the codec's time is spent before the exchange, half after it.
-    self._run_codec("encode", self.work.codec_s / 2)
+    self._run_codec("encode", self._half_codec_s(op.members))
     start = self._free_from()
     # A connection that was idle for long starts with a small window again.
     end, is_slow = start, self._idle_s > RETRANSMISSION_TIMEOUT_S
-    self._idle_s = np.zeros_like(self._idle_s)
+    links = self.link_costs.among(op.members)
+    self._idle_s = self._idle_s * ~np.isin(
+      range(self.num_replicas), links.members
+    )
     for collective in op.operations:
       name = f"{op.key[0]} {op.key[1]} {collective.kind}"
-      end = self._collective(name, collective, end, is_slow)
+      end = self._collective(name, collective, end, is_slow, links)
       # The first collective has warmed the connections up.
       is_slow = np.zeros_like(is_slow)
-      self.sent_bytes += collective.sent_bytes(self.num_replicas)
+      self.sent_bytes += collective.sent_bytes(len(links.members))
     self._back[op.key] = end
     self._occupy_channel(start, end)
 
+  def _half_codec_s(self, members: tuple[int, ...] | None) -> np.ndarray:
+    """Returns half of the codec's time; none for who is not in the ring."""
+    ring = self.link_costs.among(members).members
+    return self.work.codec_s / 2 * np.isin(range(self.num_replicas), ring)
+
   def _collective(
-    self, name: str, collective: Collective, start: Moment, is_slow: np.ndarray
+    self,
+    name: str,
+    collective: Collective,
+    start: Moment,
+    is_slow: np.ndarray,
+    links: LinkCosts,
   ) -> Moment:
     """Returns when every replica has sent and received all its messages.
 
@@ -115,13 +132,15 @@ class Interpreter(abc.ABC, Generic[Moment]):
     replica 1. The slowest link thus delays its right neighbour by one step,
     the next one by two, until all move at its pace.
     """
-    steps = message_steps(collective, self.num_replicas)
-    factors = self._noise.transfers(len(steps))
+    members = list(links.members)
+    steps = message_steps(collective, len(members))
+    factors = self._noise.transfers(len(steps))[:, members]
     for number, (step, factor) in enumerate(zip(steps, factors, strict=True)):
-      slow_s = np.zeros(self.num_replicas)
-      if number == 0 and is_slow.any():
-        slow_s = np.where(is_slow, self.link_costs.slow_start_s(step), 0.0)
-      start = self._send(name, step, step.size_bytes * factor, slow_s, start)
+      slow_s = np.zeros(len(members))
+      if number == 0 and is_slow[members].any():
+        slow_s = np.where(is_slow[members], links.slow_start_s(step), 0.0)
+      sizes_bytes = step.size_bytes * factor
+      start = self._send(name, step, sizes_bytes, slow_s, start, links)
     return start
 
   @abc.abstractmethod
@@ -155,8 +174,9 @@ class Interpreter(abc.ABC, Generic[Moment]):
     sizes_bytes: np.ndarray,
     slow_s: np.ndarray,
     start: Moment,
+    links: LinkCosts,
   ) -> Moment:
-    """Lets every replica send a message and receive one.
+    """Lets every replica of a ring send a message and receive one.
 
     Args:
       name: Name of the exchange and its collective, for traces.
@@ -164,10 +184,16 @@ class Interpreter(abc.ABC, Generic[Moment]):
       sizes_bytes: Bytes of each replica's message, jitter included, [M].
       slow_s: Seconds that slow start adds to each message, [M].
       start: When each replica may start to send.
+      links: Costs of the ring. Sizes and slow starts are in its order.
 
     Returns:
-      When each replica has both sent its message and received one.
+      When each replica has both sent its message and received one; who is not
+      in the ring is where it was.
     """
+
+  @abc.abstractmethod
+  def _join(self, op: Join) -> None:
+    """Brings replicas that were away to the time of the one they copy."""
 
   @abc.abstractmethod
   def _occupy_channel(self, start: Moment, end: Moment) -> None:

@@ -90,15 +90,30 @@ class LinkCosts:
   Attributes:
     cluster: Replicas of the cluster, and the links between them.
     transport: Protocol that sends the messages.
+    ring: Replicas that send to each other, in order; empty: all. Where there is
+      a ring, a replica's index is its place in it, and M is its length.
   """
 
   cluster: Cluster
   transport: Transport = TCP
+  ring: tuple[int, ...] = ()
+
+  @functools.cached_property
+  def members(self) -> tuple[int, ...]:
+    """The replicas that send to each other, in order."""
+    return self.ring or tuple(range(self.cluster.num_replicas))
+
+  @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
+  def among(self, members: tuple[int, ...] | None) -> "LinkCosts":
+    """Returns the costs where only some replicas send; None: all of them."""
+    if members is None or members == self.members:
+      return self
+    return dataclasses.replace(self, ring=members)
 
   def route(self, sender: int, hop: int) -> Route:
     """Returns the route from a replica to the one `hop` places further."""
-    receiver = (sender + hop) % self.cluster.num_replicas
-    return self.cluster.route(sender, receiver)
+    receiver = self.members[(sender + hop) % len(self.members)]
+    return self.cluster.route(self.members[sender], receiver)
 
   @functools.cached_property
   def capacities(self) -> dict[str, float]:
@@ -107,8 +122,7 @@ class LinkCosts:
     return {link: bits_per_s / 8 for link, bits_per_s in goodput_bps.items()}
 
   def _routes(self, hop: int) -> list[Route]:
-    senders = range(self.cluster.num_replicas)
-    return [self.route(sender, hop) for sender in senders]
+    return [self.route(sender, hop) for sender in range(len(self.members))]
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
   def rate_bytes_per_s(self, hop: int) -> np.ndarray:
@@ -170,7 +184,7 @@ class LinkCosts:
 
     Links that the collective does not use are left out.
     """
-    num_replicas = self.cluster.num_replicas
+    num_replicas = len(self.members)
     totals_bytes: dict[str, float] = collections.defaultdict(float)
     for step in message_steps(operation, num_replicas):
       everyone = range(num_replicas)

@@ -19,7 +19,7 @@ from dilocox_jax.simulate.link_costs import (
   message_steps,
 )
 from dilocox_jax.simulate.outcome import Outcome, Work
-from dilocox_jax.simulate.script import Compute, Launch, Op
+from dilocox_jax.simulate.script import Compute, Join, Launch, Op
 from dilocox_jax.simulate.transfer import limit_bytes_per_s
 
 # One list of node numbers per replica. Where a moment is needed, a list stands
@@ -81,26 +81,38 @@ class Lowering(Interpreter[Nodes]):
     sizes_bytes: np.ndarray,
     slow_s: np.ndarray,
     start: Nodes,
+    links: LinkCosts,
   ) -> Nodes:
-    waits_s = self.link_costs.latency_s(step.hop) + slow_s
+    waits_s = links.latency_s(step.hop) + slow_s
     sent: Nodes = []
-    for replica in self._replicas:
-      if step.sender not in (None, replica):
+    for place, replica in enumerate(links.members):
+      if step.sender not in (None, place):
         sent.append(start[replica])
         continue
-      route = self.link_costs.route(replica, step.hop)
+      route = links.route(place, step.hop)
       flow = self.graph.flow(
         name,
         route.links,
-        sizes_bytes[replica],
+        sizes_bytes[place],
         start[replica],
-        waits_s[replica],
+        waits_s[place],
         limit_bytes_per_s(route),
         "exchange",
       )
       sent.append([flow])
-    received = [sent[r - step.hop] for r in self._replicas]
-    return _joined(sent, received)
+    count = len(sent)
+    received = [sent[(place - step.hop) % count] for place in range(count)]
+    end = list(start)
+    for replica, nodes in zip(
+      links.members, _joined(sent, received), strict=True
+    ):
+      end[replica] = nodes
+    return end
+
+  def _join(self, op: Join) -> None:
+    for replica in op.returning:
+      self.now[replica] = list(self.now[op.donor])
+      self.channel[replica] = list(self.channel[op.donor])
 
   def _occupy_channel(self, start: Nodes, end: Nodes) -> None:
     self.channel = end

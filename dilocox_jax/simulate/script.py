@@ -10,8 +10,9 @@ H = 4, tau = 0 is Compute(4), Launch, Wait.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event, Window
 from dilocox_jax.plan.wire.collectives import Collective
@@ -27,10 +28,12 @@ class Compute:
   Attributes:
     num_steps: Number of inner steps.
     is_alone: Whether only the first replica takes them (a warm start).
+    taken: Number of them that each replica takes, [M]; empty: all of them.
   """
 
   num_steps: int
   is_alone: bool = False
+  taken: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +43,12 @@ class Launch:
   Attributes:
     key: Name of the exchange.
     operations: Collectives of the exchange, one after the other.
+    members: Replicas of the ring, in order; None: all.
   """
 
   key: Key
   operations: tuple[Collective, ...]
+  members: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +57,27 @@ class Wait:
 
   Attributes:
     key: Name of the exchange.
+    members: Replicas that wait; None: all.
   """
 
   key: Key
+  members: tuple[int, ...] | None = None
 
 
-Op = Compute | Launch | Wait
+@dataclasses.dataclass(frozen=True)
+class Join:
+  """Replicas that were away are there again, at the donor's time.
+
+  Attributes:
+    returning: Indices of the replicas.
+    donor: Index of the replica that they copy.
+  """
+
+  returning: tuple[int, ...]
+  donor: int
+
+
+Op = Compute | Launch | Wait | Join
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +98,18 @@ class Script:
     return tuple(self.traffic.gradient())
 
   @functools.cached_property
-  def _exchanges(self) -> list[tuple[Collective, ...]]:
-    """Collectives of every fragment; counting takes long for large models."""
+  def _exchanges(self) -> Callable[[int], list[tuple[Collective, ...]]]:
+    """Function from M to the collectives of every fragment.
+
+    It keeps its results, since counting takes long for large models.
+    """
     fragments = range(self.traffic.method.schedule.num_fragments)
-    return [tuple(self.traffic.exchange(fragment)) for fragment in fragments]
+
+    def exchanges(num_replicas: int) -> list[tuple[Collective, ...]]:
+      traffic = dataclasses.replace(self.traffic, num_replicas=num_replicas)
+      return [tuple(traffic.exchange(fragment)) for fragment in fragments]
+
+    return functools.cache(exchanges)
 
   def ops(self, plan: RunPlan, stop: int | None = None) -> Iterator[Op]:
     """Yields the ops of a run, flush included.
@@ -102,8 +130,9 @@ class Script:
   def segment(self, segment: Segment) -> Iterator[Op]:
     """Yields the ops of one segment."""
     if segment.phase == "local":
-      for window in segment.windows:
-        yield from self._window(window, segment.schedule_start)
+      start, attendance = segment.schedule_start, segment.attendance
+      yield from self._joins(segment)
+      yield from self._windows(segment.windows, start, attendance)
       return
     for step in range(segment.start, segment.stop):
       is_alone = segment.phase == "single"
@@ -126,37 +155,70 @@ class Script:
     if plan.local_start >= plan.total_steps:
       return
     step = plan.schedule_step(plan.total_steps)
-    for window in self.traffic.method.schedule.flush_windows(step):
-      yield from self._window(window, plan.total_steps - step)
+    windows = self.traffic.method.schedule.flush_windows(step)
+    start, attendance = plan.total_steps - step, plan.flush_attendance()
+    yield from self._windows(windows, start, attendance)
 
-  def _window(self, window: Window, start: int) -> Iterator[Op]:
-    """Yields the ops of a window in the order of the compiled program.
+  def _joins(self, segment: Segment) -> Iterator[Op]:
+    """Yields the ops by which replicas come back: they copy the donor."""
+    attendance = segment.attendance
+    if attendance is None or not attendance.returning:
+      return
+    yield Join(attendance.returning, attendance.donor)
+    copy = Collective("broadcast", self.copied_bytes)
+    ring = (attendance.donor, *attendance.returning)
+    yield Launch(("join", segment.start, 0), (copy,), ring)
+    yield Wait(("join", segment.start, 0), ring)
+
+  def _windows(
+    self,
+    windows: Sequence[Window],
+    start: int,
+    attendance: RoundAttendance | None,
+  ) -> Iterator[Op]:
+    """Yields the ops of windows in the order of the compiled program.
 
     What is applied in a window is exchanged from the window's start on.
     """
     hides = bool(self.traffic.method.schedule.overlap_steps)
-    if window.applied and hides:
-      yield from self._exchange(window.applied, start, window.steps_before)
-    elif window.steps_before:
-      yield Compute(window.steps_before)
-    if window.steps_after:
-      yield Compute(window.steps_after)
-    # Without overlap the exchange that is applied is the one just measured.
-    if window.applied and not hides:
-      yield from self._exchange(window.applied, start, 0)
+    shares = attendance.windows if attendance else [None] * len(windows)
+    members = attendance and attendance.members
+    for window, share in zip(windows, shares, strict=True):
+      before = Compute(
+        window.steps_before, taken=share.steps_before if share else ()
+      )
+      if window.applied and hides:
+        yield from self._exchange(window.applied, start, before, members)
+      elif window.steps_before:
+        yield before
+      if window.steps_after:
+        yield Compute(
+          window.steps_after, taken=share.steps_after if share else ()
+        )
+      # Without overlap the exchange that is applied is the one just measured.
+      if window.applied and not hides:
+        yield from self._exchange(window.applied, start, Compute(0), members)
 
-  def _exchange(self, event: Event, start: int, num_steps: int) -> Iterator[Op]:
+  def _exchange(
+    self,
+    event: Event,
+    start: int,
+    behind: Compute,
+    members: tuple[int, ...] | None,
+  ) -> Iterator[Op]:
     """Yields the ops of an exchange that runs behind inner steps.
 
     Args:
       event: Apply of the exchange.
       start: Inner step of the run from which the schedule counts.
-      num_steps: Inner steps between the launch and the wait.
+      behind: Inner steps between the launch and the wait; may be none.
+      members: Replicas of the ring; None: all.
     """
     # Where H changes, the schedule starts again at step 0. The key has the
     # step of the run, so that no two exchanges have the same name.
     key = ("fragment", event.fragment, start + event.send_step)
-    yield Launch(key, self._exchanges[event.fragment])
-    if num_steps:
-      yield Compute(num_steps)
-    yield Wait(key)
+    count = len(members) if members else self.traffic.num_replicas
+    yield Launch(key, self._exchanges(count)[event.fragment], members)
+    if behind.num_steps:
+      yield behind
+    yield Wait(key, members)

@@ -1,7 +1,8 @@
 """Computes what is recorded of a state or a segment, and checks it."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.drift import Drift, disagreement
 from dilocox_jax.outer.programs import mean_of
 from dilocox_jax.outer.round_program import StepMetrics
+from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event
 from dilocox_jax.plan.wire.ranks import measured_rank, spectra_of
@@ -144,7 +146,40 @@ def applied_events(segment: Segment) -> list[Event]:
   return [window.applied for window in segment.windows if window.applied]
 
 
-def check_drifts(exchanges: Sequence[Drift], steps: Sequence[int]) -> None:
+class StepMeans(NamedTuple):
+  """Means over the inner steps of a segment.
+
+  Attributes:
+    mean: Over all steps of all replicas.
+    by_replica: Over the steps of each replica, [M]; NaN if it took none.
+  """
+
+  mean: float
+  by_replica: list[float]
+
+
+def step_means(
+  values: np.ndarray, attendance: RoundAttendance | None
+) -> StepMeans:
+  """Averages a metric over the inner steps that replicas took.
+
+  Args:
+    values: Metric of every step, [M, num_steps]; a replica's own steps first.
+    attendance: Steps of each replica; None: all take all of them.
+  """
+  wide = np.asarray(values, np.float64)
+  if attendance is None:
+    return StepMeans(float(np.mean(wide)), wide.mean(axis=1).tolist())
+  taken = [own[:n] for own, n in zip(wide, attendance.num_steps, strict=True)]
+  each = [float(own.mean()) if own.size else math.nan for own in taken]
+  return StepMeans(float(np.mean(np.concatenate(taken))), each)
+
+
+def check_drifts(
+  exchanges: Sequence[Drift],
+  steps: Sequence[int],
+  attendance: RoundAttendance | None = None,
+) -> None:
   """Checks that what every replica sent is finite.
 
   A replica that is not finite is left out of the mean, and rules that reset
@@ -153,17 +188,28 @@ def check_drifts(exchanges: Sequence[Drift], steps: Sequence[int]) -> None:
   Args:
     exchanges: Drift of every exchange, on the host.
     steps: Inner step of the run at which each exchange was sent.
+    attendance: Who takes part in them; None: all replicas.
 
   Raises:
     NotFiniteError: One line that names the replica and the step.
   """
-  for step, exchange in zip(steps, exchanges, strict=True):
-    finite = np.isfinite(exchange.own_squared)
+  takes_part = _participants(exchanges, attendance)
+  for step, exchange, takes in zip(steps, exchanges, takes_part, strict=True):
+    finite = np.isfinite(exchange.own_squared) | ~takes
     if not finite.all():
       raise NotFiniteError(
         f"the norm of the pseudo-gradient is not finite at step {step} on "
         f"replica {int(np.argmin(finite))}"
       )
+
+
+def _participants(
+  exchanges: Sequence[Drift], attendance: RoundAttendance | None
+) -> list[np.ndarray]:
+  """Returns who takes part in every exchange, booleans [M]."""
+  if attendance:
+    return attendance.participants
+  return [np.ones(np.shape(each.own_squared), bool) for each in exchanges]
 
 
 def drift_rows(
@@ -176,16 +222,18 @@ def drift_rows(
     exchanges: Drift of every exchange that it applies, on the host.
     energy_share: Share of an update's energy by which its rank is counted.
   """
+  takes_part = _participants(exchanges, segment.attendance)
   return [
     {
       "fragment": event.fragment,
       "step": event.send_step + segment.schedule_start,
-      **disagreement(*sums)._asdict(),
+      **disagreement(own[takes], apart[takes], mean)._asdict(),
       **_ranks(observed, energy_share),
     }
-    for event, (*sums, observed) in zip(
-      applied_events(segment), exchanges, strict=True
+    for event, (own, apart, mean, observed), takes in zip(
+      applied_events(segment), exchanges, takes_part, strict=True
     )
+    if takes.any()  # Else the mean is of nobody.
   ]
 
 

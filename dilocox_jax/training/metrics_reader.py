@@ -26,6 +26,7 @@ from dilocox_jax.distributed import processes
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.outer.drift import Drift, by_exchange
 from dilocox_jax.outer.round_program import StepMetrics
+from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.training import evaluation
 from dilocox_jax.training.build import Programs
@@ -137,18 +138,24 @@ class MetricsReader:
     }
     self._recorder.record_evaluation(num_steps=num_steps, **row)
 
-  def check_flush(self, drifts: Sequence[Drift], step: int) -> None:
+  def check_flush(
+    self,
+    drifts: Sequence[Drift],
+    step: int,
+    attendance: RoundAttendance | None = None,
+  ) -> None:
     """Checks that what every replica sent in the flush is finite.
 
     Args:
       drifts: Drifts of the exchanges of the flush, on the devices.
       step: Inner steps of the run.
+      attendance: Who takes part in the flush; None: all replicas alike.
 
     Raises:
       NotFiniteError: One line that names the replica and the step.
     """
     exchanges = by_exchange(arrays_to_host(drifts))
-    evaluation.check_drifts(exchanges, [step] * len(exchanges))
+    evaluation.check_drifts(exchanges, [step] * len(exchanges), attendance)
 
   def read(self, done: DispatchedSegment) -> Sequence[Drift]:
     """Waits for a segment, checks it and records it.
@@ -162,21 +169,24 @@ class MetricsReader:
     """
     step_metrics, drifts = arrays_to_host((done.metrics, done.drifts))
     evaluation.check_losses(step_metrics, done.segment)
-    start = done.segment.schedule_start
+    start, attendance = done.segment.schedule_start, done.segment.attendance
     events = evaluation.applied_events(done.segment)
     exchanges = by_exchange(drifts)
-    evaluation.check_drifts(exchanges, [start + e.send_step for e in events])
-    losses = step_metrics.loss
-    loss = np.mean(losses, dtype=np.float64)
+    sent_steps = [start + event.send_step for event in events]
+    evaluation.check_drifts(exchanges, sent_steps, attendance)
+    loss, grad_norm = (
+      evaluation.step_means(values, attendance)
+      for values in (step_metrics.loss, step_metrics.grad_norm)
+    )
     before, progress = self._before, done.progress
     self._before = progress
     self._recorder.record_round(
       step=progress.step,
       tokens=progress.tokens,
       phase=done.segment.phase,
-      loss=loss,
-      loss_per_replica=np.asarray(losses, np.float64).mean(axis=1).tolist(),
-      grad_norm=np.mean(step_metrics.grad_norm, dtype=np.float64),
+      loss=loss.mean,
+      loss_per_replica=loss.by_replica,
+      grad_norm=grad_norm.mean,
       learning_rate=float(np.asarray(self._schedule(progress.step - 1))),
       sent_bytes=progress.total_sent_bytes - before.total_sent_bytes,
       total_sent_bytes=progress.total_sent_bytes,
@@ -189,9 +199,7 @@ class MetricsReader:
       progress.tokens - before.tokens,
     )
     speed = (progress.tokens - self._start.tokens) / self._training_s
-    self._bar.update(
-      progress.step, float(loss), speed, progress.total_sent_bytes
-    )
+    self._bar.update(progress.step, loss.mean, speed, progress.total_sent_bytes)
     return exchanges
 
 

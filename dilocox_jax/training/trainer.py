@@ -272,7 +272,7 @@ class Trainer:
     with jax.transfer_guard("disallow"):
       if isinstance(state, RoundState):
         state, step_metrics, drifts = self.controller.rounds.round(
-          state, batches, segment.windows
+          state, batches, segment.windows, segment.attendance
         )
       else:
         programs = self.programs.steps_of(segment.phase)
@@ -283,11 +283,15 @@ class Trainer:
       copied_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
       copy = Collective("broadcast", copied_bytes)
       sent_bytes += copy.sent_bytes(self.config.mesh.num_replicas)
-    tokens = segment.num_steps * self.config.tokens_per_replica_step
-    tokens *= 1 if is_single else self.config.mesh.num_replicas
+    if segment.attendance and segment.attendance.returning:
+      assert isinstance(state, RoundState)
+      leaves = jax.tree.leaves(state.replica)
+      sent_bytes += sum(leaf.nbytes // len(leaf) for leaf in leaves)
+    num_replicas = 1 if is_single else self.config.mesh.num_replicas
+    steps = segment.replica_steps(num_replicas)
     self.progress = TrainingProgress(
       segment.stop,
-      self.progress.tokens + tokens,
+      self.progress.tokens + steps * self.config.tokens_per_replica_step,
       self.progress.total_sent_bytes + sent_bytes,
       simulated_s=clock.advance(segment, traffic) if clock else None,
     )
@@ -384,9 +388,10 @@ class Trainer:
     if isinstance(state, RoundState):
       plan, traffic = self.controller.plan, self.controller.traffic
       step = plan.schedule_step(self.config.total_steps)
-      state, drifts = self.controller.rounds.flush(state, step)
-      self._reader.check_flush(drifts, self.config.total_steps)
-      self.progress.total_sent_bytes += traffic.flush_bytes(step)
+      attendance = plan.flush_attendance()
+      state, drifts = self.controller.rounds.flush(state, step, attendance)
+      self._reader.check_flush(drifts, self.config.total_steps, attendance)
+      self.progress.total_sent_bytes += traffic.flush_bytes(step, attendance)
       if self.clock:
         self.progress.simulated_s = self.clock.finish(plan, traffic)
     self._evaluate(state, self.config.total_steps)

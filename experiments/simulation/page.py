@@ -136,14 +136,15 @@ def _human_s(seconds: float) -> str:
 
 def _links(setup: Setup, whole: Outcome) -> dict:
   times = collections.Counter(
-    operation
+    (op.members, operation)
     for op in setup.script.ops(setup.plan)
     if isinstance(op, Launch)
     for operation in op.operations
   )
   carried: dict[str, float] = collections.defaultdict(float)
-  for operation, count in times.items():
-    for link, size in setup.link_costs.link_bytes(operation).items():
+  for (members, operation), count in times.items():
+    ring = setup.link_costs.among(members)
+    for link, size in ring.link_bytes(operation).items():
       carried[link] += count * size
   links = {}
   for link, total in sorted(carried.items()):

@@ -66,6 +66,8 @@ DEFAULT = {
   **{"mesh.num_stages": 1, "mesh.pipeline": "1f1b"},
   **{"mesh.chunks_per_stage": 1, "mesh.remat": "dots"},
   **{"mesh.boundary": "none", "mesh.outer_memory": "device"},
+  **{"membership.absences": "", "membership.absence_rate": 0.0},
+  **{"membership.inner_steps": ""},
   **{"evaluation.interval_steps": 150, "evaluation.num_sequences": 128},
   "evaluation.sets": "",
   **{"checkpoint.interval_steps": 150, "checkpoint.keep": 2},

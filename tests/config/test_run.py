@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import pytest
 
@@ -200,3 +201,22 @@ def test_a_payload_may_travel_by_any_collective_that_can_carry_it(
     {"codec": {"name": name}, "exchange": {"collective": collective}}
   )
   assert built.exchange.collective == collective
+
+
+@pytest.mark.parametrize(
+  ("changes", "hint"),
+  [
+    ({"sync": {"method": "allreduce"}}, "sync.method='allreduce'"),
+    ({"sync": {"method": "eager", "sync_interval": 4}}, "sync.rule='eager'"),
+    (
+      {"mesh": {"layout": "mesh", "num_stages": 2}},
+      "mesh.num_stages=2: take 1",
+    ),
+    ({"mesh": {"outer_memory": "pinned_host"}}, "take device"),
+    ({"mesh": {"num_replicas": 1}}, "absences leave no replica in round 2"),
+  ],
+)
+def test_absences_where_no_rule_covers_them_are_refused(changes, hint):
+  absent = {"membership": {"absences": "0:2"}}
+  with pytest.raises(ValueError, match=re.escape(hint)):
+    from_mapping(changes | absent)

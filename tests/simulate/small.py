@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from dilocox_jax.plan.schedule.fragments import Fragments, rest_in_layers
+from dilocox_jax.plan.schedule.membership import Membership
 from dilocox_jax.plan.schedule.methods import named_method
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.plan.wire.chain import Chain
@@ -50,6 +51,7 @@ def script(method="diloco", num_replicas=2, payload="fp32", **settings):
     for key in ("total_steps", "warm_start", "warm_start_steps")
     if key in settings
   }
+  members = settings.pop("membership", None)
   chosen = named_method(method, **settings)
   fragments = Fragments(
     chosen.schedule.num_fragments,
@@ -58,8 +60,12 @@ def script(method="diloco", num_replicas=2, payload="fp32", **settings):
     rest_in_layers(SHAPES),
   )
   traffic = Traffic(chosen, fragments, SHAPES, num_replicas, PAYLOADS[payload])
-  plan = RunPlan(chosen, **plan_settings)
-  return Script(traffic, copied_bytes=3_000_000), plan
+  if members is not None:
+    members = Membership(chosen.schedule, num_replicas, **members)
+  plan = RunPlan(chosen, membership=members, **plan_settings)
+  # While one replica copies another, a third may send over the same link. The
+  # formula does not see that, so copies are free where replicas come and go.
+  return Script(traffic, copied_bytes=0 if members else 3_000_000), plan
 
 
 def link_costs(one, is_ideal=True):

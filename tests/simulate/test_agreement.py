@@ -26,6 +26,20 @@ METHODS = [
   ("diloco", {"warm_start": "single", "warm_start_steps": 12}),
   ("dilocox", {"warm_start": "data_parallel", "warm_start_steps": 5}),
 ]
+# Drawn absences, so that any number of replicas will do.
+APART = {"absence_rate": 0.4, "seed": 3}
+METHODS += [
+  ("diloco", {"sync_interval": 4, "membership": APART}),
+  (
+    "delayed",
+    {
+      "sync_interval": 6,
+      "num_fragments": 2,
+      "overlap_steps": 9,
+      "membership": APART,
+    },
+  ),
+]
 FIELDS = (
   "busy_until_s",
   "end_s",

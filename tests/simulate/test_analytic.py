@@ -124,7 +124,8 @@ def test_with_links_that_cost_nothing_only_computing_is_left(name, changes):
   script, plan = small.script(name, 3, **changes)
   found = run_time(small.link_costs(one), small.work(one), script.ops(plan))
   assert found.total_s == pytest.approx(0.05 * plan.total_steps)
-  assert max(found.compute_s) == pytest.approx(found.total_s)
+  if "membership" not in changes:  # There nobody is always present.
+    assert max(found.compute_s) == pytest.approx(found.total_s)
 
 
 @settings(max_examples=30, deadline=None)

@@ -41,9 +41,12 @@ class Recorder(Interpreter[int]):
   def _free_from(self):
     return self._call("free")
 
-  def _send(self, name, step, sizes_bytes, slow_s, start):
+  def _send(self, name, step, sizes_bytes, slow_s, start, links):
     sizes = sizes_bytes.tolist()
     return self._call("send", step.hop, sizes, bool(slow_s.any()), start)
+
+  def _join(self, op):
+    self._call("join", op.returning, op.donor)
 
   def _occupy_channel(self, start, end):
     self._call("occupy", start, end)

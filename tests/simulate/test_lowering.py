@@ -49,13 +49,18 @@ def test_links_carry_what_the_plan_says_and_no_more(name, changes):
   _, _, lowered = engine(one, script, plan)
   link_costs, expected = small.link_costs(one), {}
   for op in script.ops(plan):
-    for operation in op.operations if isinstance(op, Launch) else ():
-      for link, size in link_costs.link_bytes(operation).items():
+    if not isinstance(op, Launch):
+      continue
+    for operation in op.operations:
+      ring = link_costs.among(op.members)
+      for link, size in ring.link_bytes(operation).items():
         expected[link] = expected.get(link, 0) + size
   carried = carried_bytes(lowered.graph)
   assert carried == pytest.approx(expected)
   ups = [v for k, v in carried.items() if k.startswith("up:")]
   launched = (op for op in script.ops(plan) if isinstance(op, Launch))
+  if "membership" in changes:  # Replicas send unequally often.
+    return
   sent = sum(each.sent_bytes(3) for op in launched for each in op.operations)
   assert max(ups) == pytest.approx(sent, rel=1e-5)  # Bytes are whole there.
 

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from dilocox_jax.simulate.script import Compute, Launch, Wait
+from dilocox_jax.simulate.analytic import run_time
+from dilocox_jax.simulate.script import Compute, Join, Launch, Wait
 from tests.simulate import small
 from tests.simulate.test_agreement import METHODS
 
@@ -15,9 +16,9 @@ def walked(name, settings, total_steps=40):
   return script, plan, list(script.ops(plan))
 
 
-def sent_bytes(ops, num_replicas=3):
+def sent_bytes(ops):
   return sum(
-    operation.sent_bytes(num_replicas)
+    operation.sent_bytes(len(op.members) if op.members else 3)
     for op in ops
     if isinstance(op, Launch)
     for operation in op.operations
@@ -32,7 +33,9 @@ def test_bytes_and_steps_are_those_of_the_trainer(name, settings, total_steps):
   trainers = sum(script.traffic.segment_bytes(each) for each in segments)
   if plan.local_start < plan.total_steps:
     step = plan.schedule_step(plan.total_steps)
-    trainers += script.traffic.flush_bytes(step)
+    trainers += script.traffic.flush_bytes(step, plan.flush_attendance())
+  joins = sum(bool(s.attendance and s.attendance.returning) for s in segments)
+  trainers += joins * script.copied_bytes
   if any(each.phase == "single" for each in segments):
     trainers += script.copied_bytes
   assert sent_bytes(ops) == trainers
@@ -48,10 +51,8 @@ def test_every_exchange_is_launched_once_and_waited_for_once(name, settings):
   assert len(set(launched)) == len(launched) > 0
   assert sorted(waited) == sorted(launched)
   for key in launched:
-    assert (
-      ops.index(Wait(key))
-      > [n for n, op in enumerate(ops) if getattr(op, "key", None) == key][0]
-    )
+    launch, wait = [op for op in ops if getattr(op, "key", None) == key]
+    assert isinstance(launch, Launch) and isinstance(wait, Wait)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,9 @@ def test_an_exchange_hides_behind_the_steps_of_its_last_window(
       done += op.num_steps
     elif isinstance(op, Launch):
       launched[op.key] = done
-    elif done < 40:  # The flush at the end waits for less.
+    elif (
+      isinstance(op, Wait) and done < 40
+    ):  # The flush at the end waits for less.
       gaps.append(done - launched[op.key])
   assert set(gaps) == hiding_steps
 
@@ -109,3 +112,50 @@ def test_a_script_cut_short_has_no_flush():
   assert part == whole[: len(part)]
   assert sum(op.num_steps for op in part if isinstance(op, Compute)) == 20
   assert len([op for op in part if isinstance(op, Wait)]) == 1
+
+
+def test_a_replica_that_comes_back_copies_the_donor_before_its_steps():
+  """Replica 2 of three is away in round 1 of three."""
+  script, plan = small.script(
+    "diloco",
+    3,
+    sync_interval=4,
+    total_steps=12,
+    membership={"absences": ((2, 1, 1),)},
+  )
+  script = dataclasses.replace(script, copied_bytes=1000)
+  ops = list(script.ops(plan))
+  assert [op.members for op in ops if isinstance(op, Launch)] == [
+    (0, 1, 2),
+    (0, 1),
+    (0, 2),  # The copy.
+    (0, 1, 2),
+  ]
+  place = ops.index(Join((2,), 0))
+  copy, wait, steps = ops[place + 1 : place + 4]
+  assert isinstance(copy, Launch) and copy.operations[0].operand_bytes == 1000
+  assert wait == Wait(copy.key, (0, 2))
+  assert steps == Compute(4, taken=(4, 4, 4))
+  taken = [op.taken for op in ops if isinstance(op, Compute)]
+  assert taken == [(4, 4, 4), (4, 4, 0), (4, 4, 4)]
+
+
+def test_an_absent_replica_costs_no_time_and_its_link_is_free():
+  """Two near replicas and a far one: while it is away, exchanges are short."""
+  far = small.link(1e6)
+  one = small.cluster(3)
+  sites = (*one.sites[:2], dataclasses.replace(one.sites[2], link=far))
+  one = dataclasses.replace(one, sites=sites)
+  times = {}
+  for away in ((), ((2, 0, 9),)):
+    script, plan = small.script(
+      "diloco", 3, sync_interval=4, membership={"absences": away}
+    )
+    ops = script.ops(plan)
+    times[away] = run_time(small.link_costs(one), small.work(one), ops)
+  pair = small.cluster(2)
+  script, plan = small.script("diloco", 2, sync_interval=4)
+  ops = script.ops(plan)
+  alone = run_time(small.link_costs(pair), small.work(pair), ops)
+  assert times[(2, 0, 9),].total_s == pytest.approx(alone.total_s)
+  assert times[()].total_s > 10 * alone.total_s

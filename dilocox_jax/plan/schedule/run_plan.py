@@ -11,6 +11,7 @@ steps_per_dispatch = 50, the segments have 50, 10, 30, 30 and 10 steps.
 import dataclasses
 from collections.abc import Iterator
 
+from dilocox_jax.plan.schedule.membership import Membership, RoundAttendance
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.sync_schedule import Window
 
@@ -26,6 +27,7 @@ class Segment:
     windows: Windows of a local segment, in order.
     ends_phase: Whether the next segment is of another phase.
     schedule_start: Inner step of the run at which step 0 of its windows lies.
+    attendance: What each replica does in the windows; None: all the same.
   """
 
   phase: str
@@ -34,11 +36,18 @@ class Segment:
   windows: tuple[Window, ...] = ()
   ends_phase: bool = False
   schedule_start: int = 0
+  attendance: RoundAttendance | None = None
 
   @property
   def stop(self) -> int:
     """Inner steps of the run after the segment."""
     return self.start + self.num_steps
+
+  def replica_steps(self, num_replicas: int) -> int:
+    """Returns the inner steps of all replicas together."""
+    if self.attendance:
+      return sum(self.attendance.num_steps)
+    return self.num_steps * num_replicas
 
   def crosses(self, interval_steps: int) -> bool:
     """Whether a multiple of an interval lies in (start, stop]; 0: never."""
@@ -59,6 +68,7 @@ class RunPlan:
     steps_per_dispatch: Inner steps of a segment where there are no rounds.
     schedule_start: Inner step of the run at which step 0 of the schedule
       lies; None: where the local phase begins.
+    membership: Rounds and pace of the replicas; None: all take part alike.
   """
 
   method: Method
@@ -67,6 +77,7 @@ class RunPlan:
   warm_start_steps: int = 0
   steps_per_dispatch: int = 50
   schedule_start: int | None = None
+  membership: Membership | None = None
 
   @property
   def local_start(self) -> int:
@@ -104,6 +115,23 @@ class RunPlan:
     round_index, interval = self.method.schedule.round_at(done)
     count = min(interval, self.total_steps - step)
     windows = self.method.schedule.round_windows(round_index, count)
+    attendance = None
+    if self.membership:
+      attendance = self.membership.attendance(round_index, windows)
     return Segment(
-      phase, step, count, tuple(windows), schedule_start=step - done
+      phase,
+      step,
+      count,
+      tuple(windows),
+      schedule_start=step - done,
+      attendance=attendance,
     )
+
+  def flush_attendance(self) -> RoundAttendance | None:
+    """Returns who takes part in the flush; None: all replicas alike."""
+    if self.membership is None or self.local_start == self.total_steps:
+      return None
+    step, schedule = self.schedule_step(self.total_steps), self.method.schedule
+    last_round, _ = schedule.round_at(step - 1)
+    windows = schedule.flush_windows(step)
+    return self.membership.attendance(last_round, windows)

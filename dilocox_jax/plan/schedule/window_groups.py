@@ -25,6 +25,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dilocox_jax.plan.schedule.membership import (
+  RoundAttendance,
+  WindowAttendance,
+)
 from dilocox_jax.plan.schedule.sync_schedule import Event, SyncSchedule, Window
 
 
@@ -51,7 +55,9 @@ class WindowTable(NamedTuple):
   """The numbers of a group's windows.
 
   Each field is [num_windows] int32 here, and one number in the program that
-  scans over the windows. Fragments and slots are 0 where there are none.
+  scans over the windows. Fragments and slots are 0 where there are none. Where
+  replicas differ, step counts are [num_windows, M], and so are the weights of
+  what is exchanged (float64); `weights` is None otherwise.
   """
 
   steps_before: Any
@@ -60,6 +66,7 @@ class WindowTable(NamedTuple):
   applied_slot: Any
   sent: Any
   sent_slot: Any
+  weights: Any = None
 
 
 def _kind(event: Event | None) -> str | None:
@@ -68,37 +75,54 @@ def _kind(event: Event | None) -> str | None:
   return "layers" if event.fragment else "first"
 
 
-def _table(schedule: SyncSchedule, windows: Sequence[Window]) -> WindowTable:
+def _table(
+  schedule: SyncSchedule,
+  windows: Sequence[tuple[Window, WindowAttendance | None]],
+) -> WindowTable:
   def numbers(event: Event | None) -> tuple[int, int]:
     return (event.fragment, schedule.slot(event)) if event else (0, 0)
 
   rows = [
     (w.steps_before, w.steps_after, *numbers(w.applied), *numbers(w.sent))
-    for w in windows
+    for w, _ in windows
   ]
-  return WindowTable(*np.array(rows, np.int32).T)
+  table = WindowTable(*np.array(rows, np.int32).T)
+  shares = [share for _, share in windows if share]
+  if not shares:
+    return table
+  nobody = (0.0,) * len(shares[0].steps_before)
+  return table._replace(
+    steps_before=np.array([s.steps_before for s in shares], np.int32),
+    steps_after=np.array([s.steps_after for s in shares], np.int32),
+    weights=np.array([s.weights or nobody for s in shares]),
+  )
 
 
 def window_groups(
-  schedule: SyncSchedule, windows: Sequence[Window]
+  schedule: SyncSchedule,
+  windows: Sequence[Window],
+  attendance: RoundAttendance | None = None,
 ) -> tuple[tuple[WindowGroup, ...], tuple[WindowTable, ...]]:
   """Groups neighbouring windows that differ only in numbers.
 
   Args:
     schedule: The schedule that the windows are from.
     windows: Windows of a round, or of the first steps of one.
+    attendance: What each replica does in them; None: all the same.
 
   Returns:
     The groups, and their tables in the same order.
   """
+  shares = attendance.windows if attendance else [None] * len(windows)
   groups = [
     (key, list(group))
     for key, group in itertools.groupby(
-      windows, lambda w: (_kind(w.applied), _kind(w.sent))
+      zip(windows, shares, strict=True),
+      lambda pair: (_kind(pair[0].applied), _kind(pair[0].sent)),
     )
   ]
   shapes = tuple(
-    WindowGroup(len(group), *key, any(w.steps_after for w in group))
+    WindowGroup(len(group), *key, any(w.steps_after for w, _ in group))
     for key, group in groups
   )
   return shapes, tuple(_table(schedule, group) for _, group in groups)

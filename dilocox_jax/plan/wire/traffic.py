@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Window
@@ -72,15 +73,29 @@ class Traffic:
       return 0
     if segment.phase == "data_parallel":
       return segment.num_steps * self.gradient_bytes()
-    return self._windows_bytes(segment.windows)
+    return self.among(segment.attendance)._windows_bytes(segment.windows)
 
-  def flush_bytes(self, step: int) -> int:
+  def among(self, attendance: RoundAttendance | None) -> "Traffic":
+    """Returns the traffic of exchanges between those who are present.
+
+    Args:
+      attendance: Who is present; None: all replicas.
+    """
+    if attendance is None:
+      return self
+    return dataclasses.replace(self, num_replicas=len(attendance.members))
+
+  def flush_bytes(
+    self, step: int, attendance: RoundAttendance | None = None
+  ) -> int:
     """Returns the bytes of the flush at the end of a run.
 
     Args:
       step: Inner steps of the schedule finished.
+      attendance: Who is present; None: all replicas.
     """
-    return self._windows_bytes(self.method.schedule.flush_windows(step))
+    windows = self.method.schedule.flush_windows(step)
+    return self.among(attendance)._windows_bytes(windows)
 
   def _windows_bytes(self, windows: Iterable[Window]) -> int:
     return sum(

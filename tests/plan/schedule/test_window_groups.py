@@ -25,10 +25,12 @@ def rounds(draw):
 def rows(shapes, tables):
   """The windows that pieces and tables describe, in plain numbers."""
   for piece, table in zip(shapes, tables, strict=True):
-    for column in table:
+    *columns, weights = table
+    assert weights is None
+    for column in columns:
       assert column.shape == (piece.num_windows,)
       assert column.dtype == np.int32
-    for row in zip(*table, strict=True):
+    for row in zip(*columns, strict=True):
       before, after, applied, applied_slot, sent, sent_slot = map(int, row)
       yield (
         before,

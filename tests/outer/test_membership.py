@@ -1,0 +1,237 @@
+"""Replicas that are away, or slow, train as their numpy twin in float64."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dilocox_jax.exchange.compressed import Compression
+from dilocox_jax.exchange.feedback import Feedback, compressed_mean
+from dilocox_jax.plan.schedule import methods
+from dilocox_jax.plan.schedule.membership import Membership
+from dilocox_jax.plan.schedule.run_plan import RunPlan
+from dilocox_jax.plan.wire.payload import Int
+from dilocox_jax.reference import optimizers
+from dilocox_jax.reference.codecs import BY_BITS, in_blocks
+from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy
+from dilocox_jax.reference.membership import train_apart
+from tests.oracles.least_squares import (
+  arguments,
+  fragment_names,
+  joined,
+  make_problem,
+)
+from tests.outer.problem import (
+  assert_close,
+  assert_equal,
+  batches_of,
+  begin,
+  nesterov,
+)
+
+EXACT = 1e-12
+ROUNDED = 1e-5  # fp32 codecs against float64 ones.
+NUM_REPLICAS, ROUNDS = 3, 8
+METHODS = {
+  "diloco": methods.diloco(4),
+  "streaming": methods.streaming_diloco(6, 3, 1, 0.5),
+  "reset": methods.dilocox(4, "reset"),
+  "continue": methods.dilocox(4, "continue"),
+  "two in flight": methods.delayed(4, 1, 6, "continue"),
+  "three rounds late": methods.delayed(3, 2, 9, "continue"),
+  "late fragments": methods.delayed(6, 3, 5, "continue"),
+}
+FAST = ("diloco", "streaming", "two in flight")
+# Replica 0, the usual donor, is away too; 1 is away twice; once 2 is alone.
+ABSENCES = ((1, 2, 4), (0, 3, 3), (1, 6, 6), (0, 7, 7))
+
+
+def rate(count):
+  return 0.05 / (1 + 0.1 * count)
+
+
+def inner_optimizer():
+  return optax.sgd(lambda n: rate(jnp.asarray(n, float)), momentum=0.3)
+
+
+def plan_of(method, num_steps, absences=ABSENCES, pace=()):
+  membership = Membership(
+    method.schedule, NUM_REPLICAS, absences, inner_steps=pace
+  )
+  return RunPlan(method, num_steps, membership=membership)
+
+
+def paces(schedule):
+  interval = schedule.sync_interval
+  return (interval, interval // 2, interval - 1)
+
+
+def twin(problem, method, num_steps, absences, pace, **changes):
+  schedule = method.schedule
+  names = fragment_names(
+    problem[0], schedule.num_fragments, method.fragment_order
+  )
+  loss, params, batches = arguments(*problem, num_steps=num_steps)
+  found = train_apart(
+    loss,
+    params,
+    batches,
+    away=[(m, r) for m, k, last in absences for r in range(k, last + 1)],
+    inner_steps=pace or (schedule.sync_interval,) * NUM_REPLICAS,
+    sync_interval=schedule.sync_interval,
+    overlap_steps=schedule.overlap_steps,
+    rule=method.rule,
+    mixing_alpha=method.mixing_alpha,
+    fragments=names,
+    inner=optimizers.Sgd(rate, 0.3),
+    outer=optimizers.Sgd(0.7, 0.6, nesterov=True),
+    **changes,
+  )
+  return joined(found)
+
+
+def trained(problem, plan, programs, state):
+  """Yields state and losses of every round, then the flushed state."""
+  for segment in plan.segments():
+    batches = batches_of(problem, segment.start, segment.stop)
+    state, metrics, _ = programs.round(
+      state,
+      jax.tree.map(jnp.asarray, batches),
+      segment.windows,
+      segment.attendance,
+    )
+    yield state, metrics.loss
+  attendance = plan.flush_attendance()
+  state, _ = programs.flush(state, plan.total_steps, attendance)
+  yield state, np.zeros([0])
+
+
+CASES = [
+  pytest.param(
+    name,
+    absences,
+    is_uneven,
+    layout,
+    marks=[pytest.mark.slow] if is_slow else [],
+    id=f"{name}, {absences and 'away '}{'uneven ' * is_uneven}{layout}",
+  )
+  for name, absences, is_uneven, layout, is_slow in (
+    *((name, "away", True, "stacked", name not in FAST) for name in METHODS),
+    *((name, "away", False, "stacked", True) for name in METHODS),
+    *((name, "", True, "stacked", True) for name in METHODS),
+    *((name, "away", True, "mesh", name != "continue") for name in METHODS),
+  )
+]
+
+
+@pytest.mark.parametrize(("name", "absences", "is_uneven", "layout"), CASES)
+def test_rounds_equal_the_numpy_twin(name, absences, is_uneven, layout, x64):
+  method = METHODS[name]
+  # The last round is cut short, and replica 0 is away in it.
+  num_steps = ROUNDS * method.schedule.sync_interval - 1
+  problem = make_problem(0, NUM_REPLICAS, num_steps, 4, 2, 3)
+  absences = ABSENCES if absences else ()
+  pace = paces(method.schedule) if is_uneven else ()
+  plan = plan_of(method, num_steps, absences, pace)
+  programs, state = begin(
+    problem, method, inner_optimizer(), nesterov(), layout
+  )
+  unflushed = twin(problem, method, num_steps, absences, pace, flush=False)
+  losses, rounds = [], trained(problem, plan, programs, state)
+  for theta in [*unflushed.snapshots, unflushed.theta]:
+    state, loss = next(rounds)
+    assert_close(state.outer.params, theta, EXACT)
+    losses.append(loss)
+  attendance = plan.flush_attendance()
+  assert attendance
+  here = attendance.members  # Where the others stand does not matter.
+  assert_close(
+    chosen(state.replica.params, here),
+    chosen(stacked(unflushed.params), here),
+    EXACT,
+  )
+  found = np.concatenate(losses, axis=1)
+  np.testing.assert_allclose(found, unflushed.losses, rtol=1e-5)
+  flushed, _ = next(rounds)
+  expected = twin(problem, method, num_steps, absences, pace)
+  assert_close(flushed.outer.params, expected.theta, EXACT)
+  assert_close(flushed.replica.params, stacked(expected.params), EXACT)
+
+
+def stacked(trees):
+  return jax.tree.map(lambda *x: np.stack(x), *trees)
+
+
+def chosen(tree, replicas):
+  return jax.tree.map(lambda leaf: np.asarray(leaf)[list(replicas)], tree)
+
+
+@pytest.mark.parametrize(
+  ("name", "decay", "keep_unsent"),
+  [
+    ("streaming", 0.9, False),
+    ("continue", None, True),
+    pytest.param("diloco", 1.0, False, marks=pytest.mark.slow),
+    pytest.param("diloco", None, True, marks=pytest.mark.slow),
+    pytest.param("two in flight", 0.9, False, marks=pytest.mark.slow),
+  ],
+)
+def test_lossy_rounds_equal_the_numpy_twin(name, decay, keep_unsent, x64):
+  method = METHODS[name]
+  num_steps = ROUNDS * method.schedule.sync_interval
+  problem = make_problem(2, NUM_REPLICAS, num_steps, 4, 8, 3)
+  pace = paces(method.schedule)
+  programs, _ = begin(problem, method, inner_optimizer(), nesterov())
+  feedback = Feedback(decay) if decay else None
+  outer = dataclasses.replace(
+    programs.outer,
+    aggregator=compressed_mean(Compression(Int(4), "all_gather"), feedback),
+    keep_unsent=keep_unsent,
+  )
+  programs = dataclasses.replace(programs, outer=outer)
+  params = jax.tree.map(jnp.asarray, problem[0])
+  state = programs.init(params, inner_optimizer().init(params))
+  plan = plan_of(method, num_steps, pace=pace)
+  *_, (state, _) = trained(problem, plan, programs, state)
+  exchange = Lossy(in_blocks(BY_BITS[4]))
+  expected = twin(
+    problem,
+    method,
+    num_steps,
+    ABSENCES,
+    pace,
+    exchange=ErrorFeedback(exchange, decay) if decay else exchange,
+    keep_unsent=keep_unsent,
+  )
+  assert_close(state.outer.params, expected.theta, ROUNDED)
+
+
+def test_a_membership_without_absences_changes_no_bit():
+  method = METHODS["streaming"]
+  num_steps = 3 * method.schedule.sync_interval
+  problem = make_problem(0, NUM_REPLICAS, num_steps, 4, 2, 3)
+  plan = plan_of(method, num_steps, ())
+  ends = []
+  for each in (plan, dataclasses.replace(plan, membership=None)):
+    programs, state = begin(problem, method, inner_optimizer(), nesterov())
+    *_, (state, _) = trained(problem, each, programs, state)
+    ends.append(state)
+  assert_equal(*ends)
+
+
+def test_an_absent_replica_moves_nothing():
+  """Its batches may hold anything, and its drift is not finite."""
+  method = METHODS["diloco"]
+  problem = make_problem(0, NUM_REPLICAS, 12, 4, 2, 3)
+  plan = plan_of(method, 12, ((1, 1, 1),))
+  wild = (problem[0], problem[1].copy(), problem[2].copy())
+  wild[2][1, 4:8] = 1e6
+  ends = []
+  for each in (problem, wild):
+    programs, state = begin(each, method, inner_optimizer(), nesterov())
+    *_, (state, _) = trained(each, plan, programs, state)
+    ends.append(state)
+  assert_equal(*ends)

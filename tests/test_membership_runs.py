@@ -1,0 +1,90 @@
+"""Runs in which replicas are away, or slow: what is trained, counted, saved."""
+
+import jax
+import numpy as np
+import pytest
+
+from dilocox_jax.config import from_mapping, to_plan
+from tests import runs
+
+APART = {"absences": "1:1-2;0:4", "inner_steps": "3,2"}
+
+
+def apart(membership, **changes):
+  values = runs.settings(total_steps=18, **changes).to_mapping()
+  return from_mapping(values | {"membership": membership})
+
+
+@pytest.mark.parametrize("method", ["diloco", "dilocox"])
+def test_replicas_that_come_and_go_are_counted_and_continue(tmp_path, method):
+  config = apart(APART, method=method)
+  whole, cut = tmp_path / "whole", tmp_path / "cut"
+  runs.train(config, whole)
+  runs.train(config, cut, until=12)  # Saved while replica 1 is back.
+  runs.train(config, cut)
+  assert runs.metrics_text(cut) == runs.metrics_text(whole)
+
+  rows = runs.rows(whole, "round")
+  a_step = runs.BATCH_SIZE * runs.SEQUENCE_LENGTH
+  tokens = np.diff([0, *(row["tokens"] for row in rows)]) / a_step
+  assert tokens.tolist() == [5, 3, 3, 5, 2, 5]
+  away = [[x is None for x in row["loss_per_replica"]] for row in rows]
+  both, first, second = [False, False], [False, True], [True, False]
+  assert away == [both, first, first, both, second, both]
+  first_loss, second_loss = rows[0]["loss_per_replica"]
+  mean = (3 * first_loss + 2 * second_loss) / 5
+  assert rows[0]["loss"] == pytest.approx(mean)
+
+  # Alone, a replica sends nothing; one that comes back is sent the state.
+  params = sum(x.size for x in jax.tree.leaves(runs.saved(whole)[0].outer[0]))
+  all_reduce = 4 * (params + 1)  # M = 2: 2 (M - 1) / M of it.
+  optimizer = 4 * (2 * params + 2)  # AdamW's moments, two counters.
+  copy = 4 * params + optimizer
+  sent = [row["sent_bytes"] for row in rows]
+  in_time = [all_reduce, 0, 0, all_reduce + copy, 0, all_reduce + copy]
+  late = [0, 0, 0, all_reduce + copy, 0, all_reduce + copy]
+  assert sent == (in_time if method == "diloco" else late)
+
+
+def test_a_replica_away_for_three_rounds_is_drawn_from_the_seed(tmp_path):
+  config = apart({"absence_rate": 0.5})
+  runs.train(config, tmp_path)
+  rows = runs.rows(tmp_path, "round")
+  membership = to_plan.run_plan(config).membership
+  assert membership
+  for number, row in enumerate(rows):
+    here = [x is not None for x in row["loss_per_replica"]]
+    assert here == membership.present(number).tolist()
+  assert len({tuple(membership.present(r)) for r in range(6)}) > 1
+
+
+def test_the_flush_of_a_replica_that_is_away_stops_no_run(tmp_path):
+  runs.train(apart({"absences": "1:5-9"}), tmp_path)
+  assert runs.rows(tmp_path, "final")[-1]["step"] == 18
+
+
+def final_loss(workdir, seed, steps, membership):
+  values = runs.settings(
+    total_steps=steps, num_replicas=4, method="diloco", sync_interval=8
+  ).to_mapping()
+  config = from_mapping(values | {"seed": seed, "membership": membership})
+  runs.train(config, workdir)
+  return runs.rows(workdir, "final")[-1]["outer_loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_losses_with_one_of_four_replicas_away_or_slow(tmp_path, seed):
+  plain, away, slow, fewer = (
+    final_loss(tmp_path / name, seed, steps, membership)
+    for name, steps, membership in (
+      ("plain", 192, {}),
+      ("away", 192, {"absences": "2:6-8"}),
+      ("slow", 192, {"inner_steps": "8,8,8,4"}),
+      ("as_many_tokens_as_slow", 168, {}),
+    )
+  )
+  print(f"plain {plain}, away {away}, slow {slow}, fewer steps {fewer}")
+  assert plain < 0.9 * np.log(256)  # It has learned something.
+  assert away == pytest.approx(plain, rel=0.01)
+  assert plain < slow < fewer  # It costs less than the tokens that it lacks.
