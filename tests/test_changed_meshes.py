@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dilocox_jax.config.sections import MeshConfig
-from dilocox_jax.training import evaluation, start
-from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
+from dilocox_jax.training import evaluation, resume, start
+from dilocox_jax.training.checkpoint import Checkpoints
 from tests import runs
 
 pytestmark = pytest.mark.slow  # All start from one run on a mesh: a minute.
@@ -61,7 +61,7 @@ def resumed(config, workdir):
   made = runs.trainer(config, workdir)
   checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
   try:
-    found = start.resumed_state(
+    found = resume.resumed_state(
       config, made.programs, checkpoints, made.corpus.digest
     )
   finally:
@@ -86,10 +86,12 @@ def test_every_saved_bit_arrives_on_other_devices(source, name):
   runs.assert_same_bits(state, old)
 
 
-def test_the_number_of_replicas_does_not_change_on_the_way(source):
-  mesh = MeshConfig(num_replicas=4, layout="mesh", num_stages=2)
-  with pytest.raises(RefusedError, match="mesh.num_replicas: 2 -> 4"):
-    resumed(config_on(mesh), source)
+def test_more_replicas_go_on_from_the_same_outer_parameters(source):
+  mesh = MeshConfig(num_replicas=4, layout="mesh")
+  made, state = resumed(config_on(mesh), source)
+  seen = evaluation.losses(made.programs, state, made.validation)
+  before = losses_before(source)["outer_loss"]
+  np.testing.assert_allclose(seen["outer_loss"], before, atol=SAME_LOSS, rtol=0)
 
 
 def test_twice_as_many_replicas_start_from_the_outer_parameters(

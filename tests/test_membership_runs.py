@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.config import from_mapping, to_plan
+from dilocox_jax.training.checkpoint import RefusedError
 from tests import runs
 
 APART = {"absences": "1:1-2;0:4", "inner_steps": "3,2"}
@@ -88,3 +89,48 @@ def test_losses_with_one_of_four_replicas_away_or_slow(tmp_path, seed):
   assert plain < 0.9 * np.log(256)  # It has learned something.
   assert away == pytest.approx(plain, rel=0.01)
   assert plain < slow < fewer  # It costs less than the tokens that it lacks.
+
+
+@pytest.mark.parametrize("method", ["diloco", "dilocox"])
+def test_a_run_goes_on_with_more_replicas_and_with_fewer(tmp_path, method):
+  """Two for three rounds, three for two, then two again."""
+  two, three = (
+    runs.settings(
+      num_replicas=count, method=method, checkpoint={"interval_steps": 3}
+    )
+    for count in (2, 3)
+  )
+  runs.train(two, tmp_path, until=9)
+  runs.train(three, tmp_path, until=15)
+  runs.train(two, tmp_path)
+  rows = runs.rows(tmp_path, "round")
+  counts = [len(row["loss_per_replica"]) for row in rows]
+  assert counts == [2, 2, 2, 3, 3, 2, 2]
+  a_step = runs.BATCH_SIZE * runs.SEQUENCE_LENGTH
+  assert rows[-1]["tokens"] == (15 * 2 + 6 * 3) * a_step
+  losses = [row["loss"] for row in rows]
+  assert np.isfinite(losses).all() and losses[-1] < losses[0]
+  # One that is new is sent the state, once.
+  params = sum(
+    x.size for x in jax.tree.leaves(runs.saved(tmp_path)[0].outer[0])
+  )
+  sent = [row["sent_bytes"] for row in rows]
+  assert sent[3] - sent[4] == 4 * (3 * params + 2)
+  assert sent[5] == sent[6] == sent[2]
+
+
+@pytest.mark.parametrize(
+  ("changes", "hint"),
+  [
+    ({"method": "allreduce", "sync_interval": None}, "sync.method='allreduce'"),
+    ({"method": "eager"}, "sync.rule='eager'"),
+  ],
+)
+def test_replicas_that_cannot_change_in_number_are_refused(
+  tmp_path, changes, hint
+):
+  runs.train(runs.settings(**changes, steps_per_dispatch=3), tmp_path, until=9)
+  config = runs.settings(**changes, steps_per_dispatch=3, num_replicas=3)
+  with pytest.raises(RefusedError, match=hint) as error:
+    runs.train(config, tmp_path)
+  assert "mesh.num_replicas: 2 -> 3" in str(error.value)

@@ -17,7 +17,7 @@ from dilocox_jax.pytypes import Aggregator, Tree
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.outcome import Outcome
-from dilocox_jax.training import start
+from dilocox_jax.training import resume, start
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.trainer import Trainer
 
@@ -52,7 +52,7 @@ class Run:
       RefusedError: If there is no checkpoint, or a part that was handed in to
         the run is missing here.
     """
-    start.check_same_parts(self.metrics.record, self.parts)
+    resume.check_same_parts(self.metrics.record, self.parts)
     return start.saved_outer_params(self.workdir, self.parts)
 
 

@@ -26,12 +26,14 @@ from dilocox_jax.plan.wire.collectives import check_collective
 from dilocox_jax.plan.wire.leaf import leaf_of
 
 # Fields that may differ when a run is resumed. They do not change its results,
-# only what is recorded or which devices compute it.
+# only what is recorded or which devices compute it. The number of replicas does
+# change them: who is new begins as if it had been away (`training/resume.py`).
 FREE_ON_RESUME = (
   "evaluation.interval_steps",
   "checkpoint.interval_steps",
   "checkpoint.keep",
   "data.num_workers",
+  "mesh.num_replicas",
   "mesh.layout",
   "mesh.num_data_shards",
   "mesh.num_stages",
@@ -181,46 +183,13 @@ class RunConfig:
     """Refuses absences and uneven steps where their rules say nothing."""
     if self.membership == sections.MembershipConfig():
       return
-    method, mesh = self.sync.named, self.mesh
-    for is_wrong, name, value, instead in (
-      (
-        method.exchanged == "gradient",
-        "sync.method",
-        self.sync.method,
-        "diloco",
-      ),
-      (method.rule == "eager", "sync.rule", "eager", "continue"),
-      (
-        self.exchange.kind != "mean",
-        "exchange.kind",
-        self.exchange.kind,
-        "mean",
-      ),
-      (
-        self.adaptive.mode == "rank_and_interval",
-        "adaptive.mode",
-        self.adaptive.mode,
-        "rank",
-      ),
-      (
-        mesh.is_divided,
-        "mesh.num_stages",
-        mesh.num_stages,
-        "1, without shards",
-      ),
-      (
-        mesh.outer_memory != "device",
-        "mesh.outer_memory",
-        mesh.outer_memory,
-        "device",
-      ),
-    ):
-      require(
-        not is_wrong,
-        f"membership.absences, absence_rate and inner_steps do not go with "
-        f"{name}={value!r}: take {instead}, or drop them",
+    if reason := unfit_for_absences(self):
+      raise ValueError(
+        "membership.absences, absence_rate and inner_steps do not go with "
+        f"{reason}, or drop them"
       )
-    _ = self.membership.plan(method, mesh.num_replicas, self.seed)
+    method, count = self.sync.named, self.mesh.num_replicas
+    _ = self.membership.plan(method, count, self.seed)
 
   @property
   def fragments(self) -> Fragments:
@@ -270,6 +239,37 @@ class RunConfig:
   def to_mapping(self) -> dict[str, Any]:
     """Returns nested plain values, from which `from_mapping` builds it."""
     return dataclasses.asdict(self)
+
+
+def unfit_for_absences(config: RunConfig) -> str:
+  """Returns what no rule of absences covers, and what to take; "" if nothing.
+
+  Args:
+    config: Config of a run whose replicas come and go, or differ in pace.
+  """
+  method, mesh = config.sync.named, config.mesh
+  kind, mode = config.exchange.kind, config.adaptive.mode
+  for is_unfit, name, value, instead in (
+    (
+      method.exchanged == "gradient",
+      "sync.method",
+      config.sync.method,
+      "diloco",
+    ),
+    (method.rule == "eager", "sync.rule", "eager", "continue"),
+    (kind != "mean", "exchange.kind", kind, "mean"),
+    (mode == "rank_and_interval", "adaptive.mode", mode, "rank"),
+    (mesh.is_divided, "mesh.num_stages", mesh.num_stages, "1, without shards"),
+    (
+      mesh.outer_memory != "device",
+      "mesh.outer_memory",
+      mesh.outer_memory,
+      "device",
+    ),
+  ):
+    if is_unfit:
+      return f"{name}={value!r}: take {instead}"
+  return ""
 
 
 @functools.cache

@@ -16,11 +16,7 @@ from dilocox_jax.plan import choices
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.pipeline.orders import PIPELINES
-from dilocox_jax.plan.schedule.membership import (
-  Membership,
-  named_absences,
-  named_inner_steps,
-)
+from dilocox_jax.plan.schedule import membership
 from dilocox_jax.plan.schedule.methods import Method, named_method
 from dilocox_jax.plan.wire.adaptive import MODES
 from dilocox_jax.plan.wire.collectives import COLLECTIVES, EXCHANGES
@@ -387,14 +383,16 @@ class MembershipConfig(Section):
   # Inner steps of each replica in a round, e.g. "32,16"; "": H for all.
   inner_steps: str = ""
 
-  def plan(self, method: Method, num_replicas: int, seed: int) -> Membership:
-    """Returns the rounds and the pace of all replicas."""
+  def plan(
+    self, method: Method, num_replicas: int, seed: int, joined: tuple = ()
+  ) -> membership.Membership:
+    """Returns all replicas' rounds and pace; `joined` are more absences."""
     with in_front("membership."):
-      return Membership(
+      return membership.Membership(
         method.schedule,
         num_replicas,
-        named_absences(self.absences),
+        membership.named_absences(self.absences) + joined,
         self.absence_rate,
         seed,
-        named_inner_steps(self.inner_steps),
+        membership.named_inner_steps(self.inner_steps),
       )

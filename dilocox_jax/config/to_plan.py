@@ -10,6 +10,7 @@ chosen. Without a setting they use the rank and H of the config.
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.sections import MembershipConfig
 from dilocox_jax.plan.model.shapes import parameter_shapes
+from dilocox_jax.plan.schedule.membership import Absences
 from dilocox_jax.plan.schedule.methods import Method, with_interval
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.plan.wire.adaptive import (
@@ -52,13 +53,21 @@ def method(config: RunConfig, setting: RoundSetting | None = None) -> Method:
   return with_interval(first, setting.sync_interval)
 
 
-def run_plan(config: RunConfig, setting: RoundSetting | None = None) -> RunPlan:
-  """Returns the plan of the run's segments, with the H of the setting."""
+def run_plan(
+  config: RunConfig, setting: RoundSetting | None = None, joined: Absences = ()
+) -> RunPlan:
+  """Returns the plan of the run's segments.
+
+  Args:
+    config: Config of the run.
+    setting: Rank and H of the rounds; None takes those of the config.
+    joined: Replicas that the run did not have at first, as absences.
+  """
   sync, chosen = config.sync, method(config, setting)
   members = None
-  if config.membership != MembershipConfig():
+  if joined or config.membership != MembershipConfig():
     count, seed = config.mesh.num_replicas, config.seed
-    members = config.membership.plan(chosen, count, seed)
+    members = config.membership.plan(chosen, count, seed, joined)
   return RunPlan(
     chosen,
     config.total_steps,

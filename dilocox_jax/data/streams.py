@@ -235,7 +235,8 @@ class ReplicaStreams:
 
     Args:
       state: State of streams with the same sizes, seed and number of
-        sequences.
+        sequences. The number of replicas may differ; then the sequences are
+        divided anew, and batch s of replica m is another one.
 
     Raises:
       ValueError: If the state belongs to other streams. The same step would
@@ -244,7 +245,7 @@ class ReplicaStreams:
     differing = [
       f"{name}={state.get(name)} there and {own} here"
       for name, own in self._identity.items()
-      if state.get(name) != own
+      if name != "num_replicas" and state.get(name) != own
     ]
     if differing:
       raise ValueError(

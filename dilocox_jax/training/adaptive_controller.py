@@ -18,6 +18,7 @@ from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.programs import RoundPrograms
 from dilocox_jax.plan.model.shapes import parameter_shapes
+from dilocox_jax.plan.schedule.membership import Absences
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.wire.adaptive import RoundSetting
 from dilocox_jax.plan.wire.chain import num_bytes
@@ -62,6 +63,7 @@ class AdaptiveController:
     self._spectra: dict[str, np.ndarray] = {}
     self.setting = self._policy.first
     self.is_adaptive = config.adaptive.mode != "off"
+    self._joined: Absences = ()
 
   @property
   def rounds(self) -> RoundPrograms:
@@ -91,7 +93,7 @@ class AdaptiveController:
     schedule starts at step 24 - 5 = 19. Its round 0 then ends at step 24, where
     the update was sent.
     """
-    plan = to_plan.run_plan(self._config, self.setting)
+    plan = to_plan.run_plan(self._config, self.setting, self._joined)
     if self._since is None:
       return plan
     start = self._since - self.setting.sync_interval
@@ -178,6 +180,7 @@ class AdaptiveController:
       "choice": dataclasses.asdict(self.setting),
       "chosen": [dataclasses.asdict(setting) for setting in chosen],
       "since": self._since,
+      "joined": [list(each) for each in self._joined],
       "measured": self._measured,
       "spectra": {k: v.tolist() for k, v in self._spectra.items()},
     }
@@ -188,6 +191,8 @@ class AdaptiveController:
     chosen = [_setting(saved) for saved in state["chosen"]]
     self._chosen = {setting.rank: setting for setting in chosen}
     self._since, self._measured = state["since"], list(state["measured"])
+    # Older checkpoints do not know of replicas that joined.
+    self._joined = tuple(tuple(each) for each in state.get("joined", ()))
     self._spectra = {k: np.asarray(v) for k, v in state["spectra"].items()}
 
 

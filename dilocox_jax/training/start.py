@@ -12,15 +12,13 @@ import dataclasses
 import json
 import logging
 import pathlib
-from typing import Any
 
 import jax
 
-from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping
+from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.sections import MeshConfig
 from dilocox_jax.distributed import processes
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.mapping import changed_fields, flat
 from dilocox_jax.metrics import RecordError, read_rows
 from dilocox_jax.metrics.recorder import METRICS, TIMING
 from dilocox_jax.metrics.run_record import CONFIG, RECORD
@@ -38,6 +36,7 @@ from dilocox_jax.training.checkpoint import (
   saved_steps,
 )
 from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.training.resume import changed_settings
 from dilocox_jax.training.states import TrainingState
 
 
@@ -114,22 +113,10 @@ def _other_run(
     digest = corpus_digest  # The run was killed before it wrote this file.
   try:
     saved = json.loads((workdir / CONFIG).read_text())
-    changes = _changes(saved, digest, config, corpus_digest)
+    changes = changed_settings(saved, digest, config, corpus_digest)
   except (OSError, ValueError, TypeError, AttributeError):
     return f"its {CONFIG} cannot be read"
   return f"it has other settings ({'; '.join(changes)})" if changes else ""
-
-
-def _changes(
-  saved: dict[str, Any], digest: str, config: RunConfig, corpus_digest: str
-) -> list[str]:
-  """Returns the differences that make a saved run another: "seed: 0 -> 1"."""
-  # A field that is newer than the saved run had its default there.
-  old = flat(RunConfig().to_mapping()) | flat(saved)
-  changes = changed_fields(old, config.to_mapping(), FREE_ON_RESUME)
-  if digest != corpus_digest:
-    changes.append(f"corpus: {digest} -> {corpus_digest}")
-  return changes
 
 
 def first_state(
@@ -150,87 +137,6 @@ def first_state(
     return state_from_run(config, programs, phase, pathlib.Path(source))
   params = states.first_params(programs, phase, config.seed)
   return states.fresh(programs, phase, params)
-
-
-def resumed_state(
-  config: RunConfig,
-  programs: Programs,
-  checkpoints: Checkpoints,
-  corpus_digest: str,
-  parts: Parts = NO_PARTS,
-) -> tuple[TrainingState, dict[str, Any]] | None:
-  """Returns the state and the record of this run's newest whole checkpoint.
-
-  Args:
-    config: Config that the user gives now.
-    programs: Programs of the run.
-    checkpoints: Checkpoints of the run directory.
-    corpus_digest: Digest of the text as it is now.
-    parts: Parts that the caller hands in now.
-
-  Returns:
-    The state and the record; None if there is no checkpoint.
-
-  Raises:
-    RefusedError: If the checkpoints belong to a run with other settings.
-  """
-
-  def template(record: dict[str, Any]) -> TrainingState:
-    _check_same_run(config, corpus_digest, record)
-    check_same_parts(record, parts)
-    return states.abstract(programs, record["phase"])
-
-  restored = checkpoints.restore(template)
-  if restored:
-    step = restored[1]["position"]["step"]
-    logging.getLogger(__name__).info(
-      "continuing at step %d of %d", step, config.total_steps
-    )
-  return restored
-
-
-def _check_same_run(
-  config: RunConfig, corpus_digest: str, record: dict[str, Any]
-) -> None:
-  """Raises RefusedError if a checkpoint's record is that of another run."""
-  changes = _changes(
-    record["config"], record["corpus_digest"], config, corpus_digest
-  )
-  if not changes:
-    return
-  advice = "take another --workdir, or set the saved values again"
-  if any(change.startswith("total_steps:") for change in changes):
-    advice += (
-      "; to train longer, start a new run in another --workdir from this one's "
-      "parameters with checkpoint.init_from"
-    )
-  raise RefusedError(
-    "the work directory holds a run with other settings (saved value -> new "
-    f"value: {'; '.join(changes)}): {advice}"
-  )
-
-
-def check_same_parts(record: dict[str, Any], parts: Parts) -> None:
-  """Refuses other parts than those with which a run began.
-
-  The data is not compared by its name, because the digest of the text is.
-
-  Args:
-    record: Record of the run or of a checkpoint.
-    parts: Parts that the caller hands in now.
-
-  Raises:
-    RefusedError: If their names differ.
-  """
-  saved = set(record.get("handed_in", ())) - {"data"}
-  given = set(parts.names) - {"data"}
-  if saved != given:
-    raise RefusedError(
-      "the work directory holds a run in which other parts were handed in "
-      f"({', '.join(sorted(saved)) or 'none'}; now "
-      f"{', '.join(sorted(given)) or 'none'}): hand in the same, or take "
-      "another work directory"
-    )
 
 
 def check_source(source: pathlib.Path) -> RunConfig:

@@ -8,6 +8,7 @@ import dataclasses
 
 import jax
 
+from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_program import RoundState
 from dilocox_jax.pytypes import Tree
@@ -74,8 +75,24 @@ def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
   )
 
 
-def abstract(programs: Programs, phase: str) -> TrainingState:
-  """Returns shapes, types and shardings of the state that `fresh` returns."""
+def abstract(
+  programs: Programs, phase: str, num_replicas: int | None = None
+) -> TrainingState:
+  """Returns shapes, types and shardings of the state that `fresh` returns.
+
+  Args:
+    programs: Programs of the run.
+    phase: "single", "data_parallel" or "local".
+    num_replicas: If given, rounds are those of so many replicas, and every
+      device of the run holds their whole state.
+  """
+  if phase == "local" and num_replicas is not None:
+    stacked = dataclasses.replace(
+      programs.rounds, replicas=Replicas(num_replicas)
+    )
+    others = dataclasses.replace(programs, rounds=stacked)
+    replicas = programs.rounds.replicas
+    return replicas.abstract(abstract(others, phase), None)
   # `eval_shape` draws no numbers, so the seed of the key does not matter.
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   if phase == "local":

@@ -29,6 +29,7 @@ from dilocox_jax.training import (
   build,
   evaluation,
   metrics_reader,
+  resume,
   run_text,
   start,
 )
@@ -150,7 +151,7 @@ class Trainer:
     return report.write_report(self.workdir)
 
   def _start_and_train(self) -> None:
-    resumed = start.resumed_state(
+    resumed = resume.resumed_state(
       self.config,
       self.programs,
       self._checkpoints,

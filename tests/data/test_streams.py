@@ -112,7 +112,6 @@ def test_replicas_move_on_together_whichever_are_read():
   ("other", "text"),
   [
     (streams(seed=1), "seed=1 there and 0 here"),
-    (streams(num_replicas=2), "num_replicas=2 there and 3 here"),
     (streams(batch_size=1), "batch_size=1 there and 2 here"),
     (streams(tokens=TOKENS[:200]), "num_windows=40 there and 1001 here"),
   ],

@@ -209,6 +209,50 @@ def test_lossy_rounds_equal_the_numpy_twin(name, decay, keep_unsent, x64):
   assert_close(state.outer.params, expected.theta, ROUNDED)
 
 
+@pytest.mark.parametrize("layout", ["stacked", "mesh"])
+@pytest.mark.parametrize("name", ["diloco", "two in flight"])
+def test_a_replica_more_begins_as_one_that_was_away(name, layout, x64):
+  """Two replicas for two rounds, then three, then the first two again."""
+  method, num_steps = METHODS[name], 24
+  params, inputs, targets = make_problem(0, 3, num_steps, 4, 2, 3)
+  whole = plan_of(method, num_steps, ((2, 0, 1), (2, 4, 9)))
+  parts = {
+    count: begin(
+      (params, inputs[:count], targets[:count]),
+      method,
+      inner_optimizer(),
+      nesterov(),
+      layout,
+    )
+    for count in (2, 3)
+  }
+  state, before = parts[2][1], 2
+  for segment in whole.segments():
+    count = 3 if segment.start in (8, 12) else 2
+    programs = parts[count][0]
+    if count != before:
+      state = programs.resized(on_one_device(state))
+    before = count
+    batches = batches_of((params, inputs, targets), segment.start, segment.stop)
+    attendance = segment.attendance if count == 3 else None
+    state, _, _ = programs.round(
+      state,
+      jax.tree.map(lambda leaf, n=count: jnp.asarray(leaf[:n]), batches),
+      segment.windows,
+      attendance,
+    )
+  flushed, _ = parts[2][0].flush(state, num_steps)
+  pace = (method.schedule.sync_interval,) * 3
+  absences = ((2, 0, 1), (2, 4, 9))
+  problem = (params, inputs, targets)
+  expected = twin(problem, method, num_steps, absences, pace)
+  assert_close(flushed.outer.params, expected.theta, EXACT)
+
+
+def on_one_device(state):
+  return jax.tree.map(jnp.asarray, jax.device_get(state))
+
+
 def test_a_membership_without_absences_changes_no_bit():
   method = METHODS["streaming"]
   num_steps = 3 * method.schedule.sync_interval

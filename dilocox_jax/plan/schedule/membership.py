@@ -27,6 +27,9 @@ import numpy as np
 from dilocox_jax.checks import require
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule, Window
 
+# Triples (replica, first round, last round).
+Absences = tuple[tuple[int, int, int], ...]
+
 
 @dataclasses.dataclass(frozen=True)
 class WindowAttendance:
@@ -89,7 +92,7 @@ class Membership:
 
   schedule: SyncSchedule
   num_replicas: int
-  absences: tuple[tuple[int, int, int], ...] = ()
+  absences: Absences = ()
   absence_rate: float = 0.0
   seed: int = 0
   inner_steps: tuple[int, ...] = ()
@@ -182,7 +185,7 @@ class Membership:
     )
 
 
-def named_absences(text: str) -> tuple[tuple[int, int, int], ...]:
+def named_absences(text: str) -> Absences:
   """Returns the triples of a text such as "1:3-5;0:8".
 
   Args:
