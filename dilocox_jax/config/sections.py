@@ -115,10 +115,19 @@ class ModelConfig(Section):
   num_experts: int | None = None  # Experts of a layer; 0: one MLP, no router.
   experts_per_token: int | None = None
   balance_loss: float | None = None  # Weight; experts become equally busy.
+  # The next five are left to the devices by default (`config.platforms`).
   # float32 or bfloat16, for activations. Parameters are always float32.
-  compute_dtype: str = limited("float32", choices=choices.COMPUTE_DTYPES)
+  compute_dtype: str = limited("auto", choices=choices.COMPUTE_DTYPES)
   # Number of blocks in one step of the scan; 0 takes all (fast on CPU).
-  scan_unroll: int = limited(0, at_least=0)
+  scan_unroll: int | None = limited(None, at_least=0)
+  # plain (weights of the whole sequence at once), blockwise (of some queries at
+  # a time), cudnn (NVIDIA) or splash (TPU).
+  attention: str = limited("auto", choices=choices.ATTENTIONS)
+  # What a backward computes again, for replicas of one device: none, dots (all
+  # except matrix products) or full. Pipelines have mesh.remat.
+  remat: str = limited("auto", choices=("auto", *choices.REMATS))
+  # Tokens whose logits are in memory together; 0 takes all of a batch.
+  loss_chunk_tokens: int | None = limited(None, at_least=0)
   # Weight of log(sum(exp(logits)))^2 in the training loss. A negative weight
   # would reward large logits.
   z_loss: float = limited(0.0, at_least=0)
@@ -165,9 +174,9 @@ class MeshConfig(Section):
   num_replicas: int = limited(2, at_least=1)
   # stacked (all replicas on one device) or mesh (each has its own devices).
   layout: str = limited("stacked", choices=choices.LAYOUTS)
-  # How stacked replicas run: map (one by one, good on CPU) or vmap (together,
-  # good on GPU).
-  stacked_by: str = limited("map", choices=("map", "vmap"))
+  # How stacked replicas run: map (one by one, good on CPU), vmap (together,
+  # good on GPU) or auto (by the device).
+  stacked_by: str = limited("auto", choices=choices.STACKED_BY)
   # Number of devices that share the work of a stage.
   num_data_shards: int = limited(1, at_least=1)
   # Number of pipeline stages of a replica.
@@ -175,8 +184,8 @@ class MeshConfig(Section):
   # Pipeline schedule: gpipe, 1f1b, interleaved or zb_h1.
   pipeline: str = limited("1f1b", choices=PIPELINES)
   chunks_per_stage: int = 1  # Chunks of layers per stage (interleaved only).
-  # What a backward computes again: none, dots (all except matrix products) or
-  # full (everything).
+  # What a backward of a divided replica computes again: none, dots (all except
+  # matrix products) or full (everything).
   remat: str = limited("dots", choices=choices.REMATS)
   # Compression of activations between stages: none, bfloat16 or int8.
   boundary: str = limited("none", choices=choices.BOUNDARIES)

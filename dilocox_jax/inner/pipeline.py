@@ -51,7 +51,7 @@ def pipelined_gradient(
     table: The action of every stage in every tick.
     layer_counts: Layers that each chunk of each stage holds: [stage][chunk].
     remat: What a layer's forward saves for its backward: "none", "dots" or
-      "full"; see `pipeline_layer.remat_wrapper`.
+      "full"; see `models.remat`.
     codec: Encoding of activations and gradients between stages.
 
   Returns:

@@ -12,7 +12,6 @@ Letters in names: T tokens, D model.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from dilocox_jax.models.remat import remat_wrapper
 from dilocox_jax.pytypes import Tree
 from dilocox_jax.trees import leaves_by_path
 
@@ -93,8 +93,11 @@ class SplitLayer:
 
   def forward(
     self, leaves: Leaves, x_TxD: Float[Array, "T D"]
-  ) -> tuple[Float[Array, "T D"], list[Array]]:
-    """Returns the layer's output, and the arrays for `input_gradient`."""
+  ) -> tuple[Float[Array, "T D"], list[Any]]:
+    """Returns the layer's output, and the arrays for `input_gradient`.
+
+    A kernel's tables are among them as constants, which are no `Array`.
+    """
     y_TxD, pullback = jax.vjp(self._call, *self._arguments(leaves, x_TxD))
     replace_saved_arguments(pullback, [])
     saved = jax.tree.leaves(pullback)
@@ -159,7 +162,7 @@ def split_layer(
     leaves: Shapes and dtypes of one layer's parameters, a nested dict.
     x_TxD: Shape and dtype of the stream.
     length: Tokens that attend to each other, L.
-    remat: What a forward saves, see `remat_wrapper`.
+    remat: What a forward saves (`models.remat`).
 
   Raises:
     ValueError: If the block multiplies with something that is not one of its
@@ -167,6 +170,7 @@ def split_layer(
     RuntimeError: If this JAX cannot split a gradient, see
       `replace_saved_arguments`.
   """
+  # Forward and backward lie in different loops, so XLA cannot merge them.
   wrap = remat_wrapper(remat)
   shapes, structure = leaves_by_path(leaves), jax.tree.structure(leaves)
   dtypes, sources, pairs = _products(block, leaves, x_TxD, length)
@@ -192,7 +196,7 @@ def split_layer(
   unfinished = SplitLayer(dtypes, [], pairs, call, sources, None, False)
   residuals, saves_input = None, False
 
-  def probe(leaves: Leaves, x_TxD: Array) -> list[Array]:
+  def probe(leaves: Leaves, x_TxD: Array) -> list[Any]:
     nonlocal residuals, saves_input
     _, pullback = jax.vjp(call, *unfinished._arguments(leaves, x_TxD))
     arguments = replace_saved_arguments(pullback, [])
@@ -205,26 +209,6 @@ def split_layer(
   return dataclasses.replace(
     unfinished, saved=saved, _residuals=residuals, _saves_input=saves_input
   )
-
-
-def remat_wrapper(name: str) -> Callable[[Callable], Callable]:
-  """Returns a wrapper that decides what a layer's forward saves.
-
-  Args:
-    name: One of `plan.choices.REMATS`. "none" saves whatever JAX saves. "dots"
-      saves the results of products; the backward computes everything that is
-      elementwise again. "full" saves the layer's input alone; the backward
-      computes every product but the last again.
-  """
-  # `prevent_cse` would keep XLA from merging the forward with the forward that
-  # is computed again. Here they lie in different loops, so XLA cannot do so.
-  checkpoint = functools.partial(jax.checkpoint, prevent_cse=False)
-  saves_products = jax.checkpoint_policies.dots_saveable
-  return {
-    "none": lambda call: call,
-    "dots": functools.partial(checkpoint, policy=saves_products),
-    "full": checkpoint,
-  }[name]
 
 
 def replace_saved_arguments(pullback: Any, arguments: list[Array]) -> list[Any]:

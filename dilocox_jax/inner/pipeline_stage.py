@@ -13,7 +13,7 @@ Letters in names: T tokens, D model, K layers of a chunk.
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -309,7 +309,8 @@ def get(tree: Tree, *indices: Index) -> Tree:
 def put(tree: Tree, new: Tree, *indices: Index) -> Tree:
   """Writes leaves [*shape] at indices of the first axes; reverses `get`."""
 
-  def write(buffer: Array, leaf: Array) -> Array:
+  # What a layer saves may be a constant, which JAX does not take for an Array.
+  def write(buffer: Array, leaf: Any) -> Array:
     leaf = leaf.reshape(*[1] * len(indices), *leaf.shape)
     return jax.lax.dynamic_update_slice(buffer, leaf, _starts(buffer, indices))
 

@@ -6,7 +6,8 @@ The dot product of a rotated query and a rotated key depends only on the
 distance between their positions.
 
 Letters in names: B is the batch size, L the length, S the number of keys, N the
-number of heads, and K the width of a head.
+number of heads, G the number of heads of keys and values, and K the width of a
+head.
 """
 
 import jax
@@ -14,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from dilocox_jax.models.products import wide_einsum
+
 ROPE_BASE = 10_000.0
-# Rotated keys and values of one layer, [B, S, N, K] each.
+# Rotated keys and values of one layer, [B, S, G, K] each.
 Cache = dict[str, Array]
 
 
@@ -69,10 +72,11 @@ def rotate(
 
 def attend(
   query_BxLxNxK: Float[Array, "B L N K"],
-  key_BxSxNxK: Float[Array, "B S N K"],
-  value_BxSxNxK: Float[Array, "B S N K"],
+  key_BxSxGxK: Float[Array, "B S G K"],
+  value_BxSxGxK: Float[Array, "B S G K"],
   start: int | Int[Array, ""] = 0,
   segments_BxL: Int[Array, "B L"] | None = None,
+  key_segments_BxS: Int[Array, "B S"] | None = None,
 ) -> Float[Array, "B L N K"]:
   """Computes causal attention with the weights softmax(q k / sqrt(K)).
 
@@ -83,30 +87,33 @@ def attend(
 
   Args:
     query_BxLxNxK: Queries [B, L, N, K].
-    key_BxSxNxK: Keys [B, S, N, K], those of position 0 first.
-    value_BxSxNxK: Values [B, S, N, K].
+    key_BxSxGxK: Keys [B, S, G, K], those of position 0 first. G divides N:
+      neighbouring query heads share a head of keys and one of values.
+    value_BxSxGxK: Values [B, S, G, K].
     start: Position of the first query; 0 if S = L.
-    segments_BxL: Documents of the tokens, where S = L; a token reads only its
-      own. By default all tokens are one document.
+    segments_BxL: Documents of the queries; a token reads only its own. By
+      default all tokens are one document.
+    key_segments_BxS: Documents of the keys, if they are not those of the
+      queries.
 
   Returns:
     Averages with the shape and dtype of the values. Weights are computed in
     fp32 or a wider type.
   """
-  _, length, _, width = query_BxLxNxK.shape
+  _, length, heads, width = query_BxLxNxK.shape
+  key, value = key_BxSxGxK, value_BxSxGxK
+  # With 8 heads and 2 of keys and values, this gives [0, 0, 0, 0, 1, 1, 1, 1].
+  if heads > (shared := key.shape[2]):
+    key, value = (jnp.repeat(x, heads // shared, axis=2) for x in (key, value))
   wide = np.promote_types(np.float32, query_BxLxNxK.dtype)
-  logits = jnp.einsum(
-    "blnk,bmnk->bnlm",
-    query_BxLxNxK * width**-0.5,
-    key_BxSxNxK,
-    preferred_element_type=wide,
-  )
+  logits = wide_einsum("blnk,bmnk->bnlm", query_BxLxNxK * width**-0.5, key)
   # A query at position p reads keys 0 to p. So position 0 reads only itself.
   positions = jnp.arange(length, dtype=np.int32) + start
-  keys = jnp.arange(key_BxSxNxK.shape[1], dtype=np.int32)
+  keys = jnp.arange(key.shape[1], dtype=np.int32)
   past = (keys[None, :] <= positions[:, None])[None, None]
   if segments_BxL is not None:
-    same = segments_BxL[:, :, None] == segments_BxL[:, None, :]
+    of_keys = segments_BxL if key_segments_BxS is None else key_segments_BxS
+    same = segments_BxL[:, :, None] == of_keys[:, None, :]
     past = past & same[:, None]
   logits = jnp.where(past, logits, jnp.finfo(wide).min)
   highest = jnp.max(logits, axis=-1, keepdims=True)
@@ -116,13 +123,8 @@ def attend(
   # pass over [L, S].
   weights = jnp.exp(logits - jax.lax.stop_gradient(highest))
   sums_BxLxN = jnp.sum(weights, axis=-1).transpose(0, 2, 1)
-  mixed = jnp.einsum(
-    "bnlm,bmnk->blnk",
-    weights.astype(value_BxSxNxK.dtype),
-    value_BxSxNxK,
-    preferred_element_type=wide,
-  )
-  return (mixed / sums_BxLxN[..., None]).astype(value_BxSxNxK.dtype)
+  mixed = wide_einsum("bnlm,bmnk->blnk", weights.astype(value.dtype), value)
+  return (mixed / sums_BxLxN[..., None]).astype(value.dtype)
 
 
 def extended(cache: Cache, new: Cache, start: int | Int[Array, ""]) -> Cache:

@@ -4,6 +4,7 @@ It is the mean over predicted tokens, in nats and fp32. All methods use this
 function, so their curves can share an axis.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -62,12 +63,70 @@ def token_loss(
   return loss
 
 
+def chunked_token_loss(
+  logits: Callable[[Array], Array],
+  stream_TxD: Float[Array, "T D"],
+  targets_T: Int[Array, " T"],
+  z_loss: float | int = 0.0,
+  chunk_tokens: int = 0,
+) -> Float[Array, ""]:
+  """Computes `token_loss` of a stream's logits, some tokens at a time.
+
+  The backward pass computes the logits of a chunk again, so [T, V] never
+  stands whole. At T = 16,384 and V = 32,000 it would take 2.1 GB in fp32, and
+  its gradient as much.
+
+  Args:
+    logits: (stream [C, D]) -> logits [C, V].
+    stream_TxD: Stream of all tokens.
+    targets_T: Tokens that should have been predicted.
+    z_loss: Weight of the z-loss, as in `token_loss`.
+    chunk_tokens: Tokens of a chunk at most, C; 0 takes all of them at once.
+
+  Returns:
+    Mean over T tokens in nats, with the z-loss added.
+  """
+  tokens = targets_T.size
+  if not 0 < chunk_tokens < tokens:
+    return token_loss(logits(stream_TxD), targets_T, z_loss)
+  num_chunks = -(-tokens // chunk_tokens)
+  size = -(-tokens // num_chunks)
+  # The last chunk is filled up with rows whose weight is 0.
+  pad = num_chunks * size - tokens
+  rows = jnp.pad(stream_TxD, ((0, pad), (0, 0)))
+  targets = jnp.pad(targets_T, (0, pad), constant_values=_FILLER)
+  chunks = rows.reshape(num_chunks, size, -1), targets.reshape(num_chunks, size)
+
+  @functools.partial(jax.checkpoint, prevent_cse=False)
+  def add_chunk(total: Array, chunk: tuple[Array, Array]):
+    rows, targets = chunk
+    losses = _losses(logits(rows), jnp.maximum(targets, 0), z_loss)
+    return total + jnp.sum(jnp.where(targets == _FILLER, 0, losses)), None
+
+  dtype = jax.eval_shape(logits, stream_TxD).dtype
+  total, _ = jax.lax.scan(add_chunk, jnp.zeros((), dtype), chunks)
+  return total / tokens
+
+
+_FILLER = -1  # Target of a row that stands for no token.
+
+
+def _losses(
+  logits_TxV: Float[Array, "T V"], targets_T: Int[Array, " T"], z_loss: float
+) -> Float[Array, " T"]:
+  """Returns the cross-entropy of each token, with the z-loss added."""
+  log_partition_T = jax.nn.logsumexp(logits_TxV, axis=-1)
+  target_T = jnp.take_along_axis(logits_TxV, targets_T[:, None], axis=-1)[:, 0]
+  return log_partition_T - target_T + z_loss * jnp.square(log_partition_T)
+
+
 def next_token_loss(
   model: Model,
   params: Params,
   tokens_BxS: Int[Array, "B S"],
   z_loss: float | int = 0.0,
   end_of_text: int | None = None,
+  chunk_tokens: int = 0,
 ) -> Float[Array, ""]:
   """Computes the mean cross-entropy of each token given those before it.
 
@@ -79,6 +138,8 @@ def next_token_loss(
     z_loss: Weight of the z-loss, as in `token_loss`.
     end_of_text: Token at which a new document begins, which is read by itself
       (`models.segments`). None reads a sequence as one document.
+    chunk_tokens: Tokens whose logits stand together, as in
+      `chunked_token_loss`; 0 means all. The model needs `stream`.
 
   Returns:
     Mean over B * L tokens in nats, with the z-loss added. The dtype is fp32,
@@ -88,6 +149,13 @@ def next_token_loss(
   read = [read_BxL]
   if end_of_text is not None:
     read.append(segment_ids(read_BxL, end_of_text))
+  if chunk_tokens and model.stream is not None:
+    logits = functools.partial(model.logits, params)
+    stream_TxD = model.stream(params, *read)
+    targets_T = tokens_BxS[:, 1:].reshape(-1)
+    return chunked_token_loss(
+      logits, stream_TxD, targets_T, z_loss, chunk_tokens
+    )
   logits_BxLxV = model.apply(params, *read)
   logits_TxV = logits_BxLxV.reshape(-1, logits_BxLxV.shape[-1])
   return token_loss(logits_TxV, tokens_BxS[:, 1:].reshape(-1), z_loss)

@@ -15,11 +15,9 @@ from jaxtyping import Array, Float, Int
 
 from dilocox_jax.models.attention import Cache, attend, extended, rotate
 from dilocox_jax.models.experts import route
+from dilocox_jax.models.fused_attention import Attention, Segments
 from dilocox_jax.models.segments import segment_positions
 from dilocox_jax.plan.model.shapes import ModelShape
-
-# Number of each token's document (`models.segments`).
-Segments = Int[Array, "B L"] | None
 
 INIT_SCALE = 0.02
 _ACTIVATIONS = {
@@ -81,9 +79,11 @@ def _residual_scale(shape: ModelShape) -> float:
 class _Attention(nnx.Module):
   """Causal self-attention after a norm."""
 
-  def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
+  def __init__(
+    self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
+  ):
     heads = shape.num_heads * shape.head_width
-    self.shape, d = shape, shape.model_dim
+    self.shape, self.mix, d = shape, mix, shape.model_dim
     self.norm = Norm(d, shape)
     bias = shape.has_bias("query")
     self.query = _linear(d, heads, INIT_SCALE, dtype, rngs, bias)
@@ -123,13 +123,11 @@ class _Attention(nnx.Module):
     if cache is not None:
       new = extended(cache, new, start)
       key, value = new["key"], new["value"]
-    # Grouped queries: neighbouring query heads share a key and a value head.
-    # With 8 heads and 2 key-value heads the group is 4, and repeating gives
-    # [0, 0, 0, 0, 1, 1, 1, 1].
-    group = self.shape.num_heads // self.shape.kv_heads
-    if group > 1:
-      key, value = (jnp.repeat(x, group, axis=2) for x in (key, value))
-    mixed = attend(query, key, value, start, segments)
+    # The fused kernels read whole sequences, and a cache is read in parts.
+    if cache is None:
+      mixed = self.mix(query, key, value, segments)
+    else:
+      mixed = attend(query, key, value, start, segments)
     return self.output(mixed.reshape(x_TxD.shape[0], -1)), new
 
 
@@ -175,8 +173,10 @@ class _Mlp(nnx.Module):
 class _Block(nnx.Module):
   """One layer: attention and then the MLP, each added to the stream."""
 
-  def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
-    self.attention = _Attention(shape, dtype, rngs)
+  def __init__(
+    self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
+  ):
+    self.attention = _Attention(shape, dtype, rngs, mix)
     self.mlp = _Mlp(shape, dtype, rngs)
 
   def __call__(
@@ -226,10 +226,6 @@ class _Embed(nnx.Module):
       rows = rows + jnp.tile(added, (tokens_T.size // at.size, 1))
     return rows.astype(self.dtype)
 
-  def scores(self, x_TxD: Float[Array, "T D"]) -> Float[Array, "T V"]:
-    """Returns the logits of a model whose head is the token table."""
-    return x_TxD @ self.embedding[...].astype(self.dtype).T
-
 
 class Decoder(nnx.Module):
   """All modules, in the order in which they draw their parameters.
@@ -237,13 +233,15 @@ class Decoder(nnx.Module):
   Changing the order would change the parameters that a seed gives.
   """
 
-  def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
+  def __init__(
+    self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs, mix: Attention
+  ):
     self.embed = _Embed(shape, dtype, rngs)
 
     @nnx.split_rngs(splits=shape.num_layers)
     @nnx.vmap(in_axes=0, out_axes=0)
     def stacked(rngs: nnx.Rngs) -> _Block:
-      return _Block(shape, dtype, rngs)
+      return _Block(shape, dtype, rngs, mix)
 
     self.blocks = stacked(rngs)
     self.final_norm = Norm(shape.model_dim, shape)

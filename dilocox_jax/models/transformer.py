@@ -17,13 +17,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
 from dilocox_jax.checks import require
 from dilocox_jax.models.attention import Cache
+from dilocox_jax.models.fused_attention import named_attention
 from dilocox_jax.models.modules import Decoder, Segments
+from dilocox_jax.models.products import wide_einsum
+from dilocox_jax.models.remat import remat_wrapper
 from dilocox_jax.plan.model.shapes import ModelShape
 
 Params = dict[str, Any]
@@ -53,6 +55,8 @@ class Model(NamedTuple):
     decode: (parameters, tokens [B, L], cache, position of the first token) ->
       (logits [B, L, V], cache). The leaves of the cache are [num_layers, B, S,
       kv heads, K]; it holds what earlier calls read. None if the model cannot.
+    stream: (parameters, tokens [B, L], segments=None) -> stream [T, D], which
+      `logits` reads. None if the model cannot; its logits then stand whole.
   """
 
   shape: ModelShape
@@ -62,6 +66,7 @@ class Model(NamedTuple):
   block: Callable[..., Array]
   logits: Callable[[Params, Array], Array]
   decode: Callable[..., tuple[Array, Cache]] | None = None
+  stream: Callable[..., Array] | None = None
 
 
 def _pure(module: nnx.Module) -> Callable[[Params], Any]:
@@ -74,6 +79,13 @@ def _pure(module: nnx.Module) -> Callable[[Params], Any]:
     return nnx.merge(graph, state)
 
   return bound
+
+
+def _head(shape: ModelShape, params: Params) -> Array:
+  """Returns the matrix [D, V] that turns the stream into logits."""
+  if shape.tied_head:
+    return params["embed"]["embedding"].T
+  return params["head"]["kernel"]
 
 
 def _divert(module: nnx.Module, multiply: Multiply) -> None:
@@ -92,7 +104,12 @@ def _divert(module: nnx.Module, multiply: Multiply) -> None:
 
 
 def build_model(
-  shape: ModelShape, *, dtype: Any = jnp.float32, unroll: int = 1
+  shape: ModelShape,
+  *,
+  dtype: Any = jnp.float32,
+  unroll: int = 1,
+  attention: str = "plain",
+  remat: str = "none",
 ) -> Model:
   """Builds the model's functions; allocates nothing.
 
@@ -103,6 +120,9 @@ def build_model(
       bfloat16 the statistics of norms, softmax and logits are fp32 too.
     unroll: Layers per iteration of the scan over layers; 0 means all. 1
       compiles fastest, 0 runs fastest on CPU.
+    attention: One of `plan.choices.ATTENTIONS` (`models.fused_attention`).
+    remat: What the backward pass of `apply` and `stream` computes again, one of
+      `plan.choices.REMATS` (`models.remat`).
 
   Returns:
     A `Model`. Its functions are pure and may be jitted, differentiated,
@@ -117,8 +137,12 @@ def build_model(
   )
   require(unroll >= 0, f"unroll={unroll} must be 0 (all layers) or more")
 
+  mix = named_attention(attention)
+  # Only one layer in each step of the scan is sure to stay in a loop.
+  wrap = remat_wrapper(remat, prevent_cse=unroll != 1)
+
   def module(key: Array) -> Decoder:
-    return Decoder(shape, dtype, nnx.Rngs(key))
+    return Decoder(shape, dtype, nnx.Rngs(key), mix)
 
   def init(key: Array) -> Params:
     return nnx.to_pure_dict(nnx.state(module(key), nnx.Param))
@@ -126,7 +150,6 @@ def build_model(
   abstract = nnx.eval_shape(lambda: module(jax.random.key(0)))
   table, one_block = _pure(abstract.embed), _pure(abstract.blocks)
   final_norm = _pure(abstract.final_norm)
-  head = None if shape.tied_head else _pure(abstract.head)
 
   def embed(
     params: Params, tokens_BxL: Array, segments: Segments = None
@@ -147,19 +170,17 @@ def build_model(
 
   def logits(params: Params, x_TxD: Array) -> Array:
     x_TxD = final_norm(params["final_norm"])(x_TxD)
-    if head is None:
-      logits_TxV = table(params["embed"]).scores(x_TxD)
-    else:
-      logits_TxV = head(params["head"])(x_TxD)
-    return logits_TxV.astype(np.promote_types(np.float32, dtype))
+    kernel_DxV = _head(shape, params).astype(dtype)
+    return wide_einsum("td,dv->tv", x_TxD, kernel_DxV)
 
-  def apply(
+  def stream(
     params: Params, tokens_BxL: Array, segments: Segments = None
   ) -> Array:
     length = tokens_BxL.shape[1]
 
     def layer(x_TxD: Array, leaves: Params):
-      return block(leaves, x_TxD, length, segments=segments), None
+      run = wrap(lambda leaves, x: block(leaves, x, length, segments=segments))
+      return run(leaves, x_TxD), None
 
     # The stream is [T, D] everywhere outside attention. With [B, L, D] a weight
     # gradient would contract two dimensions, which is over twice as slow on
@@ -170,6 +191,12 @@ def build_model(
       params["blocks"],
       unroll=unroll or shape.num_layers,
     )
+    return x_TxD
+
+  def apply(
+    params: Params, tokens_BxL: Array, segments: Segments = None
+  ) -> Array:
+    x_TxD = stream(params, tokens_BxL, segments)
     return logits(params, x_TxD).reshape(*tokens_BxL.shape, -1)
 
   def decode(
@@ -186,4 +213,4 @@ def build_model(
     )
     return logits(params, x_TxD).reshape(*tokens_BxL.shape, -1), cache
 
-  return Model(shape, init, apply, embed, block, logits, decode)
+  return Model(shape, init, apply, embed, block, logits, decode, stream)

@@ -60,7 +60,10 @@ def loaded(reference: Lazy) -> Callable[..., Any]:
 
 
 LAYOUTS = ("stacked", "mesh")  # Replicas share a device, or have their own.
-COMPUTE_DTYPES = ("float32", "bfloat16")
+# "auto" stands for the best one on the devices (`config.platforms`).
+COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
+ATTENTIONS = ("auto", "plain", "blockwise", "cudnn", "splash")
+STACKED_BY = ("auto", "map", "vmap")  # How stacked replicas are run.
 SCHEDULES = ("constant", "cosine", "wsd")  # Inner learning rates.
 WARM_STARTS = ("none", "data_parallel", "single")
 REFERENCES = ("own", "mean")  # What a residual is measured against.

@@ -13,10 +13,13 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.custom_batching import sequential_vmap
+from jax.sharding import PartitionSpec
 
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
+from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.distributed import host_memory
+from dilocox_jax.distributed.local_map import map_over_devices
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback
@@ -31,7 +34,11 @@ from dilocox_jax.inner.step import (
   inner_step,
 )
 from dilocox_jax.models import transformer
-from dilocox_jax.models.loss import LossModel, next_token_loss, token_loss
+from dilocox_jax.models.loss import (
+  LossModel,
+  chunked_token_loss,
+  next_token_loss,
+)
 from dilocox_jax.optimizers import (
   inner_optimizer,
   learning_rate_schedule,
@@ -129,7 +136,10 @@ def _max_rank(config: RunConfig) -> int:
 
 
 def programs(
-  config: RunConfig, parts: Parts = NO_PARTS, end_of_text: int | None = None
+  config: RunConfig,
+  parts: Parts = NO_PARTS,
+  end_of_text: int | None = None,
+  platform: str | None = None,
 ) -> Programs:
   """Builds the model, the optimizers and the programs of all phases.
 
@@ -137,11 +147,14 @@ def programs(
     config: Config of the run.
     parts: Parts that take the place of what the config names.
     end_of_text: Token at which attention begins anew (`document_end`).
+    platform: Kind of devices that the programs are for, e.g. "tpu"; None means
+      those that JAX has.
 
   Raises:
     ValueError: If there are too few devices, a device lacks the memory kind of
       the config, or optax lacks an optimizer of the config.
   """
+  config = on_platform(config, platform or platform_name())
   inner, mesh = config.inner, config.mesh
   reason = host_memory.unsupported(mesh.outer_memory, jax.local_devices())
   require(
@@ -233,15 +246,51 @@ def _model_and_gradient(
   if given is not None:
     _check_given_model(config, given)
     return given, _whole_gradient(config, given.loss)
-  model = loaded(type(sizes.shape).builder)(
-    sizes.shape, dtype=jnp.dtype(sizes.compute_dtype), unroll=sizes.scan_unroll
+  build = functools.partial(
+    loaded(type(sizes.shape).builder),
+    sizes.shape,
+    dtype=jnp.dtype(sizes.compute_dtype),
+    unroll=sizes.scan_unroll,
+    remat=sizes.remat,
   )
-  loss = functools.partial(next_token_loss, model, end_of_text=end_of_text)
-  evaluated = LossModel(model.init, loss)
+  loss = functools.partial(
+    next_token_loss,
+    end_of_text=end_of_text,
+    chunk_tokens=sizes.loss_chunk_tokens or 0,
+  )
+  # Evaluation on a mesh is left to JAX's partitioner, which cannot look into a
+  # kernel.
+  is_kernel = sizes.attention in ("cudnn", "splash")
+  on_mesh = config.mesh.layout == "mesh" and is_kernel
+  evaluating = build(attention="blockwise" if on_mesh else sizes.attention)
+  evaluated = LossModel(evaluating.init, functools.partial(loss, evaluating))
+  model = build(attention=sizes.attention)
   if config.mesh.is_divided:
     return evaluated, _divided_gradient(config, model)
-  loss = functools.partial(loss, z_loss=sizes.z_loss)
-  return evaluated, _whole_gradient(config, loss)
+  loss = functools.partial(loss, model, z_loss=sizes.z_loss)
+  gradient = _whole_gradient(config, loss)
+  return evaluated, _on_one_device(gradient) if on_mesh else gradient
+
+
+def _on_one_device(gradient: Gradient) -> Gradient:
+  """Tells JAX that a replica's gradient is not divided among devices.
+
+  A mesh has axes inside a replica even where they are 1 long, and JAX refuses a
+  kernel along an axis that its partitioner may divide.
+  """
+  whole = PartitionSpec()
+  return map_over_devices(gradient, (whole, whole), (whole, whole))
+
+
+def platform_name() -> str:
+  """Returns the kind of JAX's devices: "cpu", "tpu", "gpu" (NVIDIA) or "rocm".
+
+  JAX calls the GPUs of NVIDIA and AMD by one name, and only the first have
+  cuDNN.
+  """
+  name = jax.default_backend()
+  version = jax.local_devices()[0].client.platform_version
+  return "rocm" if name == "gpu" and "rocm" in version else name
 
 
 def _check_given_model(config: RunConfig, model: LossModel) -> None:
@@ -268,10 +317,12 @@ def _check_given_model(config: RunConfig, model: LossModel) -> None:
 
 def _divided_gradient(config: RunConfig, model: transformer.Model) -> Gradient:
   """Builds the gradient of a replica that several devices hold together."""
-  mesh, z_loss = config.mesh, config.model.z_loss
+  mesh, sizes = config.mesh, config.model
+  chunk_tokens = sizes.loss_chunk_tokens or 0
 
   def end(rest: Tree, x: Tree, targets: Tree) -> Scalar:
-    return token_loss(model.logits(rest, x), targets, z_loss)
+    logits = functools.partial(model.logits, rest)
+    return chunked_token_loss(logits, x, targets, sizes.z_loss, chunk_tokens)
 
   stage = pipelined_gradient(
     CutModel(model.embed, model.block, end),

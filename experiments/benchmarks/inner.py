@@ -17,6 +17,7 @@ from rich.progress import track
 from rich.table import Table
 
 from dilocox_jax.config import RunConfig
+from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.inner.step import inner_step
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.pytypes import Tree
@@ -88,6 +89,7 @@ def measure_steps(config: RunConfig, repeats: int) -> dict:
   Returns:
     Values by name, ready for JSON.
   """
+  config = on_platform(config, build.platform_name())
   programs = build.programs(config)
   replicas, data = programs.rounds.replicas, config.data
   shape = (len(replicas.own), STEPS, data.batch_size, data.sequence_length + 1)
@@ -122,6 +124,7 @@ def _rates(config: RunConfig, seconds: list[float]) -> dict:
     "jax": jax.__version__,
     "parameters": parameter_count(shape),
     "compute_dtype": config.model.compute_dtype,
+    "attention": config.model.attention,
     "step_s": step_s,
     "tokens_per_s": tokens_per_s,
     "model_flops_per_s_per_device": flops / num_devices,

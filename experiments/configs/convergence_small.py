@@ -64,6 +64,10 @@ def get_config():
   config = config_dict.ConfigDict()
   config.base = base = default.get_config()
   base.total_steps = 2000
+  # The same numbers on every device: these are not left to it.
+  base.model.compute_dtype = "float32"
+  base.model.scan_unroll = 0
+  base.mesh.stacked_by = "map"
   base.data.batch_size = 4
   base.inner.warmup_steps = 100
   base.evaluation.interval_steps = 100

@@ -26,10 +26,10 @@ class RunningMeanShape(ModelShape):
 
 
 def build_model(
-  shape: ModelShape, *, dtype: Any = jnp.float32, unroll: int = 1
+  shape: ModelShape, *, dtype: Any = jnp.float32, **layers: Any
 ) -> Model:
   """Builds the model's functions; allocates nothing."""
-  del unroll
+  del layers  # Ways to run the layers, such as `unroll`.
 
   def init(key):
     params: dict[str, Any] = {}

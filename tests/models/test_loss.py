@@ -2,12 +2,17 @@ import dataclasses
 import itertools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.models.loss import next_token_loss, token_loss
+from dilocox_jax.models.loss import (
+  chunked_token_loss,
+  next_token_loss,
+  token_loss,
+)
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.presets import MODEL_PRESETS, nano
 from tests.oracles import transformer as oracle
@@ -105,3 +110,33 @@ def test_the_loss_of_tokens_is_that_of_their_logits():
   targets = batch[:, 1:].reshape(-1)
   assert token_loss(logits.reshape(6, 5), targets, z_loss=0.1) == whole
   assert token_loss(logits.reshape(6, 5), targets + 1, z_loss=0.1) != whole
+
+
+@pytest.mark.parametrize("chunk_tokens", [5, 8, 100])
+def test_a_loss_in_chunks_is_the_loss_at_once(chunk_tokens):
+  model = build_model(nano)
+  params = model.init(jax.random.key(0))
+
+  def loss(chunk_tokens):
+    return jax.jit(
+      jax.value_and_grad(
+        lambda p: next_token_loss(
+          model, p, tokens(2, 13), z_loss=0.1, chunk_tokens=chunk_tokens
+        )
+      )
+    )(params)
+
+  chex.assert_trees_all_close(loss(chunk_tokens), loss(0), atol=1e-6)
+
+
+def test_logits_of_a_chunk_are_all_that_stands():
+  seen = []
+
+  def logits(x_CxD):
+    seen.append(x_CxD.shape)
+    return x_CxD
+
+  x_TxD, targets = jnp.eye(10, dtype=jnp.float32), jnp.arange(10) % 3
+  loss = chunked_token_loss(logits, x_TxD, targets, chunk_tokens=4)
+  assert (4, 10) in seen
+  assert float(loss) == pytest.approx(float(token_loss(x_TxD, targets)))

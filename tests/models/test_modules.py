@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from dilocox_jax.models.attention import attend
 from dilocox_jax.models.modules import Decoder, Norm
 from dilocox_jax.plan.model.presets import nano
 
@@ -38,7 +39,9 @@ def test_a_norm_of_bfloat16_sums_in_float32():
 def test_a_seed_draws_the_same_embedding_whatever_comes_after_it():
   deep = dataclasses.replace(nano, num_layers=5, tied_head=True)
   tables = [
-    Decoder(shape, jnp.float32, nnx.Rngs(jax.random.key(3))).embed.embedding
+    Decoder(
+      shape, jnp.float32, nnx.Rngs(jax.random.key(3)), attend
+    ).embed.embedding
     for shape in (nano, deep)
   ]
   np.testing.assert_array_equal(tables[0][...], tables[1][...])

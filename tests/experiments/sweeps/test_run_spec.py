@@ -51,6 +51,9 @@ def test_the_digest_of_a_line_that_is_committed_is_still_that_of_its_run():
       "data": {"batch_size": 4},
       "inner": {"learning_rate": 0.002, "warmup_steps": 100},
       "evaluation": {"interval_steps": 0, "num_sequences": 512},
+      # What a sweep does not leave to the devices.
+      "model": {"compute_dtype": "float32", "scan_unroll": 0},
+      "mesh": {"stacked_by": "map"},
     }
   )
   assert run_digest(config, counted) == "191f9cc30278"

@@ -1,0 +1,82 @@
+"""Fields of a config that follow from the devices, and their values.
+
+The same command should be fast on every device. So a config may leave these
+fields open ("auto", or None for a number), and they get values here when the
+programs of a run are built. A value that is set explicitly always wins.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from dilocox_jax.config.run import RunConfig
+
+_ACCELERATOR: Mapping[str, Any] = {
+  "model.attention": "blockwise",
+  # Matrix units multiply bfloat16 many times as fast as fp32. Parameters,
+  # gradients' sums, norms, softmax and the loss stay in fp32.
+  "model.compute_dtype": "bfloat16",
+  # Memory is what limits the batch, so only results of products are kept.
+  "model.remat": "dots",
+  # A program of one layer in a loop compiles fast and runs as fast.
+  "model.scan_unroll": 1,
+  # [1024, V] keeps the matrix units busy; at V = 32,000 it takes 131 MB.
+  "model.loss_chunk_tokens": 1024,
+  # Small replicas fill a device only together.
+  "mesh.stacked_by": "vmap",
+}
+
+# By the names that JAX has for kinds of devices; others have `_ACCELERATOR`.
+_VALUES: Mapping[str, Mapping[str, Any]] = {
+  "cpu": {
+    "model.attention": "plain",
+    "model.compute_dtype": "float32",
+    "model.remat": "none",
+    "model.scan_unroll": 0,
+    "model.loss_chunk_tokens": 0,
+    # The batched matrix products that vmap makes are slow on CPU.
+    "mesh.stacked_by": "map",
+  },
+  "gpu": {**_ACCELERATOR, "model.attention": "cudnn"},
+  "tpu": {**_ACCELERATOR, "model.attention": "splash"},
+}
+
+_OPEN = (None, "auto")
+_SPLASH_LENGTH = 128  # The kernel's lengths are multiples of this.
+_CUDNN_WIDTH = 128  # Widest head of every GPU that the kernel knows.
+
+
+def on_platform(config: RunConfig, platform: str) -> RunConfig:
+  """Fills in what a config leaves to the devices.
+
+  Args:
+    config: Config of a run.
+    platform: Kind of the devices, as `jax.default_backend` names it.
+
+  Returns:
+    The config with values for all fields that may be left open.
+  """
+  chosen: dict[str, dict[str, Any]] = {"model": {}, "mesh": {}}
+  for path, value in _VALUES.get(platform, _ACCELERATOR).items():
+    section, name = path.split(".")
+    if getattr(getattr(config, section), name) in _OPEN:
+      chosen[section][name] = value
+  model = dataclasses.replace(config.model, **chosen["model"])
+  if "attention" in chosen["model"]:
+    attention = _kernel(config, model.compute_dtype, model.attention)
+    model = dataclasses.replace(model, attention=attention)
+  mesh = dataclasses.replace(config.mesh, **chosen["mesh"])
+  return dataclasses.replace(config, model=model, mesh=mesh)
+
+
+def _kernel(config: RunConfig, dtype: str, attention: str) -> str:
+  """Returns the attention, or "blockwise" where its kernel does not fit."""
+  width = config.model.shape.head_width
+  fits = {
+    "cudnn": dtype == "bfloat16"
+    and not config.data.document_masks
+    and width % 8 == 0
+    and width <= _CUDNN_WIDTH,
+    "splash": config.data.sequence_length % _SPLASH_LENGTH == 0,
+  }
+  return attention if fits.get(attention, True) else "blockwise"
