@@ -5,7 +5,7 @@ import pytest
 
 from dilocox_jax.codecs.base import Codec, Reduced
 from dilocox_jax.codecs.compose import codec, encoder, run_without_exchange
-from dilocox_jax.codecs.sparse import random_mask
+from dilocox_jax.codecs.sparse import random_mask, stratum_bounds
 from dilocox_jax.plan.wire.chain import Encoding
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.payload import Dense, Int
@@ -186,3 +186,27 @@ def test_the_mean_and_the_own_part_return_to_the_places_they_came_from():
   assert np.array_equal(own[is_drawn], values[is_drawn])
   assert np.array_equal(mean[is_drawn], values[is_drawn] + 100)
   assert np.all(np.asarray(mean)[~is_drawn] == 0)
+
+
+@pytest.mark.parametrize(
+  ("size", "count"),
+  [(10, 3), (7, 7), (5, 1), (16_384, 1638), (10_000_019, 9_000_017)],
+)
+def test_strata_cover_the_values_in_whole_lengths(size, count):
+  bounds = np.asarray(
+    jax.jit(stratum_bounds, static_argnums=(0, 1))(size, count)
+  )
+  exact = np.arange(count + 1, dtype=np.int64) * size // count
+  np.testing.assert_array_equal(bounds, exact)
+
+
+def test_a_mask_is_drawn_in_the_program_and_not_written_into_it():
+  leaf = Leaf(1, (1 << 20,))
+  built = codec(RandomMask(0.5), leaf)
+
+  def decoded(values, key):
+    return run_without_exchange(built, values, built.init(key), key)[0]
+
+  values = jax.ShapeDtypeStruct((1, 1 << 20), jnp.float32)
+  key = jax.eval_shape(jax.random.key, 0)
+  assert len(jax.jit(decoded).lower(values, key).as_text()) < 100_000
