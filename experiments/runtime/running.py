@@ -29,6 +29,7 @@ from experiments.runtime import (
   distributed_flags,
   file_lock,
   stop_signals,
+  xla_flags,
 )
 from experiments.runtime.command_line import StoppedError, UsageError
 
@@ -38,7 +39,7 @@ _DEFAULT_CACHE = "~/.cache/dilocox_jax"
 
 
 def set_up_jax(num_cpu_devices: int = 1) -> None:
-  """Chooses devices and the compilation cache before JAX starts.
+  """Chooses devices, flags and the compilation cache before JAX starts.
 
   Programs compiled once are kept in $DILOCOX_JAX_CACHE, or in the user's
   cache directory; an empty value turns that off.
@@ -46,6 +47,7 @@ def set_up_jax(num_cpu_devices: int = 1) -> None:
   Args:
     num_cpu_devices: Devices that a CPU stands for.
   """
+  xla_flags.set_flags()
   if num_cpu_devices > 1:
     jax.config.update("jax_num_cpu_devices", num_cpu_devices)
   cache = os.environ.get(CACHE_VARIABLE, _DEFAULT_CACHE)
