@@ -79,11 +79,19 @@ def standard_promotion(
   Several optimizers of optax raise a float to the power of an integer count,
   which strict dtype promotion refuses. Only the update of the optimizer runs
   with JAX's standard promotion; the rest of the program stays strict.
+
+  Products in an update, as those of Muon's Newton-Schulz iteration, are TF32 on
+  a recent NVIDIA GPU and three products of bfloat16 on a TPU, whose default
+  would be one. Full fp32 would be several times as slow, and the iteration ends
+  with singular values between 0.7 and 1.2 anyway.
   """
   inner = optax.with_extra_args_support(optimizer)
 
   def update(updates, state, params=None, **extra):
-    with jax.numpy_dtype_promotion("standard"):
+    with (
+      jax.numpy_dtype_promotion("standard"),
+      jax.default_matmul_precision("high"),
+    ):
       return inner.update(updates, state, params, **extra)
 
   return optax.GradientTransformationExtraArgs(inner.init, update)

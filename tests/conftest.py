@@ -29,6 +29,8 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from tests.rounded_products import round_products  # noqa: E402
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -36,6 +38,10 @@ jax.config.update(
   "jax_compilation_cache_dir", os.environ["DILOCOX_JAX_CACHE"] or None
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+# "tf32" or "bf16": see tests/contracts/test_rounded_products.py.
+if _PRODUCTS := os.environ.get("DILOCOX_JAX_PRODUCTS"):
+  round_products(_PRODUCTS)
 
 # The same examples every time, at any speed; the other profile goes looking:
 # pytest --hypothesis-profile=search

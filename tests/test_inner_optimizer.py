@@ -156,3 +156,13 @@ def test_the_schedule_counts_the_steps_of_the_optimizer():
     updates, state = optimizer.update(jnp.float32(8.0), state, params)
     seen.append(number(updates))
   np.testing.assert_allclose(seen, [0.0, -0.25, -0.5, -0.5], rtol=1e-6)
+
+
+def test_products_of_an_update_state_their_precision():
+  """On a TPU the default would be one product of bfloat16 values."""
+  params = {"blocks": {"kernel": jnp.ones((2, 4, 3))}}
+  muon = inner_optimizer("muon", lambda _: jnp.float32(0.1), clip_norm=0.0)
+  program = jax.jit(lambda p: muon.update(p, muon.init(p), p))
+  text = program.lower(params).as_text()
+  lines = [line for line in text.splitlines() if "dot_general" in line]
+  assert lines and all("precision = [HIGH, HIGH]" in line for line in lines)
