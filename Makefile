@@ -8,6 +8,9 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
 HF_STAMP := $(VENV)/.installed-hf
+# The compiler for TPUs lives apart: JAX would look for chips wherever it is.
+TPU := build/tpu
+TPU_RUN := $(TPU)/bin/python -m experiments.compile_report
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 CONSTRAINTS := $(wildcard constraints/py$(subst .,,$(VERSION)).txt)
 PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
@@ -18,12 +21,12 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
 WANTED := $(VERSION) $(CURDIR)
 FOUND := $(shell $(RUN) -c 'import sys; print(open(sys.prefix + "/.installed").read())' 2>/dev/null)
 
-.PHONY: help install quickstart ablation convergence tables lint format test check docs bench pins clean FORCE
+.PHONY: help install quickstart ablation convergence tables compile-report lint format test check docs bench pins clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this list
 	@echo 'usage: make TARGET [PYTHON=python3.12] [VENV=.venv] [PYTEST_ARGS="-n 2"]'
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' \
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' \
 	  $(firstword $(MAKEFILE_LIST))
 
 install: $(STAMP) ## Make the environment, with pinned packages on 3.11 and 3.12
@@ -39,6 +42,12 @@ convergence: install ## Every method under one budget (hours; goes on from docs/
 
 tables: install ## Published speed-up tables beside predictions (seconds)
 	$(RUN) -m experiments.speedup_tables --workdir=runs/tables
+
+compile-report: $(TPU)/.installed ## Compile runs for TPUs that are not there (minutes each)
+	$(TPU_RUN) --workdir=runs/compiled/tiny_delayed --topology=v5e:2x2 \
+	  --config=experiments/configs/compiled.py:tiny_delayed
+	$(TPU_RUN) --workdir=runs/compiled/tiny_dilocox --topology=v5e:2x2 \
+	  --config=experiments/configs/compiled.py:tiny_dilocox
 
 lint: install ## Style, types and import contracts; a part of `make test`
 	$(RUN) -m pytest tests/contracts/test_lint.py tests/contracts/test_layers.py
@@ -79,6 +88,14 @@ pins: ## Renew the constraint file of this Python version
 clean: ## Remove the environment, caches and builds; runs/ is kept
 	rm -rf .cache .hypothesis .ruff_cache .import_linter_cache build dist *.egg-info docs/api/modules
 	test ! -f $(VENV)/pyvenv.cfg || rm -rf $(VENV)
+
+$(TPU)/.installed: setup.py $(CONSTRAINTS)
+	@$(check-python)
+	@$(PYTHON) -m venv --clear $(TPU)
+	@$(subst $(RUN),$(TPU)/bin/python,$(PIP)) setuptools
+	@$(subst $(RUN),$(TPU)/bin/python,$(PIP)) --no-build-isolation \
+	  --editable '.[dev,tpu]'
+	@touch $@
 
 define check-python
 if [ -z '$(VERSION)' ]; then \

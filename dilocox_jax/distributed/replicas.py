@@ -7,7 +7,8 @@ array a device holds. Only this file turns the division into JAX shardings.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,11 +42,14 @@ class Replicas:
     layout: "stacked" (one device holds all replicas) or "mesh" (each replica
       has its own devices).
     division: How a replica is divided among its devices.
+    devices: Devices of the mesh; None: those of this machine. Devices that are
+      not there, of `jax.experimental.topologies`, can be compiled for.
   """
 
   num_replicas: int
   layout: str = "stacked"
   division: Division = Division()
+  devices: tuple[Any, ...] | None = None
 
   def __post_init__(self):
     one_of("layout", self.layout, LAYOUTS)
@@ -59,7 +63,7 @@ class Replicas:
       )
 
   def _check_devices(self):
-    available, per_replica = len(jax.devices()), self.division.num_devices
+    available, per_replica = len(self._available), self.division.num_devices
     needed = f"{self.num_devices} devices ({per_replica} for each replica)"
     if self.num_devices > available:
       raise ValueError(
@@ -97,7 +101,7 @@ class Replicas:
     division = self.division
     inside = (division.num_data_shards, division.num_stages)
     shape = (self.num_replicas, *inside)
-    devices = jax.devices()[: self.num_devices]
+    devices = self._available[: self.num_devices]
     slices = {getattr(device, "slice_index", 0) for device in devices}
     if len(slices) > 1 and self.num_replicas % len(slices) == 0:
       within = (self.num_replicas // len(slices), *inside)
@@ -108,6 +112,10 @@ class Replicas:
       grid = np.asarray(devices).reshape(shape)
     types = (AxisType.Auto,) * len(shape)
     return Mesh(grid, (REPLICA_AXIS, *INNER_AXES), axis_types=types)
+
+  @property
+  def _available(self) -> Sequence[Any]:
+    return self.devices or jax.devices()
 
   @property
   def own(self) -> list[int]:
@@ -159,8 +167,7 @@ class Replicas:
 
     def put(leaf):
       if self.layout == "stacked":
-        return jax.device_put(leaf, self._here)
-      parts = (REPLICA_AXIS, None, *([DATA_AXIS] * self.is_divided))
+        return jax.device_put(leaf, self.batch_sharding)
       shape = (self.num_replicas, *leaf.shape[1:])
 
       def part(index):
@@ -168,10 +175,17 @@ class Replicas:
         rows = [row_of[m] for m in range(*replica.indices(shape[0]))]
         return leaf[(rows, *rest)]
 
-      sharding = NamedSharding(self.mesh, PartitionSpec(*parts))
-      return _assembled(shape, sharding, part)
+      return _assembled(shape, self.batch_sharding, part)
 
     return jax.tree.map(put, batches)
+
+  @property
+  def batch_sharding(self) -> Sharding:
+    """Sharding of batches [M, H, B, ...]; data shards divide the axis B."""
+    if self.layout == "stacked":
+      return self._here
+    parts = (REPLICA_AXIS, None, *([DATA_AXIS] * self.is_divided))
+    return NamedSharding(self.mesh, PartitionSpec(*parts))
 
   def abstract(self, tree: Tree, axes) -> Tree:
     """Returns shapes, types and shardings of a state, without values.

@@ -158,11 +158,37 @@ class RoundPrograms:
       state = self.rejoined(state, attendance.returning, attendance.donor)
     batches = self.replicas.place_batches(batches)
     tables = self.replicas.place(tables, None)
-    places = None
-    if self.outer_memory != host_memory.DEVICE:
-      leaves, structure = jax.tree.flatten(state)
-      places = structure, tuple(leaf.sharding for leaf in leaves)
-    return self.compiled(shapes, places)(state, batches, tables)
+    program = self.compiled(shapes, self._memories(state))
+    return program(state, batches, tables)
+
+  def lowered(
+    self, state: RoundState, batches: Tree, windows: Sequence[Window]
+  ) -> jax.stages.Lowered:
+    """Returns the program of `round`, not compiled yet.
+
+    Args:
+      state: Shapes, types and shardings of a state (`abstract`).
+      batches: Shapes and types of batches, leaves [M, H, ...].
+      windows: As for `round`.
+    """
+    shapes, tables = window_groups(self.outer.method.schedule, windows)
+    batches = jax.tree.map(
+      lambda leaf: leaf.update(sharding=self.replicas.batch_sharding), batches
+    )
+    place = self.replicas.whole(None)
+    tables = jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+      tables,
+    )
+    program = self.compiled(shapes, self._memories(state))
+    return program.lower(state, batches, tables)
+
+  def _memories(self, state: RoundState):
+    """Returns the argument `places` of `compiled`, if it is needed."""
+    if self.outer_memory == host_memory.DEVICE:
+      return None
+    leaves, structure = jax.tree.flatten(state)
+    return structure, tuple(leaf.sharding for leaf in leaves)
 
   @functools.cache  # noqa: B019 - programs live as long as the run.
   def compiled(self, shapes: tuple[WindowGroup, ...], places=None):

@@ -35,6 +35,9 @@ from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule, Window
 from dilocox_jax.plan.schedule.window_groups import WindowGroup, WindowTable
 from dilocox_jax.pytypes import Array, Index, Tree
 
+# Name of the loop over inner steps in a compiled program.
+INNER_STEPS = "inner_steps"
+
 
 class ReplicaState(NamedTuple):
   """Holds the parameters and the inner optimizer state of one replica."""
@@ -163,7 +166,8 @@ def _inner_steps(inner_step: InnerStep, batches: Tree):
     # these steps writes its own state there, and a loop that carried it would
     # have to wait for the exchange.
     outer, *inner = carry
-    inner = jax.lax.fori_loop(jnp.int32(0), count, body, tuple(inner))
+    with jax.named_scope(INNER_STEPS):
+      inner = jax.lax.fori_loop(jnp.int32(0), count, body, tuple(inner))
     return _Carry(outer, *inner)
 
   return run_steps

@@ -8,6 +8,8 @@ The trainer only goes through the plan.
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -140,6 +142,7 @@ def programs(
   parts: Parts = NO_PARTS,
   end_of_text: int | None = None,
   platform: str | None = None,
+  devices: Sequence[Any] | None = None,
 ) -> Programs:
   """Builds the model, the optimizers and the programs of all phases.
 
@@ -148,15 +151,20 @@ def programs(
     parts: Parts that take the place of what the config names.
     end_of_text: Token at which attention begins anew (`document_end`).
     platform: Kind of devices that the programs are for, e.g. "tpu"; None means
-      those that JAX has.
+      `devices`, or those that JAX has.
+    devices: Devices to compile for (`Replicas.devices`).
 
   Raises:
     ValueError: If there are too few devices, a device lacks the memory kind of
       the config, or optax lacks an optimizer of the config.
   """
+  if devices:
+    platform = platform or devices[0].platform
   config = on_platform(config, platform or platform_name())
   inner, mesh = config.inner, config.mesh
-  reason = host_memory.unsupported(mesh.outer_memory, jax.local_devices())
+  reason = host_memory.unsupported(
+    mesh.outer_memory, devices or jax.local_devices()
+  )
   require(
     reason is None,
     f"mesh.outer_memory={mesh.outer_memory!r}: {reason}: take 'device'",
@@ -181,7 +189,12 @@ def programs(
     weight_decay=inner.weight_decay,
     momentum=inner.momentum,
   )
-  replicas = Replicas(mesh.num_replicas, mesh.layout, config.division)
+  replicas = Replicas(
+    mesh.num_replicas,
+    mesh.layout,
+    config.division,
+    None if devices is None else tuple(devices),
+  )
   one_replica = replicas
   if config.sync.warm_start == "single":
     one_replica = dataclasses.replace(replicas, num_replicas=1)

@@ -1,7 +1,7 @@
 """What the plan says is on the wire is what the compiled program moves."""
 
 import functools
-import re
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,8 @@ from dilocox_jax.plan.wire.chain import Chain
 from dilocox_jax.plan.wire.payload import E3M0, Dense, Int
 from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
 from dilocox_jax.plan.wire.traffic import Traffic
+from experiments.compilation import hlo
+from experiments.compilation.transfers import inside_kind
 
 NUM_LAYERS = 4
 # Odd sizes: bytes that are not filled and chunks that are not whole.
@@ -38,7 +40,6 @@ KINDS = {
   "all-gather": "all_gather",
   "all-to-all": "all_to_all",
 }
-ITEM_BITS = {"pred": 8, "bf16": 16}
 
 
 def operations(text):
@@ -48,54 +49,23 @@ def operations(text):
     text: A compiled module; every collective counts as often as it stands
       there, whatever loop it stands in.
   """
-  kinds = "|".join(KINDS)
-  sizes, found = {}, []
-  for line in text.splitlines():
-    match = re.match(r"\s*(?:ROOT )?%?([\w.-]+) = (.*)", line)
-    if not match:
-      continue
-    name, rest = match.groups()
-    # A type comes first: one array, or several in round brackets.
-    kind = re.search(r"([a-z][a-z-]+)\((.*?)\)(?:,|$)", _untyped(rest))
-    sizes[name] = _size(rest[: len(rest) - len(_untyped(rest))])
-    if kind and re.fullmatch(rf"({kinds})(-start)?", kind.group(1)):
-      operands = re.findall(r"%([\w.-]+)", kind.group(2))
-      found.append((kind.group(1).removesuffix("-start"), operands))
-    elif kind and re.search(r"reduce-scatter|permute|broadcast-start", kind[1]):
-      raise AssertionError(f"not expected among replicas: {line}")
-  return sorted(
-    (KINDS[kind], sum(sizes[operand] for operand in operands))
-    for kind, operands in found
-  )
+  module, found = hlo.parse(text), []
+  for instruction in itertools.chain(*module.computations.values()):
+    kind = inside_kind(instruction)
+    assert kind in (None, *KINDS), f"not expected among replicas: {instruction}"
+    if kind:
+      found.append((KINDS[kind], module.operand_bytes(instruction)))
+  return sorted(found)
 
 
 def permuted(text):
   """Operand bytes of one device's permutes, which only extensions use."""
-  results = re.findall(r" = (\S+) collective-permute(?:-done)?\(", text)
-  return [_size(result) for result in results]
-
-
-def _untyped(rest):
-  """An instruction without the type in front of it."""
-  if rest.startswith("("):
-    depth = 0
-    for place, letter in enumerate(rest):
-      depth += (letter == "(") - (letter == ")")
-      if not depth:
-        return rest[place + 1 :].lstrip()
-  return rest.split(" ", 1)[1]
-
-
-def _size(kind):
-  """Bytes of an array or of several, from their types."""
-  total = 0
-  for item, shape in re.findall(r"([a-z]+\d*)\[([\d,]*)\]", kind):
-    count = 1
-    for length in filter(None, shape.split(",")):
-      count *= int(length)
-    bits = ITEM_BITS.get(item) or int(re.sub(r"\D", "", item) or 0)
-    total += count * bits // 8
-  return total
+  module = hlo.parse(text)
+  return [
+    module.operand_bytes(instruction)
+    for instruction in itertools.chain(*module.computations.values())
+    if inside_kind(instruction) == "collective-permute"
+  ]
 
 
 def planned(*collectives):
@@ -131,29 +101,6 @@ def exchange(outer, fragment, own, state):
   """One exchange of a fragment, and the drift behind it."""
   state, arrival = outer.exchange(state, fragment, own)
   return state.exchange, arrival.mean, measure_drift(arrival)
-
-
-def test_collectives_are_read_from_a_compiled_program():
-  text = """
-  %p = f32[3,5]{1,0} parameter(0)
-  %q.1 = bf16[7]{0} parameter(1), sharding={replicated}
-  %r = (u8[1,9]{1,0}, u8[1,9]{1,0}) custom-call(%p)
-  %s = s32[] constant(3)
-  %t.2 = pred[] compare(%s, %s), direction=LT
-  %a = (f32[3,5]{1,0}, bf16[7]{0}) all-reduce(%p, %q.1), to_apply=%add
-  ROOT %b = u8[2,14]{1,0} all-gather(%g), dimensions={0}
-  %g = u8[1,14]{1,0} fusion(%a), kind=kLoop, calls=%f
-  %c = (u8[1,14]{1,0}, u8[2,14]{1,0}) all-gather-start(u8[1,14]{1,0} %g)
-  %d = (u8[1,14]{1,0}, u8[1,14]{1,0}) all-to-all(%g, %g), replica_groups={}
-  %e = s32[] all-reduce(%s), to_apply=%add
-  """
-  assert operations(text) == [
-    ("all_gather", 14),
-    ("all_gather", 14),
-    ("all_reduce", 4),
-    ("all_reduce", 60 + 14),
-    ("all_to_all", 28),
-  ]
 
 
 @pytest.mark.parametrize(

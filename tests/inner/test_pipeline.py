@@ -16,7 +16,6 @@ from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.choices import REMATS
 from dilocox_jax.plan.pipeline.timeline import PIPELINES, Pipeline
 from dilocox_jax.plan.pipeline.timetable import ACTIONS, timetable
-from tests.inner.flops import temporary_bytes
 from tests.inner.pipelines import SMALL, Case, counts, error, over_stages
 
 FLOAT32_TOLERANCE = 1e-5
@@ -35,6 +34,11 @@ OPT = dataclasses.replace(
 EXPERTS = dataclasses.replace(
   SMALL, num_experts=3, experts_per_token=2, balance_loss=0.5
 )
+
+
+def temporary_bytes(compiled):
+  """What a program needs beside its arguments and results (bytes)."""
+  return compiled.memory_analysis().temp_size_in_bytes
 
 
 def named(case):

@@ -10,7 +10,7 @@ import pytest
 from dilocox_jax.plan.model.shapes import flops_per_token
 from dilocox_jax.plan.pipeline.timeline import PIPELINES
 from dilocox_jax.plan.pipeline.timetable import ACTIONS
-from tests.inner.flops import product_flops
+from experiments.compilation.flops import product_flops
 from tests.inner.pipelines import SMALL, Case
 
 BATCH_SIZE, LENGTH = 4, 8

@@ -13,7 +13,7 @@ from dilocox_jax.inner.pipeline_layer import (
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.choices import REMATS
 from dilocox_jax.trees import leaves_by_path
-from tests.inner.flops import product_flops
+from experiments.compilation.flops import product_flops
 from tests.inner.pipelines import SMALL
 
 # Sizes of which no two are equal, so that a shape says what it is.

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.inner.flops import product_flops
+from experiments.compilation.flops import product_flops
 
 A, B = jnp.ones((3, 5)), jnp.ones((5, 7))
 ONE_PRODUCT = 2 * 3 * 5 * 7

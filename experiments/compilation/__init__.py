@@ -1,0 +1,1 @@
+"""Asks a compiler about the programs of a run, without the machines."""

@@ -1,0 +1,94 @@
+"""Runs to compile for TPUs that are not there; the name follows the colon.
+
+Claim: none; experiments.compile_report says what each needs. Sizes of 107B as
+in `papers.py`, on two slices of 128 chips with 32 stages of 4 chips, or 16 of
+8. Differs from the paper: batches of 256 sequences. Cost: minutes of one CPU
+core for 107B, half a minute for `tiny`.
+
+    python -m experiments.compile_report --workdir=runs/compiled \
+        --config=experiments/configs/compiled.py:tiny_dilocox --topology=v5e:2x2
+"""
+
+from experiments.configs import default
+
+_TINY = {
+  "mesh.num_stages": 2,
+  "mesh.num_data_shards": 2,
+}
+_DILOCOX = {"sync.method": "dilocox", "sync.rule": "continue"}
+_DELAYED = {
+  "sync.method": "delayed",
+  "sync.rule": "continue",
+  "sync.overlap_steps": 30,
+}
+_107B = {
+  "total_steps": 4000,
+  "model.preset": "qwen_107b",
+  "model.compute_dtype": "bfloat16",
+  "data.sequence_length": 2048,
+  "data.batch_size": 256,
+  "inner.accumulate_steps": 64,
+  "mesh.num_stages": 32,
+  "mesh.num_data_shards": 4,
+  "mesh.remat": "full",
+}
+_WIDER = {
+  "mesh.num_stages": 16,
+  "mesh.num_data_shards": 8,
+  "inner.accumulate_steps": 32,
+}
+_ROUND = {"sync.sync_interval": 125}
+_OPT = {
+  "total_steps": 4000,
+  "model.preset": "opt_1_3b",
+  "model.compute_dtype": "bfloat16",
+  "data.sequence_length": 2048,
+  "data.batch_size": 32,
+  "inner.accumulate_steps": 8,
+  "sync.sync_interval": 125,
+  "mesh.num_stages": 4,
+  "mesh.num_data_shards": 4,
+  "mesh.remat": "full",
+  "codec.rank": 64,
+}
+COMPILED = {
+  "tiny_delayed": _TINY | _DELAYED | {"sync.sync_interval": 30},
+  "tiny_dilocox": _TINY | _DILOCOX | {"sync.sync_interval": 30},
+  "dilocox_107b": _107B | _ROUND | _DILOCOX | {"codec.rank": 2048},
+  "dilocox_107b_16x8": _107B
+  | _ROUND
+  | _DILOCOX
+  | {"codec.rank": 2048}
+  | _WIDER,
+  "delayed_107b": _107B | _ROUND | _DELAYED | {"sync.overlap_steps": 125},
+  "diloco_107b": _107B | _ROUND | {"sync.method": "diloco"},
+  "allreduce_107b": _107B | {"sync.method": "allreduce"},
+  "streaming_107b": _107B
+  | _ROUND
+  | {
+    "sync.method": "streaming_diloco",
+    "sync.num_fragments": 27,
+    "sync.overlap_steps": 4,
+  },
+  "dilocox_opt_1_3b": _OPT | _DILOCOX,
+}
+
+
+def get_config(name="tiny_dilocox"):
+  """Returns a run that fills two slices.
+
+  Args:
+    name: One of `COMPILED`.
+
+  Raises:
+    ValueError: If there is no such run.
+  """
+  if name not in COMPILED:
+    raise ValueError(f"{name!r} must be one of {', '.join(COMPILED)}")
+  config = default.get_config()
+  config.model.scan_unroll = 1
+  config.mesh.layout = "mesh"
+  for path, value in COMPILED[name].items():
+    section, _, field = path.rpartition(".")
+    setattr(config[section] if section else config, field, value)
+  return config
