@@ -11,6 +11,7 @@ import dataclasses
 import math
 
 from dilocox_jax.config import RunConfig
+from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
 from dilocox_jax.plan.pipeline.timetable import timetable
@@ -106,27 +107,27 @@ def step_bytes(config: RunConfig) -> int:
 
 
 def _activation_bytes(config: RunConfig, num_layers: int) -> int:
-  shape, mesh = config.model.shape, config.mesh
+  config = on_platform(config, "gpu")  # A laptop needs no such estimate.
+  shape, mesh, model = config.model.shape, config.mesh, config.model
   divisor = mesh.num_data_shards * config.inner.accumulate_steps
   length = config.data.sequence_length
   tokens = config.data.batch_size * length // divisor
-  width = _BYTES[config.model.compute_dtype]
-  one_layer = tokens * _layer_values(shape, length) * width
+  width = _BYTES[model.compute_dtype]
+  scores = shape.num_heads * length if model.attention == "plain" else 0
+  one_layer = tokens * (_layer_values(shape) + scores) * width
   saved = num_layers * tokens * shape.model_dim * width
-  if mesh.remat != "full":
+  if (mesh.remat if mesh.num_stages > 1 else model.remat) != "full":
     saved = num_layers * one_layer
   slots = timetable(config.pipeline).num_saved_slots
   # Logits and their gradient are in fp32.
-  logits = 2 * tokens * shape.vocab_size * _FP32_BYTES
+  at_once = min(model.loss_chunk_tokens or tokens, tokens)
+  logits = 2 * at_once * shape.vocab_size * _FP32_BYTES
   return slots * saved + 2 * one_layer + logits
 
 
-def _layer_values(shape: ModelShape, length: int) -> int:
+def _layer_values(shape: ModelShape) -> int:
   """Returns the values of one layer that a token's backward reads."""
   heads = (shape.num_heads + 2 * shape.kv_heads) * shape.head_width
   branches = 3 if shape.activation == "swiglu" else 2
   experts = max(shape.num_experts, 1)
-  scores = shape.num_heads * length
-  return (
-    4 * shape.model_dim + heads + branches * experts * shape.ff_dim + scores
-  )
+  return 4 * shape.model_dim + heads + branches * experts * shape.ff_dim

@@ -12,6 +12,7 @@ from typing import Any
 
 from dilocox_jax.checks import in_front, require
 from dilocox_jax.config import sections
+from dilocox_jax.config.membership import MembershipConfig
 from dilocox_jax.config.recipes import DEFAULTS, resolved
 from dilocox_jax.config.unread import unread_fields
 from dilocox_jax.mapping import dataclass_from, flat
@@ -64,7 +65,7 @@ class RunConfig:
   adaptive: sections.AdaptiveConfig = sections.AdaptiveConfig()
   outer: sections.OuterConfig = sections.OuterConfig()
   mesh: sections.MeshConfig = sections.MeshConfig()
-  membership: sections.MembershipConfig = sections.MembershipConfig()
+  membership: MembershipConfig = MembershipConfig()
   evaluation: sections.EvaluationConfig = sections.EvaluationConfig()
   checkpoint: sections.CheckpointConfig = sections.CheckpointConfig()
 
@@ -181,7 +182,7 @@ class RunConfig:
 
   def _check_membership(self) -> None:
     """Refuses absences and uneven steps where their rules say nothing."""
-    if self.membership == sections.MembershipConfig():
+    if self.membership == MembershipConfig():
       return
     if reason := unfit_for_absences(self):
       raise ValueError(

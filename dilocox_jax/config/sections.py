@@ -16,7 +16,6 @@ from dilocox_jax.plan import choices
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.pipeline.orders import PIPELINES
-from dilocox_jax.plan.schedule import membership
 from dilocox_jax.plan.schedule.methods import Method, named_method
 from dilocox_jax.plan.wire.adaptive import MODES
 from dilocox_jax.plan.wire.collectives import COLLECTIVES, EXCHANGES
@@ -379,29 +378,3 @@ class OuterConfig(Section):
   learning_rate: OfMethod[float] = limited(OF_METHOD, above=0)
   momentum: OfMethod[float] = limited(OF_METHOD, at_least=0, at_most=1)
   nesterov: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
-class MembershipConfig(Section):
-  """Replicas that are away for some rounds, or slower than others."""
-
-  # E.g. "1:3-5;0:8": replica 1 in the rounds 3 to 5, and 0 in round 8 (from 0).
-  absences: str = ""
-  # Chance of a replica to be away in a round; drawn from the seed.
-  absence_rate: float = limited(0.0, at_least=0, below=1)
-  # Inner steps of each replica in a round, e.g. "32,16"; "": H for all.
-  inner_steps: str = ""
-
-  def plan(
-    self, method: Method, num_replicas: int, seed: int, joined: tuple = ()
-  ) -> membership.Membership:
-    """Returns all replicas' rounds and pace; `joined` are more absences."""
-    with in_front("membership."):
-      return membership.Membership(
-        method.schedule,
-        num_replicas,
-        membership.named_absences(self.absences) + joined,
-        self.absence_rate,
-        seed,
-        membership.named_inner_steps(self.inner_steps),
-      )

@@ -8,7 +8,7 @@ chosen. Without a setting they use the rank and H of the config.
 """
 
 from dilocox_jax.config import RunConfig
-from dilocox_jax.config.sections import MembershipConfig
+from dilocox_jax.config.membership import MembershipConfig
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.schedule.membership import Absences
 from dilocox_jax.plan.schedule.methods import Method, with_interval
