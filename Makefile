@@ -21,7 +21,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
 WANTED := $(VERSION) $(CURDIR)
 FOUND := $(shell $(RUN) -c 'import sys; print(open(sys.prefix + "/.installed").read())' 2>/dev/null)
 
-.PHONY: help install quickstart ablation convergence tables compile-report lint format test check docs bench pins clean FORCE
+.PHONY: help install quickstart ablation convergence tables compile-report lint format test check mutations docs bench pins clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -61,6 +61,9 @@ test: install ## The fast tier of tests, lint included: what CI runs
 
 check: $(HF_STAMP) ## Every test, the slow tier too, compiled as users compile
 	DILOCOX_JAX_COMPILE=full $(RUN) -m pytest $(PYTEST_ARGS) -m ''
+
+mutations: install ## Break the code on purpose, line by line (half an hour)
+	$(RUN) -m tests.mutations
 
 docs: $(DOCS_STAMP) ## Build the documentation, and run the code that it shows
 	rm -rf docs/api/modules

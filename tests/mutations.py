@@ -1,0 +1,529 @@
+"""Breaks the code on purpose, one line at a time, and runs the tests.
+
+  python -m tests.mutations [--only=WORD] [--jobs=2]
+
+Every mutation is applied to a copy of its own. The tests that claim to guard
+the line run there and must fail. What they do not notice is printed as a
+survivor, and the exit code is 1. Without a change (--unchanged) they must pass.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+COPIED = ("dilocox_jax", "experiments", "tests")
+TESTS_FAILED = 1  # Pytest's exit code; 2 and more mean that none ran.
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+  """One change of one line.
+
+  Attributes:
+    name: What is broken.
+    path: File below the package.
+    old: Text that is there once.
+    new: What takes its place.
+    tests: Arguments of pytest, paths below `tests/` and expressions for -k.
+  """
+
+  name: str
+  path: str
+  old: str
+  new: str
+  tests: str
+
+
+def _all(*rows: tuple[str, str, str, str, str]) -> tuple[Mutation, ...]:
+  return tuple(Mutation(*row) for row in rows)
+
+
+MUTATIONS = (
+  *_all(
+    # When something is sent and applied.
+    (
+      "tau is one step longer",
+      "plan/schedule/sync_schedule.py",
+      "send_step = step - self.overlap_steps\n    return Event",
+      "send_step = step - self.overlap_steps - 1\n    return Event",
+      "plan/schedule/test_sync_schedule.py",
+    ),
+    (
+      "all fragments have one phase",
+      "plan/schedule/sync_schedule.py",
+      "return fragment * self.sync_interval // self.num_fragments",
+      "return 0 * fragment * self.sync_interval // self.num_fragments",
+      "plan/schedule/test_sync_schedule.py",
+    ),
+    (
+      "a slot is used again too early",
+      "plan/schedule/sync_schedule.py",
+      "since_offset // self.sync_interval % self.depth",
+      "since_offset // self.sync_interval % 1",
+      "plan/schedule/test_window_groups.py -k slots",
+    ),
+    (
+      "the flush sends after what is pending",
+      "plan/schedule/sync_schedule.py",
+      "sends_first = overlap >= interval",
+      "sends_first = overlap > interval",
+      "reference/test_flush.py outer/test_flush.py "
+      "plan/schedule/test_sync_schedule.py",
+    ),
+    (
+      "the last segment is not cut",
+      "plan/schedule/run_plan.py",
+      "count = min(interval, self.total_steps - step)",
+      "count = interval",
+      "plan/schedule/test_run_plan.py",
+    ),
+    # What a replica measures, and where it goes on.
+    (
+      "the pseudo-gradient has the wrong sign",
+      "outer/rules.py",
+      "return jax.tree.map(jnp.subtract, outer, inner)",
+      "return jax.tree.map(jnp.subtract, inner, outer)",
+      "outer/test_pseudo_gradient.py",
+    ),
+    (
+      "what is in flight is counted twice",
+      "outer/rules.py",
+      "reached = jax.tree.map(jnp.subtract, outer, unapplied)",
+      "reached = jax.tree.map(jnp.add, outer, unapplied)",
+      "outer/test_rules.py",
+    ),
+    (
+      "a replica that continues loses its part twice",
+      "outer/rules.py",
+      "lambda w, a, b, d: w + (b - a) + d, inner",
+      "lambda w, a, b, d: w + (b - a) - d, inner",
+      "outer/test_rules.py",
+    ),
+    (
+      "mixing weighs the outer value by alpha",
+      "outer/rules.py",
+      "alpha * w + (1 - alpha) * b",
+      "(1 - alpha) * w + alpha * b",
+      "outer/test_rules.py",
+    ),
+    (
+      "eager keeps its stale part",
+      "outer/rules.py",
+      "mean + (new - old) / num_replicas",
+      "mean + (old - new) / num_replicas",
+      "outer/test_rules.py",
+    ),
+    (
+      "what was not sent is lost twice",
+      "outer/transforms.py",
+      "replica = jax.tree.map(jnp.subtract, replica, result.unsent)",
+      "replica = jax.tree.map(jnp.add, replica, result.unsent)",
+      "outer/test_keep_unsent.py",
+    ),
+    (
+      "the freed slot counts as in flight",
+      "outer/transforms.py",
+      "return jnp.arange(self.depth, dtype=slot.dtype) != slot",
+      "return jnp.arange(self.depth, dtype=slot.dtype) == slot",
+      "outer/test_transforms.py outer/test_against_oracles.py "
+      "-k 'several or over_a_round'",
+    ),
+    (
+      "the outer optimizer forgets its state",
+      "outer/transforms.py",
+      "optimizer=state.optimizer.set(fragment, optimizer),",
+      "optimizer=state.optimizer,",
+      "outer/test_against_oracles.py -k 'rounds_equal and diloco'",
+    ),
+    # The mean, and what is lost on the way.
+    (
+      "the mean counts one too many",
+      "exchange/mean.py",
+      "return total / jnp.maximum(count, 1)",
+      "return total / (jnp.maximum(count, 1) + 1)",
+      "exchange/test_mean.py",
+    ),
+    (
+      "values that are not finite reach the others",
+      "exchange/mean.py",
+      "lambda leaf: jnp.where(is_finite, leaf, jnp.zeros_like(leaf)), values",
+      "lambda leaf: leaf, values",
+      "exchange/test_mean.py",
+    ),
+    (
+      "a replica that is left out thins the mean",
+      "exchange/mean.py",
+      "flag = participates.astype(",
+      "flag = jnp.ones_like(participates).astype(",
+      "exchange/test_mean.py",
+    ),
+    (
+      "the residual has the wrong sign",
+      "exchange/feedback.py",
+      "rest = decay * (want - got.astype(want.dtype))",
+      "rest = decay * (got.astype(want.dtype) - want)",
+      "exchange/test_feedback.py",
+    ),
+    (
+      "the residual does not decay",
+      "exchange/feedback.py",
+      "rest = decay * (want",
+      "rest = 1.0 * (want",
+      "exchange/test_feedback.py",
+    ),
+    (
+      "the residual is never added",
+      "exchange/feedback.py",
+      "wanted = jax.tree.map(jnp.add, values, old_residual)",
+      "wanted = jax.tree.map(lambda v, r: v + 0 * r, values, old_residual)",
+      "exchange/test_feedback.py",
+    ),
+    (
+      "the first replica of a gather counts twice",
+      "exchange/transport.py",
+      "array[replica] for array in arrays",
+      "array[0 * replica] for array in arrays",
+      "exchange/test_transport.py",
+    ),
+    (
+      "the owners' slices are put together in another order",
+      "exchange/transport.py",
+      "mean = coder.decode(tuple(array[:, 0] for array in arrays))",
+      "mean = coder.decode(tuple(array[::-1, 0] for array in arrays))",
+      "exchange/test_transport.py",
+    ),
+    (
+      "one seed serves all exchanges",
+      "exchange/compressed.py",
+      "shared_key = jax.random.fold_in(shared_key, state.count)",
+      "shared_key = jax.random.fold_in(shared_key, 0)",
+      "exchange/test_compressed.py",
+    ),
+    (
+      "all replicas round by one seed",
+      "exchange/compressed.py",
+      "jax.random.fold_in(keys[path], replica),",
+      "jax.random.fold_in(keys[path], 0 * replica),",
+      "exchange/test_compressed.py -k chances",
+    ),
+    (
+      "codes are rounded down",
+      "codecs/quantize.py",
+      "steps = jnp.round(_ratio(values, scales))",
+      "steps = jnp.floor(_ratio(values, scales))",
+      "codecs/test_quantize.py",
+    ),
+    (
+      "one scale serves all rows",
+      "codecs/quantize.py",
+      "largest = jnp.max(jnp.abs(values), axis=-1, keepdims=True)",
+      "largest = jnp.max(jnp.abs(values), keepdims=True)",
+      "codecs/test_quantize.py",
+    ),
+    (
+      "the old factor is forgotten",
+      "codecs/low_rank.py",
+      "state.right.at[..., :rank].set(factor),",
+      "state.right,",
+      "codecs/test_low_rank.py exchange/test_compressed.py -k 'factor or warm'",
+    ),
+    # Bytes.
+    (
+      "an all-reduce is counted once",
+      "plan/wire/collectives.py",
+      'twice = 2 if self.kind == "all_reduce" else 1',
+      'twice = 1 if self.kind == "all_reduce" else 1',
+      "plan/wire/test_collectives.py",
+    ),
+    (
+      "a gather is counted for one receiver",
+      "plan/wire/collectives.py",
+      "return others * self.operand_bytes",
+      "return self.operand_bytes",
+      "plan/wire/test_collectives.py",
+    ),
+    (
+      "the flag of a message costs nothing",
+      "plan/wire/collectives.py",
+      "return collections.Counter(all_gather=1)",
+      "return collections.Counter(all_gather=0)",
+      "plan/wire/test_collectives.py contracts/test_bytes.py",
+    ),
+    # The inner step, the model and the data.
+    (
+      "accumulated gradients are not divided",
+      "inner/step.py",
+      "lambda x: x / accumulate_steps, total",
+      "lambda x: x / 1, total",
+      "inner/test_step.py",
+    ),
+    (
+      "tokens predict themselves",
+      "models/loss.py",
+      "token_loss(logits_TxV, tokens_BxS[:, 1:].reshape(-1), z_loss)",
+      "token_loss(logits_TxV, tokens_BxS[:, :-1].reshape(-1), z_loss)",
+      "models/test_loss.py",
+    ),
+    (
+      "the z-loss is a sum",
+      "models/loss.py",
+      "z_loss * jnp.mean(jnp.square(",
+      "z_loss * jnp.sum(jnp.square(",
+      "models/test_loss.py",
+    ),
+    (
+      "activations go up the pipeline",
+      "inner/pipeline.py",
+      "jax.lax.ppermute(state.activations_sent, STAGE_AXIS, down)",
+      "jax.lax.ppermute(state.activations_sent, STAGE_AXIS, up)",
+      "inner/test_pipeline.py",
+    ),
+    (
+      "all replicas read one part of the text",
+      "data/streams.py",
+      "readers.index(replica), None, len(readers)",
+      "0, None, len(readers)",
+      "data/test_streams.py",
+    ),
+    (
+      "one seed orders all replicas' text",
+      "data/streams.py",
+      'name = f"{seed}/{replica}"',
+      'name = f"{seed}"',
+      "data/test_streams.py",
+    ),
+    # What joins the parts.
+    (
+      "the outer momentum is not Nesterov's",
+      "training/build.py",
+      "nesterov=outer.nesterov and bool(outer.momentum),",
+      "nesterov=False,",
+      "test_wiring_exchange.py -k outer_steps",
+    ),
+    (
+      "weights do not decay",
+      "training/build.py",
+      "weight_decay=inner.weight_decay,",
+      "weight_decay=0.0,",
+      "test_wiring_inner.py",
+    ),
+    (
+      "gradients are not clipped",
+      "training/build.py",
+      "clip_norm=inner.clip_norm,",
+      "clip_norm=0.0,",
+      "test_wiring_inner.py",
+    ),
+    (
+      "b2 is b1",
+      "training/build.py",
+      "b2=inner.b2,",
+      "b2=inner.b1,",
+      "test_wiring_inner.py",
+    ),
+    (
+      "codecs ignore the run's seed",
+      "training/build.py",
+      "exchange.collective, config.seed, _max_rank(config)",
+      "exchange.collective, 0, _max_rank(config)",
+      "test_wiring_exchange.py -k seed",
+    ),
+    (
+      "a run is judged on its training text",
+      "training/run_text.py",
+      "return _batches_of(config, text.validation)",
+      "return _batches_of(config, text.train)",
+      "test_wiring.py -k judged",
+    ),
+    (
+      "copies that differ are saved",
+      "training/trainer.py",
+      "if not replica_consistency.copies_are_equal(state):",
+      "if False:",
+      "test_wiring.py -k copies",
+    ),
+    (
+      "the learning rate is recorded a step late",
+      "training/metrics_reader.py",
+      "self._schedule(progress.step - 1)",
+      "self._schedule(progress.step)",
+      "training/test_metrics_reader.py training/test_trainer.py "
+      "-k 'learning_rate or row'",
+    ),
+    (
+      "the drift takes M for M squared",
+      "outer/drift.py",
+      "dot_products = num_replicas**2 * squared_mean_norm",
+      "dot_products = num_replicas * squared_mean_norm",
+      "outer/test_drift.py",
+    ),
+    # What a run goes on with.
+    (
+      "a resumed run forgets what is in flight",
+      "training/trainer.py",
+      "      state, record = resumed\n",
+      "      state, record = resumed\n"
+      "      state = state._replace(outer=state.outer._replace("
+      "in_flight=jax.tree.map(jax.numpy.zeros_like, state.outer.in_flight)))\n",
+      "training/test_trainer.py -k stopped_and_continued",
+    ),
+    (
+      "a resumed run reads its text from the start",
+      "training/trainer.py",
+      'self.streams.set_state(record["streams"])',
+      "pass",
+      "training/test_trainer.py -k stopped_and_continued",
+    ),
+    (
+      "a resumed run forgets what it has measured",
+      "training/trainer.py",
+      'self.controller.set_state(record["pilot"])',
+      "pass",
+      "test_wiring.py -k goes_on",
+    ),
+    (
+      "a damaged checkpoint is taken for a whole one",
+      "training/checkpoint.py",
+      "if digests.get(path) != expected[path]]",
+      "if path not in expected]",
+      "training/test_checkpoint.py",
+    ),
+    # Replicas that come and go.
+    (
+      "steps do not weigh in the mean",
+      "plan/schedule/membership.py",
+      "shares = self._done(self.schedule.sync_interval, stays)",
+      "shares = 1 * stays",
+      "plan/schedule/test_membership.py",
+    ),
+    (
+      "what was sent before an absence is counted",
+      "plan/schedule/membership.py",
+      "range(sent_round, round_index + 1)",
+      "range(round_index, round_index + 1)",
+      "plan/schedule/test_membership.py",
+    ),
+    (
+      "a replica comes back with its own residual",
+      "outer/programs.py",
+      "return jnp.where(mask, new, old)",
+      "return jnp.where(mask, old, old)",
+      "outer/test_membership.py -k 'rounds_equal and diloco'",
+    ),
+    (
+      "replica 0 is always the donor",
+      "outer/programs.py",
+      "jax.tree.map(lambda leaf: leaf[donor],",
+      "jax.tree.map(lambda leaf: leaf[0 * donor],",
+      "outer/test_membership.py -k 'rounds_equal and diloco'",
+    ),
+    (
+      "a slow replica's learning rate lags",
+      "optimizers.py",
+      "count=node.count + num_steps",
+      "count=node.count + 0 * num_steps",
+      "outer/test_membership.py -k 'rounds_equal and diloco'",
+    ),
+    (
+      "the flush weighs all replicas as the first",
+      "outer/round_program.py",
+      "weight = jnp.asarray(weights)[jax.lax.axis_index(outer.axis_name)]",
+      "weight = jnp.asarray(weights)[0]",
+      "outer/test_membership.py -k 'rounds_equal and diloco'",
+    ),
+    (
+      "a replica more was always there",
+      "training/resume.py",
+      "return kept + [[m, 0, last_round] for m in new]",
+      "return kept",
+      "training/test_resume.py -k join",
+    ),
+    (
+      "tokens of absent replicas are counted",
+      "plan/schedule/run_plan.py",
+      "return sum(self.attendance.num_steps)",
+      "return self.num_steps * num_replicas",
+      "test_membership_runs.py -k 'counted and diloco'",
+    ),
+  ),
+)
+
+
+def is_applicable(mutation: Mutation, root: pathlib.Path = ROOT) -> bool:
+  """Whether the text to change is there once."""
+  text = (root / "dilocox_jax" / mutation.path).read_text()
+  return text.count(mutation.old) == 1 and mutation.old != mutation.new
+
+
+def outcome(mutation: Mutation) -> str:
+  """Returns "caught", "survived", or why the tests could not run."""
+  with tempfile.TemporaryDirectory() as folder:
+    root = pathlib.Path(folder)
+    for name in COPIED:
+      shutil.copytree(ROOT / name, root / name)
+    shutil.copy(ROOT / "pyproject.toml", root)
+    path = root / "dilocox_jax" / mutation.path
+    path.write_text(path.read_text().replace(mutation.old, mutation.new))
+    *names, last = mutation.tests.partition(" -k ")[0].split(" ")
+    command = [
+      sys.executable,
+      "-m",
+      "pytest",
+      "-xq",
+      "-m",
+      "",
+      "-p",
+      "no:xdist",
+    ]
+    command += [f"tests/{name}" for name in (*names, last)]
+    if chosen := mutation.tests.partition(" -k ")[2]:
+      command += ["-k", chosen.strip("'")]
+    done = subprocess.run(
+      command,
+      cwd=root,
+      env=os.environ | {"PYTHONPATH": str(root)},
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+  if done.returncode in (0, TESTS_FAILED):
+    return "caught" if done.returncode else "survived"
+  lines = (done.stdout + done.stderr).strip().splitlines()
+  return f"not run: {lines[-1] if lines else done.returncode}"
+
+
+def main() -> int:
+  """Tries the mutations and prints those that nobody noticed."""
+  parser = argparse.ArgumentParser(description="Breaks the code line by line.")
+  parser.add_argument("--only", default="", help="part of a name or a path")
+  parser.add_argument("--jobs", type=int, default=2)
+  unchanged = "run the same tests on unchanged copies: all must survive"
+  parser.add_argument("--unchanged", action="store_true", help=unchanged)
+  args = parser.parse_args()
+  chosen = [m for m in MUTATIONS if args.only in f"{m.path} {m.name}"]
+  stale = [m.name for m in chosen if not is_applicable(m)]
+  if stale or not chosen:
+    print(f"error: no line fits: {', '.join(stale) or args.only}")
+    return 2
+  wanted = "survived" if args.unchanged else "caught"
+  if args.unchanged:
+    chosen = [dataclasses.replace(m, new=m.old) for m in chosen]
+  with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+    outcomes = []
+    for mutation, found in zip(chosen, pool.map(outcome, chosen), strict=True):
+      print(f"{found:10} {mutation.path}: {mutation.name}", flush=True)
+      outcomes.append(found)
+  count = outcomes.count(wanted)
+  print(f"{count} of {len(chosen)} mutations {wanted}")
+  return int(count < len(chosen))
+
+
+if __name__ == "__main__":
+  sys.exit(main())
