@@ -21,7 +21,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
 WANTED := $(VERSION) $(CURDIR)
 FOUND := $(shell $(RUN) -c 'import sys; print(open(sys.prefix + "/.installed").read())' 2>/dev/null)
 
-.PHONY: help install quickstart ablation convergence tables compile-report lint format test check mutations docs bench pins clean FORCE
+.PHONY: help install quickstart ablation convergence tables reproduce compile-report lint format test check mutations docs bench pins clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -42,6 +42,11 @@ convergence: install ## Every method under one budget (hours; goes on from docs/
 
 tables: install ## Published speed-up tables beside predictions (seconds)
 	$(RUN) -m experiments.speedup_tables --workdir=runs/tables
+
+reproduce: install ## The papers' tables and the small sweep's page, from committed rows
+	$(RUN) -m experiments.speedup_tables --workdir=runs/tables
+	$(RUN) -m experiments.convergence --workdir=docs/results/convergence_small --task=report
+	$(RUN) -m docs.figures.loss_by_time
 
 compile-report: $(TPU)/.installed ## Compile runs for TPUs that are not there (minutes each)
 	$(TPU_RUN) --workdir=runs/compiled/tiny_delayed --topology=v5e:2x2 \

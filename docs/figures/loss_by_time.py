@@ -1,6 +1,6 @@
 """Draws the figure of the README from the committed runs.
 
-  python docs/figures/loss_by_time.py
+  python -m docs.figures.loss_by_time
 
 It reads docs/results, trains nothing, and takes a few seconds.
 """
