@@ -2,10 +2,14 @@
 
   python -m experiments.show_model --config.model.preset=opt_1_3b
   --config.mesh.layout=mesh --config.mesh.num_stages=4
+  python -m experiments.show_model --config.model.preset=chinchilla_300m
+  --compile_for=v5p:2x2x1
 
 Nothing is allocated, so models of any size and meshes of any number of devices
 can be looked at on a laptop. Memory is that of what a run keeps between two
-steps; activations and the compiler's buffers come on top.
+steps; activations and the compiler's buffers come on top. With --compile_for
+the TPU's compiler says how many bytes that is on a chip that holds all
+replicas (`pip install 'dilocox_jax[tpu]'`).
 """
 
 import math
@@ -19,6 +23,12 @@ from experiments.runtime import command_line
 def define_flags() -> None:
   """Defines the flags of this binary."""
   command_line.define_config()
+  flags.DEFINE_string(
+    "compile_for",
+    None,
+    "Compile the inner steps for one of these TPU chips, e.g. v5p:2x2x1, and "
+    "show their memory. It takes minutes.",
+  )
 
 
 def main(values: flags.FlagValues) -> None:
@@ -42,6 +52,19 @@ def main(values: flags.FlagValues) -> None:
   parts["all"] = sum(parts.values())
   sizes = [(name, human_bytes(size)) for name, size in parts.items()]
   print(*markdown_table(("kept on a device", "memory"), sizes), sep="\n")
+  if values.compile_for:
+    with command_line.usage_errors():
+      temporary = human_bytes(_temporary_bytes(config, values.compile_for))
+    print(f"\n{temporary} beside it in an inner step on {values.compile_for}")
+
+
+def _temporary_bytes(config, topology: str) -> int:
+  """Returns what inner steps need beside what is kept, by the compiler."""
+  from experiments.benchmarks import tpu_compiler
+
+  compiled = tpu_compiler.compiled_for_tpu(config, topology)
+  analysis = compiled.memory_analysis()
+  return analysis.temp_size_in_bytes if analysis else 0
 
 
 def _device_bytes(config) -> Iterator[tuple[str, int]]:

@@ -23,7 +23,6 @@ THOROUGH = [
   "tests/test_optimizers.py",
   "tests/reference/test_optimizers.py",
   "tests/outer/test_against_oracles.py",
-  "tests/outer/test_compressed_runs.py",
   "tests/outer/test_reductions.py",
 ]
 _SUM = """
