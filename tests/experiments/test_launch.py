@@ -118,6 +118,26 @@ def test_two_processes_end_where_one_does(whole, tmp_path):
 
 
 @pytest.mark.slow
+def test_replicas_of_two_processes_come_and_go_as_on_one_device(tmp_path):
+  """With low-rank factors, feedback and a round of delay."""
+  given = (*SETTINGS, "--config.membership.absences=1:1-2")
+  starts = {
+    "two": ("experiments.launch", "--processes=2", "--"),
+    "one": ("experiments.train",),
+  }
+  for name, first in starts.items():
+    code, errors = end(start(*first, *given, f"--workdir={tmp_path / name}"))
+    assert code == 0, errors
+  two, one = (runs.rows(tmp_path / name, "round") for name in starts)
+  for row, other in zip(two, one, strict=True):
+    assert row["total_sent_bytes"] == other["total_sent_bytes"]
+    assert row["tokens"] == other["tokens"]
+    assert row["loss"] == pytest.approx(other["loss"], abs=1e-4)
+  away = [row["loss_per_replica"][1] is None for row in two]
+  assert away == [False, True, True, False, False]
+
+
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_run_and_costs_nothing(
   whole, tmp_path
 ):

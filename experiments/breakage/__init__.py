@@ -1,0 +1,1 @@
+"""Faults that `experiments.faults` makes on purpose."""
