@@ -4,7 +4,7 @@ Dimension letters in all modules: B batch, L length, D model, N heads,
 K head width, F feed-forward, V vocabulary, S stages, M replicas, R rank.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
@@ -13,6 +13,30 @@ Tree = Any  # A pytree of arrays.
 Scalar = Float[Array, ""]
 Index = Int[Array, ""]
 Boolean = Bool[Array, ""]
+
+
+# A computation that yields a tree and goes on with the one that it is sent,
+# which has the same values.
+Pausing = Generator[Tree, Tree, Any]
+
+
+def without_pauses(pausing: Callable[..., Pausing]) -> Callable[..., Any]:
+  """Returns a function that runs a generator to its end and returns its value.
+
+  Args:
+    pausing: Function that returns the generator.
+  """
+
+  def run(*args, **options):
+    generator = pausing(*args, **options)
+    try:
+      tree = next(generator)
+      while True:
+        tree = generator.send(tree)
+    except StopIteration as stop:
+      return stop.value
+
+  return run
 
 
 class Aggregator(NamedTuple):
@@ -33,6 +57,13 @@ class Aggregator(NamedTuple):
     observe: Function from the state to arrays to record, by name.
     is_shared: Whether the mean is the same on all replicas. If it is not, each
       replica has outer parameters of its own.
+    pausing: `average` as a generator that pauses where other work may be put.
+      In every turn it yields what it is about to send, sends what it gets
+      back, yields what has arrived, and goes on with what it gets back. None:
+      nothing is known of its turns.
+    stretch_ends: Function from the parameters of a fragment to the shares of
+      inner steps that hide each turn
+      (`plan.wire.collectives.stretch_ends`). None: there is one turn.
   """
 
   init: Callable[[Tree], Tree]
@@ -40,6 +71,15 @@ class Aggregator(NamedTuple):
   axes: Any = 0
   observe: Callable[[Tree], dict[str, Array]] = lambda state: {}
   is_shared: bool = True
+  pausing: Callable[[Tree, Tree, Tree], Pausing] | None = None
+  stretch_ends: Callable[[Tree], tuple[int, ...]] | None = None
+
+  def paused(self, values: Tree, state: Tree, params: Tree) -> Pausing:
+    """Runs `average` as `pausing` does; it may be all one turn."""
+    if self.pausing is not None:
+      return (yield from self.pausing(values, state, params))
+    values = yield values
+    return (yield self.average(values, state, params))
 
   def update(
     self, values: Tree, state: Tree, params: Tree = None

@@ -25,14 +25,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.codecs.base import Codec, CodecSteps, Reduced, split_keys
+from dilocox_jax.codecs.base import Codec, CodecSteps, split_keys
 from dilocox_jax.codecs.compose import codec
 from dilocox_jax.codecs.low_rank import Factors
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.exchange import transport
+from dilocox_jax.plan.wire.collectives import collectives, stretch_ends
 from dilocox_jax.plan.wire.leaf import leaf_of
 from dilocox_jax.plan.wire.payload import Payload
-from dilocox_jax.pytypes import Array, Boolean, Index, Tree
+from dilocox_jax.pytypes import Array, Boolean, Index, Pausing, Tree
 from dilocox_jax.trees import leaves_by_path, shapes_by_path
 
 
@@ -55,11 +56,14 @@ class Exchange(NamedTuple):
     init: Function from one fragment's parameters to the state.
     update: Function (values, whether this replica participates, state) ->
       (mean, own, state). `own` is what the others received of this replica's
-      values; both are float32 trees like the values.
+      values; both are float32 trees like the values. It is a generator that
+      pauses as `Aggregator.pausing` does.
+    stretch_ends: As in `Aggregator`.
   """
 
   init: Callable[[Tree], CodecState]
-  update: Callable[[Tree, Boolean, CodecState], tuple[Tree, Tree, CodecState]]
+  update: Callable[[Tree, Boolean, CodecState], Pausing]
+  stretch_ends: Callable[[Tree], tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +112,7 @@ def compressed(compression: Compression) -> Exchange:
     leaves = {path: codecs[path].init(keys[path]) for path in codecs}
     return CodecState(jnp.int32(0), leaves)
 
-  def update(
-    values: Tree, participates: Boolean, state: CodecState
-  ) -> tuple[Tree, Tree, CodecState]:
+  def update(values: Tree, participates: Boolean, state: CodecState) -> Pausing:
     codecs = codecs_of(values)
     # All replicas must draw the same mask, so codecs get the shared key. Each
     # must round by itself, so encoders get a key of the replica.
@@ -118,7 +120,7 @@ def compressed(compression: Compression) -> Exchange:
     shared_key = jax.random.fold_in(shared_key, state.count)
     replica = jax.lax.axis_index(axis_name)
 
-    def reduce(yielded: dict[str, Array], step: int) -> dict[str, Reduced]:
+    def reduce(yielded: dict[str, Array], step: int) -> Pausing:
       step_key = jax.random.fold_in(shared_key, step + 1)
       keys = split_keys(step_key, yielded)
       outgoing = {
@@ -140,24 +142,31 @@ def compressed(compression: Compression) -> Exchange:
       sent = jnp.where(participates, leaf, jnp.zeros_like(leaf))
       stacked = sent.reshape(leaf_of(path, leaf.shape).stacked_shape)
       runs[path] = codecs[path].run(stacked, state.leaves[path], keys[path])
-    ends = _run_in_step(runs, reduce)
+    ends = yield from _run_in_step(runs, reduce)
     mean = _like(values, {path: ends[path][0].mean for path in ends})
     own = _like(values, {path: ends[path][0].own for path in ends})
     new_leaves = {path: ends[path][1] for path in leaves}
     return mean, own, CodecState(state.count + 1, new_leaves)
 
-  return Exchange(init, update)
+  def ends_of(params: Tree) -> tuple[int, ...]:
+    num_replicas = jax.lax.axis_size(axis_name)
+    operations = collectives(
+      payload, shapes_by_path(params), num_replicas, compression.collective
+    )
+    return stretch_ends(operations, num_replicas)
+
+  return Exchange(init, update, ends_of)
 
 
 def _run_in_step(
   runs: dict[str, CodecSteps],
-  reduce: Callable[[dict[str, Array], int], dict[str, Reduced]],
-) -> dict[str, tuple[Reduced, Tree]]:
+  reduce: Callable[[dict[str, Array], int], Pausing],
+) -> Pausing:
   """Runs the codecs of all leaves, each step of all of them together.
 
   Args:
     runs: Codec generator of every leaf by path, not started yet.
-    reduce: Function (values by path, step number) -> their means by path.
+    reduce: Generator (values by path, step number) -> their means by path.
 
   Returns:
     For every leaf what its generator returns: the reduced values and the new
@@ -166,7 +175,7 @@ def _run_in_step(
   yielded = {path: next(run) for path, run in runs.items()}
   ends, step = {}, 0
   while yielded:
-    results = reduce(yielded, step)
+    results = yield from reduce(yielded, step)
     yielded = {}
     for path, result in results.items():
       # A codec answers with its next values, or ends with its return value.

@@ -35,7 +35,13 @@ from dilocox_jax.exchange.mean import finite_part, mean_of_finite_replicas
 from dilocox_jax.plan.choices import REFERENCES, RESIDUAL_DTYPES
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.payload import Dense, Int
-from dilocox_jax.pytypes import Aggregator, Array, Tree
+from dilocox_jax.pytypes import (
+  Aggregator,
+  Array,
+  Pausing,
+  Tree,
+  without_pauses,
+)
 
 _EIGHT_BITS = Int(8)
 
@@ -100,7 +106,7 @@ def compressed_mean(
 
   def average(
     values: Tree, state: FeedbackState, params: Tree = None
-  ) -> tuple[Tree, Tree, FeedbackState]:
+  ) -> Pausing:
     del params
     wanted = values
     if feedback is not None:
@@ -109,7 +115,9 @@ def compressed_mean(
     # The sum is checked, not the values: 3e38 + 3e38 is no fp32 number, and a
     # residual that has left fp32's range would never come back.
     finite, is_finite = finite_part(wanted)
-    mean, own, codec = exchange.update(finite, is_finite, state.codec)
+    mean, own, codec = yield from exchange.update(
+      finite, is_finite, state.codec
+    )
     residual = None
     if feedback is not None:
       received = own if feedback.against == "own" else mean
@@ -132,7 +140,14 @@ def compressed_mean(
   # Codec state is equal on all replicas, so it has no replica axis. Each
   # replica has its own residual.
   axes = FeedbackState(codec=None, residual=0)  # pyright: ignore
-  return Aggregator(init, average, axes, lambda state: grams(state.codec))
+  return Aggregator(
+    init,
+    without_pauses(average),
+    axes,
+    lambda state: grams(state.codec),
+    pausing=average,
+    stretch_ends=exchange.stretch_ends,
+  )
 
 
 def mean_over_replicas(

@@ -10,7 +10,15 @@ import numpy as np
 import optax
 
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
-from dilocox_jax.pytypes import Aggregator, Array, Boolean, Scalar, Tree
+from dilocox_jax.pytypes import (
+  Aggregator,
+  Array,
+  Boolean,
+  Pausing,
+  Scalar,
+  Tree,
+  without_pauses,
+)
 from dilocox_jax.trees import all_finite
 
 
@@ -35,14 +43,13 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
     del params
     return optax.EmptyState()
 
-  def average(
-    values: Tree, state: Tree, params: Tree = None
-  ) -> tuple[Tree, Tree, Tree]:
+  def average(values: Tree, state: Tree, params: Tree = None) -> Pausing:
     del params
     wide = jax.tree.map(
       lambda leaf: leaf.astype(np.promote_types(np.float32, leaf.dtype)), values
     )
-    totals, count = summed(*finite_part(wide), axis_name)
+    finite, is_finite = yield finite_part(wide)
+    totals, count = yield summed(finite, is_finite, axis_name)
     mean = jax.tree.map(
       lambda total, leaf: mean_of_participants(total, count).astype(leaf.dtype),
       totals,
@@ -50,7 +57,7 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
     )
     return mean, values, state
 
-  return Aggregator(init, average)
+  return Aggregator(init, without_pauses(average), pausing=average)
 
 
 def finite_part(values: Tree) -> tuple[Tree, Boolean]:

@@ -11,8 +11,10 @@ part for each device. That takes a few bytes of padding, fewer than there are
 devices: 10 bytes on 4 devices are 4 parts of 3 bytes.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,22 +36,73 @@ def all_gathered(
   messages: Messages, axis_name: str = REPLICA_AXIS
 ) -> list[tuple[Array, ...]]:
   """Gathers every replica's arrays: [...] becomes [M, ...]."""
-  return _over_devices(
-    messages, 0, lambda raw: jax.lax.all_gather(raw, axis_name)
-  )
+
+  def gather(raw: Array) -> Array:
+    return jax.lax.all_gather(raw, axis_name)
+
+  permute = functools.partial(_permuted, True, axis_name)
+  return _over_devices(messages, 0, _by_platform(gather, permute, axis_name))
 
 
 def all_to_all(
   messages: Messages, axis_name: str = REPLICA_AXIS
 ) -> list[tuple[Array, ...]]:
   """Swaps arrays: [M, ...] by receiver becomes [M, ...] by sender."""
-  return _over_devices(
-    messages, 1, lambda raw: jax.lax.all_to_all(raw, axis_name, 0, 0)
-  )
+
+  def swap(raw: Array) -> Array:
+    return jax.lax.all_to_all(raw, axis_name, 0, 0)
+
+  permute = functools.partial(_permuted, False, axis_name)
+  return _over_devices(messages, 1, _by_platform(swap, permute, axis_name))
+
+
+Move = Callable[[Array], Array]  # From bytes [..., N] to bytes [M, N].
+
+
+def _by_platform(collective: Move, permute: Move, axis_name: str) -> Move:
+  """Returns `permute` where the program is compiled for TPUs.
+
+  The compiler for TPUs turns a gathering over slices into a sum of arrays that
+  are mostly zeros, which sends more bytes; it leaves permutes as they are.
+  """
+  if axis_name not in jax.sharding.get_abstract_mesh().axis_names:
+    return collective  # All replicas are on one device.
+
+  def move(raw: Array) -> Array:
+    moved: Any = jax.lax.platform_dependent(
+      raw, tpu=permute, default=collective
+    )
+    return moved
+
+  return move
+
+
+def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Array:
+  """Gathers or swaps by permutes, one for each other replica.
+
+  They do not depend on each other, so the same inner steps can hide all.
+
+  Args:
+    same_for_all: Whether all replicas get the same.
+    axis_name: Axis over which replicas are mapped.
+    raw: Array that all replicas get, or [M, ...] by receiver.
+
+  Returns:
+    Arrays [M, ...] by sender.
+  """
+  num_replicas = jax.lax.axis_size(axis_name)
+  own = jax.lax.axis_index(axis_name)
+  parts = []
+  for hop in range(num_replicas):
+    pairs = [(i, (i + hop) % num_replicas) for i in range(num_replicas)]
+    part = raw if same_for_all else raw[(own + hop) % num_replicas]
+    parts.append(jax.lax.ppermute(part, axis_name, pairs) if hop else part)
+  # What came over `hop` replicas was sent by replica own - hop.
+  return jnp.stack(parts)[(own - jnp.arange(num_replicas)) % num_replicas]
 
 
 def _over_devices(
-  messages: Messages, num_kept: int, move: Callable[[Array], Array]
+  messages: Messages, num_kept: int, move: Move
 ) -> list[tuple[Array, ...]]:
   """Moves arrays as bytes; each device moves what it holds.
 
@@ -99,9 +152,7 @@ def _spec(
   return PartitionSpec(*([None] * num_kept), *partition(spec))
 
 
-def _moved(
-  arrays: Sequence[Array], num_kept: int, move: Callable[[Array], Array]
-) -> list[Array]:
+def _moved(arrays: Sequence[Array], num_kept: int, move: Move) -> list[Array]:
   return _unbundled(move(_bundled(arrays, num_kept)), arrays, num_kept)
 
 

@@ -22,7 +22,7 @@ from dilocox_jax.exchange.mean import mean_of_participants, summed
 from dilocox_jax.plan.wire.chain import Encoding
 from dilocox_jax.plan.wire.collectives import chosen_collective
 from dilocox_jax.plan.wire.leaf import Leaf
-from dilocox_jax.pytypes import Array, Boolean
+from dilocox_jax.pytypes import Array, Boolean, Pausing, Tree
 
 
 class LeafMessage(NamedTuple):
@@ -46,8 +46,10 @@ def reduce(
   participates: Boolean,
   collective: str,
   axis_name: str = REPLICA_AXIS,
-) -> dict[str, Reduced]:
+) -> Pausing:
   """Averages values over the replicas that participate.
+
+  Messages that need no other one leave together.
 
   Args:
     outgoing: Message of every leaf by path.
@@ -57,7 +59,8 @@ def reduce(
     axis_name: Axis over which replicas are mapped.
 
   Returns:
-    The mean and the replica's own part of it, by path.
+    A generator that pauses as `Aggregator.pausing` does. In the end it returns
+    the mean and the replica's own part of it, by path.
   """
   num_replicas = jax.lax.axis_size(axis_name)
   functions = {
@@ -65,26 +68,55 @@ def reduce(
     "all_gather": _gather,
     "reduce_scatter": _scatter,
   }
-  results = {}
-  for kind, function in functions.items():
-    paths = [
+  paths = {
+    kind: [
       path
       for path, message in outgoing.items()
       if chosen_collective(message.encoding, collective, num_replicas) == kind
     ]
-    if paths:
-      leaves = [outgoing[path] for path in paths]
-      reduced = function(leaves, participates, axis_name)
-      results.update(zip(paths, reduced, strict=True))
-  return results
+    for kind in functions
+  }
+  runs = {
+    kind: functions[kind](
+      [outgoing[path] for path in own], participates, axis_name
+    )
+    for kind, own in paths.items()
+    if own
+  }
+  ends = yield from _together(runs)
+  return {
+    path: reduced
+    for kind, found in ends.items()
+    for path, reduced in zip(paths[kind], found, strict=True)
+  }
+
+
+def _together(runs: Mapping[str, Pausing]) -> Pausing:
+  """Runs generators so that all pause at the same time.
+
+  Returns:
+    A generator that returns the value of each by its name.
+  """
+  trees: dict[str, Tree] = {name: next(run) for name, run in runs.items()}
+  ends = {}
+  while trees:
+    trees = yield trees
+    for name in list(trees):
+      try:
+        trees[name] = runs[name].send(trees[name])
+      except StopIteration as stop:
+        ends[name] = stop.value
+        del trees[name]
+  return ends
 
 
 def _add(
   outgoing: Sequence[LeafMessage], participates: Boolean, axis_name: str
-) -> list[Reduced]:
+) -> Pausing:
   """The network adds; in fp32, or in fewer bits if the user asks for it."""
   coders, sent = _encoded(outgoing)
-  totals, count = summed(sent, participates, axis_name)
+  sent, participates = yield sent, participates
+  totals, count = yield summed(sent, participates, axis_name)
   return [
     Reduced(mean_of_participants(coder.decode(total), count), coder.decode(own))
     for coder, own, total in zip(coders, sent, totals, strict=True)
@@ -93,11 +125,13 @@ def _add(
 
 def _gather(
   outgoing: Sequence[LeafMessage], participates: Boolean, axis_name: str
-) -> list[Reduced]:
+) -> Pausing:
   """Every replica receives all messages, decodes them and adds them up."""
   coders, sent = _encoded(outgoing)
   flag = participates.astype(jnp.uint8)
-  *gathered, flags = messages.all_gathered([*sent, (flag[None],)], axis_name)
+  sent, flag = yield sent, flag[None]
+  arrived = yield messages.all_gathered([*sent, (flag,)], axis_name)
+  *gathered, flags = arrived
   count = jnp.sum(flags[0], dtype=jnp.float32)
   results = []
   for coder, own, arrays in zip(coders, sent, gathered, strict=True):
@@ -113,7 +147,7 @@ def _gather(
 
 def _scatter(
   outgoing: Sequence[LeafMessage], participates: Boolean, axis_name: str
-) -> list[Reduced]:
+) -> Pausing:
   """Each replica owns a slice, adds it up and sends its mean to all.
 
   M = 3 and 7 values: a slice has ceil(7 / 3) = 3 values, and zeros fill the
@@ -134,7 +168,8 @@ def _scatter(
   slices = [_cut(message, num_replicas) for message in outgoing]
   coders, sent = _encoded(slices)
   flag = jnp.full((num_replicas, 1), participates, jnp.uint8)
-  *swapped, flags = messages.all_to_all([*sent, (flag,)], axis_name)
+  sent, flag = yield sent, flag
+  *swapped, flags = yield messages.all_to_all([*sent, (flag,)], axis_name)
   count = jnp.sum(flags[0], dtype=jnp.float32)
   means = []
   for message, coder, arrays in zip(slices, coders, swapped, strict=True):
@@ -144,7 +179,8 @@ def _scatter(
     key = jax.random.fold_in(message.key, num_replicas)
     owner = encoder(message.encoding, Leaf(1, message.leaf.shape))
     means.append(owner.encode(mean, key))
-  gathered = messages.all_gathered(means, axis_name)
+  means = yield means
+  gathered = yield messages.all_gathered(means, axis_name)
   results = []
   for message, coder, own, arrays in zip(
     outgoing, coders, sent, gathered, strict=True

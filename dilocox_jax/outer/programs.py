@@ -203,9 +203,9 @@ class RoundPrograms:
     """
 
     def replica_program(state: RoundState, batches: Tree, tables):
-      state, *reports = round_program.run_round(
-        self.outer, self.inner_step, shapes, state, batches, tables
-      )
+      has_links = self.replicas.layout == "mesh"
+      parts = self.outer, self.inner_step, shapes, state, batches, tables
+      state, *reports = round_program.run_round(*parts, has_links)
       return self.replicas.divided(state), *reports
 
     drift_axes = axes_of(self.outer.aggregator.is_shared)

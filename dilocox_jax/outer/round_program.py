@@ -2,9 +2,10 @@
 
 A round is one program. It goes through the windows of the plan. A window has
 inner steps, an apply, more inner steps and a send. A pseudo-gradient that is
-due at the end of a stretch of inner steps is exchanged at the start of that
-stretch. No data passes between the exchange and the steps, so the compiler may
-run the transfer behind them.
+due at the end of some inner steps is exchanged behind them: each message leaves
+before a stretch of these steps and arrives after it. A message that needs the
+result of another has a stretch of its own. The loop over the steps and the
+message have no data in common, so the compiler may run them side by side.
 
 The numbers of steps, fragments and slots are in tables (`WindowTable`). So the
 size of the program does not depend on how many steps and fragments there are.
@@ -28,6 +29,10 @@ import numpy as np
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.optimizers import advanced
 from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.hidden_exchange import (
+  exchange_before_steps,
+  exchange_behind_steps,
+)
 from dilocox_jax.outer.partition import FragmentIndex
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
 from dilocox_jax.plan.schedule.membership import RoundAttendance
@@ -86,6 +91,7 @@ def run_round(
   state: RoundState,
   batches: Tree,
   tables: tuple[WindowTable, ...],
+  has_links: bool = True,
 ) -> tuple[RoundState, StepMetrics, list[Drift]]:
   """Runs the inner steps and events of one round.
 
@@ -98,6 +104,8 @@ def run_round(
     state: State of this replica.
     batches: Batches of this replica, leaves [H, ...].
     tables: Numbers of the windows, one table for each group.
+    has_links: Whether replicas have devices of their own. On one device nothing
+      travels, and a loop for each message would only be more to compile.
 
   Returns:
     The new state; the metrics of every inner step; the drifts of the exchanges,
@@ -110,9 +118,11 @@ def run_round(
   if differs:
     tables = tuple(_own_columns(outer, table) for table in tables)
   run_steps = _inner_steps(inner_step, batches)
+  hide = exchange_behind_steps if has_links else exchange_before_steps
+  exchange = functools.partial(hide, outer, run_steps)
   drifts = []
   for group, table in zip(groups, tables, strict=True):
-    window = _window(outer, run_steps, group)
+    window = _window(outer, run_steps, exchange, group)
     # The tree of fragment 0 differs from that of the layer fragments, so a scan
     # cannot mix them. A group with fragment 0 has one window, which runs
     # directly. Windows of layer fragments are scanned even if there is only
@@ -173,7 +183,7 @@ def _inner_steps(inner_step: InnerStep, batches: Tree):
   return run_steps
 
 
-def _window(outer: OuterTransform, run_steps, group: WindowGroup):
+def _window(outer: OuterTransform, run_steps, exchange, group: WindowGroup):
   """Returns the program (carry, table row) -> (carry, drift) of a window.
 
   For example take H = 6, P = 3 and tau = 1. Fragment 1 is sent after step 2.
@@ -181,15 +191,14 @@ def _window(outer: OuterTransform, run_steps, group: WindowGroup):
   runs step 4 and sends fragment 2.
   """
   if outer.method.schedule.is_whole_rounds:
-    return _whole_round_window(outer, run_steps, group)
+    return _whole_round_window(outer, run_steps, exchange, group)
 
   def window(carry: _Carry, row: WindowTable):
     drift = None
     if group.applied:
       index = _index(group.applied, row.applied)
       own = outer.in_flight(carry.outer, index, row.applied_slot)
-      state, result = outer.exchange(carry.outer, index, own, row.weights)
-      carry = run_steps(carry._replace(outer=state), row.steps_before)
+      carry, result = exchange(carry, index, own, row.steps_before, row.weights)
       carry, drift = _apply(outer, carry, index, result, own)
     else:
       carry = run_steps(carry, row.steps_before)
@@ -205,7 +214,9 @@ def _window(outer: OuterTransform, run_steps, group: WindowGroup):
   return window
 
 
-def _whole_round_window(outer: OuterTransform, run_steps, group: WindowGroup):
+def _whole_round_window(
+  outer: OuterTransform, run_steps, exchange, group: WindowGroup
+):
   """Returns the program of a window where tau is a multiple of H.
 
   A fragment is then applied after the same step after which it is sent again.
@@ -226,9 +237,9 @@ def _whole_round_window(outer: OuterTransform, run_steps, group: WindowGroup):
     result = outer.nothing(carry.outer, index)
     if group.applied and overlaps:
       own = outer.in_flight(carry.outer, index, row.applied_slot)
-      state, result = outer.exchange(carry.outer, index, own, row.weights)
-      carry = carry._replace(outer=state)
-    carry = run_steps(carry, row.steps_before)
+      carry, result = exchange(carry, index, own, row.steps_before, row.weights)
+    else:
+      carry = run_steps(carry, row.steps_before)
     if not group.sent:
       return carry, drift
     measured = _measure(outer, carry, index, row.sent_slot)

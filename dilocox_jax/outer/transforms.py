@@ -30,7 +30,15 @@ from dilocox_jax.outer.drift import Drift, measure_drift
 from dilocox_jax.outer.partition import FragmentIndex, Partition, Store
 from dilocox_jax.outer.rules import ApplyRule, ExchangeResult, apply_rule
 from dilocox_jax.plan.schedule.methods import Method
-from dilocox_jax.pytypes import Aggregator, Array, Index, Scalar, Tree
+from dilocox_jax.pytypes import (
+  Aggregator,
+  Array,
+  Index,
+  Pausing,
+  Scalar,
+  Tree,
+  without_pauses,
+)
 
 
 class OuterState(NamedTuple):
@@ -195,10 +203,20 @@ class OuterTransform:
     Returns:
       The outer state with the new aggregator state, and the exchange result.
     """
+    return without_pauses(self.exchange_paused)(state, fragment, own, weight)
+
+  def exchange_paused(
+    self,
+    state: OuterState,
+    fragment: FragmentIndex,
+    own: Tree,
+    weight: Scalar | None = None,
+  ) -> Pausing:
+    """Runs `exchange` with pauses for inner steps (`Aggregator.pausing`)."""
     old_exchange = state.exchange.get(fragment)
     params = self.partition.take(state.params, fragment)
     given = own if weight is None else _weighted(own, weight)
-    mean, sent, new_exchange = self.aggregator.average(
+    mean, sent, new_exchange = yield from self.aggregator.paused(
       given, old_exchange, params
     )
     exchange = state.exchange.set(fragment, new_exchange)

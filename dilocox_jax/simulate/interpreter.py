@@ -82,7 +82,8 @@ class Interpreter(abc.ABC, Generic[Moment]):
         self._join(op)
       else:
         self._wait(self._back.pop(op.key))
-        self._run_codec("decode", self._half_codec_s(op.members))
+        half_s = self._half_codec_s(op.members)
+        self._run_codec("decode", half_s * op.codec_share)
 
   def _on_compute(self, op: Compute) -> None:
     step_s = self.work.step_s
@@ -94,7 +95,8 @@ class Interpreter(abc.ABC, Generic[Moment]):
 
   def _on_launch(self, op: Launch) -> None:
     # Half of the codec's time is spent before the exchange, half after it.
-    self._run_codec("encode", self._half_codec_s(op.members))
+    half_s = self._half_codec_s(op.members)
+    self._run_codec("encode", half_s * op.codec_share)
     start = self._free_from()
     # A connection that was idle for long starts with a small window again.
     end, is_slow = start, self._idle_s > RETRANSMISSION_TIMEOUT_S

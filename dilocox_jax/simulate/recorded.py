@@ -5,11 +5,12 @@ run has written do.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 
 from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.plan.wire.traffic import Traffic
-from dilocox_jax.simulate.script import Compute, Launch, Op, Wait
+from dilocox_jax.simulate.script import Compute, Launch, Op, Wait, exchange_ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +47,13 @@ def recorded_ops(
     if not row.is_local:
       yield _data_parallel(number, row, traffic)
       continue
-    launch = Launch(
-      ("recorded", number, 0),
-      _sized(traffic.exchange(0), row.sent_bytes, traffic.num_replicas),
-    )
+    key = ("recorded", number, 0)
+    sent = _sized(traffic.exchange(0), row.sent_bytes, traffic.num_replicas)
+    exchange = functools.partial(exchange_ops, key, sent, traffic.num_replicas)
     if not row.sent_bytes:
       yield [Compute(row.num_steps)]
     elif not schedule.overlap_steps:
-      yield [Compute(row.num_steps), launch, Wait(launch.key)]
+      yield [Compute(row.num_steps), *exchange(Compute(0))]
     else:
       # A delay of whole rounds hides behind all steps of a round, however many
       # the adaptive controller has chosen.
@@ -62,7 +62,7 @@ def recorded_ops(
         before = min(schedule.hiding_steps, before)
       after = row.num_steps - before
       rest = [Compute(after)] if after else []
-      yield [launch, Compute(before), Wait(launch.key), *rest]
+      yield [*exchange(Compute(before)), *rest]
 
 
 def _data_parallel(
@@ -74,7 +74,7 @@ def _data_parallel(
   for step in range(row.num_steps):
     ops.append(Compute(1))
     if part:
-      launch = Launch(("recorded", number, step), operations)
+      launch = Launch(("recorded", number, step, 0), operations)
       ops += [launch, Wait(launch.key)]
   return ops
 
@@ -86,5 +86,6 @@ def _sized(
   planned_bytes = sum(each.sent_bytes(num_replicas) for each in planned)
   scale = sent_bytes / (planned_bytes or 1)
   return tuple(
-    Collective(each.kind, round(each.operand_bytes * scale)) for each in planned
+    dataclasses.replace(each, operand_bytes=round(each.operand_bytes * scale))
+    for each in planned
   )

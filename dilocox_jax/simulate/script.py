@@ -5,7 +5,8 @@ three operations. Both paths of the simulator go through this one script, and
 neither counts a step or a byte itself.
 
 For example one round of H = 4, tau = 4 is Launch, Compute(4), Wait, and one of
-H = 4, tau = 0 is Compute(4), Launch, Wait.
+H = 4, tau = 0 is Compute(4), Launch, Wait. Low rank has two messages, of which
+the second needs the first: Launch, Compute(2), Wait, Launch, Compute(2), Wait.
 """
 
 import dataclasses
@@ -15,10 +16,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event, Window
-from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.plan.wire.collectives import (
+  Collective,
+  stretch_ends,
+  stretches,
+)
 from dilocox_jax.plan.wire.traffic import Traffic
 
-Key = tuple[str, int, int]
+# Name, number, step, and turn of what is sent.
+Key = tuple[str, int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +48,15 @@ class Launch:
 
   Attributes:
     key: Name of the exchange.
-    operations: Collectives of the exchange, one after the other.
+    operations: Collectives that are sent one after the other.
     members: Replicas of the ring, in order; None: all.
+    codec_share: Share of the exchange's encoding that is done before it.
   """
 
   key: Key
   operations: tuple[Collective, ...]
   members: tuple[int, ...] | None = None
+  codec_share: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +66,12 @@ class Wait:
   Attributes:
     key: Name of the exchange.
     members: Replicas that wait; None: all.
+    codec_share: Share of the exchange's decoding that is done after it.
   """
 
   key: Key
   members: tuple[int, ...] | None = None
+  codec_share: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,11 +148,11 @@ class Script:
       is_alone = segment.phase == "single"
       yield Compute(1, is_alone)
       if not is_alone:
-        gradient = ("gradient", step, 0)
+        gradient = ("gradient", step, 0, 0)
         yield Launch(gradient, self._gradient)
         yield Wait(gradient)
     if segment.phase == "single" and segment.ends_phase:
-      copy = ("copy", segment.stop, 0)
+      copy = ("copy", segment.stop, 0, 0)
       yield Launch(copy, (Collective("broadcast", self.copied_bytes),))
       yield Wait(copy)
 
@@ -167,8 +177,8 @@ class Script:
     yield Join(attendance.returning, attendance.donor)
     copy = Collective("broadcast", self.copied_bytes)
     ring = (attendance.donor, *attendance.returning)
-    yield Launch(("join", segment.start, 0), (copy,), ring)
-    yield Wait(("join", segment.start, 0), ring)
+    yield Launch(("join", segment.start, 0, 0), (copy,), ring)
+    yield Wait(("join", segment.start, 0, 0), ring)
 
   def _windows(
     self,
@@ -218,7 +228,42 @@ class Script:
     # step of the run, so that no two exchanges have the same name.
     key = ("fragment", event.fragment, start + event.send_step)
     count = len(members) if members else self.traffic.num_replicas
-    yield Launch(key, self._exchanges(count)[event.fragment], members)
-    if behind.num_steps:
-      yield behind
-    yield Wait(key, members)
+    yield from exchange_ops(
+      key, self._exchanges(count)[event.fragment], count, behind, members
+    )
+
+
+def exchange_ops(
+  key: tuple[str, int, int],
+  operations: tuple[Collective, ...],
+  num_replicas: int,
+  behind: Compute,
+  members: tuple[int, ...] | None = None,
+) -> Iterator[Op]:
+  """Yields the ops of an exchange and of the inner steps behind it.
+
+  What needs the result of a message is sent behind a stretch of its own, as in
+  the compiled program. The turns share the time of the codec evenly.
+
+  Args:
+    key: Name, number and step of the exchange.
+    operations: Its collectives, in order.
+    num_replicas: Number of replicas in it.
+    behind: Inner steps that run behind it; if there are none, all messages are
+      sent at once.
+    members: Replicas of the ring, as in `Launch`.
+  """
+  if not behind.num_steps:
+    yield Launch((*key, 0), operations, members)
+    yield Wait((*key, 0), members)
+    return
+  ends = stretch_ends(operations, num_replicas)
+  parts = stretches(behind.num_steps, ends)
+  taken = zip(*(stretches(each, ends) for each in behind.taken), strict=True)
+  for turn, count in enumerate(parts):
+    own = tuple(each for each in operations if each.turn == turn)
+    yield Launch((*key, turn), own, members, 1 / len(ends))
+    of_replicas = next(taken, ())
+    if count:
+      yield dataclasses.replace(behind, num_steps=count, taken=of_replicas)
+    yield Wait((*key, turn), members, 1 / len(ends))

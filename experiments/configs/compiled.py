@@ -53,6 +53,7 @@ _OPT = {
 }
 COMPILED = {
   "tiny_delayed": _TINY | _DELAYED | {"sync.sync_interval": 30},
+  "tiny_diloco": _TINY | {"sync.method": "diloco", "sync.sync_interval": 30},
   "tiny_dilocox": _TINY | _DILOCOX | {"sync.sync_interval": 30},
   "dilocox_107b": _107B | _ROUND | _DILOCOX | {"codec.rank": 2048},
   "dilocox_107b_16x8": _107B

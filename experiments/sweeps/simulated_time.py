@@ -82,7 +82,7 @@ class PlannedTime:
     setup = self._setup
     clock = AnalyticClock(setup.link_costs, setup.work)
     for fragment in fragments:
-      key = ("whole", fragment, 0)
+      key = ("whole", fragment, 0, 0)
       operations = tuple(setup.script.traffic.exchange(fragment))
       clock.walk([Launch(key, operations), Wait(key)])
     return clock.walk([]).now_s

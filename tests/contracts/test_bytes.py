@@ -23,7 +23,7 @@ from dilocox_jax.plan.wire.payload import E3M0, Dense, Int
 from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
 from dilocox_jax.plan.wire.traffic import Traffic
 from experiments.compilation import hlo
-from experiments.compilation.transfers import inside_kind
+from experiments.compilation.transfers import inside_kind, is_inner_loop
 
 NUM_LAYERS = 4
 # Odd sizes: bytes that are not filled and chunks that are not whole.
@@ -56,6 +56,12 @@ def operations(text):
     if kind:
       found.append((KINDS[kind], module.operand_bytes(instruction)))
   return sorted(found)
+
+
+def num_inner_loops(text):
+  """Number of loops over inner steps."""
+  module = hlo.parse(text)
+  return sum(map(is_inner_loop, itertools.chain(*module.computations.values())))
 
 
 def permuted(text):
@@ -160,6 +166,7 @@ def descend(params, state, batch):
     (methods.diloco(4), LOW_RANK, 3),
     (methods.streaming_diloco(6, 3, 1), E3M0(), 2),
     (methods.dilocox(4), COCKTAIL, 2),
+    (methods.dilocox(4), LOW_RANK, 2),
     (methods.delayed(6, 3, 9), Int(4), 3),
   ],
 )
@@ -176,7 +183,8 @@ def test_a_round_moves_the_bytes_of_the_exchanges_that_arrive_in_it(
     jnp.zeros((num_replicas, method.schedule.sync_interval)), 0
   )
   tables = programs.replicas.abstract(tables, None)
-  text = programs.compiled(shapes).lower(state, batches, tables)
+  lowered = programs.compiled(shapes).lower(state, batches, tables)
+  text = lowered.compile().as_text()
   # Layer fragments are alike, and one loop exchanges them in turn.
   expected = [
     operation
@@ -185,7 +193,14 @@ def test_a_round_moves_the_bytes_of_the_exchanges_that_arrive_in_it(
     for operation in plan.exchange(0 if piece.applied == "first" else 1)
   ]
   assert expected
-  assert operations(text.compile().as_text()) == planned(*expected)
+  assert operations(text) == planned(*expected)
+  # Each turn of an exchange has inner steps of its own.
+  turns = 1 + max(each.turn for each in expected)
+  loops = sum(
+    each.has_steps_after + (turns if each.applied and outer.depth else 1)
+    for each in shapes
+  )
+  assert num_inner_loops(text) == loops
 
 
 def test_a_data_parallel_step_moves_the_bytes_of_its_gradients():

@@ -141,3 +141,22 @@ def crosses_replicas(line, division):
     numbers = numbers.transpose([int(axis) for axis in axes])
   group = numbers.reshape(int(shaped[1]), int(shaped[2]))[0]
   return len({n // division.num_devices for n in group}) > 1
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 5])
+@pytest.mark.parametrize("same_for_all", [True, False])
+def test_permutes_bring_what_gathering_and_swapping_bring(
+  same_for_all, num_replicas
+):
+  shape = (num_replicas, 7) if same_for_all else (num_replicas, num_replicas, 7)
+  raw = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
+
+  def both(raw):
+    permuted = messages._permuted(same_for_all, "replica", raw)
+    if same_for_all:
+      return permuted, jax.lax.all_gather(raw, "replica")
+    return permuted, jax.lax.all_to_all(raw, "replica", 0, 0)
+
+  replicas = Replicas(num_replicas, "mesh")
+  got, expected = jax.jit(replicas.map(both, (0,), 0))(replicas.place(raw, 0))
+  np.testing.assert_array_equal(got, expected)

@@ -73,8 +73,10 @@ def test_a_model_that_cannot_fit_is_one_line(tmp_path):
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["delayed", "dilocox"])
-def test_a_page_tells_what_a_tiny_run_needs(name, tmp_path):
+@pytest.mark.parametrize(
+  "name, stretches", [("delayed", 1), ("dilocox", 2), ("diloco", 0)]
+)
+def test_a_page_tells_what_a_tiny_run_needs(name, stretches, tmp_path):
   done = report(
     TINY.format(name), f"--workdir={tmp_path}", "--topology=v5e:2x2"
   )
@@ -84,6 +86,11 @@ def test_a_page_tells_what_a_tiny_run_needs(name, tmp_path):
   analysis = found["analysis"]
   inside = analysis["product_flops"] - analysis["exchange_flops"]
   assert inside == pytest.approx(analysis["model_flops"], rel=0.01)
+  # A tile of 1024 values is the least that a chip sends.
+  assert 1 <= analysis["sent_bytes"] / analysis["planned_bytes"] < 1.03
+  behind = [tuple(each["hidden_by"]) for each in analysis["transfers"]]
+  assert len(set(behind) - {()}) == stretches
+  assert all(behind) == bool(stretches)
   page = (tmp_path / "report.md").read_text()
   for title in ("Memory", "Products", "Collectives", "Transfers"):
     assert f"## {title}" in page

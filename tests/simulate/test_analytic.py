@@ -20,8 +20,8 @@ MEBIBYTES_16 = 16 * 2**20
 
 def collective_s(one, kind, size_bytes=MEBIBYTES_16, transport=IDEAL):
   ops = [
-    Launch(("x", 0, 0), (Collective(kind, size_bytes),)),
-    Wait(("x", 0, 0)),
+    Launch(("x", 0, 0, 0), (Collective(kind, size_bytes),)),
+    Wait(("x", 0, 0, 0)),
   ]
   return run_time(LinkCosts(one, transport), small.work(one), ops).total_s
 

@@ -16,7 +16,7 @@ from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S, TCP
 from tests.simulate import small
 from tests.simulate.test_agreement import assert_agree, both
 
-KEY = ("x", 0, 0)
+KEY = ("x", 0, 0, 0)
 LONG_S = 1.5 * RETRANSMISSION_TIMEOUT_S
 FAR = small.cluster(2, bps=1e10, rtt_s=0.1)
 
@@ -118,7 +118,7 @@ def test_a_flush_of_one_replica_names_every_node_once():
   # Nothing but waits lies between the launches of a flush.
   ops = []
   for fragment in range(60):
-    key = ("fragment", fragment, 0)
+    key = ("fragment", fragment, 0, 0)
     ops += [Launch(key, (Collective("all_reduce", 8),)), Wait(key)]
   one = small.cluster(1)
   lowered = lower(small.link_costs(one), small.work(one), [Compute(2), *ops])

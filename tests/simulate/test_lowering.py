@@ -120,7 +120,7 @@ def test_the_size_of_a_graph_is_known_before_it_is_built():
 
 def test_a_collective_nobody_knows_is_refused():
   one = small.cluster(2)
-  ops = [Launch(("x", 0, 0), (Collective("gossip", 8),))]
+  ops = [Launch(("x", 0, 0, 0), (Collective("gossip", 8),))]
   with pytest.raises(ValueError, match="kind='gossip' is not a collective"):
     lower(small.link_costs(one), small.work(one), ops)
 

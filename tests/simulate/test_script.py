@@ -91,6 +91,22 @@ def test_an_exchange_hides_behind_the_steps_of_its_last_window(
   assert set(gaps) == hiding_steps
 
 
+def test_a_message_that_needs_another_has_steps_of_its_own():
+  script, plan = small.script("dilocox", 3, "rank 2", sync_interval=8)
+  (segment,) = [plan.segment(16)]
+  ops = list(script.segment(segment))
+  kinds = [type(op) for op in ops]
+  assert kinds == [Launch, Compute, Wait] * 4
+  assert sum(op.num_steps for op in ops if isinstance(op, Compute)) == 8
+  launched = [op for op in ops if isinstance(op, Launch)]
+  assert [op.operations for op in launched] == [
+    tuple(each for each in script.traffic.exchange(0) if each.turn == turn)
+    for turn in range(4)
+  ]
+  # The turns share the time of the codec.
+  assert sum(op.codec_share for op in launched) == 1
+
+
 def test_what_was_sent_before_h_changed_is_found_after_it():
   """As adaptive intervals do: the schedule begins anew, a round in flight."""
   script, plan = small.script("dilocox", 3, sync_interval=8, total_steps=34)

@@ -16,7 +16,9 @@ With M = 9 they are 9600 and about 2140. For M = 2 both are 1200.
 
 import collections
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from dilocox_jax.checks import one_of, require
 from dilocox_jax.plan.choices import Lazy, Registry, check_lazy
@@ -36,10 +38,14 @@ class Collective:
   Attributes:
     kind: "all_reduce", "all_gather", "all_to_all", "broadcast" or "permute".
     operand_bytes: Size of one replica's operand (bytes).
+    turn: Number of messages of the same exchange, one after the other, whose
+      results it needs before it can be sent. In low rank the left factor has
+      turn 0 and the right factor turn 1.
   """
 
   kind: str
   operand_bytes: int
+  turn: int = 0
 
   def sent_bytes(self, num_replicas: int) -> int:
     """Returns the bytes that a replica sends, and receives, on a ring.
@@ -136,21 +142,72 @@ def collectives(
   messages: dict[tuple[int, str], collections.Counter[str]] = {}
   for path, shape in shapes.items():
     of_leaf = leaf_messages(payload.at(path), leaf_of(path, shape))
-    for turn, (encoding, leaf) in enumerate(of_leaf):
+    for step, (encoding, leaf) in enumerate(of_leaf):
       way = chosen_collective(encoding, collective, num_replicas)
       flags = _flags(encoding, way, num_replicas)
-      operands = messages.setdefault((turn, way), flags)
+      operands = messages.setdefault((step, way), flags)
       if way == "reduce_scatter":
         slices = encoding.links[0].slices(leaf, num_replicas)
         operands["all_to_all"] += encoding.num_bytes(slices)
         operands["all_gather"] += encoding.num_bytes(Leaf(1, slices.shape))
       else:
         operands[way] += encoding.num_bytes(leaf)
-  return [
-    Collective(*item)
-    for _, operands in sorted(messages.items(), key=lambda item: item[0][0])
-    for item in operands.items()
-  ]
+  found, turn = [], 0
+  steps = sorted(messages.items(), key=lambda item: item[0][0])
+  for _, ways in itertools.groupby(steps, lambda item: item[0][0]):
+    # The means of a reduce-scatter need what the all-to-all has brought.
+    late = 0
+    for (_, way), operands in ways:
+      is_scatter = way == "reduce_scatter"
+      late = max(late, int(is_scatter))
+      for kind, size in operands.items():
+        after = int(is_scatter and kind == "all_gather")
+        found.append(Collective(kind, size, turn + after))
+    turn += 1 + late
+  return found
+
+
+# Parts into which the inner steps behind an exchange are divided, at most.
+PARTS = 1024
+
+
+def stretch_ends(
+  operations: Sequence[Collective], num_replicas: int
+) -> tuple[int, ...]:
+  """Divides the inner steps behind an exchange among its turns, by bytes.
+
+  What needs the result of a message cannot travel with it. So the steps that
+  hide an exchange are run in as many stretches as it has turns.
+
+  Args:
+    operations: Collectives of one exchange, in order.
+    num_replicas: Number of replicas, M.
+
+  Returns:
+    Where the stretch of each turn ends, in `PARTS` of all steps. Turns of
+    3 MB and 1 MB give (768, 1024).
+  """
+  sent = [0] * (1 + max((each.turn for each in operations), default=0))
+  for each in operations:
+    sent[each.turn] += each.sent_bytes(num_replicas)
+  ends = list(itertools.accumulate(sent))
+  if not ends[-1]:
+    ends = list(range(1, len(ends) + 1))
+  return tuple(PARTS * end // ends[-1] for end in ends)
+
+
+def stretches(num_steps: Any, ends: Sequence[int]) -> Iterator[Any]:
+  """Yields the number of inner steps of every turn of an exchange.
+
+  Args:
+    num_steps: Number of inner steps behind the exchange. It may be traced.
+    ends: Result of `stretch_ends`.
+  """
+  start = 0
+  for end in ends:
+    stop = num_steps * end // PARTS
+    yield stop - start
+    start = stop
 
 
 @dataclasses.dataclass(frozen=True)

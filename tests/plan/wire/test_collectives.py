@@ -5,10 +5,13 @@ import pytest
 from dilocox_jax.plan.wire.chain import Chain, Encoding, num_bytes
 from dilocox_jax.plan.wire.collectives import (
   COLLECTIVES,
+  PARTS,
   Collective,
   check_collective,
   chosen_collective,
   collectives,
+  stretch_ends,
+  stretches,
 )
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.payload import Dense, Int
@@ -136,7 +139,39 @@ def test_what_is_asked_for_in_turn_is_sent_in_turn():
   factors = Chain((LowRank(2), Int(8)))
   found = collectives(factors, {"w": (30, 20), "u": (30, 20)}, 2)
   sizes = [2 * (values + 2) + 1 for values in (60, 40)]
-  assert found == [Collective("all_gather", size) for size in sizes]
+  assert found == [
+    Collective("all_gather", size, turn) for turn, size in enumerate(sizes)
+  ]
+
+
+def test_means_that_are_gathered_have_a_turn_of_their_own():
+  factors = Chain((LowRank(2), Int(8)))
+  found = collectives(factors, {"w": (30, 20), "b": (7,)}, 3)
+  assert [(each.kind, each.turn) for each in found] == [
+    ("all_to_all", 0),
+    ("all_gather", 1),
+    ("all_to_all", 2),
+    ("all_gather", 3),
+  ]
+
+
+def test_steps_behind_an_exchange_are_divided_by_bytes():
+  operations = [
+    Collective("all_gather", 2_000_000),
+    Collective("all_gather", 1_000_000),
+    Collective("all_gather", 1_000_000, 1),
+  ]
+  ends = stretch_ends(operations, 2)
+  assert ends == (PARTS * 3 // 4, PARTS)
+  assert list(stretches(8, ends)) == [6, 2]
+  assert list(stretches(1, ends)) == [0, 1]
+  assert sum(stretches(125, ends)) == 125
+
+
+def test_turns_without_bytes_have_equal_stretches():
+  operations = [Collective("all_gather", 8, turn) for turn in range(2)]
+  assert list(stretches(10, stretch_ends(operations, 1))) == [5, 5]
+  assert list(stretches(10, stretch_ends([], 2))) == [10]
 
 
 def test_leaves_are_cut_into_equal_chunks_across_layers():
@@ -167,7 +202,7 @@ def test_scattering_exchanges_chunks_and_gathers_their_means():
   found = collectives(Int(4), shapes, 3)
   assert found == [
     Collective("all_to_all", 3 * (chunk_bytes + 1)),  # A flag for each owner.
-    Collective("all_gather", chunk_bytes),
+    Collective("all_gather", chunk_bytes, turn=1),
   ]
 
 
