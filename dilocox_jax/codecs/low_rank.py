@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from dilocox_jax.codecs.base import Codec, CodecSteps, Encoder, Reduced
+from dilocox_jax.distributed.local_map import INNER_AXES, current_division
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.reduction import LowRank
 from dilocox_jax.pytypes import Array, Index
@@ -25,6 +27,28 @@ from dilocox_jax.pytypes import Array, Index
 # errors as directions: a matrix of norm 1 and rank 16, sent with 64 columns,
 # decodes to norm 4.4 to 4.9 (emulated), and a residual grows without bound.
 _matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
+
+def _product(left: Array, right: Array) -> Array:
+  """Multiplies matrices [num_layers, ...], all at once or layer by layer.
+
+  Where all devices of a replica divide the rows of a matrix, each needs the
+  whole of a factor. Of a model of 107B at rank 2048 that is 29 GiB for all
+  layers and 0.4 GiB for one. Results are divided by rows again.
+  """
+  division = current_division()
+  num_devices, num_layers = division.num_devices, left.shape[0]
+  if num_devices == 1 or num_layers % division.num_stages == 0:
+    return _matmul(left, right)
+
+  def multiply(pair: tuple[Array, Array]) -> Array:
+    product = _matmul(*pair)
+    if product.shape[0] % num_devices:
+      return product
+    rows = PartitionSpec(INNER_AXES, None)
+    return jax.lax.with_sharding_constraint(product, rows)
+
+  return jax.lax.map(multiply, (left, right))
 
 
 class Factors(NamedTuple):
@@ -112,13 +136,14 @@ def shared_factors(
     matrix = values.astype(jnp.float32)
     factor = _revived(state.right[..., :rank], key)
     for _ in range(payload.power_iterations):
-      reduced, _ = yield from left.run(_matmul(matrix, _unit(factor)), (), key)
+      turned = _product(matrix, _unit(factor))
+      reduced, _ = yield from left.run(turned, (), key)
       basis = orthonormal(reduced.mean)
-      turned = _matmul(jnp.swapaxes(matrix, 1, 2), basis)
+      turned = _product(jnp.swapaxes(matrix, 1, 2), basis)
       reduced, _ = yield from right.run(turned, (), key)
       factor = reduced.mean
-    matrices = [_matmul(basis, jnp.swapaxes(q, 1, 2)) for q in reduced]
-    gram = _matmul(jnp.swapaxes(factor, 1, 2), factor)
+    matrices = [_product(basis, jnp.swapaxes(q, 1, 2)) for q in reduced]
+    gram = _product(jnp.swapaxes(factor, 1, 2), factor)
     new_state = Factors(
       state.right.at[..., :rank].set(factor),
       jnp.zeros_like(state.gram).at[..., :rank, :rank].set(gram),

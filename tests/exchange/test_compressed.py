@@ -7,6 +7,8 @@ from dilocox_jax.codecs.compose import codec, run_without_exchange
 from dilocox_jax.config.sections import CodecConfig, ExchangeConfig
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression, compressed
+from dilocox_jax.exchange.feedback import compressed_mean
+from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.wire.chain import Chain
 from dilocox_jax.plan.wire.leaf import leaf_of
 from dilocox_jax.plan.wire.payload import Dense, Int
@@ -243,3 +245,27 @@ def test_leaves_are_found_by_their_path():
   one, two, three = jnp.arange(3)
   found = leaves_by_path({"b": {"w": one, "a": two}, "a": three})
   assert found == {"a": three, "b/a": two, "b/w": one}
+
+
+@pytest.mark.parametrize("num_layers", [2, 3])
+def test_a_divided_replica_finds_the_mean_of_a_whole_one(num_layers):
+  """Two stages divide two layers evenly, and multiply three one by one."""
+  rng = np.random.default_rng(4)
+  shape = (2, num_layers, 8, 12)
+  values = {"blocks": {"up": {"kernel": jnp.asarray(rng.normal(size=shape))}}}
+  values = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), values)
+  aggregator = compressed_mean(Compression(LowRank(2)))
+  axes = aggregator.axes
+  found = []
+  for replicas in (Replicas(2), Replicas(2, "mesh", Division(2, 2))):
+    state = aggregator.init(jax.tree.map(lambda leaf: leaf[0], values))
+
+    def one(values, state, replicas=replicas):
+      mean, state = aggregator.update(values, state)
+      return replicas.divided(mean), replicas.divided(state)
+
+    program = jax.jit(replicas.map(one, (0, axes), (None, axes)))
+    placed = replicas.place_state(values, 0), replicas.place_state(state, axes)
+    found.append(program(*placed))
+  for whole, divided in zip(*map(jax.tree.leaves, found), strict=True):
+    np.testing.assert_allclose(whole, divided, rtol=1e-4, atol=1e-4)

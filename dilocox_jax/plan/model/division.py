@@ -50,7 +50,10 @@ _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
     ),
   ),
   (r"(^|/)blocks/.*/(scale|bias)$", ((_STAGE, _WHOLE),)),
-  (r"(^|/)blocks/.*/gram$", ((_STAGE, _WHOLE, _WHOLE),)),
+  (
+    r"(^|/)blocks/.*/gram$",
+    ((_STAGE, _WHOLE, _WHOLE), (_WHOLE, _ALL, _WHOLE)),
+  ),
   (
     r"(^|/)(embed/(embedding|positions)|head/kernel)$",
     (
@@ -68,7 +71,10 @@ _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
     r"(^|/)(embed/(embedding|positions)|head/kernel)/right$",
     ((_WHOLE, _ALL, _WHOLE), (_WHOLE, _DATA, _WHOLE)),
   ),
-  (r"(^|/)(embed/(embedding|positions)|head/kernel)/gram$", ()),
+  (
+    r"(^|/)(embed/(embedding|positions)|head/kernel)/gram$",
+    ((_WHOLE, _ALL, _WHOLE),),
+  ),
   (r"(^|/)final_norm/(scale|bias)$", ()),
   # These are codes and scales of an 8-bit residual, [layers, blocks, values].
   (
