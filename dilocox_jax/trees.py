@@ -36,3 +36,8 @@ def all_finite(tree: Tree) -> Boolean:
     if jnp.isdtype(leaf.dtype, "real floating")
   ]
   return jnp.stack(finite).all()
+
+
+def shardings_of(tree: Tree) -> Tree:
+  """Returns where every leaf lies, in the place of the leaf."""
+  return jax.tree.map(lambda leaf: leaf.sharding, tree)

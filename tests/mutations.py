@@ -74,7 +74,7 @@ MUTATIONS = (
       "plan/schedule/sync_schedule.py",
       "sends_first = overlap >= interval",
       "sends_first = overlap > interval",
-      "reference/test_flush.py outer/test_flush.py "
+      "reference/test_flush.py outer/test_flush_program.py "
       "plan/schedule/test_sync_schedule.py",
     ),
     (
@@ -433,7 +433,7 @@ MUTATIONS = (
     ),
     (
       "the flush weighs all replicas as the first",
-      "outer/round_program.py",
+      "outer/flush_program.py",
       "weight = jnp.asarray(weights)[jax.lax.axis_index(outer.axis_name)]",
       "weight = jnp.asarray(weights)[0]",
       "outer/test_membership.py -k 'rounds_equal and diloco'",

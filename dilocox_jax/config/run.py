@@ -42,6 +42,7 @@ FREE_ON_RESUME = (
   "mesh.chunks_per_stage",
   "mesh.remat",
   "mesh.outer_memory",
+  "mesh.exchange_dispatch",
 )
 
 LARGEST_SEED = 2**32 - 1  # jax.random.key drops the bits above the 32nd.

@@ -190,6 +190,9 @@ class MeshConfig(Section):
   boundary: str = limited("none", choices=choices.BOUNDARIES)
   # Memory of the outer state: device or pinned_host.
   outer_memory: str = limited("device", choices=choices.MEMORIES)
+  # What starts a delayed exchange: round (the round's program), thread (a
+  # second thread, so that CPUs overlap it) or auto (thread where it is needed).
+  exchange_dispatch: str = limited("auto", choices=choices.DISPATCHES)
 
   def __post_init__(self):
     super().__post_init__()

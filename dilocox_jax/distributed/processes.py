@@ -61,6 +61,10 @@ def start(
     LostProcessError: If not all processes came.
   """
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  # A program runs in the thread that dispatches it. Otherwise an exchange in a
+  # thread of its own (`outer.exchange_thread`) would take one of XLA's threads,
+  # of which a process may have few, and the inner steps might wait for it.
+  jax.config.update("jax_cpu_enable_async_dispatch", False)
   # Its handler would take SIGTERM from the run's own (`stop_signals`).
   jax.config.update("jax_enable_preemption_service", False)
   given = (coordinator, num_processes, process_id)

@@ -72,6 +72,7 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     losses = ("outer_loss", "mean_loss", "replica_loss")
     values = {f"validation/{name}": getattr(row, name) for name in losses}
     values |= {f"validation/{name}": loss for name, loss in row.sets.items()}
+    values = {k: value for k, value in values.items() if math.isfinite(value)}
     self._board.scalars(row.step, values)
 
   def record_timing(self, **fields: Any) -> None:
@@ -83,9 +84,10 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     row = rows.from_json(rows.Timing, fields)
     one_of("event", row.event, rows.EVENTS)
     values = dataclasses.asdict(row)
-    # Runs without a clock have no column of NaN.
-    if math.isnan(row.simulated_s):
-      del values["simulated_s"]
+    # Runs without a clock or a throttled link have no columns of NaN.
+    for name in ("simulated_s", "exposed_s", "link_bytes"):
+      if math.isnan(values[name]):
+        del values[name]
     self._timing.append(values)
     if row.event == "round":
       self._board.scalars(row.step, {"time/tokens_per_s": row.tokens_per_s})

@@ -90,7 +90,8 @@ class Evaluation:
     tokens: Tokens seen so far by all replicas together.
     total_sent_bytes: Bytes that one replica has sent since the start.
     outer_loss: Loss of the outer parameters.
-    mean_loss: Loss of the mean of the replicas' parameters.
+    mean_loss: Loss of the mean of the replicas' parameters; NaN where it would
+      have had to be sent between processes.
     replica_loss: Loss of replica 0.
     flushed: Whether all pending exchanges had been applied.
     sets: Loss of the outer parameters on each text of `evaluation.sets`.
@@ -118,6 +119,11 @@ class Timing:
       event that trained on no tokens.
     simulated_s: Seconds since the start on the run's simulated clock; NaN for
       a run without one.
+    exposed_s: Seconds of a round in which the replicas had done their inner
+      steps and waited for a delayed exchange; NaN where the exchange is part of
+      the round's program, which does not tell.
+    link_bytes: Bytes that left this process by its throttled link, headers
+      included; NaN without such a link.
   """
 
   step: int
@@ -125,6 +131,8 @@ class Timing:
   wall_s: float
   tokens_per_s: float = math.nan
   simulated_s: float = math.nan
+  exposed_s: float = math.nan
+  link_bytes: float = math.nan
 
 
 # Function that converts a number or JSON value to the type of a field.

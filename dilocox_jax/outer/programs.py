@@ -9,13 +9,12 @@ rounds, in which nothing is applied yet, and one for all the others.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from dilocox_jax.checks import require
 from dilocox_jax.distributed import host_memory
@@ -25,8 +24,9 @@ from dilocox_jax.distributed.replicas import (
   map_prefix,
   with_shardings,
 )
-from dilocox_jax.outer import data_parallel, round_program
+from dilocox_jax.outer import flush_program, round_program
 from dilocox_jax.outer.drift import Drift, axes_of
+from dilocox_jax.outer.exchange_thread import ExchangeThread, ThreadedRounds
 from dilocox_jax.outer.round_program import ReplicaState, RoundState
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
 from dilocox_jax.plan.schedule.membership import RoundAttendance
@@ -35,7 +35,8 @@ from dilocox_jax.plan.schedule.window_groups import (
   WindowGroup,
   window_groups,
 )
-from dilocox_jax.pytypes import Aggregator, Array, Index, Tree
+from dilocox_jax.pytypes import Array, Index, Tree
+from dilocox_jax.trees import shardings_of
 
 
 def state_axes(outer: OuterTransform) -> RoundState:
@@ -60,17 +61,32 @@ class RoundPrograms:
     inner_step: Optimizer step of one replica.
     replicas: Number of replicas, and their devices.
     outer_memory: Memory of the outer state, "device" or "pinned_host".
+    thread: Thread that dispatches the exchanges of a round; None keeps them in
+      the round's program.
   """
 
   outer: OuterTransform
   inner_step: round_program.InnerStep
   replicas: Replicas
   outer_memory: str = host_memory.DEVICE
+  thread: ExchangeThread | None = None
+
+  def __post_init__(self):
+    require(
+      self.thread is None or self.outer_memory == host_memory.DEVICE,
+      f"outer_memory={self.outer_memory!r} needs rounds that are one program: "
+      "leave the exchange in it, or take outer_memory='device'",
+    )
 
   @functools.cached_property
   def axes(self) -> RoundState:
     """Replica axes of the state, a tree prefix (`state_axes`)."""
     return state_axes(self.outer)
+
+  @functools.cached_property
+  def _threaded(self) -> ThreadedRounds | None:
+    parts = self.outer, self.inner_step, self.replicas, self.axes
+    return ThreadedRounds(*parts, self.thread) if self.thread else None
 
   def init(self, params: Tree, optimizer: Tree) -> RoundState:
     """Returns the first state, in which all replicas have equal parameters.
@@ -79,7 +95,7 @@ class RoundPrograms:
       params: Parameters of the model, without a replica axis.
       optimizer: Inner optimizer state of one replica to start from.
     """
-    places = _shardings(self.abstract(params, optimizer))
+    places = shardings_of(self.abstract(params, optimizer))
     return jax.jit(self._start, out_shardings=places)(params, optimizer)
 
   def abstract(self, params: Tree, optimizer: Tree) -> RoundState:
@@ -119,7 +135,7 @@ class RoundPrograms:
       state: State of all replicas.
       other: Outer optimizer state, with the same tree and shapes.
     """
-    places = _shardings(state.outer.optimizer)
+    places = shardings_of(state.outer.optimizer)
     other = self.replicas.place_state(other, self.axes.outer.optimizer)
     placed = jax.jit(lambda tree: tree, out_shardings=places)(other)
     return state._replace(outer=state.outer._replace(optimizer=placed))
@@ -157,6 +173,8 @@ class RoundPrograms:
     if attendance and attendance.returning:
       state = self.rejoined(state, attendance.returning, attendance.donor)
     batches = self.replicas.place_batches(batches)
+    if self._threaded and not attendance and self._threaded.hides(windows):
+      return self._threaded.round(state, batches, windows)
     tables = self.replicas.place(tables, None)
     program = self.compiled(shapes, self._memories(state))
     return program(state, batches, tables)
@@ -233,7 +251,7 @@ class RoundPrograms:
     """
     begins = np.isin(np.arange(self.replicas.num_replicas), list(returning))
     placed = self.replicas.place((begins, np.int32(donor)), None)
-    places = _shardings(state)
+    places = shardings_of(state)
     rejoin = jax.jit(self._rejoin, donate_argnums=0, out_shardings=places)
     return rejoin(state, *placed)
 
@@ -293,7 +311,7 @@ class RoundPrograms:
   @functools.cache  # noqa: B019 - as above.
   def _flush(self, step: int, attendance: RoundAttendance | None):
     def replica_program(state: RoundState) -> tuple[RoundState, list[Drift]]:
-      state, drifts = round_program.run_flush(
+      state, drifts = flush_program.run_flush(
         self.outer, step, state, attendance
       )
       return self.replicas.divided(state), drifts
@@ -313,84 +331,6 @@ class RoundPrograms:
     if self.outer.is_per_replica:
       return mean_of(params)
     return host_memory.on_device(params)
-
-
-@dataclasses.dataclass(frozen=True)
-class StepPrograms:
-  """Runs data-parallel steps of all replicas.
-
-  Attributes:
-    gradient: Function (params, batch) -> (loss, gradients) of one replica.
-    optimizer: Optimizer that steps on the mean gradient.
-    aggregator: Averages gradients over replicas.
-    replicas: Number of replicas, and their devices.
-  """
-
-  gradient: Callable
-  optimizer: optax.GradientTransformation
-  aggregator: Aggregator
-  replicas: Replicas
-
-  def __post_init__(self):
-    require(
-      self.aggregator.is_shared,
-      "steps on averaged gradients need one mean for all replicas, but this "
-      "exchange gives each its own: take a method with rounds",
-    )
-
-  @property
-  def axes(self) -> data_parallel.SharedState:
-    """Replica axes of the state, a tree prefix (see `state_axes`)."""
-    return data_parallel.SharedState(None, None, self.aggregator.axes)
-
-  def init(self, params: Tree) -> data_parallel.SharedState:
-    """Returns the first state."""
-    places = _shardings(self.abstract(params))
-    return jax.jit(self._start, out_shardings=places)(params)
-
-  def abstract(self, params: Tree) -> data_parallel.SharedState:
-    """Returns shapes, types and shardings of `init`'s result."""
-    state = jax.eval_shape(self._start, params)
-    return self.replicas.abstract(state, self.axes)
-
-  def _start(self, params: Tree) -> data_parallel.SharedState:
-    start = data_parallel.SharedState(
-      params, self.optimizer.init(params), self.aggregator.init(params)
-    )
-    return map_prefix(self.replicas.copies, self.axes, start)
-
-  def steps(
-    self, state: data_parallel.SharedState, batches: Tree
-  ) -> tuple[data_parallel.SharedState, round_program.StepMetrics]:
-    """Runs one step for each batch.
-
-    The new state reuses the memory of the old one, so the caller must not read
-    the old state again.
-
-    Args:
-      state: State that all replicas share.
-      batches: Leaves [M, num_steps, ...], as for `RoundPrograms.round`.
-
-    Returns:
-      The new state; losses and gradient norms, [M, num_steps].
-    """
-    return self.compiled(state, self.replicas.place_batches(batches))
-
-  @functools.cached_property
-  def compiled(self):
-    """The jitted program (state, batches) -> (state, metrics)."""
-    parts = self.gradient, self.optimizer, self.aggregator
-
-    def replica_program(state: data_parallel.SharedState, batches: Tree):
-      state, metrics = data_parallel.run_steps(*parts, state, batches)
-      return self.replicas.divided(state), metrics
-
-    program = self.replicas.map(replica_program, (self.axes, 0), (self.axes, 0))
-    return jax.jit(program, donate_argnums=0)
-
-
-def _shardings(tree: Tree) -> Tree:
-  return jax.tree.map(lambda leaf: leaf.sharding, tree)
 
 
 @jax.jit

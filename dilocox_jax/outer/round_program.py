@@ -18,15 +18,12 @@ slot that the apply of step 10 has freed.
 """
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from dilocox_jax.distributed import host_memory
 from dilocox_jax.optimizers import advanced
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.hidden_exchange import (
@@ -34,9 +31,8 @@ from dilocox_jax.outer.hidden_exchange import (
   exchange_behind_steps,
 )
 from dilocox_jax.outer.partition import FragmentIndex
+from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
-from dilocox_jax.plan.schedule.membership import RoundAttendance
-from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule, Window
 from dilocox_jax.plan.schedule.window_groups import WindowGroup, WindowTable
 from dilocox_jax.pytypes import Array, Index, Tree
 
@@ -65,7 +61,7 @@ class StepMetrics(NamedTuple):
   grad_norm: Array
 
 
-class _Carry(NamedTuple):
+class Carry(NamedTuple):
   """Holds the values that one window passes to the next one.
 
   Attributes:
@@ -82,6 +78,7 @@ class _Carry(NamedTuple):
 
 
 InnerStep = Callable[[Tree, Tree, Tree], tuple[Tree, Tree, tuple]]
+RunSteps = Callable[[Carry, Index], Carry]
 
 
 def run_round(
@@ -113,11 +110,11 @@ def run_round(
   """
   num_steps = jax.tree.leaves(batches)[0].shape[0]
   empty = jnp.zeros((num_steps,), jnp.float32)
-  carry = _Carry(*state, jnp.int32(0), StepMetrics(empty, empty))
+  carry = Carry(*state, jnp.int32(0), StepMetrics(empty, empty))
   differs = tables[0].weights is not None
   if differs:
     tables = tuple(_own_columns(outer, table) for table in tables)
-  run_steps = _inner_steps(inner_step, batches)
+  run_steps = inner_steps(inner_step, batches)
   hide = exchange_behind_steps if has_links else exchange_before_steps
   exchange = functools.partial(hide, outer, run_steps)
   drifts = []
@@ -152,7 +149,7 @@ def _own_columns(outer: OuterTransform, table: WindowTable) -> WindowTable:
   )
 
 
-def _inner_steps(inner_step: InnerStep, batches: Tree):
+def inner_steps(inner_step: InnerStep, batches: Tree) -> RunSteps:
   """Returns a function (carry, count) -> carry that runs `count` inner steps.
 
   Args:
@@ -171,53 +168,105 @@ def _inner_steps(inner_step: InnerStep, batches: Tree):
     )
     return ReplicaState(params, optimizer), step + 1, metrics
 
-  def run_steps(carry: _Carry, count: Index) -> _Carry:
+  def run_steps(carry: Carry, count: Index) -> Carry:
     # The loop does not carry the outer state. An exchange that runs beside
     # these steps writes its own state there, and a loop that carried it would
     # have to wait for the exchange.
     outer, *inner = carry
     with jax.named_scope(INNER_STEPS):
       inner = jax.lax.fori_loop(jnp.int32(0), count, body, tuple(inner))
-    return _Carry(outer, *inner)
+    return Carry(outer, *inner)
 
   return run_steps
 
 
-def _window(outer: OuterTransform, run_steps, exchange, group: WindowGroup):
+def _window(
+  outer: OuterTransform, run_steps: RunSteps, exchange, group: WindowGroup
+):
   """Returns the program (carry, table row) -> (carry, drift) of a window.
 
   For example take H = 6, P = 3 and tau = 1. Fragment 1 is sent after step 2.
   The next window runs step 3 while fragment 1 is exchanged, applies fragment 1,
   runs step 4 and sends fragment 2.
   """
-  if outer.method.schedule.is_whole_rounds:
-    return _whole_round_window(outer, run_steps, exchange, group)
 
-  def window(carry: _Carry, row: WindowTable):
-    drift = None
-    if group.applied:
-      index = _index(group.applied, row.applied)
-      own = outer.in_flight(carry.outer, index, row.applied_slot)
-      carry, result = exchange(carry, index, own, row.steps_before, row.weights)
-      carry, drift = _apply(outer, carry, index, result, own)
-    else:
+  def window(carry: Carry, row: WindowTable):
+    if not starts_exchange(outer, group):
       carry = run_steps(carry, row.steps_before)
-    if group.has_steps_after:
-      carry = run_steps(carry, row.steps_after)
-    if group.sent:
-      index = _index(group.sent, row.sent)
-      measured = _measure(outer, carry, index, row.sent_slot)
-      state = outer.send(carry.outer, index, row.sent_slot, measured)
-      carry = carry._replace(outer=state)
-    return carry, drift
+      return end_window(outer, run_steps, group, carry, row, None)
+    assert group.applied, "see `starts_exchange`"
+    index = _fragment_index(group.applied, row.applied)
+    own = outer.in_flight(carry.outer, index, row.applied_slot)
+    carry, result = exchange(carry, index, own, row.steps_before, row.weights)
+    return end_window(outer, run_steps, group, carry, row, result)
 
   return window
 
 
-def _whole_round_window(
-  outer: OuterTransform, run_steps, exchange, group: WindowGroup
-):
-  """Returns the program of a window where tau is a multiple of H.
+def starts_exchange(outer: OuterTransform, group: WindowGroup) -> bool:
+  """Whether the windows of a group begin with an exchange."""
+  return bool(group.applied and outer.depth)
+
+
+def start_exchange(
+  outer: OuterTransform,
+  group: WindowGroup,
+  state: OuterState,
+  row: WindowTable,
+) -> tuple[OuterState, ExchangeResult]:
+  """Exchanges what a window applies after its first inner steps."""
+  assert group.applied, "see `starts_exchange`"
+  index = _fragment_index(group.applied, row.applied)
+  own = outer.in_flight(state, index, row.applied_slot)
+  return outer.exchange(state, index, own)
+
+
+def end_window(
+  outer: OuterTransform,
+  run_steps: RunSteps,
+  group: WindowGroup,
+  carry: Carry,
+  row: WindowTable,
+  result: ExchangeResult | None,
+) -> tuple[Carry, Drift | None]:
+  """Does what follows the first inner steps of a window.
+
+  Args:
+    outer: Measures, exchanges and applies pseudo-gradients.
+    run_steps: Runs the inner steps after the apply (`inner_steps`).
+    group: Window group of the window.
+    carry: Values after the first inner steps.
+    row: Numbers of the window.
+    result: Result of the exchange that the window began with; None if none.
+
+  Returns:
+    The values after the window, and the drift of what it applied.
+  """
+  if outer.method.schedule.is_whole_rounds:
+    return _end_whole_round(outer, group, carry, row, result)
+  drift = None
+  if group.applied:
+    assert result, "what is applied was exchanged"
+    index = _fragment_index(group.applied, row.applied)
+    carry, drift = apply_exchanged(outer, carry, index, result, result.own)
+  if group.has_steps_after:
+    carry = run_steps(carry, row.steps_after)
+  if group.sent:
+    index = _fragment_index(group.sent, row.sent)
+    measured = _measure(outer, carry, index, row.sent_slot)
+    state = outer.send(carry.outer, index, row.sent_slot, measured)
+    carry = carry._replace(outer=state)
+  return carry, drift
+
+
+def _end_whole_round(
+  outer: OuterTransform,
+  group: WindowGroup,
+  carry: Carry,
+  row: WindowTable,
+  result: ExchangeResult | None,
+) -> tuple[Carry, Drift | None]:
+  """Does what follows the inner steps of a window where tau is a multiple of H.
 
   A fragment is then applied after the same step after which it is sent again.
   The order is measure, apply, send. The measurement comes first because it must
@@ -230,169 +279,36 @@ def _whole_round_window(
   With H = 4 and tau = 0, the replica measures a pseudo-gradient after step 4,
   exchanges it, waits for the result and applies it.
   """
-  overlaps = bool(outer.depth)
-
-  def window(carry: _Carry, row: WindowTable):
-    index, drift = _index(group.sent or "first", row.sent), None
-    result = outer.nothing(carry.outer, index)
-    if group.applied and overlaps:
-      own = outer.in_flight(carry.outer, index, row.applied_slot)
-      carry, result = exchange(carry, index, own, row.steps_before, row.weights)
-    else:
-      carry = run_steps(carry, row.steps_before)
-    if not group.sent:
-      return carry, drift
-    measured = _measure(outer, carry, index, row.sent_slot)
-    if group.applied and not overlaps:
-      state, result = outer.exchange(carry.outer, index, measured, row.weights)
-      carry = carry._replace(outer=state)
-    # The eager rule applies after the first round too, where no exchange has
-    # ended yet. `result` is then all zeros, and only this replica's own new
-    # measurement changes the parameters.
-    if group.applied or outer.rule.is_per_replica:
-      carry, drift = _apply(outer, carry, index, result, measured)
-    state = outer.send(carry.outer, index, row.sent_slot, measured)
-    return carry._replace(outer=state), drift if group.applied else None
-
-  return window
+  if not group.sent:
+    return carry, None
+  index, drift = _fragment_index(group.sent, row.sent), None
+  measured = _measure(outer, carry, index, row.sent_slot)
+  if group.applied and result is None:
+    state, result = outer.exchange(carry.outer, index, measured, row.weights)
+    carry = carry._replace(outer=state)
+  # The eager rule applies after the first round too, where no exchange has
+  # ended yet. The result is then all zeros, and only this replica's own new
+  # measurement changes the parameters.
+  if group.applied or outer.rule.is_per_replica:
+    result = result or outer.nothing(carry.outer, index)
+    carry, drift = apply_exchanged(outer, carry, index, result, measured)
+  state = outer.send(carry.outer, index, row.sent_slot, measured)
+  return carry._replace(outer=state), drift if group.applied else None
 
 
-def run_flush(
-  outer: OuterTransform,
-  step: int,
-  state: RoundState,
-  attendance: RoundAttendance | None = None,
-) -> tuple[RoundState, list[Drift]]:
-  """Runs the flush at the end of a run (`SyncSchedule.flush_windows`).
-
-  Without a flush, the last progress of a run would still be in flight, and a
-  method would be judged on old parameters. So the flush applies every pending
-  exchange. It also measures, exchanges and applies the progress not yet sent.
-
-  Args:
-    outer: Measures, exchanges and applies pseudo-gradients.
-    step: Number of inner steps finished. All events of the last step have
-      happened.
-    state: State of this replica.
-    attendance: Who takes part in the flush; None: all replicas alike.
-
-  Returns:
-    The state, in which nothing is in flight and the replica's parameters are
-    the outer parameters; the drift of every exchange in order, leaves [1, ...].
-  """
-  plans = _flush_plans(outer.method.schedule, step, attendance)
-  drifts = []
-  # As in a round, fragments of layers are scanned and fragment 0 is not.
-  if 0 in plans:
-    state, drifts = _flush_fragment(outer, plans.pop(0), state, 0)
-  for plan, fragments in itertools.groupby(plans, plans.__getitem__):
-    numbers = jnp.asarray(list(fragments), jnp.int32)
-    flush_one = functools.partial(_flush_fragment, outer, plan)
-    state, found = jax.lax.scan(flush_one, state, numbers)
-    drifts += [
-      jax.tree.map(lambda leaf, place=place: leaf[place], drift)
-      for place in range(len(numbers))
-      for drift in found
-    ]
-  params = host_memory.on_device(state.outer.params)
-  return state._replace(replica=state.replica._replace(params=params)), drifts
-
-
-# What the flush does with a fragment, in order: "send" measures its progress, a
-# number applies the pseudo-gradient in that slot, and "apply" the measured one.
-# Beside it are the weights of all replicas in an exchange; None: equal ones.
-_FlushPlan = tuple[tuple[str | int, tuple[float, ...] | None], ...]
-
-
-def _flush_plans(
-  schedule: SyncSchedule, step: int, attendance: RoundAttendance | None
-) -> dict[int, _FlushPlan]:
-  """Returns what is to be done with every fragment of the flush, in order.
-
-  Example: H = 4, P = 1 and tau = 6 after step 9, where the pseudo-gradients of
-  the steps 4 and 8 are in the slots 1 and 0. The plan of fragment 0 is "send",
-  1, 0 and "apply".
-  """
-  plans = {}
-  windows = schedule.flush_windows(step)
-  shares = attendance.windows if attendance else [None] * len(windows)
-  pairs = zip(windows, shares, strict=True)
-  for fragment, group in itertools.groupby(pairs, _fragment):
-    plan: list = [
-      (
-        schedule.slot(window.applied) if window.applied else "send",
-        share and share.weights,
-      )
-      for window, share in group
-    ]
-    if any(entry == "send" for entry, _ in plan):
-      plan[-1] = ("apply", plan[-1][1])
-    plans[fragment] = tuple(plan)
-  return plans
-
-
-def _fragment(pair: tuple[Window, Any]) -> int:
-  window, _ = pair
-  event = window.sent or window.applied
-  assert event, "a window of the flush has one event"
-  return event.fragment
-
-
-def _flush_fragment(
-  outer: OuterTransform,
-  plan: _FlushPlan,
-  state: RoundState,
-  index: FragmentIndex,
-) -> tuple[RoundState, list[Drift]]:
-  """Does what the flush has to do for one fragment.
-
-  The program of a round cannot do it, because it stores a measurement in a
-  slot. With H = 4 and tau = 6, both slots are in use after step 9, when the
-  last progress is measured. So this function keeps the measurement in a
-  variable.
-  """
-  pending = [slot for slot, _ in plan if isinstance(slot, int)]
-  nothing = outer.nothing(state.outer, index)
-  measured, drifts = nothing.own, []
-  for entry, weights in plan:
-    if entry == "send":
-      slots = np.arange(outer.method.schedule.depth)
-      unapplied = jnp.asarray(np.isin(slots, pending))
-      measured = outer.measure(
-        state.outer, state.replica.params, index, unapplied
-      )
-      # The eager rule applies without a result, as after the first round.
-      if outer.rule.is_per_replica and not pending:
-        state, _ = _apply(outer, state, index, nothing, measured)
-      continue
-    if entry == "apply":
-      own, fresh = measured, jax.tree.map(jnp.zeros_like, measured)
-    else:
-      slot = jnp.int32(pending.pop(0))
-      own, fresh = outer.in_flight(state.outer, index, slot), measured
-    weight = None
-    if weights is not None:
-      weight = jnp.asarray(weights)[jax.lax.axis_index(outer.axis_name)]
-    exchanged, result = outer.exchange(state.outer, index, own, weight)
-    state = state._replace(outer=exchanged)
-    state, drift = _apply(outer, state, index, result, fresh)
-    drifts.append(jax.tree.map(lambda leaf: leaf[None], drift))
-  return state, drifts
-
-
-def _index(kind: str, number: Index) -> FragmentIndex:
+def _fragment_index(kind: str, number: Index) -> FragmentIndex:
   """Returns the static number 0, or the traced number of a layer fragment."""
   return 0 if kind == "first" else number
 
 
-def _measure(outer: OuterTransform, carry: _Carry, index, slot: Index) -> Tree:
+def _measure(outer: OuterTransform, carry: Carry, index, slot: Index) -> Tree:
   """Measures what is about to be put into a slot."""
   slots = outer.unapplied_at_send(slot)
   return outer.measure(carry.outer, carry.replica.params, index, slots)
 
 
-def _apply(outer: OuterTransform, state: Any, index, result, fresh):
-  """Applies a result to a `RoundState` or a `_Carry`, which have both parts."""
+def apply_exchanged(outer: OuterTransform, state: Any, index, result, fresh):
+  """Applies a result to a `RoundState` or a `Carry`, which have both parts."""
   outer_state, params, drift = outer.apply(
     state.outer, state.replica.params, index, result, fresh
   )

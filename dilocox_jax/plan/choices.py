@@ -71,6 +71,8 @@ RESIDUAL_DTYPES = ("float32", "bfloat16", "int8")
 REMATS = ("none", "dots", "full")  # What a backward computes again.
 BOUNDARIES = ("none", "bfloat16", "int8")  # Activations sent between stages.
 MEMORIES = ("device", "pinned_host")  # Where the outer state is kept.
+# What dispatches a delayed exchange: the round's program or a thread beside it.
+DISPATCHES = ("auto", "round", "thread")
 
 # Which of the options that configs have an optimizer takes, for the optimizers
 # that are common enough to be checked before optax is loaded.

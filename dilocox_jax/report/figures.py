@@ -74,6 +74,8 @@ def loss_figure(run: LoadedRun) -> Figure | None:
   figure, (ax,) = style.frame(1, title)
   divisor, unit = units.tokens_unit(run.tokens)
   shown = _LOSSES if run.record["num_replicas"] > 1 else _LOSSES[:1]
+  if run.result and math.isnan(run.result.mean_loss):  # It was not computed.
+    shown = [view for view in shown if view[0] != "mean_loss"]
   for index, (field, label, line, size, width) in enumerate(shown):
     colour = COLOURS[index]
     look: dict[str, Any] = {"color": colour, "linestyle": line}

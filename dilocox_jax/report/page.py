@@ -144,7 +144,11 @@ def _results(run: LoadedRun) -> list[str]:
     largest = max(row.sent_bytes for row in run.rounds)
     sent = {"most bytes sent in a round, one replica": largest} | sent
   counts = {"inner steps": run.steps, "tokens, all replicas": run.tokens}
-  rows = [(k, units.human_loss(v), "measured") for k, v in losses.items()]
+  rows = [
+    (k, units.human_loss(v), "measured")
+    for k, v in losses.items()
+    if not math.isnan(v)
+  ]
   rows += _sets(run)
   rows += [(k, units.human_bytes(v), "derived") for k, v in sent.items()]
   rows += [(k, f"{v:,}", "counted") for k, v in counts.items()]

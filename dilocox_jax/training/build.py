@@ -46,8 +46,10 @@ from dilocox_jax.optimizers import (
   learning_rate_schedule,
   named_optimizer,
 )
+from dilocox_jax.outer.exchange_thread import ExchangeThread
 from dilocox_jax.outer.partition import Partition
-from dilocox_jax.outer.programs import RoundPrograms, StepPrograms
+from dilocox_jax.outer.programs import RoundPrograms
+from dilocox_jax.outer.step_programs import StepPrograms
 from dilocox_jax.outer.transforms import OuterTransform
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.model.shapes import parameter_shapes
@@ -105,6 +107,14 @@ class Programs:
       )
 
     return jax.jit(mean_loss)
+
+  @functools.cached_property
+  def evaluate_each(self):
+    """The jitted function (params [M, ...], batches) -> losses [M].
+
+    Every replica evaluates its own parameters, so nothing is sent.
+    """
+    return jax.jit(self.rounds.replicas.map(self.evaluate, (0, None), 0))
 
 
 def _aggregator(config: RunConfig, setting: RoundSetting | None) -> Aggregator:
@@ -210,10 +220,27 @@ def programs(
     steps=StepPrograms(gradient, optimizer, mean, replicas),
     single=StepPrograms(gradient, optimizer, plain_mean, one_replica),
     rounds=RoundPrograms(
-      transform, inner_step(gradient, optimizer), replicas, mesh.outer_memory
+      transform,
+      inner_step(gradient, optimizer),
+      replicas,
+      mesh.outer_memory,
+      ExchangeThread() if _needs_thread(config) else None,
     ),
     shapes=shapes,
   )
+
+
+def _needs_thread(config: RunConfig) -> bool:
+  """Whether a second thread dispatches exchanges (`outer.exchange_thread`).
+
+  XLA overlaps transfers with steps on TPUs and GPUs. Between CPUs it does not,
+  and inside one process there is no link.
+  """
+  mesh = config.mesh
+  if mesh.exchange_dispatch != "auto":
+    return mesh.exchange_dispatch == "thread"
+  is_between_cpus = jax.process_count() > 1 and jax.default_backend() == "cpu"
+  return is_between_cpus and mesh.outer_memory == host_memory.DEVICE
 
 
 def outer_transform(

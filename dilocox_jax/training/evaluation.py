@@ -1,20 +1,27 @@
-"""Computes what is recorded of a state or a segment, and checks it."""
+"""Computes what is recorded of a state or a segment, and checks it.
+
+Between processes lies a slow link, and the plan counts the bytes of exchanges
+alone. So nothing here sends parameters from one process to another, with one
+exception, whose bytes are counted (`evaluation_bytes`).
+"""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from dilocox_jax.distributed import host_memory
+from dilocox_jax.distributed import host_memory, processes
+from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.drift import Drift, disagreement
 from dilocox_jax.outer.programs import mean_of
-from dilocox_jax.outer.round_program import StepMetrics
+from dilocox_jax.outer.round_program import RoundState, StepMetrics
 from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event
+from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.plan.wire.ranks import measured_rank, spectra_of
 from dilocox_jax.pytypes import Boolean, Tree
 from dilocox_jax.training.build import Programs
@@ -28,7 +35,7 @@ class NotFiniteError(RuntimeError):
 
 def losses(
   programs: Programs, state: TrainingState, parts: Iterable[np.ndarray]
-) -> dict[str, float]:
+) -> dict[str, Any]:
   """Computes validation losses of three views of a state, in nats a token.
 
   Args:
@@ -39,15 +46,22 @@ def losses(
 
   Returns:
     "outer_loss" (outer parameters), "mean_loss" (the replicas' mean),
-    "replica_loss" (replica 0).
+    "replica_loss" (replica 0). The mean is None where replicas have processes
+    of their own, as it would have to be sent.
   """
 
   def loss(params: Tree) -> float:
-    return _mean_loss(programs, params, parts)
+    return _mean_loss(programs, programs.evaluate, params, parts)
 
   outer = loss(_outer_params(programs, state))
   if isinstance(state, SharedState):  # A warm start has one view three times.
     return dict.fromkeys(("outer_loss", "mean_loss", "replica_loss"), outer)
+  if jax.process_count() > 1:
+    return {
+      "outer_loss": outer,
+      "mean_loss": None,
+      "replica_loss": _first_loss(programs, state.replica.params, parts),
+    }
   return {
     "outer_loss": outer,
     "mean_loss": loss(mean_of(state.replica.params)),
@@ -69,7 +83,7 @@ def set_losses(
   """
   outer = _outer_params(programs, state) if sets else None
   return {
-    name: _mean_loss(programs, outer, parts)
+    name: _mean_loss(programs, programs.evaluate, outer, parts)
     for name, (_, parts) in sets.items()
   }
 
@@ -80,8 +94,50 @@ def _outer_params(programs: Programs, state: TrainingState) -> Tree:
   return programs.rounds.outer_params(state)
 
 
-def _mean_loss(
+def evaluation_bytes(
+  programs: Programs, state: TrainingState, num_views: int = 1
+) -> int:
+  """Returns the bytes that a replica sends to others in an evaluation.
+
+  They are 0 unless the outer parameters differ by replica, so that their mean
+  is evaluated, and replicas have processes of their own.
+
+  Args:
+    programs: Programs of the run.
+    state: State of all replicas.
+    num_views: How often that mean is computed.
+  """
+  is_mean = (
+    isinstance(state, RoundState) and programs.rounds.outer.is_per_replica
+  )
+  if not is_mean or jax.process_count() == 1:
+    return 0
+  summed = Collective("all_reduce", 4 * programs.parameter_count)
+  return num_views * summed.sent_bytes(programs.rounds.replicas.num_replicas)
+
+
+def _first_loss(
   programs: Programs, params: Tree, parts: Iterable[np.ndarray]
+) -> float:
+  """Returns the loss of replica 0, where every replica computes its own.
+
+  Args:
+    programs: Programs of the run.
+    params: Parameters of all replicas, leaves [M, ...].
+    parts: Held-out tokens, as in `losses`.
+  """
+
+  def first(params: Tree, batches: jax.Array) -> float:
+    return arrays_to_host(programs.evaluate_each(params, batches))[0]
+
+  return _mean_loss(programs, first, params, parts)
+
+
+def _mean_loss(
+  programs: Programs,
+  evaluate: Callable[[Tree, jax.Array], Any],
+  params: Tree,
+  parts: Iterable[np.ndarray],
 ) -> float:
   """Returns the mean loss of all predicted tokens, in nats.
 
@@ -92,7 +148,7 @@ def _mean_loss(
     batches = programs.rounds.replicas.place(part, None)
     params = _where(params, batches)
     weight = part[..., 1:].size
-    total += weight * float(programs.evaluate(params, batches))
+    total += weight * float(evaluate(params, batches))
     num_predicted += weight
   return total / num_predicted
 
@@ -112,13 +168,21 @@ def _first(tree: Tree) -> Tree:
 
 
 def is_finite(state: TrainingState) -> bool:
-  """Whether every floating value of a state is finite; waits for it."""
-  return bool(_all_finite(state))
+  """Whether every floating value of a state is finite; waits for it.
+
+  Every process looks at what its own devices hold, and all tell each other.
+  """
+  own: dict[Any, list[Any]] = {}
+  for leaf in jax.tree.leaves(state):
+    for shard in leaf.addressable_shards:
+      own.setdefault(shard.device, []).append(shard.data)
+  is_finite = all([bool(_all_finite(arrays)) for arrays in own.values()])
+  return all(processes.from_all(is_finite))
 
 
 @jax.jit
-def _all_finite(state: TrainingState) -> Boolean:
-  return all_finite(host_memory.on_device(state))
+def _all_finite(arrays: Sequence[jax.Array]) -> Boolean:
+  return all_finite(host_memory.on_device(arrays))
 
 
 def check_losses(metrics: StepMetrics, segment: Segment) -> None:

@@ -24,6 +24,7 @@ from dilocox_jax.data.corpus import Corpus, digest_of
 from dilocox_jax.data.validation import ValidationSet
 from dilocox_jax.distributed import processes
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
+from dilocox_jax.distributed.link_counter import LinkCounter
 from dilocox_jax.outer.drift import Drift, by_exchange
 from dilocox_jax.outer.round_program import StepMetrics
 from dilocox_jax.plan.schedule.membership import RoundAttendance
@@ -43,16 +44,22 @@ class DispatchedSegment:
     progress: How far the run is after the segment.
     metrics: Losses and gradient norms [M, H], still on the devices.
     drifts: Drifts of every window group with an apply, still on the devices.
+    exposed_s: Seconds spent waiting for its exchanges; None if not known.
   """
 
   segment: Segment
   progress: TrainingProgress
   metrics: StepMetrics
   drifts: Sequence[Drift]
+  exposed_s: float | None = None
 
 
 class MetricsReader:
-  """Reads segments in order and records the time between them."""
+  """Reads segments in order and records the time between them.
+
+  Attributes:
+    reads_at_once: Whether a segment is to be read as soon as it is dispatched.
+  """
 
   def __init__(
     self,
@@ -61,6 +68,7 @@ class MetricsReader:
     schedule: optax.Schedule,
     energy_share: float,
     progress: TrainingProgress,
+    is_over_at_once: bool = False,
   ):
     """Starts to measure time.
 
@@ -70,12 +78,16 @@ class MetricsReader:
       schedule: Learning rate by inner step.
       energy_share: Share of an update's energy by which its rank is recorded.
       progress: How far the run is before the first segment.
+      is_over_at_once: Whether a segment is over once it is dispatched.
     """
     self._recorder, self._bar = recorder, bar
     self._schedule, self._energy_share = schedule, energy_share
     self._recorded_s = time.perf_counter()
     self._start = self._before = progress
     self._training_s = 0.0
+    self._link = LinkCounter()
+    # The bytes of a segment on a link must not mix with those of the next one.
+    self.reads_at_once = is_over_at_once or bool(self._link.interface)
 
   def record_time(
     self,
@@ -83,6 +95,7 @@ class MetricsReader:
     step: int,
     simulated_s: float | None = None,
     tokens: int = 0,
+    exposed_s: float | None = None,
   ) -> float:
     """Records the time since the last record under an event.
 
@@ -91,6 +104,7 @@ class MetricsReader:
       step: Inner steps finished.
       simulated_s: Simulated seconds, if the run carries a clock.
       tokens: Tokens that all replicas saw in this time.
+      exposed_s: Seconds of it spent waiting for exchanges, if it is known.
 
     Returns:
       That time (seconds).
@@ -103,12 +117,14 @@ class MetricsReader:
       wall_s=wall_s,
       tokens_per_s=tokens / wall_s if tokens else None,
       simulated_s=simulated_s,
+      exposed_s=exposed_s,
+      link_bytes=self._link.new_bytes(),
     )
     return wall_s
 
   def record_evaluation(
     self,
-    losses: Mapping[str, float],
+    losses: Mapping[str, float | None],
     sets: Mapping[str, float],
     progress: TrainingProgress,
     num_steps: int | None = None,
@@ -116,7 +132,7 @@ class MetricsReader:
     """Checks and records validation losses.
 
     Args:
-      losses: Loss of each view, in nats a token.
+      losses: Loss of each view, in nats a token; None if it was not computed.
       sets: Loss of the outer parameters on each text of `evaluation.sets`.
       progress: How far the run is.
       num_steps: For the closing row only: total steps of the run.
@@ -125,7 +141,8 @@ class MetricsReader:
       NotFiniteError: If a loss is not finite; nothing is recorded then.
     """
     self.record_time("evaluation", progress.step, progress.simulated_s)
-    if not all(map(math.isfinite, (*losses.values(), *sets.values()))):
+    computed = [loss for loss in losses.values() if loss is not None]
+    if not all(map(math.isfinite, (*computed, *sets.values()))):
       raise evaluation.NotFiniteError(
         f"the validation loss is not finite at step {progress.step}"
       )
@@ -197,6 +214,7 @@ class MetricsReader:
       progress.step,
       progress.simulated_s,
       progress.tokens - before.tokens,
+      done.exposed_s,
     )
     speed = (progress.tokens - self._start.tokens) / self._training_s
     self._bar.update(progress.step, loss.mean, speed, progress.total_sent_bytes)
@@ -262,7 +280,12 @@ def open_reader(
   )
   with recorder, bar:
     yield MetricsReader(
-      recorder, bar, programs.schedule, config.adaptive.energy, progress
+      recorder,
+      bar,
+      programs.schedule,
+      config.adaptive.energy,
+      progress,
+      is_over_at_once=bool(programs.rounds.thread),
     )
 
 

@@ -227,6 +227,8 @@ class Trainer:
         self._reader.record_time("compile", segment.start)
       self._read(unread)
       unread = dispatched
+      if self._reader.reads_at_once:
+        unread = self._read(unread)
       if segment.stop == self.config.total_steps:
         break  # What follows is the same for a run that goes on from here.
       stop_signal = self._agreed_stop_signal()
@@ -269,7 +271,7 @@ class Trainer:
     batches = self.streams.take(
       segment.num_steps, [0] if is_single else self.replicas.own
     )
-    drifts = []
+    drifts, thread = [], self.programs.rounds.thread
     with jax.transfer_guard("disallow"):
       if isinstance(state, RoundState):
         state, step_metrics, drifts = self.controller.rounds.round(
@@ -296,8 +298,9 @@ class Trainer:
       self.progress.total_sent_bytes + sent_bytes,
       simulated_s=clock.advance(segment, traffic) if clock else None,
     )
+    exposed_s = thread.newly_exposed_s() if thread else None
     return state, DispatchedSegment(
-      segment, self.progress, step_metrics, drifts
+      segment, self.progress, step_metrics, drifts, exposed_s
     )
 
   def _needs_pause(self, segment: Segment) -> bool:
@@ -358,6 +361,9 @@ class Trainer:
   ) -> None:
     losses = evaluation.losses(self.programs, state, self.validation)
     sets = evaluation.set_losses(self.programs, state, self.validation_sets)
+    self.progress.total_sent_bytes += evaluation.evaluation_bytes(
+      self.programs, state, 2 if sets else 1
+    )
     self._reader.record_evaluation(losses, sets, self.progress, num_steps)
 
   def _save(self, state: TrainingState) -> None:

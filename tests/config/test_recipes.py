@@ -70,6 +70,7 @@ DEFAULT = {
   **{"mesh.boundary": "none", "mesh.outer_memory": "device"},
   **{"membership.absences": "", "membership.absence_rate": 0.0},
   **{"membership.inner_steps": ""},
+  "mesh.exchange_dispatch": "auto",
   **{"evaluation.interval_steps": 150, "evaluation.num_sequences": 128},
   "evaluation.sets": "",
   **{"checkpoint.interval_steps": 150, "checkpoint.keep": 2},

@@ -203,6 +203,7 @@ def test_a_codec_section_that_cannot_be_says_why(values, parts):
     ("mesh", "num_replicas", 0),
     ("mesh", "layout", "grid"),
     ("mesh", "stacked_by", "turn"),
+    ("mesh", "exchange_dispatch", "process"),
     ("evaluation", "num_sequences", -1),
     ("evaluation", "interval_steps", -1),
     ("checkpoint", "interval_steps", 0),

@@ -13,7 +13,8 @@ from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, compressed_mean
 from dilocox_jax.outer.drift import measure_drift
 from dilocox_jax.outer.partition import Partition
-from dilocox_jax.outer.programs import RoundPrograms, StepPrograms
+from dilocox_jax.outer.programs import RoundPrograms
+from dilocox_jax.outer.step_programs import StepPrograms
 from dilocox_jax.outer.transforms import OuterTransform
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments

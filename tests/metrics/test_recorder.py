@@ -103,6 +103,16 @@ def test_the_clock_stays_out_of_the_metrics(tmp_path):
   }
 
 
+def test_what_a_link_carried_stands_beside_the_time(tmp_path):
+  with Recorder(tmp_path) as recorder:
+    recorder.record_timing(
+      step=10, event="round", wall_s=0.5, exposed_s=0.1, link_bytes=70
+    )
+  (row,) = read_rows(tmp_path / "timing.jsonl")
+  assert (row["exposed_s"], row["link_bytes"]) == (0.1, 70)
+  assert "simulated_s" not in row
+
+
 @pytest.mark.parametrize("resume_step", [None, 10, 20, 40])
 def test_a_resumed_run_leaves_the_same_bytes_as_one_that_was_not_killed(
   tmp_path, resume_step

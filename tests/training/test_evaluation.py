@@ -63,6 +63,33 @@ def test_outer_mean_and_replica_are_three_views_of_a_state(batches, layout):
     np.testing.assert_allclose(seen[name], expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("method", ["dilocox", "eager"])
+def test_between_processes_no_parameters_are_sent_uncounted(
+  batches, method, monkeypatch
+):
+  settings = runs.settings(method=method, layout="mesh", num_replicas=2)
+  programs = runs.programs(settings)
+  state = _state(programs)
+  own = _noisy(state.replica.params, seed=2)
+  state = state._replace(replica=state.replica._replace(params=own))
+  alone = evaluation.losses(programs, state, [batches])
+  assert evaluation.evaluation_bytes(programs, state) == 0
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  monkeypatch.setattr(evaluation, "arrays_to_host", jax.device_get)
+  seen = evaluation.losses(programs, state, [batches])
+  assert seen["mean_loss"] is None
+  for view in ("outer_loss", "replica_loss"):
+    assert seen[view] == pytest.approx(alone[view], rel=1e-6)
+  placed = programs.rounds.replicas.place(batches, None)
+  compiled: Any = programs.evaluate_each.lower(own, placed).compile().as_text()
+  for collective in ("all-reduce", "all-gather", "permute", "all-to-all"):
+    assert collective not in compiled
+  # Eager replicas have outer parameters of their own, and a mean is summed up.
+  counted = 4 * programs.parameter_count if method == "eager" else 0
+  assert evaluation.evaluation_bytes(programs, state) == counted
+  assert evaluation.evaluation_bytes(programs, state, 2) == 2 * counted
+
+
 def test_personal_outer_parameters_are_judged_by_their_mean(batches):
   programs = runs.programs(runs.settings(method="eager", num_replicas=2))
   state = _state(programs)

@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ import optax
 import pytest
 
 from dilocox_jax import metrics
+from dilocox_jax.distributed import link_counter
 from dilocox_jax.metrics import read_rows
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.round_program import StepMetrics
@@ -177,13 +179,26 @@ def test_the_record_names_the_windows_of_the_evaluations(tmp_path):
   assert digest(0) == digest(0) != digest(1)
 
 
+def test_the_bytes_of_a_link_are_recorded_for_each_event(tmp_path, monkeypatch):
+  sent = itertools.count(step=70)
+  monkeypatch.setenv(link_counter.LINK_VARIABLE, "wan")
+  monkeypatch.setattr(link_counter, "sent_bytes", lambda interface: next(sent))
+  with _opened(tmp_path) as book:
+    assert book.reads_at_once
+    book.read(_dispatched())
+    book.record_time("checkpoint", 18)
+  rows = read_rows(tmp_path / "timing.jsonl")
+  assert [row["link_bytes"] for row in rows] == [70, 70]
+
+
 def test_beside_the_main_process_all_is_checked_and_nothing_written(
   tmp_path, monkeypatch, capfd
 ):
   monkeypatch.setattr(metrics_reader.processes, "is_main", lambda: False)
   with _opened(tmp_path / "run") as book:
     assert book.read(_dispatched())
-    book.record_evaluation({"outer_loss": 1.0}, {}, TrainingProgress(18))
+    losses = {"outer_loss": 1.0, "mean_loss": None}
+    book.record_evaluation(losses, {}, TrainingProgress(18))
     with pytest.raises(NotFiniteError, match="validation loss"):
       book.record_evaluation({"outer_loss": math.nan}, {}, TrainingProgress(18))
     with pytest.raises(NotFiniteError, match="validation loss"):
