@@ -9,8 +9,10 @@ processes, and the same command continues the run from its newest checkpoint.
 The launcher passes SIGTERM and Ctrl-C on to the processes, which save and stop.
 
 With --link=100mbit every process gets a network of its own behind a link of
-that rate, which the kernel throttles (Linux only; root is not needed). A short
-transfer checks the links first.
+that rate, which the kernel throttles (Linux only; root is not needed). --rtt
+and --loss delay and lose packets, where the kernel has netem. --cluster=FILE
+before the -- takes all links from a cluster file of the simulator, one process
+for every replica. A short transfer checks the links first.
 """
 
 import contextlib
@@ -26,13 +28,18 @@ from collections.abc import Iterator, Sequence
 
 from absl import flags
 
+from dilocox_jax.distributed import link_counter
+from dilocox_jax.simulate.presets import load_cluster
 from dilocox_jax.simulate.quantities import (
   RATE,
-  format_quantity,
+  SHARE,
+  TIME,
   parse_quantity,
 )
+from dilocox_jax.simulate.sites import Link
 from experiments import train
 from experiments.runtime import (
+  cluster_links,
   command_line,
   cores,
   distributed_flags,
@@ -43,12 +50,16 @@ from experiments.runtime import (
   throttled_network,
 )
 from experiments.runtime.command_line import StoppedError, UsageError
+from experiments.runtime.throttled_network import INTERFACE, Links
 
 _REFUSAL = (
   "processes of another launch still use --workdir={}: wait until they end, or "
   "end them"
 )
-_OWN = re.compile(r"--?(processes|devices|link|h|\?|help\w*)(=|$)")
+_OWN = re.compile(
+  r"--?(processes|devices|link|rtt|loss|cluster|h|\?|help\w*)(=|$)"
+)
+_CLUSTER = re.compile(r"--?cluster=(.+)")
 _SHORT_RATE = re.compile(r"([\d.]+) ?([kmg]?)bit(/s)?", re.IGNORECASE)
 _PORT_INSIDE = 9876  # Every port of a network of one's own is free.
 
@@ -72,6 +83,14 @@ def define_flags() -> None:
     None,
     "Rate of the link of every process, up and down, such as 100mbit or "
     "'1 Gbit/s'; without it they use the loopback interface, unthrottled.",
+  )
+  flags.DEFINE_string(
+    "rtt", None, "With --link: round trip between processes, such as '40 ms'."
+  )
+  flags.DEFINE_string(
+    "loss",
+    None,
+    "With --link: share of packets lost at each end, such as '0.1 %'.",
   )
   train.define_flags()
 
@@ -107,13 +126,13 @@ def main(
     config, count
   )
   workdir = command_line.writable(values.workdir)
-  rate = link_rate(values.link) if values.link else None
+  links = _links(own_flags, values, config.mesh.num_replicas)
   # The processes inherit the lock. So they still hold it if the launcher is
   # killed.
   refusal = _REFUSAL.format(workdir)
   with (
     file_lock.held(workdir / ".launch.lock", refusal) as lock,
-    _network(rate, count) as network,
+    _network(links) as network,
   ):
     coordinator = f"127.0.0.1:{_free_port()}"
     if network:
@@ -127,7 +146,8 @@ def main(
           *("--distributed", f"--coordinator={coordinator}"),
           *(f"--num_processes={count}", f"--process_id={number}"),
         ],
-        _environment(values.devices, number, devices, count),
+        _environment(values.devices, number, devices, count)
+        | ({link_counter.LINK_VARIABLE: INTERFACE} if network else {}),
         keep_open=[lock],
       )
       for number in range(count)
@@ -155,22 +175,69 @@ def link_rate(text: str) -> float:
   return rate
 
 
+def _links(
+  own_flags: Sequence[str], values: flags.FlagValues, num_replicas: int
+) -> Links | None:
+  """Returns the links that the launcher's own flags ask for.
+
+  Raises:
+    UsageError: If the flags do not go together.
+  """
+  clusters = [match[1] for flag in own_flags if (match := _CLUSTER.match(flag))]
+  count = values.processes
+  if not clusters:
+    return _equal_links(values, count)
+  for name in ("link", "rtt", "loss"):
+    if values[name].value is not None:
+      raise UsageError(
+        f"--{name} and --cluster both describe the links: take one"
+      )
+  with command_line.usage_errors(kinds=(ValueError, OSError)):
+    cluster = load_cluster(clusters[-1], num_replicas)
+  if cluster.num_replicas != count:
+    raise UsageError(
+      f"--cluster={clusters[-1]} has {cluster.num_replicas} replicas, and each "
+      f"needs a process of its own: set --processes={cluster.num_replicas}"
+    )
+  return cluster_links.cluster_links(cluster)
+
+
+def _equal_links(values: flags.FlagValues, count: int) -> Links | None:
+  """Returns the links of --link, --rtt and --loss; None without --link."""
+  numbers = {}
+  for name, dimension in {"rtt": TIME, "loss": SHARE}.items():
+    text = values[name].value
+    if text is not None and values.link is None:
+      raise UsageError(f"--{name} needs --link")
+    with command_line.usage_errors():
+      text = text or f"0 {dimension.example}"
+      numbers[name] = parse_quantity(text, dimension, f"--{name}")
+  if values.link is None:
+    return None
+  rate = link_rate(values.link)
+  with command_line.usage_errors():
+    link = Link(rate, rate, numbers["rtt"], numbers["loss"])
+  return Links([cluster_links.node_link(link)] * count)
+
+
 @contextlib.contextmanager
 def _network(
-  rate: float | None, count: int
+  links: Links | None,
 ) -> Iterator[throttled_network.ThrottledNetwork | None]:
-  """Makes throttled links that were checked; None if no rate is given."""
-  if rate is None:
+  """Makes throttled links that were checked; None if no links are given."""
+  if links is None:
     yield None
     return
-  links = [throttled_network.NodeLink(rate, rate)] * count
   with throttled_network.throttled_network(links) as network:
     ratios = link_check.check(network, links)
-    print(
-      f"links: {count} of {format_quantity(rate, RATE)}, measured "
-      f"{min(ratios):.3f} to {max(ratios):.3f} times that less headers",
-      flush=True,
-    )
+    checked = "between sites nothing to measure"
+    if ratios:
+      checked = (
+        f"measured {min(ratios):.3f} to {max(ratios):.3f} times their rates "
+        "less headers"
+      )
+    print(f"links: {len(links.nodes)}, {checked}", flush=True)
+    network.impair(links)
     yield network
 
 
@@ -220,8 +287,8 @@ def _environment(
     count: Number of processes.
   """
   environment = {
-    **cores.limits(count),
     **os.environ,
+    **_limits(count),
     "DILOCOX_JAX_COMMAND": shlex.join(
       ["python", "-m", "experiments.launch", *sys.orig_argv[3:]]
     ),
@@ -233,6 +300,14 @@ def _environment(
     device_ids = range(first, first + num_devices)
     environment["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, device_ids))
   return environment
+
+
+def _limits(count: int) -> dict[str, str]:
+  """Returns the limits of threads, unless the user has set them."""
+  if "NPROC" in os.environ:
+    return {}
+  flags = os.environ.get("XLA_FLAGS", "")
+  return cores.limits_beside_exchange(count, flags)
 
 
 def _free_port() -> int:

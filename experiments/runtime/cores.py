@@ -31,6 +31,24 @@ def limits(count: int) -> dict[str, str]:
   return dict.fromkeys(("NPROC", "OMP_NUM_THREADS"), str(threads))
 
 
+def limits_beside_exchange(count: int, xla_flags: str = "") -> dict[str, str]:
+  """Returns limits for processes that exchange while they compute.
+
+  A process needs two of XLA's threads, because a program that waits for a link
+  holds one. With one core a process the second must not share its matrix
+  products, which would only wait for each other.
+
+  Args:
+    count: Number of processes.
+    xla_flags: Value of XLA_FLAGS so far.
+  """
+  own = limits(count)
+  if own["NPROC"] != "1":
+    return own
+  flags = f"{xla_flags} --xla_cpu_multi_thread_eigen=false".strip()
+  return dict.fromkeys(own, "2") | {"XLA_FLAGS": flags}
+
+
 def pin(process_id: int, own: list[int]) -> None:
   """Binds a process to its cores, if the system can.
 

@@ -219,10 +219,8 @@ def test_bad_input_is_refused_before_anything_starts(given, expected, tmp_path):
 
 def test_what_is_for_the_processes_must_stand_behind_the_dashes(tmp_path):
   flags = (*SETTINGS, f"--workdir={tmp_path}/run")
-  code, errors = end(
-    start("experiments.launch", "--cluster=1gbit", "--", *flags)
-  )
-  assert code == 2 and "--cluster=1gbit is for the processes" in errors
+  code, errors = end(start("experiments.launch", "--step_s=1", "--", *flags))
+  assert code == 2 and "--step_s=1 is for the processes" in errors
   launch._check_own(["--processes=2", "--devices", "gpu", "--help"])
 
 
@@ -239,6 +237,24 @@ def test_what_follows_two_dashes_is_for_the_processes():
   own, given = launch.split(["--processes=2", "--", "--workdir=x", "--", "y"])
   assert own == ["--processes=2"] and given == ["--workdir=x", "--", "y"]
   assert launch.split(["--help"]) == (["--help"], [])
+
+
+BAD_LINKS = {
+  "a delay of nothing": (["--rtt=40 ms"], "--rtt needs --link"),
+  "a delay without a unit": (["--link=1gbit", "--rtt=40"], "has no unit"),
+  "all packets lost": (["--link=1gbit", "--loss=100 %"], "less than 100 %"),
+  "links twice": (["--link=1gbit", "--cluster=1gbit"], "both describe"),
+  "no such cluster": (["--cluster=no.json"], "no such cluster file"),
+  "too few processes": (["--processes=1", "--cluster=1gbit"], "--processes=2"),
+}
+
+
+@pytest.mark.parametrize("own, message", BAD_LINKS.values(), ids=BAD_LINKS)
+def test_links_that_cannot_be_are_refused(own, message, tmp_path):
+  flags = (*SETTINGS, f"--workdir={tmp_path}/run")
+  code, errors = end(start("experiments.launch", *own, "--", *flags))
+  (line,) = errors.strip().splitlines()
+  assert code == 2 and message in line
 
 
 @pytest.mark.parametrize(

@@ -55,3 +55,16 @@ def test_processes_of_one_run_share_the_threads(monkeypatch):
   monkeypatch.delenv("NPROC", raising=False)
   environment = launch._environment("cpu", 1, 1, 2)
   assert environment["NPROC"] == environment["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_process_with_one_core_has_a_second_thread_that_multiplies_nothing(
+  monkeypatch,
+):
+  monkeypatch.setattr(cores, "_usable", lambda: [0, 1, 2, 3])
+  assert cores.limits_beside_exchange(2) == cores.limits(2)
+  found = cores.limits_beside_exchange(4, "--xla_a=1")
+  assert found == {
+    "NPROC": "2",
+    "OMP_NUM_THREADS": "2",
+    "XLA_FLAGS": "--xla_a=1 --xla_cpu_multi_thread_eigen=false",
+  }
