@@ -44,8 +44,9 @@ def define_flags() -> None:
   flags.DEFINE_enum(
     "transport",
     "tcp",
-    ("tcp", "ideal"),
-    "tcp: a round trip a message, and slow start; ideal: half a round trip.",
+    ("tcp", "ideal", "gloo"),
+    "tcp: a round trip a message, and slow start; ideal: half a round trip; "
+    "gloo: as tcp, and two replicas gather by turns.",
   )
   flags.DEFINE_integer(
     "engine_steps",

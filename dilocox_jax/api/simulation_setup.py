@@ -20,9 +20,9 @@ from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.presets import load_cluster
 from dilocox_jax.simulate.script import Script
-from dilocox_jax.simulate.transfer import IDEAL, TCP
+from dilocox_jax.simulate.transfer import GLOO, IDEAL, TCP
 
-TRANSPORTS = {"tcp": TCP, "ideal": IDEAL}
+TRANSPORTS = {"tcp": TCP, "ideal": IDEAL, "gloo": GLOO}
 _STATE_BYTES = 12  # A parameter and AdamW's two moments in fp32.
 
 
@@ -33,7 +33,7 @@ class Options:
   Attributes:
     step_s: Duration of an inner step (seconds); None: from its operations.
     codec_s: Seconds that devices encode and decode one exchange.
-    transport: "tcp" or "ideal".
+    transport: "tcp", "ideal" or "gloo".
     engine_steps: Inner steps for the event engine; 0: six rounds.
     pipeline: Pipeline inside a replica; None: that of the run, if it has one.
   """

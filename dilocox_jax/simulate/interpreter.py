@@ -136,7 +136,8 @@ class Interpreter(abc.ABC, Generic[Moment]):
     """
     members = list(links.members)
     steps = message_steps(collective, len(members))
-    factors = self._noise.transfers(len(steps))[:, members]
+    slowness = links.transport.slowness(collective.kind, len(members))
+    factors = self._noise.transfers(len(steps))[:, members] * slowness
     for number, (step, factor) in enumerate(zip(steps, factors, strict=True)):
       slow_s = np.zeros(len(members))
       if number == 0 and is_slow[members].any():

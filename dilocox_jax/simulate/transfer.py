@@ -28,14 +28,32 @@ class Transport:
       collectives do (recalled).
     starts_slowly: Whether the first message after idle time (longer than
       `RETRANSMISSION_TIMEOUT_S`) pays for TCP's slow start.
+    pair_slowness: Kinds of collectives, each with its time between two replicas
+      over that of a full-duplex link; 1 for kinds that are not named. Between
+      two processes gloo sends and receives in turn, except in an all-reduce.
   """
 
   rtts_per_message: float = 1.0
   starts_slowly: bool = True
+  pair_slowness: tuple[tuple[str, float], ...] = ()
+
+  def slowness(self, kind: str, num_replicas: int) -> float:
+    """Returns the time of a collective over that of a full-duplex link.
+
+    Args:
+      kind: Kind of the collective.
+      num_replicas: Number of replicas.
+    """
+    return dict(self.pair_slowness).get(kind, 1.0) if num_replicas == 2 else 1.0
 
 
 TCP = Transport()
 IDEAL = Transport(rtts_per_message=0.5, starts_slowly=False)
+# Measured on throttled links of one machine (docs/log.md); measure your own by
+# `python -m experiments.links --calibrate`.
+GLOO = Transport(
+  pair_slowness=(("all_gather", 1.5), ("all_to_all", 1.85), ("permute", 1.95))
+)
 
 
 def limit_bytes_per_s(route: Route) -> float:

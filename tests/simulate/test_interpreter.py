@@ -9,10 +9,15 @@ from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.simulate.analytic import AnalyticClock, run_time
 from dilocox_jax.simulate.interpreter import Interpreter
 from dilocox_jax.simulate.link_costs import LinkCosts, message_steps
-from dilocox_jax.simulate.lowering import lower
+from dilocox_jax.simulate.lowering import lower, simulate
 from dilocox_jax.simulate.script import Compute, Launch, Wait
 from dilocox_jax.simulate.sites import Jitter
-from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S, TCP
+from dilocox_jax.simulate.transfer import (
+  GLOO,
+  IDEAL,
+  RETRANSMISSION_TIMEOUT_S,
+  TCP,
+)
 from tests.simulate import small
 from tests.simulate.test_agreement import assert_agree, both
 
@@ -137,6 +142,20 @@ def test_slow_start_is_paid_after_a_silence_alone(step_s, times):
   once_s = small.link_costs(FAR, False).slow_start_s(first)[0]
   assert once_s > 0
   assert slow.total_s - fast.total_s == pytest.approx(times * once_s)
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "all_reduce"])
+def test_both_paths_know_the_transport_between_two(kind):
+  pair = small.cluster(2, rtt_s=0.0)
+  ops = [Launch(KEY, (Collective(kind, 10_000_000),)), Wait(KEY)]
+  work = small.work(pair)
+  times = [
+    (run_time(costs, work, ops).total_s, simulate(lower(costs, work, ops))[0])
+    for costs in (LinkCosts(pair, IDEAL), LinkCosts(pair, GLOO))
+  ]
+  (full_s, _), (gloo_s, events) = times
+  assert gloo_s == pytest.approx(GLOO.slowness(kind, 2) * full_s)
+  assert events.total_s == pytest.approx(gloo_s)
 
 
 def test_a_clock_remembers_its_idle_time():

@@ -7,6 +7,7 @@ import pytest
 
 from dilocox_jax.simulate.cluster import Route
 from dilocox_jax.simulate.transfer import (
+  GLOO,
   IDEAL,
   TCP,
   limit_bytes_per_s,
@@ -71,3 +72,8 @@ def test_more_bandwidth_never_makes_a_first_message_slower(size, streams):
   times = [slow_start_s(TCP, route, rate, size) + size / rate for rate in rates]
   for slower, faster in zip(times, times[1:], strict=False):
     assert faster <= slower * (1 + 1e-12)
+
+
+def test_a_transport_may_be_slow_between_two_replicas_alone():
+  assert GLOO.slowness("all_gather", 2) > 1 == GLOO.slowness("all_gather", 3)
+  assert GLOO.slowness("all_reduce", 2) == TCP.slowness("all_gather", 2) == 1

@@ -1,0 +1,54 @@
+"""Runs exchanges over real throttled links, beside the simulator's seconds.
+
+  python -m experiments.links --workdir=runs/links
+  python -m experiments.links --workdir=runs/links --calibrate
+
+Every process has a network namespace of its own, and the kernel throttles its
+link (`experiments.launch --link`). The page has one row a case: predicted and
+measured seconds, and the bytes that the kernel counted beside the plan's.
+Predictions use what --calibrate measures first: how long gloo's gathers between
+two processes take on this machine. With --calibrate nothing else is run.
+
+--cases=all also trains on a link that opens and closes during one run, which
+shows whether an exchange hides behind the inner steps.
+"""
+
+import dataclasses
+
+from absl import flags
+
+from experiments.runtime import command_line
+
+
+def define_flags() -> None:
+  """Defines the flags of this binary."""
+  command_line.define_workdir()
+  flags.DEFINE_bool(
+    "calibrate", False, "Only measure and print the transport, in a minute."
+  )
+  flags.DEFINE_enum(
+    "cases", "all", ("all", "quick"), "Which cases; quick takes some seconds."
+  )
+
+
+def main(values: flags.FlagValues) -> None:
+  """Measures, writes page and JSON, and prints the table."""
+  # This loads JAX, which takes seconds.
+  from dilocox_jax.metrics.lines import write_json
+  from experiments.real_links import cases, overlap, page
+
+  workdir = command_line.writable(values.workdir)
+  transport = cases.calibrated(workdir)
+  print(f"transport: {transport}", flush=True)
+  write_json(workdir / "transport.json", dataclasses.asdict(transport))
+  if values.calibrate:
+    return
+  is_quick = values.cases == "quick"
+  chosen = cases.quick_cases() if is_quick else cases.all_cases()
+  rows = cases.run_cases(chosen, transport, workdir)
+  overlaps = [] if is_quick else overlap.run_all(transport, workdir)
+  page.report(rows, overlaps, transport, workdir)
+
+
+if __name__ == "__main__":
+  command_line.main(main, define_flags)

@@ -1,0 +1,1 @@
+"""Cases that run over throttled links, beside what the simulator predicts."""

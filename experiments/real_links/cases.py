@@ -1,0 +1,160 @@
+"""The fixed cases: collectives, and what the simulator says of each."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.simulate.analytic import run_time
+from dilocox_jax.simulate.cluster import Cluster
+from dilocox_jax.simulate.cluster_file import cluster_from_mapping
+from dilocox_jax.simulate.link_costs import LinkCosts
+from dilocox_jax.simulate.outcome import Work
+from dilocox_jax.simulate.script import Launch, Wait
+from dilocox_jax.simulate.transfer import GLOO, TCP, Transport
+from experiments.real_links.network import (
+  equal_cluster,
+  measure_collectives,
+  network_of,
+)
+
+_MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A collective on real links beside its prediction.
+
+  Attributes:
+    cluster: Name of the cluster.
+    kind: Kind of the collective.
+    operand_bytes: Size of a replica's operand (bytes).
+    predicted_s: Seconds by the simulator.
+    measured_s: Median of the seconds that process 0 measured.
+    planned_bytes: Bytes that a replica sends by the plan.
+    link_bytes: Bytes that the kernel counted on the link of process 0.
+  """
+
+  cluster: str
+  kind: str
+  operand_bytes: int
+  predicted_s: float
+  measured_s: float
+  planned_bytes: int
+  link_bytes: float
+
+  @property
+  def ratio(self) -> float:
+    """Predicted over measured seconds."""
+    return self.predicted_s / self.measured_s
+
+
+def _two_sites(placement: str) -> Cluster:
+  """Two sites with two nodes each, behind a shared uplink, in a rank order."""
+  site = {"up": "100 Mbit/s", "down": "100 Mbit/s", "rtt": "0 ms"}
+  return cluster_from_mapping(
+    {
+      "name": f"2 sites, ranks {' '.join(placement)}",
+      "every_site": site,
+      "sites": [{"name": "A"}, {"name": "B"}],
+      "placement": list(placement),
+    }
+  )
+
+
+def _one_slow(rate: str, slow: str) -> Cluster:
+  site = {"up": rate, "down": rate, "rtt": "0 ms"}
+  sites = [{"name": "slow", "up": slow, "down": slow}]
+  sites += [{"name": f"node{number}"} for number in range(1, 4)]
+  return cluster_from_mapping(
+    {
+      "name": f"3 x {rate}, 1 x {slow}",
+      "every_site": site,
+      "sites": sites,
+    }
+  )
+
+
+Cases = Sequence[tuple[Cluster, Sequence[tuple[str, int]]]]
+_SUMS = [("all_reduce", size * _MIB) for size in (1, 16)]
+_CODES = [(kind, 2 * _MIB) for kind in ("all_gather", "all_to_all", "permute")]
+
+
+def quick_cases() -> Cases:
+  """Returns a few cases that take some seconds."""
+  pair = equal_cluster("100 Mbit/s", 2)
+  return [(pair, [("all_reduce", 2 * _MIB), ("all_gather", 2 * _MIB)])]
+
+
+def all_cases() -> Cases:
+  """Returns all cases, the same every time."""
+  large = [*_SUMS, ("all_reduce", 64 * _MIB), *_CODES]
+  return [
+    (equal_cluster("100 Mbit/s", 2), [*_SUMS, *_CODES]),
+    (equal_cluster("1 Gbit/s", 2), large),
+    (equal_cluster("100 Mbit/s", 4), [*_SUMS, *_CODES]),
+    (equal_cluster("1 Gbit/s", 4), large),
+    (_one_slow("1 Gbit/s", "100 Mbit/s"), _SUMS),
+    (_two_sites("AABB"), _SUMS),
+    (_two_sites("ABAB"), _SUMS),
+  ]
+
+
+def predicted_s(
+  cluster: Cluster, transport: Transport, *collectives: Collective
+) -> float:
+  """Returns the simulated seconds of collectives, one after the other."""
+  nothing = np.zeros(cluster.num_replicas)
+  key = ("case", 0, 0)
+  ops = [Launch(key, collectives), Wait(key)]
+  costs = LinkCosts(cluster, transport)
+  return run_time(costs, Work(nothing, nothing), ops).total_s
+
+
+def run_cases(
+  cases: Cases, transport: Transport, folder: pathlib.Path
+) -> list[Row]:
+  """Runs collectives over real links, one network after the other.
+
+  Args:
+    cases: Clusters, each with its collectives.
+    transport: Transport of the predictions.
+    folder: Directory for files.
+  """
+  rows = []
+  for cluster, collectives in cases:
+    with network_of(cluster) as network:
+      measured = measure_collectives(network, collectives, folder)
+    for (kind, size), (seconds, sent) in zip(
+      collectives, measured, strict=True
+    ):
+      collective = Collective(kind, size)
+      rows.append(
+        Row(
+          cluster.name,
+          kind,
+          size,
+          predicted_s(cluster, transport, collective),
+          seconds,
+          collective.sent_bytes(cluster.num_replicas),
+          sent,
+        )
+      )
+  return rows
+
+
+def calibrated(folder: pathlib.Path) -> Transport:
+  """Measures what gloo costs two processes here, by kind of collective.
+
+  The sizes and rates differ from those of all cases.
+
+  Args:
+    folder: Directory for files.
+  """
+  kinds = [kind for kind, _ in GLOO.pair_slowness]
+  pair = equal_cluster("200 Mbit/s", 2)
+  rows = run_cases([(pair, [(kind, 3 * _MIB) for kind in kinds])], TCP, folder)
+  found = [(row.kind, row.measured_s / row.predicted_s) for row in rows]
+  return dataclasses.replace(GLOO, pair_slowness=tuple(found))

@@ -1,0 +1,117 @@
+"""One of several processes that time collectives over the links between them.
+
+  python -m experiments.real_links.collectives COORDINATOR COUNT NUMBER
+  CASES RESULT
+
+CASES is a JSON list of [kind, bytes of an operand]. Process 0 writes a JSON
+list of [seconds, bytes that it sent] to the file RESULT: medians of a few
+repeats. The time ends when all processes have met again.
+"""
+
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from dilocox_jax.distributed import link_counter, processes
+from dilocox_jax.distributed.replicas import REPLICA_AXIS
+
+_REPEATS = 5
+_MOVES: dict[str, Callable[[jax.Array], jax.Array]] = {
+  "all_reduce": lambda x: jax.lax.psum(x, REPLICA_AXIS),
+  "all_gather": lambda x: jax.lax.all_gather(x, REPLICA_AXIS),
+  "all_to_all": lambda x: jax.lax.all_to_all(x, REPLICA_AXIS, 0, 0),
+  "permute": lambda x: jax.lax.ppermute(
+    x, REPLICA_AXIS, [(i, (i + 1) % _count()) for i in range(_count())]
+  ),
+}
+
+
+def _count() -> int:
+  return jax.lax.axis_size(REPLICA_AXIS)
+
+
+def measure(cases: list[tuple[str, int]]) -> list[tuple[float, float]]:
+  """Returns the seconds of each collective, and the bytes that left here.
+
+  Args:
+    cases: Kind and operand size (bytes) of each.
+  """
+  count = jax.process_count()
+  one_each = {device.process_index: device for device in jax.devices()[::-1]}
+  devices = [one_each[process] for process in range(count)]
+  mesh = Mesh(np.asarray(devices), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
+  meet = _program(mesh, _MOVES["all_reduce"])
+  one = _operand(mesh, "all_reduce", 4, count)
+  results = []
+  for kind, num_bytes in cases:
+    program, operand = (
+      _program(mesh, _MOVES[kind]),
+      _operand(mesh, kind, num_bytes, count),
+    )
+    jax.block_until_ready(program(operand))
+    seconds, sent = [], []
+    for _ in range(_REPEATS):
+      jax.block_until_ready(meet(one))  # All start together.
+      before = link_counter.LinkCounter()
+      start_s = time.perf_counter()
+      jax.block_until_ready(program(operand))
+      # Gloo ends when it has received. What it sends may still wait in a
+      # socket, and the next message waits behind it.
+      jax.block_until_ready(meet(one))
+      seconds.append(time.perf_counter() - start_s)
+      sent.append(before.new_bytes())
+    results.append((statistics.median(seconds), statistics.median(sent)))
+  return results
+
+
+def _program(mesh: Mesh, move: Callable[[jax.Array], jax.Array]):
+  spec = PartitionSpec(REPLICA_AXIS)
+  return jax.jit(
+    jax.shard_map(
+      lambda x: move(x[0])[None],
+      mesh=mesh,
+      in_specs=spec,
+      out_specs=spec,
+      check_vma=False,
+    )
+  )
+
+
+def _operand(mesh: Mesh, kind: str, num_bytes: int, count: int) -> jax.Array:
+  """Returns an operand of the given size for every process."""
+  shape, dtype = (num_bytes,), jnp.uint8
+  if kind == "all_reduce":
+    shape, dtype = (num_bytes // 4,), jnp.float32
+  if kind == "all_to_all":
+    shape = (count, num_bytes // count)
+  sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+  own = jax.device_put(np.zeros((1, *shape), dtype), jax.local_devices()[0])
+  return jax.make_array_from_single_device_arrays(
+    (count, *shape), sharding, [own]
+  )
+
+
+def main(
+  coordinator: str, count: str, number: str, cases: str, result: str
+) -> None:
+  """Joins the others, measures, and ends without waiting for them."""
+  processes.start(coordinator, int(count), int(number))
+  found = measure([(kind, size) for kind, size in json.loads(cases)])
+  if processes.is_main():
+    pathlib.Path(result).write_text(json.dumps(found))
+  jax.distributed.shutdown()
+  sys.stdout.flush()
+  os._exit(0)
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])

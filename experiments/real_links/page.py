@@ -1,0 +1,99 @@
+"""Writes the cases as a page and as JSON."""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from dilocox_jax.metrics.lines import write_json
+from dilocox_jax.report.page import write_page
+from dilocox_jax.report.text_tables import markdown_table
+from dilocox_jax.report.units import human_bytes
+from dilocox_jax.simulate.transfer import Transport
+from experiments.real_links.cases import Row
+from experiments.real_links.overlap import OverlapRow
+from experiments.runtime.command_line import own_command
+
+_HEADER = (
+  *("links", "collective", "operand", "predicted (s)", "measured (s)"),
+  *("predicted / measured", "counted / planned bytes"),
+)
+
+_COLUMNS = (
+  *("method", "exchange in the", "slow link", "rounds open and slow"),
+  *("exchange / round", "open (s)", "slow (s)", "slow / open"),
+  *("predicted exposed (s)", "exposed (s)", "counted / planned bytes"),
+)
+_OVERLAP = (
+  "Rounds of one run while its link opens and closes, medians. An exchange that"
+  " its own thread dispatches should leave the rounds as they are; the control"
+  " keeps it in the round's program, where CPUs overlap nothing."
+)
+
+
+def report(
+  rows: Sequence[Row],
+  overlaps: Sequence[OverlapRow],
+  transport: Transport,
+  workdir: pathlib.Path,
+) -> None:
+  """Writes the page and the JSON, and prints the tables.
+
+  Args:
+    rows: All collectives; those that miss are shown as the others are.
+    overlaps: Runs on a link that opened and closed.
+    transport: Transport of the predictions, as it was measured.
+    workdir: Directory to write into.
+  """
+  table = markdown_table(_HEADER, map(_cells, rows))
+  slowness = ", ".join(f"{k} {v:.2f}" for k, v in transport.pair_slowness)
+  lines = [
+    "Seconds of a collective: the simulator's, and the median of five over"
+    " links that the kernel throttles. Bytes were counted by the kernel on the"
+    " link of process 0. Between two processes gloo took so many times a"
+    f" full-duplex link: {slowness} (measured before, at other sizes).",
+    "",
+    *table,
+  ]
+  if overlaps:
+    lines += ["", _OVERLAP, "", *markdown_table(_COLUMNS, map(_row, overlaps))]
+  values = [_values(row) for row in (*rows, *overlaps)]
+  write_json(workdir / "links.json", values)
+  page = write_page(workdir, "Real links", lines, own_command())
+  Console().print(*lines, sep="\n")
+  print(f"report: {page}")
+
+
+def _values(row: Row | OverlapRow) -> dict[str, Any]:
+  return dataclasses.asdict(row) | {"ratio": row.ratio}
+
+
+def _row(row: OverlapRow) -> tuple[str, ...]:
+  return (
+    row.name,
+    row.dispatch,
+    row.rate,
+    " and ".join(map(str, row.num_rounds)),
+    f"{row.predicted_exchange_s / row.open_s:.2f}",
+    f"{row.open_s:.3f}",
+    f"{row.slow_s:.3f}",
+    f"{row.ratio:.3f}",
+    f"{row.predicted_exposed_s:.3f}",
+    "-" if math.isnan(row.exposed_s) else f"{row.exposed_s:.3f}",
+    f"{row.bytes_ratio:.3f}",
+  )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+  return (
+    row.cluster,
+    row.kind,
+    human_bytes(row.operand_bytes),
+    f"{row.predicted_s:.4f}",
+    f"{row.measured_s:.4f}",
+    f"{row.ratio:.3f}",
+    f"{row.link_bytes / row.planned_bytes:.3f}",
+  )

@@ -1,0 +1,22 @@
+import json
+import math
+
+from dilocox_jax.simulate.transfer import GLOO
+from experiments.real_links import page
+from experiments.real_links.cases import Row
+from experiments.real_links.overlap import OverlapRow
+
+
+def test_the_page_shows_every_case_and_the_transport(tmp_path, capsys):
+  rows = [Row("2 x 1 Gbit/s", "all_reduce", 2_000_000, 0.5, 0.4, 1000, 1050.0)]
+  control = OverlapRow(
+    "delayed", "round", "1 Mbit/s", (12, 10), 2.0, 2.6, 0.6, math.nan, 1.02
+  )
+  page.report(rows, [control], GLOO, tmp_path)
+  text = (tmp_path / "report.md").read_text()
+  assert "| 0.5000 | 0.4000 | 1.250 | 1.050 |" in text
+  assert "| 12 and 10 | 0.30 | 2.000 | 2.600 | 1.300 | 0.000 | - |" in text
+  assert "all_gather 1.50" in text
+  collective, overlap = json.loads((tmp_path / "links.json").read_text())
+  assert (collective["ratio"], overlap["ratio"]) == (1.25, 1.3)
+  assert "report:" in capsys.readouterr().out

@@ -1,0 +1,45 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from experiments.real_links.network import equal_cluster
+from experiments.runtime.cluster_links import cluster_links
+from experiments.runtime.command_line import UsageError
+from experiments.runtime.throttled_network import throttled_network
+
+
+@pytest.fixture(scope="module", autouse=True)
+def namespaces():
+  """Skips where no namespace may be made."""
+  try:
+    with throttled_network(cluster_links(equal_cluster("100 Mbit/s", 2))):
+      pass
+  except UsageError as error:
+    pytest.skip(str(error))
+
+
+def test_real_links_carry_what_the_plan_counts_as_fast_as_predicted(tmp_path):
+  command = [sys.executable, "-m", "experiments.links", "--cases=quick"]
+  found = subprocess.run(
+    [*command, f"--workdir={tmp_path}"],
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=False,
+  )
+  assert found.returncode == 0, found.stderr
+  rows = json.loads((tmp_path / "links.json").read_text())
+  assert [row["kind"] for row in rows] == ["all_reduce", "all_gather"]
+  for row in rows:
+    assert 1 <= row["link_bytes"] / row["planned_bytes"] <= 1.08
+    # Tests share the cores with others, so only a wrong model is caught here.
+    assert 0.75 <= row["ratio"] <= 1.25
+  slowness = dict(
+    json.loads((tmp_path / "transport.json").read_text())["pair_slowness"]
+  )
+  assert 1.2 < slowness["all_gather"] < 2.5
+  assert (
+    "| 2 x 100 Mbit/s | all_gather |" in (tmp_path / "report.md").read_text()
+  )
