@@ -7,6 +7,7 @@ is measured or derived.
 
 import math
 import pathlib
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -178,7 +179,26 @@ def _cost(run: LoadedRun) -> list[str]:
   speed = run.tokens_per_s
   if math.isfinite(speed):
     lines += ["", f"Throughput of the rounds: {speed:,.0f} tokens/s."]
-  return [*lines, "", _TIMES.format(run.record["platform"])]
+  lines += ["", _TIMES.format(run.record["platform"])]
+  return lines + [line for text in _link(run) for line in ("", text)]
+
+
+def _link(run: LoadedRun) -> Iterator[str]:
+  """Yields sentences about a throttled link and about hidden exchanges."""
+  counted = math.fsum(timing.link_bytes for timing in run.timings)
+  if run.total_sent_bytes and math.isfinite(counted):
+    yield (
+      f"The kernel counted {units.human_bytes(round(counted))} on the link of"
+      f" process 0 (measured), {counted / run.total_sent_bytes:.3f} times what"
+      " the plan says that a replica sends."
+    )
+  waits = [t.exposed_s for t in run.timings if math.isfinite(t.exposed_s)]
+  if waits:
+    yield (
+      "Exchanges ran beside the inner steps. After its steps a round waited"
+      f" {statistics.median(waits):.3f} s for them (median, measured), and"
+      f" {max(waits):.3f} s at most."
+    )
 
 
 def _again(run: LoadedRun) -> list[str]:

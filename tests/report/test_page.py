@@ -69,6 +69,37 @@ def test_the_page_says_how_many_bits_a_byte_took(write_run, tmp_path):
   assert f"{bits:.4f} bits a byte (measured)" in text
 
 
+def test_the_page_says_what_a_real_link_carried_and_what_was_hidden(
+  write_run, tmp_path
+):
+  workdir = write_run(tmp_path / "a")
+  plain = write_report(workdir).read_text()
+  assert "The kernel counted" not in plain and "waited" not in plain
+  rows = read_rows(workdir / "timing.jsonl")
+  total = read_rows(workdir / "metrics.jsonl")[-1]["total_sent_bytes"]
+  for number, row in enumerate(rows):
+    row["link_bytes"] = 1.05 * total / len(rows)
+    if row["event"] == "round":
+      row["exposed_s"] = 0.25 if number < len(rows) - 3 else 0.75
+  lines = "".join(json.dumps(row) + "\n" for row in rows)
+  (workdir / "timing.jsonl").write_text(lines)
+  text = write_report(workdir).read_text()
+  assert "1.050 times what the plan says" in text
+  assert "waited 0.250 s for them (median, measured), and 0.750 s" in text
+
+
+def test_a_loss_that_was_not_computed_has_no_row(write_run, tmp_path):
+  workdir = write_run(tmp_path / "a")
+  rows = read_rows(workdir / "metrics.jsonl")
+  for row in rows:
+    if row["kind"] != "round":
+      row["mean_loss"] = None
+  lines = "".join(json.dumps(row) + "\n" for row in rows)
+  (workdir / "metrics.jsonl").write_text(lines)
+  text = write_report(workdir).read_text()
+  assert "replicas' mean" not in text and "replica 0 |" in text
+
+
 def test_the_page_of_an_unfinished_run_says_so(write_run, tmp_path):
   text = write_report(write_run(tmp_path / "a", finish=False)).read_text()
   assert "The run has not ended" in text and "The final" not in text
