@@ -1,12 +1,13 @@
 """Proves that exchanges overlap: one run whose link opens and closes in turn.
 
-Rounds over a slow link are compared with rounds over an open one in the same
-run, a few rounds apart, so that a machine that others use too disturbs both
+Rounds over a slow link are compared with the rounds over an open one just
+before and after them, so that a machine that others use too disturbs both
 alike. If the exchange hides behind the inner steps, both take the same time. If
 it does not, rounds over the slow link are longer by the exchange. The control
 keeps the exchange in the round's program, where CPUs overlap nothing.
 """
 
+import collections
 import dataclasses
 import pathlib
 import statistics
@@ -30,9 +31,10 @@ from experiments.runtime.throttled_network import NodeLink, ThrottledNetwork
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _OPEN = NodeLink(1e10, 1e10)
-_NUM_ROUNDS = 40
-_BLOCK = 8  # Rounds before the link changes.
-_SKIPPED = 2  # First rounds of a block, in which it changes.
+_NUM_ROUNDS = 48
+_BLOCK = 4  # Rounds before the link changes.
+_SKIPPED = 1  # First rounds of a block, in which it changes.
+_COMPILING = 8  # First rounds of a run, which are not compared.
 _POLL_S = 0.02
 _COMMON = (
   *("--config.sync.sync_interval=20", "--config.inner.warmup_steps=5"),
@@ -87,6 +89,8 @@ class OverlapRow:
     num_rounds: Rounds compared over the open and over the slow link.
     open_s: Median seconds of a round over the open link.
     slow_s: Median seconds of a round over the slow link.
+    ratio: Seconds of a round over the slow link over those over the open link:
+      median over all changes of the link of the medians just around them.
     predicted_exchange_s: Simulated seconds of the exchange on the slow link.
     exposed_s: Median seconds that steps waited on the slow link; NaN where the
       round's program does not tell.
@@ -99,14 +103,10 @@ class OverlapRow:
   num_rounds: tuple[int, int]
   open_s: float
   slow_s: float
+  ratio: float
   predicted_exchange_s: float
   exposed_s: float
   bytes_ratio: float
-
-  @property
-  def ratio(self) -> float:
-    """Seconds of a round over the slow link over those over the open link."""
-    return self.slow_s / self.open_s
 
   @property
   def predicted_exposed_s(self) -> float:
@@ -169,12 +169,12 @@ def compared(
   """
   timings = [row for row in run.timings if row.event == "round"]
   by_state: dict[bool, list[Timing]] = {True: [], False: []}
-  ratios = []
+  ratios, blocks = [], collections.defaultdict(list)
   pairs = zip(timings, run.rounds, strict=True)
   for number, (timing, row) in enumerate(pairs):
-    # The first block compiles.
-    if number >= _BLOCK and number % _BLOCK >= _SKIPPED:
+    if number >= _COMPILING and number % _BLOCK >= _SKIPPED:
       by_state[is_slow(number)].append(timing)
+      blocks[number // _BLOCK].append(timing.wall_s)
       ratios.append(timing.link_bytes / row.sent_bytes)
   open_s, slow_s = (
     statistics.median(row.wall_s for row in by_state[state])
@@ -188,10 +188,24 @@ def compared(
     (len(by_state[False]), len(by_state[True])),
     open_s,
     slow_s,
+    _ratio_of_neighbours(blocks),
     exchange_s,
     exposed_s,
     statistics.median(ratios),
   )
+
+
+def _ratio_of_neighbours(blocks: dict[int, list[float]]) -> float:
+  """Returns slow over open, from seconds of rounds by number of their block."""
+  medians = {n: statistics.median(walls) for n, walls in blocks.items()}
+  ratios = []
+  for block in medians:
+    if block + 1 in medians:
+      slow, other = sorted(
+        (block, block + 1), key=lambda n: not is_slow(n * _BLOCK)
+      )
+      ratios.append(medians[slow] / medians[other])
+  return statistics.median(ratios)
 
 
 def is_slow(number: int) -> bool:

@@ -4,7 +4,6 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 
@@ -60,15 +59,12 @@ def report(
   ]
   if overlaps:
     lines += ["", _OVERLAP, "", *markdown_table(_COLUMNS, map(_row, overlaps))]
-  values = [_values(row) for row in (*rows, *overlaps)]
+  values = [dataclasses.asdict(row) | {"ratio": row.ratio} for row in rows]
+  values += [dataclasses.asdict(row) for row in overlaps]
   write_json(workdir / "links.json", values)
   page = write_page(workdir, "Real links", lines, own_command())
   Console().print(*lines, sep="\n")
   print(f"report: {page}")
-
-
-def _values(row: Row | OverlapRow) -> dict[str, Any]:
-  return dataclasses.asdict(row) | {"ratio": row.ratio}
 
 
 def _row(row: OverlapRow) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from experiments.real_links.overlap import OverlapRow
 def test_the_page_shows_every_case_and_the_transport(tmp_path, capsys):
   rows = [Row("2 x 1 Gbit/s", "all_reduce", 2_000_000, 0.5, 0.4, 1000, 1050.0)]
   control = OverlapRow(
-    "delayed", "round", "1 Mbit/s", (12, 10), 2.0, 2.6, 0.6, math.nan, 1.02
+    "delayed", "round", "1 Mbit/s", (12, 10), 2.0, 2.6, 1.3, 0.6, math.nan, 1.02
   )
   page.report(rows, [control], GLOO, tmp_path)
   text = (tmp_path / "report.md").read_text()
