@@ -52,7 +52,7 @@ IDEAL = Transport(rtts_per_message=0.5, starts_slowly=False)
 # Measured on throttled links of one machine (docs/log.md); measure your own by
 # `python -m experiments.links --calibrate`.
 GLOO = Transport(
-  pair_slowness=(("all_gather", 1.5), ("all_to_all", 1.85), ("permute", 1.95))
+  pair_slowness=(("all_gather", 1.56), ("all_to_all", 2.13), ("permute", 2.07))
 )
 
 

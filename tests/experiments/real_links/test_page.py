@@ -16,7 +16,7 @@ def test_the_page_shows_every_case_and_the_transport(tmp_path, capsys):
   text = (tmp_path / "report.md").read_text()
   assert "| 0.5000 | 0.4000 | 1.250 | 1.050 |" in text
   assert "| 12 and 10 | 0.30 | 2.000 | 2.600 | 1.300 | 0.000 | - |" in text
-  assert "all_gather 1.50" in text
+  assert "all_gather 1.56" in text
   collective, overlap = json.loads((tmp_path / "links.json").read_text())
   assert (collective["ratio"], overlap["ratio"]) == (1.25, 1.3)
   assert "report:" in capsys.readouterr().out
