@@ -46,10 +46,10 @@ from dilocox_jax.optimizers import (
   learning_rate_schedule,
   named_optimizer,
 )
+from dilocox_jax.outer.data_parallel import StepPrograms
 from dilocox_jax.outer.exchange_thread import ExchangeThread
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.programs import RoundPrograms
-from dilocox_jax.outer.step_programs import StepPrograms
 from dilocox_jax.outer.transforms import OuterTransform
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.model.shapes import parameter_shapes

@@ -11,6 +11,9 @@ import jax
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_program import RoundState
+from dilocox_jax.plan.schedule.run_plan import Segment
+from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.pytypes import Tree
 from dilocox_jax.training.build import Programs
 
@@ -99,3 +102,28 @@ def abstract(
     optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
     return programs.rounds.abstract(params, optimizer)
   return programs.steps_of(phase).abstract(params)
+
+
+def segment_sent_bytes(
+  traffic: Traffic, segment: Segment, state: TrainingState, num_replicas: int
+) -> int:
+  """Returns the bytes that a replica sends in a segment.
+
+  They are those of its exchanges, and of the copies with which replicas begin
+  after a warm start on one of them, or after an absence.
+
+  Args:
+    traffic: Bytes of the exchanges.
+    segment: The segment.
+    state: State after it.
+    num_replicas: M.
+  """
+  total = traffic.segment_bytes(segment)
+  if segment.phase == "single" and segment.ends_phase:
+    copied_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    total += Collective("broadcast", copied_bytes).sent_bytes(num_replicas)
+  if segment.attendance and segment.attendance.returning:
+    assert isinstance(state, RoundState)
+    leaves = jax.tree.leaves(state.replica)
+    total += sum(leaf.nbytes // len(leaf) for leaf in leaves)
+  return total

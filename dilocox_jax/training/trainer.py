@@ -23,7 +23,6 @@ from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_program import RoundState
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.window_groups import window_groups
-from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.report.page import PAGE
 from dilocox_jax.training import (
   build,
@@ -40,7 +39,11 @@ from dilocox_jax.training.evaluation import NotFiniteError
 from dilocox_jax.training.metrics_reader import DispatchedSegment
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.run_summary import clock_at_end_s, summary_lines
-from dilocox_jax.training.states import TrainingProgress, TrainingState
+from dilocox_jax.training.states import (
+  TrainingProgress,
+  TrainingState,
+  segment_sent_bytes,
+)
 
 
 class TrainingStoppedError(RuntimeError):
@@ -281,15 +284,9 @@ class Trainer:
         programs = self.programs.steps_of(segment.phase)
         state, step_metrics = programs.steps(state, batches)
     clock, traffic = self.clock, self.controller.traffic
-    sent_bytes = traffic.segment_bytes(segment)
-    if is_single and segment.ends_phase:
-      copied_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-      copy = Collective("broadcast", copied_bytes)
-      sent_bytes += copy.sent_bytes(self.config.mesh.num_replicas)
-    if segment.attendance and segment.attendance.returning:
-      assert isinstance(state, RoundState)
-      leaves = jax.tree.leaves(state.replica)
-      sent_bytes += sum(leaf.nbytes // len(leaf) for leaf in leaves)
+    sent_bytes = segment_sent_bytes(
+      traffic, segment, state, self.config.mesh.num_replicas
+    )
     num_replicas = 1 if is_single else self.config.mesh.num_replicas
     steps = segment.replica_steps(num_replicas)
     self.progress = TrainingProgress(

@@ -107,7 +107,7 @@ def predicted_s(
 ) -> float:
   """Returns the simulated seconds of collectives, one after the other."""
   nothing = np.zeros(cluster.num_replicas)
-  key = ("case", 0, 0)
+  key = ("case", 0, 0, 0)
   ops = [Launch(key, collectives), Wait(key)]
   costs = LinkCosts(cluster, transport)
   return run_time(costs, Work(nothing, nothing), ops).total_s

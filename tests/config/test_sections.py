@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from dilocox_jax import checks
-from dilocox_jax.config import RunConfig, sections
+from dilocox_jax.config import RunConfig, membership, sections
 from dilocox_jax.config.sections import (
   CodecConfig,
   ExchangeConfig,
@@ -222,7 +222,7 @@ def test_a_residual_may_be_kept_wholly_in_part_or_not_at_all(decay):
 @pytest.mark.parametrize("name", SECTIONS)
 def test_every_section_is_a_value_that_cannot_be_changed(name):
   section = SECTIONS[name]()
-  homes = (sections.__name__,)
+  homes = (sections.__name__, membership.__name__)
   assert type(section).__module__ in homes
   first = dataclasses.fields(section)[0].name
   with pytest.raises(dataclasses.FrozenInstanceError):

@@ -11,10 +11,10 @@ import pytest
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, compressed_mean
+from dilocox_jax.outer.data_parallel import StepPrograms
 from dilocox_jax.outer.drift import measure_drift
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.programs import RoundPrograms
-from dilocox_jax.outer.step_programs import StepPrograms
 from dilocox_jax.outer.transforms import OuterTransform
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments

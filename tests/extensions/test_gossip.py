@@ -9,7 +9,7 @@ import pytest
 from dilocox_jax.config import to_plan
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
-from dilocox_jax.outer.step_programs import StepPrograms
+from dilocox_jax.outer.data_parallel import StepPrograms
 from dilocox_jax.plan.wire.payload import Dense
 from tests.contracts import test_bytes
 from tests.extensions import gossip, runs

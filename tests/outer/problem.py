@@ -8,9 +8,9 @@ import optax
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.mean import mean_of_finite_replicas
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
+from dilocox_jax.outer.data_parallel import StepPrograms
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.programs import RoundPrograms
-from dilocox_jax.outer.step_programs import StepPrograms
 from dilocox_jax.outer.transforms import OuterTransform
 from dilocox_jax.plan.schedule.fragments import Fragments
 

@@ -16,7 +16,10 @@ def found(script, plan, step_s=0.05, codec_s=0.0):
   return costs, work, steady_state(costs, work, script, plan)
 
 
-@pytest.mark.parametrize("method, settings", METHODS)
+# Rounds with absences differ, so they have no steady state.
+@pytest.mark.parametrize(
+  "method, settings", [one for one in METHODS if "membership" not in one[1]]
+)
 def test_a_longer_run_costs_as_much_more(method, settings):
   script, plan = small.script(method, **settings)
   costs, work, rounds = found(script, plan, codec_s=0.01)
