@@ -2,9 +2,9 @@
 
 Nothing is computed here: segments come from the plan, programs from `build`,
 rows go to the metrics reader, state to the checkpoints. A segment is
-dispatched before the metrics of the one before it are read, so the devices
-never wait for the host. With several processes, each goes through the whole
-plan with the batches of its own replicas.
+dispatched before the metrics of the one before it are read, so devices never
+wait for the host. Each process goes through the whole plan with the batches of
+its own replicas.
 """
 
 import dataclasses
@@ -296,18 +296,15 @@ class Trainer:
       simulated_s=clock.advance(segment, traffic) if clock else None,
     )
     exposed_s = thread.newly_exposed_s() if thread else None
-    return state, DispatchedSegment(
-      segment, self.progress, step_metrics, drifts, exposed_s
-    )
+    parts = segment, self.progress, step_metrics, drifts, exposed_s
+    return state, DispatchedSegment(*parts)
 
   def _needs_pause(self, segment: Segment) -> bool:
     """Whether anything follows before the next segment."""
-    return (
-      segment.ends_phase
-      or self.controller.is_choice_due(segment)
-      or segment.crosses(self.config.evaluation.interval_steps)
-      or segment.crosses(self.config.checkpoint.interval_steps)
-    )
+    config = self.config
+    is_due = segment.ends_phase or self.controller.is_choice_due(segment)
+    intervals = config.evaluation, config.checkpoint
+    return is_due or any(segment.crosses(i.interval_steps) for i in intervals)
 
   def _pause(
     self, state: TrainingState, segment: Segment, stop_signal: int
