@@ -23,6 +23,8 @@ Pausing = Generator[Tree, Tree, Any]
 def without_pauses(pausing: Callable[..., Pausing]) -> Callable[..., Any]:
   """Returns a function that runs a generator to its end and returns its value.
 
+  The function has the generator's function as its attribute `pausing`.
+
   Args:
     pausing: Function that returns the generator.
   """
@@ -36,6 +38,7 @@ def without_pauses(pausing: Callable[..., Pausing]) -> Callable[..., Any]:
     except StopIteration as stop:
       return stop.value
 
+  run.pausing = pausing  # pyright: ignore[reportFunctionMemberAccess]
   return run
 
 
@@ -51,18 +54,17 @@ class Aggregator(NamedTuple):
     average: Function from one replica's values, the state and the parameters
       that the values belong to, to three things: the mean, the share of the
       values that was sent, and the new state. The parameters are the outer
-      ones of a pseudo-gradient; few aggregators read them.
+      ones of a pseudo-gradient; few aggregators read them. If it was made by
+      `without_pauses`, inner steps can be put between its messages: in every
+      turn its generator yields what it is about to send, sends what it gets
+      back, yields what has arrived, and goes on with what it gets back.
     axes: Tree prefix of the state: 0 where each replica has its own, None
       where all replicas have the same.
     observe: Function from the state to arrays to record, by name.
     is_shared: Whether the mean is the same on all replicas. If it is not, each
       replica has outer parameters of its own.
-    pausing: `average` as a generator that pauses where other work may be put.
-      In every turn it yields what it is about to send, sends what it gets
-      back, yields what has arrived, and goes on with what it gets back. None:
-      nothing is known of its turns.
     stretch_ends: Function from the parameters of a fragment to the shares of
-      inner steps that hide each turn
+      inner steps that hide each of these turns
       (`plan.wire.collectives.stretch_ends`). None: there is one turn.
   """
 
@@ -71,13 +73,18 @@ class Aggregator(NamedTuple):
   axes: Any = 0
   observe: Callable[[Tree], dict[str, Array]] = lambda state: {}
   is_shared: bool = True
-  pausing: Callable[[Tree, Tree, Tree], Pausing] | None = None
   stretch_ends: Callable[[Tree], tuple[int, ...]] | None = None
 
+  @property
+  def has_turns(self) -> bool:
+    """Whether `average` is known to pause."""
+    return hasattr(self.average, "pausing")
+
   def paused(self, values: Tree, state: Tree, params: Tree) -> Pausing:
-    """Runs `average` as `pausing` does; it may be all one turn."""
-    if self.pausing is not None:
-      return (yield from self.pausing(values, state, params))
+    """Runs `average` with its pauses; without any it is all one turn."""
+    if self.has_turns:
+      pausing: Any = getattr(self.average, "pausing")  # noqa: B009
+      return (yield from pausing(values, state, params))
     values = yield values
     return (yield self.average(values, state, params))
 

@@ -57,7 +57,7 @@ class Exchange(NamedTuple):
     update: Function (values, whether this replica participates, state) ->
       (mean, own, state). `own` is what the others received of this replica's
       values; both are float32 trees like the values. It is a generator that
-      pauses as `Aggregator.pausing` does.
+      pauses as `Aggregator.paused` does.
     stretch_ends: As in `Aggregator`.
   """
 

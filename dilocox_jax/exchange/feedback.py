@@ -145,7 +145,6 @@ def compressed_mean(
     without_pauses(average),
     axes,
     lambda state: grams(state.codec),
-    pausing=average,
     stretch_ends=exchange.stretch_ends,
   )
 

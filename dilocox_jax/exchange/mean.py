@@ -57,7 +57,7 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
     )
     return mean, values, state
 
-  return Aggregator(init, without_pauses(average), pausing=average)
+  return Aggregator(init, without_pauses(average))
 
 
 def finite_part(values: Tree) -> tuple[Tree, Boolean]:

@@ -97,8 +97,9 @@ def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Array:
     pairs = [(i, (i + hop) % num_replicas) for i in range(num_replicas)]
     part = raw if same_for_all else raw[(own + hop) % num_replicas]
     parts.append(jax.lax.ppermute(part, axis_name, pairs) if hop else part)
-  # What came over `hop` replicas was sent by replica own - hop.
-  return jnp.stack(parts)[(own - jnp.arange(num_replicas)) % num_replicas]
+  # What came over `hop` replicas was sent by replica own - hop, so `parts` are
+  # in descending order of the sender, from `own` on.
+  return jnp.roll(jnp.stack(parts[::-1]), own + 1, axis=0)
 
 
 def _over_devices(

@@ -59,7 +59,7 @@ def reduce(
     axis_name: Axis over which replicas are mapped.
 
   Returns:
-    A generator that pauses as `Aggregator.pausing` does. In the end it returns
+    A generator that pauses as `Aggregator.paused` does. In the end it returns
     the mean and the replica's own part of it, by path.
   """
   num_replicas = jax.lax.axis_size(axis_name)

@@ -59,7 +59,7 @@ def exchange_behind_steps(
     The carry after the exchange and the steps; the result of the exchange.
   """
   ends = stretch_ends((), 1)
-  if outer.aggregator.stretch_ends is not None:
+  if outer.aggregator.has_turns and outer.aggregator.stretch_ends:
     params = outer.partition.take(carry.outer.params, index)
     ends = outer.aggregator.stretch_ends(params)
   run = outer.exchange_paused(carry.outer, index, own, weight)

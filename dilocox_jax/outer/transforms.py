@@ -212,7 +212,7 @@ class OuterTransform:
     own: Tree,
     weight: Scalar | None = None,
   ) -> Pausing:
-    """Runs `exchange` with pauses for inner steps (`Aggregator.pausing`)."""
+    """Runs `exchange` with pauses for inner steps (`Aggregator.paused`)."""
     old_exchange = state.exchange.get(fragment)
     params = self.partition.take(state.params, fragment)
     given = own if weight is None else _weighted(own, weight)

@@ -329,8 +329,9 @@ def platform_name() -> str:
   cuDNN.
   """
   name = jax.default_backend()
-  version = jax.local_devices()[0].client.platform_version
-  return "rocm" if name == "gpu" and "rocm" in version else name
+  if name == "gpu" and "rocm" in jax.local_devices()[0].client.platform_version:
+    return "rocm"
+  return name
 
 
 def _check_given_model(config: RunConfig, model: LossModel) -> None:

@@ -13,6 +13,7 @@ from dilocox_jax.plan.wire.chain import Chain
 from dilocox_jax.plan.wire.leaf import leaf_of
 from dilocox_jax.plan.wire.payload import Dense, Int
 from dilocox_jax.plan.wire.reduction import LowRank, RandomMask
+from dilocox_jax.pytypes import without_pauses
 from dilocox_jax.reference.exchanges import SharedFactors
 from dilocox_jax.trees import leaves_by_path
 from tests.exchange.problem import (
@@ -50,7 +51,7 @@ def with_own(
   exchange = compressed(Compression(payload, collective, seed))
   replicas = Replicas(NUM_REPLICAS, layout)
   state = every_replicas(exchange.init(replica(values)))
-  update = jax.jit(replicas.map(exchange.update, (0, 0, 0), 0))
+  update = jax.jit(replicas.map(without_pauses(exchange.update), (0, 0, 0), 0))
   participates = jnp.ones(NUM_REPLICAS, bool)
   for _ in range(rounds):
     args = (replicas.place(x, 0) for x in (values, participates, state))
@@ -220,7 +221,9 @@ def test_replicas_that_take_no_part_are_as_if_they_were_not_there():
   exchange = compressed(Compression(Int(8), "all_gather"))
   values = draw(4)
   state = every_replicas(exchange.init(replica(values)))
-  update = jax.jit(Replicas(NUM_REPLICAS).map(exchange.update, (0, 0, 0), 0))
+  update = jax.jit(
+    Replicas(NUM_REPLICAS).map(without_pauses(exchange.update), (0, 0, 0), 0)
+  )
   participates = jnp.asarray([True, False, True])
   mean, own, _ = update(values, participates, state)
   for path, leaf in named(own).items():

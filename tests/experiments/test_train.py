@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = sorted(
   path.stem
   for path in (ROOT / "experiments" / "configs").glob("*.py")
-  if path.stem not in ("__init__", "default", "papers")
+  if path.stem not in ("__init__", "compiled", "default", "papers")
   and not path.stem.startswith(("ablate_", "convergence_"))
 )
 # Another reading of one method, as settings of the general one.

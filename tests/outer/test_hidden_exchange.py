@@ -28,7 +28,7 @@ def outer_side(events, num_turns, ends):
     return types.SimpleNamespace(params=1), own
 
   aggregator = types.SimpleNamespace(
-    stretch_ends=ends and (lambda params: ends)
+    has_turns=True, stretch_ends=ends and (lambda params: ends)
   )
   partition = types.SimpleNamespace(take=lambda params, index: params)
   return types.SimpleNamespace(
