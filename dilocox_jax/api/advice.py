@@ -281,7 +281,7 @@ def _fastest(
   fitting = [n for n, size in enumerate(sizes) if size <= limits.device_bytes]
   best = fitting[0] if fitting else sizes.index(min(sizes))
   settings = divisions[best].changes | changes
-  config = changed(divisions[best].config, changes)
+  config = changed(divisions[best].config, changes) if best else first
   if config is None:
     return None
   return _proposal(settings, config, cluster, options)

@@ -33,12 +33,7 @@ from dilocox_jax.outer.round_program import (
 )
 from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
-from dilocox_jax.plan.schedule.sync_schedule import Window
-from dilocox_jax.plan.schedule.window_groups import (
-  WindowGroup,
-  WindowTable,
-  window_groups,
-)
+from dilocox_jax.plan.schedule.window_groups import WindowGroup, WindowTable
 from dilocox_jax.pytypes import Array, Index, Tree
 
 
@@ -97,25 +92,28 @@ class ThreadedRounds:
   axes: RoundState
   thread: ExchangeThread
 
-  def hides(self, windows: Sequence[Window]) -> bool:
+  def hides(self, groups: Sequence[WindowGroup]) -> bool:
     """Whether any of these windows has an exchange to hide behind its steps."""
-    groups, _ = window_groups(self.outer.method.schedule, windows)
     return any(
       round_program.starts_exchange(self.outer, group) for group in groups
     )
 
   def round(
-    self, state: RoundState, batches: Tree, windows: Sequence[Window]
+    self,
+    state: RoundState,
+    batches: Tree,
+    groups: Sequence[WindowGroup],
+    tables: Sequence[WindowTable],
   ) -> tuple[RoundState, StepMetrics, list[Drift]]:
     """Runs windows of the plan, as `RoundPrograms.round` does, to their end.
 
     Args:
       state: State of all replicas; its memory is used again.
       batches: Leaves [M, H, ...] on the devices.
-      windows: Windows of a round of the method's schedule, or its first part.
+      groups: Window groups of a round, or of its first part.
+      tables: Numbers of the windows, one table for each group, on the host.
     """
-    groups, tables = window_groups(self.outer.method.schedule, windows)
-    metrics = self._no_metrics(sum(w.num_steps for w in windows))
+    metrics = self._no_metrics(jax.tree.leaves(batches)[0].shape[1])
     step, drifts = self.replicas.place(np.int32(0), None), []
     for group, table in zip(groups, tables, strict=True):
       for row in np.stack(table[:-1], axis=1):  # Without weights.

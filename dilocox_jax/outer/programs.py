@@ -173,8 +173,8 @@ class RoundPrograms:
     if attendance and attendance.returning:
       state = self.rejoined(state, attendance.returning, attendance.donor)
     batches = self.replicas.place_batches(batches)
-    if self._threaded and not attendance and self._threaded.hides(windows):
-      return self._threaded.round(state, batches, windows)
+    if self._threaded and not attendance and self._threaded.hides(shapes):
+      return self._threaded.round(state, batches, shapes, tables)
     tables = self.replicas.place(tables, None)
     program = self.compiled(shapes, self._memories(state))
     return program(state, batches, tables)

@@ -194,9 +194,7 @@ def _window(
     if not starts_exchange(outer, group):
       carry = run_steps(carry, row.steps_before)
       return end_window(outer, run_steps, group, carry, row, None)
-    assert group.applied, "see `starts_exchange`"
-    index = _fragment_index(group.applied, row.applied)
-    own = outer.in_flight(carry.outer, index, row.applied_slot)
+    index, own = _due(outer, group, carry.outer, row)
     carry, result = exchange(carry, index, own, row.steps_before, row.weights)
     return end_window(outer, run_steps, group, carry, row, result)
 
@@ -215,10 +213,19 @@ def start_exchange(
   row: WindowTable,
 ) -> tuple[OuterState, ExchangeResult]:
   """Exchanges what a window applies after its first inner steps."""
+  return outer.exchange(state, *_due(outer, group, state, row))
+
+
+def _due(
+  outer: OuterTransform,
+  group: WindowGroup,
+  state: OuterState,
+  row: WindowTable,
+) -> tuple[FragmentIndex, Tree]:
+  """Returns the fragment that a window exchanges first, and what was sent."""
   assert group.applied, "see `starts_exchange`"
   index = _fragment_index(group.applied, row.applied)
-  own = outer.in_flight(state, index, row.applied_slot)
-  return outer.exchange(state, index, own)
+  return index, outer.in_flight(state, index, row.applied_slot)
 
 
 def end_window(

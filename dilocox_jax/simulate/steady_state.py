@@ -72,21 +72,17 @@ def steady_state(
   """
   method = plan.method
   first = 0 if method.exchanged == "gradient" else plan.warm_start_steps
-  # A round of H = 1 is short, and it may be applied many rounds later.
-  depth = method.schedule.depth
-  num_steps = first + (depth + 10 * _FIRST_ROUNDS + 10 * _COUNTED_ROUNDS) * max(
-    method.schedule.sync_interval, plan.steps_per_dispatch
-  )
-  long = dataclasses.replace(plan, total_steps=num_steps)
-  segments = itertools.islice(long.segments(first), depth + _FIRST_ROUNDS)
+  # What is sent may be applied many rounds later.
+  num_first = method.schedule.depth + _FIRST_ROUNDS
+  num_rounds = num_first + _COUNTED_ROUNDS
+  longest = max(method.schedule.sync_interval, plan.steps_per_dispatch)
+  long = dataclasses.replace(plan, total_steps=first + num_rounds * longest)
   clock = AnalyticClock(link_costs, work)
-  step = first
-  for segment in segments:
-    begun = clock.walk(script.segment(segment))
-    step = segment.stop
-  for segment in itertools.islice(long.segments(step), _COUNTED_ROUNDS):
-    done = clock.walk(script.segment(segment))
-  return _between(begun, done)
+  walked = [
+    clock.walk(script.segment(segment))
+    for segment in itertools.islice(long.segments(first), num_rounds)
+  ]
+  return _between(walked[num_first - 1], walked[-1])
 
 
 def _between(begun: Outcome, done: Outcome) -> SteadyState:

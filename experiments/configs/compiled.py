@@ -89,7 +89,5 @@ def get_config(name="tiny_dilocox"):
   config = default.get_config()
   config.model.scan_unroll = 1
   config.mesh.layout = "mesh"
-  for path, value in COMPILED[name].items():
-    section, _, field = path.rpartition(".")
-    setattr(config[section] if section else config, field, value)
+  config.update_from_flattened_dict(COMPILED[name])
   return config

@@ -122,7 +122,5 @@ def get_config(name="streaming_35m"):
   config.model.compute_dtype = "bfloat16"
   config.model.scan_unroll = 1
   config.mesh.layout = "mesh"
-  for path, value in PAPERS[name].items():
-    section, _, field = path.rpartition(".")
-    setattr(config[section] if section else config, field, value)
+  config.update_from_flattened_dict(PAPERS[name])
   return config
