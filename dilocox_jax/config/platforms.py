@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dilocox_jax.config.run import RunConfig
+from dilocox_jax.mapping import flat
 
 _ACCELERATOR: Mapping[str, Any] = {
   "model.attention": "blockwise",
@@ -67,6 +68,18 @@ def on_platform(config: RunConfig, platform: str) -> RunConfig:
     model = dataclasses.replace(model, attention=attention)
   mesh = dataclasses.replace(config.mesh, **chosen["mesh"])
   return dataclasses.replace(config, model=model, mesh=mesh)
+
+
+def chosen_values(config: RunConfig, platform: str) -> dict[str, Any]:
+  """Returns the values that a config leaves to the devices, by dotted names.
+
+  Args:
+    config: Config of a run.
+    platform: Kind of the devices, as `jax.default_backend` names it.
+  """
+  wanted = flat(config.to_mapping())
+  used = flat(on_platform(config, platform).to_mapping())
+  return {path: used[path] for path in used if used[path] != wanted[path]}
 
 
 def _kernel(config: RunConfig, dtype: str, attention: str) -> str:

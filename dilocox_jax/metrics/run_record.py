@@ -60,6 +60,7 @@ def write_run_record(
   bytes_per_token: float | None = None,
   validation_sets: Mapping[str, Mapping[str, Any]] | None = None,
   handed_in: Sequence[str] = (),
+  chosen: Mapping[str, Any] | None = None,
   command: str | None = None,
   continues: bool = False,
 ) -> None:
@@ -85,6 +86,7 @@ def write_run_record(
       is evaluated on, by name.
     handed_in: Names of the parts, such as "model", that the caller handed in
       instead of naming them in the config.
+    chosen: Values that the config left to the devices, by dotted names.
     command: Command line that started the run; None if there was none.
     continues: Whether the run continues from a checkpoint.
 
@@ -95,6 +97,7 @@ def write_run_record(
   lines.write_json(workdir / CONFIG, config)
   versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
   start = {
+    "chosen_for_device": dict(chosen or {}),
     "command": command,
     "platform": platform,
     "source_revision": source_revision(),

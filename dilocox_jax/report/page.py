@@ -61,9 +61,11 @@ _SETTINGS = (
   " above). Pass settings that differ from the config file as"
   " `--config.section.field=value`."
 )
+_CHOSEN = "Left open by the config, and chosen for the device: {}."
 _EARLIER = (
   "Parts of this run were started in another way ({} earlier starts with"
-  " another command, platform or source revision). `run.json` lists them."
+  " another command, platform, source revision or choice for the device)."
+  " `run.json` lists them."
 )
 
 
@@ -209,10 +211,14 @@ def _again(run: LoadedRun) -> list[str]:
   )
   versions = run.record["versions"]
   rows = [(name, versions[name]) for name in sorted(versions)]
+  chosen = run.record.get("chosen_for_device", {})
   revision = run.record["source_revision"] or "unknown"
   earlier = run.record.get("earlier_starts", [])
   lines = ["```", command, "```", "", _SETTINGS, ""]
   lines += markdown_table(("what", "version"), [*rows, ("source", revision)])
+  if chosen:
+    values = ", ".join(f"`{name}={chosen[name]}`" for name in sorted(chosen))
+    lines += ["", _CHOSEN.format(values)]
   return lines + (["", _EARLIER.format(len(earlier))] if earlier else [])
 
 

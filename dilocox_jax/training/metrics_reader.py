@@ -20,6 +20,7 @@ import optax
 
 from dilocox_jax import metrics
 from dilocox_jax.config import RunConfig
+from dilocox_jax.config.platforms import chosen_values
 from dilocox_jax.data.corpus import Corpus, digest_of
 from dilocox_jax.data.validation import ValidationSet
 from dilocox_jax.distributed import processes
@@ -30,7 +31,7 @@ from dilocox_jax.outer.round_program import StepMetrics
 from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.training import evaluation
-from dilocox_jax.training.build import Programs
+from dilocox_jax.training.build import Programs, platform_name
 from dilocox_jax.training.progress_bar import ProgressBar
 from dilocox_jax.training.states import TrainingProgress
 
@@ -270,6 +271,7 @@ def open_reader(
         for name, (text, _) in validation_sets.items()
       },
       platform=jax.devices()[0].device_kind,
+      chosen=chosen_values(config, platform_name()),
       command=command,
       continues=is_resumed,
     )

@@ -1,7 +1,7 @@
 import pytest
 
 from dilocox_jax.config import RunConfig, from_mapping
-from dilocox_jax.config.platforms import on_platform
+from dilocox_jax.config.platforms import chosen_values, on_platform
 from dilocox_jax.mapping import flat
 
 LONG = {"data": {"sequence_length": 2048}}
@@ -31,6 +31,14 @@ def chosen(platform, values):
 )
 def test_a_device_gets_what_is_fast_there(platform, values):
   assert chosen(platform, LONG) == values
+
+
+def test_what_was_chosen_is_named_and_what_was_set_is_not():
+  config = from_mapping({"model": {"compute_dtype": "float32"}})
+  chosen = chosen_values(config, "gpu")
+  assert set(chosen) == set(OPEN) - {"model.compute_dtype"}
+  assert chosen["mesh.stacked_by"] == "vmap"
+  assert chosen_values(on_platform(config, "gpu"), "gpu") == {}
 
 
 def test_nothing_else_changes():

@@ -57,6 +57,16 @@ def test_a_continued_run_keeps_how_else_it_was_started(tmp_path):
   assert started("gpu") == []  # A new run in an old directory.
 
 
+def test_a_run_that_moves_to_another_device_keeps_what_was_chosen(tmp_path):
+  dtype = "model.compute_dtype"
+  _write(tmp_path, chosen={dtype: "float32"})
+  _write(tmp_path, chosen={dtype: "bfloat16"}, continues=True)
+  record = json.loads((tmp_path / "run.json").read_text())
+  assert record["chosen_for_device"] == {dtype: "bfloat16"}
+  (before,) = record["earlier_starts"]
+  assert before["chosen_for_device"] == {dtype: "float32"}
+
+
 @pytest.fixture(name="checkout")
 def checkout_fixture(tmp_path):
   """A copy of the package in a repository of its own, with one commit."""

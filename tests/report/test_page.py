@@ -117,6 +117,17 @@ def test_the_page_says_if_parts_of_a_run_were_started_otherwise(
   assert "started in another way (2 earlier starts" in text
 
 
+def test_the_page_says_what_was_chosen_for_the_device(write_run, tmp_path):
+  workdir = write_run(tmp_path / "a")
+  assert "chosen for the device" not in write_report(workdir).read_text()
+  path = workdir / "run.json"
+  record = json.loads(path.read_text())
+  chosen = {"chosen_for_device": {"model.remat": "dots"}}
+  path.write_text(json.dumps(record | chosen))
+  text = write_report(workdir).read_text()
+  assert "chosen for the device: `model.remat=dots`" in text
+
+
 def test_the_cost_is_the_sum_of_the_timing_rows(write_run, tmp_path):
   workdir = write_run(tmp_path / "a")
   rows = read_rows(workdir / "timing.jsonl")
