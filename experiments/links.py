@@ -10,7 +10,9 @@ Predictions use what --calibrate measures first: how long gloo's gathers between
 two processes take on this machine. With --calibrate nothing else is run.
 
 --cases=all also trains on a link that opens and closes during one run, which
-shows whether an exchange hides behind the inner steps.
+shows whether an exchange hides behind the inner steps, and on links so slow
+that an all-reduce takes 32 and 357 times as long as a step. --cases=speedup
+does this last part alone.
 """
 
 import dataclasses
@@ -27,7 +29,7 @@ def define_flags() -> None:
     "calibrate", False, "Only measure and print the transport, in a minute."
   )
   flags.DEFINE_enum(
-    "cases", "all", ("all", "quick"), "Which cases; quick takes some seconds."
+    "cases", "all", ("all", "quick", "speedup"), "Which; quick takes seconds."
   )
 
 
@@ -35,7 +37,7 @@ def main(values: flags.FlagValues) -> None:
   """Measures, writes page and JSON, and prints the table."""
   # This loads JAX, which takes seconds.
   from dilocox_jax.metrics.lines import write_json
-  from experiments.real_links import cases, overlap, page
+  from experiments.real_links import cases, overlap, page, speedup
 
   workdir = command_line.writable(values.workdir)
   transport = cases.calibrated(workdir)
@@ -43,11 +45,14 @@ def main(values: flags.FlagValues) -> None:
   write_json(workdir / "transport.json", dataclasses.asdict(transport))
   if values.calibrate:
     return
-  is_quick = values.cases == "quick"
-  chosen = cases.quick_cases() if is_quick else cases.all_cases()
-  rows = cases.run_cases(chosen, transport, workdir)
-  overlaps = [] if is_quick else overlap.run_all(transport, workdir)
-  page.report(rows, overlaps, transport, workdir)
+  chosen = {"quick": cases.quick_cases(), "all": cases.all_cases()}
+  rows = cases.run_cases(chosen.get(values.cases, ()), transport, workdir)
+  overlaps, speedups = [], []
+  if values.cases == "all":
+    overlaps = overlap.run_all(transport, workdir)
+  if values.cases in ("all", "speedup"):
+    speedups = speedup.run_all(transport, workdir)
+  page.report(rows, overlaps, speedups, transport, workdir)
 
 
 if __name__ == "__main__":

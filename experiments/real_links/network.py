@@ -89,6 +89,28 @@ def coordinator_of(network: ThrottledNetwork) -> str:
   return f"{network.addresses[0]}:{_PORT}"
 
 
+def train_together(network: ThrottledNetwork, flags: Sequence[str]) -> None:
+  """Trains one run with a process on every node.
+
+  Args:
+    network: The network.
+    flags: Flags of `experiments.train`, the same for all processes.
+
+  Raises:
+    StoppedError: If a process fails.
+  """
+  count = len(network.addresses)
+  given = (
+    *(*flags, "--distributed", f"--num_processes={count}"),
+    f"--coordinator={coordinator_of(network)}",
+  )
+  run_together(
+    network,
+    "experiments.train",
+    [[*given, f"--process_id={node}"] for node in range(count)],
+  )
+
+
 def measure_collectives(
   network: ThrottledNetwork,
   cases: Sequence[tuple[str, int]],

@@ -12,7 +12,6 @@ import dataclasses
 import pathlib
 import statistics
 import threading
-from collections.abc import Sequence
 
 from dilocox_jax.config import from_mapping, to_plan
 from dilocox_jax.metrics.lines import RecordError, read_rows
@@ -22,10 +21,9 @@ from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.simulate.transfer import Transport
 from experiments.real_links.cases import predicted_s
 from experiments.real_links.network import (
-  coordinator_of,
   equal_cluster,
   network_of,
-  run_together,
+  train_together,
 )
 from experiments.runtime.throttled_network import NodeLink, ThrottledNetwork
 
@@ -149,7 +147,7 @@ def _run(
   with network_of(cluster) as network:
     link = NodeLink(slow.up_bps, slow.down_bps)
     with _alternating(network, workdir / TIMING, link):
-      _train(network, flags)
+      train_together(network, flags)
   run = load_run(workdir)
   traffic = to_plan.traffic(from_mapping(run.config))
   exchange_s = predicted_s(cluster, transport, *traffic.exchange(0))
@@ -249,16 +247,3 @@ class _alternating:
   def _throttle(self, to_slow: bool) -> None:
     for node in range(len(self._network.addresses)):
       self._network.throttle(node, self._slow if to_slow else _OPEN)
-
-
-def _train(network: ThrottledNetwork, flags: Sequence[str]) -> None:
-  count = len(network.addresses)
-  given = (
-    *(*flags, "--distributed", f"--num_processes={count}"),
-    f"--coordinator={coordinator_of(network)}",
-  )
-  run_together(
-    network,
-    "experiments.train",
-    [[*given, f"--process_id={node}"] for node in range(count)],
-  )

@@ -14,6 +14,7 @@ from dilocox_jax.report.units import human_bytes
 from dilocox_jax.simulate.transfer import Transport
 from experiments.real_links.cases import Row
 from experiments.real_links.overlap import OverlapRow
+from experiments.real_links.speedup import SpeedupRow
 from experiments.runtime.command_line import own_command
 
 _HEADER = (
@@ -21,6 +22,9 @@ _HEADER = (
   *("predicted / measured", "counted / planned bytes"),
 )
 
+_COLLECTIVES = (
+  "Seconds of a collective: the simulator's, and the median of five runs."
+)
 _COLUMNS = (
   *("method", "exchange in the", "slow link", "rounds open and slow"),
   *("exchange / round", "open (s)", "slow (s)", "slow / open"),
@@ -32,10 +36,25 @@ _OVERLAP = (
   " keeps it in the round's program, where CPUs overlap nothing."
 )
 
+_SPEEDUP_COLUMNS = (
+  *("all-reduce / step (wanted)", "link (Mbit/s)", "H", "step alone (s)"),
+  *("AllReduce (s)", "predicted / measured", "overlap_loco (s)"),
+  *("predicted / measured", "speed-up", "utilisation"),
+  "counted / planned bytes",
+)
+_SPEEDUP = (
+  "Seconds of a step, exchanges included, medians (measured). The link is"
+  " slowed down until the all-reduce of the gradients takes so many times as"
+  " long as a step alone. The speed-up is AllReduce's seconds over those of"
+  " `overlap_loco`; utilisation is the share of its time that its steps take"
+  " over an open link."
+)
+
 
 def report(
   rows: Sequence[Row],
   overlaps: Sequence[OverlapRow],
+  speedups: Sequence[SpeedupRow],
   transport: Transport,
   workdir: pathlib.Path,
 ) -> None:
@@ -44,23 +63,25 @@ def report(
   Args:
     rows: All collectives; those that miss are shown as the others are.
     overlaps: Runs on a link that opened and closed.
+    speedups: Runs over links that make AllReduce slow.
     transport: Transport of the predictions, as it was measured.
     workdir: Directory to write into.
   """
-  table = markdown_table(_HEADER, map(_cells, rows))
   slowness = ", ".join(f"{k} {v:.2f}" for k, v in transport.pair_slowness)
   lines = [
-    "Seconds of a collective: the simulator's, and the median of five over"
-    " links that the kernel throttles. Bytes were counted by the kernel on the"
+    "All links are throttled by the kernel, which also counts the bytes on the"
     " link of process 0. Between two processes gloo took so many times a"
     f" full-duplex link: {slowness} (measured before, at other sizes).",
-    "",
-    *table,
   ]
+  if rows:
+    lines += ["", _COLLECTIVES, "", *markdown_table(_HEADER, map(_cells, rows))]
   if overlaps:
     lines += ["", _OVERLAP, "", *markdown_table(_COLUMNS, map(_row, overlaps))]
+  if speedups:
+    table = markdown_table(_SPEEDUP_COLUMNS, map(_speedup_cells, speedups))
+    lines += ["", _SPEEDUP, "", *table]
   values = [dataclasses.asdict(row) | {"ratio": row.ratio} for row in rows]
-  values += [dataclasses.asdict(row) for row in overlaps]
+  values += [dataclasses.asdict(row) for row in (*overlaps, *speedups)]
   write_json(workdir / "links.json", values)
   page = write_page(workdir, "Real links", lines, own_command())
   Console().print(*lines, sep="\n")
@@ -79,6 +100,22 @@ def _row(row: OverlapRow) -> tuple[str, ...]:
     f"{row.ratio:.3f}",
     f"{row.predicted_exposed_s:.3f}",
     "-" if math.isnan(row.exposed_s) else f"{row.exposed_s:.3f}",
+    f"{row.bytes_ratio:.3f}",
+  )
+
+
+def _speedup_cells(row: SpeedupRow) -> tuple[str, ...]:
+  return (
+    f"{row.wanted:g}",
+    f"{row.rate_bps / 1e6:.3f}",
+    str(row.sync_interval),
+    f"{row.step_s:.4f}",
+    f"{row.baseline_s:.3f}",
+    f"{row.predicted_baseline_s / row.baseline_s:.3f}",
+    f"{row.method_s:.4f}",
+    f"{row.predicted_method_s / row.method_s:.3f}",
+    f"{row.speedup:.1f}",
+    f"{row.utilisation:.1%}",
     f"{row.bytes_ratio:.3f}",
   )
 
