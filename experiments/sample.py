@@ -27,52 +27,19 @@ def define_flags() -> None:
 def main(values: flags.FlagValues) -> None:
   """Prints a sample and adds it to the run's report."""
   # These load JAX, which takes seconds.
-  import dilocox_jax as dx
-  from dilocox_jax import report
-  from dilocox_jax.metrics.lines import write_atomically
+  from experiments.runtime.samples import Draw, add_sample
 
+  draw = Draw(
+    values.prompt,
+    values.num_tokens,
+    values.temperature,
+    values.top_p,
+    values.seed,
+  )
   try:
-    run = dx.load(values.run)
-    text = _sample(run, values)
-    write_atomically(run.workdir / report.SAMPLE, text)
-    report.write_report(run.workdir)
+    print(add_sample(values.run, draw))
   except (ValueError, RuntimeError) as error:
     raise command_line.UsageError(error) from error
-  print(text)
-
-
-def _sample(run, values: flags.FlagValues) -> str:
-  """Returns the prompt and its continuation as text."""
-  import functools
-
-  import jax
-  import numpy as np
-
-  from dilocox_jax.models.sampling import generate
-  from dilocox_jax.plan.choices import loaded
-  from dilocox_jax.training.run_text import corpus
-
-  tokenizer = corpus(run.config).tokenizer
-  if tokenizer is None or not values.prompt:
-    why = (
-      "--prompt is empty" if tokenizer else "the run's text has no tokenizer"
-    )
-    raise ValueError(f"{why}: there is nothing to continue")
-  (prompt,) = tokenizer.encode([values.prompt.encode()])
-  shape = run.config.model.shape
-  model = loaded(type(shape).builder)(shape)
-  continued = jax.jit(
-    functools.partial(
-      generate,
-      model,
-      num_tokens=values.num_tokens,
-      temperature=values.temperature,
-      top_p=values.top_p,
-    )
-  )
-  key = jax.random.key(values.seed)
-  tokens = continued(run.params, prompt[None].astype(np.int32), key=key)
-  return tokenizer.decode(np.concatenate([prompt, np.asarray(tokens)[0]]))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ def define_flags() -> None:
     "profile", False, "Write a jax.profiler trace to WORKDIR/profile."
   )
 
+  text = "Tokens that the trained model writes for the report; 0: none."
+  flags.DEFINE_integer("sample_tokens", 100, text, lower_bound=0)
   flags.DEFINE_string(
     "cluster",
     None,
@@ -59,6 +61,7 @@ def main(values: flags.FlagValues) -> None:
     profile=values.profile,
     clock=simulated_clock,
     place=values if is_distributed else None,
+    num_sample_tokens=values.sample_tokens,
   )
 
 

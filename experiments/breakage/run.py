@@ -79,7 +79,7 @@ class Run:
     return subprocess.Popen(
       [
         *(sys.executable, *first, f"--config={config}"),
-        f"--workdir={self.workdir}",
+        *(f"--workdir={self.workdir}", "--sample_tokens=0"),
         *(f"--config.{name}={value}" for name, value in settings.items()),
       ],
       stdout=subprocess.DEVNULL,

@@ -28,6 +28,7 @@ from experiments.runtime import (
   command_line,
   distributed_flags,
   file_lock,
+  samples,
   stop_signals,
   xla_flags,
 )
@@ -64,8 +65,9 @@ def train(
   profile: bool = False,
   clock: Clock | None = None,
   place: flags.FlagValues | None = None,
+  num_sample_tokens: int = 100,
 ) -> None:
-  """Trains one run to its end and prints its table.
+  """Trains one run to its end, samples from its model and prints its table.
 
   Args:
     config: What to run.
@@ -75,6 +77,8 @@ def train(
     place: The flags that `distributed_flags` defines, if this process is one
       of several. Any error then ends it at once, as an orderly end would wait
       for the others.
+    num_sample_tokens: Tokens of the sample in the report; 0: no sample. A run
+      of several processes has none, as each has a part of its state.
 
   Raises:
     UsageError: If the run cannot be set up as asked.
@@ -93,6 +97,8 @@ def train(
   set_up_jax(devices)
   with other_processes:
     _train(config, workdir, profile, clock)
+    if num_sample_tokens and jax.process_count() == 1:
+      _sample(workdir, num_sample_tokens)
 
 
 def _train(
@@ -125,6 +131,14 @@ def _train(
   if processes.is_main():
     report.print_table([report.load_run(workdir)], Console())
     print(f"report: {page}")
+
+
+def _sample(workdir: pathlib.Path, num_tokens: int) -> None:
+  """Adds a sample to the report; tokens without a tokenizer have none."""
+  try:
+    samples.add_sample(workdir, samples.Draw(num_tokens=num_tokens))
+  except (ValueError, RuntimeError) as error:
+    print(f"no sample in the report: {error}")
 
 
 def _check_optimizers(config: RunConfig) -> None:

@@ -131,7 +131,7 @@ class RunMaker:
       command=[
         *(sys.executable, "-m", "experiments.train"),
         *run.arguments,
-        f"--workdir={workdir}",
+        *(f"--workdir={workdir}", "--sample_tokens=0"),
       ],
       total_steps=run.config.total_steps,
     )

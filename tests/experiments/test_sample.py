@@ -42,7 +42,7 @@ def test_a_sample_continues_the_prompt_and_stands_in_the_report(run):
 @pytest.mark.slow
 def test_what_cannot_be_continued_is_one_line(run, tmp_path):
   for flags, message in (
-    ((run, "--prompt="), "--prompt is empty: there is nothing to continue"),
+    ((run, "--prompt="), "the prompt is empty: there is nothing to continue"),
     ((tmp_path,), "is not a run directory"),
   ):
     done = sample(*flags)

@@ -1,0 +1,77 @@
+"""Lets the model of a run continue a text, and shows that in its report."""
+
+import dataclasses
+import functools
+import pathlib
+
+import jax
+import numpy as np
+
+from dilocox_jax import report
+from dilocox_jax.api.runs import Run, load
+from dilocox_jax.metrics.lines import write_atomically
+from dilocox_jax.models.sampling import generate
+from dilocox_jax.plan.choices import loaded
+from dilocox_jax.training.run_text import corpus
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+  """What is drawn, and how.
+
+  Attributes:
+    prompt: Text to continue.
+    num_tokens: Number of tokens to draw.
+    temperature: Divides the logits; 0 takes the likeliest token.
+    top_p: Share of the probability from which tokens are drawn, 0 to 1.
+    seed: Seed of the draws.
+  """
+
+  prompt: str = "\n"
+  num_tokens: int = 200
+  temperature: float = 0.8
+  top_p: float = 0.95
+  seed: int = 0
+
+
+def add_sample(workdir: str | pathlib.Path, draw: Draw) -> str:
+  """Continues a text with the model of a run, and adds it to the report.
+
+  Args:
+    workdir: The run directory.
+    draw: What is drawn.
+
+  Returns:
+    The prompt and what follows.
+
+  Raises:
+    ValueError: If the directory holds no run, its text has no tokenizer, its
+      model cannot decode, or the prompt is empty.
+    RefusedError: If there is no checkpoint.
+  """
+  run = load(workdir)
+  text = _continued(run, draw)
+  write_atomically(run.workdir / report.SAMPLE, text)
+  report.write_report(run.workdir)
+  return text
+
+
+def _continued(run: Run, draw: Draw) -> str:
+  tokenizer = corpus(run.config).tokenizer
+  if tokenizer is None or not draw.prompt:
+    why = "the prompt is empty" if tokenizer else "the text has no tokenizer"
+    raise ValueError(f"{why}: there is nothing to continue")
+  (prompt,) = tokenizer.encode([draw.prompt.encode()])
+  shape = run.config.model.shape
+  continued = jax.jit(
+    functools.partial(
+      generate,
+      loaded(type(shape).builder)(shape),
+      num_tokens=draw.num_tokens,
+      temperature=draw.temperature,
+      top_p=draw.top_p,
+    )
+  )
+  key = jax.random.key(draw.seed)
+  tokens = continued(run.params, prompt[None].astype(np.int32), key=key)
+  return tokenizer.decode(np.concatenate([prompt, np.asarray(tokens)[0]]))
