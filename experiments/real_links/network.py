@@ -68,7 +68,9 @@ def run_together(
   """
   environment = {
     **os.environ,
-    **cores.limits_beside_exchange(len(arguments)),
+    **cores.limits_beside_exchange(
+      len(arguments), os.environ.get("XLA_FLAGS", "")
+    ),
     "JAX_PLATFORMS": "cpu",
     LINK_VARIABLE: INTERFACE,
   }
