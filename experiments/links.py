@@ -11,8 +11,9 @@ two processes take on this machine. With --calibrate nothing else is run.
 
 --cases=all also trains on a link that opens and closes during one run, which
 shows whether an exchange hides behind the inner steps, and on links so slow
-that an all-reduce takes 32 and 357 times as long as a step. --cases=speedup
-does this last part alone.
+that an all-reduce takes 32 and 357 times as long as a step, and it compares the
+simulator's ranking of eight settings with the measured one. --cases=speedup and
+--cases=ranking do one of these alone.
 """
 
 import dataclasses
@@ -29,7 +30,10 @@ def define_flags() -> None:
     "calibrate", False, "Only measure and print the transport, in a minute."
   )
   flags.DEFINE_enum(
-    "cases", "all", ("all", "quick", "speedup"), "Which; quick takes seconds."
+    "cases",
+    "all",
+    ("all", "quick", "speedup", "ranking"),
+    "Which cases; quick takes some seconds.",
   )
 
 
@@ -37,7 +41,7 @@ def main(values: flags.FlagValues) -> None:
   """Measures, writes page and JSON, and prints the table."""
   # This loads JAX, which takes seconds.
   from dilocox_jax.metrics.lines import write_json
-  from experiments.real_links import cases, overlap, page, speedup
+  from experiments.real_links import cases, overlap, page, ranking, speedup
 
   workdir = command_line.writable(values.workdir)
   transport = cases.calibrated(workdir)
@@ -47,12 +51,14 @@ def main(values: flags.FlagValues) -> None:
     return
   chosen = {"quick": cases.quick_cases(), "all": cases.all_cases()}
   rows = cases.run_cases(chosen.get(values.cases, ()), transport, workdir)
-  overlaps, speedups = [], []
+  overlaps, speedups, ranked = [], [], []
   if values.cases == "all":
     overlaps = overlap.run_all(transport, workdir)
   if values.cases in ("all", "speedup"):
     speedups = speedup.run_all(transport, workdir)
-  page.report(rows, overlaps, speedups, transport, workdir)
+  if values.cases in ("all", "ranking"):
+    ranked = ranking.run_all(transport, workdir)
+  page.report(rows, overlaps, speedups, ranked, transport, workdir)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from dilocox_jax.report.units import human_bytes
 from dilocox_jax.simulate.transfer import Transport
 from experiments.real_links.cases import Row
 from experiments.real_links.overlap import OverlapRow
+from experiments.real_links.ranking import RankedRow, agreeing_pairs
 from experiments.real_links.speedup import SpeedupRow
 from experiments.runtime.command_line import own_command
 
@@ -50,11 +51,18 @@ _SPEEDUP = (
   " over an open link."
 )
 
+_RANKING_COLUMNS = ("method", "H", "predicted (s)", "measured (s)", "ratio")
+_RANKING = (
+  "Settings on one slow link: seconds of a step, exchanges included. The"
+  " simulator has {} of {} pairs in the measured order."
+)
+
 
 def report(
   rows: Sequence[Row],
   overlaps: Sequence[OverlapRow],
   speedups: Sequence[SpeedupRow],
+  ranked: Sequence[RankedRow],
   transport: Transport,
   workdir: pathlib.Path,
 ) -> None:
@@ -64,6 +72,7 @@ def report(
     rows: All collectives; those that miss are shown as the others are.
     overlaps: Runs on a link that opened and closed.
     speedups: Runs over links that make AllReduce slow.
+    ranked: Settings on one slow link.
     transport: Transport of the predictions, as it was measured.
     workdir: Directory to write into.
   """
@@ -80,8 +89,13 @@ def report(
   if speedups:
     table = markdown_table(_SPEEDUP_COLUMNS, map(_speedup_cells, speedups))
     lines += ["", _SPEEDUP, "", *table]
+  if ranked:
+    intro = _RANKING.format(*agreeing_pairs(ranked))
+    table = markdown_table(_RANKING_COLUMNS, map(_ranking_cells, ranked))
+    lines += ["", intro, "", *table]
   values = [dataclasses.asdict(row) | {"ratio": row.ratio} for row in rows]
-  values += [dataclasses.asdict(row) for row in (*overlaps, *speedups)]
+  others = (*overlaps, *speedups, *ranked)
+  values += [dataclasses.asdict(row) for row in others]
   write_json(workdir / "links.json", values)
   page = write_page(workdir, "Real links", lines, own_command())
   Console().print(*lines, sep="\n")
@@ -101,6 +115,16 @@ def _row(row: OverlapRow) -> tuple[str, ...]:
     f"{row.predicted_exposed_s:.3f}",
     "-" if math.isnan(row.exposed_s) else f"{row.exposed_s:.3f}",
     f"{row.bytes_ratio:.3f}",
+  )
+
+
+def _ranking_cells(row: RankedRow) -> tuple[str, ...]:
+  return (
+    row.name,
+    str(row.sync_interval),
+    f"{row.predicted_s:.4f}",
+    f"{row.measured_s:.4f}",
+    f"{row.predicted_s / row.measured_s:.3f}",
   )
 
 

@@ -5,6 +5,7 @@ from dilocox_jax.simulate.transfer import GLOO
 from experiments.real_links import page
 from experiments.real_links.cases import Row
 from experiments.real_links.overlap import OverlapRow
+from experiments.real_links.ranking import RankedRow
 from experiments.real_links.speedup import SpeedupRow
 
 
@@ -14,20 +15,25 @@ def test_the_page_shows_every_case_and_the_transport(tmp_path, capsys):
     "delayed", "round", "1 Mbit/s", (12, 10), 2.0, 2.6, 1.3, 0.6, math.nan, 1.02
   )
   speedup = SpeedupRow(32, 15e6, 16, 0.06, 1.98, 2.0, 0.0625, 0.06, 1.07)
-  page.report(rows, [control], [speedup], GLOO, tmp_path)
+  ranked = [RankedRow("a", 16, 1.0, 2.0), RankedRow("b", 4, 3.0, 1.0)]
+  page.report(rows, [control], [speedup], ranked, GLOO, tmp_path)
   text = (tmp_path / "report.md").read_text()
   assert "| 0.5000 | 0.4000 | 1.250 | 1.050 |" in text
   assert "| 12 and 10 | 0.30 | 2.000 | 2.600 | 1.300 | 0.000 | - |" in text
   assert "all_gather 1.56" in text
   assert "| 1.980 | 1.010 | 0.0625 | 0.960 | 31.7 | 96.0% | 1.070 |" in text
-  collective, overlap, third = json.loads((tmp_path / "links.json").read_text())
+  assert "has 0 of 1 pairs" in text
+  assert "| a | 16 | 1.0000 | 2.0000 | 0.500 |" in text
+  collective, overlap, third, *_ = json.loads(
+    (tmp_path / "links.json").read_text()
+  )
   assert (collective["ratio"], overlap["ratio"]) == (1.25, 1.3)
   assert (third["wanted"], third["method_s"]) == (32, 0.0625)
   assert "report:" in capsys.readouterr().out
 
 
 def test_only_what_was_run_has_a_table(tmp_path, capsys):
-  page.report([], [], [], GLOO, tmp_path)
+  page.report([], [], [], [], GLOO, tmp_path)
   text = (tmp_path / "report.md").read_text()
   assert "throttled by the kernel" in text and "|" not in text
   assert "report:" in capsys.readouterr().out
