@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
-from tests import runs
+from tests.experiments.runtime.test_samples import run_fixture
+
+__all__ = ["run_fixture"]  # Pytest finds it by its name "run".
 
 
 def sample(run, *flags):
@@ -15,17 +17,6 @@ def sample(run, *flags):
     text=True,
     check=False,
   )
-
-
-@pytest.fixture(scope="module", name="run")
-def run_fixture(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("texts")
-  for number in range(40):
-    (folder / f"{number}.txt").write_text("abcd" * 40 + str(number))
-  run = tmp_path_factory.mktemp("run")
-  text = {"source": "text_files", "glob": f"{folder}/*.txt"}
-  runs.train(runs.settings(data=text, total_steps=6), run)
-  return run
 
 
 @pytest.mark.slow
