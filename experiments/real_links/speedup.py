@@ -55,11 +55,6 @@ class SpeedupRow:
     return self.baseline_s / self.method_s
 
   @property
-  def predicted_speedup(self) -> float:
-    """Speed-up over AllReduce by the simulator."""
-    return self.predicted_baseline_s / self.predicted_method_s
-
-  @property
   def utilisation(self) -> float:
     """Share of the method's time that its steps take over an open link."""
     return self.step_s / self.method_s
