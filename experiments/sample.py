@@ -14,7 +14,8 @@ from experiments.runtime import command_line
 def define_flags() -> None:
   """Defines the flags of this binary."""
   flags.DEFINE_string("run", None, "Directory of the run.", required=True)
-  flags.DEFINE_string("prompt", "\n", "Text to continue.")
+  text = "Text to continue; by default the first tokens of the validation text."
+  flags.DEFINE_string("prompt", None, text)
   text = "Number of tokens to draw."
   flags.DEFINE_integer("num_tokens", 200, text, lower_bound=1)
   text = "Divides the logits; 0 takes the likeliest token."

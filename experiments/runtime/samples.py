@@ -14,20 +14,22 @@ from dilocox_jax.models.sampling import generate
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.training.run_text import corpus
 
+_PROMPT_TOKENS = 64
+
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
   """What is drawn, and how.
 
   Attributes:
-    prompt: Text to continue.
+    prompt: Text to continue; None: the first tokens of the validation text.
     num_tokens: Number of tokens to draw.
     temperature: Divides the logits; 0 takes the likeliest token.
     top_p: Share of the probability from which tokens are drawn, 0 to 1.
     seed: Seed of the draws.
   """
 
-  prompt: str = "\n"
+  prompt: str | None = None
   num_tokens: int = 200
   temperature: float = 0.8
   top_p: float = 0.95
@@ -57,11 +59,15 @@ def add_sample(workdir: str | pathlib.Path, draw: Draw) -> str:
 
 
 def _continued(run: Run, draw: Draw) -> str:
-  tokenizer = corpus(run.config).tokenizer
-  if tokenizer is None or not draw.prompt:
+  text = corpus(run.config)
+  tokenizer = text.tokenizer
+  if tokenizer is None or draw.prompt == "":
     why = "the prompt is empty" if tokenizer else "the text has no tokenizer"
     raise ValueError(f"{why}: there is nothing to continue")
-  (prompt,) = tokenizer.encode([draw.prompt.encode()])
+  if draw.prompt is None:
+    prompt = text.validation[:_PROMPT_TOKENS]
+  else:
+    (prompt,) = tokenizer.encode([draw.prompt.encode()])
   shape = run.config.model.shape
   continued = jax.jit(
     functools.partial(

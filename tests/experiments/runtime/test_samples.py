@@ -27,6 +27,12 @@ def test_a_sample_continues_the_prompt_and_stands_in_the_report(run):
   assert "## A sample" in report and "    abc" in report
 
 
+def test_without_a_prompt_the_validation_text_is_continued(run):
+  """Its model has no words yet, but the text before them is held out."""
+  text = samples.add_sample(run, Draw(num_tokens=3))
+  assert "abcdabcd" in text
+
+
 def test_what_cannot_be_continued_says_why(run, tmp_path):
   with pytest.raises(ValueError, match="the prompt is empty: there is nothing"):
     samples.add_sample(run, Draw(""))
