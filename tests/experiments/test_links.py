@@ -39,7 +39,9 @@ def test_real_links_carry_what_the_plan_counts_as_fast_as_predicted(tmp_path):
   slowness = dict(
     json.loads((tmp_path / "transport.json").read_text())["pair_slowness"]
   )
-  assert 1.2 < slowness["all_gather"] < 2.5
+  # 1: both directions at once; 2: one after the other. Which of them gloo comes
+  # near changes from one hour to the next, so predictions use what is measured.
+  assert 0.9 < slowness["all_gather"] < 2.5
   assert (
     "| 2 x 100 Mbit/s | all_gather |" in (tmp_path / "report.md").read_text()
   )
