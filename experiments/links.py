@@ -41,7 +41,14 @@ def main(values: flags.FlagValues) -> None:
   """Measures, writes page and JSON, and prints the table."""
   # This loads JAX, which takes seconds.
   from dilocox_jax.metrics.lines import write_json
-  from experiments.real_links import cases, overlap, page, ranking, speedup
+  from experiments.real_links import (
+    cases,
+    overlap,
+    page,
+    ranking,
+    speedup,
+    timed_runs,
+  )
 
   workdir = command_line.writable(values.workdir)
   transport = cases.calibrated(workdir)
@@ -54,10 +61,12 @@ def main(values: flags.FlagValues) -> None:
   overlaps, speedups, ranked = [], [], []
   if values.cases == "all":
     overlaps = overlap.run_all(transport, workdir)
-  if values.cases in ("all", "speedup"):
-    speedups = speedup.run_all(transport, workdir)
-  if values.cases in ("all", "ranking"):
-    ranked = ranking.run_all(transport, workdir)
+  if values.cases in ("all", "speedup", "ranking"):
+    step_s = timed_runs.open_step_s(workdir)
+    if values.cases != "ranking":
+      speedups = speedup.run_all(step_s, transport, workdir)
+    if values.cases != "speedup":
+      ranked = ranking.run_all(step_s, transport, workdir)
   page.report(rows, overlaps, speedups, ranked, transport, workdir)
 
 

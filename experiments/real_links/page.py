@@ -82,17 +82,16 @@ def report(
     " link of process 0. Between two processes gloo took so many times a"
     f" full-duplex link: {slowness} (measured before, at other sizes).",
   ]
-  if rows:
-    lines += ["", _COLLECTIVES, "", *markdown_table(_HEADER, map(_cells, rows))]
-  if overlaps:
-    lines += ["", _OVERLAP, "", *markdown_table(_COLUMNS, map(_row, overlaps))]
-  if speedups:
-    table = markdown_table(_SPEEDUP_COLUMNS, map(_speedup_cells, speedups))
-    lines += ["", _SPEEDUP, "", *table]
-  if ranked:
-    intro = _RANKING.format(*agreeing_pairs(ranked))
-    table = markdown_table(_RANKING_COLUMNS, map(_ranking_cells, ranked))
-    lines += ["", intro, "", *table]
+  ranking = _RANKING.format(*agreeing_pairs(ranked))
+  tables = (
+    (_COLLECTIVES, _HEADER, [*map(_cells, rows)]),
+    (_OVERLAP, _COLUMNS, [*map(_row, overlaps)]),
+    (_SPEEDUP, _SPEEDUP_COLUMNS, [*map(_speedup_cells, speedups)]),
+    (ranking, _RANKING_COLUMNS, [*map(_ranking_cells, ranked)]),
+  )
+  for intro, columns, cells in tables:
+    if cells:
+      lines += ["", intro, "", *markdown_table(columns, cells)]
   values = [dataclasses.asdict(row) | {"ratio": row.ratio} for row in rows]
   others = (*overlaps, *speedups, *ranked)
   values += [dataclasses.asdict(row) for row in others]

@@ -18,8 +18,6 @@ from experiments.real_links import timed_runs
 from experiments.real_links.network import equal_cluster
 
 RATIOS = (32, 357)
-METHOD = "overlap_loco"
-_SLICES = 16  # P of the method.
 _UNHIDDEN = 0.01  # Share of a step that exchanges may cost by the simulator.
 
 
@@ -60,17 +58,16 @@ class SpeedupRow:
     return self.step_s / self.method_s
 
 
-def run_all(transport: Transport, folder: pathlib.Path) -> list[SpeedupRow]:
-  """Trains over an open link and over slow ones, and compares the seconds.
+def run_all(
+  step_s: float, transport: Transport, folder: pathlib.Path
+) -> list[SpeedupRow]:
+  """Trains over slow links, and compares the seconds.
 
   Args:
+    step_s: Seconds of an inner step over an open link.
     transport: Transport of the predictions.
     folder: Directory for the runs.
   """
-  opened = timed_runs.train(
-    METHOD, _SLICES, timed_runs.OPEN_RATE, folder / "open"
-  )
-  step_s = timed_runs.seconds_per_step(opened)
   return [
     _compare(wanted, step_s, transport, folder / f"ratio_{wanted}")
     for wanted in RATIOS
@@ -91,7 +88,9 @@ def _compare(
   baseline = timed_runs.train(
     timed_runs.BASELINE, 1, rate, folder / timed_runs.BASELINE, counted=4
   )
-  method = timed_runs.train(METHOD, interval, rate, folder / METHOD)
+  method = timed_runs.train(
+    timed_runs.METHOD, interval, rate, folder / timed_runs.METHOD
+  )
   return SpeedupRow(
     wanted,
     rate_bps,
@@ -112,10 +111,10 @@ def hiding_interval(slowdown: Callable[[int], float]) -> int:
     slowdown: Seconds of a step, exchanges included, over those of a step alone,
       for an H.
   """
-  intervals = itertools.count(_SLICES, _SLICES)
+  intervals = itertools.count(timed_runs.SLICES, timed_runs.SLICES)
   return next(h for h in intervals if slowdown(h) < 1 + _UNHIDDEN)
 
 
 def _planned(sync_interval: int) -> RunConfig:
-  sync = {"method": METHOD, "sync_interval": sync_interval}
+  sync = {"method": timed_runs.METHOD, "sync_interval": sync_interval}
   return from_mapping({"sync": sync})

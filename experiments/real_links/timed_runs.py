@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dilocox_jax.config import RunConfig, from_mapping, to_plan
-from dilocox_jax.metrics.rows import Timing
+from dilocox_jax.metrics.rows import RoundRow, Timing
 from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.link_costs import LinkCosts
@@ -25,7 +25,8 @@ from experiments.real_links.network import (
 
 NUM_REPLICAS = 2
 OPEN_RATE = "1 Gbit/s"  # A slice of a small model takes 0.1 ms.
-BASELINE = "allreduce"
+METHOD, BASELINE = "overlap_loco", "allreduce"
+SLICES = 16  # P of the method, and its shortest H.
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _COMPILING = 4  # First segments of a run, which are not counted.
 _COMMON = (
@@ -70,6 +71,15 @@ def train(
   return load_run(workdir)
 
 
+def open_step_s(folder: pathlib.Path) -> float:
+  """Returns the seconds of an inner step of `overlap_loco` over an open link.
+
+  Args:
+    folder: Directory for the run.
+  """
+  return seconds_per_step(train(METHOD, SLICES, OPEN_RATE, folder / "open"))
+
+
 def rate_for(exchange_s: float, transport: Transport) -> float:
   """Returns the rate at which AllReduce's exchange takes so long (bits/s).
 
@@ -112,7 +122,7 @@ def seconds_per_step(run: LoadedRun) -> float:
     run: A run, whose first segments, which compile, are not counted.
   """
   return statistics.median(
-    timing.wall_s / num_steps for timing, num_steps in _counted(run)
+    timing.wall_s / num_steps for timing, _, num_steps in _counted(run)
   )
 
 
@@ -122,18 +132,17 @@ def bytes_ratio(run: LoadedRun) -> float:
   Args:
     run: A run whose first segments, which compile, are not counted.
   """
-  timed = [row for row in run.timings if row.event == "round"][_COMPILING:]
-  planned = sum(row.sent_bytes for row in run.rounds[_COMPILING:])
-  return sum(row.link_bytes for row in timed) / planned
+  counted = _counted(run)
+  planned = sum(row.sent_bytes for _, row, _ in counted)
+  return sum(timing.link_bytes for timing, _, _ in counted) / planned
 
 
-def _counted(run: LoadedRun) -> list[tuple[Timing, int]]:
-  timings = [row for row in run.timings if row.event == "round"]
-  ends = [0, *(row.step for row in run.rounds)]
-  pairs = [
-    (timing, end - begin)
-    for timing, (begin, end) in zip(
-      timings, itertools.pairwise(ends), strict=True
-    )
+def _counted(run: LoadedRun) -> list[tuple[Timing, RoundRow, int]]:
+  """Returns time, row and number of steps of every segment that counts."""
+  timings = (row for row in run.timings if row.event == "round")
+  ends = itertools.pairwise([0, *(row.step for row in run.rounds)])
+  segments = [
+    (timing, row, end - begin)
+    for timing, row, (begin, end) in zip(timings, run.rounds, ends, strict=True)
   ]
-  return pairs[_COMPILING:]
+  return segments[_COMPILING:]

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from dilocox_jax import report
 from dilocox_jax.config import RunConfig
+from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.metrics import RecordError
 from dilocox_jax.optimizers import named_optimizer
@@ -96,14 +97,15 @@ def train(
     devices = distributed_flags.num_devices(config)
   set_up_jax(devices)
   with other_processes:
-    _train(config, workdir, profile, clock)
+    text = _train(config, workdir, profile, clock)
     if num_sample_tokens and jax.process_count() == 1:
-      _sample(workdir, num_sample_tokens)
+      _sample(workdir, num_sample_tokens, text)
 
 
 def _train(
   config: RunConfig, workdir: pathlib.Path, profile: bool, clock: Clock | None
-) -> None:
+) -> Corpus:
+  """Trains, prints the table and returns the run's text."""
   command = os.environ.get(COMMAND_VARIABLE) or command_line.own_command()
   with command_line.usage_errors():
     trainer = Trainer(config, workdir, command, clock)
@@ -131,12 +133,15 @@ def _train(
   if processes.is_main():
     report.print_table([report.load_run(workdir)], Console())
     print(f"report: {page}")
+  return trainer.corpus
 
 
-def _sample(workdir: pathlib.Path, num_tokens: int) -> None:
+def _sample(
+  workdir: pathlib.Path, num_tokens: int, text: Corpus | None = None
+) -> None:
   """Adds a sample to the report; tokens without a tokenizer have none."""
   try:
-    samples.add_sample(workdir, samples.Draw(num_tokens=num_tokens))
+    samples.add_sample(workdir, samples.Draw(num_tokens=num_tokens), text)
   except (ValueError, RuntimeError) as error:
     print(f"no sample in the report: {error}")
 

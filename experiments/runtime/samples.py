@@ -9,6 +9,7 @@ import numpy as np
 
 from dilocox_jax import report
 from dilocox_jax.api.runs import Run, load
+from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.metrics.lines import write_atomically
 from dilocox_jax.models.sampling import generate
 from dilocox_jax.plan.choices import loaded
@@ -36,12 +37,15 @@ class Draw:
   seed: int = 0
 
 
-def add_sample(workdir: str | pathlib.Path, draw: Draw) -> str:
+def add_sample(
+  workdir: str | pathlib.Path, draw: Draw, text: Corpus | None = None
+) -> str:
   """Continues a text with the model of a run, and adds it to the report.
 
   Args:
     workdir: The run directory.
     draw: What is drawn.
+    text: The run's text; None reads it again.
 
   Returns:
     The prompt and what follows.
@@ -52,14 +56,13 @@ def add_sample(workdir: str | pathlib.Path, draw: Draw) -> str:
     RefusedError: If there is no checkpoint.
   """
   run = load(workdir)
-  text = _continued(run, draw)
-  write_atomically(run.workdir / report.SAMPLE, text)
+  written = _continued(run, draw, text or corpus(run.config))
+  write_atomically(run.workdir / report.SAMPLE, written)
   report.write_report(run.workdir)
-  return text
+  return written
 
 
-def _continued(run: Run, draw: Draw) -> str:
-  text = corpus(run.config)
+def _continued(run: Run, draw: Draw, text: Corpus) -> str:
   tokenizer = text.tokenizer
   if tokenizer is None or draw.prompt == "":
     why = "the prompt is empty" if tokenizer else "the text has no tokenizer"

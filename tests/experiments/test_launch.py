@@ -83,6 +83,27 @@ def num_rounds(workdir):
   return sum(row["kind"] == "round" for row in written)
 
 
+def errors_if_ended(process):
+  """What a process printed, or None while it runs."""
+  return None if process.poll() is None else process.communicate()[1]
+
+
+def wait_for(count, workdir, why_ended):
+  """Waits until a run has written so many rounds.
+
+  Args:
+    count: Number of rounds.
+    workdir: Directory of the run.
+    why_ended: Function that says why the run has ended; None while it has not.
+  """
+  give_up = time.monotonic() + DEADLINE_S
+  while num_rounds(workdir) < count:
+    reason = why_ended()
+    assert reason is None, reason
+    assert time.monotonic() < give_up, f"round {count} never came"
+    time.sleep(0.01)
+
+
 @pytest.fixture(scope="module", name="whole")
 def whole_fixture(tmp_path_factory):
   """A run of two processes that nobody disturbed."""
@@ -142,11 +163,7 @@ def test_a_process_that_is_killed_ends_the_run_and_costs_nothing(
   whole, tmp_path
 ):
   process = together(tmp_path)
-  give_up = time.monotonic() + DEADLINE_S
-  while num_rounds(tmp_path) < 3:
-    assert process.poll() is None, process.communicate()[1]
-    assert time.monotonic() < give_up, "the third round never came"
-    time.sleep(0.01)
+  wait_for(3, tmp_path, lambda: errors_if_ended(process))
   os.kill(members(tmp_path)[1], signal.SIGKILL)
   code, errors = end(process)
   assert code == 128 + signal.SIGKILL
@@ -170,11 +187,7 @@ def test_a_process_that_is_killed_ends_the_run_and_costs_nothing(
 def test_a_signal_to_the_launcher_saves_the_run_and_stops_all(whole, tmp_path):
   """It comes after the first round, while the second program is compiled."""
   process = together(tmp_path)
-  give_up = time.monotonic() + DEADLINE_S
-  while num_rounds(tmp_path) < 1:
-    assert process.poll() is None, process.communicate()[1]
-    assert time.monotonic() < give_up, "the first round never came"
-    time.sleep(0.01)
+  wait_for(1, tmp_path, lambda: errors_if_ended(process))
   process.send_signal(signal.SIGTERM)
   code, errors = end(process)
   assert code == 128 + signal.SIGTERM, errors

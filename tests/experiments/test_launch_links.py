@@ -1,6 +1,7 @@
 """Processes of one run behind slow links: killed, and slowed down further."""
 
 import os
+import pathlib
 import signal
 import statistics
 import subprocess
@@ -15,33 +16,23 @@ from experiments.real_links.network import (
   network_of,
   train_together,
 )
-from experiments.runtime.cluster_links import cluster_links
-from experiments.runtime.command_line import UsageError
-from experiments.runtime.throttled_network import NodeLink, throttled_network
+from experiments.runtime.throttled_network import NodeLink
 from tests import runs
 from tests.experiments.test_launch import (
-  DEADLINE_S,
   SETTINGS,
   end,
+  errors_if_ended,
   members,
   num_rounds,
   start,
+  wait_for,
 )
 
+pytestmark = pytest.mark.usefixtures("namespaces")
 NUM_STEPS = 60
 GIVEN = (*SETTINGS, f"--config.total_steps={NUM_STEPS}")
 RATE_BPS = 400e3  # An exchange of the small model takes longer than its steps.
 END_S = 30
-
-
-@pytest.fixture(scope="module", autouse=True)
-def namespaces():
-  """Skips where no namespace may be made."""
-  try:
-    with throttled_network(cluster_links(equal_cluster("1 Mbit/s", 2))):
-      pass
-  except UsageError as error:
-    pytest.skip(str(error))
 
 
 def launched(workdir):
@@ -49,22 +40,15 @@ def launched(workdir):
   return start("experiments.launch", *own, *GIVEN, f"--workdir={workdir}")
 
 
-def wait_for(rounds, workdir, is_over):
-  give_up = time.monotonic() + DEADLINE_S
-  while num_rounds(workdir) < rounds:
-    assert not is_over(), "the run ended too early"
-    assert time.monotonic() < give_up, f"round {rounds} never came"
-    time.sleep(0.01)
-
-
-def network_holders():
+def children(process):
+  """Process ids of the children, which hold namespaces or train."""
   listed = subprocess.run(
-    ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="],
+    ["ps", "-o", "pid=", "--ppid", str(process.pid)],
     capture_output=True,
     text=True,
     check=True,
   )
-  return [line for line in listed.stdout.splitlines() if "unshare" in line]
+  return listed.stdout.split()
 
 
 @pytest.fixture(scope="module", name="whole")
@@ -81,7 +65,9 @@ def test_a_process_killed_over_a_slow_link_ends_all_and_costs_nothing(
   whole, tmp_path
 ):
   process = launched(tmp_path)
-  wait_for(8, tmp_path, lambda: process.poll() is not None)
+  wait_for(8, tmp_path, lambda: errors_if_ended(process))
+  started = children(process)
+  assert len(started) == 5  # Two nodes, the switch, and the two processes.
   killed = time.monotonic()
   os.kill(members(tmp_path)[1], signal.SIGKILL)
   code, errors = end(process)
@@ -91,7 +77,8 @@ def test_a_process_killed_over_a_slow_link_ends_all_and_costs_nothing(
   assert "process 1 was killed by SIGKILL" in last
   assert "the same command continues the run" in last
   assert not members(tmp_path), "a process outlived the launcher"
-  assert not network_holders(), "a network outlived the launcher"
+  outlived = [pid for pid in started if pathlib.Path(f"/proc/{pid}").exists()]
+  assert not outlived, "a network outlived the launcher"
   assert not runs.rows(tmp_path, "final"), "it was killed too late"
 
   code, errors = end(launched(tmp_path))
@@ -112,7 +99,9 @@ def test_a_link_that_drops_to_a_tenth_slows_the_run_and_loses_nothing(
     flags = (*GIVEN, f"--workdir={tmp_path}")
     training = threading.Thread(target=train_together, args=(network, flags))
     training.start()
-    wait_for(10, tmp_path, lambda: not training.is_alive())
+    wait_for(
+      10, tmp_path, lambda: None if training.is_alive() else "it ended early"
+    )
     for node in range(2):
       network.throttle(node, NodeLink(RATE_BPS / 10, RATE_BPS / 10))
     dropped = num_rounds(tmp_path)

@@ -4,20 +4,7 @@ import sys
 
 import pytest
 
-from experiments.real_links.network import equal_cluster
-from experiments.runtime.cluster_links import cluster_links
-from experiments.runtime.command_line import UsageError
-from experiments.runtime.throttled_network import throttled_network
-
-
-@pytest.fixture(scope="module", autouse=True)
-def namespaces():
-  """Skips where no namespace may be made."""
-  try:
-    with throttled_network(cluster_links(equal_cluster("100 Mbit/s", 2))):
-      pass
-  except UsageError as error:
-    pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("namespaces")
 
 
 def test_real_links_carry_what_the_plan_counts_as_fast_as_predicted(tmp_path):

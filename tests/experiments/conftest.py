@@ -1,0 +1,16 @@
+import pytest
+
+from experiments.real_links.network import equal_cluster
+from experiments.runtime.cluster_links import cluster_links
+from experiments.runtime.command_line import UsageError
+from experiments.runtime.throttled_network import throttled_network
+
+
+@pytest.fixture(scope="session")
+def namespaces():
+  """Skips where no namespace may be made."""
+  try:
+    with throttled_network(cluster_links(equal_cluster("100 Mbit/s", 2))):
+      pass
+  except UsageError as error:
+    pytest.skip(str(error))
