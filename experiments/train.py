@@ -10,12 +10,21 @@ figures and report.md.
 
 With --distributed it is one of several processes of the run: start the same
 command on every machine of a cluster, or see experiments.launch for several
-processes on this one.
+processes on this one. With --elastic it is one replica of a run that others
+leave and join (see experiments.rendezvous).
 """
+
+import os
+import sys
 
 from absl import flags
 
-from experiments.runtime import command_line, distributed_flags
+from experiments.runtime import (
+  command_line,
+  distributed_flags,
+  elastic_agent,
+  rendezvous_rules,
+)
 
 
 def define_flags() -> None:
@@ -52,6 +61,11 @@ def main(values: flags.FlagValues) -> None:
   command_line.check_files(config)
   simulated_clock = clock(values, config)
   workdir = command_line.writable(values.workdir)
+  if values.elastic:
+    distributed_flags.check_elastic(values, config)
+    os.environ["DILOCOX_JAX_COMMAND"] = command_line.own_command()
+    elastic_agent.attend(values.elastic, _process_command)
+    return
   # This loads JAX, which takes seconds, so bad input is refused before it.
   from experiments.runtime import running
 
@@ -63,6 +77,18 @@ def main(values: flags.FlagValues) -> None:
     place=values if is_distributed else None,
     num_sample_tokens=values.sample_tokens,
   )
+
+
+def _process_command(order: rendezvous_rules.Order) -> list[str]:
+  """Returns the command of this replica's process in a group."""
+  command = [sys.executable, "-m", "experiments.train", *sys.argv[1:]]
+  return [
+    *(*command, "--elastic=", "--distributed"),
+    f"--coordinator={order.coordinator}",
+    f"--num_processes={order.count}",
+    f"--process_id={order.rank}",
+    f"--config.mesh.num_replicas={order.count}",
+  ]
 
 
 def clock(values: flags.FlagValues, config):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from dilocox_jax.config import RunConfig
+from dilocox_jax.config.run import unfit_for_absences
 from experiments.runtime.command_line import UsageError
 
 NAMES = ("coordinator", "num_processes", "process_id")
@@ -29,6 +30,12 @@ def define_flags() -> None:
     "With --distributed: HOST:PORT of process 0, free there and reachable "
     "from all. This and the next two are found where JAX knows the cluster "
     "(Slurm, Kubernetes, Open MPI, TPU).",
+  )
+  flags.DEFINE_string(
+    "elastic",
+    None,
+    "HOST:PORT of experiments.rendezvous: be one replica of a run that others "
+    "leave and join. It sets --distributed, its flags, and mesh.num_replicas.",
   )
   for name, least, text in (
     ("num_processes", 1, "how many processes."),
@@ -70,6 +77,16 @@ def check_flags(values: flags.FlagValues) -> bool:
         f"--num_processes={values.num_processes}: they count from 0"
       )
   return True
+
+
+def check_elastic(values: flags.FlagValues, config: RunConfig) -> None:
+  """Raises UsageError if --elastic does not go with flags or config."""
+  for name in (*NAMES, "distributed"):
+    if values[name].value:
+      raise UsageError(f"--elastic sets --{name}: leave it out")
+  check_config(config)
+  if reason := unfit_for_absences(config):
+    raise UsageError(f"--elastic does not go with {reason}")
 
 
 def check_config(config: RunConfig) -> None:

@@ -1,0 +1,127 @@
+"""Tells replicas that come and go when to train together.
+
+  python -m experiments.rendezvous --port=7000 --num_replicas=3
+
+Run it on a machine that stays. On every replica, in any order:
+
+  python -m experiments.train --elastic=HOST:7000 --config=... --workdir=SHARED
+
+A replica that is lost costs the run what came after its last save; the others
+go on without it. The same command on that replica lets it come back: the others
+save at the end of their segment, and all go on together. SIGTERM or Ctrl-C to
+this program stops the whole run after a save.
+
+Whoever reaches the port can join: keep it inside a private network.
+"""
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import sys
+import time
+
+from absl import flags
+
+from experiments.runtime import command_line
+from experiments.runtime.rendezvous_rules import Rendezvous
+
+_TICK_S = 0.2
+# A connection without an answer is given up after 10 + 3 * 5 s.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+
+def define_flags() -> None:
+  """Defines the flags of this binary."""
+  for name, default, text in (
+    ("port", 7000, "TCP port on which replicas are awaited."),
+    ("num_replicas", 2, "Largest number of replicas; others wait as spares."),
+    ("min_replicas", 1, "Smallest number of replicas that train."),
+  ):
+    flags.DEFINE_integer(name, default, text, lower_bound=1)
+  text = "Seconds without a change before fewer than all replicas start."
+  flags.DEFINE_float("settle_s", 10.0, text, lower_bound=0.0)
+
+
+def main(values: flags.FlagValues) -> None:
+  """Serves until the run has ended."""
+  with command_line.usage_errors("--"):
+    sizes = values.num_replicas, values.min_replicas, values.settle_s
+    rules = Rendezvous(*sizes)
+  if code := asyncio.run(serve(rules, values.port)):
+    sys.exit(code)
+
+
+async def serve(rules: Rendezvous, port: int) -> int:
+  """Serves until the run has ended and all agents have gone.
+
+  Args:
+    rules: The run, without members.
+    port: TCP port.
+
+  Returns:
+    Exit code of the run.
+
+  Raises:
+    UsageError: If the port is not free.
+  """
+  connected: set[asyncio.StreamWriter] = set()
+
+  async def attend(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+  ) -> None:
+    connected.add(writer)
+    try:
+      await _listen(rules, reader, writer)
+    finally:
+      rules.lost(writer, time.monotonic())
+      connected.discard(writer)
+      writer.close()
+
+  try:
+    server = await asyncio.start_server(attend, port=port)
+  except OSError as error:
+    raise command_line.UsageError(
+      f"--port={port} cannot be used ({error.strerror}): take another one"
+    ) from error
+  loop = asyncio.get_running_loop()
+  for number in (signal.SIGINT, signal.SIGTERM):
+    loop.add_signal_handler(number, rules.stop)
+  async with server:
+    while rules.code is None or connected:
+      _tell(rules)
+      await asyncio.sleep(_TICK_S)
+  return rules.code
+
+
+async def _listen(
+  rules: Rendezvous, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+  """Notes what an agent says, until its connection ends."""
+  connection = writer.get_extra_info("socket")
+  connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+  for name, value in _KEEPALIVE.items():
+    if hasattr(socket, name):  # Not all systems have all of them.
+      option = getattr(socket, name)
+      connection.setsockopt(socket.IPPROTO_TCP, option, value)
+  try:
+    while line := await reader.readline():
+      message = json.loads(line)
+      now_s = time.monotonic()
+      rules.wait(writer, message["address"], message["code"], now_s)
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    logging.getLogger(__name__).warning("a connection ended: %s", error)
+
+
+def _tell(rules: Rendezvous) -> None:
+  """Sends the orders that are due."""
+  for agent, order in rules.orders(time.monotonic()):
+    if order.kind != "start" or order.rank == 0:
+      place = f" of {order.count} at {order.coordinator}" if order.count else ""
+      print(f"{order.kind}{place}", flush=True)
+    agent.write(json.dumps(vars(order)).encode() + b"\n")
+
+
+if __name__ == "__main__":
+  command_line.main(main, define_flags)

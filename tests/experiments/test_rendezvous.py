@@ -1,0 +1,246 @@
+"""A real rendezvous and real agents; but for one test, no process trains."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import chex
+import jax
+import pytest
+
+from dilocox_jax.config import from_mapping
+from tests import runs
+from tests.experiments import test_launch
+
+AGENT = """
+import sys
+from experiments.runtime import elastic_agent
+address, script = sys.argv[1:]
+def command(order):
+  return [sys.executable, "-c", script, f"{order.rank} of {order.count}"]
+try:
+  elastic_agent.attend(address, command)
+except Exception as error:
+  print(f"error: {error}", file=sys.stderr)
+  sys.exit(error.exit_code)
+"""
+# Stops like training when it is asked to.
+SLEEP = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+print(sys.argv[1], flush=True)
+time.sleep(300)
+"""
+# Ends like training when another process is gone: here, when it was alone.
+LOSE = SLEEP.replace("time.sleep(300)", "sys.exit(75)")
+
+
+def free_port():
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    return probe.getsockname()[1]
+
+
+def open_process(*command):
+  return subprocess.Popen(
+    command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+  )
+
+
+@pytest.fixture(name="processes")
+def processes_fixture():
+  """A list of processes that are ended after the test."""
+  processes = []
+  yield processes
+  for process in processes:
+    process.kill()
+    with process:  # Closes its pipes and waits.
+      pass
+
+
+class Place:
+  """A rendezvous and its agents."""
+
+  def __init__(self, processes, settle_s):
+    self.processes, self.address = processes, f"127.0.0.1:{free_port()}"
+    port = self.address.split(":")[1]
+    self.rendezvous = open_process(
+      *(sys.executable, "-m", "experiments.rendezvous", f"--port={port}"),
+      f"--settle_s={settle_s}",
+    )
+    processes.append(self.rendezvous)
+
+  def agent(self, script):
+    agent = open_process(sys.executable, "-c", AGENT, self.address, script)
+    self.processes.append(agent)
+    return agent
+
+  def train(self, *flags):
+    command = (sys.executable, "-m", "experiments.train")
+    agent = open_process(*command, *flags, f"--elastic={self.address}")
+    self.processes.append(agent)
+    return agent
+
+
+@pytest.fixture(name="place")
+def place_fixture(processes):
+  return Place(processes, settle_s=1)
+
+
+def end(process, deadline_s=60):
+  output, errors = process.communicate(timeout=deadline_s)
+  return process.returncode, output, errors
+
+
+def both(first, second):
+  return {first.stdout.readline(), second.stdout.readline()}
+
+
+def test_a_replica_comes_and_leaves_and_the_other_one_goes_on(place):
+  first = place.agent(SLEEP)
+  assert first.stdout.readline() == "0 of 1\n"
+  second = place.agent(SLEEP)
+  assert both(first, second) == {"0 of 2\n", "1 of 2\n"}
+  second.terminate()
+  code, _, errors = end(second)
+  assert (code, errors) == (143, "error: this replica left the run\n")
+  first.terminate()
+  assert end(first)[0] == 143
+  assert place.rendezvous.poll() is None
+  place.rendezvous.terminate()
+  assert end(place.rendezvous)[0] == 143
+
+
+def test_the_process_of_a_killed_agent_is_killed_too(place):
+  first, second = place.agent(SLEEP), place.agent(SLEEP)
+  assert both(first, second) == {"0 of 2\n", "1 of 2\n"}
+  second.kill()
+  # Its process held the same pipe: the end of the file comes with its end.
+  assert second.stdout.read() == ""
+
+
+def test_processes_that_lost_another_one_start_again_until_the_run_ends(place):
+  agent = place.agent(LOSE)
+  for _ in range(3):
+    assert agent.stdout.readline() == "0 of 1\n"
+  place.rendezvous.terminate()
+  code, _, errors = end(agent)
+  assert (code, errors) == (143, "error: the run was stopped\n")
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_the_run_ends_when_a_process_ends_by_itself(place, code):
+  agents = [
+    place.agent(SLEEP.replace("time.sleep(300)", f"sys.exit({code})"))
+    for _ in range(2)
+  ]
+  assert {end(agent)[0] for agent in agents} == {code}
+  assert end(place.rendezvous)[0] == code
+
+
+def test_a_process_that_is_always_killed_ends_its_agent(place):
+  kill = "import os; print(flush=True); os.kill(os.getpid(), 9)"
+  code, output, errors = end(place.agent(kill))
+  assert (code, len(output)) == (1, 5)
+  assert errors == (
+    "error: this replica's process was killed 5 times in a row: look for what "
+    "did so, such as too little memory\n"
+  )
+
+
+def test_an_agent_says_that_the_rendezvous_is_gone(place):
+  agent = place.agent(SLEEP)
+  agent.stdout.readline()
+  place.rendezvous.kill()
+  os.kill(int(children(agent.pid)[0]), signal.SIGTERM)
+  code, _, errors = end(agent)
+  assert code == 75
+  assert "is gone: start it again, then this command" in errors
+
+
+def children(pid):
+  return pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_a_port_that_is_taken_is_one_line(place):
+  agent = place.agent(SLEEP)  # So the first rendezvous is there.
+  agent.stdout.readline()
+  port = place.address.split(":")[1]
+  other = open_process(
+    *(sys.executable, "-m", "experiments.rendezvous", f"--port={port}")
+  )
+  code, _, errors = end(other)
+  assert code == 2
+  assert errors.startswith(f"error: --port={port} cannot be used (")
+
+
+def group_sizes(workdir):
+  """Number of replicas and last step of each group, from the rounds' rows."""
+  groups = []
+  for row in runs.rows(workdir, "round"):
+    count = len(row["loss_per_replica"])
+    if groups and groups[-1][0] == count:
+      groups.pop()
+    groups.append((count, row["step"]))
+  return groups
+
+
+def wait_for_groups(counts, workdir, agent):
+  give_up = time.monotonic() + test_launch.DEADLINE_S
+  while [count for count, _ in group_sizes(workdir)] != counts:
+    assert agent.poll() is None, agent.communicate()
+    assert time.monotonic() < give_up
+    time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_killed_replica_comes_back_and_the_run_is_the_planned_one(
+  processes, tmp_path
+):
+  """The bar is torchft's: the parameters of a run with the same membership."""
+  lived, planned = tmp_path / "lived", tmp_path / "planned"
+  place = Place(processes, settle_s=5)
+  # Long steps, few of them and a smooth optimizer: the programs of one process
+  # and of several round differently, and drift apart step by step.
+  config = pathlib.Path(__file__).parents[2] / "experiments/configs/diloco.py"
+  flags = (
+    f"--config={config}",
+    *runs.SMALL_FLAGS,
+    "--config.total_steps=240",
+    "--config.inner.optimizer=sgd",
+    "--config.inner.learning_rate=0.1",
+    "--config.data.batch_size=64",
+    "--config.data.sequence_length=128",
+    "--config.evaluation.num_sequences=64",
+    "--config.checkpoint.interval_steps=15",
+    f"--workdir={lived}",
+  )
+  first, second = place.train(*flags), place.train(*flags)
+  test_launch.wait_for(12, lived, lambda: test_launch.errors_if_ended(first))
+  second.kill()
+  wait_for_groups([2, 1], lived, first)
+  second = place.train(*flags)
+  for process in (first, second, place.rendezvous):
+    code, _, errors = end(process, deadline_s=test_launch.DEADLINE_S)
+    assert code == 0, errors
+  groups = group_sizes(lived)
+  assert [count for count, _ in groups] == [2, 1, 2]
+
+  settings = json.loads((lived / "config.json").read_text())
+  # A replica that comes back has the others save, at any boundary.
+  settings["checkpoint"] = {"interval_steps": 3}
+  for count, last_step in [*groups[:2], (2, None)]:
+    settings["mesh"] |= {"num_replicas": count, "layout": "stacked"}
+    runs.train(from_mapping(settings), planned, until=last_step)
+  found, wanted = (
+    jax.device_get(runs.saved(each)[0].outer.params)
+    for each in (lived, planned)
+  )
+  # Replicas that are wrong for three steps make 4e-3.
+  chex.assert_trees_all_close(found, wanted, rtol=0, atol=1e-5)
+  assert group_sizes(planned) == groups
