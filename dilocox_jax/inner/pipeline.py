@@ -78,11 +78,11 @@ def pipelined_gradient(
       for path, x in leaves_by_path(blocks).items()
     }
     number = jax.lax.axis_index(STAGE_AXIS)
-    stage = Stage(model, split, codec, counts, number, leaves, rest, tokens)
+    stage = Stage(model, counts, number, leaves, rest, tokens, split, codec)
     totals = leaves_by_path(blocks), rest
     state = _first_state(stage, table, x_TxD, totals)
     state, _ = jax.lax.scan(
-      _tick(stage, table), state, _column(table, stage.number)
+      _tick(stage, table), state, stage_column(table, stage.number)
     )
     loss, block_gradients, rest_gradients = jax.tree.map(
       lambda total: total / tokens.shape[0],
@@ -138,7 +138,7 @@ def _tick(stage: Stage, table: Timetable) -> Callable:
   return tick
 
 
-def _column(table: Timetable, number: Array) -> TickNumbers:
+def stage_column(table: Timetable, number: Array) -> TickNumbers:
   """Returns one stage's column of the timetable; leaves [ticks]."""
   fields = (getattr(table, name) for name in TickNumbers._fields)
   return TickNumbers(*(jnp.asarray(field)[:, number] for field in fields))
@@ -154,7 +154,7 @@ def _first_state(
 
   def buffers(tree: Tree, *slots: int) -> Tree:
     return jax.tree.map(
-      lambda leaf: _empty((*slots, *leaf.shape), leaf.dtype), tree
+      lambda leaf: empty_buffer((*slots, *leaf.shape), leaf.dtype), tree
     )
 
   def zeros(x: Array | jax.ShapeDtypeStruct) -> Array:
@@ -177,6 +177,6 @@ def _first_state(
   )
 
 
-def _empty(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+def empty_buffer(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
   """Returns a buffer before it is written; no result depends on its values."""
   return jnp.zeros(shape, dtype)

@@ -97,44 +97,95 @@ class StageState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Stage:
-  """A stage's actions, and the values that are the same in every tick.
+class StageInputs:
+  """The values of a stage that are the same in every tick.
 
   Attributes:
     model: The model.
-    layer: The model's block with its gradient split in steps.
-    codec: Encoding of values on their way to another stage.
     counts: Layers of every chunk of every stage: int32 [stages, chunks].
     number: Index of this stage.
-    leaves: Parameters of this stage's layers by path, [chunks, K, ...].
+    leaves: Parameters of this stage's layers, [chunks, K, ...]. `Stage` has
+      them by path.
     rest: Parameters outside the blocks.
     tokens: int32 [m, b, L + 1].
   """
 
   model: CutModel
-  layer: SplitLayer
-  codec: ActivationCodec
   counts: np.ndarray
   number: Index
-  leaves: Leaves
+  leaves: Tree
   rest: Tree
   tokens: Array
+
+  def read(self, at: TickNumbers) -> Array:
+    """Returns the tokens [b, L] that the model reads."""
+    return get(self.tokens, at.micro_batch)[:, :-1]
+
+  def targets(self, at: TickNumbers) -> Array:
+    """Returns the tokens [T] that the model should predict."""
+    return get(self.tokens, at.micro_batch)[:, 1:].reshape(-1)
+
+  def input(self, at: TickNumbers, activations: Array) -> Array:
+    """Returns the stream [T, D] that a chunk reads.
+
+    Args:
+      at: Numbers of the tick.
+      activations: Inbox of activations.
+    """
+
+    def embed(at: TickNumbers, _: Array) -> Array:
+      return self.model.embed(self.rest, self.read(at))
+
+    x_TxD = get(activations, at.activation_slot)
+    return when(self.is_first(at), "embed", embed, at, x_TxD)
+
+  def is_first(self, at: TickNumbers) -> Array:
+    """Whether the tick's chunk is the model's first one."""
+    return (self.number == 0) & (at.chunk == 0)
+
+  def is_last(self, at: TickNumbers) -> Array:
+    """Whether the tick's chunk is the model's last one."""
+    stages, chunks = self.counts.shape
+    return (self.number == stages - 1) & (at.chunk == chunks - 1)
+
+  def count(self, at: TickNumbers) -> np.int32 | Index:
+    """Returns the layers of a chunk; a constant if all chunks are alike."""
+    most = self.counts.max()
+    if np.all(self.counts == most):
+      return most
+    return get(jnp.asarray(self.counts), self.number, at.chunk)
+
+  def loop(self, at: TickNumbers, body: Callable, start: Tree) -> Tree:
+    """Runs (row, carry) -> carry for every layer of a chunk."""
+    return jax.lax.fori_loop(np.int32(0), self.count(at), body, start)
+
+  def layer_leaves(self, at: TickNumbers, row: Index) -> Tree:
+    """Returns the parameters of one layer of a chunk."""
+    return get(self.leaves, at.chunk, row)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stage(StageInputs):
+  """A stage's actions in training.
+
+  Attributes:
+    layer: The model's block with its gradient split in steps.
+    codec: Encoding of values on their way to another stage.
+  """
+
+  layer: SplitLayer
+  codec: ActivationCodec
 
   def forward(self, at: TickNumbers, state: StageState) -> StageState:
     """Runs a chunk's layers and sends their output."""
 
-    def embed(at: TickNumbers, _: Array) -> Array:
-      tokens = get(self.tokens, at.micro_batch)
-      return self.model.embed(self.rest, tokens[:, :-1])
-
     def body(row: Index, carry: tuple[Array, list[Array]]):
       x_TxD, saved = carry
-      x_TxD, new = self.layer.forward(self._leaves(at, row), x_TxD)
+      x_TxD, new = self.layer.forward(self.layer_leaves(at, row), x_TxD)
       return x_TxD, put(saved, new, at.saved_slot, row)
 
-    x_TxD = get(state.activations, at.activation_slot)
-    x_TxD = when(self._is_first(at), "embed", embed, at, x_TxD)
-    x_TxD, saved = self._loop(at, body, (x_TxD, state.saved))
+    x_TxD = self.input(at, state.activations)
+    x_TxD, saved = self.loop(at, body, (x_TxD, state.saved))
     # The model's last output is not sent anywhere. It turns round: it waits
     # among the gradients until the backward computes the loss from it. On
     # every other chunk `turn_slot` is the last slot, which nobody reads.
@@ -159,21 +210,21 @@ class Stage:
       pairs = get(state.pairs, at.pair_slot, row)
       return _add(totals, self.layer.weight_gradients(pairs), at.chunk, row)
 
-    totals = self._loop(at, body, state.block_gradients)
+    totals = self.loop(at, body, state.block_gradients)
     return state._replace(block_gradients=totals)
 
   def _backward(
     self, at: TickNumbers, state: StageState, is_split: bool
   ) -> StageState:
     state, gradient = self._last_gradient(at, state)
-    last = self._count(at) - 1
+    last = self.count(at) - 1
 
     def body(step: Index, carry: tuple[Array, Pairs, Leaves]):
       gradient, pairs, totals = carry
       row = last - step
       saved = get(state.saved, at.saved_slot, row)
       gradient, leaf_gradients, new = self.layer.input_gradient(
-        self._leaves(at, row), saved, gradient
+        self.layer_leaves(at, row), saved, gradient
       )
       if is_split:
         pairs = put(pairs, new, at.pair_slot, row)
@@ -181,7 +232,7 @@ class Stage:
         leaf_gradients |= self.layer.weight_gradients(new)
       return gradient, pairs, _add(totals, leaf_gradients, at.chunk, row)
 
-    gradient, pairs, totals = self._loop(
+    gradient, pairs, totals = self.loop(
       at, body, (gradient, state.pairs, state.block_gradients)
     )
     return state._replace(
@@ -202,16 +253,15 @@ class Stage:
 
     def head(at: TickNumbers, carry: tuple[Array, Scalar, Tree]):
       x_TxD, loss_total, totals = carry
-      targets = get(self.tokens, at.micro_batch)[:, 1:].reshape(-1)
       loss, (rest, gradient) = jax.value_and_grad(self.model.loss, (0, 1))(
-        self.rest, x_TxD, targets
+        self.rest, x_TxD, self.targets(at)
       )
       totals = jax.tree.map(_sum, totals, rest)
       return gradient, _sum(loss_total, loss), totals
 
     arrived = get(state.gradients, at.gradient_slot)
     start = arrived, state.loss, state.rest_gradients
-    gradient, loss, totals = when(self._is_last(at), "head", head, at, start)
+    gradient, loss, totals = when(self.is_last(at), "head", head, at, start)
     return state._replace(loss=loss, rest_gradients=totals), gradient
 
   def _add_embedding(
@@ -220,31 +270,11 @@ class Stage:
     """Adds the gradient of the embedding, on the model's first chunk."""
 
     def embed(at: TickNumbers, totals: Tree) -> Tree:
-      tokens = get(self.tokens, at.micro_batch)[:, :-1]
+      tokens = self.read(at)
       _, pullback = jax.vjp(lambda r: self.model.embed(r, tokens), self.rest)
       return jax.tree.map(_sum, totals, *pullback(gradient))
 
-    return when(self._is_first(at), "embed", embed, at, totals)
-
-  def _is_first(self, at: TickNumbers) -> Array:
-    return (self.number == 0) & (at.chunk == 0)
-
-  def _is_last(self, at: TickNumbers) -> Array:
-    stages, chunks = self.counts.shape
-    return (self.number == stages - 1) & (at.chunk == chunks - 1)
-
-  def _count(self, at: TickNumbers) -> np.int32 | Index:
-    """Returns the layers of a chunk, as a constant if all chunks are alike."""
-    most = self.counts.max()
-    if np.all(self.counts == most):
-      return most
-    return get(jnp.asarray(self.counts), self.number, at.chunk)
-
-  def _loop(self, at: TickNumbers, body: Callable, start: Tree) -> Tree:
-    return jax.lax.fori_loop(np.int32(0), self._count(at), body, start)
-
-  def _leaves(self, at: TickNumbers, row: Index) -> Leaves:
-    return get(self.leaves, at.chunk, row)
+    return when(self.is_first(at), "embed", embed, at, totals)
 
 
 def when(

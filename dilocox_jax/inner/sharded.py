@@ -1,5 +1,7 @@
 """Computes the gradient of one replica whose arrays lie on several devices.
 
+The loss of an evaluation, which needs no gradient, is computed in the same way.
+
 Before the pipeline starts, every device collects the layers that its stage
 computes and the few leaves that all stages share. Afterwards the gradients go
 back to the devices that keep the parameters. Both happen once per optimizer
@@ -8,6 +10,7 @@ cluster.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +20,7 @@ from jax.sharding import PartitionSpec
 
 from dilocox_jax.distributed.local_map import INNER_AXES, map_over_devices
 from dilocox_jax.distributed.replicas import partition
-from dilocox_jax.inner.step import Gradient
+from dilocox_jax.inner.step import Gradient, Loss
 from dilocox_jax.plan.model.division import (
   DATA_AXIS,
   STAGE_AXIS,
@@ -55,17 +58,14 @@ def sharded_gradient(
     `distributed.replicas.Replicas.map`. The gradients are divided like the
     parameters.
   """
-  to_stages = functools.partial(_to_stages, stage_layers)
   from_stages = functools.partial(_from_stages, stage_layers)
 
   def gradient(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
     specs = _leaf_specs(params, division)
 
     def local(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
-      rest = {key: tree for key, tree in params.items() if key != BLOCKS}
-      rest_specs = {key: specs[key] for key in rest}
-      blocks = jax.tree.map(to_stages, params[BLOCKS], specs[BLOCKS])
-      whole = jax.tree.map(_gather, rest, rest_specs)
+      blocks, whole = _collected(stage_layers, params, specs)
+      rest_specs = {key: specs[key] for key in whole}
       tokens = batch.reshape(num_micro_batches, -1, *batch.shape[1:])
       loss, for_blocks, for_rest = stage_gradient(blocks, whole, tokens)
       gradients = {
@@ -82,7 +82,7 @@ def sharded_gradient(
       )
       return loss, {key: gradients[key] for key in params}
 
-    partitions = jax.tree.map(lambda _, at: partition(at), params, specs)
+    partitions = _partitions(params, specs)
     mapped = map_over_devices(
       local,
       (partitions, PartitionSpec(DATA_AXIS)),
@@ -91,6 +91,66 @@ def sharded_gradient(
     return mapped(params, batch)
 
   return gradient
+
+
+def sharded_loss(
+  stage_loss: Callable[[Tree, Tree, Array], Scalar],
+  division: Division,
+  stage_layers: StageLayers,
+  num_rows: int,
+) -> Loss:
+  """Spreads the loss of an evaluation over the devices of one replica.
+
+  Every data shard cuts its rows of the batches into micro-batches. If the rows
+  of a batch cannot be divided evenly, every shard computes all of them.
+
+  Args:
+    stage_loss: Loss of one stage, under the mesh axis "stage": (blocks, other
+      leaves, tokens [m, b, L + 1]) -> its contribution to a sum over stages.
+    division: Division of the parameters among the devices.
+    stage_layers: Layers of every stage.
+    num_rows: Largest number of rows b of a micro-batch.
+
+  Returns:
+    (params, batches [N, B, L + 1]) -> mean loss, for use under
+    `distributed.replicas.Replicas.map`.
+  """
+  shards = division.num_data_shards
+
+  def loss(params: Tree, batches: Array) -> Scalar:
+    specs = _leaf_specs(params, division)
+
+    def local(params: Tree, batches: Array) -> Scalar:
+      rows = math.gcd(batches.shape[1], num_rows)
+      tokens = batches.reshape(-1, rows, batches.shape[2])
+      loss = stage_loss(*_collected(stage_layers, params, specs), tokens)
+      return jax.lax.psum(loss, INNER_AXES) / shards
+
+    by_rows = DATA_AXIS if batches.shape[1] % shards == 0 else None
+    mapped = map_over_devices(
+      local,
+      (_partitions(params, specs), PartitionSpec(None, by_rows)),
+      PartitionSpec(),
+    )
+    return mapped(params, batches)
+
+  return loss
+
+
+def _collected(
+  stage_layers: StageLayers, params: Tree, specs: Tree
+) -> tuple[Tree, Tree]:
+  """Returns this stage's layers, [v, K, ...], and all other leaves, whole."""
+  to_stages = functools.partial(_to_stages, stage_layers)
+  blocks = jax.tree.map(to_stages, params[BLOCKS], specs[BLOCKS])
+  rest = {key: tree for key, tree in params.items() if key != BLOCKS}
+  whole = jax.tree.map(_gather, rest, {key: specs[key] for key in rest})
+  return blocks, whole
+
+
+def _partitions(params: Tree, specs: Tree) -> Tree:
+  """Returns the JAX partition of every leaf, in the place of the leaf."""
+  return jax.tree.map(lambda _, at: partition(at), params, specs)
 
 
 def _leaf_specs(params: Tree, division: Division) -> Tree:
@@ -133,7 +193,8 @@ def _to_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
     leaf = jax.lax.all_to_all(leaf, STAGE_AXIS, 0, by_stage, tiled=True)
   # If `by_stage` is 0, the stage keeps exactly the layers that it computes.
   by_data = _dimension(spec, DATA_AXIS)
-  if by_data is not None:
+  # XLA copies what it gathers, even from a single device.
+  if by_data is not None and jax.lax.axis_size(DATA_AXIS) > 1:
     leaf = jax.lax.all_gather(leaf, DATA_AXIS, axis=by_data, tiled=True)
   return leaf.reshape(*stage_layers.table.shape[1:], *leaf.shape[1:])
 

@@ -1,8 +1,8 @@
 """Builds every part of a run from its config.
 
 Model, inner step, exchange and outer step take plain arguments and do not know
-the config. This is the only file that reads the config and joins these parts.
-The trainer only goes through the plan.
+the config. This file and `model_functions` alone read the config and join these
+parts. The trainer only goes through the plan.
 """
 
 import dataclasses
@@ -12,35 +12,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
-from jax.custom_batching import sequential_vmap
-from jax.sharding import PartitionSpec
 
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.distributed import host_memory
-from dilocox_jax.distributed.local_map import map_over_devices
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback
 from dilocox_jax.exchange.mean import mean_of_finite_replicas
-from dilocox_jax.inner.activation_codec import ACTIVATION_CODECS
-from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
-from dilocox_jax.inner.sharded import sharded_gradient
-from dilocox_jax.inner.step import (
-  Gradient,
-  Loss,
-  accumulated_gradient,
-  inner_step,
-)
-from dilocox_jax.models import transformer
-from dilocox_jax.models.loss import (
-  LossModel,
-  chunked_token_loss,
-  next_token_loss,
-)
+from dilocox_jax.inner.step import Loss, inner_step
+from dilocox_jax.models.loss import LossModel
 from dilocox_jax.optimizers import (
   inner_optimizer,
   learning_rate_schedule,
@@ -53,12 +36,11 @@ from dilocox_jax.outer.programs import RoundPrograms
 from dilocox_jax.outer.transforms import OuterTransform
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.model.shapes import parameter_shapes
-from dilocox_jax.plan.pipeline.timetable import timetable
-from dilocox_jax.plan.schedule.fragments import BLOCKS
 from dilocox_jax.plan.wire.adaptive import RoundSetting
 from dilocox_jax.plan.wire.collectives import EXCHANGES
 from dilocox_jax.plan.wire.leaf import Shapes
-from dilocox_jax.pytypes import Aggregator, Scalar, Tree
+from dilocox_jax.pytypes import Aggregator
+from dilocox_jax.training.model_functions import model_functions
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.trees import shapes_by_path
 
@@ -69,6 +51,8 @@ class Programs:
 
   Attributes:
     model: Functions of the model; its loss is that of evaluations.
+    evaluation: Function (params, batches [N, B, L + 1]) -> mean loss of one
+      replica, for use under `Replicas.map`.
     schedule: Function from the inner step to the learning rate.
     steps: Programs of data-parallel steps of all replicas.
     single: Programs of steps of one replica, for the phase "single".
@@ -77,6 +61,7 @@ class Programs:
   """
 
   model: LossModel
+  evaluation: Loss
   schedule: optax.Schedule
   steps: StepPrograms
   single: StepPrograms
@@ -97,16 +82,12 @@ class Programs:
     """The jitted function (params, batches) -> mean loss (nats a token).
 
     Batches are token ids [N, B, L + 1]: N batches of B sequences. A sequence
-    has L + 1 tokens, and each of its last L tokens is predicted.
+    has L + 1 tokens, and each of its last L tokens is predicted. All replicas
+    compute the same.
     """
-
-    def mean_loss(params: Tree, batches: Tree) -> Scalar:
-      # `map` runs the batches in turn, so memory holds the logits of one batch.
-      return jnp.mean(
-        jax.lax.map(lambda batch: self.model.loss(params, batch), batches)
-      )
-
-    return jax.jit(mean_loss)
+    return jax.jit(
+      self.rounds.replicas.map(self.evaluation, (None, None), None)
+    )
 
   @functools.cached_property
   def evaluate_each(self):
@@ -114,7 +95,7 @@ class Programs:
 
     Every replica evaluates its own parameters, so nothing is sent.
     """
-    return jax.jit(self.rounds.replicas.map(self.evaluate, (0, None), 0))
+    return jax.jit(self.rounds.replicas.map(self.evaluation, (0, None), 0))
 
 
 def _aggregator(config: RunConfig, setting: RoundSetting | None) -> Aggregator:
@@ -179,7 +160,9 @@ def programs(
     reason is None,
     f"mesh.outer_memory={mesh.outer_memory!r}: {reason}: take 'device'",
   )
-  model, gradient = _model_and_gradient(config, parts.model, end_of_text)
+  model, gradient, evaluation = model_functions(
+    config, parts.model, end_of_text
+  )
   shapes = parameter_shapes(config.model.shape)
   if parts.model is not None:
     shapes = shapes_by_path(jax.eval_shape(model.init, jax.random.key(0)))
@@ -216,6 +199,7 @@ def programs(
   mean = transform.aggregator if sends_gradients else plain_mean
   return Programs(
     model=model,
+    evaluation=evaluation,
     schedule=schedule,
     steps=StepPrograms(gradient, optimizer, mean, replicas),
     single=StepPrograms(gradient, optimizer, plain_mean, one_replica),
@@ -274,54 +258,6 @@ def outer_transform(
   )
 
 
-def _model_and_gradient(
-  config: RunConfig, given: LossModel | None, end_of_text: int | None
-) -> tuple[LossModel, Gradient]:
-  """Builds the model, and (params, batch) -> (loss, gradients) of a replica.
-
-  Raises:
-    ValueError: If a model that is handed in is to be divided over devices.
-  """
-  sizes = config.model
-  if given is not None:
-    _check_given_model(config, given)
-    return given, _whole_gradient(config, given.loss)
-  build = functools.partial(
-    loaded(type(sizes.shape).builder),
-    sizes.shape,
-    dtype=jnp.dtype(sizes.compute_dtype),
-    unroll=sizes.scan_unroll,
-    remat=sizes.remat,
-  )
-  loss = functools.partial(
-    next_token_loss,
-    end_of_text=end_of_text,
-    chunk_tokens=sizes.loss_chunk_tokens or 0,
-  )
-  # Evaluation on a mesh is left to JAX's partitioner, which cannot look into a
-  # kernel.
-  is_kernel = sizes.attention in ("cudnn", "splash")
-  on_mesh = config.mesh.layout == "mesh" and is_kernel
-  evaluating = build(attention="blockwise" if on_mesh else sizes.attention)
-  evaluated = LossModel(evaluating.init, functools.partial(loss, evaluating))
-  model = build(attention=sizes.attention)
-  if config.mesh.is_divided:
-    return evaluated, _divided_gradient(config, model)
-  loss = functools.partial(loss, model, z_loss=sizes.z_loss)
-  gradient = _whole_gradient(config, loss)
-  return evaluated, _on_one_device(gradient) if on_mesh else gradient
-
-
-def _on_one_device(gradient: Gradient) -> Gradient:
-  """Tells JAX that a replica's gradient is not divided among devices.
-
-  A mesh has axes inside a replica even where they are 1 long, and JAX refuses a
-  kernel along an axis that its partitioner may divide.
-  """
-  whole = PartitionSpec()
-  return map_over_devices(gradient, (whole, whole), (whole, whole))
-
-
 def platform_name() -> str:
   """Returns the kind of JAX's devices: "cpu", "tpu", "gpu" (NVIDIA) or "rocm".
 
@@ -332,56 +268,3 @@ def platform_name() -> str:
   if name == "gpu" and "rocm" in jax.local_devices()[0].client.platform_version:
     return "rocm"
   return name
-
-
-def _check_given_model(config: RunConfig, model: LossModel) -> None:
-  if config.mesh.is_divided:
-    raise ValueError(
-      "a model that is handed in cannot be cut into pipeline stages or shards: "
-      "set mesh.num_stages=1 and mesh.num_data_shards=1"
-    )
-  fragments = config.fragments
-  if fragments.num_fragments == 1 or fragments.is_sliced:
-    return
-  params = jax.eval_shape(model.init, jax.random.key(0))
-  blocks = params.get(BLOCKS, {}) if isinstance(params, dict) else {}
-  depths = {leaf.shape[:1] for leaf in jax.tree.leaves(blocks)}
-  if depths != {(fragments.num_layers,)}:
-    raise ValueError(
-      f"sync.num_fragments={fragments.num_fragments} divides layers, so a "
-      f"model that is handed in needs leaves [{fragments.num_layers}, ...] "
-      f'below "{BLOCKS}" (model.num_layers={fragments.num_layers}): set '
-      "sync.num_fragments=1, or take dilocox_jax.step_transform, which divides "
-      "any tree"
-    )
-
-
-def _divided_gradient(config: RunConfig, model: transformer.Model) -> Gradient:
-  """Builds the gradient of a replica that several devices hold together."""
-  mesh, sizes = config.mesh, config.model
-  chunk_tokens = sizes.loss_chunk_tokens or 0
-
-  def end(rest: Tree, x: Tree, targets: Tree) -> Scalar:
-    logits = functools.partial(model.logits, rest)
-    return chunked_token_loss(logits, x, targets, sizes.z_loss, chunk_tokens)
-
-  stage = pipelined_gradient(
-    CutModel(model.embed, model.block, end),
-    timetable(config.pipeline),
-    config.stage_layers.counts,
-    remat=mesh.remat,
-    codec=ACTIVATION_CODECS[mesh.boundary],
-  )
-  return sharded_gradient(
-    stage, config.division, config.stage_layers, config.inner.accumulate_steps
-  )
-
-
-def _whole_gradient(config: RunConfig, loss: Loss) -> Gradient:
-  """Builds the gradient of a replica that one device holds."""
-  gradient = accumulated_gradient(loss, config.inner.accumulate_steps)
-  # On CPU, the batched matrix products that vmap makes are slow. So replicas
-  # on one device run in turn instead.
-  if config.mesh.stacked_by == "map":
-    gradient = sequential_vmap(gradient)
-  return gradient

@@ -146,20 +146,21 @@ def _mean_loss(
   total, num_predicted = 0.0, 0
   for part in parts:
     batches = programs.rounds.replicas.place(part, None)
-    params = _where(params, batches)
+    params = _placed(programs, params, batches)
     weight = part[..., 1:].size
     total += weight * float(evaluate(params, batches))
     num_predicted += weight
   return total / num_predicted
 
 
-def _where(params: Tree, batches: jax.Array) -> Tree:
-  """Moves parameters to the devices of the batches, divided as they were."""
+def _placed(programs: Programs, params: Tree, batches: jax.Array) -> Tree:
+  """Moves parameters to the devices of the batches, divided among them."""
   devices = batches.sharding.device_set
   leaves = jax.tree.leaves(params)
   if all(leaf.sharding.device_set == devices for leaf in leaves):
     return params
-  return jax.device_put(params, batches.sharding)
+  replicas = programs.rounds.replicas
+  return jax.device_put(params, replicas.state_shardings(params, None))
 
 
 @jax.jit

@@ -31,8 +31,8 @@ _SUM = re.compile(
 )
 
 
-def lowered(monkeypatch, platform, data=(), mesh=(), **model):
-  """Text of the inner steps of two replicas as JAX hands it to XLA."""
+def lowered(monkeypatch, platform, data=(), mesh=(), of="inner steps", **model):
+  """Text of inner steps, or an evaluation, as JAX hands it to XLA."""
   # JAX asks for the version of cuDNN on this machine, which needs none.
   monkeypatch.setattr(
     "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version",
@@ -50,6 +50,11 @@ def lowered(monkeypatch, platform, data=(), mesh=(), **model):
   name = "gpu" if platform == "cuda" else platform
   programs = build.programs(config, end_of_text=end, platform=name)
   replicas = programs.rounds.replicas
+  if of == "evaluation":
+    params = jax.eval_shape(programs.model.init, jax.random.key(0))
+    batches = jax.ShapeDtypeStruct((STEPS, BATCH, LENGTH + 1), jnp.int32)
+    params = replicas.abstract(params, None)
+    return _text(programs.evaluate, platform, params, batches)
 
   def carry():
     params = states.first_params(programs, "local", 0)
@@ -64,13 +69,16 @@ def lowered(monkeypatch, platform, data=(), mesh=(), **model):
     places,
   )
   batches = jax.ShapeDtypeStruct((2, STEPS, BATCH, LENGTH + 1), jnp.int32)
+  return _text(steps_program(programs), platform, shapes, batches)
+
+
+def _text(program: Any, platform, *shapes):
   calls = [KERNELS["cuda"], KERNELS["cuda"] + "Backward"]
-  program: Any = steps_program(programs)
   exported = jax.export.export(
     program,
     platforms=[platform],
     disabled_checks=[DisabledSafetyCheck.custom_call(name) for name in calls],
-  )(shapes, batches)
+  )(*shapes)
   return exported.mlir_module()
 
 
@@ -125,6 +133,16 @@ def test_steps_have_fused_attention_and_narrow_products(
   # Parameters and the optimizer's state come in and go out in fp32.
   main = next(line for line in text.splitlines() if "@main(" in line)
   assert {kind for _, kind in _TENSOR.findall(main)} == {"f32", "i32"}
+
+
+@pytest.mark.parametrize("mesh", [{}, MESH, STAGES])
+@pytest.mark.parametrize("platform", KERNELS)
+def test_evaluations_have_fused_attention_wherever_they_run(
+  monkeypatch, platform, mesh
+):
+  text = lowered(monkeypatch, platform, mesh=mesh, of="evaluation")
+  assert KERNELS[platform] in text
+  assert not holds_weights(text) and not holds_logits(text)
 
 
 @pytest.mark.parametrize("platform", KERNELS)

@@ -157,7 +157,7 @@ class Case:
       is_float = jnp.issubdtype(dtype, jnp.inexact)
       return jnp.full(shape, fill if is_float else 0, dtype)
 
-    with unittest.mock.patch.object(pipeline, "_empty", filled):
+    with unittest.mock.patch.object(pipeline, "empty_buffer", filled):
       (loss, rest), blocks = step(blocks, rest, tokens)
     return loss, {**rest, "blocks": gathered(blocks, self.counts)}
 

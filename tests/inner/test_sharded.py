@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.inner.sharded import sharded_gradient
+from dilocox_jax.inner.sharded import sharded_gradient, sharded_loss
 from dilocox_jax.plan.model.division import STAGE_AXIS, Division
 from dilocox_jax.plan.pipeline.stage_layers import StageLayers
 
@@ -118,3 +118,31 @@ def test_gradients_are_kept_as_the_parameters_are(name):
     jax.tree.leaves(gradients), jax.tree.leaves(params), strict=True
   ):
     assert new.sharding.is_equivalent_to(old.sharding, new.ndim)
+
+
+@pytest.mark.parametrize("num_rows", [8, 6, 3])
+def test_shards_divide_the_rows_of_an_evaluation_if_they_can(num_rows):
+  """Two shards have 4 and 3 rows of 8 and 6, and each computes all of 3."""
+  division = Division(2, 2)
+  parts = StageLayers(4, division.num_stages)
+  cut = []
+
+  def stage_loss(blocks, rest, tokens):
+    cut.append(tokens.shape[:2])
+    whole = by_stage(parts)
+    # Losses of micro-batches are means, and so is what they are added up to.
+    return jnp.mean(
+      jnp.stack([whole(blocks, rest, batch)[0] for batch in tokens])
+    )
+
+  replicas = Replicas(1, "mesh", division)
+  params = parameters(4)
+  shape = (2, num_rows, LENGTH)
+  tokens = np.random.default_rng(1).integers(0, 16, shape).astype(np.int32)
+  loss = sharded_loss(stage_loss, division, parts, num_rows=2)
+  program = jax.jit(replicas.map(loss, (None, None), None))
+  seen = program(replicas.place_state(params, None), tokens)
+  np.testing.assert_allclose(
+    seen, value(params, tokens.reshape(-1, LENGTH)), rtol=1e-6
+  )
+  assert set(cut) == {{8: (4, 2), 6: (6, 1), 3: (6, 1)}[num_rows]}

@@ -98,14 +98,15 @@ def interleaved(
   Args:
     stage: Index of the stage, from 0.
     num_stages: Number of stages, p.
-    num_micro_batches: Number of micro-batches of a step, m, a multiple of p.
+    num_micro_batches: Number of micro-batches of a step, m. It must be a
+      multiple of p, unless only the forwards are read.
     chunks_per_stage: Number of chunks of a stage, v.
   """
   forwards = [
     Tick("forward", group + batch, chunk)
     for group in range(0, num_micro_batches, num_stages)
     for chunk in range(chunks_per_stage)
-    for batch in range(num_stages)
+    for batch in range(min(num_stages, num_micro_batches - group))
   ]
   backwards = [
     Tick("backward", tick.micro_batch, chunks_per_stage - 1 - tick.chunk)

@@ -29,12 +29,15 @@ class Pipeline:
     num_micro_batches: Micro-batches in one step of the optimizer, m.
     chunks_per_stage: Chunks of layers that a stage has, v; above 1 for
       "interleaved" only.
+    is_forward_only: Whether the lists have no backwards, as in an evaluation.
+      Any number of micro-batches then goes with any schedule.
   """
 
   name: str = dataclasses.field(metadata={"choices": PIPELINES})
   num_stages: int = dataclasses.field(metadata={"at_least": 1})
   num_micro_batches: int = dataclasses.field(metadata={"at_least": 1})
   chunks_per_stage: int = limited(1, at_least=1)
+  is_forward_only: bool = False
 
   def __post_init__(self):
     check_limits(self)
@@ -52,7 +55,8 @@ class Pipeline:
         f"chunks_per_stage={self.chunks_per_stage} must be at least 2 for "
         f"interleaved: with one chunk take 1f1b"
       )
-    if self.num_micro_batches % self.num_stages:
+    is_ragged = self.num_micro_batches % self.num_stages
+    if is_ragged and not self.is_forward_only:
       raise ValueError(
         f"num_micro_batches={self.num_micro_batches} must be a multiple of "
         f"num_stages={self.num_stages} for interleaved"
@@ -61,7 +65,23 @@ class Pipeline:
   @functools.cached_property
   def orders(self) -> tuple[Order, ...]:
     """The ticks of every stage in order; one list for each stage."""
-    return tuple(self._order(stage) for stage in range(self.num_stages))
+    orders = tuple(self._order(stage) for stage in range(self.num_stages))
+    if not self.is_forward_only:
+      return orders
+    return tuple(
+      tuple(tick for tick in order if tick.direction == "forward")
+      for order in orders
+    )
+
+  def forward_only(self, num_micro_batches: int) -> "Pipeline":
+    """Returns the forwards of this schedule, for any number of micro-batches.
+
+    Args:
+      num_micro_batches: Number of micro-batches, m.
+    """
+    return dataclasses.replace(
+      self, num_micro_batches=num_micro_batches, is_forward_only=True
+    )
 
   def _order(self, stage: int) -> Order:
     sizes = self.num_stages, self.num_micro_batches
@@ -199,8 +219,11 @@ def peak_activations(pipeline: Pipeline) -> tuple[int, ...]:
 
   One activation is that of a micro-batch in one chunk, a v-th of a stage's
   layers. It is held from the start of its forward to the end of its backward,
-  or of its weight gradient where the backward is split.
+  or of its weight gradient where the backward is split. Without backwards it is
+  held until the end of its forward.
   """
+  if pipeline.is_forward_only:
+    return (1,) * pipeline.num_stages
   peaks = []
   for order in pipeline.orders:
     live = peak = 0

@@ -46,7 +46,8 @@ class Timetable:
     micro_batch: Micro-batch of the action; 0 when idle.
     chunk: Chunk of the action; 0 when idle.
     saved_slot: Slot where a forward puts the data that its backward needs, and
-      where the backward or input gradient reads this data.
+      where the backward or input gradient reads this data. There are no such
+      slots, and none for gradients, without backwards.
     activation_put: Inbox slot for the activations that arrived at the start
       of the tick; no slot if none arrived.
     activation_slot: Inbox slot that a forward reads. The first chunk of the

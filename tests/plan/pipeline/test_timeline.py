@@ -210,6 +210,13 @@ def test_activations_overlap_in_time_as_often_as_counted(pipeline, times):
     )
 
 
+def test_forwards_alone_hold_one_activation_at_a_time():
+  forwards = Pipeline("1f1b", 3, 3).forward_only(7)
+  assert peak_activations(forwards) == (1, 1, 1)
+  ends_s = timeline(forwards, TickTimes(1, 2)).ends_s
+  assert [row[-1] for row in ends_s] == [7, 8, 9]
+
+
 def test_a_schedule_is_a_value():
   one, same = (Pipeline("interleaved", 2, 4, 2) for _ in range(2))
   assert one.orders == same.orders

@@ -2,7 +2,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from dilocox_jax.plan.pipeline.orders import PIPELINES, Tick
@@ -78,7 +78,7 @@ class Stage:
     held[self._slot(column)] = None
 
 
-def act(stage, tick, num_parts):
+def act(stage, tick, num_parts, is_forward_only):
   """Does what a row says; returns activations and gradients to send."""
   batch = tick.micro_batch
   part = tick.chunk * stage.table.num_stages + stage.stage
@@ -86,9 +86,11 @@ def act(stage, tick, num_parts):
   if tick.direction == "forward":
     if part:
       stage.read("activation_slot", (part, batch))
-    stage.put("saved_slot", (part, batch))
+    if not is_forward_only:
+      stage.put("saved_slot", (part, batch))
     if is_last:
-      stage.put("turn_slot", ("turned", batch))
+      if not is_forward_only:
+        stage.put("turn_slot", ("turned", batch))
       return None, None
     return (part + 1, batch), None
   if tick.direction == "weight_gradient":
@@ -129,7 +131,7 @@ def walk(pipeline, table):
         continue
       tick = Tick(action, batch, chunk)
       done[number].append((at, tick))
-      sent[number] = act(stage, tick, num_parts)
+      sent[number] = act(stage, tick, num_parts, pipeline.is_forward_only)
   for stage in stages:
     assert not stage.unused
   return stages, done
@@ -149,6 +151,29 @@ def test_what_is_needed_is_there_and_all_buffers_end_empty(pipeline):
   for stage in stages:
     for held in stage.held.values():
       assert set(held) <= {None}
+
+
+@given(pipelines(), st.integers(1, 12))
+@example(Pipeline("interleaved", 4, 4, 3), 6)
+def test_forwards_alone_run_in_order_without_a_stop(pipeline, num_batches):
+  forwards = pipeline.forward_only(num_batches)
+  table = timetable(forwards)
+  stages, done = walk(forwards, table)
+  assert tuple(tuple(t for _, t in row) for row in done) == forwards.orders
+  num_parts = num_batches * pipeline.chunks_per_stage
+  assert {len(row) for row in done} == {num_parts}
+  # A group that is not full leaves the next chunk waiting for its first one.
+  missing = -num_batches % pipeline.num_stages
+  waits = missing * (pipeline.chunks_per_stage - 1)
+  assert table.num_ticks == num_parts + pipeline.num_stages - 1 + waits
+  for stage in stages:
+    assert all(set(held) <= {None} for held in stage.held.values())
+  assert table.num_saved_slots == table.num_gradient_slots == 0
+  if num_batches == pipeline.num_micro_batches:
+    assert forwards.orders == tuple(
+      tuple(tick for tick in order if tick.direction == "forward")
+      for order in pipeline.orders
+    )
 
 
 @given(pipelines())

@@ -1,0 +1,148 @@
+"""Joins a model with what computes its gradient and its validation loss.
+
+A replica that several devices hold runs through pipeline stages. One that has a
+single device, or shares it, runs whole.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
+
+from dilocox_jax.config import RunConfig
+from dilocox_jax.inner.activation_codec import ACTIVATION_CODECS
+from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
+from dilocox_jax.inner.pipeline_loss import pipelined_loss
+from dilocox_jax.inner.sharded import sharded_gradient, sharded_loss
+from dilocox_jax.inner.step import Gradient, Loss, accumulated_gradient
+from dilocox_jax.models import transformer
+from dilocox_jax.models.loss import (
+  LossModel,
+  chunked_token_loss,
+  next_token_loss,
+)
+from dilocox_jax.plan.choices import loaded
+from dilocox_jax.plan.pipeline.timetable import timetable
+from dilocox_jax.plan.schedule.fragments import BLOCKS
+from dilocox_jax.pytypes import Scalar, Tree
+
+
+def model_functions(
+  config: RunConfig, given: LossModel | None, end_of_text: int | None
+) -> tuple[LossModel, Gradient, Loss]:
+  """Builds the model, and the gradient and evaluation of a replica.
+
+  Args:
+    config: Config of the run, with values for what depends on the devices.
+    given: Model that takes the place of the config's; None changes nothing.
+    end_of_text: Token at which attention begins anew, or None.
+
+  Returns:
+    The model, (params, batch) -> (loss, gradients), and (params, batches
+    [N, B, L + 1]) -> mean loss.
+
+  Raises:
+    ValueError: If a model that is handed in is to be divided over devices.
+  """
+  sizes = config.model
+  if given is not None:
+    _check_given_model(config, given)
+    gradient = _whole_gradient(config, given.loss)
+    return given, gradient, _mean_over_batches(given.loss)
+  model = loaded(type(sizes.shape).builder)(
+    sizes.shape,
+    dtype=jnp.dtype(sizes.compute_dtype),
+    unroll=sizes.scan_unroll,
+    attention=sizes.attention,
+    remat=sizes.remat,
+  )
+  loss = functools.partial(
+    next_token_loss,
+    end_of_text=end_of_text,
+    chunk_tokens=sizes.loss_chunk_tokens or 0,
+  )
+  evaluated = LossModel(model.init, functools.partial(loss, model))
+  if config.mesh.is_divided:
+    return evaluated, *_divided_functions(config, model)
+  loss = functools.partial(loss, model, z_loss=sizes.z_loss)
+  gradient = _whole_gradient(config, loss)
+  return evaluated, gradient, _mean_over_batches(evaluated.loss)
+
+
+def _mean_over_batches(loss: Loss) -> Loss:
+  """Builds the evaluation of a replica that one device holds."""
+
+  def mean(params: Tree, batches: Tree) -> Scalar:
+    # `map` runs the batches in turn, so memory holds the logits of one batch.
+    return jnp.mean(jax.lax.map(lambda batch: loss(params, batch), batches))
+
+  return mean
+
+
+def _check_given_model(config: RunConfig, model: LossModel) -> None:
+  if config.mesh.is_divided:
+    raise ValueError(
+      "a model that is handed in cannot be cut into pipeline stages or shards: "
+      "set mesh.num_stages=1 and mesh.num_data_shards=1"
+    )
+  fragments = config.fragments
+  if fragments.num_fragments == 1 or fragments.is_sliced:
+    return
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  blocks = params.get(BLOCKS, {}) if isinstance(params, dict) else {}
+  depths = {leaf.shape[:1] for leaf in jax.tree.leaves(blocks)}
+  if depths != {(fragments.num_layers,)}:
+    raise ValueError(
+      f"sync.num_fragments={fragments.num_fragments} divides layers, so a "
+      f"model that is handed in needs leaves [{fragments.num_layers}, ...] "
+      f'below "{BLOCKS}" (model.num_layers={fragments.num_layers}): set '
+      "sync.num_fragments=1, or take dilocox_jax.step_transform, which divides "
+      "any tree"
+    )
+
+
+def _divided_functions(
+  config: RunConfig, model: transformer.Model
+) -> tuple[Gradient, Loss]:
+  """Builds gradient and evaluation of a replica that several devices hold."""
+  mesh, layers = config.mesh, config.stage_layers
+  num_micro_batches = config.inner.accumulate_steps
+  stage = pipelined_gradient(
+    _cut(config, model, config.model.z_loss),
+    timetable(config.pipeline),
+    layers.counts,
+    remat=mesh.remat,
+    codec=ACTIVATION_CODECS[mesh.boundary],
+  )
+  stage_loss = pipelined_loss(
+    _cut(config, model, 0.0), config.pipeline, layers.counts
+  )
+  num_rows = config.data.batch_size // num_micro_batches // mesh.num_data_shards
+  return (
+    sharded_gradient(stage, config.division, layers, num_micro_batches),
+    sharded_loss(stage_loss, config.division, layers, num_rows),
+  )
+
+
+def _cut(
+  config: RunConfig, model: transformer.Model, z_loss: float
+) -> CutModel:
+  """Cuts a model where a pipeline may cut it."""
+  chunk_tokens = config.model.loss_chunk_tokens or 0
+
+  def end(rest: Tree, x: Tree, targets: Tree) -> Scalar:
+    logits = functools.partial(model.logits, rest)
+    return chunked_token_loss(logits, x, targets, z_loss, chunk_tokens)
+
+  return CutModel(model.embed, model.block, end)
+
+
+def _whole_gradient(config: RunConfig, loss: Loss) -> Gradient:
+  """Builds the gradient of a replica that one device holds."""
+  gradient = accumulated_gradient(loss, config.inner.accumulate_steps)
+  # On CPU, the batched matrix products that vmap makes are slow. So replicas
+  # on one device run in turn instead.
+  if config.mesh.stacked_by == "map":
+    gradient = sequential_vmap(gradient)
+  return gradient

@@ -1,0 +1,93 @@
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests import runs
+
+
+def test_evaluation_is_the_mean_over_batches_without_the_z_loss():
+  config = runs.settings(model={"z_loss": 10.0})
+  programs = runs.programs(config)
+  params = jax.jit(programs.model.init)(jax.random.key(0))
+  shape = (3, 2, runs.SEQUENCE_LENGTH + 1)
+  batches = jax.random.randint(jax.random.key(1), shape, 0, 256)
+  each = [float(programs.model.loss(params, batch)) for batch in batches]
+  assert len(set(each)) == 3
+  np.testing.assert_allclose(
+    programs.evaluate(params, batches), np.mean(each), rtol=1e-6
+  )
+
+
+def test_training_counts_the_z_loss():
+  params, losses = None, []
+  batch = np.arange(2 * 17, dtype=np.int32).reshape(1, 1, 2, 17)
+  for z_loss in (0.0, 10.0):
+    config = runs.settings(model={"z_loss": z_loss}, num_replicas=1)
+    programs = runs.programs(config)
+    params = jax.jit(programs.model.init)(jax.random.key(0))
+    _, seen = programs.steps.steps(programs.steps.init(params), batch)
+    losses.append(float(seen.loss[0, 0]))
+  assert losses[1] > losses[0] + 1.0
+
+
+DEEP = {"preset": "nano", "num_layers": 8, "model_dim": 64, "ff_dim": 172}
+
+
+def _of_stages(layout="mesh", **mesh):
+  return runs.settings(
+    method="diloco",
+    layout=layout,
+    model=DEEP | {"vocab_size": 64, "z_loss": 1.0},
+    data={"batch_size": 8},
+    inner={"accumulate_steps": 4},
+    mesh=mesh,
+  )
+
+
+def _validation(num_rows=8):
+  shape = (3, num_rows, runs.SEQUENCE_LENGTH + 1)
+  return np.random.default_rng(2).integers(0, 64, shape, np.int32)
+
+
+@pytest.mark.parametrize(
+  ("mesh", "num_rows"),
+  [
+    ({"num_stages": 4}, 8),
+    ({"num_stages": 2, "num_data_shards": 2, "boundary": "int8"}, 5),
+    ({"num_stages": 2, "pipeline": "interleaved", "chunks_per_stage": 2}, 1),
+  ],
+)
+def test_stages_evaluate_a_model_as_one_device_does(mesh, num_rows):
+  programs = runs.programs(_of_stages(**mesh))
+  plain = runs.programs(_of_stages("stacked"))
+  replicas = programs.rounds.replicas
+  params = jax.jit(plain.model.init)(jax.random.key(0))
+  own = jax.tree.map(lambda x: np.stack([x, 1.1 * x]), jax.device_get(params))
+  batches = _validation(num_rows)
+  placed = replicas.place(batches, None)
+  seen = programs.evaluate(replicas.place_state(params, None), placed)
+  expected = plain.evaluate_each(own, batches)
+  np.testing.assert_allclose(seen, expected[0], rtol=2e-6)
+  each = programs.evaluate_each(replicas.place_state(own, 0), placed)
+  np.testing.assert_allclose(each, expected, rtol=2e-6)
+  assert abs(expected[0] - expected[1]) > 1e-3
+
+
+def test_a_stage_evaluates_with_no_layers_but_its_own():
+  programs = runs.programs(_of_stages(num_stages=4))
+  shapes = jax.eval_shape(programs.model.init, jax.random.key(0))
+  batches = jax.ShapeDtypeStruct(_validation().shape, np.int32)
+  lowered = programs.evaluate.lower(
+    programs.rounds.replicas.abstract(shapes, None), batches
+  )
+  text: Any = lowered.compile().as_text()
+  kernels = re.findall(r"f32\[(\d+),(?:64|172),(?:64|172)\]", text)
+  assert kernels and max(map(int, kernels)) == 2
+  # Nothing else is collected than the embedding and the head.
+  assert len(re.findall(r" all-gather(?:-start)?\(", text)) == 2
+  # One activation [T, D] travels in a tick.
+  sent = re.findall(r"= (\S+) collective-permute", text)
+  assert len(sent) == 1 and sent[0].startswith("f32[32,64]")
