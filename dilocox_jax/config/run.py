@@ -140,11 +140,6 @@ class RunConfig:
       f"inner.accumulate_steps={self.inner.accumulate_steps} times "
       f"mesh.num_data_shards={self.mesh.num_data_shards}",
     )
-    require(
-      not (self.data.document_masks and self.mesh.is_divided),
-      "data.document_masks needs replicas of one device each: set "
-      "mesh.num_stages=1 and mesh.num_data_shards=1",
-    )
     with in_front("mesh: "):
       _ = self.pipeline, self.stage_layers
 

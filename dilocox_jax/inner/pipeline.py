@@ -70,7 +70,10 @@ def pipelined_gradient(
   def gradient(blocks: Tree, rest: Tree, tokens: Int[Array, "m b S"]):
     x_TxD = jax.eval_shape(model.embed, rest, tokens[0, :, :-1])
     layer = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0, 0], blocks))
-    split = split_layer(model.block, layer, x_TxD, tokens.shape[2] - 1, remat)
+    context = jax.eval_shape(model.context, tokens[0, :, :-1])
+    split = split_layer(
+      model.block, layer, x_TxD, tokens.shape[2] - 1, remat, context
+    )
     # Kernels are cast once, before the scan. If a forward cast its kernel, the
     # cast copy would be a residual and so be saved for every micro-batch.
     leaves = {

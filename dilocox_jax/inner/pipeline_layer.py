@@ -12,7 +12,9 @@ Letters in names: T tokens, D model.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,11 +26,12 @@ from dilocox_jax.models.remat import remat_wrapper
 from dilocox_jax.pytypes import Tree
 from dilocox_jax.trees import leaves_by_path
 
-# (layer's parameters, x [T, D], length, multiply) -> x [T, D].
+# (layer's parameters, x [T, D], length, multiply, **context) -> x [T, D].
 Block = Callable[..., Array]
 Leaves = dict[str, Array]  # A layer's leaves by path.
 Pairs = dict[str, Leaves]  # "inputs" and "outputs" of products, by path.
 PairShapes = dict[str, dict[str, jax.ShapeDtypeStruct]]
+NO_CONTEXT: Mapping[str, Any] = types.MappingProxyType({})
 
 # The differentiated function takes (kernels, others, x, taps).
 _NUM_ARGUMENTS, _X = 4, 2
@@ -92,13 +95,23 @@ class SplitLayer:
   _saves_input: bool
 
   def forward(
-    self, leaves: Leaves, x_TxD: Float[Array, "T D"]
+    self,
+    leaves: Leaves,
+    x_TxD: Float[Array, "T D"],
+    context: Mapping[str, Array] = NO_CONTEXT,
   ) -> tuple[Float[Array, "T D"], list[Any]]:
     """Returns the layer's output, and the arrays for `input_gradient`.
 
     A kernel's tables are among them as constants, which are no `Array`.
+
+    Args:
+      leaves: The layer's parameters.
+      x_TxD: Input of the layer.
+      context: What the block takes by name and has no gradient. What the
+        backward needs of it is saved.
     """
-    y_TxD, pullback = jax.vjp(self._call, *self._arguments(leaves, x_TxD))
+    call = functools.partial(self._call, dict(context))
+    y_TxD, pullback = jax.vjp(call, *self._arguments(leaves, x_TxD))
     replace_saved_arguments(pullback, [])
     saved = jax.tree.leaves(pullback)
     return y_TxD, [*saved, x_TxD] if self._saves_input else saved
@@ -153,16 +166,18 @@ def split_layer(
   x_TxD: jax.ShapeDtypeStruct,
   length: int,
   remat: str = "dots",
+  context: Mapping[str, jax.ShapeDtypeStruct] = NO_CONTEXT,
 ) -> SplitLayer:
   """Splits the gradient of a block; works with shapes and computes nothing.
 
   Args:
-    block: (parameters, x [T, D], length, multiply) -> x [T, D]. It must send
-      each product with a kernel through multiply(path, x, kernel).
+    block: (parameters, x [T, D], length, multiply, **context) -> x [T, D]. It
+      must send each product with a kernel through multiply(path, x, kernel).
     leaves: Shapes and dtypes of one layer's parameters, a nested dict.
     x_TxD: Shape and dtype of the stream.
     length: Tokens that attend to each other, L.
     remat: What a forward saves (`models.remat`).
+    context: Shapes and dtypes of what the block takes by name.
 
   Raises:
     ValueError: If the block multiplies with something that is not one of its
@@ -173,12 +188,18 @@ def split_layer(
   # Forward and backward lie in different loops, so XLA cannot merge them.
   wrap = remat_wrapper(remat)
   shapes, structure = leaves_by_path(leaves), jax.tree.structure(leaves)
-  dtypes, sources, pairs = _products(block, leaves, x_TxD, length)
+  dtypes, sources, pairs = _products(block, leaves, x_TxD, length, context)
   for path in dtypes:
     if path not in shapes:
       raise ValueError(f"multiply: {path!r} is none of {', '.join(shapes)}")
 
-  def call(kernels: Leaves, others: Leaves, x_TxD: Array, taps: Pairs) -> Array:
+  def call(
+    context: Mapping[str, Array],
+    kernels: Leaves,
+    others: Leaves,
+    x_TxD: Array,
+    taps: Pairs,
+  ) -> Array:
     def multiply(path: str, x: Array, kernel: Array) -> Array:
       return _tapped(
         x, kernel, (taps["inputs"].get(path), taps["outputs"][path])
@@ -186,7 +207,7 @@ def split_layer(
 
     both = {**kernels, **others}
     layer = jax.tree.unflatten(structure, [both[path] for path in shapes])
-    return block(layer, x_TxD, length, multiply)
+    return block(layer, x_TxD, length, multiply, **context)
 
   call = wrap(call)
   cast = {
@@ -196,16 +217,17 @@ def split_layer(
   unfinished = SplitLayer(dtypes, [], pairs, call, sources, None, False)
   residuals, saves_input = None, False
 
-  def probe(leaves: Leaves, x_TxD: Array) -> list[Any]:
+  def probe(leaves: Leaves, x_TxD: Array, context: Any) -> list[Any]:
     nonlocal residuals, saves_input
-    _, pullback = jax.vjp(call, *unfinished._arguments(leaves, x_TxD))
+    with_context = functools.partial(call, context)
+    _, pullback = jax.vjp(with_context, *unfinished._arguments(leaves, x_TxD))
     arguments = replace_saved_arguments(pullback, [])
     # An argument that the derivative does not read has no leaves here.
     saves_input = bool(jax.tree.leaves(arguments[_X]))
     saved, residuals = jax.tree.flatten(pullback)
     return [*saved, x_TxD] if saves_input else saved
 
-  saved = jax.eval_shape(probe, cast, x_TxD)
+  saved = jax.eval_shape(probe, cast, x_TxD, dict(context))
   return dataclasses.replace(
     unfinished, saved=saved, _residuals=residuals, _saves_input=saves_input
   )
@@ -253,7 +275,11 @@ def replace_saved_arguments(pullback: Any, arguments: list[Array]) -> list[Any]:
 
 
 def _products(
-  block: Block, leaves: Tree, x_TxD: jax.ShapeDtypeStruct, length: int
+  block: Block,
+  leaves: Tree,
+  x_TxD: jax.ShapeDtypeStruct,
+  length: int,
+  context: Mapping[str, jax.ShapeDtypeStruct],
 ) -> tuple[dict[str, Any], dict[str, str], PairShapes]:
   """Traces a block once and lists its products with kernels.
 
@@ -277,5 +303,10 @@ def _products(
     outputs[path] = jax.ShapeDtypeStruct(y.shape, y.dtype)
     return y
 
-  jax.eval_shape(lambda p, x: block(p, x, length, record), leaves, x_TxD)
+  jax.eval_shape(
+    lambda p, x, context: block(p, x, length, record, **context),
+    leaves,
+    x_TxD,
+    dict(context),
+  )
   return dtypes, sources, {"inputs": inputs, "outputs": outputs}

@@ -111,11 +111,11 @@ class _Stage(StageInputs):
 
   def forward(self, at: TickNumbers, state: _State) -> _State:
     """Runs a chunk's layers; the model's last chunk computes the loss."""
-    length = self.tokens.shape[2] - 1
+    length, context = self.tokens.shape[2] - 1, self.context(at)
 
     def body(row: Index, x_TxD: Array) -> Array:
       leaves = self.layer_leaves(at, row)
-      return self.model.block(leaves, x_TxD, length, _multiply)
+      return self.model.block(leaves, x_TxD, length, _multiply, **context)
 
     def head(at: TickNumbers, total: Scalar) -> Scalar:
       loss = self.model.loss(self.rest, x_TxD, self.targets(at))

@@ -33,11 +33,18 @@ class CutModel(NamedTuple):
     block: (one layer's leaves, x [T, D], L, multiply) -> x [T, D]; products
       with kernels go through multiply(path, x, kernel).
     loss: (leaves outside the blocks, x [T, D], targets [T]) -> mean loss.
+    segments: (tokens [b, L]) -> segments [b, L] (`models.segments`), which
+      `embed` and `block` then take by this name. None: they take none.
   """
 
-  embed: Callable[[Tree, Array], Array]
+  embed: Callable[..., Array]
   block: Block
   loss: Callable[[Tree, Array, Array], Array]
+  segments: Callable[[Array], Array] | None = None
+
+  def context(self, tokens: Array) -> dict[str, Array]:
+    """Returns what `embed` and `block` take by name, for tokens [b, L]."""
+    return {} if self.segments is None else {"segments": self.segments(tokens)}
 
 
 class TickNumbers(NamedTuple):
@@ -121,6 +128,13 @@ class StageInputs:
     """Returns the tokens [b, L] that the model reads."""
     return get(self.tokens, at.micro_batch)[:, :-1]
 
+  def context(self, at: TickNumbers) -> dict[str, Array]:
+    """Returns `CutModel.context` of the micro-batch.
+
+    Every stage has all tokens, so no segments have to travel.
+    """
+    return self.model.context(self.read(at))
+
   def targets(self, at: TickNumbers) -> Array:
     """Returns the tokens [T] that the model should predict."""
     return get(self.tokens, at.micro_batch)[:, 1:].reshape(-1)
@@ -134,7 +148,7 @@ class StageInputs:
     """
 
     def embed(at: TickNumbers, _: Array) -> Array:
-      return self.model.embed(self.rest, self.read(at))
+      return self.model.embed(self.rest, self.read(at), **self.context(at))
 
     x_TxD = get(activations, at.activation_slot)
     return when(self.is_first(at), "embed", embed, at, x_TxD)
@@ -178,10 +192,12 @@ class Stage(StageInputs):
 
   def forward(self, at: TickNumbers, state: StageState) -> StageState:
     """Runs a chunk's layers and sends their output."""
+    context = self.context(at)
 
     def body(row: Index, carry: tuple[Array, list[Array]]):
       x_TxD, saved = carry
-      x_TxD, new = self.layer.forward(self.layer_leaves(at, row), x_TxD)
+      leaves = self.layer_leaves(at, row)
+      x_TxD, new = self.layer.forward(leaves, x_TxD, context)
       return x_TxD, put(saved, new, at.saved_slot, row)
 
     x_TxD = self.input(at, state.activations)
@@ -270,8 +286,10 @@ class Stage(StageInputs):
     """Adds the gradient of the embedding, on the model's first chunk."""
 
     def embed(at: TickNumbers, totals: Tree) -> Tree:
-      tokens = self.read(at)
-      _, pullback = jax.vjp(lambda r: self.model.embed(r, tokens), self.rest)
+      tokens, context = self.read(at), self.context(at)
+      _, pullback = jax.vjp(
+        lambda rest: self.model.embed(rest, tokens, **context), self.rest
+      )
       return jax.tree.map(_sum, totals, *pullback(gradient))
 
     return when(self.is_first(at), "embed", embed, at, totals)

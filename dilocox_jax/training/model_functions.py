@@ -22,6 +22,7 @@ from dilocox_jax.models.loss import (
   chunked_token_loss,
   next_token_loss,
 )
+from dilocox_jax.models.segments import segment_ids
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.pipeline.timetable import timetable
 from dilocox_jax.plan.schedule.fragments import BLOCKS
@@ -64,7 +65,7 @@ def model_functions(
   )
   evaluated = LossModel(model.init, functools.partial(loss, model))
   if config.mesh.is_divided:
-    return evaluated, *_divided_functions(config, model)
+    return evaluated, *_divided_functions(config, model, end_of_text)
   loss = functools.partial(loss, model, z_loss=sizes.z_loss)
   gradient = _whole_gradient(config, loss)
   return evaluated, gradient, _mean_over_batches(evaluated.loss)
@@ -103,21 +104,20 @@ def _check_given_model(config: RunConfig, model: LossModel) -> None:
 
 
 def _divided_functions(
-  config: RunConfig, model: transformer.Model
+  config: RunConfig, model: transformer.Model, end_of_text: int | None
 ) -> tuple[Gradient, Loss]:
   """Builds gradient and evaluation of a replica that several devices hold."""
+  cut = functools.partial(_cut, config, model, end_of_text)
   mesh, layers = config.mesh, config.stage_layers
   num_micro_batches = config.inner.accumulate_steps
   stage = pipelined_gradient(
-    _cut(config, model, config.model.z_loss),
+    cut(config.model.z_loss),
     timetable(config.pipeline),
     layers.counts,
     remat=mesh.remat,
     codec=ACTIVATION_CODECS[mesh.boundary],
   )
-  stage_loss = pipelined_loss(
-    _cut(config, model, 0.0), config.pipeline, layers.counts
-  )
+  stage_loss = pipelined_loss(cut(0.0), config.pipeline, layers.counts)
   num_rows = config.data.batch_size // num_micro_batches // mesh.num_data_shards
   return (
     sharded_gradient(stage, config.division, layers, num_micro_batches),
@@ -126,7 +126,10 @@ def _divided_functions(
 
 
 def _cut(
-  config: RunConfig, model: transformer.Model, z_loss: float
+  config: RunConfig,
+  model: transformer.Model,
+  end_of_text: int | None,
+  z_loss: float,
 ) -> CutModel:
   """Cuts a model where a pipeline may cut it."""
   chunk_tokens = config.model.loss_chunk_tokens or 0
@@ -135,7 +138,10 @@ def _cut(
     logits = functools.partial(model.logits, rest)
     return chunked_token_loss(logits, x, targets, z_loss, chunk_tokens)
 
-  return CutModel(model.embed, model.block, end)
+  segments = None
+  if end_of_text is not None:
+    segments = functools.partial(segment_ids, end_of_text=end_of_text)
+  return CutModel(model.embed, model.block, end, segments)
 
 
 def _whole_gradient(config: RunConfig, loss: Loss) -> Gradient:

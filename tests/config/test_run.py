@@ -136,13 +136,6 @@ def test_a_misspelt_field_is_answered_with_the_nearest():
       ["data.batch_size=8", "inner.accumulate_steps=3"],
     ),
     (
-      {
-        "data": {"document_masks": True},
-        "mesh": {"layout": "mesh", "num_stages": 2},
-      },
-      ["data.document_masks needs replicas of one device"],
-    ),
-    (
       {"sync": {"method": "streaming_diloco", "num_fragments": 6}},
       ["num_fragments=6", "num_layers=4", "sync.num_fragments"],
     ),

@@ -111,6 +111,7 @@ CASES = [
   ("tpu", {"mesh": MESH}),
   ("cuda", {"mesh": STAGES}),
   ("tpu", {"mesh": STAGES}),
+  ("tpu", {"mesh": STAGES, "data": {"document_masks": True}}),
 ]
 
 

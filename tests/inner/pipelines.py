@@ -14,6 +14,7 @@ from dilocox_jax.inner.activation_codec import AS_COMPUTED
 from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
 from dilocox_jax.inner.step import accumulated_gradient
 from dilocox_jax.models.loss import next_token_loss, token_loss
+from dilocox_jax.models.segments import segment_ids
 from dilocox_jax.models.transformer import Model, build_model
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.pipeline.timeline import Pipeline
@@ -68,11 +69,14 @@ def gathered(blocks, layer_counts):
   return jax.tree.map(lambda x: np.asarray(x)[stage, chunk, row], blocks)
 
 
-def cut(model: Model) -> CutModel:
+def cut(model: Model, end_of_text: int | None = None) -> CutModel:
   return CutModel(
     model.embed,
     model.block,
     lambda rest, x, targets: token_loss(model.logits(rest, x), targets, Z_LOSS),
+    None
+    if end_of_text is None
+    else functools.partial(segment_ids, end_of_text=end_of_text),
   )
 
 
@@ -108,6 +112,7 @@ class Case:
   remat: str = "dots"
   shape: ModelShape = SMALL
   dtype: str = "float32"
+  end_of_text: int | None = None  # Token at which a document ends.
 
   @property
   def table(self) -> Timetable:
@@ -145,7 +150,7 @@ class Case:
     )
     rest = {name: x for name, x in params.items() if name != "blocks"}
     step = over_stages(
-      cut(model),
+      cut(model, self.end_of_text),
       self.table,
       self.counts,
       remat=self.remat,
@@ -162,7 +167,9 @@ class Case:
     return loss, {**rest, "blocks": gathered(blocks, self.counts)}
 
   def plain(self):
-    return _plain(self.shape, self.dtype, self.num_micro_batches)
+    return _plain(
+      self.shape, self.dtype, self.num_micro_batches, self.end_of_text
+    )
 
 
 @functools.cache
@@ -182,10 +189,16 @@ def _drawn(shape: ModelShape, dtype: str, num_micro_batches: int):
 
 
 @functools.cache
-def _plain(shape: ModelShape, dtype: str, num_micro_batches: int):
+def _plain(
+  shape: ModelShape,
+  dtype: str,
+  num_micro_batches: int,
+  end_of_text: int | None,
+):
   model, params, tokens = _drawn(shape, dtype, num_micro_batches)
   gradient = accumulated_gradient(
-    lambda p, t: next_token_loss(model, p, t, Z_LOSS), num_micro_batches
+    lambda p, t: next_token_loss(model, p, t, Z_LOSS, end_of_text),
+    num_micro_batches,
   )
   return jax.device_get(
     jax.jit(gradient, compiler_options=QUICKLY)(

@@ -100,6 +100,24 @@ def test_every_gradient_is_that_of_the_plain_step_in_float64(case):
   check_float64(case)
 
 
+MASKED = [
+  case("1f1b", 2, shape=OPT),
+  case("gpipe", 1, remat="none"),
+  case("zb_h1", 2, remat="none"),
+  case("interleaved", 2, remat="full"),
+]
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("case", MASKED, ids=named)
+def test_documents_are_kept_apart_in_every_stage(case):
+  masked = dataclasses.replace(case, end_of_text=3)
+  check_float64(masked)
+  both = [dataclasses.replace(c, dtype="float64") for c in (case, masked)]
+  (loss, _), (apart, _) = [each.plain() for each in both]
+  assert abs(loss - apart) > 1e-4  # Else the documents would not matter.
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   "case", [case for case in ALL if case.remat == "dots"], ids=named

@@ -44,12 +44,13 @@ def drawn():
   return model, params
 
 
-def over_stages(schedule, num_stages, num_chunks):
+def over_stages(schedule, num_stages, num_chunks, end_of_text):
   """(blocks, rest, tokens) -> what every stage contributes, [stages]."""
   layer_counts = counts(SMALL.num_layers, num_stages, num_chunks)
   # Training takes as many micro-batches as its schedule asks for.
   training = Pipeline(schedule, num_stages, num_stages, num_chunks)
-  loss = pipeline_loss.pipelined_loss(cut(drawn()[0]), training, layer_counts)
+  model = cut(drawn()[0], end_of_text)
+  loss = pipeline_loss.pipelined_loss(model, training, layer_counts)
 
   def local(blocks, rest, tokens):
     return loss(jax.tree.map(lambda x: x[0], blocks), rest, tokens)[None]
@@ -64,14 +65,20 @@ def over_stages(schedule, num_stages, num_chunks):
   return jax.jit(mapped, compiler_options=QUICKLY), layer_counts
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_last_stage_has_the_loss_of_the_plain_model(case):
+@pytest.mark.parametrize(
+  ("case", "end_of_text"),
+  [*((case, None) for case in CASES), (CASES[1], 3)],
+  ids=str,
+)
+def test_the_last_stage_has_the_loss_of_the_plain_model(case, end_of_text):
   schedule, num_stages, num_chunks, num_micro_batches = case
   model, params = drawn()
   shape = (num_micro_batches, 2, LENGTH + 1)
   rng = np.random.default_rng(1)
   tokens = rng.integers(0, SMALL.vocab_size, shape).astype(np.int32)
-  program, layer_counts = over_stages(schedule, num_stages, num_chunks)
+  program, layer_counts = over_stages(
+    schedule, num_stages, num_chunks, end_of_text
+  )
   rest = {name: leaf for name, leaf in params.items() if name != "blocks"}
 
   def spoiled(shape, dtype):
@@ -80,7 +87,9 @@ def test_the_last_stage_has_the_loss_of_the_plain_model(case):
 
   with unittest.mock.patch.object(pipeline_loss, "empty_buffer", spoiled):
     seen = program(spread(params["blocks"], layer_counts), rest, tokens)
-  plain = jax.jit(lambda p, t: next_token_loss(model, p, t, Z_LOSS))
+  plain = jax.jit(
+    lambda p, t: next_token_loss(model, p, t, Z_LOSS, end_of_text)
+  )
   expected = plain(params, tokens.reshape(-1, LENGTH + 1))
   np.testing.assert_allclose(seen[-1], expected, rtol=1e-6)
   np.testing.assert_array_equal(seen[:-1], 0)

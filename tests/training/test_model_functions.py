@@ -1,3 +1,4 @@
+import functools
 import re
 from typing import Any
 
@@ -5,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from dilocox_jax.training import build, evaluation
 from tests import runs
 
 
@@ -91,3 +93,29 @@ def test_a_stage_evaluates_with_no_layers_but_its_own():
   # One activation [T, D] travels in a tick.
   sent = re.findall(r"= (\S+) collective-permute", text)
   assert len(sent) == 1 and sent[0].startswith("f32[32,64]")
+
+
+@functools.cache
+def _trained(end_of_text, layout, **mesh):
+  """Losses and norms of two steps, and a validation loss after them."""
+  rng = np.random.default_rng(4)
+  # Token 0 ends a document; a sequence of 16 has about four.
+  shape = (2, 2, 8, runs.SEQUENCE_LENGTH + 1)
+  batches = rng.integers(0, 4, shape, np.int32)
+  programs = build.programs(_of_stages(layout, **mesh), end_of_text=end_of_text)
+  replicas = programs.rounds.replicas
+  params = jax.jit(programs.model.init)(jax.random.key(0))
+  state = programs.steps.init(replicas.place_state(params, None))
+  placed = replicas.place_batches(batches)
+  state, metrics = programs.steps.steps(state, placed)
+  evaluated = evaluation.losses(programs, state, [batches[0]])
+  return *jax.device_get(metrics), evaluated["outer_loss"]
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_documents_are_kept_apart_on_every_mesh(num_stages):
+  divided = _trained(0, "mesh", num_stages=num_stages, num_data_shards=2)
+  plain, joined = _trained(0, "stacked"), _trained(None, "stacked")
+  for seen, expected, other in zip(divided, plain, joined, strict=True):
+    np.testing.assert_allclose(seen, expected, rtol=1e-5)
+    assert np.abs(expected - other).min() > 1e-4
