@@ -47,12 +47,16 @@ _SPLASH_LENGTH = 128  # The kernel's lengths are multiples of this.
 _CUDNN_WIDTH = 128  # Widest head of every GPU that the kernel knows.
 
 
-def on_platform(config: RunConfig, platform: str) -> RunConfig:
+def on_platform(
+  config: RunConfig, platform: str, has_own_model: bool = False
+) -> RunConfig:
   """Fills in what a config leaves to the devices.
 
   Args:
     config: Config of a run.
     platform: Kind of the devices, as `jax.default_backend` names it.
+    has_own_model: Whether a model is handed in to the run. It has its own way
+      to compute, so fields of `config.model` stay open.
 
   Returns:
     The config with values for all fields that may be left open.
@@ -60,6 +64,8 @@ def on_platform(config: RunConfig, platform: str) -> RunConfig:
   chosen: dict[str, dict[str, Any]] = {"model": {}, "mesh": {}}
   for path, value in _VALUES.get(platform, _ACCELERATOR).items():
     section, name = path.split(".")
+    if section == "model" and has_own_model:
+      continue
     if getattr(getattr(config, section), name) in _OPEN:
       chosen[section][name] = value
   model = dataclasses.replace(config.model, **chosen["model"])
@@ -70,15 +76,18 @@ def on_platform(config: RunConfig, platform: str) -> RunConfig:
   return dataclasses.replace(config, model=model, mesh=mesh)
 
 
-def chosen_values(config: RunConfig, platform: str) -> dict[str, Any]:
+def chosen_values(
+  config: RunConfig, platform: str, has_own_model: bool = False
+) -> dict[str, Any]:
   """Returns the values that a config leaves to the devices, by dotted names.
 
   Args:
     config: Config of a run.
     platform: Kind of the devices, as `jax.default_backend` names it.
+    has_own_model: Whether a model is handed in to the run.
   """
   wanted = flat(config.to_mapping())
-  used = flat(on_platform(config, platform).to_mapping())
+  used = flat(on_platform(config, platform, has_own_model).to_mapping())
   return {path: used[path] for path in used if used[path] != wanted[path]}
 
 

@@ -123,7 +123,8 @@ class ModelConfig(Section):
   # a time), cudnn (NVIDIA) or splash (TPU).
   attention: str = limited("auto", choices=choices.ATTENTIONS)
   # What a backward computes again, for replicas of one device: none, dots (all
-  # except matrix products) or full. Pipelines have mesh.remat.
+  # except matrix products) or full. Pipelines have mesh.remat. A model that is
+  # handed in is computed again as a whole, and with "auto" nothing of it.
   remat: str = limited("auto", choices=("auto", *choices.REMATS))
   # Tokens whose logits are in memory together; 0 takes all of a batch.
   loss_chunk_tokens: int | None = limited(None, at_least=0)

@@ -151,7 +151,9 @@ def programs(
   """
   if devices:
     platform = platform or devices[0].platform
-  config = on_platform(config, platform or platform_name())
+  config = on_platform(
+    config, platform or platform_name(), parts.model is not None
+  )
   inner, mesh = config.inner, config.mesh
   reason = host_memory.unsupported(
     mesh.outer_memory, devices or jax.local_devices()

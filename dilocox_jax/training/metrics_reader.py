@@ -271,7 +271,7 @@ def open_reader(
         for name, (text, _) in validation_sets.items()
       },
       platform=jax.devices()[0].device_kind,
-      chosen=chosen_values(config, platform_name()),
+      chosen=chosen_values(config, platform_name(), "model" in handed_in),
       command=command,
       continues=is_resumed,
     )

@@ -22,6 +22,7 @@ from dilocox_jax.models.loss import (
   chunked_token_loss,
   next_token_loss,
 )
+from dilocox_jax.models.remat import remat_wrapper
 from dilocox_jax.models.segments import segment_ids
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.pipeline.timetable import timetable
@@ -49,7 +50,7 @@ def model_functions(
   sizes = config.model
   if given is not None:
     _check_given_model(config, given)
-    gradient = _whole_gradient(config, given.loss)
+    gradient = _whole_gradient(config, _given_loss(config, given))
     return given, gradient, _mean_over_batches(given.loss)
   model = loaded(type(sizes.shape).builder)(
     sizes.shape,
@@ -69,6 +70,18 @@ def model_functions(
   loss = functools.partial(loss, model, z_loss=sizes.z_loss)
   gradient = _whole_gradient(config, loss)
   return evaluated, gradient, _mean_over_batches(evaluated.loss)
+
+
+def _given_loss(config: RunConfig, given: LossModel) -> Loss:
+  """Returns the training loss of a model that is handed in.
+
+  Its layers are not known, so `model.remat` is applied to the loss as a whole,
+  and only if it is set: a model may compute its layers again by itself.
+  """
+  remat = config.model.remat
+  if remat == "auto":
+    return given.loss
+  return remat_wrapper(remat, prevent_cse=True)(given.loss)
 
 
 def _mean_over_batches(loss: Loss) -> Loss:

@@ -73,3 +73,10 @@ def test_a_kernel_that_does_not_fit_gives_way(platform, values):
 def test_a_config_without_open_fields_stays_as_it_is():
   config = on_platform(RunConfig(), "cpu")
   assert on_platform(config, "tpu") == config
+
+
+def test_a_model_of_ones_own_leaves_the_models_fields_open():
+  config = from_mapping({})
+  chosen = chosen_values(config, "gpu", has_own_model=True)
+  assert chosen == {"mesh.stacked_by": "vmap"}
+  assert on_platform(config, "gpu", has_own_model=True).model == config.model

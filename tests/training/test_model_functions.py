@@ -2,11 +2,15 @@ import functools
 import re
 from typing import Any
 
+import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dilocox_jax.models.loss import LossModel
 from dilocox_jax.training import build, evaluation
+from dilocox_jax.training.parts import Parts
 from tests import runs
 
 
@@ -119,3 +123,52 @@ def test_documents_are_kept_apart_on_every_mesh(num_stages):
   for seen, expected, other in zip(divided, plain, joined, strict=True):
     np.testing.assert_allclose(seen, expected, rtol=1e-5)
     assert np.abs(expected - other).min() > 1e-4
+
+
+def _tanh_model():
+  """Three products in a row, with a tanh behind each."""
+
+  def loss(params, tokens):
+    x = params["table"][tokens[:, :-1].reshape(-1)]
+    for kernel in params["kernels"]:
+      x = jnp.tanh(x @ kernel)
+    return jnp.mean((x - params["table"][tokens[:, 1:].reshape(-1)]) ** 2)
+
+  def init(key):
+    keys = jax.random.split(key, 4)
+    kernels = [jax.random.normal(each, (8, 8)) for each in keys[:3]]
+    return {"table": jax.random.normal(keys[3], (64, 8)), "kernels": kernels}
+
+  return LossModel(init, loss)
+
+
+def _own_gradient(remat, platform="cpu"):
+  config = runs.settings(method="diloco", model={"remat": remat})
+  parts = Parts(model=_tanh_model())
+  return build.programs(config, parts, platform=platform).steps.gradient
+
+
+def test_a_model_that_is_handed_in_computes_again_what_is_asked_for():
+  params = _tanh_model().init(jax.random.key(0))
+  tokens = jnp.asarray(_validation()[0])
+  expected = jax.value_and_grad(_tanh_model().loss)(params, tokens)
+  seen = {}
+  for remat in ("auto", "none", "dots", "full"):
+    gradient = _own_gradient(remat)
+    chex.assert_trees_all_close(
+      jax.jit(gradient)(params, tokens), expected, rtol=1e-6, atol=1e-7
+    )
+    text = str(jax.make_jaxpr(gradient)(params, tokens))
+    seen[remat] = text.count(" dot_general["), text.count(" tanh ")
+  # Three products forward, six backward. The last one is not needed again by
+  # its own gradient, but by the tanh behind it.
+  assert seen["auto"] == seen["none"] == (9, 3)
+  assert seen["dots"] == (9, 6)
+  assert seen["full"] == (12, 6)
+
+
+def test_devices_choose_nothing_for_a_model_that_is_handed_in():
+  params = _tanh_model().init(jax.random.key(0))
+  tokens = jnp.asarray(_validation()[0])
+  text = str(jax.make_jaxpr(_own_gradient("auto", "gpu"))(params, tokens))
+  assert text.count(" tanh ") == 3
