@@ -11,6 +11,8 @@ HF_STAMP := $(VENV)/.installed-hf
 # The compiler for TPUs lives apart: JAX would look for chips wherever it is.
 TPU := build/tpu
 TPU_RUN := $(TPU)/bin/python -m experiments.compile_report
+# So does PyTorch, which is large and which only one benchmark needs.
+PEERS := build/peers
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 CONSTRAINTS := $(wildcard constraints/py$(subst .,,$(VERSION)).txt)
 PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
@@ -21,7 +23,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
 WANTED := $(VERSION) $(CURDIR)
 FOUND := $(shell $(RUN) -c 'import sys; print(open(sys.prefix + "/.installed").read())' 2>/dev/null)
 
-.PHONY: help install quickstart ablation convergence tables reproduce compile-report lint format test check mutations docs bench pins clean FORCE
+.PHONY: help install quickstart ablation convergence tables reproduce compile-report lint format test check mutations docs bench bench-peers pins clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -82,6 +84,9 @@ bench: install ## Measure rounds, codecs and the simulator; draw schedules
 	$(RUN) -m experiments.bench simulate --workdir=runs/bench
 	$(RUN) -m experiments.bench pipeline --workdir=runs/bench
 
+bench-peers: $(PEERS)/.installed ## Rounds, codecs and checkpoints beside PyTorch's
+	$(PEERS)/bin/python -m experiments.bench peers --workdir=runs/bench
+
 pins: ## Renew the constraint file of this Python version
 	@$(check-python)
 	rm -rf build/pins
@@ -97,12 +102,13 @@ clean: ## Remove the environment, caches and builds; runs/ is kept
 	rm -rf .cache .hypothesis .ruff_cache .import_linter_cache build dist *.egg-info docs/api/modules
 	test ! -f $(VENV)/pyvenv.cfg || rm -rf $(VENV)
 
-$(TPU)/.installed: setup.py $(CONSTRAINTS)
+# An environment of its own for the extra that it is named after.
+build/%/.installed: setup.py $(CONSTRAINTS)
 	@$(check-python)
-	@$(PYTHON) -m venv --clear $(TPU)
-	@$(subst $(RUN),$(TPU)/bin/python,$(PIP)) setuptools
-	@$(subst $(RUN),$(TPU)/bin/python,$(PIP)) --no-build-isolation \
-	  --editable '.[dev,tpu]'
+	@$(PYTHON) -m venv --clear build/$*
+	@$(subst $(RUN),build/$*/bin/python,$(PIP)) setuptools
+	@$(subst $(RUN),build/$*/bin/python,$(PIP)) --no-build-isolation \
+	  --editable '.[dev,$*]'
 	@touch $@
 
 define check-python

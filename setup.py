@@ -45,6 +45,9 @@ HF = ["datasets>=5.2"]
 # Checkpoints of OPT, Llama and Qwen2 that other libraries read and write.
 WEIGHTS = ["safetensors>=0.6"]
 
+# The bench that compares rounds with PyTorch's.
+PEERS = ["torch>=2.8"]
+
 DOCS = [
   "furo>=2025.12",
   "myst-parser>=5.1",
@@ -70,6 +73,7 @@ setup(
     "docs": DOCS,
     "hf": HF,
     "gpu": ["jax[cuda12]>=0.10.0"],
+    "peers": PEERS,
     "text": TEXT,
     "tpu": ["jax[tpu]>=0.10.0"],
     "weights": WEIGHTS,

@@ -6,6 +6,7 @@
   python -m experiments.bench data --workdir=runs/bench
   python -m experiments.bench simulate --workdir=runs/bench
   python -m experiments.bench pipeline --workdir=runs/bench --micro_batches=16
+  python -m experiments.bench peers --workdir=runs/bench
 
 A bench is a benchmark with a name. `round` and `codecs` compare the times of
 programs. The speed of a machine changes over time, so the programs run in turn
@@ -13,8 +14,9 @@ many times, and the bench reports medians of the ratios of neighbouring times.
 `inner`, `data` and `simulate` report absolute rates. `inner` measures inner
 steps of the config --config, and `data` how fast batches are read beside them;
 no other bench reads the config. `pipeline` measures nothing;
-its numbers are computed. Results go to WORKDIR/bench_NAME.json and to the
-terminal.
+its numbers are computed. `peers` compares rounds, codecs and checkpoints with
+PyTorch's, which has to be installed (`make bench-peers`). Results go to
+WORKDIR/bench_NAME.json and to the terminal.
 """
 
 import pathlib
@@ -25,7 +27,15 @@ from absl import flags
 from dilocox_jax.plan.pipeline.orders import PIPELINES
 from experiments.runtime import command_line
 
-BENCHES = ("round", "codecs", "inner", "data", "simulate", "pipeline")
+BENCHES = (
+  "round",
+  "codecs",
+  "inner",
+  "data",
+  "simulate",
+  "pipeline",
+  "peers",
+)
 
 
 def define_flags() -> None:
@@ -71,10 +81,14 @@ def main(values: flags.FlagValues) -> None:
   if values.bench in ("inner", "data"):
     _of_config(values, workdir)
     return
-  from experiments.benchmarks import codecs, ratios, round
+  from experiments.benchmarks import codecs, peers, ratios, round
   from experiments.runtime import running
 
   running.set_up_jax()
+  if values.bench == "peers":
+    with command_line.usage_errors():
+      peers.run_peers(workdir, values.repeats)
+    return
   is_round = values.bench == "round"
   programs = round.round_ratios() if is_round else codecs.codec_ratios()
   ratios.run_ratios(values.bench, programs, workdir, values.repeats)
