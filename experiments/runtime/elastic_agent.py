@@ -8,6 +8,7 @@ it (Linux only; elsewhere it goes on until its group ends).
 
 import asyncio
 import ctypes
+import functools
 import json
 import logging
 import os
@@ -90,7 +91,9 @@ class _Agent:
       )
       self._process = await asyncio.create_subprocess_exec(
         *self._command(order),
-        preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        preexec_fn=functools.partial(_end_with_parent, os.getpid())
+        if sys.platform == "linux"
+        else None,
       )
       self._report = asyncio.create_task(self._report_end(self._process))
     else:
@@ -171,8 +174,8 @@ def _free_port(host: str) -> int:
     return s.getsockname()[1]
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
   """Has the kernel kill this process when its parent ends."""
   ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-  if os.getppid() == 1:
+  if os.getppid() != parent:
     os._exit(1)  # The parent has ended before the call.

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -75,8 +76,9 @@ class Place:
     )
     processes.append(self.rendezvous)
 
-  def agent(self, script):
-    agent = open_process(sys.executable, "-c", AGENT, self.address, script)
+  def agent(self, script, *before):
+    command = (*before, sys.executable, "-c", AGENT, self.address, script)
+    agent = open_process(*command)
     self.processes.append(agent)
     return agent
 
@@ -122,6 +124,14 @@ def test_the_process_of_a_killed_agent_is_killed_too(place):
   second.kill()
   # Its process held the same pipe: the end of the file comes with its end.
   assert second.stdout.read() == ""
+
+
+def test_an_agent_may_be_the_first_process_of_a_container(place):
+  contain = ("unshare", "-rpf", "--kill-child")
+  if not shutil.which("unshare") or subprocess.call([*contain, "true"]):
+    pytest.skip("this system has no process namespaces for this user")
+  agent = place.agent(SLEEP, *contain)
+  assert agent.stdout.readline() == "0 of 1\n"
 
 
 def test_processes_that_lost_another_one_start_again_until_the_run_ends(place):
