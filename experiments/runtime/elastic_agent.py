@@ -55,6 +55,7 @@ class _Agent:
     self._process: asyncio.subprocess.Process | None = None
     self._report: asyncio.Task[None] | None = None
     self._signal = self._num_killed = 0
+    self._is_stopping = False
 
   async def attend(self, host: str, port: int) -> None:
     """Obeys the rendezvous until the run or the connection ends."""
@@ -95,9 +96,12 @@ class _Agent:
         if sys.platform == "linux"
         else None,
       )
+      self._is_stopping = False
       self._report = asyncio.create_task(self._report_end(self._process))
+    elif order.kind == "stop":
+      self._stop(signal.SIGTERM)
     else:
-      self._send(signal.SIGKILL if order.kind == "kill" else signal.SIGTERM)
+      self._send(signal.SIGKILL)
 
   async def _report_end(self, process: asyncio.subprocess.Process) -> None:
     """Waits again when the process has ended, unless this replica leaves."""
@@ -117,10 +121,19 @@ class _Agent:
 
   def _leave(self, number: int) -> None:
     """Passes a signal on, and leaves the run when the process has ended."""
+    if self._signal:
+      self._send(number)
+    else:
+      self._stop(number)
     self._signal = number
-    self._send(number)
     if self._process is None or self._process.returncode is not None:
       self._writer.close()
+
+  def _stop(self, number: int) -> None:
+    """Asks the process once to stop; a second signal would end it unsaved."""
+    if not self._is_stopping:
+      self._is_stopping = True
+      self._send(number)
 
   def _send(self, number: int) -> None:
     if self._process and self._process.returncode is None:
@@ -136,7 +149,7 @@ class _Agent:
   async def _end(self, code: int) -> None:
     """Ends with the run."""
     if code:
-      self._send(signal.SIGTERM)
+      self._stop(signal.SIGTERM)
     await self._ended()
     if code > 128:
       raise SavedAndStoppedError("the run was stopped", code - 128)

@@ -37,6 +37,18 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 print(sys.argv[1], flush=True)
 time.sleep(300)
 """
+# Takes its time to save, and a second signal for an order to end at once.
+SAVE = """
+import signal, sys, time
+def save(*_):
+  signal.signal(signal.SIGTERM, lambda *_: print("not saved", flush=True))
+  print("saving", flush=True)
+  time.sleep(4)
+  sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print(sys.argv[1], flush=True)
+time.sleep(300)
+"""
 # Ends like training when another process is gone: here, when it was alone.
 LOSE = SLEEP.replace("time.sleep(300)", "sys.exit(75)")
 
@@ -116,6 +128,17 @@ def test_a_replica_comes_and_leaves_and_the_other_one_goes_on(place):
   assert place.rendezvous.poll() is None
   place.rendezvous.terminate()
   assert end(place.rendezvous)[0] == 143
+
+
+@pytest.mark.parametrize("stopped", ["agent", "rendezvous"])
+def test_a_process_that_saves_for_another_one_is_not_disturbed(place, stopped):
+  agent = place.agent(SAVE)
+  assert agent.stdout.readline() == "0 of 1\n"
+  place.agent(SLEEP)
+  assert agent.stdout.readline() == "saving\n"
+  (agent if stopped == "agent" else place.rendezvous).terminate()
+  code, output, _ = end(agent)
+  assert (code, output) == (143, "")
 
 
 def test_the_process_of_a_killed_agent_is_killed_too(place):
