@@ -18,24 +18,25 @@ import asyncio
 import json
 import logging
 import signal
-import socket
 import sys
 import time
+from collections.abc import AsyncIterator
 
 from absl import flags
 
-from experiments.runtime import command_line
+from experiments.runtime import command_line, elastic_agent
 from experiments.runtime.rendezvous_rules import Rendezvous
 
 _TICK_S = 0.2
-# A connection without an answer is given up after 10 + 3 * 5 s.
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+_NOT_A_MESSAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
 
 def define_flags() -> None:
   """Defines the flags of this binary."""
+  flags.DEFINE_integer(
+    "port", 7000, "TCP port on which replicas are awaited.", 1, 65_535
+  )
   for name, default, text in (
-    ("port", 7000, "TCP port on which replicas are awaited."),
     ("num_replicas", 2, "Largest number of replicas; others wait as spares."),
     ("min_replicas", 1, "Smallest number of replicas that train."),
   ):
@@ -71,9 +72,10 @@ async def serve(rules: Rendezvous, port: int) -> int:
   async def attend(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> None:
-    connected.add(writer)
     try:
-      await _listen(rules, reader, writer)
+      async for address, code in _messages(reader, writer):
+        connected.add(writer)
+        rules.wait(writer, address, code, time.monotonic())
     finally:
       rules.lost(writer, time.monotonic())
       connected.discard(writer)
@@ -87,7 +89,7 @@ async def serve(rules: Rendezvous, port: int) -> int:
     ) from error
   loop = asyncio.get_running_loop()
   for number in (signal.SIGINT, signal.SIGTERM):
-    loop.add_signal_handler(number, rules.stop)
+    loop.add_signal_handler(number, rules.stop, number)
   async with server:
     while rules.code is None or connected:
       _tell(rules)
@@ -95,22 +97,16 @@ async def serve(rules: Rendezvous, port: int) -> int:
   return rules.code
 
 
-async def _listen(
-  rules: Rendezvous, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
-  """Notes what an agent says, until its connection ends."""
-  connection = writer.get_extra_info("socket")
-  connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-  for name, value in _KEEPALIVE.items():
-    if hasattr(socket, name):  # Not all systems have all of them.
-      option = getattr(socket, name)
-      connection.setsockopt(socket.IPPROTO_TCP, option, value)
+async def _messages(
+  reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> AsyncIterator[tuple[str, int | None]]:
+  """Yields what an agent says, until its connection ends."""
+  elastic_agent.watch(writer.get_extra_info("socket"))
   try:
     while line := await reader.readline():
       message = json.loads(line)
-      now_s = time.monotonic()
-      rules.wait(writer, message["address"], message["code"], now_s)
-  except (OSError, ValueError, KeyError, TypeError) as error:
+      yield message["address"], message["code"]
+  except _NOT_A_MESSAGE as error:
     logging.getLogger(__name__).warning("a connection ended: %s", error)
 
 

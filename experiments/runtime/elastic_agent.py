@@ -7,6 +7,7 @@ it (Linux only; elsewhere it goes on until its group ends).
 """
 
 import asyncio
+import contextlib
 import ctypes
 import functools
 import json
@@ -21,11 +22,20 @@ from experiments.runtime.command_line import (
   SavedAndStoppedError,
   StoppedError,
   UsageError,
+  usage_errors,
 )
 from experiments.runtime.rendezvous_rules import Order
 
 _CONNECT_S = 120  # The rendezvous may be started after the agents.
 _MOST_KILLED = 5  # A process that runs out of memory would be killed for ever.
+# A connection without an answer is given up after 10 + 3 * 5 s, also while
+# something that was sent waits for its acknowledgement.
+_WATCH = {
+  "TCP_KEEPIDLE": 10,
+  "TCP_KEEPINTVL": 5,
+  "TCP_KEEPCNT": 3,
+  "TCP_USER_TIMEOUT": 25_000,
+}
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2).
 
 
@@ -42,9 +52,18 @@ def attend(address: str, command: Callable[[Order], Sequence[str]]) -> None:
     SavedAndStoppedError: If a signal stopped the run, or this replica.
   """
   host, separator, port = address.rpartition(":")
-  if not (separator and port.isdecimal()):
+  if not (separator and port.isdecimal() and int(port) < 2**16):
     raise UsageError(f"--elastic={address} has no port: give HOST:PORT")
-  asyncio.run(_Agent(command).attend(host, int(port)))
+  asyncio.run(_Agent(command).attend(host.strip("[]"), int(port)))
+
+
+def watch(connection: socket.socket) -> None:
+  """Has the kernel end a connection that is silent for about 25 s."""
+  connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+  for name, value in _WATCH.items():
+    if hasattr(socket, name):  # Not all systems have all of them.
+      option = getattr(socket, name)
+      connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class _Agent:
@@ -60,12 +79,19 @@ class _Agent:
   async def attend(self, host: str, port: int) -> None:
     """Obeys the rendezvous until the run or the connection ends."""
     reader, self._writer = await _connect(host, port)
+    with contextlib.closing(self._writer):
+      await self._take_part(reader, f"{host}:{port}")
+
+  async def _take_part(self, reader: asyncio.StreamReader, place: str) -> None:
+    """Obeys the orders of a connection, and says how it ended."""
+    watch(self._writer.get_extra_info("socket"))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
       loop.add_signal_handler(number, self._leave, number)
     self._wait(None)
     while line := await _line(reader):
-      order = Order(**json.loads(line))
+      with usage_errors(f"--elastic={place} is no rendezvous: "):
+        order = _order(line)
       if order.kind == "end":
         await self._end(order.code)
         return
@@ -80,8 +106,7 @@ class _Agent:
       )
     if code != 0:
       raise StoppedError(
-        f"the rendezvous at {host}:{port} is gone: start it again, then this "
-        "command",
+        f"the rendezvous at {place} is gone: start it again, then this command",
         75,
       )
 
@@ -101,13 +126,14 @@ class _Agent:
     elif order.kind == "stop":
       self._stop(signal.SIGTERM)
     else:
+      self._is_stopping = True
       self._send(signal.SIGKILL)
 
   async def _report_end(self, process: asyncio.subprocess.Process) -> None:
     """Waits again when the process has ended, unless this replica leaves."""
     code = await process.wait()
-    was_killed = code < 0 and code != -signal.SIGABRT
-    self._num_killed = (self._num_killed + 1) * was_killed
+    is_own_end = code >= 0 or code == -signal.SIGABRT or self._is_stopping
+    self._num_killed = 0 if is_own_end else self._num_killed + 1
     if self._signal or self._num_killed == _MOST_KILLED:
       self._writer.close()
     else:
@@ -116,7 +142,8 @@ class _Agent:
   def _wait(self, code: int | None) -> None:
     """Says that this replica waits for a group."""
     host = self._writer.get_extra_info("sockname")[0]
-    message = {"address": f"{host}:{_free_port(host)}", "code": code}
+    host = f"[{host}]" if ":" in host else host
+    message = {"address": f"{host}:{_free_port()}", "code": code}
     self._writer.write(json.dumps(message).encode() + b"\n")
 
   def _leave(self, number: int) -> None:
@@ -161,30 +188,41 @@ async def _connect(
   host: str, port: int
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
   """Connects to the rendezvous, which may still be starting."""
-  for _ in range(_CONNECT_S):
-    try:
-      return await asyncio.open_connection(host, port)
-    except OSError as error:
-      reason = error.strerror or error
-      await asyncio.sleep(1)
+  reason: object = "no answer"
+  with contextlib.suppress(TimeoutError):
+    async with asyncio.timeout(_CONNECT_S):
+      while True:
+        try:
+          return await asyncio.open_connection(host, port)
+        except (OSError, UnicodeError) as error:
+          reason = getattr(error, "strerror", None) or error
+          await asyncio.sleep(1)
   raise UsageError(
     f"nothing answers at --elastic={host}:{port} ({reason}): start "
     "experiments.rendezvous there"
   )
 
 
+def _order(line: bytes) -> Order:
+  """Reads an order; raises ValueError if the line holds none."""
+  try:
+    return Order(**json.loads(line))
+  except TypeError as error:
+    raise ValueError(error) from error
+
+
 async def _line(reader: asyncio.StreamReader) -> bytes:
   """Returns the next line; empty if the connection has ended."""
   try:
     return await reader.readline()
-  except ConnectionError:
+  except OSError:
     return b""
 
 
-def _free_port(host: str) -> int:
-  with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as s:
-    s.bind((host, 0))
-    return s.getsockname()[1]
+def _free_port() -> int:
+  with socket.socket() as probe:
+    probe.bind(("", 0))
+    return probe.getsockname()[1]
 
 
 def _end_with_parent(parent: int) -> None:

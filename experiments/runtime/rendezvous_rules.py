@@ -104,12 +104,12 @@ class Rendezvous:
 
   def lost(self, member: Any, now_s: float) -> None:
     """An agent has gone, perhaps with its process."""
-    self._waiting.pop(member, None)
-    self._gone(member, now_s)
+    if self._waiting.pop(member, None) or member in self._running:
+      self._gone(member, now_s)
 
-  def stop(self) -> None:
-    """Ends the run after a save, as SIGTERM would."""
-    self.code = _STOPPED[1] if self.code is None else self.code
+  def stop(self, signal_number: int) -> None:
+    """Ends the run after a save, as a signal to it would."""
+    self.code = 128 + signal_number if self.code is None else self.code
 
   def orders(self, now_s: float) -> Iterator[tuple[Any, Order]]:
     """Yields who is told what at a time; each order comes once.

@@ -48,6 +48,13 @@ def test_fewer_start_when_nobody_came_for_a_while(rules):
   assert group(rules, now_s=60) == {"a": 0, "b": 1}
 
 
+def test_connections_of_strangers_postpone_no_start(rules):
+  for member in "ab":
+    rules.wait(member, member, None, now_s=0)
+  rules.lost("a port check", now_s=9)
+  assert group(rules, now_s=10) == {"a": 0, "b": 1}
+
+
 def test_the_others_go_on_without_a_lost_replica_and_take_it_back(rules):
   started(rules)
   rules.lost("b", now_s=100)
@@ -109,7 +116,7 @@ def test_the_run_ends_with_the_first_process_that_ends_by_itself(rules, code):
 def test_a_stop_of_the_run_reaches_those_who_wait_too(rules):
   started(rules, "ab")
   rules.wait("d", "d", None, now_s=11)
-  rules.stop()
+  rules.stop(15)
   assert set(told(rules, now_s=11).values()) == {"end"}
   assert rules.code == STOPPED
 
