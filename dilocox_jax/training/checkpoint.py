@@ -22,6 +22,7 @@ import json
 import logging
 import pathlib
 import shutil
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -77,8 +78,10 @@ class Checkpoints:
       ),
     )
     self._manager = ocp.CheckpointManager(self._directory, options=options)
-    self._log_filter = _NoSaveTracebacks()
-    logging.getLogger("absl").addFilter(self._log_filter)
+    # Orbax logs by absl. Where nobody asks for the error of one of its tasks,
+    # asyncio logs it, perhaps not before the process ends.
+    for name in ("absl", "asyncio"):
+      logging.getLogger(name).addFilter(_NO_SAVE_TRACEBACKS)
 
   @staticmethod
   def aside(directory: pathlib.Path) -> pathlib.Path:
@@ -291,13 +294,10 @@ class Checkpoints:
     Raises:
       SaveError: If the disk refused the save.
     """
-    try:
-      self.wait()
-      self._manager.close()
-      if processes.is_main() and not self._read_only:
-        shutil.rmtree(self._replaced, ignore_errors=True)
-    finally:
-      logging.getLogger("absl").removeFilter(self._log_filter)
+    self.wait()
+    self._manager.close()
+    if processes.is_main() and not self._read_only:
+      shutil.rmtree(self._replaced, ignore_errors=True)
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
@@ -315,8 +315,14 @@ class _NoSaveTracebacks(logging.Filter):
   """
 
   def filter(self, record: logging.LogRecord) -> bool:
-    """Returns False for a log record of Orbax that has a traceback."""
-    return not (record.exc_info and "orbax" in record.pathname)
+    """Returns False for a log record with an error that passed Orbax."""
+    error = record.exc_info[1] if record.exc_info else None
+    frames = traceback.walk_tb(error.__traceback__) if error else ()
+    files = {frame.f_code.co_filename for frame, _ in frames}
+    return not (error and any("orbax" in x for x in files | {record.pathname}))
+
+
+_NO_SAVE_TRACEBACKS = _NoSaveTracebacks()
 
 
 def _is_of_disk(error: BaseException | None) -> bool:
