@@ -81,11 +81,13 @@ def main(values: flags.FlagValues) -> None:
   if values.bench in ("inner", "data"):
     _of_config(values, workdir)
     return
-  from experiments.benchmarks import codecs, peers, ratios, round
+  from experiments.benchmarks import codecs, ratios, round
   from experiments.runtime import running
 
   running.set_up_jax()
   if values.bench == "peers":
+    from experiments.benchmarks import peers
+
     with command_line.usage_errors():
       peers.run_peers(workdir, values.repeats)
     return

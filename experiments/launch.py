@@ -113,9 +113,7 @@ def main(
       "example -- --workdir=runs/dilocox"
     )
   _check_own(own_flags)
-  for name in (*distributed_flags.NAMES, "distributed"):
-    if values[name].present:
-      raise UsageError(f"--{name} is set by experiments.launch: leave it out")
+  distributed_flags.check_unset(values, "experiments.launch")
   values.config.mesh.layout = "mesh"
   config = command_line.run_config(values.config)
   distributed_flags.check_config(config)
@@ -134,7 +132,8 @@ def main(
     file_lock.held(workdir / ".launch.lock", refusal) as lock,
     _network(links) as network,
   ):
-    coordinator = f"127.0.0.1:{_free_port()}"
+    _check_host_name()
+    coordinator = f"127.0.0.1:{distributed_flags.free_port()}"
     if network:
       coordinator = f"{network.addresses[0]}:{_PORT_INSIDE}"
     members = [
@@ -289,7 +288,7 @@ def _environment(
   environment = {
     **os.environ,
     **_limits(count),
-    "DILOCOX_JAX_COMMAND": shlex.join(
+    command_line.COMMAND_VARIABLE: shlex.join(
       ["python", "-m", "experiments.launch", *sys.orig_argv[3:]]
     ),
   }
@@ -310,12 +309,11 @@ def _limits(count: int) -> dict[str, str]:
   return cores.limits_beside_exchange(count, flags)
 
 
-def _free_port() -> int:
-  """Returns a free port of this machine.
+def _check_host_name() -> None:
+  """Raises UsageError if the host name does not resolve.
 
-  Raises:
-    UsageError: If the host name does not resolve. The processes' communication
-      library, gloo, needs the address of the host name.
+  The processes' communication library, gloo, needs the address of the host
+  name.
   """
   try:
     socket.getaddrinfo(socket.gethostname(), None)
@@ -324,9 +322,6 @@ def _free_port() -> int:
       f"this machine's host name {socket.gethostname()!r} does not resolve, "
       "but processes connect to it: add it to /etc/hosts"
     ) from error
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    return probe.getsockname()[1]
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -63,7 +63,7 @@ def main(values: flags.FlagValues) -> None:
   workdir = command_line.writable(values.workdir)
   if values.elastic:
     distributed_flags.check_elastic(values, config)
-    os.environ["DILOCOX_JAX_COMMAND"] = command_line.own_command()
+    os.environ[command_line.COMMAND_VARIABLE] = command_line.own_command()
     elastic_agent.attend(values.elastic, _process_command)
     return
   # This loads JAX, which takes seconds, so bad input is refused before it.

@@ -20,6 +20,7 @@ import os
 import pathlib
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator
 
@@ -30,6 +31,9 @@ from dilocox_jax.metrics import RecordError
 
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h.
 INTERRUPTED = 130  # Shells use 128 + the signal's number; SIGINT is 2.
+# A process that was asked to stop saves, and ends with one of these exit codes.
+STOP_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+COMMAND_VARIABLE = "DILOCOX_JAX_COMMAND"  # What a user typed to start it all.
 
 _DEFAULT_CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "default.py"
 

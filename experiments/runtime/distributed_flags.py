@@ -5,6 +5,7 @@ must check them before it starts anything. So they are read without JAX.
 """
 
 import collections
+import socket
 from collections.abc import Sequence
 
 from absl import flags
@@ -79,11 +80,23 @@ def check_flags(values: flags.FlagValues) -> bool:
   return True
 
 
+def check_unset(values: flags.FlagValues, setter: str) -> None:
+  """Raises UsageError if a flag is given that `setter` sets."""
+  for name in (*NAMES, "distributed"):
+    if values[name].present:
+      raise UsageError(f"--{name} is set by {setter}: leave it out")
+
+
+def free_port() -> int:
+  """Returns a port of this machine that nobody listens on."""
+  with socket.socket() as probe:
+    probe.bind(("", 0))
+    return probe.getsockname()[1]
+
+
 def check_elastic(values: flags.FlagValues, config: RunConfig) -> None:
   """Raises UsageError if --elastic does not go with flags or config."""
-  for name in (*NAMES, "distributed"):
-    if values[name].value:
-      raise UsageError(f"--elastic sets --{name}: leave it out")
+  check_unset(values, "--elastic")
   check_config(config)
   if reason := unfit_for_absences(config):
     raise UsageError(f"--elastic does not go with {reason}")

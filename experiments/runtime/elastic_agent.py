@@ -18,7 +18,9 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 
+from experiments.runtime import distributed_flags
 from experiments.runtime.command_line import (
+  TRY_AGAIN,
   SavedAndStoppedError,
   StoppedError,
   UsageError,
@@ -107,7 +109,7 @@ class _Agent:
     if code != 0:
       raise StoppedError(
         f"the rendezvous at {place} is gone: start it again, then this command",
-        75,
+        TRY_AGAIN,
       )
 
   async def _obey(self, order: Order) -> None:
@@ -143,7 +145,8 @@ class _Agent:
     """Says that this replica waits for a group."""
     host = self._writer.get_extra_info("sockname")[0]
     host = f"[{host}]" if ":" in host else host
-    message = {"address": f"{host}:{_free_port()}", "code": code}
+    address = f"{host}:{distributed_flags.free_port()}"
+    message = {"address": address, "code": code}
     self._writer.write(json.dumps(message).encode() + b"\n")
 
   def _leave(self, number: int) -> None:
@@ -217,12 +220,6 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
     return await reader.readline()
   except OSError:
     return b""
-
-
-def _free_port() -> int:
-  with socket.socket() as probe:
-    probe.bind(("", 0))
-    return probe.getsockname()[1]
 
 
 def _end_with_parent(parent: int) -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from experiments.runtime.command_line import TRY_AGAIN
+from experiments.runtime.command_line import STOP_CODES, TRY_AGAIN
 
 _POLL_S = 0.1
 # The first process that ends may have ended only because another one failed.
@@ -28,8 +28,6 @@ _SETTLE_S = 7.0
 _END_S = 5.0  # Time for reading the last lines of an ended process.
 # A process that ends like this may have ended only because another one did.
 _CONSEQUENCES = (TRY_AGAIN, -signal.SIGABRT)
-# A process that was asked to stop saves, and ends with one of these exit codes.
-_STOP_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +127,7 @@ class Member:
       reason = errors[-1].removeprefix("error: ")
     exit_code = 128 - code if code < 0 else code
     is_from_outside = code < 0 or code == TRY_AGAIN
-    return Failure(reason, exit_code, is_from_outside, code in _STOP_CODES)
+    return Failure(reason, exit_code, is_from_outside, code in STOP_CODES)
 
   def _errors(self) -> list[str]:
     return [line for line in self._last if line.startswith("error: ")]
@@ -213,7 +211,7 @@ class Group:
       codes = [member.exit_code for member in self._members]
       # A process that was asked to stop may end before the process that writes
       # the checkpoint. So its exit code does not end the others.
-      if any(code and code not in _STOP_CODES for code in codes):
+      if any(code and code not in STOP_CODES for code in codes):
         return self._cause()
       for member, new_lines in zip(self._members, lines, strict=True):
         member.show(new_lines)

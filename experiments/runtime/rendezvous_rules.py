@@ -21,16 +21,14 @@ group of two. The third one comes back: both save and stop, and all three start.
 """
 
 import dataclasses
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 from dilocox_jax.checks import require
-from experiments.runtime.command_line import TRY_AGAIN
+from experiments.runtime.command_line import STOP_CODES, TRY_AGAIN
 
 # A process that loses another one notices it within 30 s, by its heartbeats.
 DRAIN_S = 90.0
-_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +96,7 @@ class Rendezvous:
     """
     self._gone(member, now_s)
     self._waiting[member] = address
-    is_own_end = code is not None and 0 <= code not in (TRY_AGAIN, *_STOPPED)
+    is_own_end = code is not None and 0 <= code not in (TRY_AGAIN, *STOP_CODES)
     if is_own_end and self.code is None:
       self.code = code
 

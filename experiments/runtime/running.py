@@ -36,7 +36,6 @@ from experiments.runtime import (
 from experiments.runtime.command_line import StoppedError, UsageError
 
 CACHE_VARIABLE = "DILOCOX_JAX_CACHE"
-COMMAND_VARIABLE = "DILOCOX_JAX_COMMAND"  # The command line of the launcher.
 _DEFAULT_CACHE = "~/.cache/dilocox_jax"
 
 
@@ -106,7 +105,8 @@ def _train(
   config: RunConfig, workdir: pathlib.Path, profile: bool, clock: Clock | None
 ) -> Corpus:
   """Trains, prints the table and returns the run's text."""
-  command = os.environ.get(COMMAND_VARIABLE) or command_line.own_command()
+  given = os.environ.get(command_line.COMMAND_VARIABLE)
+  command = given or command_line.own_command()
   with command_line.usage_errors():
     trainer = Trainer(config, workdir, command, clock)
   tracing = contextlib.nullcontext()

@@ -24,18 +24,11 @@ from tests import runs
 CONFIG = pathlib.Path(__file__).parents[2] / "experiments/configs/dilocox.py"
 SETTINGS = (
   f"--config={CONFIG}",
-  "--config.data.source=synthetic",
-  "--config.data.batch_size=2",
-  "--config.data.sequence_length=16",
-  "--config.model.preset=nano",
-  "--config.model.scan_unroll=1",
+  *runs.SMALL_FLAGS,
   "--config.total_steps=15",
-  "--config.inner.warmup_steps=2",
-  "--config.sync.sync_interval=3",
   "--config.codec.rank=4",
   "--config.adaptive.mode=off",
   "--config.evaluation.interval_steps=0",
-  "--config.evaluation.num_sequences=4",
   "--config.checkpoint.interval_steps=3",
 )
 TWO_STAGES = "--config.mesh.num_stages=2"  # Hence two devices a process.
@@ -96,11 +89,16 @@ def wait_for(count, workdir, why_ended):
     workdir: Directory of the run.
     why_ended: Function that says why the run has ended; None while it has not.
   """
+  wait_until(lambda: num_rounds(workdir) >= count, why_ended, f"round {count}")
+
+
+def wait_until(is_there, why_ended, what):
+  """Waits until something is there, as `wait_for` does for rounds."""
   give_up = time.monotonic() + DEADLINE_S
-  while num_rounds(workdir) < count:
+  while not is_there():
     reason = why_ended()
     assert reason is None, reason
-    assert time.monotonic() < give_up, f"round {count} never came"
+    assert time.monotonic() < give_up, f"{what} never came"
     time.sleep(0.01)
 
 

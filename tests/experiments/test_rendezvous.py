@@ -5,16 +5,15 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 
 import chex
 import jax
 import pytest
 
 from dilocox_jax.config import from_mapping
+from experiments.runtime.distributed_flags import free_port
 from tests import runs
 from tests.experiments import test_launch
 
@@ -53,12 +52,6 @@ time.sleep(300)
 LOSE = SLEEP.replace("time.sleep(300)", "sys.exit(75)")
 
 
-def free_port():
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    return probe.getsockname()[1]
-
-
 def open_process(*command):
   return subprocess.Popen(
     command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -80,8 +73,8 @@ class Place:
   """A rendezvous and its agents."""
 
   def __init__(self, processes, settle_s):
-    self.processes, self.address = processes, f"127.0.0.1:{free_port()}"
-    port = self.address.split(":")[1]
+    port = free_port()
+    self.processes, self.address = processes, f"127.0.0.1:{port}"
     self.rendezvous = open_process(
       *(sys.executable, "-m", "experiments.rendezvous", f"--port={port}"),
       f"--settle_s={settle_s}",
@@ -223,12 +216,8 @@ def group_sizes(workdir):
   return groups
 
 
-def wait_for_groups(counts, workdir, agent):
-  give_up = time.monotonic() + test_launch.DEADLINE_S
-  while [count for count, _ in group_sizes(workdir)] != counts:
-    assert agent.poll() is None, agent.communicate()
-    assert time.monotonic() < give_up
-    time.sleep(0.1)
+def is_at_groups(counts, workdir):
+  return [count for count, _ in group_sizes(workdir)] == counts
 
 
 @pytest.mark.slow
@@ -240,9 +229,8 @@ def test_a_killed_replica_comes_back_and_the_run_is_the_planned_one(
   place = Place(processes, settle_s=5)
   # Long steps, few of them and a smooth optimizer: the programs of one process
   # and of several round differently, and drift apart step by step.
-  config = pathlib.Path(__file__).parents[2] / "experiments/configs/diloco.py"
   flags = (
-    f"--config={config}",
+    f"--config={test_launch.CONFIG.with_name('diloco.py')}",
     *runs.SMALL_FLAGS,
     "--config.total_steps=240",
     "--config.inner.optimizer=sgd",
@@ -254,15 +242,21 @@ def test_a_killed_replica_comes_back_and_the_run_is_the_planned_one(
     f"--workdir={lived}",
   )
   first, second = place.train(*flags), place.train(*flags)
-  test_launch.wait_for(12, lived, lambda: test_launch.errors_if_ended(first))
+
+  def why_ended():
+    return test_launch.errors_if_ended(first)
+
+  test_launch.wait_for(12, lived, why_ended)
   second.kill()
-  wait_for_groups([2, 1], lived, first)
+  test_launch.wait_until(
+    lambda: is_at_groups([2, 1], lived), why_ended, "a group of one"
+  )
   second = place.train(*flags)
   for process in (first, second, place.rendezvous):
     code, _, errors = end(process, deadline_s=test_launch.DEADLINE_S)
     assert code == 0, errors
   groups = group_sizes(lived)
-  assert [count for count, _ in groups] == [2, 1, 2]
+  assert is_at_groups([2, 1, 2], lived)
 
   settings = json.loads((lived / "config.json").read_text())
   # A replica that comes back has the others save, at any boundary.

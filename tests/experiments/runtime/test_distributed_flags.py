@@ -1,6 +1,7 @@
 """Whether the devices of several processes are what a run needs."""
 
 import pytest
+from absl import flags
 
 from dilocox_jax.config import from_mapping
 from experiments.runtime import distributed_flags
@@ -26,3 +27,28 @@ def test_as_many_devices_of_each_process_are_enough():
 def test_others_are_refused(owners, reason):
   with pytest.raises(UsageError, match=reason):
     distributed_flags.check_devices(CONFIG, owners)
+
+
+def given(*arguments):
+  values = flags.FlagValues()
+  for name in (*distributed_flags.NAMES, "distributed"):
+    flags.DEFINE_string(name, None, "", flag_values=values)
+  values(["train", *arguments])
+  return values
+
+
+@pytest.mark.parametrize(
+  "name", ["coordinator", "num_processes", "distributed"]
+)
+def test_flags_that_another_one_sets_are_refused(name):
+  values = given(f"--{name}=1")
+  with pytest.raises(UsageError, match=f"--{name} is set by --elastic: leave"):
+    distributed_flags.check_elastic(values, CONFIG)
+
+
+def test_what_no_rule_of_absences_covers_is_not_elastic():
+  values = given()
+  distributed_flags.check_elastic(values, CONFIG)
+  gradients = from_mapping({"sync": {"method": "allreduce"}})
+  with pytest.raises(UsageError, match="--elastic does not go with sync.meth"):
+    distributed_flags.check_elastic(values, gradients)
