@@ -27,7 +27,7 @@ from dilocox_jax.distributed.local_map import (
 )
 from dilocox_jax.distributed.replicas import REPLICA_AXIS, partition
 from dilocox_jax.plan.model.division import Division
-from dilocox_jax.pytypes import Array
+from dilocox_jax.pytypes import Array, Index
 
 Messages = Sequence[tuple[Array, ...]]  # Wire arrays of every leaf.
 
@@ -37,8 +37,8 @@ def all_gathered(
 ) -> list[tuple[Array, ...]]:
   """Gathers every replica's arrays: [...] becomes [M, ...]."""
 
-  def gather(raw: Array) -> Array:
-    return jax.lax.all_gather(raw, axis_name)
+  def gather(raw: Array) -> Rows:
+    return tuple(jax.lax.all_gather(raw, axis_name))
 
   permute = functools.partial(_permuted, True, axis_name)
   return _over_devices(messages, 0, _by_platform(gather, permute, axis_name))
@@ -49,14 +49,15 @@ def all_to_all(
 ) -> list[tuple[Array, ...]]:
   """Swaps arrays: [M, ...] by receiver becomes [M, ...] by sender."""
 
-  def swap(raw: Array) -> Array:
-    return jax.lax.all_to_all(raw, axis_name, 0, 0)
+  def swap(raw: Array) -> Rows:
+    return tuple(jax.lax.all_to_all(raw, axis_name, 0, 0))
 
   permute = functools.partial(_permuted, False, axis_name)
   return _over_devices(messages, 1, _by_platform(swap, permute, axis_name))
 
 
-Move = Callable[[Array], Array]  # From bytes [..., N] to bytes [M, N].
+Rows = tuple[Array, ...]  # Bytes [N] of every replica, by sender.
+Move = Callable[[Array], Rows]  # From bytes [N], or [M, N] by receiver.
 
 
 def _by_platform(collective: Move, permute: Move, axis_name: str) -> Move:
@@ -68,7 +69,7 @@ def _by_platform(collective: Move, permute: Move, axis_name: str) -> Move:
   if axis_name not in jax.sharding.get_abstract_mesh().axis_names:
     return collective  # All replicas are on one device.
 
-  def move(raw: Array) -> Array:
+  def move(raw: Array) -> Rows:
     moved: Any = jax.lax.platform_dependent(
       raw, tpu=permute, default=collective
     )
@@ -77,7 +78,7 @@ def _by_platform(collective: Move, permute: Move, axis_name: str) -> Move:
   return move
 
 
-def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Array:
+def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Rows:
   """Gathers or swaps by permutes, one for each other replica.
 
   They do not depend on each other, so the same inner steps can hide all.
@@ -88,18 +89,26 @@ def _permuted(same_for_all: bool, axis_name: str, raw: Array) -> Array:
     raw: Array that all replicas get, or [M, ...] by receiver.
 
   Returns:
-    Arrays [M, ...] by sender.
+    Arrays [...] by sender.
   """
   num_replicas = jax.lax.axis_size(axis_name)
   own = jax.lax.axis_index(axis_name)
-  parts = []
+  rows, parts = () if same_for_all else tuple(raw), []
   for hop in range(num_replicas):
     pairs = [(i, (i + hop) % num_replicas) for i in range(num_replicas)]
-    part = raw if same_for_all else raw[(own + hop) % num_replicas]
+    part = raw if same_for_all else _chosen(rows, own + hop)
     parts.append(jax.lax.ppermute(part, axis_name, pairs) if hop else part)
-  # What came over `hop` replicas was sent by replica own - hop, so `parts` are
-  # in descending order of the sender, from `own` on.
-  return jnp.roll(jnp.stack(parts[::-1]), own + 1, axis=0)
+  # What came over `hop` replicas was sent by replica own - hop.
+  return tuple(_chosen(parts, own - sender) for sender in range(num_replicas))
+
+
+def _chosen(rows: Sequence[Array], number: Index) -> Array:
+  """Returns the row with a traced number, counted modulo their number.
+
+  The compiler for TPUs takes minutes to index or roll bytes [M, N] where N is
+  of the order of 10^7, and seconds for this.
+  """
+  return jax.lax.select_n(number % len(rows), *rows)
 
 
 def _over_devices(
@@ -110,7 +119,7 @@ def _over_devices(
   Args:
     messages: Arrays to move.
     num_kept: Leading axes that are not turned into bytes, 0 or 1.
-    move: Function from bytes [..., N] to bytes [M, N].
+    move: Function that moves bytes.
   """
   arrays, tree = jax.tree.flatten(list(messages))
   division = current_division()
@@ -154,15 +163,21 @@ def _spec(
 
 
 def _moved(arrays: Sequence[Array], num_kept: int, move: Move) -> list[Array]:
-  return _unbundled(move(_bundled(arrays, num_kept)), arrays, num_kept)
+  """Moves arrays as bytes; returns them with the axis [M] of senders."""
+  moved = move(_bundled(arrays, num_kept))
+  rows = [_unbundled(raw, arrays, num_kept) for raw in moved]
+  return [jnp.stack(parts) for parts in zip(*rows, strict=True)]
 
 
 def _bundled(arrays: Sequence[Array], num_kept: int) -> Array:
   """Returns all arrays as bytes in one; their first `num_kept` axes stay."""
 
   def as_bytes(array: Array) -> Array:
-    raw = jax.lax.bitcast_convert_type(array, jnp.uint8)
-    return raw.reshape(*array.shape[:num_kept], -1)
+    # Axes are joined before values become bytes: of scales [layers, groups, 1]
+    # the compiler for TPUs takes minutes otherwise.
+    kept = array.shape[:num_kept]
+    raw = jax.lax.bitcast_convert_type(array.reshape(*kept, -1), jnp.uint8)
+    return raw.reshape(*kept, -1)
 
   return jnp.concatenate([as_bytes(array) for array in arrays], axis=-1)
 
@@ -183,8 +198,7 @@ def _unbundled(raw: Array, like: Sequence[Array], num_kept: int) -> list[Array]:
     values = raw[..., start : start + length]
     start += length
     if item_bytes > 1:
-      values = values.reshape(*shape, item_bytes)
-      arrays.append(jax.lax.bitcast_convert_type(values, array.dtype))
-    else:
-      arrays.append(values.reshape(shape).astype(array.dtype))
+      values = values.reshape(*raw.shape[:-1], -1, item_bytes)
+      values = jax.lax.bitcast_convert_type(values, array.dtype)
+    arrays.append(values.reshape(shape).astype(array.dtype))
   return arrays

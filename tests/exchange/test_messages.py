@@ -152,7 +152,8 @@ def test_permutes_bring_what_gathering_and_swapping_bring(
   raw = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
 
   def both(raw):
-    permuted = messages._permuted(same_for_all, "replica", raw)
+    rows = messages._permuted(same_for_all, "replica", raw)
+    permuted = jnp.stack(rows)
     if same_for_all:
       return permuted, jax.lax.all_gather(raw, "replica")
     return permuted, jax.lax.all_to_all(raw, "replica", 0, 0)
