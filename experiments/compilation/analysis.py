@@ -156,6 +156,8 @@ def _rounds(
 def _rounds_of_step(config: RunConfig) -> Rounds:
   """Returns how often the loops of an inner step run, on a mean stage."""
   table = timetable(config.pipeline)
+  chunks = table.num_stages * config.mesh.chunks_per_stage
+  layers = Fraction(config.model.shape.num_layers, chunks)
   counts = {
     name: Fraction(int((table.action == number).sum()), table.num_stages)
     for number, name in enumerate(ACTIONS)
@@ -165,6 +167,8 @@ def _rounds_of_step(config: RunConfig) -> Rounds:
     scopes = name.split("/")
     if branch is None and scopes[-2] in ACTIONS:
       return counts[scopes[-2]] / table.num_ticks
+    if branch is None and scopes[-4] in ACTIONS:
+      return layers  # Only where stages have unequal numbers of them.
     if branch is None and scopes[-2] in ("embed", "head"):
       # One stage does it for every micro-batch, in one of its actions.
       action = next(scope for scope in scopes if scope in ACTIONS)

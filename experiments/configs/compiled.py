@@ -64,6 +64,7 @@ COMPILED = {
   "delayed_107b": _107B | _ROUND | _DELAYED | {"sync.overlap_steps": 125},
   "diloco_107b": _107B | _ROUND | {"sync.method": "diloco"},
   "allreduce_107b": _107B | {"sync.method": "allreduce"},
+  "overlap_loco_107b": _107B | {"sync.method": "overlap_loco"},
   "streaming_107b": _107B
   | _ROUND
   | {
