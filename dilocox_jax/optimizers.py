@@ -14,6 +14,7 @@ import optax
 import optax.contrib
 
 from dilocox_jax.checks import require
+from dilocox_jax.distributed.whole_layers import on_whole_layers
 from dilocox_jax.plan.choices import Registry
 from dilocox_jax.plan.schedule.fragments import BLOCKS
 from dilocox_jax.pytypes import Index, Tree
@@ -166,6 +167,9 @@ def inner_optimizer(
   if options.get("momentum"):
     for_muon["beta"] = options["momentum"]  # The name that optax gives it.
   optimizer = named_optimizer(name, schedule, **options, **for_muon)
+  if name == "muon":
+    update = on_whole_layers(optimizer.update)
+    optimizer = optax.GradientTransformation(optimizer.init, update)
   if not clip_norm:
     return optimizer
   return optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)

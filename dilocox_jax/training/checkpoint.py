@@ -79,9 +79,8 @@ class Checkpoints:
     )
     self._manager = ocp.CheckpointManager(self._directory, options=options)
     # Orbax logs by absl. Where nobody asks for the error of one of its tasks,
-    # asyncio logs it, perhaps not before the process ends. A task that ends
-    # later than its event loop is logged where threads leave their results.
-    for name in ("absl", "asyncio", "concurrent.futures"):
+    # asyncio logs it, perhaps not before the process ends.
+    for name in ("absl", "asyncio"):
       logging.getLogger(name).addFilter(_NO_SAVE_TRACEBACKS)
 
   @staticmethod
@@ -320,9 +319,7 @@ class _NoSaveTracebacks(logging.Filter):
     error = record.exc_info[1] if record.exc_info else None
     frames = traceback.walk_tb(error.__traceback__) if error else ()
     files = {frame.f_code.co_filename for frame, _ in frames}
-    is_late = "Event loop is closed" in str(error)
-    is_orbaxs = any("orbax" in file for file in files | {record.pathname})
-    return not (error and (is_orbaxs or is_late))
+    return not (error and any("orbax" in x for x in files | {record.pathname}))
 
 
 _NO_SAVE_TRACEBACKS = _NoSaveTracebacks()
