@@ -26,6 +26,7 @@ from dilocox_jax.training.trainer import (
   TrainingStoppedError,
 )
 from experiments.runtime import (
+  background_errors,
   command_line,
   distributed_flags,
   file_lock,
@@ -86,6 +87,7 @@ def train(
     SavedAndStoppedError: If a signal asked it to stop, once its state is saved.
   """
   _check_optimizers(config)
+  background_errors.shorten()
   devices, other_processes = 1, contextlib.nullcontext()
   if place:
     devices = place.local_devices or 0

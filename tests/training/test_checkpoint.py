@@ -1,5 +1,4 @@
 import asyncio
-import concurrent.futures
 import contextlib
 import gc
 import logging
@@ -464,17 +463,3 @@ def test_errors_that_nobody_awaits_show_unless_they_are_orbaxs(
   asyncio.run(forget())
   gc.collect()
   assert bool(caplog.records) == (file == "other/path.py")
-
-
-@pytest.mark.parametrize("reason", ["Event loop is closed", "another"])
-def test_a_thread_that_ends_after_its_event_loop_says_nothing(
-  directory, caplog, reason
-):
-  def call_back(_):
-    raise RuntimeError(reason)
-
-  Checkpoints(directory).close()
-  future = concurrent.futures.Future()
-  future.add_done_callback(call_back)
-  future.set_result(None)
-  assert bool(caplog.records) == (reason == "another")
