@@ -1,10 +1,10 @@
 """Slices of every leaf, which make fragments of equal size for any P.
 
-Fragment p of P has the p-th slice of every leaf. A leaf of n rows is cut into
-slices of ceil(n / P) rows (`plan.schedule.fragments`). Where P does not divide
-n the last slices are filled up with zeros, which are sent and never written
-back. For example 344 rows and P = 16 make slices of 22 rows; the last one has
-14 rows of the leaf and 8 of zeros.
+Slice p of P has the rows p, p + P, p + 2 P, ... of every leaf. Devices that
+divide the rows of a leaf then have a part of every slice, and none has to send
+rows to another one before an exchange. Where P does not divide the n rows of a
+leaf, rows of zeros fill it up, which are sent and never written back. For
+example 7 rows and P = 3 make the slices (0, 3, 6), (1, 4, -) and (2, 5, -).
 """
 
 import jax
@@ -25,8 +25,8 @@ def take_slice(tree: Tree, fragment: int | Index, num_fragments: int) -> Tree:
   """
 
   def cut(path, leaf: Array) -> Array:
-    leaf, axis, rows = _placed(path, leaf, fragment, num_fragments)
-    return jnp.take(leaf, rows, axis=axis, mode="fill", fill_value=0)
+    rows, axis = _in_slices(path, leaf, num_fragments)
+    return jax.lax.dynamic_index_in_dim(rows, fragment, axis + 1, False)
 
   return jax.tree_util.tree_map_with_path(cut, tree)
 
@@ -44,23 +44,23 @@ def put_slice(
   """
 
   def write(path, leaf: Array, new: Array) -> Array:
-    rows_first, axis, rows = _placed(path, leaf, fragment, num_fragments)
-    index = (slice(None),) * axis + (rows,)
-    written = rows_first.at[index].set(new, mode="drop")
-    return written.reshape(leaf.shape)
+    rows, axis = _in_slices(path, leaf, num_fragments)
+    written = jax.lax.dynamic_update_index_in_dim(rows, new, fragment, axis + 1)
+    joined = written.reshape(*leaf.shape[:axis], -1, *leaf.shape[axis + 1 :])
+    num_rows = leaf.shape[axis] if leaf.ndim else 1
+    joined = jax.lax.slice_in_dim(joined, 0, num_rows, axis=axis)
+    return joined.reshape(leaf.shape)
 
   return jax.tree_util.tree_map_with_path(write, tree, values)
 
 
-def _placed(
-  path, leaf: Array, fragment: int | Index, num_fragments: int
-) -> tuple[Array, int, Array]:
-  """Returns a leaf of at least one dimension, its axis of rows, and the rows.
-
-  Rows that the leaf does not have are numbered from its number of rows on.
-  """
+def _in_slices(path, leaf: Array, num_fragments: int) -> tuple[Array, int]:
+  """Returns a leaf [..., rows of a slice, slices, ...] and its axis of rows."""
   if not leaf.ndim:
     leaf = leaf.reshape(1)
   axis = row_axis(path_name(path), leaf.shape)
   width = slice_rows(leaf.shape[axis], num_fragments)
-  return leaf, axis, fragment * width + jnp.arange(width, dtype=jnp.int32)
+  pad = [(0, 0)] * leaf.ndim
+  pad[axis] = (0, width * num_fragments - leaf.shape[axis])
+  shape = (*leaf.shape[:axis], width, num_fragments, *leaf.shape[axis + 1 :])
+  return jnp.pad(leaf, pad).reshape(shape), axis

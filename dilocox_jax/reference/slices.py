@@ -14,7 +14,7 @@ from dilocox_jax.reference.methods import LossAndGradient, Result, train
 
 
 def cut_into_slices(params: Arrays, num_fragments: int) -> Arrays:
-  """Cuts every leaf into P slices of ceil(n / P) of its n rows.
+  """Cuts every leaf into P slices: p, p + P, p + 2 P, ... of its n rows.
 
   Rows of a layer [1, n, ...] are on its second axis. A number for each layer
   has none, so its layers are shared out instead. Source: ours.
@@ -24,17 +24,15 @@ def cut_into_slices(params: Arrays, num_fragments: int) -> Arrays:
       "/n".
     num_fragments: P.
   """
-  num_layers = len({n.rsplit("/", 1)[1] for n in params if "blocks/" in n})
   slices: Arrays = {}
   for name, leaf in params.items():
     axis = int(name.startswith("blocks/"))
     if leaf.ndim == axis:  # One number of a layer.
-      fragment = int(name.rsplit("/", 1)[1]) // -(-num_layers // num_fragments)
+      fragment = int(name.rsplit("/", 1)[1]) % num_fragments
       slices[f"{name}@{fragment}"] = leaf
       continue
-    width = -(-leaf.shape[axis] // num_fragments)
     for fragment in range(num_fragments):
-      rows = range(leaf.shape[axis])[fragment * width : (fragment + 1) * width]
+      rows = range(fragment, leaf.shape[axis], num_fragments)
       if rows:
         slices[f"{name}@{fragment}"] = leaf.take(rows, axis)
   return slices
@@ -45,10 +43,18 @@ def put_together(slices: Arrays) -> Arrays:
   parts: dict[str, list[np.ndarray]] = {}
   for name, part in slices.items():
     parts.setdefault(name.split("@")[0], []).append(part)
-  return {
-    name: np.concatenate(found, min(int("blocks/" in name), found[0].ndim - 1))
-    for name, found in parts.items()
-  }
+  return {name: _joined(name, found) for name, found in parts.items()}
+
+
+def _joined(name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+  axis = int(name.startswith("blocks/"))
+  if parts[0].ndim == axis:  # One number of a layer.
+    return parts[0]
+  rows = [np.moveaxis(part, axis, 0) for part in parts]
+  joined = np.empty((sum(map(len, rows)), *rows[0].shape[1:]), rows[0].dtype)
+  for fragment, part in enumerate(rows):
+    joined[fragment :: len(rows)] = part
+  return np.moveaxis(joined, 0, axis)
 
 
 def train_slices(

@@ -260,8 +260,7 @@ class Trainer:
     """Whether no segment of this program has run yet."""
     schedule = self.controller.plan.method.schedule
     shapes, _ = window_groups(schedule, segment.windows)
-    setting = self.controller.setting
-    program = (segment.phase, segment.num_steps, shapes, setting)
+    program = segment.phase, segment.num_steps, shapes, self.controller.setting
     is_new = program not in self._compiled
     self._compiled.add(program)
     return is_new
@@ -372,6 +371,7 @@ class Trainer:
         f"{self._checkpoints.what_is_kept()} in {self.workdir}"
       )
     record = {
+      "format": resume.FORMAT,
       "position": dataclasses.asdict(self.progress),
       "phase": self.controller.plan.phase(self.progress.step),
       "streams": self.streams.get_state(),

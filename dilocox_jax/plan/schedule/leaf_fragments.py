@@ -133,7 +133,7 @@ def _by_slice(
       return None if fragment else LeafPiece(path)
     axis = row_axis(path, shapes[path])
     width = slice_rows(shapes[path][axis], num_fragments)
-    rows = range(fragment * width, (fragment + 1) * width)
+    rows = range(fragment, width * num_fragments, num_fragments)
     return LeafPiece(path, tuple(rows), axis)
 
   return tuple(
