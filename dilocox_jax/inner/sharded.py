@@ -203,6 +203,8 @@ def _from_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
   """Sums gradients of this stage's layers over data; reverses `_to_stages`."""
   leaf = leaf.reshape(-1, *leaf.shape[2:])
   by_stage, by_data = _dimension(spec, STAGE_AXIS), _dimension(spec, DATA_AXIS)
+  if by_data and by_data == by_stage:
+    return _rows(_scattered(leaf, by_data), jnp.asarray(stage_layers.places))
   if by_data is None:
     leaf = jax.lax.psum(leaf, DATA_AXIS)
   else:
@@ -216,6 +218,25 @@ def _from_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
   else:
     leaf = jax.lax.all_to_all(leaf, STAGE_AXIS, by_stage, 0, tiled=True)
   return _rows(leaf, jnp.asarray(stage_layers.places))
+
+
+def _scattered(leaf: Array, dimension: int) -> Array:
+  """Sums over data, and swaps parts of a dimension that all devices divide.
+
+  Shards and stages have an axis of their own here. Without it the compiler for
+  TPUs sums the whole leaf on every device: 7.5 GiB for the five layers of a
+  stage of 107B.
+
+  Args:
+    leaf: Gradients [n, ...] of this stage's layers.
+    dimension: Dimension divided by data shard and then by stage.
+  """
+  sizes = map(jax.lax.axis_size, INNER_AXES)
+  shape, rest = leaf.shape[:dimension], leaf.shape[dimension + 1 :]
+  leaf = leaf.reshape(*shape, *sizes, -1, *rest)
+  leaf = jax.lax.psum_scatter(leaf, DATA_AXIS, scatter_dimension=dimension)
+  leaf = jax.lax.all_to_all(leaf, STAGE_AXIS, dimension, 0, tiled=True)
+  return leaf.reshape(-1, *shape[1:], leaf.shape[dimension + 1], *rest)
 
 
 def _rows(leaf: Array, numbers: Array) -> Array:
