@@ -11,6 +11,11 @@ HF_STAMP := $(VENV)/.installed-hf
 # The compiler for TPUs lives apart: JAX would look for chips wherever it is.
 TPU := build/tpu
 TPU_RUN := $(TPU)/bin/python -m experiments.compile_report
+# Runs of experiments/configs/compiled.py, each with the kind of its two slices.
+COMPILED ?= tiny_delayed@v5e:2x2 tiny_dilocox@v5e:2x2 \
+  dilocox_opt_1_3b@v5e:4x4 allreduce_107b@v5p:4x4x8 \
+  dilocox_107b@v5p:4x4x8 dilocox_107b_16x8@v5p:4x4x8 \
+  overlap_loco_107b@v5p:4x4x8
 # So does PyTorch, which is large and which only one benchmark needs.
 PEERS := build/peers
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
@@ -50,11 +55,10 @@ reproduce: install ## The papers' tables and the small sweep's page, from commit
 	$(RUN) -m experiments.convergence --workdir=docs/results/convergence_small --task=report
 	$(RUN) -m docs.figures.loss_by_time
 
-compile-report: $(TPU)/.installed ## Compile runs for TPUs that are not there (minutes each)
-	$(TPU_RUN) --workdir=runs/compiled/tiny_delayed --topology=v5e:2x2 \
-	  --config=experiments/configs/compiled.py:tiny_delayed
-	$(TPU_RUN) --workdir=runs/compiled/tiny_dilocox --topology=v5e:2x2 \
-	  --config=experiments/configs/compiled.py:tiny_dilocox
+compile-report: $(TPU)/.installed ## Compile runs for TPUs that are not there (a quarter of an hour)
+	set -e; for preset in $(COMPILED); do name=$${preset%@*}; \
+	  $(TPU_RUN) --workdir=runs/compiled/$$name --topology=$${preset#*@} \
+	    --config=experiments/configs/compiled.py:$$name; done
 
 lint: install ## Style, types and import contracts; a part of `make test`
 	$(RUN) -m pytest tests/contracts/test_lint.py tests/contracts/test_layers.py

@@ -31,7 +31,7 @@ def main(values: flags.FlagValues) -> None:
 
   # The slices are only compiled for; nothing may look for a real one.
   os.environ["JAX_PLATFORMS"] = "cpu"
-  from experiments.compilation.page import write_compiled
+  from experiments.compilation.page import finding, write_compiled
   from experiments.compilation.run import compiled_report
 
   config = command_line.run_config(values.config)
@@ -39,6 +39,7 @@ def main(values: flags.FlagValues) -> None:
   with command_line.usage_errors():
     compiled = compiled_report(config, values.topology, values.slices)
   page = write_compiled(compiled, workdir, command_line.own_command())
+  print(f"{compiled.name}: {finding(compiled)}")
   print(f"report: {page}")
   if not compiled.fits:
     raise command_line.StoppedError(

@@ -18,7 +18,7 @@ from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, mean_over_replicas
 from dilocox_jax.outer.step_transform import check_axis, pseudo_gradient_steps
 from dilocox_jax.plan.schedule import leaf_fragments
-from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.fragments import SLICED, Fragments
 from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment
 from dilocox_jax.plan.schedule.methods import METHODS, Method
 from dilocox_jax.plan.wire.payload import Payload
@@ -100,8 +100,8 @@ def step_transform(
   if outer is None:
     raise ValueError("outer=None: this method needs an outer optimizer")
   count = method.schedule.num_fragments
-  if fragments is None and method.fragment_order == "sliced":
-    fragments = Fragments(count, 1, "sliced")
+  if fragments is None and method.fragment_order in SLICED:
+    fragments = Fragments(count, 1, method.fragment_order)
   divide = functools.partial(_divided, count, fragments)
   return pseudo_gradient_steps(
     method, inner, outer, exchange, divide, keep_unsent, axis_name

@@ -100,7 +100,7 @@ class RunConfig:
     require(
       not (self.fragments.is_sliced and self.mesh.outer_memory != "device"),
       f"mesh.outer_memory={self.mesh.outer_memory!r} moves whole layers: take "
-      "another sync.fragment_order than 'sliced'",
+      "another sync.fragment_order than 'sliced' and 'interleaved'",
     )
     self._check_rank()
     self._check_mesh()

@@ -259,7 +259,8 @@ class SyncConfig(Section):
   rule: str | None = None
   # Rule mix: weight of the replica's own value, 0 to 1.
   mixing_alpha: float | None = None
-  # Which layers a fragment has: strided, sequential or balanced.
+  # What a fragment has: whole layers (strided, sequential or balanced), or rows
+  # of every leaf (sliced or interleaved).
   fragment_order: str | None = None
   # How the run begins, before its first round: none, data_parallel, or single
   # (one replica trains, and the others then copy its state).

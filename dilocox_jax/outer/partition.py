@@ -112,7 +112,7 @@ class Partition:
     if self.fragments.num_fragments == 1:
       return host_memory.on_device(tree)
     if self.fragments.is_sliced:
-      return take_slice(tree, fragment, self.fragments.num_fragments)
+      return take_slice(tree, fragment, self.fragments)
     rest = {}
     if isinstance(fragment, int):
       rest = {k: v for k, v in tree.items() if k != BLOCKS}
@@ -137,7 +137,7 @@ class Partition:
     if self.fragments.num_fragments == 1:
       return host_memory.move_like(values, tree)
     if self.fragments.is_sliced:
-      return put_slice(tree, fragment, self.fragments.num_fragments, values)
+      return put_slice(tree, fragment, self.fragments, values)
     rest = {k: v for k, v in values.items() if k != BLOCKS}
     rest = host_memory.move_like(rest, {k: tree[k] for k in rest})
     if BLOCKS not in values:

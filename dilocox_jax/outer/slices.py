@@ -1,66 +1,76 @@
 """Slices of every leaf, which make fragments of equal size for any P.
 
-Slice p of P has the rows p, p + P, p + 2 P, ... of every leaf. Devices that
-divide the rows of a leaf then have a part of every slice, and none has to send
-rows to another one before an exchange. Where P does not divide the n rows of a
-leaf, rows of zeros fill it up, which are sent and never written back. For
-example 7 rows and P = 3 make the slices (0, 3, 6), (1, 4, -) and (2, 5, -).
+A slice has neighbouring rows or every P-th row of a leaf, as the order of the
+fragments says (`plan.schedule.fragments`). Where P does not divide the n rows
+of a leaf, rows of zeros fill it up, which are sent and never written back. For
+example 344 rows and P = 16 make slices of 22 rows; the last one of neighbours
+has 14 rows of the leaf and 8 of zeros.
 """
 
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.plan.schedule.fragments import row_axis, slice_rows
+from dilocox_jax.plan.schedule.fragments import (
+  Fragments,
+  row_axis,
+  slice_parts,
+  slice_rows,
+)
 from dilocox_jax.pytypes import Array, Index, Tree
 from dilocox_jax.trees import path_name
 
 
-def take_slice(tree: Tree, fragment: int | Index, num_fragments: int) -> Tree:
+def take_slice(tree: Tree, fragment: int | Index, fragments: Fragments) -> Tree:
   """Returns slice `fragment` of every leaf.
 
   Args:
     tree: Parameters; leaves below "blocks" have a layer axis in front.
     fragment: Number p of the slice.
-    num_fragments: Number of slices, P.
+    fragments: The division into slices.
   """
 
   def cut(path, leaf: Array) -> Array:
-    rows, axis = _in_slices(path, leaf, num_fragments)
-    return jax.lax.dynamic_index_in_dim(rows, fragment, axis + 1, False)
+    rows, axis = _in_slices(path, leaf, fragments)
+    own = jax.lax.dynamic_index_in_dim(rows, fragment, axis + 1, False)
+    return own.reshape(*own.shape[:axis], -1, *own.shape[axis + 2 :])
 
   return jax.tree_util.tree_map_with_path(cut, tree)
 
 
 def put_slice(
-  tree: Tree, fragment: int | Index, num_fragments: int, values: Tree
+  tree: Tree, fragment: int | Index, fragments: Fragments, values: Tree
 ) -> Tree:
   """Returns the tree with slice `fragment` of every leaf replaced.
 
   Args:
     tree: Parameters, as for `take_slice`.
     fragment: Number p of the slice.
-    num_fragments: Number of slices, P.
+    fragments: The division into slices.
     values: New slices, a tree that `take_slice` could have returned.
   """
 
   def write(path, leaf: Array, new: Array) -> Array:
-    rows, axis = _in_slices(path, leaf, num_fragments)
-    written = jax.lax.dynamic_update_index_in_dim(rows, new, fragment, axis + 1)
-    joined = written.reshape(*leaf.shape[:axis], -1, *leaf.shape[axis + 1 :])
+    rows, axis = _in_slices(path, leaf, fragments)
+    own = new.reshape(*rows.shape[: axis + 1], *rows.shape[axis + 2 :])
+    rows = jax.lax.dynamic_update_index_in_dim(rows, own, fragment, axis + 1)
+    rows = rows.reshape(*rows.shape[:axis], -1, *rows.shape[axis + 3 :])
     num_rows = leaf.shape[axis] if leaf.ndim else 1
-    joined = jax.lax.slice_in_dim(joined, 0, num_rows, axis=axis)
-    return joined.reshape(leaf.shape)
+    return jax.lax.slice_in_dim(rows, 0, num_rows, axis=axis).reshape(
+      leaf.shape
+    )
 
   return jax.tree_util.tree_map_with_path(write, tree, values)
 
 
-def _in_slices(path, leaf: Array, num_fragments: int) -> tuple[Array, int]:
-  """Returns a leaf [..., rows of a slice, slices, ...] and its axis of rows."""
+def _in_slices(path, leaf: Array, fragments: Fragments) -> tuple[Array, int]:
+  """Returns a leaf [..., parts, P, rows of a part, ...] and its parts' axis."""
   if not leaf.ndim:
     leaf = leaf.reshape(1)
+  count = fragments.num_fragments
   axis = row_axis(path_name(path), leaf.shape)
-  width = slice_rows(leaf.shape[axis], num_fragments)
+  num_rows = leaf.shape[axis]
   pad = [(0, 0)] * leaf.ndim
-  pad[axis] = (0, width * num_fragments - leaf.shape[axis])
-  shape = (*leaf.shape[:axis], width, num_fragments, *leaf.shape[axis + 1 :])
+  pad[axis] = (0, slice_rows(num_rows, count) * count - num_rows)
+  parts = slice_parts(num_rows, count, fragments.order)
+  shape = (*leaf.shape[:axis], parts, count, -1, *leaf.shape[axis + 1 :])
   return jnp.pad(leaf, pad).reshape(shape), axis

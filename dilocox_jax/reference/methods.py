@@ -111,7 +111,7 @@ def train(
     fragments: Names of each fragment, or P, by which `names_by_fragment`
       divides the leaves.
     fragment_order: How it divides them: "strided", "sequential" or "balanced";
-      `reference.slices` has "sliced".
+      `reference.slices` has the others.
     exchange: Averages a fragment (`reference.exchanges`); each fragment gets a
       copy. None: the plain mean.
     keep_unsent: Whether a replica keeps what the exchange did not send of its

@@ -24,11 +24,6 @@ from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.states import TrainingState
 
-# Version of what a checkpoint means. In 2 slice p of P has the rows p, p + P,
-# p + 2 P, ...; before it had neighbours, so what is on its way there belongs to
-# other rows.
-FORMAT = 2
-
 
 def resumed_state(
   config: RunConfig,
@@ -118,11 +113,6 @@ def _check_same_run(
   config: RunConfig, corpus_digest: str, record: dict[str, Any]
 ) -> None:
   """Raises RefusedError if a checkpoint's record is that of another run."""
-  if config.fragments.is_sliced and record.get("format", 1) != FORMAT:
-    raise RefusedError(
-      "the work directory holds a run of another version, whose fragments have "
-      "other rows: finish it with that version, or take another --workdir"
-    )
   changes = changed_settings(
     record["config"], record["corpus_digest"], config, corpus_digest
   )

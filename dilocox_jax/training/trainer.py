@@ -371,7 +371,6 @@ class Trainer:
         f"{self._checkpoints.what_is_kept()} in {self.workdir}"
       )
     record = {
-      "format": resume.FORMAT,
       "position": dataclasses.asdict(self.progress),
       "phase": self.controller.plan.phase(self.progress.step),
       "streams": self.streams.get_state(),

@@ -62,7 +62,7 @@ def write_compiled(
   values: dict[str, Any] = vars(compiled) | {"fits": compiled.fits}
   values["analysis"] = compiled.analysis.to_json()
   write_json(workdir / "compiled.json", values)
-  lines = [_finding(compiled), ""]
+  lines = [finding(compiled), ""]
   sections = {
     "Memory of a device": _memory(compiled),
     "Products of a device": _products(compiled.analysis),
@@ -78,7 +78,8 @@ def write_compiled(
   return write_page(workdir, title, lines, command)
 
 
-def _finding(compiled: Compiled) -> str:
+def finding(compiled: Compiled) -> str:
+  """Returns what a page says first: whether the run fits, what is hidden."""
   found = compiled.analysis
   spare = 1 - found.needed_bytes / compiled.memory_bytes
   fit = f"fits with {human_share(spare)} to spare"

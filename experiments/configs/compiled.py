@@ -64,7 +64,8 @@ COMPILED = {
   "delayed_107b": _107B | _ROUND | _DELAYED | {"sync.overlap_steps": 125},
   "diloco_107b": _107B | _ROUND | {"sync.method": "diloco"},
   "allreduce_107b": _107B | {"sync.method": "allreduce"},
-  "overlap_loco_107b": _107B | {"sync.method": "overlap_loco"},
+  "overlap_loco_107b": _107B
+  | {"sync.method": "overlap_loco", "sync.fragment_order": "interleaved"},
   "streaming_107b": _107B
   | _ROUND
   | {

@@ -147,8 +147,8 @@ def joined(run):
 def train(params0, A, y, *, num_fragments, fragment_order, num_steps, **rest):
   """Trains by the reference's `train`."""
   given = arguments(params0, A, y, num_steps)
-  if fragment_order == "sliced":
-    rest |= {"num_fragments": num_fragments}
+  if fragment_order in ("sliced", "interleaved"):
+    rest |= {"num_fragments": num_fragments, "fragment_order": fragment_order}
     return joined(slices.train_slices(*given, **rest))
   names = fragment_names(params0, num_fragments, fragment_order)
   return joined(methods.train(*given, fragments=names, **rest))

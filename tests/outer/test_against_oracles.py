@@ -44,6 +44,9 @@ CASES = {
   "sliced_fragments": methods.delayed(
     6, 3, 2, "continue", fragment_order="sliced"
   ),
+  "interleaved_fragments": methods.delayed(
+    6, 3, 2, "continue", fragment_order="interleaved"
+  ),
   "eager_fragments": methods.eager(6, 3),
 }
 # Cut rounds and the flushes after them are programs of their own, which take

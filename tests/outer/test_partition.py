@@ -5,7 +5,7 @@ import optax
 import pytest
 
 from dilocox_jax.outer.partition import Partition, Store
-from dilocox_jax.plan.schedule.fragments import ORDERS, Fragments
+from dilocox_jax.plan.schedule.fragments import ORDERS, SLICED, Fragments
 
 LAYERS = 5
 DIVISIONS = [
@@ -58,7 +58,7 @@ def test_taking_a_fragment_and_putting_it_back_changes_nothing(count, order):
 
 
 @pytest.mark.parametrize(
-  ("count", "order"), [case for case in DIVISIONS if case[1] != "sliced"]
+  ("count", "order"), [case for case in DIVISIONS if case[1] not in SLICED]
 )
 def test_a_put_reaches_its_own_fragment_and_no_other(count, order):
   fragments = Fragments(count, LAYERS, order)

@@ -26,11 +26,12 @@ def train_slices(count, **changes):
   return least_squares.joined(found)
 
 
+@pytest.mark.parametrize("order", ["sliced", "interleaved"])
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_slices_are_disjoint_and_cover_every_leaf(count):
+def test_slices_are_disjoint_and_cover_every_leaf(count, order):
   params = least_squares.split(PROBLEM[0])
-  cut = slices.cut_into_slices(params, count)
-  whole = slices.put_together(cut)
+  cut = slices.cut_into_slices(params, count, order)
+  whole = slices.put_together(cut, order)
   assert {k: v.tolist() for k, v in whole.items()} == {
     k: v.tolist() for k, v in params.items()
   }

@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import pytest
 
-from dilocox_jax.config import from_mapping
 from dilocox_jax.training import resume, states
 from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
 from tests import runs
@@ -71,19 +70,6 @@ def test_where_a_run_was_inherited_from_is_a_part_of_it(stopped):
   other = runs.settings(checkpoint={"init_from": "elsewhere"})
   with pytest.raises(RefusedError, match="checkpoint.init_from: '' -> 'else"):
     _resumed(stopped, other)
-
-
-@pytest.mark.parametrize("format_number", [None, resume.FORMAT])
-def test_slices_of_an_older_version_are_refused(format_number):
-  """What is on its way would be applied to other rows."""
-  config = from_mapping({"sync": {"method": "overlap_loco"}})
-  record = {"config": config.to_mapping(), "corpus_digest": "0"}
-  if format_number is None:
-    with pytest.raises(RefusedError, match="another version"):
-      resume._check_same_run(config, "0", record)
-  else:
-    record["format"] = format_number
-    resume._check_same_run(config, "0", record)
 
 
 def test_more_replicas_join_where_the_next_round_begins(stopped, caplog):

@@ -11,8 +11,11 @@ have about the same size. Otherwise a link that sends one fragment after the
 other waits for the large ones: in a model of 107 billion parameters fragment 0
 would hold 2 % of them, and take a whole turn of the link like the others.
 
-If the order is "sliced", a fragment has no layers of its own but some rows of
-every leaf. So fragments are equal for any P, also in a model of few layers.
+If the order is "sliced" or "interleaved", a fragment has no layers of its own
+but some rows of every leaf. So fragments are equal for any P, also in a model
+of few layers. A slice has neighbouring rows, or every P-th row. Devices that
+divide the rows of a replica have a part of each interleaved slice, so none has
+to send rows to another one before an exchange.
 """
 
 import dataclasses
@@ -25,7 +28,8 @@ import numpy as np
 from dilocox_jax.checks import one_of
 
 BLOCKS = "blocks"  # Top-level key of the stacked leaves.
-ORDERS = ("sequential", "strided", "balanced", "sliced")
+ORDERS = ("sequential", "strided", "balanced", "sliced", "interleaved")
+SLICED = ORDERS[3:]  # Orders in which fragments have rows of every leaf.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +41,9 @@ class Fragments:
     num_layers: Number of layers, the length of the layer axis.
     order: "sequential" (neighbouring layers together), "strided"
       (interleaved, the default of Streaming DiLoCo, arXiv 2501.18512),
-      "balanced" (interleaved, and fragment 0 has layers too), or "sliced" (each
-      fragment has rows of every leaf).
+      "balanced" (interleaved, and fragment 0 has layers too), "sliced" (each
+      fragment has neighbouring rows of every leaf), or "interleaved" (every
+      P-th row of every leaf).
     rest_in_layers: Size of everything outside the layers, as a number of
       layers. Only "balanced" reads it.
   """
@@ -59,7 +64,7 @@ class Fragments:
   @property
   def is_sliced(self) -> bool:
     """Whether fragments have rows of every leaf, and not whole layers."""
-    return self.order == "sliced"
+    return self.order in SLICED
 
   @property
   def first_layers(self) -> int:
@@ -164,6 +169,18 @@ def row_axis(path: str, shape: tuple[int, ...]) -> int:
     shape: Its shape, with at least one axis.
   """
   return min(int(is_stacked(path)), len(shape) - 1)
+
+
+def slice_parts(num_rows: int, num_fragments: int, order: str) -> int:
+  """Returns the number of parts of a slice, each of neighbouring rows.
+
+  Rows, with those filled up, are numbered [parts, P, rows of a part]. With 6
+  rows and P = 2, slice 1 has rows 3 to 5 in one part ("sliced"), or the rows 1,
+  3 and 5 in three ("interleaved").
+  """
+  if order == "interleaved":
+    return slice_rows(num_rows, num_fragments)
+  return 1
 
 
 def slice_rows(num_rows: int, num_fragments: int) -> int:

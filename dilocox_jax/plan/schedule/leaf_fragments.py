@@ -10,10 +10,13 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from dilocox_jax.plan.schedule.fragments import (
   Fragments,
   is_stacked,
   row_axis,
+  slice_parts,
   slice_rows,
 )
 
@@ -112,7 +115,7 @@ def by_layer(
   if fragments.num_fragments == 1:
     return (tuple(LeafPiece(path) for path in shapes),)
   if fragments.is_sliced:
-    return _by_slice(shapes, fragments.num_fragments)
+    return _by_slice(shapes, fragments)
   first = tuple(LeafPiece(path) for path in shapes if not is_stacked(path))
   stacked = [path for path in shapes if is_stacked(path)]
   rows = [fragments.layers(0).tolist(), *fragments.layer_table.tolist()]
@@ -124,17 +127,20 @@ def by_layer(
 
 
 def _by_slice(
-  shapes: LeafShapes, num_fragments: int
+  shapes: LeafShapes, fragments: Fragments
 ) -> tuple[LeafFragment, ...]:
   """Gives every fragment a slice of every leaf, as `outer.slices` does."""
+  num_fragments = fragments.num_fragments
 
   def piece(path: str, fragment: int) -> LeafPiece | None:
     if not shapes[path]:  # A single number is in fragment 0.
       return None if fragment else LeafPiece(path)
     axis = row_axis(path, shapes[path])
-    width = slice_rows(shapes[path][axis], num_fragments)
-    rows = range(fragment, width * num_fragments, num_fragments)
-    return LeafPiece(path, tuple(rows), axis)
+    num_rows = shapes[path][axis]
+    width = slice_rows(num_rows, num_fragments)
+    parts = slice_parts(num_rows, num_fragments, fragments.order)
+    rows = np.arange(width * num_fragments).reshape(parts, num_fragments, -1)
+    return LeafPiece(path, tuple(rows[:, fragment].ravel().tolist()), axis)
 
   return tuple(
     tuple(found for path in shapes if (found := piece(path, fragment)))

@@ -307,7 +307,11 @@ def delayed(
 
 
 @register_method
-def overlap_loco(sync_interval: int = 16, num_fragments: int = 16) -> Method:
+def overlap_loco(
+  sync_interval: int = 16,
+  num_fragments: int = 16,
+  fragment_order: str = "sliced",
+) -> Method:
   """Sends equal slices of all leaves in turn, so the link is never idle.
 
   While one slice travels, the replicas take the H / P inner steps until the
@@ -324,10 +328,11 @@ def overlap_loco(sync_interval: int = 16, num_fragments: int = 16) -> Method:
   Args:
     sync_interval: H (inner steps), best a multiple of P.
     num_fragments: Number of fragments, P.
+    fragment_order: "sliced", or "interleaved" for replicas of many devices.
   """
   overlap = max(sync_interval // num_fragments, 1)
   schedule = SyncSchedule(sync_interval, num_fragments, overlap)
-  return Method(schedule, "continue", fragment_order="sliced")
+  return Method(schedule, "continue", fragment_order=fragment_order)
 
 
 def named_method(name: str, **settings: int | float | str | None) -> Method:

@@ -55,8 +55,12 @@ def test_methods_are_the_schedules_and_rules_of_their_papers():
     ),
     (
       "overlap_loco",
-      {"sync_interval": 15, "num_fragments": 2},
-      Method(SyncSchedule(15, 2, 7), "continue", fragment_order="sliced"),
+      {
+        "sync_interval": 15,
+        "num_fragments": 2,
+        "fragment_order": "interleaved",
+      },
+      Method(SyncSchedule(15, 2, 7), "continue", fragment_order="interleaved"),
     ),
     (
       "delayed",
