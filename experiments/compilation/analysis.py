@@ -32,6 +32,8 @@ class Analysis:
   Attributes:
     memory: Bytes of "arguments", "outputs", "aliased", "temporaries" and
       "program".
+    peak_bytes: Most memory in use at one time, as the compiler counts it. It is
+      less than what is needed, since there is room between arrays.
     model_flops: Operations of the model's products.
     product_flops: Operations of all products.
     exchange_flops: Those outside the loops over inner steps.
@@ -45,6 +47,7 @@ class Analysis:
   """
 
   memory: dict[str, int]
+  peak_bytes: int
   model_flops: float
   product_flops: float
   exchange_flops: float
@@ -86,6 +89,7 @@ def analyse(program: Program, compiled: jax.stages.Compiled) -> Analysis:
   found = transfers(module)
   return Analysis(
     memory=_memory(compiled),
+    peak_bytes=_stats(compiled).peak_memory_in_bytes,
     model_flops=tokens * model / share,
     product_flops=float(total(module, instruction_flops, rounds)),
     exchange_flops=float(total(module, instruction_flops, only_exchange)),
@@ -101,9 +105,14 @@ def analyse(program: Program, compiled: jax.stages.Compiled) -> Analysis:
   )
 
 
-def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
+def _stats(compiled: jax.stages.Compiled) -> Any:
   sizes = compiled.memory_analysis()
   assert sizes is not None
+  return sizes
+
+
+def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
+  sizes = _stats(compiled)
   return {
     "arguments": sizes.argument_size_in_bytes,
     "outputs": sizes.output_size_in_bytes,

@@ -98,6 +98,7 @@ def _memory(compiled: Compiled) -> list[str]:
   rows = [(name, human_bytes(size)) for name, size in found.memory.items()]
   rows += [
     ("needed (aliased memory counted once)", human_bytes(found.needed_bytes)),
+    ("most in use at one time", human_bytes(found.peak_bytes)),
     ("there is", human_bytes(compiled.memory_bytes)),
   ]
   return markdown_table(("what", "size"), rows)
