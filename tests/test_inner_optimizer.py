@@ -6,13 +6,11 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.optimizers import (
   inner_optimizer,
   learning_rate_schedule,
 )
 from dilocox_jax.plan.choices import SCHEDULES
-from dilocox_jax.plan.model.division import Division
 
 PEAK = 2.0
 FINAL = 0.1
@@ -168,36 +166,3 @@ def test_products_of_an_update_state_their_precision():
   text = program.lower(params).as_text()
   lines = [line for line in text.splitlines() if "dot_general" in line]
   assert lines and all("precision = [HIGH, HIGH]" in line for line in lines)
-
-
-DIVISIONS = (Division(2, 2), Division(4, 1), Division(1, 4))
-
-
-def updated(division, num_layers):
-  """Muon's update of kernels that devices divide, and its program."""
-  rng = np.random.default_rng(0)
-  leaf = rng.normal(size=(num_layers, 16, 24)).astype(np.float32)
-  tree = {"blocks": {"mlp": {"kernel": jnp.asarray(leaf)}}}
-  optimizer = inner_optimizer("muon", lambda step: 0.1, clip_norm=0.0)
-  replicas = Replicas(1, "mesh", division)
-
-  def update(tree):
-    updates, _ = optimizer.update(tree, optimizer.init(tree), tree)
-    return updates
-
-  program = jax.jit(
-    replicas.map(update, (None,), None),
-    out_shardings=replicas.state_shardings(tree, None),
-  )
-  placed = replicas.place_state(tree, None)
-  text = program.lower(placed).compile().as_text() or ""
-  return jax.device_get(program(placed))["blocks"]["mlp"]["kernel"], text
-
-
-@pytest.mark.parametrize("num_layers", [3, 4])
-@pytest.mark.parametrize("division", DIVISIONS, ids=str)
-def test_a_device_updates_whole_layers_and_never_has_all(division, num_layers):
-  expected, _ = updated(Division(), num_layers)
-  found, text = updated(division, num_layers)
-  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-  assert f"[{num_layers},16,24]" not in text

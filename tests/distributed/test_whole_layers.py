@@ -5,6 +5,7 @@ import pytest
 
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.distributed.whole_layers import on_whole_layers
+from dilocox_jax.optimizers import inner_optimizer
 from dilocox_jax.plan.model.division import Division
 
 DIVISIONS = (Division(2, 2), Division(4, 1), Division(1, 4, False))
@@ -64,3 +65,33 @@ def test_a_device_has_its_share_of_the_layers(num_layers, each):
   mapped = replicas.map(on_whole_layers(watched), (None,) * 3, (None, None))
   jax.eval_shape(mapped, *trees((num_layers, 8, 8)))
   assert seen == [(each, 8, 8)]
+
+
+def updated(division, num_layers):
+  """Muon's update of kernels that devices divide, and its program."""
+  rng = np.random.default_rng(0)
+  leaf = rng.normal(size=(num_layers, 16, 24)).astype(np.float32)
+  tree = {"blocks": {"mlp": {"kernel": jnp.asarray(leaf)}}}
+  optimizer = inner_optimizer("muon", lambda step: 0.1, clip_norm=0.0)
+  replicas = Replicas(1, "mesh", division)
+
+  def update(tree):
+    updates, _ = optimizer.update(tree, optimizer.init(tree), tree)
+    return updates
+
+  program = jax.jit(
+    replicas.map(update, (None,), None),
+    out_shardings=replicas.state_shardings(tree, None),
+  )
+  placed = replicas.place_state(tree, None)
+  text = program.lower(placed).compile().as_text() or ""
+  return jax.device_get(program(placed))["blocks"]["mlp"]["kernel"], text
+
+
+@pytest.mark.parametrize("num_layers", [3, 4])
+@pytest.mark.parametrize("division", DIVISIONS, ids=str)
+def test_a_device_updates_whole_layers_and_never_has_all(division, num_layers):
+  expected, _ = updated(Division(), num_layers)
+  found, text = updated(division, num_layers)
+  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+  assert f"[{num_layers},16,24]" not in text
