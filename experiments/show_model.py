@@ -54,17 +54,24 @@ def main(values: flags.FlagValues) -> None:
   print(*markdown_table(("kept on a device", "memory"), sizes), sep="\n")
   if values.compile_for:
     with command_line.usage_errors():
-      temporary = human_bytes(_temporary_bytes(config, values.compile_for))
-    print(f"\n{temporary} beside it in an inner step on {values.compile_for}")
+      temporary_bytes, flops = _compiled_needs(config, values.compile_for)
+    print(
+      f"\n{human_bytes(temporary_bytes)} beside it in an inner step on "
+      f"{values.compile_for}; {flops:.4g} FLOPs a token in matrix products, "
+      "those of a fused attention kernel not counted"
+    )
 
 
-def _temporary_bytes(config, topology: str) -> int:
-  """Returns what inner steps need beside what is kept, by the compiler."""
-  from experiments.benchmarks import tpu_compiler
+def _compiled_needs(config, topology: str) -> tuple[int, float]:
+  """Returns bytes beside what is kept, and FLOPs a token, by the compiler."""
+  from experiments.benchmarks import inner, tpu_compiler
+  from experiments.compilation.flops import product_flops
 
   compiled = tpu_compiler.compiled_for_tpu(config, topology)
   analysis = compiled.memory_analysis()
-  return analysis.temp_size_in_bytes if analysis else 0
+  num_tokens = config.mesh.num_replicas * config.tokens_per_replica_step
+  flops = product_flops(compiled.as_text()) / (inner.STEPS * num_tokens)
+  return analysis.temp_size_in_bytes if analysis else 0, float(flops)
 
 
 def _device_bytes(config) -> Iterator[tuple[str, int]]:
