@@ -45,8 +45,8 @@ def run_flush(
   """
   plans = _flush_plans(outer.method.schedule, step, attendance)
   drifts = []
-  # As in a round, fragments of layers are scanned and fragment 0 is not.
-  if 0 in plans:
+  # As in a round, what has a tree of its own is not scanned.
+  if 0 in plans and not outer.partition.fragments.are_alike:
     state, drifts = _flush_fragment(outer, plans.pop(0), state, 0)
   for plan, fragments in itertools.groupby(plans, plans.__getitem__):
     numbers = jnp.asarray(list(fragments), jnp.int32)

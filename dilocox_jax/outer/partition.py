@@ -34,7 +34,7 @@ from dilocox_jax.outer.slices import put_slice, take_slice
 from dilocox_jax.plan.schedule.fragments import BLOCKS, Fragments
 from dilocox_jax.pytypes import Array, Index, Tree
 
-# A known number, or a traced scalar, which is one of the layer fragments.
+# A known number, or a traced scalar: a layer fragment, or any slice.
 FragmentIndex = int | Index
 
 
@@ -49,9 +49,9 @@ class Store(NamedTuple):
   """One value for every fragment.
 
   Attributes:
-    first: Value of fragment 0.
-    layers: Values of the layer fragments, leaves stacked to [P - 1, ...];
-      None if P = 1.
+    first: Value of fragment 0; None if all fragments are alike (slices).
+    layers: Values of the layer fragments, leaves stacked to [P - 1, ...], or
+      of all slices, leaves [P, ...]; None if P = 1.
   """
 
   first: Any
@@ -75,12 +75,14 @@ class Store(NamedTuple):
       new = jax.tree.map(put, values, value)
     else:
       new = host_memory.move_like(value, values)
-    if isinstance(_index(fragment), int):
+    if self.first is not None and isinstance(_index(fragment), int):
       return self._replace(first=new)
     return self._replace(layers=new)
 
   def _place(self, fragment: FragmentIndex, slot: tuple[Index, ...]):
     """The leaves that hold a value, and the index of the value in them."""
+    if self.first is None:
+      return self.layers, (jnp.int32(fragment), *slot)
     index = _index(fragment)
     if isinstance(index, int):
       return self.first, slot
@@ -154,16 +156,18 @@ class Partition:
 
   def store(self, function, params: Tree) -> Store:
     """Returns a store of function(fragment of params) for every fragment."""
-    first = function(self.take(params, 0))
-    if self.fragments.num_fragments == 1:
+    are_alike, count = self.fragments.are_alike, self.fragments.num_fragments
+    first = None if are_alike else function(self.take(params, 0))
+    if count == 1:
       return Store(first, None)
-    numbers = jnp.arange(1, self.fragments.num_fragments, dtype=jnp.int32)
-    layer_fragments = jax.vmap(lambda p: self.take(params, p))(numbers)
-    return Store(first, jax.vmap(function)(layer_fragments))
+    numbers = jnp.arange(0 if are_alike else 1, count, dtype=jnp.int32)
+    stacked = jax.vmap(lambda p: self.take(params, p))(numbers)
+    return Store(first, jax.vmap(function)(stacked))
 
   def for_all(self, value: Any) -> Store:
     """Returns a store with one and the same value for every fragment."""
-    return Store(value, None if self.fragments.num_fragments == 1 else value)
+    first = None if self.fragments.are_alike else value
+    return Store(first, None if self.fragments.num_fragments == 1 else value)
 
   def _numbers(self, fragment: FragmentIndex) -> tuple[Array, Array, Array]:
     """Returns rows of three tables for the layers of a fragment, [K] each.

@@ -33,6 +33,7 @@ from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.plan.schedule.window_groups import (
   WindowGroup,
+  WindowTable,
   window_groups,
 )
 from dilocox_jax.pytypes import Array, Index, Tree
@@ -168,8 +169,7 @@ class RoundPrograms:
       The new state; losses and gradient norms [M, H]; a drift for each window
       group with an apply, with axes as in `drift.axes_of`, then [num_windows].
     """
-    schedule = self.outer.method.schedule
-    shapes, tables = window_groups(schedule, windows, attendance)
+    shapes, tables = self.groups(windows, attendance)
     if attendance and attendance.returning:
       state = self.rejoined(state, attendance.returning, attendance.donor)
     batches = self.replicas.place_batches(batches)
@@ -178,6 +178,19 @@ class RoundPrograms:
     tables = self.replicas.place(tables, None)
     program = self.compiled(shapes, self._memories(state))
     return program(state, batches, tables)
+
+  def groups(
+    self,
+    windows: Sequence[Window],
+    attendance: RoundAttendance | None = None,
+  ) -> tuple[tuple[WindowGroup, ...], tuple[WindowTable, ...]]:
+    """Groups windows of the plan as the program runs them (`window_groups`)."""
+    return window_groups(
+      self.outer.method.schedule,
+      windows,
+      attendance,
+      are_alike=self.outer.partition.fragments.are_alike,
+    )
 
   def lowered(
     self, state: RoundState, batches: Tree, windows: Sequence[Window]
@@ -189,7 +202,7 @@ class RoundPrograms:
       batches: Shapes and types of batches, leaves [M, H, ...].
       windows: As for `round`.
     """
-    shapes, tables = window_groups(self.outer.method.schedule, windows)
+    shapes, tables = self.groups(windows)
     batches = jax.tree.map(
       lambda leaf: leaf.update(sharding=self.replicas.batch_sharding), batches
     )

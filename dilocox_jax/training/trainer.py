@@ -22,7 +22,6 @@ from dilocox_jax.distributed import processes, replica_consistency
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_program import RoundState
 from dilocox_jax.plan.schedule.run_plan import Segment
-from dilocox_jax.plan.schedule.window_groups import window_groups
 from dilocox_jax.report.page import PAGE
 from dilocox_jax.training import (
   build,
@@ -258,8 +257,7 @@ class Trainer:
 
   def _is_new(self, segment: Segment) -> bool:
     """Whether no segment of this program has run yet."""
-    schedule = self.controller.plan.method.schedule
-    shapes, _ = window_groups(schedule, segment.windows)
+    shapes, _ = self.controller.rounds.groups(segment.windows)
     program = segment.phase, segment.num_steps, shapes, self.controller.setting
     is_new = program not in self._compiled
     self._compiled.add(program)

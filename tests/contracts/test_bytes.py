@@ -18,7 +18,6 @@ from dilocox_jax.outer.programs import RoundPrograms
 from dilocox_jax.outer.transforms import OuterTransform
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
-from dilocox_jax.plan.schedule.window_groups import window_groups
 from dilocox_jax.plan.wire.chain import Chain
 from dilocox_jax.plan.wire.payload import E3M0, Dense, Int
 from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
@@ -178,7 +177,7 @@ def test_a_round_moves_the_bytes_of_the_exchanges_that_arrive_in_it(
   plan = traffic(method, payload, "auto", num_replicas)
   programs = RoundPrograms(outer, descend, Replicas(num_replicas, "mesh"))
   windows = method.schedule.round_windows(3)
-  shapes, tables = window_groups(method.schedule, windows)
+  shapes, tables = programs.groups(windows)
   state = programs.abstract(params_like(SHAPES), ())
   batches = programs.replicas.abstract(
     jnp.zeros((num_replicas, method.schedule.sync_interval)), 0

@@ -27,7 +27,6 @@ from dilocox_jax.outer.transforms import OuterTransform
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
-from dilocox_jax.plan.schedule.window_groups import window_groups
 from dilocox_jax.plan.wire.payload import Int
 from dilocox_jax.training import build, evaluation
 from dilocox_jax.training.checkpoint import Checkpoints
@@ -261,7 +260,7 @@ def on_host(jaxpr):
 def test_arrays_in_host_memory_are_only_moved(name, layout):
   programs = programs_of(METHODS[name], LAYOUTS[layout], HOST)
   state, schedule = first_state(programs), programs.outer.method.schedule
-  shapes, tables = window_groups(schedule, schedule.round_windows(3))
+  shapes, tables = programs.groups(schedule.round_windows(3))
   batches = programs.replicas.place_batches(batches_of(0, INTERVAL))
   of_round = jax.make_jaxpr(programs.compiled(shapes))(state, batches, tables)
   of_flush = jax.make_jaxpr(lambda s: programs.flush(s, STEPS))(state)

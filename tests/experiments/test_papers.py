@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from dilocox_jax.config import from_mapping
-from dilocox_jax.plan.schedule.window_groups import window_groups
 from dilocox_jax.training import build
 from experiments.configs import papers
 from tests import runs
@@ -52,7 +51,7 @@ def described(name, **changes):
 def test_a_whole_round_fits_together_at_full_size(name):
   config = described(name, mesh=FEWER_DEVICES.get(name, {}))
   programs, schedule = build.programs(config), config.sync.named.schedule
-  shapes, tables = window_groups(schedule, schedule.round_windows(LATE))
+  shapes, tables = programs.rounds.groups(schedule.round_windows(LATE))
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
   state = programs.rounds.abstract(params, optimizer)

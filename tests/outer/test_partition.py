@@ -146,6 +146,20 @@ def test_setting_an_entry_of_a_store_leaves_the_others():
       assert_equal(after.get(index(fragment)), expected)
 
 
+@pytest.mark.parametrize("order", ["sliced", "interleaved"])
+def test_a_store_keeps_all_slices_in_one_array(order):
+  partition = Partition(Fragments(3, LAYERS, order))
+  store = partition.store(lambda part: part, tree())
+  assert store.first is None
+  for number in (0, 2, jnp.int32(0), jnp.int32(2)):
+    part = partition.take(tree(), number)
+    assert_equal(store.get(number), part)
+    other = jax.tree.map(jnp.negative, part)
+    after = store.set(number, other)
+    assert_equal(after.get(number), other)
+    assert_equal(after.get(1), store.get(1))
+
+
 def test_a_store_of_one_fragment_has_no_others():
   store = Partition(Fragments(1, LAYERS)).store(lambda part: part, tree())
   assert_equal(store, Store(tree(), None))

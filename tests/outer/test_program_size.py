@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from dilocox_jax.plan.schedule.window_groups import window_groups
 from dilocox_jax.training import build
 from tests.outer import nano
 
@@ -20,6 +19,7 @@ CASES = {
   "dilocox": ({"method": "dilocox"}, None),
   "eager": ({"method": "eager"}, None),
   "several_in_flight": ({"method": "delayed", "rule": "continue"}, 25),
+  "overlap_loco": ({"method": "overlap_loco"}, None),
   "whole_rounds_in_flight": ({"method": "delayed", "rule": "continue"}, 24),
 }
 QUICK = ("diloco", "streaming_diloco")
@@ -41,7 +41,7 @@ def num_operations(name, interval=12, num_layers=12, num_fragments=3):
     **settings,
   )
   programs, schedule = build.programs(config), config.sync.named.schedule
-  shapes, tables = window_groups(schedule, schedule.round_windows(LATE))
+  shapes, tables = programs.rounds.groups(schedule.round_windows(LATE))
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
   state = programs.rounds.abstract(params, optimizer)

@@ -67,6 +67,11 @@ class Fragments:
     return self.order in SLICED
 
   @property
+  def are_alike(self) -> bool:
+    """Whether there are several fragments, all with the same shapes."""
+    return self.is_sliced and self.num_fragments > 1
+
+  @property
   def first_layers(self) -> int:
     """Number of layers in fragment 0 (if there are more fragments).
 

@@ -15,7 +15,8 @@ H = 6, P = 3, tau = 1: in a round, fragments 0, 1 and 2 are sent after steps 6,
 Fragment 0 holds no layers and is handled by other operations than fragments 1
 and 2, so the windows form three groups here: (first, layers), (layers, layers)
 and (layers, first). With P = 10 they would be three groups too, and the middle
-one a scan over eight windows.
+one a scan over eight windows. Slices are all alike, so with slices all windows
+form one group.
 """
 
 import dataclasses
@@ -38,8 +39,8 @@ class WindowGroup:
 
   Attributes:
     num_windows: Number of windows.
-    applied: Kind of the fragment that is applied: "first" (fragment 0),
-      "layers" (any other fragment), or None if none is.
+    applied: Kind of the fragment that is applied: "first" (a fragment 0 unlike
+      the others), "layers" (any other fragment), or None if none is.
     sent: Kind of the fragment that is sent, likewise.
     has_steps_after: Whether any window has inner steps after its apply. If not,
       the program needs no loop for them, which halves what is compiled.
@@ -69,10 +70,10 @@ class WindowTable(NamedTuple):
   weights: Any = None
 
 
-def _kind(event: Event | None) -> str | None:
+def _kind(event: Event | None, are_alike: bool) -> str | None:
   if event is None:
     return None
-  return "layers" if event.fragment else "first"
+  return "layers" if event.fragment or are_alike else "first"
 
 
 def _table(
@@ -102,6 +103,8 @@ def window_groups(
   schedule: SyncSchedule,
   windows: Sequence[Window],
   attendance: RoundAttendance | None = None,
+  *,
+  are_alike: bool = False,
 ) -> tuple[tuple[WindowGroup, ...], tuple[WindowTable, ...]]:
   """Groups neighbouring windows that differ only in numbers.
 
@@ -109,6 +112,8 @@ def window_groups(
     schedule: The schedule that the windows are from.
     windows: Windows of a round, or of the first steps of one.
     attendance: What each replica does in them; None: all the same.
+    are_alike: Whether fragment 0 has the shapes of all others
+      (`Fragments.are_alike`).
 
   Returns:
     The groups, and their tables in the same order.
@@ -118,7 +123,10 @@ def window_groups(
     (key, list(group))
     for key, group in itertools.groupby(
       zip(windows, shares, strict=True),
-      lambda pair: (_kind(pair[0].applied), _kind(pair[0].sent)),
+      lambda pair: (
+        _kind(pair[0].applied, are_alike),
+        _kind(pair[0].sent, are_alike),
+      ),
     )
   ]
   shapes = tuple(

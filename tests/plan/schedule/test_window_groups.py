@@ -110,6 +110,15 @@ def test_a_streaming_round_has_three_pieces():
   assert middle.sent.tolist() == [2, 3]
 
 
+def test_where_all_fragments_are_alike_all_windows_are_one_group():
+  schedule = SyncSchedule(32, 4, 4)
+  windows = schedule.round_windows(1)
+  shapes, (table,) = window_groups(schedule, windows, are_alike=True)
+  assert shapes == (WindowGroup(4, "layers", "layers"),)
+  assert table.applied.tolist() == [0, 1, 2, 3]
+  assert table.sent.tolist() == [1, 2, 3, 0]
+
+
 def test_slots_take_turns_when_two_are_in_flight():
   schedule = SyncSchedule(4, 1, 6)
   seen = []
