@@ -19,15 +19,15 @@ CASES = {
   "dilocox": ({"method": "dilocox"}, None),
   "eager": ({"method": "eager"}, None),
   "several_in_flight": ({"method": "delayed", "rule": "continue"}, 25),
-  "overlap_loco": ({"method": "overlap_loco"}, None),
   "whole_rounds_in_flight": ({"method": "delayed", "rule": "continue"}, 24),
 }
+SLICES = {"method": "delayed", "rule": "continue", "fragment_order": "sliced"}
 QUICK = ("diloco", "streaming_diloco")
-HAS_FRAGMENTS = {"streaming_diloco", "eager", *list(CASES)[4:]}
+HAS_FRAGMENTS = {"streaming_diloco", "eager", "slices", *list(CASES)[4:]}
 
 
 def num_operations(name, interval=12, num_layers=12, num_fragments=3):
-  settings, twelfths = CASES[name]
+  settings, twelfths = (CASES | {"slices": (SLICES, 1)})[name]
   if twelfths:
     settings = {**settings, "overlap_steps": twelfths * interval // 12}
   if name in HAS_FRAGMENTS:
@@ -76,3 +76,10 @@ def test_where_an_apply_ends_its_window_no_steps_are_compiled_after_it():
   # H / P = tau, so each apply falls on the send of the next fragment.
   ends = num_operations("streaming_diloco", num_fragments=12)
   assert ends < 0.9 * num_operations("streaming_diloco")
+
+
+def test_slices_are_one_loop_whatever_their_number():
+  few = num_operations("slices", num_fragments=2)
+  assert num_operations("slices", num_fragments=4) == few
+  # Fragments of layers need three groups of windows.
+  assert few < 0.6 * num_operations("several_in_flight", num_fragments=4)
