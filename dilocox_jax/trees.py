@@ -7,13 +7,21 @@ import jax.numpy as jnp
 
 from dilocox_jax.pytypes import Boolean, Tree
 
+# Under which key a variable of Flax NNX holds its array.
+_IN_VARIABLE = jax.tree_util.GetAttrKey("value")
+
 
 def path_name(path: Any) -> str:
   """Returns a leaf's key path as text, e.g. "blocks/attention/query/kernel".
 
+  A Flax NNX variable has the name of its array, with or without its box:
+  `nnx.Optimizer` calls `init` with variables and `update` with their arrays.
+
   Args:
     path: Key path of a leaf, from `jax.tree_util`.
   """
+  if path and path[-1] == _IN_VARIABLE:
+    path = path[:-1]
   return jax.tree_util.keystr(path, simple=True, separator="/")
 
 

@@ -44,10 +44,14 @@ def of_linen():
   return params, model.apply
 
 
-def of_nnx():
+def nnx_model():
   rngs = nnx.Rngs(0)
   layers = nnx.Linear(4, 8, rngs=rngs), nnx.Linear(8, 1, rngs=rngs)
-  graph, params = nnx.split(nnx.Sequential(layers[0], nnx.tanh, layers[1]))
+  return nnx.Sequential(layers[0], nnx.tanh, layers[1])
+
+
+def of_nnx():
+  graph, params = nnx.split(nnx_model())
   return params, lambda params, x: nnx.merge(graph, params)(x)
 
 
@@ -127,6 +131,49 @@ def test_any_tree_trains_as_on_the_reference_page(model):
     )
     np.testing.assert_allclose(losses, expected[:, number], rtol=0, atol=CLOSE)
   assert program._cache_size() == 1  # pyright: ignore
+
+
+def test_the_optimizer_of_nnx_trains_as_the_transform():
+  tx = dx.streaming_diloco(
+    optax.sgd(INNER_RATE),
+    optax.sgd(0.7, momentum=0.6, nesterov=True),
+    codec={"name": "int", "bits": 4},
+    error_feedback=True,
+    **SCHEDULE,
+  )
+  start, predict = of_nnx()
+
+  def loss(params, x, y):
+    return jnp.mean(jnp.square(predict(params, x) - y))
+
+  def step(params, state, x, y):
+    value, gradients = jax.value_and_grad(loss)(params, x, y)
+    updates, state = tx.update(gradients, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+  @nnx.vmap(axis_size=NUM_REPLICAS)
+  def create():
+    model = nnx_model()
+    return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+  @nnx.jit
+  @nnx.vmap(axis_name="replica")
+  def optimizer_step(model, optimizer, x, y):
+    value, gradients = nnx.value_and_grad(
+      lambda model: jnp.mean(jnp.square(model(x) - y))
+    )(model)
+    optimizer.update(model, gradients)
+    return value
+
+  with jax.numpy_dtype_promotion("standard"):
+    params = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM_REPLICAS), start)
+    state = jax.vmap(tx.init)(params)
+    program = jax.jit(jax.vmap(step, axis_name="replica"))
+    model, optimizer = create()
+    for x, y in zip(INPUTS[:25], TARGETS[:25], strict=True):
+      params, state, expected = program(params, state, x, y)
+      losses = optimizer_step(model, optimizer, x, y)
+      np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-6)
 
 
 def test_the_guides_script_trains_as_on_the_reference_page(capsys, tmp_path):
