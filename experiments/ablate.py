@@ -1,8 +1,8 @@
-"""Runs an ablation: a grid or list of settings, one table, one picture.
+r"""Runs an ablation: a grid or list of settings, one table, one picture.
 
-  python -m experiments.ablate
-  --config=experiments/configs/ablate_compression.py --workdir=runs/ablation
-  --processes=2 --config.base.total_steps=200
+  python -m experiments.ablate \
+    --config=experiments/configs/ablate_compression.py --workdir=runs/ablation \
+    --processes=2 --config.base.total_steps=200
 
 Every setting is a run in its own directory below WORKDIR/runs. The same
 command again keeps what is finished, goes on with what was interrupted and

@@ -1,7 +1,7 @@
-"""Puts runs side by side: what each one pays, and what loss it gets for it.
+r"""Puts runs side by side: what each one pays, and what loss it gets for it.
 
-  python -m experiments.compare runs/dilocox runs/allreduce
-  --workdir=runs/compared
+  python -m experiments.compare runs/dilocox runs/allreduce \
+    --workdir=runs/compared
 
 Takes directories that experiments.train wrote, finished or not, evaluated on
 one text. Prints a table, and writes WORKDIR/report.md with a figure and the

@@ -1,7 +1,7 @@
-"""Compiles a run for TPU slices that are not there, and reports what it needs.
+r"""Compiles a run for TPU slices that are not there, and reports what it needs.
 
-  python -m experiments.compile_report --workdir=runs/compiled
-  --config=experiments/configs/compiled.py:dilocox_tiny --topology=v5e:2x2
+  python -m experiments.compile_report --workdir=runs/compiled \
+    --config=experiments/configs/compiled.py:tiny_dilocox --topology=v5e:2x2
 
 The program is the trainer's own, a round in which everything that can arrive
 does. The page says how much memory a chip needs, which products it computes,

@@ -1,8 +1,8 @@
-"""Trains every method with one budget, and reports which method is better.
+r"""Trains every method with one budget, and reports which method is better.
 
-  python -m experiments.convergence
-  --config=experiments/configs/convergence_small.py
-  --workdir=runs/convergence_small --processes=2
+  python -m experiments.convergence \
+    --config=experiments/configs/convergence_small.py \
+    --workdir=runs/convergence_small --processes=2
 
 Every method is tuned with the same number of runs on a seed that is used only
 for tuning. Then it is trained on the seeds of the results, once with equal

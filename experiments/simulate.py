@@ -1,8 +1,8 @@
-"""Computes what a run would cost on given links, without running it.
+r"""Computes what a run would cost on given links, without running it.
 
-  python -m experiments.simulate --config=experiments/configs/dilocox.py
-  --cluster=1gbit --workdir=runs/simulated
-  --config.model.preset=qwen_107b --config.codec.rank=2048
+  python -m experiments.simulate --config=experiments/configs/dilocox.py \
+    --cluster=1gbit --workdir=runs/simulated \
+    --config.model.preset=qwen_107b --config.codec.rank=2048
 
 Takes the config files of `train`, and a cluster: a preset (--cluster=help
 lists them) or a JSON file such as experiments/clusters/example.json. Two

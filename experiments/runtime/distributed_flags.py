@@ -14,6 +14,9 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.config.run import unfit_for_absences
 from experiments.runtime.command_line import UsageError
 
+# In --help, flags are listed under the program that asks for them, not here.
+flags.disclaim_key_flags()
+
 NAMES = ("coordinator", "num_processes", "process_id")
 
 

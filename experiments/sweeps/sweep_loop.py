@@ -17,6 +17,9 @@ from absl import flags
 from experiments.runtime import command_line
 from experiments.runtime.command_line import StoppedError, UsageError
 
+# In --help, flags are listed under the program that asks for them, not here.
+flags.disclaim_key_flags()
+
 # Name of a task, its runs, and why other runs cannot be listed yet.
 Task = tuple[str, Sequence, Sequence[str]]
 
