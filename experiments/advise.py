@@ -1,7 +1,7 @@
-"""Proposes methods, schedules and meshes for a model on given clusters.
+r"""Proposes methods, schedules and meshes for a model on given clusters.
 
-  python -m experiments.advise --cluster=dilocox_107b --workdir=runs/advice
-  --config.model.preset=qwen_107b --config.data.batch_size=128
+  python -m experiments.advise --cluster=dilocox_107b --workdir=runs/advice \
+    --config.model.preset=qwen_107b --config.data.batch_size=128
 
 Takes the model and the batch of a replica from a config, and a cluster: a
 preset or a JSON file (--cluster=help lists the presets). Every method is priced
@@ -46,6 +46,7 @@ def define_flags() -> None:
 
 def main(values: flags.FlagValues) -> None:
   """Compares the settings and writes what was found."""
+  from rich.console import Console
   from rich.progress import Progress
 
   from dilocox_jax.api.advice import Limits, advise
@@ -60,10 +61,7 @@ def main(values: flags.FlagValues) -> None:
     return
   config = command_line.run_config(values.config)
   workdir = command_line.writable(values.workdir)
-  with (
-    command_line.usage_errors(kinds=(ValueError, OSError)),
-    Progress(transient=True) as bar,
-  ):
+  with command_line.usage_errors(kinds=(ValueError, OSError)):
     sizes = {
       name: parse_quantity(text, SIZE, f"--{flag}")
       for name, flag, text in (
@@ -72,14 +70,16 @@ def main(values: flags.FlagValues) -> None:
       )
       if text
     }
-    task = bar.add_task("comparing", total=None)
-    found = advise(
-      config,
-      values.cluster,
-      on_progress=lambda n, of: bar.update(task, completed=n, total=of),
-      limits=Limits(values.max_gap, **sizes),
-      step_s=values.step_s,
-    )
+    is_drawn = Console().is_terminal
+    with Progress(transient=True, disable=not is_drawn) as bar:
+      task = bar.add_task("comparing", total=None)
+      found = advise(
+        config,
+        values.cluster,
+        on_progress=lambda n, of: bar.update(task, completed=n, total=of),
+        limits=Limits(values.max_gap, **sizes),
+        step_s=values.step_s,
+      )
   tokens = values.tokens or 20.0 * parameter_count(config.model.shape)
   page.print_advice(found, tokens, values.explain)
   paths = page.write_advice(found, config, values.cluster, tokens, workdir)

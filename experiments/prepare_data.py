@@ -1,7 +1,7 @@
-"""Turns text into tokens on disk, for text that is larger than memory.
+r"""Turns text into tokens on disk, for text that is larger than memory.
 
-  python -m experiments.prepare_data --glob='texts/**/*.jsonl.zst'
-  --tokenizer=bpe --vocab_size=8192 --workdir=tokens
+  python -m experiments.prepare_data --glob='texts/**/*.jsonl.zst' \
+    --tokenizer=bpe --vocab_size=8192 --workdir=tokens
 
 Reads plain text and JSON lines, also as .gz and .zst. A run then trains on it
 with --config.data.source=shards --config.data.glob=tokens, and maps the files
@@ -98,6 +98,7 @@ def _prepare(values: flags.FlagValues, workdir: pathlib.Path) -> None:
   make = tokenizers.choose(values.tokenizer, values.vocab_size)
   tokenizer = make(first)
   skipped.clear()  # What was read for the tokenizer is read once more.
+  console = Console(stderr=True)
   with progress.Progress(
     progress.TextColumn("[bold]{task.description}"),
     progress.BarColumn(),
@@ -105,7 +106,8 @@ def _prepare(values: flags.FlagValues, workdir: pathlib.Path) -> None:
     progress.TimeElapsedColumn(),
     progress.TextColumn("left"),
     progress.TimeRemainingColumn(),
-    console=Console(stderr=True),
+    console=console,
+    disable=not console.is_terminal,
   ) as bar:
     found = itertools.chain(*files.values())
     total = sum(path.stat().st_size for _, path in found) or None

@@ -4,15 +4,17 @@ import logging
 import math
 import time
 
-from rich import progress
+from rich import get_console, progress
 
 _LOG_SHARE, _LOG_S = 0.1, 30.0  # Of a run's steps; seconds.
+_WIDE = 110  # Columns of a terminal that has room for a bar beside the numbers.
 
 
 class ProgressBar:
   """A progress bar with loss, speed, bytes and time left.
 
-  Where there is no terminal, a line is logged instead: after the first update,
+  A narrow terminal shows the numbers without the bar. Where there is no
+  terminal and no notebook, a line is logged instead: after the first update,
   then after every tenth of the run or 30 seconds, whichever comes first.
   """
 
@@ -31,16 +33,20 @@ class ProgressBar:
       first_step: Steps done before.
       is_shown: Whether anything is drawn or logged at all.
     """
-    self._title, self._is_shown = title, is_shown
+    console = get_console()
+    is_drawn = console.is_terminal or console.is_jupyter
+    self._title, self._is_logged = title, is_shown and not is_drawn
+    is_wide = console.width >= _WIDE
     self._bar = progress.Progress(
       progress.TextColumn("[bold]{task.description}"),
-      progress.BarColumn(),
+      *([progress.BarColumn()] if is_wide else []),
       progress.MofNCompleteColumn(),
       progress.TextColumn("{task.fields[status]}"),
-      progress.TimeElapsedColumn(),
-      progress.TextColumn("left"),
+      *([progress.TimeElapsedColumn()] if is_wide else []),
       progress.TimeRemainingColumn(),
-      disable=not is_shown,
+      progress.TextColumn("left"),
+      console=console,
+      disable=not (is_shown and is_drawn),
     )
     self._task = self._bar.add_task(
       title, total=total_steps, completed=first_step, status=""
@@ -78,8 +84,7 @@ class ProgressBar:
       step - self._logged_step >= _LOG_SHARE * self._total_steps
       or time.monotonic() - self._logged_s >= _LOG_S
     )
-    is_logged = self._is_shown and not self._bar.console.is_terminal
-    if is_logged and is_due:
+    if self._is_logged and is_due:
       self._logged_step, self._logged_s = step, time.monotonic()
       logging.getLogger(__name__).info(
         "%s: step %d of %d | %s", self._title, step, self._total_steps, status

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rich import progress
+from rich.console import Console
 
 from dilocox_jax.metrics import read_rows
 from dilocox_jax.report.page import PAGE
@@ -144,6 +145,7 @@ class JobPool:
       progress.TextColumn("left"),
       progress.TimeRemainingColumn(),
       speed_estimate_period=3600,  # A short one would show compiling only.
+      disable=not Console().is_terminal,
     )
     total = sum(self._left(job) for job in jobs)
     self._task = self._bar.add_task("runs", total=total, status="")

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from dilocox_jax.training import progress_bar
 from dilocox_jax.training.progress_bar import ProgressBar
@@ -27,6 +28,12 @@ def test_without_a_terminal_a_line_comes_at_once_and_every_tenth(lines):
   )
 
 
+def test_without_a_terminal_no_bar_is_drawn(capsys):
+  with ProgressBar("diloco", 80) as progress:
+    progress.update(80, 2.5, 1_234.0, 0)
+  assert not capsys.readouterr().out
+
+
 def test_a_slow_run_is_heard_of_every_half_minute(lines, monkeypatch):
   now = [100.0]
   clock = SimpleNamespace(monotonic=lambda: now[0])
@@ -45,17 +52,20 @@ def test_a_run_that_goes_on_counts_from_where_it_was(lines):
   assert [line.split()[2] for line in lines()] == ["45", "53"]
 
 
+@pytest.mark.parametrize("width", [80, 120])
 def test_on_a_terminal_the_bar_says_it_all_and_nothing_is_logged(
-  lines, monkeypatch
+  lines, monkeypatch, width
 ):
   out = io.StringIO()
-  console = Console(file=out, force_terminal=True, width=120)
-  monkeypatch.setattr("rich.progress.get_console", lambda: console)
-  with ProgressBar("diloco", 80) as progress:
-    progress.update(60, 2.5, 1_234.0, 3_000_000)
-  shown = out.getvalue()
-  for part in ("diloco", "60/80", "loss 2.500", "1,234 tokens/s", "3.0 MB"):
+  console = Console(file=out, force_terminal=True, width=width)
+  monkeypatch.setattr(progress_bar, "get_console", lambda: console)
+  with ProgressBar("overlap_loco", 800) as progress:
+    progress.update(600, 2.5, 12_345.0, 3_000_000)
+  shown = Text.from_ansi(out.getvalue()).plain
+  assert "…" not in shown
+  for part in ("overlap_loco", "600/800", "loss 2.500", "12,345 tokens/s"):
     assert part in shown
+  assert "3.0 MB" in shown and "left" in shown
   assert not lines()
 
 
@@ -63,7 +73,7 @@ def test_on_a_terminal_the_bar_says_it_all_and_nothing_is_logged(
 def test_a_hidden_bar_shows_and_logs_nothing(lines, monkeypatch, is_terminal):
   out = io.StringIO()
   console = Console(file=out, force_terminal=is_terminal)
-  monkeypatch.setattr("rich.progress.get_console", lambda: console)
+  monkeypatch.setattr(progress_bar, "get_console", lambda: console)
   with ProgressBar("diloco", 80, is_shown=False) as progress:
     progress.update(60, 2.5, 1_234.0, 3_000_000)
   assert not out.getvalue() and not lines()
