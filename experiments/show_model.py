@@ -1,9 +1,9 @@
-"""Shows a config's model: its leaves, its size, and the memory of a device.
+r"""Shows a config's model: its leaves, its size, and the memory of a device.
 
-  python -m experiments.show_model --config.model.preset=opt_1_3b
-  --config.mesh.layout=mesh --config.mesh.num_stages=4
-  python -m experiments.show_model --config.model.preset=chinchilla_300m
-  --compile_for=v5p:2x2x1
+  python -m experiments.show_model --config.model.preset=opt_1_3b \
+    --config.mesh.layout=mesh --config.mesh.num_stages=4
+  python -m experiments.show_model --config.model.preset=chinchilla_300m \
+    --compile_for=v5p:2x2x1
 
 Nothing is allocated, so models of any size and meshes of any number of devices
 can be looked at on a laptop. Memory is that of what a run keeps between two
@@ -34,29 +34,33 @@ def define_flags() -> None:
 def main(values: flags.FlagValues) -> None:
   """Prints the tables."""
   config = command_line.run_config(values.config)
+  from rich.console import Console
+
   from dilocox_jax.plan.model import shapes
-  from dilocox_jax.report.text_tables import markdown_table
+  from dilocox_jax.report.text_tables import terminal_table
   from dilocox_jax.report.units import human_bytes
 
   shape, length = config.model.shape, config.data.sequence_length
   leaves = shapes.parameter_shapes(shape)
   rows = [(p, str(x), f"{math.prod(x):,}") for p, x in leaves.items()]
   rows.append(("all", "", f"{shapes.parameter_count(shape):,}"))
-  print(*markdown_table(("leaf", "shape", "parameters"), rows), sep="\n")
+  console = Console()
+  header = ("leaf", "shape", "parameters")
+  console.print(terminal_table(header, rows, (0, 1)))
   flops = shapes.flops_per_token(shape, length)
-  print(f"\n{flops:.4g} FLOPs a token of training (L = {length})\n")
+  print(f"{flops:.4g} FLOPs a token of training (L = {length})")
   try:
     parts = dict(_device_bytes(config))
   except ValueError as error:
     raise command_line.UsageError(error) from error
   parts["all"] = sum(parts.values())
   sizes = [(name, human_bytes(size)) for name, size in parts.items()]
-  print(*markdown_table(("kept on a device", "memory"), sizes), sep="\n")
+  console.print(terminal_table(("kept on a device", "memory"), sizes))
   if values.compile_for:
     with command_line.usage_errors():
       temporary_bytes, flops = _compiled_needs(config, values.compile_for)
     print(
-      f"\n{human_bytes(temporary_bytes)} beside it in an inner step on "
+      f"{human_bytes(temporary_bytes)} beside it in an inner step on "
       f"{values.compile_for}; {flops:.4g} FLOPs a token in matrix products, "
       "those of a fused attention kernel not counted"
     )

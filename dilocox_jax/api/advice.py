@@ -29,6 +29,7 @@ from dilocox_jax.api.device_memory import (
 from dilocox_jax.api.expected_gap import ExpectedGap, expected_gap
 from dilocox_jax.api.simulation_setup import Options, set_up
 from dilocox_jax.config import RunConfig
+from dilocox_jax.report.units import human_share, human_time
 from dilocox_jax.simulate.presets import load_cluster
 from dilocox_jax.simulate.steady_state import SteadyState, steady_state
 
@@ -160,8 +161,12 @@ class Advice:
     slower = 1 - proposal.tokens_per_s / best.tokens_per_s
     if slower > _SAME_SPEED:
       waits_s = proposal.rounds.step_s - proposal.rounds.compute_s
-      return f"{slower:.1%} slower: a step waits {waits_s:.3g} s for the link"
-    return f"as fast, but a gap of {_gap(proposal):.1f} for {_gap(best):.1f} %"
+      return (
+        f"{human_share(slower)} slower: a step waits {human_time(waits_s)} for "
+        "the link"
+      )
+    gaps = f"{_gap(proposal):.1f} % instead of {_gap(best):.1f} %"
+    return f"as fast, but a gap of {gaps}"
 
 
 def advise(

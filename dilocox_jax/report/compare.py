@@ -14,7 +14,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich import box
 from rich.console import Console
 
 from dilocox_jax.metrics.lines import (
@@ -288,11 +287,9 @@ def print_table(runs: Sequence[LoadedRun], console: Console) -> None:
   labelled = _labelled(runs)
   rows = _table(labelled)
   for row in rows:
-    del row["tokens"]  # Without frame and tokens it fits into 80 columns.
+    del row["tokens"]  # Without tokens it fits into 80 columns.
   table = text_tables.terminal_table(
     *text_tables.header_and_cells(rows),
-    box=box.SIMPLE_HEAD,
-    pad_edge=False,
     caption=f"Gap and fewer bytes are relative to {_baseline(labelled)}. Loss"
     f" (nats a token) on corpus {runs[0].corpus}; bytes derived from the plan.",
   )

@@ -5,6 +5,7 @@ import io
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
@@ -50,6 +51,8 @@ def terminal_table(
 ) -> Table:
   """Returns a table for a terminal; cells that are too wide are folded.
 
+  It has no frame, so that more fits into 80 columns.
+
   Args:
     header: Names of the columns.
     rows: Cells, shown as they are, without markup.
@@ -57,7 +60,8 @@ def terminal_table(
       aligned on the right.
     **look: Arguments of `rich.table.Table`, e.g. its title.
   """
-  table = Table(title_justify="left", **look)
+  look = {"title_justify": "left", "caption_justify": "left"} | look
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, **look)
   for index, column in enumerate(header):
     side = "left" if index in left else "right"
     table.add_column(column, justify=side, overflow="fold")

@@ -78,7 +78,8 @@ def human_time(seconds: float | int) -> str:
 
 def human_gap(share: float) -> str:
   """Formats a relative difference in per cent with its sign: "+0.78 %"."""
-  return "-" if math.isnan(share) else f"{100 * share:+.2f} %"
+  # Adding zero takes the sign from what rounds to nothing.
+  return "-" if math.isnan(share) else f"{round(100 * share, 2) + 0.0:+.2f} %"
 
 
 def human_share(share: float) -> str:

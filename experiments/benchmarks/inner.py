@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.progress import track
-from rich.table import Table
 
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.inner.step import inner_step
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.pytypes import Tree
+from dilocox_jax.report.text_tables import terminal_table
 from dilocox_jax.training import build, states
 from experiments.benchmarks.record import keep_record
 
@@ -156,10 +156,13 @@ def run_inner(config: RunConfig, workdir: pathlib.Path, repeats: int) -> dict:
     The values of the file by name.
   """
   values = measure_steps(config, repeats)
-  table = Table("value", "measured", title=f"Inner steps on {values['device']}")
-  for name, value in values.items():
-    if name not in ("device", "label"):
-      table.add_row(name, _cell(name, value))
+  cells = [
+    (name, _cell(name, value))
+    for name, value in values.items()
+    if name not in ("device", "label")
+  ]
+  title = f"Inner steps on {values['device']}"
+  table = terminal_table(("value", "measured"), cells, title=title)
   keep_record(workdir, "inner", values, table)
   return values
 

@@ -30,6 +30,7 @@ from dilocox_jax.plan.wire.chain import Encoding
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.payload import Dense, Int
 from dilocox_jax.pytypes import Tree
+from dilocox_jax.report.text_tables import terminal_table
 from dilocox_jax.training import build, run_text, states
 from dilocox_jax.training.checkpoint import Checkpoints
 from dilocox_jax.trees import leaves_by_path
@@ -304,11 +305,14 @@ def run_peers(workdir: pathlib.Path, repeats: int) -> None:
 
 def _table(results: dict[str, dict], starts: dict[str, list[float]]) -> Table:
   title = "Seconds of ours and of PyTorch, and ours over PyTorch's; measured"
-  columns = ("ours", "PyTorch", "ratio", "min", "max", "at most")
-  table = Table("what", *columns, title=title)
-  for name, row in results.items():
-    keys = ("measured_s", "baseline_s", "median", "min", "max", "bound")
-    table.add_row(name, *(f"{row[key]:.3g}" for key in keys))
-  for name, seconds in starts.items():
-    table.add_row(name, f"{statistics.median(seconds):.3g}")
-  return table
+  header = ("what", "ours", "PyTorch", "ratio", "min", "max", "at most")
+  keys = ("measured_s", "baseline_s", "median", "min", "max", "bound")
+  cells = [
+    (name, *(f"{row[key]:.3g}" for key in keys))
+    for name, row in results.items()
+  ]
+  cells += [
+    (name, f"{statistics.median(seconds):.3g}")
+    for name, seconds in starts.items()
+  ]
+  return terminal_table(header, cells, title=title)

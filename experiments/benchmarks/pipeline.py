@@ -25,6 +25,8 @@ from dilocox_jax.report.pipeline_chart import (
   held_activations,
   pipeline_figure,
 )
+from dilocox_jax.report.text_tables import terminal_table
+from dilocox_jax.report.units import human_share
 from experiments.benchmarks.record import keep_record
 from experiments.runtime.command_line import UsageError
 
@@ -194,24 +196,24 @@ def _table(schedules: Sequence[Pipeline], results: dict) -> Table:
     schedules: The schedules, in the order of the rows.
     results: `counts` of each schedule, by its name.
   """
-  table = Table(
-    *("schedule", "ticks", "idle\nticks", "free\nstep", "idle\nshare"),
-    *("lockstep\nstep", "peak activations\nby stage"),
+  header = ("schedule", "ticks", "idle\nticks", "free\nstep", "idle\nshare")
+  header += ("lockstep\nstep", "peak activations\nby stage")
+  cells = [
+    (
+      pipeline.name,
+      f"{results[pipeline.name]['ticks']}",
+      f"{results[pipeline.name]['idle_ticks']}",
+      f"{results[pipeline.name]['step_forwards']:.4g}",
+      human_share(results[pipeline.name]["idle_fraction"]),
+      f"{results[pipeline.name]['lockstep_step_forwards']:.4g}",
+      held_activations(pipeline),
+    )
+    for pipeline in schedules
+  ]
+  return terminal_table(
+    header,
+    cells,
     title="Derived numbers; a step is counted in forwards of one stage",
     caption="free step: stages wait only for data. lockstep step: all stages"
     " end each tick together. peak: micro-batches that a stage holds at once",
   )
-  for column in table.columns[1:]:
-    column.justify = "right"
-  for pipeline in schedules:
-    row = results[pipeline.name]
-    table.add_row(
-      pipeline.name,
-      f"{row['ticks']}",
-      f"{row['idle_ticks']}",
-      f"{row['step_forwards']:.4g}",
-      f"{row['idle_fraction']:.1%}",
-      f"{row['lockstep_step_forwards']:.4g}",
-      held_activations(pipeline),
-    )
-  return table

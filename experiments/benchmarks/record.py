@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dilocox_jax.metrics.lines import write_json
+from dilocox_jax.report.text_tables import terminal_table
 
 _SPREAD = ("median", "min", "max", "bound")
 
@@ -45,10 +46,12 @@ def spread_table(
     rows: Values of `spread` by what was measured.
     form: Format of a value, e.g. ".3f".
   """
-  table = Table("measured", *_SPREAD[:-1], bound, title=title)
-  for name, row in rows.items():
-    table.add_row(name, *(f"{row[key]:{form}}" for key in _SPREAD))
-  return table
+  header = ("measured", *_SPREAD[:-1], bound)
+  cells = [
+    (name, *(f"{row[key]:{form}}" for key in _SPREAD))
+    for name, row in rows.items()
+  ]
+  return terminal_table(header, cells, title=title)
 
 
 def keep_record(

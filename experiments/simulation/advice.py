@@ -25,9 +25,11 @@ _COLUMNS = (
   "busy",
   "sent a day",
   "hours",
-  "device",
+  "memory",
   "gap",
 )
+_WIDE = 110  # Columns of a terminal that has room for all of these.
+_WIDE_ONLY = ("busy", "hours")
 _CONFIG = '''"""{title}
 
 Proposed by experiments.advise for the cluster {cluster}: {speed:,.0f} tokens a
@@ -113,7 +115,12 @@ def print_advice(advice: Advice, tokens: float, explains: bool) -> None:
   if not explains:
     shown = [p for p in shown if not p.against] or shown
   rows = [_row(p, tokens) for p in shown]
-  console.print(terminal_table(_COLUMNS, rows, (0, 1)))
+  is_wide = console.width >= _WIDE
+  kept = [i for i, c in enumerate(_COLUMNS) if is_wide or c not in _WIDE_ONLY]
+  header, *cells = ([row[i] for i in kept] for row in (_COLUMNS, *rows))
+  table = terminal_table(header, cells, (0, 1))
+  table.columns[0].no_wrap = True
+  console.print(table)
   console.print(_comparison(advice), highlight=False)
   if explains:
     columns = ("method", "why not", "gap")

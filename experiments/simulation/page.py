@@ -91,8 +91,8 @@ def _page(
   compared = f"event engine over formula, {start.num_steps:,} steps"
   quantities = [
     ("seconds a step", f"{step_s:.4g}", formula),
-    ("tokens a second", f"{tokens / step_s:,.4g}", formula),
-    ("compute utilisation", f"{whole.utilisation:.2%}", formula),
+    ("tokens a second", f"{tokens / step_s:,.0f}", formula),
+    ("compute utilisation", units.human_share(whole.utilisation), formula),
     ("whole run", _human_s(whole.total_s), formula),
     ("inner steps", _human_s(numbers["compute_s"]), formula),
     ("codec", _human_s(numbers["codec_s"]), "given"),
@@ -100,8 +100,8 @@ def _page(
     ("hidden communication", _human_s(numbers["hidden_s"]), formula),
     ("bytes sent a replica", units.human_bytes(whole.sent_bytes), "plan"),
     *_of_rounds(rounds, config.sync.named.schedule.sync_interval),
-    ("pipeline bubble", f"{bubble:.2%}", "derived: ticks"),
-    (compared, "too large" if engine is None else f"{gap:+.2%}", both),
+    ("pipeline bubble", units.human_share(bubble), "derived: ticks"),
+    (compared, "too large" if engine is None else units.human_gap(gap), both),
   ]
   return simulation.SimulatedRun(
     title=f"{config.sync.method} on {setup.link_costs.cluster.name}",
@@ -120,7 +120,11 @@ def _of_rounds(
   least = rounds.hiding_interval(sync_interval)
   return [
     ("seconds a step, steady state", f"{rounds.step_s:.4g}", kind),
-    ("compute utilisation, steady state", f"{rounds.utilisation:.2%}", kind),
+    (
+      "compute utilisation, steady state",
+      units.human_share(rounds.utilisation),
+      kind,
+    ),
     ("line busy a round", _human_s(rounds.exchange_s * sync_interval), kind),
     ("H whose steps take as long", f"{least:,}", kind),
   ]

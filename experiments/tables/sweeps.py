@@ -131,6 +131,7 @@ def _network(large: Large) -> Table:
 def _table(name: str, panels: Sequence[Panel]) -> Table:
   """Returns a table with one row for each value of each panel."""
   rows, cells = [], []
+  is_one = len(panels) == 1
   columns = tuple(panels[0].lines)
   for panel in panels:
     if tuple(panel.lines) != columns:  # This row is a new header.
@@ -142,8 +143,11 @@ def _table(name: str, panels: Sequence[Panel]) -> Table:
         predicted(f"{line}, {varied}", percent, "percent")
         for line, percent in zip(panel.lines, percents, strict=True)
       ]
-      cells.append((varied, *(f"{percent:.1f}%" for percent in percents)))
-  table = described(name, rows, ("varied", *columns), cells)
+      label = f"{value:.4g}" if is_one else varied
+      texts = (f"{p:.1f}%".replace("100.0", "100") for p in percents)
+      cells.append((label, *texts))
+  first = panels[0].label.partition("(")[2].rstrip(")") if is_one else "varied"
+  table = described(name, rows, (first, *columns), cells)
   title = table.title.removeprefix("Sweep: ")
   caption = f"{title}: simulated, {STEP_BASIS}."
   pictures = {name: (caption, draw(title, panels, front=_FRONT))}

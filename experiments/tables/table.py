@@ -267,4 +267,5 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
   for table in tables:
     header, cells = table.shown()
     left = range(len(header))
-    console.print(terminal_table(header, cells, left, title=table.title))
+    look = {"title": table.title, "collapse_padding": True}
+    console.print(terminal_table(header, cells, left, **look))

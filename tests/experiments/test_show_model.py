@@ -20,7 +20,7 @@ def show(*flags):
 
 
 def kept(text):
-  rows = re.findall(r"\| (\S+) +\| ([\d.]+) (\w+) +\|", text)
+  rows = re.findall(r"^ (\S+) +([\d.]+) (\w+) $", text, re.MULTILINE)
   return {name: (float(number), unit) for name, number, unit in rows}
 
 

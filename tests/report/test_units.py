@@ -40,6 +40,7 @@ def test_a_loss_without_a_number_is_a_word():
 def test_shares_are_in_per_cent_and_gaps_have_a_sign():
   assert units.human_gap(0.0078) == "+0.78 %"
   assert units.human_gap(-0.1) == "-10.00 %"
+  assert units.human_gap(-1e-6) == "+0.00 %"
   assert units.human_share(0.931) == "93.1 %"
   assert units.human_gap(math.nan) == units.human_share(math.nan) == "-"
 
