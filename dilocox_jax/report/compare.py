@@ -136,7 +136,7 @@ def comparison_figure(runs: Mapping[str, LoadedRun]) -> Figure:
     values = {k: _values(run, field) for k, run in runs.items()}
     divisor = _label_axis(ax, field, itertools.chain(*values.values()))
     if field == "simulated_s" and _differ_widely(values.values()):
-      ax.set_xscale("log")
+      style.log_axis(ax, (1, 3), "{:,g}".format)
     curves = [
       Curve(k, [x / divisor for x, _ in pairs], [y for _, y in pairs])
       for k, pairs in values.items()
@@ -144,7 +144,8 @@ def comparison_figure(runs: Mapping[str, LoadedRun]) -> Figure:
     draw_curves(ax, curves, front, baseline)
     style.caption(ax, kind)
   rows = [row for run in runs.values() for row in run.evaluations]
-  cut = style.cut_high(axes[-2], [row.outer_loss for row in rows])
+  shown = [row.outer_loss for row in rows]
+  cut = style.cut_high(axes[-2], shown, kept=list(losses.values()))
   style.caption(axes[-2], f"measured{cut}")
   for ax in axes:
     ax.set_ylim(axes[-2].get_ylim())
@@ -290,6 +291,7 @@ def print_table(runs: Sequence[LoadedRun], console: Console) -> None:
     del row["tokens"]  # Without tokens it fits into 80 columns.
   table = text_tables.terminal_table(
     *text_tables.header_and_cells(rows),
+    collapse_padding=True,
     caption=f"Gap and fewer bytes are relative to {_baseline(labelled)}. Loss"
     f" (nats a token) on corpus {runs[0].corpus}; bytes derived from the plan.",
   )

@@ -78,7 +78,7 @@ def _horizontal(ax: Axes, panel: Panel) -> None:
   """Sets scale, label and ticks; up to eight values all have a tick."""
   ax.set_xlabel(panel.label + (" (log scale)" if panel.is_log else ""))
   if panel.is_log:
-    ax.set_xscale("log")
+    style.log_axis(ax, (1,), "{:,g}".format)
   if len(panel.values) <= _MOST_TICKS:
     labels = [f"{value:g}" for value in panel.values]
     ax.set_xticks(list(panel.values), labels, fontsize=8)

@@ -103,7 +103,7 @@ def gantt(run: SimulatedRun) -> Figure:
   names = [track if not lane else "" for track, lane in rows]
   ax.set_yticks(range(len(rows)), names)
   for key, row in rows.items():
-    share = f" {busy_s[key] / end_s:.0%} busy"
+    share = f" {units.human_share(busy_s[key] / end_s)} busy"
     where = {"xycoords": ("axes fraction", "data"), "va": "center"}
     ax.annotate(share, (1, row), fontsize=8, color=style.GREY, **where)
   ax.invert_yaxis()

@@ -92,6 +92,7 @@ def cut_high(
   ax: Axes,
   losses: Sequence[float],
   what: str = "the first losses are above the axis",
+  kept: Sequence[float] = (),
 ) -> str:
   """Cuts the vertical axis where a few high losses would flatten the rest.
 
@@ -99,6 +100,7 @@ def cut_high(
     ax: Axes of the losses.
     losses: All losses in these axes.
     what: Words of the caption for losses that are cut.
+    kept: Losses that stay in view, e.g. the last one of every curve.
 
   Returns:
     End of a caption: "; " and `what` if the axis was cut, else "".
@@ -107,6 +109,7 @@ def cut_high(
   if not finite:
     return ""
   low, high = finite[0], finite[int(0.9 * (len(finite) - 1))]
+  high = max([high, *filter(math.isfinite, kept)])
   if finite[-1] - low <= 3 * (high - low) or high == low:
     return ""
   ax.set_ylim(low - 0.1 * (high - low), low + 1.5 * (high - low))

@@ -28,6 +28,13 @@ def test_losses_far_above_the_rest_are_cut_and_it_is_said():
   assert low < min(losses) and max(losses) < high < 3
 
 
+def test_a_loss_that_is_kept_stays_in_view_although_others_are_cut():
+  _, (ax,) = style.frame(1, "")
+  losses = [2.0, 2.01, 2.02, 2.5, 60.0]
+  assert style.cut_high(ax, losses, kept=[2.5, math.nan])
+  assert 2.5 < ax.get_ylim()[1] < 60
+
+
 def test_losses_that_are_not_finite_cut_nothing():
   _, (ax,) = style.frame(1, "")
   assert style.cut_high(ax, [math.nan]) == ""
