@@ -14,6 +14,7 @@ from dilocox_jax.plan.model.presets import nano, tiny
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.wire.chain import Chain
 from dilocox_jax.plan.wire.payload import E3M0, Dense, Int
+from dilocox_jax.plan.wire.payload_names import PAYLOADS
 from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
 
 SECTIONS = {
@@ -74,6 +75,17 @@ def test_the_model_is_the_preset_with_what_is_set():
   assert ModelConfig(
     "nano", num_layers=5, qk_norm=True
   ).shape == dataclasses.replace(nano, num_layers=5, qk_norm=True)
+
+
+def test_every_setting_of_the_packages_payloads_has_a_flag_and_no_other():
+  own = [
+    kind
+    for kind in PAYLOADS.values()
+    if kind.payload.__module__.startswith("dilocox_jax.")
+  ]
+  settings = {setting for kind in own for setting in kind.settings}
+  flags = {field.name for field in dataclasses.fields(CodecConfig)}
+  assert flags - {"name"} == settings
 
 
 @pytest.mark.parametrize(
