@@ -38,7 +38,7 @@ help: ## Show this list
 
 install: $(STAMP) ## Make the environment, with pinned packages on 3.11 and 3.12
 
-quickstart: install ## Train two methods on real text, then report (minutes)
+quickstart: install ## Train three methods on real text, then report (minutes)
 	$(RUN) -m experiments.quickstart --workdir=runs/quickstart
 
 ablation: install ## Ways to send less, by loss and bytes (half an hour)

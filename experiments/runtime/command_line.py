@@ -172,6 +172,8 @@ def _reason(error: Exception) -> str:
     error: Error of the flag library, or of a config file's code.
   """
   lines = str(error).strip().splitlines() or ["no reason given"]
+  if match := re.search(r"Flag (--\w+) must have a value", lines[0]):
+    return f"{match[1]} is missing: --help says what it takes"
   if not isinstance(error, flags.Error):
     lines = [f"{type(error).__name__}: {' '.join(lines)}"]
   elif len(lines) == 1:
