@@ -17,8 +17,6 @@ damaged them later. Then the run goes on from an older checkpoint.
 """
 
 import contextlib
-import hashlib
-import json
 import logging
 import pathlib
 import shutil
@@ -31,9 +29,10 @@ import orbax.checkpoint as ocp
 
 from dilocox_jax.distributed import processes
 from dilocox_jax.pytypes import Tree
+from dilocox_jax.training import digests
 
 FOLDER = "checkpoints"  # Name of the folder in a run directory.
-_ARRAYS, _RECORD, _DIGESTS = "arrays", "record", "digests.json"
+ARRAYS, RECORD = "arrays", "record"
 _SAVE_TIMEOUT_S = 60 * 60  # Process 0 computes digests in this time, too.
 _PARTIAL = ".orbax-checkpoint-tmp"  # Part of the folder's name during a save.
 # Orbax writes metadata, the record and whole disk blocks in addition to the
@@ -53,6 +52,8 @@ class SaveError(OSError):
 class Checkpoints:
   """The checkpoints of one run directory."""
 
+  _makes_folders_later = True  # In the background, as everything else.
+
   def __init__(
     self, directory: pathlib.Path, keep: int = 2, *, read_only: bool = False
   ):
@@ -67,21 +68,38 @@ class Checkpoints:
     """
     self._directory, self._read_only = directory.resolve(), read_only
     self._replaced = self.aside(self._directory)
-    if processes.is_main() and not read_only:
+    if self._writes and not read_only:
       self._clean_up()
     options = ocp.CheckpointManagerOptions(
       max_to_keep=keep,
-      create=not read_only,
       enable_async_checkpointing=True,
       async_options=ocp.AsyncOptions(
-        timeout_secs=_SAVE_TIMEOUT_S, post_finalization_callback=self._seal
+        timeout_secs=_SAVE_TIMEOUT_S,
+        post_finalization_callback=self._seal,
+        create_directories_asynchronously=self._makes_folders_later,
       ),
+      **self._sharing(),
     )
-    self._manager = ocp.CheckpointManager(self._directory, options=options)
+    self._manager = ocp.CheckpointManager(
+      self._directory, options=options, item_handlers=self._handlers()
+    )
     # Orbax logs by absl. Where nobody asks for the error of one of its tasks,
     # asyncio logs it, perhaps not before the process ends.
     for name in ("absl", "asyncio"):
       logging.getLogger(name).addFilter(_NO_SAVE_TRACEBACKS)
+
+  @property
+  def _writes(self) -> bool:
+    """Whether this process moves and seals the folders of checkpoints."""
+    return processes.is_main()
+
+  def _sharing(self) -> dict[str, Any]:
+    """Returns the options of Orbax that say who uses the directory."""
+    return {"create": not self._read_only}
+
+  def _handlers(self) -> dict[str, Any] | None:
+    """Returns the handlers of items that are not Orbax's usual ones."""
+    return None
 
   @staticmethod
   def aside(directory: pathlib.Path) -> pathlib.Path:
@@ -122,35 +140,50 @@ class Checkpoints:
       SaveError: If the disk has no room, or if it refused the earlier save.
     """
     args = {
-      _ARRAYS: ocp.args.StandardSave(_leaves(state)),
-      _RECORD: ocp.args.JsonSave(record),
+      ARRAYS: self._save_args(_leaves(state)),
+      RECORD: ocp.args.JsonSave(record),
     }
     with self._wording_disk_errors():
       self._manager.wait_until_finished()
-      self._check_room(state)
+      self._check_room(self._written_bytes(state))
       if step in self._manager.all_steps():
         self._make_way(step)
       self._manager.save(step, args=ocp.args.Composite(**args), force=True)
 
+  def _save_args(self, leaves: dict[str, Any]) -> ocp.args.CheckpointArgs:
+    """Returns what Orbax writes of leaves by name."""
+    return ocp.args.StandardSave(leaves)
+
+  def _restore_args(self, leaves: dict[str, Any]) -> ocp.args.CheckpointArgs:
+    """Returns what Orbax reads, for shapes, types and places by name."""
+    return ocp.args.StandardRestore(leaves)
+
   def _make_way(self, step: int) -> None:
     """Moves a checkpoint aside until a new one of the same step is complete."""
-    if processes.is_main():
-      self._replaced.mkdir(exist_ok=True)
-      (self._directory / str(step)).rename(self._replaced / str(step))
+    self._move_aside(step)
     processes.from_main(None)  # Other processes wait here for the move.
     self._manager.reload()
 
-  def _check_room(self, state: Tree) -> None:
+  def _move_aside(self, step: int) -> None:
+    if self._writes:
+      self._replaced.mkdir(exist_ok=True)
+      (self._directory / str(step)).rename(self._replaced / str(step))
+
+  def _written_bytes(self, state: Tree) -> int:
+    """Returns the bytes that a save writes to the directory.
+
+    All processes write to one directory, so they add up their bytes.
+    """
+    return sum(processes.from_all(_own_bytes(state)))
+
+  def _check_room(self, state_bytes: int) -> None:
     """Raises OSError if a save would fill the disk.
 
-    All processes write to one directory. So they compare the bytes of all
-    processes with the smallest free space, and all refuse the save or none.
+    Processes compare with the smallest free space, and all refuse the save or
+    none.
     """
     own_free_bytes = shutil.disk_usage(self._directory).free
-    all_state_bytes, all_free_bytes = zip(
-      *processes.from_all([_own_bytes(state), own_free_bytes]), strict=True
-    )
-    state_bytes, free_bytes = sum(all_state_bytes), min(all_free_bytes)
+    free_bytes = min(processes.from_all(own_free_bytes))
     needed_bytes = round((1 + _SPARE_SHARE) * state_bytes) + SPARE_BYTES
     if needed_bytes > free_bytes:
       raise OSError(
@@ -180,11 +213,10 @@ class Checkpoints:
 
   def _seal(self) -> None:
     """Writes the digests of a save. All its files must be written before."""
-    if not processes.is_main():
+    if not self._writes:
       return
     for partial in self._partial():  # At most one save runs at a time.
-      text = json.dumps(_digests(partial), indent=2)
-      (partial / _DIGESTS).write_text(text)
+      digests.write(partial)
 
   def wait(self) -> None:
     """Waits until the save in the background is complete.
@@ -248,7 +280,7 @@ class Checkpoints:
     """
     damages: dict[int, str] = {}
     for step in sorted(self._manager.all_steps(), reverse=True):
-      damage = _damage(self._directory / str(step))
+      damage = digests.damage(self._directory / str(step))
       if not damage:
         for damaged_step, reason in damages.items():
           self._set_aside(damaged_step, reason)
@@ -270,11 +302,17 @@ class Checkpoints:
     )
 
   def _read(self, step: int, template: Callable) -> tuple[Tree, dict]:
-    record = self._item(step, _RECORD, ocp.args.JsonRestore())
-    like = template(record)
+    record = self._record(step)
+    return self._state(step, template(record)), record
+
+  def _record(self, step: int) -> dict[str, Any]:
+    return self._item(step, RECORD, ocp.args.JsonRestore())
+
+  def _state(self, step: int, like: Tree) -> Tree:
+    """Reads a state whose leaves have the shapes and places of `like`."""
     try:
-      wanted = ocp.args.StandardRestore(_leaves(like))
-      arrays = self._item(step, _ARRAYS, wanted)
+      wanted = self._restore_args(_leaves(like))
+      arrays = self._item(step, ARRAYS, wanted)
     except (ValueError, KeyError, TypeError) as error:
       # The files are not damaged, so another version may be able to read them.
       raise RefusedError(
@@ -282,7 +320,7 @@ class Checkpoints:
         f"this version of the program: {str(error).strip().splitlines()[0]}"
       ) from error
     leaves = [arrays[name] for name in sorted(arrays)]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves), record
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
   def _item(self, step: int, name: str, args: Any) -> Any:
     composite = ocp.args.Composite(**{name: args})
@@ -296,7 +334,7 @@ class Checkpoints:
     """
     self.wait()
     self._manager.close()
-    if processes.is_main() and not self._read_only:
+    if self._writes and not self._read_only:
       shutil.rmtree(self._replaced, ignore_errors=True)
 
 
@@ -361,25 +399,3 @@ def _own_bytes(state: Tree) -> int:
     for shard in leaf.addressable_shards
     if shard.replica_id == 0
   )
-
-
-def _digests(checkpoint: pathlib.Path) -> dict[str, str]:
-  """Returns the SHA-256 of every file of a checkpoint, by relative path."""
-  digests = {}
-  for path in sorted(checkpoint.glob("*/**/*")):
-    if path.is_file():
-      with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-      digests[path.relative_to(checkpoint).as_posix()] = digest
-  return digests
-
-
-def _damage(checkpoint: pathlib.Path) -> str:
-  """Returns what is wrong with a checkpoint's files, or "" if nothing is."""
-  try:
-    expected = json.loads((checkpoint / _DIGESTS).read_text())
-    digests = _digests(checkpoint)
-  except (OSError, ValueError) as error:
-    return f"its files cannot be read ({error})"
-  wrong = [path for path in expected if digests.get(path) != expected[path]]
-  return f"{wrong[0]} is damaged or missing" if wrong else ""

@@ -235,6 +235,7 @@ def open_reader(
   command: str,
   progress: TrainingProgress,
   is_resumed: bool,
+  writes: bool = True,
 ) -> Iterator[MetricsReader]:
   """Opens the records of a run, from one start of it to its end.
 
@@ -249,12 +250,13 @@ def open_reader(
     command: The command line, for the record.
     progress: How far the run is.
     is_resumed: Whether a checkpoint was restored.
+    writes: Whether this process writes the records.
 
   Yields:
-    The reader, which writes in the main process only.
+    The reader.
   """
   recorder = metrics.SilentRecorder()
-  if processes.is_main():
+  if writes:
     metrics.write_run_record(
       workdir,
       config=config.to_mapping(),

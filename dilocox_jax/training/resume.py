@@ -8,6 +8,7 @@ the same rule (`plan.schedule.membership`). The text is divided anew.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from dilocox_jax.config import (
@@ -21,6 +22,8 @@ from dilocox_jax.outer.round_program import RoundState
 from dilocox_jax.training import states
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
+from dilocox_jax.training.clock import Clock
+from dilocox_jax.training.own_checkpoints import ORIGINS, OwnCheckpoints
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.states import TrainingState
 
@@ -47,13 +50,14 @@ def resumed_state(
   Raises:
     RefusedError: If the checkpoints belong to a run with other settings.
   """
+  is_own = isinstance(checkpoints, OwnCheckpoints)
 
   def template(record: dict[str, Any]) -> TrainingState:
     _check_same_run(config, corpus_digest, record)
     check_same_parts(record, parts)
-    return states.abstract(
-      programs, record["phase"], _other_replicas(config, record)
-    )
+    count = _other_replicas(config, record)
+    # Who has a directory of its own reads its own replica alone.
+    return states.abstract(programs, record["phase"], None if is_own else count)
 
   restored = checkpoints.restore(template)
   if not restored:
@@ -63,14 +67,33 @@ def resumed_state(
   logging.getLogger(__name__).info(
     "continuing at step %d of %d", step, config.total_steps
   )
-  if count := _other_replicas(config, record):
-    if isinstance(state, RoundState):
-      state = programs.rounds.resized(state)
-      record["pilot"]["joined"] = _joined(config, record, count)
+  count = _other_replicas(config, record)
+  if count:
     logging.getLogger(__name__).info(
       "mesh.num_replicas: %d -> %d", count, config.mesh.num_replicas
     )
+    if isinstance(state, RoundState) and not is_own:
+      state = programs.rounds.resized(state)
+  origins = record.get(ORIGINS) or _kept_origins(config, record)
+  if isinstance(state, RoundState) and (count or None in origins):
+    _check_absences(config, "a replica that begins anew")
+    record["pilot"]["joined"] = _joined(config, record, origins)
   return state, record
+
+
+def _kept_origins(
+  config: RunConfig, record: dict[str, Any]
+) -> list[int | None]:
+  """Returns the old number of every replica; None: it is new."""
+  saved = record["config"]["mesh"]["num_replicas"]
+  numbers = range(config.mesh.num_replicas)
+  return [m if m < saved else None for m in numbers]
+
+
+def _check_absences(config: RunConfig, cause: str) -> None:
+  """Raises RefusedError if replicas of the run cannot come and go."""
+  if reason := unfit_for_absences(config):
+    raise RefusedError(f"{cause} does not go with {reason}")
 
 
 def _other_replicas(config: RunConfig, record: dict[str, Any]) -> int | None:
@@ -91,22 +114,49 @@ def _other_replicas(config: RunConfig, record: dict[str, Any]) -> int | None:
 
 
 def _joined(
-  config: RunConfig, record: dict[str, Any], count: int
+  config: RunConfig, record: dict[str, Any], origins: Sequence[int | None]
 ) -> list[list[int]]:
   """Returns from when on the replicas are there that were not at first.
 
   Args:
     config: Config of the run.
     record: Record of the checkpoint.
-    count: Number of replicas of the checkpoint.
+    origins: Old number of every replica; None: it is new.
   """
   plan = to_plan.run_plan(config)
   step = plan.schedule_step(record["position"]["step"])
   last_round = plan.method.schedule.round_at(step)[0] - 1
   before = record["pilot"].get("joined", [])
-  kept = [each for each in before if each[0] < config.mesh.num_replicas]
-  new = range(count, config.mesh.num_replicas) if last_round >= 0 else ()
+  kept = [
+    [origins.index(old), first, last]
+    for old, first, last in before
+    if old in origins
+  ]
+  new = [m for m, old in enumerate(origins) if old is None and last_round >= 0]
   return kept + [[m, 0, last_round] for m in new]
+
+
+def set_clock(clock: Clock | None, saved: dict[str, Any] | None) -> None:
+  """Sets a run's clock to what it was; a run keeps the one it began with.
+
+  Args:
+    clock: Clock of the run as it is started now, if it has one.
+    saved: State of the clock in the checkpoint; None if there was none.
+
+  Raises:
+    RefusedError: If the two do not go together.
+  """
+  if (saved is None) != (clock is None):
+    began = "without" if saved is None else "with"
+    raise RefusedError(
+      f"the work directory holds a run that began {began} --cluster: go on "
+      "likewise, or take another --workdir"
+    )
+  if clock and saved:
+    try:
+      clock.set_state(saved)
+    except ValueError as error:
+      raise RefusedError(str(error)) from error
 
 
 def _check_same_run(

@@ -41,7 +41,10 @@ from dilocox_jax.training.states import TrainingState
 
 
 def check_nothing_is_lost(
-  config: RunConfig, workdir: pathlib.Path, corpus_digest: str
+  config: RunConfig,
+  workdir: pathlib.Path,
+  corpus_digest: str,
+  has_own_directory: bool = False,
 ) -> None:
   """Refuses a directory if starting at step 0 would delete results of a run.
 
@@ -62,39 +65,52 @@ def check_nothing_is_lost(
     config: Config of the run.
     workdir: The run directory.
     corpus_digest: Digest of the text.
+    has_own_directory: Whether every process has a directory of its own. Then
+      the run goes on if any of them holds a checkpoint.
 
   Raises:
     RefusedError: If results would be lost. All processes raise it.
   """
-  is_main = processes.is_main()
-  own = _lost_run(config, workdir, corpus_digest) if is_main else ""
-  if reason := processes.from_main(own):
-    raise RefusedError(reason)
+  folder = workdir / FOLDER
+  own = saved_steps(folder) or saved_steps(Checkpoints.aside(folder))
+  is_saved = any(processes.from_all(own))
+  reason = ""
+  if not own and (has_own_directory or processes.is_main()):
+    reason = _lost_run(config, workdir, corpus_digest, is_saved)
+  if reasons := [each for each in processes.from_all(reason) if each]:
+    raise RefusedError(reasons[0])
 
 
 def _lost_run(
-  config: RunConfig, workdir: pathlib.Path, corpus_digest: str
+  config: RunConfig, workdir: pathlib.Path, corpus_digest: str, is_saved: bool
 ) -> str:
-  """Returns which results would be lost and what to do; "" if none would be."""
+  """Returns which results would be lost and what to do; "" if none would be.
+
+  Args:
+    config: Config of the run.
+    workdir: A directory without checkpoints.
+    corpus_digest: Digest of the text.
+    is_saved: Whether another process has checkpoints to go on from.
+  """
   files = [n for n in (CONFIG, RECORD, METRICS) if (workdir / n).exists()]
-  folder = workdir / FOLDER
-  if not files or saved_steps(folder) or saved_steps(Checkpoints.aside(folder)):
+  if not files:
     return ""
   try:
     saves = [
       row for row in read_rows(workdir / TIMING) if row["event"] == "checkpoint"
     ]
-    was_saved = not folder.is_dir() or len(saves) > 1
-    if was_saved or (workdir / PAGE).exists():
+    was_saved = not (workdir / FOLDER).is_dir() or len(saves) > 1
+    if (was_saved or (workdir / PAGE).exists()) and not is_saved:
       reason = "its checkpoints are gone"
     else:
       reason = _other_run(config, workdir, corpus_digest)
   except (RecordError, KeyError):
     reason = f"its {TIMING} cannot be read"
-  if not reason:
+  if not reason and not is_saved:
     logging.getLogger(__name__).info(
       "no checkpoint was saved before: starting again at step 0"
     )
+  if not reason:
     return ""
   return (
     f"the work directory {workdir} holds a run ({', '.join(files)}) that a new "

@@ -12,7 +12,7 @@ import logging
 import pathlib
 import signal
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 
@@ -32,10 +32,11 @@ from dilocox_jax.training import (
   start,
 )
 from dilocox_jax.training.adaptive_controller import AdaptiveController
-from dilocox_jax.training.checkpoint import FOLDER, Checkpoints, RefusedError
+from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
 from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.evaluation import NotFiniteError
 from dilocox_jax.training.metrics_reader import DispatchedSegment
+from dilocox_jax.training.own_checkpoints import OwnCheckpoints
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.run_summary import clock_at_end_s, summary_lines
 from dilocox_jax.training.states import (
@@ -118,11 +119,15 @@ class Trainer:
       signal.Signals(stop_signal).name,
     )
 
-  def run(self) -> pathlib.Path:
+  def run(self, has_own_directory: bool = False) -> pathlib.Path:
     """Trains to the end and writes the report.
 
+    Args:
+      has_own_directory: Whether every process has a run directory of its own,
+        and so writes all files. If not, the main process writes them.
+
     Returns:
-      Path of the report. With several processes only the main one writes it.
+      Path of the report.
 
     Raises:
       TrainingStoppedError: If a value is not finite.
@@ -131,12 +136,16 @@ class Trainer:
       LostProcessError: If another process of the run is gone.
     """
     with processes.detect_lost_process():
-      start.check_nothing_is_lost(self.config, self.workdir, self.corpus.digest)
+      start.check_nothing_is_lost(
+        self.config, self.workdir, self.corpus.digest, has_own_directory
+      )
+      kind = OwnCheckpoints if has_own_directory else Checkpoints
       keep = self.config.checkpoint.keep
-      self._checkpoints = Checkpoints(self.workdir / FOLDER, keep)
+      self._checkpoints = kind(self.workdir / FOLDER, keep)
+    writes = has_own_directory or processes.is_main()
     try:
       with processes.detect_lost_process():
-        self._start_and_train()
+        self._start_and_train(writes)
     except NotFiniteError as error:
       raise TrainingStoppedError(
         f"{error}: lower inner.learning_rate="
@@ -146,13 +155,14 @@ class Trainer:
       ) from error
     finally:
       # A save that needs a lost process would not end.
-      if not isinstance(sys.exception(), processes.LostProcessError):
+      is_lost = isinstance(sys.exception(), processes.LostProcessError)
+      if has_own_directory or not is_lost:
         self._checkpoints.close()
-    if not processes.is_main():
+    if not writes:
       return self.workdir / PAGE
     return report.write_report(self.workdir)
 
-  def _start_and_train(self) -> None:
+  def _start_and_train(self, writes: bool) -> None:
     resumed = resume.resumed_state(
       self.config,
       self.programs,
@@ -167,7 +177,7 @@ class Trainer:
         return
       self.streams.set_state(record["streams"])
       self.controller.set_state(record["pilot"])
-      self._set_clock(record.get("clock"))
+      resume.set_clock(self.clock, record.get("clock"))
     else:
       phase = self.controller.plan.phase(0)
       state = start.first_state(self.config, self.programs, phase)
@@ -183,6 +193,7 @@ class Trainer:
       command=self.command,
       progress=self.progress,
       is_resumed=bool(resumed),
+      writes=writes,
     ) as self._reader:
       state = self._train(state)
       self._finish(state)
@@ -201,20 +212,6 @@ class Trainer:
       logging.getLogger(__name__).info(
         "simulated time on the given cluster: %.3g h", seconds / 3600
       )
-
-  def _set_clock(self, saved: dict[str, Any] | None) -> None:
-    """Sets the clock to what it was; a run keeps the one it began with."""
-    if (saved is None) != (self.clock is None):
-      began = "without" if saved is None else "with"
-      raise RefusedError(
-        f"the work directory holds a run that began {began} --cluster: go on "
-        "likewise, or take another --workdir"
-      )
-    if self.clock and saved:
-      try:
-        self.clock.set_state(saved)
-      except ValueError as error:
-        raise RefusedError(str(error)) from error
 
   def _train(self, state: TrainingState) -> TrainingState:
     """Goes through all segments that are left."""

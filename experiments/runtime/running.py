@@ -115,17 +115,18 @@ def _train(
   if profile and processes.is_main():
     tracing = _trace(workdir / "profile")
   try:
+    has_own = not processes.share_directory(workdir)
+    if has_own and jax.local_device_count() > 1:
+      raise UsageError(
+        f"processes do not see one directory at --workdir={workdir}: take one "
+        "on a file system that all share, or give each process one device"
+      )
     with (
-      _run_lock(workdir),
+      _run_lock(workdir, has_own),
       tracing,
       stop_signals.stop_requests(trainer.request_stop),
     ):
-      if not processes.share_directory(workdir):
-        raise UsageError(
-          f"processes do not see one directory at --workdir={workdir}: take "
-          "one on a file system that all share"
-        )
-      page = trainer.run()
+      page = trainer.run(has_own)
   except RefusedError as error:
     raise UsageError(str(error)) from error
   except StopRequestedError as request:
@@ -155,9 +156,11 @@ def _check_optimizers(config: RunConfig) -> None:
       named_optimizer(getattr(config, section).optimizer, 1.0)
 
 
-def _run_lock(workdir: pathlib.Path) -> contextlib.AbstractContextManager:
+def _run_lock(
+  workdir: pathlib.Path, has_own: bool
+) -> contextlib.AbstractContextManager:
   """Locks the directory: two runs would mix their rows."""
-  if not processes.is_main():
+  if not (has_own or processes.is_main()):
     return contextlib.nullcontext()
   refusal = f"another run is at work in --workdir={workdir}: wait for its end"
   return file_lock.held(workdir / ".train.lock", refusal)
