@@ -20,7 +20,6 @@ import contextlib
 import logging
 import pathlib
 import shutil
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,16 +28,17 @@ import orbax.checkpoint as ocp
 
 from dilocox_jax.distributed import processes
 from dilocox_jax.pytypes import Tree
-from dilocox_jax.training import digests
+from dilocox_jax.training import digests, local_arrays, save_errors
 
 FOLDER = "checkpoints"  # Name of the folder in a run directory.
 ARRAYS, RECORD = "arrays", "record"
+# Key of a record whose arrays are those of one process (`own_checkpoints`).
+PART = "part"
 _SAVE_TIMEOUT_S = 60 * 60  # Process 0 computes digests in this time, too.
 _PARTIAL = ".orbax-checkpoint-tmp"  # Part of the folder's name during a save.
 # Orbax writes metadata, the record and whole disk blocks in addition to the
 # arrays. These took 60 to 100 kB for small states. Metrics need room, too.
 SPARE_BYTES, _SPARE_SHARE = 1_000_000, 0.02
-_DISK_STATUS = "os_error_code="  # Part of TensorStore's error messages.
 
 
 class RefusedError(ValueError):
@@ -53,6 +53,7 @@ class Checkpoints:
   """The checkpoints of one run directory."""
 
   _makes_folders_later = True  # In the background, as everything else.
+  _on_one_disk: Callable = staticmethod(sum)
 
   def __init__(
     self, directory: pathlib.Path, keep: int = 2, *, read_only: bool = False
@@ -83,10 +84,7 @@ class Checkpoints:
     self._manager = ocp.CheckpointManager(
       self._directory, options=options, item_handlers=self._handlers()
     )
-    # Orbax logs by absl. Where nobody asks for the error of one of its tasks,
-    # asyncio logs it, perhaps not before the process ends.
-    for name in ("absl", "asyncio"):
-      logging.getLogger(name).addFilter(_NO_SAVE_TRACEBACKS)
+    save_errors.hide_tracebacks()
 
   @property
   def _writes(self) -> bool:
@@ -145,7 +143,7 @@ class Checkpoints:
     }
     with self._wording_disk_errors():
       self._manager.wait_until_finished()
-      self._check_room(self._written_bytes(state))
+      self._check_room(state)
       if step in self._manager.all_steps():
         self._make_way(step)
       self._manager.save(step, args=ocp.args.Composite(**args), force=True)
@@ -153,10 +151,6 @@ class Checkpoints:
   def _save_args(self, leaves: dict[str, Any]) -> ocp.args.CheckpointArgs:
     """Returns what Orbax writes of leaves by name."""
     return ocp.args.StandardSave(leaves)
-
-  def _restore_args(self, leaves: dict[str, Any]) -> ocp.args.CheckpointArgs:
-    """Returns what Orbax reads, for shapes, types and places by name."""
-    return ocp.args.StandardRestore(leaves)
 
   def _make_way(self, step: int) -> None:
     """Moves a checkpoint aside until a new one of the same step is complete."""
@@ -169,21 +163,19 @@ class Checkpoints:
       self._replaced.mkdir(exist_ok=True)
       (self._directory / str(step)).rename(self._replaced / str(step))
 
-  def _written_bytes(self, state: Tree) -> int:
-    """Returns the bytes that a save writes to the directory.
-
-    All processes write to one directory, so they add up their bytes.
-    """
-    return sum(processes.from_all(_own_bytes(state)))
-
-  def _check_room(self, state_bytes: int) -> None:
+  def _check_room(self, state: Tree) -> None:
     """Raises OSError if a save would fill the disk.
 
-    Processes compare with the smallest free space, and all refuse the save or
-    none.
+    All processes compare with the smallest free space, and refuse the save or
+    none of them does.
     """
     own_free_bytes = shutil.disk_usage(self._directory).free
-    free_bytes = min(processes.from_all(own_free_bytes))
+    all_state_bytes, all_free_bytes = zip(
+      *processes.from_all([_own_bytes(state), own_free_bytes]), strict=True
+    )
+    # The bytes that all processes write to one directory add up.
+    state_bytes = self._on_one_disk(all_state_bytes)
+    free_bytes = min(all_free_bytes)
     needed_bytes = round((1 + _SPARE_SHARE) * state_bytes) + SPARE_BYTES
     if needed_bytes > free_bytes:
       raise OSError(
@@ -200,7 +192,7 @@ class Checkpoints:
     try:
       yield
     except Exception as error:
-      if not _is_of_disk(error):
+      if not save_errors.is_of_disk(error):
         raise
       reason = str(error).strip().partition("\n")[0]
       if "No space left on device" in reason:  # Four paths come before it.
@@ -288,8 +280,8 @@ class Checkpoints:
       damages[step] = damage
     return None, next(iter(damages.values()), "")
 
-  def _set_aside(self, step: int, damage: str) -> None:
-    """Moves a damaged checkpoint away, so that its step can be saved again."""
+  def _set_aside(self, step: int, reason: str, kind: str = "broken") -> None:
+    """Moves a checkpoint away, so that its step can be saved again."""
     path = self._directory / str(step)
     if not self._read_only:
       aside = self._directory.with_name("broken_checkpoints") / str(step)
@@ -298,21 +290,30 @@ class Checkpoints:
       path = path.rename(aside)
       self._manager.reload()
     logging.getLogger(__name__).warning(
-      "skipping the broken checkpoint of step %d (%s): %s", step, path, damage
+      "skipping the %s checkpoint of step %d (%s): %s", kind, step, path, reason
     )
 
   def _read(self, step: int, template: Callable) -> tuple[Tree, dict]:
     record = self._record(step)
-    return self._state(step, template(record)), record
+    read = self._part if PART in record else self._arrays
+    return self._state(step, read, template(record)), record
 
   def _record(self, step: int) -> dict[str, Any]:
     return self._item(step, RECORD, ocp.args.JsonRestore())
 
-  def _state(self, step: int, like: Tree) -> Tree:
+  def _arrays(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
+    return self._item(step, ARRAYS, ocp.args.StandardRestore(like))
+
+  def _part(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
+    """Reads what one of several processes has saved by itself."""
+    return local_arrays.placed(
+      like, local_arrays.read(self._directory / str(step) / ARRAYS, like)
+    )
+
+  def _state(self, step: int, read: Callable, like: Tree) -> Tree:
     """Reads a state whose leaves have the shapes and places of `like`."""
     try:
-      wanted = self._restore_args(_leaves(like))
-      arrays = self._item(step, ARRAYS, wanted)
+      arrays = read(step, _leaves(like))
     except (ValueError, KeyError, TypeError) as error:
       # The files are not damaged, so another version may be able to read them.
       raise RefusedError(
@@ -342,38 +343,6 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
   """Returns the steps of the complete checkpoints in a folder, ascending."""
   names = [path.name for path in directory.glob("*")]
   return sorted(int(name) for name in names if name.isdigit())
-
-
-class _NoSaveTracebacks(logging.Filter):
-  """Log filter that drops the tracebacks of Orbax's background threads.
-
-  If a save fails, each thread prints a traceback, and Orbax raises the error in
-  the next call. The run then ends with one line (`SaveError`). 200 lines of
-  tracebacks would hide this line.
-  """
-
-  def filter(self, record: logging.LogRecord) -> bool:
-    """Returns False for a log record with an error that passed Orbax."""
-    error = record.exc_info[1] if record.exc_info else None
-    frames = traceback.walk_tb(error.__traceback__) if error else ()
-    files = {frame.f_code.co_filename for frame, _ in frames}
-    return not (error and any("orbax" in x for x in files | {record.pathname}))
-
-
-_NO_SAVE_TRACEBACKS = _NoSaveTracebacks()
-
-
-def _is_of_disk(error: BaseException | None) -> bool:
-  """Whether an error, or an error that caused it, is of the operating system.
-
-  The library that writes the arrays (TensorStore) raises a ValueError. Its text
-  contains the system's code, e.g. "[os_error_code='28']" for a full disk.
-  """
-  while error:
-    if isinstance(error, OSError) or _DISK_STATUS in str(error):
-      return True
-    error = error.__cause__ or error.__context__
-  return False
 
 
 def _leaves(state: Tree) -> dict[str, Any]:

@@ -3,19 +3,24 @@
 Every process saves the replica that it trains on its own disk, as a run of one
 replica would: leaves of the replica [1, ...], and a copy of what all replicas
 share. When a group of processes starts, they tell each other what they hold and
-choose the save to go on from. A process without that save gets a copy of
-another one's replica, over the network. Example, with 3 processes:
+choose the save to go on from (`save_choice`). A process without a part of that
+save gets a copy of another one's over the network. Example, with 3 processes:
 
-  process    held saves (step, name)     its part in the save "b" of step 20
-  0          10 a, 20 b                  replica 0
-  1          nothing: a new machine      a copy of process 0
-  2          10 a, 20 b                  replica 2
+  replica    held saves (step, group)    its part in the save "b" of step 20
+  0          10 a, 20 b                  as it was saved
+  1          10 a, 20 b                  as it was saved
+  2          nothing: a new machine      a copy of replica 0's
+
+A process that trains alone cannot know whether those who join it later will see
+its directory. So it saves in this way too, and all kinds of groups can read it.
 """
 
+import contextlib
+import json
 import pathlib
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,76 +31,108 @@ from dilocox_jax.metrics.recorder import METRICS, TIMING
 from dilocox_jax.metrics.run_record import RECORD
 from dilocox_jax.pytypes import Tree
 from dilocox_jax.training import checkpoint, digests
-from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
-from dilocox_jax.training.local_arrays import (
-  LocalArraysHandler,
-  LocalRestore,
-  LocalSave,
+from dilocox_jax.training.checkpoint import (
+  PART,
+  Checkpoints,
+  RefusedError,
+  saved_steps,
+)
+from dilocox_jax.training.local_arrays import LocalArrays, LocalArraysHandler
+from dilocox_jax.training.save_choice import (
+  Save,
+  chosen_save,
+  order_of_processes,
 )
 
 _COPIED = RECORD, METRICS, TIMING
-ORIGINS = "origins"  # Key of a restored record: old replica of every process.
+ORIGINS = "origins"  # Key of a restored record: old replica of every replica.
 
 
-class Save(NamedTuple):
-  """A save of which a process holds its part.
-
-  Attributes:
-    step: Inner steps finished.
-    name: Name of the save. Two groups may have saved the same step.
-    replica: Which replica the process has saved.
-    num_replicas: How many processes saved.
-  """
-
-  step: int
-  name: str
-  replica: int
-  num_replicas: int
-
-
-def chosen_save(
-  held: Sequence[Sequence[Save]],
-) -> tuple[int, list[int | None]] | None:
-  """Chooses the save from which a group goes on.
-
-  It is the newest one whose parts are all there, because a run goes on from it
-  to the same bits. If there is none, it is the newest one. Replicas whose parts
-  are missing count as new.
+def are_own(directory: pathlib.Path) -> bool:
+  """Whether every process has a directory of its own; all wait for all.
 
   Args:
-    held: Saves that every process holds.
-
-  Returns:
-    The step, and for every process the replica that it has saved, or None if it
-    does not hold this save. The result is None if nobody holds any.
+    directory: Run directory of this process.
   """
-  holders: dict[tuple[int, str], dict[int, Save]] = {}
-  for process, saves in enumerate(held):
-    for save in saves:
-      holders.setdefault((save.step, save.name), {})[process] = save
-  if not holders:
-    return None
+  if jax.process_count() > 1:
+    return not processes.share_directory(directory)
+  records = _records(directory)
+  return not records or PART in records[0]
 
-  def rank(key: tuple[int, str]) -> tuple[bool, int, int, str]:
-    parts = holders[key]
-    count = next(iter(parts.values())).num_replicas
-    return len(parts) == count, key[0], len(parts), key[1]
 
-  step, name = max(holders, key=rank)
-  parts = holders[step, name]
-  origins = [parts[n].replica if n in parts else None for n in range(len(held))]
-  return step, origins
+def devices(directory: pathlib.Path) -> list[jax.Device]:
+  """Returns the device of every replica, so that each keeps what it has saved.
+
+  Processes are numbered in the order in which they come, and would otherwise
+  train with the data of another replica.
+
+  Args:
+    directory: Run directory of this process.
+  """
+  records = [record for record in _records(directory) if PART in record]
+  held = processes.from_all([_save(record) for record in records])
+  _, origins = chosen_save(held) or (0, [None] * len(held))
+  by_process = {device.process_index: device for device in jax.devices()}
+  return [by_process[n] for n in order_of_processes(origins)]
+
+
+def opened(
+  directory: pathlib.Path, keep: int, replica: int | None
+) -> Checkpoints:
+  """Opens the checkpoints of a run directory, and makes it.
+
+  Args:
+    directory: Run directory.
+    keep: Number of newest checkpoints to keep.
+    replica: Number of the replica that has this directory for itself; None if
+      it is that of all replicas.
+  """
+  folder = directory / checkpoint.FOLDER
+  if replica is None:
+    return Checkpoints(folder, keep)
+  return OwnCheckpoints(folder, keep, replica)
+
+
+def _records(directory: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns the records of a run's checkpoints, newest first."""
+  folder = directory / checkpoint.FOLDER
+  records = {}
+  for each in (Checkpoints.aside(folder), folder):
+    for step in saved_steps(each):
+      file = each / str(step) / checkpoint.RECORD / "metadata"
+      # `restore` says what is damaged.
+      with contextlib.suppress(OSError, ValueError):
+        records[step] = json.loads(file.read_text())
+  return [records[step] for step in sorted(records, reverse=True)]
+
+
+def _save(record: dict[str, Any]) -> Save:
+  part = record[PART]
+  return Save(**part | {"members": tuple(part["members"])})
 
 
 class OwnCheckpoints(Checkpoints):
   """The checkpoints of one process's own run directory.
 
-  Every process must have one device.
+  Every process must have one device and train one replica.
   """
 
   # Orbax says to all processes alike that the folders are there, so a process
   # would take another one's word for it.
   _makes_folders_later = False
+  _on_one_disk = staticmethod(max)  # Of replica 0, who counts what is shared.
+
+  def __init__(self, directory: pathlib.Path, keep: int, replica: int):
+    """Opens the directory, and creates it.
+
+    Args:
+      directory: Folder that holds one folder for each checkpoint.
+      keep: Number of newest checkpoints to keep.
+      replica: Number of the replica that this process trains.
+    """
+    super().__init__(directory, keep)
+    self._replica = replica
+    self._group, self._members = "", ()
 
   @property
   def _writes(self) -> bool:
@@ -107,40 +144,32 @@ class OwnCheckpoints(Checkpoints):
     return {"create": False, "multiprocessing_options": _alone()}
 
   def _handlers(self) -> dict[str, Any]:
+    json_handler = ocp.JsonCheckpointHandler(multiprocessing_options=_alone())
     return {
       checkpoint.ARRAYS: LocalArraysHandler(),
-      checkpoint.RECORD: ocp.JsonCheckpointHandler(
-        multiprocessing_options=_alone()
-      ),
+      checkpoint.RECORD: json_handler,
     }
 
   def save(self, step: int, state: Tree, record: dict[str, Any]) -> None:
-    """Starts a save of this process's replica (`Checkpoints.save`)."""
-    name = processes.from_main(uuid.uuid4().hex)
-    part = Save(step, name, jax.process_index(), jax.process_count())
-    super().save(step, state, record | {"save": part._asdict()})
+    """Starts a save of this process's replica (`Checkpoints.save`).
 
-  def _save_args(self, leaves: dict[str, Any]) -> LocalSave:
+    Must come after `restore`, in which the group has met.
+    """
+    part = Save(step, self._group, self._replica, self._members)
+    super().save(step, state, record | {PART: part._asdict()})
+
+  def _save_args(self, leaves: dict[str, Any]) -> LocalArrays:
     # The arrays may be donated before they are written, so they are copied.
-    return LocalSave(
+    return LocalArrays(
       {
         name: np.array(leaf.addressable_shards[0].data)
         for name, leaf in leaves.items()
       }
     )
 
-  def _restore_args(self, leaves: dict[str, Any]) -> LocalRestore:
-    return LocalRestore(leaves)
-
   def _make_way(self, step: int) -> None:
     self._move_aside(step)
     self._manager.reload()
-
-  def _written_bytes(self, state: Tree) -> int:
-    own = sum(
-      leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state)
-    )
-    return max(processes.from_all(own))
 
   def restore(
     self, template: Callable[[dict[str, Any]], Tree]
@@ -152,66 +181,109 @@ class OwnCheckpoints(Checkpoints):
         placement of the state of all replicas of this group.
 
     Returns:
-      The state, and the record of the first process that holds the save, with
+      The state, and the record of the first replica that holds the save, with
       the list of `chosen_save` under `ORIGINS`. The result is None if nobody
-      holds a whole checkpoint.
+      has a checkpoint.
 
     Raises:
       RefusedError: In all processes, if what one of them holds does not fit, or
         if all checkpoints of all processes are damaged.
     """
     self._manager.wait_until_finished()
-    records, reason = self._whole_records(template)
-    refusals = processes.from_all(reason)
-    if any(refusals):
-      raise RefusedError(next(filter(None, refusals)))
-    held = [Save(**record["save"]) for record in records.values()]
-    chosen = chosen_save(processes.from_all(held))
+    damages, records, refusal = self._found(template)
+    chosen = self._meet(list(records.values()), damages, refusal)
     if chosen is None:
       return None
     step, origins = chosen
-    own = jax.process_index()
-    source = next(n for n, origin in enumerate(origins) if origin is not None)
-    record = processes.from_all(records[step] if own == source else None)[
-      source
-    ]
+    for damaged_step, damage in damages.items():
+      self._set_aside(damaged_step, damage)
+    is_held = origins[self._replica] is not None
+    self._leave_only(step, is_held)
+    source = next(m for m, origin in enumerate(origins) if origin is not None)
+    is_source = self._replica == source
+    told = processes.from_all(records[step] if is_source else None)
+    record = next(filter(None, told))
     like = template(record)
-    parts = jax.tree.map(_part, like)
-    if origins[own] is not None:
-      parts = self._state(step, parts)
-    self._leave_only(step, origins[own] is not None)
+    parts = jax.tree.map(_room, like)
+    if is_held:
+      parts = self._state(step, self._part, parts)
     if None in origins:
-      parts = copy_from(source, parts)
+      # Gloo gives a group 30 s to form, and reading may take longer.
+      processes.from_all(None)
+      parts = copy_of(is_source, parts)
       # Who is new goes on with the rows of the others.
-      _copy_records(self._directory.parent, origins, source)
+      _copy_records(self._directory.parent, is_source, not is_held)
     return jax.tree.map(_placed, like, parts), record | {ORIGINS: origins}
 
-  def _whole_records(
+  def _found(
     self, template: Callable
-  ) -> tuple[dict[int, dict[str, Any]], str]:
-    """Returns the records of undamaged checkpoints, and why to refuse them."""
-    records, damage = {}, ""
+  ) -> tuple[dict[int, str], dict[int, dict[str, Any]], str]:
+    """Looks at what this process holds.
+
+    Returns:
+      What is wrong with damaged checkpoints, records of the others, both by
+      step, and why to refuse them ("" if nothing).
+    """
+    damages, records = {}, {}
     for step in sorted(self._manager.all_steps(), reverse=True):
       if damage := digests.damage(self._directory / str(step)):
-        self._set_aside(step, damage)
+        damages[step] = damage
         continue
-      records[step] = self._record(step)
-      try:
-        if "save" not in records[step]:
-          raise RefusedError(
+      record = self._record(step)
+      if PART not in record:
+        if records:  # A group that shared this directory was before this one.
+          continue
+        return (
+          damages,
+          records,
+          (
             f"the checkpoints in {self._directory} are those of processes that "
             "share a directory: give all processes that directory again"
-          )
-        template(records[step])
+          ),
+        )
+      try:
+        template(record)
       except RefusedError as error:
-        return records, str(error)
-    return records, ""
+        return damages, records, str(error)
+      records[step] = record
+    return damages, records, ""
+
+  def _meet(
+    self,
+    records: Sequence[dict[str, Any]],
+    damages: dict[int, str],
+    refusal: str,
+  ) -> tuple[int, list[int | None]] | None:
+    """Tells the others what this process holds, and chooses as all others do.
+
+    Returns:
+      What `chosen_save` returns, by replica.
+    """
+    saves = [_save(record) for record in records]
+    name = saves[0].directory if saves else uuid.uuid4().hex
+    damage = next(iter(damages.values()), "")
+    told = sorted(
+      processes.from_all((self._replica, name, saves, damage, refusal))
+    )
+    _, names, held, all_damages, refusals = zip(*told, strict=True)
+    self._members, self._group = names, processes.from_main(uuid.uuid4().hex)
+    if any(refusals):
+      raise RefusedError(next(filter(None, refusals)))
+    chosen = chosen_save(held)
+    if chosen is None and any(all_damages):
+      raise RefusedError(
+        "all checkpoints of all processes are damaged "
+        f"({next(filter(None, all_damages))}): restore one from a backup, or "
+        "take another --workdir"
+      )
+    return chosen
 
   def _leave_only(self, step: int, is_held: bool) -> None:
     """Moves away what the group does not go on from and saves anew."""
     for other in self._manager.all_steps():
       if other > step or (other == step and not is_held):
-        self._set_aside(other, f"the others go on from step {step}")
+        reason = f"the others go on from step {step}"
+        self._set_aside(other, reason, "unfinished")
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
@@ -224,16 +296,14 @@ def _alone() -> ocp.options.MultiprocessingOptions:
   )
 
 
-def copy_from(source: int, parts: Tree) -> Tree:
+def copy_of(is_source: bool, parts: Tree) -> Tree:
   """Returns the arrays of one process in every process, equal in every bit.
 
   Args:
-    source: Number of the process.
+    is_source: Whether they are those of this process.
     parts: Tree of numpy arrays; in other processes only shapes and types count.
   """
   from jax.experimental import multihost_utils
-
-  is_source = jax.process_index() == source
 
   def copied(own: np.ndarray) -> np.ndarray:
     # Sums of floating-point numbers would turn -0.0 into 0.0.
@@ -244,7 +314,7 @@ def copy_from(source: int, parts: Tree) -> Tree:
   return jax.tree.map(copied, parts)
 
 
-def _part(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+def _room(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
   """Returns room for this process's part of an array of all replicas."""
   assert leaf.sharding is not None
   return np.zeros(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
@@ -256,22 +326,23 @@ def _placed(leaf: jax.ShapeDtypeStruct, part: np.ndarray) -> jax.Array:
 
 
 def _copy_records(
-  directory: pathlib.Path, origins: Sequence[int | None], source: int
+  directory: pathlib.Path, is_source: bool, is_new: bool
 ) -> None:
   """Gives new processes the records of the run that another one has.
 
   Args:
     directory: Run directory of this process.
-    origins: As `chosen_save` returns them.
-    source: Number of the process that has the records.
+    is_source: Whether this is the process that has them.
+    is_new: Whether this process needs them.
   """
   own = {}
-  if jax.process_index() == source:
+  if is_source:
     files = [directory / name for name in _COPIED]
-    own = {file.name: np.fromfile(file, np.uint8) for file in files}
-  sizes = processes.from_all({name: len(x) for name, x in own.items()})[source]
+    own = {f.name: np.fromfile(f, np.uint8) for f in files if f.exists()}
+  sizes = {name: len(content) for name, content in own.items()}
+  sizes = next(filter(None, processes.from_all(sizes)), {})
   room = {name: np.zeros(size, np.uint8) for name, size in sizes.items()}
-  copies = copy_from(source, own or room)
-  if origins[jax.process_index()] is None:
+  copies = copy_of(is_source, own or room)
+  if is_new:
     for name, content in copies.items():
       content.tofile(directory / name)

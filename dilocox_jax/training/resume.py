@@ -21,7 +21,7 @@ from dilocox_jax.mapping import changed_fields, flat
 from dilocox_jax.outer.round_program import RoundState
 from dilocox_jax.training import states
 from dilocox_jax.training.build import Programs
-from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
+from dilocox_jax.training.checkpoint import PART, Checkpoints, RefusedError
 from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.own_checkpoints import ORIGINS, OwnCheckpoints
 from dilocox_jax.training.parts import NO_PARTS, Parts
@@ -55,6 +55,8 @@ def resumed_state(
   def template(record: dict[str, Any]) -> TrainingState:
     _check_same_run(config, corpus_digest, record)
     check_same_parts(record, parts)
+    if not is_own:
+      _check_is_whole(record)
     count = _other_replicas(config, record)
     # Who has a directory of its own reads its own replica alone.
     return states.abstract(programs, record["phase"], None if is_own else count)
@@ -79,6 +81,16 @@ def resumed_state(
     _check_absences(config, "a replica that begins anew")
     record["pilot"]["joined"] = _joined(config, record, origins)
   return state, record
+
+
+def _check_is_whole(record: dict[str, Any]) -> None:
+  """Refuses one of several parts that processes saved by themselves."""
+  if PART in record and (count := len(record[PART]["members"])) > 1:
+    raise RefusedError(
+      f"the checkpoint of step {record[PART]['step']} has replica "
+      f"{record[PART]['replica']} of {count}, whose processes have a directory "
+      "each: start all of them as before"
+    )
 
 
 def _kept_origins(

@@ -31,6 +31,7 @@ from dilocox_jax.training import build, states
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import (
   FOLDER,
+  PART,
   Checkpoints,
   RefusedError,
   saved_steps,
@@ -279,7 +280,11 @@ def _saved_outer(
   ) as checkpoints:
     restored = checkpoints.restore(
       lambda record: replicas.abstract(
-        states.abstract(programs, record["phase"]), None
+        # A process's own checkpoint has one replica.
+        states.abstract(
+          programs, record["phase"], 1 if PART in record else None
+        ),
+        None,
       )
     )
   if restored is None:

@@ -27,16 +27,15 @@ from dilocox_jax.training import (
   build,
   evaluation,
   metrics_reader,
+  own_checkpoints,
   resume,
   run_text,
   start,
 )
 from dilocox_jax.training.adaptive_controller import AdaptiveController
-from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
 from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.evaluation import NotFiniteError
 from dilocox_jax.training.metrics_reader import DispatchedSegment
-from dilocox_jax.training.own_checkpoints import OwnCheckpoints
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.run_summary import clock_at_end_s, summary_lines
 from dilocox_jax.training.states import (
@@ -73,6 +72,7 @@ class Trainer:
     command: str = "",
     clock: Clock | None = None,
     parts: Parts = NO_PARTS,
+    has_own_directory: bool = False,
   ):
     """Builds all parts of the run.
 
@@ -83,6 +83,8 @@ class Trainer:
       clock: Simulated clock that the trainer advances after every segment.
         Training never reads it.
       parts: Parts that take the place of what the config names.
+      has_own_directory: Whether every process has a run directory of its own,
+        and so writes all files. If not, the main process writes them.
 
     Raises:
       ValueError: One line, if a part cannot be built.
@@ -93,7 +95,11 @@ class Trainer:
     processes.check_equal(config=config.to_mapping())
     self.corpus = run_text.corpus(config, parts)
     end_of_text = run_text.document_end(config, self.corpus, parts)
-    self.programs = build.programs(config, parts, end_of_text)
+    self._has_own = has_own_directory
+    devices = own_checkpoints.devices(workdir) if self._has_own else None
+    self.programs = build.programs(
+      config, parts, end_of_text, build.platform_name(), devices
+    )
     self.replicas = self.programs.rounds.replicas
     if jax.process_count() > 1:
       processes.open_connections(self.replicas.mesh)
@@ -104,6 +110,7 @@ class Trainer:
     self.validation_sets = run_text.validation_sets(config, self.corpus)
     self.progress = TrainingProgress()
     self._compiled, self._stop_signal = set(), 0
+    self._writes = self._has_own or processes.is_main()
 
   def request_stop(self, stop_signal: int) -> None:
     """Asks the run to save and stop after the segment under way.
@@ -119,12 +126,8 @@ class Trainer:
       signal.Signals(stop_signal).name,
     )
 
-  def run(self, has_own_directory: bool = False) -> pathlib.Path:
+  def run(self) -> pathlib.Path:
     """Trains to the end and writes the report.
-
-    Args:
-      has_own_directory: Whether every process has a run directory of its own,
-        and so writes all files. If not, the main process writes them.
 
     Returns:
       Path of the report.
@@ -137,15 +140,16 @@ class Trainer:
     """
     with processes.detect_lost_process():
       start.check_nothing_is_lost(
-        self.config, self.workdir, self.corpus.digest, has_own_directory
+        self.config, self.workdir, self.corpus.digest, self._has_own
       )
-      kind = OwnCheckpoints if has_own_directory else Checkpoints
-      keep = self.config.checkpoint.keep
-      self._checkpoints = kind(self.workdir / FOLDER, keep)
-    writes = has_own_directory or processes.is_main()
+      self._checkpoints = own_checkpoints.opened(
+        self.workdir,
+        self.config.checkpoint.keep,
+        self.replicas.own[0] if self._has_own else None,
+      )
     try:
       with processes.detect_lost_process():
-        self._start_and_train(writes)
+        self._start_and_train()
     except NotFiniteError as error:
       raise TrainingStoppedError(
         f"{error}: lower inner.learning_rate="
@@ -156,13 +160,13 @@ class Trainer:
     finally:
       # A save that needs a lost process would not end.
       is_lost = isinstance(sys.exception(), processes.LostProcessError)
-      if has_own_directory or not is_lost:
+      if self._has_own or not is_lost:
         self._checkpoints.close()
-    if not writes:
-      return self.workdir / PAGE
-    return report.write_report(self.workdir)
+    if self._writes:
+      return report.write_report(self.workdir)
+    return self.workdir / PAGE
 
-  def _start_and_train(self, writes: bool) -> None:
+  def _start_and_train(self) -> None:
     resumed = resume.resumed_state(
       self.config,
       self.programs,
@@ -193,7 +197,7 @@ class Trainer:
       command=self.command,
       progress=self.progress,
       is_resumed=bool(resumed),
-      writes=writes,
+      writes=self._writes,
     ) as self._reader:
       state = self._train(state)
       self._finish(state)

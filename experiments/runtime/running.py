@@ -14,10 +14,12 @@ from rich.console import Console
 
 from dilocox_jax import report
 from dilocox_jax.config import RunConfig
+from dilocox_jax.config.run import unfit_for_absences
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.metrics import RecordError
 from dilocox_jax.optimizers import named_optimizer
+from dilocox_jax.training import own_checkpoints
 from dilocox_jax.training.checkpoint import RefusedError
 from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.trainer import (
@@ -98,35 +100,36 @@ def train(
     devices = distributed_flags.num_devices(config)
   set_up_jax(devices)
   with other_processes:
-    text = _train(config, workdir, profile, clock)
+    text = _train(config, workdir, profile, clock, bool(place))
     if num_sample_tokens and jax.process_count() == 1:
       _sample(workdir, num_sample_tokens, text)
 
 
 def _train(
-  config: RunConfig, workdir: pathlib.Path, profile: bool, clock: Clock | None
+  config: RunConfig,
+  workdir: pathlib.Path,
+  profile: bool,
+  clock: Clock | None,
+  is_distributed: bool,
 ) -> Corpus:
   """Trains, prints the table and returns the run's text."""
   given = os.environ.get(command_line.COMMAND_VARIABLE)
   command = given or command_line.own_command()
+  has_own = is_distributed and _has_own_directory(config, workdir)
   with command_line.usage_errors():
-    trainer = Trainer(config, workdir, command, clock)
+    trainer = Trainer(
+      config, workdir, command, clock, has_own_directory=has_own
+    )
   tracing = contextlib.nullcontext()
   if profile and processes.is_main():
     tracing = _trace(workdir / "profile")
   try:
-    has_own = not processes.share_directory(workdir)
-    if has_own and jax.local_device_count() > 1:
-      raise UsageError(
-        f"processes do not see one directory at --workdir={workdir}: take one "
-        "on a file system that all share, or give each process one device"
-      )
     with (
       _run_lock(workdir, has_own),
       tracing,
       stop_signals.stop_requests(trainer.request_stop),
     ):
-      page = trainer.run(has_own)
+      page = trainer.run()
   except RefusedError as error:
     raise UsageError(str(error)) from error
   except StopRequestedError as request:
@@ -154,6 +157,28 @@ def _check_optimizers(config: RunConfig) -> None:
   for section in ("inner", "outer"):
     with command_line.usage_errors(f"{section}."):
       named_optimizer(getattr(config, section).optimizer, 1.0)
+
+
+def _has_own_directory(config: RunConfig, workdir: pathlib.Path) -> bool:
+  """Whether every process has a run directory of its own.
+
+  Raises:
+    UsageError: If it has, but the run needs a common one.
+  """
+  reason = unfit_for_absences(config)
+  if config.mesh.num_replicas != jax.process_count():
+    reason = f"mesh.num_replicas={config.mesh.num_replicas}"
+    reason += f" on {jax.process_count()} processes: take one for each replica"
+  if jax.process_count() == 1 and reason:
+    return False
+  own = own_checkpoints.are_own(workdir)
+  if own and reason:
+    raise UsageError(
+      f"processes do not see one directory at --workdir={workdir}: take one on "
+      f"a file system that all share; directories of their own do not go with "
+      f"{reason}"
+    )
+  return own
 
 
 def _run_lock(

@@ -10,9 +10,11 @@ import sys
 
 import chex
 import jax
+import numpy as np
 import pytest
 
 from dilocox_jax.config import from_mapping
+from dilocox_jax.training import start
 from experiments.runtime.distributed_flags import free_port
 from tests import runs
 from tests.experiments import test_launch
@@ -220,28 +222,38 @@ def is_at_groups(counts, workdir):
   return [count for count, _ in group_sizes(workdir)] == counts
 
 
+# Long steps, few of them and a smooth optimizer: the programs of one process and
+# of several round differently, and drift apart step by step.
+RUN = (
+  f"--config={test_launch.CONFIG.with_name('diloco.py')}",
+  *runs.SMALL_FLAGS,
+  "--config.total_steps=240",
+  "--config.inner.optimizer=sgd",
+  "--config.inner.learning_rate=0.1",
+  "--config.data.batch_size=64",
+  "--config.data.sequence_length=128",
+  "--config.evaluation.num_sequences=64",
+  "--config.checkpoint.interval_steps=15",
+)
+
+
+def assert_all_end(*processes):
+  for process in processes:
+    code, _, errors = end(process, deadline_s=test_launch.DEADLINE_S)
+    assert code == 0, errors
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("directories", ["one for all", "own", "own, deleted"])
 def test_a_killed_replica_comes_back_and_the_run_is_the_planned_one(
-  processes, tmp_path
+  processes, tmp_path, directories
 ):
   """The bar is torchft's: the parameters of a run with the same membership."""
   lived, planned = tmp_path / "lived", tmp_path / "planned"
+  other = lived if directories == "one for all" else tmp_path / "other"
   place = Place(processes, settle_s=5)
-  # Long steps, few of them and a smooth optimizer: the programs of one process
-  # and of several round differently, and drift apart step by step.
-  flags = (
-    f"--config={test_launch.CONFIG.with_name('diloco.py')}",
-    *runs.SMALL_FLAGS,
-    "--config.total_steps=240",
-    "--config.inner.optimizer=sgd",
-    "--config.inner.learning_rate=0.1",
-    "--config.data.batch_size=64",
-    "--config.data.sequence_length=128",
-    "--config.evaluation.num_sequences=64",
-    "--config.checkpoint.interval_steps=15",
-    f"--workdir={lived}",
-  )
-  first, second = place.train(*flags), place.train(*flags)
+  first = place.train(*RUN, f"--workdir={lived}")
+  second = place.train(*RUN, f"--workdir={other}")
 
   def why_ended():
     return test_launch.errors_if_ended(first)
@@ -251,12 +263,13 @@ def test_a_killed_replica_comes_back_and_the_run_is_the_planned_one(
   test_launch.wait_until(
     lambda: is_at_groups([2, 1], lived), why_ended, "a group of one"
   )
-  second = place.train(*flags)
-  for process in (first, second, place.rendezvous):
-    code, _, errors = end(process, deadline_s=test_launch.DEADLINE_S)
-    assert code == 0, errors
+  if directories == "own, deleted":
+    shutil.rmtree(other)
+  second = place.train(*RUN, f"--workdir={other}")
+  assert_all_end(first, second, place.rendezvous)
   groups = group_sizes(lived)
   assert is_at_groups([2, 1, 2], lived)
+  assert runs.metrics_text(other) == runs.metrics_text(lived)
 
   settings = json.loads((lived / "config.json").read_text())
   # A replica that comes back has the others save, at any boundary.
@@ -264,10 +277,48 @@ def test_a_killed_replica_comes_back_and_the_run_is_the_planned_one(
   for count, last_step in [*groups[:2], (2, None)]:
     settings["mesh"] |= {"num_replicas": count, "layout": "stacked"}
     runs.train(from_mapping(settings), planned, until=last_step)
-  found, wanted = (
-    jax.device_get(runs.saved(each)[0].outer.params)
-    for each in (lived, planned)
+  found, same, wanted = (
+    jax.device_get(start.saved_outer_params(each))
+    for each in (lived, other, planned)
   )
+  runs.assert_same_bits(found, same)
   # Replicas that are wrong for three steps make 4e-3.
   chex.assert_trees_all_close(found, wanted, rtol=0, atol=1e-5)
   assert group_sizes(planned) == groups
+
+
+@pytest.mark.slow
+def test_all_are_killed_and_go_on_from_their_own_directories_to_the_same_bits(
+  processes, tmp_path
+):
+  """In another order, so each process has the number of the other one."""
+  flags = (*RUN, "--config.inner.optimizer=adamw", "--config.total_steps=90")
+  whole, cut = (
+    [tmp_path / name / each for each in ("a", "b")] for name in ("whole", "cut")
+  )
+
+  def begin(workdirs):
+    place = Place(processes, settle_s=60)
+    agents = [place.train(*flags, f"--workdir={each}") for each in workdirs]
+    return *agents, place.rendezvous
+
+  assert_all_end(*begin(whole))
+  group = begin(cut)
+  test_launch.wait_for(
+    12, cut[0], lambda: test_launch.errors_if_ended(group[0])
+  )
+  for process in group:
+    process.kill()
+  assert not runs.rows(cut[0], "final"), "it was killed too late"
+  assert_all_end(*begin(cut[::-1]))
+  for one, other in zip(whole, cut, strict=True):
+    assert runs.metrics_text(one) == runs.metrics_text(other)
+    runs.assert_same_bits(*(own_arrays(each) for each in (one, other)))
+  moments = [own_arrays(each) for each in whole]
+  with pytest.raises(AssertionError):
+    runs.assert_same_bits(*moments)
+
+
+def own_arrays(workdir):
+  with np.load(workdir / "checkpoints/90/arrays/arrays.npz") as file:
+    return dict(file)

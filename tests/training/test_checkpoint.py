@@ -1,6 +1,4 @@
-import asyncio
 import contextlib
-import gc
 import logging
 import pathlib
 import shutil
@@ -446,20 +444,3 @@ def test_a_whole_checkpoint_of_another_shape_is_refused_not_dropped(directory):
     _restore(directory, another)
   assert "\n" not in str(error.value)
   assert runs.files(directory.parent) == before
-
-
-@pytest.mark.parametrize("file", ["orbax/path.py", "other/path.py"])
-def test_errors_that_nobody_awaits_show_unless_they_are_orbaxs(
-  directory, caplog, file
-):
-  code = "async def fail():\n  raise OSError('No space left on device')"
-  names = {}
-  exec(compile(code, file, "exec"), names)  # noqa: S102
-
-  async def forget():
-    await asyncio.wait([asyncio.ensure_future(names["fail"]())])
-
-  Checkpoints(directory).close()
-  asyncio.run(forget())
-  gc.collect()
-  assert bool(caplog.records) == (file == "other/path.py")

@@ -1,0 +1,46 @@
+"""Tells errors of the disk from others, and hides the tracebacks of a save."""
+
+import logging
+import traceback
+
+_STATUS = "os_error_code="  # Part of TensorStore's error messages.
+
+
+class _NoSaveTracebacks(logging.Filter):
+  """Log filter that drops the tracebacks of Orbax's background threads.
+
+  If a save fails, each thread prints a traceback, and Orbax raises the error in
+  the next call. The run then ends with one line (`SaveError`). 200 lines of
+  tracebacks would hide this line.
+  """
+
+  def filter(self, record: logging.LogRecord) -> bool:
+    """Returns False for a log record with an error that passed Orbax."""
+    error = record.exc_info[1] if record.exc_info else None
+    frames = traceback.walk_tb(error.__traceback__) if error else ()
+    files = {frame.f_code.co_filename for frame, _ in frames}
+    return not (error and any("orbax" in x for x in files | {record.pathname}))
+
+
+_NO_SAVE_TRACEBACKS = _NoSaveTracebacks()
+
+
+def hide_tracebacks() -> None:
+  """Drops what Orbax's background threads log about errors."""
+  # Orbax logs by absl. Where nobody asks for the error of one of its tasks,
+  # asyncio logs it, perhaps not before the process ends.
+  for name in ("absl", "asyncio"):
+    logging.getLogger(name).addFilter(_NO_SAVE_TRACEBACKS)
+
+
+def is_of_disk(error: BaseException | None) -> bool:
+  """Whether an error, or an error that caused it, is of the operating system.
+
+  The library that writes the arrays (TensorStore) raises a ValueError. Its text
+  contains the system's code, e.g. "[os_error_code='28']" for a full disk.
+  """
+  while error:
+    if isinstance(error, OSError) or _STATUS in str(error):
+      return True
+    error = error.__cause__ or error.__context__
+  return False
