@@ -4,12 +4,13 @@
 
 Run it on a machine that stays. On every replica, in any order:
 
-  python -m experiments.train --elastic=HOST:7000 --config=... --workdir=SHARED
+  python -m experiments.train --elastic=HOST:7000 --config=... --workdir=...
 
-A replica that is lost costs the run what came after its last save; the others
-go on without it. The same command on that replica lets it come back: the others
-save at the end of their segment, and all go on together. SIGTERM or Ctrl-C to
-this program stops the whole run after a save.
+The work directory may be one for all or each replica's own. A replica that is
+lost costs the run what came after its last save; the others go on without it.
+The same command on that replica lets it come back, even if its directory is
+gone: the others save at the end of their segment, and all go on together.
+SIGTERM or Ctrl-C to this program stops the whole run after a save.
 
 Whoever reaches the port can join: keep it inside a private network.
 """
@@ -76,6 +77,9 @@ async def serve(rules: Rendezvous, port: int) -> int:
       async for address, code in _messages(reader, writer):
         connected.add(writer)
         rules.wait(writer, address, code, time.monotonic())
+    except _NOT_A_MESSAGE as error:
+      if rules.code is None:  # When a run ends, so do all connections.
+        logging.getLogger(__name__).warning("a connection ended: %s", error)
     finally:
       rules.lost(writer, time.monotonic())
       connected.discard(writer)
@@ -102,12 +106,9 @@ async def _messages(
 ) -> AsyncIterator[tuple[str, int | None]]:
   """Yields what an agent says, until its connection ends."""
   elastic_agent.watch(writer.get_extra_info("socket"))
-  try:
-    while line := await reader.readline():
-      message = json.loads(line)
-      yield message["address"], message["code"]
-  except _NOT_A_MESSAGE as error:
-    logging.getLogger(__name__).warning("a connection ended: %s", error)
+  while line := await reader.readline():
+    message = json.loads(line)
+    yield message["address"], message["code"]
 
 
 def _tell(rules: Rendezvous) -> None:

@@ -101,10 +101,10 @@ _programs = functools.cache(build.programs)
 _load = functools.cache(run_text.corpus)
 
 
-def trainer(config: RunConfig, workdir) -> Trainer:
+def trainer(config: RunConfig, workdir, **options) -> Trainer:
   """A trainer whose text and programs were made before, if they were."""
   with mock.patch.object(run_text, "corpus", _load):
-    made = Trainer(config, pathlib.Path(workdir))
+    made = Trainer(config, pathlib.Path(workdir), **options)
   made.programs = programs(config)
   made.controller = AdaptiveController(config, made.programs)
   return made
@@ -117,13 +117,15 @@ def run(made: Trainer) -> None:
     made.run()
 
 
-def train(config: RunConfig, workdir, *, until: int | None = None) -> Trainer:
+def train(
+  config: RunConfig, workdir, *, until: int | None = None, **options
+) -> Trainer:
   """Takes a run to its end, or kills it before the step after `until`.
 
   Returns:
     The trainer.
   """
-  made = trainer(config, workdir)
+  made = trainer(config, workdir, **options)
   if until is None:
     run(made)
     return made

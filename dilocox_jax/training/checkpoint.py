@@ -295,7 +295,7 @@ class Checkpoints:
 
   def _read(self, step: int, template: Callable) -> tuple[Tree, dict]:
     record = self._record(step)
-    read = self._part if PART in record else self._arrays
+    read = self._whole_part if PART in record else self._arrays
     return self._state(step, read, template(record)), record
 
   def _record(self, step: int) -> dict[str, Any]:
@@ -305,10 +305,12 @@ class Checkpoints:
     return self._item(step, ARRAYS, ocp.args.StandardRestore(like))
 
   def _part(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
-    """Reads what one of several processes has saved by itself."""
-    return local_arrays.placed(
-      like, local_arrays.read(self._directory / str(step) / ARRAYS, like)
-    )
+    """Reads what a process has saved by itself, as numpy arrays."""
+    return local_arrays.read(self._directory / str(step) / ARRAYS, like)
+
+  def _whole_part(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
+    """Reads the same onto devices that hold all of it, or divide it."""
+    return local_arrays.placed(like, self._part(step, like))
 
   def _state(self, step: int, read: Callable, like: Tree) -> Tree:
     """Reads a state whose leaves have the shapes and places of `like`."""

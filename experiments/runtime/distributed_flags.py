@@ -5,8 +5,9 @@ must check them before it starts anything. So they are read without JAX.
 """
 
 import collections
+import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from absl import flags
 
@@ -25,8 +26,9 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     "distributed",
     False,
-    "Be one of several processes of a run, on one machine or many, that share "
-    "WORKDIR. Start the same command everywhere. Sets mesh.layout=mesh.",
+    "Be one of several processes of a run, on one machine or many. Start the "
+    "same command everywhere. WORKDIR is shared, or each replica is one process "
+    "with a WORKDIR of its own. Sets mesh.layout=mesh.",
   )
   flags.DEFINE_string(
     "coordinator",
@@ -39,7 +41,8 @@ def define_flags() -> None:
     "elastic",
     None,
     "HOST:PORT of experiments.rendezvous: be one replica of a run that others "
-    "leave and join. It sets --distributed, its flags, and mesh.num_replicas.",
+    "leave and join, with or without a common WORKDIR. It sets --distributed, "
+    "its flags, and mesh.num_replicas.",
   )
   for name, least, text in (
     ("num_processes", 1, "how many processes."),
@@ -90,11 +93,18 @@ def check_unset(values: flags.FlagValues, setter: str) -> None:
       raise UsageError(f"--{name} is set by {setter}: leave it out")
 
 
-def free_port() -> int:
-  """Returns a port of this machine that nobody listens on."""
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+  """Keeps a port of this machine from other programs during the block."""
   with socket.socket() as probe:
     probe.bind(("", 0))
-    return probe.getsockname()[1]
+    yield probe.getsockname()[1]
+
+
+def free_port() -> int:
+  """Returns a port of this machine that nobody listens on."""
+  with reserved_port() as port:
+    return port
 
 
 def check_elastic(values: flags.FlagValues, config: RunConfig) -> None:

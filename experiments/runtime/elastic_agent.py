@@ -77,11 +77,12 @@ class _Agent:
     self._report: asyncio.Task[None] | None = None
     self._signal = self._num_killed = 0
     self._is_stopping = False
+    self._port = contextlib.ExitStack()
 
   async def attend(self, host: str, port: int) -> None:
     """Obeys the rendezvous until the run or the connection ends."""
     reader, self._writer = await _connect(host, port)
-    with contextlib.closing(self._writer):
+    with contextlib.closing(self._writer), self._port:
       await self._take_part(reader, f"{host}:{port}")
 
   async def _take_part(self, reader: asyncio.StreamReader, place: str) -> None:
@@ -117,6 +118,7 @@ class _Agent:
       logging.getLogger(__name__).info(
         "group of %d: this is process %d", order.count, order.rank
       )
+      self._port.close()  # The process takes it.
       self._process = await asyncio.create_subprocess_exec(
         *self._command(order),
         preexec_fn=functools.partial(_end_with_parent, os.getpid())
@@ -145,7 +147,10 @@ class _Agent:
     """Says that this replica waits for a group."""
     host = self._writer.get_extra_info("sockname")[0]
     host = f"[{host}]" if ":" in host else host
-    address = f"{host}:{distributed_flags.free_port()}"
+    self._port.close()
+    # A spare may wait for hours, and another program could take its port.
+    port = self._port.enter_context(distributed_flags.reserved_port())
+    address = f"{host}:{port}"
     message = {"address": address, "code": code}
     self._writer.write(json.dumps(message).encode() + b"\n")
 

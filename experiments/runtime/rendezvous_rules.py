@@ -12,6 +12,8 @@ input or output:
   to save at its next boundary and to stop. The next group has one more.
 - When a process is lost, the other ones end by themselves, since each exchange
   needs it. The next group has one less, and goes on from the last save.
+- A group that fell apart although no agent left it, as when its processes find
+  another run in their directory, starts again after `settle_s` seconds.
 - A process that has not ended 90 s after another one of its group is killed.
 - When a process ends with success, or with an error of its own, the run ends.
 
@@ -78,7 +80,7 @@ class Rendezvous:
     self._settle_s = settle_s
     self._waiting: dict[Any, str] = {}  # Their addresses, by member.
     self._running: list[Any] = []
-    self._is_stopping = False
+    self._is_stopping = self._fell_apart = False
     self._changed_s = self._first_end_s = 0.0
     self.code: int | None = None
 
@@ -102,6 +104,7 @@ class Rendezvous:
 
   def lost(self, member: Any, now_s: float) -> None:
     """An agent has gone, perhaps with its process."""
+    self._fell_apart &= member not in self._running
     if self._waiting.pop(member, None) or member in self._running:
       self._gone(member, now_s)
 
@@ -143,7 +146,7 @@ class Rendezvous:
       and len(self._running) < self._most
       and not (self._is_stopping or self._first_end_s)
     ):
-      self._is_stopping = True
+      self._is_stopping, self._fell_apart = True, False
       for member in self._running:
         yield member, Order("stop")
 
@@ -151,13 +154,15 @@ class Rendezvous:
     """Whether a group may start."""
     count = len(self._waiting)
     has_settled = now_s - self._changed_s >= self._settle_s
-    return count >= self._most or (count >= self._least and has_settled)
+    is_full = count >= self._most and not self._fell_apart
+    return is_full or (count >= self._least and has_settled)
 
   def _start(self) -> Iterator[tuple[Any, Order]]:
     """Yields the orders with which a group starts."""
     self._running = list(self._waiting)[: self._most]
     addresses = [self._waiting.pop(member) for member in self._running]
     self._is_stopping, self._first_end_s = False, 0.0
+    self._fell_apart = True  # Unless a reason for its end is known.
     count = len(self._running)
     for rank, member in enumerate(self._running):
       yield member, Order("start", rank, count, addresses[0])

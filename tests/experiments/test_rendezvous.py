@@ -222,8 +222,8 @@ def is_at_groups(counts, workdir):
   return [count for count, _ in group_sizes(workdir)] == counts
 
 
-# Long steps, few of them and a smooth optimizer: the programs of one process and
-# of several round differently, and drift apart step by step.
+# Long steps, few of them and a smooth optimizer: the programs of one process
+# and of several round differently, and drift apart step by step.
 RUN = (
   f"--config={test_launch.CONFIG.with_name('diloco.py')}",
   *runs.SMALL_FLAGS,

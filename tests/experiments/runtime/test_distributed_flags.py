@@ -1,5 +1,7 @@
 """Whether the devices of several processes are what a run needs."""
 
+import socket
+
 import pytest
 from absl import flags
 
@@ -52,3 +54,11 @@ def test_what_no_rule_of_absences_covers_is_not_elastic():
   gradients = from_mapping({"sync": {"method": "allreduce"}})
   with pytest.raises(UsageError, match="--elastic does not go with sync.meth"):
     distributed_flags.check_elastic(values, gradients)
+
+
+def test_nobody_else_gets_a_port_that_is_reserved():
+  with distributed_flags.reserved_port() as port, socket.socket() as other:
+    with pytest.raises(OSError):
+      other.bind(("", port))
+  with socket.socket() as other:
+    other.bind(("", port))

@@ -83,6 +83,19 @@ def test_a_spare_waits_until_there_is_a_place(rules):
   assert set(group(rules, now_s=3)) == set("bcd")
 
 
+def test_a_group_that_falls_apart_by_itself_starts_again_after_a_pause(rules):
+  started(rules)
+  for member in "abc":
+    rules.wait(member, member, LOST_ANOTHER, now_s=1)
+  assert not group(rules, now_s=10)
+  assert set(group(rules, now_s=11)) == set("abc")
+  rules.lost("c", now_s=12)
+  rules.wait("c", "c", None, now_s=13)
+  for member in "ab":
+    rules.wait(member, member, LOST_ANOTHER, now_s=13)
+  assert set(group(rules, now_s=13)) == set("abc")  # Here c was the reason.
+
+
 def test_a_process_that_hangs_is_killed(rules):
   started(rules)
   rules.lost("a", now_s=100)
