@@ -8,6 +8,7 @@ from dilocox_jax.config import from_mapping, to_plan
 from dilocox_jax.training.checkpoint import RefusedError
 from tests import runs
 
+ENTROPY_NATS = 1.2130  # Of the synthetic chain with 64 tokens.
 APART = {"absences": "1:1-2;0:4", "inner_steps": "3,2"}
 
 
@@ -89,6 +90,44 @@ def test_losses_with_one_of_four_replicas_away_or_slow(tmp_path, seed):
   assert plain < 0.9 * np.log(256)  # It has learned something.
   assert away == pytest.approx(plain, rel=0.01)
   assert plain < slow < fewer  # It costs less than the tokens that it lacks.
+
+
+def converged_loss(workdir, seed, membership):
+  """Loss after 50 rounds of four replicas on a chain of 64 tokens."""
+  values = runs.settings(
+    total_steps=400,
+    num_replicas=4,
+    method="diloco",
+    sync_interval=8,
+    model={"vocab_size": 64},
+    inner={"learning_rate": 0.005, "warmup_steps": 50},
+    data={"batch_size": 4, "sequence_length": 64},
+    evaluation={"num_sequences": 256, "interval_steps": 0},
+    checkpoint={"interval_steps": 400},
+  ).to_mapping()
+  config = from_mapping(values | {"seed": seed, "membership": membership})
+  runs.train(config, workdir)
+  return runs.rows(workdir, "final")[-1]["outer_loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_slow_or_absent_replica_costs_a_converged_run_less_than_1_percent(
+  tmp_path, seed
+):
+  """At equal rounds, so the slow run has seen an eighth fewer tokens."""
+  plain, away, slow = (
+    converged_loss(tmp_path / name, seed, membership)
+    for name, membership in (
+      ("plain", {}),
+      ("away", {"absences": "2:6-8"}),
+      ("slow", {"inner_steps": "8,8,8,4"}),
+    )
+  )
+  print(f"seed {seed}: plain {plain}, away {away}, slow {slow}")
+  assert plain < 1.015 * ENTROPY_NATS  # There is little left to learn.
+  assert away == pytest.approx(plain, rel=0.01)
+  assert slow == pytest.approx(plain, rel=0.01)
 
 
 @pytest.mark.parametrize("method", ["diloco", "dilocox"])

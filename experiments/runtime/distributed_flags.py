@@ -27,8 +27,8 @@ def define_flags() -> None:
     "distributed",
     False,
     "Be one of several processes of a run, on one machine or many. Start the "
-    "same command everywhere. WORKDIR is shared, or each replica is one process "
-    "with a WORKDIR of its own. Sets mesh.layout=mesh.",
+    "same command everywhere. WORKDIR is shared, or each replica is one "
+    "process with a WORKDIR of its own. Sets mesh.layout=mesh.",
   )
   flags.DEFINE_string(
     "coordinator",
