@@ -208,7 +208,7 @@ class Checkpoints:
     if not self._writes:
       return
     for partial in self._partial():  # At most one save runs at a time.
-      digests.write(partial)
+      digests.seal(partial)
 
   def wait(self) -> None:
     """Waits until the save in the background is complete.

@@ -7,7 +7,7 @@ import pathlib
 FILE = "digests.json"  # SHA-256 of every file of the checkpoint, by its path.
 
 
-def write(checkpoint: pathlib.Path) -> None:
+def seal(checkpoint: pathlib.Path) -> None:
   """Writes the digests of a checkpoint's files, which must all be written."""
   text = json.dumps(_digests(checkpoint), indent=2)
   (checkpoint / FILE).write_text(text)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint import future
 
 _FILE = "arrays.npz"
 
@@ -34,7 +35,7 @@ class LocalArraysHandler(ocp.AsyncCheckpointHandler):
     async def write() -> None:
       self.save(directory, args)
 
-    return [ocp.future.CommitFutureAwaitingContractedSignals(write())]
+    return [future.CommitFutureAwaitingContractedSignals(write())]
 
   def save(self, directory: Any, args: "LocalArrays") -> None:
     """Writes at once."""

@@ -60,7 +60,7 @@ def are_own(directory: pathlib.Path) -> bool:
   return not records or PART in records[0]
 
 
-def devices(directory: pathlib.Path) -> list[jax.Device]:
+def devices(directory: pathlib.Path) -> list[Any]:
   """Returns the device of every replica, so that each keeps what it has saved.
 
   Processes are numbered in the order in which they come, and would otherwise

@@ -10,7 +10,7 @@ def checkpoint_fixture(tmp_path):
     path = tmp_path / name
     path.parent.mkdir(parents=True)
     path.write_bytes(name.encode())
-  digests.write(tmp_path)
+  digests.seal(tmp_path)
   return tmp_path
 
 
