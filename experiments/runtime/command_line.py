@@ -258,13 +258,14 @@ def check_files(config) -> None:
       the directory of a run.
   """
   data, source = config.data, config.checkpoint.init_from
-  pattern = os.path.expanduser(data.glob)
-  matches = glob.iglob(pattern, recursive=True)
-  if data.source == "text_files" and not any(map(os.path.isfile, matches)):
-    raise UsageError(
-      f"no file matches data.glob={data.glob!r}: give a pattern of existing "
-      "files, for example 'texts/**/*.txt'"
-    )
+  globs = data.glob.split(";") if data.source == "text_files" else []
+  for pattern in globs:
+    matches = glob.iglob(os.path.expanduser(pattern), recursive=True)
+    if not any(map(os.path.isfile, matches)):
+      raise UsageError(
+        f"no file matches {pattern!r} of data.glob: give a pattern of existing "
+        "files, for example 'texts/**/*.txt'"
+      )
   if source and not (pathlib.Path(source) / "config.json").is_file():
     raise UsageError(
       f"checkpoint.init_from={source} is not a run directory: name the "
