@@ -11,6 +11,7 @@ nor the kind of file decides whether it is held out, and copies count once.
 import contextlib
 import functools
 import hashlib
+import logging
 import pathlib
 import re
 from collections.abc import Iterable, Iterator
@@ -95,9 +96,26 @@ def _file(library: Any, path: pathlib.Path) -> Iterator:
 def _hub(library: Any, place: str, split: str) -> Iterator:
   name, _, subset = place.partition(":")
   with _one_line(place):
-    yield from library.load_dataset(
-      name, subset or None, split=split, streaming=True
-    )
+    with _quiet_retries():
+      found = library.load_dataset(
+        name, subset or None, split=split, streaming=True
+      )
+    yield from found
+
+
+@contextlib.contextmanager
+def _quiet_retries() -> Iterator[None]:
+  """Keeps the hub's client from a warning for each of its attempts.
+
+  It tries for half a minute. What it raises in the end says the same once.
+  """
+  logger = logging.getLogger("huggingface_hub")
+  level = logger.level
+  logger.setLevel(logging.ERROR)
+  try:
+    yield
+  finally:
+    logger.setLevel(level)
 
 
 @contextlib.contextmanager

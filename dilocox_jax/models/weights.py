@@ -136,16 +136,27 @@ def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
     Sizes of the model, and its parameters in fp32 as a nested dict.
 
   Raises:
-    ValueError: One line, if it is of another family or lacks a tensor.
+    ValueError: One line, if it is of another family, lacks a tensor, or a file
+      is damaged.
   """
   values = json.loads((folder / CONFIG_FILE).read_text())
+  shape = shape_of(values)
   files = sorted(folder.glob("*.safetensors"))
   require(bool(files), f"{folder} has no .safetensors file")
   tensors: dict[str, np.ndarray] = {}
   for file in files:
-    tensors |= _safetensors().load_file(file)
-  shape = shape_of(values)
+    tensors |= _loaded(file)
   return shape, params_of(tensors, shape, values["model_type"])
+
+
+def _loaded(file: pathlib.Path) -> dict[str, np.ndarray]:
+  library = _safetensors()
+  damage = extra_package("safetensors", str(file), "weights").SafetensorError
+  try:
+    return library.load_file(file)
+  except damage as error:
+    reason = str(error).splitlines()[0]
+    raise ValueError(f"{file} is damaged ({reason}): copy it again") from error
 
 
 def write_checkpoint(

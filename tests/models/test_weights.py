@@ -223,8 +223,25 @@ def test_models_of_the_papers_can_be_exported():
   assert found == {"opt_1_3b": "opt", "llama_1_1b": "llama", "tiny": "llama"}
 
 
+def test_a_damaged_file_is_one_line(tmp_path):
+  weights.write_checkpoint(tmp_path, SHAPES["llama"], drawn(SHAPES["llama"]))
+  for size in (500, 0):
+    with open(tmp_path / weights.TENSORS_FILE, "r+b") as file:
+      file.truncate(size)
+    with pytest.raises(ValueError, match="is damaged .*: copy it") as error:
+      weights.read_checkpoint(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_another_family_is_named_before_its_tensors_are_read(tmp_path):
+  (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+  with pytest.raises(ValueError, match="family 'gpt2' cannot be read"):
+    weights.read_checkpoint(tmp_path)
+
+
 def test_a_folder_without_tensors_or_package_says_so(tmp_path, monkeypatch):
-  (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt"}))
+  config = weights.config_of(SHAPES["opt"], "opt")
+  (tmp_path / "config.json").write_text(json.dumps(config))
   assert weights.is_checkpoint(tmp_path)
   with pytest.raises(ValueError, match="has no .safetensors file"):
     weights.read_checkpoint(tmp_path)
