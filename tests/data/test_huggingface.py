@@ -3,8 +3,10 @@ import sys
 
 import pytest
 
-from dilocox_jax.data import sources
+from dilocox_jax.data import shards, sources
+from dilocox_jax.data.documents import sampled
 from dilocox_jax.data.huggingface import read_dataset
+from dilocox_jax.data.tokenizers import byte_tokenizer
 from tests import runs
 
 TEXTS = [f"Document {n} says that {n} is a number." for n in range(300)]
@@ -110,6 +112,24 @@ def test_without_a_network_a_name_on_the_hub_is_one_line(library, monkeypatch):
     sources.load_corpus("huggingface", glob="allenai/c4:en")
   assert "\n" not in str(error.value)
   assert "allenai/c4:en is no folder and no file here" in str(error.value)
+
+
+@pytest.mark.parametrize("form", ["saved", "*.parquet"])
+def test_a_stream_that_was_cut_goes_on_to_the_same_tokens(
+  form, folder, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(shards, "_BATCH", 100)
+
+  def writing(name):
+    drawn = sampled(read_dataset(f"{folder}/{form}"), 50, 250, seed=3)
+    return shards.write(tmp_path / name, drawn, byte_tokenizer(), 0.1)
+
+  assert len(list(writing("whole"))) == 3
+  cut = writing("cut")
+  next(cut)
+  cut.close()
+  assert len(list(writing("cut"))) == 2
+  assert runs.files(tmp_path / "cut") == runs.files(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("form", ["saved", "*.parquet"])

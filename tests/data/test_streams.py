@@ -1,6 +1,8 @@
 import json
 import pathlib
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -295,6 +297,46 @@ def test_workers_and_processes_change_no_batch(num_workers, mix):
     whole = np.concatenate(taken[:4] + taken[5:], axis=1)
     np.testing.assert_array_equal(whole, expected[rows])
     np.testing.assert_array_equal(taken[4], expected[rows, 50:54])
+
+
+READER = """
+import hashlib, sys
+import numpy as np
+from dilocox_jax.data.streams import ReplicaStreams
+
+num_workers, replicas = int(sys.argv[1]), list(map(int, sys.argv[2:]))
+streams = ReplicaStreams(
+  np.arange(5 * 1001 + 3),
+  num_replicas=2,
+  batch_size=2,
+  sequence_length=4,
+  seed=0,
+  num_workers=num_workers,
+)
+batches = np.concatenate([streams.take(n, replicas) for n in (9, 2, 9)], axis=1)
+for own in batches:
+  print(hashlib.sha256(own.tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_one_process_or_two_of_any_workers_read_the_same():
+  def digests(num_workers, *replicas):
+    arguments = map(str, (num_workers, *replicas))
+    done = subprocess.run(
+      [sys.executable, "-c", READER, *arguments],
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+  both = digests(0, 0, 1)
+  assert len(set(both)) == 2
+  for num_workers in (0, 1, 4):
+    assert digests(num_workers, 0, 1) == both
+    assert digests(num_workers, 0) + digests(num_workers, 1) == both
 
 
 def test_what_fails_in_a_worker_is_raised_where_it_is_taken():

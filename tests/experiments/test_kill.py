@@ -4,6 +4,7 @@ Moments are recognised by what the run has written, never by a clock, and each
 test asserts that the process still lived when it was killed.
 """
 
+import json
 import os
 import pathlib
 import signal
@@ -35,8 +36,8 @@ EXTRA = {"streaming_diloco": {"sync.num_fragments": 2}}
 DEADLINE_S = 300
 
 
-def command(method, workdir):
-  settings = SETTINGS | EXTRA.get(method, {})
+def command(method, workdir, data=None):
+  settings = SETTINGS | EXTRA.get(method, {}) | (data or {})
   return [
     *(sys.executable, "-m", "experiments.train"),
     f"--config={CONFIGS / method}.py",
@@ -45,9 +46,9 @@ def command(method, workdir):
   ]
 
 
-def train(method, workdir):
+def train(method, workdir, data=None):
   done = subprocess.run(
-    command(method, workdir), capture_output=True, text=True, check=False
+    command(method, workdir, data), capture_output=True, text=True, check=False
   )
   assert done.returncode == 0, done.stderr
   return workdir
@@ -89,10 +90,10 @@ CASES = [
 ]
 
 
-def kill_at(method, workdir, is_moment):
+def kill_at(method, workdir, is_moment, data=None):
   """Starts a run and kills it as soon as a moment has come."""
   process = subprocess.Popen(
-    command(method, workdir),
+    command(method, workdir, data),
     stdout=subprocess.DEVNULL,
     stderr=subprocess.DEVNULL,
   )
@@ -147,3 +148,49 @@ def test_a_run_killed_twice_continues_to_the_same_bits(uninterrupted, tmp_path):
   kill_at("dilocox", tmp_path, lambda w: has_rows(w, "round", 24))
   train("dilocox", tmp_path)
   assert_same_run(tmp_path, uninterrupted("dilocox"))
+
+
+LIBRARY = pathlib.Path(json.__file__).parents[1]
+
+
+def json_lines(folder):
+  """JSON lines, with a vocabulary that is trained on them."""
+  texts = [path.read_text() for path in sorted(LIBRARY.glob("*.py"))[:40]]
+  lines = "\n".join(json.dumps({"body": text}) for text in texts)
+  (folder / "texts.jsonl").write_text(lines)
+  return {
+    "data.source": "text_files",
+    "data.glob": folder / "texts.jsonl",
+    "data.text_field": "body",
+    "data.tokenizer": "bpe",
+    "data.vocab_size": 300,
+    "model.vocab_size": 300,
+    "data.num_workers": 2,
+  }
+
+
+def saved_data_set(folder):
+  """A data set of Hugging Face on disk, read through a shuffle buffer."""
+  library = pytest.importorskip("datasets", reason="the extra hf is missing")
+  texts = [path.read_text() for path in sorted(LIBRARY.glob("*.py"))[:40]]
+  library.Dataset.from_dict({"text": texts}).save_to_disk(folder / "saved")
+  return {
+    "data.source": "huggingface",
+    "data.glob": folder / "saved",
+    "data.shuffle_buffer": 8,
+    "data.max_documents": 30,
+    "data.num_workers": 2,
+  }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text_of", [json_lines, saved_data_set])
+def test_a_killed_run_on_other_texts_continues_to_the_same_bits(
+  text_of, tmp_path, monkeypatch
+):
+  monkeypatch.setenv("DILOCOX_JAX_CACHE", str(tmp_path / "cache"))
+  data = text_of(tmp_path)
+  train("dilocox", tmp_path / "whole", data)
+  kill_at("dilocox", tmp_path / "cut", MOMENTS["during_a_round"], data)
+  train("dilocox", tmp_path / "cut", data)
+  assert_same_run(tmp_path / "cut", tmp_path / "whole")
