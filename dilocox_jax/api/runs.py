@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+from typing import Any
 
 import optax
 
@@ -12,6 +13,7 @@ from dilocox_jax.api.simulation_setup import Options, set_up
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.run import from_mapping
 from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.models.flax_modules import as_loss_model
 from dilocox_jax.models.loss import LossModel
 from dilocox_jax.pytypes import Aggregator, Tree
 from dilocox_jax.report.run import LoadedRun
@@ -60,7 +62,7 @@ def train(
   config: RunConfig,
   workdir: str | os.PathLike = "runs/train",
   *,
-  model: LossModel | None = None,
+  model: Any = None,
   data: Corpus | None = None,
   inner_optimizer: optax.GradientTransformation | None = None,
   outer_optimizer: optax.GradientTransformation | None = None,
@@ -74,7 +76,9 @@ def train(
   Args:
     config: Config of the run.
     workdir: The run directory.
-    model: Model to train; the plan's bytes are then those of its parameters.
+    model: Model to train: a `LossModel`, a linen module, or a function from
+      `nnx.Rngs` to an NNX module (`models.flax_modules`). The plan's bytes are
+      then those of its parameters.
     data: Training and validation tokens.
     inner_optimizer: Optimizer of the replicas, with its own learning rate.
     outer_optimizer: Optimizer of the outer parameters.
@@ -88,16 +92,22 @@ def train(
     ValueError: If a part cannot be built, or the directory holds another run.
     TrainingStoppedError: If a value is not finite.
   """
-  parts = Parts(model, data, inner_optimizer, outer_optimizer, exchange)
+  parts = Parts(
+    _loss_model(model), data, inner_optimizer, outer_optimizer, exchange
+  )
   path = pathlib.Path(workdir)
   Trainer(config, path, "dilocox_jax.train", parts=parts).run()
   return Run(path, parts)
 
 
+def _loss_model(model: Any) -> LossModel | None:
+  return None if model is None else as_loss_model(model)
+
+
 def load(
   workdir: str | os.PathLike,
   *,
-  model: LossModel | None = None,
+  model: Any = None,
   inner_optimizer: optax.GradientTransformation | None = None,
   outer_optimizer: optax.GradientTransformation | None = None,
   exchange: Aggregator | None = None,
@@ -115,7 +125,9 @@ def load(
   Raises:
     RecordError: If the directory holds no run.
   """
-  parts = Parts(model, None, inner_optimizer, outer_optimizer, exchange)
+  parts = Parts(
+    _loss_model(model), None, inner_optimizer, outer_optimizer, exchange
+  )
   run = Run(pathlib.Path(workdir), parts)
   _ = run.metrics  # A wrong directory is reported here and not at first use.
   return run

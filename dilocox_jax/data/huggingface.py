@@ -54,6 +54,8 @@ def read_dataset(
     ValueError: If the package is missing, or the data set cannot be read,
       e.g. without a network. The message is one line.
   """
+  # While it is imported it says which versions it found.
+  logging.getLogger("datasets").setLevel(logging.WARNING)
   library = extra_package("datasets", "data.source=huggingface", "hf")
   folder = pathlib.Path(place).expanduser()
   named = functools.partial(_named, text_field=text_field, on_damage=on_damage)

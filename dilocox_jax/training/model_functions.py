@@ -97,8 +97,10 @@ def _mean_over_batches(loss: Loss) -> Loss:
 def _check_given_model(config: RunConfig, model: LossModel) -> None:
   if config.mesh.is_divided:
     raise ValueError(
-      "a model that is handed in cannot be cut into pipeline stages or shards: "
-      "set mesh.num_stages=1 and mesh.num_data_shards=1"
+      "a model that is handed in has no places to cut it into stages or shards: "
+      "register one with the functions embed, block and logits "
+      "(dilocox_jax.register_model), or set mesh.num_stages=1 and "
+      "mesh.num_data_shards=1"
     )
   fragments = config.fragments
   if fragments.num_fragments == 1 or fragments.is_sliced:
