@@ -16,8 +16,10 @@ COMPILED ?= tiny_delayed@v5e:2x2 tiny_dilocox@v5e:2x2 \
   dilocox_opt_1_3b@v5e:4x4 allreduce_107b@v5p:4x4x8 \
   dilocox_107b@v5p:4x4x8 dilocox_107b_16x8@v5p:4x4x8 \
   overlap_loco_107b@v5p:4x4x8
-# So does PyTorch, which is large and which only one benchmark needs.
+# So does PyTorch, which is large: a benchmark needs it, and so do comparisons
+# with the library transformers.
 PEERS := build/peers
+TRANSFORMERS := build/transformers
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 CONSTRAINTS := $(wildcard constraints/py$(subst .,,$(VERSION)).txt)
 PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
@@ -28,7 +30,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install --quiet \
 WANTED := $(VERSION) $(CURDIR)
 FOUND := $(shell $(RUN) -c 'import sys; print(open(sys.prefix + "/.installed").read())' 2>/dev/null)
 
-.PHONY: help install quickstart ablation convergence tables reproduce compile-report lint format test check mutations docs bench bench-peers pins clean FORCE
+.PHONY: help install quickstart ablation convergence tables reproduce compile-report lint format test check check-transformers mutations docs bench bench-peers pins clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -72,6 +74,9 @@ test: install ## The fast tier of tests, lint included: what CI runs
 
 check: $(HF_STAMP) ## Every test, the slow tier too, compiled as users compile
 	DILOCOX_JAX_COMPILE=full $(RUN) -m pytest $(PYTEST_ARGS) -m ''
+
+check-transformers: $(TRANSFORMERS)/.installed ## Logits and sizes beside the library transformers
+	$(TRANSFORMERS)/bin/python -m pytest tests/models/test_weights.py
 
 mutations: install ## Break the code on purpose, line by line (half an hour)
 	$(RUN) -m tests.mutations

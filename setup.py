@@ -45,6 +45,9 @@ HF = ["datasets>=5.2"]
 # Checkpoints of OPT, Llama and Qwen2 that other libraries read and write.
 WEIGHTS = ["safetensors>=0.6"]
 
+# The library whose logits and parameters the tests of weights compare with.
+TRANSFORMERS = ["torch>=2.8", "transformers>=5.0"]
+
 # The bench that compares rounds with PyTorch's.
 PEERS = ["torch>=2.8"]
 
@@ -76,6 +79,7 @@ setup(
     "peers": PEERS,
     "text": TEXT,
     "tpu": ["jax[tpu]>=0.10.0"],
+    "transformers": TRANSFORMERS,
     "weights": WEIGHTS,
   },
 )

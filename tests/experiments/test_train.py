@@ -110,7 +110,9 @@ def test_a_directory_has_one_run_at_a_time(tmp_path):
   assert [each.name for each in tmp_path.iterdir()] == [".train.lock"]
 
 
-def test_text_files_are_found_by_a_glob(tmp_path):
+def test_text_files_are_found_by_globs_of_which_each_replica_reads_one(
+  tmp_path,
+):
   texts = tmp_path / "texts"
   (texts / "more").mkdir(parents=True)
   for number in range(30):
@@ -121,7 +123,8 @@ def test_text_files_are_found_by_a_glob(tmp_path):
     *runs.SMALL_FLAGS,
     f"--workdir={tmp_path / 'run'}",
     "--config.data.source=text_files",
-    f"--config.data.glob={texts}/**/*.txt",
+    f"--config.data.glob={texts}/*.txt;{texts}/more/**/*.txt",
+    "--config.data.mix=own",
     "--config.data.validation_fraction=0.3",
   )
   record = (tmp_path / "run" / "run.json").read_text()

@@ -11,7 +11,7 @@ import pytest
 from dilocox_jax.models import weights
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.presets import MODEL_PRESETS, nano
-from dilocox_jax.plan.model.shapes import ModelShape
+from dilocox_jax.plan.model.shapes import ModelShape, parameter_count
 
 TOLERANCE = 1e-4  # Of logits, fp32 against float64.
 SMALL = ModelShape(2, 16, 4, 24, 60)
@@ -159,6 +159,24 @@ def test_logits_are_those_of_transformers(family, tmp_path):
   with torch.no_grad():
     again = read.eval()(torch.tensor(TOKENS)).logits.numpy()
   np.testing.assert_allclose(again, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["opt_1_3b", "llama_1_1b", "qwen_107b"])
+def test_presets_have_as_many_parameters_as_in_transformers(name):
+  torch = pytest.importorskip("torch", reason="needs torch (CPU)")
+  transformers = pytest.importorskip("transformers")
+  shape = MODEL_PRESETS[name]
+  if name == "qwen_107b":
+    shape = dataclasses.replace(shape, biases="qkv")
+  config = weights.config_of(shape, weights.family_of(shape))
+  with torch.device("meta"):
+    theirs = transformers.AutoModelForCausalLM.from_config(
+      transformers.AutoConfig.for_model(**config)
+    )
+  found = sum(parameter.numel() for parameter in theirs.parameters())
+  # Nothing reads the rows of OPT's table in front of the first position.
+  unread = 2 * shape.model_dim if name == "opt_1_3b" else 0
+  assert found == parameter_count(shape) + unread
 
 
 def test_bfloat16_files_are_read(tmp_path):
