@@ -97,8 +97,8 @@ def _mean_over_batches(loss: Loss) -> Loss:
 def _check_given_model(config: RunConfig, model: LossModel) -> None:
   if config.mesh.is_divided:
     raise ValueError(
-      "a model that is handed in has no places to cut it into stages or shards: "
-      "register one with the functions embed, block and logits "
+      "a model that is handed in cannot be cut into stages or shards: register "
+      "one with the functions embed, block and logits "
       "(dilocox_jax.register_model), or set mesh.num_stages=1 and "
       "mesh.num_data_shards=1"
     )

@@ -5,7 +5,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -19,9 +18,8 @@ pytestmark = pytest.mark.slow
 GB = 10**9
 
 
-def train(workdir, *flags, expected=0):
-  """Trains, and returns seconds and the most bytes that the process held."""
-  start_s = time.perf_counter()
+def train(workdir, *flags):
+  """Trains, and returns processor seconds and the most bytes that it held."""
   with open(workdir.with_suffix(".log"), "w") as log:
     process = subprocess.Popen(
       [sys.executable, "-m", "experiments.train", f"--workdir={workdir}"]
@@ -30,9 +28,9 @@ def train(workdir, *flags, expected=0):
       stderr=log,
     )
     _, status, usage = os.wait4(process.pid, 0)
-  assert os.waitstatus_to_exitcode(status) == expected, log.name
-  # Linux counts in units of 1,024 bytes.
-  return time.perf_counter() - start_s, usage.ru_maxrss * 1024
+  assert os.waitstatus_to_exitcode(status) == 0, log.name
+  # Linux counts memory in units of 1,024 bytes.
+  return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
 def test_the_entropy_of_the_chain_is_reached_in_two_minutes(tmp_path):
@@ -47,8 +45,9 @@ def test_the_entropy_of_the_chain_is_reached_in_two_minutes(tmp_path):
   )
   (final,) = runs.rows(tmp_path / "run", "final")
   gap = final["outer_loss"] / ENTROPY_NATS - 1
-  print(f"{100 * gap:+.2f} % from the entropy in {seconds:.1f} s")
+  print(f"{100 * gap:+.2f} % from the entropy, {seconds:.1f} processor seconds")
   assert -0.005 < gap < 0.01
+  # A machine with nothing else to do takes no longer than its processors do.
   assert seconds < 120
 
 
