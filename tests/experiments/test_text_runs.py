@@ -28,7 +28,8 @@ def train(workdir, *flags):
       stderr=log,
     )
     _, status, usage = os.wait4(process.pid, 0)
-  assert os.waitstatus_to_exitcode(status) == 0, log.name
+    process.returncode = os.waitstatus_to_exitcode(status)
+  assert process.returncode == 0, log.name
   # Linux counts memory in units of 1,024 bytes.
   return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
