@@ -22,6 +22,7 @@ from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.pytypes import Tree
 from dilocox_jax.report.text_tables import terminal_table
 from dilocox_jax.training import build, states
+from experiments.benchmarks.inner_peer import peer_rate
 from experiments.benchmarks.record import keep_record
 
 STEPS = 10  # Inner steps of one measurement.
@@ -155,7 +156,8 @@ def run_inner(config: RunConfig, workdir: pathlib.Path, repeats: int) -> dict:
   Returns:
     The values of the file by name.
   """
-  values = measure_steps(config, repeats)
+  peer = peer_rate(config, STEPS, repeats)
+  values = measure_steps(config, repeats) | {"pytorch_tokens_per_s": peer}
   cells = [
     (name, _cell(name, value))
     for name, value in values.items()
