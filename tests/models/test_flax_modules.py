@@ -15,10 +15,10 @@ VOCAB_SIZE, WIDTH, DEPTH = 11, 8, 12  # More layers than digits.
 
 
 class InNnx(nnx.Module):
-  def __init__(self, rngs):
+  def __init__(self, rngs, depth=DEPTH):
     self.embed = nnx.Embed(VOCAB_SIZE, WIDTH, rngs=rngs)
     self.layers = nnx.List(
-      [nnx.Linear(WIDTH, WIDTH, rngs=rngs) for _ in range(DEPTH)]
+      [nnx.Linear(WIDTH, WIDTH, rngs=rngs) for _ in range(depth)]
     )
     self.head = nnx.Linear(WIDTH, VOCAB_SIZE, rngs=rngs)
 
@@ -30,15 +30,20 @@ class InNnx(nnx.Module):
 
 
 class InLinen(linen.Module):
+  depth: int = DEPTH
+
   @linen.compact
   def __call__(self, tokens):
     x = linen.Embed(VOCAB_SIZE, WIDTH)(tokens)
-    for _ in range(DEPTH):
+    for _ in range(self.depth):
       x = x + jnp.tanh(linen.Dense(WIDTH)(x))
     return linen.Dense(VOCAB_SIZE)(x)
 
 
-MODULES = {"nnx": InNnx, "linen": InLinen()}
+MODULES = {
+  "nnx": lambda rngs: InNnx(rngs, depth=2),
+  "linen": InLinen(depth=2),
+}
 TOKENS = jnp.arange(20, dtype=np.int32).reshape(2, 10) % VOCAB_SIZE
 
 
@@ -48,7 +53,9 @@ def counting():
   return dx.Corpus("counting", tokens, tokens[:2000], "0" * 16, VOCAB_SIZE, 0)
 
 
-@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize(
+  "kind", ["nnx", pytest.param("linen", marks=pytest.mark.slow)]
+)
 def test_a_module_is_trained_in_fragments_with_a_codec_and_read_back(
   kind, tmp_path
 ):
