@@ -6,8 +6,9 @@
 Every process has a network namespace of its own, and the kernel throttles its
 link (`experiments.launch --link`). The page has one row a case: predicted and
 measured seconds, and the bytes that the kernel counted beside the plan's.
-Predictions use what --calibrate measures first: how long gloo's gathers between
-two processes take on this machine. With --calibrate nothing else is run.
+Predictions use what --calibrate measures first: how long gloo's collectives
+between two and among four processes take on this machine, at other sizes and
+rates than those of the cases. With --calibrate nothing else is run.
 
 --cases=all also trains on a link that opens and closes during one run, which
 shows whether an exchange hides behind the inner steps, and on links so slow

@@ -28,31 +28,45 @@ class Transport:
       collectives do (recalled).
     starts_slowly: Whether the first message after idle time (longer than
       `RETRANSMISSION_TIMEOUT_S`) pays for TCP's slow start.
-    pair_slowness: Kinds of collectives, each with its time between two replicas
-      over that of a full-duplex link; 1 for kinds that are not named. Between
-      two processes gloo sends and receives in turn, except in an all-reduce.
+    factors: Kinds of collectives, each with its time over that of a link that
+      carries payload alone, both ways at once: between two replicas, and among
+      more. 1 for kinds that are not named.
   """
 
   rtts_per_message: float = 1.0
   starts_slowly: bool = True
-  pair_slowness: tuple[tuple[str, float], ...] = ()
+  factors: tuple[tuple[str, float, float], ...] = ()
 
   def slowness(self, kind: str, num_replicas: int) -> float:
-    """Returns the time of a collective over that of a full-duplex link.
+    """Returns the time of a collective over that of a link with payload alone.
 
     Args:
       kind: Kind of the collective.
       num_replicas: Number of replicas.
     """
-    return dict(self.pair_slowness).get(kind, 1.0) if num_replicas == 2 else 1.0
+    found = {name: (pair, more) for name, pair, more in self.factors}
+    pair, more = found.get(kind, (1.0, 1.0))
+    return pair if num_replicas == 2 else more
 
 
 TCP = Transport()
 IDEAL = Transport(rtts_per_message=0.5, starts_slowly=False)
-# Measured on throttled links of one machine (docs/log.md); measure your own by
-# `python -m experiments.links --calibrate`.
+# Where both directions carry payload, each also carries acknowledgements of the
+# other: a frame of 66 bytes for every second segment (derived).
+ACKNOWLEDGED = 1 + 66 / (2 * 1514)
+# Gloo tells the sender when it is ready to receive, and between two processes
+# this notice waits in the same socket behind what is being sent. So they send in
+# turn: a permute or an all-to-all takes twice as long, and an all-gather, which
+# goes in two halves, 1.5 times. An all-reduce keeps both directions busy. What
+# more replicas cost was measured on throttled links of one machine
+# (docs/log.md); measure your own by `python -m experiments.links --calibrate`.
 GLOO = Transport(
-  pair_slowness=(("all_gather", 1.56), ("all_to_all", 2.13), ("permute", 2.07))
+  factors=(
+    ("all_reduce", ACKNOWLEDGED, ACKNOWLEDGED),
+    ("all_gather", 1.5, 1.04),
+    ("all_to_all", 2.0, 1.65),
+    ("permute", 2.0, 1.07),
+  )
 )
 
 

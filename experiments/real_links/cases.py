@@ -146,15 +146,18 @@ def run_cases(
 
 
 def calibrated(folder: pathlib.Path) -> Transport:
-  """Measures what gloo costs two processes here, by kind of collective.
+  """Measures what gloo costs here by kind, between two and among four.
 
   The sizes and rates differ from those of all cases.
 
   Args:
     folder: Directory for files.
   """
-  kinds = [kind for kind, _ in GLOO.pair_slowness]
-  pair = equal_cluster("200 Mbit/s", 2)
-  rows = run_cases([(pair, [(kind, 3 * _MIB) for kind in kinds])], TCP, folder)
-  found = [(row.kind, row.measured_s / row.predicted_s) for row in rows]
-  return dataclasses.replace(GLOO, pair_slowness=tuple(found))
+  kinds = [kind for kind, *_ in GLOO.factors]
+  operands = [(kind, 3 * _MIB) for kind in kinds]
+  clusters = [equal_cluster("60 Mbit/s", count) for count in (2, 4)]
+  rows = run_cases([(each, operands) for each in clusters], TCP, folder)
+  found = [row.measured_s / row.predicted_s for row in rows]
+  pair, more = found[: len(kinds)], found[len(kinds) :]
+  factors = tuple(zip(kinds, pair, more, strict=True))
+  return dataclasses.replace(GLOO, factors=factors)

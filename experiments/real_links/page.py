@@ -76,11 +76,14 @@ def report(
     transport: Transport of the predictions, as it was measured.
     workdir: Directory to write into.
   """
-  slowness = ", ".join(f"{k} {v:.2f}" for k, v in transport.pair_slowness)
+  factors = "; ".join(
+    f"{kind} {pair:.3f} and {more:.3f}" for kind, pair, more in transport.factors
+  )
   lines = [
     "All links are throttled by the kernel, which also counts the bytes on the"
-    " link of process 0. Between two processes gloo took so many times a"
-    f" full-duplex link: {slowness} (measured before, at other sizes).",
+    " link of process 0. Collectives of gloo between two and among four"
+    " processes took so many times a link that carries payload alone, both ways"
+    f" at once: {factors} (measured before, at other sizes and rates).",
   ]
   ranking = _RANKING.format(*agreeing_pairs(ranked))
   tables = (

@@ -13,6 +13,11 @@ to the switch above is throttled instead of theirs:
     node 0 --> site 0 --up--> switch --down--> site 1 --> node 2
     node 1 --> site 0                          site 1 --> node 3
 
+TCP controls congestion by Reno on these links, whatever the machine prefers.
+Every kernel has it, and it keeps a throttled link full. BBR, the default of some
+machines, sends less now and then to measure the round trip, and took 5 to 18 %
+longer (docs/log.md).
+
 Delay and loss need the kernel's `netem`, which some kernels lack. Half of the
 round trip is added where a packet leaves, and a packet may be lost at each end,
 as the simulator counts it (`simulate.sites.Link`).
@@ -38,6 +43,7 @@ from experiments.runtime.command_line import UsageError
 
 INTERFACE = "wan"  # The end of its link on a node.
 _SWITCH = "switch"
+_SUBNET = "10.77.0.0/24"
 _TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
 # The holder says when its namespace is there. Gloo finds the address to listen
 # on by the name of the host, so the name of the host is the address.
@@ -202,6 +208,7 @@ def throttled_network(links: Links) -> Iterator[ThrottledNetwork]:
         "ip link set lo up",
         f"ip addr add {address}/24 dev {INTERFACE}",
         f"ip link set {INTERFACE} up",
+        f"ip route change {_SUBNET} dev {INTERFACE} congctl reno",
       ):
         root.run(address, *command.split())
       if link:

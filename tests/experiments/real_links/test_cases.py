@@ -1,9 +1,12 @@
+import contextlib
+
 import pytest
 
 from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.simulate.transfer import GLOO, TCP
-from experiments.real_links import cases
+from experiments.real_links import cases, collectives
 from experiments.real_links.network import equal_cluster
+from experiments.runtime.cluster_links import cluster_links
 
 GOODPUT = 1448 / 1514 / 8  # Bytes of payload for each bit of the line.
 MIB = 2**20
@@ -19,13 +22,36 @@ def test_predictions_are_the_bytes_over_the_rate():
     assert predicted(cluster) == pytest.approx(16 * MIB * share / 1e8 / GOODPUT)
 
 
-def test_gloo_gathers_by_turns_between_two_and_only_there():
-  pair, four = (equal_cluster("100 Mbit/s", count) for count in (2, 4))
-  for kind, factor in GLOO.pair_slowness:
-    full = predicted(pair, kind)
-    assert predicted(pair, kind, GLOO) == pytest.approx(factor * full)
-    assert predicted(four, kind, GLOO) == predicted(four, kind)
-  assert predicted(pair, transport=GLOO) == predicted(pair)
+def test_gloo_takes_longer_by_kind_and_number_of_processes():
+  for count, place in ((2, 0), (4, 1)):
+    cluster = equal_cluster("100 Mbit/s", count)
+    for kind, *factors in GLOO.factors:
+      payload_s = predicted(cluster, kind)
+      assert predicted(cluster, kind, GLOO) == pytest.approx(
+        factors[place] * payload_s
+      )
+
+
+def test_a_calibration_takes_each_kind_between_two_and_among_four(
+  monkeypatch, tmp_path
+):
+  def measured(network, operands, folder):
+    seconds = 1.0 if len(network.nodes) == 2 else 4.0
+    return [(seconds, 100.0)] * len(operands)
+
+  monkeypatch.setattr(cases, "network_of", contextlib.nullcontext)
+  monkeypatch.setattr(
+    cases,
+    "measure_collectives",
+    lambda cluster, *rest: measured(cluster_links(cluster), *rest),
+  )
+  transport = cases.calibrated(tmp_path)
+  assert [kind for kind, *_ in transport.factors] == list(collectives._MOVES)
+  cluster = equal_cluster("60 Mbit/s", 4)
+  for kind, pair, more in transport.factors:
+    size = Collective(kind, 3 * MIB)
+    assert cases.predicted_s(cluster, transport, size) == pytest.approx(4.0)
+    assert 0 < pair < more * 4
 
 
 def test_a_shared_uplink_is_used_twice_by_a_bad_order_of_ranks():

@@ -20,7 +20,7 @@ def test_the_page_shows_every_case_and_the_transport(tmp_path, capsys):
   text = (tmp_path / "report.md").read_text()
   assert "| 0.5000 | 0.4000 | 1.250 | 1.050 |" in text
   assert "| 12 and 10 | 0.30 | 2.000 | 2.600 | 1.300 | 0.000 | - |" in text
-  assert "all_gather 1.56" in text
+  assert "all_gather 1.500 and 1.040" in text
   assert "| 1.980 | 1.010 | 0.0625 | 0.960 | 31.7 | 96.0% | 1.070 |" in text
   assert "has 0 of 1 pairs" in text
   assert "| a | 16 | 1.0000 | 2.0000 | 0.500 |" in text
