@@ -32,9 +32,9 @@ class Row:
     kind: Kind of the collective.
     operand_bytes: Size of a replica's operand (bytes).
     predicted_s: Seconds by the simulator.
-    measured_s: Median of the seconds that process 0 measured.
+    measured_s: Median of the seconds that the last process measured.
     planned_bytes: Bytes that a replica sends by the plan.
-    link_bytes: Bytes that the kernel counted on the link of process 0.
+    link_bytes: Bytes that the kernel counted on the link of that process.
   """
 
   cluster: str

@@ -5,37 +5,39 @@ before and after them, so that a machine that others use too disturbs both
 alike. If the exchange hides behind the inner steps, both take the same time. If
 it does not, rounds over the slow link are longer by the exchange. The control
 keeps the exchange in the round's program, where CPUs overlap nothing.
+
+The link becomes as slow as it must be for an exchange to take a given share of
+a round, which the run's own rounds over the open link have shown.
 """
 
 import collections
 import dataclasses
+import json
 import pathlib
 import statistics
-import threading
+from collections.abc import Callable, Sequence
 
 from dilocox_jax.config import from_mapping, to_plan
-from dilocox_jax.metrics.lines import RecordError, read_rows
-from dilocox_jax.metrics.recorder import TIMING
 from dilocox_jax.metrics.rows import Timing
-from dilocox_jax.report.run import LoadedRun, load_run
+from dilocox_jax.metrics.run_record import CONFIG
+from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.simulate.transfer import Transport
+from experiments.real_links import timed_runs
 from experiments.real_links.cases import predicted_s
-from experiments.real_links.network import (
-  equal_cluster,
-  network_of,
-  train_together,
-)
-from experiments.runtime.throttled_network import NodeLink, ThrottledNetwork
+from experiments.real_links.changing_link import OPEN_BIT_PER_S
+from experiments.real_links.network import equal_cluster
 
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
-_OPEN = NodeLink(1e10, 1e10)
-_NUM_ROUNDS = 48
 _BLOCK = 4  # Rounds before the link changes.
 _SKIPPED = 1  # First rounds of a block, in which it changes.
-_COMPILING = 8  # First rounds of a run, which are not compared.
-_POLL_S = 0.02
+_COMPILING = 4  # First rounds of a run, which do not count.
+_FIRST = 8  # Round from which the link changes; it is open before.
+_NUM_ROUNDS = _FIRST + 8 * _BLOCK
+_INTERVAL = 20  # H, and the steps that hide an exchange.
+_SHARE = 0.6  # Of a round over the open link, which a slow exchange takes.
 _COMMON = (
-  *("--config.sync.sync_interval=20", "--config.inner.warmup_steps=5"),
+  f"--config.sync.sync_interval={_INTERVAL}",
+  "--config.inner.warmup_steps=5",
   *("--config.data.batch_size=4", "--config.data.sequence_length=64"),
   *("--config.evaluation.interval_steps=0", "--config.adaptive.mode=off"),
   *("--config.evaluation.num_sequences=8", "--config.mesh.layout=mesh"),
@@ -49,28 +51,24 @@ class OverlapCase:
 
   Attributes:
     name: Name for the table.
-    rate: Rate of the slow link, as cluster files write it.
     flags: Flags of the training.
   """
 
   name: str
-  rate: str
   flags: tuple[str, ...]
 
 
 CASES = (
   OverlapCase(
     "delayed, fp32",
-    "50 Mbit/s",
     (
       f"--config={_CONFIGS}/delayed.py",
-      "--config.sync.overlap_steps=20",
+      f"--config.sync.overlap_steps={_INTERVAL}",
       "--config.sync.rule=continue",
     ),
   ),
   OverlapCase(
     "dilocox, two messages",
-    "10 Mbit/s",
     (f"--config={_CONFIGS}/dilocox.py", "--config.codec.rank=16"),
   ),
 )
@@ -83,7 +81,7 @@ class OverlapRow:
   Attributes:
     name: Name of the case.
     dispatch: What dispatched the exchange, "thread" or "round".
-    rate: Rate of the slow link.
+    rate_bps: Rate of the slow link (bits per second).
     num_rounds: Rounds compared over the open and over the slow link.
     open_s: Median seconds of a round over the open link.
     slow_s: Median seconds of a round over the slow link.
@@ -97,7 +95,7 @@ class OverlapRow:
 
   name: str
   dispatch: str
-  rate: str
+  rate_bps: float
   num_rounds: tuple[int, int]
   open_s: float
   slow_s: float
@@ -138,24 +136,54 @@ def _run(
     folder: Directory for the run.
   """
   workdir = folder / f"{case.name.replace(', ', '_')}_{dispatch}"
-  cluster = equal_cluster(case.rate, 2)
-  slow = cluster.sites[0].link
   flags = (
-    *(*case.flags, *_COMMON, f"--config.total_steps={20 * _NUM_ROUNDS}"),
+    *(*case.flags, *_COMMON, f"--config.total_steps={_INTERVAL * _NUM_ROUNDS}"),
     *(f"--config.mesh.exchange_dispatch={dispatch}", f"--workdir={workdir}"),
   )
-  with network_of(cluster) as network:
-    link = NodeLink(slow.up_bps, slow.down_bps)
-    with _alternating(network, workdir / TIMING, link):
-      train_together(network, flags)
-  run = load_run(workdir)
-  traffic = to_plan.traffic(from_mapping(run.config))
-  exchange_s = predicted_s(cluster, transport, *traffic.exchange(0))
-  return compared(case, dispatch, run, exchange_s)
+  link = AlternatingRate(lambda: _bits(workdir, transport))
+  run = timed_runs.train_while_link_changes(flags, workdir, link)
+  return compared(case, dispatch, run, link)
+
+
+def _bits(workdir: pathlib.Path, transport: Transport) -> float:
+  """Returns the simulated seconds of an exchange of a run at 1 bit/s."""
+  config = from_mapping(json.loads((workdir / CONFIG).read_text()))
+  pair = equal_cluster("1 Mbit/s", 2)
+  collectives = to_plan.traffic(config).exchange(0)
+  return 1e6 * predicted_s(pair, transport, *collectives)
+
+
+class AlternatingRate:
+  """The rate of a link that is open and slow in turn.
+
+  Attributes:
+    slow_bps: Rate of the slow link (bits per second); 0 until it is known.
+    exchange_s: Simulated seconds of an exchange over the slow link.
+  """
+
+  def __init__(self, bits: Callable[[], float]):
+    """Starts with an open link.
+
+    Args:
+      bits: Returns the simulated seconds of an exchange at 1 bit/s. Links have
+        no delay, so that twice the rate takes half of them. It is called when
+        the run has rounds.
+    """
+    self._bits = bits
+    self.slow_bps, self.exchange_s = 0.0, 0.0
+
+  def __call__(self, walls_s: Sequence[float]) -> float:
+    """Returns the rate after rounds that took so many seconds each."""
+    if not is_slow(len(walls_s)):
+      return OPEN_BIT_PER_S
+    if not self.slow_bps:
+      self.exchange_s = _SHARE * statistics.median(walls_s[_COMPILING:])
+      self.slow_bps = self._bits() / self.exchange_s
+    return self.slow_bps
 
 
 def compared(
-  case: OverlapCase, dispatch: str, run: LoadedRun, exchange_s: float
+  case: OverlapCase, dispatch: str, run: LoadedRun, link: AlternatingRate
 ) -> OverlapRow:
   """Compares the rounds of a run over the open and over the slow link.
 
@@ -163,14 +191,14 @@ def compared(
     case: The method and its slow link.
     dispatch: What dispatched the exchange.
     run: The run.
-    exchange_s: Simulated seconds of the exchange on the slow link.
+    link: The rates that its link had.
   """
   timings = [row for row in run.timings if row.event == "round"]
   by_state: dict[bool, list[Timing]] = {True: [], False: []}
   ratios, blocks = [], collections.defaultdict(list)
   pairs = zip(timings, run.rounds, strict=True)
   for number, (timing, row) in enumerate(pairs):
-    if number >= _COMPILING and number % _BLOCK >= _SKIPPED:
+    if number >= _FIRST and number % _BLOCK >= _SKIPPED:
       by_state[is_slow(number)].append(timing)
       blocks[number // _BLOCK].append(timing.wall_s)
       ratios.append(timing.link_bytes / row.sent_bytes)
@@ -182,12 +210,12 @@ def compared(
   return OverlapRow(
     case.name,
     dispatch,
-    case.rate,
+    link.slow_bps,
     (len(by_state[False]), len(by_state[True])),
     open_s,
     slow_s,
     _ratio_of_neighbours(blocks),
-    exchange_s,
+    link.exchange_s,
     exposed_s,
     statistics.median(ratios),
   )
@@ -208,42 +236,4 @@ def _ratio_of_neighbours(blocks: dict[int, list[float]]) -> float:
 
 def is_slow(number: int) -> bool:
   """Whether a round of a run has the slow link, by its number from 0."""
-  return number // _BLOCK % 2 == 1
-
-
-class _alternating:
-  """Opens and closes the links of a network as rounds of a run end."""
-
-  def __init__(
-    self, network: ThrottledNetwork, timing: pathlib.Path, slow: NodeLink
-  ):
-    self._network, self._timing, self._slow = network, timing, slow
-    self._end = threading.Event()
-    self._thread = threading.Thread(target=self._run)
-
-  def __enter__(self) -> None:
-    self._throttle(is_slow(0))
-    self._thread.start()
-
-  def __exit__(self, *exception: object) -> None:
-    self._end.set()
-    self._thread.join()
-
-  def _run(self) -> None:
-    was_slow = is_slow(0)
-    while not self._end.wait(_POLL_S):
-      now = is_slow(self._num_rounds())
-      if now != was_slow:
-        self._throttle(now)
-      was_slow = now
-
-  def _num_rounds(self) -> int:
-    try:
-      rows = read_rows(self._timing)
-    except RecordError:
-      return 0
-    return sum(row["event"] == "round" for row in rows)
-
-  def _throttle(self, to_slow: bool) -> None:
-    for node in range(len(self._network.addresses)):
-      self._network.throttle(node, self._slow if to_slow else _OPEN)
+  return number >= _FIRST and number // _BLOCK % 2 == 0

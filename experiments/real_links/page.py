@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from dilocox_jax.metrics.lines import write_json
-from dilocox_jax.report.page import write_page
+from dilocox_jax.report.page import picture, write_page
 from dilocox_jax.report.text_tables import markdown_table
 from dilocox_jax.report.units import human_bytes
 from dilocox_jax.simulate.transfer import Transport
+from experiments.real_links.bandwidths import BandwidthRow, Curve
+from experiments.real_links.bandwidths_figure import utilisation_figure
 from experiments.real_links.cases import Row
 from experiments.real_links.overlap import OverlapRow
 from experiments.real_links.ranking import RankedRow, agreeing_pairs
 from experiments.real_links.speedup import SpeedupRow
+from experiments.real_links.timed_runs import BASELINE
 from experiments.runtime.command_line import own_command
 
 _HEADER = (
@@ -51,6 +54,21 @@ _SPEEDUP = (
   " over an open link."
 )
 
+_BANDWIDTH_COLUMNS = (
+  *("method", "H", "link (Mbit/s)", "tokens/s", "speed-up over AllReduce"),
+  *("by the simulator", "step predicted (s)", "step measured (s)"),
+  *("predicted / measured", "utilisation", "counted / planned bytes"),
+)
+_BANDWIDTHS = (
+  "Methods over one link that becomes slower while they train: tokens a second"
+  " of both replicas and seconds of a step, exchanges included, medians"
+  " (measured). The simulator was told the seconds of a step over an open link."
+)
+_FIGURE = (
+  "Share of the time that inner steps take: by the simulator (lines) and"
+  " measured (markers)."
+)
+
 _RANKING_COLUMNS = ("method", "H", "predicted (s)", "measured (s)", "ratio")
 _RANKING = (
   "Settings on one slow link: seconds of a step, exchanges included. The"
@@ -58,45 +76,64 @@ _RANKING = (
 )
 
 
-def report(
-  rows: Sequence[Row],
-  overlaps: Sequence[OverlapRow],
-  speedups: Sequence[SpeedupRow],
-  ranked: Sequence[RankedRow],
-  transport: Transport,
-  workdir: pathlib.Path,
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class Found:
+  """What was run; a table that is empty is left out of the page.
+
+  Attributes:
+    rows: All collectives; those that miss are shown as the others are.
+    overlaps: Runs on a link that opened and closed.
+    bandwidths: Methods over a link that became slower.
+    curves: Utilisation of these methods by the simulator.
+    speedups: Runs over links that make AllReduce slow.
+    ranked: Settings on one slow link.
+  """
+
+  rows: Sequence[Row] = ()
+  overlaps: Sequence[OverlapRow] = ()
+  bandwidths: Sequence[BandwidthRow] = ()
+  curves: Sequence[Curve] = ()
+  speedups: Sequence[SpeedupRow] = ()
+  ranked: Sequence[RankedRow] = ()
+
+
+def report(found: Found, transport: Transport, workdir: pathlib.Path) -> None:
   """Writes the page and the JSON, and prints the tables.
 
   Args:
-    rows: All collectives; those that miss are shown as the others are.
-    overlaps: Runs on a link that opened and closed.
-    speedups: Runs over links that make AllReduce slow.
-    ranked: Settings on one slow link.
+    found: What was run.
     transport: Transport of the predictions, as it was measured.
     workdir: Directory to write into.
   """
   factors = "; ".join(
-    f"{kind} {pair:.3f} and {more:.3f}" for kind, pair, more in transport.factors
+    f"{kind} {pair:.3f} and {more:.3f}"
+    for kind, pair, more in transport.factors
   )
   lines = [
     "All links are throttled by the kernel, which also counts the bytes on the"
-    " link of process 0. Collectives of gloo between two and among four"
+    " link of a process. Collectives of gloo between two and among four"
     " processes took so many times a link that carries payload alone, both ways"
     f" at once: {factors} (measured before, at other sizes and rates).",
   ]
-  ranking = _RANKING.format(*agreeing_pairs(ranked))
+  ranking = _RANKING.format(*agreeing_pairs(found.ranked))
+  of_methods = _bandwidth_cells(found.bandwidths)
   tables = (
-    (_COLLECTIVES, _HEADER, [*map(_cells, rows)]),
-    (_OVERLAP, _COLUMNS, [*map(_row, overlaps)]),
-    (_SPEEDUP, _SPEEDUP_COLUMNS, [*map(_speedup_cells, speedups)]),
-    (ranking, _RANKING_COLUMNS, [*map(_ranking_cells, ranked)]),
+    (_COLLECTIVES, _HEADER, [*map(_cells, found.rows)]),
+    (_OVERLAP, _COLUMNS, [*map(_row, found.overlaps)]),
+    (_BANDWIDTHS, _BANDWIDTH_COLUMNS, of_methods),
+    (_SPEEDUP, _SPEEDUP_COLUMNS, [*map(_speedup_cells, found.speedups)]),
+    (ranking, _RANKING_COLUMNS, [*map(_ranking_cells, found.ranked)]),
   )
   for intro, columns, cells in tables:
     if cells:
       lines += ["", intro, "", *markdown_table(columns, cells)]
-  values = [dataclasses.asdict(row) | {"ratio": row.ratio} for row in rows]
-  others = (*overlaps, *speedups, *ranked)
+  if found.curves:
+    figure = utilisation_figure(found.bandwidths, found.curves)
+    lines += ["", *picture(figure, workdir, "utilisation", _FIGURE)]
+  values = [
+    dataclasses.asdict(row) | {"ratio": row.ratio} for row in found.rows
+  ]
+  others = (*found.overlaps, *found.bandwidths, *found.speedups, *found.ranked)
   values += [dataclasses.asdict(row) for row in others]
   write_json(workdir / "links.json", values)
   page = write_page(workdir, "Real links", lines, own_command())
@@ -108,7 +145,7 @@ def _row(row: OverlapRow) -> tuple[str, ...]:
   return (
     row.name,
     row.dispatch,
-    row.rate,
+    f"{row.rate_bps / 1e6:.2f} Mbit/s",
     " and ".join(map(str, row.num_rounds)),
     f"{row.predicted_exchange_s / row.open_s:.2f}",
     f"{row.open_s:.3f}",
@@ -118,6 +155,29 @@ def _row(row: OverlapRow) -> tuple[str, ...]:
     "-" if math.isnan(row.exposed_s) else f"{row.exposed_s:.3f}",
     f"{row.bytes_ratio:.3f}",
   )
+
+
+def _bandwidth_cells(rows: Sequence[BandwidthRow]) -> list[tuple[str, ...]]:
+  slowest = {row.rate_bps: row for row in rows if row.name == BASELINE}
+  cells = []
+  for row in rows:
+    baseline = slowest[row.rate_bps]
+    cells.append(
+      (
+        row.name,
+        str(row.sync_interval),
+        f"{row.rate_bps / 1e6:g}",
+        f"{row.tokens_per_step / row.measured_s:.0f}",
+        f"{baseline.measured_s / row.measured_s:.2f}",
+        f"{baseline.predicted_s / row.predicted_s:.2f}",
+        f"{row.predicted_s:.4f}",
+        f"{row.measured_s:.4f}",
+        f"{row.predicted_s / row.measured_s:.3f}",
+        f"{row.utilisation:.1%}",
+        f"{row.bytes_ratio:.3f}",
+      )
+    )
+  return cells
 
 
 def _ranking_cells(row: RankedRow) -> tuple[str, ...]:

@@ -48,16 +48,14 @@ class RankedRow:
   measured_s: float
 
 
-def run_all(
-  step_s: float, transport: Transport, folder: pathlib.Path
-) -> list[RankedRow]:
-  """Trains every setting over one slow link.
+def run_all(transport: Transport, folder: pathlib.Path) -> list[RankedRow]:
+  """Trains over an open link, and then every setting over one slow link.
 
   Args:
-    step_s: Seconds of an inner step over an open link.
     transport: Transport of the predictions.
     folder: Directory for the runs.
   """
+  step_s = timed_runs.open_step_s(folder)
   rate = f"{timed_runs.rate_for(_RATIO * step_s, transport) / 1e6:.4f} Mbit/s"
   cluster = equal_cluster(rate, timed_runs.NUM_REPLICAS)
   rows = []

@@ -3,12 +3,14 @@
 import itertools
 import pathlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from dilocox_jax.config import RunConfig, from_mapping, to_plan
+from dilocox_jax.metrics.recorder import TIMING
 from dilocox_jax.metrics.rows import RoundRow, Timing
+from dilocox_jax.plan.schedule.methods import named_method
 from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.link_costs import LinkCosts
@@ -17,6 +19,7 @@ from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.steady_state import steady_state
 from dilocox_jax.simulate.transfer import Transport
 from experiments.real_links.cases import predicted_s
+from experiments.real_links.changing_link import ChangingLink
 from experiments.real_links.network import (
   equal_cluster,
   network_of,
@@ -28,7 +31,8 @@ OPEN_RATE = "1 Gbit/s"  # A slice of a small model takes 0.1 ms.
 METHOD, BASELINE = "overlap_loco", "allreduce"
 SLICES = 16  # P of the method, and its shortest H.
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
-_COMPILING = 4  # First segments of a run, which are not counted.
+Segment = tuple[Timing, RoundRow, int]  # Its time, its row, its inner steps.
+COMPILING = 4  # First segments of a run, which are not counted.
 _COMMON = (
   *("--config.data.batch_size=8", "--config.data.sequence_length=64"),
   *("--config.inner.warmup_steps=5", "--config.mesh.layout=mesh"),
@@ -58,15 +62,56 @@ def train(
     counted: Rounds after those that compile.
     changes: Further fields of the config, as "section.field=value".
   """
-  num_steps = sync_interval * (_COMPILING + counted)
-  field = "steps_per_dispatch" if method == BASELINE else "sync_interval"
-  flags = (
-    *(f"--config={_CONFIGS}/{method}.py", *_COMMON),
-    *(f"--config.total_steps={num_steps}", f"--workdir={workdir}"),
-    f"--config.sync.{field}={sync_interval}",
-    *(f"--config.{change}" for change in changes),
-  )
+  flags = flags_of(method, sync_interval, COMPILING + counted, workdir, changes)
   with network_of(equal_cluster(rate, NUM_REPLICAS)) as network:
+    train_together(network, flags)
+  return load_run(workdir)
+
+
+def flags_of(
+  method: str,
+  sync_interval: int,
+  num_segments: int,
+  workdir: pathlib.Path,
+  changes: Sequence[str] = (),
+) -> list[str]:
+  """Returns the flags of `experiments.train` for a short run.
+
+  Args:
+    method: Name of the method's config file.
+    sync_interval: H of the method, or the steps that are dispatched at once if
+      it has no rounds. Both are a segment.
+    num_segments: Length of the run.
+    workdir: Directory of the run.
+    changes: Further fields of the config, as "section.field=value".
+  """
+  has_rounds = named_method(method).exchanged != "gradient"
+  field = "sync_interval" if has_rounds else "steps_per_dispatch"
+  return [
+    *(f"--config={_CONFIGS}/{method}.py", *_COMMON),
+    *(f"--config.total_steps={sync_interval * num_segments}",),
+    *(f"--workdir={workdir}", f"--config.sync.{field}={sync_interval}"),
+    *(f"--config.{change}" for change in changes),
+  ]
+
+
+def train_while_link_changes(
+  flags: Sequence[str],
+  workdir: pathlib.Path,
+  rate_of: Callable[[Sequence[float]], float],
+) -> LoadedRun:
+  """Trains on two nodes whose link changes as rounds end.
+
+  Args:
+    flags: Flags of `experiments.train`, with the work directory.
+    workdir: The same directory.
+    rate_of: Returns the rate (bits per second) after rounds that took so many
+      seconds each.
+  """
+  with (
+    network_of(equal_cluster("100 Mbit/s", NUM_REPLICAS)) as network,
+    ChangingLink(network, workdir / TIMING, rate_of),
+  ):
     train_together(network, flags)
   return load_run(workdir)
 
@@ -121,28 +166,27 @@ def seconds_per_step(run: LoadedRun) -> float:
   Args:
     run: A run, whose first segments, which compile, are not counted.
   """
+  return median_step_s(segments(run)[COMPILING:])
+
+
+def ratio_of_bytes(segments: Sequence[Segment]) -> float:
+  """Returns the bytes on the link over those of the plan."""
+  planned = sum(row.sent_bytes for _, row, _ in segments)
+  return sum(timing.link_bytes for timing, _, _ in segments) / planned
+
+
+def median_step_s(segments: Sequence[Segment]) -> float:
+  """Returns the median over segments of the seconds of an inner step."""
   return statistics.median(
-    timing.wall_s / num_steps for timing, _, num_steps in _counted(run)
+    timing.wall_s / num_steps for timing, _, num_steps in segments
   )
 
 
-def bytes_ratio(run: LoadedRun) -> float:
-  """Returns the bytes on the link over those of the plan, over all segments.
-
-  Args:
-    run: A run whose first segments, which compile, are not counted.
-  """
-  counted = _counted(run)
-  planned = sum(row.sent_bytes for _, row, _ in counted)
-  return sum(timing.link_bytes for timing, _, _ in counted) / planned
-
-
-def _counted(run: LoadedRun) -> list[tuple[Timing, RoundRow, int]]:
-  """Returns time, row and number of steps of every segment that counts."""
+def segments(run: LoadedRun) -> list[Segment]:
+  """Returns time, row and number of steps of every segment of a run."""
   timings = (row for row in run.timings if row.event == "round")
   ends = itertools.pairwise([0, *(row.step for row in run.rounds)])
-  segments = [
+  return [
     (timing, row, end - begin)
     for timing, row, (begin, end) in zip(timings, run.rounds, ends, strict=True)
   ]
-  return segments[_COMPILING:]

@@ -14,9 +14,9 @@ to the switch above is throttled instead of theirs:
     node 1 --> site 0                          site 1 --> node 3
 
 TCP controls congestion by Reno on these links, whatever the machine prefers.
-Every kernel has it, and it keeps a throttled link full. BBR, the default of some
-machines, sends less now and then to measure the round trip, and took 5 to 18 %
-longer (docs/log.md).
+Every kernel has it, and it keeps a throttled link full. BBR, the default of
+some machines, sends less now and then to measure the round trip, and took 5 to
+18 % longer (docs/log.md).
 
 Delay and loss need the kernel's `netem`, which some kernels lack. Half of the
 round trip is added where a packet leaves, and a packet may be lost at each end,
@@ -56,7 +56,10 @@ signal.pause()
 _BURST_S = 0.002  # Time at full rate that a link which has rested catches up.
 _LEAST_BURST_BYTES = 16_384  # A burst must hold several packets.
 _NETEM_PACKETS = 100_000  # Most packets under way; 150 MB of full frames.
-_QUEUE_MS = 50  # Longest wait in a link's queue; what comes then is dropped.
+_QUEUE_S = 0.05  # Longest wait in a link's queue; what comes then is dropped.
+# Nodes that share an uplink share its queue. In a long one the small messages
+# of one node wait behind the data of another; real routers let them pass.
+_SHARED_QUEUE_S = 0.003
 _DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 
 
@@ -198,7 +201,7 @@ def throttled_network(links: Links) -> Iterator[ThrottledNetwork]:
       root.bridge(site)
       _connect(root, _SWITCH, site, site)
       root.run(site, *f"ip link set {INTERFACE} master bridge up".split())
-      _throttle(root, site, site, link)
+      _throttle(root, site, site, link, _SHARED_QUEUE_S + link.rtt_s)
       switches |= dict.fromkeys(nodes, site)
     for number, link in enumerate(links.nodes):
       address, port = network.addresses[number], f"port{number}"
@@ -226,8 +229,22 @@ def _connect(root: "_Root", switch: str, name: str, port: str) -> None:
     root.run(switch, *command.split())
 
 
-def _throttle(root: "_Root", name: str, port: str, link: NodeLink) -> None:
-  """Throttles the link between a namespace and its port of the switch."""
+def _throttle(
+  root: "_Root",
+  name: str,
+  port: str,
+  link: NodeLink,
+  queue_s: float = _QUEUE_S,
+) -> None:
+  """Throttles the link between a namespace and its port of the switch.
+
+  Args:
+    root: Runs commands in namespaces.
+    name: Host name of the namespace.
+    port: The switch's end of the link.
+    link: The rates.
+    queue_s: Longest wait of a packet (seconds).
+  """
   directions = (
     (name, INTERFACE, link.up_bit_per_s),
     (_SWITCH, port, link.down_bit_per_s),
@@ -238,7 +255,7 @@ def _throttle(root: "_Root", name: str, port: str, link: NodeLink) -> None:
     root.run(
       space,
       *("tc", "qdisc", "replace", "dev", device, "root", "handle", "1:"),
-      *("tbf", *rate, "latency", f"{_QUEUE_MS}ms"),
+      *("tbf", *rate, "latency", f"{queue_s * 1e6:.0f}us"),
     )
 
 

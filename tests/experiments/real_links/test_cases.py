@@ -70,5 +70,5 @@ def test_the_slowest_node_sets_the_pace():
 def test_cases_have_large_messages_and_names_of_their_own():
   names = [cluster.name for cluster, _ in cases.all_cases()]
   assert len(names) == len(set(names))
-  for _, collectives in (*cases.all_cases(), *cases.quick_cases()):
-    assert all(size >= MIB for _, size in collectives)
+  for _, each in (*cases.all_cases(), *cases.quick_cases()):
+    assert all(size >= MIB for _, size in each)

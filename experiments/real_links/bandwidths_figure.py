@@ -1,0 +1,50 @@
+"""Draws utilisation against bandwidth, predicted and measured."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from dilocox_jax.report import style
+from experiments.real_links.bandwidths import BandwidthRow, Curve
+
+
+def utilisation_figure(
+  rows: Sequence[BandwidthRow], curves: Sequence[Curve]
+) -> Figure:
+  """Draws the simulator's curves, and markers where methods were measured.
+
+  Args:
+    rows: Methods over some links.
+    curves: The same methods over more of them.
+  """
+  figure, (ax,) = style.frame(
+    1, "Utilisation of replicas over slow links", size=(7.2, 5.4)
+  )
+  lines = ("-", "--")  # More methods than colours.
+  for number, curve in enumerate(curves):
+    turn, place = divmod(number, len(style.COLOURS))
+    colour = style.COLOURS[place]
+    own = [row for row in rows if row.label == curve.label]
+    ax.plot(
+      [rate / 1e6 for rate in curve.rates_bps],
+      curve.utilisation,
+      lines[turn % len(lines)],
+      color=colour,
+      label=curve.label,
+    )
+    ax.plot(
+      [row.rate_bps / 1e6 for row in own],
+      [row.utilisation for row in own],
+      style.MARKERS[place],
+      color=colour,
+    )
+  ax.set_xscale("log")
+  ax.set_ylim(0, None)
+  style.label(
+    ax,
+    "lines: simulated; markers: measured",
+    "link, up and down (Mbit/s, log scale)",
+    "share of the time in inner steps",
+  )
+  style.legend(figure, ax, 3)
+  return figure

@@ -1,0 +1,63 @@
+"""Changes the links of a network as rounds of a run end."""
+
+import pathlib
+import threading
+from collections.abc import Callable, Sequence
+
+from dilocox_jax.metrics.lines import RecordError, read_rows
+from experiments.runtime.throttled_network import NodeLink, ThrottledNetwork
+
+OPEN_BIT_PER_S = 1e10  # Faster than two processes of one machine send.
+_POLL_S = 0.02
+
+
+class ChangingLink:
+  """Gives all nodes of a network another link between rounds, in a context."""
+
+  def __init__(
+    self,
+    network: ThrottledNetwork,
+    timing: pathlib.Path,
+    rate_of: Callable[[Sequence[float]], float],
+  ):
+    """Changes nothing yet.
+
+    Args:
+      network: The network.
+      timing: The run's file `timing.jsonl`, which need not exist yet.
+      rate_of: Returns the rate (bits per second) after rounds that took so
+        many seconds each.
+    """
+    self._network, self._timing, self._rate_of = network, timing, rate_of
+    self._end = threading.Event()
+    self._thread = threading.Thread(target=self._run)
+
+  def __enter__(self) -> None:
+    self._throttle(self._rate_of(()))
+    self._thread.start()
+
+  def __exit__(self, *exception: object) -> None:
+    self._end.set()
+    self._thread.join()
+
+  def _run(self) -> None:
+    num_rounds, before = 0, self._rate_of(())
+    while not self._end.wait(_POLL_S):
+      walls_s = self._walls_s()
+      if len(walls_s) > num_rounds:
+        num_rounds, now = len(walls_s), self._rate_of(walls_s)
+        if now != before:
+          self._throttle(now)
+        before = now
+
+  def _walls_s(self) -> list[float]:
+    """Returns the seconds of every round so far."""
+    try:
+      rows = read_rows(self._timing)
+    except RecordError:
+      return []
+    return [row["wall_s"] for row in rows if row["event"] == "round"]
+
+  def _throttle(self, bit_per_s: float) -> None:
+    for node in range(len(self._network.addresses)):
+      self._network.throttle(node, NodeLink(bit_per_s, bit_per_s))

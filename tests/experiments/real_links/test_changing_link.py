@@ -1,0 +1,39 @@
+import json
+import time
+
+from experiments.real_links.changing_link import ChangingLink
+
+
+class Network:
+  """Notes what its links became."""
+
+  addresses = ("a", "b")
+
+  def __init__(self):
+    self.changes = []
+
+  def throttle(self, node, link):
+    self.changes.append((node, link.up_bit_per_s))
+
+
+def test_a_link_changes_when_a_round_ends_and_only_then(tmp_path):
+  network, timing = Network(), tmp_path / "timing.jsonl"
+  rates = [10e6, 10e6, 2e6]
+
+  def add(event):
+    with timing.open("a") as file:
+      file.write(json.dumps({"event": event, "wall_s": 1.5}) + "\n")
+
+  def settle(count):
+    deadline = time.monotonic() + 10
+    while len(network.changes) < count and time.monotonic() < deadline:
+      time.sleep(0.01)
+
+  with ChangingLink(network, timing, lambda walls: rates[len(walls)]):  # type: ignore
+    for event in ("round", "checkpoint"):
+      add(event)
+    time.sleep(0.1)
+    assert network.changes == [(0, 10e6), (1, 10e6)]
+    add("round")
+    settle(4)
+  assert network.changes[2:] == [(0, 2e6), (1, 2e6)]
