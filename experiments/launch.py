@@ -50,7 +50,8 @@ from experiments.runtime import (
   throttled_network,
 )
 from experiments.runtime.command_line import StoppedError, UsageError
-from experiments.runtime.throttled_network import INTERFACE, Links
+from experiments.runtime.namespaces import INTERFACE
+from experiments.runtime.throttled_network import Links
 
 _REFUSAL = (
   "processes of another launch still use --workdir={}: wait until they end, or "

@@ -64,6 +64,12 @@ def _two_sites(placement: str) -> Cluster:
   )
 
 
+def _far_apart(rtt_ms: str) -> Cluster:
+  """Two nodes with a round trip of so many milliseconds between them."""
+  pair = equal_cluster("100 Mbit/s", 2, rtt=f"{rtt_ms} ms")
+  return dataclasses.replace(pair, name=f"{pair.name}, RTT {rtt_ms} ms")
+
+
 def _one_slow(rate: str, slow: str) -> Cluster:
   site = {"up": rate, "down": rate, "rtt": "0 ms"}
   sites = [{"name": "slow", "up": slow, "down": slow}]
@@ -97,6 +103,7 @@ def all_cases() -> Cases:
     (equal_cluster("100 Mbit/s", 4), [*_SUMS, *_CODES]),
     (equal_cluster("1 Gbit/s", 4), large),
     (_one_slow("1 Gbit/s", "100 Mbit/s"), _SUMS),
+    *((_far_apart(rtt), [("all_reduce", 16 * _MIB)]) for rtt in ("10", "40")),
     (_two_sites("AABB"), _SUMS),
     (_two_sites("ABAB"), _SUMS),
   ]

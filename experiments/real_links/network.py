@@ -14,8 +14,8 @@ from dilocox_jax.simulate.cluster_file import cluster_from_mapping
 from experiments.runtime import cores, link_check, process_group
 from experiments.runtime.cluster_links import cluster_links
 from experiments.runtime.command_line import StoppedError
+from experiments.runtime.namespaces import INTERFACE
 from experiments.runtime.throttled_network import (
-  INTERFACE,
   ThrottledNetwork,
   throttled_network,
 )

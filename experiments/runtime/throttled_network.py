@@ -18,49 +18,34 @@ Every kernel has it, and it keeps a throttled link full. BBR, the default of
 some machines, sends less now and then to measure the round trip, and took 5 to
 18 % longer (docs/log.md).
 
-Delay and loss need the kernel's `netem`, which some kernels lack. Half of the
-round trip is added where a packet leaves, and a packet may be lost at each end,
-as the simulator counts it (`simulate.sites.Link`).
+Half of the round trip is added where a packet leaves, and a packet may be lost
+at each end, as the simulator counts it (`simulate.sites.Link`). The kernel's
+`netem` does this. Some kernels lack it, and there a process carries the packets
+of such a link (`delaying_link`), up to some 100 Mbit/s.
 
-A namespace has no name. It exists as long as its holder, a process that only
-sleeps, or a process of a node runs. All of them get SIGKILL when the launcher
-ends, however it ends, so nothing is left behind, and the machine's own network
-is never touched. As another user than root, all namespaces lie inside a user
-namespace, in which the user is root.
+Nothing is left behind when the launcher ends, however it ends, and the
+machine's own network is never touched (`namespaces`).
 """
 
 import contextlib
 import math
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from dilocox_jax.distributed import link_counter
 from experiments.runtime.command_line import UsageError
+from experiments.runtime.namespaces import INTERFACE, SWITCH, Namespaces
 
-INTERFACE = "wan"  # The end of its link on a node.
-_SWITCH = "switch"
 _SUBNET = "10.77.0.0/24"
 _TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
-# The holder says when its namespace is there. Gloo finds the address to listen
-# on by the name of the host, so the name of the host is the address.
-_HOLD = """
-import signal, socket, sys
-socket.sethostname(sys.argv[1])
-print("ready", flush=True)
-signal.pause()
-"""
 _BURST_S = 0.002  # Time at full rate that a link which has rested catches up.
 _LEAST_BURST_BYTES = 16_384  # A burst must hold several packets.
 _NETEM_PACKETS = 100_000  # Most packets under way; 150 MB of full frames.
 _QUEUE_S = 0.05  # Longest wait in a link's queue; what comes then is dropped.
 # Nodes that share an uplink share its queue. In a long one the small messages
 # of one node wait behind the data of another; real routers let them pass.
-_SHARED_QUEUE_S = 0.003
-_DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
+_SHARED_QUEUE_S, _SHARED_QUEUE_BYTES = 0.003, 30_000
 
 
 class NodeLink(NamedTuple):
@@ -129,7 +114,7 @@ class ThrottledNetwork:
     addresses: Address of every node, in order.
   """
 
-  def __init__(self, num_nodes: int, root: "_Root"):
+  def __init__(self, num_nodes: int, root: Namespaces):
     """Names the nodes without making anything.
 
     Args:
@@ -153,11 +138,7 @@ class ThrottledNetwork:
     _throttle(self._root, self.addresses[node], f"port{node}", link)
 
   def impair(self, links: Links) -> None:
-    """Adds delays and losses to links that are throttled already.
-
-    Raises:
-      UsageError: If there are any and the kernel lacks netem.
-    """
+    """Adds delays and losses to links that are throttled already."""
     for number, (_, link) in enumerate(links.uplinks):
       _impair(self._root, f"site{number}", f"site{number}", link)
     for node, link in enumerate(links.nodes):
@@ -191,22 +172,24 @@ def throttled_network(links: Links) -> Iterator[ThrottledNetwork]:
       "install iproute2 and util-linux, or leave the link out"
     )
   with contextlib.ExitStack() as stack:
-    root = _Root(stack)
+    root = Namespaces(stack)
     network = ThrottledNetwork(len(links.nodes), root)
-    root.bridge(_SWITCH)
+    root.bridge(SWITCH)
     switches = {}
     for number, (nodes, link) in enumerate(links.uplinks):
       site = f"site{number}"
       root.make(site)
       root.bridge(site)
-      _connect(root, _SWITCH, site, site)
+      _connect(root, SWITCH, site, site, link)
       root.run(site, *f"ip link set {INTERFACE} master bridge up".split())
-      _throttle(root, site, site, link, _SHARED_QUEUE_S + link.rtt_s)
+      slowest = min(link.up_bit_per_s, link.down_bit_per_s)
+      queue_s = max(_SHARED_QUEUE_S, 8 * _SHARED_QUEUE_BYTES / slowest)
+      _throttle(root, site, site, link, queue_s + link.rtt_s)
       switches |= dict.fromkeys(nodes, site)
     for number, link in enumerate(links.nodes):
       address, port = network.addresses[number], f"port{number}"
       root.make(address)
-      _connect(root, switches.get(number, _SWITCH), address, port)
+      _connect(root, switches.get(number, SWITCH), address, port, link)
       for command in (
         "ip link set lo up",
         f"ip addr add {address}/24 dev {INTERFACE}",
@@ -219,18 +202,28 @@ def throttled_network(links: Links) -> Iterator[ThrottledNetwork]:
     yield network
 
 
-def _connect(root: "_Root", switch: str, name: str, port: str) -> None:
-  """Joins a namespace with a port of a switch."""
-  pid = root.pids[name]
-  for command in (
-    f"ip link add {port} type veth peer name {INTERFACE} netns {pid}",
-    f"ip link set {port} master bridge up",
-  ):
-    root.run(switch, *command.split())
+def _connect(
+  root: Namespaces, switch: str, name: str, port: str, link: NodeLink | None
+) -> None:
+  """Joins a namespace with a port of a switch.
+
+  Args:
+    root: Makes interfaces.
+    switch: Host name of the switch's namespace.
+    name: Host name of the namespace.
+    port: Name for the switch's end.
+    link: The link; None if it has no limits.
+  """
+  if link and (link.rtt_s or link.loss) and not root.has_netem:
+    root.carry(switch, name, port)
+  else:
+    peer = f"peer name {INTERFACE} netns {root.pids[name]}"
+    root.run(switch, *f"ip link add {port} type veth {peer}".split())
+  root.run(switch, *f"ip link set {port} master bridge up".split())
 
 
 def _throttle(
-  root: "_Root",
+  root: Namespaces,
   name: str,
   port: str,
   link: NodeLink,
@@ -247,7 +240,7 @@ def _throttle(
   """
   directions = (
     (name, INTERFACE, link.up_bit_per_s),
-    (_SWITCH, port, link.down_bit_per_s),
+    (SWITCH, port, link.down_bit_per_s),
   )
   for space, device, bit_per_s in directions:
     burst = max(_LEAST_BURST_BYTES, round(bit_per_s / 8 * _BURST_S))
@@ -259,11 +252,14 @@ def _throttle(
     )
 
 
-def _impair(root: "_Root", name: str, port: str, link: NodeLink) -> None:
+def _impair(root: Namespaces, name: str, port: str, link: NodeLink) -> None:
   """Adds the delay and the loss of a throttled link."""
+  if port in root.carriers:
+    root.tell(port, link.rtt_s / 2, link.loss)
+    return
   directions = (
     (name, INTERFACE, link.rtt_s / 2),
-    (_SWITCH, port, 0.0),
+    (SWITCH, port, 0.0),
   )
   for space, device, delay_s in directions:
     if delay_s or link.loss:
@@ -279,88 +275,3 @@ def _netem(delay_s: float, loss: float) -> list[str]:
   if loss:
     words += ["loss", f"{loss:.6%}"]
   return words
-
-
-class _Root:
-  """Makes namespaces, as root or as root of a user namespace.
-
-  Attributes:
-    pids: Process that holds a namespace, by the namespace's host name.
-  """
-
-  def __init__(self, stack: contextlib.ExitStack):
-    """Makes the namespace of the switch.
-
-    Args:
-      stack: Ends the holders when it closes.
-    """
-    self.pids: dict[str, int] = {}
-    self._stack = stack
-    self._enter: list[str] = []  # Options of nsenter for the user namespace.
-    if os.geteuid() == 0:
-      self.make(_SWITCH)
-    else:
-      self._hold(_SWITCH, ["unshare", "--user", "--map-root-user"])
-      self._enter = ["--user", "--preserve-credentials"]
-
-  def bridge(self, name: str) -> None:
-    """Makes a namespace a switch."""
-    self.run(name, *"ip link add bridge type bridge".split())
-    self.run(name, *"ip link set bridge up".split())
-
-  def make(self, name: str) -> None:
-    """Makes a namespace with this host name."""
-    prefix = []
-    if self._enter:
-      prefix = ["nsenter", f"--target={self.pids[_SWITCH]}", *self._enter]
-    self._hold(name, [*prefix, "unshare"])
-
-  def _hold(self, name: str, unshare: Sequence[str]) -> None:
-    command = [*unshare, "--net", "--uts", *_DIES_WITH_PARENT]
-    holder = subprocess.Popen(
-      [*command, sys.executable, "-c", _HOLD, name],
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-    )
-    self._stack.callback(_end, holder)
-    assert holder.stdout and holder.stderr
-    if not holder.stdout.readline():
-      reason = holder.stderr.read().strip().splitlines()[-1:]
-      raise UsageError(
-        "this machine lets you make no network namespaces "
-        f"({''.join(reason)}): run as root, or leave the link out"
-      )
-    self.pids[name] = holder.pid
-
-  def inside(self, name: str, command: Sequence[str]) -> list[str]:
-    """Returns the command line that runs a command in a namespace."""
-    target = f"--target={self.pids[name]}"
-    enter = ["nsenter", target, *self._enter, "--net", "--uts"]
-    return [*enter, *_DIES_WITH_PARENT, *command]
-
-  def run(self, name: str, *command: str) -> None:
-    """Runs a command in a namespace to its end.
-
-    Raises:
-      UsageError: If it fails.
-    """
-    found = subprocess.run(
-      self.inside(name, command), capture_output=True, text=True
-    )
-    if found.returncode and "netem" in command:
-      raise UsageError(
-        "this machine's kernel cannot delay or lose packets (tc netem: "
-        f"{found.stderr.strip()}): leave round trips and losses out (write "
-        "'rtt': '0 ms' in a cluster file), or take a kernel with sch_netem"
-      )
-    if found.returncode:
-      raise UsageError(
-        f"this machine cannot throttle links: {' '.join(command)} failed "
-        f"({found.stderr.strip()})"
-      )
-
-
-def _end(holder: subprocess.Popen) -> None:
-  holder.kill()
-  holder.communicate()

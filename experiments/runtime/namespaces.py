@@ -1,0 +1,151 @@
+"""Network namespaces that last no longer than the process that made them.
+
+A namespace has no name. It exists as long as its holder, a process that only
+sleeps, or a process that was started inside it. All of them get SIGKILL when
+the process that made them ends, however it ends, so nothing is left behind. As
+another user than root, all namespaces lie inside a user namespace, in which the
+user is root.
+"""
+
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from experiments.runtime.command_line import UsageError
+
+INTERFACE = "wan"  # The end of its link on a node.
+SWITCH = "switch"
+# The holder says when its namespace is there. Gloo finds the address to listen
+# on by the name of the host, so the name of the host is the address.
+_HOLD = """
+import signal, socket, sys
+socket.sethostname(sys.argv[1])
+print("ready", flush=True)
+signal.pause()
+"""
+_CARRIER = "experiments.runtime.delaying_link"
+_DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
+
+
+class Namespaces:
+  """Makes namespaces, as root or as root of a user namespace.
+
+  Attributes:
+    pids: Process that holds a namespace, by the namespace's host name.
+    carriers: Process that carries the packets of a link without netem, by the
+      name of the switch's end.
+  """
+
+  def __init__(self, stack: contextlib.ExitStack):
+    """Makes the namespace of the switch.
+
+    Args:
+      stack: Ends the holders when it closes.
+    """
+    self.pids: dict[str, int] = {}
+    self.carriers: dict[str, subprocess.Popen] = {}
+    self._stack = stack
+    self._enter: list[str] = []  # Options of nsenter for the user namespace.
+    if os.geteuid() == 0:
+      self.make(SWITCH)
+    else:
+      self._hold(SWITCH, ["unshare", "--user", "--map-root-user"])
+      self._enter = ["--user", "--preserve-credentials"]
+
+  @functools.cached_property
+  def has_netem(self) -> bool:
+    """Whether the kernel can delay packets; tried in the switch's namespace."""
+    command = "tc qdisc add dev lo root netem delay 1us"
+    tried = self.inside(SWITCH, command.split())
+    return not subprocess.run(tried, capture_output=True).returncode
+
+  def carry(self, switch: str, name: str, port: str) -> None:
+    """Joins a namespace with a port of a switch by a process.
+
+    Raises:
+      UsageError: If this machine lets no process make interfaces.
+    """
+    module = [sys.executable, "-m", _CARRIER]
+    ends = [str(self.pids[name]), port, INTERFACE]
+    carrier = subprocess.Popen(
+      self.inside(switch, [*module, *ends]),
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    self._stack.callback(_end, carrier)
+    assert carrier.stdout and carrier.stderr
+    if not carrier.stdout.readline():
+      reason = carrier.stderr.read().strip().splitlines()[-1:]
+      raise UsageError(
+        "this machine cannot delay or lose packets: its kernel lacks netem, "
+        f"and /dev/net/tun does not help ({''.join(reason)}); leave round "
+        "trips and losses out (write 'rtt': '0 ms' in a cluster file)"
+      )
+    self.carriers[port] = carrier
+
+  def tell(self, port: str, delay_s: float, loss: float) -> None:
+    """Says how long a carried link delays packets, and what share it loses."""
+    orders = self.carriers[port].stdin
+    assert orders
+    print(delay_s, loss, file=orders, flush=True)
+
+  def bridge(self, name: str) -> None:
+    """Makes a namespace a switch."""
+    self.run(name, *"ip link add bridge type bridge".split())
+    self.run(name, *"ip link set bridge up".split())
+
+  def make(self, name: str) -> None:
+    """Makes a namespace with this host name."""
+    prefix = []
+    if self._enter:
+      prefix = ["nsenter", f"--target={self.pids[SWITCH]}", *self._enter]
+    self._hold(name, [*prefix, "unshare"])
+
+  def _hold(self, name: str, unshare: Sequence[str]) -> None:
+    command = [*unshare, "--net", "--uts", *_DIES_WITH_PARENT]
+    holder = subprocess.Popen(
+      [*command, sys.executable, "-c", _HOLD, name],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    self._stack.callback(_end, holder)
+    assert holder.stdout and holder.stderr
+    if not holder.stdout.readline():
+      reason = holder.stderr.read().strip().splitlines()[-1:]
+      raise UsageError(
+        "this machine lets you make no network namespaces "
+        f"({''.join(reason)}): run as root, or leave the link out"
+      )
+    self.pids[name] = holder.pid
+
+  def inside(self, name: str, command: Sequence[str]) -> list[str]:
+    """Returns the command line that runs a command in a namespace."""
+    target = f"--target={self.pids[name]}"
+    enter = ["nsenter", target, *self._enter, "--net", "--uts"]
+    return [*enter, *_DIES_WITH_PARENT, *command]
+
+  def run(self, name: str, *command: str) -> None:
+    """Runs a command in a namespace to its end.
+
+    Raises:
+      UsageError: If it fails.
+    """
+    found = subprocess.run(
+      self.inside(name, command), capture_output=True, text=True
+    )
+    if found.returncode:
+      raise UsageError(
+        f"this machine cannot throttle links: {' '.join(command)} failed "
+        f"({found.stderr.strip()})"
+      )
+
+
+def _end(holder: subprocess.Popen) -> None:
+  holder.kill()
+  holder.communicate()
