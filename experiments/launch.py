@@ -10,9 +10,9 @@ The launcher passes SIGTERM and Ctrl-C on to the processes, which save and stop.
 
 With --link=100mbit every process gets a network of its own behind a link of
 that rate, which the kernel throttles (Linux only; root is not needed). --rtt
-and --loss delay and lose packets, where the kernel has netem. --cluster=FILE
-before the -- takes all links from a cluster file of the simulator, one process
-for every replica. A short transfer checks the links first.
+and --loss delay and lose packets. --cluster=FILE before the -- takes all links
+from a cluster file of the simulator, one process for every replica. A short
+transfer checks the links first.
 """
 
 import contextlib

@@ -55,11 +55,11 @@ IDEAL = Transport(rtts_per_message=0.5, starts_slowly=False)
 # other: a frame of 66 bytes for every second segment (derived).
 ACKNOWLEDGED = 1 + 66 / (2 * 1514)
 # Gloo tells the sender when it is ready to receive, and between two processes
-# this notice waits in the same socket behind what is being sent. So they send in
-# turn: a permute or an all-to-all takes twice as long, and an all-gather, which
-# goes in two halves, 1.5 times. An all-reduce keeps both directions busy. What
-# more replicas cost was measured on throttled links of one machine
-# (docs/log.md); measure your own by `python -m experiments.links --calibrate`.
+# this notice waits in the same socket behind what is being sent. So they send
+# in turn: a permute or an all-to-all takes twice as long, and an all-gather,
+# which goes in two halves, 1.5 times. An all-reduce keeps both directions busy.
+# What more replicas cost was measured on throttled links of one machine
+# (docs/log.md); measure yours by `python -m experiments.links --calibrate`.
 GLOO = Transport(
   factors=(
     ("all_reduce", ACKNOWLEDGED, ACKNOWLEDGED),

@@ -38,7 +38,7 @@ SETTINGS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
   ("open_diloco", 20, ()),
   ("streaming_diloco", 20, ("sync.num_fragments=4", "sync.overlap_steps=10")),
   ("cocktail_sgd", 2, ()),
-  ("dilocox", 20, ("codec.rank=32", "sync.overlap_steps=20")),
+  ("dilocox", 20, ("codec.rank=32",)),
   ("overlap_loco", 20, ("sync.num_fragments=4",)),
 )
 

@@ -161,7 +161,7 @@ def calibrated(folder: pathlib.Path) -> Transport:
     folder: Directory for files.
   """
   kinds = [kind for kind, *_ in GLOO.factors]
-  operands = [(kind, 3 * _MIB) for kind in kinds]
+  operands = [(kind, 3 * _MIB // 2) for kind in kinds]
   clusters = [equal_cluster("60 Mbit/s", count) for count in (2, 4)]
   rows = run_cases([(each, operands) for each in clusters], TCP, folder)
   found = [row.measured_s / row.predicted_s for row in rows]

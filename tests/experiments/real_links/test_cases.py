@@ -49,7 +49,7 @@ def test_a_calibration_takes_each_kind_between_two_and_among_four(
   assert [kind for kind, *_ in transport.factors] == list(collectives._MOVES)
   cluster = equal_cluster("60 Mbit/s", 4)
   for kind, pair, more in transport.factors:
-    size = Collective(kind, 3 * MIB)
+    size = Collective(kind, 3 * MIB // 2)
     assert cases.predicted_s(cluster, transport, size) == pytest.approx(4.0)
     assert 0 < pair < more * 4
 
