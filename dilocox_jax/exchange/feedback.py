@@ -144,7 +144,7 @@ def compressed_mean(
     init,
     without_pauses(average),
     axes,
-    lambda state: grams(state.codec),
+    lambda state: grams(state.codec, compression.follows_rank),
     stretch_ends=exchange.stretch_ends,
   )
 

@@ -3,7 +3,8 @@
 The loss of an evaluation, which needs no gradient, is computed in the same way.
 
 Before the pipeline starts, every device collects the layers that its stage
-computes and the few leaves that all stages share. Afterwards the gradients go
+computes and the few leaves that all stages share; of large tables it collects
+a part only (`inner.vocabulary`). Afterwards the gradients go
 back to the devices that keep the parameters. Both happen once per optimizer
 step, whatever the number of micro-batches, over the fast links inside a
 cluster.
@@ -11,7 +12,7 @@ cluster.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -43,6 +44,7 @@ def sharded_gradient(
   division: Division,
   stage_layers: StageLayers,
   num_micro_batches: int,
+  divided_tables: Collection[str] = (),
 ) -> Gradient:
   """Spreads a gradient over the devices of one replica.
 
@@ -52,6 +54,9 @@ def sharded_gradient(
     stage_layers: Layers of every stage.
     num_micro_batches: Number m of micro-batches into which every data shard
       cuts its rows of a batch.
+    divided_tables: Paths of leaves outside the blocks of which a data shard
+      gets its own part alone (`Division.divided_tables`). The gradient of such
+      a part already is a sum over the data shards.
 
   Returns:
     (params, batch [B, L + 1]) -> (loss, gradients), for use under
@@ -64,13 +69,14 @@ def sharded_gradient(
     specs = _leaf_specs(params, division)
 
     def local(params: Tree, batch: Array) -> tuple[Scalar, Tree]:
-      blocks, whole = _collected(stage_layers, params, specs)
-      rest_specs = {key: specs[key] for key in whole}
+      axes = _collected_axes(params, divided_tables)
+      blocks, rest = _collected(stage_layers, params, specs, axes)
+      of_rest = [{key: tree[key] for key in rest} for tree in (specs, axes)]
       tokens = batch.reshape(num_micro_batches, -1, *batch.shape[1:])
-      loss, for_blocks, for_rest = stage_gradient(blocks, whole, tokens)
+      loss, for_blocks, for_rest = stage_gradient(blocks, rest, tokens)
       gradients = {
         BLOCKS: jax.tree.map(from_stages, for_blocks, specs[BLOCKS]),
-        **jax.tree.map(_sum, for_rest, rest_specs),
+        **jax.tree.map(_sum, for_rest, *of_rest),
       }
       # Sums over stages are complete now: each stage contributed its part. Sums
       # over data shards must become means, because every shard's loss is
@@ -98,6 +104,7 @@ def sharded_loss(
   division: Division,
   stage_layers: StageLayers,
   num_rows: int,
+  divided_tables: Collection[str] = (),
 ) -> Loss:
   """Spreads the loss of an evaluation over the devices of one replica.
 
@@ -110,6 +117,7 @@ def sharded_loss(
     division: Division of the parameters among the devices.
     stage_layers: Layers of every stage.
     num_rows: Largest number of rows b of a micro-batch.
+    divided_tables: As for `sharded_gradient`.
 
   Returns:
     (params, batches [N, B, L + 1]) -> mean loss, for use under
@@ -123,7 +131,9 @@ def sharded_loss(
     def local(params: Tree, batches: Array) -> Scalar:
       rows = math.gcd(batches.shape[1], num_rows)
       tokens = batches.reshape(-1, rows, batches.shape[2])
-      loss = stage_loss(*_collected(stage_layers, params, specs), tokens)
+      axes = _collected_axes(params, divided_tables)
+      parts = _collected(stage_layers, params, specs, axes)
+      loss = stage_loss(*parts, tokens)
       return jax.lax.psum(loss, INNER_AXES) / shards
 
     by_rows = DATA_AXIS if batches.shape[1] % shards == 0 else None
@@ -138,14 +148,27 @@ def sharded_loss(
 
 
 def _collected(
-  stage_layers: StageLayers, params: Tree, specs: Tree
+  stage_layers: StageLayers, params: Tree, specs: Tree, axes: Tree
 ) -> tuple[Tree, Tree]:
-  """Returns this stage's layers, [v, K, ...], and all other leaves, whole."""
+  """Returns this stage's layers, [v, K, ...], and all other leaves.
+
+  Layers are whole, and other leaves are collected over the given mesh axes.
+  """
   to_stages = functools.partial(_to_stages, stage_layers)
   blocks = jax.tree.map(to_stages, params[BLOCKS], specs[BLOCKS])
   rest = {key: tree for key, tree in params.items() if key != BLOCKS}
-  whole = jax.tree.map(_gather, rest, {key: specs[key] for key in rest})
-  return blocks, whole
+  of_rest = [{key: tree[key] for key in rest} for tree in (specs, axes)]
+  return blocks, jax.tree.map(_gather, rest, *of_rest)
+
+
+def _collected_axes(params: Tree, divided_tables: Collection[str]) -> Tree:
+  """Returns the mesh axes over which each leaf is collected, in its place."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, _: (
+      (STAGE_AXIS,) if path_name(path) in divided_tables else INNER_AXES
+    ),
+    params,
+  )
 
 
 def _partitions(params: Tree, specs: Tree) -> Tree:
@@ -244,23 +267,25 @@ def _rows(leaf: Array, numbers: Array) -> Array:
   return leaf.at[numbers].get(mode="fill", fill_value=0)
 
 
-def _gather(leaf: Array, spec: Spec) -> Array:
-  """Returns the whole leaf of which every device keeps a part."""
+def _gather(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
+  """Returns the leaf of which every device along some axes keeps a part."""
   for dimension, axes in enumerate(spec):
+    axes = tuple(axis for axis in axes if axis in over)
     if axes:
       leaf = jax.lax.all_gather(leaf, axes, axis=dimension, tiled=True)
   return leaf
 
 
-def _sum(leaf: Array, spec: Spec) -> Array:
-  """Sums a leaf over all devices; each returns the part that it keeps."""
+def _sum(leaf: Array, spec: Spec, over: tuple[str, ...]) -> Array:
+  """Sums a leaf over some axes; each device returns the part that it keeps."""
   used = set()
   for dimension, axes in enumerate(spec):
+    axes = tuple(axis for axis in axes if axis in over)
     if axes:
       used |= set(axes)
       leaf = jax.lax.psum_scatter(
         leaf, axes, scatter_dimension=dimension, tiled=True
       )
   # A leaf that is not divided along an axis is kept by all devices of it.
-  missing = tuple(axis for axis in INNER_AXES if axis not in used)
+  missing = tuple(axis for axis in over if axis not in used)
   return jax.lax.psum(leaf, missing) if missing else leaf

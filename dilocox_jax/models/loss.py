@@ -15,6 +15,9 @@ from jaxtyping import Array, Float, Int
 from dilocox_jax.models.segments import segment_ids
 from dilocox_jax.models.transformer import Model, Params
 
+# (logits [T, V], targets [T]) -> (log(Z) [T], logits of the targets [T]).
+Scores = Callable[[Array, Array], tuple[Array, Array]]
+
 
 class LossModel(NamedTuple):
   """Any model as two pure functions; this is all that training needs.
@@ -55,8 +58,29 @@ def token_loss(
     Mean over T tokens in nats, in the dtype of the logits, with the z-loss
     added.
   """
+  return _mean_loss(*scores(logits_TxV, targets_T), z_loss)
+
+
+def scores(
+  logits_TxV: Float[Array, "T V"], targets_T: Int[Array, " T"]
+) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
+  """Returns what the loss reads of the logits of each token.
+
+  Args:
+    logits_TxV: Logits.
+    targets_T: Tokens that should have been predicted.
+
+  Returns:
+    log(Z) and the logit of the target, both [T].
+  """
   log_partition_T = jax.nn.logsumexp(logits_TxV, axis=-1)
   target_T = jnp.take_along_axis(logits_TxV, targets_T[:, None], axis=-1)[:, 0]
+  return log_partition_T, target_T
+
+
+def _mean_loss(
+  log_partition_T: Array, target_T: Array, z_loss: float | int
+) -> Array:
   loss = jnp.mean(log_partition_T - target_T)
   if z_loss:
     loss = loss + z_loss * jnp.mean(jnp.square(log_partition_T))
@@ -69,6 +93,7 @@ def chunked_token_loss(
   targets_T: Int[Array, " T"],
   z_loss: float | int = 0.0,
   chunk_tokens: int = 0,
+  scores: Scores = scores,
 ) -> Float[Array, ""]:
   """Computes `token_loss` of a stream's logits, some tokens at a time.
 
@@ -82,13 +107,15 @@ def chunked_token_loss(
     targets_T: Tokens that should have been predicted.
     z_loss: Weight of the z-loss, as in `token_loss`.
     chunk_tokens: Tokens of a chunk at most, C; 0 takes all of them at once.
+    scores: What the loss reads of the logits. Where several devices share the
+      tokens of the vocabulary, they compute it together.
 
   Returns:
     Mean over T tokens in nats, with the z-loss added.
   """
   tokens = targets_T.size
   if not 0 < chunk_tokens < tokens:
-    return token_loss(logits(stream_TxD), targets_T, z_loss)
+    return _mean_loss(*scores(logits(stream_TxD), targets_T), z_loss)
   num_chunks = -(-tokens // chunk_tokens)
   size = -(-tokens // num_chunks)
   # The last chunk is filled up with rows whose weight is 0.
@@ -100,7 +127,8 @@ def chunked_token_loss(
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def add_chunk(total: Array, chunk: tuple[Array, Array]):
     rows, targets = chunk
-    losses = _losses(logits(rows), jnp.maximum(targets, 0), z_loss)
+    log_partition, target = scores(logits(rows), jnp.maximum(targets, 0))
+    losses = log_partition - target + z_loss * jnp.square(log_partition)
     return total + jnp.sum(jnp.where(targets == _FILLER, 0, losses)), None
 
   dtype = jax.eval_shape(logits, stream_TxD).dtype
@@ -109,15 +137,6 @@ def chunked_token_loss(
 
 
 _FILLER = -1  # Target of a row that stands for no token.
-
-
-def _losses(
-  logits_TxV: Float[Array, "T V"], targets_T: Int[Array, " T"], z_loss: float
-) -> Float[Array, " T"]:
-  """Returns the cross-entropy of each token, with the z-loss added."""
-  log_partition_T = jax.nn.logsumexp(logits_TxV, axis=-1)
-  target_T = jnp.take_along_axis(logits_TxV, targets_T[:, None], axis=-1)[:, 0]
-  return log_partition_T - target_T + z_loss * jnp.square(log_partition_T)
 
 
 def next_token_loss(

@@ -110,10 +110,14 @@ def _aggregator(config: RunConfig, setting: RoundSetting | None) -> Aggregator:
     exchange.feedback_decay, exchange.feedback_against, exchange.feedback_dtype
   )
   build = loaded(EXCHANGES[exchange.kind].aggregator)
-  return build(
-    Compression(payload, exchange.collective, config.seed, _max_rank(config)),
-    feedback if exchange.error_feedback else None,
+  compression = Compression(
+    payload,
+    exchange.collective,
+    config.seed,
+    _max_rank(config),
+    follows_rank=config.adaptive.mode != "off",
   )
+  return build(compression, feedback if exchange.error_feedback else None)
 
 
 def _max_rank(config: RunConfig) -> int:

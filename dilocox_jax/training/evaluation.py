@@ -305,8 +305,8 @@ def drift_rows(
 def _ranks(grams: dict[str, Any], energy_share: float) -> dict[str, float]:
   """Returns the ranks of an update that was sent as low-rank factors.
 
-  Eigenvalues of every matrix are computed on the host. For 107B parameters at
-  rank 2048 these are 392 Gram matrices, 6.6 GB and minutes a round.
+  Eigenvalues of every matrix are computed on the host. Of large updates it has
+  only some, or none (`exchange.compressed.grams`).
   """
   spectra = spectra_of(grams)
   if not spectra:

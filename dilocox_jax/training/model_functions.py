@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
 from dilocox_jax.config import RunConfig
+from dilocox_jax.inner import vocabulary
 from dilocox_jax.inner.activation_codec import ACTIVATION_CODECS
 from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
 from dilocox_jax.inner.pipeline_loss import pipelined_loss
@@ -21,6 +22,7 @@ from dilocox_jax.models.loss import (
   LossModel,
   chunked_token_loss,
   next_token_loss,
+  scores,
 )
 from dilocox_jax.models.remat import remat_wrapper
 from dilocox_jax.models.segments import segment_ids
@@ -134,9 +136,10 @@ def _divided_functions(
   )
   stage_loss = pipelined_loss(cut(0.0), config.pipeline, layers.counts)
   num_rows = config.data.batch_size // num_micro_batches // mesh.num_data_shards
+  tables = config.division.divided_tables(config.model.shape)
   return (
-    sharded_gradient(stage, config.division, layers, num_micro_batches),
-    sharded_loss(stage_loss, config.division, layers, num_rows),
+    sharded_gradient(stage, config.division, layers, num_micro_batches, tables),
+    sharded_loss(stage_loss, config.division, layers, num_rows, tables),
   )
 
 
@@ -149,14 +152,22 @@ def _cut(
   """Cuts a model where a pipeline may cut it."""
   chunk_tokens = config.model.loss_chunk_tokens or 0
 
-  def end(rest: Tree, x: Tree, targets: Tree) -> Scalar:
-    logits = functools.partial(model.logits, rest)
-    return chunked_token_loss(logits, x, targets, z_loss, chunk_tokens)
+  tables = config.division.divided_tables(config.model.shape)
+  head = "embed/embedding" if config.model.shape.tied_head else "head/kernel"
 
+  def end(rest: Tree, x: Tree, targets: Tree) -> Scalar:
+    logits, read = functools.partial(model.logits, rest), scores
+    if head in tables:
+      logits, read = vocabulary.divided_logits(logits), vocabulary.scores
+    return chunked_token_loss(logits, x, targets, z_loss, chunk_tokens, read)
+
+  embed = model.embed
+  if "embed/embedding" in tables:
+    embed = vocabulary.divided_embed(embed)
   segments = None
   if end_of_text is not None:
     segments = functools.partial(segment_ids, end_of_text=end_of_text)
-  return CutModel(model.embed, model.block, end, segments)
+  return CutModel(embed, model.block, end, segments)
 
 
 def _whole_gradient(config: RunConfig, loss: Loss) -> Gradient:

@@ -4,9 +4,15 @@ import numpy as np
 import pytest
 
 from dilocox_jax.codecs.compose import codec, run_without_exchange
+from dilocox_jax.codecs.low_rank import Factors
 from dilocox_jax.config.sections import CodecConfig, ExchangeConfig
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.exchange.compressed import Compression, compressed
+from dilocox_jax.exchange import compressed as module
+from dilocox_jax.exchange.compressed import (
+  CodecState,
+  Compression,
+  compressed,
+)
 from dilocox_jax.exchange.feedback import compressed_mean
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.wire.chain import Chain
@@ -248,6 +254,43 @@ def test_leaves_are_found_by_their_path():
   one, two, three = jnp.arange(3)
   found = leaves_by_path({"b": {"w": one, "a": two}, "a": three})
   assert found == {"a": three, "b/a": two, "b/w": one}
+
+
+def _observed(monkeypatch, num_matrices, follows_rank=False):
+  """Products of six layers and a table at rank 2, with room for so many."""
+  monkeypatch.setattr(module, "MAX_OBSERVED_BYTES", num_matrices * 2 * 2 * 4)
+  grams = {"kernel": 1.0 + jnp.arange(6 * 4.0), "table": jnp.ones(4)}
+  factors = {
+    path: Factors(jnp.zeros(()), gram.reshape(-1, 2, 2))
+    for path, gram in grams.items()
+  }
+  state = CodecState(jnp.int32(0), factors)
+  return factors, module.grams(state, follows_rank)
+
+
+def test_products_of_small_factors_reach_the_host_as_they_are(monkeypatch):
+  factors, found = _observed(monkeypatch, 12)
+  assert set(found) == set(factors)
+  for path, gram in found.items():
+    np.testing.assert_array_equal(gram, factors[path].gram)
+
+
+def test_of_large_factors_some_layers_stand_for_all(monkeypatch):
+  factors, found = _observed(monkeypatch, 5)
+  np.testing.assert_array_equal(
+    found["kernel"], 3 * factors["kernel"].gram[np.array([0, 3])]
+  )
+  np.testing.assert_array_equal(found["table"], factors["table"].gram)
+  assert sum(gram.size // 4 for gram in found.values()) <= 5
+
+
+def test_the_largest_are_left_out_unless_the_rank_follows_them(monkeypatch):
+  assert _observed(monkeypatch, 1)[1] == {}
+  needed = _observed(monkeypatch, 1, follows_rank=True)[1]
+  assert {path: len(gram) for path, gram in needed.items()} == {
+    "kernel": 1,
+    "table": 1,
+  }
 
 
 @pytest.mark.parametrize("num_layers", [2, 3])

@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import re
 from typing import Any
@@ -97,6 +98,41 @@ def test_a_stage_evaluates_with_no_layers_but_its_own():
   # One activation [T, D] travels in a tick.
   sent = re.findall(r"= (\S+) collective-permute", text)
   assert len(sent) == 1 and sent[0].startswith("f32[32,64]")
+
+
+@pytest.mark.parametrize(
+  "model",
+  [
+    {"loss_chunk_tokens": 7},
+    {"tied_head": True, "positions": "learned", "num_positions": 16},
+  ],
+  ids=["two tables", "tied"],
+)
+def test_data_shards_that_divide_the_tables_have_the_same_gradient(model):
+  """192 tokens of which each of two shards has 96."""
+  found = []
+  for layout, mesh in (
+    ("stacked", {}),
+    ("mesh", {"num_stages": 2, "num_data_shards": 2}),
+  ):
+    config = _of_stages(layout, **mesh)
+    sizes = dataclasses.replace(config.model, vocab_size=192, **model)
+    programs = runs.programs(dataclasses.replace(config, model=sizes))
+    replicas = programs.rounds.replicas
+    params = jax.jit(programs.model.init)(jax.random.key(0))
+    shape = (2, 8, runs.SEQUENCE_LENGTH + 1)
+    batches = np.random.default_rng(2).integers(0, 192, shape, np.int32)
+    program = jax.jit(replicas.map(programs.steps.gradient, (None, 0), 0))
+    compiled = program.lower(
+      replicas.place_state(params, None), replicas.place(batches, 0)
+    ).compile()
+    found.append(
+      compiled(replicas.place_state(params, None), replicas.place(batches, 0))
+    )
+  text: Any = compiled.as_text()
+  assert "[96,64]" in text
+  assert "[192,64]" not in text and "[64,192]" not in text
+  chex.assert_trees_all_close(found[1], found[0], rtol=1e-4, atol=1e-6)
 
 
 @functools.cache

@@ -18,6 +18,7 @@ import math
 import re
 
 from dilocox_jax.checks import check_limits, limited
+from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
 
 # A `Spec` has one entry for each dimension of an array: the names of the mesh
 # axes that divide this dimension, outermost first.
@@ -54,17 +55,32 @@ _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
     r"(^|/)blocks/.*/gram$",
     ((_STAGE, _WHOLE, _WHOLE), (_WHOLE, _ALL, _WHOLE)),
   ),
+  # Of a table with a row or a column for every token, data shards divide the
+  # tokens if they can (`Division.divided_tables`).
   (
-    r"(^|/)(embed/(embedding|positions)|head/kernel)$",
+    r"(^|/)embed/(embedding|positions)$",
     (
       (_ALL, _WHOLE),
+      (_DATA, _STAGE),
       (_WHOLE, _ALL),
       (_STAGE, _DATA),
-      (_DATA, _STAGE),
       (_STAGE, _WHOLE),
       (_WHOLE, _STAGE),
       (_DATA, _WHOLE),
       (_WHOLE, _DATA),
+    ),
+  ),
+  (
+    r"(^|/)head/kernel$",
+    (
+      (_WHOLE, _ALL),
+      (_STAGE, _DATA),
+      (_ALL, _WHOLE),
+      (_DATA, _STAGE),
+      (_WHOLE, _STAGE),
+      (_STAGE, _WHOLE),
+      (_WHOLE, _DATA),
+      (_DATA, _WHOLE),
     ),
   ),
   (
@@ -83,6 +99,9 @@ _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
   ),
   (r"(^|/)(count|ns_coeffs)$", ()),  # A few numbers of an optimizer's state.
 )
+
+# Leaves with a part for every token of the vocabulary, and its dimension.
+_TOKEN_DIMENSIONS = {"embed/embedding": 0, "head/kernel": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +161,24 @@ class Division:
       if num_leading >= 0 and self.divides(spec, shape):
         return spec
     return (_WHOLE,) * len(shape)
+
+  def divided_tables(self, shape: ModelShape) -> frozenset[str]:
+    """Returns the paths of tables whose tokens are divided by data shard.
+
+    Their products are computed by the shards together (`inner.vocabulary`), so
+    no device needs such a table whole.
+
+    Args:
+      shape: Sizes of the model.
+    """
+    leaves = parameter_shapes(shape)
+    return frozenset(
+      path
+      for path, dimension in _TOKEN_DIMENSIONS.items()
+      if self.num_data_shards > 1
+      and path in leaves
+      and DATA_AXIS in self.spec(path, leaves[path])[dimension]
+    )
 
   def divides(self, spec: Spec, shape: tuple[int, ...]) -> bool:
     """Whether every dimension is divisible by the number of its shards."""

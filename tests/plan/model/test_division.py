@@ -73,6 +73,17 @@ def test_devices_that_do_not_divide_a_leaf_together_divide_it_alone():
   assert table == ((), ("stage",))
 
 
+def test_data_shards_divide_the_tokens_of_tables_if_they_can():
+  large, tied = MODEL_PRESETS["qwen_107b"], MODEL_PRESETS["opt_1_3b"]
+  both = {"embed/embedding", "head/kernel"}
+  assert Division(8, 16).divided_tables(large) == both
+  # 128 x 256 devices do not divide 152064 tokens, but 128 shards do.
+  assert Division(128, 256).divided_tables(large) == both
+  assert Division(4, 4).divided_tables(tied) == {"embed/embedding"}
+  assert Division(1, 16).divided_tables(large) == set()
+  assert Division(5, 16).divided_tables(large) == set()
+
+
 def test_scalars_need_no_rule():
   assert Division(2).spec("memory/strange", ()) == ()
 
