@@ -12,8 +12,8 @@ HF_STAMP := $(VENV)/.installed-hf
 TPU := build/tpu
 TPU_RUN := $(TPU)/bin/python -m experiments.compile_report
 # Runs of experiments/configs/compiled.py, each with the kind of its two slices.
-COMPILED ?= tiny_delayed@v5e:2x2 tiny_dilocox@v5e:2x2 \
-  dilocox_opt_1_3b@v5e:4x4 allreduce_107b@v5p:4x4x8 \
+COMPILED ?= diloco_opt_1_3b@v5e:4x4 dilocox_opt_1_3b@v5e:4x4 \
+  streaming_opt_1_3b@v5e:4x4 allreduce_107b@v5p:4x4x8 \
   dilocox_107b@v5p:4x4x8 dilocox_107b_16x8@v5p:4x4x8 \
   overlap_loco_107b@v5p:4x4x8
 # So does PyTorch, which is large: a benchmark needs it, and so do comparisons
@@ -60,6 +60,7 @@ reproduce: install ## The papers' tables and the small sweep's page, from commit
 compile-report: $(TPU)/.installed ## Compile runs for TPUs that are not there (a quarter of an hour)
 	set -e; for preset in $(COMPILED); do name=$${preset%@*}; \
 	  $(TPU_RUN) --workdir=runs/compiled/$$name --topology=$${preset#*@} \
+	    $(if $(filter file,$(origin COMPILED)),--table=docs/results/compiled_memory.csv) \
 	    --config=experiments/configs/compiled.py:$$name; done
 
 lint: install ## Style, types and import contracts; a part of `make test`

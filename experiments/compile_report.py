@@ -10,6 +10,8 @@ between slices starts and ends relative to the inner steps. `make
 compile-report` makes the environment that this needs.
 """
 
+import pathlib
+
 from absl import flags
 
 from experiments.runtime import command_line
@@ -23,6 +25,9 @@ def define_flags() -> None:
     "topology", "v5p:4x4x8", "Kind and size of a slice, e.g. v5e:2x2."
   )
   flags.DEFINE_integer("slices", 2, "Number of slices.", lower_bound=1)
+  flags.DEFINE_string(
+    "table", None, "CSV file to write: memory of all reports beside --workdir."
+  )
 
 
 def main(values: flags.FlagValues) -> None:
@@ -31,6 +36,7 @@ def main(values: flags.FlagValues) -> None:
 
   # The slices are only compiled for; nothing may look for a real one.
   os.environ["JAX_PLATFORMS"] = "cpu"
+  from experiments.compilation import memory_table
   from experiments.compilation.page import finding, write_compiled
   from experiments.compilation.run import compiled_report
 
@@ -41,6 +47,8 @@ def main(values: flags.FlagValues) -> None:
   page = write_compiled(compiled, workdir, command_line.own_command())
   print(f"{compiled.name}: {finding(compiled)}")
   print(f"report: {page}")
+  if values.table:
+    memory_table.write(workdir.parent, pathlib.Path(values.table))
   if not compiled.fits:
     raise command_line.StoppedError(
       f"{compiled.name} does not fit: it needs "

@@ -22,6 +22,7 @@ from dilocox_jax.api.candidates import (
 from dilocox_jax.api.device_memory import (
   DeviceMemory,
   device_memory,
+  factor_bytes,
   num_copies,
   share_bytes,
   step_bytes,
@@ -111,7 +112,12 @@ class _Division:
   def memory_bytes(self, config: RunConfig) -> float:
     """Returns the memory of a device under a config's method (bytes)."""
     is_whole = config.fragments.num_fragments == 1
-    return num_copies(config) * self.shares_bytes[is_whole] + self.step_bytes
+    state = num_copies(config) * self.shares_bytes[is_whole]
+    mine = self.config
+    factors = factor_bytes(
+      mine.model.shape, mine.division, config.codec.payload
+    )
+    return state + factors + self.step_bytes
 
 
 @dataclasses.dataclass(frozen=True)

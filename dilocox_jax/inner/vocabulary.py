@@ -61,10 +61,10 @@ def divided_logits(logits: Callable[[Array], Array]) -> Callable:
   return lambda x_TxD: logits(_gathered(x_TxD))
 
 
-def scores(
+def divided_scores(
   logits_UxW: Float[Array, "U W"], targets_T: Int[Array, " T"]
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
-  """Returns `models.loss.scores` of a shard's rows from parts of all logits.
+  """Returns `models.loss.token_scores` of a shard's rows.
 
   Args:
     logits_UxW: Logits of all shards' rows for this shard's tokens.

@@ -58,10 +58,10 @@ def token_loss(
     Mean over T tokens in nats, in the dtype of the logits, with the z-loss
     added.
   """
-  return _mean_loss(*scores(logits_TxV, targets_T), z_loss)
+  return _mean_loss(*token_scores(logits_TxV, targets_T), z_loss)
 
 
-def scores(
+def token_scores(
   logits_TxV: Float[Array, "T V"], targets_T: Int[Array, " T"]
 ) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
   """Returns what the loss reads of the logits of each token.
@@ -93,7 +93,7 @@ def chunked_token_loss(
   targets_T: Int[Array, " T"],
   z_loss: float | int = 0.0,
   chunk_tokens: int = 0,
-  scores: Scores = scores,
+  scores: Scores = token_scores,
 ) -> Float[Array, ""]:
   """Computes `token_loss` of a stream's logits, some tokens at a time.
 

@@ -46,12 +46,13 @@ class Model(NamedTuple):
       in fp32, or in float64 for a float64 model. Segments [B, L] keep packed
       documents apart (`models.segments`).
     embed: (parameters, tokens [B, L]) -> stream [T, D]. It does not read the
-      parameters of blocks.
+      parameters of blocks. The embedding may have some rows of the vocabulary
+      only (`inner.vocabulary`); tokens are then counted from its first row.
     block: (one layer's slice of `params["blocks"]`, stream [T, D], L,
       multiply=None, segments=None) -> stream [T, D]. If `multiply` is given,
       every product with a kernel goes through it.
-    logits: (parameters, stream [T, D]) -> logits [T, V]. It does not read the
-      parameters of blocks.
+    logits: (parameters, stream [T, D]) -> logits [T, V], or of some tokens of
+      the vocabulary. It does not read the parameters of blocks.
     decode: (parameters, tokens [B, L], cache, position of the first token) ->
       (logits [B, L, V], cache). The leaves of the cache are [num_layers, B, S,
       kv heads, K]; it holds what earlier calls read. None if the model cannot.

@@ -22,7 +22,7 @@ from dilocox_jax.models.loss import (
   LossModel,
   chunked_token_loss,
   next_token_loss,
-  scores,
+  token_scores,
 )
 from dilocox_jax.models.remat import remat_wrapper
 from dilocox_jax.models.segments import segment_ids
@@ -151,15 +151,15 @@ def _cut(
 ) -> CutModel:
   """Cuts a model where a pipeline may cut it."""
   chunk_tokens = config.model.loss_chunk_tokens or 0
-
   tables = config.division.divided_tables(config.model.shape)
   head = "embed/embedding" if config.model.shape.tied_head else "head/kernel"
 
   def end(rest: Tree, x: Tree, targets: Tree) -> Scalar:
-    logits, read = functools.partial(model.logits, rest), scores
+    logits, scores = functools.partial(model.logits, rest), token_scores
     if head in tables:
-      logits, read = vocabulary.divided_logits(logits), vocabulary.scores
-    return chunked_token_loss(logits, x, targets, z_loss, chunk_tokens, read)
+      logits = vocabulary.divided_logits(logits)
+      scores = vocabulary.divided_scores
+    return chunked_token_loss(logits, x, targets, z_loss, chunk_tokens, scores)
 
   embed = model.embed
   if "embed/embedding" in tables:

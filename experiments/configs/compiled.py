@@ -49,7 +49,13 @@ _OPT = {
   "mesh.num_stages": 4,
   "mesh.num_data_shards": 4,
   "mesh.remat": "full",
-  "codec.rank": 64,
+}
+_STREAMING = {
+  "sync.method": "streaming_diloco",
+  # An apply falls on the next send, so a window has one loop and not two: the
+  # compiler works on each loop over inner steps anew.
+  "sync.sync_interval": 135,
+  "codec.name": "e3m0",
 }
 COMPILED = {
   "tiny_delayed": _TINY | _DELAYED | {"sync.sync_interval": 30},
@@ -67,13 +73,13 @@ COMPILED = {
   "overlap_loco_107b": _107B
   | {"sync.method": "overlap_loco", "sync.fragment_order": "interleaved"},
   "streaming_107b": _107B
-  | _ROUND
-  | {
-    "sync.method": "streaming_diloco",
-    "sync.num_fragments": 27,
-    "sync.overlap_steps": 4,
-  },
-  "dilocox_opt_1_3b": _OPT | _DILOCOX,
+  | _STREAMING
+  | {"sync.num_fragments": 27, "sync.overlap_steps": 5},
+  "dilocox_opt_1_3b": _OPT | _DILOCOX | {"codec.rank": 64},
+  "diloco_opt_1_3b": _OPT | {"sync.method": "diloco"},
+  "streaming_opt_1_3b": _OPT
+  | _STREAMING
+  | {"sync.num_fragments": 9, "sync.overlap_steps": 15},
 }
 
 

@@ -1,6 +1,7 @@
 """Data shards that divide the tables compute what one device would."""
 
 import functools
+from typing import Any
 
 import chex
 import jax
@@ -40,7 +41,7 @@ def tokens(*shape):
   return np.random.default_rng(1).integers(0, 24, shape, np.int32)
 
 
-def over_shards(function, *places, out=ROW):
+def over_shards(function, *places, out: Any = ROW):
   """Maps a function of a shard's parts over four shards."""
   return jax.jit(
     jax.shard_map(
@@ -98,7 +99,7 @@ def test_the_loss_and_its_gradients_are_those_of_one_device(
   def divided(params, x, targets):
     logits = vocabulary.divided_logits(functools.partial(model.logits, params))
     return losses.chunked_token_loss(
-      logits, x, targets, 0.1, chunk_tokens, vocabulary.scores
+      logits, x, targets, 0.1, chunk_tokens, vocabulary.divided_scores
     )
 
   def local(params, x, targets):

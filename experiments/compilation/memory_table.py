@@ -1,0 +1,47 @@
+"""A table of the memory that compiled programs need.
+
+`docs/results/compiled_memory.csv` has a row for every run that `make
+compile-report` compiles. A test holds the adviser's memory model to it.
+"""
+
+import csv
+import json
+import pathlib
+
+COLUMNS = (
+  "run",
+  "machine",
+  "arguments_bytes",
+  "temporaries_bytes",
+  "needed_bytes",
+  "peak_bytes",
+  "memory_bytes",
+)
+
+
+def write(reports: pathlib.Path, table: pathlib.Path) -> None:
+  """Writes a table of all reports.
+
+  Args:
+    reports: Directory with one directory for every run, of its name.
+    table: CSV file to write.
+  """
+  found = sorted(reports.glob("*/compiled.json"))
+  with table.open("w", newline="") as file:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(map(_row, found))
+
+
+def _row(report: pathlib.Path) -> tuple[str | int, ...]:
+  values = json.loads(report.read_text())
+  analysis = values["analysis"]
+  return (
+    report.parent.name,
+    values["machine"],
+    analysis["memory"]["arguments"],
+    analysis["memory"]["temporaries"],
+    analysis["needed_bytes"],
+    analysis["peak_bytes"],
+    values["memory_bytes"],
+  )
