@@ -51,10 +51,11 @@ def _of_linen(module: linen.Module) -> LossModel:
     _check_state(variables)
     return params
 
+  def apply(params: Any, tokens: Array) -> Any:
+    return module.apply({"params": params}, tokens)
+
   jax.eval_shape(init, jax.random.key(0))  # A module that fails does so now.
-  return _with_loss(
-    init, lambda params, tokens: module.apply({"params": params}, tokens)
-  )
+  return _with_loss(init, apply)
 
 
 def _of_nnx(make: MakeModule) -> LossModel:

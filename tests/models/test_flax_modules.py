@@ -1,5 +1,7 @@
 """Modules that a user wrote in Flax, through the front door."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,7 +100,7 @@ def test_the_loss_of_an_nnx_module_is_its_cross_entropy():
 def test_the_loss_of_a_linen_module_is_its_cross_entropy():
   model = as_loss_model(InLinen())
   params = model.init(jax.random.key(0))
-  logits = InLinen().apply({"params": params}, TOKENS[:, :-1])
+  logits: Any = InLinen().apply({"params": params}, TOKENS[:, :-1])
   expected = optax.softmax_cross_entropy_with_integer_labels(
     logits, TOKENS[:, 1:]
   ).mean()
@@ -134,8 +136,9 @@ def test_state_that_is_no_parameter_is_refused(module):
 
 
 def test_a_module_that_is_built_already_is_refused():
+  built: Any = InNnx(nnx.Rngs(0))
   with pytest.raises(ValueError, match="a function from nnx.Rngs"):
-    as_loss_model(InNnx(nnx.Rngs(0)))
+    as_loss_model(built)
 
 
 def test_a_model_that_is_cut_needs_the_functions_of_its_cuts(tmp_path):
