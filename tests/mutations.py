@@ -286,6 +286,20 @@ MUTATIONS = (
       "inner/test_pipeline.py",
     ),
     (
+      "each data shard has a largest logit of its own",
+      "inner/vocabulary.py",
+      "highest_U = jax.lax.pmax(highest_U, DATA_AXIS)",
+      "highest_U = highest_U + 0",
+      "inner/test_vocabulary.py",
+    ),
+    (
+      "Gram matrices of all layers reach the host",
+      "exchange/compressed.py",
+      "  if num_layers <= most:",
+      "  if num_layers <= max(most, num_layers):",
+      "exchange/test_compressed.py",
+    ),
+    (
       "all replicas read one part of the text",
       "data/streams.py",
       "readers.index(replica), None, len(readers)",
