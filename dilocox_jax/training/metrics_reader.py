@@ -235,7 +235,7 @@ def open_reader(
   command: str,
   progress: TrainingProgress,
   is_resumed: bool,
-  writes: bool = True,
+  writes: bool,
 ) -> Iterator[MetricsReader]:
   """Opens the records of a run, from one start of it to its end.
 

@@ -155,7 +155,7 @@ def test_a_replica_that_sent_what_is_not_finite_is_named(desk, bad):
   assert not runs.rows(desk.workdir)
 
 
-def _opened(workdir, held_out=0):
+def _opened(workdir, held_out=0, writes=True):
   config = runs.settings()
   return metrics_reader.open_reader(
     config,
@@ -168,6 +168,7 @@ def _opened(workdir, held_out=0):
     command="train",
     progress=TrainingProgress(),
     is_resumed=False,
+    writes=writes,
   )
 
 
@@ -195,7 +196,7 @@ def test_beside_the_main_process_all_is_checked_and_nothing_written(
   tmp_path, monkeypatch, capfd
 ):
   monkeypatch.setattr(metrics_reader.processes, "is_main", lambda: False)
-  with _opened(tmp_path / "run") as book:
+  with _opened(tmp_path / "run", writes=False) as book:
     assert book.read(_dispatched())
     losses = {"outer_loss": 1.0, "mean_loss": None}
     book.record_evaluation(losses, {}, TrainingProgress(18))
@@ -205,3 +206,12 @@ def test_beside_the_main_process_all_is_checked_and_nothing_written(
       losses, sets = {"outer_loss": 1.0}, {"wiki": math.nan}
       book.record_evaluation(losses, sets, TrainingProgress(18))
   assert not (tmp_path / "run").exists() and not capfd.readouterr().out
+
+
+def test_another_process_writes_if_its_directory_is_its_own(
+  tmp_path, monkeypatch, capfd
+):
+  monkeypatch.setattr(metrics_reader.processes, "is_main", lambda: False)
+  with _opened(tmp_path) as book:
+    assert book.read(_dispatched())
+  assert runs.rows(tmp_path, "round") and not capfd.readouterr().out
