@@ -150,7 +150,12 @@ def test_shared_keys_are_those_of_every_head_repeated(num_groups):
   alike = jax.tree_util.tree_map_with_path(repeated, params)
   found = jax.jit(build_model(shared).apply)(params, tokens(2, 9))
   wanted = jax.jit(build_model(every).apply)(alike, tokens(2, 9))
-  np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=FUSION_TOLERANCE)
+  # Rounding follows the largest terms of a sum, also where they cancel.
+  largest = float(jnp.max(jnp.abs(wanted)))
+  assert largest > 1
+  np.testing.assert_allclose(
+    found, wanted, rtol=0, atol=FUSION_TOLERANCE * largest
+  )
 
 
 @pytest.mark.parametrize("unroll", [0, 3])
