@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from dilocox_jax.config import from_mapping, to_plan
+from dilocox_jax.training import run_text
 from dilocox_jax.training.checkpoint import RefusedError
 from tests import runs
 
-ENTROPY_NATS = 1.2130  # Of the synthetic chain with 64 tokens.
 APART = {"absences": "1:1-2;0:4", "inner_steps": "3,2"}
 
 
@@ -92,10 +92,10 @@ def test_losses_with_one_of_four_replicas_away_or_slow(tmp_path, seed):
   assert plain < slow < fewer  # It costs less than the tokens that it lacks.
 
 
-def converged_loss(workdir, seed, membership):
-  """Loss after 50 rounds of four replicas on a chain of 64 tokens."""
+def converging(seed, membership):
+  """125 rounds of four replicas on a chain of 64 tokens."""
   values = runs.settings(
-    total_steps=400,
+    total_steps=1000,
     num_replicas=4,
     method="diloco",
     sync_interval=8,
@@ -103,11 +103,24 @@ def converged_loss(workdir, seed, membership):
     inner={"learning_rate": 0.005, "warmup_steps": 50},
     data={"batch_size": 4, "sequence_length": 64},
     evaluation={"num_sequences": 256, "interval_steps": 0},
-    checkpoint={"interval_steps": 400},
+    checkpoint={"interval_steps": 1000},
   ).to_mapping()
-  config = from_mapping(values | {"seed": seed, "membership": membership})
-  runs.train(config, workdir)
-  return runs.rows(workdir, "final")[-1]["outer_loss"]
+  return from_mapping(values | {"seed": seed, "membership": membership})
+
+
+def floor(config):
+  """Loss of the chain itself on the windows of the evaluations (nats).
+
+  They are a sample of 16,384 tokens, so it differs from the chain's entropy.
+  """
+  corpus = run_text.corpus(config)
+  counts = np.zeros((corpus.vocab_size, corpus.vocab_size))
+  np.add.at(counts, (corpus.train[:-1], corpus.train[1:]), 1)
+  chances = counts / counts.sum(axis=1, keepdims=True)
+  windows = np.concatenate(
+    [np.reshape(x, (-1, 65)) for x in run_text.held_out(config, corpus)]
+  )
+  return -np.log(chances[windows[:, :-1], windows[:, 1:]]).mean()
 
 
 @pytest.mark.slow
@@ -116,18 +129,19 @@ def test_a_slow_or_absent_replica_costs_a_converged_run_less_than_1_percent(
   tmp_path, seed
 ):
   """At equal rounds, so the slow run has seen an eighth fewer tokens."""
-  plain, away, slow = (
-    converged_loss(tmp_path / name, seed, membership)
-    for name, membership in (
-      ("plain", {}),
-      ("away", {"absences": "2:6-8"}),
-      ("slow", {"inner_steps": "8,8,8,4"}),
-    )
-  )
-  print(f"seed {seed}: plain {plain}, away {away}, slow {slow}")
-  assert plain < 1.015 * ENTROPY_NATS  # There is little left to learn.
-  assert away == pytest.approx(plain, rel=0.01)
-  assert slow == pytest.approx(plain, rel=0.01)
+  losses = {}
+  for name, membership in (
+    ("plain", {}),
+    ("away", {"absences": "2:6-8"}),
+    ("slow", {"inner_steps": "8,8,8,4"}),
+  ):
+    runs.train(converging(seed, membership), tmp_path / name)
+    losses[name] = runs.rows(tmp_path / name, "final")[-1]["outer_loss"]
+  lowest = floor(converging(seed, {}))
+  print(f"seed {seed}: {losses}, lowest {lowest}")
+  plain = losses.pop("plain")
+  assert plain < 1.015 * lowest  # There is little left to learn.
+  assert list(losses.values()) == pytest.approx([plain, plain], rel=0.01)
 
 
 @pytest.mark.parametrize("method", ["diloco", "dilocox"])
