@@ -31,13 +31,13 @@ _MODEL = (
 # Name of a config file, inner steps of a segment, and changed fields. A segment
 # is a round, or some steps of a method that has no rounds.
 SETTINGS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
-  ("allreduce", 2, ()),
+  ("allreduce", 4, ()),
   ("diloco", 5, ()),
   ("diloco", 20, ()),
   ("diloco", 60, ()),
   ("open_diloco", 20, ()),
   ("streaming_diloco", 20, ("sync.num_fragments=4", "sync.overlap_steps=10")),
-  ("cocktail_sgd", 2, ()),
+  ("cocktail_sgd", 10, ()),
   ("dilocox", 20, ("codec.rank=32",)),
   ("overlap_loco", 20, ("sync.num_fragments=4",)),
 )

@@ -1,8 +1,10 @@
 """Changes the links of a network as rounds of a run end."""
 
 import pathlib
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from dilocox_jax.metrics.lines import RecordError, read_rows
 from experiments.runtime.throttled_network import NodeLink, ThrottledNetwork
@@ -48,6 +50,12 @@ class ChangingLink:
         num_rounds, now = len(walls_s), self._rate_of(walls_s)
         if now != before:
           self._throttle(now)
+          if len(self._walls_s()) > num_rounds:
+            print(
+              "the link changed so late that a round which counts had another "
+              "rate: free the machine",
+              file=sys.stderr,
+            )
         before = now
 
   def _walls_s(self) -> list[float]:
@@ -59,5 +67,7 @@ class ChangingLink:
     return [row["wall_s"] for row in rows if row["event"] == "round"]
 
   def _throttle(self, bit_per_s: float) -> None:
-    for node in range(len(self._network.addresses)):
-      self._network.throttle(node, NodeLink(bit_per_s, bit_per_s))
+    link = NodeLink(bit_per_s, bit_per_s)
+    nodes = range(len(self._network.addresses))
+    with ThreadPoolExecutor(len(nodes)) as threads:
+      list(threads.map(lambda n: self._network.throttle(n, link), nodes))

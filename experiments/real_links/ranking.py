@@ -62,7 +62,12 @@ def run_all(transport: Transport, folder: pathlib.Path) -> list[RankedRow]:
   for name, interval, changes in SETTINGS:
     workdir = folder / f"ranking_{name}_{interval}"
     run = timed_runs.train(
-      name, interval, rate, workdir, counted=8, changes=changes
+      name,
+      interval,
+      rate,
+      workdir,
+      num_segments=timed_runs.COMPILING + 8,
+      changes=changes,
     )
     predicted_s = timed_runs.predicted_step_s(
       from_mapping(run.config), cluster, transport, step_s

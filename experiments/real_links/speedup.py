@@ -23,7 +23,8 @@ from experiments.real_links.network import equal_cluster
 
 RATIOS = (32, 357)
 _OPEN, _SLOW = 8, 8  # Segments over the open and over the slow link.
-_SLOW_BASELINE = 2
+# Each of AllReduce's steps takes seconds, and programs are compiled in two.
+_BASELINE_COMPILING, _SLOW_BASELINE = 2, 2
 _UNHIDDEN = 0.01  # Share of a step that exchanges may cost by the simulator.
 
 
@@ -109,32 +110,32 @@ def _compare(
 ) -> SpeedupRow:
   interval = shortest_round(wanted, transport)
   num_open = timed_runs.COMPILING + _OPEN
-  method, link = _train(
-    timed_runs.METHOD,
-    interval,
-    folder,
-    SlowsDown(
-      num_open,
-      lambda round_s: timed_runs.rate_for(
-        wanted * round_s / interval, transport
-      ),
-    ),
-    num_open + 1 + _SLOW,
+  link = SlowsDown(
+    num_open,
+    lambda round_s: timed_runs.rate_for(wanted * round_s / interval, transport),
   )
-  # AllReduce has the same link from the moment its programs are compiled.
-  baseline, _ = _train(
+  workdir = folder / timed_runs.METHOD
+  method = timed_runs.train_while_link_changes(
+    timed_runs.flags_of(
+      timed_runs.METHOD, interval, num_open + 1 + _SLOW, workdir
+    ),
+    workdir,
+    link,
+  )
+  # Steps of AllReduce over an open link would end before the link changes.
+  baseline = timed_runs.train(
     timed_runs.BASELINE,
     1,
-    folder,
-    SlowsDown(timed_runs.COMPILING, lambda _: link.rate_bps),
-    timed_runs.COMPILING + 1 + _SLOW_BASELINE,
+    f"{link.rate_bps / 1e6:.6f} Mbit/s",
+    folder / timed_runs.BASELINE,
+    num_segments=_BASELINE_COMPILING + _SLOW_BASELINE,
   )
   cluster = equal_cluster(
     f"{link.rate_bps / 1e6:.6f} Mbit/s", timed_runs.NUM_REPLICAS
   )
   open_part = timed_runs.segments(method)[timed_runs.COMPILING : num_open]
   slow_part = timed_runs.segments(method)[num_open + 1 :]
-  slow_baseline = timed_runs.segments(baseline)[timed_runs.COMPILING + 1 :]
+  slow_baseline = timed_runs.segments(baseline)[_BASELINE_COMPILING:]
   step_s = timed_runs.median_step_s(open_part)
 
   def predicted(run: LoadedRun) -> float:
@@ -153,21 +154,6 @@ def _compare(
     predicted(method),
     timed_runs.ratio_of_bytes(slow_part),
   )
-
-
-def _train(
-  method: str,
-  interval: int,
-  folder: pathlib.Path,
-  link: SlowsDown,
-  num_segments: int,
-) -> tuple[LoadedRun, SlowsDown]:
-  run = timed_runs.train_while_link_changes(
-    timed_runs.flags_of(method, interval, num_segments, folder / method),
-    folder / method,
-    link,
-  )
-  return run, link
 
 
 def shortest_round(wanted: float, transport: Transport) -> int:

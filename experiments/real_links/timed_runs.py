@@ -35,7 +35,7 @@ Segment = tuple[Timing, RoundRow, int]  # Its time, its row, its inner steps.
 COMPILING = 4  # First segments of a run, which are not counted.
 _COMMON = (
   *("--config.data.batch_size=8", "--config.data.sequence_length=64"),
-  *("--config.inner.warmup_steps=5", "--config.mesh.layout=mesh"),
+  *("--config.inner.warmup_steps=1", "--config.mesh.layout=mesh"),
   *("--config.evaluation.interval_steps=0", "--config.adaptive.mode=off"),
   *("--config.evaluation.num_sequences=8", "--config.inner.optimizer=adamw"),
   "--config.checkpoint.interval_steps=1000000",
@@ -48,7 +48,7 @@ def train(
   rate: str,
   workdir: pathlib.Path,
   *,
-  counted: int = 16,
+  num_segments: int,
   changes: Sequence[str] = (),
 ) -> LoadedRun:
   """Trains a small model on two nodes that are joined by a throttled link.
@@ -59,10 +59,10 @@ def train(
       so many steps at once.
     rate: Rate of the link, as cluster files write it.
     workdir: Directory of the run.
-    counted: Rounds after those that compile.
+    num_segments: Rounds, with those that compile.
     changes: Further fields of the config, as "section.field=value".
   """
-  flags = flags_of(method, sync_interval, COMPILING + counted, workdir, changes)
+  flags = flags_of(method, sync_interval, num_segments, workdir, changes)
   with network_of(equal_cluster(rate, NUM_REPLICAS)) as network:
     train_together(network, flags)
   return load_run(workdir)
@@ -122,7 +122,10 @@ def open_step_s(folder: pathlib.Path) -> float:
   Args:
     folder: Directory for the run.
   """
-  return seconds_per_step(train(METHOD, SLICES, OPEN_RATE, folder / "open"))
+  workdir, num_segments = folder / "open", COMPILING + 16
+  return seconds_per_step(
+    train(METHOD, SLICES, OPEN_RATE, workdir, num_segments=num_segments)
+  )
 
 
 def rate_for(exchange_s: float, transport: Transport) -> float:
