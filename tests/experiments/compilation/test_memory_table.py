@@ -18,7 +18,7 @@ ROWS = {
 }
 # Arrays of `tiny` are smaller than the tiles of a chip.
 LARGE = [name for name in ROWS if not name.startswith("tiny")]
-TOLERANCE = 0.15
+TOLERANCE = 0.12
 
 
 def test_the_table_has_the_runs_that_the_makefile_compiles():
