@@ -345,8 +345,8 @@ MUTATIONS = (
     (
       "codecs ignore the run's seed",
       "training/build.py",
-      "exchange.collective, config.seed, _max_rank(config)",
-      "exchange.collective, 0, _max_rank(config)",
+      "    config.seed,\n    _max_rank(config),",
+      "    0,\n    _max_rank(config),",
       "test_wiring_exchange.py -k seed",
     ),
     (
