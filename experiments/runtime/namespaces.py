@@ -70,22 +70,12 @@ class Namespaces:
     """
     module = [sys.executable, "-m", _CARRIER]
     ends = [str(self.pids[name]), port, INTERFACE]
-    carrier = subprocess.Popen(
+    carrier = self._started(
       self.inside(switch, [*module, *ends]),
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
+      "this machine cannot delay or lose packets: its kernel lacks netem, and "
+      "/dev/net/tun does not help ({}); leave round trips and losses out "
+      "(write 'rtt': '0 ms' in a cluster file)",
     )
-    self._stack.callback(_end, carrier)
-    assert carrier.stdout and carrier.stderr
-    if not carrier.stdout.readline():
-      reason = carrier.stderr.read().strip().splitlines()[-1:]
-      raise UsageError(
-        "this machine cannot delay or lose packets: its kernel lacks netem, "
-        f"and /dev/net/tun does not help ({''.join(reason)}); leave round "
-        "trips and losses out (write 'rtt': '0 ms' in a cluster file)"
-      )
     self.carriers[port] = carrier
 
   def tell(self, port: str, delay_s: float, loss: float) -> None:
@@ -108,21 +98,35 @@ class Namespaces:
 
   def _hold(self, name: str, unshare: Sequence[str]) -> None:
     command = [*unshare, "--net", "--uts", *_DIES_WITH_PARENT]
-    holder = subprocess.Popen(
+    holder = self._started(
       [*command, sys.executable, "-c", _HOLD, name],
+      "this machine lets you make no network namespaces ({}): run as root, or "
+      "leave the link out",
+    )
+    self.pids[name] = holder.pid
+
+  def _started(
+    self, command: Sequence[str], refusal: str
+  ) -> subprocess.Popen[str]:
+    """Starts a process that prints a line when it is ready, until the end.
+
+    Args:
+      command: The program and its arguments.
+      refusal: What to say if it ends instead; {} stands for its last words.
+    """
+    started = subprocess.Popen(
+      command,
+      stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
     )
-    self._stack.callback(_end, holder)
-    assert holder.stdout and holder.stderr
-    if not holder.stdout.readline():
-      reason = holder.stderr.read().strip().splitlines()[-1:]
-      raise UsageError(
-        "this machine lets you make no network namespaces "
-        f"({''.join(reason)}): run as root, or leave the link out"
-      )
-    self.pids[name] = holder.pid
+    self._stack.callback(_end, started)
+    assert started.stdout and started.stderr
+    if not started.stdout.readline():
+      reason = started.stderr.read().strip().splitlines()[-1:]
+      raise UsageError(refusal.format("".join(reason)))
+    return started
 
   def inside(self, name: str, command: Sequence[str]) -> list[str]:
     """Returns the command line that runs a command in a namespace."""

@@ -94,6 +94,20 @@ def by_reference(params, gradient, inputs, targets, inner):
   ).losses
 
 
+def loop_of(tx, predict):
+  """A loss (params, x, y), and a step of one replica that lowers it."""
+
+  def loss(params, x, y):
+    return jnp.mean(jnp.square(predict(params, x) - y))
+
+  def step(params, state, x, y):
+    value, gradients = jax.value_and_grad(loss)(params, x, y)
+    updates, state = tx.update(gradients, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+  return loss, step
+
+
 @pytest.mark.parametrize("model", [plain, of_linen, of_nnx])
 def test_any_tree_trains_as_on_the_reference_page(model):
   params, predict = model()
@@ -106,14 +120,7 @@ def test_any_tree_trains_as_on_the_reference_page(model):
     **SCHEDULE,
   )
 
-  def loss(params, x, y):
-    return jnp.mean(jnp.square(predict(params, x) - y))
-
-  def step(params, state, x, y):
-    value, gradients = jax.value_and_grad(loss)(params, x, y)
-    updates, state = tx.update(gradients, state, params)
-    return optax.apply_updates(params, updates), state, value
-
+  loss, step = loop_of(tx, predict)
   with jax.numpy_dtype_promotion("standard"):
     expected = by_reference(
       params,
@@ -143,13 +150,7 @@ def test_the_optimizer_of_nnx_trains_as_the_transform():
   )
   start, predict = of_nnx()
 
-  def loss(params, x, y):
-    return jnp.mean(jnp.square(predict(params, x) - y))
-
-  def step(params, state, x, y):
-    value, gradients = jax.value_and_grad(loss)(params, x, y)
-    updates, state = tx.update(gradients, state, params)
-    return optax.apply_updates(params, updates), state, value
+  loss, step = loop_of(tx, predict)
 
   @nnx.vmap(axis_size=NUM_REPLICAS)
   def create():
