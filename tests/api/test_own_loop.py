@@ -150,7 +150,7 @@ def test_the_optimizer_of_nnx_trains_as_the_transform():
   )
   start, predict = of_nnx()
 
-  loss, step = loop_of(tx, predict)
+  _, step = loop_of(tx, predict)
 
   @nnx.vmap(axis_size=NUM_REPLICAS)
   def create():
