@@ -5,10 +5,11 @@ of the arrays: a device has its share of every copy of the parameters, and of
 the factors that low rank keeps. What a step needs beside that is an estimate:
 the layers of a stage and the tables stand whole in the compute dtype, and their
 gradients in fp32; then come two shares of a gradient on its way into the
-optimizer or into an exchange, the activations that wait for their backward, the
-work of one layer, and the logits. A test holds the sums to what the compiler
-for TPUs needs. An evaluation is left out: it takes the same values and has no
-gradients, so it needs less than a step.
+optimizer or into an exchange, the whole layers that Muon works on, the
+activations that wait for their backward, the work of one layer, and the logits.
+A test holds the sums to what the compiler for TPUs needs. An evaluation is left
+out: it takes the same values and has no gradients, so it needs less than a
+step.
 """
 
 import dataclasses
@@ -30,6 +31,9 @@ _BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 # Copies of a device's share that a step makes for a while. Two programs of 107
 # billion parameters have 1.75 of them beside what is named here (fitted).
 _WORKING_COPIES = 2
+# Muon has the gradient and the momentum of a layer whole at the same time. A
+# third copy would be 3.3 GiB above a program of 107 billion parameters.
+_WHOLE_COPIES = 2
 _STATES = {"adamw": 2.0, "adam": 2.0, "sgd": 0.0, "lion": 1.0}
 
 
@@ -145,7 +149,21 @@ def step_bytes(config: RunConfig) -> int:
   width = _BYTES[config.model.compute_dtype] if config.mesh.is_divided else 0
   working = _WORKING_COPIES * share_bytes(shape, config.division)
   held = (_FP32_BYTES + width) * held + working
+  held += _whole_layers_bytes(config, layers // shape.num_layers)
   return held + _activation_bytes(config, per_stage)
+
+
+def _whole_layers_bytes(config: RunConfig, layer_size: int) -> int:
+  """Returns what Muon's swap of shares for whole layers takes (bytes).
+
+  78 layers on 128 devices make one layer for each of 78 devices, and a layer of
+  zeros for each of the others.
+  """
+  num_devices = config.division.num_devices
+  if config.inner.optimizer != "muon" or num_devices == 1:
+    return 0
+  num_layers = math.ceil(config.model.shape.num_layers / num_devices)
+  return _WHOLE_COPIES * _FP32_BYTES * num_layers * layer_size
 
 
 def _activation_bytes(config: RunConfig, num_layers: int) -> int:

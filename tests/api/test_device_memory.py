@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from dilocox_jax.api.device_memory import device_memory
+from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.training import build, states
 from tests import runs
 
@@ -54,3 +55,20 @@ def test_more_stages_need_less_and_whole_layers_need_more():
   )
   assert two.state < one.state
   assert two.total == two.state + two.step
+
+
+def test_muon_holds_whole_layers_where_devices_share_one():
+  def step(optimizer, stages):
+    mesh, inner = {"num_stages": stages}, {"optimizer": optimizer}
+    config = runs.settings(
+      layout="mesh", mesh=mesh, method="diloco", inner=inner
+    )
+    return config, device_memory(config).step
+
+  config, with_muon = step("muon", 2)
+  shape = config.model.shape
+  sizes = {p: math.prod(s) for p, s in parameter_shapes(shape).items()}
+  layers = sum(n for p, n in sizes.items() if p.startswith("blocks"))
+  # Gradient and momentum in fp32 of half of the layers.
+  assert with_muon - step("adamw", 2)[1] == 2 * 4 * layers // 2
+  assert step("muon", 1)[1] == step("adamw", 1)[1]
