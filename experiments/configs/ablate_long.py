@@ -2,8 +2,9 @@
 
 The model `tiny` has 0.86 million parameters, so a run takes 17,000 steps of
 1,024 tokens. A cold start that is a large share of 2000 steps is a small one
-here. The inner rates are those of the small sweep. This config claims nothing:
-docs/log.md says what was found. Cost: about an hour a run on a core.
+here. The inner rates are those of the small sweep, and for Muon lower ones too,
+since a longer run may want a lower rate. This config claims nothing:
+docs/log.md says what was found. Cost: about half an hour a run on a core.
 
     python -m experiments.ablate --config=experiments/configs/ablate_long.py \
         --workdir=runs/ablate_long --processes=2
@@ -17,7 +18,7 @@ ADAMW = {"inner.optimizer": "adamw", "inner.warmup_steps": 200}
 
 
 def get_config():
-  """Both methods with Muon and with AdamW inside, on one seed."""
+  """Both methods with Muon, at three inner rates, and with AdamW."""
   config = ablate_gap.get_config()
   with config.unlocked():
     config.base = base = convergence_small.get_config().base
@@ -40,5 +41,10 @@ def get_config():
         **(OVERLAP | ADAMW | ablate_gap.NESTEROV),
         "inner.learning_rate": 0.002,
       },
+      *(
+        {"name": f"{name}, rate {rate}", **method, "inner.learning_rate": rate}
+        for rate in (0.004, 0.0055)
+        for name, method in (("allreduce, muon", ALLREDUCE), ("muon", OVERLAP))
+      ),
     ]
   return config

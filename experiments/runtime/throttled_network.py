@@ -41,6 +41,10 @@ _SUBNET = "10.77.0.0/24"
 _TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
 _BURST_S = 0.002  # Time at full rate that a link which has rested catches up.
 _LEAST_BURST_BYTES = 16_384  # A burst must hold several packets.
+# TCP hands packets of many segments to a link, up to 64 kB. One that waits
+# while the link becomes slower, so that a burst is shorter than it, would never
+# leave, and nothing behind it. With headers these stay below any burst.
+_PACKET_BYTES = 14_000
 _NETEM_PACKETS = 100_000  # Most packets under way; 150 MB of full frames.
 _QUEUE_S = 0.05  # Longest wait in a link's queue; what comes then is dropped.
 # Nodes that share an uplink share its queue. In a long one the small messages
@@ -243,6 +247,8 @@ def _throttle(
     (SWITCH, port, link.down_bit_per_s),
   )
   for space, device, bit_per_s in directions:
+    size = f"ip link set dev {device} gso_max_size {_PACKET_BYTES}"
+    root.run(space, *size.split())
     burst = max(_LEAST_BURST_BYTES, round(bit_per_s / 8 * _BURST_S))
     rate = ("rate", f"{round(bit_per_s)}bit", "burst", str(burst))
     root.run(
