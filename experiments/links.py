@@ -20,10 +20,16 @@ one.
 """
 
 import dataclasses
+import pathlib
+from typing import TYPE_CHECKING
 
 from absl import flags
+from rich.console import Console
 
 from experiments.runtime import command_line
+
+if TYPE_CHECKING:
+  from dilocox_jax.simulate.transfer import Transport
 
 _TRAINED = ("overlap", "bandwidths", "speedup", "ranking")
 
@@ -46,14 +52,7 @@ def main(values: flags.FlagValues) -> None:
   """Measures, writes page and JSON, and prints the table."""
   # This loads JAX, which takes seconds.
   from dilocox_jax.metrics.lines import write_json
-  from experiments.real_links import (
-    bandwidths,
-    cases,
-    overlap,
-    page,
-    ranking,
-    speedup,
-  )
+  from experiments.real_links import cases, page
 
   workdir = command_line.writable(values.workdir)
   transport = cases.calibrated(workdir)
@@ -61,23 +60,44 @@ def main(values: flags.FlagValues) -> None:
   write_json(workdir / "transport.json", dataclasses.asdict(transport))
   if values.calibrate:
     return
-  wanted = values.cases
-  chosen = {"quick": cases.quick_cases()}
-  chosen |= dict.fromkeys(("all", "collectives"), cases.all_cases())
-  rows = cases.run_cases(chosen.get(wanted, ()), transport, workdir)
-  found = page.Found(rows)
-  if wanted in ("all", "overlap"):
-    overlaps = overlap.run_all(transport, workdir)
-    found = dataclasses.replace(found, overlaps=overlaps)
-  if wanted in ("all", "bandwidths"):
-    measured, curves = bandwidths.run_all(transport, workdir)
-    found = dataclasses.replace(found, bandwidths=measured, curves=curves)
-  if wanted in ("all", "speedup"):
-    speedups = speedup.run_all(transport, workdir)
-    found = dataclasses.replace(found, speedups=speedups)
-  if wanted == "ranking":
-    found = page.Found(ranked=ranking.run_all(transport, workdir))
-  page.report(found, transport, workdir)
+  found = page.Found()
+  for change in _parts(values.cases, transport, workdir):
+    found = dataclasses.replace(found, **change())
+    # The next part may fail, and takes minutes.
+    lines = page.report(found, transport, workdir)
+  Console().print(*lines, sep="\n")
+  print(f"report: {workdir / 'report.md'}")
+
+
+def _parts(wanted: str, transport: "Transport", workdir: pathlib.Path):
+  """Returns functions that run a part each and return fields of the page."""
+  from experiments.real_links import (
+    bandwidths,
+    cases,
+    overlap,
+    ranking,
+    speedup,
+  )
+
+  def collectives():
+    given = cases.quick_cases() if wanted == "quick" else cases.all_cases()
+    return {"rows": cases.run_cases(given, transport, workdir)}
+
+  def methods():
+    rows, curves = bandwidths.run_all(transport, workdir)
+    return {"bandwidths": rows, "curves": curves}
+
+  parts = {
+    "collectives": collectives,
+    "overlap": lambda: {"overlaps": overlap.run_all(transport, workdir)},
+    "bandwidths": methods,
+    "speedup": lambda: {"speedups": speedup.run_all(transport, workdir)},
+  }
+  if wanted == "all":
+    return list(parts.values())
+  parts["quick"] = collectives
+  parts["ranking"] = lambda: {"ranked": ranking.run_all(transport, workdir)}
+  return [parts[wanted]]
 
 
 if __name__ == "__main__":

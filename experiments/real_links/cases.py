@@ -35,6 +35,7 @@ class Row:
     measured_s: Median of the seconds that the last process measured.
     planned_bytes: Bytes that a replica sends by the plan.
     link_bytes: Bytes that the kernel counted on the link of that process.
+    busy_share: Share of the machine's cores that had work meanwhile.
   """
 
   cluster: str
@@ -44,6 +45,7 @@ class Row:
   measured_s: float
   planned_bytes: int
   link_bytes: float
+  busy_share: float
 
   @property
   def ratio(self) -> float:
@@ -134,7 +136,7 @@ def run_cases(
   for cluster, collectives in cases:
     with network_of(cluster) as network:
       measured = measure_collectives(network, collectives, folder)
-    for (kind, size), (seconds, sent) in zip(
+    for (kind, size), (seconds, sent, busy) in zip(
       collectives, measured, strict=True
     ):
       collective = Collective(kind, size)
@@ -147,6 +149,7 @@ def run_cases(
           seconds,
           collective.sent_bytes(cluster.num_replicas),
           sent,
+          busy,
         )
       )
   return rows

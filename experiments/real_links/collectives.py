@@ -4,14 +4,16 @@
   CASES RESULT
 
 CASES is a JSON list of [kind, bytes of an operand]. The last process writes a
-JSON list of [seconds, bytes that it sent] to the file RESULT: medians of a few
-repeats. The time begins when the last process is ready, a millisecond after
-the first, and ends when all processes have met again. Processes of a training
-run are never ready at the same time, and gloo's gathers between two are faster
-if they are: both then send at once.
+JSON list of [seconds, bytes that it sent, share of the cores that was busy] to
+the file RESULT: medians of a few repeats, and the share over all of them. The
+time begins when the last process is ready, a millisecond after the first, and
+ends when all processes have met again, less the seconds of such a meeting
+alone. Processes of a training run are never ready at the same time, and gloo's
+gathers between two are faster if they are: both then send at once.
 """
 
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -29,6 +31,9 @@ from dilocox_jax.distributed.replicas import REPLICA_AXIS
 
 _REPEATS = 5
 _APART_S = 0.001  # Between the first process that is ready and the last one.
+_CORE_TICKS = pathlib.Path(
+  "/proc/stat"
+)  # Of user, nice, system, idle, iowait...
 _MOVES: dict[str, Callable[[jax.Array], jax.Array]] = {
   "all_reduce": lambda x: jax.lax.psum(x, REPLICA_AXIS),
   "all_gather": lambda x: jax.lax.all_gather(x, REPLICA_AXIS),
@@ -43,8 +48,8 @@ def _count() -> int:
   return jax.lax.axis_size(REPLICA_AXIS)
 
 
-def measure(cases: list[tuple[str, int]]) -> list[tuple[float, float]]:
-  """Returns the seconds of each collective, and the bytes that left here.
+def measure(cases: list[tuple[str, int]]) -> list[tuple[float, float, float]]:
+  """Returns seconds, bytes that left here, and busy cores of each collective.
 
   Args:
     cases: Kind and operand size (bytes) of each.
@@ -56,6 +61,7 @@ def measure(cases: list[tuple[str, int]]) -> list[tuple[float, float]]:
   mesh = Mesh(np.asarray(devices), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
   meet = _program(mesh, _MOVES["all_reduce"])
   one = _operand(mesh, "all_reduce", 4, count)
+  met_s = statistics.median(_seconds(meet, one) for _ in range(4 * _REPEATS))
   results = []
   for kind, num_bytes in cases:
     program, operand = (
@@ -63,20 +69,46 @@ def measure(cases: list[tuple[str, int]]) -> list[tuple[float, float]]:
       _operand(mesh, kind, num_bytes, count),
     )
     jax.block_until_ready(program(operand))
-    seconds, sent = [], []
+    seconds, sent, cores = [], [], CoreUse()
     for _ in range(_REPEATS):
       jax.block_until_ready(meet(one))
       time.sleep(late_s)
       before = link_counter.LinkCounter()
-      start_s = time.perf_counter()
-      jax.block_until_ready(program(operand))
       # Gloo ends when it has received. What it sends may still wait in a
       # socket, and the next message waits behind it.
-      jax.block_until_ready(meet(one))
-      seconds.append(time.perf_counter() - start_s)
+      elapsed_s = _seconds(program, operand) + _seconds(meet, one)
+      seconds.append(elapsed_s - met_s)
       sent.append(before.new_bytes())
-    results.append((statistics.median(seconds), statistics.median(sent)))
+    medians = statistics.median(seconds), statistics.median(sent)
+    results.append((*medians, cores.busy_share()))
   return results
+
+
+def _seconds(program: Callable[[jax.Array], jax.Array], operand: jax.Array):
+  start_s = time.perf_counter()
+  jax.block_until_ready(program(operand))
+  return time.perf_counter() - start_s
+
+
+class CoreUse:
+  """Counts the time for which the machine's cores had work."""
+
+  def __init__(self):
+    """Starts to count from here."""
+    self._before = self._ticks()
+
+  def busy_share(self) -> float:
+    """Returns the share of the cores' time with work; NaN if it is unknown."""
+    idle, total = self._ticks() - self._before
+    return 1 - idle / total if total else math.nan
+
+  def _ticks(self) -> np.ndarray:
+    """Returns the ticks of all cores without work, and those in all."""
+    if not _CORE_TICKS.exists():
+      return np.zeros(2)
+    first, *_ = _CORE_TICKS.read_text().splitlines()
+    ticks = [float(value) for value in first.split()[1:9]]
+    return np.array([sum(ticks[3:5]), sum(ticks)])  # proc_stat(5).
 
 
 def _program(mesh: Mesh, move: Callable[[jax.Array], jax.Array]):

@@ -117,8 +117,8 @@ def measure_collectives(
   network: ThrottledNetwork,
   cases: Sequence[tuple[str, int]],
   folder: pathlib.Path,
-) -> list[tuple[float, float]]:
-  """Returns seconds and sent bytes of collectives over a network.
+) -> list[tuple[float, float, float]]:
+  """Returns seconds, sent bytes and busy cores of collectives over a network.
 
   Args:
     network: The network.

@@ -5,8 +5,6 @@ import math
 import pathlib
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from dilocox_jax.metrics.lines import write_json
 from dilocox_jax.report.page import picture, write_page
 from dilocox_jax.report.text_tables import markdown_table
@@ -23,11 +21,12 @@ from experiments.runtime.command_line import own_command
 
 _HEADER = (
   *("links", "collective", "operand", "predicted (s)", "measured (s)"),
-  *("predicted / measured", "counted / planned bytes"),
+  *("predicted / measured", "counted / planned bytes", "cores busy"),
 )
 
 _COLLECTIVES = (
-  "Seconds of a collective: the simulator's, and the median of five runs."
+  "Seconds of a collective: the simulator's, and the median of five runs. Where"
+  " few cores are idle, the machine and not the link may be what is slow."
 )
 _COLUMNS = (
   *("method", "exchange in the", "slow link", "rounds open and slow"),
@@ -97,11 +96,13 @@ class Found:
   ranked: Sequence[RankedRow] = ()
 
 
-def report(found: Found, transport: Transport, workdir: pathlib.Path) -> None:
-  """Writes the page and the JSON, and prints the tables.
+def report(
+  found: Found, transport: Transport, workdir: pathlib.Path
+) -> list[str]:
+  """Writes the page and the JSON; returns the page's lines.
 
   Args:
-    found: What was run.
+    found: What was run so far.
     transport: Transport of the predictions, as it was measured.
     workdir: Directory to write into.
   """
@@ -136,9 +137,8 @@ def report(found: Found, transport: Transport, workdir: pathlib.Path) -> None:
   others = (*found.overlaps, *found.bandwidths, *found.speedups, *found.ranked)
   values += [dataclasses.asdict(row) for row in others]
   write_json(workdir / "links.json", values)
-  page = write_page(workdir, "Real links", lines, own_command())
-  Console().print(*lines, sep="\n")
-  print(f"report: {page}")
+  write_page(workdir, "Real links", lines, own_command())
+  return lines
 
 
 def _row(row: OverlapRow) -> tuple[str, ...]:
@@ -215,4 +215,5 @@ def _cells(row: Row) -> tuple[str, ...]:
     f"{row.measured_s:.4f}",
     f"{row.ratio:.3f}",
     f"{row.link_bytes / row.planned_bytes:.3f}",
+    f"{row.busy_share:.0%}",
   )

@@ -39,7 +39,7 @@ from experiments.runtime.namespaces import INTERFACE, SWITCH, Namespaces
 
 _SUBNET = "10.77.0.0/24"
 _TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
-_BURST_S = 0.002  # Time at full rate that a link which has rested catches up.
+_BURST_S = 0.0005  # Time at full rate that a link which has rested catches up.
 _LEAST_BURST_BYTES = 16_384  # A burst must hold several packets.
 # TCP hands packets of many segments to a link, up to 64 kB. One that waits
 # while the link becomes slower, so that a burst is shorter than it, would never

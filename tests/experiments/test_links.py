@@ -1,12 +1,34 @@
 import json
 import subprocess
 import sys
+import types
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("namespaces")
+from dilocox_jax.simulate.transfer import GLOO
+from experiments import links
+from experiments.real_links import cases
 
 
+def test_a_part_that_fails_leaves_those_before_it(monkeypatch, tmp_path):
+  def fails():
+    raise RuntimeError("link")
+
+  row = cases.Row("2 x 1 Gbit/s", "permute", 9, 0.5, 0.4, 10, 11.0, 0.2)
+  parts = [lambda: {"rows": [row]}, fails]
+  monkeypatch.setattr(cases, "calibrated", lambda folder: GLOO)
+  monkeypatch.setattr(links, "_parts", lambda *_: parts)
+  values = types.SimpleNamespace(
+    workdir=str(tmp_path), calibrate=False, cases="all"
+  )
+  with pytest.raises(RuntimeError, match="link"):
+    links.main(values)  # pyright: ignore[reportArgumentType]
+  (kept,) = json.loads((tmp_path / "links.json").read_text())
+  assert kept["kind"] == "permute"
+  assert "| permute |" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("namespaces")
 def test_links_carry_what_the_plan_counts_no_faster_than_predicted(tmp_path):
   command = [sys.executable, "-m", "experiments.links", "--cases=quick"]
   found = subprocess.run(

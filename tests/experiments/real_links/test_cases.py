@@ -37,7 +37,7 @@ def test_a_calibration_takes_each_kind_between_two_and_among_four(
 ):
   def measured(network, operands, folder):
     seconds = 1.0 if len(network.nodes) == 2 else 4.0
-    return [(seconds, 100.0)] * len(operands)
+    return [(seconds, 100.0, 0.5)] * len(operands)
 
   monkeypatch.setattr(cases, "network_of", contextlib.nullcontext)
   monkeypatch.setattr(

@@ -1,4 +1,5 @@
 import math
+import time
 
 import pytest
 
@@ -7,5 +8,13 @@ from experiments.real_links import collectives
 
 @pytest.mark.parametrize("kind", list(collectives._MOVES))
 def test_each_kind_is_timed_also_by_a_single_process(kind):
-  ((seconds, sent),) = collectives.measure([(kind, 4096)])
-  assert 0 < seconds < 60 and math.isnan(sent)  # It has no link to count.
+  ((seconds, sent, busy),) = collectives.measure([(kind, 4096)])
+  assert seconds < 60 and math.isnan(sent)  # It has no link to count.
+  assert math.isnan(busy) or 0 <= busy <= 1  # Unknown if no tick has passed.
+
+
+def test_a_process_that_works_keeps_a_core_busy():
+  cores, end_s = collectives.CoreUse(), time.perf_counter() + 0.2
+  while time.perf_counter() < end_s:
+    pass
+  assert 0 < cores.busy_share() <= 1

@@ -114,6 +114,49 @@ def test_packets_are_delayed_with_or_without_the_kernels_netem(
   assert not any(map(is_running, pids))
 
 
+_SINK = """
+import socket, sys
+connection, _ = socket.create_server(("", 9999)).accept()
+while connection.recv(1 << 20):
+  pass
+"""
+_SOURCE = """
+import socket, sys, time
+for _ in range(100):
+  try:
+    connection = socket.create_connection((sys.argv[1], 9999))
+    break
+  except OSError:
+    time.sleep(0.05)
+while True:
+  connection.send(bytes(1 << 20))
+"""
+
+
+def test_a_full_link_goes_on_when_it_becomes_slower():
+  ends = [sys.executable, "-c", _SINK], [sys.executable, "-c", _SOURCE]
+  with throttled_network.throttled_network(TWO) as network:
+    started = []
+    for rate in (10e9, 100e6):
+      for node in range(2):
+        network.throttle(node, NodeLink(rate, rate))
+      if not started:
+        started += [
+          subprocess.Popen(network.command(1, ends[0])),
+          subprocess.Popen(
+            network.command(0, [*ends[1], network.addresses[1]])
+          ),
+        ]
+      time.sleep(1.0)
+      before = network.sent_bytes(0)
+      time.sleep(0.5)
+      passed = network.sent_bytes(0) - before
+      assert 0.02 < passed / (rate / 8 * 0.5) < 1.2, rate
+    for process in started:
+      process.kill()
+      process.wait()
+
+
 def carriers(network):
   return network._root.carriers.values()
 
