@@ -31,9 +31,7 @@ from dilocox_jax.distributed.replicas import REPLICA_AXIS
 
 _REPEATS = 5
 _APART_S = 0.001  # Between the first process that is ready and the last one.
-_CORE_TICKS = pathlib.Path(
-  "/proc/stat"
-)  # Of user, nice, system, idle, iowait...
+_CORE_TICKS = pathlib.Path("/proc/stat")  # Described in proc_stat(5).
 _MOVES: dict[str, Callable[[jax.Array], jax.Array]] = {
   "all_reduce": lambda x: jax.lax.psum(x, REPLICA_AXIS),
   "all_gather": lambda x: jax.lax.all_gather(x, REPLICA_AXIS),
@@ -108,7 +106,8 @@ class CoreUse:
       return np.zeros(2)
     first, *_ = _CORE_TICKS.read_text().splitlines()
     ticks = [float(value) for value in first.split()[1:9]]
-    return np.array([sum(ticks[3:5]), sum(ticks)])  # proc_stat(5).
+    idle_and_waiting = ticks[3:5]
+    return np.array([sum(idle_and_waiting), sum(ticks)])
 
 
 def _program(mesh: Mesh, move: Callable[[jax.Array], jax.Array]):

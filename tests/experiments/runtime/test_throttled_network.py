@@ -163,7 +163,7 @@ def carriers(network):
 
 def test_packets_are_lost_with_or_without_the_kernels_netem():
   links = Links([NodeLink(1e9, 1e9, loss=0.3), NodeLink(1e9, 1e9)])
-  # Packets come slowly, since a carrier without a core of its own drops a burst.
+  # Packets come slowly: a carrier without a core of its own drops a burst.
   count = "import socket, sys, time; s = socket.socket(type=socket.SOCK_DGRAM)"
   count += "; to = sys.argv[1], 9; [(s.sendto(b'x', to), time.sleep(1e-4)) "
   count += "for _ in range(2000)]"
