@@ -21,6 +21,8 @@ from experiments.real_links.network import (
 )
 
 _MIB = 2**20
+_REPEATS = 5  # Of a case, which may take seconds.
+_CALIBRATION_REPEATS = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Row:
     kind: Kind of the collective.
     operand_bytes: Size of a replica's operand (bytes).
     predicted_s: Seconds by the simulator.
-    measured_s: Median of the seconds that the last process measured.
+    measured_s: Seconds that the last process measured, the middle mean.
     planned_bytes: Bytes that a replica sends by the plan.
     link_bytes: Bytes that the kernel counted on the link of that process.
     busy_share: Share of the machine's cores that had work meanwhile.
@@ -123,7 +125,10 @@ def predicted_s(
 
 
 def run_cases(
-  cases: Cases, transport: Transport, folder: pathlib.Path
+  cases: Cases,
+  transport: Transport,
+  folder: pathlib.Path,
+  repeats: int = _REPEATS,
 ) -> list[Row]:
   """Runs collectives over real links, one network after the other.
 
@@ -131,11 +136,12 @@ def run_cases(
     cases: Clusters, each with its collectives.
     transport: Transport of the predictions.
     folder: Directory for files.
+    repeats: How often each is measured.
   """
   rows = []
   for cluster, collectives in cases:
     with network_of(cluster) as network:
-      measured = measure_collectives(network, collectives, folder)
+      measured = measure_collectives(network, collectives, repeats, folder)
     for (kind, size), (seconds, sent, busy) in zip(
       collectives, measured, strict=True
     ):
@@ -166,7 +172,8 @@ def calibrated(folder: pathlib.Path) -> Transport:
   kinds = [kind for kind, *_ in GLOO.factors]
   operands = [(kind, 3 * _MIB // 2) for kind in kinds]
   clusters = [equal_cluster("60 Mbit/s", count) for count in (2, 4)]
-  rows = run_cases([(each, operands) for each in clusters], TCP, folder)
+  cases = [(each, operands) for each in clusters]
+  rows = run_cases(cases, TCP, folder, _CALIBRATION_REPEATS)
   found = [row.measured_s / row.predicted_s for row in rows]
   pair, more = found[: len(kinds)], found[len(kinds) :]
   factors = tuple(zip(kinds, pair, more, strict=True))

@@ -1,15 +1,17 @@
 """One of several processes that time collectives over the links between them.
 
   python -m experiments.real_links.collectives COORDINATOR COUNT NUMBER
-  CASES RESULT
+  CASES REPEATS RESULT
 
 CASES is a JSON list of [kind, bytes of an operand]. The last process writes a
 JSON list of [seconds, bytes that it sent, share of the cores that was busy] to
-the file RESULT: medians of a few repeats, and the share over all of them. The
-time begins when the last process is ready, a millisecond after the first, and
-ends when all processes have met again, less the seconds of such a meeting
-alone. Processes of a training run are never ready at the same time, and gloo's
-gathers between two are faster if they are: both then send at once.
+the file RESULT: means of the middle half of REPEATS repeats, and the share over
+all of them. Among four processes an all-to-all takes one of two times, so that
+a median would be one or the other by chance. The time begins when the last
+process is ready, a millisecond after the first, and ends when all processes
+have met again, less the seconds of such a meeting alone. Processes of a
+training run are never ready at the same time, and gloo's gathers between two
+are faster if they are: both then send at once.
 """
 
 import json
@@ -29,7 +31,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from dilocox_jax.distributed import link_counter, processes
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 
-_REPEATS = 5
+_MEETINGS = 20  # Measured alone, to know what one takes.
 _APART_S = 0.001  # Between the first process that is ready and the last one.
 _CORE_TICKS = pathlib.Path("/proc/stat")  # Described in proc_stat(5).
 _MOVES: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -46,11 +48,14 @@ def _count() -> int:
   return jax.lax.axis_size(REPLICA_AXIS)
 
 
-def measure(cases: list[tuple[str, int]]) -> list[tuple[float, float, float]]:
+def measure(
+  cases: list[tuple[str, int]], repeats: int
+) -> list[tuple[float, float, float]]:
   """Returns seconds, bytes that left here, and busy cores of each collective.
 
   Args:
     cases: Kind and operand size (bytes) of each.
+    repeats: How often each is measured.
   """
   count = jax.process_count()
   late_s = _APART_S * jax.process_index() / max(1, count - 1)
@@ -59,7 +64,7 @@ def measure(cases: list[tuple[str, int]]) -> list[tuple[float, float, float]]:
   mesh = Mesh(np.asarray(devices), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
   meet = _program(mesh, _MOVES["all_reduce"])
   one = _operand(mesh, "all_reduce", 4, count)
-  met_s = statistics.median(_seconds(meet, one) for _ in range(4 * _REPEATS))
+  met_s = statistics.median(_seconds(meet, one) for _ in range(_MEETINGS))
   results = []
   for kind, num_bytes in cases:
     program, operand = (
@@ -68,7 +73,7 @@ def measure(cases: list[tuple[str, int]]) -> list[tuple[float, float, float]]:
     )
     jax.block_until_ready(program(operand))
     seconds, sent, cores = [], [], CoreUse()
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
       jax.block_until_ready(meet(one))
       time.sleep(late_s)
       before = link_counter.LinkCounter()
@@ -77,9 +82,15 @@ def measure(cases: list[tuple[str, int]]) -> list[tuple[float, float, float]]:
       elapsed_s = _seconds(program, operand) + _seconds(meet, one)
       seconds.append(elapsed_s - met_s)
       sent.append(before.new_bytes())
-    medians = statistics.median(seconds), statistics.median(sent)
-    results.append((*medians, cores.busy_share()))
+    typical = middle_mean(seconds), middle_mean(sent)
+    results.append((*typical, cores.busy_share()))
   return results
+
+
+def middle_mean(values: list[float]) -> float:
+  """Returns the mean of the middle half: of 5 values, of the middle 3."""
+  aside = len(values) // 4
+  return statistics.fmean(sorted(values)[aside : len(values) - aside])
 
 
 def _seconds(program: Callable[[jax.Array], jax.Array], operand: jax.Array):
@@ -138,11 +149,18 @@ def _operand(mesh: Mesh, kind: str, num_bytes: int, count: int) -> jax.Array:
 
 
 def main(
-  coordinator: str, count: str, number: str, cases: str, result: str
+  coordinator: str,
+  count: str,
+  number: str,
+  cases: str,
+  repeats: str,
+  result: str,
 ) -> None:
   """Joins the others, measures, and ends without waiting for them."""
   processes.start(coordinator, int(count), int(number))
-  found = measure([(kind, size) for kind, size in json.loads(cases)])
+  found = measure(
+    [(kind, size) for kind, size in json.loads(cases)], int(repeats)
+  )
   if int(number) == int(count) - 1:
     pathlib.Path(result).write_text(json.dumps(found))
   jax.distributed.shutdown()

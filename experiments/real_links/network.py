@@ -116,6 +116,7 @@ def train_together(network: ThrottledNetwork, flags: Sequence[str]) -> None:
 def measure_collectives(
   network: ThrottledNetwork,
   cases: Sequence[tuple[str, int]],
+  repeats: int,
   folder: pathlib.Path,
 ) -> list[tuple[float, float, float]]:
   """Returns seconds, sent bytes and busy cores of collectives over a network.
@@ -123,6 +124,7 @@ def measure_collectives(
   Args:
     network: The network.
     cases: Kind and operand size (bytes) of each.
+    repeats: How often each is measured.
     folder: Directory for the result's file.
   """
   result = folder / "collectives.json"
@@ -132,7 +134,7 @@ def measure_collectives(
     network,
     "experiments.real_links.collectives",
     [
-      [*given, str(node), json.dumps(cases), str(result)]
+      [*given, str(node), json.dumps(cases), str(repeats), str(result)]
       for node in range(count)
     ],
   )

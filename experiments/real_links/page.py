@@ -25,8 +25,9 @@ _HEADER = (
 )
 
 _COLLECTIVES = (
-  "Seconds of a collective: the simulator's, and the median of five runs. Where"
-  " few cores are idle, the machine and not the link may be what is slow."
+  "Seconds of a collective: the simulator's, and the mean of five runs without"
+  " the first and the last by time. Where few cores are idle, the machine and not the link may be what"
+  " is slow."
 )
 _COLUMNS = (
   *("method", "exchange in the", "slow link", "rounds open and slow"),

@@ -35,7 +35,7 @@ def test_gloo_takes_longer_by_kind_and_number_of_processes():
 def test_a_calibration_takes_each_kind_between_two_and_among_four(
   monkeypatch, tmp_path
 ):
-  def measured(network, operands, folder):
+  def measured(network, operands, repeats, folder):
     seconds = 1.0 if len(network.nodes) == 2 else 4.0
     return [(seconds, 100.0, 0.5)] * len(operands)
 
