@@ -26,8 +26,8 @@ _HEADER = (
 
 _COLLECTIVES = (
   "Seconds of a collective: the simulator's, and the mean of five runs without"
-  " the first and the last by time. Where few cores are idle, the machine and not the link may be what"
-  " is slow."
+  " the fastest and the slowest. Where few cores are idle, the machine and not"
+  " the link may be what is slow."
 )
 _COLUMNS = (
   *("method", "exchange in the", "slow link", "rounds open and slow"),
