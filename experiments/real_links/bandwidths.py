@@ -23,7 +23,7 @@ from experiments.real_links.network import equal_cluster
 
 RATES_BPS = (1e9, 200e6, 50e6)
 _COMPILING = 3  # First segments of a run, which are not counted.
-_SEGMENTS = 3  # Over each link. The first is not counted: the link changes.
+_SEGMENTS = 4  # Over each link. The first is not counted: the link changes.
 _MODEL = (
   *("model.model_dim=256", "model.ff_dim=768", "data.batch_size=2"),
   *("data.sequence_length=32", "inner.optimizer=adamw"),
@@ -32,6 +32,7 @@ _MODEL = (
 # is a round, or some steps of a method that has no rounds.
 SETTINGS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
   ("allreduce", 4, ()),
+  ("diloco", 1, ()),
   ("diloco", 5, ()),
   ("diloco", 20, ()),
   ("diloco", 60, ()),

@@ -20,7 +20,8 @@ def utilisation_figure(
   figure, (ax,) = style.frame(
     1, "Utilisation of replicas over slow links", size=(7.2, 5.4)
   )
-  lines = ("-", "--")  # More methods than colours.
+  # There are more methods than colours: later ones are dashed and hollow.
+  lines, fillings = ("-", "--"), (None, "white")
   for number, curve in enumerate(curves):
     turn, place = divmod(number, len(style.COLOURS))
     colour = style.COLOURS[place]
@@ -28,7 +29,7 @@ def utilisation_figure(
     ax.plot(
       [rate / 1e6 for rate in curve.rates_bps],
       curve.utilisation,
-      lines[turn % len(lines)],
+      lines[turn % 2],
       color=colour,
       label=curve.label,
     )
@@ -37,6 +38,7 @@ def utilisation_figure(
       [row.utilisation for row in own],
       style.MARKERS[place],
       color=colour,
+      markerfacecolor=fillings[turn % 2] or colour,
     )
   ax.set_xscale("log")
   ax.set_ylim(0, None)

@@ -34,10 +34,10 @@ def run_of(walls_s) -> Any:
 
 
 def test_the_link_becomes_slower_in_the_order_of_the_table():
-  rates = [bandwidths.rate_of([1.0] * number) for number in range(20)]
-  assert rates[:6] == [OPEN_BIT_PER_S] * 6  # Three that compile.
-  assert rates[6:15] == [1e9] * 3 + [200e6] * 3 + [50e6] * 3
-  assert rates[15:] == [50e6] * 5  # The run ends there.
+  rates = [bandwidths.rate_of([1.0] * number) for number in range(24)]
+  assert rates[:7] == [OPEN_BIT_PER_S] * 7  # Three that compile.
+  assert rates[7:19] == [1e9] * 4 + [200e6] * 4 + [50e6] * 4
+  assert rates[19:] == [50e6] * 5  # The run ends there.
 
 
 def test_a_method_is_compared_with_the_simulator_over_each_link():
@@ -46,7 +46,7 @@ def test_a_method_is_compared_with_the_simulator_over_each_link():
 
   def walls_s(rate_bps):
     seconds = 20 * bandwidths._predicted(config, rate_bps, GLOO, 0.05)
-    return [9.0, seconds, seconds]  # The link changes in the first.
+    return [9.0, seconds, seconds, seconds]  # The link changes in the first.
 
   rates = (OPEN_BIT_PER_S, *bandwidths.RATES_BPS)
   walls = [wall_s for rate in rates for wall_s in walls_s(rate)]
