@@ -72,18 +72,12 @@ def x64():
     yield
 
 
-# The system grants a process some 65,000 maps of memory.
-_MANY_MAPS = 20_000
-_MAPS = pathlib.Path("/proc/self/maps")
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _programs_are_let_go():
-  """Frees compiled programs after a module, once they are many.
+  """Frees a module's compiled programs when it is done.
 
-  Every program maps memory of its own; a thousand tests in one process come
-  near what the system grants, and XLA then aborts.
+  Every program maps memory of its own, and the system grants a process some
+  65,000 maps; a thousand tests in one process come near, and XLA then aborts.
   """
   yield
-  if not _MAPS.exists() or _MAPS.read_bytes().count(b"\n") > _MANY_MAPS:
-    jax.clear_caches()
+  jax.clear_caches()
