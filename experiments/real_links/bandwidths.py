@@ -24,10 +24,6 @@ from experiments.real_links.network import equal_cluster
 RATES_BPS = (1e9, 200e6, 50e6)
 _COMPILING = 3  # First segments of a run, which are not counted.
 _SEGMENTS = 4  # Over each link. The first is not counted: the link changes.
-_MODEL = (
-  *("model.model_dim=256", "model.ff_dim=768", "data.batch_size=2"),
-  *("data.sequence_length=32", "inner.optimizer=adamw"),
-)
 # Name of a config file, inner steps of a segment, and changed fields. A segment
 # is a round, or some steps of a method that has no rounds.
 SETTINGS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
@@ -125,7 +121,11 @@ def _train(
 ) -> LoadedRun:
   num_segments = _COMPILING + _SEGMENTS * (1 + len(RATES_BPS))
   flags = timed_runs.flags_of(
-    name, interval, num_segments, workdir, (*_MODEL, *changes)
+    name,
+    interval,
+    num_segments,
+    workdir,
+    (*timed_runs.LARGER_CHANGES, *changes),
   )
   return timed_runs.train_while_link_changes(flags, workdir, rate_of)
 

@@ -112,12 +112,18 @@ def _compare(
   num_open = timed_runs.COMPILING + _OPEN
   link = SlowsDown(
     num_open,
-    lambda round_s: timed_runs.rate_for(wanted * round_s / interval, transport),
+    lambda round_s: timed_runs.rate_for(
+      wanted * round_s / interval, transport, timed_runs.LARGER
+    ),
   )
   workdir = folder / timed_runs.METHOD
   method = timed_runs.train_while_link_changes(
     timed_runs.flags_of(
-      timed_runs.METHOD, interval, num_open + 1 + _SLOW, workdir
+      timed_runs.METHOD,
+      interval,
+      num_open + 1 + _SLOW,
+      workdir,
+      timed_runs.LARGER_CHANGES,
     ),
     workdir,
     link,
@@ -129,6 +135,7 @@ def _compare(
     f"{link.rate_bps / 1e6:.6f} Mbit/s",
     folder / timed_runs.BASELINE,
     num_segments=_BASELINE_COMPILING + _SLOW_BASELINE,
+    changes=timed_runs.LARGER_CHANGES,
   )
   cluster = equal_cluster(
     f"{link.rate_bps / 1e6:.6f} Mbit/s", timed_runs.NUM_REPLICAS
@@ -166,7 +173,7 @@ def shortest_round(wanted: float, transport: Transport) -> int:
     wanted: Seconds of an all-reduce over those of a step.
     transport: Transport of the predictions.
   """
-  rate_bps = timed_runs.rate_for(wanted, transport)
+  rate_bps = timed_runs.rate_for(wanted, transport, timed_runs.LARGER)
   cluster = equal_cluster(
     f"{rate_bps / 1e6:.6f} Mbit/s", timed_runs.NUM_REPLICAS
   )
@@ -190,4 +197,4 @@ def hiding_interval(slowdown: Callable[[int], float]) -> int:
 
 def _planned(sync_interval: int) -> RunConfig:
   sync = {"method": timed_runs.METHOD, "sync_interval": sync_interval}
-  return from_mapping({"sync": sync})
+  return from_mapping({"sync": sync, **timed_runs.LARGER})

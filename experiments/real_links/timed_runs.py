@@ -3,7 +3,8 @@
 import itertools
 import pathlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,18 @@ OPEN_RATE = "1 Gbit/s"  # A slice of a small model takes 0.1 ms.
 METHOD, BASELINE = "overlap_loco", "allreduce"
 SLICES = 16  # P of the method, and its shortest H.
 _CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+# A model whose messages are so large that gloo's own, about 1 kB an exchange,
+# are a few percent of them, though a step takes as long as one of `tiny`.
+LARGER: Mapping[str, Mapping[str, Any]] = {
+  "model": {"model_dim": 256, "ff_dim": 768},
+  "data": {"batch_size": 2, "sequence_length": 32},
+  "inner": {"optimizer": "adamw"},
+}
+LARGER_CHANGES = tuple(
+  f"{section}.{field}={value}"
+  for section, fields in LARGER.items()
+  for field, value in fields.items()
+)
 Segment = tuple[Timing, RoundRow, int]  # Its time, its row, its inner steps.
 COMPILING = 4  # First segments of a run, which are not counted.
 _COMMON = (
@@ -128,15 +141,20 @@ def open_step_s(folder: pathlib.Path) -> float:
   )
 
 
-def rate_for(exchange_s: float, transport: Transport) -> float:
+def rate_for(
+  exchange_s: float,
+  transport: Transport,
+  model: Mapping[str, Mapping[str, Any]] | None = None,
+) -> float:
   """Returns the rate at which AllReduce's exchange takes so long (bits/s).
 
   Args:
     exchange_s: Seconds that the exchange should take.
     transport: Transport of the prediction. Links have no delay, so that twice
       the rate takes half of the seconds.
+    model: Fields of the config beside the method's; none for `tiny`.
   """
-  config = from_mapping({"sync": {"method": BASELINE}})
+  config = from_mapping({"sync": {"method": BASELINE}, **(model or {})})
   collectives = to_plan.traffic(config).gradient()
   pair = equal_cluster("1 Mbit/s", NUM_REPLICAS)
   return 1e6 * predicted_s(pair, transport, *collectives) / exchange_s

@@ -70,7 +70,11 @@ def test_every_setting_sends_so_much_at_once_that_headers_are_few(
   """Gloo's own messages are about 1 kB an exchange (docs/log.md)."""
   model = importlib.import_module(f"experiments.configs.{name}").get_config()
   flags = timed_runs.flags_of(
-    name, interval, 1, pathlib.Path("run"), (*bandwidths._MODEL, *changes)
+    name,
+    interval,
+    1,
+    pathlib.Path("run"),
+    (*timed_runs.LARGER_CHANGES, *changes),
   )
   for flag in flags:
     if match := re.fullmatch(r"--config\.(\w+)\.(\w+)=(.*)", flag):
