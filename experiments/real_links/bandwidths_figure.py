@@ -31,15 +31,19 @@ def utilisation_figure(
       curve.utilisation,
       lines[turn % 2],
       color=colour,
-      label=curve.label,
     )
+    marker = {
+      "marker": style.MARKERS[place],
+      "color": colour,
+      "markerfacecolor": fillings[turn % 2] or colour,
+    }
     ax.plot(
       [row.rate_bps / 1e6 for row in own],
       [row.utilisation for row in own],
-      style.MARKERS[place],
-      color=colour,
-      markerfacecolor=fillings[turn % 2] or colour,
+      linestyle="",
+      **marker,
     )
+    ax.plot([], [], lines[turn % 2], label=curve.label, **marker)
   ax.set_xscale("log")
   ax.set_ylim(0, None)
   style.label(
