@@ -55,7 +55,9 @@ def main(values: flags.FlagValues) -> None:
   from experiments.real_links import cases, page
 
   workdir = command_line.writable(values.workdir)
-  transport = cases.calibrated(workdir)
+  is_quick = values.cases == "quick" and not values.calibrate
+  repeats = {"repeats": cases.REPEATS} if is_quick else {}
+  transport = cases.calibrated(workdir, **repeats)
   print(f"transport: {transport}", flush=True)
   write_json(workdir / "transport.json", dataclasses.asdict(transport))
   if values.calibrate:

@@ -10,6 +10,7 @@ from dilocox_jax.training.checkpoint import RefusedError
 from tests import runs
 
 APART = {"absences": "1:1-2;0:4", "inner_steps": "3,2"}
+METHODS = ["diloco", pytest.param("dilocox", marks=pytest.mark.slow)]
 
 
 def apart(membership, **changes):
@@ -17,7 +18,7 @@ def apart(membership, **changes):
   return from_mapping(values | {"membership": membership})
 
 
-@pytest.mark.parametrize("method", ["diloco", "dilocox"])
+@pytest.mark.parametrize("method", METHODS)
 def test_replicas_that_come_and_go_are_counted_and_continue(tmp_path, method):
   config = apart(APART, method=method)
   whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -144,7 +145,7 @@ def test_a_slow_or_absent_replica_costs_a_converged_run_less_than_1_percent(
   assert list(losses.values()) == pytest.approx([plain, plain], rel=0.01)
 
 
-@pytest.mark.parametrize("method", ["diloco", "dilocox"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_run_goes_on_with_more_replicas_and_with_fewer(tmp_path, method):
   """Two for three rounds, three for two, then two again."""
   two, three = (

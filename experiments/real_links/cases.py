@@ -21,7 +21,7 @@ from experiments.real_links.network import (
 )
 
 _MIB = 2**20
-_REPEATS = 5  # Of a case, which may take seconds.
+REPEATS = 5  # Of a case, which may take seconds.
 _CALIBRATION_REPEATS = 12
 
 
@@ -128,7 +128,7 @@ def run_cases(
   cases: Cases,
   transport: Transport,
   folder: pathlib.Path,
-  repeats: int = _REPEATS,
+  repeats: int = REPEATS,
 ) -> list[Row]:
   """Runs collectives over real links, one network after the other.
 
@@ -161,19 +161,22 @@ def run_cases(
   return rows
 
 
-def calibrated(folder: pathlib.Path) -> Transport:
+def calibrated(
+  folder: pathlib.Path, repeats: int = _CALIBRATION_REPEATS
+) -> Transport:
   """Measures what gloo costs here by kind, between two and among four.
 
   The sizes and rates differ from those of all cases.
 
   Args:
     folder: Directory for files.
+    repeats: How often each is measured.
   """
   kinds = [kind for kind, *_ in GLOO.factors]
   operands = [(kind, 3 * _MIB // 2) for kind in kinds]
   clusters = [equal_cluster("60 Mbit/s", count) for count in (2, 4)]
   cases = [(each, operands) for each in clusters]
-  rows = run_cases(cases, TCP, folder, _CALIBRATION_REPEATS)
+  rows = run_cases(cases, TCP, folder, repeats)
   found = [row.measured_s / row.predicted_s for row in rows]
   pair, more = found[: len(kinds)], found[len(kinds) :]
   factors = tuple(zip(kinds, pair, more, strict=True))

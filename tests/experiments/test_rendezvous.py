@@ -125,7 +125,9 @@ def test_a_replica_comes_and_leaves_and_the_other_one_goes_on(place):
   assert end(place.rendezvous)[0] == 143
 
 
-@pytest.mark.parametrize("stopped", ["agent", "rendezvous"])
+@pytest.mark.parametrize(
+  "stopped", ["agent", pytest.param("rendezvous", marks=pytest.mark.slow)]
+)
 def test_a_process_that_saves_for_another_one_is_not_disturbed(place, stopped):
   agent = place.agent(SAVE)
   assert agent.stdout.readline() == "0 of 1\n"

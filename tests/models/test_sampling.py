@@ -17,6 +17,7 @@ SHAPES = [
     nano, norm="layer", biases="all", positions="learned", num_positions=12
   ),
 ]
+CASES = [SHAPES[0], pytest.param(SHAPES[1], marks=pytest.mark.slow)]
 
 
 def drawn(model):
@@ -28,7 +29,7 @@ def tokens(*shape):
   return jax.random.randint(jax.random.key(1), shape, 0, 256, np.int32)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", CASES)
 def test_logits_with_a_cache_are_those_without(shape):
   model, batch = build_model(shape), tokens(2, 12)
   params = drawn(model)
@@ -46,7 +47,7 @@ def test_logits_with_a_cache_are_those_without(shape):
   )
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", CASES)
 def test_greedy_tokens_are_those_of_the_whole_text_read_again(shape):
   model, text = build_model(shape), tokens(2, 4)
   params = drawn(model)

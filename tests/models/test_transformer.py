@@ -48,6 +48,13 @@ OPTIONS = [
 ]
 
 
+# Some options of each kind, of which the fast tier has every second.
+KINDS = [
+  pytest.param(shape, marks=[pytest.mark.slow] if number % 2 else [])
+  for number, shape in enumerate([*OPTIONS[::5], *OPTIONS[-3:]])
+]
+
+
 def tokens(*shape, seed=1):
   return jax.random.randint(
     jax.random.key(seed), shape, 0, nano.vocab_size, jnp.int32
@@ -112,7 +119,7 @@ def test_a_token_changes_nothing_before_it(shape):
 
 
 @pytest.mark.parametrize("attention", ["plain", "blockwise"])
-@pytest.mark.parametrize("shape", [*OPTIONS[::5], *OPTIONS[-3:]])
+@pytest.mark.parametrize("shape", KINDS)
 def test_no_logit_has_a_gradient_to_a_later_token(shape, attention):
   # The balance loss compares all tokens of a batch, so it is left out.
   model = build_model(
@@ -177,7 +184,7 @@ def test_unrolled_layers_compute_what_scanned_ones_do(unroll):
   )
 
 
-@pytest.mark.parametrize("shape", [*OPTIONS[::5], *OPTIONS[-3:]])
+@pytest.mark.parametrize("shape", KINDS)
 def test_bfloat16_computes_nearly_the_same_from_the_same_parameters(shape):
   params = drawn(build_model(shape))
   batch = tokens(2, 9)

@@ -33,8 +33,15 @@ def run(programs, state):
   return losses, programs.flush(state, NUM_STEPS)
 
 
-@pytest.mark.parametrize("layout", ["stacked", "mesh"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+  ("name", "layout"),
+  [
+    *((name, "mesh") for name in METHODS),
+    ("fragments", "stacked"),
+    pytest.param("tau = H", "stacked", marks=pytest.mark.slow),
+    pytest.param("tau above H", "stacked", marks=pytest.mark.slow),
+  ],
+)
 def test_rounds_have_the_same_bits_with_and_without_a_thread(name, layout):
   given = PROBLEM, METHODS[name], INNER, nesterov(), layout
   expected = run(*begin(*given))

@@ -95,7 +95,9 @@ def pings(network, sender, receiver):
   return [float(line) for line in found.stdout.split()]
 
 
-@pytest.mark.parametrize("user", ["root", "other"])
+@pytest.mark.parametrize(
+  "user", ["root", pytest.param("other", marks=pytest.mark.slow)]
+)
 def test_packets_are_delayed_with_or_without_the_kernels_netem(
   user, monkeypatch
 ):
