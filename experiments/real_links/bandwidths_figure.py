@@ -1,6 +1,7 @@
 """Draws utilisation against bandwidth, predicted and measured."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -32,7 +33,7 @@ def utilisation_figure(
       lines[turn % 2],
       color=colour,
     )
-    marker = {
+    marker: dict[str, Any] = {
       "marker": style.MARKERS[place],
       "color": colour,
       "markerfacecolor": fillings[turn % 2] or colour,
