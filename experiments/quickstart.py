@@ -32,7 +32,7 @@ LEARNING_RATE = 0.005  # For Muon; AdamW's default is too small for it.
 def define_flags() -> None:
   """Defines the flags of this binary."""
   command_line.define_workdir()
-  flags.DEFINE_integer("steps", 400, "Inner steps of each run.", lower_bound=60)
+  flags.DEFINE_integer("steps", 640, "Inner steps of each run.", lower_bound=60)
   text = "Pattern of your own text files, e.g. 'notes/**/*.txt'."
   flags.DEFINE_string("glob", "", text)
 
