@@ -38,8 +38,11 @@ def run(programs, state):
   [
     *((name, "mesh") for name in METHODS),
     ("fragments", "stacked"),
-    pytest.param("tau = H", "stacked", marks=pytest.mark.slow),
-    pytest.param("tau above H", "stacked", marks=pytest.mark.slow),
+    *(
+      pytest.param(name, "stacked", marks=pytest.mark.slow)
+      for name in METHODS
+      if name != "fragments"
+    ),
   ],
 )
 def test_rounds_have_the_same_bits_with_and_without_a_thread(name, layout):
