@@ -56,8 +56,8 @@ def main(values: flags.FlagValues) -> None:
 
   workdir = command_line.writable(values.workdir)
   is_quick = values.cases == "quick" and not values.calibrate
-  repeats = {"repeats": cases.REPEATS} if is_quick else {}
-  transport = cases.calibrated(workdir, **repeats)
+  repeats = cases.REPEATS if is_quick else cases.CALIBRATION_REPEATS
+  transport = cases.calibrated(workdir, repeats)
   print(f"transport: {transport}", flush=True)
   write_json(workdir / "transport.json", dataclasses.asdict(transport))
   if values.calibrate:

@@ -22,7 +22,7 @@ from experiments.real_links.network import (
 
 _MIB = 2**20
 REPEATS = 5  # Of a case, which may take seconds.
-_CALIBRATION_REPEATS = 12
+CALIBRATION_REPEATS = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +162,7 @@ def run_cases(
 
 
 def calibrated(
-  folder: pathlib.Path, repeats: int = _CALIBRATION_REPEATS
+  folder: pathlib.Path, repeats: int = CALIBRATION_REPEATS
 ) -> Transport:
   """Measures what gloo costs here by kind, between two and among four.
 

@@ -224,6 +224,10 @@ def _connect(
     peer = f"peer name {INTERFACE} netns {root.pids[name]}"
     root.run(switch, *f"ip link add {port} type veth {peer}".split())
   root.run(switch, *f"ip link set {port} master bridge up".split())
+  if link:
+    for space, device in ((name, INTERFACE), (switch, port)):
+      size = f"ip link set dev {device} gso_max_size {_PACKET_BYTES}"
+      root.run(space, *size.split())
 
 
 def _throttle(
@@ -247,8 +251,6 @@ def _throttle(
     (SWITCH, port, link.down_bit_per_s),
   )
   for space, device, bit_per_s in directions:
-    size = f"ip link set dev {device} gso_max_size {_PACKET_BYTES}"
-    root.run(space, *size.split())
     burst = max(_LEAST_BURST_BYTES, round(bit_per_s / 8 * _BURST_S))
     rate = ("rate", f"{round(bit_per_s)}bit", "burst", str(burst))
     root.run(

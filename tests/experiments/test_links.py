@@ -16,7 +16,7 @@ def test_a_part_that_fails_leaves_those_before_it(monkeypatch, tmp_path):
 
   row = cases.Row("2 x 1 Gbit/s", "permute", 9, 0.5, 0.4, 10, 11.0, 0.2)
   parts = [lambda: {"rows": [row]}, fails]
-  monkeypatch.setattr(cases, "calibrated", lambda folder, **_: GLOO)
+  monkeypatch.setattr(cases, "calibrated", lambda *_: GLOO)
   monkeypatch.setattr(links, "_parts", lambda *_: parts)
   values = types.SimpleNamespace(
     workdir=str(tmp_path), calibrate=False, cases="all"
