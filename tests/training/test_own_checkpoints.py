@@ -22,7 +22,7 @@ from tests import runs
 GROUP = """
 import pathlib, shutil, sys
 import jax, jax.numpy as jnp, numpy as np
-from dilocox_jax.distributed import processes
+from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.training import own_checkpoints
 from dilocox_jax.training.checkpoint import RefusedError
@@ -111,6 +111,7 @@ try:
 except RefusedError as error:
   assert "all checkpoints of all processes are damaged" in str(error)
 assert sorted(directory.rglob("*")) == before
+coordinator_store.wait_for_end()  # It ends with process 0.
 processes.exit_now(0)
 """
 
