@@ -49,6 +49,7 @@ def test_replicas_that_come_and_go_are_counted_and_continue(tmp_path, method):
   assert sent == (in_time if method == "diloco" else late)
 
 
+@pytest.mark.slow
 def test_a_replica_away_for_three_rounds_is_drawn_from_the_seed(tmp_path):
   config = apart({"absence_rate": 0.5})
   runs.train(config, tmp_path)
@@ -177,7 +178,9 @@ def test_a_run_goes_on_with_more_replicas_and_with_fewer(tmp_path, method):
   ("changes", "hint"),
   [
     ({"method": "allreduce", "sync_interval": None}, "sync.method='allreduce'"),
-    ({"method": "eager"}, "sync.rule='eager'"),
+    pytest.param(
+      {"method": "eager"}, "sync.rule='eager'", marks=pytest.mark.slow
+    ),
   ],
 )
 def test_replicas_that_cannot_change_in_number_are_refused(

@@ -121,6 +121,7 @@ def test_limits_are_kept_or_nothing_is_proposed():
   )
 
 
+@pytest.mark.slow
 def test_meshes_are_compared_where_the_step_is_not_stated(tmp_path):
   path = tmp_path / "c.json"
   site = {"up": "1 Gbit/s", "down": "1 Gbit/s", "num_devices": 4}

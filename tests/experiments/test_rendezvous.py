@@ -125,9 +125,8 @@ def test_a_replica_comes_and_leaves_and_the_other_one_goes_on(place):
   assert end(place.rendezvous)[0] == 143
 
 
-@pytest.mark.parametrize(
-  "stopped", ["agent", pytest.param("rendezvous", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", ["agent", "rendezvous"])
 def test_a_process_that_saves_for_another_one_is_not_disturbed(place, stopped):
   agent = place.agent(SAVE)
   assert agent.stdout.readline() == "0 of 1\n"
@@ -173,6 +172,7 @@ def test_the_run_ends_when_a_process_ends_by_itself(place, code):
   assert end(place.rendezvous)[0] == code
 
 
+@pytest.mark.slow
 def test_a_process_that_is_always_killed_ends_its_agent(place):
   kill = "import os; print(flush=True); os.kill(os.getpid(), 9)"
   code, output, errors = end(place.agent(kill))

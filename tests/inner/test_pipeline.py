@@ -73,6 +73,14 @@ ALL = [
 ]
 
 
+def _quick(cases):
+  """Leaves every second case to `make check`."""
+  return [
+    pytest.param(case, marks=pytest.mark.slow if number % 2 else [])
+    for number, case in enumerate(cases)
+  ]
+
+
 def check_float32(case):
   loss, gradients = case.pipelined()
   expected_loss, expected = case.plain()
@@ -89,13 +97,14 @@ def check_float64(case):
   assert error(gradients, expected) < FLOAT64_TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES[3::3], ids=named)
 def test_every_gradient_is_that_of_the_plain_step(case):
   check_float32(case)
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize("case", _quick(CASES), ids=map(named, CASES))
 def test_every_gradient_is_that_of_the_plain_step_in_float64(case):
   check_float64(case)
 
@@ -109,7 +118,7 @@ MASKED = [
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("case", MASKED, ids=named)
+@pytest.mark.parametrize("case", _quick(MASKED), ids=map(named, MASKED))
 def test_documents_are_kept_apart_in_every_stage(case):
   masked = dataclasses.replace(case, end_of_text=3)
   check_float64(masked)

@@ -39,7 +39,9 @@ def test_the_gradient_is_that_of_the_loss_and_the_balance_loss_together():
   )
 
 
-@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+@pytest.mark.parametrize(
+  "activation", [pytest.param("swiglu", marks=pytest.mark.slow), "gelu"]
+)
 def test_one_expert_is_the_dense_layer(activation):
   dense = dataclasses.replace(nano, activation=activation)
   one = dataclasses.replace(dense, num_experts=1)

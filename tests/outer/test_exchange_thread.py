@@ -37,11 +37,8 @@ def run(programs, state):
   ("name", "layout"),
   [
     *((name, "mesh") for name in METHODS),
-    ("fragments", "stacked"),
     *(
-      pytest.param(name, "stacked", marks=pytest.mark.slow)
-      for name in METHODS
-      if name != "fragments"
+      pytest.param(name, "stacked", marks=pytest.mark.slow) for name in METHODS
     ),
   ],
 )

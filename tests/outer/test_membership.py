@@ -172,8 +172,8 @@ def chosen(tree, replicas):
 @pytest.mark.parametrize(
   ("name", "decay", "keep_unsent"),
   [
-    ("streaming", 0.9, False),
     ("continue", None, True),
+    pytest.param("streaming", 0.9, False, marks=pytest.mark.slow),
     pytest.param("diloco", 1.0, False, marks=pytest.mark.slow),
     pytest.param("diloco", None, True, marks=pytest.mark.slow),
     pytest.param("two in flight", 0.9, False, marks=pytest.mark.slow),

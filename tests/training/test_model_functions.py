@@ -62,7 +62,7 @@ def _validation(num_rows=8):
 @pytest.mark.parametrize(
   ("mesh", "num_rows"),
   [
-    ({"num_stages": 4}, 8),
+    pytest.param({"num_stages": 4}, 8, marks=pytest.mark.slow),
     ({"num_stages": 2, "num_data_shards": 2, "boundary": "int8"}, 5),
     ({"num_stages": 2, "pipeline": "interleaved", "chunks_per_stage": 2}, 1),
   ],
@@ -104,7 +104,10 @@ def test_a_stage_evaluates_with_no_layers_but_its_own():
   "model",
   [
     {"loss_chunk_tokens": 7},
-    {"tied_head": True, "positions": "learned", "num_positions": 16},
+    pytest.param(
+      {"tied_head": True, "positions": "learned", "num_positions": 16},
+      marks=pytest.mark.slow,
+    ),
   ],
   ids=["two tables", "tied"],
 )
@@ -152,7 +155,9 @@ def _trained(end_of_text, layout, **mesh):
   return *jax.device_get(metrics), evaluated["outer_loss"]
 
 
-@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize(
+  "num_stages", [pytest.param(1, marks=pytest.mark.slow), 2]
+)
 def test_documents_are_kept_apart_on_every_mesh(num_stages):
   divided = _trained(0, "mesh", num_stages=num_stages, num_data_shards=2)
   plain, joined = _trained(0, "stacked"), _trained(None, "stacked")

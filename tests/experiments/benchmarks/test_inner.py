@@ -21,7 +21,11 @@ SMALL = RunConfig(
 DIVIDED = MeshConfig(layout="mesh", num_stages=2, num_data_shards=2)
 
 
-@pytest.mark.parametrize("mesh", [MeshConfig(), DIVIDED], ids=["one", "eight"])
+@pytest.mark.parametrize(
+  "mesh",
+  [MeshConfig(), pytest.param(DIVIDED, marks=pytest.mark.slow)],
+  ids=["one", "eight"],
+)
 def test_rates_follow_from_the_measured_step(tmp_path, mesh, capsys):
   config = dataclasses.replace(SMALL, mesh=mesh)
   found = inner.run_inner(config, tmp_path, 3)

@@ -40,6 +40,7 @@ def test_what_cannot_be_continued_says_why(run, tmp_path):
     samples.add_sample(tmp_path, Draw())
 
 
+@pytest.mark.slow
 def test_a_run_on_tokens_without_text_ends_well_without_a_sample(
   tmp_path, capsys
 ):
