@@ -18,7 +18,7 @@ ADAMW = {"inner.optimizer": "adamw", "inner.warmup_steps": 200}
 
 
 def get_config():
-  """Both methods with Muon, at two inner rates each, and with AdamW."""
+  """Both methods with Muon at several inner rates, and with AdamW."""
   config = ablate_gap.get_config()
   with config.unlocked():
     config.base = base = convergence_small.get_config().base
@@ -50,6 +50,18 @@ def get_config():
         "name": "muon, rate 0.0055",
         **OVERLAP,
         "inner.learning_rate": 0.0055,
+      },
+      {
+        "name": "muon, rate 0.0055, H = 2",
+        **OVERLAP,
+        "sync.sync_interval": 2,
+        "sync.num_fragments": 2,
+        "inner.learning_rate": 0.0055,
+      },
+      {
+        "name": "muon, rate 0.004",
+        **OVERLAP,
+        "inner.learning_rate": 0.004,
       },
     ]
   return config
