@@ -9,6 +9,8 @@ by the simulator, and its loss is expected from this repository's own sweeps.
 The page, a figure, and a config file for each method go to WORKDIR.
 """
 
+import math
+
 from absl import flags
 
 from experiments.runtime import command_line
@@ -50,6 +52,7 @@ def main(values: flags.FlagValues) -> None:
   from rich.progress import Progress
 
   from dilocox_jax.api.advice import Limits, advise
+  from dilocox_jax.checks import require
   from dilocox_jax.plan.model.shapes import parameter_count
   from dilocox_jax.simulate.presets import cluster_presets
   from dilocox_jax.simulate.quantities import SIZE, parse_quantity
@@ -59,6 +62,12 @@ def main(values: flags.FlagValues) -> None:
     for name, preset in cluster_presets().items():
       print(f"{name:22} {preset['description']}")
     return
+  for name in ("max_gap", "tokens", "step_s"):
+    value = values[name].value
+    if value is not None and not 0 <= value < math.inf:
+      raise command_line.UsageError(
+        f"--{name}={value} must be a number of at least 0"
+      )
   config = command_line.run_config(values.config)
   workdir = command_line.writable(values.workdir)
   with command_line.usage_errors(kinds=(ValueError, OSError)):
@@ -70,6 +79,10 @@ def main(values: flags.FlagValues) -> None:
       )
       if text
     }
+    require(
+      all(size > 0 for size in sizes.values()),
+      "--memory and --send must be above 0",
+    )
     is_drawn = Console().is_terminal
     with Progress(transient=True, disable=not is_drawn) as bar:
       task = bar.add_task("comparing", total=None)

@@ -11,6 +11,7 @@ instead of reading them. The same command again goes on where it was stopped.
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from absl import flags
 from rich import progress
@@ -104,8 +105,8 @@ def _prepare(values: flags.FlagValues, workdir: pathlib.Path) -> None:
     progress.BarColumn(),
     progress.DownloadColumn(),
     progress.TimeElapsedColumn(),
-    progress.TextColumn("left"),
     progress.TimeRemainingColumn(),
+    progress.TextColumn("left"),
     console=console,
     disable=not console.is_terminal,
   ) as bar:
@@ -114,11 +115,21 @@ def _prepare(values: flags.FlagValues, workdir: pathlib.Path) -> None:
     task = bar.add_task("reading", total=total)
     read = documents(lambda size: bar.update(task, advance=size))
     fraction = values.validation_fraction
-    for written in shards.write(workdir, read, tokenizer, fraction):
+    source = _source(values, files)
+    for written in shards.write(workdir, read, tokenizer, fraction, source):
       bar.update(task, description=f"{sum(written.tokens.values()):,} tokens")
   for error in skipped:
     print(f"skipped: {error}")
   _report(shards.map_corpus(str(workdir)), workdir, len(skipped))
+
+
+def _source(values: flags.FlagValues, files: dict) -> dict[str, Any]:
+  """Returns which documents are read, and in which order."""
+  names = "glob source split shuffle_buffer max_documents seed text_field"
+  return {
+    **{name: getattr(values, name) for name in names.split()},
+    "files": [name for found in files.values() for name, _ in found],
+  }
 
 
 def _first(documents: Iterator[Document], values) -> list[bytes]:

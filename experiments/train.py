@@ -30,7 +30,7 @@ from experiments.runtime import (
 def define_flags() -> None:
   """Defines the flags of this binary."""
   command_line.define_config()
-  command_line.define_workdir()
+  command_line.define_workdir("A run that it holds goes on.")
   flags.DEFINE_bool(
     "profile", False, "Write a jax.profiler trace to WORKDIR/profile."
   )
@@ -60,7 +60,7 @@ def main(values: flags.FlagValues) -> None:
     distributed_flags.check_config(config)
   command_line.check_files(config)
   simulated_clock = clock(values, config)
-  workdir = command_line.writable(values.workdir)
+  workdir = command_line.writable(values.workdir, may_hold_run=True)
   if values.elastic:
     distributed_flags.check_elastic(values, config)
     os.environ[command_line.COMMAND_VARIABLE] = command_line.own_command()

@@ -7,6 +7,7 @@ value.
 """
 
 import dataclasses
+import math
 import typing
 from typing import Any
 
@@ -146,7 +147,7 @@ class InnerConfig(Section):
   """The optimizer of the inner steps, which each replica takes by itself."""
 
   optimizer: OfMethod[str] = OF_METHOD  # Name of an optax optimizer.
-  learning_rate: float = limited(2e-3, above=0)
+  learning_rate: float = limited(2e-3, above=0, below=math.inf)
   # constant, cosine or wsd.
   schedule: str = limited("cosine", choices=choices.SCHEDULES)
   # Inner steps in which the learning rate rises. If None, it is a quarter of
@@ -380,6 +381,6 @@ class OuterConfig(Section):
   """The optimizer of the outer parameters."""
 
   optimizer: str = "sgd"  # Name of an optax optimizer.
-  learning_rate: OfMethod[float] = limited(OF_METHOD, above=0)
+  learning_rate: OfMethod[float] = limited(OF_METHOD, above=0, below=math.inf)
   momentum: OfMethod[float] = limited(OF_METHOD, at_least=0, at_most=1)
   nesterov: bool = True

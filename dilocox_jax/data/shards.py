@@ -66,6 +66,7 @@ def write(
   documents: Iterable[Document],
   tokenizer: Tokenizer,
   validation_fraction: float,
+  source: Mapping[str, Any] | None = None,
 ) -> Generator[Progress, None, None]:
   """Writes documents as tokens, and yields the progress after each batch.
 
@@ -77,6 +78,9 @@ def write(
     tokenizer: Makes the tokens.
     validation_fraction: Share of the documents that is held out, above 0 and
       below 1.
+    source: Where the documents come from, values that JSON can hold. An
+      interrupted call goes on only if they are the same, because it counts how
+      many documents it has written and not which.
 
   Raises:
     ValueError: If the folder holds other tokens, or a split has no document.
@@ -90,6 +94,7 @@ def write(
     "tokenizer": tokenizer.name,
     "tokenizer_digest": tokenizer.digest,
     "validation_fraction": validation_fraction,
+    "source": dict(source or {}),
   }
   folder.mkdir(parents=True, exist_ok=True)
   progress = _begun(folder, settings)
@@ -127,8 +132,8 @@ def _begun(folder: pathlib.Path, settings: Mapping[str, Any]) -> Progress:
     progress = Progress(**json.loads(path.read_text()))
     require(
       progress.settings == dict(settings),
-      f"{folder} was begun with other settings: give those again, or take "
-      "another folder",
+      f"{folder} was begun with other settings or documents: give those again, "
+      "or take another folder",
     )
   width = np.dtype(settings["dtype"]).itemsize
   for split, count in progress.tokens.items():

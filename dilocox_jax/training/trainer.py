@@ -155,7 +155,8 @@ class Trainer:
         f"{error}: lower inner.learning_rate="
         f"{self.config.inner.learning_rate} or outer.learning_rate="
         f"{self.config.outer.learning_rate}; "
-        f"{self._checkpoints.what_is_kept()} in {self.workdir}"
+        f"{self._checkpoints.what_is_kept()} in {self.workdir}, and a run with "
+        "another rate needs another directory"
       ) from error
     finally:
       # A save that needs a lost process would not end.

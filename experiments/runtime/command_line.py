@@ -28,6 +28,7 @@ from absl import app, flags
 from ml_collections import config_dict, config_flags
 
 from dilocox_jax.metrics import RecordError
+from dilocox_jax.metrics.run_record import RECORD
 
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h.
 INTERRUPTED = 130  # Shells use 128 + the signal's number; SIGINT is 2.
@@ -172,8 +173,17 @@ def _reason(error: Exception) -> str:
     error: Error of the flag library, or of a config file's code.
   """
   lines = str(error).strip().splitlines() or ["no reason given"]
+  if match := re.search(r'Key "(\w+)" does not exist', str(error)):
+    meant = re.search(r"Did you mean \W?(\w+)", str(error))
+    hint = f": did you mean {meant[1]!r}?" if meant else ""
+    return f"--config={_config_file()} sets no field {match[1]!r}{hint}"
   if match := re.search(r"Flag (--\w+) must have a value", lines[0]):
     return f"{match[1]} is missing: --help says what it takes"
+  if match := re.search(r"--config\.(\w+)=.*as a ConfigDict", lines[0]):
+    return (
+      f"config.{match[1]} is a section: set one of its fields, such as "
+      f"--config.sync.method=dilocox"
+    )
   if not isinstance(error, flags.Error):
     lines = [f"{type(error).__name__}: {' '.join(lines)}"]
   elif len(lines) == 1:
@@ -210,7 +220,7 @@ def _check_run_field(path: str) -> None:
 def _check_overrides(check_field: Callable[[str], None]) -> None:
   """Raises UsageError if the command line sets an unknown config field."""
   for argument in sys.argv[1:]:
-    match = re.match(r"--?(?:no)?config\.([\w.]+)", argument)
+    match = re.match(r"--?(?:no)?config\.([^=]+)", argument)
     if match:
       with usage_errors():
         check_field(match[1])
@@ -225,13 +235,14 @@ def define_config(default: pathlib.Path = _DEFAULT_CONFIG) -> None:
   )
 
 
-def define_workdir() -> None:
-  """Defines --workdir."""
-  flags.DEFINE_string(
-    "workdir",
-    None,
-    "Directory of results, created if missing. A run that it holds goes on.",
-  )
+def define_workdir(more: str = "") -> None:
+  """Defines --workdir.
+
+  Args:
+    more: What else its help says.
+  """
+  text = f"Directory of results (required); it is made if missing. {more}"
+  flags.DEFINE_string("workdir", None, text.strip())
 
 
 def run_config(config: config_dict.ConfigDict):
@@ -273,21 +284,28 @@ def check_files(config) -> None:
     )
 
 
-def writable(workdir: str | None) -> pathlib.Path:
+def writable(workdir: str | None, may_hold_run: bool = False) -> pathlib.Path:
   """Creates the work directory and checks that files can be written in it.
 
   Args:
     workdir: Value of --workdir; None if the flag was not given.
+    may_hold_run: Whether it may be the directory of a run. The files of other
+      programs have the names of a run's own, and would take their places.
 
   Returns:
     Path of the work directory.
 
   Raises:
-    UsageError: If --workdir is missing or the directory cannot be written.
+    UsageError: If --workdir is missing, cannot be written or holds a run.
   """
   if not workdir:
     raise UsageError("--workdir is missing: say where the results should go")
   path = pathlib.Path(workdir)
+  if not may_hold_run and (path / RECORD).exists():
+    raise UsageError(
+      f"--workdir={workdir} holds a run, whose files would be replaced: choose"
+      " another directory"
+    )
   probe = path / ".writable"
   try:
     path.mkdir(parents=True, exist_ok=True)

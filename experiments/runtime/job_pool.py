@@ -142,8 +142,8 @@ class JobPool:
       progress.TaskProgressColumn(),
       progress.TextColumn("{task.fields[status]}"),
       progress.TimeElapsedColumn(),
-      progress.TextColumn("left"),
       progress.TimeRemainingColumn(),
+      progress.TextColumn("left"),
       speed_estimate_period=3600,  # A short one would show compiling only.
       disable=not Console().is_terminal,
     )

@@ -71,6 +71,8 @@ def write_advice(
   """
   rows = [_row(p, tokens) for p in advice.by_method]
   taken = [p for p in advice.by_method if not p.against]
+  for proposal in advice.by_method:  # An earlier answer may have taken it.
+    _config_path(proposal, folder).unlink(missing_ok=True)
   paths = [_write_config(p, given, cluster, folder) for p in taken]
   reasons = [_reason_row(advice, p) for p in advice.by_method]
   lines = [
@@ -193,11 +195,15 @@ def _numbers(advice: Advice) -> Iterator[dict[str, object]]:
     }
 
 
+def _config_path(proposal: Proposal, folder: pathlib.Path) -> pathlib.Path:
+  return folder / f"{proposal.config.sync.method}.py"
+
+
 def _write_config(
   proposal: Proposal, given: RunConfig, cluster: str, folder: pathlib.Path
 ) -> pathlib.Path:
   method = proposal.config.sync.method
-  path = folder / f"{method}.py"
+  path = _config_path(proposal, folder)
   gap = proposal.gap
   defaults = flat(RunConfig().to_mapping())
   of_user = {

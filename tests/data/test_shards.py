@@ -85,6 +85,16 @@ def test_an_interrupted_write_goes_on_to_the_same_files(
     assert path.read_bytes() == (tmp_path / "cut" / path.name).read_bytes()
 
 
+def test_a_folder_goes_on_with_its_own_documents_only(tmp_path):
+  source = {"files": ["a.txt", "b.txt"]}
+  folder = tmp_path / "cut"
+  next(shards.write(folder, DOCUMENTS, BYTES, 0.1, source))
+  other = shards.write(folder, DOCUMENTS, BYTES, 0.1, {"files": ["b.txt"]})
+  assert "begun with other settings or documents" in refused(next, other)
+  list(shards.write(folder, DOCUMENTS, BYTES, 0.1, source))
+  assert shards.map_corpus(str(folder)).train.size
+
+
 def test_the_digest_names_text_tokenizer_and_split(tmp_path, bpe):
   fewer = DOCUMENTS[:-1]
   cases = {

@@ -80,6 +80,19 @@ def test_a_proposed_config_trains(written, tmp_path):
   assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+  ("flag", "said"),
+  [
+    ("--max_gap=nan", "--max_gap=nan must be a number of at least 0"),
+    ("--tokens=-5", "--tokens=-5.0 must be a number of at least 0"),
+    ("--memory=-80 GB", "--memory and --send must be above 0"),
+  ],
+)
+def test_limits_that_are_no_limits_are_one_line(tmp_path, flag, said):
+  done = run_advise("--cluster=1gbit", f"--workdir={tmp_path}", flag)
+  assert (done.returncode, done.stderr) == (2, f"error: {said}\n")
+
+
 def test_limits_that_nothing_keeps_are_one_line(tmp_path):
   done = run_advise(
     "--cluster=1gbit",

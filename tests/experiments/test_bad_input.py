@@ -19,6 +19,12 @@ BAD = {
     ["--config.snyc.sync_interval=3"],
     "did you mean 'sync'?",
   ),
+  "dash in a field": (["--config.sync-interval=3"], "unknown config field"),
+  "value of a section": (["--config.sync=diloco"], "config.sync is a section"),
+  "infinite rate": (
+    ["--config.inner.learning_rate=inf"],
+    "inner.learning_rate=inf must be above 0 and below inf",
+  ),
   "unknown method": (["--config.sync.method=dilocoy"], "dilocox"),
   "interval of zero": (
     ["--config.sync.sync_interval=0"],
