@@ -54,13 +54,12 @@ def main(values: flags.FlagValues) -> None:
   from dilocox_jax.api.advice import Limits, advise
   from dilocox_jax.checks import require
   from dilocox_jax.plan.model.shapes import parameter_count
-  from dilocox_jax.simulate.presets import cluster_presets
   from dilocox_jax.simulate.quantities import SIZE, parse_quantity
   from experiments.simulation import advice as page
+  from experiments.simulation import cluster_list
 
   if values.cluster == "help":
-    for name, preset in cluster_presets().items():
-      print(f"{name:22} {preset['description']}")
+    cluster_list.print_clusters()
     return
   for name in ("max_gap", "tokens", "step_s"):
     value = values[name].value

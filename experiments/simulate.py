@@ -71,12 +71,10 @@ def define_flags() -> None:
 def main(values: flags.FlagValues) -> None:
   """Simulates and prints the costs."""
   from dilocox_jax.api.simulation_setup import Options
-  from dilocox_jax.simulate.presets import cluster_presets
-  from experiments.simulation import page, run
+  from experiments.simulation import cluster_list, page, run
 
   if values.cluster == "help":
-    for name, preset in cluster_presets().items():
-      print(f"{name:22} {preset['description']}")
+    cluster_list.print_clusters()
     return
   with command_line.usage_errors(kinds=(ValueError, OSError)):
     options = Options(

@@ -205,7 +205,9 @@ def _table(runs: Mapping[str, LoadedRun]) -> list[dict[str, str]]:
     last_s = max(run.simulated_s.values(), default=math.nan)
     row = {
       "method": label if run.finished else f"{label} (not finished)",
-      "loss": units.human_loss(run.validation_loss),
+      "loss": units.human_loss(run.validation_loss)
+      if run.evaluations
+      else "none yet",
       "gap": units.human_gap(gap),
       "sent bytes": units.human_bytes(run.total_sent_bytes),
       "fewer bytes": units.human_ratio(fewer),

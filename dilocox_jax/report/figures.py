@@ -41,6 +41,13 @@ _RANKS = (
 _LOSS_AXIS = "loss (nats a token)"
 
 
+def _mean_of(entries: Sequence[Any], field: str) -> float:
+  """Returns the mean of a field's finite values; NaN if there are none."""
+  found = [getattr(entry, field) for entry in entries]
+  finite = [value for value in found if math.isfinite(value)]
+  return math.fsum(finite) / len(finite) if finite else math.nan
+
+
 def _plot(
   ax: Axes, rows: Sequence[Any], across: str, up: str, divisor=1.0, **look: Any
 ) -> None:
@@ -114,18 +121,18 @@ def drift_figure(run: LoadedRun) -> Figure | None:
   is_crowd = len(fragments) > MAX_FRONT
   for ax, (field, label) in zip(axes, _DRIFT.items(), strict=True):
     for index, fragment in enumerate(fragments):
-      look = _CROWD
+      look: dict[str, Any] = _CROWD
       if not is_crowd:
-        look = {"color": COLOURS[index], "marker": "o", "markersize": 3}
+        look = {"color": COLOURS[index], "markersize": 3}
+        look |= {"marker": MARKERS[index]}
         look |= {"linewidth": 1.4, "label": f"fragment {fragment}"}
       rows = [entry for entry in entries if entry.fragment == fragment]
       _plot(ax, rows, "step", field, **look)
     if is_crowd:
       rounds = [row.drift for row in run.rounds if row.drift]
-      sums = [math.fsum(getattr(e, field) for e in drift) for drift in rounds]
       ax.plot(
-        [max(entry.step for entry in drift) for drift in rounds],
-        [total / len(drift) for total, drift in zip(sums, rounds, strict=True)],
+        [_mean_of(drift, "step") for drift in rounds],
+        [_mean_of(drift, field) for drift in rounds],
         color=COLOURS[0],
         marker="o",
         markersize=3.5,

@@ -76,7 +76,11 @@ def _lines(ax: Axes, panel: Panel, front: Sequence[str]) -> None:
 
 def _horizontal(ax: Axes, panel: Panel) -> None:
   """Sets scale, label and ticks; up to eight values all have a tick."""
-  ax.set_xlabel(panel.label + (" (log scale)" if panel.is_log else ""))
+  # "bandwidth (Gbit/s)" becomes "bandwidth (Gbit/s, log scale)".
+  joined = panel.label.removesuffix(")") + ", log scale)"
+  is_bracketed = panel.label.endswith(")")
+  named = joined if is_bracketed else f"{panel.label} (log scale)"
+  ax.set_xlabel(named if panel.is_log else panel.label)
   if panel.is_log:
     style.log_axis(ax, (1,), "{:,g}".format)
   if len(panel.values) <= _MOST_TICKS:

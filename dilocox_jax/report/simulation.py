@@ -9,6 +9,7 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -92,13 +93,17 @@ def gantt(run: SimulatedRun) -> Figure:
   title = _gantt_title(run, bars, end_s)
   figure, (ax,) = style.frame(1, title, (9.6, min(height, 12.0)))
   divisor, unit = units.time_unit(end_s)
+  # A white edge as wide as a short bar would hide it.
+  inches_s = 0.7 * figure.get_size_inches()[0] / end_s
   for (kind, name), colour in zip(_KINDS.items(), style.COLOURS, strict=False):
     shown = [bar for bar in bars if bar.kind == kind]
     if shown:
       places = [rows[bar.track, bar.lane] for bar in shown]
       lengths = [(bar.end_s - bar.start_s) / divisor for bar in shown]
       starts = [bar.start_s / divisor for bar in shown]
-      look = {"color": colour, "edgecolor": "white", "linewidth": 0.4}
+      inches = inches_s * min(bar.end_s - bar.start_s for bar in shown)
+      look: dict[str, Any] = {"color": colour, "edgecolor": "white"}
+      look["linewidth"] = min(0.4, 6 * inches)
       ax.barh(places, lengths, left=starts, label=name, **look)
   names = [track if not lane else "" for track, lane in rows]
   ax.set_yticks(range(len(rows)), names)

@@ -150,6 +150,7 @@ def hyper_parameter(results: Sequence[SettingResult], path: str) -> Figure:
     ax.plot(*zip(*points, strict=True), label=label, **look)
   losses = [result.spread.mean for _, line in lines for result in line]
   cut = style.cut_high(ax, losses, _ABOVE)
+  ax.ticklabel_format(axis="y", useOffset=False)
   kind = f"measured; other settings equal along a line{cut}"
   style.label(ax, kind, path, style.LOSS_AXIS)
   if len(lines) > 1:
