@@ -86,7 +86,8 @@ def _parts(wanted: str, transport: "Transport", workdir: pathlib.Path):
     return {"rows": cases.run_cases(given, transport, workdir)}
 
   def methods():
-    rows, curves = bandwidths.run_all(transport, workdir)
+    over_open = cases.calibrated_open(workdir)
+    rows, curves = bandwidths.run_all(transport, over_open, workdir)
     return {"bandwidths": rows, "curves": curves}
 
   parts = {

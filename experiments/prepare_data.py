@@ -68,6 +68,16 @@ def define_flags() -> None:
 
 def main(values: flags.FlagValues) -> None:
   """Writes the tokens and prints what a run needs to read them."""
+  is_bpe = values.tokenizer == "bpe"
+  command_line.refuse_unused(
+    values,
+    [
+      ("vocab_size", is_bpe, "--tokenizer=bpe"),
+      ("bpe_mb", is_bpe, "--tokenizer=bpe"),
+      ("split", values.source == "huggingface", "--source=huggingface"),
+      ("seed", values.shuffle_buffer > 0, "--shuffle_buffer"),
+    ],
+  )
   workdir = command_line.writable(values.workdir)
   with command_line.usage_errors():
     _prepare(values, workdir)

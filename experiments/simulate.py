@@ -85,6 +85,10 @@ def main(values: flags.FlagValues) -> None:
       _pipeline(values),
     )
     if values.run:
+      if values["config"].present:
+        raise command_line.UsageError(
+          "--run times a run with its own config: leave out --config"
+        )
       timed, cluster = run.time_run(values.run, values.cluster, options)
       workdir = command_line.writable(values.workdir)
       run.report_recorded(timed, cluster, workdir)
@@ -98,14 +102,14 @@ def _pipeline(values: flags.FlagValues):
   """Returns the pipeline that the flags ask for; None: that of the config."""
   from dilocox_jax.plan.pipeline.timeline import Pipeline
 
-  if values.pipeline != "none":
-    sizes = values.stages, values.micro_batches, values.chunks
-    return Pipeline(values.pipeline, *sizes)
-  if values.stages > 1:
-    raise command_line.UsageError(
-      f"--stages={values.stages} needs --pipeline, e.g. --pipeline=1f1b"
-    )
-  return None
+  is_given, needed = values.pipeline != "none", "--pipeline, e.g. 1f1b"
+  names = ("stages", "micro_batches", "chunks")
+  command_line.refuse_unused(values, [(n, is_given, needed) for n in names])
+  if not is_given:
+    return None
+  return Pipeline(
+    values.pipeline, values.stages, values.micro_batches, values.chunks
+  )
 
 
 if __name__ == "__main__":

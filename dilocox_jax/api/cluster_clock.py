@@ -5,6 +5,7 @@ from typing import Any
 from dilocox_jax.api.simulation_setup import Options, set_up
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
+from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.analytic import AnalyticClock
@@ -12,7 +13,11 @@ from dilocox_jax.simulate.script import Script
 
 
 class ClusterClock:
-  """Adds up the simulated time of the segments that the trainer runs."""
+  """Adds up the simulated time of the segments that the trainer runs.
+
+  Attributes:
+    description: What is timed, for reports, e.g. "cluster 1gbit".
+  """
 
   def __init__(
     self,
@@ -46,8 +51,11 @@ class ClusterClock:
     # it even if cluster and options stay the same.
     step_s = setup.work.step_s.tolist()
     self._name = f"{setup.link_costs.cluster} {options} {step_s}"
+    self.description = f"cluster {setup.link_costs.cluster.name}"
     if timed:
       self._name += f" {timed.model.shape}"
+      count = parameter_count(timed.model.shape)
+      self.description += f", as a model of {count / 1e9:.3g} B parameters"
     self._asked_for = cluster
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:

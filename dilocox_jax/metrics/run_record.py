@@ -62,6 +62,7 @@ def write_run_record(
   handed_in: Sequence[str] = (),
   chosen: Mapping[str, Any] | None = None,
   command: str | None = None,
+  clock: str = "",
   continues: bool = False,
 ) -> None:
   """Writes `config.json` and `run.json`.
@@ -88,6 +89,7 @@ def write_run_record(
       instead of naming them in the config.
     chosen: Values that the config left to the devices, by dotted names.
     command: Command line that started the run; None if there was none.
+    clock: What the run's simulated clock times; "" without a clock.
     continues: Whether the run continues from a checkpoint.
 
   Raises:
@@ -113,6 +115,7 @@ def write_run_record(
     "parameter_count": parameter_count,
     **({"validation_sets": validation_sets} if validation_sets else {}),
     **({"handed_in": list(handed_in)} if handed_in else {}),
+    **({"clock": clock} if clock else {}),
     **start,
     "earlier_starts": _earlier_starts(workdir, start) if continues else [],
   }

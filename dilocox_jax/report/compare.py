@@ -9,6 +9,7 @@ come from the rows of the runs.
 import itertools
 import math
 import pathlib
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.report.spread import cheapest
 
 _TIME = "simulated time"
+_LINE_CHARACTERS = 50  # Characters that fit below a panel.
 _WIDE = 20  # Ratio of two times from which their axis is logarithmic.
 # Values of a run that the data hold.
 _NUMBERS = (
@@ -112,7 +114,11 @@ def _comparison_title(runs: Mapping[str, LoadedRun], baseline: str) -> str:
   if run.simulated_s and base.simulated_s:
     times = (units.human_time(max(r.simulated_s.values())) for r in (run, base))
     title += ", in {} of simulated time instead of {}".format(*times)
-  return f"{title}; its loss is {units.human_comparison(gap)}"
+  title += f"; its loss is {units.human_comparison(gap)}"
+  if run.tokens != base.tokens:
+    seen = [units.human_tokens(each.tokens) for each in (run, base)]
+    title += " after {} instead of {}".format(*seen)
+  return title
 
 
 def comparison_figure(runs: Mapping[str, LoadedRun]) -> Figure:
@@ -135,6 +141,10 @@ def comparison_figure(runs: Mapping[str, LoadedRun]) -> Figure:
   for ax, (field, kind) in zip(axes, panels.items(), strict=True):
     values = {k: _values(run, field) for k, run in runs.items()}
     divisor = _label_axis(ax, field, itertools.chain(*values.values()))
+    if field == "simulated_s":
+      clocks = dict.fromkeys(run.clock for run in runs.values())
+      what = textwrap.fill(" and ".join(clocks), _LINE_CHARACTERS)
+      ax.set_xlabel(f"{ax.get_xlabel()}:\n{what}")
     if field == "simulated_s" and _differ_widely(values.values()):
       style.log_axis(ax, (1, 3), "{:,g}".format)
     curves = [
@@ -183,7 +193,7 @@ def _label_axis(
     ax.set_xlabel(f"{unit}, all replicas")
   else:
     divisor, unit = units.time_unit(largest)
-    ax.set_xlabel(f"simulated time on the given cluster ({unit})")
+    ax.set_xlabel(f"simulated time ({unit})")
   return divisor
 
 

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from dilocox_jax.report import style
 
 MAX_FRONT = 6
+_MOST_MARKERS = 20
 _THIN = {"linewidth": 0.9, "markersize": 2.5, "zorder": 1.8}
 _BEHIND: dict[str, Any] = {"color": style.PALE, "marker": ".", **_THIN}
 
@@ -89,6 +90,9 @@ def draw_curves(
     wider = width_step * (len(front) - 1 - number)
     look = {"markersize": 3.5 + wider, "linewidth": 1.4 + wider, "zorder": 3}
     look |= {"color": colour, "marker": marker, "label": curve.label or name}
+    # Markers of a long run would merge; the last one is always drawn.
+    spacing = -(-len(curve.x) // _MOST_MARKERS)
+    look["markevery"] = list(range(len(curve.x) - 1, -1, -spacing))
     ax.plot(curve.x, curve.y, gid=name, **look)
     if len(curve.low):
       band = {"color": colour, "alpha": 0.15, "linewidth": 0}

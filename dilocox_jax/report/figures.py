@@ -34,9 +34,9 @@ _DRIFT = {
 }
 _CROWD = {"color": PALE, "marker": ".", "markersize": 3, "linewidth": 0.9}
 _RANKS = (
-  ("rank", "sent", GREY, "steps-mid"),
-  ("energy_rank", "measured, by energy", COLOURS[0], "default"),
-  ("stable_rank", "measured, stable rank", COLOURS[1], "default"),
+  ("rank", "sent", GREY, "steps-mid", "-"),
+  ("energy_rank", "measured, by energy", COLOURS[0], "default", "-"),
+  ("stable_rank", "measured, stable rank", COLOURS[1], "default", "--"),
 )
 _LOSS_AXIS = "loss (nats a token)"
 
@@ -204,7 +204,7 @@ def time_figure(run: LoadedRun) -> Figure | None:
     label="validation, outer parameters",
   )
   kind = "loss measured, time derived (simulated)"
-  across = f"simulated time on the given cluster ({unit})"
+  across = f"simulated time ({unit}): {run.clock}"
   style.label(ax, kind, across, _LOSS_AXIS)
   style.legend(figure, ax, 1)
   return figure
@@ -245,8 +245,9 @@ def rank_figure(run: LoadedRun) -> Figure | None:
   whole = lengths[:-1] if len(lengths) > 1 else lengths
   title = _rank_title(run, [entry.rank for entry in entries], whole)
   figure, (left, right) = style.frame(2, title)
-  for field, label, colour, line in _RANKS:
-    look: dict[str, Any] = {"color": colour, "drawstyle": line}
+  for field, label, colour, drawn, line in _RANKS:
+    look: dict[str, Any] = {"color": colour, "drawstyle": drawn}
+    look["linestyle"] = line
     _plot(left, entries, "step", field, label=label, **look)
   ends = [step for step, _ in rounds]
   right.plot(ends, lengths, color=COLOURS[2], drawstyle="steps-pre")

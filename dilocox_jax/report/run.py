@@ -70,6 +70,11 @@ class LoadedRun:
     return perplexity(self.validation_loss)
 
   @property
+  def clock(self) -> str:
+    """What simulated time is that of, e.g. "cluster 1gbit"."""
+    return self.record.get("clock", "the given cluster")
+
+  @property
   def total_sent_bytes(self) -> int:
     """Bytes that one replica has sent so far."""
     return _furthest(self, "total_sent_bytes")

@@ -56,8 +56,8 @@ def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
     cluster = cluster_from_mapping(values)
     require(
       num_replicas in (None, cluster.num_replicas),
-      f"num_replicas={num_replicas} must be the {cluster.num_replicas} that are"
-      " placed in the file",
+      f"it places {cluster.num_replicas} replicas, and the run has"
+      f" {num_replicas}: set mesh.num_replicas={cluster.num_replicas}",
     )
   return cluster
 

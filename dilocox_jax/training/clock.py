@@ -13,7 +13,13 @@ from dilocox_jax.plan.wire.traffic import Traffic
 
 @runtime_checkable
 class Clock(Protocol):
-  """Simulated time of a run."""
+  """Simulated time of a run.
+
+  Attributes:
+    description: What is timed, for reports, e.g. "cluster 1gbit".
+  """
+
+  description: str
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:
     """Advances by a segment; returns seconds since the start of the run."""

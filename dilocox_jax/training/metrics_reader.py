@@ -236,6 +236,7 @@ def open_reader(
   progress: TrainingProgress,
   is_resumed: bool,
   writes: bool,
+  clock: str = "",
 ) -> Iterator[MetricsReader]:
   """Opens the records of a run, from one start of it to its end.
 
@@ -251,6 +252,7 @@ def open_reader(
     progress: How far the run is.
     is_resumed: Whether a checkpoint was restored.
     writes: Whether this process writes the records.
+    clock: What the run's simulated clock times, for the record; "" without one.
 
   Yields:
     The reader.
@@ -275,6 +277,7 @@ def open_reader(
       platform=jax.devices()[0].device_kind,
       chosen=chosen_values(config, platform_name(), "model" in handed_in),
       command=command,
+      clock=clock,
       continues=is_resumed,
     )
     step_before = progress.step if is_resumed else None

@@ -7,7 +7,9 @@ each method. So a machine that becomes slower from one run to the next does not
 change what links cost.
 
 The simulator is told the seconds of a step that the run took over the open
-link, and predicts those over the others.
+link, less what its exchanges cost there, and predicts those over the others.
+Over an open link the machine and not the link is what is slow, so the cost of
+collectives there is measured (`cases.calibrated_open`).
 """
 
 import dataclasses
@@ -49,8 +51,8 @@ class BandwidthRow:
     sync_interval: H (inner steps); 1 for methods without rounds.
     rate_bps: Rate of the link (bits per second).
     tokens_per_step: Tokens of both replicas in an inner step.
-    alone_s: Seconds of a step without its exchanges, measured over the open
-      link, less what the simulator says that the exchanges cost there.
+    alone_s: Seconds of a step without its exchanges: those over the open link
+      less what the exchanges cost there.
     predicted_s: Simulated seconds of a step, exchanges included.
     measured_s: Measured seconds of a step, exchanges included.
     bytes_ratio: Bytes on the link over those of the plan.
@@ -92,18 +94,19 @@ class Curve:
 
 
 def run_all(
-  transport: Transport, folder: pathlib.Path
+  transport: Transport, open_transport: Transport, folder: pathlib.Path
 ) -> tuple[list[BandwidthRow], list[Curve]]:
   """Trains every setting over all links.
 
   Args:
     transport: Transport of the predictions.
+    open_transport: Transport over the open link.
     folder: Directory for the runs.
   """
   rows, curves = [], []
   for name, interval, changes in SETTINGS:
     run = _train(name, interval, changes, folder / f"{name}_{interval}")
-    found = measured(run, name, transport)
+    found = measured(run, name, transport, open_transport)
     rows += found
     config = from_mapping(run.config)
     curves.append(_curve(found[0], config, transport))
@@ -131,7 +134,7 @@ def _train(
 
 
 def measured(
-  run: LoadedRun, name: str, transport: Transport
+  run: LoadedRun, name: str, transport: Transport, open_transport: Transport
 ) -> list[BandwidthRow]:
   """Returns what a run took over each link, beside the simulator's seconds.
 
@@ -139,6 +142,7 @@ def measured(
     run: A run whose link changed as `rate_of` says.
     name: Name of the method's config file.
     transport: Transport of the predictions.
+    open_transport: Transport over the open link.
   """
   config = from_mapping(run.config)
   segments = timed_runs.segments(run)[_COMPILING:]
@@ -147,8 +151,10 @@ def measured(
     for start in range(0, len(segments), _SEGMENTS)
   ]
   seconds = [timed_runs.median_step_s(block) for block in blocks]
-  exposed_s = _predicted(config, OPEN_BIT_PER_S, transport, seconds[0])
-  alone_s = seconds[0] - (exposed_s - seconds[0])
+  with_exchanges_s = _predicted(
+    config, OPEN_BIT_PER_S, open_transport, seconds[0]
+  )
+  alone_s = seconds[0] - (with_exchanges_s - seconds[0])
   named = config.sync.named
   interval = (
     1 if named.exchanged == "gradient" else named.schedule.sync_interval

@@ -14,13 +14,16 @@ from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.script import Launch, Wait
 from dilocox_jax.simulate.transfer import GLOO, TCP, Transport
+from experiments.real_links.changing_link import OPEN_BIT_PER_S
 from experiments.real_links.network import (
   equal_cluster,
   measure_collectives,
   network_of,
 )
+from experiments.runtime.throttled_network import NodeLink
 
 _MIB = 2**20
+_KINDS = tuple(kind for kind, *_ in GLOO.factors)
 REPEATS = 5  # Of a case, which may take seconds.
 CALIBRATION_REPEATS = 12
 
@@ -172,12 +175,37 @@ def calibrated(
     folder: Directory for files.
     repeats: How often each is measured.
   """
-  kinds = [kind for kind, *_ in GLOO.factors]
-  operands = [(kind, 3 * _MIB // 2) for kind in kinds]
+  operands = [(kind, 3 * _MIB // 2) for kind in _KINDS]
   clusters = [equal_cluster("60 Mbit/s", count) for count in (2, 4)]
   cases = [(each, operands) for each in clusters]
   rows = run_cases(cases, TCP, folder, repeats)
   found = [row.measured_s / row.predicted_s for row in rows]
-  pair, more = found[: len(kinds)], found[len(kinds) :]
-  factors = tuple(zip(kinds, pair, more, strict=True))
+  pair, more = found[: len(_KINDS)], found[len(_KINDS) :]
+  factors = tuple(zip(_KINDS, pair, more, strict=True))
+  return dataclasses.replace(GLOO, factors=factors)
+
+
+def calibrated_open(
+  folder: pathlib.Path, repeats: int = CALIBRATION_REPEATS
+) -> Transport:
+  """Measures what gloo costs between two here over an open link, by kind.
+
+  Two processes of one machine copy data more slowly than an open link carries
+  it, so a collective takes longer than its bytes.
+
+  Args:
+    folder: Directory for files.
+    repeats: How often each is measured.
+  """
+  operands = [(kind, 8 * _MIB) for kind in _KINDS]
+  # The link's check needs a rate that this machine can carry.
+  with network_of(equal_cluster("100 Mbit/s", 2)) as network:
+    for node in range(2):
+      network.throttle(node, NodeLink(OPEN_BIT_PER_S, OPEN_BIT_PER_S))
+    measured = measure_collectives(network, operands, repeats, folder)
+  pair = equal_cluster(f"{OPEN_BIT_PER_S / 1e9} Gbit/s", 2)
+  factors = tuple(
+    (kind, seconds / predicted_s(pair, TCP, Collective(kind, size)), 1.0)
+    for (kind, size), (seconds, *_) in zip(operands, measured, strict=True)
+  )
   return dataclasses.replace(GLOO, factors=factors)

@@ -8,6 +8,7 @@ of these codes:
   75   Another process holds the work directory or was lost, or the time limit
        is over. A scheduler may start the same command again: the run goes on.
   130  Ctrl-C stopped the program (128 + 2, the number of SIGINT).
+  141  Whoever read its output has gone, e.g. `head` (128 + 13, SIGPIPE).
   143  SIGTERM stopped the program (128 + 15).
 
 Any other error is a bug, and its traceback is printed.
@@ -22,7 +23,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from absl import app, flags
 from ml_collections import config_dict, config_flags
@@ -31,6 +32,7 @@ from dilocox_jax.metrics import RecordError
 from dilocox_jax.metrics.run_record import RECORD
 
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h.
+PIPE_CLOSED = 141  # SIGPIPE is 13.
 INTERRUPTED = 130  # Shells use 128 + the signal's number; SIGINT is 2.
 # A process that was asked to stop saves, and ends with one of these exit codes.
 STOP_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -94,6 +96,7 @@ def main(
   try:
     _parse(define_flags, check_field or _check_run_field, positional)
     function(flags.FLAGS)
+    sys.stdout.flush()
   except (UsageError, StoppedError) as error:
     print_error(error)
     sys.exit(error.exit_code)
@@ -106,6 +109,10 @@ def main(
   except RecordError as error:
     print_error(error)
     sys.exit(1)
+  except BrokenPipeError:
+    # Python would try once more to write what is left, and print a traceback.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(PIPE_CLOSED)
 
 
 @contextlib.contextmanager
@@ -122,6 +129,23 @@ def usage_errors(
     yield
   except kinds as error:
     raise UsageError(f"{where}{error}") from error
+
+
+def refuse_unused(
+  values: flags.FlagValues, uses: Iterable[tuple[str, bool, str]]
+) -> None:
+  """Refuses flags that were given and that nothing would read.
+
+  Args:
+    values: The flags.
+    uses: Name of each flag, whether it is read, and which flag it needs.
+
+  Raises:
+    UsageError: If a flag was given and is not read.
+  """
+  for name, is_read, needed in uses:
+    if values[name].present and not is_read:
+      raise UsageError(f"--{name} means nothing without {needed}: leave it out")
 
 
 def own_command() -> str:
@@ -150,7 +174,7 @@ def _parse(
     app.define_help_flags()
     define_flags()
     _check_config_file()
-    arguments = flags.FLAGS(sys.argv)
+    arguments = flags.FLAGS(["--help" if a == "-h" else a for a in sys.argv])
   except SystemExit:  # absl exits with an error code after it has printed help.
     sys.exit(0)
   except UsageError:

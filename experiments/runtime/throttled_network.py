@@ -13,6 +13,9 @@ to the switch above is throttled instead of theirs:
     node 0 --> site 0 --up--> switch --down--> site 1 --> node 2
     node 1 --> site 0                          site 1 --> node 3
 
+Every pair of nodes has a queue of its own on a link, and they are served in
+turn (`fair_queues`), as the simulator shares a link.
+
 TCP controls congestion by Reno on these links, whatever the machine prefers.
 Every kernel has it, and it keeps a throttled link full. BBR, the default of
 some machines, sends less now and then to measure the round trip, and took 5 to
@@ -35,6 +38,12 @@ from typing import NamedTuple
 
 from dilocox_jax.distributed import link_counter
 from experiments.runtime.command_line import UsageError
+from experiments.runtime.fair_queues import (
+  Pair,
+  limit_queues,
+  make_queues,
+  queue_handles,
+)
 from experiments.runtime.namespaces import INTERFACE, SWITCH, Namespaces
 
 _SUBNET = "10.77.0.0/24"
@@ -47,9 +56,6 @@ _LEAST_BURST_BYTES = 16_384  # A burst must hold several packets.
 _PACKET_BYTES = 14_000
 _NETEM_PACKETS = 100_000  # Most packets under way; 150 MB of full frames.
 _QUEUE_S = 0.05  # Longest wait in a link's queue; what comes then is dropped.
-# Nodes that share an uplink share its queue. In a long one the small messages
-# of one node wait behind the data of another; real routers let them pass.
-_SHARED_QUEUE_S, _SHARED_QUEUE_BYTES = 0.003, 30_000
 
 
 class NodeLink(NamedTuple):
@@ -139,15 +145,24 @@ class ThrottledNetwork:
 
   def throttle(self, node: int, link: NodeLink) -> None:
     """Sets the rates of a node's own link, also while it is in use."""
-    _throttle(self._root, self.addresses[node], f"port{node}", link)
+    queues = len(self.pairs([node]))
+    _throttle(self._root, self.addresses[node], f"port{node}", link, queues)
+
+  def pairs(self, nodes: Sequence[int]) -> list[Pair]:
+    """Returns who sends to whom from some nodes to all others."""
+    own = [self.addresses[node] for node in nodes]
+    others = [each for each in self.addresses if each not in own]
+    return [(sender, receiver) for sender in own for receiver in others]
 
   def impair(self, links: Links) -> None:
     """Adds delays and losses to links that are throttled already."""
-    for number, (_, link) in enumerate(links.uplinks):
-      _impair(self._root, f"site{number}", f"site{number}", link)
+    for number, (nodes, link) in enumerate(links.uplinks):
+      site, queues = f"site{number}", len(self.pairs(nodes))
+      _impair(self._root, site, site, link, queues)
     for node, link in enumerate(links.nodes):
       if link:
-        _impair(self._root, self.addresses[node], f"port{node}", link)
+        name, queues = self.addresses[node], len(self.pairs([node]))
+        _impair(self._root, name, f"port{node}", link, queues)
 
   def sent_bytes(self, node: int) -> int:
     """Returns the bytes that a node has sent so far, headers included."""
@@ -186,9 +201,7 @@ def throttled_network(links: Links) -> Iterator[ThrottledNetwork]:
       root.bridge(site)
       _connect(root, SWITCH, site, site, link)
       root.run(site, *f"ip link set {INTERFACE} master bridge up".split())
-      slowest = min(link.up_bit_per_s, link.down_bit_per_s)
-      queue_s = max(_SHARED_QUEUE_S, 8 * _SHARED_QUEUE_BYTES / slowest)
-      _throttle(root, site, site, link, queue_s + link.rtt_s)
+      _share(root, site, site, link, network.pairs(nodes))
       switches |= dict.fromkeys(nodes, site)
     for number, link in enumerate(links.nodes):
       address, port = network.addresses[number], f"port{number}"
@@ -202,7 +215,7 @@ def throttled_network(links: Links) -> Iterator[ThrottledNetwork]:
       ):
         root.run(address, *command.split())
       if link:
-        network.throttle(number, link)
+        _share(root, address, port, link, network.pairs([number]))
     yield network
 
 
@@ -230,12 +243,24 @@ def _connect(
       root.run(space, *size.split())
 
 
-def _throttle(
+def _share(
   root: Namespaces,
   name: str,
   port: str,
   link: NodeLink,
-  queue_s: float = _QUEUE_S,
+  pairs: Sequence[Pair],
+) -> None:
+  """Throttles a link, and shares it evenly between the pairs of nodes."""
+  _throttle(root, name, port, link)
+  if len(pairs) > 1:
+    back = [(receiver, sender) for sender, receiver in pairs]
+    make_queues(root, name, INTERFACE, pairs)
+    make_queues(root, SWITCH, port, back)
+    _throttle(root, name, port, link, len(pairs))
+
+
+def _throttle(
+  root: Namespaces, name: str, port: str, link: NodeLink, num_pairs: int = 1
 ) -> None:
   """Throttles the link between a namespace and its port of the switch.
 
@@ -244,7 +269,7 @@ def _throttle(
     name: Host name of the namespace.
     port: The switch's end of the link.
     link: The rates.
-    queue_s: Longest wait of a packet (seconds).
+    num_pairs: Pairs of nodes that have a queue of their own (`make_queues`).
   """
   directions = (
     (name, INTERFACE, link.up_bit_per_s),
@@ -256,12 +281,18 @@ def _throttle(
     root.run(
       space,
       *("tc", "qdisc", "replace", "dev", device, "root", "handle", "1:"),
-      *("tbf", *rate, "latency", f"{queue_s * 1e6:.0f}us"),
+      *("tbf", *rate, "latency", f"{_QUEUE_S * 1e6:.0f}us"),
     )
+    # Queues that delay packets hold as many as are under way (`_impair`).
+    if num_pairs > 1 and not (link.rtt_s or link.loss):
+      held = round(bit_per_s / 8 * _QUEUE_S)
+      limit_queues(root, space, device, num_pairs, held)
 
 
-def _impair(root: Namespaces, name: str, port: str, link: NodeLink) -> None:
-  """Adds the delay and the loss of a throttled link."""
+def _impair(
+  root: Namespaces, name: str, port: str, link: NodeLink, num_pairs: int
+) -> None:
+  """Adds the delay and the loss of a throttled link, in each of its queues."""
   if port in root.carriers:
     root.tell(port, link.rtt_s / 2, link.loss)
     return
@@ -271,8 +302,9 @@ def _impair(root: Namespaces, name: str, port: str, link: NodeLink) -> None:
   )
   for space, device, delay_s in directions:
     if delay_s or link.loss:
-      command = ("tc", "qdisc", "replace", "dev", device, "parent", "1:1")
-      root.run(space, *command, *_netem(delay_s, link.loss))
+      for queue in queue_handles(num_pairs):
+        command = ("tc", "qdisc", "replace", "dev", device, "parent", queue)
+        root.run(space, *command, *_netem(delay_s, link.loss))
 
 
 def _netem(delay_s: float, loss: float) -> list[str]:

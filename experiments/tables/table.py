@@ -22,6 +22,7 @@ from dilocox_jax.metrics.lines import write_atomically, write_json
 from dilocox_jax.report.page import picture, write_page
 from dilocox_jax.report.text_tables import (
   csv_table,
+  lists,
   markdown_table,
   terminal_table,
 )
@@ -266,6 +267,11 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
   """
   for table in tables:
     header, cells = table.shown()
-    left = range(len(header))
     look = {"title": table.title, "collapse_padding": True}
-    console.print(terminal_table(header, cells, left, **look))
+    wide = terminal_table(header, cells, range(len(header)), **look)
+    # Below its minimum the words of a table would be broken.
+    if console.measure(wide).minimum > console.width:
+      console.print(f"{table.title}\n")
+      console.print(lists(header, cells), highlight=False, markup=False)
+    else:
+      console.print(wide)

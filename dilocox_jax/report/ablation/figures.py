@@ -131,7 +131,7 @@ def hyper_parameter(results: Sequence[SettingResult], path: str) -> Figure:
   """
   lines = _lines(results, path)
   means = _means([line for _, line in lines], path)
-  figure, (ax,) = style.frame(1, _title(path, means))
+  figure, (ax,) = style.frame(1, _title(path, means, len(lines)))
   place = _places(ax, [r.settings[path] for _, line in lines for r in line])
   is_crowd = len(lines) > _MAX_LINES
   for number, (others, line) in enumerate(lines):
@@ -159,13 +159,16 @@ def hyper_parameter(results: Sequence[SettingResult], path: str) -> Figure:
   return figure
 
 
-def _title(path: str, means: Mapping[Any, float]) -> str:
+def _title(path: str, means: Mapping[Any, float], num_lines: int) -> str:
   """States which value ends lowest, if lines have values in common."""
   finite = {v: mean for v, mean in means.items() if math.isfinite(mean)}
   if len(finite) < 2:
     return f"Validation loss against {path}"
   best = min(finite, key=finite.__getitem__)
-  return f"{path} = {best} ends lowest: {units.human_loss(finite[best])}"
+  title = f"{path} = {best} ends lowest: {units.human_loss(finite[best])}"
+  return (
+    title if num_lines == 1 else f"{title} in the mean of {num_lines} lines"
+  )
 
 
 def _means(

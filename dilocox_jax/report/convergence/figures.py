@@ -165,16 +165,26 @@ def _bytes_title(found: Comparison) -> str:
   return f"{name} sends {ratio} less than {base.name}; its loss is {gap}"
 
 
+def _first(found: Comparison, clock: str) -> MethodResult | None:
+  """Returns the rival that reaches the target loss first on a clock."""
+  rivals = [
+    (mean_seconds_to(entry, clock, found.target_loss), entry)
+    for entry in (_rivals(found, clock) if clock else ())
+  ]
+  first_s, first = min(
+    rivals, key=lambda pair: pair[0], default=(math.inf, None)
+  )
+  return first if math.isfinite(first_s) else None
+
+
 def _time_title(found: Comparison, clock: str) -> str:
   """Names the method that reaches the target loss first."""
   target = found.target_loss
-  rivals = _rivals(found, clock)
-  times_s = [(mean_seconds_to(e, clock, target), e.family) for e in rivals]
-  first_s, name = min(times_s, default=(math.inf, ""))
-  base = found.entry(found.baseline)
-  if not base or not math.isfinite(first_s):
+  first, base = _first(found, clock), found.entry(found.baseline)
+  if not base or not first:
     return f"Validation loss in simulated time on '{clock}'"
   base_s = mean_seconds_to(base, clock, target)
+  name, first_s = first.family, mean_seconds_to(first, clock, target)
   first = units.human_time(first_s)
   title = f"On '{clock}' {name} reaches loss {target:g} in {first}"
   if math.isfinite(base_s):
@@ -204,7 +214,9 @@ def _view(found: Comparison, clock: str = "") -> _View:
   above = [name for name in ends if name not in seen]
   # A sweep may list families. On the clock 1gbit, "ours" means ours_1gbit;
   # without a clock it means the first method of that family.
-  priority = []
+  # The title speaks of the first of all, so it is in front too.
+  first = _first(found, clock)
+  priority = [first.name] if first and first.name in seen else []
   for name in found.front:
     members = [e.name for e in shown if name in (e.name, e.family)]
     priority += [member for member in members if member in seen][:1]

@@ -50,7 +50,7 @@ def test_a_method_is_compared_with_the_simulator_over_each_link():
 
   rates = (OPEN_BIT_PER_S, *bandwidths.RATES_BPS)
   walls = [wall_s for rate in rates for wall_s in walls_s(rate)]
-  rows = bandwidths.measured(run_of([99.0] * 3 + walls), "diloco", GLOO)
+  rows = bandwidths.measured(run_of([99.0] * 3 + walls), "diloco", GLOO, GLOO)
   assert [row.rate_bps for row in rows] == list(bandwidths.RATES_BPS)
   for row in rows:
     assert row.alone_s == pytest.approx(0.05)
