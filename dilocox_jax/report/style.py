@@ -24,7 +24,7 @@ MARKERS = "osD^vP"
 GREY, PALE = "#555555", "#B8B8B8"
 LOSS_AXIS = "validation loss (nats a token)"
 _TITLE_CHARACTERS = 10  # Characters of a title that fit into an inch.
-_CAPTION_CHARACTERS = 13  # The same of the line above a panel.
+_CAPTION_CHARACTERS = 16  # The same of the line above a panel.
 
 
 def frame(
@@ -53,10 +53,7 @@ def frame(
 
 def caption(ax: Axes, text: str) -> None:
   """Writes the line above a panel, which says what kind of numbers it shows."""
-  grid, figure = ax.get_subplotspec(), ax.get_figure()
-  panels = grid.get_gridspec().ncols if grid else 1
-  inches = figure.get_figwidth() / panels if figure else _TITLE_CHARACTERS
-  text = textwrap.fill(text, int(_CAPTION_CHARACTERS * inches))
+  text = textwrap.fill(text, int(_CAPTION_CHARACTERS * ax.bbox.width / DPI))
   ax.set_title(text, loc="left", fontsize=9, color=GREY)
 
 

@@ -15,7 +15,7 @@ from dilocox_jax.metrics.lines import write_atomically, write_json
 from dilocox_jax.report import style
 from dilocox_jax.report.page import picture, write_page
 from dilocox_jax.report.text_tables import markdown_table, terminal_table
-from dilocox_jax.report.units import human_bytes, human_share
+from dilocox_jax.report.units import human_bytes, human_share, tokens_unit
 from experiments.runtime.command_line import own_command
 
 _COLUMNS = (
@@ -236,6 +236,7 @@ def _figure(advice: Advice) -> Figure:
     title = f"{best.config.sync.method} is the fastest within the tolerance"
   figure, (ax,) = style.frame(1, title, (7.2, 4.8))
   known = [p for p in advice.proposals if p.gap]
+  divisor, unit = tokens_unit(max((p.tokens_per_s for p in known), default=1))
   front = list(dict.fromkeys(p.config.sync.method for p in advice.by_method))
   for number, method in enumerate(front):
     own = [p for p in known if p.config.sync.method == method]
@@ -243,14 +244,17 @@ def _figure(advice: Advice) -> Figure:
     if number < len(style.COLOURS):
       colour, marker = style.COLOURS[number], style.MARKERS[number]
       look = {"color": colour, "marker": marker, "s": 20, "label": method}
-    ax.scatter(*_points(own), linewidths=0, alpha=0.8, **look)
+    ax.scatter(*_points(own, divisor), linewidths=0, alpha=0.8, **look)
   ax.step(
-    *_points(advice.pareto), where="post", color=style.GREY, linewidth=0.8
+    *_points(advice.pareto, divisor),
+    where="post",
+    color=style.GREY,
+    linewidth=0.8,
   )
   style.label(
     ax,
     "speed: simulated; gap: expected, see the table",
-    "tokens a second",
+    f"{unit} a second",
     "expected gap to AllReduce (%)",
   )
   style.cut_high(ax, [p.gap.percent for p in known if p.gap])
@@ -258,6 +262,8 @@ def _figure(advice: Advice) -> Figure:
   return figure
 
 
-def _points(proposals: Sequence[Proposal]) -> tuple[list[float], list[float]]:
+def _points(
+  proposals: Sequence[Proposal], divisor: float
+) -> tuple[list[float], list[float]]:
   gaps = [p.gap.percent if p.gap else math.nan for p in proposals]
-  return [p.tokens_per_s for p in proposals], gaps
+  return [p.tokens_per_s / divisor for p in proposals], gaps

@@ -17,6 +17,7 @@ from typing import Any
 
 from matplotlib.figure import Figure as Picture
 from rich.console import Console
+from rich.measure import Measurement
 
 from dilocox_jax.metrics.lines import write_atomically, write_json
 from dilocox_jax.report.page import picture, write_page
@@ -27,6 +28,8 @@ from dilocox_jax.report.text_tables import (
   terminal_table,
 )
 from dilocox_jax.simulate.published import Figure
+
+_ANY_WIDTH = 10_000  # Characters; more than any table has.
 
 
 class Fit(enum.StrEnum):
@@ -270,7 +273,9 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
     look = {"title": table.title, "collapse_padding": True}
     wide = terminal_table(header, cells, range(len(header)), **look)
     # Below its minimum the words of a table would be broken.
-    if console.measure(wide).minimum > console.width:
+    unlimited = console.options.update_width(_ANY_WIDTH)
+    needed = Measurement.get(console, unlimited, wide).minimum
+    if needed > console.width:
       console.print(f"{table.title}\n")
       console.print(lists(header, cells), highlight=False, markup=False)
     else:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from unittest import mock
 
 import pytest
@@ -53,6 +54,19 @@ def test_no_loss_depends_on_the_link(tmp_path):
   )
   assert slow.keys() == fast.keys()
   assert max(slow.values()) > max(fast.values())
+
+
+def test_a_clock_says_what_it_times():
+  config = runs.settings(method="diloco")
+  larger = dataclasses.replace(
+    config, model=dataclasses.replace(config.model, model_dim=4096)
+  )
+  own = ClusterClock(config, "100mbit", OPTIONS)
+  other = ClusterClock(config, "100mbit", OPTIONS, larger)
+  assert own.description == "cluster 100mbit"
+  assert re.fullmatch(
+    r"cluster 100mbit, as a model of \S+ B parameters", other.description
+  )
 
 
 @pytest.mark.slow

@@ -229,3 +229,69 @@ def test_what_stops_a_binary_is_one_line(error, code, said):
   )
   assert done.returncode == code
   assert done.stderr.splitlines() == [f"error: {said}"]
+
+
+VOID = {
+  "size of a tokenizer that is not trained": (
+    "prepare_data",
+    ["--glob=*.txt", "--vocab_size=400"],
+    "--vocab_size means nothing without --tokenizer=bpe",
+  ),
+  "seed of nothing": (
+    "prepare_data",
+    ["--glob=*.txt", "--seed=3"],
+    "--seed means nothing without --shuffle_buffer",
+  ),
+  "stages without a schedule": (
+    "simulate",
+    ["--stages=2"],
+    "--stages means nothing without --pipeline",
+  ),
+  "config beside a run": (
+    "simulate",
+    ["--run=nowhere", CONFIG.format("diloco")],
+    "leave out --config",
+  ),
+}
+
+
+@pytest.mark.parametrize("case", VOID)
+def test_a_flag_that_nothing_reads_is_refused(case, tmp_path):
+  binary, arguments, said = VOID[case]
+  done = subprocess.run(
+    [sys.executable, "-m", f"experiments.{binary}", *arguments]
+    + [f"--workdir={tmp_path / 'out'}"],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert_one_line(done, 2)
+  assert said in done.stderr
+  assert runs.files(tmp_path) == {}
+
+
+def test_a_cluster_of_another_size_says_what_to_set(tmp_path):
+  done = train(
+    "--cluster=experiments/clusters/example.json", f"--workdir={tmp_path}"
+  )
+  assert_one_line(done, 2)
+  assert "set mesh.num_replicas=" in done.stderr
+
+
+def test_a_reader_that_leaves_ends_a_program_without_a_traceback():
+  code = "from experiments.runtime import command_line\n"
+  code += "command_line.main(lambda _: print('x' * 10**6), lambda: None)"
+  with subprocess.Popen(
+    [sys.executable, "-c", code],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  ) as process:
+    assert process.stdout and process.stderr
+    process.stdout.close()
+    assert process.stderr.read() == b""
+  assert process.returncode == 141
+
+
+def test_short_help_is_help():
+  done = train("-h")
+  assert done.returncode == 0 and "--workdir" in done.stdout

@@ -60,7 +60,7 @@ def test_a_config_and_a_cluster_make_a_page_and_a_trace(tmp_path):
     (["--cluster=1gbot"], "unknown cluster preset '1gbot'"),
     (["--cluster=nowhere.json"], "nowhere.json"),
     (["--config.mesh.num_replicas=0"], "num_replicas"),
-    (["--stages=4"], "--stages=4 needs --pipeline"),
+    (["--stages=4"], "--stages means nothing without --pipeline"),
     (
       ["--pipeline=1f1b", "--stages=99", "--micro_batches=4"],
       "num_stages=99 must be at most the 8 devices",
@@ -69,7 +69,7 @@ def test_a_config_and_a_cluster_make_a_page_and_a_trace(tmp_path):
     (["--step_s=-1"], "step_s"),
     (
       ["--cluster=experiments/clusters/example.json"],
-      "num_replicas=2 must be the 4 that are placed",
+      "set mesh.num_replicas=4",
     ),
   ],
 )

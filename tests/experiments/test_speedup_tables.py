@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from dilocox_jax.report.line_panels import Panel, draw
 from dilocox_jax.simulate.published import Figure
@@ -21,6 +22,7 @@ from experiments.tables.table import (
   _notes,
   beside,
   described,
+  print_tables,
   rows_beside,
   write_tables,
 )
@@ -160,3 +162,20 @@ def test_a_paper_without_tables_is_refused(tmp_path):
     "error: --papers=nobody must name some of"
     f" {', '.join(speedup_tables.PAPERS)}\n"
   )
+
+
+def test_words_stay_whole_on_a_narrow_terminal(capsys):
+  table = Table(
+    name="speeds",
+    title="Speeds",
+    rows=[],
+    paragraphs=[],
+    header=["method", "tokens a second", "remark"],
+    cells=[["streaming_diloco", "1,234,567", "incomprehensibilities"]],
+  )
+  for width, joined in ((80, True), (40, False)):
+    print_tables([table], Console(width=width, file=sys.stdout))
+    lines = capsys.readouterr().out.splitlines()
+    assert any("incomprehensibilities" in line for line in lines)
+    beside = any("tokens a second" in x and "remark" in x for x in lines)
+    assert beside == joined

@@ -28,6 +28,13 @@ def _write(workdir, **changes):
   metrics.write_run_record(workdir, **(fields | changes))
 
 
+def test_a_record_says_what_is_timed_if_there_is_a_clock(tmp_path):
+  for clock, expected in (("cluster 1gbit", "cluster 1gbit"), ("", None)):
+    _write(tmp_path, clock=clock)
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record.get("clock") == expected
+
+
 def test_the_record_holds_the_config_and_what_ran_it(tmp_path):
   _write(tmp_path / "runs/a")
   config = json.loads((tmp_path / "runs/a/config.json").read_text())

@@ -3,6 +3,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -193,11 +194,30 @@ def test_simulated_time_comes_first_if_all_runs_have_a_clock(
     "diloco": _with_clock(other, 0.1),
   }
   first = comparison_figure(clocks).axes[0]
-  assert first.get_xlabel() == "simulated time on the given cluster (min)"
+  assert first.get_xlabel() == "simulated time (min):\nthe given cluster"
   assert _x(first, "diloco")[-1] == pytest.approx(1)  # 600 steps of 0.1 s.
   assert _x(first, "allreduce")[-1] == pytest.approx(5)
   mixed = comparison_figure({**clocks, "diloco": other})
   assert [len(mixed.axes), len(comparison_figure(clocks).axes)] == [2, 3]
+
+
+def test_the_picture_says_whose_time_it_is(write_run, tmp_path):
+  run = _with_clock(load_run(write_run(tmp_path / "a")), 0.5)
+  record = run.record | {"clock": "cluster 1gbit"}
+  run = dataclasses.replace(run, record=record)
+  label = comparison_figure({"diloco": run}).axes[0].get_xlabel()
+  assert label == "simulated time (min):\ncluster 1gbit"
+
+
+def test_a_title_says_if_one_run_saw_fewer_tokens(write_run, tmp_path):
+  base = load_run(write_run(tmp_path / "a", method="allreduce"))
+  short = load_run(write_run(tmp_path / "b"))
+  short = dataclasses.replace(
+    short, rounds=short.rounds[:-1], evaluations=short.evaluations[:-1]
+  )
+  figure = comparison_figure({"allreduce": base, "diloco": short})
+  title = figure.get_suptitle().replace("\n", " ")
+  assert re.search(r"after \S+ [kM] tokens instead of \S+ [kM] tokens$", title)
 
 
 def test_at_most_six_of_many_runs_are_in_front(write_run, tmp_path):

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 
 from dilocox_jax.report import style
@@ -51,3 +53,11 @@ def test_a_band_reaches_from_low_to_high():
   draw_curves(ax, [curve], ["a"], "a")
   vertices = np.asarray(ax.collections[0].get_paths()[0].vertices)
   assert (vertices[:, 1].min(), vertices[:, 1].max()) == (0.5, 2.0)
+
+
+def test_markers_of_a_long_curve_stay_apart_and_its_end_has_one():
+  _, (ax,) = style.frame(1, "title")
+  steps = list(range(500))
+  draw_curves(ax, [Curve("long", steps, steps)], ["long"], baseline="")
+  marked: Any = ax.get_lines()[0].get_markevery()
+  assert 499 in marked and 10 < len(marked) <= 20

@@ -65,3 +65,11 @@ def test_the_legend_names_every_line():
   style.legend(figure, ax, 4)
   (legend,) = figure.legends
   assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]
+
+
+@pytest.mark.parametrize("panels, most", [(1, 90), (3, 60)])
+def test_a_long_line_above_a_panel_is_wrapped(panels, most):
+  _, axes = style.frame(panels, "title", (4.8 * panels, 4.4))
+  style.caption(axes[0], "measured on a machine with a long name; " * 4)
+  lines = axes[0].get_title(loc="left").splitlines()
+  assert len(lines) > 1 and max(map(len, lines)) < most

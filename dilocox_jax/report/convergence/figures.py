@@ -23,7 +23,12 @@ from dilocox_jax.report.convergence.comparison import (
   Point,
   mean_seconds_to,
 )
-from dilocox_jax.report.curves import Curve, choose_front, draw_curves
+from dilocox_jax.report.curves import (
+  MAX_FRONT,
+  Curve,
+  choose_front,
+  draw_curves,
+)
 from dilocox_jax.report.labels import PointLabel, place_labels
 from dilocox_jax.report.spread import cheapest, pareto_front
 
@@ -214,12 +219,13 @@ def _view(found: Comparison, clock: str = "") -> _View:
   above = [name for name in ends if name not in seen]
   # A sweep may list families. On the clock 1gbit, "ours" means ours_1gbit;
   # without a clock it means the first method of that family.
-  # The title speaks of the first of all, so it is in front too.
-  first = _first(found, clock)
-  priority = [first.name] if first and first.name in seen else []
+  priority = []
   for name in found.front:
     members = [e.name for e in shown if name in (e.name, e.family)]
     priority += [member for member in members if member in seen][:1]
+  # The title speaks of the one that is first, so it is in front too.
+  if (first := _first(found, clock)) and first.name in seen:
+    priority.insert(MAX_FRONT - 2, first.name)
   front = choose_front(seen, found.baseline, priority)
   return _View(shown, low, top, above, front, max(losses) > top)
 

@@ -2,6 +2,7 @@ import math
 import os
 import pathlib
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -157,6 +158,42 @@ def test_a_full_link_goes_on_when_it_becomes_slower():
     for process in started:
       process.kill()
       process.wait()
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_small_message_does_not_wait_behind_the_data_of_others(is_shared):
+  """In one queue it would wait up to 50 ms."""
+  own, shared = NodeLink(20e6, 20e6), [Uplink((0, 1), NodeLink(20e6, 20e6))]
+  links = Links([own] * 4)
+  if is_shared:
+    links = Links([None, None, own, own], shared)
+  sender = 1 if is_shared else 0  # The node that fills the link of node 0.
+  with throttled_network.throttled_network(links) as network:
+    ends = (2, [_SINK]), (sender, [_SOURCE, network.addresses[2]])
+    started = [
+      subprocess.Popen(
+        network.command(node, [sys.executable, "-c", *arguments])
+      )
+      for node, arguments in ends
+    ]
+    time.sleep(1.0)
+    assert min(pings(network, sender, 2)) > 0.01  # The link is full.
+    assert statistics.median(pings(network, 0, 3)) < 0.01
+    for process in started:
+      process.kill()
+      process.wait()
+
+
+def test_queues_become_shorter_with_a_slower_link():
+  with throttled_network.throttled_network(Links([SLOW] * 3)) as network:
+    network.throttle(0, NodeLink(8e6, 16e6))
+    shown = subprocess.run(
+      network.command(0, "tc qdisc show dev wan".split()),
+      capture_output=True,
+      text=True,
+      check=True,
+    ).stdout
+  assert shown.count("qdisc bfifo") == shown.count("limit 50000b") == 2
 
 
 def carriers(network):

@@ -126,6 +126,8 @@ def test_many_lines_give_way_to_their_mean():
   *pale, mean = figure.axes[0].lines
   assert len(pale) == 9
   assert mean.get_label() == "mean of 9 lines"
+  title = figure.get_suptitle().replace("\n", " ")
+  assert title == "rank = 0.1 ends lowest: 2.5000 in the mean of 9 lines"
   np.testing.assert_allclose(np.asarray(mean.get_ydata()), [2.5, 2.6])
 
 

@@ -85,6 +85,20 @@ def test_a_family_in_front_is_the_method_of_the_clock():
   assert shown[1] == "ours_near" and "ours_large" not in shown
 
 
+def test_the_method_of_the_title_is_in_front():
+  names = [f"slow{n}" for n in range(6)]
+  entries = [convergences.entry("allreduce", 1.0, 1.0)]
+  entries += [convergences.entry(name, 1.19, 1.19) for name in names]
+  entries += [convergences.entry("quick", 1.05, 1.05)]
+  found = convergences.comparison(
+    entries=entries, front=tuple(names), target_loss=1.2
+  )
+  figure = figures.loss_by_time(found, "large")
+  first = figures._first(found, "large")
+  assert first and first.name == "quick"
+  assert "quick" in figure.get_suptitle() and "quick" in in_front(figure)
+
+
 def test_titles_state_what_the_numbers_say():
   found = convergences.comparison(target_loss=1.2)
   titles = {name: draw(found).get_suptitle() for name, draw in DRAW.items()}
