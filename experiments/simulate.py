@@ -11,6 +11,9 @@ over its first steps. The page says how far they agree. With --run=RUNDIR the
 recorded rounds and bytes of a finished run are timed instead.
 """
 
+import re
+import sys
+
 from absl import flags
 
 from experiments.runtime import command_line
@@ -85,10 +88,7 @@ def main(values: flags.FlagValues) -> None:
       _pipeline(values),
     )
     if values.run:
-      if values["config"].present:
-        raise command_line.UsageError(
-          "--run times a run with its own config: leave out --config"
-        )
+      _refuse_beside_run(values)
       timed, cluster = run.time_run(values.run, values.cluster, options)
       workdir = command_line.writable(values.workdir)
       run.report_recorded(timed, cluster, workdir)
@@ -98,11 +98,21 @@ def main(values: flags.FlagValues) -> None:
   page.report_simulation(simulated, command_line.writable(values.workdir))
 
 
+def _refuse_beside_run(values: flags.FlagValues) -> None:
+  """Refuses flags that say what the finished run itself says."""
+  without = ("engine_steps", False, "to simulate a config, without --run")
+  command_line.refuse_unused(values, [without])
+  if any(re.match(r"--?(no)?config\b", each) for each in sys.argv[1:]):
+    raise command_line.UsageError(
+      "--run times a run with its own config: leave out --config"
+    )
+
+
 def _pipeline(values: flags.FlagValues):
   """Returns the pipeline that the flags ask for; None: that of the config."""
   from dilocox_jax.plan.pipeline.timeline import Pipeline
 
-  is_given, needed = values.pipeline != "none", "--pipeline, e.g. 1f1b"
+  is_given, needed = values.pipeline != "none", "--pipeline, e.g. =1f1b"
   names = ("stages", "micro_batches", "chunks")
   command_line.refuse_unused(values, [(n, is_given, needed) for n in names])
   if not is_given:

@@ -55,7 +55,7 @@ class ClusterClock:
     if timed:
       self._name += f" {timed.model.shape}"
       count = parameter_count(timed.model.shape)
-      self.description += f", as a model of {count / 1e9:.3g} B parameters"
+      self.description += f", for a model of {count / 1e9:.3g} B parameters"
     self._asked_for = cluster
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:

@@ -9,7 +9,6 @@ come from the rows of the runs.
 import itertools
 import math
 import pathlib
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +29,6 @@ from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.report.spread import cheapest
 
 _TIME = "simulated time"
-_LINE_CHARACTERS = 50  # Characters that fit below a panel.
 _WIDE = 20  # Ratio of two times from which their axis is logarithmic.
 # Values of a run that the data hold.
 _NUMBERS = (
@@ -115,8 +113,8 @@ def _comparison_title(runs: Mapping[str, LoadedRun], baseline: str) -> str:
     times = (units.human_time(max(r.simulated_s.values())) for r in (run, base))
     title += ", in {} of simulated time instead of {}".format(*times)
   title += f"; its loss is {units.human_comparison(gap)}"
-  if run.tokens != base.tokens:
-    seen = [units.human_tokens(each.tokens) for each in (run, base)]
+  seen = [units.human_tokens(each.tokens) for each in (run, base)]
+  if len(set(seen)) > 1:
     title += " after {} instead of {}".format(*seen)
   return title
 
@@ -140,11 +138,8 @@ def comparison_figure(runs: Mapping[str, LoadedRun]) -> Figure:
   front = choose_front(losses, baseline, [_cheapest(runs, baseline)])
   for ax, (field, kind) in zip(axes, panels.items(), strict=True):
     values = {k: _values(run, field) for k, run in runs.items()}
-    divisor = _label_axis(ax, field, itertools.chain(*values.values()))
-    if field == "simulated_s":
-      clocks = dict.fromkeys(run.clock for run in runs.values())
-      what = textwrap.fill(" and ".join(clocks), _LINE_CHARACTERS)
-      ax.set_xlabel(f"{ax.get_xlabel()}:\n{what}")
+    clocks = [run.clock for run in runs.values()]
+    divisor = _label_axis(ax, field, itertools.chain(*values.values()), clocks)
     if field == "simulated_s" and _differ_widely(values.values()):
       style.log_axis(ax, (1, 3), "{:,g}".format)
     curves = [
@@ -180,7 +175,10 @@ def _differ_widely(values: Iterable[list[tuple[float, float]]]) -> bool:
 
 
 def _label_axis(
-  ax: Axes, field: str, pairs: Iterable[tuple[float, float]]
+  ax: Axes,
+  field: str,
+  pairs: Iterable[tuple[float, float]],
+  clocks: Sequence[str],
 ) -> float:
   """Labels the horizontal axis; returns the divisor of its unit."""
   costs = [cost for cost, loss in pairs if math.isfinite(loss)]
@@ -193,7 +191,7 @@ def _label_axis(
     ax.set_xlabel(f"{unit}, all replicas")
   else:
     divisor, unit = units.time_unit(largest)
-    ax.set_xlabel(f"simulated time ({unit})")
+    style.time_axis(ax, unit, clocks)
   return divisor
 
 

@@ -204,8 +204,8 @@ def time_figure(run: LoadedRun) -> Figure | None:
     label="validation, outer parameters",
   )
   kind = "loss measured, time derived (simulated)"
-  across = f"simulated time ({unit}): {run.clock}"
-  style.label(ax, kind, across, _LOSS_AXIS)
+  style.label(ax, kind, "", _LOSS_AXIS)
+  style.time_axis(ax, unit, [run.clock])
   style.legend(figure, ax, 1)
   return figure
 

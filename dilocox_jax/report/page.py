@@ -44,7 +44,7 @@ _FIGURES: dict[str, tuple[Callable[[LoadedRun], Any], str]] = {
   "hours": (
     figures.time_figure,
     "Validation loss (measured) against the time that the run would take on"
-    " the given cluster (derived).",
+    " the cluster that the axis names (simulated).",
   ),
   "ranks": (
     figures.rank_figure,

@@ -216,7 +216,7 @@ class Trainer:
     if self.clock:
       seconds = clock_at_end_s(self.clock, plan, traffic, self.progress.step)
       logging.getLogger(__name__).info(
-        "simulated time on the given cluster: %.3g h", seconds / 3600
+        "simulated time: %.3g h, %s", seconds / 3600, self.clock.description
       )
 
   def _train(self, state: TrainingState) -> TrainingState:

@@ -20,6 +20,7 @@ import logging
 import os
 import pathlib
 import re
+import select
 import shlex
 import signal
 import sys
@@ -110,6 +111,15 @@ def main(
     print_error(error)
     sys.exit(1)
   except BrokenPipeError:
+    _leave_closed_output()
+    raise
+
+
+def _leave_closed_output() -> None:
+  """Ends the program if whoever read its output has gone."""
+  output = select.poll()
+  output.register(sys.stdout, 0)
+  if any(event & select.POLLERR for _, event in output.poll(0)):
     # Python would try once more to write what is left, and print a traceback.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(PIPE_CLOSED)
@@ -138,14 +148,14 @@ def refuse_unused(
 
   Args:
     values: The flags.
-    uses: Name of each flag, whether it is read, and which flag it needs.
+    uses: Name of each flag, whether it is read, and what it needs for that.
 
   Raises:
     UsageError: If a flag was given and is not read.
   """
   for name, is_read, needed in uses:
     if values[name].present and not is_read:
-      raise UsageError(f"--{name} means nothing without {needed}: leave it out")
+      raise UsageError(f"--{name} needs {needed}: else nothing reads it")
 
 
 def own_command() -> str:
@@ -176,8 +186,9 @@ def _parse(
     _check_config_file()
     arguments = flags.FLAGS(["--help" if a == "-h" else a for a in sys.argv])
   except SystemExit:  # absl exits with an error code after it has printed help.
+    sys.stdout.flush()
     sys.exit(0)
-  except UsageError:
+  except (UsageError, BrokenPipeError):
     raise
   except Exception as error:  # A config file is code and may raise anything.
     _check_overrides(check_field)

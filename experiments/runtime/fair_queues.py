@@ -8,57 +8,59 @@ already does:
 
     tbf 1:  the link's rate
       htb 2:  queue 2:1 (node 0 to node 1), queue 2:2 (node 0 to node 2), ...
+
+The functions return lines for `tc -batch`.
 """
 
 from collections.abc import Sequence
 
-from experiments.runtime.namespaces import Namespaces
-
 Pair = tuple[str, str]  # Address of the sender and of the receiver.
 _NO_LIMIT = "30gbit"  # Far above any rate that the kernel's `tbf` lets pass.
 _TURN_BYTES = 15_000  # What a queue may send in its turn: a large packet.
+# A queue has a small rate of its own, and borrows the rest in turn. What it
+# saved of its own rate goes first, so it may save one turn and no more.
+_OWN = f"rate 1mbit burst {_TURN_BYTES}b"
 
 
-def make_queues(
-  root: Namespaces, space: str, device: str, pairs: Sequence[Pair]
-) -> None:
-  """Gives every pair a queue on a device that `tbf` throttles as 1:.
+def queue_lines(device: str, pairs: Sequence[Pair]) -> list[str]:
+  """Returns what gives every pair a queue on a device.
 
   Args:
-    root: Runs commands in namespaces.
-    space: Host name of the namespace.
-    device: The device that sends.
+    device: The device that sends; `tbf` throttles it as 1:.
     pairs: Nodes whose packets leave by this device.
   """
-  most = f"ceil {_NO_LIMIT} burst 1m cburst 1m"
-  _tc(root, space, "qdisc", device, "parent 1:1 handle 2: htb")
-  whole = f"parent 2: classid 2:ffff htb rate {_NO_LIMIT} {most}"
-  _tc(root, space, "class", device, whole)
-  for number, (sender, receiver) in enumerate(pairs, start=1):
-    # A small guaranteed rate: the rest is borrowed, in turn.
-    handle = f"2:{number:x}"
-    own = f"parent 2:ffff classid {handle} htb rate 1mbit {most}"
-    _tc(root, space, "class", device, f"{own} quantum {_TURN_BYTES}")
-    ends = f"match ip src {sender} match ip dst {receiver}"
-    rule = f"protocol ip parent 2: prio {number} u32 {ends} flowid {handle}"
-    _tc(root, space, "filter", device, rule)
+  most = f"ceil {_NO_LIMIT} cburst 1m"
+  lines = [
+    f"qdisc replace dev {device} parent 1:1 handle 2: htb",
+    f"class replace dev {device} parent 2: classid 2:ffff htb "
+    f"rate {_NO_LIMIT} burst 1m {most}",
+  ]
+  for handle, (sender, receiver) in zip(
+    queue_handles(len(pairs)), pairs, strict=True
+  ):
+    lines += [
+      f"class replace dev {device} parent 2:ffff classid {handle} htb "
+      f"{_OWN} {most} quantum {_TURN_BYTES}",
+      f"filter add dev {device} protocol ip parent 2: prio 1 u32 "
+      f"match ip src {sender} match ip dst {receiver} flowid {handle}",
+    ]
+  return lines
 
 
-def limit_queues(
-  root: Namespaces, space: str, device: str, count: int, limit_bytes: int
-) -> None:
-  """Sets how much each of a device's queues holds; what comes then is dropped.
+def limit_lines(device: str, count: int, limit_bytes: int) -> list[str]:
+  """Returns what limits how much each queue of a device holds.
+
+  What comes to a full queue is dropped.
 
   Args:
-    root: Runs commands in namespaces.
-    space: Host name of the namespace.
     device: The device that sends.
     count: Number of pairs.
     limit_bytes: Bytes that a queue holds.
   """
-  for queue in queue_handles(count):
-    words = f"parent {queue} bfifo limit {limit_bytes}"
-    _tc(root, space, "qdisc", device, words)
+  return [
+    f"qdisc replace dev {device} parent {queue} bfifo limit {limit_bytes}"
+    for queue in queue_handles(count)
+  ]
 
 
 def queue_handles(count: int) -> list[str]:
@@ -66,9 +68,3 @@ def queue_handles(count: int) -> list[str]:
   if count == 1:
     return ["1:1"]
   return [f"2:{number:x}" for number in range(1, count + 1)]
-
-
-def _tc(
-  root: Namespaces, space: str, kind: str, device: str, words: str
-) -> None:
-  root.run(space, "tc", kind, "replace", "dev", device, *words.split())

@@ -134,14 +134,27 @@ class Namespaces:
     enter = ["nsenter", target, *self._enter, "--net", "--uts"]
     return [*enter, *_DIES_WITH_PARENT, *command]
 
-  def run(self, name: str, *command: str) -> None:
+  def tc(self, name: str, lines: Sequence[str]) -> None:
+    """Runs lines of tc in a namespace, in one process.
+
+    Raises:
+      UsageError: If one fails.
+    """
+    self.run(name, "tc", "-batch", "-", stdin="\n".join(lines) + "\n")
+
+  def run(self, name: str, *command: str, stdin: str = "") -> None:
     """Runs a command in a namespace to its end.
+
+    Args:
+      name: Host name of the namespace.
+      *command: The program and its arguments.
+      stdin: What it reads.
 
     Raises:
       UsageError: If it fails.
     """
     found = subprocess.run(
-      self.inside(name, command), capture_output=True, text=True
+      self.inside(name, command), input=stdin, capture_output=True, text=True
     )
     if found.returncode:
       raise UsageError(

@@ -40,9 +40,9 @@ from dilocox_jax.distributed import link_counter
 from experiments.runtime.command_line import UsageError
 from experiments.runtime.fair_queues import (
   Pair,
-  limit_queues,
-  make_queues,
+  limit_lines,
   queue_handles,
+  queue_lines,
 )
 from experiments.runtime.namespaces import INTERFACE, SWITCH, Namespaces
 
@@ -133,6 +133,8 @@ class ThrottledNetwork:
     """
     self.addresses = [f"10.77.0.{number + 1}" for number in range(num_nodes)]
     self._root = root
+    # Namespaces and devices whose queues delay or lose packets.
+    self._delayed: set[tuple[str, str]] = set()
 
   def command(self, node: int, command: Sequence[str]) -> list[str]:
     """Returns the command line that runs a command on a node.
@@ -145,8 +147,38 @@ class ThrottledNetwork:
 
   def throttle(self, node: int, link: NodeLink) -> None:
     """Sets the rates of a node's own link, also while it is in use."""
-    queues = len(self.pairs([node]))
-    _throttle(self._root, self.addresses[node], f"port{node}", link, queues)
+    count = len(self.pairs([node]))
+    self._throttle(self.addresses[node], f"port{node}", link, count)
+
+  def share(self, name: str, port: str, link: NodeLink, pairs: Sequence[Pair]):
+    """Throttles a new link, and shares it evenly between the pairs of nodes.
+
+    Args:
+      name: Host name of the namespace at its end.
+      port: The switch's end.
+      link: The rates.
+      pairs: Who sends to whom from that end.
+    """
+    self._throttle(name, port, link, 1)
+    if len(pairs) > 1:
+      back = [(receiver, sender) for sender, receiver in pairs]
+      self._root.tc(name, queue_lines(INTERFACE, pairs))
+      self._root.tc(SWITCH, queue_lines(port, back))
+      self._throttle(name, port, link, len(pairs))
+
+  def _throttle(self, name: str, port: str, link: NodeLink, count: int) -> None:
+    """Sets the rates of a link on which so many pairs have a queue."""
+    for space, device, bit_per_s, _ in _directions(name, port, link):
+      burst = max(_LEAST_BURST_BYTES, round(bit_per_s / 8 * _BURST_S))
+      lines = [
+        f"qdisc replace dev {device} root handle 1: tbf rate "
+        f"{round(bit_per_s)}bit burst {burst} latency {_QUEUE_S * 1e6:.0f}us"
+      ]
+      # A queue that delays packets holds as many as are under way.
+      if count > 1 and (space, device) not in self._delayed:
+        held = round(bit_per_s / 8 * _QUEUE_S)
+        lines += limit_lines(device, count, held)
+      self._root.tc(space, lines)
 
   def pairs(self, nodes: Sequence[int]) -> list[Pair]:
     """Returns who sends to whom from some nodes to all others."""
@@ -157,12 +189,29 @@ class ThrottledNetwork:
   def impair(self, links: Links) -> None:
     """Adds delays and losses to links that are throttled already."""
     for number, (nodes, link) in enumerate(links.uplinks):
-      site, queues = f"site{number}", len(self.pairs(nodes))
-      _impair(self._root, site, site, link, queues)
+      self._impair(f"site{number}", f"site{number}", link, nodes)
     for node, link in enumerate(links.nodes):
       if link:
-        name, queues = self.addresses[node], len(self.pairs([node]))
-        _impair(self._root, name, f"port{node}", link, queues)
+        self._impair(self.addresses[node], f"port{node}", link, [node])
+
+  def _impair(
+    self, name: str, port: str, link: NodeLink, nodes: Sequence[int]
+  ) -> None:
+    """Adds the delay and the loss of a link, in each of its queues."""
+    if port in self._root.carriers:
+      self._root.tell(port, link.rtt_s / 2, link.loss)
+      return
+    for space, device, _, delay_s in _directions(name, port, link):
+      if delay_s or link.loss:
+        self._delayed.add((space, device))
+        words = _netem(delay_s, link.loss)
+        self._root.tc(
+          space,
+          [
+            f"qdisc replace dev {device} parent {queue} {words}"
+            for queue in queue_handles(len(self.pairs(nodes)))
+          ],
+        )
 
   def sent_bytes(self, node: int) -> int:
     """Returns the bytes that a node has sent so far, headers included."""
@@ -201,7 +250,7 @@ def throttled_network(links: Links) -> Iterator[ThrottledNetwork]:
       root.bridge(site)
       _connect(root, SWITCH, site, site, link)
       root.run(site, *f"ip link set {INTERFACE} master bridge up".split())
-      _share(root, site, site, link, network.pairs(nodes))
+      network.share(site, site, link, network.pairs(nodes))
       switches |= dict.fromkeys(nodes, site)
     for number, link in enumerate(links.nodes):
       address, port = network.addresses[number], f"port{number}"
@@ -215,7 +264,7 @@ def throttled_network(links: Links) -> Iterator[ThrottledNetwork]:
       ):
         root.run(address, *command.split())
       if link:
-        _share(root, address, port, link, network.pairs([number]))
+        network.share(address, port, link, network.pairs([number]))
     yield network
 
 
@@ -243,75 +292,19 @@ def _connect(
       root.run(space, *size.split())
 
 
-def _share(
-  root: Namespaces,
-  name: str,
-  port: str,
-  link: NodeLink,
-  pairs: Sequence[Pair],
-) -> None:
-  """Throttles a link, and shares it evenly between the pairs of nodes."""
-  _throttle(root, name, port, link)
-  if len(pairs) > 1:
-    back = [(receiver, sender) for sender, receiver in pairs]
-    make_queues(root, name, INTERFACE, pairs)
-    make_queues(root, SWITCH, port, back)
-    _throttle(root, name, port, link, len(pairs))
+def _directions(
+  name: str, port: str, link: NodeLink
+) -> Iterator[tuple[str, str, float, float]]:
+  """Yields namespace, device, rate and delay of what sends into a link."""
+  yield name, INTERFACE, link.up_bit_per_s, link.rtt_s / 2
+  yield SWITCH, port, link.down_bit_per_s, 0.0
 
 
-def _throttle(
-  root: Namespaces, name: str, port: str, link: NodeLink, num_pairs: int = 1
-) -> None:
-  """Throttles the link between a namespace and its port of the switch.
-
-  Args:
-    root: Runs commands in namespaces.
-    name: Host name of the namespace.
-    port: The switch's end of the link.
-    link: The rates.
-    num_pairs: Pairs of nodes that have a queue of their own (`make_queues`).
-  """
-  directions = (
-    (name, INTERFACE, link.up_bit_per_s),
-    (SWITCH, port, link.down_bit_per_s),
-  )
-  for space, device, bit_per_s in directions:
-    burst = max(_LEAST_BURST_BYTES, round(bit_per_s / 8 * _BURST_S))
-    rate = ("rate", f"{round(bit_per_s)}bit", "burst", str(burst))
-    root.run(
-      space,
-      *("tc", "qdisc", "replace", "dev", device, "root", "handle", "1:"),
-      *("tbf", *rate, "latency", f"{_QUEUE_S * 1e6:.0f}us"),
-    )
-    # Queues that delay packets hold as many as are under way (`_impair`).
-    if num_pairs > 1 and not (link.rtt_s or link.loss):
-      held = round(bit_per_s / 8 * _QUEUE_S)
-      limit_queues(root, space, device, num_pairs, held)
-
-
-def _impair(
-  root: Namespaces, name: str, port: str, link: NodeLink, num_pairs: int
-) -> None:
-  """Adds the delay and the loss of a throttled link, in each of its queues."""
-  if port in root.carriers:
-    root.tell(port, link.rtt_s / 2, link.loss)
-    return
-  directions = (
-    (name, INTERFACE, link.rtt_s / 2),
-    (SWITCH, port, 0.0),
-  )
-  for space, device, delay_s in directions:
-    if delay_s or link.loss:
-      for queue in queue_handles(num_pairs):
-        command = ("tc", "qdisc", "replace", "dev", device, "parent", queue)
-        root.run(space, *command, *_netem(delay_s, link.loss))
-
-
-def _netem(delay_s: float, loss: float) -> list[str]:
+def _netem(delay_s: float, loss: float) -> str:
   """Returns the words for tc that delay and lose packets."""
-  words = ["netem", "limit", str(_NETEM_PACKETS)]
+  words = f"netem limit {_NETEM_PACKETS}"
   if delay_s:
-    words += ["delay", f"{delay_s * 1e6:.0f}us"]
+    words += f" delay {delay_s * 1e6:.0f}us"
   if loss:
-    words += ["loss", f"{loss:.6%}"]
+    words += f" loss {loss:.6%}"
   return words

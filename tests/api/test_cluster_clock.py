@@ -65,7 +65,7 @@ def test_a_clock_says_what_it_times():
   other = ClusterClock(config, "100mbit", OPTIONS, larger)
   assert own.description == "cluster 100mbit"
   assert re.fullmatch(
-    r"cluster 100mbit, as a model of \S+ B parameters", other.description
+    r"cluster 100mbit, for a model of \S+ B parameters", other.description
   )
 
 

@@ -235,22 +235,32 @@ VOID = {
   "size of a tokenizer that is not trained": (
     "prepare_data",
     ["--glob=*.txt", "--vocab_size=400"],
-    "--vocab_size means nothing without --tokenizer=bpe",
+    "--vocab_size needs --tokenizer=bpe",
   ),
   "seed of nothing": (
     "prepare_data",
     ["--glob=*.txt", "--seed=3"],
-    "--seed means nothing without --shuffle_buffer",
+    "--seed needs --shuffle_buffer",
   ),
   "stages without a schedule": (
     "simulate",
     ["--stages=2"],
-    "--stages means nothing without --pipeline",
+    "--stages needs --pipeline, e.g. =1f1b",
   ),
   "config beside a run": (
     "simulate",
     ["--run=nowhere", CONFIG.format("diloco")],
     "leave out --config",
+  ),
+  "field beside a run": (
+    "simulate",
+    ["--run=nowhere", "--config.sync.sync_interval=7"],
+    "leave out --config",
+  ),
+  "steps of an engine that does not run": (
+    "simulate",
+    ["--run=nowhere", "--engine_steps=7"],
+    "--engine_steps needs to simulate a config, without --run",
   ),
 }
 
@@ -278,11 +288,12 @@ def test_a_cluster_of_another_size_says_what_to_set(tmp_path):
   assert "set mesh.num_replicas=" in done.stderr
 
 
-def test_a_reader_that_leaves_ends_a_program_without_a_traceback():
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_a_reader_that_leaves_ends_a_program_without_a_traceback(arguments):
   code = "from experiments.runtime import command_line\n"
   code += "command_line.main(lambda _: print('x' * 10**6), lambda: None)"
   with subprocess.Popen(
-    [sys.executable, "-c", code],
+    [sys.executable, "-c", code, *arguments],
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
   ) as process:
@@ -290,6 +301,16 @@ def test_a_reader_that_leaves_ends_a_program_without_a_traceback():
     process.stdout.close()
     assert process.stderr.read() == b""
   assert process.returncode == 141
+
+
+def test_another_pipe_that_breaks_is_no_closed_output():
+  code = "from experiments.runtime import command_line\n"
+  code += "def fail(_): raise BrokenPipeError('a carrier')\n"
+  code += "command_line.main(fail, lambda: None)"
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=False
+  )
+  assert done.returncode == 1 and "a carrier" in done.stderr
 
 
 def test_short_help_is_help():

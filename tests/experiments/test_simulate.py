@@ -60,7 +60,7 @@ def test_a_config_and_a_cluster_make_a_page_and_a_trace(tmp_path):
     (["--cluster=1gbot"], "unknown cluster preset '1gbot'"),
     (["--cluster=nowhere.json"], "nowhere.json"),
     (["--config.mesh.num_replicas=0"], "num_replicas"),
-    (["--stages=4"], "--stages means nothing without --pipeline"),
+    (["--stages=4"], "--stages needs --pipeline"),
     (
       ["--pipeline=1f1b", "--stages=99", "--micro_batches=4"],
       "num_stages=99 must be at most the 8 devices",

@@ -65,7 +65,7 @@ def test_a_run_with_a_cluster_says_how_long_it_would_take(tmp_path):
     "--step_s=300",
   )
   assert done.returncode == 0, done.stderr
-  assert "simulated time on the given cluster: 1 h" in done.stderr
+  assert "simulated time: 1 h, cluster " in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_simulated_time_comes_first_if_all_runs_have_a_clock(
     "diloco": _with_clock(other, 0.1),
   }
   first = comparison_figure(clocks).axes[0]
-  assert first.get_xlabel() == "simulated time (min):\nthe given cluster"
+  assert first.get_xlabel() == "simulated time (min)\nthe given cluster"
   assert _x(first, "diloco")[-1] == pytest.approx(1)  # 600 steps of 0.1 s.
   assert _x(first, "allreduce")[-1] == pytest.approx(5)
   mixed = comparison_figure({**clocks, "diloco": other})
@@ -206,7 +206,7 @@ def test_the_picture_says_whose_time_it_is(write_run, tmp_path):
   record = run.record | {"clock": "cluster 1gbit"}
   run = dataclasses.replace(run, record=record)
   label = comparison_figure({"diloco": run}).axes[0].get_xlabel()
-  assert label == "simulated time (min):\ncluster 1gbit"
+  assert label == "simulated time (min)\ncluster 1gbit"
 
 
 def test_a_title_says_if_one_run_saw_fewer_tokens(write_run, tmp_path):

@@ -185,7 +185,7 @@ def test_the_figure_shows_loss_against_the_time_of_the_clock(
   np.testing.assert_allclose(
     np.asarray(line.get_ydata()), [e.outer_loss for e in run.evaluations]
   )
-  assert ax.get_xlabel() == f"simulated time ({unit}): the given cluster"
+  assert ax.get_xlabel() == f"simulated time ({unit})\nthe given cluster"
   assert f"{run.validation_loss:.4f}" in figure.get_suptitle()
 
 

@@ -189,9 +189,8 @@ def _time_title(found: Comparison, clock: str) -> str:
   if not base or not first:
     return f"Validation loss in simulated time on '{clock}'"
   base_s = mean_seconds_to(base, clock, target)
-  name, first_s = first.family, mean_seconds_to(first, clock, target)
-  first = units.human_time(first_s)
-  title = f"On '{clock}' {name} reaches loss {target:g} in {first}"
+  soonest = units.human_time(mean_seconds_to(first, clock, target))
+  title = f"On '{clock}' {first.family} reaches loss {target:g} in {soonest}"
   if math.isfinite(base_s):
     title += f", {base.name} in {units.human_time(base_s)}"
   return title

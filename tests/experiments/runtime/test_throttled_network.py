@@ -163,7 +163,8 @@ def test_a_full_link_goes_on_when_it_becomes_slower():
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_small_message_does_not_wait_behind_the_data_of_others(is_shared):
   """In one queue it would wait up to 50 ms."""
-  own, shared = NodeLink(20e6, 20e6), [Uplink((0, 1), NodeLink(20e6, 20e6))]
+  own = NodeLink(100e6, 100e6)
+  shared = [Uplink((0, 1), own)]
   links = Links([own] * 4)
   if is_shared:
     links = Links([None, None, own, own], shared)
@@ -176,12 +177,37 @@ def test_a_small_message_does_not_wait_behind_the_data_of_others(is_shared):
       )
       for node, arguments in ends
     ]
-    time.sleep(1.0)
-    assert min(pings(network, sender, 2)) > 0.01  # The link is full.
-    assert statistics.median(pings(network, 0, 3)) < 0.01
+    time.sleep(1.5)
+    full = statistics.median(pings(network, sender, 2))
+    beside = statistics.median(pings(network, 0, 3))
     for process in started:
       process.kill()
       process.wait()
+  assert full > 0.005 and beside < full / 2
+
+
+def test_a_flow_that_begins_has_no_more_than_its_share():
+  """Each gets half of the link at once, whoever rested before."""
+  links = Links([NodeLink(20e6, 20e6)] * 3)
+  with throttled_network.throttled_network(links) as network:
+    started = [
+      subprocess.Popen(network.command(node, [sys.executable, "-c", _SINK]))
+      for node in (1, 2)
+    ]
+    for receiver in (1, 2):
+      source = [sys.executable, "-c", _SOURCE, network.addresses[receiver]]
+      started.append(subprocess.Popen(network.command(0, source)))
+      while received_bytes(network, receiver) < 30_000:
+        time.sleep(0.01)
+      time.sleep(1.0 if receiver == 1 else 0.0)
+    before = [received_bytes(network, node) for node in (1, 2)]
+    time.sleep(0.3)
+    after = [received_bytes(network, node) for node in (1, 2)]
+    for process in started:
+      process.kill()
+      process.wait()
+  old, new = (b - a for a, b in zip(before, after, strict=True))
+  assert 0.3 < new / (old + new) < 0.7
 
 
 def test_queues_become_shorter_with_a_slower_link():
@@ -217,36 +243,48 @@ def test_packets_are_lost_with_or_without_the_kernels_netem():
   assert 0.65 < share < 0.75
 
 
-def received(network, node):
-  """Packets that a node has received."""
+def counted(network, node):
+  """Bytes and packets that a node has received."""
   table = pathlib.Path(f"/proc/{holders(network)[1 + node]}/net/dev")
   (line,) = [row for row in table.read_text().splitlines() if "wan:" in row]
-  return int(line.partition(":")[2].split()[1])
+  return [int(word) for word in line.partition(":")[2].split()[:2]]
+
+
+def received_bytes(network, node):
+  return counted(network, node)[0]
+
+
+def received(network, node):
+  return counted(network, node)[1]
 
 
 def test_netem_is_told_delay_and_loss_as_its_manual_says():
   # tc-netem(8): limit PACKETS, delay TIME, loss random PERCENT; "random" is the
   # default.
   assert throttled_network._netem(0.02, 0.001) == (
-    "netem limit 100000 delay 20000us loss 0.100000%".split()
+    "netem limit 100000 delay 20000us loss 0.100000%"
   )
-  assert throttled_network._netem(0.0, 1e-6)[-2:] == ["loss", "0.000100%"]
+  assert throttled_network._netem(0.0, 1e-6).endswith(" loss 0.000100%")
 
 
-def test_a_kernel_with_netem_gets_it_below_the_throttle(monkeypatch):
+@pytest.mark.parametrize("nodes, queues", [(2, ["1:1"]), (3, ["2:1", "2:2"])])
+def test_a_kernel_with_netem_gets_it_in_every_queue(nodes, queues, monkeypatch):
   told = []
-  with throttled_network.throttled_network(TWO) as network:
-    monkeypatch.setattr(
-      network._root, "run", lambda name, *words: told.append((name, *words))
+  with throttled_network.throttled_network(Links([SLOW] * nodes)) as network:
+    monkeypatch.setattr(network._root, "tc", lambda *each: told.append(each))
+    network.impair(
+      Links([NodeLink(1e7, 1e7, 0.04, 0.01), *[SLOW] * nodes][:nodes])
     )
-    network.impair(Links([NodeLink(1e7, 1e7, 0.04, 0.01), SLOW]))
-  below = (
-    "tc qdisc replace dev {} parent 1:1 netem limit 100000 {}loss 1.000000%"
-  )
-  assert [(name, " ".join(words)) for name, *words in told] == [
-    ("10.77.0.1", below.format("wan", "delay 20000us ")),
-    ("switch", below.format("port0", "")),
-  ]
+    below = "qdisc replace dev {} parent {} netem limit 100000 {}loss 1.000000%"
+    assert told == [
+      ("10.77.0.1", [below.format("wan", q, "delay 20000us ") for q in queues]),
+      ("switch", [below.format("port0", q, "") for q in queues]),
+    ]
+    told.clear()
+    network.throttle(0, SLOW)  # Another rate; the delay stays.
+    network.throttle(1, SLOW)
+  limits = [sum("bfifo" in line for line in lines) for _, lines in told]
+  assert limits == [0, 0] + 2 * [len(queues) if nodes > 2 else 0]
 
 
 def test_a_machine_without_both_ways_to_delay_says_so(monkeypatch):
