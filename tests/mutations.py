@@ -28,7 +28,7 @@ class Mutation:
 
   Attributes:
     name: What is broken.
-    path: File below the package.
+    path: File, relative to the package.
     old: Text that is there once.
     new: What takes its place.
     tests: Arguments of pytest, paths below `tests/` and expressions for -k.
@@ -521,6 +521,21 @@ MUTATIONS = (
       "if chosen is None and any(all_damages):",
       "if chosen is None and not all_damages:",
       "training/test_own_checkpoints.py -k two_processes",
+    ),
+    # Real links.
+    (
+      "a queue saves its turns while it rests",
+      "../experiments/runtime/fair_queues.py",
+      'burst {_TURN_BYTES}b"',
+      'burst 1m"',
+      "experiments/runtime/test_throttled_network.py -k begins",
+    ),
+    (
+      "an open link costs its bytes alone",
+      "../experiments/real_links/bandwidths.py",
+      "config, OPEN_BIT_PER_S, open_transport",
+      "config, OPEN_BIT_PER_S, transport",
+      "experiments/real_links/test_bandwidths.py",
     ),
   ),
 )

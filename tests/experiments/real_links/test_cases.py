@@ -1,4 +1,5 @@
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,6 +53,27 @@ def test_a_calibration_takes_each_kind_between_two_and_among_four(
     size = Collective(kind, 3 * MIB // 2)
     assert cases.predicted_s(cluster, transport, size) == pytest.approx(4.0)
     assert 0 < pair < more * 4
+
+
+def test_collectives_over_an_open_link_are_measured(monkeypatch, tmp_path):
+  throttled = []
+
+  @contextlib.contextmanager
+  def network(cluster):
+    yield SimpleNamespace(throttle=lambda *each: throttled.append(each))
+
+  monkeypatch.setattr(cases, "network_of", network)
+  monkeypatch.setattr(
+    cases,
+    "measure_collectives",
+    lambda _, given, *__: [(0.5, 1, 1)] * len(given),
+  )
+  transport = cases.calibrated_open(tmp_path)
+  assert [link.up_bit_per_s for _, link in throttled] == [1e10, 1e10]
+  pair = equal_cluster("10 Gbit/s", 2)
+  for kind, *_ in GLOO.factors:
+    whole = Collective(kind, 8 * MIB)
+    assert cases.predicted_s(pair, transport, whole) == pytest.approx(0.5)
 
 
 def test_a_shared_uplink_is_used_twice_by_a_bad_order_of_ranks():
