@@ -267,5 +267,5 @@ def test_a_name_that_is_neither_preset_nor_file_is_told_apart(tmp_path):
 def test_a_preset_takes_a_number_of_replicas_and_a_file_insists_on_its_own():
   assert load_cluster("1gbit", 5).num_replicas == 5
   assert load_cluster(str(EXAMPLE), 4).num_replicas == 4
-  with pytest.raises(ValueError, match="num_replicas=5 must be the 4 that are"):
+  with pytest.raises(ValueError, match="places 4 replicas, and the run has 5"):
     load_cluster(str(EXAMPLE), 5)
