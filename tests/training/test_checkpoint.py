@@ -1,9 +1,11 @@
 import contextlib
+import itertools
 import logging
 import pathlib
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from orbax.checkpoint._src.futures import future
 
 from dilocox_jax.distributed import processes
 from dilocox_jax.distributed.replicas import Replicas
@@ -68,6 +71,21 @@ def _restore(directory, template=_template):
     return checkpoints.restore(template)
   finally:
     checkpoints.close()
+
+
+def test_a_clock_that_jumps_by_a_day_in_a_save_ends_no_run(
+  tmp_path, monkeypatch
+):
+  calls = itertools.count()
+
+  def jumping():
+    return 1e9 + 86_400 * next(calls)  # It jumps whenever it is read.
+
+  monkeypatch.setattr(future, "time", SimpleNamespace(time=jumping))
+  checkpoints = Checkpoints(tmp_path / "checkpoints")
+  checkpoints.save(3, _state(3), RECORD)
+  checkpoints.close()
+  assert next(calls) > 1 and _restore(tmp_path / "checkpoints")
 
 
 def test_a_state_comes_back_bit_for_bit_with_its_record(directory):
