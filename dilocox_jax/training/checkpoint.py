@@ -34,8 +34,8 @@ FOLDER = "checkpoints"  # Name of the folder in a run directory.
 ARRAYS, RECORD = "arrays", "record"
 # Key of a record whose arrays are those of one process (`own_checkpoints`).
 PART = "part"
-# A week: Orbax measures it by the system's clock, which may jump by a day in the
-# midst of a save. Process 0 computes digests in this time, too.
+# A week: Orbax measures it by the system's clock, which may jump by a day in
+# the midst of a save. Process 0 computes digests in this time, too.
 _SAVE_TIMEOUT_S = 7 * 24 * 60 * 60
 _PARTIAL = ".orbax-checkpoint-tmp"  # Part of the folder's name during a save.
 # Orbax writes metadata, the record and whole disk blocks in addition to the
