@@ -526,8 +526,8 @@ MUTATIONS = (
     (
       "a queue saves its turns while it rests",
       "../experiments/runtime/fair_queues.py",
-      'burst {_TURN_BYTES}b"',
-      'burst 1m"',
+      "burst {_TURN_BYTES}b {_MOST}",
+      "burst 1m {_MOST}",
       "experiments/runtime/test_throttled_network.py -k begins",
     ),
     (

@@ -16,10 +16,8 @@ from collections.abc import Sequence
 
 Pair = tuple[str, str]  # Address of the sender and of the receiver.
 _NO_LIMIT = "30gbit"  # Far above any rate that the kernel's `tbf` lets pass.
+_MOST = f"ceil {_NO_LIMIT} cburst 1m"
 _TURN_BYTES = 15_000  # What a queue may send in its turn: a large packet.
-# A queue has a small rate of its own, and borrows the rest in turn. What it
-# saved of its own rate goes first, so it may save one turn and no more.
-_OWN = f"rate 1mbit burst {_TURN_BYTES}b"
 
 
 def queue_lines(device: str, pairs: Sequence[Pair]) -> list[str]:
@@ -29,22 +27,43 @@ def queue_lines(device: str, pairs: Sequence[Pair]) -> list[str]:
     device: The device that sends; `tbf` throttles it as 1:.
     pairs: Nodes whose packets leave by this device.
   """
-  most = f"ceil {_NO_LIMIT} cburst 1m"
   lines = [
     f"qdisc replace dev {device} parent 1:1 handle 2: htb",
     f"class replace dev {device} parent 2: classid 2:ffff htb "
-    f"rate {_NO_LIMIT} burst 1m {most}",
+    f"rate {_NO_LIMIT} burst 1m {_MOST}",
   ]
   for handle, (sender, receiver) in zip(
     queue_handles(len(pairs)), pairs, strict=True
   ):
     lines += [
-      f"class replace dev {device} parent 2:ffff classid {handle} htb "
-      f"{_OWN} {most} quantum {_TURN_BYTES}",
+      _class_line(device, handle, 1e6),
       f"filter add dev {device} protocol ip parent 2: prio 1 u32 "
       f"match ip src {sender} match ip dst {receiver} flowid {handle}",
     ]
   return lines
+
+
+def share_lines(device: str, count: int, bit_per_s: float) -> list[str]:
+  """Returns what gives each queue of a device its even share of the link.
+
+  A queue is served first until it has its share, and the rest is lent in turn.
+  So who sends little, such as a notice, never waits for who sends much.
+
+  Args:
+    device: The device that sends.
+    count: Number of pairs.
+    bit_per_s: Rate of the link.
+  """
+  share = bit_per_s / count
+  return [_class_line(device, each, share) for each in queue_handles(count)]
+
+
+def _class_line(device: str, handle: str, bit_per_s: float) -> str:
+  # What a queue has saved goes first, so it may save one turn and no more.
+  return (
+    f"class replace dev {device} parent 2:ffff classid {handle} htb rate "
+    f"{round(bit_per_s)}bit burst {_TURN_BYTES}b {_MOST} quantum {_TURN_BYTES}"
+  )
 
 
 def limit_lines(device: str, count: int, limit_bytes: int) -> list[str]:

@@ -43,6 +43,7 @@ from experiments.runtime.fair_queues import (
   limit_lines,
   queue_handles,
   queue_lines,
+  share_lines,
 )
 from experiments.runtime.namespaces import INTERFACE, SWITCH, Namespaces
 
@@ -174,6 +175,8 @@ class ThrottledNetwork:
         f"qdisc replace dev {device} root handle 1: tbf rate "
         f"{round(bit_per_s)}bit burst {burst} latency {_QUEUE_S * 1e6:.0f}us"
       ]
+      if count > 1:
+        lines += share_lines(device, count, bit_per_s)
       # A queue that delays packets holds as many as are under way.
       if count > 1 and (space, device) not in self._delayed:
         held = round(bit_per_s / 8 * _QUEUE_S)
