@@ -67,7 +67,7 @@ def test_the_legend_names_every_line():
   assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]
 
 
-@pytest.mark.parametrize("panels, most", [(1, 90), (3, 60)])
+@pytest.mark.parametrize("panels, most", [(1, 65), (3, 60)])
 def test_a_long_line_above_a_panel_is_wrapped(panels, most):
   _, axes = style.frame(panels, "title", (4.8 * panels, 4.4))
   style.caption(axes[0], "measured on a machine with a long name; " * 4)
