@@ -136,9 +136,9 @@ def comparison_figure(runs: Mapping[str, LoadedRun]) -> Figure:
   losses = {k: run.validation_loss for k, run in runs.items()}
   losses = {k: loss for k, loss in losses.items() if math.isfinite(loss)}
   front = choose_front(losses, baseline, [_cheapest(runs, baseline)])
+  clocks = [run.clock for run in runs.values()]
   for ax, (field, kind) in zip(axes, panels.items(), strict=True):
     values = {k: _values(run, field) for k, run in runs.items()}
-    clocks = [run.clock for run in runs.values()]
     divisor = _label_axis(ax, field, itertools.chain(*values.values()), clocks)
     if field == "simulated_s" and _differ_widely(values.values()):
       style.log_axis(ax, (1, 3), "{:,g}".format)

@@ -21,7 +21,9 @@ _TURN_BYTES = 15_000  # What a queue may send in its turn: a large packet.
 
 
 def queue_lines(device: str, pairs: Sequence[Pair]) -> list[str]:
-  """Returns what gives every pair a queue on a device.
+  """Returns what tells the pairs' packets apart on a device.
+
+  The queues themselves come from `share_lines`.
 
   Args:
     device: The device that sends; `tbf` throttles it as 1:.
@@ -35,16 +37,15 @@ def queue_lines(device: str, pairs: Sequence[Pair]) -> list[str]:
   for handle, (sender, receiver) in zip(
     queue_handles(len(pairs)), pairs, strict=True
   ):
-    lines += [
-      _class_line(device, handle, 1e6),
+    lines.append(
       f"filter add dev {device} protocol ip parent 2: prio 1 u32 "
-      f"match ip src {sender} match ip dst {receiver} flowid {handle}",
-    ]
+      f"match ip src {sender} match ip dst {receiver} flowid {handle}"
+    )
   return lines
 
 
 def share_lines(device: str, count: int, bit_per_s: float) -> list[str]:
-  """Returns what gives each queue of a device its even share of the link.
+  """Returns what gives each pair a queue with an even share of the link.
 
   A queue is served first until it has its share, and the rest is lent in turn.
   So who sends little, such as a notice, never waits for who sends much.
@@ -54,16 +55,13 @@ def share_lines(device: str, count: int, bit_per_s: float) -> list[str]:
     count: Number of pairs.
     bit_per_s: Rate of the link.
   """
-  share = bit_per_s / count
-  return [_class_line(device, each, share) for each in queue_handles(count)]
-
-
-def _class_line(device: str, handle: str, bit_per_s: float) -> str:
   # What a queue has saved goes first, so it may save one turn and no more.
-  return (
-    f"class replace dev {device} parent 2:ffff classid {handle} htb rate "
-    f"{round(bit_per_s)}bit burst {_TURN_BYTES}b {_MOST} quantum {_TURN_BYTES}"
-  )
+  share = f"rate {round(bit_per_s / count)}bit burst {_TURN_BYTES}b {_MOST}"
+  return [
+    f"class replace dev {device} parent 2:ffff classid {handle} htb "
+    f"{share} quantum {_TURN_BYTES}"
+    for handle in queue_handles(count)
+  ]
 
 
 def limit_lines(device: str, count: int, limit_bytes: int) -> list[str]:

@@ -66,11 +66,11 @@ def test_a_run_that_loses_something_has_not_survived(whole, monkeypatch):
   with pytest.raises(NotSurvivedError, match="other bytes"):
     faults.survive("kill -9", run, other)
   run = broken(folder, "late", "late", 3, random.Random(0))
+  # SIGTERM saves before it ends the run, so there is a step to go on from.
   monkeypatch.setitem(
-    FAULTS, "late", lambda run: FAULTS["kill -9"](run) + TOTAL_STEPS // 2
+    FAULTS, "late", lambda run: FAULTS["SIGTERM"](run) + TOTAL_STEPS // 2
   )
-  # It was killed before or after the first save.
-  with pytest.raises(NotSurvivedError, match="instead of|began anew"):
+  with pytest.raises(NotSurvivedError, match="instead of"):
     faults.survive("late", run, undisturbed)
 
 
