@@ -524,11 +524,11 @@ MUTATIONS = (
     ),
     # Real links.
     (
-      "a queue saves its turns while it rests",
+      "all that a node sends waits in one queue",
       "../experiments/runtime/fair_queues.py",
-      "burst {_TURN_BYTES}b {_MOST}",
-      "burst 1m {_MOST}",
-      "experiments/runtime/test_throttled_network.py -k begins",
+      " match ip dst {receiver}",
+      "",
+      "experiments/runtime/test_throttled_network.py -k small_message",
     ),
     (
       "an open link costs its bytes alone",
