@@ -20,6 +20,7 @@ _HOMES = {
   "LossModel": "models.loss",
   "RunConfig": "config",
   "advise": "api.advice",
+  "averaged": "outer.average",
   "estimate": "api.runs",
   "load": "api.runs",
   "make_rounds": "api.rounds",

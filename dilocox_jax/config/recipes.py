@@ -27,6 +27,7 @@ DEFAULTS: Mapping[str, Any] = {
   "adaptive.mode": "off",
   "outer.learning_rate": 0.7,
   "outer.momentum": 0.6,  # The papers have 0.9; see docs/log.md.
+  "outer.average_power": 0.0,
 }
 
 # Methods that are not listed here are their schedule and `DEFAULTS`.

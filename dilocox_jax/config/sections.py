@@ -384,3 +384,8 @@ class OuterConfig(Section):
   learning_rate: OfMethod[float] = limited(OF_METHOD, above=0, below=math.inf)
   momentum: OfMethod[float] = limited(OF_METHOD, at_least=0, at_most=1)
   nesterov: bool = True
+  # Keep an average of the outer parameters, in which round t has about the
+  # weight t^average_power (`outer.average`); 0: keep the newest.
+  average_power: OfMethod[float] = limited(
+    OF_METHOD, at_least=0, below=math.inf
+  )

@@ -335,12 +335,23 @@ class RoundPrograms:
     axes = self.axes, drifts
     return jax.jit(self.replicas.map(replica_program, (self.axes,), axes))
 
-  def outer_params(self, state: RoundState) -> Tree:
-    """Returns the outer parameters to evaluate, on the device.
+  @functools.cached_property
+  def _average(self):
+    def replica_program(outer: OuterState) -> Tree:
+      return self.replicas.divided(self.outer.params_to_keep(outer))
 
-    If every replica has its own outer parameters, their mean is returned.
+    axes = (self.axes.outer,), self.axes.outer.params
+    return jax.jit(self.replicas.map(replica_program, *axes))
+
+  def outer_params(self, state: RoundState) -> Tree:
+    """Returns the outer parameters to evaluate and to keep, on the device.
+
+    They are the average that the outer optimizer keeps, if it keeps one. If
+    every replica has its own outer parameters, their mean is returned.
     """
     params = state.outer.params
+    if self.outer.keeps_average(state.outer):
+      params = self._average(state.outer)
     if self.outer.is_per_replica:
       return mean_of(params)
     return host_memory.on_device(params)

@@ -20,6 +20,7 @@ import optax
 from jax.custom_batching import custom_vmap
 
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
+from dilocox_jax.outer.average import parameters_to_keep
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
 from dilocox_jax.plan.schedule.fragments import Fragments
@@ -145,6 +146,8 @@ def _check_is_mapped(step: Array, axis_name: str) -> None:
 def outer_params(state: StepState, params: Tree | None = None) -> Tree:
   """Returns the outer parameters of a transform, which are the model to keep.
 
+  If the outer optimizer keeps their average, it is this average.
+
   Args:
     state: State of the transform, of one replica or with a replica axis.
     params: The parameters that the state belongs to, with a replica axis if it
@@ -159,7 +162,10 @@ def outer_params(state: StepState, params: Tree | None = None) -> Tree:
     ValueError: If fragments divide leaves and `params` is missing, or they
       divide layers, which are in no order here.
   """
-  trees = [fragment.params for fragment in state.fragments]
+  trees = [
+    parameters_to_keep(fragment.optimizer.first, fragment.params)
+    for fragment in state.fragments
+  ]
   if params is None:
     return jax.tree.map(_whole, *trees, is_leaf=_is_masked)
   return jax.tree.map(_joined, params, *trees, is_leaf=_is_masked)

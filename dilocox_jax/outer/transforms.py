@@ -25,7 +25,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
+from dilocox_jax.outer.average import AverageState, parameters_to_keep
 from dilocox_jax.outer.drift import Drift, measure_drift
 from dilocox_jax.outer.partition import FragmentIndex, Partition, Store
 from dilocox_jax.outer.rules import ApplyRule, ExchangeResult, apply_rule
@@ -106,6 +108,10 @@ class OuterTransform:
   def depth(self) -> int:
     """Number of slots for pseudo-gradients of a fragment, ceil(tau / H)."""
     return self.method.schedule.depth
+
+  def keeps_average(self, state: OuterState) -> bool:
+    """Whether the outer optimizer keeps an average of what it moves."""
+    return any(isinstance(value, AverageState) for value in state.optimizer)
 
   def init(self, params: Tree) -> OuterState:
     """Returns the state before the first round, when nothing is in flight."""
@@ -271,6 +277,19 @@ class OuterTransform:
     )
     inner = self.partition.put(inner, fragment, replica)
     return state, inner, measure_drift(result)
+
+  def params_to_keep(self, state: OuterState) -> Tree:
+    """Returns the outer parameters to evaluate and to keep, on the device.
+
+    They are the average that the outer optimizer keeps, if it keeps one.
+    """
+    params = host_memory.on_device(state.params)
+    for fragment in range(self.partition.fragments.num_fragments):
+      newest = self.partition.take(params, fragment)
+      optimizer = state.optimizer.get(fragment)
+      kept = parameters_to_keep(optimizer, newest)
+      params = self.partition.put(params, fragment, kept)
+    return params
 
 
 def _weighted(own: Tree, weight: Scalar) -> Tree:

@@ -7,7 +7,7 @@ optax's: dilocox_jax/optimizers.py.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,3 +105,22 @@ class AdamW:
     self.square[name] = v = self.b2 * v + (1 - self.b2) * g**2
     m, v = m / (1 - self.b1**self.count), v / (1 - self.b2**self.count)
     return m / (np.sqrt(v) + self.eps)
+
+
+def polynomial_average(iterates: Sequence[Arrays], power: float) -> Arrays:
+  """Returns the average of x_1 ... x_t with about s^power as the weight of x_s.
+
+  The weights are s (s + 1) ... (s + power - 1). For power = 2 and t = 3 they
+  are 2, 6 and 12, divided by their sum. A power that is no whole number
+  continues the product, as the gamma function does. Fast: outer/average.py.
+
+  Source: Shamir and Zhang, 2013, arXiv 1212.1824, section 4.
+  """
+  weights = [1.0]
+  for s in range(1, len(iterates)):
+    weights.append(weights[-1] * (s + power) / s)
+  shares = np.array(weights) / sum(weights)
+  return {
+    name: sum(c * x[name] for c, x in zip(shares, iterates, strict=True))
+    for name in iterates[0]
+  }

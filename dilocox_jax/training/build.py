@@ -29,6 +29,7 @@ from dilocox_jax.optimizers import (
   learning_rate_schedule,
   named_optimizer,
 )
+from dilocox_jax.outer.average import averaged
 from dilocox_jax.outer.data_parallel import StepPrograms
 from dilocox_jax.outer.exchange_thread import ExchangeThread
 from dilocox_jax.outer.partition import Partition
@@ -203,11 +204,12 @@ def programs(
   # without compression.
   sends_gradients = config.sync.named.exchanged == "gradient"
   mean = transform.aggregator if sends_gradients else plain_mean
+  shared = _averaged(config, optimizer) if sends_gradients else optimizer
   return Programs(
     model=model,
     evaluation=evaluation,
     schedule=schedule,
-    steps=StepPrograms(gradient, optimizer, mean, replicas),
+    steps=StepPrograms(gradient, shared, mean, replicas),
     single=StepPrograms(gradient, optimizer, plain_mean, one_replica),
     rounds=RoundPrograms(
       transform,
@@ -231,6 +233,11 @@ def _needs_thread(config: RunConfig) -> bool:
     return mesh.exchange_dispatch == "thread"
   is_between_cpus = jax.process_count() > 1 and jax.default_backend() == "cpu"
   return is_between_cpus and mesh.outer_memory == host_memory.DEVICE
+
+
+def _averaged(config: RunConfig, optimizer: optax.GradientTransformation):
+  power = config.outer.average_power
+  return averaged(optimizer, power) if power else optimizer
 
 
 def outer_transform(
@@ -258,7 +265,7 @@ def outer_transform(
   return OuterTransform(
     to_plan.method(config, setting),
     Partition(config.fragments),
-    optimizer,
+    _averaged(config, optimizer),
     parts.exchange or _aggregator(config, setting),
     config.exchange.keep_unsent,
   )

@@ -14,6 +14,7 @@ import numpy as np
 
 from dilocox_jax.distributed import host_memory, processes
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
+from dilocox_jax.outer.average import parameters_to_keep
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.drift import Drift, disagreement
 from dilocox_jax.outer.programs import mean_of
@@ -53,7 +54,7 @@ def losses(
   def loss(params: Tree) -> float:
     return _mean_loss(programs, programs.evaluate, params, parts)
 
-  outer = loss(_outer_params(programs, state))
+  outer = loss(params_to_keep(programs, state))
   if isinstance(state, SharedState):  # A warm start has one view three times.
     return dict.fromkeys(("outer_loss", "mean_loss", "replica_loss"), outer)
   if jax.process_count() > 1:
@@ -81,16 +82,17 @@ def set_losses(
     state: State of all replicas.
     sets: By name a text, which is not read, and its batches (`losses`).
   """
-  outer = _outer_params(programs, state) if sets else None
+  outer = params_to_keep(programs, state) if sets else None
   return {
     name: _mean_loss(programs, programs.evaluate, outer, parts)
     for name, (_, parts) in sets.items()
   }
 
 
-def _outer_params(programs: Programs, state: TrainingState) -> Tree:
+def params_to_keep(programs: Programs, state: TrainingState) -> Tree:
+  """Returns the parameters that a run evaluates and hands on."""
   if isinstance(state, SharedState):
-    return state.params
+    return parameters_to_keep(state.optimizer, state.params)
   return programs.rounds.outer_params(state)
 
 

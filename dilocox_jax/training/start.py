@@ -27,7 +27,7 @@ from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_program import RoundState
 from dilocox_jax.pytypes import Tree
 from dilocox_jax.report.page import PAGE
-from dilocox_jax.training import build, states
+from dilocox_jax.training import build, evaluation, states
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import (
   FOLDER,
@@ -290,11 +290,12 @@ def _saved_outer(
   if restored is None:
     raise RefusedError(f"checkpoint.init_from={source} has no whole checkpoint")
   state, _ = restored
+  params = evaluation.params_to_keep(programs, state)
   if isinstance(state, SharedState):
-    return state.params, None
+    return params, None
   is_shared = not programs.rounds.outer.is_per_replica
   optimizer = state.outer.optimizer if is_shared else None
-  return programs.rounds.outer_params(state), optimizer
+  return params, optimizer
 
 
 def _have_same_shapes(tree: Tree, other: Tree) -> bool:

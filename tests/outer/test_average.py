@@ -1,0 +1,121 @@
+"""The average of the outer parameters equals its plain numpy definition."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dilocox_jax.outer.average import AverageState, averaged
+from dilocox_jax.plan.schedule import methods
+from dilocox_jax.reference.optimizers import polynomial_average
+from tests.oracles.least_squares import make_problem
+from tests.outer.problem import (
+  assert_close,
+  assert_equal,
+  begin,
+  nesterov,
+  walk,
+)
+
+EXACT = 1e-12  # float64; sums of a few dozen terms near 1
+POWERS = (0.0, 1.0, 2.5, 16.0)
+INNER = optax.sgd(0.05)
+METHODS = {
+  "diloco": methods.diloco(4),
+  "eager": methods.eager(4),
+  "delay_over_two_rounds": methods.delayed(4, 3, 9, "continue"),
+  "balanced": methods.delayed(6, 3, 2, "continue", fragment_order="balanced"),
+  "sliced": methods.delayed(6, 3, 2, "continue", fragment_order="sliced"),
+}
+
+
+def walked(optimizer, num_steps=7):
+  """Updates, iterates and the last state on random gradients."""
+  rng = np.random.default_rng(0)
+  params = {"a": jnp.asarray(rng.normal(size=4)), "b": jnp.asarray(2.0)}
+  state, updates, iterates = optimizer.init(params), [], []
+  for _ in range(num_steps):
+    gradient = jax.tree.map(
+      lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), params
+    )
+    update, state = optimizer.update(gradient, state, params)
+    params = optax.apply_updates(params, update)
+    updates.append(update)
+    iterates.append(params)
+  return updates, iterates, state
+
+
+@pytest.mark.parametrize("power", POWERS)
+def test_newer_parameters_weigh_more(power, x64):
+  updates, iterates, state = walked(averaged(nesterov(), power))
+  assert_equal(updates, walked(nesterov())[0])
+  assert_close(state.average, polynomial_average(iterates, power), EXACT)
+
+
+def test_three_updates_weigh_one_two_three():
+  values = [{"x": np.float64(x)} for x in (6.0, 60.0, 600.0)]
+  assert polynomial_average(values, 1)["x"] == pytest.approx(1 + 20 + 300)
+
+
+def copied(tree):
+  """A copy on the host; the next round reuses the memory of its state."""
+  return jax.tree.map(np.array, tree)
+
+
+def values_of_each_fragment(programs, states):
+  """The trees in which a fragment has moved, fragment by fragment."""
+  partition = programs.outer.partition
+  for fragment in range(partition.fragments.num_fragments):
+    seen = [
+      partition.take(jax.tree.map(jnp.asarray, state), fragment)
+      for state in states
+    ]
+    moved = [
+      new
+      for old, new in zip(seen, seen[1:], strict=False)
+      if any(map(np.any, jax.tree.leaves(jax.tree.map(jnp.subtract, new, old))))
+    ]
+    if moved:  # A slice may have nothing but padding.
+      yield fragment, moved
+
+
+@pytest.mark.parametrize(
+  ("name", "layout"),
+  [(name, "stacked") for name in METHODS]
+  + [("eager", "mesh"), ("sliced", "mesh")],
+)
+def test_rounds_average_what_each_fragment_was(name, layout, x64):
+  method = METHODS[name]
+  num_steps = 6 * method.schedule.sync_interval
+  problem = make_problem(0, 2, num_steps, 4, 2, 3)
+  given = problem, method, INNER, averaged(nesterov(), 2.5), layout
+  programs, state = begin(*given)
+  plain_programs, plain = begin(problem, method, INNER, nesterov(), layout)
+  assert_equal(programs.outer_params(state), problem[0])
+  newest = [copied(plain_programs.outer_params(plain))]
+  plain_rounds = walk(plain_programs, plain, problem, num_steps)
+  rounds = walk(programs, state, problem, num_steps)
+  for (_, new, _), (_, plain, _) in zip(rounds, plain_rounds, strict=True):
+    state = new
+    assert_equal(new.outer.params, plain.outer.params)
+    newest.append(copied(plain_programs.outer_params(plain)))
+  kept = programs.outer_params(state)
+  moves = list(values_of_each_fragment(programs, newest))
+  assert len(moves) >= min(2, method.schedule.num_fragments)
+  for fragment, moved in moves:
+    leaves = [dict(enumerate(jax.tree.leaves(tree))) for tree in moved]
+    expected = polynomial_average(leaves, 2.5)
+    own = jax.tree.leaves(programs.outer.partition.take(kept, fragment))
+    assert_close(dict(enumerate(own)), expected, EXACT)
+
+
+def test_an_average_needs_the_parameters():
+  optimizer = averaged(nesterov(), 1.0)
+  params = {"x": jnp.ones(2)}
+  state = optimizer.init(params)
+  assert isinstance(state, AverageState)
+  with pytest.raises(ValueError, match="update\\(grads, state, params\\)"):
+    optimizer.update(params, state)
+  with pytest.raises(ValueError, match="power=-1 must not be negative"):
+    averaged(nesterov(), -1)
