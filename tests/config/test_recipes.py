@@ -63,6 +63,7 @@ DEFAULT = {
   **{"adaptive.energy": 0.95, "adaptive.by_leaf": False},
   **{"outer.optimizer": "sgd", "outer.learning_rate": 0.7},
   **{"outer.momentum": 0.6, "outer.nesterov": True},
+  "outer.average_power": 0.0,
   **{"mesh.num_replicas": 2, "mesh.layout": "stacked"},
   **{"mesh.stacked_by": "auto", "mesh.num_data_shards": 1},
   **{"mesh.num_stages": 1, "mesh.pipeline": "1f1b"},
