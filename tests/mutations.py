@@ -313,6 +313,34 @@ MUTATIONS = (
       'name = f"{seed}"',
       "data/test_streams.py",
     ),
+    (
+      "an average forgets nothing",
+      "outer/average.py",
+      "share = (power + 1) / (count.astype(old.dtype) + power)",
+      "share = 1 / count.astype(old.dtype)",
+      "outer/test_average.py -k weigh_more",
+    ),
+    (
+      "rounds keep the newest parameters in place of the average",
+      "outer/transforms.py",
+      "kept = parameters_to_keep(optimizer, newest)",
+      "kept = newest",
+      "outer/test_average.py -k sliced",
+    ),
+    (
+      "AllReduce hands on the newest parameters in place of the average",
+      "training/evaluation.py",
+      "return parameters_to_keep(state.optimizer, state.params)",
+      "return state.params",
+      "test_averaged_runs.py -k 'changes and allreduce'",
+    ),
+    (
+      "the average takes no memory",
+      "api/device_memory.py",
+      "outer = 1 + average +",
+      "outer = 1 +",
+      "api/test_device_memory.py",
+    ),
     # What joins the parts.
     (
       "the outer momentum is not Nesterov's",

@@ -77,9 +77,10 @@ def num_copies(config: RunConfig) -> float:
   residual = config.exchange.error_feedback * (
     _BYTES[config.exchange.feedback_dtype] / _FP32_BYTES
   )
+  average = config.outer.average_power > 0
   if method.exchanged == "gradient":
-    return inner + residual
-  outer = 1 + (config.outer.momentum > 0)
+    return inner + residual + average
+  outer = 1 + average + (config.outer.momentum > 0)
   return inner + outer + residual + method.schedule.depth
 
 

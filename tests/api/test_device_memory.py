@@ -36,8 +36,10 @@ def kept_bytes(config):
     {"method": "streaming_diloco", "num_fragments": 2, "overlap_steps": 2},
     {"method": "overlap_loco", "num_fragments": 3},
     {"method": "eager"},
+    {"method": "diloco", "outer": {"average_power": 8.0}},
+    {"method": "muloco", "outer": {"average_power": 8.0}},
   ],
-  ids=lambda settings: settings["method"],
+  ids=str,
 )
 def test_the_state_is_what_the_arrays_take(settings, mesh):
   config = runs.settings(layout="mesh", mesh=mesh, **settings)
