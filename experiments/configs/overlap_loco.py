@@ -1,5 +1,8 @@
 """One bit a value, in slices of all leaves that keep the link busy.
 
+What is evaluated and kept is an average of the outer parameters over about the
+last sixteenth of the run, so the learning rate ends higher than elsewhere.
+
 Source: ours. Claim: the smallest gap to AllReduce of all methods whose bytes
 are hidden behind the steps (measured, docs/log.md). Cost: two minutes on two
 CPU cores.
@@ -15,4 +18,6 @@ def get_config():
   """Returns the default with this method."""
   config = default.get_config()
   config.sync.method = "overlap_loco"
+  config.outer.average_power = 14.0
+  config.inner.final_fraction = 0.2
   return config

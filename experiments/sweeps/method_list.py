@@ -37,7 +37,7 @@ INNER_GRID = (
 # the methods of that name on every clock.
 FRONT = (
   *("allreduce", "diloco", "open_diloco", "cocktail_sgd", "dilocox_continue"),
-  *("ours", "cocktail_params"),
+  *("ours", "cocktail_params", "overlap_loco"),
 )
 # The two readings of DiLoCoX's apply rule, and what each starts from.
 DILOCOX_RULES: Mapping[str, Mapping[str, float]] = {
@@ -178,6 +178,7 @@ def every(
     clocks: Names of the clocks from which some methods take their H.
   """
   at = {"sync.sync_interval": interval}
+  rounds_of_eighths = {"sync.sync_interval": 16, "sync.num_fragments": 8}
   long = {"sync.sync_interval": open_interval}
   return [
     of("allreduce"),
@@ -190,6 +191,8 @@ def every(
     of("open_diloco", "open_diloco_long", changed=long | OUTER_START),
     *streaming_methods(interval),
     *(of(name, changed=at) for name in ("eager", "sparse_loco", "muloco")),
+    # Two steps hide an eighth of the model on every clock of the sweeps.
+    of("overlap_loco", changed=rounds_of_eighths),
     *(method for clock in clocks for method in on_clock(clock)),
   ]
 
@@ -215,6 +218,7 @@ def contests(clocks: Sequence[str]) -> list[dict[str, Any]]:
         *("allreduce", "diloco_cold", *_rivals(clock)),
         *(f"dilocox_{rule}_{clock}" for rule in DILOCOX_RULES),
         f"ours_{clock}",
+        *("allreduce_muon", "muloco", "overlap_loco"),
       ),
     }
     for clock in clocks
@@ -253,8 +257,12 @@ def claims(clock: str, clock_107b: str) -> list[dict[str, Any]]:
     *found,
     *at_time,
     *(
-      claim(f"ours_{at}", [f"dilocox_continue_{at}"], at, "ours")
+      claim(better, [than], at, "ours")
       for at in (clock, clock_107b)
+      for better, than in (
+        (f"ours_{at}", f"dilocox_continue_{at}"),
+        ("overlap_loco", "muloco"),
+      )
     ),
   ]
 

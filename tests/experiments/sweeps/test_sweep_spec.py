@@ -43,6 +43,7 @@ def test_the_small_config_has_every_method_of_the_comparison():
   assert {sync.method for sync in by_name.values()} == {
     *("allreduce", "cocktail_sgd", "diloco", "open_diloco", "eager"),
     *("streaming_diloco", "dilocox", "sparse_loco", "muloco", "delayed"),
+    "overlap_loco",
   }
   schedules = {n: s.named.schedule for n, s in by_name.items()}
   assert schedules["open_diloco_long"].sync_interval == 500
