@@ -33,6 +33,8 @@ INNER_GRID = (
   {"warmup_factor": 2.0},
   {"inner_factor": 1.3, "warmup_factor": 2.0},
 )
+# As in the config of `overlap_loco`.
+AVERAGE = {"outer.average_power": 14.0, "inner.final_fraction": 0.2}
 # Methods that figures draw in front, most important first. A name stands for
 # the methods of that name on every clock.
 FRONT = (
@@ -177,13 +179,15 @@ def every(
     warm_steps: Inner steps of DiLoCo's data-parallel start.
     clocks: Names of the clocks from which some methods take their H.
   """
-  at = {"sync.sync_interval": interval}
+  at, muon = {"sync.sync_interval": interval}, {"inner.optimizer": "muon"}
   rounds_of_eighths = {"sync.sync_interval": 16, "sync.num_fragments": 8}
   long = {"sync.sync_interval": open_interval}
   return [
     of("allreduce"),
     # Beside MuLoCo, so that the gain of Muon is not taken for one of exchange.
-    of("allreduce", "allreduce_muon", changed={"inner.optimizer": "muon"}),
+    of("allreduce", "allreduce_muon", changed=muon),
+    # Beside `overlap_loco`, which keeps an average of its parameters too.
+    of("allreduce", "allreduce_muon_average", changed=muon | AVERAGE),
     of("cocktail_sgd"),
     of("cocktail_params"),
     of("diloco", changed=at | warm(warm_steps)),
