@@ -11,6 +11,7 @@ docs/log.md says what was found. Cost: about half an hour a run on a core.
 """
 
 from experiments.configs import ablate_gap, convergence_small
+from experiments.sweeps import method_list
 
 OVERLAP = {"sync.method": "overlap_loco"}
 ALLREDUCE = {"sync.method": "allreduce"}
@@ -61,6 +62,21 @@ def get_config():
       {
         "name": "muon, rate 0.004",
         **OVERLAP,
+        "inner.learning_rate": 0.004,
+      },
+      {
+        "name": "allreduce, muon, rate 0.0028",
+        **ALLREDUCE,
+        "inner.learning_rate": 0.0028,
+      },
+      {
+        "name": "muon, rate 0.0028",
+        **OVERLAP,
+        "inner.learning_rate": 0.0028,
+      },
+      {
+        "name": "muon, rate 0.004, average",
+        **(OVERLAP | method_list.AVERAGE),
         "inner.learning_rate": 0.004,
       },
     ]
