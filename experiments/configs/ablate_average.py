@@ -46,6 +46,10 @@ def get_config():
         **AVERAGE,
         "inner.learning_rate": 0.006,
       },
-      {"name": "one fragment, a round late", **LATE, **AVERAGE},
+      {
+        "name": "one fragment, a round late",
+        **(LATE | AVERAGE),
+        "inner.learning_rate": 0.0055,
+      },
     ]
   return config

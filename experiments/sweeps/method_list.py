@@ -179,15 +179,13 @@ def every(
     warm_steps: Inner steps of DiLoCo's data-parallel start.
     clocks: Names of the clocks from which some methods take their H.
   """
-  at, muon = {"sync.sync_interval": interval}, {"inner.optimizer": "muon"}
+  at = {"sync.sync_interval": interval}
   rounds_of_eighths = {"sync.sync_interval": 16, "sync.num_fragments": 8}
   long = {"sync.sync_interval": open_interval}
   return [
     of("allreduce"),
     # Beside MuLoCo, so that the gain of Muon is not taken for one of exchange.
-    of("allreduce", "allreduce_muon", changed=muon),
-    # Beside `overlap_loco`, which keeps an average of its parameters too.
-    of("allreduce", "allreduce_muon_average", changed=muon | AVERAGE),
+    of("allreduce", "allreduce_muon", changed={"inner.optimizer": "muon"}),
     of("cocktail_sgd"),
     of("cocktail_params"),
     of("diloco", changed=at | warm(warm_steps)),
