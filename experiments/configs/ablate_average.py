@@ -12,7 +12,7 @@ was found. Cost: 12 runs of two to four minutes each on a core.
 """
 
 from experiments.configs import ablate_gap, ablate_gap_seeds, ablate_long
-from experiments.sweeps.method_list import AVERAGE
+from experiments.configs.ablate_gap import AVERAGE
 
 ROUNDS = {"sync.sync_interval": 16, "sync.num_fragments": 16}
 OURS = {"sync.method": "overlap_loco", **ROUNDS, **AVERAGE}

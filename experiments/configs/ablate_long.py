@@ -11,7 +11,6 @@ docs/log.md says what was found. Cost: about half an hour a run on a core.
 """
 
 from experiments.configs import ablate_gap, convergence_small
-from experiments.sweeps import method_list
 
 OVERLAP = {"sync.method": "overlap_loco"}
 ALLREDUCE = {"sync.method": "allreduce"}
@@ -76,7 +75,7 @@ def get_config():
       },
       {
         "name": "muon, rate 0.004, average",
-        **(OVERLAP | method_list.AVERAGE),
+        **(OVERLAP | ablate_gap.AVERAGE),
         "inner.learning_rate": 0.004,
       },
     ]

@@ -11,7 +11,7 @@ minutes a run on a core.
 """
 
 from experiments.configs import ablate_long
-from experiments.sweeps.method_list import AVERAGE
+from experiments.configs.ablate_gap import AVERAGE
 
 # Parameters, and the fields of the model and the run that make them.
 SIZES = {

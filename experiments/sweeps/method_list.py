@@ -33,8 +33,6 @@ INNER_GRID = (
   {"warmup_factor": 2.0},
   {"inner_factor": 1.3, "warmup_factor": 2.0},
 )
-# As in the config of `overlap_loco`.
-AVERAGE = {"outer.average_power": 14.0, "inner.final_fraction": 0.2}
 # Methods that figures draw in front, most important first. A name stands for
 # the methods of that name on every clock.
 FRONT = (
