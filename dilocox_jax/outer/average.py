@@ -59,7 +59,7 @@ def averaged(
     average = jax.tree.map(_precise, params)
     return AverageState(jnp.zeros((), jnp.int32), average, inner.init(params))
 
-  def update(updates, state: AverageState, params=None, **extra):
+  def update(updates, state, params=None, **extra):
     if params is None:
       raise ValueError("an average needs tx.update(grads, state, params)")
     updates, kept = inner.update(updates, state.optimizer, params, **extra)
