@@ -78,5 +78,12 @@ def get_config():
         **(OVERLAP | ablate_gap.AVERAGE),
         "inner.learning_rate": 0.004,
       },
+      {
+        "name": "muon, rate 0.004, average, last rate 0.1",
+        **OVERLAP,
+        "outer.average_power": 10.0,
+        "inner.final_fraction": 0.1,
+        "inner.learning_rate": 0.004,
+      },
     ]
   return config
