@@ -24,7 +24,7 @@ def summary_lines(
   traffic: Traffic,
   handed_in: Sequence[str] = (),
 ) -> list[str]:
-  """Describes a run in three lines.
+  """Describes a run in three lines, and its average in a fourth.
 
   Args:
     config: Config of the run.
@@ -41,6 +41,10 @@ def summary_lines(
   tokens = config.total_steps * config.tokens_per_replica_step
   count = sum(math.prod(shape) for shape in traffic.shapes.values())
   name = "handed in" if "model" in handed_in else config.model.preset
+  power = config.outer.average_power
+  average = (
+    f"evaluated and kept: an average of the parameters (power {power:g})"
+  )
   return [
     f"model {name}: {count:,} parameters, "
     f"{_count(mesh.num_replicas, 'replica')} on "
@@ -48,6 +52,7 @@ def summary_lines(
     f"text {corpus.name}: {human_tokens(corpus.train.size)}{_skipped(corpus)}; "
     f"{config.total_steps:,} inner steps, {human_tokens(tokens)} a replica",
     f"method {_method(config, plan, traffic)}",
+    *([average] if power else []),
   ]
 
 

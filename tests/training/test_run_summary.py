@@ -40,6 +40,14 @@ def test_a_method_without_rounds_names_its_bytes_a_step():
   assert method.endswith("a step") and "H =" not in method
 
 
+def test_an_average_is_said_to_be_what_is_evaluated():
+  config = runs.settings(method="diloco", outer={"average_power": 8.0})
+  (*_, average) = _lines(config)
+  assert average == (
+    "evaluated and kept: an average of the parameters (power 8)"
+  )
+
+
 def test_a_clock_tells_when_the_run_ends_and_is_not_moved():
   config = runs.settings(method="diloco")
   clock = ClusterClock(config, "100mbit", Options(step_s=600.0))
