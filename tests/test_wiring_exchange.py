@@ -16,6 +16,7 @@ from dilocox_jax.config.sections import (
 )
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.reference import codecs
+from dilocox_jax.reference.optimizers import polynomial_average
 from dilocox_jax.training import build
 from tests import runs
 from tests.exchange.problem import (
@@ -78,6 +79,7 @@ OUTER = [
   ("momentum", {**SGD, "momentum": 0.0}, 0.6),
   ("nesterov", {**SGD, "nesterov": True}, False),
   ("nesterov", {**SGD, "nesterov": False}, True),
+  ("average_power", {**SGD, "average_power": 2.0}, 0.0),
 ]
 EXCHANGE = [
   ("collective", {"collective": "reduce_scatter"}, "all_gather"),
@@ -100,7 +102,7 @@ def test_every_setting_of_the_rounds_has_a_case(section, cases):
 
 
 def trained(config):
-  """By round the outer parameters and every replica's, leaves [M, ...]."""
+  """By round what is evaluated, and every replica's leaves [M, ...]."""
   programs = build.programs(config).rounds
 
   def given(params, state, batch):
@@ -115,7 +117,7 @@ def trained(config):
     windows = plan.segment(step).windows
     state, _, _ = programs.round(state, batch, windows)
     # The next round uses the state up.
-    yield named(state.outer.params), named(state.replica.params)
+    yield named(programs.outer_params(state)), named(state.replica.params)
 
 
 def expected(config):
@@ -125,7 +127,15 @@ def expected(config):
     [named(replica(draw(step), m)) for m in range(NUM_REPLICAS)]
     for step in range(NUM_ROUNDS)
   ]
-  return list(oracle.rounds(config, start, moves))
+  rounds = list(oracle.rounds(config, start, moves))
+  power = config.outer.average_power
+  if not power:
+    return rounds
+  outer = [params for params, _ in rounds]
+  return [
+    (polynomial_average(outer[: number + 1], power), own)
+    for number, (_, own) in enumerate(rounds)
+  ]
 
 
 def check_rounds(section, field, given, otherwise, codec):

@@ -121,6 +121,6 @@ def polynomial_average(iterates: Sequence[Arrays], power: float) -> Arrays:
     weights.append(weights[-1] * (s + power) / s)
   shares = np.array(weights) / sum(weights)
   return {
-    name: sum(c * x[name] for c, x in zip(shares, iterates, strict=True))
+    name: np.tensordot(shares, np.stack([x[name] for x in iterates]), axes=1)
     for name in iterates[0]
   }
