@@ -12,7 +12,7 @@ was found. Cost: 12 runs of two to four minutes each on a core.
 """
 
 from experiments.configs import ablate_gap, ablate_gap_seeds, ablate_long
-from experiments.configs.ablate_gap import AVERAGE
+from experiments.configs.overlap_loco import AVERAGE
 
 ROUNDS = {"sync.sync_interval": 16, "sync.num_fragments": 16}
 OURS = {"sync.method": "overlap_loco", **ROUNDS, **AVERAGE}
@@ -39,7 +39,7 @@ def get_config():
     adamw = OURS | ablate_gap.NESTEROV | ablate_gap_seeds.ADAMW
     config.runs = [
       {"name": "muon", **OURS},
-      {"name": "adamw", **adamw, "inner.warmup_steps": 200},
+      {"name": "adamw", **adamw},
       {
         "name": "allreduce, muon",
         "sync.method": "allreduce",

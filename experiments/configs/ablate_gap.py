@@ -17,8 +17,6 @@ from ml_collections import config_dict
 from experiments.configs import convergence_small
 
 FLOAT = {"codec.name": "float32", "exchange.error_feedback": False}
-# As in the config of `overlap_loco`.
-AVERAGE = {"outer.average_power": 14.0, "inner.final_fraction": 0.2}
 NESTEROV = {"outer.learning_rate": 0.7, "outer.momentum": 0.6}
 
 

@@ -11,6 +11,7 @@ docs/log.md says what was found. Cost: about half an hour a run on a core.
 """
 
 from experiments.configs import ablate_gap, convergence_small
+from experiments.configs.overlap_loco import AVERAGE
 
 OVERLAP = {"sync.method": "overlap_loco"}
 ALLREDUCE = {"sync.method": "allreduce"}
@@ -75,7 +76,7 @@ def get_config():
       },
       {
         "name": "muon, rate 0.004, average",
-        **(OVERLAP | ablate_gap.AVERAGE),
+        **(OVERLAP | AVERAGE),
         "inner.learning_rate": 0.004,
       },
       {

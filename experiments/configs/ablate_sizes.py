@@ -11,7 +11,7 @@ minutes a run on a core.
 """
 
 from experiments.configs import ablate_long
-from experiments.configs.ablate_gap import AVERAGE
+from experiments.configs.overlap_loco import AVERAGE
 
 # Parameters, and the fields of the model and the run that make them.
 SIZES = {

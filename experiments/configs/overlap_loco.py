@@ -13,11 +13,12 @@ CPU cores.
 
 from experiments.configs import default
 
+AVERAGE = {"outer.average_power": 14.0, "inner.final_fraction": 0.2}
+
 
 def get_config():
   """Returns the default with this method."""
   config = default.get_config()
   config.sync.method = "overlap_loco"
-  config.outer.average_power = 14.0
-  config.inner.final_fraction = 0.2
+  config.update_from_flattened_dict(AVERAGE)
   return config

@@ -259,7 +259,7 @@ def test_every_run_of_the_kept_results_still_has_its_config():
   small = sweep(convergence_small.get_config().to_dict())
   with (RESULTS / "convergence_small.csv").open(newline="") as file:
     rows = list(csv.DictReader(file))
-  assert len(rows) >= 342
+  assert len(rows) == 371
   for row in rows:
     changed = json.loads(row["changed"])
     config = small.config(changed)
