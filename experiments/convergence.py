@@ -79,7 +79,7 @@ def main(values: flags.FlagValues) -> None:
     from experiments.sweeps.results import Results
 
     if trains:
-      run_maker.check_names(required.tune_inner(m)[0] for m in sweep.methods)
+      run_maker.check_names(map(required.first_run, sweep.methods))
   workdir = command_line.writable(values.workdir)
   config_file = config_flags.get_config_filename(values["config"])
   name, start = _name_and_start(config_file)

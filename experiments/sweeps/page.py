@@ -229,6 +229,11 @@ def _clock_text(sweep: Sweep, spec: SweepClock) -> str:
 
 def _tuning_text(sweep: Sweep) -> list[str]:
   tuning = sweep.tuning
+  if not sweep.tuning_runs:
+    return [
+      "Nothing was tuned in this sweep: the config has the settings of every"
+      " method, and says where they come from."
+    ]
   rates = ", ".join(f"{rate:g}" for rate in tuning.inner_learning_rates)
   return [
     f"{sweep.tuning_runs} tuning runs a method, each of"

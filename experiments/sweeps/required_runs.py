@@ -21,6 +21,8 @@ TASKS = ("tune_inner", "tune_outer", "results", "equal_time")
 # Largest share of a run's steps that may be warm-up. With 50 steps of warm-up,
 # a run of 2000 steps keeps all 50, and a run of 100 steps has 25.
 _MOST_WARMUP = 0.25
+# What reports show of a method that was not tuned.
+_TUNED = ("inner.learning_rate", "outer.learning_rate", "outer.momentum")
 _WARMUP, _WARM_START = "inner.warmup_steps", "sync.warm_start_steps"
 # A run with fewer steps is not made: its loss would say nothing about a method,
 # because most of its steps would have a very low learning rate.
@@ -81,7 +83,7 @@ class RequiredRuns:
       ValueError: If a method does not fit a clock. The message is one line.
     """
     for method in self.sweep.methods:
-      config = self.tune_inner(method)[0].config
+      config = self.first_run(method).config
       for clock in self.sweep.clusters.values():
         PlannedTime(config, clock)
 
@@ -123,10 +125,16 @@ class RequiredRuns:
       self._runs[key] = RequiredRun(task, method.name, fields, config)
     return self._runs[key]
 
+  def first_run(self, method: SweepMethod) -> RequiredRun:
+    """Returns the first run of a method, whose config needs no other run."""
+    tuning = self.tune_inner(method)
+    return tuning[0] if tuning else self.results(method)[0]
+
   def tune_inner(self, method: SweepMethod) -> list[RequiredRun]:
     """Returns one tuning run of a method for each inner learning rate.
 
-    The runs have the method's own settings and differ only in that rate.
+    The runs have the method's own settings and differ only in that rate. There
+    are none if `tuning` has no rates: then no method is tuned.
     """
     return [
       self._tuning("tune_inner", method, {"inner.learning_rate": rate})
@@ -142,7 +150,10 @@ class RequiredRuns:
     Raises:
       NotTunedError: If a run of `tune_inner` has not ended, or all diverged.
     """
-    inner = self._lowest(self.tune_inner(method)).config.inner
+    tried = self.tune_inner(method)
+    if not tried:
+      return []
+    inner = self._lowest(tried).config.inner
     runs = []
     for setting in method.refine:
       fields = {"inner.learning_rate": inner.learning_rate, **setting}
@@ -196,8 +207,8 @@ class RequiredRuns:
     return runs[losses.index(min(finite))]
 
   def tuning_rounds(self, method: SweepMethod) -> int:
-    """Returns how many whole rounds a tuning run of a method has."""
-    config = self.tune_inner(method)[0].config
+    """Returns how many whole rounds the first run of a method has."""
+    config = self.first_run(method).config
     steps = config.total_steps - config.sync.warm_start_steps
     return steps // config.sync.named.schedule.sync_interval
 
@@ -208,6 +219,9 @@ class RequiredRuns:
       NotTunedError: If a tuning run has not ended, or all runs diverged.
     """
     inner = self.tune_inner(method)
+    if not inner:
+      own = self.fields(method)
+      return Tuned({p: own[p] for p in _TUNED if p in own}, at_edge=False)
     runs = [*inner, *self.tune_outer(method)]
     best = self._lowest(runs)
     fields = self.fields(method)

@@ -50,7 +50,8 @@ class Tuning:
   Attributes:
     seed: Seed of all tuning runs.
     total_steps: Inner steps of a tuning run.
-    inner_learning_rates: Rates that are tried for every method.
+    inner_learning_rates: Rates that are tried for every method. If there are
+      none, every method runs with the settings that it has.
   """
 
   seed: int
@@ -149,6 +150,10 @@ class Sweep:
     require(
       len(set(budgets.values())) == 1,
       f"every method needs as many settings in refine: {budgets}",
+    )
+    require(
+      self.tuning.inner_learning_rates or not self.methods[0].refine,
+      "refine needs the best of tuning.inner_learning_rates, which are none",
     )
     for method in self.methods:
       with in_front(f"method {method.name!r}: "):
