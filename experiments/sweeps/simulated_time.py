@@ -131,6 +131,9 @@ class PlannedTime:
         setup.link_costs, setup.work, setup.script.ops(plan)
       ).now_s
 
+    # Where an exchange is hidden, all steps fit, and nothing is searched.
+    if cost_s(most) <= allowed_s:
+      return most
     # More steps do not always take longer, because a round that is cut short
     # has an exchange and a flush too. But time surely grows with the number of
     # whole rounds, and with the steps within one round. So one binary search
@@ -138,7 +141,7 @@ class PlannedTime:
     whole = range(start + interval, most + 1, interval)
     count = bisect.bisect_right(whole, allowed_s, key=cost_s)
     if not count:
-      return most if cost_s(most) <= allowed_s else 0
+      return 0
     last = whole[count - 1]
     within = range(last + 1, min(last + interval, most + 1))
     return last + bisect.bisect_right(within, allowed_s, key=cost_s)

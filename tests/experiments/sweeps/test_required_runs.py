@@ -252,3 +252,34 @@ def test_a_method_that_no_setting_trains_is_told_by_an_earlier_task():
   assert reasons.pop("tune_inner") == reasons.pop("equal_time") == []
   for why in reasons.values():
     assert len(why) == 1 and "'diloco' diverged" in why[0]
+
+
+def untuned(**changed):
+  """A sweep with nothing to try: the settings of its methods are given."""
+  given = sweeps.values(**changed)
+  given["tuning"]["inner_learning_rates"] = ()
+  for method, rate in zip(given["methods"], (1e-3, 2e-3, 3e-3, 4e-3)):
+    method |= {"refine": (), "inner.learning_rate": rate}
+  return given
+
+
+def test_without_rates_to_try_methods_run_with_the_settings_they_have():
+  plan = RequiredRuns(sweep(untuned()))  # No run has ended.
+  plan.check()
+  found = {task: sweeps.runs_of(task, plan) for task in TASKS}
+  assert found["tune_inner"] == found["tune_outer"] == []
+  rates = [run.config.inner.learning_rate for run in found["results"]]
+  assert rates == [rate for rate in (1e-3, 2e-3, 3e-3, 4e-3) for _ in (0, 1)]
+  assert found["equal_time"]
+  for method in plan.sweep.methods:
+    tuned = plan.tuned(method)
+    own = {"inner.learning_rate": method.changed["inner.learning_rate"]}
+    assert own.items() <= tuned.changed.items() and not tuned.at_edge
+
+
+def test_settings_to_try_need_rates_to_try():
+  given = untuned()
+  for method in given["methods"]:
+    method["refine"] = ({"inner_factor": 2.0},)
+  with pytest.raises(ValueError, match="needs the best of tuning"):
+    sweep(given)

@@ -4,6 +4,7 @@ from dilocox_jax.config import from_mapping
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from experiments.configs import (
   convergence_gpu,
+  convergence_long,
   convergence_medium,
   convergence_small,
 )
@@ -35,6 +36,20 @@ def test_every_config_is_a_fair_sweep(config):
   assert len({len(method.refine) for method in found.methods}) == 1
   assert found.tuning.seed not in found.seeds
   assert len(found.seeds) >= 3
+
+
+@pytest.mark.slow
+def test_the_long_config_compares_what_is_hidden_with_all_others():
+  plan = RequiredRuns(sweep(convergence_long.get_config().to_dict()))
+  found = plan.sweep
+  hidden = ("overlap_loco", "overlap_loco_adamw", "dilocox_107b")
+  for clock, contest in found.equal_time.items():
+    for method in map(found.method, contest.methods):
+      full = plan.steps_at(method, clock) == found.base["total_steps"]
+      assert full == (method.name in hidden), (clock, method.name)
+  assert found.tuning_runs == 0 and len(found.seeds) == 3
+  # Settings were chosen on seed 0.
+  assert found.tuning.seed == 0 and 0 not in found.seeds
 
 
 def test_the_small_config_has_every_method_of_the_comparison():
