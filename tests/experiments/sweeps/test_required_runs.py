@@ -254,11 +254,14 @@ def test_a_method_that_no_setting_trains_is_told_by_an_earlier_task():
     assert len(why) == 1 and "'diloco' diverged" in why[0]
 
 
+RATES = (1e-3, 2e-3, 3e-3, 4e-3)
+
+
 def untuned(**changed):
   """A sweep with nothing to try: the settings of its methods are given."""
   given = sweeps.values(**changed)
   given["tuning"]["inner_learning_rates"] = ()
-  for method, rate in zip(given["methods"], (1e-3, 2e-3, 3e-3, 4e-3)):
+  for method, rate in zip(given["methods"], RATES, strict=True):
     method |= {"refine": (), "inner.learning_rate": rate}
   return given
 
@@ -269,7 +272,7 @@ def test_without_rates_to_try_methods_run_with_the_settings_they_have():
   found = {task: sweeps.runs_of(task, plan) for task in TASKS}
   assert found["tune_inner"] == found["tune_outer"] == []
   rates = [run.config.inner.learning_rate for run in found["results"]]
-  assert rates == [rate for rate in (1e-3, 2e-3, 3e-3, 4e-3) for _ in (0, 1)]
+  assert rates == [rate for rate in RATES for _ in (0, 1)]
   assert found["equal_time"]
   for method in plan.sweep.methods:
     tuned = plan.tuned(method)
