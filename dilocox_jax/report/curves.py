@@ -7,6 +7,7 @@ the baseline, then a priority list if there is one, then the lowest losses.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,26 +67,29 @@ def draw_curves(
   front: Sequence[str],
   baseline: str,
   width_step: float = 0.2,
+  places: Mapping[str, int] | None = None,
 ) -> None:
   """Draws curves: those in front in colour, the baseline black, others grey.
 
   Args:
     ax: Axes to draw into.
     curves: All curves. One without points gets no line and no legend entry.
-    front: Names of the curves in front. Their order gives the colours, so a
-      method looks alike in figures that have the same front.
+    front: Names of the curves in front, the thickest first.
     baseline: Name of the curve that is black; "" for none.
     width_step: How much thicker (points) each curve is than the next one. So
       no curve hides an equal one below it.
+    places: Number of a method's colour, by name, so that a method looks alike
+      in figures with different fronts. Names without one, and those whose
+      colour is taken, get the next one that is free.
   """
   drawn = {curve.name: curve for curve in curves if len(curve.x)}
-  coloured = [name for name in front if name != baseline]
+  coloured = _places([n for n in front if n != baseline], places or {})
   for number, name in enumerate(front):
     if name not in drawn:
       continue
     curve, colour, marker = drawn.pop(name), "black", "."
     if name != baseline:
-      place = coloured.index(name) % len(style.COLOURS)
+      place = coloured[name]
       colour, marker = style.COLOURS[place], style.MARKERS[place]
     wider = width_step * (len(front) - 1 - number)
     look = {"markersize": 3.5 + wider, "linewidth": 1.4 + wider, "zorder": 3}
@@ -103,3 +107,14 @@ def draw_curves(
   if drawn:
     noun = "method" if len(drawn) == 1 else "methods"
     ax.plot([], [], color=style.PALE, label=f"{len(drawn)} other {noun}")
+
+
+def _places(names: Sequence[str], wanted: Mapping[str, int]) -> dict[str, int]:
+  """Returns a colour's number for each name; different ones while there are."""
+  count, found = len(style.COLOURS), {}
+  for name in sorted(names, key=lambda name: wanted.get(name, math.inf)):
+    first = wanted.get(name, names.index(name))
+    turns = [(first + turn) % count for turn in range(count)]
+    free = (place for place in turns if place not in found.values())
+    found[name] = next(free, first % count)
+  return found

@@ -33,11 +33,12 @@ INNER_GRID = (
   {"warmup_factor": 2.0},
   {"inner_factor": 1.3, "warmup_factor": 2.0},
 )
-# Methods that figures draw in front, most important first. A name stands for
-# the methods of that name on every clock.
+# Methods that figures draw in front, most important first, and from which they
+# have their colours. A name stands for the methods of that name on every clock.
 FRONT = (
-  *("allreduce", "diloco", "open_diloco", "cocktail_sgd", "dilocox_continue"),
-  *("ours", "cocktail_params", "overlap_loco"),
+  *("allreduce", "overlap_loco", "allreduce_muon", "muloco"),
+  *("dilocox_continue", "diloco", "open_diloco", "cocktail_sgd", "ours"),
+  "cocktail_params",
 )
 # The two readings of DiLoCoX's apply rule, and what each starts from.
 DILOCOX_RULES: Mapping[str, Mapping[str, float]] = {

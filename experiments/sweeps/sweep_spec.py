@@ -152,7 +152,7 @@ class Sweep:
       f"every method needs as many settings in refine: {budgets}",
     )
     require(
-      self.tuning.inner_learning_rates or not self.methods[0].refine,
+      bool(self.tuning.inner_learning_rates) or not self.methods[0].refine,
       "refine needs the best of tuning.inner_learning_rates, which are none",
     )
     for method in self.methods:

@@ -36,6 +36,20 @@ def test_curves_in_front_have_colours_and_the_others_are_grey_behind_them():
   assert labels == ["a", "b", "6 other methods"]
 
 
+def test_a_curve_keeps_its_colour_in_figures_with_other_fronts():
+  places = {"b": 3, "c": 3, "d": 1}
+  for front in (["a", "b", "c", "d", "e"], ["a", "e", "d", "b"]):
+    _, (ax,) = style.frame(1, "")
+    curves = [Curve(name, [1.0], [1.0]) for name in front]
+    draw_curves(ax, curves, front, "a", places=places)
+    colours = {str(x.get_gid()): x.get_color() for x in ax.lines}
+    assert colours["b"] == style.COLOURS[3]
+    assert colours["d"] == style.COLOURS[1]
+    # Whose colour is taken has the next one; nobody shares one.
+    assert colours.get("c", style.COLOURS[4]) == style.COLOURS[4]
+    assert len(set(colours.values())) == len(front)
+
+
 def test_a_curve_without_points_is_neither_drawn_nor_named():
   lines, _ = _draw(["a", "empty"])
   assert "empty" not in lines

@@ -132,16 +132,16 @@ def _points(entries: list[MethodResult]) -> list[Point]:
 
 
 def _rivals(found: Comparison, clock: str = "") -> Iterator[MethodResult]:
-  """Methods that a title may compare with the baseline.
+  """Methods that a title may compare with their baseline.
 
-  These have all their seeds and the baseline's inner optimizer: a better inner
-  optimizer is no merit of an exchange.
+  These have all their seeds. A baseline has the method's inner optimizer: a
+  better inner optimizer is no merit of an exchange.
   """
   baselines = {entry.baseline for entry in found.entries}
   for entry in found.entries:
     is_complete = len(entry.traces) == found.seeds and entry.is_on(clock)
-    is_alike = entry.baseline == found.baseline and entry.name not in baselines
-    if is_complete and is_alike and math.isfinite(found.gap(entry)):
+    is_rival = is_complete and entry.name not in baselines
+    if is_rival and math.isfinite(found.gap(entry)):
       yield entry
 
 
@@ -151,19 +151,19 @@ def _tokens_title(found: Comparison) -> str:
     return "Validation loss at equal tokens"
   nearest = min(rivals, key=found.gap)
   gap = units.human_comparison(found.gap(nearest))
-  title = f"At equal tokens {nearest.name} ends nearest to {found.baseline}"
+  title = f"At equal tokens {nearest.name} ends nearest to {nearest.baseline}"
   return f"{title}: its loss is {gap}"
 
 
 def _bytes_title(found: Comparison) -> str:
-  """Names the method that sends least of those that end near the baseline."""
+  """Names the method that sends least of those that end near a baseline."""
   rivals = {e.name: e for e in _rivals(found) if e.sent_bytes > 0}
   name = cheapest(
     {name: found.gap(entry) for name, entry in rivals.items()},
     {name: entry.sent_bytes for name, entry in rivals.items()},
   )
-  base = found.entry(found.baseline)
-  if not name or not base:
+  base = found.entry(rivals[name].baseline) if name else None
+  if not base:
     return "Validation loss against bytes sent"
   ratio = units.human_ratio(base.sent_bytes / rivals[name].sent_bytes)
   gap = units.human_comparison(found.gap(rivals[name]))
@@ -185,7 +185,8 @@ def _first(found: Comparison, clock: str) -> MethodResult | None:
 def _time_title(found: Comparison, clock: str) -> str:
   """Names the method that reaches the target loss first."""
   target = found.target_loss
-  first, base = _first(found, clock), found.entry(found.baseline)
+  first = _first(found, clock)
+  base = found.entry(first.baseline) if first else None
   if not base or not first:
     return f"Validation loss in simulated time on '{clock}'"
   base_s = mean_seconds_to(base, clock, target)
@@ -231,7 +232,14 @@ def _view(found: Comparison, clock: str = "") -> _View:
 
 def _draw(ax: Axes, found: Comparison, view: _View, along: Along) -> None:
   curves = [_curve(entry, along, found.seeds) for entry in view.shown]
-  draw_curves(ax, curves, view.front, found.baseline)
+  colours = [name for name in found.front if name != found.baseline]
+  places = {
+    entry.name: colours.index(name)
+    for entry in view.shown
+    for name in (entry.name, entry.family)
+    if name in colours
+  }
+  draw_curves(ax, curves, view.front, found.baseline, places=places)
 
 
 def _curve(entry: MethodResult, along: Along, seeds: int) -> Curve:

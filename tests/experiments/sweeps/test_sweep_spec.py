@@ -42,7 +42,7 @@ def test_every_config_is_a_fair_sweep(config):
 def test_the_long_config_compares_what_is_hidden_with_all_others():
   plan = RequiredRuns(sweep(convergence_long.get_config().to_dict()))
   found = plan.sweep
-  hidden = ("overlap_loco", "overlap_loco_adamw", "dilocox_107b")
+  hidden = ("overlap_loco", "overlap_loco_adamw", "dilocox_continue_107b")
   for clock, contest in found.equal_time.items():
     for method in map(found.method, contest.methods):
       full = plan.steps_at(method, clock) == found.base["total_steps"]
