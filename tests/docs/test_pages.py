@@ -54,7 +54,7 @@ def test_every_link_into_the_repository_leads_somewhere(page):
 @pytest.mark.slow
 def test_the_number_of_the_readme_is_what_its_figure_computes_today():
   seconds = loss_by_time.seconds_to_target(loss_by_time.read().entries)
-  early, late = seconds["dilocox_continue_1gbit"], seconds["allreduce"]
+  early, late = seconds["overlap_loco"], seconds["allreduce_muon"]
   assert f"**{late / early:.1f} times sooner**" in README
   assert f"after {early:.1f} s instead of {late:.1f} s" in README
 
