@@ -21,6 +21,7 @@ from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, compressed_mean
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
+from dilocox_jax.outer.average import averaged
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.programs import RoundPrograms
 from dilocox_jax.outer.transforms import OuterTransform
@@ -87,14 +88,15 @@ def loss(tree, batch):
   return sum(terms, start=jnp.float32(0))
 
 
-def programs_of(method, replicas, kind) -> RoundPrograms:
+def programs_of(method, replicas, kind, power=None) -> RoundPrograms:
   fragments = Fragments(
     method.schedule.num_fragments, NUM_LAYERS, method.fragment_order
   )
+  optimizer = optax.sgd(0.7, momentum=0.6, nesterov=True)
   outer = OuterTransform(
     method,
     Partition(fragments),
-    optax.sgd(0.7, momentum=0.6, nesterov=True),
+    averaged(optimizer, power) if power is not None else optimizer,
     compressed_mean(Compression(Int(8)), Feedback()),
   )
   step = inner_step(accumulated_gradient(loss), INNER)
@@ -156,6 +158,25 @@ def test_rounds_and_flush_are_the_same_from_host_memory(name, layout):
     assert set(kinds(evaluated).values()) == {"device"}
     ends.append((state, losses, drifts, flushed, evaluated))
   assert np.ptp(ends[0][1]) > 0.1  # It trains.
+  runs.assert_same_bits(*ends)
+
+
+@has_host_memory
+@pytest.mark.parametrize("name", ["whole_round", "fragments"])
+def test_an_average_lies_on_the_host_and_is_evaluated_on_the_device(name):
+  ends = []
+  for kind in (host_memory.DEVICE, HOST):
+    programs = programs_of(METHODS[name], LAYOUTS["stacked"], kind, power=3)
+    state, _, _ = train(programs, first_state(programs))
+    state, _ = programs.flush(state, STEPS)
+    kept = programs.outer_params(state)
+    assert set(kinds(kept).values()) == {"device"}
+    newest = jax.tree.leaves(jax.device_get(state.outer.params))
+    averages = jax.tree.leaves(jax.device_get(kept))
+    assert any(np.any(x != y) for x, y in zip(averages, newest, strict=True))
+    ends.append((state, kept))
+  averages = {k: v for k, v in kinds(state).items() if ".average" in k}
+  assert HOST in averages.values()
   runs.assert_same_bits(*ends)
 
 

@@ -28,6 +28,7 @@ SETTINGS = (
   "--config.total_steps=15",
   "--config.codec.rank=4",
   "--config.adaptive.mode=off",
+  "--config.outer.average_power=3.0",
   "--config.evaluation.interval_steps=0",
   "--config.checkpoint.interval_steps=3",
 )
@@ -120,10 +121,12 @@ def test_two_processes_end_where_one_does(whole, tmp_path):
   assert code == 0, errors
   (state, record), (alone, _) = runs.saved(whole), runs.saved(tmp_path)
   assert record["position"]["is_finished"]
-  shared, own = jax.device_get((state.outer.params, state.replica.params))
-  expected = jax.device_get((alone.outer.params, alone.replica.params))
+  found_at = jax.device_get((state.outer, state.replica.params))
+  expected = jax.device_get((alone.outer, alone.replica.params))
+  paths = jax.tree_util.tree_leaves_with_path(state.outer.optimizer)
+  assert any(".average" in jax.tree_util.keystr(path) for path, _ in paths)
   for found, wanted in zip(
-    jax.tree.leaves((shared, own)), jax.tree.leaves(expected), strict=True
+    jax.tree.leaves(found_at), jax.tree.leaves(expected), strict=True
   ):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
   rows, rows_alone = runs.rows(whole), runs.rows(tmp_path)
