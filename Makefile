@@ -52,9 +52,11 @@ convergence: install ## Every method under one budget (hours; goes on from docs/
 tables: install ## Published speed-up tables beside predictions (seconds)
 	$(RUN) -m experiments.speedup_tables --workdir=runs/tables
 
-reproduce: install ## The papers' tables and the small sweep's page, from committed rows
+reproduce: install ## The papers' tables and the pages of both sweeps, from committed rows
 	$(RUN) -m experiments.speedup_tables --workdir=runs/tables
 	$(RUN) -m experiments.convergence --workdir=docs/results/convergence_small --task=report
+	$(RUN) -m experiments.convergence --config=experiments/configs/convergence_long.py \
+	  --workdir=docs/results/convergence_long --task=report
 	$(RUN) -m docs.figures.loss_by_time
 
 compile-report: $(TPU)/.installed ## Compile runs for TPUs that are not there (a quarter of an hour)

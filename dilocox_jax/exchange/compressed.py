@@ -92,7 +92,9 @@ class Compression:
   follows_rank: bool = False
 
 
-def compressed(compression: Compression) -> Exchange:
+def compressed(
+  compression: Compression, shares_add_up: bool = False
+) -> Exchange:
   """Builds an exchange for use under the axis "replica".
 
   Wire: bytes of the payload (`plan.wire.traffic`) and one flag a message,
@@ -100,6 +102,9 @@ def compressed(compression: Compression) -> Exchange:
 
   Args:
     compression: Payload and collective.
+    shares_add_up: Whether `own` also has what this replica lost when it rounded
+      a mean that it sent on, as after a reduce-scatter. Error feedback then
+      makes up for both roundings.
   """
   payload, max_rank = compression.payload, compression.max_rank
   axis_name = compression.axis_name
@@ -136,7 +141,11 @@ def compressed(compression: Compression) -> Exchange:
         for path, dense in yielded.items()
       }
       return transport.reduce(
-        outgoing, participates, compression.collective, axis_name
+        outgoing,
+        participates,
+        compression.collective,
+        axis_name,
+        shares_add_up,
       )
 
     leaves = leaves_by_path(values)

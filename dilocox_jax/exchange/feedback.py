@@ -3,8 +3,9 @@
 A replica sends C(d + e) and keeps e <- decay (d + e - R), where d is its new
 value, e the residual, C the codec, and R what was received: of this replica
 ("own"), or the mean that all received ("mean"). Both are in the literature.
-"own" keeps every replica's own deviation exactly. "mean" also keeps what a
-second rounding of the mean lost, but carries the replicas' disagreement along.
+"own" keeps every replica's own deviation exactly. Where a replica rounds the
+mean of a slice and sends it on, R has what this lost as well. "mean" carries
+the replicas' disagreement along.
 
 A codec that rounds to whole numbers, d = 0.4 in every exchange, decay 1:
 
@@ -88,14 +89,18 @@ def compressed_mean(
   Source: Seide et al., 2014, for error feedback; Karimireddy et al., 2019,
   arXiv 1901.09847, for its convergence; DiLoCoX, arXiv 2506.21263, Algorithm
   2, against the mean; SparseLoCo, arXiv 2508.15706, with decay against the
-  replica's own.
-  Differs: a replica that is not finite loses its residual.
+  replica's own; 1-bit Adam, Tang et al., 2021, arXiv 2102.02888, for feedback
+  on the mean that a reduce-scatter rounds ("server error" there).
+  Differs: a replica that is not finite loses its residual. What rounding a mean
+  lost has no array of its own: the owner of a slice sends its own values there
+  to nobody, so it owes nothing else there.
 
   Args:
     compression: Payload and collective.
     feedback: How residuals are kept; None forgets what was lost.
   """
-  exchange = compressed(compression)
+  measures_own = feedback is not None and feedback.against == "own"
+  exchange = compressed(compression, shares_add_up=measures_own)
 
   def init(params: Tree) -> FeedbackState:
     codec = exchange.init(params)

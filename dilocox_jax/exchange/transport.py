@@ -7,6 +7,7 @@ which collective carries what (`plan.wire.collectives`), and counts the bytes
 by the same choice.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -46,6 +47,7 @@ def reduce(
   participates: Boolean,
   collective: str,
   axis_name: str = REPLICA_AXIS,
+  shares_add_up: bool = False,
 ) -> Pausing:
   """Averages values over the replicas that participate.
 
@@ -57,6 +59,8 @@ def reduce(
       zero.
     collective: One of `plan.wire.collectives.COLLECTIVES`.
     axis_name: Axis over which replicas are mapped.
+    shares_add_up: Whether the own parts of all replicas add up to the mean
+      times their number even where the mean is rounded too (`_scatter`).
 
   Returns:
     A generator that pauses as `Aggregator.paused` does. In the end it returns
@@ -66,7 +70,7 @@ def reduce(
   functions = {
     "all_reduce": _add,
     "all_gather": _gather,
-    "reduce_scatter": _scatter,
+    "reduce_scatter": functools.partial(_scatter, shares_add_up=shares_add_up),
   }
   paths = {
     kind: [
@@ -146,7 +150,10 @@ def _gather(
 
 
 def _scatter(
-  outgoing: Sequence[LeafMessage], participates: Boolean, axis_name: str
+  outgoing: Sequence[LeafMessage],
+  participates: Boolean,
+  axis_name: str,
+  shares_add_up: bool,
 ) -> Pausing:
   """Each replica owns a slice, adds it up and sends its mean to all.
 
@@ -163,6 +170,15 @@ def _scatter(
 
   So the mean is rounded once more than the values. The replica's own part is
   what the owners decoded of it, before that second rounding.
+
+  With error feedback the second rounding must be made up for as well, and at
+  one bit a value it loses as much as the first. So with `shares_add_up` the
+  owner uses the exact values of its own slice, which no link carries, and its
+  own part there is what it had less what the rounding of the sum has lost.
+  Example: two replicas have 0.4 and 0.8 in a slice of the first one, and codes
+  are whole numbers. The owner receives 1, its mean is 0.7, and all receive 1.
+  The rounding added 0.3 to the mean, which is 0.6 of the sum. So the own parts
+  are 0.4 + 0.6 = 1 and 1, and the owner owes 0.4 - 1 = -0.6.
   """
   num_replicas = jax.lax.axis_size(axis_name)
   slices = [_cut(message, num_replicas) for message in outgoing]
@@ -171,10 +187,15 @@ def _scatter(
   sent, flag = yield sent, flag
   *swapped, flags = yield messages.all_to_all([*sent, (flag,)], axis_name)
   count = jnp.sum(flags[0], dtype=jnp.float32)
-  means = []
+  replica = jax.lax.axis_index(axis_name)
+  means, exact_means = [], []
   for message, coder, arrays in zip(slices, coders, swapped, strict=True):
-    total = jnp.sum(coder.decode(arrays), axis=0, keepdims=True)
+    arrived = coder.decode(arrays)
+    if shares_add_up:
+      arrived = arrived.at[replica].set(message.values[replica])
+    total = jnp.sum(arrived, axis=0, keepdims=True)
     mean = mean_of_participants(total, count)
+    exact_means.append(mean[0])
     # The values took their random numbers from the key itself.
     key = jax.random.fold_in(message.key, num_replicas)
     owner = encoder(message.encoding, Leaf(1, message.leaf.shape))
@@ -182,14 +203,15 @@ def _scatter(
   means = yield means
   gathered = yield messages.all_gathered(means, axis_name)
   results = []
-  for message, coder, own, arrays in zip(
-    outgoing, coders, sent, gathered, strict=True
+  for message, cut, coder, codes, arrays, exact_mean in zip(
+    outgoing, slices, coders, sent, gathered, exact_means, strict=True
   ):
     mean = coder.decode(tuple(array[:, 0] for array in arrays))
-    shape = message.values.shape
-    results.append(
-      Reduced(_joined(mean, shape), _joined(coder.decode(own), shape))
-    )
+    own, shape = coder.decode(codes), message.values.shape
+    if shares_add_up:
+      lost = count * (exact_mean - mean[replica])
+      own = own.at[replica].set(cut.values[replica] - lost)
+    results.append(Reduced(_joined(mean, shape), _joined(own, shape)))
   return results
 
 

@@ -3,10 +3,12 @@
 An exchange has one method: from the replicas' trees to their mean, and what
 each replica's own tree had become on the way. The fast code is in
 exchange/mean.py (`Mean`), exchange/compressed.py (`Lossy`),
-codecs/low_rank.py (`SharedFactors`) and exchange/feedback.py (`ErrorFeedback`).
+exchange/transport.py (`Scattered`), codecs/low_rank.py (`SharedFactors`) and
+exchange/feedback.py (`ErrorFeedback`).
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +68,65 @@ class Lossy:
 
   def _received(self, tree: Arrays) -> Arrays:
     return {name: self.codec(name, leaf) for name, leaf in tree.items()}
+
+
+@dataclasses.dataclass
+class Scattered:
+  """The mean in slices, each rounded once more by the replica that owns it.
+
+  A leaf of M replicas has M slices, filled up with zeros. Replica i owns slice
+  i: it averages what it receives and its own exact values, and sends the mean
+  on, rounded. Its share of the mean is what it had less what this rounding of
+  the sum lost, so all shares together are the mean times their number. A
+  replica that is not finite counts as zeros and owns its slice all the same.
+
+  Example: replicas have 0.4 and 0.8, and codes are whole numbers. The owner has
+  0.4 and receives 1, the mean is 0.7, and all receive 1. The shares are
+  0.4 - 2 (0.7 - 1) = 1 and 1.
+
+  Attributes:
+    codec: C, from a leaf's name and slices [M, width] to what is received.
+  """
+
+  codec: Callable[[str, np.ndarray], np.ndarray]
+
+  def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
+    """Returns the mean that all received, and each replica's share of it."""
+    finite = [are_finite(tree) for tree in trees]
+    count, owners = max(sum(finite), 1), np.arange(len(trees))
+    mean: Arrays = {}
+    shares: list[Arrays] = [{} for _ in trees]
+    for name, leaf in trees[0].items():
+      had = np.stack(
+        [
+          _slices(tree[name] if known else np.zeros_like(leaf), len(trees))
+          for tree, known in zip(trees, finite, strict=True)
+        ]
+      )
+      share = np.stack([self.codec(name, slices) for slices in had])
+      share[owners, owners] = had[owners, owners]
+      exact = share.sum(axis=0) / count
+      rounded = self.codec(name, exact)
+      share[owners, owners] -= count * (exact - rounded)
+      mean[name] = _leaf(rounded, leaf.shape)
+      for tree, slices in zip(shares, share, strict=True):
+        tree[name] = _leaf(slices, leaf.shape)
+    return mean, [
+      share if known else tree
+      for share, tree, known in zip(shares, trees, finite, strict=True)
+    ]
+
+
+def _slices(leaf: np.ndarray, count: int) -> np.ndarray:
+  """The values of a leaf as slices of equal width, [count, width]."""
+  width = -(-leaf.size // count)
+  padded = np.pad(leaf.ravel(), (0, count * width - leaf.size))
+  return padded.reshape(count, width)
+
+
+def _leaf(slices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+  """Reverses `_slices`."""
+  return slices.ravel()[: math.prod(shape)].reshape(shape)
 
 
 @dataclasses.dataclass

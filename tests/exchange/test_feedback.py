@@ -31,11 +31,11 @@ from tests.exchange.problem import (
 
 EXACT = 1e-6  # fp32, values near 1
 INT4 = PAYLOADS["int4"]
-# Lossy, and every value rounded once on its way; others round the mean again.
-ONCE_ROUNDED = [
+# Lossy, whether the mean is rounded again on its way or not.
+LOSSY = [
   (name, collective)
   for name, collective in WAYS
-  if collective == "all_gather" and name != "float32"
+  if collective in ("all_gather", "reduce_scatter") and name != "float32"
 ]
 VECTORS = 4, NUM_REPLICAS, 23  # exchanges, replicas, values
 
@@ -57,8 +57,10 @@ def received(payload):
 
 
 @functools.cache
-def vector_program(payload, feedback, layout="stacked"):
-  aggregator = compressed_mean(Compression(payload, "all_gather"), feedback)
+def vector_program(
+  payload, feedback, layout="stacked", collective="all_gather"
+):
+  aggregator = compressed_mean(Compression(payload, collective), feedback)
   replicas = Replicas(NUM_REPLICAS, layout)
   first = every_replicas(aggregator.init(jnp.zeros(VECTORS[-1:])))
   update = jax.jit(replicas.map(aggregator.update, (0, 0), (0, 0)))
@@ -71,9 +73,11 @@ def rounds_of(seed=0):
   return np.random.default_rng(seed).normal(size=VECTORS).astype(np.float32)
 
 
-def in_a_row(rounds, payload, feedback, layout="stacked"):
+def in_a_row(
+  rounds, payload, feedback, layout="stacked", collective="all_gather"
+):
   """Yields (mean [M, N], residual as it is kept) of every exchange."""
-  state, update = vector_program(payload, feedback, layout)
+  state, update = vector_program(payload, feedback, layout, collective)
   for values in rounds:
     mean, state = update(values, state)
     yield np.asarray(mean), state.residual
@@ -98,7 +102,7 @@ def test_feedback_is_that_of_the_numpy_twin(decay, against, layout):
     close(residual, np.stack([owed["x"] for owed in twin.residuals]), EXACT)
 
 
-@pytest.mark.parametrize(("name", "collective"), ONCE_ROUNDED)
+@pytest.mark.parametrize(("name", "collective"), LOSSY)
 def test_what_arrived_and_what_is_kept_is_what_was_wanted(name, collective):
   values = draw(1)
   run, state = program(PAYLOADS[name], collective, Feedback())
@@ -111,10 +115,40 @@ def test_what_arrived_and_what_is_kept_is_what_was_wanted(name, collective):
     close(jax.tree.map(np.add, replica(mean), kept), wanted, 3e-6)
 
 
-def test_nothing_is_lost_over_many_exchanges():
+@functools.cache
+def received_slices(payload):
+  """What is received of slices, [M, width]: a reduce-scatter encodes these."""
+  built = codec(payload, Leaf(NUM_REPLICAS, (-(-VECTORS[-1] // NUM_REPLICAS),)))
+  sent = jax.jit(
+    lambda x: run_without_exchange(built, x, (), jax.random.key(0))[0]
+  )
+  return lambda slices: np.asarray(
+    sent(jnp.asarray(slices, jnp.float32)), np.float64
+  )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("bits", [1, 4])
+def test_feedback_on_both_roundings_is_that_of_the_numpy_twin(bits, layout):
+  payload, rounds = Int(bits), rounds_of()
+  rounds[1, 2, 5] = np.nan
+  twin = oracle.ErrorFeedback(
+    oracle.Scattered(lambda _, slices: received_slices(payload)(slices)), 0.9
+  )
+  actual = in_a_row(rounds, payload, Feedback(0.9), layout, "reduce_scatter")
+  for values, (mean, residual) in zip(rounds, actual, strict=True):
+    values = values.astype(np.float64)
+    expected, _ = twin.average([{"x": own} for own in values])
+    for own in mean:
+      close(own, expected["x"], EXACT)
+    close(residual, np.stack([owed["x"] for owed in twin.residuals]), EXACT)
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+def test_nothing_is_lost_over_many_exchanges(collective):
   # The sum of all means plus the mean of what is owed is all that was wanted.
   rounds = rounds_of(2)
-  seen = list(in_a_row(rounds, INT4, Feedback()))
+  seen = list(in_a_row(rounds, INT4, Feedback(), collective=collective))
   total = sum(mean[0].astype(np.float64) for mean, _ in seen)
   owed = np.asarray(seen[-1][1], np.float64).mean(axis=0)
   close(total + owed, rounds.astype(np.float64).mean(axis=1).sum(axis=0), 5e-6)

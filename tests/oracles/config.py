@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from dilocox_jax.reference import codecs
-from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy
+from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy, Scattered
 from dilocox_jax.reference.methods import train
 from dilocox_jax.reference.optimizers import AdamW, Sgd
 
@@ -94,6 +94,8 @@ def lossy_mean(exchange, codec, num_replicas):
   plain = Lossy(received, rounds_mean=scatters)
   if not exchange.error_feedback:
     return plain
+  if scatters and exchange.feedback_against == "own":
+    plain = Scattered(lambda _, slices: lossy(codec, slices))
   return ErrorFeedback(
     plain,
     exchange.feedback_decay,

@@ -10,6 +10,7 @@ from dilocox_jax.reference.exchanges import (
   ErrorFeedback,
   Lossy,
   Mean,
+  Scattered,
   SharedFactors,
 )
 
@@ -51,6 +52,34 @@ def test_one_replica_sends_in_the_end_what_it_wanted_to():
     seen.append((mean, owed(exchange)[0]))
   expected = [(0, 0.4), (1, -0.2), (0, 0.2), (1, -0.4), (0, 0.0)]
   np.testing.assert_allclose(seen, expected, rtol=0, atol=1e-12)
+
+
+def test_the_owner_of_a_slice_keeps_what_rounding_its_mean_lost():
+  # Of one value, the first replica owns it, and the second an empty slice.
+  exchange = Scattered(whole)
+  mean, (first, second) = average(exchange, 0.4, 0.8)
+  assert (mean, second) == (1.0, 1.0) and first == pytest.approx(1.0)
+  owing = ErrorFeedback(exchange)
+  average(owing, 0.4, 0.8)
+  np.testing.assert_allclose(owed(owing), [-0.6, -0.2], atol=1e-12)
+  # 0.4 - 0.6 is exact, 0.8 - 0.2 is received as 1: the mean is 0.4.
+  mean, _ = average(owing, 0.4, 0.8)
+  assert mean == 0.0
+  np.testing.assert_allclose(owed(owing), [0.8, -0.4], atol=1e-12)
+
+
+def test_shares_add_up_to_the_mean_and_one_that_is_not_finite_has_none():
+  rng = np.random.default_rng(0)
+  trees = [{"x": rng.normal(size=[2, 5])} for _ in range(3)]
+  trees[1]["x"][0, 3] = np.inf  # It owns a slice and passes its mean on.
+  mean, shares = Scattered(whole).average(trees)
+  assert shares[1] is trees[1]
+  assert np.array_equal(mean["x"], np.round(mean["x"]))
+  lost = np.zeros(12)
+  lost[4:8] = 1  # The slice of the one that is not finite: its debt is lost.
+  total = (shares[0]["x"] + shares[2]["x"]).ravel()
+  kept = lost[:10] == 0
+  np.testing.assert_allclose(total[kept], 2 * mean["x"].ravel()[kept])
 
 
 @pytest.mark.parametrize(
