@@ -200,6 +200,20 @@ MUTATIONS = (
       "exchange/test_transport.py",
     ),
     (
+      "what rounding the mean lost is owed once, not once a replica",
+      "exchange/transport.py",
+      "lost = count * (exact_mean",
+      "lost = 1.0 * (exact_mean",
+      "exchange/test_feedback.py",
+    ),
+    (
+      "the owner's own values are rounded too",
+      "exchange/transport.py",
+      "arrived = arrived.at[replica].set(message.values[replica])",
+      "arrived = arrived.at[replica].add(0.0)",
+      "exchange/test_feedback.py",
+    ),
+    (
       "one seed serves all exchanges",
       "exchange/compressed.py",
       "shared_key = jax.random.fold_in(shared_key, state.count)",
