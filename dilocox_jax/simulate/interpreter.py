@@ -101,9 +101,7 @@ class Interpreter(abc.ABC, Generic[Moment]):
     # A connection that was idle for long starts with a small window again.
     end, is_slow = start, self._idle_s > RETRANSMISSION_TIMEOUT_S
     links = self.link_costs.among(op.members)
-    self._idle_s = self._idle_s * ~np.isin(
-      range(self.num_replicas), links.members
-    )
+    self._idle_s = self._idle_s * ~links.is_member
     for collective in op.operations:
       name = f"{op.key[0]} {op.key[1]} {collective.kind}"
       end = self._collective(name, collective, end, is_slow, links)
@@ -115,8 +113,7 @@ class Interpreter(abc.ABC, Generic[Moment]):
 
   def _half_codec_s(self, members: tuple[int, ...] | None) -> np.ndarray:
     """Returns half of the codec's time; none for who is not in the ring."""
-    ring = self.link_costs.among(members).members
-    return self.work.codec_s / 2 * np.isin(range(self.num_replicas), ring)
+    return self.work.codec_s / 2 * self.link_costs.among(members).is_member
 
   def _collective(
     self,

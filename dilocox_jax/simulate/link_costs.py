@@ -103,6 +103,11 @@ class LinkCosts:
     """The replicas that send to each other, in order."""
     return self.ring or tuple(range(self.cluster.num_replicas))
 
+  @functools.cached_property
+  def is_member(self) -> np.ndarray:
+    """Which replicas of the cluster are members (boolean array)."""
+    return np.isin(range(self.cluster.num_replicas), self.members)
+
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
   def among(self, members: tuple[int, ...] | None) -> "LinkCosts":
     """Returns the costs where only some replicas send; None: all of them."""

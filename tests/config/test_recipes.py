@@ -9,7 +9,7 @@ from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.recipes import DEFAULTS, RECIPES
 from dilocox_jax.mapping import check_path, flat
 from dilocox_jax.plan.schedule.methods import METHODS
-from experiments.configs import convergence_small
+from experiments.configs import convergence_long, convergence_small
 from experiments.sweeps.sweep_spec import sweep
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs/results"
@@ -255,14 +255,18 @@ def test_the_warm_up_follows_the_run(total_steps, warmup_steps):
   assert config["inner.warmup_steps"] == warmup_steps
 
 
-def test_every_run_of_the_kept_results_still_has_its_config():
-  small = sweep(convergence_small.get_config().to_dict())
-  with (RESULTS / "convergence_small.csv").open(newline="") as file:
+@pytest.mark.parametrize(
+  ("module", "count"), [(convergence_small, 371), (convergence_long, 8)]
+)
+def test_every_run_of_the_kept_results_still_has_its_config(module, count):
+  kept = sweep(module.get_config().to_dict())
+  name = module.__name__.rpartition(".")[2]
+  with (RESULTS / f"{name}.csv").open(newline="") as file:
     rows = list(csv.DictReader(file))
-  assert len(rows) == 371
+  assert len(rows) == count
   for row in rows:
     changed = json.loads(row["changed"])
-    config = small.config(changed)
+    config = kept.config(changed)
     values = flat(config.to_mapping())
     assert changed.items() <= values.items()
     assert from_mapping(config.to_mapping()) == config
