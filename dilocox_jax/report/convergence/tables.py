@@ -154,7 +154,9 @@ def _orderings(comparison: Comparison) -> ReportTable:
     text = f"{claim.better} < {', '.join(claim.than)}"
     rows.append((text, _where(claim.at), claim.source, verdict))
   for name, most in comparison.gaps.items():
-    claim = f"{name} at most {most:.1%} above allreduce"
+    entry = comparison.entry(name)
+    baseline = entry.baseline if entry else comparison.baseline
+    claim = f"{name} at most {most:.1%} above {baseline}"
     verdict = orderings.bounded(comparison, name, most)
     rows.append((claim, "equal tokens", "ours", verdict))
   notes = [

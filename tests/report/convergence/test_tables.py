@@ -91,6 +91,14 @@ def test_orderings_are_worked_out_from_the_losses():
     ),
     "absent at most 10.0% above allreduce": "not run",
   }
+  entries = [
+    *convergences.comparison().entries,
+    convergences.entry("muon", 0.7, 0.7),
+    convergences.entry("muloco", 0.71, 0.71, baseline="muon"),
+  ]
+  assert "muloco at most 2.0% above muon" in table(
+    entries=entries, gaps={"muloco": 0.02}
+  )
 
 
 def test_who_was_tuned_at_an_end_of_the_grid_is_said_beside_the_orderings():
