@@ -209,7 +209,7 @@ MUTATIONS = (
     (
       "the owner's own values are rounded too",
       "exchange/transport.py",
-      "arrived = arrived.at[replica].set(message.values[replica])",
+      "arrived = arrived.at[replica].set(exact)",
       "arrived = arrived.at[replica].add(0.0)",
       "exchange/test_feedback.py",
     ),

@@ -192,7 +192,8 @@ def _scatter(
   for message, coder, arrays in zip(slices, coders, swapped, strict=True):
     arrived = coder.decode(arrays)
     if shares_add_up:
-      arrived = arrived.at[replica].set(message.values[replica])
+      exact = message.values[replica].astype(arrived.dtype)
+      arrived = arrived.at[replica].set(exact)
     total = jnp.sum(arrived, axis=0, keepdims=True)
     mean = mean_of_participants(total, count)
     exact_means.append(mean[0])
@@ -210,7 +211,8 @@ def _scatter(
     own, shape = coder.decode(codes), message.values.shape
     if shares_add_up:
       lost = count * (exact_mean - mean[replica])
-      own = own.at[replica].set(cut.values[replica] - lost)
+      exact = cut.values[replica].astype(own.dtype)
+      own = own.at[replica].set(exact - lost)
     results.append(Reduced(_joined(mean, shape), _joined(own, shape)))
   return results
 
