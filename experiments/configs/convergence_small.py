@@ -28,10 +28,13 @@ CLOCK_107B = {
 }
 
 # Notes that hold for every sweep of these methods, whatever its model.
-ON_RULES = (
+ON_READINGS = (
   "DiLoCoX applies a pseudo-gradient late. `continue` and `reset` are the two"
   " readings of its rule: the late update is added to a replica's own progress,"
-  " or it replaces that progress. `ours` is `continue` with a tau no longer"
+  " or it replaces that progress."
+)
+ON_RULES = (
+  f"{ON_READINGS} `ours` is `continue` with a tau no longer"
   " than the transfer takes, and an H of about twice tau."
 )
 ON_CURVES = (
