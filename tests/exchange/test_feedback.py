@@ -83,6 +83,16 @@ def in_a_row(
     yield np.asarray(mean), state.residual
 
 
+def assert_as_the_twin(rounds, actual, twin):
+  """Compares means and residuals of exchanges in a row with the numpy twin."""
+  for values, (mean, residual) in zip(rounds, actual, strict=True):
+    values = values.astype(np.float64)
+    expected, _ = twin.average([{"x": own} for own in values])
+    for own in mean:
+      close(own, expected["x"], EXACT)
+    close(residual, np.stack([owed["x"] for owed in twin.residuals]), EXACT)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
   ("decay", "against"), [(1.0, "own"), (0.9, "own"), (0.9, "mean")]
@@ -94,12 +104,7 @@ def test_feedback_is_that_of_the_numpy_twin(decay, against, layout):
   lossy = oracle.Lossy(lambda _, values: received(INT4)(values))
   twin = oracle.ErrorFeedback(lossy, decay, against)
   actual = in_a_row(rounds, INT4, Feedback(decay, against), layout)
-  for values, (mean, residual) in zip(rounds, actual, strict=True):
-    values = values.astype(np.float64)
-    expected, _ = twin.average([{"x": own} for own in values])
-    for own in mean:
-      close(own, expected["x"], EXACT)
-    close(residual, np.stack([owed["x"] for owed in twin.residuals]), EXACT)
+  assert_as_the_twin(rounds, actual, twin)
 
 
 @pytest.mark.parametrize(("name", "collective"), LOSSY)
@@ -136,12 +141,7 @@ def test_feedback_on_both_roundings_is_that_of_the_numpy_twin(bits, layout):
     oracle.Scattered(lambda _, slices: received_slices(payload)(slices)), 0.9
   )
   actual = in_a_row(rounds, payload, Feedback(0.9), layout, "reduce_scatter")
-  for values, (mean, residual) in zip(rounds, actual, strict=True):
-    values = values.astype(np.float64)
-    expected, _ = twin.average([{"x": own} for own in values])
-    for own in mean:
-      close(own, expected["x"], EXACT)
-    close(residual, np.stack([owed["x"] for owed in twin.residuals]), EXACT)
+  assert_as_the_twin(rounds, actual, twin)
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
