@@ -7,6 +7,7 @@ the axes, and a line above each panel says whether its numbers are measured or
 derived.
 """
 
+import itertools
 import math
 import textwrap
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ MARKERS = "osD^vP"
 GREY, PALE = "#555555", "#B8B8B8"
 LOSS_AXIS = "validation loss (nats a token)"
 _TITLE_CHARACTERS = 10  # Characters of a title that fit into an inch.
+_LEGEND_CHARACTERS = 13  # Those of a legend, whose letters are smaller.
+_LEGEND_LINE = 6  # Characters for which the line beside a name has room.
 _LABEL_CHARACTERS = 12  # The same of the name of an axis.
 _CAPTION_CHARACTERS = 16  # The same of the line above a panel.
 
@@ -98,10 +101,29 @@ def legend(figure: Figure, ax: Axes, columns: int) -> None:
 
 
 def legend_below(figure: Figure, handles: Sequence[Any], columns: int) -> None:
-  """Puts a legend of labelled artists below a figure."""
+  """Puts a legend of labelled artists below a figure.
+
+  It has fewer columns where the names are too long for the figure's width.
+  """
   look = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
+  names = [str(handle.get_label()) for handle in handles]
+  room = _LEGEND_CHARACTERS * figure.get_figwidth()
   columns = min(columns, len(handles))
+  while columns > 1 and _legend_width(names, columns) > room:
+    columns -= 1
   figure.legend(handles=handles, ncols=columns, **look)
+
+
+def _legend_width(names: Sequence[str], columns: int) -> int:
+  """Returns about how many characters a row takes, lines of curves included.
+
+  Names fill one column after the other, and the first columns are the longest:
+  five names in three columns stand 2, 2, 1.
+  """
+  least, more = divmod(len(names), columns)
+  ends = [least * c + min(c, more) for c in range(columns + 1)]
+  parts = [names[start:end] for start, end in itertools.pairwise(ends)]
+  return sum(max(map(len, part)) + _LEGEND_LINE for part in parts)
 
 
 def cut_high(

@@ -99,7 +99,7 @@ def get_config():
       "overlap_loco_adamw": 0.005,
       "overlap_loco_short": 0.0,
     }
-    config.target_loss = 1.2
+    config.target_loss = 1.1
     config.notes = (
       convergence_small.ON_READINGS,
       convergence_small.ON_CURVES,

@@ -67,6 +67,21 @@ def test_the_legend_names_every_line():
   assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]
 
 
+@pytest.mark.parametrize(
+  ("length", "columns"), [(10, 4), (24, 3), (40, 2), (90, 1)]
+)
+def test_a_legend_of_long_names_stays_within_the_figure(length, columns):
+  figure, (ax,) = style.frame(1, "", size=(8.4, 5.6))
+  for letter in "abcde":
+    ax.plot([1, 2], label=letter * length)
+  style.legend(figure, ax, 4)
+  figure.draw_without_rendering()
+  (legend,) = figure.legends
+  box = legend.get_window_extent()
+  assert vars(legend)["_ncols"] == columns
+  assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+
+
 @pytest.mark.parametrize("panels, most", [(1, 65), (3, 60)])
 def test_a_long_line_above_a_panel_is_wrapped(panels, most):
   _, axes = style.frame(panels, "title", (4.8 * panels, 4.4))

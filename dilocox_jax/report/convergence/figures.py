@@ -278,7 +278,7 @@ def _finish(
   if math.isfinite(view.top):
     margin = 0.04 * (view.top - view.low)
     ax.set_ylim(view.low - margin, view.top)
-  if found.target_loss:
+  if found.target_loss and found.target_loss <= view.top:
     ax.axhline(found.target_loss, **_MARK)
     target, along = found.target_loss, ax.get_yaxis_transform()
     look = {"xycoords": along, "va": "bottom", **_MARK_TEXT}
