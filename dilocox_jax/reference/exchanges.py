@@ -99,7 +99,7 @@ class Scattered:
     for name, leaf in trees[0].items():
       had = np.stack(
         [
-          _slices(tree[name] if known else np.zeros_like(leaf), len(trees))
+          slices_of(tree[name] if known else np.zeros_like(leaf), len(trees))
           for tree, known in zip(trees, finite, strict=True)
         ]
       )
@@ -108,24 +108,24 @@ class Scattered:
       exact = share.sum(axis=0) / count
       rounded = self.codec(name, exact)
       share[owners, owners] -= count * (exact - rounded)
-      mean[name] = _leaf(rounded, leaf.shape)
+      mean[name] = leaf_of_slices(rounded, leaf.shape)
       for tree, slices in zip(shares, share, strict=True):
-        tree[name] = _leaf(slices, leaf.shape)
+        tree[name] = leaf_of_slices(slices, leaf.shape)
     return mean, [
       share if known else tree
       for share, tree, known in zip(shares, trees, finite, strict=True)
     ]
 
 
-def _slices(leaf: np.ndarray, count: int) -> np.ndarray:
+def slices_of(leaf: np.ndarray, count: int) -> np.ndarray:
   """The values of a leaf as slices of equal width, [count, width]."""
   width = -(-leaf.size // count)
   padded = np.pad(leaf.ravel(), (0, count * width - leaf.size))
   return padded.reshape(count, width)
 
 
-def _leaf(slices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  """Reverses `_slices`."""
+def leaf_of_slices(slices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+  """Reverses `slices_of`."""
   return slices.ravel()[: math.prod(shape)].reshape(shape)
 
 

@@ -10,7 +10,13 @@ import math
 import numpy as np
 
 from dilocox_jax.reference import codecs
-from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy, Scattered
+from dilocox_jax.reference.exchanges import (
+  ErrorFeedback,
+  Lossy,
+  Scattered,
+  leaf_of_slices,
+  slices_of,
+)
 from dilocox_jax.reference.methods import train
 from dilocox_jax.reference.optimizers import AdamW, Sgd
 
@@ -83,10 +89,8 @@ def lossy_mean(exchange, codec, num_replicas):
     assert exchange.collective in ("all_gather", "reduce_scatter")
     if scatters:
       # A chunk a replica; the owner of one rounds its mean once more.
-      width = -(-leaf.size // num_replicas)
-      padded = np.pad(leaf.ravel(), (0, num_replicas * width - leaf.size))
-      sent = lossy(codec, padded.reshape(num_replicas, width))
-      return sent.ravel()[: leaf.size].reshape(leaf.shape)
+      sent = lossy(codec, slices_of(leaf, num_replicas))
+      return leaf_of_slices(sent, leaf.shape)
     layers = len(leaf) if name.startswith("blocks/") else 1
     sent = lossy(codec, leaf.reshape(layers, -1), leaf.shape[-1])
     return sent.reshape(leaf.shape)
