@@ -1,12 +1,12 @@
 """What separates a hidden, compressed exchange from AllReduce, piece by piece.
 
-Every setting differs from `overlap_loco` in the fields that its name says, at
-half the length of the small sweep and on the seed that the sweep tunes on. So
-AllReduce with Muon to compare with is among the tuning runs of that sweep
-(docs/results). With H = 16 one bit a value fills the line of the 107B clock (1
-Gbit/s); settings that send more a step are here to show what the bytes cost.
-This config claims nothing: docs/log.md says what was learnt. Cost: about three
-minutes a run on a core.
+Every setting differs from a first form of `overlap_loco` (4 balanced fragments,
+tau = 4) in the fields that its name says, at half the length of the small sweep
+and on the seed that the sweep tunes on. So AllReduce with Muon to compare with
+is among the tuning runs of that sweep (docs/results). With H = 16 one bit a
+value fills the line of the 107B clock (1 Gbit/s); settings that send more a
+step are here to show what the bytes cost. This config claims nothing:
+docs/log.md says what was learnt. Cost: about three minutes a run on a core.
 
     python -m experiments.ablate --config=experiments/configs/ablate_gap.py \
         --workdir=runs/ablate_gap --processes=2
@@ -38,7 +38,7 @@ TWO_BITS = SLICED | {"codec.name": "int(bits=2)", **_rounds(32, 2, 16)}
 
 
 def _base():
-  """`overlap_loco`, written as `delayed`, so that all of it can be changed."""
+  """The first form of `overlap_loco`, as `delayed`, so that all may change."""
   base = convergence_small.get_config().base
   base.total_steps = 1000
   base.seed = 1000

@@ -2,7 +2,7 @@
 
 The model `tiny` has 0.86 million parameters, so a run takes 17,000 steps of
 1,024 tokens. A cold start that is a large share of 2000 steps is a small one
-here. The inner rates are those of the small sweep, and for Muon lower ones too,
+here. The inner rates are those of 2000 steps, and for Muon lower ones too,
 since a longer run may want a lower rate. This config claims nothing:
 docs/log.md says what was found. Cost: about half an hour a run on a core.
 

@@ -4,15 +4,17 @@ The model, the clocks and the methods are those of `convergence_small`, but a
 run has 17,000 steps of 1,024 tokens. A cold start that is a large share of 2000
 steps is a small one here.
 
-Nothing is tuned in this sweep. MuLoCo and the methods with AdamW have the inner
-rates that `convergence_small` chose. For AllReduce and `overlap_loco` with Muon
-rates of 0.0028, 0.004, 0.0055 and 0.008 were tried on seed 0 (`ablate_long`);
-the two lowest were equally good for both. The end of the schedule and the power
-of the average were chosen on seed 0 as well. So seed 0 is the seed of tuning
-here, and none of the results.
+Nothing is tuned in this sweep. MuLoCo, DiLoCo, DiLoCoX and AllReduce with AdamW
+have the inner rates that `convergence_small` chose; that of `overlap_loco` with
+AdamW was set by hand. With Muon AllReduce was tried at 0.0028, 0.004 and 0.006
+and `overlap_loco` at 0.0028, 0.004, 0.0055 and 0.008, on seed 0
+(`ablate_long`); the two lowest were equally good for both. The end of the
+schedule and the power of the average were chosen on seed 0 as well. So seed 0
+is the seed of tuning here, and none of the results.
 
-This config claims nothing itself: its report says what holds. Cost: 20 to 35
-minutes a run on a core. The runs that are finished so far are in docs/results.
+This config claims nothing itself: its report says what holds. Cost: 13 to 49
+minutes a run on a core (measured, other work beside it). The runs that are
+finished so far are in docs/results.
 
     python -m experiments.convergence \
         --config=experiments/configs/convergence_long.py \
@@ -24,14 +26,14 @@ from experiments.sweeps import method_list as methods
 
 MUON = {"inner.optimizer": "muon", "inner.warmup_steps": 50}
 ADAMW = {"inner.optimizer": "adamw", "inner.warmup_steps": 200}
-# Slices that are hidden on both clocks, and an average of about the last tenth.
+# Slices that are hidden on both clocks, an average a twelfth of a run behind.
 OVERLAP = {
   "sync.sync_interval": 16,
   "sync.num_fragments": 8,
   "outer.average_power": 10.0,
   "inner.final_fraction": 0.1,
 }
-# 1 bit every four steps: about 113 times fewer bytes than AllReduce (derived).
+# 1 bit every four steps: about 114 times fewer bytes than AllReduce (derived).
 SHORT_ROUNDS = {"sync.sync_interval": 4, "sync.num_fragments": 4}
 AT_25 = {"sync.sync_interval": 25}
 
@@ -105,7 +107,7 @@ def get_config():
       convergence_small.ON_CURVES,
       "`overlap_loco` ends with an average of its outer parameters, and"
       " AllReduce with its newest ones. An AllReduce that kept an average too"
-      " would end about 0.65 % lower (docs/log.md).",
+      " would end about 0.65 % lower (Muon, seed 0; docs/log.md).",
       "Seed 0 chose the settings, so it is none of the results.",
     )
   return config

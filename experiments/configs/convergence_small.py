@@ -43,9 +43,9 @@ ON_CURVES = (
   " end where a curve crosses it."
 )
 ON_NAMES = (
-  "A method whose name ends with a clock has the shortest H that hides an"
-  " exchange of DiLoCoX on that clock. `diloco_cold` is DiLoCo without its warm"
-  " start."
+  "A method whose name ends with a clock has the shortest H that divides the"
+  " steps and hides an exchange of DiLoCoX on that clock. `diloco_cold` is"
+  " DiLoCo without its warm start."
 )
 # Notes on this sweep.
 NOTES = (

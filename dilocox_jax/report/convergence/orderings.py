@@ -102,11 +102,19 @@ def summary(found: Sequence[Verdict]) -> str:
     found: Verdicts on the pairs of one claim.
   """
   against = [
-    f"{word}: {', '.join(names)}"
+    f"{word}: {', '.join(dict.fromkeys(names))}"
     for word in _AGAINST
-    if (names := [v.other for v in found if v.result == word])
+    if (names := [_named(v) for v in found if v.result == word])
   ]
   return "; ".join(against) or HOLDS
+
+
+def _named(verdict: Verdict) -> str:
+  """Returns the method that a verdict names, the one that lacks runs if any."""
+  lacks = len(verdict.better_spread.losses) < len(verdict.other_spread.losses)
+  if verdict.result in (SEEDS, MISSING) and lacks:
+    return verdict.better
+  return verdict.other
 
 
 def bounded(found: Comparison, name: str, most: float) -> str:

@@ -67,7 +67,12 @@ def test_a_claim_names_those_against_whom_it_does_not_hold():
     "reversed: allreduce; spreads overlap: diloco"
   )
   assert of("dilocox", ("allreduce", "eager"), "near") == "too few steps: eager"
-  assert of("absent", ("diloco", "dilocox")) == "not run: diloco, dilocox"
+  # What lacks runs is named, on whichever side of the claim it stands.
+  assert of("absent", ("diloco", "dilocox")) == "not run: absent"
+  assert of("diloco", ("absent", "dilocox")) == (
+    "spreads overlap: dilocox; not run: absent"
+  )
+  assert of("eager", ("diloco", "dilocox")) == "seeds missing: eager"
 
 
 @pytest.mark.parametrize(
