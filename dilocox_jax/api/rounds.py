@@ -9,16 +9,23 @@ import dataclasses
 
 import optax
 
-from dilocox_jax.api.step_methods import CodecChoice, named_exchange
+from dilocox_jax.api.step_methods import (
+  CodecChoice,
+  check_unsent,
+  named_exchange,
+)
+from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.feedback import Feedback
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.programs import RoundPrograms
 from dilocox_jax.outer.round_program import InnerStep, RoundState, StepMetrics
 from dilocox_jax.outer.transforms import OuterTransform
-from dilocox_jax.plan.schedule.fragments import BLOCKS, Fragments
+from dilocox_jax.plan.schedule import leaf_fragments
+from dilocox_jax.plan.schedule.fragments import BLOCKS, SLICED, Fragments
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.pytypes import Aggregator, Tree
+from dilocox_jax.trees import leaves_by_path, shapes_by_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +40,25 @@ class Rounds:
   method: Method
   programs: RoundPrograms
 
+  @property
+  def fragments(self) -> Fragments:
+    """How the parameters are divided."""
+    return self.programs.outer.partition.fragments
+
   def init(self, params: Tree, optimizer: Tree) -> RoundState:
     """Returns the first state, in which all replicas have equal parameters.
 
     Args:
       params: Parameters of the model, without a replica axis.
       optimizer: State of the inner optimizer of one replica.
+
+    Raises:
+      ValueError: If the fragments do not cover the parameters.
     """
+    leaf_fragments.covered(
+      leaf_fragments.by_layer(shapes_by_path(params), self.fragments),
+      shapes_by_path(params),
+    )
     return self.programs.init(params, optimizer)
 
   def run(
@@ -55,8 +74,19 @@ class Rounds:
 
     Returns:
       The new state, and losses and gradient norms [M, H].
+
+    Raises:
+      ValueError: If a leaf of `batches` does not begin with [M, H].
     """
     windows = self.method.schedule.round_windows(number)
+    num_steps = sum(window.num_steps for window in windows)
+    wanted = (self.programs.replicas.num_replicas, num_steps)
+    for path, leaf in leaves_by_path(batches).items():
+      require(
+        leaf.shape[:2] == wanted,
+        f"batches: leaf {path!r} of shape {leaf.shape} must begin with "
+        f"{wanted}: a batch for every replica and inner step of round {number}",
+      )
     state, metrics, _ = self.programs.round(state, batches, windows)
     return state, metrics
 
@@ -98,7 +128,7 @@ def make_rounds(
     outer: Optimizer of the outer parameters.
     num_replicas: M.
     num_layers: Layers of the leaves below "blocks", their first axis; only
-      needed for more than one fragment.
+      needed for more than one fragment that is not sliced.
     rest_in_layers: Size of all other leaves, in layers; only needed for
       "balanced" fragments (`plan.schedule.fragments.rest_in_layers`).
     layout: "stacked" (one device holds all replicas) or "mesh" (a device for
@@ -117,7 +147,9 @@ def make_rounds(
       "a method that averages gradients has no rounds: take "
       "dilocox_jax.allreduce, which is a transform of single steps"
     )
-  if method.schedule.num_fragments > 1 and num_layers < 1:
+  check_unsent(method, error_feedback, keep_unsent)
+  is_sliced = method.fragment_order in SLICED
+  if method.schedule.num_fragments > 1 and not is_sliced and num_layers < 1:
     raise ValueError(
       f"num_fragments={method.schedule.num_fragments} divides the layers of "
       f'leaves below "{BLOCKS}": give num_layers, or take '
@@ -130,7 +162,8 @@ def make_rounds(
     rest_in_layers,
   )
   if exchange is None:
-    exchange = named_exchange(codec, Feedback() if error_feedback else None)
+    feedback = Feedback() if error_feedback else None
+    exchange = named_exchange(codec, feedback, keep_unsent=keep_unsent)
   transform = OuterTransform(
     method, Partition(fragments), outer, exchange, keep_unsent
   )

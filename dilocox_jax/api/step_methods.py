@@ -4,8 +4,8 @@ A transform runs in the code of one replica, under an axis name that the caller
 binds with `jax.vmap`, `jax.shard_map` or `jax.pmap`.
 """
 
+import dataclasses
 import difflib
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -90,10 +90,16 @@ def step_transform(
   Raises:
     ValueError: One line that names what does not fit.
   """
+  check_unsent(method, error_feedback, keep_unsent)
   if exchange is None:
     feedback = Feedback(feedback_decay, feedback_against, feedback_dtype)
     exchange = named_exchange(
-      codec, feedback if error_feedback else None, collective, seed, axis_name
+      codec,
+      feedback if error_feedback else None,
+      collective,
+      seed,
+      axis_name,
+      keep_unsent,
     )
   if method.exchanged == "gradient":
     return _averaged_gradients(inner, exchange, axis_name)
@@ -102,7 +108,7 @@ def step_transform(
   count = method.schedule.num_fragments
   if fragments is None and method.fragment_order in SLICED:
     fragments = Fragments(count, 1, method.fragment_order)
-  divide = functools.partial(_divided, count, fragments)
+  divide = _Divide(count, _hashable(fragments))
   return pseudo_gradient_steps(
     method, inner, outer, exchange, divide, keep_unsent, axis_name
   )
@@ -114,6 +120,7 @@ def named_exchange(
   collective: str = "auto",
   seed: int = 0,
   axis_name: str = REPLICA_AXIS,
+  keep_unsent: bool = False,
 ) -> Aggregator:
   """Builds the aggregator that the names mean.
 
@@ -123,6 +130,7 @@ def named_exchange(
     collective: Which collective carries it.
     seed: Seed of random masks, first factors and stochastic rounding.
     axis_name: Axis over which replicas are mapped.
+    keep_unsent: Whether what the codec lost stays in the replica's parameters.
   """
   if isinstance(codec, str):
     codec = {"name": codec}
@@ -133,31 +141,74 @@ def named_exchange(
       'e.g. {"name": "int", "bits": 4}'
     )
   return mean_over_replicas(
-    Compression(payload, collective, seed, axis_name=axis_name), feedback
+    Compression(
+      payload, collective, seed, axis_name=axis_name, keep_unsent=keep_unsent
+    ),
+    feedback,
   )
 
 
-def _divided(
-  count: int, fragments: Fragmentation | None, tree: Tree
-) -> tuple[LeafFragment, ...]:
-  shapes = shapes_by_path(tree)
-  if fragments is None:
-    return leaf_fragments.balanced(shapes, count)
-  if isinstance(fragments, Fragments):
-    return leaf_fragments.by_layer(shapes, fragments)
-  if callable(fragments):
-    return leaf_fragments.by_path(shapes, count, fragments)
+def check_unsent(
+  method: Method, error_feedback: bool, keep_unsent: bool
+) -> None:
+  """Raises ValueError if nothing, or two things, would keep what a codec lost.
+
+  Args:
+    method: Schedule and rule.
+    error_feedback: Whether it is added to the next exchange.
+    keep_unsent: Whether it stays in the replica's parameters.
+  """
+  if not keep_unsent:
+    return
+  if error_feedback:
+    raise ValueError(
+      "error_feedback and keep_unsent both make up for what a codec loses: "
+      "set one of them to False"
+    )
+  if not method.can_keep_unsent:
+    raise ValueError(
+      "keep_unsent=True needs replicas that go on from the outer parameters "
+      "at once, or rule 'continue': take error_feedback=True"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Divide:
+  """From a tree to its fragments; equal to another one with equal settings.
+
+  So are the structures of the states of two transforms, and a state that was
+  saved fits a transform that is made anew.
+  """
+
+  count: int
+  fragments: Fragmentation | None
+
+  def __call__(self, tree: Tree) -> tuple[LeafFragment, ...]:
+    shapes = shapes_by_path(tree)
+    if self.fragments is None:
+      return leaf_fragments.balanced(shapes, self.count)
+    if callable(self.fragments):
+      return leaf_fragments.by_path(shapes, self.count, self.fragments)
+    divided = self.fragments
+    if isinstance(divided, Fragments):
+      divided = leaf_fragments.by_layer(shapes, divided)
+    if len(divided) != self.count:
+      raise ValueError(
+        f"{len(divided)} fragments are listed, but num_fragments={self.count}"
+      )
+    leaf_fragments.covered(divided, shapes)
+    return tuple(divided)
+
+
+def _hashable(fragments: Fragmentation | None) -> Fragmentation | None:
   if isinstance(fragments, int):
     raise ValueError(
       f"fragments={fragments} says how a tree is divided; the number of "
       f"fragments is num_fragments={fragments}"
     )
-  if len(fragments) != count:
-    raise ValueError(
-      f"{len(fragments)} fragments are listed, but num_fragments={count}"
-    )
-  leaf_fragments.covered(fragments, shapes)
-  return tuple(fragments)
+  if fragments is None or isinstance(fragments, Fragments):
+    return fragments
+  return fragments if callable(fragments) else tuple(map(tuple, fragments))
 
 
 def _averaged_gradients(

@@ -145,11 +145,8 @@ class RunConfig:
 
   def _check_unsent(self) -> None:
     method = self.sync.named
-    is_reset = method.rule == "reset" and not method.schedule.overlap_steps
-    sends_progress = method.exchanged == "pseudo_gradient"
     require(
-      not self.exchange.keep_unsent
-      or (sends_progress and (is_reset or method.rule == "continue")),
+      not self.exchange.keep_unsent or method.can_keep_unsent,
       "exchange.keep_unsent=True needs replicas that go on from the outer "
       f"parameters at once, or rule 'continue', not {method.rule!r} with "
       f"overlap_steps={method.schedule.overlap_steps}: take "

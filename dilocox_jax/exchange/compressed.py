@@ -82,6 +82,8 @@ class Compression:
     axis_name: Axis over which replicas are mapped.
     follows_rank: Whether the rank of later rounds follows the measured one, so
       that the host needs Gram matrices however large they are (`grams`).
+    keep_unsent: Whether replicas keep in their parameters what is missing from
+      their own parts of the mean, as `OuterTransform` lets them.
   """
 
   payload: Payload
@@ -90,6 +92,7 @@ class Compression:
   max_rank: int = 0
   axis_name: str = REPLICA_AXIS
   follows_rank: bool = False
+  keep_unsent: bool = False
 
 
 def compressed(

@@ -32,7 +32,11 @@ from dilocox_jax.exchange.compressed import (
   compressed,
   grams,
 )
-from dilocox_jax.exchange.mean import finite_part, mean_of_finite_replicas
+from dilocox_jax.exchange.mean import (
+  finite_part,
+  mean_of_finite_replicas,
+  widened,
+)
 from dilocox_jax.plan.choices import REFERENCES, RESIDUAL_DTYPES
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.payload import Dense, Int
@@ -91,22 +95,25 @@ def compressed_mean(
   2, against the mean; SparseLoCo, arXiv 2508.15706, with decay against the
   replica's own; 1-bit Adam, Tang et al., 2021, arXiv 2102.02888, for feedback
   on the mean that a reduce-scatter rounds ("server error" there).
-  Differs: a replica that is not finite loses its residual. What rounding a mean
-  lost has no array of its own: the owner of a slice sends its own values there
-  to nobody, so it owes nothing else there.
+  Differs: a replica that is not finite loses its residual, and nobody makes up
+  for the mean that it rounds while it is left out. What rounding a mean lost
+  has no array of its own: the owner of a slice sends its own values there to
+  nobody, so it owes nothing else there.
 
   Args:
     compression: Payload and collective.
     feedback: How residuals are kept; None forgets what was lost.
   """
   measures_own = feedback is not None and feedback.against == "own"
-  exchange = compressed(compression, shares_add_up=measures_own)
+  exchange = compressed(
+    compression, shares_add_up=measures_own or compression.keep_unsent
+  )
 
   def init(params: Tree) -> FeedbackState:
     codec = exchange.init(params)
     if feedback is None:
       return FeedbackState(codec, None)
-    zeros = jax.tree.map(jnp.zeros_like, params)
+    zeros = jax.tree.map(jnp.zeros_like, widened(params))
     return FeedbackState(codec, _stored(zeros, feedback.dtype))
 
   def average(
@@ -115,8 +122,10 @@ def compressed_mean(
     del params
     wanted = values
     if feedback is not None:
-      old_residual = _restored(state.residual, values, feedback.dtype)
-      wanted = jax.tree.map(jnp.add, values, old_residual)
+      # In bfloat16 a residual of 1 would not grow by 0.001.
+      wanted = widened(values)
+      old_residual = _restored(state.residual, wanted, feedback.dtype)
+      wanted = jax.tree.map(jnp.add, wanted, old_residual)
     # The sum is checked, not the values: 3e38 + 3e38 is no fp32 number, and a
     # residual that has left fp32's range would never come back.
     finite, is_finite = finite_part(wanted)
@@ -138,7 +147,12 @@ def compressed_mean(
     # A replica that was left out reports what it wanted to send as it is, so
     # that its drift is not finite and the host learns of it.
     sent = jax.tree.map(
-      lambda x, v: jnp.where(is_finite, x.astype(v.dtype), v), own, wanted
+      lambda x, w, v: jnp.where(is_finite, x, w.astype(x.dtype)).astype(
+        v.dtype
+      ),
+      own,
+      wanted,
+      values,
     )
     return mean, sent, FeedbackState(codec, residual)
 

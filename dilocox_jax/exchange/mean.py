@@ -45,10 +45,7 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
 
   def average(values: Tree, state: Tree, params: Tree = None) -> Pausing:
     del params
-    wide = jax.tree.map(
-      lambda leaf: leaf.astype(np.promote_types(np.float32, leaf.dtype)), values
-    )
-    finite, is_finite = yield finite_part(wide)
+    finite, is_finite = yield finite_part(widened(values))
     totals, count = yield summed(finite, is_finite, axis_name)
     mean = jax.tree.map(
       lambda total, leaf: mean_of_participants(total, count).astype(leaf.dtype),
@@ -58,6 +55,13 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
     return mean, values, state
 
   return Aggregator(init, without_pauses(average))
+
+
+def widened(values: Tree) -> Tree:
+  """Returns values in fp32, or in their own type if that is wider."""
+  return jax.tree.map(
+    lambda leaf: leaf.astype(np.promote_types(np.float32, leaf.dtype)), values
+  )
 
 
 def finite_part(values: Tree) -> tuple[Tree, Boolean]:

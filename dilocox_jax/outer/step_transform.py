@@ -11,6 +11,8 @@ The state of every fragment is an `OuterState` over the caller's tree, in which
 functions for states, such as `optax.tree.map_params`, work.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,10 +26,22 @@ from dilocox_jax.outer.average import parameters_to_keep
 from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
 from dilocox_jax.plan.schedule.fragments import Fragments
-from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment
+from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment, LeafPiece
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.pytypes import Aggregator, Array, Boolean, Index, Tree
 from dilocox_jax.trees import path_name
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Division:
+  """How a transform divides the caller's tree: a pytree without leaves.
+
+  Attributes:
+    divide: From a tree to its fragments, a list of pieces for each.
+  """
+
+  divide: Callable[[Tree], Sequence[LeafFragment]]
 
 
 class StepState(NamedTuple):
@@ -38,11 +52,13 @@ class StepState(NamedTuple):
     inner: State of the inner optimizer.
     fragments: For every fragment its outer parameters, the state of its outer
       optimizer and exchange, and its pseudo-gradients in flight.
+    division: How the tree is divided into these fragments.
   """
 
   step: Index
   inner: Any
   fragments: tuple[OuterState, ...]
+  division: Division
 
 
 def pseudo_gradient_steps(
@@ -98,6 +114,7 @@ def pseudo_gradient_steps(
       tuple(
         transform.init(_take(copies, pieces)) for pieces in divided(params)
       ),
+      Division(divide),
     )
 
   def update(updates, state, params=None, **extra):
@@ -116,7 +133,9 @@ def pseudo_gradient_steps(
       kept, change = _events(transform, number, step, kept, before, change)
       updates = _put(updates, pieces, change)
       fragments.append(kept)
-    return updates, StepState(step, inner_state, tuple(fragments))
+    return updates, state._replace(
+      step=step, inner=inner_state, fragments=tuple(fragments)
+    )
 
   return optax.GradientTransformationExtraArgs(init, update)
 
@@ -151,24 +170,33 @@ def outer_params(state: StepState, params: Tree | None = None) -> Tree:
   Args:
     state: State of the transform, of one replica or with a replica axis.
     params: The parameters that the state belongs to, with a replica axis if it
-      has one. Needed if fragments are slices of leaves; their shapes alone are
-      read.
+      has one. Needed if fragments divide leaves; their shapes alone are read.
 
   Returns:
     The caller's tree. A replica axis stays; replicas have equal values, except
     under the rule "eager" and with exchanges whose result is not shared.
 
   Raises:
-    ValueError: If fragments divide leaves and `params` is missing, or they
-      divide layers, which are in no order here.
+    ValueError: If fragments divide leaves and `params` is missing, or the
+      method averages gradients and has no outer parameters.
   """
+  if not isinstance(state, StepState):
+    raise ValueError(
+      "this method averages gradients, so it has no outer parameters: the "
+      "parameters themselves are the model to keep"
+    )
   trees = [
     parameters_to_keep(fragment.optimizer.first, fragment.params)
     for fragment in state.fragments
   ]
   if params is None:
     return jax.tree.map(_whole, *trees, is_leaf=_is_masked)
-  return jax.tree.map(_joined, params, *trees, is_leaf=_is_masked)
+  num_axes = state.step.ndim  # 1 if there is a replica axis.
+  shapes = jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape[num_axes:], leaf.dtype), params
+  )
+  join = functools.partial(_joined, shapes, state.division.divide(shapes))
+  return (jax.vmap(join) if num_axes else join)(*trees)
 
 
 def _whole(*parts: Any) -> Array:
@@ -181,22 +209,29 @@ def _whole(*parts: Any) -> Array:
   return own[0]
 
 
-def _joined(leaf: Array, *parts: Any) -> Array:
-  """Puts the slices of a leaf one behind the other, without the padding."""
-  own = [part for part in parts if not _is_masked(part)]
-  if len(own) == 1:
-    return own[0]
-  differing = [a for a in range(leaf.ndim) if own[0].shape[a] != leaf.shape[a]]
-  joined = [
-    jax.lax.slice_in_dim(jnp.concatenate(own, a), 0, leaf.shape[a], axis=a)
-    for a in differing
-  ]
-  if len(joined) != 1:
-    raise ValueError(
-      "fragments divide layers: their outer parameters are rows of leaves, in "
-      "state.fragments[p].params"
-    )
-  return joined[0]
+def _joined(
+  shapes: Tree, fragments: Sequence[LeafFragment], *trees: Tree
+) -> Tree:
+  """Puts the rows of all fragments back into whole leaves."""
+  pieces = [{piece.path: piece for piece in pieces} for pieces in fragments]
+
+  def join(path, shape, *parts):
+    own = [n for n, part in enumerate(parts) if not _is_masked(part)]
+    whole = jnp.zeros(shape.shape, parts[own[0]].dtype)
+    for number in own:
+      whole = _with_piece(whole, pieces[number][path_name(path)], parts[number])
+    return whole
+
+  return jax.tree_util.tree_map_with_path(join, shapes, *trees)
+
+
+def _with_piece(leaf: Array, piece: LeafPiece, values: Array) -> Array:
+  """Returns a leaf with new values where a piece of it lies."""
+  if piece.layers is None:
+    return values
+  rows = jnp.asarray(piece.layers, jnp.int32)
+  index = (slice(None),) * piece.axis + (rows,)
+  return leaf.at[index].set(values, mode="drop")
 
 
 def _events(
@@ -355,10 +390,7 @@ def _put(tree: Tree, pieces: LeafFragment, values: Tree) -> Tree:
 
   def put(path, new, old):
     piece = own.get(path_name(path))
-    if piece is None or piece.layers is None:
-      return new if piece else old
-    rows = jnp.asarray(piece.layers, jnp.int32)
-    return old.at[(slice(None),) * piece.axis + (rows,)].set(new, mode="drop")
+    return _with_piece(old, piece, new) if piece else old
 
   return jax.tree_util.tree_map_with_path(put, values, tree, is_leaf=_is_masked)
 

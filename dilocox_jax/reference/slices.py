@@ -32,6 +32,9 @@ def cut_into_slices(
   slices: Arrays = {}
   for name, leaf in params.items():
     axis = int(name.startswith("blocks/"))
+    if leaf.ndim == 0 and not axis:  # One number is in slice 0.
+      slices[f"{name}@0"] = leaf
+      continue
     if leaf.ndim == axis:  # One number of a layer.
       layer = int(name.rsplit("/", 1)[1])
       for fragment in range(num_fragments):
@@ -62,6 +65,9 @@ def put_together(slices: Arrays, fragment_order: str = "sliced") -> Arrays:
     parts.setdefault(name.split("@")[0], []).append(part)
   wholes: Arrays = {}
   for name, found in parts.items():
+    if found[0].ndim == 0:
+      wholes[name] = found[0]
+      continue
     axis = min(int(name.startswith("blocks/")), found[0].ndim - 1)
     whole = np.concatenate(found, axis)
     if fragment_order == "interleaved":

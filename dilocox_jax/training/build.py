@@ -117,6 +117,7 @@ def _aggregator(config: RunConfig, setting: RoundSetting | None) -> Aggregator:
     config.seed,
     _max_rank(config),
     follows_rank=config.adaptive.mode != "off",
+    keep_unsent=exchange.keep_unsent,
   )
   return build(compression, feedback if exchange.error_feedback else None)
 

@@ -8,6 +8,7 @@ from dilocox_jax.inner.step import accumulated_gradient, inner_step
 from dilocox_jax.plan.schedule import methods
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import (
+  assert_close,
   assert_equal,
   batches_of,
   loss,
@@ -49,3 +50,39 @@ def test_rounds_without_a_config_are_those_of_the_trainer():
 def test_what_has_no_rounds_is_refused(method, message):
   with pytest.raises(ValueError, match=message):
     dx.make_rounds(method, STEP, nesterov(), num_replicas=3)
+
+
+def test_a_round_wants_a_batch_for_every_replica_and_step():
+  problem = make_problem(0, 3, 12, 4, 2, 3)
+  rounds = dx.make_rounds(
+    METHOD, STEP, nesterov(), num_replicas=3, num_layers=4
+  )
+  params = jax.tree.map(jnp.asarray, problem[0])
+  state = rounds.init(params, INNER.init(params))
+  for start, stop in ((0, 5), (0, 7)):
+    batches = batches_of(problem, start, stop)
+    with pytest.raises(ValueError, match=r"must begin with \(3, 6\)"):
+      rounds.run(state, jax.tree.map(jnp.asarray, batches), 0)
+
+
+def test_fragments_must_cover_the_parameters():
+  params = jax.tree.map(jnp.asarray, make_problem(0, 3, 1, 6, 2, 3)[0])
+  rounds = dx.make_rounds(
+    METHOD, STEP, nesterov(), num_replicas=3, num_layers=4
+  )
+  with pytest.raises(ValueError, match="must be in the fragments exactly once"):
+    rounds.init(params, INNER.init(params))
+
+
+def test_slices_need_no_layers():
+  method = methods.overlap_loco(4, 4)
+  step = inner_step(
+    accumulated_gradient(lambda params, batch: jnp.sum(params["w"] * batch)),
+    INNER,
+  )
+  rounds = dx.make_rounds(method, step, optax.sgd(1.0), num_replicas=2)
+  params = {"w": jnp.zeros(7)}
+  state = rounds.init(params, INNER.init(params))
+  state, _ = rounds.run(state, jnp.ones((2, 4, 7)), 0)
+  state = rounds.finish(state, 4)
+  assert_close(rounds.outer_params(state), {"w": jnp.full(7, -0.2)}, 1e-6)

@@ -12,6 +12,7 @@ import pytest
 
 import dilocox_jax as dx
 from dilocox_jax.config import from_mapping
+from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.leaf_fragments import LeafPiece
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.training import build
@@ -172,6 +173,21 @@ def test_a_name_brings_its_codec_and_shows_it():
     ),
     (lambda: dx.diloco(0.1, nesterov()), TypeError, "inner=0.1 must be"),
     (
+      lambda: dx.muloco(INNER, nesterov(), keep_unsent=True),
+      ValueError,
+      "set one of them to False",
+    ),
+    (
+      lambda: dx.eager(INNER, nesterov(), keep_unsent=True),
+      ValueError,
+      "take error_feedback=True",
+    ),
+    (
+      lambda: dx.cocktail_sgd(INNER, keep_unsent=True, error_feedback=False),
+      ValueError,
+      "take error_feedback=True",
+    ),
+    (
       lambda: dx.diloco(INNER, nesterov(), sync_interval=2.5),
       ValueError,
       "sync_interval=2.5 must be a whole number",
@@ -263,6 +279,67 @@ def test_the_model_to_keep_is_put_together_from_slices():
     dx.outer_params(state)
 
 
+@pytest.mark.parametrize("order", ["sliced", "interleaved"])
+def test_slices_are_put_back_in_their_rows_for_all_replicas(order):
+  keys = jax.random.split(jax.random.key(0), 2)
+  params = {
+    "a": jax.random.normal(keys[0], (3, 7, 2)),
+    "bias": jax.random.normal(keys[1], (3, 1)),  # One row in one slice of 4.
+  }
+  settings = {
+    "num_fragments": 4,
+    "sync_interval": 4,
+    "fragment_order": order,
+  }
+  tx = dx.overlap_loco(INNER, nesterov(), **settings)
+  state = jax.vmap(tx.init)(params)
+  assert_close(dx.outer_params(state, params), params, 0)
+
+
+@pytest.mark.parametrize("num_layers", [4, 5])
+def test_layers_are_put_back_in_their_places(num_layers):
+  params = {"blocks": {"w": jnp.arange(3.0 * num_layers).reshape(-1, 3)}}
+  params["head"] = jnp.ones(2)
+  settings = {"num_fragments": 3, "sync_interval": 6, "overlap_steps": 1}
+  division = Fragments(3, num_layers)
+  tx = dx.delayed(INNER, nesterov(), fragments=division, **settings)
+  assert_close(dx.outer_params(tx.init(params), params), params, 0)
+
+
+def test_a_method_that_averages_gradients_has_no_outer_parameters():
+  state = dx.allreduce(INNER).init({"a": jnp.zeros(3)})
+  with pytest.raises(ValueError, match="parameters themselves are the model"):
+    dx.outer_params(state)
+
+
+def test_states_of_equal_transforms_have_one_structure():
+  params = {"a": jnp.ones(6), "b": jnp.zeros(5)}
+  listed = [[LeafPiece("a")], [LeafPiece("b")]]
+
+  def structure(fragments):
+    settings = {"num_fragments": 2, "sync_interval": 4, "overlap_steps": 1}
+    tx = dx.delayed(INNER, nesterov(), fragments=fragments, **settings)
+    return jax.tree.structure(tx.init(params))
+
+  assert structure(None) == structure(None)
+  assert structure(listed) == structure(listed)
+  assert structure(listed) != structure(None)
+
+
+@pytest.mark.parametrize(
+  ("fragments", "message"),
+  [
+    (Fragments(3, 4), "3 fragments are listed, but num_fragments=2"),
+    (Fragments(2, 4), r"leaf 'blocks/w' of shape \(6, 3\) must be .* once"),
+  ],
+)
+def test_a_division_that_leaves_layers_out_is_refused(fragments, message):
+  settings = {"num_fragments": 2, "sync_interval": 4, "overlap_steps": 1}
+  tx = dx.delayed(INNER, nesterov(), fragments=fragments, **settings)
+  with pytest.raises(ValueError, match=message):
+    tx.init({"blocks": {"w": jnp.zeros((6, 3))}, "head": jnp.zeros(2)})
+
+
 def test_the_model_to_keep_is_put_together_from_all_fragments():
   params = {"a": jnp.ones(6), "b": {"c": jnp.zeros(5)}, "d": jnp.ones(4)}
   settings = {"num_fragments": 2, "sync_interval": 4, "overlap_steps": 1}
@@ -288,3 +365,33 @@ def test_a_method_runs_under_shard_map_as_it_is(name):
     updates, state = jax.jit(spread)(params, state)
     others, other_state = jax.jit(stacked)(params, other_state)
   assert_close(updates, others, 1e-5)
+
+
+def last_mean(num_replicas, num_rounds, **settings):
+  """Outer parameters over the number of exchanges, with constant gradients."""
+  values = jax.random.normal(jax.random.key(0), (num_replicas, 24))
+  plain = optax.sgd(1.0)
+  tx = dx.diloco(plain, plain, sync_interval=1, **settings)
+
+  def one(carry, gradient):
+    params, state = carry
+    updates, state = tx.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state
+
+  def body(carry, _):
+    return jax.vmap(one, axis_name="replica")(carry, {"w": values}), None
+
+  start = {"w": jnp.zeros((num_replicas, 24))}
+  first = start, jax.vmap(tx.init)(start)
+  (_, state), _ = jax.lax.scan(body, first, length=num_rounds)
+  mean = dx.outer_params(state)["w"][0] / num_rounds
+  return jnp.abs(mean + values.mean(axis=0)).max()
+
+
+@pytest.mark.parametrize("kept_by", ["error_feedback", "keep_unsent"])
+def test_nothing_of_a_reduce_scatter_is_lost_for_good(kept_by):
+  # With three replicas codes are scattered, and the mean is rounded again.
+  codec = {"name": "int", "bits": 1}
+  error = last_mean(3, 400, codec=codec, **{kept_by: True})
+  assert error < 0.06
+  assert last_mean(3, 400, codec=codec) > 0.3

@@ -192,6 +192,26 @@ def test_a_residual_may_be_kept_in_less_memory(dtype, bytes_a_value, bound):
   close(mean[0], np.mean(sent, axis=0), EXACT)
 
 
+def test_small_values_of_a_narrow_type_are_sent_in_the_end():
+  # The residual of the small one grows by 0.001 up to 1, which a bfloat16
+  # cannot: 0.5 + 0.001 is 0.5 there.
+  exchange = compressed_mean(Compression(Int(1, "tensor")), Feedback())
+  values = jnp.broadcast_to(jnp.array([1, 0.001], jnp.bfloat16), (2, 2))
+
+  def one(state, own):
+    mean, state = exchange.update({"w": own}, state)
+    return state, mean["w"]
+
+  def body(state, _):
+    return jax.vmap(one, axis_name="replica")(state, values)
+
+  first = jax.vmap(lambda own: exchange.init({"w": own}))(values)
+  _, means = jax.lax.scan(body, first, length=4000)
+  assert means.dtype == jnp.bfloat16
+  arrived = means[:, 0].astype(jnp.float32).mean(axis=0)
+  np.testing.assert_allclose(arrived, [1, 0.001], atol=3e-4)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_replica_that_is_not_finite_neither_spreads_nor_owes(bad, dtype):

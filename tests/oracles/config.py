@@ -96,10 +96,13 @@ def lossy_mean(exchange, codec, num_replicas):
     return sent.reshape(leaf.shape)
 
   plain = Lossy(received, rounds_mean=scatters)
+  if scatters and (
+    exchange.keep_unsent
+    or (exchange.error_feedback and exchange.feedback_against == "own")
+  ):
+    plain = Scattered(lambda _, slices: lossy(codec, slices))
   if not exchange.error_feedback:
     return plain
-  if scatters and exchange.feedback_against == "own":
-    plain = Scattered(lambda _, slices: lossy(codec, slices))
   return ErrorFeedback(
     plain,
     exchange.feedback_decay,

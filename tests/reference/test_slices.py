@@ -47,6 +47,12 @@ def test_rows_of_a_layer_are_on_its_second_axis():
   }
 
 
+def test_a_single_number_is_in_slice_zero():
+  cut = slices.cut_into_slices({"scale": np.array(2.0)}, 3)
+  assert cut == {"scale@0": 2.0}
+  assert slices.put_together(cut) == {"scale": 2.0}
+
+
 def test_one_slice_is_the_whole_tree():
   found = train_slices(1)
   expected = train("reset")

@@ -219,5 +219,13 @@ def rest_in_layers(shapes: Mapping[str, tuple[int, ...]]) -> float:
 
 
 def is_stacked(path: str) -> bool:
-  """Whether the first axis of the leaf at a path is the layer."""
-  return path.split("/", 1)[0] == BLOCKS
+  """Whether the first axis of the leaf at a path is the layer.
+
+  It is below "blocks", as in "blocks/query/kernel", unless a number follows as
+  in "blocks/0/kernel". Then each layer has leaves of its own.
+
+  Args:
+    path: Keys of the leaf, joined by "/".
+  """
+  first, _, rest = path.partition("/")
+  return first == BLOCKS and not rest.split("/", 1)[0].isdigit()

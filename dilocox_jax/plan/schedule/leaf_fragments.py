@@ -7,6 +7,7 @@ its layers.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -150,21 +151,27 @@ def _by_slice(
 
 def covered(fragments: Sequence[LeafFragment], shapes: LeafShapes) -> None:
   """Raises ValueError unless every leaf is in the fragments exactly once."""
-  seen: dict[str, list[int]] = {}
-  for fragment in fragments:
-    for piece in fragment:
-      if piece.path not in shapes:
-        raise ValueError(
-          f"fragments name the leaf {piece.path!r}: there is none"
-        )
-      shape = shapes[piece.path]
-      count = shape[piece.axis] if piece.layers is not None else 1
-      layers = [0] if piece.layers is None else piece.layers
-      seen.setdefault(piece.path, []).extend(n for n in layers if n < count)
-  for path, shape in shapes.items():
-    layers = sorted(seen.get(path, []))
-    if layers != [0] and layers not in (list(range(size)) for size in shape):
+  pieces_of: dict[str, list[LeafPiece]] = {path: [] for path in shapes}
+  for piece in itertools.chain.from_iterable(fragments):
+    if piece.path not in pieces_of:
+      raise ValueError(f"fragments name the leaf {piece.path!r}: there is none")
+    pieces_of[piece.path].append(piece)
+  for path, pieces in pieces_of.items():
+    if not _are_whole(pieces, shapes[path]):
+      found = [piece.layers or "all" for piece in pieces]
       raise ValueError(
-        f"leaf {path!r} must be in the fragments exactly once: its layers are "
-        f"{layers}"
+        f"leaf {path!r} of shape {shapes[path]} must be in the fragments "
+        f"exactly once: its layers there are {found}"
       )
+
+
+def _are_whole(pieces: Sequence[LeafPiece], shape: tuple[int, ...]) -> bool:
+  """Whether pieces of one leaf have all of it, and nothing twice."""
+  axes = {piece.axis for piece in pieces if piece.layers is not None}
+  if not axes:
+    return len(pieces) == 1
+  if len(axes) > 1 or any(piece.layers is None for piece in pieces):
+    return False
+  count = shape[axes.pop()]
+  layers = itertools.chain.from_iterable(piece.layers or () for piece in pieces)
+  return sorted(n for n in layers if n < count) == list(range(count))

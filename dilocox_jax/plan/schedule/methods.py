@@ -108,6 +108,17 @@ class Method:
       f"overlap_steps={overlap} must {rule.says.format(named_interval)}",
     )
 
+  @property
+  def can_keep_unsent(self) -> bool:
+    """Whether a replica may keep progress that a codec did not send.
+
+    It must go on from the outer parameters at once, or from them and its own
+    progress. Otherwise what it kept would be replaced before it is sent.
+    """
+    is_at_once = self.rule == "reset" and not self.schedule.overlap_steps
+    sends_progress = self.exchanged == "pseudo_gradient"
+    return sends_progress and (is_at_once or self.rule == "continue")
+
 
 Build = TypeVar("Build", bound=Callable[..., Method])
 

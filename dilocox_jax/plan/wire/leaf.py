@@ -38,7 +38,7 @@ class Leaf:
 
 
 def leaf_of(path: str, shape: tuple[int, ...]) -> Leaf:
-  """Returns the leaf at a path: under "blocks" the first axis is the layer."""
-  if is_stacked(path):
+  """Returns the leaf at a path, with a layer axis if it is stacked there."""
+  if shape and is_stacked(path):
     return Leaf(shape[0], tuple(shape[1:]))
   return Leaf(1, tuple(shape))

@@ -52,6 +52,12 @@ def test_layers_are_divided_as_the_trainer_divides_them():
     ((LeafPiece("head"), LeafPiece("blocks/w", (0, 1, 2, 3))),),
     ((LeafPiece("head"), LeafPiece("head"), LeafPiece("blocks/w")),),
     ((LeafPiece("tail"),),),
+    ((LeafPiece("head"), LeafPiece("blocks/w", (0,))),),
+    ((LeafPiece("head"), LeafPiece("blocks/w", (0, 1))),),
+    (
+      (LeafPiece("head"), LeafPiece("blocks/w", (0, 1, 2, 3, 4))),
+      (LeafPiece("blocks/w", (0, 1), 1),),
+    ),
   ],
 )
 def test_every_leaf_must_be_listed_once(fragments):
