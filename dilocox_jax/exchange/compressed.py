@@ -19,6 +19,7 @@ operations in this order.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dilocox_jax.checks import require
 from dilocox_jax.codecs.base import Codec, CodecSteps, split_keys
 from dilocox_jax.codecs.compose import codec
 from dilocox_jax.codecs.low_rank import Factors
@@ -113,6 +115,11 @@ def compressed(
   axis_name = compression.axis_name
 
   def codecs_of(tree: Tree) -> dict[str, Codec]:
+    for path, shape in shapes_by_path(tree).items():
+      require(
+        math.prod(shape) > 0,
+        f"leaf {path!r} of shape {shape} has no values: leave it out",
+      )
     return {
       path: codec(payload.at(path), leaf_of(path, leaf.shape), max_rank)
       for path, leaf in leaves_by_path(tree).items()

@@ -17,7 +17,6 @@ import numpy as np
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.programs import RoundPrograms
-from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.schedule.membership import Absences
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.wire.adaptive import RoundSetting
@@ -152,8 +151,7 @@ class AdaptiveController:
 
   def _bytes_of(self, rank: int) -> int:
     setting = dataclasses.replace(self._policy.first, rank=rank)
-    shapes = parameter_shapes(self._config.model.shape)
-    return num_bytes(to_plan.payload(self._config, setting), shapes)
+    return num_bytes(to_plan.payload(self._config, setting), self._shapes)
 
   def _by_leaf(self, setting: RoundSetting) -> tuple[tuple[str, int], ...]:
     """Divides the rank of a setting among the leaves by their spectra.
@@ -162,8 +160,7 @@ class AdaptiveController:
       Pairs of leaf path and rank. Together they cost as many bytes as the
       setting's rank costs if all leaves have it.
     """
-    shapes = parameter_shapes(self._config.model.shape)
-    leaves = {path: leaf_of(path, shapes[path]) for path in self._spectra}
+    leaves = {p: leaf_of(p, self._shapes[p]) for p in self._spectra}
     cost = {p: leaf.num_layers * sum(leaf.shape) for p, leaf in leaves.items()}
     ranks = leaf_ranks(
       self._spectra,

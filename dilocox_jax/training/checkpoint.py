@@ -324,7 +324,8 @@ class Checkpoints:
         f"the checkpoint of step {step} in {self._directory} does not fit "
         f"this version of the program: {str(error).strip().splitlines()[0]}"
       ) from error
-    leaves = [arrays[name] for name in sorted(arrays)]
+    # Names sort like leaves only as long as their numbers have four digits.
+    leaves = [arrays[name] for name in _leaves(like)]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
   def _item(self, step: int, name: str, args: Any) -> Any:

@@ -12,6 +12,8 @@ import dataclasses
 import json
 import logging
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 
@@ -280,10 +282,7 @@ def _saved_outer(
   ) as checkpoints:
     restored = checkpoints.restore(
       lambda record: replicas.abstract(
-        # A process's own checkpoint has one replica.
-        states.abstract(
-          programs, record["phase"], 1 if PART in record else None
-        ),
+        states.abstract(programs, record["phase"], _saved_replicas(record)),
         None,
       )
     )
@@ -296,6 +295,14 @@ def _saved_outer(
   is_shared = not programs.rounds.outer.is_per_replica
   optimizer = state.outer.optimizer if is_shared else None
   return params, optimizer
+
+
+def _saved_replicas(record: Mapping[str, Any]) -> int:
+  """Returns M of a checkpoint; the config may have another one by now.
+
+  A process's own checkpoint has one replica.
+  """
+  return 1 if PART in record else record["config"]["mesh"]["num_replicas"]
 
 
 def _have_same_shapes(tree: Tree, other: Tree) -> bool:

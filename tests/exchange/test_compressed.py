@@ -315,3 +315,9 @@ def test_a_divided_replica_finds_the_mean_of_a_whole_one(num_layers):
     found.append(program(*placed))
   for whole, divided in zip(*map(jax.tree.leaves, found), strict=True):
     np.testing.assert_allclose(whole, divided, rtol=1e-4, atol=1e-4)
+
+
+def test_a_leaf_without_values_is_refused_in_one_line():
+  exchange = compressed_mean(Compression(Int(4)))
+  with pytest.raises(ValueError, match=r"leaf 'b' of shape \(0, 5\) has no"):
+    exchange.init({"a": jnp.zeros(3), "b": jnp.zeros((0, 5))})

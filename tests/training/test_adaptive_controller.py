@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from typing import Any
 
@@ -158,3 +159,21 @@ def test_there_are_never_more_programs_than_ranks_on_the_ladder():
     fly(steered, [min(int(rank), steered.setting.rank)])
     seen.add(steered.setting)
   assert len(seen) <= 6
+
+
+@pytest.mark.parametrize("by_leaf", [True, False])
+def test_a_model_that_is_handed_in_has_its_own_leaves(by_leaf):
+  settings = config(by_leaf=by_leaf)
+  shapes = {"kernel": (40, 60)}
+  programs = dataclasses.replace(build.programs(settings), shapes=shapes)
+  steered = AdaptiveController(settings, programs)
+  gram: Any = np.diag((np.arange(RANK) < 2).astype(np.float32))[None]
+  own: Any = np.ones(2)
+  for _ in range(WINDOW):
+    steered.observe([Drift(own, own, own[0], {"kernel": gram})])
+  steered.choose_setting(steered.plan.segment(0))
+  # Rank 2 and a little room: fewer bytes than rank 6, so shorter rounds.
+  assert 2 <= steered.setting.rank < RANK
+  assert steered.setting.sync_interval < INTERVAL
+  leaves = dict(steered.setting.leaf_ranks)
+  assert leaves == ({"kernel": steered.setting.rank} if by_leaf else {})

@@ -464,3 +464,15 @@ def test_a_whole_checkpoint_of_another_shape_is_refused_not_dropped(directory):
     _restore(directory, another)
   assert "\n" not in str(error.value)
   assert runs.files(directory.parent) == before
+
+
+def test_ten_thousand_leaves_keep_their_order(tmp_path):
+  # By name number 10000 comes before number 1001.
+  like = [np.float32(0)] * 10_002
+
+  def read(step, leaves):
+    del step
+    return {name: number for number, name in enumerate(leaves)}
+
+  with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+    assert checkpoints._state(3, read, like) == list(range(10_002))

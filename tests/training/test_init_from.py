@@ -158,3 +158,14 @@ def test_a_directory_without_a_run_is_refused(source, tmp_path):
   (tmp_path / "config.json").write_text(json.dumps({"sync": {"method": "x"}}))
   with pytest.raises(RefusedError, match="config.json is not a run's config"):
     _inherited(tmp_path)
+
+
+def test_a_checkpoint_is_read_with_its_own_number_of_replicas(source, tmp_path):
+  # A run that goes on with more replicas has a new config before its next save.
+  workdir = tmp_path / "resumed"
+  shutil.copytree(source, workdir)
+  config = json.loads((workdir / "config.json").read_text())
+  config["mesh"]["num_replicas"] = 4
+  (workdir / "config.json").write_text(json.dumps(config))
+  expected = start.saved_outer_params(source)
+  runs.assert_same_bits(start.saved_outer_params(workdir), expected)
