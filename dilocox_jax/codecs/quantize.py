@@ -32,7 +32,8 @@ def dense(payload: Dense, leaf: Leaf) -> Encoder:
 
   Wire: 4 bytes for each value in float32, 2 in float16 and bfloat16.
   Source: OpenDiLoCo, arXiv 2407.07852, section 3, for fp16.
-  Differs: saturates instead of overflowing.
+  Differs: a value saturates instead of overflowing. The sum of several, which
+  an all-reduce adds up in fp16, may overflow nevertheless.
   """
   dtype = jnp.dtype(payload.dtype)
   largest = float(jnp.finfo(dtype).max)
