@@ -69,18 +69,19 @@ class Rounds:
     Args:
       state: State of all replicas.
       batches: Leaves [M, H, ...]: a batch for every replica and inner step of
-        this round.
+        this round. Where there are several processes, each passes the batches
+        of its own replicas.
       number: Number of the round, from 0.
 
     Returns:
       The new state, and losses and gradient norms [M, H].
 
     Raises:
-      ValueError: If a leaf of `batches` does not begin with [M, H].
+      ValueError: If a leaf of `batches` does not begin with these two axes.
     """
     windows = self.method.schedule.round_windows(number)
     num_steps = sum(window.num_steps for window in windows)
-    wanted = (self.programs.replicas.num_replicas, num_steps)
+    wanted = (len(self.programs.replicas.own), num_steps)
     for path, leaf in leaves_by_path(batches).items():
       require(
         leaf.shape[:2] == wanted,

@@ -298,8 +298,8 @@ def test_slices_are_put_back_in_their_rows_for_all_replicas(order):
 
 @pytest.mark.parametrize("num_layers", [4, 5])
 def test_layers_are_put_back_in_their_places(num_layers):
-  params = {"blocks": {"w": jnp.arange(3.0 * num_layers).reshape(-1, 3)}}
-  params["head"] = jnp.ones(2)
+  rows = jnp.arange(3.0 * num_layers).reshape(-1, 3)
+  params = {"blocks": {"w": rows}, "head": jnp.ones(2)}
   settings = {"num_fragments": 3, "sync_interval": 6, "overlap_steps": 1}
   division = Fragments(3, num_layers)
   tx = dx.delayed(INNER, nesterov(), fragments=division, **settings)
