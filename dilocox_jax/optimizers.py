@@ -54,10 +54,10 @@ def named_optimizer(
       `learning_rate`, such as "adamw", "sgd" or "muon", or in `OPTIMIZERS`.
     learning_rate: Learning rate, a number or a schedule.
     **options: Keyword arguments of the function. Arguments that the function
-      does not have are left out.
+      does not have are left out, and a momentum of 0 is its default.
 
   Raises:
-    ValueError: If optax has no such optimizer.
+    ValueError: If optax has no such optimizer, or it takes no schedule.
   """
   build: Any = OPTIMIZERS.get(name) or getattr(
     optax, name, getattr(optax.contrib, name, None)
@@ -68,7 +68,15 @@ def named_optimizer(
     f"optimizer={name!r} is not an optimizer of optax; try 'adamw' or 'sgd'",
   )
   known = {k: v for k, v in options.items() if k in parameters}
-  optimizer: Any = build(learning_rate=learning_rate, **known)
+  if known.get("momentum") == 0 and parameters["momentum"].default:
+    del known["momentum"]  # lars, sm3 and madgrad have 0.9 of their own.
+  try:
+    optimizer: Any = build(learning_rate=learning_rate, **known)
+  except TypeError as error:
+    raise ValueError(
+      f"optimizer={name!r} cannot be built with {', '.join(known) or 'nothing'}"
+      f" and a learning rate of type {type(learning_rate).__name__}: {error}"
+    ) from error
   return standard_promotion(optimizer)
 
 

@@ -31,7 +31,7 @@ def main(values: flags.FlagValues) -> None:
     shape = run.config.model.shape
     weights.family_of(shape)  # This takes no time, reading the run does.
     family = weights.write_checkpoint(workdir, shape, run.params)
-  except (ValueError, RuntimeError) as error:
+  except (ValueError, RuntimeError, OSError) as error:
     raise command_line.UsageError(error) from error
   print(f"{family}, {parameter_count(shape):,} parameters: {workdir}")
 

@@ -251,6 +251,8 @@ def _command(
 def _check_own(own_flags: Sequence[str]) -> None:
   """Raises UsageError if a flag before -- is not a flag of the launcher."""
   for flag in own_flags:
+    if flag.lstrip("-") == "cluster":
+      raise UsageError("--cluster is one word with its file: --cluster=FILE")
     if flag.startswith("-") and not _OWN.match(flag):
       raise UsageError(f"{flag} is for the processes: put it after --")
 

@@ -29,7 +29,7 @@ from dilocox_jax.data.documents import (
   sampled,
 )
 from dilocox_jax.data.huggingface import TRAIN_SPLIT, read_dataset
-from experiments.runtime import command_line
+from experiments.runtime import command_line, file_lock
 
 _MB = 10**6
 
@@ -46,7 +46,7 @@ def define_flags() -> None:
   flags.DEFINE_string("split", TRAIN_SPLIT, text)
   text = "Documents from which each next one is drawn; 0 keeps the order."
   flags.DEFINE_integer("shuffle_buffer", 0, text, lower_bound=0)
-  text = "Documents to write at most; 0 writes all."
+  text = "Documents to write at most of each glob; 0 writes all."
   flags.DEFINE_integer("max_documents", 0, text, lower_bound=0)
   text = "Seed of --shuffle_buffer."
   flags.DEFINE_integer("seed", 0, text, lower_bound=0)
@@ -79,7 +79,11 @@ def main(values: flags.FlagValues) -> None:
     ],
   )
   workdir = command_line.writable(values.workdir)
-  with command_line.usage_errors():
+  refusal = f"another prepare_data writes to --workdir={workdir}: wait for it"
+  with (
+    file_lock.held(workdir / ".prepare.lock", refusal),
+    command_line.usage_errors(kinds=(ValueError, OSError)),
+  ):
     _prepare(values, workdir)
 
 

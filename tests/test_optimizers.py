@@ -104,3 +104,15 @@ def test_extra_arguments_reach_those_who_take_them_and_no_others():
   plain = standard_promotion(optax.scale(2.0))
   updates, _ = plain.update(params, plain.init(params), params, value=3)
   assert number(updates) == 2.0
+
+
+def test_without_a_momentum_an_optimizer_has_its_own():
+  with jax.numpy_dtype_promotion("standard"):
+    expected = trained(optax.lars(0.1))
+  actual = trained(named_optimizer("lars", 0.1, momentum=0.0))
+  jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def test_an_optimizer_that_takes_no_schedule_is_refused():
+  with pytest.raises(ValueError, match="optimizer='sm3' cannot be built"):
+    named_optimizer("sm3", optax.constant_schedule(0.1))

@@ -226,11 +226,13 @@ def map_corpus(folder: str, damaged: str = DAMAGED[0]) -> Corpus:
   for split, count in index["tokens"].items():
     file = _file(path, split)
     size = file.stat().st_size if file.exists() else 0
-    found = min(size // dtype.itemsize, count)
+    found, whole = min(size // dtype.itemsize, count), count * dtype.itemsize
+    may_skip = 0 < found and size < whole  # Of a longer file no token is sure.
+    or_skip = ", or set data.damaged=skip" if may_skip else ""
     require(
-      size == count * dtype.itemsize or (damaged == "skip" and found > 0),
-      f"{file} has {size:,} bytes instead of {count * dtype.itemsize:,}: copy "
-      "the folder again, write it anew, or set data.damaged=skip",
+      size == whole or (damaged == "skip" and may_skip),
+      f"{file} has {size:,} bytes instead of {whole:,}: copy the folder again, "
+      f"write it anew{or_skip}",
     )
     arrays[split] = np.memmap(file, dtype, "r", shape=(found,))
     missing += count - found

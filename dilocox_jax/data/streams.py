@@ -8,6 +8,7 @@ number, the step. Threads may compute the next batches ahead; this changes none
 of them.
 """
 
+import ast
 import hashlib
 import itertools
 import math
@@ -245,7 +246,8 @@ class ReplicaStreams:
     differing = [
       f"{name}={state.get(name)} there and {own} here"
       for name, own in self._identity.items()
-      if name != "num_replicas" and state.get(name) != own
+      if name != "num_replicas"
+      and _comparable(name, state.get(name)) != _comparable(name, own)
     ]
     if differing:
       raise ValueError(
@@ -253,6 +255,18 @@ class ReplicaStreams:
         " resume with the same data, or start a new run"
       )
     self._step = int(state["step"])
+
+
+def _comparable(name: str, value: Any) -> Any:
+  """Returns a value of a state such that streams that may go on are equal.
+
+  If all replicas mix parts alike, their number does not matter.
+  """
+  if name != "mix" or value is None:
+    return value
+  parts, rows = ast.literal_eval(value)
+  is_common = all(row == rows[0] for row in rows)
+  return parts, rows[:1] if is_common else rows
 
 
 def cut(tokens: np.ndarray, sequence_length: int) -> np.ndarray:

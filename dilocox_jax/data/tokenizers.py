@@ -9,6 +9,7 @@ with the tokens. Losses under two tokenizers are compared in bits per byte.
 
 import dataclasses
 import hashlib
+import logging
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -143,11 +144,21 @@ def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
   )
   made.train_from_iterator(map(_text, documents), trainer)
   if path:
+    _keep(path, made.to_str())
+  return _from_text(BPE, made.to_str())
+
+
+def _keep(path: pathlib.Path, text: str) -> None:
+  """Writes a file of the cache; without one the tokenizer is trained again."""
+  try:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(made.to_str())
+    partial.write_text(text)
     partial.replace(path)
-  return _from_text(BPE, made.to_str())
+  except OSError as error:
+    logging.getLogger(__name__).warning(
+      "the trained tokenizer cannot be kept: %s", error
+    )
 
 
 def from_file(path: str) -> Tokenizer:
@@ -170,6 +181,8 @@ def from_file(path: str) -> Tokenizer:
     return _sentence_piece(path, file)
   try:
     return _from_text(path, file.read_text())
+  except UnicodeDecodeError as error:
+    raise ValueError(f"data.tokenizer={path}: {error}") from error
   except ValueError:
     raise
   except Exception as error:  # The library raises plain exceptions.
@@ -186,7 +199,11 @@ def _from_text(name: str, text: str) -> Tokenizer:
       f"data.tokenizer={name} has no token for the end of a document: it needs "
       f"one of {', '.join(_ENDS_OF_TEXT)}"
     )
-  size = made.get_vocab_size()
+  # A file may ask for texts of one length. A document is kept whole here.
+  made.no_truncation()
+  made.no_padding()
+  # Numbers may have gaps, so there may be fewer tokens than the highest number.
+  size = 1 + max(made.get_vocab(with_added_tokens=True).values())
   dtype = np.min_scalar_type(size - 1)
 
   def encode(documents: Sequence[bytes]) -> list[Tokens]:

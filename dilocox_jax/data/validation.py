@@ -56,8 +56,9 @@ def validation_batches(
     raise ValueError(
       f"{len(tokens)} validation tokens make {len(sequences)} sequences of"
       f" {sequence_length + 1} and max_sequences is {max_sequences}, but one"
-      f" batch needs {batch_size}: use more text, lower batch_size or"
-      " sequence_length, or raise max_sequences"
+      f" batch needs {batch_size}: use more text, lower data.batch_size or"
+      " data.sequence_length, or raise max_sequences"
+      " (evaluation.num_sequences; 0 takes the whole text)"
     )
   count = num_batches * batch_size
   chosen = sequences[np.arange(count) * len(sequences) // count]

@@ -192,7 +192,10 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape:
     f"a checkpoint of the family {name!r} cannot be read: have "
     f"{', '.join(FAMILIES)}",
   )
-  family, values = FAMILIES[name], values | values.get("rope_parameters", {})
+  family, values = (
+    FAMILIES[name],
+    values | (values.get("rope_parameters") or {}),
+  )
   for field, known in family.expected.items():
     require(
       values.get(field, known[0]) in known,

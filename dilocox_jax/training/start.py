@@ -199,7 +199,12 @@ def state_from_run(
   Raises:
     RefusedError: If there is no such run, or its model has another shape.
   """
-  if weights.is_checkpoint(source):
+  try:
+    is_foreign = weights.is_checkpoint(source)
+  except ValueError as error:
+    reason = f"its config.json is damaged ({error})"
+    raise RefusedError(f"checkpoint.init_from={source}: {reason}") from error
+  if is_foreign:
     params = programs.steps_of(phase).replicas.place_state(
       _foreign_params(config, source), None
     )

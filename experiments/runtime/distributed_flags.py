@@ -113,6 +113,18 @@ def check_elastic(values: flags.FlagValues, config: RunConfig) -> None:
   check_config(config)
   if reason := unfit_for_absences(config):
     raise UsageError(f"--elastic does not go with {reason}")
+  mix = config.data.mix
+  by_replica = {
+    "membership.absences": config.membership.absences,
+    "membership.inner_steps": config.membership.inner_steps,
+    "data.mix": mix if ";" in mix or mix == "own" else "",
+  }
+  for name, text in by_replica.items():
+    if text:
+      raise UsageError(
+        f"--elastic does not go with {name}={text!r}, which numbers replicas:"
+        " their number changes when one leaves or joins"
+      )
 
 
 def check_config(config: RunConfig) -> None:

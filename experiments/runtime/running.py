@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator
 
 import jax
+import optax
 from absl import flags
 from rich.console import Console
 
@@ -154,9 +155,10 @@ def _sample(
 
 def _check_optimizers(config: RunConfig) -> None:
   """Raises UsageError for a misspelt name, before any device starts."""
-  for section in ("inner", "outer"):
+  rates = {"inner": optax.constant_schedule(1.0), "outer": 1.0}
+  for section, rate in rates.items():
     with command_line.usage_errors(f"{section}."):
-      named_optimizer(getattr(config, section).optimizer, 1.0)
+      named_optimizer(getattr(config, section).optimizer, rate)
 
 
 def _has_own_directory(config: RunConfig, workdir: pathlib.Path) -> bool:

@@ -154,6 +154,11 @@ def test_the_tokens_that_a_short_file_still_has_can_be_taken(tmp_path, bpe):
   assert "train.bin has 0 bytes" in refused(
     shards.map_corpus, str(tmp_path), "skip"
   )
+  # Of a file that is too long nobody knows which tokens are its own.
+  (tmp_path / "train.bin").write_bytes(bytes(size + 2))
+  said = refused(shards.map_corpus, str(tmp_path), "skip")
+  assert f"has {size + 2:,} bytes instead of {size:,}" in said
+  assert "skip" not in said
 
 
 def test_a_lost_end_of_a_file_is_noticed(tmp_path):

@@ -374,3 +374,12 @@ def test_pages_of_a_file_that_were_read_are_not_held(tmp_path):
   )
   made.take(60)
   assert held_pages_kb(path) < 8_000
+
+
+def test_a_common_mix_goes_on_with_another_number_of_replicas():
+  state = mixed((400, 600), [[0.7, 0.3]] * 3).get_state()
+  mixed((400, 600), [[0.7, 0.3]] * 2).set_state(state)
+  with pytest.raises(ValueError, match="is of other streams"):
+    mixed((400, 600), [[0.6, 0.4]] * 3).set_state(state)
+  with pytest.raises(ValueError, match="is of other streams"):
+    mixed((400, 600), [[0.7, 0.3], [0.3, 0.7]]).set_state(state)

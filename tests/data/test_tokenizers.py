@@ -115,11 +115,73 @@ def test_what_is_learnt_comes_from_the_training_text_alone():
   assert not {FILES[path] for path in held_out} & set(seen)
 
 
+def words(vocab, **options):
+  """A tokenizer.json that knows whole words, and the end of a document."""
+  described = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [],
+    "normalizer": None,
+    "pre_tokenizer": {"type": "Whitespace"},
+    "post_processor": None,
+    "decoder": None,
+    "model": {
+      "type": "WordLevel",
+      "vocab": {"<|endoftext|>": 0} | vocab,
+      "unk_token": "<|endoftext|>",
+    },
+  }
+  return json.dumps(described | options)
+
+
+def test_a_file_that_asks_for_texts_of_one_length_keeps_whole_documents(
+  tmp_path,
+):
+  truncation = {
+    "direction": "Right",
+    "max_length": 4,
+    "strategy": "LongestFirst",
+    "stride": 0,
+  }
+  padding = {
+    "strategy": {"Fixed": 8},
+    "direction": "Right",
+    "pad_to_multiple_of": None,
+    "pad_id": 0,
+    "pad_type_id": 0,
+    "pad_token": "<|endoftext|>",
+  }
+  path = tmp_path / "short.json"
+  path.write_text(words({"a": 1}, truncation=truncation, padding=padding))
+  made = tokenizers.from_file(str(path))
+  long, short = made.encode([b"a " * 16, b"a a"])
+  assert (len(long), len(short)) == (16, 2)
+
+
+@pytest.mark.parametrize("highest", [40, 300])
+def test_numbers_of_tokens_may_have_gaps(tmp_path, highest):
+  path = tmp_path / "gaps.json"
+  path.write_text(words({"a": 1, "b": highest}))
+  made = tokenizers.from_file(str(path))
+  assert made.vocab_size == highest + 1
+  assert made.encode([b"a b"])[0].tolist() == [1, highest]
+
+
+def test_a_tokenizer_that_cannot_be_kept_is_used_all_the_same(
+  tmp_path, monkeypatch
+):
+  (tmp_path / "file").write_text("no folder")
+  monkeypatch.setenv("DILOCOX_JAX_CACHE", str(tmp_path / "file"))
+  assert tokenizers.choose("bpe", 300)(TEXTS).vocab_size <= 300
+
+
 @pytest.mark.parametrize(
   ("name", "content", "said"),
   [
     ("nowhere.json", None, "no such file; give 'bytes', 'bpe'"),
     ("bad.json", "{}", "data.tokenizer="),
+    ("binary.json", b"\xff\xfe", "binary.json: 'utf-8' codec can't decode"),
     ("bad.model", "no model", "data.tokenizer="),
     (
       "endless.json",
@@ -146,7 +208,9 @@ def test_what_is_learnt_comes_from_the_training_text_alone():
 )
 def test_a_bad_tokenizer_is_one_line(name, content, said, tmp_path):
   path = tmp_path / name
-  if content is not None:
+  if isinstance(content, bytes):
+    path.write_bytes(content)
+  elif content is not None:
     path.write_text(content)
   with pytest.raises(ValueError, match="data.tokenizer") as error:
     tokenizers.choose(str(path))([])

@@ -236,6 +236,8 @@ def test_what_is_for_the_processes_must_stand_behind_the_dashes(tmp_path):
   code, errors = end(start("experiments.launch", "--step_s=1", "--", *flags))
   assert code == 2 and "--step_s=1 is for the processes" in errors
   launch._check_own(["--processes=2", "--devices", "gpu", "--help"])
+  with pytest.raises(UsageError, match="--cluster=FILE"):
+    launch._check_own(["--processes=2", "--cluster", "links.toml"])
 
 
 def test_a_directory_has_one_launch_at_a_time(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from dilocox_jax.data import shards
 from dilocox_jax.training import run_text
 from dilocox_jax.training.checkpoint import RefusedError
+from experiments.runtime import file_lock
 from tests import runs
 
 LIBRARY = sorted(pathlib.Path(json.__file__).parents[1].glob("*.py"))[:60]
@@ -149,3 +150,10 @@ def test_parts_are_kept_and_replicas_may_read_one_each(tmp_path):
   taken = run_text.streams(runs.settings(data=data), corpus).take(20)
   for batches, own, other in zip(taken, b"ab", b"ba", strict=True):
     assert (batches == own).any() and not (batches == other).any()
+
+
+def test_a_folder_is_written_by_one_process_at_a_time(lines, tmp_path):
+  with file_lock.held(tmp_path / ".prepare.lock", ""):
+    done = prepare(lines, tmp_path)
+  assert done.returncode == 75
+  assert done.stderr.startswith("error: another prepare_data writes to")

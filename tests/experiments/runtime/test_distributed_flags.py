@@ -8,6 +8,7 @@ from absl import flags
 from dilocox_jax.config import from_mapping
 from experiments.runtime import distributed_flags
 from experiments.runtime.command_line import UsageError
+from experiments.sweeps.run_spec import nested
 
 CONFIG = from_mapping({"mesh": {"layout": "mesh", "num_replicas": 4}})
 
@@ -54,6 +55,28 @@ def test_what_no_rule_of_absences_covers_is_not_elastic():
   gradients = from_mapping({"sync": {"method": "allreduce"}})
   with pytest.raises(UsageError, match="--elastic does not go with sync.meth"):
     distributed_flags.check_elastic(values, gradients)
+
+
+@pytest.mark.parametrize(
+  ("name", "text"),
+  [
+    ("membership.absences", "1:2-3"),
+    ("membership.inner_steps", "30,15,30,30"),
+    ("data.mix", "0.9,0.1;0.1,0.9;1,0;0,1"),
+    ("data.mix", "own"),
+  ],
+)
+def test_what_numbers_replicas_is_not_elastic(name, text):
+  fields = {
+    "mesh.layout": "mesh",
+    "mesh.num_replicas": 4,
+    "sync.method": "diloco",
+    "data.source": "text_files",
+    "data.glob": "a;b",
+    name: text,
+  }
+  with pytest.raises(UsageError, match=f"{name}=.*numbers replicas"):
+    distributed_flags.check_elastic(given(), from_mapping(nested(fields)))
 
 
 def test_nobody_else_gets_a_port_that_is_reserved():
