@@ -67,6 +67,8 @@ def main(values: flags.FlagValues) -> None:
       raise command_line.UsageError(
         f"--{name}={value} must be a number of at least 0"
       )
+  if values.tokens == 0:
+    raise command_line.UsageError("--tokens=0.0 must be above 0")
   config = command_line.run_config(values.config)
   workdir = command_line.writable(values.workdir)
   with command_line.usage_errors(kinds=(ValueError, OSError)):
@@ -92,7 +94,9 @@ def main(values: flags.FlagValues) -> None:
         limits=Limits(values.max_gap, **sizes),
         step_s=values.step_s,
       )
-  tokens = values.tokens or 20.0 * parameter_count(config.model.shape)
+  tokens = values.tokens
+  if tokens is None:
+    tokens = 20.0 * parameter_count(config.model.shape)
   page.print_advice(found, tokens, values.explain)
   paths = page.write_advice(found, config, values.cluster, tokens, workdir)
   for path in paths:

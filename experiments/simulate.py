@@ -114,7 +114,13 @@ def _pipeline(values: flags.FlagValues):
 
   is_given, needed = values.pipeline != "none", "--pipeline, e.g. =1f1b"
   names = ("stages", "micro_batches", "chunks")
-  command_line.refuse_unused(values, [(n, is_given, needed) for n in names])
+  command_line.refuse_unused(
+    values,
+    [
+      ("pipeline", values.step_s is None, "steps without --step_s"),
+      *((name, is_given, needed) for name in names),
+    ],
+  )
   if not is_given:
     return None
   return Pipeline(

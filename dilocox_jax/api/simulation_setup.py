@@ -45,10 +45,10 @@ class Options:
   pipeline: Pipeline | None = None
 
   def __post_init__(self):
-    for name in ("step_s", "codec_s"):
-      value = getattr(self, name)
-      if value is not None and not 0 <= value < math.inf:
-        raise ValueError(f"{name}={value} must be seconds, 0 or more")
+    if self.step_s is not None and not 0 < self.step_s < math.inf:
+      raise ValueError(f"step_s={self.step_s} must be seconds, more than 0")
+    if not 0 <= self.codec_s < math.inf:
+      raise ValueError(f"codec_s={self.codec_s} must be seconds, 0 or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Setup:
 
   Attributes:
     link_costs: Cluster and transport.
-    bubble_fraction: Share of a step in which a stage has nothing to do.
+    bubble_fraction: Share of a step in which a stage has nothing to do; NaN if
+      steps are stated and have stages.
     work: Seconds of a replica's own work.
     script: Turns segments into the ops of every replica.
     plan: Segments of the run.
@@ -101,7 +102,9 @@ def _steps(
   config: RunConfig, cluster: Cluster, options: Options
 ) -> tuple[np.ndarray, float]:
   if options.step_s is not None:
-    return stated_seconds(cluster, options.step_s), 0.0
+    # A stated step includes whatever its pipeline waits.
+    bubble = math.nan if config.mesh.num_stages > 1 else 0.0
+    return stated_seconds(cluster, options.step_s), bubble
   own = config.pipeline if config.mesh.num_stages > 1 else None
   pipeline = options.pipeline or own
   shape = config.model.shape

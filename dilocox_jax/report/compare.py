@@ -109,7 +109,7 @@ def _comparison_title(runs: Mapping[str, LoadedRun], baseline: str) -> str:
   title = f"{least} sends {units.human_ratio(fewer)} less than {baseline}"
   if not math.isfinite(fewer):
     title = f"{least} sends nothing"
-  if run.simulated_s and base.simulated_s:
+  if run.simulated_s and base.simulated_s and run.clock == base.clock:
     times = (units.human_time(max(r.simulated_s.values())) for r in (run, base))
     title += ", in {} of simulated time instead of {}".format(*times)
   title += f"; its loss is {units.human_comparison(gap)}"
@@ -117,6 +117,11 @@ def _comparison_title(runs: Mapping[str, LoadedRun], baseline: str) -> str:
   if len(set(seen)) > 1:
     title += " after {} instead of {}".format(*seen)
   return title
+
+
+def _have_one_clock(runs: Mapping[str, LoadedRun]) -> bool:
+  """Whether simulated times are those of one cluster, so that they compare."""
+  return len({run.clock for run in runs.values() if run.simulated_s}) < 2
 
 
 def comparison_figure(runs: Mapping[str, LoadedRun]) -> Figure:
@@ -130,6 +135,7 @@ def comparison_figure(runs: Mapping[str, LoadedRun]) -> Figure:
   """
   baseline = _baseline(runs)
   is_timed = all(run.simulated_s for run in runs.values())
+  is_timed = is_timed and _have_one_clock(runs)
   panels = dict(_PANELS if is_timed else _PANELS[1:])
   title = _comparison_title(runs, baseline)
   figure, axes = style.frame(len(panels), title, (4.8 * len(panels), 4.4))
@@ -210,7 +216,9 @@ def _table(runs: Mapping[str, LoadedRun]) -> list[dict[str, str]]:
   rows = []
   for label, run in runs.items():
     gap, fewer = _price(run, runs[baseline])
-    last_s = max(run.simulated_s.values(), default=math.nan)
+    time = units.human_time(max(run.simulated_s.values(), default=math.nan))
+    if run.simulated_s and not _have_one_clock(runs):
+      time += f" ({run.clock})"
     row = {
       "method": label if run.finished else f"{label} (not finished)",
       "loss": units.human_loss(run.validation_loss)
@@ -219,7 +227,7 @@ def _table(runs: Mapping[str, LoadedRun]) -> list[dict[str, str]]:
       "gap": units.human_gap(gap),
       "sent bytes": units.human_bytes(run.total_sent_bytes),
       "fewer bytes": units.human_ratio(fewer),
-      _TIME: units.human_time(last_s),
+      _TIME: time,
       "steps": f"{run.steps:,}",
       "tokens": f"{run.tokens:,}",
       "wall (s)": f"{run.wall_s:.1f}",

@@ -30,6 +30,10 @@ _COLUMNS = (
 )
 _WIDE = 110  # Columns of a terminal that has room for all of these.
 _WIDE_ONLY = ("busy", "hours")
+# Fields that a config has from the user, from what was priced, or from neither.
+_OF_USER = ("data.", "model.", "evaluation.", "checkpoint.")
+_PRICED = ("mesh.", "membership.")
+_OF_METHOD = ("inner.optimizer", "inner.momentum")
 _CONFIG = '''"""{title}
 
 Proposed by experiments.advise for the cluster {cluster}: {speed:,.0f} tokens a
@@ -209,12 +213,18 @@ def _write_config(
   of_user = {
     field: value
     for field, value in flat(given.to_mapping()).items()
-    if field.startswith(("data.", "model.", "evaluation.", "checkpoint."))
-    or field in ("seed", "total_steps", "mesh.num_replicas")
-    or (field.startswith("inner.") and field != "inner.optimizer")
+    if field.startswith(_OF_USER)
+    or field in ("seed", "total_steps")
+    or (field.startswith("inner.") and field not in _OF_METHOD)
     if value != defaults[field]
   }
-  fields = of_user | proposal.changes
+  # What was priced may lie on another mesh than the given config.
+  priced = {
+    field: value
+    for field, value in flat(proposal.config.to_mapping()).items()
+    if field.startswith(_PRICED) and value != defaults[field]
+  }
+  fields = of_user | priced | proposal.changes
   text = _CONFIG.format(
     title=f"{method}: {_settings(proposal)}.",
     cluster=cluster,

@@ -51,13 +51,15 @@ def time_run(
   for row in run.evaluations:
     now_s = at_s[max(step for step in at_s if step <= row.step)]
     timings.append(Timing(row.step, "evaluation", 0.0, math.nan, now_s))
-  return dataclasses.replace(run, timings=timings), setup.link_costs.cluster
+  cluster = setup.link_costs.cluster
+  record = {**run.record, "clock": f"cluster {cluster.name}"}
+  return dataclasses.replace(run, timings=timings, record=record), cluster
 
 
 def _times(run: LoadedRun, config: RunConfig, setup: Setup) -> dict[int, float]:
   """Returns simulated seconds by inner step, at the end of each round."""
   clock = AnalyticClock(setup.link_costs, setup.work)
-  if _has_fragments(config):
+  if config.adaptive.mode == "off":  # Then the plan says it all.
     return {
       segment.stop: clock.walk(setup.script.segment(segment)).now_s
       for segment in setup.plan.segments()

@@ -148,7 +148,7 @@ class Results:
     self._fields = frozenset(base)
     if read_base.exists():
       with one_line(read_base, "read"):
-        self._fields = frozenset(json.loads(read_base.read_text()))
+        self._fields = frozenset(_json(read_base))
     self.rows = {(r.digest, r.corpus): r for r in _read(self.source, ResultRow)}
     self._curves: dict[RunKey, list[CurveRow]] = {}
     self._add_points(_read(read_curves, CurveRow))
@@ -265,6 +265,13 @@ def row_of(run: LoadedRun, failure: str = "", **known: Any) -> ResultRow:
   )
 
 
+def _json(path: pathlib.Path) -> dict[str, Any]:
+  try:
+    return json.loads(path.read_text())
+  except ValueError as error:
+    raise RecordError(f"{path} is damaged: {error}") from error
+
+
 def _lines(path: pathlib.Path) -> list[str]:
   return [line.decode() for line in whole_lines(path)]
 
@@ -289,6 +296,13 @@ def _read(path: pathlib.Path, kind: type[RowType]) -> list[RowType]:
   """Returns the lines of a CSV file; none if there is no file."""
   rows = csv.DictReader(_lines(path))
   types = typing.get_type_hints(kind)
+  names = [field.name for field in dataclasses.fields(kind)]
+  found = list(rows.fieldnames or ())
+  # A later write puts the header of today above the lines as they are.
+  if set(found) <= set(names) and found != names[: len(found)]:
+    raise RecordError(
+      f"{path} has its columns in another order than {', '.join(names)}"
+    )
   try:
     return [
       # A field whose column is missing in an old line gets its default value.
@@ -302,4 +316,4 @@ def _read(path: pathlib.Path, kind: type[RowType]) -> list[RowType]:
 
 
 def _value(kind: type, text: str) -> Any:
-  return text == "True" if kind is bool else kind(text)
+  return {"True": True, "False": False}[text] if kind is bool else kind(text)

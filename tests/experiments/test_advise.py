@@ -63,6 +63,26 @@ def test_a_proposed_config_is_what_was_priced(written):
 
 
 @pytest.mark.slow
+def test_a_proposed_config_has_the_mesh_that_was_priced(tmp_path):
+  done = run_advise(
+    "--cluster=1gbit",
+    "--step_s=1",
+    f"--workdir={tmp_path}",
+    "--config.model.preset=tiny",
+    "--config.mesh.layout=mesh",
+    "--config.mesh.num_stages=2",
+    "--config.inner.optimizer=sgd",
+    "--config.inner.momentum=0.9",
+  )
+  assert done.returncode == 0, done.stderr
+  paths = list(tmp_path.glob("*.py"))
+  assert paths
+  for path in paths:
+    config = config_of(path)
+    assert f"mesh {config.mesh.num_stages}x1" in path.read_text()
+
+
+@pytest.mark.slow
 def test_a_proposed_config_trains(written, tmp_path):
   _, workdir = written
   best = json.loads((workdir / "advice.json").read_text())["proposals"][0]
@@ -85,6 +105,8 @@ def test_a_proposed_config_trains(written, tmp_path):
   [
     ("--max_gap=nan", "--max_gap=nan must be a number of at least 0"),
     ("--tokens=-5", "--tokens=-5.0 must be a number of at least 0"),
+    ("--tokens=0", "--tokens=0.0 must be above 0"),
+    ("--step_s=0", "step_s=0.0 must be seconds, more than 0"),
     ("--memory=-80 GB", "--memory and --send must be above 0"),
   ],
 )

@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 import types
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,12 @@ def test_a_config_and_a_cluster_make_a_page_and_a_trace(tmp_path):
 @pytest.mark.parametrize(
   "arguments, said",
   [
-    (["--step_s=nan"], "step_s=nan must be seconds, 0 or more"),
+    (["--step_s=nan"], "step_s=nan must be seconds, more than 0"),
+    (["--step_s=0"], "step_s=0.0 must be seconds, more than 0"),
+    (
+      ["--step_s=1", "--pipeline=gpipe", "--stages=4", "--micro_batches=2"],
+      "--pipeline needs steps without --step_s",
+    ),
     (["--cluster=1gbot"], "unknown cluster preset '1gbot'"),
     (["--cluster=nowhere.json"], "nowhere.json"),
     (["--config.mesh.num_replicas=0"], "num_replicas"),
@@ -145,6 +151,30 @@ def test_a_runs_own_stages_cost_their_bubble():
   assert (own.work.step_s == same.work.step_s).all()
 
 
+def test_a_stated_step_says_nothing_of_its_bubble():
+  config = runs.settings(
+    layout="mesh",
+    mesh={"num_stages": 2, "pipeline": "gpipe"},
+    inner={"accumulate_steps": 2},
+  )
+  made = page.prepare(config, "dilocox_107b", Options(step_s=0.5))
+  assert ("pipeline bubble", "-", "derived: ticks") in made.quantities
+
+
+def test_a_run_that_does_not_adapt_takes_the_time_of_its_plan():
+  config = runs.settings(
+    method="diloco", warm_start="single", warm_start_steps=6
+  )
+  made = setup.set_up(config, "1gbit", Options(step_s=0.5))
+  # One copy is sent after the warm start; rows say its bytes and no more.
+  none: Any = types.SimpleNamespace(rounds=[])
+  expected = run_time(
+    made.link_costs, made.work, made.script.ops(made.plan, 12)
+  )
+  found = finished_run._times(none, config, made)
+  assert found[12] == pytest.approx(expected.now_s)
+
+
 def test_a_run_too_large_for_the_engine_is_left_to_the_formula(monkeypatch):
   monkeypatch.setattr(page, "_MOST_NODES", 10)
   made = page.prepare(runs.settings(), "1gbit", Options(step_s=0.5))
@@ -177,6 +207,10 @@ def test_a_finished_run_is_put_on_the_clock(tmp_path):
   ]
   assert [row["outer_loss"] for row in rows] == losses
   assert (tmp_path / "out" / "figures" / "hours.png").exists()
+  timed, _ = finished_run.time_run(
+    str(tmp_path / "run"), "100mbit", Options(step_s=0.5)
+  )
+  assert timed.clock == "cluster 100mbit"
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):

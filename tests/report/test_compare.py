@@ -209,6 +209,27 @@ def test_the_picture_says_whose_time_it_is(write_run, tmp_path):
   assert label == "simulated time (min)\ncluster 1gbit"
 
 
+def test_times_of_different_clusters_are_not_set_against_each_other(
+  write_run, tmp_path
+):
+  def timed(run, step_s, clock):
+    run = _with_clock(load_run(run), step_s)
+    return dataclasses.replace(run, record=run.record | {"clock": clock})
+
+  one = {
+    "allreduce": timed(
+      write_run(tmp_path / "a", method="allreduce"), 0.5, "cluster 100mbit"
+    ),
+    "diloco": timed(write_run(tmp_path / "b"), 0.1, "cluster 10gbit"),
+  }
+  figure = comparison_figure(one)
+  assert "simulated" not in figure.get_suptitle()
+  assert len(figure.axes) == 2
+  printed = _printed(list(one.values()))
+  assert "5 min (cluster 100mbit)" in printed
+  assert "1 min (cluster 10gbit)" in printed
+
+
 def test_a_title_says_if_one_run_saw_fewer_tokens(write_run, tmp_path):
   base = load_run(write_run(tmp_path / "a", method="allreduce"))
   short = load_run(write_run(tmp_path / "b"))

@@ -1,3 +1,4 @@
+import csv
 import dataclasses
 import math
 import pathlib
@@ -203,3 +204,28 @@ def test_lines_that_are_kept_still_count():
   for method in own:
     for planned in plan.tune_inner(method):
       assert results.digest(planned.config) in digests, planned.changed
+
+
+def test_columns_in_another_order_are_refused(path):
+  Results(path, BASE).add(row(), curve())
+  header, line = path.read_text().splitlines()
+  names, values = header.split(","), next(csv.reader([line]))
+  with path.open("w") as file:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerows([names[::-1], values[::-1]])
+  with pytest.raises(RecordError, match="columns in another order"):
+    Results(path, BASE)
+
+
+def test_what_is_damaged_is_refused_in_one_line(path):
+  results = Results(path, BASE)
+  results.add(row(), curve())
+  curves = results.curves_path.read_text()
+  results.curves_path.write_text(curves.replace("True", "TRUE"))
+  with pytest.raises(RecordError, match="is no CurveRow"):
+    Results(path, BASE)
+  results.curves_path.write_text(curves)
+  base = path.with_name(f"{path.stem}_base.json")
+  base.write_text(base.read_text()[:-5])
+  with pytest.raises(RecordError, match="base.json is damaged"):
+    Results(path, BASE)
