@@ -27,8 +27,10 @@ class SteadyState:
     step_s: Time of an inner step with all that it waits for (seconds).
     compute_s: Time of an inner step alone, mean over replicas (seconds).
     exposed_s: Waiting for exchanges a step, mean over replicas (seconds).
-    exchange_s: Time in which the line is busy a step, mean over replicas
-      (seconds).
+    exchange_s: Time in which the line is busy a step (seconds). It is that of
+      the replica with the shortest exchanges, which waits for bytes alone.
+      Others wait for slower replicas too.
+    slowest_s: Time of an inner step of the slowest replica alone (seconds).
     sent_bytes: Bytes that one replica sends a step.
   """
 
@@ -36,6 +38,7 @@ class SteadyState:
   compute_s: float
   exposed_s: float
   exchange_s: float
+  slowest_s: float
   sent_bytes: float
 
   @property
@@ -53,9 +56,9 @@ class SteadyState:
     Args:
       sync_interval: H of the run (inner steps).
     """
-    if not self.compute_s:
+    if not self.slowest_s:
       return sync_interval
-    share = self.exchange_s / self.compute_s
+    share = self.exchange_s / self.slowest_s
     return max(int(np.ceil(sync_interval * share * (1 - 1e-9))), 1)
 
 
@@ -88,14 +91,14 @@ def steady_state(
 def _between(begun: Outcome, done: Outcome) -> SteadyState:
   num_steps = done.num_steps - begun.num_steps
 
-  def mean(name: str) -> float:
-    spent = getattr(done, name) - getattr(begun, name)
-    return float(np.mean(spent)) / num_steps
+  def spent(name: str) -> np.ndarray:
+    return (getattr(done, name) - getattr(begun, name)) / num_steps
 
   return SteadyState(
     step_s=(done.now_s - begun.now_s) / num_steps,
-    compute_s=mean("compute_s"),
-    exposed_s=mean("exposed_s"),
-    exchange_s=mean("exchange_s"),
+    compute_s=float(np.mean(spent("compute_s"))),
+    exposed_s=float(np.mean(spent("exposed_s"))),
+    exchange_s=float(np.min(spent("exchange_s"))),
+    slowest_s=float(np.max(spent("compute_s"))),
     sent_bytes=(done.sent_bytes - begun.sent_bytes) / num_steps,
   )

@@ -69,11 +69,15 @@ def _page(
 ) -> simulation.SimulatedRun:
   step_s = whole.total_s / whole.num_steps
   bubble = setup.bubble_fraction
-  tokens = config.mesh.num_replicas * config.tokens_per_replica_step
+  replica_steps = sum(
+    segment.replica_steps(config.mesh.num_replicas)
+    for segment in setup.plan.segments()
+  )
+  tokens = replica_steps * config.tokens_per_replica_step
   gap = math.nan if engine is None else engine.total_s / start.total_s - 1
   numbers = {
     "seconds_a_step": step_s,
-    "tokens_per_s": tokens / step_s,
+    "tokens_per_s": tokens / whole.total_s,
     "utilisation": whole.utilisation,
     "total_s": whole.total_s,
     "compute_s": float(np.mean(whole.compute_s)),
@@ -91,7 +95,7 @@ def _page(
   compared = f"event engine over formula, {start.num_steps:,} steps"
   quantities = [
     ("seconds a step", f"{step_s:.4g}", formula),
-    ("tokens a second", f"{tokens / step_s:,.0f}", formula),
+    ("tokens a second", f"{tokens / whole.total_s:,.0f}", formula),
     ("compute utilisation", units.human_share(whole.utilisation), formula),
     ("whole run", _human_s(whole.total_s), formula),
     ("inner steps", _human_s(numbers["compute_s"]), formula),
@@ -116,7 +120,7 @@ def _of_rounds(
   rounds: SteadyState, sync_interval: int
 ) -> list[tuple[str, str, str]]:
   """Returns rows about a round in the middle of a long run."""
-  kind = "derived: rounds 5 to 8"
+  kind = "derived: later rounds"
   least = rounds.hiding_interval(sync_interval)
   return [
     ("seconds a step, steady state", f"{rounds.step_s:.4g}", kind),

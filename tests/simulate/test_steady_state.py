@@ -55,3 +55,18 @@ def test_the_hiding_interval_is_the_least_that_hides():
     script, plan = small.script("dilocox", sync_interval=interval)
     waits = found(script, plan)[2].exposed_s
     assert (waits < 1e-9) is is_hidden
+
+
+def test_waiting_for_a_slower_replica_is_no_busy_line():
+  script, plan = small.script("diloco", sync_interval=10)
+  one = small.cluster(bps=1e7)
+  costs = small.link_costs(one, True)
+  equal, uneven = (
+    steady_state(costs, small.work(one, 0.05, speeds=speeds), script, plan)
+    for speeds in (None, (1.0, 0.5))
+  )
+  assert uneven.step_s > equal.step_s
+  assert uneven.exchange_s == pytest.approx(equal.exchange_s)
+  # Steps of the slower replica hide as much in half as many.
+  half = -(-equal.hiding_interval(10) // 2)
+  assert uneven.hiding_interval(10) == half
