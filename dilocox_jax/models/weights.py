@@ -194,7 +194,7 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape:
   )
   family, values = (
     FAMILIES[name],
-    values | (values.get("rope_parameters") or {}),
+    {**values, **(values.get("rope_parameters") or {})},
   )
   for field, known in family.expected.items():
     require(

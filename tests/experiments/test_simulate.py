@@ -161,6 +161,22 @@ def test_a_stated_step_says_nothing_of_its_bubble():
   assert ("pipeline bubble", "-", "derived: ticks") in made.quantities
 
 
+def test_tokens_are_those_of_the_steps_that_replicas_take():
+  config = from_mapping(
+    {
+      "total_steps": 40,
+      "model": {"preset": "nano"},
+      "inner": {"warmup_steps": 2},
+      "sync": {"method": "diloco", "sync_interval": 20},
+      "membership": {"inner_steps": "20,10"},
+    }
+  )
+  made = page.prepare(config, "1gbit", Options(step_s=0.5))
+  numbers: Any = made.numbers
+  taken = (40 + 20) * config.tokens_per_replica_step
+  assert numbers["tokens_per_s"] == pytest.approx(taken / numbers["total_s"])
+
+
 def test_a_run_that_does_not_adapt_takes_the_time_of_its_plan():
   config = runs.settings(
     method="diloco", warm_start="single", warm_start_steps=6
