@@ -181,7 +181,7 @@ MUTATIONS = (
     (
       "the residual is never added",
       "exchange/feedback.py",
-      "wanted = jax.tree.map(jnp.add, values, old_residual)",
+      "wanted = jax.tree.map(jnp.add, wanted, old_residual)",
       "wanted = jax.tree.map(lambda v, r: v + 0 * r, values, old_residual)",
       "exchange/test_feedback.py",
     ),

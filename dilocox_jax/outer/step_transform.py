@@ -34,7 +34,7 @@ from dilocox_jax.trees import path_name
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Division:
+class TreeDivision:
   """How a transform divides the caller's tree: a pytree without leaves.
 
   Attributes:
@@ -58,7 +58,7 @@ class StepState(NamedTuple):
   step: Index
   inner: Any
   fragments: tuple[OuterState, ...]
-  division: Division
+  division: TreeDivision
 
 
 def pseudo_gradient_steps(
@@ -114,7 +114,7 @@ def pseudo_gradient_steps(
       tuple(
         transform.init(_take(copies, pieces)) for pieces in divided(params)
       ),
-      Division(divide),
+      TreeDivision(divide),
     )
 
   def update(updates, state, params=None, **extra):
