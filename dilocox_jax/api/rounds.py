@@ -40,11 +40,6 @@ class Rounds:
   method: Method
   programs: RoundPrograms
 
-  @property
-  def fragments(self) -> Fragments:
-    """How the parameters are divided."""
-    return self.programs.outer.partition.fragments
-
   def init(self, params: Tree, optimizer: Tree) -> RoundState:
     """Returns the first state, in which all replicas have equal parameters.
 
@@ -55,10 +50,9 @@ class Rounds:
     Raises:
       ValueError: If the fragments do not cover the parameters.
     """
-    leaf_fragments.covered(
-      leaf_fragments.by_layer(shapes_by_path(params), self.fragments),
-      shapes_by_path(params),
-    )
+    shapes = shapes_by_path(params)
+    fragments = self.programs.outer.partition.fragments
+    leaf_fragments.covered(leaf_fragments.by_layer(shapes, fragments), shapes)
     return self.programs.init(params, optimizer)
 
   def run(

@@ -134,8 +134,8 @@ def comparison_figure(runs: Mapping[str, LoadedRun]) -> Figure:
     runs: Runs by label, at least one, evaluated on one text.
   """
   baseline = _baseline(runs)
-  is_timed = all(run.simulated_s for run in runs.values())
-  is_timed = is_timed and _have_one_clock(runs)
+  has_all_times = all(run.simulated_s for run in runs.values())
+  is_timed = has_all_times and _have_one_clock(runs)
   panels = dict(_PANELS if is_timed else _PANELS[1:])
   title = _comparison_title(runs, baseline)
   figure, axes = style.frame(len(panels), title, (4.8 * len(panels), 4.4))
@@ -213,11 +213,12 @@ def _table(runs: Mapping[str, LoadedRun]) -> list[dict[str, str]]:
   """Returns rows by column; the prices are relative to the baseline."""
   baseline = _baseline(runs)
   is_timed = any(run.simulated_s for run in runs.values())
+  needs_clock = not _have_one_clock(runs)
   rows = []
   for label, run in runs.items():
     gap, fewer = _price(run, runs[baseline])
     time = units.human_time(max(run.simulated_s.values(), default=math.nan))
-    if run.simulated_s and not _have_one_clock(runs):
+    if run.simulated_s and needs_clock:
       time += f" ({run.clock})"
     row = {
       "method": label if run.finished else f"{label} (not finished)",

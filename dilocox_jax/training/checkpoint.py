@@ -316,8 +316,9 @@ class Checkpoints:
 
   def _state(self, step: int, read: Callable, like: Tree) -> Tree:
     """Reads a state whose leaves have the shapes and places of `like`."""
+    named = _leaves(like)
     try:
-      arrays = read(step, _leaves(like))
+      arrays = read(step, named)
     except (ValueError, KeyError, TypeError) as error:
       # The files are not damaged, so another version may be able to read them.
       raise RefusedError(
@@ -325,7 +326,7 @@ class Checkpoints:
         f"this version of the program: {str(error).strip().splitlines()[0]}"
       ) from error
     # Names sort like leaves only as long as their numbers have four digits.
-    leaves = [arrays[name] for name in _leaves(like)]
+    leaves = [arrays[name] for name in named]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
   def _item(self, step: int, name: str, args: Any) -> Any:

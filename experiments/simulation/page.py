@@ -95,7 +95,7 @@ def _page(
   compared = f"event engine over formula, {start.num_steps:,} steps"
   quantities = [
     ("seconds a step", f"{step_s:.4g}", formula),
-    ("tokens a second", f"{tokens / whole.total_s:,.0f}", formula),
+    ("tokens a second", f"{numbers['tokens_per_s']:,.0f}", formula),
     ("compute utilisation", units.human_share(whole.utilisation), formula),
     ("whole run", _human_s(whole.total_s), formula),
     ("inner steps", _human_s(numbers["compute_s"]), formula),
