@@ -19,7 +19,7 @@ from dilocox_jax.pytypes import Aggregator, Tree
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.outcome import Outcome
-from dilocox_jax.training import resume, start
+from dilocox_jax.training import resume, run_lock, start
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.trainer import Trainer
 
@@ -90,13 +90,16 @@ def train(
 
   Raises:
     ValueError: If a part cannot be built, or the directory holds another run.
+    BusyError: If another run is at work in the directory.
     TrainingStoppedError: If a value is not finite.
   """
   parts = Parts(
     _loss_model(model), data, inner_optimizer, outer_optimizer, exchange
   )
   path = pathlib.Path(workdir)
-  Trainer(config, path, "dilocox_jax.train", parts=parts).run()
+  trainer = Trainer(config, path, "dilocox_jax.train", parts=parts)
+  with run_lock.held(path):
+    trainer.run()
   return Run(path, parts)
 
 

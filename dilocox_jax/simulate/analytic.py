@@ -123,7 +123,7 @@ class AnalyticClock(Interpreter[np.ndarray]):
     links: LinkCosts,
   ) -> np.ndarray:
     members = list(links.members)
-    rates = links.rate_bytes_per_s(step.hop)
+    rates = links.rate_bytes_per_s(step.hop, step.is_alone)
     latency_s = links.latency_s(step.hop)
     end = start[members] + (sizes_bytes / rates + latency_s + slow_s)
     if step.sender is not None:

@@ -43,6 +43,11 @@ class MessageStep:
   size_bytes: float
   sender: int | None = None
 
+  @property
+  def is_alone(self) -> bool:
+    """Whether only one replica sends."""
+    return self.sender is not None
+
 
 def message_steps(
   operation: Collective, num_replicas: int
@@ -130,7 +135,7 @@ class LinkCosts:
     return [self.route(sender, hop) for sender in range(len(self.members))]
 
   @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
-  def rate_bytes_per_s(self, hop: int) -> np.ndarray:
+  def rate_bytes_per_s(self, hop: int, is_alone: bool = False) -> np.ndarray:
     """Returns the rates of a step's messages while all are under way.
 
     If several messages of a step cross the same link, each gets an equal share
@@ -139,6 +144,8 @@ class LinkCosts:
 
     Args:
       hop: Distance of the receivers: replica i sends to i + hop (modulo M).
+      is_alone: Whether only one replica sends in this step, as in a broadcast.
+        Its message then has all links for itself.
 
     Returns:
       Rate of the message of each replica, [M] (bytes per second).
@@ -149,7 +156,10 @@ class LinkCosts:
     )
 
     def rate(route: Route) -> float:
-      shares = [self.capacities[link] / crossings[link] for link in route.links]
+      shares = [
+        self.capacities[link] / (1 if is_alone else crossings[link])
+        for link in route.links
+      ]
       return min([limit_bytes_per_s(route), *shares])
 
     return np.array([rate(route) for route in routes])
@@ -175,7 +185,7 @@ class LinkCosts:
     Returns:
       Extra time of the message of each replica, [M] (seconds).
     """
-    rates = self.rate_bytes_per_s(step.hop).tolist()
+    rates = self.rate_bytes_per_s(step.hop, step.is_alone).tolist()
     routes = self._routes(step.hop)
     return np.array(
       [

@@ -1,19 +1,11 @@
-"""Locks on files, for what only one process at a time may do.
-
-The kernel releases a lock when the last process that has the file open ends,
-killed or not. A child process may inherit the open file and so keep the lock
-when its parent is killed: the processes of a launch do. Lock libraries open
-and close files by themselves and do not allow that, so these few lines use
-flock directly.
-"""
+"""Locks on files, for what only one process at a time may do."""
 
 import contextlib
-import fcntl
-import logging
 import pathlib
 from collections.abc import Iterator
 from typing import IO
 
+from dilocox_jax.metrics.locks import try_lock
 from experiments.runtime.command_line import TRY_AGAIN, StoppedError, UsageError
 
 
@@ -53,9 +45,5 @@ def lock(file: IO, refusal: str) -> None:
   Raises:
     StoppedError: If another process holds the lock.
   """
-  try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    raise StoppedError(refusal, TRY_AGAIN) from None
-  except OSError as error:  # Some network file systems have no locks.
-    logging.warning("%s cannot be locked (%s)", file.name, error.strerror)
+  if not try_lock(file):
+    raise StoppedError(refusal, TRY_AGAIN)

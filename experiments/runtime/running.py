@@ -20,7 +20,7 @@ from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.metrics import RecordError
 from dilocox_jax.optimizers import named_optimizer
-from dilocox_jax.training import own_checkpoints
+from dilocox_jax.training import own_checkpoints, run_lock
 from dilocox_jax.training.checkpoint import RefusedError
 from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.trainer import (
@@ -32,7 +32,6 @@ from experiments.runtime import (
   background_errors,
   command_line,
   distributed_flags,
-  file_lock,
   samples,
   stop_signals,
   xla_flags,
@@ -126,13 +125,18 @@ def _train(
     tracing = _trace(workdir / "profile")
   try:
     with (
-      _run_lock(workdir, has_own),
+      run_lock.held(workdir, has_own),
       tracing,
       stop_signals.stop_requests(trainer.request_stop),
     ):
       page = trainer.run()
   except RefusedError as error:
     raise UsageError(str(error)) from error
+  except run_lock.BusyError as error:
+    raise StoppedError(
+      f"another run is at work in --workdir={workdir}: wait for its end",
+      command_line.TRY_AGAIN,
+    ) from error
   except StopRequestedError as request:
     raise command_line.SavedAndStoppedError(request, request.signal) from None
   except (TrainingStoppedError, RecordError, OSError) as error:
@@ -181,16 +185,6 @@ def _has_own_directory(config: RunConfig, workdir: pathlib.Path) -> bool:
       f"{reason}"
     )
   return own
-
-
-def _run_lock(
-  workdir: pathlib.Path, has_own: bool
-) -> contextlib.AbstractContextManager:
-  """Locks the directory: two runs would mix their rows."""
-  if not (has_own or processes.is_main()):
-    return contextlib.nullcontext()
-  refusal = f"another run is at work in --workdir={workdir}: wait for its end"
-  return file_lock.held(workdir / ".train.lock", refusal)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import pytest
 
 import dilocox_jax as dx
 from dilocox_jax.exchange.mean import mean_of_finite_replicas
+from dilocox_jax.training import run_lock
 from dilocox_jax.training.checkpoint import RefusedError
 from tests import runs
 
@@ -90,6 +91,15 @@ def test_a_run_is_read_back_in_one_line(run):
 def test_a_run_does_not_go_on_with_other_parts(run):
   with pytest.raises(RefusedError, match="other parts were handed in"):
     dx.train(settings(), run.workdir, **{**HANDED_IN, "outer_optimizer": None})
+
+
+def test_a_directory_trains_one_run_at_a_time(run, tmp_path):
+  with run_lock.held(tmp_path):
+    with pytest.raises(run_lock.BusyError, match="another run is at work in w"):
+      dx.train(settings(), tmp_path, **HANDED_IN)
+  assert [each.name for each in tmp_path.iterdir()] == [".train.lock"]
+  again = dx.train(settings(), run.workdir, **HANDED_IN)
+  assert again.metrics.evaluations[-1].step == 30
 
 
 def test_an_exchange_of_ones_own_averages(tmp_path):

@@ -1,5 +1,7 @@
 """Formulas against textbooks, measured links, and limits."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.link_costs import LinkCosts
+from dilocox_jax.simulate.lowering import lower, simulate
 from dilocox_jax.simulate.script import Launch, Wait
 from dilocox_jax.simulate.sites import Jitter, Link, Site
 from dilocox_jax.simulate.transfer import IDEAL
@@ -62,6 +65,23 @@ def test_rank_order_decides_how_often_a_ring_crosses_a_link(placement, seconds):
   sites = (Site("a", link, intra_rtt_s=0.0), Site("b", link, intra_rtt_s=0.0))
   found = collective_s(Cluster("test", sites, placement), "all_reduce")
   assert found == pytest.approx(seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize("placement", [(0, 0, 1, 1), (0, 1, 0, 1)])
+def test_a_broadcast_never_divides_a_link(placement):
+  # Replicas pass the operand on one after the other: 16 MiB at 1 Gbit/s take
+  # 0.1404 s on each way between the sites, and nothing within a site.
+  link = Link(1e9, 1e9, rtt_s=0.0)
+  within = {"intra_bps": 1e15, "intra_rtt_s": 0.0}
+  sites = (Site("a", link, **within), Site("b", link, **within))
+  one = Cluster("test", sites, placement)
+  ways = sum(a != b for a, b in itertools.pairwise(placement))
+  found = collective_s(one, "broadcast")
+  operation = Collective("broadcast", MEBIBYTES_16)
+  ops = [Launch(("x", 0, 0, 0), (operation,)), Wait(("x", 0, 0, 0))]
+  by_events, _ = simulate(lower(LinkCosts(one, IDEAL), small.work(one), ops))
+  assert found == pytest.approx(0.1404 * ways, rel=1e-3)
+  assert found == pytest.approx(by_events.total_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("kind, rounds", [("all_reduce", 6), ("all_gather", 3)])

@@ -1,0 +1,46 @@
+"""A lock on a run directory, as two runs at once would mix their rows."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+
+from dilocox_jax.distributed import processes
+from dilocox_jax.metrics.locks import try_lock
+from dilocox_jax.training.checkpoint import RefusedError
+
+LOCK = ".train.lock"
+
+
+class BusyError(RuntimeError):
+  """Another run is at work in the directory; the same call works later."""
+
+
+@contextlib.contextmanager
+def held(workdir: pathlib.Path, has_own: bool = False) -> Iterator[None]:
+  """Holds the lock of a run directory for as long as the block lasts.
+
+  Of several processes that share a directory only the main one holds the lock.
+
+  Args:
+    workdir: The run directory; made if missing.
+    has_own: Whether every process has a directory of its own.
+
+  Raises:
+    BusyError: If another run holds it.
+    RefusedError: If the lock's file cannot be made.
+  """
+  if not (has_own or processes.is_main()):
+    yield
+    return
+  path = workdir / LOCK
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    file = path.open("w")
+  except OSError as error:
+    raise RefusedError(f"{path} cannot be written: {error.strerror}") from error
+  with file:
+    if not try_lock(file):
+      raise BusyError(
+        f"another run is at work in workdir={workdir}: wait for its end"
+      )
+    yield
