@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 from rich.console import Console
 
+from dilocox_jax.metrics.run_record import RECORD
 from experiments.runtime import command_line
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def main(values: flags.FlagValues) -> None:
   from experiments.real_links import cases, page
 
   workdir = command_line.writable(values.workdir)
+  if not values.calibrate and values.cases in ("all", *_TRAINED):
+    _check_no_runs(workdir)
   is_quick = values.cases == "quick" and not values.calibrate
   repeats = cases.REPEATS if is_quick else cases.CALIBRATION_REPEATS
   transport = cases.calibrated(workdir, repeats)
@@ -69,6 +72,18 @@ def main(values: flags.FlagValues) -> None:
     lines = page.report(found, transport, workdir)
   Console().print(*lines, sep="\n")
   print(f"report: {workdir / 'report.md'}")
+
+
+def _check_no_runs(workdir: pathlib.Path) -> None:
+  """Raises UsageError if an earlier call has trained in the directory.
+
+  A run that is finished is not trained again, so its old times would be read.
+  """
+  for record in workdir.glob(f"*/{RECORD}"):
+    raise command_line.UsageError(
+      f"{record.parent} holds a run of an earlier measurement: choose another"
+      " --workdir"
+    )
 
 
 def _parts(wanted: str, transport: "Transport", workdir: pathlib.Path):

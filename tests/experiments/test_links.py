@@ -8,6 +8,7 @@ import pytest
 from dilocox_jax.simulate.transfer import GLOO
 from experiments import links
 from experiments.real_links import cases
+from experiments.runtime.command_line import UsageError
 
 
 def test_a_part_that_fails_leaves_those_before_it(monkeypatch, tmp_path):
@@ -26,6 +27,17 @@ def test_a_part_that_fails_leaves_those_before_it(monkeypatch, tmp_path):
   (kept,) = json.loads((tmp_path / "links.json").read_text())
   assert kept["kind"] == "permute"
   assert "| permute |" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize("wanted", ["all", "ranking"])
+def test_times_of_an_earlier_call_are_not_read_again(tmp_path, wanted):
+  (tmp_path / "open").mkdir()
+  (tmp_path / "open" / "run.json").touch()
+  values = types.SimpleNamespace(
+    workdir=str(tmp_path), calibrate=False, cases=wanted
+  )
+  with pytest.raises(UsageError, match="open holds a run of an earlier meas"):
+    links.main(values)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.usefixtures("namespaces")
