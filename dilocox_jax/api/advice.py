@@ -77,8 +77,8 @@ class Proposal:
   @property
   def tokens_per_s(self) -> float:
     """Tokens of all replicas together (tokens per second)."""
-    replicas = self.config.mesh.num_replicas
-    return replicas * self.config.tokens_per_replica_step / self.rounds.step_s
+    steps_per_s = self.rounds.replica_steps / self.rounds.step_s
+    return steps_per_s * self.config.tokens_per_replica_step
 
   @property
   def bytes_per_day(self) -> float:

@@ -32,6 +32,8 @@ class SteadyState:
       Others wait for slower replicas too.
     slowest_s: Time of an inner step of the slowest replica alone (seconds).
     sent_bytes: Bytes that one replica sends a step.
+    replica_steps: Inner steps that all replicas together take a step: their
+      number M, or less where some take fewer steps a round or are away.
   """
 
   step_s: float
@@ -40,6 +42,7 @@ class SteadyState:
   exchange_s: float
   slowest_s: float
   sent_bytes: float
+  replica_steps: float
 
   @property
   def utilisation(self) -> float:
@@ -81,14 +84,15 @@ def steady_state(
   longest = max(method.schedule.sync_interval, plan.steps_per_dispatch)
   long = dataclasses.replace(plan, total_steps=first + num_rounds * longest)
   clock = AnalyticClock(link_costs, work)
-  walked = [
-    clock.walk(script.segment(segment))
-    for segment in itertools.islice(long.segments(first), num_rounds)
-  ]
-  return _between(walked[num_first - 1], walked[-1])
+  segments = list(itertools.islice(long.segments(first), num_rounds))
+  walked = [clock.walk(script.segment(segment)) for segment in segments]
+  replica_steps = sum(
+    segment.replica_steps(len(work.step_s)) for segment in segments[num_first:]
+  )
+  return _between(walked[num_first - 1], walked[-1], replica_steps)
 
 
-def _between(begun: Outcome, done: Outcome) -> SteadyState:
+def _between(begun: Outcome, done: Outcome, replica_steps: int) -> SteadyState:
   num_steps = done.num_steps - begun.num_steps
 
   def spent(name: str) -> np.ndarray:
@@ -101,4 +105,5 @@ def _between(begun: Outcome, done: Outcome) -> SteadyState:
     exchange_s=float(np.min(spent("exchange_s"))),
     slowest_s=float(np.max(spent("compute_s"))),
     sent_bytes=(done.sent_bytes - begun.sent_bytes) / num_steps,
+    replica_steps=replica_steps / num_steps,
   )

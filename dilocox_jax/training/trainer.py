@@ -287,8 +287,7 @@ class Trainer:
     sent_bytes = segment_sent_bytes(
       traffic, segment, state, self.config.mesh.num_replicas
     )
-    num_replicas = 1 if is_single else self.config.mesh.num_replicas
-    steps = segment.replica_steps(num_replicas)
+    steps = segment.replica_steps(self.config.mesh.num_replicas)
     self.progress = TrainingProgress(
       segment.stop,
       self.progress.tokens + steps * self.config.tokens_per_replica_step,

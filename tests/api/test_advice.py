@@ -113,6 +113,19 @@ def test_a_slow_link_is_given_another_setting_than_a_fast_one(tmp_path):
   assert "slower: a step waits" in found.reason(found.given)
 
 
+def test_tokens_are_those_of_the_steps_that_uneven_replicas_take():
+  config = from_mapping(
+    {
+      "model": {"preset": "llama_150m"},
+      "sync": {"method": "diloco", "sync_interval": 16},
+      "membership": {"inner_steps": "16,8"},
+    }
+  )
+  given = advice_on("1gbit", config).given
+  tokens = 1.5 * config.tokens_per_replica_step
+  assert given.tokens_per_s == pytest.approx(tokens / given.rounds.step_s)
+
+
 def test_limits_are_kept_or_nothing_is_proposed():
   one = advice_on("1gbit", limits=Limits(device_bytes=1e6))
   assert one.best is None

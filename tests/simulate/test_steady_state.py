@@ -57,6 +57,13 @@ def test_the_hiding_interval_is_the_least_that_hides():
     assert (waits < 1e-9) is is_hidden
 
 
+@pytest.mark.parametrize("steps, a_step", [((), 2.0), ((10, 5), 1.5)])
+def test_steps_of_all_replicas_are_those_that_they_take(steps, a_step):
+  members = {"inner_steps": steps} if steps else None
+  script, plan = small.script("diloco", sync_interval=10, membership=members)
+  assert found(script, plan)[2].replica_steps == a_step
+
+
 def test_waiting_for_a_slower_replica_is_no_busy_line():
   script, plan = small.script("diloco", sync_interval=10)
   one = small.cluster(bps=1e7)

@@ -47,7 +47,7 @@ class Segment:
     """Returns the inner steps of all replicas together."""
     if self.attendance:
       return sum(self.attendance.num_steps)
-    return self.num_steps * num_replicas
+    return self.num_steps * (1 if self.phase == "single" else num_replicas)
 
   def crosses(self, interval_steps: int) -> bool:
     """Whether a multiple of an interval lies in (start, stop]; 0: never."""

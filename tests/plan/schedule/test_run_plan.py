@@ -107,6 +107,15 @@ def test_a_warm_start_is_cut_by_length_and_rounds_by_interval(warm_start):
   ]
 
 
+@pytest.mark.parametrize(
+  "warm_start, first", [("data_parallel", 3), ("single", 1)]
+)
+def test_steps_of_all_replicas_leave_out_those_that_wait(warm_start, first):
+  plan = RunPlan(methods.diloco(4), 15, warm_start, 7, steps_per_dispatch=7)
+  steps = [segment.replica_steps(3) for segment in plan.segments()]
+  assert steps == [7 * first, 4 * 3, 4 * 3]
+
+
 def test_allreduce_is_one_phase_without_rounds():
   plan = RunPlan(methods.allreduce(), 7, steps_per_dispatch=3)
   assert plan.local_start == 7
