@@ -98,7 +98,8 @@ class _Division:
     changes: Fields that make it.
     config: A config with it.
     step_s: Duration of an inner step of the slowest replica (seconds).
-    step_bytes: Memory of a device that a step needs (bytes).
+    step_bytes: Memory of a device that a step needs (bytes), with any inner
+      optimizer but Muon, and with Muon.
     shares_bytes: Share of a copy of the parameters that a device keeps, with
       several fragments and with one (bytes).
   """
@@ -106,7 +107,7 @@ class _Division:
   changes: Changes
   config: RunConfig
   step_s: float
-  step_bytes: int
+  step_bytes: tuple[int, int]
   shares_bytes: tuple[int, int]
 
   def memory_bytes(self, config: RunConfig) -> float:
@@ -117,7 +118,8 @@ class _Division:
     factors = factor_bytes(
       mine.model.shape, mine.division, config.codec.payload
     )
-    return state + factors + self.step_bytes
+    is_muon = config.inner.optimizer == "muon"
+    return state + factors + self.step_bytes[is_muon]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,9 +246,8 @@ def _division(
     )
     for keeps in (False, in_order)
   ]
-  return _Division(
-    changes, config, step_s, step_bytes(config), (shares[0], shares[1])
-  )
+  steps = step_bytes(config, "adamw"), step_bytes(config, "muon")
+  return _Division(changes, config, step_s, steps, (shares[0], shares[1]))
 
 
 def _intervals(

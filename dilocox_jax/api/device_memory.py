@@ -34,7 +34,7 @@ _WORKING_COPIES = 2
 # Muon has the gradient and the momentum of a layer whole at the same time. A
 # third copy would be 3.3 GiB above a program of 107 billion parameters.
 _WHOLE_COPIES = 2
-_STATES = {"adamw": 2.0, "adam": 2.0, "sgd": 0.0, "lion": 1.0}
+_STATES = {"adamw": 2.0, "adam": 2.0, "lion": 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +89,8 @@ def _optimizer_copies(config: RunConfig) -> float:
 
   Muon keeps one copy of the kernels of layers, and Adam's two of the rest.
   """
+  if config.inner.optimizer == "sgd":
+    return float(config.inner.momentum > 0)
   if config.inner.optimizer != "muon":
     return _STATES.get(config.inner.optimizer, 2.0)
   sizes = {
@@ -134,8 +136,13 @@ def factor_bytes(
   return found
 
 
-def step_bytes(config: RunConfig) -> int:
-  """Returns what a step needs beside the state (bytes)."""
+def step_bytes(config: RunConfig, optimizer: str = "") -> int:
+  """Returns what a step needs beside the state (bytes).
+
+  Args:
+    config: Config of the run.
+    optimizer: Inner optimizer in place of the config's own; "": that one.
+  """
   shape, stages = config.model.shape, config.stage_layers
   leaves = {p: math.prod(x) for p, x in parameter_shapes(shape).items()}
   layers = sum(size for p, size in leaves.items() if p.startswith(BLOCKS))
@@ -150,7 +157,8 @@ def step_bytes(config: RunConfig) -> int:
   width = _BYTES[config.model.compute_dtype] if config.mesh.is_divided else 0
   working = _WORKING_COPIES * share_bytes(shape, config.division)
   held = (_FP32_BYTES + width) * held + working
-  held += _whole_layers_bytes(config, layers // shape.num_layers)
+  if (optimizer or config.inner.optimizer) == "muon":
+    held += _whole_layers_bytes(config, layers // shape.num_layers)
   return held + _activation_bytes(config, per_stage)
 
 
@@ -161,7 +169,7 @@ def _whole_layers_bytes(config: RunConfig, layer_size: int) -> int:
   zeros for each of the others.
   """
   num_devices = config.division.num_devices
-  if config.inner.optimizer != "muon" or num_devices == 1:
+  if num_devices == 1:
     return 0
   num_layers = math.ceil(config.model.shape.num_layers / num_devices)
   return _WHOLE_COPIES * _FP32_BYTES * num_layers * layer_size

@@ -11,6 +11,7 @@ import optax
 
 from dilocox_jax.api.step_methods import (
   CodecChoice,
+  check_method,
   check_unsent,
   named_exchange,
 )
@@ -109,12 +110,21 @@ def make_rounds(
   num_layers: int = 0,
   layout: str = "stacked",
   codec: CodecChoice = "float32",
+  collective: str = "auto",
   error_feedback: bool = False,
+  feedback_decay: float = 1.0,
+  feedback_against: str = "own",
+  feedback_dtype: str = "float32",
   keep_unsent: bool = False,
+  seed: int = 0,
   exchange: Aggregator | None = None,
   rest_in_layers: float = 0.0,
 ) -> Rounds:
   """Builds a method's rounds from an inner step of one's own.
+
+  A method brings its schedule and its rule. Unlike `dilocox_jax.open_diloco`
+  and the other transforms, rounds bring none of its recipe: codec, feedback and
+  outer optimizer are those that are given here.
 
   Args:
     method: Schedule and rule, e.g. `plan.schedule.methods.dilocox(20)`.
@@ -130,13 +140,21 @@ def make_rounds(
       each replica).
     codec: What is sent: a payload, its name, or its settings as in
       `config.codec`, e.g. {"name": "int", "bits": 4}.
+    collective: What carries it: "auto" (the fewest bytes), "all_reduce",
+      "all_gather" or "reduce_scatter".
     error_feedback: Whether what the codec lost is added to the next exchange.
+    feedback_decay: Share of the residual that is kept, 0 to 1.
+    feedback_against: What it is measured against, "own" or "mean".
+    feedback_dtype: "float32", "bfloat16" or "int8", for the residual.
     keep_unsent: Whether what the codec lost stays in the replica's parameters.
+    seed: Seed of random masks, first low-rank factors and stochastic rounding.
     exchange: An aggregator of one's own in place of codec and feedback.
 
   Raises:
+    TypeError: If `method` is no method.
     ValueError: If the method averages gradients, or its fragments do not fit.
   """
+  check_method(method)
   if method.exchanged == "gradient":
     raise ValueError(
       "a method that averages gradients has no rounds: take "
@@ -157,8 +175,14 @@ def make_rounds(
     rest_in_layers,
   )
   if exchange is None:
-    feedback = Feedback() if error_feedback else None
-    exchange = named_exchange(codec, feedback, keep_unsent=keep_unsent)
+    feedback = Feedback(feedback_decay, feedback_against, feedback_dtype)
+    exchange = named_exchange(
+      codec,
+      feedback if error_feedback else None,
+      collective,
+      seed,
+      keep_unsent=keep_unsent,
+    )
   transform = OuterTransform(
     method, Partition(fragments), outer, exchange, keep_unsent
   )

@@ -7,8 +7,10 @@ binds with `jax.vmap`, `jax.shard_map` or `jax.pmap`.
 import dataclasses
 import difflib
 import inspect
+import numbers
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import optax
 
@@ -16,9 +18,10 @@ from dilocox_jax.config.recipes import RECIPES
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, mean_over_replicas
+from dilocox_jax.outer.step_state import GradientState
 from dilocox_jax.outer.step_transform import check_axis, pseudo_gradient_steps
 from dilocox_jax.plan.schedule import leaf_fragments
-from dilocox_jax.plan.schedule.fragments import SLICED, Fragments
+from dilocox_jax.plan.schedule.fragments import ORDERS, SLICED, Fragments
 from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment
 from dilocox_jax.plan.schedule.methods import METHODS, Method
 from dilocox_jax.plan.wire.payload import Payload
@@ -31,18 +34,6 @@ CodecChoice = Payload | str | Mapping[str, Any]
 # How a tree is divided: by a function of the leaves' paths, as listed, or by
 # the layers of leaves that are stacked below "blocks".
 Fragmentation = Callable[[str], int] | Sequence[LeafFragment] | Fragments
-
-
-class GradientState(NamedTuple):
-  """State of a method that averages gradients.
-
-  Attributes:
-    inner: State of the inner optimizer.
-    exchange: State of the aggregator.
-  """
-
-  inner: Any
-  exchange: Any
 
 
 def step_transform(
@@ -76,20 +67,35 @@ def step_transform(
     axis_name: Axis over which replicas are mapped.
     codec: What is sent: a payload, its name, or its settings as in
       `config.codec`, e.g. {"name": "int", "bits": 4}.
-    collective: Which collective carries it, as in `config.exchange`.
+    collective: What carries it: "auto" (the fewest bytes), "all_reduce",
+      "all_gather" or "reduce_scatter".
     error_feedback: Whether what the codec lost is added to the next exchange.
     feedback_decay: Share of the residual that is kept, 0 to 1.
-    feedback_against: "own" or "mean", as in `config.exchange`.
-    feedback_dtype: How the residual is stored.
+    feedback_against: What it is measured against, "own" or "mean".
+    feedback_dtype: "float32", "bfloat16" or "int8", for the residual.
     keep_unsent: Whether what the codec lost stays in the replica's parameters.
     seed: Seed of random masks, first low-rank factors and stochastic rounding.
-    fragments: How the tree is divided; None divides whole leaves such that the
-      fragments have about equal bytes, or slices every leaf if the method does.
+    fragments: How the tree is divided. A function from the path of a leaf, such
+      as "layers/0/kernel", to its fragment, 0 to P - 1; a list of the pieces
+      of each fragment (`plan.schedule.leaf_fragments.LeafPiece`); or
+      `plan.schedule.fragments.Fragments`, which divides stacked layers. None
+      divides whole leaves such that the fragments have about equal bytes, or
+      slices every leaf if the method does.
     exchange: An aggregator of one's own in place of codec and feedback.
 
+  Returns:
+    A transform whose `init` takes the parameters of one replica, a tree of
+    arrays of any shapes, and whose `update(grads, state, params)` returns what
+    `optax.apply_updates` adds to them. Outer parameters and what is in flight
+    have the types of the parameters. It must be the last transformation, as
+    nothing may change its updates afterwards, and every replica must call it
+    in every step: what may skip a step belongs into `inner`.
+
   Raises:
+    TypeError: If `method` is no method.
     ValueError: One line that names what does not fit.
   """
+  check_method(method)
   check_unsent(method, error_feedback, keep_unsent)
   if exchange is None:
     feedback = Feedback(feedback_decay, feedback_against, feedback_dtype)
@@ -146,6 +152,16 @@ def named_exchange(
     ),
     feedback,
   )
+
+
+def check_method(method: Any) -> None:
+  """Raises TypeError for anything but a method, such as a method's name."""
+  if not isinstance(method, Method):
+    raise TypeError(
+      f"method={method!r} must be a Method, such as "
+      "dilocox_jax.plan.schedule.methods.diloco(32); a method's own function, "
+      "such as dilocox_jax.diloco, needs none"
+    )
 
 
 def check_unsent(
@@ -260,8 +276,10 @@ def named_step_transform(name: str) -> Callable[..., Any]:
         raise TypeError(
           f"{name} has no argument {key!r}{hint}; it has: {', '.join(known)}"
         )
-      if key in _COUNTS and not isinstance(given[key], int):
+      if key in _COUNTS and not isinstance(given[key], numbers.Integral):
         raise ValueError(f"{key}={given[key]!r} must be a whole number")
+    given |= {k: operator.index(given[k]) for k in _COUNTS if k in given}
+    _check_order(given)
     method = build(**{k: v for k, v in given.items() if k in settings})
     rest = {k: v for k, v in given.items() if k not in settings}
     # Without a loss there is no error that could be fed back.
@@ -272,6 +290,19 @@ def named_step_transform(name: str) -> Callable[..., Any]:
   make.__doc__ = f"{inspect.getdoc(build)}\n\n{_ABOUT_TRANSFORMS}"
   make.__signature__ = _signature(settings, options, recipe)  # type: ignore
   return make
+
+
+def _check_order(given: Mapping[str, Any]) -> None:
+  """Raises ValueError for an order that a transform would not read."""
+  order = given.get("fragment_order")
+  if order is None or order in SLICED or order not in ORDERS:
+    return
+  raise ValueError(
+    f"fragment_order={order!r} divides the layers of a stacked model, and a "
+    "transform divides whole leaves of about equal bytes: leave it out, take "
+    f"one of {', '.join(SLICED)}, or pass fragments="
+    f"dilocox_jax.plan.schedule.fragments.Fragments(P, num_layers, {order!r})"
+  )
 
 
 def _signature(

@@ -24,10 +24,12 @@ INNER_AXES = (DATA_AXIS, STAGE_AXIS)
 def current_division() -> Division:
   """Returns how the replica whose code is being traced is divided.
 
-  A replica on one device has the default division, `Division()`.
+  A replica on one device has the default division, `Division()`. So has one on
+  a caller's own mesh, whose "data" axis is not ours: the partitioner divides
+  its work.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  if DATA_AXIS not in mesh.auto_axes:
+  if not set(INNER_AXES) <= set(mesh.auto_axes):
     return Division()
   return Division(mesh.shape[DATA_AXIS], mesh.shape[STAGE_AXIS])
 

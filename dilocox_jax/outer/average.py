@@ -94,3 +94,23 @@ def parameters_to_keep(optimizer: Tree, params: Tree) -> Tree:
   return jax.tree.map(
     lambda kept, leaf: kept.astype(leaf.dtype), optimizer.average, params
   )
+
+
+def check_outermost(optimizer: Tree) -> None:
+  """Raises ValueError if an average is kept inside another transformation.
+
+  Nothing would find it there, and what comes after it may change its updates.
+
+  Args:
+    optimizer: State of any optimizer.
+  """
+  if isinstance(optimizer, AverageState):
+    return
+  inside = jax.tree.leaves(
+    optimizer, is_leaf=lambda node: isinstance(node, AverageState)
+  )
+  require(
+    not any(isinstance(node, AverageState) for node in inside),
+    "an average is kept inside another transformation: make it the outermost "
+    "one, dilocox_jax.averaged(optax.chain(...), power)",
+  )

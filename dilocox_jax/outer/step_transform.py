@@ -11,10 +11,8 @@ The state of every fragment is an `OuterState` over the caller's tree, in which
 functions for states, such as `optax.tree.map_params`, work.
 """
 
-import dataclasses
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,43 +20,19 @@ import optax
 from jax.custom_batching import custom_vmap
 
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
-from dilocox_jax.outer.average import parameters_to_keep
 from dilocox_jax.outer.partition import Partition
+from dilocox_jax.outer.step_state import (
+  StepState,
+  TreeDivision,
+  is_masked,
+  with_piece,
+)
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
 from dilocox_jax.plan.schedule.fragments import Fragments
-from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment, LeafPiece
+from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.pytypes import Aggregator, Array, Boolean, Index, Tree
 from dilocox_jax.trees import path_name
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class TreeDivision:
-  """How a transform divides the caller's tree: a pytree without leaves.
-
-  Attributes:
-    divide: From a tree to its fragments, a list of pieces for each.
-  """
-
-  divide: Callable[[Tree], Sequence[LeafFragment]]
-
-
-class StepState(NamedTuple):
-  """State of one replica between two inner steps.
-
-  Attributes:
-    step: Inner steps done (int32 scalar).
-    inner: State of the inner optimizer.
-    fragments: For every fragment its outer parameters, the state of its outer
-      optimizer and exchange, and its pseudo-gradients in flight.
-    division: How the tree is divided into these fragments.
-  """
-
-  step: Index
-  inner: Any
-  fragments: tuple[OuterState, ...]
-  division: TreeDivision
 
 
 def pseudo_gradient_steps(
@@ -160,78 +134,6 @@ def _check_is_mapped(step: Array, axis_name: str) -> None:
       f"axis_name={axis_name!r}), or with jax.vmap(step) inside jax.shard_map"
     )
   check_axis(axis_name)
-
-
-def outer_params(state: StepState, params: Tree | None = None) -> Tree:
-  """Returns the outer parameters of a transform, which are the model to keep.
-
-  If the outer optimizer keeps their average, it is this average.
-
-  Args:
-    state: State of the transform, of one replica or with a replica axis.
-    params: The parameters that the state belongs to, with a replica axis if it
-      has one. Needed if fragments divide leaves; their shapes alone are read.
-
-  Returns:
-    The caller's tree. A replica axis stays; replicas have equal values, except
-    under the rule "eager" and with exchanges whose result is not shared.
-
-  Raises:
-    ValueError: If fragments divide leaves and `params` is missing, or the
-      method averages gradients and has no outer parameters.
-  """
-  if not isinstance(state, StepState):
-    raise ValueError(
-      "this method averages gradients, so it has no outer parameters: the "
-      "parameters themselves are the model to keep"
-    )
-  trees = [
-    parameters_to_keep(fragment.optimizer.first, fragment.params)
-    for fragment in state.fragments
-  ]
-  if params is None:
-    return jax.tree.map(_whole, *trees, is_leaf=_is_masked)
-  num_axes = state.step.ndim  # 1 if there is a replica axis.
-  shapes = jax.tree.map(
-    lambda leaf: jax.ShapeDtypeStruct(leaf.shape[num_axes:], leaf.dtype), params
-  )
-  join = functools.partial(_joined, shapes, state.division.divide(shapes))
-  return (jax.vmap(join) if num_axes else join)(*trees)
-
-
-def _whole(*parts: Any) -> Array:
-  own = [part for part in parts if not _is_masked(part)]
-  if len(own) != 1:
-    raise ValueError(
-      "fragments divide leaves: call dilocox_jax.outer_params(state, params), "
-      "or take the rows from state.fragments[p].params"
-    )
-  return own[0]
-
-
-def _joined(
-  shapes: Tree, fragments: Sequence[LeafFragment], *trees: Tree
-) -> Tree:
-  """Puts the rows of all fragments back into whole leaves."""
-  pieces = [{piece.path: piece for piece in pieces} for pieces in fragments]
-
-  def join(path, shape, *parts):
-    own = [n for n, part in enumerate(parts) if not _is_masked(part)]
-    whole = jnp.zeros(shape.shape, parts[own[0]].dtype)
-    for number in own:
-      whole = _with_piece(whole, pieces[number][path_name(path)], parts[number])
-    return whole
-
-  return jax.tree_util.tree_map_with_path(join, shapes, *trees)
-
-
-def _with_piece(leaf: Array, piece: LeafPiece, values: Array) -> Array:
-  """Returns a leaf with new values where a piece of it lies."""
-  if piece.layers is None:
-    return values
-  rows = jnp.asarray(piece.layers, jnp.int32)
-  index = (slice(None),) * piece.axis + (rows,)
-  return leaf.at[index].set(values, mode="drop")
 
 
 def _events(
@@ -390,10 +292,6 @@ def _put(tree: Tree, pieces: LeafFragment, values: Tree) -> Tree:
 
   def put(path, new, old):
     piece = own.get(path_name(path))
-    return _with_piece(old, piece, new) if piece else old
+    return with_piece(old, piece, new) if piece else old
 
-  return jax.tree_util.tree_map_with_path(put, values, tree, is_leaf=_is_masked)
-
-
-def _is_masked(node: Any) -> bool:
-  return isinstance(node, optax.MaskedNode)
+  return jax.tree_util.tree_map_with_path(put, values, tree, is_leaf=is_masked)

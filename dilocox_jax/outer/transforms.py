@@ -27,7 +27,11 @@ import optax
 
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
-from dilocox_jax.outer.average import AverageState, parameters_to_keep
+from dilocox_jax.outer.average import (
+  AverageState,
+  check_outermost,
+  parameters_to_keep,
+)
 from dilocox_jax.outer.drift import Drift, measure_drift
 from dilocox_jax.outer.partition import FragmentIndex, Partition, Store
 from dilocox_jax.outer.rules import ApplyRule, ExchangeResult, apply_rule
@@ -115,7 +119,6 @@ class OuterTransform:
 
   def init(self, params: Tree) -> OuterState:
     """Returns the state before the first round, when nothing is in flight."""
-    chex.assert_tree_no_nones(params)
 
     def empty_slots(fragment: Tree) -> Tree:
       return jax.tree.map(
@@ -123,9 +126,12 @@ class OuterTransform:
       )
 
     store = self.partition.store
+    optimizer = store(self.optimizer.init, params)
+    for kept in optimizer:
+      check_outermost(kept)
     return OuterState(
       params=params,
-      optimizer=store(self.optimizer.init, params),
+      optimizer=optimizer,
       exchange=store(self.aggregator.init, params),
       in_flight=store(empty_slots, params) if self.depth else None,
     )

@@ -86,3 +86,36 @@ def test_slices_need_no_layers():
   state, _ = rounds.run(state, jnp.ones((2, 4, 7)), 0)
   state = rounds.finish(state, 4)
   assert_close(rounds.outer_params(state), {"w": jnp.full(7, -0.2)}, 1e-6)
+
+
+def test_rounds_take_the_feedback_of_the_transforms():
+  problem = make_problem(0, 2, 8, 4, 2, 3)
+  params = jax.tree.map(jnp.asarray, problem[0])
+  settings = {
+    "codec": {"name": "int", "bits": 1},
+    "error_feedback": True,
+    "feedback_decay": 0.5,
+    "collective": "all_gather",
+  }
+  method = methods.diloco(4)
+  rounds = dx.make_rounds(method, STEP, nesterov(), num_replicas=2, **settings)
+  state = rounds.init(params, INNER.init(params))
+  tx = dx.step_transform(method, INNER, nesterov(), **settings)
+
+  def step(params, state, batch):
+    updates, state = tx.update(jax.grad(loss)(params, batch), state, params)
+    return optax.apply_updates(params, updates), state
+
+  own = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), params)
+  own_state = jax.vmap(tx.init, axis_name="replica")(own)
+  replicas = jax.jit(jax.vmap(step, axis_name="replica"))
+  for number in range(2):
+    batches = batches_of(problem, 4 * number, 4 * number + 4)
+    batches = jax.tree.map(jnp.asarray, batches)
+    inputs, targets = batches
+    for place in range(4):
+      batch = inputs[:, place], targets[:, place]
+      own, own_state = replicas(own, own_state, batch)
+    state, _ = rounds.run(state, batches, number)
+  found = jax.tree.map(lambda leaf: leaf[0], dx.outer_params(own_state))
+  assert_close(rounds.outer_params(state), found, 1e-5)

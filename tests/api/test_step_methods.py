@@ -193,6 +193,21 @@ def test_a_name_brings_its_codec_and_shows_it():
       "sync_interval=2.5 must be a whole number",
     ),
     (
+      lambda: dx.delayed(INNER, nesterov(), fragment_order="strided"),
+      ValueError,
+      "fragment_order='strided' divides the layers .* leave it out, take one",
+    ),
+    (
+      lambda: dx.delayed(INNER, nesterov(), fragment_order="stridden"),
+      ValueError,
+      "fragment_order='stridden' must be one of sequential",
+    ),
+    (
+      lambda: dx.step_transform("diloco", INNER, nesterov()),  # pyright: ignore
+      TypeError,
+      "method='diloco' must be a Method, such as",
+    ),
+    (
       lambda: dx.dilocoo,
       AttributeError,
       "has no 'dilocoo'; it has: Aggregator",

@@ -75,3 +75,14 @@ def test_code_knows_among_how_many_devices_it_is_divided(division):
 
 def test_nothing_is_divided_outside_of_replicas():
   assert current_division() == Division()
+
+
+def test_a_data_axis_of_the_callers_own_mesh_is_not_ours():
+  kind = (jax.sharding.AxisType.Auto,)
+  mesh = jax.make_mesh((2,), ("data",), axis_types=kind)
+  with jax.set_mesh(mesh):
+    assert current_division() == Division()
+    found = jax.jit(lambda x: map_over_rows(lambda v: 2 * v, x))(
+      jnp.ones((2, 2, 3))
+    )
+  np.testing.assert_array_equal(found, 2.0)

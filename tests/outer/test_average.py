@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+import dilocox_jax as dx
 from dilocox_jax.outer.average import AverageState, averaged
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.reference.optimizers import polynomial_average
@@ -126,3 +127,12 @@ def test_an_average_needs_the_parameters():
     optimizer.update(params, state)
   with pytest.raises(ValueError, match="power=-1 must not be negative"):
     averaged(nesterov(), -1)
+
+
+def test_an_average_inside_a_chain_is_refused():
+  outer = optax.chain(optax.clip(1.0), averaged(optax.sgd(1.0), 1))
+  tx = dx.diloco(optax.sgd(0.1), outer)
+  with pytest.raises(ValueError, match="make it the outermost one, dilocox"):
+    tx.init({"w": jnp.ones(3)})
+  inside = averaged(optax.chain(optax.clip(1.0), optax.sgd(1.0)), 1)
+  dx.diloco(optax.sgd(0.1), inside).init({"w": jnp.ones(3)})

@@ -20,6 +20,7 @@ from dilocox_jax.checks import (
   require,
 )
 from dilocox_jax.plan.choices import Lazy, Registry, check_lazy
+from dilocox_jax.plan.schedule.fragments import ORDERS
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 
 
@@ -96,7 +97,7 @@ class Method:
   rule: str = limited("reset", choices=RULES)
   mixing_alpha: float = limited(0.0, at_least=0, at_most=1)
   exchanged: str = "pseudo_gradient"
-  fragment_order: str = "strided"
+  fragment_order: str = limited("strided", choices=ORDERS)
 
   def __post_init__(self):
     check_limits(self)
