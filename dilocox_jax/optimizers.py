@@ -16,8 +16,9 @@ import optax.contrib
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.whole_layers import on_whole_layers
 from dilocox_jax.plan.choices import Registry
-from dilocox_jax.plan.schedule.fragments import BLOCKS
+from dilocox_jax.plan.schedule.fragments import BLOCKS, is_stacked
 from dilocox_jax.pytypes import Index, Tree
+from dilocox_jax.trees import path_name
 
 OPTIMIZERS: Registry[Callable[..., Any]] = Registry("optimizer")
 
@@ -68,8 +69,9 @@ def named_optimizer(
     f"optimizer={name!r} is not an optimizer of optax; try 'adamw' or 'sgd'",
   )
   known = {k: v for k, v in options.items() if k in parameters}
-  if known.get("momentum") == 0 and parameters["momentum"].default:
-    del known["momentum"]  # lars, sm3 and madgrad have 0.9 of their own.
+  if known.get("momentum") == 0:
+    # lars, sm3 and madgrad have 0.9 of their own, and sgd would keep a trace.
+    del known["momentum"]
   try:
     optimizer: Any = build(learning_rate=learning_rate, **known)
   except TypeError as error:
@@ -184,27 +186,45 @@ def inner_optimizer(
 
 
 def block_matrices(params: Tree) -> Tree:
-  """Selects the leaves that Muon updates: the stacked matrices of the blocks.
+  """Selects the leaves that Muon updates: the matrices of the blocks.
 
   Embedding, head and norms are left to its AdamW, as its authors advise
-  (Jordan et al., 2024, "Muon").
+  (Jordan et al., 2024, "Muon"). Below "blocks" stand either stacked leaves
+  [num_layers, ...], or "0", "1" and so on with the leaves of a layer each. A
+  tree without "blocks" does not say what its embedding is, so all of its
+  matrices are taken, as optax takes them.
 
   Args:
-    params: Parameters of one replica; leaves under "blocks" are
-      [num_layers, ...].
+    params: Parameters of one replica.
 
   Returns:
     A tree like `params`: for a leaf that Muon updates, the axes of its
     matrices (`MuonDimensionNumbers`), and None for a leaf left to AdamW.
+
+  Raises:
+    ValueError: If there is no matrix at all, so that Muon would be AdamW.
   """
+  leaves = {
+    path_name(path): leaf for path, leaf in jax.tree.leaves_with_path(params)
+  }
+  has_blocks = any(path.startswith(f"{BLOCKS}/") for path in leaves)
+  # Norm scales are [model_dim], or [num_layers, model_dim] if stacked.
+  num_axes = {
+    path: 2 + is_stacked(path)
+    for path in leaves
+    if path.startswith(f"{BLOCKS}/") or not has_blocks
+  }
+  chosen = {p: n for p, n in num_axes.items() if leaves[p].ndim == n}
+  require(
+    bool(chosen) or not leaves,
+    "optimizer='muon' finds no matrix in the parameters: take 'adamw'",
+  )
 
   def axes(path, leaf):
-    # A matrix of the blocks is stacked to [num_layers, inputs, outputs]. Norm
-    # scales are [num_layers, model_dim], so they have two axes only.
-    in_block = path[0] == jax.tree_util.DictKey(BLOCKS)
-    if not in_block or leaf.ndim != 3:
+    del leaf
+    if (count := chosen.get(path_name(path))) is None:
       return None
-    return optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2)
+    return optax.contrib.MuonDimensionNumbers(count - 2, count - 1)
 
   return jax.tree_util.tree_map_with_path(axes, params)
 

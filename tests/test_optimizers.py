@@ -7,7 +7,12 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.optimizers import named_optimizer, standard_promotion
+from dilocox_jax.optimizers import (
+  block_matrices,
+  named_optimizer,
+  standard_promotion,
+)
+from dilocox_jax.trees import path_name
 
 
 def number(value: Any) -> float:
@@ -116,3 +121,48 @@ def test_without_a_momentum_an_optimizer_has_its_own():
 def test_an_optimizer_that_takes_no_schedule_is_refused():
   with pytest.raises(ValueError, match="optimizer='sm3' cannot be built"):
     named_optimizer("sm3", optax.constant_schedule(0.1))
+
+
+@pytest.mark.parametrize(
+  "params, chosen",
+  [
+    (
+      {"blocks": {"w": (4, 3, 5), "norm": (4, 3)}, "embed": (9, 3)},
+      {"blocks/w": (1, 2)},
+    ),
+    (
+      {
+        "blocks": {"0": {"q": (3, 2, 5), "w": (3, 5), "b": (5,)}},
+        "head": (3, 9),
+      },
+      {"blocks/0/w": (0, 1)},
+    ),
+    (
+      {"Dense_0": {"kernel": (3, 5), "bias": (5,)}, "Conv_0": (3, 3, 1, 2)},
+      {"Dense_0/kernel": (0, 1)},
+    ),
+  ],
+)
+def test_muon_finds_the_matrices_of_a_tree_of_ones_own(params, chosen):
+  is_shape = {"is_leaf": lambda node: isinstance(node, tuple)}
+  params = jax.tree.map(jnp.zeros, params, **is_shape)
+  is_axes = {
+    "is_leaf": lambda node: isinstance(node, optax.contrib.MuonDimensionNumbers)
+  }
+  found = jax.tree.leaves_with_path(block_matrices(params), **is_axes)
+  assert {path_name(path): tuple(axes) for path, axes in found} == chosen
+
+
+def test_muon_without_a_matrix_is_refused():
+  with pytest.raises(ValueError, match="finds no matrix in the parameters"):
+    block_matrices({"bias": jnp.zeros(3), "conv": jnp.zeros((3, 3, 1))})
+
+
+@pytest.mark.parametrize("name", ["lars", "sm3", "madgrad", "sgd"])
+def test_a_momentum_of_zero_is_the_optimizers_own(name):
+  params = {"w": jnp.ones((2, 3))}
+  states = [
+    named_optimizer(name, 0.1, **given).init(params)
+    for given in ({"momentum": 0.0}, {})
+  ]
+  assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])

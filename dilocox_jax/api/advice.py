@@ -188,13 +188,19 @@ def advise(
   """Compares methods, schedules, codecs and divisions of a replica.
 
   Args:
-    config: Config with the model, the batch of a replica and the optimizer's
-      settings. What it says of the method is not read.
+    config: Config with the model, the batch of a replica and the inner
+      optimizer's settings. What it says of the method, its codec and its outer
+      optimizer is not read.
     cluster: Name of a cluster preset, or path of a cluster file.
     limits: What a proposal has to keep.
     step_s: Duration of an inner step (seconds), for the division that the
       config has; None derives it and compares divisions.
     on_progress: Called with the number of settings done and of all.
+
+  Returns:
+    `best`, the proposal to take; `proposals` in order and `reason(proposal)`,
+    why one is not the best; `by_method`, the best of each method; `pareto`,
+    those that no other beats in speed and in gap; `given`, the config as it is.
 
   Raises:
     ValueError: If config and cluster do not fit.

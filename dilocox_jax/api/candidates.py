@@ -1,14 +1,17 @@
 """The settings that the adviser compares.
 
 Each candidate is what it changes in a config, by dotted names. A method's own
-optimizers, codec and feedback follow from its recipe. Rounds have the lengths
-of `INTERVALS`, and the length that just hides an exchange on the links at hand.
+inner optimizer, codec and feedback follow from its recipe. Outer rate and
+momentum are those with which its gap was measured (`expected_gap`). Rounds
+have the lengths of `INTERVALS`, and the length that just hides an exchange on
+the links at hand.
 """
 
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dilocox_jax.api.expected_gap import tuned_outer
 from dilocox_jax.config import RunConfig, from_mapping
 
 INTERVALS = (4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 500)
@@ -85,10 +88,13 @@ def at_interval(changes: Changes, interval: int) -> Changes:
     changes: Settings without H.
     interval: H (inner steps).
   """
+  method = changes["sync.method"]
   settings = changes | {"sync.sync_interval": interval}
-  if changes["sync.method"] == "overlap_loco":
+  if method == "overlap_loco":
     settings["sync.num_fragments"] = min(_SLICES, interval)
-  return settings
+  # The gap that is expected was measured with them.
+  codec = changes.get("codec.name", "")
+  return settings | tuned_outer(method, codec, interval)
 
 
 def layouts(config: RunConfig, num_devices: int) -> Iterator[Changes]:

@@ -160,12 +160,13 @@ class InnerConfig(Section):
   clip_norm: float = limited(1.0, at_least=0)
   # Number of micro-batches that the batch of an inner step is divided into.
   accumulate_steps: int = limited(1, at_least=1)
-  b1: float = limited(0.9, at_least=0, at_most=1)
-  b2: float = limited(0.95, at_least=0, at_most=1)
+  # Both are divided by: 1 would make the first update infinite.
+  b1: float = limited(0.9, at_least=0, below=1)
+  b2: float = limited(0.95, at_least=0, below=1)
   weight_decay: float = limited(0.1, at_least=0)
   # Only optimizers with a momentum read it, such as sgd and muon. With 0 it is
   # the optimizer's own: 0.95 for muon, none for sgd.
-  momentum: float = limited(0.0, at_least=0, at_most=1)
+  momentum: float = limited(0.0, at_least=0, below=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -389,3 +390,11 @@ class OuterConfig(Section):
   average_power: OfMethod[float] = limited(
     OF_METHOD, at_least=0, below=math.inf
   )
+
+  def __post_init__(self):
+    super().__post_init__()
+    require(
+      self.optimizer != "muon",
+      "outer.optimizer='muon' needs whole matrices, and a fragment has parts of"
+      " them: take 'sgd', or inner.optimizer='muon'",
+    )

@@ -260,7 +260,7 @@ def outer_transform(
   optimizer = parts.outer_optimizer or named_optimizer(
     outer.optimizer,
     outer.learning_rate,
-    momentum=outer.momentum or None,
+    momentum=outer.momentum,
     nesterov=outer.nesterov and bool(outer.momentum),
   )
   return OuterTransform(

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from dilocox_jax.api import candidates
+from dilocox_jax.api import advice, candidates
 from dilocox_jax.api.advice import Limits, advise
+from dilocox_jax.api.device_memory import device_memory
+from dilocox_jax.api.simulation_setup import Options
 from dilocox_jax.config import from_mapping
 
 # DiLoCoX's setting: rank 2048 in 4 bits every 125 steps.
@@ -132,6 +134,18 @@ def test_limits_are_kept_or_nothing_is_proposed():
   assert one.proposals[0].against == (
     f"a device needs {one.proposals[0].memory.total / 1e9:.3g} GB and has 0.001"
   )
+
+
+def test_a_mesh_is_chosen_with_the_memory_of_the_methods_own_optimizer():
+  # Muon holds whole layers for a while, and AdamW does not.
+  config = from_mapping({"model": {"preset": "llama_150m"}})
+  mesh = {"mesh.layout": "mesh", "mesh.num_stages": 2}
+  divided: Any = candidates.changed(config, mesh)
+  division = advice._division(mesh, divided, "1gbit", Options(step_s=1.0))
+  for method in ("muloco", "diloco"):
+    one: Any = candidates.changed(divided, mesh | {"sync.method": method})
+    found = division.memory_bytes(one)
+    assert round(found) == device_memory(one).total
 
 
 @pytest.mark.slow

@@ -49,3 +49,9 @@ def test_layouts_use_all_devices_and_divide_the_batch():
   assert max(x["inner.accumulate_steps"] for x in found) == 8
   assert all(changed(RunConfig(), layout) for layout in found)
   assert list(layouts(RunConfig(), 1)) == [{}]
+
+
+def test_an_outer_step_is_the_one_whose_gap_was_measured():
+  changes = at_interval({"sync.method": "open_diloco"}, 4)
+  one: Any = changed(RunConfig(), changes)
+  assert (one.outer.learning_rate, one.outer.momentum) == (0.7, 0.0)

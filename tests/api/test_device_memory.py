@@ -38,6 +38,8 @@ def kept_bytes(config):
     {"method": "eager"},
     {"method": "diloco", "outer": {"average_power": 8.0}},
     {"method": "muloco", "outer": {"average_power": 8.0}},
+    {"method": "diloco", "inner": {"optimizer": "sgd", "momentum": 0.9}},
+    {"method": "diloco", "inner": {"optimizer": "sgd"}},
   ],
   ids=str,
 )

@@ -4,12 +4,24 @@ from typing import Any
 
 import pytest
 
-from dilocox_jax.api.expected_gap import expected_gap
+from dilocox_jax.api.expected_gap import expected_gap, tuned_outer
 from dilocox_jax.config import from_mapping
 
 
-def gap(method, interval=None, steps=2000, inner=None, **codec) -> Any:
-  sync = {"method": method}
+def gap(
+  method,
+  interval=None,
+  steps=2000,
+  inner=None,
+  outer=None,
+  sync=None,
+  **codec,
+) -> Any:
+  """The gap of a run, by default with the outer step of the measurement."""
+  sync = {"method": method} | (sync or {})
+  if outer is None:
+    tuned = tuned_outer(method, codec.get("name", ""), interval or 1)
+    outer = {path.split(".")[1]: value for path, value in tuned.items()}
   if interval:
     sync["sync_interval"] = interval
   if method == "overlap_loco" and interval:
@@ -19,6 +31,7 @@ def gap(method, interval=None, steps=2000, inner=None, **codec) -> Any:
       "total_steps": steps,
       "sync": sync,
       "codec": codec,
+      "outer": outer,
       "inner": {"optimizer": inner},
     }
   )
@@ -65,3 +78,83 @@ def test_what_differs_from_the_sweep_is_an_extrapolation(found, words):
 def test_what_was_never_measured_is_unknown():
   assert gap("diloco", 25, inner="sgd") is None
   assert gap("overlap_loco", 16, name="e3m0") is None
+
+
+@pytest.mark.parametrize(
+  "found, words",
+  [
+    (
+      gap("open_diloco", 4, outer={"momentum": 0.9}),
+      "at H = 4, with outer momentum 0 instead of 0.9",
+    ),
+    (
+      gap("open_diloco", 16, outer={"learning_rate": 0.4, "momentum": 0.6}),
+      "with outer rate 0.7 instead of 0.4",
+    ),
+    (
+      gap("streaming_diloco", 25, sync={"overlap_steps": 16}, name="e3m0"),
+      "with tau 4 instead of 16",
+    ),
+    (
+      gap("dilocox", 4, name="low_rank+int", bits=4, rank=1),
+      "with width over rank 8 instead of 128",
+    ),
+    (
+      gap("diloco", 25, outer={"average_power": 8}),
+      "measured at H = 25, but not with an average",
+    ),
+  ],
+)
+def test_other_settings_than_the_measured_ones_are_said(found, words):
+  assert found.is_extrapolated and words in found.basis
+
+
+@pytest.mark.parametrize(
+  "found, percent",
+  [
+    (
+      gap(
+        "diloco",
+        25,
+        sync={"warm_start": "data_parallel", "warm_start_steps": 300},
+      ),
+      0.78,
+    ),
+    (
+      gap(
+        "dilocox",
+        4,
+        outer={"learning_rate": 0.4, "momentum": 0.0},
+        sync={"rule": "reset"},
+      ),
+      7.32,
+    ),
+    (
+      gap(
+        "overlap_loco",
+        16,
+        outer={"learning_rate": 0.7, "momentum": 0.3, "average_power": 14},
+      ),
+      0.37,
+    ),
+  ],
+)
+def test_a_variant_that_was_measured_has_its_own_gap(found, percent):
+  assert found.percent == percent and not found.is_extrapolated
+
+
+@pytest.mark.parametrize(
+  "method, codec, interval, rate, momentum",
+  [
+    ("open_diloco", "", 9, 0.7, 0.6),  # 9 / 4 is more than 20 / 9.
+    ("open_diloco", "", 8, 0.7, 0.0),
+    ("streaming_diloco", "e3m0", 30, 0.7, 0.6),
+    ("streaming_diloco", "float32", 30, 0.7, 0.9),
+  ],
+)
+def test_the_outer_step_is_that_of_the_nearest_measurement(
+  method, codec, interval, rate, momentum
+):
+  found = tuned_outer(method, codec, interval)
+  assert found == {"outer.learning_rate": rate, "outer.momentum": momentum}
+  assert tuned_outer("allreduce", "", 1) == {}

@@ -220,6 +220,10 @@ def test_a_codec_section_that_cannot_be_says_why(values, parts):
     ("evaluation", "interval_steps", -1),
     ("checkpoint", "interval_steps", 0),
     ("checkpoint", "keep", 0),
+    ("inner", "b2", 1.0),
+    ("inner", "b1", 1.0),
+    ("inner", "momentum", 1.0),
+    ("outer", "optimizer", "muon"),
   ],
 )
 def test_a_field_out_of_range_is_named_with_its_value(section, name, value):
