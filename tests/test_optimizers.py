@@ -146,10 +146,10 @@ def test_an_optimizer_that_takes_no_schedule_is_refused():
 def test_muon_finds_the_matrices_of_a_tree_of_ones_own(params, chosen):
   is_shape = {"is_leaf": lambda node: isinstance(node, tuple)}
   params = jax.tree.map(jnp.zeros, params, **is_shape)
-  is_axes = {
-    "is_leaf": lambda node: isinstance(node, optax.contrib.MuonDimensionNumbers)
-  }
-  found = jax.tree.leaves_with_path(block_matrices(params), **is_axes)
+  found = jax.tree.leaves_with_path(
+    block_matrices(params),
+    is_leaf=lambda node: isinstance(node, optax.contrib.MuonDimensionNumbers),
+  )
   assert {path_name(path): tuple(axes) for path, axes in found} == chosen
 
 

@@ -54,7 +54,8 @@ class Programs:
     model: Functions of the model; its loss is that of evaluations.
     evaluation: Function (params, batches [N, B, L + 1]) -> mean loss of one
       replica, for use under `Replicas.map`.
-    schedule: Function from the inner step to the learning rate.
+    schedule: Function from the inner step to the learning rate; NaN if an inner
+      optimizer was handed in, which has its own.
     steps: Programs of data-parallel steps of all replicas.
     single: Programs of steps of one replica, for the phase "single".
     rounds: Programs of the method's rounds.
@@ -206,10 +207,13 @@ def programs(
   sends_gradients = config.sync.named.exchanged == "gradient"
   mean = transform.aggregator if sends_gradients else plain_mean
   shared = _averaged(config, optimizer) if sends_gradients else optimizer
+  recorded = schedule
+  if parts.inner_optimizer:  # It has its own rate.
+    recorded = optax.constant_schedule(math.nan)
   return Programs(
     model=model,
     evaluation=evaluation,
-    schedule=schedule,
+    schedule=recorded,
     steps=StepPrograms(gradient, shared, mean, replicas),
     single=StepPrograms(gradient, optimizer, plain_mean, one_replica),
     rounds=RoundPrograms(

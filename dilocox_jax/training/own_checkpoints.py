@@ -27,8 +27,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from dilocox_jax.distributed import processes
+from dilocox_jax.metrics.lines import write_atomically
 from dilocox_jax.metrics.recorder import METRICS, TIMING
-from dilocox_jax.metrics.run_record import RECORD
+from dilocox_jax.metrics.run_record import CONFIG, RECORD
 from dilocox_jax.pytypes import Tree
 from dilocox_jax.training import checkpoint, digests
 from dilocox_jax.training.checkpoint import (
@@ -44,7 +45,8 @@ from dilocox_jax.training.save_choice import (
   order_of_processes,
 )
 
-_COPIED = RECORD, METRICS, TIMING
+# The config comes first: a directory that has only the others is refused.
+_COPIED = CONFIG, RECORD, METRICS, TIMING
 ORIGINS = "origins"  # Key of a restored record: old replica of every replica.
 
 
@@ -83,14 +85,17 @@ def opened(
 
   Args:
     directory: Run directory.
-    keep: Number of newest checkpoints to keep.
+    keep: Number of newest checkpoints to keep; in a process's own directory two
+      at least.
     replica: Number of the replica that has this directory for itself; None if
       it is that of all replicas.
   """
   folder = directory / checkpoint.FOLDER
   if replica is None:
     return Checkpoints(folder, keep)
-  return OwnCheckpoints(folder, keep, replica)
+  # Of two replicas one may be killed while it saves. Then it holds the save
+  # before, to which the other one must be able to go back.
+  return OwnCheckpoints(folder, max(keep, 2), replica)
 
 
 def _records(directory: pathlib.Path) -> list[dict[str, Any]]:
@@ -166,6 +171,11 @@ class OwnCheckpoints(Checkpoints):
         for name, leaf in leaves.items()
       }
     )
+
+  def wait(self) -> None:
+    """Waits until all processes have saved: who ends first ends the others."""
+    super().wait()
+    processes.from_all(None)
 
   def _make_way(self, step: int) -> None:
     self._move_aside(step)
@@ -344,5 +354,5 @@ def _copy_records(
   room = {name: np.zeros(size, np.uint8) for name, size in sizes.items()}
   copies = copy_of(is_source, own or room)
   if is_new:
-    for name, content in copies.items():
-      content.tofile(directory / name)
+    for name in filter(copies.__contains__, _COPIED):
+      write_atomically(directory / name, copies[name].tobytes())

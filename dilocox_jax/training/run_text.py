@@ -3,7 +3,8 @@
 `data` takes plain arguments and does not know the config, which is read here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,12 @@ from dilocox_jax.data.validation import (
   held_out_batches,
   load_validation_set,
 )
+from dilocox_jax.distributed import processes
+from dilocox_jax.training.checkpoint import RefusedError
 from dilocox_jax.training.parts import NO_PARTS, Parts
+
+# Each text of `evaluation.sets` and its batches, by name.
+ValidationSets = Mapping[str, tuple[ValidationSet, Iterable[np.ndarray]]]
 
 
 def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
@@ -109,19 +115,53 @@ def held_out(config: RunConfig, text: Corpus) -> Iterable[np.ndarray]:
   return _batches_of(config, text.validation)
 
 
-def validation_sets(
-  config: RunConfig, text: Corpus
-) -> dict[str, tuple[ValidationSet, Iterable[np.ndarray]]]:
+def go_on(
+  streams: ReplicaStreams, sets: ValidationSets, record: Mapping[str, Any]
+) -> None:
+  """Sets the streams to where a checkpoint left them.
+
+  Args:
+    streams: Streams of the run.
+    sets: Texts of `evaluation.sets`.
+    record: Record of the checkpoint.
+
+  Raises:
+    RefusedError: If they are other streams, as those of a mix by replica are
+      with another number of replicas, or the texts have changed.
+  """
+  try:
+    streams.set_state(record["streams"])
+  except ValueError as error:
+    raise RefusedError(str(error)) from error
+  saved = record.get("sets", {})
+  changed = [
+    n for n, own in digests_of(sets).items() if saved.get(n, own) != own
+  ]
+  if changed:
+    raise RefusedError(
+      f"the text of evaluation.sets, {', '.join(changed)}, is not the one that "
+      "the run was evaluated on: restore it, or take another --workdir"
+    )
+
+
+def digests_of(sets: ValidationSets) -> dict[str, str]:
+  """Returns the digests of the texts of `evaluation.sets`, by name."""
+  return {name: text.digest for name, (text, _) in sets.items()}
+
+
+def validation_sets(config: RunConfig, text: Corpus) -> ValidationSets:
   """Returns the texts of `evaluation.sets` and their batches, by name.
 
   Raises:
-    ValueError: If one of them cannot be read or has other tokens.
+    ValueError: If one of them cannot be read or has other tokens, or processes
+      have different texts.
   """
   sets = {}
   for name, glob in named_globs(config.evaluation.sets).items():
     with in_front(f"evaluation.sets, {name}: "):
       found = load_validation_set(glob, text.tokenizer, config.data.text_field)
       sets[name] = found, _batches_of(config, found.tokens)
+  processes.check_equal(evaluation_sets=digests_of(sets))
   return sets
 
 

@@ -139,7 +139,7 @@ def _other_run(
 
 
 def first_state(
-  config: RunConfig, programs: Programs, phase: str
+  config: RunConfig, programs: Programs, phase: str, parts: Parts = NO_PARTS
 ) -> TrainingState:
   """Returns the state before the first step.
 
@@ -147,13 +147,14 @@ def first_state(
     config: Config of the run.
     programs: Programs of the run.
     phase: First phase of the run.
+    parts: Parts that were handed in to the run.
 
   Raises:
     RefusedError: If the run should start from another run and cannot.
   """
   source = config.checkpoint.init_from
   if source:
-    return state_from_run(config, programs, phase, pathlib.Path(source))
+    return state_from_run(config, programs, phase, pathlib.Path(source), parts)
   params = states.first_params(programs, phase, config.seed)
   return states.fresh(programs, phase, params)
 
@@ -184,6 +185,7 @@ def state_from_run(
   programs: build.Programs,
   phase: str,
   source: pathlib.Path,
+  parts: Parts = NO_PARTS,
 ) -> TrainingState:
   """Returns the first state of a run that starts from another run.
 
@@ -195,6 +197,8 @@ def state_from_run(
     programs: Programs of the new run.
     phase: First phase of the new run.
     source: Directory of the other run, or of the checkpoint.
+    parts: Parts that were handed in to the new run. Those of the same names
+      that were handed in to the other run must be among them.
 
   Raises:
     RefusedError: If there is no such run, or its model has another shape.
@@ -210,13 +214,14 @@ def state_from_run(
     )
     return states.fresh(programs, phase, params)
   old_config = check_source(source)
-  if old_config.model.shape != config.model.shape:
+  parts = _parts_of(source, parts)
+  if not parts.model and old_config.model.shape != config.model.shape:
     raise RefusedError(
       f"checkpoint.init_from={source} holds a model of another shape "
       f"({old_config.model.shape}): set the same config.model"
     )
   replicas = programs.steps_of(phase).replicas
-  params, outer_optimizer = _saved_outer(old_config, source, replicas)
+  params, outer_optimizer = _saved_outer(old_config, source, replicas, parts)
   params = replicas.place_state(params, None)
   state = states.fresh(programs, phase, params)
   if not isinstance(state, RoundState):
@@ -229,6 +234,25 @@ def state_from_run(
     )
     return state
   return programs.rounds.with_outer_optimizer(state, outer_optimizer)
+
+
+def _parts_of(source: pathlib.Path, parts: Parts) -> Parts:
+  """Returns those of a run's parts that another run had too.
+
+  Raises:
+    RefusedError: If the other run had a part that this one lacks.
+  """
+  names = ()
+  with contextlib.suppress(OSError, ValueError):  # `_saved_outer` says more.
+    names = json.loads((source / RECORD).read_text()).get("handed_in", ())
+  states_of = {"model", "inner_optimizer", "outer_optimizer", "exchange"}
+  needed = states_of.intersection(names)
+  if missing := sorted(needed - set(parts.names)):
+    raise RefusedError(
+      f"checkpoint.init_from={source} is a run to which {', '.join(missing)} "
+      "was handed in: hand in the same to this one"
+    )
+  return Parts(**{name: getattr(parts, name) for name in needed})
 
 
 def _foreign_params(config: RunConfig, source: pathlib.Path) -> Tree:
@@ -280,8 +304,7 @@ def _saved_outer(
   Returns:
     Outer parameters, and the outer optimizer state if replicas share it.
   """
-  mesh = MeshConfig(num_replicas=config.mesh.num_replicas)
-  programs = build.programs(dataclasses.replace(config, mesh=mesh), parts)
+  programs = _programs(config, parts, config.mesh.num_replicas)
   with contextlib.closing(
     Checkpoints(source / FOLDER, read_only=True)
   ) as checkpoints:
@@ -293,13 +316,21 @@ def _saved_outer(
     )
   if restored is None:
     raise RefusedError(f"checkpoint.init_from={source} has no whole checkpoint")
-  state, _ = restored
+  state, record = restored
+  saved = _saved_replicas(record)
+  if saved != config.mesh.num_replicas:
+    programs = _programs(config, parts, saved)
   params = evaluation.params_to_keep(programs, state)
   if isinstance(state, SharedState):
     return params, None
   is_shared = not programs.rounds.outer.is_per_replica
   optimizer = state.outer.optimizer if is_shared else None
   return params, optimizer
+
+
+def _programs(config: RunConfig, parts: Parts, num_replicas: int) -> Programs:
+  mesh = MeshConfig(num_replicas=num_replicas)
+  return build.programs(dataclasses.replace(config, mesh=mesh), parts)
 
 
 def _saved_replicas(record: Mapping[str, Any]) -> int:

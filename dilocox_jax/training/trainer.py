@@ -180,12 +180,12 @@ class Trainer:
       self.progress = TrainingProgress(**record["position"])
       if self.progress.is_finished:
         return
-      self.streams.set_state(record["streams"])
+      run_text.go_on(self.streams, self.validation_sets, record)
       self.controller.set_state(record["pilot"])
       resume.set_clock(self.clock, record.get("clock"))
     else:
       phase = self.controller.plan.phase(0)
-      state = start.first_state(self.config, self.programs, phase)
+      state = start.first_state(self.config, self.programs, phase, self.parts)
     self._announce()
     with metrics_reader.open_reader(
       self.config,
@@ -323,7 +323,7 @@ class Trainer:
       # Every replica starts from the warm start's parameters and state.
       shared = (state.params, state.optimizer)
       if segment.phase == "single":  # It had the devices of one replica only.
-        shared = self.replicas.place(shared, None)
+        shared = self.replicas.place_state(shared, None)
       state = self.programs.rounds.init(*shared)
     if self.controller.is_choice_due():
       self.controller.choose_setting(segment)
@@ -378,6 +378,7 @@ class Trainer:
       "clock": self.clock.get_state() if self.clock else None,
       "config": self.config.to_mapping(),
       "corpus_digest": self.corpus.digest,
+      "sets": run_text.digests_of(self.validation_sets),
       "handed_in": self.parts.names,
     }
     self._checkpoints.save(self.progress.step, state, record)

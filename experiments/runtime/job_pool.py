@@ -100,10 +100,9 @@ class _Process:
       return f"killed by {signal.Signals(-code).name}"
     return lines[-1].strip() if lines else f"exit code {code}"
 
-  def stop(self) -> None:
+  def ask_to_stop(self) -> None:
     if self.process.poll() is None:
       self.process.terminate()
-      self.process.wait()
 
 
 class JobPool:
@@ -218,5 +217,9 @@ class JobPool:
     self._bar.update(self._task, completed=steps, status=names)
 
   def _stop(self) -> None:
+    # All at once: Ctrl-C has reached them too, and a signal that comes a second
+    # later would end them without a save.
     for running in self._running:
-      running.stop()
+      running.ask_to_stop()
+    for running in self._running:
+      running.process.wait()

@@ -102,6 +102,22 @@ def test_a_directory_trains_one_run_at_a_time(run, tmp_path):
   assert again.metrics.evaluations[-1].step == 30
 
 
+def test_a_run_starts_from_one_to_which_parts_were_handed_in(run, tmp_path):
+  config = settings(checkpoint={"init_from": str(run.workdir)})
+  (tmp_path / "new").mkdir()
+  new = dx.train(config, tmp_path / "new", **HANDED_IN)
+  first = new.metrics.rounds[0].loss
+  assert first < run.metrics.rounds[0].loss / 10
+  lacking = {**HANDED_IN, "inner_optimizer": None}
+  message = "to which inner_optimizer was handed in: hand in the same"
+  with pytest.raises(RefusedError, match=message):
+    dx.train(config, tmp_path / "lacking", **lacking)
+
+
+def test_the_rate_of_a_handed_in_optimizer_is_not_the_configs(run):
+  assert all(np.isnan(row.learning_rate) for row in run.metrics.rounds)
+
+
 def test_an_exchange_of_ones_own_averages(tmp_path):
   calls = []
   plain = mean_of_finite_replicas()

@@ -12,8 +12,9 @@ import jax
 import numpy as np
 import pytest
 
+import dilocox_jax as dx
 from dilocox_jax.training import own_checkpoints, start
-from dilocox_jax.training.checkpoint import RefusedError
+from dilocox_jax.training.checkpoint import RefusedError, saved_steps
 from dilocox_jax.training.own_checkpoints import OwnCheckpoints
 from experiments.runtime.distributed_flags import free_port
 from tests import runs
@@ -204,3 +205,54 @@ def test_checkpoints_of_a_common_directory_are_refused(stopped, tmp_path):
     checkpoints.restore(lambda record: None)
   checkpoints.close()
   assert runs.files(tmp_path) == before
+
+
+@pytest.mark.parametrize("replica, kept", [(0, [12, 18]), (None, [18])])
+def test_a_process_that_keeps_one_save_keeps_the_one_before_too(
+  replica, kept, tmp_path
+):
+  # The other one may be killed in its save of step 18, and has only step 12.
+  config = runs.settings(
+    num_replicas=1,
+    layout="mesh",
+    method="diloco",
+    checkpoint={"keep": 1},
+  )
+  has_own = replica is not None
+  runs.train(config, tmp_path, until=18, has_own_directory=has_own)
+  assert sorted(saved_steps(tmp_path / "checkpoints")) == kept
+
+
+def test_the_average_of_a_part_is_read_on_its_own(tmp_path):
+  config = runs.settings(
+    num_replicas=1,
+    layout="mesh",
+    method="overlap_loco",
+    num_fragments=3,
+    outer={"average_power": 4.0},
+  )
+  runs.train(config, tmp_path, until=12, has_own_directory=True)
+  expected = dx.load(tmp_path).params
+  # The group has grown by now, as `config.json` of each member says.
+  path = tmp_path / "config.json"
+  values = json.loads(path.read_text())
+  values["mesh"]["num_replicas"] = 2
+  path.write_text(json.dumps(values))
+  runs.assert_same_bits(dx.load(tmp_path).params, expected)
+
+
+def test_who_has_saved_waits_for_the_others(tmp_path, monkeypatch):
+  met = []
+  monkeypatch.setattr(own_checkpoints.processes, "from_all", met.append)
+  OwnCheckpoints(tmp_path / "checkpoints", 2, 0).wait()
+  assert met == [None]
+
+
+def test_records_may_be_copied_in_part(alone, tmp_path):
+  # A new process that is killed while it copies must be able to begin again.
+  config = runs.settings(num_replicas=1, layout="mesh", method="diloco")
+  digest = json.loads((alone / "run.json").read_text())["corpus_digest"]
+  (tmp_path / "checkpoints").mkdir()
+  for name in own_checkpoints._COPIED:
+    shutil.copy(alone / name, tmp_path)
+    assert start._lost_run(config, tmp_path, digest, is_saved=True) == ""

@@ -120,7 +120,8 @@ def test_a_run_that_another_process_is_at_waits_for_it(tmp_path, capsys):
   def hear(ended, reason):
     found.append((ended.name, reason, made.workdir.exists()))
     if ended is other:
-      left.stop()
+      left.ask_to_stop()
+      left.process.wait()
     return ""
 
   job_pool.JobPool([made, other], 1, ended=hear).run()
@@ -135,7 +136,8 @@ def test_a_deadline_ends_the_wait_for_another_process(tmp_path):
   made.run()
   assert made.is_late
   assert not slow.workdir.exists()
-  left.stop()
+  left.ask_to_stop()
+  left.process.wait()
 
 
 def test_processes_end_with_an_interrupted_ablation(tmp_path):
@@ -149,6 +151,32 @@ def test_processes_end_with_an_interrupted_ablation(tmp_path):
     interrupted.run()
   (running,) = interrupted._running
   assert running.process.returncode == -signal.SIGTERM
+
+
+def test_all_jobs_are_asked_to_stop_before_any_is_waited_for(tmp_path):
+  # Each ends only when it has seen that the other one was asked, too.
+  code = """
+import pathlib, signal, sys, time
+own = pathlib.Path(sys.argv[1])
+own.parent.mkdir(exist_ok=True)
+other = own.parent / {"a": "b", "b": "a"}[own.name]
+signal.signal(signal.SIGTERM, lambda *_: own.with_suffix(".asked").touch())
+own.with_suffix(".ready").touch()
+while not other.with_suffix(".asked").exists():
+  time.sleep(0.02)
+"""
+
+  class Interrupted(job_pool.JobPool):
+    def _collect(self):
+      while len(list((tmp_path / "runs").glob("*.ready"))) < 2:
+        time.sleep(0.02)
+      raise KeyboardInterrupt
+
+  jobs = [job(tmp_path, name, code) for name in ("a", "b")]
+  interrupted = Interrupted(jobs, 2)
+  with pytest.raises(KeyboardInterrupt):
+    interrupted.run()
+  assert [each.process.returncode for each in interrupted._running] == [0, 0]
 
 
 def test_the_end_of_every_job_is_told_at_once_with_its_reason(tmp_path, capsys):
