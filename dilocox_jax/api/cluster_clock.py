@@ -1,5 +1,6 @@
 """Computes the time that a real run would take on a simulated cluster."""
 
+import hashlib
 from typing import Any
 
 from dilocox_jax.api.simulation_setup import Options, set_up
@@ -17,6 +18,7 @@ class ClusterClock:
 
   Attributes:
     description: What is timed, for reports, e.g. "cluster 1gbit".
+    digest: Short digest of the cluster and of all durations.
   """
 
   def __init__(
@@ -56,6 +58,7 @@ class ClusterClock:
       self._name += f" {timed.model.shape}"
       count = parameter_count(timed.model.shape)
       self.description += f", for a model of {count / 1e9:.3g} B parameters"
+    self.digest = hashlib.sha256(self._name.encode()).hexdigest()[:12]
     self._asked_for = cluster
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:

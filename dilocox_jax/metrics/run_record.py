@@ -63,6 +63,7 @@ def write_run_record(
   chosen: Mapping[str, Any] | None = None,
   command: str | None = None,
   clock: str = "",
+  clock_digest: str = "",
   continues: bool = False,
 ) -> None:
   """Writes `config.json` and `run.json`.
@@ -90,6 +91,7 @@ def write_run_record(
     chosen: Values that the config left to the devices, by dotted names.
     command: Command line that started the run; None if there was none.
     clock: What the run's simulated clock times; "" without a clock.
+    clock_digest: Digest of the cluster and of the durations behind it.
     continues: Whether the run continues from a checkpoint.
 
   Raises:
@@ -115,7 +117,7 @@ def write_run_record(
     "parameter_count": parameter_count,
     **({"validation_sets": validation_sets} if validation_sets else {}),
     **({"handed_in": list(handed_in)} if handed_in else {}),
-    **({"clock": clock} if clock else {}),
+    **({"clock": clock, "clock_digest": clock_digest} if clock else {}),
     **start,
     "earlier_starts": _earlier_starts(workdir, start) if continues else [],
   }

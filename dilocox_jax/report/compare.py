@@ -109,7 +109,7 @@ def _comparison_title(runs: Mapping[str, LoadedRun], baseline: str) -> str:
   title = f"{least} sends {units.human_ratio(fewer)} less than {baseline}"
   if not math.isfinite(fewer):
     title = f"{least} sends nothing"
-  if run.simulated_s and base.simulated_s and run.clock == base.clock:
+  if run.simulated_s and base.simulated_s and _clock(run) == _clock(base):
     times = (units.human_time(max(r.simulated_s.values())) for r in (run, base))
     title += ", in {} of simulated time instead of {}".format(*times)
   title += f"; its loss is {units.human_comparison(gap)}"
@@ -119,9 +119,18 @@ def _comparison_title(runs: Mapping[str, LoadedRun], baseline: str) -> str:
   return title
 
 
+def _clock(run: LoadedRun) -> str:
+  """Names the clock of a run such that equal names stand for equal clocks.
+
+  Two clocks of one cluster may have steps of different length.
+  """
+  digest = run.record.get("clock_digest", "")
+  return f"{run.clock}, {digest}" if digest else run.clock
+
+
 def _have_one_clock(runs: Mapping[str, LoadedRun]) -> bool:
   """Whether simulated times are those of one cluster, so that they compare."""
-  return len({run.clock for run in runs.values() if run.simulated_s}) < 2
+  return len({_clock(run) for run in runs.values() if run.simulated_s}) < 2
 
 
 def comparison_figure(runs: Mapping[str, LoadedRun]) -> Figure:
@@ -219,7 +228,7 @@ def _table(runs: Mapping[str, LoadedRun]) -> list[dict[str, str]]:
     gap, fewer = _price(run, runs[baseline])
     time = units.human_time(max(run.simulated_s.values(), default=math.nan))
     if run.simulated_s and needs_clock:
-      time += f" ({run.clock})"
+      time += f" ({_clock(run)})"
     row = {
       "method": label if run.finished else f"{label} (not finished)",
       "loss": units.human_loss(run.validation_loss)
@@ -237,6 +246,29 @@ def _table(runs: Mapping[str, LoadedRun]) -> list[dict[str, str]]:
   return rows
 
 
+def _unlike(runs: Mapping[str, LoadedRun]) -> list[str]:
+  """Says in what runs differ that a reader would take to be alike."""
+  found = []
+  for what, value in (
+    ("parameters", lambda run: f"{run.record['parameter_count']:,}"),
+    ("replicas", lambda run: str(run.record["num_replicas"])),
+  ):
+    values = {label: value(run) for label, run in runs.items()}
+    if len(set(values.values())) > 1:
+      each = ", ".join(f"{label} {own}" for label, own in values.items())
+      found.append(f"**The runs differ in their {what}: {each}.**")
+  averaged = [k for k, run in runs.items() if _keeps_average(run)]
+  if averaged:
+    found.append(
+      f"Evaluated on an average of the parameters: {', '.join(averaged)}."
+    )
+  return [line for each in found for line in (each, "")]
+
+
+def _keeps_average(run: LoadedRun) -> bool:
+  return bool(run.config.get("outer", {}).get("average_power"))
+
+
 def _page(runs: Mapping[str, LoadedRun]) -> list[str]:
   first = next(iter(runs.values()))
   baseline = _baseline(runs)
@@ -251,6 +283,7 @@ def _page(runs: Mapping[str, LoadedRun]) -> list[str]:
     " of the run. The gap of the loss, and how many times fewer bytes one"
     f" replica sends, are relative to {baseline}.",
     "",
+    *_unlike(runs),
     f"**{_comparison_title(runs, baseline)}.**",
     "",
     *text_tables.markdown_table(*text_tables.header_and_cells(_table(runs))),
@@ -306,8 +339,9 @@ def print_table(runs: Sequence[LoadedRun], console: Console) -> None:
   """
   labelled = _labelled(runs)
   rows = _table(labelled)
-  for row in rows:
-    del row["tokens"]  # Without tokens it fits into 80 columns.
+  if len({run.tokens for run in runs}) == 1:
+    for row in rows:
+      del row["tokens"]  # Without tokens it fits into 80 columns.
   table = text_tables.terminal_table(
     *text_tables.header_and_cells(rows),
     collapse_padding=True,
@@ -316,3 +350,5 @@ def print_table(runs: Sequence[LoadedRun], console: Console) -> None:
   )
   table.columns[0].no_wrap = True
   console.print(table)
+  for line in filter(None, _unlike(labelled)):
+    console.print(line.replace("**", ""), highlight=False)

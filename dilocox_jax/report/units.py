@@ -72,7 +72,8 @@ def human_time(seconds: float | int) -> str:
     return "-"
   divisor, unit = time_unit(seconds)
   number = seconds / divisor
-  text = f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
+  # From 999.5 on three digits would be "1e+03".
+  text = f"{number:,.0f}" if number >= 999.5 else f"{number:.3g}"
   return f"{text} {unit}"
 
 

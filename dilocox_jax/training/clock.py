@@ -17,9 +17,11 @@ class Clock(Protocol):
 
   Attributes:
     description: What is timed, for reports, e.g. "cluster 1gbit".
+    digest: Short digest of all that its times depend on beside the run.
   """
 
   description: str
+  digest: str
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:
     """Advances by a segment; returns seconds since the start of the run."""

@@ -54,9 +54,12 @@ def losses(
   def loss(params: Tree) -> float:
     return _mean_loss(programs, programs.evaluate, params, parts)
 
-  outer = loss(params_to_keep(programs, state))
-  if isinstance(state, SharedState):  # A warm start has one view three times.
-    return dict.fromkeys(("outer_loss", "mean_loss", "replica_loss"), outer)
+  kept = params_to_keep(programs, state)
+  outer = loss(kept)
+  if isinstance(state, SharedState):  # All replicas are alike.
+    # With an average the replicas go on from other parameters.
+    newest = outer if kept is state.params else loss(state.params)
+    return {"outer_loss": outer, "mean_loss": newest, "replica_loss": newest}
   if jax.process_count() > 1:
     return {
       "outer_loss": outer,

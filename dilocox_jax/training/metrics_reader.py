@@ -32,6 +32,7 @@ from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.training import evaluation
 from dilocox_jax.training.build import Programs, platform_name
+from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.progress_bar import ProgressBar
 from dilocox_jax.training.states import TrainingProgress
 
@@ -236,7 +237,7 @@ def open_reader(
   progress: TrainingProgress,
   is_resumed: bool,
   writes: bool,
-  clock: str = "",
+  clock: Clock | None = None,
 ) -> Iterator[MetricsReader]:
   """Opens the records of a run, from one start of it to its end.
 
@@ -252,7 +253,7 @@ def open_reader(
     progress: How far the run is.
     is_resumed: Whether a checkpoint was restored.
     writes: Whether this process writes the records.
-    clock: What the run's simulated clock times, for the record; "" without one.
+    clock: Simulated clock of the run, for the record.
 
   Yields:
     The reader.
@@ -277,7 +278,8 @@ def open_reader(
       platform=jax.devices()[0].device_kind,
       chosen=chosen_values(config, platform_name(), "model" in handed_in),
       command=command,
-      clock=clock,
+      clock=clock.description if clock else "",
+      clock_digest=clock.digest if clock else "",
       continues=is_resumed,
     )
     step_before = progress.step if is_resumed else None

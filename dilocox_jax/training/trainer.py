@@ -199,7 +199,7 @@ class Trainer:
       progress=self.progress,
       is_resumed=bool(resumed),
       writes=self._writes,
-      clock=self.clock.description if self.clock else "",
+      clock=self.clock,
     ) as self._reader:
       state = self._train(state)
       self._finish(state)

@@ -250,3 +250,43 @@ def test_at_most_six_of_many_runs_are_in_front(write_run, tmp_path):
   names = [str(line.get_label()) for line in ax.lines]
   front = [name for name in names if name.startswith("run")]
   assert len(front) == 6 and "3 other methods" in names
+
+
+def test_clocks_of_one_cluster_with_other_steps_are_kept_apart(
+  write_run, tmp_path
+):
+  def timed(run, seconds_a_step, digest):
+    run = _with_clock(load_run(run), seconds_a_step)
+    clock = {"clock": "cluster 1gbit", "clock_digest": digest}
+    return dataclasses.replace(run, record=run.record | clock)
+
+  base = write_run(tmp_path / "a", method="allreduce")
+  other = write_run(tmp_path / "b")
+  for digest, is_compared in (("aa", True), ("bb", False)):
+    runs = {
+      "allreduce": timed(base, 0.5, "aa"),
+      "diloco": timed(other, 0.1, digest),
+    }
+    title = comparison_figure(runs).get_suptitle()
+    assert ("of simulated time instead" in title) is is_compared
+    printed = _printed(list(runs.values()))
+    assert ("1 min (cluster 1gbit, bb)" in printed) is not is_compared
+
+
+def test_what_else_differs_between_runs_is_said(write_run, tmp_path):
+  alike = [write_run(tmp_path / "a"), write_run(tmp_path / "b", "allreduce")]
+  page = compare(alike, tmp_path / "alike").read_text()
+  assert "differ in their" not in page and "an average" not in page
+  assert (
+    "tokens" not in _printed([load_run(run) for run in alike]).split("Gap")[0]
+  )
+  config = json.loads((alike[0] / "config.json").read_text())
+  config["outer"]["average_power"] = 14.0
+  (alike[0] / "config.json").write_text(json.dumps(config))
+  runs = [alike[0], write_run(tmp_path / "c", "allreduce", num_replicas=4)]
+  page = compare(runs, tmp_path / "other").read_text()
+  printed = _printed([load_run(run) for run in runs])
+  for text in (page, printed):
+    assert "The runs differ in their replicas: diloco 2, allreduce 4." in text
+    assert "Evaluated on an average of the parameters: diloco." in text
+  assert "tokens" in printed.split("Gap")[0]

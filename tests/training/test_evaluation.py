@@ -120,6 +120,22 @@ def test_before_the_rounds_there_is_one_view_computed_once(
   np.testing.assert_allclose(seen["outer_loss"], expected, rtol=1e-5)
 
 
+def test_an_average_is_no_view_of_the_replicas(batches):
+  config = runs.settings(
+    method="allreduce", sync_interval=None, outer={"average_power": 2.0}
+  )
+  programs = runs.programs(config)
+  state = _state(programs, "data_parallel")
+  average = state.optimizer.average
+  moved = state._replace(params=_noisy(state.params, seed=2))
+  seen = evaluation.losses(programs, moved, [batches])
+  expected = _loss(programs, moved.params, batches)
+  np.testing.assert_allclose(seen["replica_loss"], expected, rtol=1e-5)
+  assert seen["mean_loss"] == seen["replica_loss"] != seen["outer_loss"]
+  expected = _loss(programs, average, batches)
+  np.testing.assert_allclose(seen["outer_loss"], expected, rtol=1e-5)
+
+
 def test_every_predicted_token_of_a_whole_pass_has_one_weight(batches):
   programs = runs.programs(runs.settings())
   params = _noisy(programs.model.init(jax.random.key(1)), seed=5)

@@ -149,7 +149,7 @@ def _tokens_title(found: Comparison) -> str:
   rivals = list(_rivals(found))
   if not rivals:
     return "Validation loss at equal tokens"
-  nearest = min(rivals, key=found.gap)
+  nearest = min(rivals, key=lambda entry: abs(found.gap(entry)))
   gap = units.human_comparison(found.gap(nearest))
   title = f"At equal tokens {nearest.name} ends nearest to {nearest.baseline}"
   return f"{title}: its loss is {gap}"

@@ -114,6 +114,17 @@ def test_titles_state_what_the_numbers_say():
   assert ", allreduce in " in by_time
 
 
+def test_the_nearest_may_be_above_or_below():
+  entries = [
+    convergences.entry("allreduce", 1.0, 1.0),
+    convergences.entry("lower", 0.96, 0.96),
+    convergences.entry("nearer", 1.01, 1.01),
+  ]
+  found = convergences.comparison(entries=entries)
+  title = figures.loss_by_tokens(found).get_suptitle().replace("\n", " ")
+  assert "nearer ends nearest to allreduce: its loss is 1.0 % higher" in title
+
+
 def test_titles_compare_with_the_baseline_of_the_same_inner_optimizer():
   entries = [
     *convergences.comparison().entries,
