@@ -60,7 +60,7 @@ def pseudo_gradient(outer: Tree, inner: Tree) -> Tree:
     outer: Outer parameters.
     inner: Parameters of the replica, same structure and shapes.
 
-  Source: Douillard et al., 2023, arXiv 2311.08105, Algorithm 1, line 8.
+  Source: Douillard et al., 2023, arXiv 2311.08105, Algorithm 1, line 12.
   """
   return jax.tree.map(jnp.subtract, outer, inner)
 

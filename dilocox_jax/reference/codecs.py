@@ -86,7 +86,7 @@ def powers_of_two(values: Group) -> tuple[list, list]:
 def largest(values: Group, count: int) -> tuple[list, list]:
   """The places of the largest values, ascending, and what is left of all.
 
-  Group are compared in bfloat16; of equal ones the first are the larger.
+  Values are compared in bfloat16; of equal ones the first are the larger.
   Source: CocktailSGD (ICML 2023); SparseLoCo, arXiv 2508.15706.
   """
   sizes = [bfloat16(abs(x)) for x in values]
@@ -124,7 +124,7 @@ def in_groups(
   last of which is filled up with zeros.
 
   Args:
-    layers: Group, [layers, values].
+    layers: Values, [layers, values].
     size: Largest length of a group.
     received: From a group's values to what is received of them.
   """

@@ -214,7 +214,7 @@ class Fragment:
   def _ahead(self, theta: Arrays, w: Arrays) -> Arrays:
     """Outer minus inner parameters: a descent step on it moves theta to w.
 
-    DiLoCo (arXiv 2311.08105), Algorithm 1, line 8: Delta = theta - theta_m.
+    DiLoCo (arXiv 2311.08105), Algorithm 1, line 12: Delta = theta - theta_m.
     """
     return {name: theta[name] - w[name] for name in self.names}
 

@@ -229,7 +229,7 @@ class Trainer:
         unread = self._read(unread)
       state, dispatched = self._dispatch(state, segment)
       if is_new:
-        self._reader.record_time("compile", segment.start)
+        self._reader.record_time("compile", segment.stop)
       self._read(unread)
       unread = dispatched
       if self._reader.reads_at_once:

@@ -87,6 +87,8 @@ def analyse(program: Program, compiled: jax.stages.Compiled) -> Analysis:
   share = config.division.num_devices
   model = flops_per_token(config.model.shape, config.data.sequence_length)
   found = transfers(module)
+  count = config.mesh.num_replicas
+  sent = functools.partial(sent_bytes, num_replicas=count)
   return Analysis(
     memory=_memory(compiled),
     peak_bytes=_stats(compiled).peak_memory_in_bytes,
@@ -97,7 +99,7 @@ def analyse(program: Program, compiled: jax.stages.Compiled) -> Analysis:
       kind: int(total(module, functools.partial(_inside, kind), rounds))
       for kind in INSIDE
     },
-    sent_bytes=float(total(module, sent_bytes, rounds)),
+    sent_bytes=float(total(module, sent, rounds)),
     planned_bytes=program.planned_bytes / share,
     transfers=found,
     timeline=_timeline(module, found),

@@ -77,16 +77,24 @@ def transfer_kind(instruction: Instruction) -> str | None:
   return _KINDS.get(kind, "permute")
 
 
-def sent_bytes(module: Module, instruction: Instruction) -> int:
-  """Returns the bytes that one device sends to other slices here."""
+def sent_bytes(
+  module: Module, instruction: Instruction, num_replicas: int = 2
+) -> int:
+  """Returns the bytes that one device sends to other slices here.
+
+  Args:
+    module: The program.
+    instruction: One of its instructions.
+    num_replicas: Number of replicas, each on slices of its own.
+  """
   from dilocox_jax.plan.wire.collectives import Collective
 
   kind = transfer_kind(instruction)
   if kind is None:
     return 0
   size = module.operand_bytes(instruction)
-  # Of two slices. An operand of a permute is what goes to one other slice.
-  return Collective(kind, size).sent_bytes(2)
+  # An operand of a permute is what goes to one other slice.
+  return Collective(kind, size).sent_bytes(num_replicas)
 
 
 def inside_kind(instruction: Instruction) -> str | None:

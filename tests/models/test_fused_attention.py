@@ -3,6 +3,7 @@ import functools
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from dilocox_jax.models import fused_attention
@@ -84,3 +85,10 @@ def test_a_kernel_that_does_not_fit_is_refused_in_one_line():
     named_attention("cudnn")(*drawn())
   with pytest.raises(ValueError, match="multiple of 128 tokens, not 100"):
     splash_attention(*drawn(length=100))
+
+
+def test_the_end_of_a_held_out_text_may_have_any_length():
+  arrays = drawn(length=100)
+  np.testing.assert_array_equal(
+    named_attention("splash")(*arrays), named_attention("blockwise")(*arrays)
+  )

@@ -213,3 +213,11 @@ def test_devices_choose_nothing_for_a_model_that_is_handed_in():
   tokens = jnp.asarray(_validation()[0])
   text = str(jax.make_jaxpr(_own_gradient("auto", "gpu"))(params, tokens))
   assert text.count(" tanh ") == 3
+
+
+def test_splash_needs_training_sequences_that_fit():
+  config = runs.settings(
+    model={"attention": "splash"}, data={"sequence_length": 100}
+  )
+  with pytest.raises(ValueError, match="multiple of 128 tokens, not 100"):
+    build.programs(config)

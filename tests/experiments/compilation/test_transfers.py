@@ -1,5 +1,7 @@
 """Transfers between slices are found, with what hides them."""
 
+import functools
+
 import pytest
 
 from experiments.compilation import hlo
@@ -50,3 +52,7 @@ def test_every_kind_sends_its_operand_to_the_other_slice(transfer_type, kind):
   assert found(text)[0].kind == kind
   assert found(text)[0].operand_bytes == 4000
   assert total(hlo.parse(text), sent_bytes, lambda *_: 1) == 4000
+  # An all-reduce of four sends 6/4 of it, an all-gather all of it to three.
+  of_four = functools.partial(sent_bytes, num_replicas=4)
+  factor = {"all_reduce": 1.5, "all_gather": 3, "permute": 1}[kind]
+  assert total(hlo.parse(text), of_four, lambda *_: 1) == 4000 * factor
