@@ -114,6 +114,8 @@ class _Agent:
       )
 
   async def _obey(self, order: Order) -> None:
+    if order.kind == "start" and self._signal:
+      return  # This replica leaves.
     if order.kind == "start":
       logging.getLogger(__name__).info(
         "group of %d: this is process %d", order.count, order.rank
@@ -127,6 +129,8 @@ class _Agent:
       )
       self._is_stopping = False
       self._report = asyncio.create_task(self._report_end(self._process))
+      if self._signal:  # It came while the process was being made.
+        self._stop(self._signal)
     elif order.kind == "stop":
       self._stop(signal.SIGTERM)
     else:

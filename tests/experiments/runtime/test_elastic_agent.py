@@ -1,13 +1,17 @@
 """What an agent needs before it can join. tests/experiments/test_rendezvous.py
 has agents with processes."""
 
+import asyncio
+import signal
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from experiments.runtime import elastic_agent
 from experiments.runtime.command_line import UsageError
+from experiments.runtime.rendezvous_rules import Order
 
 
 @pytest.mark.parametrize(
@@ -43,3 +47,39 @@ def test_another_service_at_the_address_is_one_line():
       thread.submit(greet)
       with pytest.raises(UsageError, match=f"{port} is no rendezvous: "):
         elastic_agent.attend(f"127.0.0.1:{port}", lambda _: [])
+
+
+class _Writer:
+  """A connection that nobody reads."""
+
+  def close(self):
+    pass
+
+
+@pytest.mark.parametrize("comes", ["before", "meanwhile"])
+def test_a_signal_reaches_a_process_that_is_being_made(monkeypatch, comes):
+  made = []
+  start = asyncio.create_subprocess_exec
+
+  async def order():
+    agent = elastic_agent._Agent(
+      lambda _: [sys.executable, "-c", "import time; time.sleep(60)"]
+    )
+    agent._writer = _Writer()  # pyright: ignore[reportAttributeAccessIssue]
+
+    async def starting(*command, **options):
+      agent._leave(signal.SIGTERM)
+      made.append(await start(*command, **options))
+      return made[0]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", starting)
+    if comes == "before":
+      agent._leave(signal.SIGTERM)
+    await agent._obey(Order("start", 0, 1, "127.0.0.1:1"))
+    return await asyncio.wait_for(agent._ended(), 20)
+
+  code = asyncio.run(order())
+  assert (len(made), code) == {
+    "before": (0, None),
+    "meanwhile": (1, -signal.SIGTERM),
+  }[comes]
