@@ -72,8 +72,9 @@ def test_a_broadcast_never_divides_a_link(placement):
   # Replicas pass the operand on one after the other: 16 MiB at 1 Gbit/s take
   # 0.1404 s on each way between the sites, and nothing within a site.
   link = Link(1e9, 1e9, rtt_s=0.0)
-  within = {"intra_bps": 1e15, "intra_rtt_s": 0.0}
-  sites = (Site("a", link, **within), Site("b", link, **within))
+  sites = tuple(
+    Site(name, link, intra_bps=1e15, intra_rtt_s=0.0) for name in "ab"
+  )
   one = Cluster("test", sites, placement)
   ways = sum(a != b for a, b in itertools.pairwise(placement))
   found = collective_s(one, "broadcast")
