@@ -106,15 +106,15 @@ def _closest(intervals: Iterable[int], interval: int) -> int:
 def _differences(config: RunConfig, row: _Row) -> list[str]:
   """Says in what a run differs from the one that was measured."""
   pairs = [
-    ("tau", config.sync.named.schedule.overlap_steps, row["overlap_steps"]),
     ("outer rate", config.outer.learning_rate, row["outer_learning_rate"]),
     ("outer momentum", config.outer.momentum, row["outer_momentum"]),
   ]
+  if config.sync.method == "streaming_diloco":  # Elsewhere it follows from H.
+    overlap_steps = config.sync.named.schedule.overlap_steps
+    pairs.append(("tau", overlap_steps, row["overlap_steps"]))
   if row["rank_share"] and config.codec.rank:
     share = config.model.shape.model_dim / config.codec.rank
     pairs.append(("width over rank", share, row["rank_share"]))
-  if config.sync.method != "streaming_diloco":
-    del pairs[0]  # It follows from H.
   return [
     f"with {name} {float(measured):g} instead of {own:g}"
     for name, own, measured in pairs
