@@ -432,8 +432,8 @@ MUTATIONS = (
     ),
     (
       "a resumed run reads its text from the start",
-      "training/trainer.py",
-      'self.streams.set_state(record["streams"])',
+      "training/run_text.py",
+      'streams.set_state(record["streams"])',
       "pass",
       "training/test_trainer.py -k stopped_and_continued",
     ),
