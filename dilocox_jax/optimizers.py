@@ -111,6 +111,7 @@ def standard_promotion(
 # Muon's updates are scaled to the usual size of AdamW's (Liu et al., 2025,
 # arXiv 2502.16982, section 2.2), so that learning rates carry over.
 _MUON_UPDATE_RMS = 0.2
+_OUTSIDE = "embed", "head"  # Names of what is before and after the layers.
 _WSD_DECAY = 0.2  # Share of the run's steps in which "wsd" decays.
 
 
@@ -190,9 +191,9 @@ def block_matrices(params: Tree) -> Tree:
 
   Embedding, head and norms are left to its AdamW, as its authors advise
   (Jordan et al., 2024, "Muon"). Below "blocks" stand either stacked leaves
-  [num_layers, ...], or "0", "1" and so on with the leaves of a layer each. A
-  tree without "blocks" does not say what its embedding is, so all of its
-  matrices are taken, as optax takes them.
+  [num_layers, ...], or "0", "1" and so on with the leaves of a layer each. Of a
+  tree without "blocks" all matrices are taken but those that are called an
+  embedding or a head.
 
   Args:
     params: Parameters of one replica.
@@ -208,17 +209,23 @@ def block_matrices(params: Tree) -> Tree:
     path_name(path): leaf for path, leaf in jax.tree.leaves_with_path(params)
   }
   has_blocks = any(path.startswith(f"{BLOCKS}/") for path in leaves)
+
+  def is_inside(path: str) -> bool:
+    if has_blocks:
+      return path.startswith(f"{BLOCKS}/")
+    return not any(name in path.lower() for name in _OUTSIDE)
+
   # Norm scales are [model_dim], or [num_layers, model_dim] if stacked.
-  num_axes = {
+  matrices = {
     path: 2 + is_stacked(path)
-    for path in leaves
-    if path.startswith(f"{BLOCKS}/") or not has_blocks
+    for path, leaf in leaves.items()
+    if leaf.ndim == 2 + is_stacked(path)
   }
-  chosen = {p: n for p, n in num_axes.items() if leaves[p].ndim == n}
   require(
-    bool(chosen) or not leaves,
+    bool(matrices) or not leaves,
     "optimizer='muon' finds no matrix in the parameters: take 'adamw'",
   )
+  chosen = {path: n for path, n in matrices.items() if is_inside(path)}
 
   def axes(path, leaf):
     del leaf

@@ -138,7 +138,11 @@ def test_an_optimizer_that_takes_no_schedule_is_refused():
       {"blocks/0/w": (0, 1)},
     ),
     (
-      {"Dense_0": {"kernel": (3, 5), "bias": (5,)}, "Conv_0": (3, 3, 1, 2)},
+      {
+        "Dense_0": {"kernel": (3, 5), "bias": (5,)},
+        "Conv_0": (3, 3, 1, 2),
+        "Embed_0": (9, 3),
+      },
       {"Dense_0/kernel": (0, 1)},
     ),
   ],
