@@ -18,7 +18,7 @@ from dilocox_jax.distributed.whole_layers import on_whole_layers
 from dilocox_jax.plan.choices import Registry
 from dilocox_jax.plan.schedule.fragments import BLOCKS, is_stacked
 from dilocox_jax.pytypes import Index, Tree
-from dilocox_jax.trees import path_name
+from dilocox_jax.trees import leaves_by_path, path_name
 
 OPTIMIZERS: Registry[Callable[..., Any]] = Registry("optimizer")
 
@@ -205,9 +205,7 @@ def block_matrices(params: Tree) -> Tree:
   Raises:
     ValueError: If there is no matrix at all, so that Muon would be AdamW.
   """
-  leaves = {
-    path_name(path): leaf for path, leaf in jax.tree.leaves_with_path(params)
-  }
+  leaves = leaves_by_path(params)
   has_blocks = any(path.startswith(f"{BLOCKS}/") for path in leaves)
 
   def is_inside(path: str) -> bool:

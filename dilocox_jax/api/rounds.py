@@ -178,7 +178,8 @@ def make_rounds(
     feedback = Feedback(feedback_decay, feedback_against, feedback_dtype)
     exchange = named_exchange(
       codec,
-      feedback if error_feedback else None,
+      error_feedback,
+      feedback,
       collective,
       seed,
       keep_unsent=keep_unsent,

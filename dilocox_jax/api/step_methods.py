@@ -101,7 +101,8 @@ def step_transform(
     feedback = Feedback(feedback_decay, feedback_against, feedback_dtype)
     exchange = named_exchange(
       codec,
-      feedback if error_feedback else None,
+      error_feedback,
+      feedback,
       collective,
       seed,
       axis_name,
@@ -122,7 +123,8 @@ def step_transform(
 
 def named_exchange(
   codec: CodecChoice,
-  feedback: Feedback | None,
+  error_feedback: bool,
+  feedback: Feedback,
   collective: str = "auto",
   seed: int = 0,
   axis_name: str = REPLICA_AXIS,
@@ -132,7 +134,8 @@ def named_exchange(
 
   Args:
     codec: As in `step_transform`, and so are the others.
-    feedback: Adds what the codec lost to the next exchange, if given.
+    error_feedback: Whether what the codec lost is added to the next exchange.
+    feedback: How much of it, and how.
     collective: Which collective carries it.
     seed: Seed of random masks, first factors and stochastic rounding.
     axis_name: Axis over which replicas are mapped.
@@ -150,7 +153,7 @@ def named_exchange(
     Compression(
       payload, collective, seed, axis_name=axis_name, keep_unsent=keep_unsent
     ),
-    feedback,
+    feedback if error_feedback else None,
   )
 
 

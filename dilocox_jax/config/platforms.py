@@ -43,7 +43,7 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
 }
 
 _OPEN = (None, "auto")
-SPLASH_LENGTH = 128  # The kernel's lengths are multiples of this.
+_SPLASH_LENGTH = 128  # The kernel's lengths are multiples of this.
 _CUDNN_WIDTH = 128  # Widest head of every GPU that the kernel knows.
 
 
@@ -99,6 +99,6 @@ def _kernel(config: RunConfig, dtype: str, attention: str) -> str:
     and not config.data.document_masks
     and width % 8 == 0
     and width <= _CUDNN_WIDTH,
-    "splash": config.data.sequence_length % SPLASH_LENGTH == 0,
+    "splash": config.data.sequence_length % _SPLASH_LENGTH == 0,
   }
   return attention if fits.get(attention, True) else "blockwise"

@@ -178,6 +178,16 @@ def cudnn_attention(
   )
 
 
+def check_splash_length(length: int) -> None:
+  """Raises ValueError unless the kernel takes sequences of so many tokens."""
+  require(
+    length % _SPLASH_BLOCKS[-1] == 0,
+    f"model.attention=splash needs sequences of a multiple of "
+    f"{_SPLASH_BLOCKS[-1]} tokens, not {length}: change data.sequence_length, "
+    "or take model.attention=blockwise",
+  )
+
+
 def splash_attention(
   query_BxLxNxK: Float[Array, "B L N K"],
   key_BxLxGxK: Float[Array, "B L G K"],
@@ -203,13 +213,8 @@ def splash_attention(
   from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
   _, length, heads, width = query_BxLxNxK.shape
-  block = next((c for c in _SPLASH_BLOCKS if length % c == 0), 0)
-  require(
-    block > 0,
-    f"model.attention=splash needs sequences of a multiple of "
-    f"{_SPLASH_BLOCKS[-1]} tokens, not {length}: change data.sequence_length, "
-    "or take model.attention=blockwise",
-  )
+  check_splash_length(length)
+  block = next(c for c in _SPLASH_BLOCKS if length % c == 0)
   blocks: Any = (block,) * 8  # Of queries and keys, in all three kernels.
   sizes = splash.BlockSizes(*blocks)
   masks = [splash.CausalMask((length, length))] * heads

@@ -10,9 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
-from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig
-from dilocox_jax.config.platforms import SPLASH_LENGTH
 from dilocox_jax.inner import vocabulary
 from dilocox_jax.inner.activation_codec import ACTIVATION_CODECS
 from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
@@ -20,6 +18,7 @@ from dilocox_jax.inner.pipeline_loss import pipelined_loss
 from dilocox_jax.inner.sharded import sharded_gradient, sharded_loss
 from dilocox_jax.inner.step import Gradient, Loss, accumulated_gradient
 from dilocox_jax.models import transformer
+from dilocox_jax.models.fused_attention import check_splash_length
 from dilocox_jax.models.loss import (
   LossModel,
   chunked_token_loss,
@@ -56,13 +55,8 @@ def model_functions(
     _check_given_model(config, given)
     gradient = _whole_gradient(config, _given_loss(config, given))
     return given, gradient, _mean_over_batches(given.loss)
-  length = config.data.sequence_length
-  require(
-    sizes.attention != "splash" or length % SPLASH_LENGTH == 0,
-    f"model.attention=splash needs sequences of a multiple of {SPLASH_LENGTH} "
-    f"tokens, not {length}: change data.sequence_length, or take "
-    "model.attention=blockwise",
-  )
+  if sizes.attention == "splash":
+    check_splash_length(config.data.sequence_length)
   model = loaded(type(sizes.shape).builder)(
     sizes.shape,
     dtype=jnp.dtype(sizes.compute_dtype),
