@@ -18,6 +18,7 @@ from ml_collections import config_dict
 from experiments.configs import default
 from experiments.sweeps import method_list as methods
 
+CLOCKS = ("1gbit", "107b")
 # The largest model of the papers, on links that are as slow as theirs.
 CLOCK_107B = {
   "name": "107b",
@@ -62,6 +63,11 @@ NOTES = (
 )
 
 
+def every_method():
+  """Returns the methods with H = 25, or with 500 as OpenDiLoCo's own."""
+  return methods.every(25, 500, 300, CLOCKS)
+
+
 def get_config():
   """All methods on two replicas of `tiny`."""
   config = config_dict.ConfigDict()
@@ -77,8 +83,7 @@ def get_config():
   base.evaluation.num_sequences = 512
   base.checkpoint.interval_steps = 500
   base.checkpoint.keep = 1
-  clocks = ("1gbit", "107b")
-  config.methods = methods.every(25, 500, 300, clocks)
+  config.methods = every_method()
   config.tuning = config_dict.ConfigDict(
     {
       "seed": 1000,
@@ -92,8 +97,8 @@ def get_config():
     CLOCK_107B,
   ]
   config.target_loss = 1.5
-  config.equal_time = methods.contests(clocks)
-  config.claims = methods.claims(*clocks)
+  config.equal_time = methods.contests(CLOCKS)
+  config.claims = methods.claims(*CLOCKS)
   config.gaps = {"diloco": 0.012, "diloco_cold": 0.012}
   config.notes = NOTES
   config.lock()

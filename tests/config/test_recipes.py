@@ -9,7 +9,11 @@ from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.recipes import DEFAULTS, RECIPES
 from dilocox_jax.mapping import check_path, flat
 from dilocox_jax.plan.schedule.methods import METHODS
-from experiments.configs import convergence_long, convergence_small
+from experiments.configs import (
+  convergence_long,
+  convergence_muon,
+  convergence_small,
+)
 from experiments.sweeps.sweep_spec import sweep
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs/results"
@@ -256,7 +260,8 @@ def test_the_warm_up_follows_the_run(total_steps, warmup_steps):
 
 
 @pytest.mark.parametrize(
-  ("module", "count"), [(convergence_small, 371), (convergence_long, 29)]
+  ("module", "count"),
+  [(convergence_small, 371), (convergence_long, 29), (convergence_muon, 39)],
 )
 def test_every_run_of_the_kept_results_still_has_its_config(module, count):
   kept = sweep(module.get_config().to_dict())

@@ -6,6 +6,7 @@ from experiments.configs import (
   convergence_gpu,
   convergence_long,
   convergence_medium,
+  convergence_muon,
   convergence_small,
 )
 from experiments.sweeps import method_list
@@ -50,6 +51,34 @@ def test_the_long_config_compares_what_is_hidden_with_all_others():
   assert found.tuning_runs == 0 and len(found.seeds) == 3
   # Settings were chosen on seed 0.
   assert found.tuning.seed == 0 and 0 not in found.seeds
+
+
+def test_with_muon_methods_have_the_rounds_that_they_have_with_adamw():
+  muon = RequiredRuns(sweep(convergence_muon.get_config().to_dict()))
+  small = RequiredRuns(sweep(convergence_small.get_config().to_dict()))
+  assert muon.sweep.tuning_runs == 7 and muon.sweep.seeds == small.sweep.seeds
+  of = {method.name: method for method in small.sweep.methods}
+  for method in muon.sweep.methods:
+    other = of[method.name if method.name in of else _with_adamw(method.name)]
+    fields, others = muon.fields(method), small.fields(other)
+    assert muon.sweep.config(fields).inner.optimizer == "muon"
+    assert fields | {"inner.optimizer": ""} == others | {"inner.optimizer": ""}
+    assert all(setting in other.refine for setting in method.refine)
+  rates = small.sweep.tuning.inner_learning_rates
+  assert set(muon.sweep.tuning.inner_learning_rates) < set(rates)
+
+
+def _with_adamw(name):
+  return name.replace("_muon", "")
+
+
+def test_whoever_could_win_on_a_clock_has_equal_time_there():
+  found = sweep(convergence_small.get_config().to_dict())
+  clocks = list(found.equal_time)
+  for clock, contest in found.equal_time.items():
+    other = next(name for name in clocks if name != clock)
+    left_out = {method.name for method in found.methods} - {*contest.methods}
+    assert {n for n in left_out if not n.endswith(other)} == {"diloco"}
 
 
 def test_the_small_config_has_every_method_of_the_comparison():
