@@ -184,7 +184,7 @@ def _activation_bytes(config: RunConfig, num_layers: int) -> int:
   scores = shape.num_heads * length if model.attention == "plain" else 0
   one_layer = tokens * (_layer_values(shape) + scores) * width
   saved = num_layers * tokens * shape.model_dim * width
-  if (mesh.remat if mesh.num_stages > 1 else model.remat) != "full":
+  if (mesh.remat if mesh.is_divided else model.remat) != "full":
     saved = num_layers * one_layer
   slots = timetable(config.pipeline).num_saved_slots
   # Logits and their gradient are in fp32.

@@ -66,6 +66,8 @@ def on_platform(
     section, name = path.split(".")
     if section == "model" and has_own_model:
       continue
+    if path == "model.remat" and config.mesh.is_divided:
+      continue  # Such a replica reads mesh.remat.
     if getattr(getattr(config, section), name) in _OPEN:
       chosen[section][name] = value
   model = dataclasses.replace(config.model, **chosen["model"])

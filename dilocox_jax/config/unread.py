@@ -84,6 +84,9 @@ def _ignored(values: Values) -> Iterator[Ignored]:
     names = ("pipeline", "chunks_per_stage", "remat")
     remedy = "a replica on one device has no pipeline: set mesh.num_stages"
     yield "mesh", names, remedy
+  else:
+    remedy = "a replica on several devices has its own: set mesh.remat"
+    yield "model", ("remat",), remedy
   if values["mesh.num_stages"] <= 1:
     remedy = "one stage sends nothing to another: set mesh.num_stages"
     yield "mesh", ("boundary",), remedy

@@ -62,7 +62,8 @@ def model_functions(
     dtype=jnp.dtype(sizes.compute_dtype),
     unroll=sizes.scan_unroll,
     attention=sizes.attention,
-    remat=sizes.remat,
+    # A pipeline wraps the layers itself, as `mesh.remat` says.
+    remat="none" if config.mesh.is_divided else sizes.remat,
   )
   loss = functools.partial(
     next_token_loss,

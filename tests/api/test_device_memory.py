@@ -61,6 +61,15 @@ def test_more_stages_need_less_and_whole_layers_need_more():
   assert two.total == two.state + two.step
 
 
+def test_shards_compute_again_what_the_mesh_says():
+  def step(remat):
+    mesh = {"num_data_shards": 2, "remat": remat}
+    config = runs.settings(layout="mesh", mesh=mesh, method="diloco")
+    return device_memory(config).step
+
+  assert step("full") < step("dots")
+
+
 def test_muon_holds_whole_layers_where_devices_share_one():
   def step(optimizer, stages):
     mesh, inner = {"num_stages": stages}, {"optimizer": optimizer}

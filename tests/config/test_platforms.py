@@ -75,6 +75,12 @@ def test_a_config_without_open_fields_stays_as_it_is():
   assert on_platform(config, "tpu") == config
 
 
+def test_a_replica_on_several_devices_leaves_the_remat_of_one_open():
+  config = from_mapping({"mesh": {"layout": "mesh", "num_data_shards": 2}})
+  assert "model.remat" not in chosen_values(config, "gpu")
+  assert on_platform(config, "gpu").model.remat == "auto"
+
+
 def test_a_model_of_ones_own_leaves_the_models_fields_open():
   config = from_mapping({})
   chosen = chosen_values(config, "gpu", has_own_model=True)

@@ -44,6 +44,7 @@ CASES = [
   ("data.vocab_size", 500, {}, "only data.tokenizer=bpe is trained"),
   ("model.rope_base", 1e6, {"model": LEARNED}, "learned rotates nothing"),
   ("model.balance_loss", 0.1, {}, "one MLP a layer"),
+  ("model.remat", "full", STAGES, "set mesh.remat"),
   ("inner.momentum", 0.9, {}, "adamw has no momentum"),
   ("inner.b1", 0.8, {"inner": {"optimizer": "sgd"}}, "sgd has no b1"),
   ("inner.b2", 0.8, {"inner": {"optimizer": "sgd"}}, "sgd has no b2"),
