@@ -41,6 +41,7 @@ METHOD_CONFIGS = {
   "Delayed, 4 steps": "delayed",
   "Eager": "eager",
   "DiLoCoX": "dilocox",
+  "overlap_loco": "overlap_loco",
 }
 
 

@@ -38,7 +38,7 @@ _SLOW_BPS = {
 _LOSSES = {"no loss": 0.0, "loss 1e-4": 1e-4, "loss 1e-3": 1e-3}
 _LOSSES |= {"loss 1e-2": 1e-2}
 # If a panel has more than six lines, these methods are drawn in front.
-_FRONT = ("DiLoCo", "OpenDiLoCo", "CocktailSGD", "DiLoCoX", "SparseLoCo")
+_FRONT = ("DiLoCo", "OpenDiLoCo", "SparseLoCo", "DiLoCoX", "overlap_loco")
 # Conditions of a panel, as its title states them. "else" means: what the panel
 # does not vary.
 _CONDITIONS = "simulated; else H 125, rank 2048, 4 bits, D = 2, 40 ms"
