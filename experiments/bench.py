@@ -66,6 +66,7 @@ def _define_pipeline_flags() -> None:
 
 def main(values: flags.FlagValues) -> None:
   """Runs the bench that the flag --bench names."""
+  _refuse_unused(values)
   workdir = command_line.writable(values.workdir)
   if values.bench == "simulate":  # It needs no JAX, which takes long to load.
     from experiments.benchmarks import simulate
@@ -94,6 +95,22 @@ def main(values: flags.FlagValues) -> None:
   is_round = values.bench == "round"
   programs = round.round_ratios() if is_round else codecs.codec_ratios()
   ratios.run_ratios(values.bench, programs, workdir, values.repeats)
+
+
+def _refuse_unused(values: flags.FlagValues) -> None:
+  draws, measures = values.bench == "pipeline", "a bench that measures"
+  sizes = ("schedule", "stages", "micro_batches", "chunks")
+  command_line.refuse_unused(
+    values,
+    [
+      ("repeats", not draws, measures),
+      *((name, draws, "the bench pipeline") for name in sizes),
+    ],
+  )
+  if command_line.is_config_given() and values.bench not in ("inner", "data"):
+    raise command_line.UsageError(
+      f"the bench {values.bench} reads no config: leave out --config"
+    )
 
 
 def _of_config(values: flags.FlagValues, workdir: pathlib.Path) -> None:

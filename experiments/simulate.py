@@ -11,8 +11,6 @@ over its first steps. The page says how far they agree. With --run=RUNDIR the
 recorded rounds and bytes of a finished run are timed instead.
 """
 
-import re
-import sys
 
 from absl import flags
 
@@ -102,7 +100,7 @@ def _refuse_beside_run(values: flags.FlagValues) -> None:
   """Refuses flags that say what the finished run itself says."""
   without = ("engine_steps", False, "to simulate a config, without --run")
   command_line.refuse_unused(values, [without])
-  if any(re.match(r"--?(no)?config\b", each) for each in sys.argv[1:]):
+  if command_line.is_config_given():
     raise command_line.UsageError(
       "--run times a run with its own config: leave out --config"
     )

@@ -158,6 +158,11 @@ def refuse_unused(
       raise UsageError(f"--{name} needs {needed}: else nothing reads it")
 
 
+def is_config_given() -> bool:
+  """Whether the command line has --config, or a field of it."""
+  return any(re.match(r"--?(no)?config\b", each) for each in sys.argv[1:])
+
+
 def own_command() -> str:
   """Returns the command line as one would type it in the checkout."""
   script = pathlib.Path(sys.argv[0])
