@@ -1,12 +1,13 @@
 """Builds optimizers of optax by name, and learning rate schedules.
 
 A config names the inner and the outer optimizer. This file leaves out options
-that an optimizer does not have. The config refuses such an option if the user
-set it explicitly (`config.unread`).
+that an optimizer does not have. An option that the user has changed is refused
+instead: by the config for the optimizers that it knows (`config.unread`), and
+here for all others.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ import optax.contrib
 
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.whole_layers import on_whole_layers
-from dilocox_jax.plan.choices import Registry
+from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS, Registry
 from dilocox_jax.plan.schedule.fragments import BLOCKS, is_stacked
 from dilocox_jax.pytypes import Index, Tree
 from dilocox_jax.trees import leaves_by_path, path_name
@@ -46,6 +47,7 @@ def register_optimizer(name: str, build: Callable[..., Any]) -> None:
 def named_optimizer(
   name: str,
   learning_rate: float | optax.Schedule,
+  needed: Collection[str] = (),
   **options: float | bool | Callable | None,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds an optimizer of optax, or one that was registered.
@@ -54,11 +56,14 @@ def named_optimizer(
     name: Name of a function of optax or optax.contrib that has an argument
       `learning_rate`, such as "adamw", "sgd" or "muon", or in `OPTIMIZERS`.
     learning_rate: Learning rate, a number or a schedule.
+    needed: Names of options that are not at their default. The config has
+      refused those that an optimizer in `OPTIMIZER_OPTIONS` lacks.
     **options: Keyword arguments of the function. Arguments that the function
       does not have are left out, and a momentum of 0 is its default.
 
   Raises:
-    ValueError: If optax has no such optimizer, or it takes no schedule.
+    ValueError: If optax has no such optimizer, it takes no schedule, or lacks
+      an option that is needed.
   """
   build: Any = OPTIMIZERS.get(name) or getattr(
     optax, name, getattr(optax.contrib, name, None)
@@ -68,6 +73,9 @@ def named_optimizer(
     "learning_rate" in parameters,
     f"optimizer={name!r} is not an optimizer of optax; try 'adamw' or 'sgd'",
   )
+  for option in () if name in OPTIMIZER_OPTIONS else needed:
+    remedy = f"optimizer={name} has no {option}: drop it"
+    require(option in parameters, f"{option} would be ignored, as {remedy}")
   known = {k: v for k, v in options.items() if k in parameters}
   if known.get("momentum") == 0:
     # lars, sm3 and madgrad have 0.9 of their own, and sgd would keep a trace.
@@ -157,6 +165,7 @@ def inner_optimizer(
   schedule: optax.Schedule,
   *,
   clip_norm: float,
+  needed: Collection[str] = (),
   **options: float | bool,
 ) -> optax.GradientTransformation:
   """Builds an optimizer that clips gradients by their global norm first.
@@ -165,6 +174,7 @@ def inner_optimizer(
     name: Name of an optimizer of optax.
     schedule: Learning rate by inner step.
     clip_norm: Largest gradient norm; 0 leaves gradients alone.
+    needed: Names of options that are not at their default.
     **options: Options of the optimizer, e.g. b1, b2, weight_decay. A momentum
       of 0 stands for the optimizer's own.
   """
@@ -177,7 +187,7 @@ def inner_optimizer(
   for_muon |= {f"adam_{option}": value for option, value in options.items()}
   if options.get("momentum"):
     for_muon["beta"] = options["momentum"]  # The name that optax gives it.
-  optimizer = named_optimizer(name, schedule, **options, **for_muon)
+  optimizer = named_optimizer(name, schedule, needed, **options, **for_muon)
   if name == "muon":
     update = on_whole_layers(optimizer.update)
     optimizer = optax.GradientTransformation(optimizer.init, update)

@@ -11,7 +11,6 @@ over its first steps. The page says how far they agree. With --run=RUNDIR the
 recorded rounds and bytes of a finished run are timed instead.
 """
 
-
 from absl import flags
 
 from experiments.runtime import command_line

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+from dilocox_jax.config.sections import InnerConfig
 from dilocox_jax.optimizers import (
   block_matrices,
   named_optimizer,
@@ -116,6 +117,19 @@ def test_without_a_momentum_an_optimizer_has_its_own():
     expected = trained(optax.lars(0.1))
   actual = trained(named_optimizer("lars", 0.1, momentum=0.0))
   jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def test_a_changed_option_that_an_optimizer_lacks_is_refused():
+  changed = InnerConfig(optimizer="lars", b1=0.8).changed_options
+  assert changed == ("b1",)
+  with pytest.raises(
+    ValueError, match="b1 would be ignored, as optimizer=lars"
+  ):
+    named_optimizer("lars", 0.1, changed, b1=0.8)
+  changed = InnerConfig(optimizer="lars", momentum=0.8).changed_options
+  named_optimizer("lars", 0.1, changed, momentum=0.8)
+  # Muon has its momentum under another name, and the config knows that.
+  named_optimizer("muon", 0.1, changed, beta=0.8)
 
 
 def test_an_optimizer_that_takes_no_schedule_is_refused():

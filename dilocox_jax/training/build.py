@@ -186,6 +186,7 @@ def programs(
     inner.optimizer,
     schedule,
     clip_norm=inner.clip_norm,
+    needed=inner.changed_options,
     b1=inner.b1,
     b2=inner.b2,
     weight_decay=inner.weight_decay,

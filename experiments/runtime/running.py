@@ -159,10 +159,11 @@ def _sample(
 
 def _check_optimizers(config: RunConfig) -> None:
   """Raises UsageError for a misspelt name, before any device starts."""
-  rates = {"inner": optax.constant_schedule(1.0), "outer": 1.0}
-  for section, rate in rates.items():
-    with command_line.usage_errors(f"{section}."):
-      named_optimizer(getattr(config, section).optimizer, rate)
+  schedule, needed = optax.constant_schedule(1.0), config.inner.changed_options
+  with command_line.usage_errors("inner."):
+    named_optimizer(config.inner.optimizer, schedule, needed)
+  with command_line.usage_errors("outer."):
+    named_optimizer(config.outer.optimizer, 1.0)
 
 
 def _has_own_directory(config: RunConfig, workdir: pathlib.Path) -> bool:

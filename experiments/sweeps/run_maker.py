@@ -51,7 +51,8 @@ def check_names(runs: Iterable[RequiredRun]) -> None:
   """
   for run in runs:
     with in_front(f"run {run.name!r}: inner."):
-      named_optimizer(run.config.inner.optimizer, 1.0)
+      inner = run.config.inner
+      named_optimizer(inner.optimizer, 1.0, inner.changed_options)
     with in_front(f"run {run.name!r}: outer."):
       named_optimizer(run.config.outer.optimizer, 1.0)
     with in_front(f"run {run.name!r}: data."):
