@@ -48,6 +48,7 @@ def named_optimizer(
   name: str,
   learning_rate: float | optax.Schedule,
   needed: Collection[str] = (),
+  /,
   **options: float | bool | Callable | None,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds an optimizer of optax, or one that was registered.

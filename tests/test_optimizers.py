@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from dilocox_jax.config.sections import InnerConfig
+from dilocox_jax.config.unread import changed_options
 from dilocox_jax.optimizers import (
   block_matrices,
   named_optimizer,
@@ -120,13 +121,13 @@ def test_without_a_momentum_an_optimizer_has_its_own():
 
 
 def test_a_changed_option_that_an_optimizer_lacks_is_refused():
-  changed = InnerConfig(optimizer="lars", b1=0.8).changed_options
+  changed = changed_options(InnerConfig(optimizer="lars", b1=0.8))
   assert changed == ("b1",)
   with pytest.raises(
     ValueError, match="b1 would be ignored, as optimizer=lars"
   ):
     named_optimizer("lars", 0.1, changed, b1=0.8)
-  changed = InnerConfig(optimizer="lars", momentum=0.8).changed_options
+  changed = changed_options(InnerConfig(optimizer="lars", momentum=0.8))
   named_optimizer("lars", 0.1, changed, momentum=0.8)
   # Muon has its momentum under another name, and the config knows that.
   named_optimizer("muon", 0.1, changed, beta=0.8)

@@ -168,13 +168,6 @@ class InnerConfig(Section):
   # the optimizer's own: 0.95 for muon, none for sgd.
   momentum: float = limited(0.0, at_least=0, below=1)
 
-  @property
-  def changed_options(self) -> tuple[str, ...]:
-    """Names of the optimizer's options that are not at their default."""
-    names = ("b1", "b2", "weight_decay", "momentum")
-    defaults = type(self)
-    return tuple(n for n in names if getattr(self, n) != getattr(defaults, n))
-
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig(Section):

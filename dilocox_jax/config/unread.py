@@ -5,9 +5,11 @@ forgets `data.source` would train on another text without a warning. So every
 field that only some runs read stands here, with its condition.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dilocox_jax.config.sections import InnerConfig
 from dilocox_jax.data import sources
 from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
@@ -15,6 +17,7 @@ from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.plan.wire.payload_names import split_links
 
 Values = Mapping[str, Any]  # All fields of a run by their dotted names.
+_OPTIONS = ("b1", "b2", "weight_decay", "momentum", "nesterov")
 Ignored = tuple[str, tuple[str, ...], str]  # A section, its fields, a remedy.
 
 
@@ -36,6 +39,20 @@ def unread_fields(values: Values, defaults: Values) -> dict[str, str]:
     if (path := f"{section}.{name}") in defaults
     and values[path] != defaults[path]
   }
+
+
+def changed_options(inner: InnerConfig) -> tuple[str, ...]:
+  """Returns the options of the inner optimizer that are not at their default.
+
+  Args:
+    inner: The section `inner` of a run's config.
+  """
+  defaults = dataclasses.asdict(InnerConfig())
+  return tuple(
+    name
+    for name in _OPTIONS
+    if name in defaults and getattr(inner, name) != defaults[name]
+  )
 
 
 def _ignored(values: Values) -> Iterator[Ignored]:
@@ -122,10 +139,9 @@ def _ignored_data(values: Values) -> Iterator[Ignored]:
 
 
 def _ignored_options(section: str, optimizer: str) -> Iterator[Ignored]:
-  options = ("b1", "b2", "weight_decay", "momentum", "nesterov")
   # An optimizer that is not in the table may have any of them.
-  has = OPTIMIZER_OPTIONS.get(optimizer, options)
-  for option in options:
+  has = OPTIMIZER_OPTIONS.get(optimizer, _OPTIONS)
+  for option in _OPTIONS:
     if option not in has:
       remedy = f"{section}.optimizer={optimizer} has no {option}: drop it"
       yield section, (option,), remedy

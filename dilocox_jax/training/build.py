@@ -17,6 +17,7 @@ import optax
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.config.platforms import on_platform
+from dilocox_jax.config.unread import changed_options
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
@@ -186,7 +187,7 @@ def programs(
     inner.optimizer,
     schedule,
     clip_norm=inner.clip_norm,
-    needed=inner.changed_options,
+    needed=changed_options(inner),
     b1=inner.b1,
     b2=inner.b2,
     weight_decay=inner.weight_decay,

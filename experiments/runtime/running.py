@@ -16,6 +16,7 @@ from rich.console import Console
 from dilocox_jax import report
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.run import unfit_for_absences
+from dilocox_jax.config.unread import changed_options
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.metrics import RecordError
@@ -159,7 +160,7 @@ def _sample(
 
 def _check_optimizers(config: RunConfig) -> None:
   """Raises UsageError for a misspelt name, before any device starts."""
-  schedule, needed = optax.constant_schedule(1.0), config.inner.changed_options
+  schedule, needed = optax.constant_schedule(1.0), changed_options(config.inner)
   with command_line.usage_errors("inner."):
     named_optimizer(config.inner.optimizer, schedule, needed)
   with command_line.usage_errors("outer."):

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dilocox_jax.checks import in_front
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.sections import DataConfig
+from dilocox_jax.config.unread import changed_options
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.report.run import load_run
 from dilocox_jax.training import run_text
@@ -52,7 +53,7 @@ def check_names(runs: Iterable[RequiredRun]) -> None:
   for run in runs:
     with in_front(f"run {run.name!r}: inner."):
       inner = run.config.inner
-      named_optimizer(inner.optimizer, 1.0, inner.changed_options)
+      named_optimizer(inner.optimizer, 1.0, changed_options(inner))
     with in_front(f"run {run.name!r}: outer."):
       named_optimizer(run.config.outer.optimizer, 1.0)
     with in_front(f"run {run.name!r}: data."):
