@@ -164,9 +164,10 @@ def learning_rate_schedule(
 def inner_optimizer(
   name: str,
   schedule: optax.Schedule,
+  needed: Collection[str] = (),
+  /,
   *,
   clip_norm: float,
-  needed: Collection[str] = (),
   **options: float | bool,
 ) -> optax.GradientTransformation:
   """Builds an optimizer that clips gradients by their global norm first.
@@ -174,8 +175,8 @@ def inner_optimizer(
   Args:
     name: Name of an optimizer of optax.
     schedule: Learning rate by inner step.
-    clip_norm: Largest gradient norm; 0 leaves gradients alone.
     needed: Names of options that are not at their default.
+    clip_norm: Largest gradient norm; 0 leaves gradients alone.
     **options: Options of the optimizer, e.g. b1, b2, weight_decay. A momentum
       of 0 stands for the optimizer's own.
   """

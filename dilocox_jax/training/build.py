@@ -186,8 +186,8 @@ def programs(
   optimizer = parts.inner_optimizer or inner_optimizer(
     inner.optimizer,
     schedule,
+    changed_options(inner),
     clip_norm=inner.clip_norm,
-    needed=changed_options(inner),
     b1=inner.b1,
     b2=inner.b2,
     weight_decay=inner.weight_decay,
