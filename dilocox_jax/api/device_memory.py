@@ -72,7 +72,7 @@ def device_memory(config: RunConfig) -> DeviceMemory:
 
 def num_copies(config: RunConfig) -> float:
   """Returns how many copies of the parameters a replica keeps."""
-  inner = 1 + _optimizer_copies(config)
+  inner = 1 + optimizer_copies(config)
   method = config.sync.named
   residual = config.exchange.error_feedback * (
     _BYTES[config.exchange.feedback_dtype] / _FP32_BYTES
@@ -84,10 +84,13 @@ def num_copies(config: RunConfig) -> float:
   return inner + outer + residual + method.schedule.depth
 
 
-def _optimizer_copies(config: RunConfig) -> float:
-  """Returns the copies of an inner optimizer's state.
+def optimizer_copies(config: RunConfig) -> float:
+  """Returns how many copies of the parameters an inner optimizer keeps.
 
   Muon keeps one copy of the kernels of layers, and Adam's two of the rest.
+
+  Args:
+    config: Config of the run.
   """
   if config.inner.optimizer == "sgd":
     return float(config.inner.momentum > 0)

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from dilocox_jax.api.device_memory import optimizer_copies
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.plan.pipeline.timeline import Pipeline
@@ -23,7 +24,7 @@ from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.transfer import GLOO, IDEAL, TCP
 
 TRANSPORTS = {"tcp": TCP, "ideal": IDEAL, "gloo": GLOO}
-_STATE_BYTES = 12  # A parameter and AdamW's two moments in fp32.
+_FP32_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +86,10 @@ def set_up(config: RunConfig, cluster_name: str, options: Options) -> Setup:
   num_replicas = config.mesh.num_replicas
   cluster = load_cluster(cluster_name, num_replicas)
   step_s, bubble_fraction = _steps(config, cluster, options)
-  script = Script(
-    to_plan.traffic(config),
-    parameter_count(config.model.shape) * _STATE_BYTES,
-  )
+  # A replica that copies another one gets its inner optimizer's state too.
+  copies = _FP32_BYTES * (1 + optimizer_copies(config))
+  copied_bytes = round(copies * parameter_count(config.model.shape))
+  script = Script(to_plan.traffic(config), copied_bytes)
   return Setup(
     LinkCosts(cluster, TRANSPORTS[options.transport]),
     bubble_fraction,
@@ -110,7 +111,16 @@ def _steps(
   shape = config.model.shape
   tokens = config.tokens_per_replica_step
   step_flops = tokens * flops_per_token(shape, config.data.sequence_length)
-  bf16_bytes = 2
   micro_batches = pipeline.num_micro_batches if pipeline else 1
-  hop_bytes = bf16_bytes * tokens * shape.model_dim / micro_batches
+  hop_bytes = _token_bytes(config) * tokens / micro_batches
   return step_seconds(cluster, step_flops, pipeline, hop_bytes)
+
+
+def _token_bytes(config: RunConfig) -> int:
+  """Returns the bytes of a token that a stage sends to the next one."""
+  width, boundary = config.model.shape.model_dim, config.mesh.boundary
+  sent_as = config.model.compute_dtype if boundary == "none" else boundary
+  if sent_as == "int8":
+    return width + 4  # Each token has a scale.
+  # Devices that may choose compute in bfloat16, if they are accelerators.
+  return width * (4 if sent_as == "float32" else 2)

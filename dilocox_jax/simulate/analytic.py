@@ -14,8 +14,12 @@ replicas start step 2 at 0.3 s: replica 0 has to wait for the slow message of
 replica 1.
 
 The formula is exact if the messages of a step share no link, or if they start
-together and share the link evenly. The event engine does not need this
-assumption. The two must agree wherever the formula is exact.
+together and share the link evenly, and if no message of one step meets one of
+another on a link. In a ring a replica receives from one other only, so none do.
+In an all-to-all a replica that is ahead of others sends to one that still
+receives from them, and both messages take longer than the formula says. The
+event engine needs none of these assumptions. The two must agree wherever the
+formula is exact.
 """
 
 from collections.abc import Iterable
@@ -28,8 +32,8 @@ from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
 from dilocox_jax.simulate.outcome import Outcome, Work
 from dilocox_jax.simulate.script import Compute, Join, Op
 
-# Attributes of the clock that are arrays [M] of seconds. A checkpoint saves
-# them under these names.
+# Attributes of the clock that are arrays of seconds, [M] or [M, M]. Checkpoints
+# save them under these names.
 _ARRAYS = (
   "_now",
   "_channel",
@@ -37,6 +41,8 @@ _ARRAYS = (
   "_codec",
   "_exposed",
   "_exchange",
+  "_worked_s",
+  "_last_sent_s",
 )
 
 
@@ -85,18 +91,17 @@ class AnalyticClock(Interpreter[np.ndarray]):
       "_back": exchange_ends,
       "_num_steps": self.num_steps,
       "_sent_bytes": self.sent_bytes,
-      "silence": self._idle_s.tolist(),
       "noise": self._noise.get_state(),
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Sets the clock to a state that `get_state` returned."""
     for name in _ARRAYS:
-      setattr(self, name, np.array(state[name]))
+      # Clocks of older checkpoints lack the last two: all lines are cold then.
+      setattr(self, name, np.array(state.get(name, getattr(self, name))))
     self._back = {tuple(k): np.array(end) for *k, end in state["_back"]}
     self.num_steps = state["_num_steps"]
     self.sent_bytes = state["_sent_bytes"]
-    self._idle_s = np.array(state["silence"])
     self._noise.set_state(state["noise"])
 
   def _take_steps(self, op: Compute, seconds: np.ndarray) -> None:
@@ -124,8 +129,10 @@ class AnalyticClock(Interpreter[np.ndarray]):
   ) -> np.ndarray:
     members = list(links.members)
     rates = links.rate_bytes_per_s(step.hop, step.is_alone)
-    latency_s = links.latency_s(step.hop)
-    end = start[members] + (sizes_bytes / rates + latency_s + slow_s)
+    latency_s, sending_s = links.latency_s(step.hop), sizes_bytes / rates
+    end = start[members] + (sending_s + latency_s + slow_s)
+    if links.cluster.outages:
+      end = end + links.paused_s(step.hop, start[members], sending_s)
     if step.sender is not None:
       is_silent = np.arange(len(members)) != step.sender
       end = np.where(is_silent, start[members], end)

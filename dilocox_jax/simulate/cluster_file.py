@@ -29,6 +29,7 @@ The presets in `data/` are files of this kind and a good start.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,6 +65,7 @@ _CLUSTER = {
   )
 }
 _COUNT = FileKey("count", int, 1)
+_TOO_LARGE = 10**300  # Of a whole number that a float has to hold.
 _JSON = {
   str: "a text",
   int: "a whole number",
@@ -143,7 +145,7 @@ def _value(holds: type | Dimension, value: Any, path: str) -> Any:
   if isinstance(holds, Dimension):
     return parse_quantity(value, holds, path)
   if holds is float and type(value) is int:
-    return float(value)
+    value = float(value) if abs(value) < _TOO_LARGE else math.inf
   if holds is tuple and isinstance(value, list):
     names = [name for name in value if isinstance(name, str)]
     value = tuple(names) if len(names) == len(value) == 2 else value

@@ -3,8 +3,8 @@
 A script knows three verbs: compute, launch, wait. Both paths of the simulator
 have to read them in the same way: draw the same jitter, charge the codec
 before and after an exchange, split a collective into message steps, charge
-slow start after idle time, count steps and bytes. That reading is done here,
-once. A subclass adds up the times.
+slow start to idle connections, count steps and bytes. That reading is done
+here, once. A subclass adds up the times.
 
 The two paths stay independent where it matters. `AnalyticClock` has a formula
 for when a message leaves and arrives, and divides a link by counting its
@@ -60,10 +60,13 @@ class Interpreter(abc.ABC, Generic[Moment]):
     self.num_replicas = link_costs.cluster.num_replicas
     self.num_steps, self.sent_bytes = 0, 0
     self._noise = Noise(link_costs.cluster.jitter, self.num_replicas)
-    # Seconds since the last launch of each replica. They are counted in inner
-    # steps without jitter. A transfer that goes on behind those steps would
-    # shorten them, so the cost of slow start is never too low.
-    self._idle_s = np.full(self.num_replicas, _NEVER_SENT_S)
+    # How long each replica has worked, [M], and how long it had when it last
+    # sent to each other one, [M, M] (seconds). A connection was idle in
+    # between. Work is counted in inner steps without jitter. A transfer that
+    # goes on behind those steps would shorten the idle time, so the cost of
+    # slow start is never too low.
+    self._worked_s = np.zeros(self.num_replicas)
+    self._last_sent_s = np.full([self.num_replicas] * 2, -_NEVER_SENT_S)
     # When each exchange that is under way ends, by the key of the exchange.
     self._back: dict[Key, Moment] = {}
 
@@ -79,6 +82,7 @@ class Interpreter(abc.ABC, Generic[Moment]):
       elif isinstance(op, Launch):
         self._on_launch(op)
       elif isinstance(op, Join):
+        self._last_sent_s[list(op.returning)] = -_NEVER_SENT_S
         self._join(op)
       else:
         self._wait(self._back.pop(op.key))
@@ -86,27 +90,23 @@ class Interpreter(abc.ABC, Generic[Moment]):
         self._run_codec("decode", half_s * op.codec_share)
 
   def _on_compute(self, op: Compute) -> None:
-    step_s = self.work.step_s
+    # A stretch in which only slow replicas have a step has none of the run's.
+    count, step_s = max(op.num_steps, *op.taken, 0), self.work.step_s
     if op.taken:
-      step_s = step_s * (np.array(op.taken) / op.num_steps)
-    self._take_steps(op, self._noise.steps(op.num_steps) * step_s)
-    self._idle_s = self._idle_s + op.num_steps * step_s
+      step_s = step_s * (np.array(op.taken) / count)
+    self._take_steps(op, self._noise.steps(count) * step_s)
+    self._worked_s = self._worked_s + count * step_s
     self.num_steps += op.num_steps
 
   def _on_launch(self, op: Launch) -> None:
     # Half of the codec's time is spent before the exchange, half after it.
     half_s = self._half_codec_s(op.members)
     self._run_codec("encode", half_s * op.codec_share)
-    start = self._free_from()
-    # A connection that was idle for long starts with a small window again.
-    end, is_slow = start, self._idle_s > RETRANSMISSION_TIMEOUT_S
+    start = end = self._free_from()
     links = self.link_costs.among(op.members)
-    self._idle_s = self._idle_s * ~links.is_member
     for collective in op.operations:
       name = f"{op.key[0]} {op.key[1]} {collective.kind}"
-      end = self._collective(name, collective, end, is_slow, links)
-      # The first collective has warmed the connections up.
-      is_slow = np.zeros_like(is_slow)
+      end = self._collective(name, collective, end, links)
       self.sent_bytes += collective.sent_bytes(len(links.members))
     self._back[op.key] = end
     self._occupy_channel(start, end)
@@ -120,7 +120,6 @@ class Interpreter(abc.ABC, Generic[Moment]):
     name: str,
     collective: Collective,
     start: Moment,
-    is_slow: np.ndarray,
     links: LinkCosts,
   ) -> Moment:
     """Returns when every replica has sent and received all its messages.
@@ -135,13 +134,32 @@ class Interpreter(abc.ABC, Generic[Moment]):
     steps = message_steps(collective, len(members))
     slowness = links.transport.slowness(collective.kind, len(members))
     factors = self._noise.transfers(len(steps))[:, members] * slowness
-    for number, (step, factor) in enumerate(zip(steps, factors, strict=True)):
-      slow_s = np.zeros(len(members))
-      if number == 0 and is_slow[members].any():
-        slow_s = np.where(is_slow[members], links.slow_start_s(step), 0.0)
+    for step, factor in zip(steps, factors, strict=True):
+      slow_s = self._slow_start_s(step, links)
       sizes_bytes = step.size_bytes * factor
       start = self._send(name, step, sizes_bytes, slow_s, start, links)
     return start
+
+  def _slow_start_s(self, step: MessageStep, links: LinkCosts) -> np.ndarray:
+    """Returns what slow start adds to each message of a step, [M] (seconds).
+
+    A connection that was idle for long starts with a small window again. There
+    is one for every pair of replicas. So in an all-to-all, each of whose steps
+    has other receivers, every step starts slowly after a long round, and in a
+    ring the first one alone.
+    """
+    senders = np.array(links.members)
+    receivers = np.roll(senders, -step.hop)
+    idle_s = self._worked_s[senders] - self._last_sent_s[senders, receivers]
+    is_sender = np.arange(len(senders)) == step.sender
+    is_sender |= step.sender is None
+    self._last_sent_s[senders[is_sender], receivers[is_sender]] = (
+      self._worked_s[senders[is_sender]]
+    )
+    is_slow = is_sender & (idle_s > RETRANSMISSION_TIMEOUT_S)
+    if not is_slow.any():
+      return np.zeros(len(senders))
+    return np.where(is_slow, links.slow_start_s(step), 0.0)
 
   @abc.abstractmethod
   def _take_steps(self, op: Compute, seconds: np.ndarray) -> None:

@@ -53,6 +53,10 @@ def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
       values = json.loads(text, object_pairs_hook=unique_keys)
     except json.JSONDecodeError as error:
       raise ValueError(f"not JSON: {error}") from None
+    except RecursionError:
+      raise ValueError(
+        "not a cluster: its lists are nested too deeply"
+      ) from None
     cluster = cluster_from_mapping(values)
     require(
       num_replicas in (None, cluster.num_replicas),

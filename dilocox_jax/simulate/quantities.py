@@ -95,7 +95,10 @@ def parse_quantity(text: Any, dimension: Dimension, field: str) -> float:
     raise ValueError(
       f"{field}: {text!r} has no unit of a {dimension.name}: have {units}"
     )
-  return float(decimal.Decimal(number) * decimal.Decimal(factor))
+  try:
+    return float(decimal.Decimal(number) * decimal.Decimal(factor))
+  except decimal.Overflow:
+    raise ValueError(f"{field}: {text!r} is too large") from None
 
 
 def format_quantity(value: float, dimension: Dimension) -> str:

@@ -71,11 +71,13 @@ def _data_parallel(
   ops: list[Op] = []
   part = row.sent_bytes / row.num_steps
   operations = _sized(traffic.gradient(), part, traffic.num_replicas)
+  share = float(traffic.method.exchanged == "gradient")
   for step in range(row.num_steps):
     ops.append(Compute(1))
     if part:
-      launch = Launch(("recorded", number, step, 0), operations)
-      ops += [launch, Wait(launch.key)]
+      key = ("recorded", number, step, 0)
+      launch = Launch(key, operations, codec_share=share)
+      ops += [launch, Wait(key, codec_share=share)]
   return ops
 
 

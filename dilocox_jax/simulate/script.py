@@ -35,6 +35,8 @@ class Compute:
     num_steps: Number of inner steps.
     is_alone: Whether only the first replica takes them (a warm start).
     taken: Number of them that each replica takes, [M]; empty: all of them.
+      Where a round is cut into stretches, a slow replica may have a step in a
+      stretch that has none of the run's.
   """
 
   num_steps: int
@@ -127,7 +129,8 @@ class Script:
     Args:
       plan: Segments of the run.
       stop: Inner step of the run at which to end, without a flush; None goes
-        to the end of the run, with the flush.
+        to the end of the run, with the flush. The segment in which it lies is
+        yielded whole.
     """
     end = plan.total_steps if stop is None else min(stop, plan.total_steps)
     for segment in plan.segments():
@@ -148,13 +151,19 @@ class Script:
       is_alone = segment.phase == "single"
       yield Compute(1, is_alone)
       if not is_alone:
+        # A warm start sends plain sums, which no codec encodes.
+        share = float(self.traffic.method.exchanged == "gradient")
         gradient = ("gradient", step, 0, 0)
-        yield Launch(gradient, self._gradient)
-        yield Wait(gradient)
+        yield Launch(gradient, self._gradient, codec_share=share)
+        yield Wait(gradient, codec_share=share)
     if segment.phase == "single" and segment.ends_phase:
-      copy = ("copy", segment.stop, 0, 0)
-      yield Launch(copy, (Collective("broadcast", self.copied_bytes),))
-      yield Wait(copy)
+      yield from self._copy(("copy", segment.stop, 0, 0), None)
+
+  def _copy(self, key: Key, ring: tuple[int, ...] | None) -> Iterator[Op]:
+    """Yields the ops by which a replica's state goes to others, as it is."""
+    copy = Collective("broadcast", self.copied_bytes)
+    yield Launch(key, (copy,), ring, codec_share=0.0)
+    yield Wait(key, ring, codec_share=0.0)
 
   def flush(self, plan: RunPlan) -> Iterator[Op]:
     """Yields the ops of the flush (`SyncSchedule.flush_windows`).
@@ -175,10 +184,8 @@ class Script:
     if attendance is None or not attendance.returning:
       return
     yield Join(attendance.returning, attendance.donor)
-    copy = Collective("broadcast", self.copied_bytes)
     ring = (attendance.donor, *attendance.returning)
-    yield Launch(("join", segment.start, 0, 0), (copy,), ring)
-    yield Wait(("join", segment.start, 0, 0), ring)
+    yield from self._copy(("join", segment.start, 0, 0), ring)
 
   def _windows(
     self,
@@ -264,6 +271,6 @@ def exchange_ops(
     own = tuple(each for each in operations if each.turn == turn)
     yield Launch((*key, turn), own, members, 1 / len(ends))
     of_replicas = next(taken, ())
-    if count:
+    if count or any(of_replicas):
       yield dataclasses.replace(behind, num_steps=count, taken=of_replicas)
     yield Wait((*key, turn), members, 1 / len(ends))

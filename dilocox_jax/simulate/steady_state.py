@@ -17,6 +17,7 @@ from dilocox_jax.simulate.outcome import Outcome, Work
 from dilocox_jax.simulate.script import Script
 
 _FIRST_ROUNDS, _COUNTED_ROUNDS = 4, 4
+_DRAWN_ROUNDS = 100  # Counted where replicas are away by chance.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,9 @@ def steady_state(
 ) -> SteadyState:
   """Computes the costs of rounds in the middle of a run that is long enough.
 
+  Outages, and absences from given rounds to others, have their own times in a
+  run, so they are left out. Absences by chance are averaged over many rounds.
+
   Args:
     link_costs: Cluster and transport.
     work: Seconds of a replica's own work.
@@ -80,10 +84,17 @@ def steady_state(
   first = 0 if method.exchanged == "gradient" else plan.warm_start_steps
   # What is sent may be applied many rounds later.
   num_first = method.schedule.depth + _FIRST_ROUNDS
-  num_rounds = num_first + _COUNTED_ROUNDS
+  members, num_counted = plan.membership, _COUNTED_ROUNDS
+  if members:
+    members = dataclasses.replace(members, absences=())
+    num_counted = _DRAWN_ROUNDS if members.absence_rate else num_counted
+  num_rounds = num_first + num_counted
   longest = max(method.schedule.sync_interval, plan.steps_per_dispatch)
-  long = dataclasses.replace(plan, total_steps=first + num_rounds * longest)
-  clock = AnalyticClock(link_costs, work)
+  total_steps = first + num_rounds * longest
+  long = dataclasses.replace(plan, total_steps=total_steps, membership=members)
+  cluster = dataclasses.replace(link_costs.cluster, outages=())
+  costs = dataclasses.replace(link_costs, cluster=cluster)
+  clock = AnalyticClock(costs, work)
   segments = list(itertools.islice(long.segments(first), num_rounds))
   walked = [clock.walk(script.segment(segment)) for segment in segments]
   replica_steps = sum(

@@ -118,6 +118,7 @@ def check_elastic(values: flags.FlagValues, config: RunConfig) -> None:
     "membership.absences": config.membership.absences,
     "membership.inner_steps": config.membership.inner_steps,
     "data.mix": mix if ";" in mix or mix == "own" else "",
+    "--cluster": values["cluster"].value,
   }
   for name, text in by_replica.items():
     if text:

@@ -188,8 +188,6 @@ def _notes(config: RunConfig, setup: Setup) -> Iterator[str]:
       f"as {schedule.hiding_steps} steps: it begins with the window in which "
       "it arrives, so more than sync_interval / num_fragments only delays it."
     )
-  if cluster.outages:
-    yield "Outages are in the event engine's part only, not in the formula's."
   if config.adaptive.mode != "off":
     yield "The rank and H are those of the config; what adapts is not foreseen."
 

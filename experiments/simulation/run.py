@@ -9,6 +9,7 @@ from rich.console import Console
 from dilocox_jax import report
 from dilocox_jax.api.simulation_setup import Options, Setup, set_up
 from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.config.membership import MembershipConfig
 from dilocox_jax.metrics import Timing, write_json
 from dilocox_jax.report import figures
 from dilocox_jax.report.page import picture, write_page
@@ -40,11 +41,8 @@ def time_run(
   config = from_mapping(run.config)
   if not run.rounds:
     raise ValueError(f"--run={workdir} has no finished round yet")
-  if _has_fragments(config) and config.adaptive.mode != "off":
-    raise ValueError(
-      f"--run={workdir} has fragments whose ranks adapt, and rows do not say"
-      " which message had which: train it with --cluster instead"
-    )
+  if reason := _untimed(run, config):
+    raise ValueError(f"--run={workdir} {reason}: train it with --cluster")
   setup = set_up(config, cluster_name, options)
   at_s = {0: 0.0} | _times(run, config, setup)
   timings = []
@@ -77,8 +75,23 @@ def _times(run: LoadedRun, config: RunConfig, setup: Setup) -> dict[int, float]:
   }
 
 
-def _has_fragments(config: RunConfig) -> bool:
-  return config.sync.named.schedule.num_fragments > 1
+def _untimed(run: LoadedRun, config: RunConfig) -> str:
+  """Returns what keeps a run from being timed afterwards; "" is nothing."""
+  if config.adaptive.mode != "off":
+    if config.sync.named.schedule.num_fragments > 1:
+      return (
+        "has fragments whose ranks adapt, and rows do not say which message had"
+        " which"
+      )
+    is_uneven = config.membership != MembershipConfig()
+    if is_uneven or config.sync.warm_start == "single":
+      return (
+        "has ranks that adapt and replicas that do not all train alike, and"
+        " rows do not say who did what"
+      )
+  if "model" in run.record.get("handed_in", ()):
+    return "has a model that was handed in, whose sizes are not recorded"
+  return ""
 
 
 def report_recorded(

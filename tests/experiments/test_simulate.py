@@ -106,7 +106,14 @@ def test_the_example_cluster_is_simulated_with_its_noise_and_outage(tmp_path):
   assert (
     float(str(numbers["total_s"])) > 21 * 0.5 / 0.8
   )  # The slow site sets the pace.
-  assert any("Outages" in note for note in made.notes)
+  text = (ROOT / "experiments/clusters/example.json").read_text()
+  values = json.loads(text)
+  values["outages"] = [{"site": "Lisbon", "start": "1 s", "stop": "90 s"}]
+  (tmp_path / "down.json").write_text(json.dumps(values))
+  down = page.prepare(
+    config, str(tmp_path / "down.json"), Options(step_s=0.5)
+  ).numbers
+  assert float(str(down["total_s"])) > 90 > float(str(numbers["total_s"]))
 
 
 @pytest.mark.parametrize("overlap_steps, is_said", [(3, False), (4, True)])
@@ -235,15 +242,37 @@ def test_a_directory_without_a_run_is_refused(tmp_path):
   assert "is not a run directory" in done.stderr
 
 
-def test_a_run_whose_fragments_adapt_is_refused(monkeypatch):
-  config = from_mapping(
-    {
-      "sync": {"method": "streaming_diloco"},
-      "codec": {"name": "low_rank+int", "rank": 2},
-      "adaptive": {"mode": "rank"},
-    }
+ADAPTS = {
+  "codec": {"name": "low_rank+int", "rank": 2},
+  "adaptive": {"mode": "rank"},
+}
+
+
+@pytest.mark.parametrize(
+  ("values", "handed_in", "message"),
+  [
+    (
+      ADAPTS | {"sync": {"method": "streaming_diloco"}},
+      [],
+      "fragments whose ranks adapt",
+    ),
+    (
+      ADAPTS
+      | {"sync": {"method": "diloco"}, "membership": {"absences": "1:1-2"}},
+      [],
+      "replicas that do not all train alike",
+    ),
+    ({"sync": {"method": "diloco"}}, ["model"], "a model that was handed in"),
+  ],
+)
+def test_a_run_that_rows_do_not_describe_is_refused(
+  monkeypatch, values, handed_in, message
+):
+  run = types.SimpleNamespace(
+    config=from_mapping(values).to_mapping(),
+    rounds=[None],
+    record={"handed_in": handed_in},
   )
-  run = types.SimpleNamespace(config=config.to_mapping(), rounds=[None])
   monkeypatch.setattr(finished_run.report, "load_run", lambda workdir: run)
-  with pytest.raises(ValueError, match="fragments whose ranks adapt"):
+  with pytest.raises(ValueError, match=message):
     finished_run.time_run("runs/x", "1gbit", Options(step_s=0.5))

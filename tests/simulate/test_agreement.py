@@ -1,12 +1,15 @@
 """Formulas and events: two ways to one cost."""
 
+import dataclasses
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.lowering import lower, simulate
-from dilocox_jax.simulate.sites import Jitter
+from dilocox_jax.simulate.sites import Jitter, SiteOutage
 from tests.simulate import small
 
 METHODS = [
@@ -109,3 +112,54 @@ def test_they_agree_on_uneven_replicas_whose_links_nobody_shares(
   work = small.work(one, speeds=speeds)
   by_formula, by_events, _ = both(one, script, plan, work)
   assert_agree(by_formula, by_events)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+  rates_bps=st.lists(st.floats(1e7, 1e8), min_size=3, max_size=6),
+  payload=st.sampled_from(["int4", "int8", "rank 2"]),
+)
+def test_an_all_to_all_over_uneven_links_takes_no_less_than_the_formula(
+  rates_bps, payload
+):
+  one = small.cluster(len(rates_bps))
+  sites = tuple(
+    dataclasses.replace(site, link=small.link(bps))
+    for site, bps in zip(one.sites, rates_bps, strict=True)
+  )
+  script, plan = small.script(
+    "diloco", len(rates_bps), payload, sync_interval=10
+  )
+  one = dataclasses.replace(one, sites=sites)
+  by_formula, by_events, _ = both(one, script, plan, small.work(one))
+  ratio = by_events.total_s / by_formula.total_s
+  assert 1 - 1e-9 < ratio < 1.12
+
+
+def test_they_agree_on_outages():
+  """A link is down in the middle of a message, and again before another."""
+  one = small.cluster(2, bps=1e7)
+  script, plan = small.script("diloco", 2, sync_interval=10)
+  work = small.work(one)
+  whole, _, _ = both(one, script, plan, work)
+  outages = (
+    SiteOutage("site 0", 0.55, 1.0),
+    SiteOutage("site 0", 0.9, 1.5),
+    SiteOutage("site 1", 3.0, 3.2),
+  )
+  by_formula, by_events, _ = both(
+    dataclasses.replace(one, outages=outages), script, plan, work
+  )
+  assert_agree(by_formula, by_events)
+  assert by_formula.total_s > whole.total_s + 0.9
+
+
+def test_both_refuse_an_outage_that_never_ends():
+  outage = SiteOutage("site 1", 0.1, np.inf)
+  one = dataclasses.replace(small.cluster(2), outages=(outage,))
+  script, plan = small.script("diloco", 2, sync_interval=10)
+  costs, work = small.link_costs(one), small.work(one)
+  with pytest.raises(ValueError, match="can never finish"):
+    run_time(costs, work, script.ops(plan))
+  with pytest.raises(ValueError, match="can never finish"):
+    simulate(lower(costs, work, script.ops(plan)))

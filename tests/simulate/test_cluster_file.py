@@ -181,6 +181,10 @@ def test_sites_share_the_devices_of_the_cluster():
       "sites[0].shared: 1 must be true or false",
     ),
     (
+      _changed("sites", 0, "speed", value=10**400),
+      "sites[0]: speed=inf must be more than 0 and finite",
+    ),
+    (
       _changed("sites", 0, "speed", value="fast"),
       "sites[0].speed: 'fast' must be a number",
     ),

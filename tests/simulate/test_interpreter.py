@@ -10,7 +10,7 @@ from dilocox_jax.simulate.analytic import AnalyticClock, run_time
 from dilocox_jax.simulate.interpreter import Interpreter
 from dilocox_jax.simulate.link_costs import LinkCosts, message_steps
 from dilocox_jax.simulate.lowering import lower, simulate
-from dilocox_jax.simulate.script import Compute, Launch, Wait
+from dilocox_jax.simulate.script import Compute, Join, Launch, Wait
 from dilocox_jax.simulate.sites import Jitter
 from dilocox_jax.simulate.transfer import (
   GLOO,
@@ -98,6 +98,40 @@ def test_only_the_first_message_after_idle_time_starts_slowly():
   slow = [call[3] for call in told.calls if call[0] == "send"]
   exchange = [False] * 8
   assert slow == [True, *exchange[1:], *exchange, True, *exchange[1:]]
+
+
+def test_every_pair_of_an_all_to_all_has_a_connection_of_its_own():
+  told = recorder(4, is_ideal=False)
+  scatter = Collective("all_to_all", 30_000_000)
+  gather = Collective("all_gather", 10_000_000)
+  ops = [Launch(KEY, (scatter, gather)), Wait(KEY)]
+  told.interpret([Compute(1), *ops, *ops, Compute(1), *ops])
+  slow = [call[3] for call in told.calls if call[0] == "send"]
+  # Three hops to others, then a ring over the first hop's connections.
+  after_idle, warm = [True] * 3 + [False] * 3, [False] * 6
+  assert slow == [*after_idle, *warm, *after_idle]
+
+
+def test_who_comes_back_has_cold_connections():
+  told = recorder(3, is_ideal=False)
+  gather = (Collective("all_gather", 10_000_000),)
+  ring = [Compute(1), Launch(KEY, gather), Wait(KEY)]
+  pair = [Compute(1, taken=(1, 1, 0)), Launch(KEY, gather, (0, 1)), Wait(KEY)]
+  copy = Launch(KEY, (Collective("broadcast", 9_000_000),), (0, 2))
+  told.interpret([*ring, *pair, Join((2,), 0), copy, Wait(KEY)])
+  slow = [call[3] for call in told.calls if call[0] == "send"]
+  # The donor has just sent, but not to the one that comes back.
+  assert slow == [True, False, True, True]
+
+
+def test_a_stretch_may_have_a_step_of_a_slow_replica_alone():
+  told = recorder(3)
+  told.interpret([Compute(0, taken=(0, 1, 0)), Compute(2, taken=(2, 1, 2))])
+  assert told.calls == [
+    ("steps", [0.0, 0.5, 0.0]),
+    ("steps", [1.0, 0.5, 1.0]),
+  ]
+  assert told.num_steps == 2
 
 
 def test_jitter_is_drawn_for_every_message_of_every_replica():

@@ -5,7 +5,11 @@ import pathlib
 
 import pytest
 
-from dilocox_jax.simulate.presets import cluster_preset, cluster_presets
+from dilocox_jax.simulate.presets import (
+  cluster_preset,
+  cluster_presets,
+  load_cluster,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SYMMETRIC = [name for name in cluster_presets() if name.endswith("bit")]
@@ -235,3 +239,9 @@ def test_the_files_are_part_of_the_package():
   present = {f for f in (folder / "data").rglob("*") if f.is_file()}
   assert present
   assert present <= shipped
+
+
+def test_a_file_of_nested_lists_is_refused(tmp_path):
+  (tmp_path / "deep.json").write_text("[" * 100_000)
+  with pytest.raises(ValueError, match="nested too deeply"):
+    load_cluster(str(tmp_path / "deep.json"))

@@ -74,3 +74,8 @@ def test_a_number_without_a_unit_is_told_which_unit_to_use(bare):
 def test_what_is_no_number_is_refused_with_an_example(text):
   with pytest.raises(ValueError, match="rtt: .* is no time: write e.g. '1 ms'"):
     parse_quantity(text, TIME, "rtt")
+
+
+def test_a_number_that_no_float_holds_is_refused():
+  with pytest.raises(ValueError, match="rtt: '1e999999 h' is too large"):
+    parse_quantity("1e999999 h", TIME, "rtt")

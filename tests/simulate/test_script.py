@@ -2,8 +2,12 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
+from dilocox_jax.plan.wire.chain import Chain
+from dilocox_jax.plan.wire.payload import Int
+from dilocox_jax.plan.wire.reduction import LowRank
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.script import Compute, Join, Launch, Wait
 from tests.simulate import small
@@ -150,7 +154,7 @@ def test_a_replica_that_comes_back_copies_the_donor_before_its_steps():
   place = ops.index(Join((2,), 0))
   copy, wait, steps = ops[place + 1 : place + 4]
   assert isinstance(copy, Launch) and copy.operations[0].operand_bytes == 1000
-  assert wait == Wait(copy.key, (0, 2))
+  assert wait == Wait(copy.key, (0, 2), codec_share=0.0)
   assert steps == Compute(4, taken=(4, 4, 4))
   taken = [op.taken for op in ops if isinstance(op, Compute)]
   assert taken == [(4, 4, 4), (4, 4, 0), (4, 4, 4)]
@@ -175,3 +179,36 @@ def test_an_absent_replica_costs_no_time_and_its_link_is_free():
   alone = run_time(small.link_costs(pair), small.work(pair), ops)
   assert times[(2, 0, 9),].total_s == pytest.approx(alone.total_s)
   assert times[()].total_s > 10 * alone.total_s
+
+
+WARM = {"sync_interval": 10, "warm_start_steps": 10}
+
+
+@pytest.mark.parametrize(
+  ("name", "settings", "count"),
+  [
+    ("diloco", WARM | {"warm_start": "data_parallel"}, 3),
+    ("diloco", WARM | {"warm_start": "single"}, 3),
+    ("cocktail_sgd", {"total_steps": 7}, 7),
+  ],
+)
+def test_only_what_is_encoded_costs_the_codecs_time(name, settings, count):
+  """Sums of a warm start and copies of the state go as they are."""
+  ops = walked(name, settings)[-1]
+  one = small.cluster(3)
+  work = small.work(one, codec_s=0.5)
+  found = run_time(small.link_costs(one), work, ops)
+  assert found.codec_s == pytest.approx([0.5 * count] * 3)
+
+
+def test_a_slow_replica_takes_all_its_steps_behind_several_messages():
+  members = {"inner_steps": (3, 2, 3)}
+  script, plan = small.script(
+    "dilocox", 3, sync_interval=3, total_steps=12, membership=members
+  )
+  payload = Chain((LowRank(2, power_iterations=2), Int(4)))
+  traffic = dataclasses.replace(script.traffic, payload=payload)
+  script = dataclasses.replace(script, traffic=traffic)
+  steps = [op for op in script.ops(plan) if isinstance(op, Compute)]
+  taken = np.sum([op.taken for op in steps if op.taken], axis=0)
+  assert taken.tolist() == [12, 8, 12]

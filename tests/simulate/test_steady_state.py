@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from dilocox_jax.simulate.analytic import run_time
+from dilocox_jax.simulate.sites import SiteOutage
 from dilocox_jax.simulate.steady_state import steady_state
 from tests.simulate import small
 from tests.simulate.test_agreement import METHODS
@@ -62,6 +63,27 @@ def test_steps_of_all_replicas_are_those_that_they_take(steps, a_step):
   members = {"inner_steps": steps} if steps else None
   script, plan = small.script("diloco", sync_interval=10, membership=members)
   assert found(script, plan)[2].replica_steps == a_step
+
+
+def test_what_has_its_own_time_in_a_run_is_no_steady_state():
+  script, plan = small.script("diloco", 4, sync_interval=10)
+  one = small.cluster(4, bps=1e7)
+  work = small.work(one)
+  expected = steady_state(small.link_costs(one), work, script, plan)
+  away, absent = small.script(
+    "diloco", 4, sync_interval=10, membership={"absences": ((1, 0, 11),)}
+  )
+  down = dataclasses.replace(one, outages=(SiteOutage("site 0", 2.0, 9.0),))
+  found = steady_state(small.link_costs(down), work, away, absent)
+  assert found == expected
+
+
+def test_absences_by_chance_are_averaged():
+  members = {"absence_rate": 0.25, "seed": 5}
+  script, plan = small.script("diloco", 4, sync_interval=10, membership=members)
+  one = small.cluster(4)
+  found = steady_state(small.link_costs(one), small.work(one), script, plan)
+  assert found.replica_steps == pytest.approx(3, rel=0.05)
 
 
 def test_waiting_for_a_slower_replica_is_no_busy_line():

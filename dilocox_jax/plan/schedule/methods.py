@@ -342,7 +342,8 @@ def overlap_loco(
     num_fragments: Number of fragments, P.
     fragment_order: "sliced", or "interleaved" for replicas of many devices.
   """
-  overlap = max(sync_interval // num_fragments, 1)
+  # A number of fragments below 1 is refused by the schedule.
+  overlap = max(sync_interval // max(num_fragments, 1), 1)
   schedule = SyncSchedule(sync_interval, num_fragments, overlap)
   return Method(schedule, "continue", fragment_order=fragment_order)
 

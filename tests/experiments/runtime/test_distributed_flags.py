@@ -34,7 +34,7 @@ def test_others_are_refused(owners, reason):
 
 def given(*arguments):
   values = flags.FlagValues()
-  for name in (*distributed_flags.NAMES, "distributed"):
+  for name in (*distributed_flags.NAMES, "distributed", "cluster"):
     flags.DEFINE_string(name, None, "", flag_values=values)
   values(["train", *arguments])
   return values
@@ -77,6 +77,11 @@ def test_what_numbers_replicas_is_not_elastic(name, text):
   }
   with pytest.raises(UsageError, match=f"{name}=.*numbers replicas"):
     distributed_flags.check_elastic(given(), from_mapping(nested(fields)))
+
+
+def test_a_simulated_clock_is_not_elastic():
+  with pytest.raises(UsageError, match="--cluster='1gbit'.*numbers replicas"):
+    distributed_flags.check_elastic(given("--cluster=1gbit"), CONFIG)
 
 
 def test_nobody_else_gets_a_port_that_is_reserved():

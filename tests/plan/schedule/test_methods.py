@@ -108,6 +108,12 @@ def test_an_unknown_method_is_answered_with_those_there_are():
   assert all(name in str(caught.value) for name in METHODS)
 
 
+@pytest.mark.parametrize("name", ["overlap_loco", "eager", "streaming_diloco"])
+def test_no_fragments_at_all_are_one_line(name):
+  with pytest.raises(ValueError, match="num_fragments=0 must lie between 1"):
+    named_method(name, num_fragments=0)
+
+
 def method(rule, overlap_steps):
   return Method(SyncSchedule(5, 1, overlap_steps), rule)
 
