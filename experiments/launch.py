@@ -214,6 +214,8 @@ def _equal_links(values: flags.FlagValues, count: int) -> Links | None:
       numbers[name] = parse_quantity(text, dimension, f"--{name}")
   if values.link is None:
     return None
+  if count < 2:
+    raise UsageError("--link needs --processes=2 or more: one has no peer")
   rate = link_rate(values.link)
   with command_line.usage_errors():
     link = Link(rate, rate, numbers["rtt"], numbers["loss"])

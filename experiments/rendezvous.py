@@ -69,10 +69,12 @@ async def serve(rules: Rendezvous, port: int) -> int:
     UsageError: If the port is not free.
   """
   connected: set[asyncio.StreamWriter] = set()
+  opened: set[asyncio.StreamWriter] = set()  # Those that say nothing, too.
 
   async def attend(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter
   ) -> None:
+    opened.add(writer)
     try:
       async for address, code in _messages(reader, writer):
         connected.add(writer)
@@ -83,6 +85,7 @@ async def serve(rules: Rendezvous, port: int) -> int:
     finally:
       rules.lost(writer, time.monotonic())
       connected.discard(writer)
+      opened.discard(writer)
       writer.close()
 
   try:
@@ -98,6 +101,8 @@ async def serve(rules: Rendezvous, port: int) -> int:
     while rules.code is None or connected:
       _tell(rules)
       await asyncio.sleep(_TICK_S)
+    for writer in opened:  # From Python 3.12 on a server waits for all of them.
+      writer.close()
   return rules.code
 
 

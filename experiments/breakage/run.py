@@ -5,9 +5,11 @@ import dataclasses
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 TOTAL_STEPS, ROUND_STEPS, SAVE_STEPS = 200, 10, 20
 DEADLINE_S = 600
@@ -93,13 +95,14 @@ class Run:
   def until(self, process: subprocess.Popen) -> None:
     """Waits until as many rounds are written as the moment says."""
     give_up = time.monotonic() + DEADLINE_S
-    while self.rounds() < self.moment:
-      if process.poll() is not None:
-        raise NotSurvivedError(
-          f"it ended too early: {process.communicate()[1]}"
-        )
-      check(time.monotonic() < give_up, "the moment never came")
-      time.sleep(0.0005)
+    with _killed_on_error(process):
+      while self.rounds() < self.moment:
+        if process.poll() is not None:
+          raise NotSurvivedError(
+            f"it ended too early: {process.communicate()[1]}"
+          )
+        check(time.monotonic() < give_up, "the moment never came")
+        time.sleep(0.0005)
 
   def rounds(self) -> int:
     """Returns how many rounds are written."""
@@ -117,13 +120,29 @@ class Run:
     return sorted(whole, key=lambda path: -int(path.name))
 
 
+@contextlib.contextmanager
+def _killed_on_error(process: subprocess.Popen) -> Iterator[None]:
+  """Kills a run and its group where nobody would wait for its end."""
+  try:
+    yield
+  except BaseException:
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    raise
+
+
 def end(process: subprocess.Popen, *codes: int) -> str:
   """Waits for the end of a process; checks its code and its one line.
 
   Returns:
     The errors that it has printed.
   """
-  errors = process.communicate(timeout=DEADLINE_S)[1]
+  try:
+    with _killed_on_error(process):
+      errors = process.communicate(timeout=DEADLINE_S)[1]
+  except subprocess.TimeoutExpired:
+    raise NotSurvivedError("it never ended") from None
   code = process.returncode
   said = f"it ended with {code} instead of {codes}: {errors[-500:]}"
   check(code in codes, said)

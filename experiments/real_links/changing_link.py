@@ -32,15 +32,25 @@ class ChangingLink:
     """
     self._network, self._timing, self._rate_of = network, timing, rate_of
     self._end = threading.Event()
-    self._thread = threading.Thread(target=self._run)
+    self._error: Exception | None = None
+    self._thread = threading.Thread(target=self._run_to_end)
 
   def __enter__(self) -> None:
     self._throttle(self._rate_of(()))
     self._thread.start()
 
-  def __exit__(self, *exception: object) -> None:
+  def __exit__(self, kind: type | None, *exception: object) -> None:
     self._end.set()
     self._thread.join()
+    if self._error and kind is None:
+      # The rounds would be taken for those of another link.
+      raise self._error
+
+  def _run_to_end(self) -> None:
+    try:
+      self._run()
+    except Exception as error:
+      self._error = error
 
   def _run(self) -> None:
     num_rounds, before = 0, self._rate_of(())

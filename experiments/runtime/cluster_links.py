@@ -51,6 +51,15 @@ def _check(cluster: Cluster) -> None:
         "machine cannot have: leave them out of the file"
       )
   for site in cluster.sites:
+    for name, is_set in (
+      ("window", site.link.window_bytes is not None),
+      ("efficiency", site.link.efficiency != Link.efficiency),
+    ):
+      if is_set:
+        raise UsageError(
+          f"site {site.name!r} states {name!r}, which TCP of this machine has "
+          "by itself: leave it out of the file"
+        )
     if not all(map(math.isfinite, (site.link.up_bps, site.link.down_bps))):
       raise UsageError(
         f"site {site.name!r} has no limit on its link: give it a rate"

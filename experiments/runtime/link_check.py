@@ -73,11 +73,22 @@ def _transfer(
     port = listening.stdout.readline().strip()
     num_bytes = str(max(4 * _CHUNK_BYTES, round(bit_per_s / 8 * _TRANSFER_S)))
     address = network.addresses[receiver]
-    subprocess.run(
-      network.command(sender, [*module, "send", address, port, num_bytes]),
-      check=True,
-    )
-    return float(listening.stdout.readline())
+    try:
+      subprocess.run(
+        network.command(sender, [*module, "send", address, port, num_bytes]),
+        check=True,
+        stderr=subprocess.PIPE,
+        text=True,
+      )
+      return float(listening.stdout.readline())
+    except subprocess.CalledProcessError as error:
+      *_, reason = ["unknown", *error.stderr.splitlines()]
+      raise UsageError(
+        f"nothing passes the link from node {sender} to node {receiver}, so "
+        f"nothing was run ({reason})"
+      ) from error
+    finally:
+      listening.kill()  # It would wait for ever for a sender that failed.
 
 
 def send(address: str, port: int, num_bytes: int) -> None:

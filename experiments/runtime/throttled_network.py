@@ -179,7 +179,7 @@ class ThrottledNetwork:
         lines += share_lines(device, count, bit_per_s)
       # A queue that delays packets holds as many as are under way.
       if count > 1 and (space, device) not in self._delayed:
-        held = round(bit_per_s / 8 * _QUEUE_S)
+        held = max(_LEAST_BURST_BYTES, round(bit_per_s / 8 * _QUEUE_S))
         lines += limit_lines(device, count, held)
       self._root.tc(space, lines)
 

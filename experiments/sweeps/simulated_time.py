@@ -136,15 +136,19 @@ class PlannedTime:
       return most
     # More steps do not always take longer, because a round that is cut short
     # has an exchange and a flush too. But time surely grows with the number of
-    # whole rounds, and with the steps within one round. So one binary search
-    # finds the number of whole rounds, and a second one the steps after them.
+    # whole rounds, so a binary search finds it. Within a round it grows too if
+    # nothing is hidden. With overlap it falls where more steps hide an exchange
+    # that fewer would have waited for, so the last round is tried step by step.
     whole = range(start + interval, most + 1, interval)
     count = bisect.bisect_right(whole, allowed_s, key=cost_s)
     if not count:
       return 0
     last = whole[count - 1]
     within = range(last + 1, min(last + interval, most + 1))
-    return last + bisect.bisect_right(within, allowed_s, key=cost_s)
+    if not setup.plan.method.schedule.overlap_steps:
+      return last + bisect.bisect_right(within, allowed_s, key=cost_s)
+    fits = (steps for steps in reversed(within) if cost_s(steps) <= allowed_s)
+    return next(fits, last)
 
 
 def rounds_from(clock: SweepClock, config: RunConfig) -> dict[str, int]:

@@ -262,6 +262,7 @@ BAD_LINKS = {
   "links twice": (["--link=1gbit", "--cluster=1gbit"], "both describe"),
   "no such cluster": (["--cluster=no.json"], "no such cluster file"),
   "too few processes": (["--processes=1", "--cluster=1gbit"], "--processes=2"),
+  "no peer": (["--processes=1", "--link=1gbit"], "--processes=2 or more"),
 }
 
 

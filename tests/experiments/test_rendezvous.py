@@ -5,8 +5,10 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 
 import chex
 import jax
@@ -21,6 +23,7 @@ from tests.experiments import test_launch
 
 AGENT = """
 import sys
+import time
 from experiments.runtime import elastic_agent
 address, script = sys.argv[1:]
 def command(order):
@@ -327,3 +330,16 @@ def saved_part(workdir):
   record = json.loads((folder / "record/metadata").read_text())
   with np.load(folder / "arrays/arrays.npz") as file:
     return record["part"]["replica"], dict(file)
+
+
+def test_a_connection_that_says_nothing_does_not_keep_it(place):
+  agent = place.agent(SLEEP)  # So the rendezvous is there.
+  agent.stdout.readline()
+  host, port = place.address.split(":")
+  with socket.create_connection((host, int(port))) as silent:
+    time.sleep(0.2)
+    agent.kill()
+    place.rendezvous.send_signal(signal.SIGTERM)
+    code, _, _ = end(place.rendezvous)
+    assert code != -signal.SIGKILL
+    assert silent.recv(1) == b""

@@ -5,6 +5,7 @@ import dataclasses
 from dilocox_jax.checks import one_of
 from dilocox_jax.plan.wire.leaf import Leaf, Shapes, leaf_of
 from dilocox_jax.plan.wire.payload import ROLES, Dense, Payload, Wire
+from dilocox_jax.plan.wire.reduction import LowRank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,12 @@ class Chain(Payload):
       raise ValueError(
         f"the chain {names} cannot be built: shared low rank and random masks "
         "come first, one quantiser comes last"
+      )
+
+    if sum(isinstance(link, LowRank) for link in links) > 1:
+      raise ValueError(
+        "a chain has one low rank at most: the factors of a second one would "
+        "have no place to be kept"
       )
 
   def at(self, path: str) -> "Chain":

@@ -143,7 +143,7 @@ def hyper_parameter(results: Sequence[SettingResult], path: str) -> Figure:
       look["label"] = _differs(others, [o for o, _ in lines])
     marker = style.MARKERS[number % len(style.MARKERS)]
     _with_errors(ax, places, ordered, marker=marker, markersize=5, **look)
-  if is_crowd:
+  if is_crowd and means:
     points = sorted((place(value), mean) for value, mean in means.items())
     look = {"color": style.COLOURS[0], "marker": "o", "linewidth": 2.2}
     label = f"mean of {len(lines)} lines"
@@ -153,8 +153,9 @@ def hyper_parameter(results: Sequence[SettingResult], path: str) -> Figure:
   ax.ticklabel_format(axis="y", useOffset=False)
   kind = f"measured; other settings equal along a line{cut}"
   style.label(ax, kind, path, style.LOSS_AXIS)
-  if len(lines) > 1:
-    longest = max(map(len, ax.get_legend_handles_labels()[1]))
+  labels = ax.get_legend_handles_labels()[1]
+  if labels and len(lines) > 1:
+    longest = max(map(len, labels))
     style.legend(figure, ax, 1 if longest > 24 else 3)
   return figure
 

@@ -236,16 +236,18 @@ class Comparison:
   def seed_gaps(self, entry: MethodResult) -> list[float]:
     """Returns the gap of each seed of a method, lowest first.
 
-    Seeds that the baseline does not have are left out.
+    Seeds that the baseline does not have are left out. Those that diverged have
+    NaN and come last.
     """
     baseline = self.entry(entry.baseline)
     traces = baseline.traces if baseline else ()
     losses = {trace.seed: trace.loss for trace in traces}
-    return sorted(
+    gaps = (
       trace.loss / losses[trace.seed] - 1
       for trace in entry.traces
       if trace.seed in losses
     )
+    return sorted(gaps, key=lambda gap: (math.isnan(gap), gap))
 
 
 def seconds_to(trace: Trace, clock: str, target_loss: float) -> float:

@@ -139,7 +139,9 @@ def _rivals(found: Comparison, clock: str = "") -> Iterator[MethodResult]:
   """
   baselines = {entry.baseline for entry in found.entries}
   for entry in found.entries:
-    is_complete = len(entry.traces) == found.seeds and entry.is_on(clock)
+    base = found.entry(entry.baseline)
+    counts = {len(each.traces) for each in (entry, base) if each}
+    is_complete = counts == {found.seeds} and entry.is_on(clock)
     is_rival = is_complete and entry.name not in baselines
     if is_rival and math.isfinite(found.gap(entry)):
       yield entry
@@ -243,8 +245,13 @@ def _draw(ax: Axes, found: Comparison, view: _View, along: Along) -> None:
 
 
 def _curve(entry: MethodResult, along: Along, seeds: int) -> Curve:
-  """Mean, lowest and highest loss at the evaluations that all seeds have."""
-  traces = [trace.points for trace in entry.traces if trace.points]
+  """Mean, lowest and highest loss at the evaluations that all seeds have.
+
+  Seeds that diverged are left out if others did not, since they end early.
+  """
+  begun = [trace for trace in entry.traces if trace.points]
+  ended = [trace for trace in begun if math.isfinite(trace.loss)]
+  traces = [trace.points for trace in ended or begun]
   # A logarithmic axis has no place for zero bytes or zero seconds.
   rows = [
     (along(points[0]), [point.loss for point in points])

@@ -127,10 +127,13 @@ def bounded(found: Comparison, name: str, most: float) -> str:
   """
   entry = found.entry(name)
   base = found.entry(entry.baseline) if entry else None
-  if not entry or not base or math.isnan(gap := found.gap(entry)):
+  if not entry or not base or not entry.traces or not base.traces:
     return MISSING
   if {len(entry.traces), len(base.traces)} != {found.seeds}:
     return SEEDS
+  gap = found.gap(entry)
+  if math.isnan(gap):  # AllReduce diverged.
+    return DIVERGED
   by_seed = [units.human_gap(seed_gap) for seed_gap in found.seed_gaps(entry)]
   return (
     f"{HOLDS if gap <= most else 'exceeded'} ({units.human_gap(gap)}; by seed"

@@ -1,6 +1,8 @@
 import json
 import time
 
+import pytest
+
 from experiments.real_links.changing_link import ChangingLink
 
 
@@ -57,3 +59,27 @@ def test_a_link_changes_when_a_round_ends_and_only_then(tmp_path):
     add("round")
     settle(4)
   assert sorted(network.changes[2:]) == [(0, 2e6), (1, 2e6)]
+
+
+def test_a_change_that_fails_is_raised_at_the_end(tmp_path):
+  timing = tmp_path / "timing.jsonl"
+
+  class Broken(Network):
+    def throttle(self, node, link):
+      super().throttle(node, link)
+      if timing.exists():
+        raise OSError("tc is gone")
+
+  network = Broken()
+
+  def runs():
+    timing.write_text(json.dumps({"event": "round", "wall_s": 1.5}) + "\n")
+    deadline = time.monotonic() + 10
+    while len(network.changes) < 3 and time.monotonic() < deadline:
+      time.sleep(0.01)
+
+  with (
+    pytest.raises(OSError, match="tc is gone"),
+    ChangingLink(network, timing, lambda walls: 1e6 * bool(walls)),  # type: ignore
+  ):
+    runs()

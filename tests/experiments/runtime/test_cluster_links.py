@@ -45,6 +45,14 @@ def test_what_links_cannot_have_is_refused(rest, message):
     links({"name": "a"}, {"name": "b"}, **rest)
 
 
+@pytest.mark.parametrize(
+  ("name", "value"), [("window", "64 kB"), ("efficiency", "50 %")]
+)
+def test_what_tcp_has_by_itself_is_refused(name, value):
+  with pytest.raises(UsageError, match=f"'b' states '{name}'"):
+    links({"name": "a"}, {"name": "b", name: value})
+
+
 def test_a_link_without_a_limit_is_refused():
   with pytest.raises(UsageError, match="'a' has no limit"):
     links({"name": "a", "up": "inf bit/s"}, {"name": "b"})

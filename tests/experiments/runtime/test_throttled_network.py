@@ -210,6 +210,35 @@ def test_a_flow_that_begins_has_no_more_than_its_share():
   assert 0.3 < new / (old + new) < 0.7
 
 
+def test_a_queue_holds_some_frames_however_slow_its_link_is():
+  slow = Links([NodeLink(150e3, 150e3)] * 3)  # Bits a second.
+  with throttled_network.throttled_network(slow) as network:
+    module = [sys.executable, "-m", "experiments.runtime.link_check"]
+    listening = subprocess.Popen(
+      network.command(1, [*module, "receive", "0"]),
+      stdout=subprocess.PIPE,
+      text=True,
+    )
+    with listening:
+      assert listening.stdout
+      port = listening.stdout.readline().strip()
+      sent = [*module, "send", network.addresses[1], port, "30000"]
+      subprocess.run(network.command(0, sent), check=True, timeout=60)
+      assert float(listening.stdout.readline()) < 200e3
+
+
+def test_a_transfer_that_fails_is_one_line(monkeypatch):
+  with throttled_network.throttled_network(TWO) as network:
+    command = network.command
+    monkeypatch.setattr(
+      network,
+      "command",
+      lambda node, words: command(node, words) if node else ["false"],
+    )
+    with pytest.raises(UsageError, match="nothing passes the link from node 0"):
+      link_check.check(network, TWO)
+
+
 def test_queues_become_shorter_with_a_slower_link():
   with throttled_network.throttled_network(Links([SLOW] * 3)) as network:
     network.throttle(0, NodeLink(8e6, 16e6))

@@ -15,6 +15,7 @@ from experiments.sweeps.simulated_time import (
 from experiments.sweeps.sweep_spec import SweepClock
 
 SLOW = SweepClock("100mbit", 0.25)
+FAST = SweepClock("100mbit", 0.03)
 
 
 def config(method, **sync):
@@ -129,3 +130,30 @@ def test_ones_own_time_affords_ones_own_steps_and_none_affords_none():
   timed = PlannedTime(made, SLOW)
   assert timed.affordable_steps(timed.times().end_s, 60) == 60
   assert timed.affordable_steps(1e-3, 60) == 0
+
+
+@pytest.mark.parametrize(
+  "sync",
+  [
+    {"method": "delayed", "sync_interval": 20, "overlap_steps": 13},
+    {"method": "dilocox", "sync_interval": 12},
+    {"method": "diloco", "sync_interval": 15},
+  ],
+)
+def test_no_longer_run_of_as_many_whole_rounds_fits(sync):
+  """With overlap a longer run may be shorter in time: all are tried."""
+  made = config(**sync)
+  timed = PlannedTime(made, FAST)
+  interval = made.sync.named.schedule.sync_interval
+
+  def end_s(total_steps):
+    shorter = dataclasses.replace(made, total_steps=total_steps)
+    return PlannedTime(shorter, FAST).times().end_s
+
+  ends_s = {steps: end_s(steps) for steps in range(interval, 61)}
+  for budget_s in sorted(ends_s.values()):
+    found = timed.affordable_steps(budget_s, 60)
+    fitting = [n for n, s in ends_s.items() if s <= (1 + SLACK) * budget_s]
+    whole = max(n for n in fitting if not n % interval)
+    last = [n for n in fitting if whole <= n < whole + interval]
+    assert found in (60, max(last)), budget_s

@@ -96,3 +96,8 @@ def test_leaves_may_have_payloads_of_their_own():
   chained = Chain((mixed.at("blocks/w"), Int(8)))
   assert num_bytes(Chain((mixed.at("a"),)), {"a": (2,)}) == 8
   assert chained.at("blocks/w") == chained
+
+
+def test_a_second_low_rank_is_refused():
+  with pytest.raises(ValueError, match="one low rank at most"):
+    Chain((LowRank(4), LowRank(1), Int(2)))

@@ -147,3 +147,13 @@ def test_the_front_is_never_cut():
   assert figure.axes[0].get_ylim()[1] > 9
   assert "above the axis" not in figure.axes[0].get_title(loc="left")
   assert "cheap" in labels(figure)
+
+
+def test_many_lines_without_a_common_value_have_no_mean():
+  found = [
+    entry(f"{line} {rate}", 10**6, [2.0 + rate], h=line, rate=line + rate)
+    for line in range(8)
+    for rate in (0.1, 0.2)
+  ]
+  figure = figures.hyper_parameter(found, "rate")
+  assert len(figure.axes[0].lines) >= 8 and not figure.legends

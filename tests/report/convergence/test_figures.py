@@ -1,3 +1,6 @@
+import dataclasses
+import math
+
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -228,3 +231,24 @@ def test_nothing_to_show_is_said(name):
   figure = draw(convergences.comparison(entries=[], target_loss=0.0))
   (ax,) = figure.axes
   assert any(text.get_text() == "nothing to show" for text in ax.texts)
+
+
+def test_a_title_compares_with_a_whole_baseline_alone():
+  entries = [
+    convergences.entry("allreduce", 3.0),
+    convergences.entry("diloco", 3.2, 3.3),
+  ]
+  figure = figures.loss_by_tokens(convergences.comparison(entries=entries))
+  assert figure.get_suptitle() == "Validation loss at equal tokens"
+
+
+def test_a_seed_that_diverged_does_not_cut_the_curve_of_the_others():
+  whole = convergences.entry("diloco", 1.05, 1.07)
+  begun = dataclasses.replace(
+    whole.traces[1], loss=math.nan, points=whole.traces[1].points[:1]
+  )
+  entry = dataclasses.replace(whole, traces=[whole.traces[0], begun])
+  others = [convergences.entry("allreduce", 1.0, 1.1)]
+  found = convergences.comparison(entries=[*others, entry])
+  figure = figures.loss_by_tokens(found)
+  assert lines(figure)["diloco"].shape == (4, 2)

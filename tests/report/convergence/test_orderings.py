@@ -93,3 +93,24 @@ def test_without_allreduce_no_gap_is_known():
   entries = convergences.comparison().entries[1:]
   alone = convergences.comparison(entries=entries)
   assert bounded(alone, "diloco", 0.9) == MISSING
+
+
+def test_a_gap_to_what_diverged_is_no_gap():
+  entries = [
+    convergences.entry("allreduce", 3.0, math.nan),
+    convergences.entry("diloco", 3.2, 3.25),
+  ]
+  assert bounded(convergences.comparison(entries=entries), "diloco", 1) == (
+    DIVERGED
+  )
+
+
+def test_seeds_that_diverged_come_last():
+  entries = [
+    convergences.entry("allreduce", 3.0, 3.1, 3.1),
+    convergences.entry("diloco", 3.2, math.nan, 3.25),
+  ]
+  found = convergences.comparison(entries=entries, seeds=3)
+  assert bounded(found, "diloco", 1) == (
+    "exceeded (+inf %; by seed +4.84 % to -)"
+  )
