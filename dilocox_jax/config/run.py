@@ -34,7 +34,6 @@ FREE_ON_RESUME = (
   "checkpoint.interval_steps",
   "checkpoint.keep",
   "data.num_workers",
-  "model.remat",
   "mesh.num_replicas",
   "mesh.layout",
   "mesh.num_data_shards",
