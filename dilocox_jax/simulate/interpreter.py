@@ -148,18 +148,18 @@ class Interpreter(abc.ABC, Generic[Moment]):
     has other receivers, every step starts slowly after a long round, and in a
     ring the first one alone.
     """
-    senders = np.array(links.members)
-    receivers = np.roll(senders, -step.hop)
-    idle_s = self._worked_s[senders] - self._last_sent_s[senders, receivers]
-    is_sender = np.arange(len(senders)) == step.sender
-    is_sender |= step.sender is None
-    self._last_sent_s[senders[is_sender], receivers[is_sender]] = (
-      self._worked_s[senders[is_sender]]
-    )
-    is_slow = is_sender & (idle_s > RETRANSMISSION_TIMEOUT_S)
-    if not is_slow.any():
-      return np.zeros(len(senders))
-    return np.where(is_slow, links.slow_start_s(step), 0.0)
+    members = np.array(links.members)
+    places = np.arange(len(members))
+    sending = places if step.sender is None else places[[step.sender]]
+    senders, receivers = members[sending], np.roll(members, -step.hop)[sending]
+    worked_s = self._worked_s[senders]
+    idle_s = worked_s - self._last_sent_s[senders, receivers]
+    self._last_sent_s[senders, receivers] = worked_s  # It is in use again.
+    slow_s, is_slow = np.zeros(len(members)), idle_s > RETRANSMISSION_TIMEOUT_S
+    if is_slow.any():
+      extra_s = links.slow_start_s(step)[sending]
+      slow_s[sending] = np.where(is_slow, extra_s, 0.0)
+    return slow_s
 
   @abc.abstractmethod
   def _take_steps(self, op: Compute, seconds: np.ndarray) -> None:
