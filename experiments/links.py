@@ -45,7 +45,7 @@ def define_flags() -> None:
     "cases",
     "all",
     ("all", "quick", "collectives", *_TRAINED),
-    "Which cases; quick takes some seconds, all about 20 minutes.",
+    "Which cases; quick takes some seconds, all about 15 minutes.",
   )
 
 
