@@ -7,6 +7,8 @@ transform of single steps (`step_methods`) cannot offer.
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from dilocox_jax.api.step_methods import (
@@ -153,6 +155,7 @@ def make_rounds(
   Raises:
     TypeError: If `method` is no method.
     ValueError: If the method averages gradients, or its fragments do not fit.
+      The first round raises it if the results of `inner_step` do not fit.
   """
   check_method(method)
   if method.exchanged == "gradient":
@@ -189,5 +192,53 @@ def make_rounds(
   )
   return Rounds(
     method,
-    RoundPrograms(transform, inner_step, Replicas(num_replicas, layout)),
+    RoundPrograms(
+      transform, _checked(inner_step), Replicas(num_replicas, layout)
+    ),
   )
+
+
+def _checked(inner_step: InnerStep) -> InnerStep:
+  """Has an inner step say in one line which of its results do not fit.
+
+  JAX would speak of the loop that the step runs in, and in many lines.
+  """
+
+  def step(params: Tree, optimizer: Tree, batch: Tree):
+    results = inner_step(params, optimizer, batch)
+    try:
+      new_params, new_optimizer, (loss, norm) = results
+    except (TypeError, ValueError) as error:
+      raise ValueError(
+        "inner_step must return (params, optimizer state, (loss, gradient "
+        f"norm)): {error}"
+      ) from error
+    _check_same("params", params, new_params)
+    _check_same("optimizer state", optimizer, new_optimizer)
+    for what, value in {"loss": loss, "gradient norm": norm}.items():
+      require(
+        not jnp.shape(value),
+        f"inner_step returns a {what} of shape {jnp.shape(value)}; it must be "
+        "a scalar",
+      )
+    return new_params, new_optimizer, (jnp.asarray(loss), jnp.asarray(norm))
+
+  return step
+
+
+def _check_same(what: str, before: Tree, after: Tree) -> None:
+  """Raises ValueError if a step changes a tree, a shape or a dtype."""
+  wanted, found = _kinds(before), _kinds(after)
+  for path in wanted | found:
+    require(
+      wanted.get(path) == found.get(path),
+      f"inner_step returns {what} whose leaf {path!r} is "
+      f"{found.get(path, 'missing')}; it must be "
+      f"{wanted.get(path, 'left out')}",
+    )
+
+
+def _kinds(tree: Tree) -> dict[str, str]:
+  """Returns dtype and shape of each leaf, as text, e.g. "float32[8, 16]"."""
+  kinds = {p: jax.typeof(leaf) for p, leaf in leaves_by_path(tree).items()}
+  return {p: f"{kind.dtype}{list(kind.shape)}" for p, kind in kinds.items()}

@@ -119,3 +119,53 @@ def test_rounds_take_the_feedback_of_the_transforms():
     state, _ = rounds.run(state, batches, number)
   found = jax.tree.map(lambda leaf: leaf[0], dx.outer_params(own_state))
   assert_close(rounds.outer_params(state), found, 1e-5)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (
+      lambda params, state, values: (params, state, values[0]),
+      r"must return \(params, optimizer state, \(loss, gradient norm\)\): ",
+    ),
+    (
+      lambda params, state, values: (params, state),
+      r"must return \(params, optimizer state, \(loss, gradient norm\)\): ",
+    ),
+    (
+      lambda params, state, values: (
+        jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params),
+        *(state, values),
+      ),
+      r"params whose leaf 'w' is bfloat16\[7\]; it must be float32\[7\]",
+    ),
+    (
+      lambda params, state, values: (params | {"c": values[0]}, state, values),
+      r"params whose leaf 'c' is float32\[\]; it must be left out",
+    ),
+    (
+      lambda params, state, values: ({}, state, values),
+      r"params whose leaf 'w' is missing; it must be float32\[7\]",
+    ),
+    (
+      lambda params, state, values: (params, state + (values[0],), values),
+      "optimizer state whose leaf '2' is",
+    ),
+    (
+      lambda params, state, values: (params, state, (params["w"], values[1])),
+      r"a loss of shape \(7,\); it must be a scalar",
+    ),
+  ],
+)
+def test_results_of_an_inner_step_that_do_not_fit_are_named(change, message):
+  def step(params, state, batch):
+    return change(params, state, (jnp.sum(params["w"] * batch), jnp.ones(())))
+
+  rounds = dx.make_rounds(
+    methods.diloco(4), step, optax.sgd(1.0), num_replicas=2
+  )
+  params = {"w": jnp.zeros(7)}
+  state = rounds.init(params, INNER.init(params))
+  with pytest.raises(ValueError, match=message) as raised:
+    rounds.run(state, jnp.ones((2, 4, 7)), 0)
+  assert "\n" not in str(raised.value)
