@@ -14,6 +14,7 @@ import optax
 from dilocox_jax.api.step_methods import (
   CodecChoice,
   check_method,
+  check_optimizer,
   check_unsent,
   named_exchange,
 )
@@ -153,11 +154,12 @@ def make_rounds(
     exchange: An aggregator of one's own in place of codec and feedback.
 
   Raises:
-    TypeError: If `method` is no method.
+    TypeError: If `method` is no method or `outer` no optimizer.
     ValueError: If the method averages gradients, or its fragments do not fit.
       The first round raises it if the results of `inner_step` do not fit.
   """
   check_method(method)
+  check_optimizer("outer", outer)
   if method.exchanged == "gradient":
     raise ValueError(
       "a method that averages gradients has no rounds: take "

@@ -143,7 +143,9 @@ def named_exchange(
   """
   if isinstance(codec, str):
     codec = {"name": codec}
-  payload = named_payload(**codec) if isinstance(codec, Mapping) else codec
+  payload: Any = codec
+  if isinstance(codec, Mapping) and "name" in codec:
+    payload = named_payload(**codec)
   if not isinstance(payload, Payload):
     raise ValueError(
       f"codec={codec!r} must be a name, a payload, or settings with a name, "
@@ -165,6 +167,12 @@ def check_method(method: Any) -> None:
       "dilocox_jax.plan.schedule.methods.diloco(32); a method's own function, "
       "such as dilocox_jax.diloco, needs none"
     )
+
+
+def check_optimizer(what: str, part: Any) -> None:
+  """Raises TypeError unless an argument is an optax transformation."""
+  if not hasattr(part, "update"):
+    raise TypeError(f"{what}={part!r} must be an optax transformation")
 
 
 def check_unsent(
@@ -269,8 +277,8 @@ def named_step_transform(name: str) -> Callable[..., Any]:
 
   def make(inner, outer=None, **given):
     for what, part in (("inner", inner), ("outer", outer)):
-      if part is not None and not hasattr(part, "update"):
-        raise TypeError(f"{what}={part!r} must be an optax transformation")
+      if part is not None:
+        check_optimizer(what, part)
     for key in given:
       if key not in settings and key not in options:
         known = [*settings, *list(options)[3:]]

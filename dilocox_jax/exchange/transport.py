@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dilocox_jax.checks import require
 from dilocox_jax.codecs.base import Encoder, Reduced
 from dilocox_jax.codecs.compose import encoder
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
@@ -226,7 +227,22 @@ def _encoded(
     coder.encode(message.values, message.key)
     for coder, message in zip(coders, outgoing, strict=True)
   ]
+  for message, arrays in zip(outgoing, sent, strict=True):
+    _check_bytes(message, arrays)
   return coders, sent
+
+
+def _check_bytes(message: LeafMessage, arrays: tuple[Array, ...]) -> None:
+  """Raises ValueError if a codec makes other arrays than its payload says."""
+  counted = message.encoding.num_bytes(message.leaf)
+  sent = sum(array.size * array.dtype.itemsize for array in arrays)
+  names = "+".join(type(link).__name__ for link in message.encoding.links)
+  require(
+    sent == counted,
+    f"the encoder of {names} sends {sent} bytes for a leaf of shape "
+    f"{message.leaf.stacked_shape}, but its payload counts {counted}: "
+    "own_wires must describe the arrays that encode returns",
+  )
 
 
 def _cut(message: LeafMessage, num_replicas: int) -> LeafMessage:

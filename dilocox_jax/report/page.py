@@ -14,6 +14,7 @@ from typing import Any
 from dilocox_jax.mapping import flat
 from dilocox_jax.metrics.lines import (
   Directory,
+  RecordError,
   make_directory,
   one_line,
   write_atomically,
@@ -242,10 +243,15 @@ def write_report(workdir: Directory) -> pathlib.Path:
     Path of `report.md`.
 
   Raises:
-    ValueError: If the directory is no run directory.
-    RecordError: If a file cannot be written.
+    RecordError: If the directory is no run directory, or a file of it cannot be
+      read or written.
   """
-  run = load_run(workdir)
+  try:
+    run = load_run(workdir)
+  except ValueError as error:
+    raise RecordError(
+      f"there is no report: {error}; checkpoints and metrics stay as they are"
+    ) from error
   settings = [(f"`{k}`", f"`{v}`") for k, v in flat(run.config).items()]
   sections = {
     "Results": _results(run),

@@ -32,11 +32,10 @@ def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
   """Returns the text that is handed in, or that of the config's data source.
 
   Raises:
-    ValueError: If the source has no text. The message is one line.
+    ValueError: If there is no text, or the model has too few tokens for it. The
+      message is one line.
   """
-  if parts.data is not None:
-    return parts.data
-  text = text_of(config.data, config.seed)
+  text = parts.data or text_of(config.data, config.seed)
   size = config.model.shape.vocab_size
   require(
     parts.model is not None or text.vocab_size <= size,
@@ -44,7 +43,28 @@ def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
     f"{config.model.preset} has only {size}: set "
     f"model.vocab_size={text.vocab_size}, or lower data.vocab_size",
   )
+  if parts.data is not None:
+    _check_tokens(text)
   return text
+
+
+def _check_tokens(text: Corpus) -> None:
+  """Raises ValueError if a text that was handed in has no such tokens."""
+  for what in ("train", "validation"):
+    tokens = getattr(text, what)
+    require(
+      np.issubdtype(tokens.dtype, np.integer),
+      f"{what} tokens of {text.name!r} are {tokens.dtype}: pass integers",
+    )
+    # To read all of a mapped file would take minutes.
+    if isinstance(tokens, np.memmap) or not tokens.size:
+      continue
+    lowest, highest = int(tokens.min()), int(tokens.max())
+    require(
+      0 <= lowest and highest < text.vocab_size,
+      f"{what} tokens of {text.name!r} go from {lowest} to {highest}, but "
+      f"vocab_size={text.vocab_size} allows 0 to {text.vocab_size - 1}",
+    )
 
 
 def text_of(data: DataConfig, seed: int) -> Corpus:

@@ -169,3 +169,8 @@ def test_results_of_an_inner_step_that_do_not_fit_are_named(change, message):
   with pytest.raises(ValueError, match=message) as raised:
     rounds.run(state, jnp.ones((2, 4, 7)), 0)
   assert "\n" not in str(raised.value)
+
+
+def test_the_outer_optimizer_of_rounds_must_be_one():
+  with pytest.raises(TypeError, match=r"outer=0\.7 must be an optax"):
+    dx.make_rounds(methods.diloco(4), STEP, 0.7, num_replicas=2)  # pyright: ignore

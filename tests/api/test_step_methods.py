@@ -173,6 +173,16 @@ def test_a_name_brings_its_codec_and_shows_it():
     ),
     (lambda: dx.diloco(0.1, nesterov()), TypeError, "inner=0.1 must be"),
     (
+      lambda: dx.diloco(INNER, nesterov(), codec={"bits": 4}),
+      ValueError,
+      "must be a name, a payload, or settings with a name",
+    ),
+    (
+      lambda: dx.diloco(INNER, nesterov(), codec="int", collective="allgather"),
+      ValueError,
+      "collective='allgather' must be one of auto, all_reduce",
+    ),
+    (
       lambda: dx.muloco(INNER, nesterov(), keep_unsent=True),
       ValueError,
       "set one of them to False",

@@ -1,21 +1,28 @@
 """A codec outside the package does all that one inside does."""
 
+import dataclasses
 import inspect
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import dilocox_jax as dx
 from dilocox_jax.codecs.compose import encoder
 from dilocox_jax.plan.wire.chain import Chain, Encoding, num_bytes
 from dilocox_jax.plan.wire.leaf import Leaf
-from dilocox_jax.plan.wire.payload import group_shape
-from dilocox_jax.plan.wire.payload_names import named_payload
+from dilocox_jax.plan.wire.payload import Wire, group_shape
+from dilocox_jax.plan.wire.payload_names import (
+  PayloadKind,
+  named_payload,
+  register_codec,
+)
 from dilocox_jax.plan.wire.reduction import LowRank, TopK
 from tests.contracts import test_bytes, test_codecs
-from tests.extensions import runs
+from tests.extensions import runs, ternary
 from tests.extensions.ternary import Ternary
 
 pytestmark = pytest.mark.usefixtures("ternary_registered")
@@ -109,3 +116,23 @@ def test_a_run_that_names_it_trains_and_is_simulated():
   share = runs.simulated(config).sent_bytes / runs.simulated(plain).sent_bytes
   # A fifth of a byte and a 64th of two bytes, instead of 4 bytes.
   assert math.isclose(share, (1 / 5 + 2 / 128) / 4, rel_tol=0.1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Uncounted(Ternary):
+  """Describes one byte a layer, whatever its encoder makes."""
+
+  def own_wires(self, leaf):
+    return (Wire("codes", (leaf.num_layers, 1, 1), 1),)
+
+
+def test_arrays_that_a_payload_does_not_describe_are_refused():
+  register_codec("uncounted", PayloadKind(Uncounted, ternary.encoder))
+  tx = dx.diloco(
+    *(optax.sgd(0.1), optax.sgd(0.7)), sync_interval=1, codec="uncounted"
+  )
+  params = {"w": jnp.ones((2, 40))}
+  state = jax.vmap(tx.init)(params)
+  message = "encoder of Uncounted sends 10 bytes .* its payload counts 1: own_w"
+  with pytest.raises(ValueError, match=message):
+    jax.vmap(tx.update, axis_name="replica")(params, state, params)

@@ -150,3 +150,23 @@ def test_figures_that_cannot_be_written_are_one_line(write_run, tmp_path):
   (workdir / "figures").write_text("in the way")
   with pytest.raises(RecordError, match="cannot write .*figures"):
     write_report(workdir)
+
+
+@pytest.mark.parametrize(
+  ("name", "text", "reason"),
+  [
+    ("run.json", "", "run.json cannot be read"),
+    ("config.json", "{", "config.json cannot be read"),
+    ("run.json", None, "is not a run directory: run.json is missing"),
+  ],
+)
+def test_a_damaged_record_leaves_one_line_and_the_rest(
+  write_run, tmp_path, name, text, reason
+):
+  workdir = write_run(tmp_path / "a")
+  (workdir / name).unlink()
+  if text is not None:
+    (workdir / name).write_text(text)
+  with pytest.raises(RecordError, match=f"is no report: .*{reason}") as raised:
+    write_report(workdir)
+  assert "\n" not in str(raised.value)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.training import build, run_text
 from dilocox_jax.training.checkpoint import RefusedError
 from dilocox_jax.training.parts import Parts
@@ -118,3 +119,21 @@ def test_streams_of_another_run_are_refused():
   state = streams.get_state() | {"seed": 7}
   with pytest.raises(RefusedError, match="resume with the same data"):
     run_text.go_on(streams, {}, {"streams": state})
+
+
+@pytest.mark.parametrize(
+  ("tokens", "vocab_size", "message"),
+  [
+    (np.arange(5000) % 300, 300, "has 300 different tokens, but the model"),
+    (np.arange(5000) % 97 - 5, 97, "go from -5 to 91, but vocab_size=97"),
+    (np.arange(5000) % 97, 50, "to 96, but vocab_size=50 allows 0 to 49"),
+    (np.arange(5000) % 97 + 0.5, 98, "are float64: pass integers"),
+  ],
+)
+def test_tokens_that_are_handed_in_must_fit(tokens, vocab_size, message):
+  whole = np.zeros(5000, np.int64)
+  text = Corpus("own", whole, whole[:500], "0" * 16, vocab_size, 0)
+  # Tests check types when a corpus is made; a user's program does not.
+  object.__setattr__(text, "train", tokens)
+  with pytest.raises(ValueError, match=message):
+    run_text.corpus(runs.settings(), Parts(data=text))
