@@ -41,6 +41,7 @@ _PARTIAL = ".orbax-checkpoint-tmp"  # Part of the folder's name during a save.
 # Orbax writes metadata, the record and whole disk blocks in addition to the
 # arrays. These took 60 to 100 kB for small states. Metrics need room, too.
 SPARE_BYTES, _SPARE_SHARE = 1_000_000, 0.02
+_LONGEST_REASON = 200  # Characters; Orbax lists whole trees.
 
 
 class RefusedError(ValueError):
@@ -321,9 +322,11 @@ class Checkpoints:
       arrays = read(step, named)
     except (ValueError, KeyError, TypeError) as error:
       # The files are not damaged, so another version may be able to read them.
+      reason = " ".join(str(error).split())
       raise RefusedError(
-        f"the checkpoint of step {step} in {self._directory} does not fit "
-        f"this version of the program: {str(error).strip().splitlines()[0]}"
+        f"the checkpoint of step {step} in {self._directory} does not fit: "
+        "hand in the same model and optimizers as before, or take the version "
+        f"of the program that saved it ({reason[:_LONGEST_REASON]})"
       ) from error
     # Names sort like leaves only as long as their numbers have four digits.
     leaves = [arrays[name] for name in named]

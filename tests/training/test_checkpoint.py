@@ -462,6 +462,7 @@ def test_a_whole_checkpoint_of_another_shape_is_refused_not_dropped(directory):
 
   with pytest.raises(RefusedError, match="step 6 .* does not fit") as error:
     _restore(directory, another)
+  assert "hand in the same model and optimizers" in str(error.value)
   assert "\n" not in str(error.value)
   assert runs.files(directory.parent) == before
 
