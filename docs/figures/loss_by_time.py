@@ -2,7 +2,7 @@
 
   python -m docs.figures.loss_by_time
 
-It reads docs/results, trains nothing, and takes a few seconds.
+It reads docs/results, trains nothing, and takes less than a minute.
 """
 
 import pathlib
