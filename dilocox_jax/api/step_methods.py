@@ -24,6 +24,7 @@ from dilocox_jax.plan.schedule import leaf_fragments
 from dilocox_jax.plan.schedule.fragments import ORDERS, SLICED, Fragments
 from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment
 from dilocox_jax.plan.schedule.methods import METHODS, Method
+from dilocox_jax.plan.wire.collectives import check_collective
 from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.plan.wire.payload_names import named_payload
 from dilocox_jax.pytypes import Aggregator, Tree
@@ -151,6 +152,7 @@ def named_exchange(
       f"codec={codec!r} must be a name, a payload, or settings with a name, "
       'e.g. {"name": "int", "bits": 4}'
     )
+  check_collective(payload, collective)
   return mean_over_replicas(
     Compression(
       payload, collective, seed, axis_name=axis_name, keep_unsent=keep_unsent

@@ -27,17 +27,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dilocox_jax.checks import one_of, require
+from dilocox_jax.checks import require
 from dilocox_jax.codecs.base import Codec, CodecSteps, split_keys
 from dilocox_jax.codecs.compose import codec
 from dilocox_jax.codecs.low_rank import Factors
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.exchange import transport
-from dilocox_jax.plan.wire.collectives import (
-  COLLECTIVES,
-  collectives,
-  stretch_ends,
-)
+from dilocox_jax.plan.wire.collectives import collectives, stretch_ends
 from dilocox_jax.plan.wire.leaf import leaf_of
 from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.pytypes import Array, Boolean, Index, Pausing, Tree
@@ -99,9 +95,6 @@ class Compression:
   axis_name: str = REPLICA_AXIS
   follows_rank: bool = False
   keep_unsent: bool = False
-
-  def __post_init__(self):
-    one_of("collective", self.collective, COLLECTIVES)
 
 
 def compressed(

@@ -43,13 +43,12 @@ def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
     f"{config.model.preset} has only {size}: set "
     f"model.vocab_size={text.vocab_size}, or lower data.vocab_size",
   )
-  if parts.data is not None:
-    _check_tokens(text)
+  _check_tokens(text)
   return text
 
 
 def _check_tokens(text: Corpus) -> None:
-  """Raises ValueError if a text that was handed in has no such tokens."""
+  """Raises ValueError if a text has tokens that its vocabulary lacks."""
   for what in ("train", "validation"):
     tokens = getattr(text, what)
     require(
