@@ -12,6 +12,7 @@ tries again what failed. A changed config keeps the runs that it still has.
 import pathlib
 
 from absl import flags
+from ml_collections import config_flags
 from rich.console import Console
 
 from experiments.runtime import command_line
@@ -44,7 +45,8 @@ def main(values: flags.FlagValues) -> None:
 
     run_maker.check_names(trials)
   workdir = command_line.writable(values.workdir)
-  maker = run_maker.RunMaker(workdir)
+  config_file = config_flags.get_config_filename(values["config"])
+  maker = run_maker.RunMaker(workdir, sweep_loop.own_config(config_file))
   sweep_loop.run_sweep(
     maker,
     [("ablation", trials, ())],

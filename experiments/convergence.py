@@ -91,7 +91,8 @@ def main(values: flags.FlagValues) -> None:
     raise command_line.UsageError(
       f"--task=report: the file {path} does not exist yet"
     )
-  maker = run_maker.KeptRuns(results, workdir, any_text=not trains)
+  parts = sweep_loop.own_config(config_file)
+  maker = run_maker.KeptRuns(results, workdir, not trains, parts)
   required.loss_of = maker.loss
   tasks = (values.task,) if values.task in required_runs.TASKS else None
   chosen = values.methods or [method.name for method in sweep.methods]
@@ -119,10 +120,8 @@ def _name_and_start(config_file: str) -> tuple[str, pathlib.Path | None]:
   file with the same name does not, so its start is None.
   """
   file, _, argument = config_file.partition(":")
-  path = pathlib.Path(file)
-  parts = filter(None, [path.stem, *argument.split(",")])
-  name = "_".join(parts)
-  is_ours = path.resolve().parent == _CONFIGS.resolve()
+  words = filter(None, [pathlib.Path(file).stem, *argument.split(",")])
+  name, is_ours = "_".join(words), not sweep_loop.own_config(config_file)
   return name, _COMMITTED / f"{name}.csv" if is_ours else None
 
 

@@ -10,17 +10,19 @@ needs the extra `weights`. A run starts from such a folder with
 
 from absl import flags
 
-from experiments.runtime import command_line
+from experiments.runtime import command_line, own_parts
 
 
 def define_flags() -> None:
   """Defines the flags of this binary."""
   flags.DEFINE_string("run", None, "Directory of the run.", required=True)
+  own_parts.define_parts()
   command_line.define_workdir()
 
 
 def main(values: flags.FlagValues) -> None:
   """Writes the checkpoint and prints where it is."""
+  own_parts.register_parts(values.parts)
   workdir = command_line.writable(values.workdir)
   import dilocox_jax as dx
   from dilocox_jax.models import weights

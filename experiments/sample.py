@@ -8,12 +8,13 @@ taken every time. The run's report shows the last sample.
 
 from absl import flags
 
-from experiments.runtime import command_line
+from experiments.runtime import command_line, own_parts
 
 
 def define_flags() -> None:
   """Defines the flags of this binary."""
   flags.DEFINE_string("run", None, "Directory of the run.", required=True)
+  own_parts.define_parts()
   text = "Text to continue; by default the first tokens of the validation text."
   flags.DEFINE_string("prompt", None, text)
   text = "Number of tokens to draw."
@@ -27,6 +28,7 @@ def define_flags() -> None:
 
 def main(values: flags.FlagValues) -> None:
   """Prints a sample and adds it to the run's report."""
+  own_parts.register_parts(values.parts)
   # These load JAX, which takes seconds.
   from experiments.runtime.samples import Draw, add_sample
 

@@ -13,7 +13,7 @@ recorded rounds and bytes of a finished run are timed instead.
 
 from absl import flags
 
-from experiments.runtime import command_line
+from experiments.runtime import command_line, own_parts
 
 
 def define_flags() -> None:
@@ -28,6 +28,7 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "run", None, "A run directory instead of --config, to time a finished run."
   )
+  own_parts.define_parts()
   flags.DEFINE_float(
     "step_s",
     None,
@@ -76,6 +77,7 @@ def main(values: flags.FlagValues) -> None:
   if values.cluster == "help":
     cluster_list.print_clusters()
     return
+  own_parts.register_parts(values.parts)
   with command_line.usage_errors(kinds=(ValueError, OSError)):
     options = Options(
       values.step_s,

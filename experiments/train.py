@@ -23,6 +23,7 @@ from experiments.runtime import (
   command_line,
   distributed_flags,
   elastic_agent,
+  own_parts,
   rendezvous_rules,
 )
 
@@ -49,11 +50,13 @@ def define_flags() -> None:
     "With --cluster: seconds of an inner step; by default from operations.",
     lower_bound=0.0,
   )
+  own_parts.define_parts()
   distributed_flags.define_flags()
 
 
 def main(values: flags.FlagValues) -> None:
   """Trains and prints where the report is."""
+  own_parts.register_parts(values.parts)
   is_distributed = distributed_flags.check_flags(values)
   config = command_line.run_config(values.config)
   if is_distributed:

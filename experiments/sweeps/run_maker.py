@@ -67,14 +67,16 @@ class RunMaker:
     failures: Jobs that failed, with the reason in one line.
   """
 
-  def __init__(self, workdir: pathlib.Path):
+  def __init__(self, workdir: pathlib.Path, parts: Sequence[str] = ()):
     """Looks for runs.
 
     Args:
       workdir: Directories of runs are in WORKDIR/runs, what their processes
         print in WORKDIR/logs.
+      parts: Files that the process of a run runs first, because they register
+        parts that the run has.
     """
-    self._workdir = workdir
+    self._workdir, self._parts = workdir, parts
     self.failures: list[tuple[job_pool.Job, str]] = []
 
   def digest(self, run: RequiredRun) -> str:
@@ -132,6 +134,7 @@ class RunMaker:
       log=self._workdir / "logs" / f"{workdir.name}.log",
       command=[
         *(sys.executable, "-m", "experiments.train"),
+        *(f"--parts={path}" for path in self._parts),
         *run.arguments,
         *(f"--workdir={workdir}", "--sample_tokens=0"),
       ],
@@ -182,7 +185,13 @@ class KeptRuns(RunMaker):
     results: The lines.
   """
 
-  def __init__(self, results: Results, workdir: pathlib.Path, any_text: bool):
+  def __init__(
+    self,
+    results: Results,
+    workdir: pathlib.Path,
+    any_text: bool,
+    parts: Sequence[str] = (),
+  ):
     """Looks for lines.
 
     Args:
@@ -190,8 +199,9 @@ class KeptRuns(RunMaker):
       workdir: Where the directories are.
       any_text: Whether lines on a text other than the one here count too, as
         in a report. No run can be made then.
+      parts: Files that the process of a run runs first.
     """
-    super().__init__(workdir)
+    super().__init__(workdir, parts)
     self.results, self._any_text = results, any_text
 
   def digest(self, run: RequiredRun) -> str:

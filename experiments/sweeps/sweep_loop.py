@@ -22,6 +22,7 @@ flags.disclaim_key_flags()
 
 # Name of a task, its runs, and why other runs cannot be listed yet.
 Task = tuple[str, Sequence, Sequence[str]]
+_CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
 
 def define_flags(default_config: pathlib.Path) -> None:
@@ -35,6 +36,20 @@ def define_flags(default_config: pathlib.Path) -> None:
   flags.DEFINE_integer(
     "processes", 1, "How many runs at once, each a process.", lower_bound=1
   )
+
+
+def own_config(config_file: str) -> list[str]:
+  """Returns the sweep's config file for --parts, in a list.
+
+  The list is empty if the file is one of experiments/configs, because these
+  register no parts.
+
+  Args:
+    config_file: Value of --config; in FILE:TEXT the text is an argument.
+  """
+  path = config_file.partition(":")[0]
+  is_ours = pathlib.Path(path).resolve().parent == _CONFIGS.resolve()
+  return [] if is_ours else [path]
 
 
 @contextlib.contextmanager

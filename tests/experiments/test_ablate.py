@@ -73,6 +73,18 @@ def assert_one_line(done, code, hint):
 
 
 @pytest.mark.slow
+def test_runs_have_the_parts_that_the_config_file_registers(tmp_path):
+  file, workdir = tmp_path / "own.py", tmp_path / "out"
+  registers = "from tests.extensions import ternary\nternary.register()\n"
+  own = [{"name": "own", "codec.name": "ternary"}]
+  file.write_text(registers + CONFIG.replace("{runs}", repr(own)))
+  done = ablate(workdir, own, f"--config={file}")
+  assert done.returncode == 0, done.stderr
+  (config,) = workdir.glob("runs/*/config.json")
+  assert json.loads(config.read_text())["codec"]["name"] == "ternary"
+
+
+@pytest.mark.slow
 def test_a_failed_run_is_reported_and_a_finished_one_is_kept(tmp_path):
   workdir = tmp_path / "ablation"
   done = ablate(workdir, [LOST, PLAIN])

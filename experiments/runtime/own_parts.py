@@ -1,0 +1,49 @@
+"""Registers parts of the user's own before a program reads a run.
+
+A run saves the names of its parts, and not the code behind them. So a program
+that reads a run, and a process that makes one run of a sweep, first run the
+file that registers the parts.
+"""
+
+import importlib.util
+import pathlib
+import sys
+from collections.abc import Iterable
+
+from absl import flags
+
+from experiments.runtime.command_line import UsageError
+
+# In --help, flags are listed under the program that asks for them, not here.
+flags.disclaim_key_flags()
+
+
+def define_parts() -> None:
+  """Defines --parts."""
+  flags.DEFINE_multi_string(
+    "parts",
+    [],
+    "Python file that registers parts of your own which the run has, for "
+    "example the run's config file. It is run first; may be given repeatedly.",
+  )
+
+
+def register_parts(paths: Iterable[str]) -> None:
+  """Runs the files of --parts, in order.
+
+  Raises:
+    UsageError: If a path is not a Python file, or its code raises an error.
+  """
+  for path in map(pathlib.Path, paths):
+    if path.suffix != ".py" or not path.is_file():
+      raise UsageError(f"--parts={path} is not a Python file")
+    name = f"own_parts_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader  # A path that ends in .py has them.
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # Dataclasses look their module up.
+    try:
+      spec.loader.exec_module(module)
+    except Exception as error:  # The file is code and may raise anything.
+      reason = f"{type(error).__name__}: {error}"
+      raise UsageError(f"--parts={path}: {reason}") from error

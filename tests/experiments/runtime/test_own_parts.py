@@ -1,0 +1,81 @@
+"""Files that register parts before a program reads a run that has them."""
+
+import subprocess
+import sys
+
+import pytest
+
+from dilocox_jax.plan.wire.payload_names import PAYLOADS
+from experiments.runtime.command_line import UsageError
+from experiments.runtime.own_parts import register_parts
+from tests import runs
+
+REGISTERS = "from tests.extensions import ternary\nternary.register()\n"
+
+
+@pytest.fixture(name="file")
+def file_fixture(tmp_path):
+  file = tmp_path / "mine.py"
+  file.write_text(REGISTERS)
+  own = dict(PAYLOADS)
+  yield file
+  PAYLOADS.clear()
+  PAYLOADS.update(own)
+
+
+def command(name, *flags):
+  return subprocess.run(
+    [sys.executable, "-m", f"experiments.{name}", *flags],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+def test_a_file_is_run_once_for_its_parts(file):
+  assert "ternary" not in PAYLOADS
+  register_parts([str(file)])
+  assert "ternary" in PAYLOADS
+  with pytest.raises(UsageError, match="'ternary' is registered already"):
+    register_parts([str(file)])
+
+
+@pytest.mark.parametrize("name", ["missing.py", "", "text.txt"])
+def test_what_is_no_python_file_is_refused(tmp_path, name):
+  (tmp_path / "text.txt").write_text("x")
+  with pytest.raises(UsageError, match="is not a Python file$"):
+    register_parts([str(tmp_path / name)])
+
+
+def test_a_dataclass_of_the_file_finds_its_module(tmp_path):
+  file = tmp_path / "part.py"
+  file.write_text(
+    "from __future__ import annotations\nimport dataclasses, typing\n"
+    "@dataclasses.dataclass\nclass Part:\n  n: typing.ClassVar[int] = 1\n"
+    "assert not dataclasses.fields(Part)\n"
+  )
+  register_parts([str(file)])
+
+
+@pytest.mark.slow
+def test_the_programs_that_read_a_run_know_its_parts(file, tmp_path):
+  register_parts([str(file)])
+  run, out = tmp_path / "run", f"--workdir={tmp_path / 'out'}"
+  runs.train(
+    runs.settings(codec={"name": "ternary"}, total_steps=6, method="diloco"),
+    run,
+  )
+  for name, flags in (
+    ("simulate", ("--step_s=0.5", out)),
+    ("export", (out,)),
+    ("sample", ("--num_tokens=3",)),
+  ):
+    flags = (f"--run={run}", *flags)
+    done = command(name, *flags)
+    assert done.returncode == 2, done.stdout
+    assert "codec.name='ternary' must be one of" in done.stderr
+    done = command(name, *flags, f"--parts={file}")
+    if name == "sample":  # The synthetic text has no words.
+      assert "the text has no tokenizer" in done.stderr
+    else:
+      assert done.returncode == 0, done.stderr
