@@ -96,9 +96,33 @@ def within_limits(
   """
   if choices is not None:
     one_of(name, value, choices)
-  if not all(_BOUNDS[kind](value, bound) for kind, bound in bounds.items()):
+  try:
+    is_inside = all(_BOUNDS[kind](value, at) for kind, at in bounds.items())
+  except TypeError as error:
+    raise ValueError(f"{name}={value!r} must be a number") from error
+  if not is_inside:
     texts = [f"{k.replace('_', ' ')} {bound:g}" for k, bound in bounds.items()]
     raise ValueError(f"{name}={value} must be {' and '.join(texts)}")
+
+
+def of_type(name: str, value: Any, kind: Any) -> Any:
+  """Returns a value of a type; an int may stand for a float.
+
+  Args:
+    name: Name of the value, for the message.
+    value: The value to check.
+    kind: A type, or a union of types.
+
+  Raises:
+    ValueError: If the value has another type.
+  """
+  kinds = typing.get_args(kind) or (kind,)
+  if float in kinds and type(value) is int:
+    return float(value)
+  if type(value) not in kinds:
+    names = " or ".join(k.__name__ for k in kinds if k is not type(None))
+    raise ValueError(f"{name}={value!r} must be of type {names}")
+  return value
 
 
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:

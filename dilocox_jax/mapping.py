@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.checks import did_you_mean
+from dilocox_jax.checks import did_you_mean, of_type
 
 
 def dataclass_from(
@@ -38,7 +38,7 @@ def dataclass_from(
         raise ValueError(f"{path}={value!r} must be a section of fields")
       built[name] = dataclass_from(kind, value, f"{path}.")
     else:
-      built[name] = _checked(path, kind, value)
+      built[name] = of_type(path, value, kind)
   return cls(**built)
 
 
@@ -61,17 +61,6 @@ def check_path(cls: type, path: str) -> None:
 
 def _unknown(path: str, name: str, fields: Mapping[str, Any]) -> str:
   return f"unknown config field {path!r}: {did_you_mean(name, fields)}"
-
-
-def _checked(path: str, kind: Any, value: Any) -> Any:
-  """Returns a value of the field's type; an int may stand for a float."""
-  kinds = typing.get_args(kind) or (kind,)  # A union of types, or one type.
-  if float in kinds and type(value) is int:
-    return float(value)
-  if type(value) not in kinds:
-    names = " or ".join(k.__name__ for k in kinds if k is not type(None))
-    raise ValueError(f"{path}={value!r} must be of type {names}")
-  return value
 
 
 def changed_fields(

@@ -227,7 +227,8 @@ def _reason(error: Exception) -> str:
   if not isinstance(error, flags.Error):
     lines = [f"{type(error).__name__}: {' '.join(lines)}"]
   elif len(lines) == 1:
-    return lines[0]
+    line = re.sub(r": invalid literal.*", " is no whole number", lines[0])
+    return re.sub(r": could not convert.*", " is no number", line)
   # The flag library quotes a whole traceback; its last line is the reason.
   return f"--config={_config_file()}: {lines[-1]}"
 
@@ -254,7 +255,12 @@ def _check_run_field(path: str) -> None:
   from dilocox_jax.config import RunConfig
   from dilocox_jax.mapping import check_path
 
-  check_path(RunConfig, path)
+  try:
+    check_path(RunConfig, path)
+  except ValueError as error:
+    own = " (a codec of your own has its settings behind its name)"
+    is_codec = path.startswith("codec.")
+    raise ValueError(f"{error}{own if is_codec else ''}") from error
 
 
 def _check_overrides(check_field: Callable[[str], None]) -> None:

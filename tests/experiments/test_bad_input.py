@@ -81,6 +81,22 @@ BAD = {
     ["--config.sync.method=dilocox", "--config.codec.rank=99999"],
     "codec.rank=99999 exceeds the rank of every matrix",
   ),
+  "text for an integer": (
+    ["--config.codec.bits=four"],
+    "--config.codec.bits=four is no whole number",
+  ),
+  "text for a number": (
+    ["--config.inner.learning_rate=fast"],
+    "--config.inner.learning_rate=fast is no number",
+  ),
+  "text for a link's number": (
+    ["--config.codec.name=low_rank(rank=four)+int"],
+    "codec.rank='four' must be of type int",
+  ),
+  "setting of another codec": (
+    ["--config.codec.gain=2"],
+    "(a codec of your own has its settings behind its name)",
+  ),
   "momentum of AdamW": (
     ["--config.inner.momentum=0.9"],
     "inner.momentum=0.9 would be ignored, as inner.optimizer=adamw",

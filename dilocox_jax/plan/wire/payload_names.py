@@ -8,10 +8,11 @@ config. A setting that no link of the chain has is refused.
 import ast
 import dataclasses
 import inspect
+import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dilocox_jax.checks import in_front, one_of, require
+from dilocox_jax.checks import in_front, of_type, one_of, require
 from dilocox_jax.plan.choices import Lazy, Registry, check_lazy
 from dilocox_jax.plan.wire.chain import Chain
 from dilocox_jax.plan.wire.payload import (
@@ -172,6 +173,7 @@ def _link(name: str, given: Mapping, own: Mapping) -> Payload:
     has = ", ".join(fields) or "none"
     require(field in fields, f"{name} has no setting {field} (it has: {has})")
     require(field not in taken, f"{field} of {name} is set twice: drop one")
+  own = _typed(kind.payload, own)
   try:
     return kind.payload(**kind.fixed, **taken, **own)
   except ValueError as error:
@@ -179,6 +181,17 @@ def _link(name: str, given: Mapping, own: Mapping) -> Payload:
     for setting, field in kind.settings.items():
       message = message.replace(f"{field}=", f"{setting}=")
     raise ValueError(message) from error
+
+
+def _typed(payload: type[Payload], own: Mapping) -> dict[str, Any]:
+  """Checks the types of settings that are numbers or texts."""
+  hints, plain = typing.get_type_hints(payload), {int, float, bool, str}
+  return {
+    field: of_type(field, value, hints[field])
+    if hints.get(field) in plain
+    else value
+    for field, value in own.items()
+  }
 
 
 for _dtype in FLOATS:

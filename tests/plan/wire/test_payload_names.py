@@ -101,6 +101,10 @@ def test_none_leaves_a_default_and_is_no_setting():
     ("int(bits=2", {}, "name='int(bits=2' must be written like"),
     ("int(bits=f())", {}, "name='int(bits=f())' must be written like"),
     ("int(bits=2)*2", {}, "name='int(bits=2)*2' must be written like"),
+    ("low_rank(rank=four)", {}, "rank='four' must be of type int"),
+    ("low_rank(rank=2.5)", {}, "rank=2.5 must be of type int"),
+    ("top_k(fraction=half)", {}, "fraction='half' must be of type float"),
+    ("low_rank", {"rank": "four"}, "rank='four' must be a number"),
     ("int(bits=2)+new", {}, "name='new' must be one of float32, "),
   ],
 )
