@@ -173,7 +173,7 @@ def _link(name: str, given: Mapping, own: Mapping) -> Payload:
     has = ", ".join(fields) or "none"
     require(field in fields, f"{name} has no setting {field} (it has: {has})")
     require(field not in taken, f"{field} of {name} is set twice: drop one")
-  own = _typed(kind.payload, own)
+  own = own and _typed(kind.payload, own)
   try:
     return kind.payload(**kind.fixed, **taken, **own)
   except ValueError as error:
