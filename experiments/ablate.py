@@ -18,14 +18,10 @@ from rich.console import Console
 from experiments.runtime import command_line
 from experiments.sweeps import sweep_loop
 
-_DEFAULT_CONFIG = (
-  pathlib.Path(__file__).parent / "configs" / "ablate_compression.py"
-)
-
 
 def define_flags() -> None:
   """Defines the flags of this binary."""
-  sweep_loop.define_flags(_DEFAULT_CONFIG)
+  sweep_loop.define_flags(command_line.CONFIGS / "ablate_compression.py")
 
 
 def _check_field(path: str) -> None:

@@ -22,15 +22,13 @@ from ml_collections import config_flags
 from experiments.runtime import command_line
 from experiments.sweeps import sweep_loop
 
-_ROOT = pathlib.Path(__file__).parent
-_CONFIGS = _ROOT / "configs"
-_COMMITTED = _ROOT.parent / "docs" / "results"
+_COMMITTED = pathlib.Path(__file__).parents[1] / "docs" / "results"
 _TASKS = ("all", "tune_inner", "tune_outer", "results", "equal_time", "report")
 
 
 def define_flags() -> None:
   """Defines the flags of this binary."""
-  sweep_loop.define_flags(_CONFIGS / "convergence_small.py")
+  sweep_loop.define_flags(command_line.CONFIGS / "convergence_small.py")
   flags.DEFINE_string(
     "results",
     None,

@@ -26,8 +26,8 @@ from experiments.real_links import timed_runs
 from experiments.real_links.cases import predicted_s
 from experiments.real_links.changing_link import OPEN_BIT_PER_S
 from experiments.real_links.network import equal_cluster
+from experiments.runtime.command_line import CONFIGS
 
-_CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 _BLOCK = 4  # Rounds before the link changes.
 _SKIPPED = 1  # First rounds of a block, in which it changes.
 _COMPILING = 4  # First rounds of a run, which do not count.
@@ -62,14 +62,14 @@ CASES = (
   OverlapCase(
     "delayed, fp32",
     (
-      f"--config={_CONFIGS}/delayed.py",
+      f"--config={CONFIGS}/delayed.py",
       f"--config.sync.overlap_steps={_INTERVAL}",
       "--config.sync.rule=continue",
     ),
   ),
   OverlapCase(
     "dilocox, two messages",
-    (f"--config={_CONFIGS}/dilocox.py", "--config.codec.rank=16"),
+    (f"--config={CONFIGS}/dilocox.py", "--config.codec.rank=16"),
   ),
 )
 

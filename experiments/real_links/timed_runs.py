@@ -26,12 +26,12 @@ from experiments.real_links.network import (
   network_of,
   train_together,
 )
+from experiments.runtime.command_line import CONFIGS
 
 NUM_REPLICAS = 2
 OPEN_RATE = "1 Gbit/s"  # A slice of a small model takes 0.1 ms.
 METHOD, BASELINE = "overlap_loco", "allreduce"
 SLICES = 16  # P of the method, and its shortest H.
-_CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 # A model whose messages are so large that gloo's own, about 1 kB an exchange,
 # are a few percent of them, though a step takes as long as one of `tiny`.
 LARGER: Mapping[str, Mapping[str, Any]] = {
@@ -101,7 +101,7 @@ def flags_of(
   has_rounds = named_method(method).exchanged != "gradient"
   field = "sync_interval" if has_rounds else "steps_per_dispatch"
   return [
-    *(f"--config={_CONFIGS}/{method}.py", *_COMMON),
+    *(f"--config={CONFIGS}/{method}.py", *_COMMON),
     *(f"--config.total_steps={sync_interval * num_segments}",),
     *(f"--workdir={workdir}", f"--config.sync.{field}={sync_interval}"),
     *(f"--config.{change}" for change in changes),

@@ -39,7 +39,9 @@ INTERRUPTED = 130  # Shells use 128 + the signal's number; SIGINT is 2.
 STOP_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 COMMAND_VARIABLE = "DILOCOX_JAX_COMMAND"  # What a user typed to start it all.
 
-_DEFAULT_CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "default.py"
+# Folder of the config files that come with the programs.
+CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+_DEFAULT_CONFIG = CONFIGS / "default.py"
 
 # In --help, flags are listed under the program that asks for them, not here.
 flags.disclaim_key_flags()

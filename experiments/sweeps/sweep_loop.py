@@ -15,14 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from absl import flags
 
 from experiments.runtime import command_line
-from experiments.runtime.command_line import StoppedError, UsageError
+from experiments.runtime.command_line import (
+  CONFIGS,
+  StoppedError,
+  UsageError,
+)
 
 # In --help, flags are listed under the program that asks for them, not here.
 flags.disclaim_key_flags()
 
 # Name of a task, its runs, and why other runs cannot be listed yet.
 Task = tuple[str, Sequence, Sequence[str]]
-_CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
 
 def define_flags(default_config: pathlib.Path) -> None:
@@ -48,7 +51,7 @@ def own_config(config_file: str) -> list[str]:
     config_file: Value of --config; in FILE:TEXT the text is an argument.
   """
   path = config_file.partition(":")[0]
-  is_ours = pathlib.Path(path).resolve().parent == _CONFIGS.resolve()
+  is_ours = pathlib.Path(path).resolve().parent == CONFIGS.resolve()
   return [] if is_ours else [path]
 
 
