@@ -11,10 +11,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dilocox_jax.api.step_methods import (
-  CodecChoice,
+from dilocox_jax.api.argument_kinds import (
+  check_exchange,
   check_method,
   check_optimizer,
+)
+from dilocox_jax.api.step_methods import (
+  CodecChoice,
   check_unsent,
   named_exchange,
 )
@@ -154,7 +157,8 @@ def make_rounds(
     exchange: An aggregator of one's own in place of codec and feedback.
 
   Raises:
-    TypeError: If `method` is no method or `outer` no optimizer.
+    TypeError: If `method` is no method, `outer` no optimizer, or `exchange`
+      no aggregator.
     ValueError: If the method averages gradients, or its fragments do not fit.
       The first round raises it if the results of `inner_step` do not fit.
   """
@@ -189,6 +193,7 @@ def make_rounds(
       seed,
       keep_unsent=keep_unsent,
     )
+  check_exchange(exchange)
   transform = OuterTransform(
     method, Partition(fragments), outer, exchange, keep_unsent
   )

@@ -9,12 +9,12 @@ from typing import Any
 import optax
 
 from dilocox_jax import report
+from dilocox_jax.api import argument_kinds as kinds
 from dilocox_jax.api.simulation_setup import Options, set_up
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.run import from_mapping
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.models.flax_modules import as_loss_model
-from dilocox_jax.models.loss import LossModel
 from dilocox_jax.pytypes import Aggregator, Tree
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.simulate.analytic import run_time
@@ -89,13 +89,13 @@ def train(
     The run, whose `metrics` and `params` are read when they are first used.
 
   Raises:
+    TypeError: If an argument is of another kind than the one that is meant.
     ValueError: If a part cannot be built, or the directory holds another run.
     BusyError: If another run is at work in the directory.
     TrainingStoppedError: If a value is not finite.
   """
-  parts = Parts(
-    _loss_model(model), data, inner_optimizer, outer_optimizer, exchange
-  )
+  kinds.check_config(config)
+  parts = _parts(model, data, inner_optimizer, outer_optimizer, exchange)
   path = pathlib.Path(workdir)
   trainer = Trainer(config, path, "dilocox_jax.train", parts=parts)
   with run_lock.held(path):
@@ -103,8 +103,19 @@ def train(
   return Run(path, parts)
 
 
-def _loss_model(model: Any) -> LossModel | None:
-  return None if model is None else as_loss_model(model)
+def _parts(
+  model: Any, data: Any, inner: Any, outer: Any, exchange: Any
+) -> Parts:
+  """Returns what was handed in, once each part is of its kind."""
+  if data is not None:
+    kinds.check_data(data)
+  for what, part in (("inner_optimizer", inner), ("outer_optimizer", outer)):
+    if part is not None:
+      kinds.check_optimizer(what, part)
+  if exchange is not None:
+    kinds.check_exchange(exchange)
+  loss_model = None if model is None else as_loss_model(model)
+  return Parts(loss_model, data, inner, outer, exchange)
 
 
 def load(
@@ -128,9 +139,7 @@ def load(
   Raises:
     RecordError: If the directory holds no run.
   """
-  parts = Parts(
-    _loss_model(model), None, inner_optimizer, outer_optimizer, exchange
-  )
+  parts = _parts(model, None, inner_optimizer, outer_optimizer, exchange)
   run = Run(pathlib.Path(workdir), parts)
   _ = run.metrics  # A wrong directory is reported here and not at first use.
   return run
@@ -152,7 +161,9 @@ def estimate(
     replica, and for every replica `compute_s`, `exposed_s` and more.
 
   Raises:
+    TypeError: If the config is no `RunConfig`.
     ValueError: If config and cluster do not fit.
   """
+  kinds.check_config(config)
   setup = set_up(config, cluster, Options(step_s=step_s))
   return run_time(setup.link_costs, setup.work, setup.script.ops(setup.plan))

@@ -14,6 +14,11 @@ from typing import Any
 
 import optax
 
+from dilocox_jax.api.argument_kinds import (
+  check_exchange,
+  check_method,
+  check_optimizer,
+)
 from dilocox_jax.config.recipes import RECIPES
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.exchange.compressed import Compression
@@ -93,7 +98,7 @@ def step_transform(
     in every step: what may skip a step belongs into `inner`.
 
   Raises:
-    TypeError: If `method` is no method.
+    TypeError: If `method` is no method, or `exchange` no aggregator.
     ValueError: One line that names what does not fit.
   """
   check_method(method)
@@ -109,6 +114,7 @@ def step_transform(
       axis_name,
       keep_unsent,
     )
+  check_exchange(exchange)
   if method.exchanged == "gradient":
     return _averaged_gradients(inner, exchange, axis_name)
   if outer is None:
@@ -159,22 +165,6 @@ def named_exchange(
     ),
     feedback if error_feedback else None,
   )
-
-
-def check_method(method: Any) -> None:
-  """Raises TypeError for anything but a method, such as a method's name."""
-  if not isinstance(method, Method):
-    raise TypeError(
-      f"method={method!r} must be a Method, such as "
-      "dilocox_jax.plan.schedule.methods.diloco(32); a method's own function, "
-      "such as dilocox_jax.diloco, needs none"
-    )
-
-
-def check_optimizer(what: str, part: Any) -> None:
-  """Raises TypeError unless an argument is an optax transformation."""
-  if not hasattr(part, "update"):
-    raise TypeError(f"{what}={part!r} must be an optax transformation")
 
 
 def check_unsent(

@@ -174,3 +174,14 @@ def test_results_of_an_inner_step_that_do_not_fit_are_named(change, message):
 def test_the_outer_optimizer_of_rounds_must_be_one():
   with pytest.raises(TypeError, match=r"outer=0\.7 must be an optax"):
     dx.make_rounds(methods.diloco(4), STEP, 0.7, num_replicas=2)  # pyright: ignore
+
+
+def test_the_exchange_of_rounds_must_be_an_aggregator():
+  with pytest.raises(TypeError, match="exchange='int' must be a dilocox_jax"):
+    dx.make_rounds(
+      methods.diloco(4),
+      STEP,
+      optax.sgd(1.0),
+      num_replicas=2,
+      exchange="int",  # pyright: ignore
+    )

@@ -143,6 +143,29 @@ def test_a_model_without_layers_cannot_have_fragments(tmp_path):
     dx.train(config, tmp_path, model=bigrams(), data=counting())
 
 
+@pytest.mark.parametrize(
+  ("handed_in", "message"),
+  [
+    ({"data": b"text"}, "data of type bytes must be a dilocox_jax.Corpus"),
+    ({"inner_optimizer": "adamw"}, "inner_optimizer='adamw' must be an optax"),
+    ({"outer_optimizer": 0.7}, "outer_optimizer=0.7 must be an optax"),
+    ({"exchange": "int"}, "exchange='int' must be a dilocox_jax.Aggregator"),
+  ],
+)
+def test_a_part_of_another_kind_is_refused(tmp_path, handed_in, message):
+  with pytest.raises(TypeError, match=message):
+    dx.train(settings(), tmp_path / "run", **handed_in)
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+  "call", [dx.train, lambda config: dx.estimate(config, "two_workers")]
+)
+def test_a_config_of_another_kind_is_refused(call):
+  with pytest.raises(TypeError, match="config of type dict must be a dilocox"):
+    call({"total_steps": 5})
+
+
 def test_an_estimate_needs_no_training():
   slow, fast = (
     dx.estimate(settings(), "100mbit", step_s=s) for s in (0.2, 0.1)

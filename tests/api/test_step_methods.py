@@ -218,6 +218,11 @@ def test_a_name_brings_its_codec_and_shows_it():
       "method='diloco' must be a Method, such as",
     ),
     (
+      lambda: dx.diloco(INNER, nesterov(), exchange=3),
+      TypeError,
+      "exchange=3 must be a dilocox_jax.Aggregator; a codec is named in",
+    ),
+    (
       lambda: dx.dilocoo,
       AttributeError,
       "has no 'dilocoo'; it has: Aggregator",

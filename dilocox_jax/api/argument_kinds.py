@@ -1,0 +1,54 @@
+"""Checks that an argument of a public function is of the kind that is meant.
+
+Without them a wrong argument would end in an error from deep inside, such as
+"'str' object has no attribute 'init'". All raise TypeError.
+"""
+
+from typing import Any
+
+from dilocox_jax.config import RunConfig
+from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.plan.schedule.methods import Method
+from dilocox_jax.pytypes import Aggregator
+
+
+def check_method(method: Any) -> None:
+  """Raises TypeError for anything but a method, such as a method's name."""
+  if not isinstance(method, Method):
+    raise TypeError(
+      f"method={method!r} must be a Method, such as "
+      "dilocox_jax.plan.schedule.methods.diloco(32); a method's own function, "
+      "such as dilocox_jax.diloco, needs none"
+    )
+
+
+def check_optimizer(what: str, part: Any) -> None:
+  """Raises TypeError unless an argument is an optax transformation."""
+  if not hasattr(part, "init") or not hasattr(part, "update"):
+    raise TypeError(f"{what}={part!r} must be an optax transformation")
+
+
+def check_exchange(exchange: Any) -> None:
+  """Raises TypeError unless an exchange is an aggregator."""
+  if not isinstance(exchange, Aggregator):
+    raise TypeError(
+      f"exchange={exchange!r} must be a dilocox_jax.Aggregator; a codec is "
+      "named in `codec`"
+    )
+
+
+def check_config(config: Any) -> None:
+  """Raises TypeError unless the config of a run is one."""
+  if not isinstance(config, RunConfig):
+    raise TypeError(
+      f"config of type {type(config).__name__} must be a "
+      "dilocox_jax.RunConfig, such as dilocox_jax.RunConfig(total_steps=100)"
+    )
+
+
+def check_data(data: Any) -> None:
+  """Raises TypeError unless the data of a run are a corpus."""
+  if not isinstance(data, Corpus):
+    raise TypeError(
+      f"data of type {type(data).__name__} must be a dilocox_jax.Corpus"
+    )
