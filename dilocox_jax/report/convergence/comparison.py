@@ -226,12 +226,16 @@ class Comparison:
   def gap(self, entry: MethodResult) -> float:
     """Returns the gap of a method: mean loss / mean loss of its baseline - 1.
 
-    The gap is NaN if the baseline has no results or has diverged.
+    Both means are over the seeds that both have, since losses differ more from
+    seed to seed than between methods. The gap is NaN if they have no seed in
+    common or the baseline has diverged.
     """
-    baseline = self.entry(entry.baseline)
-    if not baseline or not math.isfinite(baseline.spread.mean):
+    pairs = self._paired(entry)
+    own = Spread(tuple(loss for loss, _ in pairs))
+    baseline = Spread(tuple(loss for _, loss in pairs))
+    if not math.isfinite(baseline.mean):
       return math.nan
-    return entry.spread.mean / baseline.spread.mean - 1
+    return own.mean / baseline.mean - 1
 
   def seed_gaps(self, entry: MethodResult) -> list[float]:
     """Returns the gap of each seed of a method, lowest first.
@@ -239,15 +243,19 @@ class Comparison:
     Seeds that the baseline does not have are left out. Those that diverged have
     NaN and come last.
     """
+    gaps = (own / baseline - 1 for own, baseline in self._paired(entry))
+    return sorted(gaps, key=lambda gap: (math.isnan(gap), gap))
+
+  def _paired(self, entry: MethodResult) -> list[tuple[float, float]]:
+    """Losses of a method and of its baseline, for each seed that both have."""
     baseline = self.entry(entry.baseline)
     traces = baseline.traces if baseline else ()
     losses = {trace.seed: trace.loss for trace in traces}
-    gaps = (
-      trace.loss / losses[trace.seed] - 1
+    return [
+      (trace.loss, losses[trace.seed])
       for trace in entry.traces
       if trace.seed in losses
-    )
-    return sorted(gaps, key=lambda gap: (math.isnan(gap), gap))
+    ]
 
 
 def seconds_to(trace: Trace, clock: str, target_loss: float) -> float:

@@ -73,8 +73,8 @@ def _losses(comparison: Comparison) -> ReportTable:
   notes = [
     "The loss is the validation loss of the outer parameters after the flush"
     " (measured): mean over seeds, lowest and highest seed. The gap compares"
-    " the means. Bytes are derived from the plan and include warm start and"
-    " flush."
+    " the means over the seeds that both have. Bytes are derived from the plan"
+    " and include warm start and flush."
   ]
   notes += [
     f"The gap of {entry.name} is to {entry.baseline}, which has the same inner"

@@ -31,6 +31,20 @@ def test_the_gap_is_that_of_the_means_to_allreduce():
   assert math.isnan(alone.gap(found.entries[1]))
 
 
+def test_a_gap_is_over_the_seeds_that_both_have():
+  # Seed 0 alone would put the method below AllReduce's mean of 2.5.
+  entries = [
+    convergences.entry("allreduce", 2.0, 3.0),
+    convergences.entry("diloco", 2.2),
+    convergences.entry("eager", 2.0, 3.3, 9.0),
+    convergences.entry("dilocox"),
+  ]
+  found = convergences.comparison(entries=entries, seeds=3)
+  gaps = [found.gap(entry) for entry in entries]
+  assert gaps[:3] == pytest.approx([0, 0.1, 5.3 / 5 - 1])
+  assert math.isnan(gaps[3])
+
+
 def test_a_target_is_reached_between_two_evaluations():
   trace = convergences.trace(0, 1.0)
   before, after = trace.points[1], trace.points[2]
