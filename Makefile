@@ -52,11 +52,12 @@ convergence: install ## Every method under one budget (hours; goes on from docs/
 tables: install ## Published speed-up tables beside predictions (seconds)
 	$(RUN) -m experiments.speedup_tables --workdir=runs/tables
 
-reproduce: install ## The papers' tables and the pages of both sweeps, from committed rows
+reproduce: install ## The papers' tables and the sweeps' pages, from committed rows
 	$(RUN) -m experiments.speedup_tables --workdir=runs/tables
 	$(RUN) -m experiments.convergence --workdir=docs/results/convergence_small --task=report
-	$(RUN) -m experiments.convergence --config=experiments/configs/convergence_long.py \
-	  --workdir=docs/results/convergence_long --task=report
+	set -e; for sweep in convergence_muon convergence_long; do \
+	  $(RUN) -m experiments.convergence --config=experiments/configs/$$sweep.py \
+	    --workdir=docs/results/$$sweep --task=report; done
 	$(RUN) -m docs.figures.loss_by_time
 
 compile-report: $(TPU)/.installed ## Compile runs for TPUs that are not there (a quarter of an hour)

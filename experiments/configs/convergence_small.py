@@ -5,7 +5,7 @@ hold. H = 25 and OpenDiLoCo's H = 500 both divide 2000, so every run at equal
 tokens ends with a whole round. A step is stated as 30 ms: a replica that has
 two CPU cores takes 32 ms (measured). Cost: for every method 11 tuning runs of
 1000 steps, 3 results of 2000 steps, and shorter runs at equal time. A run of
-2000 steps took 4 to 9 minutes with two at once on two CPU cores (measured;
+2000 steps took 4 to 14 minutes with two at once on two CPU cores (measured;
 docs/log.md). The finished runs are in docs/results.
 
     python -m experiments.convergence \
@@ -48,6 +48,12 @@ ON_NAMES = (
   " steps and hides an exchange of DiLoCoX on that clock. `diloco_cold` is"
   " DiLoCo without its warm start."
 )
+ON_SEED_0 = (
+  "The batch size, DiLoCoX's rule for H, the target loss, and the average of"
+  " `overlap_loco` with its last learning rate were chosen after looking at"
+  " runs of seed 0, which is one of the results. Other learning rates, warm-ups"
+  " and momenta were chosen on the seed of tuning only."
+)
 # Notes on this sweep.
 NOTES = (
   ON_RULES,
@@ -57,9 +63,8 @@ NOTES = (
   " model: this clock shows what overlap is worth, and `107b` what compression"
   " is worth.",
   ON_CURVES,
-  "The batch size, DiLoCoX's rule for H, the warm start and the target loss"
-  " were chosen after looking at runs of seed 0. Learning rates, warm-ups and"
-  " momenta were chosen on the seed of tuning only.",
+  ON_SEED_0,
+  "DiLoCo's warm start was chosen after looking at runs of seed 0 as well.",
 )
 
 

@@ -1,7 +1,5 @@
 """What the README and the pages say is what the repository holds."""
 
-import collections
-import csv
 import json
 import pathlib
 import re
@@ -23,9 +21,11 @@ PAGES = [
   for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
   if "results" not in path.relative_to(ROOT).parts
 ]
-CONVERGENCE = json.loads(
-  (ROOT / "docs/results/convergence_small/convergence.json").read_text()
-)
+# The two sweeps behind the tables of the results page.
+SWEEPS = [
+  json.loads((ROOT / "docs/results" / name / "convergence.json").read_text())
+  for name in ("convergence_small", "convergence_muon")
+]
 
 
 def test_the_readme_is_read_in_a_few_minutes():
@@ -61,26 +61,51 @@ def test_the_number_of_the_readme_is_what_its_figure_computes_today():
   assert f"after {early:.1f} s instead of {late:.1f} s" in README
 
 
-def test_losses_of_the_results_page_are_those_of_the_committed_runs():
+def test_losses_at_equal_tokens_are_those_of_the_committed_runs():
+  text = _between("## Loss at equal tokens", "## Loss at equal time")
+  shown = re.findall(rf"^\| [^|]+ {LOSS}", text, re.MULTILINE)
+  kept = [
+    _loss_and_seeds(list(each["losses"].values()))
+    for sweep in SWEEPS
+    for each in sweep["methods"]
+  ]
+  assert len(shown) > 20
+  assert set(shown) <= set(kept)
+
+
+@pytest.mark.parametrize(
+  ("clock", "columns_before"), [("1gbit", 0), ("107b", 3)]
+)
+def test_losses_at_equal_time_are_those_of_the_committed_runs(
+  clock, columns_before
+):
+  text = _between("## Loss at equal time", "## One bit a value")
+  skipped = rf"(?:\| [^|]+ ){{{1 + columns_before}}}"
+  shown = re.findall(rf"^{skipped}\| ([\d,]+) {LOSS}", text, re.MULTILINE)
+  kept = [
+    (f"{method['steps']:,}", *_loss_and_seeds(method["losses"]))
+    for sweep in SWEEPS
+    for contest in sweep["equal_time"]
+    if contest["clock"] == clock
+    for method in contest["methods"]
+    if method["losses"]
+  ]
+  assert len(shown) > 15
+  assert set(shown) <= set(kept)
+
+
+# A loss, and the lowest and the highest seed, as two cells of a table.
+LOSS = r"\| (\d\.\d{4}) \| (\d\.\d{4} to \d\.\d{4}) \|"
+
+
+def _between(start: str, end: str) -> str:
   page = (ROOT / "docs/results.md").read_text()
-  at_tokens = page.split("## Loss at equal tokens")[1].split("## Loss at")[0]
-  kept = {
-    f"{sum(each['losses'].values()) / len(each['losses']):.4f}"
-    for each in CONVERGENCE["methods"]
-  }
-  kept |= _mean_losses(ROOT / "docs/results/convergence_muon.csv")
-  shown = re.findall(r"^\| [^|]+ \| (\d\.\d{4}) \|", at_tokens, re.MULTILINE)
-  assert len(shown) > 10
-  assert set(shown) <= kept
+  return page.split(start)[1].split(end)[0]
 
 
-def _mean_losses(path: pathlib.Path) -> set[str]:
-  """The mean loss of each method whose three results are committed."""
-  losses = collections.defaultdict(list)
-  for row in csv.DictReader(path.read_text().splitlines()):
-    if row["stage"] == "results":
-      losses[row["method"]].append(float(row["final_loss"]))
-  return {f"{sum(of) / 3:.4f}" for of in losses.values() if len(of) == 3}
+def _loss_and_seeds(losses: list[float]) -> tuple[str, str]:
+  mean = sum(losses) / len(losses)
+  return f"{mean:.4f}", f"{min(losses):.4f} to {max(losses):.4f}"
 
 
 def test_the_way_of_the_pseudo_gradient_leads_through_its_eight_files():
