@@ -6,7 +6,11 @@ import pytest
 
 from dilocox_jax.report.convergence import page
 from dilocox_jax.report.page import PAGE
-from experiments.configs import convergence_small
+from experiments.configs import (
+  convergence_long,
+  convergence_muon,
+  convergence_small,
+)
 from experiments.sweeps.page import Gathered, baselines
 from experiments.sweeps.required_runs import TASKS, RequiredRuns
 from experiments.sweeps.results import Results
@@ -106,13 +110,17 @@ def test_a_clock_says_what_it_times_and_what_it_leaves_out(made):
 
 
 @pytest.mark.slow
-def test_the_committed_page_is_what_the_committed_lines_say(tmp_path):
+@pytest.mark.parametrize(
+  "module", [convergence_small, convergence_muon, convergence_long]
+)
+def test_the_committed_page_is_what_the_committed_lines_say(tmp_path, module):
   kept = pathlib.Path(__file__).parents[3] / "docs/results"
-  committed = (kept / "convergence_small" / PAGE).read_text()
-  plan = RequiredRuns(sweep(convergence_small.get_config().to_dict()))
-  results = Results(kept / "convergence_small.csv", plan.sweep.base)
+  name = module.__name__.rpartition(".")[2]
+  committed = (kept / name / PAGE).read_text()
+  plan = RequiredRuns(sweep(module.get_config().to_dict()))
+  results = Results(kept / f"{name}.csv", plan.sweep.base)
   runs = KeptRuns(results, tmp_path, any_text=True)
   plan.loss_of = runs.loss
   command = committed.splitlines()[2].strip()
-  found = Gathered(plan, runs).comparison("convergence_small", command)
+  found = Gathered(plan, runs).comparison(name, command)
   assert page.write_convergence(found, tmp_path).read_text() == committed
