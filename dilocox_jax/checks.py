@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import importlib
+import numbers
 import operator
 import typing
 from collections.abc import Iterable, Iterator
@@ -106,7 +107,9 @@ def within_limits(
 
 
 def of_type(name: str, value: Any, kind: Any) -> Any:
-  """Returns a value of a type; an int may stand for a float.
+  """Returns a value of a type; a whole number may stand for a float.
+
+  Numbers of numpy become Python's.
 
   Args:
     name: Name of the value, for the message.
@@ -117,8 +120,11 @@ def of_type(name: str, value: Any, kind: Any) -> Any:
     ValueError: If the value has another type.
   """
   kinds = typing.get_args(kind) or (kind,)
-  if float in kinds and type(value) is int:
-    return float(value)
+  if not isinstance(value, bool):
+    if int in kinds and isinstance(value, numbers.Integral):
+      return int(value)
+    if float in kinds and isinstance(value, numbers.Real):
+      return float(value)
   if type(value) not in kinds:
     names = " or ".join(k.__name__ for k in kinds if k is not type(None))
     raise ValueError(f"{name}={value!r} must be of type {names}")

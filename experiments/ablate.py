@@ -42,7 +42,7 @@ def main(values: flags.FlagValues) -> None:
     run_maker.check_names(trials)
   workdir = command_line.writable(values.workdir)
   config_file = config_flags.get_config_filename(values["config"])
-  maker = run_maker.RunMaker(workdir, sweep_loop.own_config(config_file))
+  maker = run_maker.RunMaker(workdir, [sweep_loop.path_of(config_file)])
   sweep_loop.run_sweep(
     maker,
     [("ablation", trials, ())],

@@ -89,8 +89,8 @@ def main(values: flags.FlagValues) -> None:
     raise command_line.UsageError(
       f"--task=report: the file {path} does not exist yet"
     )
-  parts = sweep_loop.own_config(config_file)
-  maker = run_maker.KeptRuns(results, workdir, not trains, parts)
+  parts_files = [sweep_loop.path_of(config_file)]
+  maker = run_maker.KeptRuns(results, workdir, not trains, parts_files)
   required.loss_of = maker.loss
   tasks = (values.task,) if values.task in required_runs.TASKS else None
   chosen = values.methods or [method.name for method in sweep.methods]
@@ -117,9 +117,10 @@ def _name_and_start(config_file: str) -> tuple[str, pathlib.Path | None]:
   configs of this repository start from a file in docs/results. Another config
   file with the same name does not, so its start is None.
   """
-  file, _, argument = config_file.partition(":")
-  words = filter(None, [pathlib.Path(file).stem, *argument.split(",")])
-  name, is_ours = "_".join(words), not sweep_loop.own_config(config_file)
+  path, _, argument = config_file.partition(":")
+  file = pathlib.Path(path)
+  name = "_".join(filter(None, [file.stem, *argument.split(",")]))
+  is_ours = file.resolve().parent == command_line.CONFIGS.resolve()
   return name, _COMMITTED / f"{name}.csv" if is_ours else None
 
 

@@ -45,6 +45,7 @@ from experiments.runtime import (
   distributed_flags,
   file_lock,
   link_check,
+  own_parts,
   process_group,
   stop_signals,
   throttled_network,
@@ -116,6 +117,7 @@ def main(
   _check_own(own_flags)
   distributed_flags.check_unset(values, "experiments.launch")
   values.config.mesh.layout = "mesh"
+  own_parts.register_parts(values.parts)
   config = command_line.run_config(values.config)
   distributed_flags.check_config(config)
   command_line.check_files(config)

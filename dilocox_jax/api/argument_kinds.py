@@ -4,6 +4,7 @@ Without them a wrong argument would end in an error from deep inside, such as
 "'str' object has no attribute 'init'". All raise TypeError.
 """
 
+import textwrap
 from typing import Any
 
 from dilocox_jax.config import RunConfig
@@ -16,7 +17,7 @@ def check_method(method: Any) -> None:
   """Raises TypeError for anything but a method, such as a method's name."""
   if not isinstance(method, Method):
     raise TypeError(
-      f"method={method!r} must be a Method, such as "
+      f"method={_shown(method)} must be a Method, such as "
       "dilocox_jax.plan.schedule.methods.diloco(32); a method's own function, "
       "such as dilocox_jax.diloco, needs none"
     )
@@ -25,15 +26,15 @@ def check_method(method: Any) -> None:
 def check_optimizer(what: str, part: Any) -> None:
   """Raises TypeError unless an argument is an optax transformation."""
   if not hasattr(part, "init") or not hasattr(part, "update"):
-    raise TypeError(f"{what}={part!r} must be an optax transformation")
+    raise TypeError(f"{what}={_shown(part)} must be an optax transformation")
 
 
 def check_exchange(exchange: Any) -> None:
   """Raises TypeError unless an exchange is an aggregator."""
   if not isinstance(exchange, Aggregator):
     raise TypeError(
-      f"exchange={exchange!r} must be a dilocox_jax.Aggregator; a codec is "
-      "named in `codec`"
+      f"exchange={_shown(exchange)} must be a dilocox_jax.Aggregator; a "
+      "codec is named in `codec`"
     )
 
 
@@ -52,3 +53,8 @@ def check_data(data: Any) -> None:
     raise TypeError(
       f"data of type {type(data).__name__} must be a dilocox_jax.Corpus"
     )
+
+
+def _shown(part: Any) -> str:
+  """What was given, on one line; a tree of arrays would fill many."""
+  return textwrap.shorten(repr(part), 80, placeholder=" ...")

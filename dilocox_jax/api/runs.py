@@ -138,6 +138,7 @@ def load(
 
   Raises:
     RecordError: If the directory holds no run.
+    TypeError: If a part is of another kind than the one that is meant.
   """
   parts = _parts(model, None, inner_optimizer, outer_optimizer, exchange)
   run = Run(pathlib.Path(workdir), parts)

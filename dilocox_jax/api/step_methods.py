@@ -98,10 +98,14 @@ def step_transform(
     in every step: what may skip a step belongs into `inner`.
 
   Raises:
-    TypeError: If `method` is no method, or `exchange` no aggregator.
+    TypeError: If `method` is no method, `inner` or `outer` no optimizer, or
+      `exchange` no aggregator.
     ValueError: One line that names what does not fit.
   """
   check_method(method)
+  check_optimizer("inner", inner)
+  if outer is not None:
+    check_optimizer("outer", outer)
   check_unsent(method, error_feedback, keep_unsent)
   if exchange is None:
     feedback = Feedback(feedback_decay, feedback_against, feedback_dtype)
@@ -268,9 +272,6 @@ def named_step_transform(name: str) -> Callable[..., Any]:
   options = inspect.signature(step_transform).parameters
 
   def make(inner, outer=None, **given):
-    for what, part in (("inner", inner), ("outer", outer)):
-      if part is not None:
-        check_optimizer(what, part)
     for key in given:
       if key not in settings and key not in options:
         known = [*settings, *list(options)[3:]]

@@ -229,8 +229,9 @@ def _reason(error: Exception) -> str:
   if not isinstance(error, flags.Error):
     lines = [f"{type(error).__name__}: {' '.join(lines)}"]
   elif len(lines) == 1:
-    line = re.sub(r": invalid literal.*", " is no whole number", lines[0])
-    return re.sub(r": could not convert.*", " is no number", line)
+    digits = " must be a whole number, written in digits"
+    line = re.sub(r": invalid literal.*", digits, lines[0])
+    return re.sub(r": could not convert.*", " must be a number", line)
   # The flag library quotes a whole traceback; its last line is the reason.
   return f"--config={_config_file()}: {lines[-1]}"
 

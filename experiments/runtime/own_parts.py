@@ -5,6 +5,7 @@ that reads a run, and a process that makes one run of a sweep, first run the
 file that registers the parts.
 """
 
+import importlib.machinery
 import importlib.util
 import pathlib
 import sys
@@ -24,7 +25,8 @@ def define_parts() -> None:
     "parts",
     [],
     "Python file that registers parts of your own which the run has, for "
-    "example the run's config file. It is run first; may be given repeatedly.",
+    "example the run's config file. It is run first; may be given repeatedly. "
+    "Parts that were handed in to dilocox_jax.train cannot be given so.",
   )
 
 
@@ -32,18 +34,20 @@ def register_parts(paths: Iterable[str]) -> None:
   """Runs the files of --parts, in order.
 
   Raises:
-    UsageError: If a path is not a Python file, or its code raises an error.
+    UsageError: If a path is not a file, or its code raises an error.
   """
   for path in map(pathlib.Path, paths):
-    if path.suffix != ".py" or not path.is_file():
-      raise UsageError(f"--parts={path} is not a Python file")
+    if not path.is_file():
+      raise UsageError(f"--parts={path} is not a file")
     name = f"own_parts_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader  # A path that ends in .py has them.
+    # A config file may have any suffix, and a loader is found for .py alone.
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # Dataclasses look their module up.
     try:
-      spec.loader.exec_module(module)
+      loader.exec_module(module)
     except Exception as error:  # The file is code and may raise anything.
       reason = f"{type(error).__name__}: {error}"
       raise UsageError(f"--parts={path}: {reason}") from error

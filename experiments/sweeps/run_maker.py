@@ -67,16 +67,16 @@ class RunMaker:
     failures: Jobs that failed, with the reason in one line.
   """
 
-  def __init__(self, workdir: pathlib.Path, parts: Sequence[str] = ()):
+  def __init__(self, workdir: pathlib.Path, parts_files: Sequence[str] = ()):
     """Looks for runs.
 
     Args:
       workdir: Directories of runs are in WORKDIR/runs, what their processes
         print in WORKDIR/logs.
-      parts: Files that the process of a run runs first, because they register
-        parts that the run has.
+      parts_files: Files that the process of a run runs first, because they may
+        register parts that the run has.
     """
-    self._workdir, self._parts = workdir, parts
+    self._workdir, self._parts_files = workdir, parts_files
     self.failures: list[tuple[job_pool.Job, str]] = []
 
   def digest(self, run: RequiredRun) -> str:
@@ -134,7 +134,7 @@ class RunMaker:
       log=self._workdir / "logs" / f"{workdir.name}.log",
       command=[
         *(sys.executable, "-m", "experiments.train"),
-        *(f"--parts={path}" for path in self._parts),
+        *(f"--parts={path}" for path in self._parts_files),
         *run.arguments,
         *(f"--workdir={workdir}", "--sample_tokens=0"),
       ],
@@ -190,7 +190,7 @@ class KeptRuns(RunMaker):
     results: Results,
     workdir: pathlib.Path,
     any_text: bool,
-    parts: Sequence[str] = (),
+    parts_files: Sequence[str] = (),
   ):
     """Looks for lines.
 
@@ -199,9 +199,9 @@ class KeptRuns(RunMaker):
       workdir: Where the directories are.
       any_text: Whether lines on a text other than the one here count too, as
         in a report. No run can be made then.
-      parts: Files that the process of a run runs first.
+      parts_files: Files that the process of a run runs first.
     """
-    super().__init__(workdir, parts)
+    super().__init__(workdir, parts_files)
     self.results, self._any_text = results, any_text
 
   def digest(self, run: RequiredRun) -> str:

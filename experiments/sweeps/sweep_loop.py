@@ -15,11 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from absl import flags
 
 from experiments.runtime import command_line
-from experiments.runtime.command_line import (
-  CONFIGS,
-  StoppedError,
-  UsageError,
-)
+from experiments.runtime.command_line import StoppedError, UsageError
 
 # In --help, flags are listed under the program that asks for them, not here.
 flags.disclaim_key_flags()
@@ -41,18 +37,13 @@ def define_flags(default_config: pathlib.Path) -> None:
   )
 
 
-def own_config(config_file: str) -> list[str]:
-  """Returns the sweep's config file for --parts, in a list.
-
-  The list is empty if the file is one of experiments/configs, because these
-  register no parts.
+def path_of(config_file: str) -> str:
+  """Returns the path of the sweep's config file, which may register parts.
 
   Args:
     config_file: Value of --config; in FILE:TEXT the text is an argument.
   """
-  path = config_file.partition(":")[0]
-  is_ours = pathlib.Path(path).resolve().parent == CONFIGS.resolve()
-  return [] if is_ours else [path]
+  return config_file.partition(":")[0]
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import dilocox_jax as dx
 from dilocox_jax.config import from_mapping
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.leaf_fragments import LeafPiece
-from dilocox_jax.plan.schedule.methods import METHODS
+from dilocox_jax.plan.schedule.methods import METHODS, diloco
 from dilocox_jax.training import build
 from dilocox_jax.trees import leaves_by_path
 from tests.oracles.least_squares import make_problem
@@ -216,6 +216,21 @@ def test_a_name_brings_its_codec_and_shows_it():
       lambda: dx.step_transform("diloco", INNER, nesterov()),  # pyright: ignore
       TypeError,
       "method='diloco' must be a Method, such as",
+    ),
+    (
+      lambda: dx.step_transform(diloco(4), "adamw", nesterov()),  # pyright: ignore
+      TypeError,
+      "inner='adamw' must be an optax transformation",
+    ),
+    (
+      lambda: dx.step_transform(diloco(4), INNER, 0.7),  # pyright: ignore
+      TypeError,
+      "outer=0.7 must be an optax transformation",
+    ),
+    (
+      lambda: dx.allreduce(None),
+      TypeError,
+      "inner=None must be an optax transformation",
     ),
     (
       lambda: dx.diloco(INNER, nesterov(), exchange=3),

@@ -83,11 +83,11 @@ BAD = {
   ),
   "text for an integer": (
     ["--config.codec.bits=four"],
-    "--config.codec.bits=four is no whole number",
+    "--config.codec.bits=four must be a whole number, written in digits",
   ),
   "text for a number": (
     ["--config.inner.learning_rate=fast"],
-    "--config.inner.learning_rate=fast is no number",
+    "--config.inner.learning_rate=fast must be a number",
   ),
   "text for a link's number": (
     ["--config.codec.name=low_rank(rank=four)+int"],

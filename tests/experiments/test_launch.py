@@ -231,6 +231,18 @@ def test_bad_input_is_refused_before_anything_starts(given, expected, tmp_path):
   assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+def test_a_launch_knows_the_parts_that_a_file_registers(tmp_path):
+  file = tmp_path / "mine.py"
+  file.write_text("from tests.extensions import ternary\nternary.register()\n")
+  flags = (
+    f"--config={CONFIG.with_name('diloco.py')}",
+    *(f"--parts={file}", "--config.codec.name=ternary"),
+    "--config.mesh.num_replicas=3",
+  )
+  code, errors = end(start("experiments.launch", "--", *flags))
+  assert code == 2 and "2 processes cannot share 3 devices" in errors, errors
+
+
 def test_what_is_for_the_processes_must_stand_behind_the_dashes(tmp_path):
   flags = (*SETTINGS, f"--workdir={tmp_path}/run")
   code, errors = end(start("experiments.launch", "--step_s=1", "--", *flags))

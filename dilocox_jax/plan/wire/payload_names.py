@@ -132,7 +132,7 @@ def split_links(name: str) -> list[tuple[str, dict[str, Any]]]:
     return [(link_name, {}) for link_name in name.split("+")]
   try:
     return list(_links_of(ast.parse(name, mode="eval").body))
-  except (SyntaxError, ValueError) as error:
+  except (SyntaxError, TypeError, ValueError) as error:
     raise ValueError(
       f"name={name!r} must be written like 'low_rank(rank=4)+int(bits=2)'"
     ) from error
@@ -156,7 +156,7 @@ def _value(node: ast.expr) -> Any:
   return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
 
 
-def _link(name: str, given: Mapping, own: Mapping) -> Payload:
+def _link(name: str, given: Mapping, own: dict[str, Any]) -> Payload:
   if name not in PAYLOADS:
     choices = ", ".join(PAYLOADS)
     raise ValueError(
@@ -173,25 +173,33 @@ def _link(name: str, given: Mapping, own: Mapping) -> Payload:
     has = ", ".join(fields) or "none"
     require(field in fields, f"{name} has no setting {field} (it has: {has})")
     require(field not in taken, f"{field} of {name} is set twice: drop one")
-  own = own and _typed(kind.payload, own)
   try:
-    return kind.payload(**kind.fixed, **taken, **own)
+    return kind.payload(**kind.fixed, **_typed(kind.payload, taken | own))
   except ValueError as error:
     message = str(error)
     for setting, field in kind.settings.items():
-      message = message.replace(f"{field}=", f"{setting}=")
+      if field in taken:
+        message = message.replace(f"{field}=", f"{setting}=")
     raise ValueError(message) from error
 
 
-def _typed(payload: type[Payload], own: Mapping) -> dict[str, Any]:
+def _typed(payload: type[Payload], given: Mapping) -> dict[str, Any]:
   """Checks the types of settings that are numbers or texts."""
-  hints, plain = typing.get_type_hints(payload), {int, float, bool, str}
+  hints = _types(payload) if given else {}
   return {
-    field: of_type(field, value, hints[field])
-    if hints.get(field) in plain
-    else value
-    for field, value in own.items()
+    field: of_type(field, value, hints[field]) if field in hints else value
+    for field, value in given.items()
   }
+
+
+def _types(payload: type[Payload]) -> dict[str, type]:
+  """Types of the fields that are numbers or texts, by name."""
+  try:
+    hints = typing.get_type_hints(payload)
+  except NameError:  # A user's type that is imported for type checkers alone.
+    return {}
+  plain = {int, float, bool, str}
+  return {field: hint for field, hint in hints.items() if hint in plain}
 
 
 for _dtype in FLOATS:

@@ -32,7 +32,7 @@ def command(name, *flags):
   )
 
 
-def test_a_file_is_run_once_for_its_parts(file):
+def test_parts_are_known_after_their_file_was_run(file):
   assert "ternary" not in PAYLOADS
   register_parts([str(file)])
   assert "ternary" in PAYLOADS
@@ -40,10 +40,23 @@ def test_a_file_is_run_once_for_its_parts(file):
     register_parts([str(file)])
 
 
-@pytest.mark.parametrize("name", ["missing.py", "", "text.txt"])
-def test_what_is_no_python_file_is_refused(tmp_path, name):
+def test_a_file_may_have_any_suffix_as_a_config_file_may(file):
+  other = file.rename(file.with_suffix(".cfg"))
+  register_parts([str(other)])
+  assert "ternary" in PAYLOADS
+
+
+@pytest.mark.parametrize(
+  ("name", "message"),
+  [
+    ("missing.py", "is not a file$"),
+    ("", "is not a file$"),
+    ("text.txt", "text.txt: NameError: name 'x' is not defined$"),
+  ],
+)
+def test_what_is_no_python_file_is_refused(tmp_path, name, message):
   (tmp_path / "text.txt").write_text("x")
-  with pytest.raises(UsageError, match="is not a Python file$"):
+  with pytest.raises(UsageError, match=message):
     register_parts([str(tmp_path / name)])
 
 

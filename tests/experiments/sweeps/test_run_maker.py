@@ -46,6 +46,13 @@ def test_a_sweep_that_was_killed_goes_on_and_makes_nothing_twice(
     assert runs.missing(planned) == []
 
 
+def test_the_process_of_a_run_gets_the_files_that_register_parts(tmp_path):
+  plan, results, _ = opened(tmp_path)
+  runs = KeptRuns(results, tmp_path, False, ["mine.py", "yours.cfg"])
+  command = runs.job(sweeps.runs_of("tune_inner", plan)[0]).command
+  assert {"--parts=mine.py", "--parts=yours.cfg"} < set(command)
+
+
 @pytest.mark.slow
 def test_a_fresh_clone_goes_on_from_the_lines_alone(tmp_path, monkeypatch):
   made = sweeps.stand_in(monkeypatch)

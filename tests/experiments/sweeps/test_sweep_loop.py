@@ -55,6 +55,11 @@ def test_all_tasks_are_made_in_order_and_then_reported(capsys):
   ]
 
 
+@pytest.mark.parametrize("config_file", ["a/b.py", "a/b.py:chinchilla,2"])
+def test_an_argument_of_a_config_is_no_part_of_its_path(config_file):
+  assert sweep_loop.path_of(config_file) == "a/b.py"
+
+
 def test_a_failure_ends_its_task_and_no_other_begins():
   reports, error = swept(Maker(fails="a"), TASKS)
   assert reports == [("a", "b")] and error.exit_code == 1
