@@ -9,8 +9,8 @@ clocks, seeds and rounds are the same, so the losses of the two sweeps compare.
 A method has seven tuning runs, for 11 there. Inner rates below 0.002 were far
 worse for MuLoCo and `overlap_loco`, so none is tried. Of the outer settings two
 are left out, (0.7, 0.9) and (0.7, 0.0): neither was best for these two methods.
-What was best for these and for AllReduce is still tried. (0.4, 0.0) could have
-been left out as well: it was worst for every method.
+What was best for these and for AllReduce is still tried. (0.4, 0.0) was worst
+for most methods, and best for DiLoCoX with `reset`.
 
 This config claims nothing itself: its report says what holds. Cost: 5 minutes
 for a tuning run and 11 for a run of 2000 steps, on a core (measured, other work
