@@ -134,8 +134,8 @@ class RunMaker:
       log=self._workdir / "logs" / f"{workdir.name}.log",
       command=[
         *(sys.executable, "-m", "experiments.train"),
-        *(f"--parts={path}" for path in self._parts_files),
         *run.arguments,
+        *(f"--parts={path}" for path in self._parts_files),
         *(f"--workdir={workdir}", "--sample_tokens=0"),
       ],
       total_steps=run.config.total_steps,
