@@ -235,6 +235,13 @@ MUTATIONS = (
       "codecs/test_quantize.py",
     ),
     (
+      "the largest value is clipped by a scale that was rounded down",
+      "codecs/quantize.py",
+      "_largest(values) * ((1 + 2**-7) / reach)",
+      "_largest(values) * (1 / reach)",
+      "codecs/test_quantize.py",
+    ),
+    (
       "one scale serves all rows",
       "codecs/quantize.py",
       "largest = jnp.max(jnp.abs(values), axis=-1, keepdims=True)",
@@ -277,6 +284,20 @@ MUTATIONS = (
       "lambda x: x / accumulate_steps, total",
       "lambda x: x / 1, total",
       "inner/test_step.py",
+    ),
+    (
+      "Muon's steps have another size than AdamW's",
+      "optimizers.py",
+      '"consistent_rms": _MUON_UPDATE_RMS,',
+      '"consistent_rms": None,',
+      "test_inner_optimizer.py",
+    ),
+    (
+      "a cosine ends late",
+      "optimizers.py",
+      "rest = total_steps - warmup_steps",
+      "rest = total_steps",
+      "test_inner_optimizer.py",
     ),
     (
       "tokens predict themselves",

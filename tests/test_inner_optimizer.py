@@ -11,6 +11,8 @@ from dilocox_jax.optimizers import (
   learning_rate_schedule,
 )
 from dilocox_jax.plan.choices import SCHEDULES
+from dilocox_jax.reference import optimizers as oracle
+from dilocox_jax.trees import leaves_by_path
 
 PEAK = 2.0
 FINAL = 0.1
@@ -128,6 +130,44 @@ def test_what_muon_leaves_to_adamw_has_the_options_of_adamw():
     jax.tree.map(
       lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), found, wanted
     )
+
+
+def test_muon_takes_the_steps_of_its_plain_twin():
+  rng = np.random.default_rng(0)
+  shapes = {
+    "blocks": {"up": (2, 3, 9), "down": (2, 9, 3), "norm": (2, 3)},
+    "embed": (11, 3),
+    "head": (3, 11),
+  }
+  params = jax.tree.map(
+    lambda shape: rng.normal(size=shape),
+    shapes,
+    is_leaf=lambda node: isinstance(node, tuple),
+  )
+  rate = learning_rate_schedule(
+    "cosine", 0.3, warmup_steps=2, total_steps=6, final_fraction=0.1
+  )
+  options = {"b1": 0.8, "b2": 0.9, "weight_decay": 0.05}
+  muon = inner_optimizer("muon", rate, clip_norm=0.0, momentum=0.9, **options)
+  twin = oracle.Muon(
+    lambda count: number(rate(count)),
+    ("blocks/up", "blocks/down"),
+    oracle.AdamW(lambda count: number(rate(count)), nesterov=True, **options),
+    momentum=0.9,
+    weight_decay=0.05,
+  )
+  wanted = leaves_by_path(params)
+  params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
+  state = muon.init(params)
+  for _ in range(6):
+    grads = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), params)
+    with jax.numpy_dtype_promotion("standard"):
+      wanted = twin.step(wanted, leaves_by_path(grads))
+    grads = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), grads)
+    updates, state = muon.update(grads, state, params)
+    params = optax.apply_updates(params, updates)
+  for path, leaf in leaves_by_path(params).items():
+    np.testing.assert_allclose(leaf, wanted[path], atol=1e-4, err_msg=path)
 
 
 @pytest.mark.parametrize("momentum, kept", [(0.0, 0.95), (0.5, 0.5)])

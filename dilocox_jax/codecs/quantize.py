@@ -175,7 +175,7 @@ def _unbiased(bits: int):
   half = middle % 1
 
   def to_codes(values: Array, key: Array) -> tuple[Array, Array]:
-    # bfloat16 may round a scale down by 2^-9 of it. So it is made a little
+    # bfloat16 may round a scale down by 2^-8 of it. So it is made a little
     # larger before, and no value lies beyond the last level.
     scales = _bfloat(_largest(values) * ((1 + 2**-7) / reach))
     chance = jax.random.uniform(key, values.shape, jnp.float32)

@@ -2,7 +2,7 @@
 
 `methods` trains replicas step by step, `fragments` says which leaves are sent
 together, `exchanges` averages what is sent, `codecs` rounds it, `optimizers`
-has SGD and AdamW, `membership` replicas that are away or slow, and `published`
-the papers' settings. Nothing here is fast, and nothing here uses JAX or another
-part of the package.
+has SGD, AdamW and Muon, `membership` replicas that are away or slow, and
+`published` the papers' settings. Nothing here is fast, and nothing here uses
+JAX or another part of the package.
 """

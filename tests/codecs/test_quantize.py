@@ -159,3 +159,17 @@ def test_a_zero_is_never_rounded_up_by_chance(bits):
   payload = Int(bits, "tensor", rounding="stochastic")
   found, _ = through(integer(payload, leaf), values)
   assert np.all(found[0, 1:] == 0)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_the_largest_value_is_right_on_average(bits):
+  # Its scale is the one that bfloat16 rounds down furthest, from 1 + 2^-8.
+  largest = (2 ** (bits - 1) - 1 if bits > 2 else 1.5) * (1 + 0.99 * 2**-8)
+  leaf = Leaf(1, (2**17,))
+  values = np.full(leaf.stacked_shape, largest) * [[1, -1] * 2**16]
+  payload = Int(bits, "tensor", rounding="stochastic")
+  found, _ = through(integer(payload, leaf), values)
+  error = found / values - 1
+  # Clipped, it would be too small by 2^-8.
+  deviation = error.std() / np.sqrt(error.size)
+  assert abs(error.mean()) < min(5 * deviation, 2**-10)

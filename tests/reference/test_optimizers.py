@@ -1,6 +1,7 @@
 import jax
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 
 from dilocox_jax.reference import optimizers
@@ -24,6 +25,16 @@ from dilocox_jax.reference import optimizers
       optimizers.AdamW(lambda count: 0.1 / (count + 1)),
       optax.adamw(lambda count: 0.1 / (count + 1)),
     ),
+    (
+      optimizers.AdamW(0.1, 0.8, 0.95, nesterov=True),
+      optax.adamw(0.1, 0.8, 0.95, nesterov=True),
+    ),
+    (
+      optimizers.Muon(0.1, ["b"], optimizers.AdamW(0.1, nesterov=True), 0.9),
+      optax.contrib.muon(
+        0.1, beta=0.9, adam_weight_decay=1e-4, consistent_rms=0.2
+      ),
+    ),
   ],
 )
 def test_optimizers_compute_what_optax_computes(ours, theirs):
@@ -41,3 +52,14 @@ def test_optimizers_compute_what_optax_computes(ours, theirs):
       got = jax.tree.leaves(reference)
       for x, y in zip(jax.tree.leaves(params), got, strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (7, 3), (2, 5, 5)])
+def test_singular_values_end_near_one_and_directions_stay(shape):
+  matrix = np.random.default_rng(0).normal(size=shape)
+  left, before, right = np.linalg.svd(matrix, full_matrices=False)
+  found = np.swapaxes(left, -2, -1) @ optimizers.orthogonal(matrix)
+  found = found @ np.swapaxes(right, -2, -1)
+  after = np.diagonal(found, axis1=-2, axis2=-1)
+  assert np.all((0.68 < after) & (after < 1.21)), (before, after)
+  np.testing.assert_allclose(found, found * np.eye(min(shape[-2:])), atol=1e-12)
