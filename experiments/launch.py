@@ -22,7 +22,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -135,7 +134,6 @@ def main(
     file_lock.held(workdir / ".launch.lock", refusal) as lock,
     _network(links) as network,
   ):
-    _check_host_name()
     coordinator = f"127.0.0.1:{distributed_flags.free_port()}"
     if network:
       coordinator = f"{network.addresses[0]}:{_PORT_INSIDE}"
@@ -314,21 +312,6 @@ def _limits(count: int) -> dict[str, str]:
     return {}
   flags = os.environ.get("XLA_FLAGS", "")
   return cores.limits_beside_exchange(count, flags)
-
-
-def _check_host_name() -> None:
-  """Raises UsageError if the host name does not resolve.
-
-  The processes' communication library, gloo, needs the address of the host
-  name.
-  """
-  try:
-    socket.getaddrinfo(socket.gethostname(), None)
-  except OSError as error:
-    raise UsageError(
-      f"this machine's host name {socket.gethostname()!r} does not resolve, "
-      "but processes connect to it: add it to /etc/hosts"
-    ) from error
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -14,14 +14,21 @@ Process 0 may delete turn 6 then: who has set its key of turn 7 has read 6/all.
 
 Values that are small and read often, such as losses and drifts, take this way
 too (`arrays_to_host`). With one process nothing is sent.
+
+Whoever reaches the coordinator's port can write into the store. So a message is
+JSON, and arrays in it are files of numpy's format without Python objects: what
+a stranger writes may be wrong, but it is never executed.
 """
 
+import base64
 import contextlib
+import io
 import itertools
-import pickle
+import json
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -35,7 +42,23 @@ _WAIT_MS = 24 * 60 * 60 * 1000
 _END_MS = 5_000  # Enough for a round trip; a process may not come at all.
 _LAST_S = 0.5  # Process 0 stays this long, until the others have ended.
 
+# What reading a message of another form raises.
+_MALFORMED = (
+  *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
+  *(RecursionError, MemoryError),
+)
+
 _turns = itertools.count()
+
+Read = TypeVar("Read")
+
+
+class LostProcessError(RuntimeError):
+  """Another process of the run is gone; the message is one line."""
+
+
+class MessageError(LostProcessError):
+  """What another process is said to have sent is no message of this run."""
 
 
 def allgather(own: Any) -> list[Any]:
@@ -45,8 +68,11 @@ def allgather(own: Any) -> list[Any]:
   Process 0 collects, so the others wait for one round trip to it.
 
   Args:
-    own: Value of this process. It is pickled, as the processes of one run
-      trust each other.
+    own: Value of this process, which JSON must have. Tuples become lists, also
+      in this process, if there are several.
+
+  Raises:
+    MessageError: If a stranger writes into the store.
   """
   if jax.process_count() == 1:
     return [own]
@@ -56,20 +82,69 @@ def allgather(own: Any) -> list[Any]:
     # Both requests at once: one after the other would be two round trips.
     with ThreadPoolExecutor(1) as thread:
       own_key = f"{folder}/{jax.process_index()}"
-      message = pickle.dumps(own)
-      setting = thread.submit(store.key_value_set_bytes, own_key, message)
+      setting = thread.submit(_set, own_key, json.dumps(own).encode())
       joined = store.blocking_key_value_get_bytes(f"{folder}/all", _WAIT_MS)
       setting.result()
-    return pickle.loads(joined)
-  values = [own]
+    return understood(_list_of_all, _parsed(joined, 0), 0)
+  messages = [json.dumps(own).encode()]
   for process in range(1, jax.process_count()):
     key = f"{folder}/{process}"
-    message = store.blocking_key_value_get_bytes(key, _WAIT_MS)
-    values.append(pickle.loads(message))
-  store.key_value_set_bytes(f"{folder}/all", pickle.dumps(values))
+    messages.append(store.blocking_key_value_get_bytes(key, _WAIT_MS))
+  values = [_parsed(each, process) for process, each in enumerate(messages)]
+  _set(f"{folder}/all", b"[" + b",".join(messages) + b"]")
   if turn:  # All have read the turn before (see above).
     store.key_value_delete(f"{_FOLDER}/{turn - 1}")
   return values
+
+
+def understood(read: Callable[[Any], Read], message: Any, process: int) -> Read:
+  """Returns what a function makes of a message of `allgather`.
+
+  Args:
+    read: Function that raises any error of Python if the message has not the
+      form of which it makes the value.
+    message: What the process has sent.
+    process: Number of the process.
+
+  Raises:
+    MessageError: If the function raises an error, and there are other
+      processes.
+  """
+  if jax.process_count() == 1:
+    return read(message)
+  try:
+    return read(message)
+  except _MALFORMED as error:
+    _refuse(process, error)
+
+
+def _parsed(message: bytes, process: int) -> Any:
+  return understood(json.loads, message, process)
+
+
+def _list_of_all(message: Any) -> list[Any]:
+  if not isinstance(message, list) or len(message) != jax.process_count():
+    raise ValueError("it is not one value for each process")
+  return message
+
+
+def _set(key: str, message: bytes) -> None:
+  """Writes a message of this process, which nobody else may have written."""
+  try:
+    _store().key_value_set_bytes(key, message)
+  except jax.errors.JaxRuntimeError as error:
+    if "ALREADY_EXISTS" in str(error):
+      _refuse(jax.process_index(), "somebody else has written it")
+    raise
+
+
+def _refuse(process: int, reason: object) -> NoReturn:
+  reason = " ".join(str(reason).split())[:200]
+  raise MessageError(
+    f"the message of process {process} is none of this run ({reason}): a "
+    "stranger may have reached the port of --coordinator, or a process has "
+    "other code"
+  ) from None
 
 
 def arrays_to_host(tree: Tree) -> Tree:
@@ -92,16 +167,40 @@ def arrays_to_host(tree: Tree) -> Tree:
   if divided:
     # Of all devices that hold a part, the one with the number 0 sends it.
     sent = [
-      part
+      _to_message(*part)
       for part, (n, shard) in zip(parts, shards, strict=True)
       if n in divided and shard.replica_id == 0
     ]
-    parts += itertools.chain(*allgather(sent))
+
+    def placed(messages: list[Any]) -> None:
+      for message in messages:
+        n, span, part = _from_message(*message)
+        values[n][span] = part.view(values[n].dtype)
+
+    for process, messages in enumerate(allgather(sent)):
+      understood(placed, messages, process)
   for n, span, part in parts:
     values[n][span] = part
   return jax.device_get(
     structure.unflatten(values.get(n, leaf) for n, leaf in enumerate(leaves))
   )
+
+
+def _to_message(n: int, span: tuple[slice, ...], part: np.ndarray) -> Any:
+  """Returns a part of array number n as JSON has it."""
+  file = io.BytesIO()
+  np.lib.format.write_array(file, np.asanyarray(part), allow_pickle=False)
+  bounds = [(each.start, each.stop) for each in span]
+  return n, bounds, base64.b64encode(file.getvalue()).decode()
+
+
+def _from_message(
+  n: int, bounds: list[list[int | None]], text: str
+) -> tuple[int, tuple[slice, ...], np.ndarray]:
+  """Undoes `_to_message`; types that numpy lacks come as their bytes."""
+  file = io.BytesIO(base64.b64decode(text, validate=True))
+  part = np.lib.format.read_array(file, allow_pickle=False)
+  return n, tuple(slice(*each) for each in bounds), part
 
 
 def _is_shared(leaf: Any) -> bool:

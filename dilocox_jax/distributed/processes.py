@@ -8,25 +8,29 @@ are.
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import pathlib
 import re
+import socket
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from dilocox_jax.distributed import coordinator_store
+from dilocox_jax.distributed.coordinator_store import LostProcessError, Read
 
 # A process that sends no heartbeat for so long is taken for dead, and all
 # others end. A process in the middle of an exchange with it notices far sooner,
 # because a connection closes.
 HEARTBEAT_TIMEOUT_S = 30
 START_TIMEOUT_S = 120  # Until all processes have come.
+_BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 END_TIMEOUT_S = 600  # Until the main process has written the report.
 
 # How backends say that another process does not answer.
@@ -38,10 +42,6 @@ _SIGNS = re.compile(
 _STATUS = re.compile("[A-Z_]+: ")  # Errors from below Python begin like this.
 
 
-class LostProcessError(RuntimeError):
-  """Another process of the run is gone; the message is one line."""
-
-
 def start(
   coordinator: str | None = None,
   num_processes: int | None = None,
@@ -50,6 +50,10 @@ def start(
   """Joins the processes of a run; must come before any use of a device.
 
   An argument that is None is taken from the cluster, if JAX knows it.
+
+  Process 0 listens at the coordinator's address and at no other one. Where it
+  has that address from the cluster, JAX has it listen at all addresses of the
+  machine. `JAX_COORDINATOR_BIND_ADDRESS` names another address in both cases.
 
   Args:
     coordinator: Address of process 0, host:port.
@@ -60,17 +64,21 @@ def start(
     ValueError: One line, if an argument was neither given nor found.
     LostProcessError: If not all processes came.
   """
-  jax.config.update("jax_cpu_collectives_implementation", "gloo")
   # A program runs in the thread that dispatches it. Otherwise an exchange in a
   # thread of its own (`outer.exchange_thread`) would take one of XLA's threads,
   # of which a process may have few, and the inner steps might wait for it.
   jax.config.update("jax_cpu_enable_async_dispatch", False)
   # Its handler would take SIGTERM from the run's own (`stop_signals`).
   jax.config.update("jax_enable_preemption_service", False)
+  coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
   given = (coordinator, num_processes, process_id)
+  listening = os.environ.get(_BIND_VARIABLE, coordinator)
+  if listening and process_id == 0:
+    _check_free(listening)
   try:
     jax.distributed.initialize(
       *given,
+      coordinator_bind_address=listening,
       cluster_detection_method=None if None in given else "deactivate",
       initialization_timeout=START_TIMEOUT_S,
       heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
@@ -89,13 +97,59 @@ def start(
         " and --process_id"
       )
     raise ValueError(reason) from error
+  _use_gloo()
   try:
     jax.devices()
   except RuntimeError as error:
+    raise ValueError(str(error).splitlines()[0]) from error
+
+
+def _use_gloo() -> None:
+  """Has CPUs exchange by gloo, at the address that reaches process 0.
+
+  JAX has no public name for that, and takes the address of the host's name. It
+  may be one that no other machine reaches, or one that strangers reach.
+  """
+  from jax._src import distributed, xla_bridge
+  from jax._src.lib import _jax
+
+  state = distributed.global_state
+  gloo = _jax.make_gloo_tcp_collectives(
+    distributed_client=state.client,
+    hostname=_own_address(state.coordinator_address),
+  )
+  xla_bridge.register_backend_factory(
+    "cpu",
+    functools.partial(xla_bridge.make_cpu_client, gloo),
+    fail_quietly=False,
+  )
+
+
+def _own_address(coordinator: str) -> str:
+  """Returns the address of this machine from which it reaches another one."""
+  family, address = _resolved(coordinator)
+  with socket.socket(family, socket.SOCK_DGRAM) as probe:
+    probe.connect(address)  # Of a datagram's socket: nothing is sent.
+    return probe.getsockname()[0]
+
+
+def _check_free(address: str) -> None:
+  """Raises ValueError if process 0 cannot listen; JAX would be aborted."""
+  try:
+    family, place = _resolved(address)
+    socket.create_server(place[:2], family=family).close()
+  except OSError as error:
     raise ValueError(
-      f"{str(error).splitlines()[0]} (between CPUs, the host name of this "
-      "machine must resolve: see /etc/hosts)"
+      f"process 0 cannot listen at {address} ({error.strerror}): give an "
+      f"address of its machine and a free port, or name one in {_BIND_VARIABLE}"
     ) from error
+
+
+def _resolved(address: str) -> tuple[socket.AddressFamily, Any]:
+  """Returns the family and the place of host:port."""
+  host, _, port = address.rpartition(":")
+  family, *_, place = socket.getaddrinfo(host.strip("[]"), port)[0]
+  return family, place
 
 
 def open_connections(mesh: Mesh) -> None:
@@ -123,22 +177,38 @@ def is_main() -> bool:
   return jax.process_index() == 0
 
 
-def from_main(value: Any) -> Any:
+def from_main(value: Any, read: Callable[[Any], Read]) -> Read:
   """Returns process 0's value in every process; all wait for all.
 
   Args:
-    value: Any value that can be pickled; only process 0's is used.
+    value: Any value that JSON has; only process 0's is used.
+    read: Function from what JSON makes of a value to the value, as in
+      `from_all`.
   """
-  return from_all(value if is_main() else None)[0]
+  message = coordinator_store.allgather(value if is_main() else None)[0]
+  return coordinator_store.understood(read, message, 0)
 
 
-def from_all(value: Any) -> list[Any]:
+def from_all(value: Any, read: Callable[[Any], Read]) -> list[Read]:
   """Returns every process's value, by process; all wait for all.
 
   Args:
-    value: Any value that can be pickled.
+    value: Any value that JSON has.
+    read: Function from what JSON makes of a value to the value. Whatever error
+      of Python it raises means that the message is none of this run.
+
+  Raises:
+    MessageError: If a message is none of this run.
   """
-  return coordinator_store.allgather(value)
+  return [
+    coordinator_store.understood(read, message, process)
+    for process, message in enumerate(coordinator_store.allgather(value))
+  ]
+
+
+def meet() -> None:
+  """Waits until all processes have come to the same call."""
+  coordinator_store.allgather(None)
 
 
 def share_directory(directory: pathlib.Path) -> bool:
@@ -152,9 +222,9 @@ def share_directory(directory: pathlib.Path) -> bool:
   # No file system has cached whether a file with a new name exists.
   name = f".common-{uuid.uuid4().hex}"
   if is_main():
-    (directory / name).touch()
-  mark = directory / from_main(name)  # The others get the name after that.
-  exists = from_all(mark.exists())
+    (directory / name).touch(exist_ok=False)
+  mark = directory / from_main(name, str)  # The others get it after that.
+  exists = from_all(mark.exists(), bool)
   if is_main():
     mark.unlink()
   return all(exists)
@@ -164,10 +234,11 @@ def check_equal(**values: Any) -> None:
   """Raises ValueError with one line if this process differs from process 0.
 
   Args:
-    **values: Named values that can be pickled and compared.
+    **values: Named values that JSON has.
   """
-  main = from_main(values)
-  differing = [name for name in values if values[name] != main[name]]
+  found = from_all(values, dict)
+  main, own = found[0], found[jax.process_index()]
+  differing = [name for name in values if own[name] != main.get(name)]
   if differing:
     raise ValueError(
       f"process {jax.process_index()} has another {differing[0]} than process "

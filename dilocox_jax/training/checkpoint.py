@@ -158,7 +158,7 @@ class Checkpoints:
   def _make_way(self, step: int) -> None:
     """Moves a checkpoint aside until a new one of the same step is complete."""
     self._move_aside(step)
-    processes.from_main(None)  # Other processes wait here for the move.
+    processes.meet()  # Other processes wait here for the move.
     self._manager.reload()
 
   def _move_aside(self, step: int) -> None:
@@ -174,7 +174,8 @@ class Checkpoints:
     """
     own_free_bytes = shutil.disk_usage(self._directory).free
     all_state_bytes, all_free_bytes = zip(
-      *processes.from_all([_own_bytes(state), own_free_bytes]), strict=True
+      *processes.from_all([_own_bytes(state), own_free_bytes], _two_sizes),
+      strict=True,
     )
     # The bytes that all processes write to one directory add up.
     state_bytes = self._on_one_disk(all_state_bytes)
@@ -256,7 +257,7 @@ class Checkpoints:
     # The main process chooses the checkpoint and moves damaged ones, so that
     # all processes read the same checkpoint.
     newest = self._newest_whole() if processes.is_main() else None
-    step, damage = processes.from_main(newest)
+    step, damage = processes.from_main(newest, _step_and_damage)
     if damage and not self._read_only:
       raise RefusedError(
         f"all checkpoints in {self._directory} are damaged (newest: {damage}): "
@@ -364,6 +365,16 @@ def _leaves(state: Tree) -> dict[str, Any]:
     f"{number:04d}{jax.tree_util.keystr(path)}".replace("/", "|"): leaf
     for number, (path, leaf) in enumerate(paths)
   }
+
+
+def _two_sizes(message: list[int]) -> tuple[int, int]:
+  state_bytes, free_bytes = message
+  return int(state_bytes), int(free_bytes)
+
+
+def _step_and_damage(message: list[Any]) -> tuple[int | None, str]:
+  step, damage = message
+  return None if step is None else int(step), str(damage)
 
 
 def _own_bytes(state: Tree) -> int:

@@ -183,7 +183,7 @@ def is_finite(state: TrainingState) -> bool:
     for shard in leaf.addressable_shards:
       own.setdefault(shard.device, []).append(shard.data)
   is_finite = all([bool(_all_finite(arrays)) for arrays in own.values()])
-  return all(processes.from_all(is_finite))
+  return all(processes.from_all(is_finite, bool))
 
 
 @jax.jit

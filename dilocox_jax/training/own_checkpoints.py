@@ -43,6 +43,7 @@ from dilocox_jax.training.save_choice import (
   Save,
   chosen_save,
   order_of_processes,
+  read_save,
 )
 
 # The config comes first: a directory that has only the others is refused.
@@ -71,8 +72,8 @@ def devices(directory: pathlib.Path) -> list[Any]:
   Args:
     directory: Run directory of this process.
   """
-  records = [record for record in _records(directory) if PART in record]
-  held = processes.from_all([_save(record) for record in records])
+  parts = [record[PART] for record in _records(directory) if PART in record]
+  held = processes.from_all(parts, _saves)
   _, origins = chosen_save(held) or (0, [None] * len(held))
   by_process = {device.process_index: device for device in jax.devices()}
   return [by_process[n] for n in order_of_processes(origins)]
@@ -111,9 +112,20 @@ def _records(directory: pathlib.Path) -> list[dict[str, Any]]:
   return [records[step] for step in sorted(records, reverse=True)]
 
 
-def _save(record: dict[str, Any]) -> Save:
-  part = record[PART]
-  return Save(**part | {"members": tuple(part["members"])})
+def _saves(message: Sequence[dict[str, Any]]) -> list[Save]:
+  """Reads the saves that a process says it holds."""
+  return [read_save(part) for part in message]
+
+
+def _holdings(message: Any) -> tuple[int, str, list[Save], str, str]:
+  """Reads what a process says of itself (`OwnCheckpoints._meet`)."""
+  replica, name, parts, damage, refusal = message
+  return int(replica), str(name), _saves(parts), str(damage), str(refusal)
+
+
+def _room_for(sizes: dict[str, int]) -> dict[str, np.ndarray]:
+  """Returns room for the files that a process gives away, by name."""
+  return {name: np.zeros(size, np.uint8) for name, size in sizes.items()}
 
 
 class OwnCheckpoints(Checkpoints):
@@ -175,7 +187,7 @@ class OwnCheckpoints(Checkpoints):
   def wait(self) -> None:
     """Waits until all processes have saved: who ends first ends the others."""
     super().wait()
-    processes.from_all(None)
+    processes.meet()
 
   def _make_way(self, step: int) -> None:
     self._move_aside(step)
@@ -211,15 +223,15 @@ class OwnCheckpoints(Checkpoints):
     self._leave_only(step, is_held)
     source = next(m for m, origin in enumerate(origins) if origin is not None)
     is_source = self._replica == source
-    told = processes.from_all(records[step] if is_source else None)
-    record = next(filter(None, told))
+    own = records[step] if is_source else {}
+    record = next(filter(None, processes.from_all(own, dict)))
     like = template(record)
     parts = jax.tree.map(_room, like)
     if is_held:
       parts = self._state(step, self._part, parts)
     if None in origins:
       # Gloo gives a group 30 s to form, and reading may take longer.
-      processes.from_all(None)
+      processes.meet()
       parts = copy_of(is_source, parts)
       # Who is new goes on with the rows of the others.
       _copy_records(self._directory.parent, is_source, not is_held)
@@ -269,14 +281,15 @@ class OwnCheckpoints(Checkpoints):
     Returns:
       What `chosen_save` returns, by replica.
     """
-    saves = [_save(record) for record in records]
+    parts = [record[PART] for record in records]
+    saves = _saves(parts)
     name = saves[0].directory if saves else uuid.uuid4().hex
     damage = next(iter(damages.values()), "")
-    told = sorted(
-      processes.from_all((self._replica, name, saves, damage, refusal))
-    )
+    own = (self._replica, name, parts, damage, refusal)
+    told = sorted(processes.from_all(own, _holdings))
     _, names, held, all_damages, refusals = zip(*told, strict=True)
-    self._members, self._group = names, processes.from_main(uuid.uuid4().hex)
+    self._members = names
+    self._group = processes.from_main(uuid.uuid4().hex, str)
     if any(refusals):
       raise RefusedError(next(filter(None, refusals)))
     chosen = chosen_save(held)
@@ -350,8 +363,7 @@ def _copy_records(
     files = [directory / name for name in _COPIED]
     own = {f.name: np.fromfile(f, np.uint8) for f in files if f.exists()}
   sizes = {name: len(content) for name, content in own.items()}
-  sizes = next(filter(None, processes.from_all(sizes)), {})
-  room = {name: np.zeros(size, np.uint8) for name, size in sizes.items()}
+  room = next(filter(None, processes.from_all(sizes, _room_for)), {})
   copies = copy_of(is_source, own or room)
   if is_new:
     for name in filter(copies.__contains__, _COPIED):

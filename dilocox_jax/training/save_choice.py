@@ -14,8 +14,8 @@ If all three come back, step 10 is chosen, from which all go on to the same
 bits. If b does not come, or comes with an empty directory, it is step 20.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 
 class Save(NamedTuple):
@@ -37,6 +37,18 @@ class Save(NamedTuple):
   def directory(self) -> str:
     """Name of the directory in which the part lies."""
     return self.members[self.replica]
+
+
+def read_save(part: Mapping[str, Any]) -> Save:
+  """Returns the save that JSON made of `Save._asdict`.
+
+  Raises:
+    ValueError: If a value is wrong; TypeError or KeyError if one is missing.
+  """
+  replica, members = int(part["replica"]), tuple(map(str, part["members"]))
+  if not 0 <= replica < len(members):
+    raise ValueError(f"there is no replica {replica} of {len(members)}")
+  return Save(int(part["step"]), str(part["group"]), replica, members)
 
 
 def chosen_save(

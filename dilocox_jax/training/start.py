@@ -76,11 +76,11 @@ def check_nothing_is_lost(
   """
   folder = workdir / FOLDER
   own = saved_steps(folder) or saved_steps(Checkpoints.aside(folder))
-  is_saved = any(processes.from_all(own))
+  is_saved = any(processes.from_all(bool(own), bool))
   reason = ""
   if not own and (has_own_directory or processes.is_main()):
     reason = _lost_run(config, workdir, corpus_digest, is_saved)
-  if reasons := [each for each in processes.from_all(reason) if each]:
+  if reasons := [each for each in processes.from_all(reason, str) if each]:
     raise RefusedError(reasons[0])
 
 

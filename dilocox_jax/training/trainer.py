@@ -251,7 +251,7 @@ class Trainer:
     All processes must stop at one boundary, so they tell each other after
     every segment, by the coordinator's store; the devices send nothing.
     """
-    return max(processes.from_all(self._stop_signal))
+    return max(processes.from_all(self._stop_signal, int))
 
   def _read(self, unread: DispatchedSegment | None) -> None:
     """Waits for a segment; the controller learns what was measured in it."""
@@ -328,8 +328,9 @@ class Trainer:
     if self.controller.is_choice_due():
       self.controller.choose_setting(segment)
       # A spectrum's last bits differ by machine, and so might a choice.
-      chosen = processes.from_main(self.controller.get_state())
-      self.controller.set_state(chosen)
+      processes.from_main(
+        self.controller.get_state(), self.controller.set_state
+      )
     if segment.crosses(self.config.evaluation.interval_steps):
       self._evaluate(state)
     if stop_signal:

@@ -212,6 +212,9 @@ def _joined(config: RunConfig, place: flags.FlagValues) -> Iterator[None]:
       print(request, file=sys.stderr)
     code = request.exit_code
     coordinator_store.wait_for_end()
+  except coordinator_store.MessageError as error:
+    command_line.print_error(error, where)
+    code = 1  # It would not be right to begin again by itself.
   except processes.LostProcessError as error:
     command_line.print_error(error, where)
     code = command_line.TRY_AGAIN

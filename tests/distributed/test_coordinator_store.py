@@ -1,7 +1,11 @@
 """Real processes with two devices each, which compile nothing."""
 
+import base64
+import io
 import os
 import pathlib
+import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -11,6 +15,7 @@ import traceback
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax._src import distributed
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -75,23 +80,39 @@ def assert_that_what_all_hold_is_not_sent():
   assert len(found) == 3 * len(DTYPES) + 2
 
 
+def assert_that_nobody_else_can_connect():
+  """Neither to the coordinator nor to gloo, from beyond this machine."""
+  links = pathlib.Path("/proc/self/fd").glob("*")
+  own = {os.readlink(link) for link in links if os.path.islink(link)}
+  places = []
+  for table in ("tcp", "tcp6"):
+    for line in (
+      pathlib.Path(f"/proc/self/net/{table}").read_text().splitlines()
+    ):
+      _, place, _, state, *_, inode = line.split()[:10]
+      if state == "0A" and f"socket:[{inode}]" in own:
+        places.append(place)
+  assert places and all("0100007F:" in place for place in places), places
+
+
 def member(port, number, directory):
   """What each of two processes does."""
   processes.start(f"127.0.0.1:{port}", 2, number)
   assert len(jax.local_devices()) == 2
+  assert_that_nobody_else_can_connect()
   assert_gathered()
   assert_that_what_all_hold_is_not_sent()
-  own = bytes([number]) * (3 + number)
-  assert coordinator_store.allgather(own) == [b"\0" * 3, b"\1" * 4]
-  assert coordinator_store.allgather(b"" if number else b"x") == [b"x", b""]
-  assert processes.from_main([number, "é"]) == [0, "é"]
-  assert processes.from_all([number, "é"]) == [[0, "é"], [1, "é"]]
+  own = "a" * (3 + number)
+  assert coordinator_store.allgather(own) == ["aaa", "aaaa"]
+  assert coordinator_store.allgather("" if number else "x") == ["x", ""]
+  assert processes.from_main([number, "é"], tuple) == (0, "é")
+  assert processes.from_all((number, None), tuple) == [(0, None), (1, None)]
   own_directory = directory / str(number)
   own_directory.mkdir()
   assert processes.share_directory(directory)
   assert not processes.share_directory(own_directory)
   assert number or not list(directory.rglob(".*"))  # 0 cleans up after it.
-  processes.check_equal(config={"a": 1})
+  processes.check_equal(config={"a": (1, 2.5)})
   try:
     processes.check_equal(config={"a": 1}, text=f"text {number}")
   except ValueError as error:
@@ -105,7 +126,7 @@ def member(port, number, directory):
   first = min(int(name.split("/")[1]) for name in names)
   heard = [int(name.split("/")[1]) for name in names if name.endswith("all")]
   assert number or [first] == heard, names  # The other may be ahead.
-  coordinator_store.allgather(b"")  # So that neither is too far ahead.
+  coordinator_store.allgather("")  # So that neither is too far ahead.
 
 
 def end_together(number):
@@ -145,7 +166,74 @@ def test_processes_put_their_parts_together_without_a_program(tmp_path):
 
 
 def test_a_process_that_is_alone_hears_itself():
-  assert coordinator_store.allgather(b"own") == [b"own"]
+  assert coordinator_store.allgather("own") == ["own"]
+
+
+class Stranger:
+  """What runs code when it is unpickled."""
+
+  def __reduce__(self):
+    return pytest.fail, ("a message was executed",)
+
+
+class Store:
+  """A store in which a stranger has written every message."""
+
+  def __init__(self, message):
+    self.blocking_key_value_get_bytes = lambda *_: message
+
+  def key_value_set_bytes(self, key, message):
+    raise jax.errors.JaxRuntimeError(f"ALREADY_EXISTS: key {key} of gloo")
+
+
+@pytest.fixture(name="written")
+def written_fixture(monkeypatch):
+  """A function that has a process read what a stranger wrote."""
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+
+  def write(message, process_index):
+    monkeypatch.setattr(jax, "process_index", lambda: process_index)
+    monkeypatch.setattr(coordinator_store, "_store", lambda: Store(message))
+
+  return write
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+@pytest.mark.parametrize(
+  "message",
+  [
+    *(pickle.dumps(Stranger()), b"", b"\xff", b"[" * 100_000, b"9" * 5_000),
+    *(b"5", b"[]", b'{"a": 1}', b"[1, 2, 3]"),
+  ],
+  ids=lambda message: str(message[:9]),
+)
+def test_what_a_stranger_writes_is_refused_in_a_line(written, message, reader):
+  written(message, reader)
+  with pytest.raises(coordinator_store.MessageError) as found:
+    with processes.detect_lost_process():
+      coordinator_store.allgather("own")
+  line = str(found.value)
+  assert re.match("the message of process [01] is none of this run", line)
+  assert "\n" not in line and len(line) < 400
+
+
+def test_a_message_of_another_form_is_refused(written):
+  """Parts of arrays are among them, and Python objects in numpy's format."""
+  written(b"", 0)
+  file = io.BytesIO()
+  np.save(file, np.array([Stranger()]), allow_pickle=True)
+  objects = base64.b64encode(file.getvalue()).decode()
+  for message, reason in (
+    ([0, [[0, 1]], objects], "Object arrays"),
+    ([0, [[0, 1]], "no base64"], "base64"),
+    ([0, [[0, 1]], ""], "magic"),
+    ([0], "argument"),
+    ("", "argument"),
+  ):
+    with pytest.raises(coordinator_store.MessageError, match=reason):
+      coordinator_store.understood(
+        lambda sent: coordinator_store._from_message(*sent), message, 1
+      )
 
 
 def test_who_parts_alone_waits_for_nobody():

@@ -1,5 +1,7 @@
 """What one process can tell of several; the rest is in test_launch.py."""
 
+import re
+
 import jax
 import pytest
 
@@ -20,20 +22,21 @@ def several_fixture(monkeypatch):
 def test_alone_a_process_agrees_with_itself_and_has_everything():
   assert processes.is_main()
   value = object()
-  assert processes.from_main(value) is value
+  assert processes.from_main(value, lambda same: same) is value
   processes.check_equal(config={"a": 1})
 
 
 def test_another_config_or_text_is_named(several, monkeypatch):
   main = {"config": {"a": 1}, "text": "0123"}
-  monkeypatch.setattr(processes, "from_main", lambda own: main)
+  monkeypatch.setattr(jax, "process_index", lambda: 1)
+  monkeypatch.setattr(processes, "from_all", lambda own, _: [main, own])
   processes.check_equal(config={"a": 1}, text="0123")
   with pytest.raises(ValueError, match="has another text than process 0"):
     processes.check_equal(config={"a": 1}, text="4567")
 
 
 @pytest.mark.parametrize(
-  "given, hint", [(("host:1", 2, 0), False), (("host:1", 2, None), True)]
+  "given, hint", [(("[::1]:0", 2, 0), False), (("host:1", 2, None), True)]
 )
 def test_what_keeps_a_run_from_starting_is_one_line(monkeypatch, given, hint):
   def refuse(*args, **kwargs):
@@ -48,7 +51,7 @@ def test_what_keeps_a_run_from_starting_is_one_line(monkeypatch, given, hint):
 
 
 @pytest.mark.parametrize(
-  "given, who", [(("host:1", 2, 0), "2"), ((None, None, None), "the")]
+  "given, who", [(("[::1]:0", 2, 0), "2"), ((None, None, None), "the")]
 )
 def test_processes_that_do_not_come_are_waited_for_again(
   monkeypatch, given, who
@@ -61,6 +64,16 @@ def test_processes_that_do_not_come_are_waited_for_again(
   line = f"not all {who} .* tries again"
   with pytest.raises(processes.LostProcessError, match=line):
     processes.start(*given)
+
+
+@pytest.mark.parametrize(
+  "address", ["192.0.2.1:0", "none.invalid:0", "[::1]:x"]
+)
+def test_an_address_where_process_0_cannot_listen_is_named(address):
+  with pytest.raises(
+    ValueError, match=f"cannot listen at {re.escape(address)}"
+  ):
+    processes.start(address, 2, 0)
 
 
 def test_a_lost_peer_is_recognised_below_other_errors(several):

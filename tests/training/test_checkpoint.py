@@ -357,7 +357,7 @@ def test_processes_together_need_room_on_the_fullest_of_their_disks(
     ([[6e6, 12.22e6], [5.1e6, 20e6]], True),
     ([[6e6, 20e6], [5.1e6, 12.22e6]], True),
   ):
-    monkeypatch.setattr(processes, "from_all", lambda own, told=told: told)
+    monkeypatch.setattr(processes, "from_all", lambda *_, told=told: told)
     context = contextlib.nullcontext()
     if is_refused:
       context = pytest.raises(OSError, match="are needed and 12.2 MB free")
