@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from dilocox_jax import files
 from dilocox_jax.checks import require
 from dilocox_jax.data import tokenizers
 from dilocox_jax.data.corpus import Corpus, check_fraction, is_held_out
@@ -137,7 +138,7 @@ def _begun(folder: pathlib.Path, settings: Mapping[str, Any]) -> Progress:
     )
   width = np.dtype(settings["dtype"]).itemsize
   for split, count in progress.tokens.items():
-    with open(_file(folder, split), "ab") as file:
+    with files.opened_to_append(_file(folder, split)) as file:
       require(
         file.tell() >= count * width,
         f"{_file(folder, split)} is shorter than {path} says: remove {folder} "
@@ -170,7 +171,7 @@ def _append(
     if arrays:
       written = np.concatenate(arrays)
       content = written.astype(written.dtype.newbyteorder("<")).tobytes()
-      with open(_file(folder, split), "ab") as file:
+      with files.opened_to_append(_file(folder, split)) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -192,7 +193,8 @@ def _finish(
   if tokenizer.content:
     is_json = tokenizer.content.startswith(b"{")
     name = "tokenizer.json" if is_json else "tokenizer.model"
-    (folder / name).write_bytes(tokenizer.content)
+    with files.replaced(folder / name) as file:
+      file.write(tokenizer.content)
   held_out = progress.text_bytes[VALIDATION] / progress.tokens[VALIDATION]
   index = {
     **progress.settings,
@@ -288,10 +290,5 @@ def _file(folder: pathlib.Path, split: str) -> pathlib.Path:
 
 
 def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-  """Replaces a file as a whole, also if the process is killed meanwhile."""
-  partial = path.with_suffix(".partial")
-  with open(partial, "w") as file:
-    json.dump(value, file, indent=2, sort_keys=True)
-    file.flush()
-    os.fsync(file.fileno())
-  partial.replace(path)
+  with files.replaced(path) as file:
+    file.write(json.dumps(value, indent=2, sort_keys=True).encode())

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Integer
 
+from dilocox_jax import files
 from dilocox_jax.checks import extra_package, require
 
 Tokens = Integer[np.ndarray, " tokens"]
@@ -152,9 +153,8 @@ def _keep(path: pathlib.Path, text: str) -> None:
   """Writes a file of the cache; without one the tokenizer is trained again."""
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(text)
-    partial.replace(path)
+    with files.replaced(path) as file:
+      file.write(text.encode())
   except OSError as error:
     logging.getLogger(__name__).warning(
       "the trained tokenizer cannot be kept: %s", error

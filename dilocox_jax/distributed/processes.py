@@ -111,9 +111,10 @@ def _use_gloo() -> None:
   may be one that no other machine reaches, or one that strangers reach.
   """
   from jax._src import distributed, xla_bridge
-  from jax._src.lib import _jax
+  from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
   state = distributed.global_state
+  assert state.coordinator_address  # It has been found by now.
   gloo = _jax.make_gloo_tcp_collectives(
     distributed_client=state.client,
     hostname=_own_address(state.coordinator_address),

@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from dilocox_jax import files
+
 Directory = str | os.PathLike[str]
 
 
@@ -73,11 +75,7 @@ def plain(value: Any) -> Any:
 
 
 def write_atomically(path: Directory, text: str | bytes) -> None:
-  """Replaces a file as a whole, so that no reader sees half of it.
-
-  Example: `run.json` is written as `.run.json.partial`, flushed to the disk and
-  then renamed. A kill before the rename leaves the old `run.json`, a kill after
-  it leaves the new one.
+  """Replaces a file as a whole, so that no reader sees half of it (`files`).
 
   Args:
     path: File to replace; its directory must exist.
@@ -86,15 +84,8 @@ def write_atomically(path: Directory, text: str | bytes) -> None:
   Raises:
     RecordError: If the system refuses.
   """
-  path = pathlib.Path(path)
-  partial = path.with_name(f".{path.name}.partial")
-  with one_line(path):
-    with partial.open("wb") as file:
-      file.write(text.encode() if isinstance(text, str) else text)
-      file.flush()
-      # Without this a power cut could leave the new name on an empty file.
-      os.fsync(file.fileno())
-    partial.replace(path)
+  with one_line(path), files.replaced(path) as file:
+    file.write(text.encode() if isinstance(text, str) else text)
 
 
 def write_json(path: Directory, value: Any) -> None:
@@ -177,7 +168,7 @@ class JsonLines:
     """
     text = json.dumps(plain(row), sort_keys=True, allow_nan=False)
     line = text.encode() + b"\n"
-    with one_line(self.path), self.path.open("ab", buffering=0) as file:
+    with one_line(self.path), files.opened_to_append(self.path, 0) as file:
       size = os.fstat(file.fileno()).st_size
       # A disk that is almost full may take only the first bytes of the row.
       if file.write(line) != len(line):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dilocox_jax import files
 from dilocox_jax.checks import extra_package, require
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
 
@@ -174,9 +175,11 @@ def write_checkpoint(
   """
   family = family_of(shape)
   tensors = tensors_of(params, shape, family)
-  _safetensors().save_file(tensors, folder / TENSORS_FILE, {"format": "pt"})
-  text = json.dumps(config_of(shape, family), indent=2)
-  (folder / CONFIG_FILE).write_text(text + "\n")
+  with files.replaced(folder / TENSORS_FILE) as file:
+    _safetensors().save_file(tensors, file.name, {"format": "pt"})
+  with files.replaced(folder / CONFIG_FILE) as file:
+    text = json.dumps(config_of(shape, family), indent=2)
+    file.write(text.encode() + b"\n")
   return family
 
 

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from dilocox_jax import files
 from dilocox_jax.mapping import flat
 from dilocox_jax.metrics.lines import (
   Directory,
@@ -73,8 +74,8 @@ _EARLIER = (
 def save_figure(figure: Any, path: pathlib.Path) -> None:
   """Writes a PNG; raises RecordError, with its path, if that fails."""
   make_directory(path.parent)
-  with one_line(path):
-    figure.savefig(path)
+  with one_line(path), files.replaced(path) as file:
+    figure.savefig(file, format=path.suffix[1:])
 
 
 def picture(

@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 from collections.abc import Iterator
 
+from dilocox_jax import files
 from dilocox_jax.distributed import processes
 from dilocox_jax.metrics.locks import try_lock
 from dilocox_jax.training.checkpoint import RefusedError
@@ -35,7 +36,7 @@ def held(workdir: pathlib.Path, has_own: bool = False) -> Iterator[None]:
   path = workdir / LOCK
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    file = path.open("w")
+    file = files.opened_to_append(path)
   except OSError as error:
     raise RefusedError(f"{path} cannot be written: {error.strerror}") from error
   with file:

@@ -328,9 +328,8 @@ class Trainer:
     if self.controller.is_choice_due():
       self.controller.choose_setting(segment)
       # A spectrum's last bits differ by machine, and so might a choice.
-      processes.from_main(
-        self.controller.get_state(), self.controller.set_state
-      )
+      own = self.controller.get_state()
+      processes.from_main(own, self.controller.set_state)
     if segment.crosses(self.config.evaluation.interval_steps):
       self._evaluate(state)
     if stop_signal:

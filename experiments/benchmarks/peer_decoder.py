@@ -7,13 +7,13 @@ PyTorch is loaded only when something here is called.
 
 import dataclasses
 import math
-import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from dilocox_jax import files
 from dilocox_jax.checks import extra_package, require
 from dilocox_jax.config import RunConfig
 from dilocox_jax.plan.model.shapes import ModelShape
@@ -261,11 +261,7 @@ def peer_checkpoint(
   tensors = {name: torch.tensor(leaf) for name, leaf in state.items()}
 
   def save() -> None:
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
+    with files.replaced(path) as file:
       torch.save(tensors, file)
-      file.flush()
-      os.fsync(file.fileno())
-    partial.replace(path)
 
   return save, lambda: torch.load(path, weights_only=True)

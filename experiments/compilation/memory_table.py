@@ -5,8 +5,11 @@ compile-report` compiles. A test holds the adviser's memory model to it.
 """
 
 import csv
+import io
 import json
 import pathlib
+
+from dilocox_jax.metrics.lines import write_atomically
 
 COLUMNS = (
   "run",
@@ -27,10 +30,11 @@ def write(reports: pathlib.Path, table: pathlib.Path) -> None:
     table: CSV file to write.
   """
   found = sorted(reports.glob("*/compiled.json"))
-  with table.open("w", newline="") as file:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(map(_row, found))
+  text = io.StringIO()
+  writer = csv.writer(text, lineterminator="\n")
+  writer.writerow(COLUMNS)
+  writer.writerows(map(_row, found))
+  write_atomically(table, text.getvalue())
 
 
 def _row(report: pathlib.Path) -> tuple[str | int, ...]:

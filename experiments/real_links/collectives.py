@@ -30,6 +30,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dilocox_jax.distributed import link_counter, processes
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
+from dilocox_jax.metrics.lines import write_json
 
 _MEETINGS = 20  # Measured alone, to know what one takes.
 _APART_S = 0.001  # Between the first process that is ready and the last one.
@@ -162,7 +163,7 @@ def main(
     [(kind, size) for kind, size in json.loads(cases)], int(repeats)
   )
   if int(number) == int(count) - 1:
-    pathlib.Path(result).write_text(json.dumps(found))
+    write_json(result, found)
   jax.distributed.shutdown()
   sys.stdout.flush()
   os._exit(0)

@@ -24,6 +24,7 @@ import select
 import shlex
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 
 from absl import app, flags
@@ -355,12 +356,10 @@ def writable(workdir: str | None, may_hold_run: bool = False) -> pathlib.Path:
       f"--workdir={workdir} holds a run, whose files would be replaced: choose"
       " another directory"
     )
-  probe = path / ".writable"
   try:
     path.mkdir(parents=True, exist_ok=True)
-    probe.touch()
-    # Another process of the run may have removed the same file already.
-    probe.unlink(missing_ok=True)
+    with tempfile.TemporaryFile(dir=path):
+      pass
   except OSError as error:
     raise UsageError(
       f"--workdir={workdir} cannot be written ({error.strerror}): choose"

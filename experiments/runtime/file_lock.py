@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import IO
 
+from dilocox_jax import files
 from dilocox_jax.metrics.locks import try_lock
 from experiments.runtime.command_line import TRY_AGAIN, StoppedError, UsageError
 
@@ -27,7 +28,7 @@ def held(path: pathlib.Path, refusal: str) -> Iterator[int]:
   """
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("w")
+    file = files.opened_to_append(path)
   except OSError as error:
     raise UsageError(f"{path} cannot be written: {error.strerror}") from error
   with file:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from rich import progress
 from rich.console import Console
 
+from dilocox_jax import files
 from dilocox_jax.metrics import read_rows
 from dilocox_jax.report.page import PAGE
 from experiments.runtime import cores, file_lock
@@ -70,7 +71,7 @@ class _Process:
   def __init__(self, job: Job, own_cores: list[int], environment: dict):
     self.job, self.own_cores = job, own_cores
     job.log.parent.mkdir(parents=True, exist_ok=True)
-    with job.log.open("ab") as log:
+    with files.opened_to_append(job.log) as log:
       file_lock.lock(
         log, "another process is still at this run: waiting for it"
       )

@@ -23,6 +23,15 @@ def test_a_process_that_writes_nothing_holds_no_lock(tmp_path, monkeypatch):
     assert [each.name for each in tmp_path.iterdir()] == [run_lock.LOCK]
 
 
+def test_a_lock_that_is_a_link_leaves_its_target_alone(tmp_path):
+  (tmp_path / "thesis").write_text("precious")
+  (tmp_path / run_lock.LOCK).symlink_to(tmp_path / "thesis")
+  with pytest.raises(RefusedError, match="lock cannot be .*symbolic link$"):
+    with run_lock.held(tmp_path):
+      pass
+  assert (tmp_path / "thesis").read_text() == "precious"
+
+
 def test_where_no_file_can_be_the_reason_is_one_line(tmp_path):
   (tmp_path / "file").touch()
   with pytest.raises(RefusedError, match="lock cannot be written: "):

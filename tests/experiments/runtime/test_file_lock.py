@@ -17,6 +17,15 @@ def test_a_second_holder_may_try_again_later(tmp_path):
     pass  # Let go with the block.
 
 
+def test_a_lock_that_is_a_link_leaves_its_target_alone(tmp_path):
+  (tmp_path / "thesis").write_text("precious")
+  (tmp_path / "lock").symlink_to(tmp_path / "thesis")
+  with pytest.raises(UsageError, match="lock cannot be .*symbolic link$"):
+    with file_lock.held(tmp_path / "lock", ""):
+      pass
+  assert (tmp_path / "thesis").read_text() == "precious"
+
+
 def test_where_no_file_can_be_the_reason_is_one_line(tmp_path):
   (tmp_path / "file").touch()
   with pytest.raises(UsageError, match="lock cannot be written: "):
