@@ -252,16 +252,20 @@ class Replicas:
     Returns:
       Function of the values of all replicas. It is not yet compiled.
     """
+    stacked = functools.partial(
+      jax.vmap,
+      function,
+      in_axes,
+      axis_name=REPLICA_AXIS,
+      axis_size=self.num_replicas,
+    )
     if self.layout == "stacked":
-      return jax.vmap(
-        function,
-        in_axes,
-        out_axes,
-        axis_name=REPLICA_AXIS,
-        axis_size=self.num_replicas,
-      )
+      return stacked(out_axes)
 
     def local(*args):
+      if self.num_replicas == 1:
+        # XLA refuses a collective of one replica that has several devices.
+        return _without_axis(out_axes, stacked(0)(*args))
       out = function(*map_prefix(lambda x: x[0], in_axes, args))
       return map_prefix(lambda x: x[None], out_axes, out)
 
@@ -356,6 +360,15 @@ def _specs(axes):
 def _replica(axis: int | None) -> tuple[str, ...]:
   """Returns the mesh axis of the first dimension, if replicas divide it."""
   return () if axis is None else (REPLICA_AXIS,)
+
+
+def _without_axis(axes, tree):
+  """Takes the first axis, of length 1, from leaves whose axis is None."""
+
+  def under(axis, subtree):
+    return jax.tree.map(lambda x: x[0], subtree) if axis is None else subtree
+
+  return jax.tree.map(under, axes, tree, is_leaf=is_none)
 
 
 def map_prefix(function, axes, tree):

@@ -76,7 +76,7 @@ class ExchangeThread:
     return exposed_s
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ThreadedRounds:
   """Runs rounds whose exchanges another thread dispatches.
 

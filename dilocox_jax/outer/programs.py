@@ -53,7 +53,7 @@ def state_axes(outer: OuterTransform) -> RoundState:
   return RoundState(outer_axes, ReplicaState(per_replica, per_replica))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class RoundPrograms:
   """Runs rounds of all replicas.
 
@@ -234,10 +234,11 @@ class RoundPrograms:
     """
 
     def replica_program(state: RoundState, batches: Tree, tables):
-      has_links = self.replicas.layout == "mesh"
+      replicas = self.replicas
+      has_links = replicas.layout == "mesh" and replicas.num_replicas > 1
       parts = self.outer, self.inner_step, shapes, state, batches, tables
       state, *reports = round_program.run_round(*parts, has_links)
-      return self.replicas.divided(state), *reports
+      return replicas.divided(state), *reports
 
     drift_axes = axes_of(self.outer.aggregator.is_shared)
     drifts = [drift_axes for shape in shapes if shape.applied]
