@@ -49,6 +49,12 @@ class Aggregator(NamedTuple):
   replica that sends to the others. Mapped over M replicas it takes leaves
   [M, ...] to leaves [...].
 
+  A replica that is away sends NaN, and one that has diverged sends values that
+  are not finite. The mean must be that of the others, and what they keep for
+  the next exchange must be finite. A run whose replicas come and go tries this
+  once before its first step. Without absences nothing depends on it but what
+  becomes of the other replicas when one diverges.
+
   Attributes:
     init: Function from the parameters of one fragment to the state.
     average: Function from one replica's values, the state and the parameters
@@ -58,14 +64,15 @@ class Aggregator(NamedTuple):
       `without_pauses`, inner steps can be put between its messages: in every
       turn its generator yields what it is about to send, sends what it gets
       back, yields what has arrived, and goes on with what it gets back.
-    axes: Tree prefix of the state: 0 where each replica has its own, None
-      where all replicas have the same.
+    axes: Tree prefix of the state, e.g. a dict of axes for a dict: 0 where each
+      replica has its own, None where all replicas have the same.
     observe: Function from the state to arrays to record, by name.
     is_shared: Whether the mean is the same on all replicas. If it is not, each
       replica has outer parameters of its own.
     stretch_ends: Function from the parameters of a fragment to the shares of
       inner steps that hide each of these turns
-      (`plan.wire.collectives.stretch_ends`). None: there is one turn.
+      (`plan.wire.collectives.stretch_ends`). None: all steps hide the first
+      turn, and the steps that follow wait for the others.
   """
 
   init: Callable[[Tree], Tree]

@@ -19,10 +19,11 @@ from dilocox_jax.api.argument_kinds import (
   check_method,
   check_optimizer,
 )
-from dilocox_jax.config.recipes import RECIPES
+from dilocox_jax.config.recipes import DEFAULTS, RECIPES
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, mean_over_replicas
+from dilocox_jax.outer.average import averaged, check_outermost
 from dilocox_jax.outer.step_state import GradientState
 from dilocox_jax.outer.step_transform import check_axis, pseudo_gradient_steps
 from dilocox_jax.plan.schedule import leaf_fragments
@@ -69,7 +70,7 @@ def step_transform(
     inner: Optimizer of the inner steps.
     outer: Optimizer of the outer parameters; it is given the averaged
       pseudo-gradient of one fragment. None, and not read, for methods that
-      average gradients.
+      average gradients. The functions of named methods bring one.
     axis_name: Axis over which replicas are mapped.
     codec: What is sent: a payload, its name, or its settings as in
       `config.codec`, e.g. {"name": "int", "bits": 4}.
@@ -240,7 +241,9 @@ def _averaged_gradients(
   inner = optax.with_extra_args_support(inner)
 
   def init(params: Tree) -> GradientState:
-    return GradientState(inner.init(params), exchange.init(params))
+    state = GradientState(inner.init(params), exchange.init(params))
+    check_outermost(state.inner)
+    return state
 
   def update(updates, state, params=None, **extra):
     check_axis(axis_name)
@@ -268,6 +271,7 @@ def named_step_transform(name: str) -> Callable[..., Any]:
     name: One of `plan.schedule.methods.METHODS`.
   """
   build, recipe = METHODS[name], _recipe(name)
+  outer_settings = _outer_settings(name)
   settings = inspect.signature(build).parameters
   options = inspect.signature(step_transform).parameters
 
@@ -286,12 +290,16 @@ def named_step_transform(name: str) -> Callable[..., Any]:
     _check_order(given)
     method = build(**{k: v for k, v in given.items() if k in settings})
     rest = {k: v for k, v in given.items() if k not in settings}
+    if outer is None and method.exchanged == "pseudo_gradient":
+      outer = _outer(**outer_settings)
     # Without a loss there is no error that could be fed back.
     brought = {} if rest.get("codec") == "float32" else recipe
     return step_transform(method, inner, outer, **(brought | rest))
 
   make.__name__ = make.__qualname__ = name
-  make.__doc__ = f"{inspect.getdoc(build)}\n\n{_ABOUT_TRANSFORMS}"
+  make.__doc__ = "\n\n".join(
+    [inspect.getdoc(build) or "", _about_outer(name), _ABOUT_TRANSFORMS]
+  )
   make.__signature__ = _signature(settings, options, recipe)  # type: ignore
   return make
 
@@ -322,6 +330,39 @@ def _signature(
     if name != "method"
   ]
   return inspect.Signature([inner, outer, *own, *rest])
+
+
+def _outer_settings(name: str) -> dict[str, Any]:
+  """Returns rate, momentum and power of a method's own outer optimizer."""
+  values = {**DEFAULTS, **RECIPES.get(name, {})}
+  prefix = "outer."
+  return {
+    path.removeprefix(prefix): value
+    for path, value in values.items()
+    if path.startswith(prefix)
+  }
+
+
+def _outer(
+  learning_rate: float, momentum: float, average_power: float
+) -> optax.GradientTransformation:
+  nesterov = bool(momentum)
+  optimizer = optax.sgd(learning_rate, momentum or None, nesterov)
+  return averaged(optimizer, average_power) if average_power else optimizer
+
+
+def _about_outer(name: str) -> str:
+  """Says which outer optimizer a method brings."""
+  if METHODS[name]().exchanged == "gradient":
+    return "It has no outer optimizer; `outer` is not read."
+  own = _outer_settings(name)
+  sgd = f"optax.sgd({own['learning_rate']}"
+  if own["momentum"]:
+    sgd += f", momentum={own['momentum']}, nesterov=True"
+  text = f"{sgd})"
+  if own["average_power"]:
+    text = f"dilocox_jax.averaged({text}, {own['average_power']})"
+  return f"Without `outer` the outer optimizer is `{text}`."
 
 
 def _recipe(name: str) -> dict[str, Any]:

@@ -230,6 +230,20 @@ class RunConfig:
     """Number of tokens in one replica's inner step."""
     return self.data.batch_size * self.data.sequence_length
 
+  @classmethod
+  def from_mapping(cls, values: Mapping[str, Any]) -> "RunConfig":
+    """Builds a config and checks it.
+
+    Args:
+      values: Nested mapping from sections to fields. Fields that are missing
+        have their defaults; None leaves a field to the method where a method
+        may set it.
+
+    Raises:
+      ValueError: One line that names the field, the value and what to change.
+    """
+    return dataclass_from(cls, values)
+
   def to_mapping(self) -> dict[str, Any]:
     """Returns nested plain values, from which `from_mapping` builds it."""
     return dataclasses.asdict(self)
@@ -278,15 +292,4 @@ def _defaults() -> dict[str, Any]:
   return flat(defaults) | dict(DEFAULTS)
 
 
-def from_mapping(values: Mapping[str, Any]) -> RunConfig:
-  """Builds a config and checks it.
-
-  Args:
-    values: Nested mapping from sections to fields. Fields that are missing have
-      their defaults; None leaves a field to the method where a method may set
-      it.
-
-  Raises:
-    ValueError: One line that names the field, the value and what to change.
-  """
-  return dataclass_from(RunConfig, values)
+from_mapping = RunConfig.from_mapping

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.pytypes import (
   Aggregator,
@@ -94,3 +95,53 @@ def summed(
 def mean_of_participants(total: Array, count: Scalar) -> Array:
   """Divides a sum by the number of participants; zero if there is none."""
   return total / jnp.maximum(count, 1).astype(total.dtype)
+
+
+def check_leaves_out(
+  aggregator: Aggregator, params: Tree, num_replicas: int
+) -> None:
+  """Tries an aggregator on replicas of which one sends NaN, as if it was away.
+
+  All others send ones. So the mean is about what it would be with everybody,
+  and the next one is finite again. A replica that counts as zeros would take
+  1 / M of it.
+
+  Args:
+    aggregator: The aggregator to try.
+    params: Shapes and types of a model; axes are cut to 128 values.
+    num_replicas: M.
+
+  Raises:
+    ValueError: If the others' mean is not finite, or much smaller.
+  """
+
+  def exchanges(replica: Array) -> tuple[Boolean, Array, Array]:
+    is_there = replica >= 0  # Makes the values those of a replica, for vmap.
+    tree = jax.tree.map(
+      lambda leaf: jnp.full([min(n, 128) for n in leaf.shape], is_there).astype(
+        leaf.dtype
+      ),
+      params,
+    )
+    left_out = jax.tree.map(
+      lambda leaf: jnp.where(replica == 0, jnp.full_like(leaf, jnp.nan), leaf),
+      tree,
+    )
+    state = aggregator.init(tree)
+    whole, _ = aggregator.update(tree, state, tree)
+    mean, state = aggregator.update(left_out, state, tree)
+    after, _ = aggregator.update(tree, state, tree)
+    size, whole = optax.tree.sum(mean), optax.tree.sum(whole)
+    return all_finite((mean, after)), jnp.asarray(size), jnp.asarray(whole)
+
+  run = jax.vmap(exchanges, axis_name=REPLICA_AXIS)
+  is_finite, size, whole = jax.jit(run)(jnp.arange(num_replicas))
+  others = slice(1, None)  # An exchange may give each replica its own result.
+  is_whole = abs(size - whole) * num_replicas <= abs(whole) / 2
+  is_right = is_finite & (is_whole | (not aggregator.is_shared))
+  require(
+    bool(is_right[others].all()),
+    "this exchange does not leave out a replica whose values are not finite, "
+    "as those of an absent one are: see dilocox_jax.Aggregator, or drop "
+    "membership.absences, absence_rate and inner_steps",
+  )

@@ -65,7 +65,8 @@ class RoundRow:
     grad_norm: Norm of the inner gradient before clipping.
     learning_rate: Learning rate of the inner optimizer at the last step.
     sent_bytes: Bytes that one replica sent in this round.
-    total_sent_bytes: Bytes that one replica has sent since the start.
+    total_sent_bytes: Bytes that one replica has sent since the start, also in
+      evaluations and in the flush, which belong to no round.
     drift: One entry per fragment that was measured in the round.
   """
 

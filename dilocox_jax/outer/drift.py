@@ -80,7 +80,7 @@ def measure_drift(result: ExchangeResult) -> Drift:
     squared_norm(result.sent),
     squared_norm(difference),
     squared_norm(result.mean),
-    dict(result.observed),
+    dict(result.observed or {}),
   )
 
 

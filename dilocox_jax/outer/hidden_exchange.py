@@ -4,9 +4,10 @@ from typing import Any
 
 import jax
 
+from dilocox_jax.checks import require
 from dilocox_jax.outer.transforms import OuterTransform
 from dilocox_jax.plan.wire.collectives import stretch_ends, stretches
-from dilocox_jax.pytypes import Index, Scalar
+from dilocox_jax.pytypes import Index, Pausing, Scalar
 
 
 def exchange_before_steps(
@@ -73,7 +74,22 @@ def exchange_behind_steps(
     try:
       leaving = run.send(arrived)
     except StopIteration as stop:
-      assert turn == len(ends) - 1, "the plan has more turns than the exchange"
+      require(
+        turn == len(ends) - 1,
+        f"the aggregator's stretch_ends is {tuple(ends)}, of {len(ends)} turns,"
+        f" but its average ends after {turn + 1}: they must be as many",
+      )
       state, result = stop.value
       return carry._replace(outer=state), result
-  raise AssertionError("the exchange has more turns than the plan")
+  # No steps are left to hide turns that `stretch_ends` does not know of.
+  state, result = _to_its_end(run, leaving)
+  return carry._replace(outer=state), result
+
+
+def _to_its_end(run: Pausing, tree: Any) -> Any:
+  """Sends a generator what it yields until it ends; returns its value."""
+  try:
+    while True:
+      tree = run.send(tree)
+  except StopIteration as stop:
+    return stop.value

@@ -7,7 +7,6 @@ for one replica.
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -25,7 +24,7 @@ class ExchangeResult(NamedTuple):
     mean: Averaged pseudo-gradient, the same on all replicas.
     own: Pseudo-gradient of this replica as it was measured.
     sent: What the other replicas received of `own`; a codec changes it.
-    observed: Arrays that the aggregator wants recorded, by name.
+    observed: Arrays that the aggregator wants recorded, by name; None: none.
     weight: Factor of `own` in `sent` and in the mean; 0 if the replica was left
       out of it, and None if all replicas have the same.
   """
@@ -33,7 +32,7 @@ class ExchangeResult(NamedTuple):
   mean: Tree
   own: Tree
   sent: Tree
-  observed: Mapping[str, Array] = MappingProxyType({})
+  observed: Mapping[str, Array] | None = None
   weight: Scalar | None = None
 
   @property

@@ -68,38 +68,62 @@ class GradientState(NamedTuple):
   exchange: Any
 
 
-def outer_params(
-  state: StepState | GradientState, params: Tree | None = None
-) -> Tree:
+def outer_params(state: Tree, params: Tree | None = None) -> Tree:
   """Returns the outer parameters of a transform, which are the model to keep.
 
-  If the outer optimizer keeps their average, it is this average.
+  `outer_params(state, params)` works for every method. If the outer optimizer
+  keeps an average, it is this average. A method that averages gradients has the
+  parameters themselves as its model, unless its optimizer keeps their average.
 
   Args:
-    state: State of the transform itself, of one replica or with a replica axis.
-      A wrapper has it among its own: `optax.chain` as one of its list,
-      `optax.MultiSteps` as `inner_opt_state`, `optax.masked` as `inner_state`.
+    state: State of one replica, or with a replica axis. It may lie inside the
+      states of wrappers, such as `optax.chain`, `MultiSteps`, `masked`,
+      `inject_hyperparams` or `multi_transform`.
     params: The parameters that the state belongs to, with a replica axis if it
-      has one. Needed if fragments divide leaves; their shapes alone are read.
+      has one. It may be left out if the whole model is in the outer parameters
+      of one transform, or in an average, and fragments do not divide leaves.
 
   Returns:
     The caller's tree. A replica axis stays; replicas have equal values, except
     under the rule "eager" and with exchanges whose result is not shared. Leaves
-    that `optax.masked` kept from the transform are `optax.MaskedNode`.
+    that a wrapper kept from the transform are those of `params`, or
+    `optax.MaskedNode` without `params`.
 
   Raises:
-    ValueError: If it is not the state of a transform of this package, if
-      fragments divide leaves and `params` is missing, or if the method averages
-      gradients and keeps no average of the parameters.
+    ValueError: If the state of no transform of this package is in it, or if
+      `params` is needed and missing.
   """
-  if isinstance(state, GradientState):
-    return _average_of(state)
-  if not isinstance(state, StepState):
+
+  def is_ours(node: Any) -> bool:
+    return isinstance(node, StepState | GradientState)
+
+  states = list(filter(is_ours, jax.tree.leaves(state, is_leaf=is_ours)))
+  if not states:
     raise ValueError(
-      f"the state is a {type(state).__name__}, and not that of a transform of "
-      "dilocox_jax: take it out of what wraps it, as state[i] of optax.chain, "
-      "state.inner_opt_state of MultiSteps or state.inner_state of masked"
+      f"the state, a {type(state).__name__}, holds none of a transform of "
+      "dilocox_jax: pass what init and update of the whole optimizer return"
     )
+  if params is None:
+    if len(states) > 1:
+      raise ValueError(
+        f"the state holds those of {len(states)} transforms: call "
+        "dilocox_jax.outer_params(state, params)"
+      )
+    return _kept(states[0], None)
+  for own in states:
+    params = jax.tree.map(
+      lambda kept, old: old if is_masked(kept) else kept,
+      _kept(own, params),
+      params,
+      is_leaf=is_masked,
+    )
+  return params
+
+
+def _kept(state: StepState | GradientState, params: Tree | None) -> Tree:
+  """Returns what one transform keeps; masked where it has no leaf."""
+  if isinstance(state, GradientState):
+    return _average_of(state, params)
   trees = [
     parameters_to_keep(fragment.optimizer.first, fragment.params)
     for fragment in state.fragments
@@ -111,13 +135,15 @@ def outer_params(
   return (jax.vmap(join) if state.step.ndim else join)(*trees)
 
 
-def _average_of(state: GradientState) -> Tree:
+def _average_of(state: GradientState, params: Tree | None) -> Tree:
   if isinstance(state.inner, AverageState):
     return state.inner.average
-  raise ValueError(
-    "this method averages gradients, so it has no outer parameters: the "
-    "parameters themselves are the model to keep"
-  )
+  if params is None:
+    raise ValueError(
+      "this method averages gradients, so the parameters themselves are the "
+      "model to keep: call dilocox_jax.outer_params(state, params)"
+    )
+  return params
 
 
 def _shapes(params: Tree, trees: Sequence[Tree], num_axes: int) -> Tree:
@@ -129,12 +155,13 @@ def _shapes(params: Tree, trees: Sequence[Tree], num_axes: int) -> Tree:
     num_axes: 1 if there is a replica axis, else 0.
   """
 
-  def shape(leaf, *parts):
+  def shape(*parts):
+    *parts, leaf = parts
     if all(map(is_masked, parts)):
       return optax.MaskedNode()
     return jax.ShapeDtypeStruct(leaf.shape[num_axes:], leaf.dtype)
 
-  return jax.tree.map(shape, params, *trees, is_leaf=is_masked)
+  return jax.tree.map(shape, *trees, params, is_leaf=is_masked)
 
 
 def _whole(*parts: Any) -> Any:

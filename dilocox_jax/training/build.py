@@ -16,13 +16,17 @@ import optax
 
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
+from dilocox_jax.config.membership import MembershipConfig
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.config.unread import changed_options
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback
-from dilocox_jax.exchange.mean import mean_of_finite_replicas
+from dilocox_jax.exchange.mean import (
+  check_leaves_out,
+  mean_of_finite_replicas,
+)
 from dilocox_jax.inner.step import Loss, inner_step
 from dilocox_jax.models.loss import LossModel
 from dilocox_jax.optimizers import (
@@ -155,7 +159,8 @@ def programs(
 
   Raises:
     ValueError: If there are too few devices, a device lacks the memory kind of
-      the config, or optax lacks an optimizer of the config.
+      the config, optax lacks an optimizer of the config, or an exchange that is
+      handed in does not leave out absent replicas.
   """
   if devices:
     platform = platform or devices[0].platform
@@ -203,6 +208,9 @@ def programs(
   if config.sync.warm_start == "single":
     one_replica = dataclasses.replace(replicas, num_replicas=1)
   transform = outer_transform(config, parts=parts)
+  if parts.exchange and config.membership != MembershipConfig():
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    check_leaves_out(parts.exchange, params, mesh.num_replicas)
   plain_mean = mean_of_finite_replicas()
   # A method that sends gradients compresses them. A warm start sends gradients
   # without compression.

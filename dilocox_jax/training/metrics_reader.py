@@ -156,6 +156,7 @@ class MetricsReader:
       "total_sent_bytes": progress.total_sent_bytes,
     }
     self._recorder.record_evaluation(num_steps=num_steps, **row)
+    self._before = progress  # What an evaluation sends belongs to no round.
 
   def check_flush(
     self,

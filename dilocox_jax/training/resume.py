@@ -11,12 +11,15 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from dilocox_jax.config import (
   FREE_ON_RESUME,
   RunConfig,
   to_plan,
 )
 from dilocox_jax.config.run import unfit_for_absences
+from dilocox_jax.exchange.mean import check_leaves_out
 from dilocox_jax.mapping import changed_fields, flat
 from dilocox_jax.outer.round_program import RoundState
 from dilocox_jax.training import states
@@ -79,6 +82,9 @@ def resumed_state(
   origins = record.get(ORIGINS) or _kept_origins(config, record)
   if isinstance(state, RoundState) and (count or None in origins):
     _check_absences(config, "a replica that begins anew")
+    if parts.exchange:
+      params = jax.eval_shape(programs.model.init, jax.random.key(0))
+      check_leaves_out(parts.exchange, params, config.mesh.num_replicas)
     record["pilot"]["joined"] = _joined(config, record, origins)
   return state, record
 

@@ -5,6 +5,7 @@ The phase of the run alone decides which of the two a checkpoint holds.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 
@@ -20,7 +21,7 @@ from dilocox_jax.training.build import Programs
 TrainingState = SharedState | RoundState
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class TrainingProgress:
   """Says how far a run has come. Every checkpoint contains it.
 
@@ -38,6 +39,11 @@ class TrainingProgress:
   total_sent_bytes: int = 0
   is_finished: bool = False
   simulated_s: float | None = None
+
+  def after(self, sent_bytes: int = 0, **changes: Any) -> "TrainingProgress":
+    """Returns the progress after so many more bytes, and other changes."""
+    total = self.total_sent_bytes + sent_bytes
+    return dataclasses.replace(self, total_sent_bytes=total, **changes)
 
 
 def first_params(programs: Programs, phase: str, seed: int) -> Tree:

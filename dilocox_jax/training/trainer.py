@@ -288,10 +288,10 @@ class Trainer:
       traffic, segment, state, self.config.mesh.num_replicas
     )
     steps = segment.replica_steps(self.config.mesh.num_replicas)
-    self.progress = TrainingProgress(
-      segment.stop,
-      self.progress.tokens + steps * self.config.tokens_per_replica_step,
-      self.progress.total_sent_bytes + sent_bytes,
+    self.progress = self.progress.after(
+      sent_bytes,
+      step=segment.stop,
+      tokens=self.progress.tokens + steps * self.config.tokens_per_replica_step,
       simulated_s=clock.advance(segment, traffic) if clock else None,
     )
     exposed_s = thread.newly_exposed_s() if thread else None
@@ -354,8 +354,8 @@ class Trainer:
   ) -> None:
     losses = evaluation.losses(self.programs, state, self.validation)
     sets = evaluation.set_losses(self.programs, state, self.validation_sets)
-    self.progress.total_sent_bytes += evaluation.evaluation_bytes(
-      self.programs, state, 2 if sets else 1
+    self.progress = self.progress.after(
+      evaluation.evaluation_bytes(self.programs, state, 2 if sets else 1)
     )
     self._reader.record_evaluation(losses, sets, self.progress, num_steps)
 
@@ -392,9 +392,9 @@ class Trainer:
       attendance = plan.flush_attendance()
       state, drifts = self.controller.rounds.flush(state, step, attendance)
       self._reader.check_flush(drifts, self.config.total_steps, attendance)
-      self.progress.total_sent_bytes += traffic.flush_bytes(step, attendance)
-      if self.clock:
-        self.progress.simulated_s = self.clock.finish(plan, traffic)
+      sent_bytes = traffic.flush_bytes(step, attendance)
+      end_s = self.clock.finish(plan, traffic) if self.clock else None
+      self.progress = self.progress.after(sent_bytes, simulated_s=end_s)
     self._evaluate(state, self.config.total_steps)
-    self.progress.is_finished = True
+    self.progress = self.progress.after(is_finished=True)
     self._save(state)

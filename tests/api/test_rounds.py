@@ -6,6 +6,7 @@ import pytest
 import dilocox_jax as dx
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
 from dilocox_jax.plan.schedule import methods
+from dilocox_jax.pytypes import without_pauses
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import (
   assert_close,
@@ -38,6 +39,51 @@ def test_rounds_without_a_config_are_those_of_the_trainer():
   state = rounds.finish(state, 18)
   assert_equal(metrics.loss, losses[:, 12:])
   assert_equal(rounds.outer_params(state), programs.outer_params(expected))
+
+
+def two_turns(values, state, params):
+  """The mean in two messages, and a count of exchanges beside one's own sum."""
+  del params
+  halves = yield jax.tree.map(lambda leaf: leaf / 2, values)
+  first = yield jax.lax.pmean(halves, "replica")
+  halves = yield halves
+  second = yield jax.lax.pmean(halves, "replica")
+  state = {"count": state["count"] + 1, "own": state["own"] + halves["w"].sum()}
+  return jax.tree.map(jnp.add, first, second), values, state
+
+
+@pytest.mark.parametrize("layout", ["stacked", "mesh"])
+def test_an_aggregator_of_ones_own_has_a_dict_of_axes_and_turns(layout):
+  def step(params, state, batch):
+    loss, gradient = jax.value_and_grad(lambda p: jnp.sum(p["w"] * batch))(
+      params
+    )
+    updates, state = INNER.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state, (loss, loss)
+
+  def trained(exchange):
+    rounds = dx.make_rounds(
+      *(methods.dilocox(2), step, optax.sgd(1.0)),
+      num_replicas=2,
+      layout=layout,
+      exchange=exchange,
+    )
+    params = {"w": jnp.zeros(3)}
+    state = rounds.init(params, INNER.init(params))
+    for number in range(2):
+      batches = jnp.arange(12.0).reshape(2, 2, 3)
+      state, _ = rounds.run(state, batches, number)
+    return rounds.outer_params(rounds.finish(state, 4)), state.outer.exchange
+
+  own = dx.Aggregator(
+    lambda params: {"count": jnp.int32(0), "own": jnp.zeros(())},
+    without_pauses(two_turns),
+    axes={"count": None, "own": 0},
+  )
+  found, exchange = trained(own)
+  kept = exchange.get(0)
+  assert_close(found, trained(None)[0], 1e-6)
+  assert kept["count"].shape == () and kept["own"].shape == (2,)
 
 
 @pytest.mark.parametrize(

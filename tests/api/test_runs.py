@@ -137,6 +137,20 @@ def test_an_exchange_of_ones_own_averages(tmp_path):
   assert calls
 
 
+def test_an_exchange_must_leave_out_replicas_that_are_away(tmp_path):
+  def plain(values, state, params):
+    mean = jax.tree.map(lambda v: jax.lax.pmean(v, "replica"), values)
+    return mean, values, state
+
+  away = runs.settings(method="diloco").to_mapping()
+  away["membership"]["absences"] = "1:1"
+  exchange = dx.Aggregator(lambda params: (), plain)
+  with pytest.raises(ValueError, match="does not leave out a replica"):
+    dx.train(
+      dx.RunConfig.from_mapping(away), tmp_path / "run", exchange=exchange
+    )
+
+
 def test_a_model_without_layers_cannot_have_fragments(tmp_path):
   config = settings(method="delayed", num_fragments=2, overlap_steps=1)
   with pytest.raises(ValueError, match="take dilocox_jax.step_transform"):

@@ -83,7 +83,7 @@ def by_rounds(config, problem, num_steps):
       lambda leaf: jnp.stack([leaf] * NUM_REPLICAS), state.params
     )
   programs = round_programs(
-    method, NUM_LAYERS, NUM_REPLICAS, INNER, nesterov(), "stacked"
+    method, NUM_LAYERS, NUM_REPLICAS, INNER, transform.optimizer, "stacked"
   )
   object.__setattr__(programs.outer, "aggregator", transform.aggregator)
   state = programs.init(params, INNER.init(params))
@@ -140,7 +140,6 @@ def test_a_method_by_name_is_what_the_trainer_runs(name, x64):
   sends_gradients = method.exchanged == "gradient"
   tx = getattr(dx, name)(
     INNER,
-    None if sends_gradients else nesterov(),
     seed=config.seed,
     fragments=None if sends_gradients else config.fragments,
     **SETTINGS[name],
@@ -165,7 +164,11 @@ def test_a_name_brings_its_codec_and_shows_it():
       TypeError,
       "no argument 'H' .did you mean sync_interval",
     ),
-    (lambda: dx.diloco(INNER), ValueError, "needs an outer optimizer"),
+    (
+      lambda: dx.step_transform(diloco(4), INNER),
+      ValueError,
+      "needs an outer optimizer",
+    ),
     (
       lambda: dx.diloco(INNER, nesterov(), codec="int5"),
       ValueError,
@@ -351,10 +354,30 @@ def test_layers_are_put_back_in_their_places(num_layers):
   assert_close(dx.outer_params(tx.init(params), params), params, 0)
 
 
-def test_a_method_that_averages_gradients_has_no_outer_parameters():
-  state = dx.allreduce(INNER).init({"a": jnp.zeros(3)})
+def test_the_model_of_averaged_gradients_is_the_parameters():
+  params = {"a": jnp.ones(3)}
+  state = dx.allreduce(INNER).init(params)
+  assert_close(dx.outer_params(state, params), params, 0)
   with pytest.raises(ValueError, match="parameters themselves are the model"):
     dx.outer_params(state)
+  hidden = dx.allreduce(optax.chain(dx.averaged(INNER, 1)))
+  with pytest.raises(ValueError, match="make it the outermost"):
+    hidden.init(params)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_brings_its_outer_optimizer_and_says_so(name):
+  tx, params = getattr(dx, name)(INNER), {"a": list(jnp.ones((4, 8, 8)))}
+  assert_close(dx.outer_params(tx.init(params), params), params, 0)
+  said = getattr(dx, name).__doc__
+  if METHODS[name]().exchanged == "gradient":
+    assert "no outer optimizer" in said
+    return
+  config = config_of(name, SETTINGS[name])
+  assert f"optax.sgd({config.outer.learning_rate}" in said
+  assert ("momentum" in said.split("outer optimizer is")[1]) == bool(
+    config.outer.momentum
+  )
 
 
 def test_states_of_equal_transforms_have_one_structure():

@@ -4,8 +4,16 @@ import numpy as np
 import pytest
 
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.exchange.mean import finite_part, mean_of_finite_replicas
+from dilocox_jax.exchange.compressed import Compression
+from dilocox_jax.exchange.feedback import Feedback, mean_over_replicas
+from dilocox_jax.exchange.mean import (
+  check_leaves_out,
+  finite_part,
+  mean_of_finite_replicas,
+)
 from dilocox_jax.plan.choices import LAYOUTS
+from dilocox_jax.plan.wire.payload import Int
+from dilocox_jax.pytypes import Aggregator
 from dilocox_jax.trees import all_finite
 
 
@@ -91,3 +99,54 @@ def test_one_bad_value_makes_a_whole_tree_zero(bad):
   rest, is_finite = finite_part({**good, "b": jnp.asarray([1.0, bad])})
   assert not bool(is_finite)
   assert not any(leaf.any() for leaf in jax.tree.leaves(rest))
+
+
+def own_mean(clean=lambda leaf: leaf, kept=lambda leaf: 0 * leaf):
+  """A mean as a caller may write it, with a residual that it adds."""
+
+  def average(values, state, params):
+    del params
+    wanted = jax.tree.map(jnp.add, values, state)
+    mean = jax.tree.map(lambda v: jax.lax.pmean(clean(v), "replica"), wanted)
+    return mean, values, jax.tree.map(kept, wanted)
+
+  return Aggregator(
+    lambda params: jax.tree.map(jnp.zeros_like, params), average
+  )
+
+
+LIKE = {"w": jax.ShapeDtypeStruct((3, 4), jnp.float32)}
+
+
+@pytest.mark.parametrize(
+  "aggregator",
+  [
+    mean_of_finite_replicas(),
+    mean_over_replicas(Compression(Int(1)), Feedback()),
+    mean_over_replicas(Compression(Int(4), "all_gather"), None),
+  ],
+)
+def test_our_exchanges_leave_out_who_is_away(aggregator):
+  check_leaves_out(aggregator, LIKE, 3)
+
+
+@pytest.mark.parametrize(
+  "aggregator",
+  [
+    own_mean(),
+    own_mean(jnp.nan_to_num),  # Counts as zeros, a third of the mean.
+    own_mean()._replace(is_shared=False),
+    mean_of_finite_replicas()._replace(
+      init=lambda params: jnp.zeros(()),
+      average=lambda values, state, params: (
+        jax.tree.map(lambda leaf: leaf * 0 + 1 + state, values),
+        values,
+        jax.lax.pmean(values["w"].mean(), "replica"),
+      ),
+    ),
+  ],
+)
+def test_an_exchange_that_is_spoilt_by_who_is_away_is_refused(aggregator):
+  with pytest.raises(ValueError, match="does not leave out a rep") as raised:
+    check_leaves_out(aggregator, LIKE, 3)
+  assert "\n" not in str(raised.value)

@@ -65,10 +65,17 @@ def test_an_exchange_without_known_turns_has_all_steps():
   assert events == ["send 0", "8 steps", "receive 0"]
 
 
-@pytest.mark.parametrize("num_turns", [1, 3])
-def test_plan_and_exchange_must_have_as_many_turns(num_turns):
-  with pytest.raises(AssertionError, match="more turns than"):
-    run(num_turns, (PARTS // 2, PARTS))
+@pytest.mark.parametrize("ends", [None, (PARTS // 2, PARTS)])
+def test_turns_that_nobody_told_of_come_after_the_steps(ends):
+  events, carry, result = run(3, ends)
+  assert events[-2:] == ["send 2", "receive 2"]
+  assert (carry.outer.params, carry.step, result) == (1, 3 + 8, 3)
+
+
+def test_a_turn_that_does_not_come_is_said_in_one_line():
+  with pytest.raises(ValueError, match="of 2 turns, .* ends after 1") as raised:
+    run(1, (PARTS // 2, PARTS))
+  assert "\n" not in str(raised.value)
 
 
 def test_the_loop_needs_what_is_sent_and_what_arrives_needs_the_loop():

@@ -37,6 +37,13 @@ def rejoined(rule):
   return rule.rejoin(leaves(INNER), leaves(OLD), leaves(NEW), leaves(OWN))
 
 
+def test_a_result_may_leave_a_compiled_program():
+  arrived = jax.jit(
+    lambda: ExchangeResult(leaves(MEAN), leaves(OWN), leaves(OWN))
+  )()
+  jax.tree.map(np.testing.assert_array_equal, arrived, ARRIVAL)
+
+
 @pytest.mark.parametrize("rule", [RESET, mixing(0.5), EAGER])
 def test_most_rules_measure_from_the_outer_parameters(rule):
   measured = rule.measure(leaves(OLD), leaves(OWN), leaves(INNER))

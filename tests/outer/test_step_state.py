@@ -65,9 +65,22 @@ def test_the_model_of_a_masked_transform_lacks_what_was_masked():
   whole = {"a": jnp.ones((3, 4)), "b": jnp.zeros(5), "c": jnp.ones(7)}
   wrapped: Any = optax.masked(tx, mask).init(whole)
   state = wrapped.inner_state
-  for found in (dx.outer_params(state), dx.outer_params(state, whole)):
-    assert found.pop("c") == optax.MaskedNode()
-    assert_equal(found, {"a": whole["a"], "b": whole["b"]})
+  assert_equal(dx.outer_params(state, whole), whole)
+  found = dx.outer_params(state)
+  assert found.pop("c") == optax.MaskedNode()
+  assert_equal(found, {"a": whole["a"], "b": whole["b"]})
+
+
+SLICED = {"sync_interval": 4, "num_fragments": 2}
+LABELS = {"a": "sent", "none": None, "b": {"c": "sent", "d": "kept"}}
+
+
+def tree():
+  return {
+    "a": jnp.ones((4, 3)),
+    "none": None,
+    "b": {"c": jnp.ones(5), "d": jnp.ones(2)},
+  }
 
 
 @pytest.mark.parametrize(
@@ -75,13 +88,43 @@ def test_the_model_of_a_masked_transform_lacks_what_was_masked():
   [
     lambda tx: optax.chain(optax.clip(1.0), tx),
     lambda tx: optax.MultiSteps(tx, 2),
-    lambda tx: optax.masked(tx, {"a": True, "none": None, "b": True}),
+    lambda tx: optax.inject_hyperparams(lambda rate: tx)(rate=0.1),
+    lambda tx: optax.masked(tx, {"a": True, "none": None, "b": False}),
+    lambda tx: optax.multi_transform(
+      {"sent": optax.chain(tx), "kept": optax.set_to_zero()}, LABELS
+    ),
+    lambda tx: optax.multi_transform(
+      {"x": tx, "y": dx.diloco(INNER)}, {"a": "x", "none": None, "b": "y"}
+    ),
   ],
 )
-def test_the_state_of_a_wrapper_is_refused(wrap):
-  state = wrap(dx.diloco(INNER, nesterov())).init(params())
-  with pytest.raises(ValueError, match="not that of a transform of dilocox"):
+@pytest.mark.parametrize(
+  "tx",
+  [
+    dx.diloco(INNER),
+    dx.overlap_loco(INNER, **SLICED),
+    dx.allreduce(INNER),
+    dx.allreduce(dx.averaged(INNER, 1)),
+  ],
+  ids=["diloco", "overlap_loco", "allreduce", "average"],
+)
+def test_the_model_is_found_inside_wrappers(wrap, tx):
+  state = wrap(tx).init(tree())
+  assert_equal(dx.outer_params(state, tree()), tree())
+
+
+@pytest.mark.parametrize(
+  ("state", "message"),
+  [
+    (INNER.init(params()), "holds none of a transform of dilocox_jax"),
+    ({}, "holds none of a transform"),
+    (2 * (dx.diloco(INNER).init(params()),), r"outer_params\(state, params\)"),
+  ],
+)
+def test_what_holds_no_model_is_refused_in_one_line(state, message):
+  with pytest.raises(ValueError, match=message) as raised:
     dx.outer_params(state)
+  assert "\n" not in str(raised.value)
 
 
 def test_an_average_of_averaged_gradients_is_the_model_to_keep():

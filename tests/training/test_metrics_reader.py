@@ -101,6 +101,20 @@ def test_a_segment_becomes_a_row_of_means(desk):
   }
 
 
+def test_what_an_evaluation_sends_belongs_to_no_round(desk):
+  before = TrainingProgress(14, 560, 4_700)
+  names = "outer_loss", "mean_loss", "replica_loss"
+  losses = dict.fromkeys(names, 1.0)
+  desk.book.record_evaluation(losses, {}, before.after(200))
+  desk.now[0] += 1.0
+  desk.book.read(_dispatched())
+  _, row = runs.rows(desk.workdir)
+  assert (row["sent_bytes"], row["total_sent_bytes"]) == (100, 5_000)
+  with pytest.raises(AttributeError):
+    # Rows that are not read yet share it.
+    before.total_sent_bytes += 1  # pyright: ignore
+
+
 def test_time_is_booked_from_one_booking_to_the_next(desk):
   desk.now[0] += 3.0
   desk.book.record_time("compile", 14)
