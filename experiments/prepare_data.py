@@ -3,7 +3,7 @@ r"""Turns text into tokens on disk, for text that is larger than memory.
   python -m experiments.prepare_data --glob='texts/**/*.jsonl.zst' \
     --tokenizer=bpe --vocab_size=8192 --workdir=tokens
 
-Reads plain text and JSON lines, also as .gz and .zst. A run then trains on it
+Reads plain text and JSON lines, also compressed. A run then trains on it
 with --config.data.source=shards --config.data.glob=tokens, and maps the files
 instead of reading them. The same command again goes on where it was stopped.
 """
@@ -27,6 +27,7 @@ from dilocox_jax.data.documents import (
   matching_files,
   read_documents,
   sampled,
+  split_globs,
 )
 from dilocox_jax.data.huggingface import TRAIN_SPLIT, read_dataset
 from experiments.runtime import command_line, file_lock
@@ -56,6 +57,8 @@ def define_flags() -> None:
     "bytes, bpe (trained here), a tokenizer.json, or SentencePiece's .model."
   )
   flags.DEFINE_string("tokenizer", tokenizers.BYTES, text)
+  text = "Token between documents of a --tokenizer file whose own is not known."
+  flags.DEFINE_string("end_of_text", "", text)
   text = "Number of tokens of --tokenizer=bpe."
   flags.DEFINE_integer("vocab_size", 8192, text, lower_bound=257)
   text = "Text from which --tokenizer=bpe is trained (MB, the first documents)."
@@ -69,11 +72,13 @@ def define_flags() -> None:
 def main(values: flags.FlagValues) -> None:
   """Writes the tokens and prints what a run needs to read them."""
   is_bpe = values.tokenizer == "bpe"
+  is_file = values.tokenizer not in (tokenizers.BYTES, tokenizers.BPE)
   command_line.refuse_unused(
     values,
     [
       ("vocab_size", is_bpe, "--tokenizer=bpe"),
       ("bpe_mb", is_bpe, "--tokenizer=bpe"),
+      ("end_of_text", is_file, "--tokenizer of a file"),
       ("split", values.source == "huggingface", "--source=huggingface"),
       ("seed", values.shuffle_buffer > 0, "--shuffle_buffer"),
     ],
@@ -89,7 +94,7 @@ def main(values: flags.FlagValues) -> None:
 
 def _prepare(values: flags.FlagValues, workdir: pathlib.Path) -> None:
   is_dataset = values.source == "huggingface"
-  globs = [] if is_dataset else values.glob.split(";")
+  globs = [] if is_dataset else split_globs(values.glob)
   files = {glob: matching_files(glob) for glob in globs}
   skipped: list[ValueError] = []
   on_damage = skipped.append if values.damaged == "skip" else None
@@ -110,7 +115,9 @@ def _prepare(values: flags.FlagValues, workdir: pathlib.Path) -> None:
     return in_parts(values.glob, drawn)
 
   first = _first(documents(lambda size: None), values)
-  make = tokenizers.choose(values.tokenizer, values.vocab_size)
+  make = tokenizers.choose(
+    values.tokenizer, values.vocab_size, values.end_of_text
+  )
   tokenizer = make(first)
   skipped.clear()  # What was read for the tokenizer is read once more.
   console = Console(stderr=True)

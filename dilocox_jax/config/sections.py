@@ -72,6 +72,9 @@ class DataConfig(Section):
   tokenizer: str = "bytes"
   # bpe: number of tokens.
   vocab_size: int = limited(1024, at_least=257)
+  # A file: its token between two documents; "" takes the one whose name is
+  # known, as <|endoftext|> or </s> is.
+  end_of_text: str = ""
   # Whether a token reads only its own document. A sequence is cut from the text
   # anywhere, so it may hold several.
   document_masks: bool = False

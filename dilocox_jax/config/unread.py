@@ -123,7 +123,10 @@ def _ignored_data(values: Values) -> Iterator[Ignored]:
     (("text_field",), "reads no JSON: set data.source=text_files"),
     (("damaged",), "reads no files that may be damaged: drop it"),
     (("validation_fraction",), "is divided already: drop it"),
-    (("tokenizer", "vocab_size"), "has tokens already: drop it"),
+    (
+      ("tokenizer", "vocab_size", "end_of_text"),
+      "has tokens already: drop it",
+    ),
   ):
     if not sources.reads(source, names[0]):
       yield "data", names, f"data.source={source} {remedy}"
@@ -136,6 +139,9 @@ def _ignored_data(values: Values) -> Iterator[Ignored]:
   if values["data.tokenizer"] != "bpe":
     remedy = "only data.tokenizer=bpe is trained: set it, or drop this"
     yield "data", ("vocab_size",), remedy
+  if values["data.tokenizer"] in ("bytes", "bpe"):
+    remedy = "bytes and bpe have their own: set data.tokenizer to a file"
+    yield "data", ("end_of_text",), remedy
 
 
 def _ignored_options(section: str, optimizer: str) -> Iterator[Ignored]:

@@ -129,6 +129,7 @@ def from_files(
       f" are needed, or {change} validation_fraction"
     )
   made = tokenizer(kept)
+  tokenizers.warn_of_changes(made, held[:100])
   digest = digest_of(files)
   if made.digest:
     digest = digest_of({digest: made.digest.encode()})

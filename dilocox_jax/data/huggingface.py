@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import logging
+import os
 import pathlib
 import re
 from collections.abc import Iterable, Iterator
@@ -57,7 +58,7 @@ def read_dataset(
   # While it is imported it says which versions it found.
   logging.getLogger("datasets").setLevel(logging.WARNING)
   library = extra_package("datasets", "data.source=huggingface", "hf")
-  folder = pathlib.Path(place).expanduser()
+  folder = pathlib.Path(os.path.expanduser(place))
   named = functools.partial(_named, text_field=text_field, on_damage=on_damage)
   if any((folder / name).exists() for name in _SAVED):
     yield from named(_saved(library, folder, split), place)
@@ -67,7 +68,7 @@ def read_dataset(
     return
   for name, path in matching_files(place):
     try:
-      if path.suffix in _STREAMED:
+      if path.suffix.lower() in _STREAMED:
         yield from named(_file(library, path), str(path))
         continue
       for document in read_documents(name, path, text_field, on_damage):
@@ -88,7 +89,7 @@ def _saved(library: Any, folder: pathlib.Path, split: str) -> Iterator:
 def _file(library: Any, path: pathlib.Path) -> Iterator:
   with _one_line(str(path)):
     yield from library.load_dataset(
-      _STREAMED[path.suffix],
+      _STREAMED[path.suffix.lower()],
       data_files={TRAIN_SPLIT: [str(path)]},
       split=TRAIN_SPLIT,
       streaming=True,

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from dilocox_jax import files
-from dilocox_jax.checks import require
+from dilocox_jax.checks import of_type, require
 from dilocox_jax.data import tokenizers
 from dilocox_jax.data.corpus import Corpus, check_fraction, is_held_out
 from dilocox_jax.data.documents import DAMAGED, Document
@@ -35,6 +35,17 @@ FORMAT = 1
 INDEX, _PROGRESS = "index.json", "progress.json"
 TRAIN, VALIDATION = "train", "validation"
 _BATCH = 1000  # Documents that are encoded and written together.
+# Types of what is read of a JSON file; both splits have a number of each count.
+_COUNTS = ("tokens", "text_bytes")
+_INDEX_TYPES = {
+  **{"tokens": dict, "parts": list, "documents": int, "vocab_size": int},
+  **{"dtype": str, "digest": str, "tokenizer_file": str},
+  "bytes_per_token": float,
+}
+_PROGRESS_TYPES = {
+  **{"tokens": dict, "parts": list, "documents": int, "text_bytes": dict},
+  **{"settings": dict, "digest": str},
+}
 
 
 @dataclasses.dataclass
@@ -94,6 +105,7 @@ def write(
     "vocab_size": tokenizer.vocab_size,
     "tokenizer": tokenizer.name,
     "tokenizer_digest": tokenizer.digest,
+    "end_of_text": tokenizer.end_name,
     "validation_fraction": validation_fraction,
     "source": dict(source or {}),
   }
@@ -130,7 +142,9 @@ def _begun(folder: pathlib.Path, settings: Mapping[str, Any]) -> Progress:
   path = folder / _PROGRESS
   progress = Progress(settings)
   if path.exists():
-    progress = Progress(**json.loads(path.read_text()))
+    remedy = f"remove {folder} and begin anew"
+    values = _read_json(path, _PROGRESS_TYPES, remedy)
+    progress = Progress(**{name: values[name] for name in _PROGRESS_TYPES})
     require(
       progress.settings == dict(settings),
       f"{folder} was begun with other settings or documents: give those again, "
@@ -191,7 +205,7 @@ def _finish(
     require(count > 0, f"{folder} has no {split} text: it needs {change}")
   name = ""
   if tokenizer.content:
-    is_json = tokenizer.content.startswith(b"{")
+    is_json = tokenizer.content.lstrip().startswith(b"{")
     name = "tokenizer.json" if is_json else "tokenizer.model"
     with files.replaced(folder / name) as file:
       file.write(tokenizer.content)
@@ -221,7 +235,7 @@ def map_corpus(folder: str, damaged: str = DAMAGED[0]) -> Corpus:
     ValueError: If it is no such folder, or a file is too short or too long.
       The message is one line.
   """
-  path = pathlib.Path(folder).expanduser()
+  path = pathlib.Path(os.path.expanduser(folder))
   index = _index(path)
   dtype = np.dtype(index["dtype"]).newbyteorder("<")
   arrays, missing = {}, 0
@@ -232,7 +246,7 @@ def map_corpus(folder: str, damaged: str = DAMAGED[0]) -> Corpus:
     may_skip = 0 < found and size < whole  # Of a longer file no token is sure.
     or_skip = ", or set data.damaged=skip" if may_skip else ""
     require(
-      size == whole or (damaged == "skip" and may_skip),
+      size == whole > 0 or (damaged == "skip" and may_skip),
       f"{file} has {size:,} bytes instead of {whole:,}: copy the folder again, "
       f"write it anew{or_skip}",
     )
@@ -240,7 +254,8 @@ def map_corpus(folder: str, damaged: str = DAMAGED[0]) -> Corpus:
     missing += count - found
   made = tokenizers.byte_tokenizer()
   if index["tokenizer_file"]:
-    made = tokenizers.from_file(str(path / index["tokenizer_file"]))
+    file = str(path / index["tokenizer_file"])
+    made = tokenizers.from_file(file, index.get("end_of_text", ""))
   return Corpus(
     "shards",
     arrays[TRAIN],
@@ -252,7 +267,7 @@ def map_corpus(folder: str, damaged: str = DAMAGED[0]) -> Corpus:
     made,
     missing,
     # What is missing is missing at the end, so of the last parts.
-    _parts(index.get("parts", ()), len(arrays[TRAIN])),
+    _parts(index["parts"], len(arrays[TRAIN])),
   )
 
 
@@ -263,26 +278,53 @@ def _parts(parts: Sequence[int], num_tokens: int) -> tuple[int, ...]:
 
 def is_finished(folder: str) -> bool:
   """Whether a folder holds tokens that `write` finished."""
-  return (pathlib.Path(folder).expanduser() / INDEX).exists()
+  return os.path.exists(os.path.join(os.path.expanduser(folder), INDEX))
 
 
 def _index(path: pathlib.Path) -> dict[str, Any]:
   begun = ", which was begun and not finished: run the same command again"
-  try:
-    index = json.loads((path / INDEX).read_text())
-  except OSError:
-    raise ValueError(
-      f"{path} holds no tokens that experiments.prepare_data finished"
-      f"{begun if (path / _PROGRESS).exists() else ''}"
-    ) from None
-  except ValueError as error:
-    raise ValueError(f"{path / INDEX} is damaged ({error})") from None
+  require(
+    os.path.isfile(path / INDEX),
+    f"{path} holds no tokens that experiments.prepare_data finished"
+    f"{begun if os.path.exists(path / _PROGRESS) else ''}",
+  )
+  remedy = "copy the folder again, or write the tokens anew"
+  index = _read_json(path / INDEX, _INDEX_TYPES, remedy)
   require(
     index.get("format") == FORMAT,
     f"{path / INDEX} has format {index.get('format')}, not {FORMAT}: write the "
     "tokens anew",
   )
+  dtype = np.min_scalar_type(index["vocab_size"] - 1).name
+  require(
+    index["dtype"] == dtype,
+    f"{path / INDEX} is damaged ({index['dtype']} instead of {dtype} for "
+    f"{index['vocab_size']} tokens): {remedy}",
+  )
   return index
+
+
+def _read_json(
+  path: pathlib.Path, types: Mapping[str, type], remedy: str
+) -> dict[str, Any]:
+  """Reads an object that has values of these types, unless of another format.
+
+  Raises:
+    ValueError: If it has not. The message is one line.
+  """
+  try:
+    values = of_type("it", json.loads(path.read_bytes()), dict)
+    if values.get("format", FORMAT) == FORMAT:
+      for name, kind in types.items():
+        of_type(name, values.get(name), kind)
+      for name in types.keys() & _COUNTS:
+        for split in (TRAIN, VALIDATION):
+          of_type(f"{name}.{split}", values[name].get(split), int)
+      for number in values["parts"]:
+        of_type("a part", number, int)
+  except (OSError, ValueError, RecursionError) as error:
+    raise ValueError(f"{path} is damaged ({error}): {remedy}") from None
+  return values
 
 
 def _file(folder: pathlib.Path, split: str) -> pathlib.Path:

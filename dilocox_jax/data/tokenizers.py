@@ -7,12 +7,13 @@ A tokenizer has a digest, because a loss per token means something only together
 with the tokens. Losses under two tokenizers are compared in bits per byte.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Integer
@@ -27,6 +28,7 @@ BPE_VOCAB_SIZE = 1024
 _BATCH = 1000  # Documents that are encoded together.
 # Names that tokenizers give the token between two documents.
 _ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+_LISTED = 12  # Tokens that a message lists at most.
 _CACHE_VARIABLE = "DILOCOX_JAX_CACHE"
 _DEFAULT_CACHE = "~/.cache/dilocox_jax"
 
@@ -43,6 +45,7 @@ class Tokenizer:
     decode: Function from tokens to text.
     digest: 16 hex digits that name the tokenizer; empty for bytes.
     content: Content of the file that describes it; empty for bytes.
+    end_name: Name of `end_of_text` if it was asked for, else empty.
   """
 
   name: str
@@ -52,6 +55,7 @@ class Tokenizer:
   decode: Callable[[Sequence[int] | Tokens], str]
   digest: str = ""
   content: bytes = b""
+  end_name: str = ""
 
   @property
   def dtype(self) -> np.dtype:
@@ -63,7 +67,7 @@ MakeTokenizer = Callable[[Sequence[bytes]], Tokenizer]
 
 
 def choose(
-  name: str = BYTES, vocab_size: int = BPE_VOCAB_SIZE
+  name: str = BYTES, vocab_size: int = BPE_VOCAB_SIZE, end_of_text: str = ""
 ) -> MakeTokenizer:
   """Returns a function from training documents to the tokenizer of a name.
 
@@ -71,6 +75,8 @@ def choose(
     name: "bytes", "bpe" (trained on the documents), or the path of a
       tokenizer.json or of a SentencePiece model.
     vocab_size: Number of tokens of "bpe".
+    end_of_text: Token of a file that is put between two documents; "" takes
+      the one whose name is known.
   """
 
   def make(documents: Sequence[bytes]) -> Tokenizer:
@@ -78,7 +84,7 @@ def choose(
       return byte_tokenizer(documents)
     if name == BPE:
       return trained_bpe(documents, vocab_size)
-    return from_file(name)
+    return from_file(name, end_of_text)
 
   return make
 
@@ -130,10 +136,10 @@ def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
     f"data.vocab_size={vocab_size} must be at least 257: 256 bytes and the end "
     "of a document",
   )
-  path = _cached(_digest(*documents, str(vocab_size).encode()))
-  if path and path.exists():
-    return _from_text(BPE, path.read_text())
   library = extra_package("tokenizers", "data.tokenizer")
+  path = _cached(_digest(*documents, str(vocab_size).encode()))
+  if path and (kept := _kept(path)):
+    return kept
   made = library.Tokenizer(library.models.BPE())
   made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
   made.decoder = library.decoders.ByteLevel()
@@ -149,6 +155,19 @@ def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
   return _from_text(BPE, made.to_str())
 
 
+def _kept(path: pathlib.Path) -> Tokenizer | None:
+  """Reads a file of the cache; None if it is missing or damaged."""
+  try:
+    return _from_text(BPE, path.read_text("utf-8"))
+  except FileNotFoundError:
+    return None
+  except Exception as error:  # The library raises plain exceptions.
+    logging.getLogger(__name__).warning(
+      "the tokenizer is trained again, because %s is damaged: %s", path, error
+    )
+    return None
+
+
 def _keep(path: pathlib.Path, text: str) -> None:
   """Writes a file of the cache; without one the tokenizer is trained again."""
   try:
@@ -161,44 +180,70 @@ def _keep(path: pathlib.Path, text: str) -> None:
     )
 
 
-def from_file(path: str) -> Tokenizer:
+def from_file(path: str, end_of_text: str = "") -> Tokenizer:
   """Reads a tokenizer.json or a SentencePiece model.
 
   Args:
     path: A file; one that ends in ".model" is SentencePiece's.
+    end_of_text: The token between two documents; "" takes the one whose name
+      is known.
 
   Raises:
     ValueError: If there is no such file, it is no tokenizer, or it has no token
       for the end of a document. The message is one line.
   """
-  file = pathlib.Path(path).expanduser()
+  file = pathlib.Path(os.path.expanduser(path))
   require(
-    file.is_file(),
-    f"data.tokenizer={path}: no such file; give 'bytes', 'bpe', a "
-    "tokenizer.json or a SentencePiece .model",
+    os.path.isfile(file),
+    f"data.tokenizer={path}: {'a folder' if file.is_dir() else 'no such file'};"
+    " give 'bytes', 'bpe', a tokenizer.json or a SentencePiece .model",
   )
-  if file.suffix == ".model":
-    return _sentence_piece(path, file)
+  with _one_line(path):
+    content = file.read_bytes()
+    if file.suffix.lower() == ".model":
+      return _sentence_piece(path, content, end_of_text)
+    return _from_text(path, content.decode(), end_of_text)
+
+
+def warn_of_changes(tokenizer: Tokenizer, documents: Sequence[bytes]) -> None:
+  """Warns if a tokenizer does not give documents back as they are.
+
+  Args:
+    tokenizer: Bytes and "bpe" give everything back, a file often not.
+    documents: Some of the documents.
+  """
+  if tokenizer.name in (BYTES, BPE):
+    return
+  encoded = tokenizer.encode(documents)
+  pairs = zip(documents, map(tokenizer.decode, encoded), strict=True)
+  changed = sum(before != after.encode() for before, after in pairs)
+  if changed:
+    logging.getLogger(__name__).warning(
+      "data.tokenizer=%s gives %d of %d documents back changed, so a run "
+      "learns another text than was read, whose bytes bits a byte count",
+      *(tokenizer.name, changed, len(documents)),
+    )
+
+
+@contextlib.contextmanager
+def _one_line(name: str) -> Iterator[None]:
+  """Turns what a library raises, which may be anything, into one line."""
   try:
-    return _from_text(path, file.read_text())
-  except UnicodeDecodeError as error:
-    raise ValueError(f"data.tokenizer={path}: {error}") from error
-  except ValueError:
-    raise
-  except Exception as error:  # The library raises plain exceptions.
-    raise ValueError(f"data.tokenizer={path}: {error}") from error
+    yield
+  except Exception as error:
+    if isinstance(error, ValueError) and not isinstance(error, UnicodeError):
+      raise
+    reason = " ".join(str(error).split())
+    raise ValueError(f"data.tokenizer={name}: {reason}") from error
 
 
-def _from_text(name: str, text: str) -> Tokenizer:
+def _from_text(name: str, text: str, end_of_text: str = "") -> Tokenizer:
   """Returns the tokenizer that a tokenizer.json describes."""
   made = extra_package("tokenizers", "data.tokenizer").Tokenizer.from_str(text)
-  found = (made.token_to_id(token) for token in _ENDS_OF_TEXT)
-  end = next((number for number in found if number is not None), None)
-  if end is None:
-    raise ValueError(
-      f"data.tokenizer={name} has no token for the end of a document: it needs "
-      f"one of {', '.join(_ENDS_OF_TEXT)}"
-    )
+  special = [t.content for t in made.get_added_tokens_decoder().values()]
+  end = _end(name, end_of_text, _ENDS_OF_TEXT, made.token_to_id, special)
+  # A document that has the name of a special token in its text keeps it there.
+  made.encode_special_tokens = True
   # A file may ask for texts of one length. A document is kept whole here.
   made.no_truncation()
   made.no_padding()
@@ -208,44 +253,82 @@ def _from_text(name: str, text: str) -> Tokenizer:
 
   def encode(documents: Sequence[bytes]) -> list[Tokens]:
     texts = list(map(_text, documents))
-    encoded = made.encode_batch(texts, add_special_tokens=False)
+    with _one_line(name):
+      encoded = made.encode_batch(texts, add_special_tokens=False)
     return [np.asarray(one.ids, dtype) for one in encoded]
 
   def decode(tokens: Sequence[int] | Tokens) -> str:
     return made.decode([int(token) for token in tokens])
 
   content = text.encode()
-  return Tokenizer(name, size, end, encode, decode, _digest(content), content)
-
-
-def _sentence_piece(name: str, file: pathlib.Path) -> Tokenizer:
-  library = extra_package("sentencepiece", "data.tokenizer")
-  try:
-    made = library.SentencePieceProcessor(model_file=str(file))
-  except (OSError, RuntimeError) as error:
-    reason = str(error).splitlines()[0]
-    raise ValueError(f"data.tokenizer={name}: {reason}") from error
-  size, end = made.vocab_size(), made.eos_id()
-  require(
-    end >= 0,
-    f"data.tokenizer={name} has no token for the end of a document (eos)",
+  digest = _digest(content, *filter(None, [end_of_text.encode()]))
+  return Tokenizer(
+    name, size, end, encode, decode, digest, content, end_of_text
   )
+
+
+def _sentence_piece(name: str, content: bytes, end_of_text: str) -> Tokenizer:
+  library = extra_package("sentencepiece", "data.tokenizer")
+  require(bool(content), f"data.tokenizer={name} is an empty file")
+  made = library.SentencePieceProcessor(model_proto=content)
+  size = made.vocab_size()
+
+  def number_of(token: str) -> int | None:
+    number = made.piece_to_id(token)  # The unknown token for all others.
+    return number if made.id_to_piece(number) == token else None
+
+  special = [made.id_to_piece(n) for n in range(size) if made.is_control(n)]
+  own = [made.id_to_piece(made.eos_id())] if made.eos_id() >= 0 else []
+  usual = (*own, *_ENDS_OF_TEXT)
+  end = _end(name, end_of_text, usual, number_of, special)
   dtype = np.min_scalar_type(size - 1)
 
   def encode(documents: Sequence[bytes]) -> list[Tokens]:
-    encoded = made.encode(list(map(_text, documents)))
+    with _one_line(name):
+      encoded = made.encode(list(map(_text, documents)))
     return [np.asarray(tokens, dtype) for tokens in encoded]
 
   def decode(tokens: Sequence[int] | Tokens) -> str:
     return made.decode([int(token) for token in tokens])
 
-  content = file.read_bytes()
-  return Tokenizer(name, size, end, encode, decode, _digest(content), content)
+  digest = _digest(content, *filter(None, [end_of_text.encode()]))
+  return Tokenizer(
+    name, size, end, encode, decode, digest, content, end_of_text
+  )
+
+
+def _end(
+  name: str,
+  given: str,
+  usual: Iterable[str],
+  number_of: Callable[[str], int | None],
+  special: Sequence[str],
+) -> int:
+  """Returns the number of the token between documents."""
+  for token in (given,) if given else usual:
+    if (number := number_of(token)) is not None:
+      return number
+  have = ", ".join(special[:_LISTED]) or "none that are special"
+  if given:
+    raise ValueError(
+      f"data.end_of_text={given!r} is no token of {name}: name one that it has "
+      f"({have})"
+    )
+  raise ValueError(
+    f"data.tokenizer={name} has no token for the end of a document whose name "
+    f"is known ({', '.join(_ENDS_OF_TEXT)}): name one of its tokens ({have}) "
+    "with data.end_of_text"
+  )
 
 
 def _text(document: bytes) -> str:
-  """Returns a document as text; bytes that are no UTF-8 become U+FFFD."""
-  return document.decode(errors="replace")
+  try:
+    return document.decode()
+  except UnicodeDecodeError as error:
+    raise ValueError(
+      f"the document that begins with {document[:20]!r} is no text in UTF-8 "
+      f"({error}): convert it, or take data.tokenizer=bytes"
+    ) from None
 
 
 def _digest(*parts: bytes) -> str:
@@ -260,4 +343,6 @@ def _cached(digest: str) -> pathlib.Path | None:
   folder = os.environ.get(_CACHE_VARIABLE, _DEFAULT_CACHE)
   if not folder:
     return None
-  return pathlib.Path(folder).expanduser() / "tokenizers" / f"{digest}.json"
+  return pathlib.Path(
+    os.path.expanduser(folder), "tokenizers", f"{digest}.json"
+  )

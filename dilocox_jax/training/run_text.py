@@ -77,8 +77,10 @@ def text_of(data: DataConfig, seed: int) -> Corpus:
     ValueError: If the source has no text. The message is one line.
   """
   given = {k: v for k, v in vars(data).items() if k in sources.SETTINGS}
-  made = {"tokenizer": tokenizers.choose(data.tokenizer, data.vocab_size)}
-  return sources.load_corpus(data.source, **given | made, seed=seed)
+  given["tokenizer"] = tokenizers.choose(
+    data.tokenizer, data.vocab_size, data.end_of_text
+  )
+  return sources.load_corpus(data.source, **given, seed=seed)
 
 
 def document_end(

@@ -15,7 +15,6 @@ Any other error is a bug, and its traceback is printed.
 """
 
 import contextlib
-import glob
 import logging
 import os
 import pathlib
@@ -319,14 +318,12 @@ def check_files(config) -> None:
       the directory of a run.
   """
   data, source = config.data, config.checkpoint.init_from
-  globs = data.glob.split(";") if data.source == "text_files" else []
-  for pattern in globs:
-    matches = glob.iglob(os.path.expanduser(pattern), recursive=True)
-    if not any(map(os.path.isfile, matches)):
-      raise UsageError(
-        f"no file matches {pattern!r} of data.glob: give a pattern of existing "
-        "files, for example 'texts/**/*.txt'"
-      )
+  if data.source == "text_files":
+    from dilocox_jax.data.documents import matching_files, split_globs
+
+    with usage_errors("data.glob: "):
+      for pattern in split_globs(data.glob):
+        matching_files(pattern)
   if source and not (pathlib.Path(source) / "config.json").is_file():
     raise UsageError(
       f"checkpoint.init_from={source} is not a run directory: name the "

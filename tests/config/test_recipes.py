@@ -26,6 +26,7 @@ DEFAULT = {
   **{"data.split": "train", "data.max_documents": 0},
   **{"data.shuffle_buffer": 0, "data.damaged": "error"},
   **{"data.tokenizer": "bytes", "data.vocab_size": 1024},
+  **{"data.end_of_text": ""},
   "data.document_masks": False,
   **{"data.validation_fraction": 0.05, "data.mix": ""},
   **{"data.num_workers": 0, "data.batch_size": 8},

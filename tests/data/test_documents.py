@@ -1,5 +1,9 @@
+import ast
+import bz2
 import gzip
 import json
+import lzma
+import os
 
 import pytest
 import zstandard
@@ -11,6 +15,7 @@ from dilocox_jax.data.documents import (
   named_globs,
   read_documents,
   sampled,
+  split_globs,
 )
 
 LINES = [{"text": f"document {n} ü\n", "other": n} for n in range(30)]
@@ -29,8 +34,11 @@ def documents(pattern, **options):
   ("name", "compress"),
   [
     ("a.jsonl", bytes),
-    ("a.ndjson", bytes),
+    ("a.NDJSON", bytes),
+    ("a.json", bytes),
+    ("a.json", lambda lines: json.dumps(LINES, indent=1).encode("utf-8-sig")),
     ("a.jsonl.gz", gzip.compress),
+    ("a.JSONL.Bz2", bz2.compress),
     ("a.jsonl.zst", zstandard.ZstdCompressor().compress),
   ],
 )
@@ -78,25 +86,87 @@ def test_the_field_of_the_text_has_a_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("content", "said"),
+  ("name", "content", "said"),
   [
-    (b'{"text": "a"}\n{"text', "line 2 is no JSON"),
-    (b'{"text": "a"}\n[1]\n', "line 2 has no text in the field 'text'"),
-    (b'{"text": 3}\n', "line 1 has no text"),
+    ("a.jsonl", b'{"text": "a"}\n{"text', ", line 2 is no JSON"),
+    ("a.jsonl", b'{"text": "a"}\n[1]\n', "line 2 has no text in the field"),
+    ("a.jsonl", b'{"text": 3}\n', ", line 1 has no text"),
+    ("a.jsonl", b'{"text": ' + b"[" * 100_000, ", line 1 is no JSON (maximum"),
+    ("a.jsonl", b'{"n": ' + b"9" * 5000 + b"}", ", line 1 is no JSON (Exceeds"),
+    ("a.jsonl", b'{"text": "caf\xe9"}', ", line 1 is no JSON ('utf-8' codec"),
+    ("a.jsonl", b'{"text": "\\ud83d"}', "line 1 has half of a surrogate pair"),
+    ("a.jsonl", b'{"text": "\xed\xa0\x80"}', "half of a surrogate pair"),
+    ("a.json", b'[{"text": "a"}, 3]', ", item 2 has no text"),
+    ("a.json", b'[{"text": "a"}, ', "a.json is no JSON"),
+    ("a.txt", "caf\xe9 x".encode("latin-1"), "byte 0xe9 in position 3"),
+    ("a.txt", "caf\xe9 x".encode("utf-16"), "is no text in UTF-8"),
+    ("a.txt.gz", gzip.compress(b"ab\xff"), "is no text in UTF-8"),
+    ("a.tar", b"", "is a .tar file, which is not read"),
   ],
 )
-def test_a_damaged_line_is_named(content, said, tmp_path):
-  (tmp_path / "a.jsonl").write_bytes(content)
-  with pytest.raises(ValueError, match="a.jsonl, ") as error:
-    documents(tmp_path / "*.jsonl")
-  assert said in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_cut_archive_is_one_line(tmp_path):
-  (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(JSON_LINES)[:-20])
-  with pytest.raises(ValueError, match=r"cannot read .*a.jsonl.gz \(") as error:
+def test_damage_is_named_and_can_be_left_out(name, content, said, tmp_path):
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(ValueError, match=name) as error:
     documents(tmp_path / "*")
-  assert "\n" not in str(error.value)
+  assert said in str(error.value) and "\n" not in str(error.value)
+  told = []
+  found = documents(tmp_path / "*", on_damage=told.append)
+  assert {d.content for d in found} <= {b"a"}
+  assert str(told[0]) == str(error.value) and len(told) == 1
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zst"])
+def test_a_cut_archive_is_one_line(kind, tmp_path):
+  compress = {
+    **{"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress},
+    "zst": zstandard.ZstdCompressor().compress,
+  }[kind]
+  path = tmp_path / f"a.jsonl.{kind}"
+  for content in (compress(JSON_LINES)[:-6], b"\0" * 99, b""):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"a.jsonl.{kind} ") as error:
+      documents(tmp_path / "*")
+    assert "\n" not in str(error.value)
+    told = []
+    documents(tmp_path / "*", on_damage=told.append)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+  "text", ["\ufeffa", "a\0b", "\r\n a \t", "\U0001f600", "a<|endoftext|>b"]
+)
+def test_whatever_is_utf_8_stays_as_it_is(text, tmp_path):
+  (tmp_path / "a.txt").write_bytes(text.encode())
+  (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))
+  assert [d.content.decode() for d in documents(tmp_path / "*")] == [text] * 2
+
+
+NAMES = ["a[1].txt", "b[x]/a.txt", "a;b.txt", "*", "[!a].txt"]
+
+
+def test_a_path_that_exists_is_taken_as_it_is(tmp_path):
+  names = [*NAMES, os.fsdecode(b"\xe9")]
+  paths = [tmp_path / name for name in names]
+  for path in paths:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("text")
+  assert [matching_files(str(path))[0][1] for path in paths] == paths
+  assert [n for n, _ in matching_files(f"{tmp_path}/b[x]/*.txt")] == ["a.txt"]
+  texts = [str(path) for path in paths]
+  assert split_globs(" ;\t".join([*texts, ""])) == texts
+  assert split_globs("x/*; y") == ["x/*", "y"] and split_globs("") == [""]
+  sets = ";".join(f"{n} = {text}" for n, text in enumerate(texts))
+  assert list(named_globs(sets).values()) == texts
+
+
+def test_a_folder_is_answered_with_a_pattern_of_its_files(tmp_path):
+  (tmp_path / "[a]").mkdir()
+  (tmp_path / "[a]/b.txt").write_text("text")
+  for pattern in (tmp_path, f"{tmp_path}/*", f"{tmp_path}/[a]"):
+    with pytest.raises(ValueError, match="matches folders") as error:
+      matching_files(str(pattern))
+    example = str(error.value).rpartition("example ")[2]
+    assert len(matching_files(ast.literal_eval(example))) == 1
 
 
 def test_damage_can_be_told_and_left_out(tmp_path):

@@ -136,8 +136,19 @@ def test_what_is_damaged_is_one_line(tmp_path, bpe):
   index = json.loads((folder / "index.json").read_text())
   (folder / "index.json").write_text(json.dumps(index | {"format": 2}))
   assert "has format 2, not 1" in refused(shards.map_corpus, str(folder))
-  (folder / "index.json").write_text("{")
-  assert "index.json is damaged" in refused(shards.map_corpus, str(folder))
+  for damage in ("", "{", "[]", "9" * 5000, "[" * 100_000):
+    (folder / "index.json").write_text(damage)
+    assert "index.json is damaged" in refused(shards.map_corpus, str(folder))
+  for damage in ({"dtype": "uint16"}, {"tokens": {"train": 9}}, {"parts": 3}):
+    (folder / "index.json").write_text(json.dumps(index | damage))
+    assert "index.json is damaged" in refused(shards.map_corpus, str(folder))
+
+
+def test_the_token_between_documents_is_kept(tmp_path, bpe):
+  (tmp_path / "own.json").write_bytes(bpe.content.replace(b"endof", b"ofend"))
+  tokenizer = tokenizers.from_file(f"{tmp_path}/own.json", "<|ofendtext|>")
+  write(tmp_path / "a", tokenizer)
+  assert shards.map_corpus(f"{tmp_path}/a").tokenizer.digest == tokenizer.digest
 
 
 def test_the_tokens_that_a_short_file_still_has_can_be_taken(tmp_path, bpe):
@@ -167,6 +178,8 @@ def test_a_lost_end_of_a_file_is_noticed(tmp_path):
   writing.close()
   (tmp_path / "train.bin").write_bytes(b"")
   assert "shorter than" in refused(write, tmp_path)
+  (tmp_path / "progress.json").write_text("{")
+  assert "progress.json is damaged" in refused(write, tmp_path)
 
 
 def test_a_split_without_text_is_refused(tmp_path):

@@ -41,7 +41,7 @@ def test_a_trained_vocabulary_gives_every_text_back():
   made = tokenizers.choose("bpe", 300)(TEXTS)
   # It has learnt whatever pairs there are to learn, and stops there.
   assert 257 < made.vocab_size <= 300 and made.dtype == np.uint16
-  unseen = "Zwölf Boxkämpfer, 日本".encode()
+  unseen = "\ufeffZwölf Boxkämpfer,\r\n\0 日本<|endoftext|>".encode()
   for text in (*TEXTS, unseen, b""):
     (tokens,) = made.encode([text])
     assert tokens.dtype == made.dtype
@@ -64,6 +64,16 @@ def test_a_vocabulary_is_trained_once_for_a_text(own_cache, monkeypatch):
   assert from_file.digest == first.digest and from_file.name == str(kept)
 
 
+@pytest.mark.parametrize("kept_bytes", [0, 2000])
+def test_a_damaged_vocabulary_is_trained_again(kept_bytes, own_cache, caplog):
+  first = tokenizers.choose("bpe", 300)(TEXTS)
+  (kept,) = (own_cache / "tokenizers").iterdir()
+  whole = kept.read_bytes()
+  kept.write_bytes(whole[:kept_bytes])
+  assert tokenizers.choose("bpe", 300)(TEXTS).digest == first.digest
+  assert kept.read_bytes() == whole and str(kept) in caplog.text
+
+
 def test_without_a_cache_nothing_is_written(own_cache, monkeypatch):
   monkeypatch.setenv("DILOCOX_JAX_CACHE", "")
   tokenizers.choose("bpe", 280)(TEXTS)
@@ -76,6 +86,9 @@ def test_a_sentence_piece_model_makes_tokens(sentence_piece):
   assert made.vocab_size == 40 and made.dtype == np.uint8
   assert made.decode(tokens) == "the cat sat"
   assert made.end_of_text == 2
+  assert (
+    tokenizers.choose(sentence_piece, end_of_text="<s>")([]).end_of_text == 1
+  )
 
 
 def test_documents_are_joined_by_the_end_of_a_text():
@@ -168,6 +181,30 @@ def test_numbers_of_tokens_may_have_gaps(tmp_path, highest):
   assert made.encode([b"a b"])[0].tolist() == [1, highest]
 
 
+def test_the_token_between_documents_can_be_named(tmp_path):
+  path = tmp_path / "named.json"
+  path.write_text(words({"a": 1, "<stop>": 2}))
+  usual, named = (
+    tokenizers.choose(str(path), end_of_text=name)([])
+    for name in ("", "<stop>")
+  )
+  assert tokenizers.join(named, [b"a", b"a"]).tolist() == [1, 2, 1]
+  assert usual.digest != named.digest and usual.end_of_text == 0
+  with pytest.raises(ValueError, match="data.end_of_text='<end>' is no token"):
+    tokenizers.choose(str(path), end_of_text="<end>")([])
+
+
+@pytest.mark.parametrize("make", ["bpe", "words", "piece"])
+def test_no_text_is_changed_in_silence(make, sentence_piece, tmp_path, caplog):
+  path = tmp_path / "words.json"
+  path.write_text(words({"cat": 1}))
+  name = {"bpe": "bpe", "words": str(path), "piece": sentence_piece}[make]
+  loaded = corpus.from_files("t", FILES, 0.3, tokenizers.choose(name, 300))
+  assert ("documents back changed" in caplog.text) == (make != "bpe")
+  with pytest.raises(ValueError, match="no text in UTF-8"):
+    loaded.tokenizer.encode(["größer".encode("latin-1")])
+
+
 def test_a_tokenizer_that_cannot_be_kept_is_used_all_the_same(
   tmp_path, monkeypatch
 ):
@@ -202,8 +239,9 @@ def test_a_tokenizer_that_cannot_be_kept_is_used_all_the_same(
           },
         }
       ),
-      "has no token for the end of a document: it needs one of <|endoftext|>",
+      "name one of its tokens (none that are special) with data.end_of_text",
     ),
+    ("empty.model", "", "empty.model is an empty file"),
   ],
 )
 def test_a_bad_tokenizer_is_one_line(name, content, said, tmp_path):

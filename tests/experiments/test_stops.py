@@ -140,7 +140,7 @@ def test_a_loss_that_is_not_finite_before_the_first_save_claims_no_checkpoint(
   [
     (
       ["--config.data.source=text_files", "--config.data.glob=nowhere/*.txt"],
-      "no file matches 'nowhere/*.txt' of data.glob",
+      "data.glob: no file matches the glob 'nowhere/*.txt'",
     ),
     (
       ["--config.checkpoint.init_from=nowhere"],
