@@ -67,13 +67,10 @@ class DataConfig(Section):
   shuffle_buffer: int = limited(0, at_least=0)
   # What to do with a damaged line or file: error, or skip and count it.
   damaged: str = limited("error", choices=DAMAGED)
-  # bytes, bpe (trained on the training text), or the path of a tokenizer.json
-  # or of a SentencePiece .model.
+  # bytes, bpe (trained on the text), a tokenizer.json, SentencePiece's .model.
   tokenizer: str = "bytes"
-  # bpe: number of tokens.
-  vocab_size: int = limited(1024, at_least=257)
-  # A file: its token between two documents; "" takes the one whose name is
-  # known, as <|endoftext|> or </s> is.
+  vocab_size: int = limited(1024, at_least=257)  # bpe: number of tokens.
+  # A file: token between documents; "": a known one, as <|endoftext|> or </s>.
   end_of_text: str = ""
   # Whether a token reads only its own document. A sequence is cut from the text
   # anywhere, so it may hold several.

@@ -34,7 +34,7 @@ _UNREAD = {
 _DATA_SETS = (".parquet", ".arrow")
 
 
-def opened(path: pathlib.Path) -> io.BufferedIOBase:
+def open_unpacked(path: pathlib.Path) -> io.BufferedReader:
   """Opens a file for reading what it holds unpacked.
 
   Args:
@@ -55,7 +55,7 @@ def opened(path: pathlib.Path) -> io.BufferedIOBase:
     bool(head), f"{path} is empty, which no {ending} file is: copy it again"
   )
   _, open_packed = _PACKED[by_content[0] if by_content else ending]
-  file = open_packed(path)
+  file = io.BufferedReader(open_packed(path))
   try:
     _refuse(path, "", file.peek(_HEAD)[:_HEAD])
   except BaseException:
@@ -129,8 +129,5 @@ _PACKED: dict[str, tuple[bytes, Callable[..., Any]]] = {
   ".bz2": (rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", bz2.open),
   ".xz": (rb"\xfd7zXZ\0", lzma.open),
   ".lzma": (rb"(?s)\x5d\0\0.{2}\xff{8}", lzma.open),
-  ".zst": (
-    rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",
-    lambda path: io.BufferedReader(_Unzstd(path)),
-  ),
+  ".zst": (rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", _Unzstd),
 }

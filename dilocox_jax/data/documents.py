@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dilocox_jax.checks import require
-from dilocox_jax.data.compressed import opened, plain_suffix
+from dilocox_jax.data.compressed import open_unpacked, plain_suffix
 
 TEXT_FIELD = "text"
 OnDamage = Callable[[ValueError], None]
@@ -212,7 +212,7 @@ def _split(globs: str, is_named: bool = False) -> list[str]:
 
 
 def _documents(name, path, text_field, on_damage) -> Iterator[Document]:
-  with _readable(path), opened(path) as file:
+  with _readable(path), open_unpacked(path) as file:
     if plain_suffix(path) not in _OBJECTS:
       yield Document(name, _utf8(file.read(), path))
       return
@@ -227,7 +227,7 @@ def _documents(name, path, text_field, on_damage) -> Iterator[Document]:
 
 
 def _rows(
-  path: pathlib.Path, file: io.BufferedIOBase
+  path: pathlib.Path, file: io.BufferedReader
 ) -> Iterator[tuple[int, str, Any]]:
   """Yields number, place and value of the rows, or the line that is to be."""
   begin = file.peek(_HEAD).lstrip(b"\xef\xbb\xbf \t\r\n")

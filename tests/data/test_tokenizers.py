@@ -199,10 +199,10 @@ def test_no_text_is_changed_in_silence(make, sentence_piece, tmp_path, caplog):
   path = tmp_path / "words.json"
   path.write_text(words({"cat": 1}))
   name = {"bpe": "bpe", "words": str(path), "piece": sentence_piece}[make]
-  loaded = corpus.from_files("t", FILES, 0.3, tokenizers.choose(name, 300))
+  corpus.from_files("t", FILES, 0.3, tokenizers.choose(name, 300))
   assert ("documents back changed" in caplog.text) == (make != "bpe")
   with pytest.raises(ValueError, match="no text in UTF-8"):
-    loaded.tokenizer.encode(["größer".encode("latin-1")])
+    tokenizers.choose(name, 300)(TEXTS).encode(["größer".encode("latin-1")])
 
 
 def test_a_tokenizer_that_cannot_be_kept_is_used_all_the_same(
