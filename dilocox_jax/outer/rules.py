@@ -124,7 +124,10 @@ def continue_rule(method: Method, axis_name: str) -> ApplyRule:
   what is still in flight: at w = 7.5 it is (10 - 2) - 7.5 = 0.5. At tau = 0
   there is no progress since the send, and the rule is `reset_rule`.
 
-  Source: ours; DiLoCoX's other reading at tau = H.
+  Source: LOSCAR-SGD, Maziane et al., 2026, arXiv 2605.20866, with a proof of
+  convergence: its "delay-corrected merge" of a shared subset of coordinates
+  (recalled). DiLoCoX's other reading at tau = H. Differs: what is in flight at
+  tau >= H is left out of the next measurement.
   """
   if not method.schedule.overlap_steps:
     return reset_rule(method, axis_name)

@@ -41,15 +41,24 @@ class Spread:
   @property
   def standard_error(self) -> float:
     """Standard error of the mean; NaN with fewer than two finite seeds."""
-    count = len(self.losses)
-    if count < 2 or not math.isfinite(self.mean):
-      return math.nan
-    return statistics.stdev(self.losses) / math.sqrt(count)
+    return standard_error(self.losses)
 
   @property
   def _with_infinity(self) -> list[float]:
     # min() and max() are wrong with NaN, so a diverged seed counts as infinity.
     return [x if math.isfinite(x) else math.inf for x in self.losses]
+
+
+def standard_error(values: Sequence[float]) -> float:
+  """Returns the standard error of a mean, one value a seed.
+
+  Args:
+    values: The values; the result is NaN if they are fewer than two, or if one
+      is not finite.
+  """
+  if len(values) < 2 or not all(map(math.isfinite, values)):
+    return math.nan
+  return statistics.stdev(values) / math.sqrt(len(values))
 
 
 @runtime_checkable

@@ -66,21 +66,41 @@ def human_tokens(value: float | int) -> str:
   return f"{number} {unit}"
 
 
-def human_time(seconds: float | int) -> str:
-  """Formats a time with three digits: "18 s", "2.67 min" or "2,020 h"."""
+def human_time(seconds: float | int, error_s: float = math.nan) -> str:
+  """Formats a time with three digits: "18 s", "2.67 min" or "2,020 h".
+
+  Args:
+    seconds: The time.
+    error_s: Its standard error, which follows in the same unit if it is known:
+      "22.9 ± 0.54 s".
+  """
   if not math.isfinite(seconds):
     return "-"
   divisor, unit = time_unit(seconds)
   number = seconds / divisor
   # From 999.5 on three digits would be "1e+03".
   text = f"{number:,.0f}" if number >= 999.5 else f"{number:.3g}"
+  if math.isfinite(error_s):
+    text += f" ± {error_s / divisor:,.2g}"
   return f"{text} {unit}"
 
 
-def human_gap(share: float) -> str:
-  """Formats a relative difference in per cent with its sign: "+0.78 %"."""
+def human_gap(share: float, error: float = math.nan) -> str:
+  """Formats a relative difference in per cent with its sign: "+0.78 %".
+
+  Args:
+    share: The difference.
+    error: Its standard error, which follows if it is known: "+0.78 ± 0.07 %".
+  """
+  if math.isnan(share):
+    return "-"
   # Adding zero takes the sign from what rounds to nothing.
-  return "-" if math.isnan(share) else f"{round(100 * share, 2) + 0.0:+.2f} %"
+  text = f"{round(100 * share, 2) + 0.0:+.2f}"
+  return f"{text}{_plus_minus(100 * error, 2)} %"
+
+
+def _plus_minus(error: float, digits: int) -> str:
+  return f" ± {error:.{digits}f}" if math.isfinite(error) else ""
 
 
 def human_share(share: float) -> str:
@@ -88,9 +108,16 @@ def human_share(share: float) -> str:
   return f"{100 * share:.1f} %" if math.isfinite(share) else "-"
 
 
-def human_loss(value: float | int) -> str:
-  """Formats a loss with four decimals; "not finite" for NaN and infinity."""
-  return f"{value:.4f}" if math.isfinite(value) else "not finite"
+def human_loss(value: float | int, error: float = math.nan) -> str:
+  """Formats a loss with four decimals; "not finite" for NaN and infinity.
+
+  Args:
+    value: The loss.
+    error: Its standard error, which follows if it is known.
+  """
+  if not math.isfinite(value):
+    return "not finite"
+  return f"{value:.4f}{_plus_minus(error, 4)}"
 
 
 def human_ratio(value: float) -> str:
@@ -103,6 +130,12 @@ def human_missing(count: int, wanted: int) -> str:
   return "" if count == wanted else f" ({count} of {wanted} seeds)"
 
 
-def human_comparison(gap: float) -> str:
-  """Describes a relative difference: "0.8 % higher" or "2.1 % lower"."""
-  return f"{100 * abs(gap):.1f} % {'lower' if gap < 0 else 'higher'}"
+def human_comparison(gap: float, error: float = math.nan) -> str:
+  """Describes a relative difference: "0.8 % higher" or "2.1 % lower".
+
+  Args:
+    gap: The difference.
+    error: Its standard error, which is named if it is known.
+  """
+  size = f"{100 * abs(gap):.1f}{_plus_minus(100 * error, 1)} %"
+  return f"{size} {'lower' if gap < 0 else 'higher'}"

@@ -14,11 +14,14 @@ on a GPU (add --config.base.mesh.stacked_by=vmap there).
 """
 
 from experiments.configs import convergence_small
+from experiments.sweeps import method_list as methods
 
 
 def get_config():
   """All methods on two replicas of a larger `tiny`."""
   config = convergence_small.get_config()
+  # Without the settings that were found for the smaller model.
+  config.methods = methods.every(25, 500, 300, convergence_small.CLOCKS)
   base = config.base
   base.model.num_layers = 8
   base.model.model_dim = 320

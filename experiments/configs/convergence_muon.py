@@ -2,9 +2,10 @@
 
 Muon is an inner optimizer and no exchange of its own, so a fair comparison
 gives it to every method. `convergence_small` trains most methods with AdamW, as
-they were published. Here ten have Muon: AllReduce, MuLoCo and `overlap_loco`
-with the runs that they have there, and seven that lack it there. Model, text,
-clocks, seeds and rounds are the same, so the losses of the two sweeps compare.
+they were published. Here eleven have Muon: AllReduce (with an average and
+without), MuLoCo and `overlap_loco` with the runs that they have there, and
+seven that lack it there. Model, text, clocks, seeds and rounds are the same, so
+the losses of the two sweeps compare.
 
 A method has seven tuning runs, for 11 there. Inner rates below 0.002 were far
 worse for MuLoCo and `overlap_loco`, so none is tried. Of the outer settings two
@@ -25,7 +26,8 @@ from experiments.configs import convergence_small
 from experiments.sweeps import method_list as methods
 
 # Methods that have Muon in `convergence_small` as well.
-SAME = ("allreduce_muon", "muloco", "overlap_loco")
+AVERAGE = "allreduce_muon_average"  # It has no runs at equal time.
+SAME = ("allreduce_muon", AVERAGE, "muloco", "overlap_loco")
 # Outer rates and momenta, in the order in which a method tries those that it
 # does not start with.
 OUTER = ((0.7, 0.3), (0.4, 0.0), (1.0, 0.0), (0.7, 0.6))
@@ -63,12 +65,12 @@ def _methods():
 
 
 def get_config():
-  """Ten methods on two replicas of `tiny`, all with Muon."""
+  """Eleven methods on two replicas of `tiny`, all with Muon."""
   config = convergence_small.get_config()
   with config.unlocked():
     config.methods = _methods()
     config.tuning.inner_learning_rates = (2e-3, 3.5e-3, 6e-3, 1e-2)
-    names = [method["name"] for method in config.methods]
+    names = [m["name"] for m in config.methods if m["name"] != AVERAGE]
     config.equal_time = [
       {
         "clock": clock,
@@ -92,6 +94,7 @@ def get_config():
       convergence_small.ON_NAMES,
       convergence_small.ON_CURVES,
       convergence_small.ON_SEED_0,
+      convergence_small.ON_AVERAGE,
     )
   return config
 

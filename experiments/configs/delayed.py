@@ -1,6 +1,7 @@
 """Any schedule with any rule that it allows.
 
-Source: ours. Claim: with rounds of four steps "continue" ends lower than
+Source: ours as a combination; the rule is LOSCAR-SGD's (arXiv 2605.20866).
+Claim: with rounds of four steps "continue" ends lower than
 "reset", with twenty they end alike (measured, docs/log.md). Cost: two minutes
 on two CPU cores.
 

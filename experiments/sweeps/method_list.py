@@ -12,6 +12,7 @@ from typing import Any
 
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.mapping import flat
+from experiments.configs.overlap_loco import AVERAGE
 
 # Learning rate and momentum of the outer optimizer: every method that has one
 # sees all of them, the one of its own config included.
@@ -38,7 +39,8 @@ ADAMW, MUON = {"inner.optimizer": "adamw"}, {"inner.optimizer": "muon"}
 # Methods that figures draw in front, most important first, and from which they
 # have their colours. A name stands for the methods of that name on every clock.
 FRONT = (
-  *("allreduce", "overlap_loco", "allreduce_muon", "muloco"),
+  *("allreduce", "overlap_loco", "allreduce_muon_average", "muloco"),
+  "allreduce_muon",
   *("dilocox_continue", "diloco", "open_diloco", "cocktail_sgd", "ours"),
   "cocktail_params",
 )
@@ -187,6 +189,8 @@ def every(
     of("allreduce"),
     # Beside MuLoCo, so that the gain of Muon is not taken for one of exchange.
     of("allreduce", "allreduce_muon", changed=MUON),
+    # Beside `overlap_loco`, which keeps an average of its parameters too.
+    of("allreduce", "allreduce_muon_average", changed=MUON | AVERAGE),
     of("cocktail_sgd"),
     of("cocktail_params"),
     of("diloco", changed=at | warm(warm_steps)),

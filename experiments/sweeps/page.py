@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from dilocox_jax.config import RunConfig
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.report import units
 from dilocox_jax.report.convergence import comparison as report
 from dilocox_jax.report.convergence import page
+from dilocox_jax.simulate.presets import load_cluster
 from experiments.sweeps.method_list import FRONT
 from experiments.sweeps.required_runs import NotTunedError, RequiredRuns
 from experiments.sweeps.results import ResultRow
@@ -54,12 +56,11 @@ class Gathered:
     ]
     corpora = sorted({row.corpus for row in rows})
     on_file = self._runs.results.rows.values()
-    hours = sum(row.wall_s for row in on_file) / 3600
-    effort = f"All {len(on_file)} runs on file took {hours:.3g} hours"
+    effort = _effort(list(on_file))
     return report.Comparison(
       name=name,
       corpus=", ".join(corpora) or "none yet",
-      budget=f"{_budget(sweep)} {_machines(rows)} {effort}, added up.".strip(),
+      budget=f"{_budget(sweep)} {_machines(rows)} {effort}".strip(),
       seeds=len(sweep.seeds),
       clocks={
         k: _clock_text(sweep, spec) for k, spec in sweep.clusters.items()
@@ -100,12 +101,17 @@ class Gathered:
       warm_start_steps=sync.warm_start_steps,
       ends_round=runs[0].ends_round,
       tuned={short_name(path): v for path, v in tuned.changed.items()},
-      tuning_runs=self._sweep.tuning_runs,
+      tuning_runs=self._tuning_runs(method),
       tuning_rounds=self._required.tuning_rounds(method),
-      at_edge=tuned.at_edge,
+      edges=tuned.edges,
+      keeps_average=_keeps_average(runs[0].config),
       baseline=self._baselines[method.name],
       clock=self._clock_of(method),
     )
+
+  def _tuning_runs(self, method: SweepMethod) -> int:
+    required = self._required
+    return len(required.tune_inner(method)) + len(required.tune_outer(method))
 
   def _clock_of(self, method: SweepMethod) -> str:
     """The clock from which the method's H follows; empty if from none."""
@@ -176,23 +182,43 @@ def baselines(sweep: Sweep) -> dict[str, str]:
 
   That is AllReduce with the same inner optimizer where there is one, or else
   the first AllReduce: what an optimizer gains must not pass for what an
-  exchange loses. AllReduce itself is compared with the first one.
+  exchange loses. Nor must what an average gains: a method that keeps one is
+  compared with an AllReduce that keeps one too, where there is one. AllReduce
+  itself is compared with the first one.
 
   Args:
     sweep: The sweep, with all methods.
   """
   configs = {m.name: sweep.config(m.changed) for m in sweep.methods}
-  by_optimizer: dict[str, str] = {}
+  alike: dict[tuple[str, bool], str] = {}
   for name, config in configs.items():
     if config.sync.method == "allreduce":
-      by_optimizer.setdefault(config.inner.optimizer, name)
-  first = next(iter(by_optimizer.values()), "allreduce")
-  return {
-    name: first
-    if config.sync.method == "allreduce"
-    else by_optimizer.get(config.inner.optimizer, first)
-    for name, config in configs.items()
-  }
+      key = (config.inner.optimizer, _keeps_average(config))
+      alike.setdefault(key, name)
+  first = next(iter(alike.values()), "allreduce")
+
+  def baseline(config: RunConfig) -> str:
+    if config.sync.method == "allreduce":
+      return first
+    plain = alike.get((config.inner.optimizer, False), first)
+    return alike.get((config.inner.optimizer, _keeps_average(config)), plain)
+
+  return {name: baseline(config) for name, config in configs.items()}
+
+
+def _keeps_average(config: RunConfig) -> bool:
+  return bool(config.outer.average_power)
+
+
+def _effort(rows: Sequence[ResultRow]) -> str:
+  """Says how long the runs took of which that is known."""
+  times_s = [row.wall_s for row in rows if math.isfinite(row.wall_s)]
+  unknown = len(rows) - len(times_s)
+  some = f" ({unknown} more are without a time)" if unknown else ""
+  hours = sum(times_s) / 3600
+  return (
+    f"All {len(times_s)} runs on file took {hours:.3g} hours{some}, added up."
+  )
 
 
 def _budget(sweep: Sweep) -> str:
@@ -208,7 +234,9 @@ def _budget(sweep: Sweep) -> str:
 
 def _machines(rows: Sequence[ResultRow]) -> str:
   """Where the results were made, as bits depend on it."""
-  places = {f"{r.platform}, Python {r.python}, JAX {r.jax}" for r in rows}
+  places = {
+    f"{r.platform}, Python {r.python}, JAX {r.jax}" for r in rows if r.platform
+  }
   return f"Trained on {'; '.join(sorted(places))}." if places else ""
 
 
@@ -218,7 +246,8 @@ def _clock_text(sweep: Sweep, spec: SweepClock) -> str:
   step_s = PlannedTime(config, spec).step_s
   how = "from operations" if spec.step_s is None else "stated"
   text = (
-    f"{timed.model.preset} on {spec.cluster}, {step_s:.3g} s a step ({how})"
+    f"{timed.model.preset} on {spec.cluster} (round trip {_round_trips(spec)}),"
+    f" {step_s:.3g} s a step ({how})"
   )
   if timed.model.shape != config.model.shape:
     text += f", put on the losses of {config.model.preset}"
@@ -227,12 +256,40 @@ def _clock_text(sweep: Sweep, spec: SweepClock) -> str:
   return f"{text}; codecs take no time"
 
 
+def _round_trips(spec: SweepClock) -> str:
+  """The round trips of a cluster's sites: "40 ms", or the ends of a range."""
+  times_s = {site.link.rtt_s for site in load_cluster(spec.cluster).sites}
+  ends = dict.fromkeys((min(times_s), max(times_s)))
+  return " to ".join(f"{1000 * each:g} ms" for each in ends)
+
+
+def _judge(sweep: Sweep) -> str:
+  count = sweep.base["evaluation.num_sequences"]
+  return (
+    f"One validation text ({count} sequences) chose settings and judges results"
+    " alike: there is no test text."
+  )
+
+
+def _last_rates(sweep: Sweep) -> str:
+  """The shares of the highest rate at which schedules end, commonest first."""
+  path = "inner.final_fraction"
+  names: dict[float, list[str]] = {sweep.base[path]: []}
+  for method in sweep.methods:
+    share = method.changed.get(path, sweep.base[path])
+    names.setdefault(share, []).append(method.name)
+  usual, *others = names.items()
+  text = "".join(f", and {k:g} for {', '.join(v)}" for k, v in others)
+  return f"As a share of the highest it is {usual[0]:g}{text}."
+
+
 def _tuning_text(sweep: Sweep) -> list[str]:
   tuning = sweep.tuning
   if not sweep.tuning_runs:
     return [
       "Nothing was tuned in this sweep: the config has the settings of every"
-      " method, and says where they come from."
+      " method, and says where they come from.",
+      _judge(sweep),
     ]
   rates = ", ".join(f"{rate:g}" for rate in tuning.inner_learning_rates)
   return [
@@ -242,6 +299,8 @@ def _tuning_text(sweep: Sweep) -> list[str]:
     f" {len(sweep.methods[0].refine)} settings of the method at the best of"
     " them (outer learning rate and momentum; a finer inner rate and the"
     " warm-up where there is no outer optimizer). The lowest loss of all wins.",
+    f"The last learning rate was tuned for no method. {_last_rates(sweep)}",
+    _judge(sweep),
     "Ranks and H do not adapt here, so that a run's plan, and with it its time,"
     " is known from its config.",
   ]

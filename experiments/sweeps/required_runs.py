@@ -44,13 +44,12 @@ class Tuned:
   Attributes:
     changed: Values of the tuned config fields, by dotted name. The results run
       with them instead of the method's own values.
-    at_edge: Whether the best inner learning rate, warm-up or outer step is the
-      lowest or highest value that was tried. The outer step is
-      rate / (1 - momentum).
+    edges: Settings whose best value is the lowest or the highest that was
+      tried, in words. The outer step is rate / (1 - momentum).
   """
 
   changed: Mapping[str, Any]
-  at_edge: bool
+  edges: tuple[str, ...] = ()
 
 
 class RequiredRuns:
@@ -151,7 +150,7 @@ class RequiredRuns:
       NotTunedError: If a run of `tune_inner` has not ended, or all diverged.
     """
     tried = self.tune_inner(method)
-    if not tried:
+    if not tried or method.given:
       return []
     inner = self._lowest(tried).config.inner
     runs = []
@@ -218,10 +217,12 @@ class RequiredRuns:
     Raises:
       NotTunedError: If a tuning run has not ended, or all runs diverged.
     """
+    if method.given:
+      return Tuned(method.given)
     inner = self.tune_inner(method)
     if not inner:
       own = self.fields(method)
-      return Tuned({p: own[p] for p in _TUNED if p in own}, at_edge=False)
+      return Tuned({p: own[p] for p in _TUNED if p in own})
     runs = [*inner, *self.tune_outer(method)]
     best = self._lowest(runs)
     fields = self.fields(method)
@@ -235,13 +236,27 @@ class RequiredRuns:
     if best.changed[_WARMUP] == inner[0].changed[_WARMUP]:
       # The warm-up was not tuned. It is shorter only because a tuning run is.
       changed.pop(_WARMUP, None)
-    rates = self.sweep.tuning.inner_learning_rates
-    rate = self._lowest(inner).config.inner.learning_rate
-    at_edge = _is_end(rate, rates) or any(
-      _is_end(value_of(best), [value_of(run) for run in runs])
-      for value_of in (_outer_step, _warmup_steps)
-    )
-    return Tuned(changed, at_edge)
+    return Tuned(changed, self._edges(inner, runs[len(inner) :], best))
+
+  def _edges(
+    self,
+    inner: Sequence[RequiredRun],
+    outer: Sequence[RequiredRun],
+    best: RequiredRun,
+  ) -> tuple[str, ...]:
+    """Names what is best at an end of what was tried.
+
+    The factors on the best inner learning rate are a grid of their own.
+    """
+    best_inner = self._lowest(inner)
+    every = [*inner, *outer]
+    found = [
+      _end("inner rate", _inner_rate, best_inner, inner),
+      _end("finer inner rate", _inner_rate, best, [best_inner, *outer]),
+      _end("warm-up", _warmup_steps, best, every),
+      _end("outer step", _outer_step, best, every),
+    ]
+    return tuple(filter(None, found))
 
   def results(self, method: SweepMethod) -> list[RequiredRun]:
     """Returns one run of a method for each seed, with the tuned values."""
@@ -345,9 +360,22 @@ class RequiredRuns:
       yield task, runs, list(dict.fromkeys(reasons))
 
 
-def _is_end(value: float, tried: Sequence[float]) -> bool:
-  """Whether a value is the smallest or largest of the values tried."""
-  return min(tried) < max(tried) and value in (min(tried), max(tried))
+def _end(
+  name: str,
+  value_of: Callable[[RequiredRun], float],
+  best: RequiredRun,
+  tried: Iterable[RequiredRun],
+) -> str:
+  """Names a value that is the lowest or highest of those tried, else ""."""
+  value, values = value_of(best), [value_of(run) for run in tried]
+  low, high = min(values), max(values)
+  if low == high or value not in (low, high):
+    return ""
+  return f"{name} {value:g}, the {'lowest' if value == low else 'highest'}"
+
+
+def _inner_rate(run: RequiredRun) -> float:
+  return run.config.inner.learning_rate
 
 
 def _warmup_steps(run: RequiredRun) -> float:

@@ -34,6 +34,8 @@ class SweepMethod:
     tau_from: Name of the clock whose transfer time gives tau and H; empty if
       they are as in `changed`.
     interval_of: Name of the method whose H this one has; empty: its own.
+    given: Values by dotted field that its results run with although its tuning
+      was not finished; empty: tuning chooses.
   """
 
   name: str
@@ -41,6 +43,7 @@ class SweepMethod:
   refine: tuple[Mapping[str, Any], ...] = ()
   tau_from: str = ""
   interval_of: str = ""
+  given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +160,7 @@ class Sweep:
     )
     for method in self.methods:
       with in_front(f"method {method.name!r}: "):
-        for setting in ({}, *method.refine):
+        for setting in ({}, method.given, *method.refine):
           fields = {k: v for k, v in setting.items() if k not in FACTORS}
           self.config({**method.changed, **fields})
 
@@ -259,7 +262,8 @@ def _method(given: Mapping[str, Any]) -> SweepMethod:
   name = fields.pop("name")
   refine = tuple(dict(setting) for setting in fields.pop("refine"))
   links = {k: fields.pop(k, "") for k in ("tau_from", "interval_of")}
-  return SweepMethod(name, flat(fields), refine, **links)
+  given_values = flat(fields.pop("given", {}))
+  return SweepMethod(name, flat(fields), refine, **links, given=given_values)
 
 
 def clock_of(given: Mapping[str, Any]) -> SweepClock:

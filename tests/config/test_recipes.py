@@ -263,7 +263,7 @@ def test_the_warm_up_follows_the_run(total_steps, warmup_steps):
 
 @pytest.mark.parametrize(
   ("module", "count"),
-  [(convergence_small, 412), (convergence_long, 40), (convergence_muon, 118)],
+  [(convergence_small, 415), (convergence_long, 40), (convergence_muon, 125)],
 )
 def test_every_run_of_the_kept_results_still_has_its_config(module, count):
   kept = sweep(module.get_config().to_dict())

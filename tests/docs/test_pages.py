@@ -12,6 +12,7 @@ import pytest
 
 import dilocox_jax as dx
 from dilocox_jax.plan.schedule.methods import METHODS
+from dilocox_jax.report.spread import standard_error
 from docs.figures import loss_by_time
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -54,11 +55,48 @@ def test_every_link_into_the_repository_leads_somewhere(page):
 
 
 @pytest.mark.slow
-def test_the_number_of_the_readme_is_what_its_figure_computes_today():
-  seconds = loss_by_time.seconds_to_target(loss_by_time.read().entries)
-  early, late = seconds["overlap_loco"], seconds["allreduce_muon"]
+def test_the_headline_is_computed_from_rows_that_were_given_the_same():
+  entries = loss_by_time.read()
+  for name, other in loss_by_time.PAIRS.items():
+    assert entries[name].keeps_average == entries[other].keeps_average
+    assert entries[name].baseline == other
+  early, late = (
+    loss_by_time.seconds(entries[name], loss_by_time.SHOWN)[0]
+    for name in ("overlap_loco", loss_by_time.PAIRS["overlap_loco"])
+  )
   assert f"**{late / early:.1f} times sooner**" in README
-  assert f"after {early:.1f} s instead of {late:.1f} s" in README
+  assert f"{early:.1f} s instead of {late:.1f} s" in README
+  page = (ROOT / "docs/results.md").read_text()
+  for trip in loss_by_time.ROUND_TRIPS:
+    (ratio,) = loss_by_time.ratios(entries, "overlap_loco", trip)
+    muloco = loss_by_time.ratios(entries, "muloco", trip)
+    several = loss_by_time.ratio_text(muloco).partition(" (")[0]
+    assert f"{ratio:.1f}" in README and several in README
+    (row,) = re.findall(rf"^\| {trip} ms \|.*$", page, re.MULTILINE)
+    assert f"| {ratio:.1f} (" in row and several in row
+
+
+def test_gaps_in_the_readme_are_those_of_the_committed_runs():
+  kept = {
+    _gap(each["gap"], each["gap_standard_error"])
+    for sweep in SWEEPS
+    for each in sweep["methods"]
+    if each["gap_standard_error"] is not None
+  }
+  # The one of `overlap_loco` to an AllReduce without an average.
+  small = {each["method"]: each["losses"] for each in SWEEPS[0]["methods"]}
+  own, base = (
+    list(small[name].values()) for name in ("overlap_loco", "allreduce_muon")
+  )
+  by_seed = [a / b - 1 for a, b in zip(own, base, strict=True)]
+  one_sided = _gap(sum(own) / sum(base) - 1, standard_error(by_seed))
+  shown = re.findall(r"\+\d\.\d\d ± \d\.\d\d %", README)
+  assert one_sided in shown and len(shown) > 5
+  assert set(shown) <= {*kept, one_sided}
+
+
+def _gap(gap: float, error: float) -> str:
+  return f"{100 * gap:+.2f} ± {100 * error:.2f} %"
 
 
 def test_losses_at_equal_tokens_are_those_of_the_committed_runs():
@@ -95,8 +133,9 @@ def test_losses_at_equal_time_are_those_of_the_committed_runs(
   assert set(shown) <= set(kept)
 
 
-# A loss, and the lowest and the highest seed, as two cells of a table.
-LOSS = r"\| (\d\.\d{4}) \| (\d\.\d{4} to \d\.\d{4}) \|"
+# A loss with its standard error, and the lowest and the highest seed, as two
+# cells of a table.
+LOSS = r"\| (\d\.\d{4} ± \d\.\d{4}) \| (\d\.\d{4} to \d\.\d{4}) \|"
 
 
 def _between(start: str, end: str) -> str:
@@ -106,7 +145,8 @@ def _between(start: str, end: str) -> str:
 
 def _loss_and_seeds(losses: list[float]) -> tuple[str, str]:
   mean = sum(losses) / len(losses)
-  return f"{mean:.4f}", f"{min(losses):.4f} to {max(losses):.4f}"
+  ends = f"{min(losses):.4f} to {max(losses):.4f}"
+  return f"{mean:.4f} ± {standard_error(losses):.4f}", ends
 
 
 def test_the_way_of_the_pseudo_gradient_leads_through_its_eight_files():

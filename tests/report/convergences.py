@@ -45,7 +45,6 @@ def entry(name, *losses, sent_bytes=1000, **changed):
     "tuned": {"inner.learning_rate": 3e-3},
     "tuning_runs": 9,
     "tuning_rounds": 8,
-    "at_edge": False,
   }
   traces = [trace(seed, x, sent_bytes) for seed, x in enumerate(losses)]
   return MethodResult(name, traces, **(fields | changed))
@@ -64,7 +63,7 @@ def comparison(**changed):
       entry("allreduce", 1.00, 1.02, sent_bytes=10**9),
       entry("diloco", 1.05, 1.07, sent_bytes=10**7, interval=25),
       entry("dilocox", 1.06, 1.10, sent_bytes=10**6, ends_round=False),
-      entry("eager", 1.20, at_edge=True),
+      entry("eager", 1.20, edges=("warm-up 9, the lowest",)),
       entry("wild", 1.01, math.nan),
     ],
     "equal_time": [

@@ -283,7 +283,8 @@ def dilocox(sync_interval: int = 30, rule: str = "continue") -> Method:
   Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap. Differs:
   the text leaves open what becomes of progress made during the delay. "reset"
   drops it from the replica, "continue" keeps it (design.md section 8). Its
-  recipe has the compression.
+  recipe has the compression, and measures the residual against a replica's own
+  message; the paper's Algorithm 2 has the mean (recalled).
 
   Args:
     sync_interval: H (inner steps), which is also the delay.
@@ -303,8 +304,9 @@ def delayed(
 ) -> Method:
   """Takes any schedule with any rule that the schedule allows.
 
-  Source: ours. With rule="continue" and outer SGD with learning rate 1 it is
-  delayed model averaging.
+  Source: ours as a combination; every rule names its own. With rule="continue"
+  and outer SGD with learning rate 1 it is delayed model averaging, on parts of
+  the model as in LOSCAR-SGD (arXiv 2605.20866).
 
   Args:
     sync_interval: H (inner steps).
@@ -334,8 +336,9 @@ def overlap_loco(
   to the mean.
 
   Source: ours. It puts together the fragments of Streaming DiLoCo (arXiv
-  2501.18512), the delay of DiLoCoX (arXiv 2506.21263) under the rule
-  "continue", and the inner optimizer of MuLoCo (arXiv 2505.23725).
+  2501.18512), the delay of DiLoCoX (arXiv 2506.21263), the rule "continue" of
+  LOSCAR-SGD (arXiv 2605.20866), and the inner optimizer of MuLoCo (arXiv
+  2505.23725). Fixed slices and one bit with feedback are this project's.
 
   Args:
     sync_interval: H (inner steps), best a multiple of P.

@@ -10,7 +10,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from dilocox_jax.report.spread import Spread
+from dilocox_jax.report import units
+from dilocox_jax.report.spread import Spread, standard_error
 
 TOKENS = "tokens"  # Value of `Claim.at` for a claim about equal tokens.
 
@@ -67,8 +68,9 @@ class MethodResult:
     tuned: Values that tuning chose, by the short name of the config field.
     tuning_runs: Number of tuning runs.
     tuning_rounds: Number of rounds of each tuning run.
-    at_edge: Whether the best inner learning rate, warm-up or outer step is the
-      lowest or highest value that was tried.
+    edges: Settings whose best value is the lowest or the highest that was
+      tried, in words.
+    keeps_average: Whether its losses are those of an average of its parameters.
     baseline: Name of the AllReduce method with the same inner optimizer.
     clock: Name of the clock from whose transfer times H was computed; empty if
       the sweep's config gives H.
@@ -85,7 +87,8 @@ class MethodResult:
   tuned: Mapping[str, float | int | str]
   tuning_runs: int
   tuning_rounds: int
-  at_edge: bool
+  edges: Sequence[str] = ()
+  keeps_average: bool = False
   baseline: str = "allreduce"
   clock: str = ""
 
@@ -237,6 +240,13 @@ class Comparison:
       return math.nan
     return own.mean / baseline.mean - 1
 
+  def gap_error(self, entry: MethodResult) -> float:
+    """Returns the standard error of a gap, over the gaps of the seeds.
+
+    A seed's gap compares two runs with the same seed. NaN with fewer than two.
+    """
+    return standard_error(self.seed_gaps(entry))
+
   def seed_gaps(self, entry: MethodResult) -> list[float]:
     """Returns the gap of each seed of a method, lowest first.
 
@@ -286,9 +296,30 @@ def seconds_to(trace: Trace, clock: str, target_loss: float) -> float:
   return math.inf
 
 
+def seed_seconds_to(
+  entry: MethodResult, clock: str, target_loss: float
+) -> list[float]:
+  """Returns `seconds_to` of every seed whose losses on the way are known."""
+  return [
+    seconds_to(trace, clock, target_loss)
+    for trace in entry.traces
+    if trace.points
+  ]
+
+
 def mean_seconds_to(
   entry: MethodResult, clock: str, target_loss: float
 ) -> float:
-  """Returns the mean of `seconds_to` over seeds; NaN without seeds."""
-  times = [seconds_to(trace, clock, target_loss) for trace in entry.traces]
-  return statistics.fmean(times) if times else math.nan
+  """Returns the mean of `seed_seconds_to`; NaN without seeds."""
+  times_s = seed_seconds_to(entry, clock, target_loss)
+  return statistics.fmean(times_s) if times_s else math.nan
+
+
+def human_seconds_to(
+  entry: MethodResult, clock: str, target_loss: float
+) -> str:
+  """Formats `mean_seconds_to` with its standard error and missing seeds."""
+  times_s = seed_seconds_to(entry, clock, target_loss)
+  mean_s = mean_seconds_to(entry, clock, target_loss)
+  some = units.human_missing(len(times_s), len(entry.traces))
+  return units.human_time(mean_s, standard_error(times_s)) + some

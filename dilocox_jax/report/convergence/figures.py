@@ -21,6 +21,7 @@ from dilocox_jax.report.convergence.comparison import (
   Comparison,
   MethodResult,
   Point,
+  human_seconds_to,
   mean_seconds_to,
 )
 from dilocox_jax.report.curves import (
@@ -152,9 +153,17 @@ def _tokens_title(found: Comparison) -> str:
   if not rivals:
     return "Validation loss at equal tokens"
   nearest = min(rivals, key=lambda entry: abs(found.gap(entry)))
-  gap = units.human_comparison(found.gap(nearest))
+  gap = _gap(found, nearest)
   title = f"At equal tokens {nearest.name} ends nearest to {nearest.baseline}"
   return f"{title}: its loss is {gap}"
+
+
+def _gap(found: Comparison, entry: MethodResult) -> str:
+  """Describes a gap with its error, and an average on one side only."""
+  text = units.human_comparison(found.gap(entry), found.gap_error(entry))
+  base = found.entry(entry.baseline)
+  one_sided = entry.keeps_average and not (base and base.keeps_average)
+  return f"{text}, with an average on its side only" if one_sided else text
 
 
 def _bytes_title(found: Comparison) -> str:
@@ -168,7 +177,7 @@ def _bytes_title(found: Comparison) -> str:
   if not base:
     return "Validation loss against bytes sent"
   ratio = units.human_ratio(base.sent_bytes / rivals[name].sent_bytes)
-  gap = units.human_comparison(found.gap(rivals[name]))
+  gap = _gap(found, rivals[name])
   return f"{name} sends {ratio} less than {base.name}; its loss is {gap}"
 
 
@@ -191,11 +200,10 @@ def _time_title(found: Comparison, clock: str) -> str:
   base = found.entry(first.baseline) if first else None
   if not base or not first:
     return f"Validation loss in simulated time on '{clock}'"
-  base_s = mean_seconds_to(base, clock, target)
-  soonest = units.human_time(mean_seconds_to(first, clock, target))
+  soonest = human_seconds_to(first, clock, target)
   title = f"On '{clock}' {first.family} reaches loss {target:g} in {soonest}"
-  if math.isfinite(base_s):
-    title += f", {base.name} in {units.human_time(base_s)}"
+  if math.isfinite(mean_seconds_to(base, clock, target)):
+    title += f", {base.name} in {human_seconds_to(base, clock, target)}"
   return title
 
 
@@ -264,7 +272,9 @@ def _curve(entry: MethodResult, along: Along, seeds: int) -> Curve:
     y=[math.fsum(losses) / len(losses) for _, losses in rows],
     low=[min(losses) for _, losses in rows],
     high=[max(losses) for _, losses in rows],
-    label=entry.name + units.human_missing(len(traces), seeds),
+    label=entry.name
+    + (", average" if entry.keeps_average else "")
+    + units.human_missing(len(traces), seeds),
   )
 
 
@@ -293,7 +303,8 @@ def _finish(
   cut = "; higher losses are above the axis" if view.is_cut else ""
   if view.above:
     cut = f"; above the axis: {', '.join(view.above)}"
-  style.caption(ax, f"{kind}; bands: all seeds{cut}")
+  seeds = f"mean and band of {found.seeds} seeds"
+  style.caption(ax, f"{kind}; {seeds}{cut}")
   style.legend(figure, ax, 4)
   place_labels(figure, ax, _names(ax, view, named))
   return figure

@@ -135,7 +135,8 @@ def bounded(found: Comparison, name: str, most: float) -> str:
   if math.isnan(gap):  # AllReduce diverged.
     return DIVERGED
   by_seed = [units.human_gap(seed_gap) for seed_gap in found.seed_gaps(entry)]
+  mean = units.human_gap(gap, found.gap_error(entry))
   return (
-    f"{HOLDS if gap <= most else 'exceeded'} ({units.human_gap(gap)}; by seed"
+    f"{HOLDS if gap <= most else 'exceeded'} ({mean}; by seed"
     f" {by_seed[0]} to {by_seed[-1]})"
   )

@@ -75,8 +75,11 @@ def _data(found: Comparison) -> dict[str, Any]:
     return {
       "method": entry.name,
       "losses": {trace.seed: trace.loss for trace in entry.traces},
+      "standard_error": entry.spread.standard_error,
       "gap": found.gap(entry),
+      "gap_standard_error": found.gap_error(entry),
       "baseline": entry.baseline,
+      "keeps_average": entry.keeps_average,
       "sent_bytes": entry.sent_bytes,
       "utilisation": entry.utilisation,
       "seconds": entry.seconds,
@@ -86,6 +89,7 @@ def _data(found: Comparison) -> dict[str, Any]:
       },
       "tuned": entry.tuned,
       "tuning_runs": entry.tuning_runs,
+      "edges": entry.edges,
     }
 
   return {

@@ -14,8 +14,10 @@ from dilocox_jax.report.convergence.comparison import (
   TOKENS,
   Comparison,
   EqualTime,
+  MethodResult,
+  human_seconds_to,
   mean_seconds_to,
-  seconds_to,
+  seed_seconds_to,
 )
 from dilocox_jax.report.spread import Spread
 
@@ -43,6 +45,7 @@ class ReportTable:
 def tables(comparison: Comparison) -> Iterator[ReportTable]:
   """Yields all tables in the order of the page."""
   yield _losses(comparison)
+  yield _by_seed(comparison)
   for clock in comparison.clocks:
     yield _times(comparison, clock)
   for equal_time in comparison.equal_time:
@@ -57,8 +60,7 @@ def _losses(comparison: Comparison) -> ReportTable:
     (
       entry.name + units.human_missing(len(entry.traces), comparison.seeds),
       _mean(entry.spread),
-      _range(entry.spread),
-      units.human_gap(comparison.gap(entry)),
+      _gap(comparison, entry),
       units.human_bytes(entry.sent_bytes),
       f"{entry.interval}/{entry.overlap_steps}",
     )
@@ -72,15 +74,15 @@ def _losses(comparison: Comparison) -> ReportTable:
   cut = [entry.name for entry in comparison.entries if not entry.ends_round]
   notes = [
     "The loss is the validation loss of the outer parameters after the flush"
-    " (measured): mean over seeds, lowest and highest seed. The gap compares"
-    " the means over the seeds that both have. Bytes are derived from the plan"
-    " and include warm start and flush."
+    " (measured): mean over seeds ± its standard error. The gap compares the"
+    " means over the seeds that both have; its standard error is that of the"
+    " gaps of the seeds. Bytes are derived from the plan and include warm start"
+    " and flush."
   ]
   notes += [
-    f"The gap of {entry.name} is to {entry.baseline}, which has the same inner"
-    " optimizer."
+    text
     for entry in comparison.entries
-    if entry.baseline != comparison.entries[0].baseline
+    if (text := _baseline(comparison, entry))
   ]
   if warm:
     notes.append(f"Warm start: {', '.join(warm)}. The other methods have none.")
@@ -90,10 +92,47 @@ def _losses(comparison: Comparison) -> ReportTable:
     )
   return ReportTable(
     "At equal tokens (no clock)",
-    ("method", "loss", "lowest..highest", "gap", "bytes", "H/tau"),
+    ("method", "loss", "gap", "bytes", "H/tau"),
     rows,
     notes,
   )
+
+
+def _baseline(comparison: Comparison, entry: MethodResult) -> str:
+  """Says what a gap is to, and on which side an average is; "" if clear."""
+  base = comparison.entry(entry.baseline)
+  if base is None or entry.baseline == entry.name:
+    return ""
+  if entry.keeps_average and base.keeps_average:
+    both = "the same inner optimizer and keeps an average of its parameters too"
+    return f"The gap of {entry.name} is to {base.name}, which has {both}."
+  if entry.keeps_average:
+    return (
+      f"The gap of {entry.name} is to {base.name}: {entry.name} is evaluated"
+      f" on an average of its parameters and {base.name} is not."
+    )
+  if entry.baseline == comparison.entries[0].baseline:
+    return ""
+  return (
+    f"The gap of {entry.name} is to {base.name}, which has the same inner"
+    " optimizer."
+  )
+
+
+def _by_seed(comparison: Comparison) -> ReportTable:
+  """Every loss, since a mean of three hides how far apart they are."""
+  seeds = sorted({t.seed for e in comparison.entries for t in e.traces})
+  rows = []
+  for entry in comparison.entries:
+    losses = {trace.seed: trace.loss for trace in entry.traces}
+    cells = [
+      units.human_loss(losses[seed]) if seed in losses else "-"
+      for seed in seeds
+    ]
+    rows.append((entry.name, *cells))
+  header = ("method", *(f"seed {seed}" for seed in seeds))
+  title = "Loss of every seed (no clock)"
+  return ReportTable(title, header, rows, on_page_alone=True)
 
 
 def _times(comparison: Comparison, clock: str) -> ReportTable:
@@ -102,22 +141,26 @@ def _times(comparison: Comparison, clock: str) -> ReportTable:
   for entry in comparison.entries:
     share = units.human_share(entry.utilisation.get(clock, math.nan))
     whole = units.human_time(entry.seconds.get(clock, math.nan))
-    to_s = mean_seconds_to(entry, clock, target)
-    reached = units.human_time(to_s)
-    if math.isinf(to_s):  # Not all seeds reached the loss.
-      times_s = [seconds_to(trace, clock, target) for trace in entry.traces]
-      count = sum(map(math.isfinite, times_s))
-      reached = f"{count} of {len(times_s)} seeds" if count else "not reached"
-    rows.append((entry.name, share, whole, reached))
+    rows.append((entry.name, share, whole, _reached(entry, clock, target)))
   return ReportTable(
     f"Time on the clock '{clock}'",
     ("method", "utilisation", "whole run", f"to loss {target:g}"),
     rows,
     [
       f"Clock '{clock}': {description}. Times are simulated, losses are"
-      " measured. Between two evaluations the loss is taken to fall linearly."
+      " measured: mean over seeds ± its standard error. Between two evaluations"
+      " the loss is taken to fall linearly."
     ],
   )
+
+
+def _reached(entry: MethodResult, clock: str, target: float) -> str:
+  """When a loss was reached, or by how many of the seeds with a curve."""
+  if math.isinf(mean_seconds_to(entry, clock, target)):
+    times_s = seed_seconds_to(entry, clock, target)
+    count = sum(map(math.isfinite, times_s))
+    return f"{count} of {len(times_s)} seeds" if count else "not reached"
+  return human_seconds_to(entry, clock, target)
 
 
 def _equal_time(comparison: Comparison, equal_time: EqualTime) -> ReportTable:
@@ -161,14 +204,18 @@ def _orderings(comparison: Comparison) -> ReportTable:
     rows.append((claim, "equal tokens", "ours", verdict))
   notes = [
     "A claim `a < b, c` holds if every seed of a ends lower than every seed of"
-    " b and c, and no seed is missing. Gaps compare means. The verdicts are"
-    " computed from the losses."
+    " b and c, and no seed is missing. Gaps compare means, ± the standard error"
+    " over the gaps of the seeds. The verdicts are computed from the losses."
   ]
-  if edge := [entry.name for entry in comparison.entries if entry.at_edge]:
+  edges = [
+    f"{entry.name} ({', '.join(entry.edges)})"
+    for entry in comparison.entries
+    if entry.edges
+  ]
+  if edges:
     notes.append(
-      "The best inner learning rate, warm-up or outer step (rate / (1 -"
-      " momentum)) was the first or last value that was tried, so a better one"
-      f" may lie beyond: {', '.join(edge)}."
+      "The best value was the first or last that was tried, so a better one may"
+      f" lie beyond: {'; '.join(edges)}. Outer step: rate / (1 - momentum)."
     )
   header = ("claim", "where", "said by", "verdict")
   return ReportTable("Orderings (clocks as named)", header, rows, notes)
@@ -194,7 +241,8 @@ def _tuned(comparison: Comparison) -> ReportTable:
       f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
       for name, value in entry.tuned.items()
     ]
-    values += ["(end of the grid)"] if entry.at_edge else []
+    if entry.edges:
+      values.append(f"(end of the grid: {', '.join(entry.edges)})")
     budget = f"{entry.tuning_runs} x {entry.tuning_rounds}"
     rows.append((entry.name, " ".join(values), budget))
   header = ("method", "values", "runs x rounds")
@@ -202,7 +250,16 @@ def _tuned(comparison: Comparison) -> ReportTable:
 
 
 def _mean(spread: Spread) -> str:
-  return "diverged" if math.isinf(spread.mean) else _end(spread.mean)
+  if math.isinf(spread.mean):
+    return "diverged"
+  return _end(spread.mean, spread.standard_error)
+
+
+def _gap(comparison: Comparison, entry: MethodResult) -> str:
+  if entry.name == entry.baseline:
+    return "+0.00 %"
+  gap, error = comparison.gap(entry), comparison.gap_error(entry)
+  return units.human_gap(gap, error)
 
 
 def _range(spread: Spread) -> str:
@@ -210,6 +267,6 @@ def _range(spread: Spread) -> str:
   return ends if spread.losses else "-"
 
 
-def _end(loss: float) -> str:
+def _end(loss: float, error: float = math.nan) -> str:
   """Returns the cell for a mean, lowest or highest loss; "-" for NaN."""
-  return "-" if math.isnan(loss) else units.human_loss(loss)
+  return "-" if math.isnan(loss) else units.human_loss(loss, error)

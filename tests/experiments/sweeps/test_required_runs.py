@@ -63,7 +63,7 @@ def test_results_run_with_what_tuned_best():
     "outer.learning_rate": 0.7,
     "outer.momentum": 0.3,
   }
-  assert not tuned.at_edge
+  assert tuned.edges == ()
   for run in plan.results(diloco):
     assert run.config.outer.momentum == 0.3
     assert run.config.inner.learning_rate == 3e-3
@@ -93,15 +93,15 @@ def test_a_method_without_an_outer_optimizer_tunes_what_it_has():
 
 
 @pytest.mark.parametrize(
-  "best, at_edge",
+  "best, edges",
   [
-    ((9e-3, 0.7, 0.3), True),
-    ((3e-3, 0.7, 0.9), True),
-    ((3e-3, 0.4, 0.0), True),
-    ((3e-3, 1.0, 0.0), False),  # Long steps come of momentum too.
+    ((9e-3, 0.7, 0.3), ("inner rate 0.009, the highest",)),
+    ((3e-3, 0.7, 0.9), ("outer step 7, the highest",)),
+    ((3e-3, 0.4, 0.0), ("outer step 0.4, the lowest",)),
+    ((3e-3, 1.0, 0.0), ()),  # Long steps come of momentum too.
   ],
 )
-def test_a_best_value_at_an_end_of_its_grid_is_told(best, at_edge):
+def test_a_best_value_at_an_end_of_its_grid_is_named(best, edges):
 
   def away(run):
     inner, outer = run.config.inner, run.config.outer
@@ -109,20 +109,48 @@ def test_a_best_value_at_an_end_of_its_grid_is_told(best, at_edge):
     return sum(abs(a - b) for a, b in zip(values, best, strict=True))
 
   plan = sweeps.required(away)
-  assert plan.tuned(plan.sweep.method("diloco")).at_edge == at_edge
+  assert plan.tuned(plan.sweep.method("diloco")).edges == edges
 
 
-@pytest.mark.parametrize("warmup, at_edge", [(1, True), (2, False), (3, True)])
-def test_without_an_outer_optimizer_only_a_warm_up_can_be_at_an_end(
-  warmup, at_edge
+@pytest.mark.parametrize(
+  "rate, warmup, edges",
+  [
+    (3e-3, 1, ("warm-up 1, the lowest",)),
+    (3e-3, 2, ()),
+    # The corner of what is tried at the best rate of the grid.
+    (
+      3.9e-3,
+      3,
+      ("finer inner rate 0.0039, the highest", "warm-up 3, the highest"),
+    ),
+  ],
+)
+def test_without_an_outer_optimizer_a_finer_rate_and_a_warm_up_have_ends(
+  rate, warmup, edges
 ):
 
   def away(run):
     inner = run.config.inner
-    return abs(inner.learning_rate - 3e-3) + abs(inner.warmup_steps - warmup)
+    return abs(inner.learning_rate - rate) + abs(inner.warmup_steps - warmup)
 
   plan = sweeps.required(away)
-  assert plan.tuned(plan.sweep.method("allreduce")).at_edge == at_edge
+  assert plan.tuned(plan.sweep.method("allreduce")).edges == edges
+
+
+def test_results_with_given_settings_do_not_wait_for_the_rest_of_tuning():
+  given = sweeps.values()
+  rate = {"inner.learning_rate": 2e-3}
+  given["methods"][0] |= {"given": rate}
+
+  def rates_only(run):
+    return sweeps.loss_of(run) if run.task == "tune_inner" else None
+
+  plan = RequiredRuns(sweep(given), rates_only)
+  allreduce = plan.sweep.method("allreduce")
+  assert len(plan.tune_inner(allreduce)) == 3
+  assert plan.tune_outer(allreduce) == []
+  for run in plan.results(allreduce):
+    assert run.config.inner.learning_rate == 2e-3
 
 
 def test_a_tuning_run_that_diverged_never_wins_and_counts():
@@ -277,7 +305,7 @@ def test_without_rates_to_try_methods_run_with_the_settings_they_have():
   for method in plan.sweep.methods:
     tuned = plan.tuned(method)
     own = {"inner.learning_rate": method.changed["inner.learning_rate"]}
-    assert own.items() <= tuned.changed.items() and not tuned.at_edge
+    assert own.items() <= tuned.changed.items() and not tuned.edges
 
 
 def test_settings_to_try_need_rates_to_try():

@@ -63,7 +63,7 @@ def test_six_methods_of_a_sweep_are_in_front_and_look_different():
   figure = figures.loss_by_tokens(found)
   (ax,) = figure.axes
   assert in_front(figure)[:4] == [
-    *("allreduce", "overlap_loco", "allreduce_muon", "muloco")
+    *("allreduce", "overlap_loco", "allreduce_muon_average", "muloco")
   ]
   shown = [x for x in ax.lines if not str(x.get_label()).startswith("_")]
   colours = {x.get_color() for x in shown}
@@ -107,10 +107,11 @@ def test_titles_state_what_the_numbers_say():
   titles = {name: draw(found).get_suptitle() for name, draw in DRAW.items()}
   # Means: allreduce 1.01, diloco 1.06, dilocox 1.08; bytes 1e9, 1e7, 1e6.
   assert titles["tokens"].replace("\n", " ") == (
-    "At equal tokens diloco ends nearest to allreduce: its loss is 5.0 % higher"
+    "At equal tokens diloco ends nearest to allreduce: its loss is 5.0 ± 0.0 %"
+    " higher"
   )
   assert titles["bytes"] == (
-    "dilocox sends 1000x less than allreduce; its loss is 6.9 % higher"
+    "dilocox sends 1000x less than allreduce; its loss is 6.9 ± 0.9 % higher"
   )
   by_time = titles["hours"].replace("\n", " ")
   assert by_time.startswith("On 'large' diloco reaches loss 1.2 in ")
@@ -125,7 +126,9 @@ def test_the_nearest_may_be_above_or_below():
   ]
   found = convergences.comparison(entries=entries)
   title = figures.loss_by_tokens(found).get_suptitle().replace("\n", " ")
-  assert "nearer ends nearest to allreduce: its loss is 1.0 % higher" in title
+  assert (
+    "nearer ends nearest to allreduce: its loss is 1.0 ± 0.0 % higher" in title
+  )
 
 
 def test_titles_compare_with_the_baseline_of_the_same_inner_optimizer():
@@ -137,7 +140,7 @@ def test_titles_compare_with_the_baseline_of_the_same_inner_optimizer():
   found = convergences.comparison(entries=entries)
   title = figures.loss_by_tokens(found).get_suptitle()
   assert "muloco ends nearest to muon: its loss is" in title.replace("\n", " ")
-  assert "1.4 % higher" in title
+  assert "1.4 ± 0.0 % higher" in title
 
 
 def test_a_grey_curve_below_all_in_front_is_named():

@@ -78,8 +78,8 @@ def test_a_claim_names_those_against_whom_it_does_not_hold():
 @pytest.mark.parametrize(
   "name, most, result",
   [
-    ("diloco", 0.0496, "holds (+4.95 %; by seed +4.90 % to +5.00 %)"),
-    ("diloco", 0.0494, "exceeded (+4.95 %; by seed +4.90 % to +5.00 %)"),
+    ("diloco", 0.0496, "holds (+4.95 ± 0.05 %; by seed +4.90 % to +5.00 %)"),
+    ("diloco", 0.0494, "exceeded (+4.95 ± 0.05 %; by seed +4.90 % to +5.00 %)"),
     ("eager", 0.9, SEEDS),
     ("wild", 0.9, "exceeded (+inf %; by seed +1.00 % to -)"),
     ("absent", 0.9, MISSING),
