@@ -1,6 +1,6 @@
 """Tells replicas that come and go when to train together.
 
-  python -m experiments.rendezvous --port=7000 --num_replicas=3
+  python -m experiments.rendezvous --port=7000 --num_replicas=3 --bind=HOST
 
 Run it on a machine that stays. On every replica, in any order:
 
@@ -12,10 +12,12 @@ The same command on that replica lets it come back, even if its directory is
 gone: the others save at the end of their segment, and all go on together.
 SIGTERM or Ctrl-C to this program stops the whole run after a save.
 
-Whoever reaches the port can join: keep it inside a private network.
+Without --bind only this machine reaches it. Whoever reaches the port is trusted
+like the user of the run: keep it inside a private network.
 """
 
 import asyncio
+import ipaddress
 import json
 import logging
 import signal
@@ -37,6 +39,12 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "port", 7000, "TCP port on which replicas are awaited.", 1, 65_535
   )
+  flags.DEFINE_string(
+    "bind",
+    "127.0.0.1",
+    "Address of this machine at which replicas are awaited. Replicas on other "
+    "machines need one that they reach; whoever reaches it is trusted.",
+  )
   for name, default, text in (
     ("num_replicas", 2, "Largest number of replicas; others wait as spares."),
     ("min_replicas", 1, "Smallest number of replicas that train."),
@@ -51,22 +59,23 @@ def main(values: flags.FlagValues) -> None:
   with command_line.usage_errors("--"):
     sizes = values.num_replicas, values.min_replicas, values.settle_s
     rules = Rendezvous(*sizes)
-  if code := asyncio.run(serve(rules, values.port)):
+  if code := asyncio.run(serve(rules, values.bind, values.port)):
     sys.exit(code)
 
 
-async def serve(rules: Rendezvous, port: int) -> int:
+async def serve(rules: Rendezvous, bind: str, port: int) -> int:
   """Serves until the run has ended and all agents have gone.
 
   Args:
     rules: The run, without members.
+    bind: Address of this machine.
     port: TCP port.
 
   Returns:
     Exit code of the run.
 
   Raises:
-    UsageError: If the port is not free.
+    UsageError: If the address is none of this machine, or the port not free.
   """
   connected: set[asyncio.StreamWriter] = set()
   opened: set[asyncio.StreamWriter] = set()  # Those that say nothing, too.
@@ -89,11 +98,18 @@ async def serve(rules: Rendezvous, port: int) -> int:
       writer.close()
 
   try:
-    server = await asyncio.start_server(attend, port=port)
+    server = await asyncio.start_server(attend, bind, port)
   except OSError as error:
     raise command_line.UsageError(
-      f"--port={port} cannot be used ({error.strerror}): take another one"
+      f"--bind={bind} --port={port} cannot be used ({error.strerror}): take an "
+      "address of this machine, and a free port"
     ) from error
+  places = [socket.getsockname()[0] for socket in server.sockets]
+  if not all(ipaddress.ip_address(place).is_loopback for place in places):
+    logging.getLogger(__name__).warning(
+      "whoever reaches %s:%d is trusted: keep it inside a private network",
+      *(bind, port),
+    )
   loop = asyncio.get_running_loop()
   for number in (signal.SIGINT, signal.SIGTERM):
     loop.add_signal_handler(number, rules.stop, number)

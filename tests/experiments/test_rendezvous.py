@@ -63,6 +63,10 @@ def open_process(*command):
   )
 
 
+def rendezvous(*flags):
+  return open_process(sys.executable, "-m", "experiments.rendezvous", *flags)
+
+
 @pytest.fixture(name="processes")
 def processes_fixture():
   """A list of processes that are ended after the test."""
@@ -80,10 +84,7 @@ class Place:
   def __init__(self, processes, settle_s):
     port = free_port()
     self.processes, self.address = processes, f"127.0.0.1:{port}"
-    self.rendezvous = open_process(
-      *(sys.executable, "-m", "experiments.rendezvous", f"--port={port}"),
-      f"--settle_s={settle_s}",
-    )
+    self.rendezvous = rendezvous(f"--port={port}", f"--settle_s={settle_s}")
     processes.append(self.rendezvous)
 
   def agent(self, script, *before):
@@ -204,12 +205,19 @@ def test_a_port_that_is_taken_is_one_line(place):
   agent = place.agent(SLEEP)  # So the first rendezvous is there.
   agent.stdout.readline()
   port = place.address.split(":")[1]
-  other = open_process(
-    *(sys.executable, "-m", "experiments.rendezvous", f"--port={port}")
-  )
-  code, _, errors = end(other)
-  assert code == 2
-  assert errors.startswith(f"error: --port={port} cannot be used (")
+  with pytest.raises(OSError):  # It is reached at 127.0.0.1 alone.
+    socket.create_connection(("127.0.0.2", int(port)), timeout=5).close()
+  for bind in ("127.0.0.1", "192.0.2.1", "none.invalid"):
+    code, _, errors = end(rendezvous(f"--port={port}", f"--bind={bind}"))
+    assert code == 2
+    assert errors.startswith(f"error: --bind={bind} --port={port} cannot be ")
+
+
+def test_who_listens_for_all_is_told_whom_that_trusts(processes):
+  open_to_all = rendezvous(f"--port={free_port()}", "--bind=0.0.0.0")
+  processes.append(open_to_all)
+  warning = open_to_all.stderr.readline()
+  assert "0.0.0.0:" in warning and "is trusted" in warning
 
 
 def group_sizes(workdir):
