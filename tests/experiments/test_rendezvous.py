@@ -1,5 +1,6 @@
 """A real rendezvous and real agents; but for one test, no process trains."""
 
+import asyncio
 import json
 import os
 import pathlib
@@ -17,7 +18,9 @@ import pytest
 
 from dilocox_jax.config import from_mapping
 from dilocox_jax.training import start
+from experiments.rendezvous import serve
 from experiments.runtime.distributed_flags import free_port
+from experiments.runtime.rendezvous_rules import Rendezvous
 from tests import runs
 from tests.experiments import test_launch
 
@@ -213,11 +216,14 @@ def test_a_port_that_is_taken_is_one_line(place):
     assert errors.startswith(f"error: --bind={bind} --port={port} cannot be ")
 
 
-def test_who_listens_for_all_is_told_whom_that_trusts(processes):
-  open_to_all = rendezvous(f"--port={free_port()}", "--bind=0.0.0.0")
-  processes.append(open_to_all)
-  warning = open_to_all.stderr.readline()
-  assert "0.0.0.0:" in warning and "is trusted" in warning
+@pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0"])
+def test_who_listens_for_others_is_told_whom_that_trusts(bind, caplog):
+  rules = Rendezvous(1, 1, 0.0)
+  rules.stop(signal.SIGTERM)  # So it ends at once.
+  asyncio.run(serve(rules, bind, free_port()))
+  warned = [record.getMessage() for record in caplog.records]
+  assert len(warned) == (bind == "0.0.0.0")
+  assert all("is trusted" in each for each in warned)
 
 
 def group_sizes(workdir):
