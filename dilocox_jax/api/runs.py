@@ -14,6 +14,7 @@ from dilocox_jax.api.simulation_setup import Options, set_up
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.run import from_mapping
 from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.models.flax_modules import as_loss_model
 from dilocox_jax.pytypes import Aggregator, Tree
 from dilocox_jax.report.run import LoadedRun
@@ -35,6 +36,17 @@ class Run:
 
   workdir: pathlib.Path
   parts: Parts = NO_PARTS
+
+  def __repr__(self) -> str:
+    """Says on one line what was trained; the directory alone if it is gone."""
+    try:
+      return f"Run({self.metrics.summary})"
+    except (OSError, ValueError, RecordError):
+      return f"Run({self.workdir})"
+
+  def _repr_html_(self) -> str:
+    """Shows the outcome as a table in a notebook."""
+    return self.metrics._repr_html_()
 
   @functools.cached_property
   def metrics(self) -> LoadedRun:

@@ -70,6 +70,15 @@ class RunConfig:
   evaluation: sections.EvaluationConfig = sections.EvaluationConfig()
   checkpoint: sections.CheckpointConfig = sections.CheckpointConfig()
 
+  def __repr__(self) -> str:
+    """Names what is trained on one line; `to_mapping` has all fields."""
+    count = self.mesh.num_replicas
+    replicas = f"{count} replica{'s' * (count != 1)}"
+    return (
+      f"RunConfig({self.sync.method}, {self.total_steps:,} steps, model "
+      f"{self.model.preset}, {replicas})"
+    )
+
   def __post_init__(self):
     self._resolve()
     require(

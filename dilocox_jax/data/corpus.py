@@ -53,6 +53,14 @@ class Corpus:
   num_skipped: int = 0
   parts: tuple[int, ...] = ()
 
+  def __repr__(self) -> str:
+    """Says on one line how large the texts are, without their tokens."""
+    return (
+      f"Corpus({self.name}, {self.train.size:,} training and "
+      f"{self.validation.size:,} validation tokens below {self.vocab_size:,}, "
+      f"digest {self.digest})"
+    )
+
 
 def digest_of(files: Mapping[str, bytes]) -> str:
   """Returns 16 hex digits that name a set of files, in any order.

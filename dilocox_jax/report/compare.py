@@ -220,12 +220,14 @@ def _entry(label: str, run: LoadedRun) -> dict[str, Any]:
 
 def _table(runs: Mapping[str, LoadedRun]) -> list[dict[str, str]]:
   """Returns rows by column; the prices are relative to the baseline."""
-  baseline = _baseline(runs)
+  baseline, is_alone = _baseline(runs), len(runs) == 1
   is_timed = any(run.simulated_s for run in runs.values())
   needs_clock = not _have_one_clock(runs)
   rows = []
   for label, run in runs.items():
     gap, fewer = _price(run, runs[baseline])
+    if is_alone and run.total_sent_bytes:
+      fewer = run.fp32_bytes / run.total_sent_bytes
     time = units.human_time(max(run.simulated_s.values(), default=math.nan))
     if run.simulated_s and needs_clock:
       time += f" ({_clock(run)})"
@@ -242,8 +244,16 @@ def _table(runs: Mapping[str, LoadedRun]) -> list[dict[str, str]]:
       "tokens": f"{run.tokens:,}",
       "wall (s)": f"{run.wall_s:.1f}",
     }
-    rows.append({k: v for k, v in row.items() if is_timed or k != _TIME})
+    unused = {_TIME: not is_timed, "gap": is_alone}
+    rows.append({k: v for k, v in row.items() if not unused.get(k)})
   return rows
+
+
+def _relation(runs: Mapping[str, LoadedRun]) -> str:
+  """Says what the columns of a table compare a run with."""
+  if len(runs) == 1:
+    return "Fewer bytes are relative to fp32 gradients in every step"
+  return f"Gap and fewer bytes are relative to {_baseline(runs)}"
 
 
 def _unlike(runs: Mapping[str, LoadedRun]) -> list[str]:
@@ -280,8 +290,7 @@ def _page(runs: Mapping[str, LoadedRun]) -> list[str]:
     f" `{first.record['corpus_digest']}`; {budget}. Loss (nats a token, outer"
     " parameters) and wall time are measured, bytes are derived from the"
     " plan, and simulated time, if there is any, is derived from the cluster"
-    " of the run. The gap of the loss, and how many times fewer bytes one"
-    f" replica sends, are relative to {baseline}.",
+    f" of the run. {_relation(runs)}.",
     "",
     *_unlike(runs),
     f"**{_comparison_title(runs, baseline)}.**",
@@ -345,8 +354,8 @@ def print_table(runs: Sequence[LoadedRun], console: Console) -> None:
   table = text_tables.terminal_table(
     *text_tables.header_and_cells(rows),
     collapse_padding=True,
-    caption=f"Gap and fewer bytes are relative to {_baseline(labelled)}. Loss"
-    f" (nats a token) on corpus {runs[0].corpus}; bytes derived from the plan.",
+    caption=f"{_relation(labelled)}. Loss (nats a token) on corpus"
+    f" {runs[0].corpus}; bytes derived from the plan.",
   )
   table.columns[0].no_wrap = True
   console.print(table)

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 from dilocox_jax.metrics import (
@@ -21,11 +22,13 @@ from dilocox_jax.metrics import (
 from dilocox_jax.metrics.lines import Directory
 from dilocox_jax.metrics.recorder import METRICS, TIMING
 from dilocox_jax.metrics.run_record import CONFIG, RECORD
+from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.report import text_tables, units
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRun:
-  """Contents of a run directory.
+  """Contents of a run directory. `list(run)` has its rows.
 
   Attributes:
     workdir: Path of the run directory.
@@ -44,6 +47,48 @@ class LoadedRun:
   evaluations: list[Evaluation]
   finished: bool
   timings: list[Timing]
+
+  def __iter__(self) -> Iterator[RoundRow | Evaluation]:
+    """Goes through the rows of rounds and evaluations, by step."""
+    rows = [*self.rounds, *self.evaluations]
+    return iter(sorted(rows, key=lambda row: row.step))
+
+  def __repr__(self) -> str:
+    """Says on one line what was trained and where."""
+    return f"LoadedRun({self.summary})"
+
+  def _repr_html_(self) -> str:
+    """Shows the outcome as a table in a notebook."""
+    return text_tables.html_table(*zip(*self._outcome.items(), strict=True))
+
+  @property
+  def summary(self) -> str:
+    """Method, steps, loss, bytes and directory, on one line."""
+    own = self._outcome
+    return (
+      f"{own['method']}, {own['steps']} steps, loss {own['loss']}, "
+      f"{own['sent bytes']} sent, {self.workdir}"
+    )
+
+  @property
+  def _outcome(self) -> dict[str, str]:
+    mark = "" if self.finished else " (not finished)"
+    loss = units.human_loss(self.validation_loss)
+    return {
+      "method": f"{self.record['method']}{mark}",
+      "steps": f"{self.steps:,}",
+      "loss": loss if self.evaluations else "none yet",
+      "sent bytes": units.human_bytes(self.total_sent_bytes),
+      "tokens": f"{self.tokens:,}",
+      "wall (s)": f"{self.wall_s:.1f}",
+      "directory": str(self.workdir),
+    }
+
+  @property
+  def fp32_bytes(self) -> float:
+    """What a replica would have sent as fp32 gradients in every step."""
+    gradients = Collective("all_reduce", 4 * self.record["parameter_count"])
+    return self.steps * gradients.sent_bytes(self.record["num_replicas"])
 
   @property
   def result(self) -> Evaluation | None:

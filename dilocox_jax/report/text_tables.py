@@ -1,6 +1,7 @@
 """Tables as Markdown for pages, as CSV for programs, and for terminals."""
 
 import csv
+import html
 import io
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,18 @@ def markdown_table(
     "| " + " | ".join(str(cell).replace("|", r"\|") for cell in row) + " |"
     for row in table
   ]
+
+
+def html_table(*rows: Sequence[Any]) -> str:
+  """Returns a small HTML table, e.g. for a notebook; the first row is a header.
+
+  Args:
+    *rows: Cells, shown as text without markup.
+  """
+  header, *others = (map(html.escape, map(str, row)) for row in rows)
+  lines = [f"<th>{'</th><th>'.join(header)}</th>"]
+  lines += [f"<td>{'</td><td>'.join(row)}</td>" for row in others]
+  return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>"
 
 
 def header_and_cells(

@@ -28,6 +28,7 @@ import orbax.checkpoint as ocp
 
 from dilocox_jax.distributed import processes
 from dilocox_jax.pytypes import Tree
+from dilocox_jax.report.units import human_bytes
 from dilocox_jax.training import digests, local_arrays, save_errors
 
 FOLDER = "checkpoints"  # Name of the folder in a run directory.
@@ -183,8 +184,8 @@ class Checkpoints:
     needed_bytes = round((1 + _SPARE_SHARE) * state_bytes) + SPARE_BYTES
     if needed_bytes > free_bytes:
       raise OSError(
-        f"{needed_bytes / 1e6:,.1f} MB are needed and "
-        f"{free_bytes / 1e6:,.1f} MB free"
+        f"{human_bytes(needed_bytes)} are needed and "
+        f"{human_bytes(free_bytes)} free"
       )
 
   @contextlib.contextmanager

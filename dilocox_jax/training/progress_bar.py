@@ -6,6 +6,8 @@ import time
 
 from rich import get_console, progress
 
+from dilocox_jax.report.units import human_bytes
+
 _LOG_SHARE, _LOG_S = 0.1, 30.0  # Of a run's steps; seconds.
 _WIDE = 110  # Columns of a terminal that has room for a bar beside the numbers.
 
@@ -77,7 +79,7 @@ class ProgressBar:
     """
     status = (
       f"loss {loss:.3f} | {tokens_per_s:,.0f} tokens/s | "
-      f"sent {total_sent_bytes / 1e6:,.1f} MB"
+      f"sent {human_bytes(total_sent_bytes)}"
     )
     self._bar.update(self._task, completed=step, status=status)
     is_due = (

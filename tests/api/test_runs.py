@@ -7,7 +7,9 @@ import optax
 import pytest
 
 import dilocox_jax as dx
+from dilocox_jax.api import runs as api_runs
 from dilocox_jax.exchange.mean import mean_of_finite_replicas
+from dilocox_jax.report.units import human_bytes
 from dilocox_jax.training import run_lock
 from dilocox_jax.training.checkpoint import RefusedError
 from tests import runs
@@ -63,6 +65,25 @@ def test_a_model_data_and_optimizers_of_ones_own_are_trained(run):
   np.testing.assert_array_equal(
     logits.argmax(1), (np.arange(VOCAB_SIZE) + 1) % VOCAB_SIZE
   )
+
+
+def test_runs_and_corpora_are_shown_on_one_line(run, tmp_path):
+  sent = human_bytes(run.metrics.total_sent_bytes)
+  for word in (
+    "Run(dilocox, 30 steps",
+    "loss ",
+    f"{sent} sent",
+    str(run.workdir),
+  ):
+    assert word in repr(run)
+  assert "20,000 training" in repr(counting())
+  shown = [run, run.metrics, run.config, counting(), dx.load(run.workdir)]
+  assert not any("\n" in repr(each) or len(repr(each)) > 250 for each in shown)
+  assert "<table>" in run._repr_html_() and sent in run._repr_html_()
+  rows = list(run.metrics)
+  assert [row.step for row in rows] == sorted(row.step for row in rows)
+  assert len(rows) == len(run.metrics.rounds) + len(run.metrics.evaluations)
+  assert repr(api_runs.Run(tmp_path)) == f"Run({tmp_path})"
 
 
 def test_the_record_says_what_was_handed_in(run):

@@ -261,6 +261,18 @@ def test_every_name_of_the_front_door_is_there():
   assert not folders & set(dir(dx))
 
 
+def test_a_config_is_made_from_the_front_door_alone():
+  code = (
+    "import dilocox_jax as dx;"
+    "print(dx.RunConfig.from_mapping({'total_steps': 40}))"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
+  assert done.stdout.startswith("RunConfig(") and "40 steps" in done.stdout
+  assert done.stdout.count("\n") == 1
+
+
 def test_importing_the_package_loads_no_jax():
   code = (
     "import sys, dilocox_jax;"

@@ -111,6 +111,18 @@ def test_runs_of_one_method_are_told_apart_by_their_directories(
   assert "diloco (h30)" in text and "diloco (h60)" in text
 
 
+def test_one_run_is_compared_with_fp32_gradients_and_not_with_itself(
+  write_run, tmp_path
+):
+  run = load_run(write_run(tmp_path / "a"))
+  page = compare([run.workdir], tmp_path / "out").read_text()
+  # Two replicas: 4 bytes a value and step.
+  fewer = 600 * 4 * 871_168 / run.total_sent_bytes
+  for shown in (_printed([run]), page):
+    assert human_ratio(fewer) in shown and "fp32 gradients" in shown
+    assert "+0.00 %" not in shown and "gap" not in shown
+
+
 def test_an_unfinished_run_is_marked(write_run, tmp_path):
   run = load_run(write_run(tmp_path / "a", finish=False))
   assert "diloco (not finished)" in _printed([run])

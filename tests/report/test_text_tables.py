@@ -8,9 +8,15 @@ from rich.console import Console
 from dilocox_jax.report.text_tables import (
   csv_table,
   header_and_cells,
+  html_table,
   markdown_table,
   terminal_table,
 )
+
+
+def test_an_html_table_has_no_markup_from_its_cells():
+  found = html_table(("a", "b"), ("<i>", 1))
+  assert found.count("<tr>") == 2 and "<td>&lt;i&gt;</td><td>1</td>" in found
 
 
 def test_a_bar_in_a_cell_does_not_end_it():

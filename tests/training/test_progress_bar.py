@@ -20,11 +20,11 @@ def lines_fixture(caplog):
 def test_without_a_terminal_a_line_comes_at_once_and_every_tenth(lines):
   with ProgressBar("diloco", 80) as progress:
     for step in range(2, 81, 2):
-      progress.update(step, 2.5, 1_234.0, step * 500_000)
+      progress.update(step, 2.5, 1_234.0, step * 1_920)
   steps = [line.partition(" of ")[0] for line in lines()]
   assert steps == [f"diloco: step {step}" for step in range(2, 81, 8)]
   assert lines()[1] == (
-    "diloco: step 10 of 80 | loss 2.500 | 1,234 tokens/s | sent 5.0 MB"
+    "diloco: step 10 of 80 | loss 2.500 | 1,234 tokens/s | sent 19.2 kB"
   )
 
 
@@ -65,7 +65,7 @@ def test_on_a_terminal_the_bar_says_it_all_and_nothing_is_logged(
   assert "…" not in shown
   for part in ("overlap_loco", "600/800", "loss 2.500", "12,345 tokens/s"):
     assert part in shown
-  assert "3.0 MB" in shown and "left" in shown
+  assert "3.00 MB" in shown and "left" in shown
   assert not lines()
 
 
