@@ -123,10 +123,17 @@ def check_sets(finished, workdir):
       source="text_files",
       glob=f"{workdir}/train.jsonl",
       validation_fraction=0.5,
+      judge_fraction=0.5,
     ),
     evaluation=EvaluationConfig(6, 0, globs),
   )
-  runs.train(whole, workdir / "run")
+  trained = runs.train(whole, workdir / "run")
+  # The text that judges is read once, after the last step.
+  judge = trained.corpus.judge
+  assert judge is not None
+  texts["judge"] = judge.tobytes().decode()
+  for seen in runs.rows(workdir / "run", "evaluation"):
+    assert seen["sets"].keys() == texts.keys() - {"judge"}
   state, _ = runs.saved(workdir / "run")
   loss = functools.partial(runs.programs(whole).model.loss, state.outer.params)
   (row,) = runs.rows(workdir / "run", "final")
@@ -140,7 +147,7 @@ def check_sets(finished, workdir):
     losses = [float(loss(jnp.asarray(part))) for part in parts]
     sizes = [part.size - 1 for part in parts]
     expected = np.average(losses, weights=sizes)
-    assert len(set(sizes)) > (name == "lines")
+    assert len(set(sizes)) > (name != "words")
     assert row["sets"][name] == pytest.approx(expected, rel=1e-5)
   page = report.write_report(workdir / "run").read_text()
   loss = row["sets"]["words"]

@@ -75,18 +75,18 @@ class DataConfig(Section):
   # Whether a token reads only its own document. A sequence is cut from the text
   # anywhere, so it may hold several.
   document_masks: bool = False
-  # Share of the files that is held out for validation.
+  # Share of the files that is held out for validation, and share of those that
+  # judge: only the last evaluation reads them, so no setting is chosen by them.
   validation_fraction: float = limited(0.05, above=0, below=1)
+  judge_fraction: float = limited(0.0, at_least=0, below=1)
   # Which parts replicas read: "" (all the same), own (replica m reads part m),
   # weights of the parts, e.g. "0.7,0.3", or such weights for each replica, e.g.
   # "0.9,0.1;0.1,0.9".
   mix: str = ""
   # Threads that read batches ahead; they change no batch.
   num_workers: int = limited(0, at_least=0, at_most=64)
-  # Number of sequences in one inner step of one replica.
-  batch_size: int = limited(8, at_least=1)
-  # Number of tokens that the model predicts in a sequence.
-  sequence_length: int = limited(128, at_least=1)
+  batch_size: int = limited(8, at_least=1)  # Sequences of a replica's step.
+  sequence_length: int = limited(128, at_least=1)  # Tokens that it predicts.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -123,6 +123,7 @@ def _ignored_data(values: Values) -> Iterator[Ignored]:
     (("text_field",), "reads no JSON: set data.source=text_files"),
     (("damaged",), "reads no files that may be damaged: drop it"),
     (("validation_fraction",), "is divided already: drop it"),
+    (("judge_fraction",), "has no documents to divide: drop it"),
     (
       ("tokenizer", "vocab_size", "end_of_text"),
       "has tokens already: drop it",

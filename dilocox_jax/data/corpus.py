@@ -1,9 +1,11 @@
-"""Splits a set of files into training text and validation text.
+"""Splits a set of files into text to train, to choose and to judge.
 
 A loss means something only together with the text it was measured on. So a
 corpus has a digest of its files, and every reported loss can name it. A file
 goes to training or validation by its own path alone. So a validation file
-stays one when other files are added.
+stays one when other files are added. A share of the validation files may be
+set aside to judge: settings are chosen by the others, and a loss on which no
+choice was made is that of a text that nobody has looked at before.
 """
 
 import dataclasses
@@ -20,11 +22,12 @@ from dilocox_jax.data import tokenizers
 from dilocox_jax.data.tokenizers import MakeTokenizer, Tokenizer
 
 VALIDATION_FRACTION = 0.05
+JUDGE = "judge"  # Name of the held-out text that judges.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Corpus:
-  """Training tokens and validation tokens that have no file in common.
+  """Tokens to train, to choose and to judge, with no file in common.
 
   Attributes:
     name: Name of the source, one of `sources.SOURCES`.
@@ -40,6 +43,8 @@ class Corpus:
     num_skipped: Damaged lines and files that were left out, or, of shards that
       are too short, missing tokens.
     parts: Training tokens of each glob, in order; a mix of parts needs them.
+    judge: Held-out tokens that only the last evaluation of a run reads; None if
+      all held-out text is in `validation`.
   """
 
   name: str
@@ -52,6 +57,7 @@ class Corpus:
   tokenizer: Tokenizer | None = None
   num_skipped: int = 0
   parts: tuple[int, ...] = ()
+  judge: Integer[np.ndarray, " judge_tokens"] | None = None
 
   def __repr__(self) -> str:
     """Says on one line how large the texts are, without their tokens."""
@@ -98,8 +104,9 @@ def from_files(
   validation_fraction: float,
   tokenizer: MakeTokenizer = tokenizers.byte_tokenizer,
   part_of: Mapping[str, int] = types.MappingProxyType({}),
+  judge_fraction: float = 0.0,
 ) -> Corpus:
-  """Splits files into training and validation tokens.
+  """Splits files into training, validation and judging tokens.
 
   Args:
     name: Name of the source.
@@ -109,16 +116,21 @@ def from_files(
       makes tokens of bytes.
     part_of: Number of the part that a file belongs to, by its name; 0 if it has
       none. Every part needs training text.
+    judge_fraction: Share of the held-out files that judge, 0 to below 1. It
+      moves no file to or from training.
 
   Returns:
     A corpus whose files are joined in the order of their names. The tokenizer's
     end of a text is between two files.
 
   Raises:
-    ValueError: If the fraction is out of range, or training or validation has
-      no text.
+    ValueError: If a fraction is out of range, or a part has no text.
   """
   check_fraction(validation_fraction)
+  require(
+    0 <= judge_fraction < 1,
+    f"judge_fraction={judge_fraction} must lie from 0 to below 1",
+  )
   paths = sorted(files, key=lambda path: (part_of.get(path, 0), path))
   held_out = [p for p in paths if is_held_out(p, validation_fraction)]
   # If training had a copy of a validation file under another name, the
@@ -128,7 +140,15 @@ def from_files(
     p for p in paths if files[p] and files[p] not in held_out_contents
   ]
   kept = [files[p] for p in kept_paths]
-  held = [files[p] for p in held_out if files[p]]
+  texts = [files[p] for p in held_out if files[p]]
+  judging = [text for text in texts if _judges(text, judge_fraction)]
+  held = [text for text in texts if not _judges(text, judge_fraction)]
+  require(
+    bool(judging) == bool(judge_fraction) and len(judging) < max(len(texts), 1),
+    f"{name}: judge_fraction={judge_fraction} sets {len(judging)} of"
+    f" {len(texts)} held-out files aside: more files are needed, or another"
+    " fraction",
+  )
   if not kept or not held:
     empty, change = ("validation", "raise") if kept else ("training", "lower")
     raise ValueError(
@@ -163,7 +183,13 @@ def from_files(
     num_bytes / len(validation),
     made,
     parts=tuple(map(len, parts)),
+    judge=tokenizers.join(made, judging) if judging else None,
   )
+
+
+def _judges(content: bytes, judge_fraction: float) -> bool:
+  """Whether a held-out file judges, by its content: copies do the same."""
+  return is_held_out(hashlib.sha256(content).hexdigest(), judge_fraction)
 
 
 def check_fraction(validation_fraction: float) -> None:

@@ -37,6 +37,7 @@ _DEFAULTS: dict[str, Any] = {
   "glob": "",
   "seed": 0,
   "validation_fraction": VALIDATION_FRACTION,
+  "judge_fraction": 0.0,
   "tokenizer": byte_tokenizer,
   "text_field": TEXT_FIELD,
   "split": TRAIN_SPLIT,
@@ -89,10 +90,11 @@ def load_corpus(source: str, **settings: Any) -> Corpus:
   Args:
     source: One of `SOURCES`.
     **settings: Those of `SETTINGS` that are not at their default. They are
-      `glob`, `seed`, `validation_fraction`, `text_field`, `split`,
-      `shuffle_buffer`, `max_documents` and `damaged`, as in the section `data`
-      of a config, and `tokenizer`, a function from training documents to a
-      tokenizer (`tokenizers.choose`). A source gets those that it reads.
+      `glob`, `seed`, `validation_fraction`, `judge_fraction`, `text_field`,
+      `split`, `shuffle_buffer`, `max_documents` and `damaged`, as in the
+      section `data` of a config, and `tokenizer`, a function from training
+      documents to a tokenizer (`tokenizers.choose`). A source gets those that
+      it reads.
 
   Raises:
     ValueError: If the source is unknown or has too little text.
@@ -107,6 +109,7 @@ def stdlib(
   *,
   validation_fraction: float = VALIDATION_FRACTION,
   tokenizer: MakeTokenizer = byte_tokenizer,
+  judge_fraction: float = 0.0,
 ) -> Corpus:
   """Reads the standard library of the Python that runs this program.
 
@@ -117,6 +120,7 @@ def stdlib(
     validation_fraction: Share of the files that is held out for validation,
       above 0 and below 1.
     tokenizer: As for `load_corpus`.
+    judge_fraction: Share of the held-out files that judge (`from_files`).
 
   Returns:
     The tokens of the library's modules. Tests, generated files and packages
@@ -129,7 +133,13 @@ def stdlib(
       files[path.relative_to(root).as_posix()] = path.read_bytes()
     except OSError:  # The other files are enough.
       continue
-  return from_files("stdlib", files, validation_fraction, tokenizer)
+  return from_files(
+    "stdlib",
+    files,
+    validation_fraction,
+    tokenizer,
+    judge_fraction=judge_fraction,
+  )
 
 
 def text_files(
@@ -139,6 +149,7 @@ def text_files(
   tokenizer: MakeTokenizer = byte_tokenizer,
   text_field: str = TEXT_FIELD,
   damaged: str = DAMAGED[0],
+  judge_fraction: float = 0.0,
 ) -> Corpus:
   """Reads every file that a pattern matches (`documents.read_documents`).
 
@@ -150,6 +161,7 @@ def text_files(
     tokenizer: As for `load_corpus`.
     text_field: Field of a JSON line that has the text.
     damaged: "error", or "skip" to leave out and count what cannot be read.
+    judge_fraction: Share of the held-out documents that judge (`from_files`).
 
   Raises:
     ValueError: If no file matches, if a file cannot be read, or if training or
@@ -163,7 +175,8 @@ def text_files(
 
     return in_parts(pattern, of_glob)
 
-  return _corpus("text_files", read, damaged, validation_fraction, tokenizer)
+  shares = validation_fraction, judge_fraction
+  return _corpus("text_files", read, damaged, shares, tokenizer)
 
 
 def huggingface(
@@ -177,6 +190,7 @@ def huggingface(
   shuffle_buffer: int = 0,
   max_documents: int = 0,
   damaged: str = DAMAGED[0],
+  judge_fraction: float = 0.0,
 ) -> Corpus:
   """Reads a data set into memory (`huggingface.read_dataset`).
 
@@ -191,6 +205,7 @@ def huggingface(
     shuffle_buffer: As in `documents.sampled`.
     max_documents: Documents of a part to read at most; 0 reads all.
     damaged: As for `text_files`.
+    judge_fraction: As for `text_files`.
 
   Raises:
     ValueError: If it cannot be read, or has too little text.
@@ -203,14 +218,15 @@ def huggingface(
 
     return in_parts(glob, of_glob)
 
-  return _corpus("huggingface", read, damaged, validation_fraction, tokenizer)
+  shares = validation_fraction, judge_fraction
+  return _corpus("huggingface", read, damaged, shares, tokenizer)
 
 
 def _corpus(
   name: str,
   read: Callable[[OnDamage | None], Iterable[Document]],
   damaged: str,
-  validation_fraction: float,
+  shares: tuple[float, float],
   tokenizer: MakeTokenizer,
 ) -> Corpus:
   """Makes a corpus of documents, and counts those that cannot be read."""
@@ -222,7 +238,8 @@ def _corpus(
     part_of[document.name] = document.part
   for error in skipped:
     logging.getLogger(__name__).warning("skipped: %s", error)
-  made = from_files(name, found, validation_fraction, tokenizer, part_of)
+  held_out, judging = shares
+  made = from_files(name, found, held_out, tokenizer, part_of, judging)
   return dataclasses.replace(made, num_skipped=len(skipped))
 
 
@@ -251,6 +268,7 @@ def _files_of_config(
   tokenizer: MakeTokenizer,
   text_field: str,
   damaged: str,
+  judge_fraction: float,
 ) -> Corpus:
   return text_files(
     glob,
@@ -258,6 +276,7 @@ def _files_of_config(
     tokenizer=tokenizer,
     text_field=text_field,
     damaged=damaged,
+    judge_fraction=judge_fraction,
   )
 
 

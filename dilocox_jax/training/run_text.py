@@ -12,7 +12,7 @@ from dilocox_jax.checks import in_front, require
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.sections import DataConfig
 from dilocox_jax.data import sources, tokenizers
-from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.data.corpus import JUDGE, Corpus, digest_of
 from dilocox_jax.data.documents import named_globs
 from dilocox_jax.data.streams import ReplicaStreams, mix_of
 from dilocox_jax.data.validation import (
@@ -49,8 +49,10 @@ def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
 
 def _check_tokens(text: Corpus) -> None:
   """Raises ValueError if a text has tokens that its vocabulary lacks."""
-  for what in ("train", "validation"):
+  for what in ("train", "validation", "judge"):
     tokens = getattr(text, what)
+    if tokens is None:
+      continue
     require(
       np.issubdtype(tokens.dtype, np.integer),
       f"{what} tokens of {text.name!r} are {tokens.dtype}: pass integers",
@@ -134,6 +136,31 @@ def held_out(config: RunConfig, text: Corpus) -> Iterable[np.ndarray]:
     The last ones of a whole pass have fewer and shorter sequences.
   """
   return _batches_of(config, text.validation)
+
+
+def judging(config: RunConfig, text: Corpus) -> ValidationSets:
+  """Returns the text on which only the last evaluation computes a loss.
+
+  Its name is "judge", as that of a text of `evaluation.sets` could be.
+
+  Raises:
+    ValueError: If that name is taken, or a text that was handed in has none.
+  """
+  require(
+    text.judge is not None or not config.data.judge_fraction,
+    f"data.judge_fraction={config.data.judge_fraction} does not reach a text "
+    "that is handed in: drop it",
+  )
+  if text.judge is None:
+    return {}
+  require(
+    JUDGE not in named_globs(config.evaluation.sets),
+    f"evaluation.sets names a text {JUDGE!r}, as the one that judges is called "
+    "already: take another name",
+  )
+  digest = digest_of({JUDGE: text.judge.tobytes()})
+  found = ValidationSet(text.judge, digest, text.bytes_per_token or 1.0)
+  return {JUDGE: (found, _batches_of(config, text.judge))}
 
 
 def go_on(

@@ -80,8 +80,7 @@ class Trainer:
       config: Config of the run.
       workdir: The run directory; made if missing, continued if it holds a run.
       command: The command line, for the record.
-      clock: Simulated clock that the trainer advances after every segment.
-        Training never reads it.
+      clock: Simulated clock to advance; training never reads it.
       parts: Parts that take the place of what the config names.
       has_own_directory: Whether every process has a run directory of its own,
         and so writes all files. If not, the main process writes them.
@@ -97,9 +96,8 @@ class Trainer:
     end_of_text = run_text.document_end(config, self.corpus, parts)
     self._has_own = has_own_directory
     devices = own_checkpoints.devices(workdir) if self._has_own else None
-    self.programs = build.programs(
-      config, parts, end_of_text, build.platform_name(), devices
-    )
+    places = build.platform_name(), devices
+    self.programs = build.programs(config, parts, end_of_text, *places)
     self.replicas = self.programs.rounds.replicas
     if jax.process_count() > 1:
       processes.open_connections(self.replicas.mesh)
@@ -108,6 +106,7 @@ class Trainer:
     self.controller = AdaptiveController(config, self.programs, parts)
     self.validation = run_text.held_out(config, self.corpus)
     self.validation_sets = run_text.validation_sets(config, self.corpus)
+    self.judging = run_text.judging(config, self.corpus)
     self.progress = TrainingProgress()
     self._compiled, self._stop_signal = set(), 0
     self._writes = self._has_own or processes.is_main()
@@ -192,7 +191,7 @@ class Trainer:
       self.workdir,
       corpus=self.corpus,
       held_out=self.validation,
-      validation_sets=self.validation_sets,
+      validation_sets={**self.validation_sets, **self.judging},
       programs=self.programs,
       handed_in=self.parts.names,
       command=self.command,
@@ -353,7 +352,8 @@ class Trainer:
     self, state: TrainingState, num_steps: int | None = None
   ) -> None:
     losses = evaluation.losses(self.programs, state, self.validation)
-    sets = evaluation.set_losses(self.programs, state, self.validation_sets)
+    texts = {**self.validation_sets, **(self.judging if num_steps else {})}
+    sets = evaluation.set_losses(self.programs, state, texts)
     self.progress = self.progress.after(
       evaluation.evaluation_bytes(self.programs, state, 2 if sets else 1)
     )

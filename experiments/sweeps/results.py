@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dilocox_jax.config import RunConfig
+from dilocox_jax.data.corpus import JUDGE
 from dilocox_jax.metrics import RecordError
 from dilocox_jax.metrics.lines import (
   make_directory,
@@ -62,6 +63,8 @@ class ResultRow:
     failure: Why the run diverged, in one line; empty if it did not.
     revision: Commit of the source code that the run used; empty if not known.
     cores: Number of CPU cores that the run could use; 0 if not known.
+    judge_loss: Loss of the outer parameters after the flush on the text that
+      judges (nats a token); NaN if the run had none or diverged.
   """
 
   stage: str
@@ -83,6 +86,7 @@ class ResultRow:
   failure: str = ""
   revision: str = ""
   cores: int = 0
+  judge_loss: float = math.nan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,6 +266,7 @@ def row_of(run: LoadedRun, failure: str = "", **known: Any) -> ResultRow:
     jax=record["versions"]["jax"],
     failure=failure,
     revision=record["source_revision"] or "",
+    judge_loss=last.sets.get(JUDGE, math.nan) if last else math.nan,
   )
 
 

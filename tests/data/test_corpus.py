@@ -54,6 +54,31 @@ def test_a_copy_of_a_validation_file_is_not_trained_on():
   assert FILES[held_out].split(b"\n")[0] in lines(loaded.validation)
 
 
+def test_held_out_files_choose_or_judge_and_training_stays():
+  plain = corpus.from_files("text_files", FILES, 0.2)
+  copy = next(p for p in FILES if corpus.is_held_out(p, 0.2))
+  copies = [f"copies/{i}.txt" for i in range(100)]
+  copies = {p: FILES[copy] for p in copies if corpus.is_held_out(p, 0.2)}
+  first, again = (
+    corpus.from_files("text_files", files | copies, 0.2, judge_fraction=0.5)
+    for files in (FILES, dict(reversed(FILES.items())))
+  )
+  parts = [lines(t) for t in (first.train, first.validation, first.judge)]
+  assert all(parts) and sum(map(len, parts)) == len(set().union(*parts)) == 200
+  assert parts[1] | parts[2] == lines(plain.validation)
+  np.testing.assert_array_equal(first.train, plain.train)
+  for part in ("train", "validation", "judge"):
+    np.testing.assert_array_equal(getattr(first, part), getattr(again, part))
+  assert plain.judge is None
+
+
+@pytest.mark.parametrize("fraction", [1e-6, 1 - 1e-6, 1.0, -0.1, float("nan")])
+def test_a_share_that_leaves_no_file_to_judge_or_to_choose_is_refused(fraction):
+  with pytest.raises(ValueError, match=f"judge_fraction={fraction}") as error:
+    corpus.from_files("text_files", FILES, 0.2, judge_fraction=fraction)
+  assert "\n" not in str(error.value)
+
+
 def test_files_are_kept_apart_by_a_separator():
   files = {path: b"word" for path in FILES if not corpus.is_held_out(path, 0.2)}
   files |= {path: b"held" for path in FILES if corpus.is_held_out(path, 0.2)}

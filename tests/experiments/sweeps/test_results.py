@@ -27,6 +27,7 @@ TEXT = "feedfacefeedface"
 
 
 def row(digest="a", **changed):
+  changed = {"judge_loss": 1.25, **changed}
   made = ResultRow(
     *("results", "diloco", 0, digest, TEXT, '{"x": "1, 2"}', 24, 100, 7),
     *(1 / 3, 0.4, math.inf, 1.5, "cpu", "3.11", "0.10"),
@@ -91,16 +92,17 @@ def test_a_curve_written_twice_counts_once(path):
 def test_a_line_of_before_the_last_columns_is_read_and_stays_as_it_is(path):
   """The committed lines name no revision and no cores."""
   path.parent.mkdir(parents=True)
-  names = [field.name for field in dataclasses.fields(ResultRow)][:-2]
-  line = ",".join(str(getattr(row(changed="{}"), name)) for name in names)
+  names = [field.name for field in dataclasses.fields(ResultRow)][:-3]
+  plain = row(changed="{}", judge_loss=math.nan)
+  line = ",".join(str(getattr(plain, name)) for name in names)
   path.write_text(",".join(names) + "\n" + line + "\n")
   results = Results(path, BASE)
   (old,) = results.rows.values()
-  assert old == row(changed="{}") and (old.revision, old.cores) == ("", 0)
+  assert old == plain and (old.revision, old.cores) == ("", 0)
   new = row("b", revision="abc-dirty", cores=2)
   results.add(new, [])
   header, first, _ = path.read_text().splitlines()
-  assert header.endswith("failure,revision,cores") and first == line
+  assert header.endswith("failure,revision,cores,judge_loss") and first == line
   rows = Results(path, BASE).rows
   assert rows == {("a", TEXT): old, ("b", TEXT): new}
 
