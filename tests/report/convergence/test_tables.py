@@ -76,7 +76,9 @@ def test_times_are_of_the_clock():
 
 def test_a_seed_without_a_curve_is_not_one_that_missed_the_loss():
   few = convergences.entry("few", 1.0, 1.0)
-  few.traces[1] = dataclasses.replace(few.traces[1], points=[])
+  first, second = few.traces
+  bare = dataclasses.replace(second, points=[])
+  few = dataclasses.replace(few, traces=[first, bare])
   cells = rows(found(entries=[few])["Time on the clock 'near'"])["few"]
   assert cells[2].endswith("s (1 of 2 seeds)")
 
