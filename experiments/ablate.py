@@ -40,7 +40,7 @@ def main(values: flags.FlagValues) -> None:
     from experiments.sweeps import run_maker
 
     run_maker.check_names(trials)
-  workdir = command_line.writable(values.workdir)
+  workdir = command_line.writable(values.workdir, "ablate")
   config_file = config_flags.get_config_filename(values["config"])
   maker = run_maker.RunMaker(workdir, [sweep_loop.path_of(config_file)])
   sweep_loop.run_sweep(

@@ -70,7 +70,7 @@ def main(values: flags.FlagValues) -> None:
   if values.tokens == 0:
     raise command_line.UsageError("--tokens=0.0 must be above 0")
   config = command_line.run_config(values.config)
-  workdir = command_line.writable(values.workdir)
+  workdir = command_line.writable(values.workdir, "advise")
   with command_line.usage_errors(kinds=(ValueError, OSError)):
     sizes = {
       name: parse_quantity(text, SIZE, f"--{flag}")

@@ -67,7 +67,7 @@ def _define_pipeline_flags() -> None:
 def main(values: flags.FlagValues) -> None:
   """Runs the bench that the flag --bench names."""
   _refuse_unused(values)
-  workdir = command_line.writable(values.workdir)
+  workdir = command_line.writable(values.workdir, "bench")
   if values.bench == "simulate":  # It needs no JAX, which takes long to load.
     from experiments.benchmarks import simulate
 

@@ -36,7 +36,7 @@ def main(values: flags.FlagValues) -> None:
     # Bad runs must be found before the work directory is made.
     loaded = [report.load_run(path) for path in values.runs]
     report.print_table(loaded, Console())
-    workdir = command_line.writable(values.workdir)
+    workdir = command_line.writable(values.workdir, "compare")
     command = command_line.own_command()
     page = report.compare(values.runs, workdir, command)
   print(f"comparison: {page}")

@@ -41,7 +41,7 @@ def main(values: flags.FlagValues) -> None:
   from experiments.compilation.run import compiled_report
 
   config = command_line.run_config(values.config)
-  workdir = command_line.writable(values.workdir)
+  workdir = command_line.writable(values.workdir, "compile_report")
   with command_line.usage_errors():
     compiled = compiled_report(config, values.topology, values.slices)
   page = write_compiled(compiled, workdir, command_line.own_command())

@@ -78,7 +78,7 @@ def main(values: flags.FlagValues) -> None:
 
     if trains:
       run_maker.check_names(map(required.first_run, sweep.methods))
-  workdir = command_line.writable(values.workdir)
+  workdir = command_line.writable(values.workdir, "convergence")
   config_file = config_flags.get_config_filename(values["config"])
   name, start = _name_and_start(config_file)
   path = workdir / f"{name}.csv"

@@ -110,7 +110,7 @@ def main(values: flags.FlagValues) -> None:
   names = [name for name in FAULTS if values.only in name]
   if not names:
     raise command_line.UsageError(f"--only={values.only!r} names no fault")
-  folder = command_line.writable(values.workdir)
+  folder = command_line.writable(values.workdir, "faults")
   write_text(folder / "text")
   whole = undisturbed_runs(folder)
   counts = {"survived": 0, "not survived": 0, "not possible here": 0}

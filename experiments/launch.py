@@ -125,7 +125,7 @@ def main(
   devices = values.local_devices or distributed_flags.devices_each(
     config, count
   )
-  workdir = command_line.writable(values.workdir, may_hold_run=True)
+  workdir = command_line.writable(values.workdir, "train")
   links = _links(own_flags, values, config.mesh.num_replicas)
   # The processes inherit the lock. So they still hold it if the launcher is
   # killed.

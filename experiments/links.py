@@ -55,7 +55,7 @@ def main(values: flags.FlagValues) -> None:
   from dilocox_jax.metrics.lines import write_json
   from experiments.real_links import cases, page
 
-  workdir = command_line.writable(values.workdir)
+  workdir = command_line.writable(values.workdir, "links")
   if not values.calibrate and values.cases in ("all", *_TRAINED):
     _check_no_runs(workdir)
   is_quick = values.cases == "quick" and not values.calibrate

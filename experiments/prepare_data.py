@@ -83,7 +83,7 @@ def main(values: flags.FlagValues) -> None:
       ("seed", values.shuffle_buffer > 0, "--shuffle_buffer"),
     ],
   )
-  workdir = command_line.writable(values.workdir)
+  workdir = command_line.writable(values.workdir, "prepare_data")
   refusal = f"another prepare_data writes to --workdir={workdir}: wait for it"
   with (
     file_lock.held(workdir / ".prepare.lock", refusal),

@@ -66,7 +66,7 @@ def run_of(
 
 def main(values: flags.FlagValues) -> None:
   """Trains all methods and writes the comparison."""
-  workdir = command_line.writable(values.workdir)
+  workdir = command_line.writable(values.workdir, "quickstart")
   from dilocox_jax import report
   from experiments.runtime import running
 

@@ -89,12 +89,14 @@ def main(values: flags.FlagValues) -> None:
     if values.run:
       _refuse_beside_run(values)
       timed, cluster = run.time_run(values.run, values.cluster, options)
-      workdir = command_line.writable(values.workdir)
+      workdir = command_line.writable(values.workdir, "simulate")
       run.report_recorded(timed, cluster, workdir)
       return
     config = command_line.run_config(values.config)
     simulated = page.prepare(config, values.cluster, options)
-  page.report_simulation(simulated, command_line.writable(values.workdir))
+  page.report_simulation(
+    simulated, command_line.writable(values.workdir, "simulate")
+  )
 
 
 def _refuse_beside_run(values: flags.FlagValues) -> None:

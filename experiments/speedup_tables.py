@@ -47,7 +47,7 @@ def main(values: flags.FlagValues) -> None:
       f"--papers={','.join(values.papers)} must name some of"
       f" {', '.join(PAPERS)}"
     )
-  workdir = command_line.writable(values.workdir)
+  workdir = command_line.writable(values.workdir, "speedup_tables")
   from experiments.tables.table import print_tables, write_tables
 
   tables = []

@@ -63,7 +63,7 @@ def main(values: flags.FlagValues) -> None:
     distributed_flags.check_config(config)
   command_line.check_files(config)
   simulated_clock = clock(values, config)
-  workdir = command_line.writable(values.workdir, may_hold_run=True)
+  workdir = command_line.writable(values.workdir, "train")
   if values.elastic:
     distributed_flags.check_elastic(values, config)
     os.environ[command_line.COMMAND_VARIABLE] = command_line.own_command()

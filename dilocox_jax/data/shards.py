@@ -10,12 +10,13 @@ for validation by the hash of its content, so copies of it never lie in both
 splits.
 
 Writing goes on where it was interrupted. `progress.json` says how many
-documents were written, and how long the files were then; whatever follows in
-them is cut off.
+documents were written, their hash, and how long the files were then; whatever
+follows in them is cut off.
 """
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -44,7 +45,7 @@ _INDEX_TYPES = {
 }
 _PROGRESS_TYPES = {
   **{"tokens": dict, "parts": list, "documents": int, "text_bytes": dict},
-  **{"settings": dict, "digest": str},
+  **{"settings": dict, "digest": str, "read": str},
 }
 
 
@@ -55,6 +56,7 @@ class Progress:
   Attributes:
     settings: What the tokens depend on; another value cannot be continued.
     documents: Documents that were written.
+    read: Hash of these documents and of their parts.
     tokens: Tokens by split.
     text_bytes: Bytes of text by split, one for each end of a text included.
     parts: Training tokens of each part.
@@ -63,6 +65,7 @@ class Progress:
 
   settings: Mapping[str, Any]
   documents: int = 0
+  read: str = ""
   tokens: dict[str, int] = dataclasses.field(
     default_factory=lambda: {TRAIN: 0, VALIDATION: 0}
   )
@@ -91,12 +94,12 @@ def write(
     validation_fraction: Share of the documents that is held out, above 0 and
       below 1.
     source: Where the documents come from, values that JSON can hold. An
-      interrupted call goes on only if they are the same, because it counts how
-      many documents it has written and not which.
+      interrupted call goes on only if they are the same, and if the documents
+      that it has written are.
 
   Raises:
-    ValueError: If the folder holds other tokens, or a split has no document.
-      The message is one line.
+    ValueError: If the folder holds other tokens or files, or a split has no
+      document. The message is one line.
   """
   check_fraction(validation_fraction)
   settings = {
@@ -111,17 +114,18 @@ def write(
   }
   folder.mkdir(parents=True, exist_ok=True)
   progress = _begun(folder, settings)
-  done = progress.documents
-  batch: list[Document] = []
-  for number, document in enumerate(documents):
-    if number < done:
-      continue
-    batch.append(document)
-    if len(batch) == _BATCH:
-      _append(folder, batch, tokenizer, progress)
-      batch = []
-      yield progress
-  if batch:
+  read, documents = hashlib.sha256(), iter(documents)
+  for document in itertools.islice(documents, progress.documents):
+    read.update(_hashed(document))
+  require(
+    progress.documents == 0 or read.hexdigest() == progress.read,
+    f"the documents that {folder} was begun with have changed: remove it and "
+    "begin anew, or take another folder",
+  )
+  while batch := list(itertools.islice(documents, _BATCH)):
+    for document in batch:
+      read.update(_hashed(document))
+    progress.read = read.hexdigest()
     _append(folder, batch, tokenizer, progress)
     yield progress
   _finish(folder, tokenizer, progress)
@@ -131,6 +135,11 @@ def is_validation(document: Document, validation_fraction: float) -> bool:
   """Whether a document is held out, by the hash of its content."""
   content = hashlib.sha256(document.content).hexdigest()
   return is_held_out(content, validation_fraction)
+
+
+def _hashed(document: Document) -> bytes:
+  """Returns what counts of a document in the hash of those that were read."""
+  return b"%d %d " % (document.part, len(document.content)) + document.content
 
 
 def _begun(folder: pathlib.Path, settings: Mapping[str, Any]) -> Progress:
@@ -144,12 +153,22 @@ def _begun(folder: pathlib.Path, settings: Mapping[str, Any]) -> Progress:
   if path.exists():
     remedy = f"remove {folder} and begin anew"
     values = _read_json(path, _PROGRESS_TYPES, remedy)
-    progress = Progress(**{name: values[name] for name in _PROGRESS_TYPES})
+    found = Progress(**{name: values[name] for name in _PROGRESS_TYPES})
     require(
-      progress.settings == dict(settings),
+      found.documents == 0 or found.settings == dict(settings),
       f"{folder} was begun with other settings or documents: give those again, "
       "or take another folder",
     )
+    progress = found if found.documents else progress
+  else:
+    # Files that are there before the progress is are not of such a call.
+    for split in progress.tokens:
+      file = _file(folder, split)
+      require(
+        not file.exists(),
+        f"{file} is there, and nothing says who wrote it: take another folder",
+      )
+    _write_json(path, dataclasses.asdict(progress))
   width = np.dtype(settings["dtype"]).itemsize
   for split, count in progress.tokens.items():
     with files.opened_to_append(_file(folder, split)) as file:

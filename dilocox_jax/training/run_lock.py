@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from dilocox_jax import files
 from dilocox_jax.distributed import processes
+from dilocox_jax.metrics import work_directory
 from dilocox_jax.metrics.locks import try_lock
 from dilocox_jax.training.checkpoint import RefusedError
 
 LOCK = ".train.lock"
+PROGRAM = "train"  # The stamp of all runs, whatever program trains them.
 
 
 class BusyError(RuntimeError):
@@ -28,15 +30,18 @@ def held(workdir: pathlib.Path, has_own: bool = False) -> Iterator[None]:
 
   Raises:
     BusyError: If another run holds it.
-    RefusedError: If the lock's file cannot be made.
+    RefusedError: If the directory is not that of a run, or the lock's file
+      cannot be made.
   """
   if not (has_own or processes.is_main()):
     yield
     return
   path = workdir / LOCK
   try:
-    workdir.mkdir(parents=True, exist_ok=True)
+    work_directory.claim(workdir, PROGRAM)
     file = files.opened_to_append(path)
+  except work_directory.ForeignDirectoryError as error:
+    raise RefusedError(f"workdir={error}") from error
   except OSError as error:
     raise RefusedError(f"{path} cannot be written: {error.strerror}") from error
   with file:

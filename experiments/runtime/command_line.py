@@ -29,8 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from absl import app, flags
 from ml_collections import config_dict, config_flags
 
-from dilocox_jax.metrics import RecordError
-from dilocox_jax.metrics.run_record import RECORD
+from dilocox_jax.metrics import RecordError, work_directory
 
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h.
 PIPE_CLOSED = 141  # SIGPIPE is 13.
@@ -331,35 +330,30 @@ def check_files(config) -> None:
     )
 
 
-def writable(workdir: str | None, may_hold_run: bool = False) -> pathlib.Path:
-  """Creates the work directory and checks that files can be written in it.
+def writable(workdir: str | None, program: str) -> pathlib.Path:
+  """Makes the work directory and checks that a program may write in it.
 
   Args:
     workdir: Value of --workdir; None if the flag was not given.
-    may_hold_run: Whether it may be the directory of a run. The files of other
-      programs have the names of a run's own, and would take their places.
+    program: Name of the program, as `work_directory.claim` takes it.
 
   Returns:
     Path of the work directory.
 
   Raises:
-    UsageError: If --workdir is missing, cannot be written or holds a run.
+    UsageError: If --workdir is missing, cannot be written or is not the
+      program's.
   """
   if not workdir:
     raise UsageError("--workdir is missing: say where the results should go")
-  path = pathlib.Path(workdir)
-  if not may_hold_run and (path / RECORD).exists():
-    raise UsageError(
-      f"--workdir={workdir} holds a run, whose files would be replaced: choose"
-      " another directory"
-    )
   try:
-    path.mkdir(parents=True, exist_ok=True)
+    path = work_directory.claim(workdir, program)
     with tempfile.TemporaryFile(dir=path):
-      pass
+      return path
+  except work_directory.ForeignDirectoryError as error:
+    raise UsageError(f"--workdir={error}") from error
   except OSError as error:
     raise UsageError(
       f"--workdir={workdir} cannot be written ({error.strerror}): choose"
       " another directory"
     ) from error
-  return path

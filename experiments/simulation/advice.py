@@ -1,5 +1,8 @@
 """Writes the adviser's page, its figure, and its proposals as config files."""
 
+import contextlib
+import hashlib
+import json
 import math
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -16,8 +19,9 @@ from dilocox_jax.report import style
 from dilocox_jax.report.page import picture, write_page
 from dilocox_jax.report.text_tables import markdown_table, terminal_table
 from dilocox_jax.report.units import human_bytes, human_share, tokens_unit
-from experiments.runtime.command_line import own_command
+from experiments.runtime.command_line import UsageError, own_command
 
+_NUMBERS = "advice.json"
 _COLUMNS = (
   "method",
   "settings",
@@ -72,11 +76,17 @@ def write_advice(
 
   Returns:
     Paths of the page and of the config files.
+
+  Raises:
+    UsageError: If a file that a config would replace is not as it was written
+      here before.
   """
   rows = [_row(p, tokens) for p in advice.by_method]
   taken = [p for p in advice.by_method if not p.against]
-  for proposal in advice.by_method:  # An earlier answer may have taken it.
-    _config_path(proposal, folder).unlink(missing_ok=True)
+  earlier = [_config_path(p, folder) for p in advice.by_method]
+  _check_unchanged(earlier, folder / _NUMBERS)
+  for path in earlier:  # This answer may not have them.
+    path.unlink(missing_ok=True)
   paths = [_write_config(p, given, cluster, folder) for p in taken]
   reasons = [_reason_row(advice, p) for p in advice.by_method]
   lines = [
@@ -103,7 +113,8 @@ def write_advice(
     "",
     *(f"- `{path}`" for path in paths),
   ]
-  write_json(folder / "advice.json", {"proposals": list(_numbers(advice))})
+  numbers = {"proposals": list(_numbers(advice)), "configs": _digests(paths)}
+  write_json(folder / _NUMBERS, numbers)
   page = write_page(folder, f"Advice for {cluster}", lines, own_command())
   return [page, *paths]
 
@@ -197,6 +208,26 @@ def _numbers(advice: Advice) -> Iterator[dict[str, object]]:
       "gap_basis": proposal.gap.basis if proposal.gap else "",
       "against": proposal.against,
     }
+
+
+def _check_unchanged(
+  paths: Sequence[pathlib.Path], numbers: pathlib.Path
+) -> None:
+  """Refuses to replace a config that a user wrote, or changed since."""
+  written: dict[str, str] = {}
+  with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
+    written = json.loads(numbers.read_text())["configs"]
+  found = _digests([path for path in paths if path.exists()])
+  for name in found:
+    if found[name] != written.get(name):
+      raise UsageError(
+        f"{numbers.with_name(name)} is not as advise wrote it: move it away, "
+        "or choose another --workdir"
+      )
+
+
+def _digests(paths: Sequence[pathlib.Path]) -> dict[str, str]:
+  return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in paths}
 
 
 def _config_path(proposal: Proposal, folder: pathlib.Path) -> pathlib.Path:

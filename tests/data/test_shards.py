@@ -5,6 +5,7 @@ import pytest
 
 from dilocox_jax.data import shards, sources, tokenizers
 from dilocox_jax.data.documents import Document
+from tests import runs
 
 DOCUMENTS = [
   Document(f"{n}", f"document {n % 350} of many, größer\n".encode())
@@ -93,6 +94,45 @@ def test_a_folder_goes_on_with_its_own_documents_only(tmp_path):
   assert "begun with other settings or documents" in refused(next, other)
   list(shards.write(folder, DOCUMENTS, BYTES, 0.1, source))
   assert shards.map_corpus(str(folder)).train.size
+
+
+def changed(documents):
+  """What 1000 documents may have become since they were written."""
+  first, second, *others = documents
+  yield documents[:999]
+  yield []
+  yield [second, *others]
+  yield [second, first, *others]
+  yield [first, second, second, *others]
+  yield [first._replace(content=first.content[:-1]), second, *others]
+  joined = second._replace(content=first.content + second.content)
+  yield [first._replace(content=b""), joined, *others]
+  yield [first._replace(part=1), second, *others]
+
+
+def test_a_folder_goes_on_with_unchanged_documents_only(tmp_path):
+  folder = tmp_path / "cut"
+  next(shards.write(folder, DOCUMENTS, BYTES, 0.1))
+  before = runs.files(folder)
+  for documents in changed(DOCUMENTS):
+    assert "have changed" in refused(write, folder, BYTES, documents)
+    assert runs.files(folder) == before
+  # Those that come next may have been mended meanwhile, and names are no text.
+  mended = [d._replace(name=f"new {d.name}") for d in DOCUMENTS[:1001]]
+  assert write(folder, BYTES, mended)[-1].documents == 1001
+
+
+@pytest.mark.parametrize("name", ["train.bin", "validation.bin"])
+def test_files_of_others_are_not_cut_to_nothing(name, tmp_path):
+  (tmp_path / name).write_text("mine")
+  assert "take another folder" in refused(write, tmp_path)
+  assert runs.files(tmp_path) == {name: b"mine"}
+
+
+def test_nothing_is_kept_of_a_call_that_wrote_no_document(tmp_path):
+  with pytest.raises(ZeroDivisionError):
+    write(tmp_path, BYTES, (1 / 0 for _ in "a"))
+  write(tmp_path, fraction=0.2)
 
 
 def test_the_digest_names_text_tokenizer_and_split(tmp_path, bpe):

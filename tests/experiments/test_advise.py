@@ -1,6 +1,8 @@
 """The adviser on a terminal: its table, its page and its configs."""
 
+import dataclasses
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -8,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from dilocox_jax.config import from_mapping
+from dilocox_jax.api import advice as api
+from dilocox_jax.api.candidates import families
+from dilocox_jax.config import RunConfig, from_mapping
+from experiments.runtime.command_line import UsageError
+from experiments.simulation import advice as page
+from tests import runs
 
 
 def run_advise(*flags):
@@ -98,6 +105,55 @@ def test_a_proposed_config_trains(written, tmp_path):
     check=False,
   )
   assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module", name="found")
+def found_fixture():
+  """What is found among a few settings."""
+
+  def few(config):
+    return itertools.islice(families(config), 0, 99, 33)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(api, "families", few)
+    return api.advise(RunConfig(), "100mbit", step_s=0.03)
+
+
+@pytest.mark.parametrize("is_edited", [True, False])
+def test_an_answer_takes_the_place_of_the_one_before_and_of_no_other_file(
+  found, tmp_path, monkeypatch, is_edited
+):
+  monkeypatch.setattr(page, "picture", lambda *_: [])
+  proposals = [
+    [dataclasses.replace(p, against=why) for p in found.proposals]
+    for why in ("", "too slow")
+  ]
+  every, none = (dataclasses.replace(found, proposals=p) for p in proposals)
+
+  def write(answer):
+    page.write_advice(answer, RunConfig(), "100mbit", 1e9, tmp_path)
+    return sorted(path.name for path in tmp_path.glob("*.py"))
+
+  (tmp_path / "z_mine.py").write_text("mine")
+  *names, _ = write(every)
+  assert (
+    names
+    and write(none) == ["z_mine.py"]
+    and write(every)
+    == [
+      *names,
+      "z_mine.py",
+    ]
+  )
+  if not is_edited:
+    write(none)
+  with (tmp_path / names[-1]).open("a") as file:
+    file.write("# My own.\n")
+  before = runs.files(tmp_path)
+  for answer in (none, every):
+    with pytest.raises(UsageError, match=f"{names[-1]} is not as advise wrote"):
+      write(answer)
+    assert runs.files(tmp_path) == before
 
 
 @pytest.mark.parametrize(

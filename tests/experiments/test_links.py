@@ -8,6 +8,7 @@ import pytest
 from dilocox_jax.simulate.transfer import GLOO
 from experiments import links
 from experiments.real_links import cases
+from experiments.runtime import command_line
 from experiments.runtime.command_line import UsageError
 
 
@@ -31,6 +32,7 @@ def test_a_part_that_fails_leaves_those_before_it(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("wanted", ["all", "ranking"])
 def test_times_of_an_earlier_call_are_not_read_again(tmp_path, wanted):
+  command_line.writable(str(tmp_path), "links")
   (tmp_path / "open").mkdir()
   (tmp_path / "open" / "run.json").touch()
   values = types.SimpleNamespace(

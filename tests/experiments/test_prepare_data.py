@@ -11,8 +11,11 @@ import pytest
 from dilocox_jax.data import shards
 from dilocox_jax.training import run_text
 from dilocox_jax.training.checkpoint import RefusedError
+from experiments import prepare_data
 from experiments.runtime import file_lock
+from experiments.runtime.command_line import UsageError
 from tests import runs
+from tests.experiments.given_flags import Given
 
 LIBRARY = sorted(pathlib.Path(json.__file__).parents[1].glob("*.py"))[:60]
 
@@ -111,6 +114,47 @@ def test_damaged_lines_are_skipped_and_counted_on_request(lines, tmp_path):
   assert "60 documents, 2 skipped" in done.stdout
   assert done.stdout.count("\nskipped: ") + 1 == 2
   assert shards.map_corpus(str(tmp_path / "out")).num_files == 60
+
+
+FLAGS = {
+  **{"source": "text_files", "split": "train", "text_field": "text"},
+  **{"shuffle_buffer": 0, "max_documents": 0, "seed": 0, "damaged": "error"},
+  **{"tokenizer": "bytes", "vocab_size": 300, "bpe_mb": 0.01},
+  "validation_fraction": 0.05,
+}
+
+
+def test_what_was_begun_goes_on_with_the_same_text_and_flags_only(tmp_path):
+  path, folder = tmp_path / "a.jsonl", tmp_path / "tokens"
+  lines = [json.dumps({"text": f"document {n:04}"}) for n in range(2400)]
+
+  def prepare_here(content, **changed):
+    path.write_text("\n".join(content))
+    given = FLAGS | {"glob": str(path), "workdir": str(folder)} | changed
+    prepare_data.main(Given(**given))
+
+  damaged = [*lines[:2100], "{damaged", *lines[2100:]]
+  with pytest.raises(UsageError, match="line 2101 is no JSON"):
+    prepare_here(damaged)
+  before = runs.files(folder)
+  with pytest.raises(UsageError, match="have changed"):
+    prepare_here(lines[1:])
+  for changed in (
+    {"tokenizer": "bpe"},
+    {"text_field": "body"},
+    {"shuffle_buffer": 9, "seed": 1},
+    {"max_documents": 2200},
+    {"validation_fraction": 0.1},
+    {"glob": f"{path};{path}"},
+  ):
+    with pytest.raises(UsageError):
+      prepare_here(lines, **changed)
+    assert runs.files(folder) == before
+  prepare_here(lines)
+  corpus = shards.map_corpus(str(folder))
+  text = bytes(corpus.train) + bytes(corpus.validation)
+  assert corpus.num_files == 2400
+  assert all(text.count(b"document %04d" % n) == 1 for n in range(2400))
 
 
 def test_a_data_set_is_written_in_the_order_of_the_seed(tmp_path):

@@ -176,30 +176,3 @@ def test_more_steps_than_before_need_a_run_of_their_own(whole):
   )
   line = error_of(done, 2)
   assert "total_steps: 12 -> 20" in line and "checkpoint.init_from" in line
-
-
-@pytest.mark.parametrize(
-  "command",
-  [
-    ["simulate"],
-    ["speedup_tables"],
-    ["export", "--run={}"],
-    ["prepare_data", "--glob=README.md"],
-  ],
-)
-def test_no_other_program_writes_over_the_files_of_a_run(tmp_path, command):
-  (tmp_path / "run.json").write_text("{}")
-  program, *given = command
-  given = [argument.format(tmp_path) for argument in given]
-  done = subprocess.run(
-    [
-      *(sys.executable, "-m", f"experiments.{program}", *given),
-      f"--workdir={tmp_path}",
-    ],
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 2
-  assert f"--workdir={tmp_path} holds a run" in done.stderr
-  assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

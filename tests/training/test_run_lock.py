@@ -1,6 +1,7 @@
 import pytest
 
 from dilocox_jax.distributed import processes
+from dilocox_jax.metrics.work_directory import STAMP
 from dilocox_jax.training import run_lock
 from dilocox_jax.training.checkpoint import RefusedError
 
@@ -12,7 +13,7 @@ def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path):
       with run_lock.held(workdir):
         raise AssertionError("both had it")
   with run_lock.held(workdir):
-    assert [each.name for each in workdir.iterdir()] == [run_lock.LOCK]
+    assert {each.name for each in workdir.iterdir()} == {run_lock.LOCK, STAMP}
 
 
 def test_a_process_that_writes_nothing_holds_no_lock(tmp_path, monkeypatch):
@@ -20,7 +21,7 @@ def test_a_process_that_writes_nothing_holds_no_lock(tmp_path, monkeypatch):
   with run_lock.held(tmp_path):
     assert not list(tmp_path.iterdir())
   with run_lock.held(tmp_path, has_own=True):
-    assert [each.name for each in tmp_path.iterdir()] == [run_lock.LOCK]
+    assert {each.name for each in tmp_path.iterdir()} == {run_lock.LOCK, STAMP}
 
 
 def test_a_lock_that_is_a_link_leaves_its_target_alone(tmp_path):

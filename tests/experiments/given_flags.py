@@ -1,0 +1,11 @@
+"""Flags of a program that is called in this process."""
+
+import types
+from typing import Any
+
+
+class Given(types.SimpleNamespace):
+  """Values of flags, none of which counts as given on a command line."""
+
+  def __getitem__(self, name: str) -> Any:
+    return types.SimpleNamespace(value=getattr(self, name, None), present=0)

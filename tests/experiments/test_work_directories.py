@@ -1,0 +1,124 @@
+"""No program writes into a directory that another one, or a user, made."""
+
+import importlib
+import pathlib
+import re
+import shutil
+import types
+from typing import Any
+
+import pytest
+
+import dilocox_jax as dx
+from experiments.configs import ablate_compression, default
+from experiments.runtime import command_line
+from experiments.runtime.command_line import UsageError
+from tests import runs
+from tests.experiments.given_flags import Given
+from tests.experiments.sweeps import fakes
+from tests.report.conftest import write_run
+
+SOURCES = {
+  path.stem: path.read_text()
+  for path in pathlib.Path(command_line.__file__).parents[1].glob("*.py")
+}
+# Program -> whose stamp its directories have.
+OWNERS = {
+  name: found[1]
+  for name, text in SOURCES.items()
+  if (found := re.search(r'writable\(values\.workdir, "(\w+)"\)', text))
+}
+
+
+def test_every_program_with_a_work_directory_claims_it():
+  own = {name for name, text in SOURCES.items() if "workdir" in text}
+  # Its replicas have directories, and it has none.
+  assert set(OWNERS) == own - {"rendezvous"}
+  assert {name for name in OWNERS if OWNERS[name] != name} == {"launch"}
+
+
+def foreign(folder, owner):
+  """A directory of another program, with the names that all of them have."""
+  command_line.writable(str(folder), owner)
+  for name in ("report.md", "config.json", "dilocox.py", "train.bin"):
+    (folder / name).write_text(f"of {owner}")
+  return runs.files(folder)
+
+
+def assert_refused(folder, owner, program, function, *arguments):
+  before = runs.files(folder)
+  with pytest.raises(UsageError) as refused:
+    function(*arguments)
+  line = str(refused.value)
+  assert line.startswith(f"--workdir={folder} ") and "\n" not in line
+  assert owner in line and program in line
+  assert "choose another --workdir" in line
+  assert runs.files(folder) == before
+  assert not [path for path in folder.iterdir() if path.name[0] == "."]
+
+
+@pytest.mark.parametrize("program", sorted({*OWNERS.values()}))
+def test_no_program_takes_the_directory_of_another_or_of_a_user(
+  tmp_path, program
+):
+  for owner in {*OWNERS.values()} - {program}:
+    foreign(tmp_path / owner, owner)
+    folder = tmp_path / owner
+    claim = (command_line.writable, str(folder), program)
+    assert_refused(folder, owner, program, *claim)
+    (folder / "made_by.json").unlink()
+    assert_refused(folder, "did not make", program, *claim)
+  whose = foreign(tmp_path / "own", program)
+  command_line.writable(str(tmp_path / "own"), program)
+  assert runs.files(tmp_path / "own") == whose
+
+
+MAINS: dict[str, dict[str, Any]] = {
+  "advise": {
+    **{"cluster": "1gbit", "max_gap": 3.0, "tokens": None, "step_s": None},
+    "config": default.get_config(),
+  },
+  "ablate": {"config": ablate_compression.get_config()},
+  "bench": {"bench": "pipeline"},
+  "convergence": {
+    **{"methods": [], "task": "report"},
+    "config": types.SimpleNamespace(to_dict=fakes.values),
+  },
+  "export": {"run": "nowhere", "parts": []},
+  "prepare_data": {"tokenizer": "bytes", "source": "", "shuffle_buffer": 0},
+  "quickstart": {},
+  "simulate": {
+    **{"cluster": "1gbit", "run": None, "parts": [], "step_s": 0.1},
+    **{"codec_s": 0.0, "transport": "tcp", "engine_steps": 0},
+    **{"pipeline": "none", "config": default.get_config()},
+  },
+  "speedup_tables": {"papers": ["dilocox"]},
+}
+
+
+@pytest.mark.parametrize("program", MAINS)
+def test_a_program_refuses_before_it_writes(tmp_path, program):
+  module = importlib.import_module(f"experiments.{program}")
+  foreign(tmp_path / "other", "compare")
+  shutil.copytree(command_line.CONFIGS, tmp_path / "user")
+  for folder, owner in (
+    (tmp_path / "other", "compare"),
+    (tmp_path / "user", "did not make"),
+  ):
+    values = Given(workdir=str(folder), **MAINS[program])
+    assert_refused(folder, owner, program, module.main, values)
+
+
+def test_compare_refuses_the_directory_of_a_run_that_it_reads(tmp_path):
+  compare = importlib.import_module("experiments.compare")
+  run = write_run(tmp_path / "run")
+  values = Given(workdir=str(run), runs=[str(run)])
+  assert_refused(run, "did not make", "compare", compare.main, values)
+
+
+def test_a_run_is_trained_in_a_directory_of_runs_only(tmp_path):
+  before = foreign(tmp_path / "other", "compare")
+  config = runs.settings(total_steps=3)
+  with pytest.raises(dx.RefusedError, match="compare, and train would write"):
+    dx.train(config, tmp_path / "other")
+  assert runs.files(tmp_path / "other") == before
