@@ -135,16 +135,8 @@ def test_an_answer_takes_the_place_of_the_one_before_and_of_no_other_file(
     return sorted(path.name for path in tmp_path.glob("*.py"))
 
   (tmp_path / "z_mine.py").write_text("mine")
-  *names, _ = write(every)
-  assert (
-    names
-    and write(none) == ["z_mine.py"]
-    and write(every)
-    == [
-      *names,
-      "z_mine.py",
-    ]
-  )
+  *names, _ = first = write(every)
+  assert names and write(none) == ["z_mine.py"] and write(every) == first
   if not is_edited:
     write(none)
   with (tmp_path / names[-1]).open("a") as file:

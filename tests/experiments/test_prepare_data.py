@@ -15,7 +15,7 @@ from experiments import prepare_data
 from experiments.runtime import file_lock
 from experiments.runtime.command_line import UsageError
 from tests import runs
-from tests.experiments.given_flags import Given
+from tests.experiments.given_flags import given
 
 LIBRARY = sorted(pathlib.Path(json.__file__).parents[1].glob("*.py"))[:60]
 
@@ -130,8 +130,8 @@ def test_what_was_begun_goes_on_with_the_same_text_and_flags_only(tmp_path):
 
   def prepare_here(content, **changed):
     path.write_text("\n".join(content))
-    given = FLAGS | {"glob": str(path), "workdir": str(folder)} | changed
-    prepare_data.main(Given(**given))
+    here = {"glob": str(path), "workdir": str(folder)}
+    prepare_data.main(given(**(FLAGS | here | changed)))
 
   damaged = [*lines[:2100], "{damaged", *lines[2100:]]
   with pytest.raises(UsageError, match="line 2101 is no JSON"):

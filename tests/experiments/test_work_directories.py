@@ -14,7 +14,7 @@ from experiments.configs import ablate_compression, default
 from experiments.runtime import command_line
 from experiments.runtime.command_line import UsageError
 from tests import runs
-from tests.experiments.given_flags import Given
+from tests.experiments.given_flags import given
 from tests.experiments.sweeps import fakes
 from tests.report.conftest import write_run
 
@@ -105,14 +105,14 @@ def test_a_program_refuses_before_it_writes(tmp_path, program):
     (tmp_path / "other", "compare"),
     (tmp_path / "user", "did not make"),
   ):
-    values = Given(workdir=str(folder), **MAINS[program])
+    values = given(workdir=str(folder), **MAINS[program])
     assert_refused(folder, owner, program, module.main, values)
 
 
 def test_compare_refuses_the_directory_of_a_run_that_it_reads(tmp_path):
   compare = importlib.import_module("experiments.compare")
   run = write_run(tmp_path / "run")
-  values = Given(workdir=str(run), runs=[str(run)])
+  values = given(workdir=str(run), runs=[str(run)])
   assert_refused(run, "did not make", "compare", compare.main, values)
 
 
