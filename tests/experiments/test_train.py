@@ -107,7 +107,8 @@ def test_a_directory_has_one_run_at_a_time(tmp_path):
   assert refused.returncode == 75  # The same command goes on later.
   assert refused.stderr.startswith("error: another run is at work in --workdir")
   assert refused.stderr.count("\n") == 1
-  assert [each.name for each in tmp_path.iterdir()] == [".train.lock"]
+  found = {each.name for each in tmp_path.iterdir()}
+  assert found == {".train.lock", "made_by.json"}
 
 
 def test_text_files_are_found_by_globs_of_which_each_replica_reads_one(
