@@ -149,7 +149,7 @@ def test_bad_input_is_answered_with_one_line(case, tmp_path):
   done = train(*arguments, f"--workdir={tmp_path / 'run'}")
   assert_one_line(done, 2)
   assert hint in done.stderr
-  assert set(runs.files(tmp_path)) <= {"run/.train.lock"}
+  assert set(runs.files(tmp_path)) <= {"run/.train.lock", "run/made_by.json"}
 
 
 @pytest.mark.parametrize("arguments", [[], ["--workdir="]])
