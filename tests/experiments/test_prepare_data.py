@@ -120,7 +120,7 @@ FLAGS = {
   **{"source": "text_files", "split": "train", "text_field": "text"},
   **{"shuffle_buffer": 0, "max_documents": 0, "seed": 0, "damaged": "error"},
   **{"tokenizer": "bytes", "vocab_size": 300, "bpe_mb": 0.01},
-  "validation_fraction": 0.05,
+  **{"validation_fraction": 0.05, "end_of_text": ""},
 }
 
 

@@ -26,9 +26,10 @@ def test_a_process_that_writes_nothing_holds_no_lock(tmp_path, monkeypatch):
 
 def test_a_lock_that_is_a_link_leaves_its_target_alone(tmp_path):
   (tmp_path / "thesis").write_text("precious")
-  (tmp_path / run_lock.LOCK).symlink_to(tmp_path / "thesis")
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / run_lock.LOCK).symlink_to(tmp_path / "thesis")
   with pytest.raises(RefusedError, match="lock cannot be .*symbolic link$"):
-    with run_lock.held(tmp_path):
+    with run_lock.held(tmp_path / "run"):
       pass
   assert (tmp_path / "thesis").read_text() == "precious"
 
