@@ -14,11 +14,10 @@ rngs = nnx.Rngs(0)
 layers = nnx.Linear(8, 32, rngs=rngs), nnx.Linear(32, 1, rngs=rngs)
 graph, start = nnx.split(nnx.Sequential(layers[0], nnx.tanh, layers[1]))
 inner = optax.sgd(0.05, momentum=0.9)
-outer = optax.sgd(0.7, momentum=0.6, nesterov=True)
 schedule = {"sync_interval": 10, "num_fragments": 2, "overlap_steps": 3}
 sent = {"codec": {"name": "int", "bits": 4}, "error_feedback": True}
 sent["collective"] = "all_gather"
-tx = dx.streaming_diloco(inner, outer, **schedule, **sent)
+tx = dx.streaming_diloco(inner, **schedule, **sent)
 
 
 def step(params, state, x, y):

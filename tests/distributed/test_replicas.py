@@ -8,7 +8,6 @@ from jax.sharding import PartitionSpec
 
 from dilocox_jax.distributed.replicas import REPLICA_AXIS, Replicas
 from dilocox_jax.plan.choices import LAYOUTS
-from dilocox_jax.plan.model.division import Division
 
 OWN = np.arange(12, dtype=np.float32).reshape(4, 3)
 SHARED = np.asarray([1.0, -2.0, 0.5], np.float32)
@@ -49,16 +48,6 @@ def test_axes_may_be_a_prefix_of_the_tree(layout):
   np.testing.assert_array_equal(own, [[6.0], [9.0]])
   np.testing.assert_array_equal(total, [3.0])
   assert float(kept) == 4.0
-
-
-def test_one_replica_of_several_devices_meets_itself_alone():
-  replicas = Replicas(1, "mesh", Division(num_stages=2))
-  axes = (None, {"x": 0})
-  over = jax.jit(replicas.map(meet, axes, (0, None)))
-  shared, own = replicas.place((SHARED, {"x": OWN[:1]}), axes)
-  moved, total = over(shared, own)
-  np.testing.assert_array_equal(moved["moved"], OWN[:1] * SHARED)
-  np.testing.assert_array_equal(total, OWN[0] * SHARED)
 
 
 def test_in_a_mesh_every_replica_has_a_device_of_its_own():

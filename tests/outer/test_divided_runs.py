@@ -81,6 +81,17 @@ def losses(config):
   return np.concatenate(found, axis=1), state
 
 
+@pytest.mark.parametrize(
+  "name", ["allreduce", pytest.param("dilocox", marks=pytest.mark.slow)]
+)
+def test_one_replica_of_two_devices_trains_as_a_stacked_one(name):
+  alone = {"num_replicas": 1}
+  expected, _ = losses(config_of(name, alone))
+  stages = {"layout": "mesh", "num_stages": 2}
+  found, _ = losses(config_of(name, alone | stages))
+  np.testing.assert_allclose(found, expected, rtol=0, atol=SAME_LOSS)
+
+
 def test_every_named_method_has_a_config_file_here():
   named = {config_of(name, {}).sync.method for name in METHOD_FILES}
   assert named == set(METHODS)
