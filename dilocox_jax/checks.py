@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import importlib
+import json
 import numbers
 import operator
 import typing
@@ -129,6 +130,22 @@ def of_type(name: str, value: Any, kind: Any) -> Any:
     names = " or ".join(k.__name__ for k in kinds if k is not type(None))
     raise ValueError(f"{name}={value!r} must be of type {names}")
   return value
+
+
+def json_object(text: str | bytes, where: object) -> dict[str, Any]:
+  """Returns the object that a text in JSON describes.
+
+  Args:
+    text: The text, of which anything may be damaged.
+    where: Place of the text, e.g. the path of a file, for the message.
+
+  Raises:
+    ValueError: If it describes no object. The message is one line.
+  """
+  try:
+    return of_type("it", json.loads(text), dict)
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f"{where} is no JSON object: {error}") from None
 
 
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:

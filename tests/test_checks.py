@@ -46,6 +46,16 @@ def test_a_section_is_put_in_front_of_a_message():
       raise ValueError("rule='x' is wrong")
 
 
+@pytest.mark.parametrize(
+  "text",
+  ["", "[]", "null", '{"a"', "[" * 10**5, '{"n": ' + "9" * 5000, b"\xff"],
+)
+def test_what_is_no_json_object_is_one_line(text):
+  with pytest.raises(ValueError, match="^run.json is no JSON object") as error:
+    checks.json_object(text, "run.json")
+  assert "\n" not in str(error.value)
+
+
 def test_a_package_that_is_there_is_imported():
   assert checks.extra_package("tokenizers", "this test").Tokenizer
 

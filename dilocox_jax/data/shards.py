@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from dilocox_jax import files
-from dilocox_jax.checks import of_type, require
+from dilocox_jax.checks import json_object, of_type, require
 from dilocox_jax.data import tokenizers
 from dilocox_jax.data.corpus import Corpus, check_fraction, is_held_out
 from dilocox_jax.data.documents import DAMAGED, Document
@@ -332,7 +332,7 @@ def _read_json(
     ValueError: If it has not. The message is one line.
   """
   try:
-    values = of_type("it", json.loads(path.read_bytes()), dict)
+    values = json_object(path.read_bytes(), "it")
     if values.get("format", FORMAT) == FORMAT:
       for name, kind in types.items():
         of_type(name, values.get(name), kind)
@@ -341,7 +341,7 @@ def _read_json(
           of_type(f"{name}.{split}", values[name].get(split), int)
       for number in values["parts"]:
         of_type("a part", number, int)
-  except (OSError, ValueError, RecursionError) as error:
+  except (OSError, ValueError) as error:
     raise ValueError(f"{path} is damaged ({error}): {remedy}") from None
   return values
 

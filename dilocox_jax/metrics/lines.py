@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from dilocox_jax import files
+from dilocox_jax.checks import json_object, of_type
 
 Directory = str | os.PathLike[str]
 
@@ -107,9 +108,11 @@ def _parse(path: pathlib.Path, lines: Iterable[bytes]) -> list[dict[str, Any]]:
   rows = []
   for number, line in enumerate(lines, start=1):
     try:
-      rows.append(dict(json.loads(line)))
-    except (ValueError, TypeError) as error:
-      raise RecordError(f"{path} line {number} is not a JSON object") from error
+      row = json_object(line, f"{path} line {number}")
+      of_type(f"{path} line {number}: step", row.get("step"), int)
+    except ValueError as error:
+      raise RecordError(str(error)) from None
+    rows.append(row)
   return rows
 
 

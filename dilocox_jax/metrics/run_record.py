@@ -7,13 +7,13 @@ package is imported for its version.
 """
 
 import importlib.metadata
-import json
 import pathlib
 import platform as host
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dilocox_jax.checks import json_object
 from dilocox_jax.metrics import lines
 
 CONFIG, RECORD = "config.json", "run.json"
@@ -129,7 +129,7 @@ def _earlier_starts(
 ) -> list[dict[str, Any]]:
   """Lists the earlier starts that differ from this one, the oldest first."""
   try:
-    before = json.loads((workdir / RECORD).read_text())
+    before = json_object((workdir / RECORD).read_bytes(), RECORD)
   except (OSError, ValueError):
     return []  # A run without its old record can still continue.
   last = {name: before.get(name) for name in start}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dilocox_jax import files
-from dilocox_jax.checks import extra_package, require
+from dilocox_jax.checks import extra_package, json_object, require
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
 
 CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"
@@ -124,7 +124,7 @@ _DEFAULTS = {"head_dim": 0, "rope_base": 10_000.0, "num_kv_heads": 0}
 def is_checkpoint(folder: pathlib.Path) -> bool:
   """Whether a folder has a config.json that names a family."""
   path = folder / CONFIG_FILE
-  return path.is_file() and "model_type" in json.loads(path.read_text())
+  return path.is_file() and "model_type" in json_object(path.read_bytes(), path)
 
 
 def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
@@ -140,7 +140,8 @@ def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
     ValueError: One line, if it is of another family, lacks a tensor, or a file
       is damaged.
   """
-  values = json.loads((folder / CONFIG_FILE).read_text())
+  path = folder / CONFIG_FILE
+  values = json_object(path.read_bytes(), path)
   shape = shape_of(values)
   files = sorted(folder.glob("*.safetensors"))
   require(bool(files), f"{folder} has no .safetensors file")

@@ -6,12 +6,13 @@ is False.
 """
 
 import dataclasses
-import json
 import math
 import pathlib
-from collections.abc import Iterator
+import typing
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from dilocox_jax.checks import json_object, require
 from dilocox_jax.metrics import (
   Evaluation,
   RoundRow,
@@ -24,6 +25,13 @@ from dilocox_jax.metrics.recorder import METRICS, TIMING
 from dilocox_jax.metrics.run_record import CONFIG, RECORD
 from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.report import text_tables, units
+
+_Row = typing.TypeVar("_Row", RoundRow, Evaluation, Timing)
+# What every record has.
+_NEEDED = (
+  *("corpus_digest", "corpus_name", "method", "num_replicas", "platform"),
+  *("source_revision", "versions"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,12 +185,12 @@ def _furthest(run: LoadedRun, field: str) -> int:
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
   try:
-    return dict(json.loads(path.read_bytes()))
+    return json_object(path.read_bytes(), "it")
   except FileNotFoundError:
     raise ValueError(
       f"{path.parent} is not a run directory: {path.name} is missing"
     ) from None
-  except (OSError, ValueError, TypeError) as error:
+  except (OSError, ValueError) as error:
     raise ValueError(f"{path} cannot be read: {error}") from error
 
 
@@ -200,14 +208,29 @@ def load_run(workdir: Directory) -> LoadedRun:
   """
   workdir = pathlib.Path(workdir)
   config, record = (_read_object(workdir / name) for name in (CONFIG, RECORD))
-  rows = read_rows(workdir / METRICS)
-  evaluations = [row for row in rows if row["kind"] in ("evaluation", "final")]
+  missing = min(set(_NEEDED) - record.keys(), default="")
+  require(not missing, f"{workdir / RECORD} is damaged: it has no {missing}")
+  path = workdir / METRICS
+  rows = read_rows(path)
+  rounds = [r for r in rows if r.get("kind") == "round"]
+  evaluations = [r for r in rows if r.get("kind") in ("evaluation", "final")]
   return LoadedRun(
     workdir=workdir,
     config=config,
     record=record,
-    rounds=[from_json(RoundRow, row) for row in rows if row["kind"] == "round"],
-    evaluations=[from_json(Evaluation, row) for row in evaluations],
+    rounds=_typed(path, RoundRow, rounds),
+    evaluations=_typed(path, Evaluation, evaluations),
     finished=any(row["kind"] == "final" for row in evaluations),
-    timings=[from_json(Timing, row) for row in read_rows(workdir / TIMING)],
+    timings=_typed(workdir / TIMING, Timing, read_rows(workdir / TIMING)),
   )
+
+
+def _typed(
+  path: pathlib.Path, kind: type[_Row], rows: Iterable[Mapping[str, Any]]
+) -> list[_Row]:
+  try:
+    return [from_json(kind, row) for row in rows]
+  except (KeyError, TypeError, ValueError, AttributeError) as error:
+    raise ValueError(
+      f"{path} has a damaged row, which is no {kind.__name__}: {error!r}"
+    ) from error

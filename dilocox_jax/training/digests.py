@@ -4,6 +4,8 @@ import hashlib
 import json
 import pathlib
 
+from dilocox_jax.checks import json_object
+
 FILE = "digests.json"  # SHA-256 of every file of the checkpoint, by its path.
 
 
@@ -16,7 +18,7 @@ def seal(checkpoint: pathlib.Path) -> None:
 def damage(checkpoint: pathlib.Path) -> str:
   """Returns what is wrong with a checkpoint's files, or "" if nothing is."""
   try:
-    expected = json.loads((checkpoint / FILE).read_text())
+    expected = json_object((checkpoint / FILE).read_bytes(), FILE)
     digests = _digests(checkpoint)
   except (OSError, ValueError) as error:
     return f"its files cannot be read ({error})"

@@ -16,7 +16,6 @@ its directory. So it saves in this way too, and all kinds of groups can read it.
 """
 
 import contextlib
-import json
 import pathlib
 import uuid
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from dilocox_jax.checks import json_object
 from dilocox_jax.distributed import processes
 from dilocox_jax.metrics.lines import write_atomically
 from dilocox_jax.metrics.recorder import METRICS, TIMING
@@ -108,7 +108,7 @@ def _records(directory: pathlib.Path) -> list[dict[str, Any]]:
       file = each / str(step) / checkpoint.RECORD / "metadata"
       # `restore` says what is damaged.
       with contextlib.suppress(OSError, ValueError):
-        records[step] = json.loads(file.read_text())
+        records[step] = json_object(file.read_bytes(), file)
   return [records[step] for step in sorted(records, reverse=True)]
 
 

@@ -9,7 +9,6 @@ run is not overwritten (see `check_nothing_is_lost`).
 
 import contextlib
 import dataclasses
-import json
 import logging
 import pathlib
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 import jax
 
+from dilocox_jax.checks import json_object
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.sections import MeshConfig
 from dilocox_jax.distributed import processes
@@ -127,11 +127,12 @@ def _other_run(
 ) -> str:
   """Returns how the run in a directory differs from the config; may be ""."""
   try:
-    digest = json.loads((workdir / RECORD).read_text())["corpus_digest"]
-  except (OSError, ValueError, TypeError, KeyError):
+    record = json_object((workdir / RECORD).read_bytes(), RECORD)
+    digest = record["corpus_digest"]
+  except (OSError, ValueError, KeyError):
     digest = corpus_digest  # The run was killed before it wrote this file.
   try:
-    saved = json.loads((workdir / CONFIG).read_text())
+    saved = json_object((workdir / CONFIG).read_bytes(), CONFIG)
     changes = changed_settings(saved, digest, config, corpus_digest)
   except (OSError, ValueError, TypeError, AttributeError):
     return f"its {CONFIG} cannot be read"
@@ -172,7 +173,7 @@ def check_source(source: pathlib.Path) -> RunConfig:
   if not path.exists():
     raise RefusedError(f"checkpoint.init_from={source} is not a run directory")
   try:
-    config = from_mapping(json.loads(path.read_text()))
+    config = from_mapping(json_object(path.read_bytes(), "it"))
   except ValueError as error:
     raise RefusedError(f"{path} is not a run's config: {error}") from error
   if not (source / FOLDER).is_dir():
@@ -244,7 +245,8 @@ def _parts_of(source: pathlib.Path, parts: Parts) -> Parts:
   """
   names = ()
   with contextlib.suppress(OSError, ValueError):  # `_saved_outer` says more.
-    names = json.loads((source / RECORD).read_text()).get("handed_in", ())
+    record = json_object((source / RECORD).read_bytes(), RECORD)
+    names = record.get("handed_in", ())
   states_of = {"model", "inner_optimizer", "outer_optimizer", "exchange"}
   needed = states_of.intersection(names)
   if missing := sorted(needed - set(parts.names)):

@@ -15,6 +15,7 @@ Any other error is a bug, and its traceback is printed.
 """
 
 import contextlib
+import io
 import logging
 import os
 import pathlib
@@ -95,6 +96,9 @@ def main(
   logging.basicConfig(format="%(message)s", level=logging.INFO)
   for library in ("absl", "jax", "orbax"):
     logging.getLogger(library).setLevel(logging.WARNING)
+  if isinstance(sys.stdout, io.TextIOWrapper):
+    # A path may have bytes or letters that the output has no encoding for.
+    sys.stdout.reconfigure(errors="backslashreplace")
   try:
     _parse(define_flags, check_field or _check_run_field, positional)
     function(flags.FLAGS)

@@ -270,15 +270,18 @@ def row_of(run: LoadedRun, failure: str = "", **known: Any) -> ResultRow:
   )
 
 
-def _json(path: pathlib.Path) -> dict[str, Any]:
+def _json(path: pathlib.Path) -> Any:
   try:
-    return json.loads(path.read_text())
-  except ValueError as error:
+    return json.loads(path.read_bytes())
+  except (ValueError, RecursionError) as error:
     raise RecordError(f"{path} is damaged: {error}") from error
 
 
 def _lines(path: pathlib.Path) -> list[str]:
-  return [line.decode() for line in whole_lines(path)]
+  try:
+    return [line.decode() for line in whole_lines(path)]
+  except UnicodeDecodeError as error:
+    raise RecordError(f"{path} is damaged: {error}") from error
 
 
 def _append(path: pathlib.Path, rows: Sequence[RowType]) -> None:
@@ -314,7 +317,7 @@ def _read(path: pathlib.Path, kind: type[RowType]) -> list[RowType]:
       kind(**{n: _value(types[n], v) for n, v in row.items() if v is not None})
       for row in rows
     ]
-  except (KeyError, TypeError, ValueError) as error:
+  except (KeyError, TypeError, ValueError, csv.Error) as error:
     raise RecordError(
       f"{path} line {rows.line_num} is no {kind.__name__}: {error!r}"
     ) from error

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -40,6 +41,7 @@ def prepare(lines, workdir, *flags):
     capture_output=True,
     text=True,
     check=False,
+    env=os.environ | {"PYTHONIOENCODING": "utf-8"},
   )
 
 
@@ -106,7 +108,9 @@ def test_damaged_lines_are_skipped_and_counted_on_request(lines, tmp_path):
   (tmp_path / "in").mkdir()
   for path in lines.iterdir():
     text = gzip.decompress(path.read_bytes()) + b'\n{"no": 1}\n'
-    (tmp_path / "in" / path.stem).write_bytes(text)
+    # The name of one of them is no UTF-8.
+    name = path.stem.replace("1", os.fsdecode(b"\xe9"))
+    (tmp_path / "in" / name).write_bytes(text)
   done = prepare(tmp_path / "in", tmp_path / "out")
   assert done.returncode == 2 and "line 31 has no text" in done.stderr
   done = prepare(tmp_path / "in", tmp_path / "out", "--damaged=skip")

@@ -118,9 +118,12 @@ def test_appending_after_a_torn_line_starts_a_line_of_its_own(tmp_path):
   assert [row["step"] for row in read_rows(rows.path)] == [0, 1, 2, 3, 4]
 
 
-def test_a_broken_line_in_the_middle_is_named(tmp_path):
+@pytest.mark.parametrize(
+  "line", [b'{"step', b"{}", b"[" * 10**5, b"\xff", b"3"]
+)
+def test_a_broken_line_in_the_middle_is_named(tmp_path, line):
   path = tmp_path / "rows.jsonl"
-  path.write_bytes(b'{"step": 1}\n{"step\n{"step": 3}\n')
+  path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
   with pytest.raises(RecordError, match="rows.jsonl line 2"):
     read_rows(path)
 

@@ -83,7 +83,8 @@ def checkout_fixture(tmp_path):
   target = tmp_path / "project/dilocox_jax"
   ignore = shutil.ignore_patterns("__pycache__")
   shutil.copytree(source / "metrics", target / "metrics", ignore=ignore)
-  shutil.copy(source / "files.py", target)
+  for name in ("checks.py", "files.py"):
+    shutil.copy(source / name, target)
   (target / "__init__.py").write_text("")
   _git(target.parent, "init", "-q")
   _git(target.parent, "add", "-A")

@@ -47,8 +47,22 @@ def test_a_directory_without_a_run_is_refused_by_name(tmp_path):
     load_run(tmp_path)
 
 
-def test_a_broken_record_is_refused_by_name(write_run, tmp_path):
+@pytest.mark.parametrize(
+  ("name", "text", "said"),
+  [
+    ("run.json", "{", "run.json cannot be read"),
+    ("run.json", "[" * 10**5, "run.json cannot be read"),
+    ("run.json", "{}", "run.json is damaged: it has no corpus_digest"),
+    ("config.json", "3", "config.json cannot be read"),
+    ("timing.jsonl", '{"step": 3}\n', "timing.jsonl has a damaged row"),
+    ("metrics.jsonl", '{"step": 3, "kind": "round"}\n', "metrics.jsonl has a"),
+  ],
+)
+def test_a_broken_record_is_refused_by_name(
+  write_run, tmp_path, name, text, said
+):
   workdir = write_run(tmp_path / "a", num_steps=0)
-  (workdir / "run.json").write_text("{")
-  with pytest.raises(ValueError, match="run.json cannot be read"):
+  (workdir / name).write_text(text)
+  with pytest.raises(ValueError, match=said) as error:
     load_run(workdir)
+  assert "\n" not in str(error.value)

@@ -26,5 +26,8 @@ def test_a_file_that_changed_or_is_gone_is_named(checkpoint, is_deleted):
 
 
 def test_a_folder_without_digests_cannot_be_read(checkpoint):
+  for text in ("null", "[" * 10**5):
+    (checkpoint / digests.FILE).write_text(text)
+    assert "cannot be read" in digests.damage(checkpoint)
   (checkpoint / digests.FILE).unlink()
   assert "cannot be read" in digests.damage(checkpoint)
