@@ -4,7 +4,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
+from dilocox_jax.checks import require
 from dilocox_jax.pytypes import Boolean, Tree
 
 # Under which key a variable of Flax NNX holds its array.
@@ -34,6 +36,44 @@ def leaves_by_path(tree: Tree) -> dict[str, Any]:
 def shapes_by_path(tree: Tree) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of a tree's leaves by `path_name`, in the same order."""
   return {path: leaf.shape for path, leaf in leaves_by_path(tree).items()}
+
+
+def check_trainable(params: Tree, may_count: bool = False) -> None:
+  """Raises ValueError for the first leaf that cannot be trained.
+
+  Only real floats can: they have a gradient, and codecs round them.
+
+  Args:
+    params: Parameters.
+    may_count: Whether integers and booleans are accepted beside them.
+  """
+  for path, leaf in leaves_by_path(params).items():
+    kind = getattr(leaf, "dtype", type(leaf).__name__)
+    require(
+      _is_a(leaf, jnp.floating) or (may_count and is_count(leaf)),
+      f"leaf {path!r} of type {kind} cannot be trained, only arrays of real "
+      "floats can: keep it out of the parameters (e.g. with optax.partition, "
+      "which gives it an optimizer of its own)",
+    )
+
+
+def has_values(tree: Tree) -> bool:
+  """Whether a tree has a leaf that is not of zero size."""
+  return any(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def is_count(leaf: Any) -> bool:
+  """Whether an array has integers or booleans, which have no gradient."""
+  return _is_a(leaf, jnp.integer) or _is_a(leaf, jnp.bool_)
+
+
+def _is_a(leaf: Any, kind: Any) -> bool:
+  return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, kind)
+
+
+def is_masked(node: Any) -> bool:
+  """Whether a node stands for a leaf that is not in this tree."""
+  return isinstance(node, optax.MaskedNode)
 
 
 def all_finite(tree: Tree) -> Boolean:

@@ -28,11 +28,10 @@ from dilocox_jax.outer.partition import Partition
 from dilocox_jax.outer.programs import RoundPrograms
 from dilocox_jax.outer.round_program import InnerStep, RoundState, StepMetrics
 from dilocox_jax.outer.transforms import OuterTransform
-from dilocox_jax.plan.schedule import leaf_fragments
 from dilocox_jax.plan.schedule.fragments import BLOCKS, SLICED, Fragments
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.pytypes import Aggregator, Tree
-from dilocox_jax.trees import leaves_by_path, shapes_by_path
+from dilocox_jax.trees import leaves_by_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +54,10 @@ class Rounds:
       optimizer: State of the inner optimizer of one replica.
 
     Raises:
-      ValueError: If the fragments do not cover the parameters.
+      ValueError: If a leaf is no array of real floats, or the fragments do not
+        fit. What a step counts belongs into the state of the optimizer.
     """
-    shapes = shapes_by_path(params)
-    fragments = self.programs.outer.partition.fragments
-    leaf_fragments.covered(leaf_fragments.by_layer(shapes, fragments), shapes)
+    self.programs.outer.partition.check(params)
     return self.programs.init(params, optimizer)
 
   def run(

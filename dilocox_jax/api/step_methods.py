@@ -26,6 +26,7 @@ from dilocox_jax.exchange.feedback import Feedback, mean_over_replicas
 from dilocox_jax.outer.average import averaged, check_outermost
 from dilocox_jax.outer.step_state import GradientState
 from dilocox_jax.outer.step_transform import check_axis, pseudo_gradient_steps
+from dilocox_jax.outer.trained_leaves import on_trained_leaves
 from dilocox_jax.plan.schedule import leaf_fragments
 from dilocox_jax.plan.schedule.fragments import ORDERS, SLICED, Fragments
 from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment
@@ -34,7 +35,7 @@ from dilocox_jax.plan.wire.collectives import check_collective
 from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.plan.wire.payload_names import named_payload
 from dilocox_jax.pytypes import Aggregator, Tree
-from dilocox_jax.trees import shapes_by_path
+from dilocox_jax.trees import has_values, shapes_by_path
 
 # What is sent: a payload, its name, or its settings as in `config.codec`.
 CodecChoice = Payload | str | Mapping[str, Any]
@@ -93,10 +94,12 @@ def step_transform(
   Returns:
     A transform whose `init` takes the parameters of one replica, a tree of
     arrays of any shapes, and whose `update(grads, state, params)` returns what
-    `optax.apply_updates` adds to them. Outer parameters and what is in flight
-    have the types of the parameters. It must be the last transformation, as
-    nothing may change its updates afterwards, and every replica must call it
-    in every step: what may skip a step belongs into `inner`.
+    `optax.apply_updates` adds to them. Arrays of real floats are trained;
+    integers and booleans stay as they are (`outer.trained_leaves`). Outer
+    parameters and what is in flight have the types of the parameters. It must
+    be the last transformation, as nothing may change its updates afterwards,
+    and every replica must call it in every step: what may skip a step belongs
+    into `inner`.
 
   Raises:
     TypeError: If `method` is no method, `inner` or `outer` no optimizer, or
@@ -121,15 +124,17 @@ def step_transform(
     )
   check_exchange(exchange)
   if method.exchanged == "gradient":
-    return _averaged_gradients(inner, exchange, axis_name)
+    return on_trained_leaves(_averaged_gradients(inner, exchange, axis_name))
   if outer is None:
     raise ValueError("outer=None: this method needs an outer optimizer")
   count = method.schedule.num_fragments
   if fragments is None and method.fragment_order in SLICED:
     fragments = Fragments(count, 1, method.fragment_order)
   divide = _Divide(count, _hashable(fragments))
-  return pseudo_gradient_steps(
-    method, inner, outer, exchange, divide, keep_unsent, axis_name
+  return on_trained_leaves(
+    pseudo_gradient_steps(
+      method, inner, outer, exchange, divide, keep_unsent, axis_name
+    )
   )
 
 
@@ -247,7 +252,9 @@ def _averaged_gradients(
 
   def update(updates, state, params=None, **extra):
     check_axis(axis_name)
-    mean, exchanged = exchange.update(updates, state.exchange)
+    mean, exchanged = updates, state.exchange
+    if has_values(mean):
+      mean, exchanged = exchange.update(mean, exchanged)
     updates, kept = inner.update(mean, state.inner, params, **extra)
     return updates, GradientState(kept, exchanged)
 

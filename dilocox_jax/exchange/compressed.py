@@ -19,7 +19,6 @@ operations in this order.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -27,7 +26,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dilocox_jax.checks import require
 from dilocox_jax.codecs.base import Codec, CodecSteps, split_keys
 from dilocox_jax.codecs.compose import codec
 from dilocox_jax.codecs.low_rank import Factors
@@ -103,7 +101,7 @@ def compressed(
   """Builds an exchange for use under the axis "replica".
 
   Wire: bytes of the payload (`plan.wire.traffic`) and one flag a message,
-  which says whether its sender participates.
+  which says whether its sender participates. A leaf of zero size costs nothing.
 
   Args:
     compression: Payload and collective.
@@ -115,14 +113,10 @@ def compressed(
   axis_name = compression.axis_name
 
   def codecs_of(tree: Tree) -> dict[str, Codec]:
-    for path, shape in shapes_by_path(tree).items():
-      require(
-        math.prod(shape) > 0,
-        f"leaf {path!r} of shape {shape} has no values: leave it out",
-      )
     return {
       path: codec(payload.at(path), leaf_of(path, leaf.shape), max_rank)
       for path, leaf in leaves_by_path(tree).items()
+      if leaf.size
     }
 
   def init(params: Tree) -> CodecState:
@@ -161,14 +155,15 @@ def compressed(
     leaves = leaves_by_path(values)
     keys = split_keys(shared_key, codecs)
     runs = {}
-    for path, leaf in leaves.items():
+    for path in codecs:
+      leaf = leaves[path]
       sent = jnp.where(participates, leaf, jnp.zeros_like(leaf))
       stacked = sent.reshape(leaf_of(path, leaf.shape).stacked_shape)
       runs[path] = codecs[path].run(stacked, state.leaves[path], keys[path])
     ends = yield from _run_in_step(runs, reduce)
     mean = _like(values, {path: ends[path][0].mean for path in ends})
     own = _like(values, {path: ends[path][0].own for path in ends})
-    new_leaves = {path: ends[path][1] for path in leaves}
+    new_leaves = {path: ends[path][1] for path in codecs}
     return mean, own, CodecState(state.count + 1, new_leaves)
 
   def ends_of(params: Tree) -> tuple[int, ...]:
@@ -249,7 +244,12 @@ def _some_layers(gram: Array, most: int) -> Array:
 
 
 def _like(tree: Tree, leaves: dict[str, Array]) -> Tree:
-  """Puts leaves by path into the structure and shapes of a tree."""
-  shapes = shapes_by_path(tree)
-  shaped = [leaves[path].reshape(shape) for path, shape in shapes.items()]
+  """Puts leaves by path into the structure and shapes of a tree.
+
+  Leaves without values were not sent: all replicas have the same.
+  """
+  shaped = [
+    leaves.get(path, jnp.zeros(0, jnp.float32)).reshape(shape)
+    for path, shape in shapes_by_path(tree).items()
+  ]
   return jax.tree.unflatten(jax.tree.structure(tree), shaped)

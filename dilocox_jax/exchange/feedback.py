@@ -191,7 +191,8 @@ def _stored(residual: Tree, dtype: str) -> Tree:
     return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), residual)
   key = jax.random.key(0)  # Rounding to the nearest level draws nothing.
   return jax.tree.map(
-    lambda leaf: _byte_coder(leaf).encode(leaf[None], key), residual
+    lambda leaf: _byte_coder(leaf).encode(leaf[None], key) if leaf.size else (),
+    residual,
   )
 
 
@@ -199,11 +200,11 @@ def _restored(stored: Tree, like: Tree, dtype: str) -> Tree:
   """Reverses `_stored`: returns the residual in the values' own type."""
   if dtype != "int8":
     return jax.tree.map(lambda old, new: old.astype(new.dtype), stored, like)
-  return jax.tree.map(
-    lambda new, old: _byte_coder(new).decode(old)[0].astype(new.dtype),
-    like,
-    stored,
-  )
+
+  def decoded(new: Array, old: tuple[Array, ...]) -> Array:
+    return _byte_coder(new).decode(old)[0].astype(new.dtype) if old else new
+
+  return jax.tree.map(decoded, like, stored)
 
 
 def _byte_coder(leaf: Array) -> Encoder:

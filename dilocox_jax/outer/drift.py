@@ -21,6 +21,7 @@ Here d_i is the pseudo-gradient that was sent. If there is a codec, it differs
 from the pseudo-gradient that was measured.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -66,11 +67,12 @@ def axes_of(is_shared: bool) -> Drift:
 
 
 def squared_norm(tree: Tree) -> Scalar:
-  """Returns the sum of squares over all leaves."""
-  return sum(
-    (jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)),
-    start=jnp.zeros((), jnp.result_type(*jax.tree.leaves(tree))),
-  )
+  """Returns the sum of squares over all leaves, in at least fp32."""
+  leaves = jax.tree.leaves(tree)
+  dtypes = [leaf.dtype for leaf in leaves]
+  dtype = functools.reduce(np.promote_types, dtypes, np.dtype(np.float32))
+  squares = [jnp.sum(jnp.square(leaf.astype(dtype))) for leaf in leaves]
+  return sum(squares, start=jnp.zeros((), dtype))
 
 
 def measure_drift(result: ExchangeResult) -> Drift:

@@ -22,6 +22,7 @@ reading, the third row is then set to zero. When writing, it gets the first
 row's values, places (0, 1, 0), so layer 1 is written twice with one value.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -29,10 +30,13 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from dilocox_jax.checks import require
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.outer.slices import put_slice, take_slice
-from dilocox_jax.plan.schedule.fragments import BLOCKS, Fragments
+from dilocox_jax.plan.schedule.fragments import BLOCKS, Fragments, is_stacked
+from dilocox_jax.plan.wire.leaf import Shapes
 from dilocox_jax.pytypes import Array, Index, Tree
+from dilocox_jax.trees import check_trainable, shapes_by_path
 
 # A known number, or a traced scalar: a layer fragment, or any slice.
 FragmentIndex = int | Index
@@ -104,6 +108,21 @@ class Partition:
     # Layers of fragment 0, which only "balanced" fragments have.
     has_layers = fragments.first_layers
     self._first = fragments.layers(0) if has_layers else places[:0]
+
+  def check(self, params: Tree) -> None:
+    """Raises ValueError if a tree cannot be trained, or not be divided so.
+
+    Args:
+      params: Parameters of one replica, or their shapes and types.
+    """
+    check_trainable(params)
+    shapes = shapes_by_path(params)
+    require(
+      any(map(math.prod, shapes.values())),
+      "the parameters have no values: there is nothing to train",
+    )
+    if self.fragments.num_fragments > 1 and not self.fragments.is_sliced:
+      _check_layers(params, shapes, self.fragments)
 
   def take(self, tree: Tree, fragment: FragmentIndex) -> Tree:
     """Returns one fragment of a parameter tree, on the device.
@@ -180,3 +199,30 @@ class Partition:
     tables = self._table, self._rows, self._places
     layers, rows, places = (jnp.asarray(x)[fragment - 1] for x in tables)
     return layers, rows, places
+
+
+def _check_layers(params: Tree, shapes: Shapes, fragments: Fragments) -> None:
+  """Raises ValueError unless layers lie below "blocks", and a rest beside."""
+  count, depth = fragments.num_fragments, fragments.num_layers
+
+  def refuse_unless(fits: bool, problem: str) -> None:
+    require(
+      fits,
+      f"num_fragments={count} divides {depth} layers below {BLOCKS!r}, but "
+      f"{problem}: set num_fragments=1, or take dilocox_jax.step_transform, "
+      "which divides any tree",
+    )
+
+  refuse_unless(isinstance(params, dict) and BLOCKS in params, "there are none")
+  for path, shape in shapes.items():
+    refuse_unless(
+      path.split("/")[0] != BLOCKS
+      or (is_stacked(path) and shape[:1] == (depth,)),
+      f"leaf {path!r} of shape {shape} is not [{depth}, ...]",
+    )
+  for number, place in enumerate(("outside", "below")):
+    values = fragments.shapes(number, shapes).values()
+    refuse_unless(
+      any(map(math.prod, values)),
+      f"no leaf {place} has a value for fragment {number}",
+    )

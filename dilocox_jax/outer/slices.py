@@ -7,6 +7,8 @@ example 344 rows and P = 16 make slices of 22 rows; the last one of neighbours
 has 14 rows of the leaf and 8 of zeros.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -32,7 +34,7 @@ def take_slice(tree: Tree, fragment: int | Index, fragments: Fragments) -> Tree:
   def cut(path, leaf: Array) -> Array:
     rows, axis = _in_slices(path, leaf, fragments)
     own = jax.lax.dynamic_index_in_dim(rows, fragment, axis + 1, False)
-    return own.reshape(*own.shape[:axis], -1, *own.shape[axis + 2 :])
+    return _joined(own, axis, 2)
 
   return jax.tree_util.tree_map_with_path(cut, tree)
 
@@ -53,7 +55,7 @@ def put_slice(
     rows, axis = _in_slices(path, leaf, fragments)
     own = new.reshape(*rows.shape[: axis + 1], *rows.shape[axis + 2 :])
     rows = jax.lax.dynamic_update_index_in_dim(rows, own, fragment, axis + 1)
-    rows = rows.reshape(*rows.shape[:axis], -1, *rows.shape[axis + 3 :])
+    rows = _joined(rows, axis, 3)
     num_rows = leaf.shape[axis] if leaf.ndim else 1
     return jax.lax.slice_in_dim(rows, 0, num_rows, axis=axis).reshape(
       leaf.shape
@@ -72,5 +74,13 @@ def _in_slices(path, leaf: Array, fragments: Fragments) -> tuple[Array, int]:
   pad = [(0, 0)] * leaf.ndim
   pad[axis] = (0, slice_rows(num_rows, count) * count - num_rows)
   parts = slice_parts(num_rows, count, fragments.order)
-  shape = (*leaf.shape[:axis], parts, count, -1, *leaf.shape[axis + 1 :])
+  rows = slice_rows(num_rows, count) // max(parts, 1)
+  shape = (*leaf.shape[:axis], parts, count, rows, *leaf.shape[axis + 1 :])
   return jnp.pad(leaf, pad).reshape(shape), axis
+
+
+def _joined(array: Array, axis: int, num_axes: int) -> Array:
+  """Makes one axis of neighbouring ones, which may have no entries at all."""
+  end = axis + num_axes
+  size = math.prod(array.shape[axis:end])
+  return array.reshape(*array.shape[:axis], size, *array.shape[end:])

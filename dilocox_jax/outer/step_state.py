@@ -18,7 +18,7 @@ from dilocox_jax.outer.average import AverageState, parameters_to_keep
 from dilocox_jax.outer.transforms import OuterState
 from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment, LeafPiece
 from dilocox_jax.pytypes import Array, Index, Tree
-from dilocox_jax.trees import path_name
+from dilocox_jax.trees import is_masked, path_name
 
 
 @jax.tree_util.register_static
@@ -86,8 +86,8 @@ def outer_params(state: Tree, params: Tree | None = None) -> Tree:
   Returns:
     The caller's tree. A replica axis stays; replicas have equal values, except
     under the rule "eager" and with exchanges whose result is not shared. Leaves
-    that a wrapper kept from the transform are those of `params`, or
-    `optax.MaskedNode` without `params`.
+    that a wrapper kept from the transform, and integers, are those of `params`,
+    or `optax.MaskedNode` without `params`.
 
   Raises:
     ValueError: If the state of no transform of this package is in it, or if
@@ -199,8 +199,3 @@ def with_piece(leaf: Array, piece: LeafPiece, values: Array) -> Array:
   rows = jnp.asarray(piece.layers, jnp.int32)
   index = (slice(None),) * piece.axis + (rows,)
   return leaf.at[index].set(values, mode="drop")
-
-
-def is_masked(node: Any) -> bool:
-  """Whether a node stands for a leaf of another fragment."""
-  return isinstance(node, optax.MaskedNode)

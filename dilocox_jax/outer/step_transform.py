@@ -21,18 +21,13 @@ from jax.custom_batching import custom_vmap
 
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.outer.partition import Partition
-from dilocox_jax.outer.step_state import (
-  StepState,
-  TreeDivision,
-  is_masked,
-  with_piece,
-)
+from dilocox_jax.outer.step_state import StepState, TreeDivision, with_piece
 from dilocox_jax.outer.transforms import OuterState, OuterTransform
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.pytypes import Aggregator, Array, Boolean, Index, Tree
-from dilocox_jax.trees import path_name
+from dilocox_jax.trees import has_values, is_masked, path_name
 
 
 def pseudo_gradient_steps(
@@ -104,8 +99,9 @@ def pseudo_gradient_steps(
       zip(divided(params), state.fragments, strict=True)
     ):
       before, change = _take(params, pieces), _take(updates, pieces)
-      kept, change = _events(transform, number, step, kept, before, change)
-      updates = _put(updates, pieces, change)
+      if has_values(before):  # One number in two slices leaves one empty.
+        kept, change = _events(transform, number, step, kept, before, change)
+        updates = _put(updates, pieces, change)
       fragments.append(kept)
     return updates, state._replace(
       step=step, inner=inner_state, fragments=tuple(fragments)

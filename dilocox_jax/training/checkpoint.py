@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from dilocox_jax.distributed import processes
@@ -331,7 +332,11 @@ class Checkpoints:
         f"of the program that saved it ({reason[:_LONGEST_REASON]})"
       ) from error
     # Names sort like leaves only as long as their numbers have four digits.
-    leaves = [arrays[name] for name in named]
+    stored = (arrays[name] for name in named)
+    leaves = [
+      next(stored) if x.size else jnp.zeros_like(x, device=x.sharding)
+      for x in jax.tree.leaves(like)
+    ]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
   def _item(self, step: int, name: str, args: Any) -> Any:
@@ -360,11 +365,13 @@ def _leaves(state: Tree) -> dict[str, Any]:
   """Returns the leaves by name, such as "0002['params']['scale']".
 
   A name is the number of the leaf in the flattened tree and its key path.
+  Leaves of zero size are left out, as Orbax refuses them.
   """
   paths, _ = jax.tree.flatten_with_path(state)
   return {
     f"{number:04d}{jax.tree_util.keystr(path)}".replace("/", "|"): leaf
     for number, (path, leaf) in enumerate(paths)
+    if leaf.size
   }
 
 

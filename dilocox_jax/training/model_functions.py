@@ -27,9 +27,9 @@ from dilocox_jax.models.loss import (
 )
 from dilocox_jax.models.remat import remat_wrapper
 from dilocox_jax.models.segments import segment_ids
+from dilocox_jax.outer.partition import Partition
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.pipeline.timetable import timetable
-from dilocox_jax.plan.schedule.fragments import BLOCKS
 from dilocox_jax.pytypes import Scalar, Tree
 
 
@@ -108,20 +108,8 @@ def _check_given_model(config: RunConfig, model: LossModel) -> None:
       "(dilocox_jax.register_model), or set mesh.num_stages=1 and "
       "mesh.num_data_shards=1"
     )
-  fragments = config.fragments
-  if fragments.num_fragments == 1 or fragments.is_sliced:
-    return
   params = jax.eval_shape(model.init, jax.random.key(0))
-  blocks = params.get(BLOCKS, {}) if isinstance(params, dict) else {}
-  depths = {leaf.shape[:1] for leaf in jax.tree.leaves(blocks)}
-  if depths != {(fragments.num_layers,)}:
-    raise ValueError(
-      f"sync.num_fragments={fragments.num_fragments} divides layers, so a "
-      f"model that is handed in needs leaves [{fragments.num_layers}, ...] "
-      f'below "{BLOCKS}" (model.num_layers={fragments.num_layers}): set '
-      "sync.num_fragments=1, or take dilocox_jax.step_transform, which divides "
-      "any tree"
-    )
+  Partition(config.fragments).check(params)
 
 
 def _divided_functions(

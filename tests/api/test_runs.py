@@ -27,7 +27,10 @@ def bigrams():
     )
 
   def init(key):
-    return {"table": 0.1 * jax.random.normal(key, (VOCAB_SIZE, VOCAB_SIZE))}
+    return {
+      "table": 0.1 * jax.random.normal(key, (VOCAB_SIZE, VOCAB_SIZE)),
+      "adapter": jnp.zeros((VOCAB_SIZE, 0)),
+    }
 
   return dx.LossModel(init, loss)
 
@@ -171,6 +174,14 @@ def test_an_exchange_must_leave_out_replicas_that_are_away(tmp_path):
     dx.train(
       dx.RunConfig.from_mapping(away), tmp_path / "run", exchange=exchange
     )
+
+
+def test_a_model_with_a_counter_is_refused_by_its_path(tmp_path):
+  plain = bigrams()
+  counter = {"count": jnp.int32(0)}
+  model = plain._replace(init=lambda key: plain.init(key) | counter)
+  with pytest.raises(ValueError, match="leaf 'count' of type int32"):
+    dx.train(settings(), tmp_path, model=model, data=counting())
 
 
 def test_a_model_without_layers_cannot_have_fragments(tmp_path):

@@ -13,12 +13,13 @@ from dilocox_jax.exchange.compressed import (
   Compression,
   compressed,
 )
-from dilocox_jax.exchange.feedback import compressed_mean
+from dilocox_jax.exchange.feedback import Feedback, compressed_mean
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.wire.chain import Chain
+from dilocox_jax.plan.wire.collectives import collectives
 from dilocox_jax.plan.wire.leaf import leaf_of
 from dilocox_jax.plan.wire.payload import Dense, Int
-from dilocox_jax.plan.wire.reduction import LowRank, RandomMask
+from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
 from dilocox_jax.pytypes import without_pauses
 from dilocox_jax.reference.exchanges import SharedFactors
 from dilocox_jax.trees import leaves_by_path
@@ -317,7 +318,16 @@ def test_a_divided_replica_finds_the_mean_of_a_whole_one(num_layers):
     np.testing.assert_allclose(whole, divided, rtol=1e-4, atol=1e-4)
 
 
-def test_a_leaf_without_values_is_refused_in_one_line():
-  exchange = compressed_mean(Compression(Int(4)))
-  with pytest.raises(ValueError, match=r"leaf 'b' of shape \(0, 5\) has no"):
-    exchange.init({"a": jnp.zeros(3), "b": jnp.zeros((0, 5))})
+@pytest.mark.parametrize("payload", [Int(4), LowRank(2), TopK(0.5)])
+def test_a_leaf_without_values_costs_nothing_and_stays(payload):
+  exchange = compressed_mean(Compression(payload), Feedback(dtype="int8"))
+
+  def mean(values):
+    return exchange.update(values, exchange.init(values))[0]
+
+  values = {"a": jnp.ones((2, 3)), "b": jnp.zeros((2, 0, 5))}
+  of_all = jax.vmap(mean, axis_name="replica", out_axes=None)
+  assert jax.eval_shape(of_all, values)["b"].shape == (0, 5)
+  alone = {"a": (3,)}
+  both = collectives(payload, alone | {"b": (0, 5)}, 3)
+  assert both == collectives(payload, alone, 3)

@@ -141,6 +141,8 @@ def test_replicas_with_means_of_their_own_have_no_common_cosine():
   assert window.mean_squared.tolist() == [16, 4]
 
 
-def test_a_squared_norm_adds_up_all_leaves():
-  tree = {"a": jnp.asarray([[1.0, 2.0]]), "b": jnp.float32(-3.0)}
+def test_a_squared_norm_adds_up_all_leaves_of_any_precision():
+  tree = {"a": jnp.asarray([[1.0, 2.0]]), "b": jnp.bfloat16(-3.0)}
   assert float(squared_norm(tree)) == 14
+  large = {"a": jnp.full(4, 256, jnp.float16)}  # fp16 ends at 65504.
+  assert float(squared_norm(large)) == 4 * 65536

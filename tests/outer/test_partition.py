@@ -165,3 +165,30 @@ def test_a_store_of_one_fragment_has_no_others():
   assert_equal(store, Store(tree(), None))
   other = jax.tree.map(jnp.negative, tree())
   assert_equal(store.set(0, other).get(0), other)
+
+
+BLOCK = jnp.zeros((LAYERS, 3))
+
+
+@pytest.mark.parametrize(
+  ("count", "params", "message"),
+  [
+    (1, {"a": jnp.zeros(3, bool)}, "leaf 'a' of type bool cannot be trained"),
+    (1, {"a": jnp.zeros((0, 3))}, "have no values"),
+    (2, [BLOCK], "num_fragments=2 divides 5 layers .* there are none"),
+    (2, {"a": BLOCK}, "num_fragments=2 divides 5 layers .* there are none"),
+    (2, {"blocks": {"a": jnp.zeros(3)}}, r"'blocks/a' .* is not \[5, ...\]"),
+    (2, {"blocks": {"0": {"a": BLOCK}}}, r"'blocks/0/a' .* is not \[5, ...\]"),
+    (2, {"blocks": {"a": BLOCK}}, "outside has a value for fragment 0"),
+    (
+      2,
+      {"blocks": {"a": BLOCK[:, :0]}, "b": BLOCK},
+      "below has a value for fragment 1",
+    ),
+  ],
+)
+def test_a_tree_that_cannot_be_divided_is_refused(count, params, message):
+  partition = Partition(Fragments(count, LAYERS))
+  partition.check(tree())
+  with pytest.raises(ValueError, match=message):
+    partition.check(params)

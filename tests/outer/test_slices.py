@@ -24,6 +24,8 @@ def tree():
     "blocks": {"w": (LAYERS, 5, 2), "norm": {"scale": (LAYERS,)}},
     "head": (4,),
     "number": (),
+    "empty": (0, 2),
+    "thin": (3, 0),
   }
   return jax.tree.map(
     lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32),
@@ -85,7 +87,10 @@ def test_the_plan_knows_the_shapes(count, order):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_transforms_cut_the_same_rows(count, order):
-  params = {k: v for k, v in tree().items() if k != "number"}
+  is_cut = {"embed", "blocks", "head"}  # Others are in fragment 0 as a whole.
+  whole = shapes_by_path(tree())
+  covered(by_layer(whole, divided(count, order)), whole)
+  params = {k: v for k, v in tree().items() if k in is_cut}
   shapes = shapes_by_path(params)
   pieces = by_layer(shapes, divided(count, order))
   covered(pieces, shapes)

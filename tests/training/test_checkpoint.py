@@ -31,7 +31,7 @@ def _state(seed: int):
   key = jax.random.key(seed)
   params = {
     "w": jax.random.normal(key, (8, WIDTH)),
-    "blocks": [jnp.float32(seed), jnp.zeros((2, 1))],
+    "blocks": [jnp.float32(seed), jnp.zeros((2, 1)), jnp.zeros((0, 3))],
   }
   schedule = optax.linear_schedule(1.0, 0.0, 9)
   optimizer = optax.chain(

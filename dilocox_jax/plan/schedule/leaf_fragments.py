@@ -99,7 +99,10 @@ def by_path(
     pieces[number].append(LeafPiece(path))
   for number, fragment in enumerate(pieces):
     if not fragment:
-      raise ValueError(f"fragment {number} of {num_fragments} has no leaf")
+      raise ValueError(
+        f"fragment {number} has no leaf: lower num_fragments={num_fragments}, "
+        "or give it one"
+      )
   return tuple(map(tuple, pieces))
 
 
@@ -134,7 +137,8 @@ def _by_slice(
   num_fragments = fragments.num_fragments
 
   def piece(path: str, fragment: int) -> LeafPiece | None:
-    if not shapes[path]:  # A single number is in fragment 0.
+    # A single number, or a leaf without any, is in fragment 0.
+    if not shapes[path] or not math.prod(shapes[path]):
       return None if fragment else LeafPiece(path)
     axis = row_axis(path, shapes[path])
     num_rows = shapes[path][axis]

@@ -17,6 +17,7 @@ With M = 9 they are 9600 and about 2140. For M = 2 both are 1200.
 import collections
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -128,7 +129,7 @@ def collectives(
 
   The first messages of all leaves that use the same collective are sent as one
   message; so are their second messages. Each says whether its sender
-  participates.
+  participates. A leaf of zero size is not sent.
 
   Args:
     payload: Payload of the exchange.
@@ -141,6 +142,8 @@ def collectives(
   """
   messages: dict[tuple[int, str], collections.Counter[str]] = {}
   for path, shape in shapes.items():
+    if not math.prod(shape):
+      continue
     of_leaf = leaf_messages(payload.at(path), leaf_of(path, shape))
     for step, (encoding, leaf) in enumerate(of_leaf):
       way = chosen_collective(encoding, collective, num_replicas)

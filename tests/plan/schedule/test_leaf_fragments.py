@@ -28,7 +28,10 @@ def test_a_function_of_the_path_divides():
 
 @pytest.mark.parametrize(
   ("number", "message"),
-  [(2, "numbers them from 0 to 1"), (0, "fragment 1 of 2 has no leaf")],
+  [
+    (2, "numbers them from 0 to 1"),
+    (0, "fragment 1 has no leaf: lower num_fragments=2"),
+  ],
 )
 def test_a_function_that_does_not_divide_is_refused(number, message):
   with pytest.raises(ValueError, match=message):
