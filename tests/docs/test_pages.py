@@ -1,5 +1,6 @@
 """What the README and the pages say is what the repository holds."""
 
+import csv
 import json
 import pathlib
 import re
@@ -27,6 +28,11 @@ SWEEPS = [
   json.loads((ROOT / "docs/results" / name / "convergence.json").read_text())
   for name in ("convergence_small", "convergence_muon")
 ]
+# Runs with two, four and eight replicas, by what was compared.
+REPLICAS: dict[str, list[dict[str, str]]] = {}
+with (ROOT / "docs/results/replicas_gpu.csv").open(newline="") as _file:
+  for _row in csv.DictReader(_file):
+    REPLICAS.setdefault(_row["task"], []).append(_row)
 
 
 def test_the_readme_is_read_in_a_few_minutes():
@@ -92,7 +98,8 @@ def test_gaps_in_the_readme_are_those_of_the_committed_runs():
   one_sided = _gap(sum(own) / sum(base) - 1, standard_error(by_seed))
   shown = re.findall(r"\+\d\.\d\d ± \d\.\d\d %", README)
   assert one_sided in shown and len(shown) > 5
-  assert set(shown) <= {*kept, one_sided}
+  more = {_replicas_gap(task) for task in REPLICAS if _judged(task)}
+  assert set(shown) <= {*kept, *more, one_sided}
 
 
 def _gap(gap: float, error: float) -> str:
@@ -147,6 +154,70 @@ def _loss_and_seeds(losses: list[float]) -> tuple[str, str]:
   mean = sum(losses) / len(losses)
   ends = f"{min(losses):.4f} to {max(losses):.4f}"
   return f"{mean:.4f} ± {standard_error(losses):.4f}", ends
+
+
+def test_losses_of_more_replicas_are_those_of_the_committed_runs():
+  page = _between("## More than two replicas", "## Speed-up on real links")
+  lines = page.splitlines()
+  others = [task for task in REPLICAS if not task.startswith("allreduce")]
+  judged = [task for task in others if _judged(task)]
+  shown = [line for line in lines if re.match(r"\| \d \|", line)]
+  assert sorted(shown) == sorted(map(_row_of_five_seeds, judged))
+  tuned = [_row_of_tuning(task) for task in others if task not in judged]
+  assert tuned
+  assert set(tuned) <= {line.partition("| `")[2] for line in lines}
+
+
+def _row_of_five_seeds(task: str) -> str:
+  best, losses = _best(task), _judged(task)
+  cells = [best[key] for key in ("num_replicas", "batch_size", "codec")]
+  cells += [f"{float(best[k]):.3g}" for k in ("inner_rate", "outer_rate")]
+  cells += [_loss_and_seeds(x)[0] for x in (losses, _judged(_base(task)))]
+  cells += [_replicas_gap(task), f"{int(best['sent_bytes']) / 1e6:.3g} MB"]
+  return f"| {' | '.join(cells)} |"
+
+
+def _row_of_tuning(task: str) -> str:
+  """What follows the method and H: best rates, losses to choose, the gap."""
+  best = _best(task)
+  loss, base = (float(_best(t)["loss_choose"]) for t in (task, _base(task)))
+  rates = [f"{float(best[k]):.3g}" for k in ("inner_rate", "outer_rate")]
+  cells = [best["method"] + "`", best["sync_interval"], best["num_replicas"]]
+  gap = f"{100 * (loss / base - 1):+.1f} %"
+  cells += [*rates, f"{loss:.4f}", f"{base:.4f}", gap]
+  return f"{' | '.join(cells)} |"
+
+
+def _base(task: str) -> str:
+  """AllReduce with as many sequences a step."""
+  row = REPLICAS[task][0]
+  return f"allreduce b{int(row['num_replicas']) * int(row['batch_size'])}"
+
+
+def _best(task: str) -> dict[str, str]:
+  """The run that tuned best, by the text to choose."""
+  tuned = [row for row in REPLICAS[task] if row["seed"] == "1000"]
+  return min(tuned, key=lambda row: float(row["loss_choose"]))
+
+
+def _judged(task: str) -> list[float]:
+  """Losses of the seeds 0 to 4 at the best setting; [] if they never ran."""
+  best = _best(task)
+  rows = [
+    row
+    for row in REPLICAS[task]
+    if row["seed"] != "1000"
+    and all(row[k] == best[k] for k in ("inner_rate", "outer_rate"))
+  ]
+  rows.sort(key=lambda row: row["seed"])
+  assert [row["seed"] for row in rows] in ([], list("01234"))
+  return [float(row["loss_judge"]) for row in rows]
+
+
+def _replicas_gap(task: str) -> str:
+  own, base = _judged(task), _judged(_base(task))
+  by_seed = [a / b - 1 for a, b in zip(own, base, strict=True)]
+  return _gap(sum(own) / sum(base) - 1, standard_error(by_seed))
 
 
 def test_the_way_of_the_pseudo_gradient_leads_through_its_eight_files():
