@@ -49,9 +49,10 @@ def check_trainable(params: Tree, may_count: bool = False) -> None:
   """
   for path, leaf in leaves_by_path(params).items():
     kind = getattr(leaf, "dtype", type(leaf).__name__)
+    what = f"leaf {path!r}" if path else "a single leaf"
     require(
       _is_a(leaf, jnp.floating) or (may_count and is_count(leaf)),
-      f"leaf {path!r} of type {kind} cannot be trained, only arrays of real "
+      f"{what} of type {kind} cannot be trained, only arrays of real "
       "floats can: keep it out of the parameters (e.g. with optax.partition, "
       "which gives it an optimizer of its own)",
     )

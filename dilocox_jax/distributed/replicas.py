@@ -23,7 +23,7 @@ from jax.sharding import (
   SingleDeviceSharding,
 )
 
-from dilocox_jax.checks import one_of, within_limits
+from dilocox_jax.checks import one_of, require, within_limits
 from dilocox_jax.distributed.local_map import INNER_AXES
 from dilocox_jax.plan.choices import LAYOUTS
 from dilocox_jax.plan.model.division import DATA_AXIS, Division, Spec
@@ -52,6 +52,10 @@ class Replicas:
   devices: tuple[Any, ...] | None = None
 
   def __post_init__(self):
+    require(
+      not jax.config.jax_disable_jit,
+      "JAX_DISABLE_JIT is set, and replicas need compiled programs: unset it",
+    )
     one_of("layout", self.layout, LAYOUTS)
     within_limits("num_replicas", self.num_replicas, at_least=1)
     if self.layout == "mesh":

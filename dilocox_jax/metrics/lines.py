@@ -80,13 +80,16 @@ def write_atomically(path: Directory, text: str | bytes) -> None:
 
   Args:
     path: File to replace; its directory must exist.
-    text: New content; a string is written as UTF-8.
+    text: New content; a string is written as UTF-8, with escapes for the bytes
+      of a file name that is none.
 
   Raises:
     RecordError: If the system refuses.
   """
   with one_line(path), files.replaced(path) as file:
-    file.write(text.encode() if isinstance(text, str) else text)
+    if isinstance(text, str):
+      text = text.encode(errors="backslashreplace")
+    file.write(text)
 
 
 def write_json(path: Directory, value: Any) -> None:

@@ -16,8 +16,8 @@ from dilocox_jax.metrics.lines import Directory
 STAMP = "made_by.json"
 
 
-class ForeignDirectoryError(ValueError):
-  """The directory is not the program's; the message begins with its path."""
+class RefusedDirectoryError(ValueError):
+  """The directory cannot be the program's; its path begins the message."""
 
 
 def claim(path: Directory, program: str) -> pathlib.Path:
@@ -32,27 +32,40 @@ def claim(path: Directory, program: str) -> pathlib.Path:
     The path.
 
   Raises:
-    ForeignDirectoryError: If another program or a user made it. It is as it
-      was then.
+    RefusedDirectoryError: If another program or a user made it, or its path is
+      not UTF-8. It is as it was then.
     OSError: If the system refuses.
   """
   path = pathlib.Path(path)
+  _check_name(path)
   path.mkdir(parents=True, exist_ok=True)
   # Listed first: whoever else claims it writes the stamp before other files.
   names = [name for name in os.listdir(path) if not name.startswith(".")]
   owner = _owner(path / STAMP)
   if owner is None and names:
-    raise ForeignDirectoryError(
+    raise RefusedDirectoryError(
       f"{path} has files that {program} did not make: choose another --workdir"
     )
   if owner not in (None, program):
-    raise ForeignDirectoryError(
+    raise RefusedDirectoryError(
       f"{path} was made by {owner}, and {program} would write over its files: "
       "choose another --workdir"
     )
   if owner is None:
     _write(path, program)
   return path
+
+
+def _check_name(path: pathlib.Path) -> None:
+  """Refuses a path that TensorBoard, Orbax and the pages cannot write."""
+  whole = str(path.resolve())
+  try:
+    whole.encode()
+  except UnicodeEncodeError as error:
+    raise RefusedDirectoryError(
+      f"{whole} is not named in UTF-8: choose another directory, or set "
+      "PYTHONUTF8=1 if its name is UTF-8 and the locale is not"
+    ) from error
 
 
 def _owner(stamp: pathlib.Path) -> str | None:

@@ -263,7 +263,7 @@ def write_report(workdir: Directory) -> pathlib.Path:
   }
   sample = run.workdir / SAMPLE
   if sample.exists():
-    text = sample.read_text().splitlines()
+    text = sample.read_text("utf-8").splitlines()
     sections["A sample"] = [f"    {line}" for line in text]
   lines = [_summary(run), ""]
   for title, body in sections.items():

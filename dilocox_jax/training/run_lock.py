@@ -40,7 +40,7 @@ def held(workdir: pathlib.Path, has_own: bool = False) -> Iterator[None]:
   try:
     work_directory.claim(workdir, PROGRAM)
     file = files.opened_to_append(path)
-  except work_directory.ForeignDirectoryError as error:
+  except work_directory.RefusedDirectoryError as error:
     raise RefusedError(f"workdir={error}") from error
   except OSError as error:
     raise RefusedError(f"{path} cannot be written: {error.strerror}") from error

@@ -93,6 +93,7 @@ def main(
     positional: Name of a multi-string flag that takes the arguments without
       dashes; "" if the program has no such arguments.
   """
+  _open_closed_streams()
   logging.basicConfig(format="%(message)s", level=logging.INFO)
   for library in ("absl", "jax", "orbax"):
     logging.getLogger(library).setLevel(logging.WARNING)
@@ -118,6 +119,20 @@ def main(
   except BrokenPipeError:
     _leave_closed_output()
     raise
+
+
+def _open_closed_streams() -> None:
+  """Has standard streams that were closed lead to nowhere.
+
+  The next file would else take the place of, say, standard error, and get what
+  a library writes there.
+  """
+  while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+    os.set_inheritable(number, True)
+  os.close(number)
+  sys.stdin = sys.stdin or open(0, closefd=False)
+  sys.stdout = sys.stdout or open(1, "w", closefd=False)
+  sys.stderr = sys.stderr or open(2, "w", closefd=False)
 
 
 def _leave_closed_output() -> None:
@@ -354,7 +369,7 @@ def writable(workdir: str | None, program: str) -> pathlib.Path:
     path = work_directory.claim(workdir, program)
     with tempfile.TemporaryFile(dir=path):
       return path
-  except work_directory.ForeignDirectoryError as error:
+  except work_directory.RefusedDirectoryError as error:
     raise UsageError(f"--workdir={error}") from error
   except OSError as error:
     raise UsageError(

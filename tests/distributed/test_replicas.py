@@ -102,6 +102,14 @@ def test_more_replicas_than_devices_are_refused_in_a_mesh_alone():
   assert Replicas(count).num_replicas == count
 
 
+def test_replicas_without_compiled_programs_are_refused():
+  with (
+    jax.disable_jit(),
+    pytest.raises(ValueError, match="JAX_DISABLE_JIT is set.* unset it"),
+  ):
+    Replicas(2)
+
+
 def test_impossible_replicas_are_refused():
   with pytest.raises(ValueError, match="num_replicas=0 must be at least 1"):
     Replicas(0)

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from experiments.runtime import running
+from experiments.runtime.command_line import UsageError
 from tests import runs
 
 SMALL = (*runs.SMALL_FLAGS, "--config.checkpoint.interval_steps=3")
@@ -317,6 +319,31 @@ def test_a_reader_that_leaves_ends_a_program_without_a_traceback(arguments):
     process.stdout.close()
     assert process.stderr.read() == b""
   assert process.returncode == 141
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",)])
+def test_streams_that_are_closed_lead_to_nowhere(tmp_path, arguments):
+  code = f"""
+from experiments.runtime import command_line
+
+def work(values):
+  print("to nobody")
+  with open({str(tmp_path / "number")!r}, "w") as file:
+    file.write(str(file.fileno()))
+
+command_line.main(work, lambda: None)
+"""
+  shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+  python = [sys.executable, "-c", code, *arguments]
+  assert subprocess.run(shell + python, check=False).returncode == 0
+  if not arguments:  # Else a library's words would end up in the file.
+    assert int((tmp_path / "number").read_text()) > 2
+
+
+def test_a_cache_whose_name_is_not_utf_8_is_refused(monkeypatch):
+  monkeypatch.setenv(running.CACHE_VARIABLE, "/tmp/caf\udce9")
+  with pytest.raises(UsageError, match="caf.* not named in UTF-8: set DILOCOX"):
+    running.set_up_jax()
 
 
 def test_another_pipe_that_breaks_is_no_closed_output():

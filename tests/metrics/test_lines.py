@@ -170,3 +170,8 @@ def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 def test_an_atomic_write_leaves_no_other_file_behind(tmp_path):
   write_atomically(tmp_path / "a.csv", "x\n")
   assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_a_file_name_that_is_not_utf_8_can_be_written_about(tmp_path):
+  write_atomically(tmp_path / "page", "caf\udce9, café")
+  assert (tmp_path / "page").read_text("utf-8") == "caf\\udce9, café"

@@ -4,7 +4,7 @@ import pytest
 
 from dilocox_jax.metrics.work_directory import (
   STAMP,
-  ForeignDirectoryError,
+  RefusedDirectoryError,
   claim,
 )
 from tests import runs
@@ -15,7 +15,7 @@ def test_a_directory_stays_with_the_program_that_made_it(tmp_path):
   (folder / "report.md").write_text("mine")
   before = runs.files(folder)
   assert claim(folder, "advise") == folder
-  with pytest.raises(ForeignDirectoryError, match="advise, and simulate would"):
+  with pytest.raises(RefusedDirectoryError, match="advise, and simulate would"):
     claim(folder, "simulate")
   assert runs.files(folder) == before
 
@@ -28,7 +28,7 @@ def test_files_without_a_whole_stamp_are_a_users(tmp_path, content):
   if content is not None:
     (tmp_path / STAMP).write_text(content)
   before = runs.files(tmp_path)
-  with pytest.raises(ForeignDirectoryError, match="advise did not make"):
+  with pytest.raises(RefusedDirectoryError, match="advise did not make"):
     claim(tmp_path, "advise")
   assert runs.files(tmp_path) == before
 
@@ -36,9 +36,15 @@ def test_files_without_a_whole_stamp_are_a_users(tmp_path, content):
 def test_a_stamp_that_leads_elsewhere_is_not_written_through(tmp_path):
   (tmp_path / "run").mkdir()
   (tmp_path / "run" / STAMP).symlink_to(tmp_path / "elsewhere")
-  with pytest.raises(ForeignDirectoryError):
+  with pytest.raises(RefusedDirectoryError):
     claim(tmp_path / "run", "advise")
   assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_name_that_is_not_utf_8_is_refused_before_it_is_made(tmp_path):
+  with pytest.raises(RefusedDirectoryError, match="not named in UTF-8"):
+    claim(tmp_path / "caf\udce9" / "run", "train")
+  assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_with_hidden_files_only_is_empty(tmp_path):
