@@ -147,7 +147,7 @@ def test_muon_takes_the_steps_of_its_plain_twin():
   rate = learning_rate_schedule(
     "cosine", 0.3, warmup_steps=2, total_steps=6, final_fraction=0.1
   )
-  options = {"b1": 0.8, "b2": 0.9, "weight_decay": 0.05}
+  options: dict[str, Any] = {"b1": 0.8, "b2": 0.9, "weight_decay": 0.05}
   muon = inner_optimizer("muon", rate, clip_norm=0.0, momentum=0.9, **options)
   twin = oracle.Muon(
     lambda count: number(rate(count)),

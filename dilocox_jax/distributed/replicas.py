@@ -53,7 +53,7 @@ class Replicas:
 
   def __post_init__(self):
     require(
-      not jax.config.jax_disable_jit,
+      not jax.config.jax_disable_jit,  # pyright: ignore
       "JAX_DISABLE_JIT is set, and replicas need compiled programs: unset it",
     )
     one_of("layout", self.layout, LAYOUTS)
