@@ -129,7 +129,7 @@ def factor_bytes(
   """
   found = 0
   for path, sizes in parameter_shapes(shape).items():
-    leaf, link = leaf_of(path, sizes), low_rank_of(payload.at(path))
+    leaf, link = leaf_of(path, sizes), low_rank_of(payload)
     if link and link.is_projection and link.factorises(leaf):
       layers, rank = leaf.num_layers, link.rank
       right = layers, leaf.shape[1], rank

@@ -122,7 +122,6 @@ def make_rounds(
   keep_unsent: bool = False,
   seed: int = 0,
   exchange: Aggregator | None = None,
-  rest_in_layers: float = 0.0,
 ) -> Rounds:
   """Builds a method's rounds from an inner step of one's own.
 
@@ -138,8 +137,6 @@ def make_rounds(
     num_replicas: M.
     num_layers: Layers of the leaves below "blocks", their first axis; only
       needed for more than one fragment that is not sliced.
-    rest_in_layers: Size of all other leaves, in layers; only needed for
-      "balanced" fragments (`plan.schedule.fragments.rest_in_layers`).
     layout: "stacked" (one device holds all replicas) or "mesh" (a device for
       each replica).
     codec: What is sent: a payload, its name, or its settings as in
@@ -179,7 +176,6 @@ def make_rounds(
     method.schedule.num_fragments,
     max(num_layers, 1),
     method.fragment_order,
-    rest_in_layers,
   )
   if exchange is None:
     feedback = Feedback(feedback_decay, feedback_against, feedback_dtype)

@@ -20,7 +20,7 @@ from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.pipeline.stage_layers import StageLayers
 from dilocox_jax.plan.pipeline.timeline import Pipeline
-from dilocox_jax.plan.schedule.fragments import Fragments, rest_in_layers
+from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import with_interval
 from dilocox_jax.plan.wire.adaptive import low_rank_of
 from dilocox_jax.plan.wire.collectives import check_collective
@@ -202,7 +202,6 @@ class RunConfig:
       method.schedule.num_fragments,
       self.model.shape.num_layers,
       method.fragment_order,
-      rest_in_layers(parameter_shapes(self.model.shape)),
     )
 
   @property

@@ -22,7 +22,6 @@ from dilocox_jax.plan.wire.adaptive import MODES
 from dilocox_jax.plan.wire.collectives import COLLECTIVES, EXCHANGES
 from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.plan.wire.payload_names import named_payload
-from dilocox_jax.plan.wire.ranks import CRITERIA
 
 # A field that the method's recipe may set (`config.recipes`) is None until a
 # `RunConfig` is built, which replaces None by a value. Code that reads a run's
@@ -261,8 +260,8 @@ class SyncConfig(Section):
   rule: str | None = None
   # Rule mix: weight of the replica's own value, 0 to 1.
   mixing_alpha: float | None = None
-  # What a fragment has: whole layers (strided, sequential or balanced), or rows
-  # of every leaf (sliced or interleaved).
+  # What a fragment has: whole layers (strided or sequential), or rows of every
+  # leaf (sliced or interleaved).
   fragment_order: str | None = None
   # How the run begins, before its first round: none, data_parallel, or single
   # (one replica trains, and the others then copy its state).
@@ -370,11 +369,8 @@ class AdaptiveConfig(Section):
   mode: OfMethod[str] = limited(OF_METHOD, choices=MODES)
   # Number of rounds that are measured before each choice.
   window_rounds: int = limited(5, at_least=1)
-  # How the rank is measured: energy or stable.
-  criterion: str = limited("energy", choices=CRITERIA)
-  # energy: share of the squared norm that the chosen rank must hold.
+  # Share of the squared norm that the chosen rank must hold.
   energy: float = limited(0.95, above=0, at_most=1)
-  by_leaf: bool = False  # Whether leaves have different ranks.
 
 
 @dataclasses.dataclass(frozen=True)

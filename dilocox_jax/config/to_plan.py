@@ -17,15 +17,11 @@ from dilocox_jax.plan.wire.adaptive import (
   Policy,
   RoundSetting,
   low_rank_of,
-  with_ranks,
+  with_rank,
 )
 from dilocox_jax.plan.wire.leaf import Shapes
 from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.plan.wire.traffic import Traffic
-
-# If each leaf may have its own rank, codec states are made large enough for
-# this multiple of the first rank.
-ROOM_BY_LEAF = 2
 
 
 def policy(config: RunConfig) -> Policy:
@@ -40,9 +36,9 @@ def policy(config: RunConfig) -> Policy:
 
 
 def payload(config: RunConfig, setting: RoundSetting | None = None) -> Payload:
-  """Returns the payload of an exchange, with the ranks of the setting."""
+  """Returns the payload of an exchange, with the rank of the setting."""
   first = config.codec.payload
-  return with_ranks(first, setting) if setting else first
+  return with_rank(first, setting.rank) if setting else first
 
 
 def method(config: RunConfig, setting: RoundSetting | None = None) -> Method:

@@ -94,9 +94,8 @@ def _ignored(values: Values) -> Iterator[Ignored]:
     remedy = f"codec.name={codec} has no rank to follow: take low_rank+int"
     yield "adaptive", ("mode", "energy"), remedy
   if values["adaptive.mode"] == "off":
-    names = ("window_rounds", "criterion", "by_leaf")
     remedy = "adaptive.mode=off changes no rank: take rank or rank_and_interval"
-    yield "adaptive", names, remedy
+    yield "adaptive", ("window_rounds",), remedy
   if values["mesh.num_stages"] * values["mesh.num_data_shards"] <= 1:
     names = ("pipeline", "chunks_per_stage", "remat")
     remedy = "a replica on one device has no pipeline: set mesh.num_stages"

@@ -114,7 +114,7 @@ def compressed(
 
   def codecs_of(tree: Tree) -> dict[str, Codec]:
     return {
-      path: codec(payload.at(path), leaf_of(path, leaf.shape), max_rank)
+      path: codec(payload, leaf_of(path, leaf.shape), max_rank)
       for path, leaf in leaves_by_path(tree).items()
       if leaf.size
     }

@@ -105,9 +105,6 @@ class Partition:
     self._rows = np.where(is_there, self._table, self._table[:, :1])
     places = np.arange(self._table.shape[1], dtype=np.int32)
     self._places = np.where(is_there, places, np.int32(0))
-    # Layers of fragment 0, which only "balanced" fragments have.
-    has_layers = fragments.first_layers
-    self._first = fragments.layers(0) if has_layers else places[:0]
 
   def check(self, params: Tree) -> None:
     """Raises ValueError if a tree cannot be trained, or not be divided so.
@@ -134,12 +131,9 @@ class Partition:
       return host_memory.on_device(tree)
     if self.fragments.is_sliced:
       return take_slice(tree, fragment, self.fragments)
-    rest = {}
     if isinstance(fragment, int):
       rest = {k: v for k, v in tree.items() if k != BLOCKS}
-      rest = host_memory.on_device(rest)
-      if not self._first.size:
-        return rest
+      return host_memory.on_device(rest)
     layers, rows, _ = self._numbers(fragment)
 
     def gather(leaf):
@@ -150,7 +144,7 @@ class Partition:
       mask = is_there.reshape(-1, *[1] * (leaf.ndim - 1))
       return jnp.where(mask, values, jnp.zeros_like(values))
 
-    return rest | {BLOCKS: jax.tree.map(gather, tree[BLOCKS])}
+    return {BLOCKS: jax.tree.map(gather, tree[BLOCKS])}
 
   def put(self, tree: Tree, fragment: FragmentIndex, values: Tree) -> Tree:
     """Returns the tree, in the memory it is in, with one fragment replaced."""
@@ -159,10 +153,9 @@ class Partition:
       return host_memory.move_like(values, tree)
     if self.fragments.is_sliced:
       return put_slice(tree, fragment, self.fragments, values)
-    rest = {k: v for k, v in values.items() if k != BLOCKS}
-    rest = host_memory.move_like(rest, {k: tree[k] for k in rest})
-    if BLOCKS not in values:
-      return {**tree, **rest}
+    if isinstance(fragment, int):
+      moved = host_memory.move_like(values, {k: tree[k] for k in values})
+      return {**tree, **moved}
     layers, rows, places = self._numbers(fragment)
 
     def scatter(leaf, new_rows):
@@ -171,7 +164,7 @@ class Partition:
       return leaf.at[layers].set(new_rows, mode="drop", unique_indices=False)
 
     blocks = jax.tree.map(scatter, tree[BLOCKS], values[BLOCKS])
-    return {**tree, **rest, BLOCKS: blocks}
+    return {**tree, BLOCKS: blocks}
 
   def store(self, function, params: Tree) -> Store:
     """Returns a store of function(fragment of params) for every fragment."""
@@ -188,14 +181,11 @@ class Partition:
     first = None if self.fragments.are_alike else value
     return Store(first, None if self.fragments.num_fragments == 1 else value)
 
-  def _numbers(self, fragment: FragmentIndex) -> tuple[Array, Array, Array]:
+  def _numbers(self, fragment: Index) -> tuple[Array, Array, Array]:
     """Returns rows of three tables for the layers of a fragment, [K] each.
 
     For fragment 2 above: layers (1, 3, 5), rows (1, 3, 1), places (0, 1, 0).
     """
-    if isinstance(fragment, int):
-      layers = jnp.asarray(self._first, jnp.int32)
-      return layers, layers, jnp.arange(len(self._first), dtype=jnp.int32)
     tables = self._table, self._rows, self._places
     layers, rows, places = (jnp.asarray(x)[fragment - 1] for x in tables)
     return layers, rows, places

@@ -55,7 +55,7 @@ from typing import Any
 import numpy as np
 
 from dilocox_jax.reference.exchanges import Arrays, Mean, zeros_like
-from dilocox_jax.reference.fragments import names_by_fragment, rest_in_layers
+from dilocox_jax.reference.fragments import names_by_fragment
 
 # From parameters and a batch to the loss and the gradients.
 LossAndGradient = Callable[[Arrays, Any], tuple[float, Arrays]]
@@ -110,7 +110,7 @@ def train(
     mixing_alpha: Weight of the replica's own value, for "mix" only.
     fragments: Names of each fragment, or P, by which `names_by_fragment`
       divides the leaves.
-    fragment_order: How it divides them: "strided", "sequential" or "balanced";
+    fragment_order: How it divides them: "strided" or "sequential";
       `reference.slices` has the others.
     exchange: Averages a fragment (`reference.exchanges`); each fragment gets a
       copy. None: the plain mean.
@@ -124,8 +124,7 @@ def train(
   inner_optimizers = [copy.deepcopy(inner) for _ in range(num_replicas)]
   names = fragments
   if isinstance(names, int):
-    rest = rest_in_layers(params) if fragment_order == "balanced" else 0.0
-    names = names_by_fragment(params, names, fragment_order, rest)
+    names = names_by_fragment(params, names, fragment_order)
   kind = EagerFragment if rule == "eager" else Fragment
   parts = [
     kind(

@@ -12,8 +12,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.programs import RoundPrograms
@@ -21,9 +19,7 @@ from dilocox_jax.plan.schedule.membership import Absences
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.wire.adaptive import RoundSetting
 from dilocox_jax.plan.wire.chain import num_bytes
-from dilocox_jax.plan.wire.leaf import Leaf, leaf_of
-from dilocox_jax.plan.wire.ranks import leaf_ranks, measured_rank, spectra_of
-from dilocox_jax.plan.wire.reduction import LowRank
+from dilocox_jax.plan.wire.ranks import energy_rank, mean_rank, spectra_of
 from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.training import build
 from dilocox_jax.training.parts import NO_PARTS, Parts
@@ -56,10 +52,8 @@ class AdaptiveController:
     self._config, self._parts, self._shapes = config, parts, programs.shapes
     self._policy = to_plan.policy(config)
     self._rounds = {self._policy.first: programs.rounds}
-    self._chosen: dict[int, RoundSetting] = {}
     self._since: int | None = None
     self._measured: list[float] = []
-    self._spectra: dict[str, np.ndarray] = {}
     self.setting = self._policy.first
     self.is_adaptive = config.adaptive.mode != "off"
     self._joined: Absences = ()
@@ -105,13 +99,13 @@ class AdaptiveController:
       drifts: One drift for each exchange. Its field `observed` has the arrays
         from which ranks are measured.
     """
-    adaptive = self._config.adaptive
+    share = self._config.adaptive.energy
     for drift in drifts:
       spectra = spectra_of(drift.observed) if self.is_adaptive else {}
       if spectra:
-        rank = measured_rank(spectra, adaptive.criterion, adaptive.energy)
-        self._measured.append(rank)
-        self._spectra |= spectra
+        self._measured.append(
+          mean_rank(spectra, lambda each: energy_rank(each, share))
+        )
 
   def is_choice_due(self, unread: Segment | None = None) -> bool:
     """Whether enough ranks were measured to choose a new setting.
@@ -133,77 +127,29 @@ class AdaptiveController:
   def choose_setting(self, segment: Segment) -> None:
     """Chooses the setting of the rounds that follow a segment.
 
-    When a rank is chosen for the first time, it is divided among the leaves.
-    Later choices of this rank use the same division. So there are never more
-    programs than ranks to choose from.
-
     Args:
       segment: Segment that has just ended.
     """
-    before = self.setting
     setting = self._policy.next_setting(self._measured, self._bytes_of)
-    if self._config.adaptive.by_leaf and setting.rank not in self._chosen:
-      setting = dataclasses.replace(setting, leaf_ranks=self._by_leaf(setting))
-    setting = self._chosen.setdefault(setting.rank, setting)
-    if setting.sync_interval != before.sync_interval:
+    if setting.sync_interval != self.setting.sync_interval:
       self._since = segment.stop
-    self.setting, self._measured, self._spectra = setting, [], {}
+    self.setting, self._measured = setting, []
 
   def _bytes_of(self, rank: int) -> int:
     setting = dataclasses.replace(self._policy.first, rank=rank)
     return num_bytes(to_plan.payload(self._config, setting), self._shapes)
 
-  def _by_leaf(self, setting: RoundSetting) -> tuple[tuple[str, int], ...]:
-    """Divides the rank of a setting among the leaves by their spectra.
-
-    Returns:
-      Pairs of leaf path and rank. Together they cost as many bytes as the
-      setting's rank costs if all leaves have it.
-    """
-    leaves = {p: leaf_of(p, self._shapes[p]) for p in self._spectra}
-    cost = {p: leaf.num_layers * sum(leaf.shape) for p, leaf in leaves.items()}
-    ranks = leaf_ranks(
-      self._spectra,
-      cost,
-      sum(setting.rank * values for values in cost.values()),
-      {p: _max_rank(leaf, self._policy.first) for p, leaf in leaves.items()},
-    )
-    return tuple(sorted(ranks.items()))
-
   def get_state(self) -> dict[str, Any]:
     """Returns choices and measurements for a checkpoint, as plain values."""
-    chosen = self._chosen.values()
     return {
       "choice": dataclasses.asdict(self.setting),
-      "chosen": [dataclasses.asdict(setting) for setting in chosen],
       "since": self._since,
       "joined": [list(each) for each in self._joined],
       "measured": self._measured,
-      "spectra": {k: v.tolist() for k, v in self._spectra.items()},
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Restores choices and measurements that `get_state` returned."""
-    self.setting = _setting(state["choice"])
-    chosen = [_setting(saved) for saved in state["chosen"]]
-    self._chosen = {setting.rank: setting for setting in chosen}
+    self.setting = RoundSetting(**state["choice"])
     self._since, self._measured = state["since"], list(state["measured"])
-    # Older checkpoints do not know of replicas that joined.
-    self._joined = tuple(tuple(each) for each in state.get("joined", ()))
-    self._spectra = {k: np.asarray(v) for k, v in state["spectra"].items()}
-
-
-def _setting(saved: dict[str, Any]) -> RoundSetting:
-  pairs = tuple((path, rank) for path, rank in saved["leaf_ranks"])
-  return RoundSetting(saved["rank"], saved["sync_interval"], pairs)
-
-
-def _max_rank(leaf: Leaf, first: RoundSetting) -> int:
-  """Returns the largest rank that saves bytes and fits into codec states.
-
-  Args:
-    leaf: Shape of the leaf.
-    first: Setting of the first rounds, which has the largest common rank.
-  """
-  ranks = range(1, to_plan.ROOM_BY_LEAF * first.rank + 1)
-  return max(rank for rank in ranks if LowRank(rank).factorises(leaf))
+    self._joined = tuple(tuple(each) for each in state["joined"])

@@ -133,11 +133,8 @@ def _max_rank(config: RunConfig) -> int:
 
   The value is 0 if the rank never changes; states then have the config's rank.
   """
-  if config.adaptive.mode == "off":
-    return 0
-  return to_plan.policy(config).first.rank * (
-    to_plan.ROOM_BY_LEAF if config.adaptive.by_leaf else 1
-  )
+  adapts = config.adaptive.mode != "off"
+  return to_plan.policy(config).first.rank if adapts else 0
 
 
 def programs(

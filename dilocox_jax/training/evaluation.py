@@ -23,7 +23,12 @@ from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event
 from dilocox_jax.plan.wire.collectives import Collective
-from dilocox_jax.plan.wire.ranks import measured_rank, spectra_of
+from dilocox_jax.plan.wire.ranks import (
+  energy_rank,
+  mean_rank,
+  spectra_of,
+  stable_rank,
+)
 from dilocox_jax.pytypes import Boolean, Tree
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.states import TrainingState
@@ -318,6 +323,8 @@ def _ranks(grams: dict[str, Any], energy_share: float) -> dict[str, float]:
     return {}
   return {
     "rank": float(np.mean([each.shape[1] for each in spectra.values()])),
-    "energy_rank": measured_rank(spectra, "energy", energy_share),
-    "stable_rank": measured_rank(spectra, "stable", energy_share),
+    "energy_rank": mean_rank(
+      spectra, lambda each: energy_rank(each, energy_share)
+    ),
+    "stable_rank": mean_rank(spectra, stable_rank),
   }

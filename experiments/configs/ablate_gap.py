@@ -1,12 +1,14 @@
 """What separates a hidden, compressed exchange from AllReduce, piece by piece.
 
-Every setting differs from a first form of `overlap_loco` (4 balanced fragments,
-tau = 4) in the fields that its name says, at half the length of the small sweep
-and on the seed that the sweep tunes on. So AllReduce with Muon to compare with
-is among the tuning runs of that sweep (docs/results). With H = 16 one bit a
-value fills the line of the 107B clock (1 Gbit/s); settings that send more a
-step are here to show what the bytes cost. This config claims nothing:
-docs/log.md says what was learnt. Cost: about three minutes a run on a core.
+Every setting differs from a first form of `overlap_loco` (4 fragments, tau = 4)
+in the fields that its name says, at half the length of the small sweep and on
+the seed that the sweep tunes on. The fragments are slices here; docs/log.md has
+the losses of fragments of whole layers, which are not offered any more. So
+AllReduce with Muon to compare with is among the tuning runs of that sweep
+(docs/results). With H = 16 one bit a value fills the line of the 107B clock (1
+Gbit/s); settings that send more a step are here to show what the bytes cost.
+This config claims nothing: docs/log.md says what was learnt. Cost: about three
+minutes a run on a core.
 
     python -m experiments.ablate --config=experiments/configs/ablate_gap.py \
         --workdir=runs/ablate_gap --processes=2
@@ -48,7 +50,7 @@ def _base():
   base.inner.warmup_steps = 50
   base.sync.method = "delayed"
   base.sync.rule = "continue"
-  base.sync.fragment_order = "balanced"
+  base.sync.fragment_order = "sliced"
   base.codec.name = "int(bits=1)"
   base.exchange.error_feedback = True
   base.outer.learning_rate = 1.0

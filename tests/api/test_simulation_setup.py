@@ -85,9 +85,6 @@ def seconds(rounds, interval, fragments, overlap, order, bits):
 @pytest.mark.parametrize(
   ("interval", "fragments", "overlap", "order", "bits"),
   [
-    (16, 4, 4, "balanced", 1),
-    (16, 8, 2, "balanced", 1),
-    (16, 16, 1, "balanced", 1),
     (16, 4, 4, "sliced", 1),
     (16, 8, 2, "sliced", 1),
     (16, 16, 1, "sliced", 1),

@@ -38,9 +38,6 @@ CASES = {
   "delay_of_three_rounds": methods.delayed(3, 2, 9, "continue"),
   "delay_over_two_rounds": methods.delayed(4, 3, 9, "continue"),
   "late_reset": methods.delayed(5, 2, 3, "reset"),
-  "balanced_fragments": methods.delayed(
-    6, 3, 2, "continue", fragment_order="balanced"
-  ),
   "sliced_fragments": methods.delayed(
     6, 3, 2, "continue", fragment_order="sliced"
   ),

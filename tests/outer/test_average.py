@@ -27,7 +27,6 @@ METHODS = {
   "diloco": methods.diloco(4),
   "eager": methods.eager(4),
   "delay_over_two_rounds": methods.delayed(4, 3, 9, "continue"),
-  "balanced": methods.delayed(6, 3, 2, "continue", fragment_order="balanced"),
   "sliced": methods.delayed(6, 3, 2, "continue", fragment_order="sliced"),
 }
 

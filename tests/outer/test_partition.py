@@ -38,8 +38,7 @@ def layers_of(fragments, fragment):
   if fragments.num_fragments == 1:
     return list(range(LAYERS)), ["embed", "head"]
   if fragment == 0:
-    first = {"balanced": list(fragments.layers(0))}
-    return first.get(fragments.order, []), ["embed", "head"]
+    return [], ["embed", "head"]
   return list(fragments.layers(fragment)), []
 
 

@@ -8,7 +8,7 @@ PARAMS, _, _ = least_squares.make_problem(
 )
 
 
-@pytest.mark.parametrize("order", ["sequential", "strided", "balanced"])
+@pytest.mark.parametrize("order", ["sequential", "strided"])
 def test_fragments_are_disjoint_and_cover_the_parameters(order):
   every = least_squares.split(PARAMS)
   parts = fragments.names_by_fragment(every, 4, order)
@@ -30,19 +30,3 @@ def test_strided_fragments_interleave_and_sequential_ones_do_not():
   sequential = [fragments.layers_of(p, 5, 3, "sequential") for p in (1, 2)]
   assert strided == [[0, 2, 4], [1, 3]]
   assert sequential == [[0, 1, 2], [3, 4]]
-
-
-@pytest.mark.parametrize(
-  ("num_layers", "num_fragments", "rest", "expected"),
-  [
-    (4, 2, 0.4, [[0, 2], [1, 3]]),
-    (4, 4, 0.4, [[0], [1], [2], [3]]),
-    (5, 3, 0.0, [[0], [1, 3], [2, 4]]),
-    (5, 3, 2.5, [[], [0, 2, 4], [1, 3]]),
-    (6, 3, 0.0, [[0, 3], [1, 4], [2, 5]]),
-  ],
-)
-def test_balanced_fragments_are_as_equal_as_layers_allow(
-  num_layers, num_fragments, rest, expected
-):
-  assert fragments.balanced(num_layers, num_fragments, rest) == expected

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dilocox_jax.plan.schedule.fragments import Fragments, rest_in_layers
+from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.membership import Membership
 from dilocox_jax.plan.schedule.methods import named_method
 from dilocox_jax.plan.schedule.run_plan import RunPlan
@@ -57,7 +57,6 @@ def script(method="diloco", num_replicas=2, payload="fp32", **settings):
     chosen.schedule.num_fragments,
     6,
     chosen.fragment_order,
-    rest_in_layers(SHAPES),
   )
   traffic = Traffic(chosen, fragments, SHAPES, num_replicas, PAYLOADS[payload])
   if members is not None:

@@ -22,7 +22,7 @@ METHODS = [
   ("delayed", {"sync_interval": 3, "overlap_steps": 7}),
   (
     "delayed",
-    {"sync_interval": 6, "num_fragments": 3, "fragment_order": "balanced"},
+    {"sync_interval": 6, "num_fragments": 3, "fragment_order": "sequential"},
   ),
   ("overlap_loco", {"sync_interval": 6, "num_fragments": 6}),
   ("allreduce", {"total_steps": 9}),

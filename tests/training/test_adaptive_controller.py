@@ -14,7 +14,7 @@ from dilocox_jax.training.adaptive_controller import AdaptiveController
 INTERVAL, RANK, WINDOW = 8, 6, 2
 
 
-def config(method="dilocox", mode="rank_and_interval", by_leaf=False):
+def config(method="dilocox", mode="rank_and_interval"):
   return from_mapping(
     {
       "total_steps": 100,
@@ -23,9 +23,7 @@ def config(method="dilocox", mode="rank_and_interval", by_leaf=False):
       "sync": {"method": method, "sync_interval": INTERVAL},
       "codec": {"name": "low_rank+int", "rank": RANK},
       "adaptive": {"mode": mode}
-      | (
-        {"window_rounds": WINDOW, "by_leaf": by_leaf} if mode != "off" else {}
-      ),
+      | ({"window_rounds": WINDOW} if mode != "off" else {}),
     }
   )
 
@@ -106,14 +104,13 @@ def test_a_shorter_round_applies_what_the_longer_one_sent():
     assert after.schedule_start + arrived.step == after.stop
 
 
-@pytest.mark.parametrize("by_leaf", [True, False])
-def test_a_controller_that_was_replaced_chooses_as_the_old_one(by_leaf):
+def test_a_controller_that_was_replaced_chooses_as_the_old_one():
   ranks = [1, 2, 1, 6, 6, 6, 3, 3, 2]
-  whole = controller(by_leaf=by_leaf)
+  whole = controller()
   fly(whole, ranks)
-  halves = controller(by_leaf=by_leaf)
+  halves = controller()
   for number, rank in enumerate(ranks):
-    fly_on = controller(by_leaf=by_leaf)
+    fly_on = controller()
     fly_on.set_state(json.loads(json.dumps(halves.get_state())))
     step = sum_of_steps(fly_on, number)
     segment = fly_on.plan.segment(step)
@@ -138,21 +135,8 @@ def test_bytes_of_a_round_fall_with_the_rank():
   assert steered.traffic.exchange_bytes(0) < 0.5 * before
 
 
-def test_ranks_by_leaf_spend_no_more_than_one_rank_for_all():
-  uniform, divided = (
-    controller(mode="rank"),
-    controller(mode="rank", by_leaf=True),
-  )
-  for steered in uniform, divided:
-    fly(steered, [3] * WINDOW)
-  assert divided.setting.leaf_ranks
-  assert divided.traffic.exchange_bytes(
-    0
-  ) <= 1.02 * uniform.traffic.exchange_bytes(0)
-
-
 def test_there_are_never_more_programs_than_ranks_on_the_ladder():
-  steered = controller(by_leaf=True)
+  steered = controller()
   rng = np.random.default_rng(0)
   seen = set()
   for rank in rng.integers(1, RANK + 1, 200):
@@ -161,9 +145,8 @@ def test_there_are_never_more_programs_than_ranks_on_the_ladder():
   assert len(seen) <= 6
 
 
-@pytest.mark.parametrize("by_leaf", [True, False])
-def test_a_model_that_is_handed_in_has_its_own_leaves(by_leaf):
-  settings = config(by_leaf=by_leaf)
+def test_a_model_that_is_handed_in_has_its_own_leaves():
+  settings = config()
   shapes = {"kernel": (40, 60)}
   programs = dataclasses.replace(build.programs(settings), shapes=shapes)
   steered = AdaptiveController(settings, programs)
@@ -175,5 +158,3 @@ def test_a_model_that_is_handed_in_has_its_own_leaves(by_leaf):
   # Rank 2 and a little room: fewer bytes than rank 6, so shorter rounds.
   assert 2 <= steered.setting.rank < RANK
   assert steered.setting.sync_interval < INTERVAL
-  leaves = dict(steered.setting.leaf_ranks)
-  assert leaves == ({"kernel": steered.setting.rank} if by_leaf else {})

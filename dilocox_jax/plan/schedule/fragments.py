@@ -6,11 +6,6 @@ axis. Fragment 0 is everything else (embedding, final norm, head); fragments
 layers of a fragment are a row of a table, so a program can pick a fragment by
 its number and does not grow with P.
 
-If the order is "balanced", fragment 0 has layers too, so that all fragments
-have about the same size. Otherwise a link that sends one fragment after the
-other waits for the large ones: in a model of 107 billion parameters fragment 0
-would hold 2 % of them, and take a whole turn of the link like the others.
-
 If the order is "sliced" or "interleaved", a fragment has no layers of its own
 but some rows of every leaf. So fragments are equal for any P, also in a model
 of few layers. A slice has neighbouring rows, or every P-th row. Devices that
@@ -19,8 +14,6 @@ to send rows to another one before an exchange.
 """
 
 import dataclasses
-import itertools
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -28,8 +21,8 @@ import numpy as np
 from dilocox_jax.checks import one_of
 
 BLOCKS = "blocks"  # Top-level key of the stacked leaves.
-ORDERS = ("sequential", "strided", "balanced", "sliced", "interleaved")
-SLICED = ORDERS[3:]  # Orders in which fragments have rows of every leaf.
+ORDERS = ("sequential", "strided", "sliced", "interleaved")
+SLICED = ORDERS[2:]  # Orders in which fragments have rows of every leaf.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,17 +34,13 @@ class Fragments:
     num_layers: Number of layers, the length of the layer axis.
     order: "sequential" (neighbouring layers together), "strided"
       (interleaved, the default of Streaming DiLoCo, arXiv 2501.18512),
-      "balanced" (interleaved, and fragment 0 has layers too), "sliced" (each
-      fragment has neighbouring rows of every leaf), or "interleaved" (every
-      P-th row of every leaf).
-    rest_in_layers: Size of everything outside the layers, as a number of
-      layers. Only "balanced" reads it.
+      "sliced" (each fragment has neighbouring rows of every leaf), or
+      "interleaved" (every P-th row of every leaf).
   """
 
   num_fragments: int
   num_layers: int
   order: str = "strided"
-  rest_in_layers: float = 0.0
 
   def __post_init__(self):
     one_of("fragment_order", self.order, ORDERS)
@@ -71,36 +60,14 @@ class Fragments:
     """Whether there are several fragments, all with the same shapes."""
     return self.is_sliced and self.num_fragments > 1
 
-  @property
-  def first_layers(self) -> int:
-    """Number of layers in fragment 0 (if there are more fragments).
-
-    All other fragments have K layers. K is chosen so that the largest fragment
-    is as small as it can be, and then so that little is filled up with zeros.
-
-    Example: 78 layers, P = 16, and a rest as large as 1.9 layers. With K = 5
-    fragment 0 has 78 - 15 * 5 = 3 layers, which makes it as large as 4.9.
-    """
-    groups = self.num_fragments - 1
-    if self.order != "balanced" or not groups:
-      return 0
-
-    def cost(width: int) -> tuple[float | int, int, int]:
-      left = self.num_layers - groups * width
-      first = max(left, 0)
-      return max(self.rest_in_layers + first, width), max(-left, 0), first
-
-    widths = range(1, -(-self.num_layers // groups) + 1)
-    return min(cost(width) for width in widths)[-1]
-
   def layers(self, fragment: int) -> np.ndarray:
     """Returns the layers of a fragment, ascending (P > 1 and no slices)."""
     groups, layers = self.num_fragments - 1, np.arange(self.num_layers)
+    if not fragment:
+      return layers[:0]
     if self.order == "sequential":
-      return [layers[:0], *np.array_split(layers, groups)][fragment]
-    first = self.first_layers
-    width = -(-(self.num_layers - first) // groups)
-    return layers[_dealt(self.num_layers, [first] + [width] * groups)[fragment]]
+      return np.array_split(layers, groups)[fragment - 1]
+    return layers[fragment - 1 :: groups]
 
   @property
   def layer_table(self) -> np.ndarray:
@@ -114,8 +81,7 @@ class Fragments:
                     2 5 7                   5 6 7
     """
     groups = 0 if self.is_sliced else self.num_fragments - 1
-    left = self.num_layers - self.first_layers
-    width = -(-left // groups) if groups else 0
+    width = -(-self.num_layers // groups) if groups else 0
     table = np.full((groups, width), self.num_layers, np.int32)
     for row in range(groups):
       layers = self.layers(row + 1)
@@ -140,27 +106,10 @@ class Fragments:
       return dict(shapes)
     if self.is_sliced:
       return {k: _sliced(k, v, self.num_fragments) for k, v in shapes.items()}
-    count = self.layer_table.shape[1] if fragment else self.first_layers
-    stacked = {k: (count, *v[1:]) for k, v in shapes.items() if is_stacked(k)}
-    if fragment:
-      return stacked
-    rest = {k: v for k, v in shapes.items() if not is_stacked(k)}
-    return rest | stacked if count else rest
-
-
-def _dealt(num_layers: int, room: list[int]) -> list[list[int]]:
-  """Deals layers to fragments in turn, passing over those that are full.
-
-  Args:
-    num_layers: Number of layers.
-    room: Number of layers that each fragment may have.
-  """
-  dealt: list[list[int]] = [[] for _ in room]
-  turns = itertools.cycle(range(len(room)))
-  for layer in range(num_layers):
-    fragment = next(p for p in turns if len(dealt[p]) < room[p])
-    dealt[fragment].append(layer)
-  return dealt
+    if not fragment:
+      return {k: v for k, v in shapes.items() if not is_stacked(k)}
+    count = self.layer_table.shape[1]
+    return {k: (count, *v[1:]) for k, v in shapes.items() if is_stacked(k)}
 
 
 def row_axis(path: str, shape: tuple[int, ...]) -> int:
@@ -200,22 +149,6 @@ def _sliced(
   axis = row_axis(path, shape)
   rows = slice_rows(shape[axis], num_fragments)
   return (*shape[:axis], rows, *shape[axis + 1 :])
-
-
-def rest_in_layers(shapes: Mapping[str, tuple[int, ...]]) -> float:
-  """Returns the size of all leaves outside the layers, in layers.
-
-  Example: an embedding and a head of 30 values each, and 4 layers of 120
-  values, give 60 / 120 = 0.5.
-
-  Args:
-    shapes: Leaf shapes of the whole tree by path.
-  """
-  total = sum(map(math.prod, shapes.values()))
-  in_layers = {k: v for k, v in shapes.items() if is_stacked(k)}
-  stacked = sum(map(math.prod, in_layers.values()))
-  num_layers = next((v[0] for v in in_layers.values()), 0)
-  return num_layers * (total - stacked) / stacked if stacked else 0.0
 
 
 def is_stacked(path: str) -> bool:

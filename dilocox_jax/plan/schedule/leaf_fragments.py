@@ -113,8 +113,7 @@ def by_layer(
 
   Args:
     shapes: Leaf shapes by path; leaves below "blocks" have a layer axis.
-    fragments: The division: fragment 0 has all other leaves, and layers too if
-      the fragments are balanced.
+    fragments: The division; fragment 0 has all other leaves.
   """
   if fragments.num_fragments == 1:
     return (tuple(LeafPiece(path) for path in shapes),)
@@ -122,12 +121,11 @@ def by_layer(
     return _by_slice(shapes, fragments)
   first = tuple(LeafPiece(path) for path in shapes if not is_stacked(path))
   stacked = [path for path in shapes if is_stacked(path)]
-  rows = [fragments.layers(0).tolist(), *fragments.layer_table.tolist()]
   in_layers = [
-    tuple(LeafPiece(path, tuple(row)) for path in stacked if row)
-    for row in rows
+    tuple(LeafPiece(path, tuple(row)) for path in stacked)
+    for row in fragments.layer_table.tolist()
   ]
-  return (first + in_layers[0], *in_layers[1:])
+  return (first, *in_layers)
 
 
 def _by_slice(

@@ -256,7 +256,7 @@ def streaming_diloco(
     num_fragments: Number of fragments, P.
     overlap_steps: tau (inner steps), less than H.
     mixing_alpha: Weight of the replica's own value at an apply.
-    fragment_order: "strided", "sequential" or "balanced".
+    fragment_order: "strided" or "sequential".
   """
   schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
   return Method(schedule, "mix", mixing_alpha, fragment_order=fragment_order)
@@ -314,7 +314,7 @@ def delayed(
     overlap_steps: tau (inner steps); may exceed H under "continue".
     rule: One of `RULES`.
     mixing_alpha: Weight of the replica's own value under "mix".
-    fragment_order: "strided", "sequential" or "balanced".
+    fragment_order: "strided" or "sequential".
   """
   schedule = SyncSchedule(sync_interval, num_fragments, overlap_steps)
   return Method(schedule, rule, mixing_alpha, fragment_order=fragment_order)

@@ -16,7 +16,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from dilocox_jax.plan.wire.chain import ByLeaf, Chain, links_of
+from dilocox_jax.plan.wire.chain import Chain, links_of
 from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.plan.wire.reduction import LowRank
 
@@ -33,12 +33,10 @@ class RoundSetting:
   Attributes:
     rank: Rank of low-rank factors; 0 where there are none.
     sync_interval: H (inner steps).
-    leaf_ranks: Pairs of path and rank for leaves that differ.
   """
 
   rank: int
   sync_interval: int
-  leaf_ranks: tuple[tuple[str, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,17 +96,8 @@ class Policy:
     return RoundSetting(rank, interval)
 
 
-def with_ranks(payload: Payload, setting: RoundSetting) -> Payload:
-  """Returns a payload with the ranks of a setting."""
-  if not setting.leaf_ranks:
-    return _with_rank(payload, setting.rank)
-  special = tuple(
-    (path, _with_rank(payload, rank)) for path, rank in setting.leaf_ranks
-  )
-  return ByLeaf(_with_rank(payload, setting.rank), special)
-
-
-def _with_rank(payload: Payload, rank: int) -> Payload:
+def with_rank(payload: Payload, rank: int) -> Payload:
+  """Returns a payload with another rank, where it has one."""
   if low_rank_of(payload) is None:
     return payload
   return Chain(

@@ -49,10 +49,6 @@ class Chain(Payload):
         "have no place to be kept"
       )
 
-  def at(self, path: str) -> "Chain":
-    """Returns the chain of one leaf."""
-    return Chain(tuple(link.at(path) for link in self.links))
-
 
 _LAST = len(ROLES) - 1
 
@@ -63,27 +59,8 @@ def _order(link: Payload) -> int:
   return list(ROLES).index(link.role)
 
 
-@dataclasses.dataclass(frozen=True)
-class ByLeaf(Payload):
-  """Gives some leaves payloads of their own, e.g. with other ranks.
-
-  Attributes:
-    default: Payload of every leaf that is not named.
-    special: Pairs of path and payload.
-  """
-
-  default: Payload
-  special: tuple[tuple[str, Payload], ...] = ()
-
-  def at(self, path: str) -> Payload:
-    """Returns the payload of one leaf."""
-    return dict(self.special).get(path, self.default)
-
-
 def links_of(payload: Payload) -> tuple[Payload, ...]:
   """Returns the links of the complete chain that a payload stands for."""
-  if isinstance(payload, ByLeaf):  # All leaves have links of the same kinds.
-    return links_of(payload.default)
   if isinstance(payload, Chain):
     return payload.links
   return Chain((payload,)).links
@@ -131,7 +108,7 @@ def leaf_messages(
   codes. All other chains have one.
 
   Args:
-    payload: The payload of the leaf (`Payload.at`).
+    payload: The payload of the exchange.
     leaf: The leaf.
   """
   head, *rest = links_of(payload)
@@ -145,7 +122,7 @@ def leaf_messages(
 
 def wires(payload: Payload, path: str, shape: tuple[int, ...]) -> list[Wire]:
   """Lists all arrays in which one replica encodes a leaf for one exchange."""
-  messages = leaf_messages(payload.at(path), leaf_of(path, shape))
+  messages = leaf_messages(payload, leaf_of(path, shape))
   return [wire for encoding, leaf in messages for wire in encoding.wires(leaf)]
 
 

@@ -144,7 +144,7 @@ def collectives(
   for path, shape in shapes.items():
     if not math.prod(shape):
       continue
-    of_leaf = leaf_messages(payload.at(path), leaf_of(path, shape))
+    of_leaf = leaf_messages(payload, leaf_of(path, shape))
     for step, (encoding, leaf) in enumerate(of_leaf):
       way = chosen_collective(encoding, collective, num_replicas)
       flags = _flags(encoding, way, num_replicas)

@@ -104,16 +104,6 @@ class Payload:
     """
     return ()
 
-  def at(self, path: str) -> "Payload":
-    """Returns the payload of one leaf.
-
-    Most payloads are equal for all leaves.
-
-    Args:
-      path: Path of the leaf.
-    """
-    return self
-
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Payload):

@@ -5,7 +5,7 @@ from dilocox_jax.plan.wire.adaptive import (
   Policy,
   RoundSetting,
   low_rank_of,
-  with_ranks,
+  with_rank,
 )
 from dilocox_jax.plan.wire.chain import Chain, num_bytes
 from dilocox_jax.plan.wire.payload import Int
@@ -107,13 +107,10 @@ def test_a_ladder_is_short_and_begins_at_the_first_rank(rank):
   assert list(ladder) == sorted(set(ladder), reverse=True)
 
 
-def test_chosen_ranks_replace_those_of_the_payload_leaf_by_leaf():
-  chosen = with_ranks(payload(9), RoundSetting(5, 1, (("w", 7),)))
-  assert chosen.at("w") == payload(7)
-  assert chosen.at("elsewhere") == payload(5)
-  assert with_ranks(payload(9), RoundSetting(5, 1)) == payload(5)
+def test_a_chosen_rank_replaces_that_of_the_payload():
+  assert with_rank(payload(9), 5) == payload(5)
   other = Chain((RandomMask(0.5), TopK(0.1), Int(2)))
-  assert with_ranks(other, RoundSetting(0, 30)) == other
+  assert with_rank(other, 0) == other
 
 
 def test_the_low_rank_part_of_a_chain_is_found():

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from dilocox_jax.plan.wire.chain import ByLeaf, Chain, links_of, num_bytes
+from dilocox_jax.plan.wire.chain import Chain, links_of, num_bytes
 from dilocox_jax.plan.wire.payload import E3M0, Dense, Int
 from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
 from tests.plan.sizes import LOCAL, SHARED, wire_bytes
@@ -72,11 +72,6 @@ def test_a_chain_inside_a_chain_is_one_chain():
     Chain((inner, inner))
 
 
-def test_parts_are_found_below_leaves_of_their_own():
-  mixed = ByLeaf(Chain((SHARED, Int(4))), (("w", Chain((LowRank(9), Int(4)))),))
-  assert links_of(mixed) == (SHARED, Int(4))
-
-
 def test_a_chain_of_nothing_is_refused():
   with pytest.raises(ValueError, match="at least one link"):
     Chain(())
@@ -87,15 +82,6 @@ def test_a_chain_of_nothing_is_refused():
 )
 def test_projections_then_selections_then_a_quantiser_is_a_chain(parts):
   assert Chain(parts).links[: len(parts)] == parts
-
-
-def test_leaves_may_have_payloads_of_their_own():
-  shapes = {"a": (20, 30), "blocks/w": (2, 20, 30), "blocks/v": (2, 20, 30)}
-  mixed = ByLeaf(LowRank(2), (("blocks/w", LowRank(5)), ("a", Dense())))
-  assert num_bytes(mixed, shapes) == 4 * (600 + 2 * 50 * 5 + 2 * 50 * 2)
-  chained = Chain((mixed.at("blocks/w"), Int(8)))
-  assert num_bytes(Chain((mixed.at("a"),)), {"a": (2,)}) == 8
-  assert chained.at("blocks/w") == chained
 
 
 def test_a_second_low_rank_is_refused():
