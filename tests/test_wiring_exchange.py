@@ -15,7 +15,6 @@ from dilocox_jax.config.sections import (
   OuterConfig,
 )
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.reference import codecs
 from dilocox_jax.reference.optimizers import polynomial_average
 from dilocox_jax.training import build
 from tests import runs
@@ -28,6 +27,7 @@ from tests.exchange.problem import (
   named,
   replica,
 )
+from tests.oracles import codecs
 from tests.oracles import config as oracle
 
 EXACT = 1e-6  # fp32, values near 1

@@ -3,7 +3,8 @@
 A model's layers are leaves of their own here, "blocks/w/0", "blocks/w/1" and
 so on. Fragment 0 is everything else (embedding, final norm, head), and
 fragments 1 to P - 1 share the layers; with P = 1 everything is fragment 0.
-"Sliced" fragments have some rows of every leaf: reference/slices.py.
+"Sliced" fragments have some rows of every leaf, and their own file:
+tests/oracles/slices.py.
 The fast code stacks layers and picks rows of them: plan/schedule/fragments.py
 and outer/partition.py.
 """

@@ -26,8 +26,8 @@ The methods differ in four places, all of them arguments of `train`:
     delayed             any   P  any    any         any
 
 `allreduce` averages gradients at every step instead (`train_on_mean_gradient`),
-and so does `cocktail_sgd`, which sends them lossily. `reference.published` has
-the settings of the papers.
+and so does `cocktail_sgd`, which sends them lossily. config/recipes.py has the
+settings of the papers.
 
 tau is the delay: what was measured after step s is applied after step s + tau,
 and the transfer has tau steps of time. Fragment p is measured after the steps
@@ -111,7 +111,7 @@ def train(
     fragments: Names of each fragment, or P, by which `names_by_fragment`
       divides the leaves.
     fragment_order: How it divides them: "strided" or "sequential";
-      `reference.slices` has the others.
+      tests/oracles/slices.py has the others.
     exchange: Averages a fragment (`reference.exchanges`); each fragment gets a
       copy. None: the plain mean.
     keep_unsent: Whether a replica keeps what the exchange did not send of its

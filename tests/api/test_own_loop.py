@@ -13,8 +13,9 @@ from flax import linen, nnx
 
 import dilocox_jax as dx
 from dilocox_jax.plan.schedule import leaf_fragments
-from dilocox_jax.reference import codecs, exchanges, methods, optimizers
+from dilocox_jax.reference import exchanges, methods, optimizers
 from dilocox_jax.trees import leaves_by_path
+from tests.oracles import codecs
 
 GUIDE = pathlib.Path(__file__).parents[2] / "docs/guides/own_training_loop.py"
 NUM_REPLICAS, NUM_STEPS = 4, 60

@@ -9,7 +9,7 @@ from dilocox_jax.codecs.compose import codec, run_without_exchange
 from dilocox_jax.codecs.low_rank import orthonormal
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.reduction import LowRank
-from dilocox_jax.reference import codecs as oracle
+from tests.oracles import codecs as oracle
 
 LEAF = Leaf(3, (14, 24))
 RANK = 4

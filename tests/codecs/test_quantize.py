@@ -6,7 +6,7 @@ import pytest
 from dilocox_jax.codecs.quantize import dense, e3m0, integer, pack, unpack
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.payload import E3M0, Dense, Int
-from dilocox_jax.reference import codecs as oracle
+from tests.oracles import codecs as oracle
 
 KEY = jax.random.key(0)
 TO_SCALES = 1e-6  # fp32 against float64; the scales are bfloat16 in both.

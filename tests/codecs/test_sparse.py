@@ -10,7 +10,7 @@ from dilocox_jax.plan.wire.chain import Encoding
 from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.payload import Dense, Int
 from dilocox_jax.plan.wire.reduction import RandomMask, TopK
-from dilocox_jax.reference import codecs as oracle
+from tests.oracles import codecs as oracle
 
 KEY = jax.random.key(0)
 LEAF = Leaf(2, (4, 45))  # blocks of 60, three a layer

@@ -1,4 +1,6 @@
-"""What the numpy reference is tried on: problems, config sections, a decoder.
+"""What the fast code is compared with, and problems to try both on.
 
-The methods themselves are in `dilocox_jax.reference`.
+The methods themselves are in `dilocox_jax.reference`. Here are codecs, slices
+of leaves, replicas that are away or slow, the papers' settings (`published`),
+a bound on convergence, and a decoder, all in numpy.
 """

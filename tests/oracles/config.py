@@ -9,7 +9,6 @@ import math
 
 import numpy as np
 
-from dilocox_jax.reference import codecs
 from dilocox_jax.reference.exchanges import (
   ErrorFeedback,
   Lossy,
@@ -19,6 +18,7 @@ from dilocox_jax.reference.exchanges import (
 )
 from dilocox_jax.reference.methods import train
 from dilocox_jax.reference.optimizers import AdamW, Sgd
+from tests.oracles import codecs
 
 
 def learning_rate(inner, total_steps):

@@ -14,7 +14,8 @@ import types
 
 import numpy as np
 
-from dilocox_jax.reference import fragments, methods, slices
+from dilocox_jax.reference import fragments, methods
+from tests.oracles import slices
 
 
 def make_problem(seed, num_replicas, num_steps, num_layers, width, batch):

@@ -13,9 +13,9 @@ from dilocox_jax.exchange.feedback import Feedback, compressed_mean
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.wire.payload import Int
 from dilocox_jax.reference import optimizers
-from dilocox_jax.reference.codecs import BY_BITS, in_blocks
 from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy
 from tests.oracles import least_squares
+from tests.oracles.codecs import BY_BITS, in_blocks
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import assert_close, begin, nesterov, run_steps, walk
 

@@ -15,15 +15,15 @@ from dilocox_jax.plan.schedule.membership import Membership
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.plan.wire.payload import Int
 from dilocox_jax.reference import optimizers
-from dilocox_jax.reference.codecs import BY_BITS, in_blocks
 from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy
-from dilocox_jax.reference.membership import train_apart
+from tests.oracles.codecs import BY_BITS, in_blocks
 from tests.oracles.least_squares import (
   arguments,
   fragment_names,
   joined,
   make_problem,
 )
+from tests.oracles.membership import train_apart
 from tests.outer.problem import (
   assert_close,
   assert_equal,

@@ -6,8 +6,8 @@ import pytest
 from dilocox_jax.outer.slices import put_slice, take_slice
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.leaf_fragments import by_layer, covered
-from dilocox_jax.reference import slices as reference
 from dilocox_jax.trees import shapes_by_path
+from tests.oracles import slices as reference
 
 LAYERS = 3
 ORDERS = ("sliced", "interleaved")

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from dilocox_jax.reference import optimizers, slices
-from tests.oracles import least_squares
+from dilocox_jax.reference import optimizers
+from tests.oracles import least_squares, slices
 from tests.reference.test_methods import (
   NUM_STEPS,
   PROBLEM,

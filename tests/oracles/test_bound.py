@@ -4,8 +4,9 @@ import math
 import numpy as np
 import pytest
 
-from dilocox_jax.reference import codecs, exchanges, methods, optimizers
-from dilocox_jax.reference.bound import bound_on_pseudo_gradients
+from dilocox_jax.reference import exchanges, methods, optimizers
+from tests.oracles import codecs
+from tests.oracles.bound import bound_on_pseudo_gradients
 
 SIZE, REPLICAS, ROUNDS, INTERVAL, INNER_RATE = 12, 2, 120, 4, 0.08
 

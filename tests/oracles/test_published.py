@@ -9,8 +9,8 @@ from dilocox_jax.plan.wire.leaf import Leaf
 from dilocox_jax.plan.wire.payload_names import named_payload
 from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy
 from dilocox_jax.reference.optimizers import AdamW
-from dilocox_jax.reference.published import PUBLISHED
 from tests.oracles.least_squares import arguments, joined
+from tests.oracles.published import PUBLISHED
 from tests.reference.test_methods import (
   NUM_STEPS,
   PROBLEM,

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from dilocox_jax.reference import codecs
 from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy, SharedFactors
 from dilocox_jax.reference.methods import Result, train, train_on_mean_gradient
 from dilocox_jax.reference.optimizers import AdamW, Sgd
-from dilocox_jax.reference.slices import train_slices
+from tests.oracles import codecs
+from tests.oracles.slices import train_slices
 
 
 def _in_fp16(name: str, leaf: np.ndarray) -> np.ndarray:

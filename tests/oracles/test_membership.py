@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dilocox_jax.reference import methods, optimizers
-from dilocox_jax.reference.membership import train_apart
 from tests.oracles.least_squares import arguments, fragment_names, make_problem
+from tests.oracles.membership import train_apart
 
 M, H, STEPS = 3, 4, 22
 

@@ -8,7 +8,7 @@ import functools
 import numpy as np
 import pytest
 
-from dilocox_jax.reference import codecs
+from tests.oracles import codecs
 
 
 def test_bfloat16_has_eight_significant_bits():
