@@ -14,6 +14,10 @@ If the process is killed, the folder stays in one of these states. The next
 start removes a folder in the first or second state. So a folder whose name is
 only a number is complete. If its files do not match their digests, the disk
 damaged them later. Then the run goes on from an older checkpoint.
+
+The state of a finished run counts as one step more: a run of 60 steps that was
+stopped before its flush has saved step 60, and step 61 when it has ended. So no
+save replaces another.
 """
 
 import contextlib
@@ -73,9 +77,9 @@ class Checkpoints:
         in it may change.
     """
     self._directory, self._read_only = directory.resolve(), read_only
-    self._replaced = self.aside(self._directory)
     if self._writes and not read_only:
-      self._clean_up()
+      for partial in self._partial():  # A killed save left it.
+        shutil.rmtree(partial)
     options = ocp.CheckpointManagerOptions(
       max_to_keep=keep,
       enable_async_checkpointing=True,
@@ -104,26 +108,6 @@ class Checkpoints:
     """Returns the handlers of items that are not Orbax's usual ones."""
     return None
 
-  @staticmethod
-  def aside(directory: pathlib.Path) -> pathlib.Path:
-    """Returns the folder that keeps replaced checkpoints for some time.
-
-    A replaced checkpoint stays there until its replacement is complete.
-    """
-    return directory.with_name("replaced_checkpoints")
-
-  def _clean_up(self) -> None:
-    """Removes unfinished saves, and brings back the checkpoints they replaced.
-
-    They are left if a process was killed during a save.
-    """
-    for partial in self._partial():
-      shutil.rmtree(partial)
-    for replaced in self._replaced.glob("*"):
-      if not (self._directory / replaced.name).exists():
-        replaced.rename(self._directory / replaced.name)
-    shutil.rmtree(self._replaced, ignore_errors=True)
-
   def _partial(self) -> list[pathlib.Path]:
     return list(self._directory.glob(f"*{_PARTIAL}*"))
 
@@ -133,9 +117,8 @@ class Checkpoints:
     If an earlier save is still being written, this call waits for it first.
 
     Args:
-      step: Number of finished inner steps, which names the checkpoint. A
-        checkpoint of the same step is replaced. It is deleted only after the
-        new checkpoint is complete.
+      step: Number of finished inner steps, which names the checkpoint; one
+        more for a run's last state, after the flush. No checkpoint may have it.
       state: Tree of arrays. They may be donated as soon as this call returns.
       record: Values that JSON can hold.
 
@@ -149,24 +132,11 @@ class Checkpoints:
     with self._wording_disk_errors():
       self._manager.wait_until_finished()
       self._check_room(state)
-      if step in self._manager.all_steps():
-        self._make_way(step)
       self._manager.save(step, args=ocp.args.Composite(**args), force=True)
 
   def _save_args(self, leaves: dict[str, Any]) -> ocp.args.CheckpointArgs:
     """Returns what Orbax writes of leaves by name."""
     return ocp.args.StandardSave(leaves)
-
-  def _make_way(self, step: int) -> None:
-    """Moves a checkpoint aside until a new one of the same step is complete."""
-    self._move_aside(step)
-    processes.meet()  # Other processes wait here for the move.
-    self._manager.reload()
-
-  def _move_aside(self, step: int) -> None:
-    if self._writes:
-      self._replaced.mkdir(exist_ok=True)
-      (self._directory / str(step)).rename(self._replaced / str(step))
 
   def _check_room(self, state: Tree) -> None:
     """Raises OSError if a save would fill the disk.
@@ -351,8 +321,6 @@ class Checkpoints:
     """
     self.wait()
     self._manager.close()
-    if self._writes and not self._read_only:
-      shutil.rmtree(self._replaced, ignore_errors=True)
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:

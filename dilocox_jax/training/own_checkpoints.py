@@ -103,12 +103,11 @@ def _records(directory: pathlib.Path) -> list[dict[str, Any]]:
   """Returns the records of a run's checkpoints, newest first."""
   folder = directory / checkpoint.FOLDER
   records = {}
-  for each in (Checkpoints.aside(folder), folder):
-    for step in saved_steps(each):
-      file = each / str(step) / checkpoint.RECORD / "metadata"
-      # `restore` says what is damaged.
-      with contextlib.suppress(OSError, ValueError):
-        records[step] = json_object(file.read_bytes(), file)
+  for step in saved_steps(folder):
+    file = folder / str(step) / checkpoint.RECORD / "metadata"
+    # `restore` says what is damaged.
+    with contextlib.suppress(OSError, ValueError):
+      records[step] = json_object(file.read_bytes(), file)
   return [records[step] for step in sorted(records, reverse=True)]
 
 
@@ -188,10 +187,6 @@ class OwnCheckpoints(Checkpoints):
     """Waits until all processes have saved: who ends first ends the others."""
     super().wait()
     processes.meet()
-
-  def _make_way(self, step: int) -> None:
-    self._move_aside(step)
-    self._manager.reload()
 
   def restore(
     self, template: Callable[[dict[str, Any]], Tree]

@@ -6,23 +6,17 @@ import traceback
 _STATUS = "os_error_code="  # Part of TensorStore's error messages.
 
 
-class _NoSaveTracebacks(logging.Filter):
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
   """Log filter that drops the tracebacks of Orbax's background threads.
 
   If a save fails, each thread prints a traceback, and Orbax raises the error in
   the next call. The run then ends with one line (`SaveError`). 200 lines of
   tracebacks would hide this line.
   """
-
-  def filter(self, record: logging.LogRecord) -> bool:
-    """Returns False for a log record with an error that passed Orbax."""
-    error = record.exc_info[1] if record.exc_info else None
-    frames = traceback.walk_tb(error.__traceback__) if error else ()
-    files = {frame.f_code.co_filename for frame, _ in frames}
-    return not (error and any("orbax" in x for x in files | {record.pathname}))
-
-
-_NO_SAVE_TRACEBACKS = _NoSaveTracebacks()
+  error = record.exc_info[1] if record.exc_info else None
+  frames = traceback.walk_tb(error.__traceback__) if error else ()
+  files = {frame.f_code.co_filename for frame, _ in frames}
+  return not (error and any("orbax" in x for x in files | {record.pathname}))
 
 
 def hide_tracebacks() -> None:
@@ -30,7 +24,7 @@ def hide_tracebacks() -> None:
   # Orbax logs by absl. Where nobody asks for the error of one of its tasks,
   # asyncio logs it, perhaps not before the process ends.
   for name in ("absl", "asyncio"):
-    logging.getLogger(name).addFilter(_NO_SAVE_TRACEBACKS)
+    logging.getLogger(name).addFilter(_is_worth_a_line)
 
 
 def is_of_disk(error: BaseException | None) -> bool:

@@ -74,8 +74,7 @@ def check_nothing_is_lost(
   Raises:
     RefusedError: If results would be lost. All processes raise it.
   """
-  folder = workdir / FOLDER
-  own = saved_steps(folder) or saved_steps(Checkpoints.aside(folder))
+  own = saved_steps(workdir / FOLDER)
   is_saved = any(processes.from_all(bool(own), bool))
   reason = ""
   if not own and (has_own_directory or processes.is_main()):

@@ -381,7 +381,8 @@ class Trainer:
       "sets": run_text.digests_of(self.validation_sets),
       "handed_in": self.parts.names,
     }
-    self._checkpoints.save(self.progress.step, state, record)
+    number = self.progress.step + self.progress.is_finished
+    self._checkpoints.save(number, state, record)
     self._reader.record_time("checkpoint", self.progress.step)
 
   def _finish(self, state: TrainingState) -> None:

@@ -340,7 +340,7 @@ def test_all_are_killed_and_go_on_from_their_own_directories_to_the_same_bits(
 
 def saved_part(workdir):
   """Which replica a process has saved at the end, and its arrays."""
-  folder = workdir / "checkpoints/60"
+  folder = workdir / "checkpoints/61"
   record = json.loads((folder / "record/metadata").read_text())
   with np.load(folder / "arrays/arrays.npz") as file:
     return record["part"]["replica"], dict(file)

@@ -424,26 +424,6 @@ def test_a_disk_that_fills_up_during_a_save_is_one_line(tmp_path):
   assert "No space left on device; no checkpoint was saved yet" in line
 
 
-def test_a_save_of_the_same_step_replaces_the_one_before_it(directory):
-  """As after a run that was stopped between its last step and its end."""
-  checkpoints = Checkpoints(directory)
-  checkpoints.save(6, _state(9), {"again": True})
-  checkpoints.close()
-  restored = _restore(directory)
-  assert restored and restored[1] == {"again": True}
-  runs.assert_same_bits(restored[0], _state(9))
-  assert [path.name for path in directory.parent.iterdir()] == [directory.name]
-
-
-def test_a_kill_during_such_a_save_leaves_the_one_before_it(directory):
-  checkpoints = Checkpoints(directory)
-  checkpoints._make_way(6)
-  assert not (directory / "6").exists()
-  restored = _restore(directory)
-  assert restored and restored[1]["step"] == 6
-  assert [path.name for path in directory.parent.iterdir()] == [directory.name]
-
-
 @pytest.mark.parametrize("keep", [1, 3])
 def test_only_the_newest_are_kept(tmp_path, keep):
   checkpoints = Checkpoints(tmp_path / "checkpoints", keep=keep)

@@ -159,7 +159,7 @@ def test_a_process_alone_goes_on_to_the_same_bits(alone, tmp_path):
   _alone(tmp_path / "whole")
   cut, whole = tmp_path / "cut", tmp_path / "whole"
   assert runs.metrics_text(cut) == runs.metrics_text(whole)
-  files = [each / "checkpoints/21/arrays/arrays.npz" for each in (cut, whole)]
+  files = [each / "checkpoints/22/arrays/arrays.npz" for each in (cut, whole)]
   with np.load(files[0]) as one, np.load(files[1]) as other:
     runs.assert_same_bits(dict(one), dict(other))
 

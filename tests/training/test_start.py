@@ -106,11 +106,3 @@ def test_another_run_that_saved_nothing_is_not_overwritten(stopped, unsaved):
     _check(stopped, unsaved, other)
   with pytest.raises(RefusedError, match="other settings .corpus: .* -> 0123"):
     _check(stopped, unsaved, digest="0123")
-
-
-def test_an_old_checkpoint_that_waits_for_its_replacement_counts(
-  stopped, unsaved
-):
-  (unsaved / "replaced_checkpoints" / "21").mkdir(parents=True)
-  (unsaved / "report.md").touch()
-  _check(stopped, unsaved)
