@@ -13,8 +13,8 @@ import hashlib
 import itertools
 import math
 import mmap
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grain
@@ -150,8 +150,7 @@ class ReplicaStreams:
     ]
     self._step = 0
     self._workers = ThreadPoolExecutor(num_workers) if num_workers else None
-    self._num_tasks = max(1, num_workers)
-    self._ahead: tuple[Any, Any, list[Future]] = None, None, []
+    self._ahead: tuple[Any, Iterable[np.ndarray]] = None, ()
 
   def _stream(self, replica: int, mix: Mix, seed: int) -> grain.MapDataset:
     """Returns the numbers of the sequences that a replica reads, for ever."""
@@ -190,42 +189,36 @@ class ReplicaStreams:
     """
     chosen = range(len(self._batches)) if replicas is None else replicas
     request = self._step, num_steps, tuple(chosen)
-    asked, out, tasks = self._ahead
+    asked, batches = self._ahead
     if asked != request:
-      _, out, tasks = self._begun(request)
-    for task in tasks:
-      task.result()
+      batches = self._read(*request)
+    found = np.array(list(batches), np.int32)
     self._step += num_steps
     if self._workers:  # The next request is mostly like this one.
-      self._ahead = self._begun((self._step, *request[1:]))
-    return out
+      ahead = self._step, num_steps, tuple(chosen)
+      self._ahead = ahead, self._read(*ahead)
+    sizes = self._identity["batch_size"], self._windows.shape[1]
+    return found.reshape(len(chosen), num_steps, *sizes)
 
-  def _begun(self, request: tuple) -> tuple[Any, Any, list[Future]]:
-    """Returns a request, its array and the tasks that fill it."""
-    _, num_steps, chosen = request
-    batch_size, width = self._identity["batch_size"], self._windows.shape[1]
-    out = np.empty((len(chosen), num_steps, batch_size, width), np.int32)
-    if self._workers is None:
-      self._fill(request, out, 0)
-      return request, out, []
-    tasks = [
-      self._workers.submit(self._fill, request, out, number)
-      for number in range(self._num_tasks)
-    ]
-    return request, out, tasks
+  def _read(
+    self, first: int, num_steps: int, chosen: Sequence[int]
+  ) -> Iterable[np.ndarray]:
+    """Returns batches in order; if there are threads, they begin to read."""
+    places = itertools.product(chosen, range(first, first + num_steps))
+    read = self._workers.map if self._workers else map
+    return read(self._batch, places)
 
-  def _fill(self, request: tuple, out: np.ndarray, number: int) -> None:
-    """Reads every batch of a request that falls to one of the tasks."""
-    first, num_steps, chosen = request
-    places = itertools.product(range(len(chosen)), range(num_steps))
-    for row, step in itertools.islice(places, number, None, self._num_tasks):
-      ids = np.asarray(self._batches[chosen[row]][first + step])
-      parts = np.searchsorted(self._bounds, ids, side="right") - 1
-      out[row, step] = self._windows[ids * out.shape[-1] + self._rests[parts]]
-      # The system maps up to 2 MB around a page that is read. Without this, a
-      # long run would come to hold all of a file that fits into memory.
-      if self._mapped is not None:
-        self._mapped.madvise(mmap.MADV_DONTNEED)
+  def _batch(self, place: tuple[int, int]) -> np.ndarray:
+    replica, step = place
+    ids = np.asarray(self._batches[replica][step])
+    parts = np.searchsorted(self._bounds, ids, side="right") - 1
+    width = self._windows.shape[1]
+    batch = self._windows[ids * width + self._rests[parts]]
+    # The system maps up to 2 MB around a page that is read. Without this, a
+    # long run would come to hold all of a file that fits into memory.
+    if self._mapped is not None:
+      self._mapped.madvise(mmap.MADV_DONTNEED)
+    return batch
 
   def get_state(self) -> dict[str, int]:
     """Returns the position for JSON; it is the same in every process."""
