@@ -91,11 +91,11 @@ def _device_bytes(config) -> Iterator[tuple[str, int]]:
   from dilocox_jax.trees import leaves_by_path
 
   sends = config.sync.named.exchanged
-  phase = "local" if sends == "pseudo_gradient" else "data_parallel"
+  phase = "rounds" if sends == "pseudo_gradient" else "data_parallel"
   state = states.abstract(build.programs(config), phase)
   totals: dict[str, int] = {}
   for path, leaf in leaves_by_path(state).items():
-    part = "/".join(path.split("/")[: 2 if phase == "local" else 1])
+    part = "/".join(path.split("/")[: 2 if phase == "rounds" else 1])
     held = math.prod(leaf.sharding.shard_shape(leaf.shape))
     totals[part] = totals.get(part, 0) + held * leaf.dtype.itemsize
   yield from totals.items()

@@ -461,7 +461,7 @@ MUTATIONS = (
     (
       "a resumed run forgets what it has measured",
       "training/trainer.py",
-      'self.controller.set_state(record["pilot"])',
+      'self.controller.set_state(record["controller"])',
       "pass",
       "test_wiring.py -k goes_on",
     ),

@@ -213,7 +213,7 @@ def test_a_state_whose_copies_differ_is_refused_and_not_saved(
 
 
 def resumed(config, workdir):
-  """The pilot's state at the first step of a run that goes on, and the step."""
+  """The controller's state at the first step of a resumed run, and the step."""
   trainer = runs.trainer(config, workdir)
   seen = []
 

@@ -12,7 +12,7 @@ from typing import Any, SupportsFloat, TypeVar
 
 _Row = TypeVar("_Row")
 
-PHASES = ("local", "data_parallel", "single")
+PHASES = ("rounds", "data_parallel", "single")
 # Fields of a `DriftRow` that only a low-rank codec fills.
 RANK_FIELDS = ("rank", "energy_rank", "stable_rank")
 EVENTS = ("round", "compile", "evaluation", "checkpoint")

@@ -1,8 +1,8 @@
 """The modules of the decoder, in Flax.
 
-Only this file and `models.transformer`, which makes pure functions of them,
-use Flax. Letters in names: B batch, L length, T = B * L tokens, D model, N
-heads, K head width, F feed-forward, V vocabulary.
+`models.transformer` makes pure functions of them. Letters in names: B batch, L
+length, T = B * L tokens, D model, N heads, K head width, F feed-forward, V
+vocabulary.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """The decoder that every run trains.
 
-Only this file and `models.modules` use Flax. The rest of the project sees a
+Its Flax modules are in `models.modules`. The rest of the project sees a
 `Model`: pure functions over a plain nested dict of arrays, which can be
 stacked, averaged, sharded and compressed like any other tree. Blocks are
 stacked along a leading layer axis and scanned, so the program does not grow

@@ -74,8 +74,8 @@ MEMORIES = ("device", "pinned_host")  # Where the outer state is kept.
 # What dispatches a delayed exchange: the round's program or a thread beside it.
 DISPATCHES = ("auto", "round", "thread")
 
-# Which of the options that configs have an optimizer takes, for the optimizers
-# that are common enough to be checked before optax is loaded.
+# Options that common optimizers take, of those that a config can set. They are
+# checked without optax; of an optimizer that is not here, optax says the rest.
 OPTIMIZER_OPTIONS = {
   "adam": ("b1", "b2", "nesterov"),
   "adamw": ("b1", "b2", "weight_decay", "nesterov"),

@@ -43,7 +43,7 @@ The fast code does the same in these files:
     the sign of Delta, and the apply rules    outer/rules.py
     the average                               exchange/
     the inner step                            inner/step.py
-    the flush                                 outer/round_program.py
+    the flush                                 outer/flush_program.py
     gradients averaged at every step          outer/data_parallel.py
 """
 
@@ -272,7 +272,7 @@ class Fragment:
 
     With tau >= H the next send would have come before those applies, so what
     is unsent is measured first. Ours: papers end on a whole round.
-    Fast: outer/round_program.py.
+    Fast: outer/flush_program.py.
     """
     measures_first = self.overlap_steps >= self.sync_interval
     unsent = self.measure() if measures_first else None

@@ -63,7 +63,7 @@ def _identity(run: LoadedRun) -> str:
 
 
 def _shade_warm_start(ax: Axes, run: LoadedRun, divisor: float) -> None:
-  local = [index for index, r in enumerate(run.rounds) if r.phase == "local"]
+  local = [index for index, r in enumerate(run.rounds) if r.phase == "rounds"]
   if local and local[0] > 0:
     end = run.rounds[local[0] - 1].tokens / divisor
     ax.axvspan(0, end, color="#F1F1F1", zorder=0, label="warm start")
@@ -238,7 +238,7 @@ def rank_figure(run: LoadedRun) -> Figure | None:
   rounds = [
     (row.step, row.step - start)
     for start, row in zip(starts, run.rounds, strict=False)
-    if row.phase == "local"
+    if row.phase == "rounds"
   ]
   lengths = [length for _, length in rounds]
   # The last round of a run may be cut short, which is no choice of H.

@@ -142,7 +142,7 @@ class Script:
 
   def segment(self, segment: Segment) -> Iterator[Op]:
     """Yields the ops of one segment."""
-    if segment.phase == "local":
+    if segment.phase == "rounds":
       start, attendance = segment.schedule_start, segment.attendance
       yield from self._joins(segment)
       yield from self._windows(segment.windows, start, attendance)

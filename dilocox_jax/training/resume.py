@@ -2,7 +2,7 @@
 
 A run with other settings is refused, since its rows would mean two things. The
 number of replicas may change, always at the boundary of a round, where every
-checkpoint lies. Who is too many is dropped, together with what it has in
+checkpoint lies. A replica too many is dropped, together with what it has in
 flight. Who is new counts as a replica that was away until then, and begins by
 the same rule (`plan.schedule.membership`). The text is divided anew.
 """
@@ -85,7 +85,7 @@ def resumed_state(
     if parts.exchange:
       params = jax.eval_shape(programs.model.init, jax.random.key(0))
       check_leaves_out(parts.exchange, params, config.mesh.num_replicas)
-    record["pilot"]["joined"] = _joined(config, record, origins)
+    record["controller"]["joined"] = _joined(config, record, origins)
   return state, record
 
 
@@ -144,7 +144,7 @@ def _joined(
   plan = to_plan.run_plan(config)
   step = plan.schedule_step(record["position"]["step"])
   last_round = plan.method.schedule.round_at(step)[0] - 1
-  before = record["pilot"].get("joined", [])
+  before = record["controller"]["joined"]
   kept = [
     [origins.index(old), first, last]
     for old, first, last in before

@@ -71,10 +71,10 @@ def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
 
   Args:
     programs: Programs of the run.
-    phase: "single", "data_parallel" or "local".
+    phase: "single", "data_parallel" or "rounds".
     params: Parameters of one replica, leaves [...].
   """
-  if phase != "local":
+  if phase != "rounds":
     return programs.steps_of(phase).init(params)
   init = programs.steps.optimizer.init
   shapes = jax.eval_shape(init, params)
@@ -91,11 +91,11 @@ def abstract(
 
   Args:
     programs: Programs of the run.
-    phase: "single", "data_parallel" or "local".
+    phase: "single", "data_parallel" or "rounds".
     num_replicas: If given, rounds are those of so many replicas, and every
       device of the run holds their whole state.
   """
-  if phase == "local" and num_replicas is not None:
+  if phase == "rounds" and num_replicas is not None:
     stacked = dataclasses.replace(
       programs.rounds, replicas=Replicas(num_replicas)
     )
@@ -104,7 +104,7 @@ def abstract(
     return replicas.abstract(abstract(others, phase), None)
   # `eval_shape` draws no numbers, so the seed of the key does not matter.
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
-  if phase == "local":
+  if phase == "rounds":
     optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
     return programs.rounds.abstract(params, optimizer)
   return programs.steps_of(phase).abstract(params)

@@ -180,7 +180,7 @@ class Trainer:
       if self.progress.is_finished:
         return
       run_text.go_on(self.streams, self.validation_sets, record)
-      self.controller.set_state(record["pilot"])
+      self.controller.set_state(record["controller"])
       resume.set_clock(self.clock, record.get("clock"))
     else:
       phase = self.controller.plan.phase(0)
@@ -374,7 +374,7 @@ class Trainer:
       "position": dataclasses.asdict(self.progress),
       "phase": self.controller.plan.phase(self.progress.step),
       "streams": self.streams.get_state(),
-      "pilot": self.controller.get_state(),
+      "controller": self.controller.get_state(),
       "clock": self.clock.get_state() if self.clock else None,
       "config": self.config.to_mapping(),
       "corpus_digest": self.corpus.digest,

@@ -68,7 +68,7 @@ class Rounds:
     self._config, self._programs = config, build.programs(config)
     streams = run_text.streams(config, run_text.corpus(config))
     self._batches = streams.take(config.sync.named.schedule.sync_interval)
-    params = states.first_params(self._programs, "local", config.seed)
+    params = states.first_params(self._programs, "rounds", config.seed)
     # Copies, as rounds reuse the memory of the parameters.
     self._params = leaves_by_path(jax.tree.map(np.array, params))
     optimizer = jax.jit(self._programs.steps.optimizer.init)(params)
@@ -178,10 +178,10 @@ def _checkpoint_ratios(
   """Compares saving and restoring one state, each until it is complete."""
   config = peer_config(preset)
   programs = build.programs(config)
-  params = states.first_params(programs, "local", config.seed)
-  state = states.fresh(programs, "local", params)
+  params = states.first_params(programs, "rounds", config.seed)
+  state = states.fresh(programs, "rounds", params)
   size_mb = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) / 1e6
-  like = states.abstract(programs, "local")
+  like = states.abstract(programs, "rounds")
   steps = itertools.count()
   save, load = peer_decoder.peer_checkpoint(
     leaves_by_path(jax.tree.map(np.asarray, state)), folder / "state.pt"

@@ -65,7 +65,7 @@ def _times(run: LoadedRun, config: RunConfig, setup: Setup) -> dict[int, float]:
     }
   steps = [0, *(row.step for row in run.rounds)]
   rows = [
-    RecordedRound(row.step - before, row.sent_bytes, row.phase == "local")
+    RecordedRound(row.step - before, row.sent_bytes, row.phase == "rounds")
     for row, before in zip(run.rounds, steps, strict=False)
   ]
   ops = recorded_ops(rows, setup.script.traffic)

@@ -19,7 +19,7 @@ MESHES = [
 
 def kept_bytes(config):
   sends = config.sync.named.exchanged
-  phase = "local" if sends == "pseudo_gradient" else "data_parallel"
+  phase = "rounds" if sends == "pseudo_gradient" else "data_parallel"
   state = states.abstract(build.programs(config), phase)
   return sum(
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize

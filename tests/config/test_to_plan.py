@@ -29,8 +29,8 @@ def test_the_plan_is_the_configs():
   assert sizes == [
     ("single", 4),
     ("single", 1),
-    ("local", 8),
-    ("local", 8),
+    ("rounds", 8),
+    ("rounds", 8),
   ]
 
 

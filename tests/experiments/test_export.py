@@ -41,7 +41,7 @@ def test_a_run_starts_from_what_another_one_exported(folders):
   config = runs.settings(
     num_replicas=3, checkpoint={"init_from": str(exported)}
   )
-  state: Any = start.first_state(config, runs.programs(config), "local")
+  state: Any = start.first_state(config, runs.programs(config), "rounds")
   old, _ = runs.saved(run)
   runs.assert_same_bits(state.outer.params, old.outer.params)
 
@@ -51,7 +51,7 @@ def test_another_model_says_what_to_set(folders):
   source = {"init_from": str(folders[1])}
   config = runs.settings(model={"ff_dim": 32}, checkpoint=source)
   with pytest.raises(RefusedError, match="set --config.model.ff_dim=24$"):
-    start.first_state(config, runs.programs(config), "local")
+    start.first_state(config, runs.programs(config), "rounds")
 
 
 def test_what_cannot_be_exported_is_one_line(tmp_path):

@@ -17,7 +17,7 @@ def _round(recorder, step, loss=2.0, cosine: float | None = 0.5):
   recorder.record_round(
     step=np.int32(step),
     tokens=step * 100,
-    phase="local",
+    phase="rounds",
     loss=np.float32(loss),
     loss_per_replica=np.array([loss, loss + 1], np.float32),
     grad_norm=np.float32(0.7),

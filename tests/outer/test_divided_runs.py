@@ -73,7 +73,7 @@ def losses(config):
     step = segment.stop
     shape = (config.mesh.num_replicas, segment.num_steps, BATCH_SIZE)
     batches = tokens.integers(0, 256, (*shape, SEQUENCE_LENGTH + 1), np.int32)
-    if phase == "local":
+    if phase == "rounds":
       state, seen, _ = programs.rounds.round(state, batches, segment.windows)
     else:
       state, seen = programs.steps.steps(state, batches)

@@ -82,7 +82,7 @@ def write_run(
       recorder.record_round(
         step=step,
         tokens=step * tokens_a_step,
-        phase="data_parallel" if synced else "local",
+        phase="data_parallel" if synced else "rounds",
         loss=np.float32(each.mean()),
         loss_per_replica=each,
         grad_norm=0.8,

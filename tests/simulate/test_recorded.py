@@ -13,7 +13,7 @@ def rows_of(script, plan):
     RecordedRound(
       segment.num_steps,
       script.traffic.segment_bytes(segment),
-      segment.phase == "local",
+      segment.phase == "rounds",
     )
     for segment in plan.segments()
   ]

@@ -23,7 +23,7 @@ from dilocox_jax.training.checkpoint import Checkpoints, RefusedError, SaveError
 from tests import runs
 
 WIDTH = 256
-RECORD = {"position": {"step": 3}, "phase": "local", "loss": 0.1}
+RECORD = {"position": {"step": 3}, "phase": "rounds", "loss": 0.1}
 
 
 def _state(seed: int):

@@ -32,7 +32,7 @@ def _noisy(tree, seed):
   )
 
 
-def _state(programs, phase="local") -> Any:
+def _state(programs, phase="rounds") -> Any:
   params = jax.jit(programs.model.init)(jax.random.key(1))
   return states.fresh(programs, phase, params)
 
@@ -191,7 +191,7 @@ def test_one_bad_value_anywhere_is_found(value, where):
 
 
 def test_the_earliest_step_counts_and_then_the_lowest_replica():
-  segment = Segment("local", 10, 5, ())
+  segment = Segment("rounds", 10, 5, ())
   good: Any = np.ones((3, 5), np.float32)
   evaluation.check_losses(StepMetrics(good, good), segment)
   late, early = good.copy(), good.copy()
@@ -211,7 +211,7 @@ def test_drifts_find_their_events():
   windows = tuple(schedule.round_windows(1))
   arrivals = [window.applied for window in windows if window.applied]
   assert len(arrivals) == 2
-  segment = Segment("local", 14, 4, windows, schedule_start=10)
+  segment = Segment("rounds", 14, 4, windows, schedule_start=10)
 
   def drift(own, apart, mean, observed):
     return Drift(np.asarray(own), np.asarray(apart), np.asarray(mean), observed)
@@ -234,5 +234,5 @@ def test_drifts_find_their_events():
 
 def test_where_nothing_arrives_there_is_no_drift():
   windows = tuple(SyncSchedule(4, 1, 4).round_windows(0))
-  segment = Segment("local", 0, 4, windows)
+  segment = Segment("rounds", 0, 4, windows)
   assert evaluation.drift_rows(segment, [], energy_share=0.9) == []

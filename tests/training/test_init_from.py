@@ -31,7 +31,7 @@ def _settings(source, **changes):
   )
 
 
-def _inherited(source, phase="local", **changes) -> Any:
+def _inherited(source, phase="rounds", **changes) -> Any:
   config = _settings(source, **changes)
   return start.state_from_run(config, runs.programs(config), phase, source)
 
@@ -64,7 +64,7 @@ def test_the_new_run_begins_at_the_loss_at_which_the_old_one_ended(
   source, tmp_path, layout
 ):
   new = runs.trainer(_settings(source, layout=layout), tmp_path)
-  state = start.state_from_run(new.config, new.programs, "local", source)
+  state = start.state_from_run(new.config, new.programs, "rounds", source)
   seen = evaluation.losses(new.programs, state, new.validation)
   (final,) = runs.rows(source, "final")
   for name in ("outer_loss", "mean_loss", "replica_loss"):
@@ -136,7 +136,7 @@ def test_a_run_over_many_devices_is_read_on_one(source, tmp_path, monkeypatch):
   config = _settings(tmp_path)
   programs = runs.programs(config)
   monkeypatch.setattr(jax, "devices", lambda: one)
-  state: Any = start.state_from_run(config, programs, "local", tmp_path)
+  state: Any = start.state_from_run(config, programs, "rounds", tmp_path)
   runs.assert_same_bits(state.outer.params, old.outer.params)
 
 

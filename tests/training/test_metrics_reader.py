@@ -25,7 +25,7 @@ from tests import runs
 SCHEDULE = SyncSchedule(4)
 # The second round of a run whose warm start took ten steps.
 SEGMENT = Segment(
-  "local", 14, 4, tuple(SCHEDULE.round_windows(1)), schedule_start=10
+  "rounds", 14, 4, tuple(SCHEDULE.round_windows(1)), schedule_start=10
 )
 
 
@@ -79,7 +79,7 @@ def test_a_segment_becomes_a_row_of_means(desk):
     "kind": "round",
     "step": 18,
     "tokens": 720,
-    "phase": "local",
+    "phase": "rounds",
     "loss": 3.5,
     "loss_per_replica": [1.5, 5.5],
     "grad_norm": 7.0,

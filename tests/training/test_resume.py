@@ -86,7 +86,7 @@ def test_more_replicas_join_where_the_next_round_begins(stopped, caplog):
   assert found and "mesh.num_replicas: 2 -> 4" in caplog.text
   state: Any
   state, record = found
-  assert record["pilot"]["joined"] == [[2, 0, 3], [3, 0, 3]]
+  assert record["controller"]["joined"] == [[2, 0, 3], [3, 0, 3]]
   old, _ = runs.saved(stopped.workdir)
   runs.assert_same_bits(state.outer.params, old.outer.params)
   rows = jax.tree.map(lambda leaf: leaf[:2], state.replica)

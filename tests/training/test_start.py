@@ -15,7 +15,7 @@ from tests import runs
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_seed_decides_where_a_run_begins(stopped, seed):
   config = dataclasses.replace(stopped.config, seed=seed)
-  state: Any = start.first_state(config, stopped.programs, "local")
+  state: Any = start.first_state(config, stopped.programs, "rounds")
   expected = jax.jit(stopped.programs.model.init)(jax.random.key(seed))
   runs.assert_same_bits(state.outer.params, expected)
 

@@ -10,7 +10,7 @@ from dilocox_jax.training import states
 from tests import runs
 
 SYNC = {"warm_start": "single", "warm_start_steps": 3}
-PHASES = {"local": RoundState, "single": SharedState}
+PHASES = {"rounds": RoundState, "single": SharedState}
 PHASES["data_parallel"] = SharedState
 
 
@@ -38,7 +38,7 @@ def test_a_fresh_state_is_what_its_description_says(phase, layout):
 
 def test_the_state_of_rounds_has_every_replica_start_alike():
   programs, params = _programs_and_params("stacked")
-  state: Any = states.fresh(programs, "local", params)
+  state: Any = states.fresh(programs, "rounds", params)
   runs.assert_same_bits(state.outer.params, params)
   for own, start in zip(
     jax.tree.leaves(state.replica.params), jax.tree.leaves(params), strict=True

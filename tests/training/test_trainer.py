@@ -64,7 +64,7 @@ def test_every_round_has_a_row_with_its_tokens_and_bytes(finished):
 
 def test_rows_name_the_phase_the_learning_rate_and_every_replica(finished):
   rows = runs.rows(finished[0], "round")
-  assert {row["phase"] for row in rows} == {"local"}
+  assert {row["phase"] for row in rows} == {"rounds"}
   # Cosine from 2e-3 after two steps of warm-up; the row has its last step's.
   angle = np.pi * (3 - 1 - 2) / (21 - 2)
   expected = 2e-3 * (0.95 * 0.5 * (1 + np.cos(angle)) + 0.05)
@@ -330,7 +330,7 @@ def test_a_warm_start_is_trained_counted_and_handed_over(tmp_path, kind):
   run = runs.train(config, tmp_path)
   rows = runs.rows(tmp_path, "round")
   assert [row["step"] for row in rows] == [2, 4, 5, 8, 11]
-  assert [row["phase"] for row in rows] == 3 * [kind] + 2 * ["local"]
+  assert [row["phase"] for row in rows] == 3 * [kind] + 2 * ["rounds"]
   replicas = 2 if kind == "data_parallel" else 1
   assert [len(row["loss_per_replica"]) for row in rows] == 3 * [replicas] + [
     2,
@@ -368,7 +368,7 @@ def test_after_a_warm_start_all_replicas_are_where_it_ended(tmp_path):
   assert row["step"] == 6
   assert row["outer_loss"] == row["replica_loss"]
   state, record = runs.saved(tmp_path)
-  assert record["phase"] == "local"
+  assert record["phase"] == "rounds"
   outer = state.outer.params
   for m in range(3):
     own = jax.tree.map(lambda leaf, m=m: leaf[m], state.replica.params)

@@ -21,7 +21,7 @@ class Segment:
   """A stretch of a run that is dispatched as one program.
 
   Attributes:
-    phase: "local" (rounds), "data_parallel", or "single" (one replica alone).
+    phase: "rounds", "data_parallel", or "single" (one replica alone).
     start: Inner steps of the run before the segment.
     num_steps: Inner steps of the segment.
     windows: Windows of a local segment, in order.
@@ -61,13 +61,13 @@ class RunPlan:
   """Cuts a run into segments.
 
   Attributes:
-    method: Schedule and apply rule of the local phase.
+    method: Schedule and apply rule of the rounds.
     total_steps: Inner steps of the run, warm start included.
     warm_start: "none", "data_parallel" or "single".
     warm_start_steps: Inner steps before the first round.
     steps_per_dispatch: Inner steps of a segment where there are no rounds.
     schedule_start: Inner step of the run at which step 0 of the schedule
-      lies; None: where the local phase begins.
+      lies; None: where the rounds begin.
     membership: Rounds and pace of the replicas; None: all take part alike.
   """
 
@@ -89,7 +89,7 @@ class RunPlan:
   def phase(self, step: int) -> str:
     """Returns the phase of the step that follows `step` finished steps."""
     if step >= self.local_start and self.local_start < self.total_steps:
-      return "local"
+      return "rounds"
     return "single" if self.warm_start == "single" else "data_parallel"
 
   def segments(self, step: int = 0) -> Iterator[Segment]:
@@ -107,7 +107,7 @@ class RunPlan:
   def segment(self, step: int) -> Segment:
     """Returns the segment that begins after `step` inner steps."""
     phase = self.phase(step)
-    if phase != "local":
+    if phase != "rounds":
       count = min(self.steps_per_dispatch, self.local_start - step)
       ends = step + count == self.local_start < self.total_steps
       return Segment(phase, step, count, ends_phase=ends)

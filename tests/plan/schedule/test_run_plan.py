@@ -47,7 +47,7 @@ def test_phases_follow_each_other_as_the_warm_start_says(plan):
     elif plan.method.exchanged == "gradient":
       assert segment.phase == "data_parallel"
     else:
-      assert segment.phase == "local"
+      assert segment.phase == "rounds"
   ends = [segment.stop for segment in segments if segment.ends_phase]
   assert ends == ([plan.warm_start_steps] if plan.warm_start_steps else [])
 
@@ -55,7 +55,7 @@ def test_phases_follow_each_other_as_the_warm_start_says(plan):
 @given(plans())
 def test_a_dispatch_is_a_round_or_at_most_the_chosen_length(plan):
   for segment in plan.segments():
-    if segment.phase != "local":
+    if segment.phase != "rounds":
       assert segment.num_steps <= plan.steps_per_dispatch
       assert not segment.windows
       continue
@@ -88,7 +88,7 @@ def test_a_restart_at_a_boundary_gives_the_same_tail(plan):
 def test_a_segment_crosses_an_interval_where_a_step_of_it_is_a_multiple(
   start, num_steps, interval
 ):
-  segment = Segment("local", start, num_steps)
+  segment = Segment("rounds", start, num_steps)
   steps = range(start + 1, start + num_steps + 1)
   multiples = [s for s in steps if interval and s % interval == 0]
   assert segment.crosses(interval) == bool(multiples)
@@ -101,9 +101,9 @@ def test_a_warm_start_is_cut_by_length_and_rounds_by_interval(warm_start):
   assert cuts == [
     (warm_start, 0, 5, False),
     (warm_start, 5, 7, True),
-    ("local", 7, 11, False),
-    ("local", 11, 15, False),
-    ("local", 15, 17, False),
+    ("rounds", 7, 11, False),
+    ("rounds", 11, 15, False),
+    ("rounds", 15, 17, False),
   ]
 
 
