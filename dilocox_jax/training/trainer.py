@@ -162,9 +162,8 @@ class Trainer:
       is_lost = isinstance(sys.exception(), processes.LostProcessError)
       if self._has_own or not is_lost:
         self._checkpoints.close()
-    if self._writes:
-      return report.write_report(self.workdir)
-    return self.workdir / PAGE
+    page = self.workdir / PAGE
+    return report.write_report(self.workdir) if self._writes else page
 
   def _start_and_train(self) -> None:
     resumed = resume.resumed_state(
