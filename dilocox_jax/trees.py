@@ -38,20 +38,22 @@ def shapes_by_path(tree: Tree) -> dict[str, tuple[int, ...]]:
   return {path: leaf.shape for path, leaf in leaves_by_path(tree).items()}
 
 
-def check_trainable(params: Tree, may_count: bool = False) -> None:
+def check_trainable(params: Tree, may_differ: bool = False) -> None:
   """Raises ValueError for the first leaf that cannot be trained.
 
   Only real floats can: they have a gradient, and codecs round them.
 
   Args:
     params: Parameters.
-    may_count: Whether integers and booleans are accepted beside them.
+    may_differ: Whether integers, booleans and complex numbers are accepted
+      beside them.
   """
   for path, leaf in leaves_by_path(params).items():
     kind = getattr(leaf, "dtype", type(leaf).__name__)
     what = f"leaf {path!r}" if path else "a single leaf"
     require(
-      _is_a(leaf, jnp.floating) or (may_count and is_count(leaf)),
+      _is_a(leaf, jnp.floating)
+      or (may_differ and (is_count(leaf) or is_complex(leaf))),
       f"{what} of type {kind} cannot be trained, only arrays of real "
       "floats can: keep it out of the parameters (e.g. with optax.partition, "
       "which gives it an optimizer of its own)",
@@ -66,6 +68,11 @@ def has_values(tree: Tree) -> bool:
 def is_count(leaf: Any) -> bool:
   """Whether an array has integers or booleans, which have no gradient."""
   return _is_a(leaf, jnp.integer) or _is_a(leaf, jnp.bool_)
+
+
+def is_complex(leaf: Any) -> bool:
+  """Whether an array has complex numbers."""
+  return _is_a(leaf, jnp.complexfloating)
 
 
 def _is_a(leaf: Any, kind: Any) -> bool:

@@ -92,10 +92,12 @@ def _device_bytes(config) -> Iterator[tuple[str, int]]:
 
   sends = config.sync.named.exchanged
   phase = "rounds" if sends == "pseudo_gradient" else "data_parallel"
-  state = states.abstract(build.programs(config), phase)
+  in_flight = config.sync.named.schedule.most_in_flight
+  state = states.abstract(build.programs(config), phase, in_flight=in_flight)
   totals: dict[str, int] = {}
   for path, leaf in leaves_by_path(state).items():
-    part = "/".join(path.split("/")[: 2 if phase == "rounds" else 1])
+    names = [name for name in path.split("/") if not name.isdigit()]
+    part = "/".join(names[: 2 if phase == "rounds" else 1])
     held = math.prod(leaf.sharding.shard_shape(leaf.shape))
     totals[part] = totals.get(part, 0) + held * leaf.dtype.itemsize
   yield from totals.items()

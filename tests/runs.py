@@ -162,7 +162,9 @@ def saved(workdir) -> tuple[Any, dict[str, Any]]:
   checkpoints = Checkpoints(path / "checkpoints", read_only=True)
   try:
     restored = checkpoints.restore(
-      lambda record: states.abstract(programs(config), record["phase"])
+      lambda record: states.abstract(
+        programs(config), record["phase"], in_flight=record["in_flight"]
+      )
     )
   finally:
     checkpoints.close()

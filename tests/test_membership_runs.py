@@ -39,7 +39,8 @@ def test_replicas_that_come_and_go_are_counted_and_continue(tmp_path, method):
   assert rows[0]["loss"] == pytest.approx(mean)
 
   # Alone, a replica sends nothing; one that comes back is sent the state.
-  params = sum(x.size for x in jax.tree.leaves(runs.saved(whole)[0].outer[0]))
+  outer = runs.saved(whole)[0].fragments[0].params
+  params = sum(x.size for x in jax.tree.leaves(outer))
   all_reduce = 4 * (params + 1)  # M = 2: 2 (M - 1) / M of it.
   optimizer = 4 * (2 * params + 2)  # AdamW's moments, two counters.
   copy = 4 * params + optimizer
@@ -166,9 +167,8 @@ def test_a_run_goes_on_with_more_replicas_and_with_fewer(tmp_path, method):
   losses = [row["loss"] for row in rows]
   assert np.isfinite(losses).all() and losses[-1] < losses[0]
   # One that is new is sent the state, once.
-  params = sum(
-    x.size for x in jax.tree.leaves(runs.saved(tmp_path)[0].outer[0])
-  )
+  outer = runs.saved(tmp_path)[0].fragments[0].params
+  params = sum(x.size for x in jax.tree.leaves(outer))
   sent = [row["sent_bytes"] for row in rows]
   assert sent[3] - sent[4] == 4 * (3 * params + 2)
   assert sent[5] == sent[6] == sent[2]

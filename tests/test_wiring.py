@@ -18,7 +18,7 @@ from dilocox_jax.config.sections import (
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.models import transformer
 from dilocox_jax.models.loss import token_loss
-from dilocox_jax.outer.round_program import RoundState
+from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.training import build, run_text
 from dilocox_jax.training.trainer import TrainingStoppedError
 from tests import runs
@@ -84,7 +84,7 @@ def test_the_last_loss_is_that_of_the_last_state_on_validation_text(finished):
   batches = windows(text.validation, 6).astype(np.int32)
   state, _ = runs.saved(trainer.workdir)
   model = runs.programs(config).model
-  params = state.outer.params
+  params = state.fragments[0].params
   loss = jax.jit(lambda batch: model.loss(params, batch))
   (row,) = runs.rows(trainer.workdir, "final")
   expected = np.mean([loss(batch) for batch in batches])
@@ -135,7 +135,8 @@ def check_sets(finished, workdir):
   for seen in runs.rows(workdir / "run", "evaluation"):
     assert seen["sets"].keys() == texts.keys() - {"judge"}
   state, _ = runs.saved(workdir / "run")
-  loss = functools.partial(runs.programs(whole).model.loss, state.outer.params)
+  params = state.fragments[0].params
+  loss = functools.partial(runs.programs(whole).model.loss, params)
   (row,) = runs.rows(workdir / "run", "final")
   assert row["sets"].keys() == texts.keys()
   for name, text in texts.items():
@@ -201,8 +202,9 @@ def test_a_state_whose_copies_differ_is_refused_and_not_saved(
     state, dispatched = dispatch(state, segment)
     if segment.stop == step:
       assert isinstance(state, RoundState)
-      outer = state.outer._replace(params=apart(state.outer.params, 1))
-      state = state._replace(outer=outer)
+      (fragment,) = state.fragments
+      fragment = fragment._replace(params=apart(fragment.params, 1))
+      state = state._replace(fragments=(fragment,))
     return state, dispatched
 
   trainer._dispatch = dispatch_and_spoil

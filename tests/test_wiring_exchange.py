@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.config import to_plan
 from dilocox_jax.config.sections import (
   CodecConfig,
   ExchangeConfig,
@@ -111,11 +110,9 @@ def trained(config):
 
   programs = dataclasses.replace(programs, inner_step=given)
   state = programs.init(replica(draw(100)), ())
-  plan = to_plan.run_plan(config)
   for step in range(NUM_ROUNDS):
     batch = jax.tree.map(lambda leaf: leaf[:, None], draw(step))
-    windows = plan.segment(step).windows
-    state, _, _ = programs.round(state, batch, windows)
+    state, _, _ = programs.run(state, batch)
     # The next round uses the state up.
     yield named(programs.outer_params(state)), named(state.replica.params)
 

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.config import to_plan
 from dilocox_jax.config.sections import InnerConfig
 from dilocox_jax.training import build
 from tests import runs
@@ -129,8 +128,7 @@ def test_local_steps_of_a_round_are_those_of_the_numpy_twin(inner, gradient):
   start = jax.jit(programs.model.init)(jax.random.key(0))
   # Of DiLoCoX the first round's local steps are all that replicas have done.
   state = programs.rounds.init(start, programs.steps.optimizer.init(start))
-  segment = to_plan.run_plan(config).segment(0)
-  state, _, _ = programs.rounds.round(state, batches, segment.windows)
+  state, _, _ = programs.rounds.run(state, batches)
   structure = jax.tree.structure(start)
   for m in range(NUM_REPLICAS):
     twin = oracle.Inner(config.inner, config.total_steps)

@@ -81,7 +81,8 @@ def num_copies(config: RunConfig) -> float:
   if method.exchanged == "gradient":
     return inner + residual + average
   outer = 1 + average + (config.outer.momentum > 0)
-  return inner + outer + residual + method.schedule.depth
+  counts = method.schedule.most_in_flight
+  return inner + outer + residual + sum(counts) / len(counts)
 
 
 def optimizer_copies(config: RunConfig) -> float:

@@ -1,11 +1,9 @@
 """A method's rounds around one's own inner step, without a config.
 
-A round is one program: H inner steps of every replica, and the exchanges that
-they hide. The transfer of a delayed method runs beside the steps, which a
-transform of single steps (`step_methods`) cannot offer.
+The host goes from window to window of the schedule. The transfer of a delayed
+method runs beside the inner steps of a window, which a transform of single
+steps (`step_methods`) cannot offer.
 """
-
-import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -24,85 +22,14 @@ from dilocox_jax.api.step_methods import (
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.feedback import Feedback
-from dilocox_jax.outer.partition import Partition
-from dilocox_jax.outer.programs import RoundPrograms
-from dilocox_jax.outer.round_program import InnerStep, RoundState, StepMetrics
-from dilocox_jax.outer.transforms import OuterTransform
+from dilocox_jax.outer.cuts import Cuts
+from dilocox_jax.outer.outer_step import OuterStep
+from dilocox_jax.outer.rounds import Rounds
+from dilocox_jax.outer.window import InnerStep
 from dilocox_jax.plan.schedule.fragments import BLOCKS, SLICED, Fragments
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.pytypes import Aggregator, Tree
 from dilocox_jax.trees import leaves_by_path
-
-
-@dataclasses.dataclass(frozen=True)
-class Rounds:
-  """Runs rounds of all replicas; `make_rounds` builds it.
-
-  Attributes:
-    method: Schedule and rule.
-    programs: The compiled programs behind the methods below.
-  """
-
-  method: Method
-  programs: RoundPrograms
-
-  def init(self, params: Tree, optimizer: Tree) -> RoundState:
-    """Returns the first state, in which all replicas have equal parameters.
-
-    Args:
-      params: Parameters of the model, without a replica axis.
-      optimizer: State of the inner optimizer of one replica.
-
-    Raises:
-      ValueError: If a leaf is no array of real floats, or the fragments do not
-        fit. What a step counts belongs into the state of the optimizer.
-    """
-    self.programs.outer.partition.check(params)
-    return self.programs.init(params, optimizer)
-
-  def run(
-    self, state: RoundState, batches: Tree, number: int
-  ) -> tuple[RoundState, StepMetrics]:
-    """Runs one round. The state that is passed in must not be read again.
-
-    Args:
-      state: State of all replicas.
-      batches: Leaves [M, H, ...]: a batch for every replica and inner step of
-        this round. Where there are several processes, each passes the batches
-        of its own replicas.
-      number: Number of the round, from 0.
-
-    Returns:
-      The new state, and losses and gradient norms [M, H].
-
-    Raises:
-      ValueError: If a leaf of `batches` does not begin with these two axes.
-    """
-    windows = self.method.schedule.round_windows(number)
-    num_steps = sum(window.num_steps for window in windows)
-    wanted = (len(self.programs.replicas.own), num_steps)
-    for path, leaf in leaves_by_path(batches).items():
-      require(
-        leaf.shape[:2] == wanted,
-        f"batches: leaf {path!r} of shape {leaf.shape} must begin with "
-        f"{wanted}: a batch for every replica and inner step of round {number}",
-      )
-    state, metrics, _ = self.programs.round(state, batches, windows)
-    return state, metrics
-
-  def finish(self, state: RoundState, num_steps: int) -> RoundState:
-    """Applies everything in flight and unsent at the end of training.
-
-    Args:
-      state: State of all replicas.
-      num_steps: Inner steps that are done, in all rounds together.
-    """
-    state, _ = self.programs.flush(state, num_steps)
-    return state
-
-  def outer_params(self, state: RoundState) -> Tree:
-    """Returns the outer parameters, which are the model to keep."""
-    return self.programs.outer_params(state)
 
 
 def make_rounds(
@@ -188,14 +115,11 @@ def make_rounds(
       keep_unsent=keep_unsent,
     )
   check_exchange(exchange)
-  transform = OuterTransform(
-    method, Partition(fragments), outer, exchange, keep_unsent
-  )
   return Rounds(
-    method,
-    RoundPrograms(
-      transform, _checked(inner_step), Replicas(num_replicas, layout)
-    ),
+    OuterStep(method, outer, exchange, keep_unsent),
+    Cuts(fragments.num_fragments, fragments),
+    Replicas(num_replicas, layout),
+    inner_step=_checked(inner_step),
   )
 
 

@@ -4,12 +4,11 @@ A transform runs in the code of one replica, under an axis name that the caller
 binds with `jax.vmap`, `jax.shard_map` or `jax.pmap`.
 """
 
-import dataclasses
 import difflib
 import inspect
 import numbers
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import optax
@@ -24,24 +23,21 @@ from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, mean_over_replicas
 from dilocox_jax.outer.average import averaged, check_outermost
+from dilocox_jax.outer.cuts import Cuts, Fragmentation
+from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.step_state import GradientState
 from dilocox_jax.outer.step_transform import check_axis, pseudo_gradient_steps
 from dilocox_jax.outer.trained_leaves import on_trained_leaves
-from dilocox_jax.plan.schedule import leaf_fragments
 from dilocox_jax.plan.schedule.fragments import ORDERS, SLICED, Fragments
-from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment
 from dilocox_jax.plan.schedule.methods import METHODS, Method
 from dilocox_jax.plan.wire.collectives import check_collective
 from dilocox_jax.plan.wire.payload import Payload
 from dilocox_jax.plan.wire.payload_names import named_payload
 from dilocox_jax.pytypes import Aggregator, Tree
-from dilocox_jax.trees import has_values, shapes_by_path
+from dilocox_jax.trees import has_values
 
 # What is sent: a payload, its name, or its settings as in `config.codec`.
 CodecChoice = Payload | str | Mapping[str, Any]
-# How a tree is divided: by a function of the leaves' paths, as listed, or by
-# the layers of leaves that are stacked below "blocks".
-Fragmentation = Callable[[str], int] | Sequence[LeafFragment] | Fragments
 
 
 def step_transform(
@@ -130,12 +126,9 @@ def step_transform(
   count = method.schedule.num_fragments
   if fragments is None and method.fragment_order in SLICED:
     fragments = Fragments(count, 1, method.fragment_order)
-  divide = _Divide(count, _hashable(fragments))
-  return on_trained_leaves(
-    pseudo_gradient_steps(
-      method, inner, outer, exchange, divide, keep_unsent, axis_name
-    )
-  )
+  step = OuterStep(method, outer, exchange, keep_unsent, axis_name)
+  cuts = Cuts(count, _hashable(fragments))
+  return on_trained_leaves(pseudo_gradient_steps(step, inner, cuts))
 
 
 def named_exchange(
@@ -199,34 +192,6 @@ def check_unsent(
       "keep_unsent=True needs replicas that go on from the outer parameters "
       "at once, or rule 'continue': take error_feedback=True"
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Divide:
-  """From a tree to its fragments; equal to another one with equal settings.
-
-  So are the structures of the states of two transforms, and a state that was
-  saved fits a transform that is made anew.
-  """
-
-  count: int
-  fragments: Fragmentation | None
-
-  def __call__(self, tree: Tree) -> tuple[LeafFragment, ...]:
-    shapes = shapes_by_path(tree)
-    if self.fragments is None:
-      return leaf_fragments.balanced(shapes, self.count)
-    if callable(self.fragments):
-      return leaf_fragments.by_path(shapes, self.count, self.fragments)
-    divided = self.fragments
-    if isinstance(divided, Fragments):
-      divided = leaf_fragments.by_layer(shapes, divided)
-    if len(divided) != self.count:
-      raise ValueError(
-        f"{len(divided)} fragments are listed, but num_fragments={self.count}"
-      )
-    leaf_fragments.covered(divided, shapes)
-    return tuple(divided)
 
 
 def _hashable(fragments: Fragmentation | None) -> Fragmentation | None:

@@ -106,11 +106,6 @@ class RunConfig:
     )
     with in_front("exchange."):
       check_collective(self.codec.payload, self.exchange.collective)
-    require(
-      not (self.fragments.is_sliced and self.mesh.outer_memory != "device"),
-      f"mesh.outer_memory={self.mesh.outer_memory!r} moves whole layers: take "
-      "another sync.fragment_order than 'sliced' and 'interleaved'",
-    )
     self._check_rank()
     self._check_mesh()
     self._check_unsent()

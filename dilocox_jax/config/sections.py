@@ -192,7 +192,7 @@ class MeshConfig(Section):
   boundary: str = limited("none", choices=choices.BOUNDARIES)
   # Memory of the outer state: device or pinned_host.
   outer_memory: str = limited("device", choices=choices.MEMORIES)
-  # What starts a delayed exchange: round (the round's program), thread (a
+  # What starts a delayed exchange: round (a window's program), thread (a
   # second thread, so that CPUs overlap it) or auto (thread where it is needed).
   exchange_dispatch: str = limited("auto", choices=choices.DISPATCHES)
 

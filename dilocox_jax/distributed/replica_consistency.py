@@ -32,6 +32,7 @@ def copies_are_equal(state: Tree) -> bool:
     return True
   mesh = leaves[0].sharding.mesh  # All leaves of a state have the same mesh.
   specs = tuple(leaf.sharding.spec for leaf in leaves)
+  leaves = host_memory.moved(leaves, host_memory.DEVICE)
   sums = arrays_to_host(_summing(mesh, specs)(leaves))
   return bool((sums == sums[0]).all())
 
@@ -60,9 +61,7 @@ def _summing(mesh: Any, specs: tuple[PartitionSpec, ...]) -> Callable:
     out_specs=PartitionSpec(REPLICA_AXIS),
     check_vma=False,
   )
-  return jax.jit(
-    lambda leaves: mapped([host_memory.on_device(leaf) for leaf in leaves])
-  )
+  return jax.jit(mapped)
 
 
 def _sum_of_bits(leaf: jax.Array) -> jax.Array:

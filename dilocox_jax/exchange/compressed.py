@@ -83,7 +83,7 @@ class Compression:
     follows_rank: Whether the rank of later rounds follows the measured one, so
       that the host needs Gram matrices however large they are (`grams`).
     keep_unsent: Whether replicas keep in their parameters what is missing from
-      their own parts of the mean, as `OuterTransform` lets them.
+      their own parts of the mean, as `OuterStep` lets them.
   """
 
   payload: Payload

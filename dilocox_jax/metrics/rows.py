@@ -122,7 +122,7 @@ class Timing:
       a run without one.
     exposed_s: Seconds of a round in which the replicas had done their inner
       steps and waited for a delayed exchange; NaN where the exchange is part of
-      the round's program, which does not tell.
+      the window's program, which does not tell.
     link_bytes: Bytes that left this process by its throttled link, headers
       included; NaN without such a link.
   """

@@ -17,7 +17,7 @@ import optax
 
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import Replicas, map_prefix
-from dilocox_jax.outer.round_program import StepMetrics
+from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.pytypes import Aggregator, Tree
 from dilocox_jax.trees import shardings_of
 
@@ -127,7 +127,7 @@ class StepPrograms:
 
     Args:
       state: State that all replicas share.
-      batches: Leaves [M, num_steps, ...], as for `RoundPrograms.round`.
+      batches: Leaves [M, num_steps, ...], as for `Rounds.run`.
 
     Returns:
       The new state; losses and gradient norms, [M, num_steps].

@@ -23,7 +23,6 @@ from the pseudo-gradient that was measured.
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -84,28 +83,6 @@ def measure_drift(result: ExchangeResult) -> Drift:
     squared_norm(result.mean),
     dict(result.observed or {}),
   )
-
-
-def by_exchange(drifts: Sequence[Drift]) -> list[Drift]:
-  """Splits the drifts of window groups into one per exchange, on the host.
-
-  Args:
-    drifts: Scalars [num_windows], or [M, num_windows] where `axes_of` has an
-      axis; `observed` [num_windows, ...].
-
-  Returns:
-    One drift per window, in order, without the window axis.
-  """
-  return [
-    Drift(
-      np.asarray(drift.own_squared)[..., window],
-      np.asarray(drift.apart_squared)[..., window],
-      np.asarray(drift.mean_squared)[..., window],
-      {name: value[window] for name, value in drift.observed.items()},
-    )
-    for drift in drifts
-    for window in range(np.shape(drift.own_squared)[-1])
-  ]
 
 
 class Disagreement(NamedTuple):

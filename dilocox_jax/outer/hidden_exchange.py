@@ -5,17 +5,17 @@ from typing import Any
 import jax
 
 from dilocox_jax.checks import require
-from dilocox_jax.outer.transforms import OuterTransform
+from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.plan.wire.collectives import stretch_ends, stretches
-from dilocox_jax.pytypes import Index, Pausing, Scalar
+from dilocox_jax.pytypes import Index, Pausing, Scalar, Tree
 
 
 def exchange_before_steps(
-  outer: OuterTransform,
+  outer: OuterStep,
   run_steps,
-  carry: Any,
-  index,
-  own,
+  progress: Any,
+  state: FragmentState,
+  own: Tree,
   num_steps: Index,
   weight: Scalar | None = None,
 ):
@@ -23,16 +23,16 @@ def exchange_before_steps(
 
   Args and results are those of `exchange_behind_steps`.
   """
-  state, result = outer.exchange(carry.outer, index, own, weight)
-  return run_steps(carry._replace(outer=state), num_steps), result
+  arrived = outer.exchange(state, own, weight)
+  return run_steps(progress, num_steps), arrived
 
 
 def exchange_behind_steps(
-  outer: OuterTransform,
+  outer: OuterStep,
   run_steps,
-  carry: Any,
-  index,
-  own,
+  progress: Any,
+  state: FragmentState,
+  own: Tree,
   num_steps: Index,
   weight: Scalar | None = None,
 ):
@@ -48,29 +48,28 @@ def exchange_behind_steps(
 
   Args:
     outer: Exchanges pseudo-gradients.
-    run_steps: Function (carry, count) -> carry.
-    carry: NamedTuple with an outer state `outer`, and a counter `step` that the
-      loop over inner steps needs and returns.
-    index: Fragment of the pseudo-gradient.
-    own: The pseudo-gradient of this replica.
+    run_steps: Function (progress, count) -> progress.
+    progress: NamedTuple with a counter `step` that the loop over inner steps
+      needs and returns.
+    state: State of the fragment.
+    own: Its pseudo-gradient of this replica.
     num_steps: Inner steps behind the exchange.
-    weight: Weight of this replica, as for `OuterTransform.exchange`.
+    weight: Weight of this replica, as for `OuterStep.exchange`.
 
   Returns:
-    The carry after the exchange and the steps; the result of the exchange.
+    The progress after the steps, and what `OuterStep.exchange` returns.
   """
   ends = stretch_ends((), 1)
   if outer.aggregator.has_turns and outer.aggregator.stretch_ends:
-    params = outer.partition.take(carry.outer.params, index)
-    ends = outer.aggregator.stretch_ends(params)
-  run = outer.exchange_paused(carry.outer, index, own, weight)
+    ends = outer.aggregator.stretch_ends(state.params)
+  run = outer.exchange_paused(state, own, weight)
   leaving = next(run)
   for turn, count in enumerate(stretches(num_steps, ends)):
-    leaving, step = jax.lax.optimization_barrier((leaving, carry.step))
+    leaving, step = jax.lax.optimization_barrier((leaving, progress.step))
     arriving = run.send(leaving)
-    carry = run_steps(carry._replace(step=step), count)
-    arrived, step = jax.lax.optimization_barrier((arriving, carry.step))
-    carry = carry._replace(step=step)
+    progress = run_steps(progress._replace(step=step), count)
+    arrived, step = jax.lax.optimization_barrier((arriving, progress.step))
+    progress = progress._replace(step=step)
     try:
       leaving = run.send(arrived)
     except StopIteration as stop:
@@ -79,11 +78,9 @@ def exchange_behind_steps(
         f"the aggregator's stretch_ends is {tuple(ends)}, of {len(ends)} turns,"
         f" but its average ends after {turn + 1}: they must be as many",
       )
-      state, result = stop.value
-      return carry._replace(outer=state), result
+      return progress, stop.value
   # No steps are left to hide turns that `stretch_ends` does not know of.
-  state, result = _to_its_end(run, leaving)
-  return carry._replace(outer=state), result
+  return progress, _to_its_end(run, leaving)
 
 
 def _to_its_end(run: Pausing, tree: Any) -> Any:

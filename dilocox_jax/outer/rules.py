@@ -89,13 +89,13 @@ class ApplyRule(NamedTuple):
       `fresh` is the pseudo-gradient measured on this very step.
     rejoin: Function (inner, old outer, new outer, own) -> the replica's
       parameters after the apply.
-    is_per_replica: Whether every replica has outer parameters of its own.
+    is_shared: Whether all replicas have the same outer parameters.
   """
 
   measure: Callable[[Tree, Tree, Tree], Tree] = _from_outer
   gradient: Callable[[ExchangeResult, Tree], Tree] = _averaged
   rejoin: Callable[[Tree, Tree, Tree, Tree], Tree] = _adopt
-  is_per_replica: bool = False
+  is_shared: bool = True
 
 
 def reset_rule(method: Method, axis_name: str) -> ApplyRule:
@@ -179,7 +179,7 @@ def eager_rule(method: Method, axis_name: str) -> ApplyRule:
       result.own,
     )
 
-  return ApplyRule(gradient=gradient, is_per_replica=True)
+  return ApplyRule(gradient=gradient, is_shared=False)
 
 
 def apply_rule(method: Method, axis_name: str) -> ApplyRule:

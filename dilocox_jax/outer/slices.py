@@ -64,6 +64,29 @@ def put_slice(
   return jax.tree_util.tree_map_with_path(write, tree, values)
 
 
+def join_slices(like: Tree, stacked: Tree, fragments: Fragments) -> Tree:
+  """Returns the tree of which all slices are given.
+
+  Args:
+    like: Arrays, or shapes, of the tree.
+    stacked: Slices as `take_slice` returns them, leaves [P, ...] in order.
+    fragments: The division into slices.
+  """
+
+  def join(path, leaf, parts: Array) -> Array:
+    shape = leaf.shape or (1,)
+    axis = row_axis(path_name(path), shape)
+    number = slice_parts(shape[axis], len(parts), fragments.order)
+    rest = shape[axis + 1 :]
+    size = slice_rows(shape[axis], len(parts)) // max(number, 1)
+    rows = parts.reshape(len(parts), *shape[:axis], number, size, *rest)
+    rows = _joined(jnp.moveaxis(rows, 0, axis + 1), axis, 3)
+    rows = jax.lax.slice_in_dim(rows, 0, shape[axis], axis=axis)
+    return rows.reshape(leaf.shape)
+
+  return jax.tree_util.tree_map_with_path(join, like, stacked)
+
+
 def _in_slices(path, leaf: Array, fragments: Fragments) -> tuple[Array, int]:
   """Returns a leaf [..., parts, P, rows of a part, ...] and its parts' axis."""
   if not leaf.ndim:

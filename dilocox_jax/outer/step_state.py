@@ -4,39 +4,19 @@ A caller's tree is divided into fragments, each with an outer state of its own.
 This file puts the fragments' outer parameters back into one tree.
 """
 
-import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import flax.serialization
 import jax
-import jax.numpy as jnp
 import optax
 
+from dilocox_jax.checks import require
 from dilocox_jax.outer.average import AverageState, parameters_to_keep
-from dilocox_jax.outer.transforms import OuterState
-from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment, LeafPiece
-from dilocox_jax.pytypes import Array, Index, Tree
-from dilocox_jax.trees import is_masked, path_name
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class TreeDivision:
-  """How a transform divides the caller's tree: a pytree without leaves.
-
-  Attributes:
-    divide: From a tree to its fragments, a list of pieces for each.
-  """
-
-  divide: Callable[[Tree], Sequence[LeafFragment]]
-
-
-# It has no values, so `flax.serialization` stores nothing of it.
-flax.serialization.register_serialization_state(
-  TreeDivision, lambda division: {}, lambda division, saved: division
-)
+from dilocox_jax.outer.cuts import Cuts
+from dilocox_jax.outer.outer_step import FragmentState
+from dilocox_jax.outer.trained_leaves import merged, trained
+from dilocox_jax.pytypes import Index, Tree
+from dilocox_jax.trees import is_masked
 
 
 class StepState(NamedTuple):
@@ -45,15 +25,15 @@ class StepState(NamedTuple):
   Attributes:
     step: Inner steps done (int32 scalar).
     inner: State of the inner optimizer.
-    fragments: For every fragment its outer parameters, the state of its outer
-      optimizer and exchange, and its pseudo-gradients in flight.
-    division: How the tree is divided into these fragments.
+    fragments: State of every group of fragments (`cuts`), stacked where a group
+      has several.
+    cuts: How the tree is divided into fragments.
   """
 
   step: Index
   inner: Any
-  fragments: tuple[OuterState, ...]
-  division: TreeDivision
+  fragments: tuple[FragmentState, ...]
+  cuts: Cuts
 
 
 class GradientState(NamedTuple):
@@ -109,11 +89,11 @@ def outer_params(state: Tree, params: Tree | None = None) -> Tree:
         f"the state holds those of {len(states)} transforms: call "
         "dilocox_jax.outer_params(state, params)"
       )
-    return _kept(states[0], None)
+    return merged(_kept(states[0], None))
   for own in states:
     params = jax.tree.map(
       lambda kept, old: old if is_masked(kept) else kept,
-      _kept(own, params),
+      merged(_kept(own, trained(params, params))),
       params,
       is_leaf=is_masked,
     )
@@ -125,14 +105,29 @@ def _kept(state: StepState | GradientState, params: Tree | None) -> Tree:
   if isinstance(state, GradientState):
     return _average_of(state, params)
   trees = [
-    parameters_to_keep(fragment.optimizer.first, fragment.params)
+    parameters_to_keep(fragment.optimizer, fragment.params)
     for fragment in state.fragments
   ]
-  if params is None:
+  groups = state.cuts.groups
+  is_divided = len(set(groups)) < len(groups)
+  if params is None and not is_divided:
     return jax.tree.map(_whole, *trees, is_leaf=is_masked)
+  require(
+    params is not None,
+    "fragments divide leaves: call dilocox_jax.outer_params(state, params)",
+  )
   shapes = _shapes(params, trees, state.step.ndim)
-  join = functools.partial(_joined, shapes, state.division.divide(shapes))
-  return (jax.vmap(join) if state.step.ndim else join)(*trees)
+
+  def join(trees: Sequence[Tree]) -> Tree:
+    parts = []
+    for fragment, group in enumerate(groups):
+      part, index = trees[group], fragment - groups.index(group)
+      if groups.count(group) > 1:
+        part = jax.tree.map(lambda leaf, index=index: leaf[index], part)
+      parts.append(part)
+    return state.cuts.join(shapes, parts)
+
+  return jax.vmap(join)(trees) if state.step.ndim else join(trees)
 
 
 def _average_of(state: GradientState, params: Tree | None) -> Tree:
@@ -174,28 +169,3 @@ def _whole(*parts: Any) -> Any:
       "or take the rows from state.fragments[p].params"
     )
   return own[0]
-
-
-def _joined(
-  shapes: Tree, fragments: Sequence[LeafFragment], *trees: Tree
-) -> Tree:
-  """Puts the rows of all fragments back into whole leaves."""
-  pieces = [{piece.path: piece for piece in pieces} for pieces in fragments]
-
-  def join(path, shape, *parts):
-    own = [n for n, part in enumerate(parts) if not is_masked(part)]
-    whole = jnp.zeros(shape.shape, parts[own[0]].dtype)
-    for number in own:
-      whole = with_piece(whole, pieces[number][path_name(path)], parts[number])
-    return whole
-
-  return jax.tree_util.tree_map_with_path(join, shapes, *trees)
-
-
-def with_piece(leaf: Array, piece: LeafPiece, values: Array) -> Array:
-  """Returns a leaf with new values where a piece of it lies."""
-  if piece.layers is None:
-    return values
-  rows = jnp.asarray(piece.layers, jnp.int32)
-  index = (slice(None),) * piece.axis + (rows,)
-  return leaf.at[index].set(values, mode="drop")

@@ -1,113 +1,283 @@
 """DiLoCo and its relatives as an optax transform of one inner step.
 
-The transform holds everything: the inner optimizer's state, the outer
-parameters, the outer optimizer's state, and what is in flight. A step without
-an event of the schedule runs the inner optimizer alone; exchange and outer
-step stand under a conditional.
+The transform holds everything: the inner optimizer's state, and for every
+fragment the outer parameters, the outer optimizer's state, and what is in
+flight. A step without an event of the schedule runs the inner optimizer alone;
+exchange and outer step stand under one conditional.
 
-The state of every fragment is an `OuterState` over the caller's tree, in which
-`optax.MaskedNode()` stands for the leaves of other fragments, as in
-`optax.masked`. So the code of `transforms` serves here unchanged, and optax's
-functions for states, such as `optax.tree.map_params`, work.
+Fragments of one group (`cuts`) have one state, stacked, and the conditional has
+one branch for all of them.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.custom_batching import custom_vmap
 
-from dilocox_jax.distributed.replicas import REPLICA_AXIS
-from dilocox_jax.outer.partition import Partition
-from dilocox_jax.outer.step_state import StepState, TreeDivision, with_piece
-from dilocox_jax.outer.transforms import OuterState, OuterTransform
-from dilocox_jax.plan.schedule.fragments import Fragments
-from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment
-from dilocox_jax.plan.schedule.methods import Method
-from dilocox_jax.pytypes import Aggregator, Array, Boolean, Index, Tree
-from dilocox_jax.trees import has_values, is_masked, path_name
+from dilocox_jax.outer.cuts import Cuts
+from dilocox_jax.outer.outer_step import FragmentState, OuterStep, nothing
+from dilocox_jax.outer.step_state import StepState
+from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
+from dilocox_jax.pytypes import Array, Index, Tree
+from dilocox_jax.trees import has_values
+
+# Changes of the parameters, and the states of all groups of fragments.
+Operand = tuple[Tree, tuple[FragmentState, ...]]
 
 
 def pseudo_gradient_steps(
-  method: Method,
+  outer: OuterStep,
   inner: optax.GradientTransformation,
-  outer: optax.GradientTransformation,
-  aggregator: Aggregator,
-  divide: Callable[[Tree], Sequence[LeafFragment]],
-  keep_unsent: bool = False,
-  axis_name: str = REPLICA_AXIS,
+  cuts: Cuts,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds the transform of a method that exchanges pseudo-gradients.
 
   Args:
-    method: Schedule and rule.
+    outer: Measures, exchanges and applies a fragment.
     inner: Optimizer of the inner steps.
-    outer: Optimizer of the outer parameters, applied to each fragment apart.
-    aggregator: Averages one fragment over replicas.
-    divide: From a tree to its fragments, one list of pieces for each.
-    keep_unsent: As in `OuterTransform`.
-    axis_name: Axis over which replicas are mapped.
+    cuts: Divides a tree into fragments.
 
   Raises:
     ValueError: If the rounds of the schedule differ in length.
   """
-  if not method.schedule.is_regular:
+  if not outer.method.schedule.is_regular:
     raise ValueError(
       "this schedule has rounds of different lengths, and a transform of "
       "single steps needs rounds of one length: take dilocox_jax.make_rounds"
     )
   inner = optax.with_extra_args_support(inner)
-  transform = OuterTransform(
-    method,
-    Partition(Fragments(1, 1)),
-    outer,
-    aggregator,
-    keep_unsent,
-    axis_name,
-  )
-
-  def divided(params: Tree) -> Sequence[LeafFragment]:
-    # `optax.tree.map_params` calls init with a tree that has no leaves.
-    if not jax.tree.leaves(params):
-      return [()] * method.schedule.num_fragments
-    return divide(params)
+  events = _Events(outer, cuts)
 
   def init(params: Tree) -> Any:
     # Copies, so that parameters and state can both be donated to a step.
     copies = jax.tree.map(jnp.copy, params)
-    return StepState(
-      jnp.zeros((), jnp.int32),
-      inner.init(params),
-      tuple(
-        transform.init(_take(copies, pieces)) for pieces in divided(params)
-      ),
-      TreeDivision(divide),
-    )
+    step, fragments = jnp.zeros((), jnp.int32), events.init(copies)
+    return StepState(step, inner.init(params), fragments, cuts)
 
   def update(updates, state, params=None, **extra):
     if params is None:
       raise ValueError(
         "update needs the parameters: tx.update(grads, state, params)"
       )
-    _check_is_mapped(state.step, axis_name)
+    _check_is_mapped(state.step, outer.axis_name)
     updates, inner_state = inner.update(updates, state.inner, params, **extra)
     step = _same_for_all(state.step + 1)
-    fragments = []
-    for number, (pieces, kept) in enumerate(
-      zip(divided(params), state.fragments, strict=True)
-    ):
-      before, change = _take(params, pieces), _take(updates, pieces)
-      if has_values(before):  # One number in two slices leaves one empty.
-        kept, change = _events(transform, number, step, kept, before, change)
-        updates = _put(updates, pieces, change)
-      fragments.append(kept)
+    updates, fragments = events.run(step, params, updates, state.fragments)
     return updates, state._replace(
-      step=step, inner=inner_state, fragments=tuple(fragments)
+      step=step, inner=inner_state, fragments=fragments
     )
 
   return optax.GradientTransformationExtraArgs(init, update)
+
+
+class _Found(NamedTuple):
+  """Where a fragment is: its group, its number in it, and its place."""
+
+  group: int
+  index: Any
+  place: Any
+
+
+class _Events:
+  """What the schedule has after an inner step, for one replica."""
+
+  def __init__(self, outer: OuterStep, cuts: Cuts):
+    self.outer, self.cuts = outer, cuts
+    self.schedule = outer.method.schedule
+    self.groups = cuts.groups
+    self.members = [
+      [p for p, own in enumerate(self.groups) if own == group]
+      for group in range(max(self.groups) + 1)
+    ]
+
+  def init(self, params: Tree) -> tuple[FragmentState, ...]:
+    """Returns the first states of all groups.
+
+    Raises:
+      ValueError: If the fragments do not cover the tree.
+    """
+    # `optax.tree.map_params` calls init with a tree that has no leaves.
+    if jax.tree.leaves(params):
+      self.cuts.check_division(params)
+    return tuple(map(functools.partial(self._first, params), self.members))
+
+  def _first(self, params: Tree, members: list[int]) -> FragmentState:
+    """Returns the state of a group; what it has in flight is zeros.
+
+    The newest of `depth` pseudo-gradients comes last, and a send drops the
+    first one. It is applied when it is the first, and zeros before that.
+    """
+    take = functools.partial(self.cuts.take, params, self.groups[members[0]])
+
+    def first(place: Any) -> FragmentState:
+      own = take(place)
+      zeros = jax.tree.map(jnp.zeros_like, own)
+      in_flight = (zeros,) * self.schedule.depth
+      return self.outer.init(own)._replace(in_flight=in_flight)
+
+    places = self._places(members)
+    return first(places) if len(members) == 1 else jax.vmap(first)(places)
+
+  def _places(self, members: list[int]) -> Any:
+    """Returns the place of a fragment, or of all of a group, stacked."""
+    places: list[Any] = [self.cuts.place(fragment) for fragment in members]
+    return places[0] if len(places) == 1 else jnp.asarray(np.stack(places))
+
+  def _find(self, group: int, number: Index) -> tuple[Index, Any]:
+    """Returns a fragment's number in its group, and its place."""
+    members, places = self.members[group], self._places(self.members[group])
+    if len(members) == 1:
+      return number, places
+    index = jnp.clip(number - members[0], 0, len(members) - 1)
+    return index, places[index]
+
+  def _state(self, states, group: int, index: Index) -> FragmentState:
+    if len(self.members[group]) == 1:
+      return states[group]
+    return jax.tree.map(
+      lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, 0, False),
+      states[group],
+    )
+
+  def _with_state(self, states, group: int, index: Index, state) -> tuple:
+    """Returns the states of all groups with that of a fragment replaced."""
+    if len(self.members[group]) > 1:
+      put = jax.lax.dynamic_update_index_in_dim
+      state = jax.tree.map(
+        lambda old, new: put(old, new, index, 0), states[group], state
+      )
+    return (*states[:group], state, *states[group + 1 :])
+
+  def run(
+    self,
+    step: Index,
+    params: Tree,
+    updates: Tree,
+    fragments: tuple[FragmentState, ...],
+  ) -> Operand:
+    """Runs the events after a step.
+
+    Args:
+      step: Inner steps done, this one included.
+      params: Parameters before the inner step.
+      updates: What the inner optimizer adds to them.
+      fragments: States of all fragments.
+
+    Returns:
+      What is to be added to `params`, and the new states.
+    """
+    operand = updates, fragments
+    if not self.schedule.is_whole_rounds:
+      applied = functools.partial(self._apply, params)
+      operand = self._switch(
+        step, self.schedule.overlap_steps, applied, operand
+      )
+    sent = functools.partial(self._send, params, step)
+    return self._switch(step, 0, sent, operand)
+
+  def _switch(
+    self, step: Index, delay: int, event: Callable, operand: Operand
+  ) -> Operand:
+    """Runs the event of the fragment that was sent `delay` steps ago, if any.
+
+    Args:
+      step: Inner steps done.
+      delay: Steps since the send.
+      event: Function (where the fragment is, operand) -> operand.
+      operand: What it changes.
+    """
+    send_step = step - delay
+    number = _fragment_at(self.schedule, send_step)
+    branches = [_unchanged]
+    for group in range(len(self.members)):
+      found = _Found(group, *self._find(group, number))
+      own = self._state(operand[1], group, found.index).params
+      # One number in two slices leaves one of them empty.
+      branches += (
+        [functools.partial(event, found)] if has_values(own) else [_unchanged]
+      )
+    is_due = (number >= 0) & (send_step > 0)
+    branch = jnp.where(is_due, jnp.asarray(self.groups)[number] + 1, 0)
+    return jax.lax.switch(branch, [_like_given(b) for b in branches], operand)
+
+  def _send(
+    self, params: Tree, step: Index, at: _Found, operand: Operand
+  ) -> Operand:
+    """Measures a fragment, and applies at once what is due on this step."""
+    updates, fragments = operand
+    state = self._state(fragments, at.group, at.index)
+    is_whole = self.schedule.is_whole_rounds
+    pending = state.in_flight if is_whole else state.in_flight[1:]
+    own = self._own(params, updates, at)
+    fresh = self.outer.measure(state, pending, own)
+    if not self.schedule.depth:
+      return self._arrive(params, at, operand, fresh, fresh)
+    if is_whole:  # Measured, then applied, then sent.
+      arrive = functools.partial(
+        self._arrive, params, at, own=state.in_flight[0], fresh=fresh
+      )
+      none = functools.partial(self._none, params, at, fresh=fresh)
+      is_due = step > self.schedule.overlap_steps
+      operand = jax.lax.cond(
+        is_due, _like_given(arrive), _like_given(none), operand
+      )
+      updates, fragments = operand
+      state = self._state(fragments, at.group, at.index)
+    state = state._replace(in_flight=(*state.in_flight[1:], fresh))
+    return updates, self._with_state(fragments, at.group, at.index, state)
+
+  def _apply(self, params: Tree, at: _Found, operand: Operand) -> Operand:
+    own = self._state(operand[1], at.group, at.index).in_flight[0]
+    fresh = jax.tree.map(jnp.zeros_like, own)
+    return self._arrive(params, at, operand, own, fresh)
+
+  def _arrive(
+    self, params: Tree, at: _Found, operand: Operand, own, fresh
+  ) -> Operand:
+    """Exchanges a pseudo-gradient and applies the result."""
+    state = self._state(operand[1], at.group, at.index)
+    result, kept = self.outer.exchange(state, own)
+    state = state._replace(exchange=kept)
+    return self._take_up(params, at, operand, state, result, fresh)
+
+  def _none(self, params: Tree, at: _Found, operand: Operand, fresh):
+    """Applies before anything has arrived, which only "eager" does."""
+    if self.outer.rule.is_shared:
+      return operand
+    state = self._state(operand[1], at.group, at.index)
+    result = nothing(state.params)
+    return self._take_up(params, at, operand, state, result, fresh)
+
+  def _take_up(self, params, at: _Found, operand, state, result, fresh):
+    updates, fragments = operand
+    own = self._own(params, updates, at)
+    state, new, _ = self.outer.apply(state, own, result, fresh)
+    before = self.cuts.take(params, at.group, at.place)
+    change = jax.tree.map(jnp.subtract, new, before)
+    return (
+      self.cuts.put(updates, at.group, at.place, change),
+      self._with_state(fragments, at.group, at.index, state),
+    )
+
+  def _own(self, params: Tree, updates: Tree, at: _Found) -> Tree:
+    """The replica's own parameters of a fragment, after the inner step."""
+    return optax.apply_updates(
+      self.cuts.take(params, at.group, at.place),
+      self.cuts.take(updates, at.group, at.place),
+    )
+
+
+def _fragment_at(schedule: SyncSchedule, send_step: Index) -> Index:
+  """Returns the fragment that is sent after a step, or -1."""
+  table = np.full(schedule.sync_interval, -1, np.int32)
+  for fragment in range(schedule.num_fragments):
+    table[schedule.offset(fragment)] = fragment
+  return jnp.asarray(table)[send_step % schedule.sync_interval]
 
 
 def check_axis(axis_name: str) -> None:
@@ -132,117 +302,25 @@ def _check_is_mapped(step: Array, axis_name: str) -> None:
   check_axis(axis_name)
 
 
-def _events(
-  transform: OuterTransform,
-  number: int,
-  step: Index,
-  state: OuterState,
-  before: Tree,
-  change: Tree,
-) -> tuple[OuterState, Tree]:
-  """Runs what the schedule has for one fragment after one inner step.
+def _unchanged(operand: Operand) -> Operand:
+  return operand
 
-  Args:
-    transform: The outer side, for a tree that is one fragment.
-    number: Which fragment.
-    step: Inner steps done, this one included.
-    state: The fragment's outer state.
-    before: Its parameters before the inner step.
-    change: What the inner optimizer adds to them.
 
-  Returns:
-    The new state, and what is to be added to `before`.
+def _like_given(function: Callable) -> Callable:
+  """Has a branch's results vary over the same mesh axes as what it is given.
+
+  `jax.shard_map` types values by the axes over which they may differ, and all
+  branches must have one type: the mean of an exchange is the same on all
+  devices, the value it replaces need not be.
   """
-  schedule = transform.method.schedule
-  interval, tau = schedule.sync_interval, schedule.overlap_steps
-  place = (step - schedule.offset(number)) % interval
-  is_sent = place == 0
-  send_step = step - tau
-  is_applied = (place == tau % interval) & (send_step > 0)
-  sent_slot = _slot(schedule, number, step)
-  applied_slot = _slot(schedule, number, send_step)
-  params = optax.apply_updates(before, change)
 
-  def arrive(state: OuterState, params: Tree, own: Tree, fresh: Tree):
-    state, result = transform.exchange(state, 0, own)
-    state, params, _ = transform.apply(state, params, 0, result, fresh)
-    return state, params
+  def run(operand):
+    return jax.tree.map(_varying_like, function(operand=operand), operand)
 
-  def nothing_yet(state: OuterState, params: Tree, fresh: Tree):
-    if not transform.rule.is_per_replica:
-      return state, params
-    result = transform.nothing(state, 0)
-    state, params, _ = transform.apply(state, params, 0, result, fresh)
-    return state, params
-
-  def applied(state: OuterState, params: Tree):
-    own = transform.in_flight(state, 0, applied_slot)
-    return arrive(state, params, own, jax.tree.map(jnp.zeros_like, own))
-
-  def sent(state: OuterState, params: Tree):
-    unapplied = transform.unapplied_at_send(sent_slot)
-    fresh = transform.measure(state, params, 0, unapplied)
-    if not transform.depth:
-      return arrive(state, params, fresh, fresh)
-    if schedule.is_whole_rounds:  # Measured, then applied, then sent.
-      own = transform.in_flight(state, 0, applied_slot)
-      state, params = _cond(
-        is_applied,
-        lambda state, params: arrive(state, params, own, fresh),
-        lambda state, params: nothing_yet(state, params, fresh),
-        state,
-        params,
-      )
-    return transform.send(state, 0, sent_slot, fresh), params
-
-  new = params
-  if not schedule.is_whole_rounds:
-    state, new = _cond(is_applied, applied, _unchanged, state, new)
-  state, new = _cond(is_sent, sent, _unchanged, state, new)
-  # A step without an apply returns the inner optimizer's own update: adding
-  # and subtracting parameters would round it.
-  has_moved = is_sent if schedule.is_whole_rounds else is_applied
-  change = jax.tree.map(
-    lambda old, after, given: jnp.where(has_moved, after - old, given),
-    before,
-    new,
-    change,
-  )
-  return state, change
-
-
-def _slot(schedule, number: int, send_step: Index) -> Index:
-  """The slot of what was sent after a step; see `SyncSchedule.slot`."""
-  if not schedule.depth:
-    return jnp.zeros_like(send_step)
-  sends = (send_step - schedule.offset(number)) // schedule.sync_interval
-  return sends % schedule.depth
-
-
-def _unchanged(state: OuterState, params: Tree):
-  return state, params
-
-
-def _cond(is_true: Boolean, yes, no, state: OuterState, params: Tree):
-  """`jax.lax.cond` whose results vary over the same axes on both sides."""
-
-  def like(function):
-    def run(state, params):
-      out = function(state, params)
-      return jax.tree.map(_varying_like, out, (state, params))
-
-    return run
-
-  return jax.lax.cond(is_true, like(yes), like(no), state, params)
+  return run
 
 
 def _varying_like(new: Array, old: Array) -> Array:
-  """Marks a value as varying over the axes over which another one varies.
-
-  `jax.shard_map` types values by the axes over which they may differ, and
-  both sides of a conditional must have one type: the mean of an exchange is
-  the same on all devices, the value it replaces need not be.
-  """
   missing = _varying_axes(old) - _varying_axes(new)
   return jax.lax.pcast(new, tuple(missing), to="varying") if missing else new
 
@@ -266,28 +344,3 @@ def _same_for_all(step: Index) -> Index:
 def _(axis_size, in_batched, step):
   del axis_size
   return (step[0] if in_batched[0] else step), False
-
-
-def _take(tree: Tree, pieces: LeafFragment) -> Tree:
-  """Returns the tree with a `MaskedNode` for every leaf of other fragments."""
-  own = {piece.path: piece for piece in pieces}
-
-  def take(path, leaf):
-    piece = own.get(path_name(path))
-    if piece is None or piece.layers is None:
-      return leaf if piece else optax.MaskedNode()
-    rows = jnp.asarray(piece.layers, jnp.int32)
-    return jnp.take(leaf, rows, axis=piece.axis, mode="fill", fill_value=0)
-
-  return jax.tree_util.tree_map_with_path(take, tree)
-
-
-def _put(tree: Tree, pieces: LeafFragment, values: Tree) -> Tree:
-  """Returns the tree with the leaves of a fragment replaced by its values."""
-  own = {piece.path: piece for piece in pieces}
-
-  def put(path, new, old):
-    piece = own.get(path_name(path))
-    return with_piece(old, piece, new) if piece else old
-
-  return jax.tree_util.tree_map_with_path(put, values, tree, is_leaf=is_masked)

@@ -71,7 +71,7 @@ RESIDUAL_DTYPES = ("float32", "bfloat16", "int8")
 REMATS = ("none", "dots", "full")  # What a backward computes again.
 BOUNDARIES = ("none", "bfloat16", "int8")  # Activations sent between stages.
 MEMORIES = ("device", "pinned_host")  # Where the outer state is kept.
-# What dispatches a delayed exchange: the round's program or a thread beside it.
+# What dispatches a delayed exchange: the window's program, or a thread.
 DISPATCHES = ("auto", "round", "thread")
 
 # Options that common optimizers take, of those that a config can set. They are

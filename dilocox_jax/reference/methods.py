@@ -38,12 +38,12 @@ steps 2, 8, 14, ... and applied after steps 4, 10, 16, ...
 The fast code does the same in these files:
 
     when a fragment is sent and applied       plan/schedule/sync_schedule.py
-    the order of events on one step           outer/round_program.py
-    measure, apply and what is in flight      outer/transforms.py
+    the order of events on one step           outer/window.py
+    measure and apply                         outer/outer_step.py
     the sign of Delta, and the apply rules    outer/rules.py
     the average                               exchange/
     the inner step                            inner/step.py
-    the flush                                 outer/flush_program.py
+    all rounds, and the flush                 outer/rounds.py
     gradients averaged at every step          outer/data_parallel.py
 """
 
@@ -238,7 +238,7 @@ class Fragment:
     DiLoCo, Algorithm 1: Delta = mean over m of Delta_m, then
     theta = OuterOpt(theta, Delta). DiLoCoX (arXiv 2506.21263), Algorithm 2,
     has its codec and error feedback inside the average.
-    Fast: outer/transforms.py.
+    Fast: outer/outer_step.py.
     """
     old = self.theta
     mean, sent = self.exchange.average(deltas)
@@ -272,7 +272,7 @@ class Fragment:
 
     With tau >= H the next send would have come before those applies, so what
     is unsent is measured first. Ours: papers end on a whole round.
-    Fast: outer/flush_program.py.
+    Fast: outer/rounds.py.
     """
     measures_first = self.overlap_steps >= self.sync_interval
     unsent = self.measure() if measures_first else None

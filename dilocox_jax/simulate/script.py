@@ -201,19 +201,14 @@ class Script:
     shares = attendance.windows if attendance else [None] * len(windows)
     members = attendance and attendance.members
     for window, share in zip(windows, shares, strict=True):
-      before = Compute(
-        window.steps_before, taken=share.steps_before if share else ()
-      )
+      steps = Compute(window.num_steps, taken=share.num_steps if share else ())
       if window.applied and hides:
-        yield from self._exchange(window.applied, start, before, members)
-      elif window.steps_before:
-        yield before
-      if window.steps_after:
-        yield Compute(
-          window.steps_after, taken=share.steps_after if share else ()
-        )
+        yield from self._exchange(window.applied, start, steps, members)
+        continue
+      if window.num_steps:
+        yield steps
       # Without overlap the exchange that is applied is the one just measured.
-      if window.applied and not hides:
+      if window.applied:
         yield from self._exchange(window.applied, start, Compute(0), members)
 
   def _exchange(

@@ -14,7 +14,8 @@ from typing import Any
 
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.outer.drift import Drift
-from dilocox_jax.outer.programs import RoundPrograms
+from dilocox_jax.outer.round_states import RoundState
+from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.schedule.membership import Absences
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.wire.adaptive import RoundSetting
@@ -23,6 +24,7 @@ from dilocox_jax.plan.wire.ranks import energy_rank, mean_rank, spectra_of
 from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.training import build
 from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.training.states import TrainingState
 
 
 class AdaptiveController:
@@ -59,7 +61,7 @@ class AdaptiveController:
     self._joined: Absences = ()
 
   @property
-  def rounds(self) -> RoundPrograms:
+  def rounds(self) -> Rounds:
     """Programs of rounds with the current rank and H.
 
     The programs of a setting are built once and then reused.
@@ -67,7 +69,7 @@ class AdaptiveController:
     if self.setting not in self._rounds:
       self._rounds[self.setting] = dataclasses.replace(
         self._rounds[self._policy.first],
-        outer=build.outer_transform(self._config, self.setting, self._parts),
+        outer=build.outer_step(self._config, self.setting, self._parts),
       )
     return self._rounds[self.setting]
 
@@ -123,6 +125,18 @@ class AdaptiveController:
     num_needed = self._config.adaptive.window_rounds * fragments
     num_measured = len(self._measured) + num_unread
     return self.is_adaptive and num_measured >= num_needed
+
+  def rescheduled(self, state: TrainingState, step: int) -> TrainingState:
+    """Returns a state that counts the steps of its schedule as the plan does.
+
+    Where H has changed, the schedule has a new start.
+
+    Args:
+      state: State of rounds.
+      step: Inner steps of the run that are done.
+    """
+    assert isinstance(state, RoundState), "only rounds measure a rank"
+    return self.rounds.at_step(state, self.plan.schedule_step(step))
 
   def choose_setting(self, segment: Segment) -> None:
     """Chooses the setting of the rounds that follow a segment.

@@ -35,11 +35,11 @@ from dilocox_jax.optimizers import (
   named_optimizer,
 )
 from dilocox_jax.outer.average import averaged
+from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.data_parallel import StepPrograms
 from dilocox_jax.outer.exchange_thread import ExchangeThread
-from dilocox_jax.outer.partition import Partition
-from dilocox_jax.outer.programs import RoundPrograms
-from dilocox_jax.outer.transforms import OuterTransform
+from dilocox_jax.outer.outer_step import OuterStep
+from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.wire.adaptive import RoundSetting
@@ -72,7 +72,7 @@ class Programs:
   schedule: optax.Schedule
   steps: StepPrograms
   single: StepPrograms
-  rounds: RoundPrograms
+  rounds: Rounds
   shapes: Shapes
 
   @property
@@ -204,7 +204,7 @@ def programs(
   one_replica = replicas
   if config.sync.warm_start == "single":
     one_replica = dataclasses.replace(replicas, num_replicas=1)
-  transform = outer_transform(config, parts=parts)
+  outer = outer_step(config, parts=parts)
   if parts.exchange and config.membership != MembershipConfig():
     params = jax.eval_shape(model.init, jax.random.key(0))
     check_leaves_out(parts.exchange, params, mesh.num_replicas)
@@ -212,7 +212,7 @@ def programs(
   # A method that sends gradients compresses them. A warm start sends gradients
   # without compression.
   sends_gradients = config.sync.named.exchanged == "gradient"
-  mean = transform.aggregator if sends_gradients else plain_mean
+  mean = outer.aggregator if sends_gradients else plain_mean
   shared = _averaged(config, optimizer) if sends_gradients else optimizer
   recorded = schedule
   if parts.inner_optimizer:  # It has its own rate.
@@ -223,12 +223,13 @@ def programs(
     schedule=recorded,
     steps=StepPrograms(gradient, shared, mean, replicas),
     single=StepPrograms(gradient, optimizer, plain_mean, one_replica),
-    rounds=RoundPrograms(
-      transform,
-      inner_step(gradient, optimizer),
+    rounds=Rounds(
+      outer,
+      Cuts(config.fragments.num_fragments, config.fragments),
       replicas,
       mesh.outer_memory,
-      ExchangeThread() if _needs_thread(config) else None,
+      inner_step=inner_step(gradient, optimizer),
+      thread=ExchangeThread() if _needs_thread(config) else None,
     ),
     shapes=shapes,
   )
@@ -252,11 +253,11 @@ def _averaged(config: RunConfig, optimizer: optax.GradientTransformation):
   return averaged(optimizer, power) if power else optimizer
 
 
-def outer_transform(
+def outer_step(
   config: RunConfig,
   setting: RoundSetting | None = None,
   parts: Parts = NO_PARTS,
-) -> OuterTransform:
+) -> OuterStep:
   """Builds the outer side of a round: exchange, outer optimizer, apply rule.
 
   Only this part of a round depends on the current rank and H. So an adaptive
@@ -274,9 +275,8 @@ def outer_transform(
     momentum=outer.momentum,
     nesterov=outer.nesterov and bool(outer.momentum),
   )
-  return OuterTransform(
+  return OuterStep(
     to_plan.method(config, setting),
-    Partition(config.fragments),
     _averaged(config, optimizer),
     parts.exchange or _aggregator(config, setting),
     config.exchange.keep_unsent,

@@ -17,8 +17,8 @@ from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.outer.average import parameters_to_keep
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.drift import Drift, disagreement
-from dilocox_jax.outer.programs import mean_of
-from dilocox_jax.outer.round_program import RoundState, StepMetrics
+from dilocox_jax.outer.round_states import RoundState, mean_of
+from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event
@@ -118,7 +118,7 @@ def evaluation_bytes(
     num_views: How often that mean is computed.
   """
   is_mean = (
-    isinstance(state, RoundState) and programs.rounds.outer.is_per_replica
+    isinstance(state, RoundState) and not programs.rounds.outer.is_shared
   )
   if not is_mean or jax.process_count() == 1:
     return 0
@@ -187,13 +187,16 @@ def is_finite(state: TrainingState) -> bool:
   for leaf in jax.tree.leaves(state):
     for shard in leaf.addressable_shards:
       own.setdefault(shard.device, []).append(shard.data)
-  is_finite = all([bool(_all_finite(arrays)) for arrays in own.values()])
+  is_finite = all(
+    bool(_all_finite(host_memory.moved(arrays, host_memory.DEVICE)))
+    for arrays in own.values()
+  )
   return all(processes.from_all(is_finite, bool))
 
 
 @jax.jit
 def _all_finite(arrays: Sequence[jax.Array]) -> Boolean:
-  return all_finite(host_memory.on_device(arrays))
+  return all_finite(arrays)
 
 
 def check_losses(metrics: StepMetrics, segment: Segment) -> None:

@@ -26,8 +26,8 @@ from dilocox_jax.data.validation import ValidationSet
 from dilocox_jax.distributed import processes
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.link_counter import LinkCounter
-from dilocox_jax.outer.drift import Drift, by_exchange
-from dilocox_jax.outer.round_program import StepMetrics
+from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.training import evaluation
@@ -45,7 +45,7 @@ class DispatchedSegment:
     segment: The segment that runs.
     progress: How far the run is after the segment.
     metrics: Losses and gradient norms [M, H], still on the devices.
-    drifts: Drifts of every window group with an apply, still on the devices.
+    drifts: Drift of every exchange that it applies, still on the devices.
     exposed_s: Seconds spent waiting for its exchanges; None if not known.
   """
 
@@ -174,7 +174,7 @@ class MetricsReader:
     Raises:
       NotFiniteError: One line that names the replica and the step.
     """
-    exchanges = by_exchange(arrays_to_host(drifts))
+    exchanges = arrays_to_host(drifts)
     evaluation.check_drifts(exchanges, [step] * len(exchanges), attendance)
 
   def read(self, done: DispatchedSegment) -> Sequence[Drift]:
@@ -187,11 +187,10 @@ class MetricsReader:
       NotFiniteError: If a loss, a gradient or what a replica sent is not
         finite; nothing of the segment is recorded then.
     """
-    step_metrics, drifts = arrays_to_host((done.metrics, done.drifts))
+    step_metrics, exchanges = arrays_to_host((done.metrics, done.drifts))
     evaluation.check_losses(step_metrics, done.segment)
     start, attendance = done.segment.schedule_start, done.segment.attendance
     events = evaluation.applied_events(done.segment)
-    exchanges = by_exchange(drifts)
     sent_steps = [start + event.send_step for event in events]
     evaluation.check_drifts(exchanges, sent_steps, attendance)
     loss, grad_norm = (

@@ -27,7 +27,7 @@ from dilocox_jax.models.loss import (
 )
 from dilocox_jax.models.remat import remat_wrapper
 from dilocox_jax.models.segments import segment_ids
-from dilocox_jax.outer.partition import Partition
+from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.pipeline.timetable import timetable
 from dilocox_jax.pytypes import Scalar, Tree
@@ -109,7 +109,7 @@ def _check_given_model(config: RunConfig, model: LossModel) -> None:
       "mesh.num_data_shards=1"
     )
   params = jax.eval_shape(model.init, jax.random.key(0))
-  Partition(config.fragments).check(params)
+  Cuts(config.fragments.num_fragments, config.fragments).check(params)
 
 
 def _divided_functions(

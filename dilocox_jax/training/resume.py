@@ -21,7 +21,7 @@ from dilocox_jax.config import (
 from dilocox_jax.config.run import unfit_for_absences
 from dilocox_jax.exchange.mean import check_leaves_out
 from dilocox_jax.mapping import changed_fields, flat
-from dilocox_jax.outer.round_program import RoundState
+from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.training import states
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import PART, Checkpoints, RefusedError
@@ -62,7 +62,12 @@ def resumed_state(
       _check_is_whole(record)
     count = _other_replicas(config, record)
     # Who has a directory of its own reads its own replica alone.
-    return states.abstract(programs, record["phase"], None if is_own else count)
+    return states.abstract(
+      programs,
+      record["phase"],
+      None if is_own else count,
+      record.get("in_flight", ()),
+    )
 
   restored = checkpoints.restore(template)
   if not restored:

@@ -26,7 +26,7 @@ from dilocox_jax.metrics.recorder import METRICS, TIMING
 from dilocox_jax.metrics.run_record import CONFIG, RECORD
 from dilocox_jax.models import weights
 from dilocox_jax.outer.data_parallel import SharedState
-from dilocox_jax.outer.round_program import RoundState
+from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.pytypes import Tree
 from dilocox_jax.report.page import PAGE
 from dilocox_jax.training import build, evaluation, states
@@ -221,19 +221,20 @@ def state_from_run(
       f"({old_config.model.shape}): set the same config.model"
     )
   replicas = programs.steps_of(phase).replicas
-  params, outer_optimizer = _saved_outer(old_config, source, replicas, parts)
+  params, outer_optimizers = _saved_outer(old_config, source, replicas, parts)
   params = replicas.place_state(params, None)
   state = states.fresh(programs, phase, params)
   if not isinstance(state, RoundState):
     return state
-  if not _have_same_shapes(state.outer.optimizer, outer_optimizer):
+  new = [fragment.optimizer for fragment in state.fragments]
+  if not _have_same_shapes(new, outer_optimizers):
     logging.getLogger(__name__).warning(
       "the outer optimizer state of %s does not fit this run: it starts with a "
       "new one",
       source,
     )
     return state
-  return programs.rounds.with_outer_optimizer(state, outer_optimizer)
+  return programs.rounds.with_outer_optimizers(state, outer_optimizers)
 
 
 def _parts_of(source: pathlib.Path, parts: Parts) -> Parts:
@@ -303,7 +304,8 @@ def _saved_outer(
     parts: Parts that were handed in to the other run.
 
   Returns:
-    Outer parameters, and the outer optimizer state if replicas share it.
+    Outer parameters, and the outer optimizer states of all fragments if
+    replicas share them.
   """
   programs = _programs(config, parts, config.mesh.num_replicas)
   with contextlib.closing(
@@ -311,7 +313,12 @@ def _saved_outer(
   ) as checkpoints:
     restored = checkpoints.restore(
       lambda record: replicas.abstract(
-        states.abstract(programs, record["phase"], _saved_replicas(record)),
+        states.abstract(
+          programs,
+          record["phase"],
+          _saved_replicas(record),
+          record.get("in_flight", ()),
+        ),
         None,
       )
     )
@@ -324,9 +331,9 @@ def _saved_outer(
   params = evaluation.params_to_keep(programs, state)
   if isinstance(state, SharedState):
     return params, None
-  is_shared = not programs.rounds.outer.is_per_replica
-  optimizer = state.outer.optimizer if is_shared else None
-  return params, optimizer
+  if not programs.rounds.outer.is_shared:
+    return params, None
+  return params, [fragment.optimizer for fragment in state.fragments]
 
 
 def _programs(config: RunConfig, parts: Parts, num_replicas: int) -> Programs:

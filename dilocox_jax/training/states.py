@@ -5,13 +5,14 @@ The phase of the run alone decides which of the two a checkpoint holds.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.outer.data_parallel import SharedState
-from dilocox_jax.outer.round_program import RoundState
+from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.plan.wire.traffic import Traffic
@@ -85,7 +86,10 @@ def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
 
 
 def abstract(
-  programs: Programs, phase: str, num_replicas: int | None = None
+  programs: Programs,
+  phase: str,
+  num_replicas: int | None = None,
+  in_flight: Sequence[int] = (),
 ) -> TrainingState:
   """Returns shapes, types and shardings of the state that `fresh` returns.
 
@@ -94,6 +98,8 @@ def abstract(
     phase: "single", "data_parallel" or "rounds".
     num_replicas: If given, rounds are those of so many replicas, and every
       device of the run holds their whole state.
+    in_flight: Number of pseudo-gradients in flight of every fragment (`Rounds
+      .abstract`).
   """
   if phase == "rounds" and num_replicas is not None:
     stacked = dataclasses.replace(
@@ -101,12 +107,13 @@ def abstract(
     )
     others = dataclasses.replace(programs, rounds=stacked)
     replicas = programs.rounds.replicas
-    return replicas.abstract(abstract(others, phase), None)
+    state = abstract(others, phase, in_flight=in_flight)
+    return replicas.abstract(state, None)
   # `eval_shape` draws no numbers, so the seed of the key does not matter.
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   if phase == "rounds":
     optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
-    return programs.rounds.abstract(params, optimizer)
+    return programs.rounds.abstract(params, optimizer, in_flight)
   return programs.steps_of(phase).abstract(params)
 
 
@@ -133,3 +140,10 @@ def segment_sent_bytes(
     leaves = jax.tree.leaves(state.replica)
     total += sum(leaf.nbytes // len(leaf) for leaf in leaves)
   return total
+
+
+def num_in_flight(state: TrainingState) -> list[int]:
+  """Returns how many pseudo-gradients of every fragment are in flight."""
+  if isinstance(state, SharedState):
+    return []
+  return [len(fragment.in_flight) for fragment in state.fragments]

@@ -20,7 +20,7 @@ from dilocox_jax import report
 from dilocox_jax.config import RunConfig
 from dilocox_jax.distributed import processes, replica_consistency
 from dilocox_jax.outer.data_parallel import SharedState
-from dilocox_jax.outer.round_program import RoundState
+from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.report.page import PAGE
 from dilocox_jax.training import (
@@ -31,6 +31,7 @@ from dilocox_jax.training import (
   resume,
   run_text,
   start,
+  states,
 )
 from dilocox_jax.training.adaptive_controller import AdaptiveController
 from dilocox_jax.training.clock import Clock
@@ -38,11 +39,7 @@ from dilocox_jax.training.evaluation import NotFiniteError
 from dilocox_jax.training.metrics_reader import DispatchedSegment
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.run_summary import clock_at_end_s, summary_lines
-from dilocox_jax.training.states import (
-  TrainingProgress,
-  TrainingState,
-  segment_sent_bytes,
-)
+from dilocox_jax.training.states import TrainingProgress, TrainingState
 
 
 class TrainingStoppedError(RuntimeError):
@@ -258,8 +255,8 @@ class Trainer:
 
   def _is_new(self, segment: Segment) -> bool:
     """Whether no segment of this program has run yet."""
-    shapes, _ = self.controller.rounds.groups(segment.windows)
-    program = segment.phase, segment.num_steps, shapes, self.controller.setting
+    kinds = map(self.controller.rounds.kind, segment.windows)
+    program = segment.phase, segment.num_steps, *kinds, self.controller.setting
     is_new = program not in self._compiled
     self._compiled.add(program)
     return is_new
@@ -275,14 +272,14 @@ class Trainer:
     drifts, thread = [], self.programs.rounds.thread
     with jax.transfer_guard("disallow"):
       if isinstance(state, RoundState):
-        state, step_metrics, drifts = self.controller.rounds.round(
+        state, step_metrics, drifts = self.controller.rounds.run(
           state, batches, segment.windows, segment.attendance
         )
       else:
         programs = self.programs.steps_of(segment.phase)
         state, step_metrics = programs.steps(state, batches)
     clock, traffic = self.clock, self.controller.traffic
-    sent_bytes = segment_sent_bytes(
+    sent_bytes = states.segment_sent_bytes(
       traffic, segment, state, self.config.mesh.num_replicas
     )
     steps = segment.replica_steps(self.config.mesh.num_replicas)
@@ -328,6 +325,7 @@ class Trainer:
       # A spectrum's last bits differ by machine, and so might a choice.
       own = self.controller.get_state()
       processes.from_main(own, self.controller.set_state)
+      state = self.controller.rescheduled(state, segment.stop)
     if segment.crosses(self.config.evaluation.interval_steps):
       self._evaluate(state)
     if stop_signal:
@@ -375,6 +373,7 @@ class Trainer:
       "streams": self.streams.get_state(),
       "controller": self.controller.get_state(),
       "clock": self.clock.get_state() if self.clock else None,
+      "in_flight": states.num_in_flight(state),
       "config": self.config.to_mapping(),
       "corpus_digest": self.corpus.digest,
       "sets": run_text.digests_of(self.validation_sets),
@@ -390,7 +389,7 @@ class Trainer:
       plan, traffic = self.controller.plan, self.controller.traffic
       step = plan.schedule_step(self.config.total_steps)
       attendance = plan.flush_attendance()
-      state, drifts = self.controller.rounds.flush(state, step, attendance)
+      state, drifts = self.controller.rounds.flush(state, attendance)
       self._reader.check_flush(drifts, self.config.total_steps, attendance)
       sent_bytes = traffic.flush_bytes(step, attendance)
       end_s = self.clock.finish(plan, traffic) if self.clock else None

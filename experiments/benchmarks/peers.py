@@ -74,7 +74,6 @@ class Rounds:
     optimizer = jax.jit(self._programs.steps.optimizer.init)(params)
     self._state = self._programs.rounds.init(params, optimizer)
     self._placed = jax.device_put(self._batches)
-    self._round = 0
     self._first_losses = self._two_rounds(self.run)
 
   @property
@@ -84,14 +83,8 @@ class Rounds:
 
   def run(self) -> np.ndarray:
     """Runs our next round, waits for it and returns its losses [M, H]."""
-    schedule = self._config.sync.named.schedule
-    # All rounds after the first one are alike.
-    windows = schedule.round_windows(min(self._round, 1))
     rounds = self._programs.rounds
-    self._state, (losses, _), _ = rounds.round(
-      self._state, self._placed, windows
-    )
-    self._round += 1
+    self._state, (losses, _), _ = rounds.run(self._state, self._placed)
     return np.asarray(jax.block_until_ready((self._state, losses))[1])
 
   def peer(self, compiled: bool) -> Callable[[], np.ndarray]:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from dilocox_jax.config import RunConfig
-from dilocox_jax.outer.round_program import INNER_STEPS
+from dilocox_jax.outer.window import INNER_STEPS
 from dilocox_jax.plan.model.shapes import flops_per_token
 from dilocox_jax.plan.pipeline.timetable import ACTIONS, timetable
 from experiments.compilation import hlo
@@ -27,13 +27,14 @@ from experiments.compilation.transfers import (
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-  """Numbers of one device, for one segment of a run.
+  """Numbers of one device, for one window of a run.
 
   Attributes:
     memory: Bytes of "arguments", "outputs", "aliased", "temporaries" and
-      "program".
-    peak_bytes: Most memory in use at one time, as the compiler counts it. It is
-      less than what is needed, since there is room between arrays.
+      "program", and "kept": of the training state, what lies beside it.
+    peak_bytes: Most memory that the program uses at one time, as the compiler
+      counts it. It is less than what is needed, since there is room between
+      arrays.
     model_flops: Operations of the model's products.
     product_flops: Operations of all products.
     exchange_flops: Those outside the loops over inner steps.
@@ -43,7 +44,7 @@ class Analysis:
     transfers: Transfers between slices, in the order of the program.
     timeline: Name of each computation with transfers, its number of
       instructions, and the numbers of its loops over inner steps.
-    num_steps: Inner steps of the segment.
+    num_steps: Inner steps of the window.
   """
 
   memory: dict[str, int]
@@ -60,7 +61,7 @@ class Analysis:
 
   @property
   def needed_bytes(self) -> int:
-    """Memory of one device that the program needs (bytes)."""
+    """Memory of one device that the run needs (bytes)."""
     return sum(self.memory.values()) - 2 * self.memory["aliased"]
 
   @property
@@ -80,7 +81,7 @@ def analyse(program: Program, compiled: jax.stages.Compiled) -> Analysis:
     program: What was compiled.
     compiled: The compiled program.
   """
-  config, steps = program.config, program.segment.num_steps
+  config, steps = program.config, program.num_steps
   module = hlo.parse(compiled.as_text() or "")
   rounds, only_exchange = _rounds(module, config, steps)
   tokens = config.tokens_per_replica_step * steps
@@ -90,7 +91,7 @@ def analyse(program: Program, compiled: jax.stages.Compiled) -> Analysis:
   count = config.mesh.num_replicas
   sent = functools.partial(sent_bytes, num_replicas=count)
   return Analysis(
-    memory=_memory(compiled),
+    memory=_memory(compiled) | {"kept": program.kept_bytes},
     peak_bytes=_stats(compiled).peak_memory_in_bytes,
     model_flops=tokens * model / share,
     product_flops=float(total(module, instruction_flops, rounds)),

@@ -14,7 +14,7 @@ from dilocox_jax.metrics.lines import write_atomically
 COLUMNS = (
   "run",
   "machine",
-  "arguments_bytes",
+  "state_bytes",
   "temporaries_bytes",
   "needed_bytes",
   "peak_bytes",
@@ -40,11 +40,12 @@ def write(reports: pathlib.Path, table: pathlib.Path) -> None:
 def _row(report: pathlib.Path) -> tuple[str | int, ...]:
   values = json.loads(report.read_text())
   analysis = values["analysis"]
+  memory = analysis["memory"]
   return (
     report.parent.name,
     values["machine"],
-    analysis["memory"]["arguments"],
-    analysis["memory"]["temporaries"],
+    memory["arguments"] + memory["kept"],
+    memory["temporaries"],
     analysis["needed_bytes"],
     analysis["peak_bytes"],
     values["memory_bytes"],

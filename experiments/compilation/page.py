@@ -86,7 +86,7 @@ def finding(compiled: Compiled) -> str:
   if not compiled.fits:
     fit = f"does NOT fit: it lacks {human_share(-spare)} of a device's memory"
   return (
-    f"A segment of {found.num_steps} inner steps {fit} on {compiled.chip}."
+    f"A window of {found.num_steps} inner steps {fit} on {compiled.chip}."
     f" {found.num_hidden} of {len(found.transfers)} transfers between slices"
     " start before inner steps and end after them. Nothing was run: all"
     f" numbers are the compiler's, which took {compiled.compile_s:.0f} s."

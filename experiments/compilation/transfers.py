@@ -9,7 +9,7 @@ it runs. A transfer is hidden by a loop over inner steps that lies between its
 
 import dataclasses
 
-from dilocox_jax.outer.round_program import INNER_STEPS
+from dilocox_jax.outer.window import INNER_STEPS
 from experiments.compilation.hlo import Instruction, Module
 
 _TRANSFER = r'_xla_megascale_transfer_type="(\w+)"'

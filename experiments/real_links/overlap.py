@@ -4,7 +4,7 @@ Rounds over a slow link are compared with the rounds over an open one just
 before and after them, so that a machine that others use too disturbs both
 alike. If the exchange hides behind the inner steps, both take the same time. If
 it does not, rounds over the slow link are longer by the exchange. The control
-keeps the exchange in the round's program, where CPUs overlap nothing.
+keeps the exchange in the window's program, where CPUs overlap nothing.
 
 The link becomes as slow as it must be for an exchange to take a given share of
 a round, which the run's own rounds over the open link have shown.

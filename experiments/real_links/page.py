@@ -37,7 +37,7 @@ _COLUMNS = (
 _OVERLAP = (
   "Rounds of one run while its link opens and closes, medians. An exchange that"
   " its own thread dispatches should leave the rounds as they are; the control"
-  " keeps it in the round's program, where CPUs overlap nothing."
+  " keeps it in the window's program, where CPUs overlap nothing."
 )
 
 _SPEEDUP_COLUMNS = (

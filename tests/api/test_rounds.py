@@ -32,12 +32,10 @@ def test_rounds_without_a_config_are_those_of_the_trainer():
   )
   params = jax.tree.map(jnp.asarray, problem[0])
   state = rounds.init(params, INNER.init(params))
-  for number in range(3):
-    batches = batches_of(problem, 6 * number, 6 * number + 6)
-    batches = jax.tree.map(jnp.asarray, batches)
-    state, metrics = rounds.run(state, batches, number)
-  state = rounds.finish(state, 18)
-  assert_equal(metrics.loss, losses[:, 12:])
+  for start, stop in ((0, 6), (6, 11), (11, 18)):  # In whatever pieces.
+    state, metrics, _ = rounds.run(state, batches_of(problem, start, stop))
+    assert_equal(metrics.loss, losses[:, start:stop])
+  state, _ = rounds.flush(state)
   assert_equal(rounds.outer_params(state), programs.outer_params(expected))
 
 
@@ -70,18 +68,17 @@ def test_an_aggregator_of_ones_own_has_a_dict_of_axes_and_turns(layout):
     )
     params = {"w": jnp.zeros(3)}
     state = rounds.init(params, INNER.init(params))
-    for number in range(2):
-      batches = jnp.arange(12.0).reshape(2, 2, 3)
-      state, _ = rounds.run(state, batches, number)
-    return rounds.outer_params(rounds.finish(state, 4)), state.outer.exchange
+    for _ in range(2):
+      state, *_ = rounds.run(state, jnp.arange(12.0).reshape(2, 2, 3))
+    (fragment,), (flushed, _) = state.fragments, rounds.flush(state)
+    return rounds.outer_params(flushed), fragment.exchange
 
   own = dx.Aggregator(
     lambda params: {"count": jnp.int32(0), "own": jnp.zeros(())},
     without_pauses(two_turns),
     axes={"count": None, "own": 0},
   )
-  found, exchange = trained(own)
-  kept = exchange.get(0)
+  found, kept = trained(own)
   assert_close(found, trained(None)[0], 1e-6)
   assert kept["count"].shape == () and kept["own"].shape == (2,)
 
@@ -98,17 +95,29 @@ def test_what_has_no_rounds_is_refused(method, message):
     dx.make_rounds(method, STEP, nesterov(), num_replicas=3)
 
 
-def test_a_round_wants_a_batch_for_every_replica_and_step():
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (
+      lambda x, y: (x[:2], y),
+      r"leaf '0' begins .* of \(2, 6\) instead of \(3, 6\)",
+    ),
+    (
+      lambda x, y: (x, y[:, :5]),
+      r"leaf '1' begins .* of \(3, 5\) instead of \(3, 6\)",
+    ),
+    (lambda x, y: (), "no leaf"),
+  ],
+)
+def test_steps_want_a_batch_for_every_replica(change, message):
   problem = make_problem(0, 3, 12, 4, 2, 3)
   rounds = dx.make_rounds(
     METHOD, STEP, nesterov(), num_replicas=3, num_layers=4
   )
   params = jax.tree.map(jnp.asarray, problem[0])
   state = rounds.init(params, INNER.init(params))
-  for start, stop in ((0, 5), (0, 7)):
-    batches = batches_of(problem, start, stop)
-    with pytest.raises(ValueError, match=r"must begin with \(3, 6\)"):
-      rounds.run(state, jax.tree.map(jnp.asarray, batches), 0)
+  with pytest.raises(ValueError, match=message):
+    rounds.run(state, change(*batches_of(problem, 0, 6)))
 
 
 def test_fragments_must_cover_the_parameters():
@@ -129,8 +138,8 @@ def test_slices_need_no_layers():
   rounds = dx.make_rounds(method, step, optax.sgd(1.0), num_replicas=2)
   params = {"w": jnp.zeros(7), "unused": jnp.zeros((0, 3))}
   state = rounds.init(params, INNER.init(params))
-  state, _ = rounds.run(state, jnp.ones((2, 4, 7)), 0)
-  state = rounds.finish(state, 4)
+  state, *_ = rounds.run(state, jnp.ones((2, 4, 7)))
+  state, _ = rounds.flush(state)
   wanted = {**params, "w": jnp.full(7, -0.2)}
   assert_close(rounds.outer_params(state), wanted, 1e-6)
 
@@ -158,12 +167,11 @@ def test_rounds_take_the_feedback_of_the_transforms():
   replicas = jax.jit(jax.vmap(step, axis_name="replica"))
   for number in range(2):
     batches = batches_of(problem, 4 * number, 4 * number + 4)
-    batches = jax.tree.map(jnp.asarray, batches)
     inputs, targets = batches
     for place in range(4):
       batch = inputs[:, place], targets[:, place]
       own, own_state = replicas(own, own_state, batch)
-    state, _ = rounds.run(state, batches, number)
+    state, *_ = rounds.run(state, batches)
   found = jax.tree.map(lambda leaf: leaf[0], dx.outer_params(own_state))
   assert_close(rounds.outer_params(state), found, 1e-5)
 
@@ -214,7 +222,7 @@ def test_results_of_an_inner_step_that_do_not_fit_are_named(change, message):
   params = {"w": jnp.zeros(7)}
   state = rounds.init(params, INNER.init(params))
   with pytest.raises(ValueError, match=message) as raised:
-    rounds.run(state, jnp.ones((2, 4, 7)), 0)
+    rounds.run(state, jnp.ones((2, 4, 7)))
   assert "\n" not in str(raised.value)
 
 

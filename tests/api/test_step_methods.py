@@ -23,7 +23,7 @@ from tests.outer.problem import (
   batches_of,
   loss,
   nesterov,
-  round_programs,
+  rounds,
   step_programs,
 )
 
@@ -72,28 +72,25 @@ def config_of(name, settings):
 def by_rounds(config, problem, num_steps):
   """Parameters of all replicas after the trainer's own programs."""
   params = jax.tree.map(jnp.asarray, problem[0])
-  transform = build.outer_transform(config)
-  method = transform.method
+  outer = build.outer_step(config)
+  method = outer.method
   if method.exchanged == "gradient":
     programs = step_programs(INNER, NUM_REPLICAS)
-    object.__setattr__(programs, "aggregator", transform.aggregator)
+    object.__setattr__(programs, "aggregator", outer.aggregator)
     state = programs.init(params)
     state, _ = programs.steps(state, batches_of(problem, 0, num_steps))
     return jax.tree.map(
       lambda leaf: jnp.stack([leaf] * NUM_REPLICAS), state.params
     )
-  programs = round_programs(
-    method, NUM_LAYERS, NUM_REPLICAS, INNER, transform.optimizer, "stacked"
+  programs = rounds(
+    *(method, NUM_LAYERS, NUM_REPLICAS, INNER, outer.optimizer),
+    aggregator=outer.aggregator,
   )
-  object.__setattr__(programs.outer, "aggregator", transform.aggregator)
   state = programs.init(params, INNER.init(params))
   interval = method.schedule.sync_interval
   for number in range(num_steps // interval):
     batches = batches_of(problem, number * interval, (number + 1) * interval)
-    windows = method.schedule.round_windows(number)
-    state, *_ = programs.round(
-      state, jax.tree.map(jnp.asarray, batches), windows
-    )
+    state, *_ = programs.run(state, batches)
   return state.replica.params
 
 
@@ -134,8 +131,8 @@ FAST = {"allreduce", "diloco", "dilocox"}
 def test_a_method_by_name_is_what_the_trainer_runs(name, x64):
   config = config_of(name, SETTINGS[name])
   method = config.sync.named
-  rounds = method.schedule.sync_interval if method.schedule else 1
-  num_steps = ROUNDS * rounds
+  interval = method.schedule.sync_interval if method.schedule else 1
+  num_steps = ROUNDS * interval
   problem = make_problem(0, NUM_REPLICAS, num_steps, NUM_LAYERS, WIDTH, 3)
   sends_gradients = method.exchanged == "gradient"
   tx = getattr(dx, name)(

@@ -1,6 +1,5 @@
 """What the plan says is on the wire is what the compiled program moves."""
 
-import functools
 import itertools
 
 import jax
@@ -11,11 +10,11 @@ import pytest
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, compressed_mean
+from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.data_parallel import StepPrograms
 from dilocox_jax.outer.drift import measure_drift
-from dilocox_jax.outer.partition import Partition
-from dilocox_jax.outer.programs import RoundPrograms
-from dilocox_jax.outer.transforms import OuterTransform
+from dilocox_jax.outer.outer_step import OuterStep
+from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.wire.chain import Chain
@@ -95,18 +94,17 @@ def traffic(method, payload, collective, num_replicas):
   return Traffic(method, fragments, SHAPES, num_replicas, payload, collective)
 
 
-def outer_transform(method, payload, collective):
+def rounds(method, payload, collective, num_replicas):
   aggregator = compressed_mean(Compression(payload, collective), Feedback())
-  fragments = Fragments(method.schedule.num_fragments, NUM_LAYERS)
-  return OuterTransform(
-    method, Partition(fragments), optax.sgd(1.0), aggregator
+  return Rounds(
+    OuterStep(method, optax.sgd(1.0), aggregator),
+    Cuts(
+      method.schedule.num_fragments,
+      Fragments(method.schedule.num_fragments, NUM_LAYERS),
+    ),
+    Replicas(num_replicas, "mesh"),
+    inner_step=descend,
   )
-
-
-def exchange(outer, fragment, own, state):
-  """One exchange of a fragment, and the drift behind it."""
-  state, arrival = outer.exchange(state, fragment, own)
-  return state.exchange, arrival.mean, measure_drift(arrival)
 
 
 @pytest.mark.parametrize(
@@ -132,19 +130,21 @@ def test_an_exchange_moves_the_bytes_of_the_plan(
   payload, collective, num_replicas, num_fragments
 ):
   method = methods.delayed(7, num_fragments)
-  outer = outer_transform(method, payload, collective)
+  programs = rounds(method, payload, collective, num_replicas)
   plan = traffic(method, payload, collective, num_replicas)
-  params = params_like(SHAPES)
+  state = programs.abstract(params_like(SHAPES), ())
 
-  replicas = Replicas(num_replicas, "mesh")
-  state = outer.init(params)
+  def exchange(fragment, own):
+    result, kept = programs.outer.exchange(fragment, own)
+    return result.mean, kept, measure_drift(result)
+
   for number in {0, num_fragments - 1}:
-    fragment = jnp.int32(number) if number else 0
-    own = outer.partition.take(params, fragment)
-    own = jax.tree.map(lambda leaf: jnp.stack([leaf] * num_replicas), own)
-    one = functools.partial(exchange, outer, fragment)
-    program = jax.jit(replicas.map(one, (0, None), 0))
-    text = program.lower(own, state).compile().as_text()
+    fragment = state.fragments[number]
+    own = jax.tree.map(
+      lambda leaf: jnp.zeros((num_replicas, *leaf.shape)), fragment.params
+    )
+    mapped = programs.replicas.map(exchange, (programs.outer.axes, 0), 0)
+    text = jax.jit(mapped).lower(fragment, own).compile().as_text()
     assert operations(text) == planned(*plan.exchange(number))
 
 
@@ -170,37 +170,31 @@ def descend(params, state, batch):
     (methods.delayed(6, 3, 9), Int(4), 3),
   ],
 )
-def test_a_round_moves_the_bytes_of_the_exchanges_that_arrive_in_it(
+def test_a_window_moves_the_bytes_of_the_exchange_that_arrives_in_it(
   method, payload, num_replicas
 ):
-  outer = outer_transform(method, payload, "auto")
   plan = traffic(method, payload, "auto", num_replicas)
-  programs = RoundPrograms(outer, descend, Replicas(num_replicas, "mesh"))
-  windows = method.schedule.round_windows(3)
-  shapes, tables = programs.groups(windows)
-  state = programs.abstract(params_like(SHAPES), ())
+  programs = rounds(method, payload, "auto", num_replicas)
+  schedule = method.schedule
+  start = 3 * schedule.sync_interval
   batches = programs.replicas.abstract(
-    jnp.zeros((num_replicas, method.schedule.sync_interval)), 0
+    jnp.zeros((num_replicas, schedule.sync_interval)), 0
   )
-  tables = programs.replicas.abstract(tables, None)
-  lowered = programs.compiled(shapes).lower(state, batches, tables)
-  text = lowered.compile().as_text()
-  # Layer fragments are alike, and one loop exchanges them in turn.
-  expected = [
-    operation
-    for piece in shapes
-    if piece.applied
-    for operation in plan.exchange(0 if piece.applied == "first" else 1)
-  ]
-  assert expected
-  assert operations(text) == planned(*expected)
-  # Each turn of an exchange has inner steps of its own.
-  turns = 1 + max(each.turn for each in expected)
-  loops = sum(
-    each.has_steps_after + (turns if each.applied and outer.depth else 1)
-    for each in shapes
-  )
-  assert num_inner_loops(text) == loops
+  seen = set()
+  for window in schedule.windows(start, start + schedule.sync_interval):
+    in_flight = schedule.num_in_flight(start)
+    start += window.num_steps
+    if programs.kind(window) in seen:
+      continue
+    seen.add(programs.kind(window))
+    state = programs.abstract(params_like(SHAPES), (), in_flight)
+    text = programs.lowered(state, batches, window).compile().as_text()
+    expected = plan.exchange(window.applied.fragment) if window.applied else []
+    assert operations(text) == planned(*expected)
+    # Each turn of an exchange has inner steps of its own.
+    turns = [each.turn for each in expected if schedule.depth]
+    assert num_inner_loops(text) == 1 + max(turns, default=0)
+  assert any(kind.applied is not None for kind in seen)
 
 
 def test_a_data_parallel_step_moves_the_bytes_of_its_gradients():

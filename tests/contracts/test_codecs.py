@@ -229,7 +229,7 @@ TREES = st.builds(
 def encoded(payload, path, shape):
   """The arrays of one leaf, as shapes and types."""
   leaf = leaf_of(path, shape)
-  built = codec(payload.at(path), leaf)
+  built = codec(payload, leaf)
 
   def run(key):
     values = jnp.zeros(leaf.stacked_shape, jnp.float32)

@@ -100,7 +100,7 @@ def test_what_is_gathered_is_the_mean_of_what_each_would_send_alone(name):
     for path, leaf in leaves_by_path(own).items():
       where = leaf_of(path, leaf.shape)
       whole[path], _, _ = run_without_exchange(
-        codec(payload.at(path), where),
+        codec(payload, where),
         leaf.reshape(where.stacked_shape),
         (),
         jax.random.key(0),

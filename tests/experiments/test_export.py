@@ -43,7 +43,7 @@ def test_a_run_starts_from_what_another_one_exported(folders):
   )
   state: Any = start.first_state(config, runs.programs(config), "rounds")
   old, _ = runs.saved(run)
-  runs.assert_same_bits(state.outer.params, old.outer.params)
+  runs.assert_same_bits(state.fragments[0].params, old.fragments[0].params)
 
 
 @pytest.mark.slow

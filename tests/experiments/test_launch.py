@@ -121,9 +121,9 @@ def test_two_processes_end_where_one_does(whole, tmp_path):
   assert code == 0, errors
   (state, record), (alone, _) = runs.saved(whole), runs.saved(tmp_path)
   assert record["position"]["is_finished"]
-  found_at = jax.device_get((state.outer, state.replica.params))
-  expected = jax.device_get((alone.outer, alone.replica.params))
-  paths = jax.tree_util.tree_leaves_with_path(state.outer.optimizer)
+  found_at = jax.device_get((state.fragments, state.replica.params))
+  expected = jax.device_get((alone.fragments, alone.replica.params))
+  paths = jax.tree_util.tree_leaves_with_path(state.fragments[0].optimizer)
   assert any(".average" in jax.tree_util.keystr(path) for path, _ in paths)
   for found, wanted in zip(
     jax.tree.leaves(found_at), jax.tree.leaves(expected), strict=True

@@ -1,6 +1,7 @@
-"""The papers' settings: a whole round by its shapes, and a few real steps."""
+"""The papers' settings: a round's windows by shape, and a few real steps."""
 
 import dataclasses
+from typing import Any
 
 import chex
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.config import from_mapping
-from dilocox_jax.training import build
+from dilocox_jax.training import build, states
 from experiments.configs import papers
 from tests import runs
 
@@ -48,21 +49,43 @@ def described(name, **changes):
     for name in papers.PAPERS
   ],
 )
-def test_a_whole_round_fits_together_at_full_size(name):
+def test_every_window_of_a_round_fits_together_at_full_size(name):
   config = described(name, mesh=FEWER_DEVICES.get(name, {}))
   programs, schedule = build.programs(config), config.sync.named.schedule
-  shapes, tables = programs.rounds.groups(schedule.round_windows(LATE))
-  params = jax.eval_shape(programs.model.init, jax.random.key(0))
-  optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
-  state = programs.rounds.abstract(params, optimizer)
-  num_replicas, data = config.mesh.num_replicas, config.data
-  rows = (schedule.sync_interval, data.batch_size, data.sequence_length + 1)
+  rounds, num_replicas = programs.rounds, config.mesh.num_replicas
+  data, interval = config.data, schedule.sync_interval
+  rows = (interval, data.batch_size, data.sequence_length + 1)
   batches = jax.ShapeDtypeStruct((num_replicas, *rows), np.int32)
-  after, metrics, _ = jax.eval_shape(
-    programs.rounds.compiled(shapes), state, batches, tables
+  step, seen = LATE * interval, set()
+  for window in schedule.windows(step, step + interval):
+    in_flight = schedule.num_in_flight(step)
+    step += window.num_steps
+    if rounds.kind(window) in seen:
+      continue
+    seen.add(rounds.kind(window))
+    state: Any = states.abstract(programs, "rounds", in_flight=in_flight)
+    after: Any = states.abstract(
+      programs, "rounds", in_flight=schedule.num_in_flight(step)
+    )
+    progress, *fragments, _ = rounds.lowered(state, batches, window).out_info
+    same_shapes(progress.replica, after.replica)
+    assert progress.metrics.loss.shape == (num_replicas, interval)
+    events = window.applied, None if window.is_same else window.sent
+    for event, found in zip(events, fragments, strict=True):
+      assert (event is None) == (found is None)
+      if event:
+        same_shapes(found, after.fragments[event.fragment])
+  assert any(kind.applied is not None for kind in seen)
+
+
+def same_shapes(found, expected):
+  found, expected = (
+    jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), each
+    )
+    for each in (found, expected)
   )
-  chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
-  assert metrics.loss.shape == (num_replicas, schedule.sync_interval)
+  chex.assert_trees_all_equal_shapes_and_dtypes(found, expected)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def test_a_model_of_the_papers_is_counted_and_spread_over_a_mesh():
   number, unit = sizes["replica/params"]
   assert unit == "GB" and abs(number / expected - 1) < 0.02
   assert sizes["replica/optimizer"][0] > 1.9 * number
-  assert sizes["outer/params"] == sizes["replica/params"]
+  assert sizes["fragments/params"] == sizes["replica/params"]
 
 
 def test_stacked_replicas_are_all_on_one_device():

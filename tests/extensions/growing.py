@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from dilocox_jax.config.recipes import register_recipe
 from dilocox_jax.plan.schedule.methods import Method, register_method
-from dilocox_jax.plan.schedule.sync_schedule import Event, SyncSchedule, Window
+from dilocox_jax.plan.schedule.sync_schedule import Event, SyncSchedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,23 +33,6 @@ class GrowingSchedule(SyncSchedule):
       if end > start:
         yield Event(end, "apply", 0, end)
         yield Event(end, "send", 0, end)
-
-  def round_windows(
-    self, round_index: int, num_steps: int | None = None
-  ) -> list[Window]:
-    """Returns the one window of a round, without events if it is cut."""
-    _, start, end = next(one for one in self._rounds() if one[0] == round_index)
-    if num_steps is not None and num_steps < end - start:
-      return [Window(num_steps, None, 0, None)]
-    apply, send = self.events(start, end)
-    return [Window(end - start, apply, 0, send)]
-
-  def flush_windows(self, step: int) -> list[Window]:
-    """Returns a send and its apply if the last round was cut."""
-    if not step or any(self.events(step - 1, step)):
-      return []
-    send, apply = (Event(step, kind, 0, step) for kind in ("send", "apply"))
-    return [Window(0, None, 0, send), Window(0, apply, 0, None)]
 
   def _rounds(self) -> Iterator[tuple[int, int, int]]:
     """Yields index, steps before and steps after every round, for ever."""

@@ -77,11 +77,11 @@ def test_an_exchange_moves_the_planned_bytes():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_run_trains_and_its_replicas_stay_near_each_other(layout):
   programs, state = runs.assert_it_trains(config(layout=layout))
-  outer = jax.tree.leaves(state.outer.params)
+  outer = jax.tree.leaves(state.fragments[0].params)
   assert all(leaf.shape[0] == 4 for leaf in outer)
   spread = [float(jnp.max(jnp.std(leaf, axis=0))) for leaf in outer]
   assert 0 < max(spread) < 0.1
-  flushed, drifts = programs.rounds.flush(state, 12)
+  flushed, drifts = programs.rounds.flush(state)
   assert not drifts
   mean = programs.rounds.outer_params(flushed)
   for leaf, of_all in zip(jax.tree.leaves(mean), outer, strict=True):

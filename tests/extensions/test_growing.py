@@ -14,7 +14,7 @@ from dilocox_jax.plan.schedule.methods import (
   register_method,
   with_interval,
 )
-from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule, Window
+from dilocox_jax.plan.schedule.sync_schedule import Window
 from tests.extensions import runs
 from tests.extensions.growing import GrowingSchedule, growing
 
@@ -32,23 +32,21 @@ def test_rounds_double_after_every_two():
   starts = [0, *ENDS[:-1]]
   for index, (start, end) in enumerate(zip(starts, ENDS, strict=True)):
     assert schedule.round_at(start) == (index, end - start)
-    (window,) = schedule.round_windows(index)
+    (window,) = schedule.windows(start, end)
     assert window.num_steps == end - start
     assert window.sent and window.sent.step == end
-  sent = [e.step for e in schedule.events(0, 28) if e.kind == "send"]
-  assert sent == ENDS
 
 
 def test_a_run_has_the_rounds_of_the_schedule():
   segments = list(to_plan.run_plan(config()).segments())
   assert [segment.num_steps for segment in segments] == [2, 2, 4, 2]
   assert [len(segment.windows) for segment in segments] == [1] * 4
-  assert segments[-1].windows == (Window(2, None, 0, None),)
+  assert segments[-1].windows == (Window(2),)
 
 
 def test_a_run_trains_and_its_flush_sends_the_rest():
   programs, state = runs.assert_it_trains(config())
-  _, drifts = programs.rounds.flush(state, 10)
+  _, drifts = programs.rounds.flush(state)
   assert len(drifts) == 1
   assert not GrowingSchedule(2).flush_windows(8)
 
@@ -73,34 +71,18 @@ def test_what_takes_rounds_of_one_length_refuses_it():
 class Miscounted(GrowingSchedule):
   def round_at(self, step):
     index, num_steps = super().round_at(step)
-    return index, num_steps + 1
-
-
-@dataclasses.dataclass(frozen=True)
-class HalfGrown(SyncSchedule):
-  """Rounds of 2 H steps, of which `events` knows nothing."""
-
-  def round_at(self, step):
-    return step // 4, 4
-
-  def round_windows(self, round_index, num_steps=None):
-    return [Window(4, None, 0, None)]
+    return index, 2 * num_steps
 
 
 def miscounted() -> Method:
   return Method(Miscounted(2))
 
 
-def half_grown() -> Method:
-  return Method(HalfGrown(2))
-
-
 @pytest.mark.parametrize(
   "build, message",
   [
     (growing, "method 'growing' is registered already"),
-    (miscounted, "method 'miscounted': round 0 has 3 inner steps, its windows"),
-    (half_grown, "method 'half_grown': the windows of round 0 have other"),
+    (miscounted, r"'miscounted': round_at\(4\) has index 2 instead of 1"),
   ],
 )
 def test_a_schedule_that_contradicts_itself_is_refused(build, message):

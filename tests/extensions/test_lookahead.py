@@ -25,7 +25,7 @@ def config():
 
 def test_a_run_that_names_it_trains_and_is_simulated():
   programs, state = runs.assert_it_trains(config())
-  counts = optax.tree.get_all_with_path(state.outer.optimizer, "count")
+  counts = optax.tree.get_all_with_path(state.fragments[0].optimizer, "count")
   assert [int(count) for _, count in counts] == [4]
   assert runs.simulated(config()).num_steps == 12
 

@@ -30,5 +30,5 @@ def test_a_run_of_the_trainer_writes_its_rows_and_checkpoints(tmp_path):
   (final,) = trained.rows(tmp_path, "final")
   assert final["total_sent_bytes"] == runs.simulated(config).sent_bytes
   state, _ = trained.saved(tmp_path)
-  leaves = jax.tree.leaves(state.outer.params)
+  leaves = jax.tree.leaves(state.fragments[0].params)
   assert {leaf.shape[0] for leaf in leaves} == {4}

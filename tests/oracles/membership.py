@@ -17,8 +17,8 @@ The weighted mean is the plain mean of pseudo-gradients that were scaled before,
 so every exchange serves as it is. What is left out is NaN, which exchanges
 leave out of their mean.
 
-The fast code: plan/schedule/membership.py, `RoundPrograms.rejoined` in
-outer/programs.py, and the weight of `OuterTransform.exchange`.
+The fast code: plan/schedule/membership.py, `RoundStates.rejoined` in
+outer/round_states.py, and the weight of `OuterStep.exchange`.
 """
 
 import copy

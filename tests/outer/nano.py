@@ -75,7 +75,7 @@ def train(config: RunConfig, batches=None) -> tuple[build.Programs, Any, Any]:
     if isinstance(state, SharedState):
       state, metrics = programs.steps.steps(state, part)
     else:
-      state, metrics, _ = programs.rounds.round(state, part, segment.windows)
+      state, metrics, _ = programs.rounds.run(state, part)
     seen.append(jax.device_get(metrics))
   metrics = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *seen)
   return programs, state, metrics

@@ -10,10 +10,10 @@ import optax
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.mean import mean_of_finite_replicas
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
+from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.data_parallel import StepPrograms
-from dilocox_jax.outer.partition import Partition
-from dilocox_jax.outer.programs import RoundPrograms
-from dilocox_jax.outer.transforms import OuterTransform
+from dilocox_jax.outer.outer_step import OuterStep
+from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.schedule.fragments import Fragments
 
 FUSION_TOLERANCE = 1e-5  # Relative and absolute; see `assert_rounded_alike`.
@@ -30,23 +30,34 @@ def loss(params, batch):
     return 0.5 * jnp.mean(jnp.square(inputs @ x - targets))
 
 
-def outer_transform(method, num_layers, outer, aggregator=None):
+def rounds(
+  method,
+  num_layers,
+  num_replicas,
+  inner,
+  outer,
+  layout="stacked",
+  aggregator=None,
+  **changes,
+):
+  """The method's `Rounds` for the problem's parameters."""
   fragments = Fragments(
     method.schedule.num_fragments, num_layers, method.fragment_order
   )
   aggregator = aggregator or mean_of_finite_replicas()
-  return OuterTransform(method, Partition(fragments), outer, aggregator)
-
-
-def round_programs(method, num_layers, num_replicas, inner, outer, layout):
-  transform = outer_transform(method, num_layers, outer)
-  step = inner_step(accumulated_gradient(loss), inner)
-  return RoundPrograms(transform, step, Replicas(num_replicas, layout))
+  return Rounds(
+    OuterStep(method, outer, aggregator, **changes),
+    Cuts(fragments.num_fragments, fragments),
+    Replicas(num_replicas, layout),
+    inner_step=inner_step(accumulated_gradient(loss), inner),
+  )
 
 
 def batches_of(problem, start, stop):
   """The batches of inner steps start < s <= stop, leaves [M, steps, ...]."""
-  return problem[1][:, start:stop], problem[2][:, start:stop]
+  return jax.tree.map(
+    lambda leaf: jnp.asarray(leaf[:, start:stop]), problem[1:]
+  )
 
 
 def walk(programs, state, problem, num_steps, start=0):
@@ -54,27 +65,30 @@ def walk(programs, state, problem, num_steps, start=0):
 
   A state that was yielded is used up by the next round.
   """
-  schedule = programs.outer.method.schedule
+  interval = programs.outer.method.schedule.sync_interval
   while start < num_steps:
-    stop = min(start + schedule.sync_interval, num_steps)
-    windows = schedule.round_windows(
-      start // schedule.sync_interval, stop - start
-    )
-    batches = jax.tree.map(jnp.asarray, batches_of(problem, start, stop))
-    state, metrics, _ = programs.round(state, batches, windows)
+    stop = min(start + interval, num_steps)
+    state, metrics, _ = programs.run(state, batches_of(problem, start, stop))
     start = stop
     yield start, state, metrics
 
 
-def begin(problem, method, inner, outer, layout="stacked"):
+def begin(problem, method, inner, outer, layout="stacked", **changes):
   """The programs for a problem, and their first state."""
   params = jax.tree.map(jnp.asarray, problem[0])
   num_layers = params["blocks"]["b"].shape[0]
-  num_replicas = problem[1].shape[0]
-  programs = round_programs(
-    method, num_layers, num_replicas, inner, outer, layout
+  programs = rounds(
+    method, num_layers, len(problem[1]), inner, outer, layout, **changes
   )
   return programs, programs.init(params, inner.init(params))
+
+
+def outer_tree(programs, state):
+  """The newest outer parameters, [M, ...] where every replica has its own."""
+  whole = programs.adopted(state.replica.params, state.fragments)
+  if not programs.outer.is_shared:
+    return whole
+  return jax.tree.map(lambda leaf: leaf[0], whole)
 
 
 def run_rounds(
@@ -87,7 +101,7 @@ def run_rounds(
     _, state, metrics = passed
     losses.append(metrics.loss)
   if flush:
-    state, _ = programs.flush(state, num_steps)
+    state, _ = programs.flush(state)
   return state, jnp.concatenate(losses, axis=1), programs
 
 

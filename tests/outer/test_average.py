@@ -71,14 +71,15 @@ def copied(tree):
   return jax.tree.map(np.array, tree)
 
 
+def part_of(cuts, tree, fragment):
+  tree = jax.tree.map(jnp.asarray, tree)
+  return cuts.take(tree, cuts.groups[fragment], cuts.place(fragment))
+
+
 def values_of_each_fragment(programs, states):
   """The trees in which a fragment has moved, fragment by fragment."""
-  partition = programs.outer.partition
-  for fragment in range(partition.fragments.num_fragments):
-    seen = [
-      partition.take(jax.tree.map(jnp.asarray, state), fragment)
-      for state in states
-    ]
+  for fragment in range(programs.cuts.count):
+    seen = [part_of(programs.cuts, tree, fragment) for tree in states]
     moved = [
       new
       for old, new in zip(seen, seen[1:], strict=False)
@@ -106,14 +107,17 @@ def test_rounds_average_what_each_fragment_was(name, layout, x64):
   rounds = walk(programs, state, problem, num_steps)
   for (_, new, _), (_, plain, _) in zip(rounds, plain_rounds, strict=True):
     state = new
-    assert_equal(new.outer.params, plain.outer.params)
+    assert_equal(
+      [fragment.params for fragment in new.fragments],
+      [fragment.params for fragment in plain.fragments],
+    )
     newest.append(copied(plain_programs.outer_params(plain)))
   kept = programs.outer_params(state)
   moves = list(values_of_each_fragment(programs, newest))
   assert len(moves) >= min(2, method.schedule.num_fragments)
   for fragment, moved in moves:
     expected = polynomial_average([by_name(tree) for tree in moved], 2.5)
-    own = programs.outer.partition.take(kept, fragment)
+    own = part_of(programs.cuts, kept, fragment)
     assert_close(by_name(own), expected, EXACT)
 
 

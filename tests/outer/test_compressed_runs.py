@@ -81,14 +81,16 @@ def trained(name, layout):
 
 def outer_params(state):
   """The parameters that all replicas share."""
-  return getattr(state, "outer", state).params
+  if isinstance(state, SharedState):
+    return state.params
+  return [fragment.params for fragment in state.fragments]
 
 
 def exchange_state(state):
   """The state of the first fragment's exchange."""
   if isinstance(state, SharedState):
     return state.exchange
-  return state.outer.exchange.first
+  return state.fragments[0].exchange
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def losses(config):
     shape = (config.mesh.num_replicas, segment.num_steps, BATCH_SIZE)
     batches = tokens.integers(0, 256, (*shape, SEQUENCE_LENGTH + 1), np.int32)
     if phase == "rounds":
-      state, seen, _ = programs.rounds.round(state, batches, segment.windows)
+      state, seen, _ = programs.rounds.run(state, batches)
     else:
       state, seen = programs.steps.steps(state, batches)
     found.append(np.asarray(seen.loss))

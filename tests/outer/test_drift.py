@@ -5,9 +5,7 @@ import pytest
 
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.outer.drift import (
-  Drift,
   axes_of,
-  by_exchange,
   disagreement,
   measure_drift,
   squared_norm,
@@ -109,20 +107,6 @@ def test_one_replica_has_no_cosine_and_no_disagreement():
   assert float(seen.pseudo_gradient_norm) == 5
 
 
-def test_what_a_piece_reports_is_parted_by_window():
-  own = np.arange(6.0).reshape(2, 3)  # Two replicas, three windows.
-  apart, mean = own + 10, np.arange(3.0)
-  found = by_exchange(
-    [Drift(own, apart, mean, {"w": np.arange(12).reshape(3, 4)})]
-  )
-  assert len(found) == 3
-  for window, each in enumerate(found):
-    np.testing.assert_array_equal(each.own_squared, own[:, window])
-    np.testing.assert_array_equal(each.apart_squared, apart[:, window])
-    assert each.mean_squared == window
-    assert list(each.observed["w"]) == [4 * window + n for n in range(4)]
-
-
 def test_replicas_with_means_of_their_own_have_no_common_cosine():
   own = {"w": np.asarray([[3.0, 0.0], [0.0, 1.0]], np.float32)}
   mean = {"w": np.asarray([[4.0, 0.0], [0.0, 2.0]], np.float32)}
@@ -136,9 +120,7 @@ def test_replicas_with_means_of_their_own_have_no_common_cosine():
   assert seen.cosine is None
   assert seen.disagreement == pytest.approx(1.0)
   assert seen.pseudo_gradient_norm == pytest.approx(np.sqrt((16 + 4) / 2))
-  own_squared, apart, means = (np.asarray(x)[:, None] for x in sums)
-  (window,) = by_exchange([Drift(own_squared, apart, means, {})])
-  assert window.mean_squared.tolist() == [16, 4]
+  assert drift.mean_squared.tolist() == [16, 4]
 
 
 def test_a_squared_norm_adds_up_all_leaves_of_any_precision():

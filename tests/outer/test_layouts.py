@@ -86,15 +86,15 @@ def test_both_layouts_train_alike(name):
   assert_same(seen, stacked_seen)
   mesh = programs.rounds.replicas.mesh
   across, everywhere = PartitionSpec("replica"), PartitionSpec()
-  is_per_replica = programs.rounds.outer.rule.is_per_replica
+  is_shared = programs.rounds.outer.is_shared
   assert_placed(on_mesh.replica, across, mesh)
-  assert_placed(on_mesh.outer.in_flight, across, mesh)
-  shared = (on_mesh.outer.params, on_mesh.outer.optimizer)
-  assert_placed(shared, across if is_per_replica else everywhere, mesh)
-  if not is_per_replica:
+  assert_placed([each.in_flight for each in on_mesh.fragments], across, mesh)
+  shared = [(each.params, each.optimizer) for each in on_mesh.fragments]
+  assert_placed(shared, everywhere if is_shared else across, mesh)
+  if is_shared:
     assert_copies_are_equal(shared)
-  flushed, _ = programs.rounds.flush(on_mesh, ROUNDS * INTERVAL)
-  expected, _ = stacked_programs.rounds.flush(stacked, ROUNDS * INTERVAL)
+  flushed, _ = programs.rounds.flush(on_mesh)
+  expected, _ = stacked_programs.rounds.flush(stacked)
   assert_same(flushed, expected)
   evaluated = programs.rounds.outer_params(flushed)
   assert_same(evaluated, stacked_programs.rounds.outer_params(expected))

@@ -5,24 +5,19 @@ in the flush.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.exchange.feedback import Feedback, compressed_mean
 from dilocox_jax.exchange.mean import mean_of_finite_replicas
-from dilocox_jax.inner.step import accumulated_gradient, inner_step
-from dilocox_jax.outer.drift import by_exchange
-from dilocox_jax.outer.programs import RoundPrograms
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.wire.chain import Chain
 from dilocox_jax.plan.wire.payload import Int
 from dilocox_jax.plan.wire.reduction import LowRank, RandomMask
 from tests.oracles.least_squares import make_problem
-from tests.outer.problem import loss, nesterov, outer_transform
+from tests.outer.problem import batches_of, begin, nesterov
 
 INTERVAL, BAD, NUM_REPLICAS = 4, 1, 3
 STEPS = 14  # Three rounds and half of one: something is always unsent.
@@ -47,31 +42,24 @@ AGGREGATORS = {
 }
 
 
-def programs_of(method, aggregator):
-  outer = outer_transform(method, 4, nesterov(), AGGREGATORS[aggregator]())
-  step = inner_step(accumulated_gradient(loss), SGD)
-  return RoundPrograms(outer, step, Replicas(NUM_REPLICAS))
-
-
 def exchanges_of(method, aggregator, bad_step):
   """Yields (event, drift [M]) of every exchange of a run, flush included.
 
   The bad replica's parameters turn to NaN in inner step `bad_step`.
   """
-  programs = programs_of(method, aggregator)
+  params, inputs, targets = PROBLEM
+  targets = targets.copy()
+  targets[BAD, bad_step - 1] = np.nan
+  problem = params, inputs, targets
+  programs, state = begin(
+    problem, method, SGD, nesterov(), aggregator=AGGREGATORS[aggregator]()
+  )
   schedule = method.schedule
-  params, inputs, targets = jax.tree.map(jnp.asarray, PROBLEM)
-  targets = targets.at[BAD, bad_step - 1].set(jnp.nan)
-  state = programs.init(params, SGD.init(params))
-  for start in range(0, STEPS, INTERVAL):
-    stop = min(start + INTERVAL, STEPS)
-    windows = schedule.round_windows(start // INTERVAL, stop - start)
-    batches = inputs[:, start:stop], targets[:, start:stop]
-    state, _, drifts = programs.round(state, batches, windows)
-    yield from paired(windows, drifts)
-  state, drifts = programs.flush(state, STEPS)
+  state, _, drifts = programs.run(state, batches_of(problem, 0, STEPS))
+  yield from paired(schedule.windows(0, STEPS), drifts)
+  state, drifts = programs.flush(state)
   yield from paired(schedule.flush_windows(STEPS), drifts)
-  for leaf in jax.tree.leaves(state.outer.params):
+  for leaf in jax.tree.leaves([each.params for each in state.fragments]):
     # Under "eager" every replica has outer parameters of its own.
     healthy = np.delete(leaf, BAD, 0) if method.rule == "eager" else leaf
     assert np.isfinite(healthy).all()
@@ -79,8 +67,7 @@ def exchanges_of(method, aggregator, bad_step):
 
 def paired(windows, drifts):
   events = [window.applied for window in windows if window.applied]
-  by_event = by_exchange(drifts)
-  return zip(events, by_event, strict=True)
+  return zip(events, drifts, strict=True)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from tests.outer.problem import (
   batches_of,
   begin,
   nesterov,
+  outer_tree,
 )
 
 EXACT = 1e-12
@@ -97,15 +98,11 @@ def trained(problem, plan, programs, state):
   """Yields state and losses of every round, then the flushed state."""
   for segment in plan.segments():
     batches = batches_of(problem, segment.start, segment.stop)
-    state, metrics, _ = programs.round(
-      state,
-      jax.tree.map(jnp.asarray, batches),
-      segment.windows,
-      segment.attendance,
+    state, metrics, _ = programs.run(
+      state, batches, segment.windows, segment.attendance
     )
     yield state, metrics.loss
-  attendance = plan.flush_attendance()
-  state, _ = programs.flush(state, plan.total_steps, attendance)
+  state, _ = programs.flush(state, plan.flush_attendance())
   yield state, np.zeros([0])
 
 
@@ -143,7 +140,7 @@ def test_rounds_equal_the_numpy_twin(name, absences, is_uneven, layout, x64):
   losses, rounds = [], trained(problem, plan, programs, state)
   for theta in [*unflushed.snapshots, unflushed.theta]:
     state, loss = next(rounds)
-    assert_close(state.outer.params, theta, EXACT)
+    assert_close(outer_tree(programs, state), theta, EXACT)
     losses.append(loss)
   attendance = plan.flush_attendance()
   assert attendance
@@ -157,7 +154,7 @@ def test_rounds_equal_the_numpy_twin(name, absences, is_uneven, layout, x64):
   np.testing.assert_allclose(found, unflushed.losses, rtol=1e-5)
   flushed, _ = next(rounds)
   expected = twin(problem, method, num_steps, absences, pace)
-  assert_close(flushed.outer.params, expected.theta, EXACT)
+  assert_close(outer_tree(programs, flushed), expected.theta, EXACT)
   assert_close(flushed.replica.params, stacked(expected.params), EXACT)
 
 
@@ -184,16 +181,15 @@ def test_lossy_rounds_equal_the_numpy_twin(name, decay, keep_unsent, x64):
   num_steps = ROUNDS * method.schedule.sync_interval
   problem = make_problem(2, NUM_REPLICAS, num_steps, 4, 8, 3)
   pace = paces(method.schedule)
-  programs, _ = begin(problem, method, inner_optimizer(), nesterov())
   feedback = Feedback(decay) if decay else None
-  outer = dataclasses.replace(
-    programs.outer,
+  programs, state = begin(
+    problem,
+    method,
+    inner_optimizer(),
+    nesterov(),
     aggregator=compressed_mean(Compression(Int(4), "all_gather"), feedback),
     keep_unsent=keep_unsent,
   )
-  programs = dataclasses.replace(programs, outer=outer)
-  params = jax.tree.map(jnp.asarray, problem[0])
-  state = programs.init(params, inner_optimizer().init(params))
   plan = plan_of(method, num_steps, pace=pace)
   *_, (state, _) = trained(problem, plan, programs, state)
   exchange = Lossy(in_blocks(BY_BITS[4]))
@@ -206,7 +202,7 @@ def test_lossy_rounds_equal_the_numpy_twin(name, decay, keep_unsent, x64):
     exchange=ErrorFeedback(exchange, decay) if decay else exchange,
     keep_unsent=keep_unsent,
   )
-  assert_close(state.outer.params, expected.theta, ROUNDED)
+  assert_close(outer_tree(programs, state), expected.theta, ROUNDED)
 
 
 @pytest.mark.parametrize("layout", ["stacked", "mesh"])
@@ -235,18 +231,18 @@ def test_a_replica_more_begins_as_one_that_was_away(name, layout, x64):
     before = count
     batches = batches_of((params, inputs, targets), segment.start, segment.stop)
     attendance = segment.attendance if count == 3 else None
-    state, _, _ = programs.round(
+    state, _, _ = programs.run(
       state,
-      jax.tree.map(lambda leaf, n=count: jnp.asarray(leaf[:n]), batches),
+      jax.tree.map(lambda leaf, n=count: leaf[:n], batches),
       segment.windows,
       attendance,
     )
-  flushed, _ = parts[2][0].flush(state, num_steps)
+  flushed, _ = parts[2][0].flush(state)
   pace = (method.schedule.sync_interval,) * 3
   absences = ((2, 0, 1), (2, 4, 9))
   problem = (params, inputs, targets)
   expected = twin(problem, method, num_steps, absences, pace)
-  assert_close(flushed.outer.params, expected.theta, EXACT)
+  assert_close(outer_tree(parts[2][0], flushed), expected.theta, EXACT)
 
 
 def on_one_device(state):

@@ -62,7 +62,7 @@ def test_continue_measures_what_was_not_sent_yet():
 
 @pytest.mark.parametrize("rule", [RESET, CONTINUE, mixing(0.5)])
 def test_shared_rules_hand_the_mean_to_the_optimizer(rule):
-  assert not rule.is_per_replica
+  assert rule.is_shared
   assert_shows(rule.gradient(ARRIVAL, leaves(FRESH)), MEAN)
 
 
@@ -92,7 +92,7 @@ def test_mixing_weighs_the_local_value_by_alpha(alpha, expected):
 
 def test_eager_replaces_its_own_old_part_by_its_fresh_one():
   rule = EAGER
-  assert rule.is_per_replica
+  assert not rule.is_shared
   own = np.asarray([1.0, 3.0, 8.0, 4.0], np.float32)
   fresh = np.asarray([2.0, -1.0, 0.0, 4.0], np.float32)
   mean = own.mean()
@@ -130,7 +130,7 @@ def test_eager_goes_on_from_its_own_outer_parameters():
 )
 def test_every_method_has_its_rule(method, expected):
   rule = apply_rule(method, REPLICA_AXIS)
-  assert rule.is_per_replica == expected.is_per_replica
+  assert rule.is_shared == expected.is_shared
   jax.tree.map(
     np.testing.assert_array_equal, rejoined(rule), rejoined(expected)
   )

@@ -132,15 +132,3 @@ def test_the_reference_cuts_the_same_rows(count, order):
     expected = sum(np.abs(leaf).sum() for leaf in own.values())
     found = sum(np.abs(leaf).sum() for leaf in jax.tree.leaves(part))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-def test_layers_and_slices_are_two_ways_for_the_memory_of_the_host():
-  from dilocox_jax.config import from_mapping
-
-  sync = {"method": "delayed", "num_fragments": 2, "overlap_steps": 4}
-  values = {
-    "sync": sync | {"sync_interval": 8, "fragment_order": "sliced"},
-    "mesh": {"outer_memory": "pinned_host"},
-  }
-  with pytest.raises(ValueError, match="another sync.fragment_order"):
-    from_mapping(values)

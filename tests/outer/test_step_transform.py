@@ -11,47 +11,33 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from dilocox_jax.exchange.mean import mean_of_finite_replicas
+from dilocox_jax.outer.cuts import Cuts
+from dilocox_jax.outer.outer_step import OuterStep
+from dilocox_jax.outer.step_state import outer_params
 from dilocox_jax.outer.step_transform import pseudo_gradient_steps
-from dilocox_jax.plan.schedule import leaf_fragments, methods
+from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
-from dilocox_jax.trees import leaves_by_path
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import assert_close, loss, nesterov
 from tests.outer.test_against_oracles import CASES, INNER_RATE, oracle, stacked
 
 EXACT = 1e-11  # float64; an update is a difference of two parameters
 ROUNDS = 6
-NUM_REPLICAS = 3
+NUM_REPLICAS, LAYERS = 3, 4
 QUICK = ("streaming_diloco", "dilocox_continue", "delay_over_a_round", "eager")
 SPEC = PartitionSpec("replica")
 
 
-def shapes_of(tree):
-  return {path: leaf.shape for path, leaf in leaves_by_path(tree).items()}
-
-
-def by_layer(method):
-  """Fragments as the trainer has them: rows of the stacked leaves."""
-
-  def divide(tree):
-    shapes = shapes_of(tree)
-    fragments = Fragments(
-      method.schedule.num_fragments,
-      shapes["blocks/b"][0],
-      method.fragment_order,
-    )
-    return leaf_fragments.by_layer(shapes, fragments)
-
-  return divide
-
-
-def transform(method):
+def transform(method, num_layers=LAYERS):
+  """The method's transform, with fragments as the trainer has them."""
+  schedule = method.schedule
+  fragments = Fragments(
+    schedule.num_fragments, num_layers, method.fragment_order
+  )
   return pseudo_gradient_steps(
-    method,
+    OuterStep(method, nesterov(), mean_of_finite_replicas()),
     optax.sgd(INNER_RATE),
-    nesterov(),
-    mean_of_finite_replicas(),
-    by_layer(method),
+    Cuts(schedule.num_fragments, fragments),
   )
 
 
@@ -93,14 +79,6 @@ def start(tx, problem):
   return params, jax.vmap(tx.init)(params)
 
 
-def outer_parameters(state):
-  """Outer parameters of all replicas by path, as far as leaves are whole."""
-  leaves = {}
-  for fragment in state.fragments:
-    leaves |= leaves_by_path(fragment.params)
-  return leaves
-
-
 @pytest.mark.parametrize(
   "name",
   [
@@ -121,10 +99,9 @@ def test_steps_equal_the_numpy_twin(name, x64):
     params, state = program(params, state, batch)
   assert program._cache_size() == 1  # pyright: ignore
   assert_close(params, stacked(expected.params), EXACT)
-  theta = leaves_by_path(expected.theta) if method.rule != "eager" else None
-  if theta and method.schedule.num_fragments == 1:
-    for path, leaf in outer_parameters(state).items():
-      np.testing.assert_allclose(leaf[0], theta[path], rtol=EXACT, atol=EXACT)
+  whole = jax.tree.map(lambda leaf: leaf[0], outer_params(state, params))
+  theta = expected.theta[0] if method.rule == "eager" else expected.theta
+  assert_close(whole, theta, EXACT)
 
 
 @pytest.mark.parametrize(
@@ -196,26 +173,28 @@ def test_a_step_without_an_exchange_sends_nothing():
   assert sending <= branches
 
 
-def num_equations(method):
-  tx = transform(method)
-  params, state = start(tx, make_problem(0, NUM_REPLICAS, 1, 4, 2, 3))
-  step = jax.vmap(tx.update, axis_name="replica")
-  return str(jax.make_jaxpr(step)(params, state, params)).count(" = ")
+def num_lines(method, num_layers):
+  """Length of the step's program."""
+  tx = transform(method, num_layers)
+  problem = make_problem(0, NUM_REPLICAS, 1, num_layers, 2, 3)
+  params, state = start(tx, problem)
+  step = jax.jit(jax.vmap(tx.update, axis_name="replica"))
+  return step.lower(params, state, params).as_text().count("\n")
 
 
-def test_the_program_does_not_grow_with_the_interval():
-  assert num_equations(methods.diloco(2)) == num_equations(methods.diloco(500))
+@pytest.mark.parametrize("order", ["sliced", "strided"])
+def test_the_program_grows_neither_with_the_interval_nor_with_fragments(order):
+  few, long, many = (
+    num_lines(methods.delayed(h, p, 1, "continue", fragment_order=order), 16)
+    for h, p in ((16, 4), (64, 4), (64, 16))
+  )
+  assert max(long, many) <= 1.3 * few
 
 
 def test_states_work_with_the_functions_of_optax():
   method = methods.streaming_diloco(6, 3, 2, 0.5)
-  tx = pseudo_gradient_steps(
-    method,
-    optax.adam(0.1),
-    nesterov(),
-    mean_of_finite_replicas(),
-    lambda tree: leaf_fragments.balanced(shapes_of(tree), 3),
-  )
+  outer = OuterStep(method, nesterov(), mean_of_finite_replicas())
+  tx = pseudo_gradient_steps(outer, optax.adam(0.1), Cuts(3))
   params = jax.tree.map(jnp.asarray, make_problem(0, 1, 1, 4, 2, 3)[0])
   state = tx.init(params)
   shapes = jax.eval_shape(tx.init, params)

@@ -69,7 +69,6 @@ def test_what_cannot_be_averaged_stays_and_changes_nothing_else(make):
 @pytest.mark.parametrize(
   ("leaf", "kind"),
   [
-    (jnp.ones(3, jnp.complex64), "complex64"),
     (jax.random.key(0), "key<fry>"),
     (1.5, "float"),
   ],
@@ -90,6 +89,15 @@ def test_a_leaf_of_another_kind_may_have_an_optimizer_of_its_own():
   start = {"a": jnp.ones((2, 3)), "b": jnp.ones(3, jnp.complex64)}
   found, _ = trained(tx, start, num_steps=1)
   np.testing.assert_allclose(found["b"], [[0.5] * 3, [0.0] * 3])
+
+
+@pytest.mark.parametrize("codec", ["float32", "int"])
+def test_complex_numbers_are_trained_as_two_real_ones(codec):
+  tx = dx.diloco(optax.sgd(0.1), optax.sgd(1.0), sync_interval=2, codec=codec)
+  start = {"a": jnp.full(3, 1 + 1j, jnp.complex64), "b": jnp.ones(2)}
+  found, state = trained(tx, start, num_steps=2)
+  np.testing.assert_allclose(found["a"], np.full((2, 3), 0.7 + 1j), rtol=1e-2)
+  assert_equal(dx.outer_params(state, found), found)
 
 
 @every_method

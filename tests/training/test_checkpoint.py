@@ -18,7 +18,7 @@ from orbax.checkpoint._src.futures import future
 from dilocox_jax.distributed import processes
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.optimizers import named_optimizer
-from dilocox_jax.outer.round_program import ReplicaState
+from dilocox_jax.outer.window import ReplicaState
 from dilocox_jax.training.checkpoint import Checkpoints, RefusedError, SaveError
 from tests import runs
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.outer.drift import Drift
-from dilocox_jax.outer.round_program import StepMetrics
+from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 from dilocox_jax.training import evaluation, states
@@ -52,7 +52,7 @@ def test_outer_mean_and_replica_are_three_views_of_a_state(batches, layout):
   seen = evaluation.losses(programs, state, [batches])
   own = jax.device_get(own)
   views = {
-    "outer_loss": jax.device_get(state.outer.params),
+    "outer_loss": jax.device_get(state.fragments[0].params),
     "mean_loss": jax.tree.map(lambda leaf: leaf.mean(axis=0), own),
     "replica_loss": jax.tree.map(lambda leaf: leaf[0], own),
   }
@@ -93,8 +93,9 @@ def test_between_processes_no_parameters_are_sent_uncounted(
 def test_personal_outer_parameters_are_judged_by_their_mean(batches):
   programs = runs.programs(runs.settings(method="eager", num_replicas=2))
   state = _state(programs)
-  outer = _noisy(state.outer.params, seed=4)
-  state = state._replace(outer=state.outer._replace(params=outer))
+  outer = _noisy(state.fragments[0].params, seed=4)
+  fragment = state.fragments[0]._replace(params=outer)
+  state = state._replace(fragments=(fragment,))
   mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), jax.device_get(outer))
   seen = evaluation.losses(programs, state, [batches])
   expected = _loss(programs, mean, batches)
@@ -208,7 +209,7 @@ def test_the_earliest_step_counts_and_then_the_lowest_replica():
 def test_drifts_find_their_events():
   """Two fragments, a delay of one step, the second round."""
   schedule = SyncSchedule(4, 2, 1)
-  windows = tuple(schedule.round_windows(1))
+  windows = tuple(schedule.windows(4, 8))
   arrivals = [window.applied for window in windows if window.applied]
   assert len(arrivals) == 2
   segment = Segment("rounds", 14, 4, windows, schedule_start=10)
@@ -233,6 +234,6 @@ def test_drifts_find_their_events():
 
 
 def test_where_nothing_arrives_there_is_no_drift():
-  windows = tuple(SyncSchedule(4, 1, 4).round_windows(0))
+  windows = tuple(SyncSchedule(4, 1, 4).windows(0, 4))
   segment = Segment("rounds", 0, 4, windows)
   assert evaluation.drift_rows(segment, [], energy_share=0.9) == []

@@ -39,10 +39,10 @@ def _inherited(source, phase="rounds", **changes) -> Any:
 def test_more_replicas_start_where_the_outer_parameters_stood(source):
   state = _inherited(source)
   old, _ = runs.saved(source)
-  runs.assert_same_bits(state.outer.params, old.outer.params)
+  runs.assert_same_bits(state.fragments[0].params, old.fragments[0].params)
   for own, outer in zip(
     jax.tree.leaves(state.replica.params),
-    jax.tree.leaves(old.outer.params),
+    jax.tree.leaves(old.fragments[0].params),
     strict=True,
   ):
     np.testing.assert_array_equal(own, np.stack(3 * [outer]), strict=True)
@@ -51,10 +51,12 @@ def test_more_replicas_start_where_the_outer_parameters_stood(source):
 def test_the_outer_momentum_is_kept_and_all_else_is_fresh(source):
   state = _inherited(source)
   old, _ = runs.saved(source)
-  runs.assert_same_bits(state.outer.optimizer, old.outer.optimizer)
-  kept = optax.tree.norm(state.outer.optimizer)
+  runs.assert_same_bits(
+    state.fragments[0].optimizer, old.fragments[0].optimizer
+  )
+  kept = optax.tree.norm(state.fragments[0].optimizer)
   assert kept > 0, "the source had no momentum to keep"
-  outer = state.outer
+  outer = state.fragments[0]
   fresh = (outer.in_flight, outer.exchange, state.replica.optimizer)
   assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(fresh))
 
@@ -96,10 +98,10 @@ def test_an_outer_optimizer_that_does_not_fit_starts_fresh_with_a_warning(
     state = _inherited(source, outer={"optimizer": "adam"})
   assert "does not fit" in caplog.text and str(source) in caplog.text
   assert not any(
-    np.asarray(x).any() for x in jax.tree.leaves(state.outer.optimizer)
+    np.asarray(x).any() for x in jax.tree.leaves(state.fragments[0].optimizer)
   )
   old, _ = runs.saved(source)
-  runs.assert_same_bits(state.outer.params, old.outer.params)
+  runs.assert_same_bits(state.fragments[0].params, old.fragments[0].params)
 
 
 def test_one_that_fits_is_kept_without_a_word(source, caplog):
@@ -110,7 +112,7 @@ def test_one_that_fits_is_kept_without_a_word(source, caplog):
 def test_a_warm_start_begins_with_the_outer_parameters_too(source):
   state = _inherited(source, "single", warm_start="single", warm_start_steps=3)
   old, _ = runs.saved(source)
-  runs.assert_same_bits(state.params, old.outer.params)
+  runs.assert_same_bits(state.params, old.fragments[0].params)
 
 
 @pytest.mark.slow
@@ -119,8 +121,8 @@ def test_personal_outer_parameters_are_averaged(tmp_path, caplog):
   old, _ = runs.saved(tmp_path)
   state = _inherited(tmp_path)
   for new, personal in zip(
-    jax.tree.leaves(state.outer.params),
-    jax.tree.leaves(old.outer.params),
+    jax.tree.leaves(state.fragments[0].params),
+    jax.tree.leaves(old.fragments[0].params),
     strict=True,
   ):
     mean = np.asarray(personal).mean(axis=0)
@@ -137,7 +139,7 @@ def test_a_run_over_many_devices_is_read_on_one(source, tmp_path, monkeypatch):
   programs = runs.programs(config)
   monkeypatch.setattr(jax, "devices", lambda: one)
   state: Any = start.state_from_run(config, programs, "rounds", tmp_path)
-  runs.assert_same_bits(state.outer.params, old.outer.params)
+  runs.assert_same_bits(state.fragments[0].params, old.fragments[0].params)
 
 
 def test_another_model_is_refused(source):

@@ -12,7 +12,7 @@ from dilocox_jax import metrics
 from dilocox_jax.distributed import link_counter
 from dilocox_jax.metrics import read_rows
 from dilocox_jax.outer.drift import Drift
-from dilocox_jax.outer.round_program import StepMetrics
+from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 from dilocox_jax.training import metrics_reader, run_text
@@ -25,7 +25,7 @@ from tests import runs
 SCHEDULE = SyncSchedule(4)
 # The second round of a run whose warm start took ten steps.
 SEGMENT = Segment(
-  "rounds", 14, 4, tuple(SCHEDULE.round_windows(1)), schedule_start=10
+  "rounds", 14, 4, tuple(SCHEDULE.windows(4, 8)), schedule_start=10
 )
 
 
@@ -57,9 +57,8 @@ def desk_fixture(tmp_path, monkeypatch):
 def _dispatched(loss=None, grad_norm=None, *, own_squared=9.0, tokens=720):
   values = np.arange(8, dtype=np.float32).reshape(2, 4)
   # Two replicas that sent the same, two away from the mean.
-  each = jnp.ones((2, 1))
-  own = jnp.array([[9.0], [own_squared]])
-  drift = Drift(own, 4 * each, jnp.full(1, 9.0), {})
+  own = jnp.array([9.0, own_squared])
+  drift = Drift(own, jnp.full(2, 4.0), jnp.float32(9.0), {})
   return DispatchedSegment(
     SEGMENT,
     TrainingProgress(18, tokens, 5_000),

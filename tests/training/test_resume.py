@@ -42,6 +42,20 @@ def test_an_empty_directory_has_nothing_to_continue(stopped, tmp_path):
   assert resumed is None
 
 
+def test_a_checkpoint_of_an_older_program_is_refused_in_one_line(
+  stopped, tmp_path
+):
+  state, record = runs.saved(stopped.workdir)
+  assert record.pop("in_flight") == [1]
+  older = Checkpoints(tmp_path / "checkpoints")
+  older.save(12, state, record)
+  with pytest.raises(RefusedError, match="take the version of the program"):
+    resume.resumed_state(
+      stopped.config, stopped.programs, older, stopped.corpus.digest
+    )
+  older.close()
+
+
 def test_another_text_is_another_run(stopped):
   before = runs.files(stopped.workdir)
   with pytest.raises(RefusedError) as error:
@@ -88,6 +102,6 @@ def test_more_replicas_join_where_the_next_round_begins(stopped, caplog):
   state, record = found
   assert record["controller"]["joined"] == [[2, 0, 3], [3, 0, 3]]
   old, _ = runs.saved(stopped.workdir)
-  runs.assert_same_bits(state.outer.params, old.outer.params)
+  runs.assert_same_bits(state.fragments[0].params, old.fragments[0].params)
   rows = jax.tree.map(lambda leaf: leaf[:2], state.replica)
   runs.assert_same_bits(rows, old.replica)

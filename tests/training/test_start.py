@@ -17,7 +17,7 @@ def test_the_seed_decides_where_a_run_begins(stopped, seed):
   config = dataclasses.replace(stopped.config, seed=seed)
   state: Any = start.first_state(config, stopped.programs, "rounds")
   expected = jax.jit(stopped.programs.model.init)(jax.random.key(seed))
-  runs.assert_same_bits(state.outer.params, expected)
+  runs.assert_same_bits(state.fragments[0].params, expected)
 
 
 def _check(stopped, workdir, config=None, digest=None):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.outer.data_parallel import SharedState
-from dilocox_jax.outer.round_program import RoundState
+from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.training import states
 from tests import runs
 
@@ -39,7 +39,7 @@ def test_a_fresh_state_is_what_its_description_says(phase, layout):
 def test_the_state_of_rounds_has_every_replica_start_alike():
   programs, params = _programs_and_params("stacked")
   state: Any = states.fresh(programs, "rounds", params)
-  runs.assert_same_bits(state.outer.params, params)
+  runs.assert_same_bits(state.fragments[0].params, params)
   for own, start in zip(
     jax.tree.leaves(state.replica.params), jax.tree.leaves(params), strict=True
   ):

@@ -369,7 +369,7 @@ def test_after_a_warm_start_all_replicas_are_where_it_ended(tmp_path):
   assert row["outer_loss"] == row["replica_loss"]
   state, record = runs.saved(tmp_path)
   assert record["phase"] == "rounds"
-  outer = state.outer.params
+  outer = state.fragments[0].params
   for m in range(3):
     own = jax.tree.map(lambda leaf, m=m: leaf[m], state.replica.params)
     runs.assert_same_bits(own, outer)

@@ -55,11 +55,6 @@ class Fragments:
     """Whether fragments have rows of every leaf, and not whole layers."""
     return self.order in SLICED
 
-  @property
-  def are_alike(self) -> bool:
-    """Whether there are several fragments, all with the same shapes."""
-    return self.is_sliced and self.num_fragments > 1
-
   def layers(self, fragment: int) -> np.ndarray:
     """Returns the layers of a fragment, ascending (P > 1 and no slices)."""
     groups, layers = self.num_fragments - 1, np.arange(self.num_layers)

@@ -36,16 +36,14 @@ class WindowAttendance:
   """What each replica does in a window.
 
   Attributes:
-    steps_before: Inner steps of each replica before the apply, [M].
-    steps_after: Inner steps of each replica after it, [M].
+    num_steps: Inner steps of each replica, [M].
     weights: Factor of each replica's part of the exchange that is applied, [M];
       0 leaves it out. The mean of the factors that are not 0 is 1. Empty if
       nothing is applied.
   """
 
-  steps_before: tuple[int, ...]
-  steps_after: tuple[int, ...]
-  weights: tuple[float, ...]
+  num_steps: tuple[int, ...]
+  weights: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +70,8 @@ class RoundAttendance:
   @functools.cached_property
   def num_steps(self) -> tuple[int, ...]:
     """Inner steps of each replica in the round, [M]."""
-    parts = [(w.steps_before, w.steps_after) for w in self.windows]
-    return tuple(np.sum(parts, axis=(0, 1)).tolist())
+    parts = [window.num_steps for window in self.windows]
+    return tuple(np.sum(parts, axis=0).tolist())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,15 +165,13 @@ class Membership:
     """
     is_present, step, parts = self.present(round_index), 0, []
     for window in windows:
-      done = [self._done(step, is_present)]
-      for count in (window.steps_before, window.steps_after):
-        step += count
-        done.append(self._done(step, is_present))
-      before, after = np.diff(done, axis=0).tolist()
-      applied, weights = window.applied, ()
-      if applied:
-        weights = self._weights(applied.send_step, round_index)
-      parts.append(WindowAttendance(tuple(before), tuple(after), weights))
+      before = self._done(step, is_present)
+      step += window.num_steps
+      taken = tuple((self._done(step, is_present) - before).tolist())
+      weights = ()
+      if window.applied:
+        weights = self._weights(window.applied.send_step, round_index)
+      parts.append(WindowAttendance(taken, weights))
     was_present = self.present(round_index - 1) if round_index else is_present
     return RoundAttendance(
       tuple(np.flatnonzero(is_present).tolist()),

@@ -151,24 +151,12 @@ def register_method(build: Build) -> Build:
 
 
 def _check_schedule(schedule: SyncSchedule) -> None:
-  """Raises ValueError unless rounds have the events that a schedule lists."""
+  """Raises ValueError unless a schedule numbers its rounds one by one."""
   step = 0
   for index in range(_CHECKED_ROUNDS):
     found, num_steps = schedule.round_at(step)
     require(
       found == index, f"round_at({step}) has index {found} instead of {index}"
-    )
-    windows = schedule.round_windows(index)
-    steps = sum(window.num_steps for window in windows)
-    require(
-      steps == num_steps,
-      f"round {index} has {num_steps} inner steps, its windows have {steps}",
-    )
-    parts = [part for w in windows for part in (w.applied, w.sent) if part]
-    listed = sorted(schedule.events(step, step + num_steps))
-    require(
-      sorted(parts) == listed,
-      f"the windows of round {index} have other events than events()",
     )
     step += num_steps
 

@@ -1,4 +1,4 @@
-"""A run cut into segments, each of which is dispatched as one program.
+"""A run cut into segments, each of which is dispatched without a pause.
 
 Where a method has rounds, a segment is a round. Data-parallel steps have no
 rounds and are cut at a chosen length. The cuts depend on the config alone, so a
@@ -18,7 +18,7 @@ from dilocox_jax.plan.schedule.sync_schedule import Window
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-  """A stretch of a run that is dispatched as one program.
+  """A stretch of a run that is dispatched without a pause, such as a round.
 
   Attributes:
     phase: "rounds", "data_parallel", or "single" (one replica alone).
@@ -114,7 +114,7 @@ class RunPlan:
     done = self.schedule_step(step)
     round_index, interval = self.method.schedule.round_at(done)
     count = min(interval, self.total_steps - step)
-    windows = self.method.schedule.round_windows(round_index, count)
+    windows = self.method.schedule.windows(done, done + count)
     attendance = None
     if self.membership:
       attendance = self.membership.attendance(round_index, windows)

@@ -7,13 +7,15 @@ Fragment p is *sent* after inner step s if (s - t_p) mod H = 0 and s > 0, with
 the offset t_p = floor(p H / P), and *applied* at s + tau. Events of one step
 happen in the order measure, apply, send.
 
-For example H = 6, P = 3, tau = 1 (offsets 0, 2, 4):
+What lies between two steps with events is a *window*. For example H = 6, P = 3,
+tau = 1 (offsets 0, 2, 4) has a window before each of these steps:
 
     after step   2       3        4       5        6       7        8
     event        send 1  apply 1  send 2  apply 2  send 0  apply 0  send 1
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 from dilocox_jax.checks import require
@@ -38,27 +40,25 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-  """Some inner steps with at most one apply, and at most one send at the end.
-
-  A round is a list of windows. They differ only in numbers, so a round compiles
-  to a scan over its windows.
+  """Inner steps up to the next events, and these events.
 
   Attributes:
-    steps_before: Number of inner steps before the apply.
-    applied: The `Event` of the apply, or None if nothing is applied.
-    steps_after: Number of inner steps between the apply and the send.
-    sent: The `Event` of the send, or None if nothing is sent.
+    num_steps: Number of inner steps, which come first.
+    applied: The `Event` of the apply after them, or None. What it applies is
+      exchanged beside these steps, unless it is measured after them (tau = 0).
+    sent: The `Event` of the send after them, or None. The order is measure,
+      apply, send.
   """
 
-  steps_before: int
-  applied: Event | None
-  steps_after: int
-  sent: Event | None
+  num_steps: int
+  applied: Event | None = None
+  sent: Event | None = None
 
   @property
-  def num_steps(self) -> int:
-    """Number of inner steps in the window."""
-    return self.steps_before + self.steps_after
+  def is_same(self) -> bool:
+    """Whether one fragment is applied and sent."""
+    events = self.applied, self.sent
+    return all(events) and len({e and e.fragment for e in events}) == 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +114,9 @@ class SyncSchedule:
     """
     if not self.overlap_steps:
       return 0
-    windows = self.round_windows(self.depth + 1)
-    return min(window.steps_before for window in windows if window.applied)
+    start = (self.depth + 1) * self.sync_interval
+    windows = self.windows(start, start + self.sync_interval)
+    return min(window.num_steps for window in windows if window.applied)
 
   @property
   def is_regular(self) -> bool:
@@ -138,103 +139,56 @@ class SyncSchedule:
     """
     return fragment * self.sync_interval // self.num_fragments
 
-  def slot(self, event: Event) -> int:
-    """Returns the slot that holds a sent pseudo-gradient, from 0 to depth - 1.
+  def events(self, start: int, stop: int) -> list[Event]:
+    """Returns the events of inner steps start < s <= stop, in order."""
+    interval = self.sync_interval
+    found = []
+    for fragment in range(self.num_fragments):
+      for kind, delay in (("apply", self.overlap_steps), ("send", 0)):
+        lowest = max(start - delay + 1, 1)
+        first = lowest + (self.offset(fragment) - lowest) % interval
+        found += [
+          Event(sent + delay, kind, fragment, sent)
+          for sent in range(first, stop - delay + 1, interval)
+        ]
+    return sorted(found)
 
-    Sends use the slots in turn. Example: with H = 4 and depth 2, the sends of
-    steps 4, 8 and 12 use the slots 1, 0 and 1.
+  def windows(self, start: int, stop: int) -> list[Window]:
+    """Returns the windows of inner steps start < s <= stop, in order.
+
+    A window is what lies between two steps with events. Where fewer steps
+    follow the last event than the next one needs, they are a window without
+    events.
+    """
+    windows, done = [], start
+    events = itertools.groupby(self.events(start, stop), lambda e: e.step)
+    for step, of_step in events:
+      kinds: dict[str, list[Event]] = {"apply": [], "send": []}
+      for event in of_step:
+        kinds[event.kind].append(event)
+      for pair in itertools.zip_longest(kinds["apply"], kinds["send"]):
+        windows.append(Window(step - done, *pair))
+        done = step
+    return windows + [Window(stop - done)] * (done < stop)
+
+  def num_in_flight(self, step: int) -> list[int]:
+    """Returns how many exchanges of every fragment are in flight after a step.
 
     Args:
-      event: The send or the apply of the pseudo-gradient.
+      step: Inner steps done, with all events of the last one.
     """
-    if not self.depth:
-      return 0
-    since_offset = event.send_step - self.offset(event.fragment)
-    return since_offset // self.sync_interval % self.depth
-
-  def events(self, start: int, stop: int) -> Iterator[Event]:
-    """Yields the events of inner steps start < s <= stop, in order."""
-    for step in range(start + 1, stop + 1):
-      applied_send_step = step - self.overlap_steps
-      for kind, send_step in (("apply", applied_send_step), ("send", step)):
-        if send_step <= 0:
-          continue
-        for fragment in range(self.num_fragments):
-          if (send_step - self.offset(fragment)) % self.sync_interval == 0:
-            yield Event(step, kind, fragment, send_step)
-
-  def round_windows(
-    self, round_index: int, num_steps: int | None = None
-  ) -> list[Window]:
-    """Returns the windows of the inner steps of one round.
-
-    Round r has the inner steps r H + 1 to (r + 1) H. Window j starts after the
-    send of fragment j and ends with the send of fragment (j + 1) mod P. Exactly
-    one apply falls into it. This apply is of fragment (j - q) mod P with
-    q = ceil((tau mod H) P / H) - 1, because floor keeps the order of the
-    offsets. Example: H = 6, P = 3 and tau = 3 give q = 1. Window j = 1 of round
-    1 sends fragment 2 after step 10, and it applies fragment 0 after step 9.
-
-    If P does not divide H, an apply may fall on the last step of the round,
-    after the last send. Then it gets its own window.
-
-    Args:
-      round_index: Number of the round, from 0.
-      num_steps: Number of inner steps after which the round is cut short, or
-        None for the whole round.
-
-    Returns:
-      Windows in order. In the first rounds a window has no apply if its
-      fragment was not sent yet.
-    """
-    start = round_index * self.sync_interval
-    windows = [self._window(start, j) for j in range(self.num_fragments)]
-    if self._opens_with_apply:
-      windows[0] = dataclasses.replace(windows[0], applied=None)
-      late = self._window(start + self.sync_interval, 0).applied
-      if late:
-        windows.append(Window(0, late, 0, None))
-    if num_steps is None or num_steps >= self.sync_interval:
-      return windows
-    return list(_cut(windows, start + num_steps, start))
+    counts = [0] * self.num_fragments
+    for event in self.events(step, step + self.overlap_steps):
+      is_pending = event.kind == "apply" and event.send_step <= step
+      counts[event.fragment] += is_pending
+    return counts
 
   @property
-  def _opens_with_apply(self) -> bool:
-    """Whether an apply falls on the last step of a round.
-
-    This is possible only if P < H.
-    """
-    return not self.is_whole_rounds and self._window(0, 0).steps_before == 0
-
-  def _window(self, start: int, index: int) -> Window:
-    """Returns the window that ends with the send of fragment `index` + 1.
-
-    Args:
-      start: Number of inner steps before the round.
-      index: Number j of the window in the round, from 0.
-    """
-    interval, num_fragments = self.sync_interval, self.num_fragments
-    first = start + self.offset(index)
-    last = start + self.offset(index + 1)
-    sent = Event(last, "send", (index + 1) % num_fragments, last)
-    if self.is_whole_rounds:
-      applied = self._apply(last, sent.fragment)
-      return Window(last - first, applied, 0, sent)
-    # If tau grows by H, the same steps of a round have an apply. So tau mod H
-    # decides. `lag` is q in the docstring of `round_windows`.
-    delay = self.overlap_steps % interval
-    lag = -(-delay * num_fragments // interval) - 1
-    fragment = (index - lag) % num_fragments
-    apply_step = start + (self.offset(fragment) + delay) % interval
-    if apply_step < first:  # Modulo H the round's last step is 0.
-      apply_step += interval
-    applied = self._apply(apply_step, fragment)
-    return Window(apply_step - first, applied, last - apply_step, sent)
-
-  def _apply(self, step: int, fragment: int) -> Event | None:
-    """Returns the apply after a step, or None if nothing was sent for it."""
-    send_step = step - self.overlap_steps
-    return Event(step, "apply", fragment, send_step) if send_step > 0 else None
+  def most_in_flight(self) -> list[int]:
+    """Exchanges of every fragment in flight, after a step with most of them."""
+    start = (self.depth + 1) * self.sync_interval
+    steps = range(start, start + self.sync_interval)
+    return max(map(self.num_in_flight, steps), key=sum)
 
   def flush_windows(self, step: int) -> list[Window]:
     """Returns the windows of the flush, which ends a run.
@@ -269,40 +223,23 @@ class SyncSchedule:
     ]
 
   def _flush_fragment(self, step: int, fragment: int) -> Iterator[Window]:
-    interval, overlap = self.sync_interval, self.overlap_steps
-    offset = self.offset(fragment)
+    overlap = self.overlap_steps
     pending = [
-      Window(0, Event(sent + overlap, "apply", fragment, sent), 0, None)
-      for sent in range(max(step - overlap, 0) + 1, step + 1)
-      if (sent - offset) % interval == 0
+      Window(0, event)
+      for event in self.events(step, step + overlap)
+      if event.kind == "apply"
+      and event.fragment == fragment
+      and event.send_step <= step
     ]
-    # A fragment that was never sent has only `step` inner steps to send.
-    if not min((step - offset) % interval, step):
+    just_sent = [
+      event.fragment
+      for event in self.events(step - 1, step)
+      if event.kind == "send"
+    ]
+    if not step or fragment in just_sent:
       yield from pending
       return
-    send = Window(0, None, 0, Event(step, "send", fragment, step))
-    sends_first = overlap >= interval
+    send = Window(0, sent=Event(step, "send", fragment, step))
+    sends_first = overlap >= self.sync_interval
     yield from [send, *pending] if sends_first else [*pending, send]
-    yield Window(0, Event(step + overlap, "apply", fragment, step), 0, None)
-
-
-def _cut(windows: list[Window], stop: int, start: int) -> Iterator[Window]:
-  """Yields windows up to the events of step `stop`.
-
-  Args:
-    windows: Windows of a round.
-    stop: Inner step after which the round is cut.
-    start: Number of inner steps before the round.
-  """
-  for window in windows:
-    before = min(window.steps_before, stop - start)
-    reaches_apply = start + window.steps_before <= stop
-    after = min(window.steps_after, stop - start - before)
-    reaches_send = reaches_apply and start + window.num_steps <= stop
-    applied = window.applied if reaches_apply else None
-    sent = window.sent if reaches_send else None
-    if before + after or applied or sent:
-      yield Window(before, applied, after, sent)
-    start += before + after
-    if not reaches_send:
-      return
+    yield Window(0, Event(step + overlap, "apply", fragment, step))

@@ -20,7 +20,7 @@ class Network:
 
 def test_a_change_that_comes_a_round_too_late_is_told(tmp_path, capsys):
   timing = tmp_path / "timing.jsonl"
-  row = json.dumps({"event": "round", "wall_s": 1.5}) + "\n"
+  row = json.dumps({"step": 1, "event": "round", "wall_s": 1.5}) + "\n"
 
   class Slow(Network):
     def throttle(self, node, link):
@@ -44,7 +44,7 @@ def test_a_link_changes_when_a_round_ends_and_only_then(tmp_path):
 
   def add(event):
     with timing.open("a") as file:
-      file.write(json.dumps({"event": event, "wall_s": 1.5}) + "\n")
+      file.write(json.dumps({"step": 1, "event": event, "wall_s": 1.5}) + "\n")
 
   def settle(count):
     deadline = time.monotonic() + 10
@@ -73,7 +73,8 @@ def test_a_change_that_fails_is_raised_at_the_end(tmp_path):
   network = Broken()
 
   def runs():
-    timing.write_text(json.dumps({"event": "round", "wall_s": 1.5}) + "\n")
+    row = json.dumps({"step": 1, "event": "round", "wall_s": 1.5})
+    timing.write_text(row + "\n")
     deadline = time.monotonic() + 10
     while len(network.changes) < 3 and time.monotonic() < deadline:
       time.sleep(0.01)

@@ -92,7 +92,7 @@ def test_the_page_says_what_it_took(made):
 def _planned(made):
   plan, _, _ = made
   every = [run for task in TASKS for run in sweeps.runs_of(task, plan)]
-  return {str(run.config) for run in every}
+  return {str(run.config.to_mapping()) for run in every}
 
 
 def test_a_gap_is_to_allreduce_with_the_same_inner_optimizer():

@@ -32,7 +32,7 @@ def test_every_method_gets_as_many_tuning_runs_of_the_same_length():
   for run in found["tune_inner"]:
     rates[run.name].append(run.config.inner.learning_rate)
   assert set(map(tuple, rates.values())) == {(1e-3, 3e-3, 9e-3)}
-  settings = {(run.name, str(run.config)) for run in tuning}
+  settings = {(run.name, str(run.config.to_mapping())) for run in tuning}
   assert len(settings) == len(tuning)
 
 

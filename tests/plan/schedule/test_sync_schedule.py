@@ -24,16 +24,11 @@ def log(schedule, stop):
 def walked(windows, start):
   """Events of windows in their order, with the steps counted by walking."""
   for window in windows:
-    start += window.steps_before
-    if window.applied:
-      assert window.applied.kind == "apply"
-      assert window.applied.step == start
-      yield window.applied
-    start += window.steps_after
-    if window.sent:
-      assert window.sent.kind == "send"
-      assert window.sent.step == start
-      yield window.sent
+    start += window.num_steps
+    for event, kind in ((window.applied, "apply"), (window.sent, "send")):
+      if event:
+        assert (event.kind, event.step) == (kind, start)
+        yield event
 
 
 @st.composite
@@ -53,35 +48,30 @@ def test_events_are_those_of_the_phase_rule(schedule):
   ]
 
 
-@given(schedules(), st.integers(0, 5), st.data())
+@given(schedules(), st.integers(0, 100), st.integers(0, 100))
 def test_windows_hold_exactly_the_events_of_their_steps(
-  schedule, round_index, data
+  schedule, start, num_steps
 ):
-  interval = schedule.sync_interval
-  start = round_index * interval
-  count = data.draw(st.none() | st.integers(1, interval), label="num_steps")
-  stop = start + (interval if count is None else count)
-  windows = schedule.round_windows(round_index, count)
-  events = list(walked(windows, start))
+  stop = start + num_steps
+  windows = schedule.windows(start, stop)
   expected = [e for e in log(schedule, stop) if e.step > start]
-  assert sorted(events) == sorted(expected)
-  assert sum(window.num_steps for window in windows) == stop - start
-  # The order between fragments is free on one step; within one it is not.
-  for fragment in range(schedule.num_fragments):
-    assert [e for e in events if e.fragment == fragment] == [
-      e for e in expected if e.fragment == fragment
-    ]
+  assert sorted(walked(windows, start)) == expected
+  assert sum(window.num_steps for window in windows) == num_steps
+  # No two fragments are sent, or applied, after one step.
+  assert all(window.num_steps for window in windows)
+  middle = windows[: len(windows) // 2]
+  until = start + sum(window.num_steps for window in middle)
+  parts = schedule.windows(start, until) + schedule.windows(until, stop)
+  assert sorted(walked(parts, start)) == expected
 
 
-@given(schedules())
-def test_a_steady_round_has_a_window_a_send(schedule):
-  windows = schedule.round_windows(5)
-  assert all(window.sent for window in windows[: schedule.num_fragments])
-  # An apply may still fall on the last step, after the last send.
-  late = windows[schedule.num_fragments :]
-  divides = schedule.sync_interval % schedule.num_fragments == 0
-  assert len(late) <= (0 if divides else 1)
-  assert all(not w.num_steps and w.applied and not w.sent for w in late)
+@given(schedules(), st.integers(0, 100))
+def test_what_is_in_flight_was_sent_and_not_applied(schedule, step):
+  past = log(schedule, step)
+  for fragment, count in enumerate(schedule.num_in_flight(step)):
+    own = [event.kind for event in past if event.fragment == fragment]
+    assert count == own.count("send") - own.count("apply")
+    assert count <= schedule.depth
 
 
 @given(schedules(), st.integers(0, 100))
@@ -130,25 +120,6 @@ def test_a_flush_applies_what_is_pending_and_unsent_once(schedule, data):
     assert [e for e in events if e.fragment == fragment] == expected
 
 
-@given(schedules())
-def test_no_two_pseudo_gradients_in_flight_share_a_slot(schedule):
-  kept = {}
-  most = 0
-  for event in log(schedule, 8 * schedule.sync_interval):
-    if not schedule.overlap_steps:
-      assert schedule.depth == schedule.slot(event) == 0
-      continue
-    place = event.fragment, schedule.slot(event)
-    if event.kind == "apply":
-      assert kept.pop(place) == event.send_step
-      continue
-    assert 0 <= schedule.slot(event) < schedule.depth
-    assert place not in kept
-    kept[place] = event.send_step
-    most = max(most, sum(f == event.fragment for f, _ in kept))
-  assert most == schedule.depth  # None is kept in vain.
-
-
 def apply(step, fragment, send_step):
   return Event(step, "apply", fragment, send_step)
 
@@ -160,9 +131,7 @@ def send(step, fragment):
 def flush(*events):
   """Windows without inner steps, one for each event."""
   return [
-    Window(0, None, 0, event)
-    if event.kind == "send"
-    else Window(0, event, 0, None)
+    Window(0, sent=event) if event.kind == "send" else Window(0, event)
     for event in events
   ]
 
@@ -175,7 +144,8 @@ def test_diloco_waits_for_its_exchange():
     apply(6, 0, 6),
     send(6, 0),
   ]
-  assert schedule.round_windows(1) == [Window(3, apply(6, 0, 6), 0, send(6, 0))]
+  (window,) = schedule.windows(3, 6)
+  assert window == Window(3, apply(6, 0, 6), send(6, 0)) and window.is_same
   assert (schedule.depth, schedule.is_whole_rounds) == (0, True)
   assert schedule.flush_windows(6) == []
   assert schedule.flush_windows(7) == flush(send(7, 0), apply(7, 0, 7))
@@ -192,12 +162,14 @@ def test_streaming_diloco_sends_a_third_every_ten_steps():
     apply(34, 0, 30),
     send(40, 1),
   ]
-  assert schedule.round_windows(0) == [
-    Window(4, None, 6, send(10, 1)),
-    Window(4, apply(14, 1, 10), 6, send(20, 2)),
-    Window(4, apply(24, 2, 20), 6, send(30, 0)),
+  assert schedule.windows(0, 30) == [
+    Window(10, sent=send(10, 1)),
+    Window(4, apply(14, 1, 10)),
+    Window(6, sent=send(20, 2)),
+    Window(4, apply(24, 2, 20)),
+    Window(6, sent=send(30, 0)),
   ]
-  assert schedule.round_windows(1, 5) == [Window(4, apply(34, 0, 30), 1, None)]
+  assert schedule.windows(30, 35) == [Window(4, apply(34, 0, 30)), Window(1)]
   assert (schedule.depth, schedule.is_whole_rounds) == (1, False)
   # One step, 21 and 11 steps are unsent; fragment 0 is in flight as well.
   assert schedule.flush_windows(31) == flush(
@@ -220,8 +192,10 @@ def test_a_delay_of_one_round_applies_where_it_sends():
     apply(12, 0, 8),
     send(12, 0),
   ]
-  assert schedule.round_windows(0) == [Window(4, None, 0, send(4, 0))]
-  assert schedule.round_windows(1) == [Window(4, apply(8, 0, 4), 0, send(8, 0))]
+  assert schedule.windows(0, 8) == [
+    Window(4, sent=send(4, 0)),
+    Window(4, apply(8, 0, 4), send(8, 0)),
+  ]
   assert (schedule.depth, schedule.is_whole_rounds) == (1, True)
   assert schedule.flush_windows(8) == flush(apply(12, 0, 8))
   # Step 9 is measured before the content of step 8 is applied.
@@ -239,16 +213,16 @@ def test_a_delay_of_more_than_a_round_keeps_two_in_flight():
     send(12, 0),
     apply(14, 0, 8),
   ]
-  assert schedule.round_windows(1) == [Window(2, None, 2, send(8, 0))]
-  assert schedule.round_windows(2) == [
-    Window(2, apply(10, 0, 4), 2, send(12, 0))
+  assert schedule.windows(4, 12) == [
+    Window(4, sent=send(8, 0)),
+    Window(2, apply(10, 0, 4)),
+    Window(2, sent=send(12, 0)),
   ]
   assert (schedule.depth, schedule.is_whole_rounds) == (2, False)
   assert schedule.flush_windows(9) == flush(
     send(9, 0), apply(10, 0, 4), apply(14, 0, 8), apply(15, 0, 9)
   )
-  assert schedule.slot(send(4, 0)) == schedule.slot(apply(10, 0, 4))
-  assert schedule.slot(send(4, 0)) != schedule.slot(send(8, 0))
+  assert [schedule.num_in_flight(s) for s in (4, 8, 10)] == [[1], [2], [1]]
 
 
 @pytest.mark.parametrize(
@@ -260,21 +234,23 @@ def test_a_delay_of_more_than_a_round_keeps_two_in_flight():
     (SyncSchedule(6, 1, 8), 2),
     (SyncSchedule(30, 3, 10), 10),
     (SyncSchedule(30, 3, 12), 2),
-    (SyncSchedule(25, 3, 9), 0),  # Due on the last step, after the last send.
+    (SyncSchedule(25, 3, 9), 1),
   ],
 )
 def test_an_exchange_hides_behind_its_last_window_alone(schedule, steps):
   assert schedule.hiding_steps == steps
 
 
-def test_an_apply_on_the_last_step_has_a_window_of_its_own():
-  # t_1 = floor(5 / 2) = 2 and 2 + 3 = 5: due with the round's last send.
+def test_another_fragment_may_be_applied_where_one_is_sent():
+  # t_1 = floor(5 / 2) = 2 and 2 + 3 = 5: due where fragment 0 is sent.
   schedule = SyncSchedule(5, 2, 3)
-  assert schedule.round_windows(1) == [
-    Window(0, None, 2, send(7, 1)),
-    Window(1, apply(8, 0, 5), 2, send(10, 0)),
-    Window(0, apply(10, 1, 7), 0, None),
+  windows = schedule.windows(5, 10)
+  assert windows == [
+    Window(2, sent=send(7, 1)),
+    Window(1, apply(8, 0, 5)),
+    Window(2, apply(10, 1, 7), send(10, 0)),
   ]
+  assert not windows[-1].is_same
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,203 @@
+"""Takes the outer step of a fragment in three parts: measure, exchange, apply.
+
+In optax an update is a single call. On a slow link an update takes several
+inner steps, so `OuterStep` splits it into calls that are made at different
+inner steps. They are written for one replica and one fragment, a tree of
+parameters, and use collectives over the axis "replica". Any optax optimizer or
+chain can take the outer step: the averaged pseudo-gradient is its gradient.
+
+Example: a pseudo-gradient in one dimension, with H = 4, tau = 2, rule
+`continue`, outer learning rate 1 and two replicas:
+
+    step 4   measure   theta = 10, w = 9 (other replica: 8) -> Delta = 1 (2),
+                       which waits in flight
+             exchange  mean = 1.5, behind steps 5 and 6, which make w = 8.4
+    step 6   apply     theta becomes 10 - 1.5 = 8.5
+                       w becomes 8.4 + (8.5 - 10) + 1 = 7.9: the outer
+                       parameters plus the 0.6 of progress in steps 5 and 6
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from dilocox_jax.distributed.replicas import REPLICA_AXIS
+from dilocox_jax.outer.average import check_outermost
+from dilocox_jax.outer.drift import Drift, measure_drift
+from dilocox_jax.outer.rules import ApplyRule, ExchangeResult, apply_rule
+from dilocox_jax.plan.schedule.methods import Method
+from dilocox_jax.pytypes import (
+  Aggregator,
+  Pausing,
+  Scalar,
+  Tree,
+  without_pauses,
+)
+
+
+class FragmentState(NamedTuple):
+  """State of the outer step of one fragment.
+
+  Attributes:
+    params: Outer parameters of the fragment. All replicas share them, unless
+      the rule or the exchange gives each its own (`OuterStep.is_shared`).
+    optimizer: State of the outer optimizer, shared like `params`.
+    exchange: State of the aggregator. Codec state is shared by all replicas.
+      Each replica has its own residual.
+    in_flight: This replica's own pseudo-gradients that were sent and are not
+      applied yet, the oldest first.
+  """
+
+  params: Tree
+  optimizer: Tree
+  exchange: Tree
+  in_flight: tuple[Tree, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class OuterStep:
+  """Measures, exchanges and applies a fragment of one replica.
+
+  If the pseudo-gradient of a replica is not finite, every aggregator leaves
+  this replica out of the mean, so that the other replicas stay finite. The host
+  has to notice the problem. It cannot rely on the replica's parameters, since
+  some rules replace them by finite values. So it looks at the drift: then
+  `Drift.own_squared` of the replica is not finite.
+
+  Attributes:
+    method: Schedule and rule.
+    optimizer: Any optax optimizer or chain. Its gradient is the averaged
+      pseudo-gradient of a fragment.
+    aggregator: Averages pseudo-gradients over replicas.
+    keep_unsent: Whether a replica keeps the part of its progress that the codec
+      did not send. If true, this part stays in the replica's parameters, and
+      the next pseudo-gradient contains it. If false, this part is lost, unless
+      error feedback holds it as a residual.
+    axis_name: Axis over which replicas are mapped.
+  """
+
+  method: Method
+  optimizer: optax.GradientTransformation
+  aggregator: Aggregator
+  keep_unsent: bool = False
+  axis_name: str = REPLICA_AXIS
+
+  @functools.cached_property
+  def rule(self) -> ApplyRule:
+    """The method's apply rule."""
+    return apply_rule(self.method, self.axis_name)
+
+  @property
+  def is_shared(self) -> bool:
+    """Whether all replicas have the same outer parameters."""
+    return self.rule.is_shared and self.aggregator.is_shared
+
+  @property
+  def axes(self) -> FragmentState:
+    """Replica axes of the state as a tree prefix: 0, or None where shared."""
+    shared: Any = None if self.is_shared else 0
+    per_replica: Any = 0
+    return FragmentState(shared, shared, self.aggregator.axes, per_replica)
+
+  def init(self, params: Tree) -> FragmentState:
+    """Returns the state of a fragment of which nothing is in flight."""
+    optimizer = self.optimizer.init(params)
+    check_outermost(optimizer)
+    return FragmentState(params, optimizer, self.aggregator.init(params))
+
+  def measure(
+    self, state: FragmentState, pending: tuple[Tree, ...], inner: Tree
+  ) -> Tree:
+    """Returns a replica's pseudo-gradient.
+
+    Args:
+      state: State of the fragment.
+      pending: Pseudo-gradients of the replica that are not applied yet.
+      inner: The replica's own parameters of the fragment.
+    """
+    total = jax.tree.map(jnp.zeros_like, state.params)
+    for each in pending:
+      total = jax.tree.map(jnp.add, total, each)
+    return self.rule.measure(state.params, total, inner)
+
+  def exchange(
+    self, state: FragmentState, own: Tree, weight: Scalar | None = None
+  ) -> tuple[ExchangeResult, Tree]:
+    """Averages a pseudo-gradient over replicas.
+
+    This is the only operation that uses the slow link.
+
+    Args:
+      state: State of the fragment.
+      own: This replica's pseudo-gradient.
+      weight: Factor of it in the mean; 0 leaves the replica out. None: all
+        replicas have the same.
+
+    Returns:
+      The result, and the new state of the aggregator.
+    """
+    return without_pauses(self.exchange_paused)(state, own, weight)
+
+  def exchange_paused(
+    self, state: FragmentState, own: Tree, weight: Scalar | None = None
+  ) -> Pausing:
+    """Runs `exchange` with pauses for inner steps (`Aggregator.paused`)."""
+    given = own if weight is None else _weighted(own, weight)
+    mean, sent, kept = yield from self.aggregator.paused(
+      given, state.exchange, state.params
+    )
+    observed = dict(self.aggregator.observe(kept))
+    return ExchangeResult(mean, own, sent, observed, weight), kept
+
+  def apply(
+    self, state: FragmentState, inner: Tree, result: ExchangeResult, fresh: Tree
+  ) -> tuple[FragmentState, Tree, Drift]:
+    """Takes the outer step and lets the replica rejoin.
+
+    Args:
+      state: State of the fragment.
+      inner: The replica's own parameters of the fragment.
+      result: Result of the exchange.
+      fresh: Pseudo-gradient that was measured in the same inner step. Only the
+        rule "eager" reads it.
+
+    Returns:
+      The new state, the replica's new parameters, and the drift.
+    """
+    old = state.params
+    gradient = self.rule.gradient(result, fresh)
+    chex.assert_trees_all_equal_shapes_and_dtypes(gradient, old)
+    updates, optimizer = self.optimizer.update(gradient, state.optimizer, old)
+    new = optax.apply_updates(old, updates)
+    inner = self.rule.rejoin(inner, old, new, result.own)
+    if self.keep_unsent:
+      # A pseudo-gradient is parameters before minus parameters after, so the
+      # progress that was not sent is -(own - sent).
+      inner = jax.tree.map(jnp.subtract, inner, result.unsent)
+    state = state._replace(params=new, optimizer=optimizer)
+    return state, inner, measure_drift(result)
+
+
+def nothing(params: Tree) -> ExchangeResult:
+  """Returns zeros in place of a result, before the first exchange.
+
+  Args:
+    params: Outer parameters of the fragment.
+  """
+  zeros = jax.tree.map(jnp.zeros_like, params)
+  return ExchangeResult(zeros, zeros, zeros)
+
+
+def _weighted(own: Tree, weight: Scalar) -> Tree:
+  """Scales what a replica sends; NaN, if its weight is 0.
+
+  Every aggregator leaves a replica out of the mean, and clears its residual, if
+  its values are not finite.
+  """
+  factor = jnp.where(weight > 0, weight, jnp.full_like(weight, jnp.nan))
+  return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), own)

@@ -1,0 +1,310 @@
+"""The training state of all replicas: how it begins, changes and ends.
+
+Every fragment has a state of its own. So what a window needs of it can be given
+to its program alone, and the rest may lie in the host's memory meanwhile.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dilocox_jax.distributed import host_memory
+from dilocox_jax.distributed.replicas import (
+  Replicas,
+  is_none,
+  map_prefix,
+  with_shardings,
+)
+from dilocox_jax.outer.average import parameters_to_keep
+from dilocox_jax.outer.cuts import Cuts
+from dilocox_jax.outer.outer_step import FragmentState, OuterStep
+from dilocox_jax.outer.window import ReplicaState
+from dilocox_jax.pytypes import Array, Index, Tree
+from dilocox_jax.trees import shardings_of
+
+
+class RoundState(NamedTuple):
+  """Holds the whole training state of all replicas between two windows.
+
+  Attributes:
+    replica: Parameters and inner optimizers, leaves [M, ...].
+    fragments: State of every fragment.
+    step: Inner steps of the schedule that are done (int32 scalar).
+  """
+
+  replica: ReplicaState
+  fragments: tuple[FragmentState, ...]
+  step: Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RoundStates:
+  """Makes and changes the states of all replicas.
+
+  Attributes:
+    outer: Measures, exchanges and applies pseudo-gradients.
+    cuts: Cuts fragments out of the parameters.
+    replicas: Number of replicas, and their devices.
+    outer_memory: Memory of the fragments' states, "device" or "pinned_host".
+  """
+
+  outer: OuterStep
+  cuts: Cuts
+  replicas: Replicas
+  outer_memory: str = host_memory.DEVICE
+
+  @property
+  def axes(self) -> RoundState:
+    """Replica axes of the state as a tree prefix: 0, or None where shared."""
+    per_replica: Any = 0
+    shared: Any = None
+    fragments = (self.outer.axes,) * self.cuts.count
+    replica = ReplicaState(per_replica, per_replica)
+    return RoundState(replica, fragments, shared)
+
+  def init(self, params: Tree, optimizer: Tree) -> RoundState:
+    """Returns the first state, in which all replicas have equal parameters.
+
+    Args:
+      params: Parameters of the model, without a replica axis.
+      optimizer: Inner optimizer state of one replica to start from.
+
+    Raises:
+      ValueError: If a leaf is no array of real floats, or the fragments do not
+        fit. What a step counts belongs into the state of the optimizer.
+    """
+    self.cuts.check(params)
+    replica = self._placed(self._replicated)(params, optimizer)
+    first = [
+      self._placed(self._first(p))(params, self.place(p))
+      for p in range(self.cuts.count)
+    ]
+    fragments = tuple(self.kept(fragment) for fragment in first)
+    return RoundState(replica, fragments, self.number(0))
+
+  def _replicated(self, params: Tree, optimizer: Tree) -> ReplicaState:
+    state = ReplicaState(params, optimizer)
+    return jax.tree.map(self.replicas.copies, state)
+
+  @functools.cache  # noqa: B019 - programs live as long as the run.
+  def _placed(self, function: Callable) -> Callable:
+    """Compiles a function whose result is a part of the state."""
+
+    def run(*args):
+      places = self.shardings(jax.eval_shape(function, *args))
+      return jax.jit(function, out_shardings=places)(*args)
+
+    return run
+
+  def _first(self, fragment: int) -> Callable:
+    return self._first_of_group(self.cuts.groups[fragment])
+
+  @functools.cache  # noqa: B019 - as above.
+  def _first_of_group(self, group: int) -> Callable:
+    """Returns a function (parameters, place) -> first state of a fragment."""
+
+    def first(params: Tree, place: Any) -> FragmentState:
+      state = self.outer.init(self.cuts.take(params, group, place))
+      return map_prefix(self.replicas.copies, self.outer.axes, state)
+
+    return first
+
+  def shardings(self, part: Any) -> Any:
+    """Returns where a `ReplicaState` or a `FragmentState` lies on devices."""
+    is_replica = isinstance(part, ReplicaState)
+    axes = self.axes.replica if is_replica else self.outer.axes
+    return self.replicas.state_shardings(part, axes)
+
+  def abstract(
+    self, params: Tree, optimizer: Tree, in_flight: Sequence[int] = ()
+  ) -> RoundState:
+    """Returns shapes, types and shardings of a state.
+
+    Args:
+      params: Shapes and types of the parameters.
+      optimizer: Shapes and types of the inner optimizer's state.
+      in_flight: Number of pseudo-gradients in flight of every fragment
+        (`SyncSchedule.num_in_flight`); empty: none, as in `init`'s result.
+    """
+    counts = in_flight or (0,) * self.cuts.count
+    replica = jax.eval_shape(self._replicated, params, optimizer)
+    step: Any = jax.ShapeDtypeStruct(
+      (), jnp.int32, sharding=self.replicas.whole(None)
+    )
+    return RoundState(
+      with_shardings(replica, self.shardings(replica)),
+      tuple(self._abstract(params, p, n) for p, n in enumerate(counts)),
+      step,
+    )
+
+  def _abstract(self, params: Tree, fragment: int, count: int) -> FragmentState:
+    group, place = self.cuts.groups[fragment], self.cuts.place(fragment)
+
+    def make(params: Tree, place: Any) -> FragmentState:
+      own = self.cuts.take(params, group, place)
+      sent = jax.tree.map(self.replicas.copies, own)
+      first = self._first(fragment)(params, place)
+      return first._replace(in_flight=(sent,) * count)
+
+    state = jax.eval_shape(make, params, place)
+    places = self.shardings(state)
+    if self.outer_memory != host_memory.DEVICE:
+      places = host_memory.with_memory_kind(places, self.outer_memory)
+    return with_shardings(state, places)
+
+  @functools.cache  # noqa: B019 - a few numbers.
+  def number(self, value: int) -> Array:
+    """Returns a number on all devices, where it stays for the next time."""
+    return self.replicas.place(np.asarray(value, np.int32), None)
+
+  @functools.cache  # noqa: B019 - P small arrays.
+  def place(self, fragment: int) -> Any:
+    """Returns the place of a fragment (`Cuts.place`), on all devices."""
+    place = self.cuts.place(fragment)
+    return None if place is None else self.replicas.place(place, None)
+
+  def on_device(self, state: FragmentState) -> FragmentState:
+    """Returns the state of a fragment in the devices' own memory."""
+    if self.outer_memory == host_memory.DEVICE:
+      return state
+    return host_memory.moved(state, host_memory.DEVICE)
+
+  def kept(self, state: FragmentState) -> FragmentState:
+    """Returns the state of a fragment in the memory in which it is kept."""
+    if self.outer_memory == host_memory.DEVICE:
+      return state
+    return host_memory.moved(state, self.outer_memory)
+
+  def at_step(self, state: RoundState, step: int) -> RoundState:
+    """Returns the state at another step of a schedule.
+
+    Args:
+      state: State of all replicas.
+      step: Inner steps of the schedule that count as done.
+    """
+    placed = self.replicas.place(np.asarray(step, np.int32), None)
+    return state._replace(step=placed)
+
+  def outer_params(self, state: RoundState) -> Tree:
+    """Returns the outer parameters to evaluate and to keep, on the device.
+
+    They are the average that the outer optimizer keeps, if it keeps one. If
+    every replica has its own outer parameters, their mean is returned.
+    """
+    fragments = tuple(map(self.on_device, state.fragments))
+    params = self._joined(state.replica.params, fragments)
+    return params if self.outer.is_shared else mean_of(params)
+
+  @functools.cached_property
+  def _joined(self):
+    """The jitted program (parameters, fragments) -> parameters to keep."""
+
+    def replica_program(params: Tree, fragments: tuple[FragmentState, ...]):
+      kept = [parameters_to_keep(f.optimizer, f.params) for f in fragments]
+      return self.replicas.divided(self.cuts.join(params, kept))
+
+    out = None if self.outer.is_shared else 0
+    mapped = self.replicas.map(replica_program, (0, self.axes.fragments), out)
+    return jax.jit(mapped)
+
+  @functools.cached_property
+  def adopted(self):
+    """The jitted program (parameters, fragments) -> outer ones for all."""
+
+    def replica_program(params: Tree, fragments: tuple[FragmentState, ...]):
+      joined = self.cuts.join(params, [each.params for each in fragments])
+      return self.replicas.divided(joined)
+
+    mapped = self.replicas.map(replica_program, (0, self.axes.fragments), 0)
+    return jax.jit(mapped)
+
+  def with_outer_optimizers(
+    self, state: RoundState, others: Sequence[Tree]
+  ) -> RoundState:
+    """Returns the state with its outer optimizer states replaced by others.
+
+    Args:
+      state: State of all replicas.
+      others: State of each fragment, with the same tree and shapes.
+    """
+
+    def replaced(fragment: FragmentState, other: Tree) -> FragmentState:
+      other = jax.device_put(other, shardings_of(fragment.optimizer))
+      return fragment._replace(optimizer=other)
+
+    fragments = map(replaced, state.fragments, others)
+    return state._replace(fragments=tuple(fragments))
+
+  def rejoined(
+    self, state: RoundState, returning: Sequence[int], donor: int
+  ) -> RoundState:
+    """Lets replicas begin as copies of another one.
+
+    They go on from the outer parameters, with the donor's inner optimizer
+    state, no residual and nothing in flight.
+
+    Args:
+      state: State of all replicas, whose memory is reused.
+      returning: Indices of the replicas that begin.
+      donor: Index of the replica whose optimizer state they copy.
+    """
+    begins = np.isin(np.arange(self.replicas.num_replicas), list(returning))
+    placed = self.replicas.place((begins, np.int32(donor)), None)
+    places = shardings_of(state)
+    rejoin = jax.jit(self._rejoin, donate_argnums=0, out_shardings=places)
+    return rejoin(state, *placed)
+
+  def _rejoin(
+    self, state: RoundState, begins: Array, donor: Index
+  ) -> RoundState:
+    """Takes what begins from a first state, leaf by leaf with an axis [M]."""
+    inner = jax.tree.map(lambda leaf: leaf[donor], state.replica.optimizer)
+    like = jax.tree.map(lambda leaf: leaf[0], state.replica.params)
+    params = self.cuts.join(like, [each.params for each in state.fragments])
+
+    def first(old: FragmentState) -> FragmentState:
+      new = self.outer.init(old.params)
+      new = map_prefix(self.replicas.copies, self.outer.axes, new)
+      return new._replace(in_flight=jax.tree.map(jnp.zeros_like, old.in_flight))
+
+    fragments = tuple(map(first, state.fragments))
+    start = RoundState(self._replicated(params, inner), fragments, state.step)
+
+    def chosen(axis, old, new):
+      def choose(old, new):
+        mask = begins.reshape(-1, *(1,) * (old.ndim - 1))
+        return jnp.where(mask, new, old)
+
+      return old if axis is None else jax.tree.map(choose, old, new)
+
+    return jax.tree.map(chosen, self.axes, state, start, is_leaf=is_none)
+
+  def resized(self, state: RoundState) -> RoundState:
+    """Returns the state of another number of replicas with this number.
+
+    Who is too many is dropped. Who is new has a copy of replica 0's rows until
+    it begins (`rejoined`).
+
+    Args:
+      state: State with leaves [M', ...].
+    """
+    count = len(jax.tree.leaves(state.replica)[0])
+    rows = [m if m < count else 0 for m in range(self.replicas.num_replicas)]
+
+    def resize(state: RoundState) -> RoundState:
+      return map_prefix(lambda leaf: leaf[jnp.array(rows)], self.axes, state)
+
+    shapes = jax.eval_shape(resize, state)
+    places = self.replicas.state_shardings(shapes, self.axes)
+    return jax.jit(resize, out_shardings=places)(state)
+
+
+@jax.jit
+def mean_of(tree: Tree) -> Tree:
+  """Returns the mean of leaves [M, ...] over replicas."""
+  return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree)

@@ -1,0 +1,391 @@
+"""Runs a method's rounds for all replicas, window by window.
+
+The host goes through the windows of the schedule. The program of a window
+(`window.WindowProgram`) is mapped over the replica axis and compiled once for
+every kind of window; step counts and the numbers of fragments are data. A
+window is given the states of its own fragments. The flush at the end of a run
+is the same programs without inner steps.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dilocox_jax.checks import require
+from dilocox_jax.distributed.replicas import with_shardings
+from dilocox_jax.optimizers import advanced
+from dilocox_jax.outer.drift import Drift, axes_of
+from dilocox_jax.outer.exchange_thread import ExchangeThread
+from dilocox_jax.outer.outer_step import FragmentState
+from dilocox_jax.outer.round_states import RoundState, RoundStates
+from dilocox_jax.outer.rules import ExchangeResult
+from dilocox_jax.outer.window import (
+  InnerProgress,
+  InnerStep,
+  ReplicaState,
+  StepMetrics,
+  WindowKind,
+  WindowProgram,
+)
+from dilocox_jax.plan.schedule.membership import (
+  RoundAttendance,
+  WindowAttendance,
+)
+from dilocox_jax.plan.schedule.sync_schedule import Window
+from dilocox_jax.pytypes import Index, Tree
+from dilocox_jax.trees import leaves_by_path
+
+
+class _Given(NamedTuple):
+  """What the program of a window is called with (`WindowProgram.run`)."""
+
+  progress: Any
+  batches: Any
+  num_steps: Any
+  applied: Any = None
+  due: Any = None
+  sent: Any = None
+  places: Any = (None, None)
+  weight: Any = None
+  arrived: Any = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Rounds(RoundStates):
+  """Runs the windows of a method for all replicas.
+
+  Attributes:
+    inner_step: Optimizer step of one replica.
+    thread: Thread that dispatches the exchanges; None keeps them in the
+      program of their window.
+  """
+
+  inner_step: InnerStep
+  thread: ExchangeThread | None = None
+
+  def run(
+    self,
+    state: RoundState,
+    batches: Tree,
+    windows: Sequence[Window] | None = None,
+    attendance: RoundAttendance | None = None,
+  ) -> tuple[RoundState, StepMetrics, list[Drift]]:
+    """Runs inner steps and the events of the schedule that follow them.
+
+    The new state reuses the memory of the old one, so the caller must not read
+    the old state again.
+
+    Args:
+      state: State of all replicas.
+      batches: Leaves [M, n, ...]: a batch for every replica and inner step.
+        Where there are several processes, each passes the batches of its own
+        replicas (`Replicas.own`).
+      windows: Windows of these n steps; None: those of the schedule after the
+        steps that the state has done.
+      attendance: What each replica does in them; None: all the same. A replica
+        that takes h steps reads its first h batches.
+
+    Returns:
+      The new state; losses and gradient norms [M, n]; a drift for each apply,
+      with axes as in `drift.axes_of`.
+
+    Raises:
+      ValueError: If leaves of `batches` do not begin with the same two axes.
+    """
+    num_steps = self._num_steps(batches)
+    done = int(jax.device_get(state.step))
+    if windows is None:
+      schedule = self.outer.method.schedule
+      windows = schedule.windows(done, done + num_steps)
+    if attendance and attendance.returning:
+      state = self.rejoined(state, attendance.returning, attendance.donor)
+    batches = self.replicas.place_batches(batches)
+    state, progress, drifts = self._windows(
+      state, batches, num_steps, windows, attendance
+    )
+    if attendance:
+      state = state._replace(
+        replica=self._advance(
+          state.replica, progress.step, self.number(num_steps)
+        )
+      )
+    return self.at_step(state, done + num_steps), progress.metrics, drifts
+
+  def _num_steps(self, batches: Tree) -> int:
+    """Returns how many batches there are for each replica of this process."""
+    leaves = leaves_by_path(batches)
+    require(bool(leaves), "batches: there is no leaf")
+    sizes = [np.shape(leaf)[:2] for leaf in leaves.values()]
+    wanted = (len(self.replicas.own), *sizes[0][1:])
+    for path, size in zip(leaves, sizes, strict=True):
+      require(
+        size == wanted and len(size) == 2,
+        f"batches: leaf {path!r} begins with axes of {size} instead of "
+        f"{wanted}: a batch for every replica and inner step",
+      )
+    return wanted[1]
+
+  def flush(
+    self, state: RoundState, attendance: RoundAttendance | None = None
+  ) -> tuple[RoundState, list[Drift]]:
+    """Exchanges and applies every update that is pending or not yet sent.
+
+    Without a flush, the last progress of a run would still be in flight, and a
+    method would be judged on old parameters.
+
+    Args:
+      state: State of all replicas. It stays valid after the call.
+      attendance: Who takes part in the flush; None: all replicas alike.
+
+    Returns:
+      The flushed state, in which nothing is in flight and the replicas'
+      parameters are the outer parameters; the drift of every exchange, in the
+      order of `SyncSchedule.flush_windows`.
+    """
+    step = int(jax.device_get(state.step))
+    windows = self.outer.method.schedule.flush_windows(step)
+    state, progress, drifts = self._windows(state, None, 0, windows, attendance)
+    newest = tuple(map(self.on_device, state.fragments))
+    params = self.adopted(progress.replica.params, newest)
+    return state._replace(replica=state.replica._replace(params=params)), drifts
+
+  def _windows(
+    self,
+    state: RoundState,
+    batches: Tree | None,
+    num_steps: int,
+    windows: Sequence[Window],
+    attendance: RoundAttendance | None,
+  ) -> tuple[RoundState, InnerProgress, list[Drift]]:
+    """Runs windows one after the other."""
+    progress = self._progress(state.replica, num_steps, attendance is not None)
+    shares = attendance.windows if attendance else [None] * len(windows)
+    fragments, drifts = list(state.fragments), []
+    for window, share in zip(windows, shares, strict=True):
+      given = self._given(window, share, progress, batches, fragments)
+      progress, applied, sent, drift = self._run(
+        self.kind(window, share), given
+      )
+      for event, new in ((window.applied, applied), (window.sent, sent)):
+        if event and new is not None:
+          fragments[event.fragment] = self.kept(new)
+      drifts += [drift] if window.applied else []
+    state = RoundState(progress.replica, tuple(fragments), state.step)
+    return state, progress, drifts
+
+  def _progress(
+    self, replica: ReplicaState, num_steps: int, differs: bool
+  ) -> InnerProgress:
+    """Returns the values with which inner steps begin."""
+    count = self.replicas.num_replicas
+    zeros: Any = np.zeros((count, num_steps), np.float32)
+    metrics = self.replicas.place(StepMetrics(zeros, zeros), 0)
+    # New zeros, since the programs of windows use their memory again.
+    zero = np.zeros((count,) if differs else (), np.int32)
+    step = self.replicas.place(zero, 0 if differs else None)
+    return InnerProgress(replica, step, metrics)
+
+  def kind(
+    self, window: Window, share: WindowAttendance | None = None
+  ) -> WindowKind:
+    """Returns what decides the program of a window."""
+    applied, sent = (
+      None if event is None else self.cuts.groups[event.fragment]
+      for event in (window.applied, window.sent)
+    )
+    return WindowKind(
+      applied=applied,
+      sent=sent,
+      is_same=window.is_same,
+      has_steps=window.num_steps > 0,
+      differs=share is not None,
+    )
+
+  def _given(
+    self,
+    window: Window,
+    share: WindowAttendance | None,
+    progress: InnerProgress,
+    batches: Tree | None,
+    fragments: Sequence[FragmentState],
+  ) -> _Given:
+    count, weight = self.number(window.num_steps), None
+    if share:
+      count = self.replicas.place(np.array(share.num_steps, np.int32), 0)
+    if share and share.weights:
+      weight = self.replicas.place(np.array(share.weights), 0)
+    numbers = _fragments_of(window)
+    applied, sent = (
+      None if n is None else self.on_device(fragments[n]) for n in numbers
+    )
+    applied, due = _parted(applied)
+    places = tuple(None if n is None else self.place(n) for n in numbers)
+    batches = batches if window.num_steps else None
+    return _Given(progress, batches, count, applied, due, sent, places, weight)
+
+  def _run(self, kind: WindowKind, given: _Given) -> tuple:
+    """Runs a window; if a thread exchanges, beside the inner steps alone."""
+    hides = kind.has_steps and not self._is_at_once(kind)
+    hides = hides and kind.applied is not None
+    if not self.thread or not hides or kind.differs:
+      return self.program(kind)(*given)
+    kept, rest = given.applied.exchange, given.applied._replace(exchange=None)
+    exchange = self.thread.start(self._exchange, kept, rest, given.due)
+    steps = _Given(given.progress, given.batches, given.num_steps)
+    progress, *_ = self.program(WindowKind())(*steps)
+    arrived = self.thread.wait(exchange, progress)
+    kind = dataclasses.replace(kind, has_steps=False, has_arrived=True)
+    given = given._replace(
+      progress=progress, batches=None, applied=rest, arrived=arrived
+    )
+    return self.program(kind)(*given)
+
+  def _is_at_once(self, kind: WindowKind) -> bool:
+    return kind.is_same and not self.outer.method.schedule.depth
+
+  @functools.cache  # noqa: B019 - programs live as long as the run.
+  def program(self, kind: WindowKind):
+    """The jitted program of all windows of a kind (`WindowProgram.run`)."""
+    replicas = self.replicas
+    has_links = replicas.layout == "mesh" and replicas.num_replicas > 1
+    window = WindowProgram(
+      self.outer, self.cuts, self.inner_step, kind, has_links
+    )
+    divided = replicas.divided
+
+    def replica_program(*args):
+      progress, applied, sent, drift = window.run(*args)
+      progress = progress._replace(replica=divided(progress.replica))
+      return progress, divided(applied), divided(sent), drift
+
+    mapped = replicas.map(replica_program, *self._program_axes(kind))
+    # Without inner steps a state may be flushed, and then go on.
+    donated = ["progress", "applied", "sent"]
+    if kind.sent == kind.applied and not kind.has_arrived:
+      donated += ["due"]  # What is sent takes its place.
+    if not kind.has_steps and not kind.has_arrived:
+      donated = []
+    numbers = tuple(map(_Given._fields.index, donated))
+    return jax.jit(mapped, donate_argnums=numbers)
+
+  def _program_axes(self, kind: WindowKind) -> tuple[Any, Any]:
+    """Replica axes of a window's arguments and results, tree prefixes."""
+    own: Any = 0 if kind.differs else None
+    per_replica: Any = 0
+    axes = self.outer.axes
+    has_other = kind.sent is not None and not kind.is_same
+    applied = None if kind.applied is None else axes
+    progress = InnerProgress(self.axes.replica, own, per_replica)
+    given = _Given(progress, 0 if kind.has_steps else None, own)
+    drift = sent = None
+    if applied:
+      state: Any = axes._replace(exchange=None) if kind.has_arrived else axes
+      given = given._replace(applied=state, due=per_replica, weight=own)
+      drift = axes_of(self.outer.aggregator.is_shared)
+    if kind.has_arrived:
+      given = given._replace(arrived=self._arrived_axes)
+    if has_other:
+      sent = axes
+      given = given._replace(sent=axes)
+    return tuple(given), (progress, applied, sent, drift)
+
+  @functools.cached_property
+  def _exchange(self):
+    """The jitted program (aggregator's state, the rest, due) -> arrived."""
+
+    def replica_program(kept: Tree, rest: FragmentState, due: Tree):
+      state = rest._replace(exchange=kept)
+      result, kept = self.outer.exchange(state, due)
+      divided = self.replicas.divided
+      trees = divided(result._replace(observed={}))
+      return trees._replace(observed=result.observed), divided(kept)
+
+    axes, none = self.outer.axes, self.outer.axes._replace(exchange=None)
+    mapped = self.replicas.map(
+      replica_program, (axes.exchange, none, 0), self._arrived_axes
+    )
+    return jax.jit(mapped, donate_argnums=0)
+
+  @property
+  def _arrived_axes(self) -> tuple[ExchangeResult, Any]:
+    """Replica axes of what has arrived, tree prefixes."""
+    shared: Any = None if self.outer.aggregator.is_shared else 0
+    own: Any = 0
+    unstacked: Any = None
+    return ExchangeResult(shared, own, own, unstacked), self.outer.axes.exchange
+
+  @functools.cached_property
+  def _advance(self):
+    """The jitted program that moves on schedules of steps not taken."""
+
+    def replica_program(replica: ReplicaState, taken: Index, due: Index):
+      optimizer = advanced(replica.optimizer, due - taken)
+      return replica._replace(optimizer=optimizer)
+
+    axes = self.axes.replica
+    mapped = self.replicas.map(replica_program, (axes, 0, None), axes)
+    return jax.jit(mapped, donate_argnums=0)
+
+  def lowered(
+    self, state: RoundState, batches: Tree, window: Window
+  ) -> jax.stages.Lowered:
+    """Returns the program of a window, not compiled yet.
+
+    Args:
+      state: Shapes, types and shardings of the state before it (`abstract`).
+      batches: Shapes and types of batches, leaves [M, n, ...].
+      window: A window of the schedule.
+    """
+    replicas = self.replicas
+
+    def shape(sizes, axis=None, dtype: Any = jnp.int32) -> Any:
+      place = replicas.whole(axis)
+      return jax.ShapeDtypeStruct(sizes, dtype, sharding=place)
+
+    def fragment(number: int | None) -> Any:
+      if number is None:
+        return None
+      old = state.fragments[number]
+      return with_shardings(old, self.shardings(old))
+
+    def place(number: int | None) -> Any:
+      found = None if number is None else self.cuts.place(number)
+      return None if found is None else shape(found.shape)
+
+    batches = jax.tree.map(
+      lambda leaf: leaf.update(sharding=replicas.batch_sharding), batches
+    )
+    num_steps = jax.tree.leaves(batches)[0].shape[1]
+    values = shape((replicas.num_replicas, num_steps), 0, jnp.float32)
+    progress = InnerProgress(
+      state.replica, shape(()), StepMetrics(values, values)
+    )
+    numbers = _fragments_of(window)
+    applied, sent = map(fragment, numbers)
+    places = tuple(map(place, numbers))
+    given = _Given(
+      progress, batches, shape(()), *_parted(applied), sent, places
+    )
+    return self.program(self.kind(window)).lower(*given)
+
+
+def _fragments_of(window: Window) -> tuple[int | None, int | None]:
+  """Returns which fragment is applied, and which other one is sent."""
+  applied, sent = (
+    None if event is None else event.fragment
+    for event in (window.applied, window.sent)
+  )
+  return applied, None if window.is_same else sent
+
+
+def _parted(state: Any) -> tuple[Any, Any]:
+  """Returns a state without its oldest pseudo-gradient in flight, and this."""
+  if state is None or not state.in_flight:
+    return state, None
+  due, *left = state.in_flight
+  return state._replace(in_flight=tuple(left)), due

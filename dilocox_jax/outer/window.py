@@ -1,0 +1,258 @@
+"""One window of a schedule, for one replica: inner steps, then their events.
+
+The host goes from window to window (`rounds`). In a window a replica takes
+inner steps, measures the fragment that is sent, applies the one that is due,
+and keeps what it measured in flight. What is due is exchanged behind the
+steps: each message leaves before a stretch of them and arrives after it. The
+loop over the steps and the message have no data in common, so the compiler may
+run them side by side.
+
+For example H = 4, P = 1 and tau = 4 in the second round. The pseudo-gradient of
+step 4 is exchanged while steps 5 to 8 run. After step 8 the replica measures a
+new one, applies that of step 4, and the new one is in flight. With tau = 0 it
+measures after step 8, exchanges that, waits for the result and applies it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dilocox_jax.outer.cuts import Cuts
+from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.hidden_exchange import (
+  exchange_before_steps,
+  exchange_behind_steps,
+)
+from dilocox_jax.outer.outer_step import FragmentState, OuterStep, nothing
+from dilocox_jax.outer.rules import ExchangeResult
+from dilocox_jax.pytypes import Array, Index, Scalar, Tree
+
+# Name of the loop over inner steps in a compiled program.
+INNER_STEPS = "inner_steps"
+
+
+class ReplicaState(NamedTuple):
+  """Holds the parameters and the inner optimizer state of one replica."""
+
+  params: Tree
+  optimizer: Tree
+
+
+class StepMetrics(NamedTuple):
+  """Holds metrics of inner steps. Each field is [num_steps] float32."""
+
+  loss: Array
+  grad_norm: Array
+
+
+class InnerProgress(NamedTuple):
+  """Holds what inner steps change.
+
+  Attributes:
+    replica: Parameters and inner optimizer of the replica.
+    step: Number of the batches that were used.
+    metrics: Metrics of these steps, and zeros for the steps to come.
+  """
+
+  replica: ReplicaState
+  step: Index
+  metrics: StepMetrics
+
+
+InnerStep = Callable[[Tree, Tree, Tree], tuple[Tree, Tree, tuple]]
+RunSteps = Callable[[InnerProgress, Index], InnerProgress]
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowKind:
+  """What decides the program of a window; all else is data.
+
+  Attributes:
+    applied: Group of the fragment that is applied (`cuts`), or None.
+    sent: Group of the fragment that is sent, or None.
+    is_same: Whether one fragment is applied and sent.
+    has_steps: Whether there are inner steps.
+    has_arrived: Whether what is applied was exchanged by another program.
+    differs: Whether replicas take different steps and have different weights.
+  """
+
+  applied: int | None = None
+  sent: int | None = None
+  is_same: bool = False
+  has_steps: bool = True
+  has_arrived: bool = False
+  differs: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowProgram:
+  """Runs a window of one replica.
+
+  Attributes:
+    outer: Measures, exchanges and applies pseudo-gradients.
+    cuts: Cuts fragments out of the replica's parameters.
+    inner_step: Function (params, optimizer state, batch) -> (params, optimizer
+      state, (loss, gradient norm)).
+    kind: What the window has.
+    has_links: Whether replicas have devices of their own. On one device nothing
+      travels, and a loop for each message would only be more to compile.
+  """
+
+  outer: OuterStep
+  cuts: Cuts
+  inner_step: InnerStep
+  kind: WindowKind
+  has_links: bool = True
+
+  @property
+  def _is_at_once(self) -> bool:
+    """Whether what is applied is measured in this window, with no delay."""
+    return self.kind.is_same and not self.outer.method.schedule.depth
+
+  def run(
+    self,
+    progress: InnerProgress,
+    batches: Tree,
+    num_steps: Index,
+    applied: FragmentState | None = None,
+    due: Tree | None = None,
+    sent: FragmentState | None = None,
+    places: tuple[Any, Any] = (None, None),
+    weight: Scalar | None = None,
+    arrived: tuple[ExchangeResult, Tree] | None = None,
+  ) -> tuple[InnerProgress, FragmentState | None, FragmentState | None, Any]:
+    """Runs the inner steps and the events.
+
+    Args:
+      progress: The replica before the window.
+      batches: Batches that `progress.step` counts, leaves [n, ...].
+      num_steps: Inner steps of the window.
+      applied: State of the fragment that is applied, without `due`.
+      due: Its oldest pseudo-gradient in flight, which is applied; None if what
+        is applied is measured in this window.
+      sent: State of the fragment that is sent, if it is another one.
+      places: Places of both fragments in their groups (`Cuts.place`).
+      weight: Factor of this replica in the exchange; None: all have the same.
+      arrived: Result of the exchange and new state of the aggregator, if
+        another program has exchanged what is applied.
+
+    Returns:
+      The replica, both fragments, and the drift of what was applied.
+    """
+    if not arrived and applied and not self._is_at_once:
+      progress, arrived = self._hidden(
+        progress, batches, num_steps, applied, due, weight
+      )
+    else:
+      progress = self._run_steps(batches)(progress, num_steps)
+    params, drift = progress.replica.params, None
+    if applied and self.kind.is_same:
+      params, applied, drift = self._renew(
+        params, applied, due, places[0], arrived, weight
+      )
+    elif applied:
+      newest = _newest(applied)
+      params, applied, drift = self._apply(
+        self.kind.applied, params, applied, places[0], arrived, newest
+      )
+    if sent:
+      params, sent = self._send(params, sent, places[1])
+    replica = progress.replica._replace(params=params)
+    return progress._replace(replica=replica), applied, sent, drift
+
+  def _run_steps(self, batches: Tree) -> RunSteps:
+    if not self.kind.has_steps:
+      return _no_steps
+    return inner_steps(self.inner_step, batches)
+
+  def _hidden(self, progress, batches, num_steps, applied, due, weight):
+    """Runs the inner steps, and the exchange that they hide."""
+    is_hidden = self.has_links and self.kind.has_steps
+    hide = exchange_behind_steps if is_hidden else exchange_before_steps
+    run_steps = self._run_steps(batches)
+    given = applied, due, num_steps, weight
+    return hide(self.outer, run_steps, progress, *given)
+
+  def _renew(
+    self, params: Tree, state: FragmentState, due, place, arrived, weight
+  ):
+    """Measures a fragment, applies what is due of it, and sends it."""
+    own = self._own(params, place)
+    pending = state.in_flight if due is None else (due, *state.in_flight)
+    fresh = self.outer.measure(state, pending, own)
+    if self._is_at_once:
+      arrived = self.outer.exchange(state, fresh, weight)
+    left = (*pending, fresh)[1:]
+    params, state, drift = self._apply(
+      self.kind.applied, params, state, place, arrived, fresh
+    )
+    return params, state._replace(in_flight=left), drift
+
+  def _send(self, params: Tree, state: FragmentState, place):
+    """Measures a fragment, which is in flight from now on."""
+    own = self._own(params, place)
+    fresh = self.outer.measure(state, state.in_flight, own)
+    if not self.outer.rule.is_shared and not state.in_flight:
+      # The eager rule applies after the first round too, where no exchange has
+      # ended yet. The result is then all zeros, and only this replica's own
+      # new measurement changes the parameters.
+      none = nothing(state.params), state.exchange
+      params, state, _ = self._apply(
+        self.kind.sent, params, state, place, none, fresh
+      )
+    return params, state._replace(in_flight=(*state.in_flight, fresh))
+
+  def _own(self, params: Tree, place: Any) -> Tree:
+    assert self.kind.sent is not None, "nothing is sent"
+    return self.cuts.take(params, self.kind.sent, place)
+
+  def _apply(
+    self, group, params: Tree, state: FragmentState, place, arrived, fresh
+  ) -> tuple[Tree, FragmentState, Drift]:
+    """Applies what has arrived to the state and to the replica."""
+    result, kept = arrived
+    own = self.cuts.take(params, group, place)
+    state = state._replace(exchange=kept)
+    state, own, drift = self.outer.apply(state, own, result, fresh)
+    return self.cuts.put(params, group, place, own), state, drift
+
+
+def inner_steps(inner_step: InnerStep, batches: Tree) -> RunSteps:
+  """Returns a function (progress, count) that runs `count` inner steps.
+
+  Args:
+    inner_step: Function as in `WindowProgram`.
+    batches: Batches, leaves [n, ...].
+  """
+
+  def body(_, progress: InnerProgress) -> InnerProgress:
+    replica, step, metrics = progress
+    batch = jax.tree.map(lambda leaf: leaf[step], batches)
+    params, optimizer, values = inner_step(*replica, batch)
+    metrics = jax.tree.map(
+      lambda buffer, value: buffer.at[step].set(value.astype(buffer.dtype)),
+      metrics,
+      StepMetrics(*values),
+    )
+    return InnerProgress(ReplicaState(params, optimizer), step + 1, metrics)
+
+  def run_steps(progress: InnerProgress, count: Index) -> InnerProgress:
+    with jax.named_scope(INNER_STEPS):
+      return jax.lax.fori_loop(jnp.int32(0), count, body, progress)
+
+  return run_steps
+
+
+def _no_steps(progress: InnerProgress, count: Index) -> InnerProgress:
+  del count
+  return progress
+
+
+def _newest(state: FragmentState) -> Tree:
+  """Returns what was measured last and is in flight, or zeros."""
+  if state.in_flight:
+    return state.in_flight[-1]
+  return jax.tree.map(jnp.zeros_like, state.params)
