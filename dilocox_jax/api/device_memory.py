@@ -71,7 +71,11 @@ def device_memory(config: RunConfig) -> DeviceMemory:
 
 
 def num_copies(config: RunConfig) -> float:
-  """Returns how many copies of the parameters a replica keeps."""
+  """Returns how many copies of the parameters a replica keeps, at most.
+
+  All fragments count with the exchanges that each of them may have in flight.
+  Fragments that are sent in turn have fewer at any one time.
+  """
   inner = 1 + optimizer_copies(config)
   method = config.sync.named
   residual = config.exchange.error_feedback * (
@@ -81,8 +85,7 @@ def num_copies(config: RunConfig) -> float:
   if method.exchanged == "gradient":
     return inner + residual + average
   outer = 1 + average + (config.outer.momentum > 0)
-  counts = method.schedule.most_in_flight
-  return inner + outer + residual + sum(counts) / len(counts)
+  return inner + outer + residual + method.schedule.depth
 
 
 def optimizer_copies(config: RunConfig) -> float:

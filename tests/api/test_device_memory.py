@@ -20,7 +20,8 @@ MESHES = [
 def kept_bytes(config):
   sends = config.sync.named.exchanged
   phase = "rounds" if sends == "pseudo_gradient" else "data_parallel"
-  in_flight = config.sync.named.schedule.most_in_flight
+  schedule = config.sync.named.schedule
+  in_flight = [schedule.depth] * schedule.num_fragments
   state = states.abstract(build.programs(config), phase, in_flight=in_flight)
   return sum(
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
