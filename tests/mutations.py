@@ -65,8 +65,8 @@ MUTATIONS = (
     (
       "what was just sent is not in flight",
       "plan/schedule/sync_schedule.py",
-      'is_pending = event.kind == "apply" and event.send_step <= step',
-      'is_pending = event.kind == "apply" and event.send_step < step',
+      'if event.kind == "apply" and event.send_step <= step',
+      'if event.kind == "apply" and event.send_step < step',
       "plan/schedule/test_sync_schedule.py",
     ),
     (

@@ -230,8 +230,7 @@ class Rounds(RoundStates):
 
   def _run(self, kind: WindowKind, given: _Given) -> tuple:
     """Runs a window; if a thread exchanges, beside the inner steps alone."""
-    hides = kind.has_steps and not self._is_at_once(kind)
-    hides = hides and kind.applied is not None
+    hides = kind.has_steps and given.due is not None
     if not self.thread or not hides or kind.differs:
       return self.program(kind)(*given)
     kept, rest = given.applied.exchange, given.applied._replace(exchange=None)
@@ -244,9 +243,6 @@ class Rounds(RoundStates):
       progress=progress, batches=None, applied=rest, arrived=arrived
     )
     return self.program(kind)(*given)
-
-  def _is_at_once(self, kind: WindowKind) -> bool:
-    return kind.is_same and not self.outer.method.schedule.depth
 
   @functools.cache  # noqa: B019 - programs live as long as the run.
   def program(self, kind: WindowKind):

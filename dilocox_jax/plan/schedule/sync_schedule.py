@@ -178,10 +178,17 @@ class SyncSchedule:
       step: Inner steps done, with all events of the last one.
     """
     counts = [0] * self.num_fragments
-    for event in self.events(step, step + self.overlap_steps):
-      is_pending = event.kind == "apply" and event.send_step <= step
-      counts[event.fragment] += is_pending
+    for event in self._pending(step):
+      counts[event.fragment] += 1
     return counts
+
+  def _pending(self, step: int) -> list[Event]:
+    """Returns the applies of what is in flight after a step, in order."""
+    return [
+      event
+      for event in self.events(step, step + self.overlap_steps)
+      if event.kind == "apply" and event.send_step <= step
+    ]
 
   @property
   def most_in_flight(self) -> list[int]:
@@ -226,10 +233,8 @@ class SyncSchedule:
     overlap = self.overlap_steps
     pending = [
       Window(0, event)
-      for event in self.events(step, step + overlap)
-      if event.kind == "apply"
-      and event.fragment == fragment
-      and event.send_step <= step
+      for event in self._pending(step)
+      if event.fragment == fragment
     ]
     just_sent = [
       event.fragment
