@@ -79,33 +79,27 @@ class RoundStates:
         fit. What a step counts belongs into the state of the optimizer.
     """
     self.cuts.check(params)
-    replica = self._placed(self._replicated)(params, optimizer)
-    first = [
-      self._placed(self._first(p))(params, self.place(p))
-      for p in range(self.cuts.count)
-    ]
-    fragments = tuple(self.kept(fragment) for fragment in first)
-    return RoundState(replica, fragments, self.number(0))
+    replicated = self._jitted(self._replicated, params, optimizer)
+    programs, fragments = {}, []
+    for fragment, group in enumerate(self.cuts.groups):
+      given = params, self.place(fragment)
+      if group not in programs:
+        programs[group] = self._jitted(self._first(group), *given)
+      fragments.append(self.kept(programs[group](*given)))
+    replica = replicated(params, optimizer)
+    return RoundState(replica, tuple(fragments), self.number(0))
 
   def _replicated(self, params: Tree, optimizer: Tree) -> ReplicaState:
     state = ReplicaState(params, optimizer)
     return jax.tree.map(self.replicas.copies, state)
 
+  def _jitted(self, function: Callable, *args: Any) -> Callable:
+    """Returns a program of which the result is a part of the state."""
+    places = self.shardings(jax.eval_shape(function, *args))
+    return jax.jit(function, out_shardings=places)
+
   @functools.cache  # noqa: B019 - programs live as long as the run.
-  def _placed(self, function: Callable) -> Callable:
-    """Compiles a function whose result is a part of the state."""
-
-    def run(*args):
-      places = self.shardings(jax.eval_shape(function, *args))
-      return jax.jit(function, out_shardings=places)(*args)
-
-    return run
-
-  def _first(self, fragment: int) -> Callable:
-    return self._first_of_group(self.cuts.groups[fragment])
-
-  @functools.cache  # noqa: B019 - as above.
-  def _first_of_group(self, group: int) -> Callable:
+  def _first(self, group: int) -> Callable:
     """Returns a function (parameters, place) -> first state of a fragment."""
 
     def first(params: Tree, place: Any) -> FragmentState:
@@ -148,7 +142,7 @@ class RoundStates:
     def make(params: Tree, place: Any) -> FragmentState:
       own = self.cuts.take(params, group, place)
       sent = jax.tree.map(self.replicas.copies, own)
-      first = self._first(fragment)(params, place)
+      first = self._first(group)(params, place)
       return first._replace(in_flight=(sent,) * count)
 
     state = jax.eval_shape(make, params, place)
