@@ -12,6 +12,7 @@ RUNTIME = [
   "matplotlib>=3.11",
   "ml-collections>=1.1",
   "numpy>=2.4",
+  "obstore>=0.12",
   "optax>=0.2.8",
   "orbax-checkpoint>=0.12.8",
   "rich>=15.0",

@@ -1,0 +1,139 @@
+"""An object store: a folder, or a bucket of S3, Google Cloud or Azure.
+
+The library `obstore` does the work. What a replica needs of a store is little,
+and a store of one's own has the methods of `Store`.
+"""
+
+import collections
+import os
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import LocalStore, from_url
+
+
+class AwayError(Exception):
+  """Means that the store cannot be reached, or refuses; try again later."""
+
+
+class Store:
+  """Objects by path. Every call is one request, which is counted.
+
+  Attributes:
+    where: The folder or URL, for messages.
+    requests: Number of requests by kind: get, put, list, delete.
+    bytes_up: Bytes that were written.
+    bytes_down: Bytes that were read.
+  """
+
+  def __init__(self, where: str | os.PathLike[str], **options: Any):
+    """Opens a store; nothing is asked of it yet.
+
+    Args:
+      where: A folder, which is made if missing, or a URL such as
+        `file:///mnt/share/run`, `s3://bucket/run` or `memory:///`.
+      **options: Settings of `obstore.store.from_url`, e.g. `endpoint`. Those
+        of a bucket also come from the environment (`AWS_ACCESS_KEY_ID`, ...).
+
+    Raises:
+      ValueError: If it is no place that can be opened. The message is one line.
+    """
+    self.where = str(where)
+    self.requests: collections.Counter[str] = collections.Counter()
+    self.bytes_up = self.bytes_down = 0
+    try:
+      self._objects = _opened(self.where, options)
+    except (BaseError, OSError, ValueError) as error:
+      raise ValueError(
+        f"cannot open {self.where}: {first_line(error)}"
+      ) from None
+
+  def get(self, path: str, at_most: int) -> bytes | None:
+    """Returns an object, or None if it is missing or too large.
+
+    Args:
+      path: Name of the object.
+      at_most: Bytes that it may have. What is larger is not downloaded.
+    """
+    self.requests["get"] += 1
+    try:
+      found = obstore.get(self._objects, path)
+      if found.meta["size"] > at_most:
+        return None
+      data = bytes(found.bytes())
+    except FileNotFoundError:
+      return None
+    except (BaseError, OSError) as error:
+      raise AwayError(first_line(error)) from None
+    self.bytes_down += len(data)
+    return data
+
+  def create(self, path: str, data: bytes) -> bool:
+    """Writes an object that must not exist; of several writers one wins.
+
+    An answer may be lost on its way. So a writer that is told that the object
+    exists may have written it itself: it has to read it.
+
+    Returns:
+      Whether it was written by this call.
+    """
+    try:
+      self._write(path, data, "create")
+    except AlreadyExistsError:
+      return False
+    return True
+
+  def put(self, path: str, data: bytes) -> None:
+    """Writes an object, or replaces it as a whole."""
+    self._write(path, data, "overwrite")
+
+  def delete(self, paths: Iterable[str]) -> None:
+    """Deletes objects; those that are missing are passed over."""
+    for path in paths:
+      self.requests["delete"] += 1
+      try:
+        obstore.delete(self._objects, path)
+      except FileNotFoundError:
+        continue
+      except (BaseError, OSError) as error:
+        raise AwayError(first_line(error)) from None
+
+  def sizes(self, prefix: str) -> dict[str, int]:
+    """Returns the bytes of all objects in a folder, by path, sorted."""
+    self.requests["list"] += 1
+    try:
+      found = obstore.list(self._objects, prefix).collect()
+    except FileNotFoundError:
+      return {}
+    except (BaseError, OSError) as error:
+      raise AwayError(first_line(error)) from None
+    return {each["path"]: each["size"] for each in _by_path(found)}
+
+  def _write(self, path: str, data: bytes, mode: Any) -> None:
+    self.requests["put"] += 1
+    try:
+      obstore.put(self._objects, path, data, mode=mode)
+    except AlreadyExistsError:
+      raise
+    except (BaseError, OSError) as error:
+      raise AwayError(first_line(error)) from None
+    self.bytes_up += len(data)
+
+
+def first_line(error: BaseException) -> str:
+  """Returns what an error says first; obstore's go on with their source."""
+  return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+def _by_path(found: Iterable[Any]) -> list[Any]:
+  return sorted(found, key=lambda each: each["path"])
+
+
+def _opened(where: str, options: dict[str, Any]) -> Any:
+  if "://" in where and not where.startswith("file://"):
+    return from_url(where, **options)
+  folder = pathlib.Path(where.removeprefix("file://")).expanduser().resolve()
+  return LocalStore(folder, mkdir=True, automatic_cleanup=True)
