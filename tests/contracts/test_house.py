@@ -257,6 +257,7 @@ def _names_in_use(tree: ast.AST) -> set[str]:
 CALLED_FROM_OUTSIDE = {
   "get_config": "config files are read by ml_collections",
   "register_optimizer": "those of the package are optax's",
+  "attends": "whoever exchanges through a mailbox asks it",
   **dict.fromkeys(("readable", "readinto"), "io calls those of a raw file"),
 }
 

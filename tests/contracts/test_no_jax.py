@@ -33,7 +33,12 @@ def _loaded(program: str, *arguments: str) -> set[str]:
 # The simulator's report may draw; nothing else there may.
 @pytest.mark.parametrize(
   "package, allowed",
-  [("plan", set()), ("simulate", {"matplotlib"}), ("reference", set())],
+  [
+    ("plan", set()),
+    ("simulate", {"matplotlib"}),
+    ("reference", set()),
+    ("meeting", set()),
+  ],
 )
 def test_it_loads_without_jax(package, allowed):
   if not (ROOT / "dilocox_jax" / package).is_dir():

@@ -1,0 +1,295 @@
+"""Replicas exchange messages through a store, and agree on who was there.
+
+For every event of a run's schedule, each replica writes a message. Whoever sees
+first that all who are expected have written, or that the grace time is over and
+a quorum has, writes the manifest, once: the list of messages that all average.
+docs/mailbox.md has the whole protocol.
+"""
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dilocox_jax.meeting.admission import admitted, run_terms
+from dilocox_jax.meeting.agreement import (
+  Agreement,
+  LostError,
+  Memory,
+  StoppedError,
+)
+from dilocox_jax.meeting.inbox import Inbox
+from dilocox_jax.meeting.manifest import Manifest
+from dilocox_jax.meeting.norms import norm_of
+from dilocox_jax.meeting.packing import Content, layout_of
+from dilocox_jax.meeting.paths import checked_name
+from dilocox_jax.meeting.patience import Patient
+from dilocox_jax.meeting.rules import MailboxRules
+from dilocox_jax.meeting.seal import Seal
+from dilocox_jax.meeting.seats import Seats
+from dilocox_jax.meeting.secret import read_secret
+from dilocox_jax.meeting.snapshots import Snapshot, Snapshots
+from dilocox_jax.meeting.store import Store
+
+STATE_BYTES = 32
+TakeSnapshot = Callable[[], tuple[int, Sequence[np.ndarray]]]
+
+
+class Exchanged(NamedTuple):
+  """What all replicas average in a turn.
+
+  Attributes:
+    messages: Replica, weight and arrays of each message, in the order in which
+      everybody adds them up. It may be empty: then nothing is applied.
+    is_own_listed: Whether this replica's message is one of them. If it is not,
+      what it holds stays with this replica.
+    left_out: Messages that were there and do not count, with the reason. One
+      whose values were wrong should start again from the shared state.
+  """
+
+  messages: list[tuple[str, float, list[np.ndarray]]]
+  is_own_listed: bool
+  left_out: dict[str, str]
+
+
+class Mailbox:
+  """The place where one replica meets the others.
+
+  Events are numbered from 0, and every replica goes through them in order. A
+  replica calls, for the state that it has or that `newest` returned,
+
+      while event < events:
+        if mailbox.attends(event):  # Else the others have settled it already.
+          ... inner steps ...
+        exchanged = mailbox.exchange(event, 0, arrays, send=...)
+
+  and begins again with `newest` when a `LostError` says so.
+  """
+
+  def __init__(
+    self,
+    where: Any,
+    *,
+    name: str,
+    secret: bytes | str | os.PathLike[str],
+    config: Mapping[str, Any],
+    text_digest: str = "",
+    rules: MailboxRules = MailboxRules(),  # noqa: B008 - it is frozen
+    accept_version: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+  ):
+    """Enters a run, or begins it.
+
+    Args:
+      where: Folder or URL of the run, or an object with the methods of
+        `Store`.
+      name: Name of this replica.
+      secret: File of the secret that all replicas share (see
+        `experiments.make_secret`), or the secret itself as bytes.
+      config: All that the result depends on, as nested mappings of JSON.
+      text_digest: Digest of the training text.
+      rules: The rules of the exchange.
+      accept_version: Whether this replica may have other code or versions than
+        the run. Its user vouches for it that they compute the same.
+      clock: Seconds that never go back.
+      pause: Waits for a number of seconds.
+
+    Raises:
+      DiffersError: If this replica must not take part.
+      ValueError: If an argument is wrong. Each message is one line.
+    """
+    if not isinstance(secret, bytes):
+      secret = read_secret(secret)
+    is_place = isinstance(where, (str, os.PathLike))
+    store = Store(where) if is_place else where
+    self.name, self.rules = checked_name(name), rules
+    self._store = Patient(store, clock, pause)
+    terms = run_terms(config, text_digest, dataclasses.asdict(rules))
+    run = admitted(
+      self._store,
+      secret,
+      terms,
+      where=store.where,
+      accept_version=accept_version,
+    )
+    self._seal = Seal(secret, run)
+    self._seats = Seats(self._store, self._seal, name)
+    self._snapshots = Snapshots(self._store, self._seal, rules.snapshot_every)
+    self._memory = Memory()
+    self._agreement = Agreement(
+      self._store, self._seal, self._seats, self._snapshots, rules
+    )
+    self._is_present = False
+    self._loaded = self._live = self._differed = -1
+    self._bad: set[int] = set()
+    self._counted = (0, 0)
+
+  def newest(self) -> Snapshot | None:
+    """Returns the newest snapshot that is whole, and goes on from there.
+
+    Returns:
+      The snapshot: the caller takes its arrays, and goes on with the event
+      `first`. None if there is none: the caller begins with event 0.
+
+    Raises:
+      StoppedError: If the run has gone on, and no snapshot can be used.
+    """
+    self._memory, self._is_present = Memory(), False
+    self._loaded = self._live = -1
+    for event in self._snapshots.events():
+      snapshot = None if event in self._bad else self._snapshots.read(event)
+      if snapshot is not None:
+        self._memory = Memory.from_json(snapshot.meeting)
+        self._loaded = event
+        _say(f"{self.name} takes the snapshot before event {event}")
+        return snapshot
+      if event not in self._bad:
+        _say(f"the snapshot before event {event} is damaged; an older one...")
+    if self._snapshots.is_gone(0):
+      raise StoppedError("no snapshot of the run can be read")
+    return None
+
+  def attends(self, event: int) -> bool:
+    """Returns whether this replica's message for an event may still count.
+
+    One that was away is then announced, and the others wait for its message.
+
+    Raises:
+      LostError: If the event was deleted.
+    """
+    if self._is_present:
+      return True
+    if event < self._memory.event or self._agreement.manifest(event, 0):
+      return False
+    if self._snapshots.is_gone(event):
+      raise LostError(f"event {event} was deleted")
+    self._seats.announce(event, self._memory.roster)
+    return True
+
+  def exchange(
+    self,
+    event: int,
+    turn: int,
+    arrays: Sequence[np.ndarray],
+    *,
+    weight: float = 1.0,
+    send: bool = True,
+    state: bytes = b"",
+    kind: int = 0,
+    norm: Callable[[Sequence[np.ndarray]], float] = norm_of,
+    snapshot: TakeSnapshot | None = None,
+  ) -> Exchanged:
+    """Sends a message, and returns those that all replicas average.
+
+    Args:
+      event: Number of the event: the one after the last.
+      turn: Number of the message within the event. Turns after the first
+        belong to those whose first message is listed.
+      arrays: The message. With `send` off they say what messages look like.
+      weight: Weight of the message.
+      send: Whether this replica has something to send.
+      state: Digest of the shared state that the message belongs to, at most 32
+        bytes; equal in all replicas, if all is well. b"" compares nothing.
+      kind: Which events have messages of a like size, e.g. the fragment.
+      norm: The size of a message.
+      snapshot: Returns the first event whose result the shared state does not
+        have yet, and the state; called when a snapshot is due.
+
+    Raises:
+      LostError: If this replica cannot go on from its state: it has to begin
+        again with `newest`.
+      StoppedError: If it must not go on at all.
+    """
+    self._check_order(event, turn)
+    is_past = event < self._memory.event if turn == 0 else event != self._live
+    layout = layout_of(arrays)
+    inbox = Inbox(self._store, self._seal, event, turn, layout, is_past)
+    state = state.ljust(STATE_BYTES, b"\0") if state else b""
+    own = ""
+    if send and (turn == 0 or self._agreement.is_listed(self.name)):
+      own = self._sent(
+        inbox, Content(state or bytes(STATE_BYTES), weight, [*arrays])
+      )
+    agreed = self._agreement.reached(inbox, self._memory, kind, norm)
+    if not is_past:
+      self._compare(agreed, event, state)
+    messages = self._agreement.collected(inbox, self._memory, agreed)
+    is_sure = not is_past and agreed.state == state.hex()
+    if turn == 0 and snapshot is not None and is_sure:
+      self._write_snapshot(event, agreed, snapshot)
+    if not is_past:
+      self._live = event
+      self._memory = self._memory.after(agreed, event, turn, kind)
+      if turn == 0:
+        self._note_presence(event, agreed, send)
+    return Exchanged(
+      messages,
+      any(each.digest == own for each in agreed.listed),
+      dict(agreed.left_out),
+    )
+
+  def _check_order(self, event: int, turn: int) -> None:
+    known = self._memory.event
+    if (event > known) if turn == 0 else (event >= known):
+      raise ValueError(f"event {event}, turn {turn} is not after {known - 1}")
+
+  def _sent(self, inbox: Inbox, content: Content) -> str:
+    """Writes this replica's message; returns its digest."""
+    own = inbox.send(self.name, content)
+    if inbox.held[self.name].digest != own.digest:
+      _say(
+        f"event {inbox.event}: {self.name} has sent already, in an earlier life"
+        " or as another process of this name; what is new stays here"
+      )
+    return own.digest
+
+  def _compare(self, agreed: Manifest, event: int, state: bytes) -> None:
+    """Raises an error if this replica has another state than the others."""
+    if not state or not agreed.listed or agreed.state == state.hex():
+      return
+    if event == self._loaded:
+      self._bad.add(event)
+    if event == self._differed:
+      raise StoppedError(
+        f"{self.name} computes another shared state than the others up to"
+        f" event {event}, from the same messages"
+      )
+    self._differed = event
+    raise LostError("its shared state differs from that of the others")
+
+  def _write_snapshot(
+    self, event: int, agreed: Manifest, take: TakeSnapshot
+  ) -> None:
+    is_due = event % self.rules.snapshot_every == 0
+    if not (is_due and self._snapshots.is_claimed(event)):
+      return
+    first, arrays = take()
+    snapshot = Snapshot(
+      event, first, agreed.state, self._memory.to_json(), [*arrays]
+    )
+    number, size = self._snapshots.write(snapshot)
+    requests = sum(self._store.store.requests.values())
+    events = max(1, event - self._counted[0])
+    _say(
+      f"snapshot before event {event}: the store holds {number} objects,"
+      f" {size / 1e6:.1f} MB; {(requests - self._counted[1]) / events:.1f}"
+      " requests an event"
+    )
+    self._counted = event, requests
+
+  def _note_presence(self, event: int, agreed: Manifest, sent: bool) -> None:
+    self._is_present = self.name in agreed.roster.expected()
+    if sent and not self._is_present:
+      _say(f"{self.name} was too late for event {event}")
+      self._seats.announce(event + 1, agreed.roster)
+    for replica, reason in agreed.left_out.items():
+      _say(f"event {event}: {replica} is left out: {reason}")
+
+
+def _say(line: str) -> None:
+  logging.getLogger(__name__).info(line)

@@ -1,0 +1,172 @@
+"""Snapshots of the shared state, and the deletion of what nobody needs.
+
+The state before an event is written when the event's manifest says that it is
+the state that most have. Whoever claims a snapshot first writes it. The newest
+two are kept, and the events since the older of them: if the newest is damaged,
+the other serves.
+
+Events are deleted by blocks, and a block's mark is written before. A replica
+that slept so long that its next event was deleted sees the mark, and cannot
+mistake a deleted manifest for one that is not written yet.
+"""
+
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dilocox_jax.meeting.packing import Layout, arrays_in, raw_bytes
+from dilocox_jax.meeting.paths import (
+  EVENTS,
+  MANIFESTS,
+  SNAPSHOTS,
+  event_of,
+  gone_path,
+  snapshot_path,
+)
+from dilocox_jax.meeting.seal import JSON_BYTES, TAG_BYTES, Seal
+
+PART_BYTES = 64 * 2**20
+KEPT_MARKS = 1000
+_CLAIM, _INDEX = "claim", "index"
+_MARK = b"deleted"
+
+
+class Snapshot(NamedTuple):
+  """The shared state before an event.
+
+  Attributes:
+    event: The event.
+    first: The first event whose result the state does not have yet. It is
+      earlier than `event` if results are applied late.
+    state: Digest of the shared state.
+    meeting: What the mailbox itself needs to go on.
+    arrays: What the caller needs to go on.
+  """
+
+  event: int
+  first: int
+  state: str
+  meeting: dict[str, Any]
+  arrays: list[np.ndarray]
+
+
+class Snapshots:
+  """The snapshots of one run."""
+
+  def __init__(self, store: Any, seal: Seal, every: int):
+    """Opens the snapshots of a run.
+
+    Args:
+      store: A `Patient` store.
+      seal: The seal of the run.
+      every: Events between two snapshots; also the events of a block.
+    """
+    self._store, self._seal, self._every = store, seal, every
+    self._token = secrets.token_bytes(16)
+
+  def is_claimed(self, event: int) -> bool:
+    """Claims the snapshot before an event; False if somebody has it."""
+    path = snapshot_path(event, _CLAIM)
+    claim = self._seal.closed(path, self._token)
+    if self._store.create(path, claim):
+      return True
+    return self._store.get(path, len(claim)) == claim  # An answer was lost.
+
+  def write(self, snapshot: Snapshot) -> tuple[int, int]:
+    """Writes a snapshot that was claimed, and deletes what nobody needs now.
+
+    Returns:
+      Number and bytes of the objects of events and snapshots that are left.
+    """
+    content = b"".join(map(raw_bytes, snapshot.arrays))
+    starts = range(0, len(content), PART_BYTES)
+    for number, start in enumerate(starts):
+      path = snapshot_path(snapshot.event, f"{number:04d}")
+      part = content[start : start + PART_BYTES]
+      self._store.put(path, self._seal.closed(path, part))
+    kinds = [(a.dtype.name, list(a.shape)) for a in snapshot.arrays]
+    index = snapshot._asdict() | {"arrays": kinds, "bytes": len(content)}
+    path = snapshot_path(snapshot.event, _INDEX)
+    self._store.put(path, self._seal.closed_json(path, index))
+    return self._delete_before(snapshot.event)
+
+  def events(self) -> list[int]:
+    """Returns the events of all whole snapshots, the newest first."""
+    return _whole(self._store.sizes(SNAPSHOTS))
+
+  def read(self, event: int) -> Snapshot | None:
+    """Returns a snapshot; None if it is damaged or missing."""
+    index = self._index(event)
+    if index is None:
+      return None
+    parts = list(self._parts(event, index["bytes"]))
+    if any(part is None for part in parts):
+      return None
+    kinds = [(np.dtype(name), tuple(s)) for name, s in index["arrays"]]
+    arrays = arrays_in(b"".join(filter(None, parts)), Layout(tuple(kinds)))
+    return Snapshot(
+      index["event"], index["first"], index["state"], index["meeting"], arrays
+    )
+
+  def is_gone(self, event: int) -> bool:
+    """Returns whether an event was deleted, or is about to be."""
+    path = gone_path(event // self._every)
+    data = self._store.get(path, TAG_BYTES + len(_MARK))
+    return self._seal.opened(path, data) == _MARK
+
+  def _index(self, event: int) -> dict[str, Any] | None:
+    path = snapshot_path(event, _INDEX)
+    return self._seal.opened_json(path, self._store.get(path, JSON_BYTES))
+
+  def _parts(self, event: int, size: int) -> Iterator[bytes | None]:
+    for number, start in enumerate(range(0, size, PART_BYTES)):
+      path = snapshot_path(event, f"{number:04d}")
+      length = min(PART_BYTES, size - start)
+      data = self._store.get(path, TAG_BYTES + length)
+      part = self._seal.opened(path, data)
+      yield part if part is not None and len(part) == length else None
+
+  def _delete_before(self, event: int) -> tuple[int, int]:
+    """Deletes what the snapshot before this one replaces.
+
+    Returns:
+      Number and bytes of the objects that are left.
+    """
+    sizes = {}
+    for folder in (EVENTS, MANIFESTS, SNAPSHOTS):
+      sizes |= self._store.sizes(folder)
+    stale = self._stale(event, sizes)
+    blocks = {
+      event_of(path) // self._every
+      for path in stale
+      if not path.startswith(SNAPSHOTS)
+    }
+    for block in sorted(blocks):
+      path = gone_path(block)
+      self._store.put(path, self._seal.closed(path, _MARK))
+    marks = [gone_path(b - KEPT_MARKS) for b in blocks if b >= KEPT_MARKS]
+    self._store.delete([*sorted(stale), *marks])
+    left = [size for path, size in sizes.items() if path not in stale]
+    return len(left), sum(left)
+
+  def _stale(self, event: int, paths: Iterable[str]) -> set[str]:
+    """Returns what nobody needs who starts at the snapshot before this one."""
+    older = [each for each in _whole(paths) if each < event]
+    index = self._index(older[0]) if older else None
+    if index is None:
+      return set()
+    end = int(index["first"]) // self._every * self._every
+    limits = {EVENTS: end, MANIFESTS: end, SNAPSHOTS: older[0]}
+    return {
+      path
+      for path in paths
+      if 0 <= event_of(path) < limits[path.partition("/")[0]]
+    }
+
+
+def _whole(paths: Iterable[str]) -> list[int]:
+  """Returns the events of whole snapshots, the newest first."""
+  found = {event_of(path) for path in paths if path.endswith(_INDEX)}
+  return sorted(found, reverse=True)
