@@ -21,9 +21,9 @@ from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.presets import load_cluster
 from dilocox_jax.simulate.script import Script
-from dilocox_jax.simulate.transfer import GLOO, IDEAL, TCP
+from dilocox_jax.simulate.transfer import GLOO, NCCL, TPU
 
-TRANSPORTS = {"tcp": TCP, "ideal": IDEAL, "gloo": GLOO}
+TRANSPORTS = {"nccl": NCCL, "tpu": TPU, "gloo": GLOO}
 _FP32_BYTES = 4
 
 
@@ -34,15 +34,13 @@ class Options:
   Attributes:
     step_s: Duration of an inner step (seconds); None: from its operations.
     codec_s: Seconds that devices encode and decode one exchange.
-    transport: "tcp", "ideal" or "gloo".
-    engine_steps: Inner steps for the event engine; 0: six rounds.
+    transport: "nccl" (GPUs), "tpu" or "gloo" (CPUs).
     pipeline: Pipeline inside a replica; None: that of the run, if it has one.
   """
 
   step_s: float | None = None
   codec_s: float = 0.0
-  transport: str = "tcp"
-  engine_steps: int = 0
+  transport: str = "nccl"
   pipeline: Pipeline | None = None
 
   def __post_init__(self):
@@ -54,7 +52,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-  """A run on a cluster, ready for either path.
+  """A run on a cluster, ready to be timed.
 
   Attributes:
     link_costs: Cluster and transport.

@@ -5,13 +5,13 @@ done its own work (`_now`), and the time at which its last exchange is over
 (`_channel`). A collective is a recurrence over its message steps. If replica i
 sends to replica i + 1, message step k of replica i ends at
 
-  end[k][i] = start[k][i] + bytes / rate + latency
-  start[k + 1][i] = max(end[k][i], end[k][i - 1])
+  end[k][i] = start[k][i] + bytes / rate
+  start[k + 1][i] = max(end[k][i], end[k][i - 1] + latency)
 
 because a replica sends its next message when it has sent the one before and has
 received that of its neighbour. With M = 2 and messages of 0.1 s and 0.3 s both
 replicas start step 2 at 0.3 s: replica 0 has to wait for the slow message of
-replica 1.
+replica 1. Pieces of a message follow the same rule, each after the piece before.
 
 The formula is exact if the messages of a step share no link, or if they start
 together and share the link evenly, and if no message of one step meets one of
@@ -124,22 +124,30 @@ class AnalyticClock(Interpreter[np.ndarray]):
     step: MessageStep,
     sizes_bytes: np.ndarray,
     slow_s: np.ndarray,
-    start: np.ndarray,
+    ready: np.ndarray,
     links: LinkCosts,
-  ) -> np.ndarray:
+  ) -> tuple[np.ndarray, np.ndarray]:
     members = list(links.members)
-    rates = links.rate_bytes_per_s(step.hop, step.is_alone)
-    latency_s, sending_s = links.latency_s(step.hop), sizes_bytes / rates
-    end = start[members] + (sending_s + latency_s + slow_s)
+    start = ready[members]
+    sending_s = sizes_bytes / links.rate_bytes_per_s(step.hop, step.is_alone)
+    end = start + (sending_s + slow_s)
     if links.cluster.outages:
-      end = end + links.paused_s(step.hop, start[members], sending_s)
+      end = end + links.paused_s(step.hop, start, sending_s)
+    came = end + links.latency_s(step.hop)
     if step.sender is not None:
       is_silent = np.arange(len(members)) != step.sender
-      end = np.where(is_silent, start[members], end)
-    # np.roll brings the end of replica i - hop, which sends to i, to place i.
-    received = start.copy()
-    received[members] = np.maximum(end, np.roll(end, step.hop))
-    return received
+      end = np.where(is_silent, start, end)
+      came = np.where(is_silent, 0.0, came)
+    sent, received = ready.copy(), ready.copy()
+    sent[members] = end
+    # np.roll brings what replica i - hop sends, which is for i, to place i.
+    received[members] = np.roll(came, step.hop)
+    if step.sender is not None:
+      received = np.maximum(received, ready)
+    return sent, received
+
+  def _later(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return np.maximum(first, second)
 
   def _join(self, op: Join) -> None:
     returns = np.isin(np.arange(self.num_replicas), op.returning)

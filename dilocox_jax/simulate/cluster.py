@@ -20,8 +20,22 @@ import functools
 import itertools
 
 from dilocox_jax.checks import known
-from dilocox_jax.simulate.graph import Outage
 from dilocox_jax.simulate.sites import Jitter, Pair, Site, SiteOutage
+
+
+@dataclasses.dataclass(frozen=True)
+class Outage:
+  """A time in which a link carries nothing. What is sent waits and goes on.
+
+  Attributes:
+    link: Name of the link.
+    start_s: When the link fails (seconds).
+    stop_s: When the link is back (seconds); infinity is never.
+  """
+
+  link: str
+  start_s: float | int
+  stop_s: float | int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ sharing of links. It does not test this file, which has tests of its own.
 """
 
 import abc
+import functools
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
@@ -102,6 +103,7 @@ class Interpreter(abc.ABC, Generic[Moment]):
     # Half of the codec's time is spent before the exchange, half after it.
     half_s = self._half_codec_s(op.members)
     self._run_codec("encode", half_s * op.codec_share)
+    # A replica can send when its own work and its last exchange are done.
     start = end = self._free_from()
     links = self.link_costs.among(op.members)
     for collective in op.operations:
@@ -125,20 +127,28 @@ class Interpreter(abc.ABC, Generic[Moment]):
     """Returns when every replica has sent and received all its messages.
 
     Ring all-reduce of M = 4: each replica sends 2 (M - 1) = 6 messages of a
-    quarter of the operand to its right neighbour. Replica 2 sends its third
-    message when it has sent its second one and has received the second one of
-    replica 1. The slowest link thus delays its right neighbour by one step,
-    the next one by two, until all move at its pace.
+    quarter of the operand to its right neighbour. Replica 2 sends a piece of
+    its third message when it has sent the piece before and has received that
+    piece of replica 1's second message. The slowest link thus delays its right
+    neighbour by one step, the next one by two, until all move at its pace.
     """
-    members = list(links.members)
-    steps = message_steps(collective, len(members))
+    members, pieces = list(links.members), links.transport.pieces
+    steps = message_steps(collective, len(members), pieces)
     slowness = links.transport.slowness(collective.kind, len(members))
     factors = self._noise.transfers(len(steps))[:, members] * slowness
+    sent, arrived, end = start, [start] * pieces, start
     for step, factor in zip(steps, factors, strict=True):
       slow_s = self._slow_start_s(step, links)
-      sizes_bytes = step.size_bytes * factor
-      start = self._send(name, step, sizes_bytes, slow_s, start, links)
-    return start
+      sizes_bytes = step.size_bytes / pieces * factor
+      for piece, came in enumerate(arrived):
+        ready = self._later(sent, came) if step.is_relayed else sent
+        sent, arrived[piece] = self._send(
+          name, step, sizes_bytes, slow_s, ready, links
+        )
+        slow_s = np.zeros(len(members))  # The line is warm now.
+      if not step.is_relayed:
+        end = functools.reduce(self._later, arrived, end)
+    return functools.reduce(self._later, [*arrived, sent], end)
 
   def _slow_start_s(self, step: MessageStep, links: LinkCosts) -> np.ndarray:
     """Returns what slow start adds to each message of a step, [M] (seconds).
@@ -191,23 +201,27 @@ class Interpreter(abc.ABC, Generic[Moment]):
     step: MessageStep,
     sizes_bytes: np.ndarray,
     slow_s: np.ndarray,
-    start: Moment,
+    ready: Moment,
     links: LinkCosts,
-  ) -> Moment:
-    """Lets every replica of a ring send a message and receive one.
+  ) -> tuple[Moment, Moment]:
+    """Lets every replica of a ring send a piece of a message and receive one.
 
     Args:
-      name: Name of the exchange and its collective, for traces.
+      name: Name of the exchange and its collective.
       step: The message step, which says which replica sends to which.
-      sizes_bytes: Bytes of each replica's message, jitter included, [M].
-      slow_s: Seconds that slow start adds to each message, [M].
-      start: When each replica may start to send.
+      sizes_bytes: Bytes of each replica's piece, jitter included, [M].
+      slow_s: Seconds that slow start adds to each piece, [M].
+      ready: When each replica may start to send.
       links: Costs of the ring. Sizes and slow starts are in its order.
 
     Returns:
-      When each replica has both sent its message and received one; who is not
-      in the ring is where it was.
+      When each replica has sent its piece, and when it has received one. Who
+      does not send, or does not receive, is where it was.
     """
+
+  @abc.abstractmethod
+  def _later(self, first: Moment, second: Moment) -> Moment:
+    """Returns the later of two moments for each replica."""
 
   @abc.abstractmethod
   def _join(self, op: Join) -> None:

@@ -11,6 +11,20 @@ steps. In each step every replica sends one slice. In steps 1 to 3
 received, so that in the end each replica has one slice of the full sum. In
 steps 4 to 6 (all-gather) these slices go round. Each replica sends 6/4 of the
 operand: 600 MB for 400 MB.
+
+A transport may cut a message into pieces, which a replica passes on as they
+arrive (`Transport.pieces`). The line then stays busy while a piece travels. Let
+a message of n pieces take c seconds and the way L. A step takes
+
+  max(c, c / n + L)
+
+seconds, and a ring of K equal steps (K - 1) max(c, c / n + L) + c + L. So it
+costs its bytes and one way, however many replicas there are, as long as L is
+at most c (n - 1) / n. With n = 1 each step waits for the way: K (c + L).
+
+Example: 128 MiB among M = 32 on 1 Gbit/s (956 Mbit/s of payload), L = 10 ms.
+A step sends 4 MiB in c = 35 ms. K = 62 steps take 62 c + L = 2.19 s with four
+pieces, and 62 (c + L) = 2.80 s with one.
 """
 
 import collections
@@ -23,7 +37,7 @@ import numpy as np
 from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.simulate.cluster import Cluster, Route
 from dilocox_jax.simulate.transfer import (
-  TCP,
+  NCCL,
   Transport,
   limit_bytes_per_s,
   slow_start_s,
@@ -38,11 +52,16 @@ class MessageStep:
     hop: Distance of the receiver: replica i sends to i + hop (modulo M).
     size_bytes: Size of each message (bytes).
     sender: Index of the only replica that sends; None if all replicas send.
+    pieces: Pieces of each message that are sent one after the other.
+    is_relayed: Whether a piece is sent on when it has arrived, as in a ring;
+      otherwise it waits for nothing that is received.
   """
 
   hop: int
   size_bytes: float
   sender: int | None = None
+  pieces: int = 1
+  is_relayed: bool = True
 
   @property
   def is_alone(self) -> bool:
@@ -51,7 +70,7 @@ class MessageStep:
 
 
 def message_steps(
-  operation: Collective, num_replicas: int
+  operation: Collective, num_replicas: int, pieces: int = 1
 ) -> list[MessageStep]:
   """Returns the message steps of a collective, in order.
 
@@ -60,27 +79,32 @@ def message_steps(
   an all-to-all every replica sends one slice to each other replica. A broadcast
   passes the operand from replica 0 to 1, from 1 to 2, and so on to M - 1. In a
   permute every replica sends the operand to the next one, which stands for any
-  other one.
+  other one. The messages of an all-to-all do not depend on each other; a
+  transport that sends whole messages takes them in turn nevertheless.
 
   Source: Patarasuk and Yuan, 2009; Thakur et al., 2005, sections 3.1 and 4.
 
   Args:
     operation: Kind and operand size of the collective.
     num_replicas: Number of replicas, M. A single replica sends nothing.
+    pieces: Pieces of each message.
   """
   others = num_replicas - 1
   whole_bytes = float(operation.operand_bytes)
   slice_bytes = whole_bytes / num_replicas
+  message = functools.partial(MessageStep, pieces=pieces)
   if operation.kind == "all_reduce":
-    return [MessageStep(1, slice_bytes)] * (2 * others)
+    return [message(1, slice_bytes)] * (2 * others)
   if operation.kind == "all_gather":
-    return [MessageStep(1, whole_bytes)] * others
+    return [message(1, whole_bytes)] * others
   if operation.kind == "all_to_all":
-    return [MessageStep(hop, slice_bytes) for hop in range(1, num_replicas)]
+    is_relayed = pieces == 1
+    hops = range(1, num_replicas)
+    return [message(hop, slice_bytes, is_relayed=is_relayed) for hop in hops]
   if operation.kind == "broadcast":
-    return [MessageStep(1, whole_bytes, k) for k in range(others)]
+    return [message(1, whole_bytes, k) for k in range(others)]
   if operation.kind == "permute":
-    return [MessageStep(1, whole_bytes)] * min(1, others)
+    return [message(1, whole_bytes)] * min(1, others)
   raise ValueError(
     f"kind={operation.kind!r} is not a collective of the simulator: use"
     " 'all_reduce', 'all_gather', 'all_to_all', 'broadcast' or 'permute'"
@@ -101,7 +125,7 @@ class LinkCosts:
   """
 
   cluster: Cluster
-  transport: Transport = TCP
+  transport: Transport = NCCL
   ring: tuple[int, ...] = ()
 
   @functools.cached_property

@@ -24,8 +24,9 @@ class Transport:
 
   Attributes:
     rtts_per_message: Round trips that a message costs besides its bytes. 0.5
-      is a bare message; 1 if a replica asks before it sends, as JAX's CPU
-      collectives do (recalled).
+      is the way there alone; 1 if a receiver first says that it is ready.
+    pieces: Pieces of a message that are passed on one by one. With 1, a
+      replica waits for a whole message before it passes it on.
     starts_slowly: Whether the first message after idle time (longer than
       `RETRANSMISSION_TIMEOUT_S`) pays for TCP's slow start.
     factors: Kinds of collectives, each with its time over that of a link that
@@ -33,7 +34,8 @@ class Transport:
       more. 1 for kinds that are not named.
   """
 
-  rtts_per_message: float = 1.0
+  rtts_per_message: float = 0.5
+  pieces: int = 1
   starts_slowly: bool = True
   factors: tuple[tuple[str, float, float], ...] = ()
 
@@ -49,24 +51,34 @@ class Transport:
     return pair if num_replicas == 2 else more
 
 
-TCP = Transport()
-IDEAL = Transport(rtts_per_message=0.5, starts_slowly=False)
+# NCCL's ring has two channels between nodes with one network card, and each
+# passes on a chunk in two slices, so a message goes in four pieces. That is
+# derived from its source (ALLREDUCE_CHUNKSTEPS is 4 of the 8 steps of a
+# channel's buffer, ALLREDUCE_SLICESTEPS 2), not measured. Not modelled: its
+# trees, which it prefers for small operands; its buffers, which are taken to
+# be large enough for the line (NCCL_BUFFSIZE, by default 4 MiB a channel).
+NCCL = Transport(pieces=4)
+# Assumed to send as NCCL does. What TPUs do between slices is not published,
+# and nothing was measured.
+TPU = NCCL
 # Where both directions carry payload, each also carries acknowledgements of the
 # other: a frame of 66 bytes for every second segment (derived).
 ACKNOWLEDGED = 1 + 66 / (2 * 1514)
-# Gloo tells the sender when it is ready to receive, and between two processes
+# Gloo tells the sender when it is ready to receive, so a message costs a round
+# trip (measured: 0.081 s for two messages at 40 ms). Between two processes
 # this notice waits in the same socket behind what is being sent. So they send
 # in turn: a permute or an all-to-all takes twice as long, and an all-gather,
 # which goes in two halves, 1.5 times. An all-reduce keeps both directions busy.
 # What more replicas cost was measured on throttled links of one machine
 # (docs/log.md); measure yours by `python -m experiments.links --calibrate`.
 GLOO = Transport(
+  rtts_per_message=1.0,
   factors=(
     ("all_reduce", ACKNOWLEDGED, ACKNOWLEDGED),
     ("all_gather", 1.5, 1.04),
     ("all_to_all", 2.0, 1.65),
     ("permute", 2.0, 1.07),
-  )
+  ),
 )
 
 

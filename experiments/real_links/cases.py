@@ -13,7 +13,7 @@ from dilocox_jax.simulate.cluster_file import cluster_from_mapping
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.script import Launch, Wait
-from dilocox_jax.simulate.transfer import GLOO, TCP, Transport
+from dilocox_jax.simulate.transfer import GLOO, Transport
 from experiments.real_links.changing_link import OPEN_BIT_PER_S
 from experiments.real_links.network import (
   equal_cluster,
@@ -23,6 +23,7 @@ from experiments.real_links.network import (
 from experiments.runtime.throttled_network import NodeLink
 
 _MIB = 2**20
+_PLAIN = dataclasses.replace(GLOO, factors=())  # Before it is calibrated.
 _KINDS = tuple(kind for kind, *_ in GLOO.factors)
 REPEATS = 5  # Of a case, which may take seconds.
 CALIBRATION_REPEATS = 12
@@ -178,7 +179,7 @@ def calibrated(
   operands = [(kind, 3 * _MIB // 2) for kind in _KINDS]
   clusters = [equal_cluster("60 Mbit/s", count) for count in (2, 4)]
   cases = [(each, operands) for each in clusters]
-  rows = run_cases(cases, TCP, folder, repeats)
+  rows = run_cases(cases, _PLAIN, folder, repeats)
   found = [row.measured_s / row.predicted_s for row in rows]
   pair, more = found[: len(_KINDS)], found[len(_KINDS) :]
   factors = tuple(zip(_KINDS, pair, more, strict=True))
@@ -205,7 +206,7 @@ def calibrated_open(
     measured = measure_collectives(network, operands, repeats, folder)
   pair = equal_cluster(f"{OPEN_BIT_PER_S / 1e9} Gbit/s", 2)
   factors = tuple(
-    (kind, seconds / predicted_s(pair, TCP, Collective(kind, size)), 1.0)
+    (kind, seconds / predicted_s(pair, _PLAIN, Collective(kind, size)), 1.0)
     for (kind, size), (seconds, *_) in zip(operands, measured, strict=True)
   )
   return dataclasses.replace(GLOO, factors=factors)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import parameter_count
-from dilocox_jax.simulate.published import Figure, load_published
+from experiments.tables.published import Figure, load_published
 from experiments.tables.dilocox_runs import (
   MODELS,
   RECIPE,

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import flops_per_token
 from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.published import Figure, load_published
+from experiments.tables.published import Figure, load_published
 from experiments.tables.runs import Pace, Rounds, config_of, equal_links
 from experiments.tables.table import Fit, Prediction
 

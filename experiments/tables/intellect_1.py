@@ -11,7 +11,7 @@ from dilocox_jax.plan.schedule.methods import Method, allreduce, diloco
 from dilocox_jax.plan.wire.payload import Dense, Int, Payload
 from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.presets import cluster_preset
-from dilocox_jax.simulate.published import Figure, load_published
+from experiments.tables.published import Figure, load_published
 from experiments.tables.runs import (
   Pace,
   Rounds,

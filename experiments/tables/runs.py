@@ -24,7 +24,6 @@ from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.sites import Link, Site
-from dilocox_jax.simulate.transfer import TCP
 
 # Payload share of a line rate, without the headers of TCP and Ethernet.
 GOODPUT = Link.efficiency
@@ -128,7 +127,7 @@ class Rounds:
     """
     steps_s = stated_seconds(cluster, step_s)
     work = Work(steps_s, np.full(cluster.num_replicas, codec_s))
-    clock = AnalyticClock(LinkCosts(cluster, TCP), work)
+    clock = AnalyticClock(LinkCosts(cluster), work)
     first, last = clock.walk(self._before), clock.walk(self._ops)
     took_s = last.now_s - first.now_s
     compute_s = np.mean(last.compute_s - first.compute_s)

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure as Picture
 
 from dilocox_jax.report import style
-from dilocox_jax.simulate import layers
-from dilocox_jax.simulate.published import Figure, load_published
+from experiments.tables import layers
+from experiments.tables.published import Figure, load_published
 from experiments.tables.table import (
   Fit,
   Prediction,

@@ -27,7 +27,7 @@ from dilocox_jax.report.text_tables import (
   markdown_table,
   terminal_table,
 )
-from dilocox_jax.simulate.published import Figure
+from experiments.tables.published import Figure
 
 _ANY_WIDTH = 10_000  # Characters; more than any table has.
 

@@ -4,8 +4,8 @@ import numpy as np
 
 from dilocox_jax.config import from_mapping, to_plan
 from dilocox_jax.simulate.analytic import run_time
-from dilocox_jax.simulate.lowering import lower, simulate
 from dilocox_jax.simulate.script import Script
+from tests.oracles.events import simulate
 from tests.outer import nano
 from tests.simulate import small
 from tests.simulate.test_agreement import assert_agree
@@ -41,6 +41,6 @@ def simulated(config):
   costs, work = small.link_costs(one), small.work(one)
   script = Script(traffic)
   by_formula = run_time(costs, work, script.ops(plan))
-  by_events, _ = simulate(lower(costs, work, script.ops(plan)))
+  by_events = simulate(costs, work, script.ops(plan))
   assert_agree(by_formula, by_events)
   return by_formula

@@ -17,8 +17,10 @@ from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.sites import Jitter, Link, Site
-from dilocox_jax.simulate.transfer import IDEAL, TCP
+from dilocox_jax.simulate.transfer import Transport
 
+# Whole messages, and half a round trip each.
+PLAIN = Transport(starts_slowly=False)
 SHAPES = {
   "embed/embedding": (256, 96),
   "blocks/mlp/up/kernel": (6, 96, 200),
@@ -67,8 +69,8 @@ def script(method="diloco", num_replicas=2, payload="fp32", **settings):
   return Script(traffic, copied_bytes=0 if members else 3_000_000), plan
 
 
-def link_costs(one, is_ideal=True):
-  return LinkCosts(one, IDEAL if is_ideal else TCP)
+def link_costs(one, transport=PLAIN):
+  return LinkCosts(one, transport)
 
 
 def work(one, step_s=0.05, codec_s=0.0, speeds=None):

@@ -1,5 +1,6 @@
 """Formulas against textbooks, measured links, and limits."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -11,17 +12,17 @@ from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.link_costs import LinkCosts
-from dilocox_jax.simulate.lowering import lower, simulate
 from dilocox_jax.simulate.script import Launch, Wait
 from dilocox_jax.simulate.sites import Jitter, Link, Site
-from dilocox_jax.simulate.transfer import IDEAL
+from dilocox_jax.simulate.transfer import GLOO, NCCL
+from tests.oracles.events import simulate
 from tests.simulate import small
 from tests.simulate.test_agreement import METHODS
 
 MEBIBYTES_16 = 16 * 2**20
 
 
-def collective_s(one, kind, size_bytes=MEBIBYTES_16, transport=IDEAL):
+def collective_s(one, kind, size_bytes=MEBIBYTES_16, transport=small.PLAIN):
   ops = [
     Launch(("x", 0, 0, 0), (Collective(kind, size_bytes),)),
     Wait(("x", 0, 0, 0)),
@@ -80,16 +81,44 @@ def test_a_broadcast_never_divides_a_link(placement):
   found = collective_s(one, "broadcast")
   operation = Collective("broadcast", MEBIBYTES_16)
   ops = [Launch(("x", 0, 0, 0), (operation,)), Wait(("x", 0, 0, 0))]
-  by_events, _ = simulate(lower(LinkCosts(one, IDEAL), small.work(one), ops))
+  by_events = simulate(small.link_costs(one), small.work(one), ops)
   assert found == pytest.approx(0.1404 * ways, rel=1e-3)
   assert found == pytest.approx(by_events.total_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("kind, rounds", [("all_reduce", 6), ("all_gather", 3)])
-def test_every_round_of_a_ring_pays_the_latency(kind, rounds):
+def test_every_round_of_a_ring_of_whole_messages_pays_the_latency(kind, rounds):
   far = small.cluster(4, bps=1e9, rtt_s=0.2)
   added = collective_s(far, kind) - collective_s(star(4), kind)
   assert added == pytest.approx(rounds * 0.1)
+
+
+@pytest.mark.parametrize("num_replicas", [4, 8, 16, 32])
+@pytest.mark.parametrize("delay_s", [1e-3, 5e-3, 1e-2])
+def test_a_pipelined_ring_costs_few_delays_however_many_replicas(
+  num_replicas, delay_s
+):
+  size_bytes = 128 * 2**20
+  far = small.cluster(num_replicas, bps=1e9, rtt_s=2 * delay_s)
+  found = collective_s(far, "all_reduce", size_bytes, NCCL)
+  ops = [
+    Launch(("x", 0, 0, 0), (Collective("all_reduce", size_bytes),)),
+    Wait(("x", 0, 0, 0)),
+  ]
+  by_events = simulate(LinkCosts(far, NCCL), small.work(far), ops)
+  assert by_events.total_s == pytest.approx(found, rel=1e-9)
+  bytes_s = collective_s(star(num_replicas), "all_reduce", size_bytes)
+  assert delay_s < found - bytes_s < 10 * delay_s  # Slow start included.
+  waiting_s = collective_s(far, "all_reduce", size_bytes, GLOO)
+  assert waiting_s > bytes_s + 4 * (num_replicas - 1) * delay_s
+
+
+def test_a_short_message_waits_for_its_way():
+  # n = 4 pieces of c / 4 each: 5 max(c, c / 4 + L) + c + L with c = 35.1 ms.
+  far = small.cluster(4, bps=1e9, rtt_s=0.2)
+  never = dataclasses.replace(NCCL, starts_slowly=False)
+  found = collective_s(far, "all_reduce", transport=never)
+  assert found == pytest.approx(5 * (0.0351 / 4 + 0.1) + 0.0351 + 0.1, rel=1e-3)
 
 
 @pytest.mark.parametrize("num_rounds, left", [(4, 0), (4, 3)])
@@ -155,17 +184,17 @@ def test_with_links_that_cost_nothing_only_computing_is_left(name, changes):
   num_replicas=st.integers(2, 5),
   slow=st.floats(1e6, 1e9),
   faster=st.floats(1, 100),
-  is_ideal=st.booleans(),
+  transport=st.sampled_from([small.PLAIN, NCCL, GLOO]),
 )
 def test_more_bandwidth_never_costs_time(
-  method, num_replicas, slow, faster, is_ideal
+  method, num_replicas, slow, faster, transport
 ):
   name, changes = method
   script, plan = small.script(name, num_replicas, **changes)
   times = []
   for bps in (slow, slow * faster):
     one = small.cluster(num_replicas, bps=bps)
-    link_costs = small.link_costs(one, is_ideal)
+    link_costs = small.link_costs(one, transport)
     times.append(
       run_time(link_costs, small.work(one), script.ops(plan)).total_s
     )

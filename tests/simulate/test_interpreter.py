@@ -9,15 +9,14 @@ from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.simulate.analytic import AnalyticClock, run_time
 from dilocox_jax.simulate.interpreter import Interpreter
 from dilocox_jax.simulate.link_costs import LinkCosts, message_steps
-from dilocox_jax.simulate.lowering import lower, simulate
 from dilocox_jax.simulate.script import Compute, Join, Launch, Wait
 from dilocox_jax.simulate.sites import Jitter
 from dilocox_jax.simulate.transfer import (
   GLOO,
-  IDEAL,
   RETRANSMISSION_TIMEOUT_S,
-  TCP,
+  NCCL,
 )
+from tests.oracles.events import lower, simulate
 from tests.simulate import small
 from tests.simulate.test_agreement import assert_agree, both
 
@@ -48,7 +47,11 @@ class Recorder(Interpreter[int]):
 
   def _send(self, name, step, sizes_bytes, slow_s, start, links):
     sizes = sizes_bytes.tolist()
-    return self._call("send", step.hop, sizes, bool(slow_s.any()), start)
+    told = self._call("send", step.hop, sizes, bool(slow_s.any()), start)
+    return told, told
+
+  def _later(self, first, second):
+    return max(first, second)
 
   def _join(self, op):
     self._call("join", op.returning, op.donor)
@@ -60,10 +63,10 @@ class Recorder(Interpreter[int]):
     self._call("wait", back)
 
 
-def recorder(num_replicas=2, jitter=None, is_ideal=True, codec_s=0.2):
+def recorder(num_replicas=2, jitter=None, transport=small.PLAIN, codec_s=0.2):
   one = small.cluster(num_replicas, jitter, bps=1e10, rtt_s=0.1)
   work = small.work(one, 0.5, codec_s)
-  return Recorder(small.link_costs(one, is_ideal), work)
+  return Recorder(small.link_costs(one, transport), work)
 
 
 def test_the_codec_runs_half_before_an_exchange_and_half_after_it():
@@ -91,7 +94,7 @@ def test_the_codec_runs_half_before_an_exchange_and_half_after_it():
 
 
 def test_only_the_first_message_after_idle_time_starts_slowly():
-  told = recorder(3, is_ideal=False)
+  told = recorder(3, transport=GLOO)
   collective = Collective("all_reduce", 30_000_000)
   ops = [Launch(KEY, (collective, collective)), Wait(KEY)]
   told.interpret([Compute(1), *ops, *ops, Compute(1), *ops])
@@ -101,7 +104,7 @@ def test_only_the_first_message_after_idle_time_starts_slowly():
 
 
 def test_every_pair_of_an_all_to_all_has_a_connection_of_its_own():
-  told = recorder(4, is_ideal=False)
+  told = recorder(4, transport=GLOO)
   scatter = Collective("all_to_all", 30_000_000)
   gather = Collective("all_gather", 10_000_000)
   ops = [Launch(KEY, (scatter, gather)), Wait(KEY)]
@@ -113,7 +116,7 @@ def test_every_pair_of_an_all_to_all_has_a_connection_of_its_own():
 
 
 def test_who_comes_back_has_cold_connections():
-  told = recorder(3, is_ideal=False)
+  told = recorder(3, transport=GLOO)
   gather = (Collective("all_gather", 10_000_000),)
   ring = [Compute(1), Launch(KEY, gather), Wait(KEY)]
   pair = [Compute(1, taken=(1, 1, 0)), Launch(KEY, gather, (0, 1)), Wait(KEY)]
@@ -168,12 +171,12 @@ def test_a_flush_of_one_replica_names_every_node_once():
 def test_slow_start_is_paid_after_a_silence_alone(step_s, times):
   script, plan = small.script("allreduce", total_steps=9)
   work = small.work(FAR, step_s)
-  slow, events, _ = both(FAR, script, plan, work, is_ideal=False)
+  slow, events = both(FAR, script, plan, work, transport=GLOO)
   assert_agree(slow, events)
-  never = LinkCosts(FAR, dataclasses.replace(TCP, starts_slowly=False))
+  never = LinkCosts(FAR, dataclasses.replace(GLOO, starts_slowly=False))
   fast = run_time(never, work, script.ops(plan))
   first = message_steps(script.traffic.gradient()[0], 2)[0]
-  once_s = small.link_costs(FAR, False).slow_start_s(first)[0]
+  once_s = small.link_costs(FAR, GLOO).slow_start_s(first)[0]
   assert once_s > 0
   assert slow.total_s - fast.total_s == pytest.approx(times * once_s)
 
@@ -184,8 +187,8 @@ def test_both_paths_know_the_transport_between_two(kind):
   ops = [Launch(KEY, (Collective(kind, 10_000_000),)), Wait(KEY)]
   work = small.work(pair)
   times = [
-    (run_time(costs, work, ops).total_s, simulate(lower(costs, work, ops))[0])
-    for costs in (LinkCosts(pair, IDEAL), LinkCosts(pair, GLOO))
+    (run_time(costs, work, ops).total_s, simulate(costs, work, ops))
+    for costs in (small.link_costs(pair), LinkCosts(pair, GLOO))
   ]
   (full_s, _), (gloo_s, events) = times
   assert gloo_s == pytest.approx(GLOO.slowness(kind, 2) * full_s)
@@ -194,7 +197,7 @@ def test_both_paths_know_the_transport_between_two(kind):
 
 def test_a_clock_remembers_its_idle_time():
   script, plan = small.script("allreduce", total_steps=6)
-  link_costs, work = small.link_costs(FAR, False), small.work(FAR, LONG_S / 2)
+  link_costs, work = small.link_costs(FAR, GLOO), small.work(FAR, LONG_S / 2)
   ops = list(script.ops(plan))
   first, second = (
     AnalyticClock(link_costs, work),

@@ -8,7 +8,7 @@ import pytest
 from dilocox_jax.plan.wire.collectives import Collective
 from dilocox_jax.simulate.link_costs import LinkCosts, message_steps
 from dilocox_jax.simulate.sites import Link
-from dilocox_jax.simulate.transfer import IDEAL, TCP
+from dilocox_jax.simulate.transfer import GLOO, NCCL
 from tests.simulate import small
 
 KINDS = ("all_reduce", "all_gather", "all_to_all", "broadcast")
@@ -49,27 +49,27 @@ def test_a_rate_is_that_of_the_narrowest_link_on_the_way():
   one = small.cluster(3, rtt_s=0.1)
   narrow = dataclasses.replace(one.sites[1], link=Link(3e8, 5e6, rtt_s=0.3))
   one = dataclasses.replace(one, sites=(one.sites[0], narrow, one.sites[2]))
-  costs = LinkCosts(one, IDEAL)
+  costs = LinkCosts(one, NCCL)
   goodput = np.array([5e6, 1e8, 1e8]) / 8 * 1448 / 1514
   np.testing.assert_allclose(costs.rate_bytes_per_s(1), goodput)
   np.testing.assert_allclose(costs.latency_s(1), [0.1, 0.1, 0.05])
 
 
-def test_a_message_costs_one_round_trip_with_tcp_and_half_ideally():
+def test_a_message_costs_one_round_trip_with_gloo_and_half_with_nccl():
   one = small.cluster(2, rtt_s=0.1)
-  np.testing.assert_allclose(LinkCosts(one, TCP).latency_s(1), 0.1)
-  np.testing.assert_allclose(LinkCosts(one, IDEAL).latency_s(1), 0.05)
+  np.testing.assert_allclose(LinkCosts(one, GLOO).latency_s(1), 0.1)
+  np.testing.assert_allclose(LinkCosts(one, NCCL).latency_s(1), 0.05)
 
 
 def test_messages_that_meet_on_a_link_divide_it():
   one = dataclasses.replace(small.cluster(2), placement=(0, 1, 0, 1))
   np.testing.assert_allclose(
-    LinkCosts(one, IDEAL).rate_bytes_per_s(1), 1e8 / 8 * 1448 / 1514 / 2
+    LinkCosts(one, NCCL).rate_bytes_per_s(1), 1e8 / 8 * 1448 / 1514 / 2
   )
 
 
 def test_every_link_of_a_route_carries_the_message():
-  link_costs = LinkCosts(small.cluster(3), IDEAL)
+  link_costs = small.link_costs(small.cluster(3))
   carried = link_costs.link_bytes(Collective("all_gather", 50))
   assert carried == {
     f"{way}:site {n}": 100 for way in ("up", "down") for n in range(3)

@@ -13,7 +13,7 @@ from tests.simulate.test_agreement import METHODS
 
 def found(script, plan, step_s=0.05, codec_s=0.0):
   one = small.cluster(bps=1e7)
-  costs, work = small.link_costs(one, True), small.work(one, step_s, codec_s)
+  costs, work = small.link_costs(one), small.work(one, step_s, codec_s)
   return costs, work, steady_state(costs, work, script, plan)
 
 
@@ -89,7 +89,7 @@ def test_absences_by_chance_are_averaged():
 def test_waiting_for_a_slower_replica_is_no_busy_line():
   script, plan = small.script("diloco", sync_interval=10)
   one = small.cluster(bps=1e7)
-  costs = small.link_costs(one, True)
+  costs = small.link_costs(one)
   equal, uneven = (
     steady_state(costs, small.work(one, 0.05, speeds=speeds), script, plan)
     for speeds in (None, (1.0, 0.5))

@@ -8,8 +8,8 @@ import pytest
 from dilocox_jax.simulate.cluster import Route
 from dilocox_jax.simulate.transfer import (
   GLOO,
-  IDEAL,
-  TCP,
+  NCCL,
+  Transport,
   limit_bytes_per_s,
   slow_start_s,
 )
@@ -47,20 +47,20 @@ def test_nothing_limits_a_clean_route_or_one_without_distance():
 def test_slow_start_doubles_ten_segments_until_the_pipe_is_full():
   # 5 MB in flight are 345 times 10 segments: 8.43 round trips, in which 7.2 MB
   # go out that would else have taken 57.5 ms.
-  extra_s = slow_start_s(TCP, ROUTE, GIGABIT, 1e9)
+  extra_s = slow_start_s(NCCL, ROUTE, GIGABIT, 1e9)
   assert extra_s == pytest.approx(0.3373 - 0.0575, abs=1e-4)
-  assert slow_start_s(TCP, ROUTE, GIGABIT, 1e8) == extra_s
-  assert slow_start_s(TCP, ROUTE, 1e3, 1e9) == 0
-  assert slow_start_s(IDEAL, ROUTE, GIGABIT, 1e9) == 0
+  assert slow_start_s(NCCL, ROUTE, GIGABIT, 1e8) == extra_s
+  assert slow_start_s(NCCL, ROUTE, 1e3, 1e9) == 0
+  assert slow_start_s(Transport(starts_slowly=False), ROUTE, GIGABIT, 1e9) == 0
   near = dataclasses.replace(ROUTE, rtt_s=0.0)
-  assert slow_start_s(TCP, near, math.inf, 1e9) == 0
+  assert slow_start_s(NCCL, near, math.inf, 1e9) == 0
 
 
 def test_a_small_message_ends_before_the_pipe_is_full():
   # Ten segments over ln 2 go out in the first round trip.
   size = 14480 / math.log(2)
   for rate in (GIGABIT, 100 * GIGABIT, math.inf):
-    total_s = slow_start_s(TCP, ROUTE, rate, size) + size / rate
+    total_s = slow_start_s(NCCL, ROUTE, rate, size) + size / rate
     assert total_s == pytest.approx(0.04)
 
 
@@ -69,7 +69,7 @@ def test_a_small_message_ends_before_the_pipe_is_full():
 def test_more_bandwidth_never_makes_a_first_message_slower(size, streams):
   route = dataclasses.replace(ROUTE, streams=streams)
   rates = [1.3**n for n in range(20, 110)]
-  times = [slow_start_s(TCP, route, rate, size) + size / rate for rate in rates]
+  times = [slow_start_s(NCCL, route, rate, size) + size / rate for rate in rates]
   for slower, faster in zip(times, times[1:], strict=False):
     assert faster <= slower * (1 + 1e-12)
 
@@ -78,4 +78,4 @@ def test_gloo_is_slower_than_a_link_with_payload_alone():
   # 66 bytes for two frames of 1514.
   assert GLOO.slowness("all_reduce", 2) == pytest.approx(1.0218, abs=1e-4)
   assert GLOO.slowness("all_to_all", 2) > GLOO.slowness("all_to_all", 3) > 1
-  assert GLOO.slowness("broadcast", 2) == TCP.slowness("all_gather", 2) == 1
+  assert GLOO.slowness("broadcast", 2) == NCCL.slowness("all_gather", 2) == 1

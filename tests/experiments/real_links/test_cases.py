@@ -1,10 +1,11 @@
 import contextlib
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 
 from dilocox_jax.plan.wire.collectives import Collective
-from dilocox_jax.simulate.transfer import GLOO, TCP
+from dilocox_jax.simulate.transfer import GLOO
 from experiments.real_links import cases, collectives
 from experiments.real_links.network import equal_cluster
 from experiments.runtime.cluster_links import cluster_links
@@ -13,7 +14,7 @@ GOODPUT = 1448 / 1514 / 8  # Bytes of payload for each bit of the line.
 MIB = 2**20
 
 
-def predicted(cluster, kind="all_reduce", transport=TCP):
+def predicted(cluster, kind="all_reduce", transport=dataclasses.replace(GLOO, factors=())):
   return cases.predicted_s(cluster, transport, Collective(kind, 16 * MIB))
 
 

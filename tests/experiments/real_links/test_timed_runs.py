@@ -5,7 +5,7 @@ import pytest
 
 from dilocox_jax.config import from_mapping, to_plan
 from dilocox_jax.metrics import Timing
-from dilocox_jax.simulate.transfer import GLOO, IDEAL
+from dilocox_jax.simulate.transfer import GLOO, NCCL
 from experiments.real_links import timed_runs
 from experiments.real_links.cases import predicted_s
 from experiments.real_links.network import equal_cluster
@@ -40,7 +40,7 @@ def test_seconds_and_bytes_are_those_of_a_step_after_compiling():
   assert timed_runs.ratio_of_bytes(counted) == pytest.approx(1.05)
 
 
-@pytest.mark.parametrize("transport", [GLOO, IDEAL])
+@pytest.mark.parametrize("transport", [GLOO, NCCL])
 def test_the_link_is_as_slow_as_the_ratio_wants(transport):
   rate_bps = timed_runs.rate_for(2.0, transport)
   cluster = equal_cluster(f"{rate_bps / 1e6:.6f} Mbit/s", 2)

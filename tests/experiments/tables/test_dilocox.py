@@ -2,7 +2,7 @@
 
 import pytest
 
-from dilocox_jax.simulate.published import load_published
+from experiments.tables.published import load_published
 from experiments import speedup_tables
 from experiments.tables import dilocox
 from experiments.tables.dilocox_runs import (

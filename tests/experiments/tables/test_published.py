@@ -4,7 +4,7 @@ import pathlib
 import pytest
 
 from dilocox_jax.simulate import published
-from dilocox_jax.simulate.published import Figure, load_published
+from experiments.tables.published import Figure, load_published
 
 FOLDER = pathlib.Path(__file__).parents[2] / "third_party" / "published"
 GOOD = {

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
-from dilocox_jax.simulate import layers
-from dilocox_jax.simulate.layers import LayerMethod, LayerModel
+from experiments.tables import layers
+from experiments.tables.layers import LayerMethod, LayerModel
 
 PUBLISHED = (
   pathlib.Path(__file__).parents[2]
