@@ -91,11 +91,9 @@ docs: $(DOCS_STAMP) ## Build the documentation, and run the code that it shows
 	$(RUN) -m sphinx -W --keep-going -q -b html docs build/docs
 	@echo 'documentation: build/docs/index.html'
 
-bench: install ## Measure rounds, codecs and the simulator; draw schedules
+bench: install ## Measure rounds and codecs
 	$(RUN) -m experiments.bench round --workdir=runs/bench
 	$(RUN) -m experiments.bench codecs --workdir=runs/bench --repeats=21
-	$(RUN) -m experiments.bench simulate --workdir=runs/bench
-	$(RUN) -m experiments.bench pipeline --workdir=runs/bench
 
 bench-peers: $(PEERS)/.installed ## Rounds, codecs and checkpoints beside PyTorch's
 	$(PEERS)/bin/python -m experiments.bench peers --workdir=runs/bench

@@ -68,7 +68,6 @@ setup(
   python_requires=">=3.11",
   packages=find_packages(include=["dilocox_jax", "dilocox_jax.*"]),
   package_data={
-    "dilocox_jax.api": ["data/*.csv"],
     "dilocox_jax.simulate": ["data/*.json"],
   },
   install_requires=RUNTIME,

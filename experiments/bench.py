@@ -1,20 +1,17 @@
-"""Measures the time of parts of the system, and draws pipeline schedules.
+"""Measures the time of parts of the system.
 
   python -m experiments.bench round --workdir=runs/bench
   python -m experiments.bench codecs --workdir=runs/bench --repeats=21
   python -m experiments.bench inner --workdir=runs/bench --config=...
   python -m experiments.bench data --workdir=runs/bench
-  python -m experiments.bench simulate --workdir=runs/bench
-  python -m experiments.bench pipeline --workdir=runs/bench --micro_batches=16
   python -m experiments.bench peers --workdir=runs/bench
 
 A bench is a benchmark with a name. `round` and `codecs` compare the times of
 programs. The speed of a machine changes over time, so the programs run in turn
 many times, and the bench reports medians of the ratios of neighbouring times.
-`inner`, `data` and `simulate` report absolute rates. `inner` measures inner
-steps of the config --config, and `data` how fast batches are read beside them;
-no other bench reads the config. `pipeline` measures nothing;
-its numbers are computed. `peers` compares rounds, codecs and checkpoints with
+`inner` and `data` report absolute rates. `inner` measures inner steps of the
+config --config, and `data` how fast batches are read beside them; no other
+bench reads the config. `peers` compares rounds, codecs and checkpoints with
 PyTorch's, which has to be installed (`make bench-peers`). Results go to
 WORKDIR/bench_NAME.json and to the terminal.
 """
@@ -24,18 +21,9 @@ import sys
 
 from absl import flags
 
-from dilocox_jax.plan.pipeline.orders import PIPELINES
 from experiments.runtime import command_line
 
-BENCHES = (
-  "round",
-  "codecs",
-  "inner",
-  "data",
-  "simulate",
-  "pipeline",
-  "peers",
-)
+BENCHES = ("round", "codecs", "inner", "data", "peers")
 
 
 def define_flags() -> None:
@@ -46,39 +34,15 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "repeats", 9, "Number of measurements of each ratio or rate.", lower_bound=3
   )
-  _define_pipeline_flags()
-
-
-def _define_pipeline_flags() -> None:
-  flags.DEFINE_multi_enum(
-    "schedule",
-    PIPELINES,
-    PIPELINES,
-    "Pipeline schedule to draw; repeat the flag for several schedules.",
-  )
-  for name, default, text in (
-    ("stages", 4, "Number of stages of a pipeline."),
-    ("micro_batches", 8, "Number of micro-batches of a step."),
-    ("chunks", 2, "Number of model chunks of a stage, for 'interleaved'."),
-  ):
-    flags.DEFINE_integer(name, default, text, lower_bound=1)
 
 
 def main(values: flags.FlagValues) -> None:
   """Runs the bench that the flag --bench names."""
-  _refuse_unused(values)
+  if command_line.is_config_given() and values.bench not in ("inner", "data"):
+    raise command_line.UsageError(
+      f"the bench {values.bench} reads no config: leave out --config"
+    )
   workdir = command_line.writable(values.workdir, "bench")
-  if values.bench == "simulate":  # It needs no JAX, which takes long to load.
-    from experiments.benchmarks import simulate
-
-    simulate.run_rates(workdir, values.repeats)
-    return
-  if values.bench == "pipeline":
-    from experiments.benchmarks import pipeline
-
-    sizes = values.stages, values.micro_batches, values.chunks
-    pipeline.run_schedules(workdir, values.schedule, *sizes)
-    return
   if values.bench in ("inner", "data"):
     _of_config(values, workdir)
     return
@@ -95,22 +59,6 @@ def main(values: flags.FlagValues) -> None:
   is_round = values.bench == "round"
   programs = round.round_ratios() if is_round else codecs.codec_ratios()
   ratios.run_ratios(values.bench, programs, workdir, values.repeats)
-
-
-def _refuse_unused(values: flags.FlagValues) -> None:
-  draws, measures = values.bench == "pipeline", "a bench that measures"
-  sizes = ("schedule", "stages", "micro_batches", "chunks")
-  command_line.refuse_unused(
-    values,
-    [
-      ("repeats", not draws, measures),
-      *((name, draws, "the bench pipeline") for name in sizes),
-    ],
-  )
-  if command_line.is_config_given() and values.bench not in ("inner", "data"):
-    raise command_line.UsageError(
-      f"the bench {values.bench} reads no config: leave out --config"
-    )
 
 
 def _of_config(values: flags.FlagValues, workdir: pathlib.Path) -> None:

@@ -1,15 +1,23 @@
 r"""Computes what a run would cost on given links, without running it.
 
-  python -m experiments.simulate --config=experiments/configs/dilocox.py \
-    --cluster=1gbit --workdir=runs/simulated \
-    --config.model.preset=qwen_107b --config.codec.rank=2048
+  python -m experiments.simulate --workdir=runs/simulated \
+    --config=experiments/configs/papers.py:dilocox_107b \
+    --config.data.batch_size=8 --config.inner.accumulate_steps=4 \
+    --cluster=dilocox_107b --step_s=8.8
 
-Takes the config files of `train`, and a cluster: a preset (--cluster=help
-lists them) or a JSON file such as experiments/clusters/example.json. Two
-independent paths are run: formulas over the whole run, and an event engine
-over its first steps. The page says how far they agree. With --run=RUNDIR the
-recorded rounds and bytes of a finished run are timed instead.
+DiLoCoX of 107 billion parameters, some 400 times as fast as AllReduce (its
+paper has 357). A cluster is a preset (--cluster=help) or a JSON file such as
+experiments/clusters/example.json. This compares all methods, and writes configs
+of those that fit into the devices:
+
+  python -m experiments.simulate --workdir=runs/methods --methods=all \
+    --config.model.preset=llama_1_1b --config.data.batch_size=256 \
+    --config.data.sequence_length=1024 --cluster=200mbit --memory='80 GB'
+
+With --run=RUNDIR the recorded rounds and bytes of a finished run are timed.
 """
+
+import math
 
 from absl import flags
 
@@ -18,12 +26,16 @@ from experiments.runtime import command_line, own_parts
 
 def define_flags() -> None:
   """Defines the flags of this binary."""
-  from dilocox_jax.plan.pipeline.orders import PIPELINES
-
   command_line.define_config()
   command_line.define_workdir()
   flags.DEFINE_string(
     "cluster", "1gbit", "Preset or JSON file; 'help' lists the presets."
+  )
+  flags.DEFINE_enum(
+    "methods",
+    "own",
+    ("own", "all"),
+    "own: that of the config; all: every method, with layouts that fit.",
   )
   flags.DEFINE_string(
     "run", None, "A run directory instead of --config, to time a finished run."
@@ -44,89 +56,66 @@ def define_flags() -> None:
   )
   flags.DEFINE_enum(
     "transport",
-    "tcp",
-    ("tcp", "ideal", "gloo"),
-    "tcp: a round trip a message, and slow start; ideal: half a round trip; "
-    "gloo: as tcp, and two replicas gather by turns.",
+    "nccl",
+    ("nccl", "tpu", "gloo"),
+    "nccl (GPUs): messages in pieces that follow one another; tpu: assumed the "
+    "same; gloo (CPUs): whole messages, a round trip each.",
   )
-  flags.DEFINE_integer(
-    "engine_steps",
-    0,
-    "Inner steps that the event engine simulates; 0: six rounds.",
-    lower_bound=0,
+  flags.DEFINE_string(
+    "memory", None, "Memory of a device, e.g. '80 GB'; else the cluster's."
   )
-  flags.DEFINE_enum(
-    "pipeline",
-    "none",
-    ("none", *PIPELINES),
-    "Pipeline schedule inside a replica; none: that of the config.",
+  flags.DEFINE_float(
+    "tokens",
+    None,
+    "Tokens of the runs whose configs --methods=all writes; by default 20 a "
+    "parameter.",
   )
-  for name, text in (
-    ("stages", "Pipeline stages."),
-    ("micro_batches", "Micro-batches of a step."),
-    ("chunks", "Chunks of a stage (interleaved)."),
-  ):
-    flags.DEFINE_integer(name, 1, text, lower_bound=1)
 
 
 def main(values: flags.FlagValues) -> None:
   """Simulates and prints the costs."""
+  from dilocox_jax.api import method_plans
   from dilocox_jax.api.simulation_setup import Options
-  from experiments.simulation import cluster_list, page, run
+  from dilocox_jax.simulate.quantities import SIZE, parse_quantity
+  from experiments.simulation import all_methods, cluster_list, page, run
 
   if values.cluster == "help":
     cluster_list.print_clusters()
     return
   own_parts.register_parts(values.parts)
+  is_all = values.methods == "all"
+  command_line.refuse_unused(values, [("tokens", is_all, "--methods=all")])
+  if values.tokens is not None and not 0 < values.tokens < math.inf:
+    raise command_line.UsageError(f"--tokens={values.tokens} must be above 0")
   with command_line.usage_errors(kinds=(ValueError, OSError)):
-    options = Options(
-      values.step_s,
-      values.codec_s,
-      values.transport,
-      values.engine_steps,
-      _pipeline(values),
-    )
+    options = Options(values.step_s, values.codec_s, values.transport)
     if values.run:
       _refuse_beside_run(values)
       timed, cluster = run.time_run(values.run, values.cluster, options)
       workdir = command_line.writable(values.workdir, "simulate")
       run.report_recorded(timed, cluster, workdir)
       return
+    memory = values.memory and parse_quantity(values.memory, SIZE, "--memory")
     config = command_line.run_config(values.config)
-    simulated = page.prepare(config, values.cluster, options)
-  page.report_simulation(
-    simulated, command_line.writable(values.workdir, "simulate")
-  )
+    args = config, values.cluster, options, memory
+    if is_all:
+      found = method_plans.compare_methods(*args)
+      workdir = command_line.writable(values.workdir, "simulate")
+      all_methods.report_methods(*found, values.tokens, workdir)
+      return
+    plan = method_plans.plan_run(*args)
+  page.report_plan(plan, command_line.writable(values.workdir, "simulate"))
 
 
 def _refuse_beside_run(values: flags.FlagValues) -> None:
   """Refuses flags that say what the finished run itself says."""
-  without = ("engine_steps", False, "to simulate a config, without --run")
-  command_line.refuse_unused(values, [without])
+  without = "to simulate a config, without --run"
+  names = ("methods", "memory")
+  command_line.refuse_unused(values, [(name, False, without) for name in names])
   if command_line.is_config_given():
     raise command_line.UsageError(
       "--run times a run with its own config: leave out --config"
     )
-
-
-def _pipeline(values: flags.FlagValues):
-  """Returns the pipeline that the flags ask for; None: that of the config."""
-  from dilocox_jax.plan.pipeline.timeline import Pipeline
-
-  is_given, needed = values.pipeline != "none", "--pipeline, e.g. =1f1b"
-  names = ("stages", "micro_batches", "chunks")
-  command_line.refuse_unused(
-    values,
-    [
-      ("pipeline", values.step_s is None, "steps without --step_s"),
-      *((name, is_given, needed) for name in names),
-    ],
-  )
-  if not is_given:
-    return None
-  return Pipeline(
-    values.pipeline, values.stages, values.micro_batches, values.chunks
-  )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
+from dilocox_jax.plan.pipeline.timeline import Pipeline
 from dilocox_jax.plan.pipeline.timetable import timetable
 from dilocox_jax.plan.schedule.fragments import BLOCKS
 from dilocox_jax.plan.wire.adaptive import low_rank_of
@@ -193,11 +194,17 @@ def _activation_bytes(config: RunConfig, num_layers: int) -> int:
   saved = num_layers * tokens * shape.model_dim * width
   if (mesh.remat if mesh.is_divided else model.remat) != "full":
     saved = num_layers * one_layer
-  slots = timetable(config.pipeline).num_saved_slots
+  slots = _saved_slots(config.pipeline)
   # Logits and their gradient are in fp32.
   at_once = min(model.loss_chunk_tokens or tokens, tokens)
   logits = 2 * at_once * shape.vocab_size * _FP32_BYTES
   return slots * saved + 2 * one_layer + logits
+
+
+@functools.cache
+def _saved_slots(pipeline: Pipeline) -> int:
+  """Returns the micro-batches whose activations a stage keeps at most."""
+  return timetable(pipeline).num_saved_slots
 
 
 def _layer_values(shape: ModelShape) -> int:

@@ -13,7 +13,6 @@ import numpy as np
 from dilocox_jax.api.device_memory import optimizer_copies
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
-from dilocox_jax.plan.pipeline.timeline import Pipeline
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.compute import stated_seconds, step_seconds
@@ -35,13 +34,11 @@ class Options:
     step_s: Duration of an inner step (seconds); None: from its operations.
     codec_s: Seconds that devices encode and decode one exchange.
     transport: "nccl" (GPUs), "tpu" or "gloo" (CPUs).
-    pipeline: Pipeline inside a replica; None: that of the run, if it has one.
   """
 
   step_s: float | None = None
   codec_s: float = 0.0
   transport: str = "nccl"
-  pipeline: Pipeline | None = None
 
   def __post_init__(self):
     if self.step_s is not None and not 0 < self.step_s < math.inf:
@@ -104,14 +101,15 @@ def _steps(
     # A stated step includes whatever its pipeline waits.
     bubble = math.nan if config.mesh.num_stages > 1 else 0.0
     return stated_seconds(cluster, options.step_s), bubble
-  own = config.pipeline if config.mesh.num_stages > 1 else None
-  pipeline = options.pipeline or own
+  pipeline = config.pipeline if config.mesh.num_stages > 1 else None
   shape = config.model.shape
   tokens = config.tokens_per_replica_step
   step_flops = tokens * flops_per_token(shape, config.data.sequence_length)
   micro_batches = pipeline.num_micro_batches if pipeline else 1
   hop_bytes = _token_bytes(config) * tokens / micro_batches
-  return step_seconds(cluster, step_flops, pipeline, hop_bytes)
+  used = config.mesh.num_stages * config.mesh.num_data_shards
+  num_used = used if config.mesh.is_divided else None
+  return step_seconds(cluster, step_flops, pipeline, hop_bytes, num_used)
 
 
 def _token_bytes(config: RunConfig) -> int:

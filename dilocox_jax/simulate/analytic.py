@@ -11,15 +11,15 @@ sends to replica i + 1, message step k of replica i ends at
 because a replica sends its next message when it has sent the one before and has
 received that of its neighbour. With M = 2 and messages of 0.1 s and 0.3 s both
 replicas start step 2 at 0.3 s: replica 0 has to wait for the slow message of
-replica 1. Pieces of a message follow the same rule, each after the piece before.
+replica 1. Pieces of a message follow the same rule, each after the one before.
 
 The formula is exact if the messages of a step share no link, or if they start
 together and share the link evenly, and if no message of one step meets one of
 another on a link. In a ring a replica receives from one other only, so none do.
 In an all-to-all a replica that is ahead of others sends to one that still
 receives from them, and both messages take longer than the formula says. The
-event engine needs none of these assumptions. The two must agree wherever the
-formula is exact.
+event simulation of the tests needs none of these assumptions. The two must
+agree wherever the formula is exact.
 """
 
 from collections.abc import Iterable

@@ -16,10 +16,11 @@ and a replica is placed by the name of its site:
 
 A site needs "name", "up" and "down". It may have "rtt", "loss", "streams",
 "window", "efficiency" and "shared" (its link); "num_devices", "peak",
-"achieved", "speed" and "num_stages" (its devices); "intra" and "intra_rtt"
-(the network inside). `sites.py` says what each key means and what its default
-is. A site with a "count" stands for so many equal sites: {"name": "node",
-"count": 2} are "node0" and "node1", numbered by their places in the list.
+"achieved", "memory", "speed" and "num_stages" (its devices); "intra" and
+"intra_rtt" (the network inside). `sites.py` says what each key means and what
+its default is. A site with a "count" stands for so many equal sites:
+{"name": "node", "count": 2} are "node0" and "node1", numbered by their places
+in the list.
 
 A cluster may have "description" (one line for readers), "num_devices" (devices
 of all sites together, which share them evenly), "placement" (the site of every

@@ -30,6 +30,7 @@ def step_seconds(
   step_flops: float | int,
   pipeline: Pipeline | None = None,
   hop_bytes: float = 0.0,
+  num_used: int | None = None,
 ) -> tuple[np.ndarray, float]:
   """Computes step times from operations.
 
@@ -42,6 +43,8 @@ def step_seconds(
     step_flops: Operations of one replica's step (FLOP).
     pipeline: Pipeline inside a replica; None: no stages, no bubble.
     hop_bytes: Bytes of activations that a micro-batch sends between stages.
+    num_used: Devices of a replica that compute, the others being idle; None:
+      all of them.
 
   Returns:
     Duration of one step for each replica, [M] (seconds), and the share of a
@@ -51,7 +54,11 @@ def step_seconds(
     ValueError: If a replica has fewer devices than stages.
   """
   replicas = range(cluster.num_replicas)
-  busy_s = [step_flops / cluster.replica_flops(r) for r in replicas]
+  shares = [(num_used or n) / n for n in map(cluster.num_devices, replicas)]
+  busy_s = [
+    step_flops / cluster.replica_flops(r) / min(share, 1.0)
+    for r, share in zip(replicas, shares, strict=True)
+  ]
   if pipeline is None:
     return np.array(busy_s), 0.0
   lines = []

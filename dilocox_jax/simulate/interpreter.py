@@ -1,17 +1,12 @@
 """Goes through a script and says what costs time, but not how much.
 
-A script knows three verbs: compute, launch, wait. Both paths of the simulator
-have to read them in the same way: draw the same jitter, charge the codec
-before and after an exchange, split a collective into message steps, charge
-slow start to idle connections, count steps and bytes. That reading is done
-here, once. A subclass adds up the times.
-
-The two paths stay independent where it matters. `AnalyticClock` has a formula
-for when a message leaves and arrives, and divides a link by counting its
-users. The lowering knows no times at all: it states what waits for what, and
-the event engine finds the rates and the times. So their agreement (1e-9 in
-tests/simulate/test_agreement.py) tests the formula, the dependencies and the
-sharing of links. It does not test this file, which has tests of its own.
+A script knows three verbs: compute, launch, wait. They are read here: jitter is
+drawn, the codec is charged before and after an exchange, a collective is split
+into message steps, idle connections pay for slow start, steps and bytes are
+counted. A subclass adds up the times: `AnalyticClock` by formula, and in the
+tests an event simulation that only knows what waits for what. Their agreement
+(1e-9 in tests/simulate/test_agreement.py) tests the formula, the dependencies
+and the sharing of links, but not this file, which has tests of its own.
 """
 
 import abc
@@ -35,8 +30,7 @@ from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S
 # Idle time before the first launch. JSON checkpoints have no infinity.
 _NEVER_SENT_S = 1e9
 
-# A moment in the life of every replica: times [M] for the formula, nodes of a
-# graph for the engine.
+# A moment in the life of every replica: times [M] for the formula.
 Moment = TypeVar("Moment")
 
 

@@ -3,7 +3,7 @@
 A collective is a list of message steps. In each step every replica i sends one
 message to replica i + hop. This file says which steps a collective has. It also
 computes the rate and the latency of a message from the route between the two
-replicas. Both paths of the simulator use it.
+replicas.
 
 A ring all-reduce of M = 4 cuts the operand into 4 slices and has 2 (M - 1) = 6
 steps. In each step every replica sends one slice. In steps 1 to 3

@@ -1,7 +1,4 @@
-"""Draws random variation of step and transfer times from a seed.
-
-Both paths of the simulator draw the same numbers.
-"""
+"""Draws random variation of step and transfer times from a seed."""
 
 from typing import Any
 

@@ -1,8 +1,4 @@
-"""Defines the result of a simulation: where the time of a run went.
-
-The simulator computes it in two ways, by formula (`analytic.py`) and with the
-event engine (`lowering.py`). Both return an `Outcome`, so they can be compared.
-"""
+"""Defines the result of a simulation: where the time of a run went."""
 
 import dataclasses
 

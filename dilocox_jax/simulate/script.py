@@ -1,8 +1,7 @@
 """A run as operations of a replica that cost time: compute, launch, wait.
 
 The plan's segments describe what the trainer does; here they become these
-three operations. Both paths of the simulator go through this one script, and
-neither counts a step or a byte itself.
+three operations, so the simulator itself counts no step and no byte.
 
 For example one round of H = 4, tau = 4 is Launch, Compute(4), Wait, and one of
 H = 4, tau = 0 is Compute(4), Launch, Wait. Low rank has two messages, of which

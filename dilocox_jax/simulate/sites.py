@@ -145,6 +145,7 @@ class Site(_Checked):
     num_devices: Devices at the site.
     peak_flops: Peak of each device (FLOP/s).
     achieved_fraction: Share of the peak that training achieves (MFU).
+    memory_bytes: Memory of each device (bytes); None is not known.
     speed: Speed of its steps relative to what the other numbers give; 0.5 is
       a straggler whose steps take twice as long.
     num_stages: Pipeline stages of a replica, checked against its devices; None
@@ -160,6 +161,7 @@ class Site(_Checked):
   achieved_fraction: Annotated[
     float, FileKey("achieved", SHARE, 0, 1, "(]")
   ] = 0.4
+  memory_bytes: Annotated[float | None, _positive("memory", SIZE)] = None
   speed: Annotated[float, FileKey("speed", float, 0, ends="()")] = 1.0
   num_stages: Annotated[int | None, FileKey("num_stages", int, 1)] = None
   intra_bps: Annotated[float, _positive("intra", RATE)] = 100e9

@@ -22,6 +22,7 @@ from dilocox_jax.report.convergence.comparison import (
 )
 from dilocox_jax.report.spread import standard_error
 from dilocox_jax.simulate.presets import cluster_presets
+from dilocox_jax.simulate.transfer import NCCL
 from experiments.configs import convergence_small
 from experiments.sweeps import page, required_runs, run_maker, sweep_spec
 from experiments.sweeps.results import Results
@@ -52,10 +53,7 @@ def read() -> dict[str, MethodResult]:
     sweep = dataclasses.replace(
       sweep,
       methods=tuple(m for m in sweep.methods if m.name in METHODS),
-      clusters={
-        str(each): sweep_spec.SweepClock(_cluster(folder, each), 0.03)
-        for each in ROUND_TRIPS
-      },
+      clusters={str(each): _clock(folder, each) for each in ROUND_TRIPS},
       equal_time={},
       claims=(),
       gaps={},
@@ -68,13 +66,13 @@ def read() -> dict[str, MethodResult]:
   return {entry.name: entry for entry in found.entries}
 
 
-def _cluster(folder: str, round_trip_ms: int) -> str:
-  """Writes the preset `1gbit` with another round trip; returns the path."""
+def _clock(folder: str, round_trip_ms: int) -> sweep_spec.SweepClock:
+  """Returns the preset `1gbit` with another round trip, and NCCL's rings."""
   values = cluster_presets()["1gbit"]
   values["every_site"]["rtt"] = f"{round_trip_ms} ms"
   path = pathlib.Path(folder) / f"{round_trip_ms}.json"
   path.write_text(json.dumps(values))
-  return str(path)
+  return sweep_spec.SweepClock(str(path), 0.03, transport=NCCL)
 
 
 def seconds(entry: MethodResult, round_trip_ms: int) -> dict[int, float]:

@@ -1,7 +1,7 @@
 """A table of the memory that compiled programs need.
 
 `docs/results/compiled_memory.csv` has a row for every run that `make
-compile-report` compiles. A test holds the adviser's memory model to it.
+compile-report` compiles. A test holds the simulator's memory model to it.
 """
 
 import csv

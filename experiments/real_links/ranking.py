@@ -1,6 +1,6 @@
 """Compares the simulator's ranking of methods with measured seconds of a step.
 
-Whoever chooses a method by `experiments.advise` relies on the order in which
+Whoever chooses a method by `experiments.simulate` relies on the order in which
 the simulator puts them, more than on its seconds. Here eight settings train
 over one slow link, and every pair of them is compared.
 """

@@ -1,7 +1,6 @@
-"""Runs both paths of the simulator and writes the page that compares them."""
+"""What one run would cost: five lines on the terminal, the rest on a page."""
 
 import collections
-import dataclasses
 import math
 import pathlib
 from collections.abc import Iterator
@@ -9,128 +8,127 @@ from collections.abc import Iterator
 import numpy as np
 from rich.console import Console
 
-from dilocox_jax.api.simulation_setup import Options, Setup, set_up
-from dilocox_jax.config import RunConfig
-from dilocox_jax.report import simulation, units
+from dilocox_jax.api.method_plans import MethodPlan
+from dilocox_jax.api.simulation_setup import Setup
+from dilocox_jax.metrics.lines import write_json
+from dilocox_jax.report import units
+from dilocox_jax.report.page import write_page
+from dilocox_jax.report.text_tables import markdown_table, terminal_table
 from dilocox_jax.simulate.analytic import run_time
-from dilocox_jax.simulate.lowering import fits, lower, simulate
 from dilocox_jax.simulate.outcome import Outcome
 from dilocox_jax.simulate.script import Launch
-from dilocox_jax.simulate.steady_state import SteadyState, steady_state
-from dilocox_jax.simulate.trace import bars, chrome_trace
 from experiments.runtime.command_line import own_command
 
-_ROUNDS = 6
-_MOST_NODES = 300_000
+Row = tuple[str, str, str]
+_COLUMNS = ("quantity", "value", "kind")
+_LINK_COLUMNS = ("link", "goodput", "bytes carried", "share of time in use")
+# What NCCL has in flight by default: two channels of four slots of 512 KiB.
+_NCCL_BYTES = 4 * 2**20
 
 
-def prepare(
-  config: RunConfig, cluster_name: str, options: Options
-) -> simulation.SimulatedRun:
-  """Runs both paths.
+def answer(plan: MethodPlan) -> list[Row]:
+  """Returns the rows that say whether a plan is any good."""
+  config, schedule = plan.config, plan.config.sync.named.schedule
+  interval = schedule.sync_interval
+  sent = units.human_bytes(plan.rounds.sent_bytes * interval)
+  often = f"{interval} steps" if interval > 1 else "step"
+  base = f"AllReduce: {human_speed(plan.allreduce_tokens_per_s)}"
+  memory = units.human_bytes(plan.memory.total)
+  if math.isfinite(plan.device_bytes):
+    verdict = "fits" if plan.fits else "does not fit"
+    memory = f"{verdict}: {memory} of {units.human_bytes(plan.device_bytes)}"
+  speed = human_speed(plan.tokens_per_s)
+  replicas = f"{config.mesh.num_replicas} replicas together"
+  return [
+    ("tokens a second", f"{speed}, {replicas}", "simulated"),
+    (
+      "speed-up over AllReduce",
+      f"{plan.speed_up:,.3g} times ({base})",
+      "simulated",
+    ),
+    (
+      "time in inner steps",
+      units.human_share(plan.rounds.utilisation),
+      "simulated",
+    ),
+    (
+      "sent by a replica",
+      f"{sent} every {often}, {units.human_bytes(plan.bytes_per_day)} a day",
+      "derived",
+    ),
+    ("memory of a device", memory, "estimated"),
+  ]
+
+
+def human_speed(tokens_per_s: float) -> str:
+  """Returns tokens a second as digits, e.g. "3,724" or "9.02"."""
+  is_large = tokens_per_s >= 1000
+  return f"{tokens_per_s:,.0f}" if is_large else f"{tokens_per_s:.3g}"
+
+
+def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
+  """Prints the answer; writes the page and `simulation.json`.
 
   Args:
-    config: Config of the run.
-    cluster_name: Name of a preset, or path of a file.
-    options: What config and cluster leave open.
-
-  Raises:
-    ValueError: One line that says what does not fit.
+    plan: The run and its costs.
+    workdir: Directory to write into.
   """
-  setup = set_up(config, cluster_name, options)
-  plan, link_costs, work = setup.plan, setup.link_costs, setup.work
-  whole = run_time(link_costs, work, setup.script.ops(plan))
-  # A graph of the whole run could be too large, so the engine gets six rounds.
-  interval = plan.method.schedule.sync_interval
-  stop = options.engine_steps or plan.warm_start_steps + _ROUNDS * interval
-  ops = list(setup.script.ops(plan, min(stop, plan.total_steps)))
-  start = run_time(link_costs, work, ops)
-  if not fits(ops, link_costs.cluster.num_replicas, _MOST_NODES):
-    return _page(config, setup, whole, start, None)
-  lowered = lower(link_costs, work, ops)
-  engine, timeline = simulate(lowered)
-  starts, ends = timeline.start_s.tolist(), timeline.end_s.tolist()
-  tags = lowered.graph.tags
-  drawn = [
-    simulation.Bar(track, lane, starts[task], ends[task], tags[task])
-    for track, lane, task in bars(lowered.graph, timeline)
-  ]
-  page = _page(config, setup, whole, start, engine)
-  trace = chrome_trace(lowered.graph, timeline)
-  return dataclasses.replace(page, bars=drawn, trace=trace)
+  setup, rows = plan.setup, answer(plan)
+  whole = run_time(setup.link_costs, setup.work, setup.script.ops(setup.plan))
+  cluster = setup.link_costs.cluster.name
+  title = f"{plan.config.sync.method} on {cluster}"
+  lines = ["Everything on this page is computed; nothing was measured.", ""]
+  lines += markdown_table(_COLUMNS, [*rows, *_details(plan, whole)])
+  lines += ["", "## Links", ""]
+  lines += markdown_table(_LINK_COLUMNS, _links(setup, whole))
+  lines += ["", "## Assumptions", "", *(f"- {each}" for each in _notes(plan))]
+  write_json(workdir / "simulation.json", numbers(plan, whole))
+  path = write_page(workdir, title, lines, own_command())
+  Console().print(terminal_table(_COLUMNS, rows, (0, 1, 2), title=title))
+  print(f"report: {path}")
 
 
-def _page(
-  config: RunConfig,
-  setup: Setup,
-  whole: Outcome,
-  start: Outcome,
-  engine: Outcome | None,
-) -> simulation.SimulatedRun:
-  step_s = whole.total_s / whole.num_steps
-  bubble = setup.bubble_fraction
-  replica_steps = sum(
-    segment.replica_steps(config.mesh.num_replicas)
-    for segment in setup.plan.segments()
-  )
-  tokens = replica_steps * config.tokens_per_replica_step
-  gap = math.nan if engine is None else engine.total_s / start.total_s - 1
-  numbers = {
-    "seconds_a_step": step_s,
-    "tokens_per_s": tokens / whole.total_s,
-    "utilisation": whole.utilisation,
+def numbers(plan: MethodPlan, whole: Outcome) -> dict[str, float]:
+  """Returns the costs as plain numbers, those of the whole run included."""
+  return {
+    "tokens_per_s": plan.tokens_per_s,
+    "speed_up": plan.speed_up,
+    "utilisation": plan.rounds.utilisation,
+    "seconds_a_step": plan.rounds.step_s,
+    "memory_bytes": plan.memory.total,
     "total_s": whole.total_s,
     "compute_s": float(np.mean(whole.compute_s)),
     "codec_s": float(np.mean(whole.codec_s)),
     "exposed_s": float(np.mean(whole.exposed_s)),
     "hidden_s": float(np.mean(whole.hidden_s)),
     "sent_bytes": whole.sent_bytes,
-    "bubble_fraction": bubble,
-    "engine_over_formula": gap,
-    "engine_steps": start.num_steps,
+    "bubble_fraction": plan.setup.bubble_fraction,
   }
-  args = setup.link_costs, setup.work, setup.script, setup.plan
-  rounds = steady_state(*args)
-  formula, both = "derived: formula, whole run", "derived: both"
-  compared = f"event engine over formula, {start.num_steps:,} steps"
-  quantities = [
-    ("seconds a step", f"{step_s:.4g}", formula),
-    ("tokens a second", f"{numbers['tokens_per_s']:,.0f}", formula),
-    ("compute utilisation", units.human_share(whole.utilisation), formula),
-    ("whole run", _human_s(whole.total_s), formula),
-    ("inner steps", _human_s(numbers["compute_s"]), formula),
-    ("codec", _human_s(numbers["codec_s"]), "given"),
-    ("exposed communication", _human_s(numbers["exposed_s"]), formula),
-    ("hidden communication", _human_s(numbers["hidden_s"]), formula),
-    ("bytes sent a replica", units.human_bytes(whole.sent_bytes), "plan"),
-    *_of_rounds(rounds, config.sync.named.schedule.sync_interval),
-    ("pipeline bubble", units.human_share(bubble), "derived: ticks"),
-    (compared, "too large" if engine is None else units.human_gap(gap), both),
-  ]
-  return simulation.SimulatedRun(
-    title=f"{config.sync.method} on {setup.link_costs.cluster.name}",
-    quantities=quantities,
-    links=_links(setup, whole),
-    numbers=numbers,
-    notes=tuple(_notes(config, setup)),
+
+
+def _details(plan: MethodPlan, whole: Outcome) -> list[Row]:
+  rounds = plan.rounds
+  interval = plan.config.sync.named.schedule.sync_interval
+  run = f"of all {whole.num_steps:,} steps of the config"
+  least, simulated = rounds.hiding_interval(interval), "simulated"
+  times = (
+    ("time", whole.total_s),
+    ("time in inner steps", whole.compute_s),
+    ("time in the codec", whole.codec_s),
+    ("time waiting for exchanges", whole.exposed_s),
+    ("time of exchanges behind steps", whole.hidden_s),
   )
-
-
-def _of_rounds(
-  rounds: SteadyState, sync_interval: int
-) -> list[tuple[str, str, str]]:
-  """Returns rows about a round in the middle of a long run."""
-  kind = "derived: later rounds"
-  least = rounds.hiding_interval(sync_interval)
+  bubble = units.human_share(plan.setup.bubble_fraction)
   return [
-    ("seconds a step, steady state", f"{rounds.step_s:.4g}", kind),
-    (
-      "compute utilisation, steady state",
-      units.human_share(rounds.utilisation),
-      kind,
+    ("seconds a step", f"{rounds.step_s:.4g}", simulated),
+    ("exchanges of a round", _human_s(rounds.exchange_s * interval), simulated),
+    ("least H whose steps take as long", f"{least:,}", simulated),
+    *(
+      (f"{name} {run}", _human_s(float(np.mean(value))), simulated)
+      for name, value in times
     ),
-    ("line busy a round", _human_s(rounds.exchange_s * sync_interval), kind),
-    ("H whose steps take as long", f"{least:,}", kind),
+    (f"bytes {run}", units.human_bytes(whole.sent_bytes), "derived"),
+    ("idle share of a pipeline", bubble, "derived"),
   ]
 
 
@@ -142,7 +140,7 @@ def _human_s(seconds: float) -> str:
   return f"{seconds / 3600:,.4g} h"
 
 
-def _links(setup: Setup, whole: Outcome) -> dict:
+def _links(setup: Setup, whole: Outcome) -> Iterator[tuple[str, ...]]:
   times = collections.Counter(
     (op.members, operation)
     for op in setup.script.ops(setup.plan)
@@ -154,33 +152,43 @@ def _links(setup: Setup, whole: Outcome) -> dict:
     ring = setup.link_costs.among(members)
     for link, size in ring.link_bytes(operation).items():
       carried[link] += count * size
-  links = {}
   for link, total in sorted(carried.items()):
     capacity = setup.link_costs.capacities[link]
     used = total / capacity / whole.total_s if math.isfinite(capacity) else 0.0
-    links[link] = (8 * capacity, total, used)
-  return links
+    rate = f"{units.human_bytes(capacity)}/s"
+    yield link, rate, units.human_bytes(round(total)), f"{used:.1%}"
 
 
-def _notes(config: RunConfig, setup: Setup) -> Iterator[str]:
-  cluster = setup.link_costs.cluster
-  rtts_ms = [1e3 * site.link.rtt_s for site in cluster.sites]
+def _notes(plan: MethodPlan) -> Iterator[str]:
+  setup, config = plan.setup, plan.config
+  costs, steps_s = setup.link_costs, setup.work.step_s
+  rtts_ms = [1e3 * site.link.rtt_s for site in costs.cluster.sites]
   yield (
     f"Round trips between sites take {min(rtts_ms):g} to {max(rtts_ms):g} ms; "
     "a cluster file that does not state `rtt` gets 40 ms, which is too long "
     "for a local network."
   )
   yield (
-    f"An inner step takes {np.min(setup.work.step_s):.4g} to "
-    f"{np.max(setup.work.step_s):.4g} s, by replica."
+    f"An inner step takes {min(steps_s):.4g} to {max(steps_s):.4g} s, by "
+    f"replica; the codec takes {max(setup.work.codec_s):g} s an exchange, as "
+    "stated."
   )
   yield (
     "A collective is a ring in rank order; exchanges of a replica follow one "
-    "another; a message costs "
-    f"{setup.link_costs.transport.rtts_per_message:g} round trips beside its "
-    "bytes."
+    f"another; messages go in {costs.transport.pieces} pieces, each "
+    f"{costs.transport.rtts_per_message:g} round trips on its way."
   )
-  yield "The formula takes replicas that share links to be in step."
+  if costs.transport.pieces > 1:
+    rates = costs.rate_bytes_per_s(1)
+    ways_s = costs.latency_s(1)
+    needed = float(max(rates * ways_s * 4 / 3, default=0.0))
+    if math.isfinite(needed) and needed > _NCCL_BYTES:
+      yield (
+        "NCCL's default buffers are too small to keep this line busy: set "
+        f"NCCL_BUFFSIZE to {math.ceil(needed / 2**20) * 2**20:,} or more. The "
+        "times here assume that."
+      )
+  yield "Replicas that share a link are taken to be in step."
   schedule = setup.plan.method.schedule
   if schedule.hiding_steps < schedule.overlap_steps:
     yield (
@@ -190,12 +198,3 @@ def _notes(config: RunConfig, setup: Setup) -> Iterator[str]:
     )
   if config.adaptive.mode != "off":
     yield "The rank and H are those of the config; what adapts is not foreseen."
-
-
-def report_simulation(
-  run: simulation.SimulatedRun, workdir: pathlib.Path
-) -> None:
-  """Writes page and trace, and prints the table."""
-  path = simulation.write_simulation(run, workdir, own_command())
-  simulation.print_simulation(run, Console())
-  print(f"report: {path}")

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dilocox_jax.api.simulation_setup import Options, Setup, set_up
 from dilocox_jax.config import RunConfig
 from dilocox_jax.simulate.analytic import AnalyticClock, run_time
+from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Launch, Wait
 from experiments.sweeps.sweep_spec import SweepClock
 
@@ -64,7 +65,9 @@ class PlannedTime:
       ValueError: If the run does not fit the cluster. The message is one line.
     """
     options = Options(step_s=clock.step_s)
-    self._setup: Setup = set_up(clock.timed(config), clock.cluster, options)
+    setup = set_up(clock.timed(config), clock.cluster, options)
+    costs = LinkCosts(setup.link_costs.cluster, clock.transport)
+    self._setup: Setup = dataclasses.replace(setup, link_costs=costs)
 
   @property
   def step_s(self) -> float:

@@ -14,6 +14,7 @@ from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.sections import ModelConfig
 from dilocox_jax.mapping import check_path, flat
 from dilocox_jax.report.convergence.comparison import TOKENS, Claim
+from dilocox_jax.simulate.transfer import Transport
 from experiments.sweeps import run_spec
 
 # Besides fields, a tuning run may change factors on the best inner settings.
@@ -71,11 +72,15 @@ class SweepClock:
     step_s: Seconds of an inner step; None: derived from operations.
     changed: Fields of the run that is timed, where it is not the one that is
       trained.
+    transport: How messages are sent. Steps, H and tau of the committed sweeps
+      follow from messages that wait a round trip each, as gloo's do. With
+      another transport the sweeps would ask for other runs.
   """
 
   cluster: str
   step_s: float | None = None
   changed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  transport: Transport = Transport(rtts_per_message=1.0)
 
   def timed(self, config: RunConfig) -> RunConfig:
     """Returns the config of the run that is timed in place of a trained one.

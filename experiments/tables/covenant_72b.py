@@ -12,8 +12,8 @@ from dilocox_jax.plan.wire.chain import Chain, num_bytes
 from dilocox_jax.plan.wire.payload import Int
 from dilocox_jax.plan.wire.reduction import TopK
 from dilocox_jax.simulate.cluster import equal_sites
-from experiments.tables.published import Figure, load_published
 from dilocox_jax.simulate.sites import Link, Site
+from experiments.tables.published import Figure, load_published
 from experiments.tables.runs import GOODPUT, Pace, Rounds, flat_traffic
 from experiments.tables.table import (
   Fit,

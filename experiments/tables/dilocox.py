@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import parameter_count
-from experiments.tables.published import Figure, load_published
 from experiments.tables.dilocox_runs import (
   MODELS,
   RECIPE,
@@ -18,6 +17,7 @@ from experiments.tables.dilocox_runs import (
   PaperRuns,
   Setting,
 )
+from experiments.tables.published import Figure, load_published
 from experiments.tables.runs import GOODPUT
 from experiments.tables.table import Fit, Prediction, Table, beside, described
 

@@ -260,11 +260,6 @@ VOID = {
     ["--glob=*.txt", "--seed=3"],
     "--seed needs --shuffle_buffer",
   ),
-  "stages without a schedule": (
-    "simulate",
-    ["--stages=2"],
-    "--stages needs --pipeline, e.g. =1f1b",
-  ),
   "config beside a run": (
     "simulate",
     ["--run=nowhere", CONFIG.format("diloco")],
@@ -275,10 +270,10 @@ VOID = {
     ["--run=nowhere", "--config.sync.sync_interval=7"],
     "leave out --config",
   ),
-  "steps of an engine that does not run": (
+  "methods beside a run": (
     "simulate",
-    ["--run=nowhere", "--engine_steps=7"],
-    "--engine_steps needs to simulate a config, without --run",
+    ["--run=nowhere", "--methods=all"],
+    "--methods needs to simulate a config, without --run",
   ),
 }
 

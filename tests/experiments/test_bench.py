@@ -21,27 +21,12 @@ def test_a_name_that_is_no_bench_is_answered_with_those_there_are(mistake):
   assert done.returncode == 2
   (line,) = done.stderr.splitlines()
   assert line.startswith("error: ") and "foo" in line
-  for name in ("round", "codecs", "inner", "data", "simulate", "pipeline"):
+  for name in ("round", "codecs", "inner", "data"):
     assert name in line
 
 
-@pytest.mark.parametrize(
-  ("name", "flag", "hint"),
-  [
-    ("pipeline", "--repeats=9", "needs a bench that measures"),
-    ("simulate", "--stages=2", "needs the bench pipeline"),
-    ("round", "--schedule=1f1b", "needs the bench pipeline"),
-    ("round", "--config.seed=3", "reads no config: leave out --config"),
-  ],
-)
-def test_a_flag_of_another_bench_is_refused(name, flag, hint):
-  done = bench(name, flag, "--workdir=nowhere")
-  assert done.returncode == 2 and hint in done.stderr
+def test_a_config_that_a_bench_does_not_read_is_refused():
+  done = bench("round", "--config.seed=3", "--workdir=nowhere")
+  assert done.returncode == 2
+  assert "reads no config: leave out --config" in done.stderr
   assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_bench_is_named_first(tmp_path):
-  sizes = ("--stages=2", "--micro_batches=2", "--schedule=1f1b")
-  done = bench("pipeline", f"--workdir={tmp_path}", *sizes)
-  assert done.returncode == 0, done.stderr
-  assert (tmp_path / "bench_pipeline.json").exists()

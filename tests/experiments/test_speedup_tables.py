@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from dilocox_jax.report.line_panels import Panel, draw
-from experiments.tables.published import Figure
 from experiments import speedup_tables
 from experiments.tables import covenant_72b, open_diloco, streaming_diloco
+from experiments.tables.published import Figure
 from experiments.tables.table import (
   Fit,
   Prediction,

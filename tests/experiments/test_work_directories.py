@@ -74,12 +74,8 @@ def test_no_program_takes_the_directory_of_another_or_of_a_user(
 
 
 MAINS: dict[str, dict[str, Any]] = {
-  "advise": {
-    **{"cluster": "1gbit", "max_gap": 3.0, "tokens": None, "step_s": None},
-    "config": default.get_config(),
-  },
   "ablate": {"config": ablate_compression.get_config()},
-  "bench": {"bench": "pipeline"},
+  "bench": {"bench": "round"},
   "convergence": {
     **{"methods": [], "task": "report"},
     "config": types.SimpleNamespace(to_dict=fakes.values),
@@ -89,8 +85,8 @@ MAINS: dict[str, dict[str, Any]] = {
   "quickstart": {},
   "simulate": {
     **{"cluster": "1gbit", "run": None, "parts": [], "step_s": 0.1},
-    **{"codec_s": 0.0, "transport": "tcp", "engine_steps": 0},
-    **{"pipeline": "none", "config": default.get_config()},
+    **{"codec_s": 0.0, "transport": "nccl", "methods": "own"},
+    **{"memory": None, "tokens": None, "config": default.get_config()},
   },
   "speedup_tables": {"papers": ["dilocox"]},
 }

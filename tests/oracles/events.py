@@ -58,7 +58,7 @@ class Graph:
     self.nodes.append(Node(*args))
     return len(self.nodes) - 1
 
-  def carried_bytes(self) -> dict[str, float]:
+  def carried_bytes(self) -> Mapping[str, float]:
     """Returns the bytes that cross each link."""
     carried = collections.Counter()
     for node in self.nodes:
@@ -93,6 +93,78 @@ def fair_rates(
   return rates
 
 
+class _Run:
+  """A graph under way; `run` goes from event to event."""
+
+  def __init__(
+    self,
+    graph: Graph,
+    capacities: Mapping[str, float],
+    outages: Sequence[Outage],
+  ):
+    self.nodes, self.now_s = graph.nodes, 0.0
+    self.start_s, self.end_s = np.full((2, len(self.nodes)), np.nan)
+    self._capacities, self._outages = capacities, outages
+    self._missing = [len(set(node.after)) for node in self.nodes]
+    self._followers: dict[int, list[int]] = collections.defaultdict(list)
+    for number, node in enumerate(self.nodes):
+      for earlier in set(node.after):
+        self._followers[earlier].append(number)
+    self._left: dict[int, float] = {}  # Bytes of the nodes under way.
+    # Ends of delays, and changes of links, which have no number.
+    self._events = [(t, -1) for o in outages for t in (o.start_s, o.stop_s)]
+    heapq.heapify(self._events)
+    for number, count in enumerate(self._missing):
+      if not count:
+        self._start(number)
+
+  def _start(self, number: int) -> None:
+    self.start_s[number] = self.now_s
+    self._left[number] = self.nodes[number].size_bytes
+
+  def _rates(self) -> dict[int, float]:
+    down = {
+      o.link: 0.0 for o in self._outages if o.start_s <= self.now_s < o.stop_s
+    }
+    flows = [self.nodes[n] for n, left in self._left.items() if left]
+    rates = fair_rates(flows, {**self._capacities, **down})
+    return {n: rates.get(id(self.nodes[n]), math.inf) for n in self._left}
+
+  def run(self) -> tuple[np.ndarray, np.ndarray]:
+    """Returns when every node starts and ends (seconds)."""
+    while self._left or self._events:
+      rates = self._rates()
+      ends = {
+        n: self.now_s + (left / rates[n] if rates[n] else math.inf)
+        for n, left in self._left.items()
+      }
+      at_s = min([*ends.values(), *(t for t, _ in self._events[:1])])
+      if at_s == math.inf:
+        if not self._left:
+          break
+        raise ValueError("a flow can never finish: an outage never ends")
+      for number, end_s in ends.items():
+        if end_s <= at_s * _SAME:
+          del self._left[number]
+          delay_s = self.nodes[number].delay_s
+          heapq.heappush(self._events, (at_s + delay_s, number))
+        else:
+          self._left[number] -= rates[number] * (at_s - self.now_s)
+      self.now_s = at_s
+      while self._events and self._events[0][0] <= at_s * _SAME:
+        self._end(heapq.heappop(self._events)[1])
+    return self.start_s, self.end_s
+
+  def _end(self, number: int) -> None:
+    if number < 0:
+      return
+    self.end_s[number] = self.now_s
+    for follower in self._followers[number]:
+      self._missing[follower] -= 1
+      if not self._missing[follower]:
+        self._start(follower)
+
+
 def run_graph(
   graph: Graph,
   capacities: Mapping[str, float],
@@ -108,53 +180,7 @@ def run_graph(
   Raises:
     ValueError: If a flow can never finish.
   """
-  nodes, now_s = graph.nodes, 0.0
-  start_s, end_s = np.full((2, len(nodes)), np.nan)
-  missing = [len(set(node.after)) for node in nodes]
-  waiting = collections.defaultdict(list)
-  for number, node in enumerate(nodes):
-    for earlier in set(node.after):
-      waiting[earlier].append(number)
-  ready = [number for number, count in enumerate(missing) if not count]
-  left: dict[int, float] = {}
-  events = [(t, -1) for o in outages for t in (o.start_s, o.stop_s)]
-  heapq.heapify(events)
-  while True:
-    for number in ready:
-      start_s[number] = now_s
-      left[number] = nodes[number].size_bytes
-    ready = []
-    open_ = dict(capacities) | {
-      o.link: 0.0 for o in outages if o.start_s <= now_s < o.stop_s
-    }
-    rates = fair_rates([nodes[n] for n in left if left[n]], open_)
-    ends = {
-      n: now_s + (left[n] / rates[id(nodes[n])] if left[n] else 0.0)
-      if not left[n] or rates[id(nodes[n])]
-      else math.inf
-      for n in left
-    }
-    next_s = min([*ends.values(), *(t for t, _ in events[:1])], default=math.inf)
-    if next_s == math.inf:
-      if left:
-        raise ValueError("a flow can never finish: an outage never ends")
-      return start_s, end_s
-    for number in list(left):
-      if ends[number] <= next_s * _SAME:
-        del left[number]
-        heapq.heappush(events, (next_s + nodes[number].delay_s, number))
-      elif left[number]:
-        left[number] -= rates[id(nodes[number])] * (next_s - now_s)
-    now_s = next_s
-    while events and events[0][0] <= now_s * _SAME:
-      _, number = heapq.heappop(events)
-      if number < 0:
-        continue
-      end_s[number] = now_s
-      for follower in waiting[number]:
-        missing[follower] -= 1
-        if not missing[follower]:
-          ready.append(follower)
+  return _Run(graph, capacities, outages).run()
 
 
 # One list of node numbers per replica. Where a moment is needed, a list stands

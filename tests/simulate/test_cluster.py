@@ -2,8 +2,7 @@ import dataclasses
 
 import pytest
 
-from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.cluster import Outage
+from dilocox_jax.simulate.cluster import Cluster, Outage
 from dilocox_jax.simulate.sites import Link, Pair, Site, SiteOutage
 
 SHARED = Link(1e9, 2e9, rtt_s=0.02, loss=0.1, streams=4, window_bytes=4e6)

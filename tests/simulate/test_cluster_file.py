@@ -80,6 +80,7 @@ def test_every_key_is_read():
     "num_devices": 6,
     "peak": "1 PFLOP/s",
     "achieved": "50 %",
+    "memory": "80 GB",
     "speed": 0.5,
     "num_stages": 2,
     "intra": "10 Gbit/s",
@@ -101,7 +102,7 @@ def test_every_key_is_read():
   assert cluster_from_mapping(values) == Cluster(
     "all",
     (
-      Site("a", link, 6, 1e15, 0.5, 0.5, 2, 1e10, 1e-6),
+      Site("a", link, 6, 1e15, 0.5, 80e9, 0.5, 2, 1e10, 1e-6),
       Site("b", Link(1e9, 2e9)),
     ),
     (1, 0),

@@ -14,7 +14,6 @@ from dilocox_jax.simulate.sites import Jitter
 from dilocox_jax.simulate.transfer import (
   GLOO,
   RETRANSMISSION_TIMEOUT_S,
-  NCCL,
 )
 from tests.oracles.events import lower, simulate
 from tests.simulate import small

@@ -69,7 +69,7 @@ def test_a_small_message_ends_before_the_pipe_is_full():
 def test_more_bandwidth_never_makes_a_first_message_slower(size, streams):
   route = dataclasses.replace(ROUTE, streams=streams)
   rates = [1.3**n for n in range(20, 110)]
-  times = [slow_start_s(NCCL, route, rate, size) + size / rate for rate in rates]
+  times = [slow_start_s(NCCL, route, r, size) + size / r for r in rates]
   for slower, faster in zip(times, times[1:], strict=False):
     assert faster <= slower * (1 + 1e-12)
 

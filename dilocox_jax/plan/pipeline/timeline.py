@@ -212,24 +212,3 @@ def timeline(pipeline: Pipeline, times: TickTimes) -> PipelineTimeline:
         ended_s[stage, tick] = free_s
         advances = True
   return PipelineTimeline(starts_s, ends_s)
-
-
-def peak_activations(pipeline: Pipeline) -> tuple[int, ...]:
-  """Counts the most activations that each stage holds at once.
-
-  One activation is that of a micro-batch in one chunk, a v-th of a stage's
-  layers. It is held from the start of its forward to the end of its backward,
-  or of its weight gradient where the backward is split. Without backwards it is
-  held until the end of its forward.
-  """
-  if pipeline.is_forward_only:
-    return (1,) * pipeline.num_stages
-  peaks = []
-  for order in pipeline.orders:
-    live = peak = 0
-    for tick in order:
-      live += tick.direction == "forward"
-      peak = max(peak, live)
-      live -= tick.direction in ("backward", "weight_gradient")
-    peaks.append(peak)
-  return tuple(peaks)

@@ -97,45 +97,6 @@ class Timetable:
     """Number of chunks of layers that each stage holds."""
     return int(self.chunk.max()) + 1
 
-  @property
-  def idle_ticks(self) -> int:
-    """Number of entries without an action, over all stages."""
-    return int(np.sum(self.action == ACTIONS.index("idle")))
-
-  def tick_lengths_s(self, times: TickTimes) -> np.ndarray:
-    """Computes the seconds of every tick: its longest action and one hop.
-
-    Every tick has a hop, because the program sends at the end of each tick,
-    even if it sends no useful data. A pipeline with one stage has no hops.
-
-    Args:
-      times: Seconds of a stage's actions. A chunk takes an equal share of them.
-
-    Returns:
-      Seconds, [num_ticks].
-    """
-    work_s = [0.0, *map(times.work_s, ACTIONS[1:])]
-    action_s = np.array(work_s, np.float64)[self.action] / self.num_chunks
-    return action_s.max(axis=1) + (times.hop_s if self.num_stages > 1 else 0.0)
-
-  def lockstep_step_s(self, times: TickTimes) -> float:
-    """Computes the duration of one step in which all stages run in lockstep.
-
-    The result is never less than that of `timeline`, where stages run freely.
-    If some stages do a forward in a tick and others do a backward, the tick
-    lasts as long as the backward. In 1F1B this holds for every tick between
-    filling and draining the pipeline. If a backward takes 2 s and a forward
-    1 s, a micro-batch costs two ticks of 2 s there, so 4 s instead of 3 s.
-    Without hops GPipe loses no time. ZB-H1 loses none either if a forward and
-    both halves of a backward take equally long. If stages send in pairs, each
-    stage waits only for its neighbours. Then the seconds of a real step lie
-    between the two results.
-
-    Args:
-      times: Seconds of a stage's actions. A chunk takes an equal share of them.
-    """
-    return float(self.tick_lengths_s(times).sum())
-
 
 def timetable(pipeline: Pipeline) -> Timetable:
   """Builds the timetable of a schedule.

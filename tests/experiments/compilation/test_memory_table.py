@@ -1,4 +1,4 @@
-"""The adviser's memory model beside what compiled programs need."""
+"""The memory estimate beside what compiled programs need."""
 
 import csv
 import json

@@ -12,9 +12,10 @@ from experiments.runtime.cluster_links import cluster_links
 
 GOODPUT = 1448 / 1514 / 8  # Bytes of payload for each bit of the line.
 MIB = 2**20
+PLAIN = dataclasses.replace(GLOO, factors=())
 
 
-def predicted(cluster, kind="all_reduce", transport=dataclasses.replace(GLOO, factors=())):
+def predicted(cluster, kind="all_reduce", transport=PLAIN):
   return cases.predicted_s(cluster, transport, Collective(kind, 16 * MIB))
 
 

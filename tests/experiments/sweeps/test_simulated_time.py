@@ -5,6 +5,7 @@ import pytest
 from dilocox_jax.api.simulation_setup import Options, set_up
 from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
+from dilocox_jax.simulate.link_costs import LinkCosts
 from experiments.sweeps.simulated_time import (
   SLACK,
   PlannedTime,
@@ -16,6 +17,13 @@ from experiments.sweeps.sweep_spec import SweepClock
 
 SLOW = SweepClock("100mbit", 0.25)
 FAST = SweepClock("100mbit", 0.03)
+
+
+def waiting(made):
+  """A run on the cluster with the messages that sweeps were planned with."""
+  setup = set_up(made, SLOW.cluster, Options(step_s=SLOW.step_s))
+  costs = LinkCosts(setup.link_costs.cluster, SLOW.transport)
+  return dataclasses.replace(setup, link_costs=costs)
 
 
 def config(method, **sync):
@@ -53,7 +61,7 @@ def test_behind_tau_from_the_transfer_everything_hides():
 
   def waits(steps):
     made = config("delayed", overlap_steps=steps, sync_interval=30)
-    setup = set_up(made, "100mbit", Options(step_s=0.25))
+    setup = waiting(made)
     plan = dataclasses.replace(setup.plan, total_steps=59 + steps)
     ops = setup.script.ops(plan, stop=59)
     return run_time(setup.link_costs, setup.work, ops).exposed_s.max()
@@ -82,7 +90,7 @@ def test_fragments_in_turn_get_rounds_that_hide_the_largest_of_them():
   ],
 )
 def test_a_run_ends_where_the_simulator_ends_it_flush_included(made):
-  setup = set_up(made, "100mbit", Options(step_s=0.25))
+  setup = waiting(made)
   expected = run_time(
     setup.link_costs, setup.work, setup.script.ops(setup.plan)
   )

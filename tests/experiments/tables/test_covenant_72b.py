@@ -2,9 +2,9 @@
 
 import pytest
 
-from experiments.tables.published import load_published
 from experiments import speedup_tables
 from experiments.tables import covenant_72b
+from experiments.tables.published import load_published
 from tests.experiments.tables.compared import compared
 
 FIGURES = load_published(speedup_tables._PUBLISHED / "covenant_72b.json")

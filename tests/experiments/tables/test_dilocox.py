@@ -2,7 +2,6 @@
 
 import pytest
 
-from experiments.tables.published import load_published
 from experiments import speedup_tables
 from experiments.tables import dilocox
 from experiments.tables.dilocox_runs import (
@@ -10,6 +9,7 @@ from experiments.tables.dilocox_runs import (
   PaperRuns,
   Setting,
 )
+from experiments.tables.published import load_published
 from experiments.tables.runs import GOODPUT
 from experiments.tables.table import Fit
 

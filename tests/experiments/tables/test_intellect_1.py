@@ -2,9 +2,9 @@
 
 import pytest
 
-from experiments.tables.published import load_published
 from experiments import speedup_tables
 from experiments.tables import intellect_1
+from experiments.tables.published import load_published
 from experiments.tables.table import Fit
 from tests.experiments.tables.compared import compared
 

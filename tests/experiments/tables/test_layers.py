@@ -15,7 +15,7 @@ from experiments.tables import layers
 from experiments.tables.layers import LayerMethod, LayerModel
 
 PUBLISHED = (
-  pathlib.Path(__file__).parents[2]
+  pathlib.Path(__file__).parents[3]
   / "third_party"
   / "published"
   / "streaming_diloco.json"

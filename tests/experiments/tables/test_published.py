@@ -3,10 +3,10 @@ import pathlib
 
 import pytest
 
-from dilocox_jax.simulate import published
+from experiments.tables import published
 from experiments.tables.published import Figure, load_published
 
-FOLDER = pathlib.Path(__file__).parents[2] / "third_party" / "published"
+FOLDER = pathlib.Path(__file__).parents[3] / "third_party" / "published"
 GOOD = {
   "name": "utilisation",
   "value": 90,

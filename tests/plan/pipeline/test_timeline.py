@@ -11,7 +11,6 @@ from dilocox_jax.plan.pipeline.orders import PIPELINES, Tick
 from dilocox_jax.plan.pipeline.timeline import (
   Pipeline,
   TickTimes,
-  peak_activations,
   timeline,
 )
 from tests.plan.pipeline.closed_form import closed_form_step_s
@@ -179,40 +178,8 @@ def test_hops_delay_gpipe_by_one_way_there_and_one_back(stages, batches, times):
   assert found_s == pytest.approx(wanted_s, rel=ROUNDING)
 
 
-@given(pipelines())
-def test_stages_hold_as_many_activations_as_the_closed_forms_say(pipeline):
-  stages, batches = pipeline.num_stages, pipeline.num_micro_batches
-  chunks = pipeline.chunks_per_stage
-  wanted = {
-    "gpipe": lambda stage: batches,
-    "1f1b": lambda stage: min(batches, stages - stage),
-    "zb_h1": lambda stage: min(batches, stages),
-    "interleaved": lambda stage: min(
-      batches * chunks, 2 * (stages - stage - 1) + (chunks - 1) * stages + 1
-    ),
-  }[pipeline.name]
-  assert peak_activations(pipeline) == tuple(map(wanted, range(stages)))
-
-
-@given(pipelines(), tick_times(hops=True))
-def test_activations_overlap_in_time_as_often_as_counted(pipeline, times):
-  last = "weight_gradient" if pipeline.name == "zb_h1" else "backward"
-  span = spans(pipeline, times)
-  for stage, peak in enumerate(peak_activations(pipeline)):
-    lives = [
-      (start_s, span[stage, dataclasses.replace(tick, direction=last)][1])
-      for (at, tick), (start_s, _) in span.items()
-      if at == stage and tick.direction == "forward"
-    ]
-    assert peak == max(
-      sum(since_s <= now_s < until_s for since_s, until_s in lives)
-      for now_s, _ in lives
-    )
-
-
-def test_forwards_alone_hold_one_activation_at_a_time():
+def test_forwards_alone_follow_each_other():
   forwards = Pipeline("1f1b", 3, 3).forward_only(7)
-  assert peak_activations(forwards) == (1, 1, 1)
   ends_s = timeline(forwards, TickTimes(1, 2)).ends_s
   assert [row[-1] for row in ends_s] == [7, 8, 9]
 

@@ -2,15 +2,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dilocox_jax.plan.pipeline.orders import PIPELINES, Tick
 from dilocox_jax.plan.pipeline.timeline import (
   Pipeline,
-  TickTimes,
-  peak_activations,
-  timeline,
 )
 from dilocox_jax.plan.pipeline.timetable import ACTIONS, timetable
 
@@ -218,85 +215,10 @@ def test_a_step_has_as_many_ticks_as_the_closed_form_says(name, data):
 def test_saved_slots_are_as_few_as_the_schedule_promises(pipeline):
   num_slots = timetable(pipeline).num_saved_slots
   stages, batches = pipeline.num_stages, pipeline.num_micro_batches
-  assert num_slots <= max(peak_activations(pipeline))
-  if pipeline.name == "1f1b":
+  if pipeline.name in ("1f1b", "zb_h1"):
     assert num_slots == min(batches, stages)
   if pipeline.name == "gpipe":
     assert num_slots == batches
-
-
-@given(st.integers(2, 6), st.integers(2, 12))
-def test_zb_h1_is_idle_in_fewer_places_than_1f1b(stages, batches):
-  zb_h1, plain = (
-    timetable(Pipeline(name, stages, batches)) for name in ("zb_h1", "1f1b")
-  )
-  assert zb_h1.idle_ticks < plain.idle_ticks
-
-
-@given(pipelines(("interleaved",), least_stages=2))
-def test_interleaved_is_idle_for_a_smaller_share_than_1f1b(pipeline):
-  plain = dataclasses.replace(pipeline, name="1f1b", chunks_per_stage=1)
-  few, many = timetable(pipeline), timetable(plain)
-  assert few.idle_ticks / few.action.size < many.idle_ticks / many.action.size
-
-
-@given(pipelines())
-def test_places_without_an_entry_are_idle(pipeline):
-  table = timetable(pipeline)
-  entries = sum(map(len, pipeline.orders))
-  places = table.num_ticks * table.num_stages
-  assert table.idle_ticks == places - entries
-  assert table.num_chunks == pipeline.chunks_per_stage
-
-
-@given(
-  pipelines(),
-  st.builds(TickTimes, SECONDS, SECONDS, st.floats(0, 1), SECONDS),
-)
-def test_lockstep_is_never_faster_than_stages_that_run_freely(pipeline, times):
-  free_s = timeline(pipeline, times).step_s
-  table = timetable(pipeline)
-  assert table.lockstep_step_s(times) >= free_s * (1 - ROUNDING)
-
-
-@given(pipelines(), SECONDS)
-def test_lockstep_costs_nothing_where_all_actions_take_as_long(pipeline, one_s):
-  backward_s = 2 * one_s if pipeline.name == "zb_h1" else one_s
-  times = TickTimes(one_s, backward_s)
-  free_s = timeline(pipeline, times).step_s
-  found_s = timetable(pipeline).lockstep_step_s(times)
-  assert found_s == pytest.approx(free_s, rel=ROUNDING)
-
-
-@given(pipelines(("gpipe",)), SECONDS, SECONDS)
-def test_lockstep_costs_gpipe_nothing(pipeline, forward_s, backward_s):
-  times = TickTimes(forward_s, backward_s)
-  free_s = timeline(pipeline, times).step_s
-  found_s = timetable(pipeline).lockstep_step_s(times)
-  assert found_s == pytest.approx(free_s, rel=ROUNDING)
-
-
-@given(st.integers(2, 6), st.integers(0, 6), SECONDS, SECONDS)
-def test_another_micro_batch_costs_1f1b_two_backwards_in_lockstep(
-  stages, more, forward_s, backward_s
-):
-  assume(forward_s <= backward_s)
-  times = TickTimes(forward_s, backward_s)
-  fewer_s, more_s = (
-    timetable(Pipeline("1f1b", stages, batches)).lockstep_step_s(times)
-    for batches in (stages + more, stages + more + 1)
-  )
-  assert more_s - fewer_s == pytest.approx(2 * backward_s, rel=1e-6)
-
-
-@given(pipelines(), SECONDS)
-def test_lockstep_pays_a_hop_in_every_tick(pipeline, hop_s):
-  table = timetable(pipeline)
-  near_s = table.lockstep_step_s(TickTimes(1, 2))
-  far = TickTimes(1, 2, hop_s=hop_s)
-  hops_s = table.num_ticks * hop_s
-  wanted_s = near_s + hops_s * (pipeline.num_stages > 1)
-  assert table.lockstep_step_s(far) == pytest.approx(wanted_s, rel=ROUNDING)
 
 
 @given(pipelines())
