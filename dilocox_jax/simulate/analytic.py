@@ -127,7 +127,7 @@ class AnalyticClock(Interpreter[np.ndarray]):
     ready: np.ndarray,
     links: LinkCosts,
   ) -> tuple[np.ndarray, np.ndarray]:
-    members = list(links.members)
+    members = links.places
     start = ready[members]
     sending_s = sizes_bytes / links.rate_bytes_per_s(step.hop, step.is_alone)
     end = start + (sending_s + slow_s)
@@ -140,8 +140,7 @@ class AnalyticClock(Interpreter[np.ndarray]):
       came = np.where(is_silent, 0.0, came)
     sent, received = ready.copy(), ready.copy()
     sent[members] = end
-    # np.roll brings what replica i - hop sends, which is for i, to place i.
-    received[members] = np.roll(came, step.hop)
+    received[members] = came[links.neighbours(step.hop)]
     if step.sender is not None:
       received = np.maximum(received, ready)
     return sent, received

@@ -130,6 +130,7 @@ class Interpreter(abc.ABC, Generic[Moment]):
     steps = message_steps(collective, len(members), pieces)
     slowness = links.transport.slowness(collective.kind, len(members))
     factors = self._noise.transfers(len(steps))[:, members] * slowness
+    warm_s = np.zeros(len(members))
     sent, arrived, end = start, [start] * pieces, start
     for step, factor in zip(steps, factors, strict=True):
       slow_s = self._slow_start_s(step, links)
@@ -139,7 +140,7 @@ class Interpreter(abc.ABC, Generic[Moment]):
         sent, arrived[piece] = self._send(
           name, step, sizes_bytes, slow_s, ready, links
         )
-        slow_s = np.zeros(len(members))  # The line is warm now.
+        slow_s = warm_s  # The line is in use now.
       if not step.is_relayed:
         end = functools.reduce(self._later, arrived, end)
     return functools.reduce(self._later, [*arrived, sent], end)
@@ -152,10 +153,10 @@ class Interpreter(abc.ABC, Generic[Moment]):
     has other receivers, every step starts slowly after a long round, and in a
     ring the first one alone.
     """
-    members = np.array(links.members)
-    places = np.arange(len(members))
-    sending = places if step.sender is None else places[[step.sender]]
-    senders, receivers = members[sending], np.roll(members, -step.hop)[sending]
+    members = links.places
+    sending = slice(None) if step.sender is None else [step.sender]
+    senders = members[sending]
+    receivers = members[links.neighbours(-step.hop)][sending]
     worked_s = self._worked_s[senders]
     idle_s = worked_s - self._last_sent_s[senders, receivers]
     self._last_sent_s[senders, receivers] = worked_s  # It is in use again.

@@ -134,6 +134,17 @@ class LinkCosts:
     return self.ring or tuple(range(self.cluster.num_replicas))
 
   @functools.cached_property
+  def places(self) -> np.ndarray:
+    """The members as an index into arrays of all replicas."""
+    return np.array(self.members)
+
+  @functools.cache  # noqa: B019 - the cache lives as long as a simulation.
+  def neighbours(self, hop: int) -> np.ndarray:
+    """Returns the place in the ring from which each place receives, [M]."""
+    count = len(self.members)
+    return (np.arange(count) - hop) % count
+
+  @functools.cached_property
   def is_member(self) -> np.ndarray:
     """Which replicas of the cluster are members (boolean array)."""
     return np.isin(range(self.cluster.num_replicas), self.members)

@@ -106,6 +106,7 @@ def get_config():
     config.target_loss = 1.1
     config.notes = (
       convergence_small.ON_READINGS,
+      convergence_small.ON_MESSAGES,
       convergence_small.ON_CURVES,
       "`overlap_loco` ends with an average of its outer parameters, and"
       " AllReduce with its newest ones: none that keeps one too was run. The"

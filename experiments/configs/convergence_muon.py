@@ -92,6 +92,7 @@ def get_config():
     config.notes = (
       convergence_small.ON_READINGS,
       convergence_small.ON_NAMES,
+      convergence_small.ON_MESSAGES,
       convergence_small.ON_CURVES,
       convergence_small.ON_SEED_0,
       convergence_small.ON_AVERAGE,
