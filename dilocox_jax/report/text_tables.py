@@ -56,21 +56,6 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
   return text.getvalue()
 
 
-def lists(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-  """Returns a table as one list a row, for terminals too narrow for columns.
-
-  Args:
-    header: Names of the columns.
-    rows: Cells; empty ones are left out.
-  """
-  text = ""
-  for first, *others in rows:
-    text += f"{first}\n"
-    for name, cell in zip(header[1:], others, strict=True):
-      text += f"  {name}: {cell}\n" if cell else ""
-  return text
-
-
 def terminal_table(
   header: Sequence[str],
   rows: Iterable[Sequence[str]],

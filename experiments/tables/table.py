@@ -1,8 +1,8 @@
 """Tables of predictions: their rows, and functions that print and write them.
 
 A prediction proves nothing if it was fitted on the published number in the same
-row. So every row must say where its prediction comes from. The terminal, the
-page, the CSV files and the JSON file show the same rows. The file `notes.md`
+row. So every row must say where its prediction comes from. The page, the CSV
+files and the JSON file show the same rows. The file `notes.md`
 has the titles and notes of the tables.
 """
 
@@ -16,20 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure as Picture
-from rich.console import Console
-from rich.measure import Measurement
 
 from dilocox_jax.metrics.lines import write_atomically, write_json
 from dilocox_jax.report.page import picture, write_page
-from dilocox_jax.report.text_tables import (
-  csv_table,
-  lists,
-  markdown_table,
-  terminal_table,
-)
+from dilocox_jax.report.text_tables import csv_table, markdown_table
 from experiments.tables.published import Figure
-
-_ANY_WIDTH = 10_000  # Characters; more than any table has.
 
 
 class Fit(enum.StrEnum):
@@ -176,7 +167,7 @@ def rows_beside(
 
 def _cells(row: Prediction) -> tuple[str, ...]:
   """Returns the texts of a row in the table for readers."""
-  predicted, figure = _short(row.predicted), row.published
+  predicted, figure = short(row.predicted), row.published
   if figure is None:
     return row.name, "", f"{predicted} {row.unit}", "", row.kind, row.basis
   value = f"{figure.value:g} {figure.unit}"
@@ -190,7 +181,8 @@ def _cells(row: Prediction) -> tuple[str, ...]:
   )
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+  """Returns a number of about four digits."""
   return f"{value:,.0f}" if 1000 <= value < 1e7 else f"{value:.4g}"
 
 
@@ -259,24 +251,3 @@ def write_tables(
     write_atomically(out_dir / f"{name}.csv", csv_table(rows))
   write_json(out_dir / "tables.json", data)
   return write_page(out_dir, "Speed, published and predicted", lines, command)
-
-
-def print_tables(tables: Sequence[Table], console: Console) -> None:
-  """Prints tables to the terminal.
-
-  Args:
-    tables: Tables in the order in which they are printed.
-    console: Console to print on.
-  """
-  for table in tables:
-    header, cells = table.shown()
-    look = {"title": table.title, "collapse_padding": True}
-    wide = terminal_table(header, cells, range(len(header)), **look)
-    # Below its minimum the words of a table would be broken.
-    unlimited = console.options.update_width(_ANY_WIDTH)
-    needed = Measurement.get(console, unlimited, wide).minimum
-    if needed > console.width:
-      console.print(f"{table.title}\n")
-      console.print(lists(header, cells), highlight=False, markup=False)
-    else:
-      console.print(wide)
