@@ -1,0 +1,238 @@
+"""Three processes that are disturbed at a drawn moment, as a seed says."""
+
+import json
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dilocox_jax.meeting.secret import write_secret
+from tests.oracles import mailbox as twin
+
+ROOT = pathlib.Path(__file__).parents[2]
+NAMES = ("oslo", "rome", "lima")
+EVENTS, GRACE_S = 60, 1.0
+# The second snapshot is written in the middle, and nothing is deleted: the twin
+# needs all manifests.
+RULES = dict(replicas=3, quorum=1, grace_s=GRACE_S, snapshot_every=EVENTS // 2)
+
+
+class Group:
+  """Three processes that meet in a folder."""
+
+  def __init__(self, folder: pathlib.Path, seed: int):
+    self.folder, self.store = folder, folder / "store"
+    self.draw = random.Random(seed)
+    write_secret(folder / "secret")
+    self.running: dict[str, subprocess.Popen] = {}
+    for number, name in enumerate(NAMES):
+      self.start(name, skew=3600.0 * number)
+
+  def start(self, name: str, **changes):
+    options = {
+      "name": name,
+      "events": EVENTS,
+      "folder": str(self.store),
+      "secret": str(self.folder / "secret"),
+      "config": {"inner": {"learning_rate": 0.05}},
+      "rules": RULES,
+      "skew": 0.0,
+      "result": str(self.folder / f"{name}.json"),
+    }
+    options |= {key: value for key, value in changes.items() if key != "path"}
+    with (self.folder / f"{name}.log").open("ab") as log:
+      process = subprocess.Popen(
+        [sys.executable, "-m", "tests.meeting.replica", json.dumps(options)],
+        cwd=changes.get("path", ROOT),
+        stderr=log,
+      )
+    self.running[name] = process
+    return process
+
+  def kill(self, *names: str) -> None:
+    for name in names:
+      self.running[name].send_signal(signal.SIGKILL)
+      self.running[name].wait()
+
+  def at(self, event: int) -> None:
+    """Waits until an event is settled."""
+    path = self.store / "manifest" / f"{event:010d}.0"
+    end = time.monotonic() + 60
+    while not path.exists():
+      assert time.monotonic() < end, "the run does not go on"
+      time.sleep(0.01)
+
+  def moment(self) -> int:
+    """Draws an event in the middle of the run, and waits for it."""
+    event = self.draw.randrange(5, EVENTS - 25)
+    self.at(event)
+    return event
+
+  def some(self) -> str:
+    return self.draw.choice(NAMES)
+
+  def log(self, name: str) -> str:
+    return (self.folder / f"{name}.log").read_text()
+
+  def finish(self) -> dict[str, dict]:
+    for process in self.running.values():
+      assert process.wait(60) == 0
+    return {
+      name: json.loads((self.folder / f"{name}.json").read_text())
+      for name in self.running
+    }
+
+  def lists(self) -> list[list[str]]:
+    paths = sorted((self.store / "manifest").glob("*.0"))
+    records = [json.loads(path.read_text())["is"] for path in paths]
+    return [[each[0] for each in record["listed"]] for record in records]
+
+  def end(self) -> None:
+    for process in self.running.values():
+      process.kill()
+      process.wait()
+
+
+def kill(group):
+  name = group.some()
+  group.moment()
+  group.kill(name)
+  time.sleep(group.draw.uniform(0, 0.5))
+  group.start(name)
+  return set(NAMES) - {name}
+
+
+def kill_two(group):
+  away = group.draw.sample(NAMES, 2)
+  group.moment()
+  group.kill(*away)
+  for name in away:
+    group.start(name)
+  return set(NAMES) - set(away)
+
+
+def kill_all(group):
+  group.moment()
+  group.kill(*NAMES)
+  for name in NAMES:
+    group.start(name)
+  return set()
+
+
+def freeze(group):
+  name = group.some()
+  group.moment()
+  group.running[name].send_signal(signal.SIGSTOP)
+  time.sleep(1.5 * GRACE_S)
+  group.running[name].send_signal(signal.SIGCONT)
+  return set(NAMES) - {name}
+
+
+def wrong_config(group):
+  group.moment()
+  config = {"inner": {"learning_rate": 0.5}}
+  newcomer = group.start("bern", config=config)
+  assert newcomer.wait(30) == 2
+  del group.running["bern"]
+  (line,) = group.log("bern").splitlines()
+  assert line.startswith("error: config.inner.learning_rate is 0.5 here and")
+  return set(NAMES)
+
+
+def other_code(group):
+  group.moment()
+  copy = group.folder / "other"
+  for name in ("dilocox_jax", "tests"):
+    shutil.copytree(ROOT / name, copy / name)
+  with (copy / "dilocox_jax" / "trees.py").open("a") as file:
+    file.write("# A change.\n")
+  newcomer = group.start("bern", path=copy)
+  assert newcomer.wait(30) == 2
+  del group.running["bern"]
+  (line,) = group.log("bern").splitlines()
+  assert line.startswith("error: code is ")
+  group.start("bern", path=copy, accept_version=True)
+  return set(NAMES)
+
+
+def read_only(group):
+  group.moment()
+  marker = pathlib.Path(f"{group.store}.read-only")
+  marker.touch()
+  time.sleep(1.0)
+  marker.unlink()
+  group.finish()
+  logs = "".join(map(group.log, NAMES))
+  assert "read-only file system" in logs and "is back after" in logs
+  return set()
+
+
+def damaged_snapshot(group):
+  name = group.some()
+  group.at(EVENTS // 2 + 2)
+  group.kill(name)
+  path = group.store / "snapshot" / f"{EVENTS // 2:010d}" / "0000"
+  path.write_bytes(path.read_bytes()[:-1])
+  group.start(name)
+  group.at(EVENTS - 3)
+  assert "is damaged" in group.log(name)
+  return set(NAMES) - {name}
+
+
+FAULTS = [
+  kill,
+  kill_two,
+  kill_all,
+  freeze,
+  wrong_config,
+  other_code,
+  read_only,
+  damaged_snapshot,
+]
+
+
+@pytest.fixture(name="make")
+def make_fixture(tmp_path):
+  groups = []
+
+  def make(seed):
+    groups.append(Group(tmp_path, seed))
+    return groups[-1]
+
+  yield make
+  for group in groups:
+    group.end()
+
+
+def survives(group, fault):
+  """Disturbs a run, and checks what must hold at its end."""
+  survivors = fault(group)
+  results = group.finish()
+  lists = group.lists()
+  assert len(lists) == EVENTS
+  expected = twin.under(lists[:-1]).tobytes().hex()
+  assert {result["theta"] for result in results.values()} == {expected}
+  for name in survivors:
+    times = results[name]["times"]
+    # It trained for every event, and waited for the grace time at most.
+    assert results[name]["losses"] == 0 and len(times) == EVENTS
+    waits = [b - a for a, b in zip(times[1:], times[2:], strict=False)]
+    assert max(waits) < GRACE_S + 2.0
+  assert set(lists[-1]) == set(group.running)
+
+
+@pytest.mark.parametrize("fault", [kill, freeze, wrong_config])
+def test_a_run_survives(make, fault):
+  survives(make(0), fault)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_a_run_survives_at_a_drawn_moment(make, fault, seed):
+  survives(make(seed), fault)
