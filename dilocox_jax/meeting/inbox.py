@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from dilocox_jax.meeting.packing import Content, Layout, packed, unpacked
 from dilocox_jax.meeting.paths import message_path
-from dilocox_jax.meeting.seal import Seal, sha256_hex
+from dilocox_jax.meeting.seal import TAG_BYTES, Seal
 
 
 class Received(NamedTuple):
@@ -12,7 +12,7 @@ class Received(NamedTuple):
 
   Attributes:
     data: The whole object.
-    digest: SHA-256 of it.
+    digest: Its keyed digest, which is what it begins with.
     message: What it says.
   """
 
@@ -56,8 +56,8 @@ class Inbox:
       What was to be written. What is there is in `held`.
     """
     path = message_path(self.event, self.turn, replica)
-    data = self._seal.closed(path, packed(content))
-    own = Received(data, sha256_hex(data), content)
+    data = self._seal.closed(path, *packed(content))
+    own = Received(data, _digest(data), content)
     if self._store.create(path, data):
       self.held[replica] = own
     elif not self.has(replica):  # Only a stranger writes what does not open.
@@ -83,4 +83,8 @@ class Inbox:
     data = self._store.get(path, self.layout.sealed_bytes)
     message = unpacked(self._seal.opened(path, data), self.layout)
     if data is not None and message is not None:
-      self.held[replica] = Received(data, sha256_hex(data), message)
+      self.held[replica] = Received(data, _digest(data), message)
+
+
+def _digest(data: bytes) -> str:
+  return data[:TAG_BYTES].hex()

@@ -16,7 +16,7 @@ class Listed(NamedTuple):
 
   Attributes:
     replica: Who sent it.
-    digest: SHA-256 of the whole object.
+    digest: Its keyed digest.
     weight: Its weight in the mean.
     norm: NormOf of its values, for the rule about messages that are too large.
   """
@@ -75,7 +75,7 @@ class Sent(NamedTuple):
   """A message as whoever writes the manifest sees it.
 
   Attributes:
-    digest: SHA-256 of the whole object.
+    digest: Its keyed digest.
     state: The sender's digest of the shared state.
     weight: Its weight in the mean.
     norm: NormOf of its values.

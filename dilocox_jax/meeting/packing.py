@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dilocox_jax.meeting.seal import TAG_BYTES
+from dilocox_jax.meeting.seal import TAG_BYTES, Buffer
 
 _HEADER = struct.Struct("<32s32sd")
 
@@ -56,14 +56,14 @@ def layout_of(arrays: Sequence[np.ndarray]) -> Layout:
   return Layout(tuple((array.dtype, array.shape) for array in arrays))
 
 
-def packed(message: Content) -> bytes:
-  """Returns a message as bytes, in little-endian order."""
+def packed(message: Content) -> list[Buffer]:
+  """Returns a message as bytes that follow each other, without a copy."""
   layout = layout_of(message.arrays)
   header = _HEADER.pack(layout.digest(), message.state, message.weight)
-  return b"".join([header, *map(raw_bytes, message.arrays)])
+  return [header, *map(raw_bytes, message.arrays)]
 
 
-def unpacked(content: bytes | None, layout: Layout) -> Content | None:
+def unpacked(content: Buffer | None, layout: Layout) -> Content | None:
   """Returns the message, or None if the bytes have another layout."""
   expected = layout.sealed_bytes - TAG_BYTES
   if content is None or len(content) != expected:
@@ -74,12 +74,13 @@ def unpacked(content: bytes | None, layout: Layout) -> Content | None:
   return Content(state, weight, arrays_in(content[_HEADER.size :], layout))
 
 
-def raw_bytes(array: np.ndarray) -> bytes:
+def raw_bytes(array: np.ndarray) -> memoryview:
   """Returns the values of an array in little-endian order."""
-  return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+  little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+  return np.ascontiguousarray(little).reshape(-1).view(np.uint8).data
 
 
-def arrays_in(content: bytes, layout: Layout) -> list[np.ndarray]:
+def arrays_in(content: Buffer, layout: Layout) -> list[np.ndarray]:
   """Returns arrays whose raw bytes follow each other."""
   arrays, start = [], 0
   for kind, shape in layout.kinds:

@@ -13,6 +13,8 @@ import hmac
 import json
 from typing import Any
 
+Buffer = bytes | memoryview
+
 TAG_BYTES = hashlib.sha256().digest_size
 JSON_BYTES = 2**20  # More than any of the JSON objects has.
 _BEFORE, _BETWEEN, _AFTER = b'{"seal":"', b'","is":', b"}\n"
@@ -30,15 +32,15 @@ class Seal:
     """
     self._secret, self._run = secret, run
 
-  def closed(self, path: str, content: bytes) -> bytes:
-    """Returns what to write at a path."""
-    return self._tag(path, content) + content
+  def closed(self, path: str, *content: Buffer) -> bytes:
+    """Returns what to write at a path; the parts of it follow each other."""
+    return b"".join([self._tag(path, *content), *content])
 
-  def opened(self, path: str, data: bytes | None) -> bytes | None:
+  def opened(self, path: str, data: bytes | None) -> memoryview | None:
     """Returns the content of what was read at a path; None if it is not so."""
     if data is None or len(data) < TAG_BYTES:
       return None
-    content = data[TAG_BYTES:]
+    content = memoryview(data)[TAG_BYTES:]
     is_ours = hmac.compare_digest(data[:TAG_BYTES], self._tag(path, content))
     return content if is_ours else None
 
@@ -60,11 +62,12 @@ class Seal:
       return None
     return json.loads(content)
 
-  def _tag(self, path: str, content: bytes) -> bytes:
+  def _tag(self, path: str, *content: Buffer) -> bytes:
     digest = hmac.new(self._secret, digestmod="sha256")
     for part in (self._run.encode(), path.encode()):
       digest.update(len(part).to_bytes(8, "little") + part)
-    digest.update(content)
+    for part in content:
+      digest.update(part)
     return digest.digest()
 
 

@@ -25,7 +25,7 @@ from dilocox_jax.meeting.paths import (
   gone_path,
   snapshot_path,
 )
-from dilocox_jax.meeting.seal import JSON_BYTES, TAG_BYTES, Seal
+from dilocox_jax.meeting.seal import JSON_BYTES, TAG_BYTES, Buffer, Seal
 
 PART_BYTES = 64 * 2**20
 KEPT_MARKS = 1000
@@ -120,7 +120,7 @@ class Snapshots:
     path = snapshot_path(event, _INDEX)
     return self._seal.opened_json(path, self._store.get(path, JSON_BYTES))
 
-  def _parts(self, event: int, size: int) -> Iterator[bytes | None]:
+  def _parts(self, event: int, size: int) -> Iterator[Buffer | None]:
     for number, start in enumerate(range(0, size, PART_BYTES)):
       path = snapshot_path(event, f"{number:04d}")
       length = min(PART_BYTES, size - start)

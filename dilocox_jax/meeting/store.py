@@ -5,6 +5,7 @@ and a store of one's own has the methods of `Store`.
 """
 
 import collections
+import datetime
 import os
 import pathlib
 from collections.abc import Iterable
@@ -13,6 +14,20 @@ from typing import Any
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, from_url
+
+# `Patient` waits and says so; the library would retry for minutes in silence.
+# The first value bounds the transfer of the largest message.
+_PATIENCE: dict[str, Any] = {
+  "client_options": {
+    "timeout": "10m",
+    "connect_timeout": "5s",
+    "allow_http": True,  # Where the endpoint that was given says http://.
+  },
+  "retry_config": {
+    "max_retries": 2,
+    "retry_timeout": datetime.timedelta(seconds=30),
+  },
+}
 
 
 class AwayError(Exception):
@@ -133,7 +148,9 @@ def _by_path(found: Iterable[Any]) -> list[Any]:
 
 
 def _opened(where: str, options: dict[str, Any]) -> Any:
+  if where.startswith("memory://"):
+    return from_url(where)
   if "://" in where and not where.startswith("file://"):
-    return from_url(where, **options)
+    return from_url(where, **(_PATIENCE | options))
   folder = pathlib.Path(where.removeprefix("file://")).expanduser().resolve()
   return LocalStore(folder, mkdir=True, automatic_cleanup=True)
