@@ -1,6 +1,5 @@
 """How replicas agree on the messages of a turn."""
 
-import collections
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -101,10 +100,8 @@ class Agreement:
     self._store, self._seal, self._seats = store, seal, seats
     self._snapshots, self._rules = snapshots, rules
     self._first = Manifest("", "", (), {}, Roster())
-    # Objects of the last two turns, which are written again if they vanish.
-    self._kept: collections.deque[dict[str, bytes]] = collections.deque(
-      maxlen=2
-    )
+    # Objects of the last turn, which are written again if they vanish.
+    self._kept: dict[str, bytes] = {}
 
   def is_listed(self, replica: str) -> bool:
     """Returns whether a replica takes part in the later turns of an event."""
@@ -158,7 +155,7 @@ class Agreement:
           arrays = received.message.arrays
           messages.append((each.replica, each.weight, arrays))
           break
-    self._kept.append(kept)
+    self._kept = kept
     return messages
 
   def _awaited(
@@ -257,12 +254,11 @@ class Agreement:
     known = memory.event if inbox.is_past else inbox.event
     if max(self._snapshots.events(), default=0) > known:
       raise LostError(f"the others have gone on from event {inbox.event}")
-    for objects in self._kept:
-      for path, data in objects.items():
-        if path.startswith(MANIFESTS):
-          self._store.create(path, data)
-        else:
-          self._store.put(path, data)
+    for path, data in self._kept.items():
+      if path.startswith(MANIFESTS):
+        self._store.create(path, data)
+      else:
+        self._store.put(path, data)
     digests = {each.digest for each in agreed.listed} if agreed else set()
     for name, received in inbox.held.items():
       path = message_path(inbox.event, inbox.turn, name)

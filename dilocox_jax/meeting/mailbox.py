@@ -286,7 +286,6 @@ class Mailbox:
     self._is_present = self.name in agreed.roster.expected()
     if sent and not self._is_present:
       _say(f"{self.name} was too late for event {event}")
-      self._seats.announce(event + 1, agreed.roster)
     for replica, reason in agreed.left_out.items():
       _say(f"event {event}: {replica} is left out: {reason}")
 

@@ -174,6 +174,33 @@ def test_a_listed_message_that_vanished_is_waited_for_and_written_again():
   assert one.store.get(path, 10**6) == data
 
 
+def test_two_that_wait_for_each_others_message_write_theirs_again():
+  one = One()
+  for name in "ab":
+    one.send(name, 3)
+  path = message_path(3, 0, "a")
+  data = one.store.get(path, 10**6)
+  memory = Memory(event=3, roster=BOTH)
+  inbox = one.inbox(3)
+  agreed = one.agreement.reached(inbox, memory, 0, norm_of)
+  for name in "ab":
+    one.store.delete([message_path(3, 0, name)])
+  inbox.held.pop("b")
+  with pytest.raises(AssertionError, match="waits for ever"):
+    one.agreement.collected(inbox, memory, agreed)
+  assert one.store.get(path, 10**6) == data
+
+
+def test_a_message_that_vanished_before_the_manifest_is_written_again():
+  one = One()
+  one.send("a", 3)
+  path = message_path(3, 0, "a")
+  one.at_pause = lambda: one.store.delete([path] if one.now < 9 else [])
+  with pytest.raises(AssertionError, match="waits for ever"):
+    one.settle(3)
+  assert one.store.get(path, 10**6) is not None
+
+
 def test_who_waits_for_what_was_deleted_looks_for_a_newer_snapshot():
   one = One()
   listed = Listed("b", "0" * 64, 1.0, 5.0)

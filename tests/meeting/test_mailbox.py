@@ -6,11 +6,12 @@ import logging
 import numpy as np
 import pytest
 
+from dilocox_jax.meeting.agreement import LostError
 from dilocox_jax.meeting.mailbox import Mailbox
 from dilocox_jax.meeting.rules import MailboxRules
 from dilocox_jax.meeting.store import Store
 from tests.meeting.toy import Toy
-from tests.meeting.world import Process, World
+from tests.meeting.world import CONFIG, SECRET, FakeStore, Process, World
 from tests.oracles import mailbox as twin
 
 RULES = MailboxRules(replicas=3, quorum=2, grace_s=5.0, snapshot_every=8)
@@ -34,8 +35,11 @@ def members(world):
 
 def until(world, processes, event):
   """Lets all move until the first of them is at an event."""
-  while processes[0].toy.event < event:
+  for _ in range(20_000):
+    if processes[0].toy.event >= event:
+      return
     world.turn(processes)
+  raise AssertionError(processes[0].error or "it waits for ever")
 
 
 def same_as_twin(world, processes, delay=0):
@@ -203,6 +207,21 @@ def test_a_damaged_newest_snapshot_is_passed_over(world, caplog):
   assert len({process.toy.theta.tobytes() for process in running}) == 1
 
 
+def test_a_snapshot_of_another_state_than_it_says_is_passed_over(world, caplog):
+  class Wrong(Toy):
+    def saved(self, theta, momentum):
+      return [theta + np.float32(self.event == 8), momentum]
+
+  caplog.set_level(logging.INFO)
+  running = [started(world, n, kind=Wrong) for n in "abc"]
+  until(world, running, 12)
+  running[2].step("kill")
+  running[2] = started(world, "c")
+  world.finish(running)
+  assert "c takes the snapshot before event 8" in caplog.text
+  assert "c takes the snapshot before event 0" in caplog.text
+
+
 def test_the_store_and_the_requests_stay_bounded(world):
   running = [started(world, n, events=200) for n in "abc"]
   most = 0
@@ -215,6 +234,22 @@ def test_the_store_and_the_requests_stay_bounded(world):
     requests = sum(process.store.requests.values())
     assert requests / 200 < 16  # Measured: 10.
     assert process.store.requests["list"] <= 3 * 200 / RULES.snapshot_every
+
+
+def test_who_was_away_does_not_train_for_a_deleted_event(world):
+  running = [started(world, n, rules=RULES, events=40) for n in "abc"]
+  until(world, running, 30)
+  box = Mailbox(
+    FakeStore(world, lambda: "ok"),
+    name="d",
+    secret=SECRET,
+    config=CONFIG,
+    rules=RULES,
+  )
+  with pytest.raises(LostError, match="event 0 was deleted"):
+    box.attends(0)
+  snapshot = box.newest()
+  assert snapshot is not None and not box.attends(snapshot.event)
 
 
 def test_events_come_in_order(tmp_path):

@@ -111,6 +111,20 @@ class Replicas(stateful.RuleBasedStateMachine):
           assert not total.get(name, 0) & bits
           total[name] = total.get(name, 0) | bits
 
+  def _nothing_is_lost(self):
+    """What was made was averaged, or is still there."""
+    averaged = {name: 0 for name in NAMES}
+    for toy in self.lives:
+      for _, name, marks in toy.credited:
+        averaged[name] |= int.from_bytes(marks, "little")
+    for name, process in self.running.items():
+      if not process.toy.losses:
+        made, kept = (
+          int.from_bytes(marks.tobytes(), "little")
+          for marks in (process.toy.made, process.toy.kept)
+        )
+        assert not made & ~(averaged[name] | kept)
+
   def teardown(self):
     if not hasattr(self, "running"):
       return
@@ -119,6 +133,7 @@ class Replicas(stateful.RuleBasedStateMachine):
     self.world.finish(self.running.values())
     self.nobody_applies_another_list()
     self.nothing_is_applied_twice()
+    self._nothing_is_lost()
     first, *others = [process.toy for process in self.running.values()]
     for other in others:
       assert other.event == first.event

@@ -26,6 +26,7 @@ class Toy:
     history: Digest of what was averaged, by event, as this replica saw it.
     credited: Marks of the progress that was averaged, by replica.
     kept: Marks of the progress that this replica has not got rid of.
+    made: Marks of all progress that it has made.
   """
 
   def __init__(
@@ -43,6 +44,7 @@ class Toy:
     self.history: dict[int, str] = {}
     self.credited: list[tuple[int, str, bytes]] = []
     self.kept = np.zeros(MARKS, np.uint64)
+    self.made = np.zeros(MARKS, np.uint64)
     self.theta, self.momentum = twin.start()
     self.losses = self.event = 0
 
@@ -67,6 +69,10 @@ class Toy:
       self.theta, self.momentum = snapshot.arrays
       self.event = snapshot.first
 
+  def saved(self, theta, momentum) -> list[np.ndarray]:
+    """Returns what a snapshot holds."""
+    return [theta, momentum]
+
   def _one_event(self, box: Mailbox) -> None:
     event = self.event
     while len(self.pending) > self.delay:
@@ -80,6 +86,7 @@ class Toy:
       mark = next(self.marks, None)
       if mark is not None:
         self.kept[mark // 64] |= np.uint64(1 << mark % 64)
+        self.made[mark // 64] |= np.uint64(1 << mark % 64)
       delta = twin.delta(self.name, theta)
     first = event - len(self.pending)
     exchanged = Exchanged([], False, {})
@@ -91,7 +98,7 @@ class Toy:
         weight=twin.weight(self.name),
         send=is_there,
         state=hashlib.sha256(theta.tobytes() + momentum.tobytes()).digest(),
-        snapshot=lambda: (first, [theta, momentum]),
+        snapshot=lambda: (first, self.saved(theta, momentum)),
       )
     self._take(event, exchanged)
     self.event += 1
