@@ -10,7 +10,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 HF_STAMP := $(VENV)/.installed-hf
 # The compiler for TPUs lives apart: JAX would look for chips wherever it is.
 TPU := build/tpu
-TPU_RUN := $(TPU)/bin/python -m experiments.compile_report
+TPU_RUN := $(TPU)/bin/python -m experiments.fits
 # Runs of experiments/configs/compiled.py, each with the kind of its two slices.
 COMPILED ?= diloco_opt_1_3b@v5e:4x4 dilocox_opt_1_3b@v5e:4x4 \
   streaming_opt_1_3b@v5e:4x4 allreduce_107b@v5p:4x4x8 \
@@ -44,25 +44,26 @@ quickstart: install ## Train three methods on real text, then report (minutes)
 	$(RUN) -m experiments.quickstart --workdir=runs/quickstart
 
 ablation: install ## Ways to send less, by loss and bytes (half an hour)
-	$(RUN) -m experiments.ablate --workdir=runs/ablation
+	$(RUN) -m experiments.sweep --workdir=runs/ablation
 
 convergence: install ## Every method under one budget (hours; goes on from docs/results)
-	$(RUN) -m experiments.convergence --workdir=runs/convergence_small --processes=2
+	$(RUN) -m experiments.sweep --workdir=runs/convergence_small --processes=2 \
+	  --config=experiments/configs/convergence_small.py
 
 tables: install ## Published speed-up tables beside predictions (seconds)
 	$(RUN) -m experiments.speedup_tables --workdir=runs/tables
 
 reproduce: install ## The papers' tables and the sweeps' pages, from committed rows
 	$(RUN) -m experiments.speedup_tables --workdir=runs/tables
-	$(RUN) -m experiments.convergence --workdir=docs/results/convergence_small --task=report
-	set -e; for sweep in convergence_muon convergence_long; do \
-	  $(RUN) -m experiments.convergence --config=experiments/configs/$$sweep.py \
-	    --workdir=docs/results/$$sweep --task=report; done
+	set -e; for sweep in small muon long; do \
+	  $(RUN) -m experiments.sweep --report_only \
+	    --config=experiments/configs/convergence_$$sweep.py \
+	    --workdir=docs/results/convergence_$$sweep; done
 	$(RUN) -m docs.figures.loss_by_time
 
 compile-report: $(TPU)/.installed ## Compile runs for TPUs that are not there (a quarter of an hour)
 	set -e; for preset in $(COMPILED); do name=$${preset%@*}; \
-	  $(TPU_RUN) --workdir=runs/compiled/$$name --topology=$${preset#*@} \
+	  $(TPU_RUN) --workdir=runs/compiled/$$name --compile=$${preset#*@} \
 	    $(if $(filter file,$(origin COMPILED)),--table=docs/results/compiled_memory.csv) \
 	    --config=experiments/configs/compiled.py:$$name; done
 
@@ -91,12 +92,13 @@ docs: $(DOCS_STAMP) ## Build the documentation, and run the code that it shows
 	$(RUN) -m sphinx -W --keep-going -q -b html docs build/docs
 	@echo 'documentation: build/docs/index.html'
 
-bench: install ## Measure rounds and codecs
-	$(RUN) -m experiments.bench round --workdir=runs/bench
-	$(RUN) -m experiments.bench codecs --workdir=runs/bench --repeats=21
+bench: install ## Measure rounds, codecs and inner steps on this machine
+	$(RUN) -m experiments.tools.bench round --workdir=runs/bench
+	$(RUN) -m experiments.tools.bench codecs --workdir=runs/bench --repeats=21
+	$(RUN) -m experiments.tools.bench inner --workdir=runs/bench
 
-bench-peers: $(PEERS)/.installed ## Rounds, codecs and checkpoints beside PyTorch's
-	$(PEERS)/bin/python -m experiments.bench peers --workdir=runs/bench
+bench-peers: $(PEERS)/.installed ## Rounds beside PyTorch's, eager and compiled
+	$(PEERS)/bin/python -m experiments.tools.bench peers --workdir=runs/bench
 
 pins: ## Renew the constraint file of this Python version
 	@$(check-python)

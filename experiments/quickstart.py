@@ -22,8 +22,7 @@ from dilocox_jax.api.simulation_setup import Options
 from dilocox_jax.config import RunConfig
 from experiments.configs.convergence_small import CLOCK_107B
 from experiments.runtime import command_line
-from experiments.sweeps import simulated_time
-from experiments.sweeps.sweep_spec import SweepClock, clock_of
+from experiments.sweeps.clocks import SweepClock, clock_of, rounds_from
 
 METHODS = ("overlap_loco", "dilocox", "allreduce")
 LEARNING_RATE = 0.005  # For Muon; AdamW's default is too small for it.
@@ -59,7 +58,7 @@ def run_of(
   values.adaptive.mode = "off"  # The plan of the timed model must be known.
   config = command_line.run_config(values)
   if config.sync.named.schedule.overlap_steps:
-    rounds = simulated_time.rounds_from(clock, config)
+    rounds = rounds_from(clock, config)
     values.update_from_flattened_dict(rounds)
   return command_line.run_config(values)
 

@@ -601,10 +601,10 @@ MUTATIONS = (
     ),
     (
       "an open link costs its bytes alone",
-      "../experiments/real_links/bandwidths.py",
+      "../experiments/tools/real_links/bandwidths.py",
       "config, OPEN_BIT_PER_S, open_transport",
       "config, OPEN_BIT_PER_S, transport",
-      "experiments/real_links/test_bandwidths.py",
+      "experiments/tools/test_links.py",
     ),
   ),
 )

@@ -4,9 +4,6 @@ Reports of runs need nothing but run directories, so they can be made again
 years later on a machine without an accelerator.
 """
 
-from dilocox_jax.report.ablation.page import print_ablation as print_ablation
-from dilocox_jax.report.ablation.page import write_ablation as write_ablation
-from dilocox_jax.report.ablation.trials import TrialOutcome as TrialOutcome
 from dilocox_jax.report.compare import compare as compare
 from dilocox_jax.report.compare import print_table as print_table
 from dilocox_jax.report.page import SAMPLE as SAMPLE

@@ -7,13 +7,13 @@ the baseline, then a priority list if there is one, then the lowest losses.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 
 from dilocox_jax.report import style
+from dilocox_jax.report.looks import looks
 
 MAX_FRONT = 6
 _MOST_MARKERS = 20
@@ -65,56 +65,35 @@ def draw_curves(
   ax: Axes,
   curves: Sequence[Curve],
   front: Sequence[str],
-  baseline: str,
   width_step: float = 0.2,
-  places: Mapping[str, int] | None = None,
 ) -> None:
-  """Draws curves: those in front in colour, the baseline black, others grey.
+  """Draws curves: those in front with their method's look, the others grey.
 
   Args:
     ax: Axes to draw into.
     curves: All curves. One without points gets no line and no legend entry.
     front: Names of the curves in front, the thickest first.
-    baseline: Name of the curve that is black; "" for none.
     width_step: How much thicker (points) each curve is than the next one. So
       no curve hides an equal one below it.
-    places: Number of a method's colour, by name, so that a method looks alike
-      in figures with different fronts. Names without one, and those whose
-      colour is taken, get the next one that is free.
   """
   drawn = {curve.name: curve for curve in curves if len(curve.x)}
-  coloured = _places([n for n in front if n != baseline], places or {})
+  own = looks(front)
   for number, name in enumerate(front):
     if name not in drawn:
       continue
-    curve, colour, marker = drawn.pop(name), "black", "."
-    if name != baseline:
-      place = coloured[name]
-      colour, marker = style.COLOURS[place], style.MARKERS[place]
+    curve = drawn.pop(name)
     wider = width_step * (len(front) - 1 - number)
-    look = {"markersize": 3.5 + wider, "linewidth": 1.4 + wider, "zorder": 3}
-    look |= {"color": colour, "marker": marker, "label": curve.label or name}
+    look: dict[str, Any] = {"label": curve.label or name, "zorder": 3}
+    look |= {"markersize": 3.5 + wider, "linewidth": 1.4 + wider} | own[name]
     # Markers of a long run would merge; the last one is always drawn.
     spacing = -(-len(curve.x) // _MOST_MARKERS)
     look["markevery"] = list(range(len(curve.x) - 1, -1, -spacing))
     ax.plot(curve.x, curve.y, gid=name, **look)
     if len(curve.low):
-      band = {"color": colour, "alpha": 0.15, "linewidth": 0}
+      band = {"color": own[name]["color"], "alpha": 0.15, "linewidth": 0}
       ax.fill_between(curve.x, curve.low, curve.high, **band)
   # Matplotlib leaves labels that begin with "_" out of the legend.
   for name, curve in drawn.items():
     ax.plot(curve.x, curve.y, label=f"_{name}", gid=name, **_BEHIND)
   if drawn:
-    noun = "method" if len(drawn) == 1 else "methods"
-    ax.plot([], [], color=style.PALE, label=f"{len(drawn)} other {noun}")
-
-
-def _places(names: Sequence[str], wanted: Mapping[str, int]) -> dict[str, int]:
-  """Returns a colour's number for each name; different ones while there are."""
-  count, found = len(style.COLOURS), {}
-  for name in sorted(names, key=lambda name: wanted.get(name, math.inf)):
-    first = wanted.get(name, names.index(name))
-    turns = [(first + turn) % count for turn in range(count)]
-    free = (place for place in turns if place not in found.values())
-    found[name] = next(free, first % count)
-  return found
+    ax.plot([], [], color=style.PALE, label=f"{len(drawn)} others")

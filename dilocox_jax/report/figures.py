@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dilocox_jax.report import style, units
+from dilocox_jax.report import frame, panels, style, units
 from dilocox_jax.report.curves import MAX_FRONT
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.report.style import COLOURS, GREY, MARKERS, PALE
@@ -187,27 +187,13 @@ def _flush(ax: Axes, step: int, low: float, high: float) -> None:
 
 def time_figure(run: LoadedRun) -> Figure | None:
   """Draws validation loss against simulated time; None without a clock."""
-  at_s = run.simulated_s
-  shown = [e for e in run.evaluations if e.step in at_s]
-  if not shown:
+  if not run.simulated_s:
     return None
-  last_s = max(at_s.values())
-  reached = units.human_loss(shown[-1].outer_loss)
+  found = frame.frame_of({run.record["method"]: run})
+  last_s = max(run.simulated_s.values())
+  reached = units.human_loss(run.validation_loss)
   title = f"Loss {reached} after {units.human_time(last_s)} of simulated time"
-  figure, (ax,) = style.frame(1, title)
-  divisor, unit = units.time_unit(last_s)
-  ax.plot(
-    [at_s[e.step] / divisor for e in shown],
-    [e.outer_loss for e in shown],
-    color=COLOURS[0],
-    marker=MARKERS[0],
-    label="validation, outer parameters",
-  )
-  kind = "loss measured, time derived (simulated)"
-  style.label(ax, kind, "", _LOSS_AXIS)
-  style.time_axis(ax, unit, [run.clock])
-  style.legend(figure, ax, 1)
-  return figure
+  return panels.loss_panels(found, list(found.clocks), title, (6.4, 4.2))
 
 
 def _rank_title(

@@ -71,7 +71,7 @@ def _lines(ax: Axes, panel: Panel, front: Sequence[str]) -> None:
     ranks = {name: -sum(shares) for name, shares in panel.lines.items()}
     names = choose_front(ranks, names[0], front)
   # Lines often coincide at full utilisation, so widths differ a lot.
-  draw_curves(ax, curves, names, baseline="", width_step=2.8 / len(names))
+  draw_curves(ax, curves, names, width_step=2.8 / len(names))
 
 
 def _horizontal(ax: Axes, panel: Panel) -> None:

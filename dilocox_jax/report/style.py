@@ -27,7 +27,6 @@ LOSS_AXIS = "validation loss (nats a token)"
 _TITLE_CHARACTERS = 10  # Characters of a title that fit into an inch.
 _LEGEND_CHARACTERS = 13  # Those of a legend, whose letters are smaller.
 _LEGEND_LINE = 6  # Characters for which the line beside a name has room.
-_LABEL_CHARACTERS = 12  # The same of the name of an axis.
 _CAPTION_CHARACTERS = 16  # The same of the line above a panel.
 
 
@@ -73,19 +72,6 @@ def label(ax: Axes, kind: str, horizontal: str, vertical: str = "") -> None:
   caption(ax, kind)
   ax.set_xlabel(horizontal)
   ax.set_ylabel(vertical)
-
-
-def time_axis(ax: Axes, unit: str, clocks: Sequence[str]) -> None:
-  """Labels the horizontal axis as simulated time.
-
-  Args:
-    ax: Axes to label.
-    unit: Unit of the time.
-    clocks: What is timed, e.g. "cluster 1gbit".
-  """
-  what = " and ".join(dict.fromkeys(clocks))
-  width = int(_LABEL_CHARACTERS * ax.bbox.width / DPI)
-  ax.set_xlabel(f"simulated time ({unit})\n{textwrap.fill(what, width)}")
 
 
 def legend(figure: Figure, ax: Axes, columns: int) -> None:

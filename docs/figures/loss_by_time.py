@@ -6,7 +6,6 @@ It reads docs/results, trains nothing, and takes less than a minute. Two methods
 are compared only if both keep an average of their parameters or neither does.
 """
 
-import dataclasses
 import json
 import pathlib
 import statistics
@@ -15,17 +14,13 @@ from collections.abc import Mapping
 
 from matplotlib.axes import Axes
 
-from dilocox_jax.report import curves, style
-from dilocox_jax.report.convergence.comparison import (
-  MethodResult,
-  seconds_to,
-)
-from dilocox_jax.report.spread import standard_error
+from dilocox_jax.report import curves, looks, style
+from dilocox_jax.report.frame import Setting, standard_error
 from dilocox_jax.simulate.presets import cluster_presets
 from dilocox_jax.simulate.transfer import NCCL
 from experiments.configs import convergence_small
-from experiments.sweeps import page, required_runs, run_maker, sweep_spec
-from experiments.sweeps.results import Results
+from experiments.sweeps import page, rows, runs
+from experiments.sweeps.clocks import SweepClock
 
 DOCS = pathlib.Path(__file__).parents[1]
 TARGET = 1.5
@@ -46,47 +41,38 @@ PAIRS = {
 }
 
 
-def read() -> dict[str, MethodResult]:
+def read() -> dict[str, Setting]:
   """Returns the committed runs by name, with times by round trip in ms."""
-  sweep = sweep_spec.sweep(convergence_small.get_config().to_dict())
+  sweep = convergence_small.get_config().to_dict()
+  kept = rows.Rows(DOCS.parent / sweep["rows"])
+  chosen = [row for row in kept.runs.values() if row.name in METHODS]
+  given = [(row.name, rows.overrides_of(row)) for row in chosen]
   with tempfile.TemporaryDirectory() as folder:
-    sweep = dataclasses.replace(
-      sweep,
-      methods=tuple(m for m in sweep.methods if m.name in METHODS),
-      clusters={str(each): _clock(folder, each) for each in ROUND_TRIPS},
-      equal_time={},
-      claims=(),
-      gaps={},
-    )
-    required = required_runs.RequiredRuns(sweep)
-    results = Results(DOCS / "results" / "convergence_small.csv", sweep.base)
-    runs = run_maker.KeptRuns(results, DOCS / "results", any_text=True)
-    required.loss_of = runs.loss
-    found = page.Gathered(required, runs).comparison("convergence_small", "")
-  return {entry.name: entry for entry in found.entries}
+    clocks = {str(each): _clock(folder, each) for each in ROUND_TRIPS}
+    listed = runs.runs_of(sweep, given)
+    times = page.times_of(listed, clocks)
+    found = page.frame(sweep, listed, chosen, kept, clocks, times)
+  return {setting.name: setting for setting in found.settings}
 
 
-def _clock(folder: str, round_trip_ms: int) -> sweep_spec.SweepClock:
+def _clock(folder: str, round_trip_ms: int) -> SweepClock:
   """Returns the preset `1gbit` with another round trip, and NCCL's rings."""
   values = cluster_presets()["1gbit"]
   values["every_site"]["rtt"] = f"{round_trip_ms} ms"
   path = pathlib.Path(folder) / f"{round_trip_ms}.json"
   path.write_text(json.dumps(values))
-  return sweep_spec.SweepClock(str(path), 0.03, transport=NCCL)
+  return SweepClock(str(path), 0.03, transport=NCCL)
 
 
-def seconds(entry: MethodResult, round_trip_ms: int) -> dict[int, float]:
+def seconds(entry: Setting, round_trip_ms: int) -> dict[int, float]:
   """Returns the simulated seconds to `TARGET` by seed, where a curve is."""
-  clock = str(round_trip_ms)
-  return {
-    trace.seed: seconds_to(trace, clock, TARGET)
-    for trace in entry.traces
-    if trace.points
-  }
+  found = entry.seconds_to(str(round_trip_ms), TARGET)
+  seeds = [trace.seed for trace in entry.traces if trace.points]
+  return dict(zip(seeds, found, strict=True))
 
 
 def ratios(
-  entries: Mapping[str, MethodResult],
+  entries: Mapping[str, Setting],
   name: str,
   round_trip_ms: int,
   other: str = "",
@@ -112,7 +98,7 @@ def ratio_text(values: list[float]) -> str:
   return f"{mean:.2f} ± {error:.2f} ({len(values)} seeds)"
 
 
-def curve(entry: MethodResult) -> curves.Curve:
+def curve(entry: Setting) -> curves.Curve:
   """Returns the mean over seeds, with a band from the lowest to the highest."""
   traces = [t.points for t in entry.traces if t.points]
   points = list(zip(*traces, strict=True))
@@ -128,9 +114,9 @@ def curve(entry: MethodResult) -> curves.Curve:
   )
 
 
-def _draw_curves(ax: Axes, entries: Mapping[str, MethodResult]) -> None:
+def _draw_curves(ax: Axes, entries: Mapping[str, Setting]) -> None:
   drawn = [curve(entries[name]) for name in METHODS]
-  curves.draw_curves(ax, drawn, list(METHODS), "allreduce_muon_average")
+  curves.draw_curves(ax, drawn, list(METHODS))
   caption = f"{SHOWN} ms; loss measured (mean, band: all seeds), time simulated"
   style.label(ax, caption, "simulated time (s, log scale)", style.LOSS_AXIS)
   style.log_axis(ax, (1, 2, 5), "{:,g}".format)
@@ -139,20 +125,21 @@ def _draw_curves(ax: Axes, entries: Mapping[str, MethodResult]) -> None:
   ax.axhline(TARGET, color=style.GREY, linewidth=0.8, dashes=(4, 3))
 
 
-def _draw_ratios(ax: Axes, entries: Mapping[str, MethodResult]) -> None:
+def _draw_ratios(ax: Axes, entries: Mapping[str, Setting]) -> None:
   """One bar a round trip and method: how many times sooner, with its error."""
   width = 0.38
+  own = looks.looks(list(PAIRS))
   for number, name in enumerate(PAIRS):
     by_trip = [ratios(entries, name, each) for each in ROUND_TRIPS]
     means = [statistics.mean(each) for each in by_trip]
     places = [i + (number - 0.5) * width for i in range(len(means))]
     errors = [standard_error(each) for each in by_trip]
-    colour = style.COLOURS[(0, 2)[number]]
-    ax.bar(places, means, width, yerr=errors, color=colour, alpha=0.85)
+    look = {"color": own[name]["color"], "alpha": 0.85}
+    ax.bar(places, means, width, yerr=errors, **look)
     for place, values in zip(places, by_trip, strict=True):
       text = ratio_text(values).partition(" (")[0]
-      look = {"ha": "center", "va": "bottom", "fontsize": 8}
-      ax.annotate(text, (place, statistics.mean(values)), **look)
+      place_text = {"ha": "center", "va": "bottom", "fontsize": 8}
+      ax.annotate(text, (place, statistics.mean(values)), **place_text)
   ax.axhline(1, color=style.GREY, linewidth=0.8, dashes=(4, 3))
   ax.set_xticks(range(len(ROUND_TRIPS)), [f"{t} ms" for t in ROUND_TRIPS])
   ax.margins(y=0.08)

@@ -56,7 +56,7 @@ def topology_devices(name: str, num_slices: int) -> list[Any]:
   except Exception as error:  # The compiler raises several kinds.
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     raise ValueError(
-      f"--topology={name} with --slices={num_slices} is not known to the "
+      f"--compile={name} with --slices={num_slices} is not known to the "
       f"compiler ({reason[:160]}): take one such as v5e:2x2 or v5p:4x4x8"
     ) from error
   return sorted(found.devices, key=lambda each: (each.slice_index, each.id))

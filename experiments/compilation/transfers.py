@@ -8,8 +8,10 @@ it runs. A transfer is hidden by a loop over inner steps that lies between its
 """
 
 import dataclasses
+import math
 
 from dilocox_jax.outer.window import INNER_STEPS
+from dilocox_jax.plan.wire.collectives import Collective
 from experiments.compilation.hlo import Instruction, Module
 
 _TRANSFER = r'_xla_megascale_transfer_type="(\w+)"'
@@ -77,24 +79,18 @@ def transfer_kind(instruction: Instruction) -> str | None:
   return _KINDS.get(kind, "permute")
 
 
-def sent_bytes(
-  module: Module, instruction: Instruction, num_replicas: int = 2
-) -> int:
-  """Returns the bytes that one device sends to other slices here.
+def sent_bytes(module: Module, num_replicas: int = 2) -> float:
+  """Returns the bytes that one device sends to other slices.
 
   Args:
-    module: The program.
-    instruction: One of its instructions.
+    module: The program. No loop of it sends anything.
     num_replicas: Number of replicas, each on slices of its own.
   """
-  from dilocox_jax.plan.wire.collectives import Collective
-
-  kind = transfer_kind(instruction)
-  if kind is None:
-    return 0
-  size = module.operand_bytes(instruction)
   # An operand of a permute is what goes to one other slice.
-  return Collective(kind, size).sent_bytes(num_replicas)
+  return math.fsum(
+    Collective(each.kind, each.operand_bytes).sent_bytes(num_replicas)
+    for each in transfers(module)
+  )
 
 
 def inside_kind(instruction: Instruction) -> str | None:

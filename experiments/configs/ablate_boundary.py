@@ -6,7 +6,7 @@ config claims nothing: its figure shows what rounding costs. Cost: 3 runs for
 every seed, each on four devices that the CPU emulates. Six runs, two at once,
 took 4 min 28 s on two CPU cores (measured).
 
-    python -m experiments.ablate \
+    python -m experiments.sweep \
         --config=experiments/configs/ablate_boundary.py \
         --workdir=runs/ablate_boundary --config.seeds='(0, 1, 2)'
 """
@@ -30,5 +30,6 @@ def get_config():
   config.grid.mesh = config_dict.ConfigDict({"boundary": BOUNDARIES})
   config.seeds = (0,)
   config.runs = []
+  config.baseline = "boundary=none"
   config.lock()
   return config

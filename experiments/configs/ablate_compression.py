@@ -4,7 +4,7 @@ This config claims nothing: its figure shows loss against bytes. Cost: 20 runs
 for every seed. One seed of 22 runs, two at once, took 22 minutes on two CPU
 cores (measured).
 
-    python -m experiments.ablate \
+    python -m experiments.sweep \
         --config=experiments/configs/ablate_compression.py \
         --workdir=runs/ablate_compression --config.seeds='(0, 1, 2)'
 """
@@ -73,5 +73,6 @@ def get_config():
     {"name": "top 1/64 int2 ef", **_top_k(1 / 64), **FEEDBACK},
     {"name": "mask 0.4 top 0.5 int4 ef", **_cocktail(0.4, 0.5), **FEEDBACK},
   ]
+  config.baseline = "float32"
   config.lock()
   return config

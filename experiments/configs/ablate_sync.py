@@ -5,7 +5,7 @@ rules are compared once more at the delay of a whole round. This config claims
 nothing: its figures show the losses. Cost: 15 runs of about a minute each, 15
 to 20 minutes on two CPU cores.
 
-    python -m experiments.ablate \
+    python -m experiments.sweep \
         --config=experiments/configs/ablate_sync.py \
         --workdir=runs/ablate_sync
 """
@@ -38,5 +38,6 @@ def get_config():
     *({field: value} for field, values in AROUND.items() for value in values),
     *({"sync.overlap_steps": 30, "sync.rule": rule} for rule in AT_A_ROUND),
   ]
+  config.baseline = "base"
   config.lock()
   return config

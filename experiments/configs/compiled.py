@@ -1,12 +1,12 @@
 """Runs to compile for TPUs that are not there; the name follows the colon.
 
-Claim: none; experiments.compile_report says what each needs. Sizes of 107B as
+experiments.fits says what each needs. Sizes of 107B as
 in `papers.py`, on two slices of 128 chips with 32 stages of 4 chips, or 16 of
 8. Differs from the paper: batches of 256 sequences. Cost: minutes of one CPU
 core for 107B, half a minute for `tiny`.
 
-    python -m experiments.compile_report --workdir=runs/compiled \
-        --config=experiments/configs/compiled.py:tiny_dilocox --topology=v5e:2x2
+    python -m experiments.fits --workdir=runs/compiled --compile=v5e:2x2 \
+        --config=experiments/configs/compiled.py:tiny_dilocox
 """
 
 from experiments.configs import default

@@ -186,7 +186,10 @@ def is_config_given() -> bool:
 def own_command() -> str:
   """Returns the command line as one would type it in the checkout."""
   script = pathlib.Path(sys.argv[0])
-  module = f"{script.parent.name}.{script.stem}"
+  folder = script.parent.name
+  module = f"{folder}.{script.stem}"
+  if folder == "tools":
+    module = f"{script.parent.parent.name}.{module}"
   return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 

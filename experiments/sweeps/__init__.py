@@ -1,1 +1,1 @@
-"""Many runs under one plan: grids, tuning, results at equal time."""
+"""Many runs from one config: which, where they run, and what they found."""

@@ -1,7 +1,5 @@
-import csv
 import importlib
 import json
-import pathlib
 
 import pytest
 
@@ -9,15 +7,6 @@ from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.recipes import DEFAULTS, RECIPES
 from dilocox_jax.mapping import check_path, flat
 from dilocox_jax.plan.schedule.methods import METHODS
-from experiments.configs import (
-  convergence_long,
-  convergence_muon,
-  convergence_small,
-)
-from experiments.sweeps.results import Results
-from experiments.sweeps.sweep_spec import sweep
-
-RESULTS = pathlib.Path(__file__).parents[2] / "docs/results"
 
 # The default run as it was before methods had recipes: old runs depend on it.
 DEFAULT = {
@@ -259,25 +248,3 @@ def test_what_nothing_would_read_is_left_out_of_a_recipe():
 def test_the_warm_up_follows_the_run(total_steps, warmup_steps):
   config = fields({"total_steps": total_steps})
   assert config["inner.warmup_steps"] == warmup_steps
-
-
-@pytest.mark.parametrize(
-  ("module", "count"),
-  [(convergence_small, 415), (convergence_long, 40), (convergence_muon, 125)],
-)
-def test_every_run_of_the_kept_results_still_has_its_config(module, count):
-  kept = sweep(module.get_config().to_dict())
-  name = module.__name__.rpartition(".")[2]
-  path = RESULTS / f"{name}.csv"
-  results = Results(path, kept.base)
-  with path.open(newline="") as file:
-    rows = list(csv.DictReader(file))
-  assert len(rows) == count
-  for row in rows:
-    changed = json.loads(row["changed"])
-    config = kept.config(changed)
-    values = flat(config.to_mapping())
-    assert changed.items() <= values.items()
-    assert from_mapping(config.to_mapping()) == config
-    # Else a sweep would train the run again, and its page would lack it.
-    assert results.digest(config) == row["digest"]

@@ -19,8 +19,6 @@ OWN_WRITING = {
   "dilocox_jax/training/local_arrays.py": "in a folder that Orbax just made",
   "dilocox_jax/distributed/processes.py": "an empty file of a random name",
   "dilocox_jax/metrics/work_directory.py": "a new file of a random name",
-  "experiments/breakage/kinds.py": "it damages files of its own folder",
-  "experiments/breakage/run.py": "in a folder that it has just made",
   "experiments/runtime/command_line.py": "the null device",
 }
 

@@ -11,12 +11,12 @@ import time
 import pytest
 
 from dilocox_jax.metrics import read_rows
-from experiments.real_links.network import (
+from experiments.runtime.throttled_network import NodeLink
+from experiments.tools.real_links.network import (
   equal_cluster,
   network_of,
   train_together,
 )
-from experiments.runtime.throttled_network import NodeLink
 from tests import runs
 from tests.experiments.test_launch import (
   SETTINGS,

@@ -1,26 +1,25 @@
 """No program writes into a directory that another one, or a user, made."""
 
 import importlib
-import pathlib
 import re
 import shutil
-import types
 from typing import Any
 
 import pytest
 
 import dilocox_jax as dx
-from experiments.configs import ablate_compression, default
+from experiments.configs import default
 from experiments.runtime import command_line
 from experiments.runtime.command_line import UsageError
 from tests import runs
 from tests.experiments.given_flags import given
-from tests.experiments.sweeps import fakes
+from tests.experiments.programs import run
 from tests.report.conftest import write_run
 
 SOURCES = {
   path.stem: path.read_text()
-  for path in pathlib.Path(command_line.__file__).parents[1].glob("*.py")
+  for folder in (".", "tools")
+  for path in (command_line.CONFIGS.parent / folder).glob("*.py")
 }
 # Program -> whose stamp its directories have.
 OWNERS = {
@@ -74,12 +73,6 @@ def test_no_program_takes_the_directory_of_another_or_of_a_user(
 
 
 MAINS: dict[str, dict[str, Any]] = {
-  "ablate": {"config": ablate_compression.get_config()},
-  "bench": {"bench": "round"},
-  "convergence": {
-    **{"methods": [], "task": "report"},
-    "config": types.SimpleNamespace(to_dict=fakes.values),
-  },
   "export": {"run": "nowhere", "parts": []},
   "prepare_data": {"tokenizer": "bytes", "source": "", "shuffle_buffer": 0},
   "quickstart": {},
@@ -105,11 +98,18 @@ def test_a_program_refuses_before_it_writes(tmp_path, program):
     assert_refused(folder, owner, program, module.main, values)
 
 
+def test_a_sweep_refuses_before_it_writes(tmp_path):
+  before = foreign(tmp_path / "other", "compare")
+  done = run("sweep", f"--workdir={tmp_path / 'other'}")
+  assert done.returncode == 2 and "compare" in done.one_line
+  assert runs.files(tmp_path / "other") == before
+
+
 def test_compare_refuses_the_directory_of_a_run_that_it_reads(tmp_path):
   compare = importlib.import_module("experiments.compare")
-  run = write_run(tmp_path / "run")
-  values = given(workdir=str(run), runs=[str(run)])
-  assert_refused(run, "did not make", "compare", compare.main, values)
+  own = write_run(tmp_path / "run")
+  values = given(workdir=str(own), runs=[str(own)])
+  assert_refused(own, "did not make", "compare", compare.main, values)
 
 
 def test_a_run_is_trained_in_a_directory_of_runs_only(tmp_path):

@@ -10,8 +10,8 @@ import pytest
 from dilocox_jax.plan.model.shapes import flops_per_token
 from dilocox_jax.plan.pipeline.timeline import PIPELINES
 from dilocox_jax.plan.pipeline.timetable import ACTIONS
-from experiments.compilation.flops import product_flops
 from tests.inner.pipelines import SMALL, Case
+from tests.products import product_flops
 
 BATCH_SIZE, LENGTH = 4, 8
 EXCESS = 1.05

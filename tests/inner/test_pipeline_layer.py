@@ -13,8 +13,8 @@ from dilocox_jax.inner.pipeline_layer import (
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.choices import REMATS
 from dilocox_jax.trees import leaves_by_path
-from experiments.compilation.flops import product_flops
 from tests.inner.pipelines import SMALL
+from tests.products import product_flops
 
 # Sizes of which no two are equal, so that a shape says what it is.
 SHAPE = dataclasses.replace(SMALL, model_dim=10, head_dim=6)

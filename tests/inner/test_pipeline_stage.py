@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.inner.pipeline_stage import TickNumbers, get, put, when
-from experiments.compilation.flops import product_flops
+from tests.products import product_flops
 
 
 def tick(number=0):

@@ -4,7 +4,8 @@ import sys
 import pytest
 
 from experiments import launch
-from experiments.runtime import cores, job_pool
+from experiments.runtime import cores
+from experiments.sweeps.pool import Job, Pool
 
 SAYS = """
 import os, sys, time
@@ -34,20 +35,14 @@ def test_cores_are_dealt_out_evenly(usable, count, expected, monkeypatch):
 )
 def test_runs_side_by_side_have_cores_of_their_own(tmp_path):
   jobs = [
-    job_pool.Job(
-      name, tmp_path / name, tmp_path / f"{name}.log", _command(), total_steps=1
-    )
+    Job(name, tmp_path / f"{name}.log", [sys.executable, "-c", SAYS])
     for name in ("a", "b", "c")
   ]
-  job_pool.JobPool(jobs, 2).run()
+  Pool(2).run(jobs, lambda number, reason: None)
   said = [job.log.read_text() for job in jobs]
   share = len(os.sched_getaffinity(0)) // 2
   assert all(text.endswith(f"] {share} {share}\n") for text in said)
   assert said[0] != said[1] and said[2] in said[:2]
-
-
-def _command():
-  return [sys.executable, "-c", SAYS]
 
 
 def test_processes_of_one_run_share_the_threads(monkeypatch):

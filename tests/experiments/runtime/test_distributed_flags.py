@@ -8,7 +8,7 @@ from absl import flags
 from dilocox_jax.config import from_mapping
 from experiments.runtime import distributed_flags
 from experiments.runtime.command_line import UsageError
-from experiments.sweeps.run_spec import nested
+from experiments.sweeps.runs import nested
 
 CONFIG = from_mapping({"mesh": {"layout": "mesh", "num_replicas": 4}})
 

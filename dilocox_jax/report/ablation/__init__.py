@@ -1,1 +1,0 @@
-"""Report of an ablation: tables and figures over its trials."""

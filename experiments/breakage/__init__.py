@@ -1,1 +1,0 @@
-"""Faults that `experiments.faults` makes on purpose."""

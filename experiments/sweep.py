@@ -1,0 +1,199 @@
+r"""Trains many runs from one config, and compares what they found.
+
+  python -m experiments.sweep --workdir=runs/ablation --processes=2 \
+    --config=experiments/configs/ablate_compression.py \
+    --config.base.total_steps=200
+
+A sweep is a grid of fields, or a list of runs with names, fields and seeds.
+Every run is a process of its own, on this machine or on Slurm (--slurm, with
+`pip install 'dilocox_jax[slurm]'`). A finished run is a line of
+WORKDIR/NAME.csv, its evaluations are lines of WORKDIR/NAME_curves.csv. The same
+command again keeps what is finished, goes on with what was interrupted and
+tries again what failed. Sweeps whose rows are committed begin with them:
+
+  python -m experiments.sweep --workdir=runs/convergence_small \
+    --config=experiments/configs/convergence_small.py --report_only
+"""
+
+import contextlib
+import math
+import pathlib
+import signal
+import time
+from collections.abc import Iterator
+
+from absl import flags
+from ml_collections import config_flags
+
+from experiments.runtime import command_line, file_lock
+from experiments.runtime.command_line import StoppedError, UsageError
+
+_ROOT = pathlib.Path(__file__).parents[1]
+
+
+def define_flags() -> None:
+  """Defines the flags of this binary."""
+  command_line.define_config(command_line.CONFIGS / "ablate_compression.py")
+  command_line.define_workdir()
+  flags.DEFINE_integer(
+    "processes", 1, "How many runs at once, each a process.", lower_bound=1
+  )
+  flags.DEFINE_string(
+    "slurm",
+    "",
+    "Run on Slurm, --processes jobs at once, with these parameters of submitit:"
+    " 'slurm_partition=gpu,gpus_per_node=1,timeout_min=120'.",
+  )
+  flags.DEFINE_multi_string(
+    "only", [], "Name of a run to train; may be repeated. Default: all."
+  )
+  flags.DEFINE_float(
+    "max_minutes",
+    None,
+    "Stop after this many minutes. The same command then continues each run"
+    " from its last checkpoint.",
+    lower_bound=0.0,
+  )
+  flags.DEFINE_bool("report_only", False, "Train nothing.")
+  flags.DEFINE_bool(
+    "keep_checkpoints", False, "Keep the states of finished runs."
+  )
+
+
+def check_field(path: str) -> None:
+  """Raises ValueError if a sweep's config has no such field."""
+  from experiments.sweeps import runs  # Only a mistake needs it this early.
+
+  runs.check_field(path)
+
+
+@contextlib.contextmanager
+def _config_errors() -> Iterator[None]:
+  """Turns what is wrong with a sweep's config into one line for its user."""
+  try:
+    yield
+  except KeyError as error:
+    raise UsageError(f"--config: no field {error}") from error
+  except (ValueError, TypeError, OSError) as error:
+    raise UsageError(f"--config: {error}") from error
+
+
+def main(values: flags.FlagValues) -> None:
+  """Makes the runs that are missing and reports on all."""
+  from dilocox_jax.checks import known
+  from experiments.sweeps import rows, runs
+
+  sweep = values.config.to_dict()
+  file = config_flags.get_config_filename(values["config"])
+  path, _, argument = file.partition(":")
+  name = "_".join(filter(None, [pathlib.Path(path).stem, argument]))
+  with _config_errors():
+    start = _ROOT / sweep["rows"] if sweep.get("rows") else None
+    committed = rows.Rows(start).runs.values() if start else ()
+    given = [(row.name, rows.overrides_of(row)) for row in committed]
+    listed = runs.runs_of(sweep, given)
+    if not listed:
+      raise ValueError("the sweep has no runs: set its `grid` or its `runs`")
+    for each in values.only:
+      known("run", each, list(dict.fromkeys(run.name for run in listed)))
+    # Only a config without mistakes is worth waiting for JAX.
+    from experiments.sweeps.training import Training, check_names
+
+    if not values.report_only:
+      check_names(listed)
+  workdir = command_line.writable(values.workdir, "sweep")
+  found = rows.Rows(workdir / f"{name}.csv", start)
+  training = Training(workdir, found, [path], values.keep_checkpoints)
+  with _config_errors():
+    page = _Page(name, sweep, listed, training, not values.report_only)
+  signal.signal(signal.SIGTERM, _interrupt)
+  is_late = False
+  try:
+    if not values.report_only:
+      chosen = [r for r in listed if r.name in values.only or not values.only]
+      is_late = _train(values, training, chosen)
+    page.write(workdir)
+  except KeyboardInterrupt:
+    raise StoppedError(
+      "interrupted: the same command goes on from here",
+      command_line.INTERRUPTED,
+    ) from None
+  if training.failed:
+    first = training.failed[0]
+    raise StoppedError(
+      f"{len(training.failed)} runs failed, first {first['run']}:"
+      f" {first['reason']} (log: {first['log']})"
+    )
+  if is_late:
+    over = f"--max_minutes={values.max_minutes:g} are over"
+    raise StoppedError(
+      f"{over}: the same command goes on", command_line.TRY_AGAIN
+    )
+
+
+def _train(values: flags.FlagValues, training, runs) -> bool:
+  """Trains what has no line yet; returns whether time was over before."""
+  from experiments.sweeps.pool import Pool
+
+  minutes = math.inf if values.max_minutes is None else values.max_minutes
+  deadline_s = time.monotonic() + 60 * minutes
+  pool = Pool(values.processes, values.slurm, deadline_s)
+  lock = training.rows.path.with_suffix(".lock")
+  with file_lock.held(
+    lock, f"another sweep is at {values.workdir}: wait for it"
+  ):
+    training.train(runs, pool, values.processes)
+  return pool.is_late and any(training.row(run) is None for run in runs)
+
+
+class _Page:
+  """What is written when all has ended, checked before anything begins."""
+
+  def __init__(self, name: str, sweep, runs, training, is_here: bool):
+    """Computes the times of all settings, which a wrong clock has not.
+
+    Args:
+      name: Name of the sweep.
+      sweep: Its config.
+      runs: Its runs.
+      training: What trains them.
+      is_here: Whether lines on another text than the one here are left out.
+    """
+    from experiments.sweeps import page
+
+    self._name, self._sweep, self._runs = name, sweep, runs
+    self._training, self._is_here = training, is_here
+    self._clocks = page.clocks_of(sweep)
+    self._times = page.times_of(runs, self._clocks)
+
+  def write(self, workdir: pathlib.Path) -> None:
+    """Writes and prints the report on what there is."""
+    from rich.console import Console
+
+    from dilocox_jax.report import sweep as report
+    from experiments.sweeps import page
+
+    training = self._training
+    row = training.row if self._is_here else training.rows.row
+    found = [row(run) for run in self._runs]
+    written = report.SweepPage(
+      self._name,
+      page.frame(
+        self._sweep, self._runs, found, training.rows, self._clocks, self._times
+      ),
+      page.intro(self._runs, found),
+      self._sweep.get("notes", ()),
+      training.failed,
+      command_line.own_command(),
+    )
+    path = report.write_sweep(written, workdir)
+    report.print_sweep(written, Console())
+    print(f"runs: {training.rows.source}\nreport: {path}")
+
+
+def _interrupt(*_: object) -> None:
+  raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+  command_line.main(main, define_flags, check_field)

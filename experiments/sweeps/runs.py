@@ -1,0 +1,269 @@
+"""Lists the runs of a sweep: names, overrides and seeds.
+
+All runs are checked and named before the first of them starts, since a misspelt
+field that is found after an hour of training costs that hour. A finished run is
+recognised later, in another process or in a fresh clone, by the digest of its
+overrides. This module does not load JAX.
+"""
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dilocox_jax.checks import in_front, known, require
+from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping
+from dilocox_jax.config.recipes import RECIPES
+from dilocox_jax.mapping import check_path, flat
+
+# Fields of a sweep's config. `clocks`, `baseline`, `baselines`, `target_loss`,
+# `front` and `notes` are about its page.
+FIELDS = (
+  *("base", "grid", "runs", "seeds", "rows"),
+  *("clocks", "baseline", "baselines", "target_loss", "front", "notes"),
+)
+# These fields change no number of a run, so the digest ignores them. The fields
+# of `evaluation` may change when a run is resumed, but they decide which points
+# the run's curve has, and replicas may join or leave a run, but those that it
+# begins with decide its numbers. So the digest contains both.
+_IGNORED = tuple(
+  field
+  for field in FREE_ON_RESUME
+  if not field.startswith("evaluation.") and field != "mesh.num_replicas"
+)
+_MAX_NAME_CHARACTERS = 120  # The limit of a directory's name is 255 bytes.
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepRun:
+  """A training run of a sweep.
+
+  Attributes:
+    name: Name of the setting; runs that differ only in the seed share it.
+    config: The whole checked config, with its seed.
+  """
+
+  name: str
+  config: RunConfig
+
+  @property
+  def seed(self) -> int:
+    """Seed of the run."""
+    return self.config.seed
+
+  @property
+  def overrides(self) -> dict[str, Any]:
+    """Values that make the config, by dotted name.
+
+    A value is left out only if it is the default and nothing else that is set
+    here would change it.
+    """
+    default, decided = flat(RunConfig().to_mapping()), self._decided
+    return {
+      path: value
+      for path, value in flat(self.config.to_mapping()).items()
+      if value != default[path] or value != decided[path]
+    }
+
+  @property
+  def _decided(self) -> dict[str, Any]:
+    """The config in which only the fields are set that decide others.
+
+    The method and the codec set defaults of other fields, and the length of the
+    run sets the default of its warm-up.
+    """
+    sync, codec = self.config.sync, self.config.codec
+    deciding_fields = {
+      "total_steps": self.config.total_steps,
+      "sync": {"method": sync.method},
+      "codec": {"name": codec.name},
+    }
+    return flat(from_mapping(deciding_fields).to_mapping()) | {
+      "total_steps": RunConfig().total_steps,
+      "sync.method": RunConfig().sync.method,
+      "codec.name": "" if sync.method in RECIPES else RunConfig().codec.name,
+    }
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """Twelve hexadecimal digits, equal for two configs of the same run.
+
+    Only fields that are not at their defaults count, so a field that a later
+    version adds does not change the digests of older runs.
+    """
+    default = flat(RunConfig().to_mapping())
+    counted = {
+      path: value
+      for path, value in flat(self.config.to_mapping()).items()
+      if value != default[path]
+      and not any(f"{path}.".startswith(f"{field}.") for field in _IGNORED)
+    }
+    text = json.dumps(counted, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+  @property
+  def label(self) -> str:
+    """Readable text with which the name of the run's directory begins."""
+    name = re.sub(r"[^\w.,=+-]+", "_", self.name)[:_MAX_NAME_CHARACTERS]
+    return f"{name}-seed{self.seed}"
+
+  @property
+  def arguments(self) -> list[str]:
+    """Flags that turn the default config into the config of the run."""
+    decided = self._decided
+    return [
+      f"--config.{path}={value}"
+      for path, value in flat(self.config.to_mapping()).items()
+      if value != decided[path]
+    ]
+
+
+def check_field(path: str) -> None:
+  """Raises ValueError, with the nearest name, if a sweep has no such field.
+
+  Args:
+    path: Dotted name of the field, e.g. "base.sync.sync_interval".
+  """
+  head, _, rest = path.partition(".")
+  known("field", head, FIELDS)
+  if head in ("base", "grid") and rest:
+    check_path(RunConfig, rest)
+
+
+def runs_of(
+  sweep: Mapping[str, Any], rows: Iterable[tuple[str, Mapping[str, Any]]] = ()
+) -> list[SweepRun]:
+  """Lists the runs of a sweep in the order in which they should start.
+
+  If two settings give the same config, the list has one run for both, under the
+  name of the first.
+
+  Args:
+    sweep: Mapping with some of `FIELDS`. `base` is a whole config. `grid` maps
+      fields (dotted or nested) to lists of values; every combination becomes a
+      setting. `runs` is a list of settings, which map dotted fields to values
+      and may have a `name` and a `seed`. `seeds` are those of all settings
+      without one; by default that of `base`.
+    rows: Name and overrides of finished runs. They are the runs of a sweep that
+      has neither `grid` nor `runs`.
+
+  Raises:
+    ValueError: If a run is not possible. The message has one line, which names
+      the run and the field and says what to change.
+  """
+  for field in sweep:
+    check_field(field)
+  base = sweep.get("base", {})
+  seeds = tuple(sweep.get("seeds") or (base.get("seed", 0),))
+  settings = _named([*_product(sweep), *_listed(sweep)])
+  if not settings:
+    return [_run(name, {}, overrides) for name, overrides in rows]
+  runs: dict[str, SweepRun] = {}
+  for name, changed in settings:
+    for seed in (changed["seed"],) if "seed" in changed else seeds:
+      run = _run(name, base, changed | {"seed": seed})
+      runs.setdefault(run.digest, run)
+  return list(runs.values())
+
+
+def _run(
+  name: str, base: Mapping[str, Any], changed: Mapping[str, Any]
+) -> SweepRun:
+  with in_front(f"run {name!r}: "):
+    for path in changed:
+      check_path(RunConfig, path)
+    return SweepRun(name, from_mapping(nested(flat(base) | dict(changed))))
+
+
+def changes(runs: Sequence[SweepRun]) -> dict[str, str]:
+  """Returns what tells each setting from the others, in words, by its name.
+
+  Args:
+    runs: Runs of a sweep.
+  """
+  default = flat(RunConfig().to_mapping())
+  by_name = {run.name: run.overrides for run in reversed(runs)}
+  paths = dict.fromkeys(path for own in by_name.values() for path in own)
+  varied = [
+    path
+    for path in paths
+    if path != "seed"
+    and len({str(own.get(path, default[path])) for own in by_name.values()}) > 1
+  ]
+  return {
+    name: _words({path: own[path] for path in varied if path in own})
+    for name, own in by_name.items()
+  }
+
+
+def _product(sweep: Mapping[str, Any]) -> Iterator[tuple[str, dict]]:
+  """Yields ("", values by dotted field) for every combination in the grid."""
+  grid = flat(sweep.get("grid") or {})
+  for path, values in grid.items():
+    is_list = isinstance(values, list | tuple) and bool(values)
+    require(is_list, f"grid.{path}={values!r} must be a list of values")
+    check_path(RunConfig, path)
+  if grid:
+    for combination in itertools.product(*grid.values()):
+      yield "", dict(zip(grid, combination, strict=True))
+
+
+def _listed(sweep: Mapping[str, Any]) -> Iterator[tuple[str, dict]]:
+  """Yields (name, values by dotted field) for every setting in `runs`."""
+  for number, setting in enumerate(sweep.get("runs") or ()):
+    message = f"runs[{number}]={setting!r} must map fields to values"
+    require(isinstance(setting, Mapping), message)
+    changed = dict(setting)
+    name = changed.pop("name", "")
+    yield str(name), flat(changed)
+
+
+def _named(settings: list[tuple[str, dict]]) -> list[tuple[str, dict]]:
+  """Gives every setting a name and drops settings that are repeated."""
+  by_name: dict[tuple[str, Any], dict] = {}
+  for given_name, changed in settings:
+    own = {path: value for path, value in changed.items() if path != "seed"}
+    name = given_name or _words(own, ",") or "base"
+    key = name, changed.get("seed")
+    if by_name.setdefault(key, changed) != changed:
+      raise ValueError(f"two runs are called {name!r}: rename one of them")
+  return [(name, changed) for (name, _), changed in by_name.items()]
+
+
+def _words(values: Mapping[str, Any], between: str = " ") -> str:
+  """Names values, e.g. "rank=8 outer.momentum=0.6"."""
+  return between.join(
+    f"{short_name(path)}="
+    + (f"{value:g}" if isinstance(value, float) else str(value))
+    for path, value in values.items()
+  )
+
+
+def short_name(path: str) -> str:
+  """Returns the name of a field, without its section if the name is unique.
+
+  Args:
+    path: Dotted name of the field, e.g. "sync.sync_interval".
+  """
+  last = path.rpartition(".")[2]
+  names = collections.Counter(
+    field.rpartition(".")[2] for field in flat(RunConfig().to_mapping())
+  )
+  return last if names[last] == 1 and last != "name" else path
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Turns {"sync.method": value} into {"sync": {"method": value}}."""
+  sections: dict[str, Any] = {}
+  for path, value in values.items():
+    *names, last = path.split(".")
+    section = sections
+    for name in names:
+      section = section.setdefault(name, {})
+    section[last] = value
+  return sections

@@ -1,0 +1,1 @@
+"""Measuring instruments: speeds, links and compiled programs."""

@@ -1,0 +1,179 @@
+"""The bench `inner`: tokens a second, utilisation and memory of inner steps.
+
+Rates are absolute and belong to the device that they name. Only operations of
+the model count (`flops_per_token`), so recomputing activations lowers the
+utilisation.
+"""
+
+import pathlib
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.progress import track
+
+from dilocox_jax.config import RunConfig
+from dilocox_jax.config.platforms import on_platform
+from dilocox_jax.inner.step import inner_step
+from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
+from dilocox_jax.pytypes import Tree
+from dilocox_jax.report.text_tables import terminal_table
+from dilocox_jax.training import build, states
+from experiments.tools.benchmarks.ratios import keep_record
+
+STEPS = 10  # Inner steps of one measurement.
+
+# Dense bfloat16 operations a second, by `device_kind` (recalled).
+DEVICE_PEAK_FLOPS = {
+  "NVIDIA H200": 989e12,
+  "NVIDIA H100 80GB HBM3": 989e12,
+  "NVIDIA A100-SXM4-80GB": 312e12,
+  "NVIDIA A100-SXM4-40GB": 312e12,
+  "TPU v4": 275e12,
+  "TPU v5 lite": 197e12,
+  "TPU v5p": 459e12,
+  "TPU v6 lite": 918e12,
+}
+
+
+def steps_program(programs: build.Programs) -> Callable:
+  """Returns the inner steps of all replicas as one compiled program.
+
+  Args:
+    programs: Programs of the run.
+
+  Returns:
+    A function of the carry (parameters and inner optimizer state, leaves
+    [M, ...]) and batches [M, steps, B, L + 1] that returns the next carry and
+    the metrics of the steps. It reuses the memory of the carry.
+  """
+  step = inner_step(programs.steps.gradient, programs.steps.optimizer)
+  replicas = programs.rounds.replicas
+
+  def steps(carry: Tree, batches: Tree):
+    def body(carry, batch):
+      params, optimizer, metrics = step(*carry, batch)
+      return (params, optimizer), metrics
+
+    carry, metrics = jax.lax.scan(body, carry, batches)
+    return replicas.divided(carry), metrics
+
+  return jax.jit(replicas.map(steps, (0, 0), (0, 0)), donate_argnums=0)
+
+
+def first_carry(programs: build.Programs) -> Tree:
+  """Returns parameters and inner optimizer state of all replicas [M, ...]."""
+  replicas = programs.rounds.replicas
+  params = states.first_params(programs, "rounds", 0)
+
+  def spread(params: Tree) -> Tree:
+    carry = params, programs.steps.optimizer.init(params)
+    return jax.tree.map(
+      lambda x: jnp.broadcast_to(x, (replicas.num_replicas, *x.shape)), carry
+    )
+
+  places = replicas.state_shardings(jax.eval_shape(spread, params), 0)
+  return jax.jit(spread, out_shardings=places)(params)
+
+
+def measure_steps(config: RunConfig, repeats: int) -> dict:
+  """Runs inner steps and returns how fast they were.
+
+  Args:
+    config: Config of the run. Nothing is exchanged.
+    repeats: Measurements of `STEPS` steps each.
+
+  Returns:
+    Values by name, ready for JSON.
+  """
+  config = on_platform(config, build.platform_name())
+  programs = build.programs(config)
+  replicas, data = programs.rounds.replicas, config.data
+  shape = (len(replicas.own), STEPS, data.batch_size, data.sequence_length + 1)
+  vocab_size = config.model.shape.vocab_size
+  drawn = np.random.default_rng(0).integers(0, vocab_size, shape, np.int32)
+  batches = replicas.place_batches(drawn)
+  carry = first_carry(programs)
+  program = steps_program(programs).lower(carry, batches).compile()
+  seconds = []
+  for number in track(range(repeats + 1), description="inner steps"):
+    start_s = time.perf_counter()
+    carry, metrics = program(carry, batches)
+    jax.block_until_ready((carry, metrics))
+    if number:  # The first one warms up.
+      seconds.append(time.perf_counter() - start_s)
+  return _rates(config, seconds) | _memory(program)
+
+
+def _rates(config: RunConfig, seconds: list[float]) -> dict:
+  mesh, shape = config.mesh, config.model.shape
+  step_s = statistics.median(seconds) / STEPS
+  tokens_per_s = mesh.num_replicas * config.tokens_per_replica_step / step_s
+  flops = tokens_per_s * flops_per_token(shape, config.data.sequence_length)
+  num_devices = 1
+  if mesh.layout == "mesh":
+    num_devices = mesh.num_replicas * config.division.num_devices
+  kind = jax.devices()[0].device_kind
+  peak = DEVICE_PEAK_FLOPS.get(kind)
+  return {
+    "device": kind,
+    "num_devices": num_devices,
+    "jax": jax.__version__,
+    "parameters": parameter_count(shape),
+    "compute_dtype": config.model.compute_dtype,
+    "attention": config.model.attention,
+    "step_s": step_s,
+    "tokens_per_s": tokens_per_s,
+    "model_flops_per_s_per_device": flops / num_devices,
+    "mfu": flops / num_devices / peak if peak else None,
+    "label": f"measured: median of {len(seconds)} times {STEPS} inner steps",
+  }
+
+
+def _memory(program: jax.stages.Compiled) -> dict:
+  """Bytes of one device, as the compiler and as the device count them."""
+  analysis = program.memory_analysis()
+  stats = jax.local_devices()[0].memory_stats() or {}
+  return {
+    "argument_bytes": getattr(analysis, "argument_size_in_bytes", None),
+    "temporary_bytes": getattr(analysis, "temp_size_in_bytes", None),
+    "peak_bytes": stats.get("peak_bytes_in_use"),
+  }
+
+
+def run_inner(config: RunConfig, workdir: pathlib.Path, repeats: int) -> dict:
+  """Measures, writes bench_inner.json and prints a table.
+
+  Args:
+    config: Config of the run.
+    workdir: Directory of the file.
+    repeats: Measurements of `STEPS` steps each.
+
+  Returns:
+    The values of the file by name.
+  """
+  values = measure_steps(config, repeats)
+  cells = [
+    (name, _cell(name, value))
+    for name, value in values.items()
+    if name not in ("device", "label")
+  ]
+  title = f"Inner steps on {values['device']}"
+  table = terminal_table(("value", "measured"), cells, title=title)
+  keep_record(workdir, "inner", values, table)
+  return values
+
+
+def _cell(name: str, value) -> str:
+  if value is None:
+    return "unknown"
+  if name == "mfu":
+    return f"{100 * value:.1f} %"
+  if isinstance(value, int):
+    return f"{value:,}"
+  if isinstance(value, float):
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+  return value

@@ -1,0 +1,222 @@
+"""Which runs a sweep has, how they are known, and when they would end."""
+
+import dataclasses
+import importlib
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from dilocox_jax.api.simulation_setup import Options, set_up
+from dilocox_jax.config import from_mapping
+from dilocox_jax.simulate.analytic import run_time
+from experiments.sweeps import runs
+from experiments.sweeps.clocks import (
+  PlannedTime,
+  SweepClock,
+  clock_of,
+  fitting_interval,
+  overlap_steps,
+  rounds_from,
+)
+from experiments.sweeps.rows import Rows, overrides_of
+
+BASE = {"sync": {"sync_interval": 6}, "total_steps": 60}
+ROOT = pathlib.Path(__file__).parents[3]
+SLOW = SweepClock("100mbit", 0.25)
+
+
+def listed(**sweep):
+  return runs.runs_of({"base": BASE, **sweep})
+
+
+def test_a_grid_is_the_full_product_in_order():
+  found = listed(
+    grid={"sync": {"sync_interval": (3, 6)}, "outer.momentum": [0.0, 0.9]},
+    seeds=(4, 5),
+  )
+  drawn = [
+    (r.config.sync.sync_interval, r.config.outer.momentum, r.seed)
+    for r in found
+  ]
+  assert drawn == [
+    (h, m, s) for h in (3, 6) for m in (0.0, 0.9) for s in (4, 5)
+  ]
+  assert found[0].name == "sync_interval=3,outer.momentum=0"
+
+
+def test_listed_runs_follow_the_grid_and_may_have_names_and_seeds():
+  found = listed(
+    grid={"sync.sync_interval": (3,)},
+    runs=[
+      {"name": "mine", "outer.momentum": 0.1, "seed": 7},
+      {"name": "mine", "outer.momentum": 0.1, "seed": 8},
+      {"sync.sync_interval": 12},
+    ],
+  )
+  assert [(r.name, r.seed) for r in found] == [
+    *(("sync_interval=3", 0), ("mine", 7), ("mine", 8)),
+    ("sync_interval=12", 0),
+  ]
+  assert runs.changes(found)["mine"] == "sync_interval=6 outer.momentum=0.1"
+
+
+def test_what_means_one_run_is_run_once_and_keeps_its_name():
+  lines = [{}, {"sync.sync_interval": 6}, {"checkpoint.keep": 8}]
+  (only,) = listed(runs=lines)
+  (_, same) = listed(grid={"sync.sync_interval": (3, 6)})
+  assert only.name == "base" and only.digest == same.digest
+
+
+@pytest.mark.parametrize(
+  "sweep, message",
+  [
+    ({"gird": {}}, "field 'gird': did you mean 'grid'?"),
+    ({"grid": {"outer.momentm": (1,)}}, "did you mean 'momentum'?"),
+    ({"grid": {"outer.momentum": 8}}, "grid.outer.momentum=8 must be a list"),
+    ({"grid": {"outer.momentum": ()}}, "must be a list"),
+    ({"runs": [{"sync.intervall": 3}]}, "did you mean 'sync_interval'?"),
+    ({"runs": [{"name": "x", "outer.momentum": 5.0}]}, "run 'x': outer.mom"),
+    ({"runs": [{"total_steps": "ten"}]}, "total_steps='ten' must be of type"),
+    ({"runs": ["int4"]}, r"runs\[0\]='int4' must map fields"),
+    (
+      {"runs": [{"name": "a"}, {"name": "a", "total_steps": 9}]},
+      "two runs are called 'a'",
+    ),
+    (
+      {"runs": [{"outer.momentum": 0.1}, {"sync.sync_interval": 0}]},
+      "run 'sync_interval=0'",
+    ),
+  ],
+)
+def test_a_mistake_is_one_line_before_anything_runs(sweep, message):
+  with pytest.raises(ValueError, match=message) as error:
+    listed(**sweep)
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "given",
+  [
+    {"sync.method": "dilocox", "total_steps": 180},
+    {"sync.method": "muloco", "seed": 3},
+    {"sync.method": "allreduce", "inner.warmup_steps": 0},
+    {"sync.method": "overlap_loco", "sync.sync_interval": 16},
+  ],
+)
+def test_overrides_make_the_same_run_again(given):
+  (run,) = runs.runs_of({"base": {}, "runs": [given]})
+  (again,) = runs.runs_of({}, [(run.name, run.overrides)])
+  assert again.config == run.config and again.digest == run.digest
+  from_flags = dict(
+    flag.removeprefix("--config.").split("=", 1) for flag in run.arguments
+  )
+  assert from_flags["sync.method"] == given["sync.method"]
+
+
+@pytest.mark.parametrize(
+  "name", ["convergence_small", "convergence_muon", "convergence_long"]
+)
+def test_the_runs_of_committed_rows_are_found_again(name):
+  config = importlib.import_module(f"experiments.configs.{name}").get_config()
+  rows = Rows(ROOT / config.rows)
+  kept = list(rows.runs.values())
+  given = [(row.name, overrides_of(row)) for row in kept]
+  found = runs.runs_of(config.to_dict(), given)
+  assert [run.digest for run in found] == [row.digest for row in kept]
+  assert [run.seed for run in found] == [row.seed for row in kept]
+  # Else a page would compare settings with nothing, and have no curves.
+  names = {run.name for run in found}
+  assert {
+    config.baseline,
+    *config.baselines,
+    *config.baselines.values(),
+  } < names
+  assert any(rows.curve(row) for row in kept)
+
+
+@pytest.mark.parametrize("name", ["compression", "sync", "boundary"])
+def test_every_config_of_an_ablation_has_runs_and_its_baseline(name):
+  file = importlib.import_module(f"experiments.configs.ablate_{name}")
+  config = file.get_config()
+  found = runs.runs_of(config.to_dict())
+  assert len(found) > 2 and config.baseline in {run.name for run in found}
+
+
+def test_runs_are_listed_without_jax():
+  code = "import sys; from experiments.sweeps import runs; assert 'jax' not in "
+  subprocess.run([sys.executable, "-c", f"{code} sys.modules"], check=True)
+
+
+def config(method, **sync):
+  return from_mapping(
+    {"total_steps": 60, "inner": {"warmup_steps": 2}}
+    | {"sync": {"method": method, **sync}, "codec": {"name": "float32"}}
+  )
+
+
+@pytest.mark.parametrize(
+  "exchange_s, step_s, steps",
+  [(0.001, 1.0, 1), (1.0, 1.0, 1), (1.001, 1.0, 2), (0.3, 0.1, 3)],
+)
+def test_tau_is_the_fewest_steps_that_cover_the_transfer(
+  exchange_s, step_s, steps
+):
+  assert overlap_steps(exchange_s, step_s) == steps
+
+
+@pytest.mark.parametrize(
+  "least, total_steps, interval",
+  [(10, 2000, 10), (34, 2000, 40), (34, 1999, 34), (17, 2000, 20)],
+)
+def test_h_divides_the_run_if_a_divisor_is_near(least, total_steps, interval):
+  assert fitting_interval(least, total_steps) == interval
+
+
+def test_rounds_hide_the_exchange_of_a_clock():
+  made = config("overlap_loco", num_fragments=2, sync_interval=4)
+  timed = PlannedTime(made, SLOW)
+  longest_s = max(timed.exchange_s([fragment]) for fragment in (0, 1))
+  window = overlap_steps(longest_s, timed.step_s)
+  assert rounds_from(SLOW, made) == {"sync.sync_interval": 2 * window}
+  timed = PlannedTime(config("delayed", overlap_steps=4), SLOW)
+  tau = overlap_steps(timed.exchange_s([0]), timed.step_s)
+  found = rounds_from(SLOW, config("delayed", overlap_steps=4))
+  assert found["sync.overlap_steps"] == tau
+  assert rounds_from(SLOW, config("dilocox", sync_interval=20)) == {
+    "sync.sync_interval": fitting_interval(tau, 60)
+  }
+
+
+@pytest.mark.parametrize(
+  "made",
+  [
+    config("allreduce"),
+    config("dilocox", sync_interval=20),
+    config("diloco", warm_start="data_parallel", warm_start_steps=10),
+  ],
+)
+def test_a_run_ends_where_the_simulator_ends_it_flush_included(made):
+  setup = set_up(made, "100mbit", Options(step_s=0.25))
+  expected = run_time(
+    setup.link_costs, setup.work, setup.script.ops(setup.plan)
+  )
+  times = PlannedTime(made, SLOW).times()
+  assert times.end_s == expected.now_s
+  assert times.utilisation == expected.utilisation
+  assert max(times.at_s) == 60 and times.at_s[60] <= times.end_s
+  (first, *_) = times.at_s
+  assert times.after(first) == times.at_s[first]
+  assert times.after(first - 1) == 0
+
+
+def test_another_model_may_be_timed():
+  clock = clock_of(
+    {"name": "x", "cluster": "1gbit", "model": {"preset": "qwen_107b"}}
+  )
+  timed = clock.timed(config("diloco", sync_interval=20))
+  assert timed.model.preset == "qwen_107b" and timed.sync.sync_interval == 20
+  with pytest.raises(ValueError, match="did you mean"):
+    clock_of({"name": "x", "cluster": "1gbit", "modl": {"preset": "tiny"}})
+  assert dataclasses.replace(clock, step_s=1.0).step_s == 1.0

@@ -1,0 +1,205 @@
+"""Whether a run fits: by arithmetic, and by the compiler for TPUs."""
+
+import csv
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from dilocox_jax.api.device_memory import device_memory
+from dilocox_jax.config import from_mapping, to_plan
+from dilocox_jax.plan.model.presets import MODEL_PRESETS
+from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
+from experiments.compilation import report
+from experiments.compilation.program import steady_program
+from experiments.compilation.topology import is_compiler_installed
+from experiments.configs import compiled
+from tests import runs
+from tests.experiments.programs import run
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TINY = "--config=experiments/configs/compiled.py:tiny_{}"
+needs_compiler = pytest.mark.skipif(
+  not is_compiler_installed(), reason="make compile-report installs libtpu"
+)
+
+
+def shown(*flags):
+  """In a process of its own, which may have more devices than this one."""
+  return subprocess.run(
+    [sys.executable, "-m", "experiments.fits", *flags],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+    env=os.environ,
+  )
+
+
+def sizes(text):
+  rows = re.findall(r"^ (\S.*?)  +([\d.]+) (\w+) *$", text, re.MULTILINE)
+  return {name: (float(number), unit) for name, number, unit in rows}
+
+
+def test_a_model_of_the_papers_is_counted_and_spread_over_a_mesh():
+  done = shown(
+    "--config=experiments/configs/papers.py:dilocox_107b",
+    *("--config.exchange.error_feedback=False", "--memory=80 GB"),
+  )
+  shape = MODEL_PRESETS["qwen_107b"]
+  assert f"{parameter_count(shape):,}" in done.stdout
+  assert f"{flops_per_token(shape, 2048):.4g} FLOPs a token" in done.stdout
+  found = sizes(done.stdout)
+  # 16 devices hold a replica of 4 bytes a parameter.
+  expected = 4 * parameter_count(shape) / 16 / 1e9
+  number, unit = found["replica/params"]
+  assert unit == "GB" and abs(number / expected - 1) < 0.02
+  assert found["fragments/params"] == found["replica/params"]
+  needed = found["needed"][0]
+  assert needed > found["all that is kept (exact)"][0] > 4 * number
+  lacking = f"it lacks {100 * (needed / 80 - 1):.0f}"
+  assert done.returncode == 1 and lacking in done.stderr.replace(".", " ")
+
+
+def test_stacked_replicas_are_all_on_one_device():
+  flags = ("--config.model.preset=nano", "--config.mesh.num_replicas=3")
+  done = run("fits", *flags, "--memory=1 GB")
+  assert done.returncode == 0 and "fits with 9" in done.stdout
+  total = 3 * 4 * parameter_count(MODEL_PRESETS["nano"])
+  number, unit = sizes(done.stdout)["replica/params"]
+  assert unit == "kB" and abs(1e3 * number / total - 1) < 0.01
+
+
+@pytest.mark.parametrize(
+  ("flags", "words"),
+  [
+    (["--memory=80"], "80"),
+    (["--workdir=x"], "--workdir needs --compile"),
+    pytest.param(
+      [TINY.format("dilocox"), "--compile=v5e:2x2", "--workdir={}"],
+      "make compile-report",
+      marks=pytest.mark.skipif(is_compiler_installed(), reason="it is there"),
+    ),
+    pytest.param(
+      [TINY.format("dilocox"), "--compile=v5e:3x17", "--workdir={}"],
+      "--compile=v5e:3x17",
+      marks=needs_compiler,
+    ),
+    pytest.param(
+      [TINY.format("dilocox"), "--compile=v5e:2x4", "--workdir={}"],
+      "the run has 8 devices and the slices have 16",
+      marks=needs_compiler,
+    ),
+  ],
+)
+def test_a_mistake_is_one_line(tmp_path, flags, words):
+  done = shown(*(flag.format(tmp_path) for flag in flags))
+  (line,) = done.stderr.strip().splitlines()
+  assert done.returncode == 2 and words in line
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "name, stretches", [("delayed", 1), ("dilocox", 2), ("diloco", 0)]
+)
+def test_a_page_tells_what_a_tiny_run_needs(name, stretches, tmp_path):
+  out = tmp_path / name
+  table = tmp_path / "table.csv"
+  done = shown(
+    *(TINY.format(name), f"--workdir={out}", "--compile=v5e:2x2"),
+    f"--table={table}",
+  )
+  assert done.returncode == 0, done.stderr
+  found = json.loads((out / "compiled.json").read_text())
+  assert found["fits"]
+  # A tile of 1024 values is the least that a chip sends.
+  assert 1 <= found["sent_bytes"] / found["planned_bytes"] < 1.03
+  behind = [tuple(each["hidden_by"]) for each in found["transfers"]]
+  assert len(set(behind) - {()}) == stretches
+  assert all(behind) == bool(stretches)
+  page = (out / "report.md").read_text()
+  assert "## Memory" in page and "## Transfers" in page
+  (row,) = csv.DictReader(table.read_text().splitlines())
+  assert int(row["needed_bytes"]) == found["needed_bytes"]
+
+
+@pytest.mark.parametrize("name", compiled.COMPILED)
+def test_every_run_to_compile_fills_two_slices(name):
+  config = from_mapping(compiled.get_config(name).to_dict())
+  devices = config.mesh.num_replicas * config.division.num_devices
+  assert devices in (2 * 4, 2 * 16, 2 * 128)
+
+
+# Read from programs for TPUs (`make compile-report`, libtpu 0.0.42).
+TABLE = ROOT / "docs/results/compiled_memory.csv"
+ROWS = {
+  row["run"]: row for row in csv.DictReader(TABLE.read_text().splitlines())
+}
+# Arrays of `tiny` are smaller than the tiles of a chip.
+LARGE = [name for name in ROWS if not name.startswith("tiny")]
+TOLERANCE = 0.12
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_the_estimate_says_what_a_compiled_program_needs(name):
+  config = from_mapping(compiled.get_config(name).to_dict())
+  found, row = device_memory(config), ROWS[name]
+  needed = float(row["needed_bytes"])
+  print(f"{name}: {found.total / 2**30:.1f} of {needed / 2**30:.1f} GiB")
+  assert found.total == pytest.approx(needed, rel=TOLERANCE)
+  assert found.state == pytest.approx(float(row["state_bytes"]), rel=TOLERANCE)
+
+
+STREAMING = {
+  "method": "streaming_diloco",
+  "sync_interval": 6,
+  "num_fragments": 2,
+  "overlap_steps": 1,
+}
+
+
+@pytest.mark.parametrize("sync", [STREAMING, {"method": "diloco"}])
+def test_a_window_sends_the_plans_bytes_and_the_rest_of_the_state_is_kept(sync):
+  config = runs.settings(layout="mesh", total_steps=30, **sync)
+  program, traffic = steady_program(config), to_plan.traffic(config)
+  found = report.analyse(program, program.lowered.compile())
+  numbers = range(config.fragments.num_fragments)
+  assert found.planned_bytes == max(map(traffic.exchange_bytes, numbers))
+  assert found.num_steps == sync.get("overlap_steps", 3)
+  sizes = [
+    4
+    * sum(map(math.prod, traffic.fragments.shapes(p, traffic.shapes).values()))
+    for p in numbers
+  ]
+  # Parameters and momentum of the fragment that sends less.
+  assert found.memory["kept"] == 2 * sum(sorted(sizes)[:-1])
+  assert found.needed_bytes >= found.memory["kept"] + found.memory["arguments"]
+
+
+def test_memory_of_the_host_is_none_of_the_devices():
+  config = runs.settings(layout="mesh", total_steps=30, **STREAMING)
+  mesh = dataclasses.replace(config.mesh, outer_memory="pinned_host")
+  assert not steady_program(dataclasses.replace(config, mesh=mesh)).kept_bytes
+
+
+def test_a_run_of_which_nothing_arrives_is_refused():
+  config = runs.settings(layout="mesh", total_steps=6)
+  with pytest.raises(ValueError, match="take at least 9"):
+    steady_program(config)
+
+
+def test_averaged_gradients_are_a_segment_of_steps():
+  config = runs.settings(layout="mesh", method="allreduce", sync_interval=None)
+  program = steady_program(config)
+  assert isinstance(program.lowered, jax.stages.Lowered)
+  assert program.planned_bytes == to_plan.traffic(config).segment_bytes(
+    to_plan.run_plan(config).segment(0)
+  )
