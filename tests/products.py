@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from experiments.compilation import hlo
-from experiments.compilation.hlo import Instruction, Module, type_shape
+from experiments.compilation.hlo import Instruction, Module
 
 # How often a loop or branch runs whenever control comes to it, by the name of
 # its operation and the number of the branch (None for a loop). A mean may be a
@@ -84,7 +84,7 @@ def instruction_flops(module: Module, instruction: Instruction) -> int:
 
 
 def _dot_flops(module: Module, instruction: Instruction) -> int:
-  operand = module.operand_shapes(instruction)[0]
+  operand = type_shape(module.types[instruction.operands[0]])
   contracted = instruction.attribute(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
   sizes = [operand[int(axis)] for axis in contracted.split(",") if axis]
   return 2 * math.prod(type_shape(instruction.type)) * math.prod(sizes)
@@ -129,3 +129,9 @@ def _branches(
     (branch, rounds(instruction.op_name, number))
     for number, branch in enumerate(branches)
   ]
+
+
+def type_shape(text: str) -> list[int]:
+  """Returns the sizes of an array from its type."""
+  found = re.match(r"\w+\[([\d,]*)\]", text)
+  return [int(n) for n in found[1].split(",") if n] if found else []

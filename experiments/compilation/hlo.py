@@ -72,10 +72,6 @@ class Module:
       for each in instructions
     }
 
-  def operand_shapes(self, instruction: Instruction) -> list[list[int]]:
-    """Returns the shapes of an instruction's operands, which are arrays."""
-    return [type_shape(self.types[name]) for name in instruction.operands]
-
   def operand_bytes(self, instruction: Instruction) -> int:
     """Returns the size of an instruction's operands (bytes)."""
     return sum(type_bytes(self.types[name]) for name in instruction.operands)
@@ -92,12 +88,6 @@ def parse(text: str) -> Module:
     elif found := _INSTRUCTION.match(line):
       current.append(_instruction(found[1], found[2]))
   return Module({n: tuple(c) for n, c in computations.items() if c}, entry)
-
-
-def type_shape(text: str) -> list[int]:
-  """Returns the sizes of an array from its type."""
-  found = re.match(r"\w+\[([\d,]*)\]", text)
-  return [int(n) for n in found[1].split(",") if n] if found else []
 
 
 def type_bytes(text: str) -> int:

@@ -20,13 +20,6 @@ _KINDS = {
   "ALL_GATHER": "all_gather",
   "ALL_TO_ALL": "all_to_all",
 }
-INSIDE = (
-  "all-reduce",
-  "all-gather",
-  "all-to-all",
-  "reduce-scatter",
-  "collective-permute",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,12 +84,6 @@ def sent_bytes(module: Module, num_replicas: int = 2) -> float:
     Collective(each.kind, each.operand_bytes).sent_bytes(num_replicas)
     for each in transfers(module)
   )
-
-
-def inside_kind(instruction: Instruction) -> str | None:
-  """Returns the kind of a collective inside a slice, or None."""
-  kind = instruction.opcode.removesuffix("-start")
-  return kind if kind in INSIDE else None
 
 
 def is_inner_loop(instruction: Instruction) -> bool:

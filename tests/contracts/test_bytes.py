@@ -22,7 +22,7 @@ from dilocox_jax.plan.wire.payload import E3M0, Dense, Int
 from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
 from dilocox_jax.plan.wire.traffic import Traffic
 from experiments.compilation import hlo
-from experiments.compilation.transfers import inside_kind, is_inner_loop
+from experiments.compilation.transfers import is_inner_loop
 
 NUM_LAYERS = 4
 # Odd sizes: bytes that are not filled and chunks that are not whole.
@@ -39,6 +39,12 @@ KINDS = {
   "all-gather": "all_gather",
   "all-to-all": "all_to_all",
 }
+
+
+def inside_kind(instruction):
+  """Kind of a collective among the devices of one program, or None."""
+  kind = instruction.opcode.removesuffix("-start")
+  return kind if kind in (*KINDS, "collective-permute") else None
 
 
 def operations(text):

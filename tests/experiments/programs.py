@@ -5,6 +5,7 @@ import dataclasses
 import io
 import pathlib
 import runpy
+import signal
 import sys
 import warnings
 from unittest import mock
@@ -33,6 +34,7 @@ def run(program, *arguments):
   """Runs experiments.PROGRAM, whose flags are forgotten afterwards."""
   app.define_help_flags()
   known, code = set(flags.FLAGS), 0
+  before = signal.getsignal(signal.SIGTERM)
   out, err = io.StringIO(), io.StringIO()
   try:
     with (
@@ -49,6 +51,7 @@ def run(program, *arguments):
   except SystemExit as ended:
     code = int(ended.code or 0)
   finally:
+    signal.signal(signal.SIGTERM, before)
     done = Done(code, out.getvalue(), err.getvalue())
     for flag in set(flags.FLAGS) - known:
       delattr(flags.FLAGS, flag)

@@ -59,7 +59,7 @@ def rounds_on(stage, case):
     assert branch is None, "the step has no conditionals"
     scope = name.split("/")[-2]
     if scope in ACTIONS:
-      return Fraction(count[scope], table.num_ticks)
+      return Fraction(count[scope], len(table.action))
     action = next(part for part in name.split("/") if part in ACTIONS)
     is_here = stage == ends[scope]
     return is_here * Fraction(case.num_micro_batches, max(1, count[action]))

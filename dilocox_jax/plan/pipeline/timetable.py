@@ -83,11 +83,6 @@ class Timetable:
   num_pair_slots: int
 
   @property
-  def num_ticks(self) -> int:
-    """Number of ticks in one step (rows of the table)."""
-    return self.action.shape[0]
-
-  @property
   def num_stages(self) -> int:
     """Number of stages of the pipeline (columns of the table)."""
     return self.action.shape[1]

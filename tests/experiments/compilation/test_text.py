@@ -4,7 +4,6 @@ import pytest
 
 from experiments.compilation import hlo
 from experiments.compilation.transfers import (
-  inside_kind,
   sent_bytes,
   transfers,
 )
@@ -37,9 +36,9 @@ def test_operands_of_collectives_have_their_size():
   module = hlo.parse(TEXT)
   assert module.entry == "main.1"
   found = [
-    (inside_kind(each), module.operand_bytes(each))
+    (each.opcode.removesuffix("-start"), module.operand_bytes(each))
     for each in module.computations["main.1"]
-    if inside_kind(each)
+    if each.opcode.startswith("all-")
   ]
   assert found == [
     ("all-reduce", 60 + 14),

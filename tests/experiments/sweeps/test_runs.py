@@ -11,6 +11,7 @@ import pytest
 from dilocox_jax.api.simulation_setup import Options, set_up
 from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
+from dilocox_jax.simulate.link_costs import LinkCosts
 from experiments.sweeps import runs
 from experiments.sweeps.clocks import (
   PlannedTime,
@@ -198,10 +199,10 @@ def test_rounds_hide_the_exchange_of_a_clock():
   ],
 )
 def test_a_run_ends_where_the_simulator_ends_it_flush_included(made):
-  setup = set_up(made, "100mbit", Options(step_s=0.25))
-  expected = run_time(
-    setup.link_costs, setup.work, setup.script.ops(setup.plan)
-  )
+  setup = set_up(made, SLOW.cluster, Options(step_s=SLOW.step_s))
+  # The messages that sweeps were planned with.
+  costs = LinkCosts(setup.link_costs.cluster, SLOW.transport)
+  expected = run_time(costs, setup.work, setup.script.ops(setup.plan))
   times = PlannedTime(made, SLOW).times()
   assert times.end_s == expected.now_s
   assert times.utilisation == expected.utilisation
