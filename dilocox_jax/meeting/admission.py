@@ -3,6 +3,7 @@
 The replica that comes first writes it, and nobody changes it afterwards.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import pathlib
@@ -39,12 +40,17 @@ def run_terms(
     "config": dict(config),
     "rules": dict(rules),
     "text": text_digest,
-    "code": code_digest(pathlib.Path(dilocox_jax.__file__).parent),
+    "code": _own_code_digest(),
     "versions": {
       "python": ".".join(platform.python_version_tuple()[:2]),
       **{name: importlib.metadata.version(name) for name in _VERSIONED},
     },
   }
+
+
+@functools.cache  # What runs was read when the program began.
+def _own_code_digest() -> str:
+  return code_digest(pathlib.Path(dilocox_jax.__file__).parent)
 
 
 def code_digest(package: pathlib.Path) -> str:

@@ -127,7 +127,7 @@ class Mailbox:
     self._is_present = False
     self._loaded = self._live = self._differed = -1
     self._bad: set[int] = set()
-    self._counted = (0, 0)
+    self._counted = (-1, 0)  # The event of the last count, and the count.
 
   def newest(self) -> Snapshot | None:
     """Returns the newest snapshot that is whole, and goes on from there.
@@ -149,7 +149,7 @@ class Mailbox:
         _say(f"{self.name} takes the snapshot before event {event}")
         return snapshot
       if event not in self._bad:
-        _say(f"the snapshot before event {event} is damaged; an older one...")
+        _say(f"the snapshot before event {event} is damaged: it is passed over")
     if self._snapshots.is_gone(0):
       raise StoppedError("no snapshot of the run can be read")
     return None
@@ -194,7 +194,8 @@ class Mailbox:
       weight: Weight of the message.
       send: Whether this replica has something to send.
       state: Digest of the shared state that the message belongs to, at most 32
-        bytes; equal in all replicas, if all is well. b"" compares nothing.
+        bytes; equal in all replicas, if all is well. With b"" nothing is
+        compared, and no snapshot is written.
       kind: Which events have messages of a like size, e.g. the fragment.
       norm: The size of a message.
       snapshot: Returns the first event whose result the shared state does not
@@ -265,22 +266,26 @@ class Mailbox:
   def _write_snapshot(
     self, event: int, agreed: Manifest, take: TakeSnapshot
   ) -> None:
-    is_due = event % self.rules.snapshot_every == 0
-    if not (is_due and self._snapshots.is_claimed(event)):
+    if event % self.rules.snapshot_every:
       return
-    first, arrays = take()
-    snapshot = Snapshot(
-      event, first, agreed.state, self._memory.to_json(), [*arrays]
-    )
-    number, size = self._snapshots.write(snapshot)
-    requests = sum(self._store.store.requests.values())
-    events = max(1, event - self._counted[0])
-    _say(
-      f"snapshot before event {event}: the store holds {number} objects,"
-      f" {size / 1e6:.1f} MB; {(requests - self._counted[1]) / events:.1f}"
-      " requests an event"
-    )
-    self._counted = event, requests
+    self._say_requests(event)
+    if self._snapshots.is_claimed(event):
+      first, arrays = take()
+      memory = self._memory.to_json()
+      number, size = self._snapshots.write(
+        Snapshot(event, first, agreed.state, memory, [*arrays])
+      )
+      _say(
+        f"the snapshot before event {event} is written; the store holds"
+        f" {number} objects, {size / 1e6:.1f} MB"
+      )
+
+  def _say_requests(self, event: int) -> None:
+    (before, made), total = self._counted, self._store.store.requests.total()
+    if event > before >= 0:
+      each = (total - made) / (event - before)
+      _say(f"event {event}: {self.name} makes {each:.1f} requests an event")
+    self._counted = event, total
 
   def _note_presence(self, event: int, agreed: Manifest, sent: bool) -> None:
     self._is_present = self.name in agreed.roster.expected()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -220,6 +221,15 @@ def test_a_snapshot_of_another_state_than_it_says_is_passed_over(world, caplog):
   world.finish(running)
   assert "c takes the snapshot before event 8" in caplog.text
   assert "c takes the snapshot before event 0" in caplog.text
+
+
+def test_requests_and_the_size_of_the_store_are_said(world, caplog):
+  caplog.set_level(logging.INFO)
+  world.finish([started(world, n) for n in "abc"])
+  for name in "abc":
+    assert re.search(rf"event 16: {name} makes \d+\.\d requests", caplog.text)
+  said = r"before event 16 is written; the store holds \d+ objects, 0\.0 MB"
+  assert len(re.findall(said, caplog.text)) == 1
 
 
 def test_the_store_and_the_requests_stay_bounded(world):
