@@ -149,5 +149,5 @@ TestReplicas.settings = hypothesis.settings(
 @pytest.mark.slow
 class TestReplicasForLonger(Replicas.TestCase):
   settings = hypothesis.settings(
-    max_examples=1000, stateful_step_count=60, deadline=None
+    max_examples=500, stateful_step_count=60, deadline=None
   )
