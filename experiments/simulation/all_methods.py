@@ -93,7 +93,7 @@ def report_methods(
   ]
   page = write_page(workdir, title, lines, own_command())
   console = Console()
-  table = terminal_table(_COLUMNS, rows, title=title)
+  table = terminal_table(_COLUMNS, rows, title=title, collapse_padding=True)
   table.columns[0].no_wrap = True
   console.print(table)
   for reason in reasons:

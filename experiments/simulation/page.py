@@ -61,7 +61,9 @@ def answer(plan: MethodPlan) -> list[Row]:
 
 
 def human_speed(tokens_per_s: float) -> str:
-  """Returns tokens a second as digits, e.g. "3,724" or "9.02"."""
+  """Returns tokens a second, e.g. "9.02", "3,724" or "2.77 M"."""
+  if tokens_per_s >= 1e6:
+    return f"{tokens_per_s / 1e6:.3g} M"
   is_large = tokens_per_s >= 1000
   return f"{tokens_per_s:,.0f}" if is_large else f"{tokens_per_s:.3g}"
 
