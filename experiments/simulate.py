@@ -76,6 +76,7 @@ def main(values: flags.FlagValues) -> None:
   """Simulates and prints the costs."""
   from dilocox_jax.api import method_plans
   from dilocox_jax.api.simulation_setup import Options
+  from dilocox_jax.checks import require
   from dilocox_jax.simulate.quantities import SIZE, parse_quantity
   from experiments.simulation import all_methods, cluster_list, page, run
 
@@ -96,6 +97,7 @@ def main(values: flags.FlagValues) -> None:
       run.report_recorded(timed, cluster, workdir)
       return
     memory = values.memory and parse_quantity(values.memory, SIZE, "--memory")
+    require(memory is None or memory > 0, "--memory must be above 0")
     config = command_line.run_config(values.config)
     args = config, values.cluster, options, memory
     if is_all:

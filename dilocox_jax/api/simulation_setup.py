@@ -107,8 +107,10 @@ def _steps(
   step_flops = tokens * flops_per_token(shape, config.data.sequence_length)
   micro_batches = pipeline.num_micro_batches if pipeline else 1
   hop_bytes = _token_bytes(config) * tokens / micro_batches
-  used = config.mesh.num_stages * config.mesh.num_data_shards
-  num_used = used if config.mesh.is_divided else None
+  mesh = config.mesh
+  used = mesh.num_stages * mesh.num_data_shards
+  # A config that says nothing of devices is meant to use them all.
+  num_used = used if mesh.layout == "mesh" else None
   return step_seconds(cluster, step_flops, pipeline, hop_bytes, num_used)
 
 

@@ -98,8 +98,12 @@ def report_methods(
   console.print(table)
   for reason in reasons:
     console.print(f"ruled out: {reason}", highlight=False, soft_wrap=True)
-  for path in paths[:1]:
-    print(f"config of the fastest that fits: {path}")
+  first = (
+    f"config of the fastest that fits: {paths[0]}"
+    if paths
+    else ("no method fits: take more devices, or a smaller batch or model")
+  )
+  print(first)
   print(f"report: {page}")
 
 

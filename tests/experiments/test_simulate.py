@@ -108,6 +108,7 @@ def test_a_written_config_is_whole(all_methods):
     (["--tokens=1e9"], "--tokens needs --methods=all"),
     (["--methods=all", "--tokens=0"], "--tokens=0.0 must be above 0"),
     (["--memory=80"], "--memory: 80 has no unit"),
+    (["--memory=0 GB"], "--memory must be above 0"),
     (["--step_s=-1"], "step_s"),
     (
       ["--cluster=experiments/clusters/example.json"],
