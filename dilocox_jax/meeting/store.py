@@ -30,6 +30,9 @@ _PATIENCE: dict[str, Any] = {
 }
 
 
+_DELETED_AT_ONCE = 1000  # S3 takes so many; of files one may be missing.
+
+
 class AwayError(Exception):
   """Means that the store cannot be reached, or refuses; try again later."""
 
@@ -107,10 +110,12 @@ class Store:
 
   def delete(self, paths: Iterable[str]) -> None:
     """Deletes objects; those that are missing are passed over."""
-    for path in paths:
+    paths = list(paths)
+    size = 1 if isinstance(self._objects, LocalStore) else _DELETED_AT_ONCE
+    for start in range(0, len(paths), size):
       self.requests["delete"] += 1
       try:
-        obstore.delete(self._objects, path)
+        obstore.delete(self._objects, paths[start : start + size])
       except FileNotFoundError:
         continue
       except (BaseError, OSError) as error:

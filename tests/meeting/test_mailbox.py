@@ -3,6 +3,8 @@
 import dataclasses
 import logging
 import re
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from dilocox_jax.meeting.agreement import LostError
 from dilocox_jax.meeting.mailbox import Mailbox
 from dilocox_jax.meeting.rules import MailboxRules
 from dilocox_jax.meeting.store import Store
+from tests.meeting import s3_server
 from tests.meeting.toy import Toy
 from tests.meeting.world import CONFIG, SECRET, FakeStore, Process, World
 from tests.oracles import mailbox as twin
@@ -269,3 +272,33 @@ def test_events_come_in_order(tmp_path):
   for event, turn in [(1, 0), (0, 1)]:
     with pytest.raises(ValueError, match="is not after -1"):
       box.exchange(event, turn, [np.zeros(1)])
+
+
+def test_a_folder_and_a_bucket_give_the_same_bits(tmp_path):
+  """Two threads, once through files and once through S3's requests."""
+
+  def run(store, options):
+    toys = [Toy(name, 6, delay=1) for name in "ab"]
+
+    def go(toy):
+      rules = MailboxRules(replicas=2, quorum=2, grace_s=30.0)
+      where = Store(store, **options)
+      toy.run(
+        Mailbox(where, name=toy.name, secret=SECRET, config={}, rules=rules)
+      )
+
+    threads = [threading.Thread(target=go, args=[toy]) for toy in toys]
+    for number, thread in enumerate(threads):
+      thread.start()
+      seat = Store(store, **options)
+      while not seat.get(f"seat/{number:04d}", 1000):  # In this order.
+        time.sleep(0.01)
+    for thread in threads:
+      thread.join(60)
+    return [toy.theta.tobytes() for toy in toys]
+
+  through_files = run(str(tmp_path), {})
+  with s3_server.serving() as options:
+    assert run("s3://bucket/run", options) == through_files
+  expected = twin.under([["a", "b"]] * 5, delay=1).tobytes()
+  assert through_files == [expected, expected]

@@ -1,16 +1,31 @@
 import pytest
 
 from dilocox_jax.meeting.store import AwayError, Store
+from tests.meeting import s3_server
 
 
-@pytest.fixture(params=["folder", "file", "memory"], name="store")
+@pytest.fixture(params=["folder", "file", "memory", "s3"], name="store")
 def store_fixture(request, tmp_path):
   places = {
     "folder": str(tmp_path / "run"),
     "file": f"file://{tmp_path}/run",
     "memory": "memory:///",
+    "s3": "s3://bucket/run",
   }
-  return Store(places[request.param])
+  if request.param == "s3":
+    with s3_server.serving() as options:
+      yield Store(places["s3"], **options)
+  else:
+    yield Store(places[request.param])
+
+
+def test_a_bucket_that_is_not_reached_is_away():
+  with s3_server.serving() as options:
+    pass
+  store = Store("s3://bucket/run", **options)
+  with pytest.raises(AwayError) as error:
+    store.get("a", 10)
+  assert "\n" not in str(error.value)
 
 
 def test_of_two_who_create_an_object_one_wins(store):
@@ -67,6 +82,15 @@ def test_a_folder_that_became_a_file_is_away(tmp_path):
     with pytest.raises(AwayError) as error:
       call()
     assert "\n" not in str(error.value)
+
+
+def test_a_bucket_deletes_many_objects_by_one_request():
+  with s3_server.serving() as options:
+    store = Store("s3://bucket/run", **options)
+    for number in range(3):
+      store.put(f"a/{number}", b"x")
+    store.delete(["a/0", "a/1", "a/2"])
+    assert store.requests["delete"] == 1 and store.sizes("a") == {}
 
 
 @pytest.mark.parametrize("where", ["nowhere://bucket/run", "s3://"])
