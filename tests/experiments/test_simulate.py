@@ -1,10 +1,9 @@
 """The binary, from the command line to its page."""
 
+import contextlib
 import json
 import pathlib
 import runpy
-import subprocess
-import sys
 import types
 from typing import Any
 
@@ -18,18 +17,14 @@ from dilocox_jax.simulate.analytic import run_time
 from experiments.simulation import page
 from experiments.simulation import run as finished_run
 from tests import runs
+from tests.experiments import programs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def simulate(*arguments):
-  return subprocess.run(
-    [sys.executable, "-m", "experiments.simulate", *arguments],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=120,
-  )
+  with contextlib.chdir(ROOT):
+    return programs.run("simulate", *arguments)
 
 
 def whole(plan):

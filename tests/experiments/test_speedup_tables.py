@@ -24,6 +24,7 @@ from experiments.tables.table import (
   rows_beside,
   write_tables,
 )
+from tests.experiments import programs
 from tests.experiments.tables.compared import compared
 
 PUBLISHED = speedup_tables._PUBLISHED
@@ -31,12 +32,7 @@ FIGURE = Figure("speed", 8.0, "tokens/s", "a paper, table 1", "published")
 
 
 def run(*arguments):
-  return subprocess.run(
-    [sys.executable, "-m", "experiments.speedup_tables", *arguments],
-    cwd=PUBLISHED.parents[1],
-    capture_output=True,
-    text=True,
-  )
+  return programs.run("speedup_tables", *arguments)
 
 
 def test_an_error_is_relative_or_in_grid_steps():
