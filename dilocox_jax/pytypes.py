@@ -71,8 +71,12 @@ class Aggregator(NamedTuple):
       replica has outer parameters of its own.
     stretch_ends: Function from the parameters of a fragment to the shares of
       inner steps that hide each of these turns
-      (`plan.wire.collectives.stretch_ends`). None: all steps hide the first
-      turn, and the steps that follow wait for the others.
+      (`plan.collective.stretch_ends`). None: all steps hide the first turn, and
+      the steps that follow wait for the others.
+    keep_unsent: Whether a replica keeps the part of its progress that was not
+      sent. If true, this part stays in the replica's parameters, and the next
+      pseudo-gradient contains it. If false, this part is lost, unless error
+      feedback holds it as a residual.
   """
 
   init: Callable[[Tree], Tree]
@@ -81,6 +85,7 @@ class Aggregator(NamedTuple):
   observe: Callable[[Tree], dict[str, Array]] = lambda state: {}
   is_shared: bool = True
   stretch_ends: Callable[[Tree], tuple[int, ...]] | None = None
+  keep_unsent: bool = False
 
   @property
   def has_turns(self) -> bool:

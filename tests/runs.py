@@ -48,8 +48,8 @@ def settings(
   checkpoint=None,
   data=None,
   mesh=None,
-  codec=None,
   exchange=None,
+  adaptive=None,
   **sync,
 ) -> RunConfig:
   """A run of rounds of three steps that is evaluated and saved every six."""
@@ -69,9 +69,8 @@ def settings(
       "outer": outer or {},
       "sync": schedule | sync,
       # What is not asked for is plain, whatever the method would bring.
-      "codec": codec or {"name": "float32"},
-      "exchange": {"error_feedback": False, **(exchange or {})},
-      "adaptive": {"mode": "off"},
+      "exchange": {"codec": "float32", "feedback": 0.0, **(exchange or {})},
+      "adaptive": {"mode": "off", **(adaptive or {})},
       "mesh": {
         "num_replicas": num_replicas,
         "layout": layout,

@@ -1,15 +1,8 @@
 """Whole runs whose rank and H follow what is measured."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from dilocox_jax.config.sections import (
-  AdaptiveConfig,
-  CodecConfig,
-  ExchangeConfig,
-)
 from tests import runs
 
 # Half the energy is in a few directions of any matrix, so the rank must fall.
@@ -18,11 +11,15 @@ SHARE = 0.5
 
 @pytest.mark.slow
 def test_a_killed_run_adapts_as_one_that_was_not(tmp_path):
-  config = dataclasses.replace(
-    runs.settings(total_steps=24, model={"model_dim": 32, "ff_dim": 48}),
-    codec=CodecConfig("low_rank+int", rank=8),
-    exchange=ExchangeConfig(error_feedback=True),
-    adaptive=AdaptiveConfig("rank_and_interval", 2, energy=SHARE),
+  config = runs.settings(
+    total_steps=24,
+    model={"model_dim": 32, "ff_dim": 48},
+    exchange={"codec": "low_rank(rank=8)+int", "feedback": 1.0},
+    adaptive={
+      "mode": "rank_and_interval",
+      "window_rounds": 2,
+      "energy": SHARE,
+    },
   )
   runs.train(config, tmp_path / "whole")
   runs.train(config, tmp_path / "killed", until=12)

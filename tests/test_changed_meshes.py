@@ -34,8 +34,7 @@ def config_on(mesh, **changes):
     model=LAYERS,
     inner={"accumulate_steps": 2},
     data={"batch_size": 4},
-    codec={"name": "low_rank+int", "rank": 2},
-    exchange={"error_feedback": True},
+    exchange={"codec": "low_rank(rank=2)+int", "feedback": 1.0},
     **changes,
   )
   return dataclasses.replace(config, mesh=mesh)

@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax import report
-from dilocox_jax.config.sections import (
-  AdaptiveConfig,
-  CodecConfig,
-  EvaluationConfig,
-)
+from dilocox_jax.config.sections import EvaluationConfig
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.models import transformer
 from dilocox_jax.models.loss import token_loss
@@ -22,7 +18,7 @@ from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.training import build, run_text
 from dilocox_jax.training.trainer import TrainingStoppedError
 from tests import runs
-from tests.exchange.problem import close, mean_of, named
+from tests.aggregators.problem import close, mean_of, named
 
 WIDTH = runs.SEQUENCE_LENGTH + 1
 
@@ -231,16 +227,14 @@ def resumed(config, workdir):
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_choice_and_the_measurements_it_had(tmp_path):
-  config = dataclasses.replace(
-    runs.settings(
-      method="diloco",
-      model={"activation": "gelu", "tied_head": True},
-      evaluation={"interval_steps": 0},
-      checkpoint={"interval_steps": 3},
-    ),
-    codec=CodecConfig("low_rank", rank=8),
+  config = runs.settings(
+    method="diloco",
+    model={"activation": "gelu", "tied_head": True},
+    evaluation={"interval_steps": 0},
+    checkpoint={"interval_steps": 3},
+    exchange={"codec": "low_rank(rank=8)"},
     # Half the energy is in a few directions of any matrix: the rank must fall.
-    adaptive=AdaptiveConfig("rank_and_interval", 2, energy=0.5),
+    adaptive={"mode": "rank_and_interval", "window_rounds": 2, "energy": 0.5},
   )
   first = runs.trainer(config, tmp_path).controller.get_state()
   half_a_window = runs.train(config, tmp_path, until=3).controller.get_state()

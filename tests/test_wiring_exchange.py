@@ -1,4 +1,4 @@
-"""Every setting of `outer`, `exchange` and `codec` reaches what is trained."""
+"""Every setting of `outer`, `exchange` and codecs reaches what is trained."""
 
 import dataclasses
 import functools
@@ -8,16 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.config.sections import (
-  CodecConfig,
-  ExchangeConfig,
-  OuterConfig,
-)
+from dilocox_jax.codecs.named import CODECS as NAMES
+from dilocox_jax.codecs.named import named_codec
+from dilocox_jax.config.sections import ExchangeConfig, OuterConfig
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.reference.optimizers import polynomial_average
 from dilocox_jax.training import build
 from tests import runs
-from tests.exchange.problem import (
+from tests.aggregators.problem import (
   NUM_REPLICAS,
   close,
   draw,
@@ -31,25 +29,25 @@ from tests.oracles import config as oracle
 
 EXACT = 1e-6  # fp32, values near 1
 NUM_ROUNDS = 4
-# All that matters is said: the oracle knows no part's own settings.
-INT4 = {
-  "name": "int",
-  "bits": 4,
-  "scale": "block",
-  "block_size": 32,
-  "rounding": "nearest",
-}
-TOP_K = {
-  "name": "top_k",
-  "top_k_fraction": 0.2,
-  "top_k_block_size": 40,
-  "indices": "packed",
-}
-SENT = {"collective": "all_gather"}
-OWED = {**SENT, "error_feedback": True}
 
 
-def settings(outer=None, exchange=None, codec=None, **kwargs):
+def written(name, **settings):
+  """A codec's text."""
+  given = ",".join(f"{field}={value}" for field, value in settings.items())
+  return f"{name}({given})"
+
+
+INT = functools.partial(written, "int", block_size=32)
+TOP_K = functools.partial(written, "top_k", fraction=0.2, block_size=40)
+SENT = {"codec": INT(), "collective": "all_gather"}
+OWED = {**SENT, "feedback": 1.0}
+
+
+def sent(codec):
+  return {"codec": codec, "collective": "all_gather"}
+
+
+def settings(outer=None, exchange=None, **kwargs):
   return runs.settings(
     method="diloco",
     sync_interval=1,
@@ -57,7 +55,6 @@ def settings(outer=None, exchange=None, codec=None, **kwargs):
     num_replicas=NUM_REPLICAS,
     outer=outer,
     exchange=exchange,
-    codec=codec,
     **kwargs,
   )
 
@@ -81,14 +78,15 @@ OUTER = [
   ("average_power", {**SGD, "average_power": 2.0}, 0.0),
 ]
 EXCHANGE = [
-  ("collective", {"collective": "reduce_scatter"}, "all_gather"),
-  ("error_feedback", {**SENT, "error_feedback": True}, False),
-  ("error_feedback", {**SENT, "error_feedback": False}, True),
+  ("codec", sent("e3m0"), INT()),
+  ("collective", {**SENT, "collective": "reduce_scatter"}, "all_gather"),
+  ("feedback", {**SENT, "feedback": 1.0}, 0.0),
+  ("feedback", {**SENT, "feedback": 0.0}, 1.0),
+  ("feedback", {**SENT, "feedback": 0.6}, 1.0),
   ("keep_unsent", {**SENT, "keep_unsent": True}, False),
-  ("feedback_decay", {**OWED, "feedback_decay": 0.6}, 1.0),
-  ("feedback_against", {**OWED, "feedback_against": "mean"}, "own"),
-  ("feedback_dtype", {**OWED, "feedback_dtype": "bfloat16"}, "float32"),
-  ("feedback_dtype", {**OWED, "feedback_dtype": "int8"}, "float32"),
+  ("against", {**OWED, "against": "mean"}, "own"),
+  ("residual_dtype", {**OWED, "residual_dtype": "bfloat16"}, "float32"),
+  ("residual_dtype", {**OWED, "residual_dtype": "int8"}, "float32"),
 ]
 
 
@@ -135,16 +133,15 @@ def expected(config):
   ]
 
 
-def check_rounds(section, field, given, otherwise, codec):
-  config = settings(**{section: given}, codec=codec)
+def check_rounds(section, field, given, otherwise):
+  config = settings(**{section: given})
   twin = expected(config)
   for found, (outer, own) in zip(trained(config), twin, strict=True):
     close(found[0], outer, EXACT)
     stacked = {n: np.stack([w[n] for w in own]) for n in outer}
     close(found[1], stacked, EXACT)
   # Without this one setting the twin ends elsewhere, far beyond rounding.
-  usual = {section: {**given, field: otherwise}}
-  other = expected(settings(**usual, codec=codec))
+  other = expected(settings(**{section: {**given, field: otherwise}}))
   gap = [
     np.abs(a[name] - b[name]).max()
     for a, b in zip(
@@ -157,14 +154,14 @@ def check_rounds(section, field, given, otherwise, codec):
 
 @pytest.mark.parametrize(("field", "outer", "otherwise"), OUTER)
 def test_outer_steps_are_those_of_the_numpy_twin(field, outer, otherwise):
-  check_rounds("outer", field, outer, otherwise, None)
+  check_rounds("outer", field, outer, otherwise)
 
 
 @pytest.mark.parametrize(("field", "exchange", "otherwise"), EXCHANGE)
 def test_what_was_lost_is_treated_as_in_the_numpy_twin(
   field, exchange, otherwise
 ):
-  check_rounds("exchange", field, exchange, otherwise, INT4)
+  check_rounds("exchange", field, exchange, otherwise)
 
 
 def test_methods_that_send_gradients_send_them_by_codec_and_with_feedback():
@@ -181,7 +178,6 @@ def test_methods_that_send_gradients_send_them_by_codec_and_with_feedback():
       "clip_norm": 0.0,
     },
     exchange=OWED,
-    codec=INT4,
   )
   steps = dataclasses.replace(
     build.programs(config).steps,
@@ -191,7 +187,7 @@ def test_methods_that_send_gradients_send_them_by_codec_and_with_feedback():
   gradients = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *each)
   start = replica(draw(100))
   state, _ = steps.steps(steps.init(start), gradients)
-  exchange = oracle.lossy_mean(config.exchange, config.codec, NUM_REPLICAS)
+  exchange = oracle.lossy_mean(config.exchange, NUM_REPLICAS)
   twin = named(start)
   for values in each:
     own = [named(replica(values, m)) for m in range(NUM_REPLICAS)]
@@ -202,28 +198,37 @@ def test_methods_that_send_gradients_send_them_by_codec_and_with_feedback():
 
 # One exchange, by every codec.
 
+# A codec, and another one; without a name, the changed setting and its codec.
 CODECS = [
-  ("name", {"name": "e3m0", "block_size": 32}, INT4),
-  ("name", TOP_K, INT4),
-  ("bits", {**INT4, "bits": 8}, INT4),
-  ("bits", {**INT4, "bits": 2}, INT4),
-  ("bits", {**INT4, "bits": 1}, INT4),
-  ("scale", {**INT4, "scale": "row"}, INT4),
-  ("scale", {**INT4, "scale": "tensor"}, INT4),
-  ("block_size", {**INT4, "block_size": 50}, INT4),
-  ("block_size", {"name": "e3m0", "block_size": 50}, INT4),
-  ("top_k_fraction", {**TOP_K, "top_k_fraction": 0.3}, TOP_K),
-  ("top_k_block_size", {**TOP_K, "top_k_block_size": 60}, TOP_K),
+  ("", "e3m0(block_size=32)", INT()),
+  ("", TOP_K(), INT()),
+  ("int.bits", INT(bits=8), INT()),
+  ("int.bits", INT(bits=2), INT()),
+  ("int.bits", INT(bits=1), INT()),
+  ("int.scale", INT(scale="row"), INT()),
+  ("int.scale", INT(scale="tensor"), INT()),
+  ("int.block_size", INT(block_size=50), INT()),
+  ("e3m0.block_size", "e3m0(block_size=50)", "e3m0(block_size=32)"),
+  ("top_k.fraction", TOP_K(fraction=0.3), TOP_K()),
+  ("top_k.block_size", TOP_K(block_size=60), TOP_K()),
 ]
 # Each in a test of its own, below.
-LOW_RANK = {"rank", "power_iterations", "factorisation"}
-ALONE = {"rounding", "mask_fraction", "indices"}
+ALONE = {
+  *("low_rank.rank", "low_rank.power_iterations", "random_mask.fraction"),
+  *("local_low_rank.rank", "local_low_rank.power_iterations"),
+  *("int.rounding", "top_k.indices"),
+}
 
 
-def test_every_setting_of_the_codec_has_a_case():
-  assert {field for field, *_ in CODECS} | LOW_RANK | ALONE == fields(
-    CodecConfig
-  )
+def test_every_setting_of_a_codec_has_a_case():
+  settings = {
+    f"{name}.{field}"
+    for name in NAMES
+    for field in fields(named_codec(name))
+    # What adapts has room for another rank: tests/test_adaptive_runs.py.
+    if field not in ("then", "dtype", "max_rank")
+  }
+  assert {field for field, *_ in CODECS if field} | ALONE == settings
 
 
 @functools.cache
@@ -244,56 +249,50 @@ def sent_in_turn(config, values, times=1):
 
 
 def means_of(config, values):
-  twin = oracle.lossy_mean(config.exchange, config.codec, NUM_REPLICAS)
+  twin = oracle.lossy_mean(config.exchange, NUM_REPLICAS)
   return twin.average([named(replica(values, m)) for m in range(NUM_REPLICAS)])
 
 
 @pytest.mark.parametrize(("field", "codec", "otherwise"), CODECS)
 def test_what_is_sent_is_what_the_numpy_twin_sends(field, codec, otherwise):
   del field
-  config, values = settings(codec=codec, exchange=SENT), draw()
+  config, values = settings(exchange=sent(codec)), draw()
   ((mean, own),) = sent_in_turn(config, values)
   twin_mean, twin_own = means_of(config, values)
   for m in range(NUM_REPLICAS):
     close(replica(mean, m), twin_mean, EXACT)
     close(replica(own, m), twin_own[m], EXACT)
-  other, _ = means_of(settings(codec=otherwise, exchange=SENT), values)
+  other, _ = means_of(settings(exchange=sent(otherwise)), values)
   assert any(np.abs(twin_mean[n] - other[n]).max() > 1e-3 for n in other)
 
 
-THIN = {
-  "name": "low_rank",
-  "rank": 2,
-  "power_iterations": 1,
-  "factorisation": "shared",
-}
-
-
 @pytest.mark.parametrize(
-  "codec",
+  ("name", "rank", "power_iterations"),
   [
-    THIN,
-    {**THIN, "rank": 4},
-    {**THIN, "power_iterations": 3},
-    {**THIN, "factorisation": "local"},
-    {**THIN, "factorisation": "local", "power_iterations": 3},
+    ("low_rank", 2, 1),
+    ("low_rank", 4, 1),
+    ("low_rank", 2, 3),
+    ("local_low_rank", 2, 1),
+    ("local_low_rank", 4, 1),
+    ("local_low_rank", 2, 3),
   ],
 )
-def test_factors_are_those_of_the_numpy_twin(codec):
-  config, values = settings(codec=codec, exchange=SENT), draw()
+def test_factors_are_those_of_the_numpy_twin(name, rank, power_iterations):
+  codec = written(name, rank=rank, power_iterations=power_iterations)
+  config, values = settings(exchange=sent(codec)), draw()
   ((mean, own),) = sent_in_turn(config, values)
   matrices = named(values)["blocks/w"]
   _, state = exchange_of(config)
-  if codec["factorisation"] == "shared":
+  if name == "low_rank":
     starts = np.asarray(state.codec.leaves["blocks/w"].right[0], np.float64)
     matrices = matrices.mean(axis=0, keepdims=True)
   else:
-    shape = (2, 10, codec["rank"])
-    starts = np.asarray(jax.random.normal(jax.random.key(0), shape), np.float64)
+    start = jax.random.normal(jax.random.key(0), (10, rank))
+    starts = [np.asarray(start, np.float64)] * 2
   twin = np.array(
     [
       [
-        codecs.low_rank(layer, start, codec["power_iterations"])
+        codecs.low_rank(layer, start, power_iterations)
         for layer, start in zip(each, starts, strict=True)
       ]
       for each in matrices
@@ -302,7 +301,7 @@ def test_factors_are_those_of_the_numpy_twin(codec):
   close(mean["blocks/w"][0], twin.mean(axis=0), 1e-5)
   # What is sent together adds up to that; alone it is a replica's own.
   close(own["blocks/w"].mean(axis=0), twin.mean(axis=0), 1e-5)
-  if codec["factorisation"] == "local":
+  if name == "local_low_rank":
     close(own["blocks/w"], twin, 1e-5)
   close(mean["embed"][0], mean_of(values)["embed"], EXACT)  # No matrix.
 
@@ -311,9 +310,8 @@ def test_factors_are_those_of_the_numpy_twin(codec):
   ("fraction", "counts"), [(0.25, (6, 30)), (0.5, (12, 60))]
 )
 def test_a_mask_sends_its_share_of_the_values_as_they_are(fraction, counts):
-  codec = {"name": "random_mask", "mask_fraction": fraction}
-  values = draw()
-  ((mean, own),) = sent_in_turn(settings(codec=codec), values)
+  codec, values = written("random_mask", fraction=fraction), draw()
+  ((mean, own),) = sent_in_turn(settings(exchange={"codec": codec}), values)
   for name, whole in named(mean_of(values)).items():
     is_sent = own[name][0] != 0
     # A share of 23 values, and of the 120 of either layer.
@@ -324,10 +322,9 @@ def test_a_mask_sends_its_share_of_the_values_as_they_are(fraction, counts):
 
 
 def test_stochastic_rounding_errs_by_a_step_at_most_and_not_on_average():
-  codec = {**INT4, "scale": "tensor", "rounding": "stochastic"}
-  del codec["block_size"]
+  exchange = sent("int(scale=tensor,rounding=stochastic)")
   values, times = draw(), 200
-  seen = list(sent_in_turn(settings(codec=codec, exchange=SENT), values, times))
+  seen = list(sent_in_turn(settings(exchange=exchange), values, times))
   whole = named(values)["embed"]
   found = np.stack([own["embed"] for _, own in seen])
   # 7 steps from 0 to the largest value; the scale is rounded upwards.
@@ -343,16 +340,15 @@ def test_stochastic_rounding_errs_by_a_step_at_most_and_not_on_average():
 @pytest.mark.parametrize(
   "codec",
   [
-    {"name": "random_mask", "mask_fraction": 0.25},
-    {"name": "int", "bits": 4, "rounding": "stochastic"},
-    {"name": "low_rank", "rank": 2},
+    "random_mask(fraction=0.25)",
+    "int(bits=4,rounding=stochastic)",
+    "low_rank(rank=2)",
   ],
-  ids=lambda codec: codec["name"],
 )
 def test_chances_follow_from_the_runs_seed(codec):
   values, found = draw(), []
   for seed in (0, 0, 1):
-    config = settings(codec=codec, exchange=SENT)
+    config = settings(exchange=sent(codec))
     config = dataclasses.replace(config, seed=seed)
     exchange_of.cache_clear()  # Built anew, and alike.
     ((mean, own),) = sent_in_turn(config, values)
@@ -360,7 +356,7 @@ def test_chances_follow_from_the_runs_seed(codec):
   first, again, other = found
   for name in first:
     np.testing.assert_array_equal(again[name], first[name])
-    if codec["name"] == "low_rank" and name.endswith("embed"):
+    if codec == "low_rank(rank=2)" and name.endswith("embed"):
       continue  # Sent as it is.
     assert np.mean(other[name] != first[name]) > 0.05, name
 
@@ -371,7 +367,7 @@ def test_chances_follow_from_the_runs_seed(codec):
   [("packed", 6), ("bitmap", 5)],
 )
 def test_indices_travel_as_asked_for(indices, num_bytes):
-  config = settings(codec={**TOP_K, "indices": indices}, exchange=SENT)
+  config = settings(exchange=sent(TOP_K(indices=indices)))
   update, state = exchange_of(config)
   program = str(jax.make_jaxpr(update)(draw(), state))
   # [replicas, layers, blocks, bytes]

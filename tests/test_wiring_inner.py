@@ -10,7 +10,7 @@ import pytest
 from dilocox_jax.config.sections import InnerConfig
 from dilocox_jax.training import build
 from tests import runs
-from tests.exchange.problem import NUM_REPLICAS, close, draw, named, replica
+from tests.aggregators.problem import NUM_REPLICAS, close, draw, named, replica
 from tests.oracles import config as oracle
 
 EXACT = 1e-6  # fp32, values near 1

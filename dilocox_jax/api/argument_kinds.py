@@ -7,8 +7,10 @@ Without them a wrong argument would end in an error from deep inside, such as
 import textwrap
 from typing import Any
 
+from dilocox_jax.aggregators.feedback import exchange as mean_exchange
 from dilocox_jax.config import RunConfig
 from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.pytypes import Aggregator
 
@@ -29,12 +31,27 @@ def check_optimizer(what: str, part: Any) -> None:
     raise TypeError(f"{what}={_shown(part)} must be an optax transformation")
 
 
+def aggregator_of(
+  exchange: Aggregator | str, axis_name: str = REPLICA_AXIS
+) -> Aggregator:
+  """Returns an exchange, of which the name of a codec may stand for the mean.
+
+  Raises:
+    TypeError: If it is no aggregator.
+    ValueError: If there is no such codec.
+  """
+  if isinstance(exchange, str):
+    return mean_exchange(exchange, axis_name=axis_name)
+  check_exchange(exchange)
+  return exchange
+
+
 def check_exchange(exchange: Any) -> None:
   """Raises TypeError unless an exchange is an aggregator."""
   if not isinstance(exchange, Aggregator):
     raise TypeError(
-      f"exchange={_shown(exchange)} must be a dilocox_jax.Aggregator; a "
-      "codec is named in `codec`"
+      f"exchange={_shown(exchange)} must be a dilocox_jax.Aggregator, such as "
+      "dilocox_jax.exchange('int(bits=4)', feedback=1.0)"
     )
 
 

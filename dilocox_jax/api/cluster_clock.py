@@ -3,12 +3,12 @@
 import hashlib
 from typing import Any
 
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.api.simulation_setup import Options, set_up
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
-from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.analytic import AnalyticClock
 from dilocox_jax.simulate.script import Script
 

@@ -16,16 +16,15 @@ import dataclasses
 import functools
 import math
 
+from dilocox_jax.codecs.base import Codec
+from dilocox_jax.codecs.low_rank import LowRank, factorises
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
 from dilocox_jax.plan.pipeline.timeline import Pipeline
 from dilocox_jax.plan.pipeline.timetable import timetable
-from dilocox_jax.plan.schedule.fragments import BLOCKS
-from dilocox_jax.plan.wire.adaptive import low_rank_of
-from dilocox_jax.plan.wire.leaf import leaf_of
-from dilocox_jax.plan.wire.payload import Payload
+from dilocox_jax.plan.schedule.fragments import BLOCKS, stacked_shape
 
 _FP32_BYTES = 4
 _BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -67,7 +66,7 @@ def device_memory(config: RunConfig) -> DeviceMemory:
   """
   shape, division = config.model.shape, config.division
   state = num_copies(config) * share_bytes(shape, division)
-  factors = factor_bytes(shape, division, config.codec.payload)
+  factors = factor_bytes(shape, division, config.exchange.named_codec)
   return DeviceMemory(round(state) + factors, step_bytes(config))
 
 
@@ -79,8 +78,8 @@ def num_copies(config: RunConfig) -> float:
   """
   inner = 1 + optimizer_copies(config)
   method = config.sync.named
-  residual = config.exchange.error_feedback * (
-    _BYTES[config.exchange.feedback_dtype] / _FP32_BYTES
+  residual = bool(config.exchange.feedback) * (
+    _BYTES[config.exchange.residual_dtype] / _FP32_BYTES
   )
   average = config.outer.average_power > 0
   if method.exchanged == "gradient":
@@ -122,25 +121,21 @@ def _leaf_bytes(division: Division, path: str, shape: tuple[int, ...]) -> int:
 
 
 @functools.cache
-def factor_bytes(
-  shape: ModelShape, division: Division, payload: Payload
-) -> int:
+def factor_bytes(shape: ModelShape, division: Division, codec: Codec) -> int:
   """Returns a device's share of the factors that low rank keeps (bytes).
 
   Args:
     shape: Sizes of the model.
     division: Division of the replica among its devices.
-    payload: What is sent; one without shared factors keeps none.
+    codec: What is sent; one without shared factors keeps none.
   """
   found = 0
   for path, sizes in parameter_shapes(shape).items():
-    leaf, link = leaf_of(path, sizes), low_rank_of(payload)
-    if link and link.is_projection and link.factorises(leaf):
-      layers, rank = leaf.num_layers, link.rank
-      right = layers, leaf.shape[1], rank
-      gram = layers, rank, rank
+    leaf = stacked_shape(path, sizes)
+    if isinstance(codec, LowRank) and factorises(leaf, codec.rank):
+      layers, _, columns = leaf
+      right = layers, columns, codec.rank
       found += _leaf_bytes(division, f"{path}/right", right)
-      found += _leaf_bytes(division, f"{path}/gram", gram)
   return found
 
 

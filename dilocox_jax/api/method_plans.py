@@ -21,7 +21,7 @@ from dilocox_jax.simulate.presets import load_cluster
 from dilocox_jax.simulate.steady_state import SteadyState, steady_state
 
 # Sections that belong to the method; those of another method do not apply.
-_OF_METHOD = ("sync", "codec", "exchange", "adaptive", "outer")
+_OF_METHOD = ("sync", "exchange", "adaptive", "outer")
 _EVERY_STEP = ("allreduce", "cocktail_sgd")
 _RANK_SHARE = 8  # The recipe has rank 16 for a model of width 128.
 
@@ -159,8 +159,8 @@ def of_method(config: RunConfig, method: str) -> RunConfig:
   if config.sync.sync_interval and method not in _EVERY_STEP:
     changes["sync.sync_interval"] = config.sync.sync_interval
   if method == "dilocox":
-    width = config.model.shape.model_dim
-    changes["codec.rank"] = config.codec.rank or max(width // _RANK_SHARE, 1)
+    rank = max(config.model.shape.model_dim // _RANK_SHARE, 1)
+    changes["exchange.codec"] = f"low_rank(rank={rank})+int(bits=4)"
   values = config.to_mapping() | {section: {} for section in _OF_METHOD}
   values["inner"] |= {"optimizer": None, "momentum": 0.0}
   return _with(values, changes)

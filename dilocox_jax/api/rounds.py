@@ -10,18 +10,13 @@ import jax.numpy as jnp
 import optax
 
 from dilocox_jax.api.argument_kinds import (
-  check_exchange,
+  aggregator_of,
   check_method,
   check_optimizer,
 )
-from dilocox_jax.api.step_methods import (
-  CodecChoice,
-  check_unsent,
-  named_exchange,
-)
+from dilocox_jax.api.step_methods import check_unsent
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.exchange.feedback import Feedback
 from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.rounds import Rounds
@@ -40,15 +35,7 @@ def make_rounds(
   num_replicas: int,
   num_layers: int = 0,
   layout: str = "stacked",
-  codec: CodecChoice = "float32",
-  collective: str = "auto",
-  error_feedback: bool = False,
-  feedback_decay: float = 1.0,
-  feedback_against: str = "own",
-  feedback_dtype: str = "float32",
-  keep_unsent: bool = False,
-  seed: int = 0,
-  exchange: Aggregator | None = None,
+  exchange: Aggregator | str = "float32",
 ) -> Rounds:
   """Builds a method's rounds from an inner step of one's own.
 
@@ -66,17 +53,8 @@ def make_rounds(
       needed for more than one fragment that is not sliced.
     layout: "stacked" (one device holds all replicas) or "mesh" (a device for
       each replica).
-    codec: What is sent: a payload, its name, or its settings as in
-      `config.codec`, e.g. {"name": "int", "bits": 4}.
-    collective: What carries it: "auto" (the fewest bytes), "all_reduce",
-      "all_gather" or "reduce_scatter".
-    error_feedback: Whether what the codec lost is added to the next exchange.
-    feedback_decay: Share of the residual that is kept, 0 to 1.
-    feedback_against: What it is measured against, "own" or "mean".
-    feedback_dtype: "float32", "bfloat16" or "int8", for the residual.
-    keep_unsent: Whether what the codec lost stays in the replica's parameters.
-    seed: Seed of random masks, first low-rank factors and stochastic rounding.
-    exchange: An aggregator of one's own in place of codec and feedback.
+    exchange: What averages over replicas, e.g. `dilocox_jax.exchange(
+      "int(bits=4)", feedback=1.0)`, or the name of a codec without feedback.
 
   Raises:
     TypeError: If `method` is no method, `outer` no optimizer, or `exchange`
@@ -91,7 +69,8 @@ def make_rounds(
       "a method that averages gradients has no rounds: take "
       "dilocox_jax.allreduce, which is a transform of single steps"
     )
-  check_unsent(method, error_feedback, keep_unsent)
+  aggregator = aggregator_of(exchange)
+  check_unsent(method, aggregator)
   is_sliced = method.fragment_order in SLICED
   if method.schedule.num_fragments > 1 and not is_sliced and num_layers < 1:
     raise ValueError(
@@ -104,19 +83,8 @@ def make_rounds(
     max(num_layers, 1),
     method.fragment_order,
   )
-  if exchange is None:
-    feedback = Feedback(feedback_decay, feedback_against, feedback_dtype)
-    exchange = named_exchange(
-      codec,
-      error_feedback,
-      feedback,
-      collective,
-      seed,
-      keep_unsent=keep_unsent,
-    )
-  check_exchange(exchange)
   return Rounds(
-    OuterStep(method, outer, exchange, keep_unsent),
+    OuterStep(method, outer, aggregator),
     Cuts(fragments.num_fragments, fragments),
     Replicas(num_replicas, layout),
     inner_step=_checked(inner_step),

@@ -1,120 +1,392 @@
-"""What a codec is, for one leaf and one replica.
+"""What a codec is.
 
-An `Encoder` turns values into wire arrays and back. A `Codec` may need several
-messages in turn, where the second depends on the mean of the first. It is
-written as a generator: it yields dense values, and receives their mean over
-replicas, as far as the wire carries it, and the replica's own part of it. The
-exchange encodes the values and chooses the collective; the codec does neither.
+A codec is a frozen dataclass. Its fields are its settings, and it works on all
+leaves of a fragment at once: a list of arrays [num_layers, *shape], where a
+leaf that is not stacked has one layer. There are three kinds:
 
-A codec that sends the mean of the values first, and then what is left of them:
+- A `Quantiser` sends every value in few bits. It works on rows of values, so
+  leaves whose rows have one width are coded together.
+- Any other `Encoder` sends some values. What it keeps, `then` encodes.
+- A `Projection` is linear and the same on all replicas, so the mean may be
+  taken before it is undone. It may need several messages in turn.
 
-    def run(values, state, key):
-      mean, own_mean = yield jnp.mean(values, keepdims=True)
-      rest, own_rest = yield values - own_mean
-      return Reduced(mean + rest, own_mean + own_rest), state
+A projection is written as a generator: it yields leaves, and receives their
+mean over replicas and the replica's own part of it, as the others decode it.
+The exchange encodes the leaves with `then` and chooses the collective. For
+example, a projection that sends the mean of each leaf and then the rest:
 
-The exchange runs it so (`exchange.compressed` does this for all leaves):
-
-    steps = run(values, state, key)
-    first = next(steps)              # the values of the first message
-    second = steps.send(reduce(first))
-    steps.send(reduce(second))       # raises StopIteration with the result
+    def run(self, leaves, state, key):
+      sizes = [jnp.mean(leaf, keepdims=True) for leaf in leaves]
+      mean, own = yield sizes
+      rest, own_rest = yield [leaf - m for leaf, m in zip(leaves, own)]
+      ...
+      return Reduced(sums, own_sums), state
 
 Generators run while a program is traced; nothing of them is left in it.
 """
 
-from collections.abc import Callable, Generator
-from typing import NamedTuple
+import dataclasses
+import math
+from collections.abc import Callable, Generator, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from dilocox_jax.plan.wire.chain import Encoding
-from dilocox_jax.plan.wire.leaf import Leaf
+from dilocox_jax.checks import check_limits, require
+from dilocox_jax.distributed.local_map import current_division
 from dilocox_jax.pytypes import Array, Tree
 
+Shape = tuple[int, ...]
 
-class Encoder(NamedTuple):
-  """Values to wire arrays and back.
+# Values of a leaf that is joined with others, at most. To join a leaf is to
+# copy it: 16 MB are copied in no time, and leaves of gigabytes are few.
+_MOST_JOINED = 2**22
 
-  Attributes:
-    encode: Function (values [num_layers, *shape], random key) -> wire arrays,
-      as many and in the order of `Encoding.wires`.
-    decode: Function (wire arrays) -> float32 values [num_layers, *shape].
+
+class Codec:
+  """Base class of everything that a chain of codecs is made of."""
+
+  def __post_init__(self):
+    """Raises ValueError if a field is outside its limits."""
+    check_limits(self)
+    then = getattr(self, "then", None)
+    require(
+      then is None or isinstance(then, Encoder),
+      f"{type(then).__name__} cannot follow {type(self).__name__}: shared low "
+      "rank or a random mask comes first, one quantiser comes last",
+    )
+
+
+class Encoder(Codec):
+  """Turns leaves into the arrays that are sent, and back."""
+
+  def encode(self, leaves: Sequence[Array], key: Array) -> list[Array]:
+    """Returns the arrays that are sent.
+
+    Args:
+      leaves: Values of one replica, [num_layers, *shape] each.
+      key: Random key of this replica.
+    """
+    raise NotImplementedError
+
+  def decode(
+    self, arrays: Sequence[Array], shapes: Sequence[Shape]
+  ) -> list[Array]:
+    """Returns float32 leaves, the reverse of `encode`.
+
+    Args:
+      arrays: What `encode` returned.
+      shapes: Shapes of the leaves, with the layer axis.
+    """
+    raise NotImplementedError
+
+
+class Quantiser(Encoder):
+  """Codes every value, one row of values at a time.
+
+  It says how wide the rows of a leaf are, and how rows become arrays.
   """
 
-  encode: Callable[[Array, Array], tuple[Array, ...]]
-  decode: Callable[[tuple[Array, ...]], Array]
+  def width(self, shape: Shape) -> int:
+    """Returns the number of values in a row.
+
+    Args:
+      shape: Shape of one layer of a leaf.
+    """
+    raise NotImplementedError
+
+  def code(self, rows: Array, key: Array) -> tuple[Array, ...]:
+    """Returns the arrays that are sent of some rows.
+
+    Args:
+      rows: float32 values [layers, rows, width].
+      key: Random key of this replica.
+
+    Returns:
+      Arrays [layers, rows, ...].
+    """
+    raise NotImplementedError
+
+  def values(self, arrays: Sequence[Array], width: int) -> Array:
+    """Returns float32 rows [layers, rows, width], the reverse of `code`."""
+    raise NotImplementedError
+
+  def encode(self, leaves: Sequence[Array], key: Array) -> list[Array]:
+    """Codes all rows of one width together."""
+    layout = self.layout([leaf.shape for leaf in leaves])
+    return self.coded(layout.rows(leaves), key)
+
+  def decode(
+    self, arrays: Sequence[Array], shapes: Sequence[Shape]
+  ) -> list[Array]:
+    """Reverses `encode`."""
+    layout = self.layout(shapes)
+    return layout.leaves(self.decoded(layout, arrays))
+
+  def layout(self, shapes: Sequence[Shape], num_slices: int = 0) -> "RowLayout":
+    """Says in which rows the leaves are coded.
+
+    Args:
+      shapes: Shapes of the leaves, with the layer axis.
+      num_slices: Slices of equally many rows; 0 cuts none.
+    """
+    widths = [self.width(shape[1:]) for shape in shapes]
+    if num_slices:
+      pairs = zip(shapes, widths, strict=True)
+      widths = [_cut(shape, width, num_slices) for shape, width in pairs]
+    return RowLayout(tuple(shapes), tuple(widths), num_slices)
+
+  def coded(self, rows: Sequence[Array], key: Array) -> list[Array]:
+    """Returns the arrays that are sent of rows (`RowLayout.rows`)."""
+    arrays = []
+    for number, own in enumerate(rows):
+      arrays += self.code(own, jax.random.fold_in(key, number))
+    return arrays
+
+  def decoded(
+    self, layout: "RowLayout", arrays: Sequence[Array]
+  ) -> list[Array]:
+    """Returns the rows of a layout, from the arrays that were sent of them."""
+    count = len(arrays) // len(layout.groups)
+    return [
+      self.values(arrays[number * count :][:count], layout.widths[group[0]])
+      for number, group in enumerate(layout.groups)
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLayout:
+  """Where the values of leaves lie in rows.
+
+  A layer of n values has ceil(n / width) rows, and zeros fill the last one. The
+  rows of all leaves of one width stand in one array [1, rows, width], so that a
+  program does not grow with the leaves. A leaf that is alone keeps its layers,
+  [num_layers, rows, width], because devices divide them.
+
+  With slices it is [num_slices, rows, width], and rows of zeros fill the last
+  slice of every leaf: 5 rows in 2 slices are rows 0-2, and 3, 4 and zeros.
+
+  Attributes:
+    shapes: Shapes of the leaves, with the layer axis.
+    widths: Values of a row, by leaf.
+    num_slices: Number of slices, or 0.
+  """
+
+  shapes: tuple[Shape, ...]
+  widths: tuple[int, ...]
+  num_slices: int = 0
+
+  @property
+  def groups(self) -> list[list[int]]:
+    """The numbers of the leaves that are coded together."""
+    return alike(self.shapes, lambda number: self.widths[number])
+
+  def rows(self, leaves: Sequence[Array]) -> list[Array]:
+    """Returns the rows of every group of leaves, as float32."""
+    return [
+      jnp.concatenate([self._laid(n, leaves[n], group) for n in group], axis=1)
+      for group in self.groups
+    ]
+
+  def leaves(self, rows: Sequence[Array]) -> list[Array]:
+    """Reverses `rows`."""
+    leaves = {}
+    for group, array in zip(self.groups, rows, strict=True):
+      lengths = [self._num_rows(number, group)[1] for number in group]
+      for number, own in zip(group, apart(array, lengths, 1), strict=True):
+        leaves[number] = self._picked(number, own)
+    return [leaves[number] for number in range(len(self.shapes))]
+
+  def _num_rows(self, number: int, group: list[int]) -> tuple[int, int]:
+    """Returns the first two axes of a leaf's rows."""
+    layers, *shape = self.shapes[number]
+    rows = -(-math.prod(shape) // self.widths[number])
+    if self.num_slices:
+      return self.num_slices, -(-layers * rows // self.num_slices)
+    return (layers, rows) if len(group) == 1 else (1, layers * rows)
+
+  def _laid(self, number: int, leaf: Array, group: list[int]) -> Array:
+    """Returns one leaf as rows."""
+    width = self.widths[number]
+    flat = leaf.reshape(len(leaf), -1).astype(jnp.float32)
+    flat = padded(flat, -flat.shape[1] % width)
+    count, rows = self._num_rows(number, group)
+    if flat.size != count * rows * width:
+      flat = padded(flat.reshape(1, -1), count * rows * width - flat.size)
+    return flat.reshape(count, rows, width)
+
+  def _picked(self, number: int, rows: Array) -> Array:
+    """Reverses `_laid`: drops the zeros and restores the leaf's shape."""
+    layers, *shape = self.shapes[number]
+    size = math.prod(shape)
+    of_layer = -(-size // self.widths[number]) * self.widths[number]
+    if rows.size != layers * of_layer:
+      rows = rows.reshape(-1)[: layers * of_layer]
+    return rows.reshape(layers, of_layer)[:, :size].reshape(layers, *shape)
 
 
 class Reduced(NamedTuple):
   """Result of one message, decoded.
 
   Attributes:
-    mean: Mean over replicas of the decoded values.
-    own: Decoded values of this replica.
+    mean: Mean over replicas of the decoded leaves.
+    own: Decoded leaves of this replica.
   """
 
-  mean: Array
-  own: Array
+  mean: list[Array]
+  own: list[Array]
 
 
-CodecSteps = Generator[Array, Reduced, tuple[Reduced, Tree]]
+def _cut(shape: Shape, width: int, num_slices: int) -> int:
+  """Returns the width of a leaf's rows in slices.
+
+  A slice has whole rows, and rows of zeros fill the last one. So rows of more
+  than 128 values are cut where they are longer than a 16th of a slice.
+  """
+  longest = max(128, math.prod(shape) // (16 * num_slices))
+  return min(width, block_width(math.prod(shape[1:]), longest))
 
 
-class Codec(NamedTuple):
-  """The whole compression of a leaf.
+Messages = Generator[list[Array], Reduced, tuple[Reduced, Tree]]
 
-  Attributes:
-    init: Function (random key) -> state, which is equal on all replicas.
-    run: Function (values, state, random key) -> generator that returns the
-      reduced values and the new state. The key is equal on all replicas.
-    messages: For every yield in turn, its encoding and the shape of what is
-      encoded.
+
+class Projection(Codec):
+  """Sends a linear function of the leaves, the same on all replicas.
+
+  A subclass has a field `then`, the encoder of what it yields.
   """
 
-  init: Callable[[Array], Tree]
-  run: Callable[[Array, Tree, Array], CodecSteps]
-  messages: tuple[tuple[Encoding, Leaf], ...]
+  then: Encoder
+
+  def init(self, shapes: Sequence[Shape], key: Array) -> list[Tree]:
+    """Returns the state of every leaf, which is equal on all replicas.
+
+    Args:
+      shapes: Shapes of the leaves, with the layer axis.
+      key: Random key, equal on all replicas.
+    """
+    del key
+    return [()] * len(shapes)
+
+  def run(
+    self, leaves: Sequence[Array], state: list[Tree], key: Array
+  ) -> Messages:
+    """Yields the leaves of each message; returns the result and new states.
+
+    Args:
+      leaves: Values of one replica, [num_layers, *shape] each.
+      state: State of every leaf.
+      key: Random key, equal on all replicas.
+    """
+    raise NotImplementedError
 
 
-def grouped(values: Array, groups: int, width: int) -> Array:
-  """Cuts values [num_layers, *shape] into [num_layers, groups, width].
-
-  The result is float32. Zeros fill the last group: 10 values in 2 groups of 6
-  end with two zeros.
-  """
-  flat = values.reshape(values.shape[0], -1).astype(jnp.float32)
-  missing = groups * width - flat.shape[1]
-  if missing:
-    flat = jnp.pad(flat, ((0, 0), (0, missing)))
-  return flat.reshape(flat.shape[0], groups, width)
+def encoder_of(codec: Codec) -> Encoder:
+  """Returns what encodes the messages of a codec."""
+  if isinstance(codec, Projection):
+    return codec.then
+  assert isinstance(codec, Encoder), codec
+  return codec
 
 
-def ungrouped(values: Array, leaf: Leaf) -> Array:
-  """Reverses `grouped`: drops the zeros and restores the leaf's shape."""
-  flat = values.reshape(values.shape[0], -1)[:, : leaf.size]
-  return flat.reshape(values.shape[0], *leaf.shape)
+def messages(
+  codec: Codec, leaves: Sequence[Array], state: list[Tree], key: Array
+) -> Messages:
+  """Runs a projection; any other codec sends the leaves as they are."""
+  if isinstance(codec, Projection):
+    return (yield from codec.run(leaves, state, key))
+  reduced = yield list(leaves)
+  return reduced, state
 
 
-def split_keys(key: Array, names) -> dict[str, Array]:
-  """Returns a random key for every name.
+def alike(
+  shapes: Sequence[Shape], kind: Callable[[int], Hashable]
+) -> list[list[int]]:
+  """Groups the numbers of leaves that may share one body of a program.
 
-  The key of a name does not depend on which other names there are.
+  Large leaves stay alone. So do all leaves of a replica that is divided among
+  devices, each of which works on its own part of every leaf.
 
   Args:
-    key: Random key from which they are derived.
-    names: Leaf paths.
+    shapes: Shapes of the leaves, with the layer axis.
+    kind: Function from a leaf's number to its kind; those of one kind share.
   """
-  return {name: jax.random.fold_in(key, _number(name)) for name in names}
+  is_divided = current_division().num_devices > 1
+  groups: dict[Hashable, list[int]] = {}
+  for number, shape in enumerate(shapes):
+    is_alone = is_divided or math.prod(shape) > _MOST_JOINED
+    own = ("alone", number) if is_alone else ("alike", kind(number))
+    groups.setdefault(own, []).append(number)
+  return list(groups.values())
 
 
-def _number(name: str) -> int:
-  """Hashes a name into [0, 2^31).
+def stacked(
+  leaves: Sequence[Array], groups: Sequence[Sequence[int]]
+) -> list[Array]:
+  """Joins the layers of each group of leaves, whose layers have one shape."""
+  return [jnp.concatenate([leaves[n] for n in group]) for group in groups]
 
-  Python's own hash differs between processes, which must draw alike.
+
+def unstacked(
+  arrays: Sequence[Array],
+  groups: Sequence[Sequence[int]],
+  shapes: Sequence[Shape],
+) -> dict[int, Array]:
+  """Reverses `stacked`: returns the layers of every leaf by its number."""
+  leaves = {}
+  for group, array in zip(groups, arrays, strict=True):
+    lengths = [shapes[number][0] for number in group]
+    leaves |= dict(zip(group, apart(array, lengths, axis=0), strict=True))
+  return leaves
+
+
+def apart(array: Array, lengths: Sequence[int], axis: int) -> list[Array]:
+  """Cuts an array along an axis into parts of some lengths."""
+  if len(lengths) == 1:
+    return [array]
+  [array] = in_memory([array])
+  ends = np.cumsum(lengths)[:-1].tolist()
+  return in_memory(jnp.split(array, ends, axis=axis))
+
+
+def in_memory(arrays: list[Array]) -> list[Array]:
+  """Returns arrays that are computed once, however often they are read.
+
+  XLA would otherwise repeat in each of 100 slices all that leads to them, and
+  the slice in all that reads it. On CPUs each slice is compiled by itself (10
+  ms), while equal operations of equal shapes are compiled once. There XLA
+  removes a barrier before it decides that, but it does not look into a loop.
+  This loop never runs, unless the first value is not a number, and then it
+  changes no number that is finite.
   """
-  number = 0
-  for byte in name.encode():
-    number = (number * 31 + byte) % (2**31)
-  return number
+
+  def loop(arrays: list[Array]) -> list[Array]:
+    first = arrays[0].reshape(-1)[0]
+    largest = jnp.finfo(first.dtype).max
+    return jax.lax.while_loop(
+      lambda carry: carry[1],
+      lambda carry: ([jnp.minimum(x, largest) for x in carry[0]], first > 0),
+      (arrays, first != first),
+    )[0]
+
+  barrier = jax.lax.optimization_barrier
+  kept: Any = jax.lax.platform_dependent(arrays, cpu=loop, default=barrier)
+  return kept
+
+
+def padded(flat: Array, missing: int) -> Array:
+  """Adds zeros at the end of the last axis of [layers, values]."""
+  return jnp.pad(flat, ((0, 0), (0, missing))) if missing else flat
+
+
+def block_width(size: int, block_size: int) -> int:
+  """Returns the width of equal blocks of at most `block_size` of some values.
+
+  Blocks are as short as their number allows, which pads by less than one value
+  for each block. A layer of 300 values in blocks of at most 128 needs 3 blocks:
+  blocks of 100 need no padding, while blocks of 128 would have to be padded by
+  84 values.
+  """
+  return -(-size // -(-size // block_size))

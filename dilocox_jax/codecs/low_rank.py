@@ -1,32 +1,43 @@
-"""A matrix as two thin factors.
+"""A matrix as two thin factors that all replicas make together (PowerSGD).
 
-Shared factors (PowerSGD): the left factor is averaged first and made
-orthonormal, which gives all replicas one basis. The right factor is what each
-replica's matrix is in that basis. Both are linear in the matrices, so the mean
-of the factors gives the mean of the matrices.
-
-Local factors: each replica has a basis of its own, so both factors must be
-sent and decoded before the mean.
+The left factor is averaged first and made orthonormal, which gives all replicas
+one basis. The right factor is what each replica's matrix is in that basis. Both
+are linear in the matrices, so the mean of the factors gives the mean of the
+matrices.
 """
 
+import dataclasses
 import functools
-from typing import Any, NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
-from dilocox_jax.codecs.base import Codec, CodecSteps, Encoder, Reduced
+from dilocox_jax.checks import limited
+from dilocox_jax.codecs.base import (
+  Codec,
+  Encoder,
+  Messages,
+  Projection,
+  Reduced,
+  Shape,
+  alike,
+  stacked,
+  unstacked,
+)
+from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.distributed.local_map import INNER_AXES, current_division
-from dilocox_jax.plan.wire.leaf import Leaf
-from dilocox_jax.plan.wire.reduction import LowRank
-from dilocox_jax.pytypes import Array, Index
+from dilocox_jax.pytypes import Array, Index, Tree
 
 # Matrix products are computed in full fp32. By default a TPU multiplies in
 # bfloat16 and a recent GPU in TF32. Gram-Schmidt would then keep rounding
 # errors as directions: a matrix of norm 1 and rank 16, sent with 64 columns,
 # decodes to norm 4.4 to 4.9 (emulated), and a residual grows without bound.
-_matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 def _product(left: Array, right: Array) -> Array:
@@ -39,10 +50,10 @@ def _product(left: Array, right: Array) -> Array:
   division = current_division()
   num_devices, num_layers = division.num_devices, left.shape[0]
   if num_devices == 1 or num_layers % division.num_stages == 0:
-    return _matmul(left, right)
+    return matmul(left, right)
 
   def multiply(pair: tuple[Array, Array]) -> Array:
-    product = _matmul(*pair)
+    product = matmul(*pair)
     if product.shape[0] % num_devices:
       return product
     rows = PartitionSpec(INNER_AXES, None)
@@ -55,137 +66,165 @@ class Factors(NamedTuple):
   """State that low rank keeps of a leaf; it is equal on all replicas.
 
   Attributes:
-    right: Averaged right factor, [num_layers, columns, max_rank].
-    gram: Products of the right factor's columns with each other, [num_layers,
-      max_rank, max_rank]. Its eigenvalues are the squared singular values of
-      the last averaged update. It is zero beyond the rank that was sent.
+    right: Averaged right factor, [num_layers, columns, max_rank]; zero where
+      the leaf was sent whole.
   """
 
   right: Array
-  gram: Array
 
 
-def low_rank(
-  payload: LowRank, leaf: Leaf, *inner: Any, max_rank: int = 0
-) -> Codec | Encoder:
-  """Builds the codec of shared factors, or the encoder of local ones.
+def factorises(shape: Shape, rank: int) -> bool:
+  """Whether a leaf is sent as factors.
+
+  It is if its layers are matrices, and factors have fewer values than they.
 
   Args:
-    payload: Rank and kind of the factors.
-    leaf: Shape of the values.
-    *inner: What sends the factors, left and right in turn, or the values of a
-      leaf that is not factorised.
-    max_rank: Columns that the state of shared factors has room for.
+    shape: Shape of the leaf, with the layer axis.
+    rank: Columns of a factor.
   """
-  if payload.factorises(leaf):
-    if payload.is_projection:
-      return shared_factors(payload, leaf, inner[0], inner[1], max_rank)
-    return local_factors(payload, (inner[0], inner[1]))
-  if not max_rank or not LowRank(1).factorises(leaf):
-    return inner[0]
-  # At this rank the factors would be larger than the matrix, at a smaller one
-  # they are not. The state has the same shape at every rank, so that the rank
-  # can change during a run.
-  room = functools.partial(first_factors, leaf, max_rank)
-  return inner[0]._replace(init=room)
+  if len(shape) != 3:
+    return False
+  _, rows, columns = shape
+  return rank * (rows + columns) < rows * columns
 
 
-def first_factors(leaf: Leaf, max_rank: int, key: Array) -> Factors:
-  """Returns a random right factor to start from."""
-  shape = (leaf.num_layers, leaf.shape[1], max_rank)
-  return Factors(
-    jax.random.normal(key, shape, jnp.float32),
-    jnp.zeros((leaf.num_layers, max_rank, max_rank), jnp.float32),
-  )
+@dataclasses.dataclass(frozen=True)
+class LowRank(Projection):
+  """Sends each matrix as two thin factors that all replicas make together.
 
+  One power iteration on the mean matrix starts from the right factor Q of the
+  exchange before. P = mean_m (A_m Q) is made orthonormal, then
+  Q = mean_m (A_m^T P), and the mean decodes to P Q^T. This is exact if the mean
+  matrix has no more than `rank` directions and none of them is orthogonal to
+  all columns of the old Q. A leaf whose factors would have more values than the
+  matrix is sent whole, beside the left factors.
 
-def shared_factors(
-  payload: LowRank, leaf: Leaf, left: Codec, right: Codec, max_rank: int = 0
-) -> Codec:
-  """Builds the codec of one power iteration on the mean matrix.
-
-  It starts from the right factor Q of the exchange before. P = mean_m (A_m Q)
-  is made orthonormal, then Q = mean_m (A_m^T P), and the mean decodes to
-  P Q^T. This is exact if the mean matrix has no more than `rank` directions
-  and none of them is orthogonal to all columns of the old Q.
-
-  Wire: rank (rows + columns) values for each matrix and power iteration, in
-  the next payload's encoding. A matrix [512, 512] at rank 16 in fp32 takes
-  65,536 bytes instead of 1,048,576. Left and right factors are two messages,
-  because the right factor needs the mean of the left one.
+  Wire: rank (rows + columns) values for each matrix and power iteration, as
+  `then` encodes them. A matrix [512, 512] at rank 16 in fp32 takes 65,536 bytes
+  instead of 1,048,576. Left and right factors are two messages, because the
+  right factor needs the mean of the left one.
   Source: PowerSGD, Vogels et al., 2019, arXiv 1905.13727, Algorithm 1; DiLoCoX,
   arXiv 2506.21263, for quantised factors.
   Differs: Gram-Schmidt is run twice. A missing direction becomes a zero column
   instead of noise, and starts at random the next time. Sums run over rows
   only, so rows may be sharded.
 
-  Args:
-    payload: Rank and power iterations.
-    leaf: Matrices [rows, columns].
-    left: Codec that exchanges left factors.
-    right: Codec that exchanges right factors.
-    max_rank: Columns of the factor that is kept, where the rank changes from
-      exchange to exchange; 0 means the payload's rank.
+  Attributes:
+    rank: Columns of a factor (count).
+    power_iterations: Passes over the matrix (count), two messages each.
+    max_rank: Columns for which the factor that is kept has room, where the rank
+      changes from exchange to exchange; 0 means `rank`.
+    then: Encodes the factors.
   """
-  rank = payload.rank
 
-  def init(key: Array) -> Factors:
-    return first_factors(leaf, max(max_rank, rank), key)
+  rank: int = limited(16, at_least=1)
+  power_iterations: int = limited(1, at_least=1)
+  max_rank: int = limited(0, at_least=0)
+  then: Encoder = Float()
 
-  def run(values: Array, state: Factors, key: Array) -> CodecSteps:
-    matrix = values.astype(jnp.float32)
-    factor = _revived(state.right[..., :rank], key)
-    for _ in range(payload.power_iterations):
-      turned = _product(matrix, _unit(factor))
-      reduced, _ = yield from left.run(turned, (), key)
-      basis = orthonormal(reduced.mean)
-      turned = _product(jnp.swapaxes(matrix, 1, 2), basis)
-      reduced, _ = yield from right.run(turned, (), key)
-      factor = reduced.mean
-    matrices = [_product(basis, jnp.swapaxes(q, 1, 2)) for q in reduced]
-    gram = _product(jnp.swapaxes(factor, 1, 2), factor)
-    new_state = Factors(
-      state.right.at[..., :rank].set(factor),
-      jnp.zeros_like(state.gram).at[..., :rank, :rank].set(gram),
-    )
-    return Reduced(*matrices), new_state
+  def init(self, shapes: Sequence[Shape], key: Array) -> list[Tree]:
+    """Returns a random right factor for each leaf that has factors.
 
-  return Codec(
-    init, run, (left.messages + right.messages) * payload.power_iterations
-  )
+    With `max_rank` all leaves keep one that would have factors at rank 1, so
+    that the state has the same shape at every rank.
+    """
+    least = 1 if self.max_rank else self.rank
+    return [
+      self._first(shape, jax.random.fold_in(key, number))
+      if factorises(shape, least)
+      else ()
+      for number, shape in enumerate(shapes)
+    ]
+
+  def _first(self, shape: Shape, key: Array) -> "Factors":
+    layers, _, columns = shape
+    room = layers, columns, max(self.max_rank, self.rank)
+    if not factorises(shape, self.rank):
+      return Factors(jnp.zeros(room, jnp.float32))
+    return Factors(jax.random.normal(key, room, jnp.float32))
+
+  def run(
+    self, leaves: Sequence[Array], state: list[Tree], key: Array
+  ) -> Messages:
+    """Yields left factors and whole leaves, then right factors."""
+    shapes = [leaf.shape for leaf in leaves]
+    groups, whole = matrices_of(shapes, self.rank)
+    matrices = [m.astype(jnp.float32) for m in stacked(leaves, groups)]
+    factors = [
+      _revived(
+        jnp.concatenate([state[n].right[..., : self.rank] for n in group]),
+        jax.random.fold_in(key, number),
+      )
+      for number, group in enumerate(groups)
+    ]
+    others, bases = Reduced([], []), factors
+    for iteration in range(self.power_iterations):
+      left = list(map(_product, matrices, map(unit, factors)))
+      # Leaves without factors travel with the first left ones.
+      rest = [] if iteration else [leaves[number] for number in whole]
+      reduced = yield [*left, *rest]
+      if rest:
+        others = Reduced(*(each[len(groups) :] for each in reduced))
+      if not groups:
+        return others, self._kept(state, [], [], shapes)
+      bases = [orthonormal(mean) for mean in reduced.mean[: len(groups)]]
+      reduced = yield list(map(_product, map(turned, matrices), bases))
+      factors = reduced.mean
+
+    def decoded(right: list[Array], others: list[Array]) -> list[Array]:
+      products = list(map(_product, bases, map(turned, right)))
+      found = unstacked(products, groups, shapes)
+      found |= dict(zip(whole, others, strict=True))
+      return [found[number] for number in range(len(shapes))]
+
+    result = Reduced(*map(decoded, reduced, others))
+    return result, self._kept(state, factors, groups, shapes)
+
+  def _kept(self, state, factors, groups, shapes) -> list[Tree]:
+    """Returns the new right factors, beside older columns beyond the rank."""
+    right = unstacked(factors, groups, shapes)
+    kept = list(state)
+    for number, old in enumerate(state):
+      if number in right and old.right.shape[-1] > self.rank:
+        columns = [right[number], old.right[..., self.rank :]]
+        kept[number] = Factors(jnp.concatenate(columns, axis=-1))
+      elif number in right:
+        kept[number] = Factors(right[number])
+      elif old:
+        kept[number] = Factors(jnp.zeros_like(old.right))
+    return kept
 
 
-def local_factors(payload: LowRank, inner: tuple[Encoder, Encoder]) -> Encoder:
-  """Builds an encoder that factorises each replica's matrix by itself.
-
-  The power iteration starts from a fixed random matrix.
-
-  Wire: rank (rows + columns) values for each matrix, in the next payload's
-  encoding, however many power iterations there are.
-  Source: Halko et al., 2011, arXiv 0909.4061, Algorithm 4.4.
-  Differs: nothing.
+def with_rank(codec: Codec, rank: int, max_rank: int) -> Codec:
+  """Returns a codec with another rank, where it has one that all share.
 
   Args:
-    payload: Rank; each power iteration is one more pass over the matrix.
-    inner: Encoders of the left and the right factor.
+    codec: The codec.
+    rank: Columns of a factor.
+    max_rank: Columns for which states have room.
   """
-  left, right = inner
+  if not isinstance(codec, LowRank):
+    return codec
+  return dataclasses.replace(codec, rank=rank, max_rank=max_rank)
 
-  def encode(values: Array, key: Array) -> tuple[Array, ...]:
-    matrix = values.astype(jnp.float32)
-    shape = (matrix.shape[0], matrix.shape[2], payload.rank)
-    factor = jax.random.normal(jax.random.key(0), shape, jnp.float32)
-    for _ in range(payload.power_iterations):
-      basis = orthonormal(_matmul(matrix, _unit(factor)))
-      factor = _matmul(jnp.swapaxes(matrix, 1, 2), basis)
-    return (*left.encode(basis, key), *right.encode(factor, key))
 
-  def decode(arrays: tuple[Array, ...]) -> Array:
-    half = len(arrays) // 2
-    basis, factor = left.decode(arrays[:half]), right.decode(arrays[half:])
-    return _matmul(basis, jnp.swapaxes(factor, 1, 2))
+def matrices_of(
+  shapes: Sequence[Shape], rank: int
+) -> tuple[list[list[int]], list[int]]:
+  """Returns groups of leaves that have factors, and the leaves that have none.
 
-  return Encoder(encode, decode)
+  Matrices of one shape stand in one group, whose layers are one batch.
+  """
+  numbers = [n for n, shape in enumerate(shapes) if factorises(shape, rank)]
+  found = [shapes[number] for number in numbers]
+  groups = alike(found, lambda place: found[place][1:])
+  whole = [n for n in range(len(shapes)) if n not in numbers]
+  return [[numbers[place] for place in group] for group in groups], whole
+
+
+def turned(matrices: Array) -> Array:
+  """Returns the transposed matrices [layers, columns, rows]."""
+  return jnp.swapaxes(matrices, 1, 2)
 
 
 # A column of length 1 whose new part is shorter than this has no direction of
@@ -201,7 +240,7 @@ def orthonormal(matrix: Array) -> Array:
   written out, because XLA's batched QR and eigenvalue routines can wait for
   each other for ever on few CPU cores (docs/log.md).
   """
-  columns = _unit(matrix)
+  columns = unit(matrix)
 
   def add_column(number: Index, basis: Array) -> Array:
     column = jax.lax.dynamic_slice_in_dim(columns, number, 1, axis=2)
@@ -213,8 +252,8 @@ def orthonormal(matrix: Array) -> Array:
     # column would be orthogonal to 3 digits only. The second pass removes
     # them; after it the errors are those of fp32 again (twice is enough).
     for _ in range(2):
-      along_basis = _matmul(jnp.swapaxes(basis, 1, 2), column)
-      column = column - _matmul(basis, along_basis)
+      along_basis = matmul(jnp.swapaxes(basis, 1, 2), column)
+      column = column - matmul(basis, along_basis)
     length = jnp.sqrt(jnp.sum(jnp.square(column), axis=1, keepdims=True))
     is_new = length > _SHORTEST_NEW_PART
     column = jnp.where(is_new, column / jnp.where(is_new, length, 1.0), 0.0)
@@ -224,7 +263,7 @@ def orthonormal(matrix: Array) -> Array:
   return jax.lax.fori_loop(*bounds, add_column, jnp.zeros_like(columns))
 
 
-def _unit(matrix: Array) -> Array:
+def unit(matrix: Array) -> Array:
   """Scales columns to length 1; a zero column stays zero.
 
   A column is divided by its largest value first, so that no square overflows
@@ -241,6 +280,65 @@ def _revived(factor: Array, key: Array) -> Array:
 
   A zero column would stay zero: A times 0 finds no direction again.
   """
-  drawn = jax.random.normal(key, factor.shape, factor.dtype)
   is_missing = jnp.all(factor == 0, axis=1, keepdims=True)
-  return jnp.where(is_missing, drawn, factor)
+  return jnp.where(is_missing, _scattered(factor.shape, key), factor)
+
+
+def _scattered(shape: Shape, key: Array) -> Array:
+  """Returns values between -1 and 1 that look random, from a hash of numbers.
+
+  They are read where a column is missing, hardly ever. `jax.random` would take
+  a second to compile on CPUs, in each program with a low rank.
+
+  Source: "lowbias32" of C. Wellons, 2018, "Prospecting for hash functions".
+  """
+  seed = jax.random.key_data(key)[-1]
+  number = jax.lax.iota(jnp.uint32, math.prod(shape)) * jnp.uint32(2654435769)
+  for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+    number ^= seed
+    number = (number ^ (number >> shift)) * jnp.uint32(factor)
+  number ^= number >> 16
+  signed = jax.lax.bitcast_convert_type(number, jnp.int32)
+  return signed.astype(jnp.float32).reshape(shape) * 2.0**-31
+
+
+# Factor products that the host is given after an exchange, at most. All those
+# of a model of 1.3 billion parameters at rank 64 are 2 MB. Of 107 billion at
+# rank 2048 they are 6.6 GB, and their eigenvalues take minutes.
+MAX_OBSERVED_BYTES = 64 * 2**20
+
+
+def grams(
+  factors: Mapping[str, Factors], rank: int, follows_rank: bool = False
+) -> dict[str, Array]:
+  """Returns products of right factors' columns with each other, for the host.
+
+  Their eigenvalues are the squared singular values of the last averaged update.
+  Of large ones it returns those of a few layers, evenly spread and scaled so
+  that their sum over layers stays what it was, or none at all.
+
+  Args:
+    factors: State of every leaf that has one, by path.
+    rank: Columns of a factor that were sent.
+    follows_rank: Whether at least one layer of every leaf is needed.
+
+  Returns:
+    Arrays [layers, rank, rank] by path, zero for leaves that were sent whole.
+  """
+  if not factors:
+    return {}
+  most = MAX_OBSERVED_BYTES // (4 * rank**2 * len(factors))
+  most = max(most, int(follows_rank))
+  return {
+    path: _gram(each.right[..., :rank], most)
+    for path, each in factors.items()
+    if most
+  }
+
+
+def _gram(right: Array, most: int) -> Array:
+  num_layers = len(right)
+  if num_layers <= most:
+    return _product(turned(right), right)
+  some = right[np.arange(most) * num_layers // most]
+  return _product(turned(some), some) * (num_layers / most)

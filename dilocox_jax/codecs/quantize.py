@@ -6,13 +6,22 @@ than fp16 reaches (6e-8). A scale is rounded first and codes are then chosen
 for the rounded one, which is the one that is sent.
 """
 
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.codecs.base import Encoder, grouped, ungrouped
-from dilocox_jax.plan.wire.leaf import Leaf
-from dilocox_jax.plan.wire.payload import E3M0, Dense, Int, group_shape
+from dilocox_jax.checks import limited
+from dilocox_jax.codecs.base import Quantiser, Shape, block_width
 from dilocox_jax.pytypes import Array
+
+FLOATS = ("float32", "bfloat16", "float16")
+BITS = (8, 4, 2, 1)
+SCALES = ("block", "row", "tensor")
+ROUNDINGS = ("nearest", "stochastic")
 
 _LARGEST_SCALE = float(jnp.finfo(jnp.bfloat16).max)
 # Larger values saturate. The inverse of a number above 2^126 is below fp32's
@@ -21,8 +30,9 @@ _LARGEST_RANGE = 2.0**124
 _SMALLEST_SCALE = float(jnp.finfo(jnp.bfloat16).tiny)
 
 
-def dense(payload: Dense, leaf: Leaf) -> Encoder:
-  """Encodes every value as a float.
+@dataclasses.dataclass(frozen=True)
+class Float(Quantiser):
+  """Sends every value as a float.
 
   A value that is too large for fp16 becomes fp16's largest number, 65504.
 
@@ -34,26 +44,36 @@ def dense(payload: Dense, leaf: Leaf) -> Encoder:
   Source: OpenDiLoCo, arXiv 2407.07852, section 3, for fp16.
   Differs: a value saturates instead of overflowing. The sum of several, which
   an all-reduce adds up in fp16, may overflow nevertheless.
-  """
-  dtype = jnp.dtype(payload.dtype)
-  largest = float(jnp.finfo(dtype).max)
 
-  def encode(values: Array, key: Array) -> tuple[Array, ...]:
+  Attributes:
+    dtype: Type of the floats, one of `FLOATS`.
+  """
+
+  dtype: str = limited("float32", choices=FLOATS)
+
+  def width(self, shape: Shape) -> int:
+    """Returns the length of the last axis; no row is padded."""
+    return shape[-1] if shape else 1
+
+  def code(self, rows: Array, key: Array) -> tuple[Array, ...]:
+    """Returns the values in the type; of arrays of any shape."""
     del key
-    wide = values.astype(jnp.float32)
+    dtype = jnp.dtype(self.dtype)
+    largest = float(jnp.finfo(dtype).max)
+    wide = rows.astype(jnp.float32)
     return (jnp.clip(wide, -largest, largest).astype(dtype),)
 
-  def decode(arrays: tuple[Array, ...]) -> Array:
-    (values,) = arrays
-    return values.astype(jnp.float32).reshape(-1, *leaf.shape)
+  def values(self, arrays: Sequence[Array], width: int) -> Array:
+    """Returns the values in float32; of arrays of any shape."""
+    del width
+    return arrays[0].astype(jnp.float32)
 
-  return Encoder(encode, decode)
 
+@dataclasses.dataclass(frozen=True)
+class Int(Quantiser):
+  """Sends values rounded to few bits, packed, with a scale for each row.
 
-def integer(payload: Int, leaf: Leaf) -> Encoder:
-  """Encodes values as codes of few bits, with a scale for each group.
-
-  8 and 4 bits: q = round(x / s), s = max|x| / (2^(bits-1) - 1) over the group
+  8 and 4 bits: q = round(x / s), s = max|x| / (2^(bits-1) - 1) over the row
   and then rounded to bfloat16, so |error| <= s / 2 for each value. At 4 bits
   and max|x| = 1.4, s is 0.2, and 0.6 has the code q = 3. On N(0, 1), blocks
   of 128 have E max^2 = 8.16, so that the mean squared error is at most
@@ -68,20 +88,55 @@ def integer(payload: Int, leaf: Leaf) -> Encoder:
   Stochastic rounding has evenly spaced levels from -max|x| to max|x| and is
   unbiased; its error is at most one step.
 
-  Wire: `bits` bits for each value and 2 bytes for each group, 4 bytes where a
-  group has two magnitudes. 1024 values at 4 bits in blocks of 128 take
+  Wire: `bits` bits for each value and 2 bytes for each row, 4 bytes where a
+  row has two magnitudes. 1024 values at 4 bits in blocks of 128 take
   512 + 8 * 2 = 528 bytes.
   Source: CocktailSGD (Wang et al., 2023, ICML) for 4 bits; SparseLoCo, arXiv
   2508.15706, for 2; 1-bit SGD (Seide et al., 2014) for 1.
   Differs: bfloat16 scales; the two magnitudes of 2 bits follow the data.
+
+  Attributes:
+    bits: Bits of a code: 8, 4, 2 or 1.
+    scale: Values that share a scale: "block", "row" (last axis) or "tensor"
+      (one layer).
+    block_size: Largest number of values in a block.
+    rounding: "nearest" or "stochastic" (unbiased).
   """
-  rounded = _unbiased if payload.rounding == "stochastic" else _nearest
-  groups = group_shape(leaf, payload.scale, payload.block_size)
-  return _coded(leaf, groups, payload.bits, *rounded(payload.bits))
+
+  bits: int = limited(4, choices=BITS)
+  scale: str = limited("block", choices=SCALES)
+  block_size: int = limited(128, at_least=1)
+  rounding: str = limited("nearest", choices=ROUNDINGS)
+
+  def width(self, shape: Shape) -> int:
+    """Returns the number of values that share a scale."""
+    if self.scale == "row":
+      return shape[-1] if shape else 1
+    size = math.prod(shape)
+    return (
+      size if self.scale == "tensor" else block_width(size, self.block_size)
+    )
+
+  def code(self, rows: Array, key: Array) -> tuple[Array, ...]:
+    """Returns packed codes [..., bytes] and scales [..., 1 or 2]."""
+    to_codes, _ = self._rounding
+    codes, scales = to_codes(rows, key)
+    return pack(codes, self.bits), scales
+
+  def values(self, arrays: Sequence[Array], width: int) -> Array:
+    """Reverses `code`."""
+    packed, scales = arrays
+    _, to_values = self._rounding
+    return to_values(unpack(packed, self.bits, width), scales)
+
+  @property
+  def _rounding(self):
+    return (_unbiased if self.rounding == "stochastic" else _nearest)(self.bits)
 
 
-def e3m0(payload: E3M0, leaf: Leaf) -> Encoder:
-  """Encodes values as a sign and a power of two.
+@dataclasses.dataclass(frozen=True)
+class E3M0(Quantiser):
+  """Sends a sign and a power of two in 4 bits, and a scale for each block.
 
   Levels are 0 and s 2^-6, s 2^-5, ..., s, with s = max|x| of a block, and each
   value goes to the nearest one. Between 2^j and 2^(j+1) the error is at
@@ -93,12 +148,22 @@ def e3m0(payload: E3M0, leaf: Leaf) -> Encoder:
   Source: Streaming DiLoCo, arXiv 2501.18512, section 2.4.
   Differs: the paper gives no scale; here the exponents hang from each block's
   largest value, and the lowest code is zero.
+
+  Attributes:
+    block_size: Largest number of values in a block.
   """
 
-  def to_codes(values: Array, key: Array) -> tuple[Array, Array]:
+  block_size: int = limited(128, at_least=1)
+
+  def width(self, shape: Shape) -> int:
+    """Returns the number of values of a block."""
+    return block_width(math.prod(shape), self.block_size)
+
+  def code(self, rows: Array, key: Array) -> tuple[Array, ...]:
+    """Returns packed codes [..., bytes] and scales [..., 1]."""
     del key
-    scales = _bfloat(_largest(values))
-    size = _ratio(jnp.abs(values), scales)
+    scales = _bfloat(_largest(rows))
+    size = _ratio(jnp.abs(rows), scales)
     # The midpoint of 2^j and 2^(j+1) is 3/4 of 2^(j+1). Times 4/3 it is a power
     # of two, where frexp's exponent changes: 0.74 gives 0.987 = 0.987 * 2^0,
     # so level 6 or s/2; 0.76 gives 1.013 = 0.507 * 2^1, so level 7 or s.
@@ -106,40 +171,22 @@ def e3m0(payload: E3M0, leaf: Leaf) -> Encoder:
     # Below half of the lowest level, 2^-6, a value is 0. This is asked of the
     # size, because frexp gives zero the exponent 0, as it gives 0.75.
     level = jnp.where(size >= 2.0**-7, jnp.clip(exponent + 6, 1, 7), 0)
-    sign = (values < 0).astype(level.dtype)
-    return (level + 8 * sign).astype(jnp.uint8), scales
+    sign = (rows < 0).astype(level.dtype)
+    return pack((level + 8 * sign).astype(jnp.uint8), 4), scales
 
-  def to_values(codes: Array, scales: Array) -> Array:
+  def values(self, arrays: Sequence[Array], width: int) -> Array:
+    """Reverses `code`."""
+    packed, scales = arrays
+    codes = unpack(packed, 4, width)
     level = (codes & 7).astype(jnp.int32)
     size = jnp.where(level > 0, jnp.exp2((level - 7).astype(jnp.float32)), 0.0)
     sign = jnp.where(codes < 8, 1.0, -1.0)
     return sign * size * scales.astype(jnp.float32)
 
-  groups = group_shape(leaf, "block", payload.block_size)
-  return _coded(leaf, groups, 4, to_codes, to_values)
 
-
-def _coded(leaf, groups, bits, to_codes, to_values) -> Encoder:
-  """Builds an encoder from functions of grouped values.
-
-  Args:
-    leaf: Shape of the values.
-    groups: Number of groups of a layer, and of values of a group.
-    bits: Bits of a code.
-    to_codes: Function (values [num_layers, groups, width], key) -> (codes,
-      scales).
-    to_values: Function (codes, scales) -> values, the reverse.
-  """
-
-  def encode(values: Array, key: Array) -> tuple[Array, ...]:
-    codes, scales = to_codes(grouped(values, *groups), key)
-    return pack(codes, bits), scales
-
-  def decode(arrays: tuple[Array, ...]) -> Array:
-    packed, scales = arrays
-    return ungrouped(to_values(unpack(packed, bits, groups[1]), scales), leaf)
-
-  return Encoder(encode, decode)
+float32 = functools.partial(Float, "float32")
+bfloat16 = functools.partial(Float, "bfloat16")
+float16 = functools.partial(Float, "float16")
 
 
 def _nearest(bits: int):

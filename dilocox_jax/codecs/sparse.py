@@ -1,30 +1,38 @@
 """Codecs that send only some values of a leaf: the largest or random ones."""
 
+import dataclasses
 import functools
+import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dilocox_jax.checks import limited
 from dilocox_jax.codecs.base import (
-  Codec,
-  CodecSteps,
   Encoder,
+  Messages,
+  Projection,
   Reduced,
-  grouped,
-  ungrouped,
+  Shape,
+  alike,
+  block_width,
+  padded,
+  stacked,
+  unstacked,
 )
+from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.distributed.local_map import map_over_rows
-from dilocox_jax.plan.wire.leaf import Leaf
-from dilocox_jax.plan.wire.payload import group_shape
-from dilocox_jax.plan.wire.reduction import RandomMask, TopK
 from dilocox_jax.pytypes import Array, Tree
 
+INDEX_CODINGS = ("packed", "bitmap")
 _MAGNITUDE_BITS = 15  # Bits of a bfloat16 without its sign.
 
 
-def top_k(payload: TopK, leaf: Leaf, inner: Encoder) -> Encoder:
-  """Encodes the k values of largest magnitude in each block of n values.
+@dataclasses.dataclass(frozen=True)
+class TopK(Encoder):
+  """Sends the k values of largest magnitude in each block of n values.
 
   The other values decode to zero. If the k values are sent exactly, the error
   is ||x - C(x)||^2 <= (1 - (1 - 2^-6) k / n) ||x||^2.
@@ -36,54 +44,115 @@ def top_k(payload: TopK, leaf: Leaf, inner: Encoder) -> Encoder:
   not decide which values are sent.
 
   Wire: packed indices of ceil(log2(block)) bits for each sent value, or one
-  bit for each value of the block; then the sent values as `inner` encodes
-  them. The indices of 64 of 4096 values take 64 * 12 bits = 96 bytes packed,
-  and 512 bytes as a bitmap.
+  bit for each value of the block; then the sent values as `then` encodes them.
+  The indices of 64 of 4096 values take 64 * 12 bits = 96 bytes packed, and 512
+  bytes as a bitmap; from 342 kept values on the bitmap is smaller.
   Source: SparseLoCo, arXiv 2508.15706 (64 of 4096); CocktailSGD (Wang et al.,
   2023, ICML) for the bitmap.
   Differs: all blocks of a leaf have the same length, while CocktailSGD selects
   over a whole tensor. Both papers compare magnitudes without rounding them.
-  """
-  groups, width = group_shape(leaf, "block", payload.block_size)
-  count = payload.num_kept(width)
-  is_packed = payload.indices == "packed"
 
-  # Shapes: blocks are [num_layers, groups, width]; the largest values and
-  # their places are [num_layers, groups, count].
-  def select(blocks: Array) -> tuple[Array, Array]:
+  Attributes:
+    fraction: Share of a block's values that is sent.
+    block_size: Most values of a block (count).
+    indices: Coding of the places: "packed" or "bitmap".
+    then: Encodes the sent values, one vector for each layer.
+  """
+
+  fraction: float = limited(1 / 64, above=0, at_most=1)
+  block_size: int = limited(4096, at_least=1)
+  indices: str = limited("packed", choices=INDEX_CODINGS)
+  then: Encoder = Float()
+
+  def encode(self, leaves: Sequence[Array], key: Array) -> list[Array]:
+    """Returns the indices of each group of leaves, then the sent values."""
+    shapes = [leaf.shape for leaf in leaves]
+    indices, kept = [], []
+    for values in stacked(_flat(leaves), _same_size(shapes)):
+      blocks = self._blocks(values)
+      select = functools.partial(self._select, self.num_kept(blocks.shape[-1]))
+      own, largest = map_over_rows(select, blocks)
+      indices.append(own)
+      kept.append(largest.reshape(len(largest), -1))
+    return [*indices, *self.then.encode(kept, key)]
+
+  def decode(
+    self, arrays: Sequence[Array], shapes: Sequence[Shape]
+  ) -> list[Array]:
+    """Reverses `encode`."""
+    groups = _same_size(shapes)
+    sizes = [math.prod(shapes[group[0]][1:]) for group in groups]
+    indices, arrays = arrays[: len(groups)], arrays[len(groups) :]
+    inner = []
+    for own, size in zip(indices, sizes, strict=True):
+      count = self.num_kept(block_width(size, self.block_size))
+      inner.append((len(own), own.shape[1] * count))
+    found = []
+    for own, size, values in zip(
+      indices, sizes, self.then.decode(arrays, inner), strict=True
+    ):
+      largest = values.reshape(*own.shape[:2], -1)
+      put = functools.partial(self._put, block_width(size, self.block_size))
+      blocks = map_over_rows(put, own, largest)
+      found.append(blocks.reshape(len(blocks), -1)[:, :size])
+    return _shaped(found, groups, shapes)
+
+  def num_kept(self, width: int) -> int:
+    """Returns the number of values that are sent of a block."""
+    return max(1, round(self.fraction * width))
+
+  def _blocks(self, values: Array) -> Array:
+    """Cuts values [layers, size] into [layers, blocks, width]."""
+    width = block_width(values.shape[1], self.block_size)
+    flat = padded(values, -values.shape[1] % width)
+    return flat.reshape(len(flat), -1, width)
+
+  def _select(self, count: int, blocks: Array) -> tuple[Array, Array]:
+    """Returns the coded places [..., bytes] and the values [..., count]."""
     mask = _among_largest(blocks, count)
     places = _places(mask, count)
     largest = jnp.take_along_axis(blocks, places, axis=-1)
-    if is_packed:
-      return _pack_places(places, payload.index_bits(width)), largest
+    if self.indices == "packed":
+      return _pack_places(places, _index_bits(blocks.shape[-1])), largest
     return jnp.packbits(mask, axis=-1), largest
 
-  def from_bitmap(bitmap: Array, largest: Array) -> Array:
-    mask = jnp.unpackbits(bitmap, axis=-1, count=width)
+  def _put(self, width: int, indices: Array, largest: Array) -> Array:
+    """Returns blocks [..., width] with the values at their places."""
+    if self.indices == "packed":
+      count = largest.shape[-1]
+      places = _unpack_places(indices, _index_bits(width), count)
+      return _spread(width, largest, places)
+    mask = jnp.unpackbits(indices, axis=-1, count=width)
     # For the mask 0 1 0 1 the running count minus one is -1 0 0 1. At a true
     # value it is the index of this value in `largest`.
     index = jnp.cumsum(mask, axis=-1, dtype=jnp.int32) - 1
     values = jnp.take_along_axis(largest, jnp.maximum(index, 0), axis=-1)
     return jnp.where(mask == 1, values, 0.0)
 
-  def encode(values: Array, key: Array) -> tuple[Array, ...]:
-    blocks = grouped(values, groups, width)
-    indices, largest = map_over_rows(select, blocks)
-    # `inner` encodes one vector of groups * count values for each layer.
-    return indices, *inner.encode(largest.reshape(len(largest), -1), key)
 
-  def decode(arrays: tuple[Array, ...]) -> Array:
-    indices, *inner_arrays = arrays
-    largest = inner.decode(tuple(inner_arrays))
-    largest = largest.reshape(len(largest), groups, count)
-    if is_packed:
-      places = _unpack_places(indices, payload.index_bits(width), count)
-      blocks = map_over_rows(functools.partial(_spread, width), largest, places)
-    else:
-      blocks = map_over_rows(from_bitmap, indices, largest)
-    return ungrouped(blocks, leaf)
+def _flat(leaves: Sequence[Array]) -> list[Array]:
+  """Returns leaves as float32 [layers, size]."""
+  return [leaf.reshape(len(leaf), -1).astype(jnp.float32) for leaf in leaves]
 
-  return Encoder(encode, decode)
+
+def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
+  """Groups the leaves whose layers have equally many values."""
+  return alike(shapes, lambda number: math.prod(shapes[number][1:]))
+
+
+def _shaped(
+  arrays: Sequence[Array],
+  groups: Sequence[Sequence[int]],
+  shapes: Sequence[Shape],
+) -> list[Array]:
+  """Returns the leaves of groups [layers, size] in their shapes and order."""
+  leaves = unstacked(arrays, groups, shapes)
+  return [leaves[n].reshape(shape) for n, shape in enumerate(shapes)]
+
+
+def _index_bits(width: int) -> int:
+  """Returns the number of bits of one packed index into a block."""
+  return max(1, (width - 1).bit_length())
 
 
 def _among_largest(blocks: Array, count: int) -> Array:
@@ -190,49 +259,68 @@ def stratum_bounds(size: int, count: int) -> Array:
   return number * width + guess + off // count
 
 
-def random_mask(
-  payload: RandomMask, leaf: Leaf, inner: Codec, *, max_rank: int = 0
-) -> Codec:
-  """Exchanges random values of a leaf; every exchange draws other values.
+@dataclasses.dataclass(frozen=True)
+class RandomMask(Projection):
+  """Sends random values of a leaf; every exchange draws other values.
 
   The leaf is cut into strata of neighbouring values, and one value is drawn
   from each stratum. For example, 10 values and a fraction of 0.3 give three
   strata: values 0-2, 3-5 and 6-9. Each value is drawn with a probability equal
-  to the payload's fraction p, except that strata have whole lengths. Values
-  that are not drawn decode to zero, so E ||x - C(x)||^2 = (1 - p) ||x||^2.
-  Error feedback sends them later.
+  to the fraction p, except that strata have whole lengths. Values that are not
+  drawn decode to zero, so E ||x - C(x)||^2 = (1 - p) ||x||^2. Error feedback
+  sends them later.
 
-  Wire: the drawn values as `inner` encodes them. The mask itself takes no
+  Wire: the drawn values as `then` encodes them. The mask itself takes no
   bytes, because all replicas draw the same places.
   Source: CocktailSGD (Wang et al., 2023, ICML).
   Differs: one value is drawn from each stratum, which needs no permutation of
   all values.
+
+  Attributes:
+    fraction: Share of the values that is sent.
+    then: Encodes the drawn values, one vector for each layer.
   """
-  del max_rank  # Every projection is told; a mask has no rank.
-  count = payload.num_kept(leaf.size)
 
-  def places(key: Array) -> Array:
-    bounds = stratum_bounds(leaf.size, count)
-    widths = jnp.diff(bounds)
-    shape = (leaf.num_layers, count)
-    uniform = jax.random.uniform(key, shape, jnp.float32)
-    offset = jnp.floor(uniform * widths.astype(jnp.float32)[None])
-    offset = jnp.minimum(offset.astype(jnp.int32), widths[None] - 1)
-    return bounds[None, :-1] + offset
+  fraction: float = limited(0.1, above=0, at_most=1)
+  then: Encoder = Float()
 
-  def run(values: Array, state: Tree, key: Array) -> CodecSteps:
-    flat = values.reshape(leaf.num_layers, 1, -1)
-    drawn_places = places(key)[:, None]
+  def num_kept(self, size: int) -> int:
+    """Returns the number of values drawn of a layer of some values."""
+    return max(1, round(self.fraction * size))
+
+  def run(
+    self, leaves: Sequence[Array], state: list[Tree], key: Array
+  ) -> Messages:
+    """Yields the drawn values of every group of leaves of one size."""
+    shapes = [leaf.shape for leaf in leaves]
+    groups = _same_size(shapes)
+    values = [flat[:, None] for flat in stacked(_flat(leaves), groups)]
+    places = [
+      self._draw(flat.shape, jax.random.fold_in(key, number))
+      for number, flat in enumerate(values)
+    ]
     take = functools.partial(jnp.take_along_axis, axis=-1)
-    drawn_values = map_over_rows(take, flat, drawn_places)[:, 0]
-    # The inner codec's messages are this codec's messages.
-    reduced, state = yield from inner.run(drawn_values, state, key)
+    reduced = yield [
+      map_over_rows(take, flat, at)[:, 0]
+      for flat, at in zip(values, places, strict=True)
+    ]
 
-    def spread(mean: Array) -> Array:
-      put = functools.partial(_spread, leaf.size)
-      blocks = map_over_rows(put, mean[:, None], drawn_places)
-      return blocks.reshape(values.shape)
+    def spread(drawn: list[Array]) -> list[Array]:
+      found = [
+        map_over_rows(
+          functools.partial(_spread, flat.shape[-1]), own[:, None], at
+        )[:, 0]
+        for flat, own, at in zip(values, drawn, places, strict=True)
+      ]
+      return _shaped(found, groups, shapes)
 
     return Reduced(*map(spread, reduced)), state
 
-  return Codec(inner.init, run, inner.messages)
+  def _draw(self, shape: Shape, key: Array) -> Array:
+    """Returns one place of each stratum, for leaves [layers, 1, size]."""
+    bounds = stratum_bounds(shape[-1], self.num_kept(shape[-1]))
+    widths = jnp.diff(bounds)
+    uniform = jax.random.uniform(key, (shape[0], 1, len(widths)), jnp.float32)
+    offset = jnp.floor(uniform * widths.astype(jnp.float32)[None, None])
+    offset = jnp.minimum(offset.astype(jnp.int32), widths[None, None] - 1)
+    return bounds[None, None, :-1] + offset

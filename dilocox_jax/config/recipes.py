@@ -20,10 +20,9 @@ from dilocox_jax.plan.schedule.methods import METHODS
 # The value of every field that a recipe may set, for methods that leave it.
 DEFAULTS: Mapping[str, Any] = {
   "inner.optimizer": "adamw",
-  "codec.name": "float32",
+  "exchange.codec": "float32",
   "exchange.kind": "mean",
-  "exchange.error_feedback": False,
-  "exchange.feedback_decay": 1.0,
+  "exchange.feedback": 0.0,
   "adaptive.mode": "off",
   "outer.learning_rate": 0.7,
   "outer.momentum": 0.6,  # The papers have 0.9; see docs/log.md.
@@ -34,56 +33,44 @@ DEFAULTS: Mapping[str, Any] = {
 _PUBLISHED: Mapping[str, Mapping[str, Any]] = {
   # Wang et al., 2023, ICML: a random mask, top-k of its values, 4 bits.
   "cocktail_sgd": {
-    "codec.name": "random_mask+top_k+int",
-    "codec.mask_fraction": 0.1,
-    "codec.top_k_fraction": 0.2,
-    "codec.indices": "bitmap",
-    "codec.bits": 4,
-    "exchange.error_feedback": True,
+    "exchange.codec": "random_mask(fraction=0.1)"
+    "+top_k(fraction=0.2,indices=bitmap)+int(bits=4)",
+    "exchange.feedback": 1.0,
   },
   # arXiv 2407.07852: pseudo-gradients travel in fp16; outer Nesterov at 0.9.
   "open_diloco": {
-    "codec.name": "float16",
+    "exchange.codec": "float16",
     "outer.learning_rate": 0.7,
     "outer.momentum": 0.9,
   },
   # arXiv 2508.15706: 64 of 4096 values in 2 bits; the outer step is plain SGD.
   "sparse_loco": {
-    "codec.name": "top_k+int",
-    "codec.top_k_fraction": 1 / 64,
-    "codec.top_k_block_size": 4096,
-    "codec.bits": 2,
-    "codec.scale": "tensor",
-    "exchange.error_feedback": True,
-    "exchange.feedback_decay": 0.95,
+    "exchange.codec": "top_k(fraction=0.015625,block_size=4096)"
+    "+int(bits=2,scale=tensor)",
+    "exchange.feedback": 0.95,
     "outer.learning_rate": 1.0,
     "outer.momentum": 0.0,
   },
   # arXiv 2505.23725: Muon inside, 2 bits a value between replicas.
   "muloco": {
     "inner.optimizer": "muon",
-    "codec.name": "int",
-    "codec.bits": 2,
-    "exchange.error_feedback": True,
-    "exchange.feedback_decay": 0.95,
+    "exchange.codec": "int(bits=2)",
+    "exchange.feedback": 0.95,
   },
   # arXiv 2501.18512: sign and exponent alone, 4 bits a value.
-  "streaming_diloco": {"codec.name": "e3m0"},
+  "streaming_diloco": {"exchange.codec": "e3m0"},
   # arXiv 2506.21263: low-rank factors in 4 bits; rank and H follow the rank of
   # the averaged update (Algorithm 3).
   "dilocox": {
-    "codec.name": "low_rank+int",
-    "codec.rank": 16,
-    "codec.bits": 4,
-    "exchange.error_feedback": True,
+    "exchange.codec": "low_rank(rank=16)+int(bits=4)",
+    "exchange.feedback": 1.0,
     "adaptive.mode": "rank_and_interval",
   },
   # Ours; docs/log.md has the measurements behind it.
   "overlap_loco": {
     "inner.optimizer": "muon",
-    "codec.name": "int",
-    "codec.bits": 1,
-    "exchange.error_feedback": True,
+    "exchange.codec": "int(bits=1)",
+    "exchange.feedback": 1.0,
     "outer.learning_rate": 1.0,
     "outer.momentum": 0.0,
   },
@@ -105,8 +92,7 @@ def register_recipe(method: str, values: Mapping[str, Any]) -> None:
   """
   known("method", method, METHODS)
   for path in values:
-    if not path.startswith("codec."):
-      known(f"field of recipe {method!r}", path, DEFAULTS)
+    known(f"field of recipe {method!r}", path, DEFAULTS)
   RECIPES.add(method, values)
 
 
@@ -119,32 +105,25 @@ _MOST_WARMUP_STEPS = 50
 def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
   """Fills in what a config leaves to its method.
 
-  A recipe's codec settings belong to the recipe's codec, so they are left out
-  where `codec.name` is given: `sync.method=muloco codec.name=int` is int at
-  its own 4 bits, not at MuLoCo's 2. Likewise, what a recipe sets is left out
-  where nothing reads it: MuLoCo without `exchange.error_feedback` has no
-  `feedback_decay`, and DiLoCoX with `codec.name=int` has no rank to adapt.
+  What a recipe sets is left out where nothing reads it: DiLoCoX with
+  `exchange.codec=int` has no rank to adapt, and with float32 it loses nothing
+  that could be fed back.
 
   Args:
     given: All fields of a run by their dotted names; None where nothing was
       set.
 
   Returns:
-    The same fields with values for those of `DEFAULTS` and the warm-up. Fields
-    that may stay unset, e.g. `codec.bits`, are None if the recipe does not
-    set them.
+    The same fields with values for those of `DEFAULTS` and the warm-up.
   """
   recipe = dict(RECIPES.get(given["sync.method"], {}))
-  if given["codec.name"] is not None:
-    recipe = {k: v for k, v in recipe.items() if not k.startswith("codec.")}
   recipe = {k: v for k, v in recipe.items() if given[k] is None}
   # With total_steps = 40 the warm-up has 10 steps, with 200 or more it has 50.
   warmup_steps = min(_MOST_WARMUP_STEPS, max(given["total_steps"], 0) // 4)
   defaults = {**DEFAULTS, "inner.warmup_steps": warmup_steps}
   unset = {k: v for k, v in defaults.items() if given[k] is None}
   values = {**given, **unset, **recipe}
-  # A field that is left out may be what another one needs: float32 leaves out
-  # the error feedback, and that leaves out its decay. So this is repeated.
+  # A field that is left out may be what another one needs, so this is repeated.
   while left_out := recipe.keys() & unread_fields(values, DEFAULTS).keys():
     for path in left_out:
       values[path] = DEFAULTS.get(path)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dilocox_jax.checks import in_front, require
+from dilocox_jax.codecs.named import split_links
 from dilocox_jax.config import sections
 from dilocox_jax.config.membership import MembershipConfig
 from dilocox_jax.config.recipes import DEFAULTS, resolved
@@ -20,11 +21,8 @@ from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.pipeline.stage_layers import StageLayers
 from dilocox_jax.plan.pipeline.timeline import Pipeline
-from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.fragments import Fragments, stacked_shape
 from dilocox_jax.plan.schedule.methods import with_interval
-from dilocox_jax.plan.wire.adaptive import low_rank_of
-from dilocox_jax.plan.wire.collectives import check_collective
-from dilocox_jax.plan.wire.leaf import leaf_of
 
 # Fields that may differ when a run is resumed. They do not change its results,
 # only what is recorded or which devices compute it. The number of replicas does
@@ -61,7 +59,6 @@ class RunConfig:
   model: sections.ModelConfig = sections.ModelConfig()
   inner: sections.InnerConfig = sections.InnerConfig()
   sync: sections.SyncConfig = sections.SyncConfig()
-  codec: sections.CodecConfig = sections.CodecConfig()
   exchange: sections.ExchangeConfig = sections.ExchangeConfig()
   adaptive: sections.AdaptiveConfig = sections.AdaptiveConfig()
   outer: sections.OuterConfig = sections.OuterConfig()
@@ -105,7 +102,7 @@ class RunConfig:
       f"model: take at most model.num_positions={longest}",
     )
     with in_front("exchange."):
-      check_collective(self.codec.payload, self.exchange.collective)
+      self._check_collective()
     self._check_rank()
     self._check_mesh()
     self._check_unsent()
@@ -124,17 +121,22 @@ class RunConfig:
 
   def _check_rank(self) -> None:
     """Refuses a rank that no matrix has, as none would be factorised then."""
-    low_rank = low_rank_of(self.codec.payload)
-    if low_rank is None:
-      return
-    shapes = parameter_shapes(self.model.shape)
-    matrices = [leaf_of(path, shape).shape for path, shape in shapes.items()]
-    highest = max(min(shape) for shape in matrices if len(shape) == 2)
+    rank = getattr(self.exchange.named_codec, "rank", 0)
+    shapes = parameter_shapes(self.model.shape).items()
+    layers = [stacked_shape(path, shape)[1:] for path, shape in shapes]
+    highest = max(min(shape) for shape in layers if len(shape) == 2)
     require(
-      low_rank.rank <= highest,
-      f"codec.rank={low_rank.rank} exceeds the rank of every matrix of the "
-      f"model, so nothing would be factorised: take at most {highest}",
+      rank <= highest,
+      f"exchange.codec={self.exchange.codec!r}: rank={rank} exceeds that of "
+      "every matrix of the model, so nothing would be factorised: take at most "
+      f"{highest}",
     )
+
+  def _check_collective(self) -> None:
+    # Loaded here, because it loads JAX, which `--help` needs not wait for.
+    from dilocox_jax.aggregators.collectives import chosen_collective
+
+    chosen_collective(self.exchange.named_codec, self.exchange.collective, 2)
 
   def _check_mesh(self) -> None:
     divisor = self.inner.accumulate_steps * self.mesh.num_data_shards
@@ -154,18 +156,18 @@ class RunConfig:
       "exchange.keep_unsent=True needs replicas that go on from the outer "
       f"parameters at once, or rule 'continue', not {method.rule!r} with "
       f"overlap_steps={method.schedule.overlap_steps}: take "
-      "exchange.error_feedback",
+      "exchange.feedback",
     )
 
   def _check_adaptive(self) -> None:
     mode = self.adaptive.mode
     if mode == "off":
       return
-    low_rank = low_rank_of(self.codec.payload)
     require(
-      low_rank is not None and low_rank.is_projection,
-      f"adaptive.mode={mode!r} needs a rank to adapt, but codec.name="
-      f"{self.codec.name!r} has no shared low-rank part: take 'low_rank+int'",
+      split_links(self.exchange.codec)[0][0] == "low_rank",
+      f"adaptive.mode={mode!r} needs a rank to adapt, but exchange.codec="
+      f"{self.exchange.codec!r} has no shared low-rank part: take "
+      "'low_rank+int'",
     )
     require(
       self.sync.named.exchanged == "pseudo_gradient",

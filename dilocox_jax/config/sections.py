@@ -11,23 +11,25 @@ import math
 import typing
 from typing import Any
 
+from dilocox_jax.aggregators.kinds import EXCHANGES
 from dilocox_jax.checks import check_limits, in_front, limited, require
+from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.data.documents import DAMAGED, named_globs
 from dilocox_jax.plan import choices
+from dilocox_jax.plan.adaptive import MODES
+from dilocox_jax.plan.collective import COLLECTIVES
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.pipeline.orders import PIPELINES
 from dilocox_jax.plan.schedule.methods import Method, named_method
-from dilocox_jax.plan.wire.adaptive import MODES
-from dilocox_jax.plan.wire.collectives import COLLECTIVES, EXCHANGES
-from dilocox_jax.plan.wire.payload import Payload
-from dilocox_jax.plan.wire.payload_names import named_payload
 
 # A field that the method's recipe may set (`config.recipes`) is None until a
 # `RunConfig` is built, which replaces None by a value. Code that reads a run's
 # config never finds None there, so type checkers are told the type without it.
 OF_METHOD: Any = None
 if typing.TYPE_CHECKING:
+  from dilocox_jax.codecs.base import Codec
+
   Value = typing.TypeVar("Value")
   OfMethod = typing.Annotated[Value, "None until a run's config is built"]
 else:
@@ -296,69 +298,43 @@ class SyncConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class CodecConfig(Section):
-  """The codec, which turns what replicas send into fewer bytes.
-
-  The name may be a chain of payloads joined by "+". A comment below begins with
-  the payloads that read the field. A field that is None has the default value
-  of its payload.
-  """
-
-  # E.g. float32, int, low_rank+int or low_rank(rank=4)+int(bits=2).
-  name: OfMethod[str] = OF_METHOD
-  rank: int | None = None  # low_rank: number of columns of a factor.
-  power_iterations: int | None = None  # low_rank: passes over the matrix.
-  factorisation: str | None = None  # low_rank: shared or local.
-  bits: int | None = None  # int: bits per value, 8, 4, 2 or 1.
-  # int: part of a leaf that shares a scale: block, row or tensor.
-  scale: str | None = None
-  block_size: int | None = None  # int, e3m0: number of values in a block.
-  rounding: str | None = None  # int: nearest or stochastic.
-  top_k_fraction: float | None = None  # top_k: share of values that is sent.
-  top_k_block_size: int | None = None  # top_k: number of values in a block.
-  indices: str | None = None  # top_k: format of positions, packed or bitmap.
-  mask_fraction: float | None = None  # random_mask: share of values sent.
-
-  def __post_init__(self):
-    if self.name is not OF_METHOD:
-      _ = self.payload
-
-  @property
-  def payload(self) -> Payload:
-    """The payload that the name and the other fields describe."""
-    with in_front("codec."):
-      return named_payload(**dataclasses.asdict(self))
-
-
-@dataclasses.dataclass(frozen=True)
 class ExchangeConfig(Section):
-  """How payloads are sent, and what happens to values that a codec loses."""
+  """What replicas send, how, and what becomes of what a codec loses."""
 
+  # Codec of what is sent: names joined by "+", each with its settings behind
+  # it, e.g. float32, int(bits=1) or low_rank(rank=16)+int(bits=4).
+  codec: OfMethod[str] = OF_METHOD
   # auto, all_reduce, all_gather or reduce_scatter.
   collective: str = limited("auto", choices=COLLECTIVES)
-  # Whether a replica keeps the values that the codec lost as a residual, and
-  # adds them to what it sends next.
-  error_feedback: OfMethod[bool] = OF_METHOD
+  # Share of what the codec lost that a replica keeps as a residual and adds to
+  # what it sends next, 0 (none) to 1 (all).
+  feedback: OfMethod[float] = limited(OF_METHOD, at_least=0, at_most=1)
   # Whether a replica keeps the lost part of its progress in its parameters.
   keep_unsent: bool = False
-  # Factor by which residuals are multiplied at each exchange, 0 to 1.
-  feedback_decay: OfMethod[float] = limited(OF_METHOD, at_least=0, at_most=1)
   # What a residual is measured against: own (the replica's message as the
   # others decode it) or mean (the average that comes back).
-  feedback_against: str = limited("own", choices=choices.REFERENCES)
+  against: str = limited("own", choices=choices.REFERENCES)
   # Type in which residuals are stored: float32, bfloat16 or int8.
-  feedback_dtype: str = limited("float32", choices=choices.RESIDUAL_DTYPES)
+  residual_dtype: str = limited("float32", choices=choices.RESIDUAL_DTYPES)
   # How replicas combine what they measured: mean (over all replicas), or a
   # kind that was registered.
   kind: OfMethod[str] = limited(OF_METHOD, choices=EXCHANGES)
 
   def __post_init__(self):
     super().__post_init__()
+    if self.codec is not OF_METHOD:
+      _ = self.named_codec
     require(
-      not (self.error_feedback and self.keep_unsent),
-      "exchange.error_feedback and exchange.keep_unsent both make up for what "
-      "a codec loses: set one of them",
+      not (self.feedback and self.keep_unsent),
+      "exchange.feedback and exchange.keep_unsent both make up for what a "
+      "codec loses: set one of them",
     )
+
+  @property
+  def named_codec(self) -> "Codec":
+    """The codec that the names and settings describe."""
+    with in_front("exchange."):
+      return named_codec(self.codec)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Makes the plan of a run from its config, without JAX.
+"""Makes the plan of a run from its config.
 
 The trainer and the simulator both read the plan that this file makes. So the
 simulator prices exactly the run that is trained.
@@ -7,38 +7,42 @@ Some functions take a `RoundSetting`, the rank and H that an adaptive run has
 chosen. Without a setting they use the rank and H of the config.
 """
 
+from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.codecs.base import Codec
+from dilocox_jax.codecs.low_rank import LowRank, with_rank
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.membership import MembershipConfig
+from dilocox_jax.plan.adaptive import Policy, RoundSetting
 from dilocox_jax.plan.model.shapes import parameter_shapes
+from dilocox_jax.plan.schedule.fragments import Shapes
 from dilocox_jax.plan.schedule.membership import Absences
 from dilocox_jax.plan.schedule.methods import Method, with_interval
 from dilocox_jax.plan.schedule.run_plan import RunPlan
-from dilocox_jax.plan.wire.adaptive import (
-  Policy,
-  RoundSetting,
-  low_rank_of,
-  with_rank,
-)
-from dilocox_jax.plan.wire.leaf import Shapes
-from dilocox_jax.plan.wire.payload import Payload
-from dilocox_jax.plan.wire.traffic import Traffic
 
 
 def policy(config: RunConfig) -> Policy:
   """Returns the policy that chooses rank and H, starting from the config's."""
-  low_rank = low_rank_of(config.codec.payload)
+  codec = config.exchange.named_codec
+  rank = codec.rank if isinstance(codec, LowRank) else 0
   interval = config.sync.named.schedule.sync_interval
   return Policy(
-    RoundSetting(low_rank.rank if low_rank else 0, interval),
+    RoundSetting(rank, interval),
     config.adaptive.window_rounds,
     config.adaptive.mode == "rank_and_interval",
   )
 
 
-def payload(config: RunConfig, setting: RoundSetting | None = None) -> Payload:
-  """Returns the payload of an exchange, with the rank of the setting."""
-  first = config.codec.payload
-  return with_rank(first, setting.rank) if setting else first
+def codec(config: RunConfig, setting: RoundSetting | None = None) -> Codec:
+  """Returns the codec of an exchange, with the rank of the setting.
+
+  Where the rank changes during a run, states have room for the first one, which
+  is the largest.
+  """
+  named = config.exchange.named_codec
+  if config.adaptive.mode == "off":
+    return named
+  first = policy(config).first.rank
+  return with_rank(named, setting.rank if setting else first, first)
 
 
 def method(config: RunConfig, setting: RoundSetting | None = None) -> Method:
@@ -92,7 +96,7 @@ def traffic(
     config.fragments,
     shapes or parameter_shapes(config.model.shape),
     config.mesh.num_replicas,
-    payload(config, setting),
+    codec(config, setting),
     config.exchange.collective,
     config.exchange.kind,
   )

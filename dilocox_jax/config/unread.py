@@ -9,12 +9,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dilocox_jax.codecs.named import split_links
 from dilocox_jax.config.sections import InnerConfig
 from dilocox_jax.data import sources
 from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.schedule.methods import METHODS
-from dilocox_jax.plan.wire.payload_names import split_links
 
 Values = Mapping[str, Any]  # All fields of a run by their dotted names.
 _OPTIONS = ("b1", "b2", "weight_decay", "momentum", "nesterov")
@@ -77,21 +77,19 @@ def _ignored(values: Values) -> Iterator[Ignored]:
     )
     names = ("optimizer", "learning_rate", "momentum", "nesterov")
     yield "outer", names, remedy
-  codec = values["codec.name"]
+  codec = values["exchange.codec"]
   if codec == "float32":
     remedy = (
-      "codec.name=float32 loses nothing that could be made up for: name "
+      "exchange.codec=float32 loses nothing that could be made up for: name "
       "another codec or drop it"
     )
-    yield "exchange", ("error_feedback", "keep_unsent"), remedy
-  if not values["exchange.error_feedback"]:
-    names = ("feedback_decay", "feedback_against", "feedback_dtype")
-    remedy = (
-      "there is no residual without feedback: set exchange.error_feedback=True"
-    )
+    yield "exchange", ("feedback", "keep_unsent"), remedy
+  if not values["exchange.feedback"]:
+    names = ("against", "residual_dtype")
+    remedy = "there is no residual without feedback: set exchange.feedback=1"
     yield "exchange", names, remedy
   if "low_rank" not in dict(split_links(codec)):
-    remedy = f"codec.name={codec} has no rank to follow: take low_rank+int"
+    remedy = f"exchange.codec={codec} has no rank to follow: take low_rank+int"
     yield "adaptive", ("mode", "energy"), remedy
   if values["adaptive.mode"] == "off":
     remedy = "adaptive.mode=off changes no rank: take rank or rank_and_interval"

@@ -35,9 +35,13 @@ import optax
 from dilocox_jax.checks import require
 from dilocox_jax.outer.slices import join_slices, put_slice, take_slice
 from dilocox_jax.plan.schedule import leaf_fragments
-from dilocox_jax.plan.schedule.fragments import BLOCKS, Fragments, is_stacked
+from dilocox_jax.plan.schedule.fragments import (
+  BLOCKS,
+  Fragments,
+  Shapes,
+  is_stacked,
+)
 from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment, LeafPiece
-from dilocox_jax.plan.wire.leaf import Shapes
 from dilocox_jax.pytypes import Array, Tree
 from dilocox_jax.trees import (
   check_trainable,

@@ -6,7 +6,7 @@ import jax
 
 from dilocox_jax.checks import require
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
-from dilocox_jax.plan.wire.collectives import stretch_ends, stretches
+from dilocox_jax.plan.collective import stretch_ends, stretches
 from dilocox_jax.pytypes import Index, Pausing, Scalar, Tree
 
 

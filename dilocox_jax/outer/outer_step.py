@@ -28,7 +28,6 @@ import optax
 
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.outer.average import check_outermost
-from dilocox_jax.outer.drift import Drift, measure_drift
 from dilocox_jax.outer.rules import ApplyRule, ExchangeResult, apply_rule
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.pytypes import (
@@ -74,17 +73,12 @@ class OuterStep:
     optimizer: Any optax optimizer or chain. Its gradient is the averaged
       pseudo-gradient of a fragment.
     aggregator: Averages pseudo-gradients over replicas.
-    keep_unsent: Whether a replica keeps the part of its progress that the codec
-      did not send. If true, this part stays in the replica's parameters, and
-      the next pseudo-gradient contains it. If false, this part is lost, unless
-      error feedback holds it as a residual.
     axis_name: Axis over which replicas are mapped.
   """
 
   method: Method
   optimizer: optax.GradientTransformation
   aggregator: Aggregator
-  keep_unsent: bool = False
   axis_name: str = REPLICA_AXIS
 
   @functools.cached_property
@@ -156,7 +150,7 @@ class OuterStep:
 
   def apply(
     self, state: FragmentState, inner: Tree, result: ExchangeResult, fresh: Tree
-  ) -> tuple[FragmentState, Tree, Drift]:
+  ) -> tuple[FragmentState, Tree]:
     """Takes the outer step and lets the replica rejoin.
 
     Args:
@@ -167,7 +161,7 @@ class OuterStep:
         rule "eager" reads it.
 
     Returns:
-      The new state, the replica's new parameters, and the drift.
+      The new state and the replica's new parameters.
     """
     old = state.params
     gradient = self.rule.gradient(result, fresh)
@@ -175,12 +169,12 @@ class OuterStep:
     updates, optimizer = self.optimizer.update(gradient, state.optimizer, old)
     new = optax.apply_updates(old, updates)
     inner = self.rule.rejoin(inner, old, new, result.own)
-    if self.keep_unsent:
+    if self.aggregator.keep_unsent:
       # A pseudo-gradient is parameters before minus parameters after, so the
       # progress that was not sent is -(own - sent).
       inner = jax.tree.map(jnp.subtract, inner, result.unsent)
     state = state._replace(params=new, optimizer=optimizer)
-    return state, inner, measure_drift(result)
+    return state, inner
 
 
 def nothing(params: Tree) -> ExchangeResult:

@@ -256,7 +256,7 @@ class _Events:
   def _take_up(self, params, at: _Found, operand, state, result, fresh):
     updates, fragments = operand
     own = self._own(params, updates, at)
-    state, new, _ = self.outer.apply(state, own, result, fresh)
+    state, new = self.outer.apply(state, own, result, fresh)
     before = self.cuts.take(params, at.group, at.place)
     change = jax.tree.map(jnp.subtract, new, before)
     return (

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from dilocox_jax.outer.cuts import Cuts
-from dilocox_jax.outer.drift import Drift
+from dilocox_jax.outer.drift import Drift, measure_drift
 from dilocox_jax.outer.hidden_exchange import (
   exchange_before_steps,
   exchange_behind_steps,
@@ -216,8 +216,9 @@ class WindowProgram:
     result, kept = arrived
     own = self.cuts.take(params, group, place)
     state = state._replace(exchange=kept)
-    state, own, drift = self.outer.apply(state, own, result, fresh)
-    return self.cuts.put(params, group, place, own), state, drift
+    state, own = self.outer.apply(state, own, result, fresh)
+    params = self.cuts.put(params, group, place, own)
+    return params, state, measure_drift(result)
 
 
 def inner_steps(inner_step: InnerStep, batches: Tree) -> RunSteps:

@@ -2,9 +2,9 @@
 
 An exchange has one method: from the replicas' trees to their mean, and what
 each replica's own tree had become on the way. The fast code is in
-exchange/mean.py (`Mean`), exchange/compressed.py (`Lossy`),
-exchange/transport.py (`Scattered`), codecs/low_rank.py (`SharedFactors`) and
-exchange/feedback.py (`ErrorFeedback`).
+aggregators/mean.py (`Mean`), aggregators/compressed.py (`Lossy`),
+aggregators/transport.py (`Scattered`), codecs/low_rank.py (`SharedFactors`) and
+aggregators/feedback.py (`ErrorFeedback`).
 """
 
 import dataclasses
@@ -74,21 +74,24 @@ class Lossy:
 class Scattered:
   """The mean in slices, each rounded once more by the replica that owns it.
 
-  A leaf of M replicas has M slices, filled up with zeros. Replica i owns slice
-  i: it averages what it receives and its own exact values, and sends the mean
-  on, rounded. Its share of the mean is what it had less what this rounding of
-  the sum lost, so all shares together are the mean times their number. A
-  replica that is not finite counts as zeros and owns its slice all the same.
+  A leaf of M replicas has M slices of whole rows, which are coded together;
+  zeros fill the last one. Replica i owns slice i: it averages what it receives
+  and its own exact values, and sends the mean on, rounded. Its share of the
+  mean is what it had less what this rounding of the sum lost, so all shares
+  together are the mean times their number. A replica that is not finite counts
+  as zeros and owns its slice all the same.
 
   Example: replicas have 0.4 and 0.8, and codes are whole numbers. The owner has
   0.4 and receives 1, the mean is 0.7, and all receive 1. The shares are
   0.4 - 2 (0.7 - 1) = 1 and 1.
 
   Attributes:
-    codec: C, from a leaf's name and slices [M, width] to what is received.
+    codec: C, from a leaf's name and slices [M, values] to what is received.
+    width: Function from a leaf's name and values to the length of a row.
   """
 
   codec: Callable[[str, np.ndarray], np.ndarray]
+  width: Callable[[str, np.ndarray], int] = lambda name, leaf: 1
 
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
     """Returns the mean that all received, and each replica's share of it."""
@@ -97,9 +100,12 @@ class Scattered:
     mean: Arrays = {}
     shares: list[Arrays] = [{} for _ in trees]
     for name, leaf in trees[0].items():
+      width = self.width(name, leaf)
       had = np.stack(
         [
-          slices_of(tree[name] if known else np.zeros_like(leaf), len(trees))
+          slices_of(
+            tree[name] if known else np.zeros_like(leaf), len(trees), width
+          )
           for tree, known in zip(trees, finite, strict=True)
         ]
       )
@@ -117,11 +123,11 @@ class Scattered:
     ]
 
 
-def slices_of(leaf: np.ndarray, count: int) -> np.ndarray:
-  """The values of a leaf as slices of equal width, [count, width]."""
-  width = -(-leaf.size // count)
-  padded = np.pad(leaf.ravel(), (0, count * width - leaf.size))
-  return padded.reshape(count, width)
+def slices_of(leaf: np.ndarray, count: int, width: int = 1) -> np.ndarray:
+  """The values of a leaf as slices of equally many rows, [count, values]."""
+  size = width * -(-leaf.size // (width * count))
+  padded = np.pad(leaf.ravel(), (0, count * size - leaf.size))
+  return padded.reshape(count, size)
 
 
 def leaf_of_slices(slices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

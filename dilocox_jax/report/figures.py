@@ -11,6 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dilocox_jax.codecs.named import split_links
 from dilocox_jax.report import frame, panels, style, units
 from dilocox_jax.report.curves import MAX_FRONT
 from dilocox_jax.report.run import LoadedRun
@@ -201,7 +202,8 @@ def _rank_title(
 ) -> str:
   """Says what became of the rank and of H, and whether a cap stopped them."""
   first, last = ranks[0], ranks[-1]
-  cap = run.config.get("codec", {}).get("rank")
+  codec = run.config.get("exchange", {}).get("codec", "float32")
+  cap = dict(split_links(codec)).get("low_rank", {}).get("rank")
   rank = f"The rank went from {first:.3g} to {last:.3g}"
   if math.isclose(first, last, rel_tol=1 - _AT_CAP):
     rank = f"The rank stayed at {last:.3g}"

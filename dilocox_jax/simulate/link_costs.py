@@ -34,7 +34,7 @@ import math
 
 import numpy as np
 
-from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.cluster import Cluster, Route
 from dilocox_jax.simulate.transfer import (
   NCCL,

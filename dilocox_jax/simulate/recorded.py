@@ -8,8 +8,8 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
-from dilocox_jax.plan.wire.collectives import Collective
-from dilocox_jax.plan.wire.traffic import Traffic
+from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.script import Compute, Launch, Op, Wait, exchange_ops
 
 

@@ -12,15 +12,11 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
+from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.plan.collective import Collective, stretch_ends, stretches
 from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event, Window
-from dilocox_jax.plan.wire.collectives import (
-  Collective,
-  stretch_ends,
-  stretches,
-)
-from dilocox_jax.plan.wire.traffic import Traffic
 
 # Name, number, step, and turn of what is sent.
 Key = tuple[str, int, int, int]

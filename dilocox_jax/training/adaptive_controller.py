@@ -12,16 +12,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from dilocox_jax.aggregators.collectives import message_bytes
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.outer.rounds import Rounds
+from dilocox_jax.plan.adaptive import RoundSetting
+from dilocox_jax.plan.ranks import energy_rank, mean_rank, spectra_of
 from dilocox_jax.plan.schedule.membership import Absences
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
-from dilocox_jax.plan.wire.adaptive import RoundSetting
-from dilocox_jax.plan.wire.chain import num_bytes
-from dilocox_jax.plan.wire.ranks import energy_rank, mean_rank, spectra_of
-from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.training import build
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.states import TrainingState
@@ -151,7 +151,7 @@ class AdaptiveController:
 
   def _bytes_of(self, rank: int) -> int:
     setting = dataclasses.replace(self._policy.first, rank=rank)
-    return num_bytes(to_plan.payload(self._config, setting), self._shapes)
+    return message_bytes(to_plan.codec(self._config, setting), self._shapes)
 
   def get_state(self) -> dict[str, Any]:
     """Returns choices and measurements for a checkpoint, as plain values."""

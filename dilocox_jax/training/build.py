@@ -14,6 +14,11 @@ from typing import Any
 import jax
 import optax
 
+from dilocox_jax.aggregators.kinds import EXCHANGES
+from dilocox_jax.aggregators.mean import (
+  check_leaves_out,
+  mean_of_finite_replicas,
+)
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.config.membership import MembershipConfig
@@ -21,12 +26,6 @@ from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.config.unread import changed_options
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.exchange.compressed import Compression
-from dilocox_jax.exchange.feedback import Feedback
-from dilocox_jax.exchange.mean import (
-  check_leaves_out,
-  mean_of_finite_replicas,
-)
 from dilocox_jax.inner.step import Loss, inner_step
 from dilocox_jax.models.loss import LossModel
 from dilocox_jax.optimizers import (
@@ -40,11 +39,10 @@ from dilocox_jax.outer.data_parallel import StepPrograms
 from dilocox_jax.outer.exchange_thread import ExchangeThread
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.rounds import Rounds
+from dilocox_jax.plan.adaptive import RoundSetting
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.model.shapes import parameter_shapes
-from dilocox_jax.plan.wire.adaptive import RoundSetting
-from dilocox_jax.plan.wire.collectives import EXCHANGES
-from dilocox_jax.plan.wire.leaf import Shapes
+from dilocox_jax.plan.schedule.fragments import Shapes
 from dilocox_jax.pytypes import Aggregator
 from dilocox_jax.training.model_functions import model_functions
 from dilocox_jax.training.parts import NO_PARTS, Parts
@@ -112,29 +110,17 @@ def _aggregator(config: RunConfig, setting: RoundSetting | None) -> Aggregator:
     config: Config of the run.
     setting: Rank and H of the rounds; None takes those of the config.
   """
-  exchange, payload = config.exchange, to_plan.payload(config, setting)
-  feedback = Feedback(
-    exchange.feedback_decay, exchange.feedback_against, exchange.feedback_dtype
-  )
-  build = loaded(EXCHANGES[exchange.kind].aggregator)
-  compression = Compression(
-    payload,
-    exchange.collective,
-    config.seed,
-    _max_rank(config),
-    follows_rank=config.adaptive.mode != "off",
+  exchange = config.exchange
+  return loaded(EXCHANGES[exchange.kind].aggregator)(
+    to_plan.codec(config, setting),
+    feedback=exchange.feedback,
+    against=exchange.against,
+    residual_dtype=exchange.residual_dtype,
     keep_unsent=exchange.keep_unsent,
+    collective=exchange.collective,
+    seed=config.seed,
+    follows_rank=config.adaptive.mode != "off",
   )
-  return build(compression, feedback if exchange.error_feedback else None)
-
-
-def _max_rank(config: RunConfig) -> int:
-  """Returns the largest rank that fits into codec states.
-
-  The value is 0 if the rank never changes; states then have the config's rank.
-  """
-  adapts = config.adaptive.mode != "off"
-  return to_plan.policy(config).first.rank if adapts else 0
 
 
 def programs(
@@ -279,7 +265,6 @@ def outer_step(
     to_plan.method(config, setting),
     _averaged(config, optimizer),
     parts.exchange or _aggregator(config, setting),
-    config.exchange.keep_unsent,
   )
 
 

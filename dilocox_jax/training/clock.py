@@ -7,8 +7,8 @@ one from a cluster's description.
 
 from typing import Any, Protocol, runtime_checkable
 
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
-from dilocox_jax.plan.wire.traffic import Traffic
 
 
 @runtime_checkable

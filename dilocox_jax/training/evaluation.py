@@ -19,16 +19,16 @@ from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.drift import Drift, disagreement
 from dilocox_jax.outer.round_states import RoundState, mean_of
 from dilocox_jax.outer.window import StepMetrics
-from dilocox_jax.plan.schedule.membership import RoundAttendance
-from dilocox_jax.plan.schedule.run_plan import Segment
-from dilocox_jax.plan.schedule.sync_schedule import Event
-from dilocox_jax.plan.wire.collectives import Collective
-from dilocox_jax.plan.wire.ranks import (
+from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.ranks import (
   energy_rank,
   mean_rank,
   spectra_of,
   stable_rank,
 )
+from dilocox_jax.plan.schedule.membership import RoundAttendance
+from dilocox_jax.plan.schedule.run_plan import Segment
+from dilocox_jax.plan.schedule.sync_schedule import Event
 from dilocox_jax.pytypes import Boolean, Tree
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.states import TrainingState
@@ -319,7 +319,7 @@ def _ranks(grams: dict[str, Any], energy_share: float) -> dict[str, float]:
   """Returns the ranks of an update that was sent as low-rank factors.
 
   Eigenvalues of every matrix are computed on the host. Of large updates it has
-  only some, or none (`exchange.compressed.grams`).
+  only some, or none (`codecs.low_rank.grams`).
   """
   spectra = spectra_of(grams)
   if not spectra:

@@ -21,7 +21,7 @@ class Parts:
     outer_optimizer: Optimizer of the outer parameters, in place of
       `config.outer`.
     exchange: Averages one fragment over the replicas, in place of
-      `config.codec` and `config.exchange`.
+      `config.exchange`.
   """
 
   model: LossModel | None = None

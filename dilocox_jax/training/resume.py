@@ -13,13 +13,13 @@ from typing import Any
 
 import jax
 
+from dilocox_jax.aggregators.mean import check_leaves_out
 from dilocox_jax.config import (
   FREE_ON_RESUME,
   RunConfig,
   to_plan,
 )
 from dilocox_jax.config.run import unfit_for_absences
-from dilocox_jax.exchange.mean import check_leaves_out
 from dilocox_jax.mapping import changed_fields, flat
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.training import states

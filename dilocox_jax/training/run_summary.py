@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import jax
 
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.config import RunConfig
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.plan.schedule.run_plan import RunPlan
-from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.report.units import human_bytes, human_tokens
 from dilocox_jax.training.clock import Clock
 
@@ -67,7 +67,7 @@ def _count(number: int, noun: str) -> str:
 
 def _method(config: RunConfig, plan: RunPlan, traffic: Traffic) -> str:
   """Names the method, its schedule and codec, and the bytes that it sends."""
-  method, codec = plan.method, config.codec.name
+  method, codec = plan.method, config.exchange.codec
   if method.exchanged == "gradient":
     sent = human_bytes(traffic.gradient_bytes())
     return f"{config.sync.method}: codec {codec}, a replica sends {sent} a step"

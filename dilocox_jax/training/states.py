@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_states import RoundState
+from dilocox_jax.plan.collective import Collective
 from dilocox_jax.plan.schedule.run_plan import Segment
-from dilocox_jax.plan.wire.collectives import Collective
-from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.pytypes import Tree
 from dilocox_jax.training.build import Programs
 

@@ -15,9 +15,8 @@ layers = nnx.Linear(8, 32, rngs=rngs), nnx.Linear(32, 1, rngs=rngs)
 graph, start = nnx.split(nnx.Sequential(layers[0], nnx.tanh, layers[1]))
 inner = optax.sgd(0.05, momentum=0.9)
 schedule = {"sync_interval": 10, "num_fragments": 2, "overlap_steps": 3}
-sent = {"codec": {"name": "int", "bits": 4}, "error_feedback": True}
-sent["collective"] = "all_gather"
-tx = dx.streaming_diloco(inner, **schedule, **sent)
+sent = dx.exchange("int(bits=4)", feedback=1.0, collective="all_gather")
+tx = dx.streaming_diloco(inner, **schedule, exchange=sent)
 
 
 def step(params, state, x, y):

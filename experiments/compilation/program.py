@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Window
-from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.training import build, states
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import math
 
 from dilocox_jax.outer.window import INNER_STEPS
-from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.plan.collective import Collective
 from experiments.compilation.hlo import Instruction, Module
 
 _TRANSFER = r'_xla_megascale_transfer_type="(\w+)"'

@@ -13,34 +13,30 @@ from ml_collections import config_dict
 
 from experiments.configs import diloco
 
-FEEDBACK = {"exchange.error_feedback": True}
+FEEDBACK = {"exchange.feedback": 1.0}
 ADAPTIVE = FEEDBACK | {"adaptive.mode": "rank", "adaptive.window_rounds": 3}
 
 
 def _decay(value):
-  return FEEDBACK | {"exchange.feedback_decay": value}
+  return {"exchange.feedback": value}
 
 
 def _int(bits):
-  return {"codec.name": "int", "codec.bits": bits}
+  return {"exchange.codec": f"int(bits={bits})"}
 
 
 def _low_rank(rank):
-  return {"codec.name": "low_rank+int", "codec.rank": rank, "codec.bits": 4}
+  return {"exchange.codec": f"low_rank(rank={rank})+int(bits=4)"}
 
 
 def _top_k(fraction):
-  codec = {"codec.name": "top_k+int", "codec.top_k_fraction": fraction}
-  return codec | {"codec.bits": 2}
+  return {"exchange.codec": f"top_k(fraction={fraction})+int(bits=2)"}
 
 
 def _cocktail(mask_fraction, top_k_fraction):
-  return {
-    "codec.name": "random_mask+top_k+int",
-    "codec.mask_fraction": mask_fraction,
-    "codec.top_k_fraction": top_k_fraction,
-    "codec.bits": 4,
-  }
+  mask = f"random_mask(fraction={mask_fraction})"
+  top_k = f"top_k(fraction={top_k_fraction})"
+  return {"exchange.codec": f"{mask}+{top_k}+int(bits=4)"}
 
 
 def get_config():
@@ -53,15 +49,15 @@ def get_config():
   config.seeds = (0,)
   config.runs = [
     {"name": "float32"},
-    {"name": "float16", "codec.name": "float16"},
+    {"name": "float16", "exchange.codec": "float16"},
     {"name": "int8", **_int(8)},
     {"name": "int4", **_int(4)},
     {"name": "int4 ef", **_int(4), **FEEDBACK},
     {"name": "int2", **_int(2)},
     {"name": "int2 ef", **_int(2), **FEEDBACK},
     {"name": "int1 ef", **_int(1), **FEEDBACK},
-    {"name": "e3m0", "codec.name": "e3m0"},
-    {"name": "e3m0 ef", "codec.name": "e3m0", **FEEDBACK},
+    {"name": "e3m0", "exchange.codec": "e3m0"},
+    {"name": "e3m0 ef", "exchange.codec": "e3m0", **FEEDBACK},
     {"name": "rank 8 int4 ef", **_low_rank(8), **FEEDBACK},
     {"name": "rank 16 int4", **_low_rank(16)},
     {"name": "rank 16 int4 ef", **_low_rank(16), **FEEDBACK},

@@ -26,6 +26,6 @@ def get_config():
   config.sync.rule = "continue"
   config.outer.learning_rate = 1.0
   config.outer.momentum = 0.0
-  config.exchange.error_feedback = False
+  config.exchange.feedback = 0.0
   config.exchange.keep_unsent = True
   return config

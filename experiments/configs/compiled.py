@@ -16,6 +16,8 @@ _TINY = {
   "mesh.num_data_shards": 2,
 }
 _DILOCOX = {"sync.method": "dilocox", "sync.rule": "continue"}
+_RANK_64 = {"exchange.codec": "low_rank(rank=64)+int(bits=4)"}
+_RANK_2048 = {"exchange.codec": "low_rank(rank=2048)+int(bits=4)"}
 _DELAYED = {
   "sync.method": "delayed",
   "sync.rule": "continue",
@@ -55,18 +57,14 @@ _STREAMING = {
   # An apply falls on the next send, so a window has one loop and not two: the
   # compiler works on each loop over inner steps anew.
   "sync.sync_interval": 135,
-  "codec.name": "e3m0",
+  "exchange.codec": "e3m0",
 }
 COMPILED = {
   "tiny_delayed": _TINY | _DELAYED | {"sync.sync_interval": 30},
   "tiny_diloco": _TINY | {"sync.method": "diloco", "sync.sync_interval": 30},
   "tiny_dilocox": _TINY | _DILOCOX | {"sync.sync_interval": 30},
-  "dilocox_107b": _107B | _ROUND | _DILOCOX | {"codec.rank": 2048},
-  "dilocox_107b_16x8": _107B
-  | _ROUND
-  | _DILOCOX
-  | {"codec.rank": 2048}
-  | _WIDER,
+  "dilocox_107b": _107B | _ROUND | _DILOCOX | _RANK_2048,
+  "dilocox_107b_16x8": _107B | _ROUND | _DILOCOX | _RANK_2048 | _WIDER,
   "delayed_107b": _107B | _ROUND | _DELAYED | {"sync.overlap_steps": 125},
   "diloco_107b": _107B | _ROUND | {"sync.method": "diloco"},
   "allreduce_107b": _107B | {"sync.method": "allreduce"},
@@ -75,7 +73,7 @@ COMPILED = {
   "streaming_107b": _107B
   | _STREAMING
   | {"sync.num_fragments": 27, "sync.overlap_steps": 5},
-  "dilocox_opt_1_3b": _OPT | _DILOCOX | {"codec.rank": 64},
+  "dilocox_opt_1_3b": _OPT | _DILOCOX | _RANK_64,
   "diloco_opt_1_3b": _OPT | {"sync.method": "diloco"},
   "streaming_opt_1_3b": _OPT
   | _STREAMING

@@ -20,7 +20,7 @@ CLOCK_107B = {
   "cluster": "dilocox_107b",
   "model": {"preset": "qwen_107b"},
   "data": {"batch_size": 8, "sequence_length": 2048},
-  "codec": {"rank": 2048},
+  "exchange": {"codec": "low_rank(rank=2048)+int(bits=4)"},
 }
 # A step is stated: a replica that has two CPU cores takes 32 ms (measured).
 CLOCKS = ({"name": "1gbit", "cluster": "1gbit", "step_s": 0.03}, CLOCK_107B)

@@ -3,7 +3,7 @@
 Every field, and what it means, stands in `dilocox_jax/config/sections.py` and
 `dilocox_jax/config/run.py`. Any of them can be set on the command line. A
 method brings its own codec, optimizers and feedback, all of which can be set
-too: --config.sync.method=muloco --config.codec.bits=4.
+too: --config.sync.method=muloco --config.exchange.codec="int(bits=4)".
 
 Claim: none. Cost: two minutes on two CPU cores.
 

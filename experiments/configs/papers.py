@@ -36,7 +36,7 @@ PAPERS = {
   "dilocox_opt_1_3b": _DILOCOX
   | {
     "model.preset": "opt_1_3b",
-    "codec.rank": 64,
+    "exchange.codec": "low_rank(rank=64)+int(bits=4)",
     "inner.learning_rate": 2e-4,
     "data.batch_size": 16,
     "inner.accumulate_steps": 8,
@@ -45,7 +45,7 @@ PAPERS = {
   "dilocox_107b": _DILOCOX
   | {
     "model.preset": "qwen_107b",
-    "codec.rank": 2048,
+    "exchange.codec": "low_rank(rank=2048)+int(bits=4)",
     "inner.learning_rate": 1e-4,
     "data.batch_size": 32,
     "inner.accumulate_steps": 16,

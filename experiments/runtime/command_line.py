@@ -282,7 +282,7 @@ def _check_run_field(path: str) -> None:
   try:
     check_path(RunConfig, path)
   except ValueError as error:
-    own = " (a codec of your own has its settings behind its name)"
+    own = " (a codec's settings stand behind its name in exchange.codec)"
     is_codec = path.startswith("codec.")
     raise ValueError(f"{error}{own if is_codec else ''}") from error
 

@@ -127,9 +127,10 @@ def _with_settings(
 ) -> list[tuple[str, ...]]:
   found = []
   for row, plan in zip(rows, plans, strict=True):
-    schedule, codec = plan.config.sync.named.schedule, plan.config.codec
+    schedule = plan.config.sync.named.schedule
+    codec = plan.config.exchange.codec
     settings = f"H={schedule.sync_interval}, P={schedule.num_fragments}, "
-    settings += f"tau={schedule.overlap_steps}, {codec.name}, "
+    settings += f"tau={schedule.overlap_steps}, {codec}, "
     settings += f"stages {plan.config.mesh.num_stages}"
     found.append((*row, settings))
   return found

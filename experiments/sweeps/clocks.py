@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dilocox_jax.api.simulation_setup import Options, Setup, set_up
+from dilocox_jax.codecs.named import link_names
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.sections import ModelConfig
 from dilocox_jax.mapping import check_path, flat
@@ -44,8 +45,8 @@ class SweepClock:
   def timed(self, config: RunConfig) -> RunConfig:
     """Returns the config of the run that is timed in place of a trained one.
 
-    Example: a run of `tiny` with a low-rank codec of rank 16 is timed as one
-    of `qwen_107b` with rank 2048. A run whose codec has no rank gets none.
+    Example: a run of `tiny` with "low_rank(rank=16)+int(bits=4)" is timed as
+    one of `qwen_107b` with rank 2048. A codec of other links stays.
 
     Args:
       config: Config of the run that is trained.
@@ -57,7 +58,8 @@ class SweepClock:
     applies = {
       path: value
       for path, value in self.changed.items()
-      if not path.startswith("codec.") or values.get(path) is not None
+      if path != "exchange.codec"
+      or link_names(value) == link_names(values[path])
     }
     return from_mapping(nested(values | applies))
 

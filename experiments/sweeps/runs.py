@@ -18,7 +18,7 @@ from typing import Any
 
 from dilocox_jax.checks import in_front, known, require
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping
-from dilocox_jax.config.recipes import RECIPES
+from dilocox_jax.config.recipes import DEFAULTS, RECIPES
 from dilocox_jax.mapping import check_path, flat
 
 # Fields of a sweep's config. `clocks`, `baseline`, `baselines`, `target_loss`,
@@ -77,16 +77,18 @@ class SweepRun:
     The method and the codec set defaults of other fields, and the length of the
     run sets the default of its warm-up.
     """
-    sync, codec = self.config.sync, self.config.codec
+    sync, codec = self.config.sync, self.config.exchange.codec
     deciding_fields = {
       "total_steps": self.config.total_steps,
       "sync": {"method": sync.method},
-      "codec": {"name": codec.name},
+      "exchange": {"codec": codec},
     }
     return flat(from_mapping(deciding_fields).to_mapping()) | {
       "total_steps": RunConfig().total_steps,
       "sync.method": RunConfig().sync.method,
-      "codec.name": "" if sync.method in RECIPES else RunConfig().codec.name,
+      "exchange.codec": {**DEFAULTS, **RECIPES.get(sync.method, {})}[
+        "exchange.codec"
+      ],
     }
 
   @functools.cached_property

@@ -7,10 +7,10 @@ takes those of the others from there, so a slow uplink costs less.
 import pathlib
 from collections.abc import Mapping
 
+from dilocox_jax.aggregators.collectives import message_bytes
+from dilocox_jax.codecs.quantize import Int
+from dilocox_jax.codecs.sparse import TopK
 from dilocox_jax.plan.schedule.methods import sparse_loco
-from dilocox_jax.plan.wire.chain import Chain, num_bytes
-from dilocox_jax.plan.wire.payload import Int
-from dilocox_jax.plan.wire.reduction import TopK
 from dilocox_jax.simulate.cluster import equal_sites
 from dilocox_jax.simulate.sites import Link, Site
 from experiments.tables.published import Figure, load_published
@@ -37,9 +37,9 @@ class _Runs:
     self.down_bps = figures["downlink"].value * 1e6
     self._num_parameters = int(figures["parameters"].value)
     bits = int(figures["bits of a value"].value)
-    self._payload = Chain((TopK(_KEPT / _BLOCK, _BLOCK), Int(bits, "tensor")))
+    self._codec = TopK(_KEPT / _BLOCK, _BLOCK, then=Int(bits, "tensor"))
     shapes = {"parameters": (self._num_parameters,)}
-    self.payload_bytes = num_bytes(self._payload, shapes)  # Of one peer.
+    self.payload_bytes = message_bytes(self._codec, shapes)  # Of one peer.
     self.compression = 4 * self._num_parameters / self.payload_bytes
 
   def among(self, num_replicas: int, share: float = 1.0) -> Pace:
@@ -52,7 +52,7 @@ class _Runs:
     link = Link(self.up_bps / share, self.down_bps / share, rtt_s=_RTT_S)
     cluster = equal_sites("covenant", Site("peer", link), num_replicas)
     method = sparse_loco(self._interval)
-    sent = method, self._num_parameters, num_replicas, self._payload
+    sent = method, self._num_parameters, num_replicas, self._codec
     return Rounds(flat_traffic(*sent)).on(cluster, self._step_s)
 
 

@@ -53,9 +53,9 @@ def _throughput(
 ) -> Table:
   small, large = runs
   codec_s = large.codec_s()
-  factors = {"name": "low_rank+float16", "bits": None, "rank": large.rank}
+  factors = {"codec": f"low_rank(rank={large.rank})+float16"}
   waiting = {"sync_interval": large.interval, "method": "diloco", "rule": None}
-  half = large.pace("dilocox", sync=waiting, codec=factors)
+  half = large.pace("dilocox", sync=waiting, exchange=factors)
   return described(
     "dilocox_throughput",
     [row for paper in runs for row in _of_model(figures, paper)],

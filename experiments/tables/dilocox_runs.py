@@ -23,7 +23,6 @@ from experiments.tables.table import Fit, Prediction
 SEQUENCE_LENGTH = 2048
 MODELS = {"OPT-1.3B": "opt_1_3b", "107B": "qwen_107b"}
 A800_FLOPS = 312e12  # Of an A800, half precision, as recalled.
-DENSE = {"rank": None, "bits": None}
 RTT_S = 0.04
 STEP_BASIS = "step fitted on DiLoCoX's row"
 _EVERY_STEP = ("allreduce", "cocktail_sgd")
@@ -140,7 +139,7 @@ class PaperRuns:
   @functools.cache  # noqa: B019 - it lives as long as the tables.
   def allreduce(self) -> Pace:
     """Returns the pace of AllReduce: gradients at every step."""
-    return self.pace("allreduce", codec={"name": self.setting.dense})
+    return self.pace("allreduce", exchange={"codec": self.setting.dense})
 
   @functools.cache  # noqa: B019 - as above.
   def dilocox(
@@ -153,10 +152,11 @@ class PaperRuns:
     sync = {"sync_interval": self.interval}
     if not is_hidden:
       sync |= {"method": "diloco", "rule": None}
-    changes: dict[str, dict] = {"codec": {"rank": self.rank}}
+    codec = f"low_rank(rank={self.rank})+int(bits=4)"
+    changes: dict[str, dict] = {"exchange": {"codec": codec}}
     if not is_compressed:
-      changes["codec"] = {"name": self.setting.dense, **DENSE}
-      changes["exchange"] = {"error_feedback": False}
+      dense = {"codec": self.setting.dense, "feedback": 0.0}
+      changes["exchange"] = dense
     return self.pace("dilocox", codec_s, sync=sync, **changes)
 
   def open_diloco(self) -> Pace:
@@ -165,7 +165,9 @@ class PaperRuns:
 
   def cocktail_sgd(self) -> Pace:
     """Returns the pace of CocktailSGD: 117 times fewer bytes, every step."""
-    return self.pace("cocktail_sgd", codec={"mask_fraction": 0.15})
+    mask = "random_mask(fraction=0.15)"
+    codec = f"{mask}+top_k(fraction=0.2,indices=bitmap)+int(bits=4)"
+    return self.pace("cocktail_sgd", exchange={"codec": codec})
 
   def speed_up(self) -> float:
     """Returns the speed-up of DiLoCoX over AllReduce."""
@@ -214,11 +216,13 @@ class Large(PaperRuns):
     """Plans the rounds of a method from its config, at the common H."""
     name = METHOD_CONFIGS[method]
     sync = {} if name in _EVERY_STEP else {"sync_interval": self.interval}
-    codec = {"rank": self.rank} if name == "dilocox" else {}
+    codec = f"low_rank(rank={self.rank})+int(bits=4)"
+    exchange = {"codec": codec} if name == "dilocox" else {}
     counts = COUNTS
     if name == "streaming_diloco":
       sync, counts = sync | _STREAMING, (1, 2)
-    return self.planned(name, num_replicas, counts, sync=sync, codec=codec)
+    changes = {"sync": sync, "exchange": exchange}
+    return self.planned(name, num_replicas, counts, **changes)
 
   def on(self, method: str, cluster: Cluster) -> Pace:
     """Returns the pace of a method on given links."""

@@ -7,9 +7,10 @@ is fitted for each setting. The notes say how little follows from that.
 import pathlib
 from collections.abc import Mapping
 
+from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.codecs.base import Codec
+from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.plan.schedule.methods import Method, allreduce, diloco
-from dilocox_jax.plan.wire.payload import Dense, Int, Payload
-from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.presets import cluster_preset
 from experiments.tables.published import Figure, load_published
 from experiments.tables.runs import (
@@ -36,8 +37,8 @@ class _Runs:
     bits = int(figures["bits of a parameter in the all-reduce"].value)
     self._rounds = Rounds(self._traffic(diloco(self._interval), Int(bits)))
 
-  def _traffic(self, method: Method, payload: Payload) -> Traffic:
-    return flat_traffic(method, self._num_parameters, self._count, payload)
+  def _traffic(self, method: Method, codec: Codec) -> Traffic:
+    return flat_traffic(method, self._num_parameters, self._count, codec)
 
   def at(self, mbps: float | None) -> Pace:
     """Returns the pace at a rate of all links; None: that of the preset."""
@@ -54,7 +55,7 @@ class _Runs:
 
   def reduction(self) -> float:
     """Returns bytes of H data-parallel steps over those of an exchange."""
-    dense = self._traffic(allreduce(), Dense()).gradient_bytes()
+    dense = self._traffic(allreduce(), Float()).gradient_bytes()
     return dense * self._interval / self._rounds.traffic.exchange_bytes(0)
 
 

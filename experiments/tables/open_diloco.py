@@ -6,8 +6,8 @@ fitted: a ring moves at the rate of its slowest link, and a round is long.
 
 import pathlib
 
+from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.plan.schedule.methods import open_diloco
-from dilocox_jax.plan.wire.payload import Dense
 from dilocox_jax.simulate.presets import cluster_preset
 from experiments.tables.published import load_published
 from experiments.tables.runs import Rounds, equal_links, flat_traffic, least
@@ -35,7 +35,7 @@ def build_tables(folder: pathlib.Path) -> list[Table]:
   count = int(figures["replicas"].value)
   interval = int(figures["sync interval"].value)
   method, size = open_diloco(interval), figures["parameters"].value
-  rounds = Rounds(flat_traffic(method, size, count, Dense("float16")))
+  rounds = Rounds(flat_traffic(method, size, count, Float("float16")))
   compute_s = figures["compute of a round"].value * 60
   step_s = compute_s / interval
   pace = rounds.on(cluster_preset("opendiloco", count), step_s)

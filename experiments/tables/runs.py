@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.codecs.base import Codec
 from dilocox_jax.config import RunConfig, from_mapping, to_plan
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import RunPlan
-from dilocox_jax.plan.wire.payload import Payload
-from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.analytic import AnalyticClock
 from dilocox_jax.simulate.cluster import Cluster, equal_sites
 from dilocox_jax.simulate.compute import stated_seconds
@@ -59,7 +59,7 @@ def equal_links(num_replicas: int, bps: float, **link) -> Cluster:
 
 
 def flat_traffic(
-  method: Method, num_parameters: float, num_replicas: int, payload: Payload
+  method: Method, num_parameters: float, num_replicas: int, codec: Codec
 ) -> Traffic:
   """Returns the traffic of a model that is sent as one tensor.
 
@@ -67,10 +67,10 @@ def flat_traffic(
     method: Method of the run.
     num_parameters: Number of parameters, all that is known of the model.
     num_replicas: Number of replicas.
-    payload: How values are sent.
+    codec: How values are sent.
   """
   shapes = {"parameters": (int(num_parameters),)}
-  return Traffic(method, Fragments(1, 1), shapes, num_replicas, payload)
+  return Traffic(method, Fragments(1, 1), shapes, num_replicas, codec)
 
 
 @dataclasses.dataclass(frozen=True)

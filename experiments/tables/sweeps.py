@@ -77,14 +77,17 @@ def _over(label: str, values: Sequence[int], field: str, large: Large) -> Panel:
   Args:
     label: Label of the horizontal axis.
     values: Values of the field.
-    field: `sync_interval`, or the name of a field of the codec.
+    field: `sync_interval`, or the rank or the bits of the codec.
     large: The runs of the 107B model.
   """
   lines: dict[str, list[float]] = {name: [] for name in _SLOW_BPS}
   for value in values:
-    codec = {"sync_interval": large.interval, "rank": large.rank, field: value}
-    sync = {"sync_interval": codec.pop("sync_interval")}
-    rounds = large.planned("dilocox", 2, COUNTS, sync=sync, codec=codec)
+    at = {"sync_interval": large.interval, "rank": large.rank, "bits": 4}
+    at[field] = value
+    sync = {"sync_interval": at["sync_interval"]}
+    codec = f"low_rank(rank={at['rank']})+int(bits={at['bits']})"
+    exchange = {"codec": codec}
+    rounds = large.planned("dilocox", 2, COUNTS, sync=sync, exchange=exchange)
     for name, bps in _SLOW_BPS.items():
       cluster = equal_links(2, bps, rtt_s=RTT_S)
       lines[name].append(rounds.on(cluster, large.step_s).utilisation)

@@ -123,7 +123,7 @@ def adaptive(config):
   return dataclasses.replace(config, adaptive=section)
 
 
-LOW_RANK = runs.settings(codec={"name": "low_rank+int", "rank": 4})
+LOW_RANK = runs.settings(exchange={"codec": "low_rank(rank=4)+int"})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ LARGE = {
   "model": {"preset": "qwen_107b"},
   "data": {"batch_size": 32, "sequence_length": 2048},
   "sync": {"method": "dilocox", "sync_interval": 125},
-  "codec": {"name": "low_rank+int", "rank": 2048, "bits": 4},
+  "exchange": {"codec": "low_rank(rank=2048)+int(bits=4)"},
 }
 
 
@@ -44,9 +44,11 @@ def test_devices_may_idle_where_all_of_them_do_not_fit(large):
 
 def test_the_configs_own_method_keeps_its_settings(large):
   (own,) = [p for p in large[0] if p.config.sync.method == "dilocox"]
-  assert (own.config.codec.rank, own.config.sync.sync_interval) == (2048, 125)
+  assert own.config.exchange.codec == "low_rank(rank=2048)+int(bits=4)"
+  assert own.config.sync.sync_interval == 125
   (other,) = [p for p in large[0] if p.config.sync.method == "muloco"]
-  assert (other.config.codec.bits, other.config.sync.sync_interval) == (2, 125)
+  assert other.config.exchange.codec == "int(bits=2)"
+  assert other.config.sync.sync_interval == 125
 
 
 def test_idle_devices_do_not_compute():

@@ -115,9 +115,8 @@ def test_any_tree_trains_as_on_the_reference_page(model):
   tx = dx.streaming_diloco(
     optax.sgd(INNER_RATE),
     optax.sgd(0.7, momentum=0.6, nesterov=True),
-    codec={"name": "int", "bits": 4},
-    error_feedback=True,
-    collective="all_gather",  # A reduce-scatter rounds the mean once more.
+    # A reduce-scatter rounds the mean once more.
+    exchange=dx.exchange("int(bits=4)", feedback=1.0, collective="all_gather"),
     **SCHEDULE,
   )
 
@@ -145,8 +144,7 @@ def test_the_optimizer_of_nnx_trains_as_the_transform():
   tx = dx.streaming_diloco(
     optax.sgd(INNER_RATE),
     optax.sgd(0.7, momentum=0.6, nesterov=True),
-    codec={"name": "int", "bits": 4},
-    error_feedback=True,
+    exchange=dx.exchange("int(bits=4)", feedback=1.0),
     **SCHEDULE,
   )
   start, predict = of_nnx()

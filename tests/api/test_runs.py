@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import dilocox_jax as dx
+from dilocox_jax.aggregators.mean import mean_of_finite_replicas
 from dilocox_jax.api import runs as api_runs
-from dilocox_jax.exchange.mean import mean_of_finite_replicas
 from dilocox_jax.report.units import human_bytes
 from dilocox_jax.training import run_lock
 from dilocox_jax.training.checkpoint import RefusedError
@@ -42,9 +42,8 @@ def counting():
 
 
 def settings(**changes):
-  return runs.settings(
-    total_steps=30, codec={"name": "int", "bits": 4}, **changes
-  )
+  exchange = {"codec": "int(bits=4)"}
+  return runs.settings(total_steps=30, exchange=exchange, **changes)
 
 
 HANDED_IN = {

@@ -74,7 +74,7 @@ def seconds(rounds, interval, fragments, overlap, order, bits):
         "overlap_steps": overlap,
         "fragment_order": order,
       },
-      "codec": {"name": "int", "bits": bits},
+      "exchange": {"codec": f"int(bits={bits})"},
     }
   )
   return dx.estimate(config, "dilocox_107b", step_s=STEP_S).total_s

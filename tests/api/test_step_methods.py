@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import dilocox_jax as dx
+from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.config import from_mapping
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.leaf_fragments import LeafPiece
@@ -137,7 +138,6 @@ def test_a_method_by_name_is_what_the_trainer_runs(name, x64):
   sends_gradients = method.exchanged == "gradient"
   tx = getattr(dx, name)(
     INNER,
-    seed=config.seed,
     fragments=None if sends_gradients else config.fragments,
     **SETTINGS[name],
   )
@@ -148,9 +148,15 @@ def test_a_method_by_name_is_what_the_trainer_runs(name, x64):
 def test_a_name_brings_its_codec_and_shows_it():
   parameters = inspect.signature(dx.muloco).parameters
   assert list(parameters)[:3] == ["inner", "outer", "sync_interval"]
-  assert parameters["codec"].default == {"name": "int", "bits": 2}
-  assert parameters["error_feedback"].default is True
+  assert parameters["codec"].default == "int(bits=2)"
+  assert parameters["exchange"].default is None
   assert parameters["axis_name"].default == "replica"
+
+
+@pytest.mark.parametrize("codec", ["float32", Float()])
+def test_a_codec_that_loses_nothing_has_no_feedback(codec):
+  state = dx.muloco(INNER, codec=codec).init({"a": jnp.ones(3)})
+  assert state.fragments[0].exchange == optax.EmptyState()
 
 
 @pytest.mark.parametrize(
@@ -175,27 +181,34 @@ def test_a_name_brings_its_codec_and_shows_it():
     (
       lambda: dx.diloco(INNER, nesterov(), codec={"bits": 4}),
       ValueError,
-      "must be a name, a payload, or settings with a name",
+      "codec={'bits': 4} must be a codec, or names such as",
     ),
     (
-      lambda: dx.diloco(INNER, nesterov(), codec="int", collective="allgather"),
+      lambda: dx.diloco(INNER, codec="int", exchange=dx.exchange()),
+      ValueError,
+      "codec and exchange both say what is sent",
+    ),
+    (
+      lambda: dx.exchange("int", collective="allgather"),
       ValueError,
       "collective='allgather' must be one of auto, all_reduce",
     ),
     (
-      lambda: dx.muloco(INNER, nesterov(), keep_unsent=True),
+      lambda: dx.exchange("int", feedback=1.0, keep_unsent=True),
       ValueError,
-      "set one of them to False",
+      "feedback and keep_unsent both make up for what a codec loses: set one",
     ),
     (
-      lambda: dx.eager(INNER, nesterov(), keep_unsent=True),
+      lambda: dx.eager(INNER, exchange=dx.exchange("int", keep_unsent=True)),
       ValueError,
-      "take error_feedback=True",
+      "take feedback=1.0",
     ),
     (
-      lambda: dx.cocktail_sgd(INNER, keep_unsent=True, error_feedback=False),
+      lambda: dx.cocktail_sgd(
+        INNER, exchange=dx.exchange("int", keep_unsent=True)
+      ),
       ValueError,
-      "take error_feedback=True",
+      "take feedback=1.0",
     ),
     (
       lambda: dx.diloco(INNER, nesterov(), sync_interval=2.5),
@@ -235,7 +248,7 @@ def test_a_name_brings_its_codec_and_shows_it():
     (
       lambda: dx.diloco(INNER, nesterov(), exchange=3),
       TypeError,
-      "exchange=3 must be a dilocox_jax.Aggregator; a codec is named in",
+      "exchange=3 must be a dilocox_jax.Aggregator, such as dilocox_jax.exch",
     ),
     (
       lambda: dx.dilocoo,
@@ -465,10 +478,9 @@ def last_mean(num_replicas, num_rounds, **settings):
   return jnp.abs(mean + values.mean(axis=0)).max()
 
 
-@pytest.mark.parametrize("kept_by", ["error_feedback", "keep_unsent"])
+@pytest.mark.parametrize("kept_by", [{"feedback": 1.0}, {"keep_unsent": True}])
 def test_nothing_of_a_reduce_scatter_is_lost_for_good(kept_by):
   # With three replicas codes are scattered, and the mean is rounded again.
-  codec = {"name": "int", "bits": 1}
-  error = last_mean(3, 400, codec=codec, **{kept_by: True})
-  assert error < 0.06
-  assert last_mean(3, 400, codec=codec) > 0.3
+  exchange = dx.exchange("int(bits=1)", **kept_by)
+  assert last_mean(3, 400, exchange=exchange) < 0.06
+  assert last_mean(3, 400, codec="int(bits=1)") > 0.3

@@ -3,45 +3,97 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.codecs.base import grouped, split_keys, ungrouped
-from dilocox_jax.plan.wire.leaf import Leaf
+from dilocox_jax.codecs import base
+from dilocox_jax.codecs.base import RowLayout
+from dilocox_jax.codecs.local_low_rank import LocalLowRank
+from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.quantize import E3M0, Float, Int
+from dilocox_jax.codecs.sparse import TopK
+from tests.codecs.alone import KEY, alone, gaussian
 
-PATHS = ("embed", "blocks/attention/query", "blocks/attention/key", "debme")
+SHAPES = (2, 6, 10), (1, 12, 5), (1, 60), (2, 6, 10), (1,), (3, 7), (1, 12, 5)
+LEAVES = [
+  jnp.asarray(gaussian(shape, seed), jnp.float32)
+  for seed, shape in enumerate(SHAPES)
+]
+
+
+def run(codec, leaves):
+  decoded, states, sent = jax.jit(lambda leaves: alone(codec, leaves))(leaves)
+  return decoded, states, jax.tree.leaves(sent)
 
 
 @pytest.mark.parametrize(
-  "leaf, groups, width",
-  [(Leaf(2, (3, 5)), 4, 4), (Leaf(3, ()), 1, 1), (Leaf(1, (8,)), 2, 4)],
+  "codec",
+  [
+    Float("bfloat16"),
+    Int(4, block_size=16),
+    Int(1),
+    Int(2, "row"),
+    Int(8, "tensor"),
+    E3M0(16),
+    TopK(0.2, 16, then=Int(4)),
+    LocalLowRank(2, then=Int(4)),
+  ],
+  ids=repr,
 )
-def test_grouping_keeps_values_in_order_and_is_undone(leaf, groups, width):
-  count = leaf.num_layers * leaf.size
-  values = jnp.arange(1, count + 1, dtype=jnp.bfloat16)
-  values = values.reshape(leaf.stacked_shape)
-  found = grouped(values, groups, width)
-  assert found.shape == (leaf.num_layers, groups, width)
-  assert found.dtype == jnp.float32
-  flat = np.asarray(found).reshape(leaf.num_layers, -1)
-  expected = np.asarray(values, np.float32).reshape(leaf.num_layers, -1)
-  assert np.array_equal(flat[:, : leaf.size], expected)
-  assert np.all(flat[:, leaf.size :] == 0)
-  assert np.array_equal(ungrouped(found, leaf), values.astype(jnp.float32))
+def test_leaves_that_share_a_body_are_coded_as_each_of_them_alone(codec):
+  found, _, sent = run(codec, LEAVES)
+  expected = [run(codec, [leaf]) for leaf in LEAVES]
+  for leaf, ([alone_], _, _) in zip(found, expected, strict=True):
+    np.testing.assert_allclose(leaf, alone_, rtol=1e-5, atol=1e-6)
+  # Fewer arrays, but not a byte more or less.
+  sizes = [sum(array.nbytes for array in own) for _, _, own in expected]
+  assert sum(array.nbytes for array in sent) == sum(sizes)
+  assert len(sent) < sum(len(own) for _, _, own in expected)
 
 
-def bits_of(keys):
-  return {
-    name: tuple(jax.random.key_data(k).tolist()) for name, k in keys.items()
-  }
+def test_matrices_of_one_shape_make_one_batch_of_factors():
+  codec = LowRank(1)
+  states = codec.init(SHAPES, KEY)
+  decoded, _, _ = jax.jit(lambda x: alone(codec, x, states))(LEAVES)
+  for number, leaf in enumerate(LEAVES):
+    [expected], _, _ = alone(codec, [leaf], [states[number]])
+    np.testing.assert_allclose(decoded[number], expected, atol=1e-5)
 
 
-def test_a_name_has_a_key_of_its_own_whoever_else_is_there():
-  key = jax.random.key(0)
-  together = bits_of(split_keys(key, PATHS))
-  assert len(set(together.values())) == len(PATHS)
-  for path in PATHS:
-    assert bits_of(split_keys(key, [path])) == {path: together[path]}
+@pytest.mark.parametrize("num_slices", [0, 1, 3, 5])
+def test_rows_hold_every_value_once_in_order(num_slices):
+  layout = RowLayout(SHAPES, tuple(4 for _ in SHAPES), num_slices)
+  rows = layout.rows(LEAVES)
+  assert len(rows) == 1 and rows[0].shape[2] == 4
+  if num_slices:
+    assert rows[0].shape[0] == num_slices
+  for leaf, found in zip(LEAVES, layout.leaves(rows), strict=True):
+    assert np.array_equal(leaf, found)
+  total = sum(float(jnp.sum(leaf)) for leaf in LEAVES)
+  assert float(jnp.sum(rows[0])) == pytest.approx(total, abs=1e-4)
 
 
-def test_keys_follow_from_where_they_come_from():
-  first = bits_of(split_keys(jax.random.key(0), PATHS))
-  other = bits_of(split_keys(jax.random.key(1), PATHS))
-  assert not set(first.values()) & set(other.values())
+def test_large_leaves_are_not_copied_to_join_them(monkeypatch):
+  assert base.alike(SHAPES, lambda number: 0) == [[*range(len(SHAPES))]]
+  monkeypatch.setattr(base, "_MOST_JOINED", 60)
+  groups = base.alike(SHAPES, lambda number: 0)
+  assert groups == [[0], [1, 2, 4, 5, 6], [3]]
+
+
+@pytest.mark.parametrize("value", [1.5, np.inf, np.nan])
+def test_what_is_kept_in_memory_is_as_it_was(value):
+  arrays = [jnp.full((3,), value), jnp.arange(4.0)]
+  for found, given in zip(jax.jit(base.in_memory)(arrays), arrays, strict=True):
+    if np.isfinite(given).all() or not np.isnan(value):
+      assert np.array_equal(found, given)
+
+
+@pytest.mark.parametrize(
+  ("size", "block_size", "width"),
+  [(300, 128, 100), (128, 128, 128), (7, 128, 7), (129, 128, 65), (1, 1, 1)],
+)
+def test_blocks_are_as_short_as_their_number_allows(size, block_size, width):
+  assert base.block_width(size, block_size) == width
+
+
+def test_a_projection_cannot_stand_behind_another_link():
+  for wrong in (LowRank, TopK, LocalLowRank):
+    with pytest.raises(ValueError, match="^LowRank cannot follow .*first"):
+      wrong(then=LowRank(2))  # pyright: ignore[reportArgumentType]

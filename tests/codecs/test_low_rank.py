@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,40 +7,46 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from dilocox_jax.codecs.base import Reduced
-from dilocox_jax.codecs.compose import codec, run_without_exchange
-from dilocox_jax.codecs.low_rank import orthonormal
-from dilocox_jax.plan.wire.leaf import Leaf
-from dilocox_jax.plan.wire.reduction import LowRank
+from dilocox_jax.codecs.local_low_rank import LocalLowRank
+from dilocox_jax.codecs.low_rank import (
+  LowRank,
+  grams,
+  orthonormal,
+)
+from tests.codecs.alone import alone, first_state
 from tests.oracles import codecs as oracle
 
-LEAF = Leaf(3, (14, 24))
+SHAPE = 3, 14, 24
 RANK = 4
 KEY = jax.random.key(0)
 EXACT = 2e-6  # fp32, relative to the norm
-SHARED = codec(LowRank(RANK), LEAF)
-LOCAL = codec(LowRank(RANK, factorisation="local"), LEAF)
-PROGRAMS = {
-  name: jax.jit(
-    lambda values, state, key, built=built: run_without_exchange(
-      built, values, state, key
-    )[:2]
-  )
-  for name, built in (("shared", SHARED), ("local", LOCAL))
-}
+CODECS = {"shared": LowRank(RANK), "local": LocalLowRank(RANK)}
+
+
+def program(codec):
+  """(values, state, key) -> decoded values and new state of one leaf."""
+
+  def run(values, state, key):
+    [found], [state], _ = alone(codec, [values], [state], key)
+    return found, state
+
+  return jax.jit(run)
+
+
+PROGRAMS = {name: program(codec) for name, codec in CODECS.items()}
 both = pytest.mark.parametrize("name", PROGRAMS)
 
 
-def of_rank(rank, seed=0, leaf=LEAF):
+def of_rank(rank, seed=0):
   rng = np.random.default_rng(seed)
-  rows, columns = leaf.shape
-  left = rng.normal(size=(leaf.num_layers, rows, rank))
-  right = rng.normal(size=(leaf.num_layers, rank, columns))
+  layers, rows, columns = SHAPE
+  left = rng.normal(size=(layers, rows, rank))
+  right = rng.normal(size=(layers, rank, columns))
   return jnp.asarray(left @ right, jnp.float32)
 
 
-def start(name, seed=1):
-  built = {"shared": SHARED, "local": LOCAL}[name]
-  return built.init(jax.random.key(seed))
+def start(name, seed=1) -> Any:
+  return first_state(CODECS[name], [SHAPE], jax.random.key(seed))[0]
 
 
 def distance(found, values):
@@ -66,7 +74,7 @@ def test_matrices_of_a_higher_rank_are_not(name):
 def test_one_power_iteration_is_that_of_the_plain_twin():
   values, state = of_rank(10), start("shared")
   found, _ = PROGRAMS["shared"](values, state, KEY)
-  for layer in range(LEAF.num_layers):
+  for layer in range(SHAPE[0]):
     expected = oracle.low_rank(
       np.asarray(values[layer], np.float64),
       np.asarray(state.right[layer], np.float64),
@@ -88,7 +96,7 @@ def test_a_factor_kept_warm_converges_to_the_best_of_that_rank():
 
 @both
 def test_a_matrix_of_nothing_leaves_no_trace(name):
-  zeros, state = jnp.zeros(LEAF.stacked_shape, jnp.float32), start(name)
+  zeros, state = jnp.zeros(SHAPE, jnp.float32), start(name)
   found, state = PROGRAMS[name](zeros, state, KEY)
   assert np.all(np.asarray(found) == 0)
   values = of_rank(RANK)
@@ -109,7 +117,7 @@ def test_directions_that_were_missing_revive():
   state = start("shared")
   _, state = PROGRAMS["shared"](of_rank(1), state, KEY)
   missing = np.all(np.asarray(state.right) == 0, axis=1)
-  assert missing.sum(-1).tolist() == [RANK - 1] * LEAF.num_layers
+  assert missing.sum(-1).tolist() == [RANK - 1] * SHAPE[0]
   values = of_rank(RANK, seed=5)
   found, state = PROGRAMS["shared"](values, state, jax.random.key(2))
   assert distance(found, values) < EXACT
@@ -143,17 +151,17 @@ def test_columns_of_very_different_size_are_all_spanned():
   assert np.max(np.linalg.norm(rest, axis=1) / lengths) < 1e-5
 
 
-def exchanged(values, built=SHARED):
+def exchanged(values):
   """Runs one codec a replica, with dense exchanges in between."""
   state = start("shared")
-  runs = [built.run(each, state, KEY) for each in values]
+  runs = [CODECS["shared"].run([each], [state], KEY) for each in values]
   asked = [next(run) for run in runs]
   while True:
-    mean = sum(asked[1:], asked[0]) / len(asked)
+    mean = jnp.mean(jnp.stack([own for (own,) in asked]), axis=0)
     answers = []
     for run, own in zip(runs, asked, strict=True):
       try:
-        answers.append(run.send(Reduced(mean, own)))
+        answers.append(run.send(Reduced([mean], own)))
       except StopIteration as stop:
         answers.append(stop.value)
     if isinstance(answers[0], tuple):
@@ -164,12 +172,12 @@ def exchanged(values, built=SHARED):
 def test_replicas_agree_on_the_mean_and_their_own_parts_average_to_it():
   values = [of_rank(RANK, seed) for seed in (1, 2, 3)]
   answers = exchanged(values)
-  means = [np.asarray(reduced.mean) for reduced, _ in answers]
+  means = [np.asarray(reduced.mean[0]) for reduced, _ in answers]
   for mean in means[1:]:
     assert np.array_equal(mean, means[0])
-  owns = np.mean([np.asarray(reduced.own) for reduced, _ in answers], axis=0)
+  owns = np.mean([reduced.own[0] for reduced, _ in answers], axis=0)
   np.testing.assert_allclose(owns, means[0], atol=1e-5)
-  factors = [np.asarray(state.right) for _, state in answers]
+  factors = [np.asarray(state.right) for _, (state,) in answers]
   assert np.array_equal(factors[0], factors[1])
 
 
@@ -177,28 +185,37 @@ def test_a_mean_of_low_rank_is_exact_though_the_replicas_matrices_are_not():
   noise = of_rank(12, seed=9)
   mean = of_rank(2, seed=3)
   (reduced, _), _ = exchanged([mean + noise, mean - noise])
-  assert distance(reduced.mean, mean) < 1e-5
-  assert distance(reduced.own, mean + noise) > 0.01
+  assert distance(reduced.mean[0], mean) < 1e-5
+  assert distance(reduced.own[0], mean + noise) > 0.01
 
 
 def test_room_for_a_higher_rank_is_kept_as_it_was():
-  built = codec(LowRank(2), LEAF, max_rank=RANK)
-  state = built.init(KEY)
+  codec = LowRank(2, max_rank=RANK)
+  [state] = codec.init([SHAPE], KEY)
   assert state.right.shape == (3, 24, RANK)
-  run = jax.jit(
-    lambda values: run_without_exchange(built, values, state, KEY)[1]
-  )
-  after = run(of_rank(RANK))
+  _, after = program(codec)(of_rank(RANK), state, KEY)
   assert np.array_equal(after.right[..., 2:], state.right[..., 2:])
   assert not np.any(after.right[..., :2] == state.right[..., :2])
-  assert np.all(np.asarray(after.gram)[:, 2:] == 0)
 
 
-def test_the_gram_matrix_has_the_spectrum_of_what_is_decoded():
+def test_a_leaf_that_is_sent_whole_keeps_no_factor_but_the_room_for_one():
+  codec, small = LowRank(RANK, max_rank=RANK), (1, 5, 6)
+  [state] = codec.init([small], KEY)
+  assert state.right.shape == (1, 6, RANK) and not np.any(state.right)
+  values = jnp.ones(small, jnp.float32)
+  at_rank_1 = program(LowRank(1, max_rank=RANK))
+  found, factor = at_rank_1(values, state, KEY)
+  assert distance(found, values) < EXACT and np.any(factor.right)
+  found, state = program(codec)(values, factor, KEY)
+  assert np.array_equal(found, values) and not np.any(state.right)
+
+
+def test_grams_have_the_spectrum_of_what_is_decoded():
   values = of_rank(10)
   found, state = PROGRAMS["shared"](values, start("shared"), KEY)
   spectrum = np.linalg.svd(np.asarray(found, np.float64), compute_uv=False)
-  energies = np.linalg.eigvalsh(np.asarray(state.gram, np.float64))[:, ::-1]
+  gram = grams({"w": state}, RANK)["w"]
+  energies = np.linalg.eigvalsh(np.asarray(gram, np.float64))[:, ::-1]
   np.testing.assert_allclose(energies, spectrum[:, :RANK] ** 2, rtol=1e-4)
 
 

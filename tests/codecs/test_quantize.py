@@ -1,17 +1,14 @@
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.codecs.quantize import dense, e3m0, integer, pack, unpack
-from dilocox_jax.plan.wire.leaf import Leaf
-from dilocox_jax.plan.wire.payload import E3M0, Dense, Int
+from dilocox_jax.codecs.quantize import E3M0, Float, Int, pack, unpack
+from tests.codecs.alone import gaussian, through
 from tests.oracles import codecs as oracle
 
-KEY = jax.random.key(0)
 TO_SCALES = 1e-6  # fp32 against float64; the scales are bfloat16 in both.
 WIDTH = 50
-LEAF = Leaf(2, (3, WIDTH))
+SHAPE = 2, 3, WIDTH
 TWINS = {
   "int8": (Int(8, "row"), lambda x: oracle.nearest(x, 8)),
   "int4": (Int(4, "row"), lambda x: oracle.nearest(x, 4)),
@@ -21,38 +18,16 @@ TWINS = {
 }
 
 
-def gaussian(shape, seed=0):
-  values = np.random.default_rng(seed).normal(size=shape)
-  return values.astype(np.float32).astype(np.float64)
-
-
-def through(encoder, values):
-  """Encoded and decoded, in float64."""
-
-  def run(values):
-    arrays = encoder.encode(values, KEY)
-    return encoder.decode(arrays), arrays
-
-  found, arrays = jax.jit(run)(jnp.asarray(values, jnp.float32))
-  return np.asarray(found, np.float64), arrays
-
-
-def built(payload, leaf):
-  if isinstance(payload, E3M0):
-    return e3m0(payload, leaf)
-  return integer(payload, leaf)
-
-
 @pytest.mark.parametrize("name", TWINS)
 def test_codes_and_values_are_those_of_the_plain_twin(name):
-  payload, twin = TWINS[name]
-  values = gaussian(LEAF.stacked_shape)
+  codec, twin = TWINS[name]
+  values = gaussian(SHAPE)
   values[1, 2] *= 1e-5
   values[0, 1, ::2] = 0
-  found, (packed, _) = through(built(payload, LEAF), values)
-  bits = getattr(payload, "bits", 4)
+  found, (packed, _) = through(codec, values)
+  bits = getattr(codec, "bits", 4)
   codes = np.asarray(unpack(packed, bits, WIDTH))
-  for layer in range(LEAF.num_layers):
+  for layer in range(2):
     for row in range(3):
       expected_codes, expected = twin(values[layer, row])
       assert codes[layer, row].tolist() == expected_codes
@@ -69,53 +44,48 @@ def test_packing_is_undone_by_unpacking(bits, count):
   assert np.array_equal(unpack(packed, bits, count), codes)
 
 
-def mean_squared_error(encoder, size):
-  values = gaussian((1, size), seed=4)
-  found, _ = through(encoder, values)
+def mean_squared_error(codec):
+  values = gaussian((1, SIZE), seed=4)
+  found, _ = through(codec, values)
   return np.mean(np.square(found - values))
 
 
 SIZE = 128 * 1000
-GAUSSIAN = Leaf(1, (SIZE,))
 
 
 @pytest.mark.parametrize(
-  "encoder, low, high",
+  "codec, low, high",
   [
-    (dense(Dense("float16"), GAUSSIAN), 4.2e-8, 4.4e-8),
-    (integer(Int(8), GAUSSIAN), 4.0e-5, 4.3e-5),
+    (Float("float16"), 4.2e-8, 4.4e-8),
+    (Int(8), 4.0e-5, 4.3e-5),
     # A step is no longer short against the bell: a little below the bound.
-    (integer(Int(4), GAUSSIAN), 0.0130, 0.0139),
-    (integer(Int(2, "tensor"), GAUSSIAN), 0.123, 0.127),
-    (integer(Int(1, "tensor"), GAUSSIAN), 0.360, 0.367),
-    (e3m0(E3M0(), GAUSSIAN), 0.030, 0.040),
+    (Int(4), 0.0130, 0.0139),
+    (Int(2, "tensor"), 0.123, 0.127),
+    (Int(1, "tensor"), 0.360, 0.367),
+    (E3M0(), 0.030, 0.040),
   ],
 )
-def test_errors_on_a_gaussian_are_those_the_docstrings_derive(
-  encoder, low, high
-):
-  assert low < mean_squared_error(encoder, SIZE) < high
+def test_errors_on_a_gaussian_are_those_the_docstrings_derive(codec, low, high):
+  assert low < mean_squared_error(codec) < high
 
 
 def test_fp16_and_8_bits_keep_within_the_bounds_that_were_asked_for():
-  assert mean_squared_error(dense(Dense("float16"), GAUSSIAN), SIZE) < 5e-8
-  assert mean_squared_error(integer(Int(8), GAUSSIAN), SIZE) < 1e-4
+  assert mean_squared_error(Float("float16")) < 5e-8
+  assert mean_squared_error(Int(8)) < 1e-4
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_every_value_is_within_half_a_step(bits):
-  leaf = Leaf(1, (40, 60))
-  values = gaussian(leaf.stacked_shape)
-  found, (_, scales) = through(integer(Int(bits, "row"), leaf), values)
+  values = gaussian((1, 40, 60))
+  found, (_, scales) = through(Int(bits, "row"), values)
   step = np.asarray(scales, np.float64).reshape(1, 40, 1)
   error = np.abs(found - values) / step
   assert 0.49 < np.max(error) <= 0.5 + 1e-4
 
 
 def test_e3m0_errs_by_a_third_or_by_half_its_smallest_level():
-  leaf = Leaf(1, (4000,))
-  values = gaussian(leaf.stacked_shape)
-  found, (_, scales) = through(e3m0(E3M0(4000), leaf), values)
+  values = gaussian((1, 4000))
+  found, (_, scales) = through(E3M0(4000), values)
   smallest = float(scales[0, 0, 0]) * 2.0**-7
   error = np.abs(found - values)
   bound = np.maximum(np.abs(values) / 3, smallest)
@@ -129,23 +99,20 @@ def test_e3m0_errs_by_a_third_or_by_half_its_smallest_level():
 def test_e3m0_is_exact_on_its_own_levels():
   levels = 1.5 * 2.0 ** -np.arange(7)
   values = np.concatenate([levels, -levels, [0.0, 0.0]])[None]
-  found, _ = through(e3m0(E3M0(), Leaf(1, (16,))), values)
+  found, _ = through(E3M0(), values)
   assert np.array_equal(found, values)
 
 
 def test_fp16_saturates_instead_of_overflowing():
-  encoder = dense(Dense("float16"), Leaf(1, (3,)))
-  found, _ = through(encoder, np.array([[1e6, -1e6, 2.0]]))
+  found, _ = through(Float("float16"), np.array([[1e6, -1e6, 2.0]]))
   assert found.tolist() == [[65504.0, -65504.0, 2.0]]
 
 
 def test_a_group_does_not_feel_its_neighbours():
-  leaf = Leaf(1, (2, 64))
-  values = gaussian(leaf.stacked_shape)
-  encoder = integer(Int(4, "row"), leaf)
-  before, _ = through(encoder, values)
+  values = gaussian((1, 2, 64))
+  before, _ = through(Int(4, "row"), values)
   values[0, 1] *= 1000
-  after, _ = through(encoder, values)
+  after, _ = through(Int(4, "row"), values)
   assert np.array_equal(before[0, 0], after[0, 0])
   assert not np.array_equal(before[0, 1], after[0, 1])
 
@@ -153,11 +120,10 @@ def test_a_group_does_not_feel_its_neighbours():
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_zero_is_never_rounded_up_by_chance(bits):
   # Chances near 1 come once in some 100,000 at 8 bits.
-  leaf = Leaf(1, (2**21,))
-  values = np.zeros(leaf.stacked_shape)
+  values = np.zeros((1, 2**21))
   values[0, 0] = 1.0
-  payload = Int(bits, "tensor", rounding="stochastic")
-  found, _ = through(integer(payload, leaf), values)
+  codec = Int(bits, "tensor", rounding="stochastic")
+  found, _ = through(codec, values)
   assert np.all(found[0, 1:] == 0)
 
 
@@ -165,10 +131,9 @@ def test_a_zero_is_never_rounded_up_by_chance(bits):
 def test_the_largest_value_is_right_on_average(bits):
   # Its scale is the one that bfloat16 rounds down furthest, from 1 + 2^-8.
   largest = (2 ** (bits - 1) - 1 if bits > 2 else 1.5) * (1 + 0.99 * 2**-8)
-  leaf = Leaf(1, (2**17,))
-  values = np.full(leaf.stacked_shape, largest) * [[1, -1] * 2**16]
-  payload = Int(bits, "tensor", rounding="stochastic")
-  found, _ = through(integer(payload, leaf), values)
+  values = np.full((1, 2**17), largest) * [[1, -1] * 2**16]
+  codec = Int(bits, "tensor", rounding="stochastic")
+  found, _ = through(codec, values)
   error = found / values - 1
   # Clipped, it would be too small by 2^-8.
   deviation = error.std() / np.sqrt(error.size)

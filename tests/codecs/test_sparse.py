@@ -3,39 +3,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.codecs.base import Codec, Reduced
-from dilocox_jax.codecs.compose import codec, encoder, run_without_exchange
-from dilocox_jax.codecs.sparse import random_mask, stratum_bounds
-from dilocox_jax.plan.wire.chain import Encoding
-from dilocox_jax.plan.wire.leaf import Leaf
-from dilocox_jax.plan.wire.payload import Dense, Int
-from dilocox_jax.plan.wire.reduction import RandomMask, TopK
+from dilocox_jax.codecs.base import Reduced
+from dilocox_jax.codecs.quantize import Int
+from dilocox_jax.codecs.sparse import RandomMask, TopK, stratum_bounds
+from tests.codecs.alone import KEY, alone, gaussian, through
 from tests.oracles import codecs as oracle
 
-KEY = jax.random.key(0)
-LEAF = Leaf(2, (4, 45))  # blocks of 60, three a layer
-
-
-def gaussian(leaf, seed=0):
-  values = np.random.default_rng(seed).normal(size=leaf.stacked_shape)
-  return values.astype(np.float32)
-
-
-def through(coder, values):
-  """Encoded and decoded, and what was sent."""
-
-  def run(values):
-    arrays = coder.encode(values, KEY)
-    return coder.decode(arrays), arrays
-
-  return jax.jit(run)(values)
+SHAPE = 2, 4, 45  # blocks of 60, three a layer
 
 
 @pytest.mark.parametrize("indices", ["packed", "bitmap"])
 def test_top_k_keeps_exactly_what_its_plain_twin_keeps(indices):
-  values = gaussian(LEAF)
-  coder = encoder(Encoding((TopK(0.15, 70, indices), Dense())), LEAF)
-  found, (places, _) = through(coder, jnp.asarray(values))
+  values = gaussian(SHAPE)
+  found, (places, _) = through(TopK(0.15, 70, indices), values)
   blocks = values.reshape(6, 60)
   twins = [oracle.largest(block, 9) for block in blocks]
   expected = np.stack([sparse for _, sparse in twins])
@@ -53,8 +33,7 @@ def test_rounding_does_not_decide_which_of_equal_values_are_kept():
   rng = np.random.default_rng(0)
   sizes = np.float32(0.1 * (1 + 1e-6 * rng.normal(size=(6, 60))))
   values = (rng.choice([-1, 1], (6, 60)) * sizes).astype(np.float32)
-  coder = encoder(Encoding((TopK(0.15, 70), Dense())), LEAF)
-  found, _ = through(coder, jnp.asarray(values.reshape(gaussian(LEAF).shape)))
+  found, _ = through(TopK(0.15, 70), values.reshape(SHAPE))
   expected = np.where(np.arange(60) < 9, values, 0)
   assert np.array_equal(np.asarray(found).reshape(6, 60), expected)
 
@@ -73,9 +52,8 @@ AWKWARD = {
 @pytest.mark.parametrize("count", [1, 9, 20, 60])
 def test_awkward_values_are_selected_as_by_a_plain_sort(values, count):
   values = values.astype(np.float32)
-  parts = TopK(count / 60, 60, "bitmap"), Dense()
-  coder = encoder(Encoding(parts), Leaf(1, (60,)))
-  found, (bitmap, kept) = through(coder, jnp.asarray(values)[None])
+  codec = TopK(count / 60, 60, "bitmap")
+  found, (bitmap, kept) = through(codec, values[None])
   chosen, expected = oracle.largest(values, count)
   bits = np.unpackbits(np.asarray(bitmap).ravel())[:60]
   assert np.flatnonzero(bits).tolist() == chosen
@@ -84,31 +62,18 @@ def test_awkward_values_are_selected_as_by_a_plain_sort(values, count):
 
 
 def test_both_codings_of_the_places_decode_to_the_same():
-  values = jnp.asarray(gaussian(LEAF))
   found = []
   for indices in ("packed", "bitmap"):
-    parts = TopK(0.15, 70, indices), Int(2, "tensor")
-    found.append(through(encoder(Encoding(parts), LEAF), values)[0])
+    codec = TopK(0.15, 70, indices, then=Int(2, "tensor"))
+    found.append(through(codec, gaussian(SHAPE))[0])
   assert np.array_equal(*found)
 
 
 def test_top_k_of_everything_loses_nothing_even_where_values_are_equal():
   values = np.tile(np.array([1, -1, 0, 2], np.float32), 45).reshape(1, 4, 45)
   for indices in ("packed", "bitmap"):
-    coder = encoder(
-      Encoding((TopK(1.0, 70, indices), Dense())), Leaf(1, (4, 45))
-    )
-    found, _ = through(coder, jnp.asarray(values))
+    found, _ = through(TopK(1.0, 70, indices), values)
     assert np.array_equal(found, values)
-
-
-def masked(leaf, fraction, values, key):
-  built = codec(RandomMask(fraction), leaf)
-  run = jax.jit(
-    lambda values, key: run_without_exchange(built, values, (), key)
-  )
-  found, _, sent = run(jnp.asarray(values), key)
-  return np.asarray(found), sent
 
 
 @pytest.mark.parametrize(
@@ -116,19 +81,20 @@ def masked(leaf, fraction, values, key):
   [(1, 1.0), (7, 0.01), (7, 0.75), (360, 0.3), (360, 0.999)],
 )
 def test_a_mask_keeps_its_share_of_different_places(fraction, size):
-  leaf = Leaf(2, (size,))
   values = np.arange(1, 2 * size + 1, dtype=np.float32).reshape(2, size)
-  found, ((sent,),) = masked(leaf, fraction, values, KEY)
+  found, (sent,) = through(RandomMask(fraction), values)
   kept = max(1, round(fraction * size))
-  assert sent.shape == (2, kept)
+  assert sent.size == 2 * kept
   # Every value is another, so that one drawn twice would be missed here.
   assert np.count_nonzero(found, axis=-1).tolist() == [kept, kept]
   assert np.array_equal(found[found > 0], values[found > 0])
 
 
 def test_every_value_has_the_same_chance_and_layers_are_drawn_apart():
-  leaf, draws = Leaf(2, (64,)), 400
-  draw = jax.jit(jax.vmap(lambda key: masked_mean(leaf, key)))
+  draws, ones = 400, jnp.ones((2, 64), jnp.float32)
+  draw = jax.jit(
+    jax.vmap(lambda key: alone(RandomMask(0.25), [ones], key=key)[0][0])
+  )
   chosen = np.asarray(draw(jax.random.split(KEY, draws))) != 0
   share = chosen.mean(0)
   # 128 shares of 400 draws: the largest of as many normals is about 2.8.
@@ -137,19 +103,9 @@ def test_every_value_has_the_same_chance_and_layers_are_drawn_apart():
   assert np.any(chosen[:, 0] != chosen[:, 1])
 
 
-def masked_mean(leaf, key):
-  ones = jnp.ones(leaf.stacked_shape, jnp.float32)
-  return run_without_exchange(codec(RandomMask(0.25), leaf), ones, (), key)[0]
-
-
 def test_the_expected_error_is_the_part_that_is_not_sent():
-  leaf = Leaf(1, (640,))
-  values = jnp.asarray(gaussian(leaf))
-  draw = jax.jit(
-    lambda key: run_without_exchange(
-      codec(RandomMask(0.3), leaf), values, (), key
-    )[0]
-  )
+  values = jnp.asarray(gaussian((1, 640)), jnp.float32)
+  draw = jax.jit(lambda key: alone(RandomMask(0.3), [values], key=key)[0][0])
   errors = [
     float(jnp.sum(jnp.square(values - draw(key))))
     for key in jax.random.split(KEY, 100)
@@ -159,29 +115,21 @@ def test_the_expected_error_is_the_part_that_is_not_sent():
 
 
 def test_the_same_key_draws_the_same_places_for_other_values():
-  leaf = Leaf(1, (30,))
-  first, _ = masked(leaf, 0.4, np.ones((1, 30), np.float32), KEY)
-  second, _ = masked(leaf, 0.4, np.full((1, 30), 7, np.float32), KEY)
-  other, _ = masked(leaf, 0.4, np.ones((1, 30), np.float32), jax.random.key(1))
+  codec = RandomMask(0.4)
+  first, _ = through(codec, np.ones((1, 30)))
+  second, _ = through(codec, np.full((1, 30), 7))
+  other, _ = through(codec, np.ones((1, 30)), jax.random.key(1))
   assert np.array_equal(7 * first, second)
   assert not np.array_equal(first, other)
 
 
 def test_the_mean_and_the_own_part_return_to_the_places_they_came_from():
-  leaf = Leaf(1, (4, 6))
-
-  def run(values, state, key):
-    reduced = yield values
-    return reduced, state
-
-  inner = Codec(lambda key: (), run, ())
-  built = random_mask(RandomMask(0.5), leaf, inner)
   values = jnp.arange(1.0, 25.0, dtype=jnp.float32).reshape(1, 4, 6)
-  running = built.run(values, (), KEY)
-  part = next(running)
+  running = RandomMask(0.5).run([values], [()], KEY)
+  (part,) = next(running)
   with pytest.raises(StopIteration) as stop:
-    running.send(Reduced(part + 100, part))
-  (mean, own), _ = stop.value.value
+    running.send(Reduced([part + 100], [part]))
+  ([mean], [own]), _ = stop.value.value
   is_drawn = np.asarray(own) > 0
   assert np.array_equal(own[is_drawn], values[is_drawn])
   assert np.array_equal(mean[is_drawn], values[is_drawn] + 100)
@@ -201,11 +149,9 @@ def test_strata_cover_the_values_in_whole_lengths(size, count):
 
 
 def test_a_mask_is_drawn_in_the_program_and_not_written_into_it():
-  leaf = Leaf(1, (1 << 20,))
-  built = codec(RandomMask(0.5), leaf)
 
   def decoded(values, key):
-    return run_without_exchange(built, values, built.init(key), key)[0]
+    return alone(RandomMask(0.5), [values], key=key)[0]
 
   values = jax.ShapeDtypeStruct((1, 1 << 20), jnp.float32)
   key = jax.eval_shape(jax.random.key, 0)

@@ -44,16 +44,10 @@ DEFAULT = {
   **{"sync.overlap_steps": None, "sync.rule": None},
   **{"sync.mixing_alpha": None, "sync.fragment_order": None},
   **{"sync.warm_start": "none", "sync.warm_start_steps": 0},
-  **{"sync.steps_per_dispatch": 50, "codec.name": "float32"},
-  **{"codec.rank": None, "codec.power_iterations": None},
-  **{"codec.factorisation": None, "codec.bits": None, "codec.scale": None},
-  **{"codec.block_size": None, "codec.rounding": None},
-  **{"codec.top_k_fraction": None, "codec.top_k_block_size": None},
-  **{"codec.indices": None, "codec.mask_fraction": None},
-  **{"exchange.collective": "auto", "exchange.error_feedback": False},
-  **{"exchange.keep_unsent": False, "exchange.feedback_decay": 1.0},
-  **{"exchange.feedback_against": "own"},
-  **{"exchange.feedback_dtype": "float32", "exchange.kind": "mean"},
+  **{"sync.steps_per_dispatch": 50, "exchange.codec": "float32"},
+  **{"exchange.collective": "auto", "exchange.feedback": 0.0},
+  **{"exchange.keep_unsent": False, "exchange.against": "own"},
+  **{"exchange.residual_dtype": "float32", "exchange.kind": "mean"},
   **{"adaptive.mode": "off"},
   **{"adaptive.window_rounds": 5, "adaptive.energy": 0.95},
   **{"outer.optimizer": "sgd", "outer.learning_rate": 0.7},
@@ -72,14 +66,9 @@ DEFAULT = {
   **{"checkpoint.interval_steps": 150, "checkpoint.keep": 2},
   "checkpoint.init_from": "",
 }
-COCKTAIL = {
-  "codec.name": "random_mask+top_k+int",
-  "codec.mask_fraction": 0.1,
-  "codec.top_k_fraction": 0.2,
-  "codec.indices": "bitmap",
-  "codec.bits": 4,
-}
-FEEDBACK = {"exchange.error_feedback": True, "exchange.feedback_decay": 0.95}
+COCKTAIL = (
+  "random_mask(fraction=0.1)+top_k(fraction=0.2,indices=bitmap)+int(bits=4)"
+)
 # What each method's config file stood for then, beyond the default run.
 CONFIGS = {
   "default": {},
@@ -94,15 +83,15 @@ CONFIGS = {
   },
   "cocktail_sgd": {
     "sync.method": "cocktail_sgd",
-    **COCKTAIL,
-    "exchange.error_feedback": True,
+    "exchange.codec": COCKTAIL,
+    "exchange.feedback": 1.0,
   },
   "cocktail_params": {
     "sync.method": "delayed",
     "sync.sync_interval": 1,
     "sync.overlap_steps": 1,
     "sync.rule": "continue",
-    **COCKTAIL,
+    "exchange.codec": COCKTAIL,
     "exchange.keep_unsent": True,
     "outer.learning_rate": 1.0,
     "outer.momentum": 0.0,
@@ -110,18 +99,15 @@ CONFIGS = {
   "open_diloco": {
     "sync.method": "open_diloco",
     "sync.sync_interval": 30,
-    "codec.name": "float16",
+    "exchange.codec": "float16",
     "outer.momentum": 0.9,
   },
   "sparse_loco": {
     "sync.method": "sparse_loco",
     "sync.sync_interval": 30,
-    "codec.name": "top_k+int",
-    "codec.top_k_fraction": 1 / 64,
-    "codec.top_k_block_size": 4096,
-    "codec.bits": 2,
-    "codec.scale": "tensor",
-    **FEEDBACK,
+    "exchange.codec": "top_k(fraction=0.015625,block_size=4096)"
+    "+int(bits=2,scale=tensor)",
+    "exchange.feedback": 0.95,
     "outer.learning_rate": 1.0,
     "outer.momentum": 0.0,
   },
@@ -129,9 +115,8 @@ CONFIGS = {
     "inner.optimizer": "muon",
     "sync.method": "muloco",
     "sync.sync_interval": 30,
-    "codec.name": "int",
-    "codec.bits": 2,
-    **FEEDBACK,
+    "exchange.codec": "int(bits=2)",
+    "exchange.feedback": 0.95,
   },
   "streaming_diloco": {
     "sync.method": "streaming_diloco",
@@ -139,16 +124,14 @@ CONFIGS = {
     "sync.num_fragments": 3,
     "sync.overlap_steps": 4,
     "sync.mixing_alpha": 0.5,
-    "codec.name": "e3m0",
+    "exchange.codec": "e3m0",
   },
   "dilocox": {
     "sync.method": "dilocox",
     "sync.sync_interval": 30,
     "sync.rule": "continue",
-    "codec.name": "low_rank+int",
-    "codec.rank": 16,
-    "codec.bits": 4,
-    "exchange.error_feedback": True,
+    "exchange.codec": "low_rank(rank=16)+int(bits=4)",
+    "exchange.feedback": 1.0,
     "adaptive.mode": "rank_and_interval",
   },
 }
@@ -156,9 +139,8 @@ CONFIGS = {
 LATER = {
   "overlap_loco": {
     "inner.optimizer": "muon",
-    "codec.name": "int",
-    "codec.bits": 1,
-    "exchange.error_feedback": True,
+    "exchange.codec": "int(bits=1)",
+    "exchange.feedback": 1.0,
     "outer.learning_rate": 1.0,
     "outer.momentum": 0.0,
   },
@@ -202,7 +184,7 @@ def test_recipes_are_of_known_methods_and_fields():
   assert RECIPES.keys() <= METHODS.keys()
   for path in {path for recipe in RECIPES.values() for path in recipe}:
     check_path(RunConfig, path)
-    assert path in DEFAULTS or path.startswith("codec.")
+    assert path in DEFAULTS
 
 
 @pytest.mark.parametrize(("path", "value"), DEFAULTS.items())
@@ -213,28 +195,21 @@ def test_an_explicit_value_wins_also_where_others_have_it_by_default(
   set_by_hand = {"sync": {"method": name}} | section(path, value)
   if name == "cocktail_sgd" and path.startswith("outer."):
     pytest.skip("it has no outer optimizer")
-  if path == "exchange.feedback_decay":
-    set_by_hand |= {"exchange": {"error_feedback": True, "feedback_decay": 1.0}}
   assert fields(set_by_hand)[path] == value
 
 
-def test_a_codec_that_is_named_has_its_own_settings():
-  named = fields({"sync": {"method": "muloco"}, "codec": {"name": "int"}})
-  assert named["codec.bits"] is None
-  assert named["exchange.feedback_decay"] == 0.95
-  bits = fields({"sync": {"method": "muloco"}, "codec": {"bits": 8}})
-  assert bits["codec.name"] == "int" and bits["codec.bits"] == 8
+def test_a_codec_that_is_named_keeps_the_methods_feedback():
+  named = fields({"sync": {"method": "muloco"}, "exchange": {"codec": "int"}})
+  assert named["exchange.codec"] == "int"
+  assert named["exchange.feedback"] == 0.95
 
 
 def test_what_nothing_would_read_is_left_out_of_a_recipe():
-  plain = fields({"sync": {"method": "dilocox"}, "codec": {"name": "float32"}})
+  dilocox = {"sync": {"method": "dilocox"}}
+  plain = fields(dilocox | {"exchange": {"codec": "float32"}})
   assert plain == DEFAULT | {"sync.method": "dilocox"}
-  coded = fields({"sync": {"method": "dilocox"}, "codec": {"name": "int"}})
-  assert coded["adaptive.mode"] == "off" and coded["exchange.error_feedback"]
-  without = fields(
-    {"sync": {"method": "muloco"}, "exchange": {"error_feedback": False}}
-  )
-  assert without["exchange.feedback_decay"] == 1.0
+  coded = fields(dilocox | {"exchange": {"codec": "int"}})
+  assert coded["adaptive.mode"] == "off" and coded["exchange.feedback"] == 1.0
   adam = fields(
     {"sync": {"method": "sparse_loco"}, "outer": {"optimizer": "adam"}}
   )

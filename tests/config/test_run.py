@@ -23,13 +23,12 @@ EVERYTHING = {
     "warm_start": "single",
     "warm_start_steps": 10,
   },
-  "codec": {"name": "low_rank+int", "rank": 2, "bits": 8},
   "exchange": {
+    "codec": "low_rank(rank=2)+int(bits=8)",
     "collective": "reduce_scatter",
-    "error_feedback": True,
-    "feedback_decay": 0.5,
-    "feedback_against": "mean",
-    "feedback_dtype": "int8",
+    "feedback": 0.5,
+    "against": "mean",
+    "residual_dtype": "int8",
   },
   "outer": {"learning_rate": 1.0, "nesterov": False},
   "mesh": {"num_replicas": 4, "layout": "mesh"},
@@ -113,15 +112,15 @@ def test_a_misspelt_field_is_answered_with_the_nearest():
     ({"seed": 2**32}, ["seed=4294967296", "from 0 to 4294967295"]),
     ({"seed": 2**63}, ["seed=9223372036854775808", "32 bits"]),
     (
-      {"codec": {"name": "low_rank+int", "rank": 129}},
-      ["codec.rank=129", "take at most 128"],
+      {"exchange": {"codec": "low_rank(rank=129)+int"}},
+      ["exchange.codec=", "rank=129 exceeds", "take at most 128"],
     ),
     (
       {
-        "codec": {"name": "low_rank", "rank": 17},
+        "exchange": {"codec": "low_rank(rank=17)"},
         "model": {"preset": "nano"},
       },
-      ["codec.rank=17", "take at most 16"],
+      ["exchange.codec=", "rank=17 exceeds", "take at most 16"],
     ),
     (
       {"model": {"positions": "learned", "num_positions": 100}},
@@ -141,26 +140,20 @@ def test_a_misspelt_field_is_answered_with_the_nearest():
     ),
     ({"model": {"num_layers": 0}}, ["model", "num_layers=0"]),
     (
-      {"codec": {"name": "e3m0"}, "exchange": {"collective": "all_reduce"}},
+      {"exchange": {"codec": "e3m0", "collective": "all_reduce"}},
       ["exchange.collective='all_reduce'", "add up codes", "all_gather"],
     ),
     (
-      {
-        "codec": {"name": "top_k+int"},
-        "exchange": {"collective": "reduce_scatter"},
-      },
+      {"exchange": {"codec": "top_k+int", "collective": "reduce_scatter"}},
       ["exchange.collective='reduce_scatter'", "selects", "all_gather"],
     ),
     # What a projection carries is encoded, so that is what must fit.
     (
-      {
-        "codec": {"name": "low_rank+int"},
-        "exchange": {"collective": "all_reduce"},
-      },
+      {"exchange": {"codec": "low_rank+int", "collective": "all_reduce"}},
       ["exchange.collective='all_reduce'", "add up codes"],
     ),
-    ({"codec": {"name": "int", "rank": 3}}, ["codec.rank=3", "'int'"]),
-    ({"exchange": {"feedback_decay": 2}}, ["exchange.feedback_decay=2"]),
+    ({"exchange": {"codec": "int(rank=3)"}}, ["int has no setting rank"]),
+    ({"exchange": {"feedback": 2}}, ["exchange.feedback=2"]),
     (
       {"model": {"activation": "selu"}},
       ["model", "activation='selu'", "swiglu", "gelu"],
@@ -174,7 +167,7 @@ def test_values_that_clash_are_named_in_one_line(values, parts):
 
 
 @pytest.mark.parametrize(
-  ("name", "collective"),
+  ("codec", "collective"),
   [
     ("float16", "all_reduce"),
     ("low_rank", "all_reduce"),
@@ -183,12 +176,10 @@ def test_values_that_clash_are_named_in_one_line(values, parts):
     ("top_k+int", "all_gather"),
   ],
 )
-def test_a_payload_may_travel_by_any_collective_that_can_carry_it(
-  name, collective
+def test_a_codec_may_travel_by_any_collective_that_can_carry_it(
+  codec, collective
 ):
-  built = from_mapping(
-    {"codec": {"name": name}, "exchange": {"collective": collective}}
-  )
+  built = from_mapping({"exchange": {"codec": codec, "collective": collective}})
   assert built.exchange.collective == collective
 
 

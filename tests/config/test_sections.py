@@ -3,19 +3,16 @@ import dataclasses
 import pytest
 
 from dilocox_jax import checks
+from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.config import RunConfig, membership, sections
 from dilocox_jax.config.sections import (
-  CodecConfig,
   ExchangeConfig,
   ModelConfig,
   SyncConfig,
 )
 from dilocox_jax.plan.model.presets import nano, tiny
 from dilocox_jax.plan.schedule import methods
-from dilocox_jax.plan.wire.chain import Chain
-from dilocox_jax.plan.wire.payload import E3M0, Dense, Int
-from dilocox_jax.plan.wire.payload_names import PAYLOADS
-from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
 
 SECTIONS = {
   field.name: type(getattr(RunConfig(), field.name))
@@ -77,52 +74,9 @@ def test_the_model_is_the_preset_with_what_is_set():
   ).shape == dataclasses.replace(nano, num_layers=5, qk_norm=True)
 
 
-def test_every_setting_of_the_packages_payloads_has_a_flag_and_no_other():
-  own = [
-    kind
-    for kind in PAYLOADS.values()
-    if kind.payload.__module__.startswith("dilocox_jax.")
-  ]
-  settings = {setting for kind in own for setting in kind.settings}
-  flags = {field.name for field in dataclasses.fields(CodecConfig)}
-  assert flags - {"name"} == settings
-
-
-@pytest.mark.parametrize(
-  ("settings", "payload"),
-  [
-    ({"name": "float32"}, Dense()),
-    ({"name": "bfloat16"}, Dense("bfloat16")),
-    ({"name": "e3m0", "block_size": 32}, E3M0(32)),
-    (
-      {"name": "int", "bits": 8, "scale": "row", "rounding": "stochastic"},
-      Int(8, "row", rounding="stochastic"),
-    ),
-    (
-      {"name": "low_rank+int", "rank": 3, "power_iterations": 2},
-      Chain((LowRank(3, 2), Int())),
-    ),
-    (
-      {"name": "low_rank", "factorisation": "local"},
-      Chain((LowRank(factorisation="local"), Dense())),
-    ),
-    (
-      {
-        "name": "random_mask+top_k+int",
-        "mask_fraction": 0.2,
-        "top_k_fraction": 0.5,
-        "top_k_block_size": 64,
-        "indices": "bitmap",
-        "block_size": 16,
-      },
-      Chain((RandomMask(0.2), TopK(0.5, 64, "bitmap"), Int(block_size=16))),
-    ),
-  ],
-)
-def test_the_payload_is_built_from_the_settings(settings, payload):
-  built = CodecConfig(**settings).payload
-  same_chain = isinstance(payload, Chain) and not isinstance(built, Chain)
-  assert (Chain((built,)) if same_chain else built) == payload
+def test_the_codec_is_built_from_its_text():
+  exchange = ExchangeConfig("low_rank(rank=3)+int(bits=8)")
+  assert exchange.named_codec == LowRank(3, then=Int(8))
 
 
 @pytest.mark.parametrize(
@@ -159,38 +113,19 @@ def test_a_sync_section_that_cannot_be_says_why(values, parts):
 
 
 @pytest.mark.parametrize(
-  ("values", "parts"),
+  ("values", "message"),
   [
-    ({"name": "int5"}, ["codec.name='int5'", "int", "top_k"]),
-    ({"name": "int+"}, ["codec.name=''", "joined by '+'"]),
-    ({"name": "int", "bits": 5}, ["codec.bits=5", "8, 4, 2, 1"]),
-    ({"name": "int", "scale": "column"}, ["codec.scale='column'", "row"]),
-    ({"name": "int", "rounding": "up"}, ["codec.rounding='up'", "nearest"]),
-    ({"name": "int", "block_size": 0}, ["codec.block_size=0", "at least 1"]),
-    ({"name": "e3m0", "block_size": 0}, ["codec.block_size=0"]),
-    ({"name": "e3m0", "bits": 4}, ["codec.bits=4", "'e3m0'", "block_size"]),
-    ({"name": "float32", "rank": 4}, ["codec.rank=4", "'float32'", "drop"]),
-    ({"name": "low_rank", "rank": 0}, ["codec.rank=0", "at least 1"]),
+    ({"codec": "int5"}, "exchange.codec='int5' must be one of float32"),
+    ({"codec": "int(bits=5)"}, "exchange.int: bits=5 must be one of 8, 4"),
+    ({"codec": "int+"}, "exchange.codec='int+' must be written like"),
     (
-      {"name": "low_rank", "power_iterations": 0},
-      ["codec.", "power_iterations=0"],
+      {"codec": "int", "feedback": 1.0, "keep_unsent": True},
+      "exchange.feedback and exchange.keep_unsent both make up",
     ),
-    (
-      {"name": "low_rank", "factorisation": "svd"},
-      ["codec.factorisation='svd'", "shared, local"],
-    ),
-    ({"name": "top_k", "indices": "raw"}, ["codec.indices='raw'", "bitmap"]),
-    ({"name": "top_k", "top_k_fraction": 0.0}, ["codec.", "fraction=0.0"]),
-    ({"name": "random_mask", "mask_fraction": 1.5}, ["codec.", "=1.5"]),
-    ({"name": "int+top_k"}, ["codec.", "Int -> TopK", "quantiser comes last"]),
-    ({"name": "int+e3m0"}, ["codec.", "Int -> E3M0"]),
-    ({"name": "top_k+low_rank"}, ["codec.", "TopK -> LowRank"]),
   ],
 )
-def test_a_codec_section_that_cannot_be_says_why(values, parts):
-  message = refusal("codec", **values)
-  for part in parts:
-    assert part in message
+def test_an_exchange_section_that_cannot_be_says_why(values, message):
+  assert refusal("exchange", **values).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -207,10 +142,10 @@ def test_a_codec_section_that_cannot_be_says_why(values, parts):
     ("inner", "learning_rate", 0.0),
     ("inner", "accumulate_steps", 0),
     ("exchange", "collective", "broadcast"),
-    ("exchange", "feedback_decay", -0.1),
-    ("exchange", "feedback_decay", 1.1),
-    ("exchange", "feedback_against", "theirs"),
-    ("exchange", "feedback_dtype", "int4"),
+    ("exchange", "feedback", -0.1),
+    ("exchange", "feedback", 1.1),
+    ("exchange", "against", "theirs"),
+    ("exchange", "residual_dtype", "int4"),
     ("outer", "learning_rate", -0.7),
     ("mesh", "num_replicas", 0),
     ("mesh", "layout", "grid"),
@@ -230,9 +165,9 @@ def test_a_field_out_of_range_is_named_with_its_value(section, name, value):
   assert f"{section}.{name}={value!r}" in refusal(section, **{name: value})
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.5, 1.0])
-def test_a_residual_may_be_kept_wholly_in_part_or_not_at_all(decay):
-  assert ExchangeConfig(feedback_decay=decay).feedback_decay == decay
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_residual_may_be_kept_wholly_in_part_or_not_at_all(share):
+  assert ExchangeConfig(feedback=share).feedback == share
 
 
 @pytest.mark.parametrize("name", SECTIONS)

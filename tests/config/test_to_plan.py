@@ -1,13 +1,10 @@
-import dataclasses
-
 import jax
 
+from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.config import to_plan
-from dilocox_jax.config.sections import CodecConfig
-from dilocox_jax.plan.model.shapes import parameter_shapes
+from dilocox_jax.plan.adaptive import RoundSetting
 from dilocox_jax.plan.schedule.methods import streaming_diloco
-from dilocox_jax.plan.wire.adaptive import RoundSetting
-from dilocox_jax.plan.wire.chain import num_bytes
 from tests import runs
 
 
@@ -40,23 +37,21 @@ def test_traffic_is_counted_on_the_shapes_that_the_model_really_has():
   params = jax.eval_shape(programs.model.init, jax.random.key(0))
   parameter_bytes = sum(4 * leaf.size for leaf in jax.tree.leaves(params))
   traffic = to_plan.traffic(config)
-  # A ring passes 2 (M - 1) / M of the payload and its flag on.
+  # A ring passes 2 (M - 1) / M of the values and its flag on.
   flag_bytes = 4
   expected = -(-4 * (parameter_bytes + flag_bytes) // 3)
   assert traffic.exchange_bytes(0) == expected
 
 
 def test_a_choice_changes_the_rank_and_the_interval_everywhere():
-  config = dataclasses.replace(
-    runs.settings(), codec=CodecConfig(name="low_rank+int", rank=8)
+  config = runs.settings(
+    exchange={"codec": "low_rank(rank=8)+int"}, adaptive={"mode": "rank"}
   )
-  shapes = parameter_shapes(config.model.shape)
   chosen = RoundSetting(rank=2, sync_interval=5)
   traffic = to_plan.traffic(config, chosen)
   assert traffic.method.schedule.sync_interval == 5
   assert traffic.method.schedule.overlap_steps == 5
   assert to_plan.run_plan(config, chosen).method == traffic.method
-  smaller = CodecConfig(name="low_rank+int", rank=2).payload
-  sent = to_plan.payload(config, chosen)
-  assert num_bytes(sent, shapes) == num_bytes(smaller, shapes)
+  # States keep room for the first rank.
+  assert traffic.codec == LowRank(2, max_rank=8, then=Int())
   assert to_plan.traffic(config).method.schedule.sync_interval == 3

@@ -4,10 +4,10 @@ from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.unread import unread_fields
 from dilocox_jax.mapping import flat
 
-LOSSY = {"codec": {"name": "int"}}
-FEEDBACK = LOSSY | {"exchange": {"error_feedback": True}}
+LOSSY = {"exchange": {"codec": "int"}}
+FEEDBACK = {"exchange": {"codec": "int", "feedback": 1.0}}
 ADAPTS = {
-  "codec": {"name": "low_rank+int", "rank": 8},
+  "exchange": {"codec": "low_rank(rank=8)+int"},
   "adaptive": {"mode": "rank"},
 }
 STAGES = {"mesh": {"layout": "mesh", "num_stages": 2}}
@@ -60,11 +60,10 @@ CASES = [
   ("outer.nesterov", False, {"outer": {"optimizer": "lion"}}, "no nesterov"),
   ("outer.learning_rate", 1.0, GRADIENTS, "allreduce averages gradients"),
   ("outer.optimizer", "adam", GRADIENTS, "allreduce averages gradients"),
-  ("exchange.error_feedback", True, {}, "float32 loses nothing"),
+  ("exchange.feedback", 0.9, {}, "float32 loses nothing"),
   ("exchange.keep_unsent", True, {}, "float32 loses nothing"),
-  ("exchange.feedback_decay", 0.9, LOSSY, "set exchange.error_feedback=True"),
-  ("exchange.feedback_against", "mean", LOSSY, "exchange.error_feedback=True"),
-  ("exchange.feedback_dtype", "int8", LOSSY, "exchange.error_feedback=True"),
+  ("exchange.against", "mean", LOSSY, "set exchange.feedback=1"),
+  ("exchange.residual_dtype", "int8", LOSSY, "set exchange.feedback=1"),
   ("adaptive.energy", 0.9, LOSSY, "int has no rank"),
   ("adaptive.window_rounds", 3, LOSSY, "adaptive.mode=off"),
   ("mesh.pipeline", "gpipe", {}, "set mesh.num_stages"),
@@ -85,11 +84,10 @@ READERS = {
   "data.end_of_text": {"data": {"tokenizer": "t.json"}},
   "model.balance_loss": {"model": {"num_experts": 4}},
   "inner.momentum": {"inner": {"optimizer": "sgd"}},
-  "exchange.error_feedback": LOSSY,
+  "exchange.feedback": LOSSY,
   "exchange.keep_unsent": LOSSY | {"sync": {"method": "diloco"}},
-  "exchange.feedback_decay": FEEDBACK,
-  "exchange.feedback_against": FEEDBACK,
-  "exchange.feedback_dtype": FEEDBACK,
+  "exchange.against": FEEDBACK,
+  "exchange.residual_dtype": FEEDBACK,
   "adaptive.energy": ADAPTS,
   "adaptive.window_rounds": ADAPTS,
   "mesh.pipeline": STAGES,

@@ -7,9 +7,12 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+from dilocox_jax.aggregators.feedback import exchange
+from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.quantize import E3M0, Float, Int
+from dilocox_jax.codecs.sparse import RandomMask, TopK
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.exchange.compressed import Compression
-from dilocox_jax.exchange.feedback import Feedback, compressed_mean
 from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.data_parallel import StepPrograms
 from dilocox_jax.outer.drift import measure_drift
@@ -17,10 +20,6 @@ from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
-from dilocox_jax.plan.wire.chain import Chain
-from dilocox_jax.plan.wire.payload import E3M0, Dense, Int
-from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
-from dilocox_jax.plan.wire.traffic import Traffic
 from experiments.compilation import hlo
 from experiments.compilation.transfers import is_inner_loop
 
@@ -31,9 +30,9 @@ SHAPES = {
   "blocks/w": (NUM_LAYERS, 13, 9),
   "blocks/b": (NUM_LAYERS, 7),
 }
-LOW_RANK = Chain((LowRank(2), Int(4)))
-SPARSE = Chain((TopK(0.1, 64), Int(2)))
-COCKTAIL = Chain((RandomMask(0.5), TopK(0.25, 4096, "bitmap"), Int(4)))
+LOW_RANK = LowRank(2, then=Int(4))
+SPARSE = TopK(0.1, 64, then=Int(2))
+COCKTAIL = RandomMask(0.5, then=TopK(0.25, 4096, "bitmap", Int(4)))
 KINDS = {
   "all-reduce": "all_reduce",
   "all-gather": "all_gather",
@@ -95,13 +94,13 @@ def params_like(shapes):
   return tree
 
 
-def traffic(method, payload, collective, num_replicas):
+def traffic(method, codec, collective, num_replicas):
   fragments = Fragments(method.schedule.num_fragments, NUM_LAYERS)
-  return Traffic(method, fragments, SHAPES, num_replicas, payload, collective)
+  return Traffic(method, fragments, SHAPES, num_replicas, codec, collective)
 
 
-def rounds(method, payload, collective, num_replicas):
-  aggregator = compressed_mean(Compression(payload, collective), Feedback())
+def rounds(method, codec, collective, num_replicas):
+  aggregator = exchange(codec, feedback=1.0, collective=collective)
   return Rounds(
     OuterStep(method, optax.sgd(1.0), aggregator),
     Cuts(
@@ -114,14 +113,14 @@ def rounds(method, payload, collective, num_replicas):
 
 
 @pytest.mark.parametrize(
-  ("payload", "collective", "num_replicas", "num_fragments"),
+  ("codec", "collective", "num_replicas", "num_fragments"),
   [
-    (Dense(), "auto", 2, 3),
-    (Dense(), "all_gather", 3, 1),
-    (Dense(), "reduce_scatter", 3, 1),
-    (Dense("float16"), "auto", 2, 1),
-    (Dense("float16"), "all_reduce", 2, 1),
-    (Dense("bfloat16"), "reduce_scatter", 2, 3),
+    (Float(), "auto", 2, 3),
+    (Float(), "all_gather", 3, 1),
+    (Float(), "reduce_scatter", 3, 1),
+    (Float("float16"), "auto", 2, 1),
+    (Float("float16"), "all_reduce", 2, 1),
+    (Float("bfloat16"), "reduce_scatter", 2, 3),
     (Int(4), "auto", 2, 1),
     (Int(4), "auto", 3, 3),
     (Int(4, "row"), "reduce_scatter", 3, 1),
@@ -133,14 +132,14 @@ def rounds(method, payload, collective, num_replicas):
   ],
 )
 def test_an_exchange_moves_the_bytes_of_the_plan(
-  payload, collective, num_replicas, num_fragments
+  codec, collective, num_replicas, num_fragments
 ):
   method = methods.delayed(7, num_fragments)
-  programs = rounds(method, payload, collective, num_replicas)
-  plan = traffic(method, payload, collective, num_replicas)
+  programs = rounds(method, codec, collective, num_replicas)
+  plan = traffic(method, codec, collective, num_replicas)
   state = programs.abstract(params_like(SHAPES), ())
 
-  def exchange(fragment, own):
+  def exchanged(fragment, own):
     result, kept = programs.outer.exchange(fragment, own)
     return result.mean, kept, measure_drift(result)
 
@@ -149,7 +148,7 @@ def test_an_exchange_moves_the_bytes_of_the_plan(
     own = jax.tree.map(
       lambda leaf: jnp.zeros((num_replicas, *leaf.shape)), fragment.params
     )
-    mapped = programs.replicas.map(exchange, (programs.outer.axes, 0), 0)
+    mapped = programs.replicas.map(exchanged, (programs.outer.axes, 0), 0)
     text = jax.jit(mapped).lower(fragment, own).compile().as_text()
     assert operations(text) == planned(*plan.exchange(number))
 
@@ -167,7 +166,7 @@ def descend(params, state, batch):
 
 
 @pytest.mark.parametrize(
-  ("method", "payload", "num_replicas"),
+  ("method", "codec", "num_replicas"),
   [
     (methods.diloco(4), LOW_RANK, 3),
     (methods.streaming_diloco(6, 3, 1), E3M0(), 2),
@@ -177,10 +176,10 @@ def descend(params, state, batch):
   ],
 )
 def test_a_window_moves_the_bytes_of_the_exchange_that_arrives_in_it(
-  method, payload, num_replicas
+  method, codec, num_replicas
 ):
-  plan = traffic(method, payload, "auto", num_replicas)
-  programs = rounds(method, payload, "auto", num_replicas)
+  plan = traffic(method, codec, "auto", num_replicas)
+  programs = rounds(method, codec, "auto", num_replicas)
   schedule = method.schedule
   start = 3 * schedule.sync_interval
   batches = programs.replicas.abstract(
@@ -205,7 +204,7 @@ def test_a_window_moves_the_bytes_of_the_exchange_that_arrives_in_it(
 
 def test_a_data_parallel_step_moves_the_bytes_of_its_gradients():
   method = methods.cocktail_sgd()
-  aggregator = compressed_mean(Compression(COCKTAIL), Feedback())
+  aggregator = exchange(COCKTAIL, feedback=1.0)
   programs = StepPrograms(
     quadratic, optax.sgd(0.1), aggregator, Replicas(2, "mesh")
   )

@@ -7,6 +7,7 @@ longer than running.
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,23 +16,23 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dilocox_jax.codecs.compose import codec, run_without_exchange
-from dilocox_jax.plan.wire.chain import Chain, links_of, num_bytes, wires
-from dilocox_jax.plan.wire.leaf import Leaf, leaf_of
-from dilocox_jax.plan.wire.payload import (
+from dilocox_jax.aggregators.collectives import message_bytes
+from dilocox_jax.codecs.local_low_rank import LocalLowRank
+from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.quantize import (
   BITS,
   E3M0,
   FLOATS,
   ROUNDINGS,
   SCALES,
-  Dense,
+  Float,
   Int,
-  Payload,
-  group_shape,
 )
-from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
+from dilocox_jax.codecs.sparse import RandomMask, TopK
+from dilocox_jax.plan.schedule.fragments import stacked_shape
+from tests.codecs.alone import alone, first_state
 
-LEAF = Leaf(2, (12, 22))  # 264 values: three blocks of 88
+SHAPE = 2, 12, 22  # 264 values a layer: three blocks of 88
 BLOCK_SIZE = 100
 ROUNDED = 2.0**-7  # Relative; bfloat16 scales, and fp32 sums of 264 squares.
 RANK = 3
@@ -41,22 +42,22 @@ def integers():
   for bits in BITS:
     for scale in SCALES:
       for rounding in ROUNDINGS:
-        payload = Int(bits, scale, BLOCK_SIZE, rounding)
-        yield f"int{bits}_{scale}_{rounding}", payload
+        codec = Int(bits, scale, BLOCK_SIZE, rounding)
+        yield f"int{bits}_{scale}_{rounding}", codec
 
 
-CODECS: dict[str, Payload] = {
-  **{dtype: Dense(dtype) for dtype in FLOATS},
+CODECS = {
+  **{dtype: Float(dtype) for dtype in FLOATS},
   **dict(integers()),
   "e3m0": E3M0(BLOCK_SIZE),
   "low_rank_shared": LowRank(RANK),
-  "low_rank_local": LowRank(RANK, 2, "local"),
+  "low_rank_local": LocalLowRank(RANK, 2),
   "top_k_packed": TopK(0.1, BLOCK_SIZE),
   "top_k_bitmap": TopK(0.1, BLOCK_SIZE, "bitmap"),
   "random_mask": RandomMask(0.3),
-  "dilocox": Chain((LowRank(RANK), Int(4))),
-  "cocktail_sgd": Chain((RandomMask(0.5), TopK(0.2, 64, "bitmap"), Int(4))),
-  "sparse_loco": Chain((TopK(0.1, BLOCK_SIZE), Int(2, "tensor"))),
+  "dilocox": LowRank(RANK, then=Int(4)),
+  "cocktail_sgd": RandomMask(0.5, then=TopK(0.2, 64, "bitmap", Int(4))),
+  "sparse_loco": TopK(0.1, BLOCK_SIZE, then=Int(2, "tensor")),
 }
 every_codec = pytest.mark.parametrize("name", CODECS)
 
@@ -77,20 +78,20 @@ START = jax.random.key(7)
 
 @dataclasses.dataclass
 class Program:
-  """A codec's one program, and how often it was traced."""
+  """A codec's one program for a leaf, and how often it was traced."""
 
-  payload: Payload
-  leaf: Leaf = LEAF
+  codec: Any
+  shape: tuple[int, ...] = SHAPE
   num_traces: int = 0
 
   def __post_init__(self):
-    self.codec = codec(self.payload, self.leaf)
-    self.start = self.codec.init(START)
+    self.start = first_state(self.codec, [self.shape], START)
     self.compiled = jax.jit(self.run)
 
   def run(self, values, state, key):
     self.num_traces += 1
-    return run_without_exchange(self.codec, values, state, key)
+    [found], state, sent = alone(self.codec, [values], state, key)
+    return found, state, sent
 
   def decoded(self, values, seed=0):
     """What comes back of some values, in float64."""
@@ -100,8 +101,8 @@ class Program:
 
 
 @functools.cache
-def program_of(payload, leaf=LEAF):
-  return Program(payload, leaf)
+def program_of(codec, shape=SHAPE):
+  return Program(codec, shape)
 
 
 def program(name):
@@ -110,7 +111,7 @@ def program(name):
 
 @functools.cache
 def gaussian():
-  values = np.random.default_rng(0).normal(size=LEAF.stacked_shape)
+  values = np.random.default_rng(0).normal(size=SHAPE)
   return values.astype(np.float32).astype(np.float64)
 
 
@@ -119,91 +120,88 @@ def energy(values):
 
 
 def by_layer(values):
-  return values.reshape(LEAF.num_layers, -1)
+  return values.reshape(SHAPE[0], -1)
 
 
 # The same as `recovered` by type, for quantisers outside the package.
 BOUNDS = {}
 
 
-def recovered(payload, values, leaf=LEAF):
+def recovered(codec, values, shape=SHAPE):
   """Energy of values [layers, n] that must come back, rounding to nearest.
 
   ||x - C(x)||^2 is at most ||x||^2 less this, which sending nothing is not.
   """
-  head, *rest = links_of(payload)
-  if type(head) in BOUNDS:
-    return BOUNDS[type(head)](head, values, leaf)
-  if isinstance(head, Dense):
+  if type(codec) in BOUNDS:
+    return BOUNDS[type(codec)](codec, values, shape)
+  if isinstance(codec, Float):
     bits = {"float32": 0, "bfloat16": 2.0**-16, "float16": 2.0**-22}
-    return (1 - bits[head.dtype] * (1 + ROUNDED)) * energy(values)
-  if isinstance(head, E3M0):
+    return (1 - bits[codec.dtype] * (1 + ROUNDED)) * energy(values)
+  if isinstance(codec, E3M0):
     # A ninth of each square, or (2^-7 s)^2 if it is small, is lost.
     lost = 1 / 9 + BLOCK_SIZE * 2.0**-14
     return (1 - lost * (1 + ROUNDED)) * energy(values)
-  if isinstance(head, Int):
-    return recovered_by_levels(head, values, leaf)
-  follow = Chain((*rest,))
-  if isinstance(head, LowRank):
-    return recovered_by_factors(head, follow, values, leaf)
-  (kept,) = head.carried(leaf)
-  if isinstance(head, RandomMask):
-    ones = np.ones(leaf.stacked_shape)
-    is_drawn = by_layer(program_of(head, leaf).decoded(ones)) != 0
-    assert np.all(is_drawn.sum(axis=1) == kept.size)
-    return recovered(follow, values[is_drawn].reshape(len(values), -1), kept)
-  assert isinstance(head, TopK), head
-  groups, width = group_shape(leaf, "block", head.block_size)
-  blocks = in_blocks(values, groups, width)
+  if isinstance(codec, Int):
+    return recovered_by_levels(codec, values, shape)
+  if isinstance(codec, LowRank | LocalLowRank):
+    return recovered_by_factors(codec, values, shape)
+  layers, size = values.shape
+  if isinstance(codec, RandomMask):
+    kept = layers, codec.num_kept(size)
+    mask = program_of(RandomMask(codec.fraction), shape)
+    is_drawn = by_layer(mask.decoded(np.ones(shape))) != 0
+    assert np.all(is_drawn.sum(axis=1) == kept[1])
+    return recovered(codec.then, values[is_drawn].reshape(kept), kept)
+  assert isinstance(codec, TopK), codec
+  blocks = in_blocks(values, -(-size // -(-size // codec.block_size)))
   order = np.argsort(-np.abs(blocks), axis=-1, kind="stable")
-  chosen = np.sort(order[..., : head.num_kept(width)], axis=-1)
-  largest = np.take_along_axis(blocks, chosen, axis=-1)
+  chosen = np.sort(order[..., : codec.num_kept(blocks.shape[-1])], axis=-1)
+  largest = np.take_along_axis(blocks, chosen, axis=-1).reshape(layers, -1)
   # Sizes are compared in bfloat16: a chosen one may be 2^-7 smaller.
-  return (1 - 2.0**-6) * recovered(
-    follow, largest.reshape(len(values), -1), kept
-  )
+  return (1 - 2.0**-6) * recovered(codec.then, largest, largest.shape)
 
 
-def in_blocks(values, groups, width):
-  """[layers, n] as [layers, groups, width], zeros at the end."""
-  missing = groups * width - values.shape[1]
-  return np.pad(values, ((0, 0), (0, missing))).reshape(-1, groups, width)
+def in_blocks(values, width):
+  """[layers, n] as [layers, blocks, width], zeros at the end."""
+  missing = -values.shape[1] % width
+  padded = np.pad(values, ((0, 0), (0, missing)))
+  return padded.reshape(len(values), -1, width)
 
 
-def recovered_by_levels(head, values, leaf):
-  groups, width = group_shape(leaf, head.scale, head.block_size)
-  if head.bits <= 2:
+def recovered_by_levels(codec, values, shape):
+  width = codec.width(shape[1:])
+  if codec.bits <= 2:
     # One mean m of n sizes leaves sum x^2 - n m^2, and twice the square of its
     # own rounding; two means leave no more.
-    sizes = np.abs(in_blocks(values, groups, width)).mean(axis=-1)
+    sizes = np.abs(in_blocks(values, width)).mean(axis=-1)
     return (1 - 2.0**-13) * width * energy(sizes)
   # The largest is exact; the others err by half a step, or less than they are.
-  steps = 2 ** (head.bits - 1) - 1
+  steps = 2 ** (codec.bits - 1) - 1
   lost = (width - 1) / (width - 1 + 4 * steps**2)
   return (1 - lost * (1 + ROUNDED)) * energy(values)
 
 
-def recovered_by_factors(head, follow, values, leaf):
+def recovered_by_factors(codec, values, shape):
   """B B^T A comes back, and of B^T A what the following part recovers."""
-  matrices = values.reshape(leaf.stacked_shape)
-  left, right = head.carried(leaf)[:2]
-  if head.is_projection:
-    factors = codec(head, leaf).init(START).right
+  matrices, (layers, rows, columns) = values.reshape(shape), shape
+  if isinstance(codec, LowRank):
+    factors = codec.init([shape], START)[0].right
   else:
-    shape = leaf.num_layers, leaf.shape[1], head.rank
-    factors = jax.random.normal(jax.random.key(0), shape, jnp.float32)
+    start = jax.random.normal(jax.random.key(0), (columns, codec.rank))
+    factors = np.broadcast_to(start, (layers, columns, codec.rank))
   factors = np.asarray(factors, np.float64)
-  for _ in range(head.power_iterations):
+  for _ in range(codec.power_iterations):
     factors = factors / np.maximum(
       np.linalg.norm(factors, axis=1, keepdims=True), 1e-30
     )
-    turned = program_of(follow, left).decoded(matrices @ factors)
+    left = layers, rows, codec.rank
+    turned = program_of(codec.then, left).decoded(matrices @ factors)
     bases = [span(columns) for columns in turned]
     factors = np.stack(
       [matrix.T @ basis for matrix, basis in zip(matrices, bases, strict=True)]
     )
-  factors = factors.reshape(len(values), -1)
-  return (1 - 1e-6) * recovered(follow, factors, right)
+  right = factors.shape
+  return (1 - 1e-6) * recovered(codec.then, factors.reshape(layers, -1), right)
 
 
 def span(columns):
@@ -226,33 +224,21 @@ TREES = st.builds(
 )
 
 
-def encoded(payload, path, shape):
-  """The arrays of one leaf, as shapes and types."""
-  leaf = leaf_of(path, shape)
-  built = codec(payload, leaf)
-
-  def run(key):
-    values = jnp.zeros(leaf.stacked_shape, jnp.float32)
-    return run_without_exchange(built, values, built.init(key), key)[2]
-
-  sent = jax.eval_shape(run, jax.random.key(0))
-  return [array for phase in sent for array in phase]
-
-
 @every_codec
 @settings(max_examples=3)
 @example(shapes={"leaf": (), "blocks/0": (3,), "blocks/1": (2, 13, 29)})
 @given(shapes=TREES)
 def test_predicted_bytes_are_those_of_the_encoded_arrays(name, shapes):
-  payload, total_bytes = CODECS[name], 0
-  for path, shape in shapes.items():
-    arrays = encoded(payload, path, shape)
-    expected = wires(payload, path, shape)
-    assert [array.shape for array in arrays] == [w.shape for w in expected]
-    sizes = [math.prod(a.shape) * a.dtype.itemsize for a in arrays]
-    assert sizes == [wire.num_bytes for wire in expected]
-    total_bytes += sum(sizes)
-  assert num_bytes(payload, shapes) == total_bytes
+  codec = CODECS[name]
+  stacked = [stacked_shape(path, shape) for path, shape in shapes.items()]
+
+  def run(leaves):
+    return alone(codec, leaves)[2]
+
+  leaves = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in stacked]
+  arrays = jax.tree.leaves(jax.eval_shape(run, leaves))
+  sizes = [math.prod(a.shape) * a.dtype.itemsize for a in arrays]
+  assert message_bytes(codec, shapes) == sum(sizes)
 
 
 @every_codec
@@ -260,9 +246,8 @@ def test_arrays_that_are_really_sent_have_the_predicted_bytes(name):
   it = program(name)
   values = jnp.asarray(gaussian(), jnp.float32)
   _, _, sent = it.compiled(values, it.start, jax.random.key(0))
-  found = sum(array.nbytes for phase in sent for array in phase)
-  shapes = {"blocks/w": LEAF.stacked_shape}
-  assert found == num_bytes(CODECS[name], shapes)
+  found = sum(array.nbytes for array in jax.tree.leaves(sent))
+  assert found == message_bytes(CODECS[name], {"blocks/w": SHAPE})
 
 
 # Values.
@@ -274,7 +259,7 @@ def test_the_error_is_no_more_than_what_the_codec_cannot_recover(name):
     gaussian(),
     np.where(gaussian() == gaussian().max(), 1.0, 0.0),
     np.where(gaussian() > 0, gaussian(), 0.0),
-    np.ones(LEAF.stacked_shape),
+    np.ones(SHAPE),
     gaussian() ** 5,
   ]
   for values in kinds:
@@ -302,7 +287,7 @@ def test_what_is_decoded_and_what_is_left_add_up_to_the_input(name):
 
 @every_codec
 def test_zero_in_is_zero_out(name):
-  found = program(name).decoded(np.zeros(LEAF.stacked_shape))
+  found = program(name).decoded(np.zeros(SHAPE))
   assert np.all(found == 0)
 
 
@@ -321,7 +306,7 @@ def test_constants_at_the_ends_of_fp32_stay_finite_and_in_range(name):
   huge = 1e30 if name.startswith(MATRICES) else 1e38
   huge = 6e4 if name == "float16" else huge
   for constant in (huge, -huge, 1e-38):
-    found = program(name).decoded(np.full(LEAF.stacked_shape, constant))
+    found = program(name).decoded(np.full(SHAPE, constant))
     assert np.all(np.isfinite(found))
     # The scale of stochastic rounding reaches a little too far.
     assert np.max(np.abs(found)) <= (1 + 2 * ROUNDED) * abs(constant)
@@ -354,7 +339,7 @@ def test_what_is_not_finite_raises_nothing(name, bad):
 
 @pytest.mark.parametrize("name", STOCHASTIC)
 def test_stochastic_rounding_has_no_bias_and_errs_by_a_step_at_most(name):
-  it, values, draws = program(name), gaussian(), 200
+  it, values, draws = program(name), gaussian(), 500
   found = np.stack([it.decoded(values, seed) for seed in range(draws)])
   spread = found.std(0) / math.sqrt(draws)
   is_random = spread > 0
@@ -368,11 +353,10 @@ def test_stochastic_rounding_has_no_bias_and_errs_by_a_step_at_most(name):
   assert np.max(error / step) > 0.5
 
 
-def steps_of(payload, values):
+def steps_of(codec, values):
   """Distance of two levels for each value, at most."""
-  groups, width = group_shape(LEAF, payload.scale, payload.block_size)
-  grouped = np.abs(values).reshape(-1, groups, width)
-  levels = 2**payload.bits - (0 if payload.bits <= 2 else 1)
+  grouped = np.abs(values).reshape(len(values), -1, codec.width(SHAPE[1:]))
+  levels = 2**codec.bits - (0 if codec.bits <= 2 else 1)
   steps = 2 * np.max(grouped, axis=-1, keepdims=True) / (levels - 1)
   steps = np.broadcast_to(steps * (1 + 2 * ROUNDED), grouped.shape)
   return steps.reshape(values.shape)
@@ -408,7 +392,7 @@ def test_compiled_and_step_by_step_agree(name):
   values = jnp.asarray(gaussian(), jnp.float32)
   key = jax.random.key(3)
   compiled, _, sent = it.compiled(values, it.start, key)
-  found, _, steps = run_without_exchange(it.codec, values, it.start, key)
+  found, _, steps = it.run(values, it.start, key)
   np.testing.assert_allclose(found, compiled, rtol=1e-5, atol=1e-5)
   pairs = zip(jax.tree.leaves(sent), jax.tree.leaves(steps), strict=True)
   for ours, theirs in pairs:

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUICK = ["tests/codecs/test_low_rank.py", "tests/test_inner_optimizer.py"]
 THOROUGH = [
   "tests/codecs",
-  "tests/exchange",
+  "tests/aggregators",
   "tests/test_optimizers.py",
   "tests/reference/test_optimizers.py",
   "tests/outer/test_against_oracles.py",

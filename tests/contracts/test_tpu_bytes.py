@@ -8,14 +8,13 @@ codes would be sent twice.
 import jax
 import pytest
 
+from dilocox_jax.aggregators.collectives import collectives
+from dilocox_jax.aggregators.feedback import exchange
+from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.quantize import E3M0, Float, Int
+from dilocox_jax.codecs.sparse import RandomMask, TopK
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.exchange.compressed import Compression
-from dilocox_jax.exchange.feedback import Feedback, compressed_mean
 from dilocox_jax.plan.model.division import Division
-from dilocox_jax.plan.wire.chain import Chain
-from dilocox_jax.plan.wire.collectives import collectives
-from dilocox_jax.plan.wire.payload import E3M0, Dense, Int
-from dilocox_jax.plan.wire.reduction import LowRank, RandomMask, TopK
 from experiments.compilation import hlo
 from experiments.compilation.topology import (
   is_compiler_installed,
@@ -45,20 +44,20 @@ def both(tree):
   not is_compiler_installed(), reason="make compile-report installs libtpu"
 )
 @pytest.mark.parametrize(
-  "payload",
+  "codec",
   [
-    Dense(),
+    Float(),
     Int(4),
     E3M0(),
-    Chain((LowRank(32), Int(4))),
-    Chain((RandomMask(0.5), TopK(0.25, 4096, "bitmap"), Int(4))),
+    LowRank(32, then=Int(4)),
+    RandomMask(0.5, then=TopK(0.25, 4096, "bitmap", Int(4))),
   ],
   ids=repr,
 )
-def test_an_exchange_between_slices_sends_the_bytes_of_the_plan(payload):
+def test_an_exchange_between_slices_sends_the_bytes_of_the_plan(codec):
   devices = tuple(topology_devices("v5e:2x2", 2))
   replicas = Replicas(2, "mesh", DIVISION, devices)
-  aggregator = compressed_mean(Compression(payload), Feedback())
+  aggregator = exchange(codec, feedback=1.0)
   params = params_like(SHAPES)
   axes = aggregator.axes
 
@@ -73,6 +72,6 @@ def test_an_exchange_between_slices_sends_the_bytes_of_the_plan(payload):
   lowered = program.lower(values, replicas.abstract(state, axes))
   module = hlo.parse(lowered.compile().as_text() or "")
   sent = DIVISION.num_devices * sent_bytes(module)
-  print(f"{payload}: {sent:.0f} bytes")
-  planned = sum(each.sent_bytes(2) for each in collectives(payload, SHAPES, 2))
+  print(f"{codec}: {sent:.0f} bytes")
+  planned = sum(each.sent_bytes(2) for each in collectives(codec, SHAPES, 2))
   assert 1 <= sent / planned < 1.05

@@ -14,11 +14,10 @@ import numpy as np
 import optax
 import pytest
 
+from dilocox_jax.aggregators.feedback import exchange
 from dilocox_jax.config import RunConfig
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.exchange.compressed import Compression
-from dilocox_jax.exchange.feedback import Feedback, compressed_mean
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
 from dilocox_jax.outer.average import averaged
 from dilocox_jax.outer.cuts import Cuts
@@ -27,7 +26,6 @@ from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
-from dilocox_jax.plan.wire.payload import Int
 from dilocox_jax.training import build
 from dilocox_jax.training.checkpoint import Checkpoints
 from tests import runs
@@ -97,7 +95,7 @@ def programs_of(method, replicas, kind, power=None) -> Rounds:
   outer = OuterStep(
     method,
     averaged(optimizer, power) if power is not None else optimizer,
-    compressed_mean(Compression(Int(8)), Feedback()),
+    exchange("int(bits=8)", feedback=1.0),
   )
   step = inner_step(accumulated_gradient(loss), INNER)
   return Rounds(

@@ -11,7 +11,8 @@ import optax
 import pytest
 
 import dilocox_jax as dx
-from dilocox_jax.plan.schedule.methods import METHODS
+from dilocox_jax.outer.outer_step import OuterStep
+from dilocox_jax.plan.schedule.methods import METHODS, diloco
 from dilocox_jax.report.frame import standard_error
 from docs.figures import loss_by_time
 
@@ -55,6 +56,26 @@ def test_every_link_into_the_repository_leads_somewhere(page):
     if not any((page.parent / (link + end)).exists() for end in ("", ".md"))
   ]
   assert not lost
+
+
+@pytest.mark.parametrize(
+  "example",
+  [
+    ROOT / "docs/extending.md",
+    ROOT / "docs/guides/first_codec.md",
+    *(
+      ROOT / f"tests/extensions/{name}.py"
+      for name in "ternary growing halfway gossip running_mean".split()
+    ),
+  ],
+  ids=lambda example: example.stem,
+)
+def test_parts_of_ones_own_need_the_package_alone(example):
+  imports = re.findall(
+    r"^(?:>>> )?(?:from|import) (.*)", example.read_text(), re.MULTILINE
+  )
+  assert "dilocox_jax as dx" in imports
+  assert not [name for name in imports if name.startswith("dilocox_jax.")]
 
 
 @pytest.mark.slow
@@ -206,39 +227,53 @@ def _replicas_gap(task: str) -> str:
   return _gap(sum(own) / sum(base) - 1, standard_error(by_seed))
 
 
-def test_the_way_of_the_pseudo_gradient_leads_through_its_eight_files():
+def test_the_page_lists_the_files_that_hold_a_pseudo_gradient():
   page = (ROOT / "docs/pseudo_gradient.md").read_text()
-  files = re.findall(r"^\| \d \| `(dilocox_jax/\S+)`", page, re.MULTILINE)
-  assert 0 < len(files) <= 8
-  called = _files_of_an_update()
-  assert set(files) <= called, set(files) - called
+  files = re.findall(r"^\| \d+ \| `(dilocox_jax/\S+)`", page, re.MULTILINE)
+  assert len(files) == len(set(files)) <= 10
+  (helpers,) = re.findall(r"^Two more files(.*?)\.\s", page, re.M | re.DOTALL)
+  helpers = re.findall(r"`(dilocox_jax/\S+)`", helpers)
+  assert len(helpers) == 2
+  assert _files_that_hold_it() == {*files, *helpers}
 
 
-def _files_of_an_update() -> set[str]:
-  tx = dx.diloco(
+def _files_that_hold_it() -> set[str]:
+  """Files of functions that have arrays between measure and apply."""
+  rounds = dx.make_rounds(
+    diloco(1),
+    lambda params, state, batch: (params, state, (batch, batch)),
     optax.sgd(1.0),
-    optax.sgd(1.0),
-    sync_interval=4,
-    codec="int",
-    error_feedback=True,
+    num_replicas=2,
+    exchange=dx.exchange("low_rank(rank=2)+int(bits=4)", feedback=1.0),
   )
-  params = {"w": jnp.zeros((2, 3, 4))}
-  state = jax.vmap(tx.init, axis_name="replica")(params)
-  update = jax.vmap(
-    lambda gradients, state, params: tx.update(gradients, state, params),
-    axis_name="replica",
-  )
-  called = set()
+  state = rounds.init({"w": jnp.ones((32, 16)), "b": jnp.ones(5)}, ())
+  parts = ("measure", "exchange", "apply")
+  outer = {getattr(OuterStep, part).__code__ for part in parts}
+  called, depth, root = set(), 0, f"{ROOT}/"
 
-  def note(frame, event, argument):
-    del event, argument
-    called.add(frame.f_code.co_filename)
+  def note(frame, event, result):
+    nonlocal depth
+    path = frame.f_code.co_filename.removeprefix(root)
+    if not path.startswith("dilocox_jax/"):
+      return
+    depth += (event == "call") * (frame.f_code in outer)
+    if depth and event == "return":
+      if _has_array([*frame.f_locals.values(), result]):
+        called.add(path)
+    depth -= (event == "return") * (frame.f_code in outer)
 
   before = sys.getprofile()
   sys.setprofile(note)
   try:
-    jax.make_jaxpr(update)(params, state, params)
+    rounds.run(state, jnp.ones((2, 1)))
   finally:
     sys.setprofile(before)
-  root = f"{ROOT}/"
-  return {name.removeprefix(root) for name in called if name.startswith(root)}
+  return called
+
+
+def _has_array(value) -> bool:
+  if isinstance(value, dict):
+    return _has_array(list(value.values()))
+  if isinstance(value, (list, tuple)):
+    return any(map(_has_array, value))
+  return isinstance(value, jax.Array)

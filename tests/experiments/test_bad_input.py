@@ -51,8 +51,7 @@ BAD = {
   "ranks of gradients": (
     [
       CONFIG.format("allreduce"),
-      "--config.codec.name=low_rank+int",
-      "--config.codec.rank=4",
+      "--config.exchange.codec=low_rank(rank=4)+int",
       "--config.adaptive.mode=rank",
     ],
     "'allreduce' sends gradients",
@@ -80,32 +79,32 @@ BAD = {
     "model.z_loss=-1.0 must be at least 0",
   ),
   "rank above that of any matrix": (
-    ["--config.sync.method=dilocox", "--config.codec.rank=99999"],
-    "codec.rank=99999 exceeds the rank of every matrix",
+    ["--config.exchange.codec=low_rank(rank=99999)"],
+    "rank=99999 exceeds that of every matrix",
   ),
   "text for an integer": (
-    ["--config.codec.bits=four"],
-    "--config.codec.bits=four must be a whole number, written in digits",
+    ["--config.inner.warmup_steps=four"],
+    "warmup_steps=four must be a whole number, written in digits",
   ),
   "text for a number": (
     ["--config.inner.learning_rate=fast"],
     "--config.inner.learning_rate=fast must be a number",
   ),
   "text for a link's number": (
-    ["--config.codec.name=low_rank(rank=four)+int"],
-    "codec.rank='four' must be of type int",
+    ["--config.exchange.codec=low_rank(rank=four)+int"],
+    "exchange.low_rank: rank='four' must be of type int",
   ),
-  "setting of another codec": (
+  "setting of a codec as a field": (
     ["--config.codec.gain=2"],
-    "(a codec of your own has its settings behind its name)",
+    "(a codec's settings stand behind its name in exchange.codec)",
   ),
   "momentum of AdamW": (
     ["--config.inner.momentum=0.9"],
     "inner.momentum=0.9 would be ignored, as inner.optimizer=adamw",
   ),
   "feedback on float32": (
-    ["--config.exchange.error_feedback"],
-    "exchange.error_feedback=True would be ignored",
+    ["--config.exchange.feedback=1"],
+    "exchange.feedback=1.0 would be ignored",
   ),
   "pipeline of one stage": (
     ["--config.mesh.pipeline=gpipe"],

@@ -26,7 +26,7 @@ SETTINGS = (
   f"--config={CONFIG}",
   *runs.SMALL_FLAGS,
   "--config.total_steps=15",
-  "--config.codec.rank=4",
+  "--config.exchange.codec=low_rank(rank=4)+int(bits=4)",
   "--config.adaptive.mode=off",
   "--config.outer.average_power=3.0",
   "--config.evaluation.interval_steps=0",
@@ -236,7 +236,7 @@ def test_a_launch_knows_the_parts_that_a_file_registers(tmp_path):
   file.write_text("from tests.extensions import ternary\nternary.register()\n")
   flags = (
     f"--config={CONFIG.with_name('diloco.py')}",
-    *(f"--parts={file}", "--config.codec.name=ternary"),
+    *(f"--parts={file}", "--config.exchange.codec=ternary"),
     "--config.mesh.num_replicas=3",
   )
   code, errors = end(start("experiments.launch", "--", *flags))

@@ -94,7 +94,9 @@ def test_it_trains_for_two_steps_at_reduced_width(name, tmp_path):
   config = described(
     name,
     model=NARROW | {"num_kv_heads": 1},
-    codec={"rank": 4} if name.startswith("dilocox") else {},
+    exchange={"codec": "low_rank(rank=4)+int"}
+    if name.startswith("dilocox")
+    else {},
     data={"source": "synthetic", "glob": "", "batch_size": 4}
     | {"sequence_length": 16},
     mesh={"num_replicas": 2} | FEWER_DEVICES.get(name, {}),

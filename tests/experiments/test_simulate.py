@@ -38,7 +38,7 @@ def test_the_first_lines_say_what_a_run_is_worth(tmp_path):
     "--config=experiments/configs/dilocox.py",
     "--cluster=dilocox_107b",
     "--config.model.preset=qwen_107b",
-    "--config.codec.rank=2048",
+    "--config.exchange.codec=low_rank(rank=2048)+int(bits=4)",
     "--config.sync.sync_interval=125",
     "--config.data.sequence_length=2048",
     "--config.total_steps=1000",
@@ -217,7 +217,7 @@ def test_a_directory_without_a_run_is_refused(tmp_path):
 
 
 ADAPTS = {
-  "codec": {"name": "low_rank+int", "rank": 2},
+  "exchange": {"codec": "low_rank(rank=2)+int"},
   "adaptive": {"mode": "rank"},
 }
 

@@ -4,8 +4,6 @@ import csv
 import importlib
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -75,18 +73,6 @@ def test_what_cannot_be_reached_is_no_number():
   endless = Prediction("bandwidth", float("inf"), "Mbit/s", Fit.NONE)
   assert _data(endless)["predicted"] is None
   assert _data(endless).keys() == _data(beside(FIGURE, 1, Fit.NONE)).keys()
-
-
-def test_tables_are_made_without_jax():
-  code = (
-    "import importlib, sys\n"
-    "from experiments.speedup_tables import PAPERS\n"
-    "for name in PAPERS:\n"
-    "  importlib.import_module('experiments.tables.' + name)\n"
-    "sys.exit('jax' in sys.modules)"
-  )
-  done = subprocess.run([sys.executable, "-c", code], cwd=PUBLISHED.parents[1])
-  assert done.returncode == 0
 
 
 def test_every_cell_of_the_streaming_table_has_a_row():
@@ -160,7 +146,8 @@ def test_a_paper_without_tables_is_refused(tmp_path):
 def test_the_terminal_shows_a_summary(tmp_path):
   done = run(f"--workdir={tmp_path}")
   assert done.returncode == 0, done.stderr
-  lines = done.stdout.splitlines()
+  # The path of the report is as long as its folder's.
+  lines = done.stdout.replace(str(tmp_path), "").splitlines()
   assert len(lines) <= 15 and max(map(len, lines)) <= 80
   (ratio,) = [line for line in lines if "107B speed-up" in line]
   assert ratio.split()[-5:] == ["357", "396", "+10.9%", "by", "others"]

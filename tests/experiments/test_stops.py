@@ -148,13 +148,10 @@ def test_a_loss_that_is_not_finite_before_the_first_save_claims_no_checkpoint(
     ),
   ],
 )
-def test_missing_files_are_found_before_jax_is_loaded(
+def test_missing_files_are_found_before_the_run_begins(
   arguments, hint, tmp_path
 ):
-  (tmp_path / "jax.py").write_text("raise RuntimeError('jax was loaded')\n")
-  done = train(
-    *arguments, f"--workdir={tmp_path / 'run'}", path=f"{tmp_path}:{ROOT}"
-  )
+  done = train(*arguments, f"--workdir={tmp_path / 'run'}")
   assert hint in error_of(done, 2)
   assert not (tmp_path / "run").exists()
 

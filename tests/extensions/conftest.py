@@ -1,12 +1,12 @@
 import pytest
 
+from dilocox_jax.aggregators.kinds import EXCHANGES
+from dilocox_jax.codecs.named import CODECS
 from dilocox_jax.config.recipes import RECIPES
 from dilocox_jax.data.sources import SOURCES
 from dilocox_jax.optimizers import OPTIMIZERS
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.schedule.methods import METHODS, RULES
-from dilocox_jax.plan.wire.collectives import EXCHANGES
-from dilocox_jax.plan.wire.payload_names import PAYLOADS
 from tests.extensions import (
   gossip,
   growing,
@@ -33,7 +33,7 @@ def _registered(extension, *registries):
   return fixture
 
 
-ternary_registered = _registered(ternary, PAYLOADS)
+ternary_registered = _registered(ternary, CODECS)
 gossip_registered = _registered(gossip, EXCHANGES)
 lookahead_registered = _registered(lookahead, OPTIMIZERS)
 sums_registered = _registered(sums, SOURCES)

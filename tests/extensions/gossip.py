@@ -14,18 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from dilocox_jax.checks import require
-from dilocox_jax.exchange.compressed import Compression
-from dilocox_jax.exchange.feedback import Feedback
-from dilocox_jax.plan.wire.collectives import (
-  Collective,
-  ExchangeKind,
-  register_exchange,
-)
-from dilocox_jax.plan.wire.leaf import Shapes
-from dilocox_jax.plan.wire.payload import Dense, Payload
-from dilocox_jax.pytypes import Aggregator
-from dilocox_jax.trees import all_finite
+import dilocox_jax as dx
 
 PULL = 0.5  # Weight of the difference of the outer parameters.
 
@@ -37,7 +26,8 @@ def pairings(num_replicas: int) -> list[list[tuple[int, int]]]:
   one, so that each meets each.
   """
   last = num_replicas - 1
-  require(last % 2 == 1, f"num_replicas={num_replicas} must be even for gossip")
+  if last % 2 == 0:
+    raise ValueError(f"num_replicas={num_replicas} must be even for gossip")
   rounds = []
   for turn in range(last):
     pairs = [(turn, last)] + [
@@ -48,26 +38,29 @@ def pairings(num_replicas: int) -> list[list[tuple[int, int]]]:
   return rounds
 
 
-def collectives(
-  payload: Payload, shapes: Shapes, num_replicas: int, collective: str
-) -> list[Collective]:
+def collectives(codec, shapes, num_replicas, collective="auto"):
   """Lists what one exchange sends: a pseudo-gradient and parameters in fp32."""
-  require(payload == Dense(), "gossip sends float32: set codec.name=float32")
-  require(collective == "auto", "gossip has no collective: leave it at auto")
+  _check_settings(codec, collective=collective)
   pairings(num_replicas)
   num_values = sum(math.prod(shape) for shape in shapes.values())
-  return [Collective("permute", 2 * 4 * num_values)]
+  return [dx.Collective("permute", 2 * 4 * num_values)]
 
 
 def aggregator(
-  compression: Compression, feedback: Feedback | None
-) -> Aggregator:
+  codec="float32",
+  *,
+  feedback=0.0,
+  keep_unsent=False,
+  collective="auto",
+  axis_name="replica",
+  **others,
+) -> dx.Aggregator:
   """Averages with one other replica, which changes from exchange to exchange.
 
   A pair is not averaged if a value of either is not finite.
   """
-  require(feedback is None, "gossip loses nothing: drop error_feedback")
-  axis_name = compression.axis_name
+  del others  # They are about residuals and codecs.
+  _check_settings(codec, bool(feedback) or keep_unsent, collective)
 
   def init(params):
     del params
@@ -81,7 +74,7 @@ def aggregator(
       [lambda x, to=to: jax.lax.ppermute(x, axis_name, to) for to in rounds],
       own,
     )
-    is_usable = all_finite((own, other))
+    is_usable = jnp.all(jnp.isfinite(own) & jnp.isfinite(other))
     other_values, other_params = unravel(jnp.where(is_usable, other, own))
 
     def gradient(mine, theirs, param, other_param):
@@ -92,9 +85,19 @@ def aggregator(
     return mean, values, state + 1
 
   # The count is the same on all replicas, the result is not.
-  return Aggregator(init, average, axes=None, is_shared=False)
+  return dx.Aggregator(init, average, axes=None, is_shared=False)
+
+
+def _check_settings(codec, makes_up=False, collective="auto") -> None:
+  if codec not in ("float32", dx.named_codec("float32")):
+    raise ValueError("gossip sends float32: set exchange.codec=float32")
+  if makes_up:
+    raise ValueError("gossip loses nothing: drop feedback and keep_unsent")
+  if collective != "auto":
+    raise ValueError("gossip has no collective: leave it at auto")
 
 
 def register() -> None:
   """Makes "gossip" a name for `exchange.kind`."""
-  register_exchange("gossip", ExchangeKind(collectives, aggregator))
+  kind = dx.ExchangeKind(collectives, aggregator)
+  dx.register_exchange("gossip", kind)

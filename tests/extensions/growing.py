@@ -7,13 +7,11 @@ first rounds have H inner steps, and H doubles after every two rounds.
 import dataclasses
 from collections.abc import Iterator
 
-from dilocox_jax.config.recipes import register_recipe
-from dilocox_jax.plan.schedule.methods import Method, register_method
-from dilocox_jax.plan.schedule.sync_schedule import Event, SyncSchedule
+import dilocox_jax as dx
 
 
 @dataclasses.dataclass(frozen=True)
-class GrowingSchedule(SyncSchedule):
+class GrowingSchedule(dx.SyncSchedule):
   """Sends all parameters at once after rounds of H, H, 2 H, 2 H, 4 H ... steps.
 
   With H = 2 the rounds end after the steps 2, 4, 8, 12, 20, 28 and so on.
@@ -25,14 +23,15 @@ class GrowingSchedule(SyncSchedule):
       (index, end - start) for index, start, end in self._rounds() if end > step
     )
 
-  def events(self, start: int, stop: int) -> Iterator[Event]:
-    """Yields a send and its apply after the last step of every round."""
+  def events(self, start: int, stop: int) -> list[dx.Event]:
+    """Returns a send and its apply after the last step of every round."""
+    found = []
     for _, _, end in self._rounds():
       if end > stop:
-        return
+        break
       if end > start:
-        yield Event(end, "apply", 0, end)
-        yield Event(end, "send", 0, end)
+        found += [dx.Event(end, kind, 0, end) for kind in ("apply", "send")]
+    return found
 
   def _rounds(self) -> Iterator[tuple[int, int, int]]:
     """Yields index, steps before and steps after every round, for ever."""
@@ -43,16 +42,16 @@ class GrowingSchedule(SyncSchedule):
       index, start = index + 1, end
 
 
-def growing(sync_interval: int = 4) -> Method:
+def growing(sync_interval: int = 4) -> dx.Method:
   """Averages pseudo-gradients after rounds that grow longer.
 
   Args:
     sync_interval: H of the first two rounds (inner steps).
   """
-  return Method(GrowingSchedule(sync_interval))
+  return dx.Method(GrowingSchedule(sync_interval))
 
 
 def register() -> None:
   """Makes "growing" a name for `sync.method`."""
-  register_method(growing)
-  register_recipe("growing", {"outer.momentum": 0.9})
+  dx.register_method(growing)
+  dx.register_recipe("growing", {"outer.momentum": 0.9})

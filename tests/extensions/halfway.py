@@ -2,11 +2,10 @@
 
 import jax
 
-from dilocox_jax.outer.rules import ApplyRule
-from dilocox_jax.plan.schedule.methods import Method, RuleKind, register_rule
+import dilocox_jax as dx
 
 
-def halfway(method: Method, axis_name: str) -> ApplyRule:
+def halfway(method: dx.Method, axis_name: str) -> dx.ApplyRule:
   """Returns the rule; what is measured and averaged is that of `reset`."""
   del method, axis_name
 
@@ -14,10 +13,12 @@ def halfway(method: Method, axis_name: str) -> ApplyRule:
     del old, own
     return jax.tree.map(lambda w, b: 0.5 * w + 0.5 * b, inner, new)
 
-  return ApplyRule(rejoin=rejoin)
+  return dx.ApplyRule(rejoin=rejoin)
 
 
 def register() -> None:
   """Makes "halfway" a name for `sync.rule`, where tau is less than H."""
-  kind = RuleKind(halfway, lambda interval, tau: tau < interval, "be below {}")
-  register_rule("halfway", kind)
+  kind = dx.RuleKind(
+    halfway, lambda interval, tau: tau < interval, "be below {}"
+  )
+  dx.register_rule("halfway", kind)

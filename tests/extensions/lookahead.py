@@ -6,7 +6,7 @@ on, keeps a momentum, and steps less from exchange to exchange.
 
 import optax
 
-from dilocox_jax.optimizers import register_optimizer
+import dilocox_jax as dx
 
 
 def clipped_momentum(
@@ -29,4 +29,4 @@ def clipped_momentum(
 
 def register() -> None:
   """Makes "clipped_momentum" a name for `outer.optimizer`."""
-  register_optimizer("clipped_momentum", clipped_momentum)
+  dx.register_optimizer("clipped_momentum", clipped_momentum)

@@ -1,39 +1,25 @@
-"""A model outside the package: tokens see the mean of those before them."""
+"""A model outside the package: tokens see the mean of those before them.
+
+Its layers can be divided among pipeline stages.
+"""
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.models.transformer import Model
-from dilocox_jax.plan.choices import Lazy
-from dilocox_jax.plan.model.presets import register_model
-from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
+import dilocox_jax as dx
 
 
-@dataclasses.dataclass(frozen=True)
-class RunningMeanShape(ModelShape):
-  """Sizes of the model; heads and the MLP have no part in it."""
-
-  builder: ClassVar[Lazy] = "tests.extensions.running_mean:build_model"
-
-  def block_shapes(self) -> dict[str, tuple[int, ...]]:
-    """Returns the two matrices of a layer."""
-    square = (self.model_dim, self.model_dim)
-    return {"mean/kernel": square, "own/kernel": square}
-
-
-def build_model(
-  shape: ModelShape, *, dtype: Any = jnp.float32, **layers: Any
-) -> Model:
+def build_model(shape: dx.ModelShape, *, dtype=jnp.float32, **how) -> dx.Model:
   """Builds the model's functions; allocates nothing."""
-  del layers  # Ways to run the layers, such as `unroll`.
+  del how  # Ways to run the layers, such as `unroll`.
 
   def init(key):
     params: dict[str, Any] = {}
-    for path, leaf in parameter_shapes(shape).items():
+    for path, leaf in dx.parameter_shapes(shape).items():
       key, used = jax.random.split(key)
       scale = 1 / math.sqrt(shape.model_dim)
       values = scale * jax.random.normal(used, leaf, jnp.float32)
@@ -48,12 +34,13 @@ def build_model(
   def embed(params, tokens):
     return params["embed"]["embedding"][tokens.reshape(-1)].astype(dtype)
 
-  def block(layer, x, length, multiply=None):
-    assert multiply is None, "this model has no pipeline"
+  # A pipeline splits the gradient of every product that goes through multiply.
+  def block(layer, x, length, multiply=lambda path, x, kernel: x @ kernel):
     rows = x.reshape(-1, length, x.shape[-1])
     count = jnp.arange(1, length + 1, dtype=x.dtype)[None, :, None]
     mean = (jnp.cumsum(rows, axis=1) / count).reshape(x.shape)
-    mixed = mean @ layer["mean"]["kernel"] + x @ layer["own"]["kernel"]
+    mixed = multiply("mean/kernel", mean, layer["mean"]["kernel"])
+    mixed += multiply("own/kernel", x, layer["own"]["kernel"])
     return x + jnp.tanh(mixed)
 
   def logits(params, x):
@@ -66,9 +53,21 @@ def build_model(
     x, _ = jax.lax.scan(layer, embed(params, tokens), params["blocks"])
     return logits(params, x).reshape(*tokens.shape, -1)
 
-  return Model(shape, init, apply, embed, block, logits)
+  return dx.Model(shape, init, apply, embed, block, logits)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningMeanShape(dx.ModelShape):
+  """Sizes of the model; heads and the MLP have no part in it."""
+
+  builder = build_model
+
+  def block_shapes(self) -> dict[str, tuple[int, ...]]:
+    """Returns the two matrices of a layer."""
+    square = (self.model_dim, self.model_dim)
+    return {"mean/kernel": square, "own/kernel": square}
 
 
 def register() -> None:
   """Makes "running_mean" a name for `model.preset`."""
-  register_model("running_mean", RunningMeanShape(2, 16, 2, 24, 256))
+  dx.register_model("running_mean", RunningMeanShape(2, 16, 2, 24, 256))

@@ -1,10 +1,10 @@
 """A data source outside the package: sums of two numbers, as text."""
 
-from dilocox_jax.data.corpus import Corpus, from_files
-from dilocox_jax.data.sources import register_source
+import dilocox_jax as dx
+from dilocox_jax.data.corpus import from_files
 
 
-def sums(*, validation_fraction: float) -> Corpus:
+def sums(*, validation_fraction: float) -> dx.Corpus:
   """Writes one file for each first number, e.g. "3+4=7"."""
   files = {
     f"{a}.txt": "\n".join(f"{a}+{b}={a + b}" for b in range(100)).encode()
@@ -15,4 +15,4 @@ def sums(*, validation_fraction: float) -> Corpus:
 
 def register() -> None:
   """Makes "sums" a name for `data.source`."""
-  register_source("sums", sums)
+  dx.register_source("sums", sums)

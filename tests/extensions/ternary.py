@@ -4,86 +4,75 @@ After `register()` it also stands in chains such as "low_rank+ternary".
 """
 
 import dataclasses
-from typing import ClassVar
+import math
 
 import jax.numpy as jnp
 
-from dilocox_jax.checks import limited
-from dilocox_jax.codecs.base import Encoder, grouped, ungrouped
-from dilocox_jax.plan.wire.leaf import Leaf
-from dilocox_jax.plan.wire.payload import Payload, Wire, group_shape
-from dilocox_jax.plan.wire.payload_names import PayloadKind, register_codec
+import dilocox_jax as dx
 
-CODES_PER_BYTE = 5  # 3^5 = 243 fit into a byte.
-POWERS = tuple(3**place for place in range(CODES_PER_BYTE))
+POWERS = (1, 3, 9, 27, 81)  # Five codes share a byte: 3^5 = 243.
 # The inverse of a larger number could become zero on a device.
 SMALLEST, LARGEST = float(jnp.finfo(jnp.float32).tiny), 2.0**124
 
 
 @dataclasses.dataclass(frozen=True)
-class Ternary(Payload):
-  """Sends -1, 0 or 1 for each value, and a scale for each block.
+class Ternary(dx.Quantiser):
+  """Sends -1, 0 or 1 for each value, and a scale for each row.
 
-  Wire: a byte for 5 values, and 2 bytes a block.
+  Wire: a byte for 5 values, and 2 bytes a row.
+  Source: Li and Liu, 2016, "Ternary weight networks", arXiv 1605.04711.
+  Differs: a scale for each row instead of one for a tensor.
 
   Attributes:
-    block_size: Largest number of values in a block.
+    row_size: Largest number of values in a row.
     threshold: Smallest size that is not sent as zero, as a share of the mean
-      size of the block.
+      size of the row.
   """
 
-  role: ClassVar[str] = "quantiser"
-  block_size: int = limited(128, at_least=1)
-  threshold: float = limited(0.7, at_least=0, at_most=1)
+  row_size: int = dx.limited(128, at_least=1)
+  threshold: float = dx.limited(0.7, at_least=0, at_most=1)
 
-  def own_wires(self, leaf: Leaf) -> tuple[Wire, ...]:
-    """Describes the arrays of codes and scales."""
-    groups, width = group_shape(leaf, "block", self.block_size)
-    return (
-      Wire("codes", (leaf.num_layers, groups, -(-width // CODES_PER_BYTE)), 1),
-      Wire("scales", (leaf.num_layers, groups, 1), 2),
-    )
+  def width(self, shape):
+    """Returns the number of values in a row; zeros fill the last row."""
+    return min(self.row_size, math.prod(shape))
 
-
-def encoder(payload: Ternary, leaf: Leaf) -> Encoder:
-  """Encodes values as their sign, or as zero if they are small.
-
-  Source: Li and Liu, 2016, "Ternary weight networks", arXiv 1605.04711.
-  """
-  groups, width = group_shape(leaf, "block", payload.block_size)
-  num_bytes = -(-width // CODES_PER_BYTE)
-  powers = jnp.asarray(POWERS, jnp.uint8)[:, None]
-
-  def encode(values, key):
+  def code(self, rows, key):
+    """Returns codes [layers, rows, bytes] and scales [layers, rows, 1]."""
     del key
-    blocks = grouped(values, groups, width)
-    largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
+    largest = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
     largest = jnp.minimum(largest, LARGEST)
     is_usable = largest > SMALLEST
-    ratio = jnp.where(is_usable, blocks / jnp.where(is_usable, largest, 1), 0)
+    ratio = jnp.where(is_usable, rows / jnp.where(is_usable, largest, 1), 0)
     size = jnp.abs(ratio)
-    least = payload.threshold * jnp.mean(size, axis=-1, keepdims=True)
+    least = self.threshold * jnp.mean(size, axis=-1, keepdims=True)
     is_sent = (size >= least) & (size > 0)
     count = jnp.sum(is_sent, axis=-1, keepdims=True, dtype=jnp.int32)
     total = jnp.sum(jnp.where(is_sent, size, 0), axis=-1, keepdims=True)
-    scale = total / jnp.maximum(count, 1).astype(jnp.float32) * largest
+    scales = total / jnp.maximum(count, 1).astype(jnp.float32) * largest
     digits = jnp.where(is_sent, jnp.sign(ratio), 0).astype(jnp.int32) + 1
-    missing = num_bytes * CODES_PER_BYTE - width
-    digits = jnp.pad(digits.astype(jnp.uint8), ((0, 0), (0, 0), (0, missing)))
-    rows = digits.reshape(*digits.shape[:-1], CODES_PER_BYTE, num_bytes)
-    codes = jnp.sum(rows * powers[None, None], axis=-2, dtype=jnp.uint8)
-    return codes, scale.astype(jnp.bfloat16)
+    return _packed(digits.astype(jnp.uint8)), scales.astype(jnp.bfloat16)
 
-  def decode(arrays):
+  def values(self, arrays, width):
+    """Reverses `code`."""
     codes, scales = arrays
-    rows = codes[..., None, :] // powers[None, None] % jnp.uint8(3)
-    digits = rows.reshape(*codes.shape[:-1], -1)[..., :width]
-    signs = digits.astype(jnp.float32) - 1
-    return ungrouped(signs * scales.astype(jnp.float32), leaf)
+    digits = codes[..., None, :] // _powers() % jnp.uint8(3)
+    digits = digits.reshape(*codes.shape[:-1], -1)[..., :width]
+    return (digits.astype(jnp.float32) - 1) * scales.astype(jnp.float32)
 
-  return Encoder(encode, decode)
+
+def _packed(digits):
+  """Returns digits 0 to 2 [layers, rows, width], five of them in a byte."""
+  missing = -digits.shape[-1] % len(POWERS)
+  digits = jnp.pad(digits, ((0, 0), (0, 0), (0, missing)))
+  digits = digits.reshape(*digits.shape[:-1], len(POWERS), -1)
+  return jnp.sum(digits * _powers(), axis=-2, dtype=jnp.uint8)
+
+
+def _powers():
+  """Returns 1, 3, 9, 27, 81 along the axis of the five digits of a byte."""
+  return jnp.asarray(POWERS, jnp.uint8)[None, None, :, None]
 
 
 def register() -> None:
-  """Makes "ternary" a name for `codec.name`."""
-  register_codec("ternary", PayloadKind(Ternary, encoder))
+  """Makes "ternary" a name for `exchange.codec`."""
+  dx.register_codec("ternary", Ternary)

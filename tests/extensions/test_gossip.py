@@ -8,13 +8,11 @@ import pytest
 
 from dilocox_jax.config import to_plan
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.exchange.compressed import Compression
 from dilocox_jax.outer.data_parallel import StepPrograms
-from dilocox_jax.plan.wire.payload import Dense
 from tests.contracts import test_bytes
 from tests.extensions import gossip, runs
 
-GOSSIP = gossip.aggregator(Compression(Dense()), None)
+GOSSIP = gossip.aggregator()
 LAYOUTS = ("stacked", "mesh")
 
 pytestmark = pytest.mark.usefixtures("gossip_registered")
@@ -99,6 +97,7 @@ def test_a_run_is_simulated_with_the_bytes_of_one_partner():
   [
     ({"kind": "gosip"}, "exchange.kind='gosip' must be one of mean, gossip"),
     ({"collective": "all_gather"}, "gossip has no collective"),
+    ({"codec": "int"}, "gossip sends float32: set exchange.codec=float32"),
   ],
 )
 def test_what_it_cannot_do_is_refused(changes, message):

@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 import jax
+import numpy as np
 import pytest
 
 from dilocox_jax.config import to_plan
@@ -14,12 +15,14 @@ from dilocox_jax.training import build, run_text
 from dilocox_jax.trees import leaves_by_path
 from tests.extensions import runs, sums
 from tests.extensions.running_mean import RunningMeanShape
+from tests.outer import nano
 
 pytestmark = pytest.mark.usefixtures("sums_registered", "model_registered")
 
 
-def config(**data):
+def config(mesh=None, **data):
   return runs.config(
+    mesh={"num_replicas": 3, **(mesh or {})},
     model={"preset": "running_mean", "model_dim": 32},
     data={"source": "sums", "batch_size": 4, "sequence_length": 16, **data},
     sync={"method": "diloco", "sync_interval": 4},
@@ -40,6 +43,17 @@ def test_a_run_trains_the_model_on_the_text_and_is_simulated():
   assert text.name == "sums" and text.num_files == 100
   runs.assert_it_trains(config(), run_text.streams(config(), text).take(12))
   assert runs.simulated(config()).num_steps == 12
+
+
+def test_its_layers_are_divided_among_stages():
+  stages = {"num_replicas": 2, "layout": "mesh", "num_stages": 2}
+  losses = []
+  for mesh in ({"num_replicas": 2}, stages):
+    of_mesh = config(mesh)
+    text = run_text.streams(of_mesh, run_text.corpus(of_mesh)).take(12)
+    losses.append(nano.train(of_mesh, text)[2].loss)
+  np.testing.assert_allclose(*losses, rtol=1e-5)
+  assert losses[1][:, -1].mean() < losses[1][:, 0].mean() - 0.05
 
 
 def test_a_setting_that_the_source_does_not_read_is_refused():

@@ -67,7 +67,7 @@ def test_a_module_is_trained_in_fragments_with_a_codec_and_read_back(
     num_fragments=3,
     overlap_steps=1,
     fragment_order="sliced",
-    codec={"name": "int", "bits": 4},
+    exchange={"codec": "int(bits=4)"},
   )
   parts = {"model": MODULES[kind], "inner_optimizer": optax.sgd(0.5)}
   run = dx.train(config, tmp_path, data=counting(), **parts)

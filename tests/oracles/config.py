@@ -1,14 +1,15 @@
 """What a config's sections ask for, in plain float64.
 
 Trees are flat dicts of leaves by path, "/" between keys; leaves whose path
-begins with "blocks/" have a layer axis in front. A codec's settings are all
-given: the parts' own defaults are theirs.
+begins with "blocks/" have a layer axis in front.
 """
 
 import math
 
 import numpy as np
 
+from dilocox_jax.codecs.quantize import E3M0, Float, Int
+from dilocox_jax.codecs.sparse import TopK
 from dilocox_jax.reference.exchanges import (
   ErrorFeedback,
   Lossy,
@@ -76,39 +77,57 @@ def outer_optimizer(outer):
   return AdamW(outer.learning_rate)
 
 
-def lossy_mean(exchange, codec, num_replicas):
-  """Averages replicas' values as the exchange and codec sections say.
+def lossy_mean(exchange, num_replicas):
+  """Averages replicas' values as the exchange section says.
 
   All replicas take part, and codecs round to the nearest.
   """
+  codec = exchange.named_codec
   scatters = exchange.collective == "reduce_scatter"
 
+  def width(name, leaf):
+    layer = leaf[0] if name.startswith("blocks/") else leaf
+    return row_width(codec, layer.shape)
+
   def received(name, leaf):
-    if codec.name == "float32":
+    if codec == Float():
       return leaf
     assert exchange.collective in ("all_gather", "reduce_scatter")
+    row = width(name, leaf)
     if scatters:
-      # A chunk a replica; the owner of one rounds its mean once more.
-      sent = lossy(codec, slices_of(leaf, num_replicas))
+      # A slice a replica; the owner of one rounds its mean once more.
+      sent = lossy(codec, slices_of(leaf, num_replicas, row), row)
       return leaf_of_slices(sent, leaf.shape)
     layers = len(leaf) if name.startswith("blocks/") else 1
-    sent = lossy(codec, leaf.reshape(layers, -1), leaf.shape[-1])
-    return sent.reshape(leaf.shape)
+    return lossy(codec, leaf.reshape(layers, -1), row).reshape(leaf.shape)
 
   plain = Lossy(received, rounds_mean=scatters)
-  if scatters and (
-    exchange.keep_unsent
-    or (exchange.error_feedback and exchange.feedback_against == "own")
-  ):
-    plain = Scattered(lambda _, slices: lossy(codec, slices))
-  if not exchange.error_feedback:
+  shares_add_up = exchange.feedback and exchange.against == "own"
+  if scatters and (exchange.keep_unsent or shares_add_up):
+    widths = {}
+
+    def wide(name, leaf):
+      widths[name] = width(name, leaf)
+      return widths[name]
+
+    plain = Scattered(lambda n, slices: lossy(codec, slices, widths[n]), wide)
+  if not exchange.feedback:
     return plain
   return ErrorFeedback(
     plain,
-    exchange.feedback_decay,
-    exchange.feedback_against,
-    STORED[exchange.feedback_dtype],
+    exchange.feedback,
+    exchange.against,
+    STORED[exchange.residual_dtype],
   )
+
+
+def row_width(codec, shape):
+  """Values that are coded together, of a layer of some shape."""
+  size = math.prod(shape)
+  if isinstance(codec, TopK | E3M0) or getattr(codec, "scale", "") == "block":
+    return -(-size // -(-size // codec.block_size))
+  by_row = getattr(codec, "scale", "row") == "row"
+  return (shape[-1] if shape else 1) if by_row else size
 
 
 def in_bytes(residual):
@@ -126,36 +145,33 @@ STORED = {
 }
 
 
-def lossy(codec, layers, row=None):
-  """What is received of [layers, values] under a codec section.
+def lossy(codec, layers, width):
+  """What is received of [layers, values].
 
   Args:
-    codec: The section.
+    codec: The codec.
     layers: The values.
-    row: Values along the last axis, if the scale is a row's.
+    width: Values that are coded together.
   """
-  if codec.name == "top_k":
-
-    def round_group(values):
-      count = max(1, round(codec.top_k_fraction * len(values)))
-      return codecs.largest(values, count)[1]
-
-    return codecs.in_groups(layers, codec.top_k_block_size, round_group)
-  if codec.name == "e3m0":
+  if codec == Float():
+    return layers
+  if isinstance(codec, TopK):
+    count = max(1, round(codec.fraction * width))
     return codecs.in_groups(
-      layers, codec.block_size, lambda x: codecs.powers_of_two(x)[1]
+      layers, width, lambda x: codecs.largest(x, min(count, len(x)))[1]
     )
-  assert codec.name == "int" and codec.rounding == "nearest", codec
-  size = {"block": codec.block_size, "row": row, "tensor": layers.shape[1]}
+  if isinstance(codec, E3M0):
+    return codecs.in_groups(layers, width, lambda x: codecs.powers_of_two(x)[1])
+  assert isinstance(codec, Int) and codec.rounding == "nearest", codec
   rounding = codecs.BY_BITS[codec.bits]
-  return codecs.in_groups(layers, size[codec.scale], lambda x: rounding(x)[1])
+  return codecs.in_groups(layers, width, lambda x: rounding(x)[1])
 
 
 def rounds(config, params, moves):
   """Trains by rounds in which replicas wait: the local steps are given.
 
   Args:
-    config: Sections `outer`, `exchange` and `codec`.
+    config: Sections `outer` and `exchange`.
     params: Where all begin.
     moves: By round, for every replica what its local steps subtract.
 
@@ -170,7 +186,7 @@ def rounds(config, params, moves):
       inner=Sgd(1.0),
       outer=outer_optimizer(config.outer),
       sync_interval=1,
-      exchange=lossy_mean(config.exchange, config.codec, len(moves[0])),
+      exchange=lossy_mean(config.exchange, len(moves[0])),
       keep_unsent=config.exchange.keep_unsent,
       flush=False,
     )

@@ -1,14 +1,11 @@
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.codecs.compose import codec, run_without_exchange
+from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.config.recipes import RECIPES
-from dilocox_jax.plan.wire.leaf import Leaf
-from dilocox_jax.plan.wire.payload_names import named_payload
 from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy
 from dilocox_jax.reference.optimizers import AdamW
+from tests.codecs.alone import gaussian, through
 from tests.oracles.least_squares import arguments, joined
 from tests.oracles.published import PUBLISHED
 from tests.reference.test_methods import (
@@ -60,20 +57,12 @@ def test_replicas_take_steps_of_their_own(name):
 def test_what_is_sent_is_what_the_recipe_sends(name):
   recipe = RECIPES[name]
   exchange = PUBLISHED[name].keywords["exchange"]
-  if recipe.get("exchange.error_feedback"):
+  if "exchange.feedback" in recipe:
     assert isinstance(exchange, ErrorFeedback)
-    assert exchange.decay == recipe.get("exchange.feedback_decay", 1.0)
+    assert exchange.decay == recipe["exchange.feedback"]
     exchange = exchange.exchange
   assert isinstance(exchange, Lossy)
-  values = np.random.default_rng(0).normal(size=[90, 100]).astype(np.float32)
-  settings = {
-    path.removeprefix("codec."): value
-    for path, value in recipe.items()
-    if path.startswith("codec.")
-  }
-  built = codec(named_payload(**settings), Leaf(1, values.shape))
-  found, _, _ = jax.jit(
-    lambda x: run_without_exchange(built, x, (), jax.random.key(0))
-  )(jnp.asarray(values)[None])
-  expected = exchange.codec("blocks/w/0", values.astype(np.float64))
+  values = gaussian((1, 90, 100))
+  found, _ = through(named_codec(recipe["exchange.codec"]), values)
+  expected = exchange.codec("blocks/w/0", values[0])
   np.testing.assert_allclose(found[0], expected, rtol=1e-6)

@@ -32,7 +32,7 @@ def config(
       "inner": {"warmup_steps": 2, **(inner or {})},
       "outer": outer or {},
       "sync": sync,
-      "codec": {"name": "float32"},  # Not the method's own.
+      "exchange": {"codec": "float32"},  # Not the method's own.
       "mesh": {"num_replicas": num_replicas, "layout": layout},
     }
   )

@@ -5,10 +5,8 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.exchange.compressed import Compression
-from dilocox_jax.exchange.feedback import Feedback, compressed_mean
+from dilocox_jax.aggregators.feedback import exchange
 from dilocox_jax.plan.schedule import methods
-from dilocox_jax.plan.wire.payload import Int
 from dilocox_jax.reference import optimizers
 from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy
 from tests.oracles import least_squares
@@ -130,13 +128,13 @@ def test_a_run_may_end_inside_a_round(name, x64):
 ROUNDED = 1e-5
 # (method, decay of the error feedback, keep_unsent)
 LOSSY = [
-  ("diloco", None, True),
+  ("diloco", 0.0, True),
   ("streaming_diloco", 0.9, False),
   ("eager", 0.9, False),
-  ("dilocox_continue", None, True),
+  ("dilocox_continue", 0.0, True),
 ]
 LOSSY_SLOW = [
-  ("diloco", None, False),
+  ("diloco", 0.0, False),
   ("diloco", 0.9, False),
   ("dilocox_reset", 1.0, False),
   ("several_in_flight", 1.0, False),
@@ -151,19 +149,23 @@ def test_lossy_rounds_equal_the_numpy_twin(name, decay, keep_unsent, x64):
   method = CASES[name]
   num_steps = 4 * method.schedule.sync_interval
   problem = make_problem(2, 3, num_steps, 4, 8, 3)
-  exchange = Lossy(in_blocks(BY_BITS[4]))
-  feedback = Feedback(decay) if decay else None
+  lossy = Lossy(in_blocks(BY_BITS[4]))
+  aggregator = exchange(
+    "int(bits=4)",
+    feedback=decay,
+    keep_unsent=keep_unsent,
+    collective="all_gather",
+  )
   programs, state = begin(
     problem,
     method,
     optax.sgd(INNER_RATE),
     nesterov(),
-    aggregator=compressed_mean(Compression(Int(4), "all_gather"), feedback),
-    keep_unsent=keep_unsent,
+    aggregator=aggregator,
   )
   *_, (_, state, _) = walk(programs, state, problem, num_steps)
   changes = {
-    "exchange": ErrorFeedback(exchange, decay) if decay else exchange,
+    "exchange": ErrorFeedback(lossy, decay) if decay else lossy,
     "keep_unsent": keep_unsent,
   }
   twin = oracle(problem, method, num_steps, flush=False, **changes)

@@ -7,33 +7,29 @@ import jax
 import numpy as np
 import pytest
 
-from dilocox_jax.config.sections import CodecConfig, ExchangeConfig
+from dilocox_jax.config.sections import ExchangeConfig
 from dilocox_jax.outer.data_parallel import SharedState
 from tests import runs
-from tests.exchange.problem import close
+from tests.aggregators.problem import close
 from tests.outer import nano
 
 INTERVAL, ROUNDS = 4, 3
-LOW_RANK = CodecConfig("low_rank+int", rank=2, bits=8)
-COCKTAIL = CodecConfig(
-  "random_mask+top_k+int",
-  mask_fraction=0.5,
-  top_k_fraction=0.5,
-  indices="bitmap",
+LOW_RANK = ExchangeConfig("low_rank(rank=2)+int(bits=8)", feedback=1.0)
+COCKTAIL = ExchangeConfig(
+  "random_mask(fraction=0.5)+top_k(fraction=0.5,indices=bitmap)+int",
+  feedback=1.0,
 )
-FEEDBACK = ExchangeConfig(error_feedback=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """A method with its codec, and how far the two layouts may come apart.
+  """A method with its exchange, and how far the two layouts may come apart.
 
   The layouts sum in different orders. With fp16 a last bit may then be another,
   2^-10 of a pseudo-gradient of 0.03. A code may turn into the next, or another
   value be among the largest, which is an error of its own.
   """
 
-  codec: CodecConfig
   exchange: ExchangeConfig
   sync: dict
   same: float
@@ -41,19 +37,17 @@ class Case:
 
 CASES = {
   "open_diloco": Case(
-    CodecConfig("float16"),
-    ExchangeConfig(),
+    ExchangeConfig("float16"),
     {"sync_interval": INTERVAL},
     5e-5,
   ),
   "streaming_diloco": Case(
-    CodecConfig("e3m0"),
-    ExchangeConfig(),
+    ExchangeConfig("e3m0"),
     {"sync_interval": INTERVAL, "num_fragments": 2, "overlap_steps": 1},
     1e-3,
   ),
-  "dilocox": Case(LOW_RANK, FEEDBACK, {"sync_interval": INTERVAL}, 1e-3),
-  "cocktail_sgd": Case(COCKTAIL, FEEDBACK, {}, 1e-3),
+  "dilocox": Case(LOW_RANK, {"sync_interval": INTERVAL}, 1e-3),
+  "cocktail_sgd": Case(COCKTAIL, {}, 1e-3),
 }
 # Rounds of many leaves compile for long; one kind of each is quick enough.
 BY_TIME = [
@@ -74,7 +68,7 @@ def trained(name, layout):
     inner={"learning_rate": 1e-2},
     **case.sync,
   )
-  config = dataclasses.replace(config, codec=case.codec, exchange=case.exchange)
+  config = dataclasses.replace(config, exchange=case.exchange)
   _, state, metrics = nano.train(config)
   return state, metrics
 
@@ -129,7 +123,7 @@ def test_replicas_on_a_mesh_keep_one_codec_state_and_residuals_of_their_own(
   for leaf in jax.tree.leaves(state.codec):
     first, second = [np.asarray(x.data) for x in leaf.addressable_shards]
     assert first.tobytes() == second.tobytes()
-  if CASES[name].exchange.error_feedback:
+  if CASES[name].exchange.feedback:
     for leaf in jax.tree.leaves(state.residual):
       assert leaf.shape[0] == 2
       assert (leaf[0] != leaf[1]).any()
@@ -138,13 +132,15 @@ def test_replicas_on_a_mesh_keep_one_codec_state_and_residuals_of_their_own(
 
 
 @pytest.mark.parametrize(
-  ("method", "codec", "dtype"),
+  ("method", "exchange", "dtype"),
   [
     pytest.param("dilocox", LOW_RANK, "int8", marks=pytest.mark.slow),
     pytest.param("cocktail_sgd", COCKTAIL, "bfloat16", marks=pytest.mark.slow),
   ],
 )
-def test_a_killed_run_goes_on_with_what_it_owes(method, codec, dtype, tmp_path):
+def test_a_killed_run_goes_on_with_what_it_owes(
+  method, exchange, dtype, tmp_path
+):
   sync = (
     {}
     if method == "dilocox"
@@ -152,8 +148,7 @@ def test_a_killed_run_goes_on_with_what_it_owes(method, codec, dtype, tmp_path):
   )
   config = dataclasses.replace(
     runs.settings(total_steps=12, method=method, **sync),
-    codec=codec,
-    exchange=ExchangeConfig(error_feedback=True, feedback_dtype=dtype),
+    exchange=dataclasses.replace(exchange, residual_dtype=dtype),
   )
   runs.train(config, tmp_path / "whole")
   runs.train(config, tmp_path / "killed", until=9)

@@ -93,7 +93,7 @@ def test_a_codec_of_two_messages_has_the_same_bits_too(num_stages):
     rule="continue",
     sync_interval=4,
   ).to_mapping()
-  plain["codec"] |= {"name": "low_rank+int", "rank": 2, "bits": 4}
+  plain["exchange"] |= {"codec": "low_rank(rank=2)+int(bits=4)"}
   plain["mesh"] |= {"num_stages": num_stages}
   results = {}
   for dispatch in ("round", "thread"):

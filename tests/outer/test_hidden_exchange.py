@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from dilocox_jax.outer.hidden_exchange import exchange_behind_steps
-from dilocox_jax.plan.wire.collectives import PARTS
+from dilocox_jax.plan.collective import PARTS
 
 
 class Progress(NamedTuple):

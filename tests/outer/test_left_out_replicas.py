@@ -9,13 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.exchange.compressed import Compression
-from dilocox_jax.exchange.feedback import Feedback, compressed_mean
-from dilocox_jax.exchange.mean import mean_of_finite_replicas
+from dilocox_jax.aggregators.feedback import exchange
 from dilocox_jax.plan.schedule import methods
-from dilocox_jax.plan.wire.chain import Chain
-from dilocox_jax.plan.wire.payload import Int
-from dilocox_jax.plan.wire.reduction import LowRank, RandomMask
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import batches_of, begin, nesterov
 
@@ -33,12 +28,10 @@ METHODS = {
   "eager": methods.eager(INTERVAL),
 }
 AGGREGATORS = {
-  "mean": mean_of_finite_replicas,
-  "int4, feedback": lambda: compressed_mean(Compression(Int(4)), Feedback()),
-  "mask, int8": lambda: compressed_mean(
-    Compression(Chain((RandomMask(0.5), Int(8))))
-  ),
-  "rank 1": lambda: compressed_mean(Compression(LowRank(1))),
+  "mean": exchange(),
+  "int4, feedback": exchange("int(bits=4)", feedback=1.0),
+  "mask, int8": exchange("random_mask(fraction=0.5)+int(bits=8)"),
+  "rank 1": exchange("low_rank(rank=1)"),
 }
 
 
@@ -52,7 +45,7 @@ def exchanges_of(method, aggregator, bad_step):
   targets[BAD, bad_step - 1] = np.nan
   problem = params, inputs, targets
   programs, state = begin(
-    problem, method, SGD, nesterov(), aggregator=AGGREGATORS[aggregator]()
+    problem, method, SGD, nesterov(), aggregator=AGGREGATORS[aggregator]
   )
   schedule = method.schedule
   state, _, drifts = programs.run(state, batches_of(problem, 0, STEPS))

@@ -7,8 +7,8 @@ import numpy as np
 import optax
 import pytest
 
+from dilocox_jax.aggregators.mean import mean_of_finite_replicas
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.exchange.mean import mean_of_finite_replicas
 from dilocox_jax.optimizers import standard_promotion
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.plan.schedule import methods
@@ -50,11 +50,11 @@ def lossy():
 
 
 def step_of(rule, optimizer=None, aggregator=None, keep_unsent=False):
+  aggregator = aggregator or mean_of_finite_replicas()
   return OuterStep(
     RULES[rule],
     standard_promotion(optimizer or nesterov()),
-    aggregator or mean_of_finite_replicas(),
-    keep_unsent,
+    aggregator._replace(keep_unsent=keep_unsent),
   )
 
 
@@ -87,7 +87,7 @@ def synced(outer, state, inner, later=0.0):
     result, kept = outer.exchange(state, own)
     inner = jax.tree.map(lambda x: x + later, inner)
     state = state._replace(exchange=kept)
-    return outer.apply(state, inner, result, own)[:2]
+    return outer.apply(state, inner, result, own)
 
   count = len(jax.tree.leaves(inner)[0])
   axes: FragmentState = outer.axes

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 
+from dilocox_jax.aggregators.mean import mean_of_finite_replicas
 from dilocox_jax.distributed import host_memory
-from dilocox_jax.exchange.mean import mean_of_finite_replicas
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.pytypes import Aggregator
 from tests.oracles.least_squares import make_problem

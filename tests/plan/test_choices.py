@@ -1,7 +1,5 @@
 import inspect
 import json
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import optax
@@ -45,19 +43,6 @@ def test_an_optimizer_has_the_options_that_a_config_may_set_and_no_other(name):
     option for option in options if option in has or f"adam_{option}" in has
   }
   assert set(OPTIMIZER_OPTIONS[name]) == expected
-
-
-def test_a_config_is_checked_without_jax():
-  code = (
-    "import json, sys, dilocox_jax.config as c; c.RunConfig();"
-    "print(json.dumps(sorted(sys.modules)))"
-  )
-  done = subprocess.run(
-    [sys.executable, "-c", code], capture_output=True, text=True, check=True
-  )
-  loaded = set(json.loads(done.stdout))
-  assert "dilocox_jax.config" in loaded
-  assert not loaded & {"jax", "jaxlib", "optax", "flax"}
 
 
 def test_a_registry_refuses_a_name_that_is_taken_or_is_none():

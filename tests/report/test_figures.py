@@ -148,7 +148,8 @@ def test_ranks_and_rounds_are_drawn_and_said(
   first, last, cap, words, write_run, tmp_path
 ):
   run = load_run(write_run(tmp_path))
-  run = dataclasses.replace(run, config={"codec": {"rank": cap}})
+  codec = f"low_rank(rank={cap})+int"
+  run = dataclasses.replace(run, config={"exchange": {"codec": codec}})
   values = np.linspace(first, last, 20).tolist()
   figure = figures.rank_figure(with_ranks(run, values))
   assert figure and words in figure.get_suptitle()

@@ -4,14 +4,13 @@ from typing import Any
 
 import numpy as np
 
+from dilocox_jax.aggregators.traffic import Traffic
+from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.membership import Membership
 from dilocox_jax.plan.schedule.methods import named_method
 from dilocox_jax.plan.schedule.run_plan import RunPlan
-from dilocox_jax.plan.wire.chain import Chain
-from dilocox_jax.plan.wire.payload import Dense, Int
-from dilocox_jax.plan.wire.reduction import LowRank
-from dilocox_jax.plan.wire.traffic import Traffic
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.outcome import Work
@@ -26,12 +25,12 @@ SHAPES = {
   "blocks/mlp/up/kernel": (6, 96, 200),
   "head/kernel": (96, 256),
 }
-PAYLOADS = {
-  "fp32": Dense(),
+CODECS = {
+  "fp32": Float(),
   "int4": Int(4),
   "int8": Int(8),
-  "rank 2": Chain((LowRank(2), Int(4))),
-  "rank 16": Chain((LowRank(16), Int(4))),
+  "rank 2": LowRank(2, then=Int(4)),
+  "rank 16": LowRank(16, then=Int(4)),
 }
 
 
@@ -46,7 +45,7 @@ def cluster(num_replicas=2, jitter=None, **changes):
   return Cluster("test", sites, jitter=jitter or Jitter())
 
 
-def script(method="diloco", num_replicas=2, payload="fp32", **settings):
+def script(method="diloco", num_replicas=2, codec="fp32", **settings):
   """A script and the plan that goes with it."""
   plan_settings: dict[str, Any] = {"total_steps": 40} | {
     key: settings.pop(key)
@@ -60,7 +59,7 @@ def script(method="diloco", num_replicas=2, payload="fp32", **settings):
     6,
     chosen.fragment_order,
   )
-  traffic = Traffic(chosen, fragments, SHAPES, num_replicas, PAYLOADS[payload])
+  traffic = Traffic(chosen, fragments, SHAPES, num_replicas, CODECS[codec])
   if members is not None:
     members = Membership(chosen.schedule, num_replicas, **members)
   plan = RunPlan(chosen, membership=members, **plan_settings)

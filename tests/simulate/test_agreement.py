@@ -77,7 +77,7 @@ def assert_agree(by_formula, by_events, tolerance=1e-9):
 @given(
   method=st.sampled_from(METHODS),
   num_replicas=st.integers(1, 6),
-  payload=st.sampled_from(sorted(small.PAYLOADS)),
+  codec=st.sampled_from(sorted(small.CODECS)),
   bps=st.floats(1e6, 1e11),
   rtt_s=st.floats(0, 0.3),
   loss=st.sampled_from([0.0, 1e-4]),
@@ -86,14 +86,14 @@ def assert_agree(by_formula, by_events, tolerance=1e-9):
   transport=st.sampled_from([small.PLAIN, NCCL, GLOO]),
 )
 def test_formulas_and_events_agree_on_every_homogeneous_case(
-  method, num_replicas, payload, bps, rtt_s, loss, step_s, codec_s, transport
+  method, num_replicas, codec, bps, rtt_s, loss, step_s, codec_s, transport
 ):
   name, changes = method
   # A copy leaves replicas out of step, and codecs of few bits scatter.
   is_copied = "membership" in changes or changes.get("warm_start") == "single"
-  payload = "fp32" if is_copied else payload
+  codec = "fp32" if is_copied else codec
   one = small.cluster(num_replicas, bps=bps, rtt_s=rtt_s, loss=loss)
-  script, plan = small.script(name, num_replicas, payload, **changes)
+  script, plan = small.script(name, num_replicas, codec, **changes)
   work = small.work(one, step_s, codec_s)
   by_formula, by_events = both(one, script, plan, work, transport)
   assert_agree(by_formula, by_events)
@@ -121,19 +121,17 @@ def test_they_agree_on_uneven_replicas_whose_links_nobody_shares(
 @settings(max_examples=30, deadline=None)
 @given(
   rates_bps=st.lists(st.floats(1e7, 1e8), min_size=3, max_size=6),
-  payload=st.sampled_from(["int4", "int8", "rank 2"]),
+  codec=st.sampled_from(["int4", "int8", "rank 2"]),
 )
 def test_an_all_to_all_over_uneven_links_takes_no_less_than_the_formula(
-  rates_bps, payload
+  rates_bps, codec
 ):
   one = small.cluster(len(rates_bps))
   sites = tuple(
     dataclasses.replace(site, link=small.link(bps))
     for site, bps in zip(one.sites, rates_bps, strict=True)
   )
-  script, plan = small.script(
-    "diloco", len(rates_bps), payload, sync_interval=10
-  )
+  script, plan = small.script("diloco", len(rates_bps), codec, sync_interval=10)
   one = dataclasses.replace(one, sites=sites)
   by_formula, by_events = both(one, script, plan, small.work(one))
   ratio = by_events.total_s / by_formula.total_s

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.link_costs import LinkCosts

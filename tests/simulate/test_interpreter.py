@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.analytic import AnalyticClock, run_time
 from dilocox_jax.simulate.interpreter import Interpreter
 from dilocox_jax.simulate.link_costs import LinkCosts, message_steps

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.link_costs import LinkCosts, message_steps
 from dilocox_jax.simulate.sites import Link
 from dilocox_jax.simulate.transfer import GLOO, NCCL

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.script import Launch
 from dilocox_jax.simulate.sites import SiteOutage

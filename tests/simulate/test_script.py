@@ -5,9 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dilocox_jax.plan.wire.chain import Chain
-from dilocox_jax.plan.wire.payload import Int
-from dilocox_jax.plan.wire.reduction import LowRank
+from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.script import Compute, Join, Launch, Wait
 from tests.simulate import small
@@ -206,8 +205,8 @@ def test_a_slow_replica_takes_all_its_steps_behind_several_messages():
   script, plan = small.script(
     "dilocox", 3, sync_interval=3, total_steps=12, membership=members
   )
-  payload = Chain((LowRank(2, power_iterations=2), Int(4)))
-  traffic = dataclasses.replace(script.traffic, payload=payload)
+  codec = LowRank(2, power_iterations=2, then=Int(4))
+  traffic = dataclasses.replace(script.traffic, codec=codec)
   script = dataclasses.replace(script, traffic=traffic)
   steps = [op for op in script.ops(plan) if isinstance(op, Compute)]
   taken = np.sum([op.taken for op in steps if op.taken], axis=0)

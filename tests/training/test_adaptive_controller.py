@@ -21,7 +21,7 @@ def config(method="dilocox", mode="rank_and_interval"):
       "model": {"preset": "nano", "model_dim": 32, "ff_dim": 48},
       "inner": {"warmup_steps": 5},
       "sync": {"method": method, "sync_interval": INTERVAL},
-      "codec": {"name": "low_rank+int", "rank": RANK},
+      "exchange": {"codec": f"low_rank(rank={RANK})+int"},
       "adaptive": {"mode": mode}
       | ({"window_rounds": WINDOW} if mode != "off" else {}),
     }

@@ -51,10 +51,6 @@ _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
     ),
   ),
   (r"(^|/)blocks/.*/(scale|bias)$", ((_STAGE, _WHOLE),)),
-  (
-    r"(^|/)blocks/.*/gram$",
-    ((_STAGE, _WHOLE, _WHOLE), (_WHOLE, _ALL, _WHOLE)),
-  ),
   # Of a table with a row or a column for every token, data shards divide the
   # tokens if they can (`Division.divided_tables`).
   (
@@ -86,10 +82,6 @@ _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
   (
     r"(^|/)(embed/(embedding|positions)|head/kernel)/right$",
     ((_WHOLE, _ALL, _WHOLE), (_WHOLE, _DATA, _WHOLE)),
-  ),
-  (
-    r"(^|/)(embed/(embedding|positions)|head/kernel)/gram$",
-    ((_WHOLE, _ALL, _WHOLE),),
   ),
   (r"(^|/)final_norm/(scale|bias)$", ()),
   # These are codes and scales of an 8-bit residual, [layers, blocks, values].

@@ -22,6 +22,7 @@ from dilocox_jax.checks import one_of
 
 BLOCKS = "blocks"  # Top-level key of the stacked leaves.
 ORDERS = ("sequential", "strided", "sliced", "interleaved")
+Shapes = Mapping[str, tuple[int, ...]]  # Of leaves by path.
 SLICED = ORDERS[2:]  # Orders in which fragments have rows of every leaf.
 
 
@@ -157,3 +158,15 @@ def is_stacked(path: str) -> bool:
   """
   first, _, rest = path.partition("/")
   return first == BLOCKS and not rest.split("/", 1)[0].isdigit()
+
+
+def stacked_shape(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+  """Returns the shape of a leaf with a layer axis, [num_layers, ...].
+
+  Codecs compress each layer by itself. A leaf that is not stacked has one.
+
+  Args:
+    path: Keys of the leaf, joined by "/".
+    shape: Shape of the leaf.
+  """
+  return tuple(shape) if shape and is_stacked(path) else (1, *shape)

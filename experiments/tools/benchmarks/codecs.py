@@ -5,28 +5,25 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.codecs.base import Encoder
-from dilocox_jax.codecs.compose import codec, encoder, run_without_exchange
-from dilocox_jax.plan.wire.chain import Chain, Encoding
-from dilocox_jax.plan.wire.leaf import Leaf
-from dilocox_jax.plan.wire.payload import Int
-from dilocox_jax.plan.wire.reduction import LowRank
+from dilocox_jax.codecs.base import Encoder, Reduced
+from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.pytypes import Array, Tree
 from experiments.tools.benchmarks.ratios import Ratio, TimedProgram
 
-_VALUES = Leaf(16, (1024, 4096))  # 256 MiB of fp32.
-_MATRICES = Leaf(4, (1024, 4096))
+_VALUES = 16, 1024, 4096  # 256 MiB of fp32.
+_MATRICES = 4, 1024, 4096
 _RANK = 32
 
 
-def _drawn(leaf: Leaf) -> Array:
-  return jax.random.normal(jax.random.key(0), leaf.stacked_shape, jnp.float32)
+def _drawn(shape: tuple[int, ...]) -> Array:
+  return jax.random.normal(jax.random.key(0), shape, jnp.float32)
 
 
-def _coded(coder: Encoder, values: Array) -> TimedProgram:
+def _coded(encoder: Encoder, values: Array) -> TimedProgram:
   """Encodes, then decodes; two programs, as on two machines."""
-  encode = jax.jit(lambda x: coder.encode(x, jax.random.key(0)))
-  decode = jax.jit(coder.decode)
+  encode = jax.jit(lambda x: encoder.encode([x], jax.random.key(0)))
+  decode = jax.jit(lambda arrays: encoder.decode(arrays, [values.shape]))
   return lambda: jax.block_until_ready(decode(encode(values)))
 
 
@@ -36,19 +33,24 @@ def _timed(function: Callable[[Array], Tree], values: Array) -> TimedProgram:
 
 
 def _factorised(values: Array) -> TimedProgram:
-  built = codec(Chain((LowRank(_RANK), Int(4))), _MATRICES)
-  state = built.init(jax.random.key(0))
+  codec, key = LowRank(_RANK, then=Int(4)), jax.random.key(0)
+  state = codec.init([values.shape], key)
 
-  def encode(values: Array):
-    _, _, sent = run_without_exchange(built, values, state, jax.random.key(0))
-    return sent
+  def encode(values: Array) -> Tree:
+    """Encodes the left factor, decodes it, and encodes the right one."""
+    run = codec.run([values], state, key)
+    left = next(run)
+    sent = codec.then.encode(left, key)
+    decoded = codec.then.decode(sent, [leaf.shape for leaf in left])
+    right = run.send(Reduced(decoded, decoded))
+    return sent, codec.then.encode(right, key)
 
   return _timed(encode, values)
 
 
 def _multiplied(values: Array) -> TimedProgram:
   """The two products that a low-rank encoding cannot do without."""
-  shape = (_MATRICES.num_layers, _MATRICES.shape[1], _RANK)
+  shape = (_MATRICES[0], _MATRICES[2], _RANK)
   factor = jax.random.normal(jax.random.key(1), shape, jnp.float32)
 
   def products(values: Array):
@@ -60,11 +62,10 @@ def _multiplied(values: Array) -> TimedProgram:
 
 def codec_ratios() -> list[Ratio]:
   """Returns what is compared. Bounds are goals, set beforehand."""
-  int4 = encoder(Encoding((Int(4),)), _VALUES)
   values, matrices = _drawn(_VALUES), _drawn(_MATRICES)
   int4_name = "int4_encode_and_decode_over_copy"
   rank_name = "low_rank_encode_over_its_products"
-  coded, copied = _coded(int4, values), _timed(jnp.copy, values)
+  coded, copied = _coded(Int(4), values), _timed(jnp.copy, values)
   encoded, products = _factorised(matrices), _multiplied(matrices)
   return [
     Ratio(int4_name, coded, copied, bound=2.5),

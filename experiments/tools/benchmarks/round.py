@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from dilocox_jax.config import RunConfig
-from dilocox_jax.config.sections import CodecConfig, MeshConfig, SyncConfig
+from dilocox_jax.config.sections import ExchangeConfig, MeshConfig, SyncConfig
 from dilocox_jax.training import build
 from experiments.tools.benchmarks import inner
 from experiments.tools.benchmarks.ratios import Ratio, TimedProgram
@@ -17,7 +17,7 @@ def _config(num_replicas: int) -> RunConfig:
   return RunConfig(
     mesh=MeshConfig(num_replicas=num_replicas),
     sync=SyncConfig(method="dilocox", sync_interval=SYNC_INTERVAL),
-    codec=CodecConfig("float32"),  # Only the delay is timed.
+    exchange=ExchangeConfig("float32"),  # Only the delay is timed.
   )
 
 

@@ -37,7 +37,7 @@ SETTINGS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
   ("open_diloco", 20, ()),
   ("streaming_diloco", 20, ("sync.num_fragments=4", "sync.overlap_steps=10")),
   ("cocktail_sgd", 10, ()),
-  ("dilocox", 20, ("codec.rank=32",)),
+  ("dilocox", 20, ("exchange.codec=low_rank(rank=32)+int(bits=4)",)),
   ("overlap_loco", 20, ("sync.num_fragments=4",)),
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.cluster_file import cluster_from_mapping

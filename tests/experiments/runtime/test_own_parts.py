@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dilocox_jax.plan.wire.payload_names import PAYLOADS
+from dilocox_jax.codecs.named import CODECS
 from experiments.runtime.command_line import UsageError
 from experiments.runtime.own_parts import register_parts
 from tests import runs
@@ -17,10 +17,10 @@ REGISTERS = "from tests.extensions import ternary\nternary.register()\n"
 def file_fixture(tmp_path):
   file = tmp_path / "mine.py"
   file.write_text(REGISTERS)
-  own = dict(PAYLOADS)
+  own = dict(CODECS)
   yield file
-  PAYLOADS.clear()
-  PAYLOADS.update(own)
+  CODECS.clear()
+  CODECS.update(own)
 
 
 def command(name, *flags):
@@ -33,9 +33,9 @@ def command(name, *flags):
 
 
 def test_parts_are_known_after_their_file_was_run(file):
-  assert "ternary" not in PAYLOADS
+  assert "ternary" not in CODECS
   register_parts([str(file)])
-  assert "ternary" in PAYLOADS
+  assert "ternary" in CODECS
   with pytest.raises(UsageError, match="'ternary' is registered already"):
     register_parts([str(file)])
 
@@ -43,7 +43,7 @@ def test_parts_are_known_after_their_file_was_run(file):
 def test_a_file_may_have_any_suffix_as_a_config_file_may(file):
   other = file.rename(file.with_suffix(".cfg"))
   register_parts([str(other)])
-  assert "ternary" in PAYLOADS
+  assert "ternary" in CODECS
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,9 @@ def test_the_programs_that_read_a_run_know_its_parts(file, tmp_path):
   register_parts([str(file)])
   run, out = tmp_path / "run", f"--workdir={tmp_path / 'out'}"
   runs.train(
-    runs.settings(codec={"name": "ternary"}, total_steps=6, method="diloco"),
+    runs.settings(
+      exchange={"codec": "ternary"}, total_steps=6, method="diloco"
+    ),
     run,
   )
   for name, flags in (
@@ -86,7 +88,7 @@ def test_the_programs_that_read_a_run_know_its_parts(file, tmp_path):
     flags = (f"--run={run}", *flags)
     done = command(name, *flags)
     assert done.returncode == 2, done.stdout
-    assert "codec.name='ternary' must be one of" in done.stderr
+    assert "exchange.codec='ternary' must be one of" in done.stderr
     done = command(name, *flags, f"--parts={file}")
     if name == "sample":  # The synthetic text has no words.
       assert "the text has no tokenizer" in done.stderr

@@ -153,7 +153,7 @@ def test_runs_are_listed_without_jax():
 def config(method, **sync):
   return from_mapping(
     {"total_steps": 60, "inner": {"warmup_steps": 2}}
-    | {"sync": {"method": method, **sync}, "codec": {"name": "float32"}}
+    | {"sync": {"method": method, **sync}, "exchange": {"codec": "float32"}}
   )
 
 

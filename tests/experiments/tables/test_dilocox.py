@@ -88,7 +88,8 @@ def test_an_allreduce_step_is_compute_and_all_bytes_in_turn():
 def test_half_the_bytes_among_ten_clusters_cost_nine_tenths():
   pace = runs(setting=dilocox.PICKED[0]).allreduce()
   sent_s = 8 * 2 * NUM_PARAMETERS * 2 * 9 / 10 / 1e9
-  assert pace.exchange_s == pytest.approx(sent_s, rel=1e-6)
+  # The tenth of a leaf has whole rows, so up to nine rows of zeros are sent.
+  assert 1 <= pace.exchange_s / sent_s < 1 + 2e-5
 
 
 def test_factors_of_rank_2048_are_counted_by_hand():

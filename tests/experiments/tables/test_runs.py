@@ -16,9 +16,12 @@ def rounds(name="diloco", sync=None, *counts):
 
 
 def test_a_config_is_the_file_with_the_fields_changed():
-  config = config_of("dilocox", codec={"rank": 7}, mesh={"num_replicas": 5})
-  assert config.sync.method == "dilocox" and config.codec.bits == 4
-  assert config.codec.rank == 7 and config.mesh.num_replicas == 5
+  config = config_of(
+    "dilocox", exchange={"codec": "low_rank"}, mesh={"num_replicas": 5}
+  )
+  assert config.sync.method == "dilocox"
+  assert config.exchange.codec == "low_rank"
+  assert config.exchange.feedback == 1 and config.mesh.num_replicas == 5
 
 
 def test_a_round_that_waits_is_steps_codec_and_exchange():

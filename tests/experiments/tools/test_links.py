@@ -16,7 +16,7 @@ import pytest
 
 from dilocox_jax.config import from_mapping, to_plan
 from dilocox_jax.metrics import Timing
-from dilocox_jax.plan.wire.collectives import Collective
+from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.transfer import GLOO
 from experiments.runtime import command_line
 from experiments.runtime.cluster_links import cluster_links

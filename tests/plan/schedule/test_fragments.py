@@ -5,7 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox_jax.plan.schedule.fragments import ORDERS, Fragments
+from dilocox_jax.plan.schedule.fragments import (
+  ORDERS,
+  Fragments,
+  stacked_shape,
+)
 
 SHAPES = {
   "embed/embedding": (7, 3),
@@ -74,6 +78,14 @@ def test_fragments_have_the_shapes_of_their_leaves_and_layers():
   }
   # One layer shorter, and padded.
   assert fragments.shapes(2, SHAPES) == fragments.shapes(1, SHAPES)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 7)])
+def test_a_leaf_has_its_layers_in_front_whether_it_is_stacked_or_not(shape):
+  assert stacked_shape("blocks/w", (4, *shape)) == (4, *shape)
+  for alone in ("embed", "head/blocks", "blocks/0/w", "blocks/12"):
+    assert stacked_shape(alone, shape) == (1, *shape)
+  assert stacked_shape("blocks/scale", ()) == (1,)
 
 
 def test_one_fragment_is_the_whole_tree():

@@ -1,0 +1,202 @@
+"""The collective that carries a message, and what an exchange sends.
+
+The network may add up fp32 values. Codes cannot be added. Either all replicas
+gather all codes, or each replica decodes and adds up one slice and encodes the
+mean of the slice once more. The second rounds twice, but its bytes hardly grow
+with the number of replicas (`plan.collective`). Selected values have different
+places on different replicas and are always gathered.
+
+Bytes are those of the arrays that the codec's own `encode` returns, which JAX
+derives from shapes without computing a value (`jax.eval_shape`).
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from dilocox_jax.checks import one_of, require
+from dilocox_jax.codecs import base
+from dilocox_jax.codecs.base import Codec, Encoder, Quantiser, Shape
+from dilocox_jax.codecs.quantize import Float
+from dilocox_jax.plan.collective import COLLECTIVES, Collective
+from dilocox_jax.plan.schedule.fragments import Shapes, stacked_shape
+from dilocox_jax.pytypes import Array
+
+# Replicas that a sum of 16-bit values can count: bfloat16 has no 257.
+MOST_IN_16_BITS = 256
+# Bytes with which a sender says in a message whether it participates. A sum has
+# one more number instead.
+FLAG_BYTES = 1
+
+
+def chosen_collective(codec: Codec, collective: str, num_replicas: int) -> str:
+  """Returns the collective that carries the messages of a codec.
+
+  "auto" stands for the one that sends least. For two replicas gathering and
+  scattering send equally much, and gathering is taken, since it rounds once.
+
+  Args:
+    codec: The codec.
+    collective: One of `plan.collective.COLLECTIVES`.
+    num_replicas: Number of replicas, M.
+
+  Raises:
+    ValueError: If the collective cannot carry them.
+  """
+  one_of("collective", collective, COLLECTIVES)
+  encoder = base.encoder_of(codec)
+  keeps_places = isinstance(encoder, Quantiser)
+  if collective == "auto":
+    if encoder == Float():
+      return "all_reduce"
+    scatters = keeps_places and num_replicas > 2
+    return "reduce_scatter" if scatters else "all_gather"
+  if collective == "all_reduce":
+    require(
+      isinstance(encoder, Float),
+      f"collective={collective!r} would add up codes: take 'all_gather' or "
+      "'reduce_scatter', or a codec of floats",
+    )
+    require(
+      encoder == Float() or num_replicas <= MOST_IN_16_BITS,
+      f"collective={collective!r} counts at most {MOST_IN_16_BITS} replicas in "
+      "16 bits: take 'all_gather' or 'reduce_scatter', or float32",
+    )
+  require(
+    keeps_places or collective != "reduce_scatter",
+    f"collective={collective!r} needs every value in its place, but the codec "
+    "selects values: take 'all_gather'",
+  )
+  return collective
+
+
+def collectives(
+  codec: Codec,
+  shapes: Shapes,
+  num_replicas: int,
+  collective: str = "auto",
+) -> list[Collective]:
+  """Lists the operations of one exchange of some leaves in turn.
+
+  All leaves travel as one message. Each message says whether its sender
+  participates. A leaf of zero size is not sent.
+
+  Args:
+    codec: Codec of the exchange.
+    shapes: Leaf shapes by path.
+    num_replicas: Number of replicas, M.
+    collective: One of `plan.collective.COLLECTIVES`.
+
+  Raises:
+    ValueError: If the collective cannot carry the codec.
+  """
+  way = chosen_collective(codec, collective, num_replicas)
+  found: list[Collective] = []
+  for leaves in message_shapes(codec, stacked_shapes(shapes)):
+    turn = 1 + max((each.turn for each in found), default=-1)
+    encoder = base.encoder_of(codec)
+    if way == "reduce_scatter":
+      size = _scattered_bytes(encoder, leaves, num_replicas)
+      flags = num_replicas * FLAG_BYTES
+      found.append(Collective("all_to_all", size + flags, turn))
+      # The means need what the all-to-all has brought, and no flag.
+      found.append(Collective("all_gather", size // num_replicas, turn + 1))
+    else:
+      size = encoded_bytes(encoder, leaves)
+      one_more = encoded_bytes(encoder, ((1,),))
+      flag = FLAG_BYTES if way == "all_gather" else one_more
+      found.append(Collective(way, size + flag, turn))
+  return found
+
+
+def message_bytes(codec: Codec, shapes: Shapes) -> int:
+  """Returns the size of one replica's encoded tree (bytes).
+
+  Args:
+    codec: Codec of the exchange.
+    shapes: Leaf shapes by path.
+  """
+  of_messages = message_shapes(codec, stacked_shapes(shapes))
+  encoder = base.encoder_of(codec)
+  return sum(encoded_bytes(encoder, leaves) for leaves in of_messages)
+
+
+def stacked_shapes(shapes: Shapes) -> tuple[Shape, ...]:
+  """Returns the shapes that codecs see, of the leaves that have values."""
+  return tuple(
+    stacked_shape(path, shape)
+    for path, shape in shapes.items()
+    if math.prod(shape)
+  )
+
+
+@functools.cache
+def message_shapes(
+  codec: Codec, shapes: tuple[Shape, ...]
+) -> tuple[tuple[Shape, ...], ...]:
+  """Returns the shapes of the leaves in each message of a codec.
+
+  low_rank has two messages, the left factors and the right ones. All other
+  codecs have one.
+
+  Args:
+    codec: The codec.
+    shapes: Shapes of the leaves, with the layer axis.
+  """
+  if not isinstance(codec, base.Projection) or not shapes:
+    return (shapes,)
+
+  def run(leaves: list[Array], key: Array) -> list[list[Array]]:
+    state = codec.init(shapes, key)
+    sent, steps = [], codec.run(leaves, state, key)
+    yielded = next(steps)
+    try:
+      while True:
+        sent.append(yielded)
+        yielded = steps.send(base.Reduced(yielded, yielded))
+    except StopIteration:
+      return sent
+
+  sent = jax.eval_shape(run, _values(shapes), _key())
+  return tuple(tuple(leaf.shape for leaf in leaves) for leaves in sent)
+
+
+@functools.cache
+def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
+  """Returns the size of the arrays in which some leaves are sent (bytes).
+
+  Args:
+    encoder: The encoder.
+    shapes: Shapes of the leaves, with the layer axis.
+  """
+  arrays = jax.eval_shape(encoder.encode, _values(shapes), _key())
+  return _num_bytes(arrays)
+
+
+@functools.cache
+def _scattered_bytes(
+  encoder: Encoder, shapes: tuple[Shape, ...], num_slices: int
+) -> int:
+  """Returns the size of the slices of some leaves, all together (bytes)."""
+  assert isinstance(encoder, Quantiser)
+  layout = encoder.layout(shapes, num_slices)
+
+  def encode(leaves: list[Array], key: Array) -> list[Array]:
+    return encoder.coded(layout.rows(leaves), key)
+
+  return _num_bytes(jax.eval_shape(encode, _values(shapes), _key()))
+
+
+def _num_bytes(arrays: Sequence[jax.ShapeDtypeStruct]) -> int:
+  return sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays)
+
+
+def _values(shapes: Sequence[Shape]) -> list[jax.ShapeDtypeStruct]:
+  return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+
+
+def _key() -> jax.ShapeDtypeStruct:
+  return jax.eval_shape(jax.random.key, 0)

@@ -1,0 +1,179 @@
+"""One message across the replica axis: encode, carry, decode and average.
+
+All leaves travel together. The message also says whether its sender
+participates: a message for that alone would cost a slow link as much latency
+again. `collectives` chooses which collective carries it, and counts the bytes
+by the same choice.
+
+Every way is a generator that pauses where a message leaves and where it has
+arrived (`Aggregator.paused`), so that inner steps can run in between.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from dilocox_jax.aggregators import carriers
+from dilocox_jax.aggregators.collectives import chosen_collective
+from dilocox_jax.aggregators.mean import mean_of_participants, summed
+from dilocox_jax.codecs.base import Encoder, Quantiser, Reduced
+from dilocox_jax.distributed.replicas import REPLICA_AXIS
+from dilocox_jax.pytypes import Array, Boolean, Pausing
+
+
+def reduce(
+  encoder: Encoder,
+  leaves: Sequence[Array],
+  participates: Boolean,
+  key: Array,
+  collective: str = "auto",
+  axis_name: str = REPLICA_AXIS,
+  shares_add_up: bool = False,
+) -> Pausing:
+  """Averages leaves over the replicas that participate.
+
+  Args:
+    encoder: Encodes the leaves.
+    leaves: Values of this replica, [num_layers, *shape] each.
+    participates: Whether this replica participates; if not, it sends zeros.
+    key: Random key of this replica, for stochastic rounding.
+    collective: One of `plan.collective.COLLECTIVES`.
+    axis_name: Axis over which replicas are mapped.
+    shares_add_up: Whether the own parts of all replicas add up to the mean
+      times their number even where the mean is rounded too (`_scatter`).
+
+  Returns:
+    A generator that pauses as `Aggregator.paused` does. In the end it returns
+    `Reduced`.
+  """
+  num_replicas = jax.lax.axis_size(axis_name)
+  way = chosen_collective(encoder, collective, num_replicas)
+  given = leaves, participates, key, axis_name
+  if way == "all_gather":
+    return _gather(encoder, *given)
+  assert isinstance(encoder, Quantiser)
+  if way == "all_reduce":
+    return _add(encoder, *given)
+  return _scatter(encoder, *given, shares_add_up)
+
+
+def _add(
+  encoder: Quantiser, leaves, participates, key, axis_name: str
+) -> Pausing:
+  """The network adds; in fp32, or in fewer bits if the user asks for it."""
+  sent = [encoder.code(_or_zero(participates, x), key)[0] for x in leaves]
+  sent, participates = yield sent, participates
+  totals, count = yield summed(sent, participates, axis_name)
+  own = [encoder.values((leaf,), 1) for leaf in sent]
+  total = [encoder.values((leaf,), 1) for leaf in totals]
+  return Reduced([mean_of_participants(leaf, count) for leaf in total], own)
+
+
+def _gather(
+  encoder: Encoder, leaves, participates, key, axis_name: str
+) -> Pausing:
+  """Every replica receives all messages, decodes them and adds them up."""
+  encode, decode, take_apart = _functions(encoder, leaves, participates, key)
+  sent, flag = encode(), participates.astype(jnp.uint8)
+  sent, flag = yield sent, flag[None]
+  *gathered, flags = yield carriers.all_gathered([*sent, flag], axis_name)
+  count = jnp.sum(flags, dtype=jnp.float32)
+  # One replica after the other, so that the decoded values of one replica at
+  # most are in memory.
+  total = decode([array[0] for array in gathered])
+  for replica in range(1, jax.lax.axis_size(axis_name)):
+    more = decode([array[replica] for array in gathered])
+    total = list(map(jnp.add, total, more))
+  mean = [mean_of_participants(values, count) for values in total]
+  return Reduced(take_apart(mean), take_apart(decode(sent)))
+
+
+def _functions(encoder: Encoder, leaves, participates, key):
+  """Returns functions that encode the leaves, decode them, and give leaves.
+
+  A quantiser's values are added up in rows, which are fewer than leaves.
+  """
+  shapes = [leaf.shape for leaf in leaves]
+  if not isinstance(encoder, Quantiser):
+    sent = [_or_zero(participates, leaf) for leaf in leaves]
+    return (
+      lambda: encoder.encode(sent, key),
+      lambda arrays: encoder.decode(arrays, shapes),
+      lambda found: found,
+    )
+  layout = encoder.layout(shapes)
+  rows = [_or_zero(participates, each) for each in layout.rows(leaves)]
+  return (
+    lambda: encoder.coded(rows, key),
+    lambda arrays: encoder.decoded(layout, arrays),
+    layout.leaves,
+  )
+
+
+def _scatter(
+  encoder: Quantiser,
+  leaves,
+  participates,
+  key,
+  axis_name: str,
+  shares_add_up: bool,
+) -> Pausing:
+  """Each replica owns a slice, adds it up and sends its mean to all.
+
+  M = 3 and a leaf of 7 rows: a slice has ceil(7 / 3) = 3 rows, and rows of
+  zeros fill the last one.
+
+      replica 0 has   1 2 3 | 4 5 6 | 7 0 0   encoded as three slices
+      all_to_all:     replica 0 receives the first slice of all three replicas,
+                      replica 1 the second, replica 2 the third
+      each owner      decodes three slices, adds them up, divides by the number
+                      of participants, and encodes the mean of its slice
+      all_gather:     every replica receives the means of the three slices,
+                      joins them and drops the rows of zeros
+
+  So the mean is rounded once more than the values. The replica's own part is
+  what the owners decoded of it, before that second rounding.
+
+  With error feedback the second rounding must be made up for as well, and at
+  one bit a value it loses as much as the first. So with `shares_add_up` the
+  owner uses the exact values of its own slice, which no link carries, and its
+  own part there is what it had less what the rounding of the sum has lost.
+  Example: two replicas have 0.4 and 0.8 in a slice of the first one, and codes
+  are whole numbers. The owner receives 1, its mean is 0.7, and all receive 1.
+  The rounding added 0.3 to the mean, which is 0.6 of the sum. So the own parts
+  are 0.4 + 0.6 = 1 and 1, and the owner owes 0.4 - 1 = -0.6.
+  """
+  num_replicas = jax.lax.axis_size(axis_name)
+  layout = encoder.layout([leaf.shape for leaf in leaves], num_replicas)
+  # [M, rows, width] of every width.
+  values = [_or_zero(participates, rows) for rows in layout.rows(leaves)]
+  sent = encoder.coded(values, key)
+  flag = jnp.full((num_replicas, 1), participates, jnp.uint8)
+  sent, flag = yield sent, flag
+  *swapped, flags = yield carriers.all_to_all([*sent, flag], axis_name)
+  count = jnp.sum(flags, dtype=jnp.float32)
+  replica = jax.lax.axis_index(axis_name)
+  means, codes = [], []
+  for number, arrived in enumerate(encoder.decoded(layout, swapped)):
+    if shares_add_up:
+      arrived = arrived.at[replica].set(values[number][replica])
+    total = jnp.sum(arrived, axis=0, keepdims=True)
+    means.append(mean_of_participants(total, count))
+    # The values took their random numbers from keys of smaller numbers.
+    own_key = jax.random.fold_in(key, len(values) + number)
+    codes += encoder.code(means[-1], own_key)
+  codes = yield codes
+  gathered = yield carriers.all_gathered(codes, axis_name)
+  rows = encoder.decoded(layout, [array[:, 0] for array in gathered])
+  own = encoder.decoded(layout, sent)
+  if shares_add_up:
+    for number, exact_mean in enumerate(means):
+      lost = count * (exact_mean[0] - rows[number][replica])
+      exact = values[number][replica] - lost
+      own[number] = own[number].at[replica].set(exact)
+  return Reduced(layout.leaves(rows), layout.leaves(own))
+
+
+def _or_zero(participates: Boolean, values: Array) -> Array:
+  return jnp.where(participates, values, jnp.zeros_like(values))

@@ -1,0 +1,165 @@
+"""Codecs by name, as configs write them: "low_rank(rank=16)+int(bits=4)".
+
+Each link of a chain encodes what the link before it has left. Projections come
+first, since only they may be undone after the mean. A quantiser comes last, as
+codes can be decoded but not reduced further. So low_rank+int, top_k+int and
+random_mask+top_k+int are chains; int+top_k and top_k+low_rank are refused.
+Without a quantiser at the end, values are sent in float32.
+
+A codec's class is loaded when it is first used, because that loads JAX.
+"""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dilocox_jax.checks import in_front, of_type, require
+from dilocox_jax.plan.choices import Lazy, Registry, check_lazy, loaded
+
+if typing.TYPE_CHECKING:
+  from dilocox_jax.codecs.base import Codec
+
+CODECS: Registry[Lazy] = Registry("codec")
+
+
+def register_codec(name: str, codec: Lazy) -> None:
+  """Makes a codec known under a name, which configs may use in chains.
+
+  Args:
+    name: The name, e.g. "int".
+    codec: Its class, a frozen dataclass whose fields all have defaults, or the
+      place of the class as "module:name".
+
+  Raises:
+    ValueError: If the name is taken, or the class is no codec.
+  """
+  check_lazy(f"codec {name!r}", codec)
+  if isinstance(codec, type):
+    from dilocox_jax.codecs.base import Codec
+
+    require(
+      issubclass(codec, Codec) and dataclasses.is_dataclass(codec),
+      f"codec {name!r}: {codec.__name__} must be a dataclass derived from "
+      "dilocox_jax.Quantiser, Encoder or Projection",
+    )
+  CODECS.add(name, codec)
+
+
+@functools.cache
+def named_codec(text: str) -> "Codec":
+  """Builds a codec from names joined by "+".
+
+  Args:
+    text: Names in `CODECS`, in the order in which they are applied. Settings
+      of a link may follow its name, e.g. "low_rank(rank=4)+int(bits=2)".
+
+  Raises:
+    ValueError: If a name or a setting is unknown, or the links cannot form a
+      chain.
+  """
+  codec = None
+  for name, settings in reversed(split_links(text)):
+    codec = _link(name, settings, codec)
+  assert codec is not None
+  return codec
+
+
+def split_links(text: str) -> list[tuple[str, dict[str, Any]]]:
+  """Returns name and settings of every link, without loading a class.
+
+  "low_rank(rank=4)+int" is ("low_rank", {"rank": 4}) and ("int", {}).
+
+  Raises:
+    ValueError: If the text is not written like that.
+  """
+  try:
+    return list(_links_of(ast.parse(text, mode="eval").body))
+  except (SyntaxError, TypeError, ValueError) as error:
+    raise ValueError(
+      f"codec={text!r} must be written like 'low_rank(rank=4)+int(bits=2)'"
+    ) from error
+
+
+def link_names(text: str) -> str:
+  """Returns the names of a chain alone, e.g. "low_rank+int"."""
+  return "+".join(name for name, _ in split_links(text))
+
+
+def _links_of(node: ast.expr) -> Iterator[tuple[str, dict[str, Any]]]:
+  match node:
+    case ast.BinOp(left, ast.Add(), right):
+      yield from _links_of(left)
+      yield from _links_of(right)
+    case ast.Name(name):
+      yield name, {}
+    case ast.Call(ast.Name(name), [], settings):
+      yield name, {s.arg or "": _value(s.value) for s in settings}
+    case _:
+      raise ValueError("neither a name nor a name with settings")
+
+
+def _value(node: ast.expr) -> Any:
+  """Returns a number or a text, which needs no quotes."""
+  return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+
+def _link(name: str, settings: Mapping[str, Any], then: "Codec | None"):
+  """Builds a link and what follows it."""
+  if name not in CODECS:
+    choices = ", ".join(CODECS)
+    raise ValueError(
+      f"codec={name!r} must be one of {choices}, or several joined by '+'"
+    )
+  build = loaded(CODECS[name])
+  fields = [
+    field
+    for field, parameter in inspect.signature(build).parameters.items()
+    if parameter.kind is not parameter.KEYWORD_ONLY
+  ]
+  has = ", ".join(field for field in fields if field != "then") or "none"
+  for field in settings:
+    is_own = field in fields and field != "then"
+    require(is_own, f"{name} has no setting {field} (it has: {has})")
+  given = dict(settings)
+  if then is not None:
+    require("then" in fields, f"{name} must be the last link of a codec")
+    given["then"] = then
+  with in_front(f"{name}: "):
+    return build(**_typed(build, given))
+
+
+def _typed(build: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+  """Checks the types of settings that are numbers or texts."""
+  hints = _types(build) if given else {}
+  return {
+    field: of_type(field, value, hints[field]) if field in hints else value
+    for field, value in given.items()
+  }
+
+
+def _types(build: Any) -> dict[str, type]:
+  """Types of the fields that are numbers or texts, by name."""
+  try:
+    hints = typing.get_type_hints(build)
+  except (NameError, TypeError):  # A type for type checkers, or a partial.
+    return {}
+  plain = {int, float, bool, str}
+  return {field: hint for field, hint in hints.items() if hint in plain}
+
+
+for _name, _place in {
+  "float32": "dilocox_jax.codecs.quantize:float32",
+  "bfloat16": "dilocox_jax.codecs.quantize:bfloat16",
+  "float16": "dilocox_jax.codecs.quantize:float16",
+  "int": "dilocox_jax.codecs.quantize:Int",
+  "e3m0": "dilocox_jax.codecs.quantize:E3M0",
+  "low_rank": "dilocox_jax.codecs.low_rank:LowRank",
+  "local_low_rank": "dilocox_jax.codecs.local_low_rank:LocalLowRank",
+  "top_k": "dilocox_jax.codecs.sparse:TopK",
+  "random_mask": "dilocox_jax.codecs.sparse:RandomMask",
+}.items():
+  register_codec(_name, _place)

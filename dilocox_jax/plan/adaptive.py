@@ -1,0 +1,92 @@
+"""Adaptive compression: the rank and the H of the next rounds.
+
+The rank of the averaged update is measured in every round. After some rounds
+their mean sets the next rank. Ranks are on a short ladder, since every rank has
+a program of its own. H follows the bytes: at the first rank a transfer takes no
+longer than H inner steps, and a smaller rank needs proportionally fewer steps
+to hide behind. Everything here is a pure function of what was measured, so a
+run that is resumed goes on as if it had not been interrupted.
+
+With a first rank of 16 the ladder is 16, 10, 6, 3, 2. A measured mean of 8
+needs 8 / 0.9 = 8.9, so the next rank is 10. If a sync at rank 10 has 0.65 times
+the bytes of one at rank 16, H = 30 becomes ceil(30 x 0.65) = 20.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+MODES = ("off", "rank", "rank_and_interval")
+# An update that fills more of its rank than this share may have directions
+# that were not sent. A tenth is left free, so that those can be seen.
+_FULL = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundSetting:
+  """Rank and H of some rounds.
+
+  Attributes:
+    rank: Rank of low-rank factors; 0 where there are none.
+    sync_interval: H (inner steps).
+  """
+
+  rank: int
+  sync_interval: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """Chooses settings from measurements.
+
+  Source: DiLoCoX, arXiv 2506.21263, Algorithm 3 (recalled): r_t is the mean
+  effective rank of a window, H_t = H_1 r_t / r_1. Differs: ranks move on a
+  ladder; H follows the bytes, which are not quite proportional to the rank.
+
+  Attributes:
+    first: The setting of the first rounds: the largest rank, and its H.
+    window_rounds: Rounds measured before each new setting, c.
+    adapts_interval: Whether H follows the rank.
+  """
+
+  first: RoundSetting
+  window_rounds: int = 5
+  adapts_interval: bool = False
+
+  @property
+  def ladder(self) -> tuple[int, ...]:
+    """Ranks to choose among, descending, from the first to its eighth.
+
+    Neighbours have about the same ratio, the fourth root of 8 = 1.68 for five
+    ranks.
+    """
+    lowest = max(1, self.first.rank // 8)
+    rungs = {
+      round(self.first.rank * (lowest / self.first.rank) ** share)
+      for share in (0, 1 / 4, 2 / 4, 3 / 4, 1)
+    }
+    return tuple(sorted(rungs, reverse=True))
+
+  def next_setting(
+    self,
+    measured: Sequence[float | int],
+    bytes_of: Callable[[int], int],
+  ) -> RoundSetting:
+    """Returns the lowest rank with room for what was measured, and its H.
+
+    What is measured never exceeds the rank in force. So a rank that is too
+    small grows by one rung at a time.
+
+    Args:
+      measured: Rank of the averaged update, one value for each round.
+      bytes_of: Function from a rank to the bytes of a sync.
+    """
+    ladder = self.ladder
+    needed = sum(measured) / len(measured) / _FULL
+    rank = min([r for r in ladder if r >= needed], default=ladder[0])
+    interval = self.first.sync_interval
+    if self.adapts_interval:
+      # The shortest H that hides a transfer as the first H did.
+      share = bytes_of(rank) / bytes_of(ladder[0])
+      interval = max(1, math.ceil(interval * share))
+    return RoundSetting(rank, interval)

@@ -1,1 +1,0 @@
-"""What a message contains and how many bytes it has."""

@@ -1,0 +1,161 @@
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from dilocox_jax.aggregators import carriers
+from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.plan.model.division import Division
+
+NUM_REPLICAS = 2
+DIVISIONS = {
+  "whole": Division(),
+  "by_data": Division(4, 1),
+  "by_stage": Division(1, 4),
+  "by_both": Division(2, 2),
+}
+
+
+def wire_arrays(num_replicas, lead=()):
+  """Arrays that come out even, nearly even and not at all, of three types."""
+  rng = np.random.default_rng(0)
+  shapes = {
+    "codes": ((4, 6, 8), np.uint8),
+    "scales": ((4, 6, 1), np.float16),
+    "wide": ((1, 8, 5), np.float32),
+    "odd": ((3, 5, 7), np.uint8),
+    "norm": ((3, 1, 1), np.float32),
+  }
+  return [
+    rng.integers(0, 200, (num_replicas, *lead, *shape)).astype(dtype)
+    for shape, dtype in shapes.values()
+  ]
+
+
+def moved(function, division, arrays):
+  replicas = Replicas(NUM_REPLICAS, "mesh", division)
+  program = jax.jit(replicas.map(lambda x: function(x), (0,), 0))
+  placed = replicas.place(arrays, 0)
+  text = program.lower(placed).compile().as_text() or ""
+  return program(placed), text
+
+
+def sent_bytes(text, operation):
+  """Bytes that one device hands to the collectives of one kind."""
+  found = re.findall(rf"= u8\[([\d,]+)\][^=]*? {operation}\(", text)
+  return [np.prod([int(size) for size in dims.split(",")]) for dims in found]
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_every_replica_receives_what_all_sent_however_it_is_divided(name):
+  arrays = wire_arrays(NUM_REPLICAS)
+  received, _ = moved(carriers.all_gathered, DIVISIONS[name], arrays)
+  for own, got in zip(arrays, received, strict=True):
+    assert got.dtype == own.dtype
+    for replica in range(NUM_REPLICAS):
+      np.testing.assert_array_equal(got[replica], own)
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_what_is_swapped_comes_from_its_sender(name):
+  arrays = wire_arrays(NUM_REPLICAS, lead=(NUM_REPLICAS,))
+  received, _ = moved(carriers.all_to_all, DIVISIONS[name], arrays)
+  for own, got in zip(arrays, received, strict=True):
+    np.testing.assert_array_equal(got, np.swapaxes(own, 0, 1))
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_devices_send_together_what_one_would_in_one_message_each(name):
+  division = DIVISIONS[name]
+  arrays = wire_arrays(NUM_REPLICAS)
+  _, text = moved(carriers.all_gathered, division, arrays)
+  own_bytes = sum(array[0].nbytes for array in arrays)
+  over_replicas = [
+    line
+    for line in text.splitlines()
+    if " all-gather(" in line and crosses_replicas(line, division)
+  ]
+  assert len(over_replicas) == 1
+  (message,) = sent_bytes(over_replicas[0], "all-gather")
+  together = message // NUM_REPLICAS * division.num_devices
+  assert own_bytes <= together < own_bytes + division.num_devices
+
+
+def test_what_devices_hold_is_sent_without_being_collected_first():
+  division = DIVISIONS["by_both"]
+  replicas = Replicas(NUM_REPLICAS, "mesh", division)
+  codes = np.arange(NUM_REPLICAS * 4 * 6 * 8, dtype=np.uint8)
+  spec = PartitionSpec("replica", "stage", "data")
+  own = jax.device_put(
+    codes.reshape(NUM_REPLICAS, 4, 6, 8), NamedSharding(replicas.mesh, spec)
+  )
+  program = jax.jit(replicas.map(carriers.all_gathered, (0,), 0))
+  text = program.lower([own]).compile().as_text() or ""
+  moves = re.findall(
+    r"= \S+ (all-\S+|collective-\S+|reduce-scatter\S*)\(", text
+  )
+  assert moves == ["all-gather"]
+  assert "u8[2,48]" in text.split(" all-gather(")[0].splitlines()[-1]
+
+
+@pytest.mark.parametrize("num_kept", [0, 1])
+def test_bundled_arrays_come_back_bit_by_bit(num_kept):
+  rng = np.random.default_rng(6)
+  sent = [
+    jnp.asarray(rng.integers(0, 256, (3, 5)), jnp.uint8),
+    jnp.asarray(rng.normal(size=(3, 2)), jnp.bfloat16),
+    jnp.asarray(rng.normal(size=(3, 2, 2)), jnp.float32),
+    jnp.asarray(rng.normal(size=(3, 1)), jnp.float16),
+  ]
+  raw = carriers._bundled(sent, num_kept)
+  assert raw.dtype == jnp.uint8
+  assert raw.nbytes == sum(array.nbytes for array in sent)
+  back = carriers._unbundled(raw, sent, num_kept)
+  for one, other in zip(sent, back, strict=True):
+    assert one.dtype == other.dtype and one.shape == other.shape
+    assert one.tobytes() == other.tobytes()
+
+
+def crosses_replicas(line, division):
+  """Whether a collective's first group holds devices of two replicas."""
+  named = re.search(r"replica_groups=mesh\[.*?\] \{([^}]*)\}", line)
+  if named:
+    return "replica" in named[1]
+  explicit = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
+  if explicit:
+    group = [int(number) for number in explicit[1].split(",")]
+    return len({n // division.num_devices for n in group}) > 1
+  shaped = re.search(
+    r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](T\S+)?", line
+  )
+  assert shaped, line
+  order = [int(number) for number in shaped[3].split(",")]
+  numbers = np.arange(np.prod(order)).reshape(order)
+  if shaped[4]:
+    axes = re.findall(r"\d+", shaped[4])
+    numbers = numbers.transpose([int(axis) for axis in axes])
+  group = numbers.reshape(int(shaped[1]), int(shaped[2]))[0]
+  return len({n // division.num_devices for n in group}) > 1
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 5])
+@pytest.mark.parametrize("same_for_all", [True, False])
+def test_permutes_bring_what_gathering_and_swapping_bring(
+  same_for_all, num_replicas
+):
+  shape = (num_replicas, 7) if same_for_all else (num_replicas, num_replicas, 7)
+  raw = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
+
+  def both(raw):
+    rows = carriers._permuted(same_for_all, "replica", raw)
+    permuted = jnp.stack(rows)
+    if same_for_all:
+      return permuted, jax.lax.all_gather(raw, "replica")
+    return permuted, jax.lax.all_to_all(raw, "replica", 0, 0)
+
+  replicas = Replicas(num_replicas, "mesh")
+  got, expected = jax.jit(replicas.map(both, (0,), 0))(replicas.place(raw, 0))
+  np.testing.assert_array_equal(got, expected)

@@ -1,0 +1,128 @@
+import dataclasses
+import re
+
+import pytest
+
+from dilocox_jax.codecs.base import Quantiser
+from dilocox_jax.codecs.local_low_rank import LocalLowRank
+from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.named import (
+  CODECS,
+  link_names,
+  named_codec,
+  register_codec,
+)
+from dilocox_jax.codecs.quantize import E3M0, FLOATS, Float, Int
+from dilocox_jax.codecs.sparse import RandomMask, TopK
+from dilocox_jax.plan.choices import loaded
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_float_type_is_a_name(name):
+  assert named_codec(name) == Float(name)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_link_by_itself_has_its_defaults(name):
+  assert named_codec(name) == loaded(CODECS[name])()
+
+
+def test_names_joined_by_a_plus_are_a_chain_in_that_order():
+  found = named_codec("random_mask+top_k+int")
+  assert found == RandomMask(then=TopK(then=Int()))
+  low_rank = LowRank(then=Float("float16"))
+  assert named_codec("low_rank+float16") == low_rank
+  assert named_codec("local_low_rank+int") == LocalLowRank(then=Int())
+  assert named_codec("low_rank+top_k") == LowRank(then=TopK())
+
+
+def test_every_setting_reaches_its_own_link():
+  text = (
+    "random_mask(fraction=0.3)"
+    "+top_k(fraction=0.4,block_size=64,indices=bitmap)"
+    "+int(bits=2,scale='row',block_size=32,rounding=stochastic)"
+  )
+  ints = Int(2, "row", 32, "stochastic")
+  assert named_codec(text) == RandomMask(0.3, TopK(0.4, 64, "bitmap", ints))
+  assert named_codec("low_rank(rank=5,power_iterations=2)") == LowRank(5, 2)
+  assert named_codec("e3m0(block_size=16)") == E3M0(16)
+  assert named_codec("int()") == Int()
+
+
+def test_names_alone_are_found_without_their_settings():
+  assert link_names("low_rank(rank=5) + int(bits=2)") == "low_rank+int"
+
+
+LIKE = "must be written like 'low_rank(rank=4)+int(bits=2)'"
+
+
+@pytest.mark.parametrize(
+  "text, message",
+  [
+    ("int5", "codec='int5' must be one of float32, "),
+    ("int(bits=2)+new", "codec='new' must be one of float32, "),
+    ("", f"codec='' {LIKE}"),
+    ("low_rank+", f"codec='low_rank+' {LIKE}"),
+    ("int(2)", f"codec='int(2)' {LIKE}"),
+    ("int(bits=2", LIKE),
+    ("int(bits=f())", LIKE),
+    ("int(bits=2)*2", LIKE),
+    ("int(bits={[1]:2})", LIKE),
+    ("int(**{'bits': 2})", "int has no setting  (it has: bits, "),
+    ("int(rank=3)", "int has no setting rank (it has: bits, scale, "),
+    ("top_k(then=int)", "top_k has no setting then (it has: fraction, "),
+    ("float32(dtype=1)", "float32 has no setting dtype (it has: none)"),
+    ("int(bits=3)", "int: bits=3 must be one of 8, 4, 2, 1"),
+    ("int(bits=4.0)", "int: bits=4.0 must be of type int"),
+    ("low_rank(rank=four)", "low_rank: rank='four' must be of type int"),
+    ("low_rank(rank=0)", "low_rank: rank=0 must be at least 1"),
+    ("low_rank(power_iterations=0)", "power_iterations=0 must be at least 1"),
+    ("top_k(fraction=half)", "top_k: fraction='half' must be of type float"),
+    ("top_k(fraction=2.0)", "top_k: fraction=2.0 must be above 0 and at most"),
+    ("top_k(indices=runs)", "indices='runs' must be one of packed, bitmap"),
+    ("int+top_k", "int must be the last link of a codec"),
+    ("float32+e3m0", "float32 must be the last link of a codec"),
+    ("top_k+low_rank+int", "LowRank cannot follow TopK: shared low rank or "),
+    ("random_mask+low_rank", "LowRank cannot follow RandomMask: shared "),
+  ],
+)
+def test_an_error_is_one_line_that_names_what_to_change(text, message):
+  with pytest.raises(ValueError) as caught:
+    named_codec(text)
+  assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_types_that_cannot_be_looked_up_are_not_checked(monkeypatch):
+  @dataclasses.dataclass(frozen=True)
+  class Half(Quantiser):
+    share: "OnlyForTypeCheckers" = 0.5  # noqa: F821  # pyright: ignore
+
+  monkeypatch.setitem(CODECS, "half", Half)
+  assert named_codec("half(share=0.25)") == Half(0.25)
+
+
+class Bare(Quantiser):
+  pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Stranger:
+  bits: int = 4
+
+
+@pytest.mark.parametrize(
+  "name, codec, message",
+  [
+    ("new", Bare, "Bare must be a dataclass derived from dilocox_jax.Quanti"),
+    ("new", Stranger, "Stranger must be a dataclass derived from "),
+    ("new", "int", "codec 'new'='int' must be a function or its 'module:name'"),
+    ("int", Int, "codec 'int' is registered already"),
+    ("a+b", Int, "codec 'a+b': a name has letters, digits and _"),
+  ],
+)
+def test_what_is_no_codec_is_not_registered(name, codec, message):
+  before = dict(CODECS)
+  with pytest.raises(ValueError, match=re.escape(message)) as caught:
+    register_codec(name, codec)
+  assert "\n" not in str(caught.value)
+  assert dict(CODECS) == before
