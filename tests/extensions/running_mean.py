@@ -39,8 +39,8 @@ def build_model(shape: dx.ModelShape, *, dtype=jnp.float32, **how) -> dx.Model:
     rows = x.reshape(-1, length, x.shape[-1])
     count = jnp.arange(1, length + 1, dtype=x.dtype)[None, :, None]
     mean = (jnp.cumsum(rows, axis=1) / count).reshape(x.shape)
-    mixed = multiply("mean/kernel", mean, layer["mean"]["kernel"])
-    mixed += multiply("own/kernel", x, layer["own"]["kernel"])
+    mixed = multiply("mean/mixing", mean, layer["mean"]["mixing"])
+    mixed += multiply("own/mixing", x, layer["own"]["mixing"])
     return x + jnp.tanh(mixed)
 
   def logits(params, x):
@@ -65,7 +65,7 @@ class RunningMeanShape(dx.ModelShape):
   def block_shapes(self) -> dict[str, tuple[int, ...]]:
     """Returns the two matrices of a layer."""
     square = (self.model_dim, self.model_dim)
-    return {"mean/kernel": square, "own/kernel": square}
+    return {"mean/mixing": square, "own/mixing": square}
 
 
 def register() -> None:

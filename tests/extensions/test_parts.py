@@ -35,7 +35,7 @@ def test_the_plan_knows_the_models_parameters():
   params = jax.eval_shape(model.init, jax.random.key(0))
   found = {p: leaf.shape for p, leaf in leaves_by_path(params).items()}
   assert found == to_plan.traffic(config()).shapes
-  assert found["blocks/mean/kernel"] == (2, 32, 32)
+  assert found["blocks/mean/mixing"] == (2, 32, 32)
 
 
 def test_a_run_trains_the_model_on_the_text_and_is_simulated():

@@ -3,9 +3,7 @@
 A replica may be spread over data shards and pipeline stages. Parameters, the
 states of both optimizers, residuals and pseudo-gradients in flight are all
 divided in the same way. So a device holds only its share of every array. The
-table `_RULES` says how a leaf is divided, by the leaf's path. A leaf that
-matches no row of the table is an error, because keeping it whole on every
-device could cost more memory than the model.
+table `_RULES` says how a leaf is divided, by the leaf's path.
 
 With 2 data shards and 2 stages, a kernel of 4 layers [4, 128, 344] is divided
 into [2, 64, 344] on each of the 4 devices: layers by stage, rows by data shard.
@@ -29,67 +27,53 @@ _DATA, _STAGE, _WHOLE = (DATA_AXIS,), (STAGE_AXIS,), ()
 _ALL = (DATA_AXIS, STAGE_AXIS)
 _BY_LAYER = (STAGE_AXIS, DATA_AXIS)
 
-# Each line has a pattern of leaf paths, and ways to divide the last dimensions
-# of such a leaf, the best way first. `Division` takes the first way in which
-# all sizes are divisible. If no way fits, every device keeps the whole leaf.
-# Ways that put layers on stages come first. They are skipped if stages do not
-# keep their layers.
+# Ways to divide the last dimensions of a leaf, the best way first. `Division`
+# takes the first way in which all sizes are divisible. If no way fits, every
+# device keeps the whole leaf. Ways that put layers on stages come first. They
+# are skipped if stages do not keep their layers.
+_MATRICES = (
+  (_STAGE, _DATA, _WHOLE),
+  (_STAGE, _WHOLE, _DATA),
+  (_WHOLE, _ALL, _WHOLE),
+  (_WHOLE, _WHOLE, _ALL),
+  (_WHOLE, _STAGE, _DATA),
+  (_WHOLE, _DATA, _STAGE),
+  (_WHOLE, _STAGE, _WHOLE),
+  (_WHOLE, _WHOLE, _STAGE),
+  (_WHOLE, _DATA, _WHOLE),
+  (_WHOLE, _WHOLE, _DATA),
+)
+# Of a table with a row or a column for every token, data shards divide the
+# tokens if they can (`Division.divided_tables`).
+_TABLE = (
+  (_ALL, _WHOLE),
+  (_DATA, _STAGE),
+  (_WHOLE, _ALL),
+  (_STAGE, _DATA),
+  (_STAGE, _WHOLE),
+  (_WHOLE, _STAGE),
+  (_DATA, _WHOLE),
+  (_WHOLE, _DATA),
+)
+
+# Each line has a pattern of leaf paths, and the ways to divide such a leaf. The
+# last two are for leaves that a model has named itself.
 _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
-  (
-    r"(^|/)blocks/.*/kernel(/right)?$",
-    (
-      (_STAGE, _DATA, _WHOLE),
-      (_STAGE, _WHOLE, _DATA),
-      (_WHOLE, _ALL, _WHOLE),
-      (_WHOLE, _WHOLE, _ALL),
-      (_WHOLE, _STAGE, _DATA),
-      (_WHOLE, _DATA, _STAGE),
-      (_WHOLE, _STAGE, _WHOLE),
-      (_WHOLE, _WHOLE, _STAGE),
-      (_WHOLE, _DATA, _WHOLE),
-      (_WHOLE, _WHOLE, _DATA),
-    ),
-  ),
+  (r"(^|/)blocks/.*/kernel(/right)?$", _MATRICES),
   (r"(^|/)blocks/.*/(scale|bias)$", ((_STAGE, _WHOLE),)),
-  # Of a table with a row or a column for every token, data shards divide the
-  # tokens if they can (`Division.divided_tables`).
-  (
-    r"(^|/)embed/(embedding|positions)$",
-    (
-      (_ALL, _WHOLE),
-      (_DATA, _STAGE),
-      (_WHOLE, _ALL),
-      (_STAGE, _DATA),
-      (_STAGE, _WHOLE),
-      (_WHOLE, _STAGE),
-      (_DATA, _WHOLE),
-      (_WHOLE, _DATA),
-    ),
-  ),
-  (
-    r"(^|/)head/kernel$",
-    (
-      (_WHOLE, _ALL),
-      (_STAGE, _DATA),
-      (_ALL, _WHOLE),
-      (_DATA, _STAGE),
-      (_WHOLE, _STAGE),
-      (_STAGE, _WHOLE),
-      (_WHOLE, _DATA),
-      (_DATA, _WHOLE),
-    ),
-  ),
+  (r"(^|/)embed/(embedding|positions)$", _TABLE),
+  (r"(^|/)head/kernel$", tuple(way[::-1] for way in _TABLE)),
   (
     r"(^|/)(embed/(embedding|positions)|head/kernel)/right$",
     ((_WHOLE, _ALL, _WHOLE), (_WHOLE, _DATA, _WHOLE)),
   ),
-  (r"(^|/)final_norm/(scale|bias)$", ()),
   # These are codes and scales of an 8-bit residual, [layers, blocks, values].
   (
     r"/(kernel|embedding|positions|scale|bias)/\d+$",
     ((_WHOLE, _BY_LAYER, _WHOLE),),
   ),
-  (r"(^|/)(count|ns_coeffs)$", ()),  # A few numbers of an optimizer's state.
+  (r"(^|/)blocks/", (*_MATRICES, (_STAGE, _WHOLE))),
+  (r"", _TABLE),
 )
 
 # Leaves with a part for every token of the vocabulary, and its dimension.
@@ -129,19 +113,9 @@ class Division:
         model, such as the name of an optimizer's moment, are ignored.
       shape: Shape of the leaf in one replica. Dimensions in front of those of
         the model's leaf are not divided.
-
-    Raises:
-      ValueError: If the path matches no row of the table.
     """
-    if not shape:
-      return ()
-    for pattern, ways in _RULES:
-      if re.search(pattern, path):
-        return self._first_even(ways, shape)
-    raise ValueError(
-      f"no rule says how to divide the leaf {path} of shape {shape}: add a "
-      "rule to dilocox_jax/plan/model/division.py"
-    )
+    rules = (ways for pattern, ways in _RULES if re.search(pattern, path))
+    return self._first_even(next(rules), shape)
 
   def _first_even(self, ways: tuple[Spec, ...], shape: tuple[int, ...]) -> Spec:
     """Returns the first way that divides a shape evenly, else no division."""

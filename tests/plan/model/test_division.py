@@ -57,11 +57,18 @@ def test_a_device_holds_little_more_than_its_share(preset):
   assert whole / 4 <= held < 1.01 * whole / 4
 
 
-def test_a_leaf_without_a_rule_is_named():
-  with pytest.raises(
-    ValueError, match=r"divide the leaf memory/strange of shape \(3, 4\)"
-  ):
-    Division(2).spec("memory/strange", (3, 4))
+@pytest.mark.parametrize(
+  ("path", "shape", "spec"),
+  [
+    ("blocks/mix/decay", (4, 16), (("stage",), ())),
+    ("blocks/mix/weights", (4, 16, 6), (("stage",), ("data",), ())),
+    ("memory/strange", (3, 4), ((), ("data", "stage"))),
+    ("memory/bias", (4,), ((),)),
+    ("count", (), ()),
+  ],
+)
+def test_leaves_that_a_model_has_named_itself_are_divided(path, shape, spec):
+  assert Division(2, 2).spec(path, shape) == spec
 
 
 def test_devices_that_do_not_divide_a_leaf_together_divide_it_alone():
@@ -82,10 +89,6 @@ def test_data_shards_divide_the_tokens_of_tables_if_they_can():
   assert Division(4, 4).divided_tables(tied) == {"embed/embedding"}
   assert Division(1, 16).divided_tables(large) == set()
   assert Division(5, 16).divided_tables(large) == set()
-
-
-def test_scalars_need_no_rule():
-  assert Division(2).spec("memory/strange", ()) == ()
 
 
 def test_layers_lie_on_the_stages_that_compute_them_unless_told_otherwise():
