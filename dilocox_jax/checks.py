@@ -24,7 +24,12 @@ _BOUNDS = {
 
 
 def require(condition: bool, message: str) -> None:
-  """Raises ValueError with a message unless a condition holds."""
+  """Raises ValueError with a message unless a condition holds.
+
+  Args:
+    condition: What must hold.
+    message: What is wrong if it does not, and what to do.
+  """
   if not condition:
     raise ValueError(message)
 
@@ -149,7 +154,13 @@ def json_object(text: str | bytes, where: object) -> dict[str, Any]:
 
 
 def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
-  """Raises ValueError, which lists the choices, for any other value."""
+  """Raises ValueError, which lists the choices, for any other value.
+
+  Args:
+    name: Name of the value, for the message.
+    value: The value to check.
+    choices: All values that are allowed.
+  """
   choices = list(choices)
   if value not in choices:
     names = ", ".join(str(choice) for choice in choices)
@@ -157,7 +168,12 @@ def one_of(name: str, value: Any, choices: Iterable[Any]) -> None:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-  """Returns the end of a message: the nearest known name, or all names."""
+  """Returns the end of a message: the nearest known name, or all names.
+
+  Args:
+    name: Name that is not known.
+    names: All known names.
+  """
   names = list(names)
   near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
   return f"did you mean {near[0]!r}?" if near else f"have: {', '.join(names)}"

@@ -93,7 +93,13 @@ class Aggregator(NamedTuple):
     return hasattr(self.average, "pausing")
 
   def paused(self, values: Tree, state: Tree, params: Tree) -> Pausing:
-    """Runs `average` with its pauses; without any it is all one turn."""
+    """Runs `average` with its pauses; without any it is all one turn.
+
+    Args:
+      values: Values of this replica, as for `average`.
+      state: State of the exchange before.
+      params: Parameters that the values belong to.
+    """
     if self.has_turns:
       pausing: Any = getattr(self.average, "pausing")  # noqa: B009
       return (yield from pausing(values, state, params))
@@ -103,6 +109,12 @@ class Aggregator(NamedTuple):
   def update(
     self, values: Tree, state: Tree, params: Tree = None
   ) -> tuple[Tree, Tree]:
-    """Returns the mean and the new state."""
+    """Returns the mean and the new state.
+
+    Args:
+      values: Values of this replica, as for `average`.
+      state: State of the exchange before.
+      params: Parameters that the values belong to; few aggregators read them.
+    """
     mean, _, state = self.average(values, state, params)
     return mean, state

@@ -33,7 +33,12 @@ from dilocox_jax.pytypes import Array, Index
 def all_gathered(
   arrays: Sequence[Array], axis_name: str = REPLICA_AXIS
 ) -> list[Array]:
-  """Gathers every replica's arrays: [...] becomes [M, ...]."""
+  """Gathers every replica's arrays: [...] becomes [M, ...].
+
+  Args:
+    arrays: What this replica sends to all others.
+    axis_name: Axis over which replicas are mapped.
+  """
 
   def gather(raw: Array) -> Rows:
     return tuple(jax.lax.all_gather(raw, axis_name))
@@ -45,7 +50,12 @@ def all_gathered(
 def all_to_all(
   arrays: Sequence[Array], axis_name: str = REPLICA_AXIS
 ) -> list[Array]:
-  """Swaps arrays: [M, ...] by receiver becomes [M, ...] by sender."""
+  """Swaps arrays: [M, ...] by receiver becomes [M, ...] by sender.
+
+  Args:
+    arrays: What this replica sends, [M, ...] with a row for each receiver.
+    axis_name: Axis over which replicas are mapped.
+  """
 
   def swap(raw: Array) -> Rows:
     return tuple(jax.lax.all_to_all(raw, axis_name, 0, 0))

@@ -90,6 +90,11 @@ class CompressedMean:
   ) -> Pausing:
     """Averages a tree, with pauses as in `Aggregator.paused`.
 
+    Args:
+      values: Values of this replica.
+      participates: Whether this replica is counted in the mean.
+      state: State of the exchange before, or that of `init`.
+
     Returns:
       A generator that returns the mean, what the others received of this
       replica's values, both float32 trees like the values, and the new state.
@@ -131,7 +136,12 @@ class CompressedMean:
     )
 
   def observe(self, state: CodecState, follows_rank: bool) -> dict[str, Array]:
-    """Returns what the host records of a state (`codecs.low_rank.grams`)."""
+    """Returns what the host records of a state (`codecs.low_rank.grams`).
+
+    Args:
+      state: State after an exchange.
+      follows_rank: Whether at least one layer of every leaf is needed.
+    """
     if not isinstance(self.codec, LowRank):
       return {}
     leaves = state.leaves.items()

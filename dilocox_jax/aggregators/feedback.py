@@ -190,7 +190,12 @@ class Residual:
     return _stored(jax.tree.map(jnp.zeros_like, widened(params)), self.dtype)
 
   def added(self, values: Tree, stored: Tree) -> Tree:
-    """Returns values plus the residual, in fp32 or a wider type."""
+    """Returns values plus the residual, in fp32 or a wider type.
+
+    Args:
+      values: Values of this replica.
+      stored: Residual as `init` or `kept` returned it.
+    """
     if not self.decay:
       return values
     # In bfloat16 a residual of 1 would not grow by 0.001.
@@ -199,7 +204,14 @@ class Residual:
     return jax.tree.map(jnp.add, wanted, old)
 
   def kept(self, wanted: Tree, own: Tree, mean: Tree, is_finite) -> Tree:
-    """Returns the new residual; zeros if the replica was left out."""
+    """Returns the new residual; zeros if the replica was left out.
+
+    Args:
+      wanted: What the replica wanted to send (`added`).
+      own: What the others received of it.
+      mean: Mean that all replicas received.
+      is_finite: Whether the replica was counted in the mean.
+    """
     if not self.decay:
       return None
 

@@ -110,7 +110,12 @@ def summed(
 
 
 def mean_of_participants(total: Array, count: Scalar) -> Array:
-  """Divides a sum by the number of participants; zero if there is none."""
+  """Divides a sum by the number of participants; zero if there is none.
+
+  Args:
+    total: Sum over the participants.
+    count: Number of participants.
+  """
   return total / jnp.maximum(count, 1).astype(total.dtype)
 
 

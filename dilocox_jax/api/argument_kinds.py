@@ -26,7 +26,12 @@ def check_method(method: Any) -> None:
 
 
 def check_optimizer(what: str, part: Any) -> None:
-  """Raises TypeError unless an argument is an optax transformation."""
+  """Raises TypeError unless an argument is an optax transformation.
+
+  Args:
+    what: Name of the argument, for the message.
+    part: Its value.
+  """
   if not hasattr(part, "init") or not hasattr(part, "update"):
     raise TypeError(f"{what}={_shown(part)} must be an optax transformation")
 
@@ -35,6 +40,10 @@ def aggregator_of(
   exchange: Aggregator | str, axis_name: str = REPLICA_AXIS
 ) -> Aggregator:
   """Returns an exchange, of which the name of a codec may stand for the mean.
+
+  Args:
+    exchange: An aggregator, or a codec such as "int(bits=4)".
+    axis_name: Axis over which replicas are mapped, for a codec.
 
   Raises:
     TypeError: If it is no aggregator.

@@ -62,12 +62,22 @@ class ClusterClock:
     self._asked_for = cluster
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:
-    """Adds the time of a segment; returns seconds since the run's start."""
+    """Adds the time of a segment; returns seconds since the run's start.
+
+    Args:
+      segment: The segment, as in `Clock.advance`.
+      traffic: Bytes of the exchanges; not read where another run is timed.
+    """
     script = Script(self._timed_traffic or traffic, self._copied_bytes)
     return self._clock.walk(script.segment(segment)).now_s
 
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
-    """Adds the time of the flush; returns seconds since the run's start."""
+    """Adds the time of the flush; returns seconds since the run's start.
+
+    Args:
+      plan: Plan of the run, as in `Clock.finish`.
+      traffic: Bytes of the exchanges, as in `advance`.
+    """
     script = Script(self._timed_traffic or traffic)
     return self._clock.walk(script.flush(plan)).now_s
 

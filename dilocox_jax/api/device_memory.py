@@ -109,7 +109,12 @@ def optimizer_copies(config: RunConfig) -> float:
 
 
 def share_bytes(shape: ModelShape, division: Division) -> int:
-  """Returns a device's share of one copy of the parameters (bytes, fp32)."""
+  """Returns a device's share of one copy of the parameters (bytes, fp32).
+
+  Args:
+    shape: Sizes of the model.
+    division: How a replica is divided among its devices.
+  """
   leaves = parameter_shapes(shape).items()
   return sum(_leaf_bytes(division, path, leaf) for path, leaf in leaves)
 

@@ -167,7 +167,12 @@ def of_method(config: RunConfig, method: str) -> RunConfig:
 
 
 def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-  """Returns the config with changes, by dotted names."""
+  """Returns the config with changes, by dotted names.
+
+  Args:
+    config: Config to begin with; it stays as it is.
+    changes: New values by names such as "sync.sync_interval".
+  """
   return _with(config.to_mapping(), changes)
 
 

@@ -110,7 +110,12 @@ class Quantiser(Encoder):
     raise NotImplementedError
 
   def values(self, arrays: Sequence[Array], width: int) -> Array:
-    """Returns float32 rows [layers, rows, width], the reverse of `code`."""
+    """Returns float32 rows [layers, rows, width], the reverse of `code`.
+
+    Args:
+      arrays: What `code` returned.
+      width: Values of a row (count).
+    """
     raise NotImplementedError
 
   def encode(self, leaves: Sequence[Array], key: Array) -> list[Array]:

@@ -214,6 +214,10 @@ def matrices_of(
   """Returns groups of leaves that have factors, and the leaves that have none.
 
   Matrices of one shape stand in one group, whose layers are one batch.
+
+  Args:
+    shapes: Shapes of the leaves, with the layer axis.
+    rank: Columns of a factor.
   """
   numbers = [n for n, shape in enumerate(shapes) if factorises(shape, rank)]
   found = [shapes[number] for number in numbers]

@@ -302,6 +302,10 @@ def pack(codes: Array, bits: int) -> Array:
   a + 16 d, b + 16 e, c + 16 f. 2 bits, codes a to g: padded with a zero to the
   rows (a b), (c d), (e f), (g 0), so the 2 bytes are a + 4 c + 16 e + 64 g and
   b + 4 d + 16 f.
+
+  Args:
+    codes: uint8 codes.
+    bits: Bits of a code: 1, 2, 4 or 8.
   """
   codes_per_byte = 8 // bits
   if codes_per_byte == 1:
@@ -318,7 +322,13 @@ def pack(codes: Array, bits: int) -> Array:
 
 
 def unpack(packed: Array, bits: int, count: int) -> Array:
-  """Reverses `pack`: returns the `count` codes of every row of bytes."""
+  """Reverses `pack`: returns the `count` codes of every row of bytes.
+
+  Args:
+    packed: Bytes that `pack` returned.
+    bits: Bits of a code, as in `pack`.
+    count: Number of codes of a row, N.
+  """
   if bits == 8:
     return packed
   mask = jnp.uint8(2**bits - 1)

@@ -22,7 +22,14 @@ class MembershipConfig(Section):
   def plan(
     self, method: Method, num_replicas: int, seed: int, joined: tuple = ()
   ) -> membership.Membership:
-    """Returns all replicas' rounds and pace; `joined` are more absences."""
+    """Returns all replicas' rounds and pace; `joined` are more absences.
+
+    Args:
+      method: Method of the run, whose schedule has the rounds.
+      num_replicas: M.
+      seed: Seed of the chances to be away.
+      joined: More absences, triples (replica, first round, last round).
+    """
     with in_front("membership."):
       return membership.Membership(
         method.schedule,

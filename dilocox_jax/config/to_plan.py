@@ -37,6 +37,10 @@ def codec(config: RunConfig, setting: RoundSetting | None = None) -> Codec:
 
   Where the rank changes during a run, states have room for the first one, which
   is the largest.
+
+  Args:
+    config: Config of the run.
+    setting: Rank and H of some rounds; None: the first ones.
   """
   named = config.exchange.named_codec
   if config.adaptive.mode == "off":
@@ -46,7 +50,12 @@ def codec(config: RunConfig, setting: RoundSetting | None = None) -> Codec:
 
 
 def method(config: RunConfig, setting: RoundSetting | None = None) -> Method:
-  """Returns the method of the run, with the H of the setting."""
+  """Returns the method of the run, with the H of the setting.
+
+  Args:
+    config: Config of the run.
+    setting: Rank and H of some rounds; None: those of the config.
+  """
   first = config.sync.named
   if setting is None or setting.sync_interval == first.schedule.sync_interval:
     return first

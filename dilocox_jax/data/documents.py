@@ -157,7 +157,12 @@ def read_documents(
 
 
 def tell(error: ValueError, on_damage: OnDamage | None) -> None:
-  """Hands an error on, or raises it if nobody wants to hear of it."""
+  """Hands an error on, or raises it if nobody wants to hear of it.
+
+  Args:
+    error: What is wrong with a line or a file.
+    on_damage: Called with the error; None raises it.
+  """
   if on_damage is None:
     raise error
   on_damage(error)

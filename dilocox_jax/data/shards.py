@@ -132,7 +132,12 @@ def write(
 
 
 def is_validation(document: Document, validation_fraction: float) -> bool:
-  """Whether a document is held out, by the hash of its content."""
+  """Whether a document is held out, by the hash of its content.
+
+  Args:
+    document: The document.
+    validation_fraction: Share of documents that is held out, 0 to 1.
+  """
   content = hashlib.sha256(document.content).hexdigest()
   return is_held_out(content, validation_fraction)
 

@@ -79,7 +79,12 @@ def register_source(name: str, load: Callable[..., Corpus]) -> None:
 
 
 def reads(source: str, setting: str) -> bool:
-  """Returns whether a source is known and reads one of `SETTINGS`."""
+  """Returns whether a source is known and reads one of `SETTINGS`.
+
+  Args:
+    source: Name of a source, known or not.
+    setting: Name of a setting, one of `SETTINGS`.
+  """
   load = SOURCES.get(source)
   return load is not None and setting in inspect.signature(load).parameters
 

@@ -269,6 +269,10 @@ def cut(tokens: np.ndarray, sequence_length: int) -> np.ndarray:
   Example with L = 4: sequence 0 has the tokens 0 to 4, sequence 1 the tokens 5
   to 9. The model reads 0 to 3 and predicts 1 to 4. Token 5 is never predicted,
   because the sequences do not overlap.
+
+  Args:
+    tokens: Token ids [number of tokens].
+    sequence_length: L, one less than the tokens of a sequence.
   """
   width = sequence_length + 1
   num_sequences = len(tokens) // width

@@ -27,7 +27,12 @@ def moved(tree: Tree, kind: str) -> Tree:
 
 
 def with_memory_kind(places: Tree, kind: str) -> Tree:
-  """Returns a tree of shardings over the same devices in a memory."""
+  """Returns a tree of shardings over the same devices in a memory.
+
+  Args:
+    places: Tree of shardings.
+    kind: One of `plan.choices.MEMORIES`.
+  """
 
   def change(place: Any) -> Any:
     own = next(iter(place.device_set)).default_memory().kind

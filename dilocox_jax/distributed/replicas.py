@@ -337,7 +337,12 @@ def _assembled(shape, sharding, part: Callable) -> jax.Array:
 
 
 def with_shardings(tree: Tree, shardings: Tree) -> Tree:
-  """Returns the shapes and types of arrays together with given shardings."""
+  """Returns the shapes and types of arrays together with given shardings.
+
+  Args:
+    tree: Arrays, or only their shapes and types.
+    shardings: A sharding for each leaf of the tree.
+  """
   return jax.tree.map(
     lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
     tree,
@@ -376,7 +381,13 @@ def _without_axis(axes, tree):
 
 
 def map_prefix(function, axes, tree):
-  """Applies a function to all leaves whose axis in a tree prefix is 0."""
+  """Applies a function to all leaves whose axis in a tree prefix is 0.
+
+  Args:
+    function: Function from a leaf to a leaf.
+    axes: Tree prefix with 0 or None; what is below None stays as it is.
+    tree: Tree of arrays.
+  """
 
   def under(axis, subtree):
     return subtree if axis is None else jax.tree.map(function, subtree)

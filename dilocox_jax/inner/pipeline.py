@@ -142,7 +142,12 @@ def _tick(stage: Stage, table: Timetable) -> Callable:
 
 
 def stage_column(table: Timetable, number: Array) -> TickNumbers:
-  """Returns one stage's column of the timetable; leaves [ticks]."""
+  """Returns one stage's column of the timetable; leaves [ticks].
+
+  Args:
+    table: Timetable of all stages, arrays [ticks, stages].
+    number: Index of the stage.
+  """
   fields = (getattr(table, name) for name in TickNumbers._fields)
   return TickNumbers(*(jnp.asarray(field)[:, number] for field in fields))
 
@@ -181,5 +186,10 @@ def _first_state(
 
 
 def empty_buffer(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-  """Returns a buffer before it is written; no result depends on its values."""
+  """Returns a buffer before it is written; no result depends on its values.
+
+  Args:
+    shape: Shape of the buffer.
+    dtype: Type of its values.
+  """
   return jnp.zeros(shape, dtype)

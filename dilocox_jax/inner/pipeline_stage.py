@@ -191,7 +191,12 @@ class Stage(StageInputs):
   codec: ActivationCodec
 
   def forward(self, at: TickNumbers, state: StageState) -> StageState:
-    """Runs a chunk's layers and sends their output."""
+    """Runs a chunk's layers and sends their output.
+
+    Args:
+      at: Numbers of the tick.
+      state: State of the stage.
+    """
     context = self.context(at)
 
     def body(row: Index, carry: tuple[Array, list[Array]]):
@@ -355,7 +360,13 @@ def get(tree: Tree, *indices: Index) -> Tree:
 
 
 def put(tree: Tree, new: Tree, *indices: Index) -> Tree:
-  """Writes leaves [*shape] at indices of the first axes; reverses `get`."""
+  """Writes leaves [*shape] at indices of the first axes; reverses `get`.
+
+  Args:
+    tree: Buffers, leaves [N1, ..., *shape].
+    new: What is written, leaves [*shape].
+    *indices: Numbers in the first axes, as in `get`.
+  """
 
   # What a layer saves may be a constant, which JAX does not take for an Array.
   def write(buffer: Array, leaf: Any) -> Array:

@@ -73,7 +73,14 @@ def generate(
 def empty_cache(
   model: Model, batch: int, length: int, dtype: np.dtype
 ) -> Cache:
-  """Returns a cache of zeros for texts of a length."""
+  """Returns a cache of zeros for texts of a length.
+
+  Args:
+    model: The model; its shape gives the sizes of the cache.
+    batch: Number of texts, B.
+    length: Tokens of a text for which there is room, those drawn included.
+    dtype: Type of keys and values.
+  """
   sizes = model.shape
   one = (sizes.num_layers, batch, length, sizes.kv_heads, sizes.head_width)
   return {name: jnp.zeros(one, dtype) for name in ("key", "value")}

@@ -223,7 +223,12 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape:
 
 
 def config_of(shape: ModelShape, name: str) -> dict[str, Any]:
-  """Returns the config.json of a model of a family."""
+  """Returns the config.json of a model of a family.
+
+  Args:
+    shape: Sizes of the model.
+    name: Name of the family, one of `FAMILIES`.
+  """
   family = FAMILIES[name]
   values = {t: getattr(shape, o) for o, t in family.sizes.items()}
   values |= {field: known[0] for field, known in family.expected.items()}
@@ -261,6 +266,11 @@ def params_of(
 ) -> dict[str, Any]:
   """Returns parameters, a nested dict in fp32, from a checkpoint's tensors.
 
+  Args:
+    tensors: Tensors of the checkpoint, by the family's names.
+    shape: Sizes of the model.
+    name: Name of the family, one of `FAMILIES`.
+
   Raises:
     ValueError: One line, if a tensor is missing, left over, or of other sizes.
   """
@@ -296,7 +306,13 @@ def params_of(
 def tensors_of(
   params: Any, shape: ModelShape, name: str
 ) -> dict[str, np.ndarray]:
-  """Returns a checkpoint's tensors from parameters; reverses `params_of`."""
+  """Returns a checkpoint's tensors from parameters; reverses `params_of`.
+
+  Args:
+    params: Parameters as a nested dict.
+    shape: Sizes of the model.
+    name: Name of the family, one of `FAMILIES`.
+  """
   tensors = {}
   for path in parameter_shapes(shape):
     leaf = params

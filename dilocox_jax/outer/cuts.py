@@ -128,7 +128,14 @@ class Cuts:
     return jax.tree_util.tree_map_with_path(take, tree)
 
   def put(self, tree: Tree, group: int, place: Any, values: Tree) -> Tree:
-    """Returns the tree with one fragment replaced by values like `take`'s."""
+    """Returns the tree with one fragment replaced by values like `take`'s.
+
+    Args:
+      tree: Parameters of one replica.
+      group: Group of the fragment.
+      place: Its place, as in `take`.
+      values: The fragment, a tree that `take` could have returned.
+    """
     if slices := self._slices:
       return put_slice(tree, place, slices, values)
     own = self._own(tree, group, place)

@@ -140,7 +140,13 @@ class OuterStep:
   def exchange_paused(
     self, state: FragmentState, own: Tree, weight: Scalar | None = None
   ) -> Pausing:
-    """Runs `exchange` with pauses for inner steps (`Aggregator.paused`)."""
+    """Runs `exchange` with pauses for inner steps (`Aggregator.paused`).
+
+    Args:
+      state: State of the fragment.
+      own: This replica's pseudo-gradient.
+      weight: Factor of it in the mean, as in `exchange`.
+    """
     given = own if weight is None else _weighted(own, weight)
     mean, sent, kept = yield from self.aggregator.paused(
       given, state.exchange, state.params

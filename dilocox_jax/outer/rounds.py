@@ -193,7 +193,12 @@ class Rounds(RoundStates):
   def kind(
     self, window: Window, share: WindowAttendance | None = None
   ) -> WindowKind:
-    """Returns what decides the program of a window."""
+    """Returns what decides the program of a window.
+
+    Args:
+      window: The window.
+      share: What each replica does in it; None: all do the same.
+    """
     applied, sent = (
       None if event is None else self.cuts.groups[event.fragment]
       for event in (window.applied, window.sent)

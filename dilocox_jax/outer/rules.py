@@ -104,6 +104,10 @@ def reset_rule(method: Method, axis_name: str) -> ApplyRule:
   Source: DiLoCo, arXiv 2311.08105 (tau = 0). DiLoCoX, arXiv 2506.21263, in one
   reading (tau = H): progress made since the send is dropped from the replica.
   It was measured before the apply, so it comes back a round later.
+
+  Args:
+    method: Schedule and rule; not read.
+    axis_name: Axis over which replicas are mapped; not read.
   """
   del method, axis_name
   return ApplyRule()
@@ -128,6 +132,10 @@ def continue_rule(method: Method, axis_name: str) -> ApplyRule:
   convergence: its "delay-corrected merge" of a shared subset of coordinates
   (recalled). DiLoCoX's other reading at tau = H. Differs: what is in flight at
   tau >= H is left out of the next measurement.
+
+  Args:
+    method: Its schedule decides whether there is any progress to keep.
+    axis_name: Axis over which replicas are mapped; not read.
   """
   if not method.schedule.overlap_steps:
     return reset_rule(method, axis_name)
@@ -148,6 +156,10 @@ def mix_rule(method: Method, axis_name: str) -> ApplyRule:
   """Returns the rule by which a replica moves part of the way to the outer.
 
   Source: Streaming DiLoCo, arXiv 2501.18512, Algorithm 2.
+
+  Args:
+    method: Has the weight of a replica's own value, `mixing_alpha`.
+    axis_name: Axis over which replicas are mapped; not read.
   """
   del axis_name
   alpha = method.mixing_alpha  # Weight of the replica's own value, 0 to 1.
@@ -167,6 +179,10 @@ def eager_rule(method: Method, axis_name: str) -> ApplyRule:
   rounds the own terms telescope, because they are uncompressed on both sides.
 
   Source: Kale et al., 2025, arXiv 2502.12996.
+
+  Args:
+    method: Schedule and rule; not read.
+    axis_name: Axis over which replicas are mapped.
   """
   del method
 
@@ -183,5 +199,10 @@ def eager_rule(method: Method, axis_name: str) -> ApplyRule:
 
 
 def apply_rule(method: Method, axis_name: str) -> ApplyRule:
-  """Returns the rule of a method, whose replicas are mapped over an axis."""
+  """Returns the rule of a method, whose replicas are mapped over an axis.
+
+  Args:
+    method: Has the name of the rule, one of `RULES`.
+    axis_name: Axis over which replicas are mapped.
+  """
   return loaded(RULES[method.rule].build)(method, axis_name)

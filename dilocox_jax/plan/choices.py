@@ -27,6 +27,10 @@ class Registry(dict[str, Part]):
   def add(self, name: str, part: Part) -> None:
     """Adds a part.
 
+    Args:
+      name: Name by which a config chooses the part, e.g. "low_rank".
+      part: The part.
+
     Raises:
       ValueError: If the name is taken, or cannot be part of a config value.
     """

@@ -124,14 +124,25 @@ class Scattered:
 
 
 def slices_of(leaf: np.ndarray, count: int, width: int = 1) -> np.ndarray:
-  """The values of a leaf as slices of equally many rows, [count, values]."""
+  """The values of a leaf as slices of equally many rows, [count, values].
+
+  Args:
+    leaf: Values of any shape, which are taken in order.
+    count: Number of slices.
+    width: Values of a row (count); a slice has whole rows.
+  """
   size = width * -(-leaf.size // (width * count))
   padded = np.pad(leaf.ravel(), (0, count * size - leaf.size))
   return padded.reshape(count, size)
 
 
 def leaf_of_slices(slices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  """Reverses `slices_of`."""
+  """Reverses `slices_of`.
+
+  Args:
+    slices: Slices [count, values].
+    shape: Shape of the leaf.
+  """
   return slices.ravel()[: math.prod(shape)].reshape(shape)
 
 

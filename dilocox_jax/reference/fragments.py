@@ -21,6 +21,12 @@ def layers_of(
 
   Five layers in two fragments are 0 2 4 and 1 3 if "strided", and 0 1 2 and
   3 4 if "sequential". Source: Streaming DiLoCo, arXiv 2501.18512, section 2.2.
+
+  Args:
+    fragment: Number of the fragment, from 1.
+    num_layers: Layers of the model.
+    num_fragments: P, fragment 0 included.
+    order: "strided" or "sequential".
   """
   layers, groups = np.arange(num_layers), num_fragments - 1
   if order == "strided":

@@ -260,6 +260,12 @@ class Fragment:
     With tau = 0 "continue" has nothing to keep and equals "reset".
     Example for "continue": theta moved from 10 to 8, this replica had sent
     own = 3 and stands at 6, so it continues at 6 + (8 - 10) + 3 = 7.
+
+    Args:
+      w: The replica's own value.
+      old: Outer value before the step.
+      new: Outer value after it.
+      own: Pseudo-gradient that the replica had measured.
     """
     if self.rule == "mix":
       return self.mixing_alpha * w + (1 - self.mixing_alpha) * new

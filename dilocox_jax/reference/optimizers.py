@@ -19,7 +19,12 @@ LearningRate = float | Callable[[int], float]
 
 
 def rate_at(learning_rate: LearningRate, count: int) -> float:
-  """The learning rate of the step that `count` steps came before."""
+  """The learning rate of the step that `count` steps came before.
+
+  Args:
+    learning_rate: The rate, or a function from a count of steps to it.
+    count: Steps taken.
+  """
   return learning_rate(count) if callable(learning_rate) else learning_rate
 
 
@@ -45,7 +50,12 @@ class Sgd:
   trace: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def step(self, params: Arrays, grads: Arrays) -> Arrays:
-    """Returns the parameters after one step."""
+    """Returns the parameters after one step.
+
+    Args:
+      params: Parameters before the step, by name.
+      grads: Their gradients, by name, with the same shapes.
+    """
     lr = rate_at(self.learning_rate, self.count)
     self.count += 1
     return {name: params[name] - lr * self._move(name, grads) for name in grads}
@@ -91,7 +101,12 @@ class AdamW:
   square: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def step(self, params: Arrays, grads: Arrays) -> Arrays:
-    """Returns the parameters after one step."""
+    """Returns the parameters after one step.
+
+    Args:
+      params: Parameters before the step, by name.
+      grads: Their gradients, by name, with the same shapes.
+    """
     lr = rate_at(self.learning_rate, self.count)
     self.count += 1
     return {
@@ -157,7 +172,12 @@ class Muon:
   mean: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def step(self, params: Arrays, grads: Arrays) -> Arrays:
-    """Returns the parameters after one step."""
+    """Returns the parameters after one step.
+
+    Args:
+      params: Parameters before the step, by name.
+      grads: Their gradients, by name, with the same shapes.
+    """
     lr = rate_at(self.learning_rate, self.count)
     self.count += 1
     others = {name: g for name, g in grads.items() if name not in self.matrices}
@@ -199,6 +219,10 @@ def polynomial_average(iterates: Sequence[Arrays], power: float) -> Arrays:
   continues the product, as the gamma function does. Fast: outer/average.py.
 
   Source: Shamir and Zhang, 2013, arXiv 1212.1824, section 4.
+
+  Args:
+    iterates: x_1 ... x_t, each by name.
+    power: Power of s in the weights.
   """
   weights = [1.0]
   for s in range(1, len(iterates)):

@@ -24,11 +24,21 @@ class Clock(Protocol):
   digest: str
 
   def advance(self, segment: Segment, traffic: Traffic) -> float:
-    """Advances by a segment; returns seconds since the start of the run."""
+    """Advances by a segment; returns seconds since the start of the run.
+
+    Args:
+      segment: Next segment of the run.
+      traffic: Bytes that its exchanges send.
+    """
     ...
 
   def finish(self, plan: RunPlan, traffic: Traffic) -> float:
-    """Advances by the flush; returns seconds since the start of the run."""
+    """Advances by the flush; returns seconds since the start of the run.
+
+    Args:
+      plan: Plan of the run.
+      traffic: Bytes that the exchanges of the flush send.
+    """
     ...
 
   def get_state(self) -> dict[str, Any]:

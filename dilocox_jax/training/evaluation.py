@@ -98,7 +98,12 @@ def set_losses(
 
 
 def params_to_keep(programs: Programs, state: TrainingState) -> Tree:
-  """Returns the parameters that a run evaluates and hands on."""
+  """Returns the parameters that a run evaluates and hands on.
+
+  Args:
+    programs: Programs of the run.
+    state: State of all replicas.
+  """
   if isinstance(state, SharedState):
     return parameters_to_keep(state.optimizer, state.params)
   return programs.rounds.outer_params(state)

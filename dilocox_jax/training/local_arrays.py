@@ -38,11 +38,21 @@ class LocalArraysHandler(ocp.AsyncCheckpointHandler):
     return [future.CommitFutureAwaitingContractedSignals(write())]
 
   def save(self, directory: Any, args: "LocalArrays") -> None:
-    """Writes at once."""
+    """Writes at once.
+
+    Args:
+      directory: Folder of this item.
+      args: The arrays.
+    """
     np.savez(directory / _FILE, **args.arrays)
 
   def restore(self, directory: Any, args: "LocalArrays") -> dict[str, Any]:
-    """Reads the arrays, as `read` does."""
+    """Reads the arrays, as `read` does.
+
+    Args:
+      directory: Folder of this item.
+      args: Shapes and types of the arrays, by name.
+    """
     return read(directory, args.arrays)
 
 

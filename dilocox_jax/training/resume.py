@@ -229,7 +229,14 @@ def check_same_parts(record: dict[str, Any], parts: Parts) -> None:
 def changed_settings(
   saved: dict[str, Any], digest: str, config: RunConfig, corpus_digest: str
 ) -> list[str]:
-  """Returns the differences that make a saved run another: "seed: 0 -> 1"."""
+  """Returns the differences that make a saved run another: "seed: 0 -> 1".
+
+  Args:
+    saved: Config of the saved run, with its sections.
+    digest: Digest of the saved run's text.
+    config: Config of the run that is to go on.
+    corpus_digest: Digest of this run's text.
+  """
   # A field that is newer than the saved run had its default there.
   old = flat(RunConfig().to_mapping()) | flat(saved)
   changes = changed_fields(old, config.to_mapping(), FREE_ON_RESUME)

@@ -31,6 +31,10 @@ ValidationSets = Mapping[str, tuple[ValidationSet, Iterable[np.ndarray]]]
 def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
   """Returns the text that is handed in, or that of the config's data source.
 
+  Args:
+    config: Config of the run.
+    parts: Parts that are handed in.
+
   Raises:
     ValueError: If there is no text, or the model has too few tokens for it. The
       message is one line.
@@ -90,6 +94,11 @@ def document_end(
 ) -> int | None:
   """Returns the token at which attention begins anew; None without masks.
 
+  Args:
+    config: Config of the run.
+    text: Text of the run (`corpus`).
+    parts: Parts that are handed in.
+
   Raises:
     ValueError: If `data.document_masks` is set, and the text has no such token
       or the model is handed in.
@@ -112,6 +121,10 @@ def document_end(
 def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
   """Returns the training batches of every replica.
 
+  Args:
+    config: Config of the run.
+    text: Text of the run (`corpus`).
+
   Raises:
     ValueError: If there is too little text, or `data.mix` does not fit it.
   """
@@ -131,6 +144,10 @@ def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
 def held_out(config: RunConfig, text: Corpus) -> Iterable[np.ndarray]:
   """Returns the validation batches that every evaluation uses.
 
+  Args:
+    config: Config of the run.
+    text: Text of the run (`corpus`).
+
   Returns:
     Arrays of token ids [N, B, L + 1]: N batches of B sequences of L + 1 tokens.
     The last ones of a whole pass have fewer and shorter sequences.
@@ -142,6 +159,10 @@ def judging(config: RunConfig, text: Corpus) -> ValidationSets:
   """Returns the text on which only the last evaluation computes a loss.
 
   Its name is "judge", as that of a text of `evaluation.sets` could be.
+
+  Args:
+    config: Config of the run.
+    text: Text of the run (`corpus`).
 
   Raises:
     ValueError: If that name is taken, or a text that was handed in has none.
@@ -199,6 +220,10 @@ def digests_of(sets: ValidationSets) -> dict[str, str]:
 
 def validation_sets(config: RunConfig, text: Corpus) -> ValidationSets:
   """Returns the texts of `evaluation.sets` and their batches, by name.
+
+  Args:
+    config: Config of the run.
+    text: Text of the run (`corpus`).
 
   Raises:
     ValueError: If one of them cannot be read or has other tokens, or processes

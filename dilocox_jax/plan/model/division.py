@@ -147,7 +147,12 @@ class Division:
     )
 
   def divides(self, spec: Spec, shape: tuple[int, ...]) -> bool:
-    """Whether every dimension is divisible by the number of its shards."""
+    """Whether every dimension is divisible by the number of its shards.
+
+    Args:
+      spec: Mesh axes that divide each dimension; empty where none does.
+      shape: Sizes of as many dimensions.
+    """
     pairs = zip(spec, shape, strict=True)
     return all(size % self.num_shards(axes) == 0 for axes, size in pairs)
 

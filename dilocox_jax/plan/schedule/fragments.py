@@ -127,6 +127,11 @@ def slice_parts(num_rows: int, num_fragments: int, order: str) -> int:
   Rows, with those filled up, are numbered [parts, P, rows of a part]. With 6
   rows and P = 2, slice 1 has rows 3 to 5 in one part ("sliced"), or the rows 1,
   3 and 5 in three ("interleaved").
+
+  Args:
+    num_rows: Rows of the leaf.
+    num_fragments: P.
+    order: "sliced" or "interleaved".
   """
   if order == "interleaved":
     return slice_rows(num_rows, num_fragments)
@@ -134,7 +139,12 @@ def slice_parts(num_rows: int, num_fragments: int, order: str) -> int:
 
 
 def slice_rows(num_rows: int, num_fragments: int) -> int:
-  """Returns the number of rows of a slice, those filled up included."""
+  """Returns the number of rows of a slice, those filled up included.
+
+  Args:
+    num_rows: Rows of the leaf.
+    num_fragments: P.
+  """
   return -(-num_rows // num_fragments)
 
 

@@ -152,7 +152,12 @@ def _by_slice(
 
 
 def covered(fragments: Sequence[LeafFragment], shapes: LeafShapes) -> None:
-  """Raises ValueError unless every leaf is in the fragments exactly once."""
+  """Raises ValueError unless every leaf is in the fragments exactly once.
+
+  Args:
+    fragments: Pieces of leaves that make each fragment.
+    shapes: Leaf shapes by path.
+  """
   pieces_of: dict[str, list[LeafPiece]] = {path: [] for path in shapes}
   for piece in itertools.chain.from_iterable(fragments):
     if piece.path not in pieces_of:

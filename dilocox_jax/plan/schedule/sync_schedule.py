@@ -140,7 +140,12 @@ class SyncSchedule:
     return fragment * self.sync_interval // self.num_fragments
 
   def events(self, start: int, stop: int) -> list[Event]:
-    """Returns the events of inner steps start < s <= stop, in order."""
+    """Returns the events of inner steps start < s <= stop, in order.
+
+    Args:
+      start: Inner step before the first of them.
+      stop: Last of them.
+    """
     interval = self.sync_interval
     found = []
     for fragment in range(self.num_fragments):
@@ -159,6 +164,10 @@ class SyncSchedule:
     A window is what lies between two steps with events. Where fewer steps
     follow the last event than the next one needs, they are a window without
     events.
+
+    Args:
+      start: Inner step before the first of them.
+      stop: Last of them.
     """
     windows, done = [], start
     events = itertools.groupby(self.events(start, stop), lambda e: e.step)
