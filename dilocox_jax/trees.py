@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dilocox_jax.checks import require
@@ -92,6 +93,13 @@ def all_finite(tree: Tree) -> Boolean:
     if jnp.isdtype(leaf.dtype, "real floating")
   ]
   return jnp.stack(finite).all()
+
+
+def widened(values: Tree) -> Tree:
+  """Returns values in fp32, or in their own type if that is wider."""
+  return jax.tree.map(
+    lambda leaf: leaf.astype(np.promote_types(np.float32, leaf.dtype)), values
+  )
 
 
 def shardings_of(tree: Tree) -> Tree:

@@ -69,7 +69,7 @@ def main(values: flags.FlagValues) -> None:
     os.environ[command_line.COMMAND_VARIABLE] = command_line.own_command()
     elastic_agent.attend(values.elastic, _process_command)
     return
-  # This loads JAX, which takes seconds, so bad input is refused before it.
+  # This takes seconds, so bad input is refused before it.
   from experiments.runtime import running
 
   running.train(

@@ -19,8 +19,15 @@ import jax.numpy as jnp
 
 from dilocox_jax.checks import one_of, require
 from dilocox_jax.codecs import base
-from dilocox_jax.codecs.base import Codec, Encoder, Quantiser, Shape
+from dilocox_jax.codecs.base import (
+  Codec,
+  Encoder,
+  Quantiser,
+)
 from dilocox_jax.codecs.quantize import Float
+from dilocox_jax.codecs.rows import (
+  Shape,
+)
 from dilocox_jax.plan.collective import COLLECTIVES, Collective
 from dilocox_jax.plan.schedule.fragments import Shapes, stacked_shape
 from dilocox_jax.pytypes import Array

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 from dilocox_jax.aggregators import transport
 from dilocox_jax.aggregators.collectives import collectives
-from dilocox_jax.aggregators.mean import are_finite
 from dilocox_jax.codecs.base import (
   Codec,
   Projection,
@@ -27,6 +26,7 @@ from dilocox_jax.codecs.base import (
   messages,
 )
 from dilocox_jax.codecs.low_rank import Factors, LowRank, grams
+from dilocox_jax.codecs.rows import are_finite
 from dilocox_jax.plan.collective import stretch_ends
 from dilocox_jax.plan.schedule.fragments import stacked_shape
 from dilocox_jax.pytypes import Array, Boolean, Index, Pausing, Tree

@@ -28,10 +28,11 @@ from dilocox_jax.aggregators.collectives import chosen_collective
 from dilocox_jax.aggregators.compressed import CodecState, CompressedMean
 from dilocox_jax.aggregators.mean import (
   mean_of_finite_replicas,
-  widened,
 )
 from dilocox_jax.checks import require, within_limits
-from dilocox_jax.codecs.base import Codec
+from dilocox_jax.codecs.base import (
+  Codec,
+)
 from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
@@ -43,6 +44,7 @@ from dilocox_jax.pytypes import (
   Tree,
   without_pauses,
 )
+from dilocox_jax.trees import widened
 
 _EIGHT_BITS = Int(8)
 

@@ -6,22 +6,21 @@ take the place of this one.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
+from dilocox_jax.aggregators.transport import mean_of_participants, summed
 from dilocox_jax.checks import require
-from dilocox_jax.codecs.base import alike
+from dilocox_jax.codecs.rows import are_finite
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.pytypes import (
   Aggregator,
   Array,
   Boolean,
   Pausing,
-  Scalar,
   Tree,
   without_pauses,
 )
-from dilocox_jax.trees import all_finite
+from dilocox_jax.trees import all_finite, widened
 
 
 def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
@@ -59,64 +58,12 @@ def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:
   return Aggregator(init, without_pauses(average))
 
 
-def widened(values: Tree) -> Tree:
-  """Returns values in fp32, or in their own type if that is wider."""
-  return jax.tree.map(
-    lambda leaf: leaf.astype(np.promote_types(np.float32, leaf.dtype)), values
-  )
-
-
 def finite_part(values: Tree) -> tuple[Tree, Boolean]:
   """Returns the values, or zeros if one is not finite; and whether all are."""
   is_finite = are_finite(values)
   return jax.tree.map(
     lambda leaf: jnp.where(is_finite, leaf, jnp.zeros_like(leaf)), values
   ), is_finite
-
-
-def are_finite(values: Tree) -> Boolean:
-  """Returns whether all values are finite, read from few joined arrays.
-
-  With a flag for each leaf, XLA lets each leaf of the result read all flags by
-  itself: a program of 500 leaves has 250,000 operations that way.
-  """
-  leaves = jax.tree.leaves(values)
-  groups = alike([x.shape for x in leaves], lambda number: leaves[number].dtype)
-  return all_finite(
-    [
-      jnp.concatenate([leaves[number].reshape(-1) for number in group])
-      for group in groups
-    ]
-  )
-
-
-def summed(
-  values: Tree, participates: Boolean, axis_name: str = REPLICA_AXIS
-) -> tuple[Tree, Scalar]:
-  """Sums values over replicas and counts the participants.
-
-  The count is one more number of the values' type, so that the compiler puts
-  it into the same message. A message of its own would cost a slow link as much
-  latency again. In 16 bits it is exact up to
-  `aggregators.collectives.MOST_IN_16_BITS` replicas.
-
-  Args:
-    values: Leaves of one type; zeros if this replica does not participate.
-    participates: Whether this replica participates.
-    axis_name: Axis over which replicas are mapped.
-  """
-  flag = participates.astype(jax.tree.leaves(values)[0].dtype)
-  return jax.lax.psum((values, flag), axis_name)
-
-
-def mean_of_participants(total: Array, count: Scalar) -> Array:
-  """Divides a sum by the number of participants; zero if there is none.
-
-  Args:
-    total: Sum over the participants.
-    count: Number of participants.
-  """
-  return total / jnp.maximum(count, 1).astype(total.dtype)
 
 
 def check_leaves_out(

@@ -16,10 +16,13 @@ import jax.numpy as jnp
 
 from dilocox_jax.aggregators import carriers
 from dilocox_jax.aggregators.collectives import chosen_collective
-from dilocox_jax.aggregators.mean import mean_of_participants, summed
-from dilocox_jax.codecs.base import Encoder, Quantiser, Reduced
+from dilocox_jax.codecs.base import (
+  Encoder,
+  Quantiser,
+  Reduced,
+)
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
-from dilocox_jax.pytypes import Array, Boolean, Pausing
+from dilocox_jax.pytypes import Array, Boolean, Pausing, Scalar, Tree
 
 
 def reduce(
@@ -173,6 +176,35 @@ def _scatter(
       exact = values[number][replica] - lost
       own[number] = own[number].at[replica].set(exact)
   return Reduced(layout.leaves(rows), layout.leaves(own))
+
+
+def summed(
+  values: Tree, participates: Boolean, axis_name: str = REPLICA_AXIS
+) -> tuple[Tree, Scalar]:
+  """Sums values over replicas and counts the participants.
+
+  The count is one more number of the values' type, so that the compiler puts
+  it into the same message. A message of its own would cost a slow link as much
+  latency again. In 16 bits it is exact up to
+  `aggregators.collectives.MOST_IN_16_BITS` replicas.
+
+  Args:
+    values: Leaves of one type; zeros if this replica does not participate.
+    participates: Whether this replica participates.
+    axis_name: Axis over which replicas are mapped.
+  """
+  flag = participates.astype(jax.tree.leaves(values)[0].dtype)
+  return jax.lax.psum((values, flag), axis_name)
+
+
+def mean_of_participants(total: Array, count: Scalar) -> Array:
+  """Divides a sum by the number of participants; zero if there is none.
+
+  Args:
+    total: Sum over the participants.
+    count: Number of participants.
+  """
+  return total / jnp.maximum(count, 1).astype(total.dtype)
 
 
 def _or_zero(participates: Boolean, values: Array) -> Array:

@@ -20,7 +20,9 @@ from dilocox_jax.api.argument_kinds import (
   check_optimizer,
 )
 from dilocox_jax.checks import require
-from dilocox_jax.codecs.base import Codec
+from dilocox_jax.codecs.base import (
+  Codec,
+)
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.config.recipes import DEFAULTS, RECIPES
 from dilocox_jax.distributed.replicas import REPLICA_AXIS

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from dilocox_jax.checks import limited
-from dilocox_jax.codecs.base import Encoder, Shape, stacked, unstacked
+from dilocox_jax.codecs.base import (
+  Encoder,
+)
 from dilocox_jax.codecs.low_rank import (
   matmul,
   matrices_of,
@@ -20,6 +22,11 @@ from dilocox_jax.codecs.low_rank import (
   unit,
 )
 from dilocox_jax.codecs.quantize import Float
+from dilocox_jax.codecs.rows import (
+  Shape,
+  stacked,
+  unstacked,
+)
 from dilocox_jax.pytypes import Array
 
 

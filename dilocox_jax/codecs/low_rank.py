@@ -24,12 +24,14 @@ from dilocox_jax.codecs.base import (
   Messages,
   Projection,
   Reduced,
+)
+from dilocox_jax.codecs.quantize import Float
+from dilocox_jax.codecs.rows import (
   Shape,
   alike,
   stacked,
   unstacked,
 )
-from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.distributed.local_map import INNER_AXES, current_division
 from dilocox_jax.pytypes import Array, Index, Tree
 

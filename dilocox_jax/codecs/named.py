@@ -21,7 +21,9 @@ from dilocox_jax.checks import in_front, of_type, require
 from dilocox_jax.plan.choices import Lazy, Registry, check_lazy, loaded
 
 if typing.TYPE_CHECKING:
-  from dilocox_jax.codecs.base import Codec
+  from dilocox_jax.codecs.base import (
+    Codec,
+  )
 
 CODECS: Registry[Lazy] = Registry("codec")
 
@@ -39,7 +41,9 @@ def register_codec(name: str, codec: Lazy) -> None:
   """
   check_lazy(f"codec {name!r}", codec)
   if isinstance(codec, type):
-    from dilocox_jax.codecs.base import Codec
+    from dilocox_jax.codecs.base import (
+      Codec,
+    )
 
     require(
       issubclass(codec, Codec) and dataclasses.is_dataclass(codec),
@@ -97,9 +101,15 @@ def _links_of(node: ast.expr) -> Iterator[tuple[str, dict[str, Any]]]:
     case ast.Name(name):
       yield name, {}
     case ast.Call(ast.Name(name), [], settings):
-      yield name, {s.arg or "": _value(s.value) for s in settings}
+      yield name, {_named(s): _value(s.value) for s in settings}
     case _:
       raise ValueError("neither a name nor a name with settings")
+
+
+def _named(setting: ast.keyword) -> str:
+  if setting.arg is None:
+    raise ValueError("a setting has a name")
+  return setting.arg
 
 
 def _value(node: ast.expr) -> Any:
@@ -128,7 +138,7 @@ def _link(name: str, settings: Mapping[str, Any], then: "Codec | None"):
   if then is not None:
     require("then" in fields, f"{name} must be the last link of a codec")
     given["then"] = then
-  with in_front(f"{name}: "):
+  with in_front(f"codec {name}: "):
     return build(**_typed(build, given))
 
 

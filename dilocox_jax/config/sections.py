@@ -28,7 +28,9 @@ from dilocox_jax.plan.schedule.methods import Method, named_method
 # config never finds None there, so type checkers are told the type without it.
 OF_METHOD: Any = None
 if typing.TYPE_CHECKING:
-  from dilocox_jax.codecs.base import Codec
+  from dilocox_jax.codecs.base import (
+    Codec,
+  )
 
   Value = typing.TypeVar("Value")
   OfMethod = typing.Annotated[Value, "None until a run's config is built"]

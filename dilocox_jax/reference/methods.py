@@ -41,7 +41,7 @@ The fast code does the same in these files:
     the order of events on one step           outer/window.py
     measure and apply                         outer/outer_step.py
     the sign of Delta, and the apply rules    outer/rules.py
-    the average                               exchange/
+    the average                               aggregators/
     the inner step                            inner/step.py
     all rounds, and the flush                 outer/rounds.py
     gradients averaged at every step          outer/data_parallel.py

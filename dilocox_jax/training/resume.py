@@ -13,7 +13,9 @@ from typing import Any
 
 import jax
 
-from dilocox_jax.aggregators.mean import check_leaves_out
+from dilocox_jax.aggregators.mean import (
+  check_leaves_out,
+)
 from dilocox_jax.config import (
   FREE_ON_RESUME,
   RunConfig,

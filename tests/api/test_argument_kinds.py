@@ -3,7 +3,9 @@ import optax
 import pytest
 
 import dilocox_jax as dx
-from dilocox_jax.aggregators.mean import mean_of_finite_replicas
+from dilocox_jax.aggregators.mean import (
+  mean_of_finite_replicas,
+)
 from dilocox_jax.api import argument_kinds as kinds
 from dilocox_jax.plan.schedule import methods
 

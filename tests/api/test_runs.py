@@ -7,7 +7,9 @@ import optax
 import pytest
 
 import dilocox_jax as dx
-from dilocox_jax.aggregators.mean import mean_of_finite_replicas
+from dilocox_jax.aggregators.mean import (
+  mean_of_finite_replicas,
+)
 from dilocox_jax.api import runs as api_runs
 from dilocox_jax.report.units import human_bytes
 from dilocox_jax.training import run_lock

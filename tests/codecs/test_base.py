@@ -3,11 +3,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.codecs import base
-from dilocox_jax.codecs.base import RowLayout
+from dilocox_jax.codecs import rows
 from dilocox_jax.codecs.local_low_rank import LocalLowRank
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.quantize import E3M0, Float, Int
+from dilocox_jax.codecs.rows import (
+  RowLayout,
+)
 from dilocox_jax.codecs.sparse import TopK
 from tests.codecs.alone import KEY, alone, gaussian
 
@@ -71,16 +73,16 @@ def test_rows_hold_every_value_once_in_order(num_slices):
 
 
 def test_large_leaves_are_not_copied_to_join_them(monkeypatch):
-  assert base.alike(SHAPES, lambda number: 0) == [[*range(len(SHAPES))]]
-  monkeypatch.setattr(base, "_MOST_JOINED", 60)
-  groups = base.alike(SHAPES, lambda number: 0)
+  assert rows.alike(SHAPES, lambda number: 0) == [[*range(len(SHAPES))]]
+  monkeypatch.setattr(rows, "_MOST_JOINED", 60)
+  groups = rows.alike(SHAPES, lambda number: 0)
   assert groups == [[0], [1, 2, 4, 5, 6], [3]]
 
 
 @pytest.mark.parametrize("value", [1.5, np.inf, np.nan])
 def test_what_is_kept_in_memory_is_as_it_was(value):
   arrays = [jnp.full((3,), value), jnp.arange(4.0)]
-  for found, given in zip(jax.jit(base.in_memory)(arrays), arrays, strict=True):
+  for found, given in zip(jax.jit(rows.in_memory)(arrays), arrays, strict=True):
     if np.isfinite(given).all() or not np.isnan(value):
       assert np.array_equal(found, given)
 
@@ -90,7 +92,7 @@ def test_what_is_kept_in_memory_is_as_it_was(value):
   [(300, 128, 100), (128, 128, 128), (7, 128, 7), (129, 128, 65), (1, 1, 1)],
 )
 def test_blocks_are_as_short_as_their_number_allows(size, block_size, width):
-  assert base.block_width(size, block_size) == width
+  assert rows.block_width(size, block_size) == width
 
 
 def test_a_projection_cannot_stand_behind_another_link():

@@ -3,7 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.codecs.base import Reduced, messages
+from dilocox_jax.codecs.base import (
+  Reduced,
+  messages,
+)
 from dilocox_jax.codecs.local_low_rank import LocalLowRank
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.quantize import Float, Int

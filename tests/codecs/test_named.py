@@ -3,7 +3,9 @@ import re
 
 import pytest
 
-from dilocox_jax.codecs.base import Quantiser
+from dilocox_jax.codecs.base import (
+  Quantiser,
+)
 from dilocox_jax.codecs.local_low_rank import LocalLowRank
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.named import (
@@ -68,12 +70,12 @@ LIKE = "must be written like 'low_rank(rank=4)+int(bits=2)'"
     ("int(bits=f())", LIKE),
     ("int(bits=2)*2", LIKE),
     ("int(bits={[1]:2})", LIKE),
-    ("int(**{'bits': 2})", "int has no setting  (it has: bits, "),
+    ("int(**{'bits': 2})", LIKE),
     ("int(rank=3)", "int has no setting rank (it has: bits, scale, "),
     ("top_k(then=int)", "top_k has no setting then (it has: fraction, "),
     ("float32(dtype=1)", "float32 has no setting dtype (it has: none)"),
-    ("int(bits=3)", "int: bits=3 must be one of 8, 4, 2, 1"),
-    ("int(bits=4.0)", "int: bits=4.0 must be of type int"),
+    ("int(bits=3)", "codec int: bits=3 must be one of 8, 4, 2, 1"),
+    ("int(bits=4.0)", "codec int: bits=4.0 must be of type int"),
     ("low_rank(rank=four)", "low_rank: rank='four' must be of type int"),
     ("low_rank(rank=0)", "low_rank: rank=0 must be at least 1"),
     ("low_rank(power_iterations=0)", "power_iterations=0 must be at least 1"),

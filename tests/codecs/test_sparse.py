@@ -3,7 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.codecs.base import Reduced
+from dilocox_jax.codecs.base import (
+  Reduced,
+)
 from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK, stratum_bounds
 from tests.codecs.alone import KEY, alone, gaussian, through

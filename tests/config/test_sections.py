@@ -116,7 +116,10 @@ def test_a_sync_section_that_cannot_be_says_why(values, parts):
   ("values", "message"),
   [
     ({"codec": "int5"}, "exchange.codec='int5' must be one of float32"),
-    ({"codec": "int(bits=5)"}, "exchange.int: bits=5 must be one of 8, 4"),
+    (
+      {"codec": "int(bits=5)"},
+      "exchange.codec int: bits=5 must be one of",
+    ),
     ({"codec": "int+"}, "exchange.codec='int+' must be written like"),
     (
       {"codec": "int", "feedback": 1.0, "keep_unsent": True},

@@ -92,7 +92,7 @@ BAD = {
   ),
   "text for a link's number": (
     ["--config.exchange.codec=low_rank(rank=four)+int"],
-    "exchange.low_rank: rank='four' must be of type int",
+    "exchange.codec low_rank: rank='four' must be of type int",
   ),
   "setting of a codec as a field": (
     ["--config.codec.gain=2"],

@@ -7,7 +7,9 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.aggregators.mean import mean_of_finite_replicas
+from dilocox_jax.aggregators.mean import (
+  mean_of_finite_replicas,
+)
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.optimizers import standard_promotion
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep

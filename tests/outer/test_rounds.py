@@ -9,7 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.aggregators.mean import mean_of_finite_replicas
+from dilocox_jax.aggregators.mean import (
+  mean_of_finite_replicas,
+)
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.pytypes import Aggregator

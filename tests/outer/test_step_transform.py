@@ -10,7 +10,9 @@ import optax
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from dilocox_jax.aggregators.mean import mean_of_finite_replicas
+from dilocox_jax.aggregators.mean import (
+  mean_of_finite_replicas,
+)
 from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.step_state import outer_params

@@ -5,7 +5,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.codecs.base import Encoder, Reduced
+from dilocox_jax.codecs.base import (
+  Encoder,
+  Reduced,
+)
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.pytypes import Array, Tree

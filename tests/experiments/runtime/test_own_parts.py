@@ -73,7 +73,7 @@ def test_a_dataclass_of_the_file_finds_its_module(tmp_path):
 @pytest.mark.slow
 def test_the_programs_that_read_a_run_know_its_parts(file, tmp_path):
   register_parts([str(file)])
-  run, out = tmp_path / "run", f"--workdir={tmp_path / 'out'}"
+  run = tmp_path / "run"
   runs.train(
     runs.settings(
       exchange={"codec": "ternary"}, total_steps=6, method="diloco"
@@ -81,8 +81,8 @@ def test_the_programs_that_read_a_run_know_its_parts(file, tmp_path):
     run,
   )
   for name, flags in (
-    ("simulate", ("--step_s=0.5", out)),
-    ("export", (out,)),
+    ("simulate", ("--step_s=0.5", f"--workdir={tmp_path / 'time'}")),
+    ("export", (f"--workdir={tmp_path / 'model'}",)),
     ("sample", ("--num_tokens=3",)),
   ):
     flags = (f"--run={run}", *flags)
