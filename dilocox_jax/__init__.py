@@ -46,6 +46,7 @@ _HOMES = {
   "exchange": "aggregators.feedback",
   "limited": "checks",
   "load": "api.runs",
+  "mailbox": "api.mailbox",
   "make_rounds": "api.rounds",
   "named_codec": "codecs.named",
   "outer_params": "outer.step_state",

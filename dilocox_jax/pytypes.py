@@ -77,6 +77,8 @@ class Aggregator(NamedTuple):
       sent. If true, this part stays in the replica's parameters, and the next
       pseudo-gradient contains it. If false, this part is lost, unless error
       feedback holds it as a residual.
+    carrier: What carries the messages where the host does so, outside of
+      compiled programs (`meeting.carrier`). None: collectives.
   """
 
   init: Callable[[Tree], Tree]
@@ -86,6 +88,7 @@ class Aggregator(NamedTuple):
   is_shared: bool = True
   stretch_ends: Callable[[Tree], tuple[int, ...]] | None = None
   keep_unsent: bool = False
+  carrier: Any = None
 
   @property
   def has_turns(self) -> bool:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from dilocox_jax.aggregators import transport
+from dilocox_jax.aggregators.carriers import Carry
 from dilocox_jax.aggregators.collectives import collectives
 from dilocox_jax.codecs.base import (
   Codec,
@@ -59,6 +60,9 @@ class CompressedMean:
     shares_add_up: Whether `own` also has what this replica lost when it rounded
       a mean that it sent on, as after a reduce-scatter. Error feedback then
       makes up for both roundings.
+    carry: What carries the messages instead of a collective.
+    number: Number of this replica, which tells its random numbers from those
+      of the others; None: its place on the axis.
   """
 
   codec: Codec
@@ -66,6 +70,8 @@ class CompressedMean:
   seed: int
   axis_name: str
   shares_add_up: bool
+  carry: Carry | None = None
+  number: int | None = None
 
   def init(self, params: Tree) -> CodecState:
     """Returns the first state of a fragment."""
@@ -124,7 +130,10 @@ class CompressedMean:
   ) -> Pausing:
     """Averages the leaves of one message."""
     key = jax.random.fold_in(key, turn + 1)
-    key = jax.random.fold_in(key, jax.lax.axis_index(self.axis_name))
+    number = self.number
+    if number is None:
+      number = jax.lax.axis_index(self.axis_name)
+    key = jax.random.fold_in(key, number)
     return transport.reduce(
       encoder_of(self.codec),
       sent,
@@ -133,6 +142,7 @@ class CompressedMean:
       self.collective,
       self.axis_name,
       self.shares_add_up,
+      self.carry,
     )
 
   def observe(self, state: CodecState, follows_rank: bool) -> dict[str, Array]:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dilocox_jax.aggregators.carriers import by_host
 from dilocox_jax.aggregators.collectives import chosen_collective
 from dilocox_jax.aggregators.compressed import CodecState, CompressedMean
 from dilocox_jax.aggregators.mean import (
@@ -108,25 +109,62 @@ def exchange(
   Raises:
     ValueError: One line that names what does not fit.
   """
+  codec = _checked(codec)
+  residual = Residual(feedback, against, residual_dtype)
+  chosen_collective(codec, collective, 2)
+  residual.check(keep_unsent)
+  if (codec, collective, feedback) == (Float(), "auto", 0):
+    return mean_of_finite_replicas(axis_name)._replace(keep_unsent=keep_unsent)
+  shares_add_up = keep_unsent or (bool(feedback) and against == "own")
+  settings = codec, collective, seed, axis_name, shares_add_up
+  return _aggregator(
+    CompressedMean(*settings), residual, keep_unsent, follows_rank
+  )
+
+
+def carried_exchange(
+  codec: Codec | str,
+  residual: "Residual",
+  *,
+  number: int,
+  keep_unsent: bool = False,
+  seed: int = 0,
+) -> Aggregator:
+  """Returns an `exchange` whose messages the host carries.
+
+  Its generator pauses as `aggregators.carriers.by_host` does, so `average`
+  cannot be called in a compiled program.
+
+  Args:
+    codec: What is sent, as for `exchange`.
+    residual: What is kept of what the codec lost.
+    number: Number of this replica, for its random numbers.
+    keep_unsent: As for `exchange`.
+    seed: As for `exchange`.
+  """
+  codec = _checked(codec)
+  residual.check(keep_unsent)
+  compressed = CompressedMean(
+    codec, "all_gather", seed, REPLICA_AXIS, False, by_host, number
+  )
+  return _aggregator(compressed, residual, keep_unsent, False)
+
+
+def _checked(codec: Codec | str) -> Codec:
   codec = named_codec(codec) if isinstance(codec, str) else codec
   require(
     isinstance(codec, Codec),
     f"codec={codec!r} must be a codec, or names such as 'top_k+int(bits=2)'",
   )
-  within_limits("feedback", feedback, at_least=0, at_most=1)
-  within_limits("against", against, choices=REFERENCES)
-  within_limits("residual_dtype", residual_dtype, choices=RESIDUAL_DTYPES)
-  chosen_collective(codec, collective, 2)
-  require(
-    not (feedback and keep_unsent),
-    "feedback and keep_unsent both make up for what a codec loses: set one",
-  )
-  if (codec, collective, feedback) == (Float(), "auto", 0):
-    return mean_of_finite_replicas(axis_name)._replace(keep_unsent=keep_unsent)
-  shares_add_up = keep_unsent or (bool(feedback) and against == "own")
-  settings = codec, collective, seed, axis_name, shares_add_up
-  compressed = CompressedMean(*settings)
-  residual = Residual(feedback, against, residual_dtype)
+  return codec
+
+
+def _aggregator(
+  compressed: CompressedMean,
+  residual: "Residual",
+  keep_unsent: bool,
+  follows_rank: bool,
+) -> Aggregator:
   # Codec state is equal on all replicas, so it has no replica axis. Each
   # replica has its own residual.
   axes = FeedbackState(codec=None, residual=0)  # pyright: ignore
@@ -184,6 +222,16 @@ class Residual:
   decay: float
   against: str
   dtype: str
+
+  def check(self, keep_unsent: bool) -> None:
+    """Raises ValueError, of one line, for what does not fit."""
+    within_limits("feedback", self.decay, at_least=0, at_most=1)
+    within_limits("against", self.against, choices=REFERENCES)
+    within_limits("residual_dtype", self.dtype, choices=RESIDUAL_DTYPES)
+    require(
+      not (self.decay and keep_unsent),
+      "feedback and keep_unsent both make up for what a codec loses: set one",
+    )
 
   def init(self, params: Tree) -> Tree:
     """Returns a residual of zeros, or None."""

@@ -33,6 +33,7 @@ def reduce(
   collective: str = "auto",
   axis_name: str = REPLICA_AXIS,
   shares_add_up: bool = False,
+  carry: carriers.Carry | None = None,
 ) -> Pausing:
   """Averages leaves over the replicas that participate.
 
@@ -45,16 +46,18 @@ def reduce(
     axis_name: Axis over which replicas are mapped.
     shares_add_up: Whether the own parts of all replicas add up to the mean
       times their number even where the mean is rounded too (`_scatter`).
+    carry: What carries the messages instead of a collective.
 
   Returns:
-    A generator that pauses as `Aggregator.paused` does. In the end it returns
-    `Reduced`.
+    A generator that pauses as `Aggregator.paused` does, or as `carry` does. In
+    the end it returns `Reduced`.
   """
   num_replicas = jax.lax.axis_size(axis_name)
   way = chosen_collective(encoder, collective, num_replicas)
   given = leaves, participates, key, axis_name
-  if way == "all_gather":
-    return _gather(encoder, *given)
+  if carry or way == "all_gather":
+    carry = carry or carriers.by_collective(axis_name)
+    return _gather(encoder, leaves, participates, key, carry)
   assert isinstance(encoder, Quantiser)
   if way == "all_reduce":
     return _add(encoder, *given)
@@ -74,22 +77,26 @@ def _add(
 
 
 def _gather(
-  encoder: Encoder, leaves, participates, key, axis_name: str
+  encoder: Encoder, leaves, participates, key, carry: carriers.Carry
 ) -> Pausing:
   """Every replica receives all messages, decodes them and adds them up."""
   encode, decode, take_apart = _functions(encoder, leaves, participates, key)
-  sent, flag = encode(), participates.astype(jnp.uint8)
-  sent, flag = yield sent, flag[None]
-  *gathered, flags = yield carriers.all_gathered([*sent, flag], axis_name)
-  count = jnp.sum(flags, dtype=jnp.float32)
+  arrived = yield from carry(encode(), participates)
+  weights = arrived.weights
+  count = jnp.sum(weights, dtype=jnp.float32)
+
+  def weighted(replica: int) -> list[Array]:
+    values = decode([array[replica] for array in arrived.arrays])
+    return [each * weights[replica].astype(each.dtype) for each in values]
+
   # One replica after the other, so that the decoded values of one replica at
   # most are in memory.
-  total = decode([array[0] for array in gathered])
-  for replica in range(1, jax.lax.axis_size(axis_name)):
-    more = decode([array[replica] for array in gathered])
-    total = list(map(jnp.add, total, more))
+  total = weighted(0)
+  for replica in range(1, weights.shape[0]):
+    total = list(map(jnp.add, total, weighted(replica)))
   mean = [mean_of_participants(values, count) for values in total]
-  return Reduced(take_apart(mean), take_apart(decode(sent)))
+  own = [_or_zero(arrived.is_counted, each) for each in decode(arrived.own)]
+  return Reduced(take_apart(mean), take_apart(own))
 
 
 def _functions(encoder: Encoder, leaves, participates, key):

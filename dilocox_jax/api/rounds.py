@@ -5,6 +5,8 @@ method runs beside the inner steps of a window, which a transform of single
 steps (`step_methods`) cannot offer.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -18,6 +20,7 @@ from dilocox_jax.api.step_methods import check_unsent
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.outer.cuts import Cuts
+from dilocox_jax.outer.exchange_thread import ExchangeThread
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.outer.window import InnerStep
@@ -83,12 +86,31 @@ def make_rounds(
     max(num_layers, 1),
     method.fragment_order,
   )
+  step = OuterStep(method, outer, aggregator)
+  if aggregator.carrier:
+    _enter(step, num_replicas)
   return Rounds(
-    OuterStep(method, outer, aggregator),
+    step,
     Cuts(fragments.num_fragments, fragments),
     Replicas(num_replicas, layout),
     inner_step=_checked(inner_step),
+    thread=ExchangeThread() if aggregator.carrier else None,
   )
+
+
+def _enter(step: OuterStep, num_replicas: int) -> None:
+  """Enters the run of replicas that are programs of their own."""
+  require(
+    num_replicas == 1,
+    f"num_replicas={num_replicas} must be 1 with dilocox_jax.mailbox, in which "
+    "each replica is a program of its own",
+  )
+  require(
+    step.is_shared,
+    f"rule={step.method.rule!r} gives each replica outer parameters of its "
+    "own, which dilocox_jax.mailbox cannot offer",
+  )
+  step.aggregator.carrier.enter({"method": dataclasses.asdict(step.method)})
 
 
 def _checked(inner_step: InnerStep) -> InnerStep:

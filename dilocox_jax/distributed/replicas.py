@@ -269,7 +269,7 @@ class Replicas:
     def local(*args):
       if self.num_replicas == 1:
         # XLA refuses a collective of one replica that has several devices.
-        return _without_axis(out_axes, stacked(0)(*args))
+        return without_axis(out_axes, stacked(0)(*args))
       out = function(*map_prefix(lambda x: x[0], in_axes, args))
       return map_prefix(lambda x: x[None], out_axes, out)
 
@@ -371,7 +371,7 @@ def _replica(axis: int | None) -> tuple[str, ...]:
   return () if axis is None else (REPLICA_AXIS,)
 
 
-def _without_axis(axes, tree):
+def without_axis(axes, tree):
   """Takes the first axis, of length 1, from leaves whose axis is None."""
 
   def under(axis, subtree):

@@ -92,6 +92,11 @@ class OuterStep:
     return self.rule.is_shared and self.aggregator.is_shared
 
   @property
+  def is_carried(self) -> bool:
+    """Whether the host carries the messages (`carried`)."""
+    return self.aggregator.carrier is not None
+
+  @property
   def axes(self) -> FragmentState:
     """Replica axes of the state as a tree prefix: 0, or None where shared."""
     shared: Any = None if self.is_shared else 0

@@ -19,11 +19,12 @@ import numpy as np
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import with_shardings
 from dilocox_jax.optimizers import advanced
+from dilocox_jax.outer.carried import lone_exchange
 from dilocox_jax.outer.drift import Drift, axes_of
 from dilocox_jax.outer.exchange_thread import ExchangeThread
+from dilocox_jax.outer.lone_exchange import Exchange, arrived_axes
 from dilocox_jax.outer.outer_step import FragmentState
 from dilocox_jax.outer.round_states import RoundState, RoundStates
-from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.outer.window import (
   InnerProgress,
   InnerStep,
@@ -236,12 +237,38 @@ class Rounds(RoundStates):
   def _run(self, kind: WindowKind, given: _Given) -> tuple:
     """Runs a window; if a thread exchanges, beside the inner steps alone."""
     hides = kind.has_steps and given.due is not None
-    if not self.thread or not hides or kind.differs:
+    is_carried = self.outer.is_carried and kind.applied is not None
+    if is_carried and given.due is None:
+      kind, given = self._measured(kind, given)
+    elif not is_carried and not (self.thread and hides and not kind.differs):
       return self.program(kind)(*given)
+    return self._beside_steps(kind, given)
+
+  def _measured(
+    self, kind: WindowKind, given: _Given
+  ) -> tuple[WindowKind, _Given]:
+    """Runs a window without delay up to its exchange; returns the rest."""
+    measures = WindowKind(sent=kind.applied, has_steps=kind.has_steps)
+    first = given._replace(
+      applied=None, sent=given.applied, places=(None, given.places[0])
+    )
+    progress, _, state, _ = self.program(measures)(*first)
+    applied, due = _parted(state)
+    kind = dataclasses.replace(kind, sent=None, is_same=False, has_steps=False)
+    return kind, given._replace(
+      progress=progress, batches=None, applied=applied, due=due
+    )
+
+  def _beside_steps(self, kind: WindowKind, given: _Given) -> tuple:
+    """Exchanges in the thread, runs the inner steps, and then the events."""
+    assert self.thread is not None
     kept, rest = given.applied.exchange, given.applied._replace(exchange=None)
-    exchange = self.thread.start(self._exchange, kept, rest, given.due)
-    steps = _Given(given.progress, given.batches, given.num_steps)
-    progress, *_ = self.program(WindowKind())(*steps)
+    run = functools.partial(self._exchange, kind.applied)
+    exchange = self.thread.start(run, kept, rest, given.due)
+    progress = given.progress
+    if kind.has_steps:
+      steps = _Given(progress, given.batches, given.num_steps)
+      progress, *_ = self.program(WindowKind())(*steps)
     arrived = self.thread.wait(exchange, progress)
     kind = dataclasses.replace(kind, has_steps=False, has_arrived=True)
     given = given._replace(
@@ -269,7 +296,7 @@ class Rounds(RoundStates):
     donated = ["progress", "applied", "sent"]
     if kind.sent == kind.applied and not kind.has_arrived:
       donated += ["due"]  # What is sent takes its place.
-    if not kind.has_steps and not kind.has_arrived:
+    if not kind.has_steps and (not kind.has_arrived or self.outer.is_carried):
       donated = []
     numbers = tuple(map(_Given._fields.index, donated))
     return jax.jit(mapped, donate_argnums=numbers)
@@ -289,36 +316,16 @@ class Rounds(RoundStates):
       given = given._replace(applied=state, due=per_replica, weight=own)
       drift = axes_of(self.outer.aggregator.is_shared)
     if kind.has_arrived:
-      given = given._replace(arrived=self._arrived_axes)
+      given = given._replace(arrived=arrived_axes(self.outer))
     if has_other:
       sent = axes
       given = given._replace(sent=axes)
     return tuple(given), (progress, applied, sent, drift)
 
   @functools.cached_property
-  def _exchange(self):
-    """The jitted program (aggregator's state, the rest, due) -> arrived."""
-
-    def replica_program(kept: Tree, rest: FragmentState, due: Tree):
-      state = rest._replace(exchange=kept)
-      result, kept = self.outer.exchange(state, due)
-      divided = self.replicas.divided
-      trees = divided(result._replace(observed={}))
-      return trees._replace(observed=result.observed), divided(kept)
-
-    axes, none = self.outer.axes, self.outer.axes._replace(exchange=None)
-    mapped = self.replicas.map(
-      replica_program, (axes.exchange, none, 0), self._arrived_axes
-    )
-    return jax.jit(mapped, donate_argnums=0)
-
-  @property
-  def _arrived_axes(self) -> tuple[ExchangeResult, Any]:
-    """Replica axes of what has arrived, tree prefixes."""
-    shared: Any = None if self.outer.aggregator.is_shared else 0
-    own: Any = 0
-    unstacked: Any = None
-    return ExchangeResult(shared, own, own, unstacked), self.outer.axes.exchange
+  def _exchange(self) -> Exchange:
+    """The exchange of what was measured, outside of a window's program."""
+    return lone_exchange(self.outer, self.replicas)
 
   @functools.cached_property
   def _advance(self):

@@ -1,0 +1,153 @@
+"""Carries the exchanges of one replica's rounds through a mailbox.
+
+Rounds ask it for one exchange after the other: what one turn sends goes in,
+and what has come of all who are listed comes out (`outer.carried`).
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dilocox_jax.meeting.mailbox import Exchanged, Mailbox, TakeSnapshot
+
+
+class Arrivals(NamedTuple):
+  """What one turn brings; the fields of `aggregators.carriers.Arrived`.
+
+  Attributes:
+    arrays: Arrays [K, ...] of the K replicas that are listed.
+    weights: Their weights in the mean [K], which add up to K.
+    is_counted: Whether this replica is one of them.
+  """
+
+  arrays: tuple[np.ndarray, ...]
+  weights: np.ndarray
+  is_counted: np.ndarray
+
+
+class Carrier:
+  """The mailbox of a run, and how far the run has come.
+
+  Attributes:
+    weight: Weight of this replica's messages.
+    keeps: Whether what was not sent is kept by feedback, or as progress that
+      was not sent; the aggregator then makes up for a message that came late.
+    event: Number of the next exchange.
+  """
+
+  def __init__(
+    self,
+    enter: Callable[[Mapping[str, Any]], Mailbox],
+    *,
+    weight: float,
+    keeps: bool,
+  ):
+    """Enters no run yet.
+
+    Args:
+      enter: Function from what must be equal in all replicas to the mailbox.
+      weight: Weight of this replica's messages.
+      keeps: See above.
+    """
+    self._enter, self.weight, self.keeps = enter, weight, keeps
+    self._mailbox: Mailbox | None = None
+    self.event = 0
+
+  def enter(self, terms: Mapping[str, Any]) -> None:
+    """Enters the run.
+
+    Args:
+      terms: What must be equal in all replicas beside what was given already.
+    """
+    self._mailbox = self._enter(terms)
+
+  @property
+  def mailbox(self) -> Mailbox:
+    """The mailbox, once the run was entered."""
+    assert self._mailbox is not None, "the run was not entered"
+    return self._mailbox
+
+  def exchange(self, kind: int, shared: Iterable[np.ndarray]) -> "Turns":
+    """Begins the next exchange.
+
+    Args:
+      kind: Number of the fragment, or of its group of fragments alike.
+      shared: Arrays that are equal in all replicas, for a digest.
+    """
+    event, self.event = self.event, self.event + 1
+    attends = self.mailbox.attends(event)
+    return Turns(self, event, kind, attends, _digest_of(shared))
+
+
+class Turns:
+  """One exchange.
+
+  Attributes:
+    is_counted: Whether this replica's messages were listed in all turns.
+  """
+
+  def __init__(
+    self, carrier: Carrier, event: int, kind: int, attends: bool, state: bytes
+  ):
+    """Sends nothing yet; see `Carrier.exchange`."""
+    self._carrier, self._event, self._kind = carrier, event, kind
+    self._attends, self._state, self._turn = attends, state, 0
+    self.is_counted = True
+
+  def send(
+    self,
+    arrays: Sequence[np.ndarray],
+    is_finite: bool,
+    snapshot: TakeSnapshot | None = None,
+  ) -> Arrivals:
+    """Sends the next turn's arrays, and returns what all average.
+
+    Args:
+      arrays: The message.
+      is_finite: Whether the replica's values are; if not, nothing is sent.
+      snapshot: See `Mailbox.exchange`.
+    """
+    turn, self._turn = self._turn, self._turn + 1
+    exchanged = self._carrier.mailbox.exchange(
+      self._event,
+      turn,
+      arrays,
+      weight=self._carrier.weight,
+      send=self._attends and is_finite,
+      state=self._state,
+      kind=self._kind,
+      snapshot=snapshot,
+    )
+    self.is_counted &= exchanged.is_own_listed
+    return _stacked(exchanged, arrays)
+
+
+def _stacked(exchanged: Exchanged, like: Sequence[np.ndarray]) -> Arrivals:
+  """Returns the messages of all as arrays with a first axis.
+
+  Args:
+    exchanged: The messages.
+    like: Arrays of a message. If nobody is listed, zeros of their kind stand
+      there with weight 0, and the mean is zero.
+  """
+  messages = [arrays for _, _, arrays in exchanged.messages]
+  weights = np.array([each[1] for each in exchanged.messages], np.float64)
+  if not messages:
+    messages, weights = [list(map(np.zeros_like, like))], np.zeros(1)
+  else:
+    weights *= len(weights) / weights.sum()
+  return Arrivals(
+    tuple(map(np.stack, zip(*messages, strict=True))),
+    weights.astype(np.float32),
+    np.asarray(exchanged.is_own_listed),
+  )
+
+
+def _digest_of(arrays: Iterable[np.ndarray]) -> bytes:
+  """Returns a digest of the values of arrays."""
+  digest = hashlib.sha256()
+  for array in arrays:
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+  return digest.digest()

@@ -1,0 +1,138 @@
+"""Replicas that train by rounds, together in one runtime or each for itself."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import dilocox_jax as dx
+from dilocox_jax.plan.schedule import methods
+
+H, ROUNDS, LAYERS = 4, 10, 2
+SECRET = b"s" * 64
+INNER = optax.sgd(0.1)
+# Name -> method and settings of its exchange.
+METHODS = {
+  "diloco": (methods.diloco(H), {}),
+  "overlap_loco": (
+    methods.overlap_loco(H, 2),
+    {"codec": "int(bits=1)", "feedback": 1.0},
+  ),
+  "dilocox": (
+    methods.dilocox(H),
+    {"codec": "low_rank(rank=2)+int(bits=4)", "feedback": 1.0},
+  ),
+  "streaming_diloco": (
+    methods.streaming_diloco(H, 2, 1),
+    {"codec": "e3m0"},
+  ),
+}
+
+
+def first_params():
+  """Equal in all replicas."""
+  rng = np.random.default_rng(0)
+  return {
+    "blocks": {"w": jnp.float32(rng.normal(size=[LAYERS, 8, 6]))},
+    "head": jnp.float32(rng.normal(size=[6, 5])),
+  }
+
+
+def step(params, state, batch):
+  """Moves towards a point of the replica's own."""
+
+  def loss(params):
+    gaps = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), params, batch)
+    return sum(jax.tree.leaves(gaps))
+
+  value, gradient = jax.value_and_grad(loss)(params)
+  updates, state = INNER.update(gradient, state, params)
+  norm = optax.tree.norm(gradient)
+  return optax.apply_updates(params, updates), state, (value, norm)
+
+
+def batches(num_replicas, start, stop):
+  """Points for every replica and step."""
+  rng = np.random.default_rng(1)
+  shapes = jax.tree.map(lambda leaf: leaf.shape, first_params())
+  return jax.tree.map(
+    lambda shape: rng.normal(size=[num_replicas, ROUNDS * H, *shape])[
+      :, start:stop
+    ].astype(np.float32),
+    shapes,
+    is_leaf=lambda shape: isinstance(shape, tuple),
+  )
+
+
+def rounds_of(method, exchange, num_replicas):
+  return dx.make_rounds(
+    method,
+    step,
+    optax.sgd(0.7, momentum=0.6, nesterov=True),
+    num_replicas=num_replicas,
+    num_layers=LAYERS,
+    exchange=exchange,
+  )
+
+
+def trained(rounds, num_replicas, own=slice(None), start=0):
+  """Returns losses [M, steps] and the outer parameters after a flush."""
+  params, losses = first_params(), []
+  state = rounds.init(params, INNER.init(params))
+  for number in range(start, ROUNDS):
+    points = batches(num_replicas, number * H, (number + 1) * H)
+    points = jax.tree.map(lambda leaf: leaf[own], points)
+    state, metrics, _ = rounds.run(state, points)
+    losses.append(np.asarray(metrics.loss))
+  state, _ = rounds.flush(state)
+  outer = jax.tree.map(np.asarray, rounds.outer_params(state))
+  return np.concatenate(losses, axis=1), outer
+
+
+def together(name, num_replicas):
+  method, settings = METHODS[name]
+  # Where a mean is rounded on its way, the result is another one.
+  way = "all_reduce" if name == "diloco" else "all_gather"
+  exchange = dx.exchange(**settings, collective=way)
+  return trained(rounds_of(method, exchange, num_replicas), num_replicas)
+
+
+def alone(where, name, number, num_replicas, **more):
+  """Trains one replica of several."""
+  method, settings = METHODS[name]
+  exchange = dx.mailbox(
+    where, name=f"r{number}", secret=SECRET, **settings, **more
+  )
+  rounds = rounds_of(method, exchange, 1)
+  return trained(rounds, num_replicas, slice(number, number + 1))
+
+
+def rules(num_replicas):
+  return dx.MailboxRules(
+    replicas=num_replicas, quorum=1, grace_s=60.0, max_norm_ratio=100.0
+  )
+
+
+def in_threads(function, num_replicas):
+  """Calls a function of a replica's number for all at once."""
+  results, errors = {}, []
+
+  def run(number):
+    try:
+      results[number] = function(number)
+    except BaseException as error:
+      errors.append(error)
+
+  threads = [
+    threading.Thread(target=run, args=[n], daemon=True)
+    for n in range(num_replicas)
+  ]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(120)
+  if errors:
+    raise errors[0]
+  return [results[number] for number in range(num_replicas)]
