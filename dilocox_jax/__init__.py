@@ -44,6 +44,7 @@ _HOMES = {
   "compare_methods": "api.method_plans",
   "estimate": "api.runs",
   "exchange": "aggregators.feedback",
+  "join_rounds": "outer.newcomer",
   "limited": "checks",
   "load": "api.runs",
   "mailbox": "api.mailbox",

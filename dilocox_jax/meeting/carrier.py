@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dilocox_jax.meeting.mailbox import Exchanged, Mailbox, TakeSnapshot
+from dilocox_jax.meeting.mailbox import Exchanged, Mailbox
+
+NEVER = 2**62
 
 
 class Arrivals(NamedTuple):
@@ -53,7 +55,7 @@ class Carrier:
     """
     self._enter, self.weight, self.keeps = enter, weight, keeps
     self._mailbox: Mailbox | None = None
-    self.event = 0
+    self.event = self._first_own = 0
 
   def enter(self, terms: Mapping[str, Any]) -> None:
     """Enters the run.
@@ -69,6 +71,28 @@ class Carrier:
     assert self._mailbox is not None, "the run was not entered"
     return self._mailbox
 
+  def newest(self) -> list[np.ndarray] | None:
+    """Goes back to the newest snapshot; returns it, or None if there is none.
+
+    The next exchange is that of the first event whose result it does not have.
+    """
+    snapshot = self.mailbox.newest()
+    self.event = snapshot.first if snapshot else 0
+    self._first_own = NEVER  # What this replica has in flight is not its own.
+    return snapshot.arrays if snapshot else None
+
+  def takes_part(self, num_in_flight: int) -> bool:
+    """Returns whether this replica has followed far enough to take part.
+
+    Args:
+      num_in_flight: Number of exchanges before the first one of what this
+        replica measures from now on.
+    """
+    if not self.mailbox.attends(self.event + num_in_flight):
+      return False
+    self._first_own = self.event + num_in_flight
+    return True
+
   def exchange(self, kind: int, shared: Iterable[np.ndarray]) -> "Turns":
     """Begins the next exchange.
 
@@ -77,7 +101,7 @@ class Carrier:
       shared: Arrays that are equal in all replicas, for a digest.
     """
     event, self.event = self.event, self.event + 1
-    attends = self.mailbox.attends(event)
+    attends = event >= self._first_own and self.mailbox.attends(event)
     return Turns(self, event, kind, attends, _digest_of(shared))
 
 
@@ -100,14 +124,14 @@ class Turns:
     self,
     arrays: Sequence[np.ndarray],
     is_finite: bool,
-    snapshot: TakeSnapshot | None = None,
+    shared: Callable[[], Sequence[np.ndarray]],
   ) -> Arrivals:
     """Sends the next turn's arrays, and returns what all average.
 
     Args:
       arrays: The message.
       is_finite: Whether the replica's values are; if not, nothing is sent.
-      snapshot: See `Mailbox.exchange`.
+      shared: Returns all that the replicas share, for a snapshot.
     """
     turn, self._turn = self._turn, self._turn + 1
     exchanged = self._carrier.mailbox.exchange(
@@ -118,7 +142,7 @@ class Turns:
       send=self._attends and is_finite,
       state=self._state,
       kind=self._kind,
-      snapshot=snapshot,
+      snapshot=lambda: (self._event, shared()),
     )
     self.is_counted &= exchanged.is_own_listed
     return _stacked(exchanged, arrays)

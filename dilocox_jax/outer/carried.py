@@ -14,6 +14,7 @@ How many replicas have sent may change: the stage is then compiled again.
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +33,7 @@ from dilocox_jax.outer.lone_exchange import (
   divided,
 )
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
-from dilocox_jax.pytypes import Tree
+from dilocox_jax.pytypes import Array, Tree
 
 
 def lone_exchange(outer: OuterStep, replicas: Replicas) -> Exchange:
@@ -42,7 +43,7 @@ def lone_exchange(outer: OuterStep, replicas: Replicas) -> Exchange:
   return compiled_exchange(outer, replicas)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class CarriedExchange:
   """Exchanges a fragment of the one replica of this runtime.
 
@@ -56,14 +57,17 @@ class CarriedExchange:
   outer: OuterStep
   replicas: Replicas
   axes: Averaged
+  fragment: int = 0
+  fragments: Sequence[FragmentState] = ()
 
-  def __call__(
-    self, group: Any, kept: Tree, rest: FragmentState, due: Tree
-  ) -> Averaged:
+  def begin(self, fragment: int, fragments: Sequence[FragmentState]) -> None:
+    """Says which fragment is exchanged next, and the states of all."""
+    self.fragment, self.fragments = fragment, tuple(fragments)
+
+  def __call__(self, kept: Tree, rest: FragmentState, due: Tree) -> Averaged:
     """Exchanges a pseudo-gradient, and waits for the other replicas.
 
     Args:
-      group: Number of the group of fragments.
       kept: State of the aggregator.
       rest: State of the fragment beside it.
       due: Its pseudo-gradient.
@@ -72,13 +76,16 @@ class CarriedExchange:
       The result, and the new state of the aggregator.
     """
     carrier = self.outer.aggregator.carrier
-    turns = carrier.exchange(group, self._shared(kept, rest))
+    state = rest._replace(exchange=kept)
+    shared = jax.device_get(shared_leaves(self.outer, state))
+    turns = carrier.exchange(self.fragment, shared)
     arrived: tuple[Any, ...] = ()
     leaving, result = self._stage(kept, rest, due, arrived)
     while result is None:
       arrays, is_finite = jax.device_get(leaving)
       message = [np.asarray(array[0]) for array in arrays]
-      arrived += (tuple(turns.send(message, bool(is_finite[0]))),)
+      came = turns.send(message, bool(is_finite[0]), lambda: self._all(state))
+      arrived += (tuple(came),)
       leaving, result = self._stage(kept, rest, due, arrived)
     found, kept = result
     if not turns.is_counted and not carrier.keeps:
@@ -120,21 +127,41 @@ class CarriedExchange:
     run.close()
     return leaving, None
 
-  def _shared(self, kept: Tree, rest: FragmentState) -> list[np.ndarray]:
-    """Returns what all replicas must have alike of a fragment."""
-    axes = self.outer.axes
-    state = FragmentState(rest.params, rest.optimizer, kept)
-    axes = axes._replace(in_flight=())
-    return jax.device_get(shared_leaves(axes, state))
+  def _all(self, state: FragmentState) -> list[np.ndarray]:
+    """Returns what all replicas share of all fragments, in order.
+
+    Args:
+      state: State of the fragment that is exchanged; the one that was given
+        before may be used up.
+    """
+    states = list(self.fragments) or [state]
+    states[self.fragment] = state
+    leaves = [shared_leaves(self.outer, each) for each in states]
+    return jax.device_get([leaf for each in leaves for leaf in each])
 
 
-def shared_leaves(axes: Any, state: Any) -> list[Any]:
-  """Returns the leaves of a state that all replicas share, in order."""
-  found: list[Any] = []
+def shared_leaves(outer: OuterStep, state: FragmentState) -> list[Array]:
+  """Returns the leaves of a fragment's state that all replicas share."""
+  found: list[Array] = []
+
+  def take(leaf: Array) -> Array:
+    found.append(leaf)
+    return leaf
+
+  map_shared(take, outer, state)
+  return found
+
+
+def map_shared(
+  function: Callable[[Array], Array], outer: OuterStep, state: FragmentState
+) -> FragmentState:
+  """Maps a function over the leaves that all replicas share, in order."""
 
   def under(axis, subtree):
-    if axis is None:
-      found.extend(jax.tree.leaves(subtree))
+    return jax.tree.map(function, subtree) if axis is None else subtree
 
-  jax.tree.map(under, axes, state, is_leaf=is_none)
-  return found
+  axes = outer.axes._replace(in_flight=())
+  mapped = jax.tree.map(
+    under, axes, state._replace(in_flight=()), is_leaf=is_none
+  )
+  return mapped._replace(in_flight=state.in_flight)

@@ -12,9 +12,9 @@ from dilocox_jax.pytypes import Tree
 
 Averaged = tuple[ExchangeResult, Any]
 
-# Function (group of the fragment, aggregator's state, the rest of the
-# fragment's state, pseudo-gradient) -> the result and the aggregator's state.
-Exchange = Callable[[Any, Tree, FragmentState, Tree], Averaged]
+# Function (aggregator's state, the rest of the fragment's state, its pseudo-
+# gradient) -> the result and the aggregator's new state.
+Exchange = Callable[[Tree, FragmentState, Tree], Averaged]
 
 
 def arrived_axes(outer: OuterStep) -> Averaged:
@@ -41,5 +41,4 @@ def compiled_exchange(outer: OuterStep, replicas: Replicas) -> Exchange:
   none = outer.axes._replace(exchange=None)
   given = outer.axes.exchange, none, 0
   mapped = replicas.map(replica_program, given, arrived_axes(outer))
-  program = jax.jit(mapped, donate_argnums=0)
-  return lambda group, *given: program(*given)
+  return jax.jit(mapped, donate_argnums=0)

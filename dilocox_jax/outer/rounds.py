@@ -22,7 +22,7 @@ from dilocox_jax.optimizers import advanced
 from dilocox_jax.outer.carried import lone_exchange
 from dilocox_jax.outer.drift import Drift, axes_of
 from dilocox_jax.outer.exchange_thread import ExchangeThread
-from dilocox_jax.outer.lone_exchange import Exchange, arrived_axes
+from dilocox_jax.outer.lone_exchange import arrived_axes
 from dilocox_jax.outer.outer_step import FragmentState
 from dilocox_jax.outer.round_states import RoundState, RoundStates
 from dilocox_jax.outer.window import (
@@ -155,6 +155,10 @@ class Rounds(RoundStates):
     params = self.adopted(progress.replica.params, newest)
     return state._replace(replica=state.replica._replace(params=params)), drifts
 
+  def follow(self, state: RoundState, windows: Sequence[Window]) -> RoundState:
+    """Returns the state after windows without inner steps."""
+    return self._windows(state, None, 0, windows, None)[0]
+
   def _windows(
     self,
     state: RoundState,
@@ -169,6 +173,8 @@ class Rounds(RoundStates):
     fragments, drifts = list(state.fragments), []
     for window, share in zip(windows, shares, strict=True):
       given = self._given(window, share, progress, batches, fragments)
+      if self.outer.is_carried and window.applied:
+        self._exchange.begin(window.applied.fragment, fragments)
       progress, applied, sent, drift = self._run(
         self.kind(window, share), given
       )
@@ -244,27 +250,23 @@ class Rounds(RoundStates):
       return self.program(kind)(*given)
     return self._beside_steps(kind, given)
 
-  def _measured(
-    self, kind: WindowKind, given: _Given
-  ) -> tuple[WindowKind, _Given]:
+  def _measured(self, kind: WindowKind, given: _Given) -> tuple[Any, Any]:
     """Runs a window without delay up to its exchange; returns the rest."""
     measures = WindowKind(sent=kind.applied, has_steps=kind.has_steps)
     first = given._replace(
       applied=None, sent=given.applied, places=(None, given.places[0])
     )
     progress, _, state, _ = self.program(measures)(*first)
-    applied, due = _parted(state)
     kind = dataclasses.replace(kind, sent=None, is_same=False, has_steps=False)
-    return kind, given._replace(
-      progress=progress, batches=None, applied=applied, due=due
-    )
+    applied, due = _parted(state)
+    given = given._replace(progress=progress, applied=applied, due=due)
+    return kind, given._replace(batches=None)
 
   def _beside_steps(self, kind: WindowKind, given: _Given) -> tuple:
     """Exchanges in the thread, runs the inner steps, and then the events."""
     assert self.thread is not None
     kept, rest = given.applied.exchange, given.applied._replace(exchange=None)
-    run = functools.partial(self._exchange, kind.applied)
-    exchange = self.thread.start(run, kept, rest, given.due)
+    exchange = self.thread.start(self._exchange, kept, rest, given.due)
     progress = given.progress
     if kind.has_steps:
       steps = _Given(progress, given.batches, given.num_steps)
@@ -323,7 +325,7 @@ class Rounds(RoundStates):
     return tuple(given), (progress, applied, sent, drift)
 
   @functools.cached_property
-  def _exchange(self) -> Exchange:
+  def _exchange(self) -> Any:
     """The exchange of what was measured, outside of a window's program."""
     return lone_exchange(self.outer, self.replicas)
 
@@ -375,10 +377,8 @@ class Rounds(RoundStates):
     )
     numbers = _fragments_of(window)
     applied, sent = map(fragment, numbers)
-    places = tuple(map(place, numbers))
-    given = _Given(
-      progress, batches, shape(()), *_parted(applied), sent, places
-    )
+    given = _Given(progress, batches, shape(()), *_parted(applied), sent)
+    given = given._replace(places=tuple(map(place, numbers)))
     return self.program(self.kind(window)).lower(*given)
 
 

@@ -27,7 +27,7 @@ class Played:
   def exchange(self, kind, shared):
     return self
 
-  def send(self, arrays, is_finite):
+  def send(self, arrays, is_finite, shared):
     self.sent.append(is_finite)
     # The other replica sends what this one would, times -1.
     rows = [np.stack([array, -array]) for array in arrays]
@@ -48,7 +48,7 @@ def exchanged(played, own=OWN, codec="float32", feedback=0.0):
   if kept.residual is not None:
     kept = kept._replace(residual={"w": kept.residual["w"][None]})
   exchange = CarriedExchange(outer, replicas, arrived_axes(outer))
-  return exchange(0, kept, state._replace(exchange=None), {"w": own[None]})
+  return exchange(kept, state._replace(exchange=None), {"w": own[None]})
 
 
 def test_the_mean_has_the_weights_of_the_messages():

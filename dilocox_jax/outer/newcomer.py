@@ -1,0 +1,112 @@
+"""A replica that begins, or begins again, while others are on their way.
+
+It takes the newest snapshot of what all replicas share, and follows the events
+since, without inner steps, until its own measurements can still count.
+
+For example P = 1, H = tau = 4, and a snapshot before event 6, which applies
+what was measured in step 24 after step 28. The others have settled event 7. The
+newcomer has zeros in flight, applies 6 and 7, and goes on with the inner steps
+33 to 36. Event 8 averages what was measured after step 32, without it, and
+event 9 is the first that has its own.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dilocox_jax.checks import require
+from dilocox_jax.outer.carried import map_shared
+from dilocox_jax.outer.outer_step import FragmentState
+from dilocox_jax.outer.round_states import RoundState
+from dilocox_jax.outer.rounds import Rounds
+from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule, Window
+from dilocox_jax.pytypes import Tree
+
+
+def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
+  """Returns the state with which a replica of a mailbox takes part.
+
+  It stands in place of `rounds.init`, at the start and after a
+  `dilocox_jax.LostError`. `state.step` says how many inner steps of the
+  schedule count as done.
+
+  Args:
+    rounds: What `dilocox_jax.make_rounds` made with `dilocox_jax.mailbox`.
+    params: The first parameters, equal in all replicas.
+    optimizer: Inner optimizer state of this replica to start from.
+
+  Raises:
+    ValueError: If the rounds have no mailbox.
+    LostError: If the others deleted what this replica was about to follow; it
+      has to call this again.
+  """
+  require(rounds.outer.is_carried, "rounds: they have no dilocox_jax.mailbox")
+  carrier = rounds.outer.aggregator.carrier
+  state, found = rounds.init(params, optimizer), carrier.newest()
+  windows = _windows(rounds.outer.method.schedule)
+  counts, step, window = [0] * rounds.cuts.count, 0, next(windows)
+  left = carrier.event
+  while left or (found is not None and not window.applied):
+    left -= window.applied is not None
+    _count(counts, window)
+    step, window = step + window.num_steps, next(windows)
+  if found is not None:
+    state = _loaded(rounds, state, found, counts)
+  while window.num_steps == 0 or not carrier.takes_part(sum(counts)):
+    still = Window(0, window.applied, window.sent)
+    state = rounds.follow(state, [still])
+    _count(counts, window)
+    step, window = step + window.num_steps, next(windows)
+  return rounds.at_step(rounds.rejoined(state, [0], 0), step)
+
+
+def _windows(schedule: SyncSchedule) -> Iterator[Window]:
+  """Yields the windows of a schedule that never ends."""
+  start, interval = 0, schedule.sync_interval
+  carried = 0
+  while True:
+    for window in schedule.windows(start, start + interval):
+      if not window.applied and not window.sent:
+        carried += window.num_steps  # The next round's first event ends it.
+        continue
+      yield Window(carried + window.num_steps, window.applied, window.sent)
+      carried = 0
+    start += interval
+
+
+def _count(counts: list[int], window: Window) -> None:
+  """Counts what is in flight of each fragment after a window."""
+  for event, change in ((window.sent, 1), (window.applied, -1)):
+    if event:
+      counts[event.fragment] += change
+
+
+def _loaded(
+  rounds: Rounds,
+  state: RoundState,
+  arrays: Sequence[np.ndarray],
+  counts: Sequence[int],
+) -> RoundState:
+  """Returns the state of a snapshot, with zeros in flight."""
+  values = iter(arrays)
+
+  def fragment(old: FragmentState, count: int) -> FragmentState:
+    new = map_shared(
+      lambda leaf: jax.device_put(next(values), leaf.sharding),
+      rounds.outer,
+      rounds.on_device(old),
+    )
+    zeros = jax.tree.map(
+      lambda leaf: rounds.replicas.copies(jnp.zeros_like(leaf)), new.params
+    )
+    new = new._replace(in_flight=(zeros,) * count)
+    return rounds.kept(jax.device_put(new, rounds.shardings(new)))
+
+  fragments = tuple(map(fragment, state.fragments, counts))
+  newest = tuple(map(rounds.on_device, fragments))
+  params = rounds.adopted(state.replica.params, newest)
+  return RoundState(
+    state.replica._replace(params=params), fragments, state.step
+  )
