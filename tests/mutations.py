@@ -150,7 +150,7 @@ MUTATIONS = (
     # The mean, and what is lost on the way.
     (
       "the mean counts one too many",
-      "aggregators/mean.py",
+      "aggregators/transport.py",
       "return total / jnp.maximum(count, 1)",
       "return total / (jnp.maximum(count, 1) + 1)",
       "aggregators/test_mean.py",
@@ -164,7 +164,7 @@ MUTATIONS = (
     ),
     (
       "a replica that is left out thins the mean",
-      "aggregators/mean.py",
+      "aggregators/transport.py",
       "flag = participates.astype(",
       "flag = jnp.ones_like(participates).astype(",
       "aggregators/test_mean.py",
@@ -193,8 +193,8 @@ MUTATIONS = (
     (
       "the first replica of a gather counts twice",
       "aggregators/transport.py",
-      "array[replica] for array in gathered",
-      "array[0 * replica] for array in gathered",
+      "array[replica] for array in arrived.arrays",
+      "array[0 * replica] for array in arrived.arrays",
       "aggregators/test_transport.py",
     ),
     (
@@ -228,8 +228,8 @@ MUTATIONS = (
     (
       "all replicas round by one seed",
       "aggregators/compressed.py",
-      "jax.random.fold_in(key, jax.lax.axis_index(self.axis_name))",
-      "jax.random.fold_in(key, 0)",
+      "key = jax.random.fold_in(key, number)",
+      "key = jax.random.fold_in(key, 0)",
       "aggregators/test_compressed.py -k chances",
     ),
     (

@@ -45,13 +45,6 @@ def test_what_is_a_replicas_own_lies_with_it_alone():
     np.testing.assert_array_equal(pieces[first], -pieces[second])
 
 
-def test_a_leaf_without_a_rule_is_refused_only_where_it_must_be_divided():
-  strange = {"strange": np.ones((4, 4))}
-  with pytest.raises(ValueError, match="divide the leaf strange"):
-    Replicas(2, "mesh", FOUR).place_state(strange, None)
-  Replicas(2, "mesh").place_state(strange, None)
-
-
 @pytest.mark.parametrize(
   "division", [Division(), FOUR, Division(1, 4)], ids=str
 )
