@@ -83,8 +83,8 @@ check: $(HF_STAMP) ## Every test, the slow tier too, compiled as users compile
 check-transformers: $(TRANSFORMERS)/.installed ## Logits and sizes beside the library transformers
 	$(TRANSFORMERS)/bin/python -m pytest tests/models/test_weights.py
 
-mutations: install ## Break the code on purpose, line by line (half an hour)
-	$(RUN) -m tests.mutations
+mutations: install ## Change the core in 200 places, and list what no test notices (hours)
+	$(RUN) -m tests.mutants
 
 docs: $(DOCS_STAMP) ## Build the documentation, and run the code that it shows
 	rm -rf docs/api/modules

@@ -21,6 +21,7 @@ RUNTIME = [
 
 DEV = [
   "beartype>=0.23",
+  "cosmic-ray>=8.7",
   "hypothesis>=6.170",
   "import-linter>=2.16",
   # The extra brings its own Node.js, so the machine needs none.
