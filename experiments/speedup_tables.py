@@ -5,9 +5,7 @@
 Published figures are data files with source and status (--published). Each
 prediction says whether it was derived, fitted on its own row or fitted
 elsewhere. No accelerator is used. The terminal shows a summary, and
-WORKDIR/report.md every table, with figures, a CSV for each, and tables.json.
-`beyond` (all methods on measured links) and `sweeps` (utilisation against
-bandwidth, H, rank and more) are made when --papers names them.
+WORKDIR/report.md every table, with figures and a CSV for each.
 """
 
 import importlib
@@ -15,6 +13,7 @@ import pathlib
 
 from absl import flags
 
+from dilocox_jax.checks import known, require
 from experiments.runtime import command_line
 
 PAPERS = (  # Modules of experiments/tables, in order.
@@ -24,7 +23,6 @@ PAPERS = (  # Modules of experiments/tables, in order.
   "intellect_1",
   "covenant_72b",
 )
-OURS = ("beyond", "sweeps")  # No paper has these.
 _PUBLISHED = pathlib.Path(__file__).parents[1] / "third_party" / "published"
 
 
@@ -34,21 +32,15 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "published", str(_PUBLISHED), "Directory of the published figures."
   )
-  flags.DEFINE_list(
-    "papers",
-    list(PAPERS),
-    f"Which tables to make: {', '.join([*PAPERS, *OURS])}.",
-  )
+  flags.DEFINE_list("papers", list(PAPERS), "Papers whose tables are made.")
 
 
 def main(values: flags.FlagValues) -> None:
   """Makes the tables of every paper that was asked for."""
-  unknown = [name for name in values.papers if name not in PAPERS + OURS]
-  if unknown or not values.papers:
-    raise command_line.UsageError(
-      f"--papers={','.join(values.papers)} must name some of"
-      f" {', '.join(PAPERS + OURS)}"
-    )
+  with command_line.usage_errors("--papers: "):
+    require(bool(values.papers), f"name some of {', '.join(PAPERS)}")
+    for name in values.papers:
+      known("paper", name, PAPERS)
   workdir = command_line.writable(values.workdir, "speedup_tables")
   from experiments.tables.summary import summary
   from experiments.tables.table import write_tables

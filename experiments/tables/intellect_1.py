@@ -8,9 +8,7 @@ import pathlib
 from collections.abc import Mapping
 
 from dilocox_jax.aggregators.traffic import Traffic
-from dilocox_jax.codecs.base import (
-  Codec,
-)
+from dilocox_jax.codecs.base import Codec
 from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.plan.schedule.methods import Method, allreduce, diloco
 from dilocox_jax.simulate.presets import cluster_preset

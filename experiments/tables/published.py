@@ -7,12 +7,18 @@ The caller says where the files are.
 """
 
 import dataclasses
-import json
 import math
 import pathlib
 from typing import Any
 
-from dilocox_jax.checks import in_front, require
+from dilocox_jax.checks import (
+  in_front,
+  json_object,
+  known,
+  of_type,
+  one_of,
+  require,
+)
 
 STATUSES = ("published", "recalled, unverified")
 
@@ -42,9 +48,7 @@ class Figure:
     for field in ("name", "unit", "source"):
       require(getattr(self, field).strip() != "", f"{field} is missing")
     require(math.isfinite(self.value), f"value={self.value} must be finite")
-    allowed = " or ".join(map(repr, STATUSES))
-    is_allowed = self.status in STATUSES
-    require(is_allowed, f"status={self.status!r} must be {allowed}")
+    one_of("status", self.status, STATUSES)
 
   @property
   def is_verified(self) -> bool:
@@ -72,21 +76,16 @@ def load_published(path: pathlib.Path) -> dict[str, Figure]:
 
 def _figures(path: pathlib.Path) -> dict[str, Figure]:
   try:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json_object(path.read_text(encoding="utf-8"), "the file")
   except OSError as error:
     raise ValueError(error.strerror or "cannot be read") from error
-  except ValueError as error:
-    raise ValueError(f"the file is not JSON ({error})") from error
-  require(
-    isinstance(content, dict) and set(content) == {"paper", "figures"},
-    'the file must be {"paper": citation, "figures": [...]}',
-  )
-  require(isinstance(content["figures"], list), "figures must be a list")
+  entries = content.get("figures")
+  is_whole = set(content) == {"paper", "figures"} and isinstance(entries, list)
+  require(is_whole, 'the file must be {"paper": citation, "figures": [...]}')
   figures: dict[str, Figure] = {}
-  for number, entry in enumerate(content["figures"], start=1):
+  for number, entry in enumerate(entries or (), start=1):
     name = entry.get("name") if isinstance(entry, dict) else None
-    named = f" ({name!r})" if isinstance(name, str) else ""
-    with in_front(f"figure {number}{named}: "):
+    with in_front(f"figure {number} ({name!r}): "):
       figure = _figure(entry)
       is_new = figure.name not in figures
       require(is_new, "another figure has this name: rename one")
@@ -103,17 +102,12 @@ def _figure(entry: Any) -> Figure:
   Raises:
     ValueError: If a field is missing, unknown or of the wrong type.
   """
-  require(isinstance(entry, dict), "a figure must be a JSON object")
+  of_type("a figure", entry, dict)
   fields = {field.name: field for field in dataclasses.fields(Figure)}
-  if unknown := sorted(set(entry) - set(fields)):
-    raise ValueError(
-      f"{unknown[0]} is not a field: the fields are {', '.join(fields)}"
-    )
+  for name in entry:
+    known("field", name, fields)
   for name, field in fields.items():
     is_given = name in entry or field.default is not dataclasses.MISSING
     require(is_given, f"{name} is missing")
-  for name, value in entry.items():
-    types = (int, float) if name == "value" else (str,)
-    kind = "a number" if name == "value" else "a text"
-    require(type(value) in types, f"{name}={value!r} must be {kind}")
-  return Figure(**{**entry, "value": float(entry["value"])})
+  kinds = {name: float if name == "value" else str for name in entry}
+  return Figure(**{n: of_type(n, v, kinds[n]) for n, v in entry.items()})

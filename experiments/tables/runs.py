@@ -12,9 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dilocox_jax.aggregators.traffic import Traffic
-from dilocox_jax.codecs.base import (
-  Codec,
-)
+from dilocox_jax.codecs.base import Codec
 from dilocox_jax.config import RunConfig, from_mapping, to_plan
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import Method

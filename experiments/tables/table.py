@@ -1,9 +1,7 @@
 """Tables of predictions: their rows, and functions that print and write them.
 
 A prediction proves nothing if it was fitted on the published number in the same
-row. So every row must say where its prediction comes from. The page, the CSV
-files and the JSON file show the same rows. The file `notes.md`
-has the titles and notes of the tables.
+row. So every XX
 """
 
 import dataclasses
@@ -17,7 +15,7 @@ from typing import Any
 
 from matplotlib.figure import Figure as Picture
 
-from dilocox_jax.metrics.lines import write_atomically, write_json
+from dilocox_jax.metrics.lines import write_atomically
 from dilocox_jax.report.page import picture, write_page
 from dilocox_jax.report.text_tables import csv_table, markdown_table
 from experiments.tables.published import Figure
@@ -88,7 +86,7 @@ class Table:
   Attributes:
     name: Name of the table's files, of letters and underscores.
     title: Title for readers.
-    rows: All rows, which are written to CSV and JSON.
+    rows: All rows, which are written to CSV.
     paragraphs: Notes that say what was assumed, what the rows mean, and what
       they cannot test.
     header: Header of the table for readers. If it is empty, readers see `rows`.
@@ -120,7 +118,6 @@ def described(
   header: Sequence[str] = (),
   cells: Sequence[Sequence[str]] = (),
   pictures: Mapping[str, tuple[str, Picture]] | None = None,
-  notes: str = "",
   **numbers: Any,
 ) -> Table:
   """Returns a table with its title and its notes from `notes.md`.
@@ -131,10 +128,9 @@ def described(
     header: Header of the table for readers. If it is empty, readers see `rows`.
     cells: Cells below `header`, one sequence for each line.
     pictures: (caption, figure) by name of the picture's file without suffix.
-    notes: Name of the section of `notes.md`. The default is `name`.
     **numbers: Values that replace the names in braces in that section.
   """
-  texts = [text.format(**numbers) for text in _notes()[notes or name]]
+  texts = [text.format(**numbers) for text in _notes()[name]]
   title, *paragraphs = texts
   return Table(name, title, rows, paragraphs, header, cells, pictures or {})
 
@@ -195,17 +191,14 @@ _READING = (
 
 
 def _data(row: Prediction) -> dict[str, Any]:
-  """Returns a row's values by name of the column.
-
-  Without a published figure its columns are None.
-  """
+  """Returns a row's values by name of the column; None where there is none."""
   figure = row.published
   return {
     "figure": row.name,
     "unit": row.unit,
     "published": figure and figure.value,
-    "predicted": _number(row.predicted),
-    "relative_error": _number(row.relative_error),
+    "predicted": row.predicted,
+    "relative_error": figure and row.relative_error,
     "grid_steps": row.grid_steps,
     "kind": row.kind,
     "basis": row.basis,
@@ -215,16 +208,10 @@ def _data(row: Prediction) -> dict[str, Any]:
   }
 
 
-def _number(value: float) -> float | None:
-  # Infinity stands for "cannot be reached", and NaN for "not published". JSON
-  # has neither, so both are written as null.
-  return float(value) if math.isfinite(value) else None
-
-
 def write_tables(
   tables: Sequence[Table], out_dir: pathlib.Path, command: str
 ) -> pathlib.Path:
-  """Writes `report.md`, `tables.json`, a CSV for each table, and `figures/`.
+  """Writes `report.md`, a CSV for each table, and `figures/`.
 
   Args:
     tables: Tables in the order in which they are shown.
@@ -246,8 +233,6 @@ def write_tables(
     for paragraph in table.paragraphs:
       lines += [paragraph, ""]
     lines += [f"Every row, with its source: `{table.name}.csv`.", ""]
-  data = {table.name: list(map(_data, table.rows)) for table in tables}
-  for name, rows in data.items():
-    write_atomically(out_dir / f"{name}.csv", csv_table(rows))
-  write_json(out_dir / "tables.json", data)
+    rows = csv_table([*map(_data, table.rows)])
+    write_atomically(out_dir / f"{table.name}.csv", rows)
   return write_page(out_dir, "Speed, published and predicted", lines, command)
