@@ -18,7 +18,7 @@ extensions = [
   "sphinx.ext.napoleon",
   "sphinx_copybutton",
 ]
-exclude_patterns = ["api/modules/modules.rst"]
+exclude_patterns = ["api/modules/modules.rst", "notes"]
 highlight_language = "text"
 html_theme = "furo"
 html_title = "dilocox_jax"

@@ -244,7 +244,7 @@ def orthonormal(matrix: Array) -> Array:
 
   A column that adds no direction becomes a zero column. Gram-Schmidt is
   written out, because XLA's batched QR and eigenvalue routines can wait for
-  each other for ever on few CPU cores (docs/log.md).
+  each other for ever on few CPU cores.
   """
   columns = unit(matrix)
 

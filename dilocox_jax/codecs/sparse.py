@@ -166,7 +166,7 @@ def _among_largest(blocks: Array, count: int) -> Array:
   this bit. Example: the 2 largest of 6, 3, 5, 1 in 3 bits. Two values reach
   100, so its bit is set. Only one value reaches 110, so its bit is not set. Two
   values reach 101, so `least` is 5. Sorting takes 20 times as long on a CPU
-  (docs/log.md).
+  (measured).
 
   Args:
     blocks: Values [..., width].

@@ -1,6 +1,6 @@
 """What a replica does when an exchange comes back.
 
-The papers really differ in these rules (docs/design.md, "Apply rules"). A rule
+The papers really differ in these rules (docs/methods.md, "Apply rules"). A rule
 says what a replica measures, which gradient the outer optimizer is given, and
 where the replica goes on from. All are pure functions of one fragment's trees,
 for one replica.

@@ -70,7 +70,8 @@ ACKNOWLEDGED = 1 + 66 / (2 * 1514)
 # in turn: a permute or an all-to-all takes twice as long, and an all-gather,
 # which goes in two halves, 1.5 times. An all-reduce keeps both directions busy.
 # What more replicas cost was measured on throttled links of one machine
-# (docs/log.md); measure yours by `experiments.tools.links --calibrate`.
+# (docs/results/links.json). To measure yours:
+# `experiments.tools.links --calibrate`.
 GLOO = Transport(
   rtts_per_message=1.0,
   factors=(

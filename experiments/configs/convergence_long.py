@@ -33,7 +33,7 @@ def get_config():
     "`overlap_loco` ends with an average of its outer parameters, and AllReduce"
     " with its newest ones: none that keeps one too was run. The mean of"
     " AllReduce's last 24 saved states ends 0.65 % lower (Muon at 0.0028, seed"
-    " 0; docs/log.md).",
+    " 0).",
     "AllReduce with AdamW has the rate that was tuned for 2,000 steps (0.0026)."
     " It was never tuned for 17,000, and with Muon a longer run wanted a lower"
     " rate. So a gap to it that is below zero says little.",

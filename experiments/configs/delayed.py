@@ -2,7 +2,7 @@
 
 Source: ours as a combination; the rule is LOSCAR-SGD's (arXiv 2605.20866).
 Claim: with rounds of four steps "continue" ends lower than
-"reset", with twenty they end alike (measured, docs/log.md). Cost: two minutes
+"reset", with twenty they end alike (measured). Cost: two minutes
 on two CPU cores.
 
     python -m experiments.train --config=experiments/configs/delayed.py \

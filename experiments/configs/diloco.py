@@ -2,7 +2,7 @@
 
 Source: arXiv 2311.08105. Claim (published): matches data parallel training
 at 500 times fewer exchanges. Differs: H = 30, since a laptop's run is short;
-outer momentum 0.6 instead of 0.9 (measured better here, docs/log.md).
+outer momentum 0.6 instead of 0.9 (measured better here).
 Cost: two minutes on two CPU cores.
 
     python -m experiments.train --config=experiments/configs/diloco.py \

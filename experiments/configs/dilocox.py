@@ -3,7 +3,7 @@
 Source: arXiv 2506.21263. Claim (published): 357 times the throughput of
 AllReduce for 107B parameters over 1 Gbit/s. Differs: replicas keep progress
 that is not averaged yet ("continue"). With rounds of four steps that ends lower
-than dropping it, with twenty they end alike (measured, docs/log.md). The
+than dropping it, with twenty they end alike (measured). The
 residual is what the replica's own message lost; in the paper it is what the
 mean lost (recalled). Cost: two minutes on two CPU cores.
 

@@ -6,7 +6,7 @@ sixteenth of the run behind, so the learning rate ends higher than elsewhere.
 Source: ours in its fixed slices, one bit with feedback, Muon and the average.
 The rule by which a replica keeps its progress is LOSCAR-SGD's (arXiv
 2605.20866). Claim: the smallest gap to AllReduce of all methods whose bytes
-are hidden behind the steps (measured, docs/log.md). Cost: two minutes on two
+are hidden behind the steps (measured). Cost: two minutes on two
 CPU cores.
 
     python -m experiments.train --config=experiments/configs/overlap_loco.py \

@@ -2,7 +2,7 @@
 
 XLA starts one thread for each core. Two processes with two threads each on two
 cores mostly wait for each other: training `tiny` twice at once is nearly twice
-as fast if each process has one core (docs/log.md).
+as fast if each process has one core (measured).
 """
 
 import os

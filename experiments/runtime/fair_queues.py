@@ -2,7 +2,7 @@
 
 In one queue for all, the small messages of one node wait behind the data of
 another: an all-reduce between two sites took 6 to 20 % longer, depending on the
-queue's length (docs/log.md). Real routers let them pass (fair queueing). Here
+queue's length (measured). Real routers let them pass (fair queueing). Here
 `htb` serves the queues in turn and limits nothing, since the `tbf` above it
 already does:
 

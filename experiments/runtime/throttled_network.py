@@ -19,7 +19,7 @@ turn (`fair_queues`), as the simulator shares a link.
 TCP controls congestion by Reno on these links, whatever the machine prefers.
 Every kernel has it, and it keeps a throttled link full. BBR, the default of
 some machines, sends less now and then to measure the round trip, and took 5 to
-18 % longer (docs/log.md).
+18 % longer (measured).
 
 Half of the round trip is added where a packet leaves, and a packet may be lost
 at each end, as the simulator counts it (`simulate.sites.Link`). The kernel's

@@ -84,7 +84,7 @@ class Method:
 
   Attributes:
     schedule: When fragments are sent and applied.
-    rule: How a replica applies a result (`RULES`; design.md section 8).
+    rule: How a replica applies a result (`RULES`; docs/methods.md).
     mixing_alpha: Weight of the replica's own value under "mix", 0 to 1;
       with 1 the exchange has no effect.
     exchanged: "pseudo_gradient", or "gradient" for methods that average the
@@ -270,7 +270,7 @@ def dilocox(sync_interval: int = 30, rule: str = "continue") -> Method:
 
   Source: Qi et al., 2025, arXiv 2506.21263, one-step-delay overlap. Differs:
   the text leaves open what becomes of progress made during the delay. "reset"
-  drops it from the replica, "continue" keeps it (design.md section 8). Its
+  drops it from the replica, "continue" keeps it (docs/methods.md). Its
   recipe has the compression, and measures the residual against a replica's own
   message; the paper's Algorithm 2 has the mean (recalled).
 
@@ -319,7 +319,7 @@ def overlap_loco(
   While one slice travels, the replicas take the H / P inner steps until the
   next one is sent. So each result is only H / P steps late, and replicas keep
   the progress that they made meanwhile. A delay of one step costs next to
-  nothing, one of a quarter round a lot (measured, docs/log.md). Its recipe has
+  nothing, one of a quarter round a lot (measured). Its recipe has
   Muon inside, one bit a value with error feedback, and an outer step that goes
   to the mean.
 

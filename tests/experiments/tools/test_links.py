@@ -89,7 +89,7 @@ def test_a_method_is_compared_with_the_simulator_over_each_link():
 def test_every_setting_sends_so_much_at_once_that_headers_are_few(
   name, interval, changes
 ):
-  """Gloo's own messages are about 1 kB an exchange (docs/log.md)."""
+  """Gloo's own messages are about 1 kB an exchange."""
   model = importlib.import_module(f"experiments.configs.{name}").get_config()
   flags = timed_runs.flags_of(
     name,
