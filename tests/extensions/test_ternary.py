@@ -15,8 +15,6 @@ from tests.contracts import test_bytes, test_codecs
 from tests.extensions import runs
 from tests.extensions.ternary import Ternary
 
-pytestmark = pytest.mark.usefixtures("ternary_registered")
-
 ROW_SIZE = 100
 PROMISES = {
   name: check
@@ -50,10 +48,6 @@ def test_it_keeps_what_every_codec_promises(promise, monkeypatch):
   PROMISES[promise]("ternary")
 
 
-def test_the_suite_of_promises_is_not_empty():
-  assert len(PROMISES) >= 8
-
-
 BYTES = "test_arrays_that_are_really_sent_have_the_predicted_bytes"
 ERROR = "test_the_error_is_no_more_than_what_the_codec_cannot_recover"
 
@@ -73,13 +67,6 @@ def test_it_ends_chains_of_the_packages_own_links(name, promises, monkeypatch):
 def test_an_exchange_moves_the_planned_bytes(num_replicas):
   check = test_bytes.test_an_exchange_moves_the_bytes_of_the_plan
   check(Ternary(), "auto", num_replicas, 1)
-
-
-def test_three_replicas_scatter_it_as_they_do_codes():
-  method = runs.config(exchange={"codec": "ternary"}).sync.named
-  plan = test_bytes.traffic(method, Ternary(), "auto", 3)
-  kinds = [each.kind for each in plan.exchange(0)]
-  assert sorted(kinds) == ["all_gather", "all_to_all"]
 
 
 def test_by_hand():
@@ -112,8 +99,3 @@ def test_a_run_that_names_it_trains_and_is_simulated():
   # A fifth of a byte and a 128th of two bytes, instead of 4 bytes. Three
   # replicas fill the slices of small leaves with rows of zeros.
   assert math.isclose(share, (1 / 5 + 2 / 128) / 4, rel_tol=0.15)
-
-
-def test_what_is_no_codec_is_refused():
-  with pytest.raises(ValueError, match="must be a dataclass derived from"):
-    dx.register_codec("other", dict)
