@@ -140,42 +140,6 @@ def test_any_tree_trains_as_on_the_reference_page(model):
   assert program._cache_size() == 1  # pyright: ignore
 
 
-def test_the_optimizer_of_nnx_trains_as_the_transform():
-  tx = dx.streaming_diloco(
-    optax.sgd(INNER_RATE),
-    optax.sgd(0.7, momentum=0.6, nesterov=True),
-    exchange=dx.exchange("int(bits=4)", feedback=1.0),
-    **SCHEDULE,
-  )
-  start, predict = of_nnx()
-
-  _, step = loop_of(tx, predict)
-
-  @nnx.vmap(axis_size=NUM_REPLICAS)
-  def create():
-    model = nnx_model()
-    return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
-
-  @nnx.jit
-  @nnx.vmap(axis_name="replica")
-  def optimizer_step(model, optimizer, x, y):
-    value, gradients = nnx.value_and_grad(
-      lambda model: jnp.mean(jnp.square(model(x) - y))
-    )(model)
-    optimizer.update(model, gradients)
-    return value
-
-  with jax.numpy_dtype_promotion("standard"):
-    params = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM_REPLICAS), start)
-    state = jax.vmap(tx.init)(params)
-    program = jax.jit(jax.vmap(step, axis_name="replica"))
-    model, optimizer = create()
-    for x, y in zip(INPUTS[:25], TARGETS[:25], strict=True):
-      params, state, expected = program(params, state, x, y)
-      losses = optimizer_step(model, optimizer, x, y)
-      np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-6)
-
-
 def test_the_guides_script_trains_as_on_the_reference_page(capsys, tmp_path):
   # The devices of this process are there already, so the script asks for none.
   script = tmp_path / "script.py"

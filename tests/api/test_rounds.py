@@ -5,8 +5,11 @@ import pytest
 
 import dilocox_jax as dx
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
+from dilocox_jax.meeting.admission import DiffersError
+from dilocox_jax.meeting.store import Store
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.pytypes import without_pauses
+from tests.meeting import apart
 from tests.oracles.least_squares import make_problem
 from tests.outer.problem import (
   assert_close,
@@ -84,18 +87,6 @@ def test_an_aggregator_of_ones_own_has_a_dict_of_axes_and_turns(layout):
 
 
 @pytest.mark.parametrize(
-  ("method", "message"),
-  [
-    (methods.allreduce(), "has no rounds: take dilocox_jax.allreduce"),
-    (METHOD, "give num_layers, or take dilocox_jax.step_transform"),
-  ],
-)
-def test_what_has_no_rounds_is_refused(method, message):
-  with pytest.raises(ValueError, match=message):
-    dx.make_rounds(method, STEP, nesterov(), num_replicas=3)
-
-
-@pytest.mark.parametrize(
   ("change", "message"),
   [
     (
@@ -118,15 +109,6 @@ def test_steps_want_a_batch_for_every_replica(change, message):
   state = rounds.init(params, INNER.init(params))
   with pytest.raises(ValueError, match=message):
     rounds.run(state, change(*batches_of(problem, 0, 6)))
-
-
-def test_fragments_must_cover_the_parameters():
-  params = jax.tree.map(jnp.asarray, make_problem(0, 3, 1, 6, 2, 3)[0])
-  rounds = dx.make_rounds(
-    METHOD, STEP, nesterov(), num_replicas=3, num_layers=4
-  )
-  with pytest.raises(ValueError, match=r"is not \[4, ...\]"):
-    rounds.init(params, INNER.init(params))
 
 
 def test_slices_need_no_layers():
@@ -223,17 +205,66 @@ def test_results_of_an_inner_step_that_do_not_fit_are_named(change, message):
   assert "\n" not in str(raised.value)
 
 
-def test_the_outer_optimizer_of_rounds_must_be_one():
-  with pytest.raises(TypeError, match=r"outer=0\.7 must be an optax"):
-    dx.make_rounds(methods.diloco(4), STEP, 0.7, num_replicas=2)  # pyright: ignore
+@pytest.mark.parametrize(
+  ("changes", "error", "message"),
+  [
+    ({"method": methods.allreduce()}, ValueError, "take dilocox_jax.allreduce"),
+    ({"method": METHOD}, ValueError, "give num_layers, or take"),
+    ({"method": "diloco"}, TypeError, "method='diloco' must be a Method"),
+    ({"outer": 0.7}, TypeError, r"outer=0\.7 must be an optax"),
+    ({"exchange": 3}, TypeError, "exchange=3 must be a dilocox_jax"),
+    ({"exchange": "mailbox"}, ValueError, "num_replicas=2 must be 1"),
+    (
+      {"exchange": "mailbox", "method": methods.delayed(4, 1, 4, "eager")},
+      ValueError,
+      "rule='eager'",
+    ),
+  ],
+)
+def test_rounds_that_cannot_be_made_are_refused(changes, error, message):
+  given = {"method": methods.diloco(4), "outer": optax.sgd(1.0)} | changes
+  replicas = {"num_replicas": 2}
+  if changes.get("exchange") == "mailbox":
+    given["exchange"] = mailbox()
+    replicas["num_replicas"] = 1 + ("method" not in changes)
+  with pytest.raises(error, match=message):
+    dx.make_rounds(inner_step=STEP, **replicas, **given)
 
 
-def test_the_exchange_of_rounds_must_be_an_aggregator():
-  with pytest.raises(TypeError, match="exchange=3 must be a dilocox_jax"):
-    dx.make_rounds(
-      methods.diloco(4),
-      STEP,
-      optax.sgd(1.0),
-      num_replicas=2,
-      exchange=3,  # pyright: ignore
-    )
+def mailbox(store=None, **settings):
+  store = store or Store("memory:///")
+  return dx.mailbox(store, name="oslo", secret=apart.SECRET, **settings)
+
+
+def test_a_transform_cannot_wait_for_a_store():
+  aggregator = mailbox()
+  params = {"w": jnp.zeros(3)}
+  with pytest.raises(ValueError, match="give it to dilocox_jax.make_rounds"):
+    aggregator.update(params, aggregator.init(params))
+
+
+@pytest.mark.parametrize(
+  "interval, settings, field",
+  [
+    (8, {}, "config.method.schedule.sync_interval"),
+    (4, {"codec": "int(bits=4)"}, "config.exchange.codec"),
+    (4, {"config": {"learning_rate": 0.1}}, "config.learning_rate"),
+  ],
+)
+def test_a_newcomer_that_differs_is_refused(interval, settings, field):
+  store = Store("memory:///")
+  apart.rounds_of(methods.diloco(4), mailbox(store), 1)
+  with pytest.raises(DiffersError, match=f"^{field} is "):
+    apart.rounds_of(methods.diloco(interval), mailbox(store, **settings), 1)
+
+
+@pytest.mark.parametrize(
+  "settings, message",
+  [
+    ({"feedback": 1.0, "keep_unsent": True}, "set one"),
+    ({"weight": 0}, "weight=0 must"),
+  ],
+)
+def test_settings_of_a_mailbox_are_checked(settings, message):
+  with pytest.raises(ValueError, match=message):
+    mailbox(**settings)
