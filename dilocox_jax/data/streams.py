@@ -237,10 +237,11 @@ class ReplicaStreams:
         mean other batches there.
     """
     differing = [
-      f"{name}={state.get(name)} there and {own} here"
-      for name, own in self._identity.items()
-      if name != "num_replicas"
-      and _comparable(name, state.get(name)) != _comparable(name, own)
+      f"{name}={state.get(name)} there and {self._identity.get(name)} here"
+      for name in {**self._identity, **state}
+      if name not in ("num_replicas", "step")
+      and _comparable(name, state.get(name))
+      != _comparable(name, self._identity.get(name))
     ]
     if differing:
       raise ValueError(

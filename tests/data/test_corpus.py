@@ -1,146 +1,251 @@
-import dataclasses
+"""Texts of every source, and their split into training and held-out files."""
+
+import json
+import math
+import pathlib
+import sysconfig
 
 import numpy as np
 import pytest
 
-from dilocox_jax.data import corpus
+from dilocox_jax.data import corpus, markov, sources
 
 FILES = {f"folder/{i}.txt": f"content {i}\n".encode() * 3 for i in range(200)}
+HELD_OUT = [path for path in FILES if corpus.is_held_out(path, 0.2)]
+
+
+def made(files=FILES, fraction=0.2, **options):
+  return corpus.from_files("text_files", files, fraction, **options)
 
 
 def lines(tokens):
   return set(tokens.tobytes().split(b"\n")) - {b""}
 
 
-def test_every_file_is_in_one_part_and_no_line_in_both():
-  loaded = corpus.from_files("text_files", FILES, 0.2)
-  train, validation = lines(loaded.train), lines(loaded.validation)
-  assert not train & validation
-  assert train | validation == {f"content {i}".encode() for i in range(200)}
-  assert loaded.num_files == 200
-
-
-def test_the_validation_part_has_about_the_share_of_files_asked_for():
-  share = sum(corpus.is_held_out(path, 0.2) for path in FILES) / len(FILES)
-  # Five standard deviations of a share of 200 draws.
-  assert abs(share - 0.2) < 5 * np.sqrt(0.2 * 0.8 / 200)
-
-
-def test_adding_files_moves_no_other_file():
-  few = {path: FILES[path] for path in sorted(FILES)[::2]}
-  before = corpus.from_files("text_files", few, 0.2)
-  after = corpus.from_files("text_files", FILES, 0.2)
-  assert lines(before.train) < lines(after.train)
-  assert lines(before.validation) < lines(after.validation)
-
-
-def test_a_larger_share_keeps_the_files_held_out_before():
-  small = {path for path in FILES if corpus.is_held_out(path, 0.1)}
-  large = {path for path in FILES if corpus.is_held_out(path, 0.3)}
-  assert small and small < large
-
-
-def test_a_copy_of_a_validation_file_is_not_trained_on():
-  held_out = next(p for p in FILES if corpus.is_held_out(p, 0.2))
-  copy = next(
-    p
-    for p in (f"copies/{i}.txt" for i in range(100))
-    if not corpus.is_held_out(p, 0.2)
-  )
-  loaded = corpus.from_files(
-    "text_files", {**FILES, copy: FILES[held_out]}, 0.2
-  )
-  assert not lines(loaded.train) & lines(loaded.validation)
-  assert FILES[held_out].split(b"\n")[0] in lines(loaded.validation)
-
-
-def test_held_out_files_choose_or_judge_and_training_stays():
-  plain = corpus.from_files("text_files", FILES, 0.2)
-  copy = next(p for p in FILES if corpus.is_held_out(p, 0.2))
-  copies = [f"copies/{i}.txt" for i in range(100)]
-  copies = {p: FILES[copy] for p in copies if corpus.is_held_out(p, 0.2)}
-  first, again = (
-    corpus.from_files("text_files", files | copies, 0.2, judge_fraction=0.5)
-    for files in (FILES, dict(reversed(FILES.items())))
-  )
-  parts = [lines(t) for t in (first.train, first.validation, first.judge)]
-  assert all(parts) and sum(map(len, parts)) == len(set().union(*parts)) == 200
-  assert parts[1] | parts[2] == lines(plain.validation)
-  np.testing.assert_array_equal(first.train, plain.train)
-  for part in ("train", "validation", "judge"):
-    np.testing.assert_array_equal(getattr(first, part), getattr(again, part))
-  assert plain.judge is None
-
-
-@pytest.mark.parametrize("fraction", [1e-6, 1 - 1e-6, 1.0, -0.1, float("nan")])
-def test_a_share_that_leaves_no_file_to_judge_or_to_choose_is_refused(fraction):
-  with pytest.raises(ValueError, match=f"judge_fraction={fraction}") as error:
-    corpus.from_files("text_files", FILES, 0.2, judge_fraction=fraction)
+def refused(text, function, *arguments, **options):
+  with pytest.raises(ValueError, match=text) as error:
+    function(*arguments, **options)
   assert "\n" not in str(error.value)
 
 
-def test_files_are_kept_apart_by_a_separator():
-  files = {path: b"word" for path in FILES if not corpus.is_held_out(path, 0.2)}
-  files |= {path: b"held" for path in FILES if corpus.is_held_out(path, 0.2)}
-  loaded = corpus.from_files("text_files", files, 0.2)
-  assert lines(loaded.train) == {b"word"}
+def test_every_file_is_in_one_text_and_a_larger_share_keeps_those_held_out():
+  loaded = made()
+  train, held = lines(loaded.train), lines(loaded.validation)
+  assert not train & held and len(train | held) == len(FILES)
+  assert held == {FILES[p].split(b"\n")[0] for p in HELD_OUT}
+  assert loaded.num_files == 200 and loaded.vocab_size == 256
+  assert loaded.bytes_per_token == 1.0 and loaded.train.dtype == np.uint8
+  # Five standard deviations of a share of 200 draws.
+  assert abs(len(HELD_OUT) / 200 - 0.2) < 5 * np.sqrt(0.2 * 0.8 / 200)
+  assert corpus.is_held_out("a.txt", 0.1)
+  assert corpus.is_held_out("ast.py", 0.8)
+  assert not corpus.is_held_out("ast.py", 0.7)
+
+
+def test_neither_more_files_nor_another_order_nor_copies_move_a_file():
+  few = made({path: FILES[path] for path in sorted(FILES)[::2]})
+  whole, turned = made(), made(dict(reversed(FILES.items())))
+  copies = {f"copies/{i}.txt": FILES[HELD_OUT[0]] for i in range(9)}
+  for more in (whole, made(FILES | copies)):
+    assert lines(few.train) < lines(more.train)
+    assert lines(few.validation) < lines(more.validation)
+    assert not lines(more.train) & lines(more.validation)
+  np.testing.assert_array_equal(whole.train, turned.train)
+  assert whole.digest == turned.digest
+
+
+def test_files_are_joined_in_order_with_a_separator():
+  files = {path: b"held" if path in HELD_OUT else b"word" for path in FILES}
+  loaded = made(files | {"empty.txt": b""})
+  assert loaded.train.tobytes() == b"\n".join([b"word"] * (200 - len(HELD_OUT)))
   assert lines(loaded.validation) == {b"held"}
 
 
-def test_the_digest_ignores_the_order_of_files():
-  assert corpus.digest_of(FILES) == corpus.digest_of(
-    dict(reversed(FILES.items()))
-  )
+def test_held_out_files_choose_or_judge_and_training_stays():
+  plain = made()
+  copies = [f"copies/{i}.txt" for i in range(100)]
+  copies = {p: FILES[HELD_OUT[0]] for p in copies if corpus.is_held_out(p, 0.2)}
+  halved = made(FILES | copies, judge_fraction=0.5)
+  parts = [lines(t) for t in (halved.train, halved.validation, halved.judge)]
+  assert all(parts) and sum(map(len, parts)) == len(set().union(*parts)) == 200
+  assert parts[1] | parts[2] == lines(plain.validation)
+  np.testing.assert_array_equal(halved.train, plain.train)
+  assert plain.judge is None
+  for share in (1e-6, 1 - 1e-6, 1.0, -0.1, math.nan):
+    refused(f"judge_fraction={share}", made, judge_fraction=share)
 
 
-@pytest.mark.parametrize(
-  "other",
-  [
-    {**FILES, "folder/7.txt": FILES["folder/7.txt"][:-1] + b"."},
-    {**FILES, "folder/new.txt": b""},
+def test_the_digest_names_paths_and_contents():
+  first, second = FILES["folder/7.txt"], FILES["folder/8.txt"]
+  swapped = {"folder/7.txt": second, "folder/8.txt": first}
+  others = (
+    FILES,
+    FILES | {"folder/7.txt": first[:-1] + b"."},
+    FILES | {"folder/new.txt": b""},
     {p.replace("/7.txt", "/7.txu"): c for p, c in FILES.items()},
-    {
-      **FILES,
-      "folder/7.txt": FILES["folder/8.txt"],
-      "folder/8.txt": FILES["folder/7.txt"],
-    },
-  ],
-  ids=["byte", "empty file", "path", "two contents swapped"],
-)
-def test_the_digest_changes_with(other):
-  assert corpus.digest_of(other) != corpus.digest_of(FILES)
+    FILES | swapped,
+    {"ab": b"c"},
+    {"a": b"bc"},
+  )
+  digests = {corpus.digest_of(files) for files in others}
+  assert len(digests) == len(others)
+  assert all(len(d) == 16 and int(d, 16) >= 0 for d in digests)
 
 
-def test_the_digest_tells_a_path_from_content():
-  assert corpus.digest_of({"ab": b"c"}) != corpus.digest_of({"a": b"bc"})
+def test_a_share_that_leaves_a_text_empty_is_refused():
+  for share in (0.0, 1.0, -0.1, math.nan):
+    refused(f"={share} must lie above 0", made, fraction=share)
+  one = {"a.txt": b"text"}
+  refused("no validation text.*=1e-06 puts 0 of 1.* raise", made, one, 1e-6)
+  refused("no training text.* more files.* lower", made, one, 1 - 1e-6)
 
 
-def test_a_digest_is_16_hex_digits():
-  digest = corpus.digest_of(FILES)
-  assert len(digest) == 16 and int(digest, 16) >= 0
+NAMES = [f"{folder}/{i}.txt" for folder in ("a", "b/c") for i in range(40)]
 
 
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 5.0, float("nan")])
-def test_a_share_that_leaves_a_part_empty_is_refused(fraction):
-  with pytest.raises(ValueError, match=f"={fraction} must lie above 0"):
-    corpus.from_files("text_files", FILES, fraction)
+def write(root, names=NAMES, text="text of {}\n"):
+  for name in names:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text.format(name))
 
 
-def test_an_empty_part_is_an_error_that_says_what_to_change():
-  files = {"a.txt": b"text"}
-  text = f"validation_fraction={1e-6} puts 0 of 1 files in validation"
-  with pytest.raises(ValueError, match="more files are needed") as error:
-    corpus.from_files("text_files", files, 1e-6)
-  assert text in str(error.value)
-  assert "no validation text" in str(error.value)
-  assert "raise validation_fraction" in str(error.value)
-  with pytest.raises(ValueError, match="no training text.* lower") as error:
-    corpus.from_files("text_files", files, 1 - 1e-6)
-  assert "\n" not in str(error.value)
+def text_files(globs, **options):
+  return sources.text_files(globs, validation_fraction=0.2, **options)
 
 
-def test_a_corpus_is_a_value():
-  loaded = corpus.from_files("text_files", FILES, 0.2)
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    loaded.name = "other"  # pyright: ignore[reportAttributeAccessIssue]
-  assert loaded.train.dtype == np.uint8 and loaded.vocab_size == 256
+def texts(loaded):
+  return lines(loaded.train) | lines(loaded.validation)
+
+
+def test_neither_the_place_of_a_folder_nor_its_files_change_the_split(
+  tmp_path, monkeypatch
+):
+  for place in ("here", "far/away"):
+    write(tmp_path / place, [*NAMES, "a/image.png"])
+  monkeypatch.chdir(tmp_path / "here")
+  patterns = "./**/*.txt", f"{tmp_path}/here/**/*.txt", "../far/away/**/*.txt"
+  here, *others = map(text_files, patterns)
+  assert texts(here) == {f"text of {name}".encode() for name in NAMES}
+  assert here.num_files == len(NAMES)
+  for other in others:
+    assert other.digest == here.digest
+    np.testing.assert_array_equal(other.validation, here.validation)
+  write(tmp_path / "here", ["z/new.txt"])
+  after = text_files("./**/*.txt")
+  assert lines(here.validation) <= lines(after.validation)
+  assert after.digest != here.digest
+  refused("of 1 files .* more files are needed", text_files, "a/0.txt")
+
+
+def test_damage_is_an_error_or_left_out_counted_and_logged(
+  tmp_path, caplog, monkeypatch
+):
+  rows = [json.dumps({"text": name}) for name in NAMES]
+  (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{no", "[]"]))
+  refused("line 81 is no JSON", text_files, f"{tmp_path}/*")
+  loaded = text_files(f"{tmp_path}/*", damaged="skip")
+  assert loaded.num_skipped == 2 and loaded.num_files == len(NAMES)
+  for line, message in zip((81, 82), caplog.messages, strict=True):
+    assert f"a.jsonl, line {line} " in message
+
+  def no_access(path, mode):
+    raise PermissionError(13, "Permission denied")
+
+  monkeypatch.setattr(pathlib.Path, "open", no_access)
+  refused(r"cannot read .*a\.jsonl \(Permi", text_files, f"{tmp_path}/*")
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_several_globs_are_parts_in_their_order(names, tmp_path):
+  """Also where files of both have the same name."""
+  for name in names:
+    write(tmp_path / name, [f"{n}.txt" for n in range(40)], "{} in " + name)
+  globs = [f"{tmp_path}/{name}/*.txt" for name in names]
+  loaded = text_files(";".join(globs))
+  first, second = np.split(loaded.train, loaded.parts[:1])
+  assert len(loaded.parts) == 2 and sum(loaded.parts) == len(loaded.train)
+  for part, name in zip((first, second), names, strict=True):
+    assert {line[-4:].decode() for line in lines(part)} == {f"in {name}"}
+  one = text_files(globs[0])
+  assert one.parts == (len(one.train),) and loaded.num_files == 80
+  np.testing.assert_array_equal(one.train, first)
+  write(tmp_path / "empty", ["only.txt"], "")
+  globs = f"{globs[0]};{tmp_path}/empty/*"
+  refused("training text in 1 of 2 globs", text_files, globs)
+
+
+def test_the_standard_library_leaves_out_what_varies(tmp_path, monkeypatch):
+  real = sources.stdlib(validation_fraction=0.1)
+  assert real.train.size + real.validation.size > 1_000_000
+  assert b"import " in real.train.tobytes()
+  modules = [f"{folder}{i}.py" for folder in ("", "xml/") for i in range(50)]
+  left_out = (
+    "test/test_x.py xml/tests/test_x.py site-packages/other/x.py README.txt"
+    " dist-packages/x.py __pycache__/x.py idlelib/idle_test/x.py lib2to3/x.py"
+    " config-3.11-machine/x.py _sysconfigdata_machine.py sitecustomize.py"
+  )
+  write(tmp_path, modules + left_out.split())
+  monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+  loaded = sources.stdlib(validation_fraction=0.2)
+  assert texts(loaded) == {f"text of {name}".encode() for name in modules}
+  (tmp_path / "7.py").unlink()
+  (tmp_path / "7.py").symlink_to("nowhere")
+  assert sources.stdlib(validation_fraction=0.2).num_files == len(modules) - 1
+
+
+def test_sources_have_names_and_get_the_settings_that_they_read(tmp_path):
+  write(tmp_path)
+  glob = f"{tmp_path}/**/*.txt"
+  for name in ("stdlib", "text_files", "synthetic"):
+    loaded = [
+      sources.load_corpus(name, glob=glob, validation_fraction=f, seed=s)
+      for f, s in ((0.2, 0), (0.3, 0), (0.2, 1))
+    ]
+    assert loaded[0].name == name
+    assert 0 < loaded[0].validation.size < loaded[1].validation.size
+    seeds_differ = loaded[0].digest != loaded[2].digest
+    assert seeds_differ == sources.reads(name, "seed") == (name == "synthetic")
+  assert not sources.reads("unknown", "seed")
+  refused("'wiki': have: stdlib, text_files", sources.load_corpus, "wiki")
+  with pytest.raises(ValueError, match="colour"):
+    sources.register_source("bad", lambda colour: None)  # pyright: ignore
+
+
+ENTROPY_NATS = -sum(p * math.log(p) for p in (1 / 2, 1 / 4, 1 / 8, 1 / 8))
+
+
+def test_synthetic_text_has_the_entropy_that_it_states():
+  size, num_tokens = 16, 200_000
+  text = markov.synthetic(
+    3, num_tokens=num_tokens, vocab_size=size, validation_fraction=0.5
+  )
+  assert len(text.train) == num_tokens == 2 * len(text.validation)
+  counts = np.zeros((size,) * 3)
+  np.add.at(counts, (text.train[:-2], text.train[1:-1], text.train[2:]), 1)
+  pairs = counts.sum(0) / counts.sum((0, 1))[:, None]
+  assert ((pairs > 0).sum(axis=1) == 4).all()
+  np.testing.assert_allclose(counts.sum((0, 2)), num_tokens / size, rtol=0.1)
+  triples = counts / np.maximum(counts.sum(2, keepdims=True), 1)
+  for tokens in (text.train, text.validation):
+    # Counting biases the loss by 1e-3 at most, its spread is 0.002 nats.
+    loss = -np.log(pairs[tokens[:-1], tokens[1:]]).mean()
+    assert abs(loss - ENTROPY_NATS) < 0.01
+  # No longer context helps, and the two texts are independent.
+  seen = text.train[:-2], text.train[1:-1], text.train[2:]
+  assert abs(-np.log(triples[seen]).mean() - ENTROPY_NATS) < 0.01
+  both = text.train[: num_tokens // 2] == text.validation
+  assert both.mean() < 2 / size
+
+
+def test_synthetic_text_is_the_same_everywhere():
+  # The digest is from a second program, which does not use numpy.
+  first, longer = (markov.synthetic(0, num_tokens=n) for n in (1000, 2000))
+  assert first.digest == "a801deeb65440c84"
+  np.testing.assert_array_equal(longer.train[:1000], first.train)
+  for size in (4, 256, 1000):
+    drawn = markov.synthetic(5, num_tokens=20_000, vocab_size=size)
+    assert (drawn.train.min(), drawn.train.max()) == (0, size - 1)
+    assert drawn.vocab_size == size
+  for options in ({"num_tokens": 0}, {"vocab_size": 3}):
+    refused("num_tokens=.*vocab_size=", markov.synthetic, **options)

@@ -11,7 +11,7 @@ import pytest
 from dilocox_jax.data import shards, tokenizers
 from dilocox_jax.data.documents import Document
 from tests import runs
-from tests.data.test_markov import ENTROPY_NATS
+from tests.data.test_corpus import ENTROPY_NATS
 
 pytestmark = pytest.mark.slow
 
