@@ -5,7 +5,7 @@ drawn, the codec is charged before and after an exchange, a collective is split
 into message steps, idle connections pay for slow start, steps and bytes are
 counted. A subclass adds up the times: `AnalyticClock` by formula, and in the
 tests an event simulation that only knows what waits for what. Their agreement
-(1e-9 in tests/simulate/test_agreement.py) tests the formula, the dependencies
+(1e-9 in tests/simulate/test_times.py) tests the formula, the dependencies
 and the sharing of links, but not this file, which has tests of its own.
 """
 

@@ -8,7 +8,6 @@ from dilocox_jax.simulate.script import Script
 from tests.oracles.events import simulate
 from tests.outer import nano
 from tests.simulate import small
-from tests.simulate.test_agreement import assert_agree
 
 
 def config(num_steps=12, num_replicas=3, **sections):
@@ -42,5 +41,5 @@ def simulated(config):
   script = Script(traffic)
   by_formula = run_time(costs, work, script.ops(plan))
   by_events = simulate(costs, work, script.ops(plan))
-  assert_agree(by_formula, by_events)
+  small.assert_agree(by_formula, by_events)
   return by_formula

@@ -1,8 +1,10 @@
 """Small runs and clusters for the simulator's tests."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.codecs.low_rank import LowRank
@@ -18,6 +20,7 @@ from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.sites import Jitter, Link, Site
 from dilocox_jax.simulate.transfer import Transport
 
+NO_JITTER = Jitter()
 # Whole messages, and half a round trip each.
 PLAIN = Transport(starts_slowly=False)
 SHAPES = {
@@ -34,31 +37,68 @@ CODECS = {
 }
 
 
+def _of(method, interval, **settings):
+  return pytest.param(
+    method,
+    {"sync_interval": interval} | settings,
+    id=f"{method} {' '.join(map(str, settings.values()))}",
+  )
+
+
+SCHEDULES = [
+  _of("diloco", 7),
+  _of("dilocox", 8),
+  _of("eager", 5, num_fragments=3),
+  _of("streaming_diloco", 9, overlap_steps=4),
+  _of("delayed", 4, num_fragments=2, overlap_steps=6),
+  _of("delayed", 3, overlap_steps=7),
+  _of("delayed", 6, num_fragments=3, fragment_order="sequential"),
+  _of("overlap_loco", 6, num_fragments=6),
+  pytest.param("allreduce", {"total_steps": 9}, id="allreduce"),
+  _of("dilocox", 10, warm_start="data_parallel", warm_start_steps=5),
+]
+# Copies of the state leave replicas out of step. Absences are drawn, so that
+# any number of replicas will do.
+COPIED = [
+  _of("diloco", 10, warm_start="single", warm_start_steps=12),
+  _of("diloco", 4, membership={"absence_rate": 0.4, "seed": 3}),
+  _of("delayed", 6, overlap_steps=9, membership={"absence_rate": 0.4}),
+]
+
+
 def link(bps=1e8, **changes):
   return Link(bps, bps, **changes)
 
 
-def cluster(num_replicas=2, jitter=None, **changes):
+def cluster(num_replicas=2, jitter=NO_JITTER, placement=(), **changes):
+  links = [link(**changes)] * num_replicas
+  sites = tuple(Site(f"site {n}", each) for n, each in enumerate(links))
+  return Cluster("test", sites, placement, jitter=jitter)
+
+
+def uneven(rates_bps, **changes):
+  """A cluster of replicas with links of their own."""
+  one = cluster(len(rates_bps), **changes)
   sites = tuple(
-    Site(f"site {number}", link(**changes)) for number in range(num_replicas)
+    dataclasses.replace(site, link=link(bps, rtt_s=1e6 / bps))
+    for site, bps in zip(one.sites, rates_bps, strict=True)
   )
-  return Cluster("test", sites, jitter=jitter or Jitter())
+  return dataclasses.replace(one, sites=sites)
 
 
 def script(method="diloco", num_replicas=2, codec="fp32", **settings):
   """A script and the plan that goes with it."""
-  plan_settings: dict[str, Any] = {"total_steps": 40} | {
+  plan_settings: dict[str, Any] = {"total_steps": 26} | {
     key: settings.pop(key)
     for key in ("total_steps", "warm_start", "warm_start_steps")
     if key in settings
   }
   members = settings.pop("membership", None)
+  if method == "allreduce":
+    settings.pop("sync_interval", None)
   chosen = named_method(method, **settings)
-  fragments = Fragments(
-    chosen.schedule.num_fragments,
-    6,
-    chosen.fragment_order,
-  )
+  count, order = chosen.schedule.num_fragments, chosen.fragment_order
+  fragments = Fragments(count, 6, order)
   traffic = Traffic(chosen, fragments, SHAPES, num_replicas, CODECS[codec])
   if members is not None:
     members = Membership(chosen.schedule, num_replicas, **members)
@@ -76,3 +116,11 @@ def work(one, step_s=0.05, codec_s=0.0, speeds=None):
   full = np.ones(one.num_replicas)
   speeds = full if speeds is None else np.asarray(speeds)
   return Work(full * step_s / speeds, full * codec_s)
+
+
+def assert_agree(by_formula, by_events):
+  """Holds two outcomes equal but for rounding."""
+  for field in dataclasses.fields(by_formula):
+    own, other = (getattr(x, field.name) for x in (by_formula, by_events))
+    tolerance = 1e-9 * by_formula.total_s
+    np.testing.assert_allclose(other, own, 1e-9, tolerance, err_msg=field.name)

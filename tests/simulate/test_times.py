@@ -1,0 +1,259 @@
+"""Times of runs: by formula, event by event, and worked out by hand."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dilocox_jax.plan.collective import Collective
+from dilocox_jax.simulate.analytic import AnalyticClock, run_time
+from dilocox_jax.simulate.cluster import Cluster
+from dilocox_jax.simulate.outcome import Outcome
+from dilocox_jax.simulate.script import Launch, Wait
+from dilocox_jax.simulate.sites import Jitter, Link, Site, SiteOutage
+from dilocox_jax.simulate.transfer import GLOO, NCCL
+from tests.oracles.events import lower, simulate
+from tests.simulate import small
+
+TRANSPORTS = {"whole messages": small.PLAIN, "nccl": NCCL, "gloo": GLOO}
+# Site 0 is down in the middle of messages, twice in a row; site 1 once.
+DOWN = (("site 0", 0.37, 0.8), ("site 0", 0.7, 1.5), ("site 1", 3.0, 3.2))
+OUTAGES = tuple(SiteOutage(*each) for each in DOWN)
+JITTER = Jitter(0.3, 0.3, 5)
+# Cluster, codec, relative speeds of the replicas. Sums alone travel where
+# replicas are uneven: the formula is no more than near for an all-to-all there.
+TOPOLOGIES = {
+  "one replica": (small.cluster(1), "fp32", None),
+  "a pair that is far": (small.cluster(2, bps=3e7, rtt_s=0.3), "int4", None),
+  "four lossy sites": (small.cluster(4, bps=2e9, loss=1e-4), "rank 2", None),
+  "six near sites": (small.cluster(6, bps=1e10, rtt_s=0.0), "int8", None),
+  "uneven": (small.uneven([1e7, 4e8, 6e7]), "fp32", (1.0, 0.3, 2.0)),
+  "jitter": (small.cluster(3, JITTER), "fp32", (0.5, 1.3, 1.0)),
+}
+IN_STEP = {
+  "shared links": (small.cluster(2, placement=(0, 1, 0, 1)), "fp32", None),
+  "outages": (
+    dataclasses.replace(small.cluster(2, bps=2e7), outages=OUTAGES),
+    *("fp32", None),
+  ),
+}
+AGREE = [
+  pytest.param(each, *schedule.values, id=f"{each}, {schedule.id}")
+  for each in TOPOLOGIES | IN_STEP
+  for schedule in small.SCHEDULES + (small.COPIED if each in TOPOLOGIES else [])
+]
+
+
+@pytest.mark.parametrize("topology, name, changes", AGREE)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_formula_and_events_agree(transport, topology, name, changes):
+  one, codec, speeds = (TOPOLOGIES | IN_STEP)[topology]
+  if (name, changes) in [each.values for each in small.COPIED]:
+    codec = "fp32"  # Others scatter.
+  script, plan = small.script(name, one.num_replicas, codec, **changes)
+  work = small.work(one, codec_s=0.02, speeds=speeds)
+  costs = small.link_costs(one, TRANSPORTS[transport])
+  by_formula = run_time(costs, work, script.ops(plan))
+  small.assert_agree(by_formula, simulate(costs, work, script.ops(plan)))
+
+
+MEBIBYTES_16 = 16 * 2**20
+KEY = ("x", 0, 0, 0)
+NO_SLOW_START = dataclasses.replace(NCCL, starts_slowly=False)
+
+
+def collective_s(one, kind, size=MEBIBYTES_16, transport=small.PLAIN):
+  costs, work = small.link_costs(one, transport), small.work(one)
+  ops = [Launch(KEY, (Collective(kind, size),)), Wait(KEY)]
+  found = run_time(costs, work, ops)
+  small.assert_agree(found, simulate(costs, work, ops))
+  return found.total_s
+
+
+def star(num_replicas, rtt_s=0.0, **changes):
+  return small.cluster(num_replicas, bps=1e9, rtt_s=rtt_s, **changes)
+
+
+def two_sites(*placement):
+  sites = [Site(x, Link(1e9, 1e9, rtt_s=0.0), intra_rtt_s=0.0) for x in "ab"]
+  sites = [dataclasses.replace(site, intra_bps=1e15) for site in sites]
+  return Cluster("test", tuple(sites), placement)
+
+
+# 16 MiB at 956 Mbit/s of payload: 0.1404 s. The first six were held against
+# real throttled links.
+@pytest.mark.parametrize(
+  "one, kind, transport, seconds",
+  [
+    (star(2), "all_reduce", small.PLAIN, 0.1404),
+    (star(4), "all_reduce", small.PLAIN, 0.2106),
+    (star(4), "all_gather", small.PLAIN, 3 * 0.1404),
+    (star(2), "broadcast", small.PLAIN, 0.1404),
+    (star(2), "all_to_all", small.PLAIN, 0.0702),
+    (star(4), "all_to_all", small.PLAIN, 0.1053),
+    (star(4), "permute", small.PLAIN, 0.1404),
+    # A slow node sets the pace; a ring may cross a link once or twice.
+    (small.uneven([1e9, 1e9, 1e8, 1e9]), "all_reduce", small.PLAIN, 2.106),
+    (two_sites(0, 0, 1, 1), "all_reduce", small.PLAIN, 0.2106),
+    (two_sites(0, 1, 0, 1), "all_reduce", small.PLAIN, 0.4211),
+    (two_sites(0, 0, 1, 1), "broadcast", small.PLAIN, 0.1404),
+    (two_sites(0, 1, 0, 1), "broadcast", small.PLAIN, 3 * 0.1404),
+    # Whole messages wait for their way; pieces c / 4 + way, K = 6, c = 35.1 ms.
+    (star(4, 0.2), "all_reduce", small.PLAIN, 0.2106 + 6 * 0.1),
+    (star(4, 0.2), "all_gather", small.PLAIN, 3 * 0.1404 + 3 * 0.1),
+    (star(4, 0.2), "all_reduce", NO_SLOW_START, 6 * 0.1 + 0.0351 * (1 + 5 / 4)),
+    (star(2), "all_gather", GLOO, 1.5 * 0.1404),
+    (star(2), "all_reduce", GLOO, 0.1404 * (1 + 66 / 3028)),
+  ],
+)
+def test_a_collective_takes_what_was_worked_out(one, kind, transport, seconds):
+  found = collective_s(one, kind, transport=transport)
+  assert found == pytest.approx(seconds, rel=3e-3)
+
+
+@pytest.mark.parametrize("num_replicas", [4, 32])
+@pytest.mark.parametrize("delay_s", [1e-3, 1e-2])
+def test_a_pipelined_ring_costs_few_delays(num_replicas, delay_s):
+  what = "all_reduce", 128 * 2**20
+  far = star(num_replicas, 2 * delay_s)
+  bytes_s = collective_s(star(num_replicas), *what)
+  found = collective_s(far, *what, NCCL) - bytes_s
+  assert delay_s < found < 10 * delay_s  # Slow start included.
+  waiting = collective_s(far, *what, GLOO) - bytes_s
+  assert waiting > 4 * (num_replicas - 1) * delay_s
+
+
+@pytest.mark.parametrize("bps", [1e6, 3e7, 1e10])
+@pytest.mark.parametrize("method", ["diloco", "dilocox"])
+def test_a_round_is_the_sum_or_the_longer_of_steps_and_exchange(method, bps):
+  one, steps_s, rounds = small.cluster(3, bps=bps), 5 * 0.05, 7
+  script, plan = small.script(method, 3, sync_interval=5, total_steps=35)
+  ops = script.ops(plan, 35)
+  found = run_time(small.link_costs(one), small.work(one), ops)
+  (operation,) = script.traffic.exchange(0)
+  exchange_s = collective_s(one, operation.kind, operation.operand_bytes)
+  exposed_s, sent = exchange_s, rounds
+  if method == "dilocox":  # The first round has nothing to wait for.
+    exposed_s, sent = max(0.0, exchange_s - steps_s), rounds - 1
+  assert found.exposed_s == pytest.approx(sent * exposed_s, abs=1e-9)
+  assert found.total_s == pytest.approx(rounds * steps_s + sent * exposed_s)
+  hidden_s = sent * (exchange_s - exposed_s)
+  assert found.hidden_s == pytest.approx(hidden_s, abs=1e-9)
+
+
+@pytest.mark.parametrize("name, changes", small.SCHEDULES + small.COPIED)
+def test_links_that_cost_nothing_leave_the_steps(name, changes):
+  one = small.cluster(3, bps=np.inf, rtt_s=0.0)
+  script, plan = small.script(name, 3, **changes)
+  found = run_time(small.link_costs(one), small.work(one), script.ops(plan))
+  assert found.total_s == pytest.approx(0.05 * plan.total_steps)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+  schedule=st.sampled_from(small.SCHEDULES + small.COPIED),
+  num_replicas=st.integers(2, 5),
+  bps=st.floats(1e6, 1e9),
+  faster=st.floats(1, 100),
+  transport=st.sampled_from(list(TRANSPORTS.values())),
+)
+def test_more_bandwidth_never_costs_time(
+  schedule, num_replicas, bps, faster, transport
+):
+  name, changes = schedule.values
+  script, plan = small.script(name, num_replicas, **changes)
+  ones = [small.cluster(num_replicas, bps=x) for x in (bps, bps * faster)]
+  slow_s, fast_s = (
+    run_time(
+      small.link_costs(one, transport), small.work(one), script.ops(plan)
+    ).total_s
+    for one in ones
+  )
+  assert fast_s <= slow_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("codec", ["int4", "rank 2"])
+def test_an_all_to_all_over_uneven_links_is_at_most_a_little_longer(codec):
+  rng = np.random.default_rng(3)
+  for count in (3, 4, 6):
+    one = small.uneven(rng.uniform(1e7, 1e8, count))
+    script, plan = small.script("diloco", count, codec, sync_interval=10)
+    args = small.link_costs(one), small.work(one)
+    events, formula = (
+      find(*args, script.ops(plan)).total_s for find in (simulate, run_time)
+    )
+    assert 1 - 1e-9 < events / formula < 1.12
+
+
+def test_a_link_out_of_step_is_shared_less_than_the_formula_says():
+  one = small.cluster(2, placement=(0, 1, 0, 1))
+  script, plan = small.script("diloco", 4, sync_interval=10)
+  args = small.link_costs(one), small.work(one, speeds=[1.0, 0.5, 0.8, 0.7])
+  events, formula = (
+    find(*args, script.ops(plan)).total_s for find in (simulate, run_time)
+  )
+  assert events <= formula * (1 + 1e-9)
+
+
+# The exchange begins after 0.5 s, and nobody sends before.
+@pytest.mark.parametrize(
+  "start_s, stop_s, later_s",
+  [(0.501, 1.001, 0.5), (0.501, 20.501, 20.0), (0.0, 0.4, 0.0)],
+)
+def test_an_outage_delays_what_it_blocks(start_s, stop_s, later_s):
+  one = small.cluster(2, rtt_s=0.0)
+  script, plan = small.script("diloco", sync_interval=10, total_steps=10)
+  down = SiteOutage("site 1", start_s, stop_s)
+  times = [
+    run_time(small.link_costs(each), small.work(each), script.ops(plan)).total_s
+    for each in (one, dataclasses.replace(one, outages=(down,)))
+  ]
+  assert times[1] - times[0] == pytest.approx(later_s)
+
+
+@pytest.mark.parametrize("find", [run_time, simulate])
+def test_an_outage_that_never_ends_is_refused(find):
+  down = SiteOutage("site 1", 0.1, np.inf)
+  one = dataclasses.replace(small.cluster(2), outages=(down,))
+  script, plan = small.script("diloco", 2, sync_interval=10)
+  with pytest.raises(ValueError, match="can never finish"):
+    find(small.link_costs(one), small.work(one), script.ops(plan))
+
+
+@pytest.mark.parametrize("name, changes", small.SCHEDULES + small.COPIED)
+def test_links_carry_what_the_plan_says(name, changes):
+  script, plan = small.script(name, 3, **changes)
+  one, expected = small.cluster(3), {}
+  costs = small.link_costs(one)
+  lowered = lower(costs, small.work(one), script.ops(plan))
+  for op in script.ops(plan):
+    for operation in op.operations if isinstance(op, Launch) else ():
+      ring = costs.among(op.members)
+      for link, size in ring.link_bytes(operation).items():
+        expected[link] = expected.get(link, 0) + size
+  assert lowered.graph.carried_bytes() == pytest.approx(expected)
+
+
+def test_a_clock_goes_on_from_where_it_was():
+  """Jitter, idle lines and exchanges under way included."""
+  one = small.cluster(2, JITTER, bps=1e10, rtt_s=0.1)
+  script, plan = small.script("delayed", 2, sync_interval=4, overlap_steps=6)
+  costs, ops = small.link_costs(one, GLOO), list(script.ops(plan))
+  whole = run_time(costs, small.work(one), ops)
+  for cut in range(0, len(ops), 3):
+    first, second = (AnalyticClock(costs, small.work(one)) for _ in range(2))
+    first.walk(ops[:cut])
+    second.set_state(json.loads(json.dumps(first.get_state())))
+    small.assert_agree(second.walk(ops[cut:]), whole)
+
+
+def test_an_outcome_sums_up_its_replicas():
+  busy, end, steps, waits, sent = np.array(
+    [[9.0, 10], [12, 10], [8, 4], [1, 6], [4, 5]]
+  )
+  found = Outcome(busy, end, steps, np.zeros(2), waits, sent, 10, 100)
+  assert (found.now_s, found.total_s, found.utilisation) == (10, 12, 0.5)
+  assert found.hidden_s.tolist() == [3.0, 0.0]
