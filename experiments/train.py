@@ -10,21 +10,15 @@ figures and report.md.
 
 With --distributed it is one of several processes of the run: start the same
 command on every machine of a cluster, or see experiments.launch for several
-processes on this one. With --elastic it is one replica of a run that others
-leave and join (see experiments.rendezvous).
+processes on this one.
 """
-
-import os
-import sys
 
 from absl import flags
 
 from experiments.runtime import (
   command_line,
   distributed_flags,
-  elastic_agent,
   own_parts,
-  rendezvous_rules,
 )
 
 
@@ -64,11 +58,6 @@ def main(values: flags.FlagValues) -> None:
   command_line.check_files(config)
   simulated_clock = clock(values, config)
   workdir = command_line.writable(values.workdir, "train")
-  if values.elastic:
-    distributed_flags.check_elastic(values, config)
-    os.environ[command_line.COMMAND_VARIABLE] = command_line.own_command()
-    elastic_agent.attend(values.elastic, _process_command)
-    return
   # This takes seconds, so bad input is refused before it.
   from experiments.runtime import running
 
@@ -80,18 +69,6 @@ def main(values: flags.FlagValues) -> None:
     place=values if is_distributed else None,
     num_sample_tokens=values.sample_tokens,
   )
-
-
-def _process_command(order: rendezvous_rules.Order) -> list[str]:
-  """Returns the command of this replica's process in a group."""
-  command = [sys.executable, "-m", "experiments.train", *sys.argv[1:]]
-  return [
-    *(*command, "--elastic=", "--distributed"),
-    f"--coordinator={order.coordinator}",
-    f"--num_processes={order.count}",
-    f"--process_id={order.rank}",
-    f"--config.mesh.num_replicas={order.count}",
-  ]
 
 
 def clock(values: flags.FlagValues, config):

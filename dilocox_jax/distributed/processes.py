@@ -207,11 +207,6 @@ def from_all(value: Any, read: Callable[[Any], Read]) -> list[Read]:
   ]
 
 
-def meet() -> None:
-  """Waits until all processes have come to the same call."""
-  coordinator_store.allgather(None)
-
-
 def share_directory(directory: pathlib.Path) -> bool:
   """Whether all processes see the same directory; all wait for all.
 

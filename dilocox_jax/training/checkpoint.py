@@ -34,12 +34,10 @@ import orbax.checkpoint as ocp
 from dilocox_jax.distributed import processes
 from dilocox_jax.pytypes import Tree
 from dilocox_jax.report.units import human_bytes
-from dilocox_jax.training import digests, local_arrays, save_errors
+from dilocox_jax.training import digests, save_errors
 
 FOLDER = "checkpoints"  # Name of the folder in a run directory.
 ARRAYS, RECORD = "arrays", "record"
-# Key of a record whose arrays are those of one process (`own_checkpoints`).
-PART = "part"
 # A week: Orbax measures it by the system's clock, which may jump by a day in
 # the midst of a save. Process 0 computes digests in this time, too.
 _SAVE_TIMEOUT_S = 7 * 24 * 60 * 60
@@ -61,9 +59,6 @@ class SaveError(OSError):
 class Checkpoints:
   """The checkpoints of one run directory."""
 
-  _makes_folders_later = True  # In the background, as everything else.
-  _on_one_disk: Callable = staticmethod(sum)
-
   def __init__(
     self, directory: pathlib.Path, keep: int = 2, *, read_only: bool = False
   ):
@@ -77,36 +72,19 @@ class Checkpoints:
         in it may change.
     """
     self._directory, self._read_only = directory.resolve(), read_only
-    if self._writes and not read_only:
+    if processes.is_main() and not read_only:
       for partial in self._partial():  # A killed save left it.
         shutil.rmtree(partial)
     options = ocp.CheckpointManagerOptions(
       max_to_keep=keep,
       enable_async_checkpointing=True,
       async_options=ocp.AsyncOptions(
-        timeout_secs=_SAVE_TIMEOUT_S,
-        post_finalization_callback=self._seal,
-        create_directories_asynchronously=self._makes_folders_later,
+        timeout_secs=_SAVE_TIMEOUT_S, post_finalization_callback=self._seal
       ),
-      **self._sharing(),
+      create=not read_only,
     )
-    self._manager = ocp.CheckpointManager(
-      self._directory, options=options, item_handlers=self._handlers()
-    )
+    self._manager = ocp.CheckpointManager(self._directory, options=options)
     save_errors.hide_tracebacks()
-
-  @property
-  def _writes(self) -> bool:
-    """Whether this process moves and seals the folders of checkpoints."""
-    return processes.is_main()
-
-  def _sharing(self) -> dict[str, Any]:
-    """Returns the options of Orbax that say who uses the directory."""
-    return {"create": not self._read_only}
-
-  def _handlers(self) -> dict[str, Any] | None:
-    """Returns the handlers of items that are not Orbax's usual ones."""
-    return None
 
   def _partial(self) -> list[pathlib.Path]:
     return list(self._directory.glob(f"*{_PARTIAL}*"))
@@ -126,17 +104,13 @@ class Checkpoints:
       SaveError: If the disk has no room, or if it refused the earlier save.
     """
     args = {
-      ARRAYS: self._save_args(_leaves(state)),
+      ARRAYS: ocp.args.StandardSave(_leaves(state)),
       RECORD: ocp.args.JsonSave(record),
     }
     with self._wording_disk_errors():
       self._manager.wait_until_finished()
       self._check_room(state)
       self._manager.save(step, args=ocp.args.Composite(**args), force=True)
-
-  def _save_args(self, leaves: dict[str, Any]) -> ocp.args.CheckpointArgs:
-    """Returns what Orbax writes of leaves by name."""
-    return ocp.args.StandardSave(leaves)
 
   def _check_room(self, state: Tree) -> None:
     """Raises OSError if a save would fill the disk.
@@ -150,7 +124,7 @@ class Checkpoints:
       strict=True,
     )
     # The bytes that all processes write to one directory add up.
-    state_bytes = self._on_one_disk(all_state_bytes)
+    state_bytes = sum(all_state_bytes)
     free_bytes = min(all_free_bytes)
     needed_bytes = round((1 + _SPARE_SHARE) * state_bytes) + SPARE_BYTES
     if needed_bytes > free_bytes:
@@ -181,7 +155,7 @@ class Checkpoints:
 
   def _seal(self) -> None:
     """Writes the digests of a save. All its files must be written before."""
-    if not self._writes:
+    if not processes.is_main():
       return
     for partial in self._partial():  # At most one save runs at a time.
       digests.seal(partial)
@@ -256,7 +230,7 @@ class Checkpoints:
       damages[step] = damage
     return None, next(iter(damages.values()), "")
 
-  def _set_aside(self, step: int, reason: str, kind: str = "broken") -> None:
+  def _set_aside(self, step: int, reason: str) -> None:
     """Moves a checkpoint away, so that its step can be saved again."""
     path = self._directory / str(step)
     if not self._read_only:
@@ -266,33 +240,18 @@ class Checkpoints:
       path = path.rename(aside)
       self._manager.reload()
     logging.getLogger(__name__).warning(
-      "skipping the %s checkpoint of step %d (%s): %s", kind, step, path, reason
+      "skipping the broken checkpoint of step %d (%s): %s", step, path, reason
     )
 
   def _read(self, step: int, template: Callable) -> tuple[Tree, dict]:
-    record = self._record(step)
-    read = self._whole_part if PART in record else self._arrays
-    return self._state(step, read, template(record)), record
+    record = self._item(step, RECORD, ocp.args.JsonRestore())
+    return self._state(step, template(record)), record
 
-  def _record(self, step: int) -> dict[str, Any]:
-    return self._item(step, RECORD, ocp.args.JsonRestore())
-
-  def _arrays(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
-    return self._item(step, ARRAYS, ocp.args.StandardRestore(like))
-
-  def _part(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
-    """Reads what a process has saved by itself, as numpy arrays."""
-    return local_arrays.read(self._directory / str(step) / ARRAYS, like)
-
-  def _whole_part(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
-    """Reads the same onto devices that hold all of it, or divide it."""
-    return local_arrays.placed(like, self._part(step, like))
-
-  def _state(self, step: int, read: Callable, like: Tree) -> Tree:
+  def _state(self, step: int, like: Tree) -> Tree:
     """Reads a state whose leaves have the shapes and places of `like`."""
     named = _leaves(like)
     try:
-      arrays = read(step, named)
+      arrays = self._item(step, ARRAYS, ocp.args.StandardRestore(named))
     except (ValueError, KeyError, TypeError) as error:
       # The files are not damaged, so another version may be able to read them.
       reason = " ".join(str(error).split())

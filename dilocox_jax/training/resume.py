@@ -8,7 +8,6 @@ the same rule (`plan.schedule.membership`). The text is divided anew.
 """
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -26,9 +25,8 @@ from dilocox_jax.mapping import changed_fields, flat
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.training import states
 from dilocox_jax.training.build import Programs
-from dilocox_jax.training.checkpoint import PART, Checkpoints, RefusedError
+from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
 from dilocox_jax.training.clock import Clock
-from dilocox_jax.training.own_checkpoints import ORIGINS, OwnCheckpoints
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.states import TrainingState
 
@@ -55,19 +53,14 @@ def resumed_state(
   Raises:
     RefusedError: If the checkpoints belong to a run with other settings.
   """
-  is_own = isinstance(checkpoints, OwnCheckpoints)
 
   def template(record: dict[str, Any]) -> TrainingState:
     _check_same_run(config, corpus_digest, record)
     check_same_parts(record, parts)
-    if not is_own:
-      _check_is_whole(record)
-    count = _other_replicas(config, record)
-    # Who has a directory of its own reads its own replica alone.
     return states.abstract(
       programs,
       record["phase"],
-      None if is_own else count,
+      _other_replicas(config, record),
       record.get("in_flight", ()),
     )
 
@@ -84,35 +77,15 @@ def resumed_state(
     logging.getLogger(__name__).info(
       "mesh.num_replicas: %d -> %d", count, config.mesh.num_replicas
     )
-    if isinstance(state, RoundState) and not is_own:
+    if isinstance(state, RoundState):
       state = programs.rounds.resized(state)
-  origins = record.get(ORIGINS) or _kept_origins(config, record)
-  if isinstance(state, RoundState) and (count or None in origins):
+  if isinstance(state, RoundState) and count:
     _check_absences(config, "a replica that begins anew")
     if parts.exchange:
       params = jax.eval_shape(programs.model.init, jax.random.key(0))
       check_leaves_out(parts.exchange, params, config.mesh.num_replicas)
-    record["controller"]["joined"] = _joined(config, record, origins)
+    record["controller"]["joined"] = _joined(config, record)
   return state, record
-
-
-def _check_is_whole(record: dict[str, Any]) -> None:
-  """Refuses one of several parts that processes saved by themselves."""
-  if PART in record and (count := len(record[PART]["members"])) > 1:
-    raise RefusedError(
-      f"the checkpoint of step {record[PART]['step']} has replica "
-      f"{record[PART]['replica']} of {count}, whose processes have a directory "
-      "each: start all of them as before"
-    )
-
-
-def _kept_origins(
-  config: RunConfig, record: dict[str, Any]
-) -> list[int | None]:
-  """Returns the old number of every replica; None: it is new."""
-  saved = record["config"]["mesh"]["num_replicas"]
-  numbers = range(config.mesh.num_replicas)
-  return [m if m < saved else None for m in numbers]
 
 
 def _check_absences(config: RunConfig, cause: str) -> None:
@@ -138,26 +111,20 @@ def _other_replicas(config: RunConfig, record: dict[str, Any]) -> int | None:
   return saved
 
 
-def _joined(
-  config: RunConfig, record: dict[str, Any], origins: Sequence[int | None]
-) -> list[list[int]]:
+def _joined(config: RunConfig, record: dict[str, Any]) -> list[list[int]]:
   """Returns from when on the replicas are there that were not at first.
 
   Args:
     config: Config of the run.
     record: Record of the checkpoint.
-    origins: Old number of every replica; None: it is new.
   """
+  saved = record["config"]["mesh"]["num_replicas"]
+  count = config.mesh.num_replicas
   plan = to_plan.run_plan(config)
   step = plan.schedule_step(record["position"]["step"])
   last_round = plan.method.schedule.round_at(step)[0] - 1
-  before = record["controller"]["joined"]
-  kept = [
-    [origins.index(old), first, last]
-    for old, first, last in before
-    if old in origins
-  ]
-  new = [m for m, old in enumerate(origins) if old is None and last_round >= 0]
+  kept = [each for each in record["controller"]["joined"] if each[0] < count]
+  new = range(saved, count) if last_round >= 0 else ()
   return kept + [[m, 0, last_round] for m in new]
 
 

@@ -19,21 +19,20 @@ class BusyError(RuntimeError):
 
 
 @contextlib.contextmanager
-def held(workdir: pathlib.Path, has_own: bool = False) -> Iterator[None]:
+def held(workdir: pathlib.Path) -> Iterator[None]:
   """Holds the lock of a run directory for as long as the block lasts.
 
-  Of several processes that share a directory only the main one holds the lock.
+  Of several processes only the main one holds the lock.
 
   Args:
     workdir: The run directory; made if missing.
-    has_own: Whether every process has a directory of its own.
 
   Raises:
     BusyError: If another run holds it.
     RefusedError: If the directory is not that of a run, or the lock's file
       cannot be made.
   """
-  if not (has_own or processes.is_main()):
+  if not processes.is_main():
     yield
     return
   path = workdir / LOCK

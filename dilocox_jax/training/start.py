@@ -11,8 +11,6 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 
@@ -33,7 +31,6 @@ from dilocox_jax.training import build, evaluation, states
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import (
   FOLDER,
-  PART,
   Checkpoints,
   RefusedError,
   saved_steps,
@@ -44,10 +41,7 @@ from dilocox_jax.training.states import TrainingState
 
 
 def check_nothing_is_lost(
-  config: RunConfig,
-  workdir: pathlib.Path,
-  corpus_digest: str,
-  has_own_directory: bool = False,
+  config: RunConfig, workdir: pathlib.Path, corpus_digest: str
 ) -> None:
   """Refuses a directory if starting at step 0 would delete results of a run.
 
@@ -68,23 +62,19 @@ def check_nothing_is_lost(
     config: Config of the run.
     workdir: The run directory.
     corpus_digest: Digest of the text.
-    has_own_directory: Whether every process has a directory of its own. Then
-      the run goes on if any of them holds a checkpoint.
 
   Raises:
     RefusedError: If results would be lost. All processes raise it.
   """
-  own = saved_steps(workdir / FOLDER)
-  is_saved = any(processes.from_all(bool(own), bool))
   reason = ""
-  if not own and (has_own_directory or processes.is_main()):
-    reason = _lost_run(config, workdir, corpus_digest, is_saved)
-  if reasons := [each for each in processes.from_all(reason, str) if each]:
-    raise RefusedError(reasons[0])
+  if processes.is_main() and not saved_steps(workdir / FOLDER):
+    reason = _lost_run(config, workdir, corpus_digest)
+  if reason := processes.from_main(reason, str):
+    raise RefusedError(reason)
 
 
 def _lost_run(
-  config: RunConfig, workdir: pathlib.Path, corpus_digest: str, is_saved: bool
+  config: RunConfig, workdir: pathlib.Path, corpus_digest: str
 ) -> str:
   """Returns which results would be lost and what to do; "" if none would be.
 
@@ -92,7 +82,6 @@ def _lost_run(
     config: Config of the run.
     workdir: A directory without checkpoints.
     corpus_digest: Digest of the text.
-    is_saved: Whether another process has checkpoints to go on from.
   """
   files = [n for n in (CONFIG, RECORD, METRICS) if (workdir / n).exists()]
   if not files:
@@ -102,17 +91,16 @@ def _lost_run(
       row for row in read_rows(workdir / TIMING) if row["event"] == "checkpoint"
     ]
     was_saved = not (workdir / FOLDER).is_dir() or len(saves) > 1
-    if (was_saved or (workdir / PAGE).exists()) and not is_saved:
+    if was_saved or (workdir / PAGE).exists():
       reason = "its checkpoints are gone"
     else:
       reason = _other_run(config, workdir, corpus_digest)
   except (RecordError, KeyError):
     reason = f"its {TIMING} cannot be read"
-  if not reason and not is_saved:
+  if not reason:
     logging.getLogger(__name__).info(
       "no checkpoint was saved before: starting again at step 0"
     )
-  if not reason:
     return ""
   return (
     f"the work directory {workdir} holds a run ({', '.join(files)}) that a new "
@@ -316,7 +304,7 @@ def _saved_outer(
         states.abstract(
           programs,
           record["phase"],
-          _saved_replicas(record),
+          record["config"]["mesh"]["num_replicas"],
           record.get("in_flight", ()),
         ),
         None,
@@ -325,7 +313,8 @@ def _saved_outer(
   if restored is None:
     raise RefusedError(f"checkpoint.init_from={source} has no whole checkpoint")
   state, record = restored
-  saved = _saved_replicas(record)
+  # The run may have gone on with another number since.
+  saved = record["config"]["mesh"]["num_replicas"]
   if saved != config.mesh.num_replicas:
     programs = _programs(config, parts, saved)
   params = evaluation.params_to_keep(programs, state)
@@ -339,14 +328,6 @@ def _saved_outer(
 def _programs(config: RunConfig, parts: Parts, num_replicas: int) -> Programs:
   mesh = MeshConfig(num_replicas=num_replicas)
   return build.programs(dataclasses.replace(config, mesh=mesh), parts)
-
-
-def _saved_replicas(record: Mapping[str, Any]) -> int:
-  """Returns M of a checkpoint; the config may have another one by now.
-
-  A process's own checkpoint has one replica.
-  """
-  return 1 if PART in record else record["config"]["mesh"]["num_replicas"]
 
 
 def _have_same_shapes(tree: Tree, other: Tree) -> bool:

@@ -27,13 +27,13 @@ from dilocox_jax.training import (
   build,
   evaluation,
   metrics_reader,
-  own_checkpoints,
   resume,
   run_text,
   start,
   states,
 )
 from dilocox_jax.training.adaptive_controller import AdaptiveController
+from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
 from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.evaluation import NotFiniteError
 from dilocox_jax.training.metrics_reader import DispatchedSegment
@@ -69,7 +69,6 @@ class Trainer:
     command: str = "",
     clock: Clock | None = None,
     parts: Parts = NO_PARTS,
-    has_own_directory: bool = False,
   ):
     """Builds all parts of the run.
 
@@ -79,8 +78,6 @@ class Trainer:
       command: The command line, for the record.
       clock: Simulated clock to advance; training never reads it.
       parts: Parts that take the place of what the config names.
-      has_own_directory: Whether every process has a run directory of its own,
-        and so writes all files. If not, the main process writes them.
 
     Raises:
       ValueError: One line, if a part cannot be built.
@@ -91,10 +88,8 @@ class Trainer:
     processes.check_equal(config=config.to_mapping())
     self.corpus = run_text.corpus(config, parts)
     end_of_text = run_text.document_end(config, self.corpus, parts)
-    self._has_own = has_own_directory
-    devices = own_checkpoints.devices(workdir) if self._has_own else None
-    places = build.platform_name(), devices
-    self.programs = build.programs(config, parts, end_of_text, *places)
+    platform = build.platform_name()
+    self.programs = build.programs(config, parts, end_of_text, platform)
     self.replicas = self.programs.rounds.replicas
     if jax.process_count() > 1:
       processes.open_connections(self.replicas.mesh)
@@ -106,7 +101,6 @@ class Trainer:
     self.judging = run_text.judging(config, self.corpus)
     self.progress = TrainingProgress()
     self._compiled, self._stop_signal = set(), 0
-    self._writes = self._has_own or processes.is_main()
 
   def request_stop(self, stop_signal: int) -> None:
     """Asks the run to save and stop after the segment under way.
@@ -135,13 +129,9 @@ class Trainer:
       LostProcessError: If another process of the run is gone.
     """
     with processes.detect_lost_process():
-      start.check_nothing_is_lost(
-        self.config, self.workdir, self.corpus.digest, self._has_own
-      )
-      self._checkpoints = own_checkpoints.opened(
-        self.workdir,
-        self.config.checkpoint.keep,
-        self.replicas.own[0] if self._has_own else None,
+      start.check_nothing_is_lost(self.config, self.workdir, self.corpus.digest)
+      self._checkpoints = Checkpoints(
+        self.workdir / FOLDER, self.config.checkpoint.keep
       )
     try:
       with processes.detect_lost_process():
@@ -156,11 +146,11 @@ class Trainer:
       ) from error
     finally:
       # A save that needs a lost process would not end.
-      is_lost = isinstance(sys.exception(), processes.LostProcessError)
-      if self._has_own or not is_lost:
+      if not isinstance(sys.exception(), processes.LostProcessError):
         self._checkpoints.close()
-    page = self.workdir / PAGE
-    return report.write_report(self.workdir) if self._writes else page
+    if not processes.is_main():
+      return self.workdir / PAGE
+    return report.write_report(self.workdir)
 
   def _start_and_train(self) -> None:
     resumed = resume.resumed_state(
@@ -193,7 +183,7 @@ class Trainer:
       command=self.command,
       progress=self.progress,
       is_resumed=bool(resumed),
-      writes=self._writes,
+      writes=processes.is_main(),
       clock=self.clock,
     ) as self._reader:
       state = self._train(state)

@@ -5,14 +5,12 @@ must check them before it starts anything. So they are read without JAX.
 """
 
 import collections
-import contextlib
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from absl import flags
 
 from dilocox_jax.config import RunConfig
-from dilocox_jax.config.run import unfit_for_absences
 from experiments.runtime.command_line import UsageError
 
 # In --help, flags are listed under the program that asks for them, not here.
@@ -27,8 +25,8 @@ def define_flags() -> None:
     "distributed",
     False,
     "Be one of several processes of a run, on one machine or many. Start the "
-    "same command everywhere. WORKDIR is shared, or each replica is one "
-    "process with a WORKDIR of its own. Sets mesh.layout=mesh.",
+    "same command everywhere, with a WORKDIR that all share. Sets "
+    "mesh.layout=mesh.",
   )
   flags.DEFINE_string(
     "coordinator",
@@ -36,13 +34,6 @@ def define_flags() -> None:
     "With --distributed: HOST:PORT of process 0, free there and reachable "
     "from all. This and the next two are found where JAX knows the cluster "
     "(Slurm, Kubernetes, Open MPI, TPU).",
-  )
-  flags.DEFINE_string(
-    "elastic",
-    None,
-    "HOST:PORT of experiments.rendezvous: be one replica of a run that others "
-    "leave and join, with or without a common WORKDIR. It sets --distributed, "
-    "its flags, and mesh.num_replicas.",
   )
   for name, least, text in (
     ("num_processes", 1, "how many processes."),
@@ -93,39 +84,11 @@ def check_unset(values: flags.FlagValues, setter: str) -> None:
       raise UsageError(f"--{name} is set by {setter}: leave it out")
 
 
-@contextlib.contextmanager
-def reserved_port() -> Iterator[int]:
-  """Keeps a port of this machine from other programs during the block."""
-  with socket.socket() as probe:
-    probe.bind(("", 0))
-    yield probe.getsockname()[1]
-
-
 def free_port() -> int:
   """Returns a port of this machine that nobody listens on."""
-  with reserved_port() as port:
-    return port
-
-
-def check_elastic(values: flags.FlagValues, config: RunConfig) -> None:
-  """Raises UsageError if --elastic does not go with flags or config."""
-  check_unset(values, "--elastic")
-  check_config(config)
-  if reason := unfit_for_absences(config):
-    raise UsageError(f"--elastic does not go with {reason}")
-  mix = config.data.mix
-  by_replica = {
-    "membership.absences": config.membership.absences,
-    "membership.inner_steps": config.membership.inner_steps,
-    "data.mix": mix if ";" in mix or mix == "own" else "",
-    "--cluster": values["cluster"].value,
-  }
-  for name, text in by_replica.items():
-    if text:
-      raise UsageError(
-        f"--elastic does not go with {name}={text!r}, which numbers replicas:"
-        " their number changes when one leaves or joins"
-      )
+  with socket.socket() as probe:
+    probe.bind(("", 0))
+    return probe.getsockname()[1]
 
 
 def check_config(config: RunConfig) -> None:

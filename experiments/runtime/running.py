@@ -15,13 +15,12 @@ from rich.console import Console
 
 from dilocox_jax import report
 from dilocox_jax.config import RunConfig
-from dilocox_jax.config.run import unfit_for_absences
 from dilocox_jax.config.unread import changed_options
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.metrics import RecordError
 from dilocox_jax.optimizers import named_optimizer
-from dilocox_jax.training import own_checkpoints, run_lock
+from dilocox_jax.training import run_lock
 from dilocox_jax.training.checkpoint import RefusedError
 from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.trainer import (
@@ -110,7 +109,7 @@ def train(
     devices = distributed_flags.num_devices(config)
   set_up_jax(devices)
   with other_processes:
-    text = _train(config, workdir, profile, clock, bool(place))
+    text = _train(config, workdir, profile, clock)
     if num_sample_tokens and jax.process_count() == 1:
       _sample(workdir, num_sample_tokens, text)
 
@@ -120,22 +119,19 @@ def _train(
   workdir: pathlib.Path,
   profile: bool,
   clock: Clock | None,
-  is_distributed: bool,
 ) -> Corpus:
   """Trains, prints the table and returns the run's text."""
   given = os.environ.get(command_line.COMMAND_VARIABLE)
   command = given or command_line.own_command()
-  has_own = is_distributed and _has_own_directory(config, workdir)
+  _check_directory(workdir)
   with command_line.usage_errors():
-    trainer = Trainer(
-      config, workdir, command, clock, has_own_directory=has_own
-    )
+    trainer = Trainer(config, workdir, command, clock)
   tracing = contextlib.nullcontext()
   if profile and processes.is_main():
     tracing = _trace(workdir / "profile")
   try:
     with (
-      run_lock.held(workdir, has_own),
+      run_lock.held(workdir),
       tracing,
       stop_signals.stop_requests(trainer.request_stop),
     ):
@@ -176,26 +172,13 @@ def _check_optimizers(config: RunConfig) -> None:
     named_optimizer(config.outer.optimizer, 1.0)
 
 
-def _has_own_directory(config: RunConfig, workdir: pathlib.Path) -> bool:
-  """Whether every process has a run directory of its own.
-
-  Raises:
-    UsageError: If it has, but the run needs a common one.
-  """
-  reason = unfit_for_absences(config)
-  if config.mesh.num_replicas != jax.process_count():
-    reason = f"mesh.num_replicas={config.mesh.num_replicas}"
-    reason += f" on {jax.process_count()} processes: take one for each replica"
-  if jax.process_count() == 1 and reason:
-    return False
-  own = own_checkpoints.are_own(workdir)
-  if own and reason:
+def _check_directory(workdir: pathlib.Path) -> None:
+  """Raises UsageError if the processes of a run do not see one directory."""
+  if not processes.share_directory(workdir):
     raise UsageError(
       f"processes do not see one directory at --workdir={workdir}: take one on "
-      f"a file system that all share; directories of their own do not go with "
-      f"{reason}"
+      "a file system that all share, or let replicas meet in a store by --meet"
     )
-  return own
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ EXECUTING = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 OWN_WRITING = {
   "dilocox_jax/files.py": "it is the way",
   "dilocox_jax/training/digests.py": "in a folder that Orbax has just made",
-  "dilocox_jax/training/local_arrays.py": "in a folder that Orbax just made",
   "dilocox_jax/distributed/processes.py": "an empty file of a random name",
   "dilocox_jax/metrics/work_directory.py": "a new file of a random name",
   "experiments/runtime/command_line.py": "the null device",

@@ -20,7 +20,7 @@ PROGRAMS = [
 ]
 FLAGS = {
   "sweep": {"config", "workdir", "processes", "slurm"},
-  "train": {"config", "workdir", "distributed", "coordinator", "elastic"},
+  "train": {"config", "workdir", "distributed", "coordinator"},
 }
 
 

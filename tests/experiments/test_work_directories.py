@@ -31,8 +31,7 @@ OWNERS = {
 
 def test_every_program_with_a_work_directory_claims_it():
   own = {name for name, text in SOURCES.items() if "workdir" in text}
-  # Its replicas have directories, and it has none.
-  assert set(OWNERS) == own - {"rendezvous"}
+  assert set(OWNERS) == own
   assert {name for name in OWNERS if OWNERS[name] != name} == {"launch"}
 
 

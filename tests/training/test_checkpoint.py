@@ -451,9 +451,8 @@ def test_ten_thousand_leaves_keep_their_order(tmp_path):
   # By name number 10000 comes before number 1001.
   like = [np.float32(0)] * 10_002
 
-  def read(step, leaves):
-    del step
-    return {name: number for number, name in enumerate(leaves)}
-
   with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
-    assert checkpoints._state(3, read, like) == list(range(10_002))
+    checkpoints._item = lambda step, name, args: {
+      name: number for number, name in enumerate(args.item)
+    }
+    assert checkpoints._state(3, like) == list(range(10_002))
