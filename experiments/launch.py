@@ -28,14 +28,14 @@ from collections.abc import Iterator, Sequence
 from absl import flags
 
 from dilocox_jax.distributed import link_counter
-from dilocox_jax.simulate.presets import load_cluster
+from dilocox_jax.simulate.cluster import Link
+from dilocox_jax.simulate.cluster_file import load_cluster
 from dilocox_jax.simulate.quantities import (
   RATE,
   SHARE,
   TIME,
   parse_quantity,
 )
-from dilocox_jax.simulate.sites import Link
 from experiments import train
 from experiments.runtime import (
   cluster_links,

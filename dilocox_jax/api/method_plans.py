@@ -17,8 +17,8 @@ from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.presets import load_cluster
-from dilocox_jax.simulate.steady_state import SteadyState, steady_state
+from dilocox_jax.simulate.cluster_file import load_cluster
+from dilocox_jax.simulate.steps import SteadyState, steady_state
 
 # Sections that belong to the method; those of another method do not apply.
 _OF_METHOD = ("sync", "exchange", "adaptive", "outer")

@@ -15,11 +15,11 @@ from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.compute import stated_seconds, step_seconds
+from dilocox_jax.simulate.cluster_file import load_cluster
+from dilocox_jax.simulate.interpreter import Work
 from dilocox_jax.simulate.link_costs import LinkCosts
-from dilocox_jax.simulate.outcome import Work
-from dilocox_jax.simulate.presets import load_cluster
 from dilocox_jax.simulate.script import Script
+from dilocox_jax.simulate.steps import stated_seconds, step_seconds
 from dilocox_jax.simulate.transfer import GLOO, NCCL, TPU
 
 TRANSPORTS = {"nccl": NCCL, "tpu": TPU, "gloo": GLOO}

@@ -22,15 +22,68 @@ event simulation of the tests needs none of these assumptions. The two must
 agree wherever the formula is exact.
 """
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from dilocox_jax.simulate.interpreter import Interpreter
+from dilocox_jax.simulate.interpreter import Interpreter, Work
 from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
-from dilocox_jax.simulate.outcome import Outcome, Work
 from dilocox_jax.simulate.script import Compute, Join, Op
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """Times, steps and bytes of a simulated run.
+
+  Arrays have shape [M], with one value in seconds for every replica. Points in
+  time are counted from the start of the run.
+
+  Attributes:
+    busy_until_s: Time at which the replica finished its own work. Its exchanges
+      may still be under way then.
+    end_s: Time at which the replica finished its own work and its exchanges.
+    compute_s: Time that the replica spent in inner steps.
+    codec_s: Time that the replica spent encoding and decoding.
+    exposed_s: Time that the replica spent waiting for exchanges.
+    exchange_s: Time that the replica's exchanges took. An exchange starts when
+      it has been launched and the exchange before it has ended.
+    num_steps: Number of inner steps of the run.
+    sent_bytes: Bytes that one replica put on the wire.
+  """
+
+  busy_until_s: np.ndarray
+  end_s: np.ndarray
+  compute_s: np.ndarray
+  codec_s: np.ndarray
+  exposed_s: np.ndarray
+  exchange_s: np.ndarray
+  num_steps: int
+  sent_bytes: int
+
+  @property
+  def now_s(self) -> float:
+    """Time at which the last replica finished its own work (seconds)."""
+    return float(np.max(self.busy_until_s))
+
+  @property
+  def total_s(self) -> float:
+    """Time at which all work and all exchanges were finished (seconds)."""
+    return float(np.max(self.end_s))
+
+  @property
+  def utilisation(self) -> float:
+    """Share of `total_s` spent in inner steps, mean over replicas, 0 to 1."""
+    return (
+      float(np.mean(self.compute_s)) / self.total_s if self.total_s else 1.0
+    )
+
+  @property
+  def hidden_s(self) -> np.ndarray:
+    """Exchange time during which replicas did not wait (seconds), [M]."""
+    return np.maximum(self.exchange_s - self.exposed_s, 0.0)
+
 
 # Attributes of the clock that are arrays of seconds, [M] or [M, M]. Checkpoints
 # save them under these names.
@@ -97,8 +150,7 @@ class AnalyticClock(Interpreter[np.ndarray]):
   def set_state(self, state: dict[str, Any]) -> None:
     """Sets the clock to a state that `get_state` returned."""
     for name in _ARRAYS:
-      # Clocks of older checkpoints lack the last two: all lines are cold then.
-      setattr(self, name, np.array(state.get(name, getattr(self, name))))
+      setattr(self, name, np.array(state[name]))
     self._back = {tuple(k): np.array(end) for *k, end in state["_back"]}
     self.num_steps = state["_num_steps"]
     self.sent_bytes = state["_sent_bytes"]
@@ -110,7 +162,7 @@ class AnalyticClock(Interpreter[np.ndarray]):
     self._now = self._now + seconds
     self._compute = self._compute + seconds
 
-  def _run_codec(self, name: str, seconds: np.ndarray) -> None:
+  def _run_codec(self, seconds: np.ndarray) -> None:
     self._now = self._now + seconds
     self._codec = self._codec + seconds
 
@@ -120,7 +172,6 @@ class AnalyticClock(Interpreter[np.ndarray]):
 
   def _send(
     self,
-    name: str,
     step: MessageStep,
     sizes_bytes: np.ndarray,
     slow_s: np.ndarray,

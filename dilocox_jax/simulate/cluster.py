@@ -1,4 +1,8 @@
-"""Describes replicas at sites, and derives the links that a transfer occupies.
+"""Sites, their replicas, and the links that a transfer occupies.
+
+People know the numbers of their own sites: links, devices, measured pairs,
+jitter, outages. Each attribute is described once, in its type: the key that a
+cluster file uses for it, what it holds, and its range.
 
 The time of a transfer depends most on the other transfers that share its links.
 Two replicas behind one access link get half of it each. A ring that visits the
@@ -18,9 +22,146 @@ import collections
 import dataclasses
 import functools
 import itertools
+import re
+from typing import Annotated
 
 from dilocox_jax.checks import known
-from dilocox_jax.simulate.sites import Jitter, Pair, Site, SiteOutage
+from dilocox_jax.simulate.quantities import (
+  COMPUTE,
+  RATE,
+  SHARE,
+  SIZE,
+  TIME,
+  Checked,
+  FileKey,
+  duration,
+  positive,
+)
+
+_NAME = re.compile(r"\w[\w .+-]*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Link(Checked):
+  """Access to the network, of a site or of each replica there.
+
+  Attributes:
+    up_bps: Line rate for what leaves (bit/s); infinity is no limit.
+    down_bps: Line rate for what arrives (bit/s).
+    rtt_s: Round trip to another site with such a link (seconds). Each end of a
+      transfer adds half of its own value: 40 ms and 100 ms make 70 ms.
+    loss: Probability that a packet is lost.
+    streams: Parallel TCP streams of a transfer.
+    window_bytes: TCP window of a stream (bytes); None is no limit.
+    efficiency: Share of the line rate that carries payload; by default 1448 of
+      the 1514 bytes of an Ethernet frame, the rest being headers.
+    is_shared: Whether all replicas at the site share the one link; otherwise
+      each has its own.
+  """
+
+  up_bps: Annotated[float, positive("up", RATE)]
+  down_bps: Annotated[float, positive("down", RATE)]
+  rtt_s: Annotated[float, duration("rtt")] = 0.04
+  loss: Annotated[float, FileKey("loss", SHARE, 0, 1, "[)")] = 0.0
+  streams: Annotated[int, FileKey("streams", int, 1)] = 8
+  window_bytes: Annotated[float | None, positive("window", SIZE)] = None
+  efficiency: Annotated[float, FileKey("efficiency", SHARE, 0, 1, "(]")] = (
+    1448 / 1514
+  )
+  is_shared: Annotated[bool, FileKey("shared", bool)] = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Site(Checked):
+  """A place with devices; its replicas divide them evenly.
+
+  Attributes:
+    name: Letters, digits, spaces and any of "_.+-".
+    link: Its access to the network.
+    num_devices: Devices at the site.
+    peak_flops: Peak of each device (FLOP/s).
+    achieved_fraction: Share of the peak that training achieves (MFU).
+    memory_bytes: Memory of each device (bytes); None is not known.
+    speed: Speed of its steps relative to what the other numbers give; 0.5 is
+      a straggler whose steps take twice as long.
+    intra_bps: Rate of a transfer between replicas of this site (bit/s).
+    intra_rtt_s: Round trip between replicas of this site (seconds).
+  """
+
+  name: Annotated[str, FileKey("name", str)]
+  link: Link
+  num_devices: Annotated[int, FileKey("num_devices", int, 1)] = 8
+  peak_flops: Annotated[float, positive("peak", COMPUTE)] = 312e12
+  achieved_fraction: Annotated[
+    float, FileKey("achieved", SHARE, 0, 1, "(]")
+  ] = 0.4
+  memory_bytes: Annotated[float | None, positive("memory", SIZE)] = None
+  speed: Annotated[float, FileKey("speed", float, 0, ends="()")] = 1.0
+  intra_bps: Annotated[float, positive("intra", RATE)] = 100e9
+  intra_rtt_s: Annotated[float, duration("intra_rtt")] = 10e-6
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not _NAME.fullmatch(self.name):
+      raise ValueError(
+        f"name={self.name!r} must be made of letters, digits, spaces and _.+-"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair(Checked):
+  """What was measured between two sites; it holds in either direction.
+
+  Attributes:
+    sites: Names of the two sites.
+    bps: Payload that passes from one end to the other (bit/s).
+    rtt_s: Round trip between them (seconds), instead of what their links say.
+  """
+
+  sites: Annotated[tuple[str, str], FileKey("sites", tuple)]
+  bps: Annotated[float, positive("rate", RATE)]
+  rtt_s: Annotated[float, duration("rtt")]
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.sites[0] == self.sites[1]:
+      raise ValueError(f"sites={self.sites} must be two different sites")
+
+
+@dataclasses.dataclass(frozen=True)
+class Jitter(Checked):
+  """Lognormal noise with mean 1; a sigma of 0 is no noise.
+
+  Attributes:
+    step_sigma: Standard deviation of the logarithm of a step's time.
+    transfer_sigma: Standard deviation of the logarithm of a transfer's time.
+    seed: Integer seed of the noise.
+  """
+
+  step_sigma: Annotated[float, FileKey("step", SHARE, 0, ends="[)")] = 0.0
+  transfer_sigma: Annotated[float, FileKey("transfer", SHARE, 0, ends="[)")] = (
+    0.0
+  )
+  seed: Annotated[int, FileKey("seed", int, 0)] = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteOutage(Checked):
+  """A time in which nothing leaves or reaches a site.
+
+  Attributes:
+    site: Name of the site.
+    start_s: When its link fails (seconds).
+    stop_s: When its link is back (seconds); infinity is never.
+  """
+
+  site: Annotated[str, FileKey("site", str)]
+  start_s: Annotated[float, duration("start")]
+  stop_s: Annotated[float, FileKey("stop", TIME)]
+
+  def __post_init__(self):
+    super().__post_init__()
+    FileKey("stop", TIME, self.start_s, ends="(]").check("stop_s", self.stop_s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +236,6 @@ class Cluster:
         raise ValueError(
           f"site {site.name!r}: num_devices={site.num_devices} must be a"
           f" multiple of its {count} replicas"
-        )
-      if (site.num_stages or 1) * count > site.num_devices:
-        raise ValueError(
-          f"site {site.name!r}: num_stages={site.num_stages} must be at most"
-          f" the {site.num_devices // count} devices of a replica"
         )
 
   def _check_names(self):

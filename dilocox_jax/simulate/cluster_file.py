@@ -16,8 +16,8 @@ and a replica is placed by the name of its site:
 
 A site needs "name", "up" and "down". It may have "rtt", "loss", "streams",
 "window", "efficiency" and "shared" (its link); "num_devices", "peak",
-"achieved", "memory", "speed" and "num_stages" (its devices); "intra" and
-"intra_rtt" (the network inside). `sites.py` says what each key means and what
+"achieved", "memory" and "speed" (its devices); "intra" and "intra_rtt" (the
+network inside). `cluster.py` says what each key means and what
 its default is. A site with a "count" stands for so many equal sites:
 {"name": "node", "count": 2} are "node0" and "node1", numbered by their places
 in the list.
@@ -26,45 +26,164 @@ A cluster may have "description" (one line for readers), "num_devices" (devices
 of all sites together, which share them evenly), "placement" (the site of every
 replica, in the order of the ring), "pairs" (what was measured between two
 sites), "jitter" and "outages". "comment" is allowed anywhere and is ignored.
-The presets in `data/` are files of this kind and a good start.
+The presets in `data/` are files of this kind and a good start: round numbers to
+sweep over, and the settings of papers. The comment in a file for a paper says
+what was published, what is recalled and not confirmed, and what is assumed, so
+that nobody takes our assumption for a result of the paper.
 """
 
 import dataclasses
+import functools
+import importlib.resources
+import json
 import math
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.checks import in_front, known
-from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.quantities import (
-  Dimension,
-  parse_quantity,
-)
-from dilocox_jax.simulate.sites import (
-  FileKey,
+from dilocox_jax.checks import in_front, known, require, within_limits
+from dilocox_jax.simulate.cluster import (
+  Cluster,
   Jitter,
   Link,
   Pair,
   Site,
   SiteOutage,
+)
+from dilocox_jax.simulate.quantities import (
+  RATE,
+  Dimension,
+  FileKey,
   file_keys,
+  parse_quantity,
 )
 
-# The keys of a whole file, by name; those of its sections are in `sites.py`.
-_CLUSTER = {
-  key.name: key
-  for key in (
-    FileKey("name", str),
-    FileKey("description", str),
-    FileKey("num_devices", int),
-    FileKey("every_site", dict),
-    FileKey("sites", list),
-    FileKey("placement", list),
-    FileKey("pairs", list),
-    FileKey("jitter", dict),
-    FileKey("outages", list),
+
+@functools.cache
+def cluster_presets() -> dict[str, dict[str, Any]]:
+  """Returns the content of every preset's file, by the name of the preset."""
+  folder = importlib.resources.files("dilocox_jax.simulate").joinpath("data")
+  files = sorted(folder.iterdir(), key=lambda file: file.name)
+  return {
+    file.name.removesuffix(".json"): json.loads(file.read_text("utf-8"))
+    for file in files
+  }
+
+
+def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
+  """Returns a preset by its name, or the cluster that a file describes.
+
+  Args:
+    name_or_path: One of `cluster_presets`, or a JSON file.
+    num_replicas: Number of replicas; None is as many as the cluster has. That
+      of a file cannot be changed.
+
+  Raises:
+    ValueError: One line that says the field and what it expects.
+  """
+  path = pathlib.Path(name_or_path)
+  is_path = path.suffix == ".json" or path.name != name_or_path or path.exists()
+  if name_or_path in cluster_presets() or not is_path:
+    return cluster_preset(name_or_path, num_replicas)
+  if not path.is_file():
+    raise ValueError(f"{name_or_path}: no such cluster file")
+  with in_front(f"{name_or_path}: "):
+    text = path.read_text(encoding="utf-8")
+    try:
+      values = json.loads(text, object_pairs_hook=unique_keys)
+    except json.JSONDecodeError as error:
+      raise ValueError(f"not JSON: {error}") from None
+    except RecursionError:
+      raise ValueError("its lists are nested too deeply") from None
+    cluster = cluster_from_mapping(values)
+    require(
+      num_replicas in (None, cluster.num_replicas),
+      f"it places {cluster.num_replicas} replicas, and the run has"
+      f" {num_replicas}: set mesh.num_replicas={cluster.num_replicas}",
+    )
+  return cluster
+
+
+def cluster_preset(name: str, num_replicas: int | None = None) -> Cluster:
+  """Returns a cluster by its name.
+
+  Args:
+    name: One of `cluster_presets`.
+    num_replicas: Number of replicas; None is as many as the setting has.
+
+  Raises:
+    ValueError: If there is no such preset, or not with so many replicas.
+  """
+  known("cluster preset", name, cluster_presets())
+  values = cluster_presets()[name]
+  if num_replicas is None:
+    return cluster_from_mapping(values)
+  within_limits("num_replicas", num_replicas, at_least=1)
+  with in_front(f"{name}, num_replicas={num_replicas}: "):
+    return cluster_from_mapping(values | _resized(values, num_replicas))
+
+
+def _resized(values: Mapping[str, Any], num_replicas: int) -> dict[str, Any]:
+  """Returns the keys of a preset that differ for a number of replicas."""
+  sites = values["sites"]
+  if "pairs" in values:
+    return _spread(sites, values["pairs"], num_replicas)
+  if "count" not in sites[-1]:
+    return {"sites": _evenly_spaced(sites, num_replicas)}
+  # Only the last sites grow in number: DT-FM's 8 large and 32 small nodes
+  # become 8 and 42 for 50 replicas, and 4 large ones for 4.
+  resized, left = [], num_replicas
+  for site in sites:
+    count = left if site is sites[-1] else min(left, site["count"])
+    left -= count
+    resized += [site | {"count": count}] if count else []
+  return {"sites": resized}
+
+
+def _spread(
+  sites: Sequence[dict], pairs: Sequence[dict], num_replicas: int
+) -> dict[str, Any]:
+  """Places replicas over regions in blocks: 8 over 4 are 0 0 1 1 2 2 3 3.
+
+  Every replica brings the devices of one. With fewer replicas than regions
+  only the first regions are used.
+  """
+  names = [site["name"] for site in sites[:num_replicas]]
+  placement = [
+    names[rank * len(names) // num_replicas] for rank in range(num_replicas)
+  ]
+  used = [
+    site | {"num_devices": site["num_devices"] * placement.count(site["name"])}
+    for site in sites[:num_replicas]
+  ]
+  between = [pair for pair in pairs if set(pair["sites"]) <= set(names)]
+  return {"sites": used, "placement": placement, "pairs": between}
+
+
+def _evenly_spaced(sites: Sequence[dict], num_replicas: int) -> list[dict]:
+  """Returns sites whose rates lie between those of the first and the last.
+
+  Rates are evenly spaced in ratio. Example: 127 and 935 Mbit/s make 127, 345
+  and 935 Mbit/s for three sites.
+  """
+  first, last = (
+    parse_quantity(site["up"], RATE, "up") / 1e6
+    for site in (sites[0], sites[-1])
   )
-}
+  shares = [rank / max(num_replicas - 1, 1) for rank in range(num_replicas)]
+  rates = [f"{round(first * (last / first) ** x)} Mbit/s" for x in shares]
+  return [
+    {"name": f"site{rank}", "up": rate, "down": rate}
+    for rank, rate in enumerate(rates)
+  ]
+
+
+# The keys of a whole file, by name; those of its sections are in `cluster.py`.
+_CLUSTER = {name: FileKey(name, str) for name in ("name", "description")}
+_CLUSTER |= {name: FileKey(name, dict) for name in ("every_site", "jitter")}
+_LISTS = ("sites", "placement", "pairs", "outages")
+_CLUSTER |= {name: FileKey(name, list) for name in _LISTS}
+_CLUSTER["num_devices"] = FileKey("num_devices", int, 1)
 _COUNT = FileKey("count", int, 1)
 _TOO_LARGE = 10**300  # Of a whole number that a float has to hold.
 _JSON = {
@@ -168,17 +287,12 @@ def _sites(top: Mapping[str, Any]) -> list[Site]:
       sites.append(site)
       continue
     _COUNT.check(f"{path}.count", count)
-    numbers = range(len(sites), len(sites) + count)
-    sites += [
-      dataclasses.replace(site, name=f"{site.name}{number}")
-      for number in numbers
-    ]
+    for number in range(len(sites), len(sites) + count):
+      sites.append(dataclasses.replace(site, name=f"{site.name}{number}"))
   if (total := top.get("num_devices")) is None:
     return sites
-  if total % len(sites):
-    raise ValueError(
-      f"num_devices={total} must be a multiple of the {len(sites)} sites"
-    )
+  error = f"num_devices={total} must be a multiple of the {len(sites)} sites"
+  require(not total % len(sites), error)
   share = total // len(sites)
   return [dataclasses.replace(site, num_devices=share) for site in sites]
 
@@ -200,10 +314,9 @@ def _built(cls: Any, path: str, values: dict[str, Any]) -> Any:
   for attribute, key in file_keys(cls).items():
     is_required = defaults[attribute] is dataclasses.MISSING
     if is_required and attribute not in values:
+      is_quantity = isinstance(key.holds, Dimension)
       example = (
-        f"e.g. '1 {key.holds.example}'"
-        if isinstance(key.holds, Dimension)
-        else _JSON[key.holds]
+        f"e.g. '1 {key.holds.example}'" if is_quantity else _JSON[key.holds]
       )
       raise ValueError(f"{path}.{key.name} is missing: write {example}")
   with in_front(f"{path}: "):

@@ -10,22 +10,105 @@ and the sharing of links, but not this file, which has tests of its own.
 """
 
 import abc
+import dataclasses
 import functools
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from dilocox_jax.plan.collective import Collective
+from dilocox_jax.simulate.cluster import Jitter
 from dilocox_jax.simulate.link_costs import (
   LinkCosts,
   MessageStep,
   message_steps,
 )
-from dilocox_jax.simulate.noise import Noise
-from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.script import Compute, Join, Key, Launch, Op
 from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """Durations of the work that a replica does without the network.
+
+  Attributes:
+    step_s: Duration of one inner step of each replica (seconds), [M].
+    codec_s: Time that each replica needs to encode and decode one exchange
+      (seconds), [M]. It is the sum of both.
+  """
+
+  step_s: np.ndarray
+  codec_s: np.ndarray
+
+
+class Noise:
+  """Draws lognormal factors with mean 1, in the order of the operations.
+
+  Step and transfer times of shared machines are skewed and never negative, as
+  a lognormal is. For a normal x with mean -sigma^2 / 2, exp(x) has mean 1, so
+  jitter does not make the mean step longer. With sigma = 0.1 two in three
+  steps take between 0.90 and 1.10 of the mean. A barrier of M replicas still
+  waits for the slowest of them, so jitter does make a run longer.
+
+  Inner steps and transfers draw from two separate random streams. So a run
+  that sends more often still has the same step times.
+  """
+
+  def __init__(self, jitter: Jitter, num_replicas: int):
+    """Starts both random streams from the seed.
+
+    Args:
+      jitter: Sigmas and seed of the noise.
+      num_replicas: Number of replicas, M.
+    """
+    self._jitter, self._num_replicas = jitter, num_replicas
+    self._streams = np.random.default_rng(jitter.seed).spawn(2)
+
+  def steps(self, num_steps: int) -> np.ndarray:
+    """Returns how long inner steps take on each replica.
+
+    Args:
+      num_steps: Number of inner steps.
+
+    Returns:
+      Durations, [M], in units of the mean time of a step. They sum over the
+      steps: 10 steps without jitter take 10.0.
+    """
+    sigma = self._jitter.step_sigma
+    if not sigma:
+      return np.full(self._num_replicas, float(num_steps))
+    drawn = _factors(self._streams[0], sigma, (num_steps, self._num_replicas))
+    return drawn.sum(axis=0)
+
+  def transfers(self, num_steps: int) -> np.ndarray:
+    """Returns a random factor for the size of every message of a collective.
+
+    A message with the factor 1.1 takes as long as one that is 10% larger.
+
+    Args:
+      num_steps: Number of message steps of the collective.
+
+    Returns:
+      Factors, [num_steps, M]. All are 1 if transfers have no jitter.
+    """
+    shape = (num_steps, self._num_replicas)
+    sigma = self._jitter.transfer_sigma
+    return _factors(self._streams[1], sigma, shape) if sigma else np.ones(shape)
+
+  def get_state(self) -> list[dict[str, Any]]:
+    """Returns the state of both random streams, as plain values."""
+    return [dict(stream.bit_generator.state) for stream in self._streams]
+
+  def set_state(self, state: list[dict[str, Any]]) -> None:
+    """Sets both random streams to a state that `get_state` returned."""
+    for stream, stream_state in zip(self._streams, state, strict=True):
+      stream.bit_generator.state = stream_state
+
+
+def _factors(generator, sigma: float, shape: tuple[int, ...]) -> np.ndarray:
+  return np.exp(generator.normal(-(sigma**2) / 2, sigma, shape))
+
 
 # Idle time before the first launch. JSON checkpoints have no infinity.
 _NEVER_SENT_S = 1e9
@@ -82,7 +165,7 @@ class Interpreter(abc.ABC, Generic[Moment]):
       else:
         self._wait(self._back.pop(op.key))
         half_s = self._half_codec_s(op.members)
-        self._run_codec("decode", half_s * op.codec_share)
+        self._run_codec(half_s * op.codec_share)
 
   def _on_compute(self, op: Compute) -> None:
     # A stretch in which only slow replicas have a step has none of the run's.
@@ -96,13 +179,12 @@ class Interpreter(abc.ABC, Generic[Moment]):
   def _on_launch(self, op: Launch) -> None:
     # Half of the codec's time is spent before the exchange, half after it.
     half_s = self._half_codec_s(op.members)
-    self._run_codec("encode", half_s * op.codec_share)
+    self._run_codec(half_s * op.codec_share)
     # A replica can send when its own work and its last exchange are done.
     start = end = self._free_from()
     links = self.link_costs.among(op.members)
     for collective in op.operations:
-      name = f"{op.key[0]} {op.key[1]} {collective.kind}"
-      end = self._collective(name, collective, end, links)
+      end = self._collective(collective, end, links)
       self.sent_bytes += collective.sent_bytes(len(links.members))
     self._back[op.key] = end
     self._occupy_channel(start, end)
@@ -112,11 +194,7 @@ class Interpreter(abc.ABC, Generic[Moment]):
     return self.work.codec_s / 2 * self.link_costs.among(members).is_member
 
   def _collective(
-    self,
-    name: str,
-    collective: Collective,
-    start: Moment,
-    links: LinkCosts,
+    self, collective: Collective, start: Moment, links: LinkCosts
   ) -> Moment:
     """Returns when every replica has sent and received all its messages.
 
@@ -138,7 +216,7 @@ class Interpreter(abc.ABC, Generic[Moment]):
       for piece, came in enumerate(arrived):
         ready = self._later(sent, came) if step.is_relayed else sent
         sent, arrived[piece] = self._send(
-          name, step, sizes_bytes, slow_s, ready, links
+          step, sizes_bytes, slow_s, ready, links
         )
         slow_s = warm_s  # The line is in use now.
       if not step.is_relayed:
@@ -177,13 +255,8 @@ class Interpreter(abc.ABC, Generic[Moment]):
     """
 
   @abc.abstractmethod
-  def _run_codec(self, name: str, seconds: np.ndarray) -> None:
-    """Lets the replicas encode or decode.
-
-    Args:
-      name: "encode" or "decode".
-      seconds: Duration for each replica, [M].
-    """
+  def _run_codec(self, seconds: np.ndarray) -> None:
+    """Lets the replicas encode or decode, for so many seconds each, [M]."""
 
   @abc.abstractmethod
   def _free_from(self) -> Moment:
@@ -192,7 +265,6 @@ class Interpreter(abc.ABC, Generic[Moment]):
   @abc.abstractmethod
   def _send(
     self,
-    name: str,
     step: MessageStep,
     sizes_bytes: np.ndarray,
     slow_s: np.ndarray,
@@ -202,7 +274,6 @@ class Interpreter(abc.ABC, Generic[Moment]):
     """Lets every replica of a ring send a piece of a message and receive one.
 
     Args:
-      name: Name of the exchange and its collective.
       step: The message step, which says which replica sends to which.
       sizes_bytes: Bytes of each replica's piece, jitter included, [M].
       slow_s: Seconds that slow start adds to each piece, [M].

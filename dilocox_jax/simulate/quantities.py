@@ -1,4 +1,4 @@
-"""Numbers that carry their units, as people write them.
+"""Numbers that carry their units, as people write them, and their ranges.
 
 A bandwidth without a unit is sooner or later wrong by a factor of eight or of
 a million. So every quantity in a cluster file has its unit: "1 Gbit/s",
@@ -9,8 +9,10 @@ arithmetic keeps what was written: "0.1 ms" is exactly the float 1e-4.
 
 import dataclasses
 import decimal
+import functools
 import math
 import re
+import typing
 from typing import Any
 
 _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf)(.*)")
@@ -126,3 +128,74 @@ def _number(value: decimal.Decimal) -> str:
   """Returns digits without an exponent and without zeros at the end."""
   text = f"{value:f}"
   return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+@dataclasses.dataclass(frozen=True)
+class FileKey:
+  """How a cluster file states an attribute.
+
+  Attributes:
+    name: The key.
+    holds: Type of the value (str, int, float, bool, tuple), or the dimension
+      of a quantity that is written with its unit.
+    low: The least value; None: there is no range.
+    high: The greatest value.
+    ends: "[" or "(" and "]" or ")": whether the ends belong to the range.
+  """
+
+  name: str
+  holds: type | Dimension
+  low: float | int | None = None
+  high: float | int = math.inf
+  ends: str = "[]"
+
+  def check(self, attribute: str, value: Any) -> None:
+    """Raises ValueError unless a value is absent or in its range."""
+    if self.low is None or value is None:
+      return
+    above = value >= self.low if self.ends[0] == "[" else value > self.low
+    below = value <= self.high if self.ends[1] == "]" else value < self.high
+    if above and below:
+      return
+    least = "at least" if self.ends[0] == "[" else "more than"
+    wanted = f"be {least} {self._shown(self.low)}"
+    if math.isfinite(self.high):
+      most = "at most" if self.ends[1] == "]" else "less than"
+      wanted += f" and {most} {self._shown(self.high)}"
+    elif self.ends[1] == ")":
+      wanted += " and finite"
+    raise ValueError(f"{attribute}={self._shown(value)} must {wanted}")
+
+  def _shown(self, number: float | int) -> str:
+    if isinstance(self.holds, Dimension):
+      return format_quantity(float(number), self.holds)
+    return f"{number:g}"
+
+
+@functools.cache
+def file_keys(section: type) -> dict[str, FileKey]:
+  """Returns the keys of a section of a cluster file, by attribute.
+
+  Args:
+    section: `Link`, `Site`, `Pair`, `Jitter` or `SiteOutage`.
+  """
+  hints = typing.get_type_hints(section, include_extras=True)
+  return {
+    attribute: key
+    for attribute, hint in hints.items()
+    for key in getattr(hint, "__metadata__", ())
+    if isinstance(key, FileKey)
+  }
+
+
+class Checked:
+  """Checks every attribute that has a range."""
+
+  def __post_init__(self):
+    for attribute, key in file_keys(type(self)).items():
+      key.check(attribute, getattr(self, attribute))
+
+
+# Keys of what is positive, and of times that may be zero.
+positive = functools.partial(FileKey, low=0, ends="(]")
+duration = functools.partial(FileKey, holds=TIME, low=0, ends="[)")

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 
 from dilocox_jax.report import curves, looks, style
 from dilocox_jax.report.frame import Setting, standard_error
-from dilocox_jax.simulate.presets import cluster_presets
+from dilocox_jax.simulate.cluster_file import cluster_presets
 from dilocox_jax.simulate.transfer import NCCL
 from experiments.configs import convergence_small
 from experiments.sweeps import page, rows, runs

@@ -2,8 +2,7 @@
 
 import math
 
-from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.sites import Jitter, Link
+from dilocox_jax.simulate.cluster import Cluster, Jitter, Link
 from experiments.runtime.command_line import UsageError
 from experiments.runtime.throttled_network import Links, NodeLink, Uplink
 

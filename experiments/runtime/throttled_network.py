@@ -22,7 +22,7 @@ some machines, sends less now and then to measure the round trip, and took 5 to
 18 % longer (measured).
 
 Half of the round trip is added where a packet leaves, and a packet may be lost
-at each end, as the simulator counts it (`simulate.sites.Link`). The kernel's
+at each end, as the simulator counts it (`simulate.cluster.Link`). The kernel's
 `netem` does this. Some kernels lack it, and there a process carries the packets
 of such a link (`delaying_link`), up to some 100 Mbit/s.
 

@@ -3,7 +3,7 @@
 import shutil
 import textwrap
 
-from dilocox_jax.simulate.presets import cluster_presets
+from dilocox_jax.simulate.cluster_file import cluster_presets
 
 _NAME_WIDTH = 22
 

@@ -17,7 +17,7 @@ from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.report.text_tables import markdown_table
 from dilocox_jax.simulate.analytic import AnalyticClock
 from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.recorded import RecordedRound, recorded_ops
+from dilocox_jax.simulate.script import RecordedRound, recorded_ops
 from experiments.runtime.command_line import own_command
 
 

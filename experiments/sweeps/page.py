@@ -12,7 +12,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.report import units
 from dilocox_jax.report.frame import Frame, Point, Setting, Trace
-from dilocox_jax.simulate.presets import load_cluster
+from dilocox_jax.simulate.cluster_file import load_cluster
 from experiments.sweeps.clocks import PlannedTime, SweepClock, Times, clock_of
 from experiments.sweeps.rows import Rows, RunRow
 from experiments.sweeps.runs import SweepRun, changes

@@ -11,8 +11,7 @@ from dilocox_jax.aggregators.collectives import message_bytes
 from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.codecs.sparse import TopK
 from dilocox_jax.plan.schedule.methods import sparse_loco
-from dilocox_jax.simulate.cluster import equal_sites
-from dilocox_jax.simulate.sites import Link, Site
+from dilocox_jax.simulate.cluster import Link, Site, equal_sites
 from experiments.tables.published import Figure, load_published
 from experiments.tables.runs import GOODPUT, Pace, Rounds, flat_traffic
 from experiments.tables.table import (

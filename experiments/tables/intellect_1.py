@@ -11,7 +11,7 @@ from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.plan.schedule.methods import Method, allreduce, diloco
-from dilocox_jax.simulate.presets import cluster_preset
+from dilocox_jax.simulate.cluster_file import cluster_preset
 from experiments.tables.published import Figure, load_published
 from experiments.tables.runs import (
   Pace,

@@ -8,7 +8,7 @@ import pathlib
 
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.plan.schedule.methods import open_diloco
-from dilocox_jax.simulate.presets import cluster_preset
+from dilocox_jax.simulate.cluster_file import cluster_preset
 from experiments.tables.published import load_published
 from experiments.tables.runs import Rounds, equal_links, flat_traffic, least
 from experiments.tables.table import (

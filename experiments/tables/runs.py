@@ -18,12 +18,11 @@ from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.simulate.analytic import AnalyticClock
-from dilocox_jax.simulate.cluster import Cluster, equal_sites
-from dilocox_jax.simulate.compute import stated_seconds
+from dilocox_jax.simulate.cluster import Cluster, Link, Site, equal_sites
+from dilocox_jax.simulate.interpreter import Work
 from dilocox_jax.simulate.link_costs import LinkCosts
-from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.script import Script
-from dilocox_jax.simulate.sites import Link, Site
+from dilocox_jax.simulate.steps import stated_seconds
 
 # Payload share of a line rate, without the headers of TCP and Ethernet.
 GOODPUT = Link.efficiency

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from dilocox_jax.simulate.analytic import Outcome
 from dilocox_jax.simulate.cluster import Outage
-from dilocox_jax.simulate.interpreter import Interpreter
+from dilocox_jax.simulate.interpreter import Interpreter, Work
 from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
-from dilocox_jax.simulate.outcome import Outcome, Work
 from dilocox_jax.simulate.script import Compute, Join, Op
 from dilocox_jax.simulate.transfer import limit_bytes_per_s
 
@@ -222,7 +222,7 @@ class Lowering(Interpreter[Nodes]):
     for replica in self._replicas[: 1 if op.is_alone else None]:
       self.steps[replica].append(self._task(replica, seconds[replica]))
 
-  def _run_codec(self, name: str, seconds: np.ndarray) -> None:
+  def _run_codec(self, seconds: np.ndarray) -> None:
     for replica, codec_s in enumerate(seconds):
       if codec_s:
         self.codecs[replica].append(self._task(replica, codec_s))
@@ -232,7 +232,6 @@ class Lowering(Interpreter[Nodes]):
 
   def _send(
     self,
-    name: str,
     step: MessageStep,
     sizes_bytes: np.ndarray,
     slow_s: np.ndarray,

@@ -13,11 +13,10 @@ from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.membership import Membership
 from dilocox_jax.plan.schedule.methods import named_method
 from dilocox_jax.plan.schedule.run_plan import RunPlan
-from dilocox_jax.simulate.cluster import Cluster
+from dilocox_jax.simulate.cluster import Cluster, Jitter, Link, Site
+from dilocox_jax.simulate.interpreter import Work
 from dilocox_jax.simulate.link_costs import LinkCosts
-from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.script import Script
-from dilocox_jax.simulate.sites import Jitter, Link, Site
 from dilocox_jax.simulate.transfer import Transport
 
 NO_JITTER = Jitter()
@@ -53,7 +52,7 @@ SCHEDULES = [
   _of("delayed", 4, num_fragments=2, overlap_steps=6),
   _of("delayed", 3, overlap_steps=7),
   _of("delayed", 6, num_fragments=3, fragment_order="sequential"),
-  _of("overlap_loco", 6, num_fragments=6),
+  _of("overlap_loco", 6, num_fragments=6, total_steps=14),
   pytest.param("allreduce", {"total_steps": 9}, id="allreduce"),
   _of("dilocox", 10, warm_start="data_parallel", warm_start_steps=5),
 ]

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from dilocox_jax.plan.collective import Collective
-from dilocox_jax.simulate.interpreter import Interpreter
-from dilocox_jax.simulate.noise import Noise
+from dilocox_jax.simulate.cluster import Jitter
+from dilocox_jax.simulate.interpreter import Interpreter, Noise
 from dilocox_jax.simulate.script import Compute, Join, Launch, Wait
-from dilocox_jax.simulate.sites import Jitter
 from dilocox_jax.simulate.transfer import GLOO
 from tests.oracles.events import lower
 from tests.simulate import small
@@ -36,13 +35,13 @@ class Recorder(Interpreter[int]):
   def _take_steps(self, op, seconds):
     self._call("steps", seconds.tolist())
 
-  def _run_codec(self, name, seconds):
-    self._call(name, seconds.tolist())
+  def _run_codec(self, seconds):
+    self._call("codec", seconds.tolist())
 
   def _free_from(self):
     return self._call("free")
 
-  def _send(self, name, step, sizes_bytes, slow_s, ready, links):
+  def _send(self, step, sizes_bytes, slow_s, ready, links):
     slow = bool(slow_s.any())
     told = self._call("send", step.hop, sizes_bytes.tolist(), slow, ready)
     return told, told
@@ -71,7 +70,7 @@ def test_the_codec_runs_half_before_an_exchange_and_half_after_it():
   told.interpret([launch, Compute(3), wait])
   half = [0.1, 0.1]
   assert told.calls == [
-    ("encode", half),
+    ("codec", half),
     ("free",),
     # Each message step starts when the one before it is over.
     ("send", 1, [40.0, 40.0], False, 2),
@@ -80,7 +79,7 @@ def test_the_codec_runs_half_before_an_exchange_and_half_after_it():
     ("occupy", 2, 5),
     ("steps", [1.5, 1.5]),
     ("wait", 5),
-    ("decode", half),
+    ("codec", half),
   ]
   assert told.num_steps == 3 and told.sent_bytes == 80 + 4
 

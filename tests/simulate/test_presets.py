@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from dilocox_jax.simulate.presets import (
+from dilocox_jax.simulate.cluster_file import (
   cluster_preset,
   cluster_presets,
   load_cluster,

@@ -8,8 +8,14 @@ import pytest
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.simulate.analytic import AnalyticClock, run_time
-from dilocox_jax.simulate.recorded import RecordedRound, recorded_ops
-from dilocox_jax.simulate.script import Compute, Join, Launch, Wait
+from dilocox_jax.simulate.script import (
+  Compute,
+  Join,
+  Launch,
+  RecordedRound,
+  Wait,
+  recorded_ops,
+)
 from tests.simulate import small
 
 ALL = small.SCHEDULES + small.COPIED

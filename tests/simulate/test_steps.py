@@ -7,9 +7,12 @@ import pytest
 
 from dilocox_jax.plan.pipeline.timeline import Pipeline
 from dilocox_jax.simulate.analytic import run_time
-from dilocox_jax.simulate.compute import stated_seconds, step_seconds
-from dilocox_jax.simulate.sites import SiteOutage
-from dilocox_jax.simulate.steady_state import steady_state
+from dilocox_jax.simulate.cluster import SiteOutage
+from dilocox_jax.simulate.steps import (
+  stated_seconds,
+  steady_state,
+  step_seconds,
+)
 from tests.simulate import small
 
 

@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dilocox_jax.plan.collective import Collective
-from dilocox_jax.simulate.analytic import AnalyticClock, run_time
-from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.outcome import Outcome
+from dilocox_jax.simulate.analytic import AnalyticClock, Outcome, run_time
+from dilocox_jax.simulate.cluster import Cluster, Jitter, Link, Site, SiteOutage
 from dilocox_jax.simulate.script import Launch, Wait
-from dilocox_jax.simulate.sites import Jitter, Link, Site, SiteOutage
 from dilocox_jax.simulate.transfer import GLOO, NCCL
 from tests.oracles.events import lower, simulate
 from tests.simulate import small
@@ -230,7 +228,9 @@ def test_links_carry_what_the_plan_says(name, changes):
   costs = small.link_costs(one)
   lowered = lower(costs, small.work(one), script.ops(plan))
   for op in script.ops(plan):
-    for operation in op.operations if isinstance(op, Launch) else ():
+    if not isinstance(op, Launch):
+      continue
+    for operation in op.operations:
       ring = costs.among(op.members)
       for link, size in ring.link_bytes(operation).items():
         expected[link] = expected.get(link, 0) + size

@@ -10,8 +10,8 @@ from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.cluster_file import cluster_from_mapping
+from dilocox_jax.simulate.interpreter import Work
 from dilocox_jax.simulate.link_costs import LinkCosts
-from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.script import Launch, Wait
 from dilocox_jax.simulate.transfer import GLOO, Transport
 from experiments.runtime.throttled_network import NodeLink

@@ -13,10 +13,10 @@ from dilocox_jax.metrics.rows import RoundRow, Timing
 from dilocox_jax.plan.schedule.methods import named_method
 from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.simulate.cluster import Cluster
+from dilocox_jax.simulate.interpreter import Work
 from dilocox_jax.simulate.link_costs import LinkCosts
-from dilocox_jax.simulate.outcome import Work
 from dilocox_jax.simulate.script import Script
-from dilocox_jax.simulate.steady_state import steady_state
+from dilocox_jax.simulate.steps import steady_state
 from dilocox_jax.simulate.transfer import Transport
 from experiments.runtime.command_line import CONFIGS
 from experiments.tools.real_links.changing_link import ChangingLink
