@@ -50,7 +50,7 @@ jax.config.update(
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
-# "tf32" or "bf16": see tests/contracts/test_rounded_products.py.
+# "tf32" or "bf16": see tests/contracts/test_lint.py.
 if _PRODUCTS := os.environ.get("DILOCOX_JAX_PRODUCTS"):
   round_products(_PRODUCTS)
 

@@ -1,5 +1,12 @@
+"""Who imports whom, and what comes along with it."""
+
+import ast
 import configparser
+import importlib.metadata
+import importlib.util
+import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -8,98 +15,139 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONTRACTS = ROOT / ".importlinter"
 LINT_IMPORTS = "from importlinter.cli import lint_imports_command as c; c()"
+# What breaks each contract: who imports what.
+PLANTED = {
+  "flow": ("config", "dilocox_jax.training.build"),
+  "training": ("training/build", "dilocox_jax.training.trainer"),
+  "plan": ("plan/schedule", "dilocox_jax.plan.collective.part"),
+  "stations": ("aggregators", "dilocox_jax.data.part"),
+  "inner": ("inner", "dilocox_jax.codecs"),
+  "simulator": ("simulate", "dilocox_jax.outer"),
+  "no-jax": ("reference", "optax"),
+  "edge": ("training/trainer", "absl.logging"),
+  "figures": ("metrics", "matplotlib.pyplot"),
+}
 
 
-def _lint_imports(folder: pathlib.Path, *arguments: str):
-  return subprocess.run(
-    [sys.executable, "-c", LINT_IMPORTS, "--no-cache", "--no-logo"]
-    + ["--config", str(CONTRACTS), *arguments],
-    cwd=folder,
-    capture_output=True,
-    text=True,
+def lint_imports(folder, *arguments):
+  command = [sys.executable, "-c", LINT_IMPORTS, "--no-cache", "--no-logo"]
+  result = subprocess.run(
+    [*command, "--config", str(CONTRACTS), *arguments],
+    **{"cwd": folder, "capture_output": True, "text": True},
   )
+  return result.returncode, result.stdout + result.stderr
 
 
-def _modules_of(contract: str) -> list[str]:
+def contracts():
   parser = configparser.ConfigParser()
   parser.read(CONTRACTS)
-  layers = parser[f"importlinter:contract:{contract}"]["layers"]
-  for mark in "|:()":
-    layers = layers.replace(mark, " ")
-  return layers.split()
-
-
-@pytest.fixture
-def skeleton(tmp_path):
-  """An empty package that has every module the contracts speak of."""
-  root = tmp_path / "dilocox_jax"
-  inside = {"training": "training", "plan": "plan"}
-  homes = [root, *(root / folder for folder in inside)]
-  for home, contract in zip(homes, ["flow", *inside.values()], strict=True):
-    for module in _modules_of(contract):
-      folder = home / module
-      folder.mkdir(parents=True, exist_ok=True)
-      (folder / "__init__.py").touch()
-      (folder / "part.py").touch()
-    (home / "part.py").unlink(missing_ok=True)
-    (home / "__init__.py").touch()
-  return tmp_path
+  start = "importlinter:contract:"
+  names = [name for name in parser if name.startswith(start)]
+  return {name.removeprefix(start): parser[name] for name in names}
 
 
 def test_the_package_keeps_every_contract():
-  result = _lint_imports(ROOT)
-  if result.returncode:
-    pytest.fail(result.stdout + result.stderr, pytrace=False)
+  failed, text = lint_imports(ROOT)
+  if failed:
+    pytest.fail(text, pytrace=False)
 
 
-def test_the_simulator_is_kept_from_every_module_but_plan_and_bytes():
-  # The trainer is its independent neighbour in the flow already.
-  allowed = {"training", "plan", "pytypes", "mapping", "checks", "trees"}
-  allowed |= {"aggregators", "codecs", "distributed"}
-  assert set(_modules_of("simulator")) == set(_modules_of("flow")) - allowed
+def test_a_planted_import_breaks_its_contract(tmp_path):
+  """In a package that has every module the contracts speak of."""
+  assert PLANTED.keys() == contracts().keys()
+  root = tmp_path / "dilocox_jax"
+  for contract, home in ("flow", "."), ("training",) * 2, ("plan",) * 2:
+    for module in re.findall(r"\w+", contracts()[contract]["layers"]):
+      (root / home / module).mkdir(parents=True, exist_ok=True)
+      (root / home / module / "__init__.py").touch()
+      (root / home / module / "part.py").touch()
+  for home in ("training", "plan"):
+    (root / home / "part.py").unlink()
+  (root / "__init__.py").touch()
+  assert lint_imports(tmp_path)[0] == 0
+  for importer, imported in PLANTED.values():
+    with open(root / importer / "part.py", "a") as file:
+      file.write(f"import {imported}\n")
+  (root / "newcomer.py").touch()
+  failed, text = lint_imports(tmp_path)
+  assert failed and "newcomer" in text
+  for contract, (importer, _) in PLANTED.items():
+    assert f"{contracts()[contract]['name']} BROKEN" in text
+    assert f"dilocox_jax.{importer.replace('/', '.')}" in text
 
 
-def test_an_empty_skeleton_breaks_no_contract(skeleton):
-  result = _lint_imports(skeleton)
-  assert result.returncode == 0, result.stdout + result.stderr
+# Imports a module and everything below it, then prints what was loaded.
+LOADED = """
+import importlib, json, pkgutil, sys
+module = importlib.import_module(sys.argv[1])
+for each in pkgutil.walk_packages(
+  module.__path__ if sys.argv[2:] else [], module.__name__ + "."
+):
+  importlib.import_module(each.name)
+print(json.dumps(sorted(sys.modules)))
+"""
+HEAVY = {"chex", "flax", "grain", "jax", "jaxlib", "matplotlib", "ml_dtypes"}
+HEAVY |= {"optax", "orbax", "rich", "scipy", "tensorboard"}
 
 
 @pytest.mark.parametrize(
-  "contract, importer, imported",
+  ("module", "arguments", "heavy"),
   [
-    ("flow", "plan/adaptive", "dilocox_jax.codecs"),
-    ("training", "training/build", "dilocox_jax.training.trainer"),
-    ("plan", "plan/schedule", "dilocox_jax.plan.collective.part"),
-    ("flow", "config", "dilocox_jax.training.build"),
-    ("flow", "inner", "dilocox_jax.aggregators"),
-    ("flow", "aggregators", "dilocox_jax.outer.part"),
-    ("flow", "training/trainer", "dilocox_jax.simulate"),
-    ("flow", "pytypes", "dilocox_jax.plan"),
-    ("stations", "outer", "dilocox_jax.models"),
-    ("stations", "aggregators", "dilocox_jax.data.part"),
-    ("inner", "inner", "dilocox_jax.codecs"),
-    ("simulator", "simulate", "dilocox_jax.config"),
-    ("simulator", "simulate", "dilocox_jax.outer"),
-    ("no-jax", "plan/collective", "jax.numpy"),
-    ("no-jax", "reference", "optax"),
-    ("edge", "config", "ml_collections"),
-    ("edge", "training/trainer", "absl.logging"),
-    ("figures", "metrics", "matplotlib.pyplot"),
+    *((name, ["all"], HEAVY) for name in ("plan", "reference", "meeting")),
+    ("config", [], HEAVY),
+    ("", [], HEAVY | {"numpy"}),
   ],
 )
-def test_a_planted_import_breaks_its_contract(
-  skeleton, contract, importer, imported
-):
-  planted = skeleton / "dilocox_jax" / importer / "part.py"
-  planted.write_text(f"import {imported}\n")
-  result = _lint_imports(skeleton, "--contract", contract)
-  assert result.returncode == 1, result.stdout + result.stderr
-  assert "BROKEN" in result.stdout
-  assert f"dilocox_jax.{importer.replace('/', '.')}" in result.stdout
+def test_what_help_and_plans_need_loads_nothing_heavy(module, arguments, heavy):
+  name = f"dilocox_jax.{module}".rstrip(".")
+  command = [sys.executable, "-c", LOADED, name, *arguments]
+  loaded = set(json.loads(subprocess.check_output(command, cwd=ROOT)))
+  assert name in loaded and not loaded & heavy
 
 
-def test_a_module_without_a_layer_breaks_the_flow(skeleton):
-  (skeleton / "dilocox_jax" / "newcomer.py").touch()
-  result = _lint_imports(skeleton, "--contract", "flow")
-  assert result.returncode == 1
-  assert "newcomer" in result.stdout
+PACKAGES = {
+  path.relative_to(ROOT): path.read_text()
+  for folder in ("dilocox_jax", "experiments")
+  for path in sorted((ROOT / folder).rglob("*.py"))
+}
+
+
+def test_every_foreign_import_is_a_declared_requirement():
+  tree = ast.parse((ROOT / "setup.py").read_text())
+  (runtime,) = (
+    ast.literal_eval(node.value)
+    for node in tree.body
+    if isinstance(node, ast.Assign)
+    and ast.unparse(node.targets[0]) == "RUNTIME"
+  )
+  declared = {re.split(r"[^\w-]", name)[0].lower() for name in runtime}
+  own = {"dilocox_jax", "experiments"} | set(sys.stdlib_module_names)
+  distributions = importlib.metadata.packages_distributions()
+  undeclared = []
+  for path, text in PACKAGES.items():
+    for node in ast.walk(ast.parse(text)):
+      names = []
+      if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+      elif isinstance(node, ast.ImportFrom) and not node.level:
+        names = [str(node.module)]
+      for name in {name.split(".")[0] for name in names} - own:
+        found = distributions.get(name, ())
+        if not declared & {each.replace("_", "-").lower() for each in found}:
+          undeclared.append(f"{path} imports {name}")
+  assert not undeclared, "\n".join(undeclared)
+
+
+def test_annotations_that_state_shapes_are_executed():
+  shaped = re.compile(r"\b(Float|Int|Bool|Integer|UInt)\[")
+  names = [
+    ".".join(path.with_suffix("").parts)
+    for path, text in PACKAGES.items()
+    if shaped.search(text)
+  ]
+  assert len(names) > 5
+  for name in names:
+    spec = importlib.util.find_spec(name)
+    assert type(getattr(spec, "loader", None)).__module__.startswith(
+      "jaxtyping"
+    )
