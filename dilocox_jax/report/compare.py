@@ -86,6 +86,12 @@ def _rows(runs: Mapping[str, LoadedRun], frame: Frame) -> tables.CellRows:
   """Returns cells by column, with times of several clocks each by its name."""
   columns = [c for c in _COLUMNS if len(runs) > 1 or c != "gap"]
   rows = tables.table(frame, columns)
+  if frame.clocks and len(runs) > 1:
+    equal = tables.at_equal_time(frame, *frame.clocks)
+    rows = [
+      {"run": row["run"], **cell, **row}
+      for row, cell in zip(rows, equal, strict=True)
+    ]
   if any(run.simulated_s for run in runs.values()):
     for row, each in zip(rows, frame.settings, strict=True):
       times = [
@@ -195,9 +201,10 @@ def print_table(runs: Sequence[LoadedRun], console: Console) -> None:
   """
   labelled = _labelled(runs)
   rows = _rows(labelled, _framed(labelled))
-  if len({run.tokens for run in runs}) == 1:
-    for row in rows:
-      del row["tokens"]  # Without tokens it fits into 80 columns.
+  # What is left fits into 80 columns.
+  left_out = ["tokens"] if len({run.tokens for run in runs}) == 1 else []
+  left_out += ["wall (s)"] if _TIME in rows[0] else []
+  rows = [{k: row[k] for k in row if k not in left_out} for row in rows]
   table = text_tables.terminal_table(
     *text_tables.header_and_cells(rows),
     collapse_padding=True,

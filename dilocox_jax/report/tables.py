@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from dilocox_jax.report import units
 from dilocox_jax.report.frame import Frame, Setting, mean, standard_error
 
@@ -83,6 +85,31 @@ def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
   )
   if frame.target:
     cells[f"to loss {frame.target:g}"] = reached(setting, clock, frame.target)
+  return cells
+
+
+def at_equal_time(frame: Frame, clock: str) -> CellRows:
+  """Returns the loss of each setting when the first of them is done.
+
+  Between two evaluations the loss is taken to fall linearly. Before the first
+  one there is no loss, and the cell has the number of steps.
+
+  Args:
+    frame: Settings that all have times of the clock.
+    clock: Name of the clock.
+  """
+  end_s = min(setting.seconds[clock] for setting in frame.settings)
+  cells = []
+  for setting in frame.settings:
+    (trace, *_), points = setting.traces, setting.traces[0].points
+    times_s = [point.seconds[clock] for point in points]
+    if points and times_s[0] <= end_s:
+      loss = np.interp(end_s, times_s, [point.loss for point in points])
+      cell = units.human_loss(float(loss))
+    else:
+      steps = int(trace.steps * end_s / setting.seconds[clock])
+      cell = f"{steps} step{'s' * (steps != 1)}"
+    cells.append({f"loss at {units.human_time(end_s)}": cell})
   return cells
 
 

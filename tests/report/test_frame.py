@@ -116,6 +116,24 @@ def test_a_table_has_means_errors_and_times():
   assert rows[-1]["to loss 2.1"] == "not reached"
 
 
+def test_losses_at_equal_time_are_those_when_the_first_setting_is_done():
+  settings = [
+    Setting(
+      name,
+      [trace(0, 1.0, 1, steps=10, losses=losses, seconds=end_s)],
+      seconds={CLOCK: end_s},
+    )
+    for name, losses, end_s in (
+      ("done", (2.0, 1.0), 20.0),
+      ("behind", (6.0, 2.0), 30.0),  # At 15 and 30 s.
+      ("not evaluated yet", (1.0,), 200.0),
+    )
+  ]
+  shown = tables.at_equal_time(Frame(settings), CLOCK)
+  cells = [cell for row in shown for cell in row.values()]
+  assert cells == ["1.0000", "4.6667", "1 step"]
+
+
 def test_what_no_run_has_reached_is_said_in_words():
   (row,) = tables.table(Frame([Setting("a", [])], 2), list(tables.CELLS))
   assert row["run"] == "a (0 of 2 seeds)" and row["loss"] == "none yet"
