@@ -6,6 +6,10 @@ mean of the slice once more. The second rounds twice, but its bytes hardly grow
 with the number of replicas (`plan.collective`). Selected values have different
 places on different replicas and are always gathered.
 
+A replica sends M - 1 messages when it gathers. When it scatters it sends
+(M - 1) / M of a message and as much of the means, which may have finer codes:
+with 1 bit for values and 2 for means, 2 and 2 for M = 3, 3 and 2.25 for M = 4.
+
 Bytes are those of the arrays that the codec's own `encode` returns, which JAX
 derives from shapes without computing a value (`jax.eval_shape`).
 """
@@ -42,8 +46,9 @@ FLAG_BYTES = 1
 def chosen_collective(codec: Codec, collective: str, num_replicas: int) -> str:
   """Returns the collective that carries the messages of a codec.
 
-  "auto" stands for the one that sends least. For two replicas gathering and
-  scattering send equally much, and gathering is taken, since it rounds once.
+  "auto" stands for the one that sends least. Where gathering and scattering
+  send equally much, as between two replicas, gathering is taken: it rounds once
+  and waits for one message instead of two.
 
   Args:
     codec: The codec.
@@ -55,12 +60,10 @@ def chosen_collective(codec: Codec, collective: str, num_replicas: int) -> str:
   """
   one_of("collective", collective, COLLECTIVES)
   encoder = base.encoder_of(codec)
-  keeps_places = isinstance(encoder, Quantiser)
   if collective == "auto":
     if encoder == Float():
       return "all_reduce"
-    scatters = keeps_places and num_replicas > 2
-    return "reduce_scatter" if scatters else "all_gather"
+    return _smallest(encoder, num_replicas)
   if collective == "all_reduce":
     require(
       isinstance(encoder, Float),
@@ -73,11 +76,22 @@ def chosen_collective(codec: Codec, collective: str, num_replicas: int) -> str:
       "16 bits: take 'all_gather' or 'reduce_scatter', or float32",
     )
   require(
-    keeps_places or collective != "reduce_scatter",
+    isinstance(encoder, Quantiser) or collective != "reduce_scatter",
     f"collective={collective!r} needs every value in its place, but the codec "
     "selects values: take 'all_gather'",
   )
   return collective
+
+
+def _smallest(encoder: Encoder, num_replicas: int) -> str:
+  """Whether gathering or scattering codes sends less."""
+  if not isinstance(encoder, Quantiser):
+    return "all_gather"
+  values, means = (
+    encoded_bytes(each, ((1, 4096),)) for each in (encoder, encoder.of_means)
+  )
+  scatters = values + means < num_replicas * values
+  return "reduce_scatter" if scatters else "all_gather"
 
 
 def collectives(
@@ -106,11 +120,11 @@ def collectives(
     turn = 1 + max((each.turn for each in found), default=-1)
     encoder = base.encoder_of(codec)
     if way == "reduce_scatter":
-      size = _scattered_bytes(encoder, leaves, num_replicas)
+      values, means = _scattered_bytes(encoder, leaves, num_replicas)
       flags = num_replicas * FLAG_BYTES
-      found.append(Collective("all_to_all", size + flags, turn))
+      found.append(Collective("all_to_all", values + flags, turn))
       # The means need what the all-to-all has brought, and no flag.
-      found.append(Collective("all_gather", size // num_replicas, turn + 1))
+      found.append(Collective("all_gather", means // num_replicas, turn + 1))
     else:
       size = encoded_bytes(encoder, leaves)
       one_more = encoded_bytes(encoder, ((1,),))
@@ -186,15 +200,20 @@ def encoded_bytes(encoder: Encoder, shapes: tuple[Shape, ...]) -> int:
 @functools.cache
 def _scattered_bytes(
   encoder: Encoder, shapes: tuple[Shape, ...], num_slices: int
-) -> int:
-  """Returns the size of the slices of some leaves, all together (bytes)."""
+) -> list[int]:
+  """Returns the bytes of all slices of some leaves, and of all their means."""
   assert isinstance(encoder, Quantiser)
   layout = encoder.layout(shapes, num_slices)
 
-  def encode(leaves: list[Array], key: Array) -> list[Array]:
-    return encoder.coded(layout.rows(leaves), key)
+  def encode(own: Quantiser, leaves: list[Array], key: Array) -> list[Array]:
+    return own.coded(layout.rows(leaves), key)
 
-  return _num_bytes(jax.eval_shape(encode, _values(shapes), _key()))
+  return [
+    _num_bytes(
+      jax.eval_shape(functools.partial(encode, own), _values(shapes), _key())
+    )
+    for own in (encoder, encoder.of_means)
+  ]
 
 
 def _num_bytes(arrays: Sequence[jax.ShapeDtypeStruct]) -> int:

@@ -142,8 +142,9 @@ def _scatter(
       all_gather:     every replica receives the means of the three slices,
                       joins them and drops the rows of zeros
 
-  So the mean is rounded once more than the values. The replica's own part is
-  what the owners decoded of it, before that second rounding.
+  So the mean is rounded once more than the values, by `encoder.of_means`. The
+  replica's own part is what the owners decoded of it, before that second
+  rounding.
 
   With error feedback the second rounding must be made up for as well, and at
   one bit a value it loses as much as the first. So with `shares_add_up` the
@@ -172,10 +173,10 @@ def _scatter(
     means.append(mean_of_participants(total, count))
     # The values took their random numbers from keys of smaller numbers.
     own_key = jax.random.fold_in(key, len(values) + number)
-    codes += encoder.code(means[-1], own_key)
+    codes += encoder.of_means.code(means[-1], own_key)
   codes = yield codes
   gathered = yield carriers.all_gathered(codes, axis_name)
-  rows = encoder.decoded(layout, [array[:, 0] for array in gathered])
+  rows = encoder.of_means.decoded(layout, [array[:, 0] for array in gathered])
   own = encoder.decoded(layout, sent)
   if shares_add_up:
     for number, exact_mean in enumerate(means):

@@ -109,6 +109,11 @@ class Quantiser(Encoder):
     """
     raise NotImplementedError
 
+  @property
+  def of_means(self) -> "Quantiser":
+    """Codes the means that a reduce-scatter sends back, in rows as wide."""
+    return self
+
   def encode(self, leaves: Sequence[Array], key: Array) -> list[Array]:
     """Codes all rows of one width together."""
     layout = self.layout([leaf.shape for leaf in leaves])

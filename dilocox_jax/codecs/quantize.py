@@ -96,7 +96,9 @@ class Int(Quantiser):
 
   Wire: `bits` bits for each value and 2 bytes for each row, 4 bytes where a
   row has two magnitudes. 1024 values at 4 bits in blocks of 128 take
-  512 + 8 * 2 = 528 bytes.
+  512 + 8 * 2 = 528 bytes. After a reduce-scatter of 1 bit the means travel in
+  2: the sum of several signs has more than two values, and one more rounding
+  to a sign would lose more than the first.
   Source: CocktailSGD (Wang et al., 2023, ICML) for 4 bits; SparseLoCo, arXiv
   2508.15706, for 2; 1-bit SGD (Seide et al., 2014) for 1.
   Differs: bfloat16 scales; the two magnitudes of 2 bits follow the data.
@@ -134,6 +136,11 @@ class Int(Quantiser):
     packed, scales = arrays
     _, to_values = self._rounding
     return to_values(unpack(packed, self.bits, width), scales)
+
+  @property
+  def of_means(self) -> "Int":
+    """Codes means in 2 bits where values have 1, else as values."""
+    return dataclasses.replace(self, bits=2) if self.bits == 1 else self
 
   @property
   def _rounding(self):

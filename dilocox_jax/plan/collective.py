@@ -94,6 +94,6 @@ def stretches(num_steps: Any, ends: Sequence[int]) -> Iterator[Any]:
   """
   start = 0
   for end in ends:
-    stop = num_steps * end // PARTS
+    stop = (num_steps * end + PARTS // 2) // PARTS  # The nearest step.
     yield stop - start
     start = stop

@@ -16,6 +16,8 @@ import numpy as np
 
 # Arrays by name: parameters, gradients or pseudo-gradients.
 Arrays = dict[str, np.ndarray]
+# From the name of a leaf and its values to what is received of them.
+Codec = Callable[[str, np.ndarray], np.ndarray]
 
 
 def are_finite(tree: Arrays) -> bool:
@@ -52,22 +54,23 @@ class Lossy:
   A replica that is not finite is left out, as by `Mean`.
 
   Attributes:
-    codec: C, from a leaf's name and values to what is received of them.
-    rounds_mean: Whether the mean goes through the codec too, as after a
-      reduce-scatter, where whoever averaged a part sends it on.
+    codec: C, for the values.
+    of_means: What the mean goes through, as after a reduce-scatter, where
+      whoever averaged a part sends it on; None: the mean is not rounded.
   """
 
-  codec: Callable[[str, np.ndarray], np.ndarray]
-  rounds_mean: bool = False
+  codec: Codec
+  of_means: Codec | None = None
 
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
     """Returns the mean of what was received, and that of each replica."""
-    sent = [self._received(t) if are_finite(t) else t for t in trees]
+    sent = [_received(t, self.codec) if are_finite(t) else t for t in trees]
     mean, _ = Mean().average(sent)
-    return self._received(mean) if self.rounds_mean else mean, sent
+    return _received(mean, self.of_means) if self.of_means else mean, sent
 
-  def _received(self, tree: Arrays) -> Arrays:
-    return {name: self.codec(name, leaf) for name, leaf in tree.items()}
+
+def _received(tree: Arrays, codec: Codec) -> Arrays:
+  return {name: codec(name, leaf) for name, leaf in tree.items()}
 
 
 @dataclasses.dataclass
@@ -86,12 +89,14 @@ class Scattered:
   0.4 - 2 (0.7 - 1) = 1 and 1.
 
   Attributes:
-    codec: C, from a leaf's name and slices [M, values] to what is received.
+    codec: C, for slices [M, values].
     width: Function from a leaf's name and values to the length of a row.
+    of_means: Codec of the means; None: C as well.
   """
 
-  codec: Callable[[str, np.ndarray], np.ndarray]
+  codec: Codec
   width: Callable[[str, np.ndarray], int] = lambda name, leaf: 1
+  of_means: Codec | None = None
 
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
     """Returns the mean that all received, and each replica's share of it."""
@@ -112,7 +117,7 @@ class Scattered:
       share = np.stack([self.codec(name, slices) for slices in had])
       share[owners, owners] = had[owners, owners]
       exact = share.sum(axis=0) / count
-      rounded = self.codec(name, exact)
+      rounded = (self.of_means or self.codec)(name, exact)
       share[owners, owners] -= count * (exact - rounded)
       mean[name] = leaf_of_slices(rounded, leaf.shape)
       for tree, slices in zip(shares, share, strict=True):

@@ -1,23 +1,23 @@
-"""More than two replicas, both sides alike, in parts that each fit an evening.
+"""More than two replicas, both sides alike, in slices that fit an evening.
 
 Every run has Muon, a warm-up of 50 steps, an average of power 14 and a last
 rate of a fifth. The text is divided into three: settings are chosen by `loss`,
-and `judge_loss`, which only the evaluation after the last step reads, is what
-results are. docs/log.md ("What will be compared in slices on two cores") says
-what decides, and what ends each trial.
+results are `judge_loss`, which only the evaluation after the last step reads.
+docs/notes/log.md ("What will be compared in slices") says what was fixed before
+the runs, and what ends them.
 
     python -m experiments.sweep --workdir=runs/replicas --max_minutes=60 \
-        --config=experiments/configs/replicas.py:screen
+        --config=experiments/configs/replicas.py:tune
 
-Parts: `screen` (98 thousand parameters, one seed: which trials deserve more).
+The same command goes on where it stopped. `tune` has the runs that choose rates
+(eight hours of a core, derived), `main` five seeds at the chosen ones (nine).
+`way_back` shows on a small model what rounding a mean costs (a minute a run).
 """
 
 from ml_collections import config_dict
 
 from experiments.configs import overlap_loco
 
-# A 98 thousand parameter model: a run of 1000 steps takes about 2 minutes.
-MINI = {"model.model_dim": 40, "model.ff_dim": 108}
 COMMON = {
   "model.compute_dtype": "float32",
   "model.scan_unroll": 0,
@@ -28,16 +28,28 @@ COMMON = {
   "evaluation.interval_steps": 0,
   "inner.optimizer": "muon",
   "inner.warmup_steps": 50,
+  "total_steps": 2000,
 }
-ALLREDUCE = {"sync.method": "allreduce"}
-OVERLAP = {
-  "sync.method": "overlap_loco",
-  "sync.num_fragments": 16,
-  "exchange.collective": "all_gather",
+# Replicas, sequences of each, H and P: the shortest rounds whose bytes all hide
+# on the clock of 107B parameters (simulated). Of three steps one hides the
+# first message of a reduce-scatter, and two hide the second.
+SIZES = (
+  (4, 4, 18, 6),
+  (2, 4, 16, 16),
+  (8, 4, 12, 4),
+  (4, 2, 18, 6),
+  (8, 1, 12, 4),
+)
+INNER_RATES = {
+  "allreduce": (0.003, 0.004, 0.0055, 0.0075),
+  "overlap_loco": (0.004, 0.0057),
 }
+OUTER_RATES = (1.0, 1.5)
+# Inner and outer rate by method, M and sequences: the lowest `loss` of `tune`.
+CHOSEN: dict[tuple[str, int, int], tuple[float, float]] = {}
 
 
-def get_config(part: str = "screen"):
+def get_config(part: str = "way_back"):
   """Returns the sweep of one part.
 
   Args:
@@ -45,29 +57,76 @@ def get_config(part: str = "screen"):
   """
   config = overlap_loco.get_config()
   config.update_from_flattened_dict(COMMON)
-  return PARTS[part](config.to_dict())
-
-
-def _screen(base: dict) -> config_dict.ConfigDict:
-  """Rates by M first: four replicas with four sequences each."""
-  shared = {"mesh.num_replicas": 4, "total_steps": 1000, **MINI}
-  runs = [
-    {"name": f"allreduce, {rate:g}", "inner.learning_rate": rate, **ALLREDUCE}
-    for rate in (0.016, 0.008, 0.032)
-  ]
-  runs += [
-    {
-      "name": f"overlap_loco, {rate:g}, outer {outer:g}",
-      "inner.learning_rate": rate,
-      "outer.learning_rate": outer,
-      **OVERLAP,
-    }
-    for outer in (1.0, 1.5, 2.1)
-    for rate in (0.016, 0.008, 0.0113)
-  ]
+  runs, seeds = {"way_back": _way_back, "tune": _tune, "main": _main}[part]()
   return config_dict.ConfigDict(
-    {"base": base, "runs": [{**shared, **run} for run in runs], "seeds": (1000,)}
+    {"base": config.to_dict(), "runs": runs, "seeds": seeds}
   )
 
 
-PARTS = {"screen": _screen}
+def _allreduce(replicas: int, sequences: int, inner: float) -> dict:
+  """One setting of the baseline, whose batch all replicas share."""
+  return {
+    "name": f"allreduce {replicas}x{sequences}, {inner:g}",
+    "sync.method": "allreduce",
+    "mesh.num_replicas": replicas,
+    "data.batch_size": sequences,
+    "inner.learning_rate": inner,
+  }
+
+
+def _overlap(size: tuple, inner: float, outer: float) -> dict:
+  """One setting of `overlap_loco`."""
+  replicas, sequences, interval, fragments = size
+  return {
+    "name": f"overlap_loco {replicas}x{sequences}, {inner:g}, outer {outer:g}",
+    "sync.method": "overlap_loco",
+    "sync.sync_interval": interval,
+    "sync.num_fragments": fragments,
+    "mesh.num_replicas": replicas,
+    "data.batch_size": sequences,
+    "inner.learning_rate": inner,
+    "outer.learning_rate": outer,
+  }
+
+
+def _settings(size: tuple) -> list[dict]:
+  """As many settings to tune for the baseline as for the method."""
+  method = [
+    _overlap(size, inner, outer)
+    for outer in OUTER_RATES
+    for inner in INNER_RATES["overlap_loco"]
+  ]
+  if size[1] < 4:  # The batch of eight has its baseline already.
+    return method
+  return method + [_allreduce(*size[:2], r) for r in INNER_RATES["allreduce"]]
+
+
+def _tune() -> tuple[list[dict], tuple[int, ...]]:
+  """Rates for every size, on a seed that is in no result."""
+  return [run for size in SIZES for run in _settings(size)], (1000,)
+
+
+def _main() -> tuple[list[dict], tuple[int, ...]]:
+  """Five seeds at what was chosen."""
+  runs = []
+  for size in SIZES:
+    if inner := CHOSEN.get(("allreduce", *size[:2])):
+      runs.append(_allreduce(*size[:2], inner[0]))
+    if rates := CHOSEN.get(("overlap_loco", *size[:2])):
+      runs.append(_overlap(size, *rates))
+  return runs, (0, 1, 2, 3, 4)
+
+
+def _way_back() -> tuple[list[dict], tuple[int, ...]]:
+  """What an exchange of one bit loses on four replicas, by its collective."""
+  shared = {
+    **_overlap((4, 4, 16, 8), 0.016, 1.0),
+    "model.preset": "nano",
+    "total_steps": 1000,
+  }
+  return [
+    {**shared, "name": "fp32", "exchange.codec": "float32"}
+    | {"exchange.feedback": 0.0},
+    {**shared, "name": "gathered", "exchange.collective": "all_gather"},
+    {**shared, "name": "scattered", "exchange.collective": "reduce_scatter"},
+  ], (1000, 1001, 1002)

@@ -22,26 +22,31 @@ SHAPES = {"embed": (30, 20), "blocks/w": (3, 20, 10), "blocks/b": (3, 7)}
 
 
 @pytest.mark.parametrize(
-  "codec, two, three",
+  "codec, two, three, four",
   [
-    (FP32, "all_reduce", "all_reduce"),
-    (FP16, "all_gather", "reduce_scatter"),
-    (INT4, "all_gather", "reduce_scatter"),
-    (SPARSE, "all_gather", "all_gather"),
-    (LocalLowRank(), "all_gather", "all_gather"),
-    (LowRank(), "all_reduce", "all_reduce"),
-    (LowRank(then=INT4), "all_gather", "reduce_scatter"),
+    (FP32, "all_reduce", "all_reduce", "all_reduce"),
+    (FP16, "all_gather", "reduce_scatter", "reduce_scatter"),
+    (INT4, "all_gather", "reduce_scatter", "reduce_scatter"),
+    # Means of signs have two bits: three replicas would save nothing.
+    (Int(1), "all_gather", "all_gather", "reduce_scatter"),
+    (SPARSE, "all_gather", "all_gather", "all_gather"),
+    (LocalLowRank(), "all_gather", "all_gather", "all_gather"),
+    (LowRank(), "all_reduce", "all_reduce", "all_reduce"),
+    (LowRank(then=INT4), "all_gather", "reduce_scatter", "reduce_scatter"),
   ],
 )
-def test_the_choice_by_itself_follows_from_the_codec(codec, two, three):
-  found = [chosen_collective(codec, "auto", m) for m in (2, 3, 8)]
-  assert found == [two, three, three]
+def test_the_choice_by_itself_follows_from_codec_and_replicas(
+  codec, two, three, four
+):
+  found = [chosen_collective(codec, "auto", m) for m in (2, 3, 4, 8)]
+  assert found == [two, three, four, four]
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3, 5])
 @pytest.mark.parametrize("shape", [(128 * 5 * 3 * 2,), (30, 1280)])
 @pytest.mark.parametrize(
-  "codec", [FP16, INT4, Int(8, "tensor"), Int(8, "row"), RandomMask(then=FP16)]
+  "codec",
+  [FP16, INT4, Int(1), Int(8, "tensor"), Int(8, "row"), RandomMask(then=FP16)],
 )
 def test_the_choice_by_itself_sends_no_more_than_another(
   codec, shape, num_replicas
@@ -145,6 +150,15 @@ def test_scattering_exchanges_slices_and_gathers_their_means():
   assert found == [
     Collective("all_to_all", 3 * (slice_bytes + 1)),  # A flag for each owner.
     Collective("all_gather", slice_bytes, turn=1),
+  ]
+
+
+def test_means_of_signs_travel_in_two_bits():
+  # 5 rows of 120: two rows a slice, with a scale each, or two for a mean.
+  found = collectives(Int(1), {"w": (30, 20)}, 4)
+  assert found == [
+    Collective("all_to_all", 4 * (2 * (15 + 2) + 1)),
+    Collective("all_gather", 2 * (30 + 4), turn=1),
   ]
 
 

@@ -134,7 +134,9 @@ def test_feedback_on_both_roundings_is_that_of_the_numpy_twin(bits, layout):
   codec, rounds = Int(bits, block_size=8), rounds_of()
   rounds[1, 2, 5] = np.nan
   scattered = oracle.Scattered(
-    lambda _, slices: received_slices(codec)(slices), lambda *_: 8
+    lambda _, slices: received_slices(codec)(slices),
+    lambda *_: 8,
+    lambda _, slices: received_slices(codec.of_means)(slices),
   )
   twin = oracle.ErrorFeedback(scattered, 0.9)
   actual = in_a_row(rounds, codec, Feedback(0.9), layout, "reduce_scatter")

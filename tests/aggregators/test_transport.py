@@ -20,6 +20,7 @@ ENCODERS = {
   "bfloat16": Float("bfloat16"),
   "int4": Int(block_size=16),
   "int2 by row": Int(2, "row"),
+  "int1": Int(1, block_size=16),
   "e3m0": E3M0(16),
   "top, int8": TopK(0.3, 16, then=Int(8)),
 }
@@ -66,10 +67,10 @@ def _decoded(encoder, values):
   return [alone(encoder, [own])[0][0] for own in values]
 
 
-def decoded(name, values):
+def decoded(encoder, values):
   """What each replica's values are on the other side, float64."""
   own = [np.asarray(value, np.float32) for value in values]
-  return np.asarray(_decoded(ENCODERS[name], own), np.float64)
+  return np.asarray(_decoded(encoder, own), np.float64)
 
 
 def close(one, other):
@@ -81,7 +82,7 @@ def test_gathered_values_are_decoded_before_their_mean(name):
   for values, mean, own in reduced(
     name, values_of(3), "all_gather", layout="mesh"
   ):
-    each = decoded(name, values)
+    each = decoded(ENCODERS[name], values)
     close(own, each)
     for received in mean:
       close(received, each.mean(axis=0))
@@ -93,8 +94,8 @@ def test_a_slice_is_averaged_by_its_owner_and_rounded_once_more(name):
     name, values_of(3, seed=1), "reduce_scatter", layout="mesh"
   ):
     # Rows are what is coded by itself, in a slice as in the whole leaf.
-    each = decoded(name, values)
-    [rounded] = decoded(name, [each.mean(axis=0)])
+    each = decoded(ENCODERS[name], values)
+    [rounded] = decoded(ENCODERS[name].of_means, [each.mean(axis=0)])
     close(own, each)
     for received in mean:
       close(received, rounded)
@@ -108,7 +109,7 @@ def test_floats_are_added_in_the_type_they_are_sent_in(name, layout):
   for values, mean, own in reduced(
     name, values_of(3, seed=2), "all_reduce", layout=layout
   ):
-    each = decoded(name, values)
+    each = decoded(ENCODERS[name], values)
     np.testing.assert_array_equal(own, each)
     bound = 2 * step * np.abs(each).sum(axis=0)
     for received in mean:

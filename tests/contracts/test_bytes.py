@@ -125,6 +125,7 @@ def rounds(method, codec, collective, num_replicas):
     (Float("bfloat16"), "reduce_scatter", 2, 3),
     (Int(4), "auto", 3, 3),
     (Int(4, "row"), "reduce_scatter", 3, 1),
+    (Int(1), "reduce_scatter", 3, 1),
     (E3M0(), "all_gather", 3, 3),
     (LOW_RANK, "all_gather", 3, 1),
     (SPARSE, "auto", 3, 1),

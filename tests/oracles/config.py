@@ -89,7 +89,7 @@ def lossy_mean(exchange, num_replicas):
     layer = leaf[0] if name.startswith("blocks/") else leaf
     return row_width(codec, layer.shape)
 
-  def received(name, leaf):
+  def received(name, leaf, codec=codec):
     if codec == Float():
       return leaf
     assert exchange.collective in ("all_gather", "reduce_scatter")
@@ -101,7 +101,10 @@ def lossy_mean(exchange, num_replicas):
     layers = len(leaf) if name.startswith("blocks/") else 1
     return lossy(codec, leaf.reshape(layers, -1), row).reshape(leaf.shape)
 
-  plain = Lossy(received, rounds_mean=scatters)
+  def of_means(name, leaf):
+    return received(name, leaf, getattr(codec, "of_means", codec))
+
+  plain = Lossy(received, of_means if scatters else None)
   shares_add_up = exchange.feedback and exchange.against == "own"
   if scatters and (exchange.keep_unsent or shares_add_up):
     widths = {}
@@ -110,7 +113,11 @@ def lossy_mean(exchange, num_replicas):
       widths[name] = width(name, leaf)
       return widths[name]
 
-    plain = Scattered(lambda n, slices: lossy(codec, slices, widths[n]), wide)
+    plain = Scattered(
+      lambda n, slices: lossy(codec, slices, widths[n]),
+      wide,
+      lambda n, slices: lossy(codec.of_means, slices, widths[n]),
+    )
   if not exchange.feedback:
     return plain
   return ErrorFeedback(

@@ -40,8 +40,15 @@ def test_steps_behind_an_exchange_are_divided_by_bytes():
   ends = stretch_ends(operations, 2)
   assert ends == (PARTS * 3 // 4, PARTS)
   assert list(stretches(8, ends)) == [6, 2]
-  assert list(stretches(1, ends)) == [0, 1]
+  # A single step hides the larger one.
+  assert list(stretches(1, ends)) == [1, 0]
   assert sum(stretches(125, ends)) == 125
+  # A third of the bytes takes one step of two or three, and not none.
+  thirds = stretch_ends(
+    [Collective("all_gather", 1), Collective("all_gather", 2, 1)], 2
+  )
+  assert list(stretches(2, thirds)) == [1, 1]
+  assert list(stretches(3, thirds)) == [1, 2]
 
 
 def test_turns_without_bytes_have_equal_stretches():

@@ -38,7 +38,7 @@ def test_the_mean_is_over_those_that_are_finite():
 
 def test_a_lossy_mean_is_that_of_what_is_received():
   assert average(Lossy(whole), 0.4, 0.7) == (0.5, [0.0, 1.0])
-  assert average(Lossy(whole, rounds_mean=True), 1.4, 2.7, 3.0) == (
+  assert average(Lossy(whole, of_means=whole), 1.4, 2.7, 3.0) == (
     2.0,
     [1.0, 3.0, 3.0],
   )
