@@ -5,17 +5,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dilocox_jax.codecs.base import (
-  Encoder,
-  Reduced,
-)
+from dilocox_jax.codecs.base import Encoder, Reduced, encoder_of
 from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.pytypes import Array, Tree
 from experiments.tools.benchmarks.ratios import Ratio, TimedProgram
 
-_VALUES = 16, 1024, 4096  # 256 MiB of fp32.
-_MATRICES = 4, 1024, 4096
+VALUES = 16, 1024, 4096  # 256 MiB of fp32.
 _RANK = 32
 
 
@@ -53,24 +50,43 @@ def _factorised(values: Array) -> TimedProgram:
 
 def _multiplied(values: Array) -> TimedProgram:
   """The two products that a low-rank encoding cannot do without."""
-  shape = (_MATRICES[0], _MATRICES[2], _RANK)
+  shape = (values.shape[0], values.shape[2], _RANK)
   factor = jax.random.normal(jax.random.key(1), shape, jnp.float32)
 
   def products(values: Array):
-    left = values @ factor
-    return left, jnp.swapaxes(values, 1, 2) @ left
+    left = jnp.matmul(values, factor, precision="highest")
+    right = jnp.swapaxes(values, 1, 2)
+    return left, jnp.matmul(right, left, precision="highest")
 
   return _timed(products, values)
 
 
-def codec_ratios() -> list[Ratio]:
-  """Returns what is compared. Bounds are goals, set beforehand."""
-  values, matrices = _drawn(_VALUES), _drawn(_MATRICES)
-  int4_name = "int4_encode_and_decode_over_copy"
-  rank_name = "low_rank_encode_over_its_products"
-  coded, copied = _coded(Int(4), values), _timed(jnp.copy, values)
-  encoded, products = _factorised(matrices), _multiplied(matrices)
-  return [
-    Ratio(int4_name, coded, copied, bound=2.5),
-    Ratio(rank_name, encoded, products, bound=1.5),
+# Times of encoding and decoding over those of a copy, at most. Set beforehand.
+_BOUNDS = {
+  "int(bits=4)": 1.5,
+  "int(bits=1)": 1.5,
+  "top_k(fraction=0.1)+int(bits=2)": 3.0,
+}
+
+
+def codec_ratios(shape: tuple[int, ...] = VALUES) -> list[Ratio]:
+  """Returns what is compared. Bounds are goals, set beforehand.
+
+  Args:
+    shape: Shape of the values, [layers, rows, columns].
+  """
+  values = _drawn(shape)
+  copied = _timed(jnp.copy, values)
+  coded = [
+    Ratio(
+      f"{name}: encode and decode over a copy",
+      _coded(encoder_of(named_codec(name)), values),
+      copied,
+      bound,
+    )
+    for name, bound in _BOUNDS.items()
   ]
+  matrices = _drawn((max(shape[0] // 4, 1), *shape[1:]))
+  encoded, products = _factorised(matrices), _multiplied(matrices)
+  name = "low rank in 4 bits: encode over its products"
+  return [*coded, Ratio(name, encoded, products, bound=1.1)]

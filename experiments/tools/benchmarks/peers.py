@@ -59,18 +59,22 @@ def peer_params(params: Mapping[str, np.ndarray]) -> Tensors:
   return copies
 
 
-def peer_loss(shape: ModelShape, length: int) -> Callable[..., Any]:
+def peer_loss(
+  shape: ModelShape, length: int, device: str = "cpu"
+) -> Callable[..., Any]:
   """Returns (parameters, tokens [B, L + 1]) -> loss of the decoder of `tiny`.
 
   Args:
     shape: Sizes of a model with rotary positions, RMS norms and SwiGLU.
     length: Number of tokens that are predicted in a sequence, L.
+    device: Where parameters and tokens are, "cpu" or "cuda".
   """
   torch = _torch()
   functional = torch.nn.functional
   width = shape.head_width
-  exponents = torch.arange(0, width, 2) / width
-  angles = torch.outer(torch.arange(length), shape.rope_base**-exponents)
+  exponents = torch.arange(0, width, 2, device=device) / width
+  positions = torch.arange(length, device=device)
+  angles = torch.outer(positions, shape.rope_base**-exponents)
   cos, sin = angles.cos(), angles.sin()
 
   def norm(x, scale):
@@ -79,14 +83,14 @@ def peer_loss(shape: ModelShape, length: int) -> Callable[..., Any]:
   def rotated(x):  # [B, N, L, K]
     first, second = x.chunk(2, dim=-1)
     parts = first * cos - second * sin, second * cos + first * sin
-    return torch.cat(parts, dim=-1)
+    return torch.cat(parts, dim=-1).to(x.dtype)
 
   def layer(params: Tensors, path: str, x):
     def product(name: str, x):
       return functional.linear(x, params[f"{path}/{name}/kernel"])
 
     def heads(name: str):
-      y_BxLxNxK = product(name, y).unflatten(-1, (shape.num_heads, width))
+      y_BxLxNxK = product(name, y).unflatten(-1, (-1, width))
       return y_BxLxNxK.transpose(1, 2)
 
     y = norm(x, params[f"{path}/attention/norm/scale"])
@@ -95,6 +99,7 @@ def peer_loss(shape: ModelShape, length: int) -> Callable[..., Any]:
       rotated(heads("attention/key")),
       heads("attention/value"),
       is_causal=True,
+      enable_gqa=shape.kv_heads < shape.num_heads,
     )
     x = x + product("attention/output", mixed.transpose(1, 2).flatten(2))
     y = norm(x, params[f"{path}/mlp/norm/scale"])

@@ -1,0 +1,1 @@
+"""What experiments.tools.accelerator_check measures."""

@@ -1,0 +1,140 @@
+"""Measures in minutes what this project claims of one accelerator.
+
+  python -m experiments.tools.accelerator_check --out=runs/accelerator
+  python -m experiments.tools.accelerator_check --out=DIR --wheels=.wheels
+
+It compares methods, codecs and kernels with the reference page and the CPU,
+then measures inner steps (beside PyTorch where it is installed), rounds, codecs
+and memory, and trains for as long as is left. OUT/accelerator.json has every
+figure as soon as it is there, so a run that is cut loses nothing. --wheels is a
+folder of packages for a machine without a network; docs/guides/accelerators.md
+lists them. On a CPU everything is tiny, and only shows that it works.
+"""
+
+import pathlib
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from absl import flags
+
+Figures = Iterator[dict[str, Any]]
+
+
+def define_flags() -> None:
+  """Defines the flags of this binary."""
+  flags.DEFINE_string("out", "runs/accelerator", "Folder of the figures.")
+  flags.DEFINE_string("wheels", None, "Folder of packages to load.")
+  flags.DEFINE_float("minutes", 8.0, "Time for everything.", lower_bound=0.1)
+
+
+def main(values: flags.FlagValues) -> None:
+  """Measures, and prints each figure on a line."""
+  from experiments.runtime import command_line
+
+  folder = command_line.writable(values.out, "accelerator_check")
+  started = time.monotonic()
+  deadline = started + 60 * values.minutes
+  rows: list[dict[str, Any]] = []
+  for name, step in _steps(deadline, rows).items():
+    _run_step(name, step, rows, folder / "accelerator.json")
+  failed = [row["figure"] for row in rows if "error" in row]
+  print(f"{len(rows)} figures in {time.monotonic() - started:.0f} s: {folder}")
+  if failed:
+    raise command_line.StoppedError(f"failed: {', '.join(failed)}")
+
+
+def _run_step(
+  name: str,
+  step: Callable[[], Figures],
+  rows: list[dict[str, Any]],
+  path: pathlib.Path,
+) -> None:
+  """Keeps the figures of a step as they come; an error is one of them."""
+  from dilocox_jax.metrics.lines import write_json
+
+  started = time.monotonic()
+  figures = step()
+  while True:
+    try:
+      row = next(figures, None)
+    except Exception as error:  # noqa: BLE001 - the others can still be had.
+      row = {"figure": name, "error": f"{type(error).__name__}: {error}"[:500]}
+      figures = iter(())
+    if row is None:
+      return
+    rows.append(row | {"after_s": round(time.monotonic() - started, 1)})
+    write_json(path, {**_device(), "label": "measured", "figures": rows})
+    print("  ".join(f"{k} {_short(v)}" for k, v in row.items()), flush=True)
+
+
+def _short(value: Any) -> str:
+  return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _device() -> dict[str, Any]:
+  import flax
+  import jax
+  import optax
+
+  return {
+    "device": jax.devices()[0].device_kind,
+    "platform": jax.default_backend(),
+    "python": sys.version.split()[0],
+    "versions": {m.__name__: m.__version__ for m in (jax, flax, optax)},
+  }
+
+
+def _steps(
+  deadline: float, rows: list[dict[str, Any]]
+) -> dict[str, Callable[[], Figures]]:
+  """Returns what is measured, the most important first."""
+  import jax
+
+  from experiments.tools.accelerator import exact, speed
+
+  platform = jax.default_backend()
+  sizes = speed.TINY if platform == "cpu" else speed.FULL
+  attention = {"gpu": "cudnn", "tpu": "splash"}.get(platform, "blockwise")
+
+  def exactness() -> Figures:
+    for what, error, bound in exact.errors(attention, sizes.length):
+      is_within = error <= bound
+      yield {"figure": what, "error_of": error, "bound": bound, "ok": is_within}
+
+  def beside_torch() -> Figures:
+    rates = {
+      row["figure"].removeprefix("inner step "): row["tokens_per_s"]
+      for row in rows
+      if row["figure"].startswith("inner step ") and "tokens_per_s" in row
+    }
+    yield from speed.torch_steps(sizes, rates)
+
+  return {
+    "exactness": exactness,
+    "inner steps": lambda: speed.inner_steps(sizes),
+    "PyTorch": beside_torch,
+    "rounds": lambda: speed.round_ratios(sizes),
+    "codecs": lambda: speed.codec_ratios(sizes),
+    "training": lambda: speed.trained(sizes, deadline),
+  }
+
+
+def _load_wheels() -> None:
+  """Unpacks the packages that --wheels names, before anything needs them."""
+  given = [a.split("=", 1)[1] for a in sys.argv if a.startswith("--wheels=")]
+  for folder in given:
+    target = tempfile.mkdtemp(prefix="wheels_")
+    for wheel in sorted(pathlib.Path(folder).glob("*.whl")):
+      zipfile.ZipFile(wheel).extractall(target)
+    sys.path.append(target)
+
+
+if __name__ == "__main__":
+  _load_wheels()
+  from experiments.runtime import command_line
+
+  command_line.main(main, define_flags)
