@@ -11,6 +11,7 @@ folder of packages for a machine without a network; docs/guides/accelerators.md
 lists them. On a CPU everything is tiny, and only shows that it works.
 """
 
+import importlib.util
 import pathlib
 import sys
 import tempfile
@@ -40,14 +41,14 @@ def main(values: flags.FlagValues) -> None:
   deadline = started + 60 * values.minutes
   rows: list[dict[str, Any]] = []
   for name, step in _steps(deadline, rows).items():
-    _run_step(name, step, rows, folder / "accelerator.json")
+    run_step(name, step, rows, folder / "accelerator.json")
   failed = [row["figure"] for row in rows if "error" in row]
   print(f"{len(rows)} figures in {time.monotonic() - started:.0f} s: {folder}")
   if failed:
     raise command_line.StoppedError(f"failed: {', '.join(failed)}")
 
 
-def _run_step(
+def run_step(
   name: str,
   step: Callable[[], Figures],
   rows: list[dict[str, Any]],
@@ -106,6 +107,9 @@ def _steps(
       yield {"figure": what, "error_of": error, "bound": bound, "ok": is_within}
 
   def beside_torch() -> Figures:
+    if not importlib.util.find_spec("torch"):
+      yield {"figure": "PyTorch", "skipped": "it is not installed"}
+      return
     rates = {
       row["figure"].removeprefix("inner step "): row["tokens_per_s"]
       for row in rows

@@ -21,7 +21,7 @@ from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
 from experiments.tools.benchmarks import codecs, inner, peers, ratios, round
 
 Figures = Iterator[dict[str, Any]]
-_FEW_STEPS, _MOST_STEPS = 30, 2000
+_FEW_STEPS, _MOST_STEPS = 10, 2000
 _GOAL_MFU, _GOAL_OVER_TORCH, _GOAL_MEMORY = 0.45, 1.0, 0.07
 
 
@@ -235,4 +235,4 @@ def _trained_loss(sizes: Sizes, method: str, num_steps: int) -> float:
     }
   )
   with tempfile.TemporaryDirectory() as folder:
-    return dx.train(config, folder).metrics.evaluations[-1].loss
+    return dx.train(config, folder).metrics.validation_loss

@@ -62,7 +62,7 @@ def _multiplied(values: Array) -> TimedProgram:
 
 
 # Times of encoding and decoding over those of a copy, at most. Set beforehand.
-_BOUNDS = {
+BOUNDS = {
   "int(bits=4)": 1.5,
   "int(bits=1)": 1.5,
   "top_k(fraction=0.1)+int(bits=2)": 3.0,
@@ -84,7 +84,7 @@ def codec_ratios(shape: tuple[int, ...] = VALUES) -> list[Ratio]:
       copied,
       bound,
     )
-    for name, bound in _BOUNDS.items()
+    for name, bound in BOUNDS.items()
   ]
   matrices = _drawn((max(shape[0] // 4, 1), *shape[1:]))
   encoded, products = _factorised(matrices), _multiplied(matrices)
