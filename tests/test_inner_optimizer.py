@@ -6,10 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.optimizers import (
-  inner_optimizer,
-  learning_rate_schedule,
-)
+from dilocox_jax.optimizers import inner_optimizer, learning_rate_schedule
 from dilocox_jax.plan.choices import SCHEDULES
 from dilocox_jax.reference import optimizers as oracle
 from dilocox_jax.trees import leaves_by_path

@@ -23,15 +23,8 @@ import jax.numpy as jnp
 
 from dilocox_jax.checks import one_of, require
 from dilocox_jax.codecs import base
-from dilocox_jax.codecs.base import (
-  Codec,
-  Encoder,
-  Quantiser,
-)
+from dilocox_jax.codecs.base import Codec, Encoder, Quantiser, Shape
 from dilocox_jax.codecs.quantize import Float
-from dilocox_jax.codecs.rows import (
-  Shape,
-)
 from dilocox_jax.plan.collective import COLLECTIVES, Collective
 from dilocox_jax.plan.schedule.fragments import Shapes, stacked_shape
 from dilocox_jax.pytypes import Array
@@ -95,10 +88,7 @@ def _smallest(encoder: Encoder, num_replicas: int) -> str:
 
 
 def collectives(
-  codec: Codec,
-  shapes: Shapes,
-  num_replicas: int,
-  collective: str = "auto",
+  codec: Codec, shapes: Shapes, num_replicas: int, collective: str = "auto"
 ) -> list[Collective]:
   """Lists the operations of one exchange of some leaves in turn.
 

@@ -23,11 +23,11 @@ from dilocox_jax.codecs.base import (
   Codec,
   Projection,
   Quantiser,
+  are_finite,
   encoder_of,
   messages,
 )
 from dilocox_jax.codecs.low_rank import Factors, LowRank, grams
-from dilocox_jax.codecs.rows import are_finite
 from dilocox_jax.plan.collective import stretch_ends
 from dilocox_jax.plan.schedule.fragments import stacked_shape
 from dilocox_jax.pytypes import Array, Boolean, Index, Pausing, Tree

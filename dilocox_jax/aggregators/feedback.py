@@ -27,24 +27,14 @@ import jax.numpy as jnp
 from dilocox_jax.aggregators.carriers import by_host
 from dilocox_jax.aggregators.collectives import chosen_collective
 from dilocox_jax.aggregators.compressed import CodecState, CompressedMean
-from dilocox_jax.aggregators.mean import (
-  mean_of_finite_replicas,
-)
+from dilocox_jax.aggregators.mean import mean_of_finite_replicas
 from dilocox_jax.checks import require, within_limits
-from dilocox_jax.codecs.base import (
-  Codec,
-)
+from dilocox_jax.codecs.base import Codec
 from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.plan.choices import REFERENCES, RESIDUAL_DTYPES
-from dilocox_jax.pytypes import (
-  Aggregator,
-  Array,
-  Pausing,
-  Tree,
-  without_pauses,
-)
+from dilocox_jax.pytypes import Aggregator, Array, Pausing, Tree, without_pauses
 from dilocox_jax.trees import widened
 
 _EIGHT_BITS = Int(8)

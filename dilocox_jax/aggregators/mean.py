@@ -10,7 +10,7 @@ import optax
 
 from dilocox_jax.aggregators.transport import mean_of_participants, summed
 from dilocox_jax.checks import require
-from dilocox_jax.codecs.rows import are_finite
+from dilocox_jax.codecs.base import are_finite
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.pytypes import (
   Aggregator,

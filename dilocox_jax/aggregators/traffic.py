@@ -9,9 +9,7 @@ from collections.abc import Iterable
 
 from dilocox_jax.aggregators.collectives import collectives
 from dilocox_jax.aggregators.kinds import EXCHANGES
-from dilocox_jax.codecs.base import (
-  Codec,
-)
+from dilocox_jax.codecs.base import Codec
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.collective import Collective

@@ -20,7 +20,7 @@ from dilocox_jax.api.step_methods import check_unsent
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.outer.cuts import Cuts
-from dilocox_jax.outer.exchange_thread import ExchangeThread
+from dilocox_jax.outer.lone_exchange import ExchangeThread
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.outer.window import InnerStep

@@ -29,9 +29,8 @@ from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.outer.average import averaged, check_outermost
 from dilocox_jax.outer.cuts import Cuts, Fragmentation
 from dilocox_jax.outer.outer_step import OuterStep
-from dilocox_jax.outer.step_state import GradientState
+from dilocox_jax.outer.step_state import GradientState, on_trained_leaves
 from dilocox_jax.outer.step_transform import check_axis, pseudo_gradient_steps
-from dilocox_jax.outer.trained_leaves import on_trained_leaves
 from dilocox_jax.plan.schedule.fragments import ORDERS, SLICED, Fragments
 from dilocox_jax.plan.schedule.methods import METHODS, Method
 from dilocox_jax.pytypes import Aggregator, Tree
@@ -63,7 +62,7 @@ def step_transform(
     axis_name: Axis over which replicas are mapped.
     fragments: How the tree is divided. A function from the path of a leaf, such
       as "layers/0/kernel", to its fragment, 0 to P - 1; a list of the pieces
-      of each fragment (`plan.schedule.leaf_fragments.LeafPiece`); or
+      of each fragment (`plan.schedule.fragments.LeafPiece`); or
       `plan.schedule.fragments.Fragments`, which divides stacked layers. None
       divides whole leaves such that the fragments have about equal bytes, or
       slices every leaf if the method does.
@@ -72,7 +71,7 @@ def step_transform(
     A transform whose `init` takes the parameters of one replica, a tree of
     arrays of any shapes, and whose `update(grads, state, params)` returns what
     `optax.apply_updates` adds to them. Arrays of real floats are trained;
-    integers and booleans stay as they are (`outer.trained_leaves`). Outer
+    integers and booleans stay as they are (`outer.step_state`). Outer
     parameters and what is in flight have the types of the parameters. It must
     be the last transformation, as nothing may change its updates afterwards,
     and every replica must call it in every step: what may skip a step belongs

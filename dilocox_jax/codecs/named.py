@@ -21,9 +21,7 @@ from dilocox_jax.checks import in_front, of_type, require
 from dilocox_jax.plan.choices import Lazy, Registry, check_lazy, loaded
 
 if typing.TYPE_CHECKING:
-  from dilocox_jax.codecs.base import (
-    Codec,
-  )
+  from dilocox_jax.codecs.base import Codec
 
 CODECS: Registry[Lazy] = Registry("codec")
 
@@ -41,9 +39,7 @@ def register_codec(name: str, codec: Lazy) -> None:
   """
   check_lazy(f"codec {name!r}", codec)
   if isinstance(codec, type):
-    from dilocox_jax.codecs.base import (
-      Codec,
-    )
+    from dilocox_jax.codecs.base import Codec
 
     require(
       issubclass(codec, Codec) and dataclasses.is_dataclass(codec),
@@ -168,7 +164,7 @@ for _name, _place in {
   "int": "dilocox_jax.codecs.quantize:Int",
   "e3m0": "dilocox_jax.codecs.quantize:E3M0",
   "low_rank": "dilocox_jax.codecs.low_rank:LowRank",
-  "local_low_rank": "dilocox_jax.codecs.local_low_rank:LocalLowRank",
+  "local_low_rank": "dilocox_jax.codecs.low_rank:LocalLowRank",
   "top_k": "dilocox_jax.codecs.sparse:TopK",
   "random_mask": "dilocox_jax.codecs.sparse:RandomMask",
 }.items():

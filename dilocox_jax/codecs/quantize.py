@@ -15,13 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from dilocox_jax.checks import limited
-from dilocox_jax.codecs.base import (
-  Quantiser,
-)
-from dilocox_jax.codecs.rows import (
-  Shape,
-  block_width,
-)
+from dilocox_jax.codecs.base import Quantiser, Shape, block_width
 from dilocox_jax.pytypes import Array
 
 FLOATS = ("float32", "bfloat16", "float16")

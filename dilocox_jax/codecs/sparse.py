@@ -15,9 +15,6 @@ from dilocox_jax.codecs.base import (
   Messages,
   Projection,
   Reduced,
-)
-from dilocox_jax.codecs.quantize import Float
-from dilocox_jax.codecs.rows import (
   Shape,
   alike,
   block_width,
@@ -25,6 +22,7 @@ from dilocox_jax.codecs.rows import (
   stacked,
   unstacked,
 )
+from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.distributed.local_map import map_over_rows
 from dilocox_jax.pytypes import Array, Tree
 

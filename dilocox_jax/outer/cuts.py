@@ -1,11 +1,10 @@
 """Cuts fragments out of a parameter tree, and puts them back.
 
 A fragment is the whole tree, a slice of every leaf, some layers of the stacked
-leaves or everything else (`plan.schedule.fragments`), or a list of leaves
-(`plan.schedule.leaf_fragments`). It is a tree like the caller's, in which
-`optax.MaskedNode()` stands for the leaves of other fragments, as in
-`optax.masked`. So optax's functions for states, such as
-`optax.tree.map_params`, work.
+leaves or everything else, or a list of leaves (`plan.schedule.fragments`). It
+is a tree like the caller's, in which `optax.MaskedNode()` stands for the leaves
+of other fragments, as in `optax.masked`. So optax's functions for states, such
+as `optax.tree.map_params`, work.
 
 Fragments with the same shapes make a *group*: what tells them apart is data,
 their *place*, so one program serves them all. Slices are one group, and so are
@@ -18,7 +17,9 @@ Short fragments: 5 layers, P = 3, strided, have the places
 
 `take` of fragment 2 fills the missing row with zeros, and `put` drops it: an
 index out of bounds reads the fill value and writes nothing. Zeros change no
-mean, no norm and no other row, so the padding is harmless, but it is sent.
+mean, no norm and no other row, so the padding is harmless, but it is sent. So
+are rows of zeros that fill up a slice: 344 rows and P = 16 make slices of 22
+rows, and the last one of neighbours has 14 rows of the leaf and 8 of zeros.
 """
 
 import dataclasses
@@ -33,15 +34,18 @@ import numpy as np
 import optax
 
 from dilocox_jax.checks import require
-from dilocox_jax.outer.slices import join_slices, put_slice, take_slice
-from dilocox_jax.plan.schedule import leaf_fragments
 from dilocox_jax.plan.schedule.fragments import (
   BLOCKS,
   Fragments,
+  LeafFragment,
+  LeafPiece,
+  Shape,
   Shapes,
+  balanced,
+  by_path,
+  covered,
   is_stacked,
 )
-from dilocox_jax.plan.schedule.leaf_fragments import LeafFragment, LeafPiece
 from dilocox_jax.pytypes import Array, Tree
 from dilocox_jax.trees import (
   check_trainable,
@@ -114,16 +118,18 @@ class Cuts:
       group: Group of the fragment.
       place: Its place (`place`), which may be traced.
     """
-    if slices := self._slices:
-      return take_slice(tree, place, slices)
-    own = self._own(tree, group, place)
+    own = {} if self._slices else self._own(tree, group, place)
 
     def take(path, leaf: Array) -> Any:
+      if slices := self._slices:
+        rows, axis = _in_slices(path, leaf, slices)
+        rows = jax.lax.dynamic_index_in_dim(rows, place, axis + 1, False)
+        return _joined(rows, axis, 2)
       piece = own.get(path_name(path))
       if piece is None or piece.layers is None:
         return leaf if piece else optax.MaskedNode()
       rows = jnp.asarray(piece.layers, jnp.int32)
-      return jnp.take(leaf, rows, axis=piece.axis, mode="fill", fill_value=0)
+      return jnp.take(leaf, rows, axis=0, mode="fill", fill_value=0)
 
     return jax.tree_util.tree_map_with_path(take, tree)
 
@@ -136,17 +142,19 @@ class Cuts:
       place: Its place, as in `take`.
       values: The fragment, a tree that `take` could have returned.
     """
-    if slices := self._slices:
-      return put_slice(tree, place, slices, values)
-    own = self._own(tree, group, place)
+    own = {} if self._slices else self._own(tree, group, place)
 
     def put(path, new, old: Array) -> Array:
+      if slices := self._slices:
+        rows, axis = _in_slices(path, old, slices)
+        new = new.reshape(*rows.shape[: axis + 1], *rows.shape[axis + 2 :])
+        put_in = jax.lax.dynamic_update_index_in_dim
+        return _whole(put_in(rows, new, place, axis + 1), axis, old.shape)
       piece = own.get(path_name(path))
       if piece is None or piece.layers is None:
         return new if piece else old
       rows = jnp.asarray(piece.layers, jnp.int32)
-      index = (slice(None),) * piece.axis + (rows,)
-      return old.at[index].set(new, mode="drop")
+      return old.at[rows].set(new, mode="drop")
 
     return jax.tree_util.tree_map_with_path(
       put, values, tree, is_leaf=is_masked
@@ -160,8 +168,14 @@ class Cuts:
       parts: The fragments, in order.
     """
     if slices := self._slices:
-      stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
-      return join_slices(like, stacked, slices)
+
+      def join(path, leaf, *own: Array) -> Array:
+        shape, axis = slices.slices(path_name(path), leaf.shape)
+        shape = (*shape[: axis + 1], *shape[axis + 2 :])
+        rows = jnp.stack([part.reshape(shape) for part in own], axis + 1)
+        return _whole(rows, axis, leaf.shape)
+
+      return jax.tree_util.tree_map_with_path(join, like, *parts)
     whole = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
     for number, part in enumerate(parts):
       whole = self.put(whole, self.groups[number], self.place(number), part)
@@ -197,12 +211,22 @@ class Cuts:
 
   def check_division(self, params: Tree) -> None:
     """Raises ValueError unless the fragments cover a tree of any kind."""
-    division = self._by_rows
-    count = division.num_fragments if division else self.count
-    if not self._slices or count != self.count:
-      self.divided(shapes_by_path(params))
+    shapes, division = shapes_by_path(params), self.fragments
+    if not isinstance(division, Fragments):
+      self.divided(shapes)
+      return
+    count, depth = division.num_fragments, division.num_layers
+    require(
+      count == self.count,
+      f"{count} fragments are listed, but num_fragments={self.count}",
+    )
+    for path, shape in shapes.items() if self.count > 1 else ():
+      require(
+        division.is_sliced or not is_stacked(path) or shape[:1] == (depth,),
+        f"leaf {path!r} of shape {shape} is not [{depth}, ...]",
+      )
 
-  def divided(self, shapes: dict[str, Any]) -> tuple[LeafFragment, ...]:
+  def divided(self, shapes: Shapes) -> tuple[LeafFragment, ...]:
     """Returns the pieces of every fragment.
 
     Args:
@@ -211,19 +235,17 @@ class Cuts:
     Raises:
       ValueError: If the fragments do not cover the leaves.
     """
-    if self.fragments is None:
-      return leaf_fragments.balanced(shapes, self.count)
+    if self.fragments is None or isinstance(self.fragments, Fragments):
+      return balanced(shapes, self.count)
     if callable(self.fragments):
-      return leaf_fragments.by_path(shapes, self.count, self.fragments)
-    divided = self.fragments
-    if isinstance(divided, Fragments):
-      divided = leaf_fragments.by_layer(shapes, divided)
-    if len(divided) != self.count:
-      raise ValueError(
-        f"{len(divided)} fragments are listed, but num_fragments={self.count}"
-      )
-    leaf_fragments.covered(divided, shapes)
-    return tuple(divided)
+      return by_path(shapes, self.count, self.fragments)
+    require(
+      len(self.fragments) == self.count,
+      f"{len(self.fragments)} fragments are listed, but num_fragments="
+      f"{self.count}",
+    )
+    covered(self.fragments, shapes)
+    return tuple(self.fragments)
 
 
 # It has no values, so `flax.serialization` stores nothing of it.
@@ -257,3 +279,27 @@ def _check_layers(params: Tree, shapes: Shapes, fragments: Fragments) -> None:
       any(map(math.prod, values)),
       f"no leaf {place} has a value for fragment {number}",
     )
+
+
+def _in_slices(path, leaf: Array, fragments: Fragments) -> tuple[Array, int]:
+  """Returns a leaf [..., parts, P, rows of a part, ...] and its parts' axis."""
+  shape, axis = fragments.slices(path_name(path), leaf.shape)
+  leaf = leaf.reshape(leaf.shape or (1,))
+  num_rows = math.prod(shape[axis : axis + 3])
+  pad = [(0, 0)] * leaf.ndim
+  pad[axis] = (0, num_rows - leaf.shape[axis])
+  return jnp.pad(leaf, pad).reshape(shape), axis
+
+
+def _whole(rows: Array, axis: int, shape: Shape) -> Array:
+  """Returns the leaf of which all rows are given, without padding."""
+  rows = _joined(rows, axis, 3)
+  num_rows = shape[axis] if shape else 1
+  return jax.lax.slice_in_dim(rows, 0, num_rows, axis=axis).reshape(shape)
+
+
+def _joined(array: Array, axis: int, num_axes: int) -> Array:
+  """Makes one axis of neighbouring ones, which may have no entries at all."""
+  end = axis + num_axes
+  size = math.prod(array.shape[axis:end])
+  return array.reshape(*array.shape[:axis], size, *array.shape[end:])

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax.checks import require
-from dilocox_jax.outer.carried import map_shared
+from dilocox_jax.outer.lone_exchange import map_shared
 from dilocox_jax.outer.outer_step import FragmentState
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.outer.rounds import Rounds

@@ -9,7 +9,7 @@ is the same programs without inner steps.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,10 +19,12 @@ import numpy as np
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import with_shardings
 from dilocox_jax.optimizers import advanced
-from dilocox_jax.outer.carried import lone_exchange
 from dilocox_jax.outer.drift import Drift, axes_of
-from dilocox_jax.outer.exchange_thread import ExchangeThread
-from dilocox_jax.outer.lone_exchange import arrived_axes
+from dilocox_jax.outer.lone_exchange import (
+  ExchangeThread,
+  arrived_axes,
+  lone_exchange,
+)
 from dilocox_jax.outer.outer_step import FragmentState
 from dilocox_jax.outer.round_states import RoundState, RoundStates
 from dilocox_jax.outer.window import (
@@ -119,11 +121,10 @@ class Rounds(RoundStates):
 
   def _num_steps(self, batches: Tree) -> int:
     """Returns how many batches there are for each replica of this process."""
-    leaves = leaves_by_path(batches)
-    require(bool(leaves), "batches: there is no leaf")
-    sizes = [np.shape(leaf)[:2] for leaf in leaves.values()]
-    wanted = (len(self.replicas.own), *sizes[0][1:])
-    for path, size in zip(leaves, sizes, strict=True):
+    sizes = {k: np.shape(x)[:2] for k, x in leaves_by_path(batches).items()}
+    require(bool(sizes), "batches: there is no leaf")
+    wanted = (len(self.replicas.own), *next(iter(sizes.values()))[1:])
+    for path, size in sizes.items():
       require(
         size == wanted and len(size) == 2,
         f"batches: leaf {path!r} begins with axes of {size} instead of "
@@ -206,17 +207,10 @@ class Rounds(RoundStates):
       window: The window.
       share: What each replica does in it; None: all do the same.
     """
-    applied, sent = (
-      None if event is None else self.cuts.groups[event.fragment]
-      for event in (window.applied, window.sent)
-    )
-    return WindowKind(
-      applied=applied,
-      sent=sent,
-      is_same=window.is_same,
-      has_steps=window.num_steps > 0,
-      differs=share is not None,
-    )
+    events = window.applied, window.sent
+    groups = (event and self.cuts.groups[event.fragment] for event in events)
+    has_steps, differs = window.num_steps > 0, share is not None
+    return WindowKind(*groups, window.is_same, has_steps, differs=differs)
 
   def _given(
     self,
@@ -231,14 +225,13 @@ class Rounds(RoundStates):
       count = self.replicas.place(np.array(share.num_steps, np.int32), 0)
     if share and share.weights:
       weight = self.replicas.place(np.array(share.weights), 0)
-    numbers = _fragments_of(window)
-    applied, sent = (
-      None if n is None else self.on_device(fragments[n]) for n in numbers
+    given = _Given(progress, batches if window.num_steps else None, count)
+    return _with_fragments(
+      given._replace(weight=weight),
+      window,
+      lambda fragment: self.on_device(fragments[fragment]),
+      self.place,
     )
-    applied, due = _parted(applied)
-    places = tuple(None if n is None else self.place(n) for n in numbers)
-    batches = batches if window.num_steps else None
-    return _Given(progress, batches, count, applied, due, sent, places, weight)
 
   def _run(self, kind: WindowKind, given: _Given) -> tuple:
     """Runs a window; if a thread exchanges, beside the inner steps alone."""
@@ -258,9 +251,9 @@ class Rounds(RoundStates):
     )
     progress, _, state, _ = self.program(measures)(*first)
     kind = dataclasses.replace(kind, sent=None, is_same=False, has_steps=False)
-    applied, due = _parted(state)
-    given = given._replace(progress=progress, applied=applied, due=due)
-    return kind, given._replace(batches=None)
+    return kind, _with_due(given, state)._replace(
+      progress=progress, batches=None
+    )
 
   def _beside_steps(self, kind: WindowKind, given: _Given) -> tuple:
     """Exchanges in the thread, runs the inner steps, and then the events."""
@@ -357,14 +350,12 @@ class Rounds(RoundStates):
       place = replicas.whole(axis)
       return jax.ShapeDtypeStruct(sizes, dtype, sharding=place)
 
-    def fragment(number: int | None) -> Any:
-      if number is None:
-        return None
+    def fragment(number: int) -> FragmentState:
       old = state.fragments[number]
       return with_shardings(old, self.shardings(old))
 
-    def place(number: int | None) -> Any:
-      found = None if number is None else self.cuts.place(number)
+    def place(number: int) -> Any:
+      found = self.cuts.place(number)
       return None if found is None else shape(found.shape)
 
     batches = jax.tree.map(
@@ -372,28 +363,32 @@ class Rounds(RoundStates):
     )
     num_steps = jax.tree.leaves(batches)[0].shape[1]
     values = shape((replicas.num_replicas, num_steps), 0, jnp.float32)
-    progress = InnerProgress(
-      state.replica, shape(()), StepMetrics(values, values)
-    )
-    numbers = _fragments_of(window)
-    applied, sent = map(fragment, numbers)
-    given = _Given(progress, batches, shape(()), *_parted(applied), sent)
-    given = given._replace(places=tuple(map(place, numbers)))
+    metrics = StepMetrics(values, values)
+    progress = InnerProgress(state.replica, shape(()), metrics)
+    given = _Given(progress, batches, shape(()))
+    given = _with_fragments(given, window, fragment, place)
     return self.program(self.kind(window)).lower(*given)
 
 
-def _fragments_of(window: Window) -> tuple[int | None, int | None]:
-  """Returns which fragment is applied, and which other one is sent."""
-  applied, sent = (
-    None if event is None else event.fragment
-    for event in (window.applied, window.sent)
-  )
-  return applied, None if window.is_same else sent
+def _with_fragments(
+  given: _Given,
+  window: Window,
+  state_of: Callable[[int], FragmentState],
+  place_of: Callable[[int], Any],
+) -> _Given:
+  """Adds what is applied in a window, and what else is sent."""
+  if window.applied:
+    number = window.applied.fragment
+    given = given._replace(places=(place_of(number), None))
+    given = _with_due(given, state_of(number))
+  if window.sent and not window.is_same:
+    number = window.sent.fragment
+    places = given.places[0], place_of(number)
+    given = given._replace(sent=state_of(number), places=places)
+  return given
 
 
-def _parted(state: Any) -> tuple[Any, Any]:
-  """Returns a state without its oldest pseudo-gradient in flight, and this."""
-  if state is None or not state.in_flight:
-    return state, None
-  due, *left = state.in_flight
-  return state._replace(in_flight=tuple(left)), due
+def _with_due(given: _Given, state: FragmentState) -> _Given:
+  """Adds what is applied, apart from its oldest pseudo-gradient in flight."""
+  due, *left = state.in_flight or (None,)
+  return given._replace(applied=state._replace(in_flight=tuple(left)), due=due)

@@ -31,9 +31,7 @@ Operand = tuple[Tree, tuple[FragmentState, ...]]
 
 
 def pseudo_gradient_steps(
-  outer: OuterStep,
-  inner: optax.GradientTransformation,
-  cuts: Cuts,
+  outer: OuterStep, inner: optax.GradientTransformation, cuts: Cuts
 ) -> optax.GradientTransformationExtraArgs:
   """Builds the transform of a method that exchanges pseudo-gradients.
 

@@ -68,9 +68,7 @@ class Policy:
     return tuple(sorted(rungs, reverse=True))
 
   def next_setting(
-    self,
-    measured: Sequence[float | int],
-    bytes_of: Callable[[int], int],
+    self, measured: Sequence[float | int], bytes_of: Callable[[int], int]
   ) -> RoundSetting:
     """Returns the lowest rank with room for what was measured, and its H.
 

@@ -36,9 +36,7 @@ def layers_of(
 
 
 def names_by_fragment(
-  names: Iterable[str],
-  num_fragments: int,
-  order: str = "strided",
+  names: Iterable[str], num_fragments: int, order: str = "strided"
 ) -> list[list[str]]:
   """Divides leaves among fragments.
 

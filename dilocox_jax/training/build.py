@@ -36,7 +36,7 @@ from dilocox_jax.optimizers import (
 from dilocox_jax.outer.average import averaged
 from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.data_parallel import StepPrograms
-from dilocox_jax.outer.exchange_thread import ExchangeThread
+from dilocox_jax.outer.lone_exchange import ExchangeThread
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.adaptive import RoundSetting
@@ -222,7 +222,7 @@ def programs(
 
 
 def _needs_thread(config: RunConfig) -> bool:
-  """Whether a second thread dispatches exchanges (`outer.exchange_thread`).
+  """Whether a second thread dispatches exchanges (`outer.lone_exchange`).
 
   XLA overlaps transfers with steps on TPUs and GPUs. Between CPUs it does not,
   and inside one process there is no link.

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dilocox_jax.aggregators.feedback import exchange
-from dilocox_jax.codecs.local_low_rank import LocalLowRank
-from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.low_rank import LocalLowRank, LowRank
 from dilocox_jax.codecs.quantize import E3M0, Float, Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK
 from dilocox_jax.distributed.replicas import Replicas

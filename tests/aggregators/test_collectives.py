@@ -8,8 +8,7 @@ from dilocox_jax.aggregators.collectives import (
   collectives,
   message_bytes,
 )
-from dilocox_jax.codecs.local_low_rank import LocalLowRank
-from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.low_rank import LocalLowRank, LowRank
 from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK
 from dilocox_jax.plan.collective import COLLECTIVES, Collective

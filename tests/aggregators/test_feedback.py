@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.aggregators.feedback import exchange
-from dilocox_jax.aggregators.mean import (
-  mean_of_finite_replicas,
-)
+from dilocox_jax.aggregators.mean import mean_of_finite_replicas
 from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.plan.choices import LAYOUTS

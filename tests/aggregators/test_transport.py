@@ -138,8 +138,7 @@ def test_any_number_of_replicas_may_exchange_slices(num_replicas):
 
 
 @pytest.mark.parametrize(
-  ("name", "choice"),
-  [("int4", "all_reduce"), ("top, int8", "reduce_scatter")],
+  ("name", "choice"), [("int4", "all_reduce"), ("top, int8", "reduce_scatter")]
 )
 def test_an_encoder_is_refused_where_it_cannot_travel(name, choice):
   with pytest.raises(

@@ -12,7 +12,7 @@ import pytest
 from flax import linen, nnx
 
 import dilocox_jax as dx
-from dilocox_jax.plan.schedule import leaf_fragments
+from dilocox_jax.plan.schedule.fragments import balanced
 from dilocox_jax.reference import exchanges, methods, optimizers
 from dilocox_jax.trees import leaves_by_path
 from tests.oracles import codecs
@@ -75,7 +75,7 @@ def by_reference(params, gradient, inputs, targets, inner):
     return float(loss), jax.tree.map(np.float64, leaves_by_path(grads))
 
   shapes = {name: leaf.shape for name, leaf in leaves.items()}
-  fragments = leaf_fragments.balanced(shapes, SCHEDULE["num_fragments"])
+  fragments = balanced(shapes, SCHEDULE["num_fragments"])
   batches = [
     list(zip(inputs[:, m], targets[:, m], strict=True))
     for m in range(NUM_REPLICAS)

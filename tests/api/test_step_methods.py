@@ -12,8 +12,7 @@ import pytest
 
 import dilocox_jax as dx
 from dilocox_jax.config import from_mapping
-from dilocox_jax.plan.schedule.fragments import Fragments
-from dilocox_jax.plan.schedule.leaf_fragments import LeafPiece
+from dilocox_jax.plan.schedule.fragments import Fragments, LeafPiece
 from dilocox_jax.plan.schedule.methods import METHODS, diloco
 from dilocox_jax.training import build
 from dilocox_jax.trees import leaves_by_path

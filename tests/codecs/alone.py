@@ -4,12 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dilocox_jax.codecs.base import (
-  Projection,
-  Reduced,
-  encoder_of,
-  messages,
-)
+from dilocox_jax.codecs.base import Projection, Reduced, encoder_of, messages
 
 KEY = jax.random.key(0)
 

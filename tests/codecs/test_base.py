@@ -4,12 +4,9 @@ import numpy as np
 import pytest
 
 from dilocox_jax.codecs import rows
-from dilocox_jax.codecs.local_low_rank import LocalLowRank
-from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.base import RowLayout
+from dilocox_jax.codecs.low_rank import LocalLowRank, LowRank
 from dilocox_jax.codecs.quantize import E3M0, Float, Int
-from dilocox_jax.codecs.rows import (
-  RowLayout,
-)
 from dilocox_jax.codecs.sparse import TopK
 from tests.codecs.alone import KEY, alone, gaussian
 

@@ -3,12 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.codecs.base import (
-  Reduced,
-  messages,
-)
-from dilocox_jax.codecs.local_low_rank import LocalLowRank
-from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.base import Reduced, messages
+from dilocox_jax.codecs.low_rank import LocalLowRank, LowRank
 from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.codecs.sparse import TopK
 from tests.codecs.alone import KEY, alone, gaussian, through

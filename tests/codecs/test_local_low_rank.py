@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.codecs.local_low_rank import LocalLowRank
+from dilocox_jax.codecs.low_rank import LocalLowRank
 from tests.codecs.alone import gaussian, through
 from tests.oracles import codecs as oracle
 

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from dilocox_jax.codecs.base import (
-  Reduced,
-)
-from dilocox_jax.codecs.local_low_rank import LocalLowRank
+from dilocox_jax.codecs.base import Reduced
 from dilocox_jax.codecs.low_rank import (
+  LocalLowRank,
   LowRank,
   grams,
   orthonormal,

@@ -3,11 +3,8 @@ import re
 
 import pytest
 
-from dilocox_jax.codecs.base import (
-  Quantiser,
-)
-from dilocox_jax.codecs.local_low_rank import LocalLowRank
-from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.base import Quantiser
+from dilocox_jax.codecs.low_rank import LocalLowRank, LowRank
 from dilocox_jax.codecs.named import (
   CODECS,
   link_names,

@@ -3,9 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.codecs.base import (
-  Reduced,
-)
+from dilocox_jax.codecs.base import Reduced
 from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK, stratum_bounds
 from tests.codecs.alone import KEY, alone, gaussian, through
@@ -79,8 +77,7 @@ def test_top_k_of_everything_loses_nothing_even_where_values_are_equal():
 
 
 @pytest.mark.parametrize(
-  "size, fraction",
-  [(1, 1.0), (7, 0.01), (7, 0.75), (360, 0.3), (360, 0.999)],
+  "size, fraction", [(1, 1.0), (7, 0.01), (7, 0.75), (360, 0.3), (360, 0.999)]
 )
 def test_a_mask_keeps_its_share_of_different_places(fraction, size):
   values = np.arange(1, 2 * size + 1, dtype=np.float32).reshape(2, size)

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from dilocox_jax.aggregators.collectives import message_bytes
-from dilocox_jax.codecs.local_low_rank import LocalLowRank
-from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.low_rank import LocalLowRank, LowRank
 from dilocox_jax.codecs.quantize import E3M0, Float, Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK
 from dilocox_jax.plan.schedule.fragments import stacked_shape

@@ -121,10 +121,7 @@ def lossy_mean(exchange, num_replicas):
   if not exchange.feedback:
     return plain
   return ErrorFeedback(
-    plain,
-    exchange.feedback,
-    exchange.against,
-    STORED[exchange.residual_dtype],
+    plain, exchange.feedback, exchange.against, STORED[exchange.residual_dtype]
   )
 
 

@@ -166,9 +166,7 @@ class _Run:
 
 
 def run_graph(
-  graph: Graph,
-  capacities: Mapping[str, float],
-  outages: Sequence[Outage] = (),
+  graph: Graph, capacities: Mapping[str, float], outages: Sequence[Outage] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
   """Finds when every node starts and ends (seconds).
 

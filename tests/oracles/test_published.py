@@ -8,12 +8,7 @@ from dilocox_jax.reference.optimizers import AdamW
 from tests.codecs.alone import gaussian, through
 from tests.oracles.least_squares import arguments, joined
 from tests.oracles.published import PUBLISHED
-from tests.reference.test_methods import (
-  NUM_STEPS,
-  PROBLEM,
-  distance,
-  farthest,
-)
+from tests.reference.test_methods import NUM_STEPS, PROBLEM, distance, farthest
 
 
 def run(name, **changes):
@@ -46,13 +41,7 @@ def test_replicas_take_steps_of_their_own(name):
 
 @pytest.mark.parametrize(
   "name",
-  [
-    "open_diloco",
-    "streaming_diloco",
-    "sparse_loco",
-    "muloco",
-    "overlap_loco",
-  ],
+  ["open_diloco", "streaming_diloco", "sparse_loco", "muloco", "overlap_loco"],
 )
 def test_what_is_sent_is_what_the_recipe_sends(name):
   recipe = RECIPES[name]

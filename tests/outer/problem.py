@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dilocox_jax.aggregators.mean import (
-  mean_of_finite_replicas,
-)
+from dilocox_jax.aggregators.mean import mean_of_finite_replicas
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
 from dilocox_jax.outer.cuts import Cuts
@@ -17,8 +15,13 @@ from dilocox_jax.outer.data_parallel import StepPrograms
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.reference import optimizers
+from tests.oracles import least_squares
 
+EXACT = 1e-12  # float64; sums of a few hundred terms near 1
+ROUNDED = 1e-5  # How far fp32 codecs may lead in some tens of exchanges.
 FUSION_TOLERANCE = 1e-5  # Relative and absolute; see `assert_rounded_alike`.
+INNER_RATE = 0.05
 
 
 def loss(params, batch):
@@ -32,27 +35,53 @@ def loss(params, batch):
     return 0.5 * jnp.mean(jnp.square(inputs @ x - targets))
 
 
-def rounds(
-  method,
-  num_layers,
-  num_replicas,
-  inner,
-  outer,
-  layout="stacked",
-  aggregator=None,
-  **changes,
-):
+def nesterov(learning_rate=0.7, momentum=0.6):
+  return optax.sgd(learning_rate, momentum=momentum, nesterov=True)
+
+
+def oracle(problem, method, num_steps, **changes):
+  """The reference's run of a method, with `nesterov` outside."""
+  schedule = method.schedule
+  settings = {
+    "sync_interval": schedule.sync_interval,
+    "num_fragments": schedule.num_fragments,
+    "fragment_order": method.fragment_order,
+    "overlap_steps": schedule.overlap_steps,
+    "rule": method.rule,
+    "mixing_alpha": method.mixing_alpha,
+    "inner": optimizers.Sgd(INNER_RATE),
+    "outer": optimizers.Sgd(0.7, 0.6, nesterov=True),
+    "num_steps": num_steps,
+  }
+  return least_squares.train(*problem, **settings | changes)
+
+
+def stacked(trees):
+  """One tree with leaves [M, ...] where each replica has its own."""
+  if isinstance(trees, list):
+    return jax.tree.map(lambda *x: np.stack(x), *trees)
+  return trees
+
+
+def rounds(method, num_layers, num_replicas, inner, outer, layout, aggregator):
   """The method's `Rounds` for the problem's parameters."""
-  fragments = Fragments(
-    method.schedule.num_fragments, num_layers, method.fragment_order
-  )
-  aggregator = aggregator or mean_of_finite_replicas()
+  count = method.schedule.num_fragments
   return Rounds(
-    OuterStep(method, outer, aggregator, **changes),
-    Cuts(fragments.num_fragments, fragments),
+    OuterStep(method, outer, aggregator or mean_of_finite_replicas()),
+    Cuts(count, Fragments(count, num_layers, method.fragment_order)),
     Replicas(num_replicas, layout),
     inner_step=inner_step(accumulated_gradient(loss), inner),
   )
+
+
+def begin(problem, method, inner, outer, layout="stacked", aggregator=None):
+  """The programs for a problem, and their first state."""
+  params = jax.tree.map(jnp.asarray, problem[0])
+  num_layers = params["blocks"]["b"].shape[0]
+  programs = rounds(
+    method, num_layers, len(problem[1]), inner, outer, layout, aggregator
+  )
+  return programs, programs.init(params, inner.init(params))
 
 
 def batches_of(problem, start, stop):
@@ -62,27 +91,17 @@ def batches_of(problem, start, stop):
   )
 
 
-def walk(programs, state, problem, num_steps, start=0):
-  """Runs rounds; yields (steps done, state, metrics) after each.
+def walk(programs, state, problem, num_steps, start=0, portion=None):
+  """Runs rounds, or portions; yields (steps done, state, metrics) after each.
 
   A state that was yielded is used up by the next round.
   """
-  interval = programs.outer.method.schedule.sync_interval
+  portion = portion or programs.outer.method.schedule.sync_interval
   while start < num_steps:
-    stop = min(start + interval, num_steps)
+    stop = min(start + portion, num_steps)
     state, metrics, _ = programs.run(state, batches_of(problem, start, stop))
     start = stop
     yield start, state, metrics
-
-
-def begin(problem, method, inner, outer, layout="stacked", **changes):
-  """The programs for a problem, and their first state."""
-  params = jax.tree.map(jnp.asarray, problem[0])
-  num_layers = params["blocks"]["b"].shape[0]
-  programs = rounds(
-    method, num_layers, len(problem[1]), inner, outer, layout, **changes
-  )
-  return programs, programs.init(params, inner.init(params))
 
 
 def outer_tree(programs, state):
@@ -93,11 +112,9 @@ def outer_tree(programs, state):
   return jax.tree.map(lambda leaf: leaf[0], whole)
 
 
-def run_rounds(
-  problem, method, inner, outer, *, num_steps, layout="stacked", flush=True
-):
+def run_rounds(problem, method, inner, outer, *, num_steps, flush=True):
   """Trains by rounds and returns (state, losses [M, steps], programs)."""
-  programs, state = begin(problem, method, inner, outer, layout)
+  programs, state = begin(problem, method, inner, outer)
   losses = []
   for passed in walk(programs, state, problem, num_steps):
     _, state, metrics = passed
@@ -123,10 +140,6 @@ def run_steps(problem, optimizer, *, num_steps, layout="stacked"):
   state = programs.init(problem[0])
   state, metrics = programs.steps(state, batches_of(problem, 0, num_steps))
   return state, metrics.loss
-
-
-def nesterov(learning_rate=0.7, momentum=0.6):
-  return optax.sgd(learning_rate, momentum=momentum, nesterov=True)
 
 
 def assert_close(actual, expected, tolerance):

@@ -1,3 +1,5 @@
+"""Fragments are cut out of a tree and put back, whatever divides it."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,11 +7,23 @@ import optax
 import pytest
 
 from dilocox_jax.outer.cuts import Cuts
-from dilocox_jax.plan.schedule.fragments import ORDERS, SLICED, Fragments
-from dilocox_jax.plan.schedule.leaf_fragments import LeafPiece
+from dilocox_jax.plan.schedule.fragments import (
+  ORDERS,
+  SLICED,
+  Fragments,
+  LeafPiece,
+)
+from dilocox_jax.trees import shapes_by_path
 from tests.outer.problem import assert_equal
 
 LAYERS = 5
+WHOLE = {
+  "embed": {"embedding": (7, 2)},
+  "blocks": {"w": (LAYERS, 3, 2), "norm": {"scale": (LAYERS,)}},
+  "head": (4,),
+}
+# Leaves that only slices divide.
+ODD = {"number": (), "empty": (0, 2), "thin": (3, 0)}
 
 
 def by_rows(count, order="strided"):
@@ -22,18 +36,13 @@ DIVISIONS = {
   "leaves": Cuts(2),
   "by path": Cuts(2, lambda path: int("blocks" in path)),
   "1 strided": by_rows(1),
-  "2 strided": by_rows(2),
-  **{f"{n} {order}": by_rows(n, order) for n in (3, 5) for order in ORDERS},
+  **{f"{n} {order}": by_rows(n, order) for n in (2, 3, 5) for order in ORDERS},
+  **{f"16 {order}": by_rows(16, order) for order in SLICED},
 }
 
 
-def tree():
+def tree(shapes=WHOLE):
   rng = np.random.default_rng(0)
-  shapes = {
-    "embed": {"embedding": (7, 2)},
-    "blocks": {"w": (LAYERS, 3, 2), "norm": {"scale": (LAYERS,)}},
-    "head": (4,),
-  }
   return jax.tree.map(
     lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32),
     shapes,
@@ -41,52 +50,84 @@ def tree():
   )
 
 
-def take(cuts, fragment):
-  return cuts.take(tree(), cuts.groups[fragment], cuts.place(fragment))
+def take(cuts, fragment, whole):
+  return cuts.take(whole, cuts.groups[fragment], cuts.place(fragment))
 
 
-def put(cuts, fragment, part):
+def put(cuts, fragment, part, whole):
   group, place = cuts.groups[fragment], cuts.place(fragment)
-  return cuts.put(tree(), group, place, part)
+  return cuts.put(whole, group, place, part)
 
 
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_all_fragments_together_are_the_tree(name):
   cuts, shapes = DIVISIONS[name], {}
-  parts = [take(cuts, fragment) for fragment in range(cuts.count)]
-  assert_equal(cuts.join(tree(), parts), tree())
+  is_sliced = isinstance(cuts.fragments, Fragments) and cuts.fragments.is_sliced
+  whole = tree(WHOLE | ODD if is_sliced else WHOLE)
+  cuts.check(whole)
+  parts = [take(cuts, fragment, whole) for fragment in range(cuts.count)]
+  assert_equal(cuts.join(whole, parts), whole)
   for fragment, part in enumerate(parts):
-    assert_equal(put(cuts, fragment, part), tree())
+    assert_equal(put(cuts, fragment, part, whole), whole)
     own = shapes.setdefault(cuts.groups[fragment], part)
     assert jax.tree.map(jnp.shape, own) == jax.tree.map(jnp.shape, part)
+    if isinstance(cuts.fragments, Fragments):
+      planned = cuts.fragments.shapes(fragment, shapes_by_path(whole))
+      assert shapes_by_path(part) == planned
   assert [*shapes] == [*range(len(shapes))]
+  zeros = jax.tree.map(jnp.zeros_like, whole)
+  for fragment, part in enumerate(parts):
+    zeros = put(cuts, fragment, part, zeros)
+  assert_equal(zeros, whole)
 
 
-@pytest.mark.parametrize(
-  ("count", "order"),
-  [(n, order) for n in (3, 5) for order in ORDERS if order not in SLICED],
-)
-def test_a_put_reaches_its_own_fragment_and_no_other(count, order):
+def rows_of(order, count, fragment, num_rows):
+  """The rows of a slice, in plain numpy."""
+  width = -(-num_rows // count)
+  if order == "interleaved":
+    return np.arange(num_rows)[fragment::count]
+  return np.arange(num_rows)[fragment * width : (fragment + 1) * width]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_put_reaches_its_own_rows_and_no_other(count, order):
   cuts = by_rows(count, order)
   for fragment in range(count):
-    part = jax.tree.map(lambda x: x + 1, take(cuts, fragment))
+    part = take(cuts, fragment, tree())
+    part = jax.tree.map(lambda x: x + 1, part)
     expected = jax.tree.map(np.array, tree())
-    for leaf in jax.tree.leaves(expected["blocks"]):
-      leaf[list(Fragments(count, LAYERS, order).layers(fragment))] += 1
-    if fragment == 0:
-      expected["embed"]["embedding"] += 1
+    blocks, embed = expected["blocks"], expected["embed"]
+    if order in SLICED:
+      blocks["w"][:, rows_of(order, count, fragment, 3)] += 1
+      blocks["norm"]["scale"][rows_of(order, count, fragment, LAYERS)] += 1
+      embed["embedding"][rows_of(order, count, fragment, 7)] += 1
+      expected["head"][rows_of(order, count, fragment, 4)] += 1
+    elif fragment:
+      layers = np.arange(LAYERS)[fragment - 1 :: count - 1]
+      if order == "sequential":
+        layers = np.array_split(np.arange(LAYERS), count - 1)[fragment - 1]
+      for leaf in jax.tree.leaves(blocks):
+        leaf[layers] += 1
+    else:
+      embed["embedding"] += 1
       expected["head"] += 1
-    assert_equal(put(cuts, fragment, part), expected)
+    assert_equal(put(cuts, fragment, part, tree()), expected)
 
 
-def test_a_short_fragment_ends_in_zeros_that_are_never_written_back():
-  part = take(SHORT, 2)
+def test_short_fragments_end_in_zeros_that_are_never_written_back():
+  part = take(SHORT, 2, tree())
   assert part["head"] == optax.MaskedNode()  # A leaf of another fragment.
   rows, layers = part["blocks"]["w"], tree()["blocks"]["w"]
   np.testing.assert_array_equal(rows[:2], layers[1::2])
   np.testing.assert_array_equal(rows[2], np.zeros([3, 2]))
   part = jax.tree.map(lambda x: x.at[2].set(jnp.nan), part)
-  assert_equal(put(SHORT, 2, part), tree())
+  assert_equal(put(SHORT, 2, part, tree()), tree())
+  for order in SLICED:
+    last = take(by_rows(2, order), 1, tree())["embed"]["embedding"]
+    rows = rows_of(order, 2, 1, 7)
+    np.testing.assert_array_equal(last[:3], tree()["embed"]["embedding"][rows])
+    assert not np.any(last[3:])
 
 
 @pytest.mark.parametrize("cuts", [SHORT, by_rows(3, "sliced")])
@@ -94,7 +135,7 @@ def test_fragments_of_one_group_need_one_program(cuts):
   program = jax.jit(cuts.take, static_argnums=1)
   for fragment in (1, 2):
     found = program(tree(), cuts.groups[fragment], cuts.place(fragment))
-    assert_equal(found, take(cuts, fragment))
+    assert_equal(found, take(cuts, fragment, tree()))
   assert program._cache_size() == 1  # pyright: ignore
 
 
@@ -115,3 +156,30 @@ def test_cuts_with_equal_settings_are_equal_trees_without_leaves():
 def test_fragments_that_are_not_the_tree_are_refused(fragments, message):
   with pytest.raises(ValueError, match=message):
     Cuts(2, fragments).take(tree(), 0, None)
+
+
+def test_layers_that_do_not_fit_the_leaves_are_refused():
+  for count in (1, 3):
+    Cuts(count, Fragments(count, LAYERS)).check_division(tree())
+  by_rows(3, "sliced").check_division(tree())
+  wrong = Cuts(3, Fragments(3, LAYERS + 1))
+  with pytest.raises(ValueError, match="leaf 'blocks/.*is not .6, ...."):
+    wrong.check_division(tree())
+  with pytest.raises(ValueError, match="3 fragments .* num_fragments=2"):
+    Cuts(2, SHORT.fragments).check_division(tree())
+
+
+@pytest.mark.parametrize(
+  ("params", "message"),
+  [
+    ({"w": jnp.ones((LAYERS, 2))}, "there are none"),
+    ({"blocks": jnp.ones((4, 2)), "w": jnp.ones(2)}, "not .5, ...."),
+    ({"blocks": {"w": jnp.ones((LAYERS, 2))}}, "outside has a value"),
+    ({"blocks": {"w": jnp.ones((LAYERS, 0))}, "a": jnp.ones(2)}, "below has a"),
+    ({"blocks": {"w": jnp.ones((0, 2))}}, "no values"),
+    ({"w": jnp.ones(2, jnp.int32)}, "real floats"),
+  ],
+)
+def test_parameters_that_rounds_cannot_train_are_refused(params, message):
+  with pytest.raises(ValueError, match=message):
+    SHORT.check(params)

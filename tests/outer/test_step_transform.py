@@ -1,8 +1,10 @@
-"""One step at a time, a method does what its rounds and its numpy twin do."""
+"""Transforms of single steps: their programs, their states and their leaves."""
 
 import collections
+import functools
 import re
 
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,42 +12,33 @@ import optax
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from dilocox_jax.aggregators.mean import (
-  mean_of_finite_replicas,
-)
+import dilocox_jax as dx
+from dilocox_jax.aggregators.mean import mean_of_finite_replicas
+from dilocox_jax.optimizers import standard_promotion
 from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.outer_step import OuterStep
-from dilocox_jax.outer.step_state import outer_params
 from dilocox_jax.outer.step_transform import pseudo_gradient_steps
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
 from tests.oracles.least_squares import make_problem
-from tests.outer.problem import assert_close, loss, nesterov
-from tests.outer.test_against_oracles import CASES, INNER_RATE, oracle, stacked
+from tests.outer.problem import assert_close, assert_equal, loss, nesterov
 
-EXACT = 1e-11  # float64; an update is a difference of two parameters
-ROUNDS = 6
-NUM_REPLICAS, LAYERS = 3, 4
-QUICK = ("streaming_diloco", "dilocox_continue", "delay_over_a_round", "eager")
-SPEC = PartitionSpec("replica")
+PROBLEM = jax.tree.map(
+  lambda x: np.asarray(x, np.float32), make_problem(0, 3, 13, 4, 2, 3)
+)
+SGD = optax.sgd(0.1)
 
 
-def transform(method, num_layers=LAYERS):
-  """The method's transform, with fragments as the trainer has them."""
-  schedule = method.schedule
-  fragments = Fragments(
-    schedule.num_fragments, num_layers, method.fragment_order
-  )
+def transform(method, num_layers=4):
+  count = method.schedule.num_fragments
   return pseudo_gradient_steps(
     OuterStep(method, nesterov(), mean_of_finite_replicas()),
-    optax.sgd(INNER_RATE),
-    Cuts(schedule.num_fragments, fragments),
+    SGD,
+    Cuts(count, Fragments(count, num_layers, method.fragment_order)),
   )
 
 
 def one_step(tx):
-  """The code of one replica: (params, state, batch) -> the same two."""
-
   def step(params, state, batch):
     gradients = jax.grad(loss)(params, batch)
     updates, state = tx.update(gradients, state, params)
@@ -57,81 +50,37 @@ def one_step(tx):
 def on_devices(tx, check_vma=True):
   """The jitted step with a device for every replica."""
   mesh = jax.make_mesh(
-    (NUM_REPLICAS,),
-    ("replica",),
-    axis_types=(AxisType.Auto,),
-    devices=jax.devices()[:NUM_REPLICAS],
+    (3,), ("replica",), (AxisType.Auto,), devices=jax.devices()[:3]
   )
-  return jax.jit(
-    jax.shard_map(
-      jax.vmap(one_step(tx)),
-      mesh=mesh,
-      in_specs=SPEC,
-      out_specs=SPEC,
-      check_vma=check_vma,
-    )
-  )
+  specs = {name: PartitionSpec("replica") for name in ("in_specs", "out_specs")}
+  step = jax.vmap(one_step(tx))
+  return jax.jit(jax.shard_map(step, mesh=mesh, check_vma=check_vma, **specs))
 
 
-def start(tx, problem):
+def start(tx, params=PROBLEM[0]):
   """Parameters and state of all replicas, leaves [M, ...]."""
-  params = jax.tree.map(
-    lambda leaf: jnp.stack([jnp.asarray(leaf)] * NUM_REPLICAS), problem[0]
-  )
+  params = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), params)
   return params, jax.vmap(tx.init)(params)
 
 
 @pytest.mark.parametrize(
-  "name",
+  ("method", "check_vma"),
   [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-    for name in CASES
+    (methods.streaming_diloco(6, 3, 1), True),
+    (methods.diloco(4), False),
+    pytest.param(methods.eager(4), True, marks=pytest.mark.slow),
   ],
+  ids=["streaming", "diloco", "eager"],
 )
-def test_steps_equal_the_numpy_twin(name, x64):
-  method = CASES[name]
-  num_steps = ROUNDS * method.schedule.sync_interval
-  problem = make_problem(0, NUM_REPLICAS, num_steps, 4, 2, 3)
-  expected = oracle(problem, method, num_steps, flush=False)
-  tx = transform(method)
-  params, state = start(tx, problem)
-  program = jax.jit(jax.vmap(one_step(tx), axis_name="replica"))
-  for step in range(num_steps):
-    batch = problem[1][:, step], problem[2][:, step]
-    params, state = program(params, state, batch)
-  assert program._cache_size() == 1  # pyright: ignore
-  assert_close(params, stacked(expected.params), EXACT)
-  whole = jax.tree.map(lambda leaf: leaf[0], outer_params(state, params))
-  theta = expected.theta[0] if method.rule == "eager" else expected.theta
-  assert_close(whole, theta, EXACT)
-
-
-@pytest.mark.parametrize(
-  ("name", "check_vma"),
-  [
-    ("streaming_diloco", True),
-    pytest.param("streaming_diloco", False, marks=pytest.mark.slow),
-    pytest.param("eager", True, marks=pytest.mark.slow),
-    pytest.param("eager", False, marks=pytest.mark.slow),
-    pytest.param("diloco", True, marks=pytest.mark.slow),
-    ("diloco", False),
-  ],
-)
-def test_a_device_for_each_replica_changes_nothing(name, check_vma):
-  method = CASES[name]
-  num_steps = 2 * method.schedule.sync_interval + 1
-  problem = make_problem(0, NUM_REPLICAS, num_steps, 4, 2, 3)
-  problem = jax.tree.map(lambda x: np.asarray(x, np.float32), problem)
+def test_a_device_for_each_replica_changes_nothing(method, check_vma):
   tx = transform(method)
   devices = on_devices(tx, check_vma)
-  stacked_steps = jax.jit(jax.vmap(one_step(tx), axis_name="replica"))
-  params, state = start(tx, problem)
-  other_params, other_state = params, state
-  for step_number in range(num_steps):
-    batch = problem[1][:, step_number], problem[2][:, step_number]
-    params, state = stacked_steps(params, state, batch)
-    other_params, other_state = devices(other_params, other_state, batch)
-  assert_close(other_params, params, 1e-5)
+  stacked = jax.jit(jax.vmap(one_step(tx), axis_name="replica"))
+  one = other = start(tx)
+  for step in range(2 * method.schedule.sync_interval + 1):
+    batch = PROBLEM[1][:, step], PROBLEM[2][:, step]
+    one, other = stacked(*one, batch), devices(*other, batch)
+  assert_close(other[0], one[0], 1e-5)
 
 
 COLLECTIVE = re.compile(
@@ -141,65 +90,51 @@ COLLECTIVE = re.compile(
 BRANCHES = re.compile(r"(?:branch|true|false)_computations?=\{?([^}=]*)")
 
 
-def computations(text):
-  """Instructions of a compiled program by computation; the entry's is ""."""
-  found, name = collections.defaultdict(list), None
-  for line in text.splitlines():
-    if opened := re.match(r"(ENTRY )?%?(\S+) .*\{$", line):
-      name = "" if opened[1] else opened[2]
-    elif name is not None:
-      found[name].append(line)
-  return found
-
-
 def test_a_step_without_an_exchange_sends_nothing():
   """All collectives of the compiled step stand in branches of conditionals."""
   tx = transform(methods.delayed(6, 2, 3, "continue"))
-  problem = make_problem(0, NUM_REPLICAS, 1, 4, 2, 3)
-  problem = jax.tree.map(lambda x: np.asarray(x, np.float32), problem)
-  params, state = start(tx, problem)
-  batch = problem[1][:, 0], problem[2][:, 0]
-  program = on_devices(tx).lower(params, state, batch).compile()
-  found = computations(program.as_text())
+  batch = PROBLEM[1][:, 0], PROBLEM[2][:, 0]
+  program = on_devices(tx).lower(*start(tx), batch).compile()
+  lines_of, name = collections.defaultdict(list), ""
+  for line in program.as_text().splitlines():
+    if opened := re.match(r"(ENTRY )?%?(\S+) .*\{$", line):
+      name = "" if opened[1] else opened[2]
+    lines_of[name].append(line)
   sending = {
-    name for name, lines in found.items() if any(map(COLLECTIVE.search, lines))
+    name
+    for name, lines in lines_of.items()
+    if any(map(COLLECTIVE.search, lines))
   }
   branches = {
     name.strip(" %,")
-    for lines in found.values()
-    for line in lines
-    for listed in BRANCHES.findall(line)
+    for listed in BRANCHES.findall(program.as_text())
     for name in listed.split()
   }
   assert sending
   assert sending <= branches
 
 
-def num_lines(method, num_layers):
-  """Length of the step's program."""
-  tx = transform(method, num_layers)
-  problem = make_problem(0, NUM_REPLICAS, 1, num_layers, 2, 3)
-  params, state = start(tx, problem)
-  step = jax.jit(jax.vmap(tx.update, axis_name="replica"))
-  return step.lower(params, state, params).as_text().count("\n")
-
-
 @pytest.mark.parametrize("order", ["sliced", "strided"])
 def test_the_program_grows_neither_with_the_interval_nor_with_fragments(order):
-  few, long, many = (
-    num_lines(methods.delayed(h, p, 1, "continue", fragment_order=order), 16)
-    for h, p in ((16, 4), (64, 4), (64, 16))
-  )
+  def num_lines(interval, count):
+    method = methods.delayed(
+      interval, count, 1, "continue", fragment_order=order
+    )
+    tx = transform(method, 16)
+    params, state = start(tx, make_problem(0, 3, 1, 16, 2, 3)[0])
+    step = jax.jit(jax.vmap(tx.update, axis_name="replica"))
+    return step.lower(params, state, params).as_text().count("\n")
+
+  few, long, many = num_lines(16, 4), num_lines(64, 4), num_lines(64, 16)
   assert max(long, many) <= 1.3 * few
 
 
-def test_states_work_with_the_functions_of_optax():
+def test_states_work_with_the_functions_of_optax_and_flax():
   method = methods.streaming_diloco(6, 3, 2, 0.5)
   outer = OuterStep(method, nesterov(), mean_of_finite_replicas())
   tx = pseudo_gradient_steps(outer, optax.adam(0.1), Cuts(3))
-  params = jax.tree.map(jnp.asarray, make_problem(0, 1, 1, 4, 2, 3)[0])
-  state = tx.init(params)
-  shapes = jax.eval_shape(tx.init, params)
+  state = tx.init(PROBLEM[0])
+  shapes = jax.eval_shape(tx.init, PROBLEM[0])
   assert jax.tree.structure(shapes) == jax.tree.structure(state)
   marked = optax.tree.map_params(
     tx,
@@ -211,12 +146,181 @@ def test_states_work_with_the_functions_of_optax():
   # Two moments of 4 leaves; in the fragments theta, momentum, one in flight.
   assert flat.count("parameter") == 4 * (2 + 3)
   assert flat.count("other") == len(jax.tree.leaves(state)) - 4 * (2 + 3)
-  counts = optax.tree.get_all_with_path(state, "count")
-  assert len(counts) >= 1
-
-
-def test_update_without_parameters_says_what_is_missing():
-  tx = transform(methods.diloco(2))
-  params = jax.tree.map(jnp.asarray, make_problem(0, 1, 1, 4, 2, 3)[0])
+  assert optax.tree.get_all_with_path(state, "count")
+  stored = flax.serialization.to_bytes(state)
+  empty = jax.tree.map(jnp.zeros_like, state)
+  assert_equal(flax.serialization.from_bytes(empty, stored), state)
   with pytest.raises(ValueError, match="update needs the parameters"):
-    tx.update(params, tx.init(params))
+    tx.update(PROBLEM[0], state)
+
+
+ADAMW = standard_promotion(optax.adamw(0.1))  # It would let counters decay.
+METHODS = {
+  "allreduce": functools.partial(dx.allreduce, ADAMW),
+  "diloco": functools.partial(dx.diloco, ADAMW, nesterov(), sync_interval=2),
+  "overlap_loco": functools.partial(
+    dx.overlap_loco, ADAMW, nesterov(), sync_interval=4, num_fragments=2
+  ),
+}
+every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
+
+
+def gradient_of(leaf):
+  """Ones of the first replica and twos of the second, as `jax.grad` does."""
+  if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+    return np.zeros(leaf.shape, jax.dtypes.float0)
+  return jnp.full(leaf.shape, 1 + jax.lax.axis_index("replica"), leaf.dtype)
+
+
+def trained(tx, params, num_steps=5):
+  """Two replicas' parameters and states after some steps."""
+
+  def step(params, state):
+    updates, state = tx.update(jax.tree.map(gradient_of, params), state, params)
+    return optax.apply_updates(params, updates), state
+
+  params = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), params)
+  state = jax.vmap(tx.init, axis_name="replica")(params)
+  replicas = jax.jit(jax.vmap(step, axis_name="replica"))
+  for _ in range(num_steps):
+    params, state = replicas(params, state)
+  return params, state
+
+
+@every_method
+def test_what_cannot_be_averaged_stays_and_changes_nothing_else(make):
+  others = {
+    "count": jnp.int32(7),
+    "seen": jnp.asarray([True, False]),
+    "adapter": jnp.zeros((4, 0)),
+    "none": None,
+  }
+  alone = {"a": jnp.ones((3, 4)), "scale": jnp.float32(2.0)}
+  found, state = trained(make(codec="int"), alone | others)
+  expected, _ = trained(make(codec="int"), alone)
+  stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), others)
+  assert_equal(found, expected | stacked)
+  kept = dx.outer_params(state, found)
+  assert_equal({name: kept[name] for name in others}, stacked)
+
+
+@every_method
+@pytest.mark.parametrize("leaf", [jax.random.key(0), 1.5])
+def test_a_leaf_that_nobody_can_train_is_refused_by_its_path(make, leaf):
+  with pytest.raises(ValueError, match="'b/c'.*optax.partition") as refused:
+    make().init({"a": jnp.ones(3), "b": {"c": leaf}})
+  assert "\n" not in str(refused.value)
+
+
+def test_a_leaf_of_another_kind_may_have_an_optimizer_of_its_own():
+  tx = optax.partition(
+    {"trained": METHODS["diloco"](), "own": optax.sgd(0.5)},
+    {"a": "trained", "b": "own"},
+  )
+  params = {"a": jnp.ones((2, 3)), "b": jnp.ones(3, jnp.complex64)}
+  found, _ = trained(tx, params, num_steps=1)
+  np.testing.assert_allclose(found["b"], [[0.5] * 3, [0.0] * 3])
+
+
+def test_complex_numbers_are_trained_as_two_real_ones():
+  tx = dx.diloco(SGD, optax.sgd(1.0), sync_interval=2, codec="int")
+  params = {"a": jnp.full(3, 1 + 1j, jnp.complex64), "b": jnp.ones(2)}
+  found, state = trained(tx, params, num_steps=2)
+  np.testing.assert_allclose(found["a"], np.full((2, 3), 0.7 + 1j), rtol=1e-2)
+  assert_equal(dx.outer_params(state, found), found)
+
+
+@every_method
+@pytest.mark.parametrize("params", [{"none": None}, {"a": jnp.zeros((0, 2))}])
+def test_a_tree_without_values_is_trained_in_vain(make, params):
+  found, _ = trained(make(), params, num_steps=1)
+  stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), params)
+  assert_equal(found, stacked)
+
+
+@pytest.mark.parametrize("make", list(METHODS.values())[:2])
+def test_leaves_of_several_precisions_are_trained_as_optax_does(make):
+  params = {
+    "half": jnp.ones((4, 3), jnp.bfloat16),
+    "fp16": jnp.ones(5, jnp.float16),
+    "full": jnp.ones((2, 3)),
+  }
+  found, _ = trained(make(codec="float32"), params)
+  wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+  expected, _ = trained(make(codec="float32"), wide)
+  for path, leaf in params.items():
+    assert found[path].dtype == leaf.dtype
+    near = found[path].astype(jnp.float32)
+    np.testing.assert_allclose(near, expected[path], atol=0.03)
+
+
+LABELS = {"a": "sent", "none": None, "b": {"c": "sent", "d": "kept"}}
+TREE = {
+  "a": jnp.ones((4, 3)),
+  "none": None,
+  "b": {"c": jnp.ones(5), "d": jnp.ones(2)},
+}
+
+
+@pytest.mark.parametrize(
+  "wrap",
+  [
+    lambda tx: optax.MultiSteps(optax.chain(optax.clip(1.0), tx), 2),
+    lambda tx: optax.inject_hyperparams(lambda rate: tx)(rate=0.1),
+    lambda tx: optax.masked(tx, {"a": True, "none": None, "b": False}),
+    lambda tx: optax.multi_transform(
+      {"sent": optax.chain(tx), "kept": optax.set_to_zero()}, LABELS
+    ),
+    lambda tx: optax.multi_transform(
+      {"x": tx, "y": dx.diloco(SGD)}, {"a": "x", "none": None, "b": "y"}
+    ),
+  ],
+)
+@pytest.mark.parametrize(
+  "tx",
+  [
+    dx.diloco(SGD),
+    dx.overlap_loco(SGD, sync_interval=4, num_fragments=2),
+    dx.allreduce(dx.averaged(SGD, 1)),
+  ],
+  ids=["diloco", "overlap_loco", "average"],
+)
+def test_the_model_is_found_inside_wrappers(wrap, tx):
+  assert_equal(dx.outer_params(wrap(tx).init(TREE), TREE), TREE)
+
+
+def test_the_model_of_a_masked_transform_lacks_what_was_masked():
+  tx = dx.streaming_diloco(
+    SGD, nesterov(), sync_interval=2, num_fragments=2, overlap_steps=0
+  )
+  whole = {"a": jnp.ones((3, 4)), "b": jnp.zeros(5), "c": jnp.ones(7)}
+  state = optax.masked(tx, {"a": True, "b": True, "c": False}).init(whole)
+  found = dx.outer_params(state)
+  assert found.pop("c") == optax.MaskedNode()
+  assert_equal(found, {"a": whole["a"], "b": whole["b"]})
+
+
+@pytest.mark.parametrize(
+  ("state", "message"),
+  [
+    (SGD.init(TREE), "holds none of a transform"),
+    (2 * (dx.diloco(SGD).init(TREE),), r"2 .*outer_params\(state, params\)"),
+    (dx.allreduce(SGD).init(TREE), r"outer_params\(state, params\)"),
+    (
+      dx.overlap_loco(SGD, sync_interval=4, num_fragments=2).init(TREE),
+      r"outer_params\(state, params\)",
+    ),
+  ],
+)
+def test_what_holds_no_model_is_refused_in_one_line(state, message):
+  with pytest.raises(ValueError, match=message) as raised:
+    dx.outer_params(state)
+  assert "\n" not in str(raised.value)
+
+
+def test_an_average_of_averaged_gradients_is_the_model_to_keep():
+  tx = dx.allreduce(dx.averaged(SGD, power=1))
+  _, state = trained(tx, {"a": jnp.zeros(2)}, num_steps=3)
+  # The mean gradient is 1.5: x = -0.15, -0.3 and -0.45, weights 1, 2 and 3.
+  mean = -0.15 * (1 + 2 * 2 + 3 * 3) / 6
+  np.testing.assert_allclose(dx.outer_params(state)["a"], mean, rtol=1e-6)

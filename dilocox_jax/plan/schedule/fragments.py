@@ -11,10 +11,16 @@ but some rows of every leaf. So fragments are equal for any P, also in a model
 of few layers. A slice has neighbouring rows, or every P-th row. Devices that
 divide the rows of a replica have a part of each interleaved slice, so none has
 to send rows to another one before an exchange.
+
+A tree of somebody else's may also be divided by the names of its leaves: there
+a fragment is a list of pieces, and a piece is a whole leaf or some of its
+layers.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -22,7 +28,8 @@ from dilocox_jax.checks import one_of
 
 BLOCKS = "blocks"  # Top-level key of the stacked leaves.
 ORDERS = ("sequential", "strided", "sliced", "interleaved")
-Shapes = Mapping[str, tuple[int, ...]]  # Of leaves by path.
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]  # Of leaves by path.
 SLICED = ORDERS[2:]  # Orders in which fragments have rows of every leaf.
 
 
@@ -84,9 +91,29 @@ class Fragments:
       table[row, : len(layers)] = layers
     return table
 
-  def shapes(
-    self, fragment: int, shapes: Mapping[str, tuple[int, ...]]
-  ) -> dict[str, tuple[int, ...]]:
+  def slices(self, path: str, shape: Shape) -> tuple[Shape, int]:
+    """Returns the shape of a leaf in slices, [..., parts, P, rows, ...].
+
+    Parts are of neighbouring rows. With 6 rows and P = 2, slice 1 has rows 3 to
+    5 in one part ("sliced"), or the rows 1, 3 and 5 in three ("interleaved").
+    Rows of zeros fill up what P does not divide. A leaf is sliced along the
+    axis after the layers, and one that has no other axis along its layers.
+
+    Args:
+      path: Path of the leaf.
+      shape: Its shape. A single number counts as one row.
+
+    Returns:
+      The shape, and the axis of the parts in it.
+    """
+    shape, count = shape or (1,), self.num_fragments
+    axis = min(int(is_stacked(path)), len(shape) - 1)
+    width = -(-shape[axis] // count)
+    parts = width if self.order == "interleaved" else 1
+    rows = width // max(parts, 1)
+    return (*shape[:axis], parts, count, rows, *shape[axis + 1 :]), axis
+
+  def shapes(self, fragment: int, shapes: Shapes) -> dict[str, Shape]:
     """Returns the leaf shapes of one fragment.
 
     Args:
@@ -98,63 +125,20 @@ class Fragments:
       layers as the longest has; shorter ones are filled up with zeros. So are
       slices.
     """
+
+    def sliced(path: str) -> Shape:
+      shape, axis = self.slices(path, shapes[path])
+      rows = shape[axis] * shape[axis + 2]
+      return (*shape[:axis], rows, *shape[axis + 3 :])
+
     if self.num_fragments == 1:
       return dict(shapes)
     if self.is_sliced:
-      return {k: _sliced(k, v, self.num_fragments) for k, v in shapes.items()}
+      return {path: sliced(path) for path in shapes}
     if not fragment:
       return {k: v for k, v in shapes.items() if not is_stacked(k)}
     count = self.layer_table.shape[1]
     return {k: (count, *v[1:]) for k, v in shapes.items() if is_stacked(k)}
-
-
-def row_axis(path: str, shape: tuple[int, ...]) -> int:
-  """Returns the axis along which a leaf is sliced: the one after the layers.
-
-  A stacked leaf with no other axis, such as a number for each layer, is sliced
-  along its layers.
-
-  Args:
-    path: Path of the leaf.
-    shape: Its shape, with at least one axis.
-  """
-  return min(int(is_stacked(path)), len(shape) - 1)
-
-
-def slice_parts(num_rows: int, num_fragments: int, order: str) -> int:
-  """Returns the number of parts of a slice, each of neighbouring rows.
-
-  Rows, with those filled up, are numbered [parts, P, rows of a part]. With 6
-  rows and P = 2, slice 1 has rows 3 to 5 in one part ("sliced"), or the rows 1,
-  3 and 5 in three ("interleaved").
-
-  Args:
-    num_rows: Rows of the leaf.
-    num_fragments: P.
-    order: "sliced" or "interleaved".
-  """
-  if order == "interleaved":
-    return slice_rows(num_rows, num_fragments)
-  return 1
-
-
-def slice_rows(num_rows: int, num_fragments: int) -> int:
-  """Returns the number of rows of a slice, those filled up included.
-
-  Args:
-    num_rows: Rows of the leaf.
-    num_fragments: P.
-  """
-  return -(-num_rows // num_fragments)
-
-
-def _sliced(
-  path: str, shape: tuple[int, ...], num_fragments: int
-) -> tuple[int, ...]:
-  shape = shape or (1,)
-  axis = row_axis(path, shape)
-  rows = slice_rows(shape[axis], num_fragments)
-  return (*shape[:axis], rows, *shape[axis + 1 :])
 
 
 def is_stacked(path: str) -> bool:
@@ -170,7 +154,7 @@ def is_stacked(path: str) -> bool:
   return first == BLOCKS and not rest.split("/", 1)[0].isdigit()
 
 
-def stacked_shape(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+def stacked_shape(path: str, shape: Shape) -> Shape:
   """Returns the shape of a leaf with a layer axis, [num_layers, ...].
 
   Codecs compress each layer by itself. A leaf that is not stacked has one.
@@ -180,3 +164,103 @@ def stacked_shape(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     shape: Shape of the leaf.
   """
   return tuple(shape) if shape and is_stacked(path) else (1, *shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafPiece:
+  """A leaf, or some layers of it.
+
+  Attributes:
+    path: Name of the leaf, keys joined by "/".
+    layers: Layers of a stacked leaf, i.e. indices of its first axis. An index
+      equal to the axis's length stands for a layer of zeros that is not
+      written back: it makes short fragments as long as the others. None means
+      the whole leaf.
+  """
+
+  path: str
+  layers: tuple[int, ...] | None = None
+
+
+LeafFragment = tuple[LeafPiece, ...]
+
+
+def balanced(shapes: Shapes, num_fragments: int) -> tuple[LeafFragment, ...]:
+  """Divides whole leaves such that the largest fragment stays small.
+
+  Leaves are given out from the largest to the smallest, each to the fragment
+  that has the fewest values so far. Example: leaves of 6, 5, 4 and 3 values in
+  two fragments make (6, 3) and (5, 4).
+
+  Args:
+    shapes: Leaf shapes by path.
+    num_fragments: P, at most the number of leaves.
+
+  Raises:
+    ValueError: If there are fewer leaves than fragments.
+  """
+  if num_fragments > len(shapes):
+    raise ValueError(
+      f"num_fragments={num_fragments} must not exceed the number of leaves of "
+      f"the tree, {len(shapes)}: lower it, or give fragments yourself"
+    )
+  sizes = {path: math.prod(shape) for path, shape in shapes.items()}
+  totals, owner = [0] * num_fragments, {}
+  for path in sorted(sizes, key=lambda path: (-sizes[path], path)):
+    owner[path] = fragment = totals.index(min(totals))
+    totals[fragment] += sizes[path]
+  return by_path(shapes, num_fragments, owner.__getitem__)
+
+
+def by_path(
+  shapes: Shapes, num_fragments: int, fragment_of: Callable[[str], int]
+) -> tuple[LeafFragment, ...]:
+  """Divides whole leaves by a function of their path.
+
+  Args:
+    shapes: Leaf shapes by path.
+    num_fragments: P.
+    fragment_of: From a path to the number of its fragment, 0 to P - 1.
+
+  Raises:
+    ValueError: If a number is out of range or a fragment has no leaf.
+  """
+  pieces: list[list[LeafPiece]] = [[] for _ in range(num_fragments)]
+  for path in shapes:
+    number = fragment_of(path)
+    if not 0 <= number < num_fragments:
+      raise ValueError(
+        f"leaf {path!r} is given fragment {number}, but num_fragments="
+        f"{num_fragments} numbers them from 0 to {num_fragments - 1}"
+      )
+    pieces[number].append(LeafPiece(path))
+  if [] in pieces:
+    raise ValueError(
+      f"fragment {pieces.index([])} has no leaf: lower num_fragments="
+      f"{num_fragments}, or give it one"
+    )
+  return tuple(map(tuple, pieces))
+
+
+def covered(fragments: Sequence[LeafFragment], shapes: Shapes) -> None:
+  """Raises ValueError unless every leaf is in the fragments exactly once.
+
+  Args:
+    fragments: Pieces of leaves that make each fragment.
+    shapes: Leaf shapes by path.
+  """
+  layers_of: dict[str, list[Sequence[int] | None]] = {p: [] for p in shapes}
+  for piece in itertools.chain.from_iterable(fragments):
+    if piece.path not in layers_of:
+      raise ValueError(f"fragments name the leaf {piece.path!r}: there is none")
+    layers_of[piece.path].append(piece.layers)
+  for path, found in layers_of.items():
+    shape = shapes[path]
+    rows = itertools.chain(*(each or () for each in found))
+    own = sorted(n for n in rows if shape and n < shape[0])
+    is_divided = found and shape and None not in found
+    if found != [None] and not (is_divided and own == [*range(shape[0])]):
+      raise ValueError(
+        f"leaf {path!r} of shape {shape} must be in the fragments exactly once:"
+        f" its layers there are {[each or 'all' for each in found]}"
+      )

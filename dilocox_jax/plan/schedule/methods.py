@@ -12,13 +12,7 @@ import inspect
 from collections.abc import Callable
 from typing import TypeVar
 
-from dilocox_jax.checks import (
-  check_limits,
-  in_front,
-  limited,
-  one_of,
-  require,
-)
+from dilocox_jax.checks import check_limits, in_front, limited, one_of, require
 from dilocox_jax.plan.choices import Lazy, Registry, check_lazy
 from dilocox_jax.plan.schedule.fragments import ORDERS
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule

@@ -1,17 +1,18 @@
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_jax.plan.pipeline.orders import (
-  PIPELINES,
   Tick,
   gpipe,
   interleaved,
   one_forward_one_backward,
   zb_h1,
 )
+from dilocox_jax.plan.pipeline.stage_layers import StageLayers
 
 LETTERS = {
   "forward": "F",
@@ -87,17 +88,15 @@ def test_the_orders_are_those_of_the_papers_figures(name, stage):
   assert written(order)[: len(drawn)] == drawn
 
 
-@given(st.integers(1, 12))
-def test_gpipe_goes_back_the_way_it_came(batches):
+@given(st.integers(1, 6), st.integers(1, 12), st.data())
+def test_gpipe_goes_back_as_it_came_and_zb_h1_without_weights_is_1f1b(
+  stages, batches, data
+):
   order = gpipe(batches)
   came = [tick.micro_batch for tick in order[:batches]]
   goes = [tick.micro_batch for tick in order[batches:]]
   assert came == list(range(batches)) == goes[::-1]
   assert {tick.direction for tick in order[:batches]} == {"forward"}
-
-
-@given(st.integers(1, 6), st.integers(1, 12), st.data())
-def test_zb_h1_without_its_weight_gradients_is_1f1b(stages, batches, data):
   stage = data.draw(st.integers(0, stages - 1))
   left = [
     tick
@@ -108,5 +107,24 @@ def test_zb_h1_without_its_weight_gradients_is_1f1b(stages, batches, data):
   assert tuple(left) == plain
 
 
-def test_every_schedule_but_gpipe_is_held_against_a_figure():
-  assert set(FIGURES) | {"gpipe"} == set(PIPELINES)
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 3))
+def test_layers_are_cut_into_even_neighbouring_parts(layers, stages, chunks):
+  if stages * chunks > layers:
+    with pytest.raises(ValueError, match=f"num_layers={layers} cannot be cut"):
+      StageLayers(layers, stages, chunks)
+    return
+  parts = StageLayers(layers, stages, chunks)
+  found = []
+  for chunk, stage in itertools.product(range(chunks), range(stages)):
+    count, row = parts.counts[stage][chunk], parts.table[stage, chunk]
+    assert all(row[count:] == layers)
+    found.extend(row[:count])
+  assert found == list(range(layers))
+  counts = np.asarray(parts.counts)
+  assert counts.max() - 1 <= counts.min() == counts[-1, -1] > 0
+  flat = parts.table.reshape(-1)
+  np.testing.assert_array_equal(flat[parts.places], found)
+  is_even = layers % stages == 0 and chunks == 1
+  assert parts.is_in_order == (
+    is_even or (stages == 1 and layers % chunks == 0)
+  )

@@ -4,16 +4,11 @@ import math
 import re
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox_jax.plan.pipeline.orders import PIPELINES, Tick
-from dilocox_jax.plan.pipeline.timeline import (
-  Pipeline,
-  TickTimes,
-  timeline,
-)
-from tests.plan.pipeline.closed_form import closed_form_step_s
+from dilocox_jax.plan.pipeline.timeline import Pipeline, TickTimes, timeline
 
 # A few hundred additions of float64.
 ROUNDING = 1e-12
@@ -35,10 +30,7 @@ def pipelines(draw, names=PIPELINES):
 def tick_times(draw, hops=False):
   hop_s = SECONDS if hops else st.just(0.0)
   return TickTimes(
-    draw(SECONDS),
-    draw(SECONDS),
-    draw(st.floats(0, 1)),
-    draw(hop_s),
+    draw(SECONDS), draw(SECONDS), draw(st.floats(0, 1)), draw(hop_s)
   )
 
 
@@ -114,67 +106,49 @@ def test_dependencies_are_the_steps_of_every_micro_batch_there_and_back(
     assert set(found) == needed and len(found) == len(needed)
 
 
-@given(pipelines(), tick_times())
-def test_a_stage_is_busy_for_as_long_as_its_work_takes(pipeline, times):
-  busy_s = dict.fromkeys(range(pipeline.num_stages), 0.0)
-  for (stage, _), (start_s, end_s) in spans(pipeline, times).items():
-    assert end_s >= start_s
-    busy_s[stage] += end_s - start_s
-  work_s = pipeline.num_micro_batches * (times.forward_s + times.backward_s)
-  for found_s in busy_s.values():
-    assert found_s == pytest.approx(work_s, rel=1e-9)  # Differences of sums.
+def closed_form_step_s(pipeline, times):
+  """Seconds of a step without hops, from a formula instead of the lists.
+
+  With F, B, I and W for forward, backward and its halves: GPipe and 1F1B take
+  (m + p - 1)(F + B), interleaved m (F + B) + (p - 1)(F + B) / v, and ZB-H1
+  m (F + B) + (p - 1)(F + I) - (min(m, p) - 1) min(F, I, W). All are exact.
+
+  Source: GPipe, arXiv 1811.06965; arXiv 2104.04473, sections 2.2.1 and 2.2.2;
+  ZB-H1, arXiv 2401.10241, Table 2: a bubble of (p - 1)(F + I - W).
+  Differs: the table's bubble is this one for m >= p and W <= min(F, I) only.
+  With fewer micro-batches fewer weight gradients are left to fill it, and one
+  that is longer than a forward or an input gradient delays those behind it.
+  """
+  filling = pipeline.num_stages - 1
+  both_s = times.forward_s + times.backward_s
+  work_s = pipeline.num_micro_batches * both_s
+  if pipeline.name != "zb_h1":
+    return work_s + filling * both_s / pipeline.chunks_per_stage
+  weight_s = times.backward_s * times.weight_gradient_share
+  input_s = times.backward_s - weight_s
+  filled = min(pipeline.num_micro_batches, pipeline.num_stages) - 1
+  saved_s = filled * min(times.forward_s, input_s, weight_s)
+  return work_s + filling * (times.forward_s + input_s) - saved_s
 
 
 @pytest.mark.parametrize("name", PIPELINES)
 @given(st.data(), tick_times())
 def test_a_step_takes_as_long_as_the_closed_form_says(name, data, times):
   pipeline = data.draw(pipelines((name,)))
-  found_s = timeline(pipeline, times).step_s
-  wanted_s = closed_form_step_s(pipeline, times)
-  assert found_s == pytest.approx(wanted_s, rel=ROUNDING)
-
-
-@given(pipelines(("gpipe", "1f1b", "interleaved")), tick_times())
-def test_the_bubble_does_not_depend_on_what_ticks_take(pipeline, times):
-  filling = pipeline.num_stages - 1
-  work = pipeline.num_micro_batches * pipeline.chunks_per_stage
-  found = timeline(pipeline, times).bubble_fraction
-  assert found == pytest.approx(filling / (work + filling), abs=ROUNDING)
-
-
-@given(st.integers(1, 6), st.integers(0, 8), tick_times())
-def test_zb_h1_has_its_papers_bubble_from_m_equal_p_while_w_is_shortest(
-  stages, more, times
-):
-  forward_s = times.forward_s
-  input_s, weight_s = map(times.work_s, ("input_gradient", "weight_gradient"))
-  assume(weight_s <= min(forward_s, input_s))
-  run = timeline(Pipeline("zb_h1", stages, stages + more), times)
-  idle_s = (stages - 1) * (forward_s + input_s - weight_s)
-  work_s = (stages + more) * (forward_s + times.backward_s)
-  fraction = idle_s / (work_s + idle_s)
-  assert run.bubble_fraction == pytest.approx(fraction, abs=ROUNDING)
-
-
-@given(st.integers(2, 6), st.integers(0, 8), SECONDS)
-def test_zb_h1_leaves_a_third_of_1f1bs_bubble_where_thirds_are_equal(
-  stages, more, third_s
-):
-  times = TickTimes(third_s, 2 * third_s)
-  idle_s = {}
-  for name in ("1f1b", "zb_h1"):
-    run = timeline(Pipeline(name, stages, stages + more), times)
-    idle_s[name] = run.bubble_fraction * run.step_s
-  assert 3 * idle_s["zb_h1"] == pytest.approx(idle_s["1f1b"], rel=1e-9)
+  run = timeline(pipeline, times)
+  step_s = closed_form_step_s(pipeline, times)
+  assert run.step_s == pytest.approx(step_s, rel=ROUNDING)
+  # All stages do all the work, and are idle in between.
+  work_s = pipeline.num_micro_batches * (times.forward_s + times.backward_s)
+  assert 1 - run.bubble_fraction == pytest.approx(work_s / step_s, rel=1e-9)
 
 
 @given(st.integers(1, 6), st.integers(1, 14), tick_times(hops=True))
 def test_hops_delay_gpipe_by_one_way_there_and_one_back(stages, batches, times):
   pipeline = Pipeline("gpipe", stages, batches)
-  near = dataclasses.replace(times, hop_s=0.0)
   hops_s = 2 * (stages - 1) * times.hop_s
   found_s = timeline(pipeline, times).step_s
-  wanted_s = closed_form_step_s(pipeline, near) + hops_s
+  wanted_s = closed_form_step_s(pipeline, times) + hops_s
   assert found_s == pytest.approx(wanted_s, rel=ROUNDING)
 
 
@@ -182,16 +156,6 @@ def test_forwards_alone_follow_each_other():
   forwards = Pipeline("1f1b", 3, 3).forward_only(7)
   ends_s = timeline(forwards, TickTimes(1, 2)).ends_s
   assert [row[-1] for row in ends_s] == [7, 8, 9]
-
-
-def test_a_schedule_is_a_value():
-  one, same = (Pipeline("interleaved", 2, 4, 2) for _ in range(2))
-  assert one.orders == same.orders
-  assert len({one, same, Pipeline("interleaved", 2, 4, 3)}) == 2
-  assert len(set(itertools.chain(*one.orders))) == 4 * 2 * 2
-  for field in dataclasses.fields(one):
-    with pytest.raises(dataclasses.FrozenInstanceError):
-      setattr(one, field.name, getattr(same, field.name))
 
 
 @pytest.mark.parametrize(
@@ -212,29 +176,21 @@ def test_a_schedule_is_a_value():
 def test_a_schedule_that_cannot_be_names_the_field_to_change(
   arguments, message
 ):
-  with pytest.raises(ValueError, match=re.escape(message)) as caught:
+  with pytest.raises(ValueError, match=re.escape(message)):
     Pipeline(*arguments)
-  assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
 @pytest.mark.parametrize(
-  "field", [field.name for field in dataclasses.fields(TickTimes)]
+  ("field", "values"),
+  [
+    ("forward_s", (0.0, math.inf)),
+    ("backward_s", (0.0, math.inf)),
+    ("weight_gradient_share", (1.5,)),
+    ("hop_s", (math.inf,)),
+  ],
 )
-def test_times_that_cannot_be_name_the_field_to_change(field, value):
-  arguments = {"forward_s": 1.0, "backward_s": 1.0, field: value}
-  with pytest.raises(ValueError, match=re.escape(f"{field}={value} must")):
-    TickTimes(**arguments)
-
-
-@pytest.mark.parametrize("field", ["forward_s", "backward_s"])
-def test_work_takes_time(field):
-  arguments = {"forward_s": 1.0, "backward_s": 1.0, field: 0.0}
-  with pytest.raises(ValueError, match=f"{field}=0.0 must be above 0"):
-    TickTimes(**arguments)
-
-
-def test_there_is_no_closed_form_where_hops_take_time():
-  times = TickTimes(1.0, 1.0, hop_s=2.0)
-  with pytest.raises(ValueError, match="hop_s=2.0 must be 0"):
-    closed_form_step_s(Pipeline("1f1b", 2, 2), times)
+def test_times_that_cannot_be_name_the_field_to_change(field, values):
+  for value in (-1.0, math.nan, *values):
+    arguments = {"forward_s": 1.0, "backward_s": 1.0, field: value}
+    with pytest.raises(ValueError, match=re.escape(f"{field}={value} must")):
+      TickTimes(**arguments)

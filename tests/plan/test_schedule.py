@@ -1,0 +1,295 @@
+"""Events, windows, flushes, and the segments of a run."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dilocox_jax.plan.schedule import methods
+from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
+from dilocox_jax.plan.schedule.sync_schedule import Event, SyncSchedule, Window
+
+
+def log(schedule, stop):
+  """Every event up to a step, by looking at each step and fragment."""
+  interval, parts = schedule.sync_interval, schedule.num_fragments
+  found = []
+  for step in range(1, stop + 1):
+    for kind in ("apply", "send"):
+      sent_at = step - schedule.overlap_steps if kind == "apply" else step
+      for fragment in range(parts):
+        phase = fragment * interval // parts
+        if sent_at > 0 and (sent_at - phase) % interval == 0:
+          found.append(Event(step, kind, fragment, sent_at))
+  return found
+
+
+def walked(windows, start):
+  """Events of windows in their order, with the steps counted by walking."""
+  for window in windows:
+    start += window.num_steps
+    for event, kind in ((window.applied, "apply"), (window.sent, "send")):
+      if event:
+        assert (event.kind, event.step) == (kind, start)
+        yield event
+
+
+@st.composite
+def schedules(draw):
+  interval = draw(st.integers(1, 24))
+  parts = draw(st.integers(1, interval))
+  return SyncSchedule(interval, parts, draw(st.integers(0, 3 * interval)))
+
+
+@given(schedules(), st.integers(0, 100), st.integers(0, 100))
+def test_windows_hold_exactly_the_events_of_their_steps(
+  schedule, start, num_steps
+):
+  stop = start + num_steps
+  windows = schedule.windows(start, stop)
+  expected = [e for e in log(schedule, stop) if e.step > start]
+  assert schedule.events(start, stop) == expected
+  assert sorted(walked(windows, start)) == expected
+  assert sum(window.num_steps for window in windows) == num_steps
+  # No two fragments are sent, or applied, after one step.
+  assert all(window.num_steps for window in windows)
+  middle = windows[: len(windows) // 2]
+  until = start + sum(window.num_steps for window in middle)
+  parts = schedule.windows(start, until) + schedule.windows(until, stop)
+  assert sorted(walked(parts, start)) == expected
+
+
+@given(schedules(), st.integers(0, 100))
+def test_what_is_in_flight_was_sent_and_not_applied(schedule, step):
+  def pending(step):
+    past = log(schedule, step)
+    kinds = [
+      [event.kind for event in past if event.fragment == fragment]
+      for fragment in range(schedule.num_fragments)
+    ]
+    return [own.count("send") - own.count("apply") for own in kinds]
+
+  assert schedule.num_in_flight(step) == pending(step)
+  assert max(pending(step)) <= schedule.depth
+  interval = schedule.sync_interval
+  steady = (schedule.depth + 1) * interval
+  most = [pending(steady + more) for more in range(interval)]
+  assert sum(schedule.most_in_flight) == max(map(sum, most))
+  assert schedule.is_whole_rounds == (schedule.overlap_steps % interval == 0)
+
+
+@given(schedules(), st.data())
+def test_a_flush_applies_what_is_pending_and_unsent_once(schedule, data):
+  step = data.draw(st.integers(0, 5 * schedule.sync_interval), label="step")
+  tau = schedule.overlap_steps
+  windows = schedule.flush_windows(step)
+  assert all(w.num_steps == 0 for w in windows)
+  assert all(bool(w.applied) != bool(w.sent) for w in windows)
+  events = [w.applied or w.sent for w in windows]
+  fragments = [event.fragment for event in events]
+  assert fragments == sorted(fragments)
+  for fragment in range(schedule.num_fragments):
+    past = [e for e in log(schedule, step) if e.fragment == fragment]
+    sent = [e.send_step for e in past if e.kind == "send"]
+    applied = [e.send_step for e in past if e.kind == "apply"]
+    expected = pending = [
+      Event(s + tau, "apply", fragment, s) for s in sent if s not in applied
+    ]
+    if step > max(sent, default=0):
+      measured = Event(step, "send", fragment, step)
+      first = tau >= schedule.sync_interval
+      expected = [measured, *pending] if first else [*pending, measured]
+      expected.append(Event(step + tau, "apply", fragment, step))
+    assert [e for e in events if e.fragment == fragment] == expected
+
+
+def apply(step, fragment, send_step):
+  return Event(step, "apply", fragment, send_step)
+
+
+def send(step, fragment):
+  return Event(step, "send", fragment, step)
+
+
+@pytest.mark.parametrize(
+  ("schedule", "start", "windows"),
+  [
+    (SyncSchedule(3), 3, [Window(3, apply(6, 0, 6), send(6, 0))]),
+    (
+      SyncSchedule(30, 3, 4),
+      0,
+      [
+        Window(10, sent=send(10, 1)),
+        Window(4, apply(14, 1, 10)),
+        Window(6, sent=send(20, 2)),
+        Window(4, apply(24, 2, 20)),
+        Window(6, sent=send(30, 0)),
+      ],
+    ),
+    (SyncSchedule(30, 3, 4), 30, [Window(4, apply(34, 0, 30)), Window(1)]),
+    (
+      SyncSchedule(4, 1, 4),
+      0,
+      [Window(4, sent=send(4, 0)), Window(4, apply(8, 0, 4), send(8, 0))],
+    ),
+    (
+      SyncSchedule(4, 1, 6),
+      4,
+      [
+        Window(4, sent=send(8, 0)),
+        Window(2, apply(10, 0, 4)),
+        Window(2, sent=send(12, 0)),
+      ],
+    ),
+    # t_1 = floor(5 / 2) = 2 and 2 + 3 = 5: due where fragment 0 is sent.
+    (
+      SyncSchedule(5, 2, 3),
+      5,
+      [
+        Window(2, sent=send(7, 1)),
+        Window(1, apply(8, 0, 5)),
+        Window(2, apply(10, 1, 7), send(10, 0)),
+      ],
+    ),
+  ],
+)
+def test_windows_of_some_methods_by_hand(schedule, start, windows):
+  stop = start + sum(window.num_steps for window in windows)
+  assert schedule.windows(start, stop) == windows
+  for window in windows:
+    events = {e.fragment for e in (window.applied, window.sent) if e}
+    both = window.applied is not None and window.sent is not None
+    assert window.is_same == (both and len(events) == 1)
+
+
+@pytest.mark.parametrize(
+  ("schedule", "step", "events"),
+  [
+    (SyncSchedule(3), 6, []),
+    (SyncSchedule(3), 7, [send(7, 0), apply(7, 0, 7)]),
+    (SyncSchedule(4, 1, 4), 8, [apply(12, 0, 8)]),
+    # Step 9 is measured before the content of step 8 is applied.
+    (SyncSchedule(4, 1, 4), 9, [send(9, 0), apply(12, 0, 8), apply(13, 0, 9)]),
+    (
+      SyncSchedule(4, 2, 2),
+      5,
+      [apply(6, 0, 4), send(5, 0), apply(7, 0, 5), send(5, 1), apply(7, 1, 5)],
+    ),
+  ],
+)
+def test_flushes_by_hand(schedule, step, events):
+  found = [w.applied or w.sent for w in schedule.flush_windows(step)]
+  assert found == events
+
+
+@pytest.mark.parametrize(
+  ("schedule", "depth", "steps"),
+  [
+    (SyncSchedule(6, 1, 0), 0, 0),
+    (SyncSchedule(6, 1, 4), 1, 4),
+    (SyncSchedule(6, 1, 6), 1, 6),
+    (SyncSchedule(6, 1, 8), 2, 2),
+    (SyncSchedule(30, 3, 12), 1, 2),
+    (SyncSchedule(25, 3, 9), 1, 1),
+  ],
+)
+def test_an_exchange_hides_behind_its_last_window_alone(schedule, depth, steps):
+  assert (schedule.depth, schedule.hiding_steps) == (depth, steps)
+
+
+@pytest.mark.parametrize(
+  ("values", "message"),
+  [
+    ((0,), "sync_interval=0 must be at least 1"),
+    ((4, 5), "num_fragments=5 must lie between 1 and sync_interval=4"),
+    ((4, 0), "num_fragments=0 must lie between 1 and sync_interval=4"),
+    ((4, 1, -2), "overlap_steps=-2 must not be negative"),
+  ],
+)
+def test_an_impossible_schedule_says_which_values_clash(values, message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    SyncSchedule(*values)
+
+
+METHODS = [
+  methods.allreduce(),
+  methods.diloco(5),
+  methods.streaming_diloco(6, 3, 4),
+  methods.delayed(4, 2, 9),
+]
+
+
+@st.composite
+def plans(draw):
+  method = draw(st.sampled_from(METHODS))
+  total = draw(st.integers(1, 40))
+  per_dispatch = draw(st.integers(1, 9))
+  kinds = ["none"]
+  if method.exchanged == "pseudo_gradient" and total > 1:
+    kinds += ["data_parallel", "single"]
+  warm_start = draw(st.sampled_from(kinds))
+  steps = 0 if warm_start == "none" else draw(st.integers(1, total - 1))
+  return RunPlan(method, total, warm_start, steps, per_dispatch)
+
+
+@given(plans())
+def test_segments_cover_a_run_and_are_the_same_after_a_restart(plan):
+  segments, reached = list(plan.segments()), 0
+  for index, segment in enumerate(segments):
+    assert segment.start == reached and segment.num_steps > 0
+    reached = segment.stop
+    assert list(plan.segments(reached)) == segments[index + 1 :]
+    if segment.start < plan.warm_start_steps:
+      assert segment.phase == plan.warm_start
+    elif plan.method.exchanged == "gradient":
+      assert segment.phase == "data_parallel"
+    else:
+      assert segment.phase == "rounds"
+      assert segment.schedule_start == plan.warm_start_steps
+      interval = plan.method.schedule.sync_interval
+      assert segment.num_steps == min(
+        interval, plan.total_steps - segment.start
+      )
+      assert (segment.start - plan.local_start) % interval == 0
+      assert sum(w.num_steps for w in segment.windows) == segment.num_steps
+    if segment.phase != "rounds":
+      assert segment.num_steps <= plan.steps_per_dispatch
+      assert not segment.windows
+  assert reached == plan.total_steps
+  ends = [segment.stop for segment in segments if segment.ends_phase]
+  assert ends == ([plan.warm_start_steps] if plan.warm_start_steps else [])
+  events = [
+    event
+    for segment in segments
+    for window in segment.windows
+    for event in (window.applied, window.sent)
+    if event
+  ]
+  steps = plan.total_steps - plan.local_start
+  assert sorted(events) == plan.method.schedule.events(0, steps)
+
+
+@given(st.integers(0, 50), st.integers(1, 20), st.integers(0, 30))
+def test_a_segment_crosses_an_interval_where_a_step_of_it_is_a_multiple(
+  start, num_steps, interval
+):
+  steps = range(start + 1, start + num_steps + 1)
+  multiples = [s for s in steps if interval and s % interval == 0]
+  segment = Segment("rounds", start, num_steps)
+  assert segment.crosses(interval) == bool(multiples)
+
+
+def test_a_warm_start_is_cut_by_length_and_rounds_by_interval():
+  for warm_start, first in (("data_parallel", 3), ("single", 1)):
+    plan = RunPlan(methods.diloco(4), 17, warm_start, 7, steps_per_dispatch=5)
+    assert [
+      (s.phase, s.stop, s.ends_phase, s.replica_steps(3))
+      for s in plan.segments()
+    ] == [
+      (warm_start, 5, False, 5 * first),
+      (warm_start, 7, True, 2 * first),
+      ("rounds", 11, False, 4 * 3),
+      ("rounds", 15, False, 4 * 3),
+      ("rounds", 17, False, 2 * 3),
+    ]
