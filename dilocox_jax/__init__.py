@@ -15,7 +15,7 @@ from typing import Any
 
 # Name -> module that defines it.
 _HOMES = {
-  "Aggregator": "pytypes",
+  "Aggregator": "trees",
   "ApplyRule": "outer.rules",
   "BusyError": "training.run_lock",
   "Codec": "codecs.base",

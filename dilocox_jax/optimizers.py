@@ -18,8 +18,7 @@ from dilocox_jax.checks import require
 from dilocox_jax.distributed.whole_layers import on_whole_layers
 from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS, Registry
 from dilocox_jax.plan.schedule.fragments import BLOCKS, is_stacked
-from dilocox_jax.pytypes import Index, Tree
-from dilocox_jax.trees import leaves_by_path, path_name
+from dilocox_jax.trees import Index, Tree, leaves_by_path, path_name
 
 OPTIMIZERS: Registry[Callable[..., Any]] = Registry("optimizer")
 

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from dilocox_jax.mapping import changed_fields, check_path, dataclass_from, flat
+from dilocox_jax.checks import changed_fields, check_path, dataclass_from, flat
 
 
 @dataclasses.dataclass(frozen=True)

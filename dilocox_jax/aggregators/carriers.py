@@ -27,7 +27,7 @@ from dilocox_jax.distributed.local_map import (
 )
 from dilocox_jax.distributed.replicas import REPLICA_AXIS, partition
 from dilocox_jax.plan.model.division import Division
-from dilocox_jax.pytypes import Array, Boolean, Index, Pausing
+from dilocox_jax.trees import Array, Boolean, Index, Pausing
 
 
 class Arrived(NamedTuple):

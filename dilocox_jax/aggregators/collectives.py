@@ -27,7 +27,7 @@ from dilocox_jax.codecs.base import Codec, Encoder, Quantiser, Shape
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.plan.collective import COLLECTIVES, Collective
 from dilocox_jax.plan.schedule.fragments import Shapes, stacked_shape
-from dilocox_jax.pytypes import Array
+from dilocox_jax.trees import Array
 
 # Replicas that a sum of 16-bit values can count: bfloat16 has no 257.
 MOST_IN_16_BITS = 256

@@ -30,8 +30,15 @@ from dilocox_jax.codecs.base import (
 from dilocox_jax.codecs.low_rank import Factors, LowRank, grams
 from dilocox_jax.plan.collective import stretch_ends
 from dilocox_jax.plan.schedule.fragments import stacked_shape
-from dilocox_jax.pytypes import Array, Boolean, Index, Pausing, Tree
-from dilocox_jax.trees import leaves_by_path, shapes_by_path
+from dilocox_jax.trees import (
+  Array,
+  Boolean,
+  Index,
+  Pausing,
+  Tree,
+  leaves_by_path,
+  shapes_by_path,
+)
 
 
 class CodecState(NamedTuple):

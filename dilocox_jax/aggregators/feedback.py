@@ -34,8 +34,14 @@ from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.plan.choices import REFERENCES, RESIDUAL_DTYPES
-from dilocox_jax.pytypes import Aggregator, Array, Pausing, Tree, without_pauses
-from dilocox_jax.trees import widened
+from dilocox_jax.trees import (
+  Aggregator,
+  Array,
+  Pausing,
+  Tree,
+  widened,
+  without_pauses,
+)
 
 _EIGHT_BITS = Int(8)
 

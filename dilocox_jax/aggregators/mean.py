@@ -12,15 +12,16 @@ from dilocox_jax.aggregators.transport import mean_of_participants, summed
 from dilocox_jax.checks import require
 from dilocox_jax.codecs.base import are_finite
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
-from dilocox_jax.pytypes import (
+from dilocox_jax.trees import (
   Aggregator,
   Array,
   Boolean,
   Pausing,
   Tree,
+  all_finite,
+  widened,
   without_pauses,
 )
-from dilocox_jax.trees import all_finite, widened
 
 
 def mean_of_finite_replicas(axis_name: str = REPLICA_AXIS) -> Aggregator:

@@ -18,7 +18,7 @@ from dilocox_jax.aggregators import carriers
 from dilocox_jax.aggregators.collectives import chosen_collective
 from dilocox_jax.codecs.base import Encoder, Quantiser, Reduced
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
-from dilocox_jax.pytypes import Array, Boolean, Pausing, Scalar, Tree
+from dilocox_jax.trees import Array, Boolean, Pausing, Scalar, Tree
 
 
 def reduce(

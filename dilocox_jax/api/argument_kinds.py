@@ -12,7 +12,7 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.plan.schedule.methods import Method
-from dilocox_jax.pytypes import Aggregator
+from dilocox_jax.trees import Aggregator
 
 
 def check_method(method: Any) -> None:

@@ -14,7 +14,7 @@ from dilocox_jax.codecs.base import Codec
 from dilocox_jax.meeting.carrier import Carrier
 from dilocox_jax.meeting.mailbox import Mailbox
 from dilocox_jax.meeting.rules import MailboxRules
-from dilocox_jax.pytypes import Aggregator
+from dilocox_jax.trees import Aggregator
 
 
 def mailbox(

@@ -26,8 +26,7 @@ from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.outer.window import InnerStep
 from dilocox_jax.plan.schedule.fragments import BLOCKS, SLICED, Fragments
 from dilocox_jax.plan.schedule.methods import Method
-from dilocox_jax.pytypes import Aggregator, Tree
-from dilocox_jax.trees import leaves_by_path
+from dilocox_jax.trees import Aggregator, Tree, leaves_by_path
 
 
 def make_rounds(

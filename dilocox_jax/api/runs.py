@@ -16,12 +16,12 @@ from dilocox_jax.config.run import from_mapping
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.models.flax_modules import as_loss_model
-from dilocox_jax.pytypes import Aggregator, Tree
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.simulate.analytic import Outcome, run_time
 from dilocox_jax.training import resume, run_lock, start
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.trainer import Trainer
+from dilocox_jax.trees import Aggregator, Tree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,8 +33,7 @@ from dilocox_jax.outer.step_state import GradientState, on_trained_leaves
 from dilocox_jax.outer.step_transform import check_axis, pseudo_gradient_steps
 from dilocox_jax.plan.schedule.fragments import ORDERS, SLICED, Fragments
 from dilocox_jax.plan.schedule.methods import METHODS, Method
-from dilocox_jax.pytypes import Aggregator, Tree
-from dilocox_jax.trees import has_values
+from dilocox_jax.trees import Aggregator, Tree, has_values
 
 
 def step_transform(

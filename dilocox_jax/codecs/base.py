@@ -40,8 +40,7 @@ import numpy as np
 
 from dilocox_jax.checks import check_limits, require
 from dilocox_jax.distributed.local_map import current_division
-from dilocox_jax.pytypes import Array, Boolean, Tree
-from dilocox_jax.trees import all_finite
+from dilocox_jax.trees import Array, Boolean, Tree, all_finite
 
 Shape = tuple[int, ...]
 

@@ -32,7 +32,7 @@ from dilocox_jax.codecs.base import (
 )
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.distributed.local_map import INNER_AXES, current_division
-from dilocox_jax.pytypes import Array, Index, Tree
+from dilocox_jax.trees import Array, Index, Tree
 
 # Matrix products are computed in full fp32. By default a TPU multiplies in
 # bfloat16 and a recent GPU in TF32. Gram-Schmidt would then keep rounding

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from dilocox_jax.checks import limited
 from dilocox_jax.codecs.base import Quantiser, Shape, block_width
-from dilocox_jax.pytypes import Array
+from dilocox_jax.trees import Array
 
 FLOATS = ("float32", "bfloat16", "float16")
 BITS = (8, 4, 2, 1)

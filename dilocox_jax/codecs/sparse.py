@@ -24,7 +24,7 @@ from dilocox_jax.codecs.base import (
 )
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.distributed.local_map import map_over_rows
-from dilocox_jax.pytypes import Array, Tree
+from dilocox_jax.trees import Array, Tree
 
 INDEX_CODINGS = ("packed", "bitmap")
 _MAGNITUDE_BITS = 15  # Bits of a bfloat16 without its sign.

@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from dilocox_jax.checks import flat
 from dilocox_jax.config.run import RunConfig
-from dilocox_jax.mapping import flat
 
 _ACCELERATOR: Mapping[str, Any] = {
   "model.attention": "blockwise",

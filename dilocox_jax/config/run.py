@@ -10,13 +10,12 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from dilocox_jax.checks import in_front, require
+from dilocox_jax.checks import dataclass_from, flat, in_front, require
 from dilocox_jax.codecs.named import split_links
 from dilocox_jax.config import sections
 from dilocox_jax.config.membership import MembershipConfig
 from dilocox_jax.config.recipes import DEFAULTS, resolved
 from dilocox_jax.config.unread import unread_fields
-from dilocox_jax.mapping import dataclass_from, flat
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.pipeline.stage_layers import StageLayers

@@ -33,7 +33,7 @@ from typing import Any, NoReturn, TypeVar
 import jax
 import numpy as np
 
-from dilocox_jax.pytypes import Tree
+from dilocox_jax.trees import Tree
 
 _FOLDER = "dilocox_jax"
 # A process may compile or wait for a link for hours. That it is gone is noticed

@@ -10,8 +10,7 @@ from typing import Any
 import jax
 
 from dilocox_jax.plan.choices import MEMORIES
-from dilocox_jax.pytypes import Tree
-from dilocox_jax.trees import shardings_of
+from dilocox_jax.trees import Tree, shardings_of
 
 DEVICE, HOST = MEMORIES
 

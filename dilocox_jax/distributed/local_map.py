@@ -16,7 +16,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from dilocox_jax.plan.model.division import DATA_AXIS, STAGE_AXIS, Division
-from dilocox_jax.pytypes import Array
+from dilocox_jax.trees import Array
 
 INNER_AXES = (DATA_AXIS, STAGE_AXIS)
 

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
-from dilocox_jax.pytypes import Tree
+from dilocox_jax.trees import Tree
 
 
 def copies_are_equal(state: Tree) -> bool:

@@ -27,8 +27,7 @@ from dilocox_jax.checks import one_of, require, within_limits
 from dilocox_jax.distributed.local_map import INNER_AXES
 from dilocox_jax.plan.choices import LAYOUTS
 from dilocox_jax.plan.model.division import DATA_AXIS, Division, Spec
-from dilocox_jax.pytypes import Array, Tree
-from dilocox_jax.trees import path_name
+from dilocox_jax.trees import Array, Tree, path_name
 
 REPLICA_AXIS = "replica"
 

@@ -22,8 +22,7 @@ import jax.numpy as jnp
 from dilocox_jax.distributed.local_map import current_division, map_over_devices
 from dilocox_jax.distributed.replicas import partition
 from dilocox_jax.plan.model.division import Division, Spec
-from dilocox_jax.pytypes import Array, Tree
-from dilocox_jax.trees import path_name
+from dilocox_jax.trees import Array, Tree, path_name
 
 _NUM_AXES = 3  # A stack of matrices is [layers, rows, columns].
 

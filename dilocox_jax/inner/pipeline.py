@@ -29,8 +29,7 @@ from dilocox_jax.inner.pipeline_stage import (
 )
 from dilocox_jax.plan.model.division import STAGE_AXIS
 from dilocox_jax.plan.pipeline.timetable import ACTIONS, Timetable
-from dilocox_jax.pytypes import Scalar, Tree
-from dilocox_jax.trees import leaves_by_path
+from dilocox_jax.trees import Scalar, Tree, leaves_by_path
 
 # (blocks, rest, tokens) -> (loss, gradients of blocks, gradients of rest).
 PipelinedGradient = Callable[[Tree, Tree, Array], tuple[Scalar, Tree, Tree]]

@@ -23,8 +23,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from dilocox_jax.models.remat import remat_wrapper
-from dilocox_jax.pytypes import Tree
-from dilocox_jax.trees import leaves_by_path
+from dilocox_jax.trees import Tree, leaves_by_path
 
 # (layer's parameters, x [T, D], length, multiply, **context) -> x [T, D].
 Block = Callable[..., Array]

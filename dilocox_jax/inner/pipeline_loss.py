@@ -27,7 +27,7 @@ from dilocox_jax.inner.pipeline_stage import (
 from dilocox_jax.plan.model.division import STAGE_AXIS
 from dilocox_jax.plan.pipeline.timeline import Pipeline
 from dilocox_jax.plan.pipeline.timetable import ACTIONS, timetable
-from dilocox_jax.pytypes import Index, Scalar, Tree
+from dilocox_jax.trees import Index, Scalar, Tree
 
 # (blocks, rest, tokens) -> this stage's contribution to the loss.
 PipelinedLoss = Callable[[Tree, Tree, Array], Scalar]

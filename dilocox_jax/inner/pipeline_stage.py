@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from dilocox_jax.inner.activation_codec import ActivationCodec, Message
 from dilocox_jax.inner.pipeline_layer import Block, Leaves, Pairs, SplitLayer
-from dilocox_jax.pytypes import Index, Scalar, Tree
+from dilocox_jax.trees import Index, Scalar, Tree
 
 
 class CutModel(NamedTuple):

@@ -30,8 +30,7 @@ from dilocox_jax.plan.model.division import (
 )
 from dilocox_jax.plan.pipeline.stage_layers import StageLayers
 from dilocox_jax.plan.schedule.fragments import BLOCKS
-from dilocox_jax.pytypes import Array, Scalar, Tree
-from dilocox_jax.trees import path_name
+from dilocox_jax.trees import Array, Scalar, Tree, path_name
 
 # (blocks [v, K, ...], other leaves, tokens [m, b, L + 1]) -> (loss, gradients
 # of the blocks, gradients of the other leaves). All three results are this

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dilocox_jax.pytypes import Scalar, Tree
+from dilocox_jax.trees import Scalar, Tree
 
 # (params, batch) -> mean loss, and -> (mean loss, gradients).
 Loss = Callable[[Tree, Tree], Scalar]

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from dilocox_jax.plan.model.division import DATA_AXIS
-from dilocox_jax.pytypes import Tree
+from dilocox_jax.trees import Tree
 
 
 def divided_embed(embed: Callable[..., Array]) -> Callable[..., Array]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from dilocox_jax.checks import require
-from dilocox_jax.pytypes import Array, Index, Tree
+from dilocox_jax.trees import Array, Index, Tree
 
 
 class AverageState(NamedTuple):

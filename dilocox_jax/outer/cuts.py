@@ -46,8 +46,9 @@ from dilocox_jax.plan.schedule.fragments import (
   covered,
   is_stacked,
 )
-from dilocox_jax.pytypes import Array, Tree
 from dilocox_jax.trees import (
+  Array,
+  Tree,
   check_trainable,
   is_masked,
   path_name,
@@ -145,6 +146,8 @@ class Cuts:
     own = {} if self._slices else self._own(tree, group, place)
 
     def put(path, new, old: Array) -> Array:
+      if is_masked(old):  # `optax.masked` kept it from the transform.
+        return old
       if slices := self._slices:
         rows, axis = _in_slices(path, old, slices)
         new = new.reshape(*rows.shape[: axis + 1], *rows.shape[axis + 2 :])

@@ -18,8 +18,7 @@ import optax
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import Replicas, map_prefix
 from dilocox_jax.outer.window import StepMetrics
-from dilocox_jax.pytypes import Aggregator, Tree
-from dilocox_jax.trees import shardings_of
+from dilocox_jax.trees import Aggregator, Tree, shardings_of
 
 
 class SharedState(NamedTuple):

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dilocox_jax.outer.rules import ExchangeResult
-from dilocox_jax.pytypes import Scalar, Tree
+from dilocox_jax.trees import Scalar, Tree
 
 
 class Drift(NamedTuple):

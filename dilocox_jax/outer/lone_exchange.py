@@ -38,7 +38,7 @@ import numpy as np
 from dilocox_jax.distributed.replicas import Replicas, is_none, without_axis
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.outer.rules import ExchangeResult
-from dilocox_jax.pytypes import Array, Tree
+from dilocox_jax.trees import Array, Tree
 
 Averaged = tuple[ExchangeResult, Any]
 

@@ -22,7 +22,7 @@ from dilocox_jax.outer.outer_step import FragmentState
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule, Window
-from dilocox_jax.pytypes import Tree
+from dilocox_jax.trees import Tree
 
 
 def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:

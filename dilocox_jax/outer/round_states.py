@@ -24,8 +24,7 @@ from dilocox_jax.outer.average import parameters_to_keep
 from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep
 from dilocox_jax.outer.window import ReplicaState
-from dilocox_jax.pytypes import Array, Index, Tree
-from dilocox_jax.trees import shardings_of
+from dilocox_jax.trees import Array, Index, Tree, shardings_of
 
 
 class RoundState(NamedTuple):

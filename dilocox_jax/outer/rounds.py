@@ -40,8 +40,7 @@ from dilocox_jax.plan.schedule.membership import (
   WindowAttendance,
 )
 from dilocox_jax.plan.schedule.sync_schedule import Window
-from dilocox_jax.pytypes import Index, Tree
-from dilocox_jax.trees import leaves_by_path
+from dilocox_jax.trees import Index, Tree, leaves_by_path
 
 
 class _Given(NamedTuple):
@@ -208,9 +207,14 @@ class Rounds(RoundStates):
       share: What each replica does in it; None: all do the same.
     """
     events = window.applied, window.sent
-    groups = (event and self.cuts.groups[event.fragment] for event in events)
-    has_steps, differs = window.num_steps > 0, share is not None
-    return WindowKind(*groups, window.is_same, has_steps, differs=differs)
+    applied, sent = (e and self.cuts.groups[e.fragment] for e in events)
+    return WindowKind(
+      applied,
+      sent,
+      window.is_same,
+      has_steps=window.num_steps > 0,
+      differs=share is not None,
+    )
 
   def _given(
     self,

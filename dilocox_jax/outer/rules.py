@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.schedule.methods import RULES, Method
-from dilocox_jax.pytypes import Array, Scalar, Tree
+from dilocox_jax.trees import Array, Scalar, Tree
 
 
 class ExchangeResult(NamedTuple):

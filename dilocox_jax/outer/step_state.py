@@ -20,8 +20,14 @@ from dilocox_jax.checks import require
 from dilocox_jax.outer.average import AverageState, parameters_to_keep
 from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.outer_step import FragmentState
-from dilocox_jax.pytypes import Index, Tree
-from dilocox_jax.trees import check_trainable, is_complex, is_count, is_masked
+from dilocox_jax.trees import (
+  Index,
+  Tree,
+  check_trainable,
+  is_complex,
+  is_count,
+  is_masked,
+)
 
 
 class StepState(NamedTuple):

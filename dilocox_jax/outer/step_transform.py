@@ -23,8 +23,7 @@ from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep, nothing
 from dilocox_jax.outer.step_state import StepState
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
-from dilocox_jax.pytypes import Array, Index, Tree
-from dilocox_jax.trees import has_values
+from dilocox_jax.trees import Array, Index, Tree, has_values
 
 # Changes of the parameters, and the states of all groups of fragments.
 Operand = tuple[Tree, tuple[FragmentState, ...]]

@@ -26,7 +26,7 @@ from dilocox_jax.outer.drift import Drift, measure_drift
 from dilocox_jax.outer.outer_step import FragmentState, OuterStep, nothing
 from dilocox_jax.outer.rules import ExchangeResult
 from dilocox_jax.plan.collective import stretch_ends, stretches
-from dilocox_jax.pytypes import Array, Index, Pausing, Scalar, Tree
+from dilocox_jax.trees import Array, Index, Pausing, Scalar, Tree
 
 # Name of the loop over inner steps in a compiled program.
 INNER_STEPS = "inner_steps"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dilocox_jax import files
-from dilocox_jax.mapping import flat
+from dilocox_jax.checks import flat
 from dilocox_jax.metrics.lines import (
   Directory,
   RecordError,

@@ -43,10 +43,9 @@ from dilocox_jax.plan.adaptive import RoundSetting
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.schedule.fragments import Shapes
-from dilocox_jax.pytypes import Aggregator
 from dilocox_jax.training.model_functions import model_functions
 from dilocox_jax.training.parts import NO_PARTS, Parts
-from dilocox_jax.trees import shapes_by_path
+from dilocox_jax.trees import Aggregator, shapes_by_path
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,9 +32,9 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from dilocox_jax.distributed import processes
-from dilocox_jax.pytypes import Tree
 from dilocox_jax.report.units import human_bytes
 from dilocox_jax.training import digests, save_errors
+from dilocox_jax.trees import Tree
 
 FOLDER = "checkpoints"  # Name of the folder in a run directory.
 ARRAYS, RECORD = "arrays", "record"

@@ -29,10 +29,9 @@ from dilocox_jax.plan.ranks import (
 from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event
-from dilocox_jax.pytypes import Boolean, Tree
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.states import TrainingState
-from dilocox_jax.trees import all_finite
+from dilocox_jax.trees import Boolean, Tree, all_finite
 
 
 class NotFiniteError(RuntimeError):

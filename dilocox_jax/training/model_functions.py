@@ -30,7 +30,7 @@ from dilocox_jax.models.segments import segment_ids
 from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.pipeline.timetable import timetable
-from dilocox_jax.pytypes import Scalar, Tree
+from dilocox_jax.trees import Scalar, Tree
 
 
 def model_functions(

@@ -6,7 +6,7 @@ import optax
 
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.models.loss import LossModel
-from dilocox_jax.pytypes import Aggregator
+from dilocox_jax.trees import Aggregator
 
 
 @dataclasses.dataclass(frozen=True)

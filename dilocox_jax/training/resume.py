@@ -15,13 +15,13 @@ import jax
 from dilocox_jax.aggregators.mean import (
   check_leaves_out,
 )
+from dilocox_jax.checks import changed_fields, flat
 from dilocox_jax.config import (
   FREE_ON_RESUME,
   RunConfig,
   to_plan,
 )
 from dilocox_jax.config.run import unfit_for_absences
-from dilocox_jax.mapping import changed_fields, flat
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.training import states
 from dilocox_jax.training.build import Programs

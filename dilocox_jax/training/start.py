@@ -25,7 +25,6 @@ from dilocox_jax.metrics.run_record import CONFIG, RECORD
 from dilocox_jax.models import weights
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_states import RoundState
-from dilocox_jax.pytypes import Tree
 from dilocox_jax.report.page import PAGE
 from dilocox_jax.training import build, evaluation, states
 from dilocox_jax.training.build import Programs
@@ -38,6 +37,7 @@ from dilocox_jax.training.checkpoint import (
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.resume import changed_settings
 from dilocox_jax.training.states import TrainingState
+from dilocox_jax.trees import Tree
 
 
 def check_nothing_is_lost(

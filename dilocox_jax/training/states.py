@@ -16,8 +16,8 @@ from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.plan.collective import Collective
 from dilocox_jax.plan.schedule.run_plan import Segment
-from dilocox_jax.pytypes import Tree
 from dilocox_jax.training.build import Programs
+from dilocox_jax.trees import Tree
 
 TrainingState = SharedState | RoundState
 

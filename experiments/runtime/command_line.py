@@ -276,8 +276,8 @@ def _check_config_file() -> None:
 
 
 def _check_run_field(path: str) -> None:
+  from dilocox_jax.checks import check_path
   from dilocox_jax.config import RunConfig
-  from dilocox_jax.mapping import check_path
 
   try:
     check_path(RunConfig, path)

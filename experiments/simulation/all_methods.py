@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from dilocox_jax.api.method_plans import MethodPlan
+from dilocox_jax.checks import flat
 from dilocox_jax.config import RunConfig
-from dilocox_jax.mapping import flat
 from dilocox_jax.metrics.lines import write_atomically
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.report import units

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dilocox_jax.api.simulation_setup import Options, Setup, set_up
+from dilocox_jax.checks import check_path, flat
 from dilocox_jax.codecs.named import link_names
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.sections import ModelConfig
-from dilocox_jax.mapping import check_path, flat
 from dilocox_jax.simulate.analytic import AnalyticClock
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Launch, Wait

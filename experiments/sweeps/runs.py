@@ -16,10 +16,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.checks import in_front, known, require
+from dilocox_jax.checks import check_path, flat, in_front, known, require
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping
 from dilocox_jax.config.recipes import DEFAULTS, RECIPES
-from dilocox_jax.mapping import check_path, flat
 
 # Fields of a sweep's config. `clocks`, `baseline`, `baselines`, `target_loss`,
 # `front` and `notes` are about its page.

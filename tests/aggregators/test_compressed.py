@@ -13,9 +13,8 @@ from dilocox_jax.config.sections import ExchangeConfig
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.schedule.fragments import stacked_shape
-from dilocox_jax.pytypes import without_pauses
 from dilocox_jax.reference.exchanges import SharedFactors
-from dilocox_jax.trees import leaves_by_path
+from dilocox_jax.trees import leaves_by_path, without_pauses
 from tests.aggregators.problem import (
   CODECS,
   NUM_REPLICAS,

@@ -12,8 +12,7 @@ from dilocox_jax.aggregators.mean import (
 from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.plan.choices import LAYOUTS
-from dilocox_jax.pytypes import Aggregator
-from dilocox_jax.trees import all_finite
+from dilocox_jax.trees import Aggregator, all_finite
 
 
 def averaged(values, layout="stacked"):

@@ -10,7 +10,7 @@ from dilocox_jax.codecs.quantize import E3M0, Float, Int
 from dilocox_jax.codecs.sparse import TopK
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.plan.choices import LAYOUTS
-from dilocox_jax.pytypes import without_pauses
+from dilocox_jax.trees import without_pauses
 from tests.codecs.alone import alone
 
 SHAPES = (1, 13), (2, 5, 6), (2, 5, 6)

@@ -1,8 +1,8 @@
 import pytest
 
+from dilocox_jax.checks import flat
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.platforms import chosen_values, on_platform
-from dilocox_jax.mapping import flat
 
 LONG = {"data": {"sequence_length": 2048}}
 OPEN = (

@@ -3,9 +3,9 @@ import json
 
 import pytest
 
+from dilocox_jax.checks import check_path, flat
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.recipes import DEFAULTS, RECIPES
-from dilocox_jax.mapping import check_path, flat
 from dilocox_jax.plan.schedule.methods import METHODS
 
 # The default run as it was before methods had recipes: old runs depend on it.

@@ -3,8 +3,8 @@ import re
 
 import pytest
 
+from dilocox_jax.checks import changed_fields, check_path
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping
-from dilocox_jax.mapping import changed_fields, check_path
 from dilocox_jax.plan.schedule.fragments import Fragments
 
 EVERYTHING = {

@@ -1,8 +1,8 @@
 import pytest
 
+from dilocox_jax.checks import flat
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.config.unread import unread_fields
-from dilocox_jax.mapping import flat
 
 LOSSY = {"exchange": {"codec": "int"}}
 FEEDBACK = {"exchange": {"codec": "int", "feedback": 1.0}}

@@ -1,7 +1,7 @@
 """Fragments that have some rows of every leaf.
 
 A slice is a leaf of its own here: "blocks/w/0@2" is slice 2 of "blocks/w/0".
-The fast code picks rows by number: outer/slices.py.
+The fast code picks rows by number: outer/cuts.py.
 """
 
 from collections.abc import Sequence

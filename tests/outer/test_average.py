@@ -1,5 +1,7 @@
 """The average of the outer parameters equals its plain numpy definition."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +35,8 @@ def test_newer_parameters_weigh_more(power, x64):
   def walked(optimizer):
     rng = np.random.default_rng(0)
     params = {"a": jnp.asarray(rng.normal(size=4)), "b": jnp.asarray(2.0)}
-    state, iterates = optimizer.init(params), []
+    state: Any = optimizer.init(params)
+    iterates = []
     for _ in range(7):
       gradient = jax.tree.map(
         lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), params
@@ -69,7 +72,7 @@ def test_rounds_average_what_each_fragment_was(name, x64):
   walks = [walk(each, state, problem, num_steps) for each, state in runs]
   assert_equal(programs.outer_params(runs[0][1]), problem[0])
   newest = [fragments_of(plain, jax.tree.map(jnp.asarray, problem[0]))]
-  state = None
+  state: Any = None
   for (_, state, _), (_, other, _) in zip(*walks, strict=True):
     assert_equal(
       [fragment.params for fragment in state.fragments],

@@ -22,9 +22,9 @@ from dilocox_jax.outer.step_state import outer_params
 from dilocox_jax.outer.step_transform import pseudo_gradient_steps
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
-from dilocox_jax.pytypes import Aggregator
 from dilocox_jax.reference import optimizers
 from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy
+from dilocox_jax.trees import Aggregator
 from tests.oracles import least_squares
 from tests.oracles.codecs import BY_BITS, in_blocks
 from tests.oracles.least_squares import make_problem

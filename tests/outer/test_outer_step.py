@@ -15,7 +15,7 @@ from dilocox_jax.outer.drift import axes_of, disagreement, measure_drift
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.rules import ExchangeResult, apply_rule
 from dilocox_jax.plan.schedule import methods
-from dilocox_jax.pytypes import Aggregator
+from dilocox_jax.trees import Aggregator
 from tests.outer.problem import assert_close, assert_equal, nesterov
 
 ROUNDING = 1e-6  # fp32, a few operations on values near 1

@@ -1,5 +1,7 @@
 """A method with some of its numbers at their neutral values is another one."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -135,7 +137,7 @@ def test_averages_at_every_step_are_one_replica_with_all_the_batches(bits):
   ],
 )
 def test_one_transformer_is_trained_plainly_in_fp32(method, settings):
-  alone = {"num_steps": 12, "num_replicas": 1}
+  alone: dict[str, Any] = {"num_steps": 12, "num_replicas": 1}
   outer = {"learning_rate": 1.0, "momentum": 0.0}
   settings |= {"method": method, "sync_interval": 4}
   programs, state, _ = nano.train(nano.config(outer=outer, **settings, **alone))

@@ -172,7 +172,8 @@ def test_a_model_learns_through_a_codec_alike_in_both_layouts(name):
     else [fragment.params for fragment in state.fragments]
     for state in (on_mesh, stacked)
   ]
-  assert_close(*jax.device_get(params), case.same)
+  mesh_params, stacked_params = jax.device_get(params)
+  assert_close(mesh_params, stacked_params, case.same)
   state = first_exchange(on_mesh)
   assert state.codec.count == case.exchanges
   for leaf in jax.tree.leaves(state.codec):

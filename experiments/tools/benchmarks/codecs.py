@@ -9,7 +9,7 @@ from dilocox_jax.codecs.base import Encoder, Reduced, encoder_of
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.codecs.quantize import Int
-from dilocox_jax.pytypes import Array, Tree
+from dilocox_jax.trees import Array, Tree
 from experiments.tools.benchmarks.ratios import Ratio, TimedProgram
 
 VALUES = 16, 1024, 4096  # 256 MiB of fp32.

@@ -19,9 +19,9 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.inner.step import inner_step
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
-from dilocox_jax.pytypes import Tree
 from dilocox_jax.report.text_tables import terminal_table
 from dilocox_jax.training import build, states
+from dilocox_jax.trees import Tree
 from experiments.tools.benchmarks.ratios import keep_record
 
 STEPS = 10  # Inner steps of one measurement.
