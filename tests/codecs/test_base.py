@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.codecs import rows
+from dilocox_jax.codecs import base as rows
 from dilocox_jax.codecs.base import RowLayout
 from dilocox_jax.codecs.low_rank import LocalLowRank, LowRank
 from dilocox_jax.codecs.quantize import E3M0, Float, Int

@@ -17,10 +17,10 @@ from dilocox_jax.config import from_mapping
 from dilocox_jax.models.fused_attention import named_attention
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.plan.schedule import methods
-from dilocox_jax.trees import Array, Tree
 from dilocox_jax.reference import methods as page
 from dilocox_jax.reference import optimizers
 from dilocox_jax.training import build
+from dilocox_jax.trees import Array, Tree
 
 # (what, error, bound)
 Error = tuple[str, float, float]
