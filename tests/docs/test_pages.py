@@ -164,7 +164,7 @@ def _loss_and_seeds(losses: list[float]) -> tuple[str, str]:
 
 
 def test_losses_of_more_replicas_are_those_of_the_committed_runs():
-  page = _between("## More than two replicas", "## Speed-up on real links")
+  page = _between("## Under equal conditions", "## Under older rules")
   lines = page.splitlines()
   others = [task for task in REPLICAS if not task.startswith("allreduce")]
   judged = [task for task in others if _judged(task)]
