@@ -28,7 +28,7 @@ PAGES = [
 TABLES: list[dict[str, str]] = []
 SWEEPS: list[dict[str, list[float]]] = []
 for _name in ("convergence_small", "convergence_muon"):
-  with (ROOT / f"docs/results/{_name}/table.csv").open(newline="") as _file:
+  with (ROOT / f"docs/results/{_name}_table.csv").open(newline="") as _file:
     TABLES += csv.DictReader(_file)
   SWEEPS.append({})
   with (ROOT / f"docs/results/{_name}.csv").open(newline="") as _file:
