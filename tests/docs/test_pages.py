@@ -132,7 +132,7 @@ def test_losses_at_equal_tokens_are_those_of_the_committed_runs():
 def test_losses_at_equal_time_are_those_of_the_committed_runs(
   clock, columns_before
 ):
-  text = _between("## Loss at equal time", "## One bit a value")
+  text = _between("## Loss at equal time", "## Longer runs")
   skipped = rf"(?:\| [^|]+ ){{{1 + columns_before}}}"
   shown = re.findall(rf"^{skipped}\| ([\d,]+) {LOSS}", text, re.MULTILINE)
   kept = [
