@@ -17,6 +17,7 @@ The same command goes on where it stopped. `tune` has the runs that choose rates
 from ml_collections import config_dict
 
 from experiments.configs import overlap_loco
+from experiments.configs.convergence_small import CLOCK_107B
 
 COMMON = {
   "model.compute_dtype": "float32",
@@ -57,10 +58,8 @@ def get_config(part: str = "way_back"):
   """
   config = overlap_loco.get_config()
   config.update_from_flattened_dict(COMMON)
-  runs, seeds = {"way_back": _way_back, "tune": _tune, "main": _main}[part]()
-  return config_dict.ConfigDict(
-    {"base": config.to_dict(), "runs": runs, "seeds": seeds}
-  )
+  sweep = {"way_back": _way_back, "tune": _tune, "main": _main}[part]()
+  return config_dict.ConfigDict({"base": config.to_dict(), **sweep})
 
 
 def _allreduce(replicas: int, sequences: int, inner: float) -> dict:
@@ -101,32 +100,45 @@ def _settings(size: tuple) -> list[dict]:
   return method + [_allreduce(*size[:2], r) for r in INNER_RATES["allreduce"]]
 
 
-def _tune() -> tuple[list[dict], tuple[int, ...]]:
+def _tune() -> dict:
   """Rates for every size, on a seed that is in no result."""
-  return [run for size in SIZES for run in _settings(size)], (1000,)
+  runs = [run for size in SIZES for run in _settings(size)]
+  return {"runs": runs, "seeds": (1000,)}
 
 
-def _main() -> tuple[list[dict], tuple[int, ...]]:
-  """Five seeds at what was chosen."""
-  runs = []
+def _main() -> dict:
+  """Five seeds at what was chosen, compared on the text that judges."""
+  runs, baselines = [], {}
   for size in SIZES:
-    if inner := CHOSEN.get(("allreduce", *size[:2])):
-      runs.append(_allreduce(*size[:2], inner[0]))
-    if rates := CHOSEN.get(("overlap_loco", *size[:2])):
-      runs.append(_overlap(size, *rates))
-  return runs, (0, 1, 2, 3, 4)
+    # The batch of eight has one baseline, that of two replicas.
+    base = size[:2] if size[1] == 4 else (2, 4)
+    own = CHOSEN.get(("overlap_loco", *size[:2]))
+    other = CHOSEN.get(("allreduce", *base))
+    if own and other:
+      name = f"overlap_loco {size[0]}x{size[1]}"
+      baselines[name] = f"allreduce {base[0]}x{base[1]}"
+      runs.append({**_allreduce(*base, other[0]), "name": baselines[name]})
+      runs.append({**_overlap(size, *own), "name": name})
+  return {
+    "runs": runs,
+    "seeds": (0, 1, 2, 3, 4),
+    "baselines": baselines,
+    "clocks": (CLOCK_107B,),
+    "judged": True,
+  }
 
 
-def _way_back() -> tuple[list[dict], tuple[int, ...]]:
+def _way_back() -> dict:
   """What an exchange of one bit loses on four replicas, by its collective."""
   shared = {
     **_overlap((4, 4, 16, 8), 0.016, 1.0),
     "model.preset": "nano",
     "total_steps": 1000,
   }
-  return [
-    {**shared, "name": "fp32", "exchange.codec": "float32"}
-    | {"exchange.feedback": 0.0},
+  fp32 = {"exchange.codec": "float32", "exchange.feedback": 0.0}
+  runs = [
+    {**shared, "name": "fp32", **fp32},
     {**shared, "name": "gathered", "exchange.collective": "all_gather"},
     {**shared, "name": "scattered", "exchange.collective": "reduce_scatter"},
-  ], (1000, 1001, 1002)
+  ]
+  return {"runs": runs, "seeds": (1000, 1001, 1002), "baseline": "fp32"}

@@ -46,7 +46,7 @@ def frame(
     by_name.setdefault(run.name, []).append(row)
   changed = changes(runs)
   configs = {run.name: run.config for run in reversed(runs)}
-  others = sweep.get("baselines", {})
+  others, judged = sweep.get("baselines", {}), bool(sweep.get("judged"))
   settings = []
   for name, lines in by_name.items():
     own = times[name]
@@ -54,7 +54,7 @@ def frame(
     settings.append(
       Setting(
         name,
-        [_trace(row, rows, own) for row in lines if row],
+        [_trace(row, rows, own, judged) for row in lines if row],
         baseline if baseline in by_name else "",
         {clock: time.end_s for clock, time in own.items()},
         {clock: time.utilisation for clock, time in own.items()},
@@ -96,7 +96,9 @@ def times_of(
   }
 
 
-def _trace(row: RunRow, rows: Rows, times: Mapping[str, Times]) -> Trace:
+def _trace(
+  row: RunRow, rows: Rows, times: Mapping[str, Times], judged: bool
+) -> Trace:
   points = []
   for each in rows.curve(row):
     seconds = {
@@ -107,7 +109,7 @@ def _trace(row: RunRow, rows: Rows, times: Mapping[str, Times]) -> Trace:
     points.append(Point(each.tokens, each.sent_bytes, each.loss, seconds))
   return Trace(
     row.seed,
-    row.loss,
+    row.judge_loss if judged else row.loss,
     row.sent_bytes,
     row.total_steps,
     row.tokens,

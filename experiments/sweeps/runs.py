@@ -21,10 +21,12 @@ from dilocox_jax.config import FREE_ON_RESUME, RunConfig, from_mapping
 from dilocox_jax.config.recipes import DEFAULTS, RECIPES
 
 # Fields of a sweep's config. `clocks`, `baseline`, `baselines`, `target_loss`,
-# `front` and `notes` are about its page.
+# `front` and `notes` are about its page, and so is `judged`: whether its losses
+# are those on the text that judges, which no sweep that chooses may show.
 FIELDS = (
   *("base", "grid", "runs", "seeds", "rows"),
   *("clocks", "baseline", "baselines", "target_loss", "front", "notes"),
+  "judged",
 )
 # These fields change no number of a run, so the digest ignores them. The fields
 # of `evaluation` may change when a run is resumed, but they decide which points

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dilocox_jax.metrics import RecordError
-from experiments.sweeps import runs
+from experiments.sweeps import page, runs
 from experiments.sweeps.rows import CurveRow, Rows, RunRow
 
 (RUN,) = runs.runs_of({"base": {"total_steps": 60}, "runs": [{"name": "a"}]})
@@ -31,6 +31,18 @@ def test_what_is_added_is_read_again_by_anybody(tmp_path):
   with path.open(newline="") as file:
     (line,) = csv.DictReader(file)
   assert float(line["loss"]) == 1.5 and int(line["sent_bytes"]) == 100
+
+
+@pytest.mark.parametrize(
+  ("sweep", "loss"), [({}, 1.5), ({"judged": True}, 1.6)]
+)
+def test_only_a_sweep_of_results_shows_losses_of_the_text_that_judges(
+  sweep, loss, tmp_path
+):
+  found = [dataclasses.replace(ROW, judge_loss=1.6)]
+  rows = Rows(tmp_path / "rows.csv")
+  frame = page.frame(sweep, [RUN], found, rows, {}, {"a": {}})
+  assert [trace.loss for trace in frame.settings[0].traces] == [loss]
 
 
 def test_a_run_whose_points_were_written_before_its_line_has_each_once(
