@@ -131,15 +131,17 @@ def _compile(config, values: flags.FlagValues) -> None:
 
   # The slices are only compiled for; nothing may look for a real one.
   os.environ["JAX_PLATFORMS"] = "cpu"
-  from experiments.compilation import report
+  from experiments.tools import compiled_run
 
   workdir = command_line.writable(values.workdir, "fits")
   with command_line.usage_errors():
-    compiled = report.compiled_report(config, values.compile, values.slices)
-  page = report.write_compiled(compiled, workdir, command_line.own_command())
+    compiled = compiled_run.compiled_run(config, values.compile, values.slices)
+  page = compiled_run.write_compiled(
+    compiled, workdir, command_line.own_command()
+  )
   print(f"{compiled.name}: {compiled.finding}\nreport: {page}")
   if values.table:
-    report.write_table(workdir.parent, pathlib.Path(values.table))
+    compiled_run.write_table(workdir.parent, pathlib.Path(values.table))
   if not compiled.fits:
     raise command_line.StoppedError(
       f"{compiled.name} does not fit: take more stages or data shards, a "

@@ -19,11 +19,7 @@ import numpy as np
 
 from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.cluster import Jitter
-from dilocox_jax.simulate.link_costs import (
-  LinkCosts,
-  MessageStep,
-  message_steps,
-)
+from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
 from dilocox_jax.simulate.script import Compute, Join, Key, Launch, Op
 from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S
 
@@ -205,7 +201,7 @@ class Interpreter(abc.ABC, Generic[Moment]):
     neighbour by one step, the next one by two, until all move at its pace.
     """
     members, pieces = list(links.members), links.transport.pieces
-    steps = message_steps(collective, len(members), pieces)
+    steps = links.steps(collective)
     slowness = links.transport.slowness(collective.kind, len(members))
     factors = self._noise.transfers(len(steps))[:, members] * slowness
     warm_s = np.zeros(len(members))

@@ -27,6 +27,7 @@ class Transport:
       is the way there alone; 1 if a receiver first says that it is ready.
     pieces: Pieces of a message that are passed on one by one. With 1, a
       replica waits for a whole message before it passes it on.
+    has_trees: Whether an all-reduce may go over trees in place of a ring.
     starts_slowly: Whether the first message after idle time (longer than
       `RETRANSMISSION_TIMEOUT_S`) pays for TCP's slow start.
     factors: Kinds of collectives, each with its time over that of a link that
@@ -36,6 +37,7 @@ class Transport:
 
   rtts_per_message: float = 0.5
   pieces: int = 1
+  has_trees: bool = False
   starts_slowly: bool = True
   factors: tuple[tuple[str, float, float], ...] = ()
 
@@ -54,10 +56,14 @@ class Transport:
 # NCCL's ring has two channels between nodes with one network card, and each
 # passes on a chunk in two slices, so a message goes in four pieces. That is
 # derived from its source (ALLREDUCE_CHUNKSTEPS is 4 of the 8 steps of a
-# channel's buffer, ALLREDUCE_SLICESTEPS 2), not measured. Not modelled: its
-# trees, which it prefers for small operands; its buffers, which are taken to
-# be large enough for the line (NCCL_BUFFSIZE, by default 4 MiB a channel).
-NCCL = Transport(pieces=4)
+# channel's buffer, ALLREDUCE_SLICESTEPS 2), not measured. NCCL chooses between
+# ring and trees by a table of latencies inside a data centre (its tuning.cc),
+# and does not know the delay of a link: from some MiB on it would take rings.
+# Here it takes what is faster on the given links, as one would set it by
+# NCCL_ALGO, so that no other method looks better for a poor choice. Not
+# modelled: its buffers, which are taken to be large enough for the line
+# (NCCL_BUFFSIZE, by default 4 MiB a channel).
+NCCL = Transport(pieces=4, has_trees=True)
 # Assumed to send as NCCL does. What TPUs do between slices is not published,
 # and nothing was measured.
 TPU = NCCL

@@ -5,22 +5,84 @@
   python -m experiments.tools.bench inner --workdir=runs/bench --config=...
   python -m experiments.tools.bench peers --workdir=runs/bench
 
-A bench is a benchmark with a name. `round`, `codecs` and `peers` compare the
-times of programs. The speed of a machine changes over time, so the programs run
-in turn many times, and the bench reports medians of the ratios of neighbouring
-times. `inner` reports tokens a second, utilisation and memory of inner steps of
-the config --config; no other bench reads the config. `peers` compares rounds
-with PyTorch's, which has to be installed (`make bench-peers`). Results go to
-WORKDIR/bench_NAME.json and to the terminal.
+`round`, `codecs` and `peers` compare the times of programs. The speed of a
+machine changes over time, so two programs run in turn many times, and the
+median of the ratios of neighbouring times is reported. `inner` reports tokens a
+second, utilisation and memory of inner steps of the config --config; no other
+bench reads the config. `peers` compares rounds with PyTorch's, which has to be
+installed (`make bench-peers`). Results go to WORKDIR/bench_NAME.json and to the
+terminal.
 """
 
+import dataclasses
+import statistics
 import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
 from absl import flags
 
 from experiments.runtime import command_line
 
 BENCHES = ("round", "codecs", "inner", "peers")
+TimedProgram = Callable[[], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+  """One comparison: how many times slower `measured` is than `baseline`.
+
+  Attributes:
+    name: What is compared.
+    measured: Runs a program once and waits until it has ended.
+    baseline: Does so with the other program.
+    bound: What the ratio must not exceed, set beforehand.
+    scale: Number by which the ratio is divided.
+  """
+
+  name: str
+  measured: TimedProgram
+  baseline: TimedProgram
+  bound: float
+  scale: float = 1.0
+
+
+def _seconds(program: TimedProgram) -> float:
+  started = time.perf_counter()
+  program()
+  return time.perf_counter() - started
+
+
+def measure_ratio(ratio: Ratio, repeats: int) -> dict[str, float | bool]:
+  """Runs both programs in turn and takes medians.
+
+  Args:
+    ratio: What is compared.
+    repeats: Paired measurements.
+  """
+  ratio.measured()  # Compiles.
+  ratio.baseline()
+  pairs = []
+  for number in range(repeats):
+    # A machine that gets slower while a pair runs would favour the first, so
+    # every other pair begins with the baseline.
+    if number % 2:
+      baseline_s = _seconds(ratio.baseline)
+      pairs.append((_seconds(ratio.measured), baseline_s))
+    else:
+      pairs.append((_seconds(ratio.measured), _seconds(ratio.baseline)))
+  values = [a / b / ratio.scale for a, b in pairs]
+  median = statistics.median(values)
+  return {
+    "median": median,
+    "min": min(values),
+    "max": max(values),
+    "bound": ratio.bound,
+    "is_within_bound": median <= ratio.bound,
+    "measured_s": statistics.median(a for a, _ in pairs),
+    "baseline_s": statistics.median(b for _, b in pairs),
+  }
 
 
 def define_flags() -> None:
@@ -35,33 +97,65 @@ def define_flags() -> None:
 
 def main(values: flags.FlagValues) -> None:
   """Runs the bench that the flag --bench names."""
-  if command_line.is_config_given() and values.bench != "inner":
+  name, repeats = values.bench, values.repeats
+  if command_line.is_config_given() and name != "inner":
     raise command_line.UsageError(
-      f"the bench {values.bench} reads no config: leave out --config"
+      f"the bench {name} reads no config: leave out --config"
     )
   workdir = command_line.writable(values.workdir, "bench")
+  from dilocox_jax.metrics.lines import write_json
   from experiments.runtime import distributed_flags, running
 
-  if values.bench == "inner":
+  if name == "inner":
     config = command_line.run_config(values.config)
-    from experiments.tools.benchmarks import inner
-
     is_mesh = config.mesh.layout == "mesh"
     running.set_up_jax(distributed_flags.num_devices(config) if is_mesh else 1)
-    with command_line.usage_errors():
-      inner.run_inner(config, workdir, values.repeats)
-    return
-  running.set_up_jax()
-  from experiments.tools.benchmarks import codecs, peers, ratios, round
+    from experiments.tools import bench_inner
 
-  made = {
-    "round": round.round_ratios,
-    "codecs": codecs.codec_ratios,
-    "peers": peers.peer_ratios,
-  }
-  with command_line.usage_errors():
-    compared = made[values.bench]()
-  ratios.run_ratios(values.bench, compared, workdir, values.repeats)
+    with command_line.usage_errors():
+      record = bench_inner.measure_steps(config, repeats)
+    _print({key: (value,) for key, value in record.items()}, ("measured",))
+  else:
+    running.set_up_jax()
+    with command_line.usage_errors():
+      found = {
+        ratio.name: measure_ratio(ratio, repeats) for ratio in _ratios(name)
+      }
+    columns = ("median", "min", "max", "bound")
+    _print({k: [v[c] for c in columns] for k, v in found.items()}, columns)
+    label = "measured: medians of paired ratios in one process"
+    record = {"label": label, "repeats": repeats, "ratios": found}
+  path = workdir / f"bench_{name}.json"
+  write_json(path, _machine() | record)
+  print(f"results: {path}")
+
+
+def _ratios(name: str) -> list[Ratio]:
+  from experiments.tools import bench_programs, bench_torch
+
+  return {
+    "round": bench_programs.round_ratios,
+    "codecs": bench_programs.codec_ratios,
+    "peers": bench_torch.peer_ratios,
+  }[name]()
+
+
+def _machine() -> dict[str, str]:
+  import jax
+
+  return {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
+
+
+def _print(rows: dict[str, Any], columns: tuple[str, ...]) -> None:
+  from rich.console import Console
+
+  from dilocox_jax.report.text_tables import terminal_table
+
+  cells = [
+    (name, *(f"{v:.4g}" if isinstance(v, float) else f"{v}" for v in values))
+    for name, values in rows.items()
+  ]
+  Console().print(terminal_table(("what", *columns), cells))
 
 
 if __name__ == "__main__":

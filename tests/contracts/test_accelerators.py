@@ -14,7 +14,7 @@ from jax.export import DisabledSafetyCheck
 
 from dilocox_jax.config import from_mapping
 from dilocox_jax.training import build, states
-from experiments.tools.benchmarks.inner import steps_program
+from experiments.tools.bench_inner import steps_program
 
 LENGTH, BATCH, VOCAB, STEPS = 2048, 4, 32_000, 2
 TOKENS = BATCH * LENGTH

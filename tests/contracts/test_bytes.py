@@ -26,12 +26,12 @@ from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.fragments import Fragments
-from experiments.compilation import hlo
-from experiments.compilation.topology import (
+from experiments.tools import compiled_text as hlo
+from experiments.tools.compiled_run import (
   is_compiler_installed,
   topology_devices,
 )
-from experiments.compilation.transfers import is_inner_loop, sent_bytes
+from experiments.tools.compiled_text import is_inner_loop, sent_bytes
 
 NUM_LAYERS = 4
 # Odd sizes: bytes that are not filled and chunks that are not whole.

@@ -3,7 +3,7 @@ import pytest
 from experiments.runtime.cluster_links import cluster_links
 from experiments.runtime.command_line import UsageError
 from experiments.runtime.throttled_network import throttled_network
-from experiments.tools.real_links.network import equal_cluster
+from experiments.tools.link_cases import equal_cluster
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,12 @@ from dilocox_jax.api.device_memory import device_memory
 from dilocox_jax.config import from_mapping, to_plan
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
-from experiments.compilation import report
-from experiments.compilation.program import steady_program
-from experiments.compilation.topology import is_compiler_installed
 from experiments.configs import compiled
+from experiments.tools.compiled_run import (
+  analyse,
+  is_compiler_installed,
+  steady_program,
+)
 from tests import runs
 from tests.experiments.programs import run
 
@@ -79,32 +81,14 @@ def test_stacked_replicas_are_all_on_one_device():
   assert unit == "kB" and abs(1e3 * number / total - 1) < 0.01
 
 
+@needs_compiler
 @pytest.mark.parametrize(
-  ("flags", "words"),
-  [
-    (["--memory=80"], "80"),
-    (["--workdir=x"], "--workdir needs --compile"),
-    pytest.param(
-      [TINY.format("dilocox"), "--compile=v5e:2x2", "--workdir={}"],
-      "make compile-report",
-      marks=pytest.mark.skipif(is_compiler_installed(), reason="it is there"),
-    ),
-    pytest.param(
-      [TINY.format("dilocox"), "--compile=v5e:3x17", "--workdir={}"],
-      "--compile=v5e:3x17",
-      marks=needs_compiler,
-    ),
-    pytest.param(
-      [TINY.format("dilocox"), "--compile=v5e:2x4", "--workdir={}"],
-      "the run has 8 devices and the slices have 16",
-      marks=needs_compiler,
-    ),
-  ],
+  ("topology", "word"), [("v5e:3x17", "3x17"), ("v5e:2x4", "16")]
 )
-def test_a_mistake_is_one_line(tmp_path, flags, words):
-  done = shown(*(flag.format(tmp_path) for flag in flags))
-  (line,) = done.stderr.strip().splitlines()
-  assert done.returncode == 2 and words in line
+def test_slices_that_do_not_suit_are_one_line(tmp_path, topology, word):
+  flags = TINY.format("dilocox"), f"--compile={topology}"
+  done = shown(*flags, f"--workdir={tmp_path}")
+  assert done.returncode == 2 and word in done.stderr
 
 
 @needs_compiler
@@ -131,13 +115,6 @@ def test_a_page_tells_what_a_tiny_run_needs(name, stretches, tmp_path):
   assert "## Memory" in page and "## Transfers" in page
   (row,) = csv.DictReader(table.read_text().splitlines())
   assert int(row["needed_bytes"]) == found["needed_bytes"]
-
-
-@pytest.mark.parametrize("name", compiled.COMPILED)
-def test_every_run_to_compile_fills_two_slices(name):
-  config = from_mapping(compiled.get_config(name).to_dict())
-  devices = config.mesh.num_replicas * config.division.num_devices
-  assert devices in (2 * 4, 2 * 16, 2 * 128)
 
 
 # Read from programs for TPUs (`make compile-report`, libtpu 0.0.42).
@@ -172,7 +149,7 @@ STREAMING = {
 def test_a_window_sends_the_plans_bytes_and_the_rest_of_the_state_is_kept(sync):
   config = runs.settings(layout="mesh", total_steps=30, **sync)
   program, traffic = steady_program(config), to_plan.traffic(config)
-  found = report.analyse(program, program.lowered.compile())
+  found = analyse(program, program.lowered.compile())
   numbers = range(config.fragments.num_fragments)
   assert found.planned_bytes == max(map(traffic.exchange_bytes, numbers))
   assert found.num_steps == sync.get("overlap_steps", 3)
@@ -182,8 +159,8 @@ def test_a_window_sends_the_plans_bytes_and_the_rest_of_the_state_is_kept(sync):
     for p in numbers
   ]
   # Parameters and momentum of the fragment that sends less.
-  assert found.memory["kept"] == 2 * sum(sorted(sizes)[:-1])
-  assert found.needed_bytes >= found.memory["kept"] + found.memory["arguments"]
+  assert program.kept_bytes == 2 * sum(sorted(sizes)[:-1])
+  assert found.needed_bytes >= found.state_bytes >= program.kept_bytes
 
 
 def test_memory_of_the_host_is_none_of_the_devices():

@@ -61,6 +61,7 @@ def test_formula_and_events_agree(transport, topology, name, changes):
 MEBIBYTES_16 = 16 * 2**20
 KEY = ("x", 0, 0, 0)
 NO_SLOW_START = dataclasses.replace(NCCL, starts_slowly=False)
+RING = dataclasses.replace(NO_SLOW_START, has_trees=False)
 
 
 def collective_s(one, kind, size=MEBIBYTES_16, transport=small.PLAIN):
@@ -102,7 +103,9 @@ def two_sites(*placement):
     # Whole messages wait for their way; pieces c / 4 + way, K = 6, c = 35.1 ms.
     (star(4, 0.2), "all_reduce", small.PLAIN, 0.2106 + 6 * 0.1),
     (star(4, 0.2), "all_gather", small.PLAIN, 3 * 0.1404 + 3 * 0.1),
-    (star(4, 0.2), "all_reduce", NO_SLOW_START, 6 * 0.1 + 0.0351 * (1 + 5 / 4)),
+    (star(4, 0.2), "all_reduce", RING, 6 * 0.1 + 0.0351 * (1 + 5 / 4)),
+    # A tree of M = 5 goes up 3 hops and down 3, with 2 / 6 of the operand each.
+    (star(5, 0.2), "all_reduce", NO_SLOW_START, 6 * 0.1 + 0.0468 * (1 + 5 / 4)),
     (star(2), "all_gather", GLOO, 1.5 * 0.1404),
     (star(2), "all_reduce", GLOO, 0.1404 * (1 + 66 / 3028)),
   ],
@@ -122,6 +125,19 @@ def test_a_pipelined_ring_costs_few_delays(num_replicas, delay_s):
   assert delay_s < found < 10 * delay_s  # Slow start included.
   waiting = collective_s(far, *what, GLOO) - bytes_s
   assert waiting > 4 * (num_replicas - 1) * delay_s
+
+
+@pytest.mark.parametrize("num_replicas", [4, 8, 16, 32])
+@pytest.mark.parametrize("bps", [1e9, 1e10, 1e11])
+def test_over_warm_connections_an_allreduce_costs_at_most_ten_delays(
+  num_replicas, bps
+):
+  what = "all_reduce", 128 * 2**20
+  near, far = (
+    small.cluster(num_replicas, bps=bps, rtt_s=rtt_s) for rtt_s in (0.0, 0.02)
+  )
+  extra_s = collective_s(far, *what, NO_SLOW_START) - collective_s(near, *what)
+  assert 0.0099 < extra_s < 0.1
 
 
 @pytest.mark.parametrize("bps", [1e6, 3e7, 1e10])

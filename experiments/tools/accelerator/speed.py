@@ -18,7 +18,7 @@ import dilocox_jax as dx
 from dilocox_jax.api.device_memory import device_memory
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
-from experiments.tools.benchmarks import codecs, inner, peers, ratios, round
+from experiments.tools import bench, bench_inner, bench_programs, bench_torch
 
 Figures = Iterator[dict[str, Any]]
 _FEW_STEPS, _MOST_STEPS = 10, 2000
@@ -57,7 +57,7 @@ FULL = Sizes(
   1024,
   ("llama_150m", 16, 16),
   {"preset": "small", "num_layers": 11},
-  codecs.VALUES,
+  bench_programs.VALUES,
   5,
 )
 TINY = Sizes(
@@ -90,7 +90,7 @@ def inner_steps(sizes: Sizes) -> Figures:
   """
   for name in sizes.models:
     config = _config(sizes, name)
-    values = inner.measure_steps(config, sizes.repeats)
+    values = bench_inner.measure_steps(config, sizes.repeats)
     yield {"figure": f"inner step {name}", "goal_mfu": _GOAL_MFU, **values}
     needed = device_memory(config).total
     compiled = (values["argument_bytes"] or 0) + (
@@ -132,7 +132,7 @@ def _torch_step_s(config: RunConfig, repeats: int) -> float:
   shape, data = config.model.shape, config.data
   params = _torch_params(shape, device)
   optimizer = torch.optim.AdamW(list(params.values()), fused=device == "cuda")
-  loss = peers.peer_loss(shape, data.sequence_length, device)
+  loss = bench_torch.peer_loss(shape, data.sequence_length, device)
   if device == "cuda":
     loss = torch.compile(loss, dynamic=False)
   tokens = torch.randint(
@@ -142,7 +142,7 @@ def _torch_step_s(config: RunConfig, repeats: int) -> float:
   )
 
   def steps() -> None:
-    for _ in range(inner.STEPS):
+    for _ in range(bench_inner.STEPS):
       with torch.autocast(device, torch.bfloat16):
         value = loss(params, tokens)
       value.backward()
@@ -151,7 +151,7 @@ def _torch_step_s(config: RunConfig, repeats: int) -> float:
       optimizer.zero_grad()
     value.item()
 
-  return _median_s(steps, repeats) / inner.STEPS
+  return _median_s(steps, repeats) / bench_inner.STEPS
 
 
 def _torch_params(shape: ModelShape, device: str) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _torch_params(shape: ModelShape, device: str) -> dict[str, Any]:
     path: np.broadcast_to(np.float32(1), size)
     for path, size in parameter_shapes(shape).items()
   }
-  params = peers.peer_params(leaves)
+  params = bench_torch.peer_params(leaves)
   for name, leaf in params.items():
     drawn = leaf.to(device)
     if leaf.ndim > 1:
@@ -185,7 +185,7 @@ def round_ratios(sizes: Sizes) -> Figures:
   Args:
     sizes: Number of repeats.
   """
-  yield from _measured(round.round_ratios(*sizes.rounds), sizes)
+  yield from _measured(bench_programs.round_ratios(*sizes.rounds), sizes)
 
 
 def codec_ratios(sizes: Sizes) -> Figures:
@@ -194,12 +194,12 @@ def codec_ratios(sizes: Sizes) -> Figures:
   Args:
     sizes: Shape of the values, and number of repeats.
   """
-  yield from _measured(codecs.codec_ratios(sizes.values), sizes)
+  yield from _measured(bench_programs.codec_ratios(sizes.values), sizes)
 
 
-def _measured(compared: list[ratios.Ratio], sizes: Sizes) -> Figures:
+def _measured(compared: list[bench.Ratio], sizes: Sizes) -> Figures:
   for ratio in compared:
-    yield {"figure": ratio.name, **ratios.measure_ratio(ratio, sizes.repeats)}
+    yield {"figure": ratio.name, **bench.measure_ratio(ratio, sizes.repeats)}
 
 
 def trained(sizes: Sizes, deadline: float) -> Figures:

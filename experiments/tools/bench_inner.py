@@ -5,7 +5,6 @@ the model count (`flops_per_token`), so recomputing activations lowers the
 utilisation.
 """
 
-import pathlib
 import statistics
 import time
 from collections.abc import Callable
@@ -13,16 +12,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.progress import track
 
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.inner.step import inner_step
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
-from dilocox_jax.report.text_tables import terminal_table
 from dilocox_jax.training import build, states
 from dilocox_jax.trees import Tree
-from experiments.tools.benchmarks.ratios import keep_record
 
 STEPS = 10  # Inner steps of one measurement.
 
@@ -99,7 +95,7 @@ def measure_steps(config: RunConfig, repeats: int) -> dict:
   carry = first_carry(programs)
   program = steps_program(programs).lower(carry, batches).compile()
   seconds = []
-  for number in track(range(repeats + 1), description="inner steps"):
+  for number in range(repeats + 1):
     start_s = time.perf_counter()
     carry, metrics = program(carry, batches)
     jax.block_until_ready((carry, metrics))
@@ -119,9 +115,7 @@ def _rates(config: RunConfig, seconds: list[float]) -> dict:
   kind = jax.devices()[0].device_kind
   peak = DEVICE_PEAK_FLOPS.get(kind)
   return {
-    "device": kind,
     "num_devices": num_devices,
-    "jax": jax.__version__,
     "parameters": parameter_count(shape),
     "compute_dtype": config.model.compute_dtype,
     "attention": config.model.attention,
@@ -142,38 +136,3 @@ def _memory(program: jax.stages.Compiled) -> dict:
     "temporary_bytes": getattr(analysis, "temp_size_in_bytes", None),
     "peak_bytes": stats.get("peak_bytes_in_use"),
   }
-
-
-def run_inner(config: RunConfig, workdir: pathlib.Path, repeats: int) -> dict:
-  """Measures, writes bench_inner.json and prints a table.
-
-  Args:
-    config: Config of the run.
-    workdir: Directory of the file.
-    repeats: Measurements of `STEPS` steps each.
-
-  Returns:
-    The values of the file by name.
-  """
-  values = measure_steps(config, repeats)
-  cells = [
-    (name, _cell(name, value))
-    for name, value in values.items()
-    if name not in ("device", "label")
-  ]
-  title = f"Inner steps on {values['device']}"
-  table = terminal_table(("value", "measured"), cells, title=title)
-  keep_record(workdir, "inner", values, table)
-  return values
-
-
-def _cell(name: str, value) -> str:
-  if value is None:
-    return "unknown"
-  if name == "mfu":
-    return f"{100 * value:.1f} %"
-  if isinstance(value, int):
-    return f"{value:,}"
-  if isinstance(value, float):
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-  return value

@@ -21,7 +21,7 @@ from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.schedule.fragments import BLOCKS
 from dilocox_jax.training import build, run_text, states
 from dilocox_jax.trees import leaves_by_path
-from experiments.tools.benchmarks.ratios import Ratio
+from experiments.tools.bench import Ratio
 
 Tensors = dict[str, Any]
 SYNC_INTERVAL = 50

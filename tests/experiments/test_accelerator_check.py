@@ -10,7 +10,7 @@ from dilocox_jax.codecs.base import encoder_of
 from dilocox_jax.codecs.named import named_codec
 from experiments.tools import accelerator_check
 from experiments.tools.accelerator import exact
-from experiments.tools.benchmarks.codecs import BOUNDS
+from experiments.tools.bench_programs import BOUNDS
 from tests.experiments import programs
 
 

@@ -1,1 +1,0 @@
-"""Asks a compiler about the programs of a run, without the machines."""

@@ -1,0 +1,192 @@
+"""Programs that the benches `round` and `codecs` compare.
+
+`round`: overhead of delay, of stacking, and of a step itself. `codecs`: time of
+encoding beside that of moving the same bytes. Bounds are goals, set beforehand.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dilocox_jax.codecs.base import Encoder, Reduced, encoder_of
+from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.named import named_codec
+from dilocox_jax.codecs.quantize import Int
+from dilocox_jax.config import RunConfig, from_mapping
+from dilocox_jax.training import build
+from dilocox_jax.trees import Array, Tree
+from experiments.tools import bench_inner as inner
+from experiments.tools.bench import Ratio, TimedProgram
+
+VALUES = 16, 1024, 4096  # 256 MiB of fp32.
+_RANK = 32
+# Times of encoding and decoding over those of a copy, at most. Set beforehand.
+BOUNDS = {
+  "int(bits=4)": 1.5,
+  "int(bits=1)": 1.5,
+  "top_k(fraction=0.1)+int(bits=2)": 3.0,
+}
+
+
+def _drawn(shape: tuple[int, ...]) -> Array:
+  return jax.random.normal(jax.random.key(0), shape, jnp.float32)
+
+
+def _coded(encoder: Encoder, values: Array) -> TimedProgram:
+  """Encodes, then decodes; two programs, as on two machines."""
+  encode = jax.jit(lambda x: encoder.encode([x], jax.random.key(0)))
+  decode = jax.jit(lambda arrays: encoder.decode(arrays, [values.shape]))
+  return lambda: jax.block_until_ready(decode(encode(values)))
+
+
+def _timed(function: Callable[[Array], Tree], values: Array) -> TimedProgram:
+  program = jax.jit(function)
+  return lambda: jax.block_until_ready(program(values))
+
+
+def _factorised(values: Array) -> TimedProgram:
+  codec, key = LowRank(_RANK, then=Int(4)), jax.random.key(0)
+  state = codec.init([values.shape], key)
+
+  def encode(values: Array) -> Tree:
+    """Encodes the left factor, decodes it, and encodes the right one."""
+    run = codec.run([values], state, key)
+    left = next(run)
+    sent = codec.then.encode(left, key)
+    decoded = codec.then.decode(sent, [leaf.shape for leaf in left])
+    right = run.send(Reduced(decoded, decoded))
+    return sent, codec.then.encode(right, key)
+
+  return _timed(encode, values)
+
+
+def _multiplied(values: Array) -> TimedProgram:
+  """The two products that a low-rank encoding cannot do without."""
+  shape = (values.shape[0], values.shape[2], _RANK)
+  factor = jax.random.normal(jax.random.key(1), shape, jnp.float32)
+
+  def products(values: Array):
+    left = jnp.matmul(values, factor, precision="highest")
+    right = jnp.swapaxes(values, 1, 2)
+    return left, jnp.matmul(right, left, precision="highest")
+
+  return _timed(products, values)
+
+
+def codec_ratios(shape: tuple[int, ...] = VALUES) -> list[Ratio]:
+  """Returns what is compared. Bounds are goals, set beforehand.
+
+  Args:
+    shape: Shape of the values, [layers, rows, columns].
+  """
+  values = _drawn(shape)
+  copied = _timed(jnp.copy, values)
+  coded = [
+    Ratio(
+      f"{name}: encode and decode over a copy",
+      _coded(encoder_of(named_codec(name)), values),
+      copied,
+      bound,
+    )
+    for name, bound in BOUNDS.items()
+  ]
+  matrices = _drawn((max(shape[0] // 4, 1), *shape[1:]))
+  encoded, products = _factorised(matrices), _multiplied(matrices)
+  name = "low rank in 4 bits: encode over its products"
+  return [*coded, Ratio(name, encoded, products, bound=1.1)]
+
+
+def _config(
+  num_replicas: int, preset: str, sync_interval: int, batch_size: int
+) -> RunConfig:
+  return from_mapping(
+    {
+      "model": {"preset": preset},
+      "data": {"batch_size": batch_size},
+      "mesh": {"num_replicas": num_replicas},
+      "sync": {"method": "dilocox", "sync_interval": sync_interval},
+      # Only the delay is timed.
+      "exchange": {"codec": "float32", "feedback": 0.0},
+      "adaptive": {"mode": "off"},
+    }
+  )
+
+
+def _batches(config: RunConfig, *lead: int) -> jax.Array:
+  data = config.data
+  shape = (*lead, data.batch_size, data.sequence_length + 1)
+  drawn = np.random.default_rng(0).integers(0, 256, shape, np.int32)
+  return jax.device_put(drawn)
+
+
+def _delayed_round(config: RunConfig) -> TimedProgram:
+  """A round with an exchange pending; each call goes on from the last one."""
+  programs = build.programs(config)
+  params = jax.jit(programs.model.init)(jax.random.key(0))
+  batches = _batches(
+    config, config.mesh.num_replicas, config.sync.named.schedule.sync_interval
+  )
+  optimizer = jax.jit(programs.steps.optimizer.init)(params)
+  state = programs.rounds.init(params, optimizer)
+
+  def run() -> None:
+    nonlocal state
+    # The program reuses the memory of the state that it is given.
+    state, metrics, _ = programs.rounds.run(state, batches)
+    jax.block_until_ready((state, metrics))
+
+  run()  # Nothing is pending in the first one.
+  return run
+
+
+def _inner_steps(config: RunConfig) -> TimedProgram:
+  """The same inner steps of the same stacked model, and nothing else."""
+  programs = build.programs(config)
+  program = inner.steps_program(programs)
+  carry = inner.first_carry(programs)
+  batches = _batches(
+    config, config.mesh.num_replicas, config.sync.named.schedule.sync_interval
+  )
+
+  def run() -> None:
+    nonlocal carry
+    carry, metrics = program(carry, batches)
+    jax.block_until_ready((carry, metrics))
+
+  return run
+
+
+def _forward(config: RunConfig) -> TimedProgram:
+  """The forward passes of the same batches, one replica."""
+  programs = build.programs(config)
+  params = jax.jit(programs.model.init)(jax.random.key(0))
+  batches = _batches(config, config.sync.named.schedule.sync_interval)
+  return lambda: jax.block_until_ready(programs.evaluate(params, batches))
+
+
+def round_ratios(
+  preset: str = "tiny",
+  sync_interval: int = 50,
+  batch_size: int = 8,
+  stacked: int = 2,
+) -> list[Ratio]:
+  """Returns what is compared. Bounds are goals, set beforehand.
+
+  Args:
+    preset: Sizes of the model.
+    sync_interval: H (inner steps).
+    batch_size: Sequences of a step of one replica.
+    stacked: Replicas that one device steps together.
+  """
+  sizes = preset, sync_interval, batch_size
+  two, one, many = (_config(count, *sizes) for count in (2, 1, stacked))
+  single = _inner_steps(one)
+  delayed = "delayed round over its inner steps"
+  together = f"{stacked} stacked replicas over one, for the same tokens"
+  return [
+    Ratio(delayed, _delayed_round(two), _inner_steps(two), bound=1.02),
+    Ratio(together, _inner_steps(many), single, bound=1.05, scale=stacked),
+    Ratio("step over its forward pass", single, _forward(one), bound=3.6),
+  ]

@@ -1,1 +1,0 @@
-"""One module per benchmark of experiments.tools.bench."""

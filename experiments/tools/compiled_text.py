@@ -1,0 +1,195 @@
+"""Reads the text of a compiled program (XLA's HLO), and its transfers.
+
+XLA has no public way to walk through a compiled program, but its text is
+regular. A program is a list of computations, and a computation is a list of
+instructions in the order in which they run, if the program is scheduled:
+
+    %name = f32[4,8]{1,0} opcode(%operand, ...), attribute=value, ...
+
+A program for several TPU slices moves data between them with pairs of send and
+receive: `send`, `recv` start them, and `send-done`, `recv-done` wait for them.
+A transfer is hidden by a loop over inner steps that lies between its `send` and
+its `recv-done`.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+
+from dilocox_jax.outer.window import INNER_STEPS
+from dilocox_jax.plan.collective import Collective
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) (?:\(.*)?\{$")
+_INSTRUCTION = re.compile(
+  r"^\s+(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*)$"
+)
+_ITEM_BITS = {"pred": 8, "token": 0}
+_TRANSFER = r'_xla_megascale_transfer_type="(\w+)"'
+_KINDS = {
+  "ALL_REDUCE": "all_reduce",
+  "ALL_GATHER": "all_gather",
+  "ALL_TO_ALL": "all_to_all",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """One instruction.
+
+  Attributes:
+    name: Its name in its computation, without "%".
+    type: Type of the result, e.g. "f32[4,8]{1,0}", or several in brackets.
+    opcode: Operation, e.g. "all-reduce".
+    arguments: Text of the operands, or of a constant's value.
+    attributes: Text behind the operands.
+  """
+
+  name: str
+  type: str
+  opcode: str
+  arguments: str
+  attributes: str
+
+  @property
+  def operands(self) -> list[str]:
+    """Names of the operands."""
+    return re.findall(r"%([\w.-]+)", self.arguments)
+
+  def attribute(self, pattern: str) -> str | None:
+    """Returns the first group of a pattern in the attributes, or None."""
+    found = re.search(pattern, self.attributes)
+    return found[1] if found else None
+
+  @property
+  def op_name(self) -> str:
+    """Place in the traced program, e.g. "jit(f)/inner_steps/while"."""
+    return self.attribute(r'op_name="([^"]*)"') or ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+  """A compiled program.
+
+  Attributes:
+    computations: Instructions of every computation by its name, in order.
+    entry: Name of the computation with which the program starts.
+  """
+
+  computations: dict[str, tuple[Instruction, ...]]
+  entry: str
+
+  @functools.cached_property
+  def types(self) -> dict[str, str]:
+    """Types by name of instruction; a program names each one differently."""
+    return {
+      each.name: each.type
+      for instructions in self.computations.values()
+      for each in instructions
+    }
+
+  def operand_bytes(self, instruction: Instruction) -> int:
+    """Returns the size of an instruction's operands (bytes)."""
+    return sum(type_bytes(self.types[name]) for name in instruction.operands)
+
+
+def parse(text: str) -> Module:
+  """Reads a compiled program, as `compiled.as_text()` has it."""
+  computations: dict[str, list[Instruction]] = {}
+  entry, current = "", computations.setdefault("", [])
+  for line in text.splitlines():
+    if start := _COMPUTATION.match(line):
+      current = computations.setdefault(start[1], [])
+      entry = start[1] if line.startswith("ENTRY") else entry
+    elif found := _INSTRUCTION.match(line):
+      name, kind, opcode, rest = found.groups()
+      # Behind the operands there are attributes, or nothing.
+      arguments, *attributes = re.split(r"\)(?=, |$)", rest, maxsplit=1)
+      current.append(
+        Instruction(name, kind, opcode, arguments, "".join(attributes))
+      )
+  return Module({n: tuple(c) for n, c in computations.items() if c}, entry)
+
+
+def type_bytes(text: str) -> int:
+  """Returns the size of an array, or of several, from their type (bytes)."""
+  total = 0
+  for item, sizes in re.findall(r"([a-z]+\d*)\[([\d,]*)\]", text):
+    found = re.search(r"\d+", item)
+    bits = _ITEM_BITS.get(item, int(found[0]) if found else 0)
+    total += math.prod(int(n) for n in sizes.split(",") if n) * bits // 8
+  return total
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+  """A transfer between slices.
+
+  Attributes:
+    kind: "all_reduce", "all_gather", "all_to_all" or "permute".
+    operand_bytes: Size of what one device hands over (bytes).
+    start: Number of its `send` in its computation, from 0.
+    end: Number of its `recv-done`.
+    hidden_by: Numbers of the loops over inner steps in between.
+  """
+
+  kind: str
+  operand_bytes: int
+  start: int
+  end: int
+  hidden_by: tuple[int, ...]
+
+
+def transfers(module: Module) -> list[Transfer]:
+  """Returns the transfers between slices, by computation and start."""
+  found = []
+  for instructions in module.computations.values():
+    loops = [n for n, i in enumerate(instructions) if is_inner_loop(i)]
+    ends = _ends(instructions)
+    for start, each in enumerate(instructions):
+      kind = each.attribute(_TRANSFER)
+      if each.opcode == "send" and kind is not None:
+        end = ends[_channel(each)]
+        between = tuple(n for n in loops if start < n < end)
+        size = module.operand_bytes(each)
+        kind = _KINDS.get(kind, "permute")
+        found.append(Transfer(kind, size, start, end, between))
+  return found
+
+
+def sent_bytes(module: Module, num_replicas: int = 2) -> float:
+  """Returns the bytes that one device sends to other slices.
+
+  Args:
+    module: The program. No loop of it sends anything.
+    num_replicas: Number of replicas, each on slices of its own.
+  """
+  # An operand of a permute is what goes to one other slice.
+  return math.fsum(
+    Collective(each.kind, each.operand_bytes).sent_bytes(num_replicas)
+    for each in transfers(module)
+  )
+
+
+def is_inner_loop(instruction: Instruction) -> bool:
+  """Whether an instruction is a loop over inner steps."""
+  place = instruction.op_name.split("/")[-2:]
+  return instruction.opcode == "while" and place == [INNER_STEPS, "while"]
+
+
+def _ends(instructions: tuple[Instruction, ...]) -> dict[str, int]:
+  """Returns the number of the `recv-done` of every transfer."""
+  received = {
+    each.name: _channel(each) for each in instructions if each.opcode == "recv"
+  }
+  return {
+    received[each.operands[0]]: number
+    for number, each in enumerate(instructions)
+    if each.opcode == "recv-done" and each.operands[0] in received
+  }
+
+
+def _channel(instruction: Instruction) -> str:
+  """Returns the name that a send and its receive have in common."""
+  pattern = r'_xla_host_transfer_rendezvous="([^"]*)"'
+  return instruction.attribute(pattern) or ""

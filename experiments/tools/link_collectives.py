@@ -1,0 +1,138 @@
+"""One of several processes that time collectives over the links between them.
+
+  python -m experiments.tools.link_collectives COORDINATOR COUNT NUMBER
+  REPEATS ASKED RESULT
+
+The file ASKED has a JSON list of [kind, bytes of an operand]. The last process
+writes a JSON list of [seconds, bytes that it sent] to the file RESULT: means of
+the middle half of REPEATS repeats. Among four processes an all-to-all takes one
+of two times, so that a median would be one or the other by chance. The time
+begins when the last process is ready, a millisecond after the first, and ends
+when all processes have met again, less the seconds of such a meeting alone.
+Processes of a training run are never ready at the same time, and gloo's gathers
+between two are faster if they are: both then send at once.
+"""
+
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from dilocox_jax.distributed import link_counter, processes
+from dilocox_jax.distributed.replicas import REPLICA_AXIS
+from dilocox_jax.metrics.lines import write_json
+
+_MEETINGS = 20  # Measured alone, to know what one takes.
+_APART_S = 0.001  # Between the first process that is ready and the last one.
+MOVES: dict[str, Callable[[jax.Array], jax.Array]] = {
+  "all_reduce": lambda x: jax.lax.psum(x, REPLICA_AXIS),
+  "all_gather": lambda x: jax.lax.all_gather(x, REPLICA_AXIS),
+  "all_to_all": lambda x: jax.lax.all_to_all(x, REPLICA_AXIS, 0, 0),
+  "permute": lambda x: jax.lax.ppermute(
+    x, REPLICA_AXIS, [(i, (i + 1) % _count()) for i in range(_count())]
+  ),
+}
+
+
+def _count() -> int:
+  return jax.lax.axis_size(REPLICA_AXIS)
+
+
+def measure(
+  asked: list[tuple[str, int]], repeats: int
+) -> list[tuple[float, float]]:
+  """Returns seconds, and bytes that left here, of each collective.
+
+  Args:
+    asked: Kind and operand size (bytes) of each.
+    repeats: How often each is measured.
+  """
+  count = jax.process_count()
+  late_s = _APART_S * jax.process_index() / max(1, count - 1)
+  one_each = {device.process_index: device for device in jax.devices()[::-1]}
+  devices = [one_each[process] for process in range(count)]
+  mesh = Mesh(np.asarray(devices), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
+  meet = _program(mesh, "all_reduce", 4, count)
+  met_s = statistics.median(_seconds(meet) for _ in range(_MEETINGS))
+  results = []
+  for kind, num_bytes in asked:
+    run = _program(mesh, kind, num_bytes, count)
+    run()  # Compiles.
+    seconds, sent = [], []
+    for _ in range(repeats):
+      meet()
+      time.sleep(late_s)
+      before = link_counter.LinkCounter()
+      # Gloo ends when it has received. What it sends may still wait in a
+      # socket, and the next message waits behind it.
+      seconds.append(_seconds(run) + _seconds(meet) - met_s)
+      sent.append(before.new_bytes())
+    results.append((middle_mean(seconds), middle_mean(sent)))
+  return results
+
+
+def middle_mean(values: list[float]) -> float:
+  """Returns the mean of the middle half: of 5 values, of the middle 3."""
+  aside = len(values) // 4
+  return statistics.fmean(sorted(values)[aside : len(values) - aside])
+
+
+def _seconds(run: Callable[[], object]) -> float:
+  start_s = time.perf_counter()
+  run()
+  return time.perf_counter() - start_s
+
+
+def _program(mesh: Mesh, kind: str, num_bytes: int, count: int):
+  """Returns a function that runs a collective and waits for its end."""
+  shape, dtype = (num_bytes,), jnp.uint8
+  if kind == "all_reduce":
+    shape, dtype = (num_bytes // 4,), jnp.float32
+  if kind == "all_to_all":
+    shape = (count, num_bytes // count)
+  spec = PartitionSpec(REPLICA_AXIS)
+  own = jax.device_put(np.zeros((1, *shape), dtype), jax.local_devices()[0])
+  operand = jax.make_array_from_single_device_arrays(
+    (count, *shape), NamedSharding(mesh, spec), [own]
+  )
+  move = MOVES[kind]
+  program = jax.jit(
+    jax.shard_map(
+      lambda x: move(x[0])[None],
+      mesh=mesh,
+      in_specs=spec,
+      out_specs=spec,
+      check_vma=False,
+    )
+  )
+  return lambda: jax.block_until_ready(program(operand))
+
+
+def main(
+  coordinator: str,
+  count: str,
+  number: str,
+  repeats: str,
+  asked: str,
+  result: str,
+) -> None:
+  """Joins the others, measures, and ends without waiting for them."""
+  processes.start(coordinator, int(count), int(number))
+  found = measure(json.loads(pathlib.Path(asked).read_text()), int(repeats))
+  if int(number) == int(count) - 1:
+    write_json(result, found)
+  jax.distributed.shutdown()
+  sys.stdout.flush()
+  os._exit(0)
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])

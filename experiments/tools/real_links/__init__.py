@@ -1,1 +1,0 @@
-"""Cases that run over throttled links, beside what the simulator predicts."""
