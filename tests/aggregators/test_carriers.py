@@ -50,38 +50,27 @@ def sent_bytes(text, operation):
 
 
 @pytest.mark.parametrize("name", DIVISIONS)
-def test_every_replica_receives_what_all_sent_however_it_is_divided(name):
-  arrays = wire_arrays(NUM_REPLICAS)
-  received, _ = moved(carriers.all_gathered, DIVISIONS[name], arrays)
+def test_all_receive_what_was_sent_in_one_message_however_divided(name):
+  division, arrays = DIVISIONS[name], wire_arrays(NUM_REPLICAS)
+  received, text = moved(carriers.all_gathered, division, arrays)
   for own, got in zip(arrays, received, strict=True):
     assert got.dtype == own.dtype
     for replica in range(NUM_REPLICAS):
       np.testing.assert_array_equal(got[replica], own)
-
-
-@pytest.mark.parametrize("name", DIVISIONS)
-def test_what_is_swapped_comes_from_its_sender(name):
-  arrays = wire_arrays(NUM_REPLICAS, lead=(NUM_REPLICAS,))
-  received, _ = moved(carriers.all_to_all, DIVISIONS[name], arrays)
-  for own, got in zip(arrays, received, strict=True):
-    np.testing.assert_array_equal(got, np.swapaxes(own, 0, 1))
-
-
-@pytest.mark.parametrize("name", DIVISIONS)
-def test_devices_send_together_what_one_would_in_one_message_each(name):
-  division = DIVISIONS[name]
-  arrays = wire_arrays(NUM_REPLICAS)
-  _, text = moved(carriers.all_gathered, division, arrays)
+  # Devices send together what one would.
   own_bytes = sum(array[0].nbytes for array in arrays)
-  over_replicas = [
+  (line,) = (
     line
     for line in text.splitlines()
     if " all-gather(" in line and crosses_replicas(line, division)
-  ]
-  assert len(over_replicas) == 1
-  (message,) = sent_bytes(over_replicas[0], "all-gather")
+  )
+  (message,) = sent_bytes(line, "all-gather")
   together = message // NUM_REPLICAS * division.num_devices
   assert own_bytes <= together < own_bytes + division.num_devices
+  arrays = wire_arrays(NUM_REPLICAS, lead=(NUM_REPLICAS,))
+  received, _ = moved(carriers.all_to_all, division, arrays)
+  for own, got in zip(arrays, received, strict=True):
+    np.testing.assert_array_equal(got, np.swapaxes(own, 0, 1))
 
 
 def test_what_devices_hold_is_sent_without_being_collected_first():

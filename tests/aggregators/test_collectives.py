@@ -2,16 +2,22 @@ import math
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dilocox_jax.aggregators.collectives import (
   chosen_collective,
   collectives,
   message_bytes,
 )
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.codecs.low_rank import LocalLowRank, LowRank
 from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK
-from dilocox_jax.plan.collective import COLLECTIVES, Collective
+from dilocox_jax.plan.collective import Collective
+from dilocox_jax.plan.schedule import methods
+from dilocox_jax.plan.schedule.fragments import Fragments
+from dilocox_jax.plan.schedule.run_plan import RunPlan
 
 FP32 = Float()
 FP16 = Float("float16")
@@ -62,37 +68,23 @@ def test_the_choice_by_itself_sends_no_more_than_another(
 
 
 @pytest.mark.parametrize(
-  "codec, possible",
+  ("codec", "choice", "message"),
   [
-    (FP32, {"all_reduce", "all_gather", "reduce_scatter"}),
-    (FP16, {"all_reduce", "all_gather", "reduce_scatter"}),
-    (INT4, {"all_gather", "reduce_scatter"}),
-    (SPARSE, {"all_gather"}),
+    (FP32, "all_gather", ""),
+    (FP32, "reduce_scatter", ""),
+    (FP16, "all_reduce", ""),
+    (INT4, "reduce_scatter", ""),
+    (INT4, "all_reduce", "collective='all_reduce' would add up codes: take"),
+    (LowRank(then=INT4), "all_reduce", "would add up codes: take"),
+    (SPARSE, "all_reduce", "would add up codes: take"),
+    (SPARSE, "reduce_scatter", "selects values: take 'all_gather'"),
+    (FP32, "ring", "collective='ring' must be one of auto, all_reduce, "),
   ],
 )
-def test_a_choice_is_kept_where_it_is_possible(codec, possible):
-  for choice in set(COLLECTIVES) - {"auto"}:
-    if choice in possible:
-      assert chosen_collective(codec, choice, 2) == choice
-    else:
-      with pytest.raises(ValueError, match=f"collective='{choice}'"):
-        chosen_collective(codec, choice, 2)
-
-
-@pytest.mark.parametrize(
-  "codec, choice, message",
-  [
-    (Int(4), "all_reduce", "collective='all_reduce' would add up codes: take"),
-    (TopK(), "reduce_scatter", "selects values: take 'all_gather'"),
-    (Float(), "ring", "collective='ring' must be one of auto, all_reduce, "),
-    (
-      LowRank(2, then=Int(4)),
-      "all_reduce",
-      "collective='all_reduce' would add up codes: take",
-    ),
-  ],
-)
-def test_a_codec_that_cannot_travel_that_way_is_refused(codec, choice, message):
+def test_a_choice_is_kept_where_it_is_possible(codec, choice, message):
+  if not message:
+    assert chosen_collective(codec, choice, 2) == choice
+    return
   with pytest.raises(ValueError, match=re.escape(message)):
     collectives(codec, SHAPES, 2, choice)
 
@@ -159,12 +151,6 @@ def test_means_of_signs_travel_in_two_bits():
     Collective("all_to_all", 4 * (2 * (15 + 2) + 1)),
     Collective("all_gather", 2 * (30 + 4), turn=1),
   ]
-
-
-def test_a_phase_is_one_message_each_way_however_many_leaves():
-  mixed = RandomMask(0.5, then=Int(4))
-  kinds = [part.kind for part in collectives(mixed, SHAPES, 3)]
-  assert sorted(kinds) == ["all_gather", "all_to_all"]
 
 
 # Bytes by formula; that they are sent is held in contracts/test_codecs.
@@ -240,3 +226,79 @@ def test_top_k_keeps_at_least_one_value_and_indexes_it_in_at_least_a_bit():
   for size in (1, 2, 3, 16):
     # One value of 4 bytes, and its index of 1 to 4 bits in a byte.
     assert message_bytes(top, {"w": (size,)}) == 4 + 1
+
+
+TREE = {"embed": (7, 3), "blocks/w": (5, 3, 2), "blocks/b": (5, 3)}
+NUM_VALUES = 21 + 30 + 15
+# Strided in three: layers 0, 2, 4 and layers 1, 3, with nine values each; the
+# shorter one is padded.
+FRAGMENT_VALUES = (21, 27, 27)
+
+
+def traffic(method, num_replicas, **settings):
+  fragments = Fragments(method.schedule.num_fragments, 5, method.fragment_order)
+  return Traffic(method, fragments, TREE, num_replicas, **settings)
+
+
+def ring(num_values, num_replicas):
+  """Bytes of fp32 values and a flag on a ring."""
+  return Collective("all_reduce", 4 * num_values + 4).sent_bytes(num_replicas)
+
+
+def run_bytes(plan, num_replicas):
+  counted = traffic(plan.method, num_replicas)
+  total = sum(counted.segment_bytes(segment) for segment in plan.segments())
+  if plan.local_start < plan.total_steps:
+    total += counted.flush_bytes(plan.total_steps - plan.local_start)
+  return total
+
+
+@given(
+  st.sampled_from([1, 3]),
+  st.integers(3, 12),
+  st.integers(0, 36),
+  st.integers(1, 60),
+  st.integers(0, 9),
+)
+def test_every_send_of_a_run_is_paid_for_once(
+  parts, interval, overlap, steps, warm_steps
+):
+  method = methods.delayed(interval, parts, overlap)
+  warm = "data_parallel" if warm_steps else "none"
+  plan = RunPlan(method, steps + warm_steps, warm, warm_steps, 4)
+  expected = warm_steps * ring(NUM_VALUES, 3)
+  for fragment in range(parts):
+    phase = fragment * interval // parts
+    sent = [s for s in range(1, steps + 1) if (s - phase) % interval == 0]
+    # What is done since the last send is exchanged at the end.
+    sends = len(sent) + (max(sent, default=0) < steps)
+    values = FRAGMENT_VALUES[fragment] if parts > 1 else NUM_VALUES
+    expected += sends * ring(values, 3)
+  assert run_bytes(plan, 3) == expected
+  assert run_bytes(plan, 1) == 0
+
+
+def test_bytes_fall_due_when_a_fragment_arrives():
+  plan = RunPlan(methods.streaming_diloco(30, 3, 4), 60)
+  first, second = plan.segments()
+  counted = traffic(plan.method, 2)
+  # Fragment 0 leaves with step 30 and arrives in the second round.
+  layers = 2 * ring(27, 2)
+  assert counted.segment_bytes(first) == layers
+  assert counted.segment_bytes(second) == ring(21, 2) + layers
+  # In flight is fragment 0; 1 and 2 have steps that were never sent.
+  assert counted.flush_bytes(60) == ring(21, 2) + layers
+
+
+def test_gradients_are_sent_whole_and_by_a_codec_only_if_the_method_has_one():
+  allreduce = RunPlan(methods.allreduce(), 7, steps_per_dispatch=3)
+  assert run_bytes(allreduce, 2) == 7 * ring(NUM_VALUES, 2)
+  warm, *rounds = RunPlan(methods.diloco(4), 11, "single", 3).segments()
+  counted = traffic(methods.diloco(4), 2)
+  assert counted.segment_bytes(warm) == 0
+  assert {counted.segment_bytes(s) for s in rounds} == {ring(NUM_VALUES, 2)}
+  counted = traffic(methods.diloco(4), 2, codec=Int(8))
+  assert counted.exchange_bytes(0) == message_bytes(Int(8), TREE) + 1
+  assert counted.gradient_bytes() == ring(NUM_VALUES, 2)
+  every_step = traffic(methods.allreduce(), 2, codec=Int(8))
+  assert every_step.gradient_bytes() == message_bytes(Int(8), TREE) + 1

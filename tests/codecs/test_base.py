@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from dilocox_jax.codecs import base as rows
-from dilocox_jax.codecs.base import RowLayout
+from dilocox_jax.codecs.base import Reduced, RowLayout, messages
 from dilocox_jax.codecs.low_rank import LocalLowRank, LowRank
 from dilocox_jax.codecs.quantize import E3M0, Float, Int
 from dilocox_jax.codecs.sparse import TopK
-from tests.codecs.alone import KEY, alone, gaussian
+from tests.codecs.alone import KEY, alone, gaussian, through
 
 SHAPES = (2, 6, 10), (1, 12, 5), (1, 60), (2, 6, 10), (1,), (3, 7), (1, 12, 5)
 LEAVES = [
@@ -96,3 +96,41 @@ def test_a_projection_cannot_stand_behind_another_link():
   for wrong in (LowRank, TopK, LocalLowRank):
     with pytest.raises(ValueError, match="^LowRank cannot follow .*first"):
       wrong(then=LowRank(2))  # pyright: ignore[reportArgumentType]
+
+
+def test_the_quantiser_of_a_chain_sees_only_what_was_selected():
+  values = gaussian((2, 9, 16))
+  found, _ = through(TopK(0.25, 1000, then=Int(1, "tensor")), values)
+  flat = np.abs(np.asarray(values)).reshape(2, -1)
+  for layer in range(2):
+    kept = np.sort(flat[layer])[-36:]
+    sizes = np.unique(np.abs(found[layer][found[layer] != 0]))
+    assert np.count_nonzero(found[layer]) == 36
+    assert sizes == pytest.approx([kept.mean()], rel=2.0**-8)
+
+
+@pytest.mark.parametrize(
+  ("codec", "shape"),
+  [
+    (LowRank(2, then=Int(4)), (3, 5)),
+    (LowRank(2, then=Int(4)), (2, 3, 4)),
+    (LocalLowRank(2, then=Int(4)), (1,)),
+    (LocalLowRank(2, then=Int(4)), (2, 3, 4)),
+  ],
+)
+def test_a_leaf_that_is_not_factorised_goes_to_the_next_link(codec, shape):
+  values = jnp.asarray(gaussian(shape), jnp.float32)
+  run = jax.jit(lambda values: alone(codec, [values]))
+  [found], [state], [sent] = run(values)
+  expected, arrays = through(Int(4), values)
+  assert np.array_equal(found, expected)
+  assert state == () and len(sent) == len(arrays)
+
+
+def test_what_is_no_projection_ends_with_what_the_exchange_answered():
+  run = messages(Int(4), [LEAVES[0]], [()], KEY)
+  assert np.array_equal(next(run)[0], LEAVES[0])
+  answer = Reduced([LEAVES[0] + 1], [LEAVES[0] + 2])
+  with pytest.raises(StopIteration) as stop:
+    run.send(answer)
+  assert stop.value.value == (answer, [()])

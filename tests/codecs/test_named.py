@@ -11,14 +11,9 @@ from dilocox_jax.codecs.named import (
   named_codec,
   register_codec,
 )
-from dilocox_jax.codecs.quantize import E3M0, FLOATS, Float, Int
+from dilocox_jax.codecs.quantize import E3M0, Float, Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK
 from dilocox_jax.plan.choices import loaded
-
-
-@pytest.mark.parametrize("name", FLOATS)
-def test_a_float_type_is_a_name(name):
-  assert named_codec(name) == Float(name)
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -46,9 +41,7 @@ def test_every_setting_reaches_its_own_link():
   assert named_codec("low_rank(rank=5,power_iterations=2)") == LowRank(5, 2)
   assert named_codec("e3m0(block_size=16)") == E3M0(16)
   assert named_codec("int()") == Int()
-
-
-def test_names_alone_are_found_without_their_settings():
+  assert named_codec("bfloat16") == Float("bfloat16")
   assert link_names("low_rank(rank=5) + int(bits=2)") == "low_rank+int"
 
 

@@ -69,11 +69,6 @@ def test_errors_on_a_gaussian_are_those_the_docstrings_derive(codec, low, high):
   assert low < mean_squared_error(codec) < high
 
 
-def test_fp16_and_8_bits_keep_within_the_bounds_that_were_asked_for():
-  assert mean_squared_error(Float("float16")) < 5e-8
-  assert mean_squared_error(Int(8)) < 1e-4
-
-
 @pytest.mark.parametrize("bits", [8, 4])
 def test_every_value_is_within_half_a_step(bits):
   values = gaussian((1, 40, 60))
@@ -96,25 +91,9 @@ def test_e3m0_errs_by_a_third_or_by_half_its_smallest_level():
   )
 
 
-def test_e3m0_is_exact_on_its_own_levels():
-  levels = 1.5 * 2.0 ** -np.arange(7)
-  values = np.concatenate([levels, -levels, [0.0, 0.0]])[None]
-  found, _ = through(E3M0(), values)
-  assert np.array_equal(found, values)
-
-
 def test_fp16_saturates_instead_of_overflowing():
   found, _ = through(Float("float16"), np.array([[1e6, -1e6, 2.0]]))
   assert found.tolist() == [[65504.0, -65504.0, 2.0]]
-
-
-def test_a_group_does_not_feel_its_neighbours():
-  values = gaussian((1, 2, 64))
-  before, _ = through(Int(4, "row"), values)
-  values[0, 1] *= 1000
-  after, _ = through(Int(4, "row"), values)
-  assert np.array_equal(before[0, 0], after[0, 0])
-  assert not np.array_equal(before[0, 1], after[0, 1])
 
 
 @pytest.mark.parametrize("bits", [8, 4])

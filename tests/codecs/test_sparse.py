@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from dilocox_jax.codecs.base import Reduced
-from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK, stratum_bounds
 from tests.codecs.alone import KEY, alone, gaussian, through
 from tests.oracles import codecs as oracle
@@ -61,14 +60,6 @@ def test_awkward_values_are_selected_as_by_a_plain_sort(values, count):
   assert np.array_equal(np.asarray(found).ravel(), expected)
 
 
-def test_both_codings_of_the_places_decode_to_the_same():
-  found = []
-  for indices in ("packed", "bitmap"):
-    codec = TopK(0.15, 70, indices, then=Int(2, "tensor"))
-    found.append(through(codec, gaussian(SHAPE))[0])
-  assert np.array_equal(*found)
-
-
 def test_top_k_of_everything_loses_nothing_even_where_values_are_equal():
   values = np.tile(np.array([1, -1, 0, 2], np.float32), 45).reshape(1, 4, 45)
   for indices in ("packed", "bitmap"):
@@ -100,26 +91,6 @@ def test_every_value_has_the_same_chance_and_layers_are_drawn_apart():
   error = np.sqrt(0.25 * 0.75 / draws)
   assert np.max(np.abs(share - 0.25)) < 5 * error
   assert np.any(chosen[:, 0] != chosen[:, 1])
-
-
-def test_the_expected_error_is_the_part_that_is_not_sent():
-  values = jnp.asarray(gaussian((1, 640)), jnp.float32)
-  draw = jax.jit(lambda key: alone(RandomMask(0.3), [values], key=key)[0][0])
-  errors = [
-    float(jnp.sum(jnp.square(values - draw(key))))
-    for key in jax.random.split(KEY, 100)
-  ]
-  deviation = np.mean(errors) - 0.7 * float(jnp.sum(jnp.square(values)))
-  assert abs(deviation) < 4 * np.std(errors) / 10
-
-
-def test_the_same_key_draws_the_same_places_for_other_values():
-  codec = RandomMask(0.4)
-  first, _ = through(codec, np.ones((1, 30)))
-  second, _ = through(codec, np.full((1, 30), 7))
-  other, _ = through(codec, np.ones((1, 30)), jax.random.key(1))
-  assert np.array_equal(7 * first, second)
-  assert not np.array_equal(first, other)
 
 
 def test_the_mean_and_the_own_part_return_to_the_places_they_came_from():
