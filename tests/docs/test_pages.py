@@ -228,7 +228,7 @@ def _replicas_gap(task: str) -> str:
 
 
 def test_the_page_lists_the_files_that_hold_a_pseudo_gradient():
-  page = (ROOT / "docs/pseudo_gradient.md").read_text()
+  page = (ROOT / "docs/notes/pseudo_gradient.md").read_text()
   files = re.findall(r"^\| \d+ \| `(dilocox_jax/\S+)`", page, re.MULTILINE)
   assert len(files) == len(set(files)) <= 10
   assert _files_that_hold_it() == set(files)
