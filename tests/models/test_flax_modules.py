@@ -78,42 +78,36 @@ def test_a_module_is_trained_in_fragments_with_a_codec_and_read_back(
   runs.assert_same_bits(again.params, run.params)
 
 
-def test_the_loss_of_an_nnx_module_is_its_cross_entropy():
-  model = as_loss_model(InNnx)
-  params = model.init(jax.random.key(0))
+def nnx_logits(params):
   module = InNnx(nnx.Rngs(0))
   # Another value in every leaf, so that no two layers may change places.
   state = nnx.state(module, nnx.Param)
-  leaves = dict(nnx.to_flat_state(state))
-  for path, leaf in leaves.items():
+  for path, leaf in nnx.to_flat_state(state):
     ours = params
     for key in path:
       ours = ours[str(key)]
     leaf.set_value(ours)
   nnx.update(module, state)
+  return module(TOKENS[:, :-1])
+
+
+def linen_logits(params) -> Any:
+  return InLinen().apply({"params": params}, TOKENS[:, :-1])
+
+
+@pytest.mark.parametrize(
+  ("module", "logits"), [(InNnx, nnx_logits), (InLinen(), linen_logits)]
+)
+def test_the_loss_of_a_module_is_its_cross_entropy(module, logits):
+  model = as_loss_model(module)
+  params, same, other = (model.init(jax.random.key(n)) for n in (0, 0, 1))
   expected = optax.softmax_cross_entropy_with_integer_labels(
-    module(TOKENS[:, :-1]), TOKENS[:, 1:]
+    logits(params), TOKENS[:, 1:]
   ).mean()
   np.testing.assert_allclose(model.loss(params, TOKENS), expected, rtol=1e-6)
-
-
-def test_the_loss_of_a_linen_module_is_its_cross_entropy():
-  model = as_loss_model(InLinen())
-  params = model.init(jax.random.key(0))
-  logits: Any = InLinen().apply({"params": params}, TOKENS[:, :-1])
-  expected = optax.softmax_cross_entropy_with_integer_labels(
-    logits, TOKENS[:, 1:]
-  ).mean()
-  np.testing.assert_allclose(model.loss(params, TOKENS), expected, rtol=1e-6)
-
-
-def test_the_seed_decides_the_parameters():
-  for module in MODULES.values():
-    draw = as_loss_model(module).init
-    one, same, other = (draw(jax.random.key(n)) for n in (0, 0, 1))
-    runs.assert_same_bits(one, same)
-    with pytest.raises(AssertionError):
-      runs.assert_same_bits(one, other)
+  runs.assert_same_bits(params, same)
+  with pytest.raises(AssertionError):
+    runs.assert_same_bits(params, other)
 
 
 class WithState(nnx.Module):
@@ -128,23 +122,18 @@ class WithMeans(linen.Module):
     return linen.BatchNorm(use_running_average=False)(x)
 
 
-@pytest.mark.parametrize("module", [WithState, WithMeans()])
-def test_state_that_is_no_parameter_is_refused(module):
-  with pytest.raises(ValueError, match="state that is no parameter") as error:
-    as_loss_model(module)
-  assert "\n" not in str(error.value)
-
-
-def test_a_module_that_is_built_already_is_refused():
+def test_modules_that_are_no_function_of_parameters_are_refused(tmp_path):
   built: Any = InNnx(nnx.Rngs(0))
-  with pytest.raises(ValueError, match="a function from nnx.Rngs"):
-    as_loss_model(built)
-
-
-def test_a_model_that_is_cut_needs_the_functions_of_its_cuts(tmp_path):
-  mesh = {"num_stages": 2}
+  for module, said in (
+    (WithState, "state that is no parameter"),
+    (WithMeans(), "state that is no parameter"),
+    (built, "a function from nnx.Rngs"),
+  ):
+    with pytest.raises(ValueError, match=said) as error:
+      as_loss_model(module)
+    assert "\n" not in str(error.value)
   config = runs.settings(
-    layout="mesh", mesh=mesh, inner={"accumulate_steps": 2}
+    layout="mesh", mesh={"num_stages": 2}, inner={"accumulate_steps": 2}
   )
   with pytest.raises(ValueError, match="embed, block and logits") as error:
     dx.train(config, tmp_path, model=InNnx, data=counting())
