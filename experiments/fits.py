@@ -65,7 +65,7 @@ def _estimate(config, memory_bytes: float) -> None:
 
   from dilocox_jax.api.device_memory import step_bytes
   from dilocox_jax.plan.model import shapes
-  from dilocox_jax.report.text_tables import terminal_table
+  from dilocox_jax.report.tables import terminal_table
   from dilocox_jax.report.units import human_bytes, human_share
 
   shape, length = config.model.shape, config.data.sequence_length

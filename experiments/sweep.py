@@ -170,7 +170,7 @@ class _Page:
     """Writes and prints the report on what there is."""
     from rich.console import Console
 
-    from dilocox_jax.report import sweep as report
+    from dilocox_jax.report import comparison as report
     from experiments.sweeps import page
 
     training = self._training

@@ -1,4 +1,4 @@
-"""Figures of runs: loss, drift, bytes, simulated time and ranks.
+"""Figures of one run: loss, drift, bytes, simulated time and ranks.
 
 Each function returns a figure, or None if a run has nothing to show in it. A
 run with one replica has no drift, for example.
@@ -11,16 +11,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dilocox_jax.codecs.named import split_links
 from dilocox_jax.report import frame, panels, style, units
-from dilocox_jax.report.curves import MAX_FRONT
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.report.style import COLOURS, GREY, MARKERS, PALE
-
-# A rank within 3 % of its cap counts as at the cap: it is a mean over
-# matrices, of which small ones cannot have the full rank.
-_AT_CAP = 0.97
-
 
 # Field, label, line, marker size and width. The three losses are often equal.
 # Larger hollow markers under smaller ones keep all of them visible.
@@ -33,20 +26,11 @@ _DRIFT = {
   "cosine": "mean pairwise cosine (1 = agree)",
   "disagreement": "norm of disagreement",
 }
-_CROWD = {"color": PALE, "marker": ".", "markersize": 3, "linewidth": 0.9}
 _RANKS = (
   ("rank", "sent", GREY, "steps-mid", "-"),
   ("energy_rank", "measured, by energy", COLOURS[0], "default", "-"),
   ("stable_rank", "measured, stable rank", COLOURS[1], "default", "--"),
 )
-_LOSS_AXIS = "loss (nats a token)"
-
-
-def _mean_of(entries: Sequence[Any], field: str) -> float:
-  """Returns the mean of a field's finite values; NaN if there are none."""
-  found = [getattr(entry, field) for entry in entries]
-  finite = [value for value in found if math.isfinite(value)]
-  return math.fsum(finite) / len(finite) if finite else math.nan
 
 
 def _plot(
@@ -63,13 +47,6 @@ def _identity(run: LoadedRun) -> str:
   return f"{run.record['method']}, {count} {noun}"
 
 
-def _shade_warm_start(ax: Axes, run: LoadedRun, divisor: float) -> None:
-  local = [index for index, r in enumerate(run.rounds) if r.phase == "rounds"]
-  if local and local[0] > 0:
-    end = run.rounds[local[0] - 1].tokens / divisor
-    ax.axvspan(0, end, color="#F1F1F1", zorder=0, label="warm start")
-
-
 def loss_figure(run: LoadedRun) -> Figure | None:
   """Draws training and validation loss against tokens."""
   if not run.rounds and not run.evaluations:
@@ -82,22 +59,25 @@ def loss_figure(run: LoadedRun) -> Figure | None:
   figure, (ax,) = style.frame(1, title)
   divisor, unit = units.tokens_unit(run.tokens)
   shown = _LOSSES if run.record["num_replicas"] > 1 else _LOSSES[:1]
-  if run.result and math.isnan(run.result.mean_loss):  # It was not computed.
-    shown = [view for view in shown if view[0] != "mean_loss"]
-  for index, (field, label, line, size, width) in enumerate(shown):
+  for index, (field, name, line, size, width) in enumerate(shown):
+    if all(math.isnan(getattr(row, field)) for row in run.evaluations):
+      continue  # It was not computed.
     colour = COLOURS[index]
     look: dict[str, Any] = {"color": colour, "linestyle": line}
-    look |= {"linewidth": width, "label": f"validation, {label}"}
+    look |= {"linewidth": width, "label": f"validation, {name}"}
     look |= {"marker": MARKERS[index], "markersize": size, "zorder": 5 - index}
     look |= {"markerfacecolor": "none" if index else colour}
     _plot(ax, run.evaluations, "tokens", field, divisor, **look)
   look = {"color": PALE, "linewidth": 1.4, "zorder": 2}
   look |= {"label": "training, mean of replicas"}
   _plot(ax, run.rounds, "tokens", "loss", divisor, **look)
-  _shade_warm_start(ax, run, divisor)
-  cut = style.cut_high(ax, [r.loss for r in run.rounds])
+  warm = [row.tokens for row in run.rounds if row.phase != "rounds"]
+  if warm and len(warm) < len(run.rounds):
+    end = warm[-1] / divisor
+    ax.axvspan(0, end, color="#F1F1F1", zorder=0, label="warm start")
+  cut = style.cut_high(ax, [row.loss for row in run.rounds], [])
   kind = f"measured: {_identity(run)}{cut}"
-  style.label(ax, kind, f"{unit}, all replicas", _LOSS_AXIS)
+  style.label(ax, kind, f"{unit}, all replicas", "loss (nats a token)")
   style.legend(figure, ax, 2)
   return figure
 
@@ -112,36 +92,29 @@ def drift_figure(run: LoadedRun) -> Figure | None:
   if not entries:
     return None
   fragments = sorted({entry.fragment for entry in entries})
-  last = [entry.cosine for entry in entries[-len(fragments) :]]
-  finite = [cosine for cosine in last if math.isfinite(cosine)]
-  title = "Distance between the replicas"
-  if finite:
-    mean = math.fsum(finite) / len(finite)
-    title = f"The replicas' pseudo-gradients end with a cosine of {mean:.2f}"
-  figure, axes = style.frame(2, title)
-  is_crowd = len(fragments) > MAX_FRONT
-  for ax, (field, label) in zip(axes, _DRIFT.items(), strict=True):
+  figure, axes = style.frame(2, "How far the replicas agree on an update")
+  is_crowd = len(fragments) > panels.MAX_FRONT
+  for ax, (field, name) in zip(axes, _DRIFT.items(), strict=True):
     for index, fragment in enumerate(fragments):
-      look: dict[str, Any] = _CROWD
+      look: dict[str, Any] = {"color": PALE, "marker": ".", "linewidth": 0.9}
       if not is_crowd:
-        look = {"color": COLOURS[index], "markersize": 3}
-        look |= {"marker": MARKERS[index]}
-        look |= {"linewidth": 1.4, "label": f"fragment {fragment}"}
+        look = {"color": COLOURS[index], "marker": MARKERS[index]}
+        look |= {"label": f"fragment {fragment}"}
       rows = [entry for entry in entries if entry.fragment == fragment]
-      _plot(ax, rows, "step", field, **look)
+      _plot(ax, rows, "step", field, markersize=3, **look)
     if is_crowd:
       rounds = [row.drift for row in run.rounds if row.drift]
-      ax.plot(
-        [_mean_of(drift, "step") for drift in rounds],
-        [_mean_of(drift, field) for drift in rounds],
-        color=COLOURS[0],
-        marker="o",
-        markersize=3.5,
-        label=f"mean of {len(fragments)} fragments (grey)",
+      look = {"label": f"mean of {len(fragments)} fragments (grey)"}
+      steps, means = (
+        [frame.mean([getattr(entry, what) for entry in row]) for row in rounds]
+        for what in ("step", field)
       )
-    style.label(ax, f"measured: {_identity(run)}", "inner steps", label)
+      ax.plot(
+        steps, means, color=COLOURS[0], marker="o", markersize=3.5, **look
+      )
+    style.label(ax, f"measured: {_identity(run)}", "inner steps", name)
   if len(fragments) > 1:
-    style.legend(figure, axes[0], MAX_FRONT)
+    style.legend(figure, axes[0], panels.MAX_FRONT)
   return figure
 
 
@@ -161,18 +134,16 @@ def bytes_figure(run: LoadedRun) -> Figure | None:
     title += f", {units.human_bytes(flushed)} of it in the flush"
   figure, axes = style.frame(2, title)
   edges = [0, *(row.step for row in rows)]
-  sums = [0, *(row.total_sent_bytes for row in rows)]
+  kind = f"derived from the plan: {_identity(run)}"
   divisor, unit = units.bytes_unit(total)
-  sums = [sent / divisor for sent in sums]
+  sums = [0.0, *(row.total_sent_bytes / divisor for row in rows)]
   axes[0].plot(edges, sums, COLOURS[0], drawstyle="steps-post", label="rounds")
   _flush(axes[0], edges[-1], before / divisor, total / divisor)
-  kind = f"derived from the plan: {_identity(run)}"
   style.label(axes[0], kind, "inner steps", f"sent since the start ({unit})")
   largest = max(flushed, *(row.sent_bytes for row in rows))
   divisor, unit = units.bytes_unit(largest)
   heights = [row.sent_bytes / divisor for row in rows]
-  axes[1].stairs(heights, edges, color=COLOURS[0], fill=True, alpha=0.25)
-  axes[1].stairs(heights, edges, color=COLOURS[0], linewidth=1.5)
+  axes[1].stairs(heights, edges, fill=True, color=COLOURS[0], alpha=0.4)
   _flush(axes[1], edges[-1], 0.0, flushed / divisor)
   axes[1].set_ylim(0, 1.08 * largest / divisor)
   style.label(axes[1], kind, "inner steps", f"sent in the round ({unit})")
@@ -191,29 +162,10 @@ def time_figure(run: LoadedRun) -> Figure | None:
   if not run.simulated_s:
     return None
   found = frame.frame_of({run.record["method"]: run})
-  last_s = max(run.simulated_s.values())
+  last = units.human_time(max(run.simulated_s.values()))
   reached = units.human_loss(run.validation_loss)
-  title = f"Loss {reached} after {units.human_time(last_s)} of simulated time"
+  title = f"Loss {reached} after {last} of simulated time"
   return panels.loss_panels(found, list(found.clocks), title, (6.4, 4.2))
-
-
-def _rank_title(
-  run: LoadedRun, ranks: Sequence[float], lengths: Sequence[int]
-) -> str:
-  """Says what became of the rank and of H, and whether a cap stopped them."""
-  first, last = ranks[0], ranks[-1]
-  codec = run.config.get("exchange", {}).get("codec", "float32")
-  cap = dict(split_links(codec)).get("low_rank", {}).get("rank")
-  rank = f"The rank went from {first:.3g} to {last:.3g}"
-  if math.isclose(first, last, rel_tol=1 - _AT_CAP):
-    rank = f"The rank stayed at {last:.3g}"
-    if cap and min(ranks) >= _AT_CAP * cap:
-      rank = f"The rank stayed at its cap of {cap}"
-  if not lengths:
-    return rank
-  if min(lengths) == max(lengths):
-    return f"{rank}, H at {lengths[0]}"
-  return f"{rank}, H from {lengths[0]} to {lengths[-1]}"
 
 
 def rank_figure(run: LoadedRun) -> Figure | None:
@@ -222,23 +174,22 @@ def rank_figure(run: LoadedRun) -> Figure | None:
   entries = [entry for entry in drift if math.isfinite(entry.rank)]
   if not entries:
     return None
+  ranks = f"{entries[0].rank:.3g} to {entries[-1].rank:.3g}"
+  title = f"Rank of the updates, sent from {ranks}, and length of the rounds"
+  figure, (left, right) = style.frame(2, title)
+  for field, name, colour, drawn, line in _RANKS:
+    look: dict[str, Any] = {"drawstyle": drawn, "linestyle": line}
+    look |= {"color": colour}
+    _plot(left, entries, "step", field, label=name, **look)
   starts = [0, *(row.step for row in run.rounds)]
   rounds = [
     (row.step, row.step - start)
     for start, row in zip(starts, run.rounds, strict=False)
     if row.phase == "rounds"
   ]
-  lengths = [length for _, length in rounds]
-  # The last round of a run may be cut short, which is no choice of H.
-  whole = lengths[:-1] if len(lengths) > 1 else lengths
-  title = _rank_title(run, [entry.rank for entry in entries], whole)
-  figure, (left, right) = style.frame(2, title)
-  for field, label, colour, drawn, line in _RANKS:
-    look: dict[str, Any] = {"color": colour, "drawstyle": drawn}
-    look["linestyle"] = line
-    _plot(left, entries, "step", field, label=label, **look)
-  ends = [step for step, _ in rounds]
-  right.plot(ends, lengths, color=COLOURS[2], drawstyle="steps-pre")
+  right.plot(
+    *zip(*rounds, strict=True), color=COLOURS[2], drawstyle="steps-pre"
+  )
   kind = f"measured, averaged update of {run.record['method']}"
   style.label(left, kind, "inner steps", "rank, mean over matrices")
   kind = f"chosen; {units.human_bytes(run.total_sent_bytes)} a replica in all"

@@ -31,11 +31,9 @@ def standard_error(values: Sequence[float]) -> float:
 
 def mean(values: Sequence[float]) -> float:
   """Returns the mean; infinity if a value is not finite, NaN without values."""
-  if not values:
-    return math.nan
-  return (
-    statistics.fmean(values) if all(map(math.isfinite, values)) else (math.inf)
-  )
+  if not all(map(math.isfinite, values)):
+    return math.inf
+  return statistics.fmean(values) if values else math.nan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +129,27 @@ class Setting:
     begun = [trace for trace in self.traces if trace.points]
     ended = [trace for trace in begun if math.isfinite(trace.loss)]
     return [trace.points for trace in ended or begun]
+
+  def after(self, clock: str, time_s: float) -> tuple[int, float]:
+    """Returns the steps and the loss of the first seed after a simulated time.
+
+    Steps and loss are taken to change linearly between two evaluations. The
+    loss is NaN before the first one.
+
+    Args:
+      clock: Name of the clock.
+      time_s: Time since the start (s).
+    """
+    trace, before = self.traces[0], Point(0, 0, math.nan, {clock: 0.0})
+    for point in trace.points:
+      begin_s, end_s = before.seconds[clock], point.seconds[clock]
+      if end_s > time_s:
+        share = (time_s - begin_s) / (end_s - begin_s)
+        tokens = before.tokens + share * (point.tokens - before.tokens)
+        steps = int(trace.steps * tokens / trace.tokens)
+        return steps, before.loss + share * (point.loss - before.loss)
+      before = point
+    return trace.steps, trace.loss
 
   def seconds_to(self, clock: str, target: float) -> list[float]:
     """Returns when each seed with a curve reached a loss; infinity if never."""

@@ -22,53 +22,25 @@ from dilocox_jax.metrics.lines import (
 )
 from dilocox_jax.report import figures, units
 from dilocox_jax.report.run import LoadedRun, load_run, perplexity
-from dilocox_jax.report.text_tables import markdown_table
+from dilocox_jax.report.tables import markdown_table
 
 PAGE, FIGURES = "report.md", "figures"
 SAMPLE = "sample.txt"  # Written by experiments.sample.
 # What draws a figure of a run, and the figure's caption, by name of its file.
 _FIGURES: dict[str, tuple[Callable[[LoadedRun], Any], str]] = {
-  "loss": (
-    figures.loss_figure,
-    "Training and validation loss against the tokens of all replicas"
-    " (measured).",
-  ),
+  "loss": (figures.loss_figure, "Loss against tokens (measured)."),
   "drift": (
     figures.drift_figure,
     "Pairwise cosine of the replicas' pseudo-gradients, and the norm of their"
-    " disagreement, by inner step (measured).",
+    " disagreement (measured).",
   ),
-  "sent": (
-    figures.bytes_figure,
-    "Bytes that one replica sent, in all and in each round (derived from the"
-    " plan).",
-  ),
+  "sent": (figures.bytes_figure, "Bytes that one replica sent (derived)."),
   "hours": (
     figures.time_figure,
-    "Validation loss (measured) against the time that the run would take on"
-    " the cluster that the axis names (simulated).",
+    "Loss (measured) against the time on the cluster of the axis (simulated).",
   ),
-  "ranks": (
-    figures.rank_figure,
-    "Rank of the averaged updates, measured and sent, and the length of the"
-    " rounds, by inner step.",
-  ),
+  "ranks": (figures.rank_figure, "Ranks of the updates, and length of rounds."),
 }
-_TIMES = (
-  "All times were measured on `{}`. A run that was resumed counts only the work"
-  " that it kept."
-)
-_SETTINGS = (
-  "`config.json` in this directory holds all settings of the run (the table"
-  " above). Pass settings that differ from the config file as"
-  " `--config.section.field=value`."
-)
-_CHOSEN = "Left open by the config, and chosen for the device: {}."
-_EARLIER = (
-  "Parts of this run were started in another way ({} earlier starts with"
-  " another command, platform, source revision or choice for the device)."
-  " `run.json` lists them."
-)
 
 
 def save_figure(figure: Any, path: pathlib.Path) -> None:
@@ -183,7 +155,11 @@ def _cost(run: LoadedRun) -> list[str]:
   speed = run.tokens_per_s
   if math.isfinite(speed):
     lines += ["", f"Throughput of the rounds: {speed:,.0f} tokens/s."]
-  lines += ["", _TIMES.format(run.record["platform"])]
+  lines += [
+    "",
+    f"All times were measured on `{run.record['platform']}`. A run that was"
+    " resumed counts only the work that it kept.",
+  ]
   return lines + [line for text in _link(run) for line in ("", text)]
 
 
@@ -206,22 +182,32 @@ def _link(run: LoadedRun) -> Iterator[str]:
 
 
 def _again(run: LoadedRun) -> list[str]:
-  method = run.record["method"]
-  command = run.record.get("command") or (
+  record = run.record
+  method, versions = record["method"], sorted(record["versions"].items())
+  command = record.get("command") or (
     "python -m experiments.train"
     f" --config=experiments/configs/{method}.py --workdir=runs/{method}"
   )
-  versions = run.record["versions"]
-  rows = [(name, versions[name]) for name in sorted(versions)]
-  chosen = run.record.get("chosen_for_device", {})
-  revision = run.record["source_revision"] or "unknown"
-  earlier = run.record.get("earlier_starts", [])
-  lines = ["```", command, "```", "", _SETTINGS, ""]
-  lines += markdown_table(("what", "version"), [*rows, ("source", revision)])
-  if chosen:
-    values = ", ".join(f"`{name}={chosen[name]}`" for name in sorted(chosen))
-    lines += ["", _CHOSEN.format(values)]
-  return lines + (["", _EARLIER.format(len(earlier))] if earlier else [])
+  rows = [*versions, ("source", record["source_revision"] or "unknown")]
+  lines = ["```", command, "```", ""]
+  lines += [
+    "`config.json` in this directory holds all settings of the run (the table"
+    " above). Pass settings that differ from the config file as"
+    " `--config.section.field=value`."
+  ]
+  lines += ["", *markdown_table(("what", "version"), rows)]
+  if chosen := record.get("chosen_for_device"):
+    values = ", ".join(f"`{k}={v}`" for k, v in sorted(chosen.items()))
+    start = "Left open by the config, and chosen for the device"
+    lines += ["", f"{start}: {values}."]
+  if earlier := record.get("earlier_starts"):
+    lines += [
+      "",
+      f"Parts of this run were started in another way ({len(earlier)} earlier"
+      " starts with another command, platform, source revision or choice for"
+      " the device). `run.json` lists them.",
+    ]
+  return lines
 
 
 def _draw(run: LoadedRun) -> list[str]:

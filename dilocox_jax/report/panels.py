@@ -1,44 +1,132 @@
 """Pictures of a frame: loss against tokens, bytes and simulated time.
 
 A curve is the mean over seeds, and the band around it reaches from the lowest
-seed to the highest. At most six settings are in front (`curves`).
+seed to the highest. A reader tells about six curves apart. So at most six have
+a colour and a name in the legend, chosen by one rule for all figures: the
+baseline, what the frame names, then the lowest losses. All others are thin and
+grey behind them, where they still show the range of results.
 """
 
 import dataclasses
 import math
 import statistics
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.transforms import Bbox
 
 from dilocox_jax.report import style, units
-from dilocox_jax.report.curves import (
-  MAX_FRONT,
-  Curve,
-  choose_front,
-  draw_curves,
-)
-from dilocox_jax.report.frame import Frame, Point, Setting, standard_error
-from dilocox_jax.report.labels import PointLabel, place_labels
+from dilocox_jax.report.frame import Frame, Point, Setting
 
 TOKENS, BYTES = "tokens", "bytes"  # Axes beside the names of clocks.
+MAX_FRONT = 6
 _KINDS = {
   TOKENS: "measured",
   BYTES: "loss measured, bytes derived from the plan",
 }
 _TIMED = "loss measured, time simulated"
-_WIDE = 4  # Ratio of two ends from which the axis of time is logarithmic.
 _FAR = 4.0
-_MARK = {"color": style.GREY, "linewidth": 0.8, "dashes": (4, 3)}
-_MARK_TEXT = {"color": style.GREY, "fontsize": 8, "ha": "right"}
-_STEPS = {"color": style.GREY, "linestyle": ":", "drawstyle": "steps-post"}
-_RING = {"marker": "o", "markersize": 8, "markerfacecolor": "none"}
-_FRONT: dict[str, Any] = _STEPS | _RING | {"linewidth": 1.2, "zorder": 4}
+_WIDE = 4  # Ratio of two ends from which the axis of time is logarithmic.
+_MOST_MARKERS = 20
 _LINE_CHARACTERS = 12  # Characters of an axis' name that fit into an inch.
-Along = Callable[[Point], float]
+_BEHIND: dict[str, Any] = {
+  **{"color": style.PALE, "marker": ".", "markersize": 2.5},
+  **{"linewidth": 0.9, "zorder": 1.8},
+}
+_PARETO: dict[str, Any] = {
+  **{"color": style.GREY, "linestyle": ":", "drawstyle": "steps-post"},
+  **{"marker": "o", "markersize": 8, "markerfacecolor": "none"},
+  **{"linewidth": 1.2, "zorder": 4, "label": "Pareto front"},
+}
+# Places of a name relative to its point (points, 1/72 inch), nearest first.
+_OFFSETS = [
+  (x * far, y * far)
+  for far in (1.0, 2.0, 3.5)
+  for x, y in ((8, 5), (8, -5), (-8, 5), (-8, -5), (0, 10), (0, -10))
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+  """One curve of a figure.
+
+  Attributes:
+    name: Name of the method.
+    x: Horizontal values.
+    y: Losses (nats a token), as many as `x`.
+    low: Lower edge of the band around the curve; empty without a band.
+    high: Upper edge of the band.
+    label: Text of the legend; by default the name.
+  """
+
+  name: str
+  x: Sequence[float | int]
+  y: Sequence[float]
+  low: Sequence[float] = ()
+  high: Sequence[float] = ()
+  label: str = ""
+
+
+def choose_front(
+  losses: Mapping[str, float], baseline: str, priority: Sequence[str] = ()
+) -> list[str]:
+  """Returns the names of the curves to draw in front, baseline first.
+
+  Args:
+    losses: Finite final loss of each curve that can be seen, by name.
+    baseline: Name of the curve that the others are compared with.
+    priority: Names that come next, most important first. Names without a
+      curve are skipped.
+
+  Returns:
+    At most six names. The lowest losses fill up what `priority` leaves.
+  """
+  lowest = sorted(losses, key=losses.__getitem__)
+  names = dict.fromkeys((baseline, *priority, *lowest))
+  return [name for name in names if name in losses][:MAX_FRONT]
+
+
+def draw_curves(
+  ax: Axes, curves: Sequence[Curve], front: Sequence[str]
+) -> None:
+  """Draws curves: those in front with their method's look, the others grey.
+
+  Each curve is a little thicker than the next, so that none hides an equal one.
+
+  Args:
+    ax: Axes to draw into.
+    curves: All curves. One without points gets no line and no legend entry.
+    front: Names of the curves in front, the thickest first.
+  """
+  drawn = {curve.name: curve for curve in curves if len(curve.x)}
+  for number, (name, look) in enumerate(style.looks(front).items()):
+    if name not in drawn:
+      continue
+    curve, wider = drawn.pop(name), 0.2 * (len(front) - 1 - number)
+    size: dict[str, Any] = {
+      "markersize": 3.5 + wider,
+      "linewidth": 1.4 + wider,
+      "zorder": 3,
+    }
+    # Markers of a long run would merge; the last one is always drawn.
+    spacing = -(-len(curve.x) // _MOST_MARKERS)
+    marked = list(range(len(curve.x) - 1, -1, -spacing))
+    label = curve.label or style.proper(name)
+    ax.plot(
+      curve.x, curve.y, gid=name, label=label, markevery=marked, **size, **look
+    )
+    if len(curve.low):
+      band = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
+      ax.fill_between(curve.x, curve.low, curve.high, **band)
+  # Matplotlib leaves labels that begin with "_" out of the legend.
+  for name, curve in drawn.items():
+    ax.plot(curve.x, curve.y, label=f"_{name}", gid=name, **_BEHIND)
+  if drawn:
+    ax.plot([], [], color=style.PALE, label=f"{len(drawn)} others")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,77 +155,28 @@ def loss_panels(
     title: What the figure shows.
     size: Width and height (inches).
   """
-  size = size or (4.8 * len(axes), 4.4)
-  figure, panels = style.frame(len(axes), title, size)
-  if all(len(points) < 2 for s in frame.settings for points in s.curves):
-    _scatter(figure, panels[0], frame)
-    return figure
+  figure, panels = style.frame(len(axes), title, size or (4.8 * len(axes), 4.4))
   view = _view(frame, [axis for axis in axes if axis in frame.clocks])
   for ax, axis in zip(panels, axes, strict=True):
-    divisor = _scale(ax, frame, view, axis)
-    _draw_panel(ax, frame, view, _along(axis, divisor), axis)
-    _cut_left(ax, frame, view, _along(axis, divisor))
+    _draw_panel(ax, frame, view, axis)
   panels[0].set_ylabel(style.LOSS_AXIS)
   # Each curve has tokens, and some have no bytes.
   style.legend(figure, panels[-2 if len(panels) > 1 else 0], 4)
   for ax, axis in zip(panels, axes, strict=True):
     if axis == BYTES and len(frame.settings) > MAX_FRONT:
-      place_labels(figure, ax, _front_names(frame))
+      names = [
+        (style.proper(s.name), s.sent_bytes, s.loss) for s in _pareto(frame)
+      ]
+      name_points(figure, ax, names)
   return figure
-
-
-def _along(axis: str, divisor: float = 1.0) -> Along:
-  if axis == TOKENS:
-    return lambda point: point.tokens / divisor
-  if axis == BYTES:
-    return lambda point: float(point.sent_bytes)
-  return lambda point: point.seconds.get(axis, 0.0) / divisor
 
 
 def _points(frame: Frame) -> list[Point]:
   return [p for s in frame.settings for curve in s.curves for p in curve]
 
 
-def _scale(ax: Axes, frame: Frame, view: _View, axis: str) -> float:
-  """Labels the horizontal axis; returns the divisor of its unit."""
-  along, points = _along(axis), _points(frame)
-  costs = [x for point in points if (x := along(point)) > 0]
-  if axis == BYTES:
-    style.bytes_axis(ax, list(map(round, costs)))
-    divisor = 1.0
-  elif axis == TOKENS:
-    divisor, unit = units.tokens_unit(max(costs, default=0))
-    ax.set_xlabel(f"{unit}, all replicas")
-  else:
-    divisor = _time_axis(ax, frame, view, axis)
-  return divisor
-
-
-def _cut_left(ax: Axes, frame: Frame, view: _View, along: Along) -> None:
-  """Begins a logarithmic axis where the first curve comes into view."""
-  points = [p for p in _points(frame) if view.is_seen(p.loss)]
-  seen = [x for point in points if (x := along(point)) > 0]
-  if seen and ax.get_xscale() == "log":
-    ax.set_xlim(left=0.8 * min(seen))
-
-
-def _time_axis(ax: Axes, frame: Frame, view: _View, clock: str) -> float:
-  ends = [
-    curve[-1].seconds[clock] for s in frame.settings for curve in s.curves
-  ]
-  width = int(_LINE_CHARACTERS * ax.bbox.width / style.DPI)
-  what = textwrap.fill(frame.clocks[clock], width)
-  if max(ends, default=0) <= _WIDE * min(ends, default=0):
-    divisor, unit = units.time_unit(max(ends, default=0))
-    ax.set_xlabel(f"simulated time ({unit})\n{what}")
-    return divisor
-  points = [p for p in _points(frame) if view.is_seen(p.loss)]
-  first_s = min((s for p in points if (s := p.seconds[clock]) > 0), default=1.0)
-  divisor, unit = units.time_unit(first_s)
-  ax.set_xlabel(f"simulated time ({unit}, log scale)\n{what}")
-  decades = math.log10(max(ends) / first_s) if first_s else 0
-  style.log_axis(ax, (1, 3) if decades > 2 else (1, 2, 5), "{:,g}".format)
-  return divisor
+def _pareto(frame: Frame) -> list[Setting]:
+  return [s for s in frame.pareto_front() if s.sent_bytes > 0]
 
 
 def _view(frame: Frame, clocks: Sequence[str]) -> _View:
@@ -161,11 +200,10 @@ def _view(frame: Frame, clocks: Sequence[str]) -> _View:
     seen = {name: loss for name, loss in ends.items() if loss <= top}
     above = "; higher losses are above the axis"
     if missing := [name for name in ends if name not in seen]:
-      above = f"; above the axis: {', '.join(missing)}"
+      above = f"; above the axis: {', '.join(map(style.proper, missing))}"
   baseline = next((s.baseline for s in frame.settings if s.baseline), "")
   first = first_to(frame, clocks[0]) if len(clocks) == 1 else None
-  cheapest = frame.cheapest()
-  wanted = [*(s.name for s in (first, cheapest) if s), *frame.front]
+  wanted = [*(s.name for s in (first, frame.cheapest()) if s), *frame.front]
   return _View(limits, above, choose_front(seen, baseline, wanted))
 
 
@@ -187,106 +225,122 @@ def first_to(frame: Frame, clock: str) -> Setting | None:
   return frame.settings[number] if math.isfinite(first_s) else None
 
 
-def _draw_panel(
-  ax: Axes, frame: Frame, view: _View, along: Along, axis: str
-) -> None:
-  curves = [_curve(each, along, frame.num_seeds) for each in frame.settings]
+def _draw_panel(ax: Axes, frame: Frame, view: _View, axis: str) -> None:
+  divisor, seeds = _scale(ax, frame, view, axis), frame.num_seeds
+  curves = [_curve(each, axis, divisor, seeds) for each in frame.settings]
   draw_curves(ax, curves, view.front)
-  front = [s for s in frame.pareto_front() if s.sent_bytes > 0]
-  if axis == BYTES and len(frame.settings) > MAX_FRONT and front:
-    ends = [(setting.sent_bytes, setting.loss) for setting in front]
-    ax.plot(*zip(*ends, strict=True), label="Pareto front", **_FRONT)
-  kind = _KINDS.get(axis, _TIMED)
-  seeds = f"; mean and band of {frame.num_seeds} seeds"
-  kind += seeds if frame.num_seeds > 1 else ""
-  losses = [point.loss for point in _points(frame)]
+  if axis == BYTES and len(frame.settings) > MAX_FRONT and _pareto(frame):
+    ends = [(setting.sent_bytes, setting.loss) for setting in _pareto(frame)]
+    ax.plot(*zip(*ends, strict=True), **_PARETO)
   cut = view.above
   if view.limits:
     ax.set_ylim(*view.limits)
   else:
-    kept = [setting.loss for setting in frame.settings]
-    cut = style.cut_high(ax, losses, kept=kept)
-  style.caption(ax, kind + cut)
+    ends = [setting.loss for setting in frame.settings]
+    cut = style.cut_high(ax, [point.loss for point in _points(frame)], ends)
+  band = f"; mean and band of {seeds} seeds" if seeds > 1 else ""
+  style.caption(ax, _KINDS.get(axis, _TIMED) + band + cut)
   if frame.target and view.is_seen(frame.target):
-    ax.axhline(frame.target, **_MARK)
-    look = {"xycoords": ax.get_yaxis_transform(), "va": "bottom", **_MARK_TEXT}
-    ax.annotate(f"target {frame.target:g}", (1, frame.target), **look)
+    ax.axhline(frame.target, color=style.GREY, linewidth=0.8, dashes=(4, 3))
+    look = {"color": style.GREY, "fontsize": 8, "ha": "right", "va": "bottom"}
+    across = ax.get_yaxis_transform()
+    text = f"target {frame.target:g}"
+    ax.annotate(text, (1, frame.target), xycoords=across, **look)
 
 
-def _curve(setting: Setting, along: Along, num_seeds: int) -> Curve:
+def _cost(point: Point, axis: str) -> float:
+  if axis in (TOKENS, BYTES):
+    return float(point.tokens if axis == TOKENS else point.sent_bytes)
+  return point.seconds.get(axis, 0.0)
+
+
+def _scale(ax: Axes, frame: Frame, view: _View, axis: str) -> float:
+  """Labels the horizontal axis; returns the divisor of its unit."""
+  seen = [p for p in _points(frame) if view.is_seen(p.loss)]
+  costs = [cost for p in seen if (cost := _cost(p, axis)) > 0]
+  ends = [_cost(curve[-1], axis) for s in frame.settings for curve in s.curves]
+  if axis == TOKENS:
+    divisor, unit = units.tokens_unit(max(costs, default=0))
+    ax.set_xlabel(f"{unit}, all replicas")
+    return divisor
+  if axis == BYTES:
+    divisor = 1.0
+    style.cost_axis(ax, costs, "sent by one replica", units.bytes_tick)
+  else:
+    is_log = max(ends, default=0) > _WIDE * min(ends, default=0)
+    first_s = min(costs if is_log else ends, default=0.0)
+    divisor, unit = units.time_unit(first_s)
+    times, name = [cost / divisor for cost in costs], f"simulated time ({unit})"
+    style.cost_axis(ax, times, name, is_log=is_log)
+    width = int(_LINE_CHARACTERS * ax.bbox.width / style.DPI)
+    what = textwrap.fill(frame.clocks[axis], width)
+    ax.set_xlabel(f"{ax.get_xlabel()}\n{what}")
+  if costs and ax.get_xscale() == "log":
+    # A log axis begins where the first curve comes into view.
+    ax.set_xlim(0.8 * min(costs) / divisor, 1.25 * max(costs) / divisor)
+  return divisor
+
+
+def _curve(setting: Setting, axis: str, divisor: float, seeds: int) -> Curve:
   """Mean, lowest and highest loss at the evaluations that all seeds have."""
   # A logarithmic axis has no place for zero bytes or zero seconds.
   rows = [
-    (along(points[0]), [point.loss for point in points])
+    (_cost(points[0], axis) / divisor, [point.loss for point in points])
     for points in zip(*setting.curves, strict=False)
-    if along(points[0]) > 0
+    if _cost(points[0], axis) > 0
   ]
   several = len(setting.curves) > 1
-  missing = units.human_missing(len(setting.curves), num_seeds)
+  missing = units.human_missing(len(setting.curves), seeds)
   return Curve(
     setting.name,
     x=[x for x, _ in rows],
     y=[math.fsum(losses) / len(losses) for _, losses in rows],
     low=[min(losses) for _, losses in rows] if several else [],
     high=[max(losses) for _, losses in rows] if several else [],
-    label=setting.label + (missing if num_seeds > 1 else ""),
+    label=style.proper(setting.label) + (missing if seeds > 1 else ""),
   )
 
 
-def _front_names(frame: Frame) -> list[PointLabel]:
-  return [
-    PointLabel(each.name, each.sent_bytes, each.loss)
-    for each in frame.pareto_front()
-    if each.sent_bytes > 0
-  ]
+def name_points(
+  figure: Figure, ax: Axes, points: Sequence[tuple[str, float, float]]
+) -> None:
+  """Writes names beside points, where they cover no other name or point.
+
+  Args:
+    figure: Figure of the axes. All else must be drawn already.
+    ax: Axes of the points.
+    points: Name and place of each point, the most important first.
+  """
+  figure.draw_without_rendering()  # Only now pixels of points are known.
+  low, high = ax.get_ylim()
+  points = [point for point in points if low <= point[2] <= high]
+  places = [ax.transData.transform(point[1:]) for point in points]
+  taken = [Bbox([place - 6, place + 6]) for place in places]
+  for number, (name, *place) in enumerate(points):
+    others = taken[:number] + taken[number + 1 :]
+    for offset in _OFFSETS:
+      text = _write(ax, name, place, offset)
+      box = text.get_window_extent()
+      if not box.count_overlaps(others) and ax.bbox.containsx(box.x1):
+        taken.append(box)
+        break
+      text.remove()
 
 
-def _scatter(figure: Figure, ax: Axes, frame: Frame) -> None:
-  """Draws the ends of runs against their bytes, and the Pareto front."""
-  # A logarithmic axis has no place for zero bytes.
-  shown = [s for s in frame.settings if s.sent_bytes > 0]
-  shown = [s for s in shown if math.isfinite(s.loss)]
-  front = [s for s in frame.pareto_front() if s in shown]
-  others = [s for s in shown if s not in front]
-  blue = style.COLOURS[0]
-  look: dict[str, Any]
-  hollow: dict[str, Any] = {"color": style.GREY, "markerfacecolor": "none"}
-  for settings, look in (
-    (others, hollow | {"label": "other settings"}),
-    (front, {"color": blue, "label": "Pareto front: none ends lower at less"}),
-  ):
-    sent_bytes = [s.sent_bytes for s in settings]
-    losses = [s.loss for s in settings]
-    errors = [standard_error(s.losses) for s in settings]
-    bars = errors if all(map(math.isfinite, errors)) else None
-    if settings:
-      ax.errorbar(
-        sent_bytes, losses, bars, fmt="o", markersize=6, capsize=2, **look
-      )
-  ends = [(s.sent_bytes, s.loss) for s in front]
-  ax.plot(
-    [x for x, _ in ends],
-    [y for _, y in ends],
-    color=blue,
-    drawstyle="steps-post",
+def _write(ax: Axes, name: str, place: Sequence[float], offset):
+  sides = {1: "left", 0: "center", -1: "right"}
+  text = ax.annotate(
+    name,
+    (place[0], place[1]),
+    offset,
+    textcoords="offset points",
+    ha=sides[(offset[0] > 0) - (offset[0] < 0)],
+    va="bottom" if offset[1] > 0 else "top",
+    fontsize=8,
+    color=style.GREY,
+    arrowprops={"arrowstyle": "-", "color": style.PALE, "linewidth": 0.6},
+    zorder=6,
   )
-  cut = style.cut_high(
-    ax,
-    [s.loss for s in shown],
-    "higher losses are above the axis (see the table)",
-    kept=[s.loss for s in front],
-  )
-  style.bytes_axis(ax, [round(s.sent_bytes) for s in shown])
-  ax.margins(x=0.12)
-  ax.set_ylabel(style.LOSS_AXIS)
-  error = "; bars: standard error" if frame.num_seeds > 1 else ""
-  style.caption(ax, _KINDS[BYTES] + error + cut)
-  style.legend(figure, ax, 2)
-  place_labels(
-    figure,
-    ax,
-    [
-      PointLabel(s.name, s.sent_bytes, s.loss, is_required=s in front)
-      for s in [*front, *others]
-    ],
-  )
+  # A white rim keeps a name readable where it crosses a curve.
+  text.set_path_effects([withStroke(linewidth=2, foreground="white")])
+  return text

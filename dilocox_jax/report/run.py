@@ -6,6 +6,7 @@ is False.
 """
 
 import dataclasses
+import html
 import math
 import pathlib
 import typing
@@ -24,7 +25,7 @@ from dilocox_jax.metrics.lines import Directory
 from dilocox_jax.metrics.recorder import METRICS, TIMING
 from dilocox_jax.metrics.run_record import CONFIG, RECORD
 from dilocox_jax.plan.collective import Collective
-from dilocox_jax.report import text_tables, units
+from dilocox_jax.report import units
 
 _Row = typing.TypeVar("_Row", RoundRow, Evaluation, Timing)
 # What every record has.
@@ -67,7 +68,11 @@ class LoadedRun:
 
   def _repr_html_(self) -> str:
     """Shows the outcome as a table in a notebook."""
-    return text_tables.html_table(*zip(*self._outcome.items(), strict=True))
+    header, cells = (
+      "".join(f"<{tag}>{html.escape(x)}</{tag}>" for x in texts)
+      for tag, texts in (("th", self._outcome), ("td", self._outcome.values()))
+    )
+    return f"<table><tr>{header}</tr><tr>{cells}</tr></table>"
 
   @property
   def summary(self) -> str:

@@ -1,14 +1,16 @@
 """The look of all figures, so that a reader has to learn it only once.
 
-The colours are those of Okabe and Ito, which people with impaired colour
-vision can tell apart. Figures are matplotlib Figure objects; pyplot and its
-global state are not used. The title states the finding, the legend is outside
-the axes, and a line above each panel says whether its numbers are measured or
-derived.
+The first colours are those of Okabe and Ito, which people with impaired colour
+vision can tell apart; markers tell the rest. A method has one colour and one
+marker in every picture, and AllReduce is black. Figures are matplotlib Figure
+objects; pyplot and its global state are not used. The title states the
+finding, the legend is outside the axes, and a line above each panel says
+whether its numbers are measured or derived.
 """
 
 import itertools
 import math
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,17 +19,80 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from dilocox_jax.report import units
-
 DPI = 150
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vP"
 GREY, PALE = "#555555", "#B8B8B8"
 LOSS_AXIS = "validation loss (nats a token)"
-_TITLE_CHARACTERS = 10  # Characters of a title that fit into an inch.
-_LEGEND_CHARACTERS = 13  # Those of a legend, whose letters are smaller.
+# Characters that fit into an inch of a title, a legend, a caption.
+_TITLE, _LEGEND, _CAPTION = 10, 13, 16
 _LEGEND_LINE = 6  # Characters for which the line beside a name has room.
-_CAPTION_CHARACTERS = 16  # The same of the line above a panel.
+# Proper name, colour and marker by the start of a name without anything but
+# letters: settings of a method begin with its name.
+_METHODS = {
+  "allreduce": ("AllReduce", "black", "."),
+  "overlaploco": ("overlap_loco", COLOURS[0], "o"),
+  "dilocox": ("DiLoCoX", COLOURS[1], "s"),
+  "muloco": ("MuLoCo", COLOURS[2], "D"),
+  "diloco": ("DiLoCo", COLOURS[3], "^"),
+  "opendiloco": ("OpenDiLoCo", COLOURS[4], "v"),
+  "streamingdiloco": ("Streaming DiLoCo", COLOURS[5], "P"),
+  "streaming": ("Streaming DiLoCo", COLOURS[5], "P"),
+  "cocktailsgd": ("CocktailSGD", "#8C564B", "X"),
+  "cocktail": ("CocktailSGD", "#8C564B", "X"),
+  "sparseloco": ("SparseLoCo", "#8A8A00", "*"),
+  "eager": ("eager", "#6A3D9A", "<"),
+  "delayed": ("delayed", "#B2182B", ">"),
+  "ours": ("ours", "#B2182B", ">"),
+}
+_LINES = ("-", "--", ":", "-.")  # Settings of one method in one picture.
+
+
+def _method(name: str) -> str:
+  """Returns the longest key of `_METHODS` with which a name begins, or ""."""
+  plain = re.sub(r"[^a-z]", "", name.lower())
+  return max(filter(plain.startswith, _METHODS), key=len, default="")
+
+
+def proper(name: str) -> str:
+  """Returns a name for pictures: "dilocox_reset" is "DiLoCoX reset".
+
+  Args:
+    name: Name of a method or of a setting.
+  """
+  if not (key := _method(name)):
+    return name
+  rest = re.match("[^a-zA-Z]*".join(key), name, re.IGNORECASE)
+  return _METHODS[key][0] + name[rest.end() if rest else 0 :].replace("_", " ")
+
+
+def method_look(name: str) -> tuple[str, str] | None:
+  """Returns colour and marker of a method, or None if it is not known.
+
+  Args:
+    name: Name of a method or of a setting, e.g. "dilocox_reset_1gbit".
+  """
+  return _METHODS[key][1:] if (key := _method(name)) else None
+
+
+def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+  """Returns colour, marker and line of each curve, by its name.
+
+  Curves of one method differ in their lines. What is no method gets the colours
+  in order.
+
+  Args:
+    names: Names of the curves, in order.
+  """
+  others = itertools.cycle(zip(COLOURS, MARKERS, strict=True))
+  found: dict[str, dict[str, Any]] = {}
+  seen = []
+  for name in names:
+    colour, marker = method_look(name) or next(others)
+    line = _LINES[seen.count(colour) % len(_LINES)]
+    seen.append(colour)
+    found[name] = {"color": colour, "marker": marker, "linestyle": line}
+  return found
 
 
 def frame(
@@ -41,7 +106,10 @@ def frame(
     size: Width and height (inches).
   """
   size = size or (6.4 if panels == 1 else 9.6, 4.2)
-  title = textwrap.fill(title, int(_TITLE_CHARACTERS * size[0]))
+  # A number stays on a line with its error.
+  title = textwrap.fill(
+    title.replace(" ± ", "\u00a0±\u00a0"), int(_TITLE * size[0])
+  )
   figure = Figure(figsize=size, dpi=DPI, layout="constrained")
   figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)  # pyright: ignore
   figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold")
@@ -56,7 +124,7 @@ def frame(
 
 def caption(ax: Axes, text: str) -> None:
   """Writes the line above a panel, which says what kind of numbers it shows."""
-  text = textwrap.fill(text, int(_CAPTION_CHARACTERS * ax.bbox.width / DPI))
+  text = textwrap.fill(text, int(_CAPTION * ax.bbox.width / DPI))
   ax.set_title(text, loc="left", fontsize=9, color=GREY)
 
 
@@ -75,28 +143,21 @@ def label(ax: Axes, kind: str, horizontal: str, vertical: str = "") -> None:
 
 
 def legend(figure: Figure, ax: Axes, columns: int) -> None:
-  """Puts the legend of some axes below the figure.
+  """Puts a legend below a figure.
+
+  It has fewer columns where the names are too long for the figure's width.
 
   Args:
     figure: Figure to write into.
     ax: Axes whose lines are named.
     columns: Largest number of columns.
   """
-  handles, _ = ax.get_legend_handles_labels()
-  legend_below(figure, handles, columns)
-
-
-def legend_below(figure: Figure, handles: Sequence[Any], columns: int) -> None:
-  """Puts a legend of labelled artists below a figure.
-
-  It has fewer columns where the names are too long for the figure's width.
-  """
-  look = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
-  names = [str(handle.get_label()) for handle in handles]
-  room = _LEGEND_CHARACTERS * figure.get_figwidth()
+  handles, names = ax.get_legend_handles_labels()
+  room = _LEGEND * figure.get_figwidth()
   columns = min(columns, len(handles))
   while columns > 1 and _legend_width(names, columns) > room:
     columns -= 1
+  look = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
   figure.legend(handles=handles, ncols=columns, **look)
 
 
@@ -112,24 +173,18 @@ def _legend_width(names: Sequence[str], columns: int) -> int:
   return sum(max(map(len, part)) + _LEGEND_LINE for part in parts)
 
 
-def cut_high(
-  ax: Axes,
-  losses: Sequence[float],
-  what: str = "the first losses are above the axis",
-  kept: Sequence[float] = (),
-) -> str:
+def cut_high(ax: Axes, losses: Sequence[float], kept: Sequence[float]) -> str:
   """Cuts the vertical axis where a few high losses would flatten the rest.
 
   Args:
     ax: Axes of the losses.
     losses: All losses in these axes.
-    what: Words of the caption for losses that are cut.
     kept: Losses that stay in view, e.g. the last one of every curve.
 
   Returns:
-    End of a caption: "; " and `what` if the axis was cut, else "".
+    End of a caption that says so, or "" if nothing was cut.
   """
-  finite = sorted(loss for loss in losses if math.isfinite(loss))
+  finite = sorted(filter(math.isfinite, losses))
   if not finite:
     return ""
   low, high = finite[0], finite[int(0.9 * (len(finite) - 1))]
@@ -137,47 +192,38 @@ def cut_high(
   if finite[-1] - low <= 3 * (high - low) or high == low:
     return ""
   ax.set_ylim(low - 0.1 * (high - low), low + 1.5 * (high - low))
-  return f"; {what}"
+  return "; the first losses are above the axis"
 
 
-def log_axis(
-  ax: Axes, subs: Sequence[int], text_of: Callable[[float], str]
+def cost_axis(
+  ax: Axes,
+  costs: Sequence[float],
+  name: str,
+  text_of: Callable[[float], str] | None = None,
+  is_log: bool | None = None,
 ) -> None:
-  """Makes the horizontal axis logarithmic.
-
-  Args:
-    ax: Axes to scale.
-    subs: Multiples of each power of ten that have a tick.
-    text_of: Returns the text of a tick.
-  """
-  ax.set_xscale("log")
-  ax.xaxis.set_major_locator(LogLocator(subs=subs))
-  ax.xaxis.set_minor_formatter(NullFormatter())
-  # Setting the scale replaces the formatter, so the formatter is set after it.
-  ax.xaxis.set_major_formatter(lambda value, _: text_of(value))
-
-
-def say_nothing_to_show(ax: Axes) -> None:
-  """Writes into empty axes that there is nothing to show."""
-  ax.text(0.5, 0.5, "nothing to show", ha="center", transform=ax.transAxes)
-
-
-def bytes_axis(ax: Axes, sent_bytes: Sequence[int]) -> None:
-  """Labels the horizontal axis in bytes, with a log scale if they spread.
+  """Labels the horizontal axis of a cost.
 
   Args:
     ax: Axes to label.
-    sent_bytes: All values that are drawn, each positive. Without any, the
-      axes say that there is nothing to show.
+    costs: All values that are drawn, each positive. Without any, the axes say
+      that there is nothing to show.
+    name: What the axis shows, with its unit in brackets.
+    text_of: Returns the text of a tick; by default the number.
+    is_log: Whether it is logarithmic; by default if the costs spread.
   """
-  ax.set_xlabel("sent by one replica")
-  if not sent_bytes:
-    say_nothing_to_show(ax)
-    return
-  decades = math.log10(max(sent_bytes) / min(sent_bytes))
-  if decades > 0.7:
-    ax.set_xlabel("sent by one replica (log scale)")
+  if not costs:
+    ax.text(0.5, 0.5, "nothing to show", ha="center", transform=ax.transAxes)
+  decades = math.log10(max(costs) / min(costs)) if costs else 0.0
+  if decades > 0.7 if is_log is None else is_log:
+    # "time (s)" becomes "time (s, log scale)".
+    name = re.sub(r"\)$|$", ", log scale)", name, count=1)
+    name = name if "(" in name else name.replace(", log", " (log")
+    ax.set_xscale("log")
     subs = (1, 2, 5) if decades < 1.6 else (1, 3) if decades < 2.5 else (1,)
-    log_axis(ax, subs, units.bytes_tick)
-  else:
-    ax.xaxis.set_major_formatter(lambda value, _: units.bytes_tick(value))
+    ax.xaxis.set_major_locator(LogLocator(subs=subs))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    text_of = text_of or "{:,g}".format
+  ax.set_xlabel(name)
+  if text_of:  # Setting the scale replaces the formatter, so this comes last.
+    ax.xaxis.set_major_formatter(lambda value, _: text_of(value))

@@ -1,55 +1,45 @@
-"""The table of a frame: one row a setting, as text for pages and terminals."""
+"""Tables: the cells of a frame, and forms for pages, programs, terminals."""
 
+import csv
+import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
-import numpy as np
+from rich import box
+from rich.markup import escape
+from rich.table import Table
 
-from dilocox_jax.report import units
+from dilocox_jax.report import style, units
 from dilocox_jax.report.frame import Frame, Setting, mean, standard_error
 
-Cell = Callable[[Frame, Setting], str]
 CellRows = list[dict[str, str]]
 
 
-def _name(frame: Frame, setting: Setting) -> str:
-  count = len(setting.traces)
-  return (
-    setting.name + setting.note + units.human_missing(count, frame.num_seeds)
-  )
-
-
-def _loss(frame: Frame, setting: Setting) -> str:
-  del frame
-  if not setting.traces or not (
-    setting.traces[0].points or math.isfinite(setting.loss)
-  ):
+def _loss(setting: Setting) -> str:
+  if not setting.traces or (math.isnan(setting.loss) and not setting.curves):
     return "none yet"
   return units.human_loss(setting.loss, standard_error(setting.losses))
 
 
-def _gap(frame: Frame, setting: Setting) -> str:
-  if frame.base(setting) is None:
-    return "-"
-  return units.human_gap(*frame.gap(setting))
+def _of_trace(field: str, form: str) -> Callable[[Frame, Setting], str]:
+  def cell(_: Frame, setting: Setting) -> str:
+    values = [getattr(trace, field) for trace in setting.traces[:1]]
+    return format(values[0], form) if values else "-"
+
+  return cell
 
 
-def _trace(setting: Setting, field: str, form: str) -> str:
-  first = (*setting.traces, None)[0]
-  return format(getattr(first, field), form) if first else "-"
-
-
-CELLS: dict[str, Cell] = {
-  "run": _name,
-  "loss": _loss,
-  "gap": _gap,
-  "to": lambda frame, setting: setting.baseline if frame.base(setting) else "-",
-  "sent bytes": lambda _, setting: units.human_bytes(setting.sent_bytes),
+CELLS: dict[str, Callable[[Frame, Setting], str]] = {
+  "run": lambda f, s: s.label + units.human_missing(len(s.traces), f.num_seeds),
+  "loss": lambda _, s: _loss(s),
+  "gap": lambda f, s: units.human_gap(*f.gap(s)) if f.base(s) else "-",
+  "to": lambda f, s: s.baseline if f.base(s) else "-",
+  "sent bytes": lambda _, s: units.human_bytes(s.sent_bytes),
   "fewer bytes": lambda f, s: units.human_ratio(f.fewer_bytes(s)),
-  "steps": lambda _, setting: _trace(setting, "steps", ","),
-  "tokens": lambda _, setting: _trace(setting, "tokens", ","),
-  "wall (s)": lambda _, setting: _trace(setting, "wall_s", ".1f"),
-  "changed": lambda _, setting: setting.changed or "-",
+  "steps": _of_trace("steps", ","),
+  "tokens": _of_trace("tokens", ","),
+  "wall (s)": _of_trace("wall_s", ".1f"),
 }
 
 
@@ -67,11 +57,10 @@ def table(
     settings: Those to show; by default all.
     clock: Name of the clock whose columns are added; empty for none.
   """
-  chosen = frame.settings if settings is None else settings
   return [
     {name: CELLS[name](frame, each) for name in columns}
     | (_times(frame, each, clock) if clock else {})
-    for each in chosen
+    for each in (frame.settings if settings is None else settings)
   ]
 
 
@@ -80,9 +69,8 @@ def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
   if setting.utilisation:
     share = setting.utilisation.get(clock, math.nan)
     cells["utilisation"] = units.human_share(share)
-  cells["simulated time"] = units.human_time(
-    setting.seconds.get(clock, math.nan)
-  )
+  time_s = setting.seconds.get(clock, math.nan)
+  cells["simulated time"] = units.human_time(time_s)
   if frame.target:
     cells[f"to loss {frame.target:g}"] = reached(setting, clock, frame.target)
   return cells
@@ -91,26 +79,23 @@ def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
 def at_equal_time(frame: Frame, clock: str) -> CellRows:
   """Returns the loss of each setting when the first of them is done.
 
-  Between two evaluations the loss is taken to fall linearly. Before the first
-  one there is no loss, and the cell has the number of steps.
+  Before its first evaluation a run has no loss, and the cell has its steps.
 
   Args:
     frame: Settings that all have times of the clock.
     clock: Name of the clock.
   """
   end_s = min(setting.seconds[clock] for setting in frame.settings)
-  cells = []
-  for setting in frame.settings:
-    (trace, *_), points = setting.traces, setting.traces[0].points
-    times_s = [point.seconds[clock] for point in points]
-    if points and times_s[0] <= end_s:
-      loss = np.interp(end_s, times_s, [point.loss for point in points])
-      cell = units.human_loss(float(loss))
-    else:
-      steps = int(trace.steps * end_s / setting.seconds[clock])
-      cell = f"{steps} step{'s' * (steps != 1)}"
-    cells.append({f"loss at {units.human_time(end_s)}": cell})
-  return cells
+  seen = [setting.after(clock, end_s) for setting in frame.settings]
+  name = f"loss at {units.human_time(end_s)}"
+  return [
+    {
+      name: f"{steps} step{'s' * (steps != 1)}"
+      if math.isnan(loss)
+      else units.human_loss(loss)
+    }
+    for steps, loss in seen
+  ]
 
 
 def reached(setting: Setting, clock: str, target: float) -> str:
@@ -134,34 +119,86 @@ def price(frame: Frame) -> str:
   """States what the cheapest setting near its baseline pays for its bytes.
 
   A loss is called higher or lower only if the difference exceeds its error.
-  Empty if there is nothing to compare.
+  Empty if there is nothing to compare, or nothing is saved.
   """
   least = frame.cheapest()
   base = frame.base(least) if least else None
-  if not least or not base:
+  if not least or not base or (ratio := frame.fewer_bytes(least)) < 1.05:
     return ""
-  ratio = frame.fewer_bytes(least)
-  if ratio < 1.05:  # Nothing is saved.
-    return ""
-  title = (
-    f"{least.label} sends {units.human_ratio(ratio)} less than {base.label}"
-  )
+  than = style.proper(base.label)
+  sent = f"sends {units.human_ratio(ratio)} less than {than}"
   if not math.isfinite(ratio):
-    title = f"{least.label} sends nothing"
+    sent = "sends nothing"
   for clock in frame.clocks if len(frame.clocks) == 1 else ():
     times = (units.human_time(each.seconds[clock]) for each in (least, base))
-    title += ", in {} of simulated time instead of {}".format(*times)
-  return f"{title}; its loss is {_compared(frame, least)}{_tokens(least, base)}"
-
-
-def _compared(frame: Frame, setting: Setting) -> str:
-  gap, error = frame.gap(setting)
+    sent += ", in {} of simulated time instead of {}".format(*times)
+  gap, error = frame.gap(least)
+  loss = units.human_comparison(gap, error)
   if math.isfinite(error) and abs(gap) <= error:
-    return f"the same within its error ({units.human_gap(gap, error)})"
-  alone = " (one seed)" if len(frame.pairs(setting)) == 1 else ""
-  return units.human_comparison(gap, error) + alone
+    loss = f"the same within its error ({units.human_gap(gap, error)})"
+  elif len(frame.pairs(least)) == 1:
+    loss += " (one seed)"
+  after = [units.human_tokens(each.traces[0].tokens) for each in (least, base)]
+  if len(set(after)) > 1:
+    loss += " after {} instead of {}".format(*after)
+  return f"{style.proper(least.label)} {sent}; its loss is {loss}"
 
 
-def _tokens(setting: Setting, base: Setting) -> str:
-  seen = [units.human_tokens(each.traces[0].tokens) for each in (setting, base)]
-  return "" if len(set(seen)) == 1 else " after {} instead of {}".format(*seen)
+def markdown_table(
+  header: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> list[str]:
+  """Returns the lines of a Markdown table; a bar inside a cell is escaped."""
+  table = [list(header), ["---"] * len(header), *map(list, rows)]
+  return [
+    "| " + " | ".join(str(cell).replace("|", r"\|") for cell in row) + " |"
+    for row in table
+  ]
+
+
+def header_and_cells(
+  rows: Sequence[Mapping[str, Any]],
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+  """Splits rows, at least one, that all have the same columns in one order."""
+  return tuple(rows[0]), [tuple(row.values()) for row in rows]
+
+
+def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns comma-separated values at full precision.
+
+  Args:
+    rows: Values by column. Columns have the order in which rows first name
+      them. A row without a column has an empty cell there.
+  """
+  columns = list(dict.fromkeys(name for row in rows for name in row))
+  text = io.StringIO()
+  writer = csv.DictWriter(text, columns, lineterminator="\n")
+  writer.writeheader()
+  writer.writerows(rows)
+  return text.getvalue()
+
+
+def terminal_table(
+  header: Sequence[str],
+  rows: Iterable[Sequence[str]],
+  left: Collection[int] = (0,),
+  **look: Any,
+) -> Table:
+  """Returns a table for a terminal; cells that are too wide are folded.
+
+  It has no frame, so that more fits into 80 columns.
+
+  Args:
+    header: Names of the columns.
+    rows: Cells, shown as they are, without markup.
+    left: Indices of the columns of text. The others hold numbers, which are
+      aligned on the right.
+    **look: Arguments of `rich.table.Table`, e.g. its title.
+  """
+  look = {"title_justify": "left", "caption_justify": "left"} | look
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, **look)
+  for index, column in enumerate(header):
+    side = "left" if index in left else "right"
+    table.add_column(column, justify=side, overflow="fold")
+  for row in rows:
+    table.add_row(*map(escape, row))
+  return table

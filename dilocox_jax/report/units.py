@@ -49,7 +49,7 @@ def _three_digits(value: float | int) -> str:
 def human_bytes(value: float | int) -> str:
   """Formats bytes with three digits: "27.9 MB"; "-" for NaN and infinity."""
   divisor, unit = bytes_unit(value)
-  number = f"{value}" if divisor == 1 else _three_digits(value / divisor)
+  number = f"{value:.0f}" if divisor == 1 else _three_digits(value / divisor)
   return f"{number} {unit}" if math.isfinite(value) else "-"
 
 
@@ -62,7 +62,7 @@ def bytes_tick(value: float | int) -> str:
 def human_tokens(value: float | int) -> str:
   """Formats tokens with three digits in powers of 1000: "1.23 M tokens"."""
   divisor, unit = tokens_unit(value)
-  number = f"{value}" if divisor == 1 else _three_digits(value / divisor)
+  number = f"{value:.0f}" if divisor == 1 else _three_digits(value / divisor)
   return f"{number} {unit}"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from matplotlib.axes import Axes
 
-from dilocox_jax.report import curves, looks, style
+from dilocox_jax.report import panels, style
 from dilocox_jax.report.frame import Setting, standard_error
 from dilocox_jax.simulate.cluster_file import cluster_presets
 from dilocox_jax.simulate.transfer import NCCL
@@ -98,13 +98,13 @@ def ratio_text(values: list[float]) -> str:
   return f"{mean:.2f} ± {error:.2f} ({len(values)} seeds)"
 
 
-def curve(entry: Setting) -> curves.Curve:
+def curve(entry: Setting) -> panels.Curve:
   """Returns the mean over seeds, with a band from the lowest to the highest."""
   traces = [t.points for t in entry.traces if t.points]
   points = list(zip(*traces, strict=True))
   losses = [[point.loss for point in each] for each in points]
   count = "one seed" if len(traces) == 1 else f"{len(traces)} seeds"
-  return curves.Curve(
+  return panels.Curve(
     entry.name,
     [each[0].seconds[str(SHOWN)] for each in points],
     [statistics.mean(each) for each in losses],
@@ -116,10 +116,10 @@ def curve(entry: Setting) -> curves.Curve:
 
 def _draw_curves(ax: Axes, entries: Mapping[str, Setting]) -> None:
   drawn = [curve(entries[name]) for name in METHODS]
-  curves.draw_curves(ax, drawn, list(METHODS))
+  panels.draw_curves(ax, drawn, list(METHODS))
   caption = f"{SHOWN} ms; loss measured (mean, band: all seeds), time simulated"
-  style.label(ax, caption, "simulated time (s, log scale)", style.LOSS_AXIS)
-  style.log_axis(ax, (1, 2, 5), "{:,g}".format)
+  style.label(ax, caption, "", style.LOSS_AXIS)
+  style.cost_axis(ax, (8, 320), "simulated time (s)")
   ax.set_xlim(8, 320)
   ax.set_ylim(1.15, 2.0)
   ax.axhline(TARGET, color=style.GREY, linewidth=0.8, dashes=(4, 3))
@@ -128,7 +128,7 @@ def _draw_curves(ax: Axes, entries: Mapping[str, Setting]) -> None:
 def _draw_ratios(ax: Axes, entries: Mapping[str, Setting]) -> None:
   """One bar a round trip and method: how many times sooner, with its error."""
   width = 0.38
-  own = looks.looks(list(PAIRS))
+  own = style.looks(list(PAIRS))
   for number, name in enumerate(PAIRS):
     by_trip = [ratios(entries, name, each) for each in ROUND_TRIPS]
     means = [statistics.mean(each) for each in by_trip]

@@ -13,7 +13,7 @@ from dilocox_jax.metrics.lines import write_atomically
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.report import units
 from dilocox_jax.report.page import write_page
-from dilocox_jax.report.text_tables import markdown_table, terminal_table
+from dilocox_jax.report.tables import markdown_table, terminal_table
 from experiments.runtime.command_line import own_command
 from experiments.simulation.page import human_speed
 

@@ -13,7 +13,7 @@ from dilocox_jax.api.simulation_setup import Setup
 from dilocox_jax.metrics.lines import write_json
 from dilocox_jax.report import units
 from dilocox_jax.report.page import write_page
-from dilocox_jax.report.text_tables import markdown_table, terminal_table
+from dilocox_jax.report.tables import markdown_table, terminal_table
 from dilocox_jax.simulate.analytic import Outcome, run_time
 from dilocox_jax.simulate.script import Launch
 from experiments.runtime.command_line import own_command

@@ -14,7 +14,7 @@ from dilocox_jax.metrics import Timing, write_json
 from dilocox_jax.report import figures
 from dilocox_jax.report.page import picture, write_page
 from dilocox_jax.report.run import LoadedRun
-from dilocox_jax.report.text_tables import markdown_table
+from dilocox_jax.report.tables import markdown_table
 from dilocox_jax.simulate.analytic import AnalyticClock
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.script import RecordedRound, recorded_ops

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure as Picture
 
 from dilocox_jax.metrics.lines import write_atomically
 from dilocox_jax.report.page import picture, write_page
-from dilocox_jax.report.text_tables import csv_table, markdown_table
+from dilocox_jax.report.tables import csv_table, markdown_table
 from experiments.tables.published import Figure
 
 

@@ -149,7 +149,7 @@ def _machine() -> dict[str, str]:
 def _print(rows: dict[str, Any], columns: tuple[str, ...]) -> None:
   from rich.console import Console
 
-  from dilocox_jax.report.text_tables import terminal_table
+  from dilocox_jax.report.tables import terminal_table
 
   cells = [
     (name, *(f"{v:.4g}" if isinstance(v, float) else f"{v}" for v in values))

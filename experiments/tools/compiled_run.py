@@ -28,7 +28,7 @@ from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.report.page import write_page
-from dilocox_jax.report.text_tables import csv_table, markdown_table
+from dilocox_jax.report.tables import csv_table, markdown_table
 from dilocox_jax.report.units import human_bytes, human_share
 from dilocox_jax.training import build, states
 from experiments.tools.compiled_text import (

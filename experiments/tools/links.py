@@ -106,7 +106,7 @@ def report(
   """
   from dilocox_jax.metrics.lines import write_json
   from dilocox_jax.report.page import write_page
-  from dilocox_jax.report.text_tables import header_and_cells, markdown_table
+  from dilocox_jax.report.tables import header_and_cells, markdown_table
 
   lines = []
   allreduce = {row.rate_bps: row for row in methods if row.name == "allreduce"}

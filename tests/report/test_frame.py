@@ -1,8 +1,13 @@
+"""Numbers of frames and their tables, and how numbers are written."""
+
+import csv
+import io
 import math
 
 import pytest
+from rich.console import Console
 
-from dilocox_jax.report import tables
+from dilocox_jax.report import tables, units
 from dilocox_jax.report.frame import (
   Frame,
   Setting,
@@ -10,7 +15,6 @@ from dilocox_jax.report.frame import (
   mean,
   standard_error,
 )
-from dilocox_jax.report.run import load_run
 from tests.report.frames import (
   ALLREDUCE,
   BOTH,
@@ -100,6 +104,16 @@ def test_a_loss_is_reached_between_two_evaluations(losses, target, seconds):
   assert Setting("a", [run]).seconds_to(CLOCK, target) == [seconds]
 
 
+@pytest.mark.parametrize(
+  ("time_s", "steps", "loss"),
+  [(5, 25, NAN), (10, 50, 2.0), (15, 75, 1.5), (20, 100, 1.0), (99, 100, 1.0)],
+)
+def test_a_run_is_seen_after_a_time(time_s, steps, loss):
+  run = trace(0, 1.0, 10, losses=(2.0, 1.0), seconds=20.0)
+  found = Setting("a", [run]).after(CLOCK, time_s)
+  assert found == pytest.approx((steps, loss), nan_ok=True)
+
+
 def test_a_table_has_means_errors_and_times():
   some = frame(*BOTH.settings, setting("late", [5.0], 10), target=2.1)
   rows = tables.table(some, ("run", "loss", "gap", "sent bytes"), clock=CLOCK)
@@ -130,40 +144,97 @@ def test_losses_at_equal_time_are_those_when_the_first_setting_is_done():
     )
   ]
   shown = tables.at_equal_time(Frame(settings), CLOCK)
-  cells = [cell for row in shown for cell in row.values()]
+  cells = [row["loss at 20 s"] for row in shown]
   assert cells == ["1.0000", "4.6667", "1 step"]
 
 
 def test_what_no_run_has_reached_is_said_in_words():
   (row,) = tables.table(Frame([Setting("a", [])], 2), list(tables.CELLS))
   assert row["run"] == "a (0 of 2 seeds)" and row["loss"] == "none yet"
+  assert row["steps"] == row["wall (s)"] == "-"
 
 
 @pytest.mark.parametrize(
   ("settings", "words"),
   [
-    ([ALLREDUCE, DILOCO], ["8.00x less", "1.7 min", "1.7 ± 1.0 % higher"]),
+    ([ALLREDUCE, DILOCO], ["8.00x less", "AllReduce", "1.7 ± 1.0 % higher"]),
     ([ALLREDUCE, NOISY], ["same within its error"]),
     ([ALLREDUCE], []),
     ([ALLREDUCE, setting("same bytes", [2.0, 4.0], 8_000)], []),
     ([ALLREDUCE, setting("silent", [2.0, 4.0], 0)], ["sends nothing"]),
+    ([ALLREDUCE, setting("x", [2.1], 9, steps=50)], []),
   ],
 )
-def test_a_price_claims_a_difference_only_beyond_its_error(settings, words):
-  found = tables.price(frame(*settings)).replace("1.67", "1.7")
-  assert [word for word in words if word not in found] == []
-  assert bool(found) == bool(words)
+def test_the_price_says_no_more_than_the_numbers(settings, words):
+  found = tables.price(frame(*settings))
+  assert all(word in found for word in words) and bool(found) == bool(words)
 
 
-def test_runs_are_settings_with_one_seed(write_run, tmp_path):
-  run = load_run(write_run(tmp_path, finish=False))
-  found = frame_of({"mine": run})
-  (only,) = found.settings
-  assert only.label == "mine (not finished)" and not found.clocks
-  assert only.losses == [run.validation_loss]
-  assert [p.loss for p in only.curves[0]] == [
-    each.outer_loss for each in run.evaluations
-  ]
-  record = found.records()[0]
-  assert record["loss"] == run.validation_loss
-  assert record["sent_bytes"] == run.total_sent_bytes
+def test_the_price_names_one_seed_and_other_numbers_of_tokens():
+  short = setting("x", [2.1], 9, steps=50)
+  found = tables.price(frame(ALLREDUCE, short, num_seeds=1))
+  assert "one seed" in found and "500 tokens instead of 1.00 k" in found
+
+
+def test_runs_have_one_clock_or_none(run):
+  (only,) = frame_of({"own": run}).settings
+  assert only.seconds == {"cluster 1gbit": 6000.0} and only.name == "own"
+  point = only.traces[0].points[0]
+  assert (point.tokens, point.seconds["cluster 1gbit"]) == (60 * 2048, 600.0)
+  # Two replicas: 4 bytes a value and step.
+  assert only.fp32_bytes == 600 * 4 * 871_168
+
+
+def test_text_tables_lose_no_cell_and_invent_no_column():
+  assert tables.markdown_table(["a"], [["x|y"]])[-1] == r"| x\|y |"
+  rows = [{"b": 1, "a": "x, y"}, {"b": 2, "c": 0.1 + 0.2}]
+  found = list(csv.reader(io.StringIO(tables.csv_table(rows))))
+  tenth = "0.30000000000000004"
+  assert found == [["b", "a", "c"], ["1", "x, y", ""], ["2", "", tenth]]
+  text = io.StringIO()
+  header, cells = tables.header_and_cells([{"a": "[bold]x", "b": "1.5"}])
+  table = tables.terminal_table(header, cells, title="what is shown")
+  Console(file=text, width=40).print(table)
+  assert "[bold]x" in text.getvalue() and "what is shown" in text.getvalue()
+  assert [column.justify for column in table.columns] == ["left", "right"]
+
+
+@pytest.mark.parametrize(
+  ("written", "expected"),
+  [
+    (units.human_bytes(0), "0 B"),
+    (units.human_bytes(999), "999 B"),
+    (units.human_bytes(1000), "1.00 kB"),
+    (units.human_bytes(27_930_000), "27.9 MB"),
+    (units.human_bytes(2_094_287_872), "2.09 GB"),
+    (units.human_bytes(3 * 10**18), "3000 PB"),
+    (units.human_bytes(INF), "-"),
+    (units.bytes_tick(20_000_000), "20 MB"),
+    (units.human_tokens(12), "12 tokens"),
+    (units.human_tokens(1_228_800), "1.23 M tokens"),
+    (units.human_loss(1.23456), "1.2346"),
+    (units.human_loss(1.5, 0.25), "1.5000 ± 0.2500"),
+    (units.human_loss(NAN), "not finite"),
+    (units.human_gap(0.0078), "+0.78 %"),
+    (units.human_gap(-0.1), "-10.00 %"),
+    (units.human_gap(-1e-6), "+0.00 %"),
+    (units.human_gap(NAN), "-"),
+    (units.human_share(0.931), "93.1 %"),
+    (units.human_share(NAN), "-"),
+    (units.human_ratio(25.31), "25.3x"),
+    (units.human_ratio(NAN), "-"),
+    (units.human_time(0.0125), "0.0125 s"),
+    (units.human_time(160), "2.67 min"),
+    (units.human_time(28_044, 360), "7.79 ± 0.1 h"),
+    (units.human_time(4_190_400), "1,164 h"),
+    (units.human_time(999.7 * 3600), "1,000 h"),
+    (units.human_time(999.4 * 3600), "999 h"),
+    (units.human_time(INF), "-"),
+    (units.human_comparison(0.0078), "0.8 % higher"),
+    (units.human_comparison(-0.11), "11.0 % lower"),
+    (units.human_missing(2, 3), " (2 of 3 seeds)"),
+    (units.human_missing(3, 3), ""),
+  ],
+)
+def test_numbers_are_written_with_their_units(written, expected):
+  assert written == expected

@@ -1,20 +1,31 @@
-"""Pages of sweeps and of runs side by side."""
+"""Pages of a run, of runs side by side, and of sweeps."""
 
 import csv
 import dataclasses
 import io
+import json
 import math
+import re
 
 import pytest
+from matplotlib.image import imread
 from rich.console import Console
 
-from dilocox_jax.metrics import Timing, read_rows
-from dilocox_jax.report import compare, load_run, print_table
-from dilocox_jax.report.sweep import SweepPage, print_sweep, write_sweep
-from dilocox_jax.report.units import human_bytes, human_gap, human_ratio
+from dilocox_jax import metrics
+from dilocox_jax.metrics import RecordError
+from dilocox_jax.report import compare, load_run, print_table, write_report
+from dilocox_jax.report.comparison import SweepPage, print_sweep, write_sweep
 from tests.report.frames import ALLREDUCE, BOTH, DILOCO, NOISY, frame, setting
 
 SHORT = setting("diloco, 50 steps", [2.5, 4.5], 500, steps=50)
+
+
+def assert_pictures(page, *names):
+  """The pictures are those that the page shows, and not blank."""
+  assert re.findall(r"\]\((.*?\.png)\)", page.read_text()) == list(names)
+  for name in names:
+    pixels = imread(page.parent / name)
+    assert min(pixels.shape[:2]) > 400 and pixels.std() > 0.05
 
 
 def table_of(path):
@@ -27,24 +38,144 @@ def printed(show, what):
   return text.getvalue()
 
 
+def cells(text):
+  """The cells of all Markdown tables of a page, by the first of their row."""
+  rows = re.findall(r"^\| (.*?) \| (.*) \|$", text, flags=re.MULTILINE)
+  return {first: others.split(" | ") for first, others in rows}
+
+
+def test_the_page_of_a_run_has_its_numbers_and_their_kinds(workdir, run):
+  page = workdir / "report.md"
+  text, final = page.read_text(), run.result
+  names = ("loss", "drift", "sent", "hours", "ranks")
+  assert_pictures(page, *(f"figures/{name}.png" for name in names))
+  found = cells(text)
+  loss = final.outer_loss
+  assert found["validation loss, outer parameters"] == [
+    f"{loss:.4f}",
+    "measured",
+  ]
+  assert found["validation loss, replica 0"][0] == f"{final.replica_loss:.4f}"
+  assert found["bytes sent by one replica"] == ["578 MB", "derived"]
+  assert found["tokens, all replicas"] == ["1,228,800", "counted"]
+  assert found["round"] == ["20", "50.0"] and found["all"] == ["31", "69.0"]
+  assert found["`sync.sync_interval`"] == ["`30`"]
+  for part in (
+    f"**{loss:.4f}** nats a token, perplexity {math.exp(loss):,.4g}",
+    f"{loss / math.log(2) / 2:.4f} bits a byte",
+    "`9f3a61c2d07e`",
+    "12,288 tokens/s",
+    "--config=experiments/configs/diloco.py",
+  ):
+    assert part in text
+  for absent in ("kernel counted", "waited", "another way", "for the device"):
+    assert absent not in text
+
+
+def change(path, **changes):
+  """Changes all JSON lines of a file."""
+  rows = [json.loads(line) for line in path.read_text().splitlines()]
+  lines = [json.dumps(row | changes) + "\n" for row in rows]
+  path.write_text("".join(lines))
+
+
+def test_the_page_says_what_else_is_known(write_run, tmp_path):
+  """Waits, what a link carried, other starts, a loss that is not known."""
+  run = load_run(write_run(tmp_path, num_steps=90, finish=False))
+  share = 1.05 * run.total_sent_bytes / len(run.timings)
+  change(tmp_path / "timing.jsonl", link_bytes=share, exposed_s=0.25)
+  change(tmp_path / "metrics.jsonl", mean_loss=None)
+  starts = {"earlier_starts": [{}, {}], "chosen_for_device": {"a.b": "dots"}}
+  record = json.dumps(run.record | starts)
+  (tmp_path / "run.json").write_text(record)
+  text = write_report(tmp_path).read_text()
+  for part in (
+    *("not ended", "1.050 times", "waited 0.250 s", "0.250 s at most"),
+    *("(2 earlier starts", "`a.b=dots`", "replica 0 |"),
+  ):
+    assert part in text
+  assert "replicas' mean" not in text and "The final" not in text
+
+
+@pytest.mark.parametrize(
+  ("changes", "shown"),
+  [
+    ({"method": "allreduce"}, ["loss", "sent"]),
+    ({"method": "single", "num_replicas": 1}, ["loss"]),
+    ({"num_steps": 0, "finish": False}, []),
+  ],
+)
+def test_a_figure_with_nothing_to_show_is_left_out(
+  write_run, tmp_path, changes, shown
+):
+  page = write_report(write_run(tmp_path, **{"num_steps": 60} | changes))
+  assert_pictures(page, *(f"figures/{name}.png" for name in shown))
+
+
+@pytest.mark.parametrize(
+  ("name", "text", "said"),
+  [
+    ("run.json", "{", "run.json cannot be read"),
+    ("run.json", "[" * 10**5, "run.json cannot be read"),
+    ("run.json", "{}", "run.json is damaged: it has no corpus_digest"),
+    ("run.json", None, "is not a run directory: run.json is missing"),
+    ("config.json", "3", "config.json cannot be read"),
+    ("timing.jsonl", '{"step": 3}\n', "timing.jsonl has a damaged row"),
+    ("metrics.jsonl", '{"step": 3, "kind": "round"}\n', "metrics.jsonl has a"),
+    ("figures", "in the way", "cannot write .*figures"),
+  ],
+)
+def test_a_broken_record_is_named_on_one_line(
+  write_run, tmp_path, name, text, said
+):
+  write_run(tmp_path, num_steps=30)
+  (tmp_path / name).unlink(missing_ok=True)
+  if text is not None:
+    (tmp_path / name).write_text(text)
+  with pytest.raises(RecordError, match=said) as error:
+    write_report(tmp_path)
+  assert "\n" not in str(error.value)
+
+
+def test_a_run_is_as_far_as_its_rows(write_run, tmp_path, run):
+  assert run.finished and len(run.rounds) == 20 and len(run.evaluations) == 10
+  assert (run.steps, run.tokens) == (600, 1_228_800)
+  assert run.validation_loss == run.result.outer_loss
+  assert run._repr_html_().count("<tr>") == 2 and "578 MB" in run._repr_html_()
+  killed = load_run(write_run(tmp_path / "a", num_steps=90, finish=False))
+  assert not killed.finished and killed.steps == 90
+  assert [row.step for row in killed.evaluations] == [60]
+  with metrics.Recorder(tmp_path / "a", resume_step=30) as recorder:
+    recorder.record_timing(
+      step=60, event="round", wall_s=7.5, tokens_per_s=4096.0
+    )
+  # (2.5 s x 12288/s + 7.5 s x 4096/s) / 10 s; compiling trains nothing.
+  resumed = load_run(tmp_path / "a")
+  assert (resumed.tokens_per_s, resumed.wall_s) == pytest.approx((6144, 21.5))
+  none = load_run(write_run(tmp_path / "b", num_steps=0, finish=False))
+  assert (none.steps, none.tokens, none.total_sent_bytes) == (0, 0, 0)
+  assert math.isnan(none.validation_loss) and math.isnan(none.tokens_per_s)
+
+
 def test_a_sweep_has_tables_differences_settings_pictures_and_data(tmp_path):
-  changed = dataclasses.replace(DILOCO, changed="sync_interval=25")
-  found = frame(ALLREDUCE, changed, NOISY, SHORT, target=2.5)
+  own = dataclasses.replace(DILOCO, changed="sync_interval=25")
+  found = frame(ALLREDUCE, own, NOISY, SHORT, target=2.5)
   failure = {"run": "muloco, seed 1", "reason": "killed", "log": "x.log"}
   page = SweepPage("small", found, "Two seeds.", ["Read it."], [failure], "cmd")
-  text = write_sweep(page, tmp_path).read_text()
-  assert "| diloco | 3.0500 ± 0.9900 | +1.67 ± 1.00 % | allreduce |" in text
-  assert "| diloco, 50 steps | 3.5000" in text
-  # The gap of muloco is within its error, so nothing is said of it.
-  assert "diloco ends 1.7 ± 1.0 % higher than allreduce" in text
-  assert "muloco ends" not in text
-  for part in ("    cmd", "Two seeds.", "- Read it.", "sync_interval=25 |"):
+  path = write_sweep(page, tmp_path)
+  text = path.read_text()
+  for part in (
+    "| diloco | 3.0500 ± 0.9900 | +1.67 ± 1.00 % | allreduce | 1.00 kB | 8.00x",
+    "| diloco, 50 steps | 3.5000 ± 1.0000 | 500 B | 1.67 min |",
+    "- diloco ends 1.7 ± 1.0 % higher than allreduce, with 8.00x fewer bytes",
+    "first: diloco, muloco",
+    *("    cmd", "Two seeds.", "- Read it.", "sync_interval=25 |"),
+    "| muloco, seed 1 | killed | x.log |",
+  ):
     assert part in text
-  assert "| muloco, seed 1 | killed | x.log |" in text
-  for name in ("tokens", "bytes", "hours_1gbit"):
-    picture = tmp_path / "figures" / f"{name}.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert f"(figures/{name}.png)" in text
+  assert "muloco ends" not in text  # Its gap is within its error.
+  pictures = ("tokens", "bytes", "hours_1gbit")
+  assert_pictures(path, *(f"figures/{name}.png" for name in pictures))
   rows = {row["run"]: row for row in table_of(tmp_path / "table.csv")}
   assert float(rows["diloco"]["gap_standard_error"]) == pytest.approx(0.01)
   assert float(rows["diloco"]["seconds:1gbit"]) == 100
@@ -58,115 +189,80 @@ def test_a_sweep_without_runs_has_a_page(tmp_path):
   assert "allreduce (0 of 2 seeds) | none yet" in text
 
 
-def with_clock(run, seconds_a_step, clock="cluster 1gbit"):
-  timings = [
-    Timing(e.step, "evaluation", 1.0, math.nan, e.step * seconds_a_step)
-    for e in run.evaluations
-  ]
-  record = run.record | {"clock": clock}
-  return dataclasses.replace(run, timings=run.timings + timings, record=record)
+def test_settings_of_equal_tokens_are_those_that_most_have():
+  page = SweepPage("x", frame(*BOTH.settings, SHORT))
+  assert [each.name for each in page.others] == ["diloco, 50 steps"]
+  assert len(page.equal.settings) == 3
 
 
-def test_the_numbers_of_a_comparison_are_those_of_the_rows(write_run, tmp_path):
-  workdirs = [
-    write_run(tmp_path / "a"),
-    write_run(tmp_path / "b", method="allreduce", floor=1.8),
-  ]
-  page = compare(workdirs, tmp_path / "out")
-  table = table_of(page.parent / "comparison.csv")
-  assert [entry["run"] for entry in table] == ["diloco", "allreduce"]
-  finals = [read_rows(each / "metrics.jsonl")[-1] for each in workdirs]
-  for row, final in zip(table, finals, strict=True):
-    assert float(row["loss"]) == final["outer_loss"]
-    assert float(row["sent_bytes"]) == final["total_sent_bytes"]
-    assert int(row["tokens"]) == final["tokens"]
-  own, base = finals
-  cells = (
-    "diloco",
-    f"{own['outer_loss']:.4f}",
-    human_gap(own["outer_loss"] / base["outer_loss"] - 1),
-    human_bytes(own["total_sent_bytes"]),
-    human_ratio(base["total_sent_bytes"] / own["total_sent_bytes"]),
+def test_runs_are_compared_at_equal_time_and_at_equal_tokens(
+  write_run, tmp_path, workdir, run
+):
+  slow = {"clock": "cluster 1gbit", "seconds_a_step": 1000.0}
+  other = load_run(
+    write_run(tmp_path / "b", method="allreduce", floor=1.8, **slow)
   )
-  assert f"| {' | '.join(cells)} |" in page.read_text()
-  shown = printed(print_table, list(map(load_run, workdirs)))
-  assert all(cell in shown for cell in cells)
-  picture = page.parent / "comparison.png"
-  assert picture.read_bytes().startswith(b"\x89PNG")
+  page = compare([workdir, other.workdir], tmp_path / "out")
+  text = page.read_text()
+  loss, base_loss = run.validation_loss, other.validation_loss
+  # After 6,000 s AllReduce has made 6 of its steps.
+  assert "| run | loss at 1.67 h | loss | gap | sent bytes |" in text
+  own = [f"{loss:.4f}"] * 2 + [f"{100 * (loss / base_loss - 1):+.2f} %"]
+  own += ["578 MB", "3.62x", "600", "1.67 h"]
+  base = [
+    "6 steps",
+    f"{base_loss:.4f}",
+    "-",
+    "2.09 GB",
+    "1.00x",
+    "600",
+    "167 h",
+  ]
+  assert f"| diloco | {' | '.join(own)} |" in text
+  assert f"| allreduce | {' | '.join(base)} |" in text
+  rows = table_of(tmp_path / "out/comparison.csv")
+  assert [row["run"] for row in rows] == ["diloco", "allreduce"]
+  assert float(rows[0]["loss"]) == loss
+  assert int(rows[0]["tokens"]) == run.tokens
+  assert_pictures(page, "comparison.png")
+  shown = printed(print_table, [run, other])
+  assert all(cell in shown for cell in (*own, *base))
 
 
 @pytest.mark.parametrize(
   "field, says", [("digest", "bbbb"), ("held_out", "different windows")]
 )
-@pytest.mark.parametrize("is_page", [True, False])
 def test_runs_on_different_texts_are_refused_in_one_line(
-  write_run, tmp_path, is_page, field, says
+  write_run, tmp_path, field, says
 ):
   workdirs = [
-    write_run(tmp_path / "a", **{field: "aaaa"}),
-    write_run(tmp_path / "b", **{field: "bbbb"}),
+    write_run(tmp_path / text[0], num_steps=30, **{field: text})
+    for text in ("aaaa", "bbbb")
   ]
-  with pytest.raises(ValueError) as error:
-    if is_page:
-      compare(workdirs, tmp_path / "out")
-    else:
-      printed(print_table, list(map(load_run, workdirs)))
+  with pytest.raises(ValueError, match=says) as error:
+    compare(workdirs, tmp_path / "out")
   text = str(error.value)
-  assert says in text and "\n" not in text
-  assert all(str(workdir) in text for workdir in workdirs)
+  assert "\n" not in text and all(str(workdir) in text for workdir in workdirs)
+  with pytest.raises(ValueError, match=says):
+    printed(print_table, list(map(load_run, workdirs)))
   assert not (tmp_path / "out").exists()
-
-
-def test_a_page_says_what_a_reader_would_take_to_be_alike(write_run, tmp_path):
-  first = write_run(tmp_path / "a")
-  same = write_run(tmp_path / "b", method="allreduce")
-  other = write_run(tmp_path / "c", num_steps=300, num_replicas=3)
-  text = compare([first, same], tmp_path / "out").read_text()
-  assert "the same budget of 1.23 M tokens" in text
-  text = compare([first, other], tmp_path / "out").read_text()
-  assert "different budgets" in text and "differ in their replicas" in text
-  assert "diloco (a)" in text and "diloco (c)" in text
-
-
-def test_one_run_is_compared_with_fp32_gradients_and_not_with_itself(
-  write_run, tmp_path
-):
-  run = load_run(write_run(tmp_path / "a", finish=False))
-  page = compare([run.workdir], tmp_path / "out").read_text()
-  # Two replicas: 4 bytes a value and step.
-  fewer = human_ratio(600 * 4 * 871_168 / run.total_sent_bytes)
-  for shown in (printed(print_table, [run]), page):
-    assert fewer in shown and "fp32 gradients" in shown
-    assert "gap" not in shown and "diloco (not finished)" in shown
-
-
-def test_a_loss_that_is_not_finite_is_a_word(write_run, tmp_path):
-  page = compare([write_run(tmp_path / "a", floor=math.nan)], tmp_path / "out")
-  assert "not finite" in page.read_text()
   with pytest.raises(ValueError, match="at least one run"):
     compare([], tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-  ("clocks", "has_times"),
-  [(["1gbit", "1gbit"], True), (["1gbit", "10gbit"], False)],
-)
-def test_only_times_of_one_cluster_are_compared(
-  write_run, tmp_path, clocks, has_times
-):
-  runs = [
-    with_clock(load_run(write_run(tmp_path / name, method=name)), step_s, clock)
-    for name, step_s, clock in (
-      ("allreduce", 0.5, clocks[0]),
-      ("diloco", 0.1, clocks[1]),
-    )
-  ]
-  shown = printed(print_table, runs)
-  assert "5 min" in shown and "1 min" in shown
-  assert ("(10gbit)" in shown) == (not has_times)
-
-
-def test_settings_of_equal_tokens_are_those_that_most_have():
-  page = SweepPage("x", frame(*BOTH.settings, SHORT))
-  assert [each.name for each in page.others] == ["diloco, 50 steps"]
-  assert len(page.equal.settings) == 3
+def test_what_a_reader_would_take_to_be_alike_is_said(write_run, tmp_path):
+  """Other budgets, replicas and clocks, one run alone, and no number."""
+  clocks = [{"clock": name, "seconds_a_step": 1.0} for name in ("near", "far")]
+  first = write_run(tmp_path / "a", num_steps=60, **clocks[0])
+  more = {"num_steps": 120, "num_replicas": 3, "floor": math.nan}
+  other = write_run(tmp_path / "b", **more, **clocks[1])
+  shown = printed(print_table, list(map(load_run, (first, other))))
+  for part in (
+    *("replicas: diloco (a) 2, diloco (b) 3", "tokens differ"),
+    *("1 min (near)", "2 min (far)", "not finite", "122,880", "368,640"),
+  ):
+    assert part in shown
+  alone = write_run(tmp_path / "c", num_steps=60, finish=False)
+  shown = printed(print_table, [load_run(alone)])
+  assert "fp32 gradients" in shown and "30.0x" in shown
+  assert "gap" not in shown and "diloco (not finished)" in shown
