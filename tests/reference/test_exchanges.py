@@ -1,6 +1,6 @@
 """Numbers worked out by hand, for a codec that rounds to whole numbers.
 
-tests/exchange holds the fast exchanges to these on values drawn at random.
+tests/aggregators holds the fast exchanges to these on values drawn at random.
 """
 
 import numpy as np
@@ -42,16 +42,6 @@ def test_a_lossy_mean_is_that_of_what_is_received():
     2.0,
     [1.0, 3.0, 3.0],
   )
-
-
-def test_one_replica_sends_in_the_end_what_it_wanted_to():
-  # The table of exchange/feedback.py.
-  exchange, seen = ErrorFeedback(Lossy(whole)), []
-  for _ in range(5):
-    mean, _ = average(exchange, 0.4)
-    seen.append((mean, owed(exchange)[0]))
-  expected = [(0, 0.4), (1, -0.2), (0, 0.2), (1, -0.4), (0, 0.0)]
-  np.testing.assert_allclose(seen, expected, rtol=0, atol=1e-12)
 
 
 def test_the_owner_of_a_slice_keeps_what_rounding_its_mean_lost():
