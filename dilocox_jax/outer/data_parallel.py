@@ -35,43 +35,6 @@ class SharedState(NamedTuple):
   exchange: Tree
 
 
-def run_steps(
-  gradient: Callable,
-  optimizer: optax.GradientTransformation,
-  aggregator: Aggregator,
-  state: SharedState,
-  batches: Tree,
-) -> tuple[SharedState, StepMetrics]:
-  """Runs data-parallel steps. The code is written for one replica.
-
-  Args:
-    gradient: Function (params, batch) -> (loss, gradients) of one replica.
-    optimizer: Optimizer that steps on the mean gradient. It includes clipping.
-    aggregator: Averages gradients over replicas.
-    state: State that all replicas share.
-    batches: Batches of this replica, leaves [num_steps, ...].
-
-  Returns:
-    The new state, and the metrics of every step. The metrics are the loss of
-    this replica and the norm of the mean gradient, float32 [num_steps] each.
-  """
-
-  def body(carry: SharedState, batch: Tree):
-    loss, gradients = gradient(carry.params, batch)
-    mean_gradients, exchange = aggregator.update(
-      gradients, carry.exchange, carry.params
-    )
-    updates, optimizer_state = optimizer.update(
-      mean_gradients, carry.optimizer, carry.params
-    )
-    params = optax.apply_updates(carry.params, updates)
-    metrics = StepMetrics(loss, optax.tree.norm(mean_gradients))
-    metrics = jax.tree.map(lambda x: x.astype(jnp.float32), metrics)
-    return SharedState(params, optimizer_state, exchange), metrics
-
-  return jax.lax.scan(body, state, batches)
-
-
 @dataclasses.dataclass(frozen=True)
 class StepPrograms:
   """Runs data-parallel steps of all replicas.
@@ -136,11 +99,23 @@ class StepPrograms:
   @functools.cached_property
   def compiled(self):
     """The jitted program (state, batches) -> (state, metrics)."""
-    parts = self.gradient, self.optimizer, self.aggregator
 
     def replica_program(state: SharedState, batches: Tree):
-      state, metrics = run_steps(*parts, state, batches)
+      state, metrics = jax.lax.scan(self._step, state, batches)
       return self.replicas.divided(state), metrics
 
     program = self.replicas.map(replica_program, (self.axes, 0), (self.axes, 0))
     return jax.jit(program, donate_argnums=0)
+
+  def _step(
+    self, state: SharedState, batch: Tree
+  ) -> tuple[SharedState, StepMetrics]:
+    """Takes a step of one replica; its loss, and the mean gradient's norm."""
+    params = state.params
+    loss, gradients = self.gradient(params, batch)
+    mean, kept = self.aggregator.update(gradients, state.exchange, params)
+    updates, optimizer = self.optimizer.update(mean, state.optimizer, params)
+    metrics = StepMetrics(loss, optax.tree.norm(mean))
+    metrics = jax.tree.map(lambda x: x.astype(jnp.float32), metrics)
+    params = optax.apply_updates(params, updates)
+    return SharedState(params, optimizer, kept), metrics

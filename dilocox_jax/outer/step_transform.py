@@ -27,6 +27,7 @@ from dilocox_jax.trees import Array, Index, Tree, has_values
 
 # Changes of the parameters, and the states of all groups of fragments.
 Operand = tuple[Tree, tuple[FragmentState, ...]]
+Changed = tuple[Tree, FragmentState]  # And the state of one fragment.
 
 
 def pseudo_gradient_steps(
@@ -72,11 +73,10 @@ def pseudo_gradient_steps(
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-class _Found(NamedTuple):
-  """Where a fragment is: its group, its number in it, and its place."""
+class _At(NamedTuple):
+  """A fragment: its group, and its place in it."""
 
   group: int
-  index: Any
   place: Any
 
 
@@ -109,10 +109,9 @@ class _Events:
     The newest of `depth` pseudo-gradients comes last, and a send drops the
     first one. It is applied when it is the first, and zeros before that.
     """
-    take = functools.partial(self.cuts.take, params, self.groups[members[0]])
 
     def first(place: Any) -> FragmentState:
-      own = take(place)
+      own = self.cuts.take(params, self.groups[members[0]], place)
       zeros = jax.tree.map(jnp.zeros_like, own)
       in_flight = (zeros,) * self.schedule.depth
       return self.outer.init(own)._replace(in_flight=in_flight)
@@ -124,31 +123,6 @@ class _Events:
     """Returns the place of a fragment, or of all of a group, stacked."""
     places: list[Any] = [self.cuts.place(fragment) for fragment in members]
     return places[0] if len(places) == 1 else jnp.asarray(np.stack(places))
-
-  def _find(self, group: int, number: Index) -> tuple[Index, Any]:
-    """Returns a fragment's number in its group, and its place."""
-    members, places = self.members[group], self._places(self.members[group])
-    if len(members) == 1:
-      return number, places
-    index = jnp.clip(number - members[0], 0, len(members) - 1)
-    return index, places[index]
-
-  def _state(self, states, group: int, index: Index) -> FragmentState:
-    if len(self.members[group]) == 1:
-      return states[group]
-    return jax.tree.map(
-      lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, 0, False),
-      states[group],
-    )
-
-  def _with_state(self, states, group: int, index: Index, state) -> tuple:
-    """Returns the states of all groups with that of a fragment replaced."""
-    if len(self.members[group]) > 1:
-      put = jax.lax.dynamic_update_index_in_dim
-      state = jax.tree.map(
-        lambda old, new: put(old, new, index, 0), states[group], state
-      )
-    return (*states[:group], state, *states[group + 1 :])
 
   def run(
     self,
@@ -163,110 +137,107 @@ class _Events:
       step: Inner steps done, this one included.
       params: Parameters before the inner step.
       updates: What the inner optimizer adds to them.
-      fragments: States of all fragments.
+      fragments: States of all groups of fragments.
 
     Returns:
       What is to be added to `params`, and the new states.
     """
-    operand = updates, fragments
+    operand, overlap = (updates, fragments), self.schedule.overlap_steps
     if not self.schedule.is_whole_rounds:
-      applied = functools.partial(self._apply, params)
-      operand = self._switch(
-        step, self.schedule.overlap_steps, applied, operand
-      )
-    sent = functools.partial(self._send, params, step)
-    return self._switch(step, 0, sent, operand)
+      apply = functools.partial(self._apply, params)
+      operand = self._switch(step - overlap, apply, operand)
+    send = functools.partial(self._send, params, step > overlap)
+    return self._switch(step, send, operand)
 
   def _switch(
-    self, step: Index, delay: int, event: Callable, operand: Operand
+    self, send_step: Index, event: Callable, operand: Operand
   ) -> Operand:
-    """Runs the event of the fragment that was sent `delay` steps ago, if any.
+    """Runs the event of the fragment that is sent after a step, if any.
 
     Args:
-      step: Inner steps done.
-      delay: Steps since the send.
-      event: Function (where the fragment is, operand) -> operand.
-      operand: What it changes.
+      send_step: The step; it lies in the past for an apply.
+      event: Function (where the fragment is, (updates, its state)) -> the
+        second again.
+      operand: What the event changes.
     """
-    send_step = step - delay
-    number = _fragment_at(self.schedule, send_step)
-    branches = [_unchanged]
-    for group in range(len(self.members)):
-      found = _Found(group, *self._find(group, number))
-      own = self._state(operand[1], group, found.index).params
+    number, branches = _fragment_at(self.schedule, send_step), [_unchanged]
+    for group, state in enumerate(operand[1]):
+      change = functools.partial(self._change, event, group, number)
       # One number in two slices leaves one of them empty.
-      branches += (
-        [functools.partial(event, found)] if has_values(own) else [_unchanged]
-      )
+      branches.append(change if has_values(state.params) else _unchanged)
     is_due = (number >= 0) & (send_step > 0)
     branch = jnp.where(is_due, jnp.asarray(self.groups)[number] + 1, 0)
     return jax.lax.switch(branch, [_like_given(b) for b in branches], operand)
 
-  def _send(
-    self, params: Tree, step: Index, at: _Found, operand: Operand
+  def _change(
+    self, event: Callable, group: int, number: Index, operand: Operand
   ) -> Operand:
+    """Runs an event of a fragment of a group."""
+    (updates, fragments), members = operand, self.members[group]
+    place, state, index = self._places(members), fragments[group], 0
+    if len(members) > 1:
+      index = jnp.clip(number - members[0], 0, len(members) - 1)
+      take = jax.lax.dynamic_index_in_dim
+      place = place[index]
+      state = jax.tree.map(lambda leaf: take(leaf, index, 0, False), state)
+    updates, state = event(_At(group, place), (updates, state))
+    if len(members) > 1:
+      put = jax.lax.dynamic_update_index_in_dim
+      state = jax.tree.map(
+        lambda old, new: put(old, new, index, 0), fragments[group], state
+      )
+    return updates, (*fragments[:group], state, *fragments[group + 1 :])
+
+  def _send(self, params: Tree, has_arrived: Array, at: _At, given: Changed):
     """Measures a fragment, and applies at once what is due on this step."""
-    updates, fragments = operand
-    state = self._state(fragments, at.group, at.index)
-    is_whole = self.schedule.is_whole_rounds
+    (updates, state), is_whole = given, self.schedule.is_whole_rounds
     pending = state.in_flight if is_whole else state.in_flight[1:]
     own = self._own(params, updates, at)
     fresh = self.outer.measure(state, pending, own)
     if not self.schedule.depth:
-      return self._arrive(params, at, operand, fresh, fresh)
+      return self._arrive(params, at, fresh, fresh, given)
     if is_whole:  # Measured, then applied, then sent.
-      arrive = functools.partial(
-        self._arrive, params, at, own=state.in_flight[0], fresh=fresh
+      due = state.in_flight[0]
+      arrive = functools.partial(self._arrive, params, at, due, fresh)
+      none = functools.partial(self._none, params, at, fresh)
+      updates, state = jax.lax.cond(
+        has_arrived, _like_given(arrive), _like_given(none), given
       )
-      none = functools.partial(self._none, params, at, fresh=fresh)
-      is_due = step > self.schedule.overlap_steps
-      operand = jax.lax.cond(
-        is_due, _like_given(arrive), _like_given(none), operand
-      )
-      updates, fragments = operand
-      state = self._state(fragments, at.group, at.index)
-    state = state._replace(in_flight=(*state.in_flight[1:], fresh))
-    return updates, self._with_state(fragments, at.group, at.index, state)
+    in_flight = (*state.in_flight[1:], fresh)
+    return updates, state._replace(in_flight=in_flight)
 
-  def _apply(self, params: Tree, at: _Found, operand: Operand) -> Operand:
-    own = self._state(operand[1], at.group, at.index).in_flight[0]
-    fresh = jax.tree.map(jnp.zeros_like, own)
-    return self._arrive(params, at, operand, own, fresh)
+  def _apply(self, params: Tree, at: _At, given: Changed) -> Changed:
+    due = given[1].in_flight[0]
+    fresh = jax.tree.map(jnp.zeros_like, due)
+    return self._arrive(params, at, due, fresh, given)
 
   def _arrive(
-    self, params: Tree, at: _Found, operand: Operand, own, fresh
-  ) -> Operand:
+    self, params: Tree, at: _At, due: Tree, fresh: Tree, given: Changed
+  ) -> Changed:
     """Exchanges a pseudo-gradient and applies the result."""
-    state = self._state(operand[1], at.group, at.index)
-    result, kept = self.outer.exchange(state, own)
-    state = state._replace(exchange=kept)
-    return self._take_up(params, at, operand, state, result, fresh)
+    updates, state = given
+    result, kept = self.outer.exchange(state, due)
+    given = updates, state._replace(exchange=kept)
+    return self._take_up(params, at, result, fresh, given)
 
-  def _none(self, params: Tree, at: _Found, operand: Operand, fresh):
+  def _none(self, params: Tree, at: _At, fresh: Tree, given: Changed):
     """Applies before anything has arrived, which only "eager" does."""
     if self.outer.rule.is_shared:
-      return operand
-    state = self._state(operand[1], at.group, at.index)
-    result = nothing(state.params)
-    return self._take_up(params, at, operand, state, result, fresh)
+      return given
+    result = nothing(given[1].params)
+    return self._take_up(params, at, result, fresh, given)
 
-  def _take_up(self, params, at: _Found, operand, state, result, fresh):
-    updates, fragments = operand
+  def _take_up(self, params, at: _At, result, fresh, given: Changed):
+    updates, state = given
     own = self._own(params, updates, at)
     state, new = self.outer.apply(state, own, result, fresh)
-    before = self.cuts.take(params, at.group, at.place)
-    change = jax.tree.map(jnp.subtract, new, before)
-    return (
-      self.cuts.put(updates, at.group, at.place, change),
-      self._with_state(fragments, at.group, at.index, state),
-    )
+    change = jax.tree.map(jnp.subtract, new, self.cuts.take(params, *at))
+    return self.cuts.put(updates, *at, change), state
 
-  def _own(self, params: Tree, updates: Tree, at: _Found) -> Tree:
+  def _own(self, params: Tree, updates: Tree, at: _At) -> Tree:
     """The replica's own parameters of a fragment, after the inner step."""
-    return optax.apply_updates(
-      self.cuts.take(params, at.group, at.place),
-      self.cuts.take(updates, at.group, at.place),
-    )
+    before, moved = (self.cuts.take(tree, *at) for tree in (params, updates))
+    return optax.apply_updates(before, moved)
 
 
 def _fragment_at(schedule: SyncSchedule, send_step: Index) -> Index:
@@ -312,18 +283,14 @@ def _like_given(function: Callable) -> Callable:
   """
 
   def run(operand):
-    return jax.tree.map(_varying_like, function(operand=operand), operand)
+    return jax.tree.map(varying_like, function(operand), operand)
+
+  def varying_like(new: Array, old: Array) -> Array:
+    axes = [frozenset(getattr(jax.typeof(x), "vma", ())) for x in (old, new)]
+    missing = tuple(axes[0] - axes[1])
+    return jax.lax.pcast(new, missing, to="varying") if missing else new
 
   return run
-
-
-def _varying_like(new: Array, old: Array) -> Array:
-  missing = _varying_axes(old) - _varying_axes(new)
-  return jax.lax.pcast(new, tuple(missing), to="varying") if missing else new
-
-
-def _varying_axes(value: Array) -> frozenset:
-  return frozenset(getattr(jax.typeof(value), "vma", ()))
 
 
 @custom_vmap

@@ -152,7 +152,8 @@ class WindowProgram:
         params, applied, due, places[0], arrived, weight
       )
     elif applied:
-      newest = _newest(applied)
+      zeros = jax.tree.map(jnp.zeros_like, applied.params)
+      newest = applied.in_flight[-1] if applied.in_flight else zeros
       params, applied, drift = self._apply(
         self.kind.applied, params, applied, places[0], arrived, newest
       )
@@ -163,16 +164,17 @@ class WindowProgram:
 
   def _run_steps(self, batches: Tree) -> RunSteps:
     if not self.kind.has_steps:
-      return _no_steps
+      return lambda progress, count: progress
     return inner_steps(self.inner_step, batches)
 
   def _hidden(self, progress, batches, num_steps, applied, due, weight):
     """Runs the inner steps, and the exchange that they hide."""
-    is_hidden = self.has_links and self.kind.has_steps
-    hide = exchange_behind_steps if is_hidden else exchange_before_steps
     run_steps = self._run_steps(batches)
-    given = applied, due, num_steps, weight
-    return hide(self.outer, run_steps, progress, *given)
+    if not (self.has_links and self.kind.has_steps):
+      arrived = self.outer.exchange(applied, due, weight)
+      return run_steps(progress, num_steps), arrived
+    given = progress, applied, due, num_steps, weight
+    return exchange_behind_steps(self.outer, run_steps, *given)
 
   def _renew(
     self, params: Tree, state: FragmentState, due, place, arrived, weight
@@ -243,35 +245,6 @@ def inner_steps(inner_step: InnerStep, batches: Tree) -> RunSteps:
       return jax.lax.fori_loop(jnp.int32(0), count, body, progress)
 
   return run_steps
-
-
-def _no_steps(progress: InnerProgress, count: Index) -> InnerProgress:
-  del count
-  return progress
-
-
-def _newest(state: FragmentState) -> Tree:
-  """Returns what was measured last and is in flight, or zeros."""
-  if state.in_flight:
-    return state.in_flight[-1]
-  return jax.tree.map(jnp.zeros_like, state.params)
-
-
-def exchange_before_steps(
-  outer: OuterStep,
-  run_steps,
-  progress: Any,
-  state: FragmentState,
-  own: Tree,
-  num_steps: Index,
-  weight: Scalar | None = None,
-):
-  """Exchanges and runs steps, in the order that the compiler finds best.
-
-  Args and results are those of `exchange_behind_steps`.
-  """
-  arrived = outer.exchange(state, own, weight)
-  return run_steps(progress, num_steps), arrived
 
 
 def exchange_behind_steps(

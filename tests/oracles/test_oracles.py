@@ -200,7 +200,7 @@ def both(method, away=(), inner_steps=(H,) * M, num_replicas=M):
     inner_steps=inner_steps[:num_replicas],
     **given,
   )
-  return apart, methods.train(*given_to_both, **given)
+  return apart, methods.train(loss, params, batches, **given)
 
 
 def distance(one, other):
