@@ -2,7 +2,9 @@
 
 import importlib.metadata
 import inspect
+import pathlib
 import re
+import runpy
 
 project = "dilocox_jax"
 author = "The dilocox_jax authors"
@@ -105,7 +107,14 @@ def escaped(line: str) -> str:
   return "".join(parts)
 
 
+def write_config_fields(app):
+  """Writes the page of all fields, which is made anew at each build."""
+  code = runpy.run_path(str(pathlib.Path(app.srcdir) / "config_fields.py"))
+  (pathlib.Path(app.srcdir) / "config_fields.md").write_text(code["page"]())
+
+
 def setup(app):
   """Registers what runs before and after napoleon reads a docstring."""
+  app.connect("builder-inited", write_config_fields)
   app.connect("autodoc-process-docstring", show_examples_as_code, priority=100)
   app.connect("autodoc-process-docstring", show_signs_as_they_are, priority=900)

@@ -64,9 +64,9 @@ class DataConfig(Section):
   # text_files, huggingface: field of a line or row that has the text.
   text_field: str = "text"
   split: str = "train"  # huggingface: split that is read.
-  # huggingface: documents to read at most, 0 for all, and the number of them
-  # from which each is drawn, 0 to keep the order.
+  # huggingface: documents to read at most; 0 for all.
   max_documents: int = limited(0, at_least=0)
+  # huggingface: documents from which each is drawn; 0 keeps the order.
   shuffle_buffer: int = limited(0, at_least=0)
   # What to do with a damaged line or file: error, or skip and count it.
   damaged: str = limited("error", choices=DAMAGED)
@@ -78,9 +78,10 @@ class DataConfig(Section):
   # Whether a token reads only its own document. A sequence is cut from the text
   # anywhere, so it may hold several.
   document_masks: bool = False
-  # Share of the files that is held out for validation, and share of those that
-  # judge: only the last evaluation reads them, so no setting is chosen by them.
+  # Share of the files that is held out for validation.
   validation_fraction: float = limited(0.05, above=0, below=1)
+  # Share of those that judge: only the last evaluation reads them, so no
+  # setting is chosen by them.
   judge_fraction: float = limited(0.0, at_least=0, below=1)
   # Which parts replicas read: "" (all the same), own (replica m reads part m),
   # weights of the parts, e.g. "0.7,0.3", or such weights for each replica, e.g.
@@ -96,13 +97,14 @@ class DataConfig(Section):
 class ModelConfig(Section):
   """The model. A size that is None has the value of the preset."""
 
+  # Name of a model; `python -m experiments.fits` shows its leaves.
   preset: str = limited("tiny", choices=MODEL_PRESETS)
-  num_layers: int | None = None
-  model_dim: int | None = None
-  num_heads: int | None = None
-  ff_dim: int | None = None
+  num_layers: int | None = None  # Number of blocks.
+  model_dim: int | None = None  # Width of the residual stream.
+  num_heads: int | None = None  # Attention heads of a layer.
+  ff_dim: int | None = None  # Width inside the MLP.
   activation: str | None = None  # swiglu, gelu or relu.
-  qk_norm: bool | None = None
+  qk_norm: bool | None = None  # Whether queries and keys are normalised.
   # Number of heads of keys and values. If it is less than num_heads, several
   # heads share keys and values.
   num_kv_heads: int | None = None
@@ -113,10 +115,10 @@ class ModelConfig(Section):
   num_positions: int | None = None  # learned: longest sequence.
   rope_base: float | None = None  # rope: base of the angles.
   norm: str | None = None  # rms, or layer (with a bias).
-  norm_epsilon: float | None = None
+  norm_epsilon: float | None = None  # Added below the root of a norm.
   biases: str | None = None  # Projections with a bias: none, qkv or all.
   num_experts: int | None = None  # Experts of a layer; 0: one MLP, no router.
-  experts_per_token: int | None = None
+  experts_per_token: int | None = None  # Experts whose results are added.
   balance_loss: float | None = None  # Weight; experts become equally busy.
   # The next five are left to the devices by default (`config.platforms`).
   # float32 or bfloat16, for activations. Parameters are always float32.
@@ -150,6 +152,7 @@ class InnerConfig(Section):
   """The optimizer of the inner steps, which each replica takes by itself."""
 
   optimizer: OfMethod[str] = OF_METHOD  # Name of an optax optimizer.
+  # Highest learning rate.
   learning_rate: float = limited(2e-3, above=0, below=math.inf)
   # constant, cosine or wsd.
   schedule: str = limited("cosine", choices=choices.SCHEDULES)
@@ -163,9 +166,10 @@ class InnerConfig(Section):
   clip_norm: float = limited(1.0, at_least=0)
   # Number of micro-batches that the batch of an inner step is divided into.
   accumulate_steps: int = limited(1, at_least=1)
-  # Both are divided by: 1 would make the first update infinite.
+  # Decay of the first moment; 1 would make the first update infinite.
   b1: float = limited(0.9, at_least=0, below=1)
-  b2: float = limited(0.95, at_least=0, below=1)
+  b2: float = limited(0.95, at_least=0, below=1)  # Of the second moment.
+  # Share of a parameter that a step removes, times the learning rate.
   weight_decay: float = limited(0.1, at_least=0)
   # Only optimizers with a momentum read it, such as sgd and muon. With 0 it is
   # the optimizer's own: 0.95 for muon, none for sgd.
@@ -176,6 +180,7 @@ class InnerConfig(Section):
 class MeshConfig(Section):
   """The number of replicas, and how each replica is divided among devices."""
 
+  # M: copies of the model that train on their own.
   num_replicas: int = limited(2, at_least=1)
   # stacked (all replicas on one device) or mesh (each has its own devices).
   layout: str = limited("stacked", choices=choices.LAYOUTS)
@@ -253,7 +258,7 @@ class SyncConfig(Section):
   value of the method.
   """
 
-  method: str = "diloco"
+  method: str = "diloco"  # Its name brings codec, feedback and optimizers.
   # H: inner steps between two sends of the same fragment.
   sync_interval: int | None = None
   # P: number of fragments that the parameters are cut into.
@@ -356,9 +361,11 @@ class OuterConfig(Section):
   """The optimizer of the outer parameters."""
 
   optimizer: str = "sgd"  # Name of an optax optimizer.
+  # Learning rate of the outer step; 1 and no momentum go to the mean.
   learning_rate: OfMethod[float] = limited(OF_METHOD, above=0, below=math.inf)
+  # Momentum of the outer step.
   momentum: OfMethod[float] = limited(OF_METHOD, at_least=0, at_most=1)
-  nesterov: bool = True
+  nesterov: bool = True  # Whether that momentum looks ahead.
   # Keep an average of the outer parameters, in which round t has about the
   # weight t^average_power (`outer.average`); 0: keep the newest.
   average_power: OfMethod[float] = limited(
