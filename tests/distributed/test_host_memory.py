@@ -51,13 +51,12 @@ LAYOUTS = {
 # Every method, and every layout with one fragment and with several; how
 # fragments go on one device is seen below.
 CASES = (
+  ("fragments", "divided"),
+  ("slices", "stacked"),
   ("synchronous", "mesh"),
   ("whole_round", "stacked"),
-  ("whole_round", "divided"),
-  ("fragments", "divided"),
   ("two_in_flight", "mesh"),
   ("eager", "stacked"),
-  ("slices", "stacked"),
 )
 
 has_host_memory = pytest.mark.skipif(
@@ -158,62 +157,35 @@ def test_rounds_and_flush_are_the_same_from_host_memory(name, layout):
 
 
 @has_host_memory
-@pytest.mark.parametrize("name", ["whole_round", "fragments"])
-def test_an_average_lies_on_the_host_and_is_evaluated_on_the_device(name):
-  ends = []
-  for kind in (DEVICE, HOST):
-    programs = programs_of(METHODS[name], LAYOUTS["stacked"], kind, power=3)
-    state, _, _ = train(programs, first_state(programs))
-    state, _ = programs.flush(state)
-    kept = programs.outer_params(state)
-    assert kinds(kept) == {DEVICE}
-    newest = jax.tree.leaves(jax.device_get(state.replica.params))
-    averages = jax.tree.leaves(jax.device_get(kept))
-    assert any(np.any(x != y) for x, y in zip(averages, newest, strict=True))
-    ends.append((state, kept))
-  runs.assert_same_bits(*ends)
-
-
-@has_host_memory
-@pytest.mark.parametrize(
-  ("saved_in", "layout"),
-  slow_after(
-    1,
-    [
-      (DEVICE, "stacked"),
-      (DEVICE, "divided"),
-      (HOST, "divided"),
-      (HOST, "stacked"),
-    ],
-  ),
-)
-def test_a_run_goes_on_in_host_memory_from_either(tmp_path, saved_in, layout):
-  method, replicas = METHODS["fragments"], LAYOUTS[layout]
-  before = programs_of(method, replicas, saved_in)
+def test_a_run_with_an_average_goes_on_in_host_memory(tmp_path):
+  """It was saved by a run whose outer state lay on the device."""
+  method, replicas = METHODS["fragments"], LAYOUTS["divided"]
+  before = programs_of(method, replicas, DEVICE, power=3)
   middle, _, _ = train(before, first_state(before), stop=2 * INTERVAL)
   checkpoints = Checkpoints(tmp_path / "checkpoints")
   checkpoints.save(8, middle, {})
   expected = train(before, middle, start=2 * INTERVAL)
-
-  after = programs_of(method, replicas, HOST)
+  after = programs_of(method, replicas, HOST, power=3)
   in_flight = method.schedule.num_in_flight(2 * INTERVAL)
   like = after.abstract(params(), INNER.init(params()), in_flight)
   restored = checkpoints.restore(lambda record: like)
   checkpoints.close()
-  assert restored
-  assert kinds(restored[0].fragments) == {HOST}
-  runs.assert_same_bits(train(after, restored[0], 2 * INTERVAL), expected)
-
-
-@has_host_memory
-def test_an_inherited_outer_optimizer_lies_where_its_forerunner_did():
-  programs = programs_of(METHODS["whole_round"], LAYOUTS["mesh"], HOST)
-  state = first_state(programs)
-  old = state.fragments[0].optimizer
-  other = jax.tree.map(lambda x: np.asarray(x) + 1, old)
-  taken = programs.with_outer_optimizers(state, [other])
-  assert kinds(taken.fragments) == {HOST}
-  runs.assert_same_bits(taken.fragments[0].optimizer, other)
+  assert restored and kinds(restored[0].fragments) == {HOST}
+  found = train(after, restored[0], 2 * INTERVAL)
+  runs.assert_same_bits(found, expected)
+  kept = after.outer_params(found[0])
+  assert kinds(kept) == {DEVICE}
+  newest = jax.tree.leaves(jax.device_get(found[0].replica.params))
+  averages = jax.tree.leaves(jax.device_get(kept))
+  assert any(np.any(x != y) for x, y in zip(averages, newest, strict=True))
+  others = [
+    jax.tree.map(lambda x: np.asarray(x) + 1, fragment.optimizer)
+    for fragment in found[0].fragments
+  ]
+  state = after.with_outer_optimizers(found[0], others)
+  assert kinds(state.fragments) == {HOST}
+  taken = [fragment.optimizer for fragment in state.fragments]
+  runs.assert_same_bits(taken, others)
 
 
 @has_host_memory
@@ -232,23 +204,14 @@ def test_a_whole_run_writes_the_same_rows_from_host_memory(tmp_path):
   runs.assert_same_bits(state, runs.saved(tmp_path / "device")[0])
 
 
-def device_with(*names):
-  memories = [SimpleNamespace(kind=name) for name in names]
-  return SimpleNamespace(
-    platform="abacus", addressable_memories=lambda: memories
-  )
-
-
 def test_a_memory_that_devices_lack_is_refused_by_name():
-  config = RunConfig()
-  mesh = dataclasses.replace(config.mesh, outer_memory=HOST)
-  lacking = [device_with("device", "drum")]
-  with (
-    mock.patch.object(jax, "local_devices", return_value=lacking),
-    pytest.raises(ValueError) as refused,
-  ):
-    build.programs(dataclasses.replace(config, mesh=mesh))
-  assert str(refused.value) == (
-    "mesh.outer_memory='pinned_host': the devices (abacus) have only device, "
-    "drum: take 'device'"
+  drum = SimpleNamespace(kind="drum")
+  lacking = SimpleNamespace(
+    platform="abacus", addressable_memories=lambda: [drum]
   )
+  mesh = dataclasses.replace(RunConfig().mesh, outer_memory=HOST)
+  with (
+    mock.patch.object(jax, "local_devices", return_value=[lacking]),
+    pytest.raises(ValueError, match="outer_memory.*abacus.* only drum"),
+  ):
+    build.programs(dataclasses.replace(RunConfig(), mesh=mesh))

@@ -1,17 +1,179 @@
-"""What one process can tell of several; the rest is in test_launch.py."""
+"""Several processes of one run: what they tell each other, and who is lost.
 
-import re
+`member` is what each of two real processes does, with two devices and without
+a compiled program.
+"""
+
+import base64
+import io
+import math
+import os
+import pathlib
+import pickle
+import socket
+import subprocess
+import sys
+import time
+import traceback
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax._src import distributed
+from jax.sharding import NamedSharding, PartitionSpec
 
-from dilocox_jax.distributed import processes
+from dilocox_jax.distributed import (
+  coordinator_store,
+  link_counter,
+  processes,
+)
+from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.metrics import RecordError
 from dilocox_jax.plan.model.division import Division
-from dilocox_jax.training.checkpoint import RefusedError
 
+VALUES = np.arange(48.0).reshape(2, 4, 6) - 3
+SPECS = ((), ("replica",), (None, ("replica", "stage")), (None, "stage"))
+DTYPES = (jnp.float32, jnp.bfloat16, jnp.bool_)
 GLOO = "UNKNOWN: Gloo all-reduce failed: Connection reset by peer"
+
+
+def trees():
+  """Arrays on all devices, and what they hold."""
+  mesh = Replicas(2, "mesh", Division(1, 2)).mesh
+  arrays, values = {"own": VALUES}, {"own": VALUES}
+  for spec in SPECS:
+    for dtype in DTYPES:
+      name, value = f"{spec} {jnp.dtype(dtype)}", VALUES.astype(dtype)
+      where = NamedSharding(mesh, PartitionSpec(*spec))
+      arrays[name] = jax.make_array_from_callback(
+        value.shape, where, value.__getitem__
+      )
+      values[name] = value
+  return arrays, values
+
+
+def assert_gathered():
+  arrays, values = trees()
+  programs = []
+  jax.monitoring.register_event_duration_secs_listener(
+    lambda event, duration_secs, **_: programs.append(event)
+  )
+  found = arrays_to_host(arrays)
+  assert not programs, "a program was made, which would wait for the devices"
+  for name, value in values.items():
+    assert found[name].dtype == value.dtype, name
+    np.testing.assert_array_equal(found[name], value, err_msg=name)
+  turns, coordinator_store._turns = coordinator_store._turns, None
+  try:  # What all hold is not sent: whoever takes a turn fails.
+    arrays_to_host({n: a for n, a in arrays.items() if "replica" not in n})
+  finally:
+    coordinator_store._turns = turns
+
+
+def assert_that_nobody_else_can_connect():
+  """Neither to the coordinator nor to gloo, from beyond this machine."""
+  links = pathlib.Path("/proc/self/fd").glob("*")
+  own = {os.readlink(link) for link in links if os.path.islink(link)}
+  places = []
+  for table in ("tcp", "tcp6"):
+    lines = pathlib.Path(f"/proc/self/net/{table}").read_text().splitlines()
+    for _, place, _, state, *_, inode in (line.split()[:10] for line in lines):
+      if state == "0A" and f"socket:[{inode}]" in own:
+        places.append(place)
+  assert places and all("0100007F:" in place for place in places), places
+
+
+def member(port, number, directory):
+  """What each of two processes does."""
+  processes.start(f"127.0.0.1:{port}", 2, number)
+  assert_that_nobody_else_can_connect()
+  assert_gathered()
+  own = "a" * (3 + number)
+  assert coordinator_store.allgather(own) == ["aaa", "aaaa"]
+  assert processes.from_main([number, "é"], tuple) == (0, "é")
+  assert processes.from_all((number, None), tuple) == [(0, None), (1, None)]
+  own_directory = directory / str(number)
+  own_directory.mkdir()
+  assert processes.share_directory(directory)
+  assert not processes.share_directory(own_directory)
+  processes.check_equal(config={"a": (1, 2.5)})
+  try:
+    processes.check_equal(config={"a": 1}, text=f"text {number}")
+  except ValueError as error:
+    assert "process 1 has another text" in str(error)
+  else:
+    assert number == 0
+  store = distributed.global_state.client
+  assert store
+  names = [name for name, _ in store.key_value_dir_get_bytes("dilocox_jax")]
+  heard = [name for name in names if name.endswith("all")]
+  assert number or len(heard) == 1, names  # Older turns are deleted.
+  coordinator_store.allgather("")  # So that neither is too far ahead.
+
+
+def end_together(number):
+  """Process 1 hears last what ends both, and still ends as process 0."""
+  store = distributed.global_state.client
+  assert store
+  if number:
+    time.sleep(1)
+    assert store.key_value_dir_get_bytes("dilocox_jax")
+  coordinator_store.wait_for_end()
+  processes.exit_now(7)
+
+
+def test_processes_put_their_parts_together_without_a_program(tmp_path):
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+  flag = "--xla_force_host_platform_device_count=2"
+  environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flag}
+  command = [sys.executable, "-m", "tests.distributed.test_processes"]
+  members = [
+    subprocess.Popen(
+      [*command, str(port), str(number), str(tmp_path)],
+      env=environment,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    for number in range(2)
+  ]
+  errors = [each.communicate(timeout=600)[1] for each in members]
+  assert [each.returncode for each in members] == [7, 7], "\n".join(errors)
+
+
+def test_a_process_that_is_alone_has_everything_and_waits_for_nobody():
+  assert processes.is_main()
+  assert coordinator_store.allgather("own") == ["own"]
+  value = object()
+  assert processes.from_main(value, lambda same: same) is value
+  coordinator_store.wait_for_end()
+  arrays, values = trees()
+  found = arrays_to_host(arrays)
+  for name, expected in values.items():
+    assert isinstance(found[name], np.ndarray)
+    np.testing.assert_array_equal(found[name], expected)
+  with pytest.raises(ValueError), processes.detect_lost_process():
+    raise ValueError(GLOO)  # It has no peer to lose.
+
+
+class Stranger:
+  """What runs code when it is unpickled."""
+
+  def __reduce__(self):
+    return pytest.fail, ("a message was executed",)
+
+
+class Store:
+  """A store in which a stranger has written every message."""
+
+  def __init__(self, message):
+    self.blocking_key_value_get_bytes = lambda *_: message
+
+  def key_value_set_bytes(self, key, message):
+    raise jax.errors.JaxRuntimeError(f"ALREADY_EXISTS: key {key} of gloo")
 
 
 @pytest.fixture(name="several")
@@ -19,86 +181,81 @@ def several_fixture(monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: 2)
 
 
-def test_alone_a_process_agrees_with_itself_and_has_everything():
-  assert processes.is_main()
-  value = object()
-  assert processes.from_main(value, lambda same: same) is value
-  processes.check_equal(config={"a": 1})
+@pytest.mark.parametrize("reader", [0, 1])
+@pytest.mark.parametrize(
+  "message",
+  [pickle.dumps(Stranger()), b"\xff", b"[" * 100_000, b'{"a": 1}', b"[1]"],
+  ids=lambda message: str(message[:9]),
+)
+def test_what_a_stranger_writes_is_refused_in_a_line(
+  several, monkeypatch, message, reader
+):
+  monkeypatch.setattr(jax, "process_index", lambda: reader)
+  monkeypatch.setattr(coordinator_store, "_store", lambda: Store(message))
+  with pytest.raises(coordinator_store.MessageError) as found:
+    with processes.detect_lost_process():
+      coordinator_store.allgather("own")
+  line = str(found.value)
+  assert "is none of this run" in line
+  assert "\n" not in line and len(line) < 400
 
 
-def test_another_config_or_text_is_named(several, monkeypatch):
-  main = {"config": {"a": 1}, "text": "0123"}
-  monkeypatch.setattr(jax, "process_index", lambda: 1)
-  monkeypatch.setattr(processes, "from_all", lambda own, _: [main, own])
-  processes.check_equal(config={"a": 1}, text="0123")
-  with pytest.raises(ValueError, match="has another text than process 0"):
-    processes.check_equal(config={"a": 1}, text="4567")
+def test_parts_of_arrays_are_never_python_objects(several, monkeypatch):
+  monkeypatch.setattr(coordinator_store, "_store", lambda: Store(b""))
+  file = io.BytesIO()
+  np.save(file, np.array([Stranger()]), allow_pickle=True)
+  objects = base64.b64encode(file.getvalue()).decode()
+  for message, reason in (
+    ([0, [[0, 1]], objects], "Object arrays"),
+    ([0, [[0, 1]], "no base64"], "base64"),
+    ([0], "argument"),
+  ):
+    with pytest.raises(coordinator_store.MessageError, match=reason):
+      coordinator_store.understood(
+        lambda sent: coordinator_store._from_message(*sent), message, 1
+      )
 
 
 @pytest.mark.parametrize(
-  "given, hint", [(("[::1]:0", 2, 0), False), (("host:1", 2, None), True)]
+  ("reason", "given", "kind", "says"),
+  [
+    ("Failed\n RPC", ("[::1]:0", 2, 0), ValueError, "Failed RPC"),
+    ("Failed", ("host:1", 2, None), ValueError, "--coordinator=HOST:PORT"),
+    (
+      "DEADLINE_EXCEEDED: Barrier",
+      ("[::1]:0", 2, 0),
+      processes.LostProcessError,
+      "not all 2 .* tries again",
+    ),
+    ("", ("192.0.2.1:0", 2, 0), ValueError, "cannot listen at 192.0.2.1:0"),
+    ("", ("[::1]:x", 2, 0), ValueError, "cannot listen at"),
+  ],
 )
-def test_what_keeps_a_run_from_starting_is_one_line(monkeypatch, given, hint):
-  def refuse(*args, **kwargs):
-    raise RuntimeError("UNKNOWN: Failed to start\n  RPC server")
-
-  monkeypatch.setattr(jax.distributed, "initialize", refuse)
-  monkeypatch.setattr(jax.config, "update", lambda *args: None)
-  with pytest.raises(ValueError) as found:
-    processes.start(*given)
-  assert str(found.value).startswith("UNKNOWN: Failed to start RPC server")
-  assert ("give --coordinator=HOST:PORT" in str(found.value)) == hint
-
-
-@pytest.mark.parametrize(
-  "given, who", [(("[::1]:0", 2, 0), "2"), ((None, None, None), "the")]
-)
-def test_processes_that_do_not_come_are_waited_for_again(
-  monkeypatch, given, who
+def test_what_keeps_a_run_from_starting_is_one_line(
+  monkeypatch, reason, given, kind, says
 ):
   def refuse(*args, **kwargs):
-    raise RuntimeError("DEADLINE_EXCEEDED: Barrier timed out")
+    raise RuntimeError(reason)
 
   monkeypatch.setattr(jax.distributed, "initialize", refuse)
   monkeypatch.setattr(jax.config, "update", lambda *args: None)
-  line = f"not all {who} .* tries again"
-  with pytest.raises(processes.LostProcessError, match=line):
+  with pytest.raises(kind, match=says) as found:
     processes.start(*given)
-
-
-@pytest.mark.parametrize(
-  "address", ["192.0.2.1:0", "none.invalid:0", "[::1]:x"]
-)
-def test_an_address_where_process_0_cannot_listen_is_named(address):
-  with pytest.raises(
-    ValueError, match=f"cannot listen at {re.escape(address)}"
-  ):
-    processes.start(address, 2, 0)
-
-
-def test_a_lost_peer_is_recognised_below_other_errors(several):
-  with pytest.raises(processes.LostProcessError) as found:
-    with processes.detect_lost_process():
-      raise RefusedError("does not fit") from ValueError(GLOO)
-  assert "the same command continues the run" in str(found.value)
   assert "\n" not in str(found.value)
 
 
-def test_what_a_process_did_itself_is_not_blamed_on_a_peer(several):
+def test_a_lost_peer_is_recognised_and_nobody_else_is_blamed(several):
+  with pytest.raises(processes.LostProcessError, match="the same command"):
+    with processes.detect_lost_process():
+      raise RuntimeError("does not fit") from ValueError(GLOO)
   for error in (
     RecordError("cannot write runs/gloo/metrics.jsonl: no space"),
     OSError(5, "coordination"),
-    ValueError("sync_interval=0 must be at least 1"),
     ValueError("no file matches the glob '/data/nccl-logs/*.txt'"),
   ):
     with pytest.raises(type(error)) as found, processes.detect_lost_process():
       raise error
     assert found.value is error
-
-
-def test_a_process_that_is_alone_has_no_peer_to_lose():
-  with pytest.raises(ValueError), processes.detect_lost_process():
-    raise ValueError(GLOO)
 
 
 def test_connections_are_opened_along_every_set_of_axes(monkeypatch):
@@ -107,11 +264,35 @@ def test_connections_are_opened_along_every_set_of_axes(monkeypatch):
     jax.lax, "psum", lambda x, axes: (opened.append(axes), psum(x, axes))[1]
   )
   processes.open_connections(Replicas(2, "mesh", Division(2, 2)).mesh)
-  assert {frozenset(axes) for axes in opened} == {
-    frozenset(axes)
-    for axes in [
-      *(["replica"], ["data"], ["stage"], ["replica", "data"]),
-      *(["replica", "stage"], ["data", "stage"]),
-      ["replica", "data", "stage"],
-    ]
-  }
+  sets = {frozenset(axes) for axes in opened}
+  assert len(sets) == 7  # All sets of three axes but the empty one.
+
+
+def test_bytes_that_left_a_link_are_counted(tmp_path, monkeypatch):
+  path, real = tmp_path / "dev", link_counter.sent_bytes
+  monkeypatch.setattr(
+    link_counter, "sent_bytes", lambda interface: real(interface, str(path))
+  )
+
+  def write(sent):
+    path.write_text(f"a\nb\n lo: 1 {'0 ' * 7}2 1\nwan: 7 {'0 ' * 7}{sent} 8\n")
+
+  monkeypatch.setenv(link_counter.LINK_VARIABLE, "wan")
+  write(1000)
+  counter = link_counter.LinkCounter()
+  write(1250)
+  assert [counter.new_bytes(), counter.new_bytes()] == [250, 0]
+  monkeypatch.setenv(link_counter.LINK_VARIABLE, "eth7")
+  with pytest.raises(ValueError, match="eth7 is no network interface"):
+    link_counter.LinkCounter()
+  monkeypatch.delenv(link_counter.LINK_VARIABLE)
+  assert math.isnan(link_counter.LinkCounter().new_bytes())
+
+
+if __name__ == "__main__":
+  try:
+    member(int(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3]))
+    end_together(int(sys.argv[2]))
+  except BaseException:  # The other would be waited for.
+    traceback.print_exc()
+    processes.exit_now(1)
