@@ -60,8 +60,7 @@ def step_transform(
       "int(bits=4)", feedback=1.0)`, or the name of a codec without feedback.
     axis_name: Axis over which replicas are mapped.
     fragments: How the tree is divided. A function from the path of a leaf, such
-      as "layers/0/kernel", to its fragment, 0 to P - 1; a list of the pieces
-      of each fragment (`plan.schedule.fragments.LeafPiece`); or
+      as "layers/0/kernel", to its fragment, 0 to P - 1, or
       `plan.schedule.fragments.Fragments`, which divides stacked layers. None
       divides whole leaves such that the fragments have about equal bytes, or
       slices every leaf if the method does.
@@ -94,9 +93,11 @@ def step_transform(
   count = method.schedule.num_fragments
   if fragments is None and method.fragment_order in SLICED:
     fragments = Fragments(count, 1, method.fragment_order)
+  _check_fragments(fragments)
   step = OuterStep(method, outer, aggregator, axis_name)
-  cuts = Cuts(count, _hashable(fragments))
-  return on_trained_leaves(pseudo_gradient_steps(step, inner, cuts))
+  return on_trained_leaves(
+    pseudo_gradient_steps(step, inner, Cuts(count, fragments))
+  )
 
 
 def check_unsent(method: Method, aggregator: Aggregator) -> None:
@@ -113,15 +114,19 @@ def check_unsent(method: Method, aggregator: Aggregator) -> None:
   )
 
 
-def _hashable(fragments: Fragmentation | None) -> Fragmentation | None:
+def _check_fragments(fragments: Fragmentation | None) -> None:
   if isinstance(fragments, int):
     raise ValueError(
       f"fragments={fragments} says how a tree is divided; the number of "
       f"fragments is num_fragments={fragments}"
     )
-  if fragments is None or isinstance(fragments, Fragments):
-    return fragments
-  return fragments if callable(fragments) else tuple(map(tuple, fragments))
+  require(
+    fragments is None
+    or callable(fragments)
+    or isinstance(fragments, Fragments),
+    "fragments must be a function from a leaf's path to the number of its "
+    "fragment, or plan.schedule.fragments.Fragments",
+  )
 
 
 def _averaged_gradients(

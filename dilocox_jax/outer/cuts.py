@@ -1,8 +1,8 @@
 """Cuts fragments out of a parameter tree, and puts them back.
 
 A fragment is the whole tree, a slice of every leaf, some layers of the stacked
-leaves or everything else, or a list of leaves (`plan.schedule.fragments`). It
-is a tree like the caller's, in which `optax.MaskedNode()` stands for the leaves
+leaves or everything else, or some leaves (`plan.schedule.fragments`). It is a
+tree like the caller's, in which `optax.MaskedNode()` stands for the leaves
 of other fragments, as in `optax.masked`. So optax's functions for states, such
 as `optax.tree.map_params`, work.
 
@@ -37,13 +37,10 @@ from dilocox_jax.checks import require
 from dilocox_jax.plan.schedule.fragments import (
   BLOCKS,
   Fragments,
-  LeafFragment,
-  LeafPiece,
   Shape,
   Shapes,
   balanced,
   by_path,
-  covered,
   is_stacked,
 )
 from dilocox_jax.trees import (
@@ -55,9 +52,9 @@ from dilocox_jax.trees import (
   shapes_by_path,
 )
 
-# How a tree is divided: by a function of the leaves' paths, as listed, or by
-# the layers of leaves that are stacked below "blocks".
-Fragmentation = Callable[[str], int] | Sequence[LeafFragment] | Fragments
+# How a tree is divided: by a function of the leaves' paths, by the layers of
+# leaves that are stacked below "blocks", or by slices.
+Fragmentation = Callable[[str], int] | Fragments
 
 
 @jax.tree_util.register_static
@@ -119,18 +116,19 @@ class Cuts:
       group: Group of the fragment.
       place: Its place (`place`), which may be traced.
     """
-    own = {} if self._slices else self._own(tree, group, place)
+    owner = self.divided(shapes_by_path(tree))
 
     def take(path, leaf: Array) -> Any:
       if slices := self._slices:
         rows, axis = _in_slices(path, leaf, slices)
         rows = jax.lax.dynamic_index_in_dim(rows, place, axis + 1, False)
         return _joined(rows, axis, 2)
-      piece = own.get(path_name(path))
-      if piece is None or piece.layers is None:
-        return leaf if piece else optax.MaskedNode()
-      rows = jnp.asarray(piece.layers, jnp.int32)
-      return jnp.take(leaf, rows, axis=0, mode="fill", fill_value=0)
+      if owner[path_name(path)] != group:
+        return optax.MaskedNode()
+      if place is None:
+        return leaf
+      layers = jnp.asarray(place)
+      return jnp.take(leaf, layers, axis=0, mode="fill", fill_value=0)
 
     return jax.tree_util.tree_map_with_path(take, tree)
 
@@ -143,7 +141,7 @@ class Cuts:
       place: Its place, as in `take`.
       values: The fragment, a tree that `take` could have returned.
     """
-    own = {} if self._slices else self._own(tree, group, place)
+    owner = self.divided(shapes_by_path(tree))
 
     def put(path, new, old: Array) -> Array:
       if is_masked(old):  # `optax.masked` kept it from the transform.
@@ -153,11 +151,11 @@ class Cuts:
         new = new.reshape(*rows.shape[: axis + 1], *rows.shape[axis + 2 :])
         put_in = jax.lax.dynamic_update_index_in_dim
         return _whole(put_in(rows, new, place, axis + 1), axis, old.shape)
-      piece = own.get(path_name(path))
-      if piece is None or piece.layers is None:
-        return new if piece else old
-      rows = jnp.asarray(piece.layers, jnp.int32)
-      return old.at[rows].set(new, mode="drop")
+      if owner[path_name(path)] != group:
+        return old
+      if place is None:
+        return new
+      return old.at[jnp.asarray(place)].set(new, mode="drop")
 
     return jax.tree_util.tree_map_with_path(
       put, values, tree, is_leaf=is_masked
@@ -184,19 +182,6 @@ class Cuts:
       whole = self.put(whole, self.groups[number], self.place(number), part)
     return whole
 
-  def _own(self, tree: Tree, group: int, place: Any) -> dict[str, LeafPiece]:
-    """Returns the pieces of a fragment by the path of their leaf."""
-    shapes = shapes_by_path(tree)
-    if self._by_rows:
-      return {
-        path: LeafPiece(path, place)
-        for path in shapes
-        if is_stacked(path) == bool(group)
-      }
-    # `optax.tree.map_params` calls init with a tree that has no leaves.
-    divided = self.divided(shapes) if shapes else [()] * self.count
-    return {piece.path: piece for piece in divided[group]}
-
   def check(self, params: Tree) -> None:
     """Raises ValueError if a tree cannot be trained, or not be divided so.
 
@@ -215,13 +200,13 @@ class Cuts:
   def check_division(self, params: Tree) -> None:
     """Raises ValueError unless the fragments cover a tree of any kind."""
     shapes, division = shapes_by_path(params), self.fragments
+    self.divided(shapes)
     if not isinstance(division, Fragments):
-      self.divided(shapes)
       return
     count, depth = division.num_fragments, division.num_layers
     require(
       count == self.count,
-      f"{count} fragments are listed, but num_fragments={self.count}",
+      f"fragments has {count} of them, but num_fragments={self.count}",
     )
     for path, shape in shapes.items() if self.count > 1 else ():
       require(
@@ -229,8 +214,8 @@ class Cuts:
         f"leaf {path!r} of shape {shape} is not [{depth}, ...]",
       )
 
-  def divided(self, shapes: Shapes) -> tuple[LeafFragment, ...]:
-    """Returns the pieces of every fragment.
+  def divided(self, shapes: Shapes) -> dict[str, int]:
+    """Returns the group of every leaf by path; of no leaf, if there are slices.
 
     Args:
       shapes: Leaf shapes by path.
@@ -238,17 +223,14 @@ class Cuts:
     Raises:
       ValueError: If the fragments do not cover the leaves.
     """
-    if self.fragments is None or isinstance(self.fragments, Fragments):
-      return balanced(shapes, self.count)
+    # `optax.tree.map_params` calls init with a tree that has no leaves.
+    if self._slices or not shapes:
+      return {}
+    if self._by_rows:
+      return {path: int(is_stacked(path)) for path in shapes}
     if callable(self.fragments):
       return by_path(shapes, self.count, self.fragments)
-    require(
-      len(self.fragments) == self.count,
-      f"{len(self.fragments)} fragments are listed, but num_fragments="
-      f"{self.count}",
-    )
-    covered(self.fragments, shapes)
-    return tuple(self.fragments)
+    return balanced(shapes, self.count)
 
 
 # It has no values, so `flax.serialization` stores nothing of it.

@@ -171,15 +171,8 @@ def _shapes(params: Tree, trees: Sequence[Tree], num_axes: int) -> Tree:
 
 
 def _whole(*parts: Any) -> Any:
-  own = [part for part in parts if not is_masked(part)]
-  if not own:  # `optax.masked` kept it from the transform.
-    return parts[0]
-  if len(own) > 1:
-    raise ValueError(
-      "fragments divide leaves: call dilocox_jax.outer_params(state, params), "
-      "or take the rows from state.fragments[p].params"
-    )
-  return own[0]
+  """The leaf of the fragment that has it; a mask may keep it from all."""
+  return next((part for part in parts if not is_masked(part)), parts[0])
 
 
 class _RealPair(NamedTuple):

@@ -75,7 +75,7 @@ def by_reference(params, gradient, inputs, targets, inner):
     return float(loss), jax.tree.map(np.float64, leaves_by_path(grads))
 
   shapes = {name: leaf.shape for name, leaf in leaves.items()}
-  fragments = balanced(shapes, SCHEDULE["num_fragments"])
+  owner = balanced(shapes, SCHEDULE["num_fragments"])
   batches = [
     list(zip(inputs[:, m], targets[:, m], strict=True))
     for m in range(NUM_REPLICAS)
@@ -90,7 +90,10 @@ def by_reference(params, gradient, inputs, targets, inner):
     overlap_steps=SCHEDULE["overlap_steps"],
     rule="mix",
     mixing_alpha=0.5,
-    fragments=[[piece.path for piece in pieces] for pieces in fragments],
+    fragments=[
+      [path for path, number in owner.items() if number == p]
+      for p in range(SCHEDULE["num_fragments"])
+    ],
     exchange=exchanges.ErrorFeedback(exchanges.Lossy(four_bits)),
   ).losses
 

@@ -63,7 +63,15 @@ def stacked(trees):
   return trees
 
 
-def rounds(method, num_layers, num_replicas, inner, outer, layout, aggregator):
+def rounds(
+  method,
+  num_layers,
+  num_replicas,
+  inner,
+  outer,
+  layout="stacked",
+  aggregator=None,
+):
   """The method's `Rounds` for the problem's parameters."""
   count = method.schedule.num_fragments
   return Rounds(

@@ -1,7 +1,5 @@
 """A method with some of its numbers at their neutral values is another one."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +8,7 @@ import pytest
 
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.plan.schedule import methods
-from tests.oracles.least_squares import make_problem, to_vector
-from tests.outer import nano
+from tests.oracles.least_squares import make_problem
 from tests.outer.problem import (
   EXACT,
   assert_equal,
@@ -124,65 +121,3 @@ def test_averages_at_every_step_are_one_replica_with_all_the_batches(bits):
     assert distance(np.mean(losses, axis=0), loss[0]) < CLOSE
     assert distance(programs.outer_params(state), many.params) < near
     assert distance(seen, losses) < CLOSE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ("method", "settings"),
-  [
-    ("diloco", {}),
-    ("delayed", {"overlap_steps": 2, "rule": "continue"}),
-    ("dilocox", {"rule": "continue"}),
-    ("eager", {}),
-  ],
-)
-def test_one_transformer_is_trained_plainly_in_fp32(method, settings):
-  alone: dict[str, Any] = {"num_steps": 12, "num_replicas": 1}
-  outer = {"learning_rate": 1.0, "momentum": 0.0}
-  settings |= {"method": method, "sync_interval": 4}
-  programs, state, _ = nano.train(nano.config(outer=outer, **settings, **alone))
-  state, _ = programs.rounds.flush(state)
-  _, plain, _ = nano.train(nano.config(method="allreduce", **alone))
-  assert distance(programs.rounds.outer_params(state), plain.params) < CLOSE
-
-
-@pytest.mark.slow
-def test_allreduce_of_a_transformer_is_one_replica_with_all_the_batches():
-  settings = {"method": "allreduce", "num_steps": 8}
-  many = nano.config(num_replicas=3, **settings)
-  one = nano.config(num_replicas=1, batch_size=12, **settings)
-  batches = nano.tokens(many)
-  _, shared, _ = nano.train(many, batches)
-  _, alone, _ = nano.train(one, np.concatenate(list(batches), axis=1)[None])
-  assert distance(shared.params, alone.params) < CLOSE
-
-
-def sgd_step(w, m, step):
-  """One plain step of replica m, in numpy; `step` counts from 1."""
-  inputs, targets = PROBLEM[1][m, step - 1], PROBLEM[2][m, step - 1]
-  return w - 0.05 * inputs.T @ (inputs @ w - targets) / len(targets)
-
-
-@pytest.mark.parametrize("delay", [1, 4, 6])
-def test_continue_with_outer_sgd_lr_1_is_delayed_model_averaging(delay, x64):
-  """w_m(s + tau) <- w_m(s + tau) + mean_k v_k(s) - v_m(s).
-
-  v_m(s) is w_m(s) plus the corrections of m that are on their way at s: where
-  it will be once they have arrived. For tau < H none is, and v is w.
-  """
-  w, waiting = [to_vector(PROBLEM[0])] * 3, []
-  for step in range(1, STEPS + 1):
-    w = [sgd_step(w[m], m, step) for m in range(3)]
-    v = [w_m + sum(c[m] for _, c in waiting) for m, w_m in enumerate(w)]
-    if waiting and waiting[0][0] + delay == step:
-      w = [a + b for a, b in zip(w, waiting.pop(0)[1], strict=True)]
-    if step % 4 == 0:
-      waiting.append((step, [sum(v) / 3 - v_m for v_m in v]))
-  method = methods.delayed(4, 1, delay, "continue")
-  state, *_ = run_rounds(
-    PROBLEM, method, SGD, AVERAGE, num_steps=STEPS, flush=False
-  )
-  params = jax.device_get(state.replica.params)
-  for m in range(3):
-    own = to_vector(jax.tree.map(lambda leaf, m=m: leaf[m], params))
-    np.testing.assert_allclose(own, w[m], rtol=EXACT, atol=EXACT)

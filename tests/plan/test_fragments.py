@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 from dilocox_jax.plan.schedule.fragments import (
   ORDERS,
   Fragments,
-  LeafPiece,
   balanced,
   by_path,
-  covered,
   stacked_shape,
 )
 
@@ -98,13 +96,11 @@ LEAVES = {"a": (6,), "b": (5,), "c": (4,), "d": (3,)}
 
 
 def test_whole_leaves_are_divided_by_size_or_by_their_path():
-  def paths(fragments):
-    return ["".join(piece.path for piece in own) for own in fragments]
-
-  assert paths(balanced(LEAVES, 2)) == ["ad", "bc"]  # 9 values each
-  assert paths(balanced(dict.fromkeys("ab", (2,)), 2)) == ["a", "b"]
+  # 9 values each.
+  assert balanced(LEAVES, 2) == {"a": 0, "b": 1, "c": 1, "d": 0}
+  assert balanced(dict.fromkeys("ab", (2,)), 2) == {"a": 0, "b": 1}
   found = by_path(LEAVES, 2, lambda path: int(path > "a"))
-  assert paths(found) == ["a", "bcd"]
+  assert found == {"a": 0, "b": 1, "c": 1, "d": 1}
   with pytest.raises(ValueError, match="number of leaves of the tree, 4"):
     balanced(LEAVES, 5)
   for number in (2, -1):
@@ -112,24 +108,3 @@ def test_whole_leaves_are_divided_by_size_or_by_their_path():
       by_path(LEAVES, 2, lambda path, number=number: number)
   with pytest.raises(ValueError, match="fragment 1 has no leaf: lower num_fra"):
     by_path(LEAVES, 2, lambda path: 0)
-
-
-STACKED = {"blocks/w": (5, 2), "head": (3,), "one": ()}
-HEAD = LeafPiece("head"), LeafPiece("one")
-
-
-def test_every_leaf_must_be_listed_once():
-  layers = [(0, 2, 4), (1, 3, 5)]  # 5 stands for a layer of zeros.
-  covered([HEAD, *((LeafPiece("blocks/w", own),) for own in layers)], STACKED)
-  covered([(*HEAD, LeafPiece("blocks/w"))], STACKED)
-  for wrong in (
-    (),
-    (LeafPiece("blocks/w"), LeafPiece("head")),
-    (LeafPiece("blocks/w"), LeafPiece("blocks/w", (0,))),
-    (LeafPiece("blocks/w", (0, 1, 2, 3)),),
-    (LeafPiece("blocks/w", (0, 1, 2, 3, 4)), LeafPiece("blocks/w", (4,))),
-  ):
-    with pytest.raises(ValueError, match="exactly once"):
-      covered([(*HEAD, *wrong)], STACKED)
-  with pytest.raises(ValueError, match="'tail': there is none"):
-    covered([(*HEAD, LeafPiece("tail"))], STACKED)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
-from dilocox_jax.plan.schedule.sync_schedule import Event, SyncSchedule, Window
+from dilocox_jax.plan.schedule.sync_schedule import Event, SyncSchedule
 
 
 def log(schedule, stop):
@@ -52,8 +52,11 @@ def test_windows_hold_exactly_the_events_of_their_steps(
   assert schedule.events(start, stop) == expected
   assert sorted(walked(windows, start)) == expected
   assert sum(window.num_steps for window in windows) == num_steps
-  # No two fragments are sent, or applied, after one step.
-  assert all(window.num_steps for window in windows)
+  for window in windows:
+    # No two fragments are sent, or applied, after one step.
+    assert window.num_steps > 0
+    events = [e.fragment for e in (window.applied, window.sent) if e]
+    assert window.is_same == (len(events) == 2 and len(set(events)) == 1)
   middle = windows[: len(windows) // 2]
   until = start + sum(window.num_steps for window in middle)
   parts = schedule.windows(start, until) + schedule.windows(until, stop)
@@ -102,85 +105,6 @@ def test_a_flush_applies_what_is_pending_and_unsent_once(schedule, data):
       expected = [measured, *pending] if first else [*pending, measured]
       expected.append(Event(step + tau, "apply", fragment, step))
     assert [e for e in events if e.fragment == fragment] == expected
-
-
-def apply(step, fragment, send_step):
-  return Event(step, "apply", fragment, send_step)
-
-
-def send(step, fragment):
-  return Event(step, "send", fragment, step)
-
-
-@pytest.mark.parametrize(
-  ("schedule", "start", "windows"),
-  [
-    (SyncSchedule(3), 3, [Window(3, apply(6, 0, 6), send(6, 0))]),
-    (
-      SyncSchedule(30, 3, 4),
-      0,
-      [
-        Window(10, sent=send(10, 1)),
-        Window(4, apply(14, 1, 10)),
-        Window(6, sent=send(20, 2)),
-        Window(4, apply(24, 2, 20)),
-        Window(6, sent=send(30, 0)),
-      ],
-    ),
-    (SyncSchedule(30, 3, 4), 30, [Window(4, apply(34, 0, 30)), Window(1)]),
-    (
-      SyncSchedule(4, 1, 4),
-      0,
-      [Window(4, sent=send(4, 0)), Window(4, apply(8, 0, 4), send(8, 0))],
-    ),
-    (
-      SyncSchedule(4, 1, 6),
-      4,
-      [
-        Window(4, sent=send(8, 0)),
-        Window(2, apply(10, 0, 4)),
-        Window(2, sent=send(12, 0)),
-      ],
-    ),
-    # t_1 = floor(5 / 2) = 2 and 2 + 3 = 5: due where fragment 0 is sent.
-    (
-      SyncSchedule(5, 2, 3),
-      5,
-      [
-        Window(2, sent=send(7, 1)),
-        Window(1, apply(8, 0, 5)),
-        Window(2, apply(10, 1, 7), send(10, 0)),
-      ],
-    ),
-  ],
-)
-def test_windows_of_some_methods_by_hand(schedule, start, windows):
-  stop = start + sum(window.num_steps for window in windows)
-  assert schedule.windows(start, stop) == windows
-  for window in windows:
-    events = {e.fragment for e in (window.applied, window.sent) if e}
-    both = window.applied is not None and window.sent is not None
-    assert window.is_same == (both and len(events) == 1)
-
-
-@pytest.mark.parametrize(
-  ("schedule", "step", "events"),
-  [
-    (SyncSchedule(3), 6, []),
-    (SyncSchedule(3), 7, [send(7, 0), apply(7, 0, 7)]),
-    (SyncSchedule(4, 1, 4), 8, [apply(12, 0, 8)]),
-    # Step 9 is measured before the content of step 8 is applied.
-    (SyncSchedule(4, 1, 4), 9, [send(9, 0), apply(12, 0, 8), apply(13, 0, 9)]),
-    (
-      SyncSchedule(4, 2, 2),
-      5,
-      [apply(6, 0, 4), send(5, 0), apply(7, 0, 5), send(5, 1), apply(7, 1, 5)],
-    ),
-  ],
-)
-def test_flushes_by_hand(schedule, step, events):
-  found = [w.applied or w.sent for w in schedule.flush_windows(step)]
-  assert found == events
 
 
 @pytest.mark.parametrize(

@@ -82,30 +82,6 @@ def test_a_tick_starts_as_soon_as_nothing_is_left_to_wait_for(pipeline, times):
     assert span[key][0] == max(limits_s)
 
 
-@given(pipelines())
-def test_dependencies_are_the_steps_of_every_micro_batch_there_and_back(
-  pipeline,
-):
-  wanted = {
-    (stage, tick): set()
-    for stage, order in enumerate(pipeline.orders)
-    for tick in order
-  }
-  for batch in range(pipeline.num_micro_batches):
-    way = chain(pipeline, batch)
-    for before, after in itertools.pairwise(way):
-      wanted[after].add(before)
-    for there, back in zip(way, reversed(way), strict=True):
-      if there[1].direction == "forward":
-        wanted[back].add(there)
-      if back[1].direction == "input_gradient":
-        half = dataclasses.replace(back[1], direction="weight_gradient")
-        wanted[back[0], half].add(back)
-  for (stage, tick), needed in wanted.items():
-    found = pipeline.dependencies(stage, tick)
-    assert set(found) == needed and len(found) == len(needed)
-
-
 def closed_form_step_s(pipeline, times):
   """Seconds of a step without hops, from a formula instead of the lists.
 

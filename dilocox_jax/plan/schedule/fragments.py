@@ -12,15 +12,12 @@ of few layers. A slice has neighbouring rows, or every P-th row. Devices that
 divide the rows of a replica have a part of each interleaved slice, so none has
 to send rows to another one before an exchange.
 
-A tree of somebody else's may also be divided by the names of its leaves: there
-a fragment is a list of pieces, and a piece is a whole leaf or some of its
-layers.
+A tree of somebody else's may also be divided by whole leaves.
 """
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -166,26 +163,7 @@ def stacked_shape(path: str, shape: Shape) -> Shape:
   return tuple(shape) if shape and is_stacked(path) else (1, *shape)
 
 
-@dataclasses.dataclass(frozen=True)
-class LeafPiece:
-  """A leaf, or some layers of it.
-
-  Attributes:
-    path: Name of the leaf, keys joined by "/".
-    layers: Layers of a stacked leaf, i.e. indices of its first axis. An index
-      equal to the axis's length stands for a layer of zeros that is not
-      written back: it makes short fragments as long as the others. None means
-      the whole leaf.
-  """
-
-  path: str
-  layers: tuple[int, ...] | None = None
-
-
-LeafFragment = tuple[LeafPiece, ...]
-
-
-def balanced(shapes: Shapes, num_fragments: int) -> tuple[LeafFragment, ...]:
+def balanced(shapes: Shapes, num_fragments: int) -> dict[str, int]:
   """Divides whole leaves such that the largest fragment stays small.
 
   Leaves are given out from the largest to the smallest, each to the fragment
@@ -195,6 +173,9 @@ def balanced(shapes: Shapes, num_fragments: int) -> tuple[LeafFragment, ...]:
   Args:
     shapes: Leaf shapes by path.
     num_fragments: P, at most the number of leaves.
+
+  Returns:
+    The number of every leaf's fragment, by path.
 
   Raises:
     ValueError: If there are fewer leaves than fragments.
@@ -209,12 +190,12 @@ def balanced(shapes: Shapes, num_fragments: int) -> tuple[LeafFragment, ...]:
   for path in sorted(sizes, key=lambda path: (-sizes[path], path)):
     owner[path] = fragment = totals.index(min(totals))
     totals[fragment] += sizes[path]
-  return by_path(shapes, num_fragments, owner.__getitem__)
+  return {path: owner[path] for path in shapes}
 
 
 def by_path(
   shapes: Shapes, num_fragments: int, fragment_of: Callable[[str], int]
-) -> tuple[LeafFragment, ...]:
+) -> dict[str, int]:
   """Divides whole leaves by a function of their path.
 
   Args:
@@ -222,45 +203,22 @@ def by_path(
     num_fragments: P.
     fragment_of: From a path to the number of its fragment, 0 to P - 1.
 
+  Returns:
+    The number of every leaf's fragment, by path.
+
   Raises:
     ValueError: If a number is out of range or a fragment has no leaf.
   """
-  pieces: list[list[LeafPiece]] = [[] for _ in range(num_fragments)]
-  for path in shapes:
-    number = fragment_of(path)
+  owner = {path: fragment_of(path) for path in shapes}
+  for path, number in owner.items():
     if not 0 <= number < num_fragments:
       raise ValueError(
         f"leaf {path!r} is given fragment {number}, but num_fragments="
         f"{num_fragments} numbers them from 0 to {num_fragments - 1}"
       )
-    pieces[number].append(LeafPiece(path))
-  if [] in pieces:
+  for number in set(range(num_fragments)) - set(owner.values()):
     raise ValueError(
-      f"fragment {pieces.index([])} has no leaf: lower num_fragments="
-      f"{num_fragments}, or give it one"
+      f"fragment {number} has no leaf: lower num_fragments={num_fragments}, "
+      "or give it one"
     )
-  return tuple(map(tuple, pieces))
-
-
-def covered(fragments: Sequence[LeafFragment], shapes: Shapes) -> None:
-  """Raises ValueError unless every leaf is in the fragments exactly once.
-
-  Args:
-    fragments: Pieces of leaves that make each fragment.
-    shapes: Leaf shapes by path.
-  """
-  layers_of: dict[str, list[Sequence[int] | None]] = {p: [] for p in shapes}
-  for piece in itertools.chain.from_iterable(fragments):
-    if piece.path not in layers_of:
-      raise ValueError(f"fragments name the leaf {piece.path!r}: there is none")
-    layers_of[piece.path].append(piece.layers)
-  for path, found in layers_of.items():
-    shape = shapes[path]
-    rows = itertools.chain(*(each or () for each in found))
-    own = sorted(n for n in rows if shape and n < shape[0])
-    is_divided = found and shape and None not in found
-    if found != [None] and not (is_divided and own == [*range(shape[0])]):
-      raise ValueError(
-        f"leaf {path!r} of shape {shape} must be in the fragments exactly once:"
-        f" its layers there are {[each or 'all' for each in found]}"
-      )
+  return owner
