@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dilocox_jax import files
 from dilocox_jax.distributed import processes
 from dilocox_jax.metrics import work_directory
-from dilocox_jax.metrics.locks import try_lock
+from dilocox_jax.metrics.lines import try_lock
 from dilocox_jax.training.checkpoint import RefusedError
 
 LOCK = ".train.lock"

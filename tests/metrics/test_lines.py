@@ -1,8 +1,14 @@
+"""Lines that survive a kill, files that are whole or not there, and locks."""
+
 import contextlib
+import errno
+import fcntl
 import json
+import logging
 import math
 import os
 import resource
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,85 +19,54 @@ from dilocox_jax.metrics.lines import (
   JsonLines,
   RecordError,
   read_rows,
+  try_lock,
   write_atomically,
   write_json,
 )
 
 TORN = b'{"step": 4, "loss": 2.1'
+FINITE: Any = {"allow_nan": False, "allow_infinity": False}
 
 
-def _file(tmp_path, num_rows=5):
+@pytest.fixture(name="rows")
+def rows_fixture(tmp_path):
+  """Rows of the steps 0 to 4."""
   rows = JsonLines(tmp_path / "metrics.jsonl")
-  for step in range(num_rows):
+  for step in range(5):
     rows.append({"step": step, "loss": 1 / (step + 3)})
   return rows
 
 
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False)))
-def test_floats_read_back_bit_equal(tmp_path_factory, values):
+@given(st.lists(st.floats(**FINITE)), st.floats(width=32, **FINITE))
+def test_floats_read_back_bit_equal(tmp_path_factory, values, single):
   rows = JsonLines(tmp_path_factory.mktemp("run") / "rows.jsonl")
-  rows.append({"step": 0, "values": values})
-  (row,) = read_rows(rows.path)
-  assert np.array(row["values"]).tobytes() == np.array(values).tobytes()
-
-
-@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
-def test_numpy_float32_reads_back_bit_equal(tmp_path_factory, value):
-  rows = JsonLines(tmp_path_factory.mktemp("run") / "rows.jsonl")
-  rows.append({"step": np.int64(7), "value": np.float32(value)})
+  single = np.float32(single)
+  rows.append({"step": np.int64(7), "values": values, "single": single})
   (row,) = read_rows(rows.path)
   assert row["step"] == 7
-  assert np.float32(row["value"]).tobytes() == np.float32(value).tobytes()
-
-
-def test_keys_are_sorted_so_equal_rows_have_equal_bytes(tmp_path):
-  rows = JsonLines(tmp_path / "rows.jsonl")
-  rows.append({"step": 1, "loss": 2.0})
-  rows.append({"loss": 2.0, "step": 1})
-  first, second = rows.path.read_bytes().splitlines()
-  assert first == second == b'{"loss": 2.0, "step": 1}'
+  assert np.array(row["values"]).tobytes() == np.array(values).tobytes()
+  assert np.float32(row["single"]).tobytes() == single.tobytes()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, np.float32("-inf")])
-def test_a_value_that_is_not_finite_is_null_and_the_file_stays_json(
+def test_lines_are_json_with_sorted_keys_and_null_for_no_number(
   tmp_path, value
 ):
   rows = JsonLines(tmp_path / "rows.jsonl")
   rows.append({"step": 1, "loss": value, "each": np.array([1.0, value])})
-
-  def refuse(name):
-    raise AssertionError(f"{name} is not JSON")
-
-  text = rows.path.read_text()
-  assert json.loads(text, parse_constant=refuse) == {
-    "step": 1,
-    "loss": None,
-    "each": [1.0, None],
-  }
+  expected = b'{"each": [1.0, null], "loss": null, "step": 1}\n'
+  assert rows.path.read_bytes() == expected
 
 
 @pytest.mark.parametrize("step", [-1, 0, 2, 4, 9])
-def test_opening_keeps_the_bytes_of_the_rows_up_to_the_step(tmp_path, step):
-  rows = _file(tmp_path)
+@pytest.mark.parametrize("tail", [b"", TORN, b'{"kind": "final", "step": 4}\n'])
+def test_opening_keeps_the_rows_up_to_the_step(rows, step, tail):
   lines = rows.path.read_bytes().splitlines(keepends=True)
+  with rows.path.open("ab") as file:
+    file.write(tail)
+  # A torn line is none, and the closing row is always written again.
   JsonLines(rows.path, step)
   assert rows.path.read_bytes() == b"".join(lines[: step + 1])
-
-
-def test_opening_cuts_a_torn_last_line_even_of_an_early_step(tmp_path):
-  rows = _file(tmp_path, num_rows=4)
-  whole = rows.path.read_bytes()
-  rows.path.write_bytes(whole + TORN)
-  JsonLines(rows.path, 9)
-  assert rows.path.read_bytes() == whole
-
-
-def test_opening_cuts_the_final_row_whatever_its_step(tmp_path):
-  rows = _file(tmp_path)
-  whole = rows.path.read_bytes()
-  rows.append({"kind": "final", "step": 4})
-  JsonLines(rows.path, 4)
-  assert rows.path.read_bytes() == whole
 
 
 def test_opening_finds_late_rows_between_earlier_ones(tmp_path):
@@ -102,20 +77,14 @@ def test_opening_finds_late_rows_between_earlier_ones(tmp_path):
   assert [row["step"] for row in read_rows(rows.path)] == [1, 2]
 
 
-def test_reading_ignores_a_torn_last_line(tmp_path):
-  rows = _file(tmp_path, num_rows=4)
+def test_a_torn_last_line_is_neither_read_nor_gone_on_with(rows):
   before = read_rows(rows.path)
   with rows.path.open("ab") as file:
     file.write(TORN)
-  assert read_rows(rows.path) == before and len(before) == 4
-
-
-def test_appending_after_a_torn_line_starts_a_line_of_its_own(tmp_path):
-  rows = _file(tmp_path, num_rows=4)
-  with rows.path.open("ab") as file:
-    file.write(TORN)
-  JsonLines(rows.path, 3).append({"step": 4})
-  assert [row["step"] for row in read_rows(rows.path)] == [0, 1, 2, 3, 4]
+  assert read_rows(rows.path) == before
+  JsonLines(rows.path, 4).append({"step": 5})
+  assert [row["step"] for row in read_rows(rows.path)] == [*range(6)]
+  assert read_rows(rows.path.with_name("missing.jsonl")) == []
 
 
 @pytest.mark.parametrize(
@@ -128,18 +97,13 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path, line):
     read_rows(path)
 
 
-def test_a_missing_file_has_no_rows(tmp_path):
-  assert read_rows(tmp_path / "rows.jsonl") == []
-
-
-@pytest.mark.parametrize("room", [0, 5], ids="{} bytes left".format)
-def test_a_full_disk_is_one_line_and_takes_no_part_of_a_row(tmp_path, room):
-  rows = _file(tmp_path)
+@pytest.mark.parametrize("room", [0, 5])
+def test_a_full_disk_is_one_line_and_takes_no_part_of_a_row(rows, room):
   whole = rows.path.read_bytes()
   with _file_size_limit(len(whole) + room), pytest.raises(RecordError) as error:
     rows.append({"step": 5})
-  assert str(rows.path) in str(error.value)
-  assert "\n" not in str(error.value)
+  text = str(error.value)
+  assert str(rows.path) in text and "\n" not in text
   assert rows.path.read_bytes() == whole
 
 
@@ -154,9 +118,14 @@ def _file_size_limit(size_bytes):
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+def test_an_atomic_write_leaves_the_old_file_or_the_new_one(
+  tmp_path, monkeypatch
+):
   path = tmp_path / "run.json"
   write_json(path, {"seed": 1})
+  # A file name that is not UTF-8 can be written about.
+  write_atomically(tmp_path / "page", "caf\udce9, café")
+  assert (tmp_path / "page").read_text("utf-8") == "caf\\udce9, café"
 
   def full(descriptor):
     raise OSError(28, "No space left on device")
@@ -165,13 +134,25 @@ def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
   with pytest.raises(RecordError, match="run.json: No space left on device"):
     write_json(path, {"seed": 2})
   assert json.loads(path.read_text()) == {"seed": 1}
+  assert {each.name for each in tmp_path.iterdir()} == {"page", "run.json"}
 
 
-def test_an_atomic_write_leaves_no_other_file_behind(tmp_path):
-  write_atomically(tmp_path / "a.csv", "x\n")
-  assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+def test_an_open_file_is_locked_until_it_is_closed(tmp_path):
+  with (tmp_path / "lock").open("w") as mine:
+    assert try_lock(mine)
+    with (tmp_path / "lock").open("w") as theirs:
+      assert not try_lock(theirs)
+  with (tmp_path / "lock").open("w") as theirs:
+    assert try_lock(theirs)
 
 
-def test_a_file_name_that_is_not_utf_8_can_be_written_about(tmp_path):
-  write_atomically(tmp_path / "page", "caf\udce9, café")
-  assert (tmp_path / "page").read_text("utf-8") == "caf\\udce9, café"
+def test_a_file_system_without_locks_gets_a_warning(
+  tmp_path, monkeypatch, caplog
+):
+  def no_locks(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+  monkeypatch.setattr(fcntl, "flock", no_locks)
+  with (tmp_path / "lock").open("w") as file, caplog.at_level(logging.WARNING):
+    assert try_lock(file)
+  assert "No locks available" in caplog.text

@@ -1,10 +1,9 @@
+"""What says later what was run, from which source, and whose folder it is."""
+
+import concurrent.futures
 import json
-import os
 import platform
-import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,45 +11,59 @@ import pytest
 
 from dilocox_jax import metrics
 from dilocox_jax.metrics import run_record
+from dilocox_jax.metrics.work_directory import (
+  STAMP,
+  RefusedDirectoryError,
+  claim,
+)
+from tests import runs
+
+FIELDS = {
+  "config": {"seed": np.int64(3), "outer": {"betas": (0.9, 0.95)}},
+  "method": "diloco",
+  "num_replicas": 2,
+  "parameter_count": 871_168,
+  "corpus_name": "stdlib",
+  "corpus_digest": "9f3a",
+  "held_out_digest": "51d0",
+  "platform": "cpu x 2",
+}
+MAYBE = {
+  "bytes_per_token": 1.5,
+  "validation_sets": {"news": {"digest": "ab"}},
+  "handed_in": ["model"],
+  "clock": "cluster 1gbit",
+  "clock_digest": "77",
+  "command": "python -m x",
+}
 
 
-def _write(workdir, **changes):
-  fields = {
-    "config": {"seed": np.int64(3), "outer": {"betas": (0.9, 0.95)}},
-    "method": "diloco",
-    "num_replicas": 2,
-    "parameter_count": 871_168,
-    "corpus_name": "stdlib",
-    "corpus_digest": "9f3a",
-    "held_out_digest": "51d0",
-    "platform": "cpu x 2",
-  }
-  metrics.write_run_record(workdir, **(fields | changes))
-
-
-def test_a_record_says_what_is_timed_if_there_is_a_clock(tmp_path):
-  for clock, expected in (("cluster 1gbit", "cluster 1gbit"), ("", None)):
-    _write(tmp_path, clock=clock)
-    record = json.loads((tmp_path / "run.json").read_text())
-    assert record.get("clock") == expected
+def written(workdir, **changes):
+  metrics.write_run_record(workdir, **(FIELDS | changes))
+  return json.loads((workdir / "run.json").read_text())
 
 
 def test_the_record_holds_the_config_and_what_ran_it(tmp_path):
-  _write(tmp_path / "runs/a")
+  record = written(tmp_path / "runs/a")
   config = json.loads((tmp_path / "runs/a/config.json").read_text())
-  record = json.loads((tmp_path / "runs/a/run.json").read_text())
   assert config == {"seed": 3, "outer": {"betas": [0.9, 0.95]}}
-  assert record["corpus_digest"] == "9f3a"
-  assert record["held_out_digest"] == "51d0"
-  assert record["parameter_count"] == 871_168
+  assert (
+    record.items() >= {k: FIELDS[k] for k in FIELDS if k != "config"}.items()
+  )
   assert record["versions"]["jax"] == jax.__version__
   assert record["versions"]["python"] == platform.python_version()
+  assert "clock" not in record and "handed_in" not in record
+  more = written(tmp_path / "b", **MAYBE)
+  assert {name: more[name] for name in MAYBE} == MAYBE
+  (tmp_path / "file").write_text("in the way")
+  with pytest.raises(metrics.RecordError, match="file/run") as error:
+    written(tmp_path / "file/run")
+  assert "\n" not in str(error.value)
 
 
 def test_a_continued_run_keeps_how_else_it_was_started(tmp_path):
   def started(platform, **changes):
-    _write(tmp_path, platform=platform, **changes)
-    record = json.loads((tmp_path / "run.json").read_text())
+    record = written(tmp_path, platform=platform, **changes)
     assert record["platform"] == platform
     return [start["platform"] for start in record["earlier_starts"]]
 
@@ -59,78 +72,86 @@ def test_a_continued_run_keeps_how_else_it_was_started(tmp_path):
   assert started("gpu", continues=True) == ["cpu"]
   assert started("tpu", continues=True) == ["cpu", "gpu"]
   assert started("gpu", continues=True) == ["cpu", "tpu"]
+  chosen = {"model.compute_dtype": "bfloat16"}
+  record = written(tmp_path, platform="gpu", continues=True, chosen=chosen)
+  assert record["chosen_for_device"] == chosen
+  assert record["earlier_starts"][-1]["chosen_for_device"] == {}
   (tmp_path / "run.json").write_text("{")
   assert started("cpu", continues=True) == []
   assert started("gpu") == []  # A new run in an old directory.
 
 
-def test_a_run_that_moves_to_another_device_keeps_what_was_chosen(tmp_path):
-  dtype = "model.compute_dtype"
-  _write(tmp_path, chosen={dtype: "float32"})
-  _write(tmp_path, chosen={dtype: "bfloat16"}, continues=True)
-  record = json.loads((tmp_path / "run.json").read_text())
-  assert record["chosen_for_device"] == {dtype: "bfloat16"}
-  (before,) = record["earlier_starts"]
-  assert before["chosen_for_device"] == {dtype: "float32"}
-
-
-@pytest.fixture(name="checkout")
-def checkout_fixture(tmp_path):
-  """A copy of the package in a repository of its own, with one commit."""
-  if shutil.which("git") is None:
-    pytest.skip("needs git")
-  source = Path(run_record.__file__).parents[1]
-  target = tmp_path / "project/dilocox_jax"
-  ignore = shutil.ignore_patterns("__pycache__")
-  shutil.copytree(source / "metrics", target / "metrics", ignore=ignore)
-  for name in ("checks.py", "files.py"):
-    shutil.copy(source / name, target)
-  (target / "__init__.py").write_text("")
-  _git(target.parent, "init", "-q")
-  _git(target.parent, "add", "-A")
-  _git(target.parent, "commit", "-q", "-m", "first")
-  return target.parent
-
-
-def _git(directory, *arguments):
-  who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-  command = ["git", "-C", str(directory), *who, *arguments]
-  done = subprocess.run(command, check=True, capture_output=True, text=True)
-  return done.stdout.strip()
-
-
-def _revision(directory):
-  code = (
-    "import dilocox_jax.metrics.run_record as r; print(r.source_revision())"
-  )
-  done = subprocess.run(
-    [sys.executable, "-B", "-c", code],
-    check=True,
-    capture_output=True,
-    text=True,
-    env={**os.environ, "PYTHONPATH": str(directory)},
-    cwd=directory,
-  )
-  return done.stdout.strip()
-
-
-def test_the_source_revision_is_the_commit_and_says_when_it_was_edited(
-  checkout,
+def test_the_source_revision_is_the_commit_of_this_package(
+  tmp_path, monkeypatch
 ):
-  head = _git(checkout, "rev-parse", "HEAD")
-  assert _revision(checkout) == head
-  (checkout / "dilocox_jax/__init__.py").write_text("# edited\n")
-  assert _revision(checkout) == f"{head}-dirty"
+  def git(*arguments):
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    command = ["git", "-C", str(tmp_path), *who, *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+  def revision(source):
+    source.parent.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(run_record, "__file__", str(source))
+    return run_record.source_revision()
+
+  source = tmp_path / "dilocox_jax" / "metrics" / "run_record.py"
+  assert revision(source) is None  # No checkout.
+  source.write_text("")
+  git("init", "-q")
+  git("add", "-A")
+  git("commit", "-q", "-m", "first")
+  head = git("rev-parse", "HEAD")
+  assert revision(source) == head
+  source.write_text("# edited\n")
+  assert revision(source) == f"{head}-dirty"
+  # A copy that is installed in the checkout of another project.
+  installed = tmp_path / "venv/site/dilocox_jax/metrics/run_record.py"
+  assert revision(installed) is None
 
 
-def test_a_copy_installed_in_a_foreign_checkout_has_no_revision(checkout):
-  site = checkout / "venv/site"
-  shutil.copytree(checkout / "dilocox_jax", site / "dilocox_jax")
-  assert _revision(site) == "None"
+def test_a_directory_stays_with_the_program_that_made_it(tmp_path):
+  (tmp_path / ".DS_Store").touch()  # Hidden files do not count.
+  folder = claim(tmp_path, "sweep")
+  (folder / "report.md").write_text("mine")
+  before = runs.files(folder)
+  assert claim(folder, "sweep") == folder
+  with pytest.raises(RefusedDirectoryError, match="sweep, and simulate would"):
+    claim(folder, "simulate")
+  assert runs.files(folder) == before
 
 
-def test_a_work_directory_that_cannot_be_written_is_one_line(tmp_path):
-  (tmp_path / "file").write_text("in the way")
-  with pytest.raises(metrics.RecordError) as error:
-    _write(tmp_path / "file/run")
-  assert "file/run" in str(error.value) and "\n" not in str(error.value)
+@pytest.mark.parametrize(
+  "content", [None, "", "[]", '"sweep"', "{}", '{"program": "sweep"']
+)
+def test_files_without_a_whole_stamp_are_a_users(tmp_path, content):
+  (tmp_path / "notes.txt").write_text("mine")
+  if content is not None:
+    (tmp_path / STAMP).write_text(content)
+  before = runs.files(tmp_path)
+  with pytest.raises(RefusedDirectoryError, match="sweep did not make"):
+    claim(tmp_path, "sweep")
+  assert runs.files(tmp_path) == before
+
+
+def test_a_stamp_that_leads_elsewhere_is_not_written_through(tmp_path):
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / STAMP).symlink_to(tmp_path / "elsewhere")
+  with pytest.raises(RefusedDirectoryError):
+    claim(tmp_path / "run", "sweep")
+  assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_name_that_is_not_utf_8_is_refused_before_it_is_made(tmp_path):
+  with pytest.raises(RefusedDirectoryError, match="not named in UTF-8"):
+    claim(tmp_path / "caf\udce9" / "run", "train")
+  assert not list(tmp_path.iterdir())
+
+
+def test_processes_of_one_program_claim_it_together(tmp_path):
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    for number in range(20):
+      folder = tmp_path / "deep" / str(number)
+      tried = [pool.submit(claim, folder, "train") for _ in range(8)]
+      assert {each.result() for each in tried} == {folder}
+      assert [path.name for path in folder.iterdir()] == [STAMP]
