@@ -3,7 +3,7 @@
 For every event of a run's schedule, each replica writes a message. Whoever sees
 first that all who are expected have written, or that the grace time is over and
 a quorum has, writes the manifest, once: the list of messages that all average.
-docs/mailbox.md has the whole protocol.
+docs/mailbox.md says what it guarantees.
 """
 
 import dataclasses
