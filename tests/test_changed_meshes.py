@@ -61,7 +61,7 @@ def resumed(config, workdir):
   checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
   try:
     found = resume.resumed_state(
-      config, made.programs, checkpoints, made.corpus.digest
+      config, made.programs, checkpoints, made.data.digest
     )
   finally:
     checkpoints.close()
@@ -72,7 +72,7 @@ def resumed(config, workdir):
 @pytest.mark.parametrize("name", MESHES)
 def test_a_run_goes_on_with_the_same_losses_on_other_devices(source, name):
   made, state = resumed(config_on(MESHES[name]), source)
-  seen = evaluation.losses(made.programs, state, made.validation)
+  seen = evaluation.losses(made.programs, state, made.data.validation)
   before = losses_before(source)
   for view in ("outer_loss", "mean_loss", "replica_loss"):
     np.testing.assert_allclose(seen[view], before[view], atol=SAME_LOSS, rtol=0)
@@ -88,7 +88,7 @@ def test_every_saved_bit_arrives_on_other_devices(source, name):
 def test_more_replicas_go_on_from_the_same_outer_parameters(source):
   mesh = MeshConfig(num_replicas=4, layout="mesh")
   made, state = resumed(config_on(mesh), source)
-  seen = evaluation.losses(made.programs, state, made.validation)
+  seen = evaluation.losses(made.programs, state, made.data.validation)
   before = losses_before(source)["outer_loss"]
   np.testing.assert_allclose(seen["outer_loss"], before, atol=SAME_LOSS, rtol=0)
 
@@ -100,7 +100,7 @@ def test_twice_as_many_replicas_start_from_the_outer_parameters(
   config = config_on(mesh, checkpoint={"init_from": str(source)})
   made = runs.trainer(config, tmp_path)
   state = start.state_from_run(config, made.programs, "rounds", source)
-  seen = evaluation.losses(made.programs, state, made.validation)
+  seen = evaluation.losses(made.programs, state, made.data.validation)
   before = losses_before(source)["outer_loss"]
   for view in ("outer_loss", "mean_loss", "replica_loss"):
     np.testing.assert_allclose(seen[view], before, atol=SAME_LOSS, rtol=0)

@@ -125,7 +125,7 @@ def check_sets(finished, workdir):
   )
   trained = runs.train(whole, workdir / "run")
   # The text that judges is read once, after the last step.
-  judge = trained.corpus.judge
+  judge = trained.data.text.judge
   assert judge is not None
   texts["judge"] = judge.tobytes().decode()
   for seen in runs.rows(workdir / "run", "evaluation"):

@@ -9,7 +9,6 @@ from typing import Any
 
 from dilocox_jax.aggregators.feedback import exchange as mean_exchange
 from dilocox_jax.config import RunConfig
-from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.trees import Aggregator
@@ -70,14 +69,6 @@ def check_config(config: Any) -> None:
     raise TypeError(
       f"config of type {type(config).__name__} must be a "
       "dilocox_jax.RunConfig, such as dilocox_jax.RunConfig(total_steps=100)"
-    )
-
-
-def check_data(data: Any) -> None:
-  """Raises TypeError unless the data of a run are a corpus."""
-  if not isinstance(data, Corpus):
-    raise TypeError(
-      f"data of type {type(data).__name__} must be a dilocox_jax.Corpus"
     )
 
 

@@ -2,20 +2,28 @@
 
 import dataclasses
 import functools
+import inspect
 import os
 import pathlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import optax
+from flax import traverse_util
 
 from dilocox_jax import report
 from dilocox_jax.api import argument_kinds as kinds
+from dilocox_jax.api.cluster_clock import ClusterClock
 from dilocox_jax.api.simulation_setup import Options, set_up
+from dilocox_jax.checks import flat, require
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.run import from_mapping
+from dilocox_jax.data.batch_feeds import as_feed
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.metrics.lines import RecordError
-from dilocox_jax.models.flax_modules import as_loss_model
+from dilocox_jax.models.handed_in import as_loss_model
+from dilocox_jax.plan.schedule.fragments import SLICED
+from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.simulate.analytic import Outcome, run_time
 from dilocox_jax.training import resume, run_lock, start
@@ -57,6 +65,16 @@ class Run:
     """Config of the run."""
     return from_mapping(self.metrics.config)
 
+  @property
+  def loss(self) -> float:
+    """Last validation loss of the outer parameters (nats a token)."""
+    return self.metrics.validation_loss
+
+  @property
+  def sent_bytes(self) -> int:
+    """Bytes that one replica sent."""
+    return self.metrics.total_sent_bytes
+
   @functools.cached_property
   def params(self) -> Tree:
     """Outer parameters of the newest checkpoint, without a replica axis.
@@ -68,16 +86,28 @@ class Run:
     resume.check_same_parts(self.metrics.record, self.parts)
     return start.saved_outer_params(self.workdir, self.parts)
 
+  @property
+  def model(self) -> Any:
+    """The module that was handed in, with these parameters, or else they."""
+    given = self.parts.model
+    return given.module(self.params) if given else self.params
+
 
 def train(
-  config: RunConfig,
-  workdir: str | os.PathLike = "runs/train",
-  *,
   model: Any = None,
-  data: Corpus | None = None,
+  data: Any = None,
+  *,
+  method: str | None = None,
+  replicas: int | None = None,
+  steps: int | None = None,
+  config: RunConfig | Mapping[str, Any] | None = None,
+  workdir: str | os.PathLike = "runs/train",
+  loss: Callable[[Any, Any], Any] | None = None,
   inner_optimizer: optax.GradientTransformation | None = None,
   outer_optimizer: optax.GradientTransformation | None = None,
   exchange: Aggregator | None = None,
+  cluster: str | None = None,
+  step_s: float | None = None,
 ) -> Run:
   """Trains a run to its end, or continues the one in the directory.
 
@@ -85,19 +115,29 @@ def train(
   says which parts those are.
 
   Args:
-    config: Config of the run.
+    model: Model to train: a module of NNX, linen or Equinox, a function from
+      `nnx.Rngs` to a module, or a pair of functions (`models.handed_in`). The
+      plan's bytes are then those of its parameters.
+    data: (train, validation), a function (replica, step) -> batch, or an
+      iterable of batches (`data.batch_feeds`).
+    method: Name of the method; None: that of the config.
+    replicas: M; None: that of the config.
+    steps: Inner steps; None: those of the config.
+    config: Sections of a config, e.g. {"inner": {"learning_rate": 1e-3}}, or a
+      whole one, which says all three of the above.
     workdir: The run directory.
-    model: Model to train: a `LossModel`, a linen module, or a function from
-      `nnx.Rngs` to an NNX module (`models.flax_modules`). The plan's bytes are
-      then those of its parameters.
-    data: Training and validation tokens.
+    loss: (model, batch) -> scalar, where the model is called as the module is;
+      None: batches are tokens, of which each is predicted from those before.
     inner_optimizer: Optimizer of the replicas, with its own learning rate.
     outer_optimizer: Optimizer of the outer parameters.
     exchange: Averages one fragment over the replicas. The bytes that the run
       reports are still those of the config's codec.
+    cluster: Cluster, preset or file, on which the run is timed (simulated).
+    step_s: Duration of an inner step there (seconds); None derives it from the
+      config's model.
 
   Returns:
-    The run, whose `metrics` and `params` are read when they are first used.
+    The run, whose `metrics` and `model` are read when they are first used.
 
   Raises:
     TypeError: If an argument is of another kind than the one that is meant.
@@ -105,34 +145,82 @@ def train(
     BusyError: If another run is at work in the directory.
     TrainingStoppedError: If a value is not finite.
   """
-  kinds.check_config(config)
-  parts = _parts(model, data, inner_optimizer, outer_optimizer, exchange)
+  parts = _parts(model, loss, data, inner_optimizer, outer_optimizer, exchange)
+  whole = _config(config, method, replicas, steps, parts.model is not None)
+  clock = None
+  if cluster:
+    require(
+      parts.model is None or step_s is not None,
+      "cluster: the operations of a model that is handed in are not known: "
+      "give step_s",
+    )
+    clock = ClusterClock(whole, cluster, Options(step_s=step_s))
   path = pathlib.Path(workdir)
-  trainer = Trainer(config, path, "dilocox_jax.train", parts=parts)
+  trainer = Trainer(whole, path, "dilocox_jax.train", clock, parts)
   with run_lock.held(path):
     trainer.run()
   return Run(path, parts)
 
 
+def _config(
+  given: RunConfig | Mapping[str, Any] | None,
+  method: str | None,
+  replicas: int | None,
+  steps: int | None,
+  is_own_model: bool,
+) -> RunConfig:
+  """Joins a config's sections with what `train` says by itself."""
+  said = {
+    "sync.method": method,
+    "mesh.num_replicas": replicas,
+    "total_steps": steps,
+  }
+  said = {path: value for path, value in said.items() if value is not None}
+  if isinstance(given, RunConfig) and not said:
+    return given
+  if not isinstance(given, Mapping | None):
+    kinds.check_config(given)
+    raise TypeError(
+      f"config has a value for {', '.join(said)} already: say it there, or "
+      "pass the config's sections as a mapping"
+    )
+  values = dict(flat(given or {})) | said
+  name = str(values.get("sync.method"))
+  if is_own_model and name in METHODS:
+    settings = inspect.signature(METHODS[name]).parameters
+    if "fragment_order" in settings:  # Nobody knows layers of any model.
+      values.setdefault("sync.fragment_order", SLICED[0])
+  return from_mapping(traverse_util.unflatten_dict(values, sep="."))
+
+
 def _parts(
-  model: Any, data: Any, inner: Any, outer: Any, exchange: Any
+  model: Any, loss: Any, data: Any, inner: Any, outer: Any, exchange: Any
 ) -> Parts:
   """Returns what was handed in, once each part is of its kind."""
-  if data is not None:
-    kinds.check_data(data)
   for what, part in (("inner_optimizer", inner), ("outer_optimizer", outer)):
     if part is not None:
       kinds.check_optimizer(what, part)
   if exchange is not None:
     kinds.check_exchange(exchange)
-  loss_model = None if model is None else as_loss_model(model)
-  return Parts(loss_model, data, inner, outer, exchange)
+  require(
+    model is not None or loss is None,
+    "loss: it needs a model that is handed in",
+  )
+  feed = None if data is None else as_feed(data)
+  if model is not None:
+    example = (
+      () if feed is None or isinstance(feed, Corpus) else (feed.example,)
+    )
+    model = as_loss_model(model, loss, *example)
+  return Parts(model, feed, inner, outer, exchange)
 
 
 def load(
   workdir: str | os.PathLike,
   *,
   model: Any = None,
+  loss: Callable[[Any, Any], Any] | None = None,
+  data: Any = None,
   inner_optimizer: optax.GradientTransformation | None = None,
   outer_optimizer: optax.GradientTransformation | None = None,
   exchange: Aggregator | None = None,
@@ -143,6 +231,8 @@ def load(
     workdir: The run directory.
     model: Model that was handed in, if one was; only `.params` needs it, and
       likewise the parts below.
+    loss: Loss that was handed in.
+    data: Data of the same kind; only a module of linen with a loss needs them.
     inner_optimizer: Inner optimizer that was handed in.
     outer_optimizer: Outer optimizer that was handed in.
     exchange: Exchange that was handed in.
@@ -151,7 +241,7 @@ def load(
     RecordError: If the directory holds no run.
     TypeError: If a part is of another kind than the one that is meant.
   """
-  parts = _parts(model, None, inner_optimizer, outer_optimizer, exchange)
+  parts = _parts(model, loss, data, inner_optimizer, outer_optimizer, exchange)
   run = Run(pathlib.Path(workdir), parts)
   _ = run.metrics  # A wrong directory is reported here and not at first use.
   return run

@@ -24,12 +24,14 @@ class LossModel(NamedTuple):
 
   Attributes:
     init: (key) -> parameters, any tree of floating-point arrays.
-    loss: (parameters, tokens [B, L + 1]) -> mean loss, a scalar. The model
-      reads the first L tokens and predicts the last L.
+    loss: (parameters, batch) -> mean loss, a scalar. If batches are tokens
+      [B, L + 1], the model reads the first L and predicts the last L.
+    module: (parameters) -> what a user calls the model.
   """
 
   init: Callable[[Array], Any]
-  loss: Callable[[Any, Array], Array]
+  loss: Callable[[Any, Any], Array]
+  module: Callable[[Any], Any] = lambda params: params
 
 
 def token_loss(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from dilocox_jax.data.feeds import num_predictions
 from dilocox_jax.distributed import host_memory, processes
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.outer.average import parameters_to_keep
@@ -39,15 +40,15 @@ class NotFiniteError(RuntimeError):
 
 
 def losses(
-  programs: Programs, state: TrainingState, parts: Iterable[np.ndarray]
+  programs: Programs, state: TrainingState, parts: Iterable[Tree]
 ) -> dict[str, Any]:
   """Computes validation losses of three views of a state, in nats a token.
 
   Args:
     programs: Programs of the run.
     state: State of all replicas.
-    parts: Held-out tokens, arrays [N, B, L + 1] of any sizes. Every predicted
-      token has the same weight.
+    parts: Held-out tokens, arrays [N, B, L + 1] of any sizes, or trees of
+      examples. Every predicted token, or example, has the same weight.
 
   Returns:
     "outer_loss" (outer parameters), "mean_loss" (the replicas' mean),
@@ -80,7 +81,7 @@ def losses(
 def set_losses(
   programs: Programs,
   state: TrainingState,
-  sets: Mapping[str, tuple[Any, Iterable[np.ndarray]]],
+  sets: Mapping[str, tuple[Any, Iterable[Tree]]],
 ) -> dict[str, float]:
   """Computes the loss of the outer parameters on each of several texts.
 
@@ -131,7 +132,7 @@ def evaluation_bytes(
 
 
 def _first_loss(
-  programs: Programs, params: Tree, parts: Iterable[np.ndarray]
+  programs: Programs, params: Tree, parts: Iterable[Tree]
 ) -> float:
   """Returns the loss of replica 0, where every replica computes its own.
 
@@ -141,7 +142,7 @@ def _first_loss(
     parts: Held-out tokens, as in `losses`.
   """
 
-  def first(params: Tree, batches: jax.Array) -> float:
+  def first(params: Tree, batches: Tree) -> float:
     return arrays_to_host(programs.evaluate_each(params, batches))[0]
 
   return _mean_loss(programs, first, params, parts)
@@ -149,9 +150,9 @@ def _first_loss(
 
 def _mean_loss(
   programs: Programs,
-  evaluate: Callable[[Tree, jax.Array], Any],
+  evaluate: Callable[[Tree, Tree], Any],
   params: Tree,
-  parts: Iterable[np.ndarray],
+  parts: Iterable[Tree],
 ) -> float:
   """Returns the mean loss of all predicted tokens, in nats.
 
@@ -161,15 +162,15 @@ def _mean_loss(
   for part in parts:
     batches = programs.rounds.replicas.place(part, None)
     params = _placed(programs, params, batches)
-    weight = part[..., 1:].size
+    weight = num_predictions(part)
     total += weight * float(evaluate(params, batches))
     num_predicted += weight
   return total / num_predicted
 
 
-def _placed(programs: Programs, params: Tree, batches: jax.Array) -> Tree:
+def _placed(programs: Programs, params: Tree, batches: Tree) -> Tree:
   """Moves parameters to the devices of the batches, divided among them."""
-  devices = batches.sharding.device_set
+  devices = jax.tree.leaves(batches)[0].sharding.device_set
   leaves = jax.tree.leaves(params)
   if all(leaf.sharding.device_set == devices for leaf in leaves):
     return params

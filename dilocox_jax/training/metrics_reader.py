@@ -11,8 +11,7 @@ import dataclasses
 import math
 import pathlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -21,8 +20,6 @@ import optax
 from dilocox_jax import metrics
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import chosen_values
-from dilocox_jax.data.corpus import Corpus, digest_of
-from dilocox_jax.data.validation import ValidationSet
 from dilocox_jax.distributed import processes
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.link_counter import LinkCounter
@@ -34,6 +31,7 @@ from dilocox_jax.training import evaluation
 from dilocox_jax.training.build import Programs, platform_name
 from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.progress_bar import ProgressBar
+from dilocox_jax.training.run_text import RunData
 from dilocox_jax.training.states import TrainingProgress
 
 
@@ -228,9 +226,7 @@ def open_reader(
   config: RunConfig,
   workdir: pathlib.Path,
   *,
-  corpus: Corpus,
-  held_out: Iterable[np.ndarray],
-  validation_sets: Mapping[str, tuple[ValidationSet, Any]],
+  data: RunData,
   programs: Programs,
   handed_in: Sequence[str],
   command: str,
@@ -244,9 +240,7 @@ def open_reader(
   Args:
     config: Config of the run.
     workdir: The run directory.
-    corpus: Text of the run.
-    held_out: Batches of its evaluations, arrays [N, B, L + 1].
-    validation_sets: Texts of `evaluation.sets` by name, each with its batches.
+    data: What the run is trained and evaluated on.
     programs: Programs of the run.
     handed_in: Names of the parts that the caller handed in, for the record.
     command: The command line, for the record.
@@ -267,13 +261,13 @@ def open_reader(
       num_replicas=config.mesh.num_replicas,
       parameter_count=programs.parameter_count,
       handed_in=list(handed_in),
-      corpus_name=corpus.name,
-      corpus_digest=corpus.digest,
-      bytes_per_token=corpus.bytes_per_token,
-      held_out_digest=_digest_of_parts(held_out),
+      corpus_name=data.name,
+      corpus_digest=data.digest,
+      bytes_per_token=data.bytes_per_token,
+      held_out_digest=data.held_out_digest,
       validation_sets={
         name: {"digest": text.digest, "bytes_per_token": text.bytes_per_token}
-        for name, (text, _) in validation_sets.items()
+        for name, (text, _) in {**data.sets, **data.judging}.items()
       },
       platform=jax.devices()[0].device_kind,
       chosen=chosen_values(config, platform_name(), "model" in handed_in),
@@ -296,10 +290,3 @@ def open_reader(
       progress,
       is_over_at_once=bool(programs.rounds.thread),
     )
-
-
-def _digest_of_parts(parts: Iterable[np.ndarray]) -> str:
-  digest = ""
-  for part in parts:
-    digest = digest_of({f"{digest}{part.shape}": part.tobytes()})
-  return digest

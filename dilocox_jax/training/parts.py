@@ -5,6 +5,7 @@ import dataclasses
 import optax
 
 from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.data.feeds import Feed
 from dilocox_jax.models.loss import LossModel
 from dilocox_jax.trees import Aggregator
 
@@ -15,7 +16,7 @@ class Parts:
 
   Attributes:
     model: Model to train, in place of `config.model`.
-    data: Training and validation tokens, in place of `config.data.source`.
+    data: Text, or data of another kind, in place of `config.data.source`.
     inner_optimizer: Optimizer of the replicas, in place of `config.inner`. It
       has its own learning rate.
     outer_optimizer: Optimizer of the outer parameters, in place of
@@ -25,7 +26,7 @@ class Parts:
   """
 
   model: LossModel | None = None
-  data: Corpus | None = None
+  data: Corpus | Feed | None = None
   inner_optimizer: optax.GradientTransformation | None = None
   outer_optimizer: optax.GradientTransformation | None = None
   exchange: Aggregator | None = None

@@ -11,15 +11,15 @@ import jax
 
 from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.config import RunConfig
-from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.report.units import human_bytes, human_tokens
 from dilocox_jax.training.clock import Clock
+from dilocox_jax.training.run_text import RunData
 
 
 def summary_lines(
   config: RunConfig,
-  corpus: Corpus,
+  data: RunData,
   plan: RunPlan,
   traffic: Traffic,
   handed_in: Sequence[str] = (),
@@ -28,7 +28,7 @@ def summary_lines(
 
   Args:
     config: Config of the run.
-    corpus: Text of the run.
+    data: What the run is trained on.
     plan: Plan in force at the start.
     traffic: Bytes of the rounds at the start.
     handed_in: Names of the parts that the caller handed in.
@@ -38,7 +38,7 @@ def summary_lines(
   num_devices = (
     1 if is_stacked else mesh.num_replicas * (config.division.num_devices)
   )
-  tokens = config.total_steps * config.tokens_per_replica_step
+  tokens = config.total_steps * data.step_tokens
   count = sum(math.prod(shape) for shape in traffic.shapes.values())
   name = "handed in" if "model" in handed_in else config.model.preset
   power = config.outer.average_power
@@ -49,16 +49,11 @@ def summary_lines(
     f"model {name}: {count:,} parameters, "
     f"{_count(mesh.num_replicas, 'replica')} on "
     f"{_count(num_devices, 'device')} ({device})",
-    f"text {corpus.name}: {human_tokens(corpus.train.size)}{_skipped(corpus)}; "
+    f"data {data.name}: {data.says}; "
     f"{config.total_steps:,} inner steps, {human_tokens(tokens)} a replica",
     f"method {_method(config, plan, traffic)}",
     *([average] if power else []),
   ]
-
-
-def _skipped(corpus: Corpus) -> str:
-  number = corpus.num_skipped
-  return f", {number:,} damaged or missing left out" if number else ""
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,11 +1,13 @@
-"""Loads the texts of a run, and cuts them into batches.
+"""Loads the data of a run, and cuts texts into batches.
 
 `data` takes plain arguments and does not know the config, which is read here.
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from dilocox_jax.checks import in_front, require
@@ -14,6 +16,7 @@ from dilocox_jax.config.sections import DataConfig
 from dilocox_jax.data import sources, tokenizers
 from dilocox_jax.data.corpus import JUDGE, Corpus, digest_of
 from dilocox_jax.data.documents import named_globs
+from dilocox_jax.data.feeds import HANDED_IN, Feed, Streams, num_predictions
 from dilocox_jax.data.streams import ReplicaStreams, mix_of
 from dilocox_jax.data.validation import (
   ValidationSet,
@@ -21,11 +24,104 @@ from dilocox_jax.data.validation import (
   load_validation_set,
 )
 from dilocox_jax.distributed import processes
+from dilocox_jax.report.units import human_tokens
 from dilocox_jax.training.checkpoint import RefusedError
 from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.trees import Tree
 
 # Each text of `evaluation.sets` and its batches, by name.
 ValidationSets = Mapping[str, tuple[ValidationSet, Iterable[np.ndarray]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunData:
+  """What a run is trained and evaluated on.
+
+  Attributes:
+    name: Name of the source.
+    digest: 16 hex digits that name the content.
+    says: How much it is, in a few words.
+    step_tokens: Tokens, or examples, of one replica's inner step.
+    streams: Training batches of every replica.
+    validation: Batches of every evaluation, leaves [N, B, ...].
+    text: The text, if it is one.
+    sets: Texts of `evaluation.sets`.
+    judging: The text that the last evaluation alone reads.
+    bytes_per_token: As in `Corpus`.
+  """
+
+  name: str
+  digest: str
+  says: str
+  step_tokens: int
+  streams: Streams
+  validation: Iterable[Tree]
+  text: Corpus | None = None
+  sets: ValidationSets = dataclasses.field(default_factory=dict)
+  judging: ValidationSets = dataclasses.field(default_factory=dict)
+  bytes_per_token: float | None = None
+
+  @property
+  def held_out_digest(self) -> str:
+    """Names the batches of every evaluation."""
+    digest = ""
+    for leaf in jax.tree.leaves(list(self.validation)):
+      digest = digest_of({f"{digest}{leaf.shape}": leaf.tobytes()})
+    return digest
+
+
+def run_data(config: RunConfig, parts: Parts = NO_PARTS) -> RunData:
+  """Returns the data that are handed in, or those of the config's source.
+
+  Args:
+    config: Config of the run.
+    parts: Parts that are handed in.
+
+  Raises:
+    ValueError: One line, if there are none or too few.
+  """
+  if parts.data is not None and not isinstance(parts.data, Corpus):
+    return _of_feed(config, parts.data)
+  text = corpus(config, parts)
+  skipped = f", {text.num_skipped:,} damaged or missing left out"
+  return RunData(
+    text.name,
+    text.digest,
+    human_tokens(text.train.size) + skipped * bool(text.num_skipped),
+    config.tokens_per_replica_step,
+    streams(config, text),
+    held_out(config, text),
+    text,
+    validation_sets(config, text),
+    judging(config, text),
+    text.bytes_per_token,
+  )
+
+
+def _of_feed(config: RunConfig, feed: Feed) -> RunData:
+  require(
+    not config.evaluation.sets and not config.data.judge_fraction,
+    "evaluation.sets and data.judge_fraction are of texts, but data that are "
+    "none are handed in: drop them",
+  )
+  sizes = config.data.batch_size, config.evaluation.num_sequences
+  validation = feed.held_out(*sizes)  # First: it may be the head of the data.
+  found = feed.streams(config.mesh.num_replicas, sizes[0], config.seed)
+  batch = jax.tree.map(lambda leaf: leaf[None], feed.example(sizes[0]))
+  size = jax.tree.leaves(batch)[0].shape[1]
+  micro = config.inner.accumulate_steps
+  require(
+    not size % micro,
+    f"batches of {size} cannot be divided by inner.accumulate_steps={micro}",
+  )
+  return RunData(
+    HANDED_IN,
+    feed.digest(validation),
+    feed.says,
+    num_predictions(batch),
+    found,
+    validation,
+  )
 
 
 def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
@@ -39,7 +135,9 @@ def corpus(config: RunConfig, parts: Parts = NO_PARTS) -> Corpus:
     ValueError: If there is no text, or the model has too few tokens for it. The
       message is one line.
   """
-  text = parts.data or text_of(config.data, config.seed)
+  text = parts.data
+  if not isinstance(text, Corpus):
+    text = text_of(config.data, config.seed)
   size = config.model.shape.vocab_size
   require(
     parts.model is not None or text.vocab_size <= size,
@@ -90,13 +188,13 @@ def text_of(data: DataConfig, seed: int) -> Corpus:
 
 
 def document_end(
-  config: RunConfig, text: Corpus, parts: Parts = NO_PARTS
+  config: RunConfig, text: Corpus | None, parts: Parts = NO_PARTS
 ) -> int | None:
   """Returns the token at which attention begins anew; None without masks.
 
   Args:
     config: Config of the run.
-    text: Text of the run (`corpus`).
+    text: Text of the run (`corpus`), if it has one.
     parts: Parts that are handed in.
 
   Raises:
@@ -105,11 +203,11 @@ def document_end(
   """
   if not config.data.document_masks:
     return None
-  made = text.tokenizer
+  made = text and text.tokenizer
   if made is None or made.name == tokenizers.BYTES:
     raise ValueError(
       "data.document_masks needs a token that ends a document, which the text "
-      f"{text.name} has not: set data.tokenizer to 'bpe' or a tokenizer.json"
+      "has not: set data.tokenizer to 'bpe' or a tokenizer.json"
     )
   require(
     parts.model is None,
@@ -185,7 +283,7 @@ def judging(config: RunConfig, text: Corpus) -> ValidationSets:
 
 
 def go_on(
-  streams: ReplicaStreams, sets: ValidationSets, record: Mapping[str, Any]
+  streams: Streams, sets: ValidationSets, record: Mapping[str, Any]
 ) -> None:
   """Sets the streams to where a checkpoint left them.
 

@@ -86,19 +86,15 @@ class Trainer:
     self.config, self.workdir, self.command = config, workdir, command
     # First: processes whose meshes differ would wait for each other for ever.
     processes.check_equal(config=config.to_mapping())
-    self.corpus = run_text.corpus(config, parts)
-    end_of_text = run_text.document_end(config, self.corpus, parts)
+    self.data = run_text.run_data(config, parts)
+    end_of_text = run_text.document_end(config, self.data.text, parts)
     platform = build.platform_name()
     self.programs = build.programs(config, parts, end_of_text, platform)
     self.replicas = self.programs.rounds.replicas
     if jax.process_count() > 1:
       processes.open_connections(self.replicas.mesh)
-    processes.check_equal(text=self.corpus.digest)
-    self.streams = run_text.streams(config, self.corpus)
+    processes.check_equal(text=self.data.digest)
     self.controller = AdaptiveController(config, self.programs, parts)
-    self.validation = run_text.held_out(config, self.corpus)
-    self.validation_sets = run_text.validation_sets(config, self.corpus)
-    self.judging = run_text.judging(config, self.corpus)
     self.progress = TrainingProgress()
     self._compiled, self._stop_signal = set(), 0
 
@@ -129,7 +125,7 @@ class Trainer:
       LostProcessError: If another process of the run is gone.
     """
     with processes.detect_lost_process():
-      start.check_nothing_is_lost(self.config, self.workdir, self.corpus.digest)
+      start.check_nothing_is_lost(self.config, self.workdir, self.data.digest)
       self._checkpoints = Checkpoints(
         self.workdir / FOLDER, self.config.checkpoint.keep
       )
@@ -157,7 +153,7 @@ class Trainer:
       self.config,
       self.programs,
       self._checkpoints,
-      self.corpus.digest,
+      self.data.digest,
       self.parts,
     )
     if resumed:
@@ -165,7 +161,7 @@ class Trainer:
       self.progress = TrainingProgress(**record["position"])
       if self.progress.is_finished:
         return
-      run_text.go_on(self.streams, self.validation_sets, record)
+      run_text.go_on(self.data.streams, self.data.sets, record)
       self.controller.set_state(record["controller"])
       resume.set_clock(self.clock, record.get("clock"))
     else:
@@ -175,9 +171,7 @@ class Trainer:
     with metrics_reader.open_reader(
       self.config,
       self.workdir,
-      corpus=self.corpus,
-      held_out=self.validation,
-      validation_sets={**self.validation_sets, **self.judging},
+      data=self.data,
       programs=self.programs,
       handed_in=self.parts.names,
       command=self.command,
@@ -195,7 +189,7 @@ class Trainer:
       return
     plan, traffic = self.controller.plan, self.controller.traffic
     for line in summary_lines(
-      self.config, self.corpus, plan, traffic, self.parts.names
+      self.config, self.data, plan, traffic, self.parts.names
     ):
       logging.getLogger(__name__).info(line)
     if self.clock:
@@ -256,7 +250,7 @@ class Trainer:
   ) -> tuple[TrainingState, DispatchedSegment]:
     """Starts a segment; no array crosses to or from the devices by accident."""
     is_single = segment.phase == "single"
-    batches = self.streams.take(
+    batches = self.data.streams.take(
       segment.num_steps, [0] if is_single else self.replicas.own
     )
     drifts, thread = [], self.programs.rounds.thread
@@ -276,7 +270,7 @@ class Trainer:
     self.progress = self.progress.after(
       sent_bytes,
       step=segment.stop,
-      tokens=self.progress.tokens + steps * self.config.tokens_per_replica_step,
+      tokens=self.progress.tokens + steps * self.data.step_tokens,
       simulated_s=clock.advance(segment, traffic) if clock else None,
     )
     exposed_s = thread.newly_exposed_s() if thread else None
@@ -338,8 +332,8 @@ class Trainer:
   def _evaluate(
     self, state: TrainingState, num_steps: int | None = None
   ) -> None:
-    losses = evaluation.losses(self.programs, state, self.validation)
-    texts = {**self.validation_sets, **(self.judging if num_steps else {})}
+    losses = evaluation.losses(self.programs, state, self.data.validation)
+    texts = {**self.data.sets, **(self.data.judging if num_steps else {})}
     sets = evaluation.set_losses(self.programs, state, texts)
     self.progress = self.progress.after(
       evaluation.evaluation_bytes(self.programs, state, 2 if sets else 1)
@@ -360,13 +354,13 @@ class Trainer:
     record = {
       "position": dataclasses.asdict(self.progress),
       "phase": self.controller.plan.phase(self.progress.step),
-      "streams": self.streams.get_state(),
+      "streams": self.data.streams.get_state(),
       "controller": self.controller.get_state(),
       "clock": self.clock.get_state() if self.clock else None,
       "in_flight": states.num_in_flight(state),
       "config": self.config.to_mapping(),
-      "corpus_digest": self.corpus.digest,
-      "sets": run_text.digests_of(self.validation_sets),
+      "corpus_digest": self.data.digest,
+      "sets": run_text.digests_of(self.data.sets),
       "handed_in": self.parts.names,
     }
     number = self.progress.step + self.progress.is_finished

@@ -150,7 +150,9 @@ def _train(
   if processes.is_main():
     report.print_table([report.load_run(workdir)], Console())
     print(f"report: {page}")
-  return trainer.corpus
+  text = trainer.data.text
+  assert text, "no data can be handed in here"
+  return text
 
 
 def _sample(

@@ -20,7 +20,7 @@ config = from_mapping({
   "model": {"preset": "nano", "scan_unroll": 1},
   "sync": {"method": "diloco", "sync_interval": 2},
 })
-dx.train(config, "run")
+dx.train(config=config, workdir="run")
 assert not [name for name in sys.modules if name.startswith("experiments")]
 print(dx.__file__)
 """

@@ -51,7 +51,7 @@ def test_a_run_says_what_it_trains_before_its_first_step(whole):
   first = next(i for i, line in enumerate(lines) if ": step " in line)
   model, text, method = lines[first - 3 : first]
   assert "model nano" in model and "parameters" in model and "cpu" in model
-  assert "text synthetic" in text and "12 inner steps" in text
+  assert "data synthetic" in text and "12 inner steps" in text
   assert "diloco: H = 3, P = 1, tau = 0, codec float32" in method
   assert "step 3 of 12" in lines[first]
 

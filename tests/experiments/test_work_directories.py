@@ -115,5 +115,5 @@ def test_a_run_is_trained_in_a_directory_of_runs_only(tmp_path):
   before = foreign(tmp_path / "other", "compare")
   config = runs.settings(total_steps=3)
   with pytest.raises(dx.RefusedError, match="compare, and train would write"):
-    dx.train(config, tmp_path / "other")
+    dx.train(config=config, workdir=tmp_path / "other")
   assert runs.files(tmp_path / "other") == before

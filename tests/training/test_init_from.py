@@ -67,7 +67,7 @@ def test_the_new_run_begins_at_the_loss_at_which_the_old_one_ended(
 ):
   new = runs.trainer(_settings(source, layout=layout), tmp_path)
   state = start.state_from_run(new.config, new.programs, "rounds", source)
-  seen = evaluation.losses(new.programs, state, new.validation)
+  seen = evaluation.losses(new.programs, state, new.data.validation)
   (final,) = runs.rows(source, "final")
   for name in ("outer_loss", "mean_loss", "replica_loss"):
     np.testing.assert_allclose(seen[name], final[name], rtol=1e-6)

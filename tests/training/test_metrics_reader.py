@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import math
@@ -173,9 +174,10 @@ def _opened(workdir, held_out=0, writes=True):
   return metrics_reader.open_reader(
     config,
     workdir,
-    corpus=run_text.corpus(config),
-    held_out=[np.full((1, 2, 3), held_out, np.int32)],
-    validation_sets={},
+    data=dataclasses.replace(
+      run_text.run_data(config),
+      validation=[np.full((1, 2, 3), held_out, np.int32)],
+    ),
     programs=runs.programs(config),
     handed_in=(),
     command="train",

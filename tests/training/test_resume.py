@@ -17,7 +17,7 @@ def _resumed(stopped, config=None, digest=None):
       config or stopped.config,
       stopped.programs,
       checkpoints,
-      digest or stopped.corpus.digest,
+      digest or stopped.data.digest,
     )
   finally:
     checkpoints.close()
@@ -36,7 +36,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint(stopped, caplog):
 def test_an_empty_directory_has_nothing_to_continue(stopped, tmp_path):
   other = Checkpoints(tmp_path / "checkpoints")
   resumed = resume.resumed_state(
-    stopped.config, stopped.programs, other, stopped.corpus.digest
+    stopped.config, stopped.programs, other, stopped.data.digest
   )
   other.close()
   assert resumed is None
@@ -51,7 +51,7 @@ def test_a_checkpoint_of_an_older_program_is_refused_in_one_line(
   older.save(12, state, record)
   with pytest.raises(RefusedError, match="take the version of the program"):
     resume.resumed_state(
-      stopped.config, stopped.programs, older, stopped.corpus.digest
+      stopped.config, stopped.programs, older, stopped.data.digest
     )
   older.close()
 
@@ -60,7 +60,7 @@ def test_another_text_is_another_run(stopped):
   before = runs.files(stopped.workdir)
   with pytest.raises(RefusedError) as error:
     _resumed(stopped, digest="0123456789abcdef")
-  expected = f"corpus: {stopped.corpus.digest} -> 0123456789abcdef"
+  expected = f"corpus: {stopped.data.digest} -> 0123456789abcdef"
   assert expected in str(error.value)
   assert runs.files(stopped.workdir) == before
 
@@ -93,7 +93,7 @@ def test_more_replicas_join_where_the_next_round_begins(stopped, caplog):
   try:
     with caplog.at_level(logging.INFO, "dilocox_jax"):
       found = resume.resumed_state(
-        config, runs.programs(config), checkpoints, stopped.corpus.digest
+        config, runs.programs(config), checkpoints, stopped.data.digest
       )
   finally:
     checkpoints.close()

@@ -22,7 +22,7 @@ def test_the_seed_decides_where_a_run_begins(stopped, seed):
 
 def _check(stopped, workdir, config=None, digest=None):
   start.check_nothing_is_lost(
-    config or stopped.config, workdir, digest or stopped.corpus.digest
+    config or stopped.config, workdir, digest or stopped.data.digest
   )
 
 

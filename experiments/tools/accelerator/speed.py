@@ -235,4 +235,4 @@ def _trained_loss(sizes: Sizes, method: str, num_steps: int) -> float:
     }
   )
   with tempfile.TemporaryDirectory() as folder:
-    return dx.train(config, folder).metrics.validation_loss
+    return dx.train(config=config, workdir=folder).metrics.validation_loss

@@ -1,0 +1,257 @@
+"""Models and data of any kind are trained, killed and resumed to the bit."""
+
+import dataclasses
+import itertools
+import logging
+from typing import Any
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+
+import dilocox_jax as dx
+from dilocox_jax.data.batch_feeds import as_feed
+from dilocox_jax.training import trainer as training
+from tests import runs
+
+SIZE, CLASSES, STEPS = 16, 5, 24
+RNG = np.random.default_rng(0)
+LABELS = RNG.integers(0, CLASSES, 400)
+IMAGES = RNG.normal(size=(400, 4, 4)).astype(np.float32)
+IMAGES[np.arange(400), LABELS % 4, LABELS // 4] += 3.0
+EXAMPLES = {"image": IMAGES, "label": LABELS}
+TOKENS = np.arange(4000) % CLASSES
+
+
+def loss(model, batch):
+  logits = model(batch["image"].reshape(-1, SIZE))
+  return optax.softmax_cross_entropy_with_integer_labels(
+    logits, batch["label"]
+  ).mean()
+
+
+class Words(nnx.Module):
+  def __init__(self, rngs):
+    self.embed = nnx.Embed(CLASSES, SIZE, rngs=rngs)
+    self.heads = nnx.List([nnx.Linear(SIZE, CLASSES, rngs=rngs)])
+
+  def __call__(self, tokens):
+    return self.heads[0](self.embed(tokens))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Tree:
+  """A module that is a tree itself, as those of Equinox are."""
+
+  weights: list[Any]
+  seen: Any
+
+  def __call__(self, x):
+    return jnp.tanh(x @ self.weights[0]) @ self.weights[1]
+
+
+def tree():
+  shapes, drawn = ((SIZE, 8), (8, CLASSES)), np.random.default_rng(1)
+  made = [jnp.asarray(drawn.normal(size=s) / 4, "float32") for s in shapes]
+  return Tree(made, 3)
+
+
+def equinox():
+  eqx = pytest.importorskip("equinox")
+  return eqx.nn.MLP(SIZE, CLASSES, 8, 1, key=jax.random.key(0))
+
+
+def mapped_loss(model, batch):
+  return loss(jax.vmap(model), batch)
+
+
+def pair():
+  def init(key):
+    return {"w": 0.1 * jax.random.normal(key, (SIZE, CLASSES))}
+
+  return init, lambda params, x: x @ params["w"]
+
+
+def rows(ids):
+  return jax.tree.map(lambda leaf: leaf[ids], EXAMPLES)
+
+
+def called(replica, step):
+  return rows((8 * step + np.arange(8) + 100 * replica) % 400)
+
+
+def from_grain():
+  return (
+    grain.MapDataset.range(400)
+    .map(lambda i: {k: v[i] for k, v in EXAMPLES.items()})
+    .shuffle(seed=1)
+    .repeat()
+    .batch(8)
+  )
+
+
+class Loader:
+  """Gives seven batches an epoch, and has no state."""
+
+  def __iter__(self):
+    return (called(0, step) for step in range(7))
+
+
+@dataclasses.dataclass
+class Kind:
+  model: Any
+  data: Any
+  loss: Any = loss
+  method: str = "diloco"
+  sync: dict = dataclasses.field(default_factory=dict)
+
+  def train(self, workdir, **changes):
+    return dx.train(
+      self.model(),
+      self.data(),
+      loss=self.loss,
+      method=self.method,
+      replicas=2,
+      steps=STEPS,
+      workdir=workdir,
+      config={
+        "sync": {"sync_interval": 4, **self.sync},
+        "data": {"batch_size": 8, "sequence_length": 7},
+        "inner": {"learning_rate": 0.05, "warmup_steps": 2},
+        "checkpoint": {"interval_steps": 8},
+        "evaluation": {"interval_steps": 8, "num_sequences": 16},
+      },
+      **changes,
+    )
+
+
+SLICES = {"num_fragments": 4}
+KINDS = {
+  "built NNX, arrays of tokens": Kind(
+    lambda: Words(nnx.Rngs(0)),
+    lambda: (TOKENS, TOKENS[:400]),
+    None,
+    "overlap_loco",
+    SLICES,
+  ),
+  "class of NNX, function": Kind(
+    lambda: Words,
+    lambda: lambda m, s: TOKENS[m + s :][:64].reshape(8, 8),
+    None,
+    "dilocox",
+  ),
+  "linen, arrays of images": Kind(
+    lambda: linen.Dense(CLASSES), lambda: (EXAMPLES, rows(np.arange(50)))
+  ),
+  "pair, grain": Kind(
+    pair,
+    from_grain,
+    method="streaming_diloco",
+    sync=SLICES | {"overlap_steps": 2},
+  ),
+  "tree, loader without state": Kind(
+    tree,
+    lambda: (Loader(), rows(np.arange(50))),
+    method="overlap_loco",
+    sync=SLICES,
+  ),
+  "Equinox, arrays of images": Kind(
+    equinox, lambda: (EXAMPLES, EXAMPLES), mapped_loss, "dilocox"
+  ),
+}
+
+
+def killed(until):
+  """A trainer that dies before the step after `until`."""
+  dispatch = training.Trainer._dispatch
+
+  def dispatch_or_die(self, state, segment):
+    if segment.start >= until:
+      raise runs.Killed
+    return dispatch(self, state, segment)
+
+  return dispatch_or_die
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_it_trains_and_goes_on_to_the_same_bits(
+  name, tmp_path, monkeypatch, caplog
+):
+  kind = KINDS[name]
+  with caplog.at_level(logging.INFO, "dilocox_jax"):
+    whole = kind.train(tmp_path / "whole")
+  said = caplog.text
+  first, *_, last = whole.metrics.evaluations
+  assert last.outer_loss < 0.8 * first.outer_loss
+  assert whole.loss == last.outer_loss and whole.sent_bytes > 0
+  with monkeypatch.context() as patch, pytest.raises(runs.Killed):
+    patch.setattr(training.Trainer, "_dispatch", killed(16))
+    kind.train(tmp_path / "killed")
+  resumed = kind.train(tmp_path / "killed")
+  runs.assert_same_bits(resumed.params, whole.params)
+  assert runs.metrics_text(tmp_path / "killed") == runs.metrics_text(
+    tmp_path / "whole"
+  )
+  is_stateless = "without state" in name
+  assert said.count("has no state to save") == is_stateless
+  assert said.count("begins again") >= is_stateless
+  tokens = {row.tokens / row.step for row in whole.metrics.rounds}
+  assert tokens == {2 * 8 * (7 if kind.loss is None else 1)}
+  model = whole.model
+  if not name.startswith("pair") and kind.loss:
+    batch = rows(np.arange(50))
+    assert kind.loss(model, batch) < 1.3
+  elif kind.loss is None:
+    assert model(TOKENS[None, :5]).shape == (1, 5, CLASSES)
+  assert dx.load(
+    whole.workdir, model=kind.model(), loss=kind.loss, data=kind.data()
+  ).params
+
+
+def test_a_simulated_clock_times_the_bytes_of_the_model(tmp_path):
+  kind = KINDS["pair, grain"]
+  run = kind.train(tmp_path, cluster="100mbit", step_s=0.25)
+  hours = list(run.metrics.simulated_s.values())[-1]
+  exposed = hours - STEPS * 0.25
+  assert 0 < exposed and run.sent_bytes < 4 * SIZE * CLASSES * STEPS
+
+
+def of_shapes(*sizes):
+  return (np.ones((size, 3), np.int32) for size in sizes)
+
+
+@pytest.mark.parametrize(
+  ("data", "message"),
+  [
+    (of_shapes(2, 2, 2, 2, 2), "ended after 5 batches, and the run needs more"),
+    (of_shapes(2, 2, 2, 1), r"batch 4 has int32\[1, 3\] .* int32\[2, 3\]: all"),
+    (lambda m, s: np.ones((1 + s, 2)), "replica 0 at step 1 has float32.2, 2"),
+    (iter(["a"]), "only numbers can be trained on"),
+    (iter([3]), "without an axis of examples"),
+    (({"a": np.ones(3), "b": np.ones(2)}, np.ones(2)), "have 2 and 3 rows"),
+    (
+      (np.ones((3, 2)), np.ones((3, 2))),
+      "3 examples are less than a batch of 4",
+    ),
+  ],
+)
+def test_data_that_do_not_fit_are_refused_in_one_line(data, message):
+  with pytest.raises((TypeError, ValueError), match=message) as raised:
+    feed = as_feed(data)
+    feed.example()
+    feed.streams(2, 4, 0).take(4)
+  assert "\n" not in str(raised.value)
+
+
+def test_replicas_take_turns_and_what_is_held_out_is_not_trained_on():
+  feed = as_feed(np.full((2, 3), n) for n in itertools.count())
+  (held,) = feed.held_out(8, 5)
+  assert held[:, 0, 0].tolist() == [0, 1, 2]
+  streams = feed.streams(2, 8, 0)
+  assert streams.take(2)[..., 0, 0].tolist() == [[3, 5], [4, 6]]
+  assert streams.take(1, [1])[..., 0, 0].tolist() == [[8]]
