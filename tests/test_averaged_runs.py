@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import dilocox_jax as dx
-from dilocox_jax.training import evaluation, run_text
+from dilocox_jax.training import evaluation
 from tests import runs
 
 METHODS = {
@@ -53,8 +53,7 @@ def test_only_what_is_kept_changes(name, tmp_path):
   state, _ = runs.saved(tmp_path / "averaged")
   kept = evaluation.params_to_keep(made.programs, state)
   runs.assert_same_bits(kept, dx.load(tmp_path / "averaged").params)
-  held_out = run_text.held_out(made.config, made.data.text)
-  seen = evaluation.losses(made.programs, state, held_out)
+  seen = evaluation.losses(made.programs, state, made.data.validation)
   assert seen["outer_loss"] == averaged["outer_loss"]
 
 

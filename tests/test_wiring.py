@@ -125,7 +125,8 @@ def check_sets(finished, workdir):
   )
   trained = runs.train(whole, workdir / "run")
   # The text that judges is read once, after the last step.
-  judge = trained.data.text.judge
+  text = trained.data.text
+  judge = text and text.judge
   assert judge is not None
   texts["judge"] = judge.tobytes().decode()
   for seen in runs.rows(workdir / "run", "evaluation"):

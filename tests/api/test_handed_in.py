@@ -242,14 +242,14 @@ def of_shapes(*sizes):
 )
 def test_data_that_do_not_fit_are_refused_in_one_line(data, message):
   with pytest.raises((TypeError, ValueError), match=message) as raised:
-    feed = as_feed(data)
+    feed: Any = as_feed(data)
     feed.example()
     feed.streams(2, 4, 0).take(4)
   assert "\n" not in str(raised.value)
 
 
 def test_replicas_take_turns_and_what_is_held_out_is_not_trained_on():
-  feed = as_feed(np.full((2, 3), n) for n in itertools.count())
+  feed: Any = as_feed(np.full((2, 3), n) for n in itertools.count())
   (held,) = feed.held_out(8, 5)
   assert held[:, 0, 0].tolist() == [0, 1, 2]
   streams = feed.streams(2, 8, 0)

@@ -82,7 +82,7 @@ def by_rounds(config, problem, num_steps):
       lambda leaf: jnp.stack([leaf] * NUM_REPLICAS), state.params
     )
   programs = rounds(
-    *(method, NUM_LAYERS, NUM_REPLICAS, INNER, outer.optimizer),
+    *(method, NUM_LAYERS, NUM_REPLICAS, INNER, outer.optimizer, "stacked"),
     aggregator=outer.aggregator,
   )
   state = programs.init(params, INNER.init(params))

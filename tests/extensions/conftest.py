@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from dilocox_jax.aggregators.kinds import EXCHANGES
@@ -9,7 +11,7 @@ from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.schedule.methods import METHODS, RULES
 from tests.extensions import gossip, growing, parts, ternary
 
-REGISTRIES = (
+REGISTRIES: tuple[Any, ...] = (
   CODECS,
   EXCHANGES,
   METHODS,
