@@ -33,7 +33,7 @@ import orbax.checkpoint as ocp
 
 from dilocox_jax.distributed import processes
 from dilocox_jax.report.units import human_bytes
-from dilocox_jax.training import digests, save_errors
+from dilocox_jax.training import saved_files
 from dilocox_jax.trees import Tree
 
 FOLDER = "checkpoints"  # Name of the folder in a run directory.
@@ -84,7 +84,7 @@ class Checkpoints:
       create=not read_only,
     )
     self._manager = ocp.CheckpointManager(self._directory, options=options)
-    save_errors.hide_tracebacks()
+    saved_files.hide_tracebacks()
 
   def _partial(self) -> list[pathlib.Path]:
     return list(self._directory.glob(f"*{_PARTIAL}*"))
@@ -142,7 +142,7 @@ class Checkpoints:
     try:
       yield
     except Exception as error:
-      if not save_errors.is_of_disk(error):
+      if not saved_files.is_of_disk(error):
         raise
       reason = str(error).strip().partition("\n")[0]
       if "No space left on device" in reason:  # Four paths come before it.
@@ -158,7 +158,7 @@ class Checkpoints:
     if not processes.is_main():
       return
     for partial in self._partial():  # At most one save runs at a time.
-      digests.seal(partial)
+      saved_files.seal(partial)
 
   def wait(self) -> None:
     """Waits until the save in the background is complete.
@@ -222,7 +222,7 @@ class Checkpoints:
     """
     damages: dict[int, str] = {}
     for step in sorted(self._manager.all_steps(), reverse=True):
-      damage = digests.damage(self._directory / str(step))
+      damage = saved_files.damage(self._directory / str(step))
       if not damage:
         for damaged_step, reason in damages.items():
           self._set_aside(damaged_step, reason)
