@@ -56,7 +56,8 @@ def validation_batches(
     raise ValueError(
       f"{len(tokens)} validation tokens make {len(sequences)} sequences of"
       f" {sequence_length + 1} and max_sequences is {max_sequences}, but one"
-      f" batch needs {batch_size}: use more text, lower data.batch_size or"
+      f" batch needs {batch_size}: use more text, raise"
+      " data.validation_fraction, lower data.batch_size or"
       " data.sequence_length, or raise max_sequences"
       " (evaluation.num_sequences; 0 takes the whole text)"
     )

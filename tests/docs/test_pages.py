@@ -6,6 +6,7 @@ import itertools
 import pathlib
 import re
 import sys
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -142,7 +143,9 @@ def files_that_hold_it():
       return
     depth += (event == "call") * (frame.f_code in outer)
     if depth and event == "return":
-      held = jax.tree.leaves([*frame.f_locals.values(), result])
+      kept = [*frame.f_locals.values(), result]
+      trees = [each for each in kept if not isinstance(each, Iterator)]
+      held = jax.tree.leaves(trees)
       called.update({path} if any(map(is_array, held)) else ())
     depth -= (event == "return") * (frame.f_code in outer)
 
