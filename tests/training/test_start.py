@@ -1,3 +1,5 @@
+"""Where a run begins: anew, from its own checkpoint, or from another run."""
+
 import dataclasses
 import json
 import logging
@@ -5,11 +7,41 @@ import shutil
 from typing import Any
 
 import jax
+import numpy as np
+import optax
 import pytest
 
-from dilocox_jax.training import start
-from dilocox_jax.training.checkpoint import RefusedError
+from dilocox_jax.training import evaluation, resume, start, states
+from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
 from tests import runs
+
+WARM = {"warm_start": "single", "warm_start_steps": 3}
+
+
+@pytest.mark.parametrize("layout", ["stacked", "mesh"])
+@pytest.mark.parametrize("phase", ["rounds", "single", "data_parallel"])
+def test_a_fresh_state_is_what_its_description_says(phase, layout):
+  """A checkpoint is read into the description, so the two must agree."""
+  config = runs.settings(layout=layout, num_replicas=3, **WARM)
+  programs = runs.programs(config)
+  params = jax.jit(programs.model.init)(jax.random.key(1))
+  fresh: Any = states.fresh(programs, phase, params)
+  described = states.abstract(programs, phase)
+  assert jax.tree.structure(fresh) == jax.tree.structure(described)
+  pairs = zip(jax.tree.leaves(fresh), jax.tree.leaves(described), strict=True)
+  for value, description in pairs:
+    assert value.shape == description.shape
+    assert value.dtype == description.dtype
+    assert value.sharding.is_equivalent_to(description.sharding, value.ndim)
+  if phase == "rounds":
+    runs.assert_same_bits(fresh.fragments[0].params, params)
+    copies = jax.tree.map(lambda leaf: np.stack(3 * [leaf]), params)
+    runs.assert_same_bits(fresh.replica.params, copies)
+  else:
+    runs.assert_same_bits(fresh.params, params)
+  if layout == "mesh":  # One replica alone stays on one device.
+    leaf = jax.tree.leaves(fresh)[0]
+    assert len(leaf.sharding.device_set) == (1 if phase == "single" else 3)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -20,7 +52,10 @@ def test_the_seed_decides_where_a_run_begins(stopped, seed):
   runs.assert_same_bits(state.fragments[0].params, expected)
 
 
-def _check(stopped, workdir, config=None, digest=None):
+# What a run left that was killed, and who may overwrite it.
+
+
+def check(stopped, workdir, config=None, digest=None):
   start.check_nothing_is_lost(
     config or stopped.config, workdir, digest or stopped.data.digest
   )
@@ -38,64 +73,39 @@ def unsaved_fixture(stopped, tmp_path):
   return tmp_path
 
 
-def test_a_directory_without_a_run_may_be_used(stopped, tmp_path):
-  (tmp_path / ".train.lock").touch()
-  (tmp_path / "notes.txt").write_text("mine")
-  (tmp_path / "checkpoints").mkdir()
-  _check(stopped, tmp_path)
-
-
-def test_a_run_killed_before_its_first_save_may_start_again(
-  stopped, unsaved, caplog
-):
+def test_what_would_lose_nothing_may_begin(stopped, unsaved, tmp_path, caplog):
   with caplog.at_level(logging.INFO, "dilocox_jax"):
-    _check(stopped, unsaved)
+    check(stopped, unsaved)
   assert "starting again at step 0" in caplog.text
   (unsaved / "run.json").unlink()  # Killed while it was about to be written.
-  _check(stopped, unsaved)
-
-
-def test_a_field_newer_than_the_run_had_its_default(stopped, unsaved):
-  saved = json.loads((unsaved / "config.json").read_text())
-  del saved["exchange"]["kind"]
-  (unsaved / "config.json").write_text(json.dumps(saved))
-  _check(stopped, unsaved)
-  del saved["seed"]
-  (unsaved / "config.json").write_text(json.dumps(saved))
-  other = dataclasses.replace(stopped.config, seed=stopped.config.seed + 5)
-  with pytest.raises(RefusedError, match="seed: 0 -> "):
-    _check(stopped, unsaved, other)
-
-
-def test_a_run_with_checkpoints_is_left_to_those_who_read_them(stopped):
+  check(stopped, unsaved)
+  free = tmp_path / "free"
+  (free / "checkpoints").mkdir(parents=True)
+  (free / "notes.txt").write_text("mine")
+  check(stopped, free)
+  # A run with checkpoints is left to those who read them.
   other = dataclasses.replace(stopped.config, seed=5)
-  _check(stopped, stopped.workdir, other)
+  check(stopped, stopped.workdir, other)
 
 
-@pytest.mark.parametrize(
-  "change, reason",
-  [
-    (lambda w: shutil.rmtree(w / "checkpoints"), "its checkpoints are gone"),
-    (lambda w: (w / "report.md").touch(), "its checkpoints are gone"),
-    (
-      lambda w: (w / "timing.jsonl").write_text(
-        2 * '{"event": "checkpoint", "step": 6}\n'
-      ),
-      "its checkpoints are gone",
-    ),
-    (lambda w: (w / "timing.jsonl").write_text("[\n"), "timing.jsonl cannot"),
-    (lambda w: (w / "config.json").write_text("{"), "config.json cannot be"),
-    (lambda w: (w / "config.json").write_text("[1]"), "config.json cannot be"),
-    (lambda w: (w / "config.json").unlink(), "config.json cannot be read"),
-  ],
-)
-def test_a_run_that_would_be_overwritten_is_refused(
-  stopped, unsaved, change, reason
-):
-  change(unsaved)
+CHANGES = {
+  "checkpoints are gone": lambda w: shutil.rmtree(w / "checkpoints"),
+  "its checkpoints are": lambda w: (w / "report.md").touch(),
+  "its checkpoints": lambda w: (w / "timing.jsonl").write_text(
+    2 * '{"event": "checkpoint", "step": 6}\n'
+  ),
+  "timing.jsonl cannot": lambda w: (w / "timing.jsonl").write_text("[\n"),
+  "config.json cannot be": lambda w: (w / "config.json").write_text("[1]"),
+  "config.json cannot": lambda w: (w / "config.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("reason", CHANGES)
+def test_a_run_that_would_be_overwritten_is_refused(stopped, unsaved, reason):
+  CHANGES[reason](unsaved)
   before = runs.files(unsaved)
   with pytest.raises(RefusedError, match="take another --workdir") as error:
-    _check(stopped, unsaved)
+    check(stopped, unsaved)
   assert reason in str(error.value) and "\n" not in str(error.value)
   assert runs.files(unsaved) == before
 
@@ -103,6 +113,181 @@ def test_a_run_that_would_be_overwritten_is_refused(
 def test_another_run_that_saved_nothing_is_not_overwritten(stopped, unsaved):
   other = dataclasses.replace(stopped.config, seed=5)
   with pytest.raises(RefusedError, match=r"other settings \(seed: 0 -> 5\)"):
-    _check(stopped, unsaved, other)
+    check(stopped, unsaved, other)
   with pytest.raises(RefusedError, match="other settings .corpus: .* -> 0123"):
-    _check(stopped, unsaved, digest="0123")
+    check(stopped, unsaved, digest="0123")
+
+
+# A run that goes on.
+
+
+def resumed(stopped, config=None, digest=None, programs=None):
+  checkpoints = Checkpoints(stopped.workdir / "checkpoints", read_only=True)
+  try:
+    return resume.resumed_state(
+      config or stopped.config,
+      programs or stopped.programs,
+      checkpoints,
+      digest or stopped.data.digest,
+    )
+  finally:
+    checkpoints.close()
+
+
+def test_a_run_goes_on_from_its_newest_checkpoint(stopped, caplog):
+  free = runs.settings(
+    evaluation={"interval_steps": 1}, checkpoint={"interval_steps": 1}
+  )  # Fields that leave the run alone.
+  with caplog.at_level(logging.INFO, "dilocox_jax"):
+    state, record = resumed(stopped, free)
+  runs.assert_same_bits(state, runs.saved(stopped.workdir)[0])
+  assert states.TrainingProgress(**record["position"]) == stopped.progress
+  assert "continuing at step 12 of 21" in caplog.text
+
+
+@pytest.mark.parametrize(
+  ("changes", "digest", "says"),
+  [
+    ({}, "0123456789abcdef", "corpus: .* -> 0123456789abcdef"),
+    ({"inner": {"learning_rate": 0.1}}, None, "inner.learning_rate: .* -> 0.1"),
+    ({"total_steps": 30, "rule": "reset"}, None, "rule: .*; total_steps: 21 "),
+    ({"checkpoint": {"init_from": "x"}}, None, "init_from: '' -> 'x'"),
+  ],
+)
+def test_another_run_is_named_by_what_differs(stopped, changes, digest, says):
+  before = runs.files(stopped.workdir)
+  with pytest.raises(RefusedError, match=says) as error:
+    resumed(stopped, runs.settings(**changes), digest)
+  assert "\n" not in str(error.value)
+  assert runs.files(stopped.workdir) == before
+
+
+def test_a_checkpoint_of_an_older_program_is_refused_in_one_line(
+  stopped, tmp_path
+):
+  state, record = runs.saved(stopped.workdir)
+  assert record.pop("in_flight") == [1]
+  older = Checkpoints(tmp_path / "checkpoints")
+  older.save(12, state, record)
+  with pytest.raises(RefusedError, match="take the version of the program"):
+    resume.resumed_state(
+      stopped.config, stopped.programs, older, stopped.data.digest
+    )
+  older.close()
+
+
+def test_more_replicas_join_where_the_next_round_begins(stopped, caplog):
+  """Rounds of three steps: after step 12 rounds 0 to 3 are over."""
+  config = runs.settings(num_replicas=4)
+  with caplog.at_level(logging.INFO, "dilocox_jax"):
+    found: Any = resumed(stopped, config, programs=runs.programs(config))
+  assert "mesh.num_replicas: 2 -> 4" in caplog.text
+  state, record = found
+  assert record["controller"]["joined"] == [[2, 0, 3], [3, 0, 3]]
+  old, _ = runs.saved(stopped.workdir)
+  runs.assert_same_bits(state.fragments[0].params, old.fragments[0].params)
+  rows = jax.tree.map(lambda leaf: leaf[:2], state.replica)
+  runs.assert_same_bits(rows, old.replica)
+
+
+# A run that inherits from another one (checkpoint.init_from).
+
+
+def inherited(source, phase="rounds", **changes) -> Any:
+  config = runs.settings(num_replicas=3, **changes)
+  return start.state_from_run(config, runs.programs(config), phase, source)
+
+
+@pytest.mark.parametrize("layout", ["stacked", "mesh"])
+def test_a_new_run_keeps_outer_parameters_and_momentum_alone(
+  finished, tmp_path, layout, caplog
+):
+  source = finished[0]
+  state, old = inherited(source, layout=layout), runs.saved(source)[0]
+  outer, kept = state.fragments[0], old.fragments[0]
+  runs.assert_same_bits(outer.params, kept.params)
+  copies = jax.tree.map(lambda leaf: np.stack(3 * [leaf]), kept.params)
+  runs.assert_same_bits(state.replica.params, copies)
+  runs.assert_same_bits(outer.optimizer, kept.optimizer)
+  assert optax.tree.norm(outer.optimizer) > 0
+  fresh = (outer.in_flight, outer.exchange, state.replica.optimizer)
+  assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(fresh))
+  assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+  config = runs.settings(num_replicas=3, layout=layout)
+  new = runs.trainer(config, tmp_path)
+  seen = evaluation.losses(new.programs, state, new.data.validation)
+  (final,) = runs.rows(source, "final")
+  for name in ("outer_loss", "mean_loss", "replica_loss"):
+    np.testing.assert_allclose(seen[name], final[name], rtol=1e-6)
+
+
+def test_an_outer_optimizer_that_does_not_fit_starts_fresh_with_a_warning(
+  finished, caplog
+):
+  state = inherited(finished[0], outer={"optimizer": "adam"})
+  assert "does not fit" in caplog.text
+  moments = jax.tree.leaves(state.fragments[0].optimizer)
+  assert not any(np.asarray(x).any() for x in moments)
+  old, _ = runs.saved(finished[0])
+  runs.assert_same_bits(state.fragments[0].params, old.fragments[0].params)
+  warm = inherited(finished[0], "single", **WARM)
+  runs.assert_same_bits(warm.params, old.fragments[0].params)
+
+
+@pytest.mark.slow
+def test_an_inherited_run_goes_on_from_its_own_checkpoints(finished, tmp_path):
+  before = runs.files(finished[0])
+  config = runs.settings(
+    num_replicas=3, checkpoint={"init_from": str(finished[0])}
+  )
+  runs.train(config, tmp_path / "whole")
+  runs.train(config, tmp_path / "parts", until=9)
+  runs.train(config, tmp_path / "parts")
+  whole = runs.metrics_text(tmp_path / "whole")
+  assert runs.metrics_text(tmp_path / "parts") == whole
+  row = runs.rows(tmp_path / "whole", "round")[0]
+  assert row["loss"] < runs.rows(finished[0], "round")[0]["loss"]
+  assert runs.files(finished[0]) == before
+
+
+@pytest.mark.slow
+def test_personal_outer_parameters_are_averaged(tmp_path):
+  runs.train(runs.settings(method="eager"), tmp_path, until=6)
+  old = runs.saved(tmp_path)[0].fragments[0].params
+  new = inherited(tmp_path).fragments[0].params
+  means = jax.tree.map(lambda leaf: np.asarray(leaf).mean(axis=0), old)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-9),
+    new,
+    means,
+  )
+
+
+def test_what_cannot_be_inherited_is_refused(finished, tmp_path):
+  source = finished[0]
+  with pytest.raises(RefusedError, match="another shape.*ff_dim=24"):
+    inherited(source, model={"ff_dim": 32})
+  with pytest.raises(RefusedError, match="is not a run directory"):
+    inherited(tmp_path / "nowhere")
+  shutil.copy(source / "config.json", tmp_path)
+  with pytest.raises(RefusedError, match="has no checkpoints"):
+    inherited(tmp_path)
+  (tmp_path / "checkpoints").mkdir()
+  with pytest.raises(RefusedError, match="has no whole checkpoint"):
+    inherited(tmp_path)
+  (tmp_path / "config.json").write_text(json.dumps({"sync": {"method": "x"}}))
+  with pytest.raises(RefusedError, match="config.json is not a run's config"):
+    inherited(tmp_path)
+
+
+def test_a_checkpoint_is_read_with_its_own_number_of_replicas(
+  finished, tmp_path
+):
+  # A run that goes on with more replicas has a new config before its next save.
+  workdir = tmp_path / "resumed"
+  shutil.copytree(finished[0], workdir)
+  config = json.loads((workdir / "config.json").read_text())
+  config["mesh"]["num_replicas"] = 4
+  (workdir / "config.json").write_text(json.dumps(config))
+  expected = start.saved_outer_params(finished[0])
+  runs.assert_same_bits(start.saved_outer_params(workdir), expected)

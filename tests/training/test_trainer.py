@@ -9,10 +9,8 @@ from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.metrics import read_rows
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.training import metrics_reader, trainer
-from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
 from dilocox_jax.training.trainer import (
   StopRequestedError,
-  Trainer,
   TrainingStoppedError,
 )
 from tests import runs
@@ -22,33 +20,7 @@ EXCHANGE_BYTES = PARAMETER_BYTES + 4  # And the flag of who takes part.
 STEP_TOKENS = 2 * runs.BATCH_SIZE * runs.SEQUENCE_LENGTH  # Of two replicas.
 
 
-@pytest.fixture(scope="module", name="finished")
-def finished_fixture(tmp_path_factory):
-  """A run of five rounds in its directory, and the order of its calls."""
-  workdir = tmp_path_factory.mktemp("finished")
-  calls = []
-
-  def spy_on(cls, name, at):
-    plain = getattr(cls, name)
-
-    def spy(self, *args):
-      calls.append((name, at(*args)))
-      return plain(self, *args)
-
-    return spy
-
-  with pytest.MonkeyPatch.context() as patch:
-    dispatch = spy_on(Trainer, "_dispatch", lambda _, segment: segment.start)
-    read = spy_on(
-      metrics_reader.MetricsReader, "read", lambda done: done.segment.start
-    )
-    patch.setattr(Trainer, "_dispatch", dispatch)
-    patch.setattr(metrics_reader.MetricsReader, "read", read)
-    runs.trainer(runs.settings(), workdir).run()
-  return workdir, calls
-
-
-def test_every_round_has_a_row_with_its_tokens_and_bytes(finished):
+def test_every_round_and_evaluation_has_a_row(finished):
   rows = runs.rows(finished[0], "round")
   assert [row["step"] for row in rows] == [3, 6, 9, 12, 15, 18, 21]
   assert [row["tokens"] for row in rows] == [
@@ -60,10 +32,6 @@ def test_every_round_has_a_row_with_its_tokens_and_bytes(finished):
   assert sent == [0] + 6 * [EXCHANGE_BYTES]
   totals = [row["total_sent_bytes"] for row in rows]
   assert totals == list(itertools.accumulate(sent))
-
-
-def test_rows_name_the_phase_the_learning_rate_and_every_replica(finished):
-  rows = runs.rows(finished[0], "round")
   assert {row["phase"] for row in rows} == {"rounds"}
   # Cosine from 2e-3 after two steps of warm-up; the row has its last step's.
   angle = np.pi * (3 - 1 - 2) / (21 - 2)
@@ -73,37 +41,16 @@ def test_rows_name_the_phase_the_learning_rate_and_every_replica(finished):
     first, second = row["loss_per_replica"]
     assert first != second
     np.testing.assert_allclose(row["loss"], (first + second) / 2, rtol=1e-12)
+    assert all(-1 <= drift["cosine"] <= 1 for drift in row["drift"])
   assert rows[-1]["loss"] < rows[0]["loss"]
-
-
-def test_every_arrival_has_its_drift_and_says_when_it_was_sent(finished):
-  rows = runs.rows(finished[0], "round")
   steps = [[drift["step"] for drift in row["drift"]] for row in rows]
   assert steps == [[], [3], [6], [9], [12], [15], [18]]
-  assert all(
-    -1 <= drift["cosine"] <= 1 and drift["disagreement"] > 0
-    for row in rows
-    for drift in row["drift"]
-  )
-
-
-def test_the_closing_row_counts_the_flush(finished):
-  (final,) = runs.rows(finished[0], "final")
-  last = runs.rows(finished[0], "round")[-1]
-  assert final["flushed"] and final["num_steps"] == final["step"] == 21
-  assert final["tokens"] == last["tokens"]
-  flush_bytes = final["total_sent_bytes"] - last["total_sent_bytes"]
-  assert flush_bytes == EXCHANGE_BYTES  # What the last round sent.
-
-
-def test_evaluations_come_at_their_interval_and_not_twice_at_the_end(finished):
-  rows = runs.rows(finished[0])
-  assert [row["step"] for row in rows if row["kind"] == "evaluation"] == [
-    6,
-    12,
-    18,
-  ]
-  assert rows[-1]["kind"] == "final"
+  evaluations = runs.rows(finished[0], "evaluation")
+  assert [row["step"] for row in evaluations] == [6, 12, 18]
+  final = runs.rows(finished[0])[-1]
+  assert final["kind"] == "final" and final["flushed"]
+  assert final["num_steps"] == final["step"] == 21
+  assert final["total_sent_bytes"] == totals[-1] + EXCHANGE_BYTES
 
 
 def test_a_segment_is_dispatched_before_the_last_ones_metrics_are_read(
@@ -208,20 +155,6 @@ def test_a_run_asked_to_stop_saves_after_the_segment_under_way(
   assert parts[1] == whole[1]
 
 
-def test_continuing_reads_the_checkpoint_and_trains_only_the_rest(tmp_path):
-  config = runs.settings()
-  runs.train(config, tmp_path, until=12)
-  continued = runs.trainer(config, tmp_path)
-  starts = []
-  dispatch = continued._dispatch
-  continued._dispatch = lambda state, segment: (
-    starts.append(segment.start),
-    dispatch(state, segment),
-  )[1]
-  runs.run(continued)
-  assert starts == [12, 15, 18]
-
-
 def test_how_often_one_looks_does_not_change_the_run(finished, tmp_path):
   config = runs.settings()
   runs.train(config, tmp_path, until=9)
@@ -242,18 +175,6 @@ def test_a_finished_run_is_left_as_it_is(finished):
   before = runs.files(finished[0])
   runs.train(runs.settings(), finished[0])
   assert "report.md" in before
-  assert runs.files(finished[0]) == before
-
-
-def test_another_config_is_refused_and_nothing_is_touched(finished):
-  before = runs.files(finished[0])
-  config = runs.settings(inner={"learning_rate": 0.1}, rule="reset")
-  with pytest.raises(RefusedError) as error:
-    runs.train(config, finished[0])
-  message = str(error.value)
-  assert "inner.learning_rate: 0.002 -> 0.1" in message
-  assert "sync.rule: None -> 'reset'" in message
-  assert "total_steps" not in message and "\n" not in message
   assert runs.files(finished[0]) == before
 
 
@@ -380,10 +301,3 @@ def test_after_a_warm_start_all_replicas_are_where_it_ended(tmp_path):
   ]
   # The inner optimizer goes on; it does not begin again.
   assert counts and all((count == 6).all() for count in counts)
-
-
-def test_a_checkpoint_is_closed_even_if_the_run_fails(tmp_path, monkeypatch):
-  closed = []
-  monkeypatch.setattr(Checkpoints, "close", lambda self: closed.append(self))
-  runs.train(runs.settings(), tmp_path, until=0)
-  assert len(closed) == 1
