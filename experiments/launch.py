@@ -10,9 +10,9 @@ The launcher passes SIGTERM and Ctrl-C on to the processes, which save and stop.
 
 With --link=100mbit every process gets a network of its own behind a link of
 that rate, which the kernel throttles (Linux only; root is not needed). --rtt
-and --loss delay and lose packets. --cluster=FILE before the -- takes all links
-from a cluster file of the simulator, one process for every replica. A short
-transfer checks the links first.
+and --loss delay and lose packets. --link_cluster=FILE takes all links from a
+cluster file of the simulator, one process for every replica. A short transfer
+checks the links first.
 """
 
 import contextlib
@@ -30,12 +30,7 @@ from absl import flags
 from dilocox_jax.distributed import link_counter
 from dilocox_jax.simulate.cluster import Link
 from dilocox_jax.simulate.cluster_file import load_cluster
-from dilocox_jax.simulate.quantities import (
-  RATE,
-  SHARE,
-  TIME,
-  parse_quantity,
-)
+from dilocox_jax.simulate.quantities import RATE, SHARE, TIME, parse_quantity
 from experiments import train
 from experiments.runtime import (
   cluster_links,
@@ -57,10 +52,10 @@ _REFUSAL = (
   "processes of another launch still use --workdir={}: wait until they end, or "
   "end them"
 )
-_OWN = re.compile(
-  r"--?(processes|devices|link|rtt|loss|cluster|h|\?|help\w*)(=|$)"
-)
-_CLUSTER = re.compile(r"--?cluster=(.+)")
+_OWN = {
+  *("processes", "devices", "link", "rtt", "loss", "link_cluster"),
+  *("help", "h", "?", "helpfull", "helpshort"),
+}
 _SHORT_RATE = re.compile(r"([\d.]+) ?([kmg]?)bit(/s)?", re.IGNORECASE)
 _PORT_INSIDE = 9876  # Every port of a network of one's own is free.
 
@@ -92,6 +87,9 @@ def define_flags() -> None:
     "loss",
     None,
     "With --link: share of packets lost at each end, such as '0.1 %'.",
+  )
+  flags.DEFINE_string(
+    "link_cluster", None, "Cluster file with all links, in place of --link."
   )
   train.define_flags()
 
@@ -126,7 +124,7 @@ def main(
     config, count
   )
   workdir = command_line.writable(values.workdir, "train")
-  links = _links(own_flags, values, config.mesh.num_replicas)
+  links = _links(values, config.mesh.num_replicas)
   # The processes inherit the lock. So they still hold it if the launcher is
   # killed.
   refusal = _REFUSAL.format(workdir)
@@ -140,8 +138,8 @@ def main(
     members = [
       process_group.Member(
         number,
-        _command(network, number)
-        + [
+        [
+          *(network.command(number, []) if network else ()),
           *(sys.executable, "-m", "experiments.train", *train_flags),
           *("--distributed", f"--coordinator={coordinator}"),
           *(f"--num_processes={count}", f"--process_id={number}"),
@@ -175,28 +173,23 @@ def link_rate(text: str) -> float:
   return rate
 
 
-def _links(
-  own_flags: Sequence[str], values: flags.FlagValues, num_replicas: int
-) -> Links | None:
+def _links(values: flags.FlagValues, num_replicas: int) -> Links | None:
   """Returns the links that the launcher's own flags ask for.
 
   Raises:
     UsageError: If the flags do not go together.
   """
-  clusters = [match[1] for flag in own_flags if (match := _CLUSTER.match(flag))]
-  count = values.processes
-  if not clusters:
+  count, file = values.processes, values.link_cluster
+  if not file:
     return _equal_links(values, count)
   for name in ("link", "rtt", "loss"):
     if values[name].value is not None:
-      raise UsageError(
-        f"--{name} and --cluster both describe the links: take one"
-      )
+      raise UsageError(f"--{name} and --link_cluster both describe the links")
   with command_line.usage_errors(kinds=(ValueError, OSError)):
-    cluster = load_cluster(clusters[-1], num_replicas)
+    cluster = load_cluster(file, num_replicas)
   if cluster.num_replicas != count:
     raise UsageError(
-      f"--cluster={clusters[-1]} has {cluster.num_replicas} replicas, and each "
+      f"--link_cluster={file} has {cluster.num_replicas} replicas, and each "
       f"needs a process of its own: set --processes={cluster.num_replicas}"
     )
   return cluster_links.cluster_links(cluster)
@@ -243,19 +236,11 @@ def _network(
     yield network
 
 
-def _command(
-  network: throttled_network.ThrottledNetwork | None, number: int
-) -> list[str]:
-  """Returns what stands before the command of a process."""
-  return network.command(number, []) if network else []
-
-
 def _check_own(own_flags: Sequence[str]) -> None:
   """Raises UsageError if a flag before -- is not a flag of the launcher."""
   for flag in own_flags:
-    if flag.lstrip("-") == "cluster":
-      raise UsageError("--cluster is one word with its file: --cluster=FILE")
-    if flag.startswith("-") and not _OWN.match(flag):
+    name = flag.lstrip("-").partition("=")[0]
+    if flag.startswith("-") and name not in _OWN:
       raise UsageError(f"{flag} is for the processes: put it after --")
 
 
@@ -280,9 +265,7 @@ def _run(group: process_group.Group) -> None:
 def _environment(
   platform: str, number: int, num_devices: int, count: int
 ) -> dict[str, str]:
-  """Returns the environment variables of a process.
-
-  They set its devices and its share of the CPU cores.
+  """Returns the environment variables of a process: its devices and threads.
 
   Args:
     platform: "cpu" or "gpu".
@@ -290,28 +273,19 @@ def _environment(
     num_devices: Number of devices of each process.
     count: Number of processes.
   """
+  given = ["python", "-m", "experiments.launch", *sys.orig_argv[3:]]
   environment = {
     **os.environ,
-    **_limits(count),
-    command_line.COMMAND_VARIABLE: shlex.join(
-      ["python", "-m", "experiments.launch", *sys.orig_argv[3:]]
-    ),
+    command_line.COMMAND_VARIABLE: shlex.join(given),
   }
+  if "NPROC" not in os.environ:  # Else the user has set the threads.
+    xla_flags = os.environ.get("XLA_FLAGS", "")
+    environment |= cores.limits_beside_exchange(count, xla_flags)
   if platform == "cpu":
-    environment["JAX_PLATFORMS"] = "cpu"
-  else:
-    first = number * num_devices
-    device_ids = range(first, first + num_devices)
-    environment["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, device_ids))
-  return environment
-
-
-def _limits(count: int) -> dict[str, str]:
-  """Returns the limits of threads, unless the user has set them."""
-  if "NPROC" in os.environ:
-    return {}
-  flags = os.environ.get("XLA_FLAGS", "")
-  return cores.limits_beside_exchange(count, flags)
+    return environment | {"JAX_PLATFORMS": "cpu"}
+  first = number * num_devices
+  own = ",".join(map(str, range(first, first + num_devices)))
+  return environment | {"JAX_LOCAL_DEVICE_IDS": own}
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

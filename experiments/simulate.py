@@ -18,6 +18,8 @@ With --run=RUNDIR the recorded rounds and bytes of a finished run are timed.
 """
 
 import math
+import shutil
+import textwrap
 
 from absl import flags
 
@@ -78,10 +80,10 @@ def main(values: flags.FlagValues) -> None:
   from dilocox_jax.api.simulation_setup import Options
   from dilocox_jax.checks import require
   from dilocox_jax.simulate.quantities import SIZE, parse_quantity
-  from experiments.simulation import all_methods, cluster_list, page, run
+  from experiments.simulation import all_methods, page, run
 
   if values.cluster == "help":
-    cluster_list.print_clusters()
+    _print_clusters()
     return
   own_parts.register_parts(values.parts)
   is_all = values.methods == "all"
@@ -107,6 +109,16 @@ def main(values: flags.FlagValues) -> None:
       return
     plan = method_plans.plan_run(*args)
   page.report_plan(plan, command_line.writable(values.workdir, "simulate"))
+
+
+def _print_clusters() -> None:
+  """Prints name and description of each cluster, as wide as the terminal."""
+  from dilocox_jax.simulate.cluster_file import cluster_presets
+
+  width = shutil.get_terminal_size().columns
+  for name, preset in cluster_presets().items():
+    text = f"{name:22} {preset['description']}"
+    print(textwrap.fill(text, width, subsequent_indent=" " * 23))
 
 
 def _refuse_beside_run(values: flags.FlagValues) -> None:

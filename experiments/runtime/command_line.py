@@ -236,12 +236,6 @@ def _reason(error: Exception) -> str:
     error: Error of the flag library, or of a config file's code.
   """
   lines = str(error).strip().splitlines() or ["no reason given"]
-  if match := re.search(r'Key "(\w+)" does not exist', str(error)):
-    meant = re.search(r"Did you mean \W?(\w+)", str(error))
-    hint = f": did you mean {meant[1]!r}?" if meant else ""
-    return f"--config={_config_file()} sets no field {match[1]!r}{hint}"
-  if match := re.search(r"Flag (--\w+) must have a value", lines[0]):
-    return f"{match[1]} is missing: --help says what it takes"
   if match := re.search(r"--config\.(\w+)=.*as a ConfigDict", lines[0]):
     return (
       f"config.{match[1]} is a section: set one of its fields, such as "

@@ -26,7 +26,6 @@ socket.sethostname(sys.argv[1])
 print("ready", flush=True)
 signal.pause()
 """
-_CARRIER = "experiments.runtime.delaying_link"
 _DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 
 
@@ -35,8 +34,6 @@ class Namespaces:
 
   Attributes:
     pids: Process that holds a namespace, by the namespace's host name.
-    carriers: Process that carries the packets of a link without netem, by the
-      name of the switch's end.
   """
 
   def __init__(self, stack: contextlib.ExitStack):
@@ -46,7 +43,6 @@ class Namespaces:
       stack: Ends the holders when it closes.
     """
     self.pids: dict[str, int] = {}
-    self.carriers: dict[str, subprocess.Popen] = {}
     self._stack = stack
     self._enter: list[str] = []  # Options of nsenter for the user namespace.
     if os.geteuid() == 0:
@@ -61,28 +57,6 @@ class Namespaces:
     command = "tc qdisc add dev lo root netem delay 1us"
     tried = self.inside(SWITCH, command.split())
     return not subprocess.run(tried, capture_output=True).returncode
-
-  def carry(self, switch: str, name: str, port: str) -> None:
-    """Joins a namespace with a port of a switch by a process.
-
-    Raises:
-      UsageError: If this machine lets no process make interfaces.
-    """
-    module = [sys.executable, "-m", _CARRIER]
-    ends = [str(self.pids[name]), port, INTERFACE]
-    carrier = self._started(
-      self.inside(switch, [*module, *ends]),
-      "this machine cannot delay or lose packets: its kernel lacks netem, and "
-      "/dev/net/tun does not help ({}); leave round trips and losses out "
-      "(write 'rtt': '0 ms' in a cluster file)",
-    )
-    self.carriers[port] = carrier
-
-  def tell(self, port: str, delay_s: float, loss: float) -> None:
-    """Says how long a carried link delays packets, and what share it loses."""
-    orders = self.carriers[port].stdin
-    assert orders
-    print(delay_s, loss, file=orders, flush=True)
 
   def bridge(self, name: str) -> None:
     """Makes a namespace a switch."""

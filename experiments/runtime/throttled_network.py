@@ -201,9 +201,6 @@ class ThrottledNetwork:
     self, name: str, port: str, link: NodeLink, nodes: Sequence[int]
   ) -> None:
     """Adds the delay and the loss of a link, in each of its queues."""
-    if port in self._root.carriers:
-      self._root.tell(port, link.rtt_s / 2, link.loss)
-      return
     for space, device, _, delay_s in _directions(name, port, link):
       if delay_s or link.loss:
         self._delayed.add((space, device))
@@ -284,10 +281,12 @@ def _connect(
     link: The link; None if it has no limits.
   """
   if link and (link.rtt_s or link.loss) and not root.has_netem:
-    root.carry(switch, name, port)
-  else:
-    peer = f"peer name {INTERFACE} netns {root.pids[name]}"
-    root.run(switch, *f"ip link add {port} type veth {peer}".split())
+    raise UsageError(
+      "this machine cannot delay or lose packets, as its kernel lacks netem: "
+      "leave round trips and losses out (write 'rtt': '0 ms' in a cluster file)"
+    )
+  peer = f"peer name {INTERFACE} netns {root.pids[name]}"
+  root.run(switch, *f"ip link add {port} type veth {peer}".split())
   root.run(switch, *f"ip link set {port} master bridge up".split())
   if link:
     for space, device in ((name, INTERFACE), (switch, port)):

@@ -13,19 +13,14 @@ from dilocox_jax.metrics.lines import write_atomically
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.report import units
 from dilocox_jax.report.page import write_page
-from dilocox_jax.report.tables import markdown_table, terminal_table
+from dilocox_jax.report.tables import (
+  header_and_cells,
+  markdown_table,
+  terminal_table,
+)
 from experiments.runtime.command_line import own_command
 from experiments.simulation.page import human_speed
 
-_COLUMNS = (
-  "method",
-  "tokens/s",
-  "speed-up",
-  "in steps",
-  "sent/day",
-  "memory",
-  "devices",
-)
 # Learning rate of AdamW for a model of 125 M parameters, and the power by which
 # it falls with size: a line through table 2.1 of Brown et al., 2020 (recalled).
 _RATE, _RATE_PARAMETERS, _RATE_POWER = 6e-4, 125e6, -1 / 3
@@ -72,68 +67,53 @@ def report_methods(
   title = f"Every method on {cluster}"
   rows = [_row(plan) for plan in plans]
   against = {p.config.sync.method: p.reason for p in plans if not p.fits}
-  reasons = [
-    f"{method}: {why}" for method, why in {**against, **refused}.items()
-  ]
+  reasons = [f"{who}: {why}" for who, why in {**against, **refused}.items()]
   fitting = [plan for plan in plans if plan.fits]
   paths = [_write(plan, cluster, tokens, workdir) for plan in fitting]
   lines = [
     "Speeds and bytes are simulated, memory is estimated; nothing was measured."
     " Nothing is said about losses: see docs/results.md.",
-    "",
-    *markdown_table((*_COLUMNS, "settings"), _with_settings(rows, plans)),
-    "",
-    "## Ruled out",
-    "",
+    *("", *markdown_table(*header_and_cells(rows)), "", "## Ruled out", ""),
     *([f"- {reason}" for reason in reasons] or ["Nothing."]),
-    "",
-    "## Configs",
-    "",
-    *(f"- `{path}`" for path in paths),
+    *("", "## Configs", "", *(f"- `{path}`" for path in paths)),
   ]
   page = write_page(workdir, title, lines, own_command())
-  console = Console()
-  table = terminal_table(_COLUMNS, rows, title=title, collapse_padding=True)
+  header, cells = header_and_cells(rows)
+  table = terminal_table(
+    header[:-1],
+    [each[:-1] for each in cells],
+    title=title,
+    collapse_padding=True,
+  )
   table.columns[0].no_wrap = True
+  console = Console()
   console.print(table)
   for reason in reasons:
     console.print(f"ruled out: {reason}", highlight=False, soft_wrap=True)
-  first = (
-    f"config of the fastest that fits: {paths[0]}"
-    if paths
-    else ("no method fits: take more devices, or a smaller batch or model")
-  )
-  print(first)
+  if paths:
+    print(f"config of the fastest that fits: {paths[0]}")
+  else:
+    print("no method fits: take more devices, or a smaller batch or model")
   print(f"report: {page}")
 
 
-def _row(plan: MethodPlan) -> tuple[str, ...]:
-  mesh = plan.config.mesh
+def _row(plan: MethodPlan) -> dict[str, str]:
+  """Returns the cells of a plan; the terminal has no room for the last one."""
+  config, schedule = plan.config, plan.config.sync.named.schedule
+  mesh, cluster = config.mesh, plan.setup.link_costs.cluster
   used = mesh.num_stages * mesh.num_data_shards
-  cluster = plan.setup.link_costs.cluster
-  return (
-    plan.config.sync.method,
-    human_speed(plan.tokens_per_s),
-    f"{plan.speed_up:,.3g}x",
-    units.human_share(plan.rounds.utilisation),
-    units.human_bytes(plan.bytes_per_day),
-    units.human_bytes(plan.memory.total),
-    f"{used}/{cluster.num_devices(0)}",
-  )
-
-
-def _with_settings(
-  rows: Sequence[tuple[str, ...]], plans: Sequence[MethodPlan]
-) -> list[tuple[str, ...]]:
-  found = []
-  for row, plan in zip(rows, plans, strict=True):
-    schedule = plan.config.sync.named.schedule
-    codec = plan.config.exchange.codec
-    settings = f"H={schedule.sync_interval}, P={schedule.num_fragments}, "
-    settings += f"tau={schedule.overlap_steps}, {codec}, "
-    settings += f"stages {plan.config.mesh.num_stages}"
-    found.append((*row, settings))
-  return found
+  return {
+    "method": config.sync.method,
+    "tokens/s": human_speed(plan.tokens_per_s),
+    "speed-up": f"{plan.speed_up:,.3g}x",
+    "in steps": units.human_share(plan.rounds.utilisation),
+    "sent/day": units.human_bytes(plan.bytes_per_day),
+    "memory": units.human_bytes(plan.memory.total),
+    "devices": f"{used}/{cluster.num_devices(0)}",
+    "settings": f"H={schedule.sync_interval}, P={schedule.num_fragments}, "
+    f"tau={schedule.overlap_steps}, {config.exchange.codec}, "
+    f"stages {mesh.num_stages}",
+  }
 
 
 def _write(

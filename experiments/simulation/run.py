@@ -104,27 +104,27 @@ def report_recorded(
     cluster: Cluster on which it was timed.
     workdir: Directory to write into.
   """
-  times = [
-    (e.step, timing.simulated_s, e.outer_loss)
-    for e, timing in zip(run.evaluations, run.timings, strict=True)
+  rows = [
+    {"step": e.step, "simulated_s": t.simulated_s, "outer_loss": e.outer_loss}
+    for e, t in zip(run.evaluations, run.timings, strict=True)
   ]
   table = markdown_table(
     ("inner step", "simulated time (s)", "loss"),
-    [(step, f"{at_s:.6g}", f"{loss:.4f}") for step, at_s, loss in times],
+    [
+      (row["step"], f"{row['simulated_s']:.6g}", f"{row['outer_loss']:.4f}")
+      for row in rows
+    ],
   )
   lines = [
     "Losses were measured; times are simulated from the run's rounds and bytes."
     " The flush at the end is not on the clock.",
-    "",
-    *table,
+    *("", *table),
   ]
   figure = figures.time_figure(run)
   if figure is not None:
     caption = "Loss against simulated time"
     lines += ["", *picture(figure, workdir, "hours", caption)]
-  names = ("step", "simulated_s", "outer_loss")
-  values = [dict(zip(names, each, strict=True)) for each in times]
-  write_json(workdir / "recorded.json", values)
+  write_json(workdir / "recorded.json", rows)
   title = f"{run.record['method']}, as recorded, on {cluster.name}"
   page = write_page(workdir, title, lines, own_command())
   Console().print(*table, sep="\n")

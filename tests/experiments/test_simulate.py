@@ -14,7 +14,6 @@ from dilocox_jax.api.method_plans import plan_run
 from dilocox_jax.api.simulation_setup import Options
 from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
-from experiments.simulation import page
 from experiments.simulation import run as finished_run
 from tests import runs
 from tests.experiments import programs
@@ -92,35 +91,6 @@ def test_a_written_config_is_whole(all_methods):
   assert "--process_id=" in path.read_text()
 
 
-@pytest.mark.parametrize(
-  "arguments, said",
-  [
-    (["--step_s=nan"], "step_s=nan must be seconds, more than 0"),
-    (["--step_s=0"], "step_s=0.0 must be seconds, more than 0"),
-    (["--cluster=1gbot"], "unknown cluster preset '1gbot'"),
-    (["--cluster=nowhere.json"], "nowhere.json"),
-    (["--config.mesh.num_replicas=0"], "num_replicas"),
-    (["--tokens=1e9"], "--tokens needs --methods=all"),
-    (["--methods=all", "--tokens=0"], "--tokens=0.0 must be above 0"),
-    (["--memory=80"], "--memory: 80 has no unit"),
-    (["--memory=0 GB"], "--memory must be above 0"),
-    (["--step_s=-1"], "step_s"),
-    (
-      ["--cluster=experiments/clusters/example.json"],
-      "set mesh.num_replicas=4",
-    ),
-  ],
-)
-def test_bad_input_is_one_line_that_says_what_to_change(
-  arguments, said, tmp_path
-):
-  done = simulate(*arguments, f"--workdir={tmp_path / 'out'}")
-  assert done.returncode == 2
-  assert said in done.stderr
-  assert len(done.stderr.strip().splitlines()) == 1
-  assert not (tmp_path / "out").exists()
-
-
 def test_help_for_clusters_lists_them():
   done = simulate("--cluster=help")
   assert done.returncode == 0
@@ -141,28 +111,6 @@ def test_the_example_cluster_is_simulated_with_its_noise_and_outage(tmp_path):
   (tmp_path / "down.json").write_text(json.dumps(values))
   down = plan_run(config, str(tmp_path / "down.json"), options)
   assert whole(down).total_s > 90 > whole_s
-
-
-@pytest.mark.parametrize("overlap_steps, is_said", [(3, False), (4, True)])
-def test_a_delay_that_hides_nothing_more_is_named(overlap_steps, is_said):
-  config = runs.settings(
-    method="delayed",
-    sync_interval=6,
-    num_fragments=2,
-    overlap_steps=overlap_steps,
-    total_steps=12,
-  )
-  made = plan_run(config, "1gbit", Options(step_s=0.5))
-  named = [note for note in page._notes(made) if "only delays it" in note]
-  assert bool(named) == is_said
-  assert not is_said or "as few as 1 steps" in named[0]
-
-
-def test_lines_that_need_larger_buffers_are_named():
-  far = plan_run(runs.settings(), "10gbit", Options(step_s=0.5))
-  assert any("NCCL_BUFFSIZE" in note for note in page._notes(far))
-  near = plan_run(runs.settings(), "100mbit", Options(step_s=0.5))
-  assert not any("NCCL_BUFFSIZE" in note for note in page._notes(near))
 
 
 def test_a_run_that_does_not_adapt_takes_the_time_of_its_plan():
@@ -208,12 +156,6 @@ def test_a_finished_run_is_put_on_the_clock(tmp_path):
     str(tmp_path / "run"), "100mbit", Options(step_s=0.5)
   )
   assert timed.clock == "cluster 100mbit"
-
-
-def test_a_directory_without_a_run_is_refused(tmp_path):
-  done = simulate(f"--run={tmp_path}", f"--workdir={tmp_path / 'out'}")
-  assert done.returncode == 2
-  assert "is not a run directory" in done.stderr
 
 
 ADAPTS = {

@@ -1,23 +1,20 @@
-"""The binary that trains: its help, its configs, and what it leaves behind."""
+"""The program that trains: configs, and what a run says and leaves behind."""
 
 import importlib
-import os
-import pathlib
-import subprocess
-import sys
+import shutil
 
-import numpy as np
 import pytest
 
 from dilocox_jax.config import from_mapping
 from dilocox_jax.plan.schedule.methods import METHODS
-from experiments.runtime import file_lock
+from experiments.runtime.command_line import CONFIGS
 from tests import runs
+from tests.data.test_corpus import ENTROPY_NATS
+from tests.experiments.programs import run
 
-ROOT = pathlib.Path(__file__).parents[2]
-CONFIGS = sorted(
+FILES = sorted(
   path.stem
-  for path in (ROOT / "experiments" / "configs").glob("*.py")
+  for path in CONFIGS.glob("*.py")
   if path.stem not in ("__init__", "compiled", "default", "papers")
   and not path.stem.startswith(("ablate_", "convergence_"))
 )
@@ -25,110 +22,130 @@ CONFIGS = sorted(
 READINGS = {"cocktail_params": "delayed"}
 
 
-def _train(*arguments, cwd=ROOT):
-  done = _tried(*arguments, cwd=cwd)
+def test_every_method_has_a_config_file_that_says_what_it_claims():
+  assert FILES == sorted({*METHODS, *READINGS})
+  for name in FILES:
+    module = importlib.import_module(f"experiments.configs.{name}")
+    config = from_mapping(module.get_config().to_dict())
+    assert config.sync.method == READINGS.get(name, name)
+    for word in (
+      "Source:",
+      "Claim",
+      "Cost:",
+      "--workdir",
+      f"configs/{name}.py",
+    ):
+      assert word in (module.__doc__ or ""), name
+
+
+@pytest.fixture(scope="module", name="trained")
+def trained_fixture(tmp_path_factory):
+  """A short run with a profile, and how it ended."""
+  workdir = tmp_path_factory.mktemp("trained")
+  clock = "--cluster=1gbit", "--step_s=300"
+  done = run("train", *runs.SMALL_FLAGS, f"--workdir={workdir}", *clock)
   assert done.returncode == 0, done.stderr
-  return done
-
-
-def _tried(*arguments, cwd=ROOT):
-  return subprocess.run(
-    [sys.executable, "-m", "experiments.train", *arguments],
-    capture_output=True,
-    text=True,
-    check=False,
-    cwd=cwd,
-    env=os.environ | {"PYTHONPATH": str(ROOT)},
-  )
-
-
-def test_help_explains_from_any_directory_and_starts_no_jax(tmp_path):
-  """A module named jax that cannot be imported stands in the way."""
-  (tmp_path / "jax.py").write_text("raise RuntimeError('jax was loaded')\n")
-  done = _train("--help", cwd=tmp_path)
-  for part in ("--config", "--workdir", "profile", "continues the run"):
-    assert part in done.stdout
-  assert sorted(path.name for path in tmp_path.iterdir()) == ["jax.py"]
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_file_is_named_after_its_method(name):
-  module = importlib.import_module(f"experiments.configs.{name}")
-  config = from_mapping(module.get_config().to_dict())
-  assert config.sync.method == READINGS.get(name, name)
-  assert config.sync.named.exchanged in ("gradient", "pseudo_gradient")
-  assert module.__doc__ and f"configs/{name}.py" in module.__doc__
-  for word in ("Source:", "Claim", "Cost:", "--workdir"):
-    assert word in module.__doc__
-
-
-def test_every_method_has_a_config_file():
-  assert CONFIGS == sorted({*METHODS, *READINGS})
-
-
-@pytest.fixture(scope="module", name="stacked")
-def stacked_fixture(tmp_path_factory):
-  workdir = tmp_path_factory.mktemp("stacked")
-  done = _train(*runs.SMALL_FLAGS, f"--workdir={workdir}", "--profile")
   return workdir, done
 
 
-def test_a_run_leaves_what_explains_it(stacked):
-  workdir, done = stacked
+def test_a_run_leaves_what_explains_it(trained):
+  workdir, done = trained
   for name in (
     *("config.json", "run.json", "metrics.jsonl", "timing.jsonl"),
     *("report.md", "tensorboard", "figures", "checkpoints"),
   ):
     assert (workdir / name).exists(), name
   assert f"report: {workdir / 'report.md'}" in done.stdout
-  assert "diloco" in done.stdout and "Traceback" not in done.stderr
+  assert max(map(len, done.stdout.splitlines()[:-1])) <= 80
+  assert (workdir / "figures" / "hours.png").exists()  # Of the clock.
 
 
-def test_a_profile_holds_the_devices_work(stacked):
-  traces = list((stacked[0] / "profile").rglob("*.xplane.pb"))
-  assert len(traces) == 1 and traces[0].stat().st_size > 10_000
+def test_a_profile_holds_the_devices_work(tmp_path):
+  done = run("train", *runs.SMALL_FLAGS, f"--workdir={tmp_path}", "--profile")
+  assert done.returncode == 0, done.stderr
+  (trace,) = (tmp_path / "profile").rglob("*.xplane.pb")
+  assert trace.stat().st_size > 10_000
 
 
-@pytest.mark.slow
-def test_replicas_on_devices_of_their_own_learn_the_same(stacked, tmp_path):
-  """The command line makes as many CPU devices as there are replicas."""
-  _train(
-    *runs.SMALL_FLAGS, f"--workdir={tmp_path}", "--config.mesh.layout=mesh"
+def test_a_finished_run_is_neither_changed_nor_made_longer(trained):
+  flags = *runs.SMALL_FLAGS, f"--workdir={trained[0]}", "--cluster=1gbit"
+  before = runs.files(trained[0])
+  for change, word in (
+    ("--config.seed=7", "seed: 0 -> 7"),
+    ("--config.total_steps=20", "checkpoint.init_from"),
+  ):
+    done = run("train", *flags, "--step_s=300", change)
+    assert done.returncode == 2 and word in done.stderr
+  assert runs.files(trained[0]) == before
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_overwritten(trained, tmp_path):
+  """The same without a config that could be read."""
+  workdir = tmp_path / "run"
+  shutil.copytree(trained[0], workdir)
+  shutil.rmtree(workdir / "checkpoints")
+  for config in (None, b"{"):
+    if config:
+      (workdir / "config.json").write_bytes(config)
+    before = runs.files(workdir)
+    done = run("train", *runs.SMALL_FLAGS, f"--workdir={workdir}")
+    assert done.returncode == 2 and "checkpoints are gone" in done.stderr
+    assert runs.files(workdir) == before
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
+  """Rounds of one step: what the second one sends is out of range."""
+  done = run(
+    "train",
+    *runs.SMALL_FLAGS,
+    f"--workdir={tmp_path}",
+    "--config.sync.sync_interval=1",
+    "--config.checkpoint.interval_steps=1",
+    "--config.inner.learning_rate=1e30",
+    "--config.inner.clip_norm=0",
   )
-  (stack,), (spread,) = (runs.rows(w, "final") for w in (stacked[0], tmp_path))
-  for view in ("outer_loss", "mean_loss", "replica_loss"):
-    np.testing.assert_allclose(spread[view], stack[view], rtol=0, atol=1e-4)
-  assert spread["total_sent_bytes"] == stack["total_sent_bytes"] > 0
-
-
-def test_a_directory_has_one_run_at_a_time(tmp_path):
-  with file_lock.held(tmp_path / ".train.lock", ""):
-    refused = _tried(*runs.SMALL_FLAGS, f"--workdir={tmp_path}")
-  assert refused.returncode == 75  # The same command goes on later.
-  assert refused.stderr.startswith("error: another run is at work in --workdir")
-  assert refused.stderr.count("\n") == 1
-  found = {each.name for each in tmp_path.iterdir()}
-  assert found == {".train.lock", "made_by.json"}
+  last = done.stderr.splitlines()[-1]
+  assert done.returncode == 1 and last.startswith("error: ")
+  assert "at step 2 on replica 0" in last and "learning_rate=1e+30" in last
+  _, record = runs.saved(tmp_path)
+  assert record["position"]["step"] == 1
 
 
 def test_text_files_are_found_by_globs_of_which_each_replica_reads_one(
   tmp_path,
 ):
-  texts = tmp_path / "texts"
-  (texts / "more").mkdir(parents=True)
+  (tmp_path / "more").mkdir()
   for number in range(30):
-    folder = texts / "more" if number % 2 else texts
+    folder = tmp_path / "more" if number % 2 else tmp_path
     lines = [f"{number} {line} and so on\n" for line in range(60)]
     (folder / f"{number}.txt").write_text("".join(lines))
-  _train(
+  done = run(
+    "train",
     *runs.SMALL_FLAGS,
     f"--workdir={tmp_path / 'run'}",
     "--config.data.source=text_files",
-    f"--config.data.glob={texts}/*.txt;{texts}/more/**/*.txt",
+    f"--config.data.glob={tmp_path}/*.txt;{tmp_path}/more/**/*.txt",
     "--config.data.mix=own",
     "--config.data.validation_fraction=0.3",
   )
-  record = (tmp_path / "run" / "run.json").read_text()
-  assert '"text_files"' in record
+  assert done.returncode == 0, done.stderr
   losses = [row["loss"] for row in runs.rows(tmp_path / "run", "round")]
-  assert len(losses) == 4 and losses[-1] < losses[0]
+  assert losses[-1] < losses[0]
+  assert "## A sample" in (tmp_path / "run" / "report.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_entropy_of_the_chain_is_reached(tmp_path):
+  flags = {
+    "data.source": "synthetic",
+    "model.preset": "nano",
+    "model.vocab_size": 64,
+    "total_steps": 2500,
+    "sync.method": "allreduce",
+    "inner.learning_rate": 0.005,
+  }
+  given = [f"--config.{name}={value}" for name, value in flags.items()]
+  done = run("train", *given, f"--workdir={tmp_path}")
+  assert done.returncode == 0, done.stderr
+  (final,) = runs.rows(tmp_path, "final")
+  assert -0.005 < final["outer_loss"] / ENTROPY_NATS - 1 < 0.01

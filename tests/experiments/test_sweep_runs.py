@@ -1,10 +1,6 @@
 """Which runs a sweep has, how they are known, and when they would end."""
 
-import dataclasses
 import importlib
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
@@ -12,6 +8,7 @@ from dilocox_jax.api.simulation_setup import Options, set_up
 from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.link_costs import LinkCosts
+from experiments.runtime.command_line import CONFIGS
 from experiments.sweeps import runs
 from experiments.sweeps.clocks import (
   PlannedTime,
@@ -24,7 +21,7 @@ from experiments.sweeps.clocks import (
 from experiments.sweeps.rows import Rows, overrides_of
 
 BASE = {"sync": {"sync_interval": 6}, "total_steps": 60}
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = CONFIGS.parents[1]
 SLOW = SweepClock("100mbit", 0.25)
 
 
@@ -76,18 +73,12 @@ def test_what_means_one_run_is_run_once_and_keeps_its_name():
     ({"gird": {}}, "field 'gird': did you mean 'grid'?"),
     ({"grid": {"outer.momentm": (1,)}}, "did you mean 'momentum'?"),
     ({"grid": {"outer.momentum": 8}}, "grid.outer.momentum=8 must be a list"),
-    ({"grid": {"outer.momentum": ()}}, "must be a list"),
     ({"runs": [{"sync.intervall": 3}]}, "did you mean 'sync_interval'?"),
     ({"runs": [{"name": "x", "outer.momentum": 5.0}]}, "run 'x': outer.mom"),
-    ({"runs": [{"total_steps": "ten"}]}, "total_steps='ten' must be of type"),
     ({"runs": ["int4"]}, r"runs\[0\]='int4' must map fields"),
     (
       {"runs": [{"name": "a"}, {"name": "a", "total_steps": 9}]},
       "two runs are called 'a'",
-    ),
-    (
-      {"runs": [{"outer.momentum": 0.1}, {"sync.sync_interval": 0}]},
-      "run 'sync_interval=0'",
     ),
   ],
 )
@@ -117,37 +108,27 @@ def test_overrides_make_the_same_run_again(given):
 
 
 @pytest.mark.parametrize(
-  "name", ["convergence_small", "convergence_muon", "convergence_long"]
+  "name",
+  [
+    path.stem
+    for pattern in ("convergence_*", "ablate_*")
+    for path in sorted(CONFIGS.glob(f"{pattern}.py"))
+  ],
 )
-def test_the_runs_of_committed_rows_are_found_again(name):
+def test_every_config_of_a_sweep_has_its_baseline_and_its_committed_rows(name):
   config = importlib.import_module(f"experiments.configs.{name}").get_config()
-  rows = Rows(ROOT / config.rows)
-  kept = list(rows.runs.values())
-  given = [(row.name, overrides_of(row)) for row in kept]
+  kept, given = [], []
+  if config.get("rows") and not (config.get("runs") or config.get("grid")):
+    kept = list(Rows(ROOT / config.rows).runs.values())
+    given = [(row.name, overrides_of(row)) for row in kept]
   found = runs.runs_of(config.to_dict(), given)
-  assert [run.digest for run in found] == [row.digest for row in kept]
-  assert [run.seed for run in found] == [row.seed for row in kept]
-  # Else a page would compare settings with nothing, and have no curves.
   names = {run.name for run in found}
-  assert {
-    config.baseline,
-    *config.baselines,
-    *config.baselines.values(),
-  } < names
-  assert any(rows.curve(row) for row in kept)
-
-
-@pytest.mark.parametrize("name", ["compression", "sync", "boundary"])
-def test_every_config_of_an_ablation_has_runs_and_its_baseline(name):
-  file = importlib.import_module(f"experiments.configs.ablate_{name}")
-  config = file.get_config()
-  found = runs.runs_of(config.to_dict())
-  assert len(found) > 2 and config.baseline in {run.name for run in found}
-
-
-def test_runs_are_listed_without_jax():
-  code = "import sys; from experiments.sweeps import runs; assert 'jax' not in "
-  subprocess.run([sys.executable, "-c", f"{code} sys.modules"], check=True)
+  baselines = config.get("baselines") or {}
+  assert len(found) > 2 and config.baseline in names
+  assert names >= {*baselines, *baselines.values()}
+  if kept:
+    assert [run.digest for run in found] == [row.digest for row in kept]
+    assert [run.seed for run in found] == [row.seed for row in kept]
 
 
 def config(method, **sync):
@@ -220,4 +201,3 @@ def test_another_model_may_be_timed():
   assert timed.model.preset == "qwen_107b" and timed.sync.sync_interval == 20
   with pytest.raises(ValueError, match="did you mean"):
     clock_of({"name": "x", "cluster": "1gbit", "modl": {"preset": "tiny"}})
-  assert dataclasses.replace(clock, step_s=1.0).step_s == 1.0

@@ -1,0 +1,284 @@
+"""Wrong input at the command line: one line, exit code 2, nothing written."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from experiments.runtime import command_line, running
+from experiments.runtime.command_line import UsageError
+from tests import runs
+from tests.experiments.programs import run
+
+CONFIG = "--config=experiments/configs/{}.py"
+EXAMPLE = "--cluster=experiments/clusters/example.json"
+WARM = "--config.sync.warm_start=single --config.sync.warm_start_steps=3"
+STREAMING = CONFIG.format("streaming_diloco")
+TEXT = "--config.data.source=text_files"
+# Program, its arguments, and the word that says what is wrong.
+MISTAKES = [
+  ("train", "--config.sync.sync_intervall=3", "did you mean 'sync_interval'"),
+  ("train", "--config.snyc.sync_interval=3", "did you mean 'sync'"),
+  ("train", "--config.sync-interval=3", "unknown config field"),
+  ("train", "--config.sync=diloco", "section"),
+  ("train", "--config.sync.method=dilocoy", "dilocox"),
+  ("train", "--config.inner.learning_rate=inf", "inner.learning_rate=inf"),
+  ("train", "--config.sync.sync_interval=0", "sync_interval=0"),
+  ("train", f"{STREAMING} --config.sync.overlap_steps=30", "overlap_steps=30"),
+  ("train", f"{STREAMING} --config.sync.num_fragments=5", "num_fragments=5"),
+  ("train", "--config.inner.accumulate_steps=3", "accumulate_steps=3"),
+  ("train", "--config.total_steps=many", "whole number"),
+  ("train", "--config.inner.learning_rate=fast", "number"),
+  ("train", "--config.sync.overlap_steps=3", "setting of method 'diloco'"),
+  ("train", "--config=nowhere.py", "nowhere.py"),
+  ("train", "--wrokdir=x", "workdir"),
+  ("train", "train", "unexpected argument 'train'"),
+  ("train", "--config.data.glob=*.txt", "set data.source=text_files"),
+  ("train", "--config.seed=-1", "seed=-1"),
+  ("train", "--config.exchange.codec=low_rank(rank=99999)", "rank=99999"),
+  ("train", "--config.exchange.codec=low_rank(rank=four)", "rank='four'"),
+  ("train", "--config.codec.gain=2", "exchange.codec"),
+  ("train", "--config.inner.momentum=0.9", "would be ignored"),
+  ("train", f"{TEXT} --config.data.glob=nowhere/*.txt", "nowhere/*.txt"),
+  ("train", "--config.data.source=web", "stdlib"),
+  ("train", "--config.checkpoint.init_from=nowhere", "init_from=nowhere"),
+  ("train", "--config.inner.optimizer=adamv --distributed", "'adamv'"),
+  ("train", "--config.outer.optimizer=adamv --distributed", "'adamv'"),
+  ("train", "--process_id=1", "--distributed"),
+  ("train", "--distributed --coordinator=host", "port"),
+  ("train", "--step_s=1", "--cluster"),
+  ("train", EXAMPLE, "set mesh.num_replicas="),
+  ("train", "--parts=missing.py", "missing.py is not a file"),
+  ("launch", "", "after --"),
+  ("launch", "-- --config.mesh.num_replicas=3", "2 processes"),
+  ("launch", f"-- {WARM}", "one process"),
+  ("launch", "-- --num_processes=4", "leave it out"),
+  ("launch", "-- --config.total_steps=0", "total_steps=0"),
+  ("launch", "--step_s=1 -- --config.seed=1", "put it after --"),
+  ("launch", "--rtt=40_ms -- --config.seed=1", "--rtt needs --link"),
+  ("launch", "--link=1gbit --rtt=40 -- --config.seed=1", "unit"),
+  ("launch", "--link=1gbit --loss=100_% -- --config.seed=1", "100 %"),
+  ("launch", "--link=fast -- --config.seed=1", "rate"),
+  ("launch", "--link=1bit -- --config.seed=1", "between"),
+  ("launch", "--link=1gbit --link_cluster=1gbit -- --config.seed=1", "both"),
+  ("launch", "--link_cluster=no.json -- --config.seed=1", "no.json"),
+  ("launch", "--processes=1 --link=1gbit -- --config.seed=1", "--processes=2"),
+  ("simulate", "--step_s=nan", "step_s=nan"),
+  ("simulate", "--step_s=-1", "step_s"),
+  ("simulate", "--cluster=1gbot", "1gbot"),
+  ("simulate", "--cluster=nowhere.json", "nowhere.json"),
+  ("simulate", EXAMPLE, "set mesh.num_replicas=4"),
+  ("simulate", "--tokens=1e9", "--methods=all"),
+  ("simulate", "--methods=all --tokens=0", "--tokens=0.0"),
+  ("simulate", "--memory=80", "unit"),
+  ("simulate", "--memory=0_GB", "--memory"),
+  ("simulate", f"--run=nowhere {CONFIG.format('diloco')}", "--config"),
+  ("simulate", "--run=nowhere --config.sync.sync_interval=7", "--config"),
+  ("simulate", "--run=nowhere --methods=all", "--methods"),
+  ("simulate", "--run=nowhere", "is not a run directory"),
+  ("speedup_tables", "--papers=nobody", "nobody"),
+  ("fits", "--slices=3", "--compile"),
+  ("fits", "--compile=", "--workdir needs --compile"),
+  ("compare", "", "no run directories"),
+  ("compare", "nowhere", "is not a run directory"),
+  ("prepare_data", "--glob=*.txt --vocab_size=400", "--tokenizer=bpe"),
+  ("prepare_data", "--glob=*.txt --seed=3", "--shuffle_buffer"),
+  ("prepare_data", "", "glob"),
+  ("export", "--run=nowhere", "is not a run directory"),
+  ("sweep", "--config.gird.x=1", "did you mean 'grid'"),
+  ("sweep", "--config.base.sync.intervall=3", "did you mean 'sync_interval'"),
+  ("sweep", "--only=int5", "did you mean"),
+  ("sweep", "--config.base.inner.optimizer=addam", "inner."),
+  ("sweep", "--processes=0", "processes"),
+  ("tools.bench", "--bench=foo", "inner"),
+  ("tools.bench", "--bench=round --config.seed=3", "reads no config"),
+]
+
+
+@pytest.mark.parametrize(
+  ("program", "given", "word"), MISTAKES, ids=lambda each: each or "nothing"
+)
+def test_a_mistake_is_one_line_and_writes_nothing(
+  program, given, word, tmp_path
+):
+  words = [re.sub("_(ms|%|GB)$", r" \1", each) for each in given.split()]
+  done = run(program, *words, f"--workdir={tmp_path / 'run'}")
+  assert done.returncode == 2 and word in done.one_line
+  assert done.one_line.startswith("error: ")
+  # An export makes its directory first.
+  assert set(runs.files(tmp_path)) <= {"run/made_by.json"}
+
+
+@pytest.mark.parametrize("program", ["train", "simulate", "sweep", "export"])
+def test_a_missing_work_directory_is_asked_for(program):
+  run_flag = ["--run=x"] if program == "export" else []
+  done = run(program, *run_flag)
+  assert done.returncode == 2 and "--workdir" in done.one_line
+
+
+@pytest.mark.parametrize(
+  "code, word",
+  [
+    ("x = (", "SyntaxError"),
+    ("def get_config():\n  raise ValueError('late')", "ValueError: late"),
+    ("def get_config():\n  return {}['stepz']", "stepz"),
+  ],
+)
+def test_a_config_file_that_fails_is_named_with_the_reason(
+  code, word, tmp_path
+):
+  (tmp_path / "mine.py").write_text(code + "\n")
+  done = run("train", f"--config={tmp_path}/mine.py", f"--workdir={tmp_path}/x")
+  assert done.returncode == 2
+  assert word in done.one_line and f"{tmp_path}/mine.py" in done.one_line
+
+
+@pytest.mark.parametrize("where", ["file/run", "/proc/run"])
+def test_a_work_directory_that_cannot_be_written_is_refused(where, tmp_path):
+  (tmp_path / "file").write_text("in the way")
+  done = run("train", f"--workdir={tmp_path / where}")
+  assert done.returncode == 2 and "cannot be written" in done.one_line
+  assert runs.files(tmp_path) == {"file": b"in the way"}
+
+
+def test_text_and_weights_that_do_not_fit_are_one_line(tmp_path):
+  for number in range(40):
+    (tmp_path / f"{number}.txt").write_text(f"text {number}")
+  (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+  glob = f"--config.data.glob={tmp_path}/*.txt"
+  for flags, word in (
+    ([TEXT, glob, "--config.data.batch_size=900"], "use more text"),
+    (["--config.data.tokenizer=no.json"], "no such file"),
+    ([f"--config.checkpoint.init_from={tmp_path}"], "family 'gpt2'"),
+  ):
+    small = [f for f in runs.SMALL_FLAGS if "source" not in f]
+    done = run("train", *small, *flags, f"--workdir={tmp_path / 'run'}")
+    assert done.returncode == 2 and word in done.stderr, done.stderr
+
+
+def test_a_cache_whose_name_is_not_utf_8_is_refused(monkeypatch):
+  monkeypatch.setenv(running.CACHE_VARIABLE, "/tmp/caf\udce9")
+  with pytest.raises(UsageError, match="not named in UTF-8"):
+    running.set_up_jax()
+
+
+# Work directories.
+
+OWNERS = {
+  path.stem: found[1]
+  for folder in (".", "tools")
+  for path in (command_line.CONFIGS.parent / folder).glob("*.py")
+  if (found := re.search(r'writable\(\w+\.\w+, "(\w+)"\)', path.read_text()))
+}
+
+
+@pytest.mark.parametrize("owner", ["compare", ""])
+def test_no_program_writes_into_what_another_or_a_user_made(owner, tmp_path):
+  (tmp_path / "report.md").write_text("of somebody")
+  if owner:
+    (tmp_path / "report.md").unlink()
+    command_line.writable(str(tmp_path), owner)
+    (tmp_path / "report.md").write_text("of somebody")
+  before = runs.files(tmp_path)
+  for program in {*OWNERS.values()} - {owner}:
+    with pytest.raises(UsageError, match="choose another --workdir") as refused:
+      command_line.writable(str(tmp_path), program)
+    assert (owner or "did not make") in str(refused.value)
+    assert runs.files(tmp_path) == before
+  if owner:
+    command_line.writable(str(tmp_path), owner)
+
+
+@pytest.mark.parametrize(
+  ("program", "given"),
+  [
+    ("train", []),
+    ("quickstart", []),
+    ("simulate", []),
+    ("speedup_tables", []),
+    ("sweep", []),
+    ("prepare_data", ["--glob=*.md"]),
+    ("tools.links", []),
+  ],
+)
+def test_a_program_asks_whose_directory_it_is_before_it_writes(
+  program, given, tmp_path
+):
+  command_line.writable(str(tmp_path), "another")
+  before = runs.files(tmp_path)
+  done = run(program, *given, f"--workdir={tmp_path}")
+  assert done.returncode == 2 and "another" in done.one_line
+  assert runs.files(tmp_path) == before
+
+
+# How a program ends.
+
+
+@pytest.mark.parametrize(
+  "error, code, said",
+  [
+    (KeyboardInterrupt(), 130, "error: interrupted\n"),
+    (command_line.StoppedError("no room", 75), 75, "error: no room\n"),
+    (command_line.SavedAndStoppedError("saved", 15), 143, "saved\n"),
+    (command_line.RecordError("line 3"), 1, "error: line 3\n"),
+  ],
+)
+def test_what_stops_a_program_is_one_line(
+  error, code, said, monkeypatch, capsys
+):
+  def stop(values):
+    raise error
+
+  monkeypatch.setattr(sys, "argv", ["x"])
+  with pytest.raises(SystemExit) as ended:
+    command_line.main(stop, lambda: None)
+  assert ended.value.code == code and capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+  "shell", ['exec "$@" | head -c 1', 'exec "$@" <&- >&- 2>&-']
+)
+def test_a_reader_that_leaves_and_closed_streams_cause_no_traceback(shell):
+  code = "from experiments.runtime import command_line\n"
+  code += "command_line.main(lambda _: print('x' * 10**6), lambda: None)"
+  words = ["sh", "-c", shell, "sh", sys.executable, "-c", code]
+  done = subprocess.run(words, capture_output=True, check=False)
+  assert done.returncode == 0 and done.stderr == b""
+
+
+# Help.
+
+PROGRAMS = sorted(
+  ".".join(path.relative_to(command_line.CONFIGS.parent).with_suffix("").parts)
+  for folder in (".", "tools")
+  for path in (command_line.CONFIGS.parent / folder).glob("*.py")
+  if "command_line.main(" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_fits_a_terminal_and_its_examples_can_be_copied(program):
+  done = run(program, "-h")
+  assert done.returncode == 0 and f"experiments.{program} " in done.stdout
+  lines = done.stdout.splitlines()
+  assert max(map(len, lines)) <= 80
+  for line, following in zip(lines, lines[1:], strict=False):
+    is_continued = re.match(r" +--\w+[=.]", following) and "-m " in line
+    assert not is_continued or line.endswith(" \\")
+
+
+def test_help_is_there_at_once_and_loads_no_jax(tmp_path):
+  """A module named jax that cannot be imported stands in the way."""
+  (tmp_path / "jax.py").write_text("raise RuntimeError('jax was loaded')\n")
+  root = str(command_line.CONFIGS.parents[1])
+  code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {root!r}]\n"
+  code += "import runpy, time; sys.argv[1:] = ['--help']\n"
+  code += "try:\n  runpy.run_module('experiments.train', run_name='__main__')\n"
+  code += "finally:\n  print('seconds', time.process_time())"
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
+  assert "--workdir" in done.stdout and "--distributed" in done.stdout
+  assert float(done.stdout.split()[-1]) < 2

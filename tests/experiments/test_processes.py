@@ -1,0 +1,296 @@
+"""Real processes of runs: killed, stopped, and several of one run.
+
+Moments are recognised by what a run has written, never by a clock, and each
+test asserts that the process still lived when it was killed.
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from dilocox_jax.metrics import read_rows
+from experiments import launch
+from experiments.runtime import file_lock
+from experiments.runtime.command_line import CONFIGS
+from tests import runs
+from tests.experiments.programs import run
+
+DEADLINE_S = 600
+LONG = {
+  "total_steps": 400,
+  "data.source": "synthetic",
+  "data.batch_size": 2,
+  "data.sequence_length": 16,
+  "model.preset": "nano",
+  "model.scan_unroll": 1,
+  "inner.warmup_steps": 5,
+  "evaluation.interval_steps": 40,
+  "evaluation.num_sequences": 8,
+  "checkpoint.interval_steps": 40,
+  "sync.sync_interval": 10,
+}
+EXTRA = {"streaming_diloco": {"sync.num_fragments": 2}}
+TOGETHER = (
+  f"--config={CONFIGS}/dilocox.py",
+  *runs.SMALL_FLAGS,
+  "--config.total_steps=15",
+  "--config.exchange.codec=low_rank(rank=4)+int(bits=4)",
+  "--config.adaptive.mode=off",
+  "--config.outer.average_power=3.0",
+  "--config.evaluation.interval_steps=0",
+  "--config.checkpoint.interval_steps=3",
+)
+TWO_STAGES = "--config.mesh.num_stages=2"  # Hence two devices a process.
+
+
+def start(module, *arguments):
+  return subprocess.Popen(
+    [sys.executable, "-m", f"experiments.{module}", *map(str, arguments)],
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def end(process):
+  _, errors = process.communicate(timeout=DEADLINE_S)
+  return process.returncode, errors
+
+
+def start_long(method, workdir):
+  settings = LONG | EXTRA.get(method, {})
+  return start(
+    "train",
+    f"--config={CONFIGS / method}.py",
+    f"--workdir={workdir}",
+    *(f"--config.{name}={value}" for name, value in settings.items()),
+  )
+
+
+def start_two(workdir, *own):
+  first = "--processes=2", *own, "--"
+  given = *TOGETHER, f"--workdir={workdir}"
+  return start("launch", *first, *given, *([] if own else [TWO_STAGES]))
+
+
+def has_rows(workdir, kind, count):
+  path = workdir / "metrics.jsonl"
+  written = read_rows(path) if path.exists() else []
+  return sum(row["kind"] == kind for row in written) >= count
+
+
+def partial_saves(workdir):
+  return list((workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"))
+
+
+MOMENTS = {
+  "before the first save": lambda w: has_rows(w, "round", 1),
+  "between rounds": lambda w: has_rows(w, "evaluation", 4),
+  "during a save": lambda w: has_rows(w, "round", 8) and partial_saves(w),
+  "during the last save": lambda w: has_rows(w, "final", 1),
+}
+
+
+def wait_until(moment, process):
+  give_up = time.monotonic() + DEADLINE_S
+  while not moment():
+    assert process.poll() is None, process.communicate()[1]
+    assert time.monotonic() < give_up, "the moment never came"
+    time.sleep(0.0005)
+
+
+@pytest.fixture(scope="module", name="whole")
+def whole_fixture(tmp_path_factory):
+  """The run that nobody disturbed, by method."""
+  made = {}
+
+  def get(method):
+    if method not in made:
+      made[method] = tmp_path_factory.mktemp("whole") / method
+      code, errors = end(start_long(method, made[method]))
+      assert code == 0, errors
+    return made[method]
+
+  return get
+
+
+def assert_same_run(workdir, other):
+  assert runs.metrics_text(workdir) == runs.metrics_text(other)
+  state, record = runs.saved(workdir)
+  expected, expected_record = runs.saved(other)
+  assert record == expected_record and record["position"]["is_finished"]
+  runs.assert_same_bits(state, expected)
+  assert not partial_saves(workdir), "what the kill left was not swept"
+
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+  ("method", "moment"),
+  [
+    ("diloco", "during a save"),
+    pytest.param("diloco", "before the first save", marks=slow),
+    pytest.param("streaming_diloco", "between rounds", marks=slow),
+    pytest.param("dilocox", "during the last save", marks=slow),
+  ],
+)
+def test_a_killed_run_continues_to_the_same_bits(
+  method, moment, whole, tmp_path
+):
+  process = start_long(method, tmp_path)
+  wait_until(lambda: MOMENTS[moment](tmp_path), process)
+  process.kill()
+  code, _ = end(process)
+  assert code == -signal.SIGKILL, "the run had ended when it was killed"
+  code, errors = end(start_long(method, tmp_path))
+  assert code == 0, errors
+  assert_same_run(tmp_path, whole(method))
+
+
+@pytest.mark.parametrize(
+  ("number", "method"),
+  [
+    (signal.SIGINT, "diloco"),
+    pytest.param(signal.SIGTERM, "dilocox", marks=slow),
+  ],
+)
+def test_a_signal_saves_at_the_next_boundary_and_loses_nothing(
+  number, method, whole, tmp_path
+):
+  process = start_long(method, tmp_path)
+  wait_until(lambda: has_rows(tmp_path, "round", 5), process)
+  process.send_signal(number)
+  code, errors = end(process)
+  assert code == 128 + number, errors
+  line, step = errors.splitlines()[-1], runs.rows(tmp_path, "round")[-1]["step"]
+  assert 50 <= step < 400 and "Traceback" not in errors
+  assert number.name in line and f"saved at step {step}" in line
+  code, errors = end(start_long(method, tmp_path))
+  assert code == 0 and f"continuing at step {step}" in errors
+  assert_same_run(tmp_path, whole(method))
+
+
+# Several processes of one run.
+
+
+def members(workdir):
+  """Process ids by number of the training processes at a directory."""
+  command = ["ps", "-A", "-ww", "-o", "pid=,args="]
+  listed = subprocess.run(command, capture_output=True, text=True, check=True)
+  found = {}
+  for line in listed.stdout.splitlines():
+    pid, *arguments = line.split()
+    if "experiments.train" in arguments and f"--workdir={workdir}" in arguments:
+      found[int(arguments[-1].removeprefix("--process_id="))] = int(pid)
+  return found
+
+
+def children(process):
+  """Holders of network namespaces, and processes that launch or train."""
+  command = ["ps", "-o", "pid=", "--ppid", str(process.pid)]
+  listed = subprocess.run(command, capture_output=True, text=True, check=True)
+  return [pathlib.Path(f"/proc/{pid}") for pid in listed.stdout.split()]
+
+
+@pytest.fixture(scope="module", name="two")
+def two_fixture(tmp_path_factory):
+  """A run of two processes that nobody disturbed."""
+  workdir = tmp_path_factory.mktemp("two")
+  code, errors = end(start_two(workdir))
+  assert code == 0, errors
+  return workdir
+
+
+@slow
+def test_two_processes_end_where_one_does(two, tmp_path):
+  """That both hold the same bits, they see to before every checkpoint."""
+  done = run("train", *TOGETHER, f"--workdir={tmp_path}")
+  assert done.returncode == 0, done.stderr
+  (state, record), (alone, _) = runs.saved(two), runs.saved(tmp_path)
+  assert record["position"]["is_finished"]
+  found_at = jax.device_get((state.fragments, state.replica.params))
+  expected = jax.device_get((alone.fragments, alone.replica.params))
+  for found, wanted in zip(
+    jax.tree.leaves(found_at), jax.tree.leaves(expected), strict=True
+  ):
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
+  for row, other in zip(runs.rows(two), runs.rows(tmp_path), strict=True):
+    for key in ("kind", "tokens", "total_sent_bytes"):
+      assert row[key] == other[key]
+    if row["kind"] == "round":
+      assert row["loss"] == pytest.approx(other["loss"], abs=1e-4)
+
+
+@slow
+@pytest.mark.parametrize("link", [(), ("--link=400kbit",)])
+def test_a_process_that_is_killed_ends_the_run_and_costs_nothing(
+  link, two, tmp_path, request
+):
+  if link:
+    request.getfixturevalue("namespaces")
+  process = start_two(tmp_path, *link)
+  wait_until(lambda: has_rows(tmp_path, "round", 3), process)
+  started = children(process)
+  os.kill(members(tmp_path)[1], signal.SIGKILL)
+  code, errors = end(process)
+  assert code == 128 + signal.SIGKILL and "Traceback" not in errors
+  last = errors.strip().splitlines()[-1]
+  assert "process 1 was killed by SIGKILL" in last and "continues" in last
+  assert not members(tmp_path), "a process outlived the launcher"
+  assert not [each for each in started if each.exists()], "a network stayed"
+  assert not runs.rows(tmp_path, "final"), "it was killed too late"
+  code, errors = end(start_two(tmp_path, *link))
+  assert code == 0 and "continuing at step" in errors, errors
+  if not link:
+    assert_same_run(tmp_path, two)
+
+
+@slow
+def test_a_signal_to_the_launcher_saves_the_run_and_stops_all(two, tmp_path):
+  """It comes after the first round, while the second program is compiled."""
+  process = start_two(tmp_path)
+  wait_until(lambda: has_rows(tmp_path, "round", 1), process)
+  process.send_signal(signal.SIGTERM)
+  code, errors = end(process)
+  assert code == 128 + signal.SIGTERM, errors
+  step = runs.rows(tmp_path, "round")[-1]["step"]
+  assert f"saved at step {step} of 15" in errors.strip().splitlines()[-1]
+  assert errors.count("stopped by") == 1 and "Traceback" not in errors
+  assert not members(tmp_path), "a process outlived the launcher"
+  code, errors = end(start_two(tmp_path))
+  assert code == 0, errors
+  assert_same_run(tmp_path, two)
+
+
+@pytest.mark.parametrize(
+  ("program", "lock"),
+  [("launch", ".launch.lock"), ("train", ".train.lock")],
+)
+def test_a_directory_has_one_run_at_a_time(program, lock, tmp_path):
+  first = ["--"] if program == "launch" else []
+  with file_lock.held(tmp_path / lock, ""):
+    done = run(program, *first, *TOGETHER, f"--workdir={tmp_path}")
+  assert done.returncode == 75 and "error: another" in done.stderr
+  with file_lock.held(tmp_path / lock, ""):
+    pass  # Let go with the block.
+
+
+def test_what_follows_two_dashes_is_for_the_processes():
+  own, given = launch.split(["--processes=2", "--", "--workdir=x", "--", "y"])
+  assert own == ["--processes=2"] and given == ["--workdir=x", "--", "y"]
+
+
+@pytest.mark.parametrize(
+  "text, bit_per_s",
+  [("1gbit", 1e9), ("100mbit", 1e8), ("0.5 Gbit/s", 5e8), ("20 MB/s", 1.6e8)],
+)
+def test_a_link_is_written_as_tc_or_as_a_cluster_file_has_it(text, bit_per_s):
+  assert launch.link_rate(text) == bit_per_s

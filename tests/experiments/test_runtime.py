@@ -1,0 +1,273 @@
+"""What programs share: cores, locks, signals, flags of XLA, groups, parts."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dilocox_jax.codecs.named import CODECS
+from dilocox_jax.config import from_mapping
+from experiments.runtime import (
+  background_errors,
+  cores,
+  distributed_flags,
+  file_lock,
+  stop_signals,
+  xla_flags,
+)
+from experiments.runtime.command_line import TRY_AGAIN, StoppedError, UsageError
+from experiments.runtime.own_parts import register_parts
+from experiments.runtime.process_group import Group, Member
+
+
+@pytest.mark.parametrize(
+  "usable, count, expected",
+  [
+    ([0, 1], 1, [[0, 1]]),
+    ([3, 5, 7, 8, 9], 2, [[3, 5], [7, 8]]),
+    ([0, 1], 3, [[0, 1]] * 3),  # Too few to go round.
+  ],
+)
+def test_cores_are_dealt_out_evenly(usable, count, expected, monkeypatch):
+  monkeypatch.setattr(cores, "_usable", lambda: usable)
+  assert cores.divided(count) == expected
+
+
+def test_a_process_with_one_core_has_a_second_thread_that_multiplies_nothing(
+  monkeypatch,
+):
+  monkeypatch.setattr(cores, "_usable", lambda: [0, 1, 2, 3])
+  assert cores.limits_beside_exchange(2) == cores.limits(2)
+  assert cores.limits_beside_exchange(4, "--xla_a=1") == {
+    "NPROC": "2",
+    "OMP_NUM_THREADS": "2",
+    "XLA_FLAGS": "--xla_a=1 --xla_cpu_multi_thread_eigen=false",
+  }
+
+
+@pytest.mark.parametrize(
+  "owners, word",
+  [
+    ([0, 0, 1, 1], ""),
+    ([3, 1, 2, 0], ""),
+    ([0, 0, 0, 1], "1 to 3 devices"),
+    ([0, 1], "needs 4"),
+    ([0, 0, 0, 1, 1, 1], "needs 4"),
+  ],
+)
+def test_devices_of_processes_are_as_many_as_the_run_needs(owners, word):
+  config = from_mapping({"mesh": {"layout": "mesh", "num_replicas": 4}})
+  if not word:
+    distributed_flags.check_devices(config, owners)
+    return
+  with pytest.raises(UsageError, match=word):
+    distributed_flags.check_devices(config, owners)
+
+
+def test_a_second_holder_of_a_lock_may_try_again_later(tmp_path):
+  path = tmp_path / "made" / "lock"
+  with file_lock.held(path, "mine"):
+    with pytest.raises(StoppedError, match="^mine$") as refused:
+      with file_lock.held(path, "mine"):
+        raise AssertionError("both had it")
+    assert refused.value.exit_code == TRY_AGAIN
+
+
+def test_a_lock_that_is_a_link_leaves_its_target_alone(tmp_path):
+  (tmp_path / "thesis").write_text("precious")
+  (tmp_path / "lock").symlink_to(tmp_path / "thesis")
+  for path in (tmp_path / "lock", tmp_path / "thesis" / "lock"):
+    with pytest.raises(UsageError, match="lock cannot be"):
+      with file_lock.held(path, ""):
+        pass
+  assert (tmp_path / "thesis").read_text() == "precious"
+
+
+# Errors of threads.
+
+
+def test_a_full_disk_and_late_results_in_threads_are_short(monkeypatch, capsys):
+  for hook in ("excepthook", "unraisablehook"):
+    monkeypatch.setattr(sys, hook, getattr(sys, hook))
+  monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+  background_errors.shorten()
+  late, other = RuntimeError("Event loop is closed"), RuntimeError("another")
+  for error, is_shown in ((late, False), (other, True)):
+    sys.excepthook(RuntimeError, error, None)
+    failed: Any = SimpleNamespace(
+      exc_type=RuntimeError, exc_value=error, exc_traceback=None
+    )
+    failed.object, failed.err_msg = None, None
+    assert bool(capsys.readouterr().err) == is_shown
+  full: Any = SimpleNamespace(exc_value=OSError(28, "No space left"))
+  threading.excepthook(full)
+  assert capsys.readouterr().err.count("\n") == 1
+
+
+# Flags of XLA.
+
+
+def test_flags_of_the_user_stay_as_they_are(monkeypatch):
+  ours = (("--a", "1"), ("--bc", "2"))
+  assert xla_flags.with_flags("--b  --a=3", ours) == "--b --a=3 --bc=2"
+  for plugins, count in ((("no_such_plugin",), 0), (("json",), 1)):
+    monkeypatch.setenv("XLA_FLAGS", "--a=1")
+    monkeypatch.setattr(xla_flags, "_PLUGINS", plugins)
+    xla_flags.set_flags()
+    assert len(os.environ["XLA_FLAGS"].split()) == 1 + count
+
+
+def test_the_installed_xla_knows_every_flag():
+  flags = xla_flags.with_flags("", xla_flags.GPU_FLAGS.items())
+  command = [sys.executable, "-c", "import jax; jax.devices()"]
+  done = subprocess.run(
+    command, env=os.environ | {"XLA_FLAGS": flags}, capture_output=True
+  )
+  assert done.returncode == 0, done.stderr.decode()[-500:]
+
+
+# Signals.
+
+
+def test_signals_ask_once_and_then_do_what_they_did_before():
+  asked, before = [], signal.getsignal(signal.SIGINT)
+  with stop_signals.stop_requests(asked.append):
+    for _ in range(2):  # Two at once count as one.
+      os.kill(os.getpid(), signal.SIGINT)
+    deadline = time.monotonic() + 10
+    while not asked and time.monotonic() < deadline:
+      time.sleep(0.01)
+  assert asked == [signal.SIGINT]
+  assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_second_signal_ends_the_process_at_once(monkeypatch):
+  codes, (reader, writer) = [], os.pipe()
+
+  def leave(code):
+    codes.append(code)
+    os.close(writer)
+
+  monkeypatch.setattr(stop_signals, "_SAME_REQUEST_S", -1.0)
+  monkeypatch.setattr(stop_signals.os, "_exit", leave)
+  os.write(writer, bytes([signal.SIGINT, signal.SIGTERM]))
+  stop_signals._watch(reader, lambda number: None)
+  os.close(reader)
+  assert codes == [128 + signal.SIGTERM]
+
+
+# Groups of plain Python processes, which start in no time.
+
+WAIT = "import time; time.sleep(600)"
+AGAIN = f"raise SystemExit({TRY_AGAIN})"
+DIE = "import os, time; time.sleep(1.5); os.kill(os.getpid(), 9)"
+
+
+def group(*programs):
+  return Group(
+    [
+      Member(number, [sys.executable, "-c", program], os.environ)
+      for number, program in enumerate(programs)
+    ]
+  )
+
+
+def test_a_group_that_ends_well_has_no_failure(capfd):
+  complain = "import sys; print('disk is slow', file=sys.stderr)"
+  assert group("print('done')", complain).run() is None
+  out, errors = capfd.readouterr()
+  assert out == "done\n" and errors == "process 1: disk is slow\n"
+
+
+@pytest.mark.parametrize("consequence", [AGAIN, "import os; os.abort()"])
+def test_the_cause_is_named_though_a_consequence_shows_first(consequence):
+  failure = group(consequence, DIE).run()
+  assert failure and failure.reason == "process 1 was killed by SIGKILL"
+  assert failure.exit_code == 128 + 9 and failure.is_from_outside
+
+
+def test_a_consequence_without_a_cause_is_a_failure_too(monkeypatch):
+  monkeypatch.setattr("experiments.runtime.process_group._SETTLE_S", 0.1)
+  failure = group(WAIT, AGAIN).run()
+  assert failure and failure.exit_code == TRY_AGAIN and failure.is_from_outside
+
+
+def test_one_that_fails_ends_all_and_the_noise_of_others_is_dropped(
+  tmp_path, capfd
+):
+  ready = tmp_path / "ready"
+  error = f"""
+import os, sys, time
+while not os.path.exists({str(ready)!r}):
+  time.sleep(0.01)
+print("noise of runtimes", file=sys.stderr)
+print("error: process 1: no space", file=sys.stderr)
+sys.exit(1)
+"""
+  noise = f"""
+import pathlib, signal, sys, time
+def end(*signal):
+  print("my peers are gone", file=sys.stderr, flush=True)
+  sys.exit(1)
+signal.signal(signal.SIGTERM, end)
+pathlib.Path({str(ready)!r}).touch()
+time.sleep(600)
+"""
+  failure = group(WAIT, error, noise).run()
+  assert failure and failure.reason == "process 1: no space"
+  assert failure.exit_code == 1 and not failure.is_from_outside
+  assert "gone" not in capfd.readouterr().err
+
+
+def test_a_traceback_is_shown_with_the_number_of_its_process(capfd):
+  failure = group(WAIT, "raise KeyError('lost')").run()
+  assert failure and failure.exit_code == 1
+  assert "process 1: KeyError: 'lost'" in capfd.readouterr().err
+
+
+# Parts of the user's own.
+
+
+@pytest.fixture(name="file")
+def file_fixture(tmp_path):
+  # A file may have any suffix, as a config file may.
+  file = tmp_path / "mine.cfg"
+  file.write_text("from tests.extensions import ternary\nternary.register()\n")
+  own = dict(CODECS)
+  yield file
+  CODECS.clear()
+  CODECS.update(own)
+
+
+def test_parts_are_known_after_their_file_was_run(file):
+  assert "ternary" not in CODECS
+  register_parts([str(file)])
+  assert "ternary" in CODECS
+  with pytest.raises(UsageError, match="registered already"):
+    register_parts([str(file)])
+
+
+@pytest.mark.parametrize(
+  ("text", "word"), [("x", "NameError: name 'x'"), (None, "is not a file")]
+)
+def test_what_is_no_python_file_is_refused(tmp_path, text, word):
+  if text:
+    (tmp_path / "mine.txt").write_text(text)
+  with pytest.raises(UsageError, match=word):
+    register_parts([str(tmp_path / "mine.txt")])
+
+
+def test_a_dataclass_of_the_file_finds_its_module(tmp_path):
+  file = tmp_path / "part.py"
+  file.write_text(
+    "from __future__ import annotations\nimport dataclasses, typing\n"
+    "@dataclasses.dataclass\nclass Part:\n  n: typing.ClassVar[int] = 1\n"
+    "assert not dataclasses.fields(Part)\n"
+  )
+  register_parts([str(file)])

@@ -1,0 +1,240 @@
+"""Sweeps: the program, the lines of finished runs, and the processes."""
+
+import csv
+import dataclasses
+import importlib.util
+import math
+import sys
+import textwrap
+import time
+
+import pytest
+
+from dilocox_jax.metrics import RecordError
+from experiments.runtime.command_line import UsageError
+from experiments.sweeps import page, runs
+from experiments.sweeps.pool import Job, Pool
+from experiments.sweeps.rows import CurveRow, Rows, RunRow
+from tests.experiments.programs import run
+
+CONFIG = """
+from ml_collections import config_dict
+from experiments.configs import default
+
+def get_config():
+  base = default.get_config()
+  base.total_steps = 6
+  base.data.source, base.data.batch_size = "synthetic", 1
+  base.data.sequence_length, base.model.preset = 8, "nano"
+  base.model.scan_unroll, base.evaluation.num_sequences = 1, 2
+  base.evaluation.interval_steps = 3
+  return config_dict.ConfigDict({
+    "base": base,
+    "grid": config_dict.ConfigDict(),
+    "seeds": (0,),
+    "runs": [
+      {"name": "allreduce", "sync.method": "allreduce"},
+      {"name": "diloco", "sync.method": "diloco", "sync.sync_interval": 3},
+      RUN
+    ],
+    "baseline": "allreduce",
+    "clocks": [{"name": "1gbit", "cluster": "1gbit", "step_s": 0.03}],
+  })
+"""
+
+
+def config(tmp_path, more=""):
+  path = tmp_path / "mine.py"
+  path.write_text(textwrap.dedent(CONFIG).replace("RUN", more))
+  return f"--config={path}"
+
+
+@pytest.mark.slow
+def test_a_sweep_keeps_what_is_done_and_trains_the_rest(tmp_path):
+  out = tmp_path / "out"
+  some = (config(tmp_path), f"--workdir={out}")
+  done = run("sweep", *some, "--only=diloco")
+  assert done.returncode == 0, done.stderr
+  assert "run 1 of 1, diloco, seed 0: loss" in done.stdout
+  assert "allreduce (0 of 1 seeds)" in done.stdout
+  # A run that diverges is a result, one that fails is tried again.
+  more = '{"name": "wild", "inner.learning_rate": 1e38, "inner.clip_norm": 0.0}'
+  done = run("sweep", config(tmp_path, more), f"--workdir={out}")
+  assert done.returncode == 0, done.stderr
+  assert "3 runs, 2 to do" in done.stdout and "wild, seed 0: div" in done.stdout
+  with (out / "mine.csv").open(newline="") as file:
+    rows = {row["name"]: row for row in csv.DictReader(file)}
+  assert set(rows) == {"allreduce", "diloco", "wild"}
+  assert rows["wild"]["failure"] and rows["wild"]["loss"] == "nan"
+  page = (out / "report.md").read_text()
+  assert "| diloco |" in page and "Time on the clock '1gbit'" in page
+  assert not list(out.glob("runs/*/checkpoints"))
+  again = run("sweep", config(tmp_path, more), f"--workdir={out}")
+  assert "3 runs, 0 to do" in again.stdout
+
+
+@pytest.mark.parametrize(
+  ("more", "code", "words"),
+  [
+    ("", 75, "--max_minutes=0 are over"),
+    ('{"name": "x", "data.batch_size": 10**9}', 1, "runs failed, first x"),
+  ],
+)
+def test_what_did_not_end_is_said_and_the_page_is_written(
+  tmp_path, more, code, words
+):
+  out = tmp_path / "out"
+  limit = ["--max_minutes=0"] if code == 75 else ["--only=x"]
+  done = run("sweep", config(tmp_path, more), f"--workdir={out}", *limit)
+  assert done.returncode == code and words in done.stderr
+  assert (out / "report.md").exists()
+
+
+# Lines of finished runs.
+
+(RUN,) = runs.runs_of({"base": {"total_steps": 60}, "runs": [{"name": "a"}]})
+ROW = RunRow(
+  *("a", 0, RUN.digest, "text", "{}", 60, 600, 100, 1.5, 1.5, 1.4, math.nan),
+  *(9.0, "cpu", "3.11", "0.10", "", 1, ""),
+)
+POINTS = [CurveRow(RUN.digest, "text", n, n, n, 1.5, n == 60) for n in (30, 60)]
+
+
+def test_what_is_added_is_read_again_by_anybody(tmp_path):
+  path = tmp_path / "rows.csv"
+  Rows(path).add(ROW, POINTS)
+  again = Rows(path)
+  (row,) = again.runs.values()
+  assert math.isnan(row.judge_loss)
+  assert dataclasses.replace(row, judge_loss=0) == dataclasses.replace(
+    ROW, judge_loss=0
+  )
+  assert again.curve(row) == POINTS
+  with path.open(newline="") as file:
+    (line,) = csv.DictReader(file)
+  assert float(line["loss"]) == 1.5 and int(line["sent_bytes"]) == 100
+
+
+@pytest.mark.parametrize(
+  ("sweep", "loss"), [({}, 1.5), ({"judged": True}, 1.6)]
+)
+def test_only_a_sweep_of_results_shows_losses_of_the_text_that_judges(
+  sweep, loss, tmp_path
+):
+  found = [dataclasses.replace(ROW, judge_loss=1.6)]
+  rows = Rows(tmp_path / "rows.csv")
+  frame = page.frame(sweep, [RUN], found, rows, {}, {"a": {}})
+  assert [trace.loss for trace in frame.settings[0].traces] == [loss]
+
+
+def test_a_run_whose_points_were_written_before_its_line_has_each_once(
+  tmp_path,
+):
+  path = tmp_path / "rows.csv"
+  Rows(path).add(ROW, POINTS)
+  path.unlink()  # Killed between the two writes.
+  Rows(path).add(ROW, POINTS)
+  assert Rows(path).curve(ROW) == POINTS
+
+
+def test_a_sweep_begins_with_committed_rows_and_changes_none(tmp_path):
+  start, path = tmp_path / "start.csv", tmp_path / "new" / "rows.csv"
+  Rows(start).add(ROW, POINTS)
+  before = start.read_bytes()
+  rows = Rows(path, start)
+  assert rows.source == start and rows.row(RUN) == rows.row(RUN, "text")
+  rows.add(dataclasses.replace(ROW, corpus="other"), [])
+  assert start.read_bytes() == before and len(Rows(path, start).runs) == 2
+
+
+def test_a_line_on_another_text_counts_only_where_any_text_will_do(tmp_path):
+  rows = Rows(tmp_path / "rows.csv")
+  for corpus, digest in (("rare", RUN.digest), ("text", "x"), ("text", "y")):
+    rows.add(dataclasses.replace(ROW, corpus=corpus, digest=digest), [])
+  found = rows.row(RUN)
+  assert found and found.corpus == "rare"
+  assert rows.row(RUN, "text") is None
+  rows.add(ROW, [])
+  found = rows.row(RUN)
+  assert found and found.corpus == "text"
+
+
+@pytest.mark.parametrize(
+  "text", ["name,seed\na,0\n", "nonsense\n1\n", "\xff\xfe\n", "a" * 200_000]
+)
+def test_a_damaged_file_is_one_line(tmp_path, text):
+  path = tmp_path / "rows.csv"
+  path.write_bytes(text.encode("latin1") + b"\n")
+  with pytest.raises(RecordError, match="rows.csv is no table") as error:
+    Rows(path)
+  assert "\n" not in str(error.value)
+
+
+# Processes.
+
+HAS_SUBMITIT = importlib.util.find_spec("submitit") is not None
+
+
+def job(folder, name, code):
+  return Job(name, folder / f"{name}.log", [sys.executable, "-c", code])
+
+
+def ended(pool, jobs):
+  reasons = {}
+  pool.run(jobs, reasons.__setitem__)
+  return {jobs[number].name: reason for number, reason in reasons.items()}
+
+
+FAILS = "import sys; print('error: no text', file=sys.stderr); sys.exit(2)"
+CODES = {
+  "works": "print('fine')",
+  "fails": FAILS,
+  "crashes": "1 / 0",
+  "dies": "import os; os.kill(os.getpid(), 9)",
+}
+
+
+def test_every_job_ends_and_says_in_one_line_why_it_failed(tmp_path):
+  jobs = [job(tmp_path, name, code) for name, code in CODES.items()]
+  assert ended(Pool(2), jobs) == {
+    "works": "",
+    "fails": "no text",
+    "crashes": "ZeroDivisionError: division by zero",
+    "dies": "killed by SIGKILL",
+  }
+  assert "fine" in jobs[0].log.read_text()
+
+
+def test_what_runs_when_time_is_over_is_asked_to_stop(tmp_path):
+  code = "import time; time.sleep(60)"
+  pool = Pool(1, deadline_s=time.monotonic() + 0.5)
+  started_s = time.monotonic()
+  assert ended(pool, [job(tmp_path, "long", code)] * 2) == {}
+  assert pool.is_late and time.monotonic() - started_s < 20
+
+
+def test_an_error_of_the_caller_stops_all(tmp_path):
+  def fail(number, reason):
+    raise KeyboardInterrupt
+
+  jobs = [job(tmp_path, "quick", "pass")]
+  jobs.append(job(tmp_path, "long", "import time; time.sleep(60)"))
+  started_s = time.monotonic()
+  with pytest.raises(KeyboardInterrupt):
+    Pool(2, deadline_s=math.inf).run(jobs, fail)
+  assert time.monotonic() - started_s < 20
+
+
+@pytest.mark.skipif(HAS_SUBMITIT, reason="submitit is there")
+def test_a_missing_submitit_is_one_line():
+  with pytest.raises(UsageError, match=r"pip install 'dilocox_jax\[slurm\]'"):
+    Pool(1, slurm="slurm_partition=gpu")
+
+
+@pytest.mark.skipif(not HAS_SUBMITIT, reason="needs the extra `slurm`")
+def test_jobs_run_by_submitit_end_alike(tmp_path):
+  pool = Pool(2, slurm=f"cluster=local,folder={tmp_path},timeout_min=2")
+  jobs = [job(tmp_path, name, CODES[name]) for name in ("works", "fails")]
+  found = ended(pool, jobs)
+  assert found["works"] == "" and "no text" in found["fails"]
+  assert "fine" in jobs[0].log.read_text()
