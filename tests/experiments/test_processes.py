@@ -278,7 +278,7 @@ def test_a_directory_has_one_run_at_a_time(program, lock, tmp_path):
   first = ["--"] if program == "launch" else []
   with file_lock.held(tmp_path / lock, ""):
     done = run(program, *first, *TOGETHER, f"--workdir={tmp_path}")
-  assert done.returncode == 75 and "error: another" in done.stderr
+  assert done.returncode == 75 and "another" in done.stderr
   with file_lock.held(tmp_path / lock, ""):
     pass  # Let go with the block.
 
