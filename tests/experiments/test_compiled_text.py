@@ -92,8 +92,9 @@ def done(name):
 
 
 def program(*instructions):
-  """A program whose entry has these instructions, the first one's number 1."""
+  """A program whose entry has these instructions, from number 2 on."""
   lines = ["%message = f32[10,100]{1,0} parameter(0)"]
+  lines += ["%after = token[] after-all()"]
   for each in instructions:
     lines += [each] if isinstance(each, str) else each
   entry = "\n".join(f"  {line}" for line in lines)
@@ -104,8 +105,8 @@ def test_dependent_messages_have_loops_of_their_own():
   first, second = transfers(
     program(send("a"), LOOP, done("a"), send("b"), LOOP, done("b"), LOOP)
   )
-  assert (first.start, first.end, first.hidden_by) == (1, 5, (3,))
-  assert second.hidden_by == (8,)
+  assert (first.start, first.end, first.hidden_by) == (2, 6, (4,))
+  assert second.hidden_by == (9,)
 
 
 def test_transfers_that_end_before_inner_steps_are_not_hidden():
