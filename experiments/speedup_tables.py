@@ -16,13 +16,14 @@ from absl import flags
 from dilocox_jax.checks import known, require
 from experiments.runtime import command_line
 
-PAPERS = (  # Modules of experiments/tables, in order.
-  "dilocox",
-  "streaming_diloco",
-  "open_diloco",
-  "intellect_1",
-  "covenant_72b",
-)
+# By paper: its module in experiments/tables, and the function for its tables.
+PAPERS = {
+  "dilocox": ("dilocox", "build_tables"),
+  "streaming_diloco": ("streaming_diloco", "build_tables"),
+  "open_diloco": ("utilisation", "open_diloco"),
+  "intellect_1": ("utilisation", "intellect_1"),
+  "covenant_72b": ("utilisation", "covenant_72b"),
+}
 _PUBLISHED = pathlib.Path(__file__).parents[1] / "third_party" / "published"
 
 
@@ -47,10 +48,11 @@ def main(values: flags.FlagValues) -> None:
 
   tables = []
   for name in values.papers:
-    module = importlib.import_module(f"experiments.tables.{name}")
+    file, function = PAPERS[name]
+    module = importlib.import_module(f"experiments.tables.{file}")
     try:
       with command_line.usage_errors("--published: "):
-        tables += module.build_tables(pathlib.Path(values.published))
+        tables += getattr(module, function)(pathlib.Path(values.published))
     except KeyError as error:
       raise command_line.UsageError(
         f"--published={values.published}: the tables of {name} need a figure"

@@ -97,6 +97,7 @@ def main(values: flags.FlagValues) -> None:
     for each in values.only:
       known("run", each, list(dict.fromkeys(run.name for run in listed)))
     # Only a config without mistakes is worth waiting for JAX.
+    from experiments.sweeps import page
     from experiments.sweeps.training import Training, check_names
 
     if not values.report_only:
@@ -105,14 +106,16 @@ def main(values: flags.FlagValues) -> None:
   found = rows.Rows(workdir / f"{name}.csv", start)
   training = Training(workdir, found, [path], values.keep_checkpoints)
   with _config_errors():
-    page = _Page(name, sweep, listed, training, not values.report_only)
+    # A wrong clock is found before anything begins.
+    clocks = page.clocks_of(sweep)
+    times = page.times_of(listed, clocks)
   signal.signal(signal.SIGTERM, _interrupt)
   is_late = False
   try:
     if not values.report_only:
       chosen = [r for r in listed if r.name in values.only or not values.only]
       is_late = _train(values, training, chosen)
-    page.write(workdir)
+    _write_page(name, values, sweep, listed, training, (clocks, times))
   except KeyboardInterrupt:
     raise StoppedError(
       "interrupted: the same command goes on from here",
@@ -146,49 +149,36 @@ def _train(values: flags.FlagValues, training, runs) -> bool:
   return pool.is_late and any(training.row(run) is None for run in runs)
 
 
-class _Page:
-  """What is written when all has ended, checked before anything begins."""
+def _write_page(name: str, values, sweep, listed, training, known) -> None:
+  """Writes and prints the report on what there is.
 
-  def __init__(self, name: str, sweep, runs, training, is_here: bool):
-    """Computes the times of all settings, which a wrong clock has not.
+  Args:
+    name: Name of the sweep.
+    values: The flags.
+    sweep: Its config.
+    listed: Its runs.
+    training: What trained them.
+    known: Clocks by name, and the times of all settings on them.
+  """
+  from rich.console import Console
 
-    Args:
-      name: Name of the sweep.
-      sweep: Its config.
-      runs: Its runs.
-      training: What trains them.
-      is_here: Whether lines on another text than the one here are left out.
-    """
-    from experiments.sweeps import page
+  from dilocox_jax.report import comparison as report
+  from experiments.sweeps import page
 
-    self._name, self._sweep, self._runs = name, sweep, runs
-    self._training, self._is_here = training, is_here
-    self._clocks = page.clocks_of(sweep)
-    self._times = page.times_of(runs, self._clocks)
-
-  def write(self, workdir: pathlib.Path) -> None:
-    """Writes and prints the report on what there is."""
-    from rich.console import Console
-
-    from dilocox_jax.report import comparison as report
-    from experiments.sweeps import page
-
-    training = self._training
-    row = training.row if self._is_here else training.rows.row
-    found = [row(run) for run in self._runs]
-    written = report.SweepPage(
-      self._name,
-      page.frame(
-        self._sweep, self._runs, found, training.rows, self._clocks, self._times
-      ),
-      page.intro(self._runs, found),
-      self._sweep.get("notes", ()),
-      training.failed,
-      command_line.own_command(),
-    )
-    path = report.write_sweep(written, workdir)
-    report.print_sweep(written, Console())
-    print(f"runs: {training.rows.source}\nreport: {path}")
+  # Where nothing is trained, lines on another text than the one here count.
+  row = training.rows.row if values.report_only else training.row
+  found = [row(run) for run in listed]
+  written = report.SweepPage(
+    name,
+    page.frame(sweep, listed, found, training.rows, *known),
+    page.intro(listed, found),
+    sweep.get("notes", ()),
+    training.failed,
+    command_line.own_command(),
+  )
+  path = report.write_sweep(written, pathlib.Path(values.workdir))
+  report.print_sweep(written, Console())
+  print(f"runs: {training.rows.source}\nreport: {path}")
 
 
 def _interrupt(*_: object) -> None:

@@ -126,23 +126,21 @@ def intro(runs: Sequence[SweepRun], lines: Sequence[RunRow | None]) -> str:
     lines: Their lines; None for those that have not ended.
   """
   found = [row for row in lines if row]
-  config = runs[0].config
-  replicas = sorted({run.config.mesh.num_replicas for run in runs})
-  sizes = {parameter_count(run.config.model.shape) for run in runs}
+  configs = [run.config for run in runs]
+  replicas = sorted({config.mesh.num_replicas for config in configs})
+  sizes = sorted({parameter_count(config.model.shape) for config in configs})
   budget = (
-    f"{config.total_steps:,} inner steps of"
+    f"{configs[0].total_steps:,} inner steps of"
     f" {' or '.join(map(str, replicas))} replicas,"
-    f" {' or '.join(f'{size:,}' for size in sorted(sizes))} parameters."
+    f" {' or '.join(f'{size:,}' for size in sizes)} parameters."
   )
+  if not found:
+    return f"{budget} No run has ended yet."
   places = {
     f"{r.platform}, Python {r.python}, JAX {r.jax}" for r in found if r.platform
   }
-  texts = ", ".join(
-    f"`{digest}`" for digest in sorted({r.corpus for r in found})
-  )
+  texts = ", ".join(sorted({f"`{r.corpus}`" for r in found}))
   hours = math.fsum(r.wall_s for r in found if math.isfinite(r.wall_s)) / 3600
-  if not found:
-    return f"{budget} No run has ended yet."
   return (
     f"{budget} Trained on {'; '.join(sorted(places))}. {len(found)} of"
     f" {len(runs)} runs have ended; they took {hours:.3g} hours. Corpus digest"

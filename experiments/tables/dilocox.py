@@ -13,9 +13,16 @@ from collections.abc import Mapping, Sequence
 
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import flops_per_token
-from experiments.tables.published import Figure, load_published
 from experiments.tables.runs import Pace, Rounds, config_of, equal_links
-from experiments.tables.table import Fit, Prediction, Table, beside, described
+from experiments.tables.table import (
+  Figure,
+  Fit,
+  Prediction,
+  Table,
+  beside,
+  described,
+  load_published,
+)
 
 SEQUENCE_LENGTH = 2048
 MODELS = {"OPT-1.3B": "opt_1_3b", "107B": "qwen_107b"}

@@ -13,13 +13,14 @@ from matplotlib.figure import Figure as Picture
 
 from dilocox_jax.report import style
 from experiments.tables import layers
-from experiments.tables.published import Figure, load_published
 from experiments.tables.table import (
+  Figure,
   Fit,
   Prediction,
   Table,
   beside,
   described,
+  load_published,
   rows_beside,
 )
 

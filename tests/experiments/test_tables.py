@@ -9,14 +9,11 @@ import pytest
 from dilocox_jax.config import to_plan
 from experiments import speedup_tables
 from experiments.tables import (
-  covenant_72b,
   dilocox,
-  intellect_1,
-  open_diloco,
   streaming_diloco,
+  utilisation,
 )
 from experiments.tables.dilocox import RECIPE, PaperRuns, Setting
-from experiments.tables.published import Figure, load_published
 from experiments.tables.runs import (
   GOODPUT,
   Rounds,
@@ -24,7 +21,14 @@ from experiments.tables.runs import (
   equal_links,
   least,
 )
-from experiments.tables.table import Fit, Prediction, _notes, beside
+from experiments.tables.table import (
+  Figure,
+  Fit,
+  Prediction,
+  _notes,
+  beside,
+  load_published,
+)
 from tests.experiments import programs
 
 PUBLISHED = speedup_tables._PUBLISHED
@@ -161,26 +165,26 @@ def test_devices_achieve_a_twentieth_of_their_peak():
 
 
 def test_covenant_uploads_its_payload_and_a_ring_sends_those_of_all_others():
-  (table,) = covenant_72b.build_tables(PUBLISHED)
-  utilisation, exchange, compression, ring = table.rows
-  assert abs(utilisation.relative_error) < 0.1
+  (table,) = utilisation.covenant_72b(PUBLISHED)
+  share, exchange, compression, ring = table.rows
+  assert abs(share.relative_error) < 0.1
   assert abs(compression.relative_error) < 0.01
   payload_bits = 72.7e9 * 64 / 4096 * (12 + 2)
   upload_s = payload_bits / (110e6 * GOODPUT)
   assert upload_s < exchange.predicted < upload_s + 2
-  share = 1200 / (1200 + exchange.predicted)
-  assert utilisation.predicted == pytest.approx(100 * share, rel=1e-3)
-  share = 1200 / (1200 + 19 * upload_s)
-  assert ring.predicted == pytest.approx(100 * share, rel=0.01)
+  by_hand = 1200 / (1200 + exchange.predicted)
+  assert share.predicted == pytest.approx(100 * by_hand, rel=1e-3)
+  by_hand = 1200 / (1200 + 19 * upload_s)
+  assert ring.predicted == pytest.approx(100 * by_hand, rel=0.01)
 
 
 def test_intellect_fits_a_rate_on_each_allreduce_and_derives_two_rows():
-  (table,) = intellect_1.build_tables(PUBLISHED)
+  (table,) = utilisation.intellect_1(PUBLISHED)
   shares = [row for row in table.rows if "utilisation" in row.name]
   assert all(abs(row.relative_error) < 0.1 for row in shares)
   derived = {row.name for row in table.rows if row.kind == Fit.NONE}
   assert derived == {"bandwidth reduction", "model FLOPS utilisation, lowest"}
-  one = intellect_1._Runs(figures("intellect_1"))
+  one = utilisation.Intellect1(figures("intellect_1"))
   sent_bits = 2 * 13 / 14 * 1e10 * (8 + 16 / 128)
   by_hand = sent_bits / (469 * GOODPUT) / 1e6
   # Round trips take a few seconds of the 469.
@@ -189,7 +193,7 @@ def test_intellect_fits_a_rate_on_each_allreduce_and_derives_two_rows():
 
 
 def test_open_diloco_is_bytes_over_the_slowest_link_within_the_band():
-  (table,) = open_diloco.build_tables(PUBLISHED)
+  (table,) = utilisation.open_diloco(PUBLISHED)
   lowest, highest, exchange, needed = table.rows
   by_hand_s = 8 * 2 * 3 / 4 * 1.1e9 * 2 / (127e6 * GOODPUT)
   # The rest is round trips and slow start.
