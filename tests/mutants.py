@@ -2,10 +2,11 @@
 
   python -m tests.mutants [--places=200] [--seed=0]
 
-cosmic-ray makes the mutants and applies them in a clone of the last commit. A
-mutant is tried by the tests of its own module first, then by those of its
-folder, then by all: most are caught in seconds. The run takes hours, and the
-same command goes on where it was stopped.
+cosmic-ray makes the mutants and applies them in build/mutants, a clone of the
+last commit. A mutant is tried by the tests of its own module first, then by
+those of its folder, then by all: most are caught in seconds. The run takes
+hours, and the same command goes on where it was stopped. Remove build/mutants
+to begin anew.
 """
 
 import argparse
@@ -34,45 +35,46 @@ def main() -> None:
   flags = parser.parse_args()
   if flags.notice:
     sys.exit(not all(map(passes, stages(changed_module()))))
-  if not (COPY / SESSION).exists():
+  if not COPY.exists():
     subprocess.run(["git", "clone", "-q", ROOT, COPY], check=True)
     (COPY / "build").mkdir()
-    cosmic_ray("cli", "init", CONFIG, SESSION)
+  # A run that was killed has left its mutant.
+  subprocess.run(["git", "checkout", "-q", "."], cwd=COPY, check=True)
+  if not (COPY / SESSION).exists():
+    cosmic_ray("cli", "init", "--force", CONFIG, "build/all.sqlite")
     draw(flags.places, flags.seed)
   cosmic_ray("cli", "exec", CONFIG, SESSION)
   cosmic_ray("tools.report", "--surviving-only", "--show-diff", SESSION)
 
 
 def cosmic_ray(module: str, *arguments: str) -> None:
-  """Runs a program of cosmic-ray in the clone, with this Python first."""
-  path = os.pathsep.join((str(pathlib.Path(sys.executable).parent), "/bin"))
+  """Runs a program of cosmic-ray in the clone; `python` there is this one."""
+  path = (
+    f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+  )
+  command = [sys.executable, "-m", f"cosmic_ray.{module}", *arguments]
   subprocess.run(
-    [sys.executable, "-m", f"cosmic_ray.{module}", *arguments],
-    cwd=COPY,
-    env={**os.environ, "PATH": path + os.pathsep + os.environ["PATH"]},
-    check=True,
+    command, cwd=COPY, env={**os.environ, "PATH": path}, check=True
   )
 
 
 def draw(places: int, seed: int) -> None:
   """Keeps one mutant in each of some places, in random order."""
-  with use_db(COPY / SESSION) as session:
-    by_place: dict[tuple, list] = {}
-    for item in session.work_items:
+  by_place: dict[tuple, list] = {}
+  with use_db(COPY / "build/all.sqlite") as every:
+    for item in every.work_items:
       (mutation,) = item.mutations
       if not mutation.operator_name.startswith(TRIVIAL):
         place = (str(mutation.module_path), mutation.start_pos)
-        by_place.setdefault(place, []).append(item)
-    rng = random.Random(seed)
-    drawn = rng.sample(sorted(by_place), min(places, len(by_place)))
-    kept = [
-      rng.choice(
-        sorted(by_place[place], key=lambda i: i.mutations[0].operator_name)
-      )
-      for place in drawn
-    ]
+        by_place.setdefault(place, []).append((mutation.operator_name, item))
+  rng = random.Random(seed)
+  drawn = rng.sample(sorted(by_place), min(places, len(by_place)))
+  half = COPY / "build/half.sqlite"
+  with use_db(half) as session:
     session.clear()
-    session.add_work_items(kept)
+    choices = [sorted(by_place[place], key=lambda c: c[0]) for place in drawn]
+    session.add_work_items([rng.choice(each)[1] for each in choices])
+  half.rename(COPY / SESSION)
 
 
 def changed_module() -> pathlib.Path:
