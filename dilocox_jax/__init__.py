@@ -25,6 +25,7 @@ _HOMES = {
   "Event": "plan.schedule.sync_schedule",
   "ExchangeKind": "aggregators.kinds",
   "LossModel": "models.loss",
+  "Lora": "models.adapters",
   "LostError": "meeting.agreement",
   "Mailbox": "meeting.mailbox",
   "MailboxRules": "meeting.rules",

@@ -8,6 +8,8 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import numpy as np
 import optax
 from flax import traverse_util
 
@@ -21,12 +23,14 @@ from dilocox_jax.config.run import from_mapping
 from dilocox_jax.data.batch_feeds import as_feed
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.metrics.lines import RecordError
+from dilocox_jax.models import adapters
+from dilocox_jax.models.adapters import Lora
 from dilocox_jax.models.handed_in import as_loss_model
 from dilocox_jax.plan.schedule.fragments import SLICED
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.simulate.analytic import Outcome, run_time
-from dilocox_jax.training import resume, run_lock, start
+from dilocox_jax.training import build, resume, run_lock, start
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.trainer import Trainer
 from dilocox_jax.trees import Aggregator, Tree
@@ -86,11 +90,30 @@ class Run:
     resume.check_same_parts(self.metrics.record, self.parts)
     return start.saved_outer_params(self.workdir, self.parts)
 
+  def export(self, folder: str | os.PathLike) -> None:
+    """Writes the adapters of `Lora` as the library `peft` reads them.
+
+    Args:
+      folder: Folder, which is made if it is missing.
+
+    Raises:
+      ValueError: If the run has none, or no such library has the model.
+    """
+    part = self.parts.trainable
+    if part is None or part.lora is None:
+      raise ValueError("export: hand in the trainable=Lora of the run")
+    config = self.config
+    source = config.checkpoint.init_from
+    path = pathlib.Path(folder)
+    part.lora.export(path, config.model.shape, self.params, source)
+
   @property
   def model(self) -> Any:
     """The module that was handed in, with these parameters, or else they."""
-    given = self.parts.model
-    return given.module(self.params) if given else self.params
+    given, params, part = self.parts.model, self.params, self.parts.trainable
+    if part:
+      params = jax.device_put(part.fold(params, part.frozen))
+    return given.module(params) if given else params
 
 
 def train(
@@ -103,6 +126,7 @@ def train(
   config: RunConfig | Mapping[str, Any] | None = None,
   workdir: str | os.PathLike = "runs/train",
   loss: Callable[[Any, Any], Any] | None = None,
+  trainable: Lora | Callable[[str], bool] | None = None,
   inner_optimizer: optax.GradientTransformation | None = None,
   outer_optimizer: optax.GradientTransformation | None = None,
   exchange: Aggregator | None = None,
@@ -128,6 +152,9 @@ def train(
     workdir: The run directory.
     loss: (model, batch) -> scalar, where the model is called as the module is;
       None: batches are tokens, of which each is predicted from those before.
+    trainable: What is trained, if not all: `dilocox_jax.Lora`, or a function
+      of the path of a leaf. The rest stays as it is in the checkpoint of
+      `checkpoint.init_from`, or in a new model (`models.adapters`).
     inner_optimizer: Optimizer of the replicas, with its own learning rate.
     outer_optimizer: Optimizer of the outer parameters.
     exchange: Averages one fragment over the replicas. The bytes that the run
@@ -146,7 +173,9 @@ def train(
     TrainingStoppedError: If a value is not finite.
   """
   parts = _parts(model, loss, data, inner_optimizer, outer_optimizer, exchange)
-  whole = _config(config, method, replicas, steps, parts.model is not None)
+  has_layers = parts.model is None and trainable is None
+  whole = _config(config, method, replicas, steps, has_layers)
+  parts = _with_trainable(parts, trainable, whole)
   clock = None
   if cluster:
     require(
@@ -167,7 +196,7 @@ def _config(
   method: str | None,
   replicas: int | None,
   steps: int | None,
-  is_own_model: bool,
+  has_layers: bool,
 ) -> RunConfig:
   """Joins a config's sections with what `train` says by itself."""
   said = {
@@ -186,9 +215,9 @@ def _config(
     )
   values = dict(flat(given or {})) | said
   name = str(values.get("sync.method"))
-  if is_own_model and name in METHODS:
+  if not has_layers and name in METHODS:
     settings = inspect.signature(METHODS[name]).parameters
-    if "fragment_order" in settings:  # Nobody knows layers of any model.
+    if "fragment_order" in settings:  # All leaves are cut alike.
       values.setdefault("sync.fragment_order", SLICED[0])
   return from_mapping(traverse_util.unflatten_dict(values, sep="."))
 
@@ -221,6 +250,7 @@ def load(
   model: Any = None,
   loss: Callable[[Any, Any], Any] | None = None,
   data: Any = None,
+  trainable: Lora | Callable[[str], bool] | None = None,
   inner_optimizer: optax.GradientTransformation | None = None,
   outer_optimizer: optax.GradientTransformation | None = None,
   exchange: Aggregator | None = None,
@@ -233,6 +263,7 @@ def load(
       likewise the parts below.
     loss: Loss that was handed in.
     data: Data of the same kind; only a module of linen with a loss needs them.
+    trainable: What was trained, if not all.
     inner_optimizer: Inner optimizer that was handed in.
     outer_optimizer: Outer optimizer that was handed in.
     exchange: Exchange that was handed in.
@@ -244,7 +275,22 @@ def load(
   parts = _parts(model, loss, data, inner_optimizer, outer_optimizer, exchange)
   run = Run(pathlib.Path(workdir), parts)
   _ = run.metrics  # A wrong directory is reported here and not at first use.
-  return run
+  parts = _with_trainable(parts, trainable, run.config)
+  return dataclasses.replace(run, parts=parts)
+
+
+def _with_trainable(parts: Parts, trainable: Any, config: RunConfig) -> Parts:
+  """Adds what is trained of a model, and reads or draws the rest."""
+  if trainable is None:
+    return parts
+  source = config.checkpoint.init_from
+  if source:
+    base = start.foreign_params(config, pathlib.Path(source))
+  else:
+    model = parts.model or build.programs(config).model
+    base = jax.jit(model.init)(jax.random.key(config.seed))
+  adaptation = adapters.adapt(trainable, jax.tree.map(np.asarray, base))
+  return dataclasses.replace(parts, trainable=adaptation)
 
 
 def estimate(

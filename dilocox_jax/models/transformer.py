@@ -21,6 +21,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from dilocox_jax.checks import require
+from dilocox_jax.models.adapters import Multiply, split_layer
 from dilocox_jax.models.attention import Cache
 from dilocox_jax.models.fused_attention import named_attention
 from dilocox_jax.models.modules import Decoder, Segments
@@ -29,8 +30,6 @@ from dilocox_jax.models.remat import remat_wrapper
 from dilocox_jax.plan.model.shapes import ModelShape
 
 Params = dict[str, Any]
-# (path of the kernel in its block, x [T, I], kernel [I, O]) -> x @ kernel.
-Multiply = Callable[[str, Array, Array], Array]
 
 
 class Model(NamedTuple):
@@ -164,6 +163,7 @@ def build_model(
     multiply: Multiply | None = None,
     segments: Segments = None,
   ) -> Array:
+    layer, multiply = split_layer(layer, multiply)
     bound = one_block(layer)
     if multiply is not None:
       _divert(bound, multiply)

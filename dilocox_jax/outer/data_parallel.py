@@ -17,7 +17,7 @@ import optax
 
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import Replicas, map_prefix
-from dilocox_jax.outer.window import StepMetrics
+from dilocox_jax.outer.window import StepMetrics, WithFrozen, apart
 from dilocox_jax.trees import Aggregator, Tree, shardings_of
 
 
@@ -44,12 +44,14 @@ class StepPrograms:
     optimizer: Optimizer that steps on the mean gradient.
     aggregator: Averages gradients over replicas.
     replicas: Number of replicas, and their devices.
+    frozen: As in `Rounds`.
   """
 
   gradient: Callable
   optimizer: optax.GradientTransformation
   aggregator: Aggregator
   replicas: Replicas
+  frozen: Tree | None = None
 
   def __post_init__(self):
     require(
@@ -94,17 +96,26 @@ class StepPrograms:
     Returns:
       The new state; losses and gradient norms, [M, num_steps].
     """
-    return self.compiled(state, self.replicas.place_batches(batches))
+    batches = self.replicas.place_batches(batches)
+    if self.frozen is not None:
+      batches = WithFrozen(batches, self.frozen)
+    return self.compiled(state, batches)
 
   @functools.cached_property
   def compiled(self):
     """The jitted program (state, batches) -> (state, metrics)."""
 
     def replica_program(state: SharedState, batches: Tree):
-      state, metrics = jax.lax.scan(self._step, state, batches)
+      own, beside = apart(batches)
+      state, metrics = jax.lax.scan(
+        lambda state, batch: self._step(state, beside(batch)), state, own
+      )
       return self.replicas.divided(state), metrics
 
-    program = self.replicas.map(replica_program, (self.axes, 0), (self.axes, 0))
+    of_batches = 0 if self.frozen is None else WithFrozen(0, None)
+    program = self.replicas.map(
+      replica_program, (self.axes, of_batches), (self.axes, 0)
+    )
     return jax.jit(program, donate_argnums=0)
 
   def _step(

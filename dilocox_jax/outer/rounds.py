@@ -34,6 +34,7 @@ from dilocox_jax.outer.window import (
   StepMetrics,
   WindowKind,
   WindowProgram,
+  WithFrozen,
 )
 from dilocox_jax.plan.schedule.membership import (
   RoundAttendance,
@@ -65,10 +66,12 @@ class Rounds(RoundStates):
     inner_step: Optimizer step of one replica.
     thread: Thread that dispatches the exchanges; None keeps them in the
       program of their window.
+    frozen: Parameters that inner steps read and nobody trains (`WithFrozen`).
   """
 
   inner_step: InnerStep
   thread: ExchangeThread | None = None
+  frozen: Tree | None = None
 
   def run(
     self,
@@ -107,6 +110,7 @@ class Rounds(RoundStates):
     if attendance and attendance.returning:
       state = self.rejoined(state, attendance.returning, attendance.donor)
     batches = self.replicas.place_batches(batches)
+    batches = self.beside_frozen(batches)
     state, progress, drifts = self._windows(
       state, batches, num_steps, windows, attendance
     )
@@ -117,6 +121,10 @@ class Rounds(RoundStates):
         )
       )
     return self.at_step(state, done + num_steps), progress.metrics, drifts
+
+  def beside_frozen(self, batches: Tree) -> Tree:
+    """Returns batches as inner steps and evaluations read them."""
+    return batches if self.frozen is None else WithFrozen(batches, self.frozen)
 
   def _num_steps(self, batches: Tree) -> int:
     """Returns how many batches there are for each replica of this process."""
@@ -308,7 +316,10 @@ class Rounds(RoundStates):
     has_other = kind.sent is not None and not kind.is_same
     applied = None if kind.applied is None else axes
     progress = InnerProgress(self.axes.replica, own, per_replica)
-    given = _Given(progress, 0 if kind.has_steps else None, own)
+    of_batches: Any = (
+      0 if self.frozen is None else WithFrozen(per_replica, None)
+    )
+    given = _Given(progress, of_batches if kind.has_steps else None, own)
     drift = sent = None
     if applied:
       state: Any = axes._replace(exchange=None) if kind.has_arrived else axes
@@ -369,7 +380,7 @@ class Rounds(RoundStates):
     values = shape((replicas.num_replicas, num_steps), 0, jnp.float32)
     metrics = StepMetrics(values, values)
     progress = InnerProgress(state.replica, shape(()), metrics)
-    given = _Given(progress, batches, shape(()))
+    given = _Given(progress, self.beside_frozen(batches), shape(()))
     given = _with_fragments(given, window, fragment, place)
     return self.program(self.kind(window)).lower(*given)
 

@@ -221,17 +221,37 @@ class WindowProgram:
     return params, state, measure_drift(result)
 
 
+class WithFrozen(NamedTuple):
+  """Batches, and parameters that nobody trains, which all replicas read.
+
+  The second has no replica axis, so it is on a device once. An inner step gets
+  both in the place of its batch.
+  """
+
+  batches: Tree
+  frozen: Tree
+
+
+def apart(batches: Tree) -> tuple[Tree, Callable[[Tree], Tree]]:
+  """Returns batches alone, and what puts a batch beside what is frozen."""
+  if not isinstance(batches, WithFrozen):
+    return batches, lambda batch: batch
+  frozen = batches.frozen
+  return batches.batches, lambda batch: WithFrozen(batch, frozen)
+
+
 def inner_steps(inner_step: InnerStep, batches: Tree) -> RunSteps:
   """Returns a function (progress, count) that runs `count` inner steps.
 
   Args:
     inner_step: Function as in `WindowProgram`.
-    batches: Batches, leaves [n, ...].
+    batches: Batches, leaves [n, ...], perhaps `WithFrozen`.
   """
+  own, beside = apart(batches)
 
   def body(_, progress: InnerProgress) -> InnerProgress:
     replica, step, metrics = progress
-    batch = jax.tree.map(lambda leaf: leaf[step], batches)
+    batch = beside(jax.tree.map(lambda leaf: leaf[step], own))
     params, optimizer, values = inner_step(*replica, batch)
     metrics = jax.tree.map(
       lambda buffer, value: buffer.at[step].set(value.astype(buffer.dtype)),

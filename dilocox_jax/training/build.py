@@ -89,9 +89,7 @@ class Programs:
     has L + 1 tokens, and each of its last L tokens is predicted. All replicas
     compute the same.
     """
-    return jax.jit(
-      self.rounds.replicas.map(self.evaluation, (None, None), None)
-    )
+    return self._evaluated(self.rounds.replicas, (None, None), None)
 
   @functools.cached_property
   def evaluate_each(self):
@@ -99,7 +97,13 @@ class Programs:
 
     Every replica evaluates its own parameters, so nothing is sent.
     """
-    return jax.jit(self.rounds.replicas.map(self.evaluation, (0, None), 0))
+    return self._evaluated(self.rounds.replicas, (0, None), 0)
+
+  def _evaluated(self, replicas: Replicas, in_axes: Any, out_axes: Any) -> Any:
+    program = jax.jit(replicas.map(self.evaluation, in_axes, out_axes))
+    return lambda params, batches: program(
+      params, self.rounds.beside_frozen(batches)
+    )
 
 
 def _aggregator(config: RunConfig, setting: RoundSetting | None) -> Aggregator:
@@ -158,10 +162,10 @@ def programs(
     f"mesh.outer_memory={mesh.outer_memory!r}: {reason}: take 'device'",
   )
   model, gradient, evaluation = model_functions(
-    config, parts.model, end_of_text
+    config, parts.model, end_of_text, parts.trainable
   )
   shapes = parameter_shapes(config.model.shape)
-  if parts.model is not None:
+  if parts.model is not None or parts.trainable:
     shapes = shapes_by_path(jax.eval_shape(model.init, jax.random.key(0)))
   schedule = learning_rate_schedule(
     inner.schedule,
@@ -189,6 +193,11 @@ def programs(
   one_replica = replicas
   if config.sync.warm_start == "single":
     one_replica = dataclasses.replace(replicas, num_replicas=1)
+  frozen = shared_frozen = None
+  if parts.trainable:
+    frozen = shared_frozen = replicas.place(parts.trainable.frozen, None)
+  if parts.trainable and one_replica is not replicas:
+    shared_frozen = one_replica.place(parts.trainable.frozen, None)
   outer = outer_step(config, parts=parts)
   if parts.exchange and config.membership != MembershipConfig():
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -206,8 +215,10 @@ def programs(
     model=model,
     evaluation=evaluation,
     schedule=recorded,
-    steps=StepPrograms(gradient, shared, mean, replicas),
-    single=StepPrograms(gradient, optimizer, plain_mean, one_replica),
+    steps=StepPrograms(gradient, shared, mean, replicas, frozen),
+    single=StepPrograms(
+      gradient, optimizer, plain_mean, one_replica, shared_frozen
+    ),
     rounds=Rounds(
       outer,
       Cuts(config.fragments.num_fragments, config.fragments),
@@ -215,6 +226,7 @@ def programs(
       mesh.outer_memory,
       inner_step=inner_step(gradient, optimizer),
       thread=ExchangeThread() if _needs_thread(config) else None,
+      frozen=frozen,
     ),
     shapes=shapes,
   )

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
+from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig
 from dilocox_jax.inner import vocabulary
 from dilocox_jax.inner.activation_codec import ACTIVATION_CODECS
@@ -18,6 +19,7 @@ from dilocox_jax.inner.pipeline_loss import pipelined_loss
 from dilocox_jax.inner.sharded import sharded_gradient, sharded_loss
 from dilocox_jax.inner.step import Gradient, Loss, accumulated_gradient
 from dilocox_jax.models import transformer
+from dilocox_jax.models.adapters import Adaptation
 from dilocox_jax.models.fused_attention import check_splash_length
 from dilocox_jax.models.loss import (
   LossModel,
@@ -28,13 +30,17 @@ from dilocox_jax.models.loss import (
 from dilocox_jax.models.remat import remat_wrapper
 from dilocox_jax.models.segments import segment_ids
 from dilocox_jax.outer.cuts import Cuts
+from dilocox_jax.outer.window import WithFrozen
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.pipeline.timetable import timetable
 from dilocox_jax.trees import Scalar, Tree
 
 
 def model_functions(
-  config: RunConfig, given: LossModel | None, end_of_text: int | None
+  config: RunConfig,
+  given: LossModel | None,
+  end_of_text: int | None,
+  trainable: Adaptation | None = None,
 ) -> tuple[LossModel, Gradient, Loss]:
   """Builds the model, and the gradient and evaluation of a replica.
 
@@ -42,19 +48,21 @@ def model_functions(
     config: Config of the run, with values for what depends on the devices.
     given: Model that takes the place of the config's; None changes nothing.
     end_of_text: Token at which attention begins anew, or None.
+    trainable: What is trained of the model; None: all of it.
 
   Returns:
     The model, (params, batch) -> (loss, gradients), and (params, batches
-    [N, B, L + 1]) -> mean loss.
+    [N, B, L + 1]) -> mean loss. If only a part is trained, params are this
+    part, and batches are `WithFrozen`.
 
   Raises:
-    ValueError: If a model that is handed in is to be divided over devices.
+    ValueError: If a model that is handed in, or of which only a part is
+      trained, is to be divided over devices.
   """
   sizes = config.model
   if given is not None:
-    _check_given_model(config, given)
-    gradient = _whole_gradient(config, _given_loss(config, given))
-    return given, gradient, _mean_over_batches(given.loss)
+    _check_given_model(config, given, trainable)
+    return _whole(config, given, _given_loss(config, given), trainable)
   if sizes.attention == "splash":
     check_splash_length(config.data.sequence_length)
   model = loaded(type(sizes.shape).builder)(
@@ -72,10 +80,57 @@ def model_functions(
   )
   evaluated = LossModel(model.init, functools.partial(loss, model))
   if config.mesh.is_divided:
+    require(
+      trainable is None,
+      "trainable: a replica that devices share trains all of a model: set "
+      "mesh.num_stages=1 and mesh.num_data_shards=1",
+    )
     return evaluated, *_divided_functions(config, model, end_of_text)
   loss = functools.partial(loss, model, z_loss=sizes.z_loss)
-  gradient = _whole_gradient(config, loss)
-  return evaluated, gradient, _mean_over_batches(evaluated.loss)
+  return _whole(config, evaluated, loss, trainable)
+
+
+def _whole(
+  config: RunConfig,
+  evaluated: LossModel,
+  loss: Loss,
+  trainable: Adaptation | None,
+) -> tuple[LossModel, Gradient, Loss]:
+  """Builds the functions of a replica that one device holds."""
+  micro_batches = config.inner.accumulate_steps
+  functions = (
+    accumulated_gradient(loss, micro_batches),
+    _mean_over_batches(evaluated.loss),
+  )
+  if trainable:
+    functions = _of_a_part(evaluated, loss, trainable, micro_batches)
+    evaluated = LossModel(trainable.init, evaluated.loss, evaluated.module)
+  gradient, evaluation = functions
+  # On CPU, the batched matrix products that vmap makes are slow. So replicas
+  # on one device run in turn instead.
+  if config.mesh.stacked_by == "map":
+    gradient = sequential_vmap(gradient)
+  return evaluated, gradient, evaluation
+
+
+def _of_a_part(
+  model: LossModel, loss: Loss, trainable: Adaptation, micro_batches: int
+) -> tuple[Gradient, Loss]:
+  """Builds gradient and evaluation where a part is trained."""
+  join = trainable.join
+
+  def gradient(params: Tree, batch: WithFrozen) -> tuple[Scalar, Tree]:
+    def joint_loss(params: Tree, rows: Tree) -> Scalar:
+      return loss(join(params, batch.frozen), rows)
+
+    rows = batch.batches
+    return accumulated_gradient(joint_loss, micro_batches)(params, rows)
+
+  def evaluation(params: Tree, batches: WithFrozen) -> Scalar:
+    params = join(params, batches.frozen)
+    return _mean_over_batches(model.loss)(params, batches.batches)
+
+  return gradient, evaluation
 
 
 def _given_loss(config: RunConfig, given: LossModel) -> Loss:
@@ -100,7 +155,9 @@ def _mean_over_batches(loss: Loss) -> Loss:
   return mean
 
 
-def _check_given_model(config: RunConfig, model: LossModel) -> None:
+def _check_given_model(
+  config: RunConfig, model: LossModel, trainable: Adaptation | None
+) -> None:
   if config.mesh.is_divided:
     raise ValueError(
       "a model that is handed in cannot be cut into stages or shards: register "
@@ -108,7 +165,8 @@ def _check_given_model(config: RunConfig, model: LossModel) -> None:
       "(dilocox_jax.register_model), or set mesh.num_stages=1 and "
       "mesh.num_data_shards=1"
     )
-  params = jax.eval_shape(model.init, jax.random.key(0))
+  init = trainable.init if trainable else model.init
+  params = jax.eval_shape(init, jax.random.key(0))
   Cuts(config.fragments.num_fragments, config.fragments).check(params)
 
 
@@ -160,13 +218,3 @@ def _cut(
   if end_of_text is not None:
     segments = functools.partial(segment_ids, end_of_text=end_of_text)
   return CutModel(embed, model.block, end, segments)
-
-
-def _whole_gradient(config: RunConfig, loss: Loss) -> Gradient:
-  """Builds the gradient of a replica that one device holds."""
-  gradient = accumulated_gradient(loss, config.inner.accumulate_steps)
-  # On CPU, the batched matrix products that vmap makes are slow. So replicas
-  # on one device run in turn instead.
-  if config.mesh.stacked_by == "map":
-    gradient = sequential_vmap(gradient)
-  return gradient

@@ -6,6 +6,7 @@ import optax
 
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.feeds import Feed
+from dilocox_jax.models.adapters import Adaptation
 from dilocox_jax.models.loss import LossModel
 from dilocox_jax.trees import Aggregator
 
@@ -23,6 +24,7 @@ class Parts:
       `config.outer`.
     exchange: Averages one fragment over the replicas, in place of
       `config.exchange`.
+    trainable: What is trained of the model, if not all of it.
   """
 
   model: LossModel | None = None
@@ -30,6 +32,7 @@ class Parts:
   inner_optimizer: optax.GradientTransformation | None = None
   outer_optimizer: optax.GradientTransformation | None = None
   exchange: Aggregator | None = None
+  trainable: Adaptation | None = None
 
   @property
   def names(self) -> list[str]:

@@ -141,7 +141,7 @@ def first_state(
     RefusedError: If the run should start from another run and cannot.
   """
   source = config.checkpoint.init_from
-  if source:
+  if source and not parts.trainable:  # Else it is what is frozen.
     return state_from_run(config, programs, phase, pathlib.Path(source), parts)
   params = states.first_params(programs, phase, config.seed)
   return states.fresh(programs, phase, params)
@@ -198,7 +198,7 @@ def state_from_run(
     raise RefusedError(f"checkpoint.init_from={source}: {reason}") from error
   if is_foreign:
     params = programs.steps_of(phase).replicas.place_state(
-      _foreign_params(config, source), None
+      foreign_params(config, source), None
     )
     return states.fresh(programs, phase, params)
   old_config = check_source(source)
@@ -245,8 +245,16 @@ def _parts_of(source: pathlib.Path, parts: Parts) -> Parts:
   return Parts(**{name: getattr(parts, name) for name in needed})
 
 
-def _foreign_params(config: RunConfig, source: pathlib.Path) -> Tree:
-  """Reads the parameters of a checkpoint that another library has written."""
+def foreign_params(config: RunConfig, source: pathlib.Path) -> Tree:
+  """Reads the parameters of a checkpoint that another library has written.
+
+  Args:
+    config: Config of the run, whose model has its sizes.
+    source: Folder of the checkpoint.
+
+  Raises:
+    RefusedError: If it cannot be read, or holds another model.
+  """
   try:
     shape, params = weights.read_checkpoint(source)
   except ValueError as error:

@@ -1,0 +1,207 @@
+"""Parts of a model are trained, and the rest is there once and never sent."""
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dilocox_jax as dx
+from dilocox_jax.models import adapters, weights
+from dilocox_jax.models.transformer import build_model
+from dilocox_jax.plan.model.shapes import ModelShape, parameter_count
+from dilocox_jax.training import build, states
+from dilocox_jax.training import trainer as training
+from dilocox_jax.training.parts import Parts
+from dilocox_jax.trees import leaves_by_path
+from tests import runs
+from tests.api.test_handed_in import killed
+
+SHAPE = ModelShape(2, 16, 2, 24, 64, num_kv_heads=1, tied_head=False)
+MODEL = build_model(SHAPE)
+SIZES = "num_layers model_dim num_heads ff_dim vocab_size".split()
+SIZES += ["num_kv_heads", "tied_head"]
+TOKENS = (np.arange(6000) * 7) % 61
+LORA = dx.Lora(rank=2, alpha=8.0, products=("query", "value", "down"))
+NUM_VALUES = 2 * 2 * (16 + 16 + 16 + 8 + 24 + 16)  # Layers, rank, in and out.
+
+
+def checkpoint(folder):
+  folder.mkdir()
+  params = MODEL.init(jax.random.key(3))
+  weights.write_checkpoint(folder, SHAPE, jax.tree.map(np.asarray, params))
+  return folder
+
+
+@pytest.fixture(scope="module", name="base")
+def base_fixture(tmp_path_factory):
+  return checkpoint(tmp_path_factory.mktemp("base") / "llama")
+
+
+def train(workdir, base, trainable: Any = LORA, **changes):
+  method = changes.pop("method", "overlap_loco")
+  slices = {"num_fragments": 4} if method == "overlap_loco" else {}
+  return dx.train(
+    data=(TOKENS, TOKENS[:500]),
+    trainable=trainable,
+    workdir=workdir,
+    steps=24,
+    method=method,
+    replicas=2,
+    config={
+      "model": {name: getattr(SHAPE, name) for name in SIZES},
+      "sync": {"sync_interval": 4, **slices},
+      "data": {"batch_size": 4, "sequence_length": 16},
+      "inner": {"learning_rate": 0.05, "warmup_steps": 2},
+      "checkpoint": {"interval_steps": 8, "init_from": str(base)},
+      "evaluation": {"interval_steps": 8, "num_sequences": 8},
+    },
+  )
+
+
+@pytest.fixture(scope="module", name="run")
+def run_fixture(base, tmp_path_factory):
+  return train(tmp_path_factory.mktemp("run") / "whole", base)
+
+
+def test_adapters_train_and_go_on_to_the_same_bits(
+  run, base, tmp_path, monkeypatch
+):
+  first, *_, last = run.metrics.evaluations
+  assert last.outer_loss < first.outer_loss - 0.01
+  assert sum(leaf.size for leaf in jax.tree.leaves(run.params)) == NUM_VALUES
+  with monkeypatch.context() as patch, pytest.raises(runs.Killed):
+    patch.setattr(training.Trainer, "_dispatch", killed(16))
+    train(tmp_path, base)
+  runs.assert_same_bits(train(tmp_path, base).params, run.params)
+  loaded = dx.load(run.workdir, trainable=LORA)
+  runs.assert_same_bits(loaded.model, run.model)
+
+
+def test_what_is_sent_is_the_adapter_alone(run, base, tmp_path):
+  plain = train(tmp_path / "run", base, method="diloco")
+  (sent,) = {row.sent_bytes for row in plain.metrics.rounds}
+  assert sent == 2 * 4 * (NUM_VALUES + 1) / 2  # A ring of two, in fp32.
+  record = json.loads((plain.workdir / "run.json").read_text())
+  assert record["parameter_count"] == NUM_VALUES
+  assert record["handed_in"] == ["data", "trainable"]
+  assert run.sent_bytes < plain.sent_bytes / 4
+
+
+def trainer_of(monkeypatch, *arguments):
+  made, begin = [], training.Trainer.run
+
+  def keep(self):
+    made.append(self)
+    return begin(self)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(training.Trainer, "run", keep)
+    train(*arguments)
+  return made[0].programs
+
+
+def test_the_base_keeps_its_bytes_and_is_there_once(
+  base, tmp_path, monkeypatch
+):
+  _, before = weights.read_checkpoint(base)
+  programs = trainer_of(monkeypatch, tmp_path, base)
+  frozen = programs.rounds.frozen
+  runs.assert_same_bits(jax.tree.map(np.asarray, frozen), before)
+  for leaf in jax.tree.leaves(frozen):
+    assert len(leaf.sharding.device_set) == 1  # And it has no replica axis.
+
+
+def needed_bytes(num_replicas):
+  """Memory of a round's program: what it is given, makes and returns."""
+  config = runs.settings(
+    num_replicas=num_replicas,
+    method="diloco",
+    model={"model_dim": 64, "ff_dim": 256},
+  )
+  shape = config.model.shape
+  base = build_model(shape).init(jax.random.key(0))
+  programs = build.programs(config, Parts(trainable=LORA.adapt(base)))
+  state: Any = states.abstract(programs, "rounds", in_flight=[0])
+  batches = jax.ShapeDtypeStruct((num_replicas, 3, 2, 17), jnp.int32)
+  schedule = programs.rounds.outer.method.schedule
+  program = programs.rounds.lowered(state, batches, schedule.windows(0, 3)[0])
+  memory: Any = program.compile().memory_analysis()
+  used = memory.argument_size_in_bytes + memory.output_size_in_bytes
+  used += memory.temp_size_in_bytes - memory.alias_size_in_bytes
+  return used, 4 * programs.parameter_count, 4 * parameter_count(shape)
+
+
+def test_two_replicas_share_the_base():
+  one, adapter, whole = needed_bytes(1)
+  two, *_ = needed_bytes(2)
+  assert whole < one
+  assert two <= 1.1 * one + 2 * adapter
+  assert two - one < whole / 2
+
+
+def test_folded_adapters_have_the_same_logits(run):
+  part = run.parts.trainable
+  frozen = jax.tree.map(jnp.asarray, part.frozen)
+  joined = part.join(run.params, frozen)
+  tokens = jnp.asarray(TOKENS[None, :12])
+  beside, folded = MODEL.apply(joined, tokens), MODEL.apply(run.model, tokens)
+  plain = MODEL.apply(frozen, tokens)
+  np.testing.assert_allclose(beside, folded, atol=2e-5)
+  assert np.abs(plain - folded).max() > 0.01
+
+
+def test_adapters_are_exported_and_read_back(run, tmp_path):
+  run.export(tmp_path / "adapter")
+  lora, read = adapters.read_adapter(tmp_path / "adapter", SHAPE)
+  assert lora == LORA
+  runs.assert_same_bits(read, jax.tree.map(np.asarray, run.params))
+
+
+def test_logits_are_those_of_peft(run, base, tmp_path):
+  """Runs in `make check-transformers`, which installs `peft` too."""
+  peft = pytest.importorskip("peft")
+  transformers, torch = map(pytest.importorskip, ("transformers", "torch"))
+  run.export(tmp_path)
+  model = transformers.AutoModelForCausalLM.from_pretrained(base)
+  theirs = peft.PeftModel.from_pretrained(model, tmp_path).eval()
+  tokens = TOKENS[None, :12]
+  with torch.no_grad():
+    expected = theirs(torch.tensor(tokens)).logits.numpy()
+  found = MODEL.apply(run.model, jnp.asarray(tokens))
+  np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_a_predicate_says_what_is_trained(base, tmp_path):
+  run = train(
+    tmp_path,
+    base,
+    lambda path: "norm" in path,
+    method="diloco",
+    sync={"num_fragments": 0},
+  )
+  trained = leaves_by_path(run.params)
+  assert trained and all("norm" in path for path in trained)
+  _, before = weights.read_checkpoint(base)
+  kept = leaves_by_path(run.model)
+  assert kept.keys() == leaves_by_path(before).keys()
+  for path, leaf in leaves_by_path(before).items():
+    assert (path in trained) != np.array_equal(kept[path], leaf), path
+
+
+@pytest.mark.parametrize(
+  ("trainable", "message"),
+  [
+    (dx.Lora(products=("gat",)), "no product 'gat'"),
+    (lambda path: False, "true for no leaf"),
+    ("lora", "must be a dilocox_jax.Lora"),
+  ],
+)
+def test_what_cannot_be_trained_is_refused(base, trainable, message, tmp_path):
+  with pytest.raises((TypeError, ValueError), match=message):
+    train(pathlib.Path(tmp_path), base, trainable)
+  with pytest.raises(ValueError, match="rank=0 must be at least 1"):
+    dx.Lora(rank=0)
