@@ -35,7 +35,6 @@ from experiments import train
 from experiments.runtime import (
   cluster_links,
   command_line,
-  cores,
   distributed_flags,
   file_lock,
   link_check,
@@ -280,7 +279,7 @@ def _environment(
   }
   if "NPROC" not in os.environ:  # Else the user has set the threads.
     xla_flags = os.environ.get("XLA_FLAGS", "")
-    environment |= cores.limits_beside_exchange(count, xla_flags)
+    environment |= process_group.limits_beside_exchange(count, xla_flags)
   if platform == "cpu":
     return environment | {"JAX_PLATFORMS": "cpu"}
   first = number * num_devices

@@ -50,7 +50,6 @@ def _print(sections: Sequence[Section], console: Console) -> None:
       title=title or None,
       caption=note or None,
     )
-    table.columns[0].no_wrap = True
     console.print(table)
 
 

@@ -198,7 +198,10 @@ def terminal_table(
   table = Table(box=box.SIMPLE_HEAD, pad_edge=False, **look)
   for index, column in enumerate(header):
     side = "left" if index in left else "right"
-    table.add_column(column, justify=side, overflow="fold")
+    is_number = index not in left
+    # Names give way to numbers, which are read in one piece.
+    name = column.replace(" ", "\n") if is_number else column
+    table.add_column(name, justify=side, overflow="fold", no_wrap=is_number)
   for row in rows:
     table.add_row(*map(escape, row))
   return table

@@ -20,7 +20,7 @@ from typing import Any
 
 from dilocox_jax import files
 from dilocox_jax.checks import extra_package
-from experiments.runtime import cores
+from experiments.runtime import process_group
 from experiments.runtime.command_line import UsageError
 
 _POLL_S = 0.2
@@ -63,7 +63,7 @@ class Pool:
     self._slurm = _slurm_submit(slurm) if slurm else None
     self._stop = threading.Event()
     self._cores: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
-    for own in cores.divided(processes):
+    for own in process_group.divided_cores(processes):
       self._cores.put(own)
 
   @property
@@ -98,7 +98,8 @@ class Pool:
     """Runs a job as a process; returns why it failed."""
     if self._is_over():
       return LATE
-    own, environment = self._cores.get(), cores.limits(self._processes)
+    own = self._cores.get()
+    environment = process_group.thread_limits(self._processes)
     if self._processes > 1:  # One process takes most of a GPU's memory.
       environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     job.log.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +112,7 @@ class Pool:
         stderr=subprocess.STDOUT,
         env=environment | os.environ,
       )
-    cores.pin(process.pid, own)
+    process_group.pin(process.pid, own)
     while process.poll() is None and not self._is_over():
       time.sleep(_POLL_S)
     if process.poll() is None:

@@ -23,7 +23,7 @@ from dilocox_jax.simulate.interpreter import Work
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Launch, Wait
 from dilocox_jax.simulate.transfer import GLOO, Transport
-from experiments.runtime import cluster_links, cores, link_check, process_group
+from experiments.runtime import cluster_links, link_check, process_group
 from experiments.runtime.command_line import StoppedError
 from experiments.runtime.namespaces import INTERFACE
 from experiments.runtime.throttled_network import (
@@ -149,7 +149,7 @@ def run_together(
   xla_flags = os.environ.get("XLA_FLAGS", "")
   environment = {
     **os.environ,
-    **cores.limits_beside_exchange(count, xla_flags),
+    **process_group.limits_beside_exchange(count, xla_flags),
     "JAX_PLATFORMS": "cpu",
     LINK_VARIABLE: INTERFACE,
   }

@@ -15,9 +15,9 @@ from dilocox_jax.codecs.named import CODECS
 from dilocox_jax.config import from_mapping
 from experiments.runtime import (
   background_errors,
-  cores,
   distributed_flags,
   file_lock,
+  process_group,
   stop_signals,
   xla_flags,
 )
@@ -35,16 +35,18 @@ from experiments.runtime.process_group import Group, Member
   ],
 )
 def test_cores_are_dealt_out_evenly(usable, count, expected, monkeypatch):
-  monkeypatch.setattr(cores, "_usable", lambda: usable)
-  assert cores.divided(count) == expected
+  monkeypatch.setattr(process_group, "_usable_cores", lambda: usable)
+  assert process_group.divided_cores(count) == expected
 
 
 def test_a_process_with_one_core_has_a_second_thread_that_multiplies_nothing(
   monkeypatch,
 ):
-  monkeypatch.setattr(cores, "_usable", lambda: [0, 1, 2, 3])
-  assert cores.limits_beside_exchange(2) == cores.limits(2)
-  assert cores.limits_beside_exchange(4, "--xla_a=1") == {
+  monkeypatch.setattr(process_group, "_usable_cores", lambda: [0, 1, 2, 3])
+  assert process_group.limits_beside_exchange(2) == process_group.thread_limits(
+    2
+  )
+  assert process_group.limits_beside_exchange(4, "--xla_a=1") == {
     "NPROC": "2",
     "OMP_NUM_THREADS": "2",
     "XLA_FLAGS": "--xla_a=1 --xla_cpu_multi_thread_eigen=false",

@@ -199,6 +199,7 @@ def test_open_diloco_is_bytes_over_the_slowest_link_within_the_band():
   # The rest is round trips and slow start.
   assert by_hand_s < exchange.predicted < by_hand_s + 5
   share = 100 * 4050 / (4050 + exchange.predicted)
+  assert lowest.published and highest.published
   assert lowest.published.value <= share <= highest.published.value
   assert highest.predicted == pytest.approx(share, rel=1e-3)
   by_hand = 127 * exchange.predicted / (4050 / 9)

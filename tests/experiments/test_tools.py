@@ -145,7 +145,7 @@ def test_a_method_is_timed_after_what_compiles_and_predicted_by_its_plan(
   name, interval, changes, tmp_path
 ):
   flags = link_methods.flags_of(name, interval, changes, tmp_path)
-  values = {"sync": {"method": name}}
+  values: dict[str, Any] = {"sync": {"method": name}}
   for flag in flags:
     path, _, text = flag.removeprefix("--config.").partition("=")
     if flag.startswith("--config."):
