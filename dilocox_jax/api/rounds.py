@@ -38,6 +38,7 @@ def make_rounds(
   num_layers: int = 0,
   layout: str = "stacked",
   exchange: Aggregator | str = "float32",
+  frozen: Tree | None = None,
 ) -> Rounds:
   """Builds a method's rounds from an inner step of one's own.
 
@@ -57,6 +58,9 @@ def make_rounds(
       each replica).
     exchange: What averages over replicas, e.g. `dilocox_jax.exchange(
       "int(bits=4)", feedback=1.0)`, or the name of a codec without feedback.
+    frozen: Parameters that are read and not trained. They are on a device once,
+      for all replicas, and `inner_step` gets `batch.batches` and
+      `batch.frozen` in the place of its batch.
 
   Raises:
     TypeError: If `method` is no method, `outer` no optimizer, or `exchange`
@@ -88,10 +92,12 @@ def make_rounds(
   step = OuterStep(method, outer, aggregator)
   if aggregator.carrier:
     _enter(step, num_replicas)
+  replicas = Replicas(num_replicas, layout)
   return Rounds(
     step,
     Cuts(fragments.num_fragments, fragments),
-    Replicas(num_replicas, layout),
+    replicas,
+    frozen=None if frozen is None else replicas.place(frozen, None),
     inner_step=_checked(inner_step),
     thread=ExchangeThread() if aggregator.carrier else None,
   )

@@ -44,6 +44,7 @@ def step_transform(
   exchange: Aggregator | str = "float32",
   axis_name: str = REPLICA_AXIS,
   fragments: Fragmentation | None = None,
+  trainable: Callable[[str], bool] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes an optax transform of a method.
 
@@ -64,6 +65,8 @@ def step_transform(
       `plan.schedule.fragments.Fragments`, which divides stacked layers. None
       divides whole leaves such that the fragments have about equal bytes, or
       slices every leaf if the method does.
+    trainable: Function of the path of a leaf that says whether it is trained.
+      The others stay, have no state and are not sent.
 
   Returns:
     A transform whose `init` takes the parameters of one replica, a tree of
@@ -87,7 +90,8 @@ def step_transform(
   aggregator = aggregator_of(exchange, axis_name)
   check_unsent(method, aggregator)
   if method.exchanged == "gradient":
-    return on_trained_leaves(_averaged_gradients(inner, aggregator, axis_name))
+    mean = _averaged_gradients(inner, aggregator, axis_name)
+    return on_trained_leaves(mean, trainable)
   if outer is None:
     raise ValueError("outer=None: this method needs an outer optimizer")
   count = method.schedule.num_fragments
@@ -95,9 +99,8 @@ def step_transform(
     fragments = Fragments(count, 1, method.fragment_order)
   _check_fragments(fragments)
   step = OuterStep(method, outer, aggregator, axis_name)
-  return on_trained_leaves(
-    pseudo_gradient_steps(step, inner, Cuts(count, fragments))
-  )
+  steps = pseudo_gradient_steps(step, inner, Cuts(count, fragments))
+  return on_trained_leaves(steps, trainable)
 
 
 def check_unsent(method: Method, aggregator: Aggregator) -> None:
@@ -233,7 +236,7 @@ def _options(own: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
   of_transform = dict(inspect.signature(step_transform).parameters)
   exchange = of_transform["exchange"].replace(default=None)
   codec = exchange.replace(name="codec", default=own["codec"])
-  rest = {k: of_transform[k] for k in ("axis_name", "fragments")}
+  rest = {k: of_transform[k] for k in ("axis_name", "fragments", "trainable")}
   return {"codec": codec, "exchange": exchange} | rest
 
 

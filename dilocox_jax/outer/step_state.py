@@ -9,7 +9,7 @@ The tree is divided into fragments, each with an outer state of its own.
 `outer_params` puts the fragments' outer parameters back into one tree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +27,7 @@ from dilocox_jax.trees import (
   is_complex,
   is_count,
   is_masked,
+  path_name,
 )
 
 
@@ -184,27 +185,29 @@ class _RealPair(NamedTuple):
 
 def on_trained_leaves(
   transform: optax.GradientTransformationExtraArgs,
+  trainable: Callable[[str], bool] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Lets a transform see real floats alone, as `optax.masked` would.
 
   Args:
     transform: A transform for trees in which `optax.MaskedNode()` stands for
       leaves that others train.
+    trainable: Whether the leaf at a path is trained; None: each is.
 
   Returns:
     A transform whose `init` raises ValueError for a leaf that it cannot train,
-    and whose updates of integers and booleans are zeros.
+    and whose updates of what is not trained are zeros.
   """
 
   def init(params: Tree) -> Any:
     check_trainable(params, may_differ=True)
-    return transform.init(trained(params, params))
+    return transform.init(trained(params, params, trainable))
 
   def update(updates, state, params=None, **extra):
     like = updates if params is None else params
-    own = None if params is None else trained(params, params)
+    own = None if params is None else trained(params, params, trainable)
     updates, state = transform.update(
-      trained(updates, like), state, own, **extra
+      trained(updates, like, trainable), state, own, **extra
     )
     updates = merged(updates)
     return jax.tree.map(_in_full, updates, like, is_leaf=is_masked), state
@@ -212,21 +215,24 @@ def on_trained_leaves(
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-def trained(tree: Tree, params: Tree) -> Tree:
+def trained(
+  tree: Tree, params: Tree, trainable: Callable[[str], bool] | None = None
+) -> Tree:
   """Returns a tree as the transform sees it.
 
   Args:
     tree: Values like the parameters.
     params: Parameters. A count becomes a `MaskedNode`, and a complex leaf two
       real ones.
+    trainable: As in `on_trained_leaves`; others become a `MaskedNode` too.
   """
 
-  def seen(own: Any, leaf: Any) -> Any:
-    if is_complex(own):
-      return _RealPair(leaf.real, leaf.imag)
-    return optax.MaskedNode() if is_count(own) else leaf
+  def seen(path: Any, own: Any, leaf: Any) -> Any:
+    if is_count(own) or (trainable and not trainable(path_name(path))):
+      return optax.MaskedNode()
+    return _RealPair(leaf.real, leaf.imag) if is_complex(own) else leaf
 
-  return jax.tree.map(seen, params, tree)
+  return jax.tree_util.tree_map_with_path(seen, params, tree)
 
 
 def merged(tree: Tree) -> Tree:

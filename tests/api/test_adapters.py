@@ -7,12 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import dilocox_jax as dx
 from dilocox_jax.models import adapters, weights
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_count
+from dilocox_jax.plan.schedule import methods
 from dilocox_jax.training import build, states
 from dilocox_jax.training import trainer as training
 from dilocox_jax.training.parts import Parts
@@ -190,6 +192,48 @@ def test_a_predicate_says_what_is_trained(base, tmp_path):
   assert kept.keys() == leaves_by_path(before).keys()
   for path, leaf in leaves_by_path(before).items():
     assert (path in trained) != np.array_equal(kept[path], leaf), path
+
+
+def test_a_transform_and_rounds_leave_out_what_is_frozen():
+  whole = {"base": jnp.full(3, 2.0), "own": jnp.zeros(3)}
+  inner = optax.sgd(0.1, momentum=0.9)
+  tx = dx.diloco(inner, sync_interval=2, trainable=lambda path: path == "own")
+
+  def loss(own, base, batch):
+    return jnp.sum((own + base - batch) ** 2)
+
+  def step(params, state, batch):
+    grads = jax.grad(lambda p: loss(p["own"], p["base"], batch))(params)
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+  params = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), whole)
+  state = jax.vmap(tx.init)(params)
+  arrays = [leaf for leaf in jax.tree.leaves(state) if leaf.size > 2]
+  assert {leaf.shape for leaf in arrays} == {(2, 3)} and len(arrays) == 3
+  batches = jnp.ones((2, 4, 3))
+  for number in range(4):
+    params, state = jax.vmap(step, axis_name="replica")(
+      params, state, batches[:, number]
+    )
+  assert params["base"].tolist() == [[2.0] * 3] * 2
+
+  def inner_step(own, state, batch):
+    value, grads = jax.value_and_grad(loss)(own, batch.frozen, batch.batches)
+    updates, state = inner.update(grads, state, own)
+    return optax.apply_updates(own, updates), state, (value, value)
+
+  rounds = dx.make_rounds(
+    methods.diloco(2),
+    inner_step,
+    optax.sgd(0.7, momentum=0.6, nesterov=True),
+    num_replicas=2,
+    frozen=whole["base"],
+  )
+  run = rounds.init(whole["own"], inner.init(whole["own"]))
+  run, *_ = rounds.run(run, batches)
+  found = rounds.outer_params(run)
+  np.testing.assert_allclose(params["own"], jnp.stack([found] * 2), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
