@@ -51,13 +51,27 @@ def test_every_setting_reaches_the_method_and_no_other_is_taken(name):
       named_method(name, **{key: 3})
 
 
-def test_defaults_are_those_of_the_papers():
-  assert methods.dilocox().rule == methods.delayed().rule == "continue"
-  assert methods.eager().schedule.num_fragments == 1
-  overlap = methods.overlap_loco()
-  assert overlap.schedule == SyncSchedule(16, 16, 1)
-  assert overlap.fragment_order == "sliced"
-  assert methods.streaming_diloco().mixing_alpha == 0.5
+# By themselves: H, P and tau with the rule.
+PAPERS = {
+  **dict.fromkeys(("allreduce", "cocktail_sgd"), (1, 1, 0, "reset")),
+  **dict.fromkeys(("diloco", "open_diloco"), (30, 1, 0, "reset")),
+  **dict.fromkeys(("sparse_loco", "muloco"), (30, 1, 0, "reset")),
+  "streaming_diloco": (30, 3, 4, "mix"),
+  "eager": (30, 1, 30, "eager"),
+  "dilocox": (30, 1, 30, "continue"),
+  "delayed": (30, 1, 4, "continue"),
+  "overlap_loco": (16, 16, 1, "continue"),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_by_itself_is_that_of_its_paper(name):
+  *schedule, rule = PAPERS[name]
+  found = named_method(name)
+  assert (found.schedule, found.rule) == (SyncSchedule(*schedule), rule)
+  assert found.mixing_alpha == (0.5 if rule == "mix" else 0.0)
+  is_sliced = name == "overlap_loco"
+  assert found.fragment_order == ("sliced" if is_sliced else "strided")
 
 
 def test_unknown_names_are_answered_with_those_there_are():
