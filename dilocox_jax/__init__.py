@@ -48,7 +48,7 @@ _HOMES = {
   "join_rounds": "outer.newcomer",
   "limited": "checks",
   "load": "api.runs",
-  "mailbox": "api.mailbox",
+  "mailbox": "aggregators.mailbox",
   "make_rounds": "api.rounds",
   "named_codec": "codecs.named",
   "outer_params": "outer.step_state",

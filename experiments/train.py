@@ -10,7 +10,8 @@ figures and report.md.
 
 With --distributed it is one of several processes of the run: start the same
 command on every machine of a cluster, or see experiments.launch for several
-processes on this one.
+processes on this one. With --meet it is one replica of a run whose replicas are
+programs of their own, which meet in a folder or a bucket (docs/mailbox.md).
 """
 
 from absl import flags
@@ -18,6 +19,7 @@ from absl import flags
 from experiments.runtime import (
   command_line,
   distributed_flags,
+  meeting_flags,
   own_parts,
 )
 
@@ -46,12 +48,14 @@ def define_flags() -> None:
   )
   own_parts.define_parts()
   distributed_flags.define_flags()
+  meeting_flags.define_flags()
 
 
 def main(values: flags.FlagValues) -> None:
   """Trains and prints where the report is."""
   own_parts.register_parts(values.parts)
   is_distributed = distributed_flags.check_flags(values)
+  meeting_flags.check_flags(values)
   config = command_line.run_config(values.config)
   if is_distributed:
     distributed_flags.check_config(config)
@@ -67,6 +71,7 @@ def main(values: flags.FlagValues) -> None:
     profile=values.profile,
     clock=simulated_clock,
     place=values if is_distributed else None,
+    meeting=meeting_flags.meeting(values),
     num_sample_tokens=values.sample_tokens,
   )
 

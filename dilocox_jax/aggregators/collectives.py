@@ -25,7 +25,8 @@ from dilocox_jax.checks import one_of, require
 from dilocox_jax.codecs import base
 from dilocox_jax.codecs.base import Codec, Encoder, Quantiser, Shape
 from dilocox_jax.codecs.quantize import Float
-from dilocox_jax.plan.collective import COLLECTIVES, Collective
+from dilocox_jax.meeting.packing import HEADER_BYTES
+from dilocox_jax.plan.collective import COLLECTIVES, MAILBOX, Collective
 from dilocox_jax.plan.schedule.fragments import Shapes, stacked_shape
 from dilocox_jax.trees import Array
 
@@ -99,12 +100,14 @@ def collectives(
     codec: Codec of the exchange.
     shapes: Leaf shapes by path.
     num_replicas: Number of replicas, M.
-    collective: One of `plan.collective.COLLECTIVES`.
+    collective: One of `plan.collective.COLLECTIVES`, or "mailbox".
 
   Raises:
     ValueError: If the collective cannot carry the codec.
   """
-  way = chosen_collective(codec, collective, num_replicas)
+  way = collective
+  if way != MAILBOX:
+    way = chosen_collective(codec, collective, num_replicas)
   found: list[Collective] = []
   for leaves in message_shapes(codec, stacked_shapes(shapes)):
     turn = 1 + max((each.turn for each in found), default=-1)
@@ -115,6 +118,9 @@ def collectives(
       found.append(Collective("all_to_all", values + flags, turn))
       # The means need what the all-to-all has brought, and no flag.
       found.append(Collective("all_gather", means // num_replicas, turn + 1))
+    elif way == MAILBOX:
+      size = encoded_bytes(encoder, leaves) + HEADER_BYTES
+      found.append(Collective(way, size, turn))
     else:
       size = encoded_bytes(encoder, leaves)
       one_more = encoded_bytes(encoder, ((1,),))

@@ -16,6 +16,7 @@ from dilocox_jax.config import sections
 from dilocox_jax.config.membership import MembershipConfig
 from dilocox_jax.config.recipes import DEFAULTS, resolved
 from dilocox_jax.config.unread import unread_fields
+from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.pipeline.stage_layers import StageLayers
@@ -59,6 +60,7 @@ class RunConfig:
   inner: sections.InnerConfig = sections.InnerConfig()
   sync: sections.SyncConfig = sections.SyncConfig()
   exchange: sections.ExchangeConfig = sections.ExchangeConfig()
+  meet: sections.MeetConfig = sections.MeetConfig()
   adaptive: sections.AdaptiveConfig = sections.AdaptiveConfig()
   outer: sections.OuterConfig = sections.OuterConfig()
   mesh: sections.MeshConfig = sections.MeshConfig()
@@ -107,6 +109,8 @@ class RunConfig:
     self._check_unsent()
     self._check_adaptive()
     self._check_membership()
+    if self.meets and (reason := _unfit_for_meeting(self)):
+      raise ValueError(f"replicas that meet in a store do not go with {reason}")
     for message in unread_fields(flat(self.to_mapping()), _defaults()).values():
       raise ValueError(message)
 
@@ -135,6 +139,8 @@ class RunConfig:
     # Loaded here, because it loads JAX, which `--help` needs not wait for.
     from dilocox_jax.aggregators.collectives import chosen_collective
 
+    if self.meets:
+      return
     chosen_collective(self.exchange.named_codec, self.exchange.collective, 2)
 
   def _check_mesh(self) -> None:
@@ -189,6 +195,16 @@ class RunConfig:
       )
     method, count = self.sync.named, self.mesh.num_replicas
     _ = self.membership.plan(method, count, self.seed)
+
+  @property
+  def meets(self) -> bool:
+    """Whether replicas are programs of their own that meet in a store."""
+    return self.exchange.collective == MAILBOX
+
+  @property
+  def num_local_replicas(self) -> int:
+    """Replicas of one runtime: all of them, or one if they meet in a store."""
+    return 1 if self.meets else self.mesh.num_replicas
 
   @property
   def fragments(self) -> Fragments:
@@ -281,6 +297,26 @@ def unfit_for_absences(config: RunConfig) -> str:
   ):
     if is_unfit:
       return f"{name}={value!r}: take {instead}"
+  return ""
+
+
+def _unfit_for_meeting(config: RunConfig) -> str:
+  """Returns what replicas of their own cannot do, and what to take instead."""
+  method, mode = config.sync.named, config.adaptive.mode
+  start, kind = config.sync.warm_start, config.exchange.kind
+  memory, alone = config.mesh.outer_memory, MembershipConfig()
+  gradient = method.exchanged == "gradient"
+  for is_unfit, setting, instead in (
+    (gradient, f"sync.method={config.sync.method!r}", "'diloco'"),
+    (method.rule == "eager", "sync.rule='eager'", "'continue'"),
+    (kind != "mean", f"exchange.kind={kind!r}", "'mean'"),
+    (mode != "off", f"adaptive.mode={mode!r}", "'off'"),
+    (start != "none", f"sync.warm_start={start!r}", "'none'"),
+    (memory != "device", f"mesh.outer_memory={memory!r}", "'device'"),
+    (config.membership != alone, "membership's planned absences", "none"),
+  ):
+    if is_unfit:
+      return f"{setting}: take {instead}"
   return ""
 
 

@@ -17,7 +17,7 @@ from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.data.documents import DAMAGED, named_globs
 from dilocox_jax.plan import choices
 from dilocox_jax.plan.adaptive import MODES
-from dilocox_jax.plan.collective import COLLECTIVES
+from dilocox_jax.plan.collective import COLLECTIVES, MAILBOX
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.pipeline.orders import PIPELINES
@@ -311,8 +311,9 @@ class ExchangeConfig(Section):
   # Codec of what is sent: names joined by "+", each with its settings behind
   # it, e.g. float32, int(bits=1) or low_rank(rank=16)+int(bits=4).
   codec: OfMethod[str] = OF_METHOD
-  # auto, all_reduce, all_gather or reduce_scatter.
-  collective: str = limited("auto", choices=COLLECTIVES)
+  # auto, all_reduce, all_gather or reduce_scatter; mailbox, which --meet sets,
+  # if replicas are programs of their own that meet in a store.
+  collective: str = limited("auto", choices=(*COLLECTIVES, MAILBOX))
   # Share of what the codec lost that a replica keeps as a residual and adds to
   # what it sends next, 0 (none) to 1 (all).
   feedback: OfMethod[float] = limited(OF_METHOD, at_least=0, at_most=1)
@@ -342,6 +343,20 @@ class ExchangeConfig(Section):
     """The codec that the names and settings describe."""
     with in_front("exchange."):
       return named_codec(self.codec)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeetConfig(Section):
+  """When replicas that meet in a store go on, and what they keep there."""
+
+  # Messages without which no event is settled.
+  quorum: int = limited(1, at_least=1)
+  # Seconds that a replica waits for those who are expected.
+  grace_s: float = limited(60.0, above=0, below=math.inf)
+  # Events between two snapshots of the shared state.
+  snapshot_every: int = limited(64, at_least=1)
+  # How many times the usual norm a message may have.
+  max_norm_ratio: float = limited(5.0, above=1)
 
 
 @dataclasses.dataclass(frozen=True)

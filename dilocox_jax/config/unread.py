@@ -13,6 +13,7 @@ from dilocox_jax.codecs.named import split_links
 from dilocox_jax.config.sections import InnerConfig
 from dilocox_jax.data import sources
 from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS
+from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.schedule.methods import METHODS
 
@@ -88,6 +89,10 @@ def _ignored(values: Values) -> Iterator[Ignored]:
     names = ("against", "residual_dtype")
     remedy = "there is no residual without feedback: set exchange.feedback=1"
     yield "exchange", names, remedy
+  if values["exchange.collective"] != MAILBOX:
+    names = ("quorum", "grace_s", "snapshot_every", "max_norm_ratio")
+    remedy = "replicas of one runtime have no store: let them meet by --meet"
+    yield "meet", names, remedy
   if "low_rank" not in dict(split_links(codec)):
     remedy = f"exchange.codec={codec} has no rank to follow: take low_rank+int"
     yield "adaptive", ("mode", "energy"), remedy

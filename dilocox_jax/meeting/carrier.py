@@ -29,6 +29,20 @@ class Arrivals(NamedTuple):
   is_counted: np.ndarray
 
 
+class Settled(NamedTuple):
+  """What became of an event.
+
+  Attributes:
+    event: Its number.
+    members: The replicas whose messages were averaged.
+    left_out: Messages that were there and do not count, with the reason.
+  """
+
+  event: int
+  members: list[str]
+  left_out: dict[str, str]
+
+
 class Carrier:
   """The mailbox of a run, and how far the run has come.
 
@@ -37,6 +51,8 @@ class Carrier:
     keeps: Whether what was not sent is kept by feedback, or as progress that
       was not sent; the aggregator then makes up for a message that came late.
     event: Number of the next exchange.
+    settled: What became of the events since this list was emptied last.
+    writes_snapshots: Whether this replica may write a snapshot.
   """
 
   def __init__(
@@ -56,6 +72,8 @@ class Carrier:
     self._enter, self.weight, self.keeps = enter, weight, keeps
     self._mailbox: Mailbox | None = None
     self.event = self._first_own = 0
+    self.settled: list[Settled] = []
+    self.writes_snapshots = True
 
   def enter(self, terms: Mapping[str, Any]) -> None:
     """Enters the run.
@@ -80,6 +98,21 @@ class Carrier:
     self.event = snapshot.first if snapshot else 0
     self._first_own = NEVER  # What this replica has in flight is not its own.
     return snapshot.arrays if snapshot else None
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns what `set_state` needs, as values of JSON."""
+    place = {"event": self.event, "first_own": self._first_own}
+    return place | self.mailbox.get_state()
+
+  def set_state(self, state: Mapping[str, Any]) -> None:
+    """Goes on where `get_state` was called, perhaps in an earlier life."""
+    self.event, self._first_own = state["event"], state["first_own"]
+    self.mailbox.set_state(state)
+
+  @property
+  def is_behind(self) -> bool:
+    """Whether the others have settled the next event without this replica."""
+    return not self.mailbox.attends(self.event)
 
   def takes_part(self, num_in_flight: int) -> bool:
     """Returns whether this replica has followed far enough to take part.
@@ -142,9 +175,15 @@ class Turns:
       send=self._attends and is_finite,
       state=self._state,
       kind=self._kind,
-      snapshot=lambda: (self._event, shared()),
+      snapshot=(lambda: (self._event, shared()))
+      if self._carrier.writes_snapshots
+      else None,
     )
     self.is_counted &= exchanged.is_own_listed
+    if turn == 0:
+      members = [name for name, *_ in exchanged.messages]
+      found = Settled(self._event, members, exchanged.left_out)
+      self._carrier.settled.append(found)
     return _stacked(exchanged, arrays)
 
 

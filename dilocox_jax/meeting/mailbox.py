@@ -117,14 +117,14 @@ class Mailbox:
       where=store.where,
       accept_version=accept_version,
     )
-    self._seal = Seal(secret, run)
+    self._run, self._seal = run, Seal(secret, run)
     self._seats = Seats(self._store, self._seal, name)
     self._snapshots = Snapshots(self._store, self._seal, rules.snapshot_every)
     self._memory = Memory()
     self._agreement = Agreement(
       self._store, self._seal, self._seats, self._snapshots, rules
     )
-    self._is_present = False
+    self._is_present = self._repeats = False
     self._loaded = self._live = self._differed = -1
     self._bad: set[int] = set()
     self._counted = (-1, 0)  # The event of the last count, and the count.
@@ -140,7 +140,7 @@ class Mailbox:
       StoppedError: If the run has gone on, and no snapshot can be used.
     """
     self._memory, self._is_present = Memory(), False
-    self._loaded = self._live = -1
+    self._repeats, self._loaded, self._live = False, -1, -1
     for event in self._snapshots.events():
       snapshot = None if event in self._bad else self._snapshots.read(event)
       if snapshot is not None:
@@ -154,6 +154,46 @@ class Mailbox:
       raise StoppedError("no snapshot of the run can be read")
     return None
 
+  @property
+  def seat(self) -> int:
+    """Number of this replica's seat; 0 before it has announced itself."""
+    return self._seats.index or 0
+
+  @property
+  def usage(self) -> dict[str, int]:
+    """Requests and bytes of this replica since it entered, by kind."""
+    store = self._store.store
+    counted = {"bytes_up": store.bytes_up, "bytes_down": store.bytes_down}
+    return dict(store.requests) | counted
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns what `set_state` needs, as values of JSON."""
+    seat = self._seats.index
+    return {"run": self._run, "memory": self._memory.to_json(), "seat": seat}
+
+  def set_state(self, state: Mapping[str, Any]) -> None:
+    """Goes on where an earlier life of this replica was.
+
+    It then repeats what it did in the events that the others have settled with
+    its message, and the message is found to be the same.
+
+    Args:
+      state: What `get_state` returned before the next event.
+
+    Raises:
+      ValueError: If it is the state of another run. The message is one line.
+    """
+    if state["run"] != self._run:
+      raise ValueError(
+        f"{self._store.store.where} holds another run than the one in which"
+        f" {self.name} was: go on where that one is, or begin anew in another"
+        " work directory"
+      )
+    self._memory = Memory.from_json(state["memory"])
+    self._seats.index = state["seat"]
+    self._is_present = self.name in self._memory.roster.expected()
+    self._repeats, self._loaded, self._live = True, -1, -1
+
   def attends(self, event: int) -> bool:
     """Returns whether this replica's message for an event may still count.
 
@@ -162,13 +202,18 @@ class Mailbox:
     Raises:
       LostError: If the event was deleted.
     """
-    if self._is_present:
+    if self._is_present and not self._repeats:
       return True
-    if event < self._memory.event or self._agreement.manifest(event, 0):
+    if event < self._memory.event:
       return False
+    if agreed := self._agreement.manifest(event, 0):
+      listed = [each.replica for each in agreed.listed]
+      return self._repeats and self.name in listed
+    self._repeats = False
     if self._snapshots.is_gone(event):
       raise LostError(f"event {event} was deleted")
-    self._seats.announce(event, self._memory.roster)
+    if not self._is_present:
+      self._seats.announce(event, self._memory.roster)
     return True
 
   def exchange(

@@ -16,6 +16,7 @@ import numpy as np
 from dilocox_jax.meeting.seal import TAG_BYTES, Buffer
 
 _HEADER = struct.Struct("<32s32sd")
+HEADER_BYTES = TAG_BYTES + _HEADER.size  # Before the arrays of a message.
 
 
 class Content(NamedTuple):
@@ -43,7 +44,7 @@ class Layout(NamedTuple):
     content = sum(
       kind.itemsize * math.prod(shape) for kind, shape in self.kinds
     )
-    return TAG_BYTES + _HEADER.size + content
+    return HEADER_BYTES + content
 
   def digest(self) -> bytes:
     """Returns a digest of the layout."""

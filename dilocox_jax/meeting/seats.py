@@ -8,7 +8,11 @@ from dilocox_jax.meeting.seal import JSON_BYTES, Seal
 
 
 class Seats:
-  """Reads all seats, and writes that of one replica."""
+  """Reads all seats, and writes that of one replica.
+
+  Attributes:
+    index: Number of this replica's seat; None before it has announced itself.
+  """
 
   def __init__(self, store: Any, seal: Seal, name: str):
     """Opens the seats of a run.
@@ -20,6 +24,7 @@ class Seats:
     """
     self._store, self._seal, self._name = store, seal, name
     self._since: int | None = None
+    self.index: int | None = None
 
   def read(self, index: int) -> dict[str, Any] | None:
     """Returns what the holder of a seat wrote, or None."""
@@ -40,11 +45,13 @@ class Seats:
   def _write(self, event: int, roster: Roster) -> None:
     seat = {"name": self._name, "since": event}
     if self._name in roster.seats:
-      self._put(roster.seats.index(self._name), seat)
+      self.index = roster.seats.index(self._name)
+      self._put(self.index, seat)
       return
     index = len(roster.seats)
     while not self._is_seated(index, seat):
       index += 1
+    self.index = index
 
   def _put(self, index: int, seat: dict[str, Any]) -> None:
     path = seat_path(index)

@@ -28,6 +28,7 @@ from dilocox_jax.checks import one_of
 from dilocox_jax.metrics import lines
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
+MEETING = "meeting.jsonl"  # Who was there, if replicas meet in a store.
 _Row = TypeVar("_Row")
 
 PHASES = ("rounds", "data_parallel", "single")

@@ -10,7 +10,10 @@ newcomer has zeros in flight, applies 6 and 7, and goes on with the inner steps
 event 9 is the first that has its own.
 """
 
+import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +38,8 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
   Args:
     rounds: What `dilocox_jax.make_rounds` made with `dilocox_jax.mailbox`.
     params: The first parameters, equal in all replicas.
-    optimizer: Inner optimizer state of this replica to start from.
+    optimizer: A new state of the inner optimizer. A learning rate that it
+      schedules goes on at that step.
 
   Raises:
     ValueError: If the rounds have no mailbox.
@@ -43,37 +47,77 @@ def join_rounds(rounds: Rounds, params: Tree, optimizer: Tree) -> RoundState:
       has to call this again.
   """
   require(rounds.outer.is_carried, "rounds: they have no dilocox_jax.mailbox")
+  return joined(rounds, rounds.init(params, optimizer))
+
+
+def joined(
+  rounds: Rounds, state: RoundState, last_step: int | None = None
+) -> RoundState:
+  """Returns the state with which a newcomer takes part (`join_rounds`).
+
+  Args:
+    rounds: Rounds whose exchange a mailbox carries.
+    state: The first state.
+    last_step: Inner steps of the schedule; None: it has no end.
+  """
   carrier = rounds.outer.aggregator.carrier
-  state, found = rounds.init(params, optimizer), carrier.newest()
-  windows = _windows(rounds.outer.method.schedule)
+  found = carrier.newest()
+  windows = _windows(rounds.outer.method.schedule, last_step)
   counts, step, window = [0] * rounds.cuts.count, 0, next(windows)
   left = carrier.event
-  while left or (found is not None and not window.applied):
+  while left or (found is not None and window and not window.applied):
     left -= window.applied is not None
     _count(counts, window)
     step, window = step + window.num_steps, next(windows)
   if found is not None:
     state = _loaded(rounds, state, found, counts)
-  while window.num_steps == 0 or not carrier.takes_part(sum(counts)):
-    still = Window(0, window.applied, window.sent)
-    state = rounds.follow(state, [still])
+  while window and (
+    window.num_steps == 0 or not carrier.takes_part(sum(counts))
+  ):
+    state = rounds.follow(state, [dataclasses.replace(window, num_steps=0)])
     _count(counts, window)
     step, window = step + window.num_steps, next(windows)
-  return rounds.at_step(rounds.rejoined(state, [0], 0), step)
+  if window is None and last_step is not None:  # The run has come to its end.
+    step = last_step
+    carrier.takes_part(sum(counts))
+  state = rounds.moved_on(rounds.rejoined(state, [0], 0), step)
+  return rounds.at_step(state, step)
 
 
-def _windows(schedule: SyncSchedule) -> Iterator[Window]:
-  """Yields the windows of a schedule that never ends."""
-  start, interval = 0, schedule.sync_interval
-  carried = 0
-  while True:
-    for window in schedule.windows(start, start + interval):
+def passed_over(
+  rounds: Rounds, state: RoundState, windows: Sequence[Window], num_steps: int
+) -> RoundState:
+  """Returns the state of a replica after windows in which it was away.
+
+  What it has not sent stays with it.
+
+  Args:
+    rounds: Rounds whose exchange a mailbox carries.
+    state: State of the replica before.
+    windows: The windows that the others have gone through.
+    num_steps: Inner steps of these windows.
+  """
+  done = int(jax.device_get(state.step))
+  still = [dataclasses.replace(window, num_steps=0) for window in windows]
+  events = [window for window in still if window.applied or window.sent]
+  state = rounds.moved_on(rounds.follow(state, events), num_steps)
+  return rounds.at_step(state, done + num_steps)
+
+
+def _windows(schedule: SyncSchedule, last_step: int | None) -> Iterator[Any]:
+  """Yields the windows of a schedule that have events, then None for ever."""
+  start = carried = 0
+  while last_step is None or start < last_step:
+    stop = start + schedule.sync_interval
+    stop = stop if last_step is None else min(stop, last_step)
+    for window in schedule.windows(start, stop):
       if not window.applied and not window.sent:
         carried += window.num_steps  # The next round's first event ends it.
         continue
-      yield Window(carried + window.num_steps, window.applied, window.sent)
+      yield dataclasses.replace(window, num_steps=carried + window.num_steps)
       carried = 0
-    start += interval
+    start = stop
+  yield from itertools.repeat(None)
 
 
 def _count(counts: list[int], window: Window) -> None:

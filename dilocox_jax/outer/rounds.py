@@ -163,6 +163,14 @@ class Rounds(RoundStates):
     params = self.adopted(progress.replica.params, newest)
     return state._replace(replica=state.replica._replace(params=params)), drifts
 
+  def moved_on(self, state: RoundState, num_steps: int) -> RoundState:
+    """Lets learning rates go on as if inner steps had been taken."""
+    taken = self.replicas.place(
+      np.zeros(self.replicas.num_replicas, np.int32), 0
+    )
+    due = self.replicas.place(np.asarray(num_steps, np.int32), None)
+    return state._replace(replica=self._advance(state.replica, taken, due))
+
   def follow(self, state: RoundState, windows: Sequence[Window]) -> RoundState:
     """Returns the state after windows without inner steps."""
     return self._windows(state, None, 0, windows, None)[0]

@@ -14,6 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 COLLECTIVES = ("auto", "all_reduce", "all_gather", "reduce_scatter")
+# Replicas that are programs of their own exchange through a store instead: each
+# writes its message once, and reads those of the others.
+MAILBOX = "mailbox"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +24,8 @@ class Collective:
   """One operation over the replica axis.
 
   Attributes:
-    kind: "all_reduce", "all_gather", "all_to_all", "broadcast" or "permute".
+    kind: "all_reduce", "all_gather", "all_to_all", "broadcast", "permute" or
+      "mailbox".
     operand_bytes: Size of one replica's operand (bytes).
     turn: Number of messages of the same exchange, one after the other, whose
       results it needs before it can be sent. In low rank the left factor has
@@ -40,7 +44,8 @@ class Collective:
     keeps its own slice. With M = 3 and an operand of 1200 bytes these are 1600,
     2400 and 800 bytes. A broadcast is passed on from one replica to the next,
     so that none sends it twice. In a permute every replica sends the operand to
-    one other replica.
+    one other replica. Through a mailbox it writes the operand once, and reads
+    M - 1 others.
 
     Source: Patarasuk and Yuan, 2009, "Bandwidth optimal all-reduce".
 
@@ -48,7 +53,7 @@ class Collective:
       num_replicas: Number of replicas, M; a single replica sends nothing.
     """
     others = num_replicas - 1
-    if self.kind in ("broadcast", "permute"):
+    if self.kind in ("broadcast", "permute", MAILBOX):
       return self.operand_bytes if others else 0
     if self.kind == "all_gather":
       return others * self.operand_bytes

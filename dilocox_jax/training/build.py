@@ -185,7 +185,7 @@ def programs(
     momentum=inner.momentum,
   )
   replicas = Replicas(
-    mesh.num_replicas,
+    config.num_local_replicas,
     mesh.layout,
     config.division,
     None if devices is None else tuple(devices),
@@ -239,6 +239,8 @@ def _needs_thread(config: RunConfig) -> bool:
   and inside one process there is no link.
   """
   mesh = config.mesh
+  if config.meets:
+    return True
   if mesh.exchange_dispatch != "auto":
     return mesh.exchange_dispatch == "thread"
   is_between_cpus = jax.process_count() > 1 and jax.default_backend() == "cpu"

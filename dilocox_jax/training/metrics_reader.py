@@ -45,6 +45,7 @@ class DispatchedSegment:
     metrics: Losses and gradient norms [M, H], still on the devices.
     drifts: Drift of every exchange that it applies, still on the devices.
     exposed_s: Seconds spent waiting for its exchanges; None if not known.
+    note: What else the progress line says.
   """
 
   segment: Segment
@@ -52,6 +53,7 @@ class DispatchedSegment:
   metrics: StepMetrics
   drifts: Sequence[Drift]
   exposed_s: float | None = None
+  note: str = ""
 
 
 class MetricsReader:
@@ -217,7 +219,9 @@ class MetricsReader:
       done.exposed_s,
     )
     speed = (progress.tokens - self._start.tokens) / self._training_s
-    self._bar.update(progress.step, loss.mean, speed, progress.total_sent_bytes)
+    self._bar.update(
+      progress.step, loss.mean, speed, progress.total_sent_bytes, done.note
+    )
     return exchanges
 
 

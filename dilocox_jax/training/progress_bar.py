@@ -67,7 +67,12 @@ class ProgressBar:
     self._bar.stop()
 
   def update(
-    self, step: int, loss: float, tokens_per_s: float, total_sent_bytes: int
+    self,
+    step: int,
+    loss: float,
+    tokens_per_s: float,
+    total_sent_bytes: int,
+    note: str = "",
   ) -> None:
     """Shows how far the run is.
 
@@ -76,10 +81,11 @@ class ProgressBar:
       loss: Mean training loss of the last segment, in nats a token.
       tokens_per_s: Training speed of all replicas together.
       total_sent_bytes: Bytes that one replica has sent.
+      note: What else there is to say.
     """
     status = (
       f"loss {loss:.3f} | {tokens_per_s:,.0f} tokens/s | "
-      f"sent {human_bytes(total_sent_bytes)}"
+      f"sent {human_bytes(total_sent_bytes)}{' | ' if note else ''}{note}"
     )
     self._bar.update(self._task, completed=step, status=status)
     is_due = (

@@ -101,7 +101,7 @@ def _other_replicas(config: RunConfig, record: dict[str, Any]) -> int | None:
     RefusedError: If their number may not change.
   """
   saved = record["config"]["mesh"]["num_replicas"]
-  if saved == config.mesh.num_replicas:
+  if saved == config.mesh.num_replicas or config.meets:
     return None
   if reason := unfit_for_absences(config):
     raise RefusedError(

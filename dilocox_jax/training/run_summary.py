@@ -36,8 +36,11 @@ def summary_lines(
   mesh, device = config.mesh, jax.devices()[0].device_kind
   is_stacked = mesh.layout == "stacked"
   num_devices = (
-    1 if is_stacked else mesh.num_replicas * (config.division.num_devices)
+    1 if is_stacked else config.num_local_replicas * config.division.num_devices
   )
+  replicas = _count(mesh.num_replicas, "replica")
+  if config.meets:
+    replicas = f"one of {replicas}, which meet in a store,"
   tokens = config.total_steps * data.step_tokens
   count = sum(math.prod(shape) for shape in traffic.shapes.values())
   name = "handed in" if "model" in handed_in else config.model.preset
@@ -47,8 +50,7 @@ def summary_lines(
   )
   return [
     f"model {name}: {count:,} parameters, "
-    f"{_count(mesh.num_replicas, 'replica')} on "
-    f"{_count(num_devices, 'device')} ({device})",
+    f"{replicas} on {_count(num_devices, 'device')} ({device})",
     f"data {data.name}: {data.says}; "
     f"{config.total_steps:,} inner steps, {human_tokens(tokens)} a replica",
     f"method {_method(config, plan, traffic)}",

@@ -26,7 +26,7 @@ from dilocox_jax.models import weights
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.report.page import PAGE
-from dilocox_jax.training import build, evaluation, states
+from dilocox_jax.training import build, evaluation, member, states
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import (
   FOLDER,
@@ -279,7 +279,7 @@ def saved_outer_params(workdir: pathlib.Path, parts: Parts = NO_PARTS) -> Tree:
     RefusedError: If the directory holds no run or no whole checkpoint.
   """
   config = check_source(workdir)
-  one_device = Replicas(config.mesh.num_replicas)
+  one_device = Replicas(config.num_local_replicas)
   params, _ = _saved_outer(config, workdir, one_device, parts)
   return params
 
@@ -312,7 +312,7 @@ def _saved_outer(
         states.abstract(
           programs,
           record["phase"],
-          record["config"]["mesh"]["num_replicas"],
+          1 if config.meets else record["config"]["mesh"]["num_replicas"],
           record.get("in_flight", ()),
         ),
         None,
@@ -335,6 +335,8 @@ def _saved_outer(
 
 def _programs(config: RunConfig, parts: Parts, num_replicas: int) -> Programs:
   mesh = MeshConfig(num_replicas=num_replicas)
+  if config.meets:
+    parts = dataclasses.replace(parts, exchange=member.exchange(config))
   return build.programs(dataclasses.replace(config, mesh=mesh), parts)
 
 

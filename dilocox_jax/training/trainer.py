@@ -17,15 +17,19 @@ from typing import NoReturn
 import jax
 
 from dilocox_jax import report
+from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig
 from dilocox_jax.distributed import processes, replica_consistency
+from dilocox_jax.meeting.agreement import LostError, StoppedError
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_states import RoundState
+from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.report.page import PAGE
 from dilocox_jax.training import (
   build,
   evaluation,
+  member,
   metrics_reader,
   resume,
   run_text,
@@ -33,9 +37,10 @@ from dilocox_jax.training import (
   states,
 )
 from dilocox_jax.training.adaptive_controller import AdaptiveController
-from dilocox_jax.training.checkpoint import FOLDER, Checkpoints
+from dilocox_jax.training.checkpoint import FOLDER, Checkpoints, saved_steps
 from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.evaluation import NotFiniteError
+from dilocox_jax.training.member import Meeting, Member
 from dilocox_jax.training.metrics_reader import DispatchedSegment
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.run_summary import clock_at_end_s, summary_lines
@@ -69,6 +74,7 @@ class Trainer:
     command: str = "",
     clock: Clock | None = None,
     parts: Parts = NO_PARTS,
+    meeting: Meeting | None = None,
   ):
     """Builds all parts of the run.
 
@@ -78,10 +84,14 @@ class Trainer:
       command: The command line, for the record.
       clock: Simulated clock to advance; training never reads it.
       parts: Parts that take the place of what the config names.
+      meeting: Where this program's replica meets the others of the run; None:
+        all replicas are in this runtime. Sets exchange.collective=mailbox.
 
     Raises:
       ValueError: One line, if a part cannot be built.
     """
+    if meeting or config.meets:
+      config = _meeting_config(config, meeting, parts)
     self.clock, self.parts = clock, parts
     self.config, self.workdir, self.command = config, workdir, command
     # First: processes whose meshes differ would wait for each other for ever.
@@ -89,8 +99,14 @@ class Trainer:
     self.data = run_text.run_data(config, parts)
     end_of_text = run_text.document_end(config, self.data.text, parts)
     platform = build.platform_name()
-    self.programs = build.programs(config, parts, end_of_text, platform)
-    self.replicas = self.programs.rounds.replicas
+    carried = parts
+    if meeting:
+      exchange = member.exchange(config, meeting, self.data.digest)
+      carried = dataclasses.replace(parts, exchange=exchange)
+    self.programs = build.programs(config, carried, end_of_text, platform)
+    rounds = self.programs.rounds
+    self._member = Member(config, meeting, rounds) if meeting else None
+    self.replicas = rounds.replicas
     if jax.process_count() > 1:
       processes.open_connections(self.replicas.mesh)
     processes.check_equal(text=self.data.digest)
@@ -124,6 +140,8 @@ class Trainer:
       RefusedError: If the directory holds a run that means something else.
       LostProcessError: If another process of the run is gone.
     """
+    if self._member:
+      self._member.enter(self.parts.names)
     with processes.detect_lost_process():
       start.check_nothing_is_lost(self.config, self.workdir, self.data.digest)
       self._checkpoints = Checkpoints(
@@ -132,6 +150,8 @@ class Trainer:
     try:
       with processes.detect_lost_process():
         self._start_and_train()
+    except StoppedError as error:
+      raise TrainingStoppedError(str(error)) from error
     except NotFiniteError as error:
       raise TrainingStoppedError(
         f"{error}: lower inner.learning_rate="
@@ -164,10 +184,13 @@ class Trainer:
       run_text.go_on(self.data.streams, self.data.sets, record)
       self.controller.set_state(record["controller"])
       resume.set_clock(self.clock, record.get("clock"))
+      if self._member:
+        self._member.set_state(record["meeting"])
     else:
-      phase = self.controller.plan.phase(0)
-      state = start.first_state(self.config, self.programs, phase, self.parts)
+      state = self._first_state()
     self._announce()
+    if self._member:
+      self._member.open(self.workdir, self.progress.step if resumed else None)
     with metrics_reader.open_reader(
       self.config,
       self.workdir,
@@ -180,8 +203,30 @@ class Trainer:
       writes=processes.is_main(),
       clock=self.clock,
     ) as self._reader:
-      state = self._train(state)
-      self._finish(state)
+      while not self.progress.is_finished:
+        try:
+          state = self._train(state)
+          self._finish(state)
+        except LostError as lost:
+          logging.getLogger(__name__).warning("beginning again: %s", lost)
+          state = self._first_state()
+
+  def _first_state(self) -> TrainingState:
+    """Returns the state with which this run, or this replica of it, begins."""
+    phase = self.controller.plan.phase(0)
+    state = start.first_state(self.config, self.programs, phase, self.parts)
+    if self._member:
+      assert isinstance(state, RoundState)
+      state = self._member.joined(state)
+      self._go_to(int(jax.device_get(state.step)))
+    return state
+
+  def _go_to(self, step: int) -> None:
+    """Goes to a step of the plan that this replica has not trained up to."""
+    self.progress = self.progress.after(step=step)
+    self.data.streams.set_state(
+      self.data.streams.get_state() | {"step": step}
+    )
 
   def _announce(self) -> None:
     """Logs what the run trains; the main process alone speaks."""
@@ -203,6 +248,12 @@ class Trainer:
     unread: DispatchedSegment | None = None
     while self.progress.step < self.config.total_steps:
       segment = self.controller.plan.segment(self.progress.step)
+      if self._member and self._member.is_behind:
+        assert isinstance(state, RoundState)
+        state = self._member.passed_over(state, segment)
+        self._member.record(segment.stop)
+        self._go_to(segment.stop)
+        continue
       is_new = self._is_new(segment)
       if is_new:  # Else the time to compile would count as the segment's.
         unread = self._read(unread)
@@ -249,10 +300,9 @@ class Trainer:
     self, state: TrainingState, segment: Segment
   ) -> tuple[TrainingState, DispatchedSegment]:
     """Starts a segment; no array crosses to or from the devices by accident."""
-    is_single = segment.phase == "single"
-    batches = self.data.streams.take(
-      segment.num_steps, [0] if is_single else self.replicas.own
-    )
+    own = [0] if segment.phase == "single" else self.replicas.own
+    own = [self._member.number] if self._member else own
+    batches = self.data.streams.take(segment.num_steps, own)
     drifts, thread = [], self.programs.rounds.thread
     with jax.transfer_guard("disallow"):
       if isinstance(state, RoundState):
@@ -266,7 +316,7 @@ class Trainer:
     sent_bytes = states.segment_sent_bytes(
       traffic, segment, state, self.config.mesh.num_replicas
     )
-    steps = segment.replica_steps(self.config.mesh.num_replicas)
+    steps = segment.replica_steps(self.config.num_local_replicas)
     self.progress = self.progress.after(
       sent_bytes,
       step=segment.stop,
@@ -274,7 +324,8 @@ class Trainer:
       simulated_s=clock.advance(segment, traffic) if clock else None,
     )
     exposed_s = thread.newly_exposed_s() if thread else None
-    parts = segment, self.progress, step_metrics, drifts, exposed_s
+    note = self._member.record(segment.stop) if self._member else ""
+    parts = segment, self.progress, step_metrics, drifts, exposed_s, note
     return state, DispatchedSegment(*parts)
 
   def _needs_pause(self, segment: Segment) -> bool:
@@ -362,8 +413,11 @@ class Trainer:
       "corpus_digest": self.data.digest,
       "sets": run_text.digests_of(self.data.sets),
       "handed_in": self.parts.names,
+      "meeting": self._member.get_state() if self._member else None,
     }
     number = self.progress.step + self.progress.is_finished
+    if number in saved_steps(self.workdir / FOLDER):
+      return  # A replica that began again is there a second time.
     self._checkpoints.save(number, state, record)
     self._reader.record_time("checkpoint", self.progress.step)
 
@@ -371,9 +425,13 @@ class Trainer:
     """Flushes, evaluates and saves; the run cannot be continued after."""
     if isinstance(state, RoundState):
       plan, traffic = self.controller.plan, self.controller.traffic
+      if self._member:
+        self._member.end()
       step = plan.schedule_step(self.config.total_steps)
       attendance = plan.flush_attendance()
       state, drifts = self.controller.rounds.flush(state, attendance)
+      if self._member:
+        self._member.record(self.config.total_steps)
       self._reader.check_flush(drifts, self.config.total_steps, attendance)
       sent_bytes = traffic.flush_bytes(step, attendance)
       end_s = self.clock.finish(plan, traffic) if self.clock else None
@@ -381,3 +439,21 @@ class Trainer:
     self._evaluate(state, self.config.total_steps)
     self.progress = self.progress.after(is_finished=True)
     self._save(state)
+
+
+def _meeting_config(
+  config: RunConfig, meeting: Meeting | None, parts: Parts
+) -> RunConfig:
+  """Returns the config of a run whose replicas meet in a store."""
+  require(
+    meeting is not None,
+    f"exchange.collective={MAILBOX!r} needs a place where replicas meet: give "
+    "--meet, or meet= of dilocox_jax.train",
+  )
+  require(
+    parts.exchange is None,
+    "an exchange that is handed in does not go with replicas that meet in a "
+    "store: drop it",
+  )
+  exchange = dataclasses.replace(config.exchange, collective=MAILBOX)
+  return dataclasses.replace(config, exchange=exchange)

@@ -23,6 +23,7 @@ from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.training import run_lock
 from dilocox_jax.training.checkpoint import RefusedError
 from dilocox_jax.training.clock import Clock
+from dilocox_jax.training.member import Meeting
 from dilocox_jax.training.trainer import (
   StopRequestedError,
   Trainer,
@@ -77,6 +78,7 @@ def train(
   profile: bool = False,
   clock: Clock | None = None,
   place: flags.FlagValues | None = None,
+  meeting: Meeting | None = None,
   num_sample_tokens: int = 100,
 ) -> None:
   """Trains one run to its end, samples from its model and prints its table.
@@ -89,6 +91,7 @@ def train(
     place: The flags that `distributed_flags` defines, if this process is one
       of several. Any error then ends it at once, as an orderly end would wait
       for the others.
+    meeting: Where this program's replica meets the others of the run.
     num_sample_tokens: Tokens of the sample in the report; 0: no sample. A run
       of several processes has none, as each has a part of its state.
 
@@ -107,9 +110,11 @@ def train(
     other_processes = _joined(config, place)
   elif config.mesh.layout == "mesh":
     devices = distributed_flags.num_devices(config)
+    if meeting:
+      devices //= config.mesh.num_replicas
   set_up_jax(devices)
   with other_processes:
-    text = _train(config, workdir, profile, clock)
+    text = _train(config, workdir, profile, clock, meeting)
     if num_sample_tokens and jax.process_count() == 1:
       _sample(workdir, num_sample_tokens, text)
 
@@ -119,13 +124,14 @@ def _train(
   workdir: pathlib.Path,
   profile: bool,
   clock: Clock | None,
+  meeting: Meeting | None,
 ) -> Corpus:
   """Trains, prints the table and returns the run's text."""
   given = os.environ.get(command_line.COMMAND_VARIABLE)
   command = given or command_line.own_command()
   _check_directory(workdir)
   with command_line.usage_errors():
-    trainer = Trainer(config, workdir, command, clock)
+    trainer = Trainer(config, workdir, command, clock, meeting=meeting)
   tracing = contextlib.nullcontext()
   if profile and processes.is_main():
     tracing = _trace(workdir / "profile")

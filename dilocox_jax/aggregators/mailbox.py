@@ -5,7 +5,7 @@ They share no runtime and meet in a folder or a bucket (docs/mailbox.md).
 
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from dilocox_jax.aggregators.feedback import Residual, carried_exchange
@@ -92,7 +92,24 @@ def mailbox(
       accept_version=accept_version,
     )
 
-  carrier = Carrier(enter, weight=weight, keeps=bool(feedback) or keep_unsent)
+  return carried_by(enter, aggregator, weight, bool(feedback) or keep_unsent)
+
+
+def carried_by(
+  enter: Callable[[Mapping[str, Any]], Mailbox],
+  aggregator: Aggregator,
+  weight: float,
+  keeps: bool,
+) -> Aggregator:
+  """Returns an aggregator whose messages a mailbox carries.
+
+  Args:
+    enter: Function from what must be equal in all replicas to the mailbox.
+    aggregator: A `carried_exchange`.
+    weight: Weight of this replica in the mean.
+    keeps: Whether what was not sent is kept (`Carrier.keeps`).
+  """
+  carrier = Carrier(enter, weight=weight, keeps=keeps)
   return aggregator._replace(
     average=_Refusing(aggregator.average), stretch_ends=None, carrier=carrier
   )

@@ -1,0 +1,210 @@
+"""One replica of a run whose replicas are programs that meet in a store.
+
+The trainer goes through the same plan as ever, with one replica. What differs
+stands here: the exchange that a mailbox carries (docs/mailbox.md), how a
+newcomer finds its place in the plan, and how one that was away passes over what
+the others have settled without it.
+"""
+
+import dataclasses
+import logging
+import os
+import pathlib
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dilocox_jax.aggregators.feedback import Residual, carried_exchange
+from dilocox_jax.aggregators.mailbox import carried_by
+from dilocox_jax.config import FREE_ON_RESUME, RunConfig, to_plan
+from dilocox_jax.mapping import flat
+from dilocox_jax.meeting.admission import DiffersError
+from dilocox_jax.meeting.mailbox import Mailbox
+from dilocox_jax.meeting.rules import MailboxRules
+from dilocox_jax.metrics.lines import JsonLines
+from dilocox_jax.metrics.recorder import MEETING
+from dilocox_jax.outer.newcomer import joined, passed_over
+from dilocox_jax.outer.round_states import RoundState
+from dilocox_jax.outer.rounds import Rounds
+from dilocox_jax.plan.schedule.run_plan import Segment
+from dilocox_jax.pytypes import Aggregator
+from dilocox_jax.training.checkpoint import RefusedError
+
+# Fields that may differ between replicas, beside those that may change when a
+# run is resumed. What a replica reads of the text is compared by its digest,
+# and weights make up for another batch size.
+_OWN = {
+  *FREE_ON_RESUME,
+  *(f"data.{name}" for name in ("source", "glob", "split", "batch_size")),
+  *(f"evaluation.{name}" for name in ("num_sequences", "sets")),
+  *("checkpoint.init_from", "inner.accumulate_steps", "mesh.boundary"),
+  *(f"model.{name}" for name in ("remat", "loss_chunk_tokens", "attention")),
+  *("model.scan_unroll", "mesh.stacked_by"),
+} - {"mesh.num_replicas"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Meeting:
+  """Where a replica meets the others of its run, and as whom.
+
+  Attributes:
+    where: Folder or URL of the run, as for `dilocox_jax.mailbox`.
+    name: Name of this replica, another one for each.
+    secret: File of the secret that all replicas share, or the secret as bytes.
+    accept_version: Whether this replica may have other code than the run.
+  """
+
+  where: Any
+  name: str
+  secret: bytes | str | os.PathLike[str]
+  accept_version: bool = False
+
+
+def exchange(
+  config: RunConfig, meeting: Meeting | None = None, text_digest: str = ""
+) -> Aggregator:
+  """Returns the exchange of a run whose replicas meet.
+
+  Args:
+    config: Config of the run.
+    meeting: Where they meet; None only to read what such a run has saved.
+    text_digest: Digest of the training text.
+  """
+  settings, meet = config.exchange, config.meet
+  own = "" if meeting is None else meeting.name
+
+  def enter(terms: Mapping[str, Any]) -> Mailbox:
+    assert meeting is not None, "a run that is read meets nobody"
+    return Mailbox(
+      meeting.where,
+      name=own,
+      secret=meeting.secret,
+      config=terms,
+      text_digest=text_digest,
+      rules=MailboxRules(config.mesh.num_replicas, **vars(meet)),
+      accept_version=meeting.accept_version,
+    )
+
+  aggregator = carried_exchange(
+    to_plan.codec(config),
+    Residual(settings.feedback, settings.against, settings.residual_dtype),
+    number=zlib.crc32(own.encode()),
+    keep_unsent=settings.keep_unsent,
+    seed=config.seed,
+  )
+  keeps = bool(settings.feedback) or settings.keep_unsent
+  weight = float(config.tokens_per_replica_step)
+  return carried_by(enter, aggregator, weight, keeps)
+
+
+class Member:
+  """The replica of this program as a member of its run.
+
+  Attributes:
+    name: Its name.
+  """
+
+  def __init__(self, config: RunConfig, meeting: Meeting, rounds: Rounds):
+    """Enters nothing yet.
+
+    Args:
+      config: Config of the run.
+      meeting: Where the replicas meet.
+      rounds: Rounds with an `exchange` of this meeting.
+    """
+    self.name, self._config, self._rounds = meeting.name, config, rounds
+    self._carrier = rounds.outer.aggregator.carrier
+    self._present: list[str] = []
+
+  def enter(self, handed_in: Sequence[str]) -> None:
+    """Enters the run.
+
+    Args:
+      handed_in: Names of the parts that the caller handed in.
+
+    Raises:
+      RefusedError: If this replica must not take part.
+    """
+    values = flat(self._config.to_mapping()).items()
+    terms = {name: value for name, value in values if name not in _OWN}
+    try:
+      self._carrier.enter(terms | {"handed_in": sorted(handed_in)})
+    except DiffersError as error:
+      raise RefusedError(str(error)) from error
+
+  def open(self, workdir: pathlib.Path, resume_step: int | None) -> None:
+    """Opens the file that says who was there.
+
+    Args:
+      workdir: The run directory.
+      resume_step: Inner step of the restored checkpoint, if there is one.
+    """
+    last = -1 if resume_step is None else resume_step
+    self._rows = JsonLines(workdir / MEETING, last)
+
+  @property
+  def number(self) -> int:
+    """Which of the M replicas of the plan this one is, by its seat."""
+    return self._carrier.mailbox.seat % self._config.mesh.num_replicas
+
+  @property
+  def is_behind(self) -> bool:
+    """Whether the others have settled the next event without this replica."""
+    return self._carrier.is_behind
+
+  def joined(self, state: RoundState) -> RoundState:
+    """Returns the state with which this replica takes part as a newcomer.
+
+    Args:
+      state: The first state of the run.
+    """
+    self._carrier.writes_snapshots = True
+    return joined(self._rounds, state, self._config.total_steps)
+
+  def passed_over(self, state: RoundState, segment: Segment) -> RoundState:
+    """Returns the state after a segment in which this replica was away."""
+    windows, steps = segment.windows, segment.num_steps
+    return passed_over(self._rounds, state, windows, steps)
+
+  def end(self) -> None:
+    """Says that the flush begins, in which nobody can join any more."""
+    self._carrier.writes_snapshots = False
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns what a checkpoint needs, as values of JSON."""
+    return self._carrier.get_state()
+
+  def set_state(self, state: Mapping[str, Any]) -> None:
+    """Goes on where a checkpoint was saved.
+
+    Raises:
+      RefusedError: If the checkpoint is of another run than the store.
+    """
+    try:
+      self._carrier.set_state(state)
+    except ValueError as error:
+      raise RefusedError(str(error)) from error
+
+  def record(self, step: int) -> str:
+    """Records the events since the last call.
+
+    Args:
+      step: Inner steps finished.
+
+    Returns:
+      How many replicas were in the last event, for the progress line.
+    """
+    events, self._carrier.settled = self._carrier.settled, []
+    usage = self._carrier.mailbox.usage
+    rows = [{"step": step, "usage": usage, **e._asdict()} for e in events]
+    for row in rows:
+      self._rows.append(row)
+    for event, members, _ in events:
+      self._say_changes(event, members)
+    return f"{len(self._present)} of {self._config.mesh.num_replicas} here"
+
+  def _say_changes(self, event: int, members: list[str]) -> None:
+    if sorted(members) != self._present:
+      names = ", ".join(members) or "nobody"
+      logging.getLogger(__name__).info("event %d has %s", event, names)
+      self._present = sorted(members)
