@@ -31,6 +31,7 @@ from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.simulate.analytic import Outcome, run_time
 from dilocox_jax.training import build, resume, run_lock, start
+from dilocox_jax.training.member import Meeting
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.trainer import Trainer
 from dilocox_jax.trees import Aggregator, Tree
@@ -132,6 +133,7 @@ def train(
   exchange: Aggregator | None = None,
   cluster: str | None = None,
   step_s: float | None = None,
+  meet: Meeting | None = None,
 ) -> Run:
   """Trains a run to its end, or continues the one in the directory.
 
@@ -162,6 +164,8 @@ def train(
     cluster: Cluster, preset or file, on which the run is timed (simulated).
     step_s: Duration of an inner step there (seconds); None derives it from the
       config's model.
+    meet: Where this program's replica meets the others of the run, which are
+      programs of their own; None trains all replicas here.
 
   Returns:
     The run, whose `metrics` and `model` are read when they are first used.
@@ -185,7 +189,9 @@ def train(
     )
     clock = ClusterClock(whole, cluster, Options(step_s=step_s))
   path = pathlib.Path(workdir)
-  trainer = Trainer(whole, path, "dilocox_jax.train", clock, parts)
+  trainer = Trainer(
+    whole, path, "dilocox_jax.train", clock, parts, meeting=meet
+  )
   with run_lock.held(path):
     trainer.run()
   return Run(path, parts)

@@ -21,6 +21,7 @@ from dilocox_jax.metrics.lines import (
   write_atomically,
 )
 from dilocox_jax.report import figures, units
+from dilocox_jax.report.meeting import meeting_lines
 from dilocox_jax.report.run import LoadedRun, load_run, perplexity
 from dilocox_jax.report.tables import markdown_table
 
@@ -243,6 +244,7 @@ def write_report(workdir: Directory) -> pathlib.Path:
   sections = {
     "Results": _results(run),
     "Figures": _draw(run),
+    "Who met": meeting_lines(run.workdir),
     "What it cost": _cost(run),
     "Settings": markdown_table(("field", "value"), settings),
     "How to reproduce": _again(run),
@@ -253,6 +255,8 @@ def write_report(workdir: Directory) -> pathlib.Path:
     sections["A sample"] = [f"    {line}" for line in text]
   lines = [_summary(run), ""]
   for title, body in sections.items():
+    if not body:
+      continue
     lines += [f"## {title}", "", *body, ""]
   title = f"{run.record['method']} on {run.record['corpus_name']}"
   return write_page(run.workdir, title, lines)

@@ -15,6 +15,7 @@ from typing import Any
 from dilocox_jax.aggregators.collectives import message_bytes
 from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.config import RunConfig, to_plan
+from dilocox_jax.distributed import processes
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.outer.rounds import Rounds
@@ -137,6 +138,18 @@ class AdaptiveController:
     """
     assert isinstance(state, RoundState), "only rounds measure a rank"
     return self.rounds.at_step(state, self.plan.schedule_step(step))
+
+  def with_choice(self, state: TrainingState, segment: Segment):
+    """Chooses a setting; returns the state with which its rounds begin.
+
+    Args:
+      state: State after the segment.
+      segment: Segment that has just ended.
+    """
+    self.choose_setting(segment)
+    # A spectrum's last bits differ by machine, and so might a choice.
+    processes.from_main(self.get_state(), self.set_state)
+    return self.rescheduled(state, segment.stop)
 
   def choose_setting(self, segment: Segment) -> None:
     """Chooses the setting of the rounds that follow a segment.

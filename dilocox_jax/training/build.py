@@ -43,6 +43,7 @@ from dilocox_jax.plan.adaptive import RoundSetting
 from dilocox_jax.plan.choices import loaded
 from dilocox_jax.plan.model.shapes import parameter_shapes
 from dilocox_jax.plan.schedule.fragments import Shapes
+from dilocox_jax.training import member
 from dilocox_jax.training.model_functions import model_functions
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.trees import Aggregator, shapes_by_path
@@ -114,6 +115,8 @@ def _aggregator(config: RunConfig, setting: RoundSetting | None) -> Aggregator:
     setting: Rank and H of the rounds; None takes those of the config.
   """
   exchange = config.exchange
+  if config.meets:  # Of a run that is only read: it meets nobody.
+    return member.exchange(config)
   return loaded(EXCHANGES[exchange.kind].aggregator)(
     to_plan.codec(config, setting),
     feedback=exchange.feedback,

@@ -32,11 +32,8 @@ from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.states import TrainingState
+from dilocox_jax.training.stops import NotFiniteError
 from dilocox_jax.trees import Boolean, Tree, all_finite
-
-
-class NotFiniteError(RuntimeError):
-  """A value that is not finite; the message says which and where."""
 
 
 def losses(

@@ -16,9 +16,11 @@ from typing import Any
 
 from dilocox_jax.aggregators.feedback import Residual, carried_exchange
 from dilocox_jax.aggregators.mailbox import carried_by
+from dilocox_jax.checks import require
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, to_plan
 from dilocox_jax.mapping import flat
 from dilocox_jax.meeting.admission import DiffersError
+from dilocox_jax.meeting.agreement import LostError
 from dilocox_jax.meeting.mailbox import Mailbox
 from dilocox_jax.meeting.rules import MailboxRules
 from dilocox_jax.metrics.lines import JsonLines
@@ -26,9 +28,11 @@ from dilocox_jax.metrics.recorder import MEETING
 from dilocox_jax.outer.newcomer import joined, passed_over
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.outer.rounds import Rounds
+from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.schedule.run_plan import Segment
-from dilocox_jax.pytypes import Aggregator
+from dilocox_jax.trees import Aggregator
 from dilocox_jax.training.checkpoint import RefusedError
+from dilocox_jax.training.parts import Parts
 
 # Fields that may differ between replicas, beside those that may change when a
 # run is resumed. What a replica reads of the text is compared by its digest,
@@ -58,6 +62,33 @@ class Meeting:
   name: str
   secret: bytes | str | os.PathLike[str]
   accept_version: bool = False
+
+
+def meeting_config(
+  config: RunConfig, meeting: Meeting | None, parts: Parts
+) -> RunConfig:
+  """Returns the config of a run whose replicas meet in a store.
+
+  Args:
+    config: Config as it is given.
+    meeting: Where they meet.
+    parts: Parts that are handed in.
+
+  Raises:
+    ValueError: If these do not go together.
+  """
+  require(
+    meeting is not None,
+    f"exchange.collective={MAILBOX!r} needs a place where replicas meet: give "
+    "--meet, or meet= of dilocox_jax.train",
+  )
+  require(
+    parts.exchange is None,
+    "an exchange that is handed in does not go with replicas that meet in a "
+    "store: drop it",
+  )
+  exchange = dataclasses.replace(config.exchange, collective=MAILBOX)
+  return dataclasses.replace(config, exchange=exchange)
 
 
 def exchange(
@@ -159,7 +190,11 @@ class Member:
       state: The first state of the run.
     """
     self._carrier.writes_snapshots = True
-    return joined(self._rounds, state, self._config.total_steps)
+    while True:
+      try:
+        return joined(self._rounds, state, self._config.total_steps)
+      except LostError as lost:  # The others were faster.
+        logging.getLogger(__name__).info("beginning again: %s", lost)
 
   def passed_over(self, state: RoundState, segment: Segment) -> RoundState:
     """Returns the state after a segment in which this replica was away."""

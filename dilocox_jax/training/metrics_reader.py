@@ -33,6 +33,7 @@ from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.progress_bar import ProgressBar
 from dilocox_jax.training.run_text import RunData
 from dilocox_jax.training.states import TrainingProgress
+from dilocox_jax.training.stops import NotFiniteError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +146,7 @@ class MetricsReader:
     self.record_time("evaluation", progress.step, progress.simulated_s)
     computed = [loss for loss in losses.values() if loss is not None]
     if not all(map(math.isfinite, (*computed, *sets.values()))):
-      raise evaluation.NotFiniteError(
+      raise NotFiniteError(
         f"the validation loss is not finite at step {progress.step}"
       )
     row = {

@@ -4,6 +4,7 @@ Whoever starts a run for hours or days should see at once whether it is the
 right one: model, devices, text, method, bytes and, with a clock, time.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 
@@ -15,6 +16,34 @@ from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.report.units import human_bytes, human_tokens
 from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.run_text import RunData
+
+
+def announce(
+  config: RunConfig,
+  data: RunData,
+  plan: RunPlan,
+  traffic: Traffic,
+  handed_in: Sequence[str],
+  clock: Clock | None,
+  step: int,
+) -> None:
+  """Logs what a run trains.
+
+  Args:
+    config: Config of the run.
+    data: What the run is trained on.
+    plan: Plan in force.
+    traffic: Bytes of the present rounds.
+    handed_in: Names of the parts that the caller handed in.
+    clock: Simulated clock of the run, if it has one.
+    step: Inner steps finished.
+  """
+  log = logging.getLogger(__name__)
+  for line in summary_lines(config, data, plan, traffic, handed_in):
+    log.info(line)
+  if clock:
+    hours = clock_at_end_s(clock, plan, traffic, step) / 3600
+    log.info("simulated time: %.3g h, %s", hours, clock.description)
 
 
 def summary_lines(

@@ -26,7 +26,7 @@ from dilocox_jax.models import weights
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.report.page import PAGE
-from dilocox_jax.training import build, evaluation, member, states
+from dilocox_jax.training import build, evaluation, states
 from dilocox_jax.training.build import Programs
 from dilocox_jax.training.checkpoint import (
   FOLDER,
@@ -335,8 +335,6 @@ def _saved_outer(
 
 def _programs(config: RunConfig, parts: Parts, num_replicas: int) -> Programs:
   mesh = MeshConfig(num_replicas=num_replicas)
-  if config.meets:
-    parts = dataclasses.replace(parts, exchange=member.exchange(config))
   return build.programs(dataclasses.replace(config, mesh=mesh), parts)
 
 

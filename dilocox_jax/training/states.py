@@ -85,6 +85,23 @@ def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
   )
 
 
+def warmed_up(
+  programs: Programs, phase: str, state: TrainingState
+) -> RoundState:
+  """Returns the first state of rounds: all start where a warm start ended.
+
+  Args:
+    programs: Programs of the run.
+    phase: Phase of the warm start.
+    state: State at its end.
+  """
+  assert isinstance(state, SharedState), "only a warm start ends"
+  shared = (state.params, state.optimizer)
+  if phase == "single":  # It had the devices of one replica only.
+    shared = programs.rounds.replicas.place_state(shared, None)
+  return programs.rounds.init(*shared)
+
+
 def abstract(
   programs: Programs,
   phase: str,

@@ -17,13 +17,10 @@ from typing import NoReturn
 import jax
 
 from dilocox_jax import report
-from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig
 from dilocox_jax.distributed import processes, replica_consistency
 from dilocox_jax.meeting.agreement import LostError, StoppedError
-from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_states import RoundState
-from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.report.page import PAGE
 from dilocox_jax.training import (
@@ -32,36 +29,24 @@ from dilocox_jax.training import (
   member,
   metrics_reader,
   resume,
+  run_summary,
   run_text,
   start,
   states,
+  stops,
 )
 from dilocox_jax.training.adaptive_controller import AdaptiveController
 from dilocox_jax.training.checkpoint import FOLDER, Checkpoints, saved_steps
 from dilocox_jax.training.clock import Clock
-from dilocox_jax.training.evaluation import NotFiniteError
 from dilocox_jax.training.member import Meeting, Member
 from dilocox_jax.training.metrics_reader import DispatchedSegment
 from dilocox_jax.training.parts import NO_PARTS, Parts
-from dilocox_jax.training.run_summary import clock_at_end_s, summary_lines
 from dilocox_jax.training.states import TrainingProgress, TrainingState
-
-
-class TrainingStoppedError(RuntimeError):
-  """The run cannot go on; the message says where and what to change."""
-
-
-class StopRequestedError(Exception):
-  """The run was asked to stop, and its state is saved.
-
-  Attributes:
-    signal: Number of the signal that asked for it.
-  """
-
-  def __init__(self, message: str, stop_signal: int):
-    """Takes one line for the user, and the signal's number."""
-    super().__init__(message)
-    self.signal = stop_signal
+from dilocox_jax.training.stops import (
+  NotFiniteError,
+  StopRequestedError,
+  TrainingStoppedError,
+)
 
 
 class Trainer:
@@ -91,7 +76,7 @@ class Trainer:
       ValueError: One line, if a part cannot be built.
     """
     if meeting or config.meets:
-      config = _meeting_config(config, meeting, parts)
+      config = member.meeting_config(config, meeting, parts)
     self.clock, self.parts = clock, parts
     self.config, self.workdir, self.command = config, workdir, command
     # First: processes whose meshes differ would wait for each other for ever.
@@ -153,13 +138,9 @@ class Trainer:
     except StoppedError as error:
       raise TrainingStoppedError(str(error)) from error
     except NotFiniteError as error:
-      raise TrainingStoppedError(
-        f"{error}: lower inner.learning_rate="
-        f"{self.config.inner.learning_rate} or outer.learning_rate="
-        f"{self.config.outer.learning_rate}; "
-        f"{self._checkpoints.what_is_kept()} in {self.workdir}, and a run with "
-        "another rate needs another directory"
-      ) from error
+      kept = self._checkpoints.what_is_kept()
+      reason = stops.diverged(self.config, kept, self.workdir)
+      raise TrainingStoppedError(f"{error}: {reason}") from error
     finally:
       # A save that needs a lost process would not end.
       if not isinstance(sys.exception(), processes.LostProcessError):
@@ -188,7 +169,16 @@ class Trainer:
         self._member.set_state(record["meeting"])
     else:
       state = self._first_state()
-    self._announce()
+    if processes.is_main():
+      run_summary.announce(
+        self.config,
+        self.data,
+        self.controller.plan,
+        self.controller.traffic,
+        self.parts.names,
+        self.clock,
+        self.progress.step,
+      )
     if self._member:
       self._member.open(self.workdir, self.progress.step if resumed else None)
     with metrics_reader.open_reader(
@@ -227,21 +217,6 @@ class Trainer:
     self.data.streams.set_state(
       self.data.streams.get_state() | {"step": step}
     )
-
-  def _announce(self) -> None:
-    """Logs what the run trains; the main process alone speaks."""
-    if not processes.is_main():
-      return
-    plan, traffic = self.controller.plan, self.controller.traffic
-    for line in summary_lines(
-      self.config, self.data, plan, traffic, self.parts.names
-    ):
-      logging.getLogger(__name__).info(line)
-    if self.clock:
-      seconds = clock_at_end_s(self.clock, plan, traffic, self.progress.step)
-      logging.getLogger(__name__).info(
-        "simulated time: %.3g h, %s", seconds / 3600, self.clock.description
-      )
 
   def _train(self, state: TrainingState) -> TrainingState:
     """Goes through all segments that are left."""
@@ -349,18 +324,9 @@ class Trainer:
       The state of the next segment's phase.
     """
     if segment.ends_phase:
-      assert isinstance(state, SharedState), "only a warm start ends"
-      # Every replica starts from the warm start's parameters and state.
-      shared = (state.params, state.optimizer)
-      if segment.phase == "single":  # It had the devices of one replica only.
-        shared = self.replicas.place_state(shared, None)
-      state = self.programs.rounds.init(*shared)
+      state = states.warmed_up(self.programs, segment.phase, state)
     if self.controller.is_choice_due():
-      self.controller.choose_setting(segment)
-      # A spectrum's last bits differ by machine, and so might a choice.
-      own = self.controller.get_state()
-      processes.from_main(own, self.controller.set_state)
-      state = self.controller.rescheduled(state, segment.stop)
+      state = self.controller.with_choice(state, segment)
     if segment.crosses(self.config.evaluation.interval_steps):
       self._evaluate(state)
     if stop_signal:
@@ -373,12 +339,8 @@ class Trainer:
     """Saves at a boundary of segments, as was asked for, and ends the run."""
     self._save(state)
     self._checkpoints.wait()
-    raise StopRequestedError(
-      f"stopped by {signal.Signals(stop_signal).name}: saved at step "
-      f"{self.progress.step} of {self.config.total_steps} in {self.workdir}; "
-      "the same command goes on from there",
-      stop_signal,
-    )
+    done = f"step {self.progress.step} of {self.config.total_steps}"
+    raise StopRequestedError(f"{done} in {self.workdir}", stop_signal)
 
   def _evaluate(
     self, state: TrainingState, num_steps: int | None = None
@@ -439,21 +401,3 @@ class Trainer:
     self._evaluate(state, self.config.total_steps)
     self.progress = self.progress.after(is_finished=True)
     self._save(state)
-
-
-def _meeting_config(
-  config: RunConfig, meeting: Meeting | None, parts: Parts
-) -> RunConfig:
-  """Returns the config of a run whose replicas meet in a store."""
-  require(
-    meeting is not None,
-    f"exchange.collective={MAILBOX!r} needs a place where replicas meet: give "
-    "--meet, or meet= of dilocox_jax.train",
-  )
-  require(
-    parts.exchange is None,
-    "an exchange that is handed in does not go with replicas that meet in a "
-    "store: drop it",
-  )
-  exchange = dataclasses.replace(config.exchange, collective=MAILBOX)
-  return dataclasses.replace(config, exchange=exchange)

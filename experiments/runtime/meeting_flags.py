@@ -17,8 +17,8 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "meet",
     None,
-    "Folder or URL (s3://bucket/run) where the replicas of the run meet: be one "
-    "of them, a program of its own with a WORKDIR of its own. Sets "
+    "Folder or URL (s3://bucket/run) where the replicas of the run meet: be "
+    "one of them, a program of its own with a WORKDIR of its own. Sets "
     "exchange.collective=mailbox.",
   )
   flags.DEFINE_string("replica", None, "With --meet: name of this replica.")

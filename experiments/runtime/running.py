@@ -24,11 +24,8 @@ from dilocox_jax.training import run_lock
 from dilocox_jax.training.checkpoint import RefusedError
 from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.member import Meeting
-from dilocox_jax.training.trainer import (
-  StopRequestedError,
-  Trainer,
-  TrainingStoppedError,
-)
+from dilocox_jax.training.stops import StopRequestedError, TrainingStoppedError
+from dilocox_jax.training.trainer import Trainer
 from experiments.runtime import (
   background_errors,
   command_line,

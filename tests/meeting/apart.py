@@ -132,7 +132,7 @@ def in_threads(function, num_replicas):
   for thread in threads:
     thread.start()
   for thread in threads:
-    thread.join(120)
+    thread.join(400)
   if errors:
     raise errors[0]
   return [results[number] for number in range(num_replicas)]

@@ -9,7 +9,7 @@ from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
-from dilocox_jax.training import evaluation, states
+from dilocox_jax.training import evaluation, states, stops
 from tests import runs
 
 
@@ -197,12 +197,12 @@ def test_the_earliest_step_counts_and_then_the_lowest_replica():
   evaluation.check_losses(StepMetrics(good, good), segment)
   late, early = good.copy(), good.copy()
   late[0, 4] = np.nan
-  with pytest.raises(evaluation.NotFiniteError, match="step 15 on replica 0"):
+  with pytest.raises(stops.NotFiniteError, match="step 15 on replica 0"):
     evaluation.check_losses(StepMetrics(late, good), segment)
   early[2, 1] = np.inf
   early[1, 1] = np.nan
   for values in ((late, early), (early, late)):
-    with pytest.raises(evaluation.NotFiniteError, match="step 12 on replica 1"):
+    with pytest.raises(stops.NotFiniteError, match="step 12 on replica 1"):
       evaluation.check_losses(StepMetrics(*values), segment)
 
 

@@ -17,10 +17,10 @@ from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
 from dilocox_jax.training import metrics_reader, run_text
-from dilocox_jax.training.evaluation import NotFiniteError
 from dilocox_jax.training.metrics_reader import DispatchedSegment, MetricsReader
 from dilocox_jax.training.progress_bar import ProgressBar
 from dilocox_jax.training.states import TrainingProgress
+from dilocox_jax.training.stops import NotFiniteError
 from tests import runs
 
 SCHEDULE = SyncSchedule(4)

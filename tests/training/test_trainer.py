@@ -9,10 +9,7 @@ from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.metrics import read_rows
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.training import metrics_reader, trainer
-from dilocox_jax.training.trainer import (
-  StopRequestedError,
-  TrainingStoppedError,
-)
+from dilocox_jax.training.stops import StopRequestedError, TrainingStoppedError
 from tests import runs
 
 PARAMETER_BYTES = 4 * parameter_count(runs.settings().model.shape)

@@ -1,0 +1,206 @@
+"""Whole runs whose replicas meet in a store, each in a thread of its own."""
+
+import dataclasses
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from dilocox_jax.meeting.store import Store
+from dilocox_jax.metrics import read_rows
+from dilocox_jax.training import checkpoint
+from dilocox_jax.training.member import Meeting
+from dilocox_jax.training.trainer import Trainer
+from tests import runs
+from tests.meeting.apart import SECRET, in_threads
+
+NAMES, SAVING = ("oslo", "rome"), threading.Lock()
+MET = {
+  "diloco": {"method": "diloco"},
+  "overlap_loco": {
+    "method": "overlap_loco",
+    "num_fragments": 3,
+    "exchange": {"codec": "int(bits=1)", "feedback": 1.0},
+  },
+  "dilocox": {
+    "method": "dilocox",
+    "exchange": {"codec": "low_rank(rank=2)+int(bits=4)", "feedback": 1.0},
+  },
+}
+
+
+def settings(method="diloco", meet=None, **changes):
+  config = runs.settings(**(MET[method] | changes))
+  exchange = dataclasses.replace(config.exchange, collective="mailbox")
+  given = {"grace_s": 60.0, "max_norm_ratio": 100.0, **(meet or {})}
+  return dataclasses.replace(
+    config, exchange=exchange, meet=dataclasses.replace(config.meet, **given)
+  )
+
+
+class Group:
+  """Replicas of one run, with their directories and their store."""
+
+  def __init__(self, folder, config):
+    self.folder, self.config, self.store = folder, config, Store("memory:///")
+
+  def train(self, name, before=None, config=None):
+    """Trains a replica; calls `before` with the trainer at every segment."""
+    meeting = Meeting(self.store, name, SECRET)
+    trainer = Trainer(
+      config or self.config, self.folder / name, meeting=meeting
+    )
+    dispatch = trainer._dispatch
+
+    def watched(state, segment):
+      if before:
+        before(trainer, segment)
+      return dispatch(state, segment)
+
+    save = trainer._save
+
+    def alone(state):  # Orbax numbers the saves of a process, not of a run.
+      with SAVING:
+        save(state)
+        trainer._checkpoints.wait()
+
+    trainer._dispatch, trainer._save = watched, alone
+    runs.run(trainer)
+
+  def train_all(self, **before):
+    """Trains both; `before` by name is called at every segment."""
+    in_threads(lambda n: self.train(NAMES[n], before.get(NAMES[n])), len(NAMES))
+
+  def params(self, name):
+    state, _ = runs.saved(self.folder / name)
+    return [fragment.params for fragment in state.fragments]
+
+  def members(self, name):
+    rows = read_rows(self.folder / name / "meeting.jsonl")
+    return {row["event"]: row["members"] for row in rows}
+
+  def assert_all_equal(self):
+    runs.assert_same_bits(self.params("oslo"), self.params("rome"))
+
+
+@pytest.fixture(name="group")
+def group_fixture(tmp_path):
+  return lambda **changes: Group(tmp_path, settings(**changes))
+
+
+@pytest.mark.parametrize("method", MET)
+def test_apart_is_as_together(group, method, tmp_path):
+  met = group(method=method)
+  met.train_all()
+  met.assert_all_equal()
+  way = "all_reduce" if method == "diloco" else "all_gather"
+  exchange = dataclasses.replace(met.config.exchange, collective=way)
+  config = runs.settings(**MET[method])
+  runs.train(
+    dataclasses.replace(config, exchange=exchange), tmp_path / "together"
+  )
+  (final,) = runs.rows(tmp_path / "together", "final")
+  rounds = runs.rows(tmp_path / "together", "round")
+  apart = [runs.rows(tmp_path / name, "round") for name in NAMES]
+  for name in NAMES:
+    (own,) = runs.rows(tmp_path / name, "final")
+    assert own["outer_loss"] == pytest.approx(final["outer_loss"], rel=1e-6)
+  for row, *own in zip(rounds, *apart, strict=True):
+    found = [each["loss"] for each in own]
+    seats = met.members("oslo")[0]
+    assert sorted(seats) == sorted(NAMES)
+    found = [found[NAMES.index(name)] for name in seats]
+    np.testing.assert_allclose(found, row["loss_per_replica"], rtol=1e-6)
+
+
+def test_who_is_killed_goes_on_to_the_same_bits(group, tmp_path):
+  whole = Group(tmp_path / "whole", settings(method="overlap_loco"))
+  whole.train_all()
+  met = group(method="overlap_loco")
+
+  def die(trainer, segment):
+    if segment.start >= 15:
+      raise runs.Killed
+
+  def one(name):
+    if name == "rome":
+      with pytest.raises(runs.Killed):
+        met.train(name, die)
+    met.train(name)
+
+  in_threads(lambda n: one(NAMES[n]), 2)
+  assert met.members("oslo") == met.members("rome")
+  assert whole.members("oslo").keys() == met.members("rome").keys()
+  met.assert_all_equal()
+  if whole.members("oslo")[0] == met.members("oslo")[0]:  # By seats.
+    runs.assert_same_bits(whole.params("rome"), met.params("rome"))
+    for name in NAMES:
+      assert runs.metrics_text(tmp_path / "whole" / name) == runs.metrics_text(
+        tmp_path / name
+      )
+
+
+@pytest.mark.parametrize("method", MET)
+def test_a_newcomer_joins_and_a_frozen_one_comes_back(group, method):
+  meet = {"grace_s": 0.5, "snapshot_every": 4}
+  met = group(method=method, meet=meet, total_steps=60)
+  has_begun, is_back = threading.Event(), threading.Event()
+  steps = []
+
+  def oslo(trainer, segment):
+    if segment.start >= 12:
+      has_begun.set()
+    if segment.start >= 36:  # Oslo waits there until rome is back.
+      assert is_back.wait(200)
+    time.sleep(0.1)
+
+  def rome(trainer, segment):
+    steps.append(segment.start)
+    if len(steps) == 1:
+      time.sleep(1.5)
+    if len(steps) == 3:
+      is_back.set()
+
+  def one(number):
+    if number:
+      assert has_begun.wait(200)
+    met.train(NAMES[number], (oslo, rome)[number])
+
+  in_threads(one, 2)
+  met.assert_all_equal()
+  lists = met.members("oslo")
+  assert lists[0] == ["oslo"] and lists[max(lists)] == ["oslo", "rome"]
+  assert steps[0] >= 12 and steps[2] > steps[0] + 6  # It passed over some.
+
+
+def test_who_differs_is_refused_and_the_others_go_on(group, tmp_path):
+  met = group()
+  other = dataclasses.replace(
+    met.config, inner=dataclasses.replace(met.config.inner, learning_rate=0.5)
+  )
+
+  def come(trainer, segment):
+    if segment.start == 6:
+      with pytest.raises(checkpoint.RefusedError) as refused:
+        met.train("bern", config=other)
+      line = str(refused.value)
+      assert "config.inner.learning_rate is 0.5" in line and "\n" not in line
+
+  met.train_all(oslo=come)
+  met.assert_all_equal()
+  met.store = Store("memory:///")  # The place of another run.
+  met.config = dataclasses.replace(met.config, seed=1)
+  with pytest.raises(checkpoint.RefusedError, match="seed"):
+    met.train("oslo")
+
+
+def test_a_method_that_cannot_meet_says_what_to_take():
+  with pytest.raises(ValueError, match="sync.method='allreduce': take"):
+    runs.settings(
+      method="allreduce",
+      sync_interval=None,
+      exchange={"collective": "mailbox"},
+    )
+  with pytest.raises(ValueError, match="needs a place where replicas meet"):
+    Trainer(settings(), "unused")
