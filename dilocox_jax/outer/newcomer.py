@@ -80,8 +80,9 @@ def joined(
   if window is None and last_step is not None:  # The run has come to its end.
     step = last_step
     carrier.takes_part(sum(counts))
-  state = rounds.moved_on(rounds.rejoined(state, [0], 0), step)
-  return rounds.at_step(state, step)
+  # Not to use up the number that every first state has.
+  state = rounds.rejoined(rounds.at_step(state, step), [0], 0)
+  return rounds.moved_on(state, step)
 
 
 def passed_over(

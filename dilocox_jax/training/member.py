@@ -16,9 +16,8 @@ from typing import Any
 
 from dilocox_jax.aggregators.feedback import Residual, carried_exchange
 from dilocox_jax.aggregators.mailbox import carried_by
-from dilocox_jax.checks import require
+from dilocox_jax.checks import flat, require
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, to_plan
-from dilocox_jax.mapping import flat
 from dilocox_jax.meeting.admission import DiffersError
 from dilocox_jax.meeting.agreement import LostError
 from dilocox_jax.meeting.mailbox import Mailbox
@@ -30,9 +29,9 @@ from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.plan.collective import MAILBOX
 from dilocox_jax.plan.schedule.run_plan import Segment
-from dilocox_jax.trees import Aggregator
 from dilocox_jax.training.checkpoint import RefusedError
 from dilocox_jax.training.parts import Parts
+from dilocox_jax.trees import Aggregator
 
 # Fields that may differ between replicas, beside those that may change when a
 # run is resumed. What a replica reads of the text is compared by its digest,
