@@ -12,7 +12,7 @@ from typing import Any
 from dilocox_jax.metrics import read_rows
 from dilocox_jax.metrics.recorder import MEETING
 from dilocox_jax.report import units
-from dilocox_jax.report.text_tables import markdown_table
+from dilocox_jax.report.tables import markdown_table
 
 
 def meeting_lines(workdir: pathlib.Path) -> list[str]:

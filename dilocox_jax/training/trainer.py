@@ -214,9 +214,7 @@ class Trainer:
   def _go_to(self, step: int) -> None:
     """Goes to a step of the plan that this replica has not trained up to."""
     self.progress = self.progress.after(step=step)
-    self.data.streams.set_state(
-      self.data.streams.get_state() | {"step": step}
-    )
+    self.data.streams.set_state(self.data.streams.get_state() | {"step": step})
 
   def _train(self, state: TrainingState) -> TrainingState:
     """Goes through all segments that are left."""
