@@ -44,7 +44,7 @@ def _plot(
 def _identity(run: LoadedRun) -> str:
   count = run.record["num_replicas"]
   noun = "replica" if count == 1 else "replicas"
-  return f"{run.record['method']}, {count} {noun}"
+  return f"{style.proper(run.record['method'])}, {count} {noun}"
 
 
 def loss_figure(run: LoadedRun) -> Figure | None:
@@ -190,7 +190,7 @@ def rank_figure(run: LoadedRun) -> Figure | None:
   right.plot(
     *zip(*rounds, strict=True), color=COLOURS[2], drawstyle="steps-pre"
   )
-  kind = f"measured, averaged update of {run.record['method']}"
+  kind = f"measured, averaged update: {_identity(run)}"
   style.label(left, kind, "inner steps", "rank, mean over matrices")
   kind = f"chosen; {units.human_bytes(run.total_sent_bytes)} a replica in all"
   style.label(right, kind, "inner steps", "inner steps a round (H)")

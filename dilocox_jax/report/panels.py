@@ -31,6 +31,7 @@ _KINDS = {
 _TIMED = "loss measured, time simulated"
 _FAR = 4.0
 _WIDE = 4  # Ratio of two ends from which the axis of time is logarithmic.
+_LONGEST = 100  # Ratio of a curve's end to where a logarithmic axis begins.
 _MOST_MARKERS = 20
 _LINE_CHARACTERS = 12  # Characters of an axis' name that fit into an inch.
 _BEHIND: dict[str, Any] = {
@@ -107,11 +108,8 @@ def draw_curves(
     if name not in drawn:
       continue
     curve, wider = drawn.pop(name), 0.2 * (len(front) - 1 - number)
-    size: dict[str, Any] = {
-      "markersize": 3.5 + wider,
-      "linewidth": 1.4 + wider,
-      "zorder": 3,
-    }
+    size: dict[str, Any] = {"linewidth": 1.4 + wider, "zorder": 3}
+    size["markersize"] = 3.5 + wider if len(curve.x) > 1 else 9
     # Markers of a long run would merge; the last one is always drawn.
     spacing = -(-len(curve.x) // _MOST_MARKERS)
     marked = list(range(len(curve.x) - 1, -1, -spacing))
@@ -276,8 +274,10 @@ def _scale(ax: Axes, frame: Frame, view: _View, axis: str) -> float:
     what = textwrap.fill(frame.clocks[axis], width)
     ax.set_xlabel(f"{ax.get_xlabel()}\n{what}")
   if costs and ax.get_xscale() == "log":
-    # A log axis begins where the first curve comes into view.
-    ax.set_xlim(0.8 * min(costs) / divisor, 1.25 * max(costs) / divisor)
+    # A log axis begins where the first curve comes into view. A first round
+    # that waits for nothing may have taken next to no time.
+    low = max(min(costs), min(ends, default=0) / _LONGEST)
+    ax.set_xlim(0.8 * low / divisor, 1.25 * max(costs) / divisor)
   return divisor
 
 

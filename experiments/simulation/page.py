@@ -39,12 +39,12 @@ def answer(plan: MethodPlan) -> list[Row]:
   speed = human_speed(plan.tokens_per_s)
   replicas = f"{config.mesh.num_replicas} replicas together"
   return [
-    ("tokens a second", f"{speed}, {replicas}", "simulated"),
     (
       "speed-up over AllReduce",
       f"{plan.speed_up:,.3g} times ({base})",
       "simulated",
     ),
+    ("tokens a second", f"{speed}, {replicas}", "simulated"),
     (
       "time in inner steps",
       units.human_share(plan.rounds.utilisation),
