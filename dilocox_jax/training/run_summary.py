@@ -80,7 +80,7 @@ def summary_lines(
   return [
     f"model {name}: {count:,} parameters, "
     f"{replicas} on {_count(num_devices, 'device')} ({device})",
-    f"data {data.name}: {data.says}; "
+    f"{'text' if data.text else 'data'} {data.name}: {data.says}; "
     f"{config.total_steps:,} inner steps, {human_tokens(tokens)} a replica",
     f"method {_method(config, plan, traffic)}",
     *([average] if power else []),

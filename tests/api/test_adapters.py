@@ -207,7 +207,7 @@ def test_a_transform_and_rounds_leave_out_what_is_frozen():
     updates, state = tx.update(grads, state, params)
     return optax.apply_updates(params, updates), state
 
-  params = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), whole)
+  params: Any = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), whole)
   state = jax.vmap(tx.init)(params)
   arrays = [leaf for leaf in jax.tree.leaves(state) if leaf.size > 2]
   assert {leaf.shape for leaf in arrays} == {(2, 3)} and len(arrays) == 3

@@ -24,7 +24,7 @@ def test_a_method_with_rounds_names_its_schedule_and_its_bytes():
   model, text, method = _lines(config)
   assert model.startswith("model nano: ") and "2 replicas on 1 device" in model
   assert jax.devices()[0].device_kind in model
-  assert text.startswith("data synthetic: ") and "21 inner steps" in text
+  assert text.startswith("text synthetic: ") and "21 inner steps" in text
   traffic = to_plan.traffic(config)
   sent_bytes = traffic.exchange_bytes(0) + traffic.exchange_bytes(1)
   assert "H = 3, P = 2, tau = 1, codec float32" in method
