@@ -82,7 +82,7 @@ check: $(HF_STAMP) ## Every test, the slow tier too, compiled as users compile
 	DILOCOX_JAX_COMPILE=full $(RUN) -m pytest $(PYTEST_ARGS) -m ''
 
 check-transformers: $(TRANSFORMERS)/.installed ## Logits and sizes beside the library transformers
-	$(TRANSFORMERS)/bin/python -m pytest tests/models/test_weights.py
+	$(TRANSFORMERS)/bin/python -m pytest tests/models/test_weights.py tests/api/test_adapters.py
 
 mutations: install ## Change the core in 200 places, and list what no test notices (hours)
 	$(RUN) -m tests.mutants

@@ -48,7 +48,7 @@ HF = ["datasets>=5.2"]
 WEIGHTS = ["safetensors>=0.6"]
 
 # The library whose logits and parameters the tests of weights compare with.
-TRANSFORMERS = ["torch>=2.8", "transformers>=5.0"]
+TRANSFORMERS = ["torch>=2.8", "transformers>=5.0", "peft>=0.17"]
 
 # The bench that compares rounds with PyTorch's.
 PEERS = ["torch>=2.8"]

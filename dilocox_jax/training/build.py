@@ -90,7 +90,9 @@ class Programs:
     has L + 1 tokens, and each of its last L tokens is predicted. All replicas
     compute the same.
     """
-    return self._evaluated(self.rounds.replicas, (None, None), None)
+    return jax.jit(
+      self.rounds.replicas.map(self.evaluation, (None, None), None)
+    )
 
   @functools.cached_property
   def evaluate_each(self):
@@ -98,13 +100,7 @@ class Programs:
 
     Every replica evaluates its own parameters, so nothing is sent.
     """
-    return self._evaluated(self.rounds.replicas, (0, None), 0)
-
-  def _evaluated(self, replicas: Replicas, in_axes: Any, out_axes: Any) -> Any:
-    program = jax.jit(replicas.map(self.evaluation, in_axes, out_axes))
-    return lambda params, batches: program(
-      params, self.rounds.beside_frozen(batches)
-    )
+    return jax.jit(self.rounds.replicas.map(self.evaluation, (0, None), 0))
 
 
 def _aggregator(config: RunConfig, setting: RoundSetting | None) -> Aggregator:

@@ -159,8 +159,11 @@ def _mean_loss(
   for part in parts:
     batches = programs.rounds.replicas.place(part, None)
     params = _placed(programs, params, batches)
-    weight = num_predictions(part)
-    total += weight * float(evaluate(params, batches))
+    weight, given = (
+      num_predictions(part),
+      programs.rounds.beside_frozen(batches),
+    )
+    total += weight * float(evaluate(params, given))
     num_predicted += weight
   return total / num_predicted
 
