@@ -62,7 +62,7 @@ class StepPrograms:
 
   @property
   def axes(self) -> SharedState:
-    """Replica axes of the state, a tree prefix (see `programs.state_axes`)."""
+    """Replica axes of the state as a tree prefix: 0, or None where shared."""
     return SharedState(None, None, self.aggregator.axes)
 
   def init(self, params: Tree) -> SharedState:
