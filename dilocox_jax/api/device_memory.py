@@ -213,5 +213,4 @@ def _layer_values(shape: ModelShape) -> int:
   """Returns the values of one layer that a token's backward reads."""
   heads = (shape.num_heads + 2 * shape.kv_heads) * shape.head_width
   branches = 3 if shape.activation == "swiglu" else 2
-  experts = max(shape.num_experts, 1)
-  return 4 * shape.model_dim + heads + branches * experts * shape.ff_dim
+  return 4 * shape.model_dim + heads + branches * shape.ff_dim

@@ -28,9 +28,7 @@ from dilocox_jax.plan.schedule.methods import Method, named_method
 # config never finds None there, so type checkers are told the type without it.
 OF_METHOD: Any = None
 if typing.TYPE_CHECKING:
-  from dilocox_jax.codecs.base import (
-    Codec,
-  )
+  from dilocox_jax.codecs.base import Codec
 
   Value = typing.TypeVar("Value")
   OfMethod = typing.Annotated[Value, "None until a run's config is built"]
@@ -117,9 +115,6 @@ class ModelConfig(Section):
   norm: str | None = None  # rms, or layer (with a bias).
   norm_epsilon: float | None = None  # Added below the root of a norm.
   biases: str | None = None  # Projections with a bias: none, qkv or all.
-  num_experts: int | None = None  # Experts of a layer; 0: one MLP, no router.
-  experts_per_token: int | None = None  # Experts whose results are added.
-  balance_loss: float | None = None  # Weight; experts become equally busy.
   # The next five are left to the devices by default (`config.platforms`).
   # float32 or bfloat16, for activations. Parameters are always float32.
   compute_dtype: str = limited("auto", choices=choices.COMPUTE_DTYPES)

@@ -8,9 +8,7 @@ chosen. Without a setting they use the rank and H of the config.
 """
 
 from dilocox_jax.aggregators.traffic import Traffic
-from dilocox_jax.codecs.base import (
-  Codec,
-)
+from dilocox_jax.codecs.base import Codec
 from dilocox_jax.codecs.low_rank import LowRank, with_rank
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.membership import MembershipConfig

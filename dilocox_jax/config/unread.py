@@ -62,9 +62,6 @@ def _ignored(values: Values) -> Iterator[Ignored]:
   if _model_value(values, "positions") == "learned":
     remedy = "model.positions=learned rotates nothing: take rope"
     yield "model", ("rope_base",), remedy
-  if not _model_value(values, "num_experts"):
-    remedy = "the model has one MLP a layer: set model.num_experts"
-    yield "model", ("experts_per_token", "balance_loss"), remedy
   yield from _ignored_options("inner", values["inner.optimizer"])
   yield from _ignored_options("outer", values["outer.optimizer"])
   if values["inner.schedule"] == "constant":

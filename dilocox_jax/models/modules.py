@@ -14,7 +14,6 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from dilocox_jax.models.attention import Cache, attend, extended, rotate
-from dilocox_jax.models.experts import route
 from dilocox_jax.models.fused_attention import Attention, Segments
 from dilocox_jax.models.segments import segment_positions
 from dilocox_jax.plan.model.shapes import ModelShape
@@ -132,24 +131,15 @@ class _Attention(nnx.Module):
 
 
 class _Mlp(nnx.Module):
-  """Feed-forward after a norm, with a gate if it is SwiGLU, or experts.
-
-  Experts are one wide MLP whose hidden values are multiplied by their shares.
-  So all experts compute all tokens, and their kernels are matrices like any
-  other for pipelines, codecs and optimizers.
-  """
+  """Feed-forward after a norm, with a gate if it is SwiGLU."""
 
   def __init__(self, shape: ModelShape, dtype: Any, rngs: nnx.Rngs):
     d, f = shape.model_dim, shape.ff_dim
     self.gated = shape.activation == "swiglu"
     self.activation = _ACTIVATIONS[shape.activation]
-    self.shape = shape
     self.norm = Norm(d, shape)
     bias = shape.has_bias("up")
     scale = _residual_scale(shape)
-    if shape.num_experts:
-      f *= shape.num_experts
-      self.router = _linear(d, shape.num_experts, INIT_SCALE, dtype, rngs)
     if self.gated:
       self.gate = _linear(d, f, INIT_SCALE, dtype, rngs, bias)
     self.up = _linear(d, f, INIT_SCALE, dtype, rngs, bias)
@@ -162,11 +152,6 @@ class _Mlp(nnx.Module):
       hidden_TxF = self.activation(self.gate(y_TxD)) * hidden_TxF
     else:
       hidden_TxF = self.activation(hidden_TxF)
-    if self.shape.num_experts:
-      per_token, weight = self.shape.experts_per_token, self.shape.balance_loss
-      shares_TxE = route(self.router(y_TxD), per_token, weight)
-      shares_TxF = jnp.repeat(shares_TxE, self.shape.ff_dim, axis=1)
-      hidden_TxF = hidden_TxF * shares_TxF.astype(hidden_TxF.dtype)
     return self.down(hidden_TxF)
 
 

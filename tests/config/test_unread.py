@@ -39,10 +39,6 @@ CASES = [
     {"data": {"tokenizer": "bpe"}},
   ),
   ("model.rope_base", 1e6, {"model": LEARNED}, "learned rotates nothing", {}),
-  (
-    *("model.balance_loss", 0.1, {}, "one MLP a layer"),
-    {"model": {"num_experts": 4}},
-  ),
   ("model.remat", "full", STAGES, "set mesh.remat", {}),
   ("inner.momentum", 0.9, {}, "adamw has no momentum", SGD),
   ("inner.b1", 0.8, SGD, "sgd has no b1", {}),

@@ -35,7 +35,6 @@ def shaped(num_layers, **changes):
   return dataclasses.replace(SMALL, num_layers=num_layers, **changes)
 
 
-EXPERTS = {"num_experts": 3, "experts_per_token": 2, "balance_loss": 0.5}
 OPT = {"activation": "relu", "biases": "all", "norm": "layer"}
 OPT |= {"positions": "learned", "num_positions": LENGTH}
 TIED = {"tied_head": True}
@@ -46,7 +45,7 @@ CASES = [
   Case("1f1b", 2, 4, 1, "full", shaped(4, **OPT), end_of_text=3),
   Case("1f1b", 4, 3, 1, "dots", shaped(5)),
   Case("zb_h1", 2, 4, 1, "none", shaped(2, **TIED)),
-  Case("zb_h1", 2, 3, 1, "dots", shaped(3, **EXPERTS)),
+  Case("zb_h1", 2, 3, 1, "dots", shaped(3, num_kv_heads=1)),
   Case("interleaved", 2, 4, 2, "dots", shaped(4), end_of_text=3),
   # Three of eight chunks have no layer.
   Case("interleaved", 4, 4, 2, "full", shaped(5, **TIED)),

@@ -80,11 +80,6 @@ def mlp(p, x, shape):
     hidden = silu(project(p["gate"], y)) * hidden
   else:
     hidden = {"gelu": gelu, "relu": relu}[shape.activation](hidden)
-  if shape.num_experts:
-    shares = np.exp(project(p["router"], y))
-    shares /= shares.sum()
-    shares[np.argsort(shares)[: -shape.experts_per_token]] = 0
-    hidden = hidden * np.repeat(shares, shape.ff_dim)
   return project(p["down"], hidden)
 
 

@@ -49,12 +49,6 @@ class ModelShape:
       also subtracts the mean and adds a bias (Ba et al. 2016, arXiv
       1607.06450).
     norm_epsilon: Added to the mean square before the root.
-    num_experts: Number of MLPs of a layer, the experts, of which a router picks
-      some for every token (Fedus et al. 2021, arXiv 2101.03961); 0 means one
-      MLP and no router. Their kernels lie side by side, [D, experts F] and
-      [experts F, D], so that a layer has matrices only.
-    experts_per_token: Number of experts that a token is sent through.
-    balance_loss: Weight of the loss that keeps experts equally busy.
     biases: Which projections add a bias: "none", "qkv" (queries, keys and
       values, as in Qwen), or "all" (all but the head, as in OPT).
   """
@@ -78,9 +72,6 @@ class ModelShape:
   norm: str = limited("rms", choices=NORMS)
   norm_epsilon: float = limited(1e-6, above=0)
   biases: str = limited("none", choices=BIASES)
-  num_experts: int = limited(0, at_least=0)
-  experts_per_token: int = limited(1, at_least=1)
-  balance_loss: float = limited(0.01, at_least=0)
 
   def __post_init__(self):
     """Raises ValueError if no model can have these sizes."""
@@ -103,11 +94,6 @@ class ModelShape:
       f"positions={self.positions!r} does not go with num_positions="
       f"{self.num_positions}: learned positions need their number, others "
       "have none",
-    )
-    require(
-      self.experts_per_token <= max(self.num_experts, 1),
-      f"experts_per_token={self.experts_per_token} exceeds num_experts="
-      f"{self.num_experts}: lower it",
     )
     if self.positions == "rope" and self.head_width % 2:
       raise ValueError(
@@ -134,7 +120,7 @@ class ModelShape:
   def block_shapes(self) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every leaf of one layer, by path."""
     d, k = self.model_dim, self.head_width
-    f = self.ff_dim * max(self.num_experts, 1)
+    f = self.ff_dim
     heads, shared = self.num_heads * k, self.kv_heads * k
     widths = {"query": heads, "key": shared, "value": shared}
     gates = ("mlp/gate",) if self.activation == "swiglu" else ()
@@ -142,8 +128,6 @@ class ModelShape:
     kernels |= {name: (d, f) for name in (*gates, "mlp/up")}
     kernels |= {"attention/output": (heads, d), "mlp/down": (f, d)}
     leaves: dict[str, tuple[int, ...]] = {}
-    if self.num_experts:
-      leaves["mlp/router/kernel"] = (d, self.num_experts)
     for name in ("attention", "mlp"):
       leaves |= _norm_shapes(self, f"{name}/norm", d)
     for name in ("query", "key") if self.qk_norm else ():
@@ -224,8 +208,7 @@ def flops_per_token(shape: ModelShape, sequence_length: int) -> int:
   backward. Attention multiplies queries with keys, and weights with values. For
   a layer this costs 4 W L operations forward and twice that backward. The
   number does not become smaller through the causal mask, and it assumes that
-  the backward pass recomputes nothing. Of the experts it contains those that a
-  token is sent through, although our layer computes all of them.
+  the backward pass recomputes nothing.
 
   Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
   Differs: the number of parameters in the paper includes the embedding table.
@@ -237,18 +220,11 @@ def flops_per_token(shape: ModelShape, sequence_length: int) -> int:
   Returns:
     Number of operations per token. A multiply-add counts as two.
   """
-  active = dataclasses.replace(
-    shape,
-    num_experts=0,
-    experts_per_token=1,
-    ff_dim=shape.ff_dim * shape.experts_per_token,
-  )
   matrix_parameters = sum(
     math.prod(leaf)
-    for path, leaf in parameter_shapes(active).items()
+    for path, leaf in parameter_shapes(shape).items()
     if path.endswith("/kernel")
     or (shape.tied_head and path.endswith("/embedding"))
   )
-  matrix_parameters += shape.num_layers * shape.num_experts * shape.model_dim
   attention = shape.num_layers * shape.num_heads * shape.head_width
   return 6 * matrix_parameters + 12 * attention * sequence_length
