@@ -275,29 +275,20 @@ def unfit_for_absences(config: RunConfig) -> str:
   Args:
     config: Config of a run whose replicas come and go, or differ in pace.
   """
-  method, mesh = config.sync.named, config.mesh
-  kind, mode = config.exchange.kind, config.adaptive.mode
-  for is_unfit, name, value, instead in (
-    (
-      method.exchanged == "gradient",
-      "sync.method",
-      config.sync.method,
-      "diloco",
+  method, mesh, mode = config.sync.named, config.mesh, config.adaptive.mode
+  kind, memory = config.exchange.kind, mesh.outer_memory
+  unfit = {
+    f"sync.method={config.sync.method!r}: take diloco": method.exchanged
+    == "gradient",
+    "sync.rule='eager': take continue": method.rule == "eager",
+    f"exchange.kind={kind!r}: take mean": kind != "mean",
+    f"adaptive.mode={mode!r}: take rank": mode == "rank_and_interval",
+    f"mesh.num_stages={mesh.num_stages}: take 1, without shards": (
+      mesh.is_divided
     ),
-    (method.rule == "eager", "sync.rule", "eager", "continue"),
-    (kind != "mean", "exchange.kind", kind, "mean"),
-    (mode == "rank_and_interval", "adaptive.mode", mode, "rank"),
-    (mesh.is_divided, "mesh.num_stages", mesh.num_stages, "1, without shards"),
-    (
-      mesh.outer_memory != "device",
-      "mesh.outer_memory",
-      mesh.outer_memory,
-      "device",
-    ),
-  ):
-    if is_unfit:
-      return f"{name}={value!r}: take {instead}"
-  return ""
+    f"mesh.outer_memory={memory!r}: take device": memory != "device",
+  }
+  return next((reason for reason, is_so in unfit.items() if is_so), "")
 
 
 def _unfit_for_meeting(config: RunConfig) -> str:

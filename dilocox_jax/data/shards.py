@@ -20,38 +20,31 @@ import itertools
 import json
 import os
 import pathlib
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from dilocox_jax import files
-from dilocox_jax.checks import json_object, of_type, require
+from dilocox_jax.checks import dataclass_from, json_object, of_type, require
 from dilocox_jax.data import tokenizers
 from dilocox_jax.data.corpus import Corpus, check_fraction, is_held_out
 from dilocox_jax.data.documents import DAMAGED, Document
 from dilocox_jax.data.tokenizers import Tokenizer
 
-FORMAT = 1
+FORMAT = 2
 INDEX, _PROGRESS = "index.json", "progress.json"
 TRAIN, VALIDATION = "train", "validation"
 _BATCH = 1000  # Documents that are encoded and written together.
-# Types of what is read of a JSON file; both splits have a number of each count.
-_COUNTS = ("tokens", "text_bytes")
-_INDEX_TYPES = {
-  **{"tokens": dict, "parts": list, "documents": int, "vocab_size": int},
-  **{"dtype": str, "digest": str, "tokenizer_file": str},
-  "bytes_per_token": float,
-}
-_PROGRESS_TYPES = {
-  **{"tokens": dict, "parts": list, "documents": int, "text_bytes": dict},
-  **{"settings": dict, "digest": str, "read": str},
-}
+
+
+def _none_of_both() -> dict[str, int]:
+  return {TRAIN: 0, VALIDATION: 0}
 
 
 @dataclasses.dataclass
 class Progress:
-  """What was written so far.
+  """What was written so far; the index of a folder is that of all documents.
 
   Attributes:
     settings: What the tokens depend on; another value cannot be continued.
@@ -61,19 +54,19 @@ class Progress:
     text_bytes: Bytes of text by split, one for each end of a text included.
     parts: Training tokens of each part.
     digest: Hash of all tokens, batch by batch.
+    tokenizer_file: Name of the copy of the tokenizer's file; "" for bytes.
+    format: Number of this form of files.
   """
 
-  settings: Mapping[str, Any]
+  settings: dict
   documents: int = 0
   read: str = ""
-  tokens: dict[str, int] = dataclasses.field(
-    default_factory=lambda: {TRAIN: 0, VALIDATION: 0}
-  )
-  text_bytes: dict[str, int] = dataclasses.field(
-    default_factory=lambda: {TRAIN: 0, VALIDATION: 0}
-  )
-  parts: list[int] = dataclasses.field(default_factory=list)
+  tokens: dict = dataclasses.field(default_factory=_none_of_both)
+  text_bytes: dict = dataclasses.field(default_factory=_none_of_both)
+  parts: list = dataclasses.field(default_factory=list)
   digest: str = ""
+  tokenizer_file: str = ""
+  format: int = FORMAT
 
 
 def write(
@@ -103,7 +96,6 @@ def write(
   """
   check_fraction(validation_fraction)
   settings = {
-    "format": FORMAT,
     "dtype": tokenizer.dtype.name,
     "vocab_size": tokenizer.vocab_size,
     "tokenizer": tokenizer.name,
@@ -147,7 +139,7 @@ def _hashed(document: Document) -> bytes:
   return b"%d %d " % (document.part, len(document.content)) + document.content
 
 
-def _begun(folder: pathlib.Path, settings: Mapping[str, Any]) -> Progress:
+def _begun(folder: pathlib.Path, settings: dict[str, Any]) -> Progress:
   """Returns the progress of a folder, whose files are cut to it."""
   require(
     not (folder / INDEX).exists(),
@@ -156,11 +148,9 @@ def _begun(folder: pathlib.Path, settings: Mapping[str, Any]) -> Progress:
   path = folder / _PROGRESS
   progress = Progress(settings)
   if path.exists():
-    remedy = f"remove {folder} and begin anew"
-    values = _read_json(path, _PROGRESS_TYPES, remedy)
-    found = Progress(**{name: values[name] for name in _PROGRESS_TYPES})
+    found = _read(path, f"remove {folder} and begin anew")
     require(
-      found.documents == 0 or found.settings == dict(settings),
+      found.documents == 0 or found.settings == settings,
       f"{folder} was begun with other settings or documents: give those again, "
       "or take another folder",
     )
@@ -173,7 +163,7 @@ def _begun(folder: pathlib.Path, settings: Mapping[str, Any]) -> Progress:
         not file.exists(),
         f"{file} is there, and nothing says who wrote it: take another folder",
       )
-    _write_json(path, dataclasses.asdict(progress))
+    _write(path, progress)
   width = np.dtype(settings["dtype"]).itemsize
   for split, count in progress.tokens.items():
     with files.opened_to_append(_file(folder, split)) as file:
@@ -218,7 +208,7 @@ def _append(
         f"{progress.digest} {split} ".encode() + content
       ).hexdigest()
   progress.documents += len(batch)
-  _write_json(folder / _PROGRESS, dataclasses.asdict(progress))
+  _write(folder / _PROGRESS, progress)
 
 
 def _finish(
@@ -227,23 +217,12 @@ def _finish(
   for split, count in progress.tokens.items():
     change = "more documents, or another validation fraction"
     require(count > 0, f"{folder} has no {split} text: it needs {change}")
-  name = ""
   if tokenizer.content:
     is_json = tokenizer.content.lstrip().startswith(b"{")
-    name = "tokenizer.json" if is_json else "tokenizer.model"
-    with files.replaced(folder / name) as file:
+    progress.tokenizer_file = f"tokenizer.{'json' if is_json else 'model'}"
+    with files.replaced(folder / progress.tokenizer_file) as file:
       file.write(tokenizer.content)
-  held_out = progress.text_bytes[VALIDATION] / progress.tokens[VALIDATION]
-  index = {
-    **progress.settings,
-    "documents": progress.documents,
-    "tokens": progress.tokens,
-    "parts": progress.parts,
-    "bytes_per_token": held_out,
-    "digest": progress.digest[:16],
-    "tokenizer_file": name,
-  }
-  _write_json(folder / INDEX, index)
+  _write(folder / INDEX, progress)
   (folder / _PROGRESS).unlink(missing_ok=True)
 
 
@@ -261,9 +240,10 @@ def map_corpus(folder: str, damaged: str = DAMAGED[0]) -> Corpus:
   """
   path = pathlib.Path(os.path.expanduser(folder))
   index = _index(path)
-  dtype = np.dtype(index["dtype"]).newbyteorder("<")
+  settings = index.settings
+  dtype = np.dtype(settings["dtype"]).newbyteorder("<")
   arrays, missing = {}, 0
-  for split, count in index["tokens"].items():
+  for split, count in index.tokens.items():
     file = _file(path, split)
     size = file.stat().st_size if file.exists() else 0
     found, whole = min(size // dtype.itemsize, count), count * dtype.itemsize
@@ -276,28 +256,25 @@ def map_corpus(folder: str, damaged: str = DAMAGED[0]) -> Corpus:
     )
     arrays[split] = np.memmap(file, dtype, "r", shape=(found,))
     missing += count - found
-  made = tokenizers.byte_tokenizer()
-  if index["tokenizer_file"]:
-    file = str(path / index["tokenizer_file"])
-    made = tokenizers.from_file(file, index.get("end_of_text", ""))
+  train, made = arrays[TRAIN], tokenizers.byte_tokenizer()
+  if index.tokenizer_file:
+    file = str(path / index.tokenizer_file)
+    made = tokenizers.from_file(file, settings.get("end_of_text", ""))
   return Corpus(
     "shards",
-    arrays[TRAIN],
+    train,
     arrays[VALIDATION],
-    index["digest"] + (f"-{missing}" if missing else ""),
-    index["vocab_size"],
-    index["documents"],
-    index["bytes_per_token"],
+    index.digest[:16] + (f"-{missing}" if missing else ""),
+    settings["vocab_size"],
+    index.documents,
+    index.text_bytes[VALIDATION] / index.tokens[VALIDATION],
     made,
     missing,
     # What is missing is missing at the end, so of the last parts.
-    _parts(index["parts"], len(arrays[TRAIN])),
+    tuple(
+      map(int, np.diff(np.minimum(np.cumsum([0, *index.parts]), len(train))))
+    ),
   )
-
-
-def _parts(parts: Sequence[int], num_tokens: int) -> tuple[int, ...]:
-  ends = np.minimum(np.cumsum([0, *parts]), num_tokens)
-  return tuple(map(int, np.diff(ends)))
 
 
 def is_finished(folder: str) -> bool:
@@ -305,56 +282,46 @@ def is_finished(folder: str) -> bool:
   return os.path.exists(os.path.join(os.path.expanduser(folder), INDEX))
 
 
-def _index(path: pathlib.Path) -> dict[str, Any]:
+def _index(path: pathlib.Path) -> Progress:
   begun = ", which was begun and not finished: run the same command again"
   require(
     os.path.isfile(path / INDEX),
     f"{path} holds no tokens that experiments.prepare_data finished"
     f"{begun if os.path.exists(path / _PROGRESS) else ''}",
   )
-  remedy = "copy the folder again, or write the tokens anew"
-  index = _read_json(path / INDEX, _INDEX_TYPES, remedy)
-  require(
-    index.get("format") == FORMAT,
-    f"{path / INDEX} has format {index.get('format')}, not {FORMAT}: write the "
-    "tokens anew",
-  )
-  dtype = np.min_scalar_type(index["vocab_size"] - 1).name
-  require(
-    index["dtype"] == dtype,
-    f"{path / INDEX} is damaged ({index['dtype']} instead of {dtype} for "
-    f"{index['vocab_size']} tokens): {remedy}",
-  )
-  return index
+  return _read(path / INDEX, "copy the folder again, or write the tokens anew")
 
 
-def _read_json(
-  path: pathlib.Path, types: Mapping[str, type], remedy: str
-) -> dict[str, Any]:
-  """Reads an object that has values of these types, unless of another format.
+def _read(path: pathlib.Path, remedy: str) -> Progress:
+  """Reads what `_write` wrote.
 
   Raises:
-    ValueError: If it has not. The message is one line.
+    ValueError: If it is damaged or of another format. The message is one line.
   """
   try:
     values = json_object(path.read_bytes(), "it")
-    if values.get("format", FORMAT) == FORMAT:
-      for name, kind in types.items():
-        of_type(name, values.get(name), kind)
-      for name in types.keys() & _COUNTS:
-        for split in (TRAIN, VALIDATION):
-          of_type(f"{name}.{split}", values[name].get(split), int)
-      for number in values["parts"]:
-        of_type("a part", number, int)
-  except (OSError, ValueError) as error:
+    number = values.get("format")
+    require(number == FORMAT, f"it has format {number!r}, not {FORMAT}")
+    found = dataclass_from(Progress, values)
+    for count in (
+      *(found.tokens[split] for split in (TRAIN, VALIDATION)),
+      *(found.text_bytes[split] for split in (TRAIN, VALIDATION)),
+      *found.parts,
+    ):
+      of_type("a count", count, int)
+    size, dtype = found.settings["vocab_size"], found.settings["dtype"]
+    needed = np.min_scalar_type(size - 1).name
+    require(dtype == needed, f"{dtype} instead of {needed} for {size} tokens")
+  except (OSError, ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{path} is damaged ({error}): {remedy}") from None
-  return values
+  return found
 
 
 def _file(folder: pathlib.Path, split: str) -> pathlib.Path:
   return folder / f"{split}.bin"
 
 
-def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+def _write(path: pathlib.Path, progress: Progress) -> None:
   with files.replaced(path) as file:
-    file.write(json.dumps(value, indent=2, sort_keys=True).encode())
+    values = dataclasses.asdict(progress)
+    file.write(json.dumps(values, indent=2, sort_keys=True).encode())

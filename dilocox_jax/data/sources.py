@@ -148,7 +148,7 @@ def stdlib(
 
 
 def text_files(
-  pattern: str,
+  glob: str,
   *,
   validation_fraction: float = VALIDATION_FRACTION,
   tokenizer: MakeTokenizer = byte_tokenizer,
@@ -159,8 +159,8 @@ def text_files(
   """Reads every file that a pattern matches (`documents.read_documents`).
 
   Args:
-    pattern: Glob pattern; `**` matches folders of any depth. Several, joined
-      by ";", are the parts of the text.
+    glob: Glob pattern; `**` matches folders of any depth. Several, joined by
+      ";", are the parts of the text.
     validation_fraction: Share of the documents that is held out for validation,
       above 0 and below 1.
     tokenizer: As for `load_corpus`.
@@ -174,11 +174,11 @@ def text_files(
   """
 
   def read(on_damage: OnDamage | None) -> Iterator[Document]:
-    def of_glob(glob: str) -> Iterator[Document]:
-      for name, path in matching_files(glob):
+    def of_glob(one: str) -> Iterator[Document]:
+      for name, path in matching_files(one):
         yield from read_documents(name, path, text_field, on_damage)
 
-    return in_parts(pattern, of_glob)
+    return in_parts(glob, of_glob)
 
   shares = validation_fraction, judge_fraction
   return _corpus("text_files", read, damaged, shares, tokenizer)
@@ -262,31 +262,10 @@ def _library_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
         yield pathlib.Path(folder, name)
 
 
-def _shards_of_config(*, glob: str, damaged: str) -> Corpus:
-  return shards.map_corpus(glob, damaged)
-
-
-def _files_of_config(
-  *,
-  glob: str,
-  validation_fraction: float,
-  tokenizer: MakeTokenizer,
-  text_field: str,
-  damaged: str,
-  judge_fraction: float,
-) -> Corpus:
-  return text_files(
-    glob,
-    validation_fraction=validation_fraction,
-    tokenizer=tokenizer,
-    text_field=text_field,
-    damaged=damaged,
-    judge_fraction=judge_fraction,
-  )
-
-
 register_source("stdlib", stdlib)
-register_source("text_files", _files_of_config)
-register_source("shards", _shards_of_config)
+register_source("text_files", text_files)
+register_source(
+  "shards", lambda *, glob, damaged: shards.map_corpus(glob, damaged)
+)
 register_source("synthetic", synthetic)
 register_source("huggingface", huggingface)

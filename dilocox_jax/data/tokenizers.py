@@ -260,11 +260,7 @@ def _from_text(name: str, text: str, end_of_text: str = "") -> Tokenizer:
   def decode(tokens: Sequence[int] | Tokens) -> str:
     return made.decode([int(token) for token in tokens])
 
-  content = text.encode()
-  digest = _digest(content, *filter(None, [end_of_text.encode()]))
-  return Tokenizer(
-    name, size, end, encode, decode, digest, content, end_of_text
-  )
+  return _described(name, size, end, encode, decode, text.encode(), end_of_text)
 
 
 def _sentence_piece(name: str, content: bytes, end_of_text: str) -> Tokenizer:
@@ -291,10 +287,15 @@ def _sentence_piece(name: str, content: bytes, end_of_text: str) -> Tokenizer:
   def decode(tokens: Sequence[int] | Tokens) -> str:
     return made.decode([int(token) for token in tokens])
 
-  digest = _digest(content, *filter(None, [end_of_text.encode()]))
-  return Tokenizer(
-    name, size, end, encode, decode, digest, content, end_of_text
-  )
+  return _described(name, size, end, encode, decode, content, end_of_text)
+
+
+def _described(
+  name: str, size: int, end: int, encode, decode, content: bytes, end_name: str
+) -> Tokenizer:
+  """Returns a tokenizer that a file describes, with its digest."""
+  digest = _digest(content, *filter(None, [end_name.encode()]))
+  return Tokenizer(name, size, end, encode, decode, digest, content, end_name)
 
 
 def _end(

@@ -153,9 +153,10 @@ def test_an_index_that_is_damaged_is_one_line(tmp_path):
   write(tmp_path)
   path = tmp_path / "index.json"
   index = json.loads(path.read_text())
-  path.write_text(json.dumps(index | {"format": 2}))
-  refused("has format 2, not 1", mapped, tmp_path)
-  damages = {"dtype": "uint16"}, {"tokens": {"train": 9}}, {"parts": 3}
+  path.write_text(json.dumps(index | {"format": 1}))
+  refused("has format 1, not 2", mapped, tmp_path)
+  settings = index["settings"] | {"dtype": "uint16"}
+  damages = {"settings": settings}, {"tokens": {"train": 9}}, {"parts": ["a"]}
   damages = [json.dumps(index | damage) for damage in damages]
   for damage in ("", "{", "[]", "9" * 5000, "[" * 100_000, *damages):
     path.write_text(damage)
