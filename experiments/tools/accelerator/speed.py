@@ -16,6 +16,7 @@ import numpy as np
 
 import dilocox_jax as dx
 from dilocox_jax.api.device_memory import device_memory
+from dilocox_jax.checks import extra_package
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
 from experiments.tools import bench, bench_inner, bench_programs, bench_torch
@@ -126,7 +127,7 @@ def torch_steps(sizes: Sizes, ours: Mapping[str, float]) -> Figures:
 
 def _torch_step_s(config: RunConfig, repeats: int) -> float:
   """Seconds of one step of PyTorch: bf16, flash attention, fused AdamW."""
-  import torch
+  torch: Any = extra_package("torch", "this comparison", "peers")
 
   device = "cuda" if torch.cuda.is_available() else "cpu"
   shape, data = config.model.shape, config.data
