@@ -20,6 +20,8 @@ from experiments.tools.compiled_run import (
   analyse,
   is_compiler_installed,
   steady_program,
+  write_compiled,
+  write_table,
 )
 from tests import runs
 from tests.experiments.programs import run
@@ -142,10 +144,13 @@ STREAMING = {
 
 
 @pytest.mark.parametrize("sync", [STREAMING, {"method": "diloco"}])
-def test_a_window_sends_the_plans_bytes_and_the_rest_of_the_state_is_kept(sync):
+def test_a_window_sends_the_plans_bytes_and_the_rest_of_the_state_is_kept(
+  sync, tmp_path
+):
   config = runs.settings(layout="mesh", total_steps=30, **sync)
   program, traffic = steady_program(config), to_plan.traffic(config)
-  found = analyse(program, program.lowered.compile())
+  compiled = program.lowered.compile()
+  found = analyse(program, compiled, "2 x v5e:2x2", 10**9, 1.0)
   numbers = range(config.fragments.num_fragments)
   assert found.planned_bytes == max(map(traffic.exchange_bytes, numbers))
   assert found.num_steps == sync.get("overlap_steps", 3)
@@ -157,6 +162,13 @@ def test_a_window_sends_the_plans_bytes_and_the_rest_of_the_state_is_kept(sync):
   # Parameters and momentum of the fragment that sends less.
   assert program.kept_bytes == 2 * sum(sorted(sizes)[:-1])
   assert found.needed_bytes >= found.state_bytes >= program.kept_bytes
+  (tmp_path / "tiny").mkdir()
+  page = write_compiled(found, tmp_path / "tiny", "command")
+  assert "## Memory" in page.read_text() and found.fits
+  write_table(tmp_path, tmp_path / "table.csv")
+  (row,) = csv.DictReader((tmp_path / "table.csv").read_text().splitlines())
+  assert row["run"] == "tiny"
+  assert int(row["needed_bytes"]) == found.needed_bytes
 
 
 def test_a_run_of_which_nothing_arrives_is_refused():
