@@ -65,14 +65,9 @@ COMPILED = {
   "tiny_dilocox": _TINY | _DILOCOX | {"sync.sync_interval": 30},
   "dilocox_107b": _107B | _ROUND | _DILOCOX | _RANK_2048,
   "dilocox_107b_16x8": _107B | _ROUND | _DILOCOX | _RANK_2048 | _WIDER,
-  "delayed_107b": _107B | _ROUND | _DELAYED | {"sync.overlap_steps": 125},
-  "diloco_107b": _107B | _ROUND | {"sync.method": "diloco"},
   "allreduce_107b": _107B | {"sync.method": "allreduce"},
   "overlap_loco_107b": _107B
   | {"sync.method": "overlap_loco", "sync.fragment_order": "interleaved"},
-  "streaming_107b": _107B
-  | _STREAMING
-  | {"sync.num_fragments": 27, "sync.overlap_steps": 5},
   "dilocox_opt_1_3b": _OPT | _DILOCOX | _RANK_64,
   "diloco_opt_1_3b": _OPT | {"sync.method": "diloco"},
   "streaming_opt_1_3b": _OPT
