@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from absl import flags
+from rich.progress import track
 
 from experiments.runtime import command_line
 
@@ -64,7 +65,7 @@ def measure_ratio(ratio: Ratio, repeats: int) -> dict[str, float | bool]:
   ratio.measured()  # Compiles.
   ratio.baseline()
   pairs = []
-  for number in range(repeats):
+  for number in track(range(repeats), description=ratio.name):
     # A machine that gets slower while a pair runs would favour the first, so
     # every other pair begins with the baseline.
     if number % 2:
