@@ -1,5 +1,7 @@
 """What replicas receive of each other, and what they keep of what was lost."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,7 +108,7 @@ def test_selected_values_are_those_that_each_would_send_alone(
     own, _, _ = alone(jax.tree.map(lambda x: x[:1], values), first)
     close(replica(own), replica(sent), EXACT)
     kept.append(jax.device_get(mean))
-  close(*kept, EXACT)
+  close(kept[0], kept[1], EXACT)
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
@@ -216,7 +218,8 @@ def kept_by(dtype, values, num_exchanges, **settings):
   )
   state = every_replicas(made.init(jnp.zeros(23)))
   run = jax.jit(Replicas(NUM_REPLICAS).map(made.average, (0, 0), 0))
-  mean = sent = None
+  mean: Any = None
+  sent: Any = None
   for number in range(num_exchanges):
     mean, sent, state = run(values[number], state)
   return mean, sent, state.residual
@@ -363,7 +366,7 @@ def test_a_divided_replica_finds_the_mean_of_a_whole_one(num_layers):
     program = jax.jit(replicas.map(one, (0, axes), (None, axes)))
     placed = replicas.place_state(values, 0), replicas.place_state(state, axes)
     found.append(jax.device_get(program(*placed)))
-  close(*found, 1e-4)
+  close(found[0], found[1], 1e-4)
 
 
 @pytest.mark.parametrize("codec", [Int(4), LowRank(2), TopK(0.5), Float()])
