@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +70,7 @@ def directory_fixture(tmp_path):
   return tmp_path / "checkpoints"
 
 
-def restore(directory, template=template, **options):
+def restore(directory, template=template, **options) -> Any:
   checkpoints = Checkpoints(directory, **options)
   try:
     return checkpoints.restore(template)

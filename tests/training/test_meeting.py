@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from dilocox_jax import report
 from dilocox_jax.meeting.store import Store
 from dilocox_jax.metrics import read_rows
 from dilocox_jax.training import checkpoint
@@ -40,6 +41,12 @@ def settings(method="diloco", meet=None, **changes):
   )
 
 
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+  """`runs.run` would replace what draws them in each thread for itself."""
+  monkeypatch.setattr(report, "write_report", lambda workdir: workdir)
+
+
 class Group:
   """Replicas of one run, with their directories and their store."""
 
@@ -67,7 +74,7 @@ class Group:
         trainer._checkpoints.wait()
 
     trainer._dispatch, trainer._save = watched, alone
-    runs.run(trainer)
+    trainer.run()
 
   def train_all(self, **before):
     """Trains both; `before` by name is called at every segment."""

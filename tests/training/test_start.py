@@ -121,7 +121,7 @@ def test_another_run_that_saved_nothing_is_not_overwritten(stopped, unsaved):
 # A run that goes on.
 
 
-def resumed(stopped, config=None, digest=None, programs=None):
+def resumed(stopped, config=None, digest=None, programs=None) -> Any:
   checkpoints = Checkpoints(stopped.workdir / "checkpoints", read_only=True)
   try:
     return resume.resumed_state(
