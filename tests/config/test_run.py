@@ -100,8 +100,8 @@ def test_traffic_is_counted_on_the_shapes_that_the_model_really_has():
 
 
 def test_a_choice_changes_the_rank_and_the_interval_everywhere():
-  adaptive = {"adaptive": {"mode": "rank"}}
-  config = runs.settings(exchange={"codec": "low_rank(rank=8)+int"}, **adaptive)
+  codec, mode = {"codec": "low_rank(rank=8)+int"}, {"mode": "rank"}
+  config = runs.settings(exchange=codec, adaptive=mode)
   chosen = RoundSetting(rank=2, sync_interval=5)
   traffic = to_plan.traffic(config, chosen)
   assert traffic.method.schedule.sync_interval == 5

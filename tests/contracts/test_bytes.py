@@ -226,8 +226,10 @@ def test_a_data_parallel_step_moves_the_bytes_of_its_gradients():
 )
 def test_an_exchange_between_slices_sends_the_bytes_of_the_plan(codec):
   # Large enough for the tiles of 1024 values that a chip sends.
-  shapes = {"embed/embedding": (512, 256), "blocks/up/bias": (4, 512)}
-  shapes["blocks/up/kernel"] = 4, 256, 512
+  shapes = {
+    **{"embed/embedding": (512, 256), "blocks/up/bias": (4, 512)},
+    "blocks/up/kernel": (4, 256, 512),
+  }
   division = Division(2, 2)
   devices = tuple(topology_devices("v5e:2x2", 2))
   replicas = Replicas(2, "mesh", division, devices)

@@ -88,8 +88,9 @@ def keeps_its_promises(codec, lost, most_lost, is_half=False):
   peak = np.where(plain == plain.max(), 1.0, 0.0)
   kinds = [plain, peak, np.maximum(plain, 0), np.ones(SHAPE), plain**5]
   scales = (1.0, 10.0) if is_half else (1.0, 1e-6, 1e4, 1e-30, 1e30)
-  scaled = [np.float32(s * kind) for s in scales for kind in kinds]
-  scaled = np.float64(scaled).reshape(len(scales), len(kinds), *SHAPE)
+  scaled = np.stack([s * kind for s in scales for kind in kinds])
+  scaled = scaled.astype(np.float32).astype(np.float64)
+  scaled = scaled.reshape(len(scales), len(kinds), *SHAPE)
   sparse = np.where(np.arange(SHAPE[-1]) % 2, plain, 0)
   huge = 6e4 if is_half else 1e30 if is_matrix else 1e38
   constants = [np.full(SHAPE, sign * huge) for sign in (1, -1)]

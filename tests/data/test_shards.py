@@ -138,10 +138,9 @@ def test_the_digest_names_text_tokenizer_and_split(tmp_path, bpe):
   write(tmp_path / "first")
   digests = [mapped(tmp_path / "first").digest]
   fewer = DOCUMENTS[:-1]
-  for number, options in enumerate(
-    ({}, {"tokenizer": bpe}, {"documents": fewer}, {"fraction": 0.2})
-  ):
-    write(tmp_path / str(number), **options)
+  cases = (BYTES, DOCUMENTS, 0.1), (bpe, DOCUMENTS, 0.1), (BYTES, fewer, 0.1)
+  for number, options in enumerate((*cases, (BYTES, DOCUMENTS, 0.2))):
+    write(tmp_path / str(number), *options)
     digests.append(mapped(tmp_path / str(number)).digest)
   assert digests[0] == digests[1] and len(set(digests)) == 4
   corpus = sources.load_corpus("shards", glob=str(tmp_path / "first"))

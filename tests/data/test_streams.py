@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ COUNTS, MIX = (20, 40, 31), ((3.0, 1.0, 0.0), (0.0, 1.0, 1.0), (0.0, 1.0, 0.0))
 
 
 def streams(tokens: np.ndarray = TOKENS, **options):
-  usual = {"num_replicas": 3, "batch_size": 2, "seed": 0}
+  usual: dict[str, Any] = {"num_replicas": 3, "batch_size": 2, "seed": 0}
   return ReplicaStreams(tokens, sequence_length=LENGTH, **usual | options)
 
 

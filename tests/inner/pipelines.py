@@ -117,7 +117,7 @@ class Case:
     def loss(rest, x, targets):
       return token_loss(self.model.logits(rest, x), targets, Z_LOSS)
 
-    end = self.end_of_text
+    end = self.end_of_text or 0
     segments = functools.partial(segment_ids, end_of_text=end)
     return CutModel(
       self.model.embed, self.model.block, loss, segments if end else None

@@ -2,6 +2,7 @@
 
 import dataclasses
 from fractions import Fraction
+from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -224,7 +225,7 @@ def test_memory_of_1f1b_grows_with_stages_and_of_gpipe_with_micro_batches():
     """What a step needs beside its arguments and results (bytes)."""
     case = Case(name, num_stages, num_micro_batches)
     case = dataclasses.replace(case, shape=shaped(2 * num_stages))
-    compiled = case.lowered(batch_size=8, length=16).compile()
+    compiled: Any = case.lowered(batch_size=8, length=16).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
   batches = 4, 8, 32

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import chex
 import jax
@@ -115,7 +116,8 @@ def test_its_parts_and_its_cache_compute_what_the_whole_does(name):
   model, params, batch = build_model(SHAPES[name]), drawn(name), tokens(2, 12)
   whole = logits_of(name)(params, batch)
   rest = {key: x for key, x in params.items() if key != "blocks"}
-  x, doubled, seen = model.embed(rest, batch), None, []
+  x, seen = model.embed(rest, batch), []
+  doubled: Any = None
 
   def multiply(path, x, kernel):
     assert jnp.array_equal(kernel, kernels[path])
@@ -212,7 +214,7 @@ def test_how_layers_run_changes_nothing_but_what_they_keep():
     found.append(jax.jit(loss)(params))
   chex.assert_trees_all_close(*found, rtol=1e-4, atol=FUSION_TOLERANCE)
   for remat in REMATS:
-    stream = build_model(shape, remat=remat).stream
+    stream: Any = build_model(shape, remat=remat).stream
 
     def residuals(params, stream=stream):
       run = lambda params: jnp.sum(stream(params, batch))  # noqa: E731
