@@ -97,7 +97,9 @@ def _settings(size: tuple) -> list[dict]:
   ]
   if size[1] < 4:  # The batch of eight has its baseline already.
     return method
-  return method + [_allreduce(*size[:2], r) for r in INNER_RATES["allreduce"]]
+  return method + [
+    _allreduce(size[0], size[1], r) for r in INNER_RATES["allreduce"]
+  ]
 
 
 def _tune() -> dict:
@@ -112,8 +114,8 @@ def _main() -> dict:
   for size in SIZES:
     # The batch of eight has one baseline, that of two replicas.
     base = size[:2] if size[1] == 4 else (2, 4)
-    own = CHOSEN.get(("overlap_loco", *size[:2]))
-    other = CHOSEN.get(("allreduce", *base))
+    own = CHOSEN.get(("overlap_loco", size[0], size[1]))
+    other = CHOSEN.get(("allreduce", base[0], base[1]))
     if own and other:
       name = f"overlap_loco {size[0]}x{size[1]}"
       baselines[name] = f"allreduce {base[0]}x{base[1]}"

@@ -210,7 +210,7 @@ def test_floats_are_added_in_the_type_they_are_sent_in(dtype):
     assert error.max() > 0
 
 
-def kept_by(dtype, values, num_exchanges, **settings):
+def kept_by(dtype, values, num_exchanges, **settings) -> Any:
   """(mean, sent, residual) of the last of some exchanges of one leaf."""
   made = exchange(
     **{"codec": INT4, "collective": "all_gather", "feedback": 1.0} | settings,

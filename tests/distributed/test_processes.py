@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +43,8 @@ GLOO = "UNKNOWN: Gloo all-reduce failed: Connection reset by peer"
 def trees():
   """Arrays on all devices, and what they hold."""
   mesh = Replicas(2, "mesh", Division(1, 2)).mesh
-  arrays, values = {"own": VALUES}, {"own": VALUES}
+  arrays: dict[str, Any] = {"own": VALUES}
+  values: dict[str, Any] = dict(arrays)
   for spec in SPECS:
     for dtype in DTYPES:
       name, value = f"{spec} {jnp.dtype(dtype)}", VALUES.astype(dtype)

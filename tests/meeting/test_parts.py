@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import math
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -175,10 +176,11 @@ def test_what_is_no_message_of_this_layout_is_refused(content):
 
 
 def test_nothing_but_what_was_closed_at_its_place_opens():
-  for closed, opened, content in (
+  cases: Any = (
     (Seal.closed, Seal.opened, b"content"),
     (Seal.closed_json, Seal.opened_json, {"x": [1, 2.5]}),
-  ):
+  )
+  for closed, opened, content in cases:
     data = closed(SEAL, "a", content)
     assert opened(SEAL, "a", data) == content
     assert opened(SEAL, "b", data) is None and opened(SEAL, "a", None) is None

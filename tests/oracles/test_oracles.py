@@ -182,13 +182,13 @@ M, H, STEPS = 3, 4, 22
 
 
 def both(method, away=(), inner_steps=(H,) * M, num_replicas=M):
-  params, *batches = make_problem(1, M, STEPS, 4, 2, 3)
-  problem = params, *(each[:num_replicas] for each in batches)
-  loss, params, batches = arguments(*problem, STEPS)
+  first, inputs, targets = make_problem(1, M, STEPS, 4, 2, 3)
+  problem = first, inputs[:num_replicas], targets[:num_replicas], STEPS
+  loss, params, batches = arguments(*problem)
   given = {
     "inner": optimizers.Sgd(lambda n: 0.05 / (1 + n), 0.3),
     "outer": optimizers.Sgd(0.7, 0.6, nesterov=True),
-    "fragments": fragment_names(problem[0], 1, "strided"),
+    "fragments": fragment_names(first, 1, "strided"),
     "sync_interval": H,
     **method,
   }
