@@ -72,7 +72,7 @@ setup(
   python_requires=">=3.11",
   packages=find_packages(include=["dilocox_jax", "dilocox_jax.*"]),
   package_data={
-    "dilocox_jax.simulate": ["data/*.json"],
+    "dilocox_jax.simulate": ["presets.json"],
   },
   install_requires=RUNTIME,
   extras_require={

@@ -26,8 +26,8 @@ A cluster may have "description" (one line for readers), "num_devices" (devices
 of all sites together, which share them evenly), "placement" (the site of every
 replica, in the order of the ring), "pairs" (what was measured between two
 sites), "jitter" and "outages". "comment" is allowed anywhere and is ignored.
-The presets in `data/` are files of this kind and a good start: round numbers to
-sweep over, and the settings of papers. The comment in a file for a paper says
+The presets in `presets.json` have this form and are a good start: round numbers
+to sweep over, and the settings of papers. The comment of a paper's preset says
 what was published, what is recalled and not confirmed, and what is assumed, so
 that nobody takes our assumption for a result of the paper.
 """
@@ -61,13 +61,9 @@ from dilocox_jax.simulate.quantities import (
 
 @functools.cache
 def cluster_presets() -> dict[str, dict[str, Any]]:
-  """Returns the content of every preset's file, by the name of the preset."""
-  folder = importlib.resources.files("dilocox_jax.simulate").joinpath("data")
-  files = sorted(folder.iterdir(), key=lambda file: file.name)
-  return {
-    file.name.removesuffix(".json"): json.loads(file.read_text("utf-8"))
-    for file in files
-  }
+  """Returns what the file of every preset would hold, by the preset's name."""
+  folder = importlib.resources.files("dilocox_jax.simulate")
+  return json.loads(folder.joinpath("presets.json").read_text("utf-8"))
 
 
 def load_cluster(name_or_path: str, num_replicas: int | None = None) -> Cluster:
