@@ -162,7 +162,7 @@ def test_who_is_killed_goes_on_to_the_same_bits(group, tmp_path):
 @pytest.mark.parametrize("method", MET)
 def test_a_newcomer_joins_and_a_frozen_one_comes_back(group, method):
   meet = {"grace_s": 0.5, "snapshot_every": 4}
-  met = group(method=method, meet=meet, total_steps=60)
+  met = group(method=method, meet=meet, total_steps=120)
   has_begun, has_come, is_back = (threading.Event() for _ in range(3))
   steps = []
 
