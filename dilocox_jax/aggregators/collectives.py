@@ -40,7 +40,7 @@ FLAG_BYTES = 1
 def chosen_collective(codec: Codec, collective: str, num_replicas: int) -> str:
   """Returns the collective that carries the messages of a codec.
 
-  "auto" stands for the one that sends least. Where gathering and scattering
+  "auto" stands for the one that sends least of large leaves. Where these ways
   send equally much, as between two replicas, gathering is taken: it rounds once
   and waits for one message instead of two.
 
