@@ -128,7 +128,9 @@ class Lora:
     for path, down in adapters.items():
       if path.endswith(DOWN):
         above = path.removesuffix(DOWN)
-        flat[f"{above}kernel"] += self._scale * down @ adapters[above + UP]
+        kernel, up = flat[f"{above}kernel"], adapters[above + UP]
+        # Not `+=`, which would change the frozen kernel itself.
+        flat[f"{above}kernel"] = kernel + self._scale * down @ up
     return _nested(flat)
 
   def export(

@@ -156,6 +156,17 @@ def test_folded_adapters_have_the_same_logits(run):
   assert np.abs(plain - folded).max() > 0.01
 
 
+def test_folding_leaves_the_frozen_kernels_as_they_are():
+  kernel = np.ones((2, 4, 4), np.float32)
+  base = {"blocks": {"attention": {"query": {"kernel": kernel}}}}
+  part = adapters.adapt(dx.Lora(rank=2, products=("query",)), base)
+  drawn = part.init(jax.random.key(0))
+  trained = jax.tree.map(lambda leaf: np.asarray(leaf) + 1, drawn)
+  first = part.fold(trained, part.frozen)
+  assert (kernel == 1).all()
+  runs.assert_same_bits(part.fold(trained, part.frozen), first)
+
+
 def test_adapters_are_exported_and_read_back(run, tmp_path):
   run.export(tmp_path / "adapter")
   lora, read = adapters.read_adapter(tmp_path / "adapter", SHAPE)
