@@ -4,13 +4,14 @@ Dimension letters in all modules: B batch, L length, D model, N heads,
 K head width, F feed-forward, V vocabulary, S stages, M replicas, R rank.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import traverse_util
 from jaxtyping import Array, Bool, Float, Int
 
 from dilocox_jax.checks import require
@@ -42,6 +43,15 @@ def leaves_by_path(tree: Tree) -> dict[str, Any]:
   """Returns the leaves of a tree by `path_name`, in the order of flattening."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
   return {path_name(path): leaf for path, leaf in leaves}
+
+
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns leaves by path as a nested dict, which `leaves_by_path` undoes.
+
+  Args:
+    leaves: Leaves by path; numbers of lists become text.
+  """
+  return traverse_util.unflatten_dict(leaves, sep="/")
 
 
 def shapes_by_path(tree: Tree) -> dict[str, tuple[int, ...]]:

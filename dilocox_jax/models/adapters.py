@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
 from jaxtyping import Array
 
 from dilocox_jax import files
@@ -27,7 +26,7 @@ from dilocox_jax.checks import (
 )
 from dilocox_jax.models.weights import FAMILIES, family_of
 from dilocox_jax.plan.model.shapes import ModelShape
-from dilocox_jax.trees import Tree
+from dilocox_jax.trees import Tree, leaves_by_path, nested
 
 # (path of the kernel in its layer, x [T, I], kernel [I, O]) -> x @ kernel.
 Multiply = Callable[[str, Array, Array], Array]
@@ -83,7 +82,7 @@ class Lora:
     Raises:
       ValueError: If it lacks a product.
     """
-    flat = _flat(base)
+    flat = leaves_by_path(base)
     kernels = {
       path.removesuffix("/kernel"): leaf
       for path, leaf in flat.items()
@@ -106,7 +105,7 @@ class Lora:
         down = jax.random.uniform(own, shape, jnp.float32, -bound, bound)
         made[f"{path}/{DOWN}"] = down
         made[f"{path}/{UP}"] = jnp.zeros((layers, self.rank, outputs))
-      return _nested(made)
+      return nested(made)
 
     return Adaptation(init, base, self._join, self.fold, self)
 
@@ -123,15 +122,15 @@ class Lora:
 
   def fold(self, trained: Tree, frozen: Tree) -> Tree:
     """Returns parameters without adapters that compute the same."""
-    adapters = _flat(trained)
-    flat = _flat(frozen)
+    adapters = leaves_by_path(trained)
+    flat = leaves_by_path(frozen)
     for path, down in adapters.items():
       if path.endswith(DOWN):
         above = path.removesuffix(DOWN)
         kernel, up = flat[f"{above}kernel"], adapters[above + UP]
         # Not `+=`, which would change the frozen kernel itself.
         flat[f"{above}kernel"] = kernel + self._scale * down @ up
-    return _nested(flat)
+    return nested(flat)
 
   def export(
     self,
@@ -155,7 +154,7 @@ class Lora:
     modules = FAMILIES[family].modules
     names = {p.split("/")[-1]: m.split(".")[-1] for p, m in modules.items()}
     tensors = {}
-    for path, leaf in _flat(adapters).items():
+    for path, leaf in leaves_by_path(adapters).items():
       above, _, name = path.rpartition("/")
       kind = "lora_A" if name == DOWN else "lora_B"
       for number, one in enumerate(np.asarray(leaf)):
@@ -206,7 +205,7 @@ def read_adapter(folder: pathlib.Path, shape: ModelShape) -> tuple[Lora, Tree]:
         read[f"{path}/{name}"] = np.stack([tensors[key].T for key in keys])
   products = {path.split("/")[-2]: None for path in read}
   lora = Lora(settings["r"], settings["lora_alpha"], tuple(products))
-  return lora, _nested(read)
+  return lora, nested(read)
 
 
 def adapt(trainable: Any, base: Tree) -> Adaptation:
@@ -228,11 +227,11 @@ def adapt(trainable: Any, base: Tree) -> Adaptation:
       f"trainable={trainable!r} must be a dilocox_jax.Lora, or a function of "
       "the path of a leaf"
     )
-  flat = _flat(base)
+  flat = leaves_by_path(base)
   own = {path: leaf for path, leaf in flat.items() if trainable(path)}
   require(bool(own), "trainable: it is true for no leaf")
   rest = {path: leaf for path, leaf in flat.items() if path not in own}
-  trained, frozen = (_nested(part) for part in (own, rest))
+  trained, frozen = (nested(part) for part in (own, rest))
   return Adaptation(
     lambda key: jax.tree.map(jnp.asarray, trained), frozen, joined, joined
   )
@@ -240,15 +239,7 @@ def adapt(trainable: Any, base: Tree) -> Adaptation:
 
 def joined(one: Tree, other: Tree) -> Tree:
   """Returns the leaves of two nested dicts in one."""
-  return _nested(_flat(one) | _flat(other))
-
-
-def _flat(tree: Tree) -> dict[str, Any]:
-  return dict(traverse_util.flatten_dict(tree, sep="/"))
-
-
-def _nested(flat: dict[str, Any]) -> Tree:
-  return traverse_util.unflatten_dict(flat, sep="/")
+  return nested(leaves_by_path(one) | leaves_by_path(other))
 
 
 def split_layer(
@@ -263,7 +254,7 @@ def split_layer(
   Returns:
     The layer without them, and a function for products that adds theirs.
   """
-  flat = _flat(layer)
+  flat = leaves_by_path(layer)
   pairs = {
     path.removesuffix(DOWN): (leaf, flat[path.removesuffix(DOWN) + UP])
     for path, leaf in flat.items()
@@ -280,4 +271,4 @@ def split_layer(
     return product + (x @ down) @ up
 
   kept = {k: x for k, x in flat.items() if not k.endswith((DOWN, UP))}
-  return _nested(kept), with_adapters
+  return nested(kept), with_adapters

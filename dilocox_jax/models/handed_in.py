@@ -13,12 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen, nnx, traverse_util
+from flax import linen, nnx
 from jaxtyping import Array, Int
 
 from dilocox_jax.checks import require
 from dilocox_jax.models.loss import LossModel, token_loss
-from dilocox_jax.trees import Tree, leaves_by_path
+from dilocox_jax.trees import Tree, leaves_by_path, nested
 
 MakeModule = Callable[[nnx.Rngs], nnx.Module]
 ModelLoss = Callable[[Any, Any], Array]
@@ -169,12 +169,9 @@ def _flat(tree: Any) -> tuple[list[str], Any]:
 
 
 def _nested(paths: Sequence[str], leaves: Sequence[Any]) -> dict[str, Any]:
-  """Returns a nested dict, in which numbers of lists are text."""
-  return traverse_util.unflatten_dict(
-    dict(zip(paths, leaves, strict=True)), sep="/"
-  )
+  return nested(dict(zip(paths, leaves, strict=True)))
 
 
 def _leaves(paths: Sequence[str], params: dict[str, Any]) -> list[Any]:
-  flat = traverse_util.flatten_dict(params, sep="/")
-  return [flat[path] for path in paths]
+  by_path = leaves_by_path(params)
+  return [by_path[path] for path in paths]
