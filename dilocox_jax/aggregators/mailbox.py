@@ -65,13 +65,6 @@ def mailbox(
     ValueError: One line that names what does not fit.
   """
   within_limits("weight", weight, above=0)
-  aggregator = carried_exchange(
-    codec,
-    Residual(feedback, against, residual_dtype),
-    number=zlib.crc32(name.encode()),
-    keep_unsent=keep_unsent,
-    seed=seed,
-  )
   exchange = {
     "codec": str(codec),
     "feedback": feedback,
@@ -92,23 +85,38 @@ def mailbox(
       accept_version=accept_version,
     )
 
-  return carried_by(enter, aggregator, weight, bool(feedback) or keep_unsent)
+  residual = Residual(feedback, against, residual_dtype)
+  return carried_by(enter, name, codec, residual, keep_unsent, seed, weight)
 
 
 def carried_by(
   enter: Callable[[Mapping[str, Any]], Mailbox],
-  aggregator: Aggregator,
+  name: str,
+  codec: Codec | str,
+  residual: Residual,
+  keep_unsent: bool,
+  seed: int,
   weight: float,
-  keeps: bool,
 ) -> Aggregator:
-  """Returns an aggregator whose messages a mailbox carries.
+  """Returns an exchange whose messages a mailbox carries.
 
   Args:
     enter: Function from what must be equal in all replicas to the mailbox.
-    aggregator: A `carried_exchange`.
+    name: Name of this replica; its random numbers follow from it.
+    codec: What is sent.
+    residual: What is kept of what the codec lost.
+    keep_unsent: Whether what was not sent stays in the parameters.
+    seed: Seed that all replicas share.
     weight: Weight of this replica in the mean.
-    keeps: Whether what was not sent is kept (`Carrier.keeps`).
   """
+  aggregator = carried_exchange(
+    codec,
+    residual,
+    number=zlib.crc32(name.encode()),
+    keep_unsent=keep_unsent,
+    seed=seed,
+  )
+  keeps = bool(residual.decay) or keep_unsent
   carrier = Carrier(enter, weight=weight, keeps=keeps)
   return aggregator._replace(
     average=_Refusing(aggregator.average), stretch_ends=None, carrier=carrier

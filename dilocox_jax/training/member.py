@@ -10,11 +10,10 @@ import dataclasses
 import logging
 import os
 import pathlib
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.aggregators.feedback import Residual, carried_exchange
+from dilocox_jax.aggregators.feedback import Residual
 from dilocox_jax.aggregators.mailbox import carried_by
 from dilocox_jax.checks import flat, require
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, to_plan
@@ -115,16 +114,12 @@ def exchange(
       accept_version=meeting.accept_version,
     )
 
-  aggregator = carried_exchange(
-    to_plan.codec(config),
-    Residual(settings.feedback, settings.against, settings.residual_dtype),
-    number=zlib.crc32(own.encode()),
-    keep_unsent=settings.keep_unsent,
-    seed=config.seed,
+  residual = Residual(
+    settings.feedback, settings.against, settings.residual_dtype
   )
-  keeps = bool(settings.feedback) or settings.keep_unsent
   weight = float(config.tokens_per_replica_step)
-  return carried_by(enter, aggregator, weight, keeps)
+  given = to_plan.codec(config), residual, settings.keep_unsent, config.seed
+  return carried_by(enter, own, *given, weight)
 
 
 class Member:
