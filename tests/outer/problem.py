@@ -14,6 +14,7 @@ from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.data_parallel import StepPrograms
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.rounds import Rounds
+from dilocox_jax.outer.step_transform import pseudo_gradient_steps
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.reference import optimizers
 from tests.oracles import least_squares
@@ -175,3 +176,24 @@ def assert_rounded_alike(actual, expected):
     assert_close(actual, expected, FUSION_TOLERANCE)
   else:
     assert_equal(actual, expected)
+
+
+def transform(method, inner, num_layers=4):
+  """The method's transform, with fragments as the trainer has them."""
+  count = method.schedule.num_fragments
+  return pseudo_gradient_steps(
+    OuterStep(method, nesterov(), mean_of_finite_replicas()),
+    inner,
+    Cuts(count, Fragments(count, num_layers, method.fragment_order)),
+  )
+
+
+def one_step(tx):
+  """The code of one replica: (params, state, batch) -> the same two."""
+
+  def step(params, state, batch):
+    gradients = jax.grad(loss)(params, batch)
+    updates, state = tx.update(gradients, state, params)
+    return optax.apply_updates(params, updates), state
+
+  return step

@@ -15,13 +15,9 @@ import pytest
 from dilocox_jax.aggregators.feedback import exchange
 from dilocox_jax.aggregators.mean import mean_of_finite_replicas
 from dilocox_jax.distributed import host_memory
-from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.lone_exchange import ExchangeThread
-from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.step_state import outer_params
-from dilocox_jax.outer.step_transform import pseudo_gradient_steps
 from dilocox_jax.plan.schedule import methods
-from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.reference import optimizers
 from dilocox_jax.reference.exchanges import ErrorFeedback, Lossy
 from dilocox_jax.trees import Aggregator
@@ -37,12 +33,13 @@ from tests.outer.problem import (
   assert_rounded_alike,
   batches_of,
   begin,
-  loss,
   nesterov,
+  one_step,
   oracle,
   outer_tree,
   run_steps,
   stacked,
+  transform,
   walk,
 )
 
@@ -312,27 +309,6 @@ def test_allreduce_equals_the_reference(layout, x64):
   assert_close(state.params, expected.theta, EXACT)
 
 
-def transform(method, num_layers=4):
-  """The method's transform, with fragments as the trainer has them."""
-  count = method.schedule.num_fragments
-  return pseudo_gradient_steps(
-    OuterStep(method, nesterov(), mean_of_finite_replicas()),
-    SGD,
-    Cuts(count, Fragments(count, num_layers, method.fragment_order)),
-  )
-
-
-def one_step(tx):
-  """The code of one replica: (params, state, batch) -> the same two."""
-
-  def step(params, state, batch):
-    gradients = jax.grad(loss)(params, batch)
-    updates, state = tx.update(gradients, state, params)
-    return optax.apply_updates(params, updates), state
-
-  return step
-
-
 QUICK_STEPS = (
   *("streaming_diloco", "dilocox_continue", "delay_over_a_round", "eager"),
   "overlap_loco",
@@ -341,7 +317,7 @@ QUICK_STEPS = (
 
 @pytest.mark.parametrize("name", slow_but(QUICK_STEPS))
 def test_a_transform_of_steps_equals_the_reference(name, x64):
-  method, tx = CASES[name], transform(CASES[name])
+  method, tx = CASES[name], transform(CASES[name], SGD)
   params = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), PROBLEM[0])
   state = jax.vmap(tx.init)(params)
   program = jax.jit(jax.vmap(one_step(tx), axis_name="replica"))

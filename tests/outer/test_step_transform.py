@@ -19,32 +19,19 @@ from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.outer_step import OuterStep
 from dilocox_jax.outer.step_transform import pseudo_gradient_steps
 from dilocox_jax.plan.schedule import methods
-from dilocox_jax.plan.schedule.fragments import Fragments
 from tests.oracles.least_squares import make_problem
-from tests.outer.problem import assert_close, assert_equal, loss, nesterov
+from tests.outer.problem import (
+  assert_close,
+  assert_equal,
+  nesterov,
+  one_step,
+  transform,
+)
 
 PROBLEM = jax.tree.map(
   lambda x: np.asarray(x, np.float32), make_problem(0, 3, 13, 4, 2, 3)
 )
 SGD = optax.sgd(0.1)
-
-
-def transform(method, num_layers=4):
-  count = method.schedule.num_fragments
-  return pseudo_gradient_steps(
-    OuterStep(method, nesterov(), mean_of_finite_replicas()),
-    SGD,
-    Cuts(count, Fragments(count, num_layers, method.fragment_order)),
-  )
-
-
-def one_step(tx):
-  def step(params, state, batch):
-    gradients = jax.grad(loss)(params, batch)
-    updates, state = tx.update(gradients, state, params)
-    return optax.apply_updates(params, updates), state
-
-  return step
 
 
 def on_devices(tx, check_vma=True):
@@ -76,7 +63,7 @@ def start(tx, params=PROBLEM[0]):
   ids=["streaming", "diloco", "eager"],
 )
 def test_a_device_for_each_replica_changes_nothing(method, check_vma):
-  tx = transform(method)
+  tx = transform(method, SGD)
   devices = on_devices(tx, check_vma)
   stacked = jax.jit(jax.vmap(one_step(tx), axis_name="replica"))
   one = other = start(tx)
@@ -95,7 +82,7 @@ BRANCHES = re.compile(r"(?:branch|true|false)_computations?=\{?([^}=]*)")
 
 def test_a_step_without_an_exchange_sends_nothing():
   """All collectives of the compiled step stand in branches of conditionals."""
-  tx = transform(methods.delayed(6, 2, 3, "continue"))
+  tx = transform(methods.delayed(6, 2, 3, "continue"), SGD)
   batch = PROBLEM[1][:, 0], PROBLEM[2][:, 0]
   program = on_devices(tx).lower(*start(tx), batch).compile()
   text = program.as_text() or ""
@@ -124,7 +111,7 @@ def test_the_program_grows_neither_with_the_interval_nor_with_fragments(order):
     method = methods.delayed(
       interval, count, 1, "continue", fragment_order=order
     )
-    tx = transform(method, 16)
+    tx = transform(method, SGD, 16)
     params, state = start(tx, make_problem(0, 3, 1, 16, 2, 3)[0])
     step = jax.jit(jax.vmap(tx.update, axis_name="replica"))
     return step.lower(params, state, params).as_text().count("\n")

@@ -157,14 +157,7 @@ def test_methods_that_send_gradients_send_them_by_codec_and_with_feedback():
     method="cocktail_sgd",
     sync_interval=None,
     num_replicas=NUM_REPLICAS,
-    # Parameters move by minus the gradient.
-    inner={
-      "optimizer": "sgd",
-      "learning_rate": 1.0,
-      "schedule": "constant",
-      "warmup_steps": 0,
-      "clip_norm": 0.0,
-    },
+    inner=runs.MINUS_GRADIENT,
     exchange=OWED,
   )
   steps = dataclasses.replace(

@@ -297,14 +297,7 @@ def test_stages_send_each_other_what_the_boundary_says(boundary):
     sync_interval=None,
     layout="mesh",
     mesh={"num_stages": 2, "boundary": boundary},
-    # Parameters move by minus the gradient.
-    inner={
-      "optimizer": "sgd",
-      "learning_rate": 1.0,
-      "schedule": "constant",
-      "warmup_steps": 0,
-      "clip_norm": 0.0,
-    },
+    inner=runs.MINUS_GRADIENT,
   )
   programs = build.programs(config)
   params = jax.jit(programs.model.init)(jax.random.key(0))
