@@ -16,7 +16,13 @@ from dilocox_jax.config.sections import DataConfig
 from dilocox_jax.data import sources, tokenizers
 from dilocox_jax.data.corpus import JUDGE, Corpus, digest_of
 from dilocox_jax.data.documents import named_globs
-from dilocox_jax.data.feeds import HANDED_IN, Feed, Streams, num_predictions
+from dilocox_jax.data.feeds import (
+  HANDED_IN,
+  Feed,
+  Streams,
+  num_predictions,
+  tree_digest,
+)
 from dilocox_jax.data.streams import ReplicaStreams, mix_of
 from dilocox_jax.data.validation import (
   ValidationSet,
@@ -64,10 +70,7 @@ class RunData:
   @property
   def held_out_digest(self) -> str:
     """Names the batches of every evaluation."""
-    digest = ""
-    for leaf in jax.tree.leaves(list(self.validation)):
-      digest = digest_of({f"{digest}{leaf.shape}": leaf.tobytes()})
-    return digest
+    return tree_digest(self.validation, "held out")
 
 
 def run_data(config: RunConfig, parts: Parts = NO_PARTS) -> RunData:
