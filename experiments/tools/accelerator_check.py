@@ -11,6 +11,7 @@ folder of packages for a machine without a network; docs/guides/accelerators.md
 lists them. On a CPU everything is tiny, and only shows that it works.
 """
 
+import argparse
 import importlib.util
 import pathlib
 import sys
@@ -129,10 +130,12 @@ def _steps(
 
 def _load_wheels() -> None:
   """Unpacks the packages that --wheels names, before anything needs them."""
-  given = [a.split("=", 1)[1] for a in sys.argv if a.startswith("--wheels=")]
-  for folder in given:
+  parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+  parser.add_argument("--wheels")
+  given, _ = parser.parse_known_args()
+  if given.wheels:
     target = tempfile.mkdtemp(prefix="wheels_")
-    for wheel in sorted(pathlib.Path(folder).glob("*.whl")):
+    for wheel in sorted(pathlib.Path(given.wheels).glob("*.whl")):
       zipfile.ZipFile(wheel).extractall(target)
     sys.path.append(target)
 
