@@ -115,7 +115,6 @@ def main(
   values.config.mesh.layout = "mesh"
   own_parts.register_parts(values.parts)
   config = command_line.run_config(values.config)
-  distributed_flags.check_config(config)
   command_line.check_files(config)
   train.clock(values, config)
   count = values.processes

@@ -57,8 +57,6 @@ def main(values: flags.FlagValues) -> None:
   is_distributed = distributed_flags.check_flags(values)
   meeting_flags.check_flags(values)
   config = command_line.run_config(values.config)
-  if is_distributed:
-    distributed_flags.check_config(config)
   command_line.check_files(config)
   simulated_clock = clock(values, config)
   workdir = command_line.writable(values.workdir, "train")

@@ -68,8 +68,6 @@ class Traffic:
 
   def segment_bytes(self, segment: Segment) -> int:
     """Returns the bytes of all exchanges that a segment applies."""
-    if segment.phase == "single":
-      return 0
     if segment.phase == "data_parallel":
       return segment.num_steps * self.gradient_bytes()
     return self.among(segment.attendance)._windows_bytes(segment.windows)

@@ -294,7 +294,7 @@ def unfit_for_absences(config: RunConfig) -> str:
 def _unfit_for_meeting(config: RunConfig) -> str:
   """Returns what replicas of their own cannot do, and what to take instead."""
   method, mode = config.sync.named, config.adaptive.mode
-  start, kind = config.sync.warm_start, config.exchange.kind
+  start, kind = config.sync.warm_start_steps, config.exchange.kind
   memory, alone = config.mesh.outer_memory, MembershipConfig()
   gradient = method.exchanged == "gradient"
   for is_unfit, setting, instead in (
@@ -302,7 +302,7 @@ def _unfit_for_meeting(config: RunConfig) -> str:
     (method.rule == "eager", "sync.rule='eager'", "'continue'"),
     (kind != "mean", f"exchange.kind={kind!r}", "'mean'"),
     (mode != "off", f"adaptive.mode={mode!r}", "'off'"),
-    (start != "none", f"sync.warm_start={start!r}", "'none'"),
+    (start > 0, f"sync.warm_start_steps={start}", "0"),
     (memory != "device", f"mesh.outer_memory={memory!r}", "'device'"),
     (config.membership != alone, "membership's planned absences", "none"),
   ):

@@ -267,33 +267,24 @@ class SyncConfig(Section):
   # What a fragment has: whole layers (strided or sequential), or rows of every
   # leaf (sliced or interleaved).
   fragment_order: str | None = None
-  # How the run begins, before its first round: none, data_parallel, or single
-  # (one replica trains, and the others then copy its state).
-  warm_start: str = limited("none", choices=choices.WARM_STARTS)
-  warm_start_steps: int = 0  # Inner steps of the warm start.
+  # Inner steps before the first round, in which gradients are averaged.
+  warm_start_steps: int = limited(0, at_least=0)
   # Inner steps that are dispatched as one program in phases without rounds.
   steps_per_dispatch: int = limited(50, at_least=1)
 
   def __post_init__(self):
     super().__post_init__()
-    is_warm = self.warm_start != "none"
     require(
-      is_warm == (self.warm_start_steps > 0),
-      f"sync.warm_start={self.warm_start!r} does not go with "
-      f"sync.warm_start_steps={self.warm_start_steps}: set both or neither",
-    )
-    is_gradient = self.named.exchanged == "gradient"
-    require(
-      not (is_warm and is_gradient),
+      not self.warm_start_steps or self.named.exchanged != "gradient",
       f"sync.method={self.method!r} already averages every step: "
-      "leave sync.warm_start at 'none'",
+      "leave sync.warm_start_steps at 0",
     )
 
   @property
   def named(self) -> Method:
     """The method, with the schedule and the rule that these fields give it."""
     given = dataclasses.asdict(self)
-    for name in ("warm_start", "warm_start_steps", "steps_per_dispatch"):
+    for name in ("warm_start_steps", "steps_per_dispatch"):
       given.pop(name)
     with in_front("sync."):
       return named_method(given.pop("method"), **given)

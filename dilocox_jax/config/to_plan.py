@@ -80,7 +80,6 @@ def run_plan(
   return RunPlan(
     chosen,
     config.total_steps,
-    sync.warm_start,
     sync.warm_start_steps,
     sync.steps_per_dispatch,
     membership=members,

@@ -31,7 +31,7 @@ METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 MEETING = "meeting.jsonl"  # Who was there, if replicas meet in a store.
 _Row = TypeVar("_Row")
 
-PHASES = ("rounds", "data_parallel", "single")
+PHASES = ("rounds", "data_parallel")
 # Fields of a `DriftRow` that only a low-rank codec fills.
 RANK_FIELDS = ("rank", "energy_rank", "stable_rank")
 EVENTS = ("round", "compile", "evaluation", "checkpoint")

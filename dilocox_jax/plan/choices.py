@@ -69,7 +69,6 @@ COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
 ATTENTIONS = ("auto", "plain", "blockwise", "cudnn", "splash")
 STACKED_BY = ("auto", "map", "vmap")  # How stacked replicas are run.
 SCHEDULES = ("constant", "cosine", "wsd")  # Inner learning rates.
-WARM_STARTS = ("none", "data_parallel", "single")
 REFERENCES = ("own", "mean")  # What a residual is measured against.
 RESIDUAL_DTYPES = ("float32", "bfloat16", "int8")
 REMATS = ("none", "dots", "full")  # What a backward computes again.

@@ -157,8 +157,6 @@ class AnalyticClock(Interpreter[np.ndarray]):
     self._noise.set_state(state["noise"])
 
   def _take_steps(self, op: Compute, seconds: np.ndarray) -> None:
-    if op.is_alone:
-      seconds[1:] = 0.0
     self._now = self._now + seconds
     self._compute = self._compute + seconds
 

@@ -245,8 +245,7 @@ class Interpreter(abc.ABC, Generic[Moment]):
     """Lets the replicas take inner steps.
 
     Args:
-      op: The number of steps. If `op.is_alone`, only the first replica takes
-        them.
+      op: The number of steps.
       seconds: Duration for each replica, [M].
     """
 

@@ -28,14 +28,12 @@ class Compute:
 
   Attributes:
     num_steps: Number of inner steps.
-    is_alone: Whether only the first replica takes them (a warm start).
     taken: Number of them that each replica takes, [M]; empty: all of them.
       Where a round is cut into stretches, a slow replica may have a step in a
       stretch that has none of the run's.
   """
 
   num_steps: int
-  is_alone: bool = False
   taken: tuple[int, ...] = ()
 
 
@@ -93,8 +91,8 @@ class Script:
 
   Attributes:
     traffic: Collectives and bytes of every exchange.
-    copied_bytes: Size of the state that the other replicas get after a warm
-      start on one replica (bytes).
+    copied_bytes: Size of the state that a replica gets which comes back
+      (bytes).
   """
 
   traffic: Traffic
@@ -143,22 +141,12 @@ class Script:
       yield from self._windows(segment.windows, start, attendance)
       return
     for step in range(segment.start, segment.stop):
-      is_alone = segment.phase == "single"
-      yield Compute(1, is_alone)
-      if not is_alone:
-        # A warm start sends plain sums, which no codec encodes.
-        share = float(self.traffic.method.exchanged == "gradient")
-        gradient = ("gradient", step, 0, 0)
-        yield Launch(gradient, self._gradient, codec_share=share)
-        yield Wait(gradient, codec_share=share)
-    if segment.phase == "single" and segment.ends_phase:
-      yield from self._copy(("copy", segment.stop, 0, 0), None)
-
-  def _copy(self, key: Key, ring: tuple[int, ...] | None) -> Iterator[Op]:
-    """Yields the ops by which a replica's state goes to others, as it is."""
-    copy = Collective("broadcast", self.copied_bytes)
-    yield Launch(key, (copy,), ring, codec_share=0.0)
-    yield Wait(key, ring, codec_share=0.0)
+      yield Compute(1)
+      # A warm start sends plain sums, which no codec encodes.
+      share = float(self.traffic.method.exchanged == "gradient")
+      gradient = ("gradient", step, 0, 0)
+      yield Launch(gradient, self._gradient, codec_share=share)
+      yield Wait(gradient, codec_share=share)
 
   def flush(self, plan: RunPlan) -> Iterator[Op]:
     """Yields the ops of the flush (`SyncSchedule.flush_windows`).
@@ -180,7 +168,10 @@ class Script:
       return
     yield Join(attendance.returning, attendance.donor)
     ring = (attendance.donor, *attendance.returning)
-    yield from self._copy(("join", segment.start, 0, 0), ring)
+    key, copy = ("join", segment.start, 0, 0), self.copied_bytes
+    # The state goes as it is, without a codec.
+    yield Launch(key, (Collective("broadcast", copy),), ring, codec_share=0.0)
+    yield Wait(key, ring, codec_share=0.0)
 
   def _windows(
     self,

@@ -60,7 +60,6 @@ class Programs:
     schedule: Function from the inner step to the learning rate; NaN if an inner
       optimizer was handed in, which has its own.
     steps: Programs of data-parallel steps of all replicas.
-    single: Programs of steps of one replica, for the phase "single".
     rounds: Programs of the method's rounds.
     shapes: Shape of every parameter by path.
   """
@@ -69,7 +68,6 @@ class Programs:
   evaluation: Loss
   schedule: optax.Schedule
   steps: StepPrograms
-  single: StepPrograms
   rounds: Rounds
   shapes: Shapes
 
@@ -77,10 +75,6 @@ class Programs:
   def parameter_count(self) -> int:
     """Number of parameters of one replica."""
     return sum(math.prod(shape) for shape in self.shapes.values())
-
-  def steps_of(self, phase: str) -> StepPrograms:
-    """Returns the programs of steps that the replicas of a phase can run."""
-    return self.single if phase == "single" else self.steps
 
   @functools.cached_property
   def evaluate(self):
@@ -189,23 +183,17 @@ def programs(
     config.division,
     None if devices is None else tuple(devices),
   )
-  one_replica = replicas
-  if config.sync.warm_start == "single":
-    one_replica = dataclasses.replace(replicas, num_replicas=1)
-  frozen = shared_frozen = None
+  frozen = None
   if parts.trainable:
-    frozen = shared_frozen = replicas.place(parts.trainable.frozen, None)
-  if parts.trainable and one_replica is not replicas:
-    shared_frozen = one_replica.place(parts.trainable.frozen, None)
+    frozen = replicas.place(parts.trainable.frozen, None)
   outer = outer_step(config, parts=parts)
   if parts.exchange and config.membership != MembershipConfig():
     params = jax.eval_shape(model.init, jax.random.key(0))
     check_leaves_out(parts.exchange, params, mesh.num_replicas)
-  plain_mean = mean_of_finite_replicas()
   # A method that sends gradients compresses them. A warm start sends gradients
   # without compression.
   sends_gradients = config.sync.named.exchanged == "gradient"
-  mean = outer.aggregator if sends_gradients else plain_mean
+  mean = outer.aggregator if sends_gradients else mean_of_finite_replicas()
   shared = _averaged(config, optimizer) if sends_gradients else optimizer
   recorded = schedule
   if parts.inner_optimizer:  # It has its own rate.
@@ -215,9 +203,6 @@ def programs(
     evaluation=evaluation,
     schedule=recorded,
     steps=StepPrograms(gradient, shared, mean, replicas, frozen),
-    single=StepPrograms(
-      gradient, optimizer, plain_mean, one_replica, shared_frozen
-    ),
     rounds=Rounds(
       outer,
       Cuts(config.fragments.num_fragments, config.fragments),

@@ -158,7 +158,6 @@ def _mean_loss(
   total, num_predicted = 0.0, 0
   for part in parts:
     batches = programs.rounds.replicas.place(part, None)
-    params = _placed(programs, params, batches)
     weight, given = (
       num_predictions(part),
       programs.rounds.beside_frozen(batches),
@@ -166,16 +165,6 @@ def _mean_loss(
     total += weight * float(evaluate(params, given))
     num_predicted += weight
   return total / num_predicted
-
-
-def _placed(programs: Programs, params: Tree, batches: Tree) -> Tree:
-  """Moves parameters to the devices of the batches, divided among them."""
-  devices = jax.tree.leaves(batches)[0].sharding.device_set
-  leaves = jax.tree.leaves(params)
-  if all(leaf.sharding.device_set == devices for leaf in leaves):
-    return params
-  replicas = programs.rounds.replicas
-  return jax.device_put(params, replicas.state_shardings(params, None))
 
 
 @jax.jit

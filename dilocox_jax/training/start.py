@@ -143,7 +143,7 @@ def first_state(
   source = config.checkpoint.init_from
   if source and not parts.trainable:  # Else it is what is frozen.
     return state_from_run(config, programs, phase, pathlib.Path(source), parts)
-  params = states.first_params(programs, phase, config.seed)
+  params = states.first_params(programs, config.seed)
   return states.fresh(programs, phase, params)
 
 
@@ -197,7 +197,7 @@ def state_from_run(
     reason = f"its config.json is damaged ({error})"
     raise RefusedError(f"checkpoint.init_from={source}: {reason}") from error
   if is_foreign:
-    params = programs.steps_of(phase).replicas.place_state(
+    params = programs.rounds.replicas.place_state(
       foreign_params(config, source), None
     )
     return states.fresh(programs, phase, params)
@@ -208,7 +208,7 @@ def state_from_run(
       f"checkpoint.init_from={source} holds a model of another shape "
       f"({old_config.model.shape}): set the same config.model"
     )
-  replicas = programs.steps_of(phase).replicas
+  replicas = programs.rounds.replicas
   params, outer_optimizers = _saved_outer(old_config, source, replicas, parts)
   params = replicas.place_state(params, None)
   state = states.fresh(programs, phase, params)

@@ -14,7 +14,6 @@ from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_states import RoundState
-from dilocox_jax.plan.collective import Collective
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.training.build import Programs
 from dilocox_jax.trees import Tree
@@ -47,18 +46,17 @@ class TrainingProgress:
     return dataclasses.replace(self, total_sent_bytes=total, **changes)
 
 
-def first_params(programs: Programs, phase: str, seed: int) -> Tree:
-  """Returns random parameters of the model, placed as a phase needs them.
+def first_params(programs: Programs, seed: int) -> Tree:
+  """Returns random parameters of the model on the devices of the replicas.
 
   The program draws every shard on the device that keeps it, so no device ever
   holds all parameters of a divided replica.
 
   Args:
     programs: Programs of the run.
-    phase: Phase whose replicas hold the parameters.
     seed: Integer seed of the random parameters.
   """
-  replicas = programs.steps_of(phase).replicas
+  replicas = programs.rounds.replicas
 
   def draw() -> Tree:
     return programs.model.init(jax.random.key(seed))
@@ -72,34 +70,17 @@ def fresh(programs: Programs, phase: str, params: Tree) -> TrainingState:
 
   Args:
     programs: Programs of the run.
-    phase: "single", "data_parallel" or "rounds".
+    phase: "data_parallel" or "rounds".
     params: Parameters of one replica, leaves [...].
   """
   if phase != "rounds":
-    return programs.steps_of(phase).init(params)
+    return programs.steps.init(params)
   init = programs.steps.optimizer.init
   shapes = jax.eval_shape(init, params)
   shardings = programs.rounds.replicas.state_shardings(shapes, None)
   return programs.rounds.init(
     params, jax.jit(init, out_shardings=shardings)(params)
   )
-
-
-def warmed_up(
-  programs: Programs, phase: str, state: TrainingState
-) -> RoundState:
-  """Returns the first state of rounds: all start where a warm start ended.
-
-  Args:
-    programs: Programs of the run.
-    phase: Phase of the warm start.
-    state: State at its end.
-  """
-  assert isinstance(state, SharedState), "only a warm start ends"
-  shared = (state.params, state.optimizer)
-  if phase == "single":  # It had the devices of one replica only.
-    shared = programs.rounds.replicas.place_state(shared, None)
-  return programs.rounds.init(*shared)
 
 
 def abstract(
@@ -112,7 +93,7 @@ def abstract(
 
   Args:
     programs: Programs of the run.
-    phase: "single", "data_parallel" or "rounds".
+    phase: "data_parallel" or "rounds".
     num_replicas: If given, rounds are those of so many replicas, and every
       device of the run holds their whole state.
     in_flight: Number of pseudo-gradients in flight of every fragment (`Rounds
@@ -131,27 +112,23 @@ def abstract(
   if phase == "rounds":
     optimizer = jax.eval_shape(programs.steps.optimizer.init, params)
     return programs.rounds.abstract(params, optimizer, in_flight)
-  return programs.steps_of(phase).abstract(params)
+  return programs.steps.abstract(params)
 
 
 def segment_sent_bytes(
-  traffic: Traffic, segment: Segment, state: TrainingState, num_replicas: int
+  traffic: Traffic, segment: Segment, state: TrainingState
 ) -> int:
   """Returns the bytes that a replica sends in a segment.
 
   They are those of its exchanges, and of the copies with which replicas begin
-  after a warm start on one of them, or after an absence.
+  after an absence.
 
   Args:
     traffic: Bytes of the exchanges.
     segment: The segment.
     state: State after it.
-    num_replicas: M.
   """
   total = traffic.segment_bytes(segment)
-  if segment.phase == "single" and segment.ends_phase:
-    copied_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    total += Collective("broadcast", copied_bytes).sent_bytes(num_replicas)
   if segment.attendance and segment.attendance.returning:
     assert isinstance(state, RoundState)
     leaves = jax.tree.leaves(state.replica)

@@ -20,6 +20,7 @@ from dilocox_jax import report
 from dilocox_jax.config import RunConfig
 from dilocox_jax.distributed import processes, replica_consistency
 from dilocox_jax.meeting.agreement import LostError, StoppedError
+from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.report.page import PAGE
@@ -273,8 +274,7 @@ class Trainer:
     self, state: TrainingState, segment: Segment
   ) -> tuple[TrainingState, DispatchedSegment]:
     """Starts a segment; no array crosses to or from the devices by accident."""
-    own = [0] if segment.phase == "single" else self.replicas.own
-    own = [self._member.number] if self._member else own
+    own = [self._member.number] if self._member else self.replicas.own
     batches = self.data.streams.take(segment.num_steps, own)
     drifts, thread = [], self.programs.rounds.thread
     with jax.transfer_guard("disallow"):
@@ -283,12 +283,9 @@ class Trainer:
           state, batches, segment.windows, segment.attendance
         )
       else:
-        programs = self.programs.steps_of(segment.phase)
-        state, step_metrics = programs.steps(state, batches)
+        state, step_metrics = self.programs.steps.steps(state, batches)
     clock, traffic = self.clock, self.controller.traffic
-    sent_bytes = states.segment_sent_bytes(
-      traffic, segment, state, self.config.mesh.num_replicas
-    )
+    sent_bytes = states.segment_sent_bytes(traffic, segment, state)
     steps = segment.replica_steps(self.config.num_local_replicas)
     self.progress = self.progress.after(
       sent_bytes,
@@ -322,7 +319,8 @@ class Trainer:
       The state of the next segment's phase.
     """
     if segment.ends_phase:
-      state = states.warmed_up(self.programs, segment.phase, state)
+      assert isinstance(state, SharedState), "only a warm start ends"
+      state = self.programs.rounds.init(state.params, state.optimizer)
     if self.controller.is_choice_due():
       state = self.controller.with_choice(state, segment)
     if segment.crosses(self.config.evaluation.interval_steps):

@@ -91,16 +91,6 @@ def free_port() -> int:
     return probe.getsockname()[1]
 
 
-def check_config(config: RunConfig) -> None:
-  """Raises UsageError if the run needs all replicas in one process."""
-  if config.sync.warm_start == "single":
-    raise UsageError(
-      "sync.warm_start='single' trains one replica while the others wait, and "
-      "needs one process: take 'data_parallel' or 'none', or train it alone "
-      "and start from it with checkpoint.init_from"
-    )
-
-
 def num_devices(config: RunConfig) -> int:
   """Returns the number of devices of all replicas, if each has its own."""
   mesh = config.mesh

@@ -83,8 +83,7 @@ def _untimed(run: LoadedRun, config: RunConfig) -> str:
         "has fragments whose ranks adapt, and rows do not say which message had"
         " which"
       )
-    is_uneven = config.membership != MembershipConfig()
-    if is_uneven or config.sync.warm_start == "single":
+    if config.membership != MembershipConfig():
       return (
         "has ranks that adapt and replicas that do not all train alike, and"
         " rows do not say who did what"

@@ -63,7 +63,7 @@ def steps_program(programs: build.Programs) -> Callable:
 def first_carry(programs: build.Programs) -> Tree:
   """Returns parameters and inner optimizer state of all replicas [M, ...]."""
   replicas = programs.rounds.replicas
-  params = states.first_params(programs, "rounds", 0)
+  params = states.first_params(programs, 0)
 
   def spread(params: Tree) -> Tree:
     carry = params, programs.steps.optimizer.init(params)

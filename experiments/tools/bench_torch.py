@@ -190,7 +190,7 @@ def peer_ratios() -> list[Ratio]:
   batches = run_text.streams(config, run_text.corpus(config)).take(
     SYNC_INTERVAL
   )
-  params = states.first_params(programs, "rounds", config.seed)
+  params = states.first_params(programs, config.seed)
   # Copies, as rounds reuse the memory of the parameters.
   first = leaves_by_path(jax.tree.map(np.array, params))
   optimizer = jax.jit(programs.steps.optimizer.init)(params)

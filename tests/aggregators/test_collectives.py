@@ -264,8 +264,7 @@ def test_every_send_of_a_run_is_paid_for_once(
   parts, interval, overlap, steps, warm_steps
 ):
   method = methods.delayed(interval, parts, overlap)
-  warm = "data_parallel" if warm_steps else "none"
-  plan = RunPlan(method, steps + warm_steps, warm, warm_steps, 4)
+  plan = RunPlan(method, steps + warm_steps, warm_steps, 4)
   expected = warm_steps * ring(NUM_VALUES, 3)
   for fragment in range(parts):
     phase = fragment * interval // parts
@@ -293,9 +292,9 @@ def test_bytes_fall_due_when_a_fragment_arrives():
 def test_gradients_are_sent_whole_and_by_a_codec_only_if_the_method_has_one():
   allreduce = RunPlan(methods.allreduce(), 7, steps_per_dispatch=3)
   assert run_bytes(allreduce, 2) == 7 * ring(NUM_VALUES, 2)
-  warm, *rounds = RunPlan(methods.diloco(4), 11, "single", 3).segments()
+  warm, *rounds = RunPlan(methods.diloco(4), 11, 3).segments()
   counted = traffic(methods.diloco(4), 2)
-  assert counted.segment_bytes(warm) == 0
+  assert counted.segment_bytes(warm) == 3 * ring(NUM_VALUES, 2)
   assert {counted.segment_bytes(s) for s in rounds} == {ring(NUM_VALUES, 2)}
   counted = traffic(methods.diloco(4), 2, codec=Int(8))
   assert counted.exchange_bytes(0) == message_bytes(Int(8), TREE) + 1

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from unittest import mock
 
 import pytest
@@ -73,14 +72,6 @@ def test_a_killed_run_goes_on_with_the_time_it_had(tmp_path):
     clocked(config, tmp_path / directory)
   for event in ("round", "evaluation"):
     assert times(tmp_path / "killed", event) == times(tmp_path / "whole", event)
-
-
-@pytest.mark.slow
-def test_warm_starts_are_on_the_clock(tmp_path):
-  config = runs.settings(warm_start="single", warm_start_steps=6)
-  rounds = times(clocked(config, tmp_path), "round")
-  assert rounds[6] > 6 * 0.25  # The copy to the other replica is in it.
-  assert math.isclose(rounds[9] - rounds[6], 3 * 0.25)
 
 
 def larger(config):

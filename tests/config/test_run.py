@@ -25,7 +25,7 @@ EVERYTHING = {
   "inner": {"optimizer": "sgd", "warmup_steps": 9, "accumulate_steps": 3},
   "sync": {
     **{"method": "streaming_diloco", "sync_interval": 8, "num_fragments": 4},
-    **{"overlap_steps": 5, "mixing_alpha": 0.25, "warm_start": "single"},
+    **{"overlap_steps": 5, "mixing_alpha": 0.25},
     **{"warm_start_steps": 10, "fragment_order": "sequential"},
     "steps_per_dispatch": 6,
   },
@@ -80,8 +80,8 @@ def test_the_plan_of_a_run_follows_from_its_fields():
   plan = to_plan.run_plan(built)
   assert plan.method == method and plan.local_start == 10
   found = [(segment.phase, segment.num_steps) for segment in plan.segments()]
-  singles = [("single", 6), ("single", 4)]
-  assert found == [*singles, ("rounds", 8), ("rounds", 8)]
+  warm = [("data_parallel", 6), ("data_parallel", 4)]
+  assert found == [*warm, ("rounds", 8), ("rounds", 8)]
   divided = {"layout": "mesh", "num_stages": 2, "num_data_shards": 2}
   whole = from_mapping({"mesh": divided})
   assert whole.division.layers_on_stages and whole.mesh.is_divided
@@ -204,12 +204,12 @@ def test_a_field_is_taken_up_to_its_limit_and_named_beyond(path):
 
 
 STAGES = {"mesh.layout": "mesh", "mesh.num_stages": 2}
-WARM = {"sync.warm_start": "data_parallel", "sync.warm_start_steps": 5}
+WARM = {"sync.warm_start_steps": 5}
 ABSENT = {"membership.absences": "0:2"}
 REFUSED = [
   ({"sync.sync_intervall": 3}, "did you mean 'sync_interval'?"),
   (
-    {"total_steps": 60} | WARM | {"sync.warm_start_steps": 60},
+    {"total_steps": 60, "sync.warm_start_steps": 60},
     "total_steps=60 must exceed sync.warm_start_steps=60",
   ),
   ({"total_steps": 30, "inner.warmup_steps": 30}, "less than total_steps=30"),
@@ -232,8 +232,6 @@ REFUSED = [
     "sync.overlap_steps=30 .*sync_interval=30",
   ),
   ({"sync.overlap_steps": 3}, "sync.overlap_steps=3 .*'diloco'"),
-  ({"sync.warm_start": "single"}, "warm_start_steps=0: set both"),
-  ({"sync.warm_start_steps": 5}, "warm_start='none' .*steps=5: set both"),
   (WARM | {"sync.method": "allreduce"}, "already averages every step"),
   (
     {"sync.method": "streaming_diloco", "sync.num_fragments": 9},

@@ -57,7 +57,7 @@ def lowered(monkeypatch, platform, data=(), mesh=(), of="inner steps", **model):
     return _text(programs.evaluate, platform, params, batches)
 
   def carry():
-    params = states.first_params(programs, "rounds", 0)
+    params = states.first_params(programs, 0)
     both = params, programs.steps.optimizer.init(params)
     return jax.tree.map(lambda x: jnp.stack([x, x]), both)
 

@@ -14,7 +14,6 @@ from tests.experiments.programs import run
 
 CONFIG = "--config=experiments/configs/{}.py"
 EXAMPLE = "--cluster=experiments/clusters/example.json"
-WARM = "--config.sync.warm_start=single --config.sync.warm_start_steps=3"
 STREAMING = CONFIG.format("streaming_diloco")
 TEXT = "--config.data.source=text_files"
 # Program, its arguments, and the word that says what is wrong.
@@ -53,7 +52,6 @@ MISTAKES = [
   ("train", "--parts=missing.py", "missing.py is not a file"),
   ("launch", "", "after --"),
   ("launch", "-- --config.mesh.num_replicas=3", "2 processes"),
-  ("launch", f"-- {WARM}", "one process"),
   ("launch", "-- --num_processes=4", "leave it out"),
   ("launch", "-- --config.total_steps=0", "total_steps=0"),
   ("launch", "--step_s=1 -- --config.seed=1", "put it after --"),

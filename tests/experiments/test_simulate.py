@@ -114,11 +114,8 @@ def test_the_example_cluster_is_simulated_with_its_noise_and_outage(tmp_path):
 
 
 def test_a_run_that_does_not_adapt_takes_the_time_of_its_plan():
-  config = runs.settings(
-    method="diloco", warm_start="single", warm_start_steps=6
-  )
+  config = runs.settings(method="diloco", warm_start_steps=6)
   made = setup.set_up(config, "1gbit", Options(step_s=0.5))
-  # One copy is sent after the warm start; rows say its bytes and no more.
   none: Any = types.SimpleNamespace(rounds=[])
   expected = run_time(
     made.link_costs, made.work, made.script.ops(made.plan, 12)

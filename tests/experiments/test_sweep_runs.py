@@ -176,7 +176,7 @@ def test_rounds_hide_the_exchange_of_a_clock():
   [
     config("allreduce"),
     config("dilocox", sync_interval=20),
-    config("diloco", warm_start="data_parallel", warm_start_steps=10),
+    config("diloco", warm_start_steps=10),
   ],
 )
 def test_a_run_ends_where_the_simulator_ends_it_flush_included(made):

@@ -217,7 +217,7 @@ class Lowering(Interpreter[Nodes]):
     return number
 
   def _take_steps(self, op: Compute, seconds: np.ndarray) -> None:
-    for replica in self._replicas[: 1 if op.is_alone else None]:
+    for replica in self._replicas:
       self.steps[replica].append(self._task(replica, seconds[replica]))
 
   def _run_codec(self, seconds: np.ndarray) -> None:

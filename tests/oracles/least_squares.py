@@ -162,7 +162,7 @@ def allreduce(params0, A, y, *, inner, num_steps):
   return joined(methods.train_on_mean_gradient(*given, inner=inner))
 
 
-def warm_start(params0, A, y, *, inner, num_steps, on="all"):
+def warm_start(params0, A, y, *, inner, num_steps):
   """Parameters and inner optimizer after the first steps of a run.
 
   Args:
@@ -171,10 +171,8 @@ def warm_start(params0, A, y, *, inner, num_steps, on="all"):
     y: targets [M, steps, n].
     inner: optimizer, left as it is.
     num_steps: steps of the warm start, may be 0.
-    on: "all" replicas as data parallel, or "first" for replica 0 alone.
   """
-  count = {"all": len(A), "first": 1}[on]
   inner = copy.deepcopy(inner)
-  given = arguments(params0, A[:count], y[:count], num_steps)
+  given = arguments(params0, A, y, num_steps)
   run = methods.train_on_mean_gradient(*given, inner=inner)
   return join(run.theta), inner

@@ -283,21 +283,17 @@ def test_every_step_is_reported_in_its_place(kind):
     np.testing.assert_allclose(seen.grad_norm[:, step], norms, rtol=1e-5)
 
 
-@pytest.mark.parametrize("on", ["all", "first"])
-def test_rounds_go_on_from_a_warm_start_as_in_the_numpy_twin(on, x64):
-  """Steps of all replicas or the first, then rounds of all of them."""
+def test_rounds_go_on_from_a_warm_start_as_in_the_numpy_twin(x64):
   problem = jax.tree.map(jnp.asarray, PROBLEM)
-  programs = step_programs(INNER, 3 if on == "all" else 1)
+  programs = step_programs(INNER, 3)
   shared, batches = programs.init(problem[0]), batches_of(problem, 0, 6)
-  if on == "first":
-    batches = jax.tree.map(lambda leaf: leaf[:1], batches)
   shared, _ = programs.steps(shared, batches)
   rest = (problem[0], *batches_of(problem, 6, 18))
   rounds, _ = begin(rest, methods.dilocox(4), INNER, nesterov())
   state = rounds.init(shared.params, shared.optimizer)
   *_, (_, state, _) = walk(rounds, state, rest, 12)
   warm, inner = least_squares.warm_start(
-    *PROBLEM, inner=optimizers.Sgd(0.05, 0.9), num_steps=6, on=on
+    *PROBLEM, inner=optimizers.Sgd(0.05, 0.9), num_steps=6
   )
   rest = warm, PROBLEM[1][:, 6:], PROBLEM[2][:, 6:]
   expected = oracle(rest, methods.dilocox(4), 12, inner=inner)

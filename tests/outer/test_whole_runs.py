@@ -53,7 +53,7 @@ def losses(config):
   """Losses of every replica and step of five rounds, and the last state."""
   programs, plan = runs.programs(config), to_plan.run_plan(config)
   phase, found = plan.phase(0), []
-  params = states.first_params(programs, phase, config.seed)
+  params = states.first_params(programs, config.seed)
   state: Any = states.fresh(programs, phase, params)
   tokens, step = np.random.default_rng(0), 0
   for _ in range(ROUNDS):

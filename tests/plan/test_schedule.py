@@ -149,12 +149,9 @@ def plans(draw):
   method = draw(st.sampled_from(METHODS))
   total = draw(st.integers(1, 40))
   per_dispatch = draw(st.integers(1, 9))
-  kinds = ["none"]
-  if method.exchanged == "pseudo_gradient" and total > 1:
-    kinds += ["data_parallel", "single"]
-  warm_start = draw(st.sampled_from(kinds))
-  steps = 0 if warm_start == "none" else draw(st.integers(1, total - 1))
-  return RunPlan(method, total, warm_start, steps, per_dispatch)
+  is_gradient = method.exchanged == "gradient"
+  steps = 0 if is_gradient else draw(st.integers(0, total - 1))
+  return RunPlan(method, total, steps, per_dispatch)
 
 
 @given(plans())
@@ -164,9 +161,8 @@ def test_segments_cover_a_run_and_are_the_same_after_a_restart(plan):
     assert segment.start == reached and segment.num_steps > 0
     reached = segment.stop
     assert list(plan.segments(reached)) == segments[index + 1 :]
-    if segment.start < plan.warm_start_steps:
-      assert segment.phase == plan.warm_start
-    elif plan.method.exchanged == "gradient":
+    is_warm = segment.start < plan.warm_start_steps
+    if is_warm or plan.method.exchanged == "gradient":
       assert segment.phase == "data_parallel"
     else:
       assert segment.phase == "rounds"
@@ -205,15 +201,13 @@ def test_a_segment_crosses_an_interval_where_a_step_of_it_is_a_multiple(
 
 
 def test_a_warm_start_is_cut_by_length_and_rounds_by_interval():
-  for warm_start, first in (("data_parallel", 3), ("single", 1)):
-    plan = RunPlan(methods.diloco(4), 17, warm_start, 7, steps_per_dispatch=5)
-    assert [
-      (s.phase, s.stop, s.ends_phase, s.replica_steps(3))
-      for s in plan.segments()
-    ] == [
-      (warm_start, 5, False, 5 * first),
-      (warm_start, 7, True, 2 * first),
-      ("rounds", 11, False, 4 * 3),
-      ("rounds", 15, False, 4 * 3),
-      ("rounds", 17, False, 2 * 3),
-    ]
+  plan = RunPlan(methods.diloco(4), 17, 7, steps_per_dispatch=5)
+  assert [
+    (s.phase, s.stop, s.ends_phase, s.replica_steps(3)) for s in plan.segments()
+  ] == [
+    ("data_parallel", 5, False, 5 * 3),
+    ("data_parallel", 7, True, 2 * 3),
+    ("rounds", 11, False, 4 * 3),
+    ("rounds", 15, False, 4 * 3),
+    ("rounds", 17, False, 2 * 3),
+  ]

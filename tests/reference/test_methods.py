@@ -194,13 +194,10 @@ def test_no_progress_is_lost_or_counted_twice(rule, overlap_steps, num_steps):
     assert distance(params, end) < 1e-12
 
 
-@pytest.mark.parametrize("on", ["all", "first"])
-def test_a_warm_start_hands_over_parameters_and_inner_state(on):
-  params0, A, y = PROBLEM if on == "all" else ALONE
+def test_a_warm_start_hands_over_parameters_and_inner_state():
+  params0, A, y = PROBLEM
   inner = optimizers.AdamW(lambda count: 0.02 / (1 + count))
-  warm, state = least_squares.warm_start(
-    *PROBLEM, inner=inner, num_steps=10, on=on
-  )
+  warm, state = least_squares.warm_start(*PROBLEM, inner=inner, num_steps=10)
   rest = least_squares.allreduce(
     warm, A[:, 10:], y[:, 10:], inner=state, num_steps=NUM_STEPS - 10
   )

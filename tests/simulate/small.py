@@ -54,12 +54,11 @@ SCHEDULES = [
   _of("delayed", 6, num_fragments=3, fragment_order="sequential"),
   _of("overlap_loco", 6, num_fragments=6, total_steps=14),
   pytest.param("allreduce", {"total_steps": 9}, id="allreduce"),
-  _of("dilocox", 10, warm_start="data_parallel", warm_start_steps=5),
+  _of("dilocox", 10, warm_start_steps=5),
 ]
 # Copies of the state leave replicas out of step. Absences are drawn, so that
 # any number of replicas will do.
 COPIED = [
-  _of("diloco", 10, warm_start="single", warm_start_steps=12),
   _of("diloco", 4, membership={"absence_rate": 0.4, "seed": 3}),
   _of("delayed", 6, overlap_steps=9, membership={"absence_rate": 0.4}),
 ]
@@ -89,7 +88,7 @@ def script(method="diloco", num_replicas=2, codec="fp32", **settings):
   """A script and the plan that goes with it."""
   plan_settings: dict[str, Any] = {"total_steps": 26} | {
     key: settings.pop(key)
-    for key in ("total_steps", "warm_start", "warm_start_steps")
+    for key in ("total_steps", "warm_start_steps")
     if key in settings
   }
   members = settings.pop("membership", None)

@@ -45,7 +45,6 @@ def test_bytes_and_steps_are_those_of_the_trainer(name, settings, total_steps):
     step = plan.schedule_step(plan.total_steps)
     trainers += script.traffic.flush_bytes(step, plan.flush_attendance())
   joins = sum(bool(s.attendance and s.attendance.returning) for s in segments)
-  joins += any(each.phase == "single" for each in segments)
   launched = [op for op in ops if isinstance(op, Launch)]
   assert trainers + joins * script.copied_bytes == sum(
     operation.sent_bytes(len(op.members or "123"))
@@ -157,8 +156,7 @@ WARM = {"sync_interval": 10, "warm_start_steps": 10, "total_steps": 40}
 @pytest.mark.parametrize(
   ("name", "settings", "count"),
   [
-    ("diloco", WARM | {"warm_start": "data_parallel"}, 3),
-    ("diloco", WARM | {"warm_start": "single"}, 3),
+    ("diloco", WARM, 3),
     ("cocktail_sgd", {"total_steps": 7}, 7),
   ],
 )
@@ -189,7 +187,7 @@ def test_a_slow_replica_takes_all_its_steps_behind_several_messages():
       for steps in (3, 12, 16)
     ),
     ("allreduce", {"total_steps": 12}),
-    ("diloco", {"warm_start": "data_parallel", "warm_start_steps": 10}),
+    ("diloco", {"warm_start_steps": 10}),
   ],
 )
 def test_recorded_rows_cost_what_the_plan_of_the_run_costs(name, settings):

@@ -154,25 +154,6 @@ def test_every_predicted_token_of_a_whole_pass_has_one_weight(batches):
   assert evaluation.set_losses(programs, state, sets) == {"other": seen}
 
 
-def test_one_replicas_parameters_stay_divided_when_all_devices_evaluate(
-  batches,
-):
-  options: Any = {"warm_start": "single", "warm_start_steps": 3}
-  mesh = {"num_stages": 2}
-  programs = runs.programs(runs.settings(layout="mesh", mesh=mesh, **options))
-  params = _state(programs, "single").params
-  replicas = programs.rounds.replicas
-  placed = evaluation._placed(programs, params, replicas.place(batches, None))
-  for leaf, old in zip(
-    jax.tree.leaves(placed), jax.tree.leaves(params), strict=True
-  ):
-    assert len(old.sharding.device_set) == 2
-    assert len(leaf.sharding.device_set) == 4
-    assert leaf.sharding.shard_shape(leaf.shape) == (
-      old.sharding.shard_shape(leaf.shape)
-    )
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["first", "last"])
 def test_one_bad_value_anywhere_is_found(value, where):

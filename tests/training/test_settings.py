@@ -259,13 +259,13 @@ def own_batch(params, batch):
   return jnp.float32(0.0), batch
 
 
-def after_steps(config, num_replicas=NUM_REPLICAS):
+def after_steps(config):
   """The parameters after all steps on the mean gradient, in numpy."""
   params = named(replica(draw(100)))
   optimizer = oracle.Inner(config.inner, config.total_steps)
   for step in range(NUM_STEPS):
     mean = {
-      name: leaf[:num_replicas, step].mean(axis=0)
+      name: leaf[:, step].mean(axis=0)
       for name, leaf in named(gradients()).items()
     }
     params = optimizer.step(params, mean)
@@ -288,16 +288,6 @@ def test_steps_are_those_of_the_numpy_twin_with_the_same_of_steps(field, inner):
   usual = {**dataclasses.asdict(InnerConfig()), **BASE}
   other = after_steps(of_steps({**inner, field: usual[field]}))
   assert distance(twin, other) > 1e-3
-
-
-def test_a_warm_start_of_one_replica_has_the_same_of_steps():
-  inner = {"b1": 0.7, "b2": 0.8, "weight_decay": 0.6, "clip_norm": 3.0}
-  config = of_steps(inner, warm_start="single", warm_start_steps=5)
-  single = build.programs(config).single
-  steps = dataclasses.replace(single, gradient=own_batch)
-  first = jax.tree.map(lambda leaf: leaf[:1], gradients())
-  state, _ = steps.steps(steps.init(replica(draw(100))), first)
-  close(named(state.params), after_steps(config, num_replicas=1), EXACT)
 
 
 ALL_ADAMW = {"b1": 0.7, "b2": 0.8, "weight_decay": 0.6, "clip_norm": 0.3}

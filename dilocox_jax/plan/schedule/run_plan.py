@@ -21,7 +21,7 @@ class Segment:
   """A stretch of a run that is dispatched without a pause, such as a round.
 
   Attributes:
-    phase: "rounds", "data_parallel", or "single" (one replica alone).
+    phase: "rounds" or "data_parallel".
     start: Inner steps of the run before the segment.
     num_steps: Inner steps of the segment.
     windows: Windows of a local segment, in order.
@@ -47,7 +47,7 @@ class Segment:
     """Returns the inner steps of all replicas together."""
     if self.attendance:
       return sum(self.attendance.num_steps)
-    return self.num_steps * (1 if self.phase == "single" else num_replicas)
+    return self.num_steps * num_replicas
 
   def crosses(self, interval_steps: int) -> bool:
     """Whether a multiple of an interval lies in (start, stop]; 0: never."""
@@ -63,8 +63,7 @@ class RunPlan:
   Attributes:
     method: Schedule and apply rule of the rounds.
     total_steps: Inner steps of the run, warm start included.
-    warm_start: "none", "data_parallel" or "single".
-    warm_start_steps: Inner steps before the first round.
+    warm_start_steps: Inner steps before the first round, data parallel.
     steps_per_dispatch: Inner steps of a segment where there are no rounds.
     schedule_start: Inner step of the run at which step 0 of the schedule
       lies; None: where the rounds begin.
@@ -73,7 +72,6 @@ class RunPlan:
 
   method: Method
   total_steps: int
-  warm_start: str = "none"
   warm_start_steps: int = 0
   steps_per_dispatch: int = 50
   schedule_start: int | None = None
@@ -90,7 +88,7 @@ class RunPlan:
     """Returns the phase of the step that follows `step` finished steps."""
     if step >= self.local_start and self.local_start < self.total_steps:
       return "rounds"
-    return "single" if self.warm_start == "single" else "data_parallel"
+    return "data_parallel"
 
   def segments(self, step: int = 0) -> Iterator[Segment]:
     """Yields all segments that follow a step at which a segment ends."""
