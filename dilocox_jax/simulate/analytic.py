@@ -30,7 +30,7 @@ import numpy as np
 
 from dilocox_jax.simulate.interpreter import Interpreter, Work
 from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
-from dilocox_jax.simulate.script import Compute, Join, Op
+from dilocox_jax.simulate.script import Join, Op
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,6 @@ class AnalyticClock(Interpreter[np.ndarray]):
       "_back": exchange_ends,
       "_num_steps": self.num_steps,
       "_sent_bytes": self.sent_bytes,
-      "noise": self._noise.get_state(),
     }
 
   def set_state(self, state: dict[str, Any]) -> None:
@@ -154,9 +153,8 @@ class AnalyticClock(Interpreter[np.ndarray]):
     self._back = {tuple(k): np.array(end) for *k, end in state["_back"]}
     self.num_steps = state["_num_steps"]
     self.sent_bytes = state["_sent_bytes"]
-    self._noise.set_state(state["noise"])
 
-  def _take_steps(self, op: Compute, seconds: np.ndarray) -> None:
+  def _take_steps(self, seconds: np.ndarray) -> None:
     self._now = self._now + seconds
     self._compute = self._compute + seconds
 
@@ -171,17 +169,15 @@ class AnalyticClock(Interpreter[np.ndarray]):
   def _send(
     self,
     step: MessageStep,
-    sizes_bytes: np.ndarray,
+    size_bytes: float,
     slow_s: np.ndarray,
     ready: np.ndarray,
     links: LinkCosts,
   ) -> tuple[np.ndarray, np.ndarray]:
     members = links.places
     start = ready[members]
-    sending_s = sizes_bytes / links.rate_bytes_per_s(step.hop, step.is_alone)
+    sending_s = size_bytes / links.rate_bytes_per_s(step.hop, step.is_alone)
     end = start + (sending_s + slow_s)
-    if links.cluster.outages:
-      end = end + links.paused_s(step.hop, start, sending_s)
     came = end + links.latency_s(step.hop)
     if step.sender is not None:
       is_silent = np.arange(len(members)) != step.sender

@@ -1,8 +1,8 @@
 """Sites, their replicas, and the links that a transfer occupies.
 
-People know the numbers of their own sites: links, devices, measured pairs,
-jitter, outages. Each attribute is described once, in its type: the key that a
-cluster file uses for it, what it holds, and its range.
+People know the numbers of their own sites: links, devices, measured pairs. Each
+attribute is described once, here. The ending of its name is its unit, and what
+is in front of that is its key in a cluster file.
 
 The time of a transfer depends most on the other transfers that share its links.
 Two replicas behind one access link get half of it each. A ring that visits the
@@ -22,27 +22,18 @@ import collections
 import dataclasses
 import functools
 import itertools
+import math
 import re
-from typing import Annotated
 
-from dilocox_jax.checks import known
-from dilocox_jax.simulate.quantities import (
-  COMPUTE,
-  RATE,
-  SHARE,
-  SIZE,
-  TIME,
-  Checked,
-  FileKey,
-  duration,
-  positive,
-)
+from dilocox_jax.checks import check_limits, known, limited, require
 
 _NAME = re.compile(r"\w[\w .+-]*")
+_POSITIVE = {"above": 0}
+_DURATION = {"at_least": 0, "below": math.inf}
 
 
 @dataclasses.dataclass(frozen=True)
-class Link(Checked):
+class Link:
   """Access to the network, of a site or of each replica there.
 
   Attributes:
@@ -52,27 +43,25 @@ class Link(Checked):
       transfer adds half of its own value: 40 ms and 100 ms make 70 ms.
     loss: Probability that a packet is lost.
     streams: Parallel TCP streams of a transfer.
-    window_bytes: TCP window of a stream (bytes); None is no limit.
     efficiency: Share of the line rate that carries payload; by default 1448 of
       the 1514 bytes of an Ethernet frame, the rest being headers.
     is_shared: Whether all replicas at the site share the one link; otherwise
       each has its own.
   """
 
-  up_bps: Annotated[float, positive("up", RATE)]
-  down_bps: Annotated[float, positive("down", RATE)]
-  rtt_s: Annotated[float, duration("rtt")] = 0.04
-  loss: Annotated[float, FileKey("loss", SHARE, 0, 1, "[)")] = 0.0
-  streams: Annotated[int, FileKey("streams", int, 1)] = 8
-  window_bytes: Annotated[float | None, positive("window", SIZE)] = None
-  efficiency: Annotated[float, FileKey("efficiency", SHARE, 0, 1, "(]")] = (
-    1448 / 1514
-  )
-  is_shared: Annotated[bool, FileKey("shared", bool)] = True
+  up_bps: float = dataclasses.field(metadata=_POSITIVE)
+  down_bps: float = dataclasses.field(metadata=_POSITIVE)
+  rtt_s: float = limited(0.04, **_DURATION)
+  loss: float = limited(0.0, at_least=0, below=1)
+  streams: int = limited(8, at_least=1)
+  efficiency: float = limited(1448 / 1514, above=0, at_most=1)
+  is_shared: bool = True
+
+  __post_init__ = check_limits
 
 
 @dataclasses.dataclass(frozen=True)
-class Site(Checked):
+class Site:
   """A place with devices; its replicas divide them evenly.
 
   Attributes:
@@ -88,95 +77,42 @@ class Site(Checked):
     intra_rtt_s: Round trip between replicas of this site (seconds).
   """
 
-  name: Annotated[str, FileKey("name", str)]
+  name: str
   link: Link
-  num_devices: Annotated[int, FileKey("num_devices", int, 1)] = 8
-  peak_flops: Annotated[float, positive("peak", COMPUTE)] = 312e12
-  achieved_fraction: Annotated[
-    float, FileKey("achieved", SHARE, 0, 1, "(]")
-  ] = 0.4
-  memory_bytes: Annotated[float | None, positive("memory", SIZE)] = None
-  speed: Annotated[float, FileKey("speed", float, 0, ends="()")] = 1.0
-  intra_bps: Annotated[float, positive("intra", RATE)] = 100e9
-  intra_rtt_s: Annotated[float, duration("intra_rtt")] = 10e-6
+  num_devices: int = limited(8, at_least=1)
+  peak_flops: float = limited(312e12, **_POSITIVE)
+  achieved_fraction: float = limited(0.4, above=0, at_most=1)
+  memory_bytes: float | None = limited(None, **_POSITIVE)
+  speed: float = limited(1.0, above=0, below=math.inf)
+  intra_bps: float = limited(100e9, **_POSITIVE)
+  intra_rtt_s: float = limited(10e-6, **_DURATION)
 
   def __post_init__(self):
-    super().__post_init__()
-    if not _NAME.fullmatch(self.name):
-      raise ValueError(
-        f"name={self.name!r} must be made of letters, digits, spaces and _.+-"
-      )
+    check_limits(self)
+    require(
+      _NAME.fullmatch(self.name) is not None,
+      f"name={self.name!r} must be made of letters, digits, spaces and _.+-",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair(Checked):
+class Pair:
   """What was measured between two sites; it holds in either direction.
 
   Attributes:
     sites: Names of the two sites.
-    bps: Payload that passes from one end to the other (bit/s).
+    rate_bps: Payload that passes from one end to the other (bit/s).
     rtt_s: Round trip between them (seconds), instead of what their links say.
   """
 
-  sites: Annotated[tuple[str, str], FileKey("sites", tuple)]
-  bps: Annotated[float, positive("rate", RATE)]
-  rtt_s: Annotated[float, duration("rtt")]
+  sites: tuple[str, ...]
+  rate_bps: float = dataclasses.field(metadata=_POSITIVE)
+  rtt_s: float = dataclasses.field(metadata=_DURATION)
 
   def __post_init__(self):
-    super().__post_init__()
-    if self.sites[0] == self.sites[1]:
-      raise ValueError(f"sites={self.sites} must be two different sites")
-
-
-@dataclasses.dataclass(frozen=True)
-class Jitter(Checked):
-  """Lognormal noise with mean 1; a sigma of 0 is no noise.
-
-  Attributes:
-    step_sigma: Standard deviation of the logarithm of a step's time.
-    transfer_sigma: Standard deviation of the logarithm of a transfer's time.
-    seed: Integer seed of the noise.
-  """
-
-  step_sigma: Annotated[float, FileKey("step", SHARE, 0, ends="[)")] = 0.0
-  transfer_sigma: Annotated[float, FileKey("transfer", SHARE, 0, ends="[)")] = (
-    0.0
-  )
-  seed: Annotated[int, FileKey("seed", int, 0)] = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class SiteOutage(Checked):
-  """A time in which nothing leaves or reaches a site.
-
-  Attributes:
-    site: Name of the site.
-    start_s: When its link fails (seconds).
-    stop_s: When its link is back (seconds); infinity is never.
-  """
-
-  site: Annotated[str, FileKey("site", str)]
-  start_s: Annotated[float, duration("start")]
-  stop_s: Annotated[float, FileKey("stop", TIME)]
-
-  def __post_init__(self):
-    super().__post_init__()
-    FileKey("stop", TIME, self.start_s, ends="(]").check("stop_s", self.stop_s)
-
-
-@dataclasses.dataclass(frozen=True)
-class Outage:
-  """A time in which a link carries nothing. What is sent waits and goes on.
-
-  Attributes:
-    link: Name of the link.
-    start_s: When the link fails (seconds).
-    stop_s: When the link is back (seconds); infinity is never.
-  """
-
-  link: str
-  start_s: float | int
-  stop_s: float | int
+    check_limits(self)
+    is_pair = len(self.sites) == len(set(self.sites)) == 2
+    require(is_pair, f"sites={self.sites} must be two different sites")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,14 +124,12 @@ class Route:
     rtt_s: Round-trip time (seconds).
     loss: Probability that a packet is lost on the way, 0 to 1.
     streams: Number of parallel TCP streams.
-    window_bytes: TCP window of a stream (bytes), or None for no limit.
   """
 
   links: tuple[str, ...]
   rtt_s: float
   loss: float
   streams: int
-  window_bytes: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,16 +143,12 @@ class Cluster:
       order of a ring. By default every site has one replica.
     pairs: Measured limits between two sites. Other pairs of sites are limited
       by their links only.
-    jitter: Noise of steps and transfers.
-    outages: Times in which the access links of a site carry nothing.
   """
 
   name: str
   sites: tuple[Site, ...]
   placement: tuple[int, ...] = ()
   pairs: tuple[Pair, ...] = ()
-  jitter: Jitter = Jitter()
-  outages: tuple[SiteOutage, ...] = ()
 
   def __post_init__(self):
     placement = self.placement or tuple(range(len(self.sites)))
@@ -243,8 +173,7 @@ class Cluster:
     for name, count in collections.Counter(names).items():
       if count > 1:
         raise ValueError(f"name={name!r} must be that of one site only")
-    pair_names = [name for pair in self.pairs for name in pair.sites]
-    for name in pair_names + [outage.site for outage in self.outages]:
+    for name in itertools.chain(*(pair.sites for pair in self.pairs)):
       known("site", name, names)
     counts = collections.Counter(frozenset(pair.sites) for pair in self.pairs)
     for ends, count in counts.items():
@@ -297,19 +226,17 @@ class Cluster:
     start, stop = self.site(sender), self.site(receiver)
     streams = min(start.link.streams, stop.link.streams)
     if sender == receiver:
-      return Route((), 0.0, 0.0, streams, None)
+      return Route((), 0.0, 0.0, streams)
     source, target = self._ends[sender], self._ends[receiver]
     if start.name == stop.name:
-      return Route((f"inside:{source}",), start.intra_rtt_s, 0.0, streams, None)
+      return Route((f"inside:{source}",), start.intra_rtt_s, 0.0, streams)
     pair = self._pair_of.get(frozenset((start.name, stop.name)))
     between = (f"pair:{source}>{target}",) if pair else ()
-    windows = [start.link.window_bytes, stop.link.window_bytes]
     return Route(
       (f"up:{source}", *between, f"down:{target}"),
       pair.rtt_s if pair else (start.link.rtt_s + stop.link.rtt_s) / 2,
       1 - (1 - start.link.loss) * (1 - stop.link.loss),
       streams,
-      min((window for window in windows if window is not None), default=None),
     )
 
   @functools.cached_property
@@ -329,19 +256,9 @@ class Cluster:
           goodputs[f"inside:{end}"] = site.intra_bps
     for pair in self.pairs:
       for left, right in itertools.product(*map(self._ends_at, pair.sites)):
-        goodputs[f"pair:{left}>{right}"] = pair.bps
-        goodputs[f"pair:{right}>{left}"] = pair.bps
+        goodputs[f"pair:{left}>{right}"] = pair.rate_bps
+        goodputs[f"pair:{right}>{left}"] = pair.rate_bps
     return goodputs
-
-  @functools.cached_property
-  def link_outages(self) -> tuple[Outage, ...]:
-    """Outages of links: an outage of a site stops all its access links."""
-    return tuple(
-      Outage(f"{way}:{end}", outage.start_s, outage.stop_s)
-      for outage in self.outages
-      for end in self._ends_at(outage.site)
-      for way in ("up", "down")
-    )
 
   @functools.cached_property
   def _ranks(self) -> dict[str, list[int]]:

@@ -1,24 +1,23 @@
 """Goes through a script and says what costs time, but not how much.
 
-A script knows three verbs: compute, launch, wait. They are read here: jitter is
-drawn, the codec is charged before and after an exchange, a collective is split
-into message steps, idle connections pay for slow start, steps and bytes are
-counted. A subclass adds up the times: `AnalyticClock` by formula, and in the
-tests an event simulation that only knows what waits for what. Their agreement
-(1e-9 in tests/simulate/test_times.py) tests the formula, the dependencies
-and the sharing of links, but not this file, which has tests of its own.
+A script knows three verbs: compute, launch, wait. They are read here: the codec
+is charged before and after an exchange, a collective is split into message
+steps, idle connections pay for slow start, steps and bytes are counted. A
+subclass adds up the times: `AnalyticClock` by formula, and in the tests an
+event simulation that only knows what waits for what. Their agreement (1e-9 in
+tests/simulate/test_times.py) tests the formula, the dependencies and the
+sharing of links, but not this file, which has tests of its own.
 """
 
 import abc
 import dataclasses
 import functools
 from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from dilocox_jax.plan.collective import Collective
-from dilocox_jax.simulate.cluster import Jitter
 from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
 from dilocox_jax.simulate.script import Compute, Join, Key, Launch, Op
 from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S
@@ -36,74 +35,6 @@ class Work:
 
   step_s: np.ndarray
   codec_s: np.ndarray
-
-
-class Noise:
-  """Draws lognormal factors with mean 1, in the order of the operations.
-
-  Step and transfer times of shared machines are skewed and never negative, as
-  a lognormal is. For a normal x with mean -sigma^2 / 2, exp(x) has mean 1, so
-  jitter does not make the mean step longer. With sigma = 0.1 two in three
-  steps take between 0.90 and 1.10 of the mean. A barrier of M replicas still
-  waits for the slowest of them, so jitter does make a run longer.
-
-  Inner steps and transfers draw from two separate random streams. So a run
-  that sends more often still has the same step times.
-  """
-
-  def __init__(self, jitter: Jitter, num_replicas: int):
-    """Starts both random streams from the seed.
-
-    Args:
-      jitter: Sigmas and seed of the noise.
-      num_replicas: Number of replicas, M.
-    """
-    self._jitter, self._num_replicas = jitter, num_replicas
-    self._streams = np.random.default_rng(jitter.seed).spawn(2)
-
-  def steps(self, num_steps: int) -> np.ndarray:
-    """Returns how long inner steps take on each replica.
-
-    Args:
-      num_steps: Number of inner steps.
-
-    Returns:
-      Durations, [M], in units of the mean time of a step. They sum over the
-      steps: 10 steps without jitter take 10.0.
-    """
-    sigma = self._jitter.step_sigma
-    if not sigma:
-      return np.full(self._num_replicas, float(num_steps))
-    drawn = _factors(self._streams[0], sigma, (num_steps, self._num_replicas))
-    return drawn.sum(axis=0)
-
-  def transfers(self, num_steps: int) -> np.ndarray:
-    """Returns a random factor for the size of every message of a collective.
-
-    A message with the factor 1.1 takes as long as one that is 10% larger.
-
-    Args:
-      num_steps: Number of message steps of the collective.
-
-    Returns:
-      Factors, [num_steps, M]. All are 1 if transfers have no jitter.
-    """
-    shape = (num_steps, self._num_replicas)
-    sigma = self._jitter.transfer_sigma
-    return _factors(self._streams[1], sigma, shape) if sigma else np.ones(shape)
-
-  def get_state(self) -> list[dict[str, Any]]:
-    """Returns the state of both random streams, as plain values."""
-    return [dict(stream.bit_generator.state) for stream in self._streams]
-
-  def set_state(self, state: list[dict[str, Any]]) -> None:
-    """Sets both random streams to a state that `get_state` returned."""
-    for stream, stream_state in zip(self._streams, state, strict=True):
-      stream.bit_generator.state = stream_state
-
-
-def _factors(generator, sigma: float, shape: tuple[int, ...]) -> np.ndarray:
-  return np.exp(generator.normal(-(sigma**2) / 2, sigma, shape))
 
 
 # Idle time before the first launch. JSON checkpoints have no infinity.
@@ -133,12 +64,10 @@ class Interpreter(abc.ABC, Generic[Moment]):
     self.link_costs, self.work = link_costs, work
     self.num_replicas = link_costs.cluster.num_replicas
     self.num_steps, self.sent_bytes = 0, 0
-    self._noise = Noise(link_costs.cluster.jitter, self.num_replicas)
     # How long each replica has worked, [M], and how long it had when it last
     # sent to each other one, [M, M] (seconds). A connection was idle in
-    # between. Work is counted in inner steps without jitter. A transfer that
-    # goes on behind those steps would shorten the idle time, so the cost of
-    # slow start is never too low.
+    # between. A transfer that goes on behind those steps would shorten the idle
+    # time, so the cost of slow start is never too low.
     self._worked_s = np.zeros(self.num_replicas)
     self._last_sent_s = np.full([self.num_replicas] * 2, -_NEVER_SENT_S)
     # When each exchange that is under way ends, by the key of the exchange.
@@ -168,7 +97,7 @@ class Interpreter(abc.ABC, Generic[Moment]):
     count, step_s = max(op.num_steps, *op.taken, 0), self.work.step_s
     if op.taken:
       step_s = step_s * (np.array(op.taken) / count)
-    self._take_steps(op, self._noise.steps(count) * step_s)
+    self._take_steps(count * step_s)
     self._worked_s = self._worked_s + count * step_s
     self.num_steps += op.num_steps
 
@@ -203,16 +132,15 @@ class Interpreter(abc.ABC, Generic[Moment]):
     members, pieces = list(links.members), links.transport.pieces
     steps = links.steps(collective)
     slowness = links.transport.slowness(collective.kind, len(members))
-    factors = self._noise.transfers(len(steps))[:, members] * slowness
     warm_s = np.zeros(len(members))
     sent, arrived, end = start, [start] * pieces, start
-    for step, factor in zip(steps, factors, strict=True):
+    for step in steps:
       slow_s = self._slow_start_s(step, links)
-      sizes_bytes = step.size_bytes / pieces * factor
+      size_bytes = step.size_bytes / pieces * slowness
       for piece, came in enumerate(arrived):
         ready = self._later(sent, came) if step.is_relayed else sent
         sent, arrived[piece] = self._send(
-          step, sizes_bytes, slow_s, ready, links
+          step, size_bytes, slow_s, ready, links
         )
         slow_s = warm_s  # The line is in use now.
       if not step.is_relayed:
@@ -241,13 +169,8 @@ class Interpreter(abc.ABC, Generic[Moment]):
     return slow_s
 
   @abc.abstractmethod
-  def _take_steps(self, op: Compute, seconds: np.ndarray) -> None:
-    """Lets the replicas take inner steps.
-
-    Args:
-      op: The number of steps.
-      seconds: Duration for each replica, [M].
-    """
+  def _take_steps(self, seconds: np.ndarray) -> None:
+    """Lets the replicas take inner steps, for so many seconds each, [M]."""
 
   @abc.abstractmethod
   def _run_codec(self, seconds: np.ndarray) -> None:
@@ -261,7 +184,7 @@ class Interpreter(abc.ABC, Generic[Moment]):
   def _send(
     self,
     step: MessageStep,
-    sizes_bytes: np.ndarray,
+    size_bytes: float,
     slow_s: np.ndarray,
     ready: Moment,
     links: LinkCosts,
@@ -270,10 +193,10 @@ class Interpreter(abc.ABC, Generic[Moment]):
 
     Args:
       step: The message step, which says which replica sends to which.
-      sizes_bytes: Bytes of each replica's piece, jitter included, [M].
+      size_bytes: Bytes of each replica's piece.
       slow_s: Seconds that slow start adds to each piece, [M].
       ready: When each replica may start to send.
-      links: Costs of the ring. Sizes and slow starts are in its order.
+      links: Costs of the ring. Slow starts are in its order.
 
     Returns:
       When each replica has sent its piece, and when it has received one. Who

@@ -283,50 +283,6 @@ class LinkCosts:
       ]
     )
 
-  @functools.cache  # noqa: B019 - as above.
-  def _outages(self, links: tuple[str, ...]) -> list[tuple[float, float]]:
-    """Returns when a route carries nothing: start and stop, disjoint."""
-    merged: list[tuple[float, float]] = []
-    for outage in sorted(self.cluster.link_outages, key=lambda o: o.start_s):
-      if outage.link not in links:
-        continue
-      start_s, stop_s = outage.start_s, outage.stop_s
-      if merged and start_s <= merged[-1][1]:
-        start_s, last_s = merged.pop()
-        stop_s = max(stop_s, last_s)
-      merged.append((start_s, stop_s))
-    return merged
-
-  def paused_s(
-    self, hop: int, start_s: np.ndarray, seconds: np.ndarray
-  ) -> np.ndarray:
-    """Returns how long outages stop the messages of a step.
-
-    Example: a message of 2 s starts at second 0, and its link is down from
-    second 1 to second 6.5. It waits 5.5 s.
-
-    Args:
-      hop: Distance of the receivers.
-      start_s: When each message starts, [M].
-      seconds: How long each one sends, [M].
-
-    Raises:
-      ValueError: If an outage in the way of a message never ends.
-    """
-    paused_s = np.zeros(len(seconds))
-    for sender, route in enumerate(self._routes(hop)):
-      begin_s, end_s = start_s[sender], start_s[sender] + seconds[sender]
-      for down_s, up_s in self._outages(route.links):
-        if begin_s < up_s and down_s < end_s:
-          end_s += up_s - max(down_s, begin_s)
-      if end_s == math.inf:
-        raise ValueError(
-          f"a message over {', '.join(route.links)} can never finish: an"
-          " outage never ends"
-        )
-      paused_s[sender] = end_s - begin_s - seconds[sender]
-    return paused_s
-
   def link_bytes(self, operation: Collective) -> dict[str, float]:
     """Returns the bytes that a collective sends over each link, by link name.
 

@@ -204,134 +204,35 @@ class Script:
     behind: Compute,
     members: tuple[int, ...] | None,
   ) -> Iterator[Op]:
-    """Yields the ops of an exchange that runs behind inner steps.
+    """Yields the ops of an exchange and of the inner steps behind it.
+
+    What needs the result of a message is sent behind a stretch of its own, as
+    in the compiled program. The turns share the time of the codec evenly.
 
     Args:
       event: Apply of the exchange.
       start: Inner step of the run from which the schedule counts.
-      behind: Inner steps between the launch and the wait; may be none.
+      behind: Inner steps between the launch and the wait; if there are none,
+        all messages are sent at once.
       members: Replicas of the ring; None: all.
     """
     # Where H changes, the schedule starts again at step 0. The key has the
     # step of the run, so that no two exchanges have the same name.
     key = ("fragment", event.fragment, start + event.send_step)
     count = len(members) if members else self.traffic.num_replicas
-    yield from exchange_ops(
-      key, self._exchanges(count)[event.fragment], count, behind, members
-    )
-
-
-def exchange_ops(
-  key: tuple[str, int, int],
-  operations: tuple[Collective, ...],
-  num_replicas: int,
-  behind: Compute,
-  members: tuple[int, ...] | None = None,
-) -> Iterator[Op]:
-  """Yields the ops of an exchange and of the inner steps behind it.
-
-  What needs the result of a message is sent behind a stretch of its own, as in
-  the compiled program. The turns share the time of the codec evenly.
-
-  Args:
-    key: Name, number and step of the exchange.
-    operations: Its collectives, in order.
-    num_replicas: Number of replicas in it.
-    behind: Inner steps that run behind it; if there are none, all messages are
-      sent at once.
-    members: Replicas of the ring, as in `Launch`.
-  """
-  if not behind.num_steps:
-    yield Launch((*key, 0), operations, members)
-    yield Wait((*key, 0), members)
-    return
-  ends = stretch_ends(operations, num_replicas)
-  parts = stretches(behind.num_steps, ends)
-  taken = zip(*(stretches(each, ends) for each in behind.taken), strict=True)
-  for turn, count in enumerate(parts):
-    own = tuple(each for each in operations if each.turn == turn)
-    yield Launch((*key, turn), own, members, 1 / len(ends))
-    of_replicas = next(taken, ())
-    if count or any(of_replicas):
-      yield dataclasses.replace(behind, num_steps=count, taken=of_replicas)
-    yield Wait((*key, turn), members, 1 / len(ends))
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordedRound:
-  """One row of a run's metrics.
-
-  Attributes:
-    num_steps: Inner steps of the round.
-    sent_bytes: Bytes that one replica put on the wire in the round.
-    is_local: Whether it is a local round, not a part of a warm start.
-  """
-
-  num_steps: int
-  sent_bytes: int
-  is_local: bool = True
-
-
-def recorded_ops(
-  rounds: Sequence[RecordedRound], traffic: Traffic
-) -> Iterator[list[Op]]:
-  """Yields the ops of every round.
-
-  A round sends the collectives of the plan, with the bytes that were recorded.
-  If the exchange is delayed, it is launched when the round begins and waited
-  for after the steps that hide it. Otherwise it is launched after the last
-  step. The bytes of a warm start are spread evenly over its steps.
-
-  Args:
-    rounds: Rows of the run, in order.
-    traffic: Traffic of the run's config, with one fragment.
-  """
-  schedule = traffic.method.schedule
-  for number, row in enumerate(rounds):
-    if not row.is_local:
-      yield _data_parallel(number, row, traffic)
-      continue
-    key = ("recorded", number, 0)
-    sent = _sized(traffic.exchange(0), row.sent_bytes, traffic.num_replicas)
-    exchange = functools.partial(exchange_ops, key, sent, traffic.num_replicas)
-    if not row.sent_bytes:
-      yield [Compute(row.num_steps)]
-    elif not schedule.overlap_steps:
-      yield [Compute(row.num_steps), *exchange(Compute(0))]
-    else:
-      # A delay of whole rounds hides behind all steps of a round, however many
-      # the adaptive controller has chosen.
-      before = row.num_steps
-      if not schedule.is_whole_rounds:
-        before = min(schedule.hiding_steps, before)
-      after = row.num_steps - before
-      rest = [Compute(after)] if after else []
-      yield [*exchange(Compute(before)), *rest]
-
-
-def _data_parallel(
-  number: int, row: RecordedRound, traffic: Traffic
-) -> list[Op]:
-  ops: list[Op] = []
-  part = row.sent_bytes / row.num_steps
-  operations = _sized(traffic.gradient(), part, traffic.num_replicas)
-  share = float(traffic.method.exchanged == "gradient")
-  for step in range(row.num_steps):
-    ops.append(Compute(1))
-    if part:
-      key = ("recorded", number, step, 0)
-      launch = Launch(key, operations, codec_share=share)
-      ops += [launch, Wait(key, codec_share=share)]
-  return ops
-
-
-def _sized(
-  planned: Sequence[Collective], sent_bytes: float | int, num_replicas: int
-) -> tuple[Collective, ...]:
-  """Returns the planned collectives, scaled to the bytes recorded."""
-  planned_bytes = sum(each.sent_bytes(num_replicas) for each in planned)
-  scale = sent_bytes / (planned_bytes or 1)
-  return tuple(
-    dataclasses.replace(each, operand_bytes=round(each.operand_bytes * scale))
-    for each in planned
-  )
+    operations = self._exchanges(count)[event.fragment]
+    if not behind.num_steps:
+      yield Launch((*key, 0), operations, members)
+      yield Wait((*key, 0), members)
+      return
+    ends = stretch_ends(operations, count)
+    taken = zip(*(stretches(each, ends) for each in behind.taken), strict=True)
+    for turn, num_steps in enumerate(stretches(behind.num_steps, ends)):
+      own = tuple(each for each in operations if each.turn == turn)
+      yield Launch((*key, turn), own, members, 1 / len(ends))
+      of_replicas = next(taken, ())
+      if num_steps or any(of_replicas):
+        yield dataclasses.replace(
+          behind, num_steps=num_steps, taken=of_replicas
+        )
+      yield Wait((*key, turn), members, 1 / len(ends))

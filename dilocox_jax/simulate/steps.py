@@ -143,8 +143,8 @@ def steady_state(
 ) -> SteadyState:
   """Computes the costs of rounds in the middle of a run that is long enough.
 
-  Outages, and absences from given rounds to others, have their own times in a
-  run, so they are left out. Absences by chance are averaged over many rounds.
+  Absences from given rounds to others have their own times in a run, so they
+  are left out. Absences by chance are averaged over many rounds.
 
   Args:
     link_costs: Cluster and transport.
@@ -164,9 +164,7 @@ def steady_state(
   longest = max(method.schedule.sync_interval, plan.steps_per_dispatch)
   total_steps = first + num_rounds * longest
   long = dataclasses.replace(plan, total_steps=total_steps, membership=members)
-  cluster = dataclasses.replace(link_costs.cluster, outages=())
-  costs = dataclasses.replace(link_costs, cluster=cluster)
-  clock = AnalyticClock(costs, work)
+  clock = AnalyticClock(link_costs, work)
   segments = list(itertools.islice(long.segments(first), num_rounds))
   walked = [clock.walk(script.segment(segment)) for segment in segments]
   replica_steps = sum(

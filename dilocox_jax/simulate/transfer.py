@@ -1,8 +1,8 @@
 """What TCP itself costs a transfer, besides the links that it shares.
 
-A long link can be slow although its capacity is high: the round trip exhausts
-the TCP window, losses halve it, and a connection starts slowly after it was
-idle. This file has a formula for each of the three.
+A long link can be slow although its capacity is high: losses halve the window,
+and a connection starts slowly after it was idle. This file has a formula for
+each of the two.
 """
 
 import dataclasses
@@ -92,26 +92,21 @@ GLOO = Transport(
 def limit_bytes_per_s(route: Route) -> float:
   """Returns the highest rate of a transfer on a route that is else empty.
 
-    min(k W / RTT, k C MSS / (RTT sqrt(p)))
+    k C MSS / (RTT sqrt(p))
 
-  with k streams, window W, loss probability p, and C = sqrt(3 / 2).
+  with k streams, loss probability p, and C = sqrt(3 / 2).
 
   Source: Mathis et al., 1997, "The macroscopic behavior of the TCP congestion
   avoidance algorithm", equation 3. Newer congestion controls do better at small
   p: 67 instead of 35 Mbit/s at p = 1e-4 and 40 ms (recalled: CUBIC, 1 Gbit/s).
 
   Args:
-    route: Round trip, loss, streams and window.
+    route: Round trip, loss and streams.
   """
-  if not route.rtt_s:
+  if not route.rtt_s or not route.loss:
     return math.inf
-  limit = math.inf
-  if route.window_bytes is not None:
-    limit = route.streams * route.window_bytes / route.rtt_s
-  if route.loss:
-    per_stream = RENO * SEGMENT_BYTES / (route.rtt_s * math.sqrt(route.loss))
-    limit = min(limit, route.streams * per_stream)
-  return limit
+  per_stream = RENO * SEGMENT_BYTES / (route.rtt_s * math.sqrt(route.loss))
+  return route.streams * per_stream
 
 
 def slow_start_s(

@@ -2,7 +2,7 @@
 
 import math
 
-from dilocox_jax.simulate.cluster import Cluster, Jitter, Link
+from dilocox_jax.simulate.cluster import Cluster, Link
 from experiments.runtime.command_line import UsageError
 from experiments.runtime.throttled_network import Links, NodeLink, Uplink
 
@@ -39,26 +39,17 @@ def node_link(link: Link) -> NodeLink:
 
 def _check(cluster: Cluster) -> None:
   """Raises UsageError if a part of the cluster could not be imposed."""
-  for part, is_there in (
-    ("pairs", cluster.pairs),
-    ("jitter", cluster.jitter != Jitter()),
-    ("outages", cluster.outages),
-  ):
-    if is_there:
-      raise UsageError(
-        f"the cluster {cluster.name!r} has {part}, which real links of this "
-        "machine cannot have: leave them out of the file"
-      )
+  if cluster.pairs:
+    raise UsageError(
+      f"the cluster {cluster.name!r} has pairs, which real links of this "
+      "machine cannot have: leave them out of the file"
+    )
   for site in cluster.sites:
-    for name, is_set in (
-      ("window", site.link.window_bytes is not None),
-      ("efficiency", site.link.efficiency != Link.efficiency),
-    ):
-      if is_set:
-        raise UsageError(
-          f"site {site.name!r} states {name!r}, which TCP of this machine has "
-          "by itself: leave it out of the file"
-        )
+    if site.link.efficiency != Link.efficiency:
+      raise UsageError(
+        f"site {site.name!r} states 'efficiency', which TCP of this machine "
+        "has by itself: leave it out of the file"
+      )
     if not all(map(math.isfinite, (site.link.up_bps, site.link.down_bps))):
       raise UsageError(
         f"site {site.name!r} has no limit on its link: give it a rate"

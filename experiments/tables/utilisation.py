@@ -23,7 +23,7 @@ from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.codecs.sparse import TopK
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.simulate.cluster import Link, Site, equal_sites
-from dilocox_jax.simulate.cluster_file import cluster_preset
+from dilocox_jax.simulate.cluster_file import load_cluster
 from experiments.tables.runs import (
   GOODPUT,
   Pace,
@@ -64,7 +64,7 @@ def open_diloco(folder: pathlib.Path) -> list[Table]:
   rounds = Rounds(flat_traffic(method, size, count, Float("float16")))
   compute_s = figures["compute of a round"].value * 60
   step_s = compute_s / interval
-  pace = rounds.on(cluster_preset("opendiloco", count), step_s)
+  pace = rounds.on(load_cluster("opendiloco", count), step_s)
 
   def is_enough(mbps: float) -> bool:
     cluster = equal_links(count, mbps * 1e6, rtt_s=0.1)
@@ -103,7 +103,7 @@ class Intellect1:
 
   def at(self, mbps: float | None) -> Pace:
     """Returns the pace at a rate of all links; None: that of the preset."""
-    cluster = cluster_preset("intellect_1", self._count)
+    cluster = load_cluster("intellect_1", self._count)
     if mbps is not None:
       cluster = equal_links(self._count, mbps * 1e6, rtt_s=_RTT_S)
     return self._rounds.on(cluster, self._round_s / self._interval)

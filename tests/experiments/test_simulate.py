@@ -3,18 +3,14 @@
 import contextlib
 import json
 import pathlib
-import runpy
-import types
-from typing import Any
+import re
+import shlex
 
 import pytest
 
-from dilocox_jax.api import simulation_setup as setup
 from dilocox_jax.api.method_plans import plan_run
 from dilocox_jax.api.simulation_setup import Options
-from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
-from experiments.simulation import run as finished_run
 from tests import runs
 from tests.experiments import programs
 
@@ -24,12 +20,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def simulate(*arguments):
   with contextlib.chdir(ROOT):
     return programs.run("simulate", *arguments)
-
-
-def whole(plan):
-  """The outcome of a plan's whole run."""
-  made = plan.setup
-  return run_time(made.link_costs, made.work, made.script.ops(made.plan))
 
 
 def test_the_first_lines_say_what_a_run_is_worth(tmp_path):
@@ -60,35 +50,29 @@ def test_the_first_lines_say_what_a_run_is_worth(tmp_path):
   assert numbers["compute_s"] == pytest.approx(8790)
 
 
-@pytest.fixture(scope="module", name="all_methods")
-def all_methods_fixture(tmp_path_factory):
-  workdir = tmp_path_factory.mktemp("all")
-  done = simulate(
-    "--methods=all",
-    "--cluster=100mbit",
-    "--tokens=5e6",
-    "--memory=1 GB",
-    f"--workdir={workdir}",
-  )
+def test_the_first_example_of_the_help_fits(tmp_path):
+  text = (ROOT / "experiments/simulate.py").read_text().replace("\\\n", " ")
+  example = re.search(r"python -m experiments.simulate (.*)", text)
+  assert example
+  flags = shlex.split(example[1])[1:]
+  done = simulate(*flags, f"--workdir={tmp_path}")
+  assert " fits: " in done.stdout and "32.4 times" in done.stdout
+
+
+def test_all_methods_stand_in_one_table_with_flags_of_theirs(tmp_path):
+  plan = ["--methods=all", "--cluster=100mbit", "--memory=1 GB"]
+  done = simulate(*plan, f"--workdir={tmp_path / 'all'}")
   assert done.returncode == 0, done.stderr
-  return done.stdout, workdir
-
-
-def test_all_methods_stand_in_one_table(all_methods):
-  text, _ = all_methods
-  names = [line.split()[0] for line in text.splitlines() if "x " in line]
-  assert set(names) >= {"allreduce", "dilocox", "overlap_loco", "muloco"}
-  assert max(map(len, text.splitlines()[:-2])) <= 80
-
-
-def test_a_written_config_is_whole(all_methods):
-  _, workdir = all_methods
-  path = workdir / "configs" / "diloco.py"
-  module: Any = runpy.run_path(str(path))
-  config = from_mapping(module["get_config"]().to_dict())
-  assert config.total_steps * 2 * config.tokens_per_replica_step >= 5e6
-  assert config.mesh.num_data_shards * config.mesh.num_stages <= 8
-  assert "--process_id=" in path.read_text()
+  lines = done.stdout.splitlines()
+  speeds = {x.split()[0]: x.split()[1] for x in lines if "x " in x}
+  assert speeds.keys() >= {"allreduce", "dilocox", "overlap_loco", "muloco"}
+  assert max(map(len, lines[:-1])) <= 80
+  page = (tmp_path / "all" / "report.md").read_text()
+  (flags,) = re.findall("    (.*--config.sync.method=muloco .*)", page)
+  again = simulate(
+    "--cluster=100mbit", *shlex.split(flags), f"--workdir={tmp_path / 'one'}"
+  )
+  assert f" {speeds['muloco']} " in again.stdout
 
 
 def test_help_for_clusters_lists_them():
@@ -99,93 +83,10 @@ def test_help_for_clusters_lists_them():
   }
 
 
-def test_the_example_cluster_is_simulated_with_its_noise_and_outage(tmp_path):
+def test_the_slow_site_of_the_example_cluster_sets_the_pace():
   config = runs.settings(num_replicas=4, method="diloco")
-  options = Options(step_s=0.5)
-  one = plan_run(config, "experiments/clusters/example.json", options)
-  whole_s = whole(one).total_s
-  assert whole_s > 21 * 0.5 / 0.8  # The slow site sets the pace.
-  text = (ROOT / "experiments/clusters/example.json").read_text()
-  values = json.loads(text)
-  values["outages"] = [{"site": "Lisbon", "start": "1 s", "stop": "90 s"}]
-  (tmp_path / "down.json").write_text(json.dumps(values))
-  down = plan_run(config, str(tmp_path / "down.json"), options)
-  assert whole(down).total_s > 90 > whole_s
-
-
-def test_a_run_that_does_not_adapt_takes_the_time_of_its_plan():
-  config = runs.settings(method="diloco", warm_start_steps=6)
-  made = setup.set_up(config, "1gbit", Options(step_s=0.5))
-  none: Any = types.SimpleNamespace(rounds=[])
-  expected = run_time(
-    made.link_costs, made.work, made.script.ops(made.plan, 12)
-  )
-  found = finished_run._times(none, config, made)
-  assert found[12] == pytest.approx(expected.now_s)
-
-
-def test_a_finished_run_is_put_on_the_clock(tmp_path):
-  config = runs.settings(method="diloco")
-  runs.train(config, tmp_path / "run")
-  done = simulate(
-    f"--run={tmp_path / 'run'}",
-    "--cluster=1gbit",
-    "--step_s=0.5",
-    f"--workdir={tmp_path / 'out'}",
-  )
-  assert done.returncode == 0, done.stderr
-  rows = json.loads((tmp_path / "out" / "recorded.json").read_text())
-  assert [row["step"] for row in rows] == [6, 12, 18, 21]
-  made = setup.set_up(config, "1gbit", Options(step_s=0.5))
-  expected = run_time(
-    made.link_costs, made.work, made.script.ops(made.plan, 18)
-  )
-  assert rows[2]["simulated_s"] == pytest.approx(expected.now_s)
-  kinds = ("evaluation", "final")
-  losses = [
-    row["outer_loss"]
-    for row in runs.rows(tmp_path / "run")
-    if row["kind"] in kinds
-  ]
-  assert [row["outer_loss"] for row in rows] == losses
-  assert (tmp_path / "out" / "figures" / "hours.png").exists()
-  timed, _ = finished_run.time_run(
-    str(tmp_path / "run"), "100mbit", Options(step_s=0.5)
-  )
-  assert timed.clock == "cluster 100mbit"
-
-
-ADAPTS = {
-  "exchange": {"codec": "low_rank(rank=2)+int"},
-  "adaptive": {"mode": "rank"},
-}
-
-
-@pytest.mark.parametrize(
-  ("values", "handed_in", "message"),
-  [
-    (
-      ADAPTS | {"sync": {"method": "streaming_diloco"}},
-      [],
-      "fragments whose ranks adapt",
-    ),
-    (
-      ADAPTS
-      | {"sync": {"method": "diloco"}, "membership": {"absences": "1:1-2"}},
-      [],
-      "replicas that do not all train alike",
-    ),
-    ({"sync": {"method": "diloco"}}, ["model"], "a model that was handed in"),
-  ],
-)
-def test_a_run_that_rows_do_not_describe_is_refused(
-  monkeypatch, values, handed_in, message
-):
-  run = types.SimpleNamespace(
-    config=from_mapping(values).to_mapping(),
-    rounds=[None],
-    record={"handed_in": handed_in},
-  )
-  monkeypatch.setattr(finished_run.report, "load_run", lambda workdir: run)
-  with pytest.raises(ValueError, match=message):
-    finished_run.time_run("runs/x", "1gbit", Options(step_s=0.5))
+  example = str(ROOT / "experiments/clusters/example.json")
+  made = plan_run(config, example, Options(step_s=0.5)).setup
+  ops = made.script.ops(made.plan)
+  whole = run_time(made.link_costs, made.work, ops)
+  assert whole.total_s > 21 * 0.5 / 0.8

@@ -42,16 +42,12 @@ def test_a_replica_has_its_own_link_or_shares_the_uplink_of_its_site():
 
 
 PAIR = {"sites": ["a", "b"], "rate": "1 Gbit/s", "rtt": "1 ms"}
-OUTAGE = {"site": "a", "start": "1 s", "stop": "2 s"}
 
 
 @pytest.mark.parametrize(
   "site, rest, word",
   [
     ({}, {"pairs": [PAIR]}, "pairs"),
-    ({}, {"jitter": {"step": "1 %"}}, "jitter"),
-    ({}, {"outages": [OUTAGE]}, "outages"),
-    ({"window": "64 kB"}, {}, "'b' states 'window'"),
     ({"efficiency": "50 %"}, {}, "'b' states 'efficiency'"),
     ({"up": "inf bit/s"}, {}, "'b' has no limit"),
   ],

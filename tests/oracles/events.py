@@ -19,10 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from dilocox_jax.simulate.analytic import Outcome
-from dilocox_jax.simulate.cluster import Outage
 from dilocox_jax.simulate.interpreter import Interpreter, Work
 from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
-from dilocox_jax.simulate.script import Compute, Join, Op
+from dilocox_jax.simulate.script import Join, Op
 from dilocox_jax.simulate.transfer import limit_bytes_per_s
 
 _SAME = 1 + 1e-12  # Times with a smaller ratio differ by rounding alone.
@@ -96,24 +95,17 @@ def fair_rates(
 class _Run:
   """A graph under way; `run` goes from event to event."""
 
-  def __init__(
-    self,
-    graph: Graph,
-    capacities: Mapping[str, float],
-    outages: Sequence[Outage],
-  ):
+  def __init__(self, graph: Graph, capacities: Mapping[str, float]):
     self.nodes, self.now_s = graph.nodes, 0.0
     self.start_s, self.end_s = np.full((2, len(self.nodes)), np.nan)
-    self._capacities, self._outages = capacities, outages
+    self._capacities = capacities
     self._missing = [len(set(node.after)) for node in self.nodes]
     self._followers: dict[int, list[int]] = collections.defaultdict(list)
     for number, node in enumerate(self.nodes):
       for earlier in set(node.after):
         self._followers[earlier].append(number)
     self._left: dict[int, float] = {}  # Bytes of the nodes under way.
-    # Ends of delays, and changes of links, which have no number.
-    self._events = [(t, -1) for o in outages for t in (o.start_s, o.stop_s)]
-    heapq.heapify(self._events)
+    self._events: list[tuple[float, int]] = []  # Ends of delays.
     for number, count in enumerate(self._missing):
       if not count:
         self._start(number)
@@ -123,26 +115,16 @@ class _Run:
     self._left[number] = self.nodes[number].size_bytes
 
   def _rates(self) -> dict[int, float]:
-    down = {
-      o.link: 0.0 for o in self._outages if o.start_s <= self.now_s < o.stop_s
-    }
     flows = [self.nodes[n] for n, left in self._left.items() if left]
-    rates = fair_rates(flows, {**self._capacities, **down})
+    rates = fair_rates(flows, self._capacities)
     return {n: rates.get(id(self.nodes[n]), math.inf) for n in self._left}
 
   def run(self) -> tuple[np.ndarray, np.ndarray]:
     """Returns when every node starts and ends (seconds)."""
     while self._left or self._events:
       rates = self._rates()
-      ends = {
-        n: self.now_s + (left / rates[n] if rates[n] else math.inf)
-        for n, left in self._left.items()
-      }
+      ends = {n: self.now_s + x / rates[n] for n, x in self._left.items()}
       at_s = min([*ends.values(), *(t for t, _ in self._events[:1])])
-      if at_s == math.inf:
-        if not self._left:
-          break
-        raise ValueError("a flow can never finish: an outage never ends")
       for number, end_s in ends.items():
         if end_s <= at_s * _SAME:
           del self._left[number]
@@ -156,8 +138,6 @@ class _Run:
     return self.start_s, self.end_s
 
   def _end(self, number: int) -> None:
-    if number < 0:
-      return
     self.end_s[number] = self.now_s
     for follower in self._followers[number]:
       self._missing[follower] -= 1
@@ -166,19 +146,15 @@ class _Run:
 
 
 def run_graph(
-  graph: Graph, capacities: Mapping[str, float], outages: Sequence[Outage] = ()
+  graph: Graph, capacities: Mapping[str, float]
 ) -> tuple[np.ndarray, np.ndarray]:
   """Finds when every node starts and ends (seconds).
 
   Args:
     graph: Nodes.
     capacities: Capacity of every link (bytes per second).
-    outages: Times in which a link carries nothing.
-
-  Raises:
-    ValueError: If a flow can never finish.
   """
-  return _Run(graph, capacities, outages).run()
+  return _Run(graph, capacities).run()
 
 
 # One list of node numbers per replica. Where a moment is needed, a list stands
@@ -216,7 +192,7 @@ class Lowering(Interpreter[Nodes]):
     self.now[replica] = [number]
     return number
 
-  def _take_steps(self, op: Compute, seconds: np.ndarray) -> None:
+  def _take_steps(self, seconds: np.ndarray) -> None:
     for replica in self._replicas:
       self.steps[replica].append(self._task(replica, seconds[replica]))
 
@@ -231,7 +207,7 @@ class Lowering(Interpreter[Nodes]):
   def _send(
     self,
     step: MessageStep,
-    sizes_bytes: np.ndarray,
+    size_bytes: float,
     slow_s: np.ndarray,
     ready: Nodes,
     links: LinkCosts,
@@ -244,7 +220,7 @@ class Lowering(Interpreter[Nodes]):
       route = links.route(place, step.hop)
       flow = self.graph.flow(
         route.links,
-        sizes_bytes[place],
+        size_bytes,
         ready[replica],
         slow_s[place],
         limit_bytes_per_s(route),
@@ -306,9 +282,7 @@ def lower(link_costs: LinkCosts, work: Work, ops: Iterable[Op]) -> Lowering:
 def simulate(link_costs: LinkCosts, work: Work, ops: Iterable[Op]) -> Outcome:
   """Returns the times of every replica, as `run_time` does by formula."""
   lowered = lower(link_costs, work, ops)
-  outages = link_costs.cluster.link_outages
-  args = lowered.graph, link_costs.capacities, outages
-  starts_s, ends_s = run_graph(*args)
+  starts_s, ends_s = run_graph(lowered.graph, link_costs.capacities)
   lengths_s = ends_s - starts_s
 
   def latest(nodes: Nodes) -> np.ndarray:

@@ -14,7 +14,6 @@ import pytest
 from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.config.recipes import RECIPES
 from dilocox_jax.reference import methods, optimizers
-from dilocox_jax.simulate.cluster import Outage
 from tests.codecs.alone import gaussian, through
 from tests.oracles import codecs, events, least_squares, slices
 from tests.oracles.least_squares import arguments, fragment_names, make_problem
@@ -282,10 +281,3 @@ def test_every_flow_ends_when_simgrid_says(name):
     numbers.append(graph.flow(*args))
   _, end_s = events.run_graph(graph, case["links"])
   np.testing.assert_allclose(end_s[numbers], case["end_s"], rtol=1e-9)
-
-
-def test_a_flow_waits_while_its_link_is_down():
-  graph = events.Graph()
-  graph.flow(("up",), 4.0)
-  _, end_s = events.run_graph(graph, {"up": 2.0}, [Outage("up", 1.0, 6.5)])
-  assert end_s == pytest.approx([7.5])

@@ -13,13 +13,12 @@ from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.membership import Membership
 from dilocox_jax.plan.schedule.methods import named_method
 from dilocox_jax.plan.schedule.run_plan import RunPlan
-from dilocox_jax.simulate.cluster import Cluster, Jitter, Link, Site
+from dilocox_jax.simulate.cluster import Cluster, Link, Site
 from dilocox_jax.simulate.interpreter import Work
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.transfer import Transport
 
-NO_JITTER = Jitter()
 # Whole messages, and half a round trip each.
 PLAIN = Transport(starts_slowly=False)
 SHAPES = {
@@ -68,10 +67,10 @@ def link(bps=1e8, **changes):
   return Link(bps, bps, **changes)
 
 
-def cluster(num_replicas=2, jitter=NO_JITTER, placement=(), **changes):
+def cluster(num_replicas=2, placement=(), **changes):
   links = [link(**changes)] * num_replicas
   sites = tuple(Site(f"site {n}", each) for n, each in enumerate(links))
-  return Cluster("test", sites, placement, jitter=jitter)
+  return Cluster("test", sites, placement)
 
 
 def uneven(rates_bps, **changes):

@@ -1,13 +1,9 @@
-"""What both ways of adding up times are told: codec, slow start, jitter."""
+"""What both ways of adding up times are told: codec, slow start, messages."""
 
-import json
-
-import numpy as np
 import pytest
 
 from dilocox_jax.plan.collective import Collective
-from dilocox_jax.simulate.cluster import Jitter
-from dilocox_jax.simulate.interpreter import Interpreter, Noise
+from dilocox_jax.simulate.interpreter import Interpreter
 from dilocox_jax.simulate.script import Compute, Join, Launch, Wait
 from dilocox_jax.simulate.transfer import GLOO
 from tests.oracles.events import lower
@@ -22,8 +18,8 @@ SCATTER = Collective("all_to_all", 30_000_000)
 class Recorder(Interpreter[int]):
   """Writes down its calls; a moment is the number of the last call."""
 
-  def __init__(self, num_replicas, transport=small.PLAIN, **jitter):
-    one = small.cluster(num_replicas, Jitter(**jitter), bps=1e10, rtt_s=0.1)
+  def __init__(self, num_replicas, transport=small.PLAIN):
+    one = small.cluster(num_replicas, bps=1e10, rtt_s=0.1)
     work = small.work(one, 0.5, 0.2)
     super().__init__(small.link_costs(one, transport), work)
     self.calls = []
@@ -32,7 +28,7 @@ class Recorder(Interpreter[int]):
     self.calls.append(call)
     return len(self.calls)
 
-  def _take_steps(self, op, seconds):
+  def _take_steps(self, seconds):
     self._call("steps", seconds.tolist())
 
   def _run_codec(self, seconds):
@@ -41,9 +37,9 @@ class Recorder(Interpreter[int]):
   def _free_from(self):
     return self._call("free")
 
-  def _send(self, step, sizes_bytes, slow_s, ready, links):
+  def _send(self, step, size_bytes, slow_s, ready, links):
     slow = bool(slow_s.any())
-    told = self._call("send", step.hop, sizes_bytes.tolist(), slow, ready)
+    told = self._call("send", step.hop, size_bytes, slow, ready)
     return told, told
 
   def _later(self, first, second):
@@ -73,9 +69,9 @@ def test_the_codec_runs_half_before_an_exchange_and_half_after_it():
     ("codec", half),
     ("free",),
     # Each message step starts when the one before it is over.
-    ("send", 1, [40.0, 40.0], False, 2),
-    ("send", 1, [40.0, 40.0], False, 3),
-    ("send", 1, [4.0, 4.0], False, 4),
+    ("send", 1, 40.0, False, 2),
+    ("send", 1, 40.0, False, 3),
+    ("send", 1, 4.0, False, 4),
     ("occupy", 2, 5),
     ("steps", [1.5, 1.5]),
     ("wait", 5),
@@ -119,14 +115,6 @@ def test_a_stretch_may_have_a_step_of_a_slow_replica_alone():
   assert told.calls == steps and told.num_steps == 2
 
 
-def test_jitter_is_drawn_for_every_message_of_every_replica():
-  told = Recorder(3, transfer_sigma=0.5, seed=1)
-  told.interpret([Launch(KEY, (Collective("all_reduce", 300),))])
-  sizes = [size for call in told.calls if call[0] == "send" for size in call[2]]
-  assert len(set(sizes)) == 4 * 3
-  assert np.mean(sizes) == pytest.approx(100, rel=0.5)
-
-
 def test_a_flush_of_one_replica_names_every_node_once():
   # Nothing but waits lies between the launches of a flush.
   one, flush = small.cluster(1), []
@@ -135,26 +123,3 @@ def test_a_flush_of_one_replica_names_every_node_once():
     flush += [Launch(key, (Collective("all_reduce", 8),)), Wait(key)]
   lowered = lower(small.link_costs(one), small.work(one), [Compute(2), *flush])
   assert lowered.now == lowered.channel == [[0]]
-
-
-def test_jitter_has_mean_one_and_the_sigma_that_was_asked_for():
-  drawn = Noise(Jitter(0.0, 0.5), 4).transfers(50_000)
-  assert drawn.mean() == pytest.approx(1, abs=0.01)
-  assert np.log(drawn).std() == pytest.approx(0.5, abs=0.01)
-  steps = Noise(Jitter(0.5, 0.0), 10_000).steps(20)
-  assert steps.mean() == pytest.approx(20, abs=0.1)
-  assert steps.var() == pytest.approx(20 * (np.exp(0.25) - 1), abs=0.5)
-  none = Noise(Jitter(), 3)
-  assert none.steps(7).tolist() == [7] * 3
-  assert none.transfers(4).tolist() == [[1] * 3] * 4
-
-
-def test_steps_and_transfers_draw_apart_and_go_on_from_a_state():
-  one, other, third = (Noise(Jitter(0.3, 0.3, s), 2) for s in (5, 5, 6))
-  one.steps(3)
-  drawn = one.transfers(2).tolist()
-  assert drawn == other.transfers(2).tolist() != third.transfers(2).tolist()
-  kept = json.loads(json.dumps(one.get_state()))
-  other.set_state(kept)
-  assert one.steps(4).tolist() == other.steps(4).tolist()
-  assert one.transfers(4).tolist() == other.transfers(4).tolist()

@@ -1,4 +1,4 @@
-"""What the simulator walks is what the trainer does, or has done."""
+"""What the simulator walks is what the trainer does."""
 
 import dataclasses
 
@@ -7,15 +7,8 @@ import pytest
 
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.quantize import Int
-from dilocox_jax.simulate.analytic import AnalyticClock, run_time
-from dilocox_jax.simulate.script import (
-  Compute,
-  Join,
-  Launch,
-  RecordedRound,
-  Wait,
-  recorded_ops,
-)
+from dilocox_jax.simulate.analytic import run_time
+from dilocox_jax.simulate.script import Compute, Join, Launch, Wait
 from tests.simulate import small
 
 ALL = small.SCHEDULES + small.COPIED
@@ -175,48 +168,3 @@ def test_a_slow_replica_takes_all_its_steps_behind_several_messages():
   ops = dataclasses.replace(script, traffic=traffic).ops(plan)
   taken = [op.taken for op in ops if isinstance(op, Compute) and op.taken]
   assert np.sum(taken, axis=0).tolist() == [12, 8, 12]
-
-
-@pytest.mark.parametrize(
-  "name, settings",
-  [
-    ("diloco", {"sync_interval": 10}),
-    ("dilocox", {"sync_interval": 8}),
-    *(
-      ("delayed", {"sync_interval": 8, "overlap_steps": steps})
-      for steps in (3, 12, 16)
-    ),
-    ("allreduce", {"total_steps": 12}),
-    ("diloco", {"warm_start_steps": 10}),
-  ],
-)
-def test_recorded_rows_cost_what_the_plan_of_the_run_costs(name, settings):
-  one = small.cluster(2, bps=3e7, rtt_s=0.03)
-  script, plan = small.script(name, 2, **settings)
-  planned, recorded = (
-    AnalyticClock(small.link_costs(one), small.work(one)) for _ in range(2)
-  )
-  rows = [
-    RecordedRound(
-      each.num_steps,
-      script.traffic.segment_bytes(each),
-      each.phase == "rounds",
-    )
-    for each in plan.segments()
-  ]
-  rounds = recorded_ops(rows, script.traffic)
-  for segment, ops in zip(plan.segments(), rounds, strict=True):
-    expected, found = planned.walk(script.segment(segment)), recorded.walk(ops)
-    assert found.num_steps == expected.num_steps
-    assert found.now_s == pytest.approx(expected.now_s, rel=1e-6)
-
-
-@pytest.mark.parametrize("codec", ["fp32", "rank 16"])
-def test_recorded_rounds_may_differ_in_length_and_bytes(codec):
-  script, _ = small.script("dilocox", 4, codec, sync_interval=5)
-  rows = [RecordedRound(5, 0), RecordedRound(5, 900), RecordedRound(2, 100)]
-  found, one = list(recorded_ops(rows, script.traffic)), small.cluster(4)
-  assert list(map(steps_of, found)) == [5, 5, 2]
-  clock = AnalyticClock(small.link_costs(one), small.work(one))
-  sent = [clock.walk(ops).sent_bytes for ops in found]
-  assert sent == pytest.approx([0, 900, 1000], abs=40)

@@ -7,7 +7,6 @@ import pytest
 
 from dilocox_jax.plan.pipeline.timeline import Pipeline
 from dilocox_jax.simulate.analytic import run_time
-from dilocox_jax.simulate.cluster import SiteOutage
 from dilocox_jax.simulate.steps import (
   stated_seconds,
   steady_state,
@@ -62,9 +61,8 @@ def test_a_stated_step_takes_as_long_as_the_speed_of_its_site_says():
   np.testing.assert_allclose(stated_seconds(devices(), 2.0), [2.0, 8.0])
 
 
-def found(script, plan, codec_s=0.0, speeds=None, **changes):
+def found(script, plan, codec_s=0.0, speeds=None):
   one = small.cluster(script.traffic.num_replicas, bps=1e7)
-  one = dataclasses.replace(one, **changes)
   costs, work = small.link_costs(one), small.work(one, 0.05, codec_s, speeds)
   return costs, work, steady_state(costs, work, script, plan)
 
@@ -131,6 +129,5 @@ def test_steps_of_all_replicas_are_those_that_they_take(members, a_step):
 def test_what_has_its_own_time_in_a_run_is_no_steady_state():
   away = {"absences": ((1, 0, 11),)}
   args = small.script("diloco", 4, sync_interval=10, membership=away)
-  down = (SiteOutage("site 0", 2.0, 9.0),)
   expected = found(*small.script("diloco", 4, sync_interval=10))[2]
-  assert found(*args, outages=down)[2] == expected
+  assert found(*args)[2] == expected

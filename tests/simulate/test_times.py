@@ -10,17 +10,13 @@ from hypothesis import strategies as st
 
 from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.analytic import AnalyticClock, Outcome, run_time
-from dilocox_jax.simulate.cluster import Cluster, Jitter, Link, Site, SiteOutage
+from dilocox_jax.simulate.cluster import Cluster, Link, Site
 from dilocox_jax.simulate.script import Launch, Wait
 from dilocox_jax.simulate.transfer import GLOO, NCCL
 from tests.oracles.events import lower, simulate
 from tests.simulate import small
 
 TRANSPORTS = {"whole messages": small.PLAIN, "nccl": NCCL, "gloo": GLOO}
-# Site 0 is down in the middle of messages, twice in a row; site 1 once.
-DOWN = (("site 0", 0.37, 0.8), ("site 0", 0.7, 1.5), ("site 1", 3.0, 3.2))
-OUTAGES = tuple(SiteOutage(*each) for each in DOWN)
-JITTER = Jitter(0.3, 0.3, 5)
 # Cluster, codec, relative speeds of the replicas. Sums alone travel where
 # replicas are uneven: the formula is no more than near for an all-to-all there.
 TOPOLOGIES = {
@@ -29,14 +25,9 @@ TOPOLOGIES = {
   "four lossy sites": (small.cluster(4, bps=2e9, loss=1e-4), "rank 2", None),
   "six near sites": (small.cluster(6, bps=1e10, rtt_s=0.0), "int8", None),
   "uneven": (small.uneven([1e7, 4e8, 6e7]), "fp32", (1.0, 0.3, 2.0)),
-  "jitter": (small.cluster(3, JITTER), "fp32", (0.5, 1.3, 1.0)),
 }
 IN_STEP = {
   "shared links": (small.cluster(2, placement=(0, 1, 0, 1)), "fp32", None),
-  "outages": (
-    dataclasses.replace(small.cluster(2, bps=2e7), outages=OUTAGES),
-    *("fp32", None),
-  ),
 }
 AGREE = [
   pytest.param(each, *schedule.values, id=f"{each}, {schedule.id}")
@@ -212,31 +203,6 @@ def test_a_link_out_of_step_is_shared_less_than_the_formula_says():
   assert events <= formula * (1 + 1e-9)
 
 
-# The exchange begins after 0.5 s, and nobody sends before.
-@pytest.mark.parametrize(
-  "start_s, stop_s, later_s",
-  [(0.501, 1.001, 0.5), (0.501, 20.501, 20.0), (0.0, 0.4, 0.0)],
-)
-def test_an_outage_delays_what_it_blocks(start_s, stop_s, later_s):
-  one = small.cluster(2, rtt_s=0.0)
-  script, plan = small.script("diloco", sync_interval=10, total_steps=10)
-  down = SiteOutage("site 1", start_s, stop_s)
-  times = [
-    run_time(small.link_costs(each), small.work(each), script.ops(plan)).total_s
-    for each in (one, dataclasses.replace(one, outages=(down,)))
-  ]
-  assert times[1] - times[0] == pytest.approx(later_s)
-
-
-@pytest.mark.parametrize("find", [run_time, simulate])
-def test_an_outage_that_never_ends_is_refused(find):
-  down = SiteOutage("site 1", 0.1, np.inf)
-  one = dataclasses.replace(small.cluster(2), outages=(down,))
-  script, plan = small.script("diloco", 2, sync_interval=10)
-  with pytest.raises(ValueError, match="can never finish"):
-    find(small.link_costs(one), small.work(one), script.ops(plan))
-
-
 @pytest.mark.parametrize("name, changes", small.SCHEDULES + small.COPIED)
 def test_links_carry_what_the_plan_says(name, changes):
   script, plan = small.script(name, 3, **changes)
@@ -254,8 +220,8 @@ def test_links_carry_what_the_plan_says(name, changes):
 
 
 def test_a_clock_goes_on_from_where_it_was():
-  """Jitter, idle lines and exchanges under way included."""
-  one = small.cluster(2, JITTER, bps=1e10, rtt_s=0.1)
+  """Idle lines and exchanges under way included."""
+  one = small.cluster(2, bps=1e10, rtt_s=0.1)
   script, plan = small.script("delayed", 2, sync_interval=4, overlap_steps=6)
   costs, ops = small.link_costs(one, GLOO), list(script.ops(plan))
   whole = run_time(costs, small.work(one), ops)

@@ -1,1 +1,0 @@
-"""What binaries need around the simulator: options, runs and pages."""

@@ -1,0 +1,249 @@
+"""What runs would cost: some lines on the terminal, the rest on a page."""
+
+import collections
+import math
+import pathlib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from rich.console import Console
+
+from dilocox_jax.api.method_plans import MethodPlan
+from dilocox_jax.api.simulation_setup import Setup
+from dilocox_jax.checks import flat
+from dilocox_jax.config import RunConfig
+from dilocox_jax.metrics.lines import write_json
+from dilocox_jax.report import units
+from dilocox_jax.report.page import write_page
+from dilocox_jax.report.tables import (
+  header_and_cells,
+  markdown_table,
+  terminal_table,
+)
+from dilocox_jax.simulate.analytic import Outcome, run_time
+from dilocox_jax.simulate.script import Launch
+from experiments.runtime.command_line import own_command
+
+Row = tuple[str, str, str]
+_COLUMNS = ("quantity", "value", "kind")
+_LINK_COLUMNS = ("link", "goodput", "bytes carried", "share of time in use")
+# What NCCL has in flight by default: two channels of four slots of 512 KiB.
+_NCCL_BYTES = 4 * 2**20
+
+
+def _speed(tokens_per_s: float) -> str:
+  """Returns tokens a second, e.g. "9.02", "3,724" or "2.77 M"."""
+  if tokens_per_s >= 1e6:
+    return f"{tokens_per_s / 1e6:.3g} M"
+  is_large = tokens_per_s >= 1000
+  return f"{tokens_per_s:,.0f}" if is_large else f"{tokens_per_s:.3g}"
+
+
+def _answer(plan: MethodPlan) -> list[Row]:
+  """Returns the rows that say whether a plan is any good."""
+  interval = plan.config.sync.named.schedule.sync_interval
+  sent = units.human_bytes(plan.rounds.sent_bytes * interval)
+  often = f"{interval} steps" if interval > 1 else "step"
+  base = f"AllReduce: {_speed(plan.allreduce_tokens_per_s)}"
+  speed, count = _speed(plan.tokens_per_s), plan.config.mesh.num_replicas
+  memory = units.human_bytes(plan.memory.total)
+  if math.isfinite(plan.device_bytes):
+    verdict = "fits" if plan.fits else "does not fit"
+    memory = f"{verdict}: {memory} of {units.human_bytes(plan.device_bytes)}"
+  share = units.human_share(plan.rounds.utilisation)
+  a_day = units.human_bytes(plan.bytes_per_day)
+  speed_up = f"{plan.speed_up:,.3g} times ({base})"
+  return [
+    ("speed-up over AllReduce", speed_up, "simulated"),
+    ("tokens a second", f"{speed}, {count} replicas together", "simulated"),
+    ("time in inner steps", share, "simulated"),
+    ("sent by a replica", f"{sent} every {often}, {a_day} a day", "derived"),
+    ("memory of a device", memory, "estimated"),
+  ]
+
+
+def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
+  """Prints the answer; writes the page and `simulation.json`.
+
+  Args:
+    plan: The run and its costs.
+    workdir: Directory to write into.
+  """
+  setup, rows = plan.setup, _answer(plan)
+  whole = run_time(setup.link_costs, setup.work, setup.script.ops(setup.plan))
+  title = f"{plan.config.sync.method} on {setup.link_costs.cluster.name}"
+  lines = ["Everything on this page is computed; nothing was measured.", ""]
+  lines += markdown_table(_COLUMNS, [*rows, *_details(plan, whole)])
+  lines += ["", "## Links", ""]
+  lines += markdown_table(_LINK_COLUMNS, _links(setup, whole))
+  lines += ["", "## Assumptions", "", *(f"- {each}" for each in _notes(plan))]
+  write_json(workdir / "simulation.json", _numbers(plan, whole))
+  path = write_page(workdir, title, lines, own_command())
+  Console().print(terminal_table(_COLUMNS, rows, (0, 1, 2), title=title))
+  print(f"report: {path}")
+
+
+def _numbers(plan: MethodPlan, whole: Outcome) -> dict[str, float]:
+  """Returns the costs as plain numbers, those of the whole run included."""
+  return {
+    "tokens_per_s": plan.tokens_per_s,
+    "speed_up": plan.speed_up,
+    "utilisation": plan.rounds.utilisation,
+    "seconds_a_step": plan.rounds.step_s,
+    "memory_bytes": plan.memory.total,
+    "total_s": whole.total_s,
+    "compute_s": float(np.mean(whole.compute_s)),
+    "codec_s": float(np.mean(whole.codec_s)),
+    "exposed_s": float(np.mean(whole.exposed_s)),
+    "hidden_s": float(np.mean(whole.hidden_s)),
+    "sent_bytes": whole.sent_bytes,
+    "bubble_fraction": plan.setup.bubble_fraction,
+  }
+
+
+def _details(plan: MethodPlan, whole: Outcome) -> Iterator[Row]:
+  rounds = plan.rounds
+  interval = plan.config.sync.named.schedule.sync_interval
+  least = f"{rounds.hiding_interval(interval):,}"
+  exchanges = units.human_time(rounds.exchange_s * interval)
+  yield "seconds a step", f"{rounds.step_s:.4g}", "simulated"
+  yield "exchanges of a round", exchanges, "simulated"
+  yield "least H whose steps take as long", least, "simulated"
+  run = f"of all {whole.num_steps:,} steps of the config"
+  for name, time_s in (
+    ("time", whole.total_s),
+    ("time in inner steps", whole.compute_s),
+    ("time in the codec", whole.codec_s),
+    ("time waiting for exchanges", whole.exposed_s),
+    ("time of exchanges behind steps", whole.hidden_s),
+  ):
+    time = units.human_time(float(np.mean(time_s)))
+    yield f"{name} {run}", time, "simulated"
+  yield f"bytes {run}", units.human_bytes(whole.sent_bytes), "derived"
+  bubble = units.human_share(plan.setup.bubble_fraction)
+  yield "idle share of a pipeline", bubble, "derived"
+
+
+def _links(setup: Setup, whole: Outcome) -> Iterator[tuple[str, ...]]:
+  times = collections.Counter(
+    (op.members, operation)
+    for op in setup.script.ops(setup.plan)
+    if isinstance(op, Launch)
+    for operation in op.operations
+  )
+  carried: dict[str, float] = collections.defaultdict(float)
+  for (members, operation), count in times.items():
+    ring = setup.link_costs.among(members)
+    for link, size in ring.link_bytes(operation).items():
+      carried[link] += count * size
+  for link, total in sorted(carried.items()):
+    capacity = setup.link_costs.capacities[link]
+    used = total / capacity / whole.total_s if math.isfinite(capacity) else 0.0
+    rate = f"{units.human_bytes(capacity)}/s"
+    yield link, rate, units.human_bytes(round(total)), f"{used:.1%}"
+
+
+def _notes(plan: MethodPlan) -> Iterator[str]:
+  setup, config = plan.setup, plan.config
+  costs, steps_s = setup.link_costs, setup.work.step_s
+  rtts_ms = [1e3 * site.link.rtt_s for site in costs.cluster.sites]
+  yield (
+    f"Round trips between sites take {min(rtts_ms):g} to {max(rtts_ms):g} ms; "
+    "a cluster file that does not state `rtt` gets 40 ms, which is too long "
+    "for a local network."
+  )
+  yield (
+    f"An inner step takes {min(steps_s):.4g} to {max(steps_s):.4g} s, by "
+    f"replica; the codec takes {max(setup.work.codec_s):g} s an exchange, as "
+    "stated."
+  )
+  yield (
+    "A collective is a ring in rank order; exchanges of a replica follow one "
+    f"another; messages go in {costs.transport.pieces} pieces, each "
+    f"{costs.transport.rtts_per_message:g} round trips on its way."
+  )
+  needed = float(max(costs.rate_bytes_per_s(1) * costs.latency_s(1))) * 4 / 3
+  if costs.transport.pieces > 1 and _NCCL_BYTES < needed < math.inf:
+    yield (
+      "NCCL's default buffers are too small to keep this line busy: set "
+      f"NCCL_BUFFSIZE to {math.ceil(needed / 2**20) * 2**20:,} or more. The "
+      "times here assume that."
+    )
+  yield "Replicas that share a link are taken to be in step."
+  schedule = setup.plan.method.schedule
+  if schedule.hiding_steps < schedule.overlap_steps:
+    yield (
+      f"overlap_steps={schedule.overlap_steps} hides an exchange behind as few "
+      f"as {schedule.hiding_steps} steps: it begins with the window in which "
+      "it arrives, so more than sync_interval / num_fragments only delays it."
+    )
+  if config.adaptive.mode != "off":
+    yield "The rank and H are those of the config; what adapts is not foreseen."
+
+
+def report_methods(
+  plans: Sequence[MethodPlan], refused: Mapping[str, str], workdir: pathlib.Path
+) -> None:
+  """Prints the table of every method, and writes the page.
+
+  Args:
+    plans: Plans, the best first.
+    refused: Why each other method does not go with the config.
+    workdir: Directory to write into.
+  """
+  title = f"Every method on {plans[0].setup.link_costs.cluster.name}"
+  header, cells = header_and_cells([_row(plan) for plan in plans])
+  against = {p.config.sync.method: p.reason for p in plans if not p.fits}
+  reasons = [f"{who}: {why}" for who, why in {**against, **refused}.items()]
+  lines = [
+    "Speeds and bytes are simulated, memory is estimated; nothing was measured."
+    " Nothing is said about losses: see docs/results.md.",
+    *("", *markdown_table(header, cells), "", "## Ruled out", ""),
+    *([f"- {reason}" for reason in reasons] or ["Nothing."]),
+    *("", "## Flags", ""),
+    "For `experiments.train` in every process of all clusters, beside those of"
+    " `--distributed` (docs/clusters.md). Text, learning rate and number of"
+    " steps are yours to set.",
+    *("", *(f"    {_flags(plan.config)}" for plan in plans if plan.fits)),
+  ]
+  page = write_page(workdir, title, lines, own_command())
+  # The terminal has no room for the last column.
+  shown = header[:-1], [row[:-1] for row in cells]
+  table = terminal_table(*shown, title=title, collapse_padding=True)
+  table.columns[0].no_wrap = True
+  console = Console()
+  console.print(table)
+  for reason in reasons:
+    console.print(f"ruled out: {reason}", highlight=False, soft_wrap=True)
+  if not any(plan.fits for plan in plans):
+    print("no method fits: take more devices, or a smaller batch or model")
+  print(f"report, with the flags of each that fits: {page}")
+
+
+def _row(plan: MethodPlan) -> dict[str, str]:
+  config, schedule = plan.config, plan.config.sync.named.schedule
+  mesh, cluster = config.mesh, plan.setup.link_costs.cluster
+  used = mesh.num_stages * mesh.num_data_shards
+  return {
+    "method": config.sync.method,
+    "tokens/s": _speed(plan.tokens_per_s),
+    "speed-up": f"{plan.speed_up:,.3g}x",
+    "in steps": units.human_share(plan.rounds.utilisation),
+    "sent/day": units.human_bytes(plan.bytes_per_day),
+    "memory": units.human_bytes(plan.memory.total),
+    "devices": f"{used}/{cluster.num_devices(0)}",
+    "settings": f"H={schedule.sync_interval}, P={schedule.num_fragments}, "
+    f"tau={schedule.overlap_steps}, {config.exchange.codec}, "
+    f"stages {mesh.num_stages}",
+  }
+
+
+def _flags(config: RunConfig) -> str:
+  """Returns the flags that make the config out of the default one."""
+  defaults = flat(RunConfig().to_mapping())
+  return shlex.join(
+    f"--config.{name}={value}"
+    for name, value in flat(config.to_mapping()).items()
+    if value != defaults[name]
+  )
