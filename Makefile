@@ -7,7 +7,6 @@ PYTEST_ARGS ?= -n 2 --dist worksteal
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
-HF_STAMP := $(VENV)/.installed-hf
 # The compiler for TPUs lives apart: JAX would look for chips wherever it is.
 TPU := build/tpu
 TPU_RUN := $(TPU)/bin/python -m experiments.fits
@@ -78,7 +77,7 @@ format: install ## Rewrite the code in the house style
 test: install ## The fast tier of tests, lint included: what CI runs
 	$(RUN) -m pytest $(PYTEST_ARGS)
 
-check: $(HF_STAMP) ## Every test, the slow tier too, compiled as users compile
+check: $(STAMP) ## Every test, the slow tier too, compiled as users compile
 	DILOCOX_JAX_COMPILE=full $(RUN) -m pytest $(PYTEST_ARGS) -m ''
 
 check-transformers: $(TRANSFORMERS)/.installed ## Logits and sizes beside the library transformers
@@ -105,7 +104,7 @@ pins: ## Renew the constraint file of this Python version
 	@$(check-python)
 	rm -rf build/pins
 	$(PYTHON) -m venv build/pins
-	build/pins/bin/python -m pip install --quiet '.[dev,docs,hf]'
+	build/pins/bin/python -m pip install --quiet '.[dev,docs]'
 	{ echo '# The tested set for Python $(VERSION), development and documentation tools included.'; \
 	  echo '# Renew: make pins PYTHON=python$(VERSION)'; \
 	  build/pins/bin/python -m pip freeze --all \
@@ -161,7 +160,3 @@ $(DOCS_STAMP): $(STAMP)
 	@$(PIP) --no-build-isolation --editable '.[docs]'
 	@touch $@
 
-# Data sets of Hugging Face bring 265 MB; without them some tests are skipped.
-$(HF_STAMP): $(STAMP)
-	@$(PIP) --no-build-isolation --editable '.[hf]'
-	@touch $@

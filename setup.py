@@ -36,13 +36,9 @@ DEV = [
 
 # Tokenisers other than bytes, and files compressed by zstd.
 TEXT = [
-  "sentencepiece>=0.2.1",
+  "backports.zstd>=1.0",
   "tokenizers>=0.23",
-  "zstandard>=0.25",
 ]
-
-# Data sets of Hugging Face.
-HF = ["datasets>=5.2"]
 
 # Checkpoints of OPT, Llama and Qwen2 that other libraries read and write.
 WEIGHTS = ["safetensors>=0.6"]
@@ -78,7 +74,6 @@ setup(
   extras_require={
     "dev": DEV + TEXT + WEIGHTS,
     "docs": DOCS,
-    "hf": HF,
     "gpu": ["jax[cuda12]>=0.10.0"],
     "peers": PEERS,
     "slurm": SLURM,

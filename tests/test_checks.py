@@ -64,7 +64,6 @@ def test_what_is_no_json_object_is_one_line(text):
 
 def test_a_package_that_is_missing_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, "tokenizers", None)
-  monkeypatch.setenv("DILOCOX_JAX_CACHE", "")
   said = "data.tokenizer needs the package tokenizers: pip install"
   with pytest.raises(ValueError, match=said):
     tokenizers.trained_bpe([b"text"], 300)

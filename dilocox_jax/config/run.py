@@ -31,7 +31,6 @@ FREE_ON_RESUME = (
   "evaluation.interval_steps",
   "checkpoint.interval_steps",
   "checkpoint.keep",
-  "data.num_workers",
   "mesh.num_replicas",
   "mesh.layout",
   "mesh.num_data_shards",

@@ -14,7 +14,6 @@ from typing import Any
 from dilocox_jax.aggregators.kinds import EXCHANGES
 from dilocox_jax.checks import check_limits, in_front, limited, require
 from dilocox_jax.codecs.named import named_codec
-from dilocox_jax.data.documents import DAMAGED, named_globs
 from dilocox_jax.plan import choices
 from dilocox_jax.plan.adaptive import MODES
 from dilocox_jax.plan.collective import COLLECTIVES, MAILBOX
@@ -53,22 +52,13 @@ class Section:
 class DataConfig(Section):
   """The text that replicas are trained on."""
 
-  # stdlib (Python's library), text_files, huggingface, shards, synthetic.
+  # stdlib (Python's library), text_files, shards, synthetic.
   source: str = "stdlib"
-  # text_files: pattern of the files, e.g. "notes/**/*.txt". huggingface: also a
-  # saved data set, or a name on the hub. shards: their folder. Several, joined
-  # by ";", are the parts of the text.
+  # text_files: pattern of the files, e.g. "notes/**/*.txt". Several, joined by
+  # ";", are the parts of the text. shards: their folder.
   glob: str = ""
-  # text_files, huggingface: field of a line or row that has the text.
-  text_field: str = "text"
-  split: str = "train"  # huggingface: split that is read.
-  # huggingface: documents to read at most; 0 for all.
-  max_documents: int = limited(0, at_least=0)
-  # huggingface: documents from which each is drawn; 0 keeps the order.
-  shuffle_buffer: int = limited(0, at_least=0)
-  # What to do with a damaged line or file: error, or skip and count it.
-  damaged: str = limited("error", choices=DAMAGED)
-  # bytes, bpe (trained on the text), a tokenizer.json, SentencePiece's .model.
+  text_field: str = "text"  # Field of a JSON line that has the text.
+  # bytes, bpe (trained on the text), or a tokenizer.json.
   tokenizer: str = "bytes"
   vocab_size: int = limited(1024, at_least=257)  # bpe: number of tokens.
   # A file: token between documents; "": a known one, as <|endoftext|> or </s>.
@@ -85,8 +75,6 @@ class DataConfig(Section):
   # weights of the parts, e.g. "0.7,0.3", or such weights for each replica, e.g.
   # "0.9,0.1;0.1,0.9".
   mix: str = ""
-  # Threads that read batches ahead; they change no batch.
-  num_workers: int = limited(0, at_least=0, at_most=64)
   batch_size: int = limited(8, at_least=1)  # Sequences of a replica's step.
   sequence_length: int = limited(128, at_least=1)  # Tokens that it predicts.
 
@@ -223,13 +211,6 @@ class EvaluationConfig(Section):
   interval_steps: int = limited(150, at_least=0)
   # Number of sequences that one validation reads; 0 reads all tokens.
   num_sequences: int = limited(128, at_least=0)
-  # More texts to validate on, which are no training text: names and globs of
-  # files or shards, e.g. "wiki=wiki/*.txt;code=src/**/*.py".
-  sets: str = ""
-
-  def __post_init__(self):
-    super().__post_init__()
-    named_globs(self.sets)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -120,7 +120,6 @@ def _ignored_data(values: Values) -> Iterator[Ignored]:
   for names, remedy in (
     (("glob", "mix"), "reads no files: set data.source=text_files"),
     (("text_field",), "reads no JSON: set data.source=text_files"),
-    (("damaged",), "reads no files that may be damaged: drop it"),
     (("validation_fraction",), "is divided already: drop it"),
     (("judge_fraction",), "has no documents to divide: drop it"),
     (
@@ -130,12 +129,6 @@ def _ignored_data(values: Values) -> Iterator[Ignored]:
   ):
     if not sources.reads(source, names[0]):
       yield "data", names, f"data.source={source} {remedy}"
-  if not sources.reads(source, "split"):
-    remedy = f"only data.source=huggingface reads it, not {source}: drop it"
-    yield "data", ("split", "shuffle_buffer", "max_documents"), remedy
-  elif not values["data.max_documents"]:
-    remedy = "all documents are read: set data.max_documents too"
-    yield "data", ("shuffle_buffer",), remedy
   if values["data.tokenizer"] != "bpe":
     remedy = "only data.tokenizer=bpe is trained: set it, or drop this"
     yield "data", ("vocab_size",), remedy

@@ -22,7 +22,6 @@ from dilocox_jax.data import tokenizers
 from dilocox_jax.data.tokenizers import MakeTokenizer, Tokenizer
 
 VALIDATION_FRACTION = 0.05
-JUDGE = "judge"  # Name of the held-out text that judges.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,8 +39,6 @@ class Corpus:
       nats a token, divided by this and by ln 2, is in bits a byte. None if the
       tokens stand for no bytes.
     tokenizer: What made the tokens; None if nothing did.
-    num_skipped: Damaged lines and files that were left out, or, of shards that
-      are too short, missing tokens.
     parts: Training tokens of each glob, in order; a mix of parts needs them.
     judge: Held-out tokens that only the last evaluation of a run reads; None if
       all held-out text is in `validation`.
@@ -55,7 +52,6 @@ class Corpus:
   num_files: int
   bytes_per_token: float | None = None
   tokenizer: Tokenizer | None = None
-  num_skipped: int = 0
   parts: tuple[int, ...] = ()
   judge: Integer[np.ndarray, " judge_tokens"] | None = None
 

@@ -1,39 +1,31 @@
 """Reads documents from files: plain text, or JSON lines, also compressed.
 
-A plain file is one document. In a file of JSON lines every line is an object,
-and one field of it is the text of a document. A .json file is read like one, or
-is an array of such objects. All may be compressed.
+A plain file is one document. In a file of JSON lines (.jsonl, .ndjson, .json)
+every line is an object, and one field of it is the text of a document. The last
+ending of a name says whether a file is compressed: .gz, .bz2, .xz or .zst.
 
-A document is text in UTF-8. Other bytes are damage: most tokenizers could not
-give them back, and those that could would learn what is no text.
+A document is text in UTF-8 without zero bytes. Other bytes are no text, such as
+those of an archive: most tokenizers could not give them back, and those that
+could would learn what is no text.
 
 Documents have names, because a name decides whether a document is held out for
 validation. The document of line 12 of a.jsonl is called "a.jsonl:12", so a
 single file can be divided.
 """
 
+import bz2
 import contextlib
 import glob
-import io
-import itertools
-import json
+import gzip
 import lzma
 import os
 import pathlib
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from dilocox_jax.checks import require
-from dilocox_jax.data.compressed import open_unpacked, plain_suffix
+from dilocox_jax.checks import extra_package, json_object
 
 TEXT_FIELD = "text"
-OnDamage = Callable[[ValueError], None]
-DAMAGED = ("error", "skip")  # What to do with a line or file that is damaged.
-_LONGEST_PATH = 4096  # Characters; no system opens a longer one.
-_HEAD = 64  # Bytes that may stand before an array of JSON.
 _OBJECTS = (".jsonl", ".ndjson", ".json")
 
 
@@ -90,199 +82,85 @@ def matching_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
 def split_globs(globs: str) -> list[str]:
   """Returns the paths and patterns that ";" joins, at least one.
 
-  Blanks around a part are left out, and so are empty parts. A ";" in a path
-  that exists divides nothing.
+  Blanks around a part are left out, and so are empty parts.
   """
-  return _split(globs) or [""]
+  return [part.strip() for part in globs.split(";") if part.strip()] or [""]
 
 
-def named_globs(sets: str) -> dict[str, str]:
-  """Returns the glob of each set of `evaluation.sets`, by the name of the set.
+def read_globs(
+  globs: str, text_field: str = TEXT_FIELD
+) -> Iterator[tuple[pathlib.Path, Iterator[Document]]]:
+  """Yields each file of several globs, and its documents.
 
   Args:
-    sets: Names and globs, e.g. "wiki=wiki/*.txt;code=src/**/*.py".
-
-  Raises:
-    ValueError: If that is not its form, or a name comes twice.
-  """
-  pairs = [part.partition("=") for part in _split(sets, is_named=True)]
-  found = {name.strip(): glob.strip() for name, _, glob in pairs}
-  require(
-    all(found) and all(found.values()) and len(found) == len(pairs),
-    f"evaluation.sets={sets!r} must be different names with a glob each, like "
-    "'wiki=wiki/*.txt;code=src/**/*.py'",
-  )
-  return found
-
-
-def in_parts(
-  globs: str, read: Callable[[str], Iterable[Document]]
-) -> Iterator[Document]:
-  """Yields the documents of several globs, each of which is a part of a text.
-
-  Args:
-    globs: Globs as in `split_globs`. One alone changes nothing.
-    read: Function from a glob to its documents.
-  """
-  for part, glob_of_part in enumerate(split_globs(globs)):
-    for document in read(glob_of_part):
-      # Two globs may give two documents one name.
-      name = f"{part}/{document.name}" if part else document.name
-      yield Document(name, document.content, part)
-
-
-def read_documents(
-  name: str,
-  path: pathlib.Path,
-  text_field: str = TEXT_FIELD,
-  on_damage: OnDamage | None = None,
-) -> Iterator[Document]:
-  """Yields the documents of one file.
-
-  Args:
-    name: Name of the file.
-    path: The file.
+    globs: Globs as in `split_globs`, each of which is a part of the text. One
+      alone changes no name.
     text_field: Field of a JSON line that has the text.
-    on_damage: Called with the error of a line or a file that cannot be read,
-      which is then left out. None raises the error.
 
   Raises:
-    ValueError: If the file cannot be read, or a line of JSON has no such text.
-      The message is one line and names file and line.
+    ValueError: If no file matches or a file cannot be read, or a line of JSON
+      has no such text. The message is one line and names file and line.
   """
-  try:
-    yield from _documents(name, path, text_field, on_damage)
-  except ValueError as error:
-    tell(error, on_damage)
+  files = map(matching_files, split_globs(globs))
+  for part, found in enumerate(list(files)):
+    for name, path in found:
+      # Two globs may give two documents one name.
+      name = f"{part}/{name}" if part else name
+      yield path, _documents(name, path, text_field, part)
 
 
-def tell(error: ValueError, on_damage: OnDamage | None) -> None:
-  """Hands an error on, or raises it if nobody wants to hear of it.
-
-  Args:
-    error: What is wrong with a line or a file.
-    on_damage: Called with the error; None raises it.
-  """
-  if on_damage is None:
-    raise error
-  on_damage(error)
-
-
-def sampled(
-  documents: Iterable[Document],
-  shuffle_buffer: int = 0,
-  max_documents: int = 0,
-  seed: int = 0,
+def _documents(
+  name: str, path: pathlib.Path, text_field: str, part: int
 ) -> Iterator[Document]:
-  """Yields documents in a random order, or only the first of them.
-
-  Each document is drawn from a buffer, which the next document then fills. So
-  the memory of the buffer is all that a stream of any length needs. The order
-  is a function of the documents, the size of the buffer and the seed.
-
-  Args:
-    documents: Documents.
-    shuffle_buffer: Documents in the buffer; 0 keeps the order.
-    max_documents: Documents to yield at most; 0 yields all.
-    seed: Any integer that is not negative.
-  """
-  draws, buffer = np.random.default_rng(seed), []
-
-  def drawn() -> Iterator[Document]:
-    for document in documents:
-      buffer.append(document)
-      if len(buffer) > shuffle_buffer:
-        yield buffer.pop(int(draws.integers(len(buffer))))
-    draws.shuffle(buffer)
-    yield from buffer
-
-  return itertools.islice(drawn(), max_documents or None)
-
-
-def _split(globs: str, is_named: bool = False) -> list[str]:
-  """Returns the parts of a text; each may have a name and "=" in front."""
-
-  def exists(part: str) -> bool:
-    path = part.partition("=")[2] if is_named else part
-    return os.path.exists(os.path.expanduser(path.strip()))
-
-  pieces, found = globs.split(";"), []
-  while pieces:
-    joined = itertools.accumulate(pieces, "{};{}".format)
-    short = itertools.takewhile(lambda part: len(part) < _LONGEST_PATH, joined)
-    part = next(filter(exists, reversed(list(short))), pieces[0])
-    del pieces[: 1 + part.count(";")]
-    found.append(part.strip())
-  return list(filter(None, found))
-
-
-def _documents(name, path, text_field, on_damage) -> Iterator[Document]:
-  with _readable(path), open_unpacked(path) as file:
-    if plain_suffix(path) not in _OBJECTS:
-      yield Document(name, _utf8(file.read(), path))
+  is_packed = path.suffix.lower() in _OPENED_BY
+  suffix = pathlib.Path(path.stem).suffix if is_packed else path.suffix
+  open_file = _OPENED_BY[path.suffix.lower()] if is_packed else open
+  with _readable(path), open_file(path, "rb") as file:
+    if suffix.lower() not in _OBJECTS:
+      yield Document(name, _checked(file.read(), path), part)
       return
-    for number, where, row in _rows(path, file):
-      try:
-        value = _parsed(row, where) if isinstance(row, bytes) else row
-        content = document_text(value, text_field, where)
-      except ValueError as error:
-        tell(error, on_damage)
-      else:
-        yield Document(f"{name}:{number}", content)
+    for number, line in enumerate(file, start=1):
+      if line.strip():
+        content = _text_of(line, text_field, f"{path}, line {number}")
+        yield Document(f"{name}:{number}", content, part)
 
 
-def _rows(
-  path: pathlib.Path, file: io.BufferedReader
-) -> Iterator[tuple[int, str, Any]]:
-  """Yields number, place and value of the rows, or the line that is to be."""
-  begin = file.peek(_HEAD).lstrip(b"\xef\xbb\xbf \t\r\n")
-  if plain_suffix(path) == ".json" and begin.startswith(b"["):
-    for number, row in enumerate(_parsed(file.read(), str(path)), start=1):
-      yield number, f"{path}, item {number}", row
-    return
-  for number, line in enumerate(file, start=1):
-    if line.strip():
-      yield number, f"{path}, line {number}", line
+def _open_zstd(path: pathlib.Path, mode: str) -> Any:
+  return extra_package("backports.zstd", str(path)).open(path, mode)
 
 
-def _parsed(text: bytes, where: str) -> Any:
-  try:
-    return json.loads(text)
-  except (ValueError, RecursionError, MemoryError) as error:
-    raise ValueError(
-      f"{where} is no JSON ({_reason(error)}): mend or remove it"
-    ) from None
+# What opens compressed files. Of a file that is cut each raises an EOFError.
+_OPENED_BY = {
+  ".gz": gzip.open,
+  ".bz2": bz2.open,
+  ".xz": lzma.open,
+  ".zst": _open_zstd,
+}
 
 
-def _utf8(content: bytes, path: pathlib.Path) -> bytes:
+def _checked(content: bytes, path: pathlib.Path) -> bytes:
   try:
     content.decode()
-  except UnicodeDecodeError as error:
+    if b"\0" in content:
+      raise ValueError("it has zero bytes")
+  except ValueError as error:
     raise ValueError(
-      f"{path} is no text in UTF-8 ({error}): convert it, e.g. with iconv, or "
-      "narrow the glob"
+      f"{path} is no text in UTF-8 ({error}): unpack or convert it, or narrow "
+      "the glob"
     ) from None
   return content
 
 
-def document_text(value: Any, text_field: str, where: str) -> bytes:
-  """Returns the text of an object in UTF-8.
-
-  Args:
-    value: A row of a file, or a line of JSON that was read.
-    text_field: Field that has the text.
-    where: Place of the object, for the message.
-
-  Raises:
-    ValueError: If there is no text in the field, or half a surrogate pair.
-  """
-  if not isinstance(value, dict) or not isinstance(value.get(text_field), str):
+def _text_of(line: bytes, text_field: str, where: str) -> bytes:
+  """Returns the text of a line of JSON in UTF-8."""
+  text = json_object(line, where).get(text_field)
+  if not isinstance(text, str):
     raise ValueError(
       f"{where} has no text in the field {text_field!r}: name another one with "
       "data.text_field, or remove the line"
     )
   try:
-    return value[text_field].encode()
+    return text.encode()
   except UnicodeEncodeError as error:
     raise ValueError(
       f"{where} has half of a surrogate pair in the field {text_field!r} "
@@ -295,16 +173,14 @@ def _readable(path: pathlib.Path) -> Iterator[None]:
   """Turns errors of a file into one line that names it."""
   try:
     yield
-  except (OSError, EOFError, lzma.LZMAError, zlib.error, MemoryError) as error:
+  except ValueError:
+    raise
+  # Each library has an error of its own for what it did not compress.
+  except Exception as error:
+    reason = getattr(error, "strerror", None) or error
     raise ValueError(
-      f"cannot read {path} ({_reason(error)}): make it readable or narrow the "
-      "glob"
+      f"cannot read {path} ({reason}): make it readable or narrow the glob"
     ) from error
-
-
-def _reason(error: Exception) -> str:
-  text = str(getattr(error, "strerror", None) or error)
-  return " ".join(text.split()) or type(error).__name__
 
 
 def _divided(pattern: str) -> tuple[pathlib.Path, str]:

@@ -5,47 +5,34 @@ So it is the source code of Python's standard library. To add a source, write a
 function that returns a `Corpus`, and call `register_source`.
 """
 
-import dataclasses
+import hashlib
 import inspect
-import logging
+import math
 import os
 import pathlib
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from dilocox_jax.checks import known
+import numpy as np
+
+from dilocox_jax.checks import known, require
 from dilocox_jax.data import shards
-from dilocox_jax.data.corpus import VALIDATION_FRACTION, Corpus, from_files
-from dilocox_jax.data.documents import (
-  DAMAGED,
-  TEXT_FIELD,
-  Document,
-  OnDamage,
-  in_parts,
-  matching_files,
-  read_documents,
-  sampled,
+from dilocox_jax.data.corpus import (
+  VALIDATION_FRACTION,
+  Corpus,
+  check_fraction,
+  digest_of,
+  from_files,
 )
-from dilocox_jax.data.huggingface import TRAIN_SPLIT, read_dataset
-from dilocox_jax.data.markov import synthetic
+from dilocox_jax.data.documents import TEXT_FIELD, read_globs
 from dilocox_jax.data.tokenizers import MakeTokenizer, byte_tokenizer
 from dilocox_jax.plan.choices import Registry
 
 SOURCES: Registry[Callable[..., Corpus]] = Registry("data source")
-_DEFAULTS: dict[str, Any] = {
-  "glob": "",
-  "seed": 0,
-  "validation_fraction": VALIDATION_FRACTION,
-  "judge_fraction": 0.0,
-  "tokenizer": byte_tokenizer,
-  "text_field": TEXT_FIELD,
-  "split": TRAIN_SPLIT,
-  "shuffle_buffer": 0,
-  "max_documents": 0,
-  "damaged": DAMAGED[0],
-}
-SETTINGS = tuple(_DEFAULTS)
+SETTINGS = (
+  "glob seed validation_fraction judge_fraction tokenizer text_field".split()
+)
 
 _LEFT_OUT = frozenset(
   # Distributions of Python leave out, move or add these folders. Two builds of
@@ -94,20 +81,16 @@ def load_corpus(source: str, **settings: Any) -> Corpus:
 
   Args:
     source: One of `SOURCES`.
-    **settings: Those of `SETTINGS` that are not at their default. They are
-      `glob`, `seed`, `validation_fraction`, `judge_fraction`, `text_field`,
-      `split`, `shuffle_buffer`, `max_documents` and `damaged`, as in the
-      section `data` of a config, and `tokenizer`, a function from training
-      documents to a tokenizer (`tokenizers.choose`). A source gets those that
-      it reads.
+    **settings: Some of `SETTINGS`, as in the section `data` of a config, and
+      `tokenizer`, a function from training documents to a tokenizer
+      (`tokenizers.choose`). A source gets those that it reads.
 
   Raises:
     ValueError: If the source is unknown or has too little text.
   """
   known("data source", source, SOURCES)
-  given = _DEFAULTS | settings
-  load = SOURCES[source]
-  return load(**{name: given[name] for name in SETTINGS if reads(source, name)})
+  given = {k: v for k, v in settings.items() if reads(source, k)}
+  return SOURCES[source](**given)
 
 
 def stdlib(
@@ -153,10 +136,9 @@ def text_files(
   validation_fraction: float = VALIDATION_FRACTION,
   tokenizer: MakeTokenizer = byte_tokenizer,
   text_field: str = TEXT_FIELD,
-  damaged: str = DAMAGED[0],
   judge_fraction: float = 0.0,
 ) -> Corpus:
-  """Reads every file that a pattern matches (`documents.read_documents`).
+  """Reads every file that a pattern matches (`documents.read_globs`).
 
   Args:
     glob: Glob pattern; `**` matches folders of any depth. Several, joined by
@@ -165,87 +147,19 @@ def text_files(
       above 0 and below 1.
     tokenizer: As for `load_corpus`.
     text_field: Field of a JSON line that has the text.
-    damaged: "error", or "skip" to leave out and count what cannot be read.
     judge_fraction: Share of the held-out documents that judge (`from_files`).
 
   Raises:
     ValueError: If no file matches, if a file cannot be read, or if training or
       validation has no text.
   """
-
-  def read(on_damage: OnDamage | None) -> Iterator[Document]:
-    def of_glob(one: str) -> Iterator[Document]:
-      for name, path in matching_files(one):
-        yield from read_documents(name, path, text_field, on_damage)
-
-    return in_parts(glob, of_glob)
-
-  shares = validation_fraction, judge_fraction
-  return _corpus("text_files", read, damaged, shares, tokenizer)
-
-
-def huggingface(
-  *,
-  glob: str,
-  seed: int = 0,
-  validation_fraction: float = VALIDATION_FRACTION,
-  tokenizer: MakeTokenizer = byte_tokenizer,
-  text_field: str = TEXT_FIELD,
-  split: str = TRAIN_SPLIT,
-  shuffle_buffer: int = 0,
-  max_documents: int = 0,
-  damaged: str = DAMAGED[0],
-  judge_fraction: float = 0.0,
-) -> Corpus:
-  """Reads a data set into memory (`huggingface.read_dataset`).
-
-  Args:
-    glob: A saved data set, a pattern of files, or a name on the hub. Several,
-      joined by ";", are the parts of the text.
-    seed: Seed of the documents that `max_documents` takes.
-    validation_fraction: As for `text_files`.
-    tokenizer: As for `load_corpus`.
-    text_field: Field that has the text.
-    split: Split that is read; the validation text is held out from it.
-    shuffle_buffer: As in `documents.sampled`.
-    max_documents: Documents of a part to read at most; 0 reads all.
-    damaged: As for `text_files`.
-    judge_fraction: As for `text_files`.
-
-  Raises:
-    ValueError: If it cannot be read, or has too little text.
-  """
-
-  def read(on_damage: OnDamage | None) -> Iterator[Document]:
-    def of_glob(glob: str) -> Iterator[Document]:
-      found = read_dataset(glob, text_field, split, on_damage)
-      return sampled(found, shuffle_buffer, max_documents, seed)
-
-    return in_parts(glob, of_glob)
-
-  shares = validation_fraction, judge_fraction
-  return _corpus("huggingface", read, damaged, shares, tokenizer)
-
-
-def _corpus(
-  name: str,
-  read: Callable[[OnDamage | None], Iterable[Document]],
-  damaged: str,
-  shares: tuple[float, float],
-  tokenizer: MakeTokenizer,
-) -> Corpus:
-  """Makes a corpus of documents, and counts those that cannot be read."""
-  skipped: list[ValueError] = []
-  on_damage = skipped.append if damaged == "skip" else None
-  found, part_of = {}, {}
-  for document in read(on_damage):
-    found[document.name] = document.content
-    part_of[document.name] = document.part
-  for error in skipped:
-    logging.getLogger(__name__).warning("skipped: %s", error)
-  held_out, judging = shares
-  made = from_files(name, found, held_out, tokenizer, part_of, judging)
-  return dataclasses.replace(made, num_skipped=len(skipped))
+  files, part_of = {}, {}
+  for _, documents in read_globs(glob, text_field):
+    for name, content, part in documents:
+      files[name], part_of[name] = content, part
+  return from_files(
+    "text_files", files, validation_fraction, tokenizer, part_of, judge_fraction
+  )
 
 
 def _library_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -262,10 +176,76 @@ def _library_modules(root: pathlib.Path) -> Iterator[pathlib.Path]:
         yield pathlib.Path(folder, name)
 
 
+# Index of the successor that each of eight equally likely draws chooses. So
+# the four successors have the probabilities 1/2, 1/4, 1/8 and 1/8.
+_BRANCHES = (0, 0, 0, 0, 1, 1, 2, 3)
+
+
+def synthetic(
+  seed: int = 0,
+  *,
+  num_tokens: int = 2**20,
+  vocab_size: int = 64,
+  validation_fraction: float = VALIDATION_FRACTION,
+) -> Corpus:
+  """Draws text of known entropy from a first-order Markov chain.
+
+  Python's library changes with Python's version, and nobody knows its entropy.
+  This text is the same on every machine, and the loss of any model on it has a
+  known floor: 7/4 bits, or 1.213 nats, per token.
+
+  A token t is followed by one of the four tokens p[t], p[t+1], p[t+2], p[t+3]
+  with the probabilities 1/2, 1/4, 1/8, 1/8. Here p is a shuffle of the
+  vocabulary, and indices wrap around. Every token is followed, and preceded,
+  with the same four probabilities, so all tokens are equally frequent. Bits
+  come from a standard hash of the seed, so no version of Python or numpy
+  changes a token.
+
+  Args:
+    seed: Integer seed of the shuffle and of both streams.
+    num_tokens: Number of training tokens.
+    vocab_size: Number of different tokens, 4 or more.
+    validation_fraction: Validation tokens for each training token.
+
+  Returns:
+    A corpus of two independent streams of the same chain.
+
+  Raises:
+    ValueError: If there are no tokens, or the vocabulary is too small.
+  """
+  check_fraction(validation_fraction)
+  require(
+    num_tokens >= 1 and vocab_size >= 4,
+    f"num_tokens={num_tokens} must be at least 1 and vocab_size={vocab_size}"
+    " at least 4",
+  )
+  keys = np.frombuffer(_noise(f"{seed}/chain", 8 * vocab_size), "<u8")
+  table = np.argsort(keys, kind="stable").tolist()
+  num_held_out = math.ceil(num_tokens * validation_fraction)
+  train = _draw(table, f"{seed}/train", num_tokens)
+  held_out = _draw(table, f"{seed}/validation", num_held_out)
+  little_endian = train.dtype.newbyteorder("<")
+  streams = {"train": train, "validation": held_out}
+  content = {k: x.astype(little_endian).tobytes() for k, x in streams.items()}
+  digest = digest_of(content)
+  return Corpus("synthetic", train, held_out, digest, vocab_size, num_files=0)
+
+
+def _noise(key: str, num_bytes: int) -> bytes:
+  return hashlib.shake_256(f"synthetic/{key}".encode()).digest(num_bytes)
+
+
+def _draw(table: list[int], key: str, num_tokens: int) -> np.ndarray:
+  size = len(table)
+  token = int.from_bytes(_noise(f"{key}/start", 8), "big") % size
+  tokens = []
+  for byte in _noise(key, num_tokens):
+    token = table[(token + _BRANCHES[byte % len(_BRANCHES)]) % size]
+    tokens.append(token)
+  return np.asarray(tokens, np.uint8 if size <= 256 else np.int32)
+
+
 register_source("stdlib", stdlib)
 register_source("text_files", text_files)
-register_source(
-  "shards", lambda *, glob, damaged: shards.map_corpus(glob, damaged)
-)
+register_source("shards", lambda *, glob: shards.map_corpus(glob))
 register_source("synthetic", synthetic)
-register_source("huggingface", huggingface)

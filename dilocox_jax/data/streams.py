@@ -4,17 +4,19 @@ Replicas may run in one process or in many, be killed and start again. If the
 order depended on anything but the seed and the step, a resumed run would be
 another experiment. So a stream is a grain `MapDataset`, which has random
 access: batch s is computed from s alone. A checkpoint has to keep only one
-number, the step. Threads may compute the next batches ahead; this changes none
-of them.
+number, the step.
+
+A run is evaluated on the held-out part of its text, on a few sequences or on
+the whole. The sequences are the same at every evaluation, so two losses can be
+compared.
 """
 
 import ast
+import dataclasses
 import hashlib
-import itertools
 import math
 import mmap
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -96,7 +98,6 @@ class ReplicaStreams:
     seed: Any integer; seed of the order.
     parts: Tokens of each part of the text, in order; only a mix needs them.
     mix: Weights [M][parts]; None takes the text as one part.
-    num_workers: Threads that read the next batches ahead; 0 reads on request.
 
   Raises:
     ValueError: If a replica would own less than one batch.
@@ -112,7 +113,6 @@ class ReplicaStreams:
     seed: int,
     parts: Sequence[int] = (),
     mix: Mix | None = None,
-    num_workers: int = 0,
   ):
     width = sequence_length + 1
     if mix is None:
@@ -149,8 +149,6 @@ class ReplicaStreams:
       self._stream(m, mix, seed).batch(batch_size) for m in range(num_replicas)
     ]
     self._step = 0
-    self._workers = ThreadPoolExecutor(num_workers) if num_workers else None
-    self._ahead: tuple[Any, Iterable[np.ndarray]] = None, ()
 
   def _stream(self, replica: int, mix: Mix, seed: int) -> grain.MapDataset:
     """Returns the numbers of the sequences that a replica reads, for ever."""
@@ -188,28 +186,13 @@ class ReplicaStreams:
       Tokens [replicas, num_steps, batch_size, sequence_length + 1].
     """
     chosen = range(len(self._batches)) if replicas is None else replicas
-    request = self._step, num_steps, tuple(chosen)
-    asked, batches = self._ahead
-    if asked != request:
-      batches = self._read(*request)
-    found = np.array(list(batches), np.int32)
+    steps = range(self._step, self._step + num_steps)
     self._step += num_steps
-    if self._workers:  # The next request is mostly like this one.
-      ahead = self._step, num_steps, tuple(chosen)
-      self._ahead = ahead, self._read(*ahead)
+    found = [self._batch(replica, step) for replica in chosen for step in steps]
     sizes = self._identity["batch_size"], self._windows.shape[1]
-    return found.reshape(len(chosen), num_steps, *sizes)
+    return np.array(found, np.int32).reshape(len(chosen), num_steps, *sizes)
 
-  def _read(
-    self, first: int, num_steps: int, chosen: Sequence[int]
-  ) -> Iterable[np.ndarray]:
-    """Returns batches in order; if there are threads, they begin to read."""
-    places = itertools.product(chosen, range(first, first + num_steps))
-    read = self._workers.map if self._workers else map
-    return read(self._batch, places)
-
-  def _batch(self, place: tuple[int, int]) -> np.ndarray:
-    replica, step = place
+  def _batch(self, replica: int, step: int) -> np.ndarray:
     ids = np.asarray(self._batches[replica][step])
     parts = np.searchsorted(self._bounds, ids, side="right") - 1
     width = self._windows.shape[1]
@@ -286,3 +269,85 @@ def _order_seed(seed: int, replica: int, part: int) -> int:
   # the seeds of replicas far apart.
   name = f"{seed}/{replica}" + (f"/{part}" if part else "")
   return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WholePass:
+  """All validation tokens in batches [1, B, L + 1], which are cut when read.
+
+  Neighbouring sequences share one token. So every token but the first is
+  predicted exactly once. Example with 10 tokens, L = 2 and B = 3: one batch
+  predicts the tokens 1 to 6, one batch of a single sequence 7 and 8, and one
+  batch [1, 1, 2] the token 9. The loss of the text is the mean of the three
+  losses with the weights 6, 2 and 1.
+
+  Attributes:
+    tokens: Validation tokens.
+    batch_size: Most sequences in a batch, B.
+    sequence_length: Most tokens that are predicted in a sequence, L.
+  """
+
+  tokens: Integer[np.ndarray, " tokens"]
+  batch_size: int
+  sequence_length: int
+
+  def __iter__(self) -> Iterator[np.ndarray]:
+    """Yields the batches."""
+    length = self.sequence_length
+    num_sequences = (len(self.tokens) - 1) // length
+    for start in range(0, num_sequences, self.batch_size):
+      rows = np.arange(start, min(start + self.batch_size, num_sequences))
+      yield self._batch(rows[:, None] * length + np.arange(length + 1))
+    rest = np.arange(num_sequences * length, len(self.tokens))
+    if len(rest) > 1:
+      yield self._batch(rest[None])
+
+  def _batch(self, indices: np.ndarray) -> np.ndarray:
+    return np.asarray(self.tokens[indices][None], np.int32)
+
+
+def held_out_batches(
+  tokens: Integer[np.ndarray, " tokens"],
+  *,
+  batch_size: int,
+  sequence_length: int,
+  max_sequences: int,
+) -> Iterable[np.ndarray]:
+  """Returns the batches of every evaluation.
+
+  A few sequences are evenly spaced, so they represent the whole text. Example:
+  8 of 1000 sequences are 0, 125, 250, ..., 875.
+
+  Args:
+    tokens: Validation tokens.
+    batch_size: Sequences in a batch, B.
+    sequence_length: Tokens that a model predicts in a sequence, L.
+    max_sequences: Largest number of sequences, rounded down to whole batches; 0
+      takes the whole text (`WholePass`).
+
+  Returns:
+    Arrays of token ids [batches, sequences, tokens].
+
+  Raises:
+    ValueError: If there is no whole batch, or no token to predict.
+  """
+  if not max_sequences:
+    can_predict = len(tokens) > 1
+    require(
+      can_predict, f"{len(tokens)} validation tokens leave none to predict"
+    )
+    return WholePass(tokens, batch_size, sequence_length)
+  sequences = cut(tokens, sequence_length)
+  num_batches = min(max_sequences, len(sequences)) // batch_size
+  require(
+    num_batches > 0,
+    f"{len(tokens)} validation tokens make {len(sequences)} sequences of"
+    f" {sequence_length + 1} and max_sequences is {max_sequences}, but one"
+    f" batch needs {batch_size}: use more text, raise"
+    " data.validation_fraction, lower data.batch_size or"
+    " data.sequence_length, or raise max_sequences"
+    " (evaluation.num_sequences; 0 takes the whole text)",
+  )
+  count = num_batches * batch_size
+  chosen = sequences[np.arange(count) * len(sequences) // count]
+  return [chosen.reshape(num_batches, batch_size, -1).astype(np.int32)]

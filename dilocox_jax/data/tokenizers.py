@@ -11,14 +11,12 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
-import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Integer
 
-from dilocox_jax import files
 from dilocox_jax.checks import extra_package, require
 
 Tokens = Integer[np.ndarray, " tokens"]
@@ -29,8 +27,6 @@ _BATCH = 1000  # Documents that are encoded together.
 # Names that tokenizers give the token between two documents.
 _ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _LISTED = 12  # Tokens that a message lists at most.
-_CACHE_VARIABLE = "DILOCOX_JAX_CACHE"
-_DEFAULT_CACHE = "~/.cache/dilocox_jax"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,7 +69,7 @@ def choose(
 
   Args:
     name: "bytes", "bpe" (trained on the documents), or the path of a
-      tokenizer.json or of a SentencePiece model.
+      tokenizer.json.
     vocab_size: Number of tokens of "bpe".
     end_of_text: Token of a file that is put between two documents; "" takes
       the one whose name is known.
@@ -122,10 +118,10 @@ def byte_tokenizer(documents: Sequence[bytes] = ()) -> Tokenizer:
 
 
 def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
-  """Trains byte-level byte-pair encoding, or reads it where it was kept.
+  """Trains byte-level byte-pair encoding.
 
-  The first 256 tokens stand for the bytes, so any text can be encoded. The
-  result is kept in the user's cache directory under the digest of the text.
+  The first 256 tokens stand for the bytes, so any text can be encoded. The same
+  documents give the same tokens.
 
   Args:
     documents: Training documents.
@@ -137,9 +133,6 @@ def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
     "of a document",
   )
   library = extra_package("tokenizers", "data.tokenizer")
-  path = _cached(_digest(*documents, str(vocab_size).encode()))
-  if path and (kept := _kept(path)):
-    return kept
   made = library.Tokenizer(library.models.BPE())
   made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
   made.decoder = library.decoders.ByteLevel()
@@ -150,41 +143,14 @@ def trained_bpe(documents: Sequence[bytes], vocab_size: int) -> Tokenizer:
     show_progress=False,
   )
   made.train_from_iterator(map(_text, documents), trainer)
-  if path:
-    _keep(path, made.to_str())
   return _from_text(BPE, made.to_str())
 
 
-def _kept(path: pathlib.Path) -> Tokenizer | None:
-  """Reads a file of the cache; None if it is missing or damaged."""
-  try:
-    return _from_text(BPE, path.read_text("utf-8"))
-  except FileNotFoundError:
-    return None
-  except Exception as error:  # The library raises plain exceptions.
-    logging.getLogger(__name__).warning(
-      "the tokenizer is trained again, because %s is damaged: %s", path, error
-    )
-    return None
-
-
-def _keep(path: pathlib.Path, text: str) -> None:
-  """Writes a file of the cache; without one the tokenizer is trained again."""
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with files.replaced(path) as file:
-      file.write(text.encode())
-  except OSError as error:
-    logging.getLogger(__name__).warning(
-      "the trained tokenizer cannot be kept: %s", error
-    )
-
-
 def from_file(path: str, end_of_text: str = "") -> Tokenizer:
-  """Reads a tokenizer.json or a SentencePiece model.
+  """Reads a tokenizer.json.
 
   Args:
-    path: A file; one that ends in ".model" is SentencePiece's.
+    path: The file.
     end_of_text: The token between two documents; "" takes the one whose name
       is known.
 
@@ -192,17 +158,15 @@ def from_file(path: str, end_of_text: str = "") -> Tokenizer:
     ValueError: If there is no such file, it is no tokenizer, or it has no token
       for the end of a document. The message is one line.
   """
-  file = pathlib.Path(os.path.expanduser(path))
+  file = pathlib.Path(path).expanduser()
   require(
-    os.path.isfile(file),
+    file.is_file(),
     f"data.tokenizer={path}: {'a folder' if file.is_dir() else 'no such file'};"
-    " give 'bytes', 'bpe', a tokenizer.json or a SentencePiece .model",
+    " give 'bytes', 'bpe' or a tokenizer.json",
   )
   with _one_line(path):
-    content = file.read_bytes()
-    if file.suffix.lower() == ".model":
-      return _sentence_piece(path, content, end_of_text)
-    return _from_text(path, content.decode(), end_of_text)
+    text = file.read_bytes().decode()
+  return _from_text(path, text, end_of_text)
 
 
 def warn_of_changes(tokenizer: Tokenizer, documents: Sequence[bytes]) -> None:
@@ -227,21 +191,20 @@ def warn_of_changes(tokenizer: Tokenizer, documents: Sequence[bytes]) -> None:
 
 @contextlib.contextmanager
 def _one_line(name: str) -> Iterator[None]:
-  """Turns what a library raises, which may be anything, into one line."""
+  """Turns what the library raises, which may be anything, into one line."""
   try:
     yield
   except Exception as error:
-    if isinstance(error, ValueError) and not isinstance(error, UnicodeError):
-      raise
     reason = " ".join(str(error).split())
     raise ValueError(f"data.tokenizer={name}: {reason}") from error
 
 
-def _from_text(name: str, text: str, end_of_text: str = "") -> Tokenizer:
+def _from_text(name: str, text: str, end_name: str = "") -> Tokenizer:
   """Returns the tokenizer that a tokenizer.json describes."""
-  made = extra_package("tokenizers", "data.tokenizer").Tokenizer.from_str(text)
-  special = [t.content for t in made.get_added_tokens_decoder().values()]
-  end = _end(name, end_of_text, _ENDS_OF_TEXT, made.token_to_id, special)
+  library = extra_package("tokenizers", "data.tokenizer")
+  with _one_line(name):
+    made = library.Tokenizer.from_str(text)
+  end = _end(name, end_name, made)
   # A document that has the name of a special token in its text keeps it there.
   made.encode_special_tokens = True
   # A file may ask for texts of one length. A document is kept whole here.
@@ -260,55 +223,17 @@ def _from_text(name: str, text: str, end_of_text: str = "") -> Tokenizer:
   def decode(tokens: Sequence[int] | Tokens) -> str:
     return made.decode([int(token) for token in tokens])
 
-  return _described(name, size, end, encode, decode, text.encode(), end_of_text)
-
-
-def _sentence_piece(name: str, content: bytes, end_of_text: str) -> Tokenizer:
-  library = extra_package("sentencepiece", "data.tokenizer")
-  require(bool(content), f"data.tokenizer={name} is an empty file")
-  made = library.SentencePieceProcessor(model_proto=content)
-  size = made.vocab_size()
-
-  def number_of(token: str) -> int | None:
-    number = made.piece_to_id(token)  # The unknown token for all others.
-    return number if made.id_to_piece(number) == token else None
-
-  special = [made.id_to_piece(n) for n in range(size) if made.is_control(n)]
-  own = [made.id_to_piece(made.eos_id())] if made.eos_id() >= 0 else []
-  usual = (*own, *_ENDS_OF_TEXT)
-  end = _end(name, end_of_text, usual, number_of, special)
-  dtype = np.min_scalar_type(size - 1)
-
-  def encode(documents: Sequence[bytes]) -> list[Tokens]:
-    with _one_line(name):
-      encoded = made.encode(list(map(_text, documents)))
-    return [np.asarray(tokens, dtype) for tokens in encoded]
-
-  def decode(tokens: Sequence[int] | Tokens) -> str:
-    return made.decode([int(token) for token in tokens])
-
-  return _described(name, size, end, encode, decode, content, end_of_text)
-
-
-def _described(
-  name: str, size: int, end: int, encode, decode, content: bytes, end_name: str
-) -> Tokenizer:
-  """Returns a tokenizer that a file describes, with its digest."""
+  content = text.encode()
   digest = _digest(content, *filter(None, [end_name.encode()]))
   return Tokenizer(name, size, end, encode, decode, digest, content, end_name)
 
 
-def _end(
-  name: str,
-  given: str,
-  usual: Iterable[str],
-  number_of: Callable[[str], int | None],
-  special: Sequence[str],
-) -> int:
+def _end(name: str, given: str, made) -> int:
   """Returns the number of the token between documents."""
-  for token in (given,) if given else usual:
-    if (number := number_of(token)) is not None:
+  for token in (given,) if given else _ENDS_OF_TEXT:
+    if (number := made.token_to_id(token)) is not None:
       return number
+  special = [t.content for t in made.get_added_tokens_decoder().values()]
   have = ", ".join(special[:_LISTED]) or "none that are special"
   if given:
     raise ValueError(
@@ -337,13 +262,3 @@ def _digest(*parts: bytes) -> str:
   for part in parts:
     whole.update(hashlib.sha256(part).digest())
   return whole.hexdigest()[:16]
-
-
-def _cached(digest: str) -> pathlib.Path | None:
-  """Returns where a trained tokenizer is kept; None if nothing is to be."""
-  folder = os.environ.get(_CACHE_VARIABLE, _DEFAULT_CACHE)
-  if not folder:
-    return None
-  return pathlib.Path(
-    os.path.expanduser(folder), "tokenizers", f"{digest}.json"
-  )

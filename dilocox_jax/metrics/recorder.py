@@ -114,7 +114,8 @@ class Evaluation:
       have had to be sent between processes.
     replica_loss: Loss of replica 0.
     flushed: Whether all pending exchanges had been applied.
-    sets: Loss of the outer parameters on each text of `evaluation.sets`.
+    judge_loss: Loss of the outer parameters on the text that judges; NaN but
+      after the last step of a run that has one.
   """
 
   step: int
@@ -124,7 +125,7 @@ class Evaluation:
   mean_loss: float
   replica_loss: float
   flushed: bool
-  sets: dict[str, float] = dataclasses.field(default_factory=dict)
+  judge_loss: float = math.nan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,12 +277,11 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     if num_steps is not None:
       kind = {"kind": "final", "num_steps": int(num_steps)}
     fields_of_row = dataclasses.asdict(row)
-    if not row.sets:  # Most runs have no such texts and no such column.
-      del fields_of_row["sets"]
+    if math.isnan(row.judge_loss):  # Most runs have no such column.
+      del fields_of_row["judge_loss"]
     self._metrics.append(kind | fields_of_row)
-    losses = ("outer_loss", "mean_loss", "replica_loss")
+    losses = ("outer_loss", "mean_loss", "replica_loss", "judge_loss")
     values = {f"validation/{name}": getattr(row, name) for name in losses}
-    values |= {f"validation/{name}": loss for name, loss in row.sets.items()}
     self._board.scalars(row.step, values)
 
   def record_timing(self, **fields: Any) -> None:

@@ -58,7 +58,6 @@ def write_run_record(
   held_out_digest: str,
   platform: str,
   bytes_per_token: float | None = None,
-  validation_sets: Mapping[str, Mapping[str, Any]] | None = None,
   handed_in: Sequence[str] = (),
   chosen: Mapping[str, Any] | None = None,
   command: str | None = None,
@@ -84,8 +83,6 @@ def write_run_record(
       compared only if it is equal.
     platform: Backend and devices, as JAX names them.
     bytes_per_token: Bytes of a token of the validation text, if it has any.
-    validation_sets: Digest and bytes of a token of the other texts that the run
-      is evaluated on, by name.
     handed_in: Names of the parts, such as "model", that the caller handed in
       instead of naming them in the config.
     chosen: Values that the config left to the devices, by dotted names.
@@ -115,7 +112,6 @@ def write_run_record(
     "method": method,
     "num_replicas": num_replicas,
     "parameter_count": parameter_count,
-    **({"validation_sets": validation_sets} if validation_sets else {}),
     **({"handed_in": list(handed_in)} if handed_in else {}),
     **({"clock": clock, "clock_digest": clock_digest} if clock else {}),
     **start,

@@ -22,7 +22,7 @@ from dilocox_jax.metrics.lines import (
 )
 from dilocox_jax.report import figures, units
 from dilocox_jax.report.meeting import meeting_lines
-from dilocox_jax.report.run import LoadedRun, load_run, perplexity
+from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.report.tables import markdown_table
 
 PAGE, FIGURES = "report.md", "figures"
@@ -115,6 +115,7 @@ def _results(run: LoadedRun) -> list[str]:
       "validation loss, outer parameters": run.result.outer_loss,
       "validation loss, replicas' mean": run.result.mean_loss,
       "validation loss, replica 0": run.result.replica_loss,
+      "loss on the text that judges": run.result.judge_loss,
     }
   sent = {"bytes sent by one replica": run.total_sent_bytes}
   if run.rounds:
@@ -127,23 +128,9 @@ def _results(run: LoadedRun) -> list[str]:
     for k, v in losses.items()
     if not math.isnan(v)
   ]
-  rows += _sets(run)
   rows += [(k, units.human_bytes(v), "derived") for k, v in sent.items()]
   rows += [(k, f"{v:,}", "counted") for k, v in counts.items()]
   return markdown_table(("quantity", "value", "kind"), rows)
-
-
-def _sets(run: LoadedRun) -> Iterator[tuple[str, str, str]]:
-  """Yields rows of the texts of `evaluation.sets`."""
-  texts = run.record.get("validation_sets", {})
-  for name, loss in (run.result.sets if run.result else {}).items():
-    bits = loss / math.log(2) / texts[name]["bytes_per_token"]
-    values = (
-      units.human_loss(loss),
-      f"perplexity {perplexity(loss):,.4g}",
-      f"{units.human_loss(bits)} bits a byte",
-    )
-    yield f"validation loss on {name}", ", ".join(values), "measured"
 
 
 def _cost(run: LoadedRun) -> list[str]:

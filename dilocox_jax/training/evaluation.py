@@ -6,7 +6,7 @@ exception, whose bytes are counted (`evaluation_bytes`).
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -75,23 +75,18 @@ def losses(
   }
 
 
-def set_losses(
-  programs: Programs,
-  state: TrainingState,
-  sets: Mapping[str, tuple[Any, Iterable[Tree]]],
-) -> dict[str, float]:
-  """Computes the loss of the outer parameters on each of several texts.
+def outer_loss(
+  programs: Programs, state: TrainingState, parts: Iterable[Tree]
+) -> float:
+  """Computes the loss of the outer parameters alone.
 
   Args:
     programs: Programs of the run.
     state: State of all replicas.
-    sets: By name a text, which is not read, and its batches (`losses`).
+    parts: Held-out tokens, as in `losses`.
   """
-  outer = params_to_keep(programs, state) if sets else None
-  return {
-    name: _mean_loss(programs, programs.evaluate, outer, parts)
-    for name, (_, parts) in sets.items()
-  }
+  outer = params_to_keep(programs, state)
+  return _mean_loss(programs, programs.evaluate, outer, parts)
 
 
 def params_to_keep(programs: Programs, state: TrainingState) -> Tree:

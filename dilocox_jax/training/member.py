@@ -37,8 +37,8 @@ from dilocox_jax.trees import Aggregator
 # and weights make up for another batch size.
 _OWN = {
   *FREE_ON_RESUME,
-  *(f"data.{name}" for name in ("source", "glob", "split", "batch_size")),
-  *(f"evaluation.{name}" for name in ("num_sequences", "sets")),
+  *(f"data.{name}" for name in ("source", "glob", "batch_size")),
+  "evaluation.num_sequences",
   *("checkpoint.init_from", "inner.accumulate_steps", "mesh.boundary"),
   *(f"model.{name}" for name in ("remat", "loss_chunk_tokens", "attention")),
   *("model.scan_unroll", "mesh.stacked_by"),

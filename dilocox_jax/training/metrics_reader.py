@@ -128,7 +128,6 @@ class MetricsReader:
   def record_evaluation(
     self,
     losses: Mapping[str, float | None],
-    sets: Mapping[str, float],
     progress: TrainingProgress,
     num_steps: int | None = None,
   ) -> None:
@@ -136,7 +135,6 @@ class MetricsReader:
 
     Args:
       losses: Loss of each view, in nats a token; None if it was not computed.
-      sets: Loss of the outer parameters on each text of `evaluation.sets`.
       progress: How far the run is.
       num_steps: For the closing row only: total steps of the run.
 
@@ -145,13 +143,12 @@ class MetricsReader:
     """
     self.record_time("evaluation", progress.step, progress.simulated_s)
     computed = [loss for loss in losses.values() if loss is not None]
-    if not all(map(math.isfinite, (*computed, *sets.values()))):
+    if not all(map(math.isfinite, computed)):
       raise NotFiniteError(
         f"the validation loss is not finite at step {progress.step}"
       )
     row = {
       **losses,
-      "sets": dict(sets),
       "step": progress.step,
       "tokens": progress.tokens,
       "total_sent_bytes": progress.total_sent_bytes,
@@ -270,10 +267,6 @@ def open_reader(
       corpus_digest=data.digest,
       bytes_per_token=data.bytes_per_token,
       held_out_digest=data.held_out_digest,
-      validation_sets={
-        name: {"digest": text.digest, "bytes_per_token": text.bytes_per_token}
-        for name, (text, _) in {**data.sets, **data.judging}.items()
-      },
       platform=jax.devices()[0].device_kind,
       chosen=chosen_values(config, platform_name(), "model" in handed_in),
       command=command,

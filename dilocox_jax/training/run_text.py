@@ -10,12 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from dilocox_jax.checks import in_front, require
+from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.sections import DataConfig
 from dilocox_jax.data import sources, tokenizers
-from dilocox_jax.data.corpus import JUDGE, Corpus, digest_of
-from dilocox_jax.data.documents import named_globs
+from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.feeds import (
   HANDED_IN,
   Feed,
@@ -23,20 +22,11 @@ from dilocox_jax.data.feeds import (
   num_predictions,
   tree_digest,
 )
-from dilocox_jax.data.streams import ReplicaStreams, mix_of
-from dilocox_jax.data.validation import (
-  ValidationSet,
-  held_out_batches,
-  load_validation_set,
-)
-from dilocox_jax.distributed import processes
+from dilocox_jax.data.streams import ReplicaStreams, held_out_batches, mix_of
 from dilocox_jax.report.units import human_tokens
 from dilocox_jax.training.checkpoint import RefusedError
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.trees import Tree
-
-# Each text of `evaluation.sets` and its batches, by name.
-ValidationSets = Mapping[str, tuple[ValidationSet, Iterable[np.ndarray]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +41,7 @@ class RunData:
     streams: Training batches of every replica.
     validation: Batches of every evaluation, leaves [N, B, ...].
     text: The text, if it is one.
-    sets: Texts of `evaluation.sets`.
-    judging: The text that the last evaluation alone reads.
+    judging: Batches that the last evaluation alone reads, if there are any.
     bytes_per_token: As in `Corpus`.
   """
 
@@ -63,8 +52,7 @@ class RunData:
   streams: Streams
   validation: Iterable[Tree]
   text: Corpus | None = None
-  sets: ValidationSets = dataclasses.field(default_factory=dict)
-  judging: ValidationSets = dataclasses.field(default_factory=dict)
+  judging: Iterable[Tree] | None = None
   bytes_per_token: float | None = None
 
   @property
@@ -86,16 +74,14 @@ def run_data(config: RunConfig, parts: Parts = NO_PARTS) -> RunData:
   if parts.data is not None and not isinstance(parts.data, Corpus):
     return _of_feed(config, parts.data)
   text = corpus(config, parts)
-  skipped = f", {text.num_skipped:,} damaged or missing left out"
   return RunData(
     text.name,
     text.digest,
-    human_tokens(text.train.size) + skipped * bool(text.num_skipped),
+    human_tokens(text.train.size),
     config.tokens_per_replica_step,
     streams(config, text),
     held_out(config, text),
     text,
-    validation_sets(config, text),
     judging(config, text),
     text.bytes_per_token,
   )
@@ -103,9 +89,9 @@ def run_data(config: RunConfig, parts: Parts = NO_PARTS) -> RunData:
 
 def _of_feed(config: RunConfig, feed: Feed) -> RunData:
   require(
-    not config.evaluation.sets and not config.data.judge_fraction,
-    "evaluation.sets and data.judge_fraction are of texts, but data that are "
-    "none are handed in: drop them",
+    not config.data.judge_fraction,
+    "data.judge_fraction is of texts, but data that are none are handed in: "
+    "drop it",
   )
   sizes = config.data.batch_size, config.evaluation.num_sequences
   validation = feed.held_out(*sizes)  # First: it may be the head of the data.
@@ -238,7 +224,6 @@ def streams(config: RunConfig, text: Corpus) -> ReplicaStreams:
     seed=config.seed,
     parts=text.parts,
     mix=mix_of(config.data.mix, num_replicas, len(text.parts)),
-    num_workers=config.data.num_workers,
   )
 
 
@@ -256,87 +241,39 @@ def held_out(config: RunConfig, text: Corpus) -> Iterable[np.ndarray]:
   return _batches_of(config, text.validation)
 
 
-def judging(config: RunConfig, text: Corpus) -> ValidationSets:
-  """Returns the text on which only the last evaluation computes a loss.
-
-  Its name is "judge", as that of a text of `evaluation.sets` could be.
+def judging(config: RunConfig, text: Corpus) -> Iterable[np.ndarray] | None:
+  """Returns the batches of the last evaluation alone, if the text has any.
 
   Args:
     config: Config of the run.
     text: Text of the run (`corpus`).
 
   Raises:
-    ValueError: If that name is taken, or a text that was handed in has none.
+    ValueError: If a text that was handed in has none.
   """
   require(
     text.judge is not None or not config.data.judge_fraction,
     f"data.judge_fraction={config.data.judge_fraction} does not reach a text "
     "that is handed in: drop it",
   )
-  if text.judge is None:
-    return {}
-  require(
-    JUDGE not in named_globs(config.evaluation.sets),
-    f"evaluation.sets names a text {JUDGE!r}, as the one that judges is called "
-    "already: take another name",
-  )
-  digest = digest_of({JUDGE: text.judge.tobytes()})
-  found = ValidationSet(text.judge, digest, text.bytes_per_token or 1.0)
-  return {JUDGE: (found, _batches_of(config, text.judge))}
+  return None if text.judge is None else _batches_of(config, text.judge)
 
 
-def go_on(
-  streams: Streams, sets: ValidationSets, record: Mapping[str, Any]
-) -> None:
+def go_on(streams: Streams, record: Mapping[str, Any]) -> None:
   """Sets the streams to where a checkpoint left them.
 
   Args:
     streams: Streams of the run.
-    sets: Texts of `evaluation.sets`.
     record: Record of the checkpoint.
 
   Raises:
     RefusedError: If they are other streams, as those of a mix by replica are
-      with another number of replicas, or the texts have changed.
+      with another number of replicas.
   """
   try:
     streams.set_state(record["streams"])
   except ValueError as error:
     raise RefusedError(str(error)) from error
-  saved = record.get("sets", {})
-  changed = [
-    n for n, own in digests_of(sets).items() if saved.get(n, own) != own
-  ]
-  if changed:
-    raise RefusedError(
-      f"the text of evaluation.sets, {', '.join(changed)}, is not the one that "
-      "the run was evaluated on: restore it, or take another --workdir"
-    )
-
-
-def digests_of(sets: ValidationSets) -> dict[str, str]:
-  """Returns the digests of the texts of `evaluation.sets`, by name."""
-  return {name: text.digest for name, (text, _) in sets.items()}
-
-
-def validation_sets(config: RunConfig, text: Corpus) -> ValidationSets:
-  """Returns the texts of `evaluation.sets` and their batches, by name.
-
-  Args:
-    config: Config of the run.
-    text: Text of the run (`corpus`).
-
-  Raises:
-    ValueError: If one of them cannot be read or has other tokens, or processes
-      have different texts.
-  """
-  sets = {}
-  for name, glob in named_globs(config.evaluation.sets).items():
-    with in_front(f"evaluation.sets, {name}: "):
-      found = load_validation_set(glob, text.tokenizer, config.data.text_field)
-      sets[name] = found, _batches_of(config, found.tokens)
-  processes.check_equal(evaluation_sets=digests_of(sets))
-  return sets
 
 
 def _batches_of(config: RunConfig, tokens: np.ndarray) -> Iterable[np.ndarray]:

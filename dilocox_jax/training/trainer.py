@@ -163,7 +163,7 @@ class Trainer:
       self.progress = TrainingProgress(**record["position"])
       if self.progress.is_finished:
         return
-      run_text.go_on(self.data.streams, self.data.sets, record)
+      run_text.go_on(self.data.streams, record)
       self.controller.set_state(record["controller"])
       resume.set_clock(self.clock, record.get("clock"))
       if self._member:
@@ -342,12 +342,15 @@ class Trainer:
     self, state: TrainingState, num_steps: int | None = None
   ) -> None:
     losses = evaluation.losses(self.programs, state, self.data.validation)
-    texts = {**self.data.sets, **(self.data.judging if num_steps else {})}
-    sets = evaluation.set_losses(self.programs, state, texts)
+    if num_steps and self.data.judging is not None:
+      losses["judge_loss"] = evaluation.outer_loss(
+        self.programs, state, self.data.judging
+      )
+    num_views = 1 + ("judge_loss" in losses)
     self.progress = self.progress.after(
-      evaluation.evaluation_bytes(self.programs, state, 2 if sets else 1)
+      evaluation.evaluation_bytes(self.programs, state, num_views)
     )
-    self._reader.record_evaluation(losses, sets, self.progress, num_steps)
+    self._reader.record_evaluation(losses, self.progress, num_steps)
 
   def _save(self, state: TrainingState) -> None:
     if not evaluation.is_finite(state):
@@ -369,7 +372,6 @@ class Trainer:
       "in_flight": states.num_in_flight(state),
       "config": self.config.to_mapping(),
       "corpus_digest": self.data.digest,
-      "sets": run_text.digests_of(self.data.sets),
       "handed_in": self.parts.names,
       "meeting": self._member.get_state() if self._member else None,
     }

@@ -16,7 +16,6 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.data.corpus import JUDGE
 from dilocox_jax.metrics import RecordError
 from dilocox_jax.metrics.lines import (
   make_directory,
@@ -198,7 +197,7 @@ def row_of(run: LoadedRun, made: SweepRun, failure: str, cores: int) -> RunRow:
     loss=last.outer_loss if last else math.nan,
     mean_loss=last.mean_loss if last else math.nan,
     best_loss=min(losses, default=math.nan),
-    judge_loss=last.sets.get(JUDGE, math.nan) if last else math.nan,
+    judge_loss=last.judge_loss if last else math.nan,
     wall_s=round(run.wall_s, 1),
     platform=record["platform"],
     python=record["versions"]["python"],

@@ -131,7 +131,6 @@ def test_a_resumed_run_may_be_evaluated_otherwise_but_not_trained_otherwise():
     "seed": 1,
     "evaluation": {"interval_steps": 7, "num_sequences": 9},
     "checkpoint": {"keep": 9, "init_from": "elsewhere"},
-    "data": {"num_workers": 3},
   }
   old, new = RunConfig().to_mapping(), from_mapping(values).to_mapping()
   changed = [
@@ -145,7 +144,6 @@ LIMITS = {
   "seed": (2**32 - 1, 2**32),
   "data.batch_size": (1, 0),
   "data.sequence_length": (1, 0),
-  "data.num_workers": (64, 65),
   "data.validation_fraction": (0.99, 1.0),
   "model.scan_unroll": (0, -1),
   "model.loss_chunk_tokens": (0, -1),
@@ -273,7 +271,6 @@ REFUSED = [
     "take 'rank' instead",
   ),
   ({"model.activation": "selu"}, "model.*activation='selu'.* swiglu"),
-  ({"evaluation.sets": "a"}, "evaluation.sets"),
   (ABSENT | {"sync.method": "allreduce"}, "sync.method='allreduce'"),
   (ABSENT | {"sync.method": "eager"}, "sync.rule='eager': take continue"),
   (ABSENT | STAGES, "mesh.num_stages=2: take 1"),

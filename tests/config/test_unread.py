@@ -14,19 +14,12 @@ GRADIENTS = {"sync": {"method": "allreduce"}}
 
 SHARDS = {"data": {"source": "shards"}}
 FILES = {"data": {"source": "text_files"}}
-HUB = {"data": {"source": "huggingface"}}
-HUB_SOME = {"data": {"source": "huggingface", "max_documents": 5}}
 SGD = {"inner": {"optimizer": "sgd"}}
 # A field, a run that ignores it, what the refusal says, and one that reads it.
 CASES = [
   ("data.glob", "*.txt", {}, "reads no files: set data.source=text_f", FILES),
   ("data.mix", "own", {}, "stdlib reads no files", SHARDS),
   ("data.text_field", "body", {}, "stdlib reads no JSON", FILES),
-  ("data.split", "test", {}, "only data.source=huggingface", HUB),
-  ("data.max_documents", 9, {}, "only data.source=huggingface", HUB),
-  ("data.shuffle_buffer", 9, {}, "only data.source=huggingface", HUB_SOME),
-  ("data.shuffle_buffer", 9, HUB, "set data.max_documents", HUB_SOME),
-  ("data.damaged", "skip", {}, "no files that may be damaged", FILES),
   ("data.tokenizer", "bpe", SHARDS, "shards has tokens already", {}),
   ("data.validation_fraction", 0.1, SHARDS, "is divided already", {}),
   ("data.judge_fraction", 0.1, SHARDS, "no documents to divide", {}),

@@ -1,14 +1,12 @@
 """Texts of every source, and their split into training and held-out files."""
 
-import json
 import math
-import pathlib
 import sysconfig
 
 import numpy as np
 import pytest
 
-from dilocox_jax.data import corpus, markov, sources
+from dilocox_jax.data import corpus, sources
 
 FILES = {f"folder/{i}.txt": f"content {i}\n".encode() * 3 for i in range(200)}
 HELD_OUT = [path for path in FILES if corpus.is_held_out(path, 0.2)]
@@ -138,24 +136,6 @@ def test_neither_the_place_of_a_folder_nor_its_files_change_the_split(
   refused("of 1 files .* more files are needed", text_files, "a/0.txt")
 
 
-def test_damage_is_an_error_or_left_out_counted_and_logged(
-  tmp_path, caplog, monkeypatch
-):
-  rows = [json.dumps({"text": name}) for name in NAMES]
-  (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{no", "[]"]))
-  refused("line 81 is no JSON", text_files, f"{tmp_path}/*")
-  loaded = text_files(f"{tmp_path}/*", damaged="skip")
-  assert loaded.num_skipped == 2 and loaded.num_files == len(NAMES)
-  for line, message in zip((81, 82), caplog.messages, strict=True):
-    assert f"a.jsonl, line {line} " in message
-
-  def no_access(path, mode):
-    raise PermissionError(13, "Permission denied")
-
-  monkeypatch.setattr(pathlib.Path, "open", no_access)
-  refused(r"cannot read .*a\.jsonl \(Permi", text_files, f"{tmp_path}/*")
-
-
 @pytest.mark.parametrize("names", ["ab", "ba"])
 def test_several_globs_are_parts_in_their_order(names, tmp_path):
   """Also where files of both have the same name."""
@@ -217,7 +197,7 @@ ENTROPY_NATS = -sum(p * math.log(p) for p in (1 / 2, 1 / 4, 1 / 8, 1 / 8))
 
 def test_synthetic_text_has_the_entropy_that_it_states():
   size, num_tokens = 16, 200_000
-  text = markov.synthetic(
+  text = sources.synthetic(
     3, num_tokens=num_tokens, vocab_size=size, validation_fraction=0.5
   )
   assert len(text.train) == num_tokens == 2 * len(text.validation)
@@ -240,12 +220,12 @@ def test_synthetic_text_has_the_entropy_that_it_states():
 
 def test_synthetic_text_is_the_same_everywhere():
   # The digest is from a second program, which does not use numpy.
-  first, longer = (markov.synthetic(0, num_tokens=n) for n in (1000, 2000))
+  first, longer = (sources.synthetic(0, num_tokens=n) for n in (1000, 2000))
   assert first.digest == "a801deeb65440c84"
   np.testing.assert_array_equal(longer.train[:1000], first.train)
   for size in (4, 256, 1000):
-    drawn = markov.synthetic(5, num_tokens=20_000, vocab_size=size)
+    drawn = sources.synthetic(5, num_tokens=20_000, vocab_size=size)
     assert (drawn.train.min(), drawn.train.max()) == (0, size - 1)
     assert drawn.vocab_size == size
   for options in ({"num_tokens": 0}, {"vocab_size": 3}):
-    refused("num_tokens=.*vocab_size=", markov.synthetic, **options)
+    refused("num_tokens=.*vocab_size=", sources.synthetic, **options)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dilocox_jax.data.streams import ReplicaStreams, mix_of
-from dilocox_jax.data.validation import held_out_batches, validation_batches
+from dilocox_jax.data.streams import ReplicaStreams, held_out_batches, mix_of
 
 LENGTH = 4
 WIDTH = LENGTH + 1
@@ -86,25 +85,15 @@ def test_the_seed_decides_the_order():
 
 
 @pytest.mark.parametrize("make", [streams, mixed])
-@pytest.mark.parametrize("num_workers", [0, 3])
-def test_neither_workers_processes_nor_a_restart_change_a_batch(
-  make, num_workers
-):
+def test_neither_processes_nor_a_restart_change_a_batch(make):
   expected = make().take(24)
   for chosen in (None, [0], [2, 1]):
     rows = [0, 1, 2] if chosen is None else chosen
-    working = make(num_workers=num_workers)
-    taken = [working.take(n, chosen) for n in (5, 0, 5, 1, 3)]
-    state = json.loads(json.dumps(working.get_state()))
-    assert state["step"] == 14
-    taken.append(working.take(4, chosen))
-    working.set_state(state)  # What was read ahead is not what comes now.
-    again = make(num_workers=num_workers)
-    again.set_state(state)
-    for last in (working.take(10, chosen), again.take(10, chosen)):
-      whole = np.concatenate([*taken[:5], last], axis=1)
-      np.testing.assert_array_equal(whole, expected[rows])
-    np.testing.assert_array_equal(taken[5], expected[rows, 14:18])
+    before, again = make(), make()
+    taken = [before.take(n, chosen) for n in (5, 0, 8, 1)]
+    again.set_state(json.loads(json.dumps(before.get_state())))
+    whole = np.concatenate([*taken, again.take(10, chosen)], axis=1)
+    np.testing.assert_array_equal(whole, expected[rows])
 
 
 def test_a_state_of_other_streams_is_refused():
@@ -140,13 +129,6 @@ def test_the_form_of_a_mix():
   refused("leave out some of 3 parts", mix_of, "own", 2, 3)
   for bad in ("1,2,3", "1,0;0,1;1,1", "0,0", "-1,2", "1,nan", "1,inf", "a,b"):
     refused("must be 'own', or 2 weights", mix_of, bad, 2, 2)
-
-
-def test_what_fails_in_a_worker_is_raised_where_it_is_taken():
-  made = streams(num_workers=2)
-  made._windows = made._windows[:3]
-  with pytest.raises(IndexError):
-    made.take(50)
 
 
 def test_pages_of_a_file_that_were_read_are_not_held(tmp_path):
@@ -196,10 +178,8 @@ def test_a_whole_pass_predicts_every_token_but_the_first_once(num_tokens):
 
 
 def test_a_text_without_a_batch_is_refused():
-  sizes = {"batch_size": 4, "sequence_length": LENGTH}
-  few, some = {"max_sequences": 20} | sizes, {"max_sequences": 3} | sizes
-  refused("make 3 sequences .* needs 4", validation_batches, TOKENS[:19], **few)
-  refused("max_sequences is 3", validation_batches, TOKENS, **some)
+  refused("make 3 sequences .* needs 4", evaluated, TOKENS[:19])
+  refused("max_sequences is 3", evaluated, TOKENS, 4, 3)
   refused("none to predict", evaluated, TOKENS[:1], 3, 0)
 
 

@@ -76,7 +76,6 @@ MISTAKES = [
   ("compare", "", "no run directories"),
   ("compare", "nowhere", "is not a run directory"),
   ("prepare_data", "--glob=*.txt --vocab_size=400", "--tokenizer=bpe"),
-  ("prepare_data", "--glob=*.txt --seed=3", "--shuffle_buffer"),
   ("prepare_data", "", "glob"),
   ("export", "--run=nowhere", "is not a run directory"),
   ("sweep", "--config.gird.x=1", "did you mean 'grid'"),

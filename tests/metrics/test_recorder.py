@@ -78,15 +78,14 @@ def _scalars(directory):
 
 
 def test_rows_are_read_back_as_they_were_recorded(tmp_path):
-  texts = {"news": 1.75}
   with Recorder(tmp_path) as recorder:
     _round(recorder, 10, loss=0.1, cosine=None)
-    recorder.record_evaluation(**_validation(10, sets=texts))
+    recorder.record_evaluation(**_validation(10, judge_loss=1.75))
     recorder.record_evaluation(**_validation(20, num_steps=20))
   first, evaluated, last = read_rows(tmp_path / "metrics.jsonl")
   kinds = [row["kind"] for row in (first, evaluated, last)]
   assert kinds == ["round", "evaluation", "final"]
-  assert last["num_steps"] == 20 and "sets" not in last
+  assert last["num_steps"] == 20 and "judge_loss" not in last
   # Fields of a later version are skipped, and null is no number.
   row = from_json(RoundRow, first | {"effective_rank": 12})
   assert (row.step, row.tokens, row.sent_bytes) == (10, 1000, 10)
@@ -97,7 +96,7 @@ def test_rows_are_read_back_as_they_were_recorded(tmp_path):
   for values, flushed in ((evaluated, False), (last, True)):
     read = from_json(Evaluation, values)
     assert (read.outer_loss, read.flushed) == (1.5, flushed)
-  assert from_json(Evaluation, evaluated).sets == texts
+  assert from_json(Evaluation, evaluated).judge_loss == 1.75
   del evaluated["replica_loss"]
   with pytest.raises(KeyError, match="replica_loss"):
     from_json(Evaluation, evaluated)
@@ -106,7 +105,7 @@ def test_rows_are_read_back_as_they_were_recorded(tmp_path):
 def test_tensorboard_has_the_values_that_are_finite(tmp_path):
   with Recorder(tmp_path) as recorder:
     _round(recorder, 10, loss=0.5)
-    recorder.record_evaluation(**_validation(10, sets={"news": 1.75}))
+    recorder.record_evaluation(**_validation(10, judge_loss=1.75))
     recorder.record_timing(step=10, event="round", wall_s=1, tokens_per_s=8)
   assert _scalars(tmp_path / "tensorboard") == {
     "train/loss": [(10, 0.5)],
@@ -119,7 +118,7 @@ def test_tensorboard_has_the_values_that_are_finite(tmp_path):
     "rank/rank/fragment_0": [(10, 4.0)],
     "validation/outer_loss": [(10, 1.5)],
     "validation/replica_loss": [(10, 1.25)],
-    "validation/news": [(10, 1.75)],
+    "validation/judge_loss": [(10, 1.75)],
     "time/tokens_per_s": [(10, 8)],
   }
 

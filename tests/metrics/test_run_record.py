@@ -30,7 +30,6 @@ FIELDS = {
 }
 MAYBE = {
   "bytes_per_token": 1.5,
-  "validation_sets": {"news": {"digest": "ab"}},
   "handed_in": ["model"],
   "clock": "cluster 1gbit",
   "clock_digest": "77",

@@ -150,8 +150,7 @@ def test_every_predicted_token_of_a_whole_pass_has_one_weight(batches):
   seen = evaluation.losses(programs, state, parts)["outer_loss"]
   assert seen == pytest.approx(expected, rel=1e-6)
   assert seen != pytest.approx(np.mean(losses), rel=1e-4)
-  sets = {"other": (None, parts)}
-  assert evaluation.set_losses(programs, state, sets) == {"other": seen}
+  assert evaluation.outer_loss(programs, state, parts) == seen
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -105,7 +105,7 @@ def test_what_an_evaluation_sends_belongs_to_no_round(desk):
   before = TrainingProgress(14, 560, 4_700)
   names = "outer_loss", "mean_loss", "replica_loss"
   losses = dict.fromkeys(names, 1.0)
-  desk.book.record_evaluation(losses, {}, before.after(200))
+  desk.book.record_evaluation(losses, before.after(200))
   desk.now[0] += 1.0
   desk.book.read(_dispatched())
   _, row = runs.rows(desk.workdir)
@@ -214,12 +214,9 @@ def test_beside_the_main_process_all_is_checked_and_nothing_written(
   with _opened(tmp_path / "run", writes=False) as book:
     assert book.read(_dispatched())
     losses = {"outer_loss": 1.0, "mean_loss": None}
-    book.record_evaluation(losses, {}, TrainingProgress(18))
+    book.record_evaluation(losses, TrainingProgress(18))
     with pytest.raises(NotFiniteError, match="validation loss"):
-      book.record_evaluation({"outer_loss": math.nan}, {}, TrainingProgress(18))
-    with pytest.raises(NotFiniteError, match="validation loss"):
-      losses, sets = {"outer_loss": 1.0}, {"wiki": math.nan}
-      book.record_evaluation(losses, sets, TrainingProgress(18))
+      book.record_evaluation({"outer_loss": math.nan}, TrainingProgress(18))
   assert not (tmp_path / "run").exists() and not capfd.readouterr().out
 
 

@@ -84,41 +84,13 @@ def test_where_no_token_ends_a_document_masks_are_refused(tmp_path):
     run_text.document_end(config, run_text.corpus(config), parts)
 
 
-def test_a_text_of_evaluation_must_stay_as_it_is(tmp_path):
-  (tmp_path / "own.txt").write_text("the text of a run that goes on " * 40)
-  config = _texts(tmp_path)
-  sets = dataclasses.replace(
-    config.evaluation, sets=f"own={tmp_path / 'own.txt'}"
-  )
-  config = dataclasses.replace(config, evaluation=sets)
-
-  def texts():
-    text = run_text.corpus(config)
-    return run_text.streams(config, text), run_text.validation_sets(
-      config, text
-    )
-
-  streams, before = texts()
-  record = {
-    "streams": streams.get_state(),
-    "sets": run_text.digests_of(before),
-  }
-  run_text.go_on(*texts(), record)
-  run_text.go_on(*texts(), {"streams": streams.get_state()})
-  (tmp_path / "own.txt").write_text("another text of this run goes on " * 40)
-  with pytest.raises(
-    RefusedError, match="text of evaluation.sets, own, is not"
-  ):
-    run_text.go_on(*texts(), record)
-
-
 def test_streams_of_another_run_are_refused():
   config = runs.settings()
   text = run_text.corpus(config)
   streams = run_text.streams(config, text)
   state = streams.get_state() | {"seed": 7}
   with pytest.raises(RefusedError, match="resume with the same data"):
-    run_text.go_on(streams, {}, {"streams": state})
+    run_text.go_on(streams, {"streams": state})
 
 
 @pytest.mark.parametrize(
