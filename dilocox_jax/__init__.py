@@ -45,7 +45,7 @@ _HOMES = {
   "averaged": "outer.average",
   "compare_methods": "api.method_plans",
   "estimate": "api.runs",
-  "exchange": "aggregators.feedback",
+  "exchange": "aggregators.exchange",
   "join_rounds": "outer.newcomer",
   "limited": "checks",
   "load": "api.runs",

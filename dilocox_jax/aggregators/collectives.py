@@ -22,13 +22,12 @@ import jax
 import jax.numpy as jnp
 
 from dilocox_jax.checks import one_of, require
-from dilocox_jax.codecs import base
-from dilocox_jax.codecs.base import Codec, Encoder, Quantiser, Shape
+from dilocox_jax.codecs.base import Codec, Encoder, Quantiser, Reduced, Shape
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.meeting.packing import HEADER_BYTES
 from dilocox_jax.plan.collective import COLLECTIVES, MAILBOX, Collective
 from dilocox_jax.plan.schedule.fragments import Shapes, stacked_shape
-from dilocox_jax.trees import Array
+from dilocox_jax.trees import Array, Pausing, without_pauses
 
 # Replicas that a sum of 16-bit values can count: bfloat16 has no 257.
 MOST_IN_16_BITS = 256
@@ -53,7 +52,7 @@ def chosen_collective(codec: Codec, collective: str, num_replicas: int) -> str:
     ValueError: If the collective cannot carry them.
   """
   one_of("collective", collective, COLLECTIVES)
-  encoder = base.encoder_of(codec)
+  encoder = codec.encoder
   if collective == "auto":
     if encoder == Float():
       return "all_reduce"
@@ -110,8 +109,7 @@ def collectives(
     way = chosen_collective(codec, collective, num_replicas)
   found: list[Collective] = []
   for leaves in message_shapes(codec, stacked_shapes(shapes)):
-    turn = 1 + max((each.turn for each in found), default=-1)
-    encoder = base.encoder_of(codec)
+    turn, encoder = len({each.turn for each in found}), codec.encoder
     if way == "reduce_scatter":
       values, means = _scattered_bytes(encoder, leaves, num_replicas)
       flags = num_replicas * FLAG_BYTES
@@ -137,8 +135,7 @@ def message_bytes(codec: Codec, shapes: Shapes) -> int:
     shapes: Leaf shapes by path.
   """
   of_messages = message_shapes(codec, stacked_shapes(shapes))
-  encoder = base.encoder_of(codec)
-  return sum(encoded_bytes(encoder, leaves) for leaves in of_messages)
+  return sum(encoded_bytes(codec.encoder, leaves) for leaves in of_messages)
 
 
 def stacked_shapes(shapes: Shapes) -> tuple[Shape, ...]:
@@ -163,19 +160,18 @@ def message_shapes(
     codec: The codec.
     shapes: Shapes of the leaves, with the layer axis.
   """
-  if not isinstance(codec, base.Projection) or not shapes:
-    return (shapes,)
 
   def run(leaves: list[Array], key: Array) -> list[list[Array]]:
+    sent = []
+
+    def reduce(own: list[Array]) -> Pausing:
+      sent.append(own)
+      yield own
+      return Reduced(own, own)
+
     state = codec.init(shapes, key)
-    sent, steps = [], codec.run(leaves, state, key)
-    yielded = next(steps)
-    try:
-      while True:
-        sent.append(yielded)
-        yielded = steps.send(base.Reduced(yielded, yielded))
-    except StopIteration:
-      return sent
+    without_pauses(codec.run)(leaves, state, key, reduce)
+    return sent
 
   sent = jax.eval_shape(run, _values(shapes), _key())
   return tuple(tuple(leaf.shape for leaf in leaves) for leaves in sent)

@@ -13,7 +13,7 @@ class ExchangeKind:
     collectives: Function, or its place, with the arguments and results of
       `aggregators.collectives.collectives`, which says what an exchange sends.
     aggregator: Function, or its place, with the arguments of
-      `aggregators.feedback.exchange`, which returns an `Aggregator`.
+      `aggregators.exchange.exchange`, which returns an `Aggregator`.
   """
 
   collectives: Lazy
@@ -42,6 +42,6 @@ register_exchange(
   "mean",
   ExchangeKind(
     "dilocox_jax.aggregators.collectives:collectives",
-    "dilocox_jax.aggregators.feedback:exchange",
+    "dilocox_jax.aggregators.exchange:exchange",
   ),
 )

@@ -6,9 +6,9 @@ They share no runtime and meet in a folder or a bucket (docs/mailbox.md).
 import os
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
-from dilocox_jax.aggregators.feedback import Residual, carried_exchange
+from dilocox_jax.aggregators.exchange import exchange
 from dilocox_jax.checks import within_limits
 from dilocox_jax.codecs.base import Codec
 from dilocox_jax.meeting.carrier import Carrier
@@ -25,7 +25,6 @@ def mailbox(
   codec: Codec | str = "float32",
   feedback: float = 0.0,
   against: str = "own",
-  residual_dtype: str = "float32",
   keep_unsent: bool = False,
   seed: int = 0,
   weight: float = 1.0,
@@ -47,11 +46,10 @@ def mailbox(
       `meeting.store.Store`.
     name: Name of this replica, another one for each.
     secret: File of the secret that all replicas share, or the secret as bytes.
-    codec: What is sent, as for `dilocox_jax.exchange`; so are the next five.
+    codec: What is sent, as for `dilocox_jax.exchange`; so are the next four.
     feedback: Share of what was not sent that is added to the next exchange. A
       message that came too late was not sent.
     against: What the residual is measured against.
-    residual_dtype: Type of the residual.
     keep_unsent: Whether what was not sent stays in the replica's parameters.
     seed: Seed of random masks and first factors, equal in all replicas.
     weight: Weight of this replica in the mean, e.g. its tokens in a round.
@@ -65,72 +63,46 @@ def mailbox(
     ValueError: One line that names what does not fit.
   """
   within_limits("weight", weight, above=0)
-  exchange = {
-    "codec": str(codec),
+  settings = {
     "feedback": feedback,
     "against": against,
-    "residual_dtype": residual_dtype,
     "keep_unsent": keep_unsent,
     "seed": seed,
   }
 
   def enter(terms: Mapping[str, Any]) -> Mailbox:
+    given = {"exchange": {"codec": str(codec), **settings}, **terms}
     return Mailbox(
       where,
       name=name,
       secret=secret,
-      config={**(config or {}), "exchange": exchange, **terms},
+      config={**(config or {}), **given},
       text_digest=text_digest,
       rules=rules,
       accept_version=accept_version,
     )
 
-  residual = Residual(feedback, against, residual_dtype)
-  return carried_by(enter, name, codec, residual, keep_unsent, seed, weight)
+  return carried_by(enter, name, weight, codec, **settings)
 
 
 def carried_by(
   enter: Callable[[Mapping[str, Any]], Mailbox],
   name: str,
-  codec: Codec | str,
-  residual: Residual,
-  keep_unsent: bool,
-  seed: int,
   weight: float,
+  codec: Codec | str,
+  **settings: Any,
 ) -> Aggregator:
   """Returns an exchange whose messages a mailbox carries.
 
   Args:
     enter: Function from what must be equal in all replicas to the mailbox.
     name: Name of this replica; its random numbers follow from it.
-    codec: What is sent.
-    residual: What is kept of what the codec lost.
-    keep_unsent: Whether what was not sent stays in the parameters.
-    seed: Seed that all replicas share.
     weight: Weight of this replica in the mean.
+    codec: What is sent.
+    **settings: Other arguments of `exchange`.
   """
-  aggregator = carried_exchange(
-    codec,
-    residual,
-    number=zlib.crc32(name.encode()),
-    keep_unsent=keep_unsent,
-    seed=seed,
-  )
-  keeps = bool(residual.decay) or keep_unsent
+  number = zlib.crc32(name.encode())
+  aggregator = exchange(codec, number=number, **settings)
+  keeps = bool(settings["feedback"] or settings["keep_unsent"])
   carrier = Carrier(enter, weight=weight, keeps=keeps)
-  return aggregator._replace(
-    average=_Refusing(aggregator.average), stretch_ends=None, carrier=carrier
-  )
-
-
-class _Refusing:
-  """Has the turns of a function that the host carries, and no call."""
-
-  def __init__(self, average: Any):
-    self.pausing = average.pausing
-
-  def __call__(self, *arguments: Any) -> NoReturn:
-    raise ValueError(
-      "dilocox_jax.mailbox exchanges outside of compiled programs: give it to"
-      " dilocox_jax.make_rounds"
-    )
+  return aggregator._replace(carrier=carrier)

@@ -10,13 +10,14 @@ arrived (`Aggregator.paused`), so that inner steps can run in between.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dilocox_jax.aggregators import carriers
 from dilocox_jax.aggregators.collectives import chosen_collective
-from dilocox_jax.codecs.base import Encoder, Quantiser, Reduced
+from dilocox_jax.codecs.base import Encoder, Reduced
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.trees import Array, Boolean, Pausing, Scalar, Tree
 
@@ -36,7 +37,7 @@ def reduce(
   Args:
     encoder: Encodes the leaves.
     leaves: Values of this replica, [num_layers, *shape] each.
-    participates: Whether this replica participates; if not, it sends zeros.
+    participates: Whether this replica participates; if not, they are zeros.
     key: Random key of this replica, for stochastic rounding.
     collective: One of `plan.collective.COLLECTIVES`.
     axis_name: Axis over which replicas are mapped.
@@ -50,21 +51,17 @@ def reduce(
   """
   num_replicas = jax.lax.axis_size(axis_name)
   way = chosen_collective(encoder, collective, num_replicas)
-  given = leaves, participates, key, axis_name
+  given = encoder, leaves, participates, key
   if carry or way == "all_gather":
-    carry = carry or carriers.by_collective(axis_name)
-    return _gather(encoder, leaves, participates, key, carry)
-  assert isinstance(encoder, Quantiser)
+    return _gather(*given, carry or carriers.by_collective(axis_name))
   if way == "all_reduce":
-    return _add(encoder, *given)
-  return _scatter(encoder, *given, shares_add_up)
+    return _add(*given, axis_name)
+  return _scatter(*given, axis_name, shares_add_up)
 
 
-def _add(
-  encoder: Quantiser, leaves, participates, key, axis_name: str
-) -> Pausing:
+def _add(encoder: Any, leaves, participates, key, axis_name: str) -> Pausing:
   """The network adds; in fp32, or in fewer bits if the user asks for it."""
-  sent = [encoder.code(_or_zero(participates, x), key)[0] for x in leaves]
+  sent = [encoder.code(leaf, key)[0] for leaf in leaves]
   sent, participates = yield sent, participates
   totals, count = yield summed(sent, participates, axis_name)
   own = [encoder.values((leaf,), 1) for leaf in sent]
@@ -76,13 +73,14 @@ def _gather(
   encoder: Encoder, leaves, participates, key, carry: carriers.Carry
 ) -> Pausing:
   """Every replica receives all messages, decodes them and adds them up."""
-  encode, decode, take_apart = _functions(encoder, leaves, participates, key)
-  arrived = yield from carry(encode(), participates)
+  shapes = [leaf.shape for leaf in leaves]
+  arrived = yield from carry(encoder.encode(leaves, key), participates)
   weights = arrived.weights
   count = jnp.sum(weights, dtype=jnp.float32)
 
   def weighted(replica: int) -> list[Array]:
-    values = decode([array[replica] for array in arrived.arrays])
+    own = [array[replica] for array in arrived.arrays]
+    values = encoder.joined(own, shapes)
     return [each * weights[replica].astype(each.dtype) for each in values]
 
   # One replica after the other, so that the decoded values of one replica at
@@ -91,39 +89,15 @@ def _gather(
   for replica in range(1, weights.shape[0]):
     total = list(map(jnp.add, total, weighted(replica)))
   mean = [mean_of_participants(values, count) for values in total]
-  own = [_or_zero(arrived.is_counted, each) for each in decode(arrived.own)]
-  return Reduced(take_apart(mean), take_apart(own))
-
-
-def _functions(encoder: Encoder, leaves, participates, key):
-  """Returns functions that encode the leaves, decode them, and give leaves.
-
-  A quantiser's values are added up in rows, which are fewer than leaves.
-  """
-  shapes = [leaf.shape for leaf in leaves]
-  if not isinstance(encoder, Quantiser):
-    sent = [_or_zero(participates, leaf) for leaf in leaves]
-    return (
-      lambda: encoder.encode(sent, key),
-      lambda arrays: encoder.decode(arrays, shapes),
-      lambda found: found,
-    )
-  layout = encoder.layout(shapes)
-  rows = [_or_zero(participates, each) for each in layout.rows(leaves)]
-  return (
-    lambda: encoder.coded(rows, key),
-    lambda arrays: encoder.decoded(layout, arrays),
-    layout.leaves,
-  )
+  own = [
+    jnp.where(arrived.is_counted, each, jnp.zeros_like(each))
+    for each in encoder.joined(arrived.own, shapes)
+  ]
+  return Reduced(encoder.leaves(mean, shapes), encoder.leaves(own, shapes))
 
 
 def _scatter(
-  encoder: Quantiser,
-  leaves,
-  participates,
-  key,
-  axis_name: str,
-  shares_add_up: bool,
+  encoder: Any, leaves, participates, key, axis_name: str, shares_add_up: bool
 ) -> Pausing:
   """Each replica owns a slice, adds it up and sends its mean to all.
 
@@ -154,7 +128,7 @@ def _scatter(
   num_replicas = jax.lax.axis_size(axis_name)
   layout = encoder.layout([leaf.shape for leaf in leaves], num_replicas)
   # [M, rows, width] of every width.
-  values = [_or_zero(participates, rows) for rows in layout.rows(leaves)]
+  values = layout.rows(leaves)
   sent = encoder.coded(values, key)
   flag = jnp.full((num_replicas, 1), participates, jnp.uint8)
   sent, flag = yield sent, flag
@@ -209,7 +183,3 @@ def mean_of_participants(total: Array, count: Scalar) -> Array:
     count: Number of participants.
   """
   return total / jnp.maximum(count, 1).astype(total.dtype)
-
-
-def _or_zero(participates: Boolean, values: Array) -> Array:
-  return jnp.where(participates, values, jnp.zeros_like(values))

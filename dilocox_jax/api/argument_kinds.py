@@ -7,7 +7,7 @@ Without them a wrong argument would end in an error from deep inside, such as
 import textwrap
 from typing import Any
 
-from dilocox_jax.aggregators.feedback import exchange as mean_exchange
+from dilocox_jax.aggregators.exchange import exchange as mean_exchange
 from dilocox_jax.config import RunConfig
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
 from dilocox_jax.plan.schedule.methods import Method

@@ -29,7 +29,7 @@ from dilocox_jax.plan.pipeline.timetable import timetable
 from dilocox_jax.plan.schedule.fragments import BLOCKS, stacked_shape
 
 _FP32_BYTES = 4
-_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+_BYTES = {"float32": 4, "bfloat16": 2}
 # Copies of a device's share that a step makes for a while. Two programs of 107
 # billion parameters have 1.75 of them beside what is named here (fitted).
 _WORKING_COPIES = 2
@@ -80,9 +80,7 @@ def num_copies(config: RunConfig) -> float:
   """
   inner = 1 + optimizer_copies(config)
   method = config.sync.named
-  residual = bool(config.exchange.feedback) * (
-    _BYTES[config.exchange.residual_dtype] / _FP32_BYTES
-  )
+  residual = config.exchange.feedback > 0
   average = config.outer.average_power > 0
   if method.exchanged == "gradient":
     return inner + residual + average

@@ -13,7 +13,7 @@ from typing import Any
 
 import optax
 
-from dilocox_jax.aggregators.feedback import exchange as mean_exchange
+from dilocox_jax.aggregators.exchange import exchange as mean_exchange
 from dilocox_jax.api.argument_kinds import (
   aggregator_of,
   check_method,
@@ -89,6 +89,11 @@ def step_transform(
     check_optimizer("outer", outer)
   aggregator = aggregator_of(exchange, axis_name)
   check_unsent(method, aggregator)
+  require(
+    aggregator.carrier is None,
+    "dilocox_jax.mailbox exchanges outside of compiled programs: give it to "
+    "dilocox_jax.make_rounds",
+  )
   if method.exchanged == "gradient":
     mean = _averaged_gradients(inner, aggregator, axis_name)
     return on_trained_leaves(mean, trainable)

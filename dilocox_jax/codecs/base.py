@@ -10,15 +10,17 @@ leaf that is not stacked has one layer. There are three kinds:
 - A `Projection` is linear and the same on all replicas, so the mean may be
   taken before it is undone. It may need several messages in turn.
 
-A projection is written as a generator: it yields leaves, and receives their
-mean over replicas and the replica's own part of it, as the others decode it.
-The exchange encodes the leaves with `then` and chooses the collective. For
+A projection is written as a generator, which hands leaves to `reduce` and gets
+their mean over replicas and the replica's own part of it, as the others decode
+it. The exchange encodes the leaves with `then` and chooses the collective. For
 example, a projection that sends the mean of each leaf and then the rest:
 
-    def run(self, leaves, state, key):
+    def run(self, leaves, state, key, reduce):
       sizes = [jnp.mean(leaf, keepdims=True) for leaf in leaves]
-      mean, own = yield sizes
-      rest, own_rest = yield [leaf - m for leaf, m in zip(leaves, own)]
+      mean, own = yield from reduce(sizes)
+      rest, own_rest = yield from reduce(
+        [leaf - m for leaf, m in zip(leaves, own)]
+      )
       ...
       return Reduced(sums, own_sums), state
 
@@ -31,18 +33,19 @@ and taken apart again.
 
 import dataclasses
 import math
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dilocox_jax.checks import check_limits, require
+from dilocox_jax.checks import check_limits, of_type, require
 from dilocox_jax.distributed.local_map import current_division
-from dilocox_jax.trees import Array, Boolean, Tree, all_finite
+from dilocox_jax.trees import Array, Boolean, Pausing, Tree, all_finite
 
 Shape = tuple[int, ...]
+Arrays = Sequence[Array]
 
 
 # Values of a leaf that is joined with others, at most. To join a leaf is to
@@ -75,16 +78,16 @@ class RowLayout:
   @property
   def groups(self) -> list[list[int]]:
     """The numbers of the leaves that are coded together."""
-    return alike(self.shapes, lambda number: self.widths[number])
+    return alike(self.shapes, self.widths)
 
-  def rows(self, leaves: Sequence[Array]) -> list[Array]:
+  def rows(self, leaves: Arrays) -> list[Array]:
     """Returns the rows of every group of leaves, as float32."""
     return [
       jnp.concatenate([self._laid(n, leaves[n], group) for n in group], axis=1)
       for group in self.groups
     ]
 
-  def leaves(self, rows: Sequence[Array]) -> list[Array]:
+  def leaves(self, rows: Arrays) -> list[Array]:
     """Reverses `rows`."""
     leaves = {}
     for group, array in zip(self.groups, rows, strict=True):
@@ -122,7 +125,7 @@ class RowLayout:
 
 
 def alike(
-  shapes: Sequence[Shape], kind: Callable[[int], Hashable]
+  shapes: Sequence[Shape], kinds: Sequence[Hashable]
 ) -> list[list[int]]:
   """Groups the numbers of leaves that may share one body of a program.
 
@@ -131,20 +134,18 @@ def alike(
 
   Args:
     shapes: Shapes of the leaves, with the layer axis.
-    kind: Function from a leaf's number to its kind; those of one kind share.
+    kinds: Kind of each leaf; those of one kind share.
   """
   is_divided = current_division().num_devices > 1
   groups: dict[Hashable, list[int]] = {}
-  for number, shape in enumerate(shapes):
+  for number, (shape, kind) in enumerate(zip(shapes, kinds, strict=True)):
     is_alone = is_divided or math.prod(shape) > _MOST_JOINED
-    own = ("alone", number) if is_alone else ("alike", kind(number))
+    own = is_alone, number if is_alone else kind
     groups.setdefault(own, []).append(number)
   return list(groups.values())
 
 
-def stacked(
-  leaves: Sequence[Array], groups: Sequence[Sequence[int]]
-) -> list[Array]:
+def stacked(leaves: Arrays, groups: Sequence[Sequence[int]]) -> list[Array]:
   """Joins the layers of each group of leaves, whose layers have one shape.
 
   Args:
@@ -155,7 +156,7 @@ def stacked(
 
 
 def unstacked(
-  arrays: Sequence[Array],
+  arrays: Arrays,
   groups: Sequence[Sequence[int]],
   shapes: Sequence[Shape],
 ) -> dict[int, Array]:
@@ -245,7 +246,7 @@ def are_finite(values: Tree) -> Boolean:
   itself: a program of 500 leaves has 250,000 operations that way.
   """
   leaves = jax.tree.leaves(values)
-  groups = alike([x.shape for x in leaves], lambda number: leaves[number].dtype)
+  groups = alike([x.shape for x in leaves], [x.dtype for x in leaves])
   return all_finite(
     [
       jnp.concatenate([leaves[number].reshape(-1) for number in group])
@@ -254,11 +255,30 @@ def are_finite(values: Tree) -> Boolean:
   )
 
 
+class Reduced(NamedTuple):
+  """Result of one message, decoded.
+
+  Attributes:
+    mean: Mean over replicas of the decoded leaves.
+    own: Decoded leaves of this replica.
+  """
+
+  mean: list[Array]
+  own: list[Array]
+
+
+# Function from the leaves of a message to a generator that returns `Reduced`.
+Reduce = Callable[[list[Array]], Pausing]
+
+
 class Codec:
   """Base class of everything that a chain of codecs is made of."""
 
   def __post_init__(self):
     """Raises ValueError if a field is outside its limits."""
+    for field in dataclasses.fields(self):  # pyright: ignore
+      if field.name != "then":
+        of_type(field.name, getattr(self, field.name), type(field.default))
     check_limits(self)
     then = getattr(self, "then", None)
     require(
@@ -267,11 +287,59 @@ class Codec:
       "rank or a random mask comes first, one quantiser comes last",
     )
 
+  @property
+  def encoder(self) -> "Encoder":
+    """What encodes the leaves of each message."""
+    raise NotImplementedError
+
+  def init(self, shapes: Sequence[Shape], key: Array) -> list[Tree]:
+    """Returns the state of every leaf, which is equal on all replicas.
+
+    Args:
+      shapes: Shapes of the leaves, with the layer axis.
+      key: Random key, equal on all replicas.
+    """
+    del key
+    return [()] * len(shapes)
+
+  def run(
+    self, leaves: Arrays, state: list[Tree], key: Array, reduce: Reduce
+  ) -> Pausing:
+    """Sends one message after the other; returns the result and new states.
+
+    Args:
+      leaves: Values of one replica, [num_layers, *shape] each.
+      state: State of every leaf.
+      key: Random key, equal on all replicas.
+      reduce: Sends the leaves of a message, and returns `Reduced` in the end.
+    """
+    del key
+    return (yield from reduce(list(leaves))), state
+
+
+class Projection(Codec):
+  """Sends a linear function of the leaves, the same on all replicas.
+
+  A subclass has a field `then`, the encoder of what it sends.
+  """
+
+  then: "Encoder"
+
+  @property
+  def encoder(self) -> "Encoder":
+    """What encodes the leaves of its messages."""
+    return self.then
+
 
 class Encoder(Codec):
   """Turns leaves into the arrays that are sent, and back."""
 
-  def encode(self, leaves: Sequence[Array], key: Array) -> list[Array]:
+  @property
+  def encoder(self) -> "Encoder":
+    """The encoder itself: leaves are sent as they are."""
+    return self
+
+  def encode(self, leaves: Arrays, key: Array) -> list[Array]:
     """Returns the arrays that are sent.
 
     Args:
@@ -280,16 +348,23 @@ class Encoder(Codec):
     """
     raise NotImplementedError
 
-  def decode(
-    self, arrays: Sequence[Array], shapes: Sequence[Shape]
-  ) -> list[Array]:
+  def decode(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
     """Returns float32 leaves, the reverse of `encode`.
 
     Args:
       arrays: What `encode` returned.
       shapes: Shapes of the leaves, with the layer axis.
     """
-    raise NotImplementedError
+    return self.leaves(self.joined(arrays, shapes), shapes)
+
+  def joined(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
+    """Returns the values of the leaves as they are added up, in few arrays."""
+    return self.decode(arrays, shapes)
+
+  def leaves(self, joined: Arrays, shapes: Sequence[Shape]) -> list[Array]:
+    """Returns the leaves whose values `joined` has returned."""
+    del shapes
+    return list(joined)
 
 
 class Quantiser(Encoder):
@@ -318,7 +393,7 @@ class Quantiser(Encoder):
     """
     raise NotImplementedError
 
-  def values(self, arrays: Sequence[Array], width: int) -> Array:
+  def values(self, arrays: Arrays, width: int) -> Array:
     """Returns float32 rows [layers, rows, width], the reverse of `code`.
 
     Args:
@@ -332,17 +407,18 @@ class Quantiser(Encoder):
     """Codes the means that a reduce-scatter sends back, in rows as wide."""
     return self
 
-  def encode(self, leaves: Sequence[Array], key: Array) -> list[Array]:
+  def encode(self, leaves: Arrays, key: Array) -> list[Array]:
     """Codes all rows of one width together."""
     layout = self.layout([leaf.shape for leaf in leaves])
     return self.coded(layout.rows(leaves), key)
 
-  def decode(
-    self, arrays: Sequence[Array], shapes: Sequence[Shape]
-  ) -> list[Array]:
-    """Reverses `encode`."""
-    layout = self.layout(shapes)
-    return layout.leaves(self.decoded(layout, arrays))
+  def joined(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
+    """Returns the rows of every width."""
+    return self.decoded(self.layout(shapes), arrays)
+
+  def leaves(self, joined: Arrays, shapes: Sequence[Shape]) -> list[Array]:
+    """Takes the rows apart."""
+    return self.layout(shapes).leaves(joined)
 
   def layout(self, shapes: Sequence[Shape], num_slices: int = 0) -> RowLayout:
     """Says in which rows the leaves are coded.
@@ -357,7 +433,7 @@ class Quantiser(Encoder):
       widths = [_cut(shape, width, num_slices) for shape, width in pairs]
     return RowLayout(tuple(shapes), tuple(widths), num_slices)
 
-  def coded(self, rows: Sequence[Array], key: Array) -> list[Array]:
+  def coded(self, rows: Arrays, key: Array) -> list[Array]:
     """Returns the arrays that are sent of some rows.
 
     Args:
@@ -369,7 +445,7 @@ class Quantiser(Encoder):
       arrays += self.code(own, jax.random.fold_in(key, number))
     return arrays
 
-  def decoded(self, layout: RowLayout, arrays: Sequence[Array]) -> list[Array]:
+  def decoded(self, layout: RowLayout, arrays: Arrays) -> list[Array]:
     """Returns the rows of a layout, as float32.
 
     Args:
@@ -383,18 +459,6 @@ class Quantiser(Encoder):
     ]
 
 
-class Reduced(NamedTuple):
-  """Result of one message, decoded.
-
-  Attributes:
-    mean: Mean over replicas of the decoded leaves.
-    own: Decoded leaves of this replica.
-  """
-
-  mean: list[Array]
-  own: list[Array]
-
-
 def _cut(shape: Shape, width: int, num_slices: int) -> int:
   """Returns the width of a leaf's rows in slices.
 
@@ -403,62 +467,3 @@ def _cut(shape: Shape, width: int, num_slices: int) -> int:
   """
   longest = max(128, math.prod(shape) // (16 * num_slices))
   return min(width, block_width(math.prod(shape[1:]), longest))
-
-
-Messages = Generator[list[Array], Reduced, tuple[Reduced, Tree]]
-
-
-class Projection(Codec):
-  """Sends a linear function of the leaves, the same on all replicas.
-
-  A subclass has a field `then`, the encoder of what it yields.
-  """
-
-  then: Encoder
-
-  def init(self, shapes: Sequence[Shape], key: Array) -> list[Tree]:
-    """Returns the state of every leaf, which is equal on all replicas.
-
-    Args:
-      shapes: Shapes of the leaves, with the layer axis.
-      key: Random key, equal on all replicas.
-    """
-    del key
-    return [()] * len(shapes)
-
-  def run(
-    self, leaves: Sequence[Array], state: list[Tree], key: Array
-  ) -> Messages:
-    """Yields the leaves of each message; returns the result and new states.
-
-    Args:
-      leaves: Values of one replica, [num_layers, *shape] each.
-      state: State of every leaf.
-      key: Random key, equal on all replicas.
-    """
-    raise NotImplementedError
-
-
-def encoder_of(codec: Codec) -> Encoder:
-  """Returns what encodes the messages of a codec."""
-  if isinstance(codec, Projection):
-    return codec.then
-  assert isinstance(codec, Encoder), codec
-  return codec
-
-
-def messages(
-  codec: Codec, leaves: Sequence[Array], state: list[Tree], key: Array
-) -> Messages:
-  """Runs a projection; any other codec sends the leaves as they are.
-
-  Args:
-    codec: The codec.
-    leaves: Values of one replica, [num_layers, *shape] each.
-    state: State of every leaf.
-    key: Random key, equal on all replicas.
-  """
-  if isinstance(codec, Projection):
-    return (yield from codec.run(leaves, state, key))
-  reduced = yield list(leaves)
-  return reduced, state

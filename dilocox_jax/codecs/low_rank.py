@@ -20,10 +20,11 @@ from jax.sharding import PartitionSpec
 
 from dilocox_jax.checks import limited
 from dilocox_jax.codecs.base import (
+  Arrays,
   Codec,
   Encoder,
-  Messages,
   Projection,
+  Reduce,
   Reduced,
   Shape,
   alike,
@@ -32,7 +33,7 @@ from dilocox_jax.codecs.base import (
 )
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.distributed.local_map import INNER_AXES, current_division
-from dilocox_jax.trees import Array, Index, Tree
+from dilocox_jax.trees import Array, Index, Pausing, Tree
 
 # Matrix products are computed in full fp32. By default a TPU multiplies in
 # bfloat16 and a recent GPU in TF32. Gram-Schmidt would then keep rounding
@@ -130,24 +131,18 @@ class LowRank(Projection):
     that the state has the same shape at every rank.
     """
     least = 1 if self.max_rank else self.rank
-    return [
-      self._first(shape, jax.random.fold_in(key, number))
-      if factorises(shape, least)
-      else ()
-      for number, shape in enumerate(shapes)
-    ]
-
-  def _first(self, shape: Shape, key: Array) -> "Factors":
-    layers, _, columns = shape
-    room = layers, columns, max(self.max_rank, self.rank)
-    if not factorises(shape, self.rank):
-      return Factors(jnp.zeros(room, jnp.float32))
-    return Factors(jax.random.normal(key, room, jnp.float32))
+    states: list[Tree] = [()] * len(shapes)
+    for number, shape in enumerate(shapes):
+      if factorises(shape, least):
+        room = shape[0], shape[2], max(self.max_rank, self.rank)
+        drawn = jax.random.normal(jax.random.fold_in(key, number), room)
+        states[number] = Factors(drawn * float(factorises(shape, self.rank)))
+    return states
 
   def run(
-    self, leaves: Sequence[Array], state: list[Tree], key: Array
-  ) -> Messages:
-    """Yields left factors and whole leaves, then right factors."""
+    self, leaves: Arrays, state: list[Tree], key: Array, reduce: Reduce
+  ) -> Pausing:
+    """Sends left factors and whole leaves, then right factors."""
     shapes = [leaf.shape for leaf in leaves]
     groups, whole = matrices_of(shapes, self.rank)
     matrices = [m.astype(jnp.float32) for m in stacked(leaves, groups)]
@@ -163,13 +158,14 @@ class LowRank(Projection):
       left = list(map(_product, matrices, map(unit, factors)))
       # Leaves without factors travel with the first left ones.
       rest = [] if iteration else [leaves[number] for number in whole]
-      reduced = yield [*left, *rest]
+      reduced = yield from reduce([*left, *rest])
       if rest:
         others = Reduced(*(each[len(groups) :] for each in reduced))
       if not groups:
         return others, self._kept(state, [], [], shapes)
       bases = [orthonormal(mean) for mean in reduced.mean[: len(groups)]]
-      reduced = yield list(map(_product, map(turned, matrices), bases))
+      right = list(map(_product, map(turned, matrices), bases))
+      reduced = yield from reduce(right)
       factors = reduced.mean
 
     def decoded(right: list[Array], others: list[Array]) -> list[Array]:
@@ -184,15 +180,10 @@ class LowRank(Projection):
   def _kept(self, state, factors, groups, shapes) -> list[Tree]:
     """Returns the new right factors, beside older columns beyond the rank."""
     right = unstacked(factors, groups, shapes)
-    kept = list(state)
-    for number, old in enumerate(state):
-      if number in right and old.right.shape[-1] > self.rank:
-        columns = [right[number], old.right[..., self.rank :]]
-        kept[number] = Factors(jnp.concatenate(columns, axis=-1))
-      elif number in right:
-        kept[number] = Factors(right[number])
-      elif old:
-        kept[number] = Factors(jnp.zeros_like(old.right))
+    kept = [jax.tree.map(jnp.zeros_like, old) for old in state]
+    for number, columns in right.items():
+      room = state[number].right[..., self.rank :]
+      kept[number] = Factors(jnp.concatenate([columns, room], axis=-1))
     return kept
 
 
@@ -217,25 +208,22 @@ class LocalLowRank(Encoder):
   power_iterations: int = limited(1, at_least=1)
   then: Encoder = Float()
 
-  def encode(self, leaves: Sequence[Array], key: Array) -> list[Array]:
+  def encode(self, leaves: Arrays, key: Array) -> list[Array]:
     """Returns left factors, right factors and whole leaves as `then` does."""
     groups, whole = matrices_of([leaf.shape for leaf in leaves], self.rank)
     pairs = [self._factorised(m) for m in stacked(leaves, groups)]
-    left, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return self.then.encode([*left, *right, *(leaves[n] for n in whole)], key)
+    factors = [pair[side] for side in (0, 1) for pair in pairs]
+    return self.then.encode([*factors, *(leaves[n] for n in whole)], key)
 
-  def decode(
-    self, arrays: Sequence[Array], shapes: Sequence[Shape]
-  ) -> list[Array]:
+  def decode(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
     """Reverses `encode`."""
     groups, whole = matrices_of(shapes, self.rank)
-    left, right = [], []
-    for group in groups:
-      layers = sum(shapes[number][0] for number in group)
-      _, rows, columns = shapes[group[0]]
-      left.append((layers, rows, self.rank))
-      right.append((layers, columns, self.rank))
-    inner = [*left, *right, *(shapes[number] for number in whole)]
+    inner = [
+      (sum(shapes[n][0] for n in group), shapes[group[0]][side], self.rank)
+      for side in (1, 2)
+      for group in groups
+    ]
+    inner += [shapes[number] for number in whole]
     values, count = self.then.decode(arrays, inner), len(groups)
     right = map(turned, values[count : 2 * count])
     products = list(map(matmul, values[:count], right))
@@ -280,11 +268,13 @@ def matrices_of(
     shapes: Shapes of the leaves, with the layer axis.
     rank: Columns of a factor.
   """
-  numbers = [n for n, shape in enumerate(shapes) if factorises(shape, rank)]
-  found = [shapes[number] for number in numbers]
-  groups = alike(found, lambda place: found[place][1:])
-  whole = [n for n in range(len(shapes)) if n not in numbers]
-  return [[numbers[place] for place in group] for group in groups], whole
+  groups = alike(
+    shapes, [(shape[1:], factorises(shape, rank)) for shape in shapes]
+  )
+  return (
+    [group for group in groups if factorises(shapes[group[0]], rank)],
+    [n for n, shape in enumerate(shapes) if not factorises(shape, rank)],
+  )
 
 
 def turned(matrices: Array) -> Array:
@@ -367,43 +357,32 @@ def _scattered(shape: Shape, key: Array) -> Array:
   return signed.astype(jnp.float32).reshape(shape) * 2.0**-31
 
 
-# Factor products that the host is given after an exchange, at most. All those
-# of a model of 1.3 billion parameters at rank 64 are 2 MB. Of 107 billion at
-# rank 2048 they are 6.6 GB, and their eigenvalues take minutes.
+# Factor products that the host is given after an exchange. All those of a model
+# of 1.3 billion parameters at rank 64 are 2 MB. Of 107 billion at rank 2048
+# they are 6.6 GB, and their eigenvalues take minutes; so it gets one layer of
+# each leaf.
 MAX_OBSERVED_BYTES = 64 * 2**20
 
 
-def grams(
-  factors: Mapping[str, Factors], rank: int, follows_rank: bool = False
-) -> dict[str, Array]:
+def grams(factors: Mapping[str, Factors], rank: int) -> dict[str, Array]:
   """Returns products of right factors' columns with each other, for the host.
 
   Their eigenvalues are the squared singular values of the last averaged update.
-  Of large ones it returns those of a few layers, evenly spread and scaled so
-  that their sum over layers stays what it was, or none at all.
+  Of large ones it returns those of a few layers, at least one, evenly spread
+  and scaled so that their sum over layers stays what it was.
 
   Args:
     factors: State of every leaf that has one, by path.
     rank: Columns of a factor that were sent.
-    follows_rank: Whether at least one layer of every leaf is needed.
 
   Returns:
     Arrays [layers, rank, rank] by path, zero for leaves that were sent whole.
   """
-  if not factors:
-    return {}
-  most = MAX_OBSERVED_BYTES // (4 * rank**2 * len(factors))
-  most = max(most, int(follows_rank))
-  return {
-    path: _gram(each.right[..., :rank], most)
-    for path, each in factors.items()
-    if most
-  }
-
-
-def _gram(right: Array, most: int) -> Array:
-  num_layers = len(right)
-  if num_layers <= most:
-    return _product(turned(right), right)
-  some = right[np.arange(most) * num_layers // most]
-  return _product(turned(some), some) * (num_layers / most)
+  found = {}
+  for path, each in factors.items():
+    right, num_layers = each.right[..., :rank], len(each.right)
+    most = MAX_OBSERVED_BYTES // (4 * rank**2 * len(factors))
+    count = min(max(most, 1), num_layers)
+    some = right[np.arange(count) * num_layers // count]
+    found[path] = _product(turned(some), some) * (num_layers / count)
+  return found

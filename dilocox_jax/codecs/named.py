@@ -17,7 +17,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dilocox_jax.checks import in_front, of_type, require
+from dilocox_jax.checks import in_front, require
 from dilocox_jax.plan.choices import Lazy, Registry, check_lazy, loaded
 
 if typing.TYPE_CHECKING:
@@ -121,11 +121,7 @@ def _link(name: str, settings: Mapping[str, Any], then: "Codec | None"):
       f"codec={name!r} must be one of {choices}, or several joined by '+'"
     )
   build = loaded(CODECS[name])
-  fields = [
-    field
-    for field, parameter in inspect.signature(build).parameters.items()
-    if parameter.kind is not parameter.KEYWORD_ONLY
-  ]
+  fields = list(inspect.signature(build).parameters)
   has = ", ".join(field for field in fields if field != "then") or "none"
   for field in settings:
     is_own = field in fields and field != "then"
@@ -135,26 +131,7 @@ def _link(name: str, settings: Mapping[str, Any], then: "Codec | None"):
     require("then" in fields, f"{name} must be the last link of a codec")
     given["then"] = then
   with in_front(f"codec {name}: "):
-    return build(**_typed(build, given))
-
-
-def _typed(build: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-  """Checks the types of settings that are numbers or texts."""
-  hints = _types(build) if given else {}
-  return {
-    field: of_type(field, value, hints[field]) if field in hints else value
-    for field, value in given.items()
-  }
-
-
-def _types(build: Any) -> dict[str, type]:
-  """Types of the fields that are numbers or texts, by name."""
-  try:
-    hints = typing.get_type_hints(build)
-  except (NameError, TypeError):  # A type for type checkers, or a partial.
-    return {}
-  plain = {int, float, bool, str}
-  return {field: hint for field, hint in hints.items() if hint in plain}
+    return build(**given)
 
 
 for _name, _place in {

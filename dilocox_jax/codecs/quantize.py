@@ -9,13 +9,12 @@ for the rounded one, which is the one that is sent.
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from dilocox_jax.checks import limited
-from dilocox_jax.codecs.base import Quantiser, Shape, block_width
+from dilocox_jax.codecs.base import Arrays, Quantiser, Shape, block_width
 from dilocox_jax.trees import Array
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -63,7 +62,7 @@ class Float(Quantiser):
     wide = rows.astype(jnp.float32)
     return (jnp.clip(wide, -largest, largest).astype(dtype),)
 
-  def values(self, arrays: Sequence[Array], width: int) -> Array:
+  def values(self, arrays: Arrays, width: int) -> Array:
     """Returns the values in float32; of arrays of any shape."""
     del width
     return arrays[0].astype(jnp.float32)
@@ -121,15 +120,23 @@ class Int(Quantiser):
 
   def code(self, rows: Array, key: Array) -> tuple[Array, ...]:
     """Returns packed codes [..., bytes] and scales [..., 1 or 2]."""
-    to_codes, _ = self._rounding
-    codes, scales = to_codes(rows, key)
+    if self.rounding == "stochastic":
+      codes, scales = _by_chance(rows, self.bits, self._middle, key)
+    elif self.bits > 2:
+      codes, scales = _nearest(rows, int(self._middle))
+    else:
+      codes, scales = _magnitudes(rows, self.bits)
     return pack(codes, self.bits), scales
 
-  def values(self, arrays: Sequence[Array], width: int) -> Array:
+  def values(self, arrays: Arrays, width: int) -> Array:
     """Reverses `code`."""
-    packed, scales = arrays
-    _, to_values = self._rounding
-    return to_values(unpack(packed, self.bits, width), scales)
+    codes, scales = unpack(arrays[0], self.bits, width), arrays[1]
+    sizes = scales.astype(jnp.float32)
+    if self.bits > 2 or self.rounding == "stochastic":
+      return (codes.astype(jnp.float32) - self._middle) * sizes
+    if self.bits == 2:
+      sizes = jnp.where((codes & 1) == 1, sizes[..., 1:], sizes[..., :1])
+    return jnp.where(codes < self.bits, sizes, -sizes)
 
   @property
   def of_means(self) -> "Int":
@@ -137,8 +144,9 @@ class Int(Quantiser):
     return dataclasses.replace(self, bits=2) if self.bits == 1 else self
 
   @property
-  def _rounding(self):
-    return (_unbiased if self.rounding == "stochastic" else _nearest)(self.bits)
+  def _middle(self) -> float:
+    """Where zero lies among the codes of evenly spaced levels."""
+    return 2 ** (self.bits - 1) if self.bits > 2 else (2**self.bits - 1) / 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +189,7 @@ class E3M0(Quantiser):
     sign = (rows < 0).astype(level.dtype)
     return pack((level + 8 * sign).astype(jnp.uint8), 4), scales
 
-  def values(self, arrays: Sequence[Array], width: int) -> Array:
+  def values(self, arrays: Arrays, width: int) -> Array:
     """Reverses `code`."""
     packed, scales = arrays
     codes = unpack(packed, 4, width)
@@ -196,90 +204,56 @@ bfloat16 = functools.partial(Float, "bfloat16")
 float16 = functools.partial(Float, "float16")
 
 
-def _nearest(bits: int):
-  """Returns functions to and from codes that round to the nearest level."""
-  if bits == 2:
-    return _two_magnitudes, _from_magnitudes
-  if bits == 1:
-    return _signs, _from_signs
-  middle = 2 ** (bits - 1)
-
-  def to_codes(values: Array, key: Array) -> tuple[Array, Array]:
-    del key
-    scales = _bfloat(_largest(values) / (middle - 1))
-    steps = jnp.round(_ratio(values, scales))
-    steps = jnp.clip(steps, 1 - middle, middle - 1)
-    return (steps + middle).astype(jnp.uint8), scales
-
-  def to_values(codes: Array, scales: Array) -> Array:
-    return (codes.astype(jnp.float32) - middle) * scales.astype(jnp.float32)
-
-  return to_codes, to_values
+def _nearest(values: Array, middle: int) -> tuple[Array, Array]:
+  """Returns codes of the nearest levels, and scales."""
+  scales = _bfloat(_largest(values) / (middle - 1))
+  steps = jnp.round(_ratio(values, scales))
+  steps = jnp.clip(steps, 1 - middle, middle - 1)
+  return (steps + middle).astype(jnp.uint8), scales
 
 
-def _unbiased(bits: int):
-  """Returns functions to and from codes with stochastic rounding.
+def _by_chance(
+  values: Array, bits: int, middle: float, key: Array
+) -> tuple[Array, Array]:
+  """Returns codes with stochastic rounding, and scales.
 
   4 and 8 bits have a level at zero: codes 1 to 15 stand for -7 to 7 steps. 2
   bits have no level to spare for it: codes 0 to 3 stand for -1.5, -0.5, 0.5
   and 1.5 steps.
   """
-  middle = 2 ** (bits - 1) if bits > 2 else (2**bits - 1) / 2
-  reach = middle - 1 if bits > 2 else middle
-  half = middle % 1
-
-  def to_codes(values: Array, key: Array) -> tuple[Array, Array]:
-    # bfloat16 may round a scale down by 2^-8 of it. So it is made a little
-    # larger before, and no value lies beyond the last level.
-    scales = _bfloat(_largest(values) * ((1 + 2**-7) / reach))
-    chance = jax.random.uniform(key, values.shape, jnp.float32)
-    # The middle is added after floor. Added before, 8 + 0.9999999 would be 9
-    # in fp32, and zero would get the code of one step.
-    codes = jnp.floor(_ratio(values, scales) + half + chance) + (middle - half)
-    return jnp.clip(codes, 0, 2**bits - 1).astype(jnp.uint8), scales
-
-  def to_values(codes: Array, scales: Array) -> Array:
-    return (codes.astype(jnp.float32) - middle) * scales.astype(jnp.float32)
-
-  return to_codes, to_values
+  reach, half = (middle - 1 if bits > 2 else middle), middle % 1
+  # bfloat16 may round a scale down by 2^-8 of it. So it is made a little
+  # larger before, and no value lies beyond the last level.
+  scales = _bfloat(_largest(values) * ((1 + 2**-7) / reach))
+  chance = jax.random.uniform(key, values.shape, jnp.float32)
+  # The middle is added after floor. Added before, 8 + 0.9999999 would be 9
+  # in fp32, and zero would get the code of one step.
+  codes = jnp.floor(_ratio(values, scales) + half + chance) + (middle - half)
+  return jnp.clip(codes, 0, 2**bits - 1).astype(jnp.uint8), scales
 
 
-def _two_magnitudes(values: Array, key: Array) -> tuple[Array, Array]:
-  """Returns codes of 2 bits: the sign, and whether |x| is above its mean."""
-  del key
+def _magnitudes(values: Array, bits: int) -> tuple[Array, Array]:
+  """Returns signs as codes, and the mean of |x| as the scale.
+
+  At 2 bits a code also says whether |x| is above its mean, and there is a scale
+  for each of both.
+  """
   largest = _largest(values)
   size = _ratio(jnp.abs(values), largest)
-  is_large = size > jnp.mean(size, axis=-1, keepdims=True)
-  low = _mean_where(size, ~is_large)
-  high = _mean_where(size, is_large)
-  scales = _bfloat(jnp.concatenate([low, high], axis=-1) * largest)
-  codes = 2 * (values < 0).astype(jnp.uint8) + is_large.astype(jnp.uint8)
-  return codes, scales
-
-
-def _from_magnitudes(codes: Array, scales: Array) -> Array:
-  low, high = jnp.split(scales.astype(jnp.float32), 2, axis=-1)
-  size = jnp.where((codes & 1) == 1, high, low)
-  return jnp.where(codes < 2, size, -size)
+  middle = jnp.mean(size, axis=-1, keepdims=True)
+  signs = (values < 0).astype(jnp.uint8)
+  if bits == 1:
+    return signs, _bfloat(middle * largest)
+  is_large = size > middle
+  means = [_mean_where(size, each) for each in (~is_large, is_large)]
+  scales = _bfloat(jnp.concatenate(means, axis=-1) * largest)
+  return 2 * signs + is_large.astype(jnp.uint8), scales
 
 
 def _mean_where(values: Array, mask: Array) -> Array:
   count = jnp.sum(mask, axis=-1, keepdims=True, dtype=jnp.int32)
   total = jnp.sum(jnp.where(mask, values, 0.0), axis=-1, keepdims=True)
   return total / jnp.maximum(count, 1).astype(total.dtype)
-
-
-def _signs(values: Array, key: Array) -> tuple[Array, Array]:
-  del key
-  largest = _largest(values)
-  size = _ratio(jnp.abs(values), largest)
-  scales = _bfloat(jnp.mean(size, axis=-1, keepdims=True) * largest)
-  return (values < 0).astype(jnp.uint8), scales
-
-
-def _from_signs(codes: Array, scales: Array) -> Array:
-  size = scales.astype(jnp.float32)
-  return jnp.where(codes == 0, size, -size)
 
 
 def _largest(values: Array) -> Array:
@@ -315,12 +289,9 @@ def pack(codes: Array, bits: int) -> Array:
     bits: Bits of a code: 1, 2, 4 or 8.
   """
   codes_per_byte = 8 // bits
-  if codes_per_byte == 1:
-    return codes
   width = -(-codes.shape[-1] // codes_per_byte)
   missing = codes_per_byte * width - codes.shape[-1]
-  if missing:
-    codes = jnp.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, missing)])
+  codes = jnp.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, missing)])
   rows = codes.reshape(*codes.shape[:-1], codes_per_byte, width)
   packed = rows[..., 0, :]
   for number in range(1, codes_per_byte):
@@ -336,8 +307,6 @@ def unpack(packed: Array, bits: int, count: int) -> Array:
     bits: Bits of a code, as in `pack`.
     count: Number of codes of a row, N.
   """
-  if bits == 8:
-    return packed
   mask = jnp.uint8(2**bits - 1)
   rows = [
     (packed >> jnp.uint8(bits * number)) & mask for number in range(8 // bits)

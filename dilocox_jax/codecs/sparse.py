@@ -11,9 +11,10 @@ import numpy as np
 
 from dilocox_jax.checks import limited
 from dilocox_jax.codecs.base import (
+  Arrays,
   Encoder,
-  Messages,
   Projection,
+  Reduce,
   Reduced,
   Shape,
   alike,
@@ -24,7 +25,7 @@ from dilocox_jax.codecs.base import (
 )
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.distributed.local_map import map_over_rows
-from dilocox_jax.trees import Array, Tree
+from dilocox_jax.trees import Array, Pausing, Tree
 
 INDEX_CODINGS = ("packed", "bitmap")
 _MAGNITUDE_BITS = 15  # Bits of a bfloat16 without its sign.
@@ -64,7 +65,7 @@ class TopK(Encoder):
   indices: str = limited("packed", choices=INDEX_CODINGS)
   then: Encoder = Float()
 
-  def encode(self, leaves: Sequence[Array], key: Array) -> list[Array]:
+  def encode(self, leaves: Arrays, key: Array) -> list[Array]:
     """Returns the indices of each group of leaves, then the sent values."""
     shapes = [leaf.shape for leaf in leaves]
     indices, kept = [], []
@@ -76,24 +77,22 @@ class TopK(Encoder):
       kept.append(largest.reshape(len(largest), -1))
     return [*indices, *self.then.encode(kept, key)]
 
-  def decode(
-    self, arrays: Sequence[Array], shapes: Sequence[Shape]
-  ) -> list[Array]:
+  def decode(self, arrays: Arrays, shapes: Sequence[Shape]) -> list[Array]:
     """Reverses `encode`."""
-    groups = _same_size(shapes)
-    sizes = [math.prod(shapes[group[0]][1:]) for group in groups]
+    groups, found = _same_size(shapes), []
     indices, arrays = arrays[: len(groups)], arrays[len(groups) :]
-    inner = []
-    for own, size in zip(indices, sizes, strict=True):
-      count = self.num_kept(block_width(size, self.block_size))
-      inner.append((len(own), own.shape[1] * count))
-    found = []
-    for own, size, values in zip(
-      indices, sizes, self.then.decode(arrays, inner), strict=True
+    sizes = [math.prod(shapes[group[0]][1:]) for group in groups]
+    widths = [block_width(size, self.block_size) for size in sizes]
+    inner = [
+      (len(own), own.shape[1] * self.num_kept(width))
+      for own, width in zip(indices, widths, strict=True)
+    ]
+    kept = self.then.decode(arrays, inner)
+    for own, size, width, values in zip(
+      indices, sizes, widths, kept, strict=True
     ):
       largest = values.reshape(*own.shape[:2], -1)
-      put = functools.partial(self._put, block_width(size, self.block_size))
-      blocks = map_over_rows(put, own, largest)
+      blocks = map_over_rows(functools.partial(self._put, width), own, largest)
       found.append(blocks.reshape(len(blocks), -1)[:, :size])
     return _shaped(found, groups, shapes)
 
@@ -130,18 +129,18 @@ class TopK(Encoder):
     return jnp.where(mask == 1, values, 0.0)
 
 
-def _flat(leaves: Sequence[Array]) -> list[Array]:
+def _flat(leaves: Arrays) -> list[Array]:
   """Returns leaves as float32 [layers, size]."""
   return [leaf.reshape(len(leaf), -1).astype(jnp.float32) for leaf in leaves]
 
 
 def _same_size(shapes: Sequence[Shape]) -> list[list[int]]:
   """Groups the leaves whose layers have equally many values."""
-  return alike(shapes, lambda number: math.prod(shapes[number][1:]))
+  return alike(shapes, [math.prod(shape[1:]) for shape in shapes])
 
 
 def _shaped(
-  arrays: Sequence[Array],
+  arrays: Arrays,
   groups: Sequence[Sequence[int]],
   shapes: Sequence[Shape],
 ) -> list[Array]:
@@ -289,9 +288,9 @@ class RandomMask(Projection):
     return max(1, round(self.fraction * size))
 
   def run(
-    self, leaves: Sequence[Array], state: list[Tree], key: Array
-  ) -> Messages:
-    """Yields the drawn values of every group of leaves of one size."""
+    self, leaves: Arrays, state: list[Tree], key: Array, reduce: Reduce
+  ) -> Pausing:
+    """Sends the drawn values of every group of leaves of one size."""
     shapes = [leaf.shape for leaf in leaves]
     groups = _same_size(shapes)
     values = [flat[:, None] for flat in stacked(_flat(leaves), groups)]
@@ -300,10 +299,8 @@ class RandomMask(Projection):
       for number, flat in enumerate(values)
     ]
     take = functools.partial(jnp.take_along_axis, axis=-1)
-    reduced = yield [
-      map_over_rows(take, flat, at)[:, 0]
-      for flat, at in zip(values, places, strict=True)
-    ]
+    taken = map(functools.partial(map_over_rows, take), values, places)
+    reduced = yield from reduce([each[:, 0] for each in taken])
 
     def spread(drawn: list[Array]) -> list[Array]:
       found = [

@@ -289,8 +289,6 @@ class ExchangeConfig(Section):
   # What a residual is measured against: own (the replica's message as the
   # others decode it) or mean (the average that comes back).
   against: str = limited("own", choices=choices.REFERENCES)
-  # Type in which residuals are stored: float32, bfloat16 or int8.
-  residual_dtype: str = limited("float32", choices=choices.RESIDUAL_DTYPES)
   # How replicas combine what they measured: mean (over all replicas), or a
   # kind that was registered.
   kind: OfMethod[str] = limited(OF_METHOD, choices=EXCHANGES)

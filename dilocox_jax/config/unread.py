@@ -83,9 +83,8 @@ def _ignored(values: Values) -> Iterator[Ignored]:
     )
     yield "exchange", ("feedback", "keep_unsent"), remedy
   if not values["exchange.feedback"]:
-    names = ("against", "residual_dtype")
     remedy = "there is no residual without feedback: set exchange.feedback=1"
-    yield "exchange", names, remedy
+    yield "exchange", ("against",), remedy
   if values["exchange.collective"] != MAILBOX:
     names = ("quorum", "grace_s", "snapshot_every", "max_norm_ratio")
     remedy = "replicas of one runtime have no store: let them meet by --meet"

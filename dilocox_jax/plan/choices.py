@@ -70,7 +70,6 @@ ATTENTIONS = ("auto", "plain", "blockwise", "cudnn", "splash")
 STACKED_BY = ("auto", "map", "vmap")  # How stacked replicas are run.
 SCHEDULES = ("constant", "cosine", "wsd")  # Inner learning rates.
 REFERENCES = ("own", "mean")  # What a residual is measured against.
-RESIDUAL_DTYPES = ("float32", "bfloat16", "int8")
 REMATS = ("none", "dots", "full")  # What a backward computes again.
 BOUNDARIES = ("none", "bfloat16", "int8")  # Activations sent between stages.
 MEMORIES = ("device", "pinned_host")  # Where the outer state is kept.

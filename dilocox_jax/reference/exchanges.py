@@ -2,9 +2,8 @@
 
 An exchange has one method: from the replicas' trees to their mean, and what
 each replica's own tree had become on the way. The fast code is in
-aggregators/mean.py (`Mean`), aggregators/compressed.py (`Lossy`),
-aggregators/transport.py (`Scattered`), codecs/low_rank.py (`SharedFactors`) and
-aggregators/feedback.py (`ErrorFeedback`).
+aggregators/exchange.py (`Mean`, `Lossy`, `ErrorFeedback`),
+aggregators/transport.py (`Scattered`) and codecs/low_rank.py (`SharedFactors`).
 """
 
 import dataclasses
@@ -209,10 +208,6 @@ def turned(matrix: np.ndarray) -> np.ndarray:
   return np.swapaxes(matrix, -1, -2)
 
 
-def _unchanged(leaf: np.ndarray) -> np.ndarray:
-  return leaf
-
-
 @dataclasses.dataclass
 class ErrorFeedback:
   """What a lossy exchange has lost is added to the next one.
@@ -229,14 +224,12 @@ class ErrorFeedback:
     exchange: The lossy exchange.
     decay: Share of the residual that is kept.
     against: "own" or "mean".
-    stored: From a residual's leaf to what the memory keeps of it.
     residuals: Residual e of each replica; empty before the first exchange.
   """
 
   exchange: Any
   decay: float = 1.0
   against: str = "own"
-  stored: Callable[[np.ndarray], np.ndarray] = _unchanged
   residuals: list[Arrays] = dataclasses.field(default_factory=list)
 
   def average(self, trees: list[Arrays]) -> tuple[Arrays, list[Arrays]]:
@@ -258,6 +251,5 @@ class ErrorFeedback:
     if not are_finite(wanted):
       return zeros_like(wanted)
     return {
-      name: self.stored(self.decay * (wanted[name] - received[name]))
-      for name in wanted
+      name: self.decay * (wanted[name] - received[name]) for name in wanted
     }

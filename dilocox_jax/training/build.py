@@ -14,11 +14,8 @@ from typing import Any
 import jax
 import optax
 
+from dilocox_jax.aggregators.exchange import mean_of_finite_replicas
 from dilocox_jax.aggregators.kinds import EXCHANGES
-from dilocox_jax.aggregators.mean import (
-  check_leaves_out,
-  mean_of_finite_replicas,
-)
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.config.membership import MembershipConfig
@@ -111,11 +108,9 @@ def _aggregator(config: RunConfig, setting: RoundSetting | None) -> Aggregator:
     to_plan.codec(config, setting),
     feedback=exchange.feedback,
     against=exchange.against,
-    residual_dtype=exchange.residual_dtype,
     keep_unsent=exchange.keep_unsent,
     collective=exchange.collective,
     seed=config.seed,
-    follows_rank=config.adaptive.mode != "off",
   )
 
 
@@ -138,8 +133,8 @@ def programs(
 
   Raises:
     ValueError: If there are too few devices, a device lacks the memory kind of
-      the config, optax lacks an optimizer of the config, or an exchange that is
-      handed in does not leave out absent replicas.
+      the config, optax lacks an optimizer of the config, or an exchange is
+      handed in although replicas are away.
   """
   if devices:
     platform = platform or devices[0].platform
@@ -187,9 +182,11 @@ def programs(
   if parts.trainable:
     frozen = replicas.place(parts.trainable.frozen, None)
   outer = outer_step(config, parts=parts)
-  if parts.exchange and config.membership != MembershipConfig():
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    check_leaves_out(parts.exchange, params, mesh.num_replicas)
+  require(
+    not parts.exchange or config.membership == MembershipConfig(),
+    "an exchange that is handed in does not go with membership.absences, "
+    "absence_rate and inner_steps: name its codec in the config",
+  )
   # A method that sends gradients compresses them. A warm start sends gradients
   # without compression.
   sends_gradients = config.sync.named.exchanged == "gradient"

@@ -13,7 +13,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dilocox_jax.aggregators.feedback import Residual
 from dilocox_jax.aggregators.mailbox import carried_by
 from dilocox_jax.checks import flat, require
 from dilocox_jax.config import FREE_ON_RESUME, RunConfig, to_plan
@@ -114,12 +113,14 @@ def exchange(
       accept_version=meeting.accept_version,
     )
 
-  residual = Residual(
-    settings.feedback, settings.against, settings.residual_dtype
+  return carried_by(
+    *(enter, own, float(config.tokens_per_replica_step)),
+    to_plan.codec(config),
+    feedback=settings.feedback,
+    against=settings.against,
+    keep_unsent=settings.keep_unsent,
+    seed=config.seed,
   )
-  weight = float(config.tokens_per_replica_step)
-  given = to_plan.codec(config), residual, settings.keep_unsent, config.seed
-  return carried_by(enter, own, *given, weight)
 
 
 class Member:

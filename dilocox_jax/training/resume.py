@@ -10,11 +10,6 @@ the same rule (`plan.schedule.membership`). The text is divided anew.
 import logging
 from typing import Any
 
-import jax
-
-from dilocox_jax.aggregators.mean import (
-  check_leaves_out,
-)
 from dilocox_jax.checks import changed_fields, flat
 from dilocox_jax.config import (
   FREE_ON_RESUME,
@@ -82,8 +77,10 @@ def resumed_state(
   if isinstance(state, RoundState) and count:
     _check_absences(config, "a replica that begins anew")
     if parts.exchange:
-      params = jax.eval_shape(programs.model.init, jax.random.key(0))
-      check_leaves_out(parts.exchange, params, config.mesh.num_replicas)
+      raise RefusedError(
+        "a replica that begins anew does not go with an exchange that is "
+        "handed in: name its codec in the config"
+      )
     record["controller"]["joined"] = _joined(config, record)
   return state, record
 

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dilocox_jax.codecs.base import Encoder, Reduced, encoder_of
+from dilocox_jax.codecs.base import Encoder, Reduced
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.named import named_codec
 from dilocox_jax.codecs.quantize import Int
 from dilocox_jax.config import RunConfig, from_mapping
 from dilocox_jax.training import build
-from dilocox_jax.trees import Array, Tree
+from dilocox_jax.trees import Array, Pausing, Tree, without_pauses
 from experiments.tools import bench_inner as inner
 from experiments.tools.bench import Ratio, TimedProgram
 
@@ -52,12 +52,16 @@ def _factorised(values: Array) -> TimedProgram:
 
   def encode(values: Array) -> Tree:
     """Encodes the left factor, decodes it, and encodes the right one."""
-    run = codec.run([values], state, key)
-    left = next(run)
-    sent = codec.then.encode(left, key)
-    decoded = codec.then.decode(sent, [leaf.shape for leaf in left])
-    right = run.send(Reduced(decoded, decoded))
-    return sent, codec.then.encode(right, key)
+    sent = []
+
+    def reduce(leaves: list[Array]) -> Pausing:
+      sent.append(codec.then.encode(leaves, key))
+      shapes = [leaf.shape for leaf in leaves]
+      decoded = yield codec.then.decode(sent[-1], shapes)
+      return Reduced(decoded, decoded)
+
+    without_pauses(codec.run)([values], state, key, reduce)
+    return sent
 
   return _timed(encode, values)
 
@@ -86,7 +90,7 @@ def codec_ratios(shape: tuple[int, ...] = VALUES) -> list[Ratio]:
   coded = [
     Ratio(
       f"{name}: encode and decode over a copy",
-      _coded(encoder_of(named_codec(name)), values),
+      _coded(named_codec(name).encoder, values),
       copied,
       bound,
     )

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dilocox_jax.aggregators.feedback import exchange
+from dilocox_jax.aggregators.exchange import exchange
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.trees import leaves_by_path
 

@@ -27,7 +27,7 @@ def wire_arrays(num_replicas, lead=()):
     "scales": ((4, 6, 1), np.float16),
     "wide": ((1, 8, 5), np.float32),
     "odd": ((3, 5, 7), np.uint8),
-    "norm": ((3, 1, 1), np.float32),
+    "norm": ((3, 1, 1), jnp.bfloat16),
   }
   return [
     rng.integers(0, 200, (num_replicas, *lead, *shape)).astype(dtype)
@@ -59,14 +59,12 @@ def test_all_receive_what_was_sent_in_one_message_however_divided(name):
       np.testing.assert_array_equal(got[replica], own)
   # Devices send together what one would.
   own_bytes = sum(array[0].nbytes for array in arrays)
-  (line,) = (
-    line
-    for line in text.splitlines()
-    if " all-gather(" in line and crosses_replicas(line, division)
-  )
-  (message,) = sent_bytes(line, "all-gather")
-  together = message // NUM_REPLICAS * division.num_devices
-  assert own_bytes <= together < own_bytes + division.num_devices
+  messages = [
+    size // NUM_REPLICAS * division.num_devices
+    for size in sent_bytes(text, "all-gather")
+  ]
+  is_all = [own_bytes <= n < own_bytes + division.num_devices for n in messages]
+  assert sum(is_all) == 1
   arrays = wire_arrays(NUM_REPLICAS, lead=(NUM_REPLICAS,))
   received, _ = moved(carriers.all_to_all, division, arrays)
   for own, got in zip(arrays, received, strict=True):
@@ -88,46 +86,6 @@ def test_what_devices_hold_is_sent_without_being_collected_first():
   )
   assert moves == ["all-gather"]
   assert "u8[2,48]" in text.split(" all-gather(")[0].splitlines()[-1]
-
-
-@pytest.mark.parametrize("num_kept", [0, 1])
-def test_bundled_arrays_come_back_bit_by_bit(num_kept):
-  rng = np.random.default_rng(6)
-  sent = [
-    jnp.asarray(rng.integers(0, 256, (3, 5)), jnp.uint8),
-    jnp.asarray(rng.normal(size=(3, 2)), jnp.bfloat16),
-    jnp.asarray(rng.normal(size=(3, 2, 2)), jnp.float32),
-    jnp.asarray(rng.normal(size=(3, 1)), jnp.float16),
-  ]
-  raw = carriers._bundled(sent, num_kept)
-  assert raw.dtype == jnp.uint8
-  assert raw.nbytes == sum(array.nbytes for array in sent)
-  back = carriers._unbundled(raw, sent, num_kept)
-  for one, other in zip(sent, back, strict=True):
-    assert one.dtype == other.dtype and one.shape == other.shape
-    assert one.tobytes() == other.tobytes()
-
-
-def crosses_replicas(line, division):
-  """Whether a collective's first group holds devices of two replicas."""
-  named = re.search(r"replica_groups=mesh\[.*?\] \{([^}]*)\}", line)
-  if named:
-    return "replica" in named[1]
-  explicit = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
-  if explicit:
-    group = [int(number) for number in explicit[1].split(",")]
-    return len({n // division.num_devices for n in group}) > 1
-  shaped = re.search(
-    r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](T\S+)?", line
-  )
-  assert shaped, line
-  order = [int(number) for number in shaped[3].split(",")]
-  numbers = np.arange(np.prod(order)).reshape(order)
-  if shaped[4]:
-    axes = re.findall(r"\d+", shaped[4])
-    numbers = numbers.transpose([int(axis) for axis in axes])
-  group = numbers.reshape(int(shaped[1]), int(shaped[2]))[0]
-  return len({n // division.num_devices for n in group}) > 1
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 5])

@@ -1,23 +1,19 @@
 """What replicas receive of each other, and what they keep of what was lost."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.aggregators import kinds
 from dilocox_jax.aggregators.collectives import collectives
-from dilocox_jax.aggregators.feedback import exchange
-from dilocox_jax.aggregators.kinds import EXCHANGES, ExchangeKind
+from dilocox_jax.aggregators.exchange import exchange
 from dilocox_jax.codecs import low_rank
 from dilocox_jax.codecs.low_rank import Factors, LowRank
 from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK
 from dilocox_jax.config.sections import ExchangeConfig
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.plan.choices import LAYOUTS, loaded
+from dilocox_jax.plan.choices import LAYOUTS
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.reference.exchanges import ErrorFeedback, SharedFactors
 from tests.aggregators.problem import (
@@ -82,7 +78,7 @@ def test_exchanges_in_a_row_are_those_of_the_numpy_twin(
       values["embed"] = values["embed"].at[2, 5].set(jnp.nan)
     mean, sent, state = run(values, state)
     expected, own = twin.average(each(values))
-    assert_all_have_the_same((mean, state.codec))
+    assert_all_have_the_same((mean, state.codec, state.count))
     close(named(replica(mean)), expected, EXACT)
     for m in range(NUM_REPLICAS):
       close(named(replica(state.residual, m)), twin.residuals[m], EXACT)
@@ -100,7 +96,7 @@ def test_selected_values_are_those_that_each_would_send_alone(
   for layout in LAYOUTS:
     run, state = program(codec, layout, collective=collective, feedback=1.0)
     mean, sent, state = run(values, state)
-    assert_all_have_the_same((mean, state.codec))
+    assert_all_have_the_same((mean, state.codec, state.count))
     close(replica(mean), mean_of(sent), EXACT)
     # What arrived and what is kept is what was wanted.
     close(jax.tree.map(np.add, sent, state.residual), values, EXACT)
@@ -111,40 +107,30 @@ def test_selected_values_are_those_that_each_would_send_alone(
   close(kept[0], kept[1], EXACT)
 
 
-@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
-def test_factors_of_few_bits_are_those_of_the_numpy_twin(collective):
-  codec, values = "low_rank(rank=2)+int(bits=4)", draw()
-  run, state = program(codec, collective=collective)
-  start = named(replica(state.codec.leaves["blocks/w"].right))[""]
-  factors = twin_of("int(bits=4)", collective)
-  shared = SharedFactors(2, factors, {"blocks/w": start})
-  mean, sent, state = run(values, state)
-  expected, own = shared.average(
-    [{"blocks/w": leaf} for leaf in named(values)["blocks/w"]]
+@pytest.mark.parametrize(
+  ("link", "collective", "layout"),
+  [
+    ("float32", "all_reduce", "mesh"),
+    ("int(bits=4)", "all_gather", "stacked"),
+    ("int(bits=4)", "reduce_scatter", "stacked"),
+  ],
+)
+def test_warm_factors_are_those_of_the_numpy_twin(link, collective, layout):
+  run, state = program(
+    f"low_rank(rank=2)+{link}", layout, collective=collective
   )
-  close(replica(mean)["blocks"]["w"], expected["blocks/w"], EXACT)
-  for m in range(NUM_REPLICAS):
-    close(replica(sent, m)["blocks"]["w"], own[m]["blocks/w"], EXACT)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_warm_factors_are_one_for_all_and_find_the_mean(layout):
-  # No two replicas share a direction: only the mean is of rank 2.
-  rng = np.random.default_rng(3)
-  thin = rng.normal(size=(2, 12, 2)) @ rng.normal(size=(2, 2, 10))
-  noise = rng.normal(size=(NUM_REPLICAS, 2, 12, 10))
-  matrices = thin + noise - noise.mean(axis=0)
-  values = {**draw(), "blocks": {"w": jnp.asarray(matrices, jnp.float32)}}
-  run, state = program("low_rank(rank=2)+bfloat16", layout, feedback=1.0)
-  for number in (1, 2):
+  start = named(replica(state.codec["blocks/w"].right))[""]
+  factors = twin_of(link, collective)
+  shared = SharedFactors(2, factors, {"blocks/w": start})
+  for seed in range(2):
+    values = draw(seed)
     mean, sent, state = run(values, state)
-    assert_all_have_the_same((mean, state.codec))
-    np.testing.assert_array_equal(state.codec.count, number)
-  exact, first = program("low_rank(rank=2)", layout)
-  mean, sent, _ = exact(values, first)
-  close(mean["blocks"]["w"][0], matrices.mean(axis=0), 1e-5)
-  # What each replica had in it adds up to it.
-  close(mean_of(sent), replica(mean), EXACT)
+    assert_all_have_the_same((mean, state.codec, state.count))
+    matrices = named(values)["blocks/w"]
+    expected, own = shared.average([{"blocks/w": leaf} for leaf in matrices])
+    close(replica(mean)["blocks"]["w"], expected["blocks/w"], 1e-5)
+    for m in range(NUM_REPLICAS):
+      close(replica(sent, m)["blocks"]["w"], own[m]["blocks/w"], 1e-5)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -210,82 +196,70 @@ def test_floats_are_added_in_the_type_they_are_sent_in(dtype):
     assert error.max() > 0
 
 
-def kept_by(dtype, values, num_exchanges, **settings) -> Any:
-  """(mean, sent, residual) of the last of some exchanges of one leaf."""
-  made = exchange(
-    **{"codec": INT4, "collective": "all_gather", "feedback": 1.0} | settings,
-    residual_dtype=dtype,
-  )
+def exchanges(values, codec="float16"):
+  """(mean, sent, residual) of one leaf in some exchanges with feedback."""
+  made = exchange(codec, collective="all_gather", feedback=1.0)
   state = every_replicas(made.init(jnp.zeros(23)))
   run = jax.jit(Replicas(NUM_REPLICAS).map(made.average, (0, 0), 0))
-  mean: Any = None
-  sent: Any = None
-  for number in range(num_exchanges):
-    mean, sent, state = run(values[number], state)
-  return mean, sent, state.residual
-
-
-VALUES = [draw(seed)["embed"] for seed in range(3)]
-
-
-@pytest.mark.parametrize(
-  ("dtype", "bytes_a_value", "bound"),
-  # 8 significant bits; half a step of max / 127, and its scale's 8 bits.
-  [("bfloat16", 2.0, 2**-8), ("int8", 25 / 23, 0.5 / 127 + 2**-8)],
-)
-def test_a_residual_may_be_kept_in_less_memory(dtype, bytes_a_value, bound):
-  whole = np.asarray(kept_by("float32", VALUES, 1)[2], np.float64)
-  kept = kept_by(dtype, VALUES, 1)[2]
-  size = sum(leaf.nbytes for leaf in jax.tree.leaves(kept))
-  assert size == bytes_a_value * whole.size
-  restored = np.asarray(kept, np.float64) if dtype == "bfloat16" else None
-  if restored is None:
-    codes, scales = (np.asarray(x, np.float64) for x in kept)
-    restored = ((codes - 128) * scales).reshape(whole.shape)
-  assert 0 < np.abs(restored - whole).max() <= bound * np.abs(whole).max()
-  # The next exchange sends what was kept, not what was lost.
-  mean, _, _ = kept_by(dtype, VALUES, 2)
-  expected, _ = twin_of(INT4, "all_gather").average(
-    [{"x": own} for own in np.asarray(VALUES[1], np.float64) + restored]
-  )
-  close(mean[0], expected["x"], EXACT)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_replica_that_is_not_finite_neither_spreads_nor_owes(bad, dtype):
-  wrong = [VALUES[0], VALUES[1].at[1, 3].set(bad), VALUES[2]]
-  mean, sent, residual = kept_by(dtype, wrong, 2)
-  assert np.isfinite(mean).all()
-  assert [bool(np.isfinite(own).all()) for own in sent] == [True, False, True]
-  codes = np.asarray(residual[0] if dtype == "int8" else residual, np.float32)
-  nothing = 128 if dtype == "int8" else 0
-  assert [(own == nothing).all() for own in codes] == [False, True, False]
-  mean, sent, _ = kept_by(dtype, wrong, 3)
-  assert np.isfinite(mean).all() and np.isfinite(sent).all()
+  for each in values:
+    mean, sent, state = run(each, state)
+    yield mean, sent, state.residual
 
 
 def test_a_residual_that_grows_out_of_range_is_dropped():
   # fp16 ends at 65504: each time nearly all of the value is left over.
   large = jnp.ones((NUM_REPLICAS, 23)).at[0, 4].set(3e38)
-  values = [large, large, jnp.full_like(large, 0.5)]
-  _, sent, kept = kept_by("float32", values, 1, codec="float16")
+  run = exchanges([large, large, jnp.full_like(large, 0.5)])
+  _, sent, kept = next(run)
   assert kept[0, 4] > 2e38 and np.isfinite(sent).all()
   # 6e38 is no fp32: the replica has no part in this exchange, and shows it.
-  mean, sent, kept = kept_by("float32", values, 2, codec="float16")
+  mean, sent, kept = next(run)
   close(mean, jnp.ones_like(mean), EXACT)
   assert [bool(np.isfinite(own).all()) for own in sent] == [False, True, True]
   assert not np.any(kept[0])
-  mean, _, kept = kept_by("float32", values, 3, codec="float16")
+  mean, _, kept = next(run)
   close(mean, jnp.full_like(mean, 0.5), EXACT)
   assert not np.any(kept)
 
 
 @pytest.mark.parametrize("codec", ["float32", INT4])
 def test_without_a_finite_replica_the_mean_is_zero(codec):
-  nothing = [jnp.full((NUM_REPLICAS, 23), jnp.nan)]
-  mean, _, residual = kept_by("float32", nothing, 1, codec=codec)
+  nothing = jnp.full((NUM_REPLICAS, 23), jnp.nan)
+  [(mean, _, residual)] = exchanges([nothing], codec)
   assert not np.any(mean) and not np.any(residual)
+
+
+def plain_mean(values, layout="stacked"):
+  run = exchange().average
+  over = Replicas(len(jax.tree.leaves(values)[0]), layout)
+  mapped = over.map(lambda own: run(own, (), own)[0], (0,), None)
+  return jax.jit(mapped)(values)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_half_precision_is_summed_in_single_precision(layout):
+  # bf16 has eight bits: 256 + 1 is 256 there, and the mean would be 85.5.
+  narrow = np.asarray([256, 1, 1], jnp.bfloat16)
+  # fp16 ends at 65504: the sum would be infinite.
+  tall = np.asarray([60000, 60000, 60000], np.float16)
+  mean = plain_mean({"narrow": narrow, "tall": tall}, layout)
+  assert (mean["narrow"].dtype, mean["tall"].dtype) == (
+    jnp.bfloat16,
+    np.float16,
+  )
+  assert (float(mean["narrow"]), float(mean["tall"])) == (86, 60000)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_replica_with_one_bad_value_is_left_out_altogether(bad):
+  values = {
+    "w": np.asarray([[1.0, 2.0], [bad, 5.0], [4.0, 8.0]], np.float32),
+    "b": np.asarray([1.0, 100.0, 2.0], np.float32),
+  }
+  mean = plain_mean(values)
+  np.testing.assert_array_equal(mean["w"], [2.5, 5.0])
+  np.testing.assert_array_equal(mean["b"], 1.5)
+  assert not np.any(plain_mean(np.full((2, 3), bad, np.float32)))
 
 
 def test_small_values_of_a_narrow_type_are_sent_in_the_end():
@@ -308,20 +282,6 @@ def test_small_values_of_a_narrow_type_are_sent_in_the_end():
   np.testing.assert_allclose(arrived, [1, 0.001], atol=3e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_codecs_are_shared_and_residuals_are_each_replicas_own(dtype):
-  made = exchange("low_rank(rank=2)+int", feedback=1.0, residual_dtype=dtype)
-  values = draw(7)
-  state = made.init(replica(values))
-  state = state._replace(residual=every_replicas(state.residual))
-  # Mapping refuses to share what differs between replicas.
-  axes = made.axes
-  update = Replicas(NUM_REPLICAS).map(made.update, (0, axes), (None, axes))
-  found = jax.eval_shape(update, values, state)
-  expected = replica(values), state
-  assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, expected)
-
-
 FACTORS = {
   "kernel": Factors(1.0 + jnp.arange(6 * 4 * 2.0).reshape(6, 4, 2)),
   "table": Factors(jnp.ones((1, 4, 2))),
@@ -331,10 +291,10 @@ FACTORS = {
 def test_of_large_factors_the_host_gets_the_products_of_some_layers(
   monkeypatch,
 ):
-  def observed(num_matrices, follows_rank=False):
+  def observed(num_matrices):
     room = num_matrices * 2 * 2 * 4
     monkeypatch.setattr(low_rank, "MAX_OBSERVED_BYTES", room)
-    return low_rank.grams(FACTORS, 2, follows_rank)
+    return low_rank.grams(FACTORS, 2)
 
   whole = {
     path: jnp.swapaxes(each.right, 1, 2) @ each.right
@@ -343,9 +303,10 @@ def test_of_large_factors_the_host_gets_the_products_of_some_layers(
   close(observed(12), whole, EXACT)
   some = {**whole, "kernel": 3 * whole["kernel"][np.array([0, 3])]}
   close(observed(5), some, EXACT)
-  assert observed(1) == {}
-  needed = {path: len(gram) for path, gram in observed(1, True).items()}
-  assert needed == {"kernel": 1, "table": 1}
+  assert {path: len(gram) for path, gram in observed(1).items()} == {
+    "kernel": 1,
+    "table": 1,
+  }
 
 
 @pytest.mark.parametrize("num_layers", [2, 3])
@@ -371,7 +332,7 @@ def test_a_divided_replica_finds_the_mean_of_a_whole_one(num_layers):
 
 @pytest.mark.parametrize("codec", [Int(4), LowRank(2), TopK(0.5), Float()])
 def test_results_are_like_the_values_and_empty_leaves_cost_nothing(codec):
-  made = exchange(codec, feedback=1.0, residual_dtype="int8")
+  made = exchange(codec, feedback=1.0)
   values = {
     "a": jnp.ones((2, 3, 2, 2), jnp.bfloat16),
     "b": jnp.zeros((2, 0, 5)),
@@ -393,7 +354,6 @@ def test_results_are_like_the_values_and_empty_leaves_cost_nothing(codec):
   ("settings", "message"),
   [
     ({"against": "theirs"}, "against='theirs' must be one of own, mean"),
-    ({"residual_dtype": "int4"}, "residual_dtype='int4' must be one of float"),
     ({"feedback": 1.5}, "feedback=1.5 must be at least 0 and at most 1"),
     ({"feedback": -0.5}, "feedback=-0.5 must be at least 0 and at most 1"),
     ({"feedback": 1.0, "keep_unsent": True}, "both make up for what a codec"),
@@ -406,17 +366,3 @@ def test_an_exchange_that_cannot_be_says_why(settings, message):
     exchange(**{"codec": "int", **settings})
   assert message in str(caught.value)
   assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-  ("name", "kind", "message"),
-  [
-    ("mean", EXCHANGES["mean"], "'mean' is registered already"),
-    ("new", ExchangeKind("none", exchange), "'new': collectives='none' must"),
-    ("new", ExchangeKind(collectives, "here"), "'new': aggregator='here'"),
-  ],
-)
-def test_a_kind_that_cannot_be_is_refused_in_one_line(name, kind, message):
-  assert loaded(EXCHANGES["mean"].aggregator) is exchange
-  with pytest.raises(ValueError, match=message):
-    kinds.register_exchange(name, kind)

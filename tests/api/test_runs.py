@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import dilocox_jax as dx
-from dilocox_jax.aggregators.mean import (
+from dilocox_jax.aggregators.exchange import (
   mean_of_finite_replicas,
 )
 from dilocox_jax.api import runs as api_runs
@@ -161,7 +161,7 @@ def test_an_exchange_of_ones_own_averages(tmp_path):
   assert calls
 
 
-def test_an_exchange_must_leave_out_replicas_that_are_away(tmp_path):
+def test_an_exchange_of_ones_own_goes_with_no_absences(tmp_path):
   def plain(values, state, params):
     mean = jax.tree.map(lambda v: jax.lax.pmean(v, "replica"), values)
     return mean, values, state
@@ -169,7 +169,7 @@ def test_an_exchange_must_leave_out_replicas_that_are_away(tmp_path):
   away = runs.settings(method="diloco").to_mapping()
   away["membership"]["absences"] = "1:1"
   exchange = dx.Aggregator(lambda params: (), plain)
-  with pytest.raises(ValueError, match="does not leave out a replica"):
+  with pytest.raises(ValueError, match="does not go with membership.absences"):
     dx.train(config=away, workdir=tmp_path / "run", exchange=exchange)
 
 

@@ -4,34 +4,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dilocox_jax.codecs.base import Projection, Reduced, encoder_of, messages
+from dilocox_jax.codecs.base import Reduced
+from dilocox_jax.trees import without_pauses
 
 KEY = jax.random.key(0)
-
-
-def first_state(codec, shapes, key=KEY):
-  """The states of all leaves at the start."""
-  if isinstance(codec, Projection):
-    return codec.init(shapes, key)
-  return [()] * len(shapes)
 
 
 def alone(codec, leaves, states=None, key=KEY):
   """Decoded leaves, new states, and the arrays of every message."""
   if states is None:
-    states = first_state(codec, [leaf.shape for leaf in leaves])
-  encoder, sent = encoder_of(codec), []
-  run = messages(codec, list(leaves), states, key)
-  yielded = next(run)
-  while True:
-    shapes = [leaf.shape for leaf in yielded]
-    sent.append(encoder.encode(yielded, jax.random.fold_in(key, len(sent))))
-    decoded = encoder.decode(sent[-1], shapes)
-    try:
-      yielded = run.send(Reduced(decoded, decoded))
-    except StopIteration as stop:
-      (_, own), states = stop.value
-      return own, states, sent
+    states = codec.init([leaf.shape for leaf in leaves], key)
+  encoder, sent = codec.encoder, []
+
+  def reduce(leaves):
+    shapes = [leaf.shape for leaf in leaves]
+    sent.append(encoder.encode(leaves, jax.random.fold_in(key, len(sent))))
+    decoded = yield encoder.decode(sent[-1], shapes)
+    return Reduced(decoded, decoded)
+
+  run = without_pauses(codec.run)
+  (_, own), states = run(list(leaves), states, key, reduce)
+  return own, states, sent
 
 
 def through(codec, values, key=KEY):

@@ -13,7 +13,7 @@ from dilocox_jax.codecs.low_rank import (
   grams,
   orthonormal,
 )
-from tests.codecs.alone import alone, first_state
+from tests.codecs.alone import alone
 from tests.oracles import codecs as oracle
 
 SHAPE = 3, 14, 24
@@ -46,7 +46,7 @@ def of_rank(rank, seed=0):
 
 
 def start(name, seed=1) -> Any:
-  return first_state(CODECS[name], [SHAPE], jax.random.key(seed))[0]
+  return CODECS[name].init([SHAPE], jax.random.key(seed))[0]
 
 
 def distance(found, values):

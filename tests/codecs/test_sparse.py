@@ -5,6 +5,7 @@ import pytest
 
 from dilocox_jax.codecs.base import Reduced
 from dilocox_jax.codecs.sparse import RandomMask, TopK, stratum_bounds
+from dilocox_jax.trees import without_pauses
 from tests.codecs.alone import KEY, alone, gaussian, through
 from tests.oracles import codecs as oracle
 
@@ -95,11 +96,13 @@ def test_every_value_has_the_same_chance_and_layers_are_drawn_apart():
 
 def test_the_mean_and_the_own_part_return_to_the_places_they_came_from():
   values = jnp.arange(1.0, 25.0, dtype=jnp.float32).reshape(1, 4, 6)
-  running = RandomMask(0.5).run([values], [()], KEY)
-  (part,) = next(running)
-  with pytest.raises(StopIteration) as stop:
-    running.send(Reduced([part + 100], [part]))
-  ([mean], [own]), _ = stop.value.value
+
+  def reduce(leaves):
+    yield leaves
+    return Reduced([leaves[0] + 100], leaves)
+
+  run = without_pauses(RandomMask(0.5).run)
+  ([mean], [own]), _ = run([values], [()], KEY, reduce)
   is_drawn = np.asarray(own) > 0
   assert np.array_equal(own[is_drawn], values[is_drawn])
   assert np.array_equal(mean[is_drawn], values[is_drawn] + 100)

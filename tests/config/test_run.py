@@ -32,7 +32,6 @@ EVERYTHING = {
   "exchange": {
     **{"codec": "low_rank(rank=3)+int(bits=8)", "feedback": 0.5},
     **{"collective": "reduce_scatter", "against": "mean"},
-    "residual_dtype": "int8",
   },
   "outer": {"learning_rate": 1.0, "nesterov": False},
   "mesh": {"num_replicas": 4, "layout": "mesh"},
@@ -179,7 +178,6 @@ LIMITS = {
 LOSSY_LIMITS = {
   "exchange.feedback": (1, 1.1),
   "exchange.against": ("mean", "theirs"),
-  "exchange.residual_dtype": ("int8", "int4"),
   "adaptive.window_rounds": (1, 0),
   "adaptive.energy": (1.0, 0.0),
 }

@@ -51,7 +51,6 @@ CASES = [
   ("exchange.feedback", 0.9, {}, "float32 loses nothing", LOSSY),
   ("exchange.keep_unsent", True, {}, "float32 loses nothing", LOSSY),
   ("exchange.against", "mean", LOSSY, "set exchange.feedback=1", FEEDBACK),
-  ("exchange.residual_dtype", "int8", LOSSY, "exchange.feedback=1", FEEDBACK),
   ("adaptive.energy", 0.9, LOSSY, "int has no rank", ADAPTS),
   ("adaptive.window_rounds", 3, LOSSY, "adaptive.mode=off", ADAPTS),
   ("mesh.pipeline", "gpipe", {}, "set mesh.num_stages", STAGES),

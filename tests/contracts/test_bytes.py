@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from dilocox_jax.aggregators.collectives import collectives
-from dilocox_jax.aggregators.feedback import exchange
+from dilocox_jax.aggregators.exchange import exchange
 from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.codecs.low_rank import LowRank
 from dilocox_jax.codecs.quantize import E3M0, Float, Int

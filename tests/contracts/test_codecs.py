@@ -17,7 +17,7 @@ from dilocox_jax.codecs.low_rank import LocalLowRank, LowRank
 from dilocox_jax.codecs.quantize import E3M0, Float, Int
 from dilocox_jax.codecs.sparse import RandomMask, TopK
 from dilocox_jax.plan.schedule.fragments import stacked_shape
-from tests.codecs.alone import alone, first_state, gaussian
+from tests.codecs.alone import alone, gaussian
 
 SHAPE = 2, 12, 22  # 264 values a layer: three blocks of 88
 BLOCK = 100
@@ -52,7 +52,7 @@ BAD = np.nan, np.inf, -np.inf
 @functools.cache
 def program_of(codec):
   """Decodes inputs [n, *SHAPE] one by one, all from the same state."""
-  state = first_state(codec, [SHAPE], jax.random.key(7))
+  state = codec.init([SHAPE], jax.random.key(7))
 
   def one(value_and_key):
     value, key = value_and_key
@@ -120,7 +120,7 @@ def keeps_its_promises(codec, lost, most_lost, is_half=False):
   messages = message_bytes(codec, {"blocks/w": SHAPE})
   count = len(scales) * len(kinds) + len(rest)
   assert sum(x.nbytes for x in jax.tree.leaves(sent)) == count * messages
-  start = jax.tree.leaves(first_state(codec, [SHAPE], jax.random.key(7)))
+  start = jax.tree.leaves(codec.init([SHAPE], jax.random.key(7)))
   kinds_of_state = [(x.shape, x.dtype) for x in start]
   assert kinds_of_state == [
     (x.shape[1:], x.dtype) for x in jax.tree.leaves(states)

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.aggregators.feedback import exchange
+from dilocox_jax.aggregators.exchange import exchange
 from dilocox_jax.config import RunConfig
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.distributed.replicas import Replicas

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from dilocox_jax.codecs.base import encoder_of
 from dilocox_jax.codecs.named import named_codec
 from experiments.tools import accelerator_check
 from experiments.tools.accelerator import exact
@@ -50,7 +49,7 @@ def test_another_result_is_an_error(monkeypatch):
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 @pytest.mark.parametrize("name", BOUNDS)
 def test_codecs_are_compiled_for_accelerators(name, platform):
-  encoder = encoder_of(named_codec(name))
+  encoder = named_codec(name).encoder
 
   def coded(values):
     arrays = encoder.encode([values], jax.random.key(0))

@@ -120,9 +120,7 @@ def lossy_mean(exchange, num_replicas):
     )
   if not exchange.feedback:
     return plain
-  return ErrorFeedback(
-    plain, exchange.feedback, exchange.against, STORED[exchange.residual_dtype]
-  )
+  return ErrorFeedback(plain, exchange.feedback, exchange.against)
 
 
 def row_width(codec, shape):
@@ -132,21 +130,6 @@ def row_width(codec, shape):
     return -(-size // -(-size // codec.block_size))
   by_row = getattr(codec, "scale", "row") == "row"
   return (shape[-1] if shape else 1) if by_row else size
-
-
-def in_bytes(residual):
-  blocks = codecs.in_groups(
-    residual.reshape(1, -1), 128, lambda x: codecs.nearest(x, 8)[1]
-  )
-  return blocks.reshape(residual.shape)
-
-
-# What is kept of a residual, by the type in which it is kept.
-STORED = {
-  "float32": lambda residual: residual,
-  "bfloat16": np.vectorize(codecs.bfloat16),
-  "int8": in_bytes,
-}
 
 
 def lossy(codec, layers, width):

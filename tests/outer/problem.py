@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dilocox_jax.aggregators.mean import mean_of_finite_replicas
+from dilocox_jax.aggregators.exchange import mean_of_finite_replicas
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.inner.step import accumulated_gradient, inner_step
 from dilocox_jax.outer.cuts import Cuts

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import dilocox_jax as dx
-from dilocox_jax.aggregators.feedback import Residual, carried_exchange
+from dilocox_jax.aggregators.exchange import exchange
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.meeting.store import Store
 from dilocox_jax.outer.lone_exchange import CarriedExchange, ExchangeThread
@@ -119,9 +119,7 @@ class Played:
 
 
 def exchanged(played, own=OWN, codec="float32", feedback=0.0):
-  aggregator = carried_exchange(
-    codec, Residual(feedback, "own", "float32"), number=0
-  )
+  aggregator = exchange(codec, feedback=feedback, number=0)
   outer = OuterStep(
     methods.dilocox(4), optax.sgd(1.0), aggregator._replace(carrier=played)
   )
@@ -129,8 +127,8 @@ def exchanged(played, own=OWN, codec="float32", feedback=0.0):
   kept = jax.tree.map(jnp.asarray, state.exchange)
   if kept.residual is not None:
     kept = kept._replace(residual={"w": kept.residual["w"][None]})
-  exchange = CarriedExchange(outer, Replicas(1))
-  return exchange(kept, state._replace(exchange=None), {"w": own[None]})
+  carried = CarriedExchange(outer, Replicas(1))
+  return carried(kept, state._replace(exchange=None), {"w": own[None]})
 
 
 def test_the_mean_has_the_weights_of_the_messages():
@@ -169,10 +167,10 @@ def test_a_replica_that_is_not_finite_says_so_and_gets_the_mean():
 def part(store, name, number, rules, stop, flush, come=None):
   """Trains a replica up to a round; returns its first step and parameters."""
   method, settings = apart.METHODS[name]
-  exchange = dx.mailbox(
+  carried = dx.mailbox(
     store, name=f"r{number}", secret=apart.SECRET, rules=rules, **settings
   )
-  rounds = apart.rounds_of(method, exchange, 1)
+  rounds = apart.rounds_of(method, carried, 1)
   params = apart.first_params()
   state = dx.join_rounds(rounds, params, apart.INNER.init(params))
   step = first = int(state.step)

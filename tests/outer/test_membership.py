@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.aggregators.feedback import exchange
+from dilocox_jax.aggregators.exchange import exchange
 from dilocox_jax.plan.schedule import methods
 from dilocox_jax.plan.schedule.membership import Membership
 from dilocox_jax.plan.schedule.run_plan import RunPlan

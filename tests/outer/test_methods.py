@@ -12,8 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.aggregators.feedback import exchange
-from dilocox_jax.aggregators.mean import mean_of_finite_replicas
+from dilocox_jax.aggregators.exchange import exchange, mean_of_finite_replicas
 from dilocox_jax.distributed import host_memory
 from dilocox_jax.outer.lone_exchange import ExchangeThread
 from dilocox_jax.outer.step_state import outer_params

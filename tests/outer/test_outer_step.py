@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from dilocox_jax.aggregators.mean import mean_of_finite_replicas
+from dilocox_jax.aggregators.exchange import mean_of_finite_replicas
 from dilocox_jax.distributed.replicas import REPLICA_AXIS, Replicas
 from dilocox_jax.optimizers import standard_promotion
 from dilocox_jax.outer import rules

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import dilocox_jax as dx
-from dilocox_jax.aggregators.mean import mean_of_finite_replicas
+from dilocox_jax.aggregators.exchange import mean_of_finite_replicas
 from dilocox_jax.optimizers import standard_promotion
 from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.outer_step import OuterStep

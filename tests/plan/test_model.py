@@ -132,7 +132,6 @@ paths = st.sampled_from(
   [
     KERNEL,
     f"exchange/first/codec/leaves/{KERNEL}/right",
-    f"residual/{KERNEL}/0",
     "blocks/attention/norm/scale",
     "embed/embedding",
     "head/kernel",

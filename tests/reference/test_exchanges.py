@@ -93,12 +93,6 @@ def test_a_replica_that_is_not_finite_owes_nothing():
   np.testing.assert_allclose(owed(exchange), [0.0, 0.1], atol=1e-12)
 
 
-def test_what_is_kept_of_a_residual_is_stored_first():
-  exchange = ErrorFeedback(Lossy(whole), stored=lambda x: np.round(x, 1))
-  average(exchange, 0.37)
-  assert owed(exchange) == [0.4]
-
-
 def test_shared_factors_find_a_mean_of_low_rank_whatever_the_replicas_have():
   rng = np.random.default_rng(0)
   thin = rng.normal(size=[2, 6, 2]) @ rng.normal(size=[2, 2, 5])

@@ -73,8 +73,6 @@ EXCHANGE = [
   ("feedback", {**SENT, "feedback": 0.6}, 1.0),
   ("keep_unsent", {**SENT, "keep_unsent": True}, False),
   ("against", {**OWED, "against": "mean"}, "own"),
-  ("residual_dtype", {**OWED, "residual_dtype": "bfloat16"}, "float32"),
-  ("residual_dtype", {**OWED, "residual_dtype": "int8"}, "float32"),
 ]
 
 

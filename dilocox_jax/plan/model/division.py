@@ -67,11 +67,6 @@ _RULES: tuple[tuple[str, tuple[Spec, ...]], ...] = (
     r"(^|/)(embed/(embedding|positions)|head/kernel)/right$",
     ((_WHOLE, _ALL, _WHOLE), (_WHOLE, _DATA, _WHOLE)),
   ),
-  # These are codes and scales of an 8-bit residual, [layers, blocks, values].
-  (
-    r"/(kernel|embedding|positions|scale|bias)/\d+$",
-    ((_WHOLE, _BY_LAYER, _WHOLE),),
-  ),
   (r"(^|/)blocks/", (*_MATRICES, (_STAGE, _WHOLE))),
   (r"", _TABLE),
 )
