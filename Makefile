@@ -57,8 +57,7 @@ reproduce: install ## The papers' tables and the sweeps' pages, from committed r
 	set -e; for sweep in small muon long; do \
 	  $(RUN) -m experiments.sweep --report_only \
 	    --config=experiments/configs/convergence_$$sweep.py \
-	    --workdir=runs/reproduced/$$sweep; \
-	  cp runs/reproduced/$$sweep/table.csv docs/results/convergence_$${sweep}_table.csv; done
+	    --workdir=runs/reproduced/$$sweep; done
 	$(RUN) -m docs.figures.loss_by_time
 
 compile-report: $(TPU)/.installed ## Compile runs for TPUs that are not there (a quarter of an hour)

@@ -8,19 +8,17 @@ shows which of the paper's numbers follow from that and which do not.
 
 import dataclasses
 import functools
-import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import flops_per_token
 from experiments.tables.runs import Pace, Rounds, config_of, equal_links
 from experiments.tables.table import (
-  Figure,
+  Figures,
   Fit,
   Prediction,
   Table,
   beside,
-  described,
   load_published,
 )
 
@@ -37,22 +35,15 @@ class Setting:
     num_clusters: D, the number of clusters; each has one link.
     value_bytes: Bytes of a value that is sent uncompressed: 4 or 2.
     tokens: Tokens of a global step.
-    efficiency: Share of 1 Gbit/s that is payload.
   """
 
   num_clusters: int = 2
   value_bytes: int = 4
   tokens: int = 16 * SEQUENCE_LENGTH
-  efficiency: float = 1.0
 
   def __str__(self):
     precision = "fp32" if self.value_bytes == 4 else "bf16"
     return f"{precision}, D={self.num_clusters}, {self.tokens:,} tokens"
-
-  @property
-  def dense(self) -> str:
-    """Name of the codec that sends every value."""
-    return "float32" if self.value_bytes == 4 else "bfloat16"
 
 
 RECIPE = Setting()
@@ -74,9 +65,7 @@ class PaperRuns:
     step_s: Seconds of a step, fitted on the throughput of DiLoCoX.
   """
 
-  def __init__(
-    self, figures: Mapping[str, Figure], model: str, setting: Setting = RECIPE
-  ):
+  def __init__(self, figures: Figures, model: str, setting: Setting = RECIPE):
     """Fits the step.
 
     Args:
@@ -88,6 +77,8 @@ class PaperRuns:
     self.interval = int(figures["sync interval"].value)
     self.rank = int(figures[f"{model}, rank"].value)
     self.step_s = setting.tokens / self.published("DiLoCoX")
+    # The codec that sends every value.
+    self._dense = "float32" if setting.value_bytes == 4 else "bfloat16"
 
   def published(self, method: str) -> float:
     """Returns the published throughput of a method (tokens/s)."""
@@ -101,9 +92,9 @@ class PaperRuns:
       codec_s: Seconds of a round's codec that nothing hides.
       **changes: Values by field, for each section.
     """
-    count, efficiency = self.setting.num_clusters, self.setting.efficiency
+    count = self.setting.num_clusters
     bps = self._figures["bandwidth between clusters"].value * 1e9
-    cluster = equal_links(count, bps, rtt_s=0.0, efficiency=efficiency)
+    cluster = equal_links(count, bps, rtt_s=0.0, efficiency=1.0)
     changes |= {"model": {"preset": MODELS[self.model]}}
     changes |= {"mesh": {"num_replicas": count}}
     rounds = Rounds.of(config_of(config, **changes))
@@ -116,22 +107,28 @@ class PaperRuns:
   @functools.cache  # noqa: B019 - it lives as long as the tables.
   def allreduce(self) -> Pace:
     """Returns the pace of AllReduce: gradients at every step."""
-    return self.pace("allreduce", exchange={"codec": self.setting.dense})
+    return self.pace("allreduce", exchange={"codec": self._dense})
 
   @functools.cache  # noqa: B019 - as above.
   def dilocox(
     self,
     is_hidden: bool = True,
-    is_compressed: bool = True,
+    codec: str = "low_rank(rank={})+int(bits=4)",
     codec_s: float = 0.0,
   ) -> Pace:
-    """Returns the pace of DiLoCoX, complete or without a component."""
+    """Returns the pace of DiLoCoX, complete or without a component.
+
+    Args:
+      is_hidden: Whether exchanges run beside the next round.
+      codec: What is sent, with the rank for braces; "": every value.
+      codec_s: As in `pace`.
+    """
     sync = {"sync_interval": self.interval}
     if not is_hidden:
       sync |= {"method": "diloco", "rule": None}
-    exchange = {"codec": f"low_rank(rank={self.rank})+int(bits=4)"}
-    if not is_compressed:
-      exchange = {"codec": self.setting.dense, "feedback": 0.0}
+    exchange = {"codec": codec.format(self.rank)}
+    if not codec:
+      exchange = {"codec": self._dense, "feedback": 0.0}
     return self.pace("dilocox", codec_s, sync=sync, exchange=exchange)
 
   def open_diloco(self) -> Pace:
@@ -153,12 +150,11 @@ class PaperRuns:
 
     It is 0 for OPT-1.3B, whose row was not found.
     """
-    if (
-      f"{self.model}, DiLoCoX without overlap, throughput" not in self._figures
-    ):
+    row = f"{self.model}, DiLoCoX without overlap, throughput"
+    if row not in self._figures:
       return 0.0
     tokens = self.interval * self.setting.tokens
-    round_s = tokens / self.published("DiLoCoX without overlap")
+    round_s = tokens / self._figures[row].value
     return round_s - self.interval * self.dilocox(is_hidden=False).seconds
 
   def cocktail_ratio(self) -> float:
@@ -174,75 +170,55 @@ class PaperRuns:
     return self.published("DiLoCoX") * flops / (devices * _A800_FLOPS)
 
 
-def build_tables(folder: pathlib.Path) -> list[Table]:
-  """Returns the throughputs beside the published ones.
-
-  Args:
-    folder: Folder of the published figures.
-
-  Raises:
-    ValueError: A file is missing or wrong.
-  """
-  figures = load_published(folder / "dilocox.json")
+def build_tables() -> list[Table]:
+  """Returns the throughputs beside the published ones."""
+  figures = load_published("dilocox")
   small, large = runs = [PaperRuns(figures, model) for model in MODELS]
   codec_s = large.codec_s()
-  waiting = {"sync_interval": large.interval, "method": "diloco", "rule": None}
-  factors = {"codec": f"low_rank(rank={large.rank})+float16"}
-  half = large.pace("dilocox", sync=waiting, exchange=factors)
-  table = described(
-    "dilocox_throughput",
-    [row for paper in runs for row in _of_model(figures, paper)],
-    exchange_s=large.dilocox().exchange_s,
-    compute_s=large.interval * large.step_s,
-    dense_s=large.dilocox(is_compressed=False).exchange_s,
-    small_share=small.implied_utilisation(),
-    large_share=large.implied_utilisation(),
-    codec_s=codec_s,
-    exposed=large.tokens_per_s(large.dilocox(codec_s=codec_s)),
-    half=large.tokens_per_s(half),
-    small_ratio=small.cocktail_ratio(),
-    large_ratio=large.cocktail_ratio(),
-  )
-  return [table]
+  half = large.dilocox(is_hidden=False, codec="low_rank(rank={})+float16")
+  numbers = {
+    "exchange_s": large.dilocox().exchange_s,
+    "compute_s": large.interval * large.step_s,
+    "dense_s": large.dilocox(codec="").exchange_s,
+    "small_share": small.implied_utilisation(),
+    "large_share": large.implied_utilisation(),
+    "codec_s": codec_s,
+    "exposed": large.tokens_per_s(large.dilocox(codec_s=codec_s)),
+    "half": large.tokens_per_s(half),
+    "small_ratio": small.cocktail_ratio(),
+    "large_ratio": large.cocktail_ratio(),
+  }
+  rows = [row for paper in runs for row in _rows(figures, paper)]
+  return [Table("dilocox_throughput", rows, numbers)]
 
 
-def _of_model(
-  figures: Mapping[str, Figure], paper: PaperRuns
-) -> Sequence[Prediction]:
+def _rows(figures: Figures, paper: PaperRuns) -> Iterator[Prediction]:
   step = f"step of {paper.step_s:.3f} s"
   recipe = f"{RECIPE}; {step}, fitted on the row of DiLoCoX"
-  fp16 = "fp16, H as DiLoCoX"
-  fewer = "117 times fewer bytes, in turn"
+  fewer, hidden = "117 times fewer bytes, in turn", "the exchange is hidden"
   codec_s = paper.codec_s()
   exposed = paper.dilocox(is_hidden=False, codec_s=codec_s)
   alone = paper.tokens_per_s(paper.dilocox(is_hidden=False))
   bytes_alone = f"{codec_s:.0f} s of codec a round; bytes alone: {alone:.0f}"
-  fit = Fit.HERE if codec_s else Fit.ELSEWHERE
-  dense = paper.dilocox(is_compressed=False)
-  rows = []
+  fit, other = Fit.HERE if codec_s else Fit.ELSEWHERE, Fit.ELSEWHERE
+  dense = paper.dilocox(codec="")
   for method, pace, kind, basis in (
-    ("AllReduce", paper.allreduce(), Fit.ELSEWHERE, recipe),
-    ("OpenDiLoCo", paper.open_diloco(), Fit.ELSEWHERE, fp16),
-    ("CocktailSGD", paper.cocktail_sgd(), Fit.ELSEWHERE, fewer),
-    ("DiLoCoX", paper.dilocox(), Fit.HERE, f"{step}; the exchange is hidden"),
+    ("AllReduce", paper.allreduce(), other, recipe),
+    ("OpenDiLoCo", paper.open_diloco(), other, "fp16, H as DiLoCoX"),
+    ("CocktailSGD", paper.cocktail_sgd(), other, fewer),
+    ("DiLoCoX", paper.dilocox(), Fit.HERE, f"{step}; {hidden}"),
     ("DiLoCoX without overlap", exposed, fit, bytes_alone),
-    (
-      "DiLoCoX without compression",
-      dense,
-      Fit.ELSEWHERE,
-      "fp32, in a round",
-    ),
+    ("DiLoCoX without compression", dense, other, "fp32, in a round"),
   ):
-    speed = paper.tokens_per_s(pace)
     name = f"{paper.model}, {method}, throughput"
+    speed = paper.tokens_per_s(pace)
     if name in figures:
-      rows.append(beside(figures[name], speed, kind, basis))
+      yield beside(figures, name, speed, kind, basis)
     else:
-      rows.append(Prediction(name, speed, "tokens/s", kind, basis))
-  ratio = figures[f"{paper.model}, speed-up over AllReduce"]
-  rows.append(beside(ratio, paper.speed_up(), Fit.ELSEWHERE, str(RECIPE)))
+      yield Prediction(name, speed, "tokens/s", kind, basis)
+  ratio = f"{paper.model}, speed-up over AllReduce"
+  yield beside(figures, ratio, paper.speed_up(), other, str(RECIPE))
   for setting in PICKED if paper.model == "107B" else ():
     basis = f"{setting}: a setting picked for this ratio"
     speed_up = PaperRuns(figures, paper.model, setting).speed_up()
-    rows.append(beside(ratio, speed_up, Fit.HERE, basis))
-  return rows
+    yield beside(figures, ratio, speed_up, Fit.HERE, basis)

@@ -1,37 +1,37 @@
 """Published figures, and tables of predictions beside them.
 
 Some figures that people quote were never checked in the paper. So every figure
-must name its source and its status, and a file in which one of them is missing
-is refused. The caller says where the files are.
+names its source and its status (third_party/README.md).
 
 A prediction proves nothing if it was fitted on the published number in the same
-row. So every XX
+row. So every row says what was fitted where.
 """
 
+import csv
 import dataclasses
 import enum
 import functools
+import json
 import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure as Picture
 
-from dilocox_jax.checks import (
-  in_front,
-  json_object,
-  known,
-  of_type,
-  one_of,
-  require,
-)
 from dilocox_jax.metrics.lines import write_atomically
 from dilocox_jax.report.page import picture, write_page
 from dilocox_jax.report.tables import csv_table, markdown_table
 
-STATUSES = ("published", "recalled, unverified")
+_PUBLISHED = pathlib.Path(__file__).parents[2] / "third_party/published.json"
+_HEADER = ("figure", "published", "predicted", "error", "kind", "basis")
+_READING = (
+  "Kinds: *derived* - nothing was fitted; *fitted on this row* - a constant"
+  " was chosen to match it, alone or together with others; *fitted elsewhere*"
+  " - its constants were chosen to match other rows. Figures marked unverified"
+  " were not read in their paper."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +39,13 @@ class Figure:
   """Holds one number of a paper.
 
   Attributes:
-    name: Name of the figure, unique in its file.
+    name: Name of the figure, unique in its paper.
     value: Value of the figure, in `unit`.
     unit: Unit as printed in the paper, e.g. "Gbit/s"; "ratio" for a number
       without a unit.
     source: Paper, and the table or section with the figure.
-    status: Whether the figure was read in the paper, one of `STATUSES`.
+    status: Whether the figure was read in the paper: "published" or "recalled,
+      unverified".
     note: Remark for readers; may be empty.
   """
 
@@ -55,73 +56,26 @@ class Figure:
   status: str
   note: str = ""
 
-  def __post_init__(self):
-    for field in ("name", "unit", "source"):
-      require(getattr(self, field).strip() != "", f"{field} is missing")
-    require(math.isfinite(self.value), f"value={self.value} must be finite")
-    one_of("status", self.status, STATUSES)
-
   @property
   def is_verified(self) -> bool:
     """Whether the figure was read in its source."""
-    return self.status == STATUSES[0]
+    return self.status == "published"
 
 
-def load_published(path: pathlib.Path) -> dict[str, Figure]:
-  """Reads the figures of one paper.
-
-  Args:
-    path: Path of a JSON file {"paper": citation, "figures": [figure, ...]}.
-      Every figure has the fields of `Figure`; the note may be left out.
-
-  Returns:
-    Figures by name, in the order of the file.
-
-  Raises:
-    ValueError: If the file cannot be read, or a field is missing, unknown or
-      wrong. The message is one line that names the file and the figure.
-  """
-  with in_front(f"{path}: "):
-    return _figures(path)
+Figures = Mapping[str, Figure]
 
 
-def _figures(path: pathlib.Path) -> dict[str, Figure]:
-  try:
-    content = json_object(path.read_text(encoding="utf-8"), "the file")
-  except OSError as error:
-    raise ValueError(error.strerror or "cannot be read") from error
-  entries = content.get("figures")
-  is_whole = set(content) == {"paper", "figures"} and isinstance(entries, list)
-  require(is_whole, 'the file must be {"paper": citation, "figures": [...]}')
-  figures: dict[str, Figure] = {}
-  for number, entry in enumerate(entries or (), start=1):
-    name = entry.get("name") if isinstance(entry, dict) else None
-    with in_front(f"figure {number} ({name!r}): "):
-      figure = _figure(entry)
-      is_new = figure.name not in figures
-      require(is_new, "another figure has this name: rename one")
-    figures[figure.name] = figure
-  return figures
-
-
-def _figure(entry: Any) -> Figure:
-  """Returns the figure that a JSON object describes.
+def load_published(paper: str) -> dict[str, Figure]:
+  """Returns the figures of one paper by name.
 
   Args:
-    entry: Content of the JSON object.
-
-  Raises:
-    ValueError: If a field is missing, unknown or of the wrong type.
+    paper: Name of the paper in `third_party/published.json`.
   """
-  of_type("a figure", entry, dict)
-  fields = {field.name: field for field in dataclasses.fields(Figure)}
-  for name in entry:
-    known("field", name, fields)
-  for name, field in fields.items():
-    is_given = name in entry or field.default is not dataclasses.MISSING
-    require(is_given, f"{name} is missing")
-  kinds = {name: float if name == "value" else str for name in entry}
-  return Figure(**{n: of_type(n, v, kinds[n]) for n, v in entry.items()})
+  entries = json.loads(_PUBLISHED.read_text("utf-8"))[paper]["figures"]
+  return {
+    each["name"]: Figure(**each | {"value": float(each["value"])})
+    for each in entries
+  }
 
 
 class Fit(enum.StrEnum):
@@ -168,74 +122,98 @@ class Prediction:
       return f"{self.grid_steps:+d} steps" if self.grid_steps else "exact"
     return f"{self.relative_error:+.1%}" if self.published else ""
 
+  def cells(self) -> tuple[str, ...]:
+    """Returns the texts of the row in a table for readers."""
+    predicted, figure = _short(self.predicted), self.published
+    if figure is None:
+      with_unit = f"{predicted} {self.unit}"
+      return self.name, "", with_unit, "", self.kind, self.basis
+    name = re.sub(r"^table \d+, ", "", figure.name)
+    value = f"{figure.value:g} {figure.unit}"
+    value += "" if figure.is_verified else " (unverified)"
+    return name, value, predicted, self.error, self.kind, self.basis
+
+  def data(self) -> dict[str, Any]:
+    """Returns the values by column of a CSV; None where there is none."""
+    figure = self.published
+    return {
+      "figure": self.name,
+      "unit": self.unit,
+      "published": figure and figure.value,
+      "predicted": self.predicted,
+      "relative_error": figure and self.relative_error,
+      "grid_steps": self.grid_steps,
+      "kind": self.kind,
+      "basis": self.basis,
+      "source": figure and figure.source,
+      "status": figure and figure.status,
+      "note": figure and figure.note,
+    }
+
+
+def _short(value: float) -> str:
+  """Returns a number of about four digits."""
+  return f"{value:,.0f}" if 1000 <= value < 1e7 else f"{value:.4g}"
+
 
 def beside(
-  figure: Figure,
+  figures: Figures,
+  name: str,
   predicted: float,
   kind: Fit,
   basis: str = "",
   grid_steps: int | None = None,
 ) -> Prediction:
-  """Returns a prediction of a published figure, with its name and unit."""
+  """Returns a prediction beside the figure of a paper, in its unit.
+
+  Args:
+    figures: Figures of the paper, by name.
+    name: Name of the figure.
+    predicted: Predicted value.
+    kind: Where its constants were fitted.
+    basis: As in `Prediction`.
+    grid_steps: As in `Prediction`.
+  """
+  figure = figures[name]
   return Prediction(
-    figure.name, predicted, figure.unit, kind, basis, figure, grid_steps
+    name, predicted, figure.unit, kind, basis, figure, grid_steps
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """One table: its rows, its notes, and the cells that readers see.
+  """One table; `notes.md` has its title and its notes.
 
   Attributes:
-    name: Name of the table's files, of letters and underscores.
-    title: Title for readers.
+    name: Name of the table's files and of its section in the notes.
     rows: All rows, which are written to CSV.
-    paragraphs: Notes that say what was assumed, what the rows mean, and what
-      they cannot test.
+    numbers: Values that replace the names in braces in the notes.
     header: Header of the table for readers. If it is empty, readers see `rows`.
     cells: Cells below `header`, one sequence for each line.
     pictures: (caption, figure) by name of the picture's file without suffix.
   """
 
   name: str
-  title: str
   rows: Sequence[Prediction]
-  paragraphs: Sequence[str]
+  numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   header: Sequence[str] = ()
   cells: Sequence[Sequence[str]] = ()
   pictures: Mapping[str, tuple[str, Picture]] = dataclasses.field(
     default_factory=dict
   )
 
-  def shown(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Returns the header and the cells of the table for readers."""
-    if self.header:
-      return self.header, self.cells
-    header = ("figure", "published", "predicted", "error", "kind", "basis")
-    return header, [_cells(row) for row in self.rows]
-
-
-def described(
-  name: str,
-  rows: Sequence[Prediction],
-  header: Sequence[str] = (),
-  cells: Sequence[Sequence[str]] = (),
-  pictures: Mapping[str, tuple[str, Picture]] | None = None,
-  **numbers: Any,
-) -> Table:
-  """Returns a table with its title and its notes from `notes.md`.
-
-  Args:
-    name: Name of the table.
-    rows: All rows.
-    header: Header of the table for readers. If it is empty, readers see `rows`.
-    cells: Cells below `header`, one sequence for each line.
-    pictures: (caption, figure) by name of the picture's file without suffix.
-    **numbers: Values that replace the names in braces in that section.
-  """
-  texts = [text.format(**numbers) for text in _notes()[name]]
-  title, *paragraphs = texts
-  return Table(name, title, rows, paragraphs, header, cells, pictures or {})
+  def lines(self, out_dir: pathlib.Path) -> Iterator[str]:
+    """Yields the section of a page, whose pictures it writes beside it."""
+    title, *paragraphs = _notes()[self.name]
+    rows = self.cells if self.header else [row.cells() for row in self.rows]
+    table = markdown_table(self.header or _HEADER, rows)
+    yield from (f"## {title}", "", *table, "")
+    for name, (caption, figure) in self.pictures.items():
+      yield from picture(figure, out_dir, name, caption)
+      yield from (f"*{caption}*", "")
+    for paragraph in paragraphs:
+      yield from (paragraph.format(**self.numbers), "")
+    yield from (f"Every row, with its source: `{self.name}.csv`.", "")
 
 
 @functools.cache
@@ -246,68 +224,6 @@ def _notes() -> dict[str, list[str]]:
   return {
     name: [" ".join(paragraph.split()) for paragraph in paragraphs]
     for name, *paragraphs in sections
-  }
-
-
-def rows_beside(
-  figures: Mapping[str, Figure], *rows: tuple[str, float, Fit, str]
-) -> list[Prediction]:
-  """Returns rows that compare predictions with published figures.
-
-  Args:
-    figures: Figures of the paper, by name.
-    *rows: (name of the figure, predicted value, kind, basis) of each row.
-  """
-  return [
-    beside(figures[name], predicted, kind, basis)
-    for name, predicted, kind, basis in rows
-  ]
-
-
-def _cells(row: Prediction) -> tuple[str, ...]:
-  """Returns the texts of a row in the table for readers."""
-  predicted, figure = short(row.predicted), row.published
-  if figure is None:
-    return row.name, "", f"{predicted} {row.unit}", "", row.kind, row.basis
-  value = f"{figure.value:g} {figure.unit}"
-  return (
-    re.sub(r"^table \d+, ", "", figure.name),
-    value if figure.is_verified else f"{value} (unverified)",
-    predicted,
-    row.error,
-    row.kind,
-    row.basis,
-  )
-
-
-def short(value: float) -> str:
-  """Returns a number of about four digits."""
-  return f"{value:,.0f}" if 1000 <= value < 1e7 else f"{value:.4g}"
-
-
-_READING = (
-  "Kinds: *derived* - nothing was fitted; *fitted on this row* - a constant"
-  " was chosen to match it, alone or together with others; *fitted elsewhere*"
-  " - its constants were chosen to match other rows. Figures marked unverified"
-  " were not read in their paper."
-)
-
-
-def _data(row: Prediction) -> dict[str, Any]:
-  """Returns a row's values by name of the column; None where there is none."""
-  figure = row.published
-  return {
-    "figure": row.name,
-    "unit": row.unit,
-    "published": figure and figure.value,
-    "predicted": row.predicted,
-    "relative_error": figure and row.relative_error,
-    "grid_steps": row.grid_steps,
-    "kind": row.kind,
-    "basis": row.basis,
-    "source": figure and figure.source,
-    "status": figure and figure.status,
-    "note": figure and figure.note,
   }
 
 
@@ -327,15 +243,45 @@ def write_tables(
   Raises:
     RecordError: If the disk is full or refuses to write.
   """
-  lines = [_READING, ""]
   for table in tables:
-    lines += [f"## {table.title}", "", *markdown_table(*table.shown()), ""]
-    for name, (caption, figure) in table.pictures.items():
-      lines += picture(figure, out_dir, name, caption)
-      lines += [f"*{caption}*", ""]
-    for paragraph in table.paragraphs:
-      lines += [paragraph, ""]
-    lines += [f"Every row, with its source: `{table.name}.csv`.", ""]
-    rows = csv_table([*map(_data, table.rows)])
+    rows = csv_table([row.data() for row in table.rows])
     write_atomically(out_dir / f"{table.name}.csv", rows)
+  sections = (line for table in tables for line in table.lines(out_dir))
+  lines = [_READING, "", *sections]
   return write_page(out_dir, "Speed, published and predicted", lines, command)
+
+
+_CELLS = "streaming_diloco_table_4"
+_LINE = "{:<12} {:<26} {:>9} {:>9} {:>8} {}"
+_COLUMNS = ("paper", "figure", "published", "predicted", "error", "kind")
+_KINDS = {Fit.NONE: "derived", Fit.HERE: "fitted", Fit.ELSEWHERE: "by others"}
+_FOOTNOTE = "* recalled. fitted: on this figure; by others: on its others."
+
+
+def summary(tables: Sequence[Table]) -> Iterator[str]:
+  """Yields what the tables come to, in at most fourteen lines."""
+  by_name = {table.name: table for table in tables}
+  yield from (_LINE.format(*_COLUMNS), "-" * 80)
+  text = pathlib.Path(__file__).with_name("summary.csv").read_text("utf-8")
+  for shown in csv.DictReader(text.splitlines(), delimiter=";"):
+    if table := by_name.get(shown["table"]):
+      ends = [name for name in (shown["figure"], shown["upper_end"]) if name]
+      found = [next(r for r in table.rows if r.name == end) for end in ends]
+      yield _LINE.format(shown["paper"], shown["label"], *_summary(found))
+  if table := by_name.get(_CELLS):
+    steps = [abs(row.grid_steps or 0) for row in table.rows]
+    counts = len(steps), steps.count(0), f"{max(steps)} step", "fitted"
+    yield _LINE.format("Streaming", "bandwidths, exact cells", *counts)
+  yield _FOOTNOTE
+
+
+def _summary(rows: Sequence[Prediction]) -> Iterator[str]:
+  """Yields the cells of a figure, or of the two ends of a range."""
+  figures = [row.published for row in rows if row.published]
+  values = [figure.value for figure in figures]
+  is_read = all(figure.is_verified for figure in figures)
+  yield "-".join(f"{v:g}" for v in values) + ("" if is_read else "*")
+  yield _short(rows[0].predicted)
+  is_within = min(values) <= rows[0].predicted <= max(values)
+  yield rows[0].error if len(rows) == 1 else ("no", "within")[is_within]
+  yield _KINDS[rows[0].kind]

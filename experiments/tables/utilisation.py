@@ -13,12 +13,7 @@ ring. Each puts its payload into object storage and takes those of the others
 from there, so a slow uplink costs less.
 """
 
-import pathlib
-from collections.abc import Mapping
-
 from dilocox_jax.aggregators.collectives import message_bytes
-from dilocox_jax.aggregators.traffic import Traffic
-from dilocox_jax.codecs.base import Codec
 from dilocox_jax.codecs.quantize import Float, Int
 from dilocox_jax.codecs.sparse import TopK
 from dilocox_jax.plan.schedule import methods
@@ -33,13 +28,12 @@ from experiments.tables.runs import (
   least,
 )
 from experiments.tables.table import (
-  Figure,
+  Figures,
   Fit,
   Prediction,
   Table,
-  described,
+  beside,
   load_published,
-  rows_beside,
 )
 
 _SETTINGS = ("USA", "USA and Europe", "global")
@@ -47,16 +41,9 @@ _RTT_S = 0.1
 _BLOCK, _KEPT = 4096, 64
 
 
-def open_diloco(folder: pathlib.Path) -> list[Table]:
-  """Returns the run's utilisation and the published range.
-
-  Args:
-    folder: Folder of the published figures.
-
-  Raises:
-    ValueError: A file is missing or wrong.
-  """
-  figures = load_published(folder / "opendiloco.json")
+def open_diloco() -> list[Table]:
+  """Returns the run's utilisation and the published range."""
+  figures = load_published("open_diloco")
   basis = "H steps in 67.5 min, 1.1 B values in fp16, 127 Mbit/s"
   count = int(figures["replicas"].value)
   interval = int(figures["sync interval"].value)
@@ -67,46 +54,45 @@ def open_diloco(folder: pathlib.Path) -> list[Table]:
   pace = rounds.on(load_cluster("opendiloco", count), step_s)
 
   def is_enough(mbps: float) -> bool:
-    cluster = equal_links(count, mbps * 1e6, rtt_s=0.1)
+    cluster = equal_links(count, mbps * 1e6, rtt_s=_RTT_S)
     return rounds.on(cluster, step_s).utilisation >= 0.9
 
   mbps = least(is_enough, 1.0, 1000.0)
-  rows = rows_beside(
-    figures,
-    ("utilisation, lowest", 100 * pace.utilisation, Fit.NONE, basis),
-    ("utilisation, highest", 100 * pace.utilisation, Fit.NONE, basis),
-    ("all-reduce", pace.exchange_s, Fit.NONE, basis),
-  )
-  slowest = "slowest link for 90 %"
-  rows += [Prediction(slowest, mbps, "Mbit/s", Fit.NONE, "as above")]
+  percent, exchange_s = 100 * pace.utilisation, pace.exchange_s
+  rows = [
+    beside(figures, "utilisation, lowest", percent, Fit.NONE, basis),
+    beside(figures, "utilisation, highest", percent, Fit.NONE, basis),
+    beside(figures, "all-reduce", exchange_s, Fit.NONE, basis),
+    Prediction("slowest link for 90 %", mbps, "Mbit/s", Fit.NONE, "as above"),
+  ]
   slower = compute_s / (compute_s + figures["all-reduce"].value)
-  share = pace.utilisation
-  name = "open_diloco"
-  return [described(name, rows, share=share, slower=slower, mbps=mbps)]
+  notes = {"share": pace.utilisation, "slower": slower, "mbps": mbps}
+  return [Table("open_diloco", rows, notes)]
 
 
 class Intellect1:
   """Runs of one ring of the most nodes that participated at a time."""
 
-  def __init__(self, figures: Mapping[str, Figure]):
+  def __init__(self, figures: Figures):
     self._count = int(figures["most concurrent nodes"].value)
     self._interval = int(figures["sync interval"].value)
-    self._num_parameters = figures["parameters"].value
-    self._round_s = figures["compute of a round"].value * 60
+    round_s = figures["compute of a round"].value * 60
+    self._step_s = round_s / self._interval
     bits = int(figures["bits of a parameter in the all-reduce"].value)
-    self._rounds = Rounds(
-      self._traffic(methods.diloco(self._interval), Int(bits))
-    )
-
-  def _traffic(self, method: methods.Method, codec: Codec) -> Traffic:
-    return flat_traffic(method, self._num_parameters, self._count, codec)
+    size = figures["parameters"].value, self._count
+    method = methods.diloco(self._interval)
+    self._rounds = Rounds(flat_traffic(method, *size, Int(bits)))
+    dense = flat_traffic(methods.allreduce(), *size, Float())
+    # Bytes of H data-parallel steps over those of an exchange.
+    self.reduction = dense.gradient_bytes() * self._interval
+    self.reduction /= self._rounds.traffic.exchange_bytes(0)
 
   def at(self, mbps: float | None) -> Pace:
     """Returns the pace at a rate of all links; None: that of the preset."""
     cluster = load_cluster("intellect_1", self._count)
     if mbps is not None:
       cluster = equal_links(self._count, mbps * 1e6, rtt_s=_RTT_S)
-    return self._rounds.on(cluster, self._round_s / self._interval)
+    return self._rounds.on(cluster, self._step_s)
 
   def rate_for(self, exchange_s: float) -> float:
     """Returns the rate (Mbit/s) at which the exchange takes so long."""
@@ -114,22 +100,10 @@ class Intellect1:
       lambda mbps: self.at(mbps).exchange_s <= exchange_s, 10.0, 1e5, 1e-4
     )
 
-  def reduction(self) -> float:
-    """Returns bytes of H data-parallel steps over those of an exchange."""
-    dense = self._traffic(methods.allreduce(), Float()).gradient_bytes()
-    return dense * self._interval / self._rounds.traffic.exchange_bytes(0)
 
-
-def intellect_1(folder: pathlib.Path) -> list[Table]:
-  """Returns the run's utilisation, its exchange, and what both imply.
-
-  Args:
-    folder: Folder of the published figures.
-
-  Raises:
-    ValueError: A file is missing or wrong.
-  """
-  figures = load_published(folder / "intellect_1.json")
+def intellect_1() -> list[Table]:
+  """Returns the run's utilisation, its exchange, and what both imply."""
+  figures = load_published("intellect_1")
   runs = Intellect1(figures)
   slow = runs.at(None)
   preset = "14 nodes, int8 ring, 340 Mbit/s fitted on the lowest utilisation"
@@ -155,78 +129,49 @@ def intellect_1(folder: pathlib.Path) -> list[Table]:
   mfu = figures["model FLOPS utilisation, highest"].value * waiting
   both = "the highest times the ratio of both utilisations"
   rows += [
-    ("bandwidth reduction", runs.reduction(), Fit.NONE, scales),
+    ("bandwidth reduction", runs.reduction, Fit.NONE, scales),
     ("model FLOPS utilisation, lowest", mfu, Fit.NONE, both),
   ]
   mbps = ", ".join(f"{rate:.0f} ({name})" for name, rate in rates.items())
-  return [described("intellect_1", rows_beside(figures, *rows), rates=mbps)]
+  found = [beside(figures, *row) for row in rows]
+  return [Table("intellect_1", found, {"rates": mbps})]
 
 
-class Covenant:
-  """Rounds of the run among a number of peers."""
-
-  def __init__(self, figures: Mapping[str, Figure]):
-    self._interval = int(figures["sync interval"].value)
-    self._step_s = figures["compute of a round"].value * 60 / self._interval
-    self.up_bps = figures["uplink"].value * 1e6
-    self.down_bps = figures["downlink"].value * 1e6
-    self._num_parameters = int(figures["parameters"].value)
-    bits = int(figures["bits of a value"].value)
-    self._codec = TopK(_KEPT / _BLOCK, _BLOCK, then=Int(bits, "tensor"))
-    shapes = {"parameters": (self._num_parameters,)}
-    self.payload_bytes = message_bytes(self._codec, shapes)  # Of one peer.
-    self.compression = 4 * self._num_parameters / self.payload_bytes
-
-  def among(self, num_replicas: int, share: float = 1.0) -> Pace:
-    """Returns the pace of a ring; a ring of two is an upload to storage.
-
-    Args:
-      num_replicas: Number of peers.
-      share: Share of the bytes that is sent.
-    """
-    link = Link(self.up_bps / share, self.down_bps / share, rtt_s=_RTT_S)
-    cluster = equal_sites("covenant", Site("peer", link), num_replicas)
-    method = methods.sparse_loco(self._interval)
-    sent = method, self._num_parameters, num_replicas, self._codec
-    return Rounds(flat_traffic(*sent)).on(cluster, self._step_s)
-
-
-def covenant_72b(folder: pathlib.Path) -> list[Table]:
-  """Returns the run's utilisation, communication and compression.
-
-  Args:
-    folder: Folder of the published figures.
-
-  Raises:
-    ValueError: A file is missing or wrong.
-  """
-  figures = load_published(folder / "covenant_72b.json")
-  runs = Covenant(figures)
+def covenant_72b() -> list[Table]:
+  """Returns the run's utilisation, communication and compression."""
+  figures = load_published("covenant_72b")
   count = int(figures["most contributing peers"].value)
-  upload, half = runs.among(2), runs.among(2, share=0.5)
-  ring = runs.among(count)
+  interval = int(figures["sync interval"].value)
+  step_s = figures["compute of a round"].value * 60 / interval
+  up_bps, down_bps = (figures[x].value * 1e6 for x in ("uplink", "downlink"))
+  num_parameters = int(figures["parameters"].value)
+  bits = int(figures["bits of a value"].value)
+  codec = TopK(_KEPT / _BLOCK, _BLOCK, then=Int(bits, "tensor"))
+  payload_bytes = message_bytes(codec, {"parameters": (num_parameters,)})
+  method = methods.sparse_loco(interval)
+
+  def among(num_replicas: int, share: float = 1.0) -> Pace:
+    """Returns the pace of a ring in which a share of the bytes is sent."""
+    link = Link(up_bps / share, down_bps / share, rtt_s=_RTT_S)
+    cluster = equal_sites("covenant", Site("peer", link), num_replicas)
+    sent = flat_traffic(method, num_parameters, num_replicas, codec)
+    return Rounds(sent).on(cluster, step_s)
+
+  # A ring of two is an upload to storage.
+  upload, half, ring = among(2), among(2, share=0.5), among(count)
   through = "each peer uploads its payload once; downloads are hidden"
   sparse = "64 of 4096 values, 12 bits of index and 2 of value"
   gathered = f"{count} peers gather all payloads over the same uplinks"
-  ring_percent, title = 100 * ring.utilisation, "utilisation of a ring"
-  rows = rows_beside(
-    figures,
-    ("utilisation", 100 * upload.utilisation, Fit.NONE, through),
-    ("communication of a round", upload.exchange_s, Fit.NONE, through),
-    ("compression", runs.compression, Fit.NONE, sparse),
-  )
-  rows += [Prediction(title, ring_percent, "percent", Fit.NONE, gathered)]
-  size = runs.payload_bytes
-  table = described(
-    "covenant_72b",
-    rows,
-    gigabytes=size / 1e9,
-    upload_s=upload.exchange_s,
-    half_share=half.utilisation,
-    half_s=half.exchange_s,
-    others=count - 1,
-    others_s=(count - 1) * size * 8 / (runs.down_bps * GOODPUT),
-    ring_s=ring.exchange_s,
-    ring_share=ring.utilisation,
-  )
-  return [table]
+  compression = 4 * num_parameters / payload_bytes
+  percent, ring_percent = 100 * upload.utilisation, 100 * ring.utilisation
+  took_s, of_ring = upload.exchange_s, "utilisation of a ring"
+  rows = [
+    beside(figures, "utilisation", percent, Fit.NONE, through),
+    beside(figures, "communication of a round", took_s, Fit.NONE, through),
+    beside(figures, "compression", compression, Fit.NONE, sparse),
+    Prediction(of_ring, ring_percent, "percent", Fit.NONE, gathered),
+  ]
+  notes = {"upload": upload, "half": half, "ring": ring, "others": count - 1}
+  notes["gigabytes"] = payload_bytes / 1e9
+  notes["others_s"] = (count - 1) * payload_bytes * 8 / (down_bps * GOODPUT)
+  return [Table("covenant_72b", rows, notes)]
