@@ -59,6 +59,12 @@ def shapes_by_path(tree: Tree) -> dict[str, tuple[int, ...]]:
   return {path: leaf.shape for path, leaf in leaves_by_path(tree).items()}
 
 
+def kinds_by_path(tree: Tree) -> dict[str, str]:
+  """Returns dtype and shape of each leaf by its path, e.g. "int32[8, 16]"."""
+  kinds = {p: jax.typeof(leaf) for p, leaf in leaves_by_path(tree).items()}
+  return {p: f"{kind.dtype}{list(kind.shape)}" for p, kind in kinds.items()}
+
+
 def check_trainable(params: Tree, may_differ: bool = False) -> None:
   """Raises ValueError for the first leaf that cannot be trained.
 

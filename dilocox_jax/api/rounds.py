@@ -7,7 +7,6 @@ steps (`step_methods`) cannot offer.
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -26,7 +25,7 @@ from dilocox_jax.outer.rounds import Rounds
 from dilocox_jax.outer.window import InnerStep
 from dilocox_jax.plan.schedule.fragments import BLOCKS, SLICED, Fragments
 from dilocox_jax.plan.schedule.methods import Method
-from dilocox_jax.trees import Aggregator, Tree, leaves_by_path
+from dilocox_jax.trees import Aggregator, Tree, kinds_by_path
 
 
 def make_rounds(
@@ -148,7 +147,7 @@ def _checked(inner_step: InnerStep) -> InnerStep:
 
 def _check_same(what: str, before: Tree, after: Tree) -> None:
   """Raises ValueError if a step changes a tree, a shape or a dtype."""
-  wanted, found = _kinds(before), _kinds(after)
+  wanted, found = kinds_by_path(before), kinds_by_path(after)
   for path in wanted | found:
     require(
       wanted.get(path) == found.get(path),
@@ -156,9 +155,3 @@ def _check_same(what: str, before: Tree, after: Tree) -> None:
       f"{found.get(path, 'missing')}; it must be "
       f"{wanted.get(path, 'left out')}",
     )
-
-
-def _kinds(tree: Tree) -> dict[str, str]:
-  """Returns dtype and shape of each leaf, as text, e.g. "float32[8, 16]"."""
-  kinds = {p: jax.typeof(leaf) for p, leaf in leaves_by_path(tree).items()}
-  return {p: f"{kind.dtype}{list(kind.shape)}" for p, kind in kinds.items()}

@@ -20,8 +20,8 @@ from dilocox_jax.api.simulation_setup import Options, set_up
 from dilocox_jax.checks import flat, require
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.run import from_mapping
-from dilocox_jax.data.batch_feeds import as_feed
 from dilocox_jax.data.corpus import Corpus
+from dilocox_jax.data.feeds import as_feed
 from dilocox_jax.metrics.lines import RecordError
 from dilocox_jax.models import adapters
 from dilocox_jax.models.adapters import Lora
@@ -145,7 +145,7 @@ def train(
       `nnx.Rngs` to a module, or a pair of functions (`models.handed_in`). The
       plan's bytes are then those of its parameters.
     data: (train, validation), a function (replica, step) -> batch, or an
-      iterable of batches (`data.batch_feeds`).
+      iterable of batches (`data.feeds`).
     method: Name of the method; None: that of the config.
     replicas: M; None: that of the config.
     steps: Inner steps; None: those of the config.

@@ -1,13 +1,18 @@
-"""Examples that somebody hands in: trees of arrays, or sets of Hugging Face.
+"""Data that somebody hands in: examples, or what gives whole batches.
 
-A text is cut into sequences (`streams`). Examples have random access too: they
-are divided among the replicas in an order drawn anew for every epoch, as
-sequences are. What gives whole batches is in `batch_feeds`.
+A text is cut into sequences (`streams`). Examples, trees of arrays or sets of
+Hugging Face, have random access too: they are divided among the replicas in an
+order drawn anew for every epoch, as sequences are. Whole batches come from a
+function, a data set of grain or any iterable.
+
+A run that goes on knows its step alone. So batches that cannot be asked for by
+number are drawn again from the start, and those it has used are dropped.
 """
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -16,7 +21,7 @@ import numpy as np
 from dilocox_jax.checks import require
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.streams import ReplicaStreams
-from dilocox_jax.trees import Tree
+from dilocox_jax.trees import Tree, kinds_by_path
 
 HANDED_IN = "handed in"
 _DIGESTED = 1000  # Training examples that a digest reads.
@@ -28,41 +33,61 @@ class Streams(Protocol):
 
   def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
     """Reads the next batches, leaves [replicas, num_steps, ...]."""
-    ...
 
   def get_state(self) -> dict[str, Any]:
     """Returns the position, for JSON."""
-    ...
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Goes on at a position; raises ValueError if it is of other streams."""
-    ...
 
 
-@runtime_checkable
-class Feed(Protocol):
-  """Data of a run that is no text."""
+def as_feed(data: Any) -> "Corpus | Feed":
+  """Returns data of any kind as what a run reads.
 
-  @property
-  def says(self) -> str:
-    """What it is, in a few words."""
-    ...
+  Args:
+    data: A `Corpus`; a pair (train, validation) of arrays of tokens, trees of
+      arrays with an example a row, or data sets of Hugging Face; a function
+      (replica, step) -> batch; or an iterable of batches, such as a data set of
+      grain or a loader. The last two may be the first of a pair too.
 
-  def example(self, batch_size: int = 1) -> Tree:
-    """Returns a batch, leaves [B, ...]; B may be the feed's own."""
-    ...
+  Raises:
+    TypeError: One line, if it is none of these.
+    ValueError: If arrays do not fit together.
+  """
+  if isinstance(data, Corpus):
+    return data
+  if isinstance(data, Mapping) and {"train", "validation"} <= data.keys():
+    data = data["train"], data["validation"]
+  if _gives_batches(data):
+    return Batches(data)
+  try:
+    if not isinstance(data, tuple | list) or len(data) != 2:
+      raise TypeError("it is no pair")
+    train, validation = data
+    if _gives_batches(train):
+      return Batches(train, validation)
+    rows = ExampleRows(train), ExampleRows(validation)
+  except TypeError as error:
+    raise TypeError(
+      f"data of type {type(data).__name__} must be a pair (train, validation) "
+      "of arrays or data sets, a function (replica, step) -> batch, an iterable"
+      f" of batches, or a dilocox_jax.Corpus: {error}"
+    ) from error
+  texts = [each.text for each in rows if each.text is not None]
+  if len(texts) < 2:
+    return Examples(*rows)
+  size = 1 + max(int(text.max()) for text in texts)
+  return Corpus(HANDED_IN, *texts, tree_digest(texts, "text"), size, 0)
 
-  def streams(self, num_replicas: int, batch_size: int, seed: int) -> Streams:
-    """Returns the training batches of every replica."""
-    ...
 
-  def held_out(self, batch_size: int, most: int) -> list[Tree]:
-    """Returns batches for every evaluation, leaves [N, B, ...]."""
-    ...
-
-  def digest(self, held_out: Iterable[Tree]) -> str:
-    """Returns 16 hex digits that name the content."""
-    ...
+def _gives_batches(data: Any) -> bool:
+  """Whether data are a function or give batches when they are iterated."""
+  if callable(data) or hasattr(data, "__next__"):
+    return True
+  is_plain = isinstance(data, Mapping | tuple | list | str | bytes)
+  has_rows = hasattr(data, "shape") or hasattr(data, "with_format")
+  is_streamed = not hasattr(data, "__len__") or not has_rows
+  return hasattr(data, "__iter__") and not is_plain and is_streamed
 
 
 class ExampleRows:
@@ -178,16 +203,134 @@ class _Ordered:
     return self._rows.take(self._order.take(num_steps, replicas)[..., 0])
 
 
-def text_or_examples(
-  train: ExampleRows, validation: ExampleRows
-) -> Corpus | Feed:
-  """Returns two arrays of tokens as a text, and anything else as examples."""
-  texts = [rows.text for rows in (train, validation) if rows.text is not None]
-  if len(texts) < 2:
-    return Examples(train, validation)
-  size = 1 + max(int(text.max()) for text in texts)
-  tokens, held = texts
-  return Corpus(HANDED_IN, tokens, held, tree_digest(texts, "text"), size, 0)
+class Batches:
+  """Batches that a function or an iterable gives, a `Feed`.
+
+  Of M replicas, replica m reads every M-th batch of an iterable, the first of
+  them number m. Without validation the first batches are held out.
+
+  Args:
+    source: A function (replica, step) -> batch, a `MapDataset` of grain, or an
+      iterable of batches.
+    validation: Batches or rows for evaluations; None takes the first ones of
+      the source.
+  """
+
+  def __init__(self, source: Any, validation: Any = None):
+    self._validation, self._like, self._held = validation, None, 0
+    self._source: Callable[[int, int], Any] = source
+    self._is_function = callable(source)
+    what = "a function" if self._is_function else type(source).__name__
+    self.says = f"batches of {what}"
+    if not self._is_function:
+      has_numbers = hasattr(source, "to_iter_dataset")
+      by_number = source.__getitem__ if has_numbers else _Drawn(source).batch
+      self._source = lambda replica, number: by_number(number)
+
+  def example(self, batch_size: int = 0) -> Tree:
+    """Returns the first batch, of whatever size it is."""
+    del batch_size
+    if self._like is None:
+      self._like = self._batch(0, 0)
+    return self._like
+
+  def batch(self, replica: int, step: int, num_replicas: int) -> Tree:
+    """Returns a training batch; those of an iterable must be asked in order.
+
+    Args:
+      replica: Number of the replica, m.
+      step: Steps before it.
+      num_replicas: Number of replicas, M.
+    """
+    if not self._is_function:
+      step = step * num_replicas + replica
+    return self._batch(replica, self._held + step)
+
+  def _batch(self, replica: int, number: int) -> Tree:
+    name = f"batch {number} of replica {replica}"
+    return _checked(self._source(replica, number), self._like, name)
+
+  def streams(self, num_replicas: int, batch_size: int, seed: int) -> Streams:
+    """Returns the batches of every replica, as the source gives them."""
+    del batch_size, seed
+    self.example()
+    return _BatchStreams(self, num_replicas)
+
+  def held_out(self, batch_size: int, most: int) -> list[Tree]:
+    """Returns validation's rows, or as many batches as make `most` examples."""
+    given = self._validation
+    if given is not None and not _gives_batches(given):
+      return ExampleRows(given).held_out(batch_size, most)
+    feed = self if given is None else Batches(given)
+    size = len(jax.tree.leaves(feed.example())[0])
+    feed._held = -(-max(most, 1) // size)
+    return [_stacked([feed._batch(0, n) for n in range(feed._held)])]
+
+  def digest(self, held_out: Iterable[Tree]) -> str:
+    """Names what is held out, as nobody can see all that is to come."""
+    return tree_digest(held_out, self.says)
+
+
+class _BatchStreams:
+  """Streams of whole batches, in the order of their numbers."""
+
+  def __init__(self, feed: Batches, num_replicas: int):
+    self._feed, self._num_replicas, self._step = feed, num_replicas, 0
+
+  def take(self, num_steps: int, replicas: Sequence[int] | None = None) -> Tree:
+    """As in `Streams`."""
+    everyone = range(self._num_replicas)
+    chosen = everyone if replicas is None else replicas
+    found = {m: [] for m in sorted(chosen)}
+    for step in range(self._step, self._step + num_steps):
+      for m, own in found.items():
+        own.append(self._feed.batch(m, step, self._num_replicas))
+    self._step += num_steps
+    return _stacked([_stacked(found[m]) for m in chosen])
+
+  def get_state(self) -> dict[str, Any]:
+    """As in `Streams`."""
+    return {"step": self._step}
+
+  def set_state(self, state: Mapping[str, Any]) -> None:
+    """As in `Streams`."""
+    self._step = state["step"]
+
+
+class _Drawn:
+  """Batches of an iterable by their number, which may only rise.
+
+  An iterable begins again at its end. An iterator cannot, and ends there.
+  """
+
+  def __init__(self, source: Any):
+    self._source, self._iterator = source, iter(source)
+    self._count, self._last = 0, None
+
+  def batch(self, number: int) -> Tree:
+    """Draws up to a batch; those before it are dropped."""
+    while self._count <= number:
+      batch = next(self._iterator, None)
+      if batch is None:
+        batch = self._begin_again()
+      # A loader may fill its own arrays again.
+      self._last, self._count = jax.tree.map(np.array, batch), self._count + 1
+    return self._last
+
+  def _begin_again(self) -> Tree:
+    said = f"the data ended after {self._count} batches"
+    self._iterator = iter(self._source)
+    batch = next(self._iterator, None)
+    require(
+      batch is not None,
+      f"{said}, and the run needs more: hand in data that repeats, or take "
+      "fewer steps",
+    )
+    logging.getLogger(__name__).info("%s and begins again", said)
+    return batch
+
+
+Feed = Examples | Batches  # Data of a run that is no text.
 
 
 def num_predictions(batches: Tree) -> int:
@@ -228,3 +371,25 @@ def tree_digest(trees: Iterable[Tree], name: str) -> str:
     whole.update(f"{leaf.dtype}{leaf.shape}".encode())
     whole.update(np.ascontiguousarray(leaf).tobytes())
   return whole.hexdigest()[:16]
+
+
+def _checked(batch: Any, like: Tree | None, name: str) -> Tree:
+  """Returns a batch as arrays of numbers, if it is like the first one."""
+  batch = jax.tree.map(lambda leaf: narrow(numbers(leaf)), batch)
+  found = kinds_by_path(batch)
+  require(
+    bool(found) and all(leaf.ndim for leaf in jax.tree.leaves(batch)),
+    f"{name} has no arrays, or one without an axis of examples",
+  )
+  wanted = found if like is None else kinds_by_path(like)
+  for path in wanted | found:
+    require(
+      wanted.get(path) == found.get(path),
+      f"{name} has {found.get(path, 'nothing')} at {path or 'its root'}, but "
+      f"the first one has {wanted.get(path, 'nothing')}: all need one shape",
+    )
+  return batch
+
+
+def _stacked(trees: Sequence[Tree]) -> Tree:
+  return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
