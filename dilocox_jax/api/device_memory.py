@@ -24,8 +24,6 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.config.platforms import on_platform
 from dilocox_jax.plan.model.division import Division
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
-from dilocox_jax.plan.pipeline.timeline import Pipeline
-from dilocox_jax.plan.pipeline.timetable import timetable
 from dilocox_jax.plan.schedule.fragments import BLOCKS, stacked_shape
 
 _FP32_BYTES = 4
@@ -155,7 +153,7 @@ def step_bytes(config: RunConfig, optimizer: str = "") -> int:
   leaves = {p: math.prod(x) for p, x in parameter_shapes(shape).items()}
   layers = sum(size for p, size in leaves.items() if p.startswith(BLOCKS))
   tables = sum(leaves.values()) - layers
-  per_stage = stages.table[0].size
+  per_stage = stages.table.shape[1]
   divided = config.division.divided_tables(shape)
   missing = sum(leaves[path] for path in divided)
   missing -= missing // config.mesh.num_data_shards
@@ -194,17 +192,11 @@ def _activation_bytes(config: RunConfig, num_layers: int) -> int:
   saved = num_layers * tokens * shape.model_dim * width
   if (mesh.remat if mesh.is_divided else model.remat) != "full":
     saved = num_layers * one_layer
-  slots = _saved_slots(config.pipeline)
+  slots = config.pipeline.num_saved_slots
   # Logits and their gradient are in fp32.
   at_once = min(model.loss_chunk_tokens or tokens, tokens)
   logits = 2 * at_once * shape.vocab_size * _FP32_BYTES
   return slots * saved + 2 * one_layer + logits
-
-
-@functools.cache
-def _saved_slots(pipeline: Pipeline) -> int:
-  """Returns the micro-batches whose activations a stage keeps at most."""
-  return timetable(pipeline).num_saved_slots
 
 
 def _layer_values(shape: ModelShape) -> int:

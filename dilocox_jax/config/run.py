@@ -17,10 +17,9 @@ from dilocox_jax.config.membership import MembershipConfig
 from dilocox_jax.config.recipes import DEFAULTS, resolved
 from dilocox_jax.config.unread import unread_fields
 from dilocox_jax.plan.collective import MAILBOX
-from dilocox_jax.plan.model.division import Division
+from dilocox_jax.plan.model.division import Division, StageLayers
 from dilocox_jax.plan.model.shapes import parameter_shapes
-from dilocox_jax.plan.pipeline.stage_layers import StageLayers
-from dilocox_jax.plan.pipeline.timeline import Pipeline
+from dilocox_jax.plan.pipeline import Pipeline
 from dilocox_jax.plan.schedule.fragments import Fragments, stacked_shape
 from dilocox_jax.plan.schedule.methods import with_interval
 
@@ -36,7 +35,6 @@ FREE_ON_RESUME = (
   "mesh.num_data_shards",
   "mesh.num_stages",
   "mesh.pipeline",
-  "mesh.chunks_per_stage",
   "mesh.remat",
   "mesh.outer_memory",
   "mesh.exchange_dispatch",
@@ -218,21 +216,13 @@ class RunConfig:
   @property
   def pipeline(self) -> Pipeline:
     """Order in which the stages run the micro-batches of an inner step."""
-    return Pipeline(
-      self.mesh.pipeline,
-      self.mesh.num_stages,
-      self.inner.accumulate_steps,
-      self.mesh.chunks_per_stage,
-    )
+    mesh = self.mesh
+    return Pipeline(mesh.pipeline, mesh.num_stages, self.inner.accumulate_steps)
 
   @property
   def stage_layers(self) -> StageLayers:
     """Layers of each pipeline stage."""
-    return StageLayers(
-      self.model.shape.num_layers,
-      self.mesh.num_stages,
-      self.mesh.chunks_per_stage,
-    )
+    return StageLayers(self.model.shape.num_layers, self.mesh.num_stages)
 
   @property
   def division(self) -> Division:
@@ -241,7 +231,7 @@ class RunConfig:
     return Division(
       self.mesh.num_data_shards,
       self.mesh.num_stages,
-      layers_on_stages=is_whole and self.stage_layers.is_in_order,
+      layers_on_stages=is_whole and self.stage_layers.is_even,
     )
 
   @property

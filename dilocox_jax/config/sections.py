@@ -19,7 +19,7 @@ from dilocox_jax.plan.adaptive import MODES
 from dilocox_jax.plan.collective import COLLECTIVES, MAILBOX
 from dilocox_jax.plan.model.presets import MODEL_PRESETS
 from dilocox_jax.plan.model.shapes import ModelShape
-from dilocox_jax.plan.pipeline.orders import PIPELINES
+from dilocox_jax.plan.pipeline import PIPELINES
 from dilocox_jax.plan.schedule.methods import Method, named_method
 
 # A field that the method's recipe may set (`config.recipes`) is None until a
@@ -174,9 +174,8 @@ class MeshConfig(Section):
   num_data_shards: int = limited(1, at_least=1)
   # Number of pipeline stages of a replica.
   num_stages: int = limited(1, at_least=1)
-  # Pipeline schedule: gpipe, 1f1b, interleaved or zb_h1.
+  # Pipeline schedule: gpipe or 1f1b.
   pipeline: str = limited("1f1b", choices=PIPELINES)
-  chunks_per_stage: int = 1  # Chunks of layers per stage (interleaved only).
   # What a backward of a divided replica computes again: none, dots (all except
   # matrix products) or full (everything).
   remat: str = limited("dots", choices=choices.REMATS)

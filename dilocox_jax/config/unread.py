@@ -96,7 +96,7 @@ def _ignored(values: Values) -> Iterator[Ignored]:
     remedy = "adaptive.mode=off changes no rank: take rank or rank_and_interval"
     yield "adaptive", ("window_rounds",), remedy
   if values["mesh.num_stages"] * values["mesh.num_data_shards"] <= 1:
-    names = ("pipeline", "chunks_per_stage", "remat")
+    names = ("pipeline", "remat")
     remedy = "a replica on one device has no pipeline: set mesh.num_stages"
     yield "mesh", names, remedy
   else:

@@ -1,35 +1,43 @@
 """Computes the gradient of a model whose layers are spread over stages.
 
 All stages of a replica run this one program. In every tick each stage looks up
-its action in the timetable, runs it, and sends the result to its neighbours.
-Forward and backward are ticks like any other, so the schedule alone decides
-how many micro-batches' activations are alive at once. The program is a scan
-over ticks around a loop over layers. It does not grow with the number of
+its action in the timetable, runs it, and sends its newest results to its
+neighbours. Forward and backward are ticks like any other, so the schedule alone
+decides how many micro-batches' activations are alive at once. The program is a
+scan over ticks around a loop over layers. It does not grow with the number of
 ticks, layers or micro-batches.
 
-Letters in names: T tokens, D model, K layers of a chunk.
+Letters in names: T tokens, D model, K layers of a stage.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from dilocox_jax.inner.activation_codec import AS_COMPUTED, ActivationCodec
-from dilocox_jax.inner.pipeline_layer import split_layer
+from dilocox_jax.inner.activation_codec import (
+  AS_COMPUTED,
+  ActivationCodec,
+  Message,
+)
+from dilocox_jax.inner.pipeline_layer import LayerPasses, layer_passes
 from dilocox_jax.inner.pipeline_stage import (
   CutModel,
   Stage,
-  StageState,
-  TickNumbers,
+  added,
+  empty_buffer,
+  get,
   put,
   when,
+  zeros,
 )
 from dilocox_jax.plan.model.division import STAGE_AXIS
-from dilocox_jax.plan.pipeline.timetable import ACTIONS, Timetable
-from dilocox_jax.trees import Scalar, Tree, leaves_by_path
+from dilocox_jax.plan.pipeline import ACTIONS, Pipeline, TickNumbers, timetable
+from dilocox_jax.trees import Index, Scalar, Tree
 
 # (blocks, rest, tokens) -> (loss, gradients of blocks, gradients of rest).
 PipelinedGradient = Callable[[Tree, Tree, Array], tuple[Scalar, Tree, Tree]]
@@ -37,8 +45,8 @@ PipelinedGradient = Callable[[Tree, Tree, Array], tuple[Scalar, Tree, Tree]]
 
 def pipelined_gradient(
   model: CutModel,
-  table: Timetable,
-  layer_counts: Sequence[Sequence[int]],
+  pipeline: Pipeline,
+  layer_counts: np.ndarray,
   *,
   remat: str = "dots",
   codec: ActivationCodec = AS_COMPUTED,
@@ -47,115 +55,173 @@ def pipelined_gradient(
 
   Args:
     model: The model.
-    table: The action of every stage in every tick.
-    layer_counts: Layers that each chunk of each stage holds: [stage][chunk].
+    pipeline: The schedule.
+    layer_counts: Number of layers of each stage, [stages].
     remat: What a layer's forward saves for its backward: "none", "dots" or
       "full"; see `models.remat`.
     codec: Encoding of activations and gradients between stages.
 
   Returns:
     (blocks, rest, tokens) -> (loss, block gradients, rest gradients).
-    `blocks`: this stage's layers, leaves [chunks, K, ...], where K is the
-    largest of all layer counts. The last rows of a shorter chunk are not read.
-    `rest`: all other leaves, whole. `tokens`: int32 [m, b, L + 1]. Results are
-    means over the m micro-batches, in fp32 or wider. They are this stage's
-    contribution: the caller must sum the loss and the rest gradients over the
-    stages.
+    `blocks`: this stage's layers, leaves [K, ...], where K is the largest of
+    all layer counts. The last rows of a shorter stage are not read. `rest`: all
+    other leaves, whole. `tokens`: int32 [m, b, L + 1]. Results are means over
+    the m micro-batches, in fp32 or wider. They are this stage's contribution:
+    the caller must sum the loss and the rest gradients over the stages.
   """
-  counts = np.asarray(layer_counts, np.int32)
   # A single stage sends nothing, so rounding would only lose accuracy.
-  codec = codec if table.num_stages > 1 else AS_COMPUTED
+  codec = codec if pipeline.num_stages > 1 else AS_COMPUTED
+  ticks = timetable(pipeline)
 
   def gradient(blocks: Tree, rest: Tree, tokens: Int[Array, "m b S"]):
     x_TxD = jax.eval_shape(model.embed, rest, tokens[0, :, :-1])
-    layer = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0, 0], blocks))
-    context = jax.eval_shape(model.context, tokens[0, :, :-1])
-    split = split_layer(
-      model.block, layer, x_TxD, tokens.shape[2] - 1, remat, context
-    )
-    # Kernels are cast once, before the scan. If a forward cast its kernel, the
+    # Matrices are cast once, before the scan. If a forward cast its kernel, the
     # cast copy would be a residual and so be saved for every micro-batch.
-    leaves = {
-      path: x.astype(split.kernel_dtypes.get(path, x.dtype))
-      for path, x in leaves_by_path(blocks).items()
-    }
-    number = jax.lax.axis_index(STAGE_AXIS)
-    stage = Stage(model, counts, number, leaves, rest, tokens, split, codec)
-    totals = leaves_by_path(blocks), rest
-    state = _first_state(stage, table, x_TxD, totals)
-    state, _ = jax.lax.scan(
-      _tick(stage, table), state, stage_column(table, stage.number)
+    cast = jax.tree.map(
+      lambda x: x.astype(x_TxD.dtype) if x.ndim > 2 else x, blocks
     )
-    loss, block_gradients, rest_gradients = jax.tree.map(
+    passes = layer_passes(
+      model.block,
+      jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], cast)),
+      x_TxD,
+      tokens.shape[2] - 1,
+      remat,
+      jax.eval_shape(model.context, tokens[0, :, :-1]),
+    )
+    number = jax.lax.axis_index(STAGE_AXIS)
+    training = TrainingStage(
+      model, layer_counts, number, cast, rest, tokens, passes, codec
+    )
+    columns = jax.tree.map(lambda x: jnp.asarray(x)[:, number], ticks)
+    state = _first_state(pipeline, training, x_TxD, (blocks, rest))
+    state, _ = jax.lax.scan(_tick(training), state, columns)
+    return jax.tree.map(
       lambda total: total / tokens.shape[0],
       (state.loss, state.block_gradients, state.rest_gradients),
     )
-    structure = jax.tree.structure(blocks)
-    in_order = [block_gradients[path] for path in leaves]
-    return loss, jax.tree.unflatten(structure, in_order), rest_gradients
 
   return gradient
 
 
-def _tick(stage: Stage, table: Timetable) -> Callable:
-  """Returns the body of the scan: one row of the timetable on one stage."""
-  actions = {
-    "forward": stage.forward,
-    "backward": stage.backward,
-    "input_gradient": stage.input_gradient,
-    "weight_gradient": stage.weight_gradient,
-  }
-  used = [n for n in np.unique(table.action) if ACTIONS[n] != "idle"]
-  decode = stage.codec.decode
-  # Both rings for S = 3: activations go 0 -> 1 -> 2 -> 0, gradients go
-  # 0 -> 2 -> 1 -> 0. The hop from 2 round to 0 carries something useful only
-  # if stages hold several chunks: the output of stage 2's chunk 0 is the input
-  # of stage 0's chunk 1. Otherwise it lands in a slot that nobody reads.
-  down = [(s, (s + 1) % table.num_stages) for s in range(table.num_stages)]
-  up = [(target, source) for source, target in down]
+class StageState(NamedTuple):
+  """The arrays that a stage holds between two ticks.
+
+  Attributes:
+    activations: The newest activations of this stage, as they are sent.
+    gradients: The newest gradient of this stage's input, as it is sent.
+    activations_arrived: Those of the stage before.
+    gradients_arrived: That of the stage after.
+    outputs: Outputs of forwards, [slots, T, D]; the last stage reads them.
+    saved: Arrays from forwards for backwards; leaves [slots, K, ...].
+    loss: Sum of the losses of the micro-batches so far.
+    block_gradients: Sums of the layers' gradients; leaves [K, ...].
+    rest_gradients: Sums of the gradients of all other leaves.
+  """
+
+  activations: Message
+  gradients: Message
+  activations_arrived: Message
+  gradients_arrived: Message
+  outputs: Array
+  saved: list[Array]
+  loss: Scalar
+  block_gradients: Tree
+  rest_gradients: Tree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainingStage(Stage):
+  """A stage's actions in training, which take its state to the next one.
+
+  Attributes:
+    passes: Forward and backward of the model's block.
+    codec: Encoding of values on their way to another self.
+  """
+
+  passes: LayerPasses
+  codec: ActivationCodec
+
+  def forward(self, at: TickNumbers, state: StageState) -> StageState:
+    """Runs the stage's layers on a micro-batch."""
+    context = self.context(at.micro_batch)
+
+    def layer(row: Index, carry: tuple[Array, list[Array]]):
+      x_TxD, saved = carry
+      x_TxD, new = self.passes.forward(get(self.layers, row), x_TxD, context)
+      return x_TxD, put(saved, new, at.saved_slot, row)
+
+    arrived = self.codec.decode(state.activations_arrived, state.outputs.dtype)
+    x_TxD = self.input(at.micro_batch, arrived)
+    x_TxD, saved = self.loop(layer, (x_TxD, state.saved))
+    return state._replace(
+      saved=saved,
+      outputs=put(state.outputs, x_TxD, at.output_slot),
+      activations=self.codec.encode(x_TxD),
+    )
+
+  def backward(self, at: TickNumbers, state: StageState) -> StageState:
+    """Computes gradients of a micro-batch, layer by layer.
+
+    On the last stage they begin with the loss and the head.
+    """
+    last = self.count - 1
+
+    def head(at: TickNumbers, carry: tuple[Array, Scalar, Tree]):
+      _, total, totals = carry
+      x_TxD = get(state.outputs, at.output_slot)
+      loss, (rest, gradient) = jax.value_and_grad(self.model.loss, (0, 1))(
+        self.rest, x_TxD, self.targets(at.micro_batch)
+      )
+      return gradient, added(total, loss), jax.tree.map(added, totals, rest)
+
+    def layer(step: Index, carry: tuple[Array, Tree]):
+      (gradient, totals), row = carry, last - step
+      saved = get(state.saved, at.saved_slot, row)
+      new, gradient = self.passes.backward(
+        get(self.layers, row), saved, gradient
+      )
+      new = jax.tree.map(added, get(totals, row), new)
+      return gradient, put(totals, new, row)
+
+    def embed(at: TickNumbers, totals: Tree) -> Tree:
+      _, pullback = jax.vjp(
+        lambda rest: self.embed(rest, at.micro_batch), self.rest
+      )
+      return jax.tree.map(added, totals, *pullback(gradient))
+
+    arrived = self.codec.decode(state.gradients_arrived, state.outputs.dtype)
+    carry = arrived, state.loss, state.rest_gradients
+    gradient, loss, rest = when(self.is_last, "head", head, at, carry)
+    gradient, blocks = self.loop(layer, (gradient, state.block_gradients))
+    return state._replace(
+      gradients=self.codec.encode(gradient),
+      loss=loss,
+      block_gradients=blocks,
+      rest_gradients=when(self.number == 0, "embed", embed, at, rest),
+    )
+
+
+def _tick(training: TrainingStage) -> Callable:
+  """Returns the body of the scan: one row of the timetable on one self."""
 
   def tick(state: StageState, at: TickNumbers) -> tuple[StageState, None]:
-    # What neighbours sent at the end of the last tick is unpacked first, so an
-    # action can read it in the same tick. 1F1B, S = 2: stage 0 runs F0 in tick
-    # 0; stage 1 puts its output into slot 0 in tick 1 and runs F0 on it.
-    dtype = state.activations.dtype
-    activations = decode(state.activations_sent, dtype)
-    gradients = decode(state.gradients_sent, dtype)
-    state = state._replace(
-      activations=put(state.activations, activations, at.activation_put),
-      gradients=put(state.gradients, gradients, at.gradient_put),
-    )
-    # At most one of these conditions is true.
-    for number in used:
-      name = ACTIONS[number]
-      state = when(at.action == number, name, actions[name], at, state)
-    if table.num_stages > 1:
-      # Every stage sends in every tick, because a collective needs all of
-      # them. A stage that made nothing new passes on what it received last.
-      sent = jax.lax.ppermute(state.activations_sent, STAGE_AXIS, down)
-      gradients = jax.lax.ppermute(state.gradients_sent, STAGE_AXIS, up)
-      state = state._replace(activations_sent=sent, gradients_sent=gradients)
-    return state, None
+    for name in ("forward", "backward"):
+      is_on = at.action == ACTIONS.index(name)
+      state = when(is_on, name, getattr(training, name), at, state)
+    # Every stage sends in every tick, because a collective needs all of them.
+    return state._replace(
+      activations_arrived=training.sent(state.activations),
+      gradients_arrived=training.sent(state.gradients, -1),
+    ), None
 
   return tick
 
 
-def stage_column(table: Timetable, number: Array) -> TickNumbers:
-  """Returns one stage's column of the timetable; leaves [ticks].
-
-  Args:
-    table: Timetable of all stages, arrays [ticks, stages].
-    number: Index of the stage.
-  """
-  fields = (getattr(table, name) for name in TickNumbers._fields)
-  return TickNumbers(*(jnp.asarray(field)[:, number] for field in fields))
-
-
 def _first_state(
-  stage: Stage,
-  table: Timetable,
+  pipeline: Pipeline,
+  training: TrainingStage,
   x_TxD: jax.ShapeDtypeStruct,
-  totals: tuple[Tree, Tree],
+  params: tuple[Tree, Tree],
 ) -> StageState:
   """Returns the state before the first tick: empty buffers and zero sums."""
 
@@ -164,31 +230,13 @@ def _first_state(
       lambda leaf: empty_buffer((*slots, *leaf.shape), leaf.dtype), tree
     )
 
-  def zeros(x: Array | jax.ShapeDtypeStruct) -> Array:
-    return jnp.zeros(x.shape, np.promote_types(np.float32, x.dtype))
-
-  most = int(stage.counts.max())
-  message = jax.eval_shape(stage.codec.encode, x_TxD)
-  block_gradients, rest_gradients = jax.tree.map(zeros, totals)
+  message = jax.eval_shape(training.codec.encode, x_TxD)
+  most = int(training.counts.max())
   return StageState(
-    # One slot more than the table uses, for arrays that nobody reads.
-    activations=buffers(x_TxD, table.num_activation_slots + 1),
-    gradients=buffers(x_TxD, table.num_gradient_slots + 1),
-    activations_sent=buffers(message),
-    gradients_sent=buffers(message),
-    saved=buffers(stage.layer.saved, table.num_saved_slots, most),
-    pairs=buffers(stage.layer.pairs, table.num_pair_slots, most),
-    loss=zeros(jax.ShapeDtypeStruct((), x_TxD.dtype)),
-    block_gradients=block_gradients,
-    rest_gradients=rest_gradients,
+    *(buffers(message) for _ in range(4)),
+    outputs=buffers(x_TxD, pipeline.num_output_slots),
+    saved=buffers(training.passes.saved, pipeline.num_saved_slots, most),
+    loss=zeros(x_TxD, ()),
+    block_gradients=jax.tree.map(zeros, params[0]),
+    rest_gradients=jax.tree.map(zeros, params[1]),
   )
-
-
-def empty_buffer(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-  """Returns a buffer before it is written; no result depends on its values.
-
-  Args:
-    shape: Shape of the buffer.
-    dtype: Type of its values.
-  """
-  return jnp.zeros(shape, dtype)

@@ -1,14 +1,10 @@
-"""Runs the action of one stage in one tick of a pipeline.
+"""What a stage of a pipeline reads, and the loss of a pipelined model.
 
-The timetable says when an action runs and which slots it uses; `pipeline`
-moves values between stages. Each action here takes the stage's state to its
-next state and touches only the slots that the timetable names. So the
-timetable alone decides the memory of a step. Layers run in a loop, one
-`SplitLayer` after the other. All stages run the same program, so the embedding
-and the loss, which only the model's first and last chunk have, stand under a
-condition.
+All stages run the same program, so the embedding and the loss, which only the
+first and the last stage have, stand under a condition. An evaluation needs no
+gradient, so it runs forwards alone, and no stage keeps anything for later.
 
-Letters in names: T tokens, D model, K layers of a chunk.
+Letters in names: T tokens, D model, K layers of a stage.
 """
 
 import dataclasses
@@ -18,11 +14,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
-from dilocox_jax.inner.activation_codec import ActivationCodec, Message
-from dilocox_jax.inner.pipeline_layer import Block, Leaves, Pairs, SplitLayer
+from dilocox_jax.inner.pipeline_layer import Block
+from dilocox_jax.plan.model.division import STAGE_AXIS
 from dilocox_jax.trees import Index, Scalar, Tree
+
+# (blocks, rest, tokens) -> this stage's contribution to the loss.
+PipelinedLoss = Callable[[Tree, Tree, Array], Scalar]
 
 
 class CutModel(NamedTuple):
@@ -30,8 +29,8 @@ class CutModel(NamedTuple):
 
   Attributes:
     embed: (leaves outside the blocks, tokens [b, L]) -> x [T, D], T = b L.
-    block: (one layer's leaves, x [T, D], L, multiply) -> x [T, D]; products
-      with kernels go through multiply(path, x, kernel).
+    block: (one layer's leaves, x [T, D], L) -> x [T, D]. Leaves of two axes or
+      more come in the dtype of x.
     loss: (leaves outside the blocks, x [T, D], targets [T]) -> mean loss.
     segments: (tokens [b, L]) -> segments [b, L] (`models.segments`), which
       `embed` and `block` then take by this name. None: they take none.
@@ -47,72 +46,15 @@ class CutModel(NamedTuple):
     return {} if self.segments is None else {"segments": self.segments(tokens)}
 
 
-class TickNumbers(NamedTuple):
-  """The numbers that one stage reads from one row of the timetable.
-
-  `plan.pipeline.timetable.Timetable` explains each of them. This is what the
-  first of two stages reads in 1F1B with four micro-batches (F2 is the forward
-  of micro-batch 2, B2 its backward, "." means none):
-
-      tick        0   1   2   3   4   5   6   7   8   9
-      action      F0  F1  .   B0  F2  B1  F3  B2  .   B3
-      saved_slot  0   1   .   0   0   1   1   0   .   1
-
-  Two slots are enough for four micro-batches. B0 reads slot 0 in tick 3, so F2
-  may write there in tick 4. A "." is stored as the number of slots, here 2.
-  """
-
-  action: Index
-  micro_batch: Index
-  chunk: Index
-  saved_slot: Index
-  activation_put: Index
-  activation_slot: Index
-  gradient_put: Index
-  gradient_slot: Index
-  turn_slot: Index
-  pair_slot: Index
-
-
-class StageState(NamedTuple):
-  """The arrays that a stage holds between two ticks.
-
-  Attributes:
-    activations: Inbox [slots + 1, T, D] of activations. A stage receives an
-      array in every tick; one that nobody reads is put into the last slot.
-    gradients: Inbox [slots + 1, T, D] of gradients, used in the same way.
-    activations_sent: Activations that arrived from the stage before.
-    gradients_sent: Gradients that arrived from the stage after.
-    saved: Arrays from forwards for backwards; leaves [slots, K, ...].
-    pairs: Arrays from input gradients for weight gradients; leaves
-      [slots, K, ...].
-    loss: Sum of the losses of the micro-batches so far.
-    block_gradients: Sums of the blocks' gradients by path; leaves
-      [chunks, K, ...].
-    rest_gradients: Sums of the gradients of all other leaves.
-  """
-
-  activations: Array
-  gradients: Array
-  activations_sent: Message
-  gradients_sent: Message
-  saved: list[Array]
-  pairs: Pairs
-  loss: Scalar
-  block_gradients: Leaves
-  rest_gradients: Tree
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class StageInputs:
+class Stage:
   """The values of a stage that are the same in every tick.
 
   Attributes:
     model: The model.
-    counts: Layers of every chunk of every stage: int32 [stages, chunks].
+    counts: Layers of every stage, [stages].
     number: Index of this stage.
-    leaves: Parameters of this stage's layers, [chunks, K, ...]. `Stage` has
-      them by path.
+    layers: Parameters of this stage's layers, [K, ...].
     rest: Parameters outside the blocks.
     tokens: int32 [m, b, L + 1].
   """
@@ -120,191 +62,128 @@ class StageInputs:
   model: CutModel
   counts: np.ndarray
   number: Index
-  leaves: Tree
+  layers: Tree
   rest: Tree
   tokens: Array
 
-  def read(self, at: TickNumbers) -> Array:
-    """Returns the tokens [b, L] that the model reads."""
-    return get(self.tokens, at.micro_batch)[:, :-1]
+  @property
+  def is_last(self) -> Array:
+    """Whether this stage is the last one."""
+    return self.number == len(self.counts) - 1
 
-  def context(self, at: TickNumbers) -> dict[str, Array]:
-    """Returns `CutModel.context` of the micro-batch.
+  @property
+  def count(self) -> np.int32 | Index:
+    """Number of layers of this stage; a constant if all stages are alike."""
+    if np.ptp(self.counts) == 0:
+      return self.counts[0]
+    return jnp.asarray(self.counts)[self.number]
+
+  def context(self, batch: Index) -> dict[str, Array]:
+    """Returns `CutModel.context` of a micro-batch.
 
     Every stage has all tokens, so no segments have to travel.
     """
-    return self.model.context(self.read(at))
+    return self.model.context(get(self.tokens, batch)[:, :-1])
 
-  def targets(self, at: TickNumbers) -> Array:
+  def targets(self, batch: Index) -> Array:
     """Returns the tokens [T] that the model should predict."""
-    return get(self.tokens, at.micro_batch)[:, 1:].reshape(-1)
+    return get(self.tokens, batch)[:, 1:].reshape(-1)
 
-  def input(self, at: TickNumbers, activations: Array) -> Array:
-    """Returns the stream [T, D] that a chunk reads.
+  def embed(self, rest: Tree, batch: Index) -> Array:
+    """Returns the embedded tokens of a micro-batch, [T, D]."""
+    tokens = get(self.tokens, batch)[:, :-1]
+    return self.model.embed(rest, tokens, **self.context(batch))
 
-    Args:
-      at: Numbers of the tick.
-      activations: Inbox of activations.
+  def input(self, batch: Index, arrived: Array) -> Array:
+    """Returns the stream [T, D] that the first layer reads."""
+
+    def embed(batch: Index, _: Array) -> Array:
+      return self.embed(self.rest, batch)
+
+    return when(self.number == 0, "embed", embed, batch, arrived)
+
+  def loop(self, body: Callable, start: Tree) -> Tree:
+    """Runs (row, carry) -> carry for every layer."""
+    return jax.lax.fori_loop(np.int32(0), self.count, body, start)
+
+  def sent(self, message: Tree, step: int = 1) -> Tree:
+    """Sends a message to the next stage, or back with step -1.
+
+    What the last stage sends to the first, and back, is not read there.
     """
-
-    def embed(at: TickNumbers, _: Array) -> Array:
-      return self.model.embed(self.rest, self.read(at), **self.context(at))
-
-    x_TxD = get(activations, at.activation_slot)
-    return when(self.is_first(at), "embed", embed, at, x_TxD)
-
-  def is_first(self, at: TickNumbers) -> Array:
-    """Whether the tick's chunk is the model's first one."""
-    return (self.number == 0) & (at.chunk == 0)
-
-  def is_last(self, at: TickNumbers) -> Array:
-    """Whether the tick's chunk is the model's last one."""
-    stages, chunks = self.counts.shape
-    return (self.number == stages - 1) & (at.chunk == chunks - 1)
-
-  def count(self, at: TickNumbers) -> np.int32 | Index:
-    """Returns the layers of a chunk; a constant if all chunks are alike."""
-    most = self.counts.max()
-    if np.all(self.counts == most):
-      return most
-    return get(jnp.asarray(self.counts), self.number, at.chunk)
-
-  def loop(self, at: TickNumbers, body: Callable, start: Tree) -> Tree:
-    """Runs (row, carry) -> carry for every layer of a chunk."""
-    return jax.lax.fori_loop(np.int32(0), self.count(at), body, start)
-
-  def layer_leaves(self, at: TickNumbers, row: Index) -> Tree:
-    """Returns the parameters of one layer of a chunk."""
-    return get(self.leaves, at.chunk, row)
+    num_stages = len(self.counts)
+    if num_stages == 1:
+      return message
+    ring = [(s, (s + step) % num_stages) for s in range(num_stages)]
+    return jax.lax.ppermute(message, STAGE_AXIS, ring)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Stage(StageInputs):
-  """A stage's actions in training.
+def pipelined_loss(model: CutModel, layer_counts: np.ndarray) -> PipelinedLoss:
+  """Builds one stage's loss, for a region that is manual over the stages.
 
-  Attributes:
-    layer: The model's block with its gradient split in steps.
-    codec: Encoding of values on their way to another stage.
+  Stage s runs the forward of micro-batch t - s in tick t, and keeps nothing for
+  later. Activations travel as they were computed, whatever training does with
+  them, so the loss is that of the parameters.
+
+  Args:
+    model: The model.
+    layer_counts: Number of layers of each stage, [stages].
+
+  Returns:
+    (blocks, rest, tokens) -> mean loss over the micro-batches, with arguments
+    as in `pipelined_gradient`. It is 0 except on the last stage, so the caller
+    must sum it over the stages.
   """
 
-  layer: SplitLayer
-  codec: ActivationCodec
+  def loss(blocks: Tree, rest: Tree, tokens: Int[Array, "m b S"]) -> Scalar:
+    number = jax.lax.axis_index(STAGE_AXIS)
+    stage = Stage(model, layer_counts, number, blocks, rest, tokens)
+    num_batches = tokens.shape[0]
+    length = tokens.shape[2] - 1
 
-  def forward(self, at: TickNumbers, state: StageState) -> StageState:
-    """Runs a chunk's layers and sends their output.
+    def forward(batch: Index, carry: tuple[Array, Scalar]):
+      context = stage.context(batch)
 
-    Args:
-      at: Numbers of the tick.
-      state: State of the stage.
-    """
-    context = self.context(at)
+      def layer(row: Index, x_TxD: Array) -> Array:
+        return model.block(get(blocks, row), x_TxD, length, **context)
 
-    def body(row: Index, carry: tuple[Array, list[Array]]):
-      x_TxD, saved = carry
-      leaves = self.layer_leaves(at, row)
-      x_TxD, new = self.layer.forward(leaves, x_TxD, context)
-      return x_TxD, put(saved, new, at.saved_slot, row)
+      def head(batch: Index, total: Scalar) -> Scalar:
+        return added(total, model.loss(rest, x_TxD, stage.targets(batch)))
 
-    x_TxD = self.input(at, state.activations)
-    x_TxD, saved = self.loop(at, body, (x_TxD, state.saved))
-    # The model's last output is not sent anywhere. It turns round: it waits
-    # among the gradients until the backward computes the loss from it. On
-    # every other chunk `turn_slot` is the last slot, which nobody reads.
-    return state._replace(
-      saved=saved,
-      gradients=put(state.gradients, x_TxD, at.turn_slot),
-      activations_sent=self.codec.encode(x_TxD),
-    )
+      arrived, total = carry
+      x_TxD = stage.loop(layer, stage.input(batch, arrived))
+      return x_TxD, when(stage.is_last, "head", head, batch, total)
 
-  def backward(self, at: TickNumbers, state: StageState) -> StageState:
-    """Computes input and weight gradients, layer by layer."""
-    return self._backward(at, state, is_split=False)
+    def tick(carry: tuple[Array, Scalar], at: Index):
+      batch = at - number
+      is_on = (batch >= 0) & (batch < num_batches)
+      x_TxD, total = when(is_on, "forward", forward, batch, carry)
+      return (stage.sent(x_TxD), total), None
 
-  def input_gradient(self, at: TickNumbers, state: StageState) -> StageState:
-    """Computes input gradients, for which the stage before waits."""
-    return self._backward(at, state, is_split=True)
+    x_TxD = jax.eval_shape(model.embed, rest, tokens[0, :, :-1])
+    first = empty_buffer(x_TxD.shape, x_TxD.dtype), zeros(x_TxD, ())
+    ticks = jnp.arange(num_batches + len(layer_counts) - 1, dtype=np.int32)
+    (_, total), _ = jax.lax.scan(tick, first, ticks)
+    return total / num_batches
 
-  def weight_gradient(self, at: TickNumbers, state: StageState) -> StageState:
-    """Computes the weight gradients that `input_gradient` left out."""
+  return loss
 
-    def body(row: Index, totals: Leaves) -> Leaves:
-      pairs = get(state.pairs, at.pair_slot, row)
-      return _add(totals, self.layer.weight_gradients(pairs), at.chunk, row)
 
-    totals = self.loop(at, body, state.block_gradients)
-    return state._replace(block_gradients=totals)
+def empty_buffer(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+  """Returns a buffer before it is written; no result depends on its values.
 
-  def _backward(
-    self, at: TickNumbers, state: StageState, is_split: bool
-  ) -> StageState:
-    state, gradient = self._last_gradient(at, state)
-    last = self.count(at) - 1
-
-    def body(step: Index, carry: tuple[Array, Pairs, Leaves]):
-      gradient, pairs, totals = carry
-      row = last - step
-      saved = get(state.saved, at.saved_slot, row)
-      gradient, leaf_gradients, new = self.layer.input_gradient(
-        self.layer_leaves(at, row), saved, gradient
-      )
-      if is_split:
-        pairs = put(pairs, new, at.pair_slot, row)
-      else:
-        leaf_gradients |= self.layer.weight_gradients(new)
-      return gradient, pairs, _add(totals, leaf_gradients, at.chunk, row)
-
-    gradient, pairs, totals = self.loop(
-      at, body, (gradient, state.pairs, state.block_gradients)
-    )
-    return state._replace(
-      gradients_sent=self.codec.encode(gradient),
-      pairs=pairs,
-      block_gradients=totals,
-      rest_gradients=self._add_embedding(at, gradient, state.rest_gradients),
-    )
-
-  def _last_gradient(
-    self, at: TickNumbers, state: StageState
-  ) -> tuple[StageState, Array]:
-    """Returns the gradient of the chunk's output.
-
-    It comes from the inbox. The model's last chunk finds its own output there
-    instead, and computes the loss and the gradients of the head from it.
-    """
-
-    def head(at: TickNumbers, carry: tuple[Array, Scalar, Tree]):
-      x_TxD, loss_total, totals = carry
-      loss, (rest, gradient) = jax.value_and_grad(self.model.loss, (0, 1))(
-        self.rest, x_TxD, self.targets(at)
-      )
-      totals = jax.tree.map(_sum, totals, rest)
-      return gradient, _sum(loss_total, loss), totals
-
-    arrived = get(state.gradients, at.gradient_slot)
-    start = arrived, state.loss, state.rest_gradients
-    gradient, loss, totals = when(self.is_last(at), "head", head, at, start)
-    return state._replace(loss=loss, rest_gradients=totals), gradient
-
-  def _add_embedding(
-    self, at: TickNumbers, gradient: Array, totals: Tree
-  ) -> Tree:
-    """Adds the gradient of the embedding, on the model's first chunk."""
-
-    def embed(at: TickNumbers, totals: Tree) -> Tree:
-      tokens, context = self.read(at), self.context(at)
-      _, pullback = jax.vjp(
-        lambda rest: self.model.embed(rest, tokens, **context), self.rest
-      )
-      return jax.tree.map(_sum, totals, *pullback(gradient))
-
-    return when(self.is_first(at), "embed", embed, at, totals)
+  Args:
+    shape: Shape of the buffer.
+    dtype: Type of its values.
+  """
+  return jnp.zeros(shape, dtype)
 
 
 def when(
   condition: Array,
   name: str,
-  action: Callable[[TickNumbers, Tree], Tree],
-  at: TickNumbers,
+  action: Callable[[Any, Tree], Tree],
+  at: Tree,
   state: Tree,
 ) -> Tree:
   """Returns the state after an action, or unchanged if a condition is false.
@@ -317,8 +196,8 @@ def when(
   Args:
     condition: Whether to run the action.
     name: Name of the action in compiled operations and profiles.
-    action: (tick numbers, state) -> state. Any other array must be read at an
-      index from the tick numbers that the action is given.
+    action: (numbers, state) -> state. Any other array must be read at an index
+      from the numbers that the action is given.
     at: Numbers of the tick.
     state: State before the action.
   """
@@ -326,8 +205,8 @@ def when(
   def body(number: Index, state: Tree) -> Tree:
     # XLA moves operations that do not depend on the round out of a loop. Then
     # they would run although the loop has no round. `is_on` is always true
-    # here, but XLA does not know that. So all tick numbers depend on the round,
-    # and with them every slice that the action reads.
+    # here, but XLA does not know that. So all numbers depend on the round, and
+    # with them every slice that the action reads.
     is_on = number < rounds
     here = jax.tree.map(lambda index: jnp.where(is_on, index, -1), at)
     return action(here, state)
@@ -341,7 +220,7 @@ def get(tree: Tree, *indices: Index) -> Tree:
   """Reads leaves [N1, ..., *shape] at indices of their first axes.
 
   Example: get(saved, 1, 3) of a leaf [slots, K, T, D] is leaf[1, 3], with the
-  shape [T, D]. It is layer 3 of the chunk whose arrays lie in slot 1.
+  shape [T, D]. It is layer 3 of the micro-batch whose arrays lie in slot 1.
   """
 
   def read(buffer: Array) -> Array:
@@ -383,14 +262,14 @@ def _starts(buffer: Array, indices: tuple[Index, ...]) -> list:
   return [jnp.asarray(start, np.int32) for start in starts]
 
 
-def _sum(total: Array, value: Array) -> Array:
+def zeros(
+  x: Array | jax.ShapeDtypeStruct, shape: tuple[int, ...] | None = None
+) -> Array:
+  """Returns the sum of no values like x, in fp32 or wider."""
+  dtype = np.promote_types(np.float32, x.dtype)
+  return jnp.zeros(x.shape if shape is None else shape, dtype)
+
+
+def added(total: Array, value: Array) -> Array:
+  """Returns a sum with one value more, in the dtype of the sum."""
   return total + value.astype(total.dtype)
-
-
-def _add(totals: Leaves, gradients: Leaves, *indices: Index) -> Leaves:
-  """Adds gradients of some of the leaves at indices of the first axes."""
-  new = {
-    path: put(totals[path], _sum(get(totals[path], *indices), value), *indices)
-    for path, value in gradients.items()
-  }
-  return {**totals, **new}

@@ -27,12 +27,12 @@ from dilocox_jax.plan.model.division import (
   STAGE_AXIS,
   Division,
   Spec,
+  StageLayers,
 )
-from dilocox_jax.plan.pipeline.stage_layers import StageLayers
 from dilocox_jax.plan.schedule.fragments import BLOCKS
 from dilocox_jax.trees import Array, Scalar, Tree, path_name
 
-# (blocks [v, K, ...], other leaves, tokens [m, b, L + 1]) -> (loss, gradients
+# (blocks [K, ...], other leaves, tokens [m, b, L + 1]) -> (loss, gradients
 # of the blocks, gradients of the other leaves). All three results are this
 # stage's contribution to a sum over the stages.
 StageGradient = Callable[[Tree, Tree, Array], tuple[Scalar, Tree, Tree]]
@@ -149,7 +149,7 @@ def sharded_loss(
 def _collected(
   stage_layers: StageLayers, params: Tree, specs: Tree, axes: Tree
 ) -> tuple[Tree, Tree]:
-  """Returns this stage's layers, [v, K, ...], and all other leaves.
+  """Returns this stage's layers, [K, ...], and all other leaves.
 
   Layers are whole, and other leaves are collected over the given mesh axes.
   """
@@ -189,12 +189,12 @@ def _dimension(spec: Spec, axis: str) -> int | None:
   return next((n for n, axes in enumerate(spec) if axis in axes), None)
 
 
-# Five layers over four stages, one chunk each (S = 4, v = 1, K = 2):
+# Five layers over four stages (S = 4, K = 2):
 #
 #   stage_layers.table   [0, 1] [2, 5] [3, 5] [4, 5]   by stage
 #   stage_layers.places  [0, 1, 2, 4, 6]               by layer
 #
-# There is no layer 5: the number fills the rows of short chunks. Five does not
+# There is no layer 5: the number fills the rows of short stages. Five does not
 # divide by four, so no stage can keep its own layers. A kernel [5, D, F] is
 # divided along D instead: each stage keeps [5, D / 4, F].
 #
@@ -203,7 +203,7 @@ def _dimension(spec: Spec, axis: str) -> int | None:
 # the pieces of D there: [2, D, F]. `_from_stages` runs the all-to-all backward
 # and picks the rows `places` of the eight, which leaves out the fillers.
 def _to_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
-  """Takes a leaf as it is kept to this stage's layers, [v, K, ...] whole."""
+  """Takes a leaf as it is kept to this stage's layers, [K, ...] whole."""
   by_stage = _dimension(spec, STAGE_AXIS)
   table = jnp.asarray(stage_layers.table)
   if by_stage is None:
@@ -218,12 +218,11 @@ def _to_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
   # XLA copies what it gathers, even from a single device.
   if by_data is not None and jax.lax.axis_size(DATA_AXIS) > 1:
     leaf = jax.lax.all_gather(leaf, DATA_AXIS, axis=by_data, tiled=True)
-  return leaf.reshape(*stage_layers.table.shape[1:], *leaf.shape[1:])
+  return leaf
 
 
 def _from_stages(stage_layers: StageLayers, leaf: Array, spec: Spec) -> Array:
   """Sums gradients of this stage's layers over data; reverses `_to_stages`."""
-  leaf = leaf.reshape(-1, *leaf.shape[2:])
   by_stage, by_data = _dimension(spec, STAGE_AXIS), _dimension(spec, DATA_AXIS)
   if by_data and by_data == by_stage:
     return _rows(_scattered(leaf, by_data), jnp.asarray(stage_layers.places))

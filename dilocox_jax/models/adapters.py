@@ -242,17 +242,15 @@ def joined(one: Tree, other: Tree) -> Tree:
   return nested(leaves_by_path(one) | leaves_by_path(other))
 
 
-def split_layer(
-  layer: Tree, multiply: Multiply | None = None
-) -> tuple[Tree, Multiply | None]:
+def split_layer(layer: Tree) -> tuple[Tree, Multiply | None]:
   """Takes the adapters out of the leaves of a layer.
 
   Args:
     layer: Leaves of one layer, perhaps with adapters beside kernels.
-    multiply: (path of a kernel, x, kernel) -> product, for a layer without.
 
   Returns:
-    The layer without them, and a function for products that adds theirs.
+    The layer without them, and a function (path of a kernel, x, kernel) ->
+    product that adds theirs; None for a layer without.
   """
   flat = leaves_by_path(layer)
   pairs = {
@@ -261,7 +259,7 @@ def split_layer(
     if path.endswith(f"/{DOWN}")
   }
   if not pairs:
-    return layer, multiply
+    return layer, None
 
   def with_adapters(path: str, x: Array, kernel: Array) -> Array:
     product, pair = x @ kernel, pairs.get(path.removesuffix("kernel"))

@@ -48,8 +48,8 @@ class Model(NamedTuple):
       parameters of blocks. The embedding may have some rows of the vocabulary
       only (`inner.vocabulary`); tokens are then counted from its first row.
     block: (one layer's slice of `params["blocks"]`, stream [T, D], L,
-      multiply=None, segments=None) -> stream [T, D]. If `multiply` is given,
-      every product with a kernel goes through it.
+      segments=None) -> stream [T, D]. Between pipeline stages, leaves of two
+      axes or more come in the dtype of the stream.
     logits: (parameters, stream [T, D]) -> logits [T, V], or of some tokens of
       the vocabulary. It does not read the parameters of blocks.
     decode: (parameters, tokens [B, L], cache, position of the first token) ->
@@ -89,10 +89,7 @@ def _head(shape: ModelShape, params: Params) -> Array:
 
 
 def _divert(module: nnx.Module, multiply: Multiply) -> None:
-  """Makes a module's linear layers call `multiply` for their products.
-
-  A pipeline needs this: it splits the gradient of each product in two.
-  """
+  """Makes a module's linear layers call `multiply` for their products."""
 
   def dot_general(path: str, x: Array, kernel: Array, *_, **__) -> Array:
     return multiply(path, x, kernel)
@@ -160,10 +157,9 @@ def build_model(
     layer: Params,
     x_TxD: Array,
     length: int,
-    multiply: Multiply | None = None,
     segments: Segments = None,
   ) -> Array:
-    layer, multiply = split_layer(layer, multiply)
+    layer, multiply = split_layer(layer)
     bound = one_block(layer)
     if multiply is not None:
       _divert(bound, multiply)

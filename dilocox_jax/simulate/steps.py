@@ -14,7 +14,7 @@ import itertools
 
 import numpy as np
 
-from dilocox_jax.plan.pipeline.timeline import Pipeline, TickTimes, timeline
+from dilocox_jax.plan.pipeline import Pipeline, timeline
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.simulate.analytic import AnalyticClock, Outcome
 from dilocox_jax.simulate.cluster import Cluster
@@ -86,8 +86,8 @@ def step_seconds(
       )
     micro_batch_s = seconds / pipeline.num_micro_batches
     hop_s = 8 * hop_bytes / cluster.site(replica).intra_bps
-    times = TickTimes(micro_batch_s / 3, 2 * micro_batch_s / 3, hop_s=hop_s)
-    lines.append(timeline(pipeline, times))
+    works_s = micro_batch_s / 3, 2 * micro_batch_s / 3
+    lines.append(timeline(pipeline, *works_s, hop_s))
   bubbles = [line.bubble_fraction for line in lines]
   return np.array([line.step_s for line in lines]), float(np.mean(bubbles))
 

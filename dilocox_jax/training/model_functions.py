@@ -14,8 +14,8 @@ from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig
 from dilocox_jax.inner import vocabulary
 from dilocox_jax.inner.activation_codec import ACTIVATION_CODECS
-from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
-from dilocox_jax.inner.pipeline_loss import pipelined_loss
+from dilocox_jax.inner.pipeline import pipelined_gradient
+from dilocox_jax.inner.pipeline_stage import CutModel, pipelined_loss
 from dilocox_jax.inner.sharded import sharded_gradient, sharded_loss
 from dilocox_jax.inner.step import Gradient, Loss, accumulated_gradient
 from dilocox_jax.models import transformer
@@ -32,7 +32,6 @@ from dilocox_jax.models.segments import segment_ids
 from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.window import WithFrozen
 from dilocox_jax.plan.choices import loaded
-from dilocox_jax.plan.pipeline.timetable import timetable
 from dilocox_jax.trees import Scalar, Tree
 
 
@@ -179,12 +178,12 @@ def _divided_functions(
   num_micro_batches = config.inner.accumulate_steps
   stage = pipelined_gradient(
     cut(config.model.z_loss),
-    timetable(config.pipeline),
+    config.pipeline,
     layers.counts,
     remat=mesh.remat,
     codec=ACTIVATION_CODECS[mesh.boundary],
   )
-  stage_loss = pipelined_loss(cut(0.0), config.pipeline, layers.counts)
+  stage_loss = pipelined_loss(cut(0.0), layers.counts)
   num_rows = config.data.batch_size // num_micro_batches // mesh.num_data_shards
   tables = config.division.divided_tables(config.model.shape)
   return (

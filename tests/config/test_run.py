@@ -221,7 +221,7 @@ REFUSED = [
     "data.batch_size=8 .*num_data_shards=3",
   ),
   ({"mesh.num_stages": 2}, "set mesh.layout='mesh'"),
-  (STAGES | {"mesh.pipeline": "interleaved"}, "^mesh: "),
+  (STAGES | {"mesh.pipeline": "zb_h1"}, "mesh.pipeline='zb_h1' must be one of"),
   ({"sync.method": "dilco"}, "sync.method='dilco' must be one of.* diloco"),
   (
     {"sync.method": "streaming_diloco", "sync.overlap_steps": 30},

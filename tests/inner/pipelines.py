@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from dilocox_jax.inner import pipeline, pipeline_loss
+from dilocox_jax.inner import pipeline, pipeline_stage
 from dilocox_jax.inner.activation_codec import AS_COMPUTED
 from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
 from dilocox_jax.inner.step import accumulated_gradient
 from dilocox_jax.models.loss import next_token_loss, token_loss
 from dilocox_jax.models.segments import segment_ids
 from dilocox_jax.models.transformer import build_model
+from dilocox_jax.plan.model.division import StageLayers
 from dilocox_jax.plan.model.shapes import ModelShape
-from dilocox_jax.plan.pipeline.timeline import Pipeline
-from dilocox_jax.plan.pipeline.timetable import timetable
+from dilocox_jax.plan.pipeline import Pipeline
 
 SMALL = ModelShape(
   num_layers=5, model_dim=8, num_heads=2, ff_dim=12, vocab_size=17, qk_norm=True
@@ -28,40 +28,6 @@ BATCH_SIZE, LENGTH = 2, 6
 QUICKLY = {"xla_backend_optimization_level": 0}
 Z_LOSS = 0.01
 STAGE, WHOLE = PartitionSpec("stage"), PartitionSpec()
-
-
-def counts(num_layers, num_stages, num_chunks=1):
-  """Layers of every chunk, [stage][chunk]; the first parts have one more."""
-  parts = num_stages * num_chunks
-  sizes = [num_layers // parts + (k < num_layers % parts) for k in range(parts)]
-  return tuple(
-    tuple(sizes[chunk * num_stages + stage] for chunk in range(num_chunks))
-    for stage in range(num_stages)
-  )
-
-
-def _places(layer_counts):
-  """Stages, chunks and rows of all layers, in order of the layers."""
-  stages, chunks = np.shape(layer_counts)
-  places = (
-    (stage, chunk, row)
-    for chunk in range(chunks)
-    for stage in range(stages)
-    for row in range(layer_counts[stage][chunk])
-  )
-  return tuple(zip(*places, strict=True))
-
-
-def spread(blocks, layer_counts):
-  """Leaves [layers, ...] to [stages, chunks, K, ...]; NaN in unused rows."""
-
-  def one(x):
-    rows = (*np.shape(layer_counts), int(np.max(layer_counts)))
-    spread = np.full((*rows, *x.shape[1:]), np.nan)
-    spread[_places(layer_counts)] = x
-    return jnp.asarray(spread, x.dtype)
-
-  return jax.tree.map(one, blocks)
 
 
 def over_stages(local, num_stages, out=(WHOLE, WHOLE, STAGE)):
@@ -76,16 +42,16 @@ def over_stages(local, num_stages, out=(WHOLE, WHOLE, STAGE)):
   return jax.jit(mapped, compiler_options=QUICKLY)
 
 
-def gradient_over_stages(model: CutModel, table, layer_counts, **options):
+def gradient_over_stages(model: CutModel, schedule, layer_counts, **options):
   """(blocks [stages, ...], rest, tokens) -> loss, rest and block gradients."""
-  gradient = pipelined_gradient(model, table, layer_counts, **options)
+  gradient = pipelined_gradient(model, schedule, layer_counts, **options)
 
   def local(blocks, rest, tokens):
     loss, block_gradients, rest = gradient(blocks, rest, tokens)
     total = jax.lax.psum((loss, rest), "stage")
     return *total, jax.tree.map(lambda x: x[None], block_gradients)
 
-  return over_stages(local, table.num_stages)
+  return over_stages(local, schedule.num_stages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +59,6 @@ class Case:
   schedule: str
   num_stages: int
   num_micro_batches: int = 4
-  num_chunks: int = 1
   remat: str = "dots"
   shape: ModelShape = SMALL
   dtype: str = "float32"
@@ -101,12 +66,11 @@ class Case:
 
   @property
   def pipeline(self):
-    sizes = self.num_stages, self.num_micro_batches, self.num_chunks
-    return Pipeline(self.schedule, *sizes)
+    return Pipeline(self.schedule, self.num_stages, self.num_micro_batches)
 
   @property
-  def counts(self):
-    return counts(self.shape.num_layers, self.num_stages, self.num_chunks)
+  def layers(self):
+    return StageLayers(self.shape.num_layers, self.num_stages)
 
   @property
   def model(self):
@@ -124,16 +88,18 @@ class Case:
     )
 
   def step(self, codec=AS_COMPUTED):
-    table = timetable(self.pipeline)
     options = {"remat": self.remat, "codec": codec}
-    return gradient_over_stages(self.cut, table, self.counts, **options)
+    return gradient_over_stages(
+      self.cut, self.pipeline, self.layers.counts, **options
+    )
 
   def lowered(self, batch_size=BATCH_SIZE, length=LENGTH):
     """The step, lowered; nothing is allocated."""
     params = jax.eval_shape(self.model.init, jax.random.key(0))
-    rows = (*np.shape(self.counts), int(np.max(self.counts)))
     blocks = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct((*rows, *x.shape[1:]), x.dtype),
+      lambda x: jax.ShapeDtypeStruct(
+        (*self.layers.table.shape, *x.shape[1:]), x.dtype
+      ),
       params.pop("blocks"),
     )
     shape = (self.num_micro_batches, batch_size, length + 1)
@@ -141,10 +107,15 @@ class Case:
     return self.step().lower(blocks, params, tokens)
 
   def drawn(self):
-    """Blocks by stage, other leaves and tokens."""
+    """Blocks by stage, with NaN in unused rows, other leaves and tokens."""
     params, tokens = _drawn(self.shape, self.dtype, self.num_micro_batches)
     rest = {name: x for name, x in params.items() if name != "blocks"}
-    return spread(params["blocks"], self.counts), rest, tokens
+
+    def spread(x):
+      filler = np.full((1, *x.shape[1:]), np.nan, x.dtype)
+      return jnp.asarray(np.concatenate([x, filler])[self.layers.table])
+
+    return jax.tree.map(spread, params["blocks"]), rest, tokens
 
   def pipelined(self, codec=AS_COMPUTED):
     """Loss, gradients as a tree like the parameters, and the program."""
@@ -152,21 +123,20 @@ class Case:
     with mock.patch.object(pipeline, "empty_buffer", _spoiled):
       program = self.step(codec).lower(*arguments).compile()
     loss, rest, blocks = program(*arguments)
-    where = _places(self.counts)
-    blocks = jax.tree.map(lambda x: np.asarray(x)[where], blocks)
+
+    def joined(x):
+      return np.asarray(x).reshape(-1, *x.shape[2:])[self.layers.places]
+
+    blocks = jax.tree.map(joined, blocks)
     return loss, {**rest, "blocks": blocks}, program.as_text()
 
   def losses(self):
     """What each stage contributes to the loss of an evaluation."""
-    # Training takes as many micro-batches as its schedule asks for.
-    training = dataclasses.replace(self, num_micro_batches=self.num_stages)
-    loss = pipeline_loss.pipelined_loss(
-      self.cut, training.pipeline, self.counts
-    )
+    loss = pipeline_stage.pipelined_loss(self.cut, self.layers.counts)
     program = over_stages(
       lambda *args: loss(*args)[None], self.num_stages, STAGE
     )
-    with mock.patch.object(pipeline_loss, "empty_buffer", _spoiled):
+    with mock.patch.object(pipeline_stage, "empty_buffer", _spoiled):
       return program(*self.drawn())
 
   def plain(self):

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dilocox_jax.plan.pipeline.timeline import Pipeline
+from dilocox_jax.plan.pipeline import Pipeline
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.steps import (
   stated_seconds,

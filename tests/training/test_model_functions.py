@@ -64,7 +64,7 @@ def _validation(num_rows=8):
   [
     pytest.param({"num_stages": 4}, 8, marks=pytest.mark.slow),
     ({"num_stages": 2, "num_data_shards": 2, "boundary": "int8"}, 5),
-    ({"num_stages": 2, "pipeline": "interleaved", "chunks_per_stage": 2}, 1),
+    ({"num_stages": 2, "pipeline": "gpipe"}, 1),
   ],
 )
 def test_stages_evaluate_a_model_as_one_device_does(mesh, num_rows):

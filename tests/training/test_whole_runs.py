@@ -217,9 +217,7 @@ MESHES = {
   "one stage": MeshConfig(layout="mesh"),
   "two data shards": MeshConfig(layout="mesh", num_data_shards=2),
   "four stages": MeshConfig(layout="mesh", num_stages=4),
-  "interleaved": MeshConfig(
-    layout="mesh", num_stages=2, pipeline="interleaved", chunks_per_stage=2
-  ),
+  "gpipe": MeshConfig(layout="mesh", num_stages=2, pipeline="gpipe"),
   "stacked": ONE_DEVICE,
 }
 

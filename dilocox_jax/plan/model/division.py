@@ -12,10 +12,13 @@ the rows among all 4 devices, so each device holds [4, 32, 344].
 """
 
 import dataclasses
+import functools
 import math
 import re
 
-from dilocox_jax.checks import check_limits, limited
+import numpy as np
+
+from dilocox_jax.checks import check_limits, limited, require
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
 
 # A `Spec` has one entry for each dimension of an array: the names of the mesh
@@ -175,3 +178,57 @@ class Division:
       for dimension in range(len(shape))
     ]
     return next((way for way in ways if self.divides(way, shape)), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class StageLayers:
+  """Says which layers each pipeline stage computes.
+
+  Stages have neighbouring layers, and as equally many as possible. Those with
+  one more come first, because the last stage also computes the head. Five
+  layers over two stages are 0 to 2, and 3 and 4.
+
+  Attributes:
+    num_layers: Number of layers of the model.
+    num_stages: Number of pipeline stages, S.
+  """
+
+  num_layers: int
+  num_stages: int
+
+  def __post_init__(self):
+    require(
+      self.num_stages <= self.num_layers,
+      f"num_layers={self.num_layers} cannot be cut into num_stages="
+      f"{self.num_stages} parts: take fewer stages",
+    )
+
+  @functools.cached_property
+  def table(self) -> np.ndarray:
+    """Indices of the layers of each stage, [S, K] int32.
+
+    K is the number of layers of the longest stage. In a shorter one the last
+    entry is `num_layers`, which is no layer. The example above has the table
+    [[0, 1, 2], [3, 4, 5]].
+    """
+    parts = np.array_split(np.arange(self.num_layers), self.num_stages)
+    table = np.full((len(parts), len(parts[0])), self.num_layers, np.int32)
+    for row, layers in zip(table, parts, strict=True):
+      row[: len(layers)] = layers
+    return table
+
+  @property
+  def counts(self) -> np.ndarray:
+    """Number of layers of each stage, [S] int32."""
+    is_layer = self.table < self.num_layers
+    return is_layer.astype(np.int32).sum(axis=1, dtype=np.int32)
+
+  @property
+  def places(self) -> np.ndarray:
+    """Position of each layer in the flattened table, [num_layers] int32."""
+    return np.flatnonzero(self.table < self.num_layers).astype(np.int32)
+
+  @property
+  def is_even(self) -> bool:
+    """Whether all stages have equally many layers."""
+    return self.num_layers % self.num_stages == 0

@@ -1,1 +1,0 @@
-"""The order in which pipeline stages compute micro-batches."""
