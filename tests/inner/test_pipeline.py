@@ -149,7 +149,9 @@ def test_any_schedule_of_any_model_gives_the_plain_gradient(case):
 def test_narrow_types_and_boundaries_cost_accuracy_but_not_much():
   case = Case("1f1b", 2, 3, "none", shaped(2))
   rounded = dataclasses.replace(case, dtype="bfloat16")
-  loss, gradients, _ = rounded.pipelined()
+  loss, gradients, text = rounded.pipelined()
+  # No kernel [8, 12] is saved for each micro-batch, as a copy in bfloat16.
+  assert "[2,1,8,12]" not in text
   kinds = {x.dtype for x in (loss, *jax.tree.leaves(gradients))}
   assert kinds == {np.dtype("float32")}
   _, exact = case.plain()
