@@ -47,7 +47,7 @@ ablation: install ## Ways to send less, by loss and bytes (half an hour)
 
 convergence: install ## Every method under one budget (hours; goes on from docs/results)
 	$(RUN) -m experiments.sweep --workdir=runs/convergence_small --processes=2 \
-	  --config=experiments/configs/convergence_small.py
+	  --config=experiments/configs/convergence.py:small
 
 tables: install ## Published speed-up tables beside predictions (seconds)
 	$(RUN) -m experiments.speedup_tables --workdir=runs/tables
@@ -56,7 +56,7 @@ reproduce: install ## The papers' tables and the sweeps' pages, from committed r
 	$(RUN) -m experiments.speedup_tables --workdir=runs/tables
 	set -e; for sweep in small muon long; do \
 	  $(RUN) -m experiments.sweep --report_only \
-	    --config=experiments/configs/convergence_$$sweep.py \
+	    --config=experiments/configs/convergence.py:$$sweep \
 	    --workdir=runs/reproduced/$$sweep; done
 	$(RUN) -m docs.figures.loss_by_time
 

@@ -1,7 +1,7 @@
 r"""Starts several processes for one run on this machine, like a cluster.
 
   python -m experiments.launch --processes=2 -- \
-    --config=experiments/configs/dilocox.py --workdir=runs/dilocox
+    --config.sync.method=dilocox --workdir=runs/dilocox
 
 The flags after -- are those of experiments.train. The processes communicate
 over the loopback interface. If a process fails, the launcher ends all

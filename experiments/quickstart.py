@@ -12,15 +12,15 @@ same command again goes on where it was stopped. Text of your own:
   python -m experiments.quickstart --workdir=runs/notes --glob='notes/**/*.txt'
 """
 
-import importlib
-
 from absl import flags
 from rich.console import Console
 
 from dilocox_jax.api.cluster_clock import ClusterClock
 from dilocox_jax.api.simulation_setup import Options
 from dilocox_jax.config import RunConfig
-from experiments.configs.convergence_small import CLOCK_107B
+from experiments.configs import default
+from experiments.configs.convergence import CLOCK_107B
+from experiments.configs.overlap_loco import AVERAGE
 from experiments.runtime import command_line
 from experiments.sweeps.clocks import SweepClock, clock_of, rounds_from
 
@@ -47,15 +47,20 @@ def run_of(
     clock: The clock from whose link the rounds of a delayed method follow.
     pattern: Glob of the text files; empty for Python's own library.
   """
-  file = importlib.import_module(f"experiments.configs.{method}")
-  values = file.get_config()
-  values.total_steps = num_steps
-  values.data.batch_size = 4
-  if pattern:
-    values.data.source, values.data.glob = "text_files", pattern
-  values.inner.optimizer = "muon"
-  values.inner.learning_rate = LEARNING_RATE
-  values.adaptive.mode = "off"  # The plan of the timed model must be known.
+  values = default.get_config()
+  text = {"data.source": "text_files", "data.glob": pattern}
+  values.update_from_flattened_dict(
+    {
+      "sync.method": method,
+      "total_steps": num_steps,
+      "data.batch_size": 4,
+      "inner.optimizer": "muon",
+      "inner.learning_rate": LEARNING_RATE,
+      "adaptive.mode": "off",  # The plan of the timed model must be known.
+      **(AVERAGE if method == "overlap_loco" else {}),
+      **(text if pattern else {}),
+    }
+  )
   config = command_line.run_config(values)
   if config.sync.named.schedule.overlap_steps:
     rounds = rounds_from(clock, config)

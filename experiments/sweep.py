@@ -1,7 +1,7 @@
 r"""Trains many runs from one config, and compares what they found.
 
   python -m experiments.sweep --workdir=runs/ablation --processes=2 \
-    --config=experiments/configs/ablate_compression.py \
+    --config=experiments/configs/ablations.py:compression \
     --config.base.total_steps=200
 
 A sweep is a grid of fields, or a list of runs with names, fields and seeds.
@@ -12,7 +12,7 @@ command again keeps what is finished, goes on with what was interrupted and
 tries again what failed. Sweeps whose rows are committed begin with them:
 
   python -m experiments.sweep --workdir=runs/convergence_small \
-    --config=experiments/configs/convergence_small.py --report_only
+    --config=experiments/configs/convergence.py:small --report_only
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _ROOT = pathlib.Path(__file__).parents[1]
 
 def define_flags() -> None:
   """Defines the flags of this binary."""
-  command_line.define_config(command_line.CONFIGS / "ablate_compression.py")
+  command_line.define_config(command_line.CONFIGS / "ablations.py")
   command_line.define_workdir()
   flags.DEFINE_integer(
     "processes", 1, "How many runs at once, each a process.", lower_bound=1

@@ -1,7 +1,7 @@
 r"""Trains one run, described by a config file, in a work directory.
 
-  python -m experiments.train --config=experiments/configs/dilocox.py \
-    --workdir=runs/dilocox --config.sync.sync_interval=50
+  python -m experiments.train --workdir=runs/dilocox \
+    --config.sync.method=dilocox --config.sync.sync_interval=50
 
 The first SIGTERM or Ctrl-C saves after the segment under way and stops; a
 second one ends at once. The same command again continues the run. The work

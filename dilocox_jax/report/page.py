@@ -174,7 +174,7 @@ def _again(run: LoadedRun) -> list[str]:
   method, versions = record["method"], sorted(record["versions"].items())
   command = record.get("command") or (
     "python -m experiments.train"
-    f" --config=experiments/configs/{method}.py --workdir=runs/{method}"
+    f" --config.sync.method={method} --workdir=runs/{method}"
   )
   rows = [*versions, ("source", record["source_revision"] or "unknown")]
   lines = ["```", command, "```", ""]

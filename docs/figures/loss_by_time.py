@@ -18,7 +18,7 @@ from dilocox_jax.report import panels, style
 from dilocox_jax.report.frame import Setting, standard_error
 from dilocox_jax.simulate.cluster_file import cluster_presets
 from dilocox_jax.simulate.transfer import NCCL
-from experiments.configs import convergence_small
+from experiments.configs import convergence
 from experiments.sweeps import page, rows, runs
 from experiments.sweeps.clocks import SweepClock
 
@@ -43,7 +43,7 @@ PAIRS = {
 
 def read() -> dict[str, Setting]:
   """Returns the committed runs by name, with times by round trip in ms."""
-  sweep = convergence_small.get_config().to_dict()
+  sweep = convergence.get_config("small").to_dict()
   kept = rows.Rows(DOCS.parent / sweep["rows"])
   chosen = [row for row in kept.runs.values() if row.name in METHODS]
   given = [(row.name, rows.overrides_of(row)) for row in chosen]

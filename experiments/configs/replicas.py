@@ -17,7 +17,7 @@ The same command goes on where it stopped. `tune` has the runs that choose rates
 from ml_collections import config_dict
 
 from experiments.configs import overlap_loco
-from experiments.configs.convergence_small import CLOCK_107B
+from experiments.configs.convergence import CLOCK_107B
 
 COMMON = {
   "model.compute_dtype": "float32",

@@ -23,7 +23,6 @@ from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.steps import steady_state
 from dilocox_jax.simulate.transfer import Transport
-from experiments.runtime.command_line import CONFIGS
 from experiments.runtime.throttled_network import NodeLink, ThrottledNetwork
 from experiments.tools import link_cases
 
@@ -33,7 +32,7 @@ _COUNT = 2  # Replicas.
 _COMPILING = 3  # First segments of a run, which are not counted.
 _SEGMENTS = 4
 _ALONE = "diloco", 60, ()
-# Name of a config file, inner steps of a segment, and changed fields. A segment
+# Name of a method, inner steps of a segment, and changed fields. A segment
 # is a round, or some steps of a method that has no rounds.
 SETTINGS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
   ("allreduce", 4, ()),
@@ -60,7 +59,7 @@ class MethodRow:
   """A method over one link.
 
   Attributes:
-    name: Name of the method's config file.
+    name: Name of the method.
     rate_bps: Rate of the link (bits per second).
     predicted_s: Simulated seconds of a step, exchanges included.
     measured_s: Measured seconds of a step, exchanges included.
@@ -110,7 +109,7 @@ def flags_of(
   """Returns the flags of `experiments.train` for a short run.
 
   Args:
-    method: Name of the method's config file.
+    method: Name of the method.
     interval: H of the method, or the steps that are dispatched at once if it
       has no rounds. Both are a segment.
     changes: Further fields of the config, as "section.field=value".
@@ -121,7 +120,7 @@ def flags_of(
   steps = f"total_steps={interval * (_COMPILING + _SEGMENTS)}"
   fields = *_COMMON, steps, f"sync.{field}={interval}", *changes
   return [
-    f"--config={CONFIGS}/{method}.py",
+    f"--config.sync.method={method}",
     f"--workdir={workdir}",
     *(f"--config.{field}" for field in fields),
   ]

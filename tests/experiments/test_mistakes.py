@@ -12,9 +12,8 @@ from experiments.runtime.command_line import UsageError
 from tests import runs
 from tests.experiments.programs import run
 
-CONFIG = "--config=experiments/configs/{}.py"
 EXAMPLE = "--cluster=experiments/clusters/example.json"
-STREAMING = CONFIG.format("streaming_diloco")
+STREAMING = "--config.sync.method=streaming_diloco"
 TEXT = "--config.data.source=text_files"
 # Program, its arguments, and the word that says what is wrong.
 MISTAKES = [

@@ -18,7 +18,6 @@ import pytest
 from dilocox_jax.metrics import read_rows
 from experiments import launch
 from experiments.runtime import file_lock
-from experiments.runtime.command_line import CONFIGS
 from tests import runs
 from tests.experiments.programs import run
 
@@ -38,7 +37,7 @@ LONG = {
 }
 EXTRA = {"streaming_diloco": {"sync.num_fragments": 2}}
 TOGETHER = (
-  f"--config={CONFIGS}/dilocox.py",
+  "--config.sync.method=dilocox",
   *runs.SMALL_FLAGS,
   "--config.total_steps=15",
   "--config.exchange.codec=low_rank(rank=4)+int(bits=4)",
@@ -68,7 +67,7 @@ def start_long(method, workdir):
   settings = LONG | EXTRA.get(method, {})
   return start(
     "train",
-    f"--config={CONFIGS / method}.py",
+    f"--config.sync.method={method}",
     f"--workdir={workdir}",
     *(f"--config.{name}={value}" for name, value in settings.items()),
   )

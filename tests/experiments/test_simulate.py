@@ -24,7 +24,7 @@ def simulate(*arguments):
 
 def test_the_first_lines_say_what_a_run_is_worth(tmp_path):
   done = simulate(
-    "--config=experiments/configs/dilocox.py",
+    "--config.sync.method=dilocox",
     "--cluster=dilocox_107b",
     "--config.model.preset=qwen_107b",
     "--config.exchange.codec=low_rank(rank=2048)+int(bits=4)",

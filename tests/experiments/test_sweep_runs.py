@@ -1,13 +1,12 @@
 """Which runs a sweep has, how they are known, and when they would end."""
 
-import importlib
-
 import pytest
 
 from dilocox_jax.api.simulation_setup import Options, set_up
 from dilocox_jax.config import from_mapping
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.simulate.link_costs import LinkCosts
+from experiments.configs import ablations, convergence
 from experiments.runtime.command_line import CONFIGS
 from experiments.sweeps import runs
 from experiments.sweeps.clocks import (
@@ -108,15 +107,16 @@ def test_overrides_make_the_same_run_again(given):
 
 
 @pytest.mark.parametrize(
-  "name",
+  ("file", "name"),
   [
-    path.stem
-    for pattern in ("convergence_*", "ablate_*")
-    for path in sorted(CONFIGS.glob(f"{pattern}.py"))
+    *((convergence, name) for name in ("small", "muon", "long")),
+    *((ablations, name) for name in ("compression", "sync", "boundary")),
   ],
 )
-def test_every_config_of_a_sweep_has_its_baseline_and_its_committed_rows(name):
-  config = importlib.import_module(f"experiments.configs.{name}").get_config()
+def test_every_config_of_a_sweep_has_its_baseline_and_its_committed_rows(
+  file, name
+):
+  config = file.get_config(name)
   kept, given = [], []
   if config.get("rows") and not (config.get("runs") or config.get("grid")):
     kept = list(Rows(ROOT / config.rows).runs.values())

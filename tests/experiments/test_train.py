@@ -1,36 +1,12 @@
 """The program that trains: configs, and what a run says and leaves behind."""
 
-import importlib
 import shutil
 
 import pytest
 
-from dilocox_jax.config import from_mapping
-from dilocox_jax.plan.schedule.methods import METHODS
-from experiments.runtime.command_line import CONFIGS
 from tests import runs
 from tests.data.test_corpus import ENTROPY_NATS
 from tests.experiments.programs import run
-
-# Another reading of one method, as settings of the general one.
-READINGS = {"cocktail_params": "delayed"}
-
-
-def test_every_method_has_a_config_file_that_says_what_it_claims():
-  found = set()
-  for path in CONFIGS.glob("*.py"):
-    if path.stem in ("__init__", "compiled", "default", "papers"):
-      continue
-    module = importlib.import_module(f"experiments.configs.{path.stem}")
-    values = module.get_config().to_dict()
-    if "sync" not in values:  # It is a sweep.
-      continue
-    found.add(path.stem)
-    method = from_mapping(values).sync.method
-    assert method == READINGS.get(path.stem, path.stem)
-    for word in ("Source:", "Claim", "Cost:", f"configs/{path.name}"):
-      assert word in (module.__doc__ or ""), path.name
-  assert found == {*METHODS, *READINGS}
 
 
 @pytest.fixture(scope="module", name="trained")

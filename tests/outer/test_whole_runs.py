@@ -1,7 +1,6 @@
 """Short runs of the nano model, divided, through codecs and resumed."""
 
 import dataclasses
-import importlib
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ from dilocox_jax.config.sections import ExchangeConfig
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.training import states
+from experiments.configs import default, overlap_loco
 from tests import runs
 from tests.outer import nano
 from tests.outer.problem import assert_rounded_alike
@@ -21,7 +21,7 @@ SAME_LOSS = 1e-4
 ROUNDS, INTERVAL = 5, 2
 SMALL = 16 * 16  # Norms, and products of factors; what is larger is divided.
 DIVIDED = {"layout": "mesh", "num_data_shards": 2, "num_stages": 2}
-FILES = {  # Config files of the experiments, with their codecs.
+FILES = {  # Methods as the experiments have them, with their codecs.
   **dict.fromkeys(("allreduce", "cocktail_sgd", "diloco", "dilocox"), {}),
   **dict.fromkeys(("eager", "muloco", "open_diloco", "sparse_loco"), {}),
   "delayed": {"overlap_steps": 1},
@@ -32,8 +32,9 @@ FILES = {  # Config files of the experiments, with their codecs.
 
 def config_of(name, mesh):
   """An experiment's config with a model and rounds for a test."""
-  file = importlib.import_module(f"experiments.configs.{name}")
+  file = overlap_loco if name == "overlap_loco" else default
   values = file.get_config().to_dict()
+  values["sync"]["method"] = name
   values["total_steps"] = ROUNDS * INTERVAL + 1
   values["model"] |= {"preset": "nano", "scan_unroll": 1}
   values["data"] |= {

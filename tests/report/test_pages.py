@@ -65,7 +65,7 @@ def test_the_page_of_a_run_has_its_numbers_and_their_kinds(workdir, run):
     f"{loss / math.log(2) / 2:.4f} bits a byte",
     "`9f3a61c2d07e`",
     "12,288 tokens/s",
-    "--config=experiments/configs/diloco.py",
+    "--config.sync.method=diloco",
   ):
     assert part in text
   for absent in ("kernel counted", "waited", "another way", "for the device"):

@@ -1,0 +1,130 @@
+"""What one part of a method is worth; the name of the sweep follows the colon.
+
+Each varies one thing about one setting of `tiny`, and its figures show the
+losses. They claim nothing.
+
+`compression`: what a byte buys. DiLoCo under every codec, with bits, ranks and
+feedback varied. 20 runs for every seed; one seed of 22 runs, two at once, took
+22 minutes on two CPU cores (measured).
+`sync`: when to exchange and how to apply it. H, delay, rule, outer rate and
+momentum; the rules once more at the delay of a whole round. 15 runs of about a
+minute each.
+`boundary`: what may travel between pipeline stages. Activations that cross the
+cut of a replica are rounded on the way forward, their gradients on the way
+back. 3 runs for every seed, each on four devices that the CPU emulates; six
+runs, two at once, took 4 min 28 s on two CPU cores (measured).
+
+    python -m experiments.sweep --workdir=runs/compression \
+        --config=experiments/configs/ablations.py:compression \
+        --config.seeds='(0, 1, 2)'
+"""
+
+from ml_collections import config_dict
+
+from dilocox_jax.plan.choices import BOUNDARIES
+from experiments.configs import default
+
+FEEDBACK = {"exchange.feedback": 1.0}
+ADAPTIVE = FEEDBACK | {"adaptive.mode": "rank", "adaptive.window_rounds": 3}
+AROUND = {
+  "sync.sync_interval": (10, 30, 90),
+  "sync.overlap_steps": (0, 4, 15, 30),
+  "sync.rule": ("continue", "reset", "mix"),
+  "outer.learning_rate": (0.5, 0.7, 1.0),
+  "outer.momentum": (0.0, 0.3, 0.6, 0.9),
+}
+AT_A_ROUND = ("reset", "eager")
+
+
+def get_config(name: str = "compression"):
+  """Returns a sweep.
+
+  Args:
+    name: compression, sync or boundary.
+  """
+  base, runs, baseline = {
+    "compression": _compression,
+    "sync": _sync,
+    "boundary": _boundary,
+  }[name]()
+  config = config_dict.ConfigDict({"seeds": (0,), "runs": runs, "grid": {}})
+  config.base = default.get_config()
+  config.base.total_steps = 450
+  config.base.evaluation.interval_steps = 0
+  config.base.update_from_flattened_dict(base)
+  config.baseline = baseline
+  config.lock()
+  return config
+
+
+def _codec(name: str, codec: str, feedback: float = 0.0) -> dict:
+  own = {"exchange.feedback": feedback} if feedback else {}
+  return {"name": name, "exchange.codec": codec, **own}
+
+
+def _compression():
+  """DiLoCo in fp32, and nineteen ways to send less."""
+  runs = [
+    {"name": "float32"},
+    _codec("float16", "float16"),
+    _codec("int8", "int(bits=8)"),
+    _codec("int4", "int(bits=4)"),
+    _codec("int4 ef", "int(bits=4)", 1.0),
+    _codec("int2", "int(bits=2)"),
+    _codec("int2 ef", "int(bits=2)", 1.0),
+    _codec("int1 ef", "int(bits=1)", 1.0),
+    _codec("e3m0", "e3m0"),
+    _codec("e3m0 ef", "e3m0", 1.0),
+    _codec("rank 8 int4 ef", _low_rank(8), 1.0),
+    _codec("rank 16 int4", _low_rank(16)),
+    _codec("rank 16 int4 ef", _low_rank(16), 1.0),
+    _codec("rank 16 int4 ef 0.9", _low_rank(16), 0.9),
+    _codec("rank 32 int4 ef", _low_rank(32), 1.0),
+    _codec("adaptive int4 ef", _low_rank(32)) | ADAPTIVE,
+    _codec("top 1/16 int2 ef", _top_k(1 / 16), 1.0),
+    _codec("top 1/16 int2 ef 0.95", _top_k(1 / 16), 0.95),
+    _codec("top 1/64 int2 ef", _top_k(1 / 64), 1.0),
+    _codec(
+      "mask 0.4 top 0.5 int4 ef",
+      "random_mask(fraction=0.4)+top_k(fraction=0.5)+int(bits=4)",
+      1.0,
+    ),
+  ]
+  return {}, runs, "float32"
+
+
+def _low_rank(rank: int) -> str:
+  return f"low_rank(rank={rank})+int(bits=4)"
+
+
+def _top_k(fraction: float) -> str:
+  return f"top_k(fraction={fraction})+int(bits=2)"
+
+
+def _sync():
+  """A delay of four steps in rounds of thirty, and what differs from it."""
+  runs = [
+    {},
+    *({field: value} for field, values in AROUND.items() for value in values),
+    *({"sync.overlap_steps": 30, "sync.rule": rule} for rule in AT_A_ROUND),
+  ]
+  base = {
+    "sync.method": "delayed",
+    "sync.sync_interval": 30,
+    "sync.overlap_steps": 4,
+    "sync.rule": "continue",
+    "sync.mixing_alpha": 0.5,  # Read by the rule "mix" alone.
+  }
+  return base, runs, "base"
+
+
+def _boundary():
+  """DiLoCo with replicas of two stages, and the ways to send less inside."""
+  base = {
+    "total_steps": 300,
+    "inner.accumulate_steps": 4,
+    "mesh.layout": "mesh",
+    "mesh.num_stages": 2,
+  }
+  runs = [{"mesh.boundary": boundary} for boundary in BOUNDARIES]
+  return base, runs, "boundary=none"

@@ -1,0 +1,99 @@
+"""Every method under one budget; the name of the sweep follows the colon.
+
+`small`: two replicas of `tiny` (0.86 million parameters), 2000 steps. Each
+method was tuned before, with 11 runs of 1000 steps on seed 1000 (the file
+convergence_small_others.csv): six inner learning rates, then five settings of
+the method at the best of them. Three seeds were trained with the best setting,
+and once more with as many steps as fit into the time of DiLoCoX on each clock.
+H = 25 and OpenDiLoCo's H = 500 both divide 2000. A run of 2000 steps took 4 to
+14 minutes with two at once on two CPU cores (measured).
+
+`muon`: the methods that have AdamW there, with Muon. It is an inner optimizer
+and no exchange of its own, so a fair comparison gives it to every method.
+Eleven have it here, with the same model, text, clocks, seeds and rounds; a
+method was tuned with seven runs (docs/results/convergence_muon_others.csv).
+
+`long`: eight methods at 20 tokens a parameter, which are 17,000 steps of 1,024
+tokens: a cold start that is a large share of 2000 steps is a small one here.
+Nothing was tuned in this sweep. MuLoCo, DiLoCo, DiLoCoX and AllReduce with
+AdamW have the inner rates that `small` chose; that of `overlap_loco` with AdamW
+was set by hand. With Muon AllReduce was tried at 0.0028, 0.004 and 0.006 and
+`overlap_loco` at 0.0028, 0.004, 0.0055 and 0.008, on seed 0; the two lowest
+were equally good for both. The end of the schedule and the power of the average
+were chosen on seed 0 as well. So seed 0 is the seed of tuning here, and none of
+the results. A run took 13 to 96 minutes on a core (measured, other work beside
+it).
+
+    python -m experiments.sweep --workdir=runs/convergence_small \
+        --config=experiments/configs/convergence.py:small --processes=2
+"""
+
+from ml_collections import config_dict
+
+# The largest model of the papers, on links that are as slow as theirs.
+CLOCK_107B = {
+  "name": "107b",
+  "cluster": "dilocox_107b",
+  "model": {"preset": "qwen_107b"},
+  "data": {"batch_size": 8, "sequence_length": 2048},
+  "exchange": {"codec": "low_rank(rank=2048)+int(bits=4)"},
+}
+# A step is stated: a replica that has two CPU cores takes 32 ms (measured).
+CLOCKS = ({"name": "1gbit", "cluster": "1gbit", "step_s": 0.03}, CLOCK_107B)
+FRONT = (
+  *("allreduce_muon_average", "overlap_loco", "muloco", "diloco_cold"),
+  "dilocox_continue_1gbit",
+)
+# What else a reader must know is in docs/results.md.
+NOTES = (
+  "DiLoCoX applies a pseudo-gradient late. `continue` and `reset` are the two"
+  " readings of its rule: the late update is added to a replica's own progress,"
+  " or it replaces that progress. `ours` is `continue` with a tau no longer"
+  " than the transfer takes, and an H of about twice tau.",
+  "A method whose name ends with a clock has the shortest H that divides the"
+  " steps and hides an exchange of DiLoCoX on that clock. `diloco_cold` is"
+  " DiLoCo without its warm start.",
+  "Runs with other numbers of steps have as many as fit into the time that"
+  " DiLoCoX takes on a clock, with a learning-rate schedule of their own, so"
+  " they do not end where a curve crosses that time.",
+  "A message on the clock `1gbit` waits for a round trip, as gloo's do. That"
+  " decided H, tau and the steps of these runs.",
+  "docs/results.md says how settings were chosen, on which seeds, and where an"
+  " average of the parameters is on one side only.",
+)
+# What an optimizer or an average gains must not pass for what an exchange
+# loses, so these have another baseline.
+SWEEPS = {
+  "small": {
+    "target_loss": 1.5,
+    "baseline": "allreduce",
+    "baselines": {
+      "muloco": "allreduce_muon",
+      "overlap_loco": "allreduce_muon_average",
+    },
+  },
+  "muon": {
+    "target_loss": 1.5,
+    "baseline": "allreduce_muon",
+    "baselines": {"overlap_loco": "allreduce_muon_average"},
+  },
+  "long": {
+    "target_loss": 1.1,
+    "baseline": "allreduce",
+    "baselines": {
+      "overlap_loco": "allreduce_muon",
+      "overlap_loco_short": "allreduce_muon",
+    },
+  },
+}
+
+
+def get_config(name: str = "small"):
+  """Returns a sweep, whose runs are those of its committed rows.
+
+  Args:
+    name: One of `SWEEPS`.
+  """
+  rows = f"docs/results/convergence_{name}.csv"
+  common = {"rows": rows, "clocks": CLOCKS, "front": FRONT, "notes": NOTES}
+  return config_dict.ConfigDict(common | SWEEPS[name])
