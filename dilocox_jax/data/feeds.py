@@ -36,6 +36,7 @@ class Streams(Protocol):
 
   def get_state(self) -> dict[str, Any]:
     """Returns the position, for JSON."""
+    ...
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """Goes on at a position; raises ValueError if it is of other streams."""
@@ -77,7 +78,8 @@ def as_feed(data: Any) -> "Corpus | Feed":
   if len(texts) < 2:
     return Examples(*rows)
   size = 1 + max(int(text.max()) for text in texts)
-  return Corpus(HANDED_IN, *texts, tree_digest(texts, "text"), size, 0)
+  tokens, held = texts
+  return Corpus(HANDED_IN, tokens, held, tree_digest(texts, "text"), size, 0)
 
 
 def _gives_batches(data: Any) -> bool:
