@@ -15,8 +15,7 @@ same command again goes on where it was stopped. Text of your own:
 from absl import flags
 from rich.console import Console
 
-from dilocox_jax.api.cluster_clock import ClusterClock
-from dilocox_jax.api.simulation_setup import Options
+from dilocox_jax.api.simulation_setup import ClusterClock, Options
 from dilocox_jax.config import RunConfig
 from experiments.configs import default
 from experiments.configs.convergence import CLOCK_107B

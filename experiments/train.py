@@ -84,12 +84,11 @@ def clock(values: flags.FlagValues, config):
     if values.step_s is not None:
       raise command_line.UsageError("--step_s needs --cluster")
     return None
-  from dilocox_jax.api import cluster_clock
   from dilocox_jax.api import simulation_setup as setup
 
   with command_line.usage_errors(kinds=(ValueError, OSError)):
     options = setup.Options(step_s=values.step_s)
-    return cluster_clock.ClusterClock(config, values.cluster, options)
+    return setup.ClusterClock(config, values.cluster, options)
 
 
 if __name__ == "__main__":

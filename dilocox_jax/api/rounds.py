@@ -10,12 +10,11 @@ import dataclasses
 import jax.numpy as jnp
 import optax
 
-from dilocox_jax.api.argument_kinds import (
+from dilocox_jax.api.step_methods import (
   aggregator_of,
   check_method,
   check_optimizer,
 )
-from dilocox_jax.api.step_methods import check_unsent
 from dilocox_jax.checks import require
 from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.outer.cuts import Cuts
@@ -74,8 +73,7 @@ def make_rounds(
       "a method that averages gradients has no rounds: take "
       "dilocox_jax.allreduce, which is a transform of single steps"
     )
-  aggregator = aggregator_of(exchange)
-  check_unsent(method, aggregator)
+  aggregator = aggregator_of(method, exchange)
   is_sliced = method.fragment_order in SLICED
   if method.schedule.num_fragments > 1 and not is_sliced and num_layers < 1:
     raise ValueError(

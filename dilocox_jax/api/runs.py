@@ -14,9 +14,12 @@ import optax
 from flax import traverse_util
 
 from dilocox_jax import report
-from dilocox_jax.api import argument_kinds as kinds
-from dilocox_jax.api.cluster_clock import ClusterClock
-from dilocox_jax.api.simulation_setup import Options, set_up
+from dilocox_jax.api.simulation_setup import ClusterClock, Options, set_up
+from dilocox_jax.api.step_methods import (
+  check_exchange,
+  check_kind,
+  check_optimizer,
+)
 from dilocox_jax.checks import flat, require
 from dilocox_jax.config import RunConfig
 from dilocox_jax.config.run import from_mapping
@@ -211,10 +214,10 @@ def _config(
     "total_steps": steps,
   }
   said = {path: value for path, value in said.items() if value is not None}
-  if isinstance(given, RunConfig) and not said:
-    return given
   if not isinstance(given, Mapping | None):
-    kinds.check_config(given)
+    _check_config(given)
+    if not said:
+      return given
     raise TypeError(
       f"config has a value for {', '.join(said)} already: say it there, or "
       "pass the config's sections as a mapping"
@@ -228,25 +231,30 @@ def _config(
   return from_mapping(traverse_util.unflatten_dict(values, sep="."))
 
 
+def _check_config(config: Any) -> None:
+  """Raises TypeError unless the config of a run is one."""
+  wanted = "a dilocox_jax.RunConfig, such as RunConfig(total_steps=100)"
+  check_kind(isinstance(config, RunConfig), "config", config, wanted)
+
+
 def _parts(
   model: Any, loss: Any, data: Any, inner: Any, outer: Any, exchange: Any
 ) -> Parts:
   """Returns what was handed in, once each part is of its kind."""
   for what, part in (("inner_optimizer", inner), ("outer_optimizer", outer)):
     if part is not None:
-      kinds.check_optimizer(what, part)
+      check_optimizer(what, part)
   if exchange is not None:
-    kinds.check_exchange(exchange)
+    check_exchange(exchange)
   require(
     model is not None or loss is None,
     "loss: it needs a model that is handed in",
   )
   feed = None if data is None else as_feed(data)
   if model is not None:
-    example = (
-      () if feed is None or isinstance(feed, Corpus) else (feed.example,)
-    )
-    model = as_loss_model(model, loss, *example)
+    has_examples = not isinstance(feed, Corpus | None)
+    examples = (feed.example,) if has_examples else ()
+    model = as_loss_model(model, loss, *examples)
   return Parts(model, feed, inner, outer, exchange)
 
 
@@ -318,6 +326,6 @@ def estimate(
     TypeError: If the config is no `RunConfig`.
     ValueError: If config and cluster do not fit.
   """
-  kinds.check_config(config)
+  _check_config(config)
   setup = set_up(config, cluster, Options(step_s=step_s))
   return run_time(setup.link_costs, setup.work, setup.script.ops(setup.plan))

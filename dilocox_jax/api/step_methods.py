@@ -4,25 +4,17 @@ A transform runs in the code of one replica, under an axis name that the caller
 binds with `jax.vmap`, `jax.shard_map` or `jax.pmap`.
 """
 
-import difflib
 import inspect
-import numbers
 import operator
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import optax
 
 from dilocox_jax.aggregators.exchange import exchange as mean_exchange
-from dilocox_jax.api.argument_kinds import (
-  aggregator_of,
-  check_method,
-  check_optimizer,
-)
 from dilocox_jax.checks import require
-from dilocox_jax.codecs.base import (
-  Codec,
-)
+from dilocox_jax.codecs.base import Codec
 from dilocox_jax.codecs.quantize import Float
 from dilocox_jax.config.recipes import DEFAULTS, RECIPES
 from dilocox_jax.distributed.replicas import REPLICA_AXIS
@@ -87,8 +79,7 @@ def step_transform(
   check_optimizer("inner", inner)
   if outer is not None:
     check_optimizer("outer", outer)
-  aggregator = aggregator_of(exchange, axis_name)
-  check_unsent(method, aggregator)
+  aggregator = aggregator_of(method, exchange, axis_name)
   require(
     aggregator.carrier is None,
     "dilocox_jax.mailbox exchanges outside of compiled programs: give it to "
@@ -108,18 +99,74 @@ def step_transform(
   return on_trained_leaves(steps, trainable)
 
 
-def check_unsent(method: Method, aggregator: Aggregator) -> None:
-  """Raises ValueError if a replica cannot keep what a codec lost.
+def check_kind(is_right: bool, what: str, part: Any, wanted: str) -> None:
+  """Raises TypeError unless an argument is of the kind that is meant.
+
+  Without it a wrong argument would end in an error from deep inside, such as
+  "'str' object has no attribute 'init'".
+
+  Args:
+    is_right: Whether the argument is of that kind.
+    what: Name of the argument.
+    part: Its value.
+    wanted: The kind, in words.
+  """
+  if not is_right:
+    # A tree of arrays would fill many lines.
+    shown = textwrap.shorten(repr(part), 80, placeholder=" ...")
+    raise TypeError(f"{what}={shown} must be {wanted}")
+
+
+def check_method(method: Any) -> None:
+  """Raises TypeError for anything but a method, such as a method's name."""
+  check_kind(
+    isinstance(method, Method),
+    *("method", method),
+    "a Method, such as dilocox_jax.plan.schedule.methods.diloco(32); a method's"
+    " own function, such as dilocox_jax.diloco, needs none",
+  )
+
+
+def check_optimizer(what: str, part: Any) -> None:
+  """Raises TypeError unless an argument is an optax transformation."""
+  is_optimizer = hasattr(part, "init") and hasattr(part, "update")
+  check_kind(is_optimizer, what, part, "an optax transformation")
+
+
+def check_exchange(exchange: Any) -> None:
+  """Raises TypeError unless an exchange is an aggregator."""
+  check_kind(
+    isinstance(exchange, Aggregator),
+    *("exchange", exchange),
+    "a dilocox_jax.Aggregator, such as dilocox_jax.exchange('int(bits=4)', "
+    "feedback=1.0)",
+  )
+
+
+def aggregator_of(
+  method: Method, exchange: Aggregator | str, axis_name: str = REPLICA_AXIS
+) -> Aggregator:
+  """Returns what averages for a method.
 
   Args:
     method: Schedule and rule.
-    aggregator: What averages over replicas.
+    exchange: An aggregator, or a codec such as "int(bits=4)" without feedback.
+    axis_name: Axis over which replicas are mapped, for a codec.
+
+  Raises:
+    TypeError: If it is no aggregator.
+    ValueError: If there is no such codec, or a replica cannot keep what it
+      lost.
   """
+  if isinstance(exchange, str):
+    return mean_exchange(exchange, axis_name=axis_name)
+  check_exchange(exchange)
   require(
-    not aggregator.keep_unsent or method.can_keep_unsent,
+    not exchange.keep_unsent or method.can_keep_unsent,
     "keep_unsent=True needs replicas that go on from the outer parameters at "
     "once, or rule 'continue': take feedback=1.0",
   )
+  return exchange
 
 
 def _check_fragments(fragments: Fragmentation | None) -> None:
@@ -158,8 +205,6 @@ def _averaged_gradients(
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-# The letters of the papers.
-_SHORT = {"H": "sync_interval", "P": "num_fragments", "tau": "overlap_steps"}
 _COUNTS = ("sync_interval", "num_fragments", "overlap_steps")
 _ABOUT_TRANSFORMS = """\
 Returns an optax transform; `step_transform` has the arguments beside the
@@ -176,39 +221,42 @@ def named_step_transform(name: str) -> Callable[..., Any]:
     name: One of `plan.schedule.methods.METHODS`.
   """
   build, own = METHODS[name], _own_settings(name)
-  settings = inspect.signature(build).parameters
-  options = _options(own["exchange"])
 
-  def make(inner, outer=None, **given):
-    for key in given:
-      if key not in settings and key not in options:
-        known = [*settings, *options]
-        near = [_SHORT.get(key), *difflib.get_close_matches(key, known)]
-        hint = next((f" (did you mean {word}?)" for word in near if word), "")
-        raise TypeError(
-          f"{name} has no argument {key!r}{hint}; it has: {', '.join(known)}"
-        )
-      if key in _COUNTS and not isinstance(given[key], numbers.Integral):
-        raise ValueError(f"{key}={given[key]!r} must be a whole number")
-    given |= {k: operator.index(given[k]) for k in _COUNTS if k in given}
-    _check_order(given)
-    method = build(**{k: v for k, v in given.items() if k in settings})
-    rest = {k: v for k, v in given.items() if k not in settings}
+  def make(
+    inner: optax.GradientTransformation,
+    outer: optax.GradientTransformation | None = None,
+    *,
+    codec: Codec | str | None = None,
+    exchange: Aggregator | str | None = None,
+    axis_name: str = REPLICA_AXIS,
+    fragments: Fragmentation | None = None,
+    trainable: Callable[[str], bool] | None = None,
+    **schedule: Any,
+  ) -> optax.GradientTransformationExtraArgs:
+    counts = {k: operator.index(v) for k, v in schedule.items() if k in _COUNTS}
+    _check_order(schedule.get("fragment_order"))
+    method = build(**schedule | counts)
     if outer is None and method.exchanged == "pseudo_gradient":
       outer = _outer(**own["outer"])
-    codec = rest.pop("codec", None)
-    if rest.setdefault("exchange", None) is None:
-      axis_name = rest.get("axis_name", REPLICA_AXIS)
-      rest["exchange"] = _exchange(own["exchange"], codec, axis_name)
-    else:
-      require(codec is None, "codec and exchange both say what is sent")
-    return step_transform(method, inner, outer, **rest)
+    require(
+      codec is None or exchange is None,
+      "codec and exchange both say what is sent",
+    )
+    if exchange is None:
+      exchange = _exchange(own["exchange"], codec, axis_name)
+    return step_transform(
+      method,
+      inner,
+      outer,
+      exchange=exchange,
+      axis_name=axis_name,
+      fragments=fragments,
+      trainable=trainable,
+    )
 
   make.__name__ = make.__qualname__ = name
-  make.__doc__ = "\n\n".join(
-    [inspect.getdoc(build) or "", _about_outer(name), _ABOUT_TRANSFORMS]
-  )
-  make.__signature__ = _signature(settings, options)  # type: ignore
+  about = _about_own(own, METHODS[name]().exchanged == "pseudo_gradient")
+  make.__doc__ = f"{inspect.getdoc(build)}\n\n{about}\n\n{_ABOUT_TRANSFORMS}"
   return make
 
 
@@ -223,37 +271,15 @@ def _exchange(
   return mean_exchange(**settings, axis_name=axis_name)
 
 
-def _check_order(given: Mapping[str, Any]) -> None:
+def _check_order(order: str | None) -> None:
   """Raises ValueError for an order that a transform would not read."""
-  order = given.get("fragment_order")
-  if order is None or order in SLICED or order not in ORDERS:
-    return
-  raise ValueError(
+  require(
+    order is None or order in SLICED or order not in ORDERS,
     f"fragment_order={order!r} divides the layers of a stacked model, and a "
     "transform divides whole leaves of about equal bytes: leave it out, take "
     f"one of {', '.join(SLICED)}, or pass fragments="
-    f"dilocox_jax.plan.schedule.fragments.Fragments(P, num_layers, {order!r})"
+    f"dilocox_jax.plan.schedule.fragments.Fragments(P, num_layers, {order!r})",
   )
-
-
-def _options(own: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
-  """Returns the keyword arguments beside those of the schedule, by name."""
-  of_transform = dict(inspect.signature(step_transform).parameters)
-  exchange = of_transform["exchange"].replace(default=None)
-  codec = exchange.replace(name="codec", default=own["codec"])
-  rest = {k: of_transform[k] for k in ("axis_name", "fragments", "trainable")}
-  return {"codec": codec, "exchange": exchange} | rest
-
-
-def _signature(
-  settings: Mapping[str, inspect.Parameter],
-  options: Mapping[str, inspect.Parameter],
-) -> inspect.Signature:
-  """Joins both lists of arguments: inner, outer, then keywords."""
-  own = [p.replace(kind=p.KEYWORD_ONLY) for p in settings.values()]
-  of_transform = inspect.signature(step_transform).parameters
-  both = [of_transform["inner"], of_transform["outer"]]
-  return inspect.Signature([*both, *own, *options.values()])
 
 
 def _own_settings(name: str) -> dict[str, dict[str, Any]]:
@@ -275,15 +301,16 @@ def _outer(
   return averaged(optimizer, average_power) if average_power else optimizer
 
 
-def _about_outer(name: str) -> str:
-  """Says which outer optimizer a method brings."""
-  if METHODS[name]().exchanged == "gradient":
-    return "It has no outer optimizer; `outer` is not read."
-  own = _own_settings(name)["outer"]
-  sgd = f"optax.sgd({own['learning_rate']}"
-  if own["momentum"]:
-    sgd += f", momentum={own['momentum']}, nesterov=True"
-  text = f"{sgd})"
-  if own["average_power"]:
-    text = f"dilocox_jax.averaged({text}, {own['average_power']})"
-  return f"Without `outer` the outer optimizer is `{text}`."
+def _about_own(own: dict[str, dict[str, Any]], has_outer: bool) -> str:
+  """Says which codec and which outer optimizer a method brings."""
+  codec = f"Without `codec` it sends {own['exchange']['codec']!r}."
+  if not has_outer:
+    return f"{codec} It has no outer optimizer; `outer` is not read."
+  outer = own["outer"]
+  text = f"optax.sgd({outer['learning_rate']}"
+  if outer["momentum"]:
+    text += f", momentum={outer['momentum']}, nesterov=True"
+  text += ")"
+  if outer["average_power"]:
+    text = f"dilocox_jax.averaged({text}, {outer['average_power']})"
+  return f"{codec} Without `outer` the outer optimizer is `{text}`."

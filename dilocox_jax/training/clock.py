@@ -1,7 +1,7 @@
 """A simulated clock that a run may carry: its time on some cluster.
 
 The trainer advances it after every segment and records what it returns. Nothing
-else reads it, so no loss can depend on a link. `api.cluster_clock` makes
+else reads it, so no loss can depend on a link. `api.simulation_setup` makes
 one from a cluster's description.
 """
 

@@ -7,8 +7,7 @@ from unittest import mock
 import pytest
 
 from dilocox_jax.api import simulation_setup as setup
-from dilocox_jax.api.cluster_clock import ClusterClock
-from dilocox_jax.api.simulation_setup import Options
+from dilocox_jax.api.simulation_setup import ClusterClock, Options
 from dilocox_jax.simulate.analytic import run_time
 from dilocox_jax.training.checkpoint import RefusedError
 from tests import runs

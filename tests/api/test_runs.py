@@ -191,7 +191,7 @@ def test_a_model_with_a_counter_is_refused_by_its_path(tmp_path):
     ({"inner_optimizer": "adamw"}, "inner_optimizer='adamw' must be an optax"),
     ({"outer_optimizer": 0.7}, "outer_optimizer=0.7 must be an optax"),
     ({"exchange": "int"}, "exchange='int' must be a dilocox_jax.Aggregator"),
-    ({"config": 3}, "config of type int must be a dilocox"),
+    ({"config": 3}, "config=3 must be a dilocox"),
     ({"method": "diloco"}, "config has a value for sync.method already"),
     ({"model": 3}, "a model of type int cannot be trained"),
     ({"model": None, "loss": max}, "needs a model that is handed in"),
@@ -206,7 +206,7 @@ def test_a_part_of_another_kind_is_refused(tmp_path, handed_in, message):
 
 
 def test_an_estimate_needs_no_training_but_a_config():
-  with pytest.raises(TypeError, match="config of type dict must be a dilocox"):
+  with pytest.raises(TypeError, match="config={} must be a dilocox"):
     dx.estimate({}, "two_workers")  # pyright: ignore
   slow, fast = (
     dx.estimate(settings(), "100mbit", step_s=s) for s in (0.2, 0.1)

@@ -1,6 +1,5 @@
 """Every method by name, one step at a time, is what the trainer runs."""
 
-import inspect
 import pathlib
 import subprocess
 import sys
@@ -139,21 +138,13 @@ def test_a_method_by_name_is_what_the_trainer_runs(name, x64):
   assert_close(actual, by_rounds(config, problem, num_steps), EXACT)
 
 
-def test_a_name_brings_its_codec_and_shows_it():
-  parameters = inspect.signature(dx.muloco).parameters
-  assert list(parameters)[:3] == ["inner", "outer", "sync_interval"]
-  assert parameters["codec"].default == "int(bits=2)"
-  assert parameters["exchange"].default is None
-  assert parameters["axis_name"].default == "replica"
-
-
 @pytest.mark.parametrize(
   ("make", "error", "message"),
   [
     (
       lambda: dx.diloco(INNER, nesterov(), H=3),
       TypeError,
-      "no argument 'H' .did you mean sync_interval",
+      "diloco.. got an unexpected keyword argument 'H'",
     ),
     (
       lambda: dx.step_transform(diloco(4), INNER),
@@ -190,8 +181,8 @@ def test_a_name_brings_its_codec_and_shows_it():
     ),
     (
       lambda: dx.diloco(INNER, nesterov(), sync_interval=2.5),
-      ValueError,
-      "sync_interval=2.5 must be a whole number",
+      TypeError,
+      "'float' object cannot be interpreted as an integer",
     ),
     (
       lambda: dx.delayed(INNER, nesterov(), fragment_order="strided"),
@@ -332,14 +323,15 @@ def test_the_model_of_averaged_gradients_is_the_parameters():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_brings_its_outer_optimizer_and_says_so(name):
+def test_a_method_brings_codec_and_outer_optimizer_and_says_so(name):
   tx, params = getattr(dx, name)(INNER), {"a": list(jnp.ones((4, 8, 8)))}
   assert_close(dx.outer_params(tx.init(params), params), params, 0)
   said = getattr(dx, name).__doc__
+  config = config_of(name, SETTINGS[name])
+  assert f"sends {config.exchange.codec!r}" in said
   if METHODS[name]().exchanged == "gradient":
     assert "no outer optimizer" in said
     return
-  config = config_of(name, SETTINGS[name])
   assert f"optax.sgd({config.outer.learning_rate}" in said
   assert ("momentum" in said.split("outer optimizer is")[1]) == bool(
     config.outer.momentum

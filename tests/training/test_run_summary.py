@@ -1,7 +1,6 @@
 import jax
 
-from dilocox_jax.api.cluster_clock import ClusterClock
-from dilocox_jax.api.simulation_setup import Options
+from dilocox_jax.api.simulation_setup import ClusterClock, Options
 from dilocox_jax.config import to_plan
 from dilocox_jax.training import run_text
 from dilocox_jax.training.run_summary import clock_at_end_s, summary_lines
