@@ -85,6 +85,11 @@ def step_transform(
     "dilocox_jax.mailbox exchanges outside of compiled programs: give it to "
     "dilocox_jax.make_rounds",
   )
+  require(
+    aggregator.carrier is None,
+    "a transform of single steps cannot wait for what dilocox_jax.mailbox "
+    "carries: give it to dilocox_jax.make_rounds",
+  )
   if method.exchanged == "gradient":
     mean = _averaged_gradients(inner, aggregator, axis_name)
     return on_trained_leaves(mean, trainable)

@@ -237,10 +237,8 @@ def mailbox(store=None, **settings):
 
 
 def test_a_transform_cannot_wait_for_a_store():
-  aggregator = mailbox()
-  params = {"w": jnp.zeros(3)}
   with pytest.raises(ValueError, match="give it to dilocox_jax.make_rounds"):
-    aggregator.update(params, aggregator.init(params))
+    dx.diloco(INNER, exchange=mailbox())
 
 
 @pytest.mark.parametrize(
