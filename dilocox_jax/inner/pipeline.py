@@ -58,7 +58,7 @@ def pipelined_gradient(
     pipeline: The schedule.
     layer_counts: Number of layers of each stage, [stages].
     remat: What a layer's forward saves for its backward: "none", "dots" or
-      "full"; see `models.remat`.
+      "full"; see `models.transformer`.
     codec: Encoding of activations and gradients between stages.
 
   Returns:

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float
 
-from dilocox_jax.models.remat import remat_wrapper
+from dilocox_jax.models.transformer import remat_wrapper
 from dilocox_jax.trees import Tree
 
 # (layer's parameters, x [T, D], length, **context) -> x [T, D].
@@ -98,7 +98,7 @@ def layer_passes(
     layer: Shapes and dtypes of one layer's parameters.
     x_TxD: Shape and dtype of the stream.
     length: Tokens that attend to each other, L.
-    remat: What a forward saves (`models.remat`). Forward and backward lie in
+    remat: What a forward saves (`remat_wrapper`). Forward and backward lie in
       different loops, so XLA cannot merge them.
     context: Shapes and dtypes of what the block takes by name.
 

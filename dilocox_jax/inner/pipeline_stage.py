@@ -32,7 +32,7 @@ class CutModel(NamedTuple):
     block: (one layer's leaves, x [T, D], L) -> x [T, D]. Leaves of two axes or
       more come in the dtype of x.
     loss: (leaves outside the blocks, x [T, D], targets [T]) -> mean loss.
-    segments: (tokens [b, L]) -> segments [b, L] (`models.segments`), which
+    segments: (tokens [b, L]) -> segments [b, L] (`models.attention`), which
       `embed` and `block` then take by this name. None: they take none.
   """
 

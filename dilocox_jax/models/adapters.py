@@ -20,7 +20,6 @@ from dilocox_jax import files
 from dilocox_jax.checks import (
   check_limits,
   extra_package,
-  json_object,
   limited,
   require,
 )
@@ -178,34 +177,6 @@ class Lora:
       library.save_file(tensors, file.name, {"format": "pt"})
     with files.replaced(folder / _CONFIG) as file:
       file.write(json.dumps(settings, indent=2).encode() + b"\n")
-
-
-def read_adapter(folder: pathlib.Path, shape: ModelShape) -> tuple[Lora, Tree]:
-  """Reads adapters that `Lora.export` or the library `peft` has written.
-
-  Args:
-    folder: Folder of the adapters.
-    shape: Sizes of the model.
-
-  Returns:
-    Their sizes, and a and b, a nested dict.
-  """
-  settings = json_object((folder / _CONFIG).read_bytes(), folder / _CONFIG)
-  library = extra_package("safetensors.numpy", "an adapter", "weights")
-  tensors = library.load_file(folder / _TENSORS)
-  modules = FAMILIES[family_of(shape)].modules
-  read = {}
-  for path, module in modules.items():
-    for name, kind in ((DOWN, "lora_A"), (UP, "lora_B")):
-      keys = [
-        f"base_model.model.{module.format(n)}.{kind}.weight"
-        for n in range(shape.num_layers)
-      ]
-      if keys[0] in tensors:
-        read[f"{path}/{name}"] = np.stack([tensors[key].T for key in keys])
-  products = {path.split("/")[-2]: None for path in read}
-  lora = Lora(settings["r"], settings["lora_alpha"], tuple(products))
-  return lora, nested(read)
 
 
 def adapt(trainable: Any, base: Tree) -> Adaptation:

@@ -1,6 +1,10 @@
 """Rotary positions and causal attention, without parameters.
 
 Both are pure functions of queries, keys and values, so tests need no model.
+A sequence may have several documents. A *segment* is its part that belongs to
+one of them; the token that ends a document is the first one of the next
+segment, so that a document is read with a mark of its beginning.
+
 Tests check two laws. Attention reads only the current and earlier positions.
 The dot product of a rotated query and a rotated key depends only on the
 distance between their positions.
@@ -10,12 +14,12 @@ number of heads, G the number of heads of keys and values, and K the width of a
 head.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-
-from dilocox_jax.models.products import wide_einsum
 
 ROPE_BASE = 10_000.0
 # Rotated keys and values of one layer, [B, S, G, K] each.
@@ -139,3 +143,68 @@ def extended(cache: Cache, new: Cache, start: int | Int[Array, ""]) -> Cache:
     name: jax.lax.dynamic_update_slice(cache[name], x, (0, start, 0, 0))
     for name, x in new.items()
   }
+
+
+def segment_ids(
+  tokens_BxL: Int[Array, "B L"], end_of_text: int
+) -> Int[Array, "B L"]:
+  """Returns the number of each token's document in its sequence.
+
+  Example with the end 0: the tokens [7, 8, 0, 5, 6, 0, 9] have the segments
+  [0, 0, 1, 1, 1, 2, 2].
+
+  Args:
+    tokens_BxL: Tokens that a model reads.
+    end_of_text: Token that ends a document.
+  """
+  return jnp.cumsum(tokens_BxL == end_of_text, axis=1, dtype=jnp.int32)
+
+
+def segment_positions(segments_BxL: Int[Array, "B L"]) -> Int[Array, "B L"]:
+  """Returns the distance of each token from the first one of its segment.
+
+  Example: the segments [0, 0, 1, 1, 1] have the positions [0, 1, 0, 1, 2].
+  """
+  places = jnp.arange(segments_BxL.shape[1], dtype=jnp.int32)[None]
+  before = jnp.pad(segments_BxL[:, :-1], ((0, 0), (1, 0)))
+  starts = jnp.where(segments_BxL != before, places, 0)
+  return places - jax.lax.cummax(starts, axis=1)
+
+
+def wide_einsum(
+  equation: str, x: Float[Array, "..."], y: Float[Array, "..."]
+) -> Float[Array, "..."]:
+  """Returns `jnp.einsum` of two arrays with a result in fp32 or wider.
+
+  Devices add up products of bfloat16 values in fp32 anyway, so the result need
+  not be rounded. The gradients are products of two arrays again, one of which
+  is the gradient of the result. It is rounded to the dtype of the other one
+  first, because a product of fp32 and bfloat16 would be computed in fp32, at a
+  fraction of the speed.
+
+  Args:
+    equation: Equation of the einsum.
+    x: First factor.
+    y: Second factor, with the dtype of the first.
+  """
+  wide = np.promote_types(np.float32, x.dtype)
+  if x.dtype == wide:
+    return jnp.einsum(equation, x, y, preferred_element_type=wide)
+  return _widened(equation, x, y)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _widened(equation, x, y):
+  return jnp.einsum(equation, x, y, preferred_element_type=np.float32)
+
+
+def _widened_forward(equation, x, y):
+  return _widened(equation, x, y), (x, y)
+
+
+def _widened_backward(equation, factors, gradient):
+  _, pullback = jax.vjp(functools.partial(jnp.einsum, equation), *factors)
+  return pullback(gradient.astype(factors[0].dtype))
+
+
+_widened.defvjp(_widened_forward, _widened_backward)

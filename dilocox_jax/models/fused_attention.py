@@ -28,7 +28,7 @@ from dilocox_jax.models.attention import attend
 # (query [B, L, N, K], key [B, L, G, K], value, segments [B, L] or None) -> [B,
 # L, N, K].
 Attention = Callable[..., Array]
-# Number of each token's document (`models.segments`).
+# Number of each token's document (`models.attention`).
 Segments = Int[Array, "B L"] | None
 
 _BLOCK = 256  # Queries of "blockwise" whose weights are in memory together.
@@ -69,7 +69,7 @@ def blockwise_attention(
 
   Every block of C queries multiplies with all L keys, so half of the products
   are masked. The weights in memory are [B, N, C, L]. The backward pass computes
-  them again, whatever a layer saves (`models.remat`).
+  them again, whatever a layer saves (`models.transformer`).
 
   Source: Rabe and Staats 2021, arXiv 2112.05682, for the memory.
   Differs: keys are not divided, so no running maximum is needed.

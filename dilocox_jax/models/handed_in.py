@@ -7,7 +7,7 @@ The parameters become a nested dict of arrays.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -112,16 +112,15 @@ def _of_nnx(make: MakeModule, loss: ModelLoss) -> LossModel:
   abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
   graph, pattern, rest = nnx.split(abstract, nnx.Param, ...)
   _check_state(nnx.to_pure_dict(rest))
-  paths, structure = _flat(nnx.to_pure_dict(pattern))
+  pure = nnx.to_pure_dict(pattern)
 
   def init(key: Array) -> Any:
     params = nnx.to_pure_dict(nnx.state(make(nnx.Rngs(key)), nnx.Param))
-    return _nested(paths, jax.tree.leaves(params))
+    return nested(leaves_by_path(params))
 
   def module(params: Any) -> Any:
-    pure = jax.tree.unflatten(structure, _leaves(paths, params))
     state = jax.tree.map(lambda leaf: leaf, pattern)
-    nnx.replace_by_pure_dict(state, pure)
+    nnx.replace_by_pure_dict(state, _with_leaves(pure, params))
     return nnx.merge(graph, state)
 
   return _with(loss, init, module)
@@ -129,20 +128,20 @@ def _of_nnx(make: MakeModule, loss: ModelLoss) -> LossModel:
 
 def _of_tree(model: Any, loss: ModelLoss) -> LossModel:
   """Takes a module that is a tree itself, as those of Equinox are."""
-  paths, structure = _flat(model)
-  leaves = jax.tree.leaves(model)
-  trained = {p: x for p, x in zip(paths, leaves, strict=True) if _is_trained(x)}
+  leaves = leaves_by_path(model).items()
+  trained = nested({path: x for path, x in leaves if _is_trained(x)})
 
   def init(key: Array) -> Any:
     del key  # Its numbers are drawn already.
-    return _nested(list(trained), list(trained.values()))
+    return trained
 
-  def module(params: Any) -> Any:
-    new = dict(zip(trained, _leaves(list(trained), params), strict=True))
-    own = zip(paths, leaves, strict=True)
-    return jax.tree.unflatten(structure, [new.get(p, x) for p, x in own])
+  return _with(loss, init, lambda params: _with_leaves(model, params))
 
-  return _with(loss, init, module)
+
+def _with_leaves(tree: Any, params: Any) -> Any:
+  """Returns a tree with the leaves of a nested dict, where that has them."""
+  own = leaves_by_path(tree) | leaves_by_path(params)
+  return jax.tree.unflatten(jax.tree.structure(tree), list(own.values()))
 
 
 def _is_trained(leaf: Any) -> bool:
@@ -162,16 +161,3 @@ def _check_state(others: dict[str, Any]) -> None:
     f"the module has state that is no parameter ({', '.join(map(str, others))})"
     ": a loss must be a function of parameters and a batch alone",
   )
-
-
-def _flat(tree: Any) -> tuple[list[str], Any]:
-  return list(leaves_by_path(tree)), jax.tree.structure(tree)
-
-
-def _nested(paths: Sequence[str], leaves: Sequence[Any]) -> dict[str, Any]:
-  return nested(dict(zip(paths, leaves, strict=True)))
-
-
-def _leaves(paths: Sequence[str], params: dict[str, Any]) -> list[Any]:
-  by_path = leaves_by_path(params)
-  return [by_path[path] for path in paths]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from dilocox_jax.models.segments import segment_ids
+from dilocox_jax.models.attention import segment_ids
 from dilocox_jax.models.transformer import Model, Params
 
 # (logits [T, V], targets [T]) -> (log(Z) [T], logits of the targets [T]).
@@ -158,7 +158,7 @@ def next_token_loss(
       predicts the last L.
     z_loss: Weight of the z-loss, as in `token_loss`.
     end_of_text: Token at which a new document begins, which is read by itself
-      (`models.segments`). None reads a sequence as one document.
+      (`models.attention`). None reads a sequence as one document.
     chunk_tokens: Tokens whose logits stand together, as in
       `chunked_token_loss`; 0 means all. The model needs `stream`.
 

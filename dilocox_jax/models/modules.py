@@ -13,9 +13,14 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from dilocox_jax.models.attention import Cache, attend, extended, rotate
+from dilocox_jax.models.attention import (
+  Cache,
+  attend,
+  extended,
+  rotate,
+  segment_positions,
+)
 from dilocox_jax.models.fused_attention import Attention, Segments
-from dilocox_jax.models.segments import segment_positions
 from dilocox_jax.plan.model.shapes import ModelShape
 
 INIT_SCALE = 0.02

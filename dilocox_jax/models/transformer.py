@@ -22,11 +22,9 @@ from jaxtyping import Array
 
 from dilocox_jax.checks import require
 from dilocox_jax.models.adapters import Multiply, split_layer
-from dilocox_jax.models.attention import Cache
+from dilocox_jax.models.attention import Cache, wide_einsum
 from dilocox_jax.models.fused_attention import named_attention
 from dilocox_jax.models.modules import Decoder, Segments
-from dilocox_jax.models.products import wide_einsum
-from dilocox_jax.models.remat import remat_wrapper
 from dilocox_jax.plan.model.shapes import ModelShape
 
 Params = dict[str, Any]
@@ -43,7 +41,7 @@ class Model(NamedTuple):
       shapes of `plan.model.shapes.parameter_shapes`.
     apply: (parameters, int32 tokens [B, L], segments=None) -> logits [B, L, V]
       in fp32, or in float64 for a float64 model. Segments [B, L] keep packed
-      documents apart (`models.segments`).
+      documents apart (`models.attention`).
     embed: (parameters, tokens [B, L]) -> stream [T, D]. It does not read the
       parameters of blocks. The embedding may have some rows of the vocabulary
       only (`inner.vocabulary`); tokens are then counted from its first row.
@@ -100,6 +98,29 @@ def _divert(module: nnx.Module, multiply: Multiply) -> None:
       layer.dot_general = functools.partial(dot_general, name)
 
 
+def remat_wrapper(
+  name: str, prevent_cse: bool = False
+) -> Callable[[Callable], Callable]:
+  """Returns a wrapper that decides what a layer's forward saves.
+
+  Args:
+    name: One of `plan.choices.REMATS`. "none" saves whatever JAX saves. "dots"
+      saves the results of products; the backward computes everything that is
+      elementwise again, and fused attention. "full" saves the layer's input
+      alone; the backward computes every product but the last again.
+    prevent_cse: Whether to keep XLA from merging the forward with the forward
+      that is computed again. This is needed where both may lie in the same
+      computation, as in layers that are not in a loop.
+  """
+  checkpoint = functools.partial(jax.checkpoint, prevent_cse=prevent_cse)
+  saves_products = jax.checkpoint_policies.dots_saveable
+  return {
+    "none": lambda call: call,
+    "dots": functools.partial(checkpoint, policy=saves_products),
+    "full": checkpoint,
+  }[name]
+
+
 def build_model(
   shape: ModelShape,
   *,
@@ -119,7 +140,7 @@ def build_model(
       compiles fastest, 0 runs fastest on CPU.
     attention: One of `plan.choices.ATTENTIONS` (`models.fused_attention`).
     remat: What the backward pass of `apply` and `stream` computes again, one of
-      `plan.choices.REMATS` (`models.remat`).
+      `plan.choices.REMATS`.
 
   Returns:
     A `Model`. Its functions are pure and may be jitted, differentiated,

@@ -17,6 +17,7 @@ import numpy as np
 from dilocox_jax import files
 from dilocox_jax.checks import extra_package, json_object, require
 from dilocox_jax.plan.model.shapes import ModelShape, parameter_shapes
+from dilocox_jax.trees import leaves_by_path, nested
 
 CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"
 # What a module's leaves are called in a checkpoint. Their kernels are
@@ -74,46 +75,42 @@ _LLAMA_MODULES = {
   "blocks/mlp/up": "model.layers.{}.mlp.up_proj",
   "blocks/mlp/down": "model.layers.{}.mlp.down_proj",
 }
+_OPT_MODULES = {
+  "embed/embedding": "model.decoder.embed_tokens",
+  "embed/positions": "model.decoder.embed_positions",
+  "final_norm": "model.decoder.final_layer_norm",
+  "head": "lm_head",
+  "blocks/attention/norm": "model.decoder.layers.{}.self_attn_layer_norm",
+  "blocks/attention/query": "model.decoder.layers.{}.self_attn.q_proj",
+  "blocks/attention/key": "model.decoder.layers.{}.self_attn.k_proj",
+  "blocks/attention/value": "model.decoder.layers.{}.self_attn.v_proj",
+  "blocks/attention/output": "model.decoder.layers.{}.self_attn.out_proj",
+  "blocks/mlp/norm": "model.decoder.layers.{}.final_layer_norm",
+  "blocks/mlp/up": "model.decoder.layers.{}.fc1",
+  "blocks/mlp/down": "model.decoder.layers.{}.fc2",
+}
 _LLAMA_EXPECTED = {
   "hidden_act": ("silu",),
   "rope_scaling": (None,),
   "rope_type": ("default",),
 }
+_OPT = {"activation": "relu", "positions": "learned", "norm": "layer"}
+_OPT |= {"biases": "all", "norm_epsilon": 1e-5}
 FAMILIES: Mapping[str, Family] = {
   "opt": Family(
     "OPTForCausalLM",
-    {"activation": "relu", "positions": "learned", "norm": "layer"}
-    | {"biases": "all", "norm_epsilon": 1e-5},
+    _OPT,
     _SIZES | {"ff_dim": "ffn_dim", "num_positions": "max_position_embeddings"},
-    {
-      "embed/embedding": "model.decoder.embed_tokens",
-      "embed/positions": "model.decoder.embed_positions",
-      "final_norm": "model.decoder.final_layer_norm",
-      "head": "lm_head",
-      "blocks/attention/norm": "model.decoder.layers.{}.self_attn_layer_norm",
-      "blocks/attention/query": "model.decoder.layers.{}.self_attn.q_proj",
-      "blocks/attention/key": "model.decoder.layers.{}.self_attn.k_proj",
-      "blocks/attention/value": "model.decoder.layers.{}.self_attn.v_proj",
-      "blocks/attention/output": "model.decoder.layers.{}.self_attn.out_proj",
-      "blocks/mlp/norm": "model.decoder.layers.{}.final_layer_norm",
-      "blocks/mlp/up": "model.decoder.layers.{}.fc1",
-      "blocks/mlp/down": "model.decoder.layers.{}.fc2",
-    },
+    _OPT_MODULES,
     {"activation_function": ("relu",), "do_layer_norm_before": (True,)},
     first_position=2,
   ),
   "llama": Family(
-    "LlamaForCausalLM",
-    {"biases": "none"},
-    _LLAMA_SIZES,
-    _LLAMA_MODULES,
-    _LLAMA_EXPECTED,
+    *("LlamaForCausalLM", {"biases": "none"}),
+    *(_LLAMA_SIZES, _LLAMA_MODULES, _LLAMA_EXPECTED),
   ),
   "qwen2": Family(
-    "Qwen2ForCausalLM",
-    {"biases": "qkv"},
-    _LLAMA_SIZES,
-    _LLAMA_MODULES,
+    *("Qwen2ForCausalLM", {"biases": "qkv"}, _LLAMA_SIZES, _LLAMA_MODULES),
     _LLAMA_EXPECTED | {"use_sliding_window": (False,)},
   ),
 }
@@ -143,10 +140,10 @@ def read_checkpoint(folder: pathlib.Path) -> tuple[ModelShape, dict[str, Any]]:
   path = folder / CONFIG_FILE
   values = json_object(path.read_bytes(), path)
   shape = shape_of(values)
-  files = sorted(folder.glob("*.safetensors"))
-  require(bool(files), f"{folder} has no .safetensors file")
+  found = sorted(folder.glob("*.safetensors"))
+  require(bool(found), f"{folder} has no .safetensors file")
   tensors: dict[str, np.ndarray] = {}
-  for file in files:
+  for file in found:
     tensors |= _loaded(file)
   return shape, params_of(tensors, shape, values["model_type"])
 
@@ -196,10 +193,8 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape:
     f"a checkpoint of the family {name!r} cannot be read: have "
     f"{', '.join(FAMILIES)}",
   )
-  family, values = (
-    FAMILIES[name],
-    {**values, **(values.get("rope_parameters") or {})},
-  )
+  family = FAMILIES[name]
+  values = {**values, **(values.get("rope_parameters") or {})}
   for field, known in family.expected.items():
     require(
       values.get(field, known[0]) in known,
@@ -274,7 +269,7 @@ def params_of(
   Raises:
     ValueError: One line, if a tensor is missing, left over, or of other sizes.
   """
-  params: dict[str, Any] = {}
+  params: dict[str, np.ndarray] = {}
   unread = {key for key in tensors if not key.endswith("rotary_emb.inv_freq")}
   unread -= {"lm_head.weight"} if shape.tied_head else set()
   for path, size in parameter_shapes(shape).items():
@@ -291,16 +286,12 @@ def params_of(
       f"{keys[0]} of the checkpoint gives {path} the shape {leaf.shape}, but "
       f"its config.json {size}",
     )
-    *above, last = path.split("/")
-    part = params
-    for key in above:
-      part = part.setdefault(key, {})
-    part[last] = leaf
+    params[path] = leaf
   require(
     not unread,
     f"the checkpoint is no {name}: what is {min(unread, default='')}?",
   )
-  return params
+  return nested(params)
 
 
 def tensors_of(
@@ -313,12 +304,9 @@ def tensors_of(
     shape: Sizes of the model.
     name: Name of the family, one of `FAMILIES`.
   """
-  tensors = {}
+  tensors, by_path = {}, leaves_by_path(params)
   for path in parameter_shapes(shape):
-    leaf = params
-    for key in path.split("/"):
-      leaf = leaf[key]
-    leaf = np.asarray(leaf)
+    leaf = np.asarray(by_path[path])
     if path == "embed/positions":
       # Nothing reads the rows in front of the first position.
       leaf = np.pad(leaf, ((FAMILIES[name].first_position, 0), (0, 0)))

@@ -20,6 +20,7 @@ from dilocox_jax.inner.sharded import sharded_gradient, sharded_loss
 from dilocox_jax.inner.step import Gradient, Loss, accumulated_gradient
 from dilocox_jax.models import transformer
 from dilocox_jax.models.adapters import Adaptation
+from dilocox_jax.models.attention import segment_ids
 from dilocox_jax.models.fused_attention import check_splash_length
 from dilocox_jax.models.loss import (
   LossModel,
@@ -27,8 +28,7 @@ from dilocox_jax.models.loss import (
   next_token_loss,
   token_scores,
 )
-from dilocox_jax.models.remat import remat_wrapper
-from dilocox_jax.models.segments import segment_ids
+from dilocox_jax.models.transformer import remat_wrapper
 from dilocox_jax.outer.cuts import Cuts
 from dilocox_jax.outer.window import WithFrozen
 from dilocox_jax.plan.choices import loaded

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from safetensors.numpy import load_file
 
 import dilocox_jax as dx
 from dilocox_jax.models import adapters, weights
@@ -167,11 +168,23 @@ def test_folding_leaves_the_frozen_kernels_as_they_are():
   runs.assert_same_bits(part.fold(trained, part.frozen), first)
 
 
-def test_adapters_are_exported_and_read_back(run, tmp_path):
+def test_adapters_are_exported_under_the_names_of_peft(run, tmp_path):
   run.export(tmp_path / "adapter")
-  lora, read = adapters.read_adapter(tmp_path / "adapter", SHAPE)
-  assert lora == LORA
-  runs.assert_same_bits(read, jax.tree.map(np.asarray, run.params))
+  found = load_file(tmp_path / "adapter/adapter_model.safetensors")
+  modules = {"query": "self_attn.q_proj", "value": "self_attn.v_proj"}
+  modules |= {"down": "mlp.down_proj"}
+  expected = {}
+  for path, leaf in leaves_by_path(run.params).items():
+    *_, product, name = path.split("/")
+    end = f"{modules[product]}.lora_{name[-1].upper()}.weight"
+    for number, one in enumerate(leaf):
+      key = f"base_model.model.model.layers.{number}.{end}"
+      expected[key] = np.asarray(one.T)
+  assert len(expected) == 12
+  runs.assert_same_bits(found, expected)
+  settings = (tmp_path / "adapter/adapter_config.json").read_text()
+  for part in ('"r": 2', '"lora_alpha": 8.0', '"q_proj"', '"down_proj"'):
+    assert part in settings
 
 
 def test_logits_are_those_of_peft(run, base, tmp_path):

@@ -13,8 +13,8 @@ from dilocox_jax.inner import pipeline, pipeline_stage
 from dilocox_jax.inner.activation_codec import AS_COMPUTED
 from dilocox_jax.inner.pipeline import CutModel, pipelined_gradient
 from dilocox_jax.inner.step import accumulated_gradient
+from dilocox_jax.models.attention import segment_ids
 from dilocox_jax.models.loss import next_token_loss, token_loss
-from dilocox_jax.models.segments import segment_ids
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.division import StageLayers
 from dilocox_jax.plan.model.shapes import ModelShape

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from dilocox_jax.inner import vocabulary
 from dilocox_jax.models import loss as losses
-from dilocox_jax.models.segments import segment_ids
+from dilocox_jax.models.attention import segment_ids
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.model.division import DATA_AXIS
 from dilocox_jax.plan.model.shapes import ModelShape

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from dilocox_jax.models import fused_attention
-from dilocox_jax.models.attention import attend
+from dilocox_jax.models.attention import attend, wide_einsum
 from dilocox_jax.models.fused_attention import named_attention, splash_attention
-from dilocox_jax.models.products import wide_einsum
 from dilocox_jax.plan.choices import ATTENTIONS
 
 # Weights from 256 keys, added up in another order.

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dilocox_jax.models.attention import segment_ids, segment_positions
 from dilocox_jax.models.loss import next_token_loss
 from dilocox_jax.models.modules import Norm
 from dilocox_jax.models.sampling import empty_cache
-from dilocox_jax.models.segments import segment_ids, segment_positions
 from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.choices import REMATS
 from dilocox_jax.plan.model.presets import MODEL_PRESETS, nano
