@@ -27,7 +27,7 @@ PAGES = [
   for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
   if "results" not in path.relative_to(ROOT).parts
 ]
-EXTENSIONS = "ternary growing gossip parts".split()
+EXTENSIONS = "ternary gossip parts".split()
 
 
 def rows(name):

@@ -89,10 +89,8 @@ def aggregator(
 
 
 def _check_settings(codec, makes_up=False, collective="auto") -> None:
-  if codec not in ("float32", dx.named_codec("float32")):
-    raise ValueError("gossip sends float32: set exchange.codec=float32")
-  if makes_up:
-    raise ValueError("gossip loses nothing: drop feedback and keep_unsent")
+  if codec not in ("float32", dx.named_codec("float32")) or makes_up:
+    raise ValueError("gossip sends all of float32: set exchange.codec=float32")
   if collective != "auto":
     raise ValueError("gossip has no collective: leave it at auto")
 

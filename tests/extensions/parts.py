@@ -1,15 +1,58 @@
-"""A rule, an optimizer, a data source and a model from outside the package."""
+"""A schedule, a rule, an optimizer, a source and a model of one's own."""
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import traverse_util
 
 import dilocox_jax as dx
+
+
+@dataclasses.dataclass(frozen=True)
+class GrowingSchedule(dx.SyncSchedule):
+  """Sends all parameters at once after rounds of H, H, 2 H, 2 H, 4 H ... steps.
+
+  Replicas differ most in the beginning, when the learning rate is high. With
+  H = 2 the rounds end after the steps 2, 4, 8, 12, 20, 28 and so on.
+  """
+
+  def round_at(self, step: int) -> tuple[int, int]:
+    """Returns the index and the number of inner steps of a round."""
+    return next(
+      (index, end - start) for index, start, end in self._rounds() if end > step
+    )
+
+  def events(self, start: int, stop: int) -> list[dx.Event]:
+    """Returns a send and its apply after the last step of every round."""
+    found = []
+    for _, _, end in self._rounds():
+      if end > stop:
+        break
+      if end > start:
+        found += [dx.Event(end, kind, 0, end) for kind in ("apply", "send")]
+    return found
+
+  def _rounds(self) -> Iterator[tuple[int, int, int]]:
+    """Yields index, steps before and steps after every round, for ever."""
+    index = start = 0
+    while True:
+      end = start + self.sync_interval * 2 ** (index // 2)
+      yield index, start, end
+      index, start = index + 1, end
+
+
+def growing(sync_interval: int = 4) -> dx.Method:
+  """Averages pseudo-gradients after rounds that grow longer.
+
+  Args:
+    sync_interval: H of the first two rounds (inner steps).
+  """
+  return dx.Method(GrowingSchedule(sync_interval))
 
 
 def halfway(method: dx.Method, axis_name: str) -> dx.ApplyRule:
@@ -59,16 +102,11 @@ def running_mean(shape: dx.ModelShape, *, dtype=jnp.float32, **how) -> dx.Model:
   del how  # Ways to run the layers, such as `unroll`.
 
   def init(key):
-    params: dict[str, Any] = {}
+    leaves = {}
     for path, leaf in dx.parameter_shapes(shape).items():
       key, used = jax.random.split(key)
-      values = jax.random.normal(used, leaf) / math.sqrt(shape.model_dim)
-      *above, name = path.split("/")
-      part = params
-      for folder in above:
-        part = part.setdefault(folder, {})
-      part[name] = values
-    return params
+      leaves[path] = jax.random.normal(used, leaf) / math.sqrt(shape.model_dim)
+    return traverse_util.unflatten_dict(leaves, sep="/")
 
   def embed(params, tokens):
     return params["embed"]["embedding"][tokens.reshape(-1)].astype(dtype)
@@ -106,7 +144,9 @@ class RunningMean(dx.ModelShape):
 
 
 def register() -> None:
-  """Makes the four known by their names."""
+  """Makes them known by their names."""
+  dx.register_method(growing)
+  dx.register_recipe("growing", {"outer.momentum": 0.9})
   kind = dx.RuleKind(
     halfway, lambda interval, tau: tau < interval, "be below {}"
   )

@@ -80,7 +80,7 @@ EXCHANGE = [
   ("section", "cases"), [(OuterConfig, OUTER), (ExchangeConfig, EXCHANGE)]
 )
 def test_every_setting_of_the_rounds_has_a_case(section, cases):
-  # Only extensions have other kinds: tests/extensions/test_gossip.py.
+  # Only extensions have other kinds: tests/extensions/gossip.py.
   assert {field for field, *_ in cases} == fields(section) - {"kind"}
 
 

@@ -1,0 +1,323 @@
+"""Parts from outside the package are trained, counted and simulated."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dilocox_jax as dx
+from dilocox_jax.aggregators.kinds import EXCHANGES
+from dilocox_jax.codecs.low_rank import LowRank
+from dilocox_jax.codecs.named import CODECS
+from dilocox_jax.codecs.sparse import TopK
+from dilocox_jax.config import from_mapping, to_plan
+from dilocox_jax.config.recipes import RECIPES
+from dilocox_jax.data.sources import SOURCES
+from dilocox_jax.distributed.replicas import Replicas
+from dilocox_jax.optimizers import OPTIMIZERS, named_optimizer
+from dilocox_jax.outer.data_parallel import StepPrograms
+from dilocox_jax.plan.model.presets import MODEL_PRESETS
+from dilocox_jax.plan.schedule import methods
+from dilocox_jax.plan.schedule.methods import METHODS, RULES, with_interval
+from dilocox_jax.simulate.analytic import run_time
+from dilocox_jax.simulate.script import Script
+from dilocox_jax.training import build, run_text
+from dilocox_jax.trees import shapes_by_path
+from tests import runs
+from tests.contracts import test_bytes, test_codecs
+from tests.extensions import gossip, parts, ternary
+from tests.extensions.parts import GrowingSchedule
+from tests.extensions.ternary import Ternary
+from tests.oracles import least_squares
+from tests.outer import nano
+from tests.outer.problem import assert_equal, nesterov, run_rounds
+from tests.simulate import small
+
+REGISTRIES: tuple[Any, ...] = (
+  *(CODECS, EXCHANGES, METHODS, MODEL_PRESETS),
+  *(OPTIMIZERS, RECIPES, RULES, SOURCES),
+)
+ENDS = [2, 4, 8, 12, 20, 28]  # Of growing rounds, H = 2.
+GROWING = {"method": "growing", "sync_interval": 2}
+DILOCO = {"method": "diloco", "sync_interval": 3}
+HALFWAY = {"method": "delayed", "sync_interval": 3, "rule": "halfway"}
+
+
+@pytest.fixture(autouse=True)
+def registered():
+  """All extensions, and afterwards only what was there before."""
+  before = [dict(registry) for registry in REGISTRIES]
+  for extension in (ternary, gossip, parts):
+    extension.register()
+  yield
+  for registry, own in zip(REGISTRIES, before, strict=True):
+    registry.clear()
+    registry.update(own)
+
+
+def config_of(num_steps=12, **sections):
+  """A config of the nano model; sections are mappings of their fields."""
+  usual = {
+    "total_steps": num_steps,
+    "data": {"batch_size": 4, "sequence_length": nano.SEQUENCE_LENGTH},
+    "model": {"preset": "nano", "scan_unroll": 1},
+    "inner": {"warmup_steps": 2},
+    "mesh": {"num_replicas": 3},
+  }
+  return from_mapping(usual | sections)
+
+
+def gossiping(num_replicas=4, layout="stacked", **changes):
+  mesh = {"num_replicas": num_replicas, "layout": layout}
+  exchange = {"kind": "gossip", **changes}
+  return config_of(mesh=mesh, sync=DILOCO, exchange=exchange)
+
+
+def trained(config, batches=None):
+  """Trains the nano model; returns (programs, state) at its end."""
+  programs, state, metrics = nano.train(config, batches)
+  losses = metrics.loss.mean(axis=0)
+  assert np.all(np.isfinite(losses))
+  assert losses[-2:].mean() < losses[:2].mean() - 0.05
+  return programs, state
+
+
+def simulated(config):
+  """The outcome of a run on a small cluster (by formula)."""
+  traffic, plan = to_plan.traffic(config), to_plan.run_plan(config)
+  one = small.cluster(config.mesh.num_replicas)
+  ops = Script(traffic).ops(plan)
+  return run_time(small.link_costs(one), small.work(one), ops)
+
+
+# The share of the energy that each loses of values of N(0, 1), and the largest
+# share of any input (measured).
+TERNARY = {
+  "ternary": (Ternary(100), 0.2096, 0.74),
+  "low_rank+ternary": (LowRank(2, then=Ternary(100)), 0.8, 0.9),
+  "top_k+ternary": (TopK(0.3, 100, then=Ternary(100)), 0.3173, 0.71),
+}
+
+
+@pytest.mark.parametrize("name", TERNARY)
+def test_a_codec_keeps_what_every_codec_promises(name):
+  test_codecs.keeps_its_promises(*TERNARY[name])
+
+
+def test_a_codec_by_hand_and_by_name_and_its_bytes():
+  # The mean size is 2.2 and the threshold 1.54: 3, -4 and 2 remain.
+  values = jnp.asarray([[1.0, 3.0, -4.0, 2.0, -1.0]])
+  codes, scales = Ternary().encode([values], jax.random.key(0))
+  assert codes.tolist() == [[[1 + 2 * 3 + 0 * 9 + 2 * 27 + 1 * 81]]]
+  assert scales.tolist() == [[[3.0]]]
+  [found] = Ternary().decode((codes, scales), [values.shape])
+  assert found.tolist() == [[0, 3, -3, 3, 0]]
+  check = test_bytes.test_an_exchange_moves_the_bytes_of_the_plan
+  check(Ternary(), "auto", 3, 1)
+  with pytest.raises(ValueError, match="it has: row_size, threshold"):
+    dx.named_codec("ternary(bits=2)")
+  exchange = {"codec": "ternary(threshold=0.6)", "feedback": 1.0}
+  config = config_of(sync=DILOCO, exchange=exchange)
+  assert config.exchange.named_codec == Ternary(threshold=0.6)
+  trained(config)
+
+
+@pytest.mark.parametrize("layout", ["stacked", "mesh"])
+def test_a_pair_averages_and_draws_its_parameters_together(layout):
+  # In the first round replica 0 meets 3, and 1 meets 2.
+  own = gossip.aggregator()
+  over = Replicas(4, layout).map(own.average, (0, None, 0), (0, 0, None))
+  values = {"w": jnp.asarray([[1.0], [2.0], [4.0], [5.0]])}
+  params = {"w": jnp.asarray([[10.0], [20.0], [20.0], [14.0]])}
+  mean, sent, count = jax.jit(over)(values, jnp.int32(0), params)
+  # 3 + 0.5 * (10 - 12) = 2, and 3 + 0.5 * (14 - 12) = 4.
+  assert mean["w"].tolist() == [[2.0], [3.0], [3.0], [4.0]]
+  assert sent["w"].tolist() == values["w"].tolist()
+  assert count == 1
+  values = {"w": values["w"].at[3].set(jnp.nan)}
+  mean, *_ = jax.jit(over)(values, jnp.int32(0), params)
+  assert mean["w"].tolist() == [[0.0], [3.0], [3.0], [0.0]]
+
+
+def test_an_exchange_moves_the_planned_bytes():
+  plan = to_plan.traffic(gossiping(num_replicas=2))
+  shapes = plan.fragments.shapes(0, plan.shapes)
+  tree = {
+    path: jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+    for path, shape in shapes.items()
+  }
+  own = gossip.aggregator()
+  over = Replicas(2, "mesh").map(own.average, (0, None, 0), (0, 0, None))
+  count = jax.ShapeDtypeStruct((), jnp.int32)
+  text = jax.jit(over).lower(tree, count, tree).compile().as_text()
+  (operation,) = plan.exchange(0)
+  assert test_bytes.permuted(text) == [operation.operand_bytes]
+  few, many = (simulated(gossiping(number)) for number in (2, 8))
+  np.testing.assert_allclose(few.sent_bytes, many.sent_bytes)
+
+
+def test_replicas_with_outer_parameters_of_their_own_stay_near_each_other():
+  programs, state = trained(gossiping(layout="mesh"))
+  outer = jax.tree.leaves(state.fragments[0].params)
+  assert all(leaf.shape[0] == 4 for leaf in outer)
+  spread = [float(jnp.max(jnp.std(leaf, axis=0))) for leaf in outer]
+  assert 0 < max(spread) < 0.1
+  flushed, drifts = programs.rounds.flush(state)
+  assert not drifts
+  mean = programs.rounds.outer_params(flushed)
+  for leaf, of_all in zip(jax.tree.leaves(mean), outer, strict=True):
+    np.testing.assert_allclose(leaf, jnp.mean(of_all, axis=0), atol=1e-6)
+
+
+def test_a_schedule_counts_its_own_rounds_and_its_flush_sends_the_rest():
+  schedule = GrowingSchedule(2)
+  starts = [0, *ENDS[:-1]]
+  for index, (start, end) in enumerate(zip(starts, ENDS, strict=True)):
+    assert schedule.round_at(start) == (index, end - start)
+    (window,) = schedule.windows(start, end)
+    assert window.num_steps == end - start
+    assert window.sent and window.sent.step == end
+  config = config_of(10, sync=GROWING)
+  assert config.outer.momentum == 0.9  # Its recipe.
+  programs, state = trained(config)
+  _, drifts = programs.rounds.flush(state)
+  assert len(drifts) == 1
+  per_exchange = to_plan.traffic(config).exchange_bytes(0)
+  assert simulated(config).sent_bytes == 4 * per_exchange  # 2, 4, 8 and 10.
+
+
+def test_a_rule_is_that_of_the_package_which_does_the_same():
+  problem = least_squares.make_problem(4, 3, 12, 4, 2, 3)
+  mix = methods.delayed(4, 1, 2, "mix", 0.5)
+  ours = dataclasses.replace(mix, rule="halfway")
+  expected, found = (
+    run_rounds(problem, method, optax.sgd(0.1), nesterov(), num_steps=8)[:2]
+    for method in (mix, ours)
+  )
+  assert_equal(found, expected)
+
+
+def test_an_optimizer_gets_the_options_that_it_has_and_is_named():
+  built = named_optimizer("clipped_momentum", 0.5, momentum=0.3, nesterov=True)
+  params = {"w": jnp.asarray([3.0, 4.0])}
+  updates: Any = built.update(params, built.init(params), params)[0]
+  assert updates["w"].tolist() == pytest.approx([-0.3, -0.4])
+  outer = {"optimizer": "clipped_momentum", "learning_rate": 0.9}
+  config = config_of(sync=HALFWAY | {"overlap_steps": 1}, outer=outer)
+  _, state = trained(config)
+  counts = optax.tree.get_all_with_path(state.fragments[0].optimizer, "count")
+  assert [int(count) for _, count in counts] == [3]  # The fourth is in flight.
+
+
+def test_a_model_is_trained_on_a_source_whole_and_in_stages():
+  losses = []
+  for mesh in ({}, {"layout": "mesh", "num_stages": 2}):
+    config = config_of(
+      mesh={"num_replicas": 2, **mesh},
+      model={"preset": "running_mean", "model_dim": 32},
+      data={"source": "sums", "batch_size": 4, "sequence_length": 16},
+      sync=DILOCO,
+      inner={"warmup_steps": 2, "learning_rate": 1e-2},
+    )
+    model = build.programs(config).model
+    found = shapes_by_path(jax.eval_shape(model.init, jax.random.key(0)))
+    assert found == to_plan.traffic(config).shapes
+    text = run_text.corpus(config)
+    assert text.name == "sums"
+    batches = run_text.streams(config, text).take(12)
+    losses.append(nano.train(config, batches)[2].loss)
+  np.testing.assert_allclose(*losses, rtol=1e-5)
+  assert losses[1][:, -1].mean() < losses[1][:, 0].mean() - 0.05
+
+
+@pytest.mark.slow
+def test_a_run_of_several_parts_writes_its_rows_and_checkpoints(tmp_path):
+  config = config_of(
+    10,
+    mesh={"num_replicas": 4},
+    sync=GROWING,
+    exchange={"kind": "gossip"},
+    outer={"optimizer": "clipped_momentum"},
+    checkpoint={"interval_steps": 4},
+    evaluation={"interval_steps": 4, "num_sequences": 8},
+  )
+  runs.train(config, tmp_path)
+  rounds = runs.rows(tmp_path, "round")
+  sent = [drift["step"] for row in rounds for drift in row["drift"]]
+  assert sent == [2, 4, 8]
+  # Each has a mean of its own, so no cosine follows from it.
+  assert not any(drift["cosine"] for row in rounds for drift in row["drift"])
+  (final,) = runs.rows(tmp_path, "final")
+  assert final["total_sent_bytes"] == simulated(config).sent_bytes
+  state, _ = runs.saved(tmp_path)
+  leaves = jax.tree.leaves(state.fragments[0].params)
+  assert {leaf.shape[0] for leaf in leaves} == {4}
+
+
+@dataclasses.dataclass(frozen=True)
+class Miscounted(GrowingSchedule):
+  def round_at(self, step):
+    index, num_steps = super().round_at(step)
+    return index, 2 * num_steps
+
+
+def miscounted() -> dx.Method:
+  return dx.Method(Miscounted(2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Unbuilt(dx.ModelShape):
+  block_shapes = parts.RunningMean.block_shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class Uncounted(dx.ModelShape):
+  builder: ClassVar = parts.RunningMean.builder
+
+
+def recipe(name, **values):
+  return lambda: dx.register_recipe(
+    name, {path.replace("_", ".", 1): value for path, value in values.items()}
+  )
+
+
+REFUSED = {
+  "a dataclass derived from": lambda: dx.register_codec("other", dict),
+  "'growing' is reg": lambda: dx.register_method(parts.growing),
+  r"round_at\(4\) has index 2": lambda: dx.register_method(miscounted),
+  "did you mean 'growing'": recipe("growin", outer_momentum=0.5),
+  "unknown field of recipe": recipe("diloco", outer_nesterov=0.5),
+  "recipe 'growing' is reg": recipe("growing", outer_momentum=0.5),
+  "rounds of one length": lambda: with_interval(parts.growing(), 5),
+  "take dilocox_jax.make_rounds": lambda: dx.growing(optax.sgd(0.1)),
+  "build='rule' must be": lambda: dx.register_rule("r", dx.RuleKind("rule")),
+  "'mix' is registered": lambda: dx.register_rule("mix", dx.RuleKind("a:b")),
+  "overlap_steps=4 must be below": lambda: config_of(sync=HALFWAY),
+  "take another name": lambda: dx.register_optimizer("sgd", optax.sgd),
+  "an argument learning_rate": lambda: dx.register_optimizer("n", optax.clip),
+  "argument of data source 'n'": lambda: dx.register_source("n", lambda c: c),
+  "data.glob='x' would be": lambda: config_of(
+    data={"source": "sums", "glob": "x"}
+  ),
+  "give it both of": lambda: dx.register_model("n", Unbuilt(2, 16, 2, 24, 256)),
+  "both of": lambda: dx.register_model("n", Uncounted(2, 16, 2, 24, 256)),
+  "'gosip' must be one of mean, gossip": lambda: gossiping(kind="gosip"),
+  "gossip has no collective": lambda: to_plan.traffic(
+    gossiping(collective="all_gather")
+  ).exchange(0),
+  "need one mean for all replicas": lambda: StepPrograms(
+    *(lambda: None, optax.sgd(1.0), gossip.aggregator(), Replicas(2))
+  ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_lacks_something_is_refused_and_leaves_no_trace(message):
+  before = [dict(registry) for registry in REGISTRIES]
+  with pytest.raises(ValueError, match=message):
+    REFUSED[message]()
+  assert [dict(registry) for registry in REGISTRIES] == before
