@@ -34,12 +34,10 @@ def main(values: flags.FlagValues) -> None:
 
   with command_line.usage_errors():
     # Bad runs must be found before the work directory is made.
-    loaded = [report.load_run(path) for path in values.runs]
-    report.print_table(loaded, Console())
+    page = report.side_by_side([report.load_run(path) for path in values.runs])
     workdir = command_line.writable(values.workdir, "compare")
-    command = command_line.own_command()
-    page = report.compare(values.runs, workdir, command)
-  print(f"comparison: {page}")
+  page.print(Console())
+  print(f"comparison: {page.write(workdir, command_line.own_command())}")
 
 
 if __name__ == "__main__":

@@ -82,9 +82,9 @@ def main(values: flags.FlagValues) -> None:
     timed = clock.timed(config)
     simulated = ClusterClock(config, clock.cluster, options, timed)
     running.train(config, path, clock=simulated)
-  page = report.compare(paths, workdir)
-  report.print_table([report.load_run(path) for path in paths], Console())
-  print(f"comparison: {page}")
+  page = report.side_by_side([report.load_run(path) for path in paths])
+  page.print(Console())
+  print(f"comparison: {page.write(workdir)}")
 
 
 if __name__ == "__main__":

@@ -162,22 +162,21 @@ def _write_page(name: str, values, sweep, listed, training, known) -> None:
   """
   from rich.console import Console
 
-  from dilocox_jax.report import comparison as report
+  from dilocox_jax.report.comparison import Page
   from experiments.sweeps import page
 
   # Where nothing is trained, lines on another text than the one here count.
   row = training.rows.row if values.report_only else training.row
   found = [row(run) for run in listed]
-  written = report.SweepPage(
-    name,
+  notes = [f"- {note}" for note in sweep.get("notes", ())]
+  written = Page(
+    f"Sweep: {name}",
     page.frame(sweep, listed, found, training.rows, *known),
-    page.intro(listed, found),
-    sweep.get("notes", ()),
+    [page.intro(listed, found), *notes],
     training.failed,
-    command_line.own_command(),
   )
-  path = report.write_sweep(written, pathlib.Path(values.workdir))
-  report.print_sweep(written, Console())
+  path = written.write(values.workdir, command_line.own_command())
+  written.print(Console())
   print(f"runs: {training.rows.source}\nreport: {path}")
 
 

@@ -4,8 +4,7 @@ Reports of runs need nothing but run directories, so they can be made again
 years later on a machine without an accelerator.
 """
 
-from dilocox_jax.report.comparison import compare as compare
-from dilocox_jax.report.comparison import print_table as print_table
+from dilocox_jax.report.comparison import side_by_side as side_by_side
 from dilocox_jax.report.page import SAMPLE as SAMPLE
 from dilocox_jax.report.page import write_report as write_report
 from dilocox_jax.report.run import load_run as load_run

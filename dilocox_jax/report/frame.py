@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from dilocox_jax.report.run import LoadedRun
 
 _NEAR = 0.1  # A loss at most a tenth above the baseline's counts as near it.
@@ -140,16 +142,16 @@ class Setting:
       clock: Name of the clock.
       time_s: Time since the start (s).
     """
-    trace, before = self.traces[0], Point(0, 0, math.nan, {clock: 0.0})
-    for point in trace.points:
-      begin_s, end_s = before.seconds[clock], point.seconds[clock]
-      if end_s > time_s:
-        share = (time_s - begin_s) / (end_s - begin_s)
-        tokens = before.tokens + share * (point.tokens - before.tokens)
-        steps = int(trace.steps * tokens / trace.tokens)
-        return steps, before.loss + share * (point.loss - before.loss)
-      before = point
-    return trace.steps, trace.loss
+    trace = self.traces[0]
+    points = [Point(0, 0, math.nan, {clock: 0.0}), *trace.points]
+    times_s = [point.seconds[clock] for point in points]
+    if time_s >= times_s[-1]:
+      return trace.steps, trace.loss
+    tokens, loss = (
+      float(np.interp(time_s, times_s, [getattr(p, field) for p in points]))
+      for field in ("tokens", "loss")
+    )
+    return int(trace.steps * tokens / trace.tokens), loss
 
   def seconds_to(self, clock: str, target: float) -> list[float]:
     """Returns when each seed with a curve reached a loss; infinity if never."""
@@ -214,19 +216,15 @@ class Frame:
 
   def cheapest(self) -> Setting | None:
     """Returns what sends least among what ends near its baseline, if any."""
-    gaps = {
-      number: self.gap(each)[0]
-      for number, each in enumerate(self.settings)
-      if len(each.traces) == self.num_seeds
-    }
-    finite = [number for number, gap in gaps.items() if math.isfinite(gap)]
-    near = [number for number in finite if gaps[number] <= _NEAR]
-    found = min(
-      near or finite,
-      key=lambda number: self.settings[number].sent_bytes,
-      default=None,
-    )
-    return None if found is None else self.settings[found]
+    gaps = [self.gap(each)[0] for each in self.settings]
+    whole = [
+      (each, gap)
+      for each, gap in zip(self.settings, gaps, strict=True)
+      if len(each.traces) == self.num_seeds and math.isfinite(gap)
+    ]
+    near = [each for each, gap in whole if gap <= _NEAR]
+    found = near or [each for each, _ in whole]
+    return min(found, key=lambda each: each.sent_bytes, default=None)
 
   def pareto_front(self) -> list[Setting]:
     """Returns the settings that no other one beats in both loss and bytes.
@@ -278,17 +276,14 @@ def _seconds_to(points: Sequence[Point], clock: str, target: float) -> float:
   The loss is taken to fall linearly between two evaluations: if it is 2 at 10 s
   and 1 at 20 s, it reaches 1.5 at 15 s.
   """
-  before: Point | None = None
-  for point in points:
-    if point.loss <= target:
-      end_s = point.seconds[clock]
-      if before is None or before.loss <= point.loss:
-        return end_s
-      share = (before.loss - target) / (before.loss - point.loss)
-      start_s = before.seconds[clock]
-      return start_s + share * (end_s - start_s)
-    before = point
-  return math.inf
+  first = next((n for n, p in enumerate(points) if p.loss <= target), None)
+  if first is None:
+    return math.inf
+  before, point = points[max(first - 1, 0)], points[first]
+  start_s, end_s = before.seconds[clock], point.seconds[clock]
+  fall = before.loss - point.loss
+  share = (before.loss - target) / fall if fall else 1.0
+  return start_s + share * (end_s - start_s)
 
 
 def clock_of(run: LoadedRun) -> str:
@@ -300,51 +295,36 @@ def clock_of(run: LoadedRun) -> str:
   return f"{run.clock}, {digest}" if digest else run.clock
 
 
-def setting_of(run: LoadedRun, name: str = "", baseline: str = "") -> Setting:
-  """Returns a run as a setting with one seed.
+def frame_of(runs: Mapping[str, LoadedRun], baseline: str = "") -> Frame:
+  """Returns runs side by side; with clocks if all have the same one.
 
   Args:
-    run: A run directory, finished or not.
-    name: Name of the setting; by default the method.
-    baseline: Name of the setting that it is compared with.
+    runs: The runs by label, finished or not.
+    baseline: Label of the one that the others are compared with.
   """
+  names = {clock_of(run): run.clock for run in runs.values() if run.simulated_s}
+  is_timed = len(names) == 1 and all(run.simulated_s for run in runs.values())
+  settings = [_setting(run, k, baseline) for k, run in runs.items()]
+  return Frame(settings, clocks=names if is_timed else {})
+
+
+def _setting(run: LoadedRun, name: str, baseline: str) -> Setting:
+  """Returns a run as a setting with one seed."""
   clock, at_s = clock_of(run), run.simulated_s
-  points = [
-    Point(
-      each.tokens,
-      each.total_sent_bytes,
-      each.outer_loss,
-      {clock: at_s[each.step]} if each.step in at_s else {},
-    )
-    for each in run.evaluations
-  ]
+  points = []
+  for each in run.evaluations:
+    seconds = {clock: at_s[each.step]} if each.step in at_s else {}
+    sent = each.total_sent_bytes
+    points.append(Point(each.tokens, sent, each.outer_loss, seconds))
   trace = Trace(
-    run.config.get("seed", 0),
-    run.validation_loss,
-    run.total_sent_bytes,
-    run.steps,
-    run.tokens,
-    points,
-    run.wall_s,
+    *(run.config.get("seed", 0), run.validation_loss, run.total_sent_bytes),
+    *(run.steps, run.tokens, points, run.wall_s),
   )
   return Setting(
-    name or run.record["method"],
+    name,
     [trace],
     baseline,
     {clock: max(at_s.values())} if at_s else {},
     fp32_bytes=run.fp32_bytes,
     note="" if run.finished else " (not finished)",
   )
-
-
-def frame_of(runs: Mapping[str, LoadedRun], baseline: str = "") -> Frame:
-  """Returns runs side by side; with clocks if all have the same one.
-
-  Args:
-    runs: The runs by label.
-    baseline: Label of the one that the others are compared with.
-  """
-  names = {clock_of(run): run.clock for run in runs.values() if run.simulated_s}
-  is_timed = len(names) == 1 and all(run.simulated_s for run in runs.values())
-  settings = [setting_of(run, k, baseline) for k, run in runs.items()]
-  return Frame(settings, clocks=names if is_timed else {})

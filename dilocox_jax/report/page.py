@@ -5,10 +5,11 @@ stands beside the corpus it was measured on, and every figure says whether it
 is measured or derived.
 """
 
+import collections
 import math
 import pathlib
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from dilocox_jax import files
@@ -117,38 +118,40 @@ def _results(run: LoadedRun) -> list[str]:
       "validation loss, replica 0": run.result.replica_loss,
       "loss on the text that judges": run.result.judge_loss,
     }
-  sent = {"bytes sent by one replica": run.total_sent_bytes}
   if run.rounds:
     losses["training loss, last round"] = run.rounds[-1].loss
-    largest = max(row.sent_bytes for row in run.rounds)
-    sent = {"most bytes sent in a round, one replica": largest} | sent
-  counts = {"inner steps": run.steps, "tokens, all replicas": run.tokens}
+  sent = units.human_bytes(run.total_sent_bytes)
   rows = [
-    (k, units.human_loss(v), "measured")
-    for k, v in losses.items()
-    if not math.isnan(v)
+    (name, units.human_loss(loss), "measured")
+    for name, loss in losses.items()
+    if not math.isnan(loss)
   ]
-  rows += [(k, units.human_bytes(v), "derived") for k, v in sent.items()]
-  rows += [(k, f"{v:,}", "counted") for k, v in counts.items()]
+  rows += [
+    ("bytes sent by one replica", sent, "derived"),
+    ("inner steps", f"{run.steps:,}", "counted"),
+    ("tokens, all replicas", f"{run.tokens:,}", "counted"),
+  ]
   return markdown_table(("quantity", "value", "kind"), rows)
 
 
-def _cost(run: LoadedRun) -> list[str]:
-  rows = []
-  for event in sorted({timing.event for timing in run.timings}):
-    spent_s = [t.wall_s for t in run.timings if t.event == event]
-    rows.append((event, len(spent_s), f"{math.fsum(spent_s):.1f}"))
-  rows.append(("all", len(run.timings), f"{run.wall_s:.1f}"))
-  lines = markdown_table(("event", "times", "wall time (s)"), rows)
-  speed = run.tokens_per_s
-  if math.isfinite(speed):
-    lines += ["", f"Throughput of the rounds: {speed:,.0f} tokens/s."]
-  lines += [
-    "",
-    f"All times were measured on `{run.record['platform']}`. A run that was"
-    " resumed counts only the work that it kept.",
+def _cost(run: LoadedRun) -> Iterator[str]:
+  spent_s = collections.defaultdict(list)
+  for timing in run.timings:
+    spent_s[timing.event].append(timing.wall_s)
+  rows = [
+    (k, len(v), f"{math.fsum(v):.1f}") for k, v in sorted(spent_s.items())
   ]
-  return lines + [line for text in _link(run) for line in ("", text)]
+  rows.append(("all", len(run.timings), f"{run.wall_s:.1f}"))
+  yield from markdown_table(("event", "times", "wall time (s)"), rows)
+  yield ""
+  if math.isfinite(speed := run.tokens_per_s):
+    yield f"Throughput of the rounds: {speed:,.0f} tokens/s."
+  yield (
+    f"All times were measured on `{run.record['platform']}`. A run that was"
+    " resumed counts only the work that it kept."
+  )
+  for text in _link(run):
+    yield from ("", text)
 
 
 def _link(run: LoadedRun) -> Iterator[str]:
@@ -169,43 +172,41 @@ def _link(run: LoadedRun) -> Iterator[str]:
     )
 
 
-def _again(run: LoadedRun) -> list[str]:
-  record = run.record
-  method, versions = record["method"], sorted(record["versions"].items())
+def _again(run: LoadedRun) -> Iterator[str]:
+  record, method = run.record, run.record["method"]
   command = record.get("command") or (
     "python -m experiments.train"
     f" --config.sync.method={method} --workdir=runs/{method}"
   )
-  rows = [*versions, ("source", record["source_revision"] or "unknown")]
-  lines = ["```", command, "```", ""]
-  lines += [
+  source = "source", record["source_revision"] or "unknown"
+  rows = [*sorted(record["versions"].items()), source]
+  yield from ("```", command, "```", "")
+  yield (
     "`config.json` in this directory holds all settings of the run (the table"
     " above). Pass settings that differ from the config file as"
     " `--config.section.field=value`."
-  ]
-  lines += ["", *markdown_table(("what", "version"), rows)]
+  )
+  yield from ("", *markdown_table(("what", "version"), rows))
   if chosen := record.get("chosen_for_device"):
     values = ", ".join(f"`{k}={v}`" for k, v in sorted(chosen.items()))
-    start = "Left open by the config, and chosen for the device"
-    lines += ["", f"{start}: {values}."]
-  if earlier := record.get("earlier_starts"):
-    lines += [
+    yield from (
       "",
+      f"Left open by the config, chosen for the device: {values}.",
+    )
+  if earlier := record.get("earlier_starts"):
+    yield ""
+    yield (
       f"Parts of this run were started in another way ({len(earlier)} earlier"
       " starts with another command, platform, source revision or choice for"
-      " the device). `run.json` lists them.",
-    ]
-  return lines
+      " the device). `run.json` lists them."
+    )
 
 
-def _draw(run: LoadedRun) -> list[str]:
-  lines = []
+def _draw(run: LoadedRun) -> Iterator[str]:
   for name, (draw, caption) in _FIGURES.items():
-    figure = draw(run)
-    if figure is not None:
-      lines += picture(figure, run.workdir, name, caption)
-      lines += [f"*{caption}*", ""]
-  return lines or ["There is nothing to draw yet.", ""]
+    if (figure := draw(run)) is not None:
+      yield from picture(figure, run.workdir, name, caption)
+      yield from (f"*{caption}*", "")
 
 
 def write_report(workdir: Directory) -> pathlib.Path:
@@ -228,22 +229,22 @@ def write_report(workdir: Directory) -> pathlib.Path:
       f"there is no report: {error}; checkpoints and metrics stay as they are"
     ) from error
   settings = [(f"`{k}`", f"`{v}`") for k, v in flat(run.config).items()]
-  sections = {
+  sections: dict[str, Iterable[str]] = {
     "Results": _results(run),
     "Figures": _draw(run),
-    "Who met": meeting_lines(run.workdir),
     "What it cost": _cost(run),
     "Settings": markdown_table(("field", "value"), settings),
     "How to reproduce": _again(run),
   }
+  if meeting := meeting_lines(run.workdir):
+    sections["Who met"] = meeting
   sample = run.workdir / SAMPLE
   if sample.exists():
     text = sample.read_text("utf-8").splitlines()
     sections["A sample"] = [f"    {line}" for line in text]
   lines = [_summary(run), ""]
   for title, body in sections.items():
-    if not body:
-      continue
-    lines += [f"## {title}", "", *body, ""]
+    text = [*body] or ["None yet."]
+    lines += [f"## {title}", "", *text, ""]
   title = f"{run.record['method']} on {run.record['corpus_name']}"
   return write_page(run.workdir, title, lines)

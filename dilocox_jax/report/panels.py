@@ -127,45 +127,46 @@ def draw_curves(
     ax.plot([], [], color=style.PALE, label=f"{len(drawn)} others")
 
 
-@dataclasses.dataclass(frozen=True)
-class _View:
-  """Which losses the axes have room for, and which settings are in front."""
-
-  limits: tuple[float, float] | None
-  above: str
-  front: list[str]
-
-  def is_seen(self, loss: float) -> bool:
-    return self.limits is None or loss <= self.limits[1]
-
-
-def loss_panels(
-  frame: Frame,
-  axes: Sequence[str],
-  title: str,
-  size: tuple[float, float] | None = None,
+def loss_panel(
+  frame: Frame, axis: str, title: str, size: tuple[float, float] | None = None
 ) -> Figure:
-  """Draws validation loss against costs, one panel for each.
+  """Draws validation loss against a cost.
 
   Args:
     frame: What the report is about, at least one setting.
-    axes: `TOKENS`, `BYTES` and names of clocks, from left to right.
+    axis: `TOKENS`, `BYTES` or the name of a clock.
     title: What the figure shows.
     size: Width and height (inches).
   """
-  figure, panels = style.frame(len(axes), title, size or (4.8 * len(axes), 4.4))
-  view = _view(frame, [axis for axis in axes if axis in frame.clocks])
-  for ax, axis in zip(panels, axes, strict=True):
-    _draw_panel(ax, frame, view, axis)
-  panels[0].set_ylabel(style.LOSS_AXIS)
-  # Each curve has tokens, and some have no bytes.
-  style.legend(figure, panels[-2 if len(panels) > 1 else 0], 4)
-  for ax, axis in zip(panels, axes, strict=True):
-    if axis == BYTES and len(frame.settings) > MAX_FRONT:
-      names = [
-        (style.proper(s.name), s.sent_bytes, s.loss) for s in _pareto(frame)
-      ]
-      name_points(figure, ax, names)
+  figure, (ax,) = style.frame(1, title, size)
+  limits, cut, front = _view(frame, axis)
+  most = limits[1] if limits else math.inf
+  divisor, seeds = _scale(ax, frame, axis, most), frame.num_seeds
+  curves = [_curve(each, axis, divisor, seeds) for each in frame.settings]
+  draw_curves(ax, curves, front)
+  pareto = [each for each in frame.pareto_front() if each.sent_bytes > 0]
+  is_named = axis == BYTES and len(frame.settings) > MAX_FRONT
+  if is_named and pareto:
+    ends = [(setting.sent_bytes, setting.loss) for setting in pareto]
+    ax.plot(*zip(*ends, strict=True), **_PARETO)
+  if limits:
+    ax.set_ylim(*limits)
+  else:
+    ends = [setting.loss for setting in frame.settings]
+    cut = style.cut_high(ax, [point.loss for point in _points(frame)], ends)
+  band = f"; mean and band of {seeds} seeds" if seeds > 1 else ""
+  style.caption(ax, _KINDS.get(axis, _TIMED) + band + cut)
+  if frame.target and frame.target <= most:
+    ax.axhline(frame.target, color=style.GREY, linewidth=0.8, dashes=(4, 3))
+    look = {"color": style.GREY, "fontsize": 8, "ha": "right", "va": "bottom"}
+    across = ax.get_yaxis_transform()
+    text = f"target {frame.target:g}"
+    ax.annotate(text, (1, frame.target), xycoords=across, **look)
+  ax.set_ylabel(style.LOSS_AXIS)
+  style.legend(figure, ax, 4)
+  if is_named:
+    names = [(style.proper(s.name), s.sent_bytes, s.loss) for s in pareto]
+    name_points(figure, ax, names)
   return figure
 
 
@@ -173,12 +174,10 @@ def _points(frame: Frame) -> list[Point]:
   return [p for s in frame.settings for curve in s.curves for p in curve]
 
 
-def _pareto(frame: Frame) -> list[Setting]:
-  return [s for s in frame.pareto_front() if s.sent_bytes > 0]
-
-
-def _view(frame: Frame, clocks: Sequence[str]) -> _View:
-  """Chooses what a figure shows.
+def _view(
+  frame: Frame, axis: str
+) -> tuple[tuple[float, float] | None, str, list[str]]:
+  """Returns the limits of the losses, what is above them, and who is in front.
 
   With many settings the axis shows where curves end, not where they begin,
   which is alike for all. One that ends far above the others would squeeze them,
@@ -200,9 +199,9 @@ def _view(frame: Frame, clocks: Sequence[str]) -> _View:
     if missing := [name for name in ends if name not in seen]:
       above = f"; above the axis: {', '.join(map(style.proper, missing))}"
   baseline = next((s.baseline for s in frame.settings if s.baseline), "")
-  first = first_to(frame, clocks[0]) if len(clocks) == 1 else None
+  first = first_to(frame, axis) if axis in frame.clocks else None
   wanted = [*(s.name for s in (first, frame.cheapest()) if s), *frame.front]
-  return _View(limits, above, choose_front(seen, baseline, wanted))
+  return limits, above, choose_front(seen, baseline, wanted)
 
 
 def first_to(frame: Frame, clock: str) -> Setting | None:
@@ -223,38 +222,22 @@ def first_to(frame: Frame, clock: str) -> Setting | None:
   return frame.settings[number] if math.isfinite(first_s) else None
 
 
-def _draw_panel(ax: Axes, frame: Frame, view: _View, axis: str) -> None:
-  divisor, seeds = _scale(ax, frame, view, axis), frame.num_seeds
-  curves = [_curve(each, axis, divisor, seeds) for each in frame.settings]
-  draw_curves(ax, curves, view.front)
-  if axis == BYTES and len(frame.settings) > MAX_FRONT and _pareto(frame):
-    ends = [(setting.sent_bytes, setting.loss) for setting in _pareto(frame)]
-    ax.plot(*zip(*ends, strict=True), **_PARETO)
-  cut = view.above
-  if view.limits:
-    ax.set_ylim(*view.limits)
-  else:
-    ends = [setting.loss for setting in frame.settings]
-    cut = style.cut_high(ax, [point.loss for point in _points(frame)], ends)
-  band = f"; mean and band of {seeds} seeds" if seeds > 1 else ""
-  style.caption(ax, _KINDS.get(axis, _TIMED) + band + cut)
-  if frame.target and view.is_seen(frame.target):
-    ax.axhline(frame.target, color=style.GREY, linewidth=0.8, dashes=(4, 3))
-    look = {"color": style.GREY, "fontsize": 8, "ha": "right", "va": "bottom"}
-    across = ax.get_yaxis_transform()
-    text = f"target {frame.target:g}"
-    ax.annotate(text, (1, frame.target), xycoords=across, **look)
-
-
 def _cost(point: Point, axis: str) -> float:
   if axis in (TOKENS, BYTES):
     return float(point.tokens if axis == TOKENS else point.sent_bytes)
   return point.seconds.get(axis, 0.0)
 
 
-def _scale(ax: Axes, frame: Frame, view: _View, axis: str) -> float:
-  """Labels the horizontal axis; returns the divisor of its unit."""
-  seen = [p for p in _points(frame) if view.is_seen(p.loss)]
+def _scale(ax: Axes, frame: Frame, axis: str, most: float) -> float:
+  """Labels the horizontal axis; returns the divisor of its unit.
+
+  Args:
+    ax: Axes to label.
+    frame: What the report is about.
+    axis: As in `loss_panel`.
+    most: Largest loss in view.
+  """
+  seen = [p for p in _points(frame) if p.loss <= most]
   costs = [cost for p in seen if (cost := _cost(p, axis)) > 0]
   ends = [_cost(curve[-1], axis) for s in frame.settings for curve in s.curves]
   if axis == TOKENS:

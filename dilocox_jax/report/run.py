@@ -6,7 +6,6 @@ is False.
 """
 
 import dataclasses
-import html
 import math
 import pathlib
 import typing
@@ -66,36 +65,16 @@ class LoadedRun:
     """Says on one line what was trained and where."""
     return f"LoadedRun({self.summary})"
 
-  def _repr_html_(self) -> str:
-    """Shows the outcome as a table in a notebook."""
-    header, cells = (
-      "".join(f"<{tag}>{html.escape(x)}</{tag}>" for x in texts)
-      for tag, texts in (("th", self._outcome), ("td", self._outcome.values()))
-    )
-    return f"<table><tr>{header}</tr><tr>{cells}</tr></table>"
-
   @property
   def summary(self) -> str:
     """Method, steps, loss, bytes and directory, on one line."""
-    own = self._outcome
-    return (
-      f"{own['method']}, {own['steps']} steps, loss {own['loss']}, "
-      f"{own['sent bytes']} sent, {self.workdir}"
-    )
-
-  @property
-  def _outcome(self) -> dict[str, str]:
     mark = "" if self.finished else " (not finished)"
     loss = units.human_loss(self.validation_loss)
-    return {
-      "method": f"{self.record['method']}{mark}",
-      "steps": f"{self.steps:,}",
-      "loss": loss if self.evaluations else "none yet",
-      "sent bytes": units.human_bytes(self.total_sent_bytes),
-      "tokens": f"{self.tokens:,}",
-      "wall (s)": f"{self.wall_s:.1f}",
-      "directory": str(self.workdir),
-    }
+    return (
+      f"{self.record['method']}{mark}, {self.steps:,} steps,"
+      f" loss {loss if self.evaluations else 'none yet'},"
+      f" {units.human_bytes(self.total_sent_bytes)} sent, {self.workdir}"
+    )
 
   @property
   def fp32_bytes(self) -> float:

@@ -22,14 +22,6 @@ def _loss(setting: Setting) -> str:
   return units.human_loss(setting.loss, standard_error(setting.losses))
 
 
-def _of_trace(field: str, form: str) -> Callable[[Frame, Setting], str]:
-  def cell(_: Frame, setting: Setting) -> str:
-    values = [getattr(trace, field) for trace in setting.traces[:1]]
-    return format(values[0], form) if values else "-"
-
-  return cell
-
-
 CELLS: dict[str, Callable[[Frame, Setting], str]] = {
   "run": lambda f, s: s.label + units.human_missing(len(s.traces), f.num_seeds),
   "loss": lambda _, s: _loss(s),
@@ -37,9 +29,7 @@ CELLS: dict[str, Callable[[Frame, Setting], str]] = {
   "to": lambda f, s: s.baseline if f.base(s) else "-",
   "sent bytes": lambda _, s: units.human_bytes(s.sent_bytes),
   "fewer bytes": lambda f, s: units.human_ratio(f.fewer_bytes(s)),
-  "steps": _of_trace("steps", ","),
-  "tokens": _of_trace("tokens", ","),
-  "wall (s)": _of_trace("wall_s", ".1f"),
+  "steps": lambda _, s: f"{s.traces[0].steps:,}" if s.traces else "-",
 }
 
 
@@ -73,29 +63,20 @@ def _times(frame: Frame, setting: Setting, clock: str) -> dict[str, str]:
   cells["simulated time"] = units.human_time(time_s)
   if frame.target:
     cells[f"to loss {frame.target:g}"] = reached(setting, clock, frame.target)
+  elif len(frame.settings) > 1 and all(s.traces for s in frame.settings):
+    end_s = min(each.seconds[clock] for each in frame.settings)
+    steps, loss = setting.after(clock, end_s)
+    # Before its first evaluation a run has no loss, but steps.
+    so_far = f"{steps} step{'s' * (steps != 1)}"
+    shown = so_far if math.isnan(loss) else units.human_loss(loss)
+    cells[f"loss at {units.human_time(end_s)}"] = shown
   return cells
 
 
-def at_equal_time(frame: Frame, clock: str) -> CellRows:
-  """Returns the loss of each setting when the first of them is done.
-
-  Before its first evaluation a run has no loss, and the cell has its steps.
-
-  Args:
-    frame: Settings that all have times of the clock.
-    clock: Name of the clock.
-  """
-  end_s = min(setting.seconds[clock] for setting in frame.settings)
-  seen = [setting.after(clock, end_s) for setting in frame.settings]
-  name = f"loss at {units.human_time(end_s)}"
-  return [
-    {
-      name: f"{steps} step{'s' * (steps != 1)}"
-      if math.isnan(loss)
-      else units.human_loss(loss)
-    }
-    for steps, loss in seen
-  ]
+def without_empty_columns(rows: CellRows) -> CellRows:
+  """Returns rows without the columns in which no row has anything."""
+  kept = [k for k in rows[0] if any(row[k] != "-" for row in rows)]
+  return [{name: row[name] for name in kept} for row in rows]
 
 
 def reached(setting: Setting, clock: str, target: float) -> str:

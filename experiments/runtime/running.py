@@ -151,7 +151,7 @@ def _train(
   except (TrainingStoppedError, RecordError, OSError) as error:
     raise StoppedError(str(error)) from error
   if processes.is_main():
-    report.print_table([report.load_run(workdir)], Console())
+    report.side_by_side([report.load_run(workdir)]).print(Console())
     print(f"report: {page}")
   text = trainer.data.text
   assert text, "no data can be handed in here"

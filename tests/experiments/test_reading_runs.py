@@ -118,7 +118,7 @@ def test_the_quick_start_compares_three_methods_on_the_clock_of_a_link(
 ):
   done = run("quickstart", "--steps=60", f"--workdir={tmp_path}")
   assert done.returncode == 0, done.stderr
-  with (tmp_path / "comparison.csv").open(newline="") as file:
+  with (tmp_path / "table.csv").open(newline="") as file:
     entries = {row["run"]: row for row in csv.DictReader(file)}
   assert len({entry["tokens"] for entry in entries.values()}) == 1
   everything = entries.pop("allreduce")
