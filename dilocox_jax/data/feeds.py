@@ -5,8 +5,9 @@ Hugging Face, have random access too: they are divided among the replicas in an
 order drawn anew for every epoch, as sequences are. Whole batches come from a
 function, a data set of grain or any iterable.
 
-A run that goes on knows its step alone. So batches that cannot be asked for by
-number are drawn again from the start, and those it has used are dropped.
+A run that goes on knows its step, and the state of an iterator that has one.
+Where there is neither a number to ask by nor a state, batches are drawn again
+from the start, and those that the run has used are dropped.
 """
 
 import dataclasses
@@ -25,6 +26,8 @@ from dilocox_jax.trees import Tree, kinds_by_path
 
 HANDED_IN = "handed in"
 _DIGESTED = 1000  # Training examples that a digest reads.
+# As in grain, and as in torchdata and Hugging Face.
+_STATES = ("get_state", "set_state"), ("state_dict", "load_state_dict")
 
 
 @runtime_checkable
@@ -224,9 +227,10 @@ class Batches:
     self._is_function = callable(source)
     what = "a function" if self._is_function else type(source).__name__
     self.says = f"batches of {what}"
+    has_numbers = self._is_function or hasattr(source, "to_iter_dataset")
+    self.drawn = None if has_numbers else _Drawn(source)
     if not self._is_function:
-      has_numbers = hasattr(source, "to_iter_dataset")
-      by_number = source.__getitem__ if has_numbers else _Drawn(source).batch
+      by_number = self.drawn.batch if self.drawn else source.__getitem__
       self._source = lambda replica, number: by_number(number)
 
   def example(self, batch_size: int = 0) -> Tree:
@@ -256,6 +260,8 @@ class Batches:
     """Returns the batches of every replica, as the source gives them."""
     del batch_size, seed
     self.example()
+    if self.drawn:
+      self.drawn.warn_without_state()
     return _BatchStreams(self, num_replicas)
 
   def held_out(self, batch_size: int, most: int) -> list[Tree]:
@@ -292,11 +298,14 @@ class _BatchStreams:
 
   def get_state(self) -> dict[str, Any]:
     """As in `Streams`."""
-    return {"step": self._step}
+    drawn = self._feed.drawn
+    return {"step": self._step, "drawn": drawn.get_state() if drawn else None}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
     """As in `Streams`."""
     self._step = state["step"]
+    if self._feed.drawn and state["drawn"]:
+      self._feed.drawn.set_state(state["drawn"])
 
 
 class _Drawn:
@@ -330,6 +339,47 @@ class _Drawn:
     )
     logging.getLogger(__name__).info("%s and begins again", said)
     return batch
+
+  def _stateful(self) -> tuple[Any, str, str] | None:
+    """Returns what has the state, and the names of its two functions."""
+    for part in (self._iterator, self._source):
+      for names in _STATES:
+        if all(hasattr(part, name) for name in names):
+          return part, *names
+    return None
+
+  def warn_without_state(self) -> None:
+    """Says that a resumed run has to draw its batches again, if it has to."""
+    if not self._stateful():
+      logging.getLogger(__name__).warning(
+        "%s has no state to save (get_state or state_dict): a run that goes on "
+        "draws the batches that it has used again, and drops them",
+        type(self._source).__name__,
+      )
+
+  def get_state(self) -> dict[str, Any] | None:
+    """Returns the position for JSON; None if the iterable has no state."""
+    if not (found := self._stateful()):
+      return None
+    state = getattr(found[0], found[1])()
+    # A loader of grain gives bytes.
+    state = {"hex": state.hex()} if isinstance(state, bytes) else state
+    return {"count": self._count, "iterator": state}
+
+  def set_state(self, saved: Mapping[str, Any]) -> None:
+    """Goes on where `get_state` was; raises ValueError for other data."""
+    found, state = self._stateful(), saved["iterator"]
+    require(
+      found is not None,
+      "the saved position is of an iterator with a state, which "
+      f"{type(self._source).__name__} has not: hand in the same kind",
+    )
+    part, _, name = found
+    is_bytes = isinstance(state, Mapping) and state.keys() == {"hex"}
+    getattr(part, name)(bytes.fromhex(state["hex"]) if is_bytes else state)
+    if part is self._source:
+      self._iterator = iter(part)
+    self._count = saved["count"]
 
 
 Feed = Examples | Batches  # Data of a run that is no text.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import logging
 from typing import Any
 
@@ -221,6 +222,46 @@ def test_a_simulated_clock_times_the_bytes_of_the_model(tmp_path):
   hours = list(run.metrics.simulated_s.values())[-1]
   exposed = hours - STEPS * 0.25
   assert 0 < exposed and run.sent_bytes < 4 * SIZE * CLASSES * STEPS
+
+
+class Counted:
+  """Batches whose position is saved as `kind` says."""
+
+  def __init__(self, kind):
+    self.at = self.drawn = 0
+    if kind == "bytes":
+      self.get_state = lambda: str(self.at).encode()
+      self.set_state = lambda state: setattr(self, "at", int(state))
+    if kind == "dictionary":
+      self.state_dict = lambda: {"at": self.at}
+      self.load_state_dict = lambda state: setattr(self, "at", state["at"])
+
+  def __iter__(self):
+    return self
+
+  def __next__(self):
+    self.at, self.drawn = self.at + 1, self.drawn + 1
+    return called(0, self.at)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "dictionary", "none", "grain"])
+def test_an_iterator_with_a_state_goes_on_from_it(kind, caplog):
+  def streams():
+    source = (
+      from_grain().to_iter_dataset() if kind == "grain" else Counted(kind)
+    )
+    feed = as_feed((source, rows(np.arange(50))))
+    return source, feed.streams(2, 8, 0)
+
+  _, first = streams()
+  first.take(3)
+  saved = json.loads(json.dumps(first.get_state()))
+  source, again = streams()
+  again.set_state(saved)
+  np.testing.assert_array_equal(again.take(2)["image"], first.take(2)["image"])
+  assert caplog.text.count("has no state to save") == 2 * (kind == "none")
+  if kind != "grain":
+    assert source.drawn == (10 if kind == "none" else 1 + 4)
 
 
 def of_shapes(*sizes):
