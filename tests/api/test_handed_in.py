@@ -250,7 +250,7 @@ def test_an_iterator_with_a_state_goes_on_from_it(kind, caplog):
     source = (
       from_grain().to_iter_dataset() if kind == "grain" else Counted(kind)
     )
-    feed = as_feed((source, rows(np.arange(50))))
+    feed: Any = as_feed((source, rows(np.arange(50))))
     return source, feed.streams(2, 8, 0)
 
   _, first = streams()
