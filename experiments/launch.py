@@ -1,39 +1,31 @@
 r"""Starts several processes for one run on this machine, like a cluster.
 
-  python -m experiments.launch --processes=2 -- \
-    --config.sync.method=dilocox --workdir=runs/dilocox
+  python -m experiments.launch --processes=2 --config.sync.method=dilocox \
+    --workdir=runs/dilocox
 
-The flags after -- are those of experiments.train. The processes communicate
-over the loopback interface. If a process fails, the launcher ends all
-processes, and the same command continues the run from its newest checkpoint.
-The launcher passes SIGTERM and Ctrl-C on to the processes, which save and stop.
+All other flags are those of experiments.train. The processes communicate over
+the loopback interface. If a process fails, the launcher ends all processes, and
+the same command continues the run from its newest checkpoint. The launcher
+passes SIGTERM and Ctrl-C on to the processes, which save and stop.
 
-With --link=100mbit every process gets a network of its own behind a link of
-that rate, which the kernel throttles (Linux only; root is not needed). --rtt
-and --loss delay and lose packets. --link_cluster=FILE takes all links from a
-cluster file of the simulator, one process for every replica. A short transfer
-checks the links first.
+With --link='100 Mbit/s' every process gets a network of its own behind a link
+of that rate, which the kernel throttles (Linux only; root is not needed). --rtt
+and --loss delay and lose packets. A short transfer checks the links first.
 """
 
 import contextlib
-import functools
-import itertools
 import os
-import re
-import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from absl import flags
 
 from dilocox_jax.distributed import link_counter
 from dilocox_jax.simulate.cluster import Link
-from dilocox_jax.simulate.cluster_file import load_cluster
 from dilocox_jax.simulate.quantities import RATE, SHARE, TIME, parse_quantity
 from experiments import train
 from experiments.runtime import (
-  cluster_links,
   command_line,
   distributed_flags,
   file_lock,
@@ -41,21 +33,19 @@ from experiments.runtime import (
   own_parts,
   process_group,
   stop_signals,
-  throttled_network,
 )
 from experiments.runtime.command_line import StoppedError, UsageError
-from experiments.runtime.namespaces import INTERFACE
-from experiments.runtime.throttled_network import Links
+from experiments.runtime.throttled_links import (
+  INTERFACE,
+  ThrottledNetwork,
+  throttled_network,
+)
 
 _REFUSAL = (
   "processes of another launch still use --workdir={}: wait until they end, or "
   "end them"
 )
-_OWN = {
-  *("processes", "devices", "link", "rtt", "loss", "link_cluster"),
-  *("help", "h", "?", "helpfull", "helpshort"),
-}
-_SHORT_RATE = re.compile(r"([\d.]+) ?([kmg]?)bit(/s)?", re.IGNORECASE)
+_OWN = ("processes", "devices", "link", "rtt", "loss")
 _PORT_INSIDE = 9876  # Every port of a network of one's own is free.
 
 
@@ -73,44 +63,17 @@ def define_flags() -> None:
     ["cpu", "gpu"],
     "Devices of the processes: the CPU, or GPUs that are divided in order.",
   )
-  flags.DEFINE_string(
-    "link",
-    None,
-    "Rate of the link of every process, up and down, such as 100mbit or "
-    "'1 Gbit/s'; without it they use the loopback interface, unthrottled.",
-  )
-  flags.DEFINE_string(
-    "rtt", None, "With --link: round trip between processes, such as '40 ms'."
-  )
-  flags.DEFINE_string(
-    "loss",
-    None,
-    "With --link: share of packets lost at each end, such as '0.1 %'.",
-  )
-  flags.DEFINE_string(
-    "link_cluster", None, "Cluster file with all links, in place of --link."
-  )
+  text = "Rate of every process's link, up and down, e.g. '100 Mbit/s'."
+  flags.DEFINE_string("link", None, text)
+  text = "With --link: round trip between processes, e.g. '40 ms'."
+  flags.DEFINE_string("rtt", None, text)
+  text = "With --link: share of packets lost at each end, e.g. '0.1 %'."
+  flags.DEFINE_string("loss", None, text)
   train.define_flags()
 
 
-def main(
-  own_flags: Sequence[str],
-  train_flags: Sequence[str],
-  values: flags.FlagValues,
-) -> None:
-  """Checks the flags and the config, then runs the processes.
-
-  Args:
-    own_flags: Flags of the launcher, which stand before --.
-    train_flags: Flags of the processes, which stand after --.
-    values: Values of all these flags.
-  """
-  if not train_flags:
-    raise UsageError(
-      "the flags of experiments.train are missing: put them after --, for "
-      "example -- --workdir=runs/dilocox"
-    )
-  _check_own(own_flags)
+def main(values: flags.FlagValues) -> None:
+  """Checks the flags and the config, then runs the processes."""
   distributed_flags.check_unset(values, "experiments.launch")
   values.config.mesh.layout = "mesh"
   own_parts.register_parts(values.parts)
@@ -122,13 +85,13 @@ def main(
     config, count
   )
   workdir = command_line.writable(values.workdir, "train")
-  links = _links(values, config.mesh.num_replicas)
+  link = _link(values)
   # The processes inherit the lock. So they still hold it if the launcher is
   # killed.
   refusal = _REFUSAL.format(workdir)
   with (
     file_lock.held(workdir / ".launch.lock", refusal) as lock,
-    _network(links) as network,
+    _network(link, count) as network,
   ):
     coordinator = f"127.0.0.1:{distributed_flags.free_port()}"
     if network:
@@ -138,7 +101,7 @@ def main(
         number,
         [
           *(network.command(number, []) if network else ()),
-          *(sys.executable, "-m", "experiments.train", *train_flags),
+          *(sys.executable, "-m", "experiments.train", *_train_flags(values)),
           *("--distributed", f"--coordinator={coordinator}"),
           *(f"--num_processes={count}", f"--process_id={number}"),
         ],
@@ -151,52 +114,19 @@ def main(
     _run(process_group.Group(members))
 
 
-def link_rate(text: str) -> float:
-  """Returns the bits a second of a rate such as "100mbit" or "1 Gbit/s".
-
-  Raises:
-    UsageError: If it is no rate, or none that the kernel can throttle to.
-  """
-  if match := _SHORT_RATE.fullmatch(text.strip()):
-    prefix = {"k": "k", "m": "M", "g": "G"}.get(match[2].lower(), "")
-    text = f"{match[1]} {prefix}bit/s"
-  try:
-    rate = parse_quantity(text, RATE, "--link")
-  except ValueError as error:
-    raise UsageError(error) from error
-  if not 1e5 <= rate <= 1e11:
-    raise UsageError(
-      f"--link={text} must lie between 100 kbit/s and 100 Gbit/s"
-    )
-  return rate
+def _train_flags(values: flags.FlagValues) -> list[str]:
+  """Returns the flags of the command line that are not the launcher's own."""
+  own = flags.FlagValues()
+  own.set_gnu_getopt()
+  for name in _OWN:
+    own[name] = values[name]
+  return own(sys.argv, known_only=True)[1:]
 
 
-def _links(values: flags.FlagValues, num_replicas: int) -> Links | None:
-  """Returns the links that the launcher's own flags ask for.
-
-  Raises:
-    UsageError: If the flags do not go together.
-  """
-  count, file = values.processes, values.link_cluster
-  if not file:
-    return _equal_links(values, count)
-  for name in ("link", "rtt", "loss"):
-    if values[name].value is not None:
-      raise UsageError(f"--{name} and --link_cluster both describe the links")
-  with command_line.usage_errors(kinds=(ValueError, OSError)):
-    cluster = load_cluster(file, num_replicas)
-  if cluster.num_replicas != count:
-    raise UsageError(
-      f"--link_cluster={file} has {cluster.num_replicas} replicas, and each "
-      f"needs a process of its own: set --processes={cluster.num_replicas}"
-    )
-  return cluster_links.cluster_links(cluster)
-
-
-def _equal_links(values: flags.FlagValues, count: int) -> Links | None:
-  """Returns the links of --link, --rtt and --loss; None without --link."""
+def _link(values: flags.FlagValues) -> Link | None:
+  """Returns the link of --link, --rtt and --loss; None without --link."""
   numbers = {}
-  for name, dimension in {"rtt": TIME, "loss": SHARE}.items():
+  for name, dimension in {"link": RATE, "rtt": TIME, "loss": SHARE}.items():
     text = values[name].value
     if text is not None and values.link is None:
       raise UsageError(f"--{name} needs --link")
@@ -205,41 +135,34 @@ def _equal_links(values: flags.FlagValues, count: int) -> Links | None:
       numbers[name] = parse_quantity(text, dimension, f"--{name}")
   if values.link is None:
     return None
-  if count < 2:
+  if values.processes < 2:
     raise UsageError("--link needs --processes=2 or more: one has no peer")
-  rate = link_rate(values.link)
+  rate = numbers["link"]
+  if not 1e5 <= rate <= 1e11:
+    raise UsageError(
+      f"--link={values.link} must lie between 100 kbit/s and 100 Gbit/s"
+    )
   with command_line.usage_errors():
-    link = Link(rate, rate, numbers["rtt"], numbers["loss"])
-  return Links([cluster_links.node_link(link)] * count)
+    return Link(rate, rate, numbers["rtt"], numbers["loss"])
 
 
 @contextlib.contextmanager
 def _network(
-  links: Links | None,
-) -> Iterator[throttled_network.ThrottledNetwork | None]:
-  """Makes throttled links that were checked; None if no links are given."""
-  if links is None:
+  link: Link | None, count: int
+) -> Iterator[ThrottledNetwork | None]:
+  """Makes throttled links that were checked; None if no link is given."""
+  if link is None:
     yield None
     return
-  with throttled_network.throttled_network(links) as network:
-    ratios = link_check.check(network, links)
-    checked = "between sites nothing to measure"
-    if ratios:
-      checked = (
-        f"measured {min(ratios):.3f} to {max(ratios):.3f} times their rates "
-        "less headers"
-      )
-    print(f"links: {len(links.nodes)}, {checked}", flush=True)
-    network.impair(links)
+  with throttled_network([link] * count) as network:
+    ratios = link_check.check(network)
+    print(
+      f"links: {count}, measured {min(ratios):.3f} to {max(ratios):.3f} times "
+      "their rates less headers",
+      flush=True,
+    )
+    network.impair()
     yield network
-
-
-def _check_own(own_flags: Sequence[str]) -> None:
-  """Raises UsageError if a flag before -- is not a flag of the launcher."""
-  for flag in own_flags:
-    name = flag.lstrip("-").partition("=")[0]
-    if flag.startswith("-") and name not in _OWN:
-      raise UsageError(f"{flag} is for the processes: put it after --")
 
 
 def _run(group: process_group.Group) -> None:
@@ -271,11 +194,8 @@ def _environment(
     num_devices: Number of devices of each process.
     count: Number of processes.
   """
-  given = ["python", "-m", "experiments.launch", *sys.orig_argv[3:]]
-  environment = {
-    **os.environ,
-    command_line.COMMAND_VARIABLE: shlex.join(given),
-  }
+  given = command_line.own_command()
+  environment = {**os.environ, command_line.COMMAND_VARIABLE: given}
   if "NPROC" not in os.environ:  # Else the user has set the threads.
     xla_flags = os.environ.get("XLA_FLAGS", "")
     environment |= process_group.limits_beside_exchange(count, xla_flags)
@@ -286,13 +206,5 @@ def _environment(
   return environment | {"JAX_LOCAL_DEVICE_IDS": own}
 
 
-def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-  """Returns the arguments before the first --, and the arguments after it."""
-  before = list(itertools.takewhile(lambda a: a != "--", arguments))
-  return before, list(arguments[len(before) + 1 :])
-
-
 if __name__ == "__main__":
-  _own, _given = split(sys.argv[1:])
-  sys.argv[1:] = _own + _given
-  command_line.main(functools.partial(main, _own, _given), define_flags)
+  command_line.main(main, define_flags)

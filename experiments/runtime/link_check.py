@@ -1,51 +1,47 @@
-"""Measures a throttled link by a short transfer before it is relied on.
+"""Measures throttled links by short transfers before they are relied on.
 
-  python -m experiments.runtime.link_check receive PORT
-  python -m experiments.runtime.link_check send ADDRESS PORT BYTES
+  python -m experiments.runtime.link_check [ADDRESS BYTES]
 
-The receiver prints the port once it listens, and then the bits a second that
-reached it from the first byte to the last.
+With arguments it sends, without it receives, and prints a line when it listens
+and then the bits a second that reached it from the first byte to the last.
 """
 
-import math
 import socket
 import subprocess
 import sys
 import time
 
 from experiments.runtime.command_line import UsageError
-from experiments.runtime.throttled_network import Links, ThrottledNetwork
+from experiments.runtime.throttled_links import ThrottledNetwork
 
+_PORT = 9875  # Every port of a network of one's own is free.
 _TRANSFER_S = 0.6
 _CHUNK_BYTES = 65_536
 _TOLERANCE = 0.03
 _TRIES = 3  # A busy machine may disturb a transfer of less than a second.
 # Share of a full Ethernet frame that TCP hands on: 1448 bytes of 1514.
-GOODPUT = 1448 / 1514
+_GOODPUT = 1448 / 1514
 
 
-def check(network: ThrottledNetwork, links: Links) -> list[float]:
+def check(network: ThrottledNetwork) -> list[float]:
   """Measures the link from every node to the next one.
 
   Args:
     network: The network.
-    links: The rates that it should have.
 
   Returns:
-    Measured payload in bits a second over what TCP should reach, by node. Nodes
-    that share an uplink with the next one are left out.
+    Measured payload in bits a second over what TCP should reach, by node.
 
   Raises:
     UsageError: If a link is off by more than 3 % three times in a row.
   """
-  ratios = []
-  for node in range(len(links.nodes)):
-    peer = (node + 1) % len(links.nodes)
-    wanted = GOODPUT * links.between(node, peer)
-    if math.isinf(wanted):
-      continue
+  ratios, count = [], len(network.links)
+  for node in range(count):
+    peer = (node + 1) % count
+    slower = min(network.links[node].up_bps, network.links[peer].down_bps)
     for _ in range(_TRIES):
-      ratio = _transfer(network, node, peer, wanted) / wanted
+      bps = transfer_bps(network, node, peer, _GOODPUT * slower)
+      ratio = bps / slower / _GOODPUT
       if abs(ratio - 1) <= _TOLERANCE:
         break
     else:
@@ -58,49 +54,43 @@ def check(network: ThrottledNetwork, links: Links) -> list[float]:
   return ratios
 
 
-def _transfer(
-  network: ThrottledNetwork, sender: int, receiver: int, bit_per_s: float
+def transfer_bps(
+  network: ThrottledNetwork, sender: int, receiver: int, expected_bps: float
 ) -> float:
-  """Returns the bits a second of one transfer."""
+  """Returns the bits a second of one transfer of about 0.6 s."""
   module = [sys.executable, "-m", "experiments.runtime.link_check"]
-  listening = subprocess.Popen(
-    network.command(receiver, [*module, "receive", "0"]),
-    stdout=subprocess.PIPE,
-    text=True,
-  )
-  with listening:
+  with subprocess.Popen(
+    network.command(receiver, module), stdout=subprocess.PIPE, text=True
+  ) as listening:
     assert listening.stdout
-    port = listening.stdout.readline().strip()
-    num_bytes = str(max(4 * _CHUNK_BYTES, round(bit_per_s / 8 * _TRANSFER_S)))
-    address = network.addresses[receiver]
-    try:
-      subprocess.run(
-        network.command(sender, [*module, "send", address, port, num_bytes]),
-        check=True,
-        stderr=subprocess.PIPE,
-        text=True,
-      )
-      return float(listening.stdout.readline())
-    except subprocess.CalledProcessError as error:
-      *_, reason = ["unknown", *error.stderr.splitlines()]
+    listening.stdout.readline()
+    size = max(4 * _CHUNK_BYTES, round(expected_bps / 8 * _TRANSFER_S))
+    given = [network.addresses[receiver], str(size)]
+    sent = subprocess.run(
+      network.command(sender, [*module, *given]),
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    if sent.returncode:
+      listening.kill()  # It would wait for ever.
+      *_, reason = ["unknown", *sent.stderr.splitlines()]
       raise UsageError(
         f"nothing passes the link from node {sender} to node {receiver}, so "
         f"nothing was run ({reason})"
-      ) from error
-    finally:
-      listening.kill()  # It would wait for ever for a sender that failed.
+      )
+    return float(listening.stdout.readline())
 
 
-def send(address: str, port: int, num_bytes: int) -> None:
+def send(address: str, num_bytes: int) -> None:
   """Sends zeros to a receiver."""
-  with socket.create_connection((address, port)) as connection:
+  with socket.create_connection((address, _PORT)) as connection:
     connection.sendall(bytes(num_bytes))
 
 
-def receive(port: int) -> None:
-  """Receives one transfer; prints the port, then the bits a second."""
-  with socket.create_server(("", port)) as server:
-    print(server.getsockname()[1], flush=True)
+def receive() -> None:
+  """Receives one transfer; prints that it listens, then the bits a second."""
+  with socket.create_server(("", _PORT)) as server:
+    print("listening", flush=True)
     connection, _ = server.accept()
     with connection:
       connection.recv(_CHUNK_BYTES)
@@ -113,7 +103,7 @@ def receive(port: int) -> None:
 
 
 if __name__ == "__main__":
-  if sys.argv[1] == "send":
-    send(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+  if len(sys.argv) > 1:
+    send(sys.argv[1], int(sys.argv[2]))
   else:
-    receive(int(sys.argv[2]))
+    receive()

@@ -16,7 +16,6 @@ over 200 and 50 Mbit/s. --cases=all does both.
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -25,17 +24,14 @@ from dilocox_jax.metrics.run_record import RECORD
 from experiments.runtime import command_line
 
 if TYPE_CHECKING:
-  from experiments.tools.link_cases import Row
-  from experiments.tools.link_methods import MethodRow
+  from experiments.tools.link_runs import Row
 
-_COLLECTIVES = (
-  "Seconds of a collective: the simulator's, and the mean of five runs without"
-  " the fastest and the slowest. If few cores are idle, the machine and not the"
-  " link may be what is slow."
-)
-_METHODS = (
-  "Seconds of a step of methods, exchanges included, two replicas; medians of"
-  " four rounds. The simulator was told those of a step over an open link."
+_INTRO = (
+  "Seconds of a collective (the simulator's, and the mean of five runs without"
+  " the fastest and the slowest), or of a step of a method with its exchanges"
+  " (medians of four rounds; the simulator was told those of a step over an"
+  " open link). If few cores are idle, the machine and not the link may be what"
+  " is slow."
 )
 
 
@@ -57,29 +53,29 @@ def main(values: flags.FlagValues) -> None:
   """Measures, writes page and JSON, and prints the table."""
   # This loads JAX, which takes seconds.
   from dilocox_jax.metrics.lines import write_json
-  from experiments.tools import link_cases, link_methods
+  from experiments.tools import link_runs
 
   workdir = command_line.writable(values.workdir, "links")
   trains = not values.calibrate and values.cases in ("all", "methods")
   if trains:
     _check_no_runs(workdir)
   is_quick = values.cases == "quick" and not values.calibrate
-  repeats = link_cases.REPEATS if is_quick else link_cases.CALIBRATION_REPEATS
-  transport = link_cases.calibrated(workdir, repeats)
+  repeats = link_runs.REPEATS if is_quick else link_runs.CALIBRATION_REPEATS
+  transport = link_runs.calibrated(workdir, repeats)
   print(f"transport: {transport}", flush=True)
   write_json(workdir / "transport.json", dataclasses.asdict(transport))
   if values.calibrate:
     return
-  rows, methods = [], []
+  rows, lines = [], []
   if values.cases != "methods":
-    cases = link_cases.quick_cases() if is_quick else link_cases.all_cases()
-    rows = link_cases.run_cases(cases, transport, workdir)
+    cases = link_runs.QUICK_CASES if is_quick else link_runs.CASES
+    rows += link_runs.run_cases(cases, transport, workdir)
     # Training may fail, and takes minutes.
-    report(rows, methods, workdir)
+    lines = report(rows, workdir)
   if trains:
-    methods = link_methods.run_all(transport, workdir)
-  print(*report(rows, methods, workdir), sep="\n")
-  print(f"report: {workdir / 'report.md'}")
+    rows += link_runs.run_methods(transport, workdir)
+    lines = report(rows, workdir)
+  print(*lines, f"report: {workdir / 'report.md'}", sep="\n")
 
 
 def _check_no_runs(workdir: pathlib.Path) -> None:
@@ -94,60 +90,40 @@ def _check_no_runs(workdir: pathlib.Path) -> None:
     )
 
 
-def report(
-  rows: "Sequence[Row]", methods: "Sequence[MethodRow]", workdir: pathlib.Path
-) -> list[str]:
+def report(rows: "list[Row]", workdir: pathlib.Path) -> list[str]:
   """Writes the page and the JSON; returns the page's lines.
 
   Args:
-    rows: All collectives; those that miss are shown as the others are.
-    methods: Methods over slow links.
+    rows: All cases; those that miss are shown as the others are.
     workdir: Directory to write into.
   """
   from dilocox_jax.metrics.lines import write_json
   from dilocox_jax.report.page import write_page
   from dilocox_jax.report.tables import header_and_cells, markdown_table
 
-  lines = []
-  allreduce = {row.rate_bps: row for row in methods if row.name == "allreduce"}
-  for intro, shown in (
-    (_COLLECTIVES, [*map(_collective, rows)]),
-    (_METHODS, [_method(row, allreduce[row.rate_bps]) for row in methods]),
-  ):
-    if shown:
-      lines += ["", intro, "", *markdown_table(*header_and_cells(shown))]
-  found = [dataclasses.asdict(row) for row in [*rows, *methods]]
-  write_json(workdir / "links.json", found)
+  base = {row.links: row for row in rows if row.what == "allreduce"}
+  shown = [_cells(row, base.get(row.links)) for row in rows]
+  lines = [_INTRO, "", *markdown_table(*header_and_cells(shown))]
+  write_json(workdir / "links.json", [dataclasses.asdict(row) for row in rows])
   write_page(workdir, "Real links", lines, command_line.own_command())
   return lines
 
 
-def _collective(row: "Row") -> dict[str, Any]:
+def _cells(row: "Row", base: "Row | None") -> dict[str, Any]:
+  """Returns the cells of a row; methods are compared with AllReduce."""
+  speed_up = simulated = ""
+  if base:
+    speed_up = f"{base.measured_s / row.measured_s:.2f}"
+    simulated = f"{base.predicted_s / row.predicted_s:.2f}"
   return {
-    "links": row.cluster,
-    "collective": row.kind,
-    "operand (MB)": f"{row.operand_bytes / 1e6:.1f}",
-    **_compared(row),
-    "counted / planned bytes": f"{row.link_bytes / row.planned_bytes:.3f}",
-  }
-
-
-def _method(row: "MethodRow", base: "MethodRow") -> dict[str, Any]:
-  return {
-    "link (Mbit/s)": f"{row.rate_bps / 1e6:g}",
-    "method": row.name,
-    "speed-up over AllReduce": f"{base.measured_s / row.measured_s:.2f}",
-    "by the simulator": f"{base.predicted_s / row.predicted_s:.2f}",
-    **_compared(row),
-    "counted / planned bytes": f"{row.bytes_ratio:.3f}",
-  }
-
-
-def _compared(row: "Row | MethodRow") -> dict[str, str]:
-  return {
+    "links": row.links,
+    "what": row.what,
     "predicted (s)": f"{row.predicted_s:.4f}",
     "measured (s)": f"{row.measured_s:.4f}",
     "predicted / measured": f"{row.predicted_s / row.measured_s:.3f}",
+    "counted / planned bytes": f"{row.bytes_ratio:.3f}",
+    "speed-up over AllReduce": speed_up,
+    "by the simulator": simulated,
   }
 
 

@@ -49,19 +49,15 @@ MISTAKES = [
   ("train", "--step_s=1", "--cluster"),
   ("train", EXAMPLE, "set mesh.num_replicas="),
   ("train", "--parts=missing.py", "missing.py is not a file"),
-  ("launch", "", "after --"),
-  ("launch", "-- --config.mesh.num_replicas=3", "2 processes"),
-  ("launch", "-- --num_processes=4", "leave it out"),
-  ("launch", "-- --config.total_steps=0", "total_steps=0"),
-  ("launch", "--step_s=1 -- --config.seed=1", "put it after --"),
-  ("launch", "--rtt=40_ms -- --config.seed=1", "--rtt needs --link"),
-  ("launch", "--link=1gbit --rtt=40 -- --config.seed=1", "unit"),
-  ("launch", "--link=1gbit --loss=100_% -- --config.seed=1", "below 1"),
-  ("launch", "--link=fast -- --config.seed=1", "rate"),
-  ("launch", "--link=1bit -- --config.seed=1", "between"),
-  ("launch", "--link=1gbit --link_cluster=1gbit -- --config.seed=1", "both"),
-  ("launch", "--link_cluster=no.json -- --config.seed=1", "no.json"),
-  ("launch", "--processes=1 --link=1gbit -- --config.seed=1", "--processes=2"),
+  ("launch", "--config.mesh.num_replicas=3", "2 processes"),
+  ("launch", "--num_processes=4", "leave it out"),
+  ("launch", "--config.total_steps=0", "total_steps=0"),
+  ("launch", "--rtt=40_ms --config.seed=1", "--rtt needs --link"),
+  ("launch", "--link=1_Gbit/s --rtt=40 --config.seed=1", "unit"),
+  ("launch", "--link=1_Gbit/s --loss=100_% --config.seed=1", "below 1"),
+  ("launch", "--link=fast --config.seed=1", "rate"),
+  ("launch", "--link=1_bit/s --config.seed=1", "between"),
+  ("launch", "--processes=1 --link=1_Gbit/s --config.seed=1", "--processes=2"),
   ("simulate", "--step_s=nan", "step_s=nan"),
   ("simulate", "--step_s=-1", "step_s"),
   ("simulate", "--cluster=1gbot", "1gbot"),
@@ -93,7 +89,9 @@ MISTAKES = [
 def test_a_mistake_is_one_line_and_writes_nothing(
   program, given, word, tmp_path
 ):
-  words = [re.sub("_(ms|%|GB)$", r" \1", each) for each in given.split()]
+  words = [
+    re.sub("_(ms|%|GB|G?bit/s)$", r" \1", each) for each in given.split()
+  ]
   done = run(program, *words, f"--workdir={tmp_path / 'run'}")
   assert done.returncode == 2 and word in done.one_line
   assert done.one_line.startswith("error: ")

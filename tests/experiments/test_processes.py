@@ -5,7 +5,6 @@ test asserts that the process still lived when it was killed.
 """
 
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 
 from dilocox_jax.metrics import read_rows
-from experiments import launch
 from experiments.runtime import file_lock
 from tests import runs
 from tests.experiments.programs import run
@@ -73,10 +71,8 @@ def start_long(method, workdir):
   )
 
 
-def start_two(workdir, *own):
-  first = "--processes=2", *own, "--"
-  given = *TOGETHER, f"--workdir={workdir}"
-  return start("launch", *first, *given, *([] if own else [TWO_STAGES]))
+def start_two(workdir):
+  return start("launch", *TOGETHER, f"--workdir={workdir}", TWO_STAGES)
 
 
 def has_rows(workdir, kind, count):
@@ -192,13 +188,6 @@ def members(workdir):
   return found
 
 
-def children(process):
-  """Holders of network namespaces, and processes that launch or train."""
-  command = ["ps", "-o", "pid=", "--ppid", str(process.pid)]
-  listed = subprocess.run(command, capture_output=True, text=True, check=True)
-  return [pathlib.Path(f"/proc/{pid}") for pid in listed.stdout.split()]
-
-
 @pytest.fixture(scope="module", name="two")
 def two_fixture(tmp_path_factory):
   """A run of two processes that nobody disturbed."""
@@ -229,27 +218,19 @@ def test_two_processes_end_where_one_does(two, tmp_path):
 
 
 @slow
-@pytest.mark.parametrize("link", [(), ("--link=400kbit",)])
-def test_a_process_that_is_killed_ends_the_run_and_costs_nothing(
-  link, two, tmp_path, request
-):
-  if link:
-    request.getfixturevalue("namespaces")
-  process = start_two(tmp_path, *link)
+def test_a_process_that_is_killed_ends_the_run_and_costs_nothing(two, tmp_path):
+  process = start_two(tmp_path)
   wait_until(lambda: has_rows(tmp_path, "round", 3), process)
-  started = children(process)
   os.kill(members(tmp_path)[1], signal.SIGKILL)
   code, errors = end(process)
   assert code == 128 + signal.SIGKILL and "Traceback" not in errors
   last = errors.strip().splitlines()[-1]
   assert "process 1 was killed by SIGKILL" in last and "continues" in last
   assert not members(tmp_path), "a process outlived the launcher"
-  assert not [each for each in started if each.exists()], "a network stayed"
   assert not runs.rows(tmp_path, "final"), "it was killed too late"
-  code, errors = end(start_two(tmp_path, *link))
+  code, errors = end(start_two(tmp_path))
   assert code == 0 and "continuing at step" in errors, errors
-  if not link:
-    assert_same_run(tmp_path, two)
+  assert_same_run(tmp_path, two)
 
 
 @slow
@@ -274,22 +255,8 @@ def test_a_signal_to_the_launcher_saves_the_run_and_stops_all(two, tmp_path):
   [("launch", ".launch.lock"), ("train", ".train.lock")],
 )
 def test_a_directory_has_one_run_at_a_time(program, lock, tmp_path):
-  first = ["--"] if program == "launch" else []
   with file_lock.held(tmp_path / lock, ""):
-    done = run(program, *first, *TOGETHER, f"--workdir={tmp_path}")
+    done = run(program, *TOGETHER, f"--workdir={tmp_path}")
   assert done.returncode == 75 and "another" in done.stderr
   with file_lock.held(tmp_path / lock, ""):
     pass  # Let go with the block.
-
-
-def test_what_follows_two_dashes_is_for_the_processes():
-  own, given = launch.split(["--processes=2", "--", "--workdir=x", "--", "y"])
-  assert own == ["--processes=2"] and given == ["--workdir=x", "--", "y"]
-
-
-@pytest.mark.parametrize(
-  "text, bit_per_s",
-  [("1gbit", 1e9), ("100mbit", 1e8), ("0.5 Gbit/s", 5e8), ("20 MB/s", 1.6e8)],
-)
-def test_a_link_is_written_as_tc_or_as_a_cluster_file_has_it(text, bit_per_s):
-  assert launch.link_rate(text) == bit_per_s
