@@ -16,7 +16,6 @@ RUNTIME = [
   "optax>=0.2.8",
   "orbax-checkpoint>=0.12.8",
   "rich>=15.0",
-  "tensorboard>=2.21",
 ]
 
 DEV = [

@@ -15,7 +15,7 @@ import optax
 import optax.contrib
 
 from dilocox_jax.checks import require
-from dilocox_jax.distributed.whole_layers import on_whole_layers
+from dilocox_jax.distributed.local_map import on_whole_layers
 from dilocox_jax.plan.choices import OPTIMIZER_OPTIONS, Registry
 from dilocox_jax.plan.schedule.fragments import BLOCKS, is_stacked
 from dilocox_jax.trees import Index, Tree, leaves_by_path, path_name

@@ -5,8 +5,7 @@ r"""Trains one run, described by a config file, in a work directory.
 
 The first SIGTERM or Ctrl-C saves after the segment under way and stops; a
 second one ends at once. The same command again continues the run. The work
-directory then holds config, versions, metrics.jsonl, TensorBoard events,
-figures and report.md.
+directory then holds config, versions, metrics.jsonl, figures and report.md.
 
 With --distributed it is one of several processes of the run: start the same
 command on every machine of a cluster, or see experiments.launch for several

@@ -33,7 +33,7 @@ from dilocox_jax.plan.schedule.fragments import SLICED
 from dilocox_jax.plan.schedule.methods import METHODS
 from dilocox_jax.report.run import LoadedRun
 from dilocox_jax.simulate.analytic import Outcome, run_time
-from dilocox_jax.training import build, resume, run_lock, start
+from dilocox_jax.training import build, resume, start
 from dilocox_jax.training.member import Meeting
 from dilocox_jax.training.parts import NO_PARTS, Parts
 from dilocox_jax.training.trainer import Trainer
@@ -191,8 +191,7 @@ def train(
   trainer = Trainer(
     whole, path, "dilocox_jax.train", clock, parts, meeting=meet
   )
-  with run_lock.held(path):
-    trainer.run()
+  trainer.run()
   return Run(path, parts)
 
 

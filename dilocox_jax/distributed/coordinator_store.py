@@ -26,9 +26,8 @@ import io
 import itertools
 import json
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -42,23 +41,7 @@ _WAIT_MS = 24 * 60 * 60 * 1000
 _END_MS = 5_000  # Enough for a round trip; a process may not come at all.
 _LAST_S = 0.5  # Process 0 stays this long, until the others have ended.
 
-# What reading a message of another form raises.
-_MALFORMED = (
-  *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
-  *(RecursionError, MemoryError),
-)
-
 _turns = itertools.count()
-
-Read = TypeVar("Read")
-
-
-class LostProcessError(RuntimeError):
-  """Another process of the run is gone; the message is one line."""
-
-
-class MessageError(LostProcessError):
-  """What another process is said to have sent is no message of this run."""
 
 
 def allgather(own: Any) -> list[Any]:
@@ -70,119 +53,65 @@ def allgather(own: Any) -> list[Any]:
   Args:
     own: Value of this process, which JSON must have. Tuples become lists, also
       in this process, if there are several.
-
-  Raises:
-    MessageError: If a stranger writes into the store.
   """
   if jax.process_count() == 1:
     return [own]
   store, turn = _store(), next(_turns)
-  folder = f"{_FOLDER}/{turn}"
+  folder, message = f"{_FOLDER}/{turn}", json.dumps(own).encode()
   if jax.process_index():
     # Both requests at once: one after the other would be two round trips.
     with ThreadPoolExecutor(1) as thread:
       own_key = f"{folder}/{jax.process_index()}"
-      setting = thread.submit(_set, own_key, json.dumps(own).encode())
+      setting = thread.submit(store.key_value_set_bytes, own_key, message)
       joined = store.blocking_key_value_get_bytes(f"{folder}/all", _WAIT_MS)
       setting.result()
-    return understood(_list_of_all, _parsed(joined, 0), 0)
-  messages = [json.dumps(own).encode()]
-  for process in range(1, jax.process_count()):
-    key = f"{folder}/{process}"
-    messages.append(store.blocking_key_value_get_bytes(key, _WAIT_MS))
-  values = [_parsed(each, process) for process, each in enumerate(messages)]
-  _set(f"{folder}/all", b"[" + b",".join(messages) + b"]")
+    return json.loads(joined)
+  others = [
+    store.blocking_key_value_get_bytes(f"{folder}/{process}", _WAIT_MS)
+    for process in range(1, jax.process_count())
+  ]
+  joined = b"[" + b",".join([message, *others]) + b"]"
+  values = json.loads(joined)
+  store.key_value_set_bytes(f"{folder}/all", joined)
   if turn:  # All have read the turn before (see above).
     store.key_value_delete(f"{_FOLDER}/{turn - 1}")
   return values
-
-
-def understood(read: Callable[[Any], Read], message: Any, process: int) -> Read:
-  """Returns what a function makes of a message of `allgather`.
-
-  Args:
-    read: Function that raises any error of Python if the message has not the
-      form of which it makes the value.
-    message: What the process has sent.
-    process: Number of the process.
-
-  Raises:
-    MessageError: If the function raises an error, and there are other
-      processes.
-  """
-  if jax.process_count() == 1:
-    return read(message)
-  try:
-    return read(message)
-  except _MALFORMED as error:
-    _refuse(process, error)
-
-
-def _parsed(message: bytes, process: int) -> Any:
-  return understood(json.loads, message, process)
-
-
-def _list_of_all(message: Any) -> list[Any]:
-  if not isinstance(message, list) or len(message) != jax.process_count():
-    raise ValueError("it is not one value for each process")
-  return message
-
-
-def _set(key: str, message: bytes) -> None:
-  """Writes a message of this process, which nobody else may have written."""
-  try:
-    _store().key_value_set_bytes(key, message)
-  except jax.errors.JaxRuntimeError as error:
-    if "ALREADY_EXISTS" in str(error):
-      _refuse(jax.process_index(), "somebody else has written it")
-    raise
-
-
-def _refuse(process: int, reason: object) -> NoReturn:
-  reason = " ".join(str(reason).split())[:200]
-  raise MessageError(
-    f"the message of process {process} is none of this run ({reason}): a "
-    "stranger may have reached the port of --coordinator, or a process has "
-    "other code"
-  ) from None
 
 
 def arrays_to_host(tree: Tree) -> Tree:
   """Returns the values of arrays as numpy arrays, in every process.
 
   All processes must call it, in the same order, with trees of one structure.
-  Arrays of which every process holds the same parts are not sent.
+  Arrays that every device holds whole are not sent.
 
   Args:
     tree: Arrays, each on devices of this process alone or of all processes.
   """
   leaves, structure = jax.tree.flatten(tree)
-  shared = {n: leaf for n, leaf in enumerate(leaves) if _is_shared(leaf)}
-  values = {n: np.empty(leaf.shape, leaf.dtype) for n, leaf in shared.items()}
-  shards = [
-    (n, x) for n, leaf in shared.items() for x in leaf.addressable_shards
+  divided = {n: leaf for n, leaf in enumerate(leaves) if _is_divided(leaf)}
+  if not divided:
+    return jax.device_get(tree)
+  values = {n: np.empty(leaf.shape, leaf.dtype) for n, leaf in divided.items()}
+  # Of all devices that hold a part, the one with the number 0 sends it.
+  sent = [
+    _to_message(n, shard.index, np.asarray(shard.data))
+    for n, leaf in divided.items()
+    for shard in leaf.addressable_shards
+    if shard.replica_id == 0
   ]
-  parts = jax.device_get([(n, shard.index, shard.data) for n, shard in shards])
-  divided = {n for n, leaf in shared.items() if not _is_alike_in_all(leaf)}
-  if divided:
-    # Of all devices that hold a part, the one with the number 0 sends it.
-    sent = [
-      _to_message(*part)
-      for part, (n, shard) in zip(parts, shards, strict=True)
-      if n in divided and shard.replica_id == 0
-    ]
-
-    def placed(messages: list[Any]) -> None:
-      for message in messages:
-        n, span, part = _from_message(*message)
-        values[n][span] = part.view(values[n].dtype)
-
-    for process, messages in enumerate(allgather(sent)):
-      understood(placed, messages, process)
-  for n, span, part in parts:
-    values[n][span] = part
+  for message in itertools.chain.from_iterable(allgather(sent)):
+    n, span, part = _from_message(*message)
+    values[n][span] = part.view(values[n].dtype)
   return jax.device_get(
     structure.unflatten(values.get(n, leaf) for n, leaf in enumerate(leaves))
+  )
+
+
+def _is_divided(leaf: Any) -> bool:
+  """Whether devices of other processes hold parts that this one lacks."""
+  is_array = isinstance(leaf, jax.Array)
+  return is_array and not (
+    leaf.is_fully_addressable or leaf.is_fully_replicated
   )
 
 
@@ -201,25 +130,6 @@ def _from_message(
   file = io.BytesIO(base64.b64decode(text, validate=True))
   part = np.lib.format.read_array(file, allow_pickle=False)
   return n, tuple(slice(*each) for each in bounds), part
-
-
-def _is_shared(leaf: Any) -> bool:
-  """Whether devices of other processes hold a part of an array too."""
-  return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-
-
-def _is_alike_in_all(leaf: jax.Array) -> bool:
-  """Whether every process holds the same parts of an array, so all of it.
-
-  For example losses [2, 6] of two replicas on two processes: each process holds
-  one row and sends it. If both replicas span both processes, each process holds
-  both rows.
-  """
-  parts: dict[int, set[str]] = {}
-  for device, span in leaf.sharding.devices_indices_map(leaf.shape).items():
-    # Slices cannot be in a set before Python 3.12.
-    parts.setdefault(device.process_index, set()).add(str(span))
-  return len({frozenset(spans) for spans in parts.values()}) == 1
 
 
 def wait_for_end() -> None:

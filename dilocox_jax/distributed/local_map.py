@@ -7,18 +7,45 @@ multiplies matrices in pipeline stages, and code that selects values by index.
 For the last kind the partitioner would first collect the whole array on every
 device. This file maps such functions over the devices, so that a device works
 on its own part of the arrays.
+
+Muon multiplies a matrix with itself ten times in every step. If the devices of
+a replica share the rows of each matrix, every product would need the rows of
+all. So the devices swap rows for layers before the update, and swap back after
+it (`on_whole_layers`). Each sends what it holds once in either direction.
+
+Three layers [3, 8, 5] on two devices, each of which has four rows of all:
+
+  before         [3, 4, 5] and [3, 4, 5]
+  filled up      [4, 4, 5] and [4, 4, 5], layer 3 is zero
+  swapped        [2, 8, 5] and [2, 8, 5], layers 0 and 1, and 2 and 3
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from dilocox_jax.plan.model.division import DATA_AXIS, STAGE_AXIS, Division
-from dilocox_jax.trees import Array
+from dilocox_jax.plan.model.division import (
+  DATA_AXIS,
+  STAGE_AXIS,
+  Division,
+  Spec,
+)
+from dilocox_jax.trees import Array, Tree, path_name
 
 INNER_AXES = (DATA_AXIS, STAGE_AXIS)
+_NUM_AXES = 3  # A stack of matrices is [layers, rows, columns].
+
+# (gradients, optimizer state, parameters) -> (updates, optimizer state).
+Update = Callable[..., tuple[Tree, Tree]]
+
+
+def partition(spec: Spec) -> PartitionSpec:
+  """Returns a spec of `Division` as a JAX `PartitionSpec`."""
+  return PartitionSpec(*(axes or None for axes in spec))
 
 
 def current_division() -> Division:
@@ -92,4 +119,63 @@ def _rows(division: Division, shape: tuple[int, ...]) -> PartitionSpec:
     (whole, stage),
   )
   way = next((way for way in ways if division.divides(way, shape)), ())
-  return PartitionSpec(*(axes or None for axes in way))
+  return partition(way)
+
+
+def on_whole_layers(update: Update) -> Update:
+  """Has each device of a replica update whole layers.
+
+  Args:
+    update: Update of an optimizer. It computes stacked matrices layer by layer,
+      also a layer of zeros, and all other leaves value by value.
+  """
+
+  def mapped(updates: Tree, state: Tree, params: Tree = None):
+    division = current_division()
+    if division.num_devices == 1:
+      return update(updates, state, params)
+    given = updates, state, params
+    specs = _specs(division, given)
+
+    def local(*parts: Tree) -> tuple[Tree, Tree]:
+      whole = jax.tree.map(_swapped, parts, specs)
+      results = update(*whole)
+      return jax.tree.map(_swapped_back, results, parts[:2], specs[:2])
+
+    places = jax.tree.map(lambda _, spec: partition(spec), given, specs)
+    return map_over_devices(local, places, places[:2])(*given)
+
+  return mapped
+
+
+def _specs(division: Division, trees: Tree) -> Tree:
+  def spec(path: Any, leaf: Array) -> Spec:
+    return division.spec(path_name(path), leaf.shape)
+
+  return jax.tree_util.tree_map_with_path(spec, trees)
+
+
+def _swapped(leaf: Array, spec: Spec) -> Array:
+  """Returns layers [n, R, C] of a part [L, r, c] of all layers."""
+  shared = _shared_axes(leaf, spec)
+  num_devices = math.prod(jax.lax.axis_size(names) for _, names in shared)
+  if num_devices > 1:
+    missing = -leaf.shape[0] % num_devices
+    leaf = jnp.pad(leaf, [(0, missing), (0, 0), (0, 0)])
+  for axis, names in shared:
+    leaf = jax.lax.all_to_all(leaf, names, 0, axis, tiled=True)
+  return leaf
+
+
+def _swapped_back(leaf: Array, part: Array, spec: Spec) -> Array:
+  """Reverses `_swapped` of a part."""
+  for axis, names in reversed(_shared_axes(part, spec)):
+    leaf = jax.lax.all_to_all(leaf, names, axis, 0, tiled=True)
+  return leaf[: len(part)] if part.ndim == _NUM_AXES else leaf
+
+
+def _shared_axes(leaf: Array, spec: Spec) -> list[tuple[int, tuple[str, ...]]]:
+  """Returns the axes of rows and columns that devices share, with theirs."""
+  if leaf.ndim != _NUM_AXES:
+    return []
+  return [(axis, spec[axis]) for axis in (1, 2) if spec[axis]]

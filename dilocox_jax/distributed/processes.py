@@ -16,14 +16,13 @@ import re
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from dilocox_jax.distributed import coordinator_store
-from dilocox_jax.distributed.coordinator_store import LostProcessError, Read
 
 # A process that sends no heartbeat for so long is taken for dead, and all
 # others end. A process in the middle of an exchange with it notices far sooner,
@@ -40,6 +39,10 @@ _SIGNS = re.compile(
   re.IGNORECASE,
 )
 _STATUS = re.compile("[A-Z_]+: ")  # Errors from below Python begin like this.
+
+
+class LostProcessError(RuntimeError):
+  """Another process of the run is gone; the message is one line."""
 
 
 def start(
@@ -178,33 +181,13 @@ def is_main() -> bool:
   return jax.process_index() == 0
 
 
-def from_main(value: Any, read: Callable[[Any], Read]) -> Read:
+def from_main(value: Any) -> Any:
   """Returns process 0's value in every process; all wait for all.
 
   Args:
     value: Any value that JSON has; only process 0's is used.
-    read: Function from what JSON makes of a value to the value, as in
-      `from_all`.
   """
-  message = coordinator_store.allgather(value if is_main() else None)[0]
-  return coordinator_store.understood(read, message, 0)
-
-
-def from_all(value: Any, read: Callable[[Any], Read]) -> list[Read]:
-  """Returns every process's value, by process; all wait for all.
-
-  Args:
-    value: Any value that JSON has.
-    read: Function from what JSON makes of a value to the value. Whatever error
-      of Python it raises means that the message is none of this run.
-
-  Raises:
-    MessageError: If a message is none of this run.
-  """
-  return [
-    coordinator_store.understood(read, message, process)
-    for process, message in enumerate(coordinator_store.allgather(value))
-  ]
+  return coordinator_store.allgather(value if is_main() else None)[0]
 
 
 def share_directory(directory: pathlib.Path) -> bool:
@@ -219,8 +202,8 @@ def share_directory(directory: pathlib.Path) -> bool:
   name = f".common-{uuid.uuid4().hex}"
   if is_main():
     (directory / name).touch(exist_ok=False)
-  mark = directory / from_main(name, str)  # The others get it after that.
-  exists = from_all(mark.exists(), bool)
+  mark = directory / from_main(name)  # The others get it after that.
+  exists = coordinator_store.allgather(mark.exists())
   if is_main():
     mark.unlink()
   return all(exists)
@@ -232,7 +215,7 @@ def check_equal(**values: Any) -> None:
   Args:
     **values: Named values that JSON has.
   """
-  found = from_all(values, dict)
+  found = coordinator_store.allgather(values)
   main, own = found[0], found[jax.process_index()]
   differing = [name for name in values if own[name] != main.get(name)]
   if differing:

@@ -24,7 +24,7 @@ from jax.sharding import (
 )
 
 from dilocox_jax.checks import one_of, require, within_limits
-from dilocox_jax.distributed.local_map import INNER_AXES
+from dilocox_jax.distributed.local_map import INNER_AXES, partition
 from dilocox_jax.plan.choices import LAYOUTS
 from dilocox_jax.plan.model.division import DATA_AXIS, Division, Spec
 from dilocox_jax.trees import Array, Tree, path_name
@@ -347,11 +347,6 @@ def with_shardings(tree: Tree, shardings: Tree) -> Tree:
     tree,
     shardings,
   )
-
-
-def partition(spec: Spec) -> PartitionSpec:
-  """Returns a spec of `Division` as a JAX `PartitionSpec`."""
-  return PartitionSpec(*(axes or None for axes in spec))
 
 
 def is_none(axis) -> bool:

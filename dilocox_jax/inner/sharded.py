@@ -19,8 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from dilocox_jax.distributed.local_map import INNER_AXES, map_over_devices
-from dilocox_jax.distributed.replicas import partition
+from dilocox_jax.distributed.local_map import (
+  INNER_AXES,
+  map_over_devices,
+  partition,
+)
 from dilocox_jax.inner.step import Gradient, Loss
 from dilocox_jax.plan.model.division import (
   DATA_AXIS,

@@ -1,40 +1,26 @@
-# pyright: reportAttributeAccessIssue=false
-# Classes of protocol buffers are made at import, so pyright cannot see them.
 """Records the numbers of a run; the trainer writes them through one object.
 
 There are two files. Rows of `metrics.jsonl` depend on seed and config alone. A
 run that was killed and resumed must write the same bytes as one that was not.
 For that the trainer must record every row up to a step before it saves a
 checkpoint of that step. Rows of `timing.jsonl` depend on the machine, so they
-differ between two runs. TensorBoard gets the values of both.
+differ between two runs.
 
 The recorder builds the types of rows from the trainer's numbers, and reports
 read them again. So every field has one spelling. A reader skips fields that it
 does not know, so an older version can read the files of a newer one.
 """
 
-import contextlib
 import dataclasses
 import math
-import os
-import time
 from collections.abc import Mapping
 from typing import Any, SupportsFloat, TypeVar
 
-from tensorboard.compat.proto import event_pb2, summary_pb2
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-from dilocox_jax.checks import one_of
 from dilocox_jax.metrics import lines
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 MEETING = "meeting.jsonl"  # Who was there, if replicas meet in a store.
 _Row = TypeVar("_Row")
-
-PHASES = ("rounds", "data_parallel")
-# Fields of a `DriftRow` that only a low-rank codec fills.
-RANK_FIELDS = ("rank", "energy_rank", "stable_rank")
-EVENTS = ("round", "compile", "evaluation", "checkpoint")
 
 
 def float_or_nan(value: SupportsFloat | None) -> float:
@@ -78,7 +64,7 @@ class RoundRow:
   Attributes:
     step: Inner steps finished.
     tokens: Tokens seen so far by all replicas together.
-    phase: One of `PHASES`.
+    phase: "rounds" or "data_parallel".
     loss: Mean loss over the round's steps and the replicas, in nats.
     loss_per_replica: Mean loss over the round's steps, one value per replica.
     grad_norm: Norm of the inner gradient before clipping.
@@ -134,7 +120,7 @@ class Timing:
 
   Attributes:
     step: Inner steps finished when the event ended.
-    event: One of `EVENTS`.
+    event: "compile", "round", "evaluation" or "checkpoint".
     wall_s: Duration of the event in seconds, not the time since the start.
     tokens_per_s: Tokens of all replicas divided by the duration; NaN for an
       event that trained on no tokens.
@@ -163,7 +149,6 @@ _CONVERT = {
   str: str,
   bool: bool,
   list[float]: lambda values: [float_or_nan(value) for value in values],
-  dict[str, float]: lambda each: {k: float_or_nan(v) for k, v in each.items()},
   list[DriftRow]: lambda rows: [from_json(DriftRow, row) for row in rows],
 }
 
@@ -191,63 +176,31 @@ def _has_no_default(field: dataclasses.Field) -> bool:
   return field.default is missing and field.default_factory is missing
 
 
-class TensorBoardWriter:
-  """Writes scalars with TensorBoard's own writer, without TensorFlow.
+class Recorder:
+  """Writes the rows of one run."""
 
-  An event file cannot be cut like a JSON-lines file, because a reader may have
-  it open. A restarted run begins a new file that says from which step on it
-  replaces older events. TensorBoard then hides those.
-  """
-
-  def __init__(self, directory: lines.Directory, first_step: int = 0):
-    """Starts an event file.
-
-    Args:
-      directory: Directory of event files; created if missing.
-      first_step: TensorBoard hides older events of this step and later steps.
-    """
-    self._directory = os.fspath(directory)
-    with lines.one_line(directory):
-      self._writer = EventFileWriter(self._directory, flush_secs=10)
-    log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    self._add(event_pb2.Event(step=first_step, session_log=log))
-
-  def _add(self, event: event_pb2.Event) -> None:
-    event.wall_time = time.time()
-    with lines.one_line(self._directory):
-      self._writer.add_event(event)
-
-  def scalars(self, step: int, values: Mapping[str, float | int]) -> None:
-    """Adds one event of a step, without values that are not finite."""
-    summary = summary_pb2.Summary()
-    for tag, value in values.items():
-      if math.isfinite(value):
-        summary.value.add(tag=tag, simple_value=value)
-    self._add(event_pb2.Event(step=step, summary=summary))
-
-  def close(self) -> None:
-    """Writes queued events and closes the file."""
-    with lines.one_line(self._directory):
-      self._writer.close()
-
-
-class Recorder(contextlib.AbstractContextManager["Recorder"]):
-  """Writes the rows of one run. It is a context manager."""
-
-  def __init__(self, workdir: lines.Directory, resume_step: int | None = None):
+  def __init__(
+    self, workdir: lines.Directory | None, resume_step: int | None = None
+  ):
     """Opens the files and cuts the rows that a restored run writes again.
 
     Args:
-      workdir: Run directory; created if missing.
+      workdir: Run directory; created if missing. None writes nothing, for all
+        processes but the first.
       resume_step: Inner step of the restored checkpoint. None starts a new run
         and cuts all rows. There are some if a run was killed before its first
         checkpoint.
     """
-    workdir = lines.make_directory(workdir)
-    last_step = -1 if resume_step is None else resume_step
-    self._metrics = lines.JsonLines(workdir / METRICS, last_step)
-    self._timing = lines.JsonLines(workdir / TIMING, last_step)
-    self._board = TensorBoardWriter(workdir / "tensorboard", last_step + 1)
+    self._files: dict[str, lines.JsonLines] = {}
+    if workdir is not None:
+      workdir = lines.make_directory(workdir)
+      last_step = -1 if resume_step is None else resume_step
+      for name in (METRICS, TIMING):
+        self._files[name] = lines.JsonLines(workdir / name, last_step)
+
+  def _append(self, name: str, row: Mapping[str, Any]) -> None:
+    if name in self._files:
+      self._files[name].append(row)
 
   def record_round(self, **fields: Any) -> None:
     """Records a finished round.
@@ -256,10 +209,8 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
       **fields: Fields of `RoundRow`, as Python, numpy or JAX numbers.
         `drift` is a sequence of mappings with the fields of `DriftRow`.
     """
-    row = from_json(RoundRow, fields)
-    one_of("phase", row.phase, PHASES)
-    self._metrics.append({"kind": "round", **dataclasses.asdict(row)})
-    self._board.scalars(row.step, _round_scalars(row))
+    row = dataclasses.asdict(from_json(RoundRow, fields))
+    self._append(METRICS, {"kind": "round", **row})
 
   def record_evaluation(
     self, *, num_steps: int | None = None, **fields: Any
@@ -272,17 +223,13 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
       **fields: Fields of `Evaluation` without `flushed`.
     """
     fields["flushed"] = num_steps is not None
-    row = from_json(Evaluation, fields)
+    row = dataclasses.asdict(from_json(Evaluation, fields))
+    if math.isnan(row["judge_loss"]):  # Most runs have no such column.
+      del row["judge_loss"]
     kind: dict[str, Any] = {"kind": "evaluation"}
     if num_steps is not None:
       kind = {"kind": "final", "num_steps": int(num_steps)}
-    fields_of_row = dataclasses.asdict(row)
-    if math.isnan(row.judge_loss):  # Most runs have no such column.
-      del fields_of_row["judge_loss"]
-    self._metrics.append(kind | fields_of_row)
-    losses = ("outer_loss", "mean_loss", "replica_loss", "judge_loss")
-    values = {f"validation/{name}": getattr(row, name) for name in losses}
-    self._board.scalars(row.step, values)
+    self._append(METRICS, kind | row)
 
   def record_timing(self, **fields: Any) -> None:
     """Records the time of an event; events must not overlap in time.
@@ -290,51 +237,9 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     Args:
       **fields: Fields of `Timing`. Those without a value may be None.
     """
-    row = from_json(Timing, fields)
-    one_of("event", row.event, EVENTS)
-    values = dataclasses.asdict(row)
+    row = dataclasses.asdict(from_json(Timing, fields))
     # Runs without a clock or a throttled link have no columns of NaN.
     for name in ("simulated_s", "exposed_s", "link_bytes"):
-      if math.isnan(values[name]):
-        del values[name]
-    self._timing.append(values)
-    if row.event == "round":
-      self._board.scalars(row.step, {"time/tokens_per_s": row.tokens_per_s})
-
-  def __exit__(self, *exception: object) -> None:
-    """Writes queued TensorBoard events, also after an exception."""
-    self._board.close()
-
-
-class SilentRecorder(Recorder):
-  """A recorder that writes nothing, for all processes but the first."""
-
-  def __init__(self):
-    """Opens nothing."""
-
-  def _ignore(self, **fields: Any) -> None:
-    """Ignores a row."""
-
-  record_round = record_evaluation = record_timing = _ignore
-
-  def __exit__(self, *exception: object) -> None:
-    """Does nothing, because nothing is open."""
-
-
-def _round_scalars(row: RoundRow) -> dict[str, float | int]:
-  groups = {
-    "train": ("loss", "grad_norm", "learning_rate"),
-    "wire": ("sent_bytes", "total_sent_bytes"),
-  }
-  values = {
-    f"{group}/{name}": getattr(row, name)
-    for group, names in groups.items()
-    for name in names
-  }
-  groups = {"drift": ("cosine", "disagreement"), "rank": RANK_FIELDS}
-  for entry in row.drift:
-    for group, names in groups.items():
-      for name in names:
-        tag = f"{group}/{name}/fragment_{entry.fragment}"
-        values[tag] = getattr(entry, name)
-  return values
+      if math.isnan(row[name]):
+        del row[name]
+    self._append(TIMING, row)

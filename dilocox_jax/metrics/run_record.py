@@ -10,7 +10,7 @@ import importlib.metadata
 import pathlib
 import platform as host
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dilocox_jax.checks import json_object
@@ -48,21 +48,9 @@ def source_revision() -> str | None:
 
 def write_run_record(
   workdir: lines.Directory,
-  *,
   config: Mapping[str, Any],
-  method: str,
-  num_replicas: int,
-  parameter_count: int,
-  corpus_name: str,
-  corpus_digest: str,
-  held_out_digest: str,
-  platform: str,
-  bytes_per_token: float | None = None,
-  handed_in: Sequence[str] = (),
-  chosen: Mapping[str, Any] | None = None,
-  command: str | None = None,
-  clock: str = "",
-  clock_digest: str = "",
+  run: Mapping[str, Any],
+  start: Mapping[str, Any],
   continues: bool = False,
 ) -> None:
   """Writes `config.json` and `run.json`.
@@ -73,22 +61,11 @@ def write_run_record(
   Args:
     workdir: Run directory; created if missing.
     config: Whole config as nested mappings.
-    method: Name of the method.
-    num_replicas: Number of replicas, M.
-    parameter_count: Number of parameters of one replica.
-    corpus_name: Name of the training text.
-    corpus_digest: Hash of the training text. Runs can be compared only if it
-      is equal.
-    held_out_digest: Hash of the sequences of every evaluation. Runs can be
-      compared only if it is equal.
-    platform: Backend and devices, as JAX names them.
-    bytes_per_token: Bytes of a token of the validation text, if it has any.
-    handed_in: Names of the parts, such as "model", that the caller handed in
-      instead of naming them in the config.
-    chosen: Values that the config left to the devices, by dotted names.
-    command: Command line that started the run; None if there was none.
-    clock: What the run's simulated clock times; "" without a clock.
-    clock_digest: Digest of the cluster and of the durations behind it.
+    run: What is trained, on what. Runs can be compared only if corpus_digest
+      and held_out_digest are equal: hashes of the training text and of the
+      sequences of every evaluation.
+    start: How this program trains it: command, platform, and the values that
+      the config left to the devices (chosen_for_device).
     continues: Whether the run continues from a checkpoint.
 
   Raises:
@@ -98,26 +75,14 @@ def write_run_record(
   lines.write_json(workdir / CONFIG, config)
   versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
   start = {
-    "chosen_for_device": dict(chosen or {}),
-    "command": command,
-    "platform": platform,
+    **start,
     "source_revision": source_revision(),
     "versions": {"python": host.python_version(), **versions},
   }
-  record = {
-    "bytes_per_token": bytes_per_token,
-    "corpus_digest": corpus_digest,
-    "corpus_name": corpus_name,
-    "held_out_digest": held_out_digest,
-    "method": method,
-    "num_replicas": num_replicas,
-    "parameter_count": parameter_count,
-    **({"handed_in": list(handed_in)} if handed_in else {}),
-    **({"clock": clock, "clock_digest": clock_digest} if clock else {}),
-    **start,
-    "earlier_starts": _earlier_starts(workdir, start) if continues else [],
-  }
-  lines.write_json(workdir / RECORD, record)
+  earlier = _earlier_starts(workdir, start) if continues else []
+  lines.write_json(
+    workdir / RECORD, {**run, **start, "earlier_starts": earlier}
+  )
 
 
 def _earlier_starts(

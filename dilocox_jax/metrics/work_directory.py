@@ -1,23 +1,35 @@
-"""The stamp of a work directory, which says what program made it.
+"""Whose a work directory is: its stamp, and the lock of a run.
 
 Several programs write files with the same names, such as `report.md`. So the
 first file of a directory is `made_by.json`, and a program writes only into a
 directory that is empty or has its own stamp. Hidden files do not count: they
-are locks, halves of files, or those of a file browser.
+are locks, halves of files, or those of a file browser. Two runs at once would
+mix their rows, so a run locks its directory.
 """
 
+import contextlib
+import fcntl
 import json
+import logging
 import os
 import pathlib
 import uuid
+from collections.abc import Iterator
+from typing import IO
 
+from dilocox_jax import files
 from dilocox_jax.metrics.lines import Directory
 
-STAMP = "made_by.json"
+STAMP, LOCK = "made_by.json", ".train.lock"
+PROGRAM = "train"  # The stamp of all runs, whatever program trains them.
 
 
-class RefusedDirectoryError(ValueError):
-  """The directory cannot be the program's; its path begins the message."""
+class RefusedError(ValueError):
+  """The directory must not be used in this way; the message says why."""
+
+
+class BusyError(RuntimeError):
+  """Another run is at work in the directory; the same call works later."""
 
 
 def claim(path: Directory, program: str) -> pathlib.Path:
@@ -32,7 +44,7 @@ def claim(path: Directory, program: str) -> pathlib.Path:
     The path.
 
   Raises:
-    RefusedDirectoryError: If another program or a user made it, or its path is
+    RefusedError: If another program or a user made it, or its path is
       not UTF-8. It is as it was then.
     OSError: If the system refuses.
   """
@@ -43,11 +55,11 @@ def claim(path: Directory, program: str) -> pathlib.Path:
   names = [name for name in os.listdir(path) if not name.startswith(".")]
   owner = _owner(path / STAMP)
   if owner is None and names:
-    raise RefusedDirectoryError(
+    raise RefusedError(
       f"{path} has files that {program} did not make: choose another --workdir"
     )
   if owner not in (None, program):
-    raise RefusedDirectoryError(
+    raise RefusedError(
       f"{path} was made by {owner}, and {program} would write over its files: "
       "choose another --workdir"
     )
@@ -57,12 +69,12 @@ def claim(path: Directory, program: str) -> pathlib.Path:
 
 
 def _check_name(path: pathlib.Path) -> None:
-  """Refuses a path that TensorBoard, Orbax and the pages cannot write."""
+  """Refuses a path that Orbax and the pages cannot write."""
   whole = str(path.resolve())
   try:
     whole.encode()
   except UnicodeEncodeError as error:
-    raise RefusedDirectoryError(
+    raise RefusedError(
       f"{whole} is not named in UTF-8: choose another directory, or set "
       "PYTHONUTF8=1 if its name is UTF-8 and the locale is not"
     ) from error
@@ -83,3 +95,53 @@ def _write(path: pathlib.Path, program: str) -> None:
     file.flush()
     os.fsync(file.fileno())
   partial.replace(path / STAMP)
+
+
+@contextlib.contextmanager
+def held(workdir: pathlib.Path) -> Iterator[None]:
+  """Holds the lock of a run directory for as long as the block lasts.
+
+  Args:
+    workdir: The run directory; made if missing.
+
+  Raises:
+    BusyError: If another run holds it.
+    RefusedError: If the directory is not that of a run, or the lock's file
+      cannot be made.
+  """
+  path = workdir / LOCK
+  try:
+    claim(workdir, PROGRAM)
+    file = files.opened_to_append(path)
+  except OSError as error:
+    raise RefusedError(f"{path} cannot be written: {error.strerror}") from error
+  with file:
+    if not try_lock(file):
+      raise BusyError(
+        f"another run is at work in workdir={workdir}: wait for its end"
+      )
+    yield
+
+
+def try_lock(file: IO) -> bool:
+  """Locks an open file until it is closed.
+
+  The kernel releases a lock when the last process that has the file open ends,
+  killed or not. A child process may inherit the open file and so keep the lock
+  when its parent is killed: the processes of a launch do. Lock libraries open
+  and close files by themselves and do not allow that.
+
+  Args:
+    file: Any open file; nothing is written to it.
+
+  Returns:
+    False if another process holds the lock. A file system that has no locks,
+    as some network file systems, gets a warning and counts as locked.
+  """
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return False
+  except OSError as error:
+    logging.warning("%s cannot be locked (%s)", file.name, error.strerror)
+  return True

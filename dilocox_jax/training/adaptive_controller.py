@@ -148,7 +148,7 @@ class AdaptiveController:
     """
     self.choose_setting(segment)
     # A spectrum's last bits differ by machine, and so might a choice.
-    processes.from_main(self.get_state(), self.set_state)
+    self.set_state(processes.from_main(self.get_state()))
     return self.rescheduled(state, segment.stop)
 
   def choose_setting(self, segment: Segment) -> None:

@@ -21,6 +21,8 @@ save replaces another.
 """
 
 import contextlib
+import hashlib
+import json
 import logging
 import pathlib
 import shutil
@@ -31,9 +33,9 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from dilocox_jax.checks import json_object
 from dilocox_jax.distributed import processes
-from dilocox_jax.report.units import human_bytes
-from dilocox_jax.training import saved_files
+from dilocox_jax.metrics.work_directory import RefusedError
 from dilocox_jax.trees import Tree
 
 FOLDER = "checkpoints"  # Name of the folder in a run directory.
@@ -42,14 +44,8 @@ ARRAYS, RECORD = "arrays", "record"
 # the midst of a save. Process 0 computes digests in this time, too.
 _SAVE_TIMEOUT_S = 7 * 24 * 60 * 60
 _PARTIAL = ".orbax-checkpoint-tmp"  # Part of the folder's name during a save.
-# Orbax writes metadata, the record and whole disk blocks in addition to the
-# arrays. These took 60 to 100 kB for small states. Metrics need room, too.
-SPARE_BYTES, _SPARE_SHARE = 1_000_000, 0.02
+_DIGESTS = "digests.json"  # SHA-256 of every file of a checkpoint, by its path.
 _LONGEST_REASON = 200  # Characters; Orbax lists whole trees.
-
-
-class RefusedError(ValueError):
-  """The run directory must not be used in this way; the message says why."""
 
 
 class SaveError(OSError):
@@ -72,9 +68,6 @@ class Checkpoints:
         in it may change.
     """
     self._directory, self._read_only = directory.resolve(), read_only
-    if processes.is_main() and not read_only:
-      for partial in self._partial():  # A killed save left it.
-        shutil.rmtree(partial)
     options = ocp.CheckpointManagerOptions(
       max_to_keep=keep,
       enable_async_checkpointing=True,
@@ -82,12 +75,13 @@ class Checkpoints:
         timeout_secs=_SAVE_TIMEOUT_S, post_finalization_callback=self._seal
       ),
       create=not read_only,
+      cleanup_tmp_directories=not read_only,  # A killed save left them.
     )
     self._manager = ocp.CheckpointManager(self._directory, options=options)
-    saved_files.hide_tracebacks()
-
-  def _partial(self) -> list[pathlib.Path]:
-    return list(self._directory.glob(f"*{_PARTIAL}*"))
+    # Orbax logs by absl. Where nobody asks for the error of one of its tasks,
+    # asyncio logs it, perhaps not before the process ends.
+    for name in ("absl", "asyncio"):
+      logging.getLogger(name).addFilter(_has_no_traceback)
 
   def save(self, step: int, state: Tree, record: dict[str, Any]) -> None:
     """Starts a save in the background and returns.
@@ -101,7 +95,7 @@ class Checkpoints:
       record: Values that JSON can hold.
 
     Raises:
-      SaveError: If the disk has no room, or if it refused the earlier save.
+      SaveError: If the disk refused the earlier save.
     """
     args = {
       ARRAYS: ocp.args.StandardSave(_leaves(state)),
@@ -109,29 +103,7 @@ class Checkpoints:
     }
     with self._wording_disk_errors():
       self._manager.wait_until_finished()
-      self._check_room(state)
       self._manager.save(step, args=ocp.args.Composite(**args), force=True)
-
-  def _check_room(self, state: Tree) -> None:
-    """Raises OSError if a save would fill the disk.
-
-    All processes compare with the smallest free space, and refuse the save or
-    none of them does.
-    """
-    own_free_bytes = shutil.disk_usage(self._directory).free
-    all_state_bytes, all_free_bytes = zip(
-      *processes.from_all([_own_bytes(state), own_free_bytes], _two_sizes),
-      strict=True,
-    )
-    # The bytes that all processes write to one directory add up.
-    state_bytes = sum(all_state_bytes)
-    free_bytes = min(all_free_bytes)
-    needed_bytes = round((1 + _SPARE_SHARE) * state_bytes) + SPARE_BYTES
-    if needed_bytes > free_bytes:
-      raise OSError(
-        f"{human_bytes(needed_bytes)} are needed and "
-        f"{human_bytes(free_bytes)} free"
-      )
 
   @contextlib.contextmanager
   def _wording_disk_errors(self) -> Iterator[None]:
@@ -142,7 +114,7 @@ class Checkpoints:
     try:
       yield
     except Exception as error:
-      if not saved_files.is_of_disk(error):
+      if not _is_of_disk(error):
         raise
       reason = str(error).strip().partition("\n")[0]
       if "No space left on device" in reason:  # Four paths come before it.
@@ -157,8 +129,9 @@ class Checkpoints:
     """Writes the digests of a save. All its files must be written before."""
     if not processes.is_main():
       return
-    for partial in self._partial():  # At most one save runs at a time.
-      saved_files.seal(partial)
+    # At most one save runs at a time.
+    for partial in self._directory.glob(f"*{_PARTIAL}*"):
+      (partial / _DIGESTS).write_text(json.dumps(_digests(partial), indent=2))
 
   def wait(self) -> None:
     """Waits until the save in the background is complete.
@@ -203,7 +176,7 @@ class Checkpoints:
     # The main process chooses the checkpoint and moves damaged ones, so that
     # all processes read the same checkpoint.
     newest = self._newest_whole() if processes.is_main() else None
-    step, damage = processes.from_main(newest, _step_and_damage)
+    step, damage = processes.from_main(newest)
     if damage and not self._read_only:
       raise RefusedError(
         f"all checkpoints in {self._directory} are damaged (newest: {damage}): "
@@ -222,7 +195,7 @@ class Checkpoints:
     """
     damages: dict[int, str] = {}
     for step in sorted(self._manager.all_steps(), reverse=True):
-      damage = saved_files.damage(self._directory / str(step))
+      damage = _damage(self._directory / str(step))
       if not damage:
         for damaged_step, reason in damages.items():
           self._set_aside(damaged_step, reason)
@@ -302,24 +275,46 @@ def _leaves(state: Tree) -> dict[str, Any]:
   }
 
 
-def _two_sizes(message: list[int]) -> tuple[int, int]:
-  state_bytes, free_bytes = message
-  return int(state_bytes), int(free_bytes)
+def _damage(checkpoint: pathlib.Path) -> str:
+  """Returns what is wrong with a checkpoint's files, or "" if nothing is."""
+  try:
+    expected = json_object((checkpoint / _DIGESTS).read_bytes(), _DIGESTS)
+    digests = _digests(checkpoint)
+  except (OSError, ValueError) as error:
+    return f"its files cannot be read ({error})"
+  wrong = [path for path in expected if digests.get(path) != expected[path]]
+  return f"{wrong[0]} is damaged or missing" if wrong else ""
 
 
-def _step_and_damage(message: list[Any]) -> tuple[int | None, str]:
-  step, damage = message
-  return None if step is None else int(step), str(damage)
+def _digests(checkpoint: pathlib.Path) -> dict[str, str]:
+  """Returns the SHA-256 of every file of a checkpoint, by relative path."""
+  digests = {}
+  for path in sorted(checkpoint.glob("*/**/*")):
+    if path.is_file():
+      with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+      digests[path.relative_to(checkpoint).as_posix()] = digest
+  return digests
 
 
-def _own_bytes(state: Tree) -> int:
-  """Returns the bytes that this process writes.
+def _has_no_traceback(record: logging.LogRecord) -> bool:
+  """Log filter that drops the tracebacks of Orbax's background threads.
 
-  If several devices hold a copy of the same shard, only one copy is written.
+  If a save fails, each thread prints a traceback, and Orbax raises the error in
+  the next call. The run then ends with one line (`SaveError`). 200 lines of
+  tracebacks would hide this line.
   """
-  return sum(
-    shard.data.nbytes
-    for leaf in jax.tree.leaves(state)
-    for shard in leaf.addressable_shards
-    if shard.replica_id == 0
-  )
+  return not record.exc_info
+
+
+def _is_of_disk(error: BaseException | None) -> bool:
+  """Whether an error, or an error that caused it, is of the operating system.
+
+  The library that writes the arrays (TensorStore) raises a ValueError. Its text
+  contains the system's code, e.g. "[os_error_code='28']" for a full disk.
+  """
+  while error:
+    if isinstance(error, OSError) or "os_error_code=" in str(error):
+      return True
+    error = error.__cause__ or error.__context__
+  return False

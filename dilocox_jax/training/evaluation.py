@@ -7,13 +7,12 @@ exception, whose bytes are counted (`evaluation_bytes`).
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from dilocox_jax.data.feeds import num_predictions
-from dilocox_jax.distributed import host_memory, processes
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.outer.average import parameters_to_keep
 from dilocox_jax.outer.data_parallel import SharedState
@@ -31,9 +30,8 @@ from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import Event
 from dilocox_jax.training.build import Programs
-from dilocox_jax.training.states import TrainingState
-from dilocox_jax.training.stops import NotFiniteError
-from dilocox_jax.trees import Boolean, Tree, all_finite
+from dilocox_jax.training.states import NotFiniteError, TrainingState
+from dilocox_jax.trees import Tree
 
 
 def losses(
@@ -56,6 +54,9 @@ def losses(
   def loss(params: Tree) -> float:
     return _mean_loss(programs, programs.evaluate, params, parts)
 
+  def first(params: Tree, batches: Tree) -> float:
+    return arrays_to_host(programs.evaluate_each(params, batches))[0]
+
   kept = params_to_keep(programs, state)
   outer = loss(kept)
   if isinstance(state, SharedState):  # All replicas are alike.
@@ -66,7 +67,7 @@ def losses(
     return {
       "outer_loss": outer,
       "mean_loss": None,
-      "replica_loss": _first_loss(programs, state.replica.params, parts),
+      "replica_loss": _mean_loss(programs, first, state.replica.params, parts),
     }
   return {
     "outer_loss": outer,
@@ -123,23 +124,6 @@ def evaluation_bytes(
   return num_views * summed.sent_bytes(programs.rounds.replicas.num_replicas)
 
 
-def _first_loss(
-  programs: Programs, params: Tree, parts: Iterable[Tree]
-) -> float:
-  """Returns the loss of replica 0, where every replica computes its own.
-
-  Args:
-    programs: Programs of the run.
-    params: Parameters of all replicas, leaves [M, ...].
-    parts: Held-out tokens, as in `losses`.
-  """
-
-  def first(params: Tree, batches: Tree) -> float:
-    return arrays_to_host(programs.evaluate_each(params, batches))[0]
-
-  return _mean_loss(programs, first, params, parts)
-
-
 def _mean_loss(
   programs: Programs,
   evaluate: Callable[[Tree, Tree], Any],
@@ -153,10 +137,8 @@ def _mean_loss(
   total, num_predicted = 0.0, 0
   for part in parts:
     batches = programs.rounds.replicas.place(part, None)
-    weight, given = (
-      num_predictions(part),
-      programs.rounds.beside_frozen(batches),
-    )
+    weight = num_predictions(part)
+    given = programs.rounds.beside_frozen(batches)
     total += weight * float(evaluate(params, given))
     num_predicted += weight
   return total / num_predicted
@@ -165,27 +147,6 @@ def _mean_loss(
 @jax.jit
 def _first(tree: Tree) -> Tree:
   return jax.tree.map(lambda leaf: leaf[0], tree)
-
-
-def is_finite(state: TrainingState) -> bool:
-  """Whether every floating value of a state is finite; waits for it.
-
-  Every process looks at what its own devices hold, and all tell each other.
-  """
-  own: dict[Any, list[Any]] = {}
-  for leaf in jax.tree.leaves(state):
-    for shard in leaf.addressable_shards:
-      own.setdefault(shard.device, []).append(shard.data)
-  is_finite = all(
-    bool(_all_finite(host_memory.moved(arrays, host_memory.DEVICE)))
-    for arrays in own.values()
-  )
-  return all(processes.from_all(is_finite, bool))
-
-
-@jax.jit
-def _all_finite(arrays: Sequence[jax.Array]) -> Boolean:
-  return all_finite(arrays)
 
 
 def check_losses(metrics: StepMetrics, segment: Segment) -> None:
@@ -213,33 +174,24 @@ def applied_events(segment: Segment) -> list[Event]:
   return [window.applied for window in segment.windows if window.applied]
 
 
-class StepMeans(NamedTuple):
-  """Means over the inner steps of a segment.
-
-  Attributes:
-    mean: Over all steps of all replicas.
-    by_replica: Over the steps of each replica, [M]; NaN if it took none.
-  """
-
-  mean: float
-  by_replica: list[float]
-
-
 def step_means(
   values: np.ndarray, attendance: RoundAttendance | None
-) -> StepMeans:
+) -> tuple[float, list[float]]:
   """Averages a metric over the inner steps that replicas took.
 
   Args:
     values: Metric of every step, [M, num_steps]; a replica's own steps first.
     attendance: Steps of each replica; None: all take all of them.
+
+  Returns:
+    The mean over all steps of all replicas, and over the steps of each replica,
+    [M]; NaN if it took none.
   """
-  wide = np.asarray(values, np.float64)
-  if attendance is None:
-    return StepMeans(float(np.mean(wide)), wide.mean(axis=1).tolist())
-  taken = [own[:n] for own, n in zip(wide, attendance.num_steps, strict=True)]
+  taken = list(np.asarray(values, np.float64))
+  if attendance:
+    taken = [x[:n] for x, n in zip(taken, attendance.num_steps, strict=True)]
   each = [float(own.mean()) if own.size else math.nan for own in taken]
-  return StepMeans(float(np.mean(np.concatenate(taken))), each)
+  return float(np.mean(np.concatenate(taken))), each
 
 
 def check_drifts(

@@ -1,4 +1,4 @@
-"""Brings metrics from the devices to the records.
+"""Brings metrics from the devices to the records and to the progress bar.
 
 Segments are dispatched without waiting, and their metrics are read here later.
 A value that is not finite stops the run here, and here the wall time is divided
@@ -6,34 +6,92 @@ between the segments. With several processes all read and check, so that they
 stop together, and one writes.
 """
 
-import contextlib
 import dataclasses
+import logging
 import math
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import jax
 import numpy as np
-import optax
+from rich import get_console, progress
 
 from dilocox_jax import metrics
 from dilocox_jax.config import RunConfig
-from dilocox_jax.config.platforms import chosen_values
-from dilocox_jax.distributed import processes
 from dilocox_jax.distributed.coordinator_store import arrays_to_host
 from dilocox_jax.distributed.link_counter import LinkCounter
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.schedule.membership import RoundAttendance
 from dilocox_jax.plan.schedule.run_plan import Segment
+from dilocox_jax.report.units import human_bytes
 from dilocox_jax.training import evaluation
-from dilocox_jax.training.build import Programs, platform_name
-from dilocox_jax.training.clock import Clock
-from dilocox_jax.training.progress_bar import ProgressBar
-from dilocox_jax.training.run_text import RunData
-from dilocox_jax.training.states import TrainingProgress
-from dilocox_jax.training.stops import NotFiniteError
+from dilocox_jax.training.build import Programs
+from dilocox_jax.training.states import NotFiniteError, TrainingProgress
+
+_LOG_SHARE, _LOG_S = 0.1, 30.0  # Of a run's steps; seconds.
+_WIDE = 110  # Columns of a terminal that has room for a bar beside the numbers.
+
+
+class ProgressBar:
+  """A progress bar with loss, speed, bytes and time left.
+
+  A narrow terminal shows the numbers without the bar. Where there is no
+  terminal and no notebook, a line is logged instead: after the first update,
+  then after every tenth of the run or 30 seconds, whichever comes first.
+  """
+
+  def __init__(self, title: str, total_steps: int, first_step: int = 0):
+    """Prepares the bar, which the first update draws.
+
+    Args:
+      title: What is running.
+      total_steps: Inner steps of the run.
+      first_step: Steps done before.
+    """
+    console = get_console()
+    self._is_drawn = console.is_terminal or console.is_jupyter
+    is_wide = console.width >= _WIDE
+    self._bar = progress.Progress(
+      progress.TextColumn("[bold]{task.description}"),
+      *([progress.BarColumn()] if is_wide else []),
+      progress.MofNCompleteColumn(),
+      progress.TextColumn("{task.fields[status]}"),
+      *([progress.TimeElapsedColumn()] if is_wide else []),
+      progress.TimeRemainingColumn(),
+      progress.TextColumn("left"),
+      console=console,
+      disable=not self._is_drawn,
+    )
+    self._task = self._bar.add_task(
+      title, total=total_steps, completed=first_step, status=""
+    )
+    self._title, self._total_steps = title, total_steps
+    # Nothing was logged yet, so the first update is due.
+    self._logged_step, self._logged_s = first_step, -math.inf
+
+  def close(self) -> None:
+    """Stops drawing."""
+    self._bar.stop()
+
+  def update(self, step: int, status: str) -> None:
+    """Shows how far the run is.
+
+    Args:
+      step: Inner steps finished.
+      status: What else there is to say.
+    """
+    self._bar.start()
+    self._bar.update(self._task, completed=step, status=status)
+    is_due = (
+      step - self._logged_step >= _LOG_SHARE * self._total_steps
+      or time.monotonic() - self._logged_s >= _LOG_S
+    )
+    if is_due and not self._is_drawn:
+      self._logged_step, self._logged_s = step, time.monotonic()
+      logging.getLogger(__name__).info(
+        "%s: step %d of %d | %s", self._title, step, self._total_steps, status
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,31 +124,41 @@ class MetricsReader:
 
   def __init__(
     self,
-    recorder: metrics.Recorder,
-    bar: ProgressBar,
-    schedule: optax.Schedule,
-    energy_share: float,
+    config: RunConfig,
+    programs: Programs,
+    workdir: pathlib.Path | None,
     progress: TrainingProgress,
-    is_over_at_once: bool = False,
+    is_resumed: bool = False,
   ):
-    """Starts to measure time.
+    """Opens the records, shows the bar and starts to measure time.
 
     Args:
-      recorder: Writes the rows.
-      bar: Shows how far the run is.
-      schedule: Learning rate by inner step.
-      energy_share: Share of an update's energy by which its rank is recorded.
+      config: Config of the run.
+      programs: Programs of the run.
+      workdir: The run directory; None: another process writes and shows.
       progress: How far the run is before the first segment.
-      is_over_at_once: Whether a segment is over once it is dispatched.
+      is_resumed: Whether a checkpoint was restored.
     """
-    self._recorder, self._bar = recorder, bar
-    self._schedule, self._energy_share = schedule, energy_share
+    step_before = progress.step if is_resumed else None
+    self._recorder = metrics.Recorder(workdir, step_before)
+    self._bar = None
+    if workdir:
+      sizes = config.total_steps, progress.step
+      self._bar = ProgressBar(config.sync.method, *sizes)
+    self._schedule = programs.schedule
+    self._energy_share = config.adaptive.energy
     self._recorded_s = time.perf_counter()
     self._start = self._before = progress
     self._training_s = 0.0
     self._link = LinkCounter()
-    # The bytes of a segment on a link must not mix with those of the next one.
-    self.reads_at_once = is_over_at_once or bool(self._link.interface)
+    # A segment with a thread is over once it is dispatched. The bytes of a
+    # segment on a link must not mix with those of the next one.
+    self.reads_at_once = bool(programs.rounds.thread or self._link.interface)
+
+  def close(self) -> None:
+    """Takes the bar away."""
+    if self._bar:
+      self._bar.close()
 
   def record_time(
     self,
@@ -147,13 +215,13 @@ class MetricsReader:
       raise NotFiniteError(
         f"the validation loss is not finite at step {progress.step}"
       )
-    row = {
+    self._recorder.record_evaluation(
+      num_steps=num_steps,
+      step=progress.step,
+      tokens=progress.tokens,
+      total_sent_bytes=progress.total_sent_bytes,
       **losses,
-      "step": progress.step,
-      "tokens": progress.tokens,
-      "total_sent_bytes": progress.total_sent_bytes,
-    }
-    self._recorder.record_evaluation(num_steps=num_steps, **row)
+    )
     self._before = progress  # What an evaluation sends belongs to no round.
 
   def check_flush(
@@ -191,9 +259,8 @@ class MetricsReader:
     events = evaluation.applied_events(done.segment)
     sent_steps = [start + event.send_step for event in events]
     evaluation.check_drifts(exchanges, sent_steps, attendance)
-    loss, grad_norm = (
-      evaluation.step_means(values, attendance)
-      for values in (step_metrics.loss, step_metrics.grad_norm)
+    (loss, each_loss), (grad_norm, _) = (
+      evaluation.step_means(values, attendance) for values in step_metrics
     )
     before, progress = self._before, done.progress
     self._before = progress
@@ -201,9 +268,9 @@ class MetricsReader:
       step=progress.step,
       tokens=progress.tokens,
       phase=done.segment.phase,
-      loss=loss.mean,
-      loss_per_replica=loss.by_replica,
-      grad_norm=grad_norm.mean,
+      loss=loss,
+      loss_per_replica=each_loss,
+      grad_norm=grad_norm,
       learning_rate=float(np.asarray(self._schedule(progress.step - 1))),
       sent_bytes=progress.total_sent_bytes - before.total_sent_bytes,
       total_sent_bytes=progress.total_sent_bytes,
@@ -216,75 +283,10 @@ class MetricsReader:
       progress.tokens - before.tokens,
       done.exposed_s,
     )
-    speed = (progress.tokens - self._start.tokens) / self._training_s
-    self._bar.update(
-      progress.step, loss.mean, speed, progress.total_sent_bytes, done.note
-    )
+    if self._bar:
+      speed = (progress.tokens - self._start.tokens) / self._training_s
+      sent = human_bytes(progress.total_sent_bytes)
+      status = f"loss {loss:.3f} | {speed:,.0f} tokens/s | sent {sent}"
+      note = f" | {done.note}" if done.note else ""
+      self._bar.update(progress.step, status + note)
     return exchanges
-
-
-@contextlib.contextmanager
-def open_reader(
-  config: RunConfig,
-  workdir: pathlib.Path,
-  *,
-  data: RunData,
-  programs: Programs,
-  handed_in: Sequence[str],
-  command: str,
-  progress: TrainingProgress,
-  is_resumed: bool,
-  writes: bool,
-  clock: Clock | None = None,
-) -> Iterator[MetricsReader]:
-  """Opens the records of a run, from one start of it to its end.
-
-  Args:
-    config: Config of the run.
-    workdir: The run directory.
-    data: What the run is trained and evaluated on.
-    programs: Programs of the run.
-    handed_in: Names of the parts that the caller handed in, for the record.
-    command: The command line, for the record.
-    progress: How far the run is.
-    is_resumed: Whether a checkpoint was restored.
-    writes: Whether this process writes the records.
-    clock: Simulated clock of the run, for the record.
-
-  Yields:
-    The reader.
-  """
-  recorder = metrics.SilentRecorder()
-  if writes:
-    metrics.write_run_record(
-      workdir,
-      config=config.to_mapping(),
-      method=config.sync.method,
-      num_replicas=config.mesh.num_replicas,
-      parameter_count=programs.parameter_count,
-      handed_in=list(handed_in),
-      corpus_name=data.name,
-      corpus_digest=data.digest,
-      bytes_per_token=data.bytes_per_token,
-      held_out_digest=data.held_out_digest,
-      platform=jax.devices()[0].device_kind,
-      chosen=chosen_values(config, platform_name(), "model" in handed_in),
-      command=command,
-      clock=clock.description if clock else "",
-      clock_digest=clock.digest if clock else "",
-      continues=is_resumed,
-    )
-    step_before = progress.step if is_resumed else None
-    recorder = metrics.Recorder(workdir, step_before)
-  bar = ProgressBar(
-    config.sync.method, config.total_steps, progress.step, processes.is_main()
-  )
-  with recorder, bar:
-    yield MetricsReader(
-      recorder,
-      bar,
-      programs.schedule,
-      config.adaptive.energy,
-      progress,
-      is_over_at_once=bool(programs.rounds.thread),
-    )

@@ -1,13 +1,16 @@
-"""Parts of a run that the caller hands in instead of naming them."""
+"""What the caller hands in to a run: parts of it, and a simulated clock."""
 
 import dataclasses
+from typing import Any, Protocol, runtime_checkable
 
 import optax
 
+from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.data.feeds import Feed
 from dilocox_jax.models.adapters import Adaptation
 from dilocox_jax.models.loss import LossModel
+from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
 from dilocox_jax.trees import Aggregator
 
 
@@ -41,3 +44,50 @@ class Parts:
 
 
 NO_PARTS = Parts()
+
+
+@runtime_checkable
+class Clock(Protocol):
+  """Simulated time of a run, on some cluster.
+
+  The trainer advances it after every segment and records what it returns.
+  Nothing else reads it, so no loss can depend on a link. `api.simulation_setup`
+  makes one from a cluster's description.
+
+  Attributes:
+    description: What is timed, for reports, e.g. "cluster 1gbit".
+    digest: Short digest of all that its times depend on beside the run.
+  """
+
+  description: str
+  digest: str
+
+  def advance(self, segment: Segment, traffic: Traffic) -> float:
+    """Advances by a segment; returns seconds since the start of the run.
+
+    Args:
+      segment: Next segment of the run.
+      traffic: Bytes that its exchanges send.
+    """
+    ...
+
+  def finish(self, plan: RunPlan, traffic: Traffic) -> float:
+    """Advances by the flush; returns seconds since the start of the run.
+
+    Args:
+      plan: Plan of the run.
+      traffic: Bytes that the exchanges of the flush send.
+    """
+    ...
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns what a checkpoint must hold, as plain values."""
+    ...
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Continues from what `get_state` returned.
+
+    Raises:
+      ValueError: If that was the clock of another cluster.
+    """
+    ...

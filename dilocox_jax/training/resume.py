@@ -5,25 +5,104 @@ number of replicas may change, always at the boundary of a round, where every
 checkpoint lies. A replica too many is dropped, together with what it has in
 flight. Who is new counts as a replica that was away until then, and begins by
 the same rule (`plan.schedule.membership`). The text is divided anew.
+
+If a directory holds a run without a checkpoint, the run is not overwritten.
 """
 
 import logging
+import pathlib
 from typing import Any
 
-from dilocox_jax.checks import changed_fields, flat
-from dilocox_jax.config import (
-  FREE_ON_RESUME,
-  RunConfig,
-  to_plan,
-)
+from dilocox_jax.checks import changed_fields, flat, json_object
+from dilocox_jax.config import FREE_ON_RESUME, RunConfig, to_plan
 from dilocox_jax.config.run import unfit_for_absences
+from dilocox_jax.distributed import processes
+from dilocox_jax.metrics.recorder import METRICS
+from dilocox_jax.metrics.run_record import CONFIG, RECORD
+from dilocox_jax.metrics.work_directory import RefusedError
 from dilocox_jax.outer.round_states import RoundState
+from dilocox_jax.report.page import PAGE
 from dilocox_jax.training import states
 from dilocox_jax.training.build import Programs
-from dilocox_jax.training.checkpoint import Checkpoints, RefusedError
-from dilocox_jax.training.clock import Clock
-from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.training.checkpoint import FOLDER, Checkpoints, saved_steps
+from dilocox_jax.training.parts import NO_PARTS, Clock, Parts
 from dilocox_jax.training.states import TrainingState
+
+
+def check_nothing_is_lost(
+  config: RunConfig, workdir: pathlib.Path, corpus_digest: str
+) -> None:
+  """Refuses a directory if starting at step 0 would delete results of a run.
+
+  A run that was killed before its first save may start again, because it will
+  compute the same rows again, equal in every bit. So a directory that holds a
+  run but no checkpoint is accepted only if all of this is true:
+
+  - Config and text are those of the same run.
+  - The folder of checkpoints exists. A run creates it before its first row, so
+    if it is missing, someone removed it.
+  - There is no report, which a run writes at its end.
+
+  All processes must call this function, before `Checkpoints` creates a folder.
+
+  Args:
+    config: Config of the run.
+    workdir: The run directory.
+    corpus_digest: Digest of the text.
+
+  Raises:
+    RefusedError: If results would be lost. All processes raise it.
+  """
+  reason = ""
+  if processes.is_main() and not saved_steps(workdir / FOLDER):
+    reason = _lost_run(config, workdir, corpus_digest)
+  if reason := processes.from_main(reason):
+    raise RefusedError(reason)
+
+
+def _lost_run(
+  config: RunConfig, workdir: pathlib.Path, corpus_digest: str
+) -> str:
+  """Returns which results would be lost and what to do; "" if none would be.
+
+  Args:
+    config: Config of the run.
+    workdir: A directory without checkpoints.
+    corpus_digest: Digest of the text.
+  """
+  files = [n for n in (CONFIG, RECORD, METRICS) if (workdir / n).exists()]
+  if not files:
+    return ""
+  reason = "its checkpoints are gone"
+  if (workdir / FOLDER).is_dir() and not (workdir / PAGE).exists():
+    reason = _other_run(config, workdir, corpus_digest)
+  if not reason:
+    logging.getLogger(__name__).info(
+      "no checkpoint was saved before: starting again at step 0"
+    )
+    return ""
+  return (
+    f"the work directory {workdir} holds a run ({', '.join(files)}) that a new "
+    f"one would overwrite, and {reason}: take another --workdir, or move this "
+    "one away"
+  )
+
+
+def _other_run(
+  config: RunConfig, workdir: pathlib.Path, corpus_digest: str
+) -> str:
+  """Returns how the run in a directory differs from the config; may be ""."""
+  try:
+    record = json_object((workdir / RECORD).read_bytes(), RECORD)
+    digest = record["corpus_digest"]
+  except (OSError, ValueError, KeyError):
+    digest = corpus_digest  # The run was killed before it wrote this file.
+  try:
+    saved = json_object((workdir / CONFIG).read_bytes(), CONFIG)
+  except (OSError, ValueError):
+    return f"its {CONFIG} cannot be read"
+  changes = _changes(saved, digest, config, corpus_digest)
+  return f"it has other settings ({'; '.join(changes)})" if changes else ""
 
 
 def resumed_state(
@@ -52,43 +131,27 @@ def resumed_state(
   def template(record: dict[str, Any]) -> TrainingState:
     _check_same_run(config, corpus_digest, record)
     check_same_parts(record, parts)
-    return states.abstract(
-      programs,
-      record["phase"],
-      _other_replicas(config, record),
-      record.get("in_flight", ()),
-    )
+    count = _other_replicas(config, record)
+    phase, in_flight = record["phase"], record["in_flight"]
+    return states.abstract(programs, phase, count, in_flight)
 
   restored = checkpoints.restore(template)
   if not restored:
     return None
   state, record = restored
-  step = record["position"]["step"]
-  logging.getLogger(__name__).info(
-    "continuing at step %d of %d", step, config.total_steps
-  )
-  count = _other_replicas(config, record)
-  if count:
-    logging.getLogger(__name__).info(
-      "mesh.num_replicas: %d -> %d", count, config.mesh.num_replicas
-    )
+  log, step = logging.getLogger(__name__), record["position"]["step"]
+  log.info("continuing at step %d of %d", step, config.total_steps)
+  if count := _other_replicas(config, record):
+    log.info("mesh.num_replicas: %d -> %d", count, config.mesh.num_replicas)
     if isinstance(state, RoundState):
+      if parts.exchange:
+        raise RefusedError(
+          "a replica that begins anew does not go with an exchange that is "
+          "handed in: name its codec in the config"
+        )
       state = programs.rounds.resized(state)
-  if isinstance(state, RoundState) and count:
-    _check_absences(config, "a replica that begins anew")
-    if parts.exchange:
-      raise RefusedError(
-        "a replica that begins anew does not go with an exchange that is "
-        "handed in: name its codec in the config"
-      )
-    record["controller"]["joined"] = _joined(config, record)
+      record["controller"]["joined"] = _joined(config, record)
   return state, record
-
-
-def _check_absences(config: RunConfig, cause: str) -> None:
-  """Raises RefusedError if replicas of the run cannot come and go."""
-  if reason := unfit_for_absences(config):
-    raise RefusedError(f"{cause} does not go with {reason}")
 
 
 def _other_replicas(config: RunConfig, record: dict[str, Any]) -> int | None:
@@ -152,9 +215,8 @@ def _check_same_run(
   config: RunConfig, corpus_digest: str, record: dict[str, Any]
 ) -> None:
   """Raises RefusedError if a checkpoint's record is that of another run."""
-  changes = changed_settings(
-    record["config"], record["corpus_digest"], config, corpus_digest
-  )
+  digest = record["corpus_digest"]
+  changes = _changes(record["config"], digest, config, corpus_digest)
   if not changes:
     return
   advice = "take another --workdir, or set the saved values again"
@@ -181,18 +243,19 @@ def check_same_parts(record: dict[str, Any], parts: Parts) -> None:
   Raises:
     RefusedError: If their names differ.
   """
-  saved = set(record.get("handed_in", ())) - {"data"}
-  given = set(parts.names) - {"data"}
+  saved, given = (
+    sorted(set(names) - {"data"})
+    for names in (record.get("handed_in", ()), parts.names)
+  )
   if saved != given:
     raise RefusedError(
       "the work directory holds a run in which other parts were handed in "
-      f"({', '.join(sorted(saved)) or 'none'}; now "
-      f"{', '.join(sorted(given)) or 'none'}): hand in the same, or take "
-      "another work directory"
+      f"({', '.join(saved) or 'none'}; now {', '.join(given) or 'none'}): hand "
+      "in the same, or take another work directory"
     )
 
 
-def changed_settings(
+def _changes(
   saved: dict[str, Any], digest: str, config: RunConfig, corpus_digest: str
 ) -> list[str]:
   """Returns the differences that make a saved run another: "seed: 0 -> 1".

@@ -1,4 +1,4 @@
-"""Says in a few lines what a run trains, before its first step.
+"""Says what a run trains, in its log and in its record, before its first step.
 
 Whoever starts a run for hours or days should see at once whether it is the
 right one: model, devices, text, method, bytes and, with a clock, time.
@@ -6,85 +6,113 @@ right one: model, devices, text, method, bytes and, with a clock, time.
 
 import logging
 import math
-from collections.abc import Sequence
+import pathlib
 
 import jax
 
+from dilocox_jax import metrics
 from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.config import RunConfig
+from dilocox_jax.config.platforms import chosen_values
 from dilocox_jax.plan.schedule.run_plan import RunPlan
 from dilocox_jax.report.units import human_bytes, human_tokens
-from dilocox_jax.training.clock import Clock
+from dilocox_jax.training.build import Programs, platform_name
+from dilocox_jax.training.parts import Clock, Parts
 from dilocox_jax.training.run_text import RunData
+
+
+def record(
+  config: RunConfig,
+  data: RunData,
+  parts: Parts,
+  clock: Clock | None,
+  workdir: pathlib.Path,
+  programs: Programs,
+  command: str,
+  is_resumed: bool,
+) -> None:
+  """Writes `config.json` and `run.json`.
+
+  Args:
+    config: Config of the run.
+    data: What the run is trained and evaluated on.
+    parts: Parts that the caller handed in.
+    clock: Simulated clock of the run, if it has one.
+    workdir: The run directory.
+    programs: Programs of the run.
+    command: Command line that started the run.
+    is_resumed: Whether a checkpoint was restored.
+  """
+  run = {
+    "bytes_per_token": data.bytes_per_token,
+    "corpus_digest": data.digest,
+    "corpus_name": data.name,
+    "held_out_digest": data.held_out_digest,
+    "method": config.sync.method,
+    "num_replicas": config.mesh.num_replicas,
+    "parameter_count": programs.parameter_count,
+  }
+  if parts.names:
+    run["handed_in"] = parts.names
+  if clock:
+    run |= {"clock": clock.description, "clock_digest": clock.digest}
+  has_own_model = parts.model is not None
+  start = {
+    "chosen_for_device": chosen_values(config, platform_name(), has_own_model),
+    "command": command,
+    "platform": jax.devices()[0].device_kind,
+  }
+  values = config.to_mapping()
+  metrics.write_run_record(workdir, values, run, start, is_resumed)
 
 
 def announce(
   config: RunConfig,
   data: RunData,
+  parts: Parts,
+  clock: Clock | None,
   plan: RunPlan,
   traffic: Traffic,
-  handed_in: Sequence[str],
-  clock: Clock | None,
-  step: int,
+  step: int = 0,
 ) -> None:
   """Logs what a run trains.
 
   Args:
     config: Config of the run.
     data: What the run is trained on.
+    parts: Parts that the caller handed in.
+    clock: Simulated clock of the run, if it has one.
     plan: Plan in force.
     traffic: Bytes of the present rounds.
-    handed_in: Names of the parts that the caller handed in.
-    clock: Simulated clock of the run, if it has one.
     step: Inner steps finished.
   """
   log = logging.getLogger(__name__)
-  for line in summary_lines(config, data, plan, traffic, handed_in):
-    log.info(line)
+  model = "handed in" if parts.model else config.model.preset
+  count = sum(math.prod(shape) for shape in traffic.shapes.values())
+  log.info("model %s: %s parameters, %s", model, f"{count:,}", _where(config))
+  kind, tokens = "text" if data.text else "data", data.step_tokens
+  total = human_tokens(config.total_steps * tokens)
+  steps = f"{config.total_steps:,} inner steps, {total} a replica"
+  log.info("%s %s: %s; %s", kind, data.name, data.says, steps)
+  log.info("method %s", _method(config, plan, traffic))
+  if power := config.outer.average_power:
+    average = "an average of the parameters (power %g)"
+    log.info(f"evaluated and kept: {average}", power)
   if clock:
     hours = clock_at_end_s(clock, plan, traffic, step) / 3600
     log.info("simulated time: %.3g h, %s", hours, clock.description)
 
 
-def summary_lines(
-  config: RunConfig,
-  data: RunData,
-  plan: RunPlan,
-  traffic: Traffic,
-  handed_in: Sequence[str] = (),
-) -> list[str]:
-  """Describes a run in three lines, and its average in a fourth.
-
-  Args:
-    config: Config of the run.
-    data: What the run is trained on.
-    plan: Plan in force at the start.
-    traffic: Bytes of the rounds at the start.
-    handed_in: Names of the parts that the caller handed in.
-  """
-  mesh, device = config.mesh, jax.devices()[0].device_kind
-  is_stacked = mesh.layout == "stacked"
-  num_devices = (
-    1 if is_stacked else config.num_local_replicas * config.division.num_devices
-  )
-  replicas = _count(mesh.num_replicas, "replica")
+def _where(config: RunConfig) -> str:
+  """Names the replicas and their devices."""
+  replicas = _count(config.mesh.num_replicas, "replica")
   if config.meets:
     replicas = f"one of {replicas}, which meet in a store,"
-  tokens = config.total_steps * data.step_tokens
-  count = sum(math.prod(shape) for shape in traffic.shapes.values())
-  name = "handed in" if "model" in handed_in else config.model.preset
-  power = config.outer.average_power
-  average = (
-    f"evaluated and kept: an average of the parameters (power {power:g})"
-  )
-  return [
-    f"model {name}: {count:,} parameters, "
-    f"{replicas} on {_count(num_devices, 'device')} ({device})",
-    f"{'text' if data.text else 'data'} {data.name}: {data.says}; "
-    f"{config.total_steps:,} inner steps, {human_tokens(tokens)} a replica",
-    f"method {_method(config, plan, traffic)}",
-    *([average] if power else []),
-  ]
+  num_devices = 1
+  if config.mesh.layout == "mesh":
+    num_devices = config.num_local_replicas * config.division.num_devices
+  kind = jax.devices()[0].device_kind
+  return f"{replicas} on {_count(num_devices, 'device')} ({kind})"
 
 
 def _count(number: int, noun: str) -> str:

@@ -7,6 +7,7 @@ wait for the host. Each process goes through the whole plan with the batches of
 its own replicas.
 """
 
+import contextlib
 import dataclasses
 import logging
 import pathlib
@@ -18,8 +19,9 @@ import jax
 
 from dilocox_jax import report
 from dilocox_jax.config import RunConfig
-from dilocox_jax.distributed import processes, replica_consistency
+from dilocox_jax.distributed import coordinator_store, processes
 from dilocox_jax.meeting.agreement import LostError, StoppedError
+from dilocox_jax.metrics import work_directory
 from dilocox_jax.outer.data_parallel import SharedState
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.plan.schedule.run_plan import Segment
@@ -28,24 +30,22 @@ from dilocox_jax.training import (
   build,
   evaluation,
   member,
-  metrics_reader,
   resume,
   run_summary,
   run_text,
   start,
   states,
-  stops,
 )
 from dilocox_jax.training.adaptive_controller import AdaptiveController
 from dilocox_jax.training.checkpoint import FOLDER, Checkpoints, saved_steps
-from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.member import Meeting, Member
-from dilocox_jax.training.metrics_reader import DispatchedSegment
-from dilocox_jax.training.parts import NO_PARTS, Parts
-from dilocox_jax.training.states import TrainingProgress, TrainingState
-from dilocox_jax.training.stops import (
+from dilocox_jax.training.metrics_reader import DispatchedSegment, MetricsReader
+from dilocox_jax.training.parts import NO_PARTS, Clock, Parts
+from dilocox_jax.training.states import (
   NotFiniteError,
   StopRequestedError,
+  TrainingProgress,
+  TrainingState,
   TrainingStoppedError,
 )
 
@@ -117,6 +117,8 @@ class Trainer:
   def run(self) -> pathlib.Path:
     """Trains to the end and writes the report.
 
+    Of several processes only the main one locks the directory and writes.
+
     Returns:
       Path of the report.
 
@@ -124,12 +126,22 @@ class Trainer:
       TrainingStoppedError: If a value is not finite.
       StopRequestedError: If it was asked to stop, in all processes.
       RefusedError: If the directory holds a run that means something else.
+      BusyError: If another run is at work in it.
       LostProcessError: If another process of the run is gone.
     """
+    if not processes.is_main():
+      self._run()
+      return self.workdir / PAGE
+    with work_directory.held(self.workdir):
+      self._run()
+      return report.write_report(self.workdir)
+
+  def _run(self) -> None:
+    """Trains to the end, and says what to do if that cannot be."""
     if self._member:
       self._member.enter(self.parts.names)
     with processes.detect_lost_process():
-      start.check_nothing_is_lost(self.config, self.workdir, self.data.digest)
+      resume.check_nothing_is_lost(self.config, self.workdir, self.data.digest)
       self._checkpoints = Checkpoints(
         self.workdir / FOLDER, self.config.checkpoint.keep
       )
@@ -139,16 +151,19 @@ class Trainer:
     except StoppedError as error:
       raise TrainingStoppedError(str(error)) from error
     except NotFiniteError as error:
-      kept = self._checkpoints.what_is_kept()
-      reason = stops.diverged(self.config, kept, self.workdir)
-      raise TrainingStoppedError(f"{error}: {reason}") from error
+      inner, outer = self.config.inner, self.config.outer
+      raise TrainingStoppedError(
+        f"{error}: lower inner.learning_rate={inner.learning_rate} or "
+        f"outer.learning_rate={outer.learning_rate}; {self._kept()}, "
+        "and a run with another rate needs another directory"
+      ) from error
     finally:
       # A save that needs a lost process would not end.
       if not isinstance(sys.exception(), processes.LostProcessError):
         self._checkpoints.close()
-    if not processes.is_main():
-      return self.workdir / PAGE
-    return report.write_report(self.workdir)
+
+  def _kept(self) -> str:
+    return f"{self._checkpoints.what_is_kept()} in {self.workdir}"
 
   def _start_and_train(self) -> None:
     resumed = resume.resumed_state(
@@ -171,29 +186,21 @@ class Trainer:
     else:
       state = self._first_state()
     if processes.is_main():
-      run_summary.announce(
-        self.config,
-        self.data,
-        self.controller.plan,
-        self.controller.traffic,
-        self.parts.names,
-        self.clock,
-        self.progress.step,
-      )
+      given = self.config, self.data, self.parts, self.clock
+      plan, traffic = self.controller.plan, self.controller.traffic
+      run_summary.announce(*given, plan, traffic, self.progress.step)
+      made = self.workdir, self.programs, self.command, bool(resumed)
+      run_summary.record(*given, *made)
     if self._member:
       self._member.open(self.workdir, self.progress.step if resumed else None)
-    with metrics_reader.open_reader(
+    self._reader = MetricsReader(
       self.config,
-      self.workdir,
-      data=self.data,
-      programs=self.programs,
-      handed_in=self.parts.names,
-      command=self.command,
-      progress=self.progress,
-      is_resumed=bool(resumed),
-      writes=processes.is_main(),
-      clock=self.clock,
-    ) as self._reader:
+      self.programs,
+      self.workdir if processes.is_main() else None,
+      self.progress,
+      bool(resumed),
+    )
+    with contextlib.closing(self._reader):
       while not self.progress.is_finished:
         try:
           state = self._train(state)
@@ -255,7 +262,7 @@ class Trainer:
     All processes must stop at one boundary, so they tell each other after
     every segment, by the coordinator's store; the devices send nothing.
     """
-    return max(processes.from_all(self._stop_signal, int))
+    return max(coordinator_store.allgather(self._stop_signal))
 
   def _read(self, unread: DispatchedSegment | None) -> None:
     """Waits for a segment; the controller learns what was measured in it."""
@@ -353,15 +360,15 @@ class Trainer:
     self._reader.record_evaluation(losses, self.progress, num_steps)
 
   def _save(self, state: TrainingState) -> None:
-    if not evaluation.is_finite(state):
+    if not states.is_finite(state):
       raise NotFiniteError(
         f"a parameter is not finite after step {self.progress.step}"
       )
-    if not replica_consistency.copies_are_equal(state):
+    if not states.copies_are_equal(state):
       raise TrainingStoppedError(
         f"the replicas' copies of the outer state differ after step "
         f"{self.progress.step}: their devices do not compute alike; "
-        f"{self._checkpoints.what_is_kept()} in {self.workdir}"
+        f"{self._kept()}"
       )
     record = {
       "position": dataclasses.asdict(self.progress),

@@ -366,7 +366,7 @@ def writable(workdir: str | None, program: str) -> pathlib.Path:
     path = work_directory.claim(workdir, program)
     with tempfile.TemporaryFile(dir=path):
       return path
-  except work_directory.RefusedDirectoryError as error:
+  except work_directory.RefusedError as error:
     raise UsageError(f"--workdir={error}") from error
   except OSError as error:
     raise UsageError(

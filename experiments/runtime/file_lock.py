@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from dilocox_jax import files
-from dilocox_jax.metrics.lines import try_lock
+from dilocox_jax.metrics.work_directory import try_lock
 from experiments.runtime.command_line import TRY_AGAIN, StoppedError, UsageError
 
 

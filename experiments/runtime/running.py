@@ -18,13 +18,11 @@ from dilocox_jax.config import RunConfig
 from dilocox_jax.config.unread import changed_options
 from dilocox_jax.data.corpus import Corpus
 from dilocox_jax.distributed import coordinator_store, processes
-from dilocox_jax.metrics import RecordError
+from dilocox_jax.metrics import RecordError, work_directory
 from dilocox_jax.optimizers import named_optimizer
-from dilocox_jax.training import run_lock
-from dilocox_jax.training.checkpoint import RefusedError
-from dilocox_jax.training.clock import Clock
 from dilocox_jax.training.member import Meeting
-from dilocox_jax.training.stops import StopRequestedError, TrainingStoppedError
+from dilocox_jax.training.parts import Clock
+from dilocox_jax.training.states import StopRequestedError, TrainingStoppedError
 from dilocox_jax.training.trainer import Trainer
 from experiments.runtime import (
   background_errors,
@@ -133,19 +131,12 @@ def _train(
   if profile and processes.is_main():
     tracing = _trace(workdir / "profile")
   try:
-    with (
-      run_lock.held(workdir),
-      tracing,
-      stop_signals.stop_requests(trainer.request_stop),
-    ):
+    with tracing, stop_signals.stop_requests(trainer.request_stop):
       page = trainer.run()
-  except RefusedError as error:
+  except work_directory.RefusedError as error:
     raise UsageError(str(error)) from error
-  except run_lock.BusyError as error:
-    raise StoppedError(
-      f"another run is at work in --workdir={workdir}: wait for its end",
-      command_line.TRY_AGAIN,
-    ) from error
+  except work_directory.BusyError as error:
+    raise StoppedError(str(error), command_line.TRY_AGAIN) from error
   except StopRequestedError as request:
     raise command_line.SavedAndStoppedError(request, request.signal) from None
   except (TrainingStoppedError, RecordError, OSError) as error:
@@ -209,9 +200,6 @@ def _joined(config: RunConfig, place: flags.FlagValues) -> Iterator[None]:
       print(request, file=sys.stderr)
     code = request.exit_code
     coordinator_store.wait_for_end()
-  except coordinator_store.MessageError as error:
-    command_line.print_error(error, where)
-    code = 1  # It would not be right to begin again by itself.
   except processes.LostProcessError as error:
     command_line.print_error(error, where)
     code = command_line.TRY_AGAIN

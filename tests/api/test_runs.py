@@ -11,8 +11,8 @@ from dilocox_jax.aggregators.exchange import (
   mean_of_finite_replicas,
 )
 from dilocox_jax.api import runs as api_runs
+from dilocox_jax.metrics import work_directory
 from dilocox_jax.report.units import human_bytes
-from dilocox_jax.training import run_lock
 from dilocox_jax.training.checkpoint import RefusedError
 from tests import runs
 
@@ -123,8 +123,10 @@ def test_a_run_does_not_go_on_with_other_parts(run):
 
 
 def test_a_directory_trains_one_run_at_a_time(run, tmp_path):
-  with run_lock.held(tmp_path):
-    with pytest.raises(run_lock.BusyError, match="another run is at work in w"):
+  with work_directory.held(tmp_path):
+    with pytest.raises(
+      work_directory.BusyError, match="another run is at work in w"
+    ):
       train(tmp_path)
   found = {each.name for each in tmp_path.iterdir()}
   assert found == {".train.lock", "made_by.json"}

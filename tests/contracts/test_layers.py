@@ -87,7 +87,7 @@ for each in pkgutil.walk_packages(
 print(json.dumps(sorted(sys.modules)))
 """
 HEAVY = {"chex", "flax", "grain", "jax", "jaxlib", "matplotlib", "ml_dtypes"}
-HEAVY |= {"optax", "orbax", "rich", "scipy", "tensorboard"}
+HEAVY |= {"optax", "orbax", "rich", "scipy"}
 
 
 @pytest.mark.parametrize(

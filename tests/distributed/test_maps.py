@@ -5,9 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dilocox_jax.distributed.local_map import current_division, map_over_rows
+from dilocox_jax.distributed.local_map import (
+  current_division,
+  map_over_rows,
+  on_whole_layers,
+)
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.distributed.whole_layers import on_whole_layers
 from dilocox_jax.optimizers import inner_optimizer
 from dilocox_jax.plan.model.division import Division
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -69,7 +70,7 @@ def assert_gathered():
     np.testing.assert_array_equal(found[name], value, err_msg=name)
   turns, coordinator_store._turns = coordinator_store._turns, None
   try:  # What all hold is not sent: whoever takes a turn fails.
-    arrays_to_host({n: a for n, a in arrays.items() if "replica" not in n})
+    arrays_to_host({n: a for n, a in arrays.items() if n[:2] in ("ow", "()")})
   finally:
     coordinator_store._turns = turns
 
@@ -94,8 +95,7 @@ def member(port, number, directory):
   assert_gathered()
   own = "a" * (3 + number)
   assert coordinator_store.allgather(own) == ["aaa", "aaaa"]
-  assert processes.from_main([number, "é"], tuple) == (0, "é")
-  assert processes.from_all((number, None), tuple) == [(0, None), (1, None)]
+  assert processes.from_main([number, "é"]) == [0, "é"]
   own_directory = directory / str(number)
   own_directory.mkdir()
   assert processes.share_directory(directory)
@@ -150,7 +150,7 @@ def test_a_process_that_is_alone_has_everything_and_waits_for_nobody():
   assert processes.is_main()
   assert coordinator_store.allgather("own") == ["own"]
   value = object()
-  assert processes.from_main(value, lambda same: same) is value
+  assert processes.from_main(value) is value
   coordinator_store.wait_for_end()
   arrays, values = trees()
   found = arrays_to_host(arrays)
@@ -161,61 +161,30 @@ def test_a_process_that_is_alone_has_everything_and_waits_for_nobody():
     raise ValueError(GLOO)  # It has no peer to lose.
 
 
-class Stranger:
-  """What runs code when it is unpickled."""
-
-  def __reduce__(self):
-    return pytest.fail, ("a message was executed",)
-
-
-class Store:
-  """A store in which a stranger has written every message."""
-
-  def __init__(self, message):
-    self.blocking_key_value_get_bytes = lambda *_: message
-
-  def key_value_set_bytes(self, key, message):
-    raise jax.errors.JaxRuntimeError(f"ALREADY_EXISTS: key {key} of gloo")
-
-
 @pytest.fixture(name="several")
 def several_fixture(monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: 2)
 
 
-@pytest.mark.parametrize("reader", [0, 1])
-@pytest.mark.parametrize(
-  "message",
-  [pickle.dumps(Stranger()), b"\xff", b"[" * 100_000, b'{"a": 1}', b"[1]"],
-  ids=lambda message: str(message[:9]),
-)
-def test_what_a_stranger_writes_is_refused_in_a_line(
-  several, monkeypatch, message, reader
+def test_what_a_stranger_writes_into_the_store_is_never_executed(
+  several, monkeypatch
 ):
-  monkeypatch.setattr(jax, "process_index", lambda: reader)
-  monkeypatch.setattr(coordinator_store, "_store", lambda: Store(message))
-  with pytest.raises(coordinator_store.MessageError) as found:
-    with processes.detect_lost_process():
-      coordinator_store.allgather("own")
-  line = str(found.value)
-  assert "is none of this run" in line
-  assert "\n" not in line and len(line) < 400
+  class Stranger:
+    """What runs code when it is unpickled."""
 
+    def __reduce__(self):
+      return pytest.fail, ("a message was executed",)
 
-def test_parts_of_arrays_are_never_python_objects(several, monkeypatch):
-  monkeypatch.setattr(coordinator_store, "_store", lambda: Store(b""))
+  message = pickle.dumps(Stranger())
+  store = SimpleNamespace(blocking_key_value_get_bytes=lambda *_: message)
+  monkeypatch.setattr(coordinator_store, "_store", lambda: store)
+  with pytest.raises(ValueError):
+    coordinator_store.allgather("own")
   file = io.BytesIO()
   np.save(file, np.array([Stranger()]), allow_pickle=True)
   objects = base64.b64encode(file.getvalue()).decode()
-  for message, reason in (
-    ([0, [[0, 1]], objects], "Object arrays"),
-    ([0, [[0, 1]], "no base64"], "base64"),
-    ([0], "argument"),
-  ):
-    with pytest.raises(coordinator_store.MessageError, match=reason):
-      coordinator_store.understood(
-        lambda sent: coordinator_store._from_message(*sent), message, 1
-      )
+  with pytest.raises(ValueError, match="Object arrays"):
+    coordinator_store._from_message(0, [[0, 1]], objects)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dilocox_jax.distributed.replica_consistency import copies_are_equal
 from dilocox_jax.distributed.replicas import REPLICA_AXIS, Replicas
 from dilocox_jax.plan.choices import LAYOUTS
 from dilocox_jax.plan.model.division import Division
+from dilocox_jax.training.states import copies_are_equal
 
 OWN = np.arange(12, dtype=np.float32).reshape(4, 3)
 SHARED = np.asarray([1.0, -2.0, 0.5], np.float32)

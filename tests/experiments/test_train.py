@@ -23,7 +23,7 @@ def test_a_run_leaves_what_explains_it(trained):
   workdir, done = trained
   for name in (
     *("config.json", "run.json", "metrics.jsonl", "timing.jsonl"),
-    *("report.md", "tensorboard", "figures", "checkpoints"),
+    *("report.md", "figures", "checkpoints"),
   ):
     assert (workdir / name).exists(), name
   assert f"report: {workdir / 'report.md'}" in done.stdout

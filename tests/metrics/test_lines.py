@@ -1,10 +1,7 @@
-"""Lines that survive a kill, files that are whole or not there, and locks."""
+"""Lines that survive a kill, and files that are whole or not there."""
 
 import contextlib
-import errno
-import fcntl
 import json
-import logging
 import math
 import os
 import resource
@@ -19,7 +16,6 @@ from dilocox_jax.metrics.lines import (
   JsonLines,
   RecordError,
   read_rows,
-  try_lock,
   write_atomically,
   write_json,
 )
@@ -135,24 +131,3 @@ def test_an_atomic_write_leaves_the_old_file_or_the_new_one(
     write_json(path, {"seed": 2})
   assert json.loads(path.read_text()) == {"seed": 1}
   assert {each.name for each in tmp_path.iterdir()} == {"page", "run.json"}
-
-
-def test_an_open_file_is_locked_until_it_is_closed(tmp_path):
-  with (tmp_path / "lock").open("w") as mine:
-    assert try_lock(mine)
-    with (tmp_path / "lock").open("w") as theirs:
-      assert not try_lock(theirs)
-  with (tmp_path / "lock").open("w") as theirs:
-    assert try_lock(theirs)
-
-
-def test_a_file_system_without_locks_gets_a_warning(
-  tmp_path, monkeypatch, caplog
-):
-  def no_locks(*_):
-    raise OSError(errno.ENOLCK, "No locks available")
-
-  monkeypatch.setattr(fcntl, "flock", no_locks)
-  with (tmp_path / "lock").open("w") as file, caplog.at_level(logging.WARNING):
-    assert try_lock(file)
-  assert "No locks available" in caplog.text

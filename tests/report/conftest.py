@@ -15,11 +15,11 @@ CONFIG = {
   "seed": 0,
 }
 RECORD = {
-  "config": CONFIG,
   "parameter_count": 871_168,
   "corpus_name": "python-stdlib",
-  "platform": "cpu x 1",
+  "bytes_per_token": None,
 }
+START = {"platform": "cpu x 1", "command": None, "chosen_for_device": {}}
 
 
 def write_run(
@@ -40,7 +40,9 @@ def write_run(
   rng = np.random.default_rng(len(method) + num_replicas)
   record |= {"method": method, "num_replicas": num_replicas}
   digests = {"corpus_digest": digest, "held_out_digest": held_out}
-  metrics.write_run_record(workdir, **RECORD, **digests, **record)
+  run = RECORD | digests | record
+  start = {name: run.pop(name, value) for name, value in START.items()}
+  metrics.write_run_record(workdir, CONFIG, run, start)
   exchange = FRAGMENT_BYTES * 2 * (num_replicas - 1) // num_replicas
 
   def evaluation(step, flush=0, **more):
@@ -65,38 +67,38 @@ def write_run(
     }
 
   total = 0
-  with metrics.Recorder(workdir) as recorder:
-    recorder.record_timing(step=0, event="compile", wall_s=11.5)
-    for step in range(30, num_steps + 1, 30):
-      synced = step <= warm_steps or method == "allreduce"
-      sent = exchange * (30 if synced else 1) * (num_replicas > 1)
-      total += sent
-      each = floor + 3.6 * math.exp(-step / 90) + rng.normal(size=num_replicas)
-      measured = range(num_fragments) if num_replicas > 1 and not synced else ()
-      recorder.record_round(
-        step=step,
-        tokens=step * num_replicas * 1024,
-        phase="data_parallel" if synced else "rounds",
-        loss=500.0 if step == 30 else each.mean(),
-        loss_per_replica=each,
-        grad_norm=0.8,
-        learning_rate=2e-3,
-        sent_bytes=sent,
-        total_sent_bytes=total,
-        drift=[drift(step, p) for p in measured],
-      )
-      timing = {"step": step, "simulated_s": step * seconds_a_step}
-      recorder.record_timing(
-        step=step, event="round", wall_s=2.5, tokens_per_s=12_288.0
-      )
-      if step % 60 == 0:
-        if step < num_steps:
-          recorder.record_evaluation(**evaluation(step))
-        recorder.record_timing(event="evaluation", wall_s=0.75, **timing)
-    if finish:
-      flush = exchange * (num_replicas > 1)
-      final = evaluation(num_steps, flush, num_steps=num_steps)
-      recorder.record_evaluation(**final)
+  recorder = metrics.Recorder(workdir)
+  recorder.record_timing(step=0, event="compile", wall_s=11.5)
+  for step in range(30, num_steps + 1, 30):
+    synced = step <= warm_steps or method == "allreduce"
+    sent = exchange * (30 if synced else 1) * (num_replicas > 1)
+    total += sent
+    each = floor + 3.6 * math.exp(-step / 90) + rng.normal(size=num_replicas)
+    measured = range(num_fragments) if num_replicas > 1 and not synced else ()
+    recorder.record_round(
+      step=step,
+      tokens=step * num_replicas * 1024,
+      phase="data_parallel" if synced else "rounds",
+      loss=500.0 if step == 30 else each.mean(),
+      loss_per_replica=each,
+      grad_norm=0.8,
+      learning_rate=2e-3,
+      sent_bytes=sent,
+      total_sent_bytes=total,
+      drift=[drift(step, p) for p in measured],
+    )
+    timing = {"step": step, "simulated_s": step * seconds_a_step}
+    recorder.record_timing(
+      step=step, event="round", wall_s=2.5, tokens_per_s=12_288.0
+    )
+    if step % 60 == 0:
+      if step < num_steps:
+        recorder.record_evaluation(**evaluation(step))
+      recorder.record_timing(event="evaluation", wall_s=0.75, **timing)
+  if finish:
+    flush = exchange * (num_replicas > 1)
+    final = evaluation(num_steps, flush, num_steps=num_steps)
+    recorder.record_evaluation(**final)
   return pathlib.Path(workdir)
 
 

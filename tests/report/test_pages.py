@@ -145,10 +145,9 @@ def test_a_run_is_as_far_as_its_rows(write_run, tmp_path, run):
   killed = load_run(write_run(tmp_path / "a", num_steps=90, finish=False))
   assert not killed.finished and killed.steps == 90
   assert [row.step for row in killed.evaluations] == [60]
-  with metrics.Recorder(tmp_path / "a", resume_step=30) as recorder:
-    recorder.record_timing(
-      step=60, event="round", wall_s=7.5, tokens_per_s=4096.0
-    )
+  metrics.Recorder(tmp_path / "a", resume_step=30).record_timing(
+    step=60, event="round", wall_s=7.5, tokens_per_s=4096.0
+  )
   # (2.5 s x 12288/s + 7.5 s x 4096/s) / 10 s; compiling trains nothing.
   resumed = load_run(tmp_path / "a")
   assert (resumed.tokens_per_s, resumed.wall_s) == pytest.approx((6144, 21.5))

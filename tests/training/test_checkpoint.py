@@ -1,14 +1,10 @@
 """States come back bit for bit, and damage or a full disk loses nothing."""
 
-import asyncio
-import gc
-import itertools
 import logging
 import pathlib
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,14 +13,10 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from orbax.checkpoint._src.futures import future
 
-from dilocox_jax.distributed import processes
 from dilocox_jax.distributed.replicas import Replicas
-from dilocox_jax.metrics.work_directory import STAMP
 from dilocox_jax.optimizers import named_optimizer
 from dilocox_jax.outer.window import ReplicaState
-from dilocox_jax.training import run_lock, saved_files
 from dilocox_jax.training.checkpoint import Checkpoints, RefusedError, SaveError
 from tests import runs
 
@@ -84,19 +76,6 @@ def test_the_newest_comes_back_bit_for_bit_with_its_record(directory):
   assert record == RECORD | {"step": 6}
   assert sorted(path.name for path in directory.iterdir()) == ["3", "6"]
   assert restore(directory.parent / "none") is None
-
-
-@pytest.mark.parametrize("reading", [1, 2, 4, 8])
-def test_a_clock_that_jumps_by_a_day_in_a_save_ends_no_run(
-  reading, tmp_path, monkeypatch
-):
-  calls = itertools.count()
-  jumping = lambda: 1e9 + 86_400 * (next(calls) >= reading)  # noqa: E731
-  monkeypatch.setattr(future, "time", SimpleNamespace(time=jumping))
-  checkpoints = Checkpoints(tmp_path / "checkpoints")
-  checkpoints.save(3, state_of(3), RECORD)
-  checkpoints.close()
-  assert next(calls) > reading and restore(tmp_path / "checkpoints")
 
 
 @pytest.mark.parametrize("layout", ["stacked", "mesh"])
@@ -252,44 +231,12 @@ def test_if_all_are_broken_nothing_is_begun_anew_or_moved(directory):
   assert runs.files(directory.parent) == before
 
 
-def test_a_save_without_room_is_refused_and_those_before_it_stay(
-  directory, monkeypatch
-):
-  state = state_of(9)
-  size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-  # Orbax writes more than the arrays, so their size is not enough.
-  needed_bytes = round(1.02 * size) + 1_000_000
-  usage, free = shutil.disk_usage("/"), [needed_bytes - 1]
-  monkeypatch.setattr(
-    shutil, "disk_usage", lambda path: usage._replace(free=free[0])
-  )
-  checkpoints = Checkpoints(directory)
-  with pytest.raises(SaveError, match="^cannot save .* MB free; the check"):
-    checkpoints.save(9, state, RECORD)
-  free[0] = needed_bytes
-  checkpoints.save(12, state, RECORD)
-  checkpoints.close()
-  assert sorted(path.name for path in directory.iterdir()) == ["12", "6"]
-  for told, is_refused in (
-    ([[6e6, 12.22e6], [5e6, 20e6]], False),
-    ([[6e6, 20e6], [5.1e6, 12.22e6]], True),
-  ):  # What all processes write must fit on the fullest of their disks.
-    monkeypatch.setattr(processes, "from_all", lambda *_, told=told: told)
-    try:
-      checkpoints._check_room(state)
-    except OSError:
-      assert is_refused
-    else:
-      assert not is_refused
-
-
 SAVE_ON_A_FULL_DISK = """
 import pathlib, sys
 import jax
 from dilocox_jax.training.checkpoint import Checkpoints, SaveError
 
 checkpoints = Checkpoints(pathlib.Path(sys.argv[1]) / "checkpoints")
-checkpoints._check_room = lambda state: None  # Another process was faster.
 state = jax.random.normal(jax.random.key(0), (1000, 1000))
 try:
   checkpoints.save(1, state, {})
@@ -339,54 +286,3 @@ def test_errors_of_the_disk_in_the_background_are_known_from_bugs(
   with pytest.raises(SaveError if is_of_disk else RuntimeError) as found:
     checkpoints.close()
   assert ("\n" in str(found.value)) != is_of_disk
-
-
-@pytest.mark.parametrize("file", ["orbax/path.py", "other/path.py"])
-def test_errors_that_nobody_awaits_show_unless_they_are_orbaxs(caplog, file):
-  code = "async def fail():\n  raise OSError('No space left on device')"
-  names = {}
-  exec(compile(code, file, "exec"), names)  # noqa: S102
-
-  async def forget():
-    await asyncio.wait([asyncio.ensure_future(names["fail"]())])
-
-  saved_files.hide_tracebacks()
-  asyncio.run(forget())
-  gc.collect()
-  assert bool(caplog.records) == (file == "other/path.py")
-
-
-def test_ten_thousand_leaves_keep_their_order(tmp_path):
-  like = [np.float32(0)] * 10_002  # By name 10000 comes before 1001.
-  checkpoints = Checkpoints(tmp_path)
-  checkpoints._item = lambda step, name, args: {
-    name: number for number, name in enumerate(args.item)
-  }
-  assert checkpoints._state(3, like) == list(range(10_002))
-  checkpoints.close()
-
-
-def test_a_second_run_is_refused_until_the_first_has_ended(
-  tmp_path, monkeypatch
-):
-  workdir = tmp_path / "made" / "run"
-  with run_lock.held(workdir):
-    with pytest.raises(run_lock.BusyError, match="at work in workdir"):
-      with run_lock.held(workdir):
-        raise AssertionError("both had it")
-  with run_lock.held(workdir):
-    assert {each.name for each in workdir.iterdir()} == {run_lock.LOCK, STAMP}
-  monkeypatch.setattr(processes, "is_main", lambda: False)
-  with run_lock.held(tmp_path / "none"):  # It writes nothing, so locks nothing.
-    assert not (tmp_path / "none").exists()
-
-
-def test_a_lock_that_cannot_be_is_one_line_and_harms_nothing(tmp_path):
-  (tmp_path / "thesis").write_text("precious")
-  (tmp_path / "run").mkdir()
-  (tmp_path / "run" / run_lock.LOCK).symlink_to(tmp_path / "thesis")
-  for workdir in (tmp_path / "run", tmp_path / "thesis" / "run"):
-    with pytest.raises(RefusedError, match="lock cannot be "):
-      with run_lock.held(workdir):
-        pass
-  assert (tmp_path / "thesis").read_text() == "precious"

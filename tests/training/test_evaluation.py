@@ -9,7 +9,7 @@ from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
-from dilocox_jax.training import evaluation, states, stops
+from dilocox_jax.training import evaluation, states
 from tests import runs
 
 
@@ -158,7 +158,7 @@ def test_every_predicted_token_of_a_whole_pass_has_one_weight(batches):
 def test_one_bad_value_anywhere_is_found(value, where):
   programs = runs.programs(runs.settings())
   state = _state(programs)
-  assert evaluation.is_finite(state)
+  assert states.is_finite(state)
   leaves, structure = jax.tree.flatten(state)
   floats = [
     i
@@ -168,7 +168,7 @@ def test_one_bad_value_anywhere_is_found(value, where):
   place = floats[0 if where == "first" else -1]
   flat = leaves[place].reshape(-1).at[-1].set(value)
   leaves[place] = flat.reshape(leaves[place].shape)
-  assert not evaluation.is_finite(jax.tree.unflatten(structure, leaves))
+  assert not states.is_finite(jax.tree.unflatten(structure, leaves))
 
 
 def test_the_earliest_step_counts_and_then_the_lowest_replica():
@@ -177,12 +177,12 @@ def test_the_earliest_step_counts_and_then_the_lowest_replica():
   evaluation.check_losses(StepMetrics(good, good), segment)
   late, early = good.copy(), good.copy()
   late[0, 4] = np.nan
-  with pytest.raises(stops.NotFiniteError, match="step 15 on replica 0"):
+  with pytest.raises(states.NotFiniteError, match="step 15 on replica 0"):
     evaluation.check_losses(StepMetrics(late, good), segment)
   early[2, 1] = np.inf
   early[1, 1] = np.nan
   for values in ((late, early), (early, late)):
-    with pytest.raises(stops.NotFiniteError, match="step 12 on replica 1"):
+    with pytest.raises(states.NotFiniteError, match="step 12 on replica 1"):
       evaluation.check_losses(StepMetrics(*values), segment)
 
 

@@ -1,58 +1,57 @@
+"""What a run says: rows, times, a bar or lines, and before it what it is."""
+
 import dataclasses
+import io
 import itertools
 import json
+import logging
 import math
+import re
 from types import SimpleNamespace
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from rich.console import Console
+from rich.text import Text
 
-from dilocox_jax import metrics
+from dilocox_jax.api.simulation_setup import ClusterClock, Options
+from dilocox_jax.config import to_plan
 from dilocox_jax.distributed import link_counter
 from dilocox_jax.metrics import read_rows
 from dilocox_jax.outer.drift import Drift
 from dilocox_jax.outer.window import StepMetrics
 from dilocox_jax.plan.schedule.run_plan import Segment
 from dilocox_jax.plan.schedule.sync_schedule import SyncSchedule
-from dilocox_jax.training import metrics_reader, run_text
-from dilocox_jax.training.metrics_reader import DispatchedSegment, MetricsReader
-from dilocox_jax.training.progress_bar import ProgressBar
-from dilocox_jax.training.states import TrainingProgress
-from dilocox_jax.training.stops import NotFiniteError
+from dilocox_jax.training import metrics_reader, run_summary, run_text
+from dilocox_jax.training.metrics_reader import (
+  DispatchedSegment,
+  MetricsReader,
+  ProgressBar,
+)
+from dilocox_jax.training.parts import NO_PARTS, Parts
+from dilocox_jax.training.states import NotFiniteError, TrainingProgress
 from tests import runs
 
-SCHEDULE = SyncSchedule(4)
+CONFIG = runs.settings(method="diloco", total_steps=100)
 # The second round of a run whose warm start took ten steps.
 SEGMENT = Segment(
-  "rounds", 14, 4, tuple(SCHEDULE.windows(4, 8)), schedule_start=10
+  "rounds", 14, 4, tuple(SyncSchedule(4).windows(4, 8)), schedule_start=10
 )
-
-
-class Bar(ProgressBar):
-  """A bar that keeps what it was told."""
-
-  def __init__(self):
-    super().__init__("diloco", 100)
-    self.told = []
-
-  def update(self, *args):
-    self.told.append(args)
 
 
 @pytest.fixture(name="desk")
 def desk_fixture(tmp_path, monkeypatch):
   """A reader with its files, its bar and a clock set by hand."""
-  now = [100.0]
-  clock = SimpleNamespace(perf_counter=lambda: now[0])
+  now, told = [100.0], []
+  clock = SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0])
   monkeypatch.setattr(metrics_reader, "time", clock)
-  bar = Bar()
-  with metrics.Recorder(tmp_path) as recorder:
-    schedule = optax.linear_schedule(0.0, 1.0, 100)
-    before = TrainingProgress(14, 560, 4_700)
-    book = MetricsReader(recorder, bar, schedule, 0.9, before)
-    yield SimpleNamespace(book=book, bar=bar, workdir=tmp_path, now=now)
+  monkeypatch.setattr(ProgressBar, "update", lambda _, *args: told.append(args))
+  before = TrainingProgress(14, 560, 4_700)
+  book = MetricsReader(CONFIG, runs.programs(CONFIG), tmp_path, before)
+  return SimpleNamespace(book=book, told=told, workdir=tmp_path, now=now)
 
 
 def _dispatched(loss=None, grad_norm=None, *, own_squared=9.0, tokens=720):
@@ -68,6 +67,7 @@ def _dispatched(loss=None, grad_norm=None, *, own_squared=9.0, tokens=720):
       jnp.asarray(2.0 * values if grad_norm is None else grad_norm),
     ),
     drifts=[drift],
+    note="2 here",
   )
 
 
@@ -75,6 +75,7 @@ def test_a_segment_becomes_a_row_of_means(desk):
   desk.now[0] += 1.0
   desk.book.read(_dispatched())
   (row,) = runs.rows(desk.workdir)
+  rate: Any = runs.programs(CONFIG).schedule(17)  # Of the last step done.
   assert row == {
     "kind": "round",
     "step": 18,
@@ -83,7 +84,7 @@ def test_a_segment_becomes_a_row_of_means(desk):
     "loss": 3.5,
     "loss_per_replica": [1.5, 5.5],
     "grad_norm": 7.0,
-    "learning_rate": pytest.approx(0.17, rel=1e-6),  # Of the last step done.
+    "learning_rate": pytest.approx(float(rate), rel=1e-6),
     "sent_bytes": 300,
     "total_sent_bytes": 5_000,
     "drift": [
@@ -110,51 +111,40 @@ def test_what_an_evaluation_sends_belongs_to_no_round(desk):
   desk.book.read(_dispatched())
   _, row = runs.rows(desk.workdir)
   assert (row["sent_bytes"], row["total_sent_bytes"]) == (100, 5_000)
-  with pytest.raises(AttributeError):
-    # Rows that are not read yet share it.
-    before.total_sent_bytes += 1  # pyright: ignore
 
 
-def test_time_is_booked_from_one_booking_to_the_next(desk):
+def test_time_is_booked_once_and_the_bar_shows_the_speed_of_training(desk):
   desk.now[0] += 3.0
-  desk.book.record_time("compile", 14)
-  desk.now[0] += 4.0
-  desk.book.read(_dispatched())
-  desk.now[0] += 0.5
-  desk.book.record_time("evaluation", 18)
-  rows = read_rows(desk.workdir / "timing.jsonl")
-  assert [(r["event"], r["step"], r["wall_s"]) for r in rows] == [
-    ("compile", 14, 3.0),
-    ("round", 18, 4.0),
-    ("evaluation", 18, 0.5),
-  ]
-  assert [r["tokens_per_s"] for r in rows] == [None, 160 / 4.0, None]
-
-
-def test_the_bar_shows_the_speed_of_training_alone(desk):
-  desk.now[0] += 100.0
   desk.book.record_time("compile", 14)
   desk.now[0] += 1.0
   desk.book.read(_dispatched())
+  desk.now[0] += 0.5
+  desk.book.record_time("evaluation", 18)
   desk.now[0] += 3.0
   desk.book.read(_dispatched(tokens=880))
-  speeds = [speed for _, _, speed, *_ in desk.bar.told]
-  assert speeds == [160.0, 320 / 4.0]
-  assert desk.bar.told[0][:4] == (18, 3.5, 160.0, 5_000)
+  rows = read_rows(desk.workdir / "timing.jsonl")
+  assert [(r["event"], r["step"], r["wall_s"]) for r in rows] == [
+    ("compile", 14, 3.0),
+    ("round", 18, 1.0),
+    ("evaluation", 18, 0.5),
+    ("round", 18, 3.0),
+  ]
+  speeds = [row["tokens_per_s"] for row in rows]
+  assert speeds == [None, 160.0, None, 160 / 3.0]
+  line = "loss 3.500 | {} tokens/s | sent 5.00 kB | 2 here"
+  assert desk.told == [(18, line.format(160)), (18, line.format(80))]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("field", ["loss", "grad_norm"])
 def test_a_value_that_is_not_finite_is_named_and_not_recorded(desk, field, bad):
-  values = np.ones((2, 4), np.float32)
+  values: Any = np.ones((2, 4), np.float32)
   values[1, 2] = bad
   with pytest.raises(NotFiniteError, match="at step 17 on replica 1"):
-    desk.book.read(
-      _dispatched(values) if field == "loss" else _dispatched(None, values)
-    )
+    desk.book.read(_dispatched(**{field: values}))
   assert not runs.rows(desk.workdir)
   assert not read_rows(desk.workdir / "timing.jsonl")
-  assert not desk.bar.told
+  assert not desk.told
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -169,61 +159,144 @@ def test_a_replica_that_sent_what_is_not_finite_is_named(desk, bad):
   assert not runs.rows(desk.workdir)
 
 
-def _opened(workdir, held_out=0, writes=True):
-  config = runs.settings()
-  return metrics_reader.open_reader(
-    config,
-    workdir,
-    data=dataclasses.replace(
-      run_text.run_data(config),
-      validation=[np.full((1, 2, 3), held_out, np.int32)],
-    ),
-    programs=runs.programs(config),
-    handed_in=(),
-    command="train",
-    progress=TrainingProgress(),
-    is_resumed=False,
-    writes=writes,
-  )
-
-
-def test_the_record_names_the_windows_of_the_evaluations(tmp_path):
-  def digest(held_out):
-    with _opened(tmp_path, held_out):
-      return json.loads((tmp_path / "run.json").read_text())["held_out_digest"]
-
-  assert digest(0) == digest(0) != digest(1)
-
-
 def test_the_bytes_of_a_link_are_recorded_for_each_event(tmp_path, monkeypatch):
   sent = itertools.count(step=70)
   monkeypatch.setenv(link_counter.LINK_VARIABLE, "wan")
   monkeypatch.setattr(link_counter, "sent_bytes", lambda interface: next(sent))
-  with _opened(tmp_path) as book:
-    assert book.reads_at_once
-    book.read(_dispatched())
-    book.record_time("checkpoint", 18)
+  given = CONFIG, runs.programs(CONFIG), tmp_path, TrainingProgress()
+  book = MetricsReader(*given)
+  assert book.reads_at_once
+  book.read(_dispatched())
+  book.record_time("checkpoint", 18)
   rows = read_rows(tmp_path / "timing.jsonl")
   assert [row["link_bytes"] for row in rows] == [70, 70]
 
 
-def test_beside_the_main_process_all_is_checked_and_nothing_written(
-  tmp_path, monkeypatch, capfd
-):
-  monkeypatch.setattr(metrics_reader.processes, "is_main", lambda: False)
-  with _opened(tmp_path / "run", writes=False) as book:
-    assert book.read(_dispatched())
-    losses = {"outer_loss": 1.0, "mean_loss": None}
-    book.record_evaluation(losses, TrainingProgress(18))
+def test_beside_the_main_process_all_is_checked_and_nothing_shown(capfd):
+  programs = runs.programs(CONFIG)
+  book = MetricsReader(CONFIG, programs, None, TrainingProgress())
+  assert book.read(_dispatched())
+  finite: Any = {"outer_loss": 1.0, "mean_loss": None, "replica_loss": 1.0}
+  book.record_evaluation(finite, TrainingProgress(18))
+  for name in ("outer_loss", "judge_loss"):
     with pytest.raises(NotFiniteError, match="validation loss"):
-      book.record_evaluation({"outer_loss": math.nan}, TrainingProgress(18))
-  assert not (tmp_path / "run").exists() and not capfd.readouterr().out
+      losses = finite | {name: math.nan}
+      book.record_evaluation(losses, TrainingProgress(18))
+  book.close()
+  assert not capfd.readouterr().out
 
 
-def test_another_process_writes_if_its_directory_is_its_own(
-  tmp_path, monkeypatch, capfd
+# The bar.
+
+
+@pytest.fixture(name="lines")
+def lines_fixture(caplog):
+  """The lines logged where there is no terminal."""
+  caplog.set_level(logging.INFO, "dilocox_jax")
+  return lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_without_a_terminal_a_line_comes_at_once_and_every_tenth(lines, capsys):
+  progress = ProgressBar("diloco", 80, first_step=8)
+  for step in range(10, 81, 2):
+    progress.update(step, "loss 2.5")
+  progress.close()
+  steps = [re.findall(r"step (\d+) of 80", line)[0] for line in lines()]
+  assert steps == [str(step) for step in range(10, 81, 8)]
+  assert lines()[1] == "diloco: step 18 of 80 | loss 2.5"
+  assert not capsys.readouterr().out
+
+
+def test_a_slow_run_is_heard_of_every_half_minute(lines, monkeypatch):
+  now = [100.0]
+  clock = SimpleNamespace(monotonic=lambda: now[0])
+  monkeypatch.setattr(metrics_reader, "time", clock)
+  progress = ProgressBar("diloco", 1000)
+  for step in range(1, 7):
+    progress.update(step, "")
+    now[0] += 10
+  assert [line.split()[2] for line in lines()] == ["1", "4"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_on_a_terminal_the_bar_says_it_all_and_nothing_is_logged(
+  lines, monkeypatch, width
 ):
-  monkeypatch.setattr(metrics_reader.processes, "is_main", lambda: False)
-  with _opened(tmp_path) as book:
-    assert book.read(_dispatched())
-  assert runs.rows(tmp_path, "round") and not capfd.readouterr().out
+  out = io.StringIO()
+  console = Console(file=out, force_terminal=True, width=width)
+  monkeypatch.setattr(metrics_reader, "get_console", lambda: console)
+  progress = ProgressBar("overlap_loco", 800)
+  progress.update(600, "loss 2.500 | 12,345 tokens/s | sent 3.00 MB")
+  progress.close()
+  shown = Text.from_ansi(out.getvalue()).plain
+  assert "…" not in shown
+  for part in ("overlap_loco", "600/800", "loss 2.500", "3.00 MB", "left"):
+    assert part in shown
+  assert not lines()
+
+
+# The summary and the record.
+
+
+def _summary(config, lines, **changes):
+  plan, traffic = to_plan.run_plan(config), to_plan.traffic(config)
+  data = dataclasses.replace(run_text.run_data(config), **changes)
+  run_summary.announce(config, data, NO_PARTS, None, plan, traffic)
+  return lines()
+
+
+def test_a_method_with_rounds_names_its_schedule_and_its_bytes(lines):
+  config = runs.settings(
+    method="streaming_diloco", num_fragments=2, overlap_steps=1
+  )
+  model, text, method = _summary(config, lines)
+  assert model.startswith("model nano: ") and "2 replicas on 1 device" in model
+  assert jax.devices()[0].device_kind in model
+  assert text.startswith("text synthetic: ") and "21 inner steps" in text
+  traffic = to_plan.traffic(config)
+  sent_bytes = traffic.exchange_bytes(0) + traffic.exchange_bytes(1)
+  assert "H = 3, P = 2, tau = 1, codec float32" in method
+  assert f"{sent_bytes / 1000:.1f} kB a round" in method
+
+
+def test_a_method_without_rounds_names_its_bytes_a_step(lines):
+  config = runs.settings(
+    method="allreduce", sync_interval=None, outer={"average_power": 8.0}
+  )
+  *_, method, average = _summary(config, lines)
+  assert method.startswith("method allreduce: codec float32, a replica sends")
+  assert method.endswith("a step") and "H =" not in method
+  assert average == "evaluated and kept: an average of the parameters (power 8)"
+
+
+def test_a_clock_tells_when_the_run_ends_and_is_not_moved():
+  config = runs.settings(method="diloco")
+  clock = ClusterClock(config, "100mbit", Options(step_s=600.0))
+  plan, traffic = to_plan.run_plan(config), to_plan.traffic(config)
+  before = clock.get_state()
+  end_s = run_summary.clock_at_end_s(clock, plan, traffic)
+  assert 21 * 600 < end_s < 21 * 600 + 60 and clock.get_state() == before
+  clock.advance(plan.segment(0), traffic)
+  assert run_summary.clock_at_end_s(clock, plan, traffic, 3) == end_s
+
+
+def test_the_record_names_text_evaluations_parts_and_clock(tmp_path):
+  clock: Any = SimpleNamespace(description="cluster 1gbit", digest="77")
+  programs, data = runs.programs(CONFIG), run_text.run_data(CONFIG)
+
+  def recorded(held_out=0, parts=NO_PARTS, clock=None):
+    batches = [np.full((1, 2, 3), held_out, np.int32)]
+    given = dataclasses.replace(data, validation=batches)
+    made = tmp_path, programs, "train", False
+    run_summary.record(CONFIG, given, parts, clock, *made)
+    return json.loads((tmp_path / "run.json").read_text())
+
+  plain = recorded()
+  assert plain == recorded()
+  digests = plain["held_out_digest"], recorded(1)["held_out_digest"]
+  assert digests[0] != digests[1]
+  found = plain["corpus_digest"], plain["parameter_count"], plain["method"]
+  assert found == (data.digest, programs.parameter_count, "diloco")
+  assert plain["chosen_for_device"] and not {"clock", "handed_in"} & {*plain}
+  more = recorded(parts=Parts(model=programs.model), clock=clock)
+  assert (more["handed_in"], more["clock_digest"]) == (["model"], "77")

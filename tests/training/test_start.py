@@ -51,7 +51,7 @@ def test_the_seed_decides_where_a_run_begins(stopped, seed):
 
 
 def check(stopped, workdir, config=None, digest=None):
-  start.check_nothing_is_lost(
+  resume.check_nothing_is_lost(
     config or stopped.config, workdir, digest or stopped.data.digest
   )
 
@@ -62,9 +62,6 @@ def unsaved_fixture(stopped, tmp_path):
   for name in ("config.json", "run.json", "metrics.jsonl"):
     shutil.copy(stopped.workdir / name, tmp_path / name)
   (tmp_path / "checkpoints" / "6.orbax-checkpoint-tmp").mkdir(parents=True)
-  lines = (stopped.workdir / "timing.jsonl").read_text().splitlines()
-  first = next(i for i, line in enumerate(lines) if "checkpoint" in line)
-  (tmp_path / "timing.jsonl").write_text("\n".join(lines[: first + 1]) + "\n")
   return tmp_path
 
 
@@ -86,10 +83,6 @@ def test_what_would_lose_nothing_may_begin(stopped, unsaved, tmp_path, caplog):
 CHANGES = {
   "checkpoints are gone": lambda w: shutil.rmtree(w / "checkpoints"),
   "its checkpoints are": lambda w: (w / "report.md").touch(),
-  "its checkpoints": lambda w: (w / "timing.jsonl").write_text(
-    2 * '{"event": "checkpoint", "step": 6}\n'
-  ),
-  "timing.jsonl cannot": lambda w: (w / "timing.jsonl").write_text("[\n"),
   "config.json cannot be": lambda w: (w / "config.json").write_text("[1]"),
   "config.json cannot": lambda w: (w / "config.json").unlink(),
 }
@@ -157,20 +150,6 @@ def test_another_run_is_named_by_what_differs(stopped, changes, digest, says):
   assert runs.files(stopped.workdir) == before
 
 
-def test_a_checkpoint_of_an_older_program_is_refused_in_one_line(
-  stopped, tmp_path
-):
-  state, record = runs.saved(stopped.workdir)
-  assert record.pop("in_flight") == [1]
-  older = Checkpoints(tmp_path / "checkpoints")
-  older.save(12, state, record)
-  with pytest.raises(RefusedError, match="take the version of the program"):
-    resume.resumed_state(
-      stopped.config, stopped.programs, older, stopped.data.digest
-    )
-  older.close()
-
-
 def test_more_replicas_join_where_the_next_round_begins(stopped, caplog):
   """Rounds of three steps: after step 12 rounds 0 to 3 are over."""
   config = runs.settings(num_replicas=4)
@@ -189,8 +168,9 @@ def test_more_replicas_join_where_the_next_round_begins(stopped, caplog):
 
 
 def inherited(source, phase="rounds", **changes) -> Any:
-  config = runs.settings(num_replicas=3, **changes)
-  return start.state_from_run(config, runs.programs(config), phase, source)
+  given = {"init_from": str(source)}
+  config = runs.settings(num_replicas=3, checkpoint=given, **changes)
+  return start.first_state(config, runs.programs(config), phase)
 
 
 @pytest.mark.parametrize("layout", ["stacked", "mesh"])

@@ -1,5 +1,6 @@
 import itertools
 import signal
+import time
 
 import jax
 import numpy as np
@@ -9,7 +10,7 @@ from dilocox_jax.distributed.replicas import Replicas
 from dilocox_jax.metrics import read_rows
 from dilocox_jax.plan.model.shapes import parameter_count
 from dilocox_jax.training import metrics_reader, trainer
-from dilocox_jax.training.stops import StopRequestedError, TrainingStoppedError
+from dilocox_jax.training.states import StopRequestedError, TrainingStoppedError
 from tests import runs
 
 # fp32, and the flag of who takes part.
@@ -65,6 +66,8 @@ def test_every_second_is_booked_under_one_event(tmp_path, monkeypatch):
   readings = []
 
   class Clock:
+    monotonic = time.monotonic
+
     @staticmethod
     def perf_counter():
       readings.append(len(readings) ** 2.0)  # No two intervals are alike.
@@ -215,9 +218,7 @@ def test_a_replica_that_diverges_in_its_last_step_is_not_hidden_by_a_reset(
 
 def test_a_state_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
   finite = iter([True, False])
-  monkeypatch.setattr(
-    trainer.evaluation, "is_finite", lambda state: next(finite)
-  )
+  monkeypatch.setattr(trainer.states, "is_finite", lambda state: next(finite))
   with pytest.raises(TrainingStoppedError, match="after step 12"):
     runs.train(runs.settings(), tmp_path)
   names = [path.name for path in (tmp_path / "checkpoints").iterdir()]

@@ -297,7 +297,7 @@ def test_twice_as_many_replicas_start_from_the_outer_parameters(
   mesh = MeshConfig(num_replicas=4, layout="mesh", num_stages=2)
   config = config_on(mesh, checkpoint={"init_from": str(source)})
   made = runs.trainer(config, tmp_path)
-  state = start.state_from_run(config, made.programs, "rounds", source)
+  state = start.first_state(config, made.programs, "rounds")
   seen = evaluation.losses(made.programs, state, made.data.validation)
   before = losses_before(source)["outer_loss"]
   for view in ("outer_loss", "mean_loss", "replica_loss"):

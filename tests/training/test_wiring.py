@@ -16,7 +16,7 @@ from dilocox_jax.models import transformer
 from dilocox_jax.models.loss import token_loss
 from dilocox_jax.outer.round_states import RoundState
 from dilocox_jax.training import build, run_text
-from dilocox_jax.training.stops import TrainingStoppedError
+from dilocox_jax.training.states import TrainingStoppedError
 from tests import runs
 from tests.aggregators.problem import close, mean_of, named
 
