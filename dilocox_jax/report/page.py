@@ -6,6 +6,7 @@ is measured or derived.
 """
 
 import collections
+import itertools
 import math
 import pathlib
 import statistics
@@ -14,6 +15,7 @@ from typing import Any
 
 from dilocox_jax import files
 from dilocox_jax.checks import flat
+from dilocox_jax.metrics import read_rows
 from dilocox_jax.metrics.lines import (
   Directory,
   RecordError,
@@ -21,8 +23,8 @@ from dilocox_jax.metrics.lines import (
   one_line,
   write_atomically,
 )
+from dilocox_jax.metrics.recorder import MEETING
 from dilocox_jax.report import figures, units
-from dilocox_jax.report.meeting import meeting_lines
 from dilocox_jax.report.run import LoadedRun, load_run
 from dilocox_jax.report.tables import markdown_table
 
@@ -172,6 +174,61 @@ def _link(run: LoadedRun) -> Iterator[str]:
     )
 
 
+def _meeting(workdir: pathlib.Path) -> list[str]:
+  """Says who met in a store and what it cost; nothing if nobody did.
+
+  The trainer writes a row for each event. A replica that began again may have
+  several rows of an event; the last one counts.
+  """
+  if not (workdir / MEETING).exists():
+    return []
+  rows = read_rows(workdir / MEETING)
+  events = {row["event"]: row for row in rows}
+  if not events:
+    return []
+  lines = markdown_table(
+    ("events", "averaged (measured)", "left out"), [*_spans(events)]
+  )
+  usage = [last["usage"] for last in _lives(rows)]
+  total = {
+    kind: sum(each.get(kind, 0) for each in usage)
+    for kind in sorted({kind for each in usage for kind in each})
+  }
+  up, down = total.pop("bytes_up", 0), total.pop("bytes_down", 0)
+  requests = ", ".join(f"{number:,} {kind}" for kind, number in total.items())
+  return [
+    *lines,
+    "",
+    f"This replica made {sum(total.values()) / len(events):.1f} requests an"
+    f" event ({requests}), wrote {units.human_bytes(up)} and read"
+    f" {units.human_bytes(down)} (measured, snapshots and manifests included).",
+  ]
+
+
+def _spans(events: dict[int, Any]) -> Iterator[tuple[str, str, str]]:
+  """Yields events with the same members, one after the other, as one row."""
+
+  def outcome(event: int) -> tuple[str, str]:
+    members, left_out = events[event]["members"], events[event]["left_out"]
+    reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+    return ", ".join(members) or "nobody", reasons
+
+  for found, group in itertools.groupby(sorted(events), outcome):
+    first, *_, last = [*group] * 2
+    yield (f"{first}" if first == last else f"{first} to {last}", *found)
+
+
+def _lives(rows: list[Any]) -> Iterator[Any]:
+  """Yields the last row of each start of the program, which counts anew."""
+  for row, following in itertools.pairwise([*rows, None]):
+    if following is None or _requests(following) < _requests(row):
+      yield row
+
+
+def _requests(row: Any) -> int:
+  return sum(row["usage"].values())
+
+
 def _again(run: LoadedRun) -> Iterator[str]:
   record, method = run.record, run.record["method"]
   command = record.get("command") or (
@@ -236,7 +293,7 @@ def write_report(workdir: Directory) -> pathlib.Path:
     "Settings": markdown_table(("field", "value"), settings),
     "How to reproduce": _again(run),
   }
-  if meeting := meeting_lines(run.workdir):
+  if meeting := _meeting(run.workdir):
     sections["Who met"] = meeting
   sample = run.workdir / SAMPLE
   if sample.exists():

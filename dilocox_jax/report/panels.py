@@ -11,7 +11,7 @@ import dataclasses
 import math
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -72,25 +72,6 @@ class Curve:
   label: str = ""
 
 
-def choose_front(
-  losses: Mapping[str, float], baseline: str, priority: Sequence[str] = ()
-) -> list[str]:
-  """Returns the names of the curves to draw in front, baseline first.
-
-  Args:
-    losses: Finite final loss of each curve that can be seen, by name.
-    baseline: Name of the curve that the others are compared with.
-    priority: Names that come next, most important first. Names without a
-      curve are skipped.
-
-  Returns:
-    At most six names. The lowest losses fill up what `priority` leaves.
-  """
-  lowest = sorted(losses, key=losses.__getitem__)
-  names = dict.fromkeys((baseline, *priority, *lowest))
-  return [name for name in names if name in losses][:MAX_FRONT]
-
-
 def draw_curves(
   ax: Axes, curves: Sequence[Curve], front: Sequence[str]
 ) -> None:
@@ -142,7 +123,7 @@ def loss_panel(
   limits, cut, front = _view(frame, axis)
   most = limits[1] if limits else math.inf
   divisor, seeds = _scale(ax, frame, axis, most), frame.num_seeds
-  curves = [_curve(each, axis, divisor, seeds) for each in frame.settings]
+  curves = [curve(each, axis, divisor, seeds) for each in frame.settings]
   draw_curves(ax, curves, front)
   pareto = [each for each in frame.pareto_front() if each.sent_bytes > 0]
   is_named = axis == BYTES and len(frame.settings) > MAX_FRONT
@@ -157,11 +138,7 @@ def loss_panel(
   band = f"; mean and band of {seeds} seeds" if seeds > 1 else ""
   style.caption(ax, _KINDS.get(axis, _TIMED) + band + cut)
   if frame.target and frame.target <= most:
-    ax.axhline(frame.target, color=style.GREY, linewidth=0.8, dashes=(4, 3))
-    look = {"color": style.GREY, "fontsize": 8, "ha": "right", "va": "bottom"}
-    across = ax.get_yaxis_transform()
-    text = f"target {frame.target:g}"
-    ax.annotate(text, (1, frame.target), xycoords=across, **look)
+    style.mark(ax, frame.target, f"target {frame.target:g}")
   ax.set_ylabel(style.LOSS_AXIS)
   style.legend(figure, ax, 4)
   if is_named:
@@ -200,8 +177,10 @@ def _view(
       above = f"; above the axis: {', '.join(map(style.proper, missing))}"
   baseline = next((s.baseline for s in frame.settings if s.baseline), "")
   first = first_to(frame, axis) if axis in frame.clocks else None
-  wanted = [*(s.name for s in (first, frame.cheapest()) if s), *frame.front]
-  return limits, above, choose_front(seen, baseline, wanted)
+  named = [each.name for each in (first, frame.cheapest()) if each]
+  lowest = sorted(seen, key=seen.__getitem__)
+  wanted = dict.fromkeys((baseline, *named, *frame.front, *lowest))
+  return limits, above, [name for name in wanted if name in seen][:MAX_FRONT]
 
 
 def first_to(frame: Frame, clock: str) -> Setting | None:
@@ -264,8 +243,15 @@ def _scale(ax: Axes, frame: Frame, axis: str, most: float) -> float:
   return divisor
 
 
-def _curve(setting: Setting, axis: str, divisor: float, seeds: int) -> Curve:
-  """Mean, lowest and highest loss at the evaluations that all seeds have."""
+def curve(setting: Setting, axis: str, divisor: float, seeds: int) -> Curve:
+  """Returns mean, lowest and highest loss where all seeds were evaluated.
+
+  Args:
+    setting: What is drawn.
+    axis: As in `loss_panel`.
+    divisor: What the costs are divided by.
+    seeds: How many runs the setting should have.
+  """
   # A logarithmic axis has no place for zero bytes or zero seconds.
   rows = [
     (_cost(points[0], axis) / divisor, [point.loss for point in points])
@@ -301,29 +287,21 @@ def name_points(
   taken = [Bbox([place - 6, place + 6]) for place in places]
   for number, (name, *place) in enumerate(points):
     others = taken[:number] + taken[number + 1 :]
-    for offset in _OFFSETS:
-      text = _write(ax, name, place, offset)
+    for x, y in _OFFSETS:
+      text = ax.annotate(
+        name,
+        (place[0], place[1]),
+        (x, y),
+        textcoords="offset points",
+        ha="left" if x > 0 else "right" if x else "center",
+        va="bottom" if y > 0 else "top",
+        arrowprops={"arrowstyle": "-", "color": style.PALE, "linewidth": 0.6},
+        **{"fontsize": 8, "color": style.GREY, "zorder": 6},
+      )
+      # A white rim keeps a name readable where it crosses a curve.
+      text.set_path_effects([withStroke(linewidth=2, foreground="white")])
       box = text.get_window_extent()
       if not box.count_overlaps(others) and ax.bbox.containsx(box.x1):
         taken.append(box)
         break
       text.remove()
-
-
-def _write(ax: Axes, name: str, place: Sequence[float], offset):
-  sides = {1: "left", 0: "center", -1: "right"}
-  text = ax.annotate(
-    name,
-    (place[0], place[1]),
-    offset,
-    textcoords="offset points",
-    ha=sides[(offset[0] > 0) - (offset[0] < 0)],
-    va="bottom" if offset[1] > 0 else "top",
-    fontsize=8,
-    color=style.GREY,
-    arrowprops={"arrowstyle": "-", "color": style.PALE, "linewidth": 0.6},
-    zorder=6,
-  )
-  # A white rim keeps a name readable where it crosses a curve.
-  text.set_path_effects([withStroke(linewidth=2, foreground="white")])
-  return text

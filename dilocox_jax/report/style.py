@@ -142,6 +142,13 @@ def label(ax: Axes, kind: str, horizontal: str, vertical: str = "") -> None:
   ax.set_ylabel(vertical)
 
 
+def mark(ax: Axes, height: float, name: str) -> None:
+  """Draws a level across a panel, with its name at the right end."""
+  ax.axhline(height, color=GREY, linewidth=0.8, dashes=(4, 3))
+  look = {"ha": "right", "va": "bottom", "fontsize": 8, "color": GREY}
+  ax.annotate(name, (1, height), xycoords=ax.get_yaxis_transform(), **look)
+
+
 def legend(figure: Figure, ax: Axes, columns: int) -> None:
   """Puts a legend below a figure.
 

@@ -6,6 +6,7 @@ It reads docs/results, trains nothing, and takes less than a minute. Two methods
 are compared only if both keep an average of their parameters or neither does.
 """
 
+import dataclasses
 import json
 import pathlib
 import statistics
@@ -98,37 +99,20 @@ def ratio_text(values: list[float]) -> str:
   return f"{mean:.2f} ± {error:.2f} ({len(values)} seeds)"
 
 
-def curve(entry: Setting) -> panels.Curve:
-  """Returns the mean over seeds, with a band from the lowest to the highest."""
-  traces = [t.points for t in entry.traces if t.points]
-  points = list(zip(*traces, strict=True))
-  losses = [[point.loss for point in each] for each in points]
-  count = "one seed" if len(traces) == 1 else f"{len(traces)} seeds"
-  return panels.Curve(
-    entry.name,
-    [each[0].seconds[str(SHOWN)] for each in points],
-    [statistics.mean(each) for each in losses],
-    [min(each) for each in losses],
-    [max(each) for each in losses],
-    f"{METHODS[entry.name]} ({count})",
-  )
-
-
 def _draw_curves(ax: Axes, entries: Mapping[str, Setting]) -> None:
-  drawn = [curve(entries[name]) for name in METHODS]
+  drawn = []
+  for name, label in METHODS.items():
+    count = len(entries[name].curves)
+    seeds = "one seed" if count == 1 else f"{count} seeds"
+    own = panels.curve(entries[name], str(SHOWN), 1.0, count)
+    drawn.append(dataclasses.replace(own, label=f"{label} ({seeds})"))
   panels.draw_curves(ax, drawn, list(METHODS))
   caption = f"{SHOWN} ms; loss measured (mean, band: all seeds), time simulated"
   style.label(ax, caption, "", style.LOSS_AXIS)
   style.cost_axis(ax, (8, 320), "simulated time (s)")
   ax.set_xlim(8, 320)
   ax.set_ylim(1.15, 2.0)
-  _mark(ax, TARGET, f"loss {TARGET}")
-
-
-def _mark(ax: Axes, height: float, name: str) -> None:
-  ax.axhline(height, color=style.GREY, linewidth=0.8, dashes=(4, 3))
-  look = {"ha": "right", "va": "bottom", "fontsize": 8, "color": style.GREY}
-  ax.annotate(name, (1, height), xycoords=ax.get_yaxis_transform(), **look)
+  style.mark(ax, TARGET, f"loss {TARGET}")
 
 
 def _draw_ratios(ax: Axes, entries: Mapping[str, Setting]) -> None:
@@ -146,7 +130,7 @@ def _draw_ratios(ax: Axes, entries: Mapping[str, Setting]) -> None:
       text = ratio_text(values).partition(" (")[0]
       place_text = {"ha": "center", "va": "bottom", "fontsize": 8}
       ax.annotate(text, (place, statistics.mean(values)), **place_text)
-  _mark(ax, 1, "")
+  style.mark(ax, 1, "")
   ax.set_xticks(range(len(ROUND_TRIPS)), [f"{t} ms" for t in ROUND_TRIPS])
   ax.margins(y=0.08)
   caption = (
