@@ -14,11 +14,9 @@ from safetensors.numpy import load_file
 import dilocox_jax as dx
 from dilocox_jax.models import adapters, weights
 from dilocox_jax.models.transformer import build_model
-from dilocox_jax.plan.model.shapes import ModelShape, parameter_count
+from dilocox_jax.plan.model.shapes import ModelShape
 from dilocox_jax.plan.schedule import methods
-from dilocox_jax.training import build, states
 from dilocox_jax.training import trainer as training
-from dilocox_jax.training.parts import Parts
 from dilocox_jax.trees import leaves_by_path
 from tests import runs
 from tests.api.test_handed_in import killed
@@ -116,34 +114,6 @@ def test_the_base_keeps_its_bytes_and_is_there_once(
   runs.assert_same_bits(jax.tree.map(np.asarray, frozen), before)
   for leaf in jax.tree.leaves(frozen):
     assert len(leaf.sharding.device_set) == 1  # And it has no replica axis.
-
-
-def needed_bytes(num_replicas):
-  """Memory of a round's program: what it is given, makes and returns."""
-  config = runs.settings(
-    num_replicas=num_replicas,
-    method="diloco",
-    model={"model_dim": 64, "ff_dim": 256},
-  )
-  shape = config.model.shape
-  base = build_model(shape).init(jax.random.key(0))
-  programs = build.programs(config, Parts(trainable=LORA.adapt(base)))
-  state: Any = states.abstract(programs, "rounds", in_flight=[0])
-  batches = jax.ShapeDtypeStruct((num_replicas, 3, 2, 17), jnp.int32)
-  schedule = programs.rounds.outer.method.schedule
-  program = programs.rounds.lowered(state, batches, schedule.windows(0, 3)[0])
-  memory: Any = program.compile().memory_analysis()
-  used = memory.argument_size_in_bytes + memory.output_size_in_bytes
-  used += memory.temp_size_in_bytes - memory.alias_size_in_bytes
-  return used, 4 * programs.parameter_count, 4 * parameter_count(shape)
-
-
-def test_two_replicas_share_the_base():
-  one, adapter, whole = needed_bytes(1)
-  two, *_ = needed_bytes(2)
-  assert whole < one
-  assert two <= 1.1 * one + 2 * adapter
-  assert two - one < whole / 2
 
 
 def test_folded_adapters_have_the_same_logits(run):

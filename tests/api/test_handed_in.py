@@ -16,6 +16,7 @@ from flax import linen, nnx
 
 import dilocox_jax as dx
 from dilocox_jax.data.feeds import as_feed
+from dilocox_jax.models.handed_in import as_loss_model
 from dilocox_jax.training import trainer as training
 from tests import runs
 
@@ -60,15 +61,6 @@ def tree():
   shapes, drawn = ((SIZE, 8), (8, CLASSES)), np.random.default_rng(1)
   made = [jnp.asarray(drawn.normal(size=s) / 4, "float32") for s in shapes]
   return Tree(made, 3)
-
-
-def equinox():
-  eqx = pytest.importorskip("equinox")
-  return eqx.nn.MLP(SIZE, CLASSES, 8, 1, key=jax.random.key(0))
-
-
-def mapped_loss(model, batch):
-  return loss(jax.vmap(model), batch)
 
 
 def pair():
@@ -164,9 +156,6 @@ KINDS = {
     loader,
     method="overlap_loco",
     sync=SLICES,
-  ),
-  "Equinox, arrays of images": Kind(
-    equinox, lambda: (EXAMPLES, EXAMPLES), mapped_loss, "dilocox"
   ),
 }
 
@@ -301,3 +290,77 @@ def test_replicas_take_turns_and_what_is_held_out_is_not_trained_on():
   streams = feed.streams(2, 8, 0)
   assert streams.take(2)[..., 0, 0].tolist() == [[3, 5], [4, 6]]
   assert streams.take(1, [1])[..., 0, 0].tolist() == [[8]]
+
+
+VOCAB_SIZE, WIDTH, DEPTH = 11, 8, 12  # More layers than digits.
+
+
+class InNnx(nnx.Module):
+  def __init__(self, rngs, depth=DEPTH):
+    self.embed = nnx.Embed(VOCAB_SIZE, WIDTH, rngs=rngs)
+    self.layers = nnx.List(
+      [nnx.Linear(WIDTH, WIDTH, rngs=rngs) for _ in range(depth)]
+    )
+    self.head = nnx.Linear(WIDTH, VOCAB_SIZE, rngs=rngs)
+
+  def __call__(self, tokens):
+    x = self.embed(tokens)
+    for layer in self.layers:
+      x = x + nnx.tanh(layer(x))
+    return self.head(x)
+
+
+SEQUENCES = jnp.arange(20, dtype=np.int32).reshape(2, 10) % VOCAB_SIZE
+
+
+def nnx_logits(params):
+  module = InNnx(nnx.Rngs(0))
+  # Another value in every leaf, so that no two layers may change places.
+  state = nnx.state(module, nnx.Param)
+  for path, leaf in nnx.to_flat_state(state):
+    ours = params
+    for key in path:
+      ours = ours[str(key)]
+    leaf.set_value(ours)
+  nnx.update(module, state)
+  return module(SEQUENCES[:, :-1])
+
+
+def test_the_loss_of_a_module_is_its_cross_entropy():
+  model = as_loss_model(InNnx)
+  params, same, other = (model.init(jax.random.key(n)) for n in (0, 0, 1))
+  expected = optax.softmax_cross_entropy_with_integer_labels(
+    nnx_logits(params), SEQUENCES[:, 1:]
+  ).mean()
+  np.testing.assert_allclose(model.loss(params, SEQUENCES), expected, rtol=1e-6)
+  runs.assert_same_bits(params, same)
+  with pytest.raises(AssertionError):
+    runs.assert_same_bits(params, other)
+
+
+class WithState(nnx.Module):
+  def __init__(self, rngs):
+    self.drop = nnx.Dropout(0.1, rngs=rngs)
+
+
+class WithMeans(linen.Module):
+  @linen.compact
+  def __call__(self, tokens):
+    x = linen.Embed(VOCAB_SIZE, WIDTH)(tokens)
+    return linen.BatchNorm(use_running_average=False)(x)
+
+
+@pytest.mark.parametrize("module", [WithState, WithMeans()])
+def test_state_that_is_no_parameter_is_refused(module):
+  with pytest.raises(ValueError, match="state that is no parameter") as error:
+    as_loss_model(module)
+  assert "\n" not in str(error.value)
+
+
+def test_a_model_that_is_cut_needs_the_functions_of_its_cuts(tmp_path):
+  config = runs.settings(
+    layout="mesh", mesh={"num_stages": 2}, inner={"accumulate_steps": 2}
+  )
+  with pytest.raises(ValueError, match="embed, block and logits") as error:
+    dx.train(InNnx, (TOKENS, TOKENS[:400]), config=config, workdir=tmp_path)
+  assert "\n" not in str(error.value)

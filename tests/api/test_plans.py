@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-import dilocox_jax as dx
 from dilocox_jax.api import method_plans, simulation_setup
 from dilocox_jax.api.device_memory import device_memory
 from dilocox_jax.api.simulation_setup import Options, set_up
@@ -56,17 +55,6 @@ def test_the_state_is_what_the_arrays_take(settings, mesh):
   assert found == pytest.approx(kept_bytes(config), rel=0.12)
 
 
-def test_more_stages_need_less_and_whole_layers_need_more():
-  one, two = (
-    device_memory(
-      runs.settings(layout="mesh", mesh={"num_stages": stages}, method="diloco")
-    )
-    for stages in (1, 2)
-  )
-  assert two.state < one.state
-  assert two.total == two.state + two.step
-
-
 def test_muon_holds_whole_layers_where_devices_share_one():
   def step(optimizer, stages):
     mesh, inner = {"num_stages": stages}, {"optimizer": optimizer}
@@ -92,40 +80,27 @@ LARGE = {
 }
 
 
-@pytest.fixture(scope="module", name="large")
-def large_fixture():
+def test_every_method_is_priced_or_refused_and_what_fits_comes_first():
   config = from_mapping(LARGE)
-  return method_plans.compare_methods(config, "dilocox_107b")
-
-
-def test_every_method_is_priced_or_refused(large):
-  plans, refused = large
-  assert {p.config.sync.method for p in plans} | {*refused} == {*METHODS}
+  plans, refused = method_plans.compare_methods(config, "dilocox_107b")
+  by_name = {plan.config.sync.method: plan for plan in plans}
+  assert {*by_name} | {*refused} == {*METHODS}
   assert all(plan.tokens_per_s > 0 for plan in plans)
-
-
-def test_what_fits_comes_first_and_the_fastest_of_it(large):
-  plans, _ = large
   order = [(not plan.fits, -plan.tokens_per_s) for plan in plans]
   assert order == sorted(order)
   assert plans[0].fits and plans[0].memory.total <= 80e9
   assert all("a device needs" in plan.reason for plan in plans if not plan.fits)
-
-
-def test_devices_may_idle_where_all_of_them_do_not_fit(large):
-  (base,) = [p for p in large[0] if p.config.sync.method == "allreduce"]
+  # Devices may idle where all of them do not fit.
+  base = by_name["allreduce"]
   used = base.config.mesh.num_stages * base.config.mesh.num_data_shards
-  assert base.fits and used < 80
-  assert base.speed_up == 1
-
-
-def test_the_configs_own_method_keeps_its_settings(large):
-  (own,) = [p for p in large[0] if p.config.sync.method == "dilocox"]
-  assert own.config.exchange.codec == "low_rank(rank=2048)+int(bits=4)"
-  assert own.config.sync.sync_interval == 125
-  (other,) = [p for p in large[0] if p.config.sync.method == "muloco"]
-  assert other.config.exchange.codec == "int(bits=2)"
-  assert other.config.sync.sync_interval == 125
+  assert base.fits and used < 80 and base.speed_up == 1
+  # The config's own method keeps its settings.
+  for name, codec in (
+    ("dilocox", "low_rank(rank=2048)+int(bits=4)"),
+    ("muloco", "int(bits=2)"),
+  ):
+    assert by_name[name].config.exchange.codec == codec
+    assert by_name[name].config.sync.sync_interval == 125
 
 
 def test_idle_devices_do_not_compute():
@@ -150,9 +125,6 @@ def test_a_stated_step_is_that_of_the_configs_mesh():
   plan = method_plans.plan_run(RunConfig(), "100mbit", Options(step_s=0.5))
   assert plan.rounds.compute_s == pytest.approx(0.5)
   assert plan.fits and plan.reason == ""  # Nobody said how much there is.
-
-
-STEP_S = 9.0
 
 
 @pytest.mark.parametrize(
@@ -188,48 +160,3 @@ def test_a_copied_state_has_the_optimizers_own(optimizer, copies):
   script = set_up(config, "1gbit", Options(step_s=0.5)).script
   size = parameter_count(config.model.shape)
   assert script.copied_bytes == 4 * copies * size
-
-
-def seconds(rounds, interval, fragments, overlap, order, bits):
-  """Simulated time of some rounds of a 107B model over 1 Gbit/s."""
-  config = from_mapping(
-    {
-      "total_steps": rounds * interval,
-      "model": {"preset": "qwen_107b"},
-      "data": {"batch_size": 8, "sequence_length": 2048},
-      "sync": {
-        "method": "delayed",
-        "sync_interval": interval,
-        "num_fragments": fragments,
-        "overlap_steps": overlap,
-        "fragment_order": order,
-      },
-      "exchange": {"codec": f"int(bits={bits})"},
-    }
-  )
-  return dx.estimate(config, "dilocox_107b", step_s=STEP_S).total_s
-
-
-# One bit a value takes the line for 14.2 steps, so H = 15 at least; 2 bits for
-# 28.3, so H = 29.
-@pytest.mark.parametrize(
-  ("interval", "fragments", "overlap", "order", "bits"),
-  [
-    (16, 8, 2, "sliced", 1),
-    (16, 16, 1, "sliced", 1),
-    (30, 15, 2, "sliced", 2),
-  ],
-)
-def test_equal_fragments_keep_replicas_and_line_busy(
-  interval, fragments, overlap, order, bits
-):
-  shape = interval, fragments, overlap, order, bits
-  four_rounds_s = seconds(8, *shape) - seconds(4, *shape)
-  assert 4 * interval * STEP_S / four_rounds_s > 0.99
-  assert overlap <= interval / fragments + 1
-
-
-def test_fragments_of_whole_layers_do_not():
-  shape = 16, 4, 4, "strided", 1
-  four_rounds_s = seconds(8, *shape) - seconds(4, *shape)
-  assert 4 * 16 * STEP_S / four_rounds_s < 0.92

@@ -89,14 +89,8 @@ def test_an_aggregator_of_ones_own_has_a_dict_of_axes_and_turns(layout):
 @pytest.mark.parametrize(
   ("change", "message"),
   [
-    (
-      lambda x, y: (x[:2], y),
-      r"leaf '0' begins .* of \(2, 6\) instead of \(3, 6\)",
-    ),
-    (
-      lambda x, y: (x, y[:, :5]),
-      r"leaf '1' begins .* of \(3, 5\) instead of \(3, 6\)",
-    ),
+    (lambda x, y: (x[:2], y), r"leaf '0' .* of \(2, 6\) instead of \(3, 6\)"),
+    (lambda x, y: (x, y[:, :5]), r"'1' .* of \(3, 5\) instead of \(3, 6\)"),
     (lambda x, y: (), "no leaf"),
   ],
 )
@@ -126,67 +120,25 @@ def test_slices_need_no_layers():
   assert_close(rounds.outer_params(state), wanted, 1e-6)
 
 
-def test_rounds_take_the_feedback_of_the_transforms():
-  problem = make_problem(0, 2, 8, 4, 2, 3)
-  params = jax.tree.map(jnp.asarray, problem[0])
-  exchange = dx.exchange("int(bits=1)", feedback=0.5, collective="all_gather")
-  method = methods.diloco(4)
-  rounds = dx.make_rounds(
-    method, STEP, nesterov(), num_replicas=2, exchange=exchange
-  )
-  state = rounds.init(params, INNER.init(params))
-  tx = dx.step_transform(method, INNER, nesterov(), exchange=exchange)
-
-  def step(params, state, batch):
-    updates, state = tx.update(jax.grad(loss)(params, batch), state, params)
-    return optax.apply_updates(params, updates), state
-
-  own = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), params)
-  own_state = jax.vmap(tx.init, axis_name="replica")(own)
-  replicas = jax.jit(jax.vmap(step, axis_name="replica"))
-  for number in range(2):
-    batches = batches_of(problem, 4 * number, 4 * number + 4)
-    inputs, targets = batches
-    for place in range(4):
-      batch = inputs[:, place], targets[:, place]
-      own, own_state = replicas(own, own_state, batch)
-    state, *_ = rounds.run(state, batches)
-  found = jax.tree.map(lambda leaf: leaf[0], dx.outer_params(own_state))
-  assert_close(rounds.outer_params(state), found, 1e-5)
+WRONG = r"must return \(params, optimizer state, \(loss, gradient norm\)\): "
 
 
 @pytest.mark.parametrize(
   ("change", "message"),
   [
+    (lambda p, s, values: (p, s, values[0]), WRONG),
+    (lambda p, s, values: (p, s), WRONG),
     (
-      lambda params, state, values: (params, state, values[0]),
-      r"must return \(params, optimizer state, \(loss, gradient norm\)\): ",
-    ),
-    (
-      lambda params, state, values: (params, state),
-      r"must return \(params, optimizer state, \(loss, gradient norm\)\): ",
-    ),
-    (
-      lambda params, state, values: (
-        jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params),
-        *(state, values),
-      ),
+      lambda p, s, values: ({"w": p["w"].astype("bfloat16")}, s, values),
       r"params whose leaf 'w' is bfloat16\[7\]; it must be float32\[7\]",
     ),
+    (lambda p, s, values: ({}, s, values), "leaf 'w' is missing; it must be"),
     (
-      lambda params, state, values: (params | {"c": values[0]}, state, values),
-      r"params whose leaf 'c' is float32\[\]; it must be left out",
+      lambda p, s, values: (p, s + (values[0],), values),
+      "optimizer state whose leaf '2' is .*; it must be left out",
     ),
     (
-      lambda params, state, values: ({}, state, values),
-      r"params whose leaf 'w' is missing; it must be float32\[7\]",
-    ),
-    (
-      lambda params, state, values: (params, state + (values[0],), values),
-      "optimizer state whose leaf '2' is",
-    ),
-    (
-      lambda params, state, values: (params, state, (params["w"], values[1])),
+      lambda p, s, values: (p, s, (p["w"], values[1])),
       r"a loss of shape \(7,\); it must be a scalar",
     ),
   ],
@@ -254,15 +206,3 @@ def test_a_newcomer_that_differs_is_refused(interval, settings, field):
   apart.rounds_of(methods.diloco(4), mailbox(store), 1)
   with pytest.raises(DiffersError, match=f"^{field} is "):
     apart.rounds_of(methods.diloco(interval), mailbox(store, **settings), 1)
-
-
-@pytest.mark.parametrize(
-  "settings, message",
-  [
-    ({"feedback": 1.0, "keep_unsent": True}, "set one"),
-    ({"weight": 0}, "weight=0 must"),
-  ],
-)
-def test_settings_of_a_mailbox_are_checked(settings, message):
-  with pytest.raises(ValueError, match=message):
-    mailbox(**settings)

@@ -78,18 +78,11 @@ def test_a_model_data_and_optimizers_of_ones_own_are_trained(run):
 
 def test_runs_and_corpora_are_shown_on_one_line(run, tmp_path):
   sent = human_bytes(run.metrics.total_sent_bytes)
-  for word in (
-    "Run(dilocox, 30 steps",
-    "loss ",
-    f"{sent} sent",
-    str(run.workdir),
-  ):
+  for word in ("Run(dilocox, 30 steps", "loss ", f"{sent} sent"):
     assert word in repr(run)
-  assert "20,000 training" in repr(counting())
   shown = [run, run.metrics, run.config, counting(), dx.load(run.workdir)]
   assert not any("\n" in repr(each) or len(repr(each)) > 250 for each in shown)
   rows = list(run.metrics)
-  assert [row.step for row in rows] == sorted(row.step for row in rows)
   assert len(rows) == len(run.metrics.rounds) + len(run.metrics.evaluations)
   assert repr(api_runs.Run(tmp_path)) == f"Run({tmp_path})"
 

@@ -44,7 +44,7 @@ def test_no_file_names_a_machine_or_an_index():
 # process round as on an accelerator (`tests.rounded_products`).
 ROUNDED = [
   *("tests/codecs", "tests/aggregators", "tests/test_optimizers.py"),
-  "tests/reference/test_optimizers.py",
+  "tests/reference/test_parts.py",
   "tests/outer/test_methods.py",
 ]
 

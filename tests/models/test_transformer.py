@@ -19,6 +19,7 @@ from dilocox_jax.models.transformer import build_model
 from dilocox_jax.plan.choices import REMATS
 from dilocox_jax.plan.model.presets import MODEL_PRESETS, nano
 from dilocox_jax.plan.model.shapes import parameter_count, parameter_shapes
+from dilocox_jax.trees import leaves_by_path
 from tests.oracles import transformer as oracle
 
 # Layers fused differently round differently.
@@ -70,13 +71,6 @@ def logits_of(name):
   return jax.jit(build_model(SHAPES[name]).apply)
 
 
-def by_path(params):
-  return {
-    "/".join(key.key for key in path): leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-  }
-
-
 def assert_close(found, wanted, tolerance=2e-6):
   """Rounding follows the largest terms of a sum, also where they cancel."""
   largest = float(jnp.max(jnp.abs(wanted)))
@@ -86,7 +80,7 @@ def assert_close(found, wanted, tolerance=2e-6):
 @pytest.mark.parametrize("shape", [*SHAPES.values(), *MODEL_PRESETS.values()])
 def test_parameters_are_the_leaves_that_the_plan_lists(shape):
   params = jax.eval_shape(build_model(shape).init, jax.random.key(0))
-  leaves = by_path(params)
+  leaves = leaves_by_path(params)
   assert {p: x.shape for p, x in leaves.items()} == parameter_shapes(shape)
   assert {x.dtype for x in leaves.values()} == {jnp.dtype("float32")}
   assert sum(x.size for x in leaves.values()) == parameter_count(shape)
@@ -129,16 +123,6 @@ def test_its_parts_and_its_cache_compute_what_the_whole_does(name):
   assert_close(jnp.concatenate(seen, axis=1), whole, 1e-5)
 
 
-@pytest.mark.usefixtures("x64")
-@every_shape
-def test_a_float64_model_computes_in_float64_throughout(name):
-  params = jax.tree.map(lambda x: x.astype(np.float64), drawn(name))
-  model = build_model(SHAPES[name], dtype=jnp.float64)
-  loss = lambda p: next_token_loss(model, p, tokens(2, 9), 0.1)  # noqa: E731
-  program = str(jax.make_jaxpr(jax.grad(loss))(params))
-  assert "f64[" in program and "f32[" not in program
-
-
 END = 3
 # Documents of 5, 1, 5 and 1 tokens, of which only the first has no mark.
 DOCUMENTS = [9, 8, 7, 8, 9], [END], [END, 4, 5, 6, 4], [END]
@@ -175,7 +159,9 @@ def test_values_outside_the_tables_are_no_numbers():
 
 def test_every_layer_draws_its_own_values_and_outputs_start_smaller():
   deep = shaped(num_layers=8, model_dim=64, biases="all")
-  for path, leaf in by_path(build_model(deep).init(jax.random.key(0))).items():
+  for path, leaf in leaves_by_path(
+    build_model(deep).init(jax.random.key(0))
+  ).items():
     if path.endswith(("scale", "bias")):
       assert jnp.all(leaf == float(path.endswith("scale")))
       continue

@@ -1,11 +1,15 @@
-"""Numbers worked out by hand, for a codec that rounds to whole numbers.
+"""Exchanges by hand, and optimizers beside optax's.
 
 tests/aggregators holds the fast exchanges to these on values drawn at random.
 """
 
+import jax
 import numpy as np
+import optax
+import optax.contrib
 import pytest
 
+from dilocox_jax.reference import optimizers
 from dilocox_jax.reference.exchanges import (
   ErrorFeedback,
   Lossy,
@@ -58,20 +62,6 @@ def test_the_owner_of_a_slice_keeps_what_rounding_its_mean_lost():
   np.testing.assert_allclose(owed(owing), [0.8, -0.4], atol=1e-12)
 
 
-def test_shares_add_up_to_the_mean_and_one_that_is_not_finite_has_none():
-  rng = np.random.default_rng(0)
-  trees = [{"x": rng.normal(size=[2, 5])} for _ in range(3)]
-  trees[1]["x"][0, 3] = np.inf  # It owns a slice and passes its mean on.
-  mean, shares = Scattered(whole).average(trees)
-  assert shares[1] is trees[1]
-  assert np.array_equal(mean["x"], np.round(mean["x"]))
-  lost = np.zeros(12)
-  lost[4:8] = 1  # The slice of the one that is not finite: its debt is lost.
-  total = (shares[0]["x"] + shares[2]["x"]).ravel()
-  kept = lost[:10] == 0
-  np.testing.assert_allclose(total[kept], 2 * mean["x"].ravel()[kept])
-
-
 @pytest.mark.parametrize(
   ("against", "residuals"),
   # Sent are 0 and 1, their mean is 0.5.
@@ -83,14 +73,6 @@ def test_what_is_owed_is_measured_as_asked_for(against, residuals, decay):
   assert average(exchange, 0.4, 0.7)[0] == 0.5
   expected = decay * np.array(residuals)
   np.testing.assert_allclose(owed(exchange), expected, atol=1e-15)
-
-
-def test_a_replica_that_is_not_finite_owes_nothing():
-  exchange = ErrorFeedback(Lossy(whole))
-  average(exchange, 0.4, 0.2)
-  mean, sent = average(exchange, np.nan, 0.9)
-  assert mean == 1.0 and np.isnan(sent[0])
-  np.testing.assert_allclose(owed(exchange), [0.0, 0.1], atol=1e-12)
 
 
 def test_shared_factors_find_a_mean_of_low_rank_whatever_the_replicas_have():
@@ -118,3 +100,61 @@ def test_a_direction_that_was_lost_comes_back():
   assert not exchange.right["w"].any()
   mean, _ = exchange.average([{"w": matrix}])
   np.testing.assert_allclose(mean["w"], matrix, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+  ("ours", "theirs"),
+  [
+    (optimizers.Sgd(0.1), optax.sgd(0.1)),
+    (optimizers.Sgd(0.1, 0.9), optax.sgd(0.1, 0.9)),
+    (optimizers.Sgd(0.1, 0.9, True), optax.sgd(0.1, 0.9, nesterov=True)),
+    (
+      optimizers.AdamW(0.1, 0.8, 0.95, 1e-3, 0.2),
+      optax.adamw(0.1, 0.8, 0.95, 1e-3, weight_decay=0.2),
+    ),
+    (
+      optimizers.Sgd(lambda count: 0.1 / (count + 1)),
+      optax.sgd(lambda count: 0.1 / (count + 1)),
+    ),
+    (
+      optimizers.AdamW(lambda count: 0.1 / (count + 1)),
+      optax.adamw(lambda count: 0.1 / (count + 1)),
+    ),
+    (
+      optimizers.AdamW(0.1, 0.8, 0.95, nesterov=True),
+      optax.adamw(0.1, 0.8, 0.95, nesterov=True),
+    ),
+    (
+      optimizers.Muon(0.1, ["b"], optimizers.AdamW(0.1, nesterov=True), 0.9),
+      optax.contrib.muon(
+        0.1, beta=0.9, adam_weight_decay=1e-4, consistent_rms=0.2
+      ),
+    ),
+  ],
+)
+def test_optimizers_compute_what_optax_computes(ours, theirs):
+  rng = np.random.default_rng(0)
+  params = {"a": rng.normal(size=[4]), "b": rng.normal(size=[2, 3])}
+  # optax mixes its integer count with floats.
+  with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+    reference = jax.tree.map(jax.numpy.asarray, params)
+    state = theirs.init(reference)
+    for _ in range(6):
+      grads = {name: rng.normal(size=params[name].shape) for name in params}
+      params = ours.step(params, grads)
+      updates, state = theirs.update(grads, state, reference)
+      reference = optax.apply_updates(reference, updates)
+      got = jax.tree.leaves(reference)
+      for x, y in zip(jax.tree.leaves(params), got, strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (7, 3), (2, 5, 5)])
+def test_singular_values_end_near_one_and_directions_stay(shape):
+  matrix = np.random.default_rng(0).normal(size=shape)
+  left, before, right = np.linalg.svd(matrix, full_matrices=False)
+  found = np.swapaxes(left, -2, -1) @ optimizers.orthogonal(matrix)
+  found = found @ np.swapaxes(right, -2, -1)
+  after = np.diagonal(found, axis1=-2, axis2=-1)
+  assert np.all((0.68 < after) & (after < 1.21)), (before, after)
+  np.testing.assert_allclose(found, found * np.eye(min(shape[-2:])), atol=1e-12)
