@@ -18,10 +18,9 @@ from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.plan.model.shapes import flops_per_token, parameter_count
 from dilocox_jax.plan.schedule.run_plan import RunPlan, Segment
-from dilocox_jax.simulate.analytic import AnalyticClock
+from dilocox_jax.simulate.analytic import AnalyticClock, Work
 from dilocox_jax.simulate.cluster import Cluster
 from dilocox_jax.simulate.cluster_file import load_cluster
-from dilocox_jax.simulate.interpreter import Work
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.steps import stated_seconds, step_seconds

@@ -17,20 +17,44 @@ The formula is exact if the messages of a step share no link, or if they start
 together and share the link evenly, and if no message of one step meets one of
 another on a link. In a ring a replica receives from one other only, so none do.
 In an all-to-all a replica that is ahead of others sends to one that still
-receives from them, and both messages take longer than the formula says. The
-event simulation of the tests needs none of these assumptions. The two must
-agree wherever the formula is exact.
+receives from them, and both messages take longer than the formula says.
+
+An event simulation in the tests needs none of these assumptions. It replaces
+the methods from `_take_steps` on, which add up times, and must agree to 1e-9
+wherever the formula is exact (tests/simulate/test_times.py). What both share
+(slow start, the codec, the order of messages) has tests of its own.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from dilocox_jax.simulate.interpreter import Interpreter, Work
+from dilocox_jax.plan.collective import Collective
 from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
-from dilocox_jax.simulate.script import Join, Op
+from dilocox_jax.simulate.script import Compute, Join, Key, Launch, Op
+from dilocox_jax.simulate.transfer import RETRANSMISSION_TIMEOUT_S
+
+# Idle time before the first launch. JSON checkpoints have no infinity.
+_NEVER_SENT_S = 1e9
+# A moment in the life of every replica: times [M], or nodes in the tests.
+Moment = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """Durations of the work that a replica does without the network.
+
+  Attributes:
+    step_s: Duration of one inner step of each replica (seconds), [M].
+    codec_s: Time that each replica needs to encode and decode one exchange
+      (seconds), [M]. It is the sum of both.
+  """
+
+  step_s: np.ndarray
+  codec_s: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +123,15 @@ _ARRAYS = (
 )
 
 
-class AnalyticClock(Interpreter[np.ndarray]):
-  """Adds up the times of a script, whose ops may come in several calls."""
+class AnalyticClock:
+  """Adds up the times of a script, whose ops may come in several calls.
+
+  Attributes:
+    link_costs: Cluster and transport.
+    work: Seconds of a replica's own work.
+    num_steps: Inner steps so far.
+    sent_bytes: Bytes that one replica has put on the wire so far.
+  """
 
   def __init__(self, link_costs: LinkCosts, work: Work):
     """Starts the clock at 0 seconds.
@@ -109,7 +140,17 @@ class AnalyticClock(Interpreter[np.ndarray]):
       link_costs: Cluster and transport.
       work: Seconds of a replica's own work.
     """
-    super().__init__(link_costs, work)
+    self.link_costs, self.work = link_costs, work
+    self.num_replicas = link_costs.cluster.num_replicas
+    self.num_steps, self.sent_bytes = 0, 0
+    # How long each replica has worked, [M], and how long it had when it last
+    # sent to each other one, [M, M] (seconds). A connection was idle in
+    # between. A transfer that goes on behind those steps would shorten the idle
+    # time, so the cost of slow start is never too low.
+    self._worked_s = np.zeros(self.num_replicas)
+    self._last_sent_s = np.full([self.num_replicas] * 2, -_NEVER_SENT_S)
+    # When each exchange that is under way ends, by the key of the exchange.
+    self._back: dict[Key, Moment] = {}
     zeros = np.zeros(self.num_replicas)  # Replaced by sums, never written to.
     self._now, self._channel = zeros, zeros
     self._compute, self._codec = zeros, zeros
@@ -153,6 +194,101 @@ class AnalyticClock(Interpreter[np.ndarray]):
     self._back = {tuple(k): np.array(end) for *k, end in state["_back"]}
     self.num_steps = state["_num_steps"]
     self.sent_bytes = state["_sent_bytes"]
+
+  def interpret(self, ops: Iterable[Op]) -> None:
+    """Goes through more of a script.
+
+    Args:
+      ops: The ops that come next.
+    """
+    for op in ops:
+      if isinstance(op, Compute):
+        self._on_compute(op)
+      elif isinstance(op, Launch):
+        self._on_launch(op)
+      elif isinstance(op, Join):
+        self._last_sent_s[list(op.returning)] = -_NEVER_SENT_S
+        self._join(op)
+      else:
+        self._wait(self._back.pop(op.key))
+        half_s = self._half_codec_s(op.members)
+        self._run_codec(half_s * op.codec_share)
+
+  def _on_compute(self, op: Compute) -> None:
+    # A stretch in which only slow replicas have a step has none of the run's.
+    count, step_s = max(op.num_steps, *op.taken, 0), self.work.step_s
+    if op.taken:
+      step_s = step_s * (np.array(op.taken) / count)
+    self._take_steps(count * step_s)
+    self._worked_s = self._worked_s + count * step_s
+    self.num_steps += op.num_steps
+
+  def _on_launch(self, op: Launch) -> None:
+    # Half of the codec's time is spent before the exchange, half after it.
+    half_s = self._half_codec_s(op.members)
+    self._run_codec(half_s * op.codec_share)
+    # A replica can send when its own work and its last exchange are done.
+    start = end = self._free_from()
+    links = self.link_costs.among(op.members)
+    for collective in op.operations:
+      end = self._collective(collective, end, links)
+      self.sent_bytes += collective.sent_bytes(len(links.members))
+    self._back[op.key] = end
+    self._occupy_channel(start, end)
+
+  def _half_codec_s(self, members: tuple[int, ...] | None) -> np.ndarray:
+    """Returns half of the codec's time; none for who is not in the ring."""
+    return self.work.codec_s / 2 * self.link_costs.among(members).is_member
+
+  def _collective(
+    self, collective: Collective, start: Moment, links: LinkCosts
+  ) -> Moment:
+    """Returns when every replica has sent and received all its messages.
+
+    Ring all-reduce of M = 4: each replica sends 2 (M - 1) = 6 messages of a
+    quarter of the operand to its right neighbour. Replica 2 sends a piece of
+    its third message when it has sent the piece before and has received that
+    piece of replica 1's second message. The slowest link thus delays its right
+    neighbour by one step, the next one by two, until all move at its pace.
+    """
+    members, pieces = list(links.members), links.transport.pieces
+    steps = links.steps(collective)
+    slowness = links.transport.slowness(collective.kind, len(members))
+    warm_s = np.zeros(len(members))
+    sent, arrived, end = start, [start] * pieces, start
+    for step in steps:
+      slow_s = self._slow_start_s(step, links)
+      size_bytes = step.size_bytes / pieces * slowness
+      for piece, came in enumerate(arrived):
+        ready = self._later(sent, came) if step.is_relayed else sent
+        sent, arrived[piece] = self._send(
+          step, size_bytes, slow_s, ready, links
+        )
+        slow_s = warm_s  # The line is in use now.
+      if not step.is_relayed:
+        end = functools.reduce(self._later, arrived, end)
+    return functools.reduce(self._later, [*arrived, sent], end)
+
+  def _slow_start_s(self, step: MessageStep, links: LinkCosts) -> np.ndarray:
+    """Returns what slow start adds to each message of a step, [M] (seconds).
+
+    A connection that was idle for long starts with a small window again. There
+    is one for every pair of replicas. So in an all-to-all, each of whose steps
+    has other receivers, every step starts slowly after a long round, and in a
+    ring the first one alone.
+    """
+    members = links.places
+    sending = slice(None) if step.sender is None else [step.sender]
+    senders = members[sending]
+    receivers = members[links.neighbours(-step.hop)][sending]
+    worked_s = self._worked_s[senders]
+    idle_s = worked_s - self._last_sent_s[senders, receivers]
+    self._last_sent_s[senders, receivers] = worked_s  # It is in use again.
+    slow_s, is_slow = np.zeros(len(members)), idle_s > RETRANSMISSION_TIMEOUT_S
+    if is_slow.any():
+      extra_s = links.slow_start_s(step)[sending]
+      slow_s[sending] = np.where(is_slow, extra_s, 0.0)
+    return slow_s
 
   def _take_steps(self, seconds: np.ndarray) -> None:
     self._now = self._now + seconds

@@ -16,9 +16,8 @@ import numpy as np
 
 from dilocox_jax.plan.pipeline import Pipeline, timeline
 from dilocox_jax.plan.schedule.run_plan import RunPlan
-from dilocox_jax.simulate.analytic import AnalyticClock, Outcome
+from dilocox_jax.simulate.analytic import AnalyticClock, Outcome, Work
 from dilocox_jax.simulate.cluster import Cluster
-from dilocox_jax.simulate.interpreter import Work
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Script
 

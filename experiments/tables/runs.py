@@ -17,9 +17,8 @@ from dilocox_jax.config import RunConfig, from_mapping, to_plan
 from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.methods import Method
 from dilocox_jax.plan.schedule.run_plan import RunPlan
-from dilocox_jax.simulate.analytic import AnalyticClock
+from dilocox_jax.simulate.analytic import AnalyticClock, Work
 from dilocox_jax.simulate.cluster import Cluster, Link, Site, equal_sites
-from dilocox_jax.simulate.interpreter import Work
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.steps import stated_seconds

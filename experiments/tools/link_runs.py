@@ -23,9 +23,8 @@ from dilocox_jax.distributed.link_counter import LINK_VARIABLE
 from dilocox_jax.plan.collective import Collective
 from dilocox_jax.plan.schedule.methods import named_method
 from dilocox_jax.report.run import LoadedRun, load_run
-from dilocox_jax.simulate.analytic import run_time
+from dilocox_jax.simulate.analytic import Work, run_time
 from dilocox_jax.simulate.cluster import Cluster, Link, Site
-from dilocox_jax.simulate.interpreter import Work
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Launch, Script, Wait
 from dilocox_jax.simulate.steps import steady_state

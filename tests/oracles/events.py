@@ -18,8 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from dilocox_jax.simulate.analytic import Outcome
-from dilocox_jax.simulate.interpreter import Interpreter, Work
+from dilocox_jax.simulate.analytic import AnalyticClock, Outcome, Work
 from dilocox_jax.simulate.link_costs import LinkCosts, MessageStep
 from dilocox_jax.simulate.script import Join, Op
 from dilocox_jax.simulate.transfer import limit_bytes_per_s
@@ -162,7 +161,7 @@ def run_graph(
 Nodes = list[list[int]]
 
 
-class Lowering(Interpreter[Nodes]):
+class Lowering(AnalyticClock):
   """Turns ops into a graph, and lists that say what its nodes are.
 
   Attributes:

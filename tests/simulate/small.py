@@ -13,8 +13,8 @@ from dilocox_jax.plan.schedule.fragments import Fragments
 from dilocox_jax.plan.schedule.membership import Membership
 from dilocox_jax.plan.schedule.methods import named_method
 from dilocox_jax.plan.schedule.run_plan import RunPlan
+from dilocox_jax.simulate.analytic import Work
 from dilocox_jax.simulate.cluster import Cluster, Link, Site
-from dilocox_jax.simulate.interpreter import Work
 from dilocox_jax.simulate.link_costs import LinkCosts
 from dilocox_jax.simulate.script import Script
 from dilocox_jax.simulate.transfer import Transport

@@ -3,7 +3,7 @@
 import pytest
 
 from dilocox_jax.plan.collective import Collective
-from dilocox_jax.simulate.interpreter import Interpreter
+from dilocox_jax.simulate.analytic import AnalyticClock
 from dilocox_jax.simulate.script import Compute, Join, Launch, Wait
 from dilocox_jax.simulate.transfer import GLOO
 from tests.oracles.events import lower
@@ -15,7 +15,7 @@ GATHER = Collective("all_gather", 10_000_000)
 SCATTER = Collective("all_to_all", 30_000_000)
 
 
-class Recorder(Interpreter[int]):
+class Recorder(AnalyticClock):
   """Writes down its calls; a moment is the number of the last call."""
 
   def __init__(self, num_replicas, transport=small.PLAIN):
