@@ -1,6 +1,7 @@
 """What runs would cost: some lines on the terminal, the rest on a page."""
 
 import collections
+import dataclasses
 import math
 import pathlib
 import shlex
@@ -78,49 +79,38 @@ def report_plan(plan: MethodPlan, workdir: pathlib.Path) -> None:
   lines += ["", "## Links", ""]
   lines += markdown_table(_LINK_COLUMNS, _links(setup, whole))
   lines += ["", "## Assumptions", "", *(f"- {each}" for each in _notes(plan))]
-  write_json(workdir / "simulation.json", _numbers(plan, whole))
+  numbers = {
+    "tokens_per_s": plan.tokens_per_s,
+    "speed_up": plan.speed_up,
+    "memory_bytes": plan.memory.total,
+    "whole_run": dataclasses.asdict(whole),
+    "a_step": dataclasses.asdict(plan.rounds),
+  }
+  write_json(workdir / "simulation.json", numbers)
   path = write_page(workdir, title, lines, own_command())
   Console().print(terminal_table(_COLUMNS, rows, (0, 1, 2), title=title))
   print(f"report: {path}")
 
 
-def _numbers(plan: MethodPlan, whole: Outcome) -> dict[str, float]:
-  """Returns the costs as plain numbers, those of the whole run included."""
-  return {
-    "tokens_per_s": plan.tokens_per_s,
-    "speed_up": plan.speed_up,
-    "utilisation": plan.rounds.utilisation,
-    "seconds_a_step": plan.rounds.step_s,
-    "memory_bytes": plan.memory.total,
-    "total_s": whole.total_s,
-    "compute_s": float(np.mean(whole.compute_s)),
-    "codec_s": float(np.mean(whole.codec_s)),
-    "exposed_s": float(np.mean(whole.exposed_s)),
-    "hidden_s": float(np.mean(whole.hidden_s)),
-    "sent_bytes": whole.sent_bytes,
-    "bubble_fraction": plan.setup.bubble_fraction,
-  }
-
-
 def _details(plan: MethodPlan, whole: Outcome) -> Iterator[Row]:
   rounds = plan.rounds
   interval = plan.config.sync.named.schedule.sync_interval
+  times_s = {
+    "exchanges of a round": rounds.exchange_s * interval,
+    "the whole run": whole.total_s,
+    "its inner steps": np.mean(whole.compute_s),
+    "its codec": np.mean(whole.codec_s),
+    "its waiting for exchanges": np.mean(whole.exposed_s),
+    "its exchanges behind steps": np.mean(whole.hidden_s),
+  }
   least = f"{rounds.hiding_interval(interval):,}"
-  exchanges = units.human_time(rounds.exchange_s * interval)
   yield "seconds a step", f"{rounds.step_s:.4g}", "simulated"
-  yield "exchanges of a round", exchanges, "simulated"
   yield "least H whose steps take as long", least, "simulated"
-  run = f"of all {whole.num_steps:,} steps of the config"
-  for name, time_s in (
-    ("time", whole.total_s),
-    ("time in inner steps", whole.compute_s),
-    ("time in the codec", whole.codec_s),
-    ("time waiting for exchanges", whole.exposed_s),
-    ("time of exchanges behind steps", whole.hidden_s),
-  ):
-    time = units.human_time(float(np.mean(time_s)))
-    yield f"{name} {run}", time, "simulated"
-  yield f"bytes {run}", units.human_bytes(whole.sent_bytes), "derived"
+  for name, time_s in times_s.items():
+    yield f"time of {name}", units.human_time(float(time_s)), "simulated"
+  yield "steps of the whole run", f"{whole.num_steps:,}", "counted"
+  sent = units.human_bytes(whole.sent_bytes)
+  yield "bytes of the whole run", sent, "derived"
   bubble = units.human_share(plan.setup.bubble_fraction)
   yield "idle share of a pipeline", bubble, "derived"
 

@@ -189,19 +189,15 @@ def _meeting(workdir: pathlib.Path) -> list[str]:
   lines = markdown_table(
     ("events", "averaged (measured)", "left out"), [*_spans(events)]
   )
-  usage = [last["usage"] for last in _lives(rows)]
-  total = {
-    kind: sum(each.get(kind, 0) for each in usage)
-    for kind in sorted({kind for each in usage for kind in each})
-  }
-  up, down = total.pop("bytes_up", 0), total.pop("bytes_down", 0)
-  requests = ", ".join(f"{number:,} {kind}" for kind, number in total.items())
+  usage = dict(rows[-1]["usage"])
+  up, down = usage.pop("bytes_up", 0), usage.pop("bytes_down", 0)
+  requests = ", ".join(f"{count:,} {kind}" for kind, count in usage.items())
   return [
     *lines,
     "",
-    f"This replica made {sum(total.values()) / len(events):.1f} requests an"
-    f" event ({requests}), wrote {units.human_bytes(up)} and read"
-    f" {units.human_bytes(down)} (measured, snapshots and manifests included).",
+    f"Since its last start this replica made {requests} requests, wrote"
+    f" {units.human_bytes(up)} and read {units.human_bytes(down)} (measured,"
+    " snapshots and manifests included).",
   ]
 
 
@@ -216,17 +212,6 @@ def _spans(events: dict[int, Any]) -> Iterator[tuple[str, str, str]]:
   for found, group in itertools.groupby(sorted(events), outcome):
     first, *_, last = [*group] * 2
     yield (f"{first}" if first == last else f"{first} to {last}", *found)
-
-
-def _lives(rows: list[Any]) -> Iterator[Any]:
-  """Yields the last row of each start of the program, which counts anew."""
-  for row, following in itertools.pairwise([*rows, None]):
-    if following is None or _requests(following) < _requests(row):
-      yield row
-
-
-def _requests(row: Any) -> int:
-  return sum(row["usage"].values())
 
 
 def _again(run: LoadedRun) -> Iterator[str]:

@@ -106,13 +106,6 @@ def test_what_was_sent_before_h_changed_is_found_after_it():
   assert len(set(launched)) == len(launched) and steps_of(ops) == 34
 
 
-def test_a_script_cut_short_has_no_flush():
-  script, plan, whole = walked("dilocox", {"sync_interval": 10})
-  part = list(script.ops(plan, 20))
-  assert part == whole[: len(part)] and steps_of(part) == 20
-  assert len([op for op in part if isinstance(op, Wait)]) == 1
-
-
 def test_a_replica_that_comes_back_copies_the_donor_before_its_steps():
   """Replica 2 of three is away in round 1 of three."""
   away = {"membership": {"absences": ((2, 1, 1),)}, "total_steps": 12}
@@ -127,20 +120,6 @@ def test_a_replica_that_comes_back_copies_the_donor_before_its_steps():
   assert steps == Compute(4, taken=(4, 4, 4))
   taken = [op.taken for op in ops if isinstance(op, Compute)]
   assert taken == [(4, 4, 4), (4, 4, 0), (4, 4, 4)]
-
-
-def test_an_absent_replica_costs_no_time_and_its_link_is_free():
-  """Two near replicas and a far one: while it is away, exchanges are short."""
-  far, pair = small.uneven([1e8, 1e8, 1e6]), small.uneven([1e8, 1e8])
-
-  def total_s(one, **settings):
-    count = one.num_replicas
-    args = small.script("diloco", count, sync_interval=4, **settings)
-    return time_of(*args, one).total_s
-
-  alone_s = total_s(pair)
-  away_s = total_s(far, membership={"absences": ((2, 0, 9),)})
-  assert away_s == pytest.approx(alone_s) and total_s(far) > 10 * alone_s
 
 
 WARM = {"sync_interval": 10, "warm_start_steps": 10, "total_steps": 40}

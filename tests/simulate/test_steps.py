@@ -87,12 +87,6 @@ def test_a_longer_run_costs_as_much_more(name, changes):
   assert rounds.exposed_s * more == pytest.approx(exposed, abs=1e-9)
 
 
-def test_a_method_that_waits_takes_its_steps_and_its_exchanges():
-  rounds = found(*small.script("diloco", sync_interval=10))[2]
-  assert rounds.step_s == pytest.approx(0.05 + rounds.exchange_s)
-  assert rounds.utilisation == pytest.approx(0.05 / rounds.step_s)
-
-
 def test_the_hiding_interval_is_the_least_that_hides():
   rounds = found(*small.script("dilocox", sync_interval=50))[2]
   least = rounds.hiding_interval(50)
