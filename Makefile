@@ -63,7 +63,6 @@ reproduce: install ## The papers' tables and the sweeps' pages, from committed r
 compile-report: $(TPU)/.installed ## Compile runs for TPUs that are not there (a quarter of an hour)
 	set -e; for preset in $(COMPILED); do name=$${preset%@*}; \
 	  $(TPU_RUN) --workdir=runs/compiled/$$name --compile=$${preset#*@} \
-	    $(if $(filter file,$(origin COMPILED)),--table=docs/results/compiled_memory.csv) \
 	    --config=experiments/configs/compiled.py:$$name; done
 
 lint: install ## Style, types and import contracts; a part of `make test`

@@ -15,7 +15,6 @@ it sends between slices, and which transfers hide behind inner steps.
 """
 
 import math
-import pathlib
 
 from absl import flags
 
@@ -32,9 +31,6 @@ def define_flags() -> None:
     "compile", None, "Kind and size of a TPU slice, e.g. v5e:2x2 or v5p:4x4x8."
   )
   flags.DEFINE_integer("slices", 2, "Number of slices.", lower_bound=1)
-  flags.DEFINE_string(
-    "table", None, "CSV file to write: memory of all reports beside --workdir."
-  )
 
 
 def main(values: flags.FlagValues) -> None:
@@ -42,10 +38,7 @@ def main(values: flags.FlagValues) -> None:
   is_compiled = bool(values.compile)
   command_line.refuse_unused(
     values,
-    [
-      (name, is_compiled, "--compile")
-      for name in ("workdir", "slices", "table")
-    ],
+    [(name, is_compiled, "--compile") for name in ("workdir", "slices")],
   )
   from dilocox_jax.simulate.quantities import SIZE, parse_quantity
 
@@ -113,8 +106,6 @@ def _compile(config: RunConfig, values: flags.FlagValues) -> None:
     compiled, workdir, command_line.own_command()
   )
   print(f"{compiled.name}: {compiled.finding}\nreport: {page}")
-  if values.table:
-    compiled_run.write_table(workdir.parent, pathlib.Path(values.table))
   if not compiled.fits:
     raise command_line.StoppedError(
       f"{compiled.name} does not fit: take more stages or data shards, a "

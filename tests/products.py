@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
-from experiments.tools import compiled_text as hlo
-from experiments.tools.compiled_text import Instruction, Module
+from tests import compiled_text as hlo
+from tests.compiled_text import Instruction, Module
 
 # How often a loop or branch runs whenever control comes to it, by the name of
 # its operation and the number of the branch (None for a loop). A mean may be a

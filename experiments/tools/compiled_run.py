@@ -1,17 +1,19 @@
 """Compiles a run for TPU slices that need not exist, and says what it needs.
 
 What is compiled is the program that the trainer runs most often, without any
-values.
+values. Memory is the compiler's own count. What is sent between slices is read
+from the text of the program, as XLA has no public way to walk through one:
+pairs of `send` and `recv` start a transfer, and `recv-done` waits for it. A
+loop over inner steps that lies between them hides it.
 """
 
 import dataclasses
 import importlib.util
 import itertools
-import json
 import math
 import os
 import pathlib
-import time
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,24 +21,18 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
-from dilocox_jax.aggregators.traffic import Traffic
 from dilocox_jax.checks import require
 from dilocox_jax.config import RunConfig, to_plan
 from dilocox_jax.distributed import host_memory
-from dilocox_jax.metrics.lines import write_atomically, write_json
+from dilocox_jax.metrics.lines import write_json
 from dilocox_jax.outer.round_states import RoundState
-from dilocox_jax.plan.schedule.run_plan import Segment
+from dilocox_jax.outer.window import INNER_STEPS
+from dilocox_jax.plan.collective import Collective
 from dilocox_jax.plan.schedule.sync_schedule import Window
 from dilocox_jax.report.page import write_page
-from dilocox_jax.report.tables import csv_table, markdown_table
+from dilocox_jax.report.tables import markdown_table
 from dilocox_jax.report.units import human_bytes, human_share
 from dilocox_jax.training import build, states
-from experiments.tools.compiled_text import (
-  Transfer,
-  parse,
-  sent_bytes,
-  transfers,
-)
 
 LIBTPU = "libtpu==0.0.42"
 # Memory that a program may use, as the compiler of that version says when a
@@ -56,12 +52,13 @@ _ENVIRONMENT = {
   # Two compilers at once are fine where neither takes a chip.
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-# Columns of docs/results/compiled_memory.csv, to which a test holds the
-# estimate.
-COLUMNS = (
-  *("run", "machine", "state_bytes", "temporaries_bytes", "needed_bytes"),
-  *("peak_bytes", "memory_bytes"),
+_INSTRUCTION = re.compile(
+  r"%?([\w.-]+) = \(?([a-z]+)(\d*)\[([\d,]*)\].*? "
+  r"(send|recv|recv-done|while)\(%?([\w.-]*)"
 )
+_CHANNEL = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
+_KIND = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_KINDS = ("all_reduce", "all_gather", "all_to_all")  # Others are permutes.
 
 
 def is_compiler_installed() -> bool:
@@ -99,26 +96,10 @@ def topology_devices(name: str, num_slices: int) -> list[Any]:
   return sorted(found.devices, key=lambda each: (each.slice_index, each.id))
 
 
-def memory_bytes(device: Any) -> int:
-  """Returns the memory of a device that programs may use (bytes).
-
-  Raises:
-    ValueError: If it is not known for this kind of device.
-  """
-  kind = device.device_kind
-  if kind not in _MEMORY_GIB:
-    raise ValueError(
-      f"the memory of {kind!r} is not known: add it to "
-      "_MEMORY_GIB in experiments/tools/compiled_run.py"
-    )
-  return int(_MEMORY_GIB[kind] * 2**30)
-
-
 class Program(NamedTuple):
   """A window of a run, or a segment of averaged gradients, to be compiled.
 
   Attributes:
-    config: Config of the run.
     num_steps: Inner steps of it.
     planned_bytes: Bytes that one replica sends in it, by the plan.
     kept_bytes: Bytes of the training state that a device keeps beside it: of
@@ -126,7 +107,6 @@ class Program(NamedTuple):
     lowered: Its program.
   """
 
-  config: RunConfig
   num_steps: int
   planned_bytes: int
   kept_bytes: int
@@ -148,44 +128,53 @@ def steady_program(
     ValueError: If the run is too short to have such a window.
   """
   programs = build.programs(config, devices=devices)
-  segment, traffic = _steady_segment(config), to_plan.traffic(config)
-  sizes = config.data.batch_size, config.data.sequence_length + 1
-  shape = config.mesh.num_replicas, segment.num_steps, *sizes
-  batches = jax.ShapeDtypeStruct(shape, np.int32)
-  if segment.windows:
-    step, window = _fullest(segment, traffic)
-    counts = config.sync.named.schedule.num_in_flight(step)
-    state = states.abstract(programs, segment.phase, in_flight=counts)
-    assert isinstance(state, RoundState)
-    lowered = programs.rounds.lowered(state, batches, window)
-    kept = _kept_bytes(state, window)
-    segment = dataclasses.replace(
-      segment, num_steps=window.num_steps, windows=(window,)
+  traffic, data = to_plan.traffic(config), config.data
+
+  def batches(num_steps: int) -> jax.ShapeDtypeStruct:
+    rows = num_steps, data.batch_size, data.sequence_length + 1
+    return jax.ShapeDtypeStruct((config.mesh.num_replicas, *rows), np.int32)
+
+  if config.sync.named.exchanged == "gradient":
+    segment = to_plan.run_plan(config).segment(0)
+    state, place = states.abstract(programs, segment.phase), programs.steps
+    given = batches(segment.num_steps).update(
+      sharding=place.replicas.batch_sharding
     )
-  else:
-    state, kept = states.abstract(programs, segment.phase), 0
-    place = programs.steps.replicas.batch_sharding
-    batches = batches.update(sharding=place)
-    lowered = programs.steps.compiled.lower(state, batches)
-  sent = traffic.segment_bytes(segment)
-  return Program(config, segment.num_steps, sent, kept, lowered)
+    lowered = place.compiled.lower(state, given)
+    sent = traffic.segment_bytes(segment)
+    return Program(segment.num_steps, sent, 0, lowered)
+  step, window = _fullest_window(config)
+  counts = config.sync.named.schedule.num_in_flight(step)
+  state = states.abstract(programs, "rounds", in_flight=counts)
+  assert isinstance(state, RoundState) and window.applied
+  steps = config.sync.named.schedule.sync_interval
+  lowered = programs.rounds.lowered(state, batches(steps), window)
+  sent = traffic.exchange_bytes(window.applied.fragment)
+  return Program(window.num_steps, sent, _kept_bytes(state, window), lowered)
 
 
-def _fullest(segment: Segment, traffic: Traffic) -> tuple[int, Window]:
+def _fullest_window(config: RunConfig) -> tuple[int, Window]:
   """Returns the window that sends most, and the schedule's step before it."""
-  done = segment.start - segment.schedule_start
-  counts = itertools.accumulate(
-    (window.num_steps for window in segment.windows), initial=done
-  )
-  found = zip(counts, segment.windows, strict=False)
-  arriving = [(step, window) for step, window in found if window.applied]
+  plan, traffic = to_plan.run_plan(config), to_plan.traffic(config)
+  schedule = config.sync.named.schedule
+  interval = schedule.sync_interval
+  start = (schedule.depth + 1) * interval
+  least = plan.local_start + start + interval
+  if least > plan.total_steps:
+    raise ValueError(
+      f"total_steps={plan.total_steps} ends before everything that is sent in "
+      f"one round arrives in another: take at least {least}"
+    )
+  windows = list(schedule.windows(start, start + interval))
+  lengths = (window.num_steps for window in windows)
+  steps = itertools.accumulate(lengths, initial=start)
 
   def size(each: tuple[int, Window]) -> tuple[int, bool]:
-    window = each[1]
-    assert window.applied
-    return traffic.exchange_bytes(window.applied.fragment), bool(window.sent)
+    applied = each[1].applied
+    sent = traffic.exchange_bytes(applied.fragment) if applied else -1
+    return sent, bool(each[1].sent)
 
-  return max(arriving, key=size)
+  return max(zip(steps, windows, strict=False), key=size)
 
 
 def _kept_bytes(state: RoundState, window: Window) -> int:
@@ -200,20 +189,53 @@ def _kept_bytes(state: RoundState, window: Window) -> int:
   )
 
 
-def _steady_segment(config: RunConfig) -> Segment:
-  plan = to_plan.run_plan(config)
-  schedule = config.sync.named.schedule
-  start = plan.local_start
-  if plan.method.exchanged == "gradient":
-    return plan.segment(0)
-  step = start + (schedule.depth + 1) * schedule.sync_interval
-  if step + schedule.sync_interval > plan.total_steps:
-    raise ValueError(
-      f"total_steps={plan.total_steps} ends before everything that is sent in "
-      f"one round arrives in another: take at least "
-      f"{step + schedule.sync_interval}"
-    )
-  return plan.segment(step)
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+  """A transfer between slices.
+
+  Attributes:
+    kind: "all_reduce", "all_gather", "all_to_all" or "permute".
+    operand_bytes: Size of what one device hands over (bytes).
+    loops: Numbers of the lines with loops over inner steps that hide it.
+  """
+
+  kind: str
+  operand_bytes: int
+  loops: tuple[int, ...]
+
+  def sent_bytes(self, num_replicas: int) -> float:
+    """Returns what one device sends to the slices of all other replicas."""
+    # An operand of a permute is what goes to one other slice.
+    return Collective(self.kind, self.operand_bytes).sent_bytes(num_replicas)
+
+
+def transfers(text: str) -> list[Transfer]:
+  """Returns the transfers between slices in the order in which they end.
+
+  Args:
+    text: A scheduled program, as `compiled.as_text()` has it.
+  """
+  found, loops = [], []
+  sent: dict[str, tuple[str, int, int]] = {}  # By the name of the channel.
+  received: dict[str, str] = {}  # Channels by the name of the instruction.
+  for number, line in enumerate(text.splitlines()):
+    if not (match := _INSTRUCTION.search(line)):
+      continue
+    name, _, bits, sizes, opcode, operand = match.groups()
+    channel, kind = _CHANNEL.search(line), _KIND.search(line)
+    if opcode == "while" and f'/{INNER_STEPS}/while"' in line:
+      loops.append(number)
+    elif opcode == "send" and channel and kind:
+      values = math.prod(int(n) for n in sizes.split(",") if n)
+      known = kind[1].lower() if kind[1].lower() in _KINDS else "permute"
+      sent[channel[1]] = known, values * int(bits or 8) // 8, number
+    elif opcode == "recv" and channel:
+      received[name] = channel[1]
+    elif opcode == "recv-done" and received.get(operand) in sent:
+      known, size, start = sent.pop(received[operand])
+      between = tuple(loop for loop in loops if loop > start)
+      found.append(Transfer(known, size, between))
+  return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,28 +246,22 @@ class Compiled:
     name: Method and model.
     machine: The slices, e.g. "2 x v5p:4x4x8".
     memory_bytes: Memory of a device.
-    compile_s: Seconds that the compiler took.
     num_steps: Inner steps of the window.
     state_bytes: What the program is given, and what lies beside it.
     temporaries_bytes: What it needs while it runs.
     needed_bytes: Memory that the run needs.
-    peak_bytes: Most memory that the program uses at one time, as the compiler
-      counts it. It is less than what is needed, since there is room between
-      arrays.
     sent_bytes: Bytes that go to other slices.
     planned_bytes: The same by the plan.
-    transfers: Transfers between slices, in the order of the program.
+    transfers: Transfers between slices.
   """
 
   name: str
   machine: str
   memory_bytes: int
-  compile_s: float
   num_steps: int
   state_bytes: int
   temporaries_bytes: int
   needed_bytes: int
-  peak_bytes: int
   sent_bytes: float
   planned_bytes: float
   transfers: list[Transfer]
@@ -262,12 +278,12 @@ class Compiled:
     fit = f"fits with {human_share(spare)} to spare"
     if not self.fits:
       fit = f"does NOT fit: it lacks {human_share(-spare)} of a device's memory"
-    hidden = sum(bool(each.hidden_by) for each in self.transfers)
+    hidden = sum(bool(each.loops) for each in self.transfers)
     return (
       f"A window of {self.num_steps} inner steps {fit} on {self.machine}."
       f" {hidden} of {len(self.transfers)} transfers between slices start"
       " before inner steps and end after them. Nothing was run: all numbers are"
-      f" the compiler's, which took {self.compile_s:.0f} s."
+      " the compiler's."
     )
 
 
@@ -285,14 +301,15 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
   """
   devices = topology_devices(topology, num_slices)
   needed = config.mesh.num_replicas * config.division.num_devices
+  kind = devices[0].device_kind
   require(
     needed == len(devices),
     f"the run has {needed} devices and the slices have {len(devices)}:"
     " num_replicas x num_data_shards x num_stages must be all of them, e.g."
     " --config.mesh.num_stages=2 --config.mesh.num_data_shards=2 for v5e:2x2",
   )
+  require(kind in _MEMORY_GIB, f"the memory of {kind!r} is not known here")
   program = steady_program(config, devices)
-  start = time.perf_counter()
   try:
     compiled = program.lowered.compile()
   except jax.errors.JaxRuntimeError as error:
@@ -303,39 +320,44 @@ def compiled_run(config: RunConfig, topology: str, num_slices: int) -> Compiled:
       f"the program does not fit into a chip ({reason[:200]}): take more stages"
       " or data shards, a smaller batch or rank, or mesh.remat='full'"
     ) from error
-  seconds = time.perf_counter() - start
-  machine = f"{num_slices} x {topology}"
-  return analyse(program, compiled, machine, memory_bytes(devices[0]), seconds)
+  machine, memory = f"{num_slices} x {topology}", _MEMORY_GIB[kind] * 2**30
+  return analyse(config, program, compiled, machine, int(memory))
 
 
 def analyse(
+  config: RunConfig,
   program: Program,
   compiled: jax.stages.Compiled,
-  machine: str = "",
-  device_bytes: int = 0,
-  compile_s: float = 0.0,
+  machine: str,
+  memory_bytes: int,
 ) -> Compiled:
-  """Reads memory, transfers and their order from a compiled program."""
-  config = program.config
+  """Reads memory and transfers from a compiled program.
+
+  Args:
+    config: Config of the run.
+    program: What was compiled.
+    compiled: The result.
+    machine: The slices, in words.
+    memory_bytes: Memory of a device.
+  """
   sizes: Any = compiled.memory_analysis()
-  module = parse(compiled.as_text() or "")
+  found = transfers(compiled.as_text() or "")
   state = sizes.argument_size_in_bytes + program.kept_bytes
   # What is given may be reused for what is returned.
   returned = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
   beside = sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
+  count = config.mesh.num_replicas
   return Compiled(
     f"{config.sync.method}, {config.model.preset or 'own model'}",
     machine,
-    device_bytes,
-    compile_s,
+    memory_bytes,
     program.num_steps,
     state,
     sizes.temp_size_in_bytes,
     state + returned + beside,
-    sizes.peak_memory_in_bytes,
-    sent_bytes(module, config.mesh.num_replicas),
+    math.fsum(each.sent_bytes(count) for each in found),
     program.planned_bytes / config.division.num_devices,
-    transfers(module),
+    found,
   )
 
 
@@ -357,31 +379,14 @@ def write_compiled(
     if name.endswith("_bytes")
   ]
   moved = [
-    (
-      *(each.kind, human_bytes(each.operand_bytes), each.start, each.end),
-      " ".join(map(str, each.hidden_by)) or "none",
-    )
+    (each.kind, human_bytes(each.operand_bytes), "yes" if each.loops else "no")
     for each in compiled.transfers
   ]
-  header = ("kind", "operand", "starts at", "ends at", "inner steps between at")
   lines = [
     *(compiled.finding, "", "## Memory of a device, and its bytes", ""),
     *markdown_table(("what", "size"), rows),
-    *("", "## Transfers between slices", "", *markdown_table(header, moved)),
+    *("", "## Transfers between slices", ""),
+    *markdown_table(("kind", "operand", "hidden by inner steps"), moved),
   ]
   title = f"{compiled.name}, compiled for {compiled.machine}"
   return write_page(workdir, title, lines, command)
-
-
-def write_table(reports: pathlib.Path, table: pathlib.Path) -> None:
-  """Writes a CSV of the memory of all reports.
-
-  Args:
-    reports: Directory with one directory for every run, of its name.
-    table: CSV file to write.
-  """
-  rows = []
-  for path in sorted(reports.glob("*/compiled.json")):
-    found = json.loads(path.read_text()) | {"run": path.parent.name}
-    rows.append({column: found[column] for column in COLUMNS})
-  write_atomically(table, csv_table(rows))

@@ -1,15 +1,10 @@
-"""Reads the text of a compiled program (XLA's HLO), and its transfers.
+"""Reads the text of a compiled program (XLA's HLO).
 
 XLA has no public way to walk through a compiled program, but its text is
 regular. A program is a list of computations, and a computation is a list of
 instructions in the order in which they run, if the program is scheduled:
 
     %name = f32[4,8]{1,0} opcode(%operand, ...), attribute=value, ...
-
-A program for several TPU slices moves data between them with pairs of send and
-receive: `send`, `recv` start them, and `send-done`, `recv-done` wait for them.
-A transfer is hidden by a loop over inner steps that lies between its `send` and
-its `recv-done`.
 """
 
 import dataclasses
@@ -18,19 +13,12 @@ import math
 import re
 
 from dilocox_jax.outer.window import INNER_STEPS
-from dilocox_jax.plan.collective import Collective
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) (?:\(.*)?\{$")
 _INSTRUCTION = re.compile(
   r"^\s+(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*)$"
 )
 _ITEM_BITS = {"pred": 8, "token": 0}
-_TRANSFER = r'_xla_megascale_transfer_type="(\w+)"'
-_KINDS = {
-  "ALL_REDUCE": "all_reduce",
-  "ALL_GATHER": "all_gather",
-  "ALL_TO_ALL": "all_to_all",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,75 +109,7 @@ def type_bytes(text: str) -> int:
   return total
 
 
-@dataclasses.dataclass(frozen=True)
-class Transfer:
-  """A transfer between slices.
-
-  Attributes:
-    kind: "all_reduce", "all_gather", "all_to_all" or "permute".
-    operand_bytes: Size of what one device hands over (bytes).
-    start: Number of its `send` in its computation, from 0.
-    end: Number of its `recv-done`.
-    hidden_by: Numbers of the loops over inner steps in between.
-  """
-
-  kind: str
-  operand_bytes: int
-  start: int
-  end: int
-  hidden_by: tuple[int, ...]
-
-
-def transfers(module: Module) -> list[Transfer]:
-  """Returns the transfers between slices, by computation and start."""
-  found = []
-  for instructions in module.computations.values():
-    loops = [n for n, i in enumerate(instructions) if is_inner_loop(i)]
-    ends = _ends(instructions)
-    for start, each in enumerate(instructions):
-      kind = each.attribute(_TRANSFER)
-      if each.opcode == "send" and kind is not None:
-        end = ends[_channel(each)]
-        between = tuple(n for n in loops if start < n < end)
-        size = module.operand_bytes(each)
-        kind = _KINDS.get(kind, "permute")
-        found.append(Transfer(kind, size, start, end, between))
-  return found
-
-
-def sent_bytes(module: Module, num_replicas: int = 2) -> float:
-  """Returns the bytes that one device sends to other slices.
-
-  Args:
-    module: The program. No loop of it sends anything.
-    num_replicas: Number of replicas, each on slices of its own.
-  """
-  # An operand of a permute is what goes to one other slice.
-  return math.fsum(
-    Collective(each.kind, each.operand_bytes).sent_bytes(num_replicas)
-    for each in transfers(module)
-  )
-
-
 def is_inner_loop(instruction: Instruction) -> bool:
   """Whether an instruction is a loop over inner steps."""
   place = instruction.op_name.split("/")[-2:]
   return instruction.opcode == "while" and place == [INNER_STEPS, "while"]
-
-
-def _ends(instructions: tuple[Instruction, ...]) -> dict[str, int]:
-  """Returns the number of the `recv-done` of every transfer."""
-  received = {
-    each.name: _channel(each) for each in instructions if each.opcode == "recv"
-  }
-  return {
-    received[each.operands[0]]: number
-    for number, each in enumerate(instructions)
-    if each.opcode == "recv-done" and each.operands[0] in received
-  }
-
-
-def _channel(instruction: Instruction) -> str:
-  """Returns the name that a send and its receive have in common."""
-  pattern = r'_xla_host_transfer_rendezvous="([^"]*)"'
-  return instruction.attribute(pattern) or ""
